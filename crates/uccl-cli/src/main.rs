@@ -1,0 +1,2 @@
+//! The `uccl` command.
+fn main() {}

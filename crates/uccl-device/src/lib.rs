@@ -1,0 +1,1 @@
+//! What this machine has: memory kinds, CPUs, NUMA nodes, NICs, and later GPUs.

@@ -1,0 +1,1 @@
+//! Links: one trait family and its implementations (tcp, local, chaos).

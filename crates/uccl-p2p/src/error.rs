@@ -1,0 +1,168 @@
+//! Why a call or a transfer failed.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use crate::ids::{ConnId, MrId, TransferId};
+
+/// What every fallible call of this crate returns.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a call was refused or a transfer failed.
+///
+/// Cheap to clone: a finished transfer hands out the same error as often as it is asked.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// No such connection, or it has been removed.
+    #[error("{0} is unknown: it was never made, or has been removed")]
+    UnknownConnection(ConnId),
+    /// No such region, or it has been deregistered.
+    #[error("{0} is unknown: it was never registered, or has been deregistered")]
+    UnknownRegion(MrId),
+    /// No such transfer, or its result has long been dropped.
+    #[error("{0} is unknown: it was never posted, or finished too many transfers ago")]
+    UnknownTransfer(TransferId),
+    /// A local range is not inside the region that was named for it.
+    #[error("iov {iov}: {len} bytes at {ptr:#x} are not inside {mr} ({region_len} bytes at {region_ptr:#x})")]
+    OutsideRegion {
+        /// Index of the iov in the request.
+        iov: usize,
+        /// Start of the range.
+        ptr: usize,
+        /// Length of the range in bytes.
+        len: usize,
+        /// The region that was named.
+        mr: MrId,
+        /// Where that region starts.
+        region_ptr: usize,
+        /// How long that region is, in bytes.
+        region_len: usize,
+    },
+    /// A local range is longer than what the peer advertised.
+    #[error("iov {iov}: {len} bytes do not fit the {advertised} bytes that the peer advertised")]
+    OutsideAdvert {
+        /// Index of the iov in the request.
+        iov: usize,
+        /// Length of the range in bytes.
+        len: usize,
+        /// Length of the advert in bytes.
+        advertised: u64,
+    },
+    /// An advert that this connection's peer did not make.
+    #[error("iov {iov}: the advert is not from this connection's peer (forged, or made by a peer that has since restarted)")]
+    ForeignAdvert {
+        /// Index of the iov in the request.
+        iov: usize,
+    },
+    /// Something in the request does not make sense.
+    #[error("{0}")]
+    Invalid(String),
+    /// The peer refused an access: unknown or revoked key, or a range outside the region.
+    #[error("{peer} refused the access: {reason}")]
+    RemoteAccess {
+        /// Who refused.
+        peer: Arc<str>,
+        /// Why.
+        reason: String,
+    },
+    /// The message is longer than what the receiver offered.
+    #[error("message of {sent} bytes is longer than the {capacity} bytes of the receive")]
+    Truncated {
+        /// Bytes sent.
+        sent: u64,
+        /// Bytes the receive could take.
+        capacity: u64,
+    },
+    /// The bytes that arrived are not the bytes that were sent.
+    #[error("checksum mismatch on data from {peer}")]
+    Checksum {
+        /// Who sent.
+        peer: Arc<str>,
+    },
+    /// The local memory of an operation could not be read or written.
+    #[error("local memory fault: {0}")]
+    LocalMemory(String),
+    /// The deadline passed. The transfer has been fenced: no byte of it lands any more.
+    #[error("deadline of {after:?} passed{}", match .peer { Some(p) => format!(" waiting for {p}"), None => String::new() })]
+    DeadlineExceeded {
+        /// The deadline, counted from the post.
+        after: Duration,
+        /// Who was waited for.
+        peer: Option<Arc<str>>,
+    },
+    /// The transfer was cancelled, here or by the peer. It has been fenced: no byte of it lands any more.
+    #[error("cancelled by {by}")]
+    Cancelled {
+        /// Who cancelled.
+        by: Arc<str>,
+    },
+    /// The peer is gone or silent; the connection has been closed.
+    #[error("lost {peer}: {reason}")]
+    ConnectionLost {
+        /// Who is gone.
+        peer: Arc<str>,
+        /// What was seen.
+        reason: String,
+    },
+    /// A connection could not be made.
+    #[error("cannot connect to {addr}: {reason}")]
+    Connect {
+        /// Where to.
+        addr: SocketAddr,
+        /// Why not.
+        reason: String,
+    },
+    /// The peer spoke another protocol or version, or broke this one.
+    #[error("protocol error from {peer}: {reason}")]
+    Protocol {
+        /// Who.
+        peer: Arc<str>,
+        /// What was wrong.
+        reason: String,
+    },
+    /// Too much is outstanding already; poll or wait for earlier transfers, then try again.
+    #[error("{what} is full ({limit}): poll or wait for earlier transfers, then try again")]
+    Full {
+        /// What is full.
+        what: &'static str,
+        /// Its limit.
+        limit: usize,
+    },
+    /// The call timed out before its event happened.
+    #[error("timed out after {0:?}")]
+    Timeout(Duration),
+    /// The caller was interrupted (Ctrl-C).
+    #[error("interrupted")]
+    Interrupted,
+    /// The endpoint has been closed.
+    #[error("the endpoint is closed")]
+    Closed,
+    /// A worker of the endpoint panicked; the endpoint is unusable, the process lives.
+    #[error("internal error: a worker panicked: {0}")]
+    Panicked(Arc<str>),
+    /// The operating system refused something.
+    #[error("{what}: {source}")]
+    Os {
+        /// What was tried.
+        what: String,
+        /// What the system said.
+        source: Arc<std::io::Error>,
+    },
+    /// A setting is not understood.
+    #[error("{name}={value:?}: {reason}")]
+    Config {
+        /// The setting's environment variable.
+        name: &'static str,
+        /// What it was set to.
+        value: String,
+        /// Why that will not do.
+        reason: String,
+    },
+}
+
+impl Error {
+    /// Wraps an operating system error with what was being tried.
+    pub fn os(what: impl Into<String>, source: impl Into<std::io::Error>) -> Self {
+        Self::Os { what: what.into(), source: Arc::new(source.into()) }
+    }
+}

@@ -1,0 +1,15 @@
+//! The point-to-point engine: endpoints, regions, connections, transfers, notifications.
+//!
+//! An [`Endpoint`] listens, connects, registers memory and moves it. Every transfer ends: done, or
+//! failed with an [`Error`] that says why.
+
+pub mod config;
+pub mod endpoint;
+pub mod error;
+pub mod ids;
+
+pub use config::{Checksum, Config, Transport};
+pub use endpoint::*;
+pub use error::{Error, Result};
+pub use ids::{ConnId, MrId, TransferId};
+pub use uccl_wire as wire;

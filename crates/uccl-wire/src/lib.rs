@@ -1,0 +1,4 @@
+//! Every byte layout that leaves a process. No I/O, no unsafe; hostile bytes return an error.
+#![forbid(unsafe_code)]
+
+pub mod advert;
