@@ -2,3 +2,5 @@
 #![forbid(unsafe_code)]
 
 pub mod advert;
+pub mod frame;
+pub mod message;
