@@ -2,3 +2,5 @@
 #![forbid(unsafe_code)]
 
 pub mod advert;
+pub(crate) mod cursor;
+pub mod handshake;
