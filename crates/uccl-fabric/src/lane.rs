@@ -11,7 +11,10 @@ use std::{
 use smallvec::SmallVec;
 use uccl_wire::frame::Status;
 
-use crate::mem::{RemoteSpan, Span};
+use crate::{
+    alloc::SharedBuf,
+    mem::{RemoteSpan, Span},
+};
 
 /// Local pieces of an operation. One piece needs no allocation.
 pub type Spans = SmallVec<[Span; 1]>;
@@ -114,7 +117,7 @@ fn describe(status: Status) -> &'static str {
 /// send on any lane, but must not call [`Lane::progress`], [`Lane::cancel`] or [`Lane::kill`].
 pub trait Completion: Send + Sync {
     /// The operation has ended; no byte of it moves any more.
-    fn complete(&self, result: OpResult);
+    fn complete(self: Arc<Self>, result: OpResult);
 }
 
 /// Takes the messages of a lane, in order. The rules of [`Completion`] hold.
@@ -188,6 +191,15 @@ pub trait Lane: Send + Sync {
     /// or [`Lane::kill`] has returned.
     unsafe fn post(&self, op: Operation) -> Result<Posted, LaneError>;
 
+    /// Moves one piece right now, on the caller's thread, if the link can and the piece is short: the way
+    /// with the least on it. `None`: post it.
+    ///
+    /// # Safety
+    /// The local piece must be valid during the call.
+    unsafe fn try_now(&self, _: OpKind, _local: Span, _: &RemoteSpan) -> Option<OpResult> {
+        None
+    }
+
     /// Sends a message made of parts, together at most [`Caps::max_message`] bytes. The bytes are taken
     /// before this returns.
     fn send(&self, parts: &[&[u8]]) -> Result<(), LaneError>;
@@ -210,6 +222,27 @@ pub trait Lane: Send + Sync {
 
     /// Whether it could make progress on its own account, without anything from the peer.
     fn has_work(&self) -> bool;
+
+    /// Whether other threads could take part in its work, beside the one that makes progress.
+    fn wants_help(&self) -> bool {
+        false
+    }
+
+    /// Takes a part of such work; false when there is none.
+    fn help(&self) -> bool {
+        false
+    }
+
+    /// Whether the peer may be touching our region of this slot at this moment, without our help.
+    fn touched_by_peer(&self, _slot: u32) -> bool {
+        false
+    }
+
+    /// Lets the peer map shared memory, where the link can.
+    fn offer(&self, _: &SharedBuf) {}
+
+    /// Has the peer forget shared memory that was offered.
+    fn retract(&self, _id: u32) {}
 
     /// Prepares for sleep: from now on whatever needs progress shows on [`Lane::interest`]. False: there
     /// is something to do right now.

@@ -8,6 +8,7 @@ pub mod clock;
 pub mod cma;
 pub mod fdpass;
 pub mod lane;
+pub mod local;
 pub mod mem;
 pub mod pipe;
 pub mod region;

@@ -326,7 +326,7 @@ fn armed(result: std::io::Result<bool>) -> bool {
 struct Nobody;
 
 impl crate::lane::Completion for Nobody {
-    fn complete(&self, _: crate::lane::OpResult) {}
+    fn complete(self: Arc<Self>, _: crate::lane::OpResult) {}
 }
 
 #[cfg(test)]

@@ -580,7 +580,8 @@ impl<P: PipeRx> Rx<P> {
         }
         let Some(op) = ops.remove(name) else { return Ok(()) };
         drop(ops);
-        op.done.complete(read_result(&op, &target));
+        let result = read_result(&op, &target);
+        op.done.complete(result);
         Ok(())
     }
 }

@@ -19,7 +19,7 @@ use crate::{
 struct Seen(Mutex<Option<OpResult>>);
 
 impl Completion for Seen {
-    fn complete(&self, result: OpResult) {
+    fn complete(self: Arc<Self>, result: OpResult) {
         assert!(self.0.lock().replace(result).is_none(), "an operation ends once");
     }
 }

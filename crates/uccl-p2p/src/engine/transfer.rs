@@ -19,7 +19,7 @@ use uccl_fabric::{
 
 use super::{connection::Connection, park::Parker, regions::Lease};
 use crate::{
-    endpoint::{Outcome, Status},
+    endpoint::{Op, Outcome, Status},
     error::{Error, Result},
     ids::TransferId,
 };
@@ -41,6 +41,30 @@ pub(crate) enum Kind {
     Recv,
     Send,
     Write,
+}
+
+impl Kind {
+    /// What the caller asked for; `None` for a notification of its own.
+    pub(crate) fn op(self) -> Option<Op> {
+        match self {
+            Self::Notif => None,
+            Self::Read => Some(Op::Read),
+            Self::Recv => Some(Op::Recv),
+            Self::Send => Some(Op::Send),
+            Self::Write => Some(Op::Write),
+        }
+    }
+}
+
+impl From<Op> for Kind {
+    fn from(op: Op) -> Self {
+        match op {
+            Op::Read => Self::Read,
+            Op::Recv => Self::Recv,
+            Op::Send => Self::Send,
+            Op::Write => Self::Write,
+        }
+    }
 }
 
 /// What happens once all operations have ended.
@@ -183,6 +207,20 @@ impl Transfer {
         }
     }
 
+    /// What an operation's failure means to the caller.
+    fn op_error(&self, e: OpError) -> Error {
+        let peer = Arc::clone(&self.conn.peer.name);
+        let fence = self.body.lock().fence;
+        match (e, fence) {
+            (OpError::Remote(_), _) => Error::RemoteAccess { peer, reason: e.to_string() },
+            (OpError::Checksum, _) => Error::Checksum { peer },
+            (OpError::LocalFault, _) => Error::LocalMemory(e.to_string()),
+            (OpError::Cancelled | OpError::LaneDown, Some(fence)) => self.fence_error(fence),
+            (OpError::LaneDown, None) => self.conn.lost_error(),
+            (OpError::Cancelled, None) => self.fence_error(Fence::Cancel),
+        }
+    }
+
     /// What being ended early by `fence` means to the caller.
     pub(crate) fn fence_error(&self, fence: Fence) -> Error {
         match fence {
@@ -218,34 +256,13 @@ impl Transfer {
     }
 }
 
-/// Completion of one of a transfer's operations.
-pub(crate) struct OpDone(pub(crate) Arc<Transfer>);
-
-impl Completion for OpDone {
-    fn complete(&self, result: OpResult) {
-        let transfer = &self.0;
+impl Completion for Transfer {
+    fn complete(self: Arc<Self>, result: OpResult) {
         if let Err(e) = result {
-            let error = transfer.conn.op_error(e, transfer);
-            transfer.note_error(error);
+            let error = self.op_error(e);
+            self.note_error(error);
         }
-        transfer.op_ended();
-    }
-}
-
-impl Connection {
-    /// What an operation's failure means to the caller.
-    pub(crate) fn op_error(&self, e: OpError, transfer: &Transfer) -> Error {
-        let peer = Arc::clone(&self.peer.name);
-        match e {
-            OpError::Remote(_) => Error::RemoteAccess { peer, reason: e.to_string() },
-            OpError::Checksum => Error::Checksum { peer },
-            OpError::LocalFault => Error::LocalMemory(e.to_string()),
-            OpError::LaneDown => self.lost_error(),
-            OpError::Cancelled => {
-                let fence = transfer.body.lock().fence;
-                transfer.fence_error(fence.unwrap_or(Fence::Cancel))
-            }
-        }
+        self.op_ended();
     }
 }
 
