@@ -7,6 +7,8 @@
 pub mod advert;
 pub(crate) mod cursor;
 pub mod descs;
+#[doc(hidden)]
+pub mod fuzz;
 pub mod handshake;
 pub mod ipc_info;
 pub mod metadata;
