@@ -101,7 +101,7 @@ impl LocalLane {
 
 fn op_error(e: DirectError) -> OpError {
     match e {
-        DirectError::Access(e) => OpError::Remote(status_of(e)),
+        DirectError::Refused(e) => OpError::Remote(status_of(e)),
         DirectError::Length { .. } => OpError::Remote(Status::Protocol),
         DirectError::Cma(CmaError::PeerGone) => OpError::LaneDown,
         _ => OpError::Remote(Status::Fault),
