@@ -185,6 +185,13 @@ impl Core {
         known
     }
 
+    /// Lets a new peer of this host map the shared memory that is registered.
+    pub(crate) fn offer_memory_to(&self, conn: &Connection) {
+        for memory in self.mrs.shared_memory() {
+            conn.lanes.iter().for_each(|lane| lane.offer(&memory));
+        }
+    }
+
     pub(crate) fn offer_accept(&self, accepted: Accepted) {
         let mut accepts = self.accepts.lock();
         if !accepts.passive {

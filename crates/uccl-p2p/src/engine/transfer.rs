@@ -197,6 +197,7 @@ impl Transfer {
                 _ => verdict,
             }),
             After::Fin(seq) => {
+                self.conn.fetched(seq);
                 self.conn.send_fin(seq, verdict.as_ref().err(), fence);
                 self.publish(verdict);
             }
