@@ -1,0 +1,387 @@
+//! Messages: what two engines say to each other over the first lane of their connection.
+//!
+//! The first byte is the kind, the second the flag [`MORE`]; a message longer than a lane takes is
+//! cut into fragments that all but the last carry the flag. Integers are little endian.
+
+/// Set on every fragment of a message but the last.
+pub const MORE: u8 = 1;
+/// Longest message when put together: what describes the most iovs of one send.
+pub const MAX_ASSEMBLED: usize = 4 << 20;
+/// Most iovs of one send or receive.
+pub const MAX_IOVS: usize = 65_536;
+/// Longest notification.
+pub const MAX_NOTIF: u64 = 64 << 20;
+/// Bytes before the body of every message: kind, flags and padding.
+pub const PREFIX_LEN: usize = 8;
+
+/// What a message is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Tag {
+    /// Sent data that travels with its message.
+    Eager = 1,
+    /// How a send ended at its receiver.
+    Fin = 3,
+    /// A notification that travels with its message.
+    Notif = 5,
+    /// The notification arrived.
+    NotifAck = 7,
+    /// A notification to be read from the sender's memory.
+    NotifRts = 6,
+    /// Sent data to be read from the sender's memory.
+    Rts = 2,
+    /// The sender wants its send back.
+    SendCancel = 4,
+}
+
+impl Tag {
+    fn from_u8(v: u8) -> Option<Self> {
+        Some(match v {
+            1 => Self::Eager,
+            2 => Self::Rts,
+            3 => Self::Fin,
+            4 => Self::SendCancel,
+            5 => Self::Notif,
+            6 => Self::NotifRts,
+            7 => Self::NotifAck,
+            _ => return None,
+        })
+    }
+}
+
+/// Why bytes are not a message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum MessageError {
+    /// Fewer bytes than the message needs, or more.
+    #[error("a {0:?} message of {1} bytes has the wrong length")]
+    Length(Option<Tag>, usize),
+    /// A kind of message that this version does not know.
+    #[error("unknown kind of message {0}")]
+    Tag(u8),
+    /// More iovs than a send may have.
+    #[error("{0} iovs are more than {MAX_IOVS}")]
+    Iovs(usize),
+    /// A notification longer than they may be.
+    #[error("a notification of {0} bytes is longer than {MAX_NOTIF}")]
+    Notif(u64),
+    /// A verdict that this version does not know.
+    #[error("unknown verdict {0}")]
+    Verdict(u8),
+}
+
+/// How a send ended at its receiver.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// It was cancelled by its receiver, or by its sender and the receiver agrees.
+    Cancelled,
+    /// The receiver could not take the data.
+    Failed,
+    /// It arrived.
+    Received,
+    /// It was longer than the receive that it met.
+    Truncated {
+        /// What the receive could take, in bytes.
+        capacity: u64,
+    },
+}
+
+/// A piece of the sender's memory that the receiver is to read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Source {
+    /// Address in the sender's process.
+    pub addr: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// The key made for this send.
+    pub key: u64,
+    /// Its slot.
+    pub slot: u32,
+}
+
+const SOURCE_LEN: usize = 28;
+
+/// A message, its variable parts borrowed from the bytes it was read from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Message<'a> {
+    /// Sent data: one length an iov, and the data of all.
+    Eager {
+        /// Numbers the send.
+        seq: u64,
+        /// One length an iov.
+        lens: Lens<'a>,
+        /// The data, iov after iov.
+        data: &'a [u8],
+    },
+    /// How a send ended.
+    Fin {
+        /// The send.
+        seq: u64,
+        /// Its end.
+        verdict: Verdict,
+    },
+    /// A notification.
+    Notif {
+        /// Numbers the notification.
+        id: u64,
+        /// What it says.
+        payload: &'a [u8],
+    },
+    /// A notification arrived.
+    NotifAck {
+        /// The notification.
+        id: u64,
+        /// Whether it was taken.
+        ok: bool,
+    },
+    /// A notification to be read.
+    NotifRts {
+        /// Numbers the notification.
+        id: u64,
+        /// Where it is.
+        source: Source,
+    },
+    /// Data to be read.
+    Rts {
+        /// Numbers the send.
+        seq: u64,
+        /// One piece an iov.
+        sources: Sources<'a>,
+    },
+    /// The sender wants its send back.
+    SendCancel {
+        /// The send.
+        seq: u64,
+    },
+}
+
+/// Lengths of the iovs of an eager send.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Lens<'a>(&'a [[u8; 4]]);
+
+impl Lens<'_> {
+    /// One length an iov, in bytes.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = u32> {
+        self.0.iter().map(|b| u32::from_le_bytes(*b))
+    }
+}
+
+/// The pieces of a send that is to be read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sources<'a>(&'a [[u8; SOURCE_LEN]]);
+
+impl Sources<'_> {
+    /// One piece an iov.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Source> {
+        self.0.iter().map(Source::decode)
+    }
+}
+
+impl Source {
+    /// Appends the piece's bytes.
+    pub fn encode_to(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.addr.to_le_bytes());
+        out.extend_from_slice(&self.len.to_le_bytes());
+        out.extend_from_slice(&self.key.to_le_bytes());
+        out.extend_from_slice(&self.slot.to_le_bytes());
+    }
+
+    fn decode(bytes: &[u8; SOURCE_LEN]) -> Self {
+        Self {
+            addr: word(&bytes[0..8]),
+            len: word(&bytes[8..16]),
+            key: word(&bytes[16..24]),
+            slot: word(&bytes[24..28]) as u32,
+        }
+    }
+}
+
+/// The head of an eager send; the data follows it.
+pub fn eager_head(seq: u64, lens: impl ExactSizeIterator<Item = u32>, out: &mut Vec<u8>) {
+    start(Tag::Eager, seq, out);
+    out.extend_from_slice(&(lens.len() as u64).to_le_bytes());
+    lens.for_each(|len| out.extend_from_slice(&len.to_le_bytes()));
+}
+
+/// A send that is to be read.
+pub fn rts(seq: u64, sources: impl Iterator<Item = Source>, out: &mut Vec<u8>) {
+    start(Tag::Rts, seq, out);
+    sources.for_each(|source| source.encode_to(out));
+}
+
+/// How a send ended.
+pub fn fin(seq: u64, verdict: Verdict, out: &mut Vec<u8>) {
+    start(Tag::Fin, seq, out);
+    let (code, capacity) = match verdict {
+        Verdict::Received => (0, 0),
+        Verdict::Truncated { capacity } => (1, capacity),
+        Verdict::Cancelled => (2, 0),
+        Verdict::Failed => (3, 0),
+    };
+    out.push(code);
+    out.extend_from_slice(&u64::to_le_bytes(capacity));
+}
+
+/// The sender wants its send back.
+pub fn send_cancel(seq: u64, out: &mut Vec<u8>) {
+    start(Tag::SendCancel, seq, out);
+}
+
+/// The head of a notification; its payload follows.
+pub fn notif_head(id: u64, out: &mut Vec<u8>) {
+    start(Tag::Notif, id, out);
+}
+
+/// A notification that is to be read.
+pub fn notif_rts(id: u64, source: Source, out: &mut Vec<u8>) {
+    start(Tag::NotifRts, id, out);
+    source.encode_to(out);
+}
+
+/// A notification arrived (or could not be taken).
+pub fn notif_ack(id: u64, ok: bool, out: &mut Vec<u8>) {
+    start(Tag::NotifAck, id, out);
+    out.push(ok.into());
+}
+
+fn start(tag: Tag, id: u64, out: &mut Vec<u8>) {
+    out.extend_from_slice(&[tag as u8, 0, 0, 0, 0, 0, 0, 0]);
+    out.extend_from_slice(&id.to_le_bytes());
+}
+
+impl<'a> Message<'a> {
+    /// Reads a whole message (its fragments put together: the prefix once, then all bodies).
+    pub fn decode(bytes: &'a [u8]) -> Result<Self, MessageError> {
+        let Some((head, body)) = bytes.split_at_checked(PREFIX_LEN + 8) else {
+            return Err(MessageError::Length(None, bytes.len()));
+        };
+        let tag = Tag::from_u8(head[0]).ok_or(MessageError::Tag(head[0]))?;
+        let id = word(&head[PREFIX_LEN..]);
+        let wrong = || MessageError::Length(Some(tag), bytes.len());
+        Ok(match tag {
+            Tag::Eager => {
+                let (count, rest) = body.split_at_checked(8).ok_or_else(wrong)?;
+                let count = usize::try_from(word(count)).unwrap_or(usize::MAX);
+                if count > MAX_IOVS {
+                    return Err(MessageError::Iovs(count));
+                }
+                let (lens, data) = rest.split_at_checked(count * 4).ok_or_else(wrong)?;
+                let lens = Lens(lens.as_chunks().0);
+                if lens.iter().map(u64::from).sum::<u64>() != data.len() as u64 {
+                    return Err(wrong());
+                }
+                Self::Eager { seq: id, lens, data }
+            }
+            Tag::Rts => {
+                let (sources, rest) = body.as_chunks::<SOURCE_LEN>();
+                if !rest.is_empty() {
+                    return Err(wrong());
+                }
+                if sources.len() > MAX_IOVS {
+                    return Err(MessageError::Iovs(sources.len()));
+                }
+                Self::Rts { seq: id, sources: Sources(sources) }
+            }
+            Tag::Fin => {
+                let (&code, capacity) = body.split_first().ok_or_else(wrong)?;
+                if capacity.len() != 8 {
+                    return Err(wrong());
+                }
+                let verdict = match code {
+                    0 => Verdict::Received,
+                    1 => Verdict::Truncated { capacity: word(capacity) },
+                    2 => Verdict::Cancelled,
+                    3 => Verdict::Failed,
+                    _ => return Err(MessageError::Verdict(code)),
+                };
+                Self::Fin { seq: id, verdict }
+            }
+            Tag::SendCancel if body.is_empty() => Self::SendCancel { seq: id },
+            Tag::Notif => Self::Notif { id, payload: body },
+            Tag::NotifRts => {
+                let bytes: &[u8; SOURCE_LEN] = body.try_into().map_err(|_| wrong())?;
+                let source = Source::decode(bytes);
+                if source.len > MAX_NOTIF {
+                    return Err(MessageError::Notif(source.len));
+                }
+                Self::NotifRts { id, source }
+            }
+            Tag::NotifAck if body.len() == 1 => Self::NotifAck { id, ok: body[0] != 0 },
+            Tag::SendCancel | Tag::NotifAck => return Err(wrong()),
+        })
+    }
+}
+
+/// Little endian, at most eight bytes.
+fn word(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |acc, b| acc << 8 | u64::from(*b))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn eager_survives_the_wire(seq: u64, iovs in vec(vec(any::<u8>(), 0..20), 0..5)) {
+            let mut bytes = Vec::new();
+            eager_head(seq, iovs.iter().map(|iov| iov.len() as u32), &mut bytes);
+            bytes.extend(iovs.concat());
+            let Ok(Message::Eager { seq: got, lens, data }) = Message::decode(&bytes) else {
+                panic!("{bytes:?}");
+            };
+            prop_assert_eq!(got, seq);
+            prop_assert_eq!(lens.iter().collect::<Vec<_>>(), iovs.iter().map(|iov| iov.len() as u32).collect::<Vec<_>>());
+            prop_assert_eq!(data, iovs.concat());
+        }
+
+        #[test]
+        fn rts_survives_the_wire(seq: u64, pieces in vec((any::<u64>(), any::<u64>(), any::<u64>(), any::<u32>()), 0..5)) {
+            let sources: Vec<_> = pieces.into_iter().map(|(addr, len, key, slot)| Source { addr, len, key, slot }).collect();
+            let mut bytes = Vec::new();
+            rts(seq, sources.iter().copied(), &mut bytes);
+            let Ok(Message::Rts { seq: got, sources: back }) = Message::decode(&bytes) else {
+                panic!("{bytes:?}");
+            };
+            prop_assert_eq!(got, seq);
+            prop_assert_eq!(back.iter().collect::<Vec<_>>(), sources);
+        }
+
+        #[test]
+        fn any_bytes_are_refused_or_read(bytes in vec(any::<u8>(), 0..200), tag in 0u8..9) {
+            let mut bytes = bytes;
+            if let Some(first) = bytes.first_mut() { *first = tag; }
+            let _ = Message::decode(&bytes);
+        }
+    }
+
+    #[test]
+    fn the_small_messages_survive_the_wire() {
+        let mut out = Vec::new();
+        for verdict in [
+            Verdict::Received,
+            Verdict::Cancelled,
+            Verdict::Failed,
+            Verdict::Truncated { capacity: 7 },
+        ] {
+            out.clear();
+            fin(3, verdict, &mut out);
+            assert_eq!(Message::decode(&out), Ok(Message::Fin { seq: 3, verdict }));
+        }
+        out.clear();
+        notif_ack(5, true, &mut out);
+        assert_eq!(Message::decode(&out), Ok(Message::NotifAck { id: 5, ok: true }));
+        out.clear();
+        send_cancel(6, &mut out);
+        assert_eq!(Message::decode(&out), Ok(Message::SendCancel { seq: 6 }));
+        out.clear();
+        notif_head(7, &mut out);
+        out.extend_from_slice(b"hello");
+        assert_eq!(Message::decode(&out), Ok(Message::Notif { id: 7, payload: b"hello" }));
+        out.clear();
+        let source = Source { addr: 1, len: MAX_NOTIF + 1, key: 3, slot: 4 };
+        notif_rts(8, source, &mut out);
+        assert_eq!(Message::decode(&out), Err(MessageError::Notif(MAX_NOTIF + 1)));
+    }
+}
