@@ -364,9 +364,9 @@ impl Endpoint {
         let started = Instant::now();
         let touched = || {
             let conns = core.open_conns();
-            conns.into_iter().find(|conn| {
-                conn.lanes.iter().any(|lane| lane.touched_by_peer(region.slot))
-            })
+            conns
+                .into_iter()
+                .find(|conn| conn.lanes.iter().any(|lane| lane.touched_by_peer(region.slot)))
         };
         while let Some(conn) = touched() {
             let timeout = core.config.timeout;
@@ -529,7 +529,8 @@ impl Endpoint {
             Found::Live(transfer) => transfer,
         };
         let timeout = self.config().timeout;
-        let patience = if timeout.is_zero() { CANCEL_PATIENCE } else { CANCEL_PATIENCE.min(timeout) };
+        let patience =
+            if timeout.is_zero() { CANCEL_PATIENCE } else { CANCEL_PATIENCE.min(timeout) };
         let started = Instant::now();
         while !transfer.finished() {
             transfer.conn.fence(&transfer, Fence::Cancel);

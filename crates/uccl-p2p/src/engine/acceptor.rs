@@ -369,7 +369,8 @@ fn establish(core: &Arc<Core>, greeting: &Greeting, mut first: First, lanes: u16
     let mut answer = first.tcp.try_clone().map_err(|e| Error::os("sharing a socket", e))?;
     let lanes: Vec<Arc<dyn Lane>> = if lanes == 0 {
         let local = first.local.take();
-        let local = local.ok_or_else(|| Error::Invalid("a local connection without its lane".into()))?;
+        let local =
+            local.ok_or_else(|| Error::Invalid("a local connection without its lane".into()))?;
         vec![Arc::new(local)]
     } else {
         let mut streams = vec![first.tcp];
@@ -378,16 +379,12 @@ fn establish(core: &Arc<Core>, greeting: &Greeting, mut first: First, lanes: u16
             streams.push(stream.ok_or_else(|| Error::Invalid("a lane is missing".into()))?);
         }
         let checksum = greeting::checksum(&core.config, &first.peer, same_host);
-        streams
-            .into_iter()
-            .map(|stream| tcp_lane(core, stream, checksum))
-            .collect::<Result<_>>()?
+        streams.into_iter().map(|stream| tcp_lane(core, stream, checksum)).collect::<Result<_>>()?
     };
     let peer = greeting::peer_of(&first.peer, first.addr, same_host);
     let gpu_index = peer.gpu_index;
     let count = lanes.len() as u64;
-    let conn =
-        core.add_conn(|id| Arc::new(Connection::new(id, Arc::clone(core), peer, lanes)))?;
+    let conn = core.add_conn(|id| Arc::new(Connection::new(id, Arc::clone(core), peer, lanes)))?;
     if let Err(e) = say(&mut answer, &Header::bare(Kind::Establish, 0, count).encode()) {
         conn.fail(Error::os("answering a peer", e));
         return Err(Error::Invalid("the peer left during the handshake".into()));
@@ -404,10 +401,8 @@ pub(crate) fn tcp_lane(
     stream: TcpStream,
     checksum: bool,
 ) -> Result<Arc<dyn Lane>> {
-    let options = TcpOptions {
-        congestion: core.config.tcp_congestion.clone(),
-        timeout: core.config.timeout,
-    };
+    let options =
+        TcpOptions { congestion: core.config.tcp_congestion.clone(), timeout: core.config.timeout };
     let (pipe, tx, rx) =
         TcpPipe::new(stream, &options).map_err(|e| Error::os("setting up a TCP lane", e))?;
     let options = StreamOptions { regions: Arc::clone(&core.mrs.table), checksum };

@@ -216,8 +216,7 @@ pub(crate) fn connect(
         }
     };
     let peer = greeting::peer_of(&hello, addr, same_host);
-    let conn =
-        core.add_conn(|id| Arc::new(Connection::new(id, Arc::clone(core), peer, lanes)))?;
+    let conn = core.add_conn(|id| Arc::new(Connection::new(id, Arc::clone(core), peer, lanes)))?;
     Workers::attach(core, &conn)?;
     core.offer_memory_to(&conn);
     Ok(conn)

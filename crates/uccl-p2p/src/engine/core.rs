@@ -11,9 +11,7 @@ use std::{
 use parking_lot::{Condvar, Mutex, RwLock};
 use slab::Slab;
 
-use super::{
-    connection::Connection, regions::Mrs, transfer::Transfers, worker::Workers,
-};
+use super::{connection::Connection, regions::Mrs, transfer::Transfers, worker::Workers};
 use crate::{
     config::Config,
     endpoint::{Accepted, ConnInfo, Notification},

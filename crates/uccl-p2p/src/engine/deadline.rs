@@ -24,8 +24,14 @@ impl Core {
 }
 
 /// When a transfer must begin to end, so that it has ended by its deadline.
-fn fence_at(transfer: &Transfer) -> Option<Instant> {
+pub(crate) fn fence_at(transfer: &Transfer) -> Option<Instant> {
     Some(transfer.deadline()? - fence_grace(transfer.timeout?))
+}
+
+/// When a peer that does not let a transfer end is given up: at the deadline, if it has had time.
+fn give_up_at(transfer: &Transfer) -> Option<Instant> {
+    let fenced_at = transfer.body.lock().fenced_at?;
+    Some(transfer.deadline()?.max(fenced_at + fence_grace(transfer.timeout?)))
 }
 
 /// Ends a transfer if its time is up. A peer that does not let it end in time is given up: with its
@@ -38,7 +44,7 @@ pub(crate) fn enforce(transfer: &Arc<Transfer>, now: Instant) {
     if due || transfer.fencing.load(Acquire) {
         transfer.conn.fence(transfer, Fence::Deadline);
     }
-    if !transfer.finished() && transfer.deadline().is_some_and(|deadline| deadline <= now) {
+    if !transfer.finished() && give_up_at(transfer).is_some_and(|at| at <= now) {
         give_up_peer(transfer, "it did not let a transfer end by its deadline");
     }
 }

@@ -159,10 +159,7 @@ impl Mrs {
 
 pub(crate) fn contains(outer: Span, inner: Span) -> bool {
     inner.addr >= outer.addr
-        && inner
-            .addr
-            .checked_add(inner.len)
-            .is_some_and(|end| end <= outer.addr + outer.len)
+        && inner.addr.checked_add(inner.len).is_some_and(|end| end <= outer.addr + outer.len)
 }
 
 pub(crate) fn outside(iov: usize, mr: &Mr, span: Span) -> Error {

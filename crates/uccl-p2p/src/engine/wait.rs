@@ -15,6 +15,8 @@ use crate::{
 
 /// A caller asks whether to go on at least this often.
 const SLICE: Duration = Duration::from_millis(50);
+/// While it is awake it asks this often.
+const ASK: Duration = Duration::from_millis(10);
 /// With much outstanding, spinning only takes the processor from whoever moves the data.
 const SHORT_SPIN: Duration = Duration::from_micros(5);
 const MUCH: u64 = 128 << 10;
@@ -36,6 +38,7 @@ pub(crate) fn wait(
     let mut looks = 0;
     let mut quiet_since = None;
     let mut asked = Instant::now();
+    let fence_at = deadline::fence_at(transfer);
     loop {
         let moved = conn.progress();
         if transfer.finished() {
@@ -50,7 +53,7 @@ pub(crate) fn wait(
             continue;
         }
         let now = Instant::now();
-        if now - asked >= Duration::from_millis(10) {
+        if now - asked >= ASK || fence_at.is_some_and(|at| at <= now) {
             asked = now;
             if interrupt.interrupted() {
                 return Err(Error::Interrupted);
@@ -84,9 +87,8 @@ fn sleep(
     }
     if conn.lanes.iter().all(|lane| lane.arm()) {
         let left = until.map_or(SLICE, |until| until.saturating_duration_since(now)).min(SLICE);
-        let left = transfer
-            .deadline()
-            .map_or(left, |deadline| left.min(deadline.saturating_duration_since(now)))
+        let left = deadline::fence_at(transfer)
+            .map_or(left, |at| left.min(at.saturating_duration_since(now)))
             .max(Duration::from_millis(1));
         let timeout = Timespec { tv_sec: 0, tv_nsec: left.as_nanos() as _ };
         let interests: Vec<_> = conn.lanes.iter().map(|lane| lane.interest()).collect();

@@ -359,7 +359,8 @@ impl Worker {
             std::thread::sleep(Duration::from_millis(1));
         }
         let mut rung = false;
-        for event in std::mem::take(&mut self.events).iter() {
+        let events = std::mem::take(&mut self.events);
+        for event in &events {
             match event.data.u64() {
                 BELL => rung = true,
                 token if token & ACCEPTOR != 0 => {
@@ -373,6 +374,7 @@ impl Worker {
                 }
             }
         }
+        self.events = events;
         if rung {
             self.answer_bell(core);
         }
