@@ -31,10 +31,13 @@ pub(crate) fn advertise<'py>(
     let a = ADVERTISE.bind_from(usize::from(!names_conn(args, kwargs)), args, kwargs)?;
     let out = a.get(4).map(Out::of).transpose()?;
     let memory = Memory::of(a.need(2)?)?;
-    let ask = Ask { conn: a.opt(0)?, mr: a.req(1)?, ptr: memory.addr, len: memory.sized(a.opt(3)?)? };
+    let ask =
+        Ask { conn: a.opt(0)?, mr: a.req(1)?, ptr: memory.addr, len: memory.sized(a.opt(3)?)? };
     let made = make(ep, &ask);
     match out {
-        Some(mut out) => answer(py, settle(made.and_then(|advert| out.put(&advert)).map(|()| true), false)?),
+        Some(mut out) => {
+            answer(py, settle(made.and_then(|advert| out.put(&advert)).map(|()| true), false)?)
+        }
         None => {
             let bytes = settle(made.map(|advert| Some(advert.encode())), None)?;
             let ok = bytes.is_some();
@@ -87,11 +90,8 @@ pub(crate) fn advertisev<'py>(
         None => {
             let adverts = settle(made.map(Some), None)?;
             let ok = adverts.is_some();
-            let bytes: Vec<_> = adverts
-                .iter()
-                .flatten()
-                .map(|advert| PyBytes::new(py, &advert.encode()))
-                .collect();
+            let bytes: Vec<_> =
+                adverts.iter().flatten().map(|advert| PyBytes::new(py, &advert.encode())).collect();
             answer(py, (ok, bytes))
         }
     }
@@ -128,9 +128,9 @@ fn names_conn(args: Positional<'_, '_>, kwargs: Named<'_, '_>) -> bool {
     let named = (1..=3).filter(|&i| ADVERTISE.names(i, kwargs)).count();
     match args.len() + named {
         0..=2 => false,
-        3 => args
-            .get_item(2)
-            .is_ok_and(|third| !third.is_none() && args::integer(&third).is_none()),
+        3 => {
+            args.get_item(2).is_ok_and(|third| !third.is_none() && args::integer(&third).is_none())
+        }
         4 if args.len() == 4 => {
             // Region, address, size and a buffer; or the form with a connection.
             args.get_item(3).is_ok_and(|last| last.is_none() || args::integer(&last).is_some())

@@ -82,9 +82,7 @@ impl<const N: usize> Signature<N> {
 
     /// Whether a keyword argument of this call names parameter `i`.
     pub(crate) fn names(&self, i: usize, kwargs: Named<'_, '_>) -> bool {
-        kwargs.is_some_and(|k| {
-            self.params[i].iter().any(|name| k.contains(*name).unwrap_or(false))
-        })
+        kwargs.is_some_and(|k| self.params[i].iter().any(|name| k.contains(*name).unwrap_or(false)))
     }
 }
 
@@ -191,7 +189,8 @@ pub(crate) fn integer(value: &Bound<'_, PyAny>) -> Option<PyResult<usize>> {
     }
     let py = value.py();
     let has = |name| value.hasattr(name).unwrap_or(false);
-    (has(pyo3::intern!(py, "__index__")) && !has(pyo3::intern!(py, "__len__"))
+    (has(pyo3::intern!(py, "__index__"))
+        && !has(pyo3::intern!(py, "__len__"))
         && !has(pyo3::intern!(py, "data_ptr")))
     .then(|| value.extract())
 }

@@ -40,7 +40,11 @@ pub(crate) const fn one_sided(function: &'static str) -> Signature<7> {
 
 /// `sendv` and `recvv`.
 pub(crate) const fn two_sided_v(function: &'static str) -> Signature<7> {
-    Signature { function, params: [CONN, MR_V, PTR_V, SIZE_V, NUM_IOVS, NOTIF, TIMEOUT], positional: 5 }
+    Signature {
+        function,
+        params: [CONN, MR_V, PTR_V, SIZE_V, NUM_IOVS, NOTIF, TIMEOUT],
+        positional: 5,
+    }
 }
 
 /// `readv` and `writev`.
@@ -246,7 +250,11 @@ fn iovs<const N: usize>(
     for given in [mrs.len(), ptrs.len(), sizes.len()] {
         same_length(a.function(), count, given)?;
     }
-    mrs.into_iter().zip(&ptrs).zip(sizes).map(|((mr, ptr), size)| iov(ep, op, mr, ptr, size)).collect()
+    mrs.into_iter()
+        .zip(&ptrs)
+        .zip(sizes)
+        .map(|((mr, ptr), size)| iov(ep, op, mr, ptr, size))
+        .collect()
 }
 
 /// A receive's size may run past its region: what the region holds from `ptr` on is then the most it

@@ -140,13 +140,23 @@ impl PyEndpoint {
 
     /// Connects to the endpoint that listens at an address: `(ok, conn_id)`.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, remote_ip_addr, remote_gpu_idx=None, remote_port=None, *, timeout=None)")]
-    fn connect(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Kwargs<'_, '_>) -> PyResult<(bool, u64)> {
+    fn connect(
+        &self,
+        py: Python<'_>,
+        args: Args<'_, '_>,
+        kwargs: Kwargs<'_, '_>,
+    ) -> PyResult<(bool, u64)> {
         settle(peers::connect(self, py, args, kwargs).map(|conn| (true, conn)), (false, 0))
     }
 
     /// Connects to the endpoint of a GPU of this host: `(ok, conn_id)`.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, remote_gpu_idx, *, timeout=None)")]
-    fn connect_local(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Kwargs<'_, '_>) -> PyResult<(bool, u64)> {
+    fn connect_local(
+        &self,
+        py: Python<'_>,
+        args: Args<'_, '_>,
+        kwargs: Kwargs<'_, '_>,
+    ) -> PyResult<(bool, u64)> {
         settle(peers::connect_local(self, py, args, kwargs).map(|conn| (true, conn)), (false, 0))
     }
 
@@ -174,7 +184,11 @@ impl PyEndpoint {
     }
 
     /// Connects to the peer with this metadata, once: `(ok, conn_id)`.
-    fn add_remote_endpoint(&self, py: Python<'_>, metadata_bytes: &Bound<'_, PyAny>) -> PyResult<(bool, u64)> {
+    fn add_remote_endpoint(
+        &self,
+        py: Python<'_>,
+        metadata_bytes: &Bound<'_, PyAny>,
+    ) -> PyResult<(bool, u64)> {
         let metadata = buffer::bytes(metadata_bytes)?;
         settle(peers::add(self, py, &metadata).map(|conn| (true, conn)), (false, 0))
     }
@@ -214,13 +228,23 @@ impl PyEndpoint {
     ///
     /// Memory given by its address must stay allocated until `dereg`; an object is kept until then.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, ptr, size=None, floatType=None)")]
-    fn reg(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Kwargs<'_, '_>) -> PyResult<(bool, u64)> {
+    fn reg(
+        &self,
+        py: Python<'_>,
+        args: Args<'_, '_>,
+        kwargs: Kwargs<'_, '_>,
+    ) -> PyResult<(bool, u64)> {
         settle(regions::reg(self, py, args, kwargs).map(|mr| (true, mr)), (false, 0))
     }
 
     /// Registers many pieces of memory, all or none: `(ok, [mr_id])`.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, ptrs, sizes=None)")]
-    fn regv(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Kwargs<'_, '_>) -> PyResult<(bool, Vec<u64>)> {
+    fn regv(
+        &self,
+        py: Python<'_>,
+        args: Args<'_, '_>,
+        kwargs: Kwargs<'_, '_>,
+    ) -> PyResult<(bool, Vec<u64>)> {
         settle(regions::regv(self, py, args, kwargs).map(|mrs| (true, mrs)), (false, Vec::new()))
     }
 
@@ -230,7 +254,11 @@ impl PyEndpoint {
     }
 
     /// Registers tensors, all or none, and describes them.
-    fn register_memory(&self, py: Python<'_>, tensor_list: &Bound<'_, PyAny>) -> PyResult<Vec<descs::PyXferDesc>> {
+    fn register_memory(
+        &self,
+        py: Python<'_>,
+        tensor_list: &Bound<'_, PyAny>,
+    ) -> PyResult<Vec<descs::PyXferDesc>> {
         raising(descs::register(self, py, tensor_list))
     }
 
@@ -240,30 +268,52 @@ impl PyEndpoint {
     }
 
     /// The bytes of descriptors, for a peer's `deserialize_descs`.
-    fn get_serialized_descs<'py>(&self, py: Python<'py>, desc_list: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
+    fn get_serialized_descs<'py>(
+        &self,
+        py: Python<'py>,
+        desc_list: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
         Ok(PyBytes::new(py, &descs::serialize(desc_list)?))
     }
 
     /// The descriptors in a peer's `get_serialized_descs`.
-    fn deserialize_descs(&self, serialized_bytes: &Bound<'_, PyAny>) -> PyResult<Vec<descs::PyXferDesc>> {
+    fn deserialize_descs(
+        &self,
+        serialized_bytes: &Bound<'_, PyAny>,
+    ) -> PyResult<Vec<descs::PyXferDesc>> {
         descs::deserialize(&buffer::bytes(serialized_bytes)?)
     }
 
     /// Starts a `"read"` or `"write"` between descriptors: `(ok, transfer_id)`.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, op_name, local_desc_list, remote_desc_list, *, notif=None, timeout=None)")]
-    fn transfer(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Kwargs<'_, '_>) -> PyResult<(bool, u64)> {
+    fn transfer(
+        &self,
+        py: Python<'_>,
+        args: Args<'_, '_>,
+        kwargs: Kwargs<'_, '_>,
+    ) -> PyResult<(bool, u64)> {
         self.post(py, descs::transfer(self, args, kwargs))
     }
 
     /// What lets a peer read and write memory of a region: `(ok, bytes)`, or `ok` with `out_buf`.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size, out_buf=None)")]
-    fn advertise<'py>(&self, py: Python<'py>, args: Args<'_, 'py>, kwargs: Kwargs<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
+    fn advertise<'py>(
+        &self,
+        py: Python<'py>,
+        args: Args<'_, 'py>,
+        kwargs: Kwargs<'_, 'py>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         advertise::advertise(self, py, args, kwargs)
     }
 
     /// What lets a peer read and write many pieces of memory: `(ok, [bytes])`, or `ok` with buffers.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id_v, ptr_v, size_v, out_buf_list=None, num_iovs=None)")]
-    fn advertisev<'py>(&self, py: Python<'py>, args: Args<'_, 'py>, kwargs: Kwargs<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
+    fn advertisev<'py>(
+        &self,
+        py: Python<'py>,
+        args: Args<'_, 'py>,
+        kwargs: Kwargs<'_, 'py>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         advertise::advertisev(self, py, args, kwargs)
     }
 
@@ -271,14 +321,24 @@ impl PyEndpoint {
     ///
     /// The memory must stay allocated until the connection is removed.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr, size=None)")]
-    fn advertise_ipc<'py>(&self, py: Python<'py>, args: Args<'_, '_>, kwargs: Kwargs<'_, '_>) -> PyResult<(bool, Bound<'py, PyBytes>)> {
+    fn advertise_ipc<'py>(
+        &self,
+        py: Python<'py>,
+        args: Args<'_, '_>,
+        kwargs: Kwargs<'_, '_>,
+    ) -> PyResult<(bool, Bound<'py, PyBytes>)> {
         let info = ipc::advertise(self, py, args, kwargs)?;
         Ok((info.is_some(), PyBytes::new(py, info.as_deref().unwrap_or_default())))
     }
 
     /// What lets a peer of this host read and write many pieces of memory: `(ok, [info])`.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr_v, size_v=None)")]
-    fn advertisev_ipc<'py>(&self, py: Python<'py>, args: Args<'_, '_>, kwargs: Kwargs<'_, '_>) -> PyResult<(bool, Vec<Bound<'py, PyBytes>>)> {
+    fn advertisev_ipc<'py>(
+        &self,
+        py: Python<'py>,
+        args: Args<'_, '_>,
+        kwargs: Kwargs<'_, '_>,
+    ) -> PyResult<(bool, Vec<Bound<'py, PyBytes>>)> {
         let infos = ipc::advertisev(self, py, args, kwargs)?;
         let ok = infos.is_some();
         let infos = infos.unwrap_or_default();
@@ -293,7 +353,12 @@ impl PyEndpoint {
 
     /// Sends memory to the peer's matching receive, without waiting: `(ok, transfer_id)`.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size=None, *, notif=None, timeout=None)")]
-    fn send_async(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Kwargs<'_, '_>) -> PyResult<(bool, u64)> {
+    fn send_async(
+        &self,
+        py: Python<'_>,
+        args: Args<'_, '_>,
+        kwargs: Kwargs<'_, '_>,
+    ) -> PyResult<(bool, u64)> {
         self.post(py, call::scalar_two_sided(self, Op::Send, &SEND_ASYNC, args, kwargs))
     }
 
@@ -305,7 +370,12 @@ impl PyEndpoint {
 
     /// Receives at most `size` bytes from the peer's matching send, without waiting: `(ok, transfer_id)`.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size=None, *, timeout=None)")]
-    fn recv_async(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Kwargs<'_, '_>) -> PyResult<(bool, u64)> {
+    fn recv_async(
+        &self,
+        py: Python<'_>,
+        args: Args<'_, '_>,
+        kwargs: Kwargs<'_, '_>,
+    ) -> PyResult<(bool, u64)> {
         self.post(py, call::scalar_two_sided(self, Op::Recv, &RECV_ASYNC, args, kwargs))
     }
 
@@ -317,7 +387,12 @@ impl PyEndpoint {
 
     /// Sends many pieces of memory as one message, without waiting: `(ok, transfer_id)`.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id_v, ptr_v, size_v=None, num_iovs=None, *, notif=None, timeout=None)")]
-    fn sendv_async(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Kwargs<'_, '_>) -> PyResult<(bool, u64)> {
+    fn sendv_async(
+        &self,
+        py: Python<'_>,
+        args: Args<'_, '_>,
+        kwargs: Kwargs<'_, '_>,
+    ) -> PyResult<(bool, u64)> {
         self.post(py, call::vector_two_sided(self, Op::Send, &SENDV_ASYNC, args, kwargs))
     }
 
@@ -329,7 +404,12 @@ impl PyEndpoint {
 
     /// Receives one message of many pieces, without waiting: `(ok, transfer_id)`.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id_v, ptr_v, size_v=None, num_iovs=None, *, timeout=None)")]
-    fn recvv_async(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Kwargs<'_, '_>) -> PyResult<(bool, u64)> {
+    fn recvv_async(
+        &self,
+        py: Python<'_>,
+        args: Args<'_, '_>,
+        kwargs: Kwargs<'_, '_>,
+    ) -> PyResult<(bool, u64)> {
         self.post(py, call::vector_two_sided(self, Op::Recv, &RECVV_ASYNC, args, kwargs))
     }
 
@@ -341,7 +421,12 @@ impl PyEndpoint {
 
     /// Reads what the peer advertised into local memory, without waiting: `(ok, transfer_id)`.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size, meta, *, notif=None, timeout=None)")]
-    fn read_async(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Kwargs<'_, '_>) -> PyResult<(bool, u64)> {
+    fn read_async(
+        &self,
+        py: Python<'_>,
+        args: Args<'_, '_>,
+        kwargs: Kwargs<'_, '_>,
+    ) -> PyResult<(bool, u64)> {
         self.post(py, call::scalar_one_sided(self, Op::Read, &READ_ASYNC, args, kwargs))
     }
 
@@ -353,7 +438,12 @@ impl PyEndpoint {
 
     /// Writes local memory to what the peer advertised, without waiting: `(ok, transfer_id)`.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size, meta, *, notif=None, timeout=None)")]
-    fn write_async(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Kwargs<'_, '_>) -> PyResult<(bool, u64)> {
+    fn write_async(
+        &self,
+        py: Python<'_>,
+        args: Args<'_, '_>,
+        kwargs: Kwargs<'_, '_>,
+    ) -> PyResult<(bool, u64)> {
         self.post(py, call::scalar_one_sided(self, Op::Write, &WRITE_ASYNC, args, kwargs))
     }
 
@@ -365,7 +455,12 @@ impl PyEndpoint {
 
     /// Reads many pieces as one transfer, without waiting: `(ok, transfer_id)`.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id_v, ptr_v, size_v, meta_v, num_iovs=None, *, notif=None, timeout=None)")]
-    fn readv_async(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Kwargs<'_, '_>) -> PyResult<(bool, u64)> {
+    fn readv_async(
+        &self,
+        py: Python<'_>,
+        args: Args<'_, '_>,
+        kwargs: Kwargs<'_, '_>,
+    ) -> PyResult<(bool, u64)> {
         self.post(py, call::vector_one_sided(self, Op::Read, &READV_ASYNC, args, kwargs))
     }
 
@@ -377,79 +472,144 @@ impl PyEndpoint {
 
     /// Writes many pieces as one transfer, without waiting: `(ok, transfer_id)`.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id_v, ptr_v, size_v, meta_v, num_iovs=None, *, notif=None, timeout=None)")]
-    fn writev_async(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Kwargs<'_, '_>) -> PyResult<(bool, u64)> {
+    fn writev_async(
+        &self,
+        py: Python<'_>,
+        args: Args<'_, '_>,
+        kwargs: Kwargs<'_, '_>,
+    ) -> PyResult<(bool, u64)> {
         self.post(py, call::vector_one_sided(self, Op::Write, &WRITEV_ASYNC, args, kwargs))
     }
 
     /// Sends memory, registered or not, to the peer's matching receive.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr, size=None, *, notif=None, timeout=None)")]
-    fn send_ipc(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Kwargs<'_, '_>) -> PyResult<bool> {
+    fn send_ipc(
+        &self,
+        py: Python<'_>,
+        args: Args<'_, '_>,
+        kwargs: Kwargs<'_, '_>,
+    ) -> PyResult<bool> {
         ipc::run(self, py, ipc::scalar_two_sided(Op::Send, &SEND_IPC, args, kwargs))
     }
 
     /// Sends memory, registered or not, to the peer's matching receive, without waiting: `(ok, transfer_id)`.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr, size=None, *, notif=None, timeout=None)")]
-    fn send_ipc_async(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Kwargs<'_, '_>) -> PyResult<(bool, u64)> {
+    fn send_ipc_async(
+        &self,
+        py: Python<'_>,
+        args: Args<'_, '_>,
+        kwargs: Kwargs<'_, '_>,
+    ) -> PyResult<(bool, u64)> {
         ipc::post(self, py, ipc::scalar_two_sided(Op::Send, &SEND_IPC_ASYNC, args, kwargs))
     }
 
     /// Receives at most `size` bytes into memory, registered or not.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr, size=None, *, timeout=None)")]
-    fn recv_ipc(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Kwargs<'_, '_>) -> PyResult<bool> {
+    fn recv_ipc(
+        &self,
+        py: Python<'_>,
+        args: Args<'_, '_>,
+        kwargs: Kwargs<'_, '_>,
+    ) -> PyResult<bool> {
         ipc::run(self, py, ipc::scalar_two_sided(Op::Recv, &RECV_IPC, args, kwargs))
     }
 
     /// Receives at most `size` bytes into memory, registered or not, without waiting: `(ok, transfer_id)`.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr, size=None, *, timeout=None)")]
-    fn recv_ipc_async(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Kwargs<'_, '_>) -> PyResult<(bool, u64)> {
+    fn recv_ipc_async(
+        &self,
+        py: Python<'_>,
+        args: Args<'_, '_>,
+        kwargs: Kwargs<'_, '_>,
+    ) -> PyResult<(bool, u64)> {
         ipc::post(self, py, ipc::scalar_two_sided(Op::Recv, &RECV_IPC_ASYNC, args, kwargs))
     }
 
     /// Reads what `advertise_ipc` of the peer named.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr, size, info, *, notif=None, timeout=None)")]
-    fn read_ipc(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Kwargs<'_, '_>) -> PyResult<bool> {
+    fn read_ipc(
+        &self,
+        py: Python<'_>,
+        args: Args<'_, '_>,
+        kwargs: Kwargs<'_, '_>,
+    ) -> PyResult<bool> {
         ipc::run(self, py, ipc::scalar_one_sided(Op::Read, &READ_IPC, args, kwargs))
     }
 
     /// Reads what `advertise_ipc` of the peer named, without waiting: `(ok, transfer_id)`.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr, size, info, *, notif=None, timeout=None)")]
-    fn read_ipc_async(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Kwargs<'_, '_>) -> PyResult<(bool, u64)> {
+    fn read_ipc_async(
+        &self,
+        py: Python<'_>,
+        args: Args<'_, '_>,
+        kwargs: Kwargs<'_, '_>,
+    ) -> PyResult<(bool, u64)> {
         ipc::post(self, py, ipc::scalar_one_sided(Op::Read, &READ_IPC_ASYNC, args, kwargs))
     }
 
     /// Writes what `advertise_ipc` of the peer named.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr, size, info, *, notif=None, timeout=None)")]
-    fn write_ipc(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Kwargs<'_, '_>) -> PyResult<bool> {
+    fn write_ipc(
+        &self,
+        py: Python<'_>,
+        args: Args<'_, '_>,
+        kwargs: Kwargs<'_, '_>,
+    ) -> PyResult<bool> {
         ipc::run(self, py, ipc::scalar_one_sided(Op::Write, &WRITE_IPC, args, kwargs))
     }
 
     /// Writes what `advertise_ipc` of the peer named, without waiting: `(ok, transfer_id)`.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr, size, info, *, notif=None, timeout=None)")]
-    fn write_ipc_async(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Kwargs<'_, '_>) -> PyResult<(bool, u64)> {
+    fn write_ipc_async(
+        &self,
+        py: Python<'_>,
+        args: Args<'_, '_>,
+        kwargs: Kwargs<'_, '_>,
+    ) -> PyResult<(bool, u64)> {
         ipc::post(self, py, ipc::scalar_one_sided(Op::Write, &WRITE_IPC_ASYNC, args, kwargs))
     }
 
     /// Reads many pieces that `advertisev_ipc` of the peer named.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr_v, size_v, info_v, num_iovs=None, *, notif=None, timeout=None)")]
-    fn readv_ipc(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Kwargs<'_, '_>) -> PyResult<bool> {
+    fn readv_ipc(
+        &self,
+        py: Python<'_>,
+        args: Args<'_, '_>,
+        kwargs: Kwargs<'_, '_>,
+    ) -> PyResult<bool> {
         ipc::run(self, py, ipc::vector_one_sided(Op::Read, &READV_IPC, args, kwargs))
     }
 
     /// Reads many pieces that `advertisev_ipc` of the peer named, without waiting: `(ok, transfer_id)`.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr_v, size_v, info_v, num_iovs=None, *, notif=None, timeout=None)")]
-    fn readv_ipc_async(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Kwargs<'_, '_>) -> PyResult<(bool, u64)> {
+    fn readv_ipc_async(
+        &self,
+        py: Python<'_>,
+        args: Args<'_, '_>,
+        kwargs: Kwargs<'_, '_>,
+    ) -> PyResult<(bool, u64)> {
         ipc::post(self, py, ipc::vector_one_sided(Op::Read, &READV_IPC_ASYNC, args, kwargs))
     }
 
     /// Writes many pieces that `advertisev_ipc` of the peer named.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr_v, size_v, info_v, num_iovs=None, *, notif=None, timeout=None)")]
-    fn writev_ipc(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Kwargs<'_, '_>) -> PyResult<bool> {
+    fn writev_ipc(
+        &self,
+        py: Python<'_>,
+        args: Args<'_, '_>,
+        kwargs: Kwargs<'_, '_>,
+    ) -> PyResult<bool> {
         ipc::run(self, py, ipc::vector_one_sided(Op::Write, &WRITEV_IPC, args, kwargs))
     }
 
     /// Writes many pieces that `advertisev_ipc` of the peer named, without waiting: `(ok, transfer_id)`.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr_v, size_v, info_v, num_iovs=None, *, notif=None, timeout=None)")]
-    fn writev_ipc_async(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Kwargs<'_, '_>) -> PyResult<(bool, u64)> {
+    fn writev_ipc_async(
+        &self,
+        py: Python<'_>,
+        args: Args<'_, '_>,
+        kwargs: Kwargs<'_, '_>,
+    ) -> PyResult<(bool, u64)> {
         ipc::post(self, py, ipc::vector_one_sided(Op::Write, &WRITEV_IPC_ASYNC, args, kwargs))
     }
 
@@ -461,7 +621,12 @@ impl PyEndpoint {
 
     /// Waits for a transfer's end: as `poll_async`, `(True, False)` if `timeout` seconds pass first.
     #[pyo3(signature = (transfer_id, timeout=None))]
-    fn wait(&self, py: Python<'_>, transfer_id: u64, timeout: Option<f64>) -> PyResult<(bool, bool)> {
+    fn wait(
+        &self,
+        py: Python<'_>,
+        transfer_id: u64,
+        timeout: Option<f64>,
+    ) -> PyResult<(bool, bool)> {
         let transfer = TransferId(transfer_id);
         let timeout = wait_timeout(timeout)?;
         match waiting(py, &self.core, |core, interrupt| core.wait(transfer, timeout, interrupt))? {
@@ -506,7 +671,13 @@ impl PyEndpoint {
 
     /// Sends a message to the peer and waits until it is delivered.
     #[pyo3(signature = (conn_id, payload, *, timeout=None))]
-    fn send_notif(&self, py: Python<'_>, conn_id: u64, payload: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<bool> {
+    fn send_notif(
+        &self,
+        py: Python<'_>,
+        conn_id: u64,
+        payload: &Bound<'_, PyAny>,
+        timeout: Option<f64>,
+    ) -> PyResult<bool> {
         let (ok, transfer) = self.send_notif_async(py, conn_id, payload, timeout)?;
         if !ok {
             return Ok(false);
@@ -523,7 +694,13 @@ impl PyEndpoint {
 
     /// Sends a message to the peer: `(ok, transfer_id)`.
     #[pyo3(signature = (conn_id, payload, *, timeout=None))]
-    fn send_notif_async(&self, py: Python<'_>, conn_id: u64, payload: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<(bool, u64)> {
+    fn send_notif_async(
+        &self,
+        py: Python<'_>,
+        conn_id: u64,
+        payload: &Bound<'_, PyAny>,
+        timeout: Option<f64>,
+    ) -> PyResult<(bool, u64)> {
         let payload = buffer::bytes(payload)?;
         let timeout = timeout.map(args::seconds).transpose()?;
         let core = &self.core;
@@ -538,9 +715,14 @@ impl PyEndpoint {
 
     /// Waits until messages are there or `timeout` seconds have passed, and takes them.
     #[pyo3(signature = (timeout=None))]
-    fn wait_notifs<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Vec<(u64, Bound<'py, PyBytes>)>> {
+    fn wait_notifs<'py>(
+        &self,
+        py: Python<'py>,
+        timeout: Option<f64>,
+    ) -> PyResult<Vec<(u64, Bound<'py, PyBytes>)>> {
         let timeout = wait_timeout(timeout)?;
-        let arrived = waiting(py, &self.core, |core, interrupt| core.wait_notifs(timeout, interrupt))?;
+        let arrived =
+            waiting(py, &self.core, |core, interrupt| core.wait_notifs(timeout, interrupt))?;
         let arrived = match arrived {
             Err(Error::Timeout(_)) => Vec::new(),
             arrived => error::or_refuse(arrived, Vec::new()),
@@ -561,7 +743,11 @@ impl PyEndpoint {
     }
 
     /// What is known of a connection; None if there is none.
-    fn connection<'py>(&self, py: Python<'py>, conn_id: u64) -> PyResult<Option<Bound<'py, PyAny>>> {
+    fn connection<'py>(
+        &self,
+        py: Python<'py>,
+        conn_id: u64,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
         match self.core.connection(ConnId(conn_id)) {
             Ok(info) => Ok(Some(crate::json::to_python(py, &info)?)),
             Err(e) => Ok(error::refuse(e, None)),
@@ -612,4 +798,3 @@ fn wait_timeout(timeout: Option<f64>) -> PyResult<Option<Duration>> {
 fn notifs(py: Python<'_>, arrived: Vec<uccl_p2p::Notification>) -> Vec<(u64, Bound<'_, PyBytes>)> {
     arrived.into_iter().map(|n| (n.conn.0, PyBytes::new(py, &n.payload))).collect()
 }
-

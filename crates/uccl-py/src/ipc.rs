@@ -50,8 +50,11 @@ pub(crate) const fn one_sided_v(function: &'static str) -> Signature<7> {
 
 static ADVERTISE: Signature<3> =
     Signature { function: "advertise_ipc", params: [CONN, PTR, SIZE], positional: 3 };
-static ADVERTISEV: Signature<4> =
-    Signature { function: "advertisev_ipc", params: [CONN, PTR_V, SIZE_V, NUM_IOVS], positional: 4 };
+static ADVERTISEV: Signature<4> = Signature {
+    function: "advertisev_ipc",
+    params: [CONN, PTR_V, SIZE_V, NUM_IOVS],
+    positional: 4,
+};
 
 /// Regions that no caller named.
 #[derive(Default)]

@@ -14,8 +14,7 @@ pub(crate) fn to_python<'py>(
     py: Python<'py>,
     report: &impl Serialize,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let value =
-        serde_json::to_value(report).map_err(|e| PyRuntimeError::new_err(e.to_string()))?;
+    let value = serde_json::to_value(report).map_err(|e| PyRuntimeError::new_err(e.to_string()))?;
     convert(py, value)
 }
 

@@ -97,17 +97,18 @@ impl Memory {
 
     fn of_array(value: &Bound<'_, PyAny>, interface: &Bound<'_, PyDict>) -> PyResult<Self> {
         let item = |name: &str| {
-            interface
-                .get_item(name)?
-                .ok_or_else(|| PyValueError::new_err(format!("__array_interface__ has no {name:?}")))
+            interface.get_item(name)?.ok_or_else(|| {
+                PyValueError::new_err(format!("__array_interface__ has no {name:?}"))
+            })
         };
         if interface.get_item("strides")?.is_some_and(|s| !s.is_none()) {
             return Err(PyValueError::new_err("the array is not C-contiguous"));
         }
         let (addr, readonly) = item("data")?.extract::<(usize, bool)>()?;
         let typestr = item("typestr")?.extract::<String>()?;
-        let itemsize = itemsize(&typestr)
-            .ok_or_else(|| PyValueError::new_err(format!("typestr {typestr:?} is not understood")))?;
+        let itemsize = itemsize(&typestr).ok_or_else(|| {
+            PyValueError::new_err(format!("typestr {typestr:?} is not understood"))
+        })?;
         let len = item("shape")?
             .extract::<Vec<usize>>()?
             .into_iter()

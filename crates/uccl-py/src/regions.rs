@@ -70,7 +70,12 @@ pub(crate) fn register(core: &Endpoint, ptr: usize, len: usize) -> Result<MrId, 
 }
 
 /// Registers memory and keeps its owner.
-pub(crate) fn add(ep: &PyEndpoint, py: Python<'_>, memory: Memory, len: usize) -> Result<MrId, Stop> {
+pub(crate) fn add(
+    ep: &PyEndpoint,
+    py: Python<'_>,
+    memory: Memory,
+    len: usize,
+) -> Result<MrId, Stop> {
     if memory.len.is_some_and(|held| len > held) {
         return Err(Stop::refuse(format!(
             "{len} bytes do not fit the object, which has {}",
