@@ -2,5 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod advert;
+pub(crate) mod cursor;
 pub mod frame;
+pub mod handshake;
 pub mod message;

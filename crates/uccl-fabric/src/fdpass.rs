@@ -1,0 +1,294 @@
+//! Handing file descriptors to another process of this host: small messages over a unix stream socket.
+//!
+//! A message is a header of 8 bytes (its length as 32 bits, how many descriptors go with it as 32 bits,
+//! both little-endian) and its bytes. The descriptors travel with its first byte.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+
+/// The longest message, in bytes.
+pub const MAX_MESSAGE: usize = 64 * 1024;
+/// The most descriptors that go with one.
+pub const MAX_FDS: usize = 8;
+
+const HEADER: usize = 8;
+/// How many descriptors may have come whose message has not.
+const MAX_WAITING_FDS: usize = 4 * MAX_FDS;
+
+/// A message and the descriptors that came with it.
+#[derive(Debug)]
+pub struct Message {
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    /// Its descriptors, close-on-exec.
+    pub fds: Vec<OwnedFd>,
+}
+
+/// Who is at the other end of a socket, as the system tells.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Peer {
+    /// Process, as numbered here; `None` when it cannot be seen from here (another container).
+    pub pid: Option<i32>,
+    /// User.
+    pub uid: u32,
+}
+
+/// A message on its way out.
+#[derive(Debug)]
+struct Outgoing {
+    bytes: Vec<u8>,
+    sent: usize,
+    fds: Vec<OwnedFd>,
+}
+
+/// A non-blocking socket that carries messages with descriptors.
+#[derive(Debug)]
+pub struct FdSocket {
+    stream: UnixStream,
+    outgoing: VecDeque<Outgoing>,
+    incoming: Vec<u8>,
+    fds: VecDeque<OwnedFd>,
+    ended: bool,
+}
+
+fn broken(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+fn would_block(error: rustix::io::Errno) -> bool {
+    error == rustix::io::Errno::AGAIN || error == rustix::io::Errno::INTR
+}
+
+impl FdSocket {
+    /// Over a connected socket.
+    ///
+    /// # Errors
+    /// When it cannot be made non-blocking.
+    pub fn new(stream: UnixStream) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        let (outgoing, incoming, fds) = Default::default();
+        Ok(Self { stream, outgoing, incoming, fds, ended: false })
+    }
+
+    /// Connects to who listens at the abstract name, without waiting.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::ConnectionRefused`] when nobody does, [`io::ErrorKind::WouldBlock`] when too many
+    /// wait there already.
+    pub fn connect(name: &[u8]) -> io::Result<Self> {
+        use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+        let address = SocketAddrUnix::new_abstract_name(name)?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        rustix::net::connect(&socket, &address)?;
+        Self::new(socket.into())
+    }
+
+    /// Who is at the other end; who made the connection, or listened for it.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn peer(&self) -> io::Result<Peer> {
+        let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
+        let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+        // SAFETY: `cred` is writable for the `len` bytes given.
+        let rc = unsafe {
+            let out = (&raw mut cred).cast();
+            libc::getsockopt(
+                self.stream.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERCRED,
+                out,
+                &raw mut len,
+            )
+        };
+        if rc != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Peer { pid: (cred.pid > 0).then_some(cred.pid), uid: cred.uid })
+    }
+
+    /// Sends a message with copies of `fds`. What the socket does not take is kept and goes out with
+    /// [`flush`](Self::flush).
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] when it is too long or has too many descriptors, otherwise what the
+    /// system says.
+    pub fn send(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        if bytes.len() > MAX_MESSAGE || fds.len() > MAX_FDS {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mut framed = Vec::with_capacity(HEADER + bytes.len());
+        framed.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
+        framed.extend_from_slice(&(fds.len() as u32).to_le_bytes());
+        framed.extend_from_slice(bytes);
+        let fds = fds.iter().map(BorrowedFd::try_clone_to_owned).collect::<io::Result<_>>()?;
+        self.outgoing.push_back(Outgoing { bytes: framed, sent: 0, fds });
+        self.flush().map(drop)
+    }
+
+    /// Sends what is kept, as far as the socket takes it. `true` when nothing is left; otherwise wait until
+    /// the socket is writable.
+    ///
+    /// # Errors
+    /// What the system says; [`io::ErrorKind::BrokenPipe`] when the peer is gone.
+    pub fn flush(&mut self) -> io::Result<bool> {
+        while let Some(first) = self.outgoing.front_mut() {
+            match first.send(self.stream.as_fd()) {
+                Ok(()) if first.sent == first.bytes.len() => drop(self.outgoing.pop_front()),
+                Ok(()) => {}
+                Err(error) if would_block(error) => return Ok(false),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(true)
+    }
+
+    /// The next message. `None` when none has wholly come yet. Non-blocking.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::UnexpectedEof`] when the peer has closed (with nothing more to come),
+    /// [`io::ErrorKind::InvalidData`] when it speaks nonsense, otherwise what the system says.
+    pub fn recv(&mut self) -> io::Result<Option<Message>> {
+        loop {
+            if let Some(message) = self.parse()? {
+                return Ok(Some(message));
+            }
+            if self.ended {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            if !self.fill()? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Takes a whole message out of what has come.
+    fn parse(&mut self) -> io::Result<Option<Message>> {
+        let Some((header, rest)) = self.incoming.split_first_chunk::<HEADER>() else {
+            return Ok(None);
+        };
+        let [l0, l1, l2, l3, c0, c1, c2, c3] = *header;
+        let len = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
+        let count = u32::from_le_bytes([c0, c1, c2, c3]) as usize;
+        if len > MAX_MESSAGE || count > MAX_FDS {
+            return Err(broken("a message longer than agreed"));
+        }
+        // The descriptors came with the header's first byte, if they ever do.
+        if count > self.fds.len() {
+            return Err(broken("a message without its descriptors"));
+        }
+        let Some(bytes) = rest.get(..len) else { return Ok(None) };
+        let bytes = bytes.to_vec();
+        self.incoming.drain(..HEADER + len);
+        Ok(Some(Message { bytes, fds: self.fds.drain(..count).collect() }))
+    }
+
+    /// Reads once. `false` when nothing is there.
+    fn fill(&mut self) -> io::Result<bool> {
+        let mut chunk = [0; 4096];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut slices = [IoSliceMut::new(&mut chunk)];
+        let received =
+            rustix::net::recvmsg(&self.stream, &mut slices, &mut control, RecvFlags::CMSG_CLOEXEC);
+        let received = match received {
+            Err(error) if would_block(error) => return Ok(false),
+            other => other?,
+        };
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = message {
+                self.fds.extend(fds);
+            }
+        }
+        if received.flags.contains(rustix::net::ReturnFlags::CTRUNC)
+            || self.fds.len() > MAX_WAITING_FDS
+        {
+            return Err(broken("more descriptors than agreed"));
+        }
+        self.ended = received.bytes == 0;
+        self.incoming.extend_from_slice(chunk.get(..received.bytes).unwrap_or_default());
+        Ok(true)
+    }
+}
+
+impl Outgoing {
+    fn send(&mut self, socket: BorrowedFd<'_>) -> rustix::io::Result<()> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fds: Vec<_> = self.fds.iter().map(AsFd::as_fd).collect();
+        if !fds.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(&fds));
+        }
+        let rest = [IoSlice::new(&self.bytes[self.sent..])];
+        let sent = rustix::net::sendmsg(socket, &rest, &mut control, SendFlags::NOSIGNAL)?;
+        self.sent += sent;
+        // They went with the first byte.
+        self.fds.clear();
+        Ok(())
+    }
+}
+
+impl AsFd for FdSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+impl AsRawFd for FdSocket {
+    fn as_raw_fd(&self) -> RawFd {
+        self.stream.as_raw_fd()
+    }
+}
+
+/// Listens at an abstract name, which goes when the listener does. Non-blocking.
+#[derive(Debug)]
+pub struct FdListener {
+    listener: UnixListener,
+}
+
+impl FdListener {
+    /// Listens at `name`.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::AddrInUse`] when somebody does already, otherwise what the system says.
+    pub fn bind(name: &[u8]) -> io::Result<Self> {
+        let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
+        listener.set_nonblocking(true)?;
+        Ok(Self { listener })
+    }
+
+    /// The next connection, or `None` when nobody waits.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn accept(&self) -> io::Result<Option<FdSocket>> {
+        match self.listener.accept() {
+            Ok((stream, _)) => FdSocket::new(stream).map(Some),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl AsFd for FdListener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+impl AsRawFd for FdListener {
+    fn as_raw_fd(&self) -> RawFd {
+        self.listener.as_raw_fd()
+    }
+}

@@ -1,0 +1,394 @@
+//! One process reading and writing another's registered memory, on its own thread, with one copy.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::ptr;
+
+use super::copy::copy_bytes;
+use super::hazard::{HazardGuard, Hazards};
+use super::mappings::PeerMappings;
+use super::memo::Memo;
+use super::published::{Checked, PeerCheck, PeerTable};
+use crate::cma::{CmaError, Process};
+use crate::mem::{Access, RemoteSpan, Span};
+use crate::region::{AccessError, Rights, offset_within};
+
+/// How the peer's memory can be reached from here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reach {
+    /// It is mapped here.
+    Mapped,
+    /// Through the kernel.
+    Cma,
+    /// Not at all: ask the peer.
+    None,
+}
+
+/// Why a direct copy did not happen, or not wholly.
+#[derive(Debug, thiserror::Error)]
+pub enum DirectError {
+    /// The peer's region does not allow it. With more than [`BATCH`] regions in one call, part of
+    /// the bytes may have moved when one was revoked meanwhile; otherwise none has.
+    #[error(transparent)]
+    Refused(#[from] AccessError),
+    /// The peer's memory cannot be reached from here.
+    #[error("the memory can neither be mapped nor copied through the kernel")]
+    Unreachable,
+    /// The two sides differ in length.
+    #[error("{local} bytes here, {remote} at the peer")]
+    Length {
+        /// Bytes on this side.
+        local: u64,
+        /// Bytes on the peer's.
+        remote: u64,
+    },
+    /// The copy through the kernel failed.
+    #[error(transparent)]
+    Cma(#[from] CmaError),
+}
+
+impl From<PeerCheck> for DirectError {
+    fn from(check: PeerCheck) -> Self {
+        match check {
+            PeerCheck::Unpublished => Self::Unreachable,
+            PeerCheck::Refused(error) => Self::Refused(error),
+        }
+    }
+}
+
+/// How many distinct regions a call touches before it lets go of the first ones.
+pub const BATCH: usize = 16;
+
+/// A region of the peer's, and where it is from here.
+#[derive(Clone, Copy, Debug)]
+struct Found {
+    addr: u64,
+    len: u64,
+    rights: Rights,
+    /// Where it is mapped; null when it is not.
+    base: *mut u8,
+}
+
+impl Found {
+    /// Where an access starts in our mapping: null when there is none.
+    #[inline(always)]
+    fn admit(&self, span: &RemoteSpan, access: Access) -> Result<*mut u8, AccessError> {
+        self.rights.admit(access)?;
+        let offset = offset_within(self.addr, self.len, span.addr, span.len)?;
+        if self.base.is_null() {
+            return Ok(self.base);
+        }
+        // The region lies within a mapping, so the offset fits.
+        Ok(self.base.wrapping_add(offset as usize))
+    }
+}
+
+/// What is needed to touch the peer's memory without its help.
+#[derive(Debug)]
+pub struct Direct {
+    table: PeerTable,
+    hazards: Hazards,
+    process: Option<Process>,
+    mappings: PeerMappings,
+    /// Key, slot + 1, version, epoch, address, length, rights, and where the region is mapped here, or 0.
+    memo: Memo<8>,
+}
+
+impl Direct {
+    /// `hazards` are those that the peer looks at. Without `process`, only mapped memory is reached.
+    #[must_use]
+    pub fn new(table: PeerTable, hazards: Hazards, process: Option<Process>) -> Self {
+        Self { table, hazards, process, mappings: PeerMappings::new(), memo: Memo::new() }
+    }
+
+    /// Maps the segment of at most `max_len` bytes that the peer calls `id`.
+    ///
+    /// # Errors
+    /// As for [`PeerMappings::insert`].
+    pub fn insert_mapping(&self, id: u32, fd: OwnedFd, max_len: usize) -> io::Result<()> {
+        self.mappings.insert(id, fd, max_len, &self.hazards)
+    }
+
+    /// Forgets the peer's segment `id`, and says whether it was there.
+    pub fn remove_mapping(&self, id: u32) -> bool {
+        self.mappings.remove(id, &self.hazards)
+    }
+
+    /// How many of the peer's segments are mapped here (those about to be unmapped included).
+    #[must_use]
+    pub fn mapped(&self) -> usize {
+        self.mappings.mapped()
+    }
+
+    /// How [`copy`](Self::copy) would reach a range now. [`Reach::None`] also when it would be refused.
+    #[must_use]
+    pub fn reach(&self, remote: &RemoteSpan) -> Reach {
+        // Segments are unmapped only when no hazard stands.
+        let _hazard = self.hazards.claim(remote.slot);
+        match self.find(remote) {
+            Ok(found) if offset_within(found.addr, found.len, remote.addr, remote.len).is_err() => {
+                Reach::None
+            }
+            Ok(found) if !found.base.is_null() => Reach::Mapped,
+            Ok(_) if self.process.is_some() => Reach::Cma,
+            _ => Reach::None,
+        }
+    }
+
+    /// Finds the region of a range, from memory if nothing has changed. To be used under a hazard claimed
+    /// before.
+    #[inline(always)]
+    fn find(&self, remote: &RemoteSpan) -> Result<Found, DirectError> {
+        let version = self.table.version(remote.slot).ok_or(DirectError::Unreachable)?;
+        let epoch = self.mappings.epoch();
+        if let Some([key, slot, seen, mapped, addr, len, rights, base]) = self.memo.get(remote.slot)
+        {
+            let same = key == remote.key && slot == u64::from(remote.slot) + 1;
+            if same && seen == version && mapped == epoch && version & 1 == 1 {
+                let rights = Rights { read: rights & 1 != 0, write: rights & 2 != 0 };
+                return Ok(Found { addr, len, rights, base: base as *mut u8 });
+            }
+        }
+        self.find_anew(remote, epoch)
+    }
+
+    #[cold]
+    fn find_anew(&self, remote: &RemoteSpan, epoch: u64) -> Result<Found, DirectError> {
+        let checked = self.table.find(remote)?;
+        let Checked { version, addr, len, rights, backing } = checked;
+        let base = backing
+            .and_then(|b| self.mappings.locate(b.id, b.offset, len))
+            .unwrap_or(ptr::null_mut());
+        let bits = u64::from(rights.read) | u64::from(rights.write) << 1;
+        let slot = u64::from(remote.slot) + 1;
+        self.memo
+            .put(remote.slot, &[remote.key, slot, version, epoch, addr, len, bits, base as u64]);
+        Ok(Found { addr, len, rights, base })
+    }
+
+    /// Copies the bytes of `local`, in order, to those of `remote` ([`Access::Write`]) or the other way round
+    /// ([`Access::Read`]), and says how many. All is checked before the first byte moves.
+    ///
+    /// # Errors
+    /// When the lengths differ, the peer's regions do not allow it, or the memory cannot be reached or is not
+    /// there.
+    ///
+    /// # Safety
+    /// `local` must be memory that may be read, or for [`Access::Read`] written, during the call.
+    #[inline]
+    pub unsafe fn copy(
+        &self,
+        access: Access,
+        local: &[Span],
+        remote: &[RemoteSpan],
+    ) -> Result<u64, DirectError> {
+        if let ([here], [there]) = (local, remote)
+            && here.len as u64 == there.len
+        {
+            // SAFETY: the caller's promise.
+            return unsafe { self.copy_one(access, here, there) };
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.copy_many(access, local, remote) }
+    }
+
+    #[inline]
+    unsafe fn copy_one(
+        &self,
+        access: Access,
+        local: &Span,
+        remote: &RemoteSpan,
+    ) -> Result<u64, DirectError> {
+        let _hazard = self.hazards.claim(remote.slot);
+        let there = self.find(remote)?.admit(remote, access)?;
+        if there.is_null() {
+            let process = self.process.as_ref().ok_or(DirectError::Unreachable)?;
+            // SAFETY: the caller's promise.
+            return Ok(unsafe { process.copy(access, &[*local], &[(remote.addr, remote.len)])? });
+        }
+        // SAFETY: the caller's promise for here; `there` is within a mapping, which stays while the hazard
+        // stands.
+        unsafe { move_bytes(access, local.addr as *mut u8, there, local.len) };
+        Ok(remote.len)
+    }
+
+    unsafe fn copy_many(
+        &self,
+        access: Access,
+        local: &[Span],
+        remote: &[RemoteSpan],
+    ) -> Result<u64, DirectError> {
+        let here = local.iter().fold(0u64, |sum, span| sum.saturating_add(span.len as u64));
+        let there = remote.iter().fold(0u64, |sum, span| sum.saturating_add(span.len));
+        if here != there {
+            return Err(DirectError::Length { local: here, remote: there });
+        }
+        let mut held = Held::new(&self.hazards);
+        let mut first = held.claim(remote);
+        if first < remote.len() {
+            // What the first batch of hazards does not cover is checked in advance too.
+            self.check_all(access, &remote[first..])?;
+        }
+        let mut rest = remote;
+        let mut walk =
+            Walk { local, done: 0, access, process: self.process.as_ref(), queue: Vec::new() };
+        loop {
+            let (batch, after) = rest.split_at(first);
+            self.check_all(access, batch)?;
+            for span in batch {
+                let there = self.find(span)?.admit(span, access)?;
+                // SAFETY: the caller's promise for here; the hazards held keep `there` mapped.
+                unsafe { walk.piece(there, span)? };
+            }
+            // SAFETY: the caller's promise.
+            unsafe { walk.flush()? };
+            if after.is_empty() {
+                return Ok(here);
+            }
+            rest = after;
+            first = held.claim(rest);
+        }
+    }
+
+    fn check_all(&self, access: Access, remote: &[RemoteSpan]) -> Result<(), DirectError> {
+        for span in remote {
+            let there = self.find(span)?.admit(span, access)?;
+            if there.is_null() && self.process.is_none() {
+                return Err(DirectError::Unreachable);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The hazards of one batch.
+struct Held<'a> {
+    hazards: &'a Hazards,
+    slots: [u32; BATCH],
+    guards: [Option<HazardGuard<'a>>; BATCH],
+    count: usize,
+}
+
+impl<'a> Held<'a> {
+    fn new(hazards: &'a Hazards) -> Self {
+        Self { hazards, slots: [0; BATCH], guards: [const { None }; BATCH], count: 0 }
+    }
+
+    /// Lets go of what it held, claims the slots of as many `spans` as it can, and says how many; all or
+    /// none at a time, so that two callers cannot wait for each other's words.
+    fn claim(&mut self, spans: &[RemoteSpan]) -> usize {
+        loop {
+            self.release();
+            if let Some(covered) = self.try_claim(spans) {
+                return covered;
+            }
+            self.release();
+            std::thread::yield_now();
+        }
+    }
+
+    fn release(&mut self) {
+        self.guards[..self.count].fill_with(|| None);
+        self.count = 0;
+    }
+
+    fn try_claim(&mut self, spans: &[RemoteSpan]) -> Option<usize> {
+        for (covered, span) in spans.iter().enumerate() {
+            if self.slots[..self.count].contains(&span.slot) {
+                continue;
+            }
+            if self.count == BATCH {
+                return Some(covered);
+            }
+            self.guards[self.count] = Some(self.hazards.try_claim(span.slot)?);
+            self.slots[self.count] = span.slot;
+            self.count += 1;
+        }
+        Some(spans.len())
+    }
+}
+
+/// The local side of a copy, paired piece by piece with the remote one.
+struct Walk<'a> {
+    local: &'a [Span],
+    /// How much of the first local span is done.
+    done: usize,
+    access: Access,
+    process: Option<&'a Process>,
+    /// Pieces that wait to go through the kernel together.
+    queue: Vec<(Span, (u64, u64))>,
+}
+
+/// How many pieces the kernel takes at once.
+const QUEUE: usize = 1024;
+
+impl Walk<'_> {
+    /// Copies one remote span, mapped at `there` or, if that is null, through the kernel.
+    ///
+    /// # Safety
+    /// The local spans must be memory that the access may touch; `there` must be null or mapped for the
+    /// length of `remote`.
+    unsafe fn piece(&mut self, there: *mut u8, remote: &RemoteSpan) -> Result<(), DirectError> {
+        let mut at = 0;
+        while at < remote.len {
+            let Some(here) = self.next(remote.len - at) else { return Ok(()) };
+            if there.is_null() {
+                self.queue.push((here, (remote.addr + at, here.len as u64)));
+                if self.queue.len() == QUEUE {
+                    // SAFETY: the caller's promise.
+                    unsafe { self.flush()? };
+                }
+            } else {
+                let there = there.wrapping_add(at as usize);
+                // SAFETY: the caller's promise; `at + here.len` is within the span.
+                unsafe { move_bytes(self.access, here.addr as *mut u8, there, here.len) };
+            }
+            at += here.len as u64;
+        }
+        Ok(())
+    }
+
+    /// The next local bytes, at most `most` and all in one place.
+    fn next(&mut self, most: u64) -> Option<Span> {
+        loop {
+            let (first, rest) = self.local.split_first()?;
+            let left = first.len - self.done;
+            let len = left.min(usize::try_from(most).unwrap_or(usize::MAX));
+            let span = Span { addr: first.addr + self.done, len };
+            self.done += len;
+            if len == left {
+                self.local = rest;
+                self.done = 0;
+            }
+            if len > 0 {
+                return Some(span);
+            }
+        }
+    }
+
+    /// # Safety
+    /// The local spans must be memory that the access may touch.
+    unsafe fn flush(&mut self) -> Result<(), DirectError> {
+        if self.queue.is_empty() {
+            return Ok(());
+        }
+        let process = self.process.ok_or(DirectError::Unreachable)?;
+        let (local, remote): (Vec<_>, Vec<_>) = self.queue.drain(..).unzip();
+        // SAFETY: the caller's promise.
+        unsafe { process.copy(self.access, &local, &remote)? };
+        Ok(())
+    }
+}
+
+/// # Safety
+/// `len` bytes must be accessible at both pointers, for writing where the access writes.
+#[inline(always)]
+unsafe fn move_bytes(access: Access, here: *mut u8, there: *mut u8, len: usize) {
+    // SAFETY: the caller's promise. Two mappings of the same memory do not overlap as addresses.
+    unsafe {
+        match access {
+            Access::Read => copy_bytes(there, here, len),
+            Access::Write => copy_bytes(here, there, len),
+        }
+    }
+}

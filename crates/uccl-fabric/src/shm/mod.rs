@@ -1,0 +1,22 @@
+//! Memory shared by two processes of one host, and what keeps sharing it safe.
+//!
+//! The owner of a region publishes, in a table that its peers map read-only, which regions live; a
+//! peer that touches one first says so in a [`Hazards`] word. Together they make revocation sure: see
+//! [`hazard`] for the argument.
+
+mod copy;
+pub mod direct;
+pub mod hazard;
+pub mod mappings;
+mod memo;
+pub mod published;
+pub mod ring;
+pub mod segment;
+pub(crate) mod sync;
+
+pub use direct::{Direct, DirectError, Reach};
+pub use hazard::{HazardGuard, Hazards};
+pub use mappings::PeerMappings;
+pub use published::{Checked, PeerCheck, PeerTable};
+pub use ring::{ByteRing, RingRx, RingTx};
+pub use segment::{MapMode, Segment};

@@ -1,0 +1,263 @@
+//! The table of regions that an owner publishes to the peers of its host.
+//!
+//! 65,536 entries of eight 64-bit words, in a segment that peers can only read:
+//!
+//! | word | meaning |
+//! | --- | --- |
+//! | 0 | version: odd while the region lives, even when there is none; grows with every change |
+//! | 1, 2 | address and length in the owner's process |
+//! | 3 | bit 0: may be read, bit 1: may be written, bit 2: lies in shared memory (words 6 and 7) |
+//! | 4, 5 | the first 128 bits of SHA-256(key, slot), both little-endian |
+//! | 6, 7 | id of the shared memory, and where in it the region starts |
+//!
+//! Words 1 to 7 change only while the version is even, so that a reader who finds the same odd version
+//! before and after has read one region whole. Keys are not in the table: a peer shows that it was given
+//! one by knowing what hashes to the digest.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use sha2::{Digest, Sha256};
+
+use super::memo::Memo;
+use super::segment::{MapMode, Segment, Words};
+use super::sync::Word;
+use crate::mem::{Access, RemoteSpan, Span};
+use crate::region::{AccessError, Rights, SharedBacking};
+
+/// How many regions a table publishes; those in later slots are reached by asking their owner.
+pub const PUBLISHED_REGIONS: usize = 1 << 16;
+
+const ENTRY_WORDS: usize = 8;
+const TABLE_BYTES: usize = PUBLISHED_REGIONS * ENTRY_WORDS * 8;
+
+const READ: u64 = 1;
+const WRITE: u64 = 2;
+const BACKED: u64 = 4;
+
+/// Words 1 to 7 of an entry.
+pub(crate) type Fields = [u64; 7];
+
+/// Puts a region into a dead entry.
+pub(crate) fn publish<W: Word>(entry: &[W; ENTRY_WORDS], fields: &Fields) {
+    let version = entry[0].load(Ordering::Relaxed);
+    // A reader that sees any of the new fields sees the even version too.
+    W::fence(Ordering::Release);
+    for (word, value) in entry[1..].iter().zip(fields) {
+        word.store(*value, Ordering::Relaxed);
+    }
+    entry[0].store(version.wrapping_add(1) | 1, Ordering::Release);
+}
+
+/// Marks an entry dead. Hazard words looked at after this tell which accesses are still under way.
+pub(crate) fn retire<W: Word>(entry: &[W; ENTRY_WORDS]) {
+    let version = entry[0].load(Ordering::Relaxed);
+    if version & 1 == 1 {
+        entry[0].store(version.wrapping_add(1), Ordering::SeqCst);
+    }
+}
+
+/// The version, to be looked at under a hazard.
+#[inline(always)]
+pub(crate) fn version<W: Word>(entry: &[W; ENTRY_WORDS]) -> u64 {
+    entry[0].load(Ordering::SeqCst)
+}
+
+/// The living region of an entry with its version. `None` when there is none, or it is changing.
+pub(crate) fn read<W: Word>(entry: &[W; ENTRY_WORDS]) -> Option<(u64, Fields)> {
+    let before = version(entry);
+    let fields = std::array::from_fn(|i| entry[i + 1].load(Ordering::Relaxed));
+    W::fence(Ordering::Acquire);
+    let after = entry[0].load(Ordering::Relaxed);
+    (before & 1 == 1 && before == after).then_some((before, fields))
+}
+
+/// What peers can check a key against, and not find it from.
+fn digest(key: u64, slot: u32) -> [u64; 2] {
+    let hash =
+        Sha256::new().chain_update(key.to_le_bytes()).chain_update(slot.to_le_bytes()).finalize();
+    let word = |at: usize| {
+        hash.get(at..at + 8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes)
+    };
+    [word(0), word(8)]
+}
+
+fn entry(words: &Words, slot: u32) -> Option<&[core::sync::atomic::AtomicU64; ENTRY_WORDS]> {
+    words.as_slice().get(slot as usize * ENTRY_WORDS..)?.first_chunk()
+}
+
+/// What a region is, as its owner publishes it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Listing {
+    pub(crate) span: Span,
+    pub(crate) rights: Rights,
+    pub(crate) backing: Option<SharedBacking>,
+}
+
+/// The owner's side of the table.
+#[derive(Debug)]
+pub(crate) struct PublishedTable {
+    segment: Arc<Segment>,
+    words: Words,
+}
+
+impl PublishedTable {
+    pub(crate) fn new() -> io::Result<Self> {
+        let segment = Arc::new(Segment::create_published("uccl-regions", TABLE_BYTES)?);
+        let words = Words::new(&segment, 0, PUBLISHED_REGIONS * ENTRY_WORDS)?;
+        Ok(Self { segment, words })
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.segment.fd()
+    }
+
+    /// Lists a region, if its slot is within the table. The slot must be retired.
+    pub(crate) fn publish(&self, slot: u32, key: u64, listing: &Listing) {
+        let Some(entry) = entry(&self.words, slot) else { return };
+        let Listing { span, rights, backing } = *listing;
+        let [low, high] = digest(key, slot);
+        let flag = |set: bool, bit: u64| if set { bit } else { 0 };
+        let bits =
+            flag(rights.read, READ) | flag(rights.write, WRITE) | flag(backing.is_some(), BACKED);
+        let (id, offset) = backing.map_or((0, 0), |b| (u64::from(b.id), b.offset));
+        publish(entry, &[span.addr as u64, span.len as u64, bits, low, high, id, offset]);
+    }
+
+    pub(crate) fn retire(&self, slot: u32) {
+        if let Some(entry) = entry(&self.words, slot) {
+            retire(entry);
+        }
+    }
+}
+
+/// Why a region of the peer's cannot be touched from here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum PeerCheck {
+    /// Its slot is beyond the published table: ask the owner.
+    #[error("the region is not in the published table")]
+    Unpublished,
+    /// The access is not allowed.
+    #[error(transparent)]
+    Refused(#[from] AccessError),
+}
+
+/// A region of the peer's, as found in its table by someone who has its key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Checked {
+    /// The entry's version then; the finding holds while it stays.
+    pub version: u64,
+    /// Where the region starts in the owner's process.
+    pub addr: u64,
+    /// The region's length in bytes.
+    pub len: u64,
+    /// What peers may do there.
+    pub rights: Rights,
+    /// Where the region lies in shared memory, if it does.
+    pub backing: Option<SharedBacking>,
+}
+
+impl Checked {
+    /// Whether the access lies within the region and its rights, and how far into it.
+    ///
+    /// # Errors
+    /// [`AccessError::OutOfBounds`] or [`AccessError::Denied`].
+    #[inline]
+    pub fn admit(&self, span: &RemoteSpan, access: Access) -> Result<u64, AccessError> {
+        self.rights.admit(access)?;
+        crate::region::offset_within(self.addr, self.len, span.addr, span.len)
+    }
+
+    fn from_fields(version: u64, fields: &Fields) -> Self {
+        let [addr, len, bits, _, _, id, offset] = *fields;
+        let rights = Rights { read: bits & READ != 0, write: bits & WRITE != 0 };
+        let backing = (bits & BACKED != 0)
+            .then(|| u32::try_from(id).ok().map(|id| SharedBacking { id, offset }))
+            .flatten();
+        Self { version, addr, len, rights, backing }
+    }
+}
+
+/// A peer's table, mapped read-only, and a memory of the keys already checked against it.
+#[derive(Debug)]
+pub struct PeerTable {
+    words: Words,
+    /// Key, slot + 1, version, and five words of the entry.
+    memo: Memo<8>,
+}
+
+impl PeerTable {
+    /// Maps the table whose memfd the peer handed over.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidData`] when it is not such a table, or what the system says.
+    pub fn map(fd: OwnedFd) -> io::Result<Self> {
+        let segment = Arc::new(Segment::map(fd, MapMode::ReadOnly, TABLE_BYTES)?);
+        if segment.len() != TABLE_BYTES {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the peer's region table is too short",
+            ));
+        }
+        let words = Words::new(&segment, 0, PUBLISHED_REGIONS * ENTRY_WORDS)?;
+        Ok(Self { words, memo: Memo::new() })
+    }
+
+    /// The version of a slot's entry, or `None` beyond the table. Look at it after claiming a hazard: if
+    /// it is still that of [`Checked`], the region lives until the hazard is cleared.
+    #[inline(always)]
+    pub fn version(&self, slot: u32) -> Option<u64> {
+        entry(&self.words, slot).map(version)
+    }
+
+    /// Checks an access against the table. The answer is good at this moment only, unless a hazard on
+    /// the slot was claimed before asking: then until that is cleared.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check(&self, span: &RemoteSpan, access: Access) -> Result<Checked, PeerCheck> {
+        let checked = self.find(span)?;
+        checked.admit(span, access)?;
+        Ok(checked)
+    }
+
+    /// The region that `span` has the key of, whatever its range.
+    ///
+    /// # Errors
+    /// [`PeerCheck::Unpublished`], or [`AccessError::UnknownKey`].
+    pub fn find(&self, span: &RemoteSpan) -> Result<Checked, PeerCheck> {
+        let entry = entry(&self.words, span.slot).ok_or(PeerCheck::Unpublished)?;
+        match self.recall(span, version(entry)) {
+            Some(checked) => Ok(checked),
+            None => Ok(self.verify(span, entry)?),
+        }
+    }
+
+    fn recall(&self, span: &RemoteSpan, version: u64) -> Option<Checked> {
+        let [key, slot, seen, addr, len, bits, id, offset] = self.memo.get(span.slot)?;
+        let same = version & 1 == 1
+            && seen == version
+            && key == span.key
+            && slot == u64::from(span.slot) + 1;
+        same.then(|| Checked::from_fields(version, &[addr, len, bits, 0, 0, id, offset]))
+    }
+
+    fn verify(
+        &self,
+        span: &RemoteSpan,
+        entry: &[core::sync::atomic::AtomicU64; ENTRY_WORDS],
+    ) -> Result<Checked, AccessError> {
+        let (version, fields) = read(entry).ok_or(AccessError::UnknownKey)?;
+        let [addr, len, bits, low, high, id, offset] = fields;
+        let expected = digest(span.key, span.slot);
+        // Without a branch between the halves, so that time tells nothing of how much was right.
+        if (expected[0] ^ low) | (expected[1] ^ high) != 0 {
+            return Err(AccessError::UnknownKey);
+        }
+        let slot = u64::from(span.slot) + 1;
+        self.memo.put(span.slot, &[span.key, slot, version, addr, len, bits, id, offset]);
+        Ok(Checked::from_fields(version, &fields))
+    }
+}

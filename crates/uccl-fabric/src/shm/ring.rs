@@ -1,0 +1,434 @@
+//! A byte ring in shared memory: one process puts bytes in, the other takes them out.
+//!
+//! Layout, in bytes from the start (all words are 64-bit; each side's on cache lines of its own):
+//!
+//! | at | word | written by |
+//! | --- | --- | --- |
+//! | 0 | head: bytes ever put in | producer |
+//! | 8 | closed: the producer will put no more | producer |
+//! | 128 | tail: bytes ever taken out | consumer |
+//! | 136 | gone: the consumer will take no more | consumer |
+//! | 256 | asleep: the consumer wants to be woken when there is data | both |
+//! | 384 | waiting: the producer wants to be woken when there is space | both |
+//! | 512 | the bytes | producer |
+//!
+//! Either side sleeps by setting its word and then looking once more; the other looks at the word after
+//! moving its index. Both put a sequentially consistent fence between the two, so at least one of them
+//! sees what the other did, and no wake-up is lost.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::copy::copy_bytes;
+use super::segment::{MapMode, Segment, Words};
+use super::sync::Word;
+use crate::mem::Span;
+use crate::pipe::{PipeRx, PipeTx};
+
+const HEAD: usize = 0;
+const CLOSED: usize = 1;
+const TAIL: usize = 16;
+const GONE: usize = 17;
+const ASLEEP: usize = 32;
+const WAITING: usize = 48;
+const HEADER_WORDS: usize = 64;
+const HEADER_BYTES: usize = HEADER_WORDS * 8;
+
+/// Where a ring lies.
+pub(crate) trait Storage {
+    type Word: Word;
+    /// The words of the header.
+    fn word(&self, at: usize) -> &Self::Word;
+    /// How many bytes it holds; a power of two.
+    fn capacity(&self) -> usize;
+    /// Copies `len` bytes in at `at`.
+    ///
+    /// # Safety
+    /// `from` must be readable for `len` bytes, and `at + len` at most the capacity.
+    unsafe fn put(&self, at: usize, from: *const u8, len: usize);
+    /// Copies `len` bytes out from `at`.
+    ///
+    /// # Safety
+    /// `to` must be writable for `len` bytes, and `at + len` at most the capacity.
+    unsafe fn take(&self, at: usize, to: *mut u8, len: usize);
+}
+
+/// The index that the peer wrote makes no sense.
+#[cold]
+fn nonsense() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "the peer broke the shared ring")
+}
+
+fn total(spans: &[Span]) -> usize {
+    spans.iter().fold(0, |sum, span| sum.saturating_add(span.len))
+}
+
+/// Calls `step(position, address, length)` for the pieces of `spans` that make up `bytes` bytes from ring
+/// position `index` on, each in one place on both sides.
+#[inline(always)]
+fn pieces(
+    spans: &[Span],
+    index: u64,
+    bytes: usize,
+    capacity: usize,
+    mut step: impl FnMut(usize, usize, usize),
+) {
+    let mut done = 0;
+    for span in spans {
+        let len = span.len.min(bytes - done);
+        let at = (index.wrapping_add(done as u64) as usize) & (capacity - 1);
+        let before_wrap = len.min(capacity - at);
+        step(at, span.addr, before_wrap);
+        if before_wrap < len {
+            step(0, span.addr + before_wrap, len - before_wrap);
+        }
+        done += len;
+        if done == bytes {
+            return;
+        }
+    }
+}
+
+/// The producer.
+#[derive(Debug)]
+pub(crate) struct Producer<S> {
+    storage: S,
+    head: u64,
+    /// The consumer's index as last seen.
+    tail: u64,
+}
+
+impl<S: Storage> Producer<S> {
+    pub(crate) fn new(storage: S) -> Self {
+        Self { storage, head: 0, tail: 0 }
+    }
+
+    #[inline(always)]
+    fn space(&self) -> usize {
+        self.storage.capacity() - self.head.wrapping_sub(self.tail) as usize
+    }
+
+    fn look(&mut self) -> io::Result<()> {
+        let tail = self.storage.word(TAIL).load(Ordering::Acquire);
+        // The tail goes from where it was up to the head.
+        if tail.wrapping_sub(self.tail) > self.head.wrapping_sub(self.tail) {
+            return Err(nonsense());
+        }
+        self.tail = tail;
+        if self.storage.word(GONE).load(Ordering::Relaxed) != 0 {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// Every span must be readable.
+    #[inline]
+    pub(crate) unsafe fn send(&mut self, spans: &[Span]) -> io::Result<usize> {
+        let want = total(spans);
+        if self.space() < want {
+            self.look()?;
+        }
+        let bytes = want.min(self.space());
+        if bytes == 0 {
+            return Ok(0);
+        }
+        let storage = &self.storage;
+        pieces(spans, self.head, bytes, storage.capacity(), |at, from, len| {
+            // SAFETY: the caller's promise; `pieces` keeps within the ring.
+            unsafe { storage.put(at, from as *const u8, len) };
+        });
+        self.head = self.head.wrapping_add(bytes as u64);
+        self.storage.word(HEAD).store(self.head, Ordering::Release);
+        Ok(bytes)
+    }
+
+    pub(crate) fn close(&self) {
+        self.storage.word(CLOSED).store(1, Ordering::Release);
+    }
+
+    #[inline]
+    pub(crate) fn reader_needs_wake(&self) -> bool {
+        S::Word::fence(Ordering::SeqCst);
+        let asleep = self.storage.word(ASLEEP);
+        asleep.load(Ordering::Relaxed) != 0 && asleep.swap(0, Ordering::AcqRel) != 0
+    }
+
+    pub(crate) fn prepare_wait_space(&self) -> bool {
+        let waiting = self.storage.word(WAITING);
+        waiting.store(1, Ordering::Relaxed);
+        S::Word::fence(Ordering::SeqCst);
+        let tail = self.storage.word(TAIL).load(Ordering::Acquire);
+        let full = self.head.wrapping_sub(tail) == self.storage.capacity() as u64;
+        if full && self.storage.word(GONE).load(Ordering::Acquire) == 0 {
+            return true;
+        }
+        waiting.store(0, Ordering::Relaxed);
+        false
+    }
+
+    pub(crate) fn awake(&self) {
+        self.storage.word(WAITING).store(0, Ordering::Relaxed);
+    }
+}
+
+/// The consumer.
+#[derive(Debug)]
+pub(crate) struct Consumer<S> {
+    storage: S,
+    tail: u64,
+    /// The producer's index as last seen.
+    head: u64,
+}
+
+impl<S: Storage> Consumer<S> {
+    pub(crate) fn new(storage: S) -> Self {
+        Self { storage, tail: 0, head: 0 }
+    }
+
+    #[inline(always)]
+    fn look(&mut self) -> io::Result<()> {
+        let head = self.storage.word(HEAD).load(Ordering::Acquire);
+        let ahead = head.wrapping_sub(self.tail);
+        // The head goes from where it was up to a full ring.
+        if ahead > self.storage.capacity() as u64 || ahead < self.head.wrapping_sub(self.tail) {
+            return Err(nonsense());
+        }
+        self.head = head;
+        Ok(())
+    }
+
+    /// # Safety
+    /// Every span must be writable.
+    #[inline]
+    pub(crate) unsafe fn recv(&mut self, spans: &[Span]) -> io::Result<Option<usize>> {
+        if self.head == self.tail {
+            self.look()?;
+            if self.head == self.tail {
+                return self.drained();
+            }
+        }
+        let there = self.head.wrapping_sub(self.tail) as usize;
+        let bytes = total(spans).min(there);
+        if bytes == 0 {
+            return Ok(None);
+        }
+        let storage = &self.storage;
+        pieces(spans, self.tail, bytes, storage.capacity(), |at, to, len| {
+            // SAFETY: the caller's promise; `pieces` keeps within the ring.
+            unsafe { storage.take(at, to as *mut u8, len) };
+        });
+        self.tail = self.tail.wrapping_add(bytes as u64);
+        self.storage.word(TAIL).store(self.tail, Ordering::Release);
+        Ok(Some(bytes))
+    }
+
+    /// What an empty ring means.
+    fn drained(&mut self) -> io::Result<Option<usize>> {
+        if self.storage.word(CLOSED).load(Ordering::Acquire) == 0 {
+            return Ok(None);
+        }
+        // The last bytes were put in before it was closed.
+        self.look()?;
+        Ok((self.head == self.tail).then_some(0))
+    }
+
+    pub(crate) fn close(&self) {
+        self.storage.word(GONE).store(1, Ordering::Release);
+    }
+
+    pub(crate) fn prepare_sleep(&self) -> bool {
+        let asleep = self.storage.word(ASLEEP);
+        asleep.store(1, Ordering::Relaxed);
+        S::Word::fence(Ordering::SeqCst);
+        let empty = self.storage.word(HEAD).load(Ordering::Acquire) == self.tail;
+        if empty && self.storage.word(CLOSED).load(Ordering::Acquire) == 0 {
+            return true;
+        }
+        asleep.store(0, Ordering::Relaxed);
+        false
+    }
+
+    pub(crate) fn awake(&self) {
+        self.storage.word(ASLEEP).store(0, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn writer_needs_wake(&self) -> bool {
+        S::Word::fence(Ordering::SeqCst);
+        let waiting = self.storage.word(WAITING);
+        waiting.load(Ordering::Relaxed) != 0 && waiting.swap(0, Ordering::AcqRel) != 0
+    }
+}
+
+/// A ring in a shared segment.
+#[derive(Clone, Debug)]
+struct Shared {
+    words: Words,
+    bytes: *mut u8,
+    capacity: usize,
+}
+
+// SAFETY: `bytes` points into the segment that `words` keeps mapped, for any thread.
+unsafe impl Send for Shared {}
+
+impl Storage for Shared {
+    type Word = AtomicU64;
+
+    #[inline(always)]
+    fn word(&self, at: usize) -> &AtomicU64 {
+        &self.words.as_slice()[at]
+    }
+
+    #[inline(always)]
+    fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    #[inline(always)]
+    unsafe fn put(&self, at: usize, from: *const u8, len: usize) {
+        // SAFETY: the caller's promise; the segment has `capacity` bytes at `bytes`.
+        unsafe { copy_bytes(from, self.bytes.add(at), len) };
+    }
+
+    #[inline(always)]
+    unsafe fn take(&self, at: usize, to: *mut u8, len: usize) {
+        // SAFETY: as above.
+        unsafe { copy_bytes(self.bytes.add(at), to, len) };
+    }
+}
+
+/// A ring in a shared segment, of which this process is to be one side.
+#[derive(Debug)]
+pub struct ByteRing {
+    shared: Shared,
+}
+
+impl ByteRing {
+    /// How many bytes of shared memory a ring of `capacity` bytes takes.
+    #[must_use]
+    pub const fn layout_len(capacity: usize) -> usize {
+        HEADER_BYTES + capacity
+    }
+
+    /// The ring of `capacity` bytes (a power of two) at byte `offset` of `segment`, which must be zeroed
+    /// there when the first side comes.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] when it does not fit, `offset` is no multiple of 8 (128 is better),
+    /// `capacity` is no power of two, or the mapping is read-only.
+    pub fn new(segment: &Arc<Segment>, offset: usize, capacity: usize) -> io::Result<Self> {
+        let end = capacity.checked_add(HEADER_BYTES).and_then(|len| len.checked_add(offset));
+        let fits = end.is_some_and(|end| end <= segment.len());
+        if !fits || !capacity.is_power_of_two() || segment.mode() != MapMode::ReadWrite {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let words = Words::new(segment, offset, HEADER_WORDS)?;
+        let bytes = segment.as_ptr().wrapping_add(offset + HEADER_BYTES);
+        Ok(Self { shared: Shared { words, bytes, capacity } })
+    }
+
+    /// Becomes its producer. There must be one in all, and the ring must be new: a second one, here or at
+    /// the peer, garbles the bytes.
+    #[must_use]
+    pub fn into_tx(self) -> RingTx {
+        RingTx { core: Producer::new(self.shared) }
+    }
+
+    /// Becomes its consumer. There must be one in all, and the ring must be new.
+    #[must_use]
+    pub fn into_rx(self) -> RingRx {
+        RingRx { core: Consumer::new(self.shared) }
+    }
+}
+
+/// The producer of a [`ByteRing`].
+///
+/// Whatever the peer writes to the ring, this side stays within it; an index that makes no sense is
+/// [`io::ErrorKind::InvalidData`].
+#[derive(Debug)]
+pub struct RingTx {
+    core: Producer<Shared>,
+}
+
+impl RingTx {
+    /// Says that no more bytes will come. The consumer takes out what is there and then sees the end. Ask
+    /// [`reader_needs_wake`](Self::reader_needs_wake) after it.
+    pub fn close(&mut self) {
+        self.core.close();
+    }
+
+    /// Whether the consumer sleeps, and must be woken because of what was sent (or closed) before this call.
+    /// True once for each sleep.
+    #[inline]
+    #[must_use]
+    pub fn reader_needs_wake(&mut self) -> bool {
+        self.core.reader_needs_wake()
+    }
+
+    /// Asks to be woken when there is space in a full ring. `false` when there is some already (or the
+    /// consumer is gone): then send instead of sleeping.
+    #[must_use]
+    pub fn prepare_wait_space(&mut self) -> bool {
+        self.core.prepare_wait_space()
+    }
+
+    /// Takes back [`prepare_wait_space`](Self::prepare_wait_space).
+    pub fn awake(&mut self) {
+        self.core.awake();
+    }
+}
+
+impl PipeTx for RingTx {
+    /// [`io::ErrorKind::BrokenPipe`] once the consumer has closed, which is noticed when the ring looks full.
+    #[inline]
+    unsafe fn send(&mut self, spans: &[Span]) -> io::Result<usize> {
+        // SAFETY: the caller's promise.
+        unsafe { self.core.send(spans) }
+    }
+}
+
+/// The consumer of a [`ByteRing`].
+///
+/// Whatever the peer writes to the ring, this side stays within it; an index that makes no sense is
+/// [`io::ErrorKind::InvalidData`].
+#[derive(Debug)]
+pub struct RingRx {
+    core: Consumer<Shared>,
+}
+
+impl RingRx {
+    /// Says that no more bytes will be taken out. Ask [`writer_needs_wake`](Self::writer_needs_wake) after it.
+    pub fn close(&mut self) {
+        self.core.close();
+    }
+
+    /// Asks to be woken when there is data in an empty ring. `false` when there is some already (or the
+    /// producer has closed): then receive instead of sleeping.
+    #[must_use]
+    pub fn prepare_sleep(&mut self) -> bool {
+        self.core.prepare_sleep()
+    }
+
+    /// Takes back [`prepare_sleep`](Self::prepare_sleep).
+    pub fn awake(&mut self) {
+        self.core.awake();
+    }
+
+    /// Whether the producer waits for space, and must be woken because of what was received before this
+    /// call. True once for each wait.
+    #[inline]
+    #[must_use]
+    pub fn writer_needs_wake(&mut self) -> bool {
+        self.core.writer_needs_wake()
+    }
+}
+
+impl PipeRx for RingRx {
+    #[inline]
+    unsafe fn recv(&mut self, spans: &[Span]) -> io::Result<Option<usize>> {
+        // SAFETY: the caller's promise.
+        unsafe { self.core.recv(spans) }
+    }
+}

@@ -1,0 +1,192 @@
+//! A piece of memory that two processes can map: a sealed memfd and our mapping of it.
+
+use std::ffi::c_void;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+/// `TMPFS_MAGIC` of `linux/magic.h`: where memfds live, huge page ones aside.
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+
+/// What a mapping of a peer's segment allows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MapMode {
+    /// Loads only.
+    ReadOnly,
+    /// Loads and stores.
+    ReadWrite,
+}
+
+/// A mapped segment. Unmapped when dropped.
+///
+/// Its size cannot change (that is sealed, and [`map`](Self::map) insists on it), so an access within
+/// its length never faults.
+#[derive(Debug)]
+pub struct Segment {
+    base: NonNull<u8>,
+    len: usize,
+    mode: MapMode,
+    fd: OwnedFd,
+}
+
+// SAFETY: the mapping belongs to the value, not to a thread; nothing is read or written through
+// `Segment` itself but by way of raw pointers and atomics.
+unsafe impl Send for Segment {}
+// SAFETY: as above.
+unsafe impl Sync for Segment {}
+
+impl Segment {
+    /// Makes a zeroed segment of `len` bytes, sealed against any change of size. `name` shows in
+    /// `/proc/PID/maps`.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] when `len` is 0 or absurd, otherwise what the system says.
+    pub fn create(name: &str, len: usize) -> io::Result<Self> {
+        Self::make(name, len, SealFlags::empty())
+    }
+
+    /// Like [`create`](Self::create), but only this mapping can ever write: every later one, here or
+    /// at a peer, is read-only.
+    ///
+    /// # Errors
+    /// As for [`create`](Self::create).
+    pub fn create_published(name: &str, len: usize) -> io::Result<Self> {
+        Self::make(name, len, SealFlags::FUTURE_WRITE)
+    }
+
+    fn make(name: &str, len: usize, more: SealFlags) -> io::Result<Self> {
+        if len == 0 || isize::try_from(len).is_err() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        // Newer kernels want to be told that nothing in it will be executed; older ones do not know the flag.
+        let fd = rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL)
+            .or_else(|_| rustix::fs::memfd_create(name, flags))?;
+        rustix::fs::ftruncate(&fd, len as u64)?;
+        let segment = Self::map_fd(fd, len, MapMode::ReadWrite)?;
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL | more;
+        rustix::fs::fcntl_add_seals(&segment.fd, seals)?;
+        Ok(segment)
+    }
+
+    /// Maps a segment that a peer made.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidData`] when the file is not a memfd that cannot shrink, is empty, or is
+    /// longer than `max_len`; otherwise what the system says.
+    pub fn map(fd: OwnedFd, mode: MapMode, max_len: usize) -> io::Result<Self> {
+        // Huge page files can fault for want of pages whatever their size, so they are refused too.
+        let plain = rustix::fs::fstatfs(&fd)?.f_type as i64 == TMPFS_MAGIC;
+        let sealed = plain
+            && rustix::fs::fcntl_get_seals(&fd)
+                .is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+        let len = usize::try_from(rustix::fs::fstat(&fd)?.st_size).unwrap_or(0);
+        if !sealed || len == 0 || len > max_len || isize::try_from(len).is_err() {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the peer's shared segment is unsealed or has a wrong size",
+            ));
+        }
+        Self::map_fd(fd, len, mode)
+    }
+
+    fn map_fd(fd: OwnedFd, len: usize, mode: MapMode) -> io::Result<Self> {
+        let prot = match mode {
+            MapMode::ReadOnly => ProtFlags::READ,
+            MapMode::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
+        };
+        // SAFETY: a fresh mapping at an address that the kernel picks touches no memory of ours.
+        let base =
+            unsafe { rustix::mm::mmap(ptr::null_mut(), len, prot, MapFlags::SHARED, &fd, 0)? };
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { base, len, mode, fd })
+    }
+
+    /// Asks for its pages now, so that the first touches do not fault one by one. Without effect on
+    /// kernels before 5.14.
+    ///
+    /// # Errors
+    /// When the memory is not there.
+    pub fn populate(&self) -> io::Result<()> {
+        let advice = match self.mode {
+            MapMode::ReadOnly => Advice::LinuxPopulateRead,
+            MapMode::ReadWrite => Advice::LinuxPopulateWrite,
+        };
+        // SAFETY: populating changes no contents, and the range is our mapping.
+        match unsafe { rustix::mm::madvise(self.as_ptr().cast::<c_void>(), self.len, advice) } {
+            Err(rustix::io::Errno::INVAL) => Ok(()),
+            other => Ok(other?),
+        }
+    }
+
+    /// Where it is mapped; the pointer is good while the segment lives.
+    #[inline]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// Its length in bytes.
+    #[inline]
+    #[expect(clippy::len_without_is_empty, reason = "an empty segment cannot be made")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// What the mapping allows.
+    #[inline]
+    pub fn mode(&self) -> MapMode {
+        self.mode
+    }
+
+    /// The memfd, to hand to a peer.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by `map_fd`, and whoever holds a pointer into it promised not to
+        // outlive the segment.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+/// `count` atomic words in a segment, kept mapped.
+#[derive(Clone, Debug)]
+pub(crate) struct Words {
+    base: NonNull<AtomicU64>,
+    count: usize,
+    _segment: Arc<Segment>,
+}
+
+// SAFETY: it stands for a shared slice of atomics, which is both.
+unsafe impl Send for Words {}
+// SAFETY: as above.
+unsafe impl Sync for Words {}
+
+impl Words {
+    /// The `count` words at byte `offset`. Storing to them needs a writable mapping: the caller sees to
+    /// that, or never stores.
+    pub(crate) fn new(segment: &Arc<Segment>, offset: usize, count: usize) -> io::Result<Self> {
+        let end = count.checked_mul(8).and_then(|len| len.checked_add(offset));
+        if !offset.is_multiple_of(8) || end.is_none_or(|end| end > segment.len()) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        // SAFETY: `offset` lies within the mapping, as just checked.
+        let base = unsafe { segment.base.add(offset).cast() };
+        Ok(Self { base, count, _segment: segment.clone() })
+    }
+
+    #[inline(always)]
+    pub(crate) fn as_slice(&self) -> &[AtomicU64] {
+        // SAFETY: `new` checked bounds and alignment, the segment is held, shared memory is zeroed or
+        // written by a peer, and any 64 bits are a valid word.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.count) }
+    }
+}

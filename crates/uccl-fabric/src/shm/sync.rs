@@ -1,0 +1,77 @@
+//! The one kind of atomic that the shared structures are made of.
+//!
+//! The structures are generic over [`Word`], so that what loom explores is the code that runs: with
+//! [`core::sync::atomic::AtomicU64`] they lie in shared memory, with loom's under its scheduler.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// A 64-bit atomic word, and the fence that goes with it.
+pub(crate) trait Word: Send + Sync {
+    fn load(&self, order: Ordering) -> u64;
+    fn store(&self, value: u64, order: Ordering);
+    fn swap(&self, value: u64, order: Ordering) -> u64;
+    fn compare_exchange(&self, current: u64, new: u64) -> Result<u64, u64>;
+    fn fence(order: Ordering);
+    /// Orders a sequentially consistent read-modify-write before a sequentially consistent load.
+    ///
+    /// The two accesses do that by themselves, except under loom, which gives sequentially consistent
+    /// accesses the meaning of acquire and release only and wants a fence.
+    fn fence_for_loom();
+}
+
+impl Word for AtomicU64 {
+    #[inline(always)]
+    fn load(&self, order: Ordering) -> u64 {
+        Self::load(self, order)
+    }
+
+    #[inline(always)]
+    fn store(&self, value: u64, order: Ordering) {
+        Self::store(self, value, order);
+    }
+
+    #[inline(always)]
+    fn swap(&self, value: u64, order: Ordering) -> u64 {
+        Self::swap(self, value, order)
+    }
+
+    #[inline(always)]
+    fn compare_exchange(&self, current: u64, new: u64) -> Result<u64, u64> {
+        Self::compare_exchange(self, current, new, Ordering::SeqCst, Ordering::Relaxed)
+    }
+
+    #[inline(always)]
+    fn fence(order: Ordering) {
+        core::sync::atomic::fence(order);
+    }
+
+    #[inline(always)]
+    fn fence_for_loom() {}
+}
+
+#[cfg(loom)]
+impl Word for loom::sync::atomic::AtomicU64 {
+    fn load(&self, order: Ordering) -> u64 {
+        Self::load(self, order)
+    }
+
+    fn store(&self, value: u64, order: Ordering) {
+        Self::store(self, value, order);
+    }
+
+    fn swap(&self, value: u64, order: Ordering) -> u64 {
+        Self::swap(self, value, order)
+    }
+
+    fn compare_exchange(&self, current: u64, new: u64) -> Result<u64, u64> {
+        Self::compare_exchange(self, current, new, Ordering::SeqCst, Ordering::Relaxed)
+    }
+
+    fn fence(order: Ordering) {
+        loom::sync::atomic::fence(order);
+    }
+
+    fn fence_for_loom() {
+        loom::sync::atomic::fence(Ordering::SeqCst);
+    }
+}
