@@ -56,6 +56,14 @@ impl<'a> Reader<'a> {
         self.array().map(u16::from_le_bytes)
     }
 
+    pub(crate) fn u16_be(&mut self) -> Result<u16, Truncated> {
+        self.array().map(u16::from_be_bytes)
+    }
+
+    pub(crate) fn i32_le(&mut self) -> Result<i32, Truncated> {
+        self.array().map(i32::from_le_bytes)
+    }
+
     pub(crate) fn u32_le(&mut self) -> Result<u32, Truncated> {
         self.array().map(u32::from_le_bytes)
     }

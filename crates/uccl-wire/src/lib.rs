@@ -1,8 +1,16 @@
 //! Every byte layout that leaves a process. No I/O, no unsafe; hostile bytes return an error.
+//!
+//! Encoders return bytes, decoders take them; what a decoder allocates is bounded by a documented limit
+//! and by the length of what it was given, never by a number in it.
 #![forbid(unsafe_code)]
 
 pub mod advert;
 pub(crate) mod cursor;
+pub mod descs;
 pub mod frame;
 pub mod handshake;
+pub mod ipc_info;
 pub mod message;
+pub mod metadata;
+
+pub use cursor::Truncated;
