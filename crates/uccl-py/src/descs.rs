@@ -30,7 +30,7 @@ static TRANSFER: Signature<6> = Signature {
 };
 
 /// A registered tensor: its own process knows it by `mr_id`, others by `rkeys`.
-#[pyclass(name = "XferDesc", module = "uccl.p2p", skip_from_py_object)]
+#[pyclass(name = "XferDesc", module = "uccl.p2p")]
 #[derive(Clone)]
 pub(crate) struct PyXferDesc {
     desc: XferDesc,
@@ -205,7 +205,7 @@ pub(crate) fn transfer(
             remote.len()
         )));
     }
-    let op = match a.req::<&str>(1)? {
+    let op = match a.req::<String>(1)?.as_str() {
         "read" => Op::Read,
         "write" => Op::Write,
         name => return Err(Stop::runtime(format!("Invalid op_name: {name}"))),

@@ -93,7 +93,7 @@ impl Drop for PyEndpoint {
 }
 
 type Args<'a, 'py> = &'a Bound<'py, PyTuple>;
-type Kwargs<'a, 'py> = Option<&'a Bound<'py, PyDict>>;
+type Kwargs<'a, 'py> = &'a Bound<'py, PyDict>;
 static SEND: args::Signature<6> = call::two_sided("send");
 static SEND_ASYNC: args::Signature<6> = call::two_sided("send_async");
 static RECV: args::Signature<6> = call::two_sided("recv");
@@ -127,7 +127,7 @@ static WRITEV_IPC_ASYNC: args::Signature<7> = ipc::one_sided_v("writev_ipc_async
 impl PyEndpoint {
     #[new]
     #[pyo3(signature = (*args, **kwargs), text_signature = "(local_gpu_idx=None, num_cpus=None, *, psk=None, bind=None, port=None, base_port=None, timeout=None, transfer_timeout=None, transport=None, tcp_streams=None, tcp_congestion=None, checksum=None, cma=None, spin_us=None)")]
-    fn new(py: Python<'_>, args: Args<'_, '_>, kwargs: Kwargs<'_, '_>) -> PyResult<Self> {
+    fn new(py: Python<'_>, args: Args<'_, '_>, kwargs: Option<Kwargs<'_, '_>>) -> PyResult<Self> {
         let config = config::config(args, kwargs)?;
         let core = py.detach(|| Endpoint::new(config)).map_err(|e| error::exception(&e))?;
         Ok(Self {
@@ -144,7 +144,7 @@ impl PyEndpoint {
         &self,
         py: Python<'_>,
         args: Args<'_, '_>,
-        kwargs: Kwargs<'_, '_>,
+        kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<(bool, u64)> {
         settle(peers::connect(self, py, args, kwargs).map(|conn| (true, conn)), (false, 0))
     }
@@ -155,7 +155,7 @@ impl PyEndpoint {
         &self,
         py: Python<'_>,
         args: Args<'_, '_>,
-        kwargs: Kwargs<'_, '_>,
+        kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<(bool, u64)> {
         settle(peers::connect_local(self, py, args, kwargs).map(|conn| (true, conn)), (false, 0))
     }
@@ -232,7 +232,7 @@ impl PyEndpoint {
         &self,
         py: Python<'_>,
         args: Args<'_, '_>,
-        kwargs: Kwargs<'_, '_>,
+        kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<(bool, u64)> {
         settle(regions::reg(self, py, args, kwargs).map(|mr| (true, mr)), (false, 0))
     }
@@ -243,7 +243,7 @@ impl PyEndpoint {
         &self,
         py: Python<'_>,
         args: Args<'_, '_>,
-        kwargs: Kwargs<'_, '_>,
+        kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<(bool, Vec<u64>)> {
         settle(regions::regv(self, py, args, kwargs).map(|mrs| (true, mrs)), (false, Vec::new()))
     }
@@ -290,7 +290,7 @@ impl PyEndpoint {
         &self,
         py: Python<'_>,
         args: Args<'_, '_>,
-        kwargs: Kwargs<'_, '_>,
+        kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<(bool, u64)> {
         self.post(py, descs::transfer(self, args, kwargs))
     }
@@ -301,7 +301,7 @@ impl PyEndpoint {
         &self,
         py: Python<'py>,
         args: Args<'_, 'py>,
-        kwargs: Kwargs<'_, 'py>,
+        kwargs: Option<Kwargs<'_, 'py>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         advertise::advertise(self, py, args, kwargs)
     }
@@ -312,7 +312,7 @@ impl PyEndpoint {
         &self,
         py: Python<'py>,
         args: Args<'_, 'py>,
-        kwargs: Kwargs<'_, 'py>,
+        kwargs: Option<Kwargs<'_, 'py>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         advertise::advertisev(self, py, args, kwargs)
     }
@@ -325,7 +325,7 @@ impl PyEndpoint {
         &self,
         py: Python<'py>,
         args: Args<'_, '_>,
-        kwargs: Kwargs<'_, '_>,
+        kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<(bool, Bound<'py, PyBytes>)> {
         let info = ipc::advertise(self, py, args, kwargs)?;
         Ok((info.is_some(), PyBytes::new(py, info.as_deref().unwrap_or_default())))
@@ -337,7 +337,7 @@ impl PyEndpoint {
         &self,
         py: Python<'py>,
         args: Args<'_, '_>,
-        kwargs: Kwargs<'_, '_>,
+        kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<(bool, Vec<Bound<'py, PyBytes>>)> {
         let infos = ipc::advertisev(self, py, args, kwargs)?;
         let ok = infos.is_some();
@@ -347,7 +347,7 @@ impl PyEndpoint {
 
     /// Sends memory to the peer's matching receive.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size=None, *, notif=None, timeout=None)")]
-    fn send(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Kwargs<'_, '_>) -> PyResult<bool> {
+    fn send(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Option<Kwargs<'_, '_>>) -> PyResult<bool> {
         self.run(py, call::scalar_two_sided(self, Op::Send, &SEND, args, kwargs))
     }
 
@@ -357,14 +357,14 @@ impl PyEndpoint {
         &self,
         py: Python<'_>,
         args: Args<'_, '_>,
-        kwargs: Kwargs<'_, '_>,
+        kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<(bool, u64)> {
         self.post(py, call::scalar_two_sided(self, Op::Send, &SEND_ASYNC, args, kwargs))
     }
 
     /// Receives at most `size` bytes from the peer's matching send.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size=None, *, timeout=None)")]
-    fn recv(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Kwargs<'_, '_>) -> PyResult<bool> {
+    fn recv(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Option<Kwargs<'_, '_>>) -> PyResult<bool> {
         self.run(py, call::scalar_two_sided(self, Op::Recv, &RECV, args, kwargs))
     }
 
@@ -374,14 +374,14 @@ impl PyEndpoint {
         &self,
         py: Python<'_>,
         args: Args<'_, '_>,
-        kwargs: Kwargs<'_, '_>,
+        kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<(bool, u64)> {
         self.post(py, call::scalar_two_sided(self, Op::Recv, &RECV_ASYNC, args, kwargs))
     }
 
     /// Sends many pieces of memory as one message.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id_v, ptr_v, size_v=None, num_iovs=None, *, notif=None, timeout=None)")]
-    fn sendv(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Kwargs<'_, '_>) -> PyResult<bool> {
+    fn sendv(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Option<Kwargs<'_, '_>>) -> PyResult<bool> {
         self.run(py, call::vector_two_sided(self, Op::Send, &SENDV, args, kwargs))
     }
 
@@ -391,14 +391,14 @@ impl PyEndpoint {
         &self,
         py: Python<'_>,
         args: Args<'_, '_>,
-        kwargs: Kwargs<'_, '_>,
+        kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<(bool, u64)> {
         self.post(py, call::vector_two_sided(self, Op::Send, &SENDV_ASYNC, args, kwargs))
     }
 
     /// Receives one message of many pieces.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id_v, ptr_v, size_v=None, num_iovs=None, *, timeout=None)")]
-    fn recvv(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Kwargs<'_, '_>) -> PyResult<bool> {
+    fn recvv(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Option<Kwargs<'_, '_>>) -> PyResult<bool> {
         self.run(py, call::vector_two_sided(self, Op::Recv, &RECVV, args, kwargs))
     }
 
@@ -408,14 +408,14 @@ impl PyEndpoint {
         &self,
         py: Python<'_>,
         args: Args<'_, '_>,
-        kwargs: Kwargs<'_, '_>,
+        kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<(bool, u64)> {
         self.post(py, call::vector_two_sided(self, Op::Recv, &RECVV_ASYNC, args, kwargs))
     }
 
     /// Reads what the peer advertised into local memory.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size, meta, *, notif=None, timeout=None)")]
-    fn read(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Kwargs<'_, '_>) -> PyResult<bool> {
+    fn read(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Option<Kwargs<'_, '_>>) -> PyResult<bool> {
         self.run(py, call::scalar_one_sided(self, Op::Read, &READ, args, kwargs))
     }
 
@@ -425,14 +425,14 @@ impl PyEndpoint {
         &self,
         py: Python<'_>,
         args: Args<'_, '_>,
-        kwargs: Kwargs<'_, '_>,
+        kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<(bool, u64)> {
         self.post(py, call::scalar_one_sided(self, Op::Read, &READ_ASYNC, args, kwargs))
     }
 
     /// Writes local memory to what the peer advertised.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size, meta, *, notif=None, timeout=None)")]
-    fn write(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Kwargs<'_, '_>) -> PyResult<bool> {
+    fn write(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Option<Kwargs<'_, '_>>) -> PyResult<bool> {
         self.run(py, call::scalar_one_sided(self, Op::Write, &WRITE, args, kwargs))
     }
 
@@ -442,14 +442,14 @@ impl PyEndpoint {
         &self,
         py: Python<'_>,
         args: Args<'_, '_>,
-        kwargs: Kwargs<'_, '_>,
+        kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<(bool, u64)> {
         self.post(py, call::scalar_one_sided(self, Op::Write, &WRITE_ASYNC, args, kwargs))
     }
 
     /// Reads many pieces as one transfer.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id_v, ptr_v, size_v, meta_v, num_iovs=None, *, notif=None, timeout=None)")]
-    fn readv(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Kwargs<'_, '_>) -> PyResult<bool> {
+    fn readv(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Option<Kwargs<'_, '_>>) -> PyResult<bool> {
         self.run(py, call::vector_one_sided(self, Op::Read, &READV, args, kwargs))
     }
 
@@ -459,14 +459,14 @@ impl PyEndpoint {
         &self,
         py: Python<'_>,
         args: Args<'_, '_>,
-        kwargs: Kwargs<'_, '_>,
+        kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<(bool, u64)> {
         self.post(py, call::vector_one_sided(self, Op::Read, &READV_ASYNC, args, kwargs))
     }
 
     /// Writes many pieces as one transfer.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id_v, ptr_v, size_v, meta_v, num_iovs=None, *, notif=None, timeout=None)")]
-    fn writev(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Kwargs<'_, '_>) -> PyResult<bool> {
+    fn writev(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Option<Kwargs<'_, '_>>) -> PyResult<bool> {
         self.run(py, call::vector_one_sided(self, Op::Write, &WRITEV, args, kwargs))
     }
 
@@ -476,7 +476,7 @@ impl PyEndpoint {
         &self,
         py: Python<'_>,
         args: Args<'_, '_>,
-        kwargs: Kwargs<'_, '_>,
+        kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<(bool, u64)> {
         self.post(py, call::vector_one_sided(self, Op::Write, &WRITEV_ASYNC, args, kwargs))
     }
@@ -487,7 +487,7 @@ impl PyEndpoint {
         &self,
         py: Python<'_>,
         args: Args<'_, '_>,
-        kwargs: Kwargs<'_, '_>,
+        kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<bool> {
         ipc::run(self, py, ipc::scalar_two_sided(Op::Send, &SEND_IPC, args, kwargs))
     }
@@ -498,7 +498,7 @@ impl PyEndpoint {
         &self,
         py: Python<'_>,
         args: Args<'_, '_>,
-        kwargs: Kwargs<'_, '_>,
+        kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<(bool, u64)> {
         ipc::post(self, py, ipc::scalar_two_sided(Op::Send, &SEND_IPC_ASYNC, args, kwargs))
     }
@@ -509,7 +509,7 @@ impl PyEndpoint {
         &self,
         py: Python<'_>,
         args: Args<'_, '_>,
-        kwargs: Kwargs<'_, '_>,
+        kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<bool> {
         ipc::run(self, py, ipc::scalar_two_sided(Op::Recv, &RECV_IPC, args, kwargs))
     }
@@ -520,7 +520,7 @@ impl PyEndpoint {
         &self,
         py: Python<'_>,
         args: Args<'_, '_>,
-        kwargs: Kwargs<'_, '_>,
+        kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<(bool, u64)> {
         ipc::post(self, py, ipc::scalar_two_sided(Op::Recv, &RECV_IPC_ASYNC, args, kwargs))
     }
@@ -531,7 +531,7 @@ impl PyEndpoint {
         &self,
         py: Python<'_>,
         args: Args<'_, '_>,
-        kwargs: Kwargs<'_, '_>,
+        kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<bool> {
         ipc::run(self, py, ipc::scalar_one_sided(Op::Read, &READ_IPC, args, kwargs))
     }
@@ -542,7 +542,7 @@ impl PyEndpoint {
         &self,
         py: Python<'_>,
         args: Args<'_, '_>,
-        kwargs: Kwargs<'_, '_>,
+        kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<(bool, u64)> {
         ipc::post(self, py, ipc::scalar_one_sided(Op::Read, &READ_IPC_ASYNC, args, kwargs))
     }
@@ -553,7 +553,7 @@ impl PyEndpoint {
         &self,
         py: Python<'_>,
         args: Args<'_, '_>,
-        kwargs: Kwargs<'_, '_>,
+        kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<bool> {
         ipc::run(self, py, ipc::scalar_one_sided(Op::Write, &WRITE_IPC, args, kwargs))
     }
@@ -564,7 +564,7 @@ impl PyEndpoint {
         &self,
         py: Python<'_>,
         args: Args<'_, '_>,
-        kwargs: Kwargs<'_, '_>,
+        kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<(bool, u64)> {
         ipc::post(self, py, ipc::scalar_one_sided(Op::Write, &WRITE_IPC_ASYNC, args, kwargs))
     }
@@ -575,7 +575,7 @@ impl PyEndpoint {
         &self,
         py: Python<'_>,
         args: Args<'_, '_>,
-        kwargs: Kwargs<'_, '_>,
+        kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<bool> {
         ipc::run(self, py, ipc::vector_one_sided(Op::Read, &READV_IPC, args, kwargs))
     }
@@ -586,7 +586,7 @@ impl PyEndpoint {
         &self,
         py: Python<'_>,
         args: Args<'_, '_>,
-        kwargs: Kwargs<'_, '_>,
+        kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<(bool, u64)> {
         ipc::post(self, py, ipc::vector_one_sided(Op::Read, &READV_IPC_ASYNC, args, kwargs))
     }
@@ -597,7 +597,7 @@ impl PyEndpoint {
         &self,
         py: Python<'_>,
         args: Args<'_, '_>,
-        kwargs: Kwargs<'_, '_>,
+        kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<bool> {
         ipc::run(self, py, ipc::vector_one_sided(Op::Write, &WRITEV_IPC, args, kwargs))
     }
@@ -608,7 +608,7 @@ impl PyEndpoint {
         &self,
         py: Python<'_>,
         args: Args<'_, '_>,
-        kwargs: Kwargs<'_, '_>,
+        kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<(bool, u64)> {
         ipc::post(self, py, ipc::vector_one_sided(Op::Write, &WRITEV_IPC_ASYNC, args, kwargs))
     }

@@ -172,7 +172,7 @@ fn well_known_port(config: &Config, gpu: i64) -> Result<u16, Stop> {
 
 /// A GPU's index; a PCI address, which says nothing about ports, counts as GPU 0.
 fn gpu_index(gpu: &Bound<'_, PyAny>) -> PyResult<i64> {
-    match gpu.extract::<&str>() {
+    match gpu.extract::<String>() {
         Ok(name) => Ok(name.parse().unwrap_or(0)),
         Err(_) => gpu.extract(),
     }
