@@ -27,7 +27,7 @@ def untouched(pair: Pair) -> None:
     for peer, fill in ((pair.a, FILL_A), (pair.b, FILL_B)):
         assert set(peer.call("get", "m")) == {fill}
         assert peer.call("guards", "m")
-    assert pair.a.call("method", "send_notif", pair.conn_a, b"alive") == (True, pair.a.call("method", "last_error")[0])
+    assert pair.a.call("method", "send_notif", pair.conn_a, b"alive")[0] is True
     assert pair.b.call("notifs", 1) == [(pair.conn_b, b"alive")]
 
 
