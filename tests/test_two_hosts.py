@@ -67,10 +67,12 @@ def hosts(request: pytest.FixtureRequest) -> Iterator[Hosts]:
 
 
 class Joined:
-    """An endpoint on each host, connected."""
+    """An endpoint on each host, connected. TCP is asked for: namespaces share their machine's memory,
+    which hosts do not."""
 
     def __init__(self, spawn: Callable[..., Peer], hosts: Hosts, **settings: Any) -> None:
         self.a, self.b = spawn(netns=hosts.names[0]), spawn(netns=hosts.names[1])
+        settings["transport"] = "tcp"
         self.meta_a = self.a.call("open", port=0, **settings)
         self.meta_b = self.b.call("open", port=0, **settings)
         self.b.begin("accept", timeout=30)
@@ -211,17 +213,6 @@ def test_killed_peer(joined: Joined) -> None:
     joined.b.kill(signal.SIGKILL)
     state, why = joined.a.call("wait", posted[-1][1], 30)
     assert state == (False, True) and why
-
-
-def test_same_host_paths_stay_on_the_host(spawn: Callable[..., Peer], hosts: Hosts) -> None:
-    """What only works on one host is refused between two, not tried."""
-    a, b = spawn(netns=hosts.names[0]), spawn(netns=hosts.names[1])
-    a.call("open", port=0, transport="tcp")
-    metadata = b.call("open", port=0, transport="tcp")
-    b.begin("accept", timeout=20)
-    conn = a.call("connect", metadata)
-    b.result()
-    assert a.call("method", "connection", conn)[0]["path"] == "tcp"
 
 
 def oob_ip(side: Any) -> str:
