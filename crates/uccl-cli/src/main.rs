@@ -1,2 +1,57 @@
-//! The `uccl` command.
-fn main() {}
+//! The `uccl` command: measure transfers, show what a machine has, say what slows it down.
+
+mod bench;
+mod doctor;
+mod libraries;
+mod probe;
+mod topo;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+/// Moves memory between processes, hosts and GPUs: measure it, and see what this machine has for it.
+#[derive(Parser)]
+#[command(name = "uccl", version, propagate_version = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Bench(Box<bench::BenchArgs>),
+    /// Serve the benchmark that started this process.
+    #[command(name = bench::SUBCOMMAND, hide = true)]
+    BenchPeer,
+    Doctor(doctor::DoctorArgs),
+    /// Try to reach the memory of the process that started this one.
+    #[command(name = probe::SUBCOMMAND, hide = true)]
+    Probe(probe::ProbeArgs),
+    Topo(topo::TopoArgs),
+}
+
+fn main() -> ExitCode {
+    let filter = EnvFilter::try_from_env("UCCL_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    match run(Cli::parse().command) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("uccl: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Result<ExitCode> {
+    match command {
+        Command::Bench(args) => bench::run(&args)?,
+        Command::BenchPeer => bench::serve_parent()?,
+        Command::Doctor(args) => return doctor::run(&args),
+        Command::Probe(args) => probe::serve_parent(&args)?,
+        Command::Topo(args) => topo::run(&args)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}

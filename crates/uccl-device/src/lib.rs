@@ -1,1 +1,31 @@
-//! What this machine has: memory kinds, CPUs, NUMA nodes, NICs, and later GPUs.
+//! What this machine has: memory kinds, CPUs, NUMA nodes, NICs, RDMA devices and GPUs.
+//!
+//! [`Topology::read`] looks at `/sys` and `/proc` below a root that the caller names, so that a tree of
+//! files can stand in for a machine. What the kernel does not tell is `None`, never an error: a
+//! container that hides half of sysfs is still a machine that can move bytes.
+//!
+//! Nothing here needs a driver, a library or a device. CUDA will be looked up at run time; until then a
+//! GPU is what its PCI address says.
+
+mod cpu;
+mod error;
+mod gpu;
+mod host;
+mod kernel;
+mod memory;
+mod net;
+mod pci;
+mod rdma;
+mod source;
+mod topology;
+
+pub use cpu::{CpuList, Cpus, NumaNode};
+pub use error::{Error, ParseCpuListError, ParseMemoryKindError, ParsePciAddressError};
+pub use gpu::{Gpu, GpuVendor};
+pub use host::HostIdentity;
+pub use kernel::{Congestion, KernelFacts, SharedMemory};
+pub use memory::MemoryKind;
+pub use net::{Interface, InterfaceKind};
+pub use pci::{PciAddress, PciDistance};
+pub use rdma::{RdmaDevice, RdmaPort};
+pub use topology::Topology;

@@ -278,7 +278,12 @@ impl Endpoint {
         unimplemented!()
     }
     /// Sends a message to the peer, at most 64 MiB.
-    pub fn send_notif(&self, conn: ConnId, payload: &[u8], timeout: Option<Duration>) -> Result<TransferId> {
+    pub fn send_notif(
+        &self,
+        conn: ConnId,
+        payload: &[u8],
+        timeout: Option<Duration>,
+    ) -> Result<TransferId> {
         unimplemented!()
     }
     /// Takes the notifications that have arrived, in order per connection.
@@ -286,7 +291,11 @@ impl Endpoint {
         unimplemented!()
     }
     /// Waits until notifications are there or `timeout` has passed, and takes them.
-    pub fn wait_notifs(&self, timeout: Option<Duration>, interrupt: &mut dyn Interrupt) -> Result<Vec<Notification>> {
+    pub fn wait_notifs(
+        &self,
+        timeout: Option<Duration>,
+        interrupt: &mut dyn Interrupt,
+    ) -> Result<Vec<Notification>> {
         unimplemented!()
     }
     /// Allocates memory that peers on this host can map; page aligned, zeroed.

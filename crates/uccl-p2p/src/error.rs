@@ -23,7 +23,9 @@ pub enum Error {
     #[error("{0} is unknown: it was never posted, or finished too many transfers ago")]
     UnknownTransfer(TransferId),
     /// A local range is not inside the region that was named for it.
-    #[error("iov {iov}: {len} bytes at {ptr:#x} are not inside {mr} ({region_len} bytes at {region_ptr:#x})")]
+    #[error(
+        "iov {iov}: {len} bytes at {ptr:#x} are not inside {mr} ({region_len} bytes at {region_ptr:#x})"
+    )]
     OutsideRegion {
         /// Index of the iov in the request.
         iov: usize,
@@ -49,7 +51,9 @@ pub enum Error {
         advertised: u64,
     },
     /// An advert that this connection's peer did not make.
-    #[error("iov {iov}: the advert is not from this connection's peer (forged, or made by a peer that has since restarted)")]
+    #[error(
+        "iov {iov}: the advert is not from this connection's peer (forged, or made by a peer that has since restarted)"
+    )]
     ForeignAdvert {
         /// Index of the iov in the request.
         iov: usize,

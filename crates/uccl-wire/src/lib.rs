@@ -8,6 +8,8 @@ pub mod advert;
 pub(crate) mod cursor;
 pub mod descs;
 pub mod frame;
+#[doc(hidden)]
+pub mod fuzz;
 pub mod handshake;
 pub mod ipc_info;
 pub mod message;

@@ -7,6 +7,8 @@
 mod copy;
 pub mod direct;
 pub mod hazard;
+#[cfg(all(test, loom))]
+mod loom_tests;
 pub mod mappings;
 mod memo;
 pub mod published;

@@ -14,7 +14,8 @@
 //!
 //! Either side sleeps by setting its word and then looking once more; the other looks at the word after
 //! moving its index. Both put a sequentially consistent fence between the two, so at least one of them
-//! sees what the other did, and no wake-up is lost.
+//! sees what the other did, and no wake-up is lost. The words of sleep are only ever swapped, so that each
+//! change follows the one before.
 
 use std::io;
 use std::sync::Arc;
@@ -157,19 +158,19 @@ impl<S: Storage> Producer<S> {
 
     pub(crate) fn prepare_wait_space(&self) -> bool {
         let waiting = self.storage.word(WAITING);
-        waiting.store(1, Ordering::Relaxed);
+        waiting.swap(1, Ordering::AcqRel);
         S::Word::fence(Ordering::SeqCst);
         let tail = self.storage.word(TAIL).load(Ordering::Acquire);
         let full = self.head.wrapping_sub(tail) == self.storage.capacity() as u64;
         if full && self.storage.word(GONE).load(Ordering::Acquire) == 0 {
             return true;
         }
-        waiting.store(0, Ordering::Relaxed);
+        waiting.swap(0, Ordering::AcqRel);
         false
     }
 
     pub(crate) fn awake(&self) {
-        self.storage.word(WAITING).store(0, Ordering::Relaxed);
+        self.storage.word(WAITING).swap(0, Ordering::AcqRel);
     }
 }
 
@@ -240,18 +241,18 @@ impl<S: Storage> Consumer<S> {
 
     pub(crate) fn prepare_sleep(&self) -> bool {
         let asleep = self.storage.word(ASLEEP);
-        asleep.store(1, Ordering::Relaxed);
+        asleep.swap(1, Ordering::AcqRel);
         S::Word::fence(Ordering::SeqCst);
         let empty = self.storage.word(HEAD).load(Ordering::Acquire) == self.tail;
         if empty && self.storage.word(CLOSED).load(Ordering::Acquire) == 0 {
             return true;
         }
-        asleep.store(0, Ordering::Relaxed);
+        asleep.swap(0, Ordering::AcqRel);
         false
     }
 
     pub(crate) fn awake(&self) {
-        self.storage.word(ASLEEP).store(0, Ordering::Relaxed);
+        self.storage.word(ASLEEP).swap(0, Ordering::AcqRel);
     }
 
     #[inline]

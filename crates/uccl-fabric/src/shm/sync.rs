@@ -7,6 +7,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 /// A 64-bit atomic word, and the fence that goes with it.
 pub(crate) trait Word: Send + Sync {
+    /// A word outside of shared memory.
+    fn new(value: u64) -> Self;
     fn load(&self, order: Ordering) -> u64;
     fn store(&self, value: u64, order: Ordering);
     fn swap(&self, value: u64, order: Ordering) -> u64;
@@ -20,6 +22,10 @@ pub(crate) trait Word: Send + Sync {
 }
 
 impl Word for AtomicU64 {
+    fn new(value: u64) -> Self {
+        Self::new(value)
+    }
+
     #[inline(always)]
     fn load(&self, order: Ordering) -> u64 {
         Self::load(self, order)
@@ -51,6 +57,10 @@ impl Word for AtomicU64 {
 
 #[cfg(loom)]
 impl Word for loom::sync::atomic::AtomicU64 {
+    fn new(value: u64) -> Self {
+        Self::new(value)
+    }
+
     fn load(&self, order: Ordering) -> u64 {
         Self::load(self, order)
     }

@@ -37,7 +37,7 @@ impl Psk {
     }
 
     /// What `role` sends to prove that it knows the secret, in a handshake that began with these two
-    /// messages. The role is part of it, so that a proof sent back to its maker proves nothing.
+    /// PRELUDE bodies. The role is part of it, so that a proof sent back to its maker proves nothing.
     pub(super) fn proof(&self, role: Role, connector: &[u8], acceptor: &[u8]) -> [u8; PROOF_LEN] {
         let label: &[u8] = match role {
             Role::Connector => b"uccl connector proof",

@@ -1,0 +1,177 @@
+//! `uccl bench`: transfers between two processes, and the limits they are compared with.
+
+mod auth;
+mod buffer;
+mod control;
+mod limits;
+mod peer;
+mod plan;
+mod plot;
+mod report;
+mod run;
+mod side;
+mod size;
+mod stats;
+mod table;
+
+use std::io::{IsTerminal, stderr};
+
+use anyhow::{Context, Result, bail};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use uccl_device::Topology;
+
+use self::{
+    peer::Peer,
+    plan::TransportKind,
+    report::{Machine, Report, Row, Sink, Verified},
+    run::Session,
+};
+pub(crate) use self::{
+    peer::{SUBCOMMAND, serve_parent},
+    plan::BenchArgs,
+};
+
+/// Runs what was asked for. An error if a byte arrived wrong.
+pub(crate) fn run(args: &BenchArgs) -> Result<()> {
+    args.check()?;
+    if let Some(addr) = &args.listen {
+        return peer::listen(addr, args.once);
+    }
+    let mut peer = match &args.connect {
+        Some(addr) => Peer::connect(addr)?,
+        None => Peer::spawn()?,
+    };
+    let mut output = Output::new(args);
+    if !args.limits {
+        transfers(&mut peer, args, &mut output)?;
+    }
+    if args.limits || args.raw {
+        limits::measure(&mut peer, args, |row| output.row(row))?;
+    }
+    output.finish(args, &peer)
+}
+
+fn transfers(peer: &mut Peer, args: &BenchArgs, output: &mut Output) -> Result<()> {
+    let mut missing = Vec::new();
+    for &transport in &args.transport {
+        match Session::open(peer, args, transport) {
+            Ok(session) => points(session, args, output, transport)?,
+            // Another path may still be there.
+            Err(error) => missing.push((transport, error)),
+        }
+    }
+    let every = missing.len() == args.transport.len();
+    for (transport, error) in missing {
+        if every {
+            return Err(error);
+        }
+        output.say(&format!("{transport}: left out: {error:#}"));
+    }
+    Ok(())
+}
+
+fn points(
+    mut session: Session<'_>,
+    args: &BenchArgs,
+    output: &mut Output,
+    transport: TransportKind,
+) -> Result<()> {
+    for point in args.points() {
+        let size = size::Size(point.size);
+        let row = session.measure(point);
+        output.row(row.with_context(|| format!("{} of {size} over {transport}", point.op))?);
+    }
+    session.close()
+}
+
+/// Where rows go as they come.
+struct Output {
+    rows: Vec<Row>,
+    progress: ProgressBar,
+    /// Standard output is taken by JSON or CSV, so that the table goes to standard error.
+    stdout_taken: bool,
+    label: Label,
+}
+
+/// Which dimensions the path column must tell apart.
+struct Label {
+    transport: bool,
+    memory: bool,
+}
+
+impl Label {
+    fn of(&self, row: &Row) -> String {
+        let mut label = row.path.clone();
+        if let (true, Some(transport)) = (self.transport, &row.transport)
+            && *transport != label
+        {
+            label = format!("{transport}:{label}");
+        }
+        if let (true, Some(memory)) = (self.memory, &row.memory) {
+            label = format!("{label} {memory}");
+        }
+        label
+    }
+}
+
+impl Output {
+    fn new(args: &BenchArgs) -> Self {
+        let transfers = if args.limits { 0 } else { args.points().len() * args.transport.len() };
+        let limits = if args.limits || args.raw { limits::count(args) } else { 0 };
+        let progress = ProgressBar::with_draw_target(
+            Some((transfers + limits) as u64),
+            match stderr().is_terminal() {
+                true => ProgressDrawTarget::stderr(),
+                false => ProgressDrawTarget::hidden(),
+            },
+        );
+        let style = ProgressStyle::with_template("{bar:32} {pos}/{len} points, {eta} left");
+        progress.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        let stdout_taken = [&args.json, &args.csv].contains(&&Some(Sink::Stdout));
+        let label = Label { transport: args.transport.len() > 1, memory: args.memory.len() > 1 };
+        let output = Self { rows: Vec::new(), progress, stdout_taken, label };
+        output.say(&table::header());
+        output
+    }
+
+    fn say(&self, line: &str) {
+        self.progress.suspend(|| match self.stdout_taken {
+            true => eprintln!("{line}"),
+            false => println!("{line}"),
+        });
+    }
+
+    fn row(&mut self, mut row: Row) {
+        row.path_label = self.label.of(&row);
+        self.say(&table::row(&row));
+        self.progress.inc(1);
+        self.rows.push(row);
+    }
+
+    fn finish(self, args: &BenchArgs, peer: &Peer) -> Result<()> {
+        self.progress.finish_and_clear();
+        if let Some(sink) = &args.json {
+            let topology = Topology::of_this_machine()?;
+            sink.write(&report::json(&Report {
+                version: env!("CARGO_PKG_VERSION"),
+                machine: Machine::of(&topology),
+                peer: (!peer.is_child()).then(|| peer.host.clone()),
+                duration_s: args.duration.as_secs_f64(),
+                rows: &self.rows,
+            })?)?;
+        }
+        if let Some(sink) = &args.csv {
+            sink.write(&report::csv(&self.rows))?;
+        }
+        if let Some(path) = &args.plot {
+            report::write_file(path, &plot::svg(&self.rows, "uccl bench"))?;
+        }
+        let wrong = self.rows.iter().filter(|row| row.verified == Verified::No).count();
+        match wrong {
+            0 => Ok(()),
+            _ => bail!(
+                "{wrong} points moved wrong bytes: please report this with the rows marked NO"
+            ),
+        }
+    }
+}

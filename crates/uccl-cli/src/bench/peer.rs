@@ -1,0 +1,232 @@
+//! The side that serves: started by the leading side on this host, or listening for one on another.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, TcpListener, TcpStream},
+    os::fd::AsFd,
+    process::{Child, Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail};
+use uccl_p2p::Config;
+
+use super::{
+    auth::{Role, greet},
+    control::{Channel, Phase, Point, Reply, Request, WireAdvert},
+    limits,
+    side::{Listening, Prepared, Side},
+};
+
+/// The hidden subcommand that a spawned peer runs.
+pub(crate) const SUBCOMMAND: &str = "bench-peer";
+
+/// The other side, as the leading side knows it.
+pub(crate) struct Peer {
+    pub(crate) channel: Channel,
+    /// Where its endpoint is reached.
+    pub(crate) ip: IpAddr,
+    /// Its host's name.
+    pub(crate) host: String,
+    /// The process, if this one started it.
+    child: Option<Child>,
+}
+
+impl Peer {
+    /// Starts one on this host.
+    pub(crate) fn spawn() -> Result<Self> {
+        let program =
+            std::env::current_exe().context("cannot find this program to start it again")?;
+        let mut child = Command::new(&program)
+            .arg(SUBCOMMAND)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot start {}", program.display()))?;
+        let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
+            bail!("the second process has no pipes");
+        };
+        let channel = Channel::new(stdout.into(), stdin.into());
+        let ip = Ipv4Addr::LOCALHOST.into();
+        let mut peer = Self { channel, ip, host: String::new(), child: Some(child) };
+        peer.host = greet(&mut peer.channel, Role::Lead, None)?;
+        Ok(peer)
+    }
+
+    /// Reaches one that listens on another host.
+    pub(crate) fn connect(addr: &str) -> Result<Self> {
+        let addr = with_port(addr);
+        let stream = TcpStream::connect(&addr).with_context(|| {
+            format!(
+                "cannot reach {addr}: run `uccl bench --listen` there, and let its firewall pass \
+                 this port and the endpoint's (28100 and up)"
+            )
+        })?;
+        let ip = stream.peer_addr()?.ip();
+        let mut channel = Channel::over(stream)?;
+        let host = greet(&mut channel, Role::Lead, Config::from_env()?.psk.as_deref())?;
+        Ok(Self { channel, ip, host, child: None })
+    }
+
+    /// Whether this process started it, on this host.
+    pub(crate) fn is_child(&self) -> bool {
+        self.child.is_some()
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            // It ends by itself once the channel closes, but must not outlive this process if it hangs.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+const DEFAULT_PORT: u16 = 28190;
+
+/// An address that names no port gets the default one.
+fn with_port(addr: &str) -> String {
+    match addr.parse::<IpAddr>() {
+        Ok(IpAddr::V6(ip)) => format!("[{ip}]:{DEFAULT_PORT}"),
+        _ if addr.contains(':') => addr.to_owned(),
+        _ => format!("{addr}:{DEFAULT_PORT}"),
+    }
+}
+
+/// Runs as the second process of a benchmark on this host.
+pub(crate) fn serve_parent() -> Result<()> {
+    let reader = io::stdin().as_fd().try_clone_to_owned()?;
+    let writer = io::stdout().as_fd().try_clone_to_owned()?;
+    let mut channel = Channel::new(reader, writer);
+    greet(&mut channel, Role::Serve, None)?;
+    Server::new(channel, None).serve()
+}
+
+/// Listens for leading sides and serves one after the other.
+pub(crate) fn listen(addr: &str, once: bool) -> Result<()> {
+    let addr = with_port(addr);
+    let listener = TcpListener::bind(&addr).with_context(|| {
+        format!("cannot listen on {addr}: is another one running? Take another port")
+    })?;
+    let psk = Config::from_env()?.psk;
+    eprintln!(
+        "listening on {}; on the other host: uccl bench --connect <this host>",
+        listener.local_addr()?
+    );
+    loop {
+        let (stream, from) = listener.accept()?;
+        match serve_one(stream, psk.as_deref()) {
+            Ok(host) => eprintln!("{from} ({host}): done"),
+            Err(error) => eprintln!("{from}: {error:#}"),
+        }
+        if once {
+            return Ok(());
+        }
+    }
+}
+
+fn serve_one(stream: TcpStream, psk: Option<&[u8]>) -> Result<String> {
+    let ip = stream.peer_addr()?.ip();
+    let mut channel = Channel::over(stream)?;
+    let host = greet(&mut channel, Role::Serve, psk)?;
+    eprintln!("{ip} ({host}): begins");
+    Server::new(channel, Some(ip)).serve()?;
+    Ok(host)
+}
+
+/// What the serving side holds between requests. Memory of a point goes before its endpoint does.
+struct Server {
+    prepared: Option<Prepared>,
+    side: Option<Side>,
+    channel: Channel,
+    /// The leading side's address; none if it is this process's parent.
+    lead: Option<IpAddr>,
+}
+
+impl Server {
+    fn new(channel: Channel, lead: Option<IpAddr>) -> Self {
+        Self { prepared: None, side: None, channel, lead }
+    }
+
+    /// Answers until the leading side hangs up.
+    fn serve(mut self) -> Result<()> {
+        while let Some(request) = self.channel.next()? {
+            let reply = self.answer(request).unwrap_or_else(|error| {
+                let error = format!("{error:#}");
+                Reply::Failed { error }
+            });
+            self.channel.send(&reply)?;
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, request: Request) -> Result<Reply> {
+        match request {
+            Request::Check { seed } => {
+                let prepared = self.prepared.as_ref().context(NOT_PREPARED)?;
+                Ok(Reply::Checked { wrong: prepared.check(seed) })
+            }
+            Request::Close => {
+                self.prepared = None;
+                self.side = None;
+                Ok(Reply::Done)
+            }
+            Request::Fill { seed } => {
+                self.prepared.as_mut().context(NOT_PREPARED)?.fill(seed);
+                Ok(Reply::Done)
+            }
+            Request::Go(phase) => self.go(&phase),
+            Request::Limit(limit) => limits::serve(&limit, &mut self.channel, self.lead),
+            Request::Open(open) => {
+                let listening = Listening::start(&open)?;
+                self.channel.send(&Reply::Opened { port: listening.port() })?;
+                self.side = Some(listening.accept(&mut self.channel.watch()?)?);
+                Ok(Reply::Accepted)
+            }
+            Request::Prepare { point, adverts } => self.prepare(point, adverts),
+            Request::Release => {
+                self.prepared = None;
+                Ok(Reply::Done)
+            }
+        }
+    }
+
+    fn prepare(&mut self, point: Point, adverts: Vec<WireAdvert>) -> Result<Reply> {
+        self.prepared = None;
+        let side = self.side.as_ref().context("memory was asked for before a connection")?;
+        let mut prepared = Prepared::new(side, point, Role::Serve)?;
+        prepared.meet(adverts)?;
+        let adverts = prepared.adverts()?;
+        self.prepared = Some(prepared);
+        Ok(Reply::Prepared { adverts })
+    }
+
+    fn go(&mut self, phase: &Phase) -> Result<Reply> {
+        let side = self.side.as_ref().context(NOT_PREPARED)?;
+        let prepared = self.prepared.as_mut().context(NOT_PREPARED)?;
+        self.channel.send(&Reply::Ready)?;
+        let took = prepared.go(side, phase, &self.channel)?;
+        Ok(Reply::Finished { elapsed_ns: took.elapsed.as_nanos() as u64 })
+    }
+}
+
+const NOT_PREPARED: &str = "something was asked for before the memory for it";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_without_a_port_gets_one() {
+        for (given, full) in [
+            ("10.0.0.1", "10.0.0.1:28190"),
+            ("10.0.0.1:5", "10.0.0.1:5"),
+            ("node1", "node1:28190"),
+            ("::1", "[::1]:28190"),
+            ("[::1]:5", "[::1]:5"),
+        ] {
+            assert_eq!(with_port(given), full);
+        }
+    }
+}

@@ -1,0 +1,332 @@
+//! What is asked for, and the points that follow from it.
+
+use std::{fmt, time::Duration};
+
+use anyhow::{Result, bail};
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    control::Point,
+    report::Sink,
+    size::{Size, SizeRange},
+};
+
+/// What a transfer does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum OpKind {
+    /// One-sided, into the peer's memory.
+    Write,
+    /// One-sided, from the peer's memory.
+    Read,
+    /// Two-sided: a send that meets a receive.
+    Send,
+    /// Notifications: latency is half of a ping-pong.
+    Notif,
+}
+
+/// Who sends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Direction {
+    /// This side's transfers alone.
+    Uni,
+    /// Both sides' transfers at once; the rate is their sum.
+    Bi,
+}
+
+/// Which links may be used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum TransportKind {
+    /// The best that both sides have.
+    Auto,
+    /// The same host's memory, or nothing.
+    Local,
+    /// TCP, even between processes of one host.
+    Tcp,
+}
+
+/// Where buffers come from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Memory {
+    /// The process's own allocator, as most callers' memory does.
+    Heap,
+    /// The endpoint's alloc: peers on this host can map it.
+    Alloc,
+}
+
+/// When data carries a checksum.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum ChecksumMode {
+    /// On links that cross a network.
+    Auto,
+    /// Wherever bytes pass through a stream.
+    On,
+    /// Never.
+    Off,
+}
+
+macro_rules! display_as_on_the_command_line {
+    ($($kind:ty),*) => {$(
+        impl fmt::Display for $kind {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                match self.to_possible_value() {
+                    Some(value) => f.write_str(value.get_name()),
+                    None => Ok(()),
+                }
+            }
+        }
+    )*};
+}
+display_as_on_the_command_line!(OpKind, Direction, TransportKind, Memory);
+
+/// Measure transfers between two processes.
+///
+/// Without --listen or --connect, a second process is started on this host. Latency is measured with
+/// one transfer outstanding; GB/s (1e9 bytes a second) with --inflight of them, as the median of five
+/// batches. Each outstanding transfer has its own buffers; iovs are never adjacent in memory.
+#[derive(Args, Debug)]
+pub(crate) struct BenchArgs {
+    /// What to measure
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "write,read,send,notif")]
+    pub(crate) op: Vec<OpKind>,
+    /// Bytes of an iov: sizes (64, 4K, 1M) and ranges (1M..64M by factors of 4, 1K..1M:2 by factors
+    /// of 2) [default: 64..64M]
+    #[arg(long, value_name = "SIZES", value_delimiter = ',')]
+    pub(crate) size: Vec<SizeRange>,
+    /// Iovs of a transfer, each of --size bytes
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) iovs: u32,
+    /// Transfers of one side, or of both at once
+    #[arg(long, value_enum, default_value = "uni")]
+    pub(crate) direction: Direction,
+    /// Time for each point: 200ms, 1s, 0.5
+    #[arg(long, default_value = "200ms", value_parser = parse_duration)]
+    pub(crate) duration: Duration,
+    /// Transfers outstanding while GB/s is measured
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) inflight: u32,
+    /// Links to use; several give rows side by side
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "auto")]
+    pub(crate) transport: Vec<TransportKind>,
+    /// Where buffers come from; several give rows side by side
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "heap")]
+    pub(crate) memory: Vec<Memory>,
+    /// Look at every byte that arrives in a last, untimed round of each point
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set,
+          num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) verify: bool,
+    /// When data carries a checksum [default: UCCL_P2P_CHECKSUM, or auto]
+    #[arg(long, value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "on")]
+    pub(crate) checksum: Option<ChecksumMode>,
+    /// TCP streams of a connection; 0 chooses [default: UCCL_P2P_TCP_STREAMS, or 0]
+    #[arg(long)]
+    pub(crate) streams: Option<usize>,
+    /// Write everything as JSON to a file, or - for standard output
+    #[arg(long, value_name = "FILE", value_parser = Sink::parse)]
+    pub(crate) json: Option<Sink>,
+    /// Write the rows as CSV to a file, or - for standard output
+    #[arg(long, value_name = "FILE", value_parser = Sink::parse)]
+    pub(crate) csv: Option<Sink>,
+    /// Draw GB/s against size as an SVG file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plot: Option<std::path::PathBuf>,
+    /// Measure this machine's limits too: memcpy, raw TCP, process_vm_readv, shared memory, threads
+    #[arg(long)]
+    pub(crate) raw: bool,
+    /// Measure this machine's limits alone
+    #[arg(long)]
+    pub(crate) limits: bool,
+    /// Serve a benchmark on another host: anybody who reaches this address may make this process use
+    /// memory and CPU, unless UCCL_P2P_PSK is set [default address: 0.0.0.0:28190]
+    #[arg(long, value_name = "ADDR", num_args = 0..=1, default_missing_value = "0.0.0.0:28190",
+          conflicts_with_all = ["connect", "limits", "raw", "json", "csv", "plot"])]
+    pub(crate) listen: Option<String>,
+    /// With --listen: end after one benchmark
+    #[arg(long, requires = "listen")]
+    pub(crate) once: bool,
+    /// Measure against a host that runs uccl bench --listen
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) connect: Option<String>,
+    /// Give up a transfer that takes longer: 60s
+    #[arg(long, default_value = "60s", value_parser = parse_duration)]
+    pub(crate) timeout: Duration,
+}
+
+/// The default sweep.
+const SWEEP: (u64, u64) = (64, 64 << 20);
+
+/// No notification is longer.
+const MAX_NOTIF: u64 = 64 << 20;
+
+/// The default sweep leaves larger notifications out: they are messages, not tensors.
+const SWEEP_MAX_NOTIF: u64 = 1 << 20;
+
+impl BenchArgs {
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.json == Some(Sink::Stdout) && self.csv == Some(Sink::Stdout) {
+            bail!("--json and --csv cannot both go to standard output: give one of them a file");
+        }
+        if self.op.contains(&OpKind::Notif) {
+            let sizes = SizeRange::flatten(&self.size);
+            if let Some(size) = sizes.iter().find(|size| size.0 > MAX_NOTIF) {
+                bail!("a notification carries at most 64 MiB: leave {size} or notif out");
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn sizes(&self) -> Vec<Size> {
+        match self.size.is_empty() {
+            false => SizeRange::flatten(&self.size),
+            true => {
+                let up = std::iter::successors(Some(SWEEP.0), |bytes| Some(bytes * 4));
+                let iovs = u64::from(self.iovs);
+                up.take_while(|bytes| {
+                    *bytes <= SWEEP.1 && (bytes * iovs <= SWEEP.1 || *bytes == SWEEP.0)
+                })
+                .map(Size)
+                .collect()
+            }
+        }
+    }
+
+    /// The points of one transport, in the order they are measured.
+    pub(crate) fn points(&self) -> Vec<Point> {
+        let mut points = Vec::new();
+        for &memory in &self.memory {
+            for &op in &self.op {
+                // A notification has no iovs and no memory of its own.
+                if op == OpKind::Notif && memory != self.memory[0] {
+                    continue;
+                }
+                let sizes = self.sizes().into_iter().filter(|size| self.suits(op, *size));
+                points.extend(sizes.map(|size| self.point(op, memory, size)));
+            }
+        }
+        points
+    }
+
+    fn point(&self, op: OpKind, memory: Memory, size: Size) -> Point {
+        Point {
+            op,
+            direction: self.direction,
+            memory,
+            size: size.0,
+            iovs: if op == OpKind::Notif { 1 } else { self.iovs as usize },
+            slots: self.inflight as usize,
+        }
+    }
+
+    fn suits(&self, op: OpKind, size: Size) -> bool {
+        op != OpKind::Notif || !self.size.is_empty() || size.0 <= SWEEP_MAX_NOTIF
+    }
+}
+
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
+    let error = || format!("{text:?} is not a time: write 200ms, 1s or 2m");
+    let (digits, unit) = match text.find(|c: char| c.is_ascii_alphabetic()) {
+        Some(at) => text.split_at(at),
+        None => (text, "s"),
+    };
+    let factor = match unit {
+        "us" => 1e-6,
+        "ms" => 1e-3,
+        "s" => 1.0,
+        "m" | "min" => 60.0,
+        _ => return Err(error()),
+    };
+    let seconds = digits.trim().parse::<f64>().map_err(|_| error())? * factor;
+    match seconds > 0.0 && seconds <= 86_400.0 {
+        true => Ok(Duration::from_secs_f64(seconds)),
+        false => Err("a time must be more than nothing and at most a day".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        bench: BenchArgs,
+    }
+
+    fn parse(line: &str) -> Result<BenchArgs, clap::Error> {
+        let words = std::iter::once("uccl").chain(line.split_whitespace());
+        Command::try_parse_from(words).map(|command| command.bench)
+    }
+
+    fn args(line: &str) -> BenchArgs {
+        parse(line).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    #[test]
+    fn times_are_read() {
+        for (text, ms) in [("200ms", 200), ("1s", 1000), ("0.5", 500), ("2m", 120_000)] {
+            assert_eq!(parse_duration(text), Ok(Duration::from_millis(ms)));
+        }
+        for wrong in ["", "ms", "0", "-1s", "1h", "nan", "inf", "2days"] {
+            assert!(parse_duration(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn the_default_sweep() {
+        let args = args("");
+        assert_eq!(args.sizes().len(), 11);
+        assert_eq!(args.sizes().last(), Some(&Size(64 << 20)));
+        assert!(args.verify);
+        let notifs = args.points().into_iter().filter(|point| point.op == OpKind::Notif);
+        assert_eq!(notifs.map(|point| point.size).max(), Some(1 << 20));
+        // Many iovs shorten the sweep so that a transfer stays within it.
+        let many = self::args("--iovs 1024").sizes();
+        assert_eq!(many.last(), Some(&Size(64 << 10)));
+        assert_eq!(self::args("--iovs 65536").sizes().len(), 3);
+    }
+
+    #[test]
+    fn lists_give_points_in_order() {
+        let args =
+            args("--op write,notif --size 4K,1M..4M --memory heap,alloc --iovs 3 --inflight 2");
+        let points: Vec<_> =
+            args.points().iter().map(|p| (p.op, p.memory, p.size, p.iovs)).collect();
+        assert_eq!(points.len(), 9);
+        assert_eq!(points[0], (OpKind::Write, Memory::Heap, 4096, 3));
+        assert_eq!(points[3], (OpKind::Notif, Memory::Heap, 4096, 1));
+        assert_eq!(points[6], (OpKind::Write, Memory::Alloc, 4096, 3));
+    }
+
+    #[test]
+    fn flags_with_and_without_a_value() {
+        assert!(args("--verify").verify && !args("--verify=false").verify);
+        assert_eq!(args("--checksum").checksum, Some(ChecksumMode::On));
+        assert_eq!(args("--checksum=off").checksum, Some(ChecksumMode::Off));
+        assert_eq!(args("--listen").listen.as_deref(), Some("0.0.0.0:28190"));
+        assert_eq!(args("--listen 127.0.0.1:5").listen.as_deref(), Some("127.0.0.1:5"));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for wrong in [
+            "--op fly",
+            "--size 4X",
+            "--iovs 0",
+            "--inflight 0",
+            "--listen --connect a:1",
+            "--once",
+        ] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+        assert!(args("--json - --csv -").check().is_err());
+        assert!(args("--op notif --size 128M").check().is_err());
+        assert!(args("--op write --size 128M").check().is_ok());
+    }
+}

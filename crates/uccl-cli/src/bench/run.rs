@@ -1,0 +1,264 @@
+//! The side that leads: measures each point.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::{
+    auth::Role,
+    control::{Open, Phase, Point, Reply, Request, unexpected},
+    peer::Peer,
+    plan::{BenchArgs, Direction, OpKind, TransportKind},
+    report::{Row, Verified},
+    side::{Listening, Prepared, Side},
+    stats::{Latencies, gb_per_s, median},
+};
+
+/// Rates are the median of this many batches.
+const BATCHES: u32 = 5;
+
+/// No batch has more transfers.
+const MAX_COUNT: u64 = 10_000_000;
+
+/// Two endpoints with a connection between them.
+pub(crate) struct Session<'a> {
+    peer: &'a mut Peer,
+    side: Side,
+    transport: TransportKind,
+    path: String,
+    duration: Duration,
+    inflight: usize,
+    verify: bool,
+}
+
+impl<'a> Session<'a> {
+    pub(crate) fn open(
+        peer: &'a mut Peer,
+        args: &BenchArgs,
+        transport: TransportKind,
+    ) -> Result<Self> {
+        let open = Open {
+            transport,
+            checksum: args.checksum,
+            streams: args.streams,
+            loopback: peer.is_child(),
+            timeout_ms: u64::try_from(args.timeout.as_millis())?,
+        };
+        // A phase may take as long as its transfers; the slowest is one that times out.
+        peer.channel.set_patience(args.timeout + args.duration * 10);
+        let listening = Listening::start(&open)?;
+        let port = match peer.channel.ask(&Request::Open(open))? {
+            Reply::Opened { port } => port,
+            other => return Err(unexpected(&other)),
+        };
+        let side = listening.connect(peer.ip, port, &mut peer.channel.watch()?);
+        // The other side answers in any case; its word is read before a failure here is told.
+        let accepted = peer.channel.reply();
+        let side = side.with_context(|| remedy(transport, peer))?;
+        match accepted? {
+            Reply::Accepted => {}
+            other => return Err(unexpected(&other)),
+        }
+        let path = side.info()?.path;
+        Ok(Self {
+            peer,
+            side,
+            transport,
+            path,
+            duration: args.duration,
+            inflight: args.inflight as usize,
+            verify: args.verify,
+        })
+    }
+
+    /// Ends it on both sides.
+    pub(crate) fn close(self) -> Result<()> {
+        self.peer.channel.order(&Request::Close)
+    }
+
+    pub(crate) fn measure(&mut self, point: Point) -> Result<Row> {
+        let mut prepared = self.prepare(point)?;
+        let mut latency = Measured::default();
+        let mut rate = Measured::default();
+        let latencies = match self.inflight {
+            // With one outstanding, the rate follows from the same transfers.
+            1 if point.op != OpKind::Notif => {
+                let alone = self.phase(&point, 1);
+                self.batches(&mut prepared, alone, BATCHES, self.duration, &mut rate)?
+            }
+            inflight => {
+                let alone = self.phase(&point, 1);
+                let half = self.duration / 2;
+                let latencies = self.batches(&mut prepared, alone, 2, half, &mut latency)?;
+                let many = Phase { ping_pong: false, ..self.phase(&point, inflight) };
+                self.batches(&mut prepared, many, BATCHES, half, &mut rate)?;
+                latencies
+            }
+        };
+        let verified = match self.verify {
+            true => self.verify(&mut prepared)?,
+            false => (Verified::Skipped, None),
+        };
+        self.peer.channel.order(&Request::Release)?;
+        drop(prepared);
+        let hops = if point.op == OpKind::Notif { 2 } else { 1 };
+        Ok(Row {
+            gb_per_s: median(&rate.gb_per_s),
+            latency_us: latencies.summary(hops),
+            count: rate.count + latency.count,
+            verified: verified.0,
+            note: verified.1,
+            ..self.row(&point)
+        })
+    }
+
+    fn row(&self, point: &Point) -> Row {
+        Row {
+            op: point.op.to_string(),
+            path: self.path.clone(),
+            transport: Some(self.transport.to_string()),
+            memory: (point.op != OpKind::Notif).then(|| point.memory.to_string()),
+            direction: Some(point.direction.to_string()),
+            iovs: point.iovs as u64,
+            inflight: self.inflight as u64,
+            ..Row::limit("", point.size)
+        }
+    }
+
+    fn prepare(&mut self, point: Point) -> Result<Prepared> {
+        let mut prepared = Prepared::new(&self.side, point, Role::Lead)?;
+        let adverts = prepared.adverts()?;
+        match self.peer.channel.ask(&Request::Prepare { point, adverts })? {
+            Reply::Prepared { adverts } => prepared.meet(adverts)?,
+            other => return Err(unexpected(&other)),
+        }
+        Ok(prepared)
+    }
+
+    /// A phase of so many outstanding transfers; its count is still to be found.
+    fn phase(&self, point: &Point, inflight: usize) -> Phase {
+        let ping_pong = point.op == OpKind::Notif;
+        Phase { count: 1, inflight, slots: inflight, ping_pong, seed: None }
+    }
+
+    /// Runs batches of a phase that together take about `time`.
+    fn batches(
+        &mut self,
+        prepared: &mut Prepared,
+        phase: Phase,
+        batches: u32,
+        time: Duration,
+        measured: &mut Measured,
+    ) -> Result<Latencies> {
+        let count = self.calibrate(prepared, phase, time / batches)?;
+        let mut all = Latencies::new();
+        for _ in 0..batches {
+            let (elapsed, latencies) = self.go(prepared, &Phase { count, ..phase })?;
+            all.add(&latencies);
+            measured.count += count;
+            measured.gb_per_s.push(gb_per_s(prepared.bytes(&phase, count), elapsed));
+        }
+        Ok(all)
+    }
+
+    /// How many transfers take about `time`. Its runs warm up what the batches use.
+    fn calibrate(&mut self, prepared: &mut Prepared, phase: Phase, time: Duration) -> Result<u64> {
+        let least = phase.inflight as u64;
+        let mut count = least;
+        loop {
+            let (elapsed, _) = self.go(prepared, &Phase { count, ..phase })?;
+            let target = time.as_secs_f64() / elapsed.as_secs_f64().max(1e-9) * count as f64;
+            if elapsed * 4 >= time || count >= MAX_COUNT {
+                return Ok((target as u64).clamp(least, MAX_COUNT));
+            }
+            count = (target as u64).clamp(count * 2, count * 16).min(MAX_COUNT);
+        }
+    }
+
+    /// Runs a phase on both sides; what it took is what it took the slower of them.
+    fn go(&mut self, prepared: &mut Prepared, phase: &Phase) -> Result<(Duration, Latencies)> {
+        let together = prepared.needs_both();
+        if together {
+            match self.peer.channel.ask(&Request::Go(*phase))? {
+                Reply::Ready => {}
+                other => return Err(unexpected(&other)),
+            }
+        }
+        let started = Instant::now();
+        let took = prepared.go(&self.side, phase, &self.peer.channel);
+        if !together {
+            let took = took?;
+            return Ok((took.elapsed, took.latencies));
+        }
+        let finished = self.peer.channel.reply();
+        let elapsed = started.elapsed();
+        // Both may have failed because one did; this side's word is told with the other's.
+        match (took, finished) {
+            (Ok(took), Ok(Reply::Finished { elapsed_ns })) => {
+                let theirs = Duration::from_nanos(elapsed_ns).min(elapsed);
+                Ok((took.elapsed.max(theirs), took.latencies))
+            }
+            (Ok(_), Ok(other)) => Err(unexpected(&other)),
+            (Ok(_), Err(error)) => Err(error),
+            (Err(error), Ok(_)) => Err(error),
+            (Err(mine), Err(theirs)) => bail!("{mine:#}; {theirs:#}"),
+        }
+    }
+
+    /// One round whose every byte is looked at.
+    fn verify(&mut self, prepared: &mut Prepared) -> Result<(Verified, Option<String>)> {
+        let mut seed = [0; 8];
+        getrandom::fill(&mut seed).context("the system has no random numbers")?;
+        let seed = u64::from_le_bytes(seed);
+        self.peer.channel.send(&Request::Fill { seed })?;
+        prepared.fill(seed);
+        match self.peer.channel.reply()? {
+            Reply::Done => {}
+            other => return Err(unexpected(&other)),
+        }
+        let slots = self.inflight;
+        let round =
+            Phase { count: slots as u64, inflight: 1, slots, ping_pong: false, seed: Some(seed) };
+        self.go(prepared, &round)?;
+        let theirs = match self.peer.channel.ask(&Request::Check { seed })? {
+            Reply::Checked { wrong } => wrong.map(|wrong| format!("the other side's {wrong}")),
+            other => return Err(unexpected(&other)),
+        };
+        let wrong = theirs.or_else(|| prepared.check(seed));
+        Ok((if wrong.is_some() { Verified::No } else { Verified::Yes }, wrong))
+    }
+}
+
+#[derive(Default)]
+struct Measured {
+    gb_per_s: Vec<f64>,
+    count: u64,
+}
+
+fn remedy(transport: TransportKind, peer: &Peer) -> String {
+    match transport {
+        TransportKind::Local => {
+            "no path through this host's memory: are both processes on one host? \
+             `uccl doctor` says what forbids it; --transport tcp does without"
+        }
+        _ if peer.is_child() => "the two processes cannot connect on loopback; see `uccl doctor`",
+        _ => {
+            "the endpoints cannot connect: does a firewall stop the endpoint's port \
+             (UCCL_P2P_BASE_PORT, 28100)?"
+        }
+    }
+    .to_owned()
+}
+
+impl Prepared {
+    /// Bytes that a phase's transfers move, both ways.
+    fn bytes(&self, phase: &Phase, count: u64) -> u64 {
+        let point = self.point();
+        let ways = match point.direction {
+            Direction::Bi => 2,
+            Direction::Uni if phase.ping_pong => 2,
+            Direction::Uni => 1,
+        };
+        point.size * point.iovs as u64 * count * ways
+    }
+}

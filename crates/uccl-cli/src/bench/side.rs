@@ -1,0 +1,463 @@
+//! One side of a benchmark on the engine: its endpoint, its memory of a point, its part of a phase.
+
+use std::{
+    collections::VecDeque,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow, bail};
+use uccl_p2p::{
+    Checksum, Config, ConnId, ConnInfo, Endpoint, Iov, MrId, Op, Request, Status, TransferId,
+    Transport, wire::advert::Advert,
+};
+
+use super::{
+    auth::Role,
+    buffer::{self, Buffer, Pieces},
+    control::{Channel, HangUp, Open, Phase, Point, WireAdvert},
+    plan::{ChecksumMode, Direction, OpKind, TransportKind},
+    stats::Latencies,
+};
+
+/// An endpoint that listens, before it has a connection.
+pub(crate) struct Listening {
+    endpoint: Endpoint,
+    timeout: Duration,
+}
+
+/// An endpoint with one connection.
+pub(crate) struct Side {
+    endpoint: Endpoint,
+    conn: ConnId,
+    timeout: Duration,
+}
+
+impl Listening {
+    pub(crate) fn start(open: &Open) -> Result<Self> {
+        let mut config = Config::from_env().context("an environment variable is not understood")?;
+        config.transport = match open.transport {
+            TransportKind::Auto => Transport::Auto,
+            TransportKind::Local => Transport::Local,
+            TransportKind::Tcp => Transport::Tcp,
+        };
+        if let Some(checksum) = open.checksum {
+            config.checksum = match checksum {
+                ChecksumMode::Auto => Checksum::Auto,
+                ChecksumMode::On => Checksum::On,
+                ChecksumMode::Off => Checksum::Off,
+            };
+        }
+        if let Some(streams) = open.streams {
+            config.tcp_streams = streams;
+        }
+        if open.loopback {
+            config.bind = Some(Ipv4Addr::LOCALHOST.into());
+        }
+        let endpoint = Endpoint::new(config).context("cannot start an endpoint")?;
+        Ok(Self { endpoint, timeout: Duration::from_millis(open.timeout_ms) })
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.endpoint.addr().port()
+    }
+
+    pub(crate) fn accept(self, watch: &mut HangUp) -> Result<Side> {
+        let accepted = self.endpoint.accept(Some(self.timeout), watch);
+        let conn = accepted.context("the leading side's endpoint did not connect")?.conn;
+        Ok(Side { endpoint: self.endpoint, conn, timeout: self.timeout })
+    }
+
+    pub(crate) fn connect(self, ip: IpAddr, port: u16, watch: &mut HangUp) -> Result<Side> {
+        let addr = SocketAddr::new(ip, port);
+        let conn = self.endpoint.connect(addr, Some(self.timeout), watch)?;
+        Ok(Side { endpoint: self.endpoint, conn, timeout: self.timeout })
+    }
+}
+
+impl Drop for Side {
+    fn drop(&mut self) {
+        self.endpoint.close();
+    }
+}
+
+/// Registered memory of one role in a point, a buffer for each outstanding transfer.
+struct Slots {
+    endpoint: Endpoint,
+    pieces: Pieces,
+    slots: Vec<Slot>,
+}
+
+struct Slot {
+    buffer: Buffer,
+    mr: MrId,
+    iovs: Vec<Iov>,
+    /// What of the peer's memory it meets; empty for two-sided operations.
+    adverts: Vec<Advert>,
+}
+
+impl Slots {
+    fn new(side: &Side, point: &Point) -> Result<Self> {
+        let len = usize::try_from(point.size).context("--size is larger than an address")?;
+        let pieces = Pieces::new(point.iovs, len).context("--size times --iovs is too large")?;
+        let mut this = Self { endpoint: side.endpoint.clone(), pieces, slots: Vec::new() };
+        for _ in 0..point.slots {
+            let buffer = Buffer::new(&side.endpoint, point.memory, pieces.buffer_len())?;
+            let (address, len) = (buffer.address(), buffer.len());
+            // SAFETY: the buffer lives in the slot beside its region, and is let go of only after the
+            // region has been deregistered (see Drop).
+            let mr = unsafe { side.endpoint.register(address, len) }?;
+            let iov = |piece: std::ops::Range<usize>| {
+                let ptr = address + piece.start;
+                Iov { mr, ptr, len: piece.len() }
+            };
+            let iovs = pieces.iter().map(iov).collect();
+            this.slots.push(Slot { buffer, mr, iovs, adverts: Vec::new() });
+        }
+        Ok(this)
+    }
+
+    fn advertise(&self) -> Result<Vec<WireAdvert>> {
+        let advert = |iov: &Iov| Ok(self.endpoint.advertise(iov.mr, iov.ptr, iov.len)?.into());
+        self.slots.iter().flat_map(|slot| &slot.iovs).map(advert).collect()
+    }
+
+    fn meet(&mut self, adverts: Vec<WireAdvert>) -> Result<()> {
+        let wanted: usize = self.slots.iter().map(|slot| slot.iovs.len()).sum();
+        if adverts.len() != wanted {
+            bail!("the other side sent {} adverts, not {wanted}", adverts.len());
+        }
+        let mut adverts = adverts.into_iter().map(Advert::from);
+        for slot in &mut self.slots {
+            slot.adverts = adverts.by_ref().take(slot.iovs.len()).collect();
+        }
+        Ok(())
+    }
+
+    fn slot_seed(seed: u64, index: usize) -> u64 {
+        seed.rotate_left(32).wrapping_add(index as u64)
+    }
+
+    fn fill(&mut self, seed: u64) {
+        for (index, slot) in self.slots.iter_mut().enumerate() {
+            slot.buffer.fill(&self.pieces, Self::slot_seed(seed, index));
+        }
+    }
+
+    fn poison(&mut self) {
+        self.slots.iter_mut().for_each(|slot| slot.buffer.poison());
+    }
+
+    fn check(&self, seed: u64) -> Option<String> {
+        self.slots.iter().enumerate().find_map(|(index, slot)| {
+            let wrong = slot.buffer.check(&self.pieces, Self::slot_seed(seed, index))?;
+            Some(format!("buffer {index}: {wrong}"))
+        })
+    }
+}
+
+impl Drop for Slots {
+    fn drop(&mut self) {
+        for slot in self.slots.drain(..) {
+            // A region that cannot be ended may still be written to: its memory stays.
+            if self.endpoint.deregister(slot.mr).is_err() {
+                std::mem::forget(slot.buffer);
+            }
+        }
+    }
+}
+
+/// A side's memory for one point.
+pub(crate) struct Prepared {
+    point: Point,
+    role: Role,
+    /// What this side's own transfers use.
+    active: Option<Slots>,
+    /// What the other side's transfers use.
+    passive: Option<Slots>,
+    payload: Vec<u8>,
+}
+
+/// Whether a side posts transfers, or has them done to it, or both.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Roles {
+    active: bool,
+    passive: bool,
+}
+
+impl Roles {
+    fn of(role: Role, direction: Direction) -> Self {
+        match role {
+            Role::Lead => Self { active: true, passive: direction == Direction::Bi },
+            Role::Serve => Self { active: direction == Direction::Bi, passive: true },
+        }
+    }
+}
+
+/// What a phase took here.
+pub(crate) struct Took {
+    pub(crate) elapsed: Duration,
+    pub(crate) latencies: Latencies,
+}
+
+impl Prepared {
+    pub(crate) fn new(side: &Side, point: Point, role: Role) -> Result<Self> {
+        let roles = Roles::of(role, point.direction);
+        let memory = |wanted: bool| match wanted && point.op != OpKind::Notif {
+            true => Slots::new(side, &point).map(Some),
+            false => Ok(None),
+        };
+        let payload_len = if point.op == OpKind::Notif { point.size as usize } else { 0 };
+        Ok(Self {
+            point,
+            role,
+            active: memory(roles.active)?,
+            passive: memory(roles.passive)?,
+            payload: vec![0; payload_len],
+        })
+    }
+
+    pub(crate) fn point(&self) -> &Point {
+        &self.point
+    }
+
+    /// Whether the other side has something to do while this one's transfers run.
+    pub(crate) fn needs_both(&self) -> bool {
+        self.point.direction == Direction::Bi || self.is_two_sided()
+    }
+
+    fn is_two_sided(&self) -> bool {
+        matches!(self.point.op, OpKind::Notif | OpKind::Send)
+    }
+
+    /// What the other side needs for its transfers.
+    pub(crate) fn adverts(&self) -> Result<Vec<WireAdvert>> {
+        match (&self.passive, self.point.op) {
+            (Some(slots), OpKind::Read | OpKind::Write) => slots.advertise(),
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    /// What the other side offers for this side's transfers.
+    pub(crate) fn meet(&mut self, adverts: Vec<WireAdvert>) -> Result<()> {
+        match (&mut self.active, self.point.op) {
+            (Some(slots), OpKind::Read | OpKind::Write) => slots.meet(adverts),
+            _ => Ok(()),
+        }
+    }
+
+    /// Fills source memory and poisons destination memory.
+    pub(crate) fn fill(&mut self, seed: u64) {
+        let (sources, destinations) = match self.point.op {
+            OpKind::Read => (&mut self.passive, &mut self.active),
+            OpKind::Notif | OpKind::Send | OpKind::Write => (&mut self.active, &mut self.passive),
+        };
+        sources.iter_mut().for_each(|slots| slots.fill(seed));
+        destinations.iter_mut().for_each(Slots::poison);
+    }
+
+    /// What is wrong with destination memory, if anything is.
+    pub(crate) fn check(&self, seed: u64) -> Option<String> {
+        match self.point.op {
+            OpKind::Read => self.active.as_ref()?.check(seed),
+            OpKind::Notif | OpKind::Send | OpKind::Write => self.passive.as_ref()?.check(seed),
+        }
+    }
+
+    /// Does this side's part of a phase, until it is done or the other side hangs up.
+    pub(crate) fn go(&mut self, side: &Side, phase: &Phase, channel: &Channel) -> Result<Took> {
+        if let Some(seed) = phase.seed {
+            buffer::fill(&mut self.payload, seed);
+        }
+        let this = &*self;
+        let (mut mine, mut theirs) = (channel.watch()?, channel.watch()?);
+        let roles = Roles::of(this.role, this.point.direction);
+        let started = Instant::now();
+        let latencies = match (roles.active, roles.passive && this.is_two_sided()) {
+            _ if phase.ping_pong => this.ping_pong(side, phase, &mut mine)?,
+            (true, false) => this.post_all(side, phase, &mut mine)?,
+            (false, true) => {
+                this.serve_all(side, phase, &mut mine)?;
+                Latencies::new()
+            }
+            (false, false) => Latencies::new(),
+            (true, true) => thread::scope(|scope| {
+                let serving = scope.spawn(|| this.serve_all(side, phase, &mut theirs));
+                let latencies = this.post_all(side, phase, &mut mine);
+                serving.join().map_err(|_| anyhow!("the receiving thread panicked"))??;
+                latencies
+            })?,
+        };
+        Ok(Took { elapsed: started.elapsed(), latencies })
+    }
+
+    fn post_all(&self, side: &Side, phase: &Phase, watch: &mut HangUp) -> Result<Latencies> {
+        match self.point.op {
+            OpKind::Notif => {
+                side.window(phase, watch, |_| side.notify(&self.payload))?;
+                Ok(Latencies::new())
+            }
+            OpKind::Read => side.transfers(phase, Op::Read, self.active.as_ref(), watch),
+            OpKind::Send => side.transfers(phase, Op::Send, self.active.as_ref(), watch),
+            OpKind::Write => side.transfers(phase, Op::Write, self.active.as_ref(), watch),
+        }
+    }
+
+    fn serve_all(&self, side: &Side, phase: &Phase, watch: &mut HangUp) -> Result<()> {
+        match self.point.op {
+            OpKind::Notif => side.notified(phase.count, &self.expected(phase), watch),
+            OpKind::Read | OpKind::Write => Ok(()),
+            OpKind::Send => {
+                side.transfers(phase, Op::Recv, self.passive.as_ref(), watch).map(|_| ())
+            }
+        }
+    }
+
+    fn ping_pong(&self, side: &Side, phase: &Phase, watch: &mut HangUp) -> Result<Latencies> {
+        let expected = self.expected(phase);
+        let mut latencies = Latencies::new();
+        for _ in 0..phase.count {
+            let sent = match self.role {
+                Role::Lead => {
+                    let started = Instant::now();
+                    let sent = side.notify(&self.payload)?;
+                    side.notified(1, &expected, watch)?;
+                    latencies.record(started.elapsed());
+                    sent
+                }
+                Role::Serve => {
+                    side.notified(1, &expected, watch)?;
+                    side.notify(&self.payload)?
+                }
+            };
+            side.finish(sent, watch)?;
+        }
+        Ok(latencies)
+    }
+
+    fn expected(&self, phase: &Phase) -> Expected {
+        Expected { len: self.payload.len(), seed: phase.seed }
+    }
+}
+
+/// What every notification of a phase must be.
+struct Expected {
+    len: usize,
+    seed: Option<u64>,
+}
+
+impl Expected {
+    fn check(&self, payload: &[u8]) -> Result<()> {
+        if payload.len() != self.len {
+            bail!("a notification of {} bytes arrived as {}", self.len, payload.len());
+        }
+        match self.seed.and_then(|seed| buffer::mismatch(payload, seed)) {
+            Some(at) => bail!("a notification arrived wrong from its byte {at} on"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Side {
+    /// What is known of the connection.
+    pub(crate) fn info(&self) -> Result<ConnInfo> {
+        Ok(self.endpoint.connection(self.conn)?)
+    }
+
+    /// Runs a phase's transfers of one kind. One at a time they run on this thread and are timed one
+    /// by one.
+    fn transfers(
+        &self,
+        phase: &Phase,
+        op: Op,
+        slots: Option<&Slots>,
+        watch: &mut HangUp,
+    ) -> Result<Latencies> {
+        let slots = slots.map(|slots| &slots.slots[..]).unwrap_or_default();
+        let slots = &slots[..phase.slots.min(slots.len())];
+        if slots.is_empty() {
+            bail!("a phase was asked for before its memory");
+        }
+        let request = |index: u64| self.request(op, &slots[(index % slots.len() as u64) as usize]);
+        let mut latencies = Latencies::new();
+        match phase.inflight {
+            1 => {
+                for index in 0..phase.count {
+                    let started = Instant::now();
+                    self.endpoint.run(&request(index), watch)?;
+                    latencies.record(started.elapsed());
+                }
+            }
+            _ => self.window(phase, watch, |index| Ok(self.endpoint.post(&request(index))?))?,
+        }
+        Ok(latencies)
+    }
+
+    fn request<'a>(&self, op: Op, slot: &'a Slot) -> Request<'a> {
+        Request {
+            conn: self.conn,
+            op,
+            iovs: &slot.iovs,
+            adverts: &slot.adverts,
+            notif: None,
+            timeout: Some(self.timeout),
+        }
+    }
+
+    /// Posts a phase's transfers, as many at once as it allows, and sees each to its end.
+    fn window(
+        &self,
+        phase: &Phase,
+        watch: &mut HangUp,
+        mut post: impl FnMut(u64) -> Result<TransferId>,
+    ) -> Result<()> {
+        let mut under_way = VecDeque::with_capacity(phase.inflight);
+        let mut all = || -> Result<()> {
+            for index in 0..phase.count {
+                if under_way.len() >= phase.inflight
+                    && let Some(oldest) = under_way.pop_front()
+                {
+                    self.finish(oldest, watch)?;
+                }
+                under_way.push_back(post(index)?);
+            }
+            while let Some(oldest) = under_way.pop_front() {
+                self.finish(oldest, watch)?;
+            }
+            Ok(())
+        };
+        let result = all();
+        // After a failure no byte of the others may land in memory that is about to go.
+        for transfer in under_way {
+            let _ = self.endpoint.cancel(transfer);
+        }
+        result
+    }
+
+    fn finish(&self, transfer: TransferId, watch: &mut HangUp) -> Result<()> {
+        match self.endpoint.wait(transfer, Some(self.timeout), watch)? {
+            Status::Done(_) => Ok(()),
+            Status::Failed(error) => Err(error.into()),
+            Status::Pending => bail!("a transfer took longer than --timeout {:?}", self.timeout),
+        }
+    }
+
+    fn notify(&self, payload: &[u8]) -> Result<TransferId> {
+        Ok(self.endpoint.send_notif(self.conn, payload, Some(self.timeout))?)
+    }
+
+    fn notified(&self, count: u64, expected: &Expected, watch: &mut HangUp) -> Result<()> {
+        let mut missing = count;
+        while missing > 0 {
+            let notifs = self.endpoint.wait_notifs(Some(self.timeout), watch)?;
+            if notifs.is_empty() {
+                bail!("{missing} of {count} notifications did not come within {:?}", self.timeout);
+            }
+            notifs.iter().try_for_each(|notif| expected.check(&notif.payload))?;
+            let surplus = || format!("{} notifications too many", notifs.len() as u64 - missing);
+            missing = missing.checked_sub(notifs.len() as u64).with_context(surplus)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,79 @@
+//! Where memory lives.
+
+use std::{fmt, str::FromStr};
+
+use crate::error::ParseMemoryKindError;
+
+/// Where a piece of memory lives, and so who can touch it and how it is copied.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
+#[non_exhaustive]
+pub enum MemoryKind {
+    /// A CUDA device's memory.
+    Cuda {
+        /// The device's ordinal in this process.
+        device: u32,
+    },
+    /// Pageable host memory.
+    #[default]
+    Host,
+    /// Host memory that is locked and that devices can address.
+    Pinned,
+}
+
+impl MemoryKind {
+    /// Whether the CPU can load and store it.
+    pub fn is_host_accessible(self) -> bool {
+        match self {
+            Self::Host | Self::Pinned => true,
+            Self::Cuda { .. } => false,
+        }
+    }
+}
+
+impl fmt::Display for MemoryKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cuda { device } => write!(f, "cuda:{device}"),
+            Self::Host => f.write_str("host"),
+            Self::Pinned => f.write_str("pinned"),
+        }
+    }
+}
+
+impl FromStr for MemoryKind {
+    type Err = ParseMemoryKindError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let error = || ParseMemoryKindError(text.to_owned());
+        match text {
+            "host" => Ok(Self::Host),
+            "pinned" => Ok(Self::Pinned),
+            _ => {
+                let device = text.strip_prefix("cuda:").ok_or_else(error)?;
+                Ok(Self::Cuda { device: device.parse().map_err(|_| error())? })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_back() {
+        for kind in [MemoryKind::Host, MemoryKind::Pinned, MemoryKind::Cuda { device: 7 }] {
+            assert_eq!(kind.to_string().parse(), Ok(kind));
+        }
+        for wrong in ["", "cuda", "cuda:", "cuda:x", "cuda:-1", "HOST"] {
+            assert!(wrong.parse::<MemoryKind>().is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn only_device_memory_is_out_of_the_cpus_reach() {
+        assert!(MemoryKind::Host.is_host_accessible());
+        assert!(MemoryKind::Pinned.is_host_accessible());
+        assert!(!MemoryKind::Cuda { device: 0 }.is_host_accessible());
+    }
+}

@@ -1,0 +1,260 @@
+//! The lane: one channel of a connection on a rail, and what an engine may ask of it.
+//!
+//! A lane posts operations and reports their completion; it knows nothing of transfers. It never
+//! blocks and owns no thread: whoever wants progress calls [`Lane::progress`], from any thread.
+
+use std::{
+    os::fd::{AsRawFd, BorrowedFd},
+    sync::Arc,
+};
+
+use smallvec::SmallVec;
+use uccl_wire::frame::Status;
+
+use crate::{
+    alloc::SharedBuf,
+    mem::{RemoteSpan, Span},
+};
+
+/// Local pieces of an operation. One piece needs no allocation.
+pub type Spans = SmallVec<[Span; 1]>;
+/// Remote pieces of an operation. One piece needs no allocation.
+pub type RemoteSpans = SmallVec<[RemoteSpan; 1]>;
+
+/// What a lane can do, so that an engine can plan without knowing which link it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Caps {
+    /// Short name of the link, for people.
+    pub link: &'static str,
+    /// Operations land in the order in which they were posted.
+    pub ordered: bool,
+    /// A write's completion means that its bytes are in the peer's memory, not merely on their way.
+    pub delivery_complete: bool,
+    /// Remote atomic operations are supported.
+    pub remote_atomics: bool,
+    /// Messages can be sent (two-sided); a connection needs one such lane.
+    pub messages: bool,
+    /// Data is covered by a checksum.
+    pub checksum: bool,
+    /// Most pieces of one operation.
+    pub max_pieces: usize,
+    /// Longest message in bytes.
+    pub max_message: usize,
+}
+
+/// What a one-sided operation does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OpKind {
+    /// From the peer's memory into ours.
+    Read,
+    /// From our memory into the peer's.
+    Write,
+}
+
+/// One piece of a transfer on one lane. The lengths of both sides add up to the same.
+pub struct Operation {
+    /// What it does.
+    pub kind: OpKind,
+    /// Our memory, in order.
+    pub local: Spans,
+    /// The peer's memory, in order.
+    pub remote: RemoteSpans,
+    /// Told once, when the operation has ended.
+    pub done: Arc<dyn Completion>,
+}
+
+impl Operation {
+    /// Bytes that it moves.
+    pub fn len(&self) -> u64 {
+        self.local.iter().map(|span| span.len as u64).sum()
+    }
+
+    /// Whether it moves nothing.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// How an operation ended.
+pub type OpResult = Result<(), OpError>;
+
+/// Why an operation failed while its lane lives on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum OpError {
+    /// The peer refused or could not do it.
+    #[error("{}", describe(*.0))]
+    Remote(Status),
+    /// What arrived is not what was sent.
+    #[error("checksum mismatch")]
+    Checksum,
+    /// Our own memory could not be touched.
+    #[error("local memory could not be touched")]
+    LocalFault,
+    /// It was cancelled and has been fenced.
+    #[error("cancelled")]
+    Cancelled,
+    /// The lane died before the operation ended; whether it landed is unknown.
+    #[error("the lane died")]
+    LaneDown,
+}
+
+fn describe(status: Status) -> &'static str {
+    match status {
+        Status::Ok => "no error",
+        Status::UnknownKey => "no region has this key: forged, or revoked by deregistration",
+        Status::OutOfBounds => "the range is not inside the region",
+        Status::Denied => "the region does not allow this kind of access",
+        Status::Checksum => "checksum mismatch at the peer",
+        Status::Fault => "the peer's memory could not be touched (freed without deregistration?)",
+        Status::Cut => "cut short",
+        Status::Protocol => "the peer could not make sense of it",
+    }
+}
+
+/// Told when an operation ends.
+///
+/// Called from whichever thread made the progress, with the lane's receive lock held: it may post and
+/// send on any lane, but must not call [`Lane::progress`], [`Lane::cancel`] or [`Lane::kill`].
+pub trait Completion: Send + Sync {
+    /// The operation has ended; no byte of it moves any more.
+    fn complete(self: Arc<Self>, result: OpResult);
+}
+
+/// Takes the messages of a lane, in order. The rules of [`Completion`] hold.
+pub trait MessageSink {
+    /// A message came in. An error says why it makes no sense; the lane dies of it.
+    fn message(&self, bytes: &[u8]) -> Result<(), String>;
+}
+
+/// Why a lane is of no more use.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LaneError {
+    /// The peer closed it in good order.
+    #[error("closed by the peer")]
+    Closed,
+    /// The peer is gone.
+    #[error("{0}")]
+    Lost(Arc<std::io::Error>),
+    /// The peer broke the protocol.
+    #[error("protocol violation: {0}")]
+    Protocol(String),
+    /// It was shut here.
+    #[error("shut down")]
+    Killed,
+}
+
+impl From<std::io::Error> for LaneError {
+    fn from(e: std::io::Error) -> Self {
+        Self::Lost(Arc::new(e))
+    }
+}
+
+/// Names an operation on its lane, for cancelling.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct OpName(pub u64);
+
+/// What became of a post.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Posted {
+    /// It ended at once; its completion is not called.
+    Done(OpResult),
+    /// Its completion will be called.
+    Pending(OpName),
+}
+
+/// What a sleeper must watch before it may sleep on a lane.
+#[derive(Clone, Copy, Debug)]
+pub struct Interest<'a> {
+    /// Readable when the peer has something for us.
+    pub fd: BorrowedFd<'a>,
+    /// Whether writability matters too.
+    pub write: bool,
+}
+
+impl Interest<'_> {
+    /// The descriptor's number.
+    pub fn raw(&self) -> i32 {
+        self.fd.as_raw_fd()
+    }
+}
+
+/// One channel of a connection on a rail.
+pub trait Lane: Send + Sync {
+    /// What it can do.
+    fn caps(&self) -> Caps;
+
+    /// Starts an operation.
+    ///
+    /// # Safety
+    /// The local pieces must stay valid until the operation has ended: until its completion is called,
+    /// or [`Lane::kill`] has returned.
+    unsafe fn post(&self, op: Operation) -> Result<Posted, LaneError>;
+
+    /// Moves one piece right now, on the caller's thread, if the link can and the piece is short: the way
+    /// with the least on it. `None`: post it.
+    ///
+    /// # Safety
+    /// The local piece must be valid during the call.
+    unsafe fn try_now(&self, _: OpKind, _local: Span, _: &RemoteSpan) -> Option<OpResult> {
+        None
+    }
+
+    /// Sends a message made of parts, together at most [`Caps::max_message`] bytes. The bytes are taken
+    /// before this returns.
+    fn send(&self, parts: &[&[u8]]) -> Result<(), LaneError>;
+
+    /// Does what can be done without blocking, and says whether anything was.
+    fn progress(&self, sink: &dyn MessageSink) -> Result<bool, LaneError>;
+
+    /// Ends an operation early. Its completion is called, at once or by a later progress, when no byte
+    /// of it moves any more; it may still report success.
+    fn cancel(&self, op: OpName);
+
+    /// Bytes and operations posted and not ended, weighed for choosing among lanes.
+    fn load(&self) -> u64;
+
+    /// When the peer was last heard, as [`crate::clock::coarse_ms`].
+    fn last_heard_ms(&self) -> u64;
+
+    /// Asks the peer for a sign of life.
+    fn ping(&self) -> Result<(), LaneError>;
+
+    /// Whether it could make progress on its own account, without anything from the peer.
+    fn has_work(&self) -> bool;
+
+    /// Whether other threads could take part in its work, beside the one that makes progress.
+    fn wants_help(&self) -> bool {
+        false
+    }
+
+    /// Takes a part of such work; false when there is none.
+    fn help(&self) -> bool {
+        false
+    }
+
+    /// Whether the peer may be touching our region of this slot at this moment, without our help.
+    fn touched_by_peer(&self, _slot: u32) -> bool {
+        false
+    }
+
+    /// Lets the peer map shared memory, where the link can.
+    fn offer(&self, _: &SharedBuf) {}
+
+    /// Has the peer forget shared memory that was offered.
+    fn retract(&self, _id: u32) {}
+
+    /// Prepares for sleep: from now on whatever needs progress shows on [`Lane::interest`]. False: there
+    /// is something to do right now.
+    fn arm(&self) -> bool;
+
+    /// What to watch while asleep.
+    fn interest(&self) -> Interest<'_>;
+
+    /// Says goodbye to the peer as far as that goes without blocking.
+    fn bye(&self);
+
+    /// Shuts the lane for good. When this returns no memory is touched through it any more; completions
+    /// of what was unfinished are called with [`OpError::LaneDown`].
+    fn kill(&self);
+}

@@ -1,0 +1,141 @@
+//! How two processes of a host come to share a lane.
+//!
+//! The side that connected makes the segment and sends it, with its table of regions, over a unix
+//! socket; the other side answers with its own table. A token from their handshake says which
+//! connection it is for.
+
+use std::{
+    io,
+    os::fd::{AsFd, OwnedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize},
+    },
+};
+
+use parking_lot::Mutex;
+
+use super::{LocalLane, bell::Bell, pipe::ShmPipe};
+use crate::{
+    cma::Process,
+    fdpass::{FdSocket, Message},
+    region::RegionTable,
+    shm::{ByteRing, Direct, Hazards, MapMode, PeerTable, Segment, hazard::HAZARD_BYTES},
+    stream::{StreamLane, StreamOptions},
+};
+
+/// Bytes of each ring.
+const RING: usize = 512 << 10;
+const PAGE: usize = 4096;
+const RINGS_AT: usize = PAGE;
+const RING_STRIDE: usize = ByteRing::layout_len(RING).next_multiple_of(PAGE);
+const SEGMENT: usize = RINGS_AT + 2 * RING_STRIDE;
+
+/// Which side of the segment is ours.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ends {
+    /// The side that was connected to.
+    Acceptor,
+    /// The side that connected, and made the segment.
+    Connector,
+}
+
+/// What a side brings to a lane.
+pub struct Setup {
+    /// Our memory that the peer may touch.
+    pub regions: Arc<RegionTable>,
+    /// The peer, if its memory can be copied to and from.
+    pub process: Option<Process>,
+    /// Whether data in the stream carries a checksum.
+    pub checksum: bool,
+}
+
+/// The segment, on its way to the peer.
+pub struct Invitation {
+    segment: Arc<Segment>,
+}
+
+/// Makes a segment and sends it to who listens at the other end of `socket`.
+///
+/// # Errors
+/// When there is no memory, or the socket is broken.
+pub fn invite(socket: &mut FdSocket, token: u128, regions: &RegionTable) -> io::Result<Invitation> {
+    let segment = Arc::new(Segment::create("uccl-lane", SEGMENT)?);
+    socket.send(&token.to_le_bytes(), &[segment.fd(), regions.published_fd()])?;
+    Ok(Invitation { segment })
+}
+
+impl Invitation {
+    /// The peer has answered: the lane.
+    ///
+    /// # Errors
+    /// When the answer makes no sense.
+    pub fn accepted(
+        self,
+        socket: FdSocket,
+        answer: Message,
+        setup: Setup,
+    ) -> io::Result<LocalLane> {
+        let table = only(answer.fds)?;
+        build(Ends::Connector, &self.segment, table, socket, setup)
+    }
+}
+
+/// The token of an invitation.
+#[must_use]
+pub fn token_of(message: &Message) -> Option<u128> {
+    Some(u128::from_le_bytes(message.bytes.as_slice().try_into().ok()?))
+}
+
+/// Takes an invitation, and answers it.
+///
+/// # Errors
+/// When it makes no sense, or the socket is broken.
+pub fn accept(mut socket: FdSocket, invitation: Message, setup: Setup) -> io::Result<LocalLane> {
+    let [segment, table]: [OwnedFd; 2] =
+        invitation.fds.try_into().map_err(|_| io::ErrorKind::InvalidData)?;
+    let segment = Segment::map(segment, MapMode::ReadWrite, SEGMENT)?;
+    if segment.len() != SEGMENT {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    socket.send(&[1], &[setup.regions.published_fd().as_fd()])?;
+    build(Ends::Acceptor, &Arc::new(segment), table, socket, setup)
+}
+
+fn only(fds: Vec<OwnedFd>) -> io::Result<OwnedFd> {
+    let [fd]: [OwnedFd; 1] = fds.try_into().map_err(|_| io::ErrorKind::InvalidData)?;
+    Ok(fd)
+}
+
+fn build(
+    ends: Ends,
+    segment: &Arc<Segment>,
+    table: OwnedFd,
+    socket: FdSocket,
+    setup: Setup,
+) -> io::Result<LocalLane> {
+    let first = Hazards::new(segment, 0)?;
+    let second = Hazards::new(segment, HAZARD_BYTES)?;
+    let there = ByteRing::new(segment, RINGS_AT, RING)?;
+    let back = ByteRing::new(segment, RINGS_AT + RING_STRIDE, RING)?;
+    let (hazards, peer_hazards, tx, rx) = match ends {
+        Ends::Connector => (first, second, there.into_tx(), back.into_rx()),
+        Ends::Acceptor => (second, first, back.into_tx(), there.into_rx()),
+    };
+    let cma = setup.process.is_some();
+    let direct = Arc::new(Direct::new(PeerTable::map(table)?, hazards, setup.process));
+    let bell = Arc::new(Bell::new(socket, Arc::clone(&direct)));
+    let (pipe, tx, rx) = ShmPipe::new(tx, rx, &bell);
+    let options = StreamOptions { regions: setup.regions, checksum: setup.checksum };
+    Ok(LocalLane {
+        stream: StreamLane::new(pipe, tx, rx, options),
+        direct,
+        bell,
+        peer_hazards,
+        cma,
+        jobs: Mutex::default(),
+        open_jobs: AtomicUsize::new(0),
+        next_job: AtomicU64::new(0),
+        job_bytes: AtomicU64::new(0),
+    })
+}

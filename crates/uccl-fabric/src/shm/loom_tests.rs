@@ -1,0 +1,242 @@
+//! The shared structures under every interleaving: `RUSTFLAGS="--cfg loom" cargo test --release loom`.
+
+use loom::cell::UnsafeCell;
+use loom::sync::atomic::AtomicU64;
+use loom::sync::{Arc, Notify};
+use loom::thread;
+
+use super::hazard;
+use super::memo::Memo;
+use super::published::{publish, read, retire, version};
+use super::ring::{Consumer, Producer, Storage};
+use crate::mem::Span;
+
+/// A ring whose accesses loom watches.
+struct Ring {
+    words: [AtomicU64; 8],
+    bytes: Vec<UnsafeCell<u8>>,
+}
+
+impl Ring {
+    fn new(capacity: usize) -> Arc<Self> {
+        let words = std::array::from_fn(|_| AtomicU64::new(0));
+        Arc::new(Self { words, bytes: (0..capacity).map(|_| UnsafeCell::new(0)).collect() })
+    }
+}
+
+impl Storage for Arc<Ring> {
+    type Word = AtomicU64;
+
+    fn word(&self, at: usize) -> &AtomicU64 {
+        // Word 0 or 1 of cache line 0 to 3, of 16 words each.
+        &self.words[at / 16 * 2 + at % 16]
+    }
+
+    fn capacity(&self) -> usize {
+        self.bytes.len()
+    }
+
+    unsafe fn put(&self, at: usize, from: *const u8, len: usize) {
+        for i in 0..len {
+            // SAFETY: the caller's promise; loom checks that nobody else is at the cell.
+            self.bytes[at + i].with_mut(|byte| unsafe { *byte = *from.add(i) });
+        }
+    }
+
+    unsafe fn take(&self, at: usize, to: *mut u8, len: usize) {
+        for i in 0..len {
+            // SAFETY: as above.
+            self.bytes[at + i].with(|byte| unsafe { *to.add(i) = *byte });
+        }
+    }
+}
+
+/// The two sides of a connection's ring, and what wakes each.
+struct Pair {
+    ring: Arc<Ring>,
+    data: Arc<Notify>,
+    space: Arc<Notify>,
+}
+
+impl Pair {
+    fn new(capacity: usize) -> Self {
+        Self {
+            ring: Ring::new(capacity),
+            data: Arc::new(Notify::new()),
+            space: Arc::new(Notify::new()),
+        }
+    }
+
+    /// Sends all of `bytes`, sleeping whenever the ring is full, and closes.
+    fn producer(&self, bytes: &'static [u8]) -> impl FnOnce() + 'static {
+        let (ring, data, space) = (self.ring.clone(), self.data.clone(), self.space.clone());
+        move || {
+            let mut tx = Producer::new(ring);
+            let mut sent = 0;
+            while sent < bytes.len() {
+                let rest = &bytes[sent..];
+                // SAFETY: the slice is readable.
+                let n =
+                    unsafe { tx.send(&[Span { addr: rest.as_ptr() as usize, len: rest.len() }]) };
+                sent += n.unwrap();
+                if tx.reader_needs_wake() {
+                    data.notify();
+                }
+                if sent < bytes.len() && tx.prepare_wait_space() {
+                    space.wait();
+                    tx.awake();
+                }
+            }
+            tx.close();
+            if tx.reader_needs_wake() {
+                data.notify();
+            }
+        }
+    }
+
+    /// Receives until the end, sleeping whenever the ring is empty.
+    fn consume(&self) -> Vec<u8> {
+        let mut rx = Consumer::new(self.ring.clone());
+        let mut got = Vec::new();
+        loop {
+            let mut buf = [0u8; 4];
+            // SAFETY: the array is writable.
+            match unsafe { rx.recv(&[Span { addr: buf.as_mut_ptr() as usize, len: buf.len() }]) }
+                .unwrap()
+            {
+                Some(0) => return got,
+                Some(n) => {
+                    got.extend_from_slice(&buf[..n]);
+                    if rx.writer_needs_wake() {
+                        self.space.notify();
+                    }
+                }
+                None => {
+                    if rx.prepare_sleep() {
+                        self.data.wait();
+                        rx.awake();
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A lost wake-up shows as a deadlock.
+#[test]
+fn loom_ring_reader_is_woken() {
+    loom::model(|| {
+        let pair = Pair::new(2);
+        let producer = thread::spawn(pair.producer(b"a"));
+        assert_eq!(pair.consume(), b"a");
+        producer.join().unwrap();
+    });
+}
+
+#[test]
+fn loom_ring_writer_is_woken() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let pair = Pair::new(1);
+        let producer = thread::spawn(pair.producer(b"abc"));
+        assert_eq!(pair.consume(), b"abc");
+        producer.join().unwrap();
+    });
+}
+
+/// Once the owner has revoked and drained, the memory is its own again: loom fails if an access overlaps.
+#[test]
+fn loom_no_access_after_drain() {
+    const SLOT: u32 = 5;
+    struct Shared {
+        entry: [AtomicU64; 8],
+        hazards: [AtomicU64; 2],
+        memory: UnsafeCell<u64>,
+    }
+    loom::model(|| {
+        let shared = Arc::new(Shared {
+            entry: std::array::from_fn(|_| AtomicU64::new(0)),
+            hazards: std::array::from_fn(|_| AtomicU64::new(0)),
+            memory: UnsafeCell::new(0),
+        });
+        publish(&shared.entry, &[0; 7]);
+        let live = version(&shared.entry);
+        let initiator = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                let (at, held) = hazard::claim(&shared.hazards, 1, SLOT).unwrap();
+                if version(&shared.entry) == live {
+                    // SAFETY: loom checks that nobody else is at the cell.
+                    shared.memory.with_mut(|memory| unsafe { *memory += 1 });
+                }
+                hazard::clear(&shared.hazards, at, held);
+            })
+        };
+        retire(&shared.entry);
+        while hazard::holds(&shared.hazards, SLOT) {
+            thread::yield_now();
+        }
+        // SAFETY: as above; that is what is tested.
+        shared.memory.with_mut(|memory| unsafe { *memory = 7 });
+        initiator.join().unwrap();
+        // SAFETY: the only thread.
+        assert_eq!(shared.memory.with(|memory| unsafe { *memory }), 7);
+    });
+}
+
+/// Two initiators never get the same word, and both are waited for.
+#[test]
+fn loom_hazard_words_are_claimed_once() {
+    loom::model(|| {
+        let words: Arc<[AtomicU64; 2]> = Arc::new(std::array::from_fn(|_| AtomicU64::new(0)));
+        let other = {
+            let words = words.clone();
+            thread::spawn(move || hazard::claim(&*words, 0, 1).unwrap().0)
+        };
+        let mine = hazard::claim(&*words, 0, 2).unwrap().0;
+        assert_ne!(mine, other.join().unwrap());
+        assert!(hazard::holds(&*words, 1) && hazard::holds(&*words, 2));
+    });
+}
+
+/// An entry is read whole or not at all.
+#[test]
+fn loom_entry_is_whole() {
+    loom::model(|| {
+        let entry: Arc<[AtomicU64; 8]> = Arc::new(std::array::from_fn(|_| AtomicU64::new(0)));
+        publish(&entry, &[1; 7]);
+        let owner = {
+            let entry = entry.clone();
+            thread::spawn(move || {
+                retire(&entry);
+                publish(&entry, &[2; 7]);
+            })
+        };
+        if let Some((version, fields)) = read(&entry) {
+            let expected = if version == 1 { 1 } else { 2 };
+            assert_eq!(fields, [expected; 7], "version {version}");
+        }
+        owner.join().unwrap();
+    });
+}
+
+/// What a memo gives is one value that was put, whole.
+#[test]
+fn loom_memo_is_whole() {
+    loom::model(|| {
+        let memo = Arc::new(Memo::<2, AtomicU64>::with_lines(1));
+        let writers: Vec<_> = [1, 2]
+            .map(|value| {
+                let memo = memo.clone();
+                thread::spawn(move || memo.put(0, &[value; 2]))
+            })
+            .into();
+        if let Some([a, b]) = memo.get(0) {
+            assert_eq!(a, b);
+        }
+        for writer in writers {
+            writer.join().unwrap();
+        }
+    });
+}

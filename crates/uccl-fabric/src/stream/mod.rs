@@ -1,0 +1,333 @@
+//! The stream lane: one-sided operations, messages and fences over any byte pipe.
+//!
+//! Each side owns its memory: a write names regions of the receiver by key, and the receiver checks
+//! key, bounds and rights before it puts a byte there, again for every piece it receives. Frames of a
+//! lane are handled in order, so the answer to a fence means that everything before it has landed or
+//! has been dropped.
+
+mod crc;
+mod cursor;
+mod ops;
+mod rx;
+mod tx;
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst},
+};
+
+use parking_lot::{Mutex, MutexGuard};
+use uccl_wire::frame::{Header, Kind, MAX_DESCS, MAX_MESSAGE};
+
+use self::{
+    ops::Ops,
+    rx::{Rx, Surroundings},
+    tx::{Own, OwnKind, SHORT, Tx, Window},
+};
+use crate::{
+    clock,
+    lane::{
+        Caps, Interest, Lane, LaneError, MessageSink, OpError, OpKind, OpName, Operation, Posted,
+        Spans,
+    },
+    pipe::{Pipe, PipeRx, PipeTx},
+    region::RegionTable,
+};
+
+/// Reads that may wait for their data at a time.
+const MAX_READS: usize = 512;
+/// Answers that may wait for their turn before the peer is made to wait.
+const MAX_ANSWERS: usize = 4 * MAX_READS;
+/// Short answers that may wait, in bytes, before the peer is made to wait.
+const MAX_ANSWER_BYTES: usize = 4 << 20;
+
+/// How a stream lane is made.
+pub struct StreamOptions {
+    /// Our memory that the peer may touch.
+    pub regions: Arc<RegionTable>,
+    /// Whether data that we send carries a checksum.
+    pub checksum: bool,
+}
+
+/// A lane over a byte pipe.
+pub struct StreamLane<P: Pipe> {
+    pipe: P,
+    regions: Arc<RegionTable>,
+    checksum: bool,
+    tx: Mutex<Tx<P::Tx>>,
+    rx: Mutex<Rx<P::Rx>>,
+    ops: Mutex<Ops>,
+    /// Something waits to be sent.
+    unsent: AtomicBool,
+    reads: AtomicU64,
+    load: AtomicU64,
+    heard_ms: AtomicU64,
+    dead: Mutex<Option<LaneError>>,
+    is_dead: AtomicBool,
+}
+
+impl<P: Pipe> StreamLane<P> {
+    /// Makes a lane of a pipe and its halves.
+    pub fn new(pipe: P, tx: P::Tx, rx: P::Rx, options: StreamOptions) -> Self {
+        Self {
+            pipe,
+            regions: options.regions,
+            checksum: options.checksum,
+            tx: Mutex::new(Tx::new(tx, options.checksum)),
+            rx: Mutex::new(Rx::new(rx)),
+            ops: Mutex::new(Ops::default()),
+            unsent: AtomicBool::new(false),
+            reads: AtomicU64::new(0),
+            load: AtomicU64::new(0),
+            heard_ms: AtomicU64::new(clock::coarse_ms()),
+            dead: Mutex::new(None),
+            is_dead: AtomicBool::new(false),
+        }
+    }
+
+    /// The pipe it runs over.
+    pub fn pipe(&self) -> &P {
+        &self.pipe
+    }
+
+    fn alive(&self) -> Result<(), LaneError> {
+        if self.is_dead.load(Relaxed) {
+            return Err(self.dead.lock().clone().unwrap_or(LaneError::Killed));
+        }
+        Ok(())
+    }
+
+    fn die(&self, e: LaneError) -> LaneError {
+        let first = self.dead.lock().get_or_insert(e).clone();
+        self.is_dead.store(true, SeqCst);
+        first
+    }
+
+    /// Sends what can be sent. An error shows at the next progress, where it is looked for.
+    fn flush(&self, tx: &mut MutexGuard<'_, Tx<P::Tx>>) -> bool {
+        let window = || Window { read: self.reads.load(Relaxed) <= MAX_READS as u64 };
+        let moved = match tx.flush(&self.regions, window) {
+            Ok(moved) => moved,
+            Err(e) => {
+                self.die(e.into());
+                false
+            }
+        };
+        self.unsent.store(tx.pending(), SeqCst);
+        moved
+    }
+
+    fn pump(&self, sink: &dyn MessageSink) -> Result<bool, LaneError> {
+        let Some(mut rx) = self.rx.try_lock() else { return Ok(false) };
+        if self.peer_must_wait() {
+            return Ok(false);
+        }
+        let around = Surroundings { regions: &self.regions, ops: &self.ops, sink };
+        let moved = rx.pump(&around);
+        if !rx.answers.is_empty() {
+            let mut tx = self.tx.lock();
+            tx.push_frames(&rx.answers.frames);
+            rx.answers.frames.clear();
+            rx.answers.replies.drain(..).for_each(|reply| tx.push_reply(reply));
+            drop(rx);
+            self.flush(&mut tx);
+        }
+        let moved = moved?;
+        if moved {
+            self.heard_ms.store(clock::coarse_ms(), Relaxed);
+            self.count_load();
+        }
+        Ok(moved)
+    }
+
+    fn peer_must_wait(&self) -> bool {
+        self.unsent.load(Relaxed)
+            && self.tx.try_lock().is_some_and(|tx| {
+                tx.replies_len() > MAX_ANSWERS || tx.control_len() > MAX_ANSWER_BYTES
+            })
+    }
+
+    fn count_load(&self) {
+        let ops = self.ops.lock();
+        self.load.store(ops.bytes + ops.len() as u64, Relaxed);
+        self.reads.store(ops.reads() as u64, Relaxed);
+    }
+
+    fn fail_all(&self) {
+        let ops = self.ops.lock().drain();
+        self.count_load();
+        ops.into_iter().for_each(|op| op.done.complete(Err(OpError::LaneDown)));
+    }
+}
+
+impl<P: Pipe> Lane for StreamLane<P> {
+    fn caps(&self) -> Caps {
+        Caps {
+            link: P::LINK,
+            ordered: true,
+            delivery_complete: true,
+            remote_atomics: false,
+            messages: true,
+            checksum: self.checksum,
+            max_pieces: MAX_DESCS,
+            max_message: MAX_MESSAGE,
+        }
+    }
+
+    unsafe fn post(&self, op: Operation) -> Result<Posted, LaneError> {
+        self.alive()?;
+        let name = {
+            let mut ops = self.ops.lock();
+            let name = ops.insert(&op);
+            self.load.store(ops.bytes + ops.len() as u64, Relaxed);
+            self.reads.store(ops.reads() as u64, Relaxed);
+            name
+        };
+        let mut tx = self.tx.lock();
+        match op.kind {
+            OpKind::Write if op.len() <= SHORT as u64 && tx.takes_short() => {
+                // SAFETY: the caller keeps the local pieces valid until the operation has ended.
+                unsafe { tx.push_short(name, &op.local, &op.remote) };
+            }
+            OpKind::Write => {
+                tx.push_own(Own::new(name, OwnKind::Write, op.local, op.remote));
+            }
+            OpKind::Read => tx.push_own(Own::new(name, OwnKind::Read, op.local, op.remote)),
+        }
+        self.flush(&mut tx);
+        Ok(Posted::Pending(name))
+    }
+
+    fn send(&self, parts: &[&[u8]]) -> Result<(), LaneError> {
+        self.alive()?;
+        let mut tx = self.tx.lock();
+        if let Err(e) = tx.push_message(parts) {
+            return Err(self.die(e.into()));
+        }
+        self.flush(&mut tx);
+        Ok(())
+    }
+
+    fn progress(&self, sink: &dyn MessageSink) -> Result<bool, LaneError> {
+        self.alive()?;
+        let mut moved = self.pump(sink).map_err(|e| self.die(e))?;
+        if self.unsent.load(SeqCst)
+            && let Some(mut tx) = self.tx.try_lock()
+        {
+            moved |= self.flush(&mut tx);
+        }
+        self.alive()?;
+        Ok(moved)
+    }
+
+    fn cancel(&self, name: OpName) {
+        // Under this lock nothing is being received, so a read that is thrown away stays so.
+        let mut rx = self.rx.lock();
+        let mut tx = self.tx.lock();
+        let mut ops = self.ops.lock();
+        let Some(op) = ops.get_mut(name) else { return };
+        match op.kind {
+            OpKind::Read => {
+                if tx.cut(name) != Some(false) {
+                    // Its data is on the way: it ends when that has come, and nobody keeps it.
+                    if let Some(target) = &mut op.target {
+                        target.failed.get_or_insert(OpError::Cancelled);
+                        target.spans = Spans::new();
+                    }
+                    rx.discard(name);
+                    let done = Arc::clone(&op.done);
+                    op.done = Arc::new(Nobody);
+                    drop((rx, tx, ops));
+                    done.complete(Err(OpError::Cancelled));
+                    return;
+                }
+            }
+            OpKind::Write => match tx.cut(name) {
+                Some(false) => {}
+                Some(true) => {
+                    op.cut = true;
+                    drop(ops);
+                    drop(rx);
+                    self.flush(&mut tx);
+                    return;
+                }
+                // Sent as a whole: the peer's answer comes after its last byte has landed.
+                None => return,
+            },
+        }
+        let op = ops.remove(name);
+        drop((rx, tx, ops));
+        if let Some(op) = op {
+            op.done.complete(Err(OpError::Cancelled));
+        }
+    }
+
+    fn load(&self) -> u64 {
+        self.load.load(Relaxed)
+    }
+
+    fn last_heard_ms(&self) -> u64 {
+        self.heard_ms.load(Relaxed)
+    }
+
+    fn ping(&self) -> Result<(), LaneError> {
+        self.alive()?;
+        let mut tx = self.tx.lock();
+        tx.push_bare(Header::bare(Kind::Ping, 0, 0));
+        self.flush(&mut tx);
+        Ok(())
+    }
+
+    fn has_work(&self) -> bool {
+        self.unsent.load(SeqCst)
+    }
+
+    fn arm(&self) -> bool {
+        if self.is_dead.load(SeqCst) {
+            return false;
+        }
+        let unsent = self.unsent.load(SeqCst);
+        let tx_ready = unsent && self.tx.try_lock().is_none_or(|mut tx| !armed(tx.pipe.arm()));
+        let rx_ready = self.rx.try_lock().is_none_or(|mut rx| !armed(rx.pipe.arm()));
+        !tx_ready && !rx_ready
+    }
+
+    fn interest(&self) -> Interest<'_> {
+        let write = self.pipe.room_is_writable() && self.unsent.load(SeqCst);
+        Interest { fd: self.pipe.fd(), write }
+    }
+
+    fn bye(&self) {
+        if let Some(mut tx) = self.tx.try_lock() {
+            tx.push_bare(Header::bare(Kind::Bye, 0, 0));
+            self.flush(&mut tx);
+        }
+    }
+
+    fn kill(&self) {
+        self.die(LaneError::Killed);
+        self.pipe.cut();
+        // Whoever is inside a half comes out of it first: halves never block.
+        let mut rx = self.rx.lock();
+        let mut tx = self.tx.lock();
+        tx.clear();
+        rx.reset();
+        drop((rx, tx));
+        self.fail_all();
+    }
+}
+
+/// An error is found by the next progress, so there is something to do.
+fn armed(result: std::io::Result<bool>) -> bool {
+    result.unwrap_or(false)
+}
+
+/// Hears of operations whose owner has been told already.
+struct Nobody;
+
+impl crate::lane::Completion for Nobody {
+    fn complete(self: Arc<Self>, _: crate::lane::OpResult) {}
+}
+
+#[cfg(test)]
+mod tests;

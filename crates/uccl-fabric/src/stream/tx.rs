@@ -1,0 +1,572 @@
+//! The sending half of a stream lane: queues, and the frame being sent.
+
+use std::{collections::VecDeque, io};
+
+use uccl_wire::frame::{
+    DESC_LEN, Desc, HEADER_LEN, Header, Kind, MAX_DESCS, MAX_PAYLOAD, Status, TRAILER_LEN, Trailer,
+};
+
+use super::{crc::Crc, cursor::Cursor};
+use crate::{
+    lane::{OpName, RemoteSpans, Spans},
+    mem::{Access, RemoteSpan, Span},
+    pipe::PipeTx,
+    region::RegionTable,
+    status_of,
+};
+
+/// Operations of at most this many bytes are copied into their frame when they are posted: many of
+/// them then share one system call.
+pub(super) const SHORT: usize = 2 << 10;
+/// With a checksum: bytes sent at a time, so that they are still in the cache when they are summed up.
+const CHECKED_STEP: usize = 256 << 10;
+/// Frames of at most this much payload know their checksum before they are sent.
+const CHECKED_AHEAD: usize = 64 << 10;
+/// Short frames queue no further than this; later ones wait where cancels find them.
+const CONTROL_LIMIT: usize = 256 << 10;
+/// What one flush sends at most, so that nobody's post turns into somebody else's pump.
+const FLUSH_BUDGET: usize = 8 << 20;
+
+static FILLER: [u8; 64 << 10] = [0; 64 << 10];
+
+/// One of our operations, not wholly sent.
+pub(super) struct Own {
+    pub(super) name: OpName,
+    pub(super) kind: OwnKind,
+    pub(super) local: Spans,
+    pub(super) remote: RemoteSpans,
+    local_at: Cursor,
+    remote_at: Cursor,
+    left: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum OwnKind {
+    /// Ends the cut write of this name.
+    Fence,
+    Read,
+    Write,
+}
+
+impl Own {
+    pub(super) fn new(name: OpName, kind: OwnKind, local: Spans, remote: RemoteSpans) -> Self {
+        let left = local.iter().map(|span| span.len as u64).sum();
+        let (local_at, remote_at) = (Cursor::default(), Cursor::default());
+        Self { name, kind, local, remote, local_at, remote_at, left }
+    }
+
+    fn begun(&self) -> bool {
+        self.local_at.index + self.local_at.offset + self.remote_at.index + self.remote_at.offset
+            > 0
+    }
+}
+
+/// Data that the peer asked for.
+pub(super) struct Reply {
+    pub(super) op: u64,
+    pub(super) pieces: Vec<Desc>,
+    at: Cursor,
+    left: u64,
+}
+
+impl Reply {
+    pub(super) fn new(op: u64, pieces: Vec<Desc>) -> Self {
+        let left = pieces.iter().map(|piece| piece.len).sum();
+        Self { op, pieces, at: Cursor::default(), left }
+    }
+}
+
+/// A data frame on its way. Its header and descriptors are in [`Tx::head`], its payload in
+/// [`Tx::payload`].
+struct Current {
+    payload_len: usize,
+    sent: usize,
+    crc: Option<Crc>,
+    /// Payload bytes that the checksum covers so far.
+    summed: usize,
+    /// For a reply: what to check before each send.
+    reply: bool,
+    status: Status,
+}
+
+/// The sending half.
+pub(super) struct Tx<P> {
+    pub(super) pipe: P,
+    control: Vec<u8>,
+    control_sent: usize,
+    own: VecDeque<Own>,
+    replies: VecDeque<Reply>,
+    current: Option<Current>,
+    head: Vec<u8>,
+    payload: Vec<Span>,
+    pieces: Vec<RemoteSpan>,
+    iov: Vec<Span>,
+    checked: bool,
+    replies_turn: bool,
+}
+
+/// How many operations may be in flight, asked before one is begun.
+pub(super) struct Window {
+    /// Another read may be begun.
+    pub(super) read: bool,
+}
+
+impl<P: PipeTx> Tx<P> {
+    pub(super) fn new(pipe: P, checked: bool) -> Self {
+        Self {
+            pipe,
+            control: Vec::new(),
+            control_sent: 0,
+            own: VecDeque::new(),
+            replies: VecDeque::new(),
+            current: None,
+            head: Vec::new(),
+            payload: Vec::new(),
+            pieces: Vec::new(),
+            iov: Vec::new(),
+            checked,
+            replies_turn: false,
+        }
+    }
+
+    /// Whether anything waits to be sent.
+    pub(super) fn pending(&self) -> bool {
+        self.control_sent < self.control.len()
+            || self.current.is_some()
+            || !self.own.is_empty()
+            || !self.replies.is_empty()
+    }
+
+    /// Bytes of short frames that wait.
+    pub(super) fn control_len(&self) -> usize {
+        self.control.len() - self.control_sent
+    }
+
+    pub(super) fn replies_len(&self) -> usize {
+        self.replies.len()
+    }
+
+    pub(super) fn push_own(&mut self, own: Own) {
+        self.own.push_back(own);
+    }
+
+    pub(super) fn push_reply(&mut self, reply: Reply) {
+        self.replies.push_back(reply);
+    }
+
+    /// Queues a frame without payload.
+    pub(super) fn push_bare(&mut self, header: Header) {
+        self.control.extend_from_slice(&header.encode());
+    }
+
+    /// Queues whole frames, already encoded.
+    pub(super) fn push_frames(&mut self, frames: &[u8]) {
+        self.control.extend_from_slice(frames);
+    }
+
+    /// Whether a short write may skip the queue of operations.
+    pub(super) fn takes_short(&self) -> bool {
+        self.own.is_empty() && self.control_len() < CONTROL_LIMIT
+    }
+
+    /// Queues a whole write frame, its data copied.
+    ///
+    /// # Safety
+    /// The local spans must be readable.
+    pub(super) unsafe fn push_short(
+        &mut self,
+        name: OpName,
+        local: &[Span],
+        remote: &[RemoteSpan],
+    ) {
+        let start = self.control.len();
+        let len = local.iter().map(|span| span.len as u64).sum();
+        self.control.extend_from_slice(
+            &Header {
+                kind: Kind::Write,
+                last: true,
+                checked: self.checked,
+                descs: remote.len() as u16,
+                op: name.0,
+                len,
+                aux: 0,
+            }
+            .encode(),
+        );
+        remote.iter().for_each(|piece| desc_of(piece).encode_to(&mut self.control));
+        for span in local.iter().filter(|span| span.len > 0) {
+            // SAFETY: readable, as the caller promises.
+            let bytes = unsafe { std::slice::from_raw_parts(span.addr as *const u8, span.len) };
+            self.control.extend_from_slice(bytes);
+        }
+        self.close_short(start);
+    }
+
+    /// Queues a message frame, sending it straight from the caller's parts as far as the pipe takes it.
+    pub(super) fn push_message(&mut self, parts: &[&[u8]]) -> io::Result<()> {
+        let len = parts.iter().map(|part| part.len() as u64).sum();
+        let header = Header {
+            kind: Kind::Message,
+            last: true,
+            checked: self.checked,
+            descs: 0,
+            op: 0,
+            len,
+            aux: 0,
+        }
+        .encode();
+        let mut crc = Crc::new();
+        if self.checked {
+            crc.add(&header);
+            parts.iter().for_each(|part| crc.add(part));
+        }
+        let trailer =
+            Trailer { crc: if self.checked { crc.value() } else { 0 }, status: Status::Ok }
+                .encode();
+        let mut skip = 0;
+        if self.control_len() == 0 && self.current.is_none() {
+            self.iov.clear();
+            self.iov.push(span_of(&header));
+            self.iov.extend(parts.iter().map(|part| span_of(part)));
+            self.iov.push(span_of(&trailer));
+            // SAFETY: the spans are of slices that are borrowed for this whole function.
+            skip = unsafe { self.pipe.send(&self.iov)? };
+        }
+        for part in [&header[..]].iter().chain(parts).chain([&trailer[..]].iter()) {
+            let cut = skip.min(part.len());
+            self.control.extend_from_slice(&part[cut..]);
+            skip -= cut;
+        }
+        Ok(())
+    }
+
+    fn close_short(&mut self, start: usize) {
+        let crc = if self.checked {
+            let mut crc = Crc::new();
+            crc.add(&self.control[start..]);
+            crc.value()
+        } else {
+            0
+        };
+        self.control.extend_from_slice(&Trailer { crc, status: Status::Ok }.encode());
+    }
+
+    /// Takes an operation out of the queue. `Some(false)`: nothing of it has been sent. `Some(true)`: it
+    /// was cut after the frame that is being sent, and a fence follows. `None`: all of it has been sent.
+    pub(super) fn cut(&mut self, name: OpName) -> Option<bool> {
+        let index = self.own.iter().position(|own| own.name == name)?;
+        let own = &mut self.own[index];
+        if own.kind == OwnKind::Fence {
+            return None;
+        }
+        if !own.begun() {
+            self.own.remove(index);
+            return Some(false);
+        }
+        *own = Own::new(name, OwnKind::Fence, Spans::new(), RemoteSpans::new());
+        Some(true)
+    }
+
+    /// Drops everything, for a lane that dies.
+    pub(super) fn clear(&mut self) {
+        self.own.clear();
+        self.replies.clear();
+        self.current = None;
+        self.control.clear();
+        self.control_sent = 0;
+    }
+
+    /// Sends what the pipe takes; says whether anything was sent.
+    pub(super) fn flush(
+        &mut self,
+        regions: &RegionTable,
+        window: impl Fn() -> Window,
+    ) -> io::Result<bool> {
+        let mut sent = 0;
+        while sent < FLUSH_BUDGET {
+            if self.current.is_none() {
+                self.begin(regions, &window);
+            }
+            let n = self.send_once(regions)?;
+            if n == 0 {
+                break;
+            }
+            sent += n;
+        }
+        Ok(sent > 0)
+    }
+
+    /// Begins the next frame: our operations and the peer's take turns.
+    fn begin(&mut self, regions: &RegionTable, window: &impl Fn() -> Window) {
+        self.replies_turn = !self.replies_turn;
+        if self.replies_turn && self.begin_reply(regions) {
+            return;
+        }
+        if !self.begin_own(window) {
+            self.begin_reply(regions);
+        }
+    }
+
+    fn begin_own(&mut self, window: &impl Fn() -> Window) -> bool {
+        while let Some(own) = self.own.front() {
+            match own.kind {
+                OwnKind::Write => {
+                    self.begin_write();
+                    return true;
+                }
+                OwnKind::Read if !window().read => return false,
+                OwnKind::Read => self.send_read(),
+                OwnKind::Fence => {
+                    let header = Header::bare(Kind::Fence, own.name.0, 0);
+                    self.push_bare(header);
+                    self.own.pop_front();
+                }
+            }
+        }
+        false
+    }
+
+    fn send_read(&mut self) {
+        let Some(own) = self.own.pop_front() else { return };
+        let header = Header {
+            descs: own.remote.len() as u16,
+            ..Header::bare(Kind::Read, own.name.0, own.left)
+        };
+        self.control.extend_from_slice(&header.encode());
+        own.remote.iter().for_each(|piece| desc_of(piece).encode_to(&mut self.control));
+    }
+
+    fn begin_write(&mut self) {
+        let Some(own) = self.own.front_mut() else { return };
+        self.head.clear();
+        self.head.resize(HEADER_LEN, 0);
+        let mut left = MAX_PAYLOAD;
+        let mut descs = 0u16;
+        let mut offset = own.remote_at.offset as u64;
+        for piece in own.remote.iter().skip(own.remote_at.index).take(MAX_DESCS) {
+            let len = (piece.len - offset).min(left);
+            desc_of(&RemoteSpan { addr: piece.addr + offset, len, ..*piece })
+                .encode_to(&mut self.head);
+            descs += 1;
+            left -= len;
+            offset = 0;
+            if left == 0 {
+                break;
+            }
+        }
+        let len = (MAX_PAYLOAD - left) as usize;
+        self.payload.clear();
+        own.local_at.ahead(&own.local, len, usize::MAX, &mut self.payload);
+        own.local_at.advance(|i| own.local.get(i).map(|span| span.len), len);
+        own.remote_at.advance(|i| own.remote.get(i).map(|piece| piece.len as usize), len);
+        own.left -= len as u64;
+        let last = own.left == 0;
+        let header = Header {
+            kind: Kind::Write,
+            last,
+            checked: self.checked,
+            descs,
+            op: own.name.0,
+            len: len as u64,
+            aux: 0,
+        };
+        self.head[..HEADER_LEN].copy_from_slice(&header.encode());
+        if last {
+            self.own.pop_front();
+        }
+        self.start(len, false);
+    }
+
+    fn begin_reply(&mut self, regions: &RegionTable) -> bool {
+        let Some(reply) = self.replies.front_mut() else { return false };
+        let len = reply.left.min(MAX_PAYLOAD) as usize;
+        self.pieces.clear();
+        let mut left = len as u64;
+        let mut offset = reply.at.offset as u64;
+        for piece in reply.pieces.iter().skip(reply.at.index) {
+            if left == 0 {
+                break;
+            }
+            let len = (piece.len - offset).min(left);
+            self.pieces.push(RemoteSpan {
+                addr: piece.addr + offset,
+                len,
+                key: piece.key,
+                slot: piece.slot,
+            });
+            left -= len;
+            offset = 0;
+        }
+        reply.at.advance(|i| reply.pieces.get(i).map(|piece| piece.len as usize), len);
+        reply.left -= len as u64;
+        let last = reply.left == 0;
+        let header = Header {
+            kind: Kind::Data,
+            last,
+            checked: self.checked,
+            descs: 0,
+            op: reply.op,
+            len: len as u64,
+            aux: 0,
+        };
+        self.head.clear();
+        self.head.extend_from_slice(&header.encode());
+        self.payload.clear();
+        self.payload.extend(
+            self.pieces.iter().map(|p| Span { addr: p.addr as usize, len: p.len as usize }),
+        );
+        if last {
+            self.replies.pop_front();
+        }
+        // The checksum below reads the memory: the check keeps it registered meanwhile.
+        let guard = regions.lock();
+        let status = check_all(&guard, &self.pieces);
+        self.start(len, true);
+        if status != Status::Ok {
+            self.poison(status);
+        }
+        drop(guard);
+        true
+    }
+
+    fn start(&mut self, payload_len: usize, reply: bool) {
+        let mut crc = self.checked.then(Crc::new);
+        let mut summed = 0;
+        if let Some(crc) = &mut crc {
+            crc.add(&self.head);
+            if payload_len <= CHECKED_AHEAD && !reply {
+                // SAFETY: the spans of our own operations stay valid until these have ended.
+                self.payload.iter().for_each(|span| unsafe { crc.add_span(*span) });
+                summed = payload_len;
+            }
+        }
+        self.current =
+            Some(Current { payload_len, sent: 0, crc, summed, reply, status: Status::Ok });
+    }
+
+    /// The source of the current frame is gone: the rest of it is filler, and its trailer says so.
+    fn poison(&mut self, status: Status) {
+        if let Some(current) = &mut self.current {
+            current.status = status;
+            let mut left = current.payload_len;
+            self.payload.clear();
+            while left > 0 {
+                let len = left.min(FILLER.len());
+                self.payload.push(Span { addr: FILLER.as_ptr() as usize, len });
+                left -= len;
+            }
+        }
+    }
+
+    fn send_once(&mut self, regions: &RegionTable) -> io::Result<usize> {
+        let Some(current) = &self.current else {
+            return self.send_control();
+        };
+        if current.reply && current.status == Status::Ok {
+            let guard = regions.lock();
+            let status = check_all(&guard, &self.pieces);
+            if status != Status::Ok {
+                self.poison(status);
+            }
+            // The lock is held while the memory is read: a deregistration waits for it.
+            return self.send_current();
+        }
+        self.send_current()
+    }
+
+    fn send_control(&mut self) -> io::Result<usize> {
+        if self.control_len() == 0 {
+            return Ok(0);
+        }
+        let span = span_of(&self.control[self.control_sent..]);
+        // SAFETY: the span is of a buffer that is borrowed until the end of this function.
+        let n = unsafe { self.pipe.send(&[span])? };
+        self.sent_control(n);
+        Ok(n)
+    }
+
+    /// Sends from the current frame; queued control frames go before it if it has not begun.
+    fn send_current(&mut self) -> io::Result<usize> {
+        let Some(current) = &mut self.current else { return Ok(0) };
+        self.iov.clear();
+        let control = if current.sent == 0 { self.control.len() - self.control_sent } else { 0 };
+        if control > 0 {
+            self.iov.push(span_of(&self.control[self.control_sent..]));
+        }
+        let head = self.head.len();
+        if current.sent < head {
+            self.iov.push(span_of(&self.head[current.sent..]));
+        }
+        let done = current.sent.saturating_sub(head).min(current.payload_len);
+        let step = if current.crc.is_some() && current.summed < current.payload_len {
+            CHECKED_STEP
+        } else {
+            usize::MAX
+        };
+        let mut at = Cursor::default();
+        at.advance(|i| self.payload.get(i).map(|span| span.len), done);
+        let limit = (current.payload_len - done).min(step);
+        at.ahead(&self.payload, limit, usize::MAX, &mut self.iov);
+        let trailer;
+        if done + limit == current.payload_len
+            && current.crc.as_ref().is_none_or(|_| current.summed == current.payload_len)
+        {
+            let crc = current.crc.as_ref().map_or(0, Crc::value);
+            trailer = Trailer { crc, status: current.status }.encode();
+            let from = current.sent.saturating_sub(head + current.payload_len);
+            self.iov.push(span_of(&trailer[from..]));
+        }
+        // SAFETY: buffers of this struct and of this function; spans of our own operations, which stay
+        // valid until these have ended; spans of regions, which the caller has checked under the lock
+        // that it holds; or filler.
+        let n = unsafe { self.pipe.send(&self.iov)? };
+        let from_control = n.min(control);
+        let of_frame = n - from_control;
+        let sum_to = (current.sent + of_frame).saturating_sub(head).min(current.payload_len);
+        if let Some(crc) = &mut current.crc
+            && sum_to > current.summed
+        {
+            let mut piece = Vec::new();
+            let mut at = Cursor::default();
+            at.advance(|i| self.payload.get(i).map(|span| span.len), current.summed);
+            at.ahead(&self.payload, sum_to - current.summed, usize::MAX, &mut piece);
+            // SAFETY: as above.
+            piece.iter().for_each(|span| unsafe { crc.add_span(*span) });
+            current.summed = sum_to;
+        }
+        current.sent += of_frame;
+        if current.sent == head + current.payload_len + TRAILER_LEN {
+            self.current = None;
+        }
+        self.sent_control(from_control);
+        Ok(n)
+    }
+
+    fn sent_control(&mut self, n: usize) {
+        self.control_sent += n;
+        if self.control_sent == self.control.len() {
+            self.control.clear();
+            self.control_sent = 0;
+        } else if self.control_sent > CONTROL_LIMIT {
+            self.control.drain(..self.control_sent);
+            self.control_sent = 0;
+        }
+    }
+}
+
+fn check_all(regions: &crate::region::Locked<'_>, pieces: &[RemoteSpan]) -> Status {
+    pieces
+        .iter()
+        .find_map(|piece| regions.check(piece, Access::Read).err())
+        .map_or(Status::Ok, status_of)
+}
+
+fn desc_of(piece: &RemoteSpan) -> Desc {
+    Desc { addr: piece.addr, len: piece.len, key: piece.key, slot: piece.slot }
+}
+
+fn span_of(bytes: &[u8]) -> Span {
+    Span { addr: bytes.as_ptr() as usize, len: bytes.len() }
+}
+
+const _: () = assert!(DESC_LEN * MAX_DESCS < CONTROL_LIMIT);

@@ -1,0 +1,392 @@
+//! Connections: lanes to one peer, and what is outstanding on them.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*},
+    },
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use uccl_fabric::{
+    clock,
+    lane::{Lane, LaneError, MessageSink},
+};
+use uccl_wire::message::{MAX_ASSEMBLED, MORE, Message, PREFIX_LEN};
+
+use super::{
+    core::Core,
+    inbox::Inbox,
+    notifs::NotifInbox,
+    outbox::Outbox,
+    transfer::{Fence, Transfer},
+    worker::Attached,
+};
+use crate::{
+    endpoint::{ConnInfo, Op},
+    error::Error,
+    ids::ConnId,
+};
+
+/// For so long after a caller has made progress itself, workers leave a connection to callers.
+const CLAIM_NS: u64 = 500_000;
+
+/// Who is at the other end.
+pub(crate) struct Peer {
+    /// How errors name it.
+    pub(crate) name: Arc<str>,
+    pub(crate) addr: SocketAddr,
+    pub(crate) gpu_index: u32,
+    pub(crate) instance: u64,
+    pub(crate) same_host: bool,
+}
+
+/// Lanes to one peer.
+pub(crate) struct Connection {
+    pub(crate) id: ConnId,
+    pub(crate) core: Arc<Core>,
+    pub(crate) peer: Peer,
+    /// The first one carries messages.
+    pub(crate) lanes: Vec<Arc<dyn Lane>>,
+    pub(crate) attached: Mutex<Vec<Arc<Attached>>>,
+    pub(crate) outbox: Mutex<Outbox>,
+    pub(crate) inbox: Mutex<Inbox>,
+    pub(crate) notifs: Mutex<NotifInbox>,
+    /// Fragments of a message that is not whole yet.
+    assembling: Mutex<Vec<u8>>,
+    lost: Mutex<Option<Error>>,
+    failed: AtomicBool,
+    pub(crate) pending: AtomicUsize,
+    claims: AtomicU32,
+    claimed_ns: AtomicU64,
+    liveness: Mutex<Liveness>,
+}
+
+/// What is known of the peer's being alive.
+#[derive(Default)]
+struct Liveness {
+    waiting_since_ms: u64,
+    ping_ms: Option<u64>,
+    looks_since_ping: u32,
+}
+
+/// A caller makes progress itself; workers keep off.
+pub(crate) struct Claim<'a>(&'a Connection);
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.0.claimed_ns.store(now_ns(), Relaxed);
+        self.0.claims.fetch_sub(1, Release);
+    }
+}
+
+impl Connection {
+    pub(crate) fn new(
+        id: ConnId,
+        core: Arc<Core>,
+        peer: Peer,
+        lanes: Vec<Arc<dyn Lane>>,
+    ) -> Self {
+        Self {
+            id,
+            core,
+            peer,
+            lanes,
+            attached: Mutex::default(),
+            outbox: Mutex::default(),
+            inbox: Mutex::default(),
+            notifs: Mutex::default(),
+            assembling: Mutex::default(),
+            lost: Mutex::default(),
+            failed: AtomicBool::new(false),
+            pending: AtomicUsize::new(0),
+            claims: AtomicU32::new(0),
+            claimed_ns: AtomicU64::new(0),
+            liveness: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn info(&self) -> ConnInfo {
+        let caps = self.lanes[0].caps();
+        ConnInfo {
+            addr: self.peer.addr,
+            gpu_index: self.peer.gpu_index,
+            peer: self.peer.name.to_string(),
+            same_host: self.peer.same_host,
+            path: caps.link.to_owned(),
+            lanes: self.lanes.len(),
+            checksum: caps.checksum,
+        }
+    }
+
+    /// Why the connection is of no more use.
+    pub(crate) fn lost_error(&self) -> Error {
+        self.lost.lock().clone().unwrap_or_else(|| self.lost_to("it broke"))
+    }
+
+    fn lost_to(&self, reason: impl ToString) -> Error {
+        Error::ConnectionLost { peer: Arc::clone(&self.peer.name), reason: reason.to_string() }
+    }
+
+    pub(crate) fn is_failed(&self) -> bool {
+        self.failed.load(Acquire)
+    }
+
+    /// Keeps workers off while the caller makes progress itself.
+    pub(crate) fn claim(&self) -> Claim<'_> {
+        self.claims.fetch_add(1, Acquire);
+        Claim(self)
+    }
+
+    /// Whether callers make progress, or did a moment ago.
+    pub(crate) fn claimed(&self) -> bool {
+        self.claims.load(Acquire) > 0
+            || now_ns().saturating_sub(self.claimed_ns.load(Relaxed)) < CLAIM_NS
+    }
+
+    /// Does what can be done on every lane without blocking.
+    pub(crate) fn progress(self: &Arc<Self>) -> bool {
+        let mut moved = false;
+        for lane in &self.lanes {
+            match lane.progress(&Sink(self)) {
+                Ok(some) => moved |= some,
+                Err(e) => {
+                    self.fail_with(e);
+                    return true;
+                }
+            }
+        }
+        moved
+    }
+
+    pub(crate) fn progress_lane(self: &Arc<Self>, lane: usize) -> bool {
+        match self.lanes[lane].progress(&Sink(self)) {
+            Ok(moved) => moved,
+            Err(e) => {
+                self.fail_with(e);
+                true
+            }
+        }
+    }
+
+    fn fail_with(self: &Arc<Self>, e: LaneError) {
+        let error = match e {
+            LaneError::Protocol(reason) => {
+                Error::Protocol { peer: Arc::clone(&self.peer.name), reason }
+            }
+            e => self.lost_to(e),
+        };
+        self.fail(error);
+    }
+
+    /// Ends the connection. When this returns, every transfer on it has ended and no memory is touched
+    /// through it any more. Must not be called from a completion or a message.
+    pub(crate) fn fail(self: &Arc<Self>, e: Error) {
+        {
+            let mut lost = self.lost.lock();
+            if lost.is_some() {
+                return;
+            }
+            *lost = Some(e.clone());
+        }
+        self.failed.store(true, Release);
+        tracing::debug!(conn = %self.id, peer = %self.peer.name, "connection ends: {e}");
+        self.core.workers.detach(&self.attached.lock());
+        self.lanes.iter().for_each(|lane| lane.kill());
+        self.inbox.lock().clear();
+        self.outbox.lock().clear();
+        self.notifs.lock().clear();
+        for transfer in self.core.transfers.unfinished(|t| Arc::ptr_eq(&t.conn, self)) {
+            let fence = transfer.body.lock().fence;
+            let error = fence.map_or_else(|| e.clone(), |fence| transfer.fence_error(fence));
+            transfer.publish(Err(error));
+        }
+        self.core.conn_lost(self, e);
+    }
+
+    /// Ends the connection in good order.
+    pub(crate) fn close(self: &Arc<Self>, e: Error) {
+        self.lanes.iter().for_each(|lane| lane.bye());
+        self.fail(e);
+    }
+
+    pub(crate) fn transfer_began(&self) {
+        if self.pending.fetch_add(1, AcqRel) == 0 {
+            *self.liveness.lock() =
+                Liveness { waiting_since_ms: clock::coarse_ms(), ..Liveness::default() };
+        }
+    }
+
+    pub(crate) fn transfer_ended(&self, transfer: &Transfer, ok: bool) {
+        self.pending.fetch_sub(1, AcqRel);
+        let counters = &self.core.counters;
+        if ok { &counters.done } else { &counters.failed }.fetch_add(1, Relaxed);
+        if ok {
+            let bytes = transfer.bytes.load(Relaxed);
+            match transfer.kind.op() {
+                Some(Op::Read | Op::Recv) => &counters.bytes_received,
+                Some(Op::Send | Op::Write) => &counters.bytes_sent,
+                None => &counters.notifs_sent,
+            }
+            .fetch_add(if transfer.kind.op().is_some() { bytes } else { 1 }, Relaxed);
+        }
+        self.core.transfers.ended(transfer);
+    }
+
+    /// Gives the connection up if the peer has been silent for too long although something waits for it.
+    pub(crate) fn check_liveness(self: &Arc<Self>) {
+        let timeout_ms = self.core.config.timeout.as_millis() as u64;
+        if timeout_ms == 0 || self.pending.load(Acquire) == 0 || self.is_failed() {
+            return;
+        }
+        let now = clock::coarse_ms();
+        let heard = self.lanes.iter().map(|lane| lane.last_heard_ms()).max().unwrap_or(0);
+        let mut ping = false;
+        {
+            let mut live = self.liveness.lock();
+            let silent = now.saturating_sub(heard.max(live.waiting_since_ms));
+            live.looks_since_ping += 1;
+            match live.ping_ms {
+                Some(sent) if heard >= sent => live.ping_ms = None,
+                // We may have been stopped ourselves: some looks must have gone by, not only time.
+                Some(_) if silent > timeout_ms && live.looks_since_ping > 5 => {
+                    drop(live);
+                    let reason = format!("no sign of life for {:.1} s", silent as f64 / 1e3);
+                    return self.fail(self.lost_to(reason));
+                }
+                Some(_) => {}
+                None if silent > timeout_ms / 4 => {
+                    (live.ping_ms, live.looks_since_ping) = (Some(now), 0);
+                    ping = true;
+                }
+                None => {}
+            }
+        }
+        if ping {
+            // A lane that cannot be pinged is dead, which the next progress notices.
+            let _ = self.lanes[0].ping();
+        }
+    }
+
+    /// Ends a transfer early, as far as that goes right now; may be called again until it has ended.
+    pub(crate) fn fence(self: &Arc<Self>, transfer: &Arc<Transfer>, why: Fence) {
+        let ops = {
+            let mut body = transfer.body.lock();
+            body.fence.get_or_insert(why);
+            body.ops.clone()
+        };
+        let first = !transfer.fencing.swap(true, AcqRel);
+        ops.iter().for_each(|(lane, op)| self.lanes[usize::from(*lane)].cancel(*op));
+        if transfer.finished() {
+            return;
+        }
+        match transfer.kind.op() {
+            Some(Op::Recv) => self.withdraw_recv(transfer),
+            Some(Op::Send) if first => self.withdraw_send(transfer),
+            None if first => self.withdraw_notif(transfer),
+            _ => {}
+        }
+    }
+
+    /// Sends a message made of parts, cut into fragments where it is longer than the lane takes. The
+    /// first part begins with the message's prefix. Callers hold the lock of the outbox, which keeps
+    /// fragments together and messages in order.
+    pub(crate) fn send_message(&self, parts: &[&[u8]]) {
+        let lane = &self.lanes[0];
+        let max = lane.caps().max_message;
+        let len: usize = parts.iter().map(|part| part.len()).sum();
+        let sent = if len <= max { lane.send(parts) } else { self.send_fragments(&parts.concat(), max) };
+        if sent.is_err() {
+            // The lane is dead: whoever makes progress next ends the connection.
+            self.kick();
+        }
+    }
+
+    fn send_fragments(&self, message: &[u8], max: usize) -> Result<(), LaneError> {
+        let (prefix, body) = message.split_at(PREFIX_LEN);
+        let chunks = body.chunks(max - PREFIX_LEN);
+        let last = chunks.len().saturating_sub(1);
+        for (i, chunk) in chunks.enumerate() {
+            let mut head = [0; PREFIX_LEN];
+            head.copy_from_slice(prefix);
+            head[1] = if i < last { MORE } else { 0 };
+            self.lanes[0].send(&[&head, chunk])?;
+        }
+        Ok(())
+    }
+
+    /// Has a worker look after lanes that have something to do.
+    pub(crate) fn kick(&self) {
+        self.core.workers.kick(&self.attached.lock());
+    }
+
+    /// As [`Self::kick`], where a lane has work of its own and no caller is at it.
+    pub(crate) fn kick_if_busy(&self) {
+        if self.lanes.iter().any(|lane| lane.has_work()) && self.claims.load(Acquire) == 0 {
+            self.kick();
+        }
+    }
+
+    /// Puts fragments together; gives the message once it is whole.
+    fn assemble(self: &Arc<Self>, bytes: &[u8]) -> Result<(), String> {
+        let Some((prefix, body)) = bytes.split_at_checked(PREFIX_LEN) else {
+            return Err(format!("a message of {} bytes", bytes.len()));
+        };
+        let more = prefix[1] & MORE != 0;
+        let mut assembling = self.assembling.lock();
+        if !more && assembling.is_empty() {
+            drop(assembling);
+            return self.take_message(bytes);
+        }
+        if assembling.len() + body.len() > MAX_ASSEMBLED {
+            return Err(format!("a message of more than {MAX_ASSEMBLED} bytes"));
+        }
+        if assembling.is_empty() {
+            assembling.extend_from_slice(prefix);
+        } else if assembling[0] != prefix[0] {
+            return Err("fragments of different messages are mixed".into());
+        }
+        assembling.extend_from_slice(body);
+        if more {
+            return Ok(());
+        }
+        let whole = std::mem::take(&mut *assembling);
+        drop(assembling);
+        self.take_message(&whole)
+    }
+
+    fn take_message(self: &Arc<Self>, bytes: &[u8]) -> Result<(), String> {
+        match Message::decode(bytes).map_err(|e| e.to_string())? {
+            Message::Eager { seq, lens, data } => self.on_eager(seq, lens, data),
+            Message::Rts { seq, sources } => self.on_rts(seq, sources),
+            Message::Fin { seq, verdict } => self.on_fin(seq, verdict),
+            Message::SendCancel { seq } => self.on_send_cancel(seq),
+            Message::Notif { id, payload } => self.on_notif(id, payload),
+            Message::NotifRts { id, source } => self.on_notif_rts(id, source),
+            Message::NotifAck { id, ok } => self.on_notif_ack(id, ok),
+        }
+    }
+}
+
+/// Where a lane's messages go.
+struct Sink<'a>(&'a Arc<Connection>);
+
+impl MessageSink for Sink<'_> {
+    fn message(&self, bytes: &[u8]) -> Result<(), String> {
+        self.0.assemble(bytes)
+    }
+}
+
+fn now_ns() -> u64 {
+    // Instants have no epoch of their own.
+    static EPOCH: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+    let epoch = *EPOCH.get_or_init(Instant::now);
+    Instant::now().saturating_duration_since(epoch).as_nanos() as u64
+}
+
+/// How long before its deadline a transfer is fenced, so that it has ended by then.
+pub(crate) fn fence_grace(timeout: Duration) -> Duration {
+    (timeout / 10).min(Duration::from_millis(250))
+}

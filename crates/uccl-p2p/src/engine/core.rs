@@ -1,0 +1,228 @@
+//! What the parts of an endpoint share.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*},
+    },
+};
+
+use parking_lot::{Condvar, Mutex, RwLock};
+use slab::Slab;
+
+use super::{
+    connection::Connection, regions::Mrs, transfer::Transfers, worker::Workers,
+};
+use crate::{
+    config::Config,
+    endpoint::{Accepted, ConnInfo, Notification},
+    error::{Error, Result},
+    ids::ConnId,
+};
+
+/// Lost connections whose reason is kept for those who ask.
+const KEPT_LOST: usize = 1024;
+/// Bytes of notifications that may wait to be taken before peers are made to wait.
+pub(crate) const NOTIF_LIMIT: usize = 256 << 20;
+
+/// A connection by name.
+enum Entry {
+    Lost(ConnId, Error, Box<ConnInfo>),
+    Open(Arc<Connection>),
+}
+
+#[derive(Default)]
+struct Conns {
+    slab: Slab<Entry>,
+    lost: VecDeque<usize>,
+    generation: u32,
+}
+
+/// Counters; see [`crate::endpoint::Stats`].
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub(crate) posted: AtomicU64,
+    pub(crate) done: AtomicU64,
+    pub(crate) failed: AtomicU64,
+    pub(crate) bytes_sent: AtomicU64,
+    pub(crate) bytes_received: AtomicU64,
+    pub(crate) notifs_sent: AtomicU64,
+    pub(crate) notifs_received: AtomicU64,
+    pub(crate) refused_handshakes: AtomicU64,
+}
+
+/// What one endpoint is made of, but for its threads.
+pub(crate) struct Core {
+    pub(crate) config: Config,
+    /// Random; a restarted endpoint has another.
+    pub(crate) instance: u64,
+    pub(crate) mrs: Mrs,
+    pub(crate) transfers: Transfers,
+    pub(crate) workers: Workers,
+    pub(crate) counters: Counters,
+    pub(crate) closed: AtomicBool,
+    pub(crate) panicked: OnceLock<Arc<str>>,
+    conns: RwLock<Conns>,
+    pub(crate) accepts: Mutex<Accepts>,
+    pub(crate) accepted: Condvar,
+    notifs: Mutex<VecDeque<Notification>>,
+    pub(crate) notif_bytes: AtomicUsize,
+    pub(crate) notified: Condvar,
+}
+
+/// Connections that wait for accept.
+#[derive(Default)]
+pub(crate) struct Accepts {
+    pub(crate) waiting: VecDeque<Accepted>,
+    /// Nobody calls accept: connections are simply there.
+    pub(crate) passive: bool,
+}
+
+impl Core {
+    pub(crate) fn new(config: Config, workers: Workers) -> Result<Self> {
+        let instance = getrandom::u64()
+            .map_err(|e| Error::os("reading random bytes", std::io::Error::other(e)))?;
+        Ok(Self {
+            config,
+            instance,
+            mrs: Mrs::new()?,
+            transfers: Transfers::new(),
+            workers,
+            counters: Counters::default(),
+            closed: AtomicBool::new(false),
+            panicked: OnceLock::new(),
+            conns: RwLock::default(),
+            accepts: Mutex::default(),
+            accepted: Condvar::new(),
+            notifs: Mutex::default(),
+            notif_bytes: AtomicUsize::new(0),
+            notified: Condvar::new(),
+        })
+    }
+
+    /// Refuses calls to an endpoint that is closed or broken.
+    pub(crate) fn usable(&self) -> Result<()> {
+        if let Some(message) = self.panicked.get() {
+            return Err(Error::Panicked(Arc::clone(message)));
+        }
+        if self.closed.load(Acquire) { Err(Error::Closed) } else { Ok(()) }
+    }
+
+    /// Adds a connection, made by `make` under the name it will have.
+    pub(crate) fn add_conn(
+        &self,
+        make: impl FnOnce(ConnId) -> Arc<Connection>,
+    ) -> Result<Arc<Connection>> {
+        let mut conns = self.conns.write();
+        self.usable()?;
+        conns.generation = conns.generation.wrapping_add(1).max(1);
+        let generation = conns.generation;
+        let entry = conns.slab.vacant_entry();
+        let conn = make(ConnId(u64::from(generation) << 32 | entry.key() as u64));
+        entry.insert(Entry::Open(Arc::clone(&conn)));
+        Ok(conn)
+    }
+
+    pub(crate) fn conn(&self, id: ConnId) -> Result<Arc<Connection>> {
+        match self.conns.read().slab.get(index(id)) {
+            Some(Entry::Open(conn)) if conn.id == id => Ok(Arc::clone(conn)),
+            Some(Entry::Lost(lost, e, _)) if *lost == id => Err(e.clone()),
+            _ => Err(Error::UnknownConnection(id)),
+        }
+    }
+
+    /// What is known of a connection, also of one that is lost.
+    pub(crate) fn conn_info(&self, id: ConnId) -> Result<ConnInfo> {
+        match self.conns.read().slab.get(index(id)) {
+            Some(Entry::Open(conn)) if conn.id == id => Ok(conn.info()),
+            Some(Entry::Lost(lost, _, info)) if *lost == id => Ok((**info).clone()),
+            _ => Err(Error::UnknownConnection(id)),
+        }
+    }
+
+    pub(crate) fn open_conns(&self) -> Vec<Arc<Connection>> {
+        let conns = self.conns.read();
+        let open = conns.slab.iter().filter_map(|(_, entry)| match entry {
+            Entry::Open(conn) => Some(Arc::clone(conn)),
+            Entry::Lost(..) => None,
+        });
+        open.collect()
+    }
+
+    /// Keeps nothing of a lost connection but the reason.
+    pub(crate) fn conn_lost(&self, conn: &Connection, e: Error) {
+        let lost = Entry::Lost(conn.id, e, Box::new(conn.info()));
+        let mut conns = self.conns.write();
+        let old = match conns.slab.get_mut(index(conn.id)) {
+            Some(entry @ Entry::Open(_)) => std::mem::replace(entry, lost),
+            _ => return,
+        };
+        conns.lost.push_back(index(conn.id));
+        if conns.lost.len() > KEPT_LOST
+            && let Some(oldest) = conns.lost.pop_front()
+        {
+            conns.slab.try_remove(oldest);
+        }
+        drop(conns);
+        drop(old);
+    }
+
+    /// Forgets a connection. True if it was there, open or lost.
+    pub(crate) fn forget_conn(&self, id: ConnId) -> bool {
+        let mut conns = self.conns.write();
+        let known = match conns.slab.get(index(id)) {
+            Some(Entry::Open(conn)) => conn.id == id,
+            Some(Entry::Lost(lost, ..)) => *lost == id,
+            None => false,
+        };
+        if known {
+            conns.lost.retain(|lost| *lost != index(id));
+            let entry = conns.slab.remove(index(id));
+            drop(conns);
+            drop(entry);
+        }
+        known
+    }
+
+    pub(crate) fn offer_accept(&self, accepted: Accepted) {
+        let mut accepts = self.accepts.lock();
+        if !accepts.passive {
+            accepts.waiting.push_back(accepted);
+            self.accepted.notify_one();
+        }
+    }
+
+    pub(crate) fn push_notif(&self, notif: Notification) {
+        self.counters.notifs_received.fetch_add(1, Relaxed);
+        self.notif_bytes.fetch_add(notif.payload.len(), Relaxed);
+        self.notifs.lock().push_back(notif);
+        self.notified.notify_all();
+    }
+
+    /// Takes what has been delivered, and lets in what had to wait.
+    pub(crate) fn take_notifs(&self) -> Vec<Notification> {
+        let taken: Vec<_> = self.notifs.lock().drain(..).collect();
+        if taken.is_empty() {
+            return taken;
+        }
+        let bytes: usize = taken.iter().map(|notif| notif.payload.len()).sum();
+        let before = self.notif_bytes.fetch_sub(bytes, Relaxed);
+        if before > NOTIF_LIMIT {
+            self.open_conns().iter().for_each(|conn| conn.resume_notifs());
+        }
+        taken
+    }
+
+    /// Sleeps until a notification may have come.
+    pub(crate) fn sleep_for_notif(&self, at_most: std::time::Duration) {
+        let mut notifs = self.notifs.lock();
+        if notifs.is_empty() {
+            self.notified.wait_for(&mut notifs, at_most);
+        }
+    }
+}
+
+fn index(id: ConnId) -> usize {
+    (id.0 & 0xFFFF_FFFF) as usize
+}

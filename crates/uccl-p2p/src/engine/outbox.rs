@@ -1,0 +1,309 @@
+//! What we send two-sidedly: sends and notifications that the peer has not answered.
+//!
+//! Short ones travel with their message as long as the peer's answers keep up; the peer fetches the
+//! others from our memory with a key made for just that.
+
+use std::{collections::HashMap, sync::Arc};
+
+use smallvec::SmallVec;
+use uccl_fabric::{
+    mem::Span,
+    region::{Region, RegionTable, Rights},
+};
+use uccl_wire::message::{self, MAX_NOTIF, Source, Verdict};
+
+use super::{
+    connection::Connection,
+    inbox::EAGER_WINDOW,
+    regions::Mr,
+    transfer::{Fence, Transfer},
+};
+use crate::error::{Error, Result};
+
+/// Longest send or notification that travels with its message.
+const EAGER_MAX: usize = 32 << 10;
+/// Most iovs of a send that travels with its message.
+const EAGER_IOVS: usize = 1024;
+
+/// A key that the peer fetches with; revoked when dropped.
+struct Grant {
+    region: Region,
+    table: Arc<RegionTable>,
+}
+
+impl Drop for Grant {
+    fn drop(&mut self) {
+        // The peer has answered or is gone, so it is at nothing.
+        drop(self.table.revoke(self.region.slot, self.region.key));
+    }
+}
+
+/// Something that the peer has not answered.
+struct Sent {
+    transfer: Arc<Transfer>,
+    eager: usize,
+    _grants: SmallVec<[Grant; 1]>,
+    /// What a granted notification says.
+    _payload: Option<Vec<u8>>,
+}
+
+/// Sends and notifications that the peer has not answered.
+#[derive(Default)]
+pub(crate) struct Outbox {
+    next: u64,
+    /// Bytes that travelled with their messages and are not answered.
+    eager: usize,
+    sends: HashMap<u64, Sent>,
+    notifs: HashMap<u64, Sent>,
+    scratch: Vec<u8>,
+    closed: bool,
+}
+
+impl Outbox {
+    /// Forgets everything, for a connection that ends; nothing can be added any more.
+    pub(crate) fn clear(&mut self) {
+        self.sends.clear();
+        self.notifs.clear();
+        self.eager = 0;
+        self.closed = true;
+    }
+
+    fn admits(&self, len: usize) -> bool {
+        len <= EAGER_MAX && self.eager + len <= EAGER_WINDOW
+    }
+
+    fn next(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+}
+
+impl Connection {
+    /// Starts a send. Its transfer expects one operation to end: the peer's answer.
+    pub(crate) fn post_send(&self, transfer: &Arc<Transfer>, spans: &[Span]) -> Result<()> {
+        let len: usize = spans.iter().map(|span| span.len).sum();
+        let mut guard = self.outbox.lock();
+        let outbox = &mut *guard;
+        if outbox.closed {
+            return Err(self.lost_error());
+        }
+        let seq = outbox.next();
+        transfer.seq.store(seq, std::sync::atomic::Ordering::Relaxed);
+        let mut sent =
+            Sent { transfer: Arc::clone(transfer), eager: 0, _grants: SmallVec::new(), _payload: None };
+        outbox.scratch.clear();
+        if outbox.admits(len) && spans.len() <= EAGER_IOVS {
+            sent.eager = len;
+            outbox.eager += len;
+            let lens = spans.iter().map(|span| span.len as u32);
+            message::eager_head(seq, lens, &mut outbox.scratch);
+            outbox.sends.insert(seq, sent);
+            let mut parts: SmallVec<[&[u8]; 8]> = SmallVec::new();
+            parts.push(&outbox.scratch);
+            // SAFETY: inside registered regions, which the transfer's leases keep registered.
+            parts.extend(spans.iter().map(|span| unsafe { bytes_of(*span) }));
+            self.send_message(&parts);
+            return Ok(());
+        }
+        let (sources, grants) = self.grant(transfer, spans)?;
+        sent._grants = grants;
+        message::rts(seq, sources.into_iter(), &mut outbox.scratch);
+        outbox.sends.insert(seq, sent);
+        self.send_message(&[&outbox.scratch]);
+        Ok(())
+    }
+
+    /// Makes keys for the peer: one a region, for as much of it as is sent.
+    fn grant(
+        &self,
+        transfer: &Transfer,
+        spans: &[Span],
+    ) -> Result<(Vec<Source>, SmallVec<[Grant; 1]>)> {
+        let body = transfer.body.lock();
+        let mut grants: SmallVec<[Grant; 1]> = SmallVec::new();
+        for lease in &body.leases {
+            let inside = |span: &&Span| super::regions::contains(lease.mr().span, **span);
+            let of_region = || spans.iter().filter(inside);
+            let start = of_region().map(|span| span.addr).min();
+            let end = of_region().map(|span| span.addr + span.len).max();
+            if let (Some(start), Some(end)) = (start, end) {
+                grants.push(self.grant_span(lease.mr(), Span { addr: start, len: end - start })?);
+            }
+        }
+        let sources = spans.iter().map(|span| {
+            let grant = grants.iter().find(|grant| super::regions::contains(grant.region.span, *span));
+            let grant = grant.ok_or_else(|| Error::Invalid("an iov outside its region".into()))?;
+            Ok(source_of(&grant.region, *span))
+        });
+        let sources = sources.collect::<Result<_>>()?;
+        Ok((sources, grants))
+    }
+
+    fn grant_span(&self, mr: &Mr, span: Span) -> Result<Grant> {
+        let table = Arc::clone(&self.core.mrs.table);
+        let backing = mr.backing_of(span);
+        let region = table
+            .insert(span, Rights::READ, backing)
+            .map_err(|e| Error::Invalid(format!("cannot make a key for the send: {e}")))?;
+        Ok(Grant { region, table })
+    }
+
+    /// Sends a notification. The transfer expects one operation to end: the peer's answer.
+    pub(crate) fn post_notif(&self, transfer: &Arc<Transfer>, payload: Vec<u8>) -> Result<()> {
+        if payload.len() as u64 > MAX_NOTIF {
+            return Err(Error::Invalid(format!(
+                "a notification of {} bytes is longer than {MAX_NOTIF}",
+                payload.len()
+            )));
+        }
+        let mut guard = self.outbox.lock();
+        let outbox = &mut *guard;
+        if outbox.closed {
+            return Err(self.lost_error());
+        }
+        let id = outbox.next();
+        transfer.seq.store(id, std::sync::atomic::Ordering::Relaxed);
+        let mut sent =
+            Sent { transfer: Arc::clone(transfer), eager: 0, _grants: SmallVec::new(), _payload: None };
+        outbox.scratch.clear();
+        if outbox.admits(payload.len()) {
+            sent.eager = payload.len();
+            outbox.eager += payload.len();
+            message::notif_head(id, &mut outbox.scratch);
+            outbox.notifs.insert(id, sent);
+            self.send_message(&[&outbox.scratch, &payload]);
+            return Ok(());
+        }
+        let span = Span { addr: payload.as_ptr() as usize, len: payload.len() };
+        let table = Arc::clone(&self.core.mrs.table);
+        let region = table
+            .insert(span, Rights::READ, None)
+            .map_err(|e| Error::Invalid(format!("cannot make a key for the notification: {e}")))?;
+        message::notif_rts(id, source_of(&region, span), &mut outbox.scratch);
+        // The grant goes before the payload that it is for.
+        sent._grants.push(Grant { region, table });
+        sent._payload = Some(payload);
+        outbox.notifs.insert(id, sent);
+        self.send_message(&[&outbox.scratch]);
+        Ok(())
+    }
+
+    /// A transfer's data has landed: its notification goes out.
+    pub(crate) fn notify_after(&self, transfer: &Arc<Transfer>, payload: Vec<u8>) {
+        transfer.expect_ops(1);
+        if let Err(e) = self.post_notif(transfer, payload) {
+            transfer.note_error(e);
+            transfer.op_ended();
+        }
+    }
+
+    /// The peer says how a send of ours ended.
+    pub(crate) fn on_fin(&self, seq: u64, verdict: Verdict) -> Result<(), String> {
+        let sent = {
+            let mut outbox = self.outbox.lock();
+            let sent = outbox.sends.remove(&seq);
+            outbox.eager -= sent.as_ref().map_or(0, |sent| sent.eager);
+            sent
+        };
+        let Some(sent) = sent else {
+            return Err(format!("an end of send {seq}, which is not under way"));
+        };
+        let transfer = &sent.transfer;
+        let bytes = transfer.bytes.load(std::sync::atomic::Ordering::Relaxed);
+        match verdict {
+            Verdict::Received => {}
+            Verdict::Truncated { capacity } => {
+                transfer.note_error(Error::Truncated { sent: bytes, capacity });
+            }
+            Verdict::Cancelled => {
+                let fence = transfer.body.lock().fence.unwrap_or(Fence::PeerCancel);
+                transfer.note_error(transfer.fence_error(fence));
+            }
+            Verdict::Failed => transfer.note_error(Error::RemoteAccess {
+                peer: Arc::clone(&self.peer.name),
+                reason: "the receiver could not take the data".into(),
+            }),
+        }
+        sent.transfer.op_ended();
+        Ok(())
+    }
+
+    /// The peer says that a notification arrived.
+    pub(crate) fn on_notif_ack(&self, id: u64, ok: bool) -> Result<(), String> {
+        let sent = {
+            let mut outbox = self.outbox.lock();
+            let sent = outbox.notifs.remove(&id);
+            outbox.eager -= sent.as_ref().map_or(0, |sent| sent.eager);
+            sent
+        };
+        let Some(sent) = sent else {
+            return Err(format!("an ack of notification {id}, which is not under way"));
+        };
+        if !ok {
+            sent.transfer.note_error(Error::RemoteAccess {
+                peer: Arc::clone(&self.peer.name),
+                reason: "the peer could not take the notification".into(),
+            });
+        }
+        sent.transfer.op_ended();
+        Ok(())
+    }
+
+    /// Asks the peer to give a send back; its answer ends the transfer.
+    pub(crate) fn withdraw_send(&self, transfer: &Transfer) {
+        let mut guard = self.outbox.lock();
+        let outbox = &mut *guard;
+        let seq = transfer.seq.load(std::sync::atomic::Ordering::Relaxed);
+        if outbox.sends.contains_key(&seq) {
+            outbox.scratch.clear();
+            message::send_cancel(seq, &mut outbox.scratch);
+            self.send_message(&[&outbox.scratch]);
+        }
+    }
+
+    /// Stops waiting for a notification to be answered. The peer may have it already.
+    pub(crate) fn withdraw_notif(&self, transfer: &Arc<Transfer>) {
+        let fence = transfer.body.lock().fence.unwrap_or(Fence::Cancel);
+        transfer.publish(Err(transfer.fence_error(fence)));
+    }
+
+    /// Tells the sender of something that was received how that went.
+    pub(crate) fn send_fin(&self, seq: u64, error: Option<&Error>, fence: Option<Fence>) {
+        let verdict = match error {
+            None => Verdict::Received,
+            Some(Error::Truncated { capacity, .. }) => Verdict::Truncated { capacity: *capacity },
+            Some(_) if fence.is_some() => Verdict::Cancelled,
+            Some(_) => Verdict::Failed,
+        };
+        let mut guard = self.outbox.lock();
+        let outbox = &mut *guard;
+        outbox.scratch.clear();
+        message::fin(seq, verdict, &mut outbox.scratch);
+        self.send_message(&[&outbox.scratch]);
+    }
+
+    /// Tells the sender of a notification that it arrived.
+    pub(crate) fn send_notif_ack(&self, id: u64, ok: bool) {
+        let mut guard = self.outbox.lock();
+        let outbox = &mut *guard;
+        outbox.scratch.clear();
+        message::notif_ack(id, ok, &mut outbox.scratch);
+        self.send_message(&[&outbox.scratch]);
+    }
+}
+
+fn source_of(region: &Region, span: Span) -> Source {
+    Source { addr: span.addr as u64, len: span.len as u64, key: region.key, slot: region.slot }
+}
+
+/// The bytes of registered memory.
+///
+/// # Safety
+/// The span must be readable for as long as the slice is used.
+unsafe fn bytes_of<'a>(span: Span) -> &'a [u8] {
+    if span.len == 0 {
+        return &[];
+    }
+    // SAFETY: readable, as the caller promises.
+    unsafe { std::slice::from_raw_parts(span.addr as *const u8, span.len) }
+}

@@ -1,0 +1,47 @@
+//! Threads that sleep until a transfer has ended.
+
+use std::{
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::Arc,
+};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::error::{Error, Result};
+
+/// One thread's bell: a descriptor that can be polled beside others.
+#[derive(Debug)]
+pub(crate) struct Parker(OwnedFd);
+
+impl Parker {
+    pub(crate) fn new() -> Result<Self> {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|e| Error::os("making an eventfd", e))?;
+        Ok(Self(fd))
+    }
+
+    /// This thread's own; made at its first use.
+    pub(crate) fn of_thread() -> Result<Arc<Self>> {
+        thread_local! {
+            static PARKER: std::cell::RefCell<Option<Arc<Parker>>> = const { std::cell::RefCell::new(None) };
+        }
+        PARKER.with_borrow_mut(|slot| match slot {
+            Some(parker) => Ok(Arc::clone(parker)),
+            None => Ok(Arc::clone(slot.insert(Arc::new(Self::new()?)))),
+        })
+    }
+
+    pub(crate) fn ring(&self) {
+        // Full means that it has been rung often enough.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+
+    /// Forgets what has been rung.
+    pub(crate) fn clear(&self) {
+        let _ = rustix::io::read(&self.0, &mut [0u8; 8]);
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

@@ -1,0 +1,157 @@
+//! Registered memory by the names that callers hold.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst},
+    },
+};
+
+use parking_lot::RwLock;
+use uccl_fabric::{
+    mem::Span,
+    region::{Region, RegionTable, Rights},
+};
+
+use crate::{
+    endpoint::Iov,
+    error::{Error, Result},
+    ids::MrId,
+};
+
+/// A registered region. Transfers that use it hold a [`Lease`].
+pub(crate) struct Mr {
+    pub(crate) id: MrId,
+    pub(crate) span: Span,
+    pub(crate) region: Region,
+    leases: AtomicUsize,
+    /// Keeps memory from `alloc` alive.
+    _backing: Option<Arc<dyn Send + Sync>>,
+}
+
+/// A transfer of this endpoint uses the region: it cannot be deregistered meanwhile.
+pub(crate) struct Lease(Arc<Mr>);
+
+impl Lease {
+    pub(crate) fn of(mr: &Arc<Mr>) -> Self {
+        mr.leases.fetch_add(1, SeqCst);
+        Self(Arc::clone(mr))
+    }
+
+    pub(crate) fn mr(&self) -> &Mr {
+        &self.0
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.0.leases.fetch_sub(1, SeqCst);
+    }
+}
+
+/// All regions of an endpoint.
+pub(crate) struct Mrs {
+    pub(crate) table: Arc<RegionTable>,
+    by_id: RwLock<BTreeMap<MrId, Arc<Mr>>>,
+    next: AtomicU64,
+}
+
+impl Mrs {
+    pub(crate) fn new() -> Result<Self> {
+        let table = RegionTable::new().map_err(|e| Error::os("making the region table", e))?;
+        Ok(Self {
+            table: Arc::new(table),
+            by_id: RwLock::new(BTreeMap::new()),
+            next: AtomicU64::new(1),
+        })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.by_id.read().len()
+    }
+
+    pub(crate) fn insert(&self, span: Span) -> Result<MrId> {
+        if span.addr.checked_add(span.len).is_none() {
+            return Err(Error::Invalid(format!(
+                "{} bytes at {:#x} run past the end of the address space",
+                span.len, span.addr
+            )));
+        }
+        if span.addr == 0 && span.len > 0 {
+            return Err(Error::Invalid("a null pointer cannot be registered".into()));
+        }
+        let backing = uccl_fabric::alloc::lookup(span);
+        let (shared, backing) = match backing {
+            Some((shared, keep)) => (Some(shared), Some(keep as Arc<dyn Send + Sync>)),
+            None => (None, None),
+        };
+        let region = self
+            .table
+            .insert(span, Rights::ALL, shared)
+            .map_err(|e| Error::Invalid(format!("cannot register: {e}")))?;
+        let id = MrId(self.next.fetch_add(1, Relaxed));
+        let mr = Mr { id, span, region, leases: AtomicUsize::new(0), _backing: backing };
+        self.by_id.write().insert(id, Arc::new(mr));
+        Ok(id)
+    }
+
+    pub(crate) fn get(&self, id: MrId) -> Result<Arc<Mr>> {
+        self.by_id.read().get(&id).cloned().ok_or(Error::UnknownRegion(id))
+    }
+
+    /// Takes a region out, unless a transfer of ours uses it.
+    pub(crate) fn remove(&self, id: MrId) -> Result<Arc<Mr>> {
+        let mut by_id = self.by_id.write();
+        let mr = by_id.get(&id).ok_or(Error::UnknownRegion(id))?;
+        let leases = mr.leases.load(SeqCst);
+        if leases > 0 {
+            return Err(Error::Invalid(format!(
+                "{id} is used by {leases} unfinished transfers: wait for them or cancel them first"
+            )));
+        }
+        by_id.remove(&id).ok_or(Error::UnknownRegion(id))
+    }
+
+    /// Finds the region of every iov and checks that the iov lies inside it; calls `each` with them.
+    pub(crate) fn resolve(
+        &self,
+        iovs: &[Iov],
+        mut each: impl FnMut(usize, &Arc<Mr>, Span),
+    ) -> Result<()> {
+        let by_id = self.by_id.read();
+        let mut last: Option<&Arc<Mr>> = None;
+        for (i, iov) in iovs.iter().enumerate() {
+            let mr = match last {
+                Some(mr) if mr.id == iov.mr => mr,
+                _ => by_id.get(&iov.mr).ok_or(Error::UnknownRegion(iov.mr))?,
+            };
+            let span = Span { addr: iov.ptr, len: iov.len };
+            if !contains(mr.span, span) {
+                return Err(outside(i, mr, span));
+            }
+            last = Some(mr);
+            each(i, mr, span);
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn contains(outer: Span, inner: Span) -> bool {
+    inner.addr >= outer.addr
+        && inner
+            .addr
+            .checked_add(inner.len)
+            .is_some_and(|end| end <= outer.addr + outer.len)
+}
+
+pub(crate) fn outside(iov: usize, mr: &Mr, span: Span) -> Error {
+    Error::OutsideRegion {
+        iov,
+        ptr: span.addr,
+        len: span.len,
+        mr: mr.id,
+        region_ptr: mr.span.addr,
+        region_len: mr.span.len,
+    }
+}

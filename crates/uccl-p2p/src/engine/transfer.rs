@@ -1,0 +1,388 @@
+//! Transfers: what callers poll, wait for and cancel.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::*},
+    },
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use slab::Slab;
+use smallvec::SmallVec;
+use uccl_fabric::{
+    lane::{Completion, OpError, OpName, OpResult},
+    mem::Span,
+};
+
+use super::{connection::Connection, park::Parker, regions::Lease};
+use crate::{
+    endpoint::{Op, Outcome, Status},
+    error::{Error, Result},
+    ids::TransferId,
+};
+
+/// Most transfers that may be unfinished at a time.
+pub(crate) const MAX_PENDING: usize = 65_536;
+/// Finished transfers whose result is kept for those who ask again.
+const KEPT: usize = 16_384;
+
+const PENDING: u8 = 0;
+const DONE: u8 = 1;
+const FAILED: u8 = 2;
+
+/// What a transfer is, as far as ending it goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    Notif,
+    Read,
+    Recv,
+    Send,
+    Write,
+}
+
+impl Kind {
+    /// What the caller asked for; `None` for a notification of its own.
+    pub(crate) fn op(self) -> Option<Op> {
+        match self {
+            Self::Notif => None,
+            Self::Read => Some(Op::Read),
+            Self::Recv => Some(Op::Recv),
+            Self::Send => Some(Op::Send),
+            Self::Write => Some(Op::Write),
+        }
+    }
+}
+
+impl From<Op> for Kind {
+    fn from(op: Op) -> Self {
+        match op {
+            Op::Read => Self::Read,
+            Op::Recv => Self::Recv,
+            Op::Send => Self::Send,
+            Op::Write => Self::Write,
+        }
+    }
+}
+
+/// What happens once all operations have ended.
+pub(crate) enum After {
+    /// The result is published.
+    Publish,
+    /// A notification goes out, and its arrival is waited for.
+    Notify(Vec<u8>),
+    /// The sender of what was received is told.
+    Fin(u64),
+    /// The notification whose payload was fetched is delivered.
+    Deliver { id: u64, payload: Vec<u8> },
+}
+
+/// Why a transfer is being ended early.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Fence {
+    Cancel,
+    Deadline,
+    PeerCancel,
+}
+
+pub(crate) struct Body {
+    result: Option<Result<Outcome>>,
+    error: Option<Error>,
+    pub(crate) leases: SmallVec<[Lease; 1]>,
+    pub(crate) ops: SmallVec<[(u16, OpName); 1]>,
+    pub(crate) after: After,
+    pub(crate) fence: Option<Fence>,
+    /// For a recv: where its data goes, one capacity an iov.
+    pub(crate) targets: SmallVec<[Span; 1]>,
+    waiters: SmallVec<[Arc<Parker>; 1]>,
+}
+
+/// One transfer.
+pub(crate) struct Transfer {
+    pub(crate) id: TransferId,
+    pub(crate) kind: Kind,
+    pub(crate) conn: Arc<Connection>,
+    state: AtomicU8,
+    /// Operations that have not ended, and one for the post itself.
+    ops_left: AtomicU32,
+    pub(crate) bytes: AtomicU64,
+    /// Numbers a send or a notification on its connection.
+    pub(crate) seq: AtomicU64,
+    pub(crate) posted: Instant,
+    pub(crate) timeout: Option<Duration>,
+    /// Cheap look at [`Body::fence`].
+    pub(crate) fencing: AtomicBool,
+    checksummed: AtomicBool,
+    pub(crate) body: Mutex<Body>,
+}
+
+impl Transfer {
+    pub(crate) fn finished(&self) -> bool {
+        self.state.load(Acquire) != PENDING
+    }
+
+    pub(crate) fn status(&self) -> Status {
+        if !self.finished() {
+            return Status::Pending;
+        }
+        match &self.body.lock().result {
+            Some(Ok(outcome)) => Status::Done(*outcome),
+            Some(Err(e)) => Status::Failed(e.clone()),
+            None => Status::Pending,
+        }
+    }
+
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.timeout.map(|timeout| self.posted + timeout)
+    }
+
+    /// Rings `parker` when the transfer ends; false if it has ended already.
+    pub(crate) fn watch(&self, parker: &Arc<Parker>) -> bool {
+        let mut body = self.body.lock();
+        if body.result.is_some() {
+            return false;
+        }
+        if !body.waiters.iter().any(|waiter| Arc::ptr_eq(waiter, parker)) {
+            body.waiters.push(Arc::clone(parker));
+        }
+        true
+    }
+
+    pub(crate) fn unwatch(&self, parker: &Arc<Parker>) {
+        self.body.lock().waiters.retain(|waiter| !Arc::ptr_eq(waiter, parker));
+    }
+
+    /// Counts operations that are about to be posted.
+    pub(crate) fn expect_ops(&self, n: u32) {
+        self.ops_left.fetch_add(n, Relaxed);
+    }
+
+    /// Notes a reason to fail; the first one counts.
+    pub(crate) fn note_error(&self, e: Error) {
+        self.body.lock().error.get_or_insert(e);
+    }
+
+    pub(crate) fn note_checksum(&self, checked: bool) {
+        self.checksummed.store(checked, Relaxed);
+    }
+
+    /// An operation (or the post itself) has ended. With the last one the transfer goes on to what
+    /// comes after.
+    pub(crate) fn op_ended(self: &Arc<Self>) {
+        if self.ops_left.fetch_sub(1, AcqRel) == 1 {
+            self.ops_done();
+        }
+    }
+
+    fn ops_done(self: &Arc<Self>) {
+        let (after, error, fence) = {
+            let mut body = self.body.lock();
+            body.ops.clear();
+            let after = std::mem::replace(&mut body.after, After::Publish);
+            (after, body.error.clone(), body.fence)
+        };
+        let verdict = match error {
+            Some(e) => Err(e),
+            None => Ok(()),
+        };
+        match after {
+            After::Publish => self.publish(verdict),
+            After::Notify(payload) if verdict.is_ok() && fence.is_none() => {
+                self.conn.notify_after(self, payload);
+            }
+            After::Notify(_) => self.publish(match fence {
+                Some(fence) if verdict.is_ok() => Err(self.fence_error(fence)),
+                _ => verdict,
+            }),
+            After::Fin(seq) => {
+                self.conn.send_fin(seq, verdict.as_ref().err(), fence);
+                self.publish(verdict);
+            }
+            After::Deliver { id, payload } => {
+                self.conn.notif_fetched(id, verdict.is_ok().then_some(payload));
+                self.publish(verdict);
+            }
+        }
+    }
+
+    /// What an operation's failure means to the caller.
+    fn op_error(&self, e: OpError) -> Error {
+        let peer = Arc::clone(&self.conn.peer.name);
+        let fence = self.body.lock().fence;
+        match (e, fence) {
+            (OpError::Remote(_), _) => Error::RemoteAccess { peer, reason: e.to_string() },
+            (OpError::Checksum, _) => Error::Checksum { peer },
+            (OpError::LocalFault, _) => Error::LocalMemory(e.to_string()),
+            (OpError::Cancelled | OpError::LaneDown, Some(fence)) => self.fence_error(fence),
+            (OpError::LaneDown, None) => self.conn.lost_error(),
+            (OpError::Cancelled, None) => self.fence_error(Fence::Cancel),
+        }
+    }
+
+    /// What being ended early by `fence` means to the caller.
+    pub(crate) fn fence_error(&self, fence: Fence) -> Error {
+        match fence {
+            Fence::Cancel => Error::Cancelled { by: "the caller".into() },
+            Fence::PeerCancel => Error::Cancelled { by: Arc::clone(&self.conn.peer.name) },
+            Fence::Deadline => Error::DeadlineExceeded {
+                after: self.timeout.unwrap_or_default(),
+                peer: Some(Arc::clone(&self.conn.peer.name)),
+            },
+        }
+    }
+
+    /// Ends the transfer. The first result stands.
+    pub(crate) fn publish(self: &Arc<Self>, verdict: Result<()>) {
+        let outcome = Outcome {
+            bytes: self.bytes.load(Relaxed),
+            checksummed: self.checksummed.load(Relaxed),
+        };
+        let ok = verdict.is_ok();
+        let (waiters, leases) = {
+            let mut body = self.body.lock();
+            if body.result.is_some() {
+                return;
+            }
+            body.result = Some(verdict.map(|()| outcome));
+            self.state.store(if ok { DONE } else { FAILED }, Release);
+            body.targets = SmallVec::new();
+            (std::mem::take(&mut body.waiters), std::mem::take(&mut body.leases))
+        };
+        drop(leases);
+        self.conn.transfer_ended(self, ok);
+        waiters.iter().for_each(|waiter| waiter.ring());
+    }
+}
+
+impl Completion for Transfer {
+    fn complete(self: Arc<Self>, result: OpResult) {
+        if let Err(e) = result {
+            let error = self.op_error(e);
+            self.note_error(error);
+        }
+        self.op_ended();
+    }
+}
+
+/// What a transfer is made of.
+pub(crate) struct Plan {
+    pub(crate) kind: Kind,
+    pub(crate) conn: Arc<Connection>,
+    pub(crate) bytes: u64,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) leases: SmallVec<[Lease; 1]>,
+    pub(crate) after: After,
+    pub(crate) targets: SmallVec<[Span; 1]>,
+}
+
+/// Transfers by name: the unfinished ones, and those that finished not long ago.
+pub(crate) struct Transfers {
+    inner: Mutex<Inner>,
+    pub(crate) pending: AtomicUsize,
+}
+
+enum Slot {
+    Ended(TransferId, Status),
+    Live(Arc<Transfer>),
+}
+
+/// A transfer that was asked for by name.
+pub(crate) enum Found {
+    /// It has ended; nothing but its result is left.
+    Ended(Status),
+    /// It may not have ended.
+    Live(Arc<Transfer>),
+}
+
+#[derive(Default)]
+struct Inner {
+    slots: Slab<Slot>,
+    kept: VecDeque<usize>,
+    generation: u32,
+}
+
+impl Transfers {
+    pub(crate) fn new() -> Self {
+        Self { inner: Mutex::default(), pending: AtomicUsize::new(0) }
+    }
+
+    /// Makes a transfer, unless too many are unfinished.
+    pub(crate) fn insert(&self, plan: Plan) -> Result<Arc<Transfer>> {
+        if self.pending.fetch_add(1, AcqRel) >= MAX_PENDING {
+            self.pending.fetch_sub(1, AcqRel);
+            return Err(Error::Full { what: "the endpoint's list of transfers", limit: MAX_PENDING });
+        }
+        let mut inner = self.inner.lock();
+        inner.generation = inner.generation.wrapping_add(1).max(1);
+        let generation = inner.generation;
+        let entry = inner.slots.vacant_entry();
+        let id = TransferId(u64::from(generation) << 32 | entry.key() as u64);
+        let transfer = Arc::new(Transfer {
+            id,
+            kind: plan.kind,
+            conn: plan.conn,
+            state: AtomicU8::new(PENDING),
+            ops_left: AtomicU32::new(1),
+            bytes: AtomicU64::new(plan.bytes),
+            seq: AtomicU64::new(0),
+            posted: Instant::now(),
+            timeout: plan.timeout,
+            fencing: AtomicBool::new(false),
+            checksummed: AtomicBool::new(false),
+            body: Mutex::new(Body {
+                result: None,
+                error: None,
+                leases: plan.leases,
+                ops: SmallVec::new(),
+                after: plan.after,
+                fence: None,
+                targets: plan.targets,
+                waiters: SmallVec::new(),
+            }),
+        });
+        entry.insert(Slot::Live(Arc::clone(&transfer)));
+        Ok(transfer)
+    }
+
+    pub(crate) fn find(&self, id: TransferId) -> Result<Found> {
+        match self.inner.lock().slots.get(index(id)) {
+            Some(Slot::Live(transfer)) if transfer.id == id => {
+                Ok(Found::Live(Arc::clone(transfer)))
+            }
+            Some(Slot::Ended(ended, status)) if *ended == id => Ok(Found::Ended(status.clone())),
+            _ => Err(Error::UnknownTransfer(id)),
+        }
+    }
+
+    /// Notes that a transfer has ended: its result is kept, until many more have ended.
+    pub(crate) fn ended(&self, transfer: &Transfer) {
+        self.pending.fetch_sub(1, AcqRel);
+        let ended = Slot::Ended(transfer.id, transfer.status());
+        let mut inner = self.inner.lock();
+        let live = inner.slots.get_mut(index(transfer.id)).map(|slot| std::mem::replace(slot, ended));
+        inner.kept.push_back(index(transfer.id));
+        if inner.kept.len() > KEPT
+            && let Some(oldest) = inner.kept.pop_front()
+        {
+            inner.slots.try_remove(oldest);
+        }
+        drop(inner);
+        drop(live);
+    }
+
+    /// The unfinished transfers that `pick` wants.
+    pub(crate) fn unfinished(&self, pick: impl Fn(&Transfer) -> bool) -> Vec<Arc<Transfer>> {
+        let inner = self.inner.lock();
+        let live = inner.slots.iter().filter_map(|(_, slot)| match slot {
+            Slot::Live(transfer) if !transfer.finished() && pick(transfer) => Some(transfer),
+            _ => None,
+        });
+        live.cloned().collect()
+    }
+}
+
+fn index(id: TransferId) -> usize {
+    (id.0 & 0xFFFF_FFFF) as usize
+}

@@ -1,0 +1,300 @@
+//! Every parser of the crate in one place, for tests that throw bytes at them.
+//!
+//! Not part of the crate's interface. A parser that is added to the crate is added here.
+
+use std::sync::OnceLock;
+
+use crate::{
+    advert::Advert,
+    descs::{XferDesc, decode_descs, encode_descs},
+    frame::{self, DESC_LEN, Desc, HEADER_LEN, Header, Kind, Status, Trailer},
+    handshake::{CmaProbe, Handshake, Hello, HelloKind, Progress, Psk, Refusal, RefuseCode, Role},
+    ipc_info::IpcInfo,
+    message::{self, Message, Source, Verdict},
+    metadata::{Device, Metadata},
+};
+
+/// A parser under test.
+#[derive(Clone, Copy, Debug)]
+pub struct Parser {
+    /// What it reads.
+    pub name: &'static str,
+    /// Reads the bytes; whether it took them for valid. Panics where what was read is not written
+    /// back as it was read.
+    pub takes: fn(&[u8]) -> bool,
+}
+
+/// Every parser of the crate.
+pub const PARSERS: &[Parser] = &[
+    Parser { name: "advert", takes: advert },
+    Parser { name: "descs", takes: descs },
+    Parser { name: "frame", takes: frame },
+    Parser { name: "handshake", takes: handshake },
+    Parser { name: "hello", takes: hello },
+    Parser { name: "ipc info", takes: ipc_info },
+    Parser { name: "message", takes: message },
+    Parser { name: "metadata", takes: metadata },
+    Parser { name: "metadata text", takes: metadata_text },
+];
+
+/// Throws bytes at every parser; how many took them for valid.
+pub fn all_parsers(bytes: &[u8]) -> usize {
+    PARSERS.iter().filter(|parser| (parser.takes)(bytes)).count()
+}
+
+/// Valid bytes of every layout, to be mutated.
+pub fn samples() -> Vec<Vec<u8>> {
+    let advert = sample_advert();
+    let info = IpcInfo::of_host(&advert, 1);
+    let ipc_desc = XferDesc { ipc: info.encode().to_vec(), ..XferDesc::of_advert(&advert) };
+    let by_index = Metadata { ip: [10, 0, 0, 1].into(), port: 28100, device: Device::Gpu(3) };
+    let device = Device::Bdf("0000:4a:00.0".into());
+    let by_bdf = Metadata { ip: [0xfe80u16, 0, 0, 0, 0, 0, 0, 1].into(), port: 28100, device };
+    let mut samples = vec![
+        advert.encode().to_vec(),
+        info.encode().to_vec(),
+        info.encode_c().to_vec(),
+        by_index.to_string().into_bytes(),
+        by_bdf.to_string().into_bytes(),
+    ];
+    samples.extend(encode_descs(&[XferDesc::of_advert(&advert), ipc_desc]));
+    samples.extend(by_index.encode());
+    samples.extend(by_bdf.encode());
+    samples.extend(sample_hello().encode());
+    samples.extend(sample_frames());
+    samples.extend(sample_messages());
+    for transcript in transcripts() {
+        for messages in [&transcript.to_acceptor, &transcript.to_connector] {
+            samples.extend(messages.iter().cloned());
+        }
+    }
+    let mut refuser = Handshake::acceptor(None, [9; 32]);
+    refuser.refuse(Refusal::new(RefuseCode::Busy, "too many connections"));
+    samples.push(refuser.pending_output());
+    samples
+}
+
+/// One frame of each shape: header, descriptors, payload, trailer.
+fn sample_frames() -> Vec<Vec<u8>> {
+    let mut write =
+        Header { descs: 1, len: 3, ..Header::bare(Kind::Write, 7, 0) }.encode().to_vec();
+    Desc { addr: 0x1000, len: 3, key: 9, slot: 2 }.encode_to(&mut write);
+    write.extend_from_slice(b"abc");
+    write.extend_from_slice(&Trailer { crc: 1, status: Status::Ok }.encode());
+    let mut read = Header { descs: 1, ..Header::bare(Kind::Read, 8, 3) }.encode().to_vec();
+    Desc { addr: 0x1000, len: 3, key: 9, slot: 2 }.encode_to(&mut read);
+    vec![write, read, Header::bare(Kind::Ack, 7, 0).encode().to_vec()]
+}
+
+fn sample_messages() -> Vec<Vec<u8>> {
+    let source = Source { addr: 0x1000, len: 3, key: 9, slot: 2 };
+    let mut samples = vec![Vec::new(); 7];
+    message::eager_head(1, [3].into_iter(), &mut samples[0]);
+    samples[0].extend_from_slice(b"abc");
+    message::rts(2, [source].into_iter(), &mut samples[1]);
+    message::fin(3, Verdict::Truncated { capacity: 5 }, &mut samples[2]);
+    message::send_cancel(4, &mut samples[3]);
+    message::notif_head(5, &mut samples[4]);
+    message::notif_rts(6, source, &mut samples[5]);
+    message::notif_ack(7, true, &mut samples[6]);
+    samples
+}
+
+/// A header, then its descriptors and its trailer where the bytes reach that far.
+fn frame(bytes: &[u8]) -> bool {
+    let Some((head, rest)) = bytes.split_first_chunk::<HEADER_LEN>() else { return false };
+    let Ok(header) = Header::decode(head) else { return false };
+    let mut descs = Vec::new();
+    let len = usize::from(header.descs) * DESC_LEN;
+    if let Some((bytes, rest)) = rest.split_at_checked(len)
+        && matches!(header.kind, Kind::Read | Kind::Write)
+    {
+        let sums = frame::decode_descs(&header, bytes, &mut descs).is_ok();
+        let trailer = rest.get(header.len as usize..).and_then(<[u8]>::first_chunk);
+        let sound = trailer.is_none_or(|bytes| Trailer::decode(bytes).is_ok());
+        return sums && sound && Header::decode(&header.encode()) == Ok(header);
+    }
+    Header::decode(&header.encode()) == Ok(header)
+}
+
+fn message(bytes: &[u8]) -> bool {
+    match Message::decode(bytes) {
+        Ok(Message::Eager { lens, data, .. }) => {
+            lens.iter().map(u64::from).sum::<u64>() == data.len() as u64
+        }
+        Ok(Message::Rts { sources, .. }) => sources.iter().len() <= message::MAX_IOVS,
+        Ok(_) => true,
+        Err(_) => false,
+    }
+}
+
+fn advert(bytes: &[u8]) -> bool {
+    let read = Advert::decode(bytes);
+    if let Ok(advert) = read {
+        assert_eq!(Advert::decode(&advert.encode()), Ok(advert));
+        let rkeys = advert.to_rkeys();
+        assert_eq!(Advert::from_rkeys(advert.addr, advert.len, &rkeys), Ok(advert));
+    }
+    read.is_ok()
+}
+
+fn descs(bytes: &[u8]) -> bool {
+    let read = decode_descs(bytes);
+    if let Ok(descs) = &read {
+        assert_eq!(encode_descs(descs).as_deref(), Ok(bytes));
+        for desc in descs {
+            let _ = desc.advert();
+        }
+    }
+    read.is_ok()
+}
+
+fn hello(bytes: &[u8]) -> bool {
+    let read = Hello::decode(bytes);
+    if let Ok(hello) = &read {
+        let again = hello.encode().and_then(|bytes| Hello::decode(&bytes));
+        assert_eq!(again.as_ref(), Ok(hello));
+    }
+    read.is_ok()
+}
+
+fn ipc_info(bytes: &[u8]) -> bool {
+    let read = IpcInfo::decode(bytes);
+    if let Ok(info) = read {
+        assert_eq!(IpcInfo::decode(&info.encode()), Ok(info));
+        let _ = info.advert();
+    }
+    read.is_ok()
+}
+
+fn metadata(bytes: &[u8]) -> bool {
+    let read = Metadata::decode(bytes);
+    if let Ok(metadata) = &read {
+        assert_eq!(metadata.encode().as_deref(), Ok(bytes));
+        assert_eq!(metadata.to_string().parse().as_ref(), Ok(metadata));
+    }
+    read.is_ok()
+}
+
+fn metadata_text(bytes: &[u8]) -> bool {
+    let Ok(read) = String::from_utf8_lossy(bytes).parse::<Metadata>() else { return false };
+    assert_eq!(read.to_string().parse().as_ref(), Ok(&read));
+    true
+}
+
+/// Both ends, with and without a key, at every point of the handshake.
+fn handshake(bytes: &[u8]) -> bool {
+    static ENDS: OnceLock<Vec<Handshake>> = OnceLock::new();
+    let ends = ENDS.get_or_init(|| transcripts().iter().flat_map(Transcript::ends).collect());
+    ends.iter().filter(|end| feed(&mut end.fork(), bytes)).count() > 0
+}
+
+fn feed(end: &mut Handshake, bytes: &[u8]) -> bool {
+    let result = end.feed(bytes);
+    match &result {
+        Ok(Progress::NeedMore) => {}
+        Ok(Progress::PeerHello { peer, consumed }) => {
+            assert!(*consumed <= bytes.len());
+            let _ = end.reply(peer);
+        }
+        Ok(Progress::Done { consumed, .. }) => assert!(*consumed <= bytes.len() && end.is_done()),
+        Err(error) => assert_eq!(end.feed(bytes).as_ref(), Err(error)),
+    }
+    let _ = end.pending_output();
+    matches!(result, Ok(Progress::PeerHello { .. } | Progress::Done { .. }))
+}
+
+/// The messages of a handshake that went well.
+struct Transcript {
+    psk: Option<Psk>,
+    to_acceptor: Vec<Vec<u8>>,
+    to_connector: Vec<Vec<u8>>,
+}
+
+impl Transcript {
+    fn record(psk: Option<Psk>) -> Self {
+        let mut this = Self { psk, to_acceptor: Vec::new(), to_connector: Vec::new() };
+        let (mut connector, mut acceptor) = (this.end(Role::Connector), this.end(Role::Acceptor));
+        while !connector.is_done() {
+            let bytes = connector.pending_output();
+            if let Ok(Progress::PeerHello { .. }) = acceptor.feed(&bytes) {
+                let _ = acceptor.reply(&sample_hello());
+            }
+            this.to_acceptor.push(bytes);
+            let bytes = acceptor.pending_output();
+            assert!(connector.feed(&bytes).is_ok(), "the sample handshake goes well");
+            this.to_connector.push(bytes);
+        }
+        this
+    }
+
+    fn end(&self, role: Role) -> Handshake {
+        match role {
+            Role::Acceptor => Handshake::acceptor(self.psk.clone(), [2; 32]),
+            Role::Connector => Handshake::connector(self.psk.clone(), &sample_hello(), [1; 32])
+                .expect("the sample hello can be sent"),
+        }
+    }
+
+    /// Both ends before each message that comes to them, and what comes before it taken.
+    fn ends(&self) -> Vec<Handshake> {
+        let mut ends = Vec::new();
+        for (role, messages) in
+            [(Role::Acceptor, &self.to_acceptor), (Role::Connector, &self.to_connector)]
+        {
+            let mut end = self.end(role);
+            for message in messages {
+                ends.push(end.fork());
+                let _ = end.feed(message);
+                end.pending_output();
+            }
+        }
+        ends
+    }
+}
+
+fn transcripts() -> &'static [Transcript; 2] {
+    static TRANSCRIPTS: OnceLock<[Transcript; 2]> = OnceLock::new();
+    TRANSCRIPTS.get_or_init(|| [None, Psk::new(b"secret").ok()].map(Transcript::record))
+}
+
+fn sample_advert() -> Advert {
+    Advert {
+        addr: 0x7f00_0000_1000,
+        len: 1 << 20,
+        key: 0x0123_4567_89ab_cdef,
+        slot: 5,
+        instance: 6,
+    }
+}
+
+fn sample_hello() -> Hello {
+    Hello {
+        kind: HelloKind::JoinLane { token: 77, lane_index: 2 },
+        instance: 0x1122_3344,
+        token: 78,
+        pid: 4242,
+        wanted_lanes: 4,
+        listen_port: 28100,
+        device: "0000:4a:00.0".into(),
+        uds_name: "uccl-p2p-28100".into(),
+        hostname: "node-1".into(),
+        cma_probe: Some(CmaProbe { addr: 0x7f00_0000_2000, nonce: [3; 16] }),
+        ..Hello::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Samples that no parser takes would make every mutation of them shallow.
+    #[test]
+    fn every_parser_takes_a_sample() {
+        let samples = samples();
+        for parser in PARSERS {
+            let taken = samples.iter().filter(|bytes| (parser.takes)(bytes)).count();
+            assert!(taken > 0, "{} takes no sample", parser.name);
+        }
+    }
+}
