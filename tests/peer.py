@@ -17,6 +17,7 @@ import threading
 import time
 import traceback
 import zlib
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -218,10 +219,14 @@ class Side:
         failed = answer is False or (isinstance(answer, tuple) and not answer[0])
         return answer, self.ep.last_error() if failed else None
 
-    def wait(self, transfer: int, timeout: float | None = None) -> tuple[tuple[bool, bool], str | None]:
+    def wait(
+        self, transfer: int, timeout: float | None = None
+    ) -> tuple[tuple[bool, bool], str | None]:
         return self.ep.wait(transfer, timeout), self.ep.transfer_error(transfer)
 
-    def poll_to_end(self, transfer: int, seconds: float = 30) -> tuple[tuple[bool, bool], str | None]:
+    def poll_to_end(
+        self, transfer: int, seconds: float = 30
+    ) -> tuple[tuple[bool, bool], str | None]:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             ok, done = self.ep.poll_async(transfer)
@@ -240,7 +245,7 @@ class Side:
 
     # Whatever a test needs once.
 
-    def exec(self, code: str, want: list[str] = [], **given: Any) -> list[Any]:
+    def exec(self, code: str, want: Sequence[str] = (), **given: Any) -> list[Any]:
         """Runs text as a program would have it; returns the values of the names wanted."""
         self.names.update(given)
         exec(compile(code, "<example>", "exec"), self.names)
@@ -309,7 +314,7 @@ def can_make_namespaces() -> str | None:
     if shutil.which("ip") is None:
         return "the ip command, to make network namespaces"
     name = f"uccl-probe-{os.getpid()}"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+    made = subprocess.run(["ip", "netns", "add", name], check=False, capture_output=True, text=True)
     if made.returncode != 0:
         return f"the right to make network namespaces ({made.stderr.strip()})"
     subprocess.run(["ip", "netns", "del", name], check=False)

@@ -109,7 +109,9 @@ class TestMetadata:
         assert len(v6) == 31
         assert p2p.Endpoint.parse_metadata(bytearray(v6)) == ("fd00::5", 28101, "0000:4a:00.0")
 
-    @pytest.mark.parametrize("bad", [b"", b"\0" * 9, b"\0" * 11, b"\0" * 19, b"\xff" * 22, b"x" * 1000])
+    @pytest.mark.parametrize(
+        "bad", [b"", b"\0" * 9, b"\0" * 11, b"\1" * 19, b"\xff" * 22, b"x" * 1000]
+    )
     def test_nonsense(self, bad: bytes) -> None:
         with pytest.raises(RuntimeError):
             p2p.Endpoint.parse_metadata(bad)
@@ -138,7 +140,10 @@ class TestEndpoint:
             ((0, 4), {}),
             ((), {"local_gpu_idx": 0, "num_cpus": 4}),
             ((0,), {"psk": "secret", "timeout": 5, "transfer_timeout": 60.0, "transport": "tcp"}),
-            ((0,), {"psk": b"secret", "tcp_streams": 2, "checksum": True, "cma": False, "spin_us": 10}),
+            (
+                (0,),
+                {"psk": b"secret", "tcp_streams": 2, "checksum": True, "cma": False, "spin_us": 10},
+            ),
         ]:
             with p2p.Endpoint(*args, **kwargs, **common) as endpoint:
                 assert repr(endpoint) == "<UCCL P2P Endpoint>"
@@ -223,7 +228,8 @@ class TestEndpoint:
 
 class TestConnect:
     @pytest.mark.parametrize(
-        "names", ["remote_gpu_idx", "remote_gpu_bdf", "positional", "string", "bdf", "no port", "-1"]
+        "names",
+        ["remote_gpu_idx", "remote_gpu_bdf", "positional", "string", "bdf", "no port", "-1"],
     )
     def test_forms(self, base_port: int, names: str) -> None:
         settings = {"bind": "127.0.0.1", "base_port": base_port}
@@ -278,7 +284,7 @@ class TestConnect:
         with p2p.Endpoint(port=0, bind="127.0.0.1") as other:
             other.start_passive_accept()
             metadata, got = other.get_metadata(), []
-            add = lambda: got.append(ep.add_remote_endpoint(metadata))  # noqa: E731
+            add = lambda: got.append(ep.add_remote_endpoint(metadata))
             threads = [threading.Thread(target=add) for _ in range(8)]
             for thread in threads:
                 thread.start()
@@ -475,7 +481,14 @@ class TestTransfers:
     def test_one_sided_forms(self, kind: str) -> None:
         two = self.two
         if kind == "write":
-            ep, conn, mr, ptr, array, meta = two.a, two.conn_a, self.mr_src, self.src_ptr, self.src, self.meta()
+            ep, conn, mr, ptr, array, meta = (
+                two.a,
+                two.conn_a,
+                self.mr_src,
+                self.src_ptr,
+                self.src,
+                self.meta(),
+            )
             own = "src"
         else:
             ok, meta = two.a.advertise(self.mr_src, self.src)
@@ -503,7 +516,9 @@ class TestTransfers:
             else (two.b, two.conn_b, self.mr_dst, self.dst)
         )
         other, other_mr, other_ptr = (
-            (two.b, self.mr_dst, self.dst_ptr) if kind == "write" else (two.a, self.mr_src, self.src_ptr)
+            (two.b, self.mr_dst, self.dst_ptr)
+            if kind == "write"
+            else (two.a, self.mr_src, self.src_ptr)
         )
         ptr = array.ctypes.data
         sizes, ptrs, mrs = [200, 56], [ptr, ptr + 200], [mr, mr]
@@ -566,14 +581,21 @@ class TestTransfers:
         blob = b.get_serialized_descs(theirs)
         assert type(blob) is bytes
         remote = a.deserialize_descs(blob)
-        assert [(d.addr, d.size, d.rkeys) for d in remote] == [(d.addr, d.size, d.rkeys) for d in theirs]
+        assert [(d.addr, d.size, d.rkeys) for d in remote] == [
+            (d.addr, d.size, d.rkeys) for d in theirs
+        ]
         assert a.get_serialized_descs(remote) == blob
         assert ended(a, a.transfer(self.two.conn_a, "write", [mine], remote[:1])) == (True, True)
         assert self.arrived()
-        assert ended(b, b.transfer(
-            conn_id=self.two.conn_b, op_name="read", local_desc_list=theirs[1:],
-            remote_desc_list=b.deserialize_descs(a.get_serialized_descs([mine])),
-        )) == (True, True)
+        assert ended(
+            b,
+            b.transfer(
+                conn_id=self.two.conn_b,
+                op_name="read",
+                local_desc_list=theirs[1:],
+                remote_desc_list=b.deserialize_descs(a.get_serialized_descs([mine])),
+            ),
+        ) == (True, True)
         assert self.arrived()
         # Part of what was described.
         mine.size = 10

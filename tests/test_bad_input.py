@@ -70,7 +70,9 @@ class TestUnknownIds:
         mr = made.a.call("mr", "m")
         for unknown in UNKNOWN:
             if unknown != mr:
-                answer = made.a.call("run", "test_bad_input", "with_mr", unknown, kind, made.conn_a, advert)
+                answer = made.a.call(
+                    "run", "test_bad_input", "with_mr", unknown, kind, made.conn_a, advert
+                )
                 assert "region" in refused(answer)
         untouched(made)
 
@@ -108,7 +110,10 @@ class TestRanges:
     """Off by one, in each direction, on each side."""
 
     @pytest.mark.parametrize("kind", [*ONE_SIDED, "send", "send_async"])
-    @pytest.mark.parametrize(("start", "size"), [(-1, 8), (0, SIZE + 1), (SIZE, 1), (SIZE - 7, 8), (1, SIZE), (-SIZE, SIZE)])
+    @pytest.mark.parametrize(
+        ("start", "size"),
+        [(-1, 8), (0, SIZE + 1), (SIZE, 1), (SIZE - 7, 8), (1, SIZE), (-SIZE, SIZE)],
+    )
     def test_local(self, made: Pair, kind: str, start: int, size: int) -> None:
         advert = made.b.call("advert", "m") if kind.startswith(("write", "read")) else None
         assert refused(made.a.call("op", kind, made.conn_a, "m", start, size, advert))
@@ -131,7 +136,9 @@ class TestRanges:
         data = made.a.call("run", "test_bad_input", "address", "m")
         mr = made.a.call("mr", "m")
         assert refused(made.a.call("method", "advertise", mr, data + start, size))
-        assert refused(made.a.call("method", "advertisev", [mr, mr], [data, data + start], [8, size], 2))
+        assert refused(
+            made.a.call("method", "advertisev", [mr, mr], [data, data + start], [8, size], 2)
+        )
         untouched(made)
 
     @pytest.mark.parametrize(("ptr", "size"), [(U64, 8), (U64 - 7, 16), (4096, U64)])
@@ -150,7 +157,9 @@ class TestRanges:
         for bad in ("mr", "range", "advert", "long"):
             for kind in ("writev", "readv", "writev_async", "readv_async"):
                 advert = made.b.call("advert", "m", 0, 64)
-                answer = made.a.call("run", "test_bad_input", "bad_vector", kind, bad, made.conn_a, advert)
+                answer = made.a.call(
+                    "run", "test_bad_input", "bad_vector", kind, bad, made.conn_a, advert
+                )
                 assert refused(answer), (bad, kind)
         untouched(made)
 
@@ -216,7 +225,9 @@ class TestAdverts:
         untouched(made)
 
     @pytest.mark.parametrize("kind", ["write", "read"])
-    def test_replayed_to_a_restarted_owner(self, made: Pair, spawn: Callable[..., Any], transport: str, kind: str) -> None:
+    def test_replayed_to_a_restarted_owner(
+        self, made: Pair, spawn: Callable[..., Any], transport: str, kind: str
+    ) -> None:
         advert = made.b.call("advert", "m")
         again = spawn()
         metadata = again.call("open", port=0, bind="127.0.0.1", transport=transport)
@@ -283,7 +294,9 @@ def address(side: Any, name: str) -> int:
     return side.data(name).ctypes.data
 
 
-def with_mr(side: Any, mr: int, kind: str, conn: int, advert: bytes | None) -> tuple[Any, str | None]:
+def with_mr(
+    side: Any, mr: int, kind: str, conn: int, advert: bytes | None
+) -> tuple[Any, str | None]:
     args = [conn, mr, address(side, "m"), 8]
     value = getattr(side.ep, kind)(*args, *([] if advert is None else [advert]))
     return value, side.ep.last_error()

@@ -49,9 +49,7 @@ class TestPeerLost:
             pair.b.begin("op", "recv", pair.conn_b, "m")
         elif kind == "recv":
             pair.b.begin("op", "send_async", pair.conn_b, "m")
-        posted = [
-            waits(pair.a, kind + "_async", pair.conn_a, "m", advert=advert) for _ in range(8)
-        ]
+        posted = [waits(pair.a, kind + "_async", pair.conn_a, "m", advert=advert) for _ in range(8)]
         pair.b.kill()
         ends = [pair.a.call("wait", transfer, 30) for transfer in posted]
         # The first may have got through before; the last of 2 GiB cannot have.
@@ -172,7 +170,9 @@ class TestConnecting:
             (ok, _), why = peer.call("method", "connect", "127.0.0.1", 0, port)
             assert not ok and why
 
-    @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0" * 4096, b"\xff" * 4096])
+    @pytest.mark.parametrize(
+        "answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0" * 4096, b"\xff" * 4096]
+    )
     def test_foreign_server(self, spawn: Spawn, answer: bytes) -> None:
         peer = spawn()
         peer.call("open", port=0, bind="127.0.0.1", timeout=3)
@@ -206,7 +206,9 @@ class TestConnecting:
         assert b.call("notifs", 1) == [(accepted, b"hello")]
         assert b.call("method", "stats")[0]["refused_handshakes"] >= 2
 
-    @pytest.mark.parametrize(("psk_a", "psk_b"), [("right", "wrong"), ("right", None), (None, "right")])
+    @pytest.mark.parametrize(
+        ("psk_a", "psk_b"), [("right", "wrong"), ("right", None), (None, "right")]
+    )
     def test_wrong_secret(self, spawn: Spawn, psk_a: str | None, psk_b: str | None) -> None:
         """A peer without the secret is refused on both sides; one with it is not."""
         a, b, friend = spawn(), spawn(), spawn()
@@ -268,7 +270,9 @@ class TestFences:
         pair.b.call("buf", "old", 8 * MIB, fill=2)
         pair.b.call("buf", "new", 8 * MIB, fill=4)
         peer, conn, kind = (
-            (pair.a, pair.conn_a, "send_async") if who == "sender" else (pair.b, pair.conn_b, "recv_async")
+            (pair.a, pair.conn_a, "send_async")
+            if who == "sender"
+            else (pair.b, pair.conn_b, "recv_async")
         )
         deadline = {"timeout": 0.3} if by == "deadline" else {}
         transfer = waits(peer, kind, conn, "old", **deadline)
@@ -312,14 +316,28 @@ class TestInterrupts:
 
     @pytest.mark.parametrize(
         "call",
-        ["accept", "accept_local", "connect", "send", "recv", "sendv", "recvv", "send_ipc", "recv_ipc",
-         "wait", "wait_notifs", "add_remote_endpoint"],
+        [
+            "accept",
+            "accept_local",
+            "connect",
+            "send",
+            "recv",
+            "sendv",
+            "recvv",
+            "send_ipc",
+            "recv_ipc",
+            "wait",
+            "wait_notifs",
+            "add_remote_endpoint",
+        ],
     )
     def test_waiting(self, pair: Pair, call: str) -> None:
         for peer in (pair.a, pair.b):
             peer.call("buf", "m", 64 * MIB, fill=1)
         with socket.create_server(("127.0.0.1", 0)) as silent:
-            pair.a.begin("run", "test_faults", "interrupted", call, pair.conn_a, silent.getsockname()[1])
+            pair.a.begin(
+                "run", "test_faults", "interrupted", call, pair.conn_a, silent.getsockname()[1]
+            )
             time.sleep(0.7)
             pair.a.kill(signal.SIGINT)
             assert pair.a.result(20) == "KeyboardInterrupt"
@@ -361,7 +379,9 @@ class TestThreads:
         """Other threads run Python while one waits in each kind of call."""
         pair.a.call("buf", "m", 100)
         for call in ("accept", "recv", "wait_notifs"):
-            assert pair.a.call("run", "test_faults", "counts_while_waiting", call, pair.conn_a) > 1000
+            assert (
+                pair.a.call("run", "test_faults", "counts_while_waiting", call, pair.conn_a) > 1000
+            )
 
     def test_many_threads_on_one_connection(self, pair: Pair) -> None:
         pair.a.call("buf", "m", 16 * 100_000, seed=1)

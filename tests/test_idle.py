@@ -33,5 +33,7 @@ def test_idle_connections(spawn: Callable[..., Peer], transport: str, capsys: An
     time.sleep(SECONDS)
     shares = [(peer.call("cpu") - used) / SECONDS for peer, used in zip((a, b), before)]
     with capsys.disabled():
-        print(f"\n{transport}: {CONNECTIONS} idle connections used {shares[0]:.2%} and {shares[1]:.2%} of a CPU")
+        print(
+            f"\n{transport}: {CONNECTIONS} idle connections used {shares[0]:.2%} and {shares[1]:.2%} of a CPU"
+        )
     assert max(shares) < MOST

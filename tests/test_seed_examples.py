@@ -14,7 +14,7 @@ import pytest
 from peer import Peer, can_make_namespaces
 
 TEXT = (Path(__file__).parent / "readme_examples.md").read_text()
-EXAMPLES = dict(re.findall(r"### (.*?)\n\n```python\n(.*?)```", TEXT, flags=re.S))
+EXAMPLES = dict(re.findall(r"### (.*?)\n\n```python\n(.*?)```", TEXT, flags=re.DOTALL))
 SETUP = EXAMPLES["Basic Endpoint Setup"]
 CONNECT = EXAMPLES["Client-Server Communication"]
 
@@ -129,7 +129,9 @@ def test_vectors_without_torch(spawn: Callable[..., Peer], place: Place) -> None
     sending, receiving = halves(EXAMPLES["Vectorized Multi-Tensor Transfer"], "# Receiver side")
     for peer in (server, client):
         peer.call("run", "test_seed_examples", "numpy_as_torch")
-    checked = "num_iovs = 3\n" + receiving + "\nok = all((t.array == 1).all() for t in recv_tensors)"
+    checked = (
+        "num_iovs = 3\n" + receiving + "\nok = all((t.array == 1).all() for t in recv_tensors)"
+    )
     server.begin("exec", checked, ["success", "ok"])
     assert client.call("exec", sending, ["success"]) == [True]
     assert server.result() == [True, True]

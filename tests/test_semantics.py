@@ -130,7 +130,10 @@ class TestSendRecv:
         pair.a.call("buf", "src", total, seed=3)
         pair.b.call("buf", "dst", total)
         pair.b.begin("run", "test_semantics", "vector", "recvv", pair.conn_b, "dst", cuts_b)
-        assert pair.a.call("run", "test_semantics", "vector", "sendv", pair.conn_a, "src", cuts_a) is True
+        assert (
+            pair.a.call("run", "test_semantics", "vector", "sendv", pair.conn_a, "src", cuts_a)
+            is True
+        )
         assert pair.b.result() is True
         assert pair.b.call("crc", "dst") == pattern_crc(total, 3)
         assert pair.b.call("guards", "dst")
@@ -186,7 +189,9 @@ class TestReadWrite:
         for peer, seed in ((pair.a, 1), (pair.b, 2)):
             peer.call("buf", "m", pieces * 300, seed=seed)
         adverts = pair.b.call("run", "test_semantics", "adverts_backwards", "m", pieces)
-        done = pair.a.call("run", "test_semantics", "one_sided_v", kind + "v", pair.conn_a, "m", adverts)
+        done = pair.a.call(
+            "run", "test_semantics", "one_sided_v", kind + "v", pair.conn_a, "m", adverts
+        )
         assert done is True
         source, target = (pair.a, pair.b) if kind == "write" else (pair.b, pair.a)
         sent, got = source.call("get", "m"), target.call("get", "m")
@@ -218,7 +223,11 @@ class TestReadWrite:
     @pytest.mark.parametrize("kind", ["write", "read"])
     def test_shared_memory(self, pair: Pair, kind: str) -> None:
         """Memory from alloc, on one side or both."""
-        for name, mine, theirs in (("x", "shared", "buf"), ("y", "buf", "shared"), ("z", "shared", "shared")):
+        for name, mine, theirs in (
+            ("x", "shared", "buf"),
+            ("y", "buf", "shared"),
+            ("z", "shared", "shared"),
+        ):
             pair.a.call(mine, name, 300_000, seed=1)
             pair.b.call(theirs, name, 300_000, seed=2)
             advert = pair.b.call("advert", name)

@@ -30,7 +30,20 @@ class Hosts:
         try:
             for name in self.names:
                 ip("netns", "add", name)
-            ip("-n", self.names[0], "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", self.names[1])
+            ip(
+                "-n",
+                self.names[0],
+                "link",
+                "add",
+                "eth0",
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "eth0",
+                "netns",
+                self.names[1],
+            )
             for name, address in zip(self.names, self.ips):
                 flags = ["nodad"] if family == "ipv6" else []
                 ip("-n", name, "addr", "add", f"{address}/{bits}", "dev", "eth0", *flags)
@@ -46,8 +59,19 @@ class Hosts:
         if state == "up" and ":" in self.ips[0]:
             # Going down took the IPv6 address along.
             subprocess.run(
-                ["ip", "-n", self.names[0], "addr", "add", f"{self.ips[0]}/64", "dev", "eth0", "nodad"],
-                check=False, capture_output=True,
+                [
+                    "ip",
+                    "-n",
+                    self.names[0],
+                    "addr",
+                    "add",
+                    f"{self.ips[0]}/64",
+                    "dev",
+                    "eth0",
+                    "nodad",
+                ],
+                check=False,
+                capture_output=True,
             )
 
     def close(self) -> None:
@@ -87,7 +111,10 @@ def joined(spawn: Callable[..., Peer], hosts: Hosts) -> Joined:
 
 def test_addresses(joined: Joined, hosts: Hosts) -> None:
     """An endpoint told nothing tells its peers an address at which they reach it."""
-    for peer, meta, address in ((joined.a, joined.meta_a, hosts.ips[0]), (joined.b, joined.meta_b, hosts.ips[1])):
+    for peer, meta, address in (
+        (joined.a, joined.meta_a, hosts.ips[0]),
+        (joined.b, joined.meta_b, hosts.ips[1]),
+    ):
         assert peer.call("run", "test_faults", "parse", meta)[0] == address
         assert len(meta) == (10 if "." in address else 22)
         assert peer.call("run", "test_two_hosts", "oob_ip") == address
@@ -137,7 +164,10 @@ def test_vectors(joined: Joined) -> None:
     for peer, seed in ((joined.a, 1), (joined.b, 2)):
         peer.call("buf", "m", 300 * 1000, seed=seed)
     adverts = joined.b.call("run", "test_semantics", "adverts", "m", 1000)
-    assert joined.a.call("run", "test_semantics", "one_sided_v", "writev", joined.conn_a, "m", adverts) is True
+    assert (
+        joined.a.call("run", "test_semantics", "one_sided_v", "writev", joined.conn_a, "m", adverts)
+        is True
+    )
     assert joined.b.call("crc", "m") == pattern_crc(300 * 1000, 1)
 
 
@@ -162,11 +192,15 @@ def test_cut_link(spawn: Callable[..., Peer], hosts: Hosts, kind: str) -> None:
     for peer in (joined.a, joined.b):
         peer.call("buf", "m", 256 * MIB, fill=1)
     advert = joined.b.call("advert", "m") if kind in ("write", "read") else None
-    (ok, theirs), _ = joined.b.call("op", "recv_async" if kind == "send" else "send_async", joined.conn_b, "m")
+    (ok, theirs), _ = joined.b.call(
+        "op", "recv_async" if kind == "send" else "send_async", joined.conn_b, "m"
+    )
     assert ok
     posted = []
     for _ in range(4):
-        (ok, transfer), why = joined.a.call("op", kind + "_async", joined.conn_a, "m", advert=advert)
+        (ok, transfer), why = joined.a.call(
+            "op", kind + "_async", joined.conn_a, "m", advert=advert
+        )
         assert ok, why
         posted.append(transfer)
     hosts.link("down")
@@ -195,7 +229,12 @@ def test_short_cut(spawn: Callable[..., Peer], hosts: Hosts) -> None:
     joined.a.begin("op", "write", joined.conn_a, "m", advert=advert)
     # A queue that drops everything stands for the cut: the address stays.
     tc = ["tc", "-n", hosts.names[0], "qdisc"]
-    cut = subprocess.run([*tc, "add", "dev", "eth0", "root", "netem", "loss", "100%"], capture_output=True, text=True)
+    cut = subprocess.run(
+        [*tc, "add", "dev", "eth0", "root", "netem", "loss", "100%"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
     if cut.returncode != 0:
         joined.a.result()
         pytest.skip(f"lacks tc with netem ({cut.stderr.strip()})")
@@ -209,7 +248,9 @@ def test_killed_peer(joined: Joined) -> None:
     joined.a.call("buf", "m", 64 * MIB)
     joined.b.call("buf", "m", 64 * MIB)
     advert = joined.b.call("advert", "m")
-    posted = [joined.a.call("op", "write_async", joined.conn_a, "m", advert=advert)[0] for _ in range(16)]
+    posted = [
+        joined.a.call("op", "write_async", joined.conn_a, "m", advert=advert)[0] for _ in range(16)
+    ]
     joined.b.kill(signal.SIGKILL)
     state, why = joined.a.call("wait", posted[-1][1], 30)
     assert state == (False, True) and why

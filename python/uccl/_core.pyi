@@ -2,8 +2,17 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, Literal, Protocol, SupportsIndex, Union, overload
 
-from typing_extensions import Buffer, Self, TypeAlias
+from typing_extensions import Buffer, Self, TypeAlias, disjoint_base, final
 
+__all__ = [
+    "Endpoint",
+    "SharedMemory",
+    "XferDesc",
+    "XferHandle",
+    "__version__",
+    "get_oob_ip",
+    "last_error",
+]
 __version__: str
 
 class _Tensor(Protocol):
@@ -24,27 +33,30 @@ _Sizes: TypeAlias = Iterable[int]
 def get_oob_ip() -> str: ...
 def last_error() -> str | None: ...
 
+@final
 class SharedMemory:
     @property
     def ptr(self) -> int: ...
     @property
     def size(self) -> int: ...
 
+@final
 class XferDesc:
     addr: int
     size: int
     mr_id: int
     lkeys: list[int]
     rkeys: list[int]
-    def __init__(
-        self,
+    def __new__(
+        cls,
         addr: int = 0,
         size: int = 0,
         mr_id: int = ...,
         lkeys: Sequence[int] = ...,
         rkeys: Sequence[int] = ...,
-    ) -> None: ...
+    ) -> Self: ...
 
+@final
 class XferHandle:
     @property
     def conn_id(self) -> int: ...
@@ -52,13 +64,14 @@ class XferHandle:
     def op_name(self) -> str: ...
     @property
     def transfer_id(self) -> int: ...
-    def __init__(self, conn_id: int, op_name: str, transfer_id: int) -> None: ...
+    def __new__(cls, conn_id: int, op_name: str, transfer_id: int) -> Self: ...
 
 # Parameters have further names, those of UCCL's other releases, for callers that use them; the ones
 # here are the positional order's.
+@disjoint_base
 class Endpoint:
-    def __init__(
-        self,
+    def __new__(
+        cls,
         local_gpu_idx: int | None = None,
         num_cpus: int | None = None,
         *,
@@ -74,7 +87,7 @@ class Endpoint:
         checksum: bool | Literal["auto", "on", "off"] | None = None,
         cma: bool | None = None,
         spin_us: int | None = None,
-    ) -> None: ...
+    ) -> Self: ...
     @overload
     def connect(
         self,
@@ -110,7 +123,9 @@ class Endpoint:
     @staticmethod
     def parse_metadata(metadata: Buffer) -> tuple[str, int, int | str]: ...
     @overload
-    def reg(self, ptr: SupportsIndex, size: int, floatType: int | None = None) -> tuple[bool, int]: ...
+    def reg(
+        self, ptr: SupportsIndex, size: int, floatType: int | None = None
+    ) -> tuple[bool, int]: ...
     @overload
     def reg(
         self, ptr: _Memory, size: int | None = None, floatType: int | None = None
@@ -134,7 +149,9 @@ class Endpoint:
     @overload
     def advertise(self, mr_id: int, ptr: SupportsIndex, size: int) -> tuple[bool, bytes]: ...
     @overload
-    def advertise(self, mr_id: int, ptr: _Memory, size: int | None = None) -> tuple[bool, bytes]: ...
+    def advertise(
+        self, mr_id: int, ptr: _Memory, size: int | None = None
+    ) -> tuple[bool, bytes]: ...
     @overload
     def advertise(
         self, conn_id: int, mr_id: int, ptr: _Pointer, size: int | None = None

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from uccl import _core
 from uccl._core import SharedMemory, XferDesc, XferHandle, get_oob_ip, last_error
@@ -93,8 +93,9 @@ class SharedBuffer:
 
 
 def _exporting(memory: SharedMemory) -> SharedBuffer:
-    array = type("SharedBuffer", (SharedBuffer, ctypes.c_ubyte * memory.size), {"__module__": __name__})
-    buffer = array.from_address(memory.ptr)
+    bases = (SharedBuffer, ctypes.c_ubyte * memory.size)
+    array: Any = type("SharedBuffer", bases, {"__module__": __name__})
+    buffer: SharedBuffer = array.from_address(memory.ptr)
     buffer._memory = memory
     return buffer
 

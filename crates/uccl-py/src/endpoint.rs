@@ -347,7 +347,12 @@ impl PyEndpoint {
 
     /// Sends memory to the peer's matching receive.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size=None, *, notif=None, timeout=None)")]
-    fn send(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Option<Kwargs<'_, '_>>) -> PyResult<bool> {
+    fn send(
+        &self,
+        py: Python<'_>,
+        args: Args<'_, '_>,
+        kwargs: Option<Kwargs<'_, '_>>,
+    ) -> PyResult<bool> {
         self.run(py, call::scalar_two_sided(self, Op::Send, &SEND, args, kwargs))
     }
 
@@ -364,7 +369,12 @@ impl PyEndpoint {
 
     /// Receives at most `size` bytes from the peer's matching send.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size=None, *, timeout=None)")]
-    fn recv(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Option<Kwargs<'_, '_>>) -> PyResult<bool> {
+    fn recv(
+        &self,
+        py: Python<'_>,
+        args: Args<'_, '_>,
+        kwargs: Option<Kwargs<'_, '_>>,
+    ) -> PyResult<bool> {
         self.run(py, call::scalar_two_sided(self, Op::Recv, &RECV, args, kwargs))
     }
 
@@ -381,7 +391,12 @@ impl PyEndpoint {
 
     /// Sends many pieces of memory as one message.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id_v, ptr_v, size_v=None, num_iovs=None, *, notif=None, timeout=None)")]
-    fn sendv(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Option<Kwargs<'_, '_>>) -> PyResult<bool> {
+    fn sendv(
+        &self,
+        py: Python<'_>,
+        args: Args<'_, '_>,
+        kwargs: Option<Kwargs<'_, '_>>,
+    ) -> PyResult<bool> {
         self.run(py, call::vector_two_sided(self, Op::Send, &SENDV, args, kwargs))
     }
 
@@ -398,7 +413,12 @@ impl PyEndpoint {
 
     /// Receives one message of many pieces.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id_v, ptr_v, size_v=None, num_iovs=None, *, timeout=None)")]
-    fn recvv(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Option<Kwargs<'_, '_>>) -> PyResult<bool> {
+    fn recvv(
+        &self,
+        py: Python<'_>,
+        args: Args<'_, '_>,
+        kwargs: Option<Kwargs<'_, '_>>,
+    ) -> PyResult<bool> {
         self.run(py, call::vector_two_sided(self, Op::Recv, &RECVV, args, kwargs))
     }
 
@@ -415,7 +435,12 @@ impl PyEndpoint {
 
     /// Reads what the peer advertised into local memory.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size, meta, *, notif=None, timeout=None)")]
-    fn read(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Option<Kwargs<'_, '_>>) -> PyResult<bool> {
+    fn read(
+        &self,
+        py: Python<'_>,
+        args: Args<'_, '_>,
+        kwargs: Option<Kwargs<'_, '_>>,
+    ) -> PyResult<bool> {
         self.run(py, call::scalar_one_sided(self, Op::Read, &READ, args, kwargs))
     }
 
@@ -432,7 +457,12 @@ impl PyEndpoint {
 
     /// Writes local memory to what the peer advertised.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size, meta, *, notif=None, timeout=None)")]
-    fn write(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Option<Kwargs<'_, '_>>) -> PyResult<bool> {
+    fn write(
+        &self,
+        py: Python<'_>,
+        args: Args<'_, '_>,
+        kwargs: Option<Kwargs<'_, '_>>,
+    ) -> PyResult<bool> {
         self.run(py, call::scalar_one_sided(self, Op::Write, &WRITE, args, kwargs))
     }
 
@@ -449,7 +479,12 @@ impl PyEndpoint {
 
     /// Reads many pieces as one transfer.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id_v, ptr_v, size_v, meta_v, num_iovs=None, *, notif=None, timeout=None)")]
-    fn readv(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Option<Kwargs<'_, '_>>) -> PyResult<bool> {
+    fn readv(
+        &self,
+        py: Python<'_>,
+        args: Args<'_, '_>,
+        kwargs: Option<Kwargs<'_, '_>>,
+    ) -> PyResult<bool> {
         self.run(py, call::vector_one_sided(self, Op::Read, &READV, args, kwargs))
     }
 
@@ -466,7 +501,12 @@ impl PyEndpoint {
 
     /// Writes many pieces as one transfer.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id_v, ptr_v, size_v, meta_v, num_iovs=None, *, notif=None, timeout=None)")]
-    fn writev(&self, py: Python<'_>, args: Args<'_, '_>, kwargs: Option<Kwargs<'_, '_>>) -> PyResult<bool> {
+    fn writev(
+        &self,
+        py: Python<'_>,
+        args: Args<'_, '_>,
+        kwargs: Option<Kwargs<'_, '_>>,
+    ) -> PyResult<bool> {
         self.run(py, call::vector_one_sided(self, Op::Write, &WRITEV, args, kwargs))
     }
 
