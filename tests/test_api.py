@@ -326,7 +326,7 @@ class TestMemory:
         assert ok, p2p.last_error()
         ok, mr_b = two.b.reg(target, 64)
         assert ok, p2p.last_error()
-        raw(source)[:] = range(64)
+        raw(source)[:] = bytes(range(64))
         ok, meta = two.b.advertise(mr_b, target)
         assert ok, p2p.last_error()
         assert two.a.write(two.conn_a, mr_a, source, None, meta), p2p.last_error()
