@@ -1,5 +1,7 @@
 //! Who this process is to others: which boot of which kernel, in which namespaces.
 
+use std::path::Path;
+
 use serde::Serialize;
 
 use crate::source::Source;
@@ -24,6 +26,11 @@ pub struct HostIdentity {
 }
 
 impl HostIdentity {
+    /// This process's own.
+    pub fn of_this_process() -> Self {
+        Self::read(&Source::new(Path::new("/")))
+    }
+
     /// Whether both are on one running kernel. What is unknown is not the same.
     pub fn same_host(&self, other: &Self) -> bool {
         known_equal(&self.boot_id, &other.boot_id)

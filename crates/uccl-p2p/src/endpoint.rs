@@ -1,26 +1,48 @@
 //! The endpoint: what callers hold.
-#![allow(unused_variables, clippy::missing_panics_doc)]
 
 use std::{
-    net::{IpAddr, SocketAddr},
-    sync::Arc,
-    time::Duration,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    sync::{
+        Arc,
+        atomic::Ordering::{Relaxed, SeqCst},
+    },
+    time::{Duration, Instant},
 };
 
 use serde::Serialize;
-use uccl_wire::advert::Advert;
+use smallvec::{SmallVec, smallvec};
+use uccl_fabric::{
+    alloc,
+    fdpass::FdListener,
+    lane::OpKind,
+    mem::{RemoteSpan, Span},
+    tcp,
+};
+use uccl_wire::{advert::Advert, message::MAX_IOVS};
 
 use crate::{
     config::Config,
+    engine::{
+        acceptor::Acceptor,
+        connect,
+        connection::Connection,
+        core::Core,
+        deadline,
+        greeting::Greeting,
+        plan::Pieces,
+        regions::{Lease, contains, outside},
+        transfer::{After, Fence, Found, Kind, Plan, Transfer},
+        wait,
+        worker::Workers,
+    },
     error::{Error, Result},
     ids::{ConnId, MrId, TransferId},
 };
 
-/// One process's engine for one GPU (or none). Clones share the engine.
-#[derive(Clone)]
-pub struct Endpoint {
-    _inner: Arc<()>,
-}
+/// How long a cancel waits for the peer to confirm that nothing more lands, before it cuts the connection.
+const CANCEL_PATIENCE: Duration = Duration::from_secs(2);
+/// How often a waiting call asks whether to go on.
+const SLICE: Duration = Duration::from_millis(50);
 
 /// What a waiting call asks now and then (at least every 50 ms): go on, or stop?
 pub trait Interrupt {
@@ -170,98 +192,317 @@ pub struct Stats {
 /// Freed when the last clone is dropped; regions over it keep it alive.
 #[derive(Clone)]
 pub struct SharedBuf {
-    _inner: Arc<()>,
+    inner: Arc<alloc::SharedBuf>,
+    len: usize,
 }
 
 impl SharedBuf {
     /// Where it starts.
     pub fn as_ptr(&self) -> *mut u8 {
-        unimplemented!()
+        self.inner.as_ptr()
     }
+
     /// How long it is, in bytes.
     pub fn len(&self) -> usize {
-        unimplemented!()
+        self.len
     }
+
     /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.len == 0
+    }
+}
+
+/// One process's engine for one GPU (or none). Clones share the engine; it closes with the last.
+#[derive(Clone)]
+pub struct Endpoint {
+    handle: Arc<Handle>,
+}
+
+struct Handle {
+    core: Arc<Core>,
+    greeting: Arc<Greeting>,
+    addr: SocketAddr,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        close(&self.core);
     }
 }
 
 impl Endpoint {
     /// Starts an endpoint: listens, and runs its first worker.
     pub fn new(config: Config) -> Result<Self> {
-        unimplemented!()
+        let workers = Workers::new(config.num_cpus)?;
+        let core = Arc::new(Core::new(config, workers)?);
+        let (listener, addr) = listen(&core.config)?;
+        let (uds, uds_name) = listen_locally();
+        let greeting = Arc::new(Greeting::new(addr.port(), uds_name)?);
+        let acceptor = Acceptor::new(listener, uds, Arc::clone(&greeting));
+        Workers::start(&core, acceptor)?;
+        Ok(Self { handle: Arc::new(Handle { core, greeting, addr }) })
     }
+
+    fn core(&self) -> &Arc<Core> {
+        &self.handle.core
+    }
+
     /// The settings it runs with.
     pub fn config(&self) -> &Config {
-        unimplemented!()
+        &self.core().config
     }
+
     /// The address it listens on; the IP is one that peers can reach (or the bound one).
     pub fn addr(&self) -> SocketAddr {
-        unimplemented!()
+        self.handle.addr
     }
-    /// Connects to the endpoint that listens at `addr`.
+
+    /// Connects to the endpoint that listens at `addr`, within `timeout` (by default the
+    /// endpoint's; zero waits for ever).
     pub fn connect(
         &self,
         addr: SocketAddr,
         timeout: Option<Duration>,
         interrupt: &mut dyn Interrupt,
     ) -> Result<ConnId> {
-        unimplemented!()
+        let timeout = timeout.unwrap_or(self.config().timeout);
+        let conn = connect::connect(self.core(), &self.handle.greeting, addr, timeout, interrupt)?;
+        Ok(conn.id)
     }
+
     /// Waits for a peer that connected and hands its connection over.
     pub fn accept(
         &self,
         timeout: Option<Duration>,
         interrupt: &mut dyn Interrupt,
     ) -> Result<Accepted> {
-        unimplemented!()
+        let core = self.core();
+        let timeout = timeout.unwrap_or(self.config().transfer_timeout);
+        let until = (!timeout.is_zero()).then(|| Instant::now() + timeout);
+        loop {
+            core.usable()?;
+            let mut accepts = core.accepts.lock();
+            if let Some(accepted) = accepts.waiting.pop_front() {
+                return Ok(accepted);
+            }
+            let left = until.map_or(SLICE, |until| until.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                return Err(Error::Timeout(timeout));
+            }
+            core.accepted.wait_for(&mut accepts, left.min(SLICE));
+            drop(accepts);
+            if interrupt.interrupted() {
+                return Err(Error::Interrupted);
+            }
+        }
     }
+
     /// From now on connections are taken as they come; accept will not return them.
     pub fn start_passive_accept(&self) -> Result<()> {
-        unimplemented!()
+        self.core().usable()?;
+        let mut accepts = self.core().accepts.lock();
+        accepts.passive = true;
+        accepts.waiting.clear();
+        Ok(())
     }
+
     /// Closes a connection; its unfinished transfers fail.
     pub fn disconnect(&self, conn: ConnId) -> Result<()> {
-        unimplemented!()
+        match self.core().conn(conn) {
+            Ok(open) => {
+                let peer = Arc::clone(&open.peer.name);
+                open.close(Error::ConnectionLost { peer, reason: "closed here".into() });
+            }
+            Err(Error::UnknownConnection(_)) => return Err(Error::UnknownConnection(conn)),
+            Err(_) => {}
+        }
+        self.core().forget_conn(conn);
+        Ok(())
     }
-    /// What is known of a connection.
+
+    /// What is known of a connection, also of one that was lost and not yet disconnected.
     pub fn connection(&self, conn: ConnId) -> Result<ConnInfo> {
-        unimplemented!()
+        self.core().conn_info(conn)
     }
+
+    /// Whether transfers can be posted on a connection; the error says why not.
+    pub fn check_connection(&self, conn: ConnId) -> Result<()> {
+        self.core().conn(conn).map(drop)
+    }
+
     /// Registers memory.
     ///
     /// # Safety
     /// The `len` bytes at `ptr` must stay allocated until the region is deregistered or the endpoint
     /// closed: peers that hold an advert read and write them at any time.
     pub unsafe fn register(&self, ptr: usize, len: usize) -> Result<MrId> {
-        unimplemented!()
+        self.core().usable()?;
+        let mr = self.core().mrs.insert(Span { addr: ptr, len })?;
+        if let Some(memory) = &mr.memory {
+            for conn in self.core().open_conns() {
+                conn.lanes.iter().for_each(|lane| lane.offer(memory));
+            }
+        }
+        Ok(mr.id)
     }
+
     /// Ends a region: when this returns `Ok`, no peer's access lands in it any more.
+    ///
+    /// A region that unfinished transfers of this endpoint use is refused. A peer of this host that is
+    /// in the middle of an access is waited for, at most for the endpoint's timeout; then its
+    /// connection is given up, and so is the wait.
     pub fn deregister(&self, mr: MrId) -> Result<()> {
-        unimplemented!()
+        let core = self.core();
+        let mr = core.mrs.remove(mr)?;
+        let region = &mr.region;
+        let revoked = core
+            .mrs
+            .table
+            .revoke(region.slot, region.key)
+            .map_err(|e| Error::Invalid(format!("cannot revoke {}: {e}", mr.id)))?;
+        let started = Instant::now();
+        let touched = || {
+            let conns = core.open_conns();
+            conns
+                .into_iter()
+                .find(|conn| conn.lanes.iter().any(|lane| lane.touched_by_peer(region.slot)))
+        };
+        while let Some(conn) = touched() {
+            let timeout = core.config.timeout;
+            if !timeout.is_zero() && started.elapsed() > timeout {
+                let peer = Arc::clone(&conn.peer.name);
+                let error = Error::ConnectionLost {
+                    peer,
+                    reason: format!(
+                        "it is stuck in the middle of an access to {}, whose memory it may still touch",
+                        mr.id
+                    ),
+                };
+                conn.fail(error.clone());
+                return Err(error);
+            }
+            std::thread::yield_now();
+        }
+        drop(revoked);
+        if let Some(memory) = &mr.memory
+            && !core.mrs.shared_memory().iter().any(|other| other.id() == memory.id())
+        {
+            for conn in core.open_conns() {
+                conn.lanes.iter().for_each(|lane| lane.retract(memory.id()));
+            }
+        }
+        Ok(())
     }
+
     /// Where a region starts and how long it is.
     pub fn region(&self, mr: MrId) -> Result<(usize, usize)> {
-        unimplemented!()
+        let mr = self.core().mrs.get(mr)?;
+        Ok((mr.span.addr, mr.span.len))
     }
+
     /// What lets a peer read and write `len` bytes at `ptr` of a region.
     pub fn advertise(&self, mr: MrId, ptr: usize, len: usize) -> Result<Advert> {
-        unimplemented!()
+        self.core().usable()?;
+        let mr = self.core().mrs.get(mr)?;
+        let span = Span { addr: ptr, len };
+        if !contains(mr.span, span) {
+            return Err(outside(0, &mr, span));
+        }
+        Ok(Advert {
+            addr: ptr as u64,
+            len: len as u64,
+            key: mr.region.key,
+            slot: mr.region.slot,
+            instance: self.core().instance as u32,
+        })
     }
+
     /// Starts a transfer.
     pub fn post(&self, request: &Request<'_>) -> Result<TransferId> {
-        unimplemented!()
+        let transfer = self.start(request)?;
+        self.core().workers.hurry();
+        transfer.conn.kick_if_busy();
+        Ok(transfer.id)
     }
+
     /// Starts a transfer and waits for its end. Interrupted, it cancels the transfer first.
     pub fn run(&self, request: &Request<'_>, interrupt: &mut dyn Interrupt) -> Result<Outcome> {
-        unimplemented!()
+        if let Some(outcome) = self.run_now(request)? {
+            return Ok(outcome);
+        }
+        let transfer = self.start(request)?;
+        self.finish(&transfer, interrupt)
     }
-    /// Where a transfer stands.
+
+    fn finish(&self, transfer: &Arc<Transfer>, interrupt: &mut dyn Interrupt) -> Result<Outcome> {
+        let waited = wait::wait(transfer, None, interrupt);
+        if waited.is_err() {
+            self.cancel(transfer.id)?;
+            waited?;
+        }
+        match transfer.status() {
+            Status::Done(outcome) => Ok(outcome),
+            Status::Failed(e) => Err(e),
+            Status::Pending => Err(Error::Closed),
+        }
+    }
+
+    /// The way with the least on it: one short piece to or from a process of this host, on this thread.
+    fn run_now(&self, request: &Request<'_>) -> Result<Option<Outcome>> {
+        let ([iov], [advert], None) = (request.iovs, request.adverts, request.notif) else {
+            return Ok(None);
+        };
+        let kind = match request.op {
+            Op::Read => OpKind::Read,
+            Op::Write => OpKind::Write,
+            Op::Recv | Op::Send => return Ok(None),
+        };
+        let core = self.core();
+        core.usable()?;
+        let conn = core.conn(request.conn)?;
+        let mr = core.mrs.get(iov.mr)?;
+        let local = Span { addr: iov.ptr, len: iov.len };
+        if !contains(mr.span, local) {
+            return Err(outside(0, &mr, local));
+        }
+        let remote = remote_span(&conn, 0, local, advert)?;
+        let lease = Lease::of(&mr);
+        // SAFETY: inside a region, which the lease keeps registered.
+        let result = unsafe { conn.lanes[0].try_now(kind, local, &remote) };
+        drop(lease);
+        let counters = &core.counters;
+        match result {
+            None => Ok(None),
+            Some(Ok(())) => {
+                counters.posted.fetch_add(1, Relaxed);
+                counters.done.fetch_add(1, Relaxed);
+                let moved = match kind {
+                    OpKind::Read => &counters.bytes_received,
+                    OpKind::Write => &counters.bytes_sent,
+                };
+                moved.fetch_add(local.len as u64, Relaxed);
+                Ok(Some(Outcome { bytes: local.len as u64, checksummed: false }))
+            }
+            // The owner refuses in its own words, over the slower way.
+            Some(Err(_)) => Ok(None),
+        }
+    }
+
+    /// Where a transfer stands. Looking at one that is unfinished moves it along.
     pub fn poll(&self, transfer: TransferId) -> Result<Status> {
-        unimplemented!()
+        match self.core().transfers.find(transfer)? {
+            Found::Ended(status) => Ok(status),
+            Found::Live(transfer) => {
+                if !transfer.finished() {
+                    let _claim = transfer.conn.claim();
+                    transfer.conn.progress();
+                }
+                Ok(transfer.status())
+            }
+        }
     }
+
     /// Waits for a transfer's end, at most `timeout`; the transfer goes on if that passes.
     pub fn wait(
         &self,
@@ -269,14 +510,41 @@ impl Endpoint {
         timeout: Option<Duration>,
         interrupt: &mut dyn Interrupt,
     ) -> Result<Status> {
-        unimplemented!()
+        match self.core().transfers.find(transfer)? {
+            Found::Ended(status) => Ok(status),
+            Found::Live(transfer) => {
+                let until = timeout.map(|timeout| Instant::now() + timeout);
+                wait::wait(&transfer, until, interrupt)?;
+                Ok(transfer.status())
+            }
+        }
     }
+
     /// Ends a transfer. When this returns, no byte of it lands in either side's memory any more; the
-    /// status says whether it had finished before. An error means that the fence could not be
-    /// confirmed because the peer was lost.
+    /// status says whether it had finished before. A peer that does not confirm that in time is given
+    /// up with its connection: then the status is a failure that says so.
     pub fn cancel(&self, transfer: TransferId) -> Result<Status> {
-        unimplemented!()
+        let transfer = match self.core().transfers.find(transfer)? {
+            Found::Ended(status) => return Ok(status),
+            Found::Live(transfer) => transfer,
+        };
+        let timeout = self.config().timeout;
+        let patience =
+            if timeout.is_zero() { CANCEL_PATIENCE } else { CANCEL_PATIENCE.min(timeout) };
+        let started = Instant::now();
+        while !transfer.finished() {
+            transfer.conn.fence(&transfer, Fence::Cancel);
+            let soon = Instant::now() + Duration::from_millis(5);
+            if wait::wait(&transfer, Some(soon), &mut Uninterrupted)? {
+                break;
+            }
+            if started.elapsed() > patience {
+                deadline::give_up_peer(&transfer, "it did not confirm the end of a transfer");
+            }
+        }
+        Ok(transfer.status())
     }
+
     /// Sends a message to the peer, at most 64 MiB.
     pub fn send_notif(
         &self,
@@ -284,35 +552,324 @@ impl Endpoint {
         payload: &[u8],
         timeout: Option<Duration>,
     ) -> Result<TransferId> {
-        unimplemented!()
+        let transfer = self.start_notif(conn, payload, timeout)?;
+        self.core().workers.hurry();
+        transfer.conn.kick_if_busy();
+        Ok(transfer.id)
     }
+
+    /// Sends a message to the peer and waits until it has arrived.
+    pub fn run_notif(
+        &self,
+        conn: ConnId,
+        payload: &[u8],
+        timeout: Option<Duration>,
+        interrupt: &mut dyn Interrupt,
+    ) -> Result<()> {
+        let transfer = self.start_notif(conn, payload, timeout)?;
+        self.finish(&transfer, interrupt).map(drop)
+    }
+
+    fn start_notif(
+        &self,
+        conn: ConnId,
+        payload: &[u8],
+        timeout: Option<Duration>,
+    ) -> Result<Arc<Transfer>> {
+        let core = self.core();
+        core.usable()?;
+        let conn = core.conn(conn)?;
+        let transfer = core.transfers.insert(Plan {
+            kind: Kind::Notif,
+            conn: Arc::clone(&conn),
+            bytes: payload.len() as u64,
+            timeout: self.deadline_of(timeout),
+            leases: smallvec![],
+            after: After::Publish,
+            targets: smallvec![],
+        })?;
+        conn.transfer_began();
+        core.counters.posted.fetch_add(1, Relaxed);
+        transfer.expect_ops(1);
+        let posted = conn.post_notif(&transfer, payload.to_vec());
+        settle(&transfer, posted)
+    }
+
     /// Takes the notifications that have arrived, in order per connection.
     pub fn take_notifs(&self) -> Vec<Notification> {
-        unimplemented!()
+        let taken = self.core().take_notifs();
+        if !taken.is_empty() {
+            return taken;
+        }
+        for conn in self.core().open_conns() {
+            let _claim = conn.claim();
+            conn.progress();
+        }
+        self.core().take_notifs()
     }
+
     /// Waits until notifications are there or `timeout` has passed, and takes them.
     pub fn wait_notifs(
         &self,
         timeout: Option<Duration>,
         interrupt: &mut dyn Interrupt,
     ) -> Result<Vec<Notification>> {
-        unimplemented!()
+        let started = Instant::now();
+        let until = timeout.map(|timeout| started + timeout);
+        loop {
+            self.core().usable()?;
+            let taken = self.take_notifs();
+            let now = Instant::now();
+            if !taken.is_empty() || until.is_some_and(|until| until <= now) {
+                return Ok(taken);
+            }
+            if now - started < self.config().spin {
+                std::hint::spin_loop();
+                continue;
+            }
+            let left = until.map_or(SLICE, |until| until - now).min(SLICE);
+            self.core().sleep_for_notif(left);
+            if interrupt.interrupted() {
+                return Err(Error::Interrupted);
+            }
+        }
     }
+
     /// Allocates memory that peers on this host can map; page aligned, zeroed.
     pub fn alloc(&self, len: usize) -> Result<SharedBuf> {
-        unimplemented!()
+        let what = || format!("allocating {len} bytes of shared memory");
+        let inner = alloc::SharedBuf::new(len.max(1)).map_err(|e| Error::os(what(), e))?;
+        inner.populate().map_err(|e| Error::os(what(), e))?;
+        Ok(SharedBuf { inner, len })
     }
+
     /// Counters.
     pub fn stats(&self) -> Stats {
-        unimplemented!()
+        let core = self.core();
+        let counters = &core.counters;
+        Stats {
+            connections: core.open_conns().len() as u64,
+            regions: core.mrs.len() as u64,
+            transfers_posted: counters.posted.load(Relaxed),
+            transfers_done: counters.done.load(Relaxed),
+            transfers_failed: counters.failed.load(Relaxed),
+            bytes_sent: counters.bytes_sent.load(Relaxed),
+            bytes_received: counters.bytes_received.load(Relaxed),
+            notifs_sent: counters.notifs_sent.load(Relaxed),
+            notifs_received: counters.notifs_received.load(Relaxed),
+            refused_accesses: 0,
+            refused_handshakes: counters.refused_handshakes.load(Relaxed),
+        }
     }
+
     /// Fails what is unfinished, closes every connection, stops and joins the workers. Idempotent.
     pub fn close(&self) {
-        unimplemented!()
+        close(self.core());
+    }
+
+    fn deadline_of(&self, timeout: Option<Duration>) -> Option<Duration> {
+        Some(timeout.unwrap_or(self.config().transfer_timeout)).filter(|timeout| !timeout.is_zero())
+    }
+
+    /// Checks a request, and posts it. Every refusal happens before a byte moves.
+    fn start(&self, request: &Request<'_>) -> Result<Arc<Transfer>> {
+        let core = self.core();
+        core.usable()?;
+        let conn = core.conn(request.conn)?;
+        check_shape(request)?;
+        let mut leases: SmallVec<[Lease; 1]> = SmallVec::new();
+        let mut spans: SmallVec<[Span; 1]> = SmallVec::new();
+        let clamped;
+        let iovs = if request.op == Op::Recv {
+            clamped = self.clamp(request.iovs)?;
+            &clamped[..]
+        } else {
+            request.iovs
+        };
+        core.mrs.resolve(iovs, |_, mr, span| {
+            if !leases.iter().rev().take(8).any(|lease| lease.mr().id == mr.id) {
+                leases.push(Lease::of(mr));
+            }
+            spans.push(span);
+        })?;
+        let one_sided = matches!(request.op, Op::Read | Op::Write);
+        let mut pieces = Pieces::default();
+        if one_sided {
+            for (i, (span, advert)) in spans.iter().zip(request.adverts).enumerate() {
+                pieces.push(*span, remote_span(&conn, i, *span, advert)?);
+            }
+        }
+        let bytes: u64 = spans.iter().map(|span| span.len as u64).sum();
+        let transfer = core.transfers.insert(Plan {
+            kind: request.op.into(),
+            conn: Arc::clone(&conn),
+            bytes: if request.op == Op::Recv { 0 } else { bytes },
+            timeout: self.deadline_of(request.timeout),
+            leases,
+            after: request.notif.map_or(After::Publish, |notif| After::Notify(notif.to_vec())),
+            targets: if request.op == Op::Recv { spans.clone() } else { SmallVec::new() },
+        })?;
+        conn.transfer_began();
+        core.counters.posted.fetch_add(1, Relaxed);
+        let posted = match request.op {
+            Op::Read | Op::Write => {
+                conn.post_ops(&transfer, request.op, pieces.local, pieces.remote);
+                call_help(&conn);
+                Ok(())
+            }
+            Op::Send => {
+                transfer.expect_ops(1);
+                conn.post_send(&transfer, &spans)
+            }
+            Op::Recv => {
+                transfer.expect_ops(1);
+                conn.post_recv(&transfer)
+            }
+        };
+        settle(&transfer, posted)
+    }
+
+    /// The most that a receive takes is what its region holds from there on.
+    fn clamp(&self, iovs: &[Iov]) -> Result<Vec<Iov>> {
+        let mrs = &self.core().mrs;
+        iovs.iter()
+            .enumerate()
+            .map(|(i, iov)| {
+                let mr = mrs.get(iov.mr)?;
+                let start = Span { addr: iov.ptr, len: 0 };
+                if !contains(mr.span, start) {
+                    return Err(outside(i, &mr, Span { addr: iov.ptr, len: iov.len }));
+                }
+                let room = mr.span.addr + mr.span.len - iov.ptr;
+                Ok(Iov { len: iov.len.min(room), ..*iov })
+            })
+            .collect()
     }
 }
 
-#[allow(dead_code)]
-fn _unused(e: Error) -> Error {
-    e
+/// The post itself is over; if it failed, so does the transfer, at once.
+fn settle(transfer: &Arc<Transfer>, posted: Result<()>) -> Result<Arc<Transfer>> {
+    if let Err(e) = posted {
+        transfer.publish(Err(e.clone()));
+        return Err(e);
+    }
+    transfer.op_ended();
+    if transfer.conn.is_failed() && !transfer.finished() {
+        transfer.publish(Err(transfer.conn.lost_error()));
+    }
+    Ok(Arc::clone(transfer))
+}
+
+fn call_help(conn: &Connection) {
+    for (lane, attached) in conn.lanes.iter().zip(conn.attached.lock().iter()) {
+        if lane.wants_help() {
+            Workers::call_help(&conn.core, attached);
+        }
+    }
+}
+
+fn check_shape(request: &Request<'_>) -> Result<()> {
+    let n = request.iovs.len();
+    if n == 0 || n > MAX_IOVS {
+        return Err(Error::Invalid(format!("{n} iovs: a transfer has 1 to {MAX_IOVS}")));
+    }
+    let one_sided = matches!(request.op, Op::Read | Op::Write);
+    let adverts = if one_sided { n } else { 0 };
+    if request.adverts.len() != adverts {
+        return Err(Error::Invalid(format!(
+            "{} adverts for {n} iovs of a {:?}: {adverts} are needed",
+            request.adverts.len(),
+            request.op
+        )));
+    }
+    if request.op == Op::Recv && request.notif.is_some() {
+        return Err(Error::Invalid("a receive cannot carry a notification".into()));
+    }
+    Ok(())
+}
+
+fn remote_span(conn: &Connection, iov: usize, local: Span, advert: &Advert) -> Result<RemoteSpan> {
+    if advert.instance != conn.peer.instance as u32 {
+        return Err(Error::ForeignAdvert { iov });
+    }
+    if local.len as u64 > advert.len {
+        return Err(Error::OutsideAdvert { iov, len: local.len, advertised: advert.len });
+    }
+    Ok(RemoteSpan { addr: advert.addr, len: local.len as u64, key: advert.key, slot: advert.slot })
+}
+
+fn close(core: &Arc<Core>) {
+    let first = !core.closed.swap(true, SeqCst);
+    for conn in core.open_conns() {
+        conn.close(Error::Closed);
+        core.forget_conn(conn.id);
+    }
+    core.accepted.notify_all();
+    core.notified.notify_all();
+    if first {
+        core.workers.stop();
+    }
+}
+
+/// Opens the listening socket, and says where peers find it.
+fn listen(config: &Config) -> Result<(std::net::TcpListener, SocketAddr)> {
+    let any = |port| match config.bind {
+        Some(ip) => SocketAddr::new(ip, port),
+        None => SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port),
+    };
+    let well_known = u16::try_from(u32::from(config.base_port) + config.gpu_index).unwrap_or(0);
+    let ports = match config.port {
+        Some(port) => vec![port],
+        None => vec![well_known, 0],
+    };
+    let mut last = std::io::Error::from(std::io::ErrorKind::AddrInUse);
+    for port in ports {
+        let opened = tcp::listen(any(port)).or_else(|e| match config.bind {
+            // A kernel without IPv6.
+            None => tcp::listen(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port)),
+            Some(_) => Err(e),
+        });
+        match opened {
+            Ok(listener) => {
+                let bound = listener
+                    .local_addr()
+                    .map_err(|e| Error::os("asking for the listening address", e))?;
+                let ip = if bound.ip().is_unspecified() { reachable_ip() } else { bound.ip() };
+                return Ok((listener, SocketAddr::new(ip, bound.port())));
+            }
+            Err(e) => last = e,
+        }
+    }
+    let port = config.port.unwrap_or(well_known);
+    Err(Error::os(format!("listening on {}", any(port)), last))
+}
+
+/// The address that others would reach this host at: the one that the default route leaves from.
+pub fn reachable_ip() -> IpAddr {
+    let from = |bind: &str, to: &str| {
+        let socket = UdpSocket::bind(bind).ok()?;
+        // Chooses a route and an address; sends nothing.
+        socket.connect(to).ok()?;
+        let ip = socket.local_addr().ok()?.ip();
+        (!ip.is_unspecified() && !ip.is_loopback()).then_some(ip)
+    };
+    from("0.0.0.0:0", "192.0.2.1:9")
+        .or_else(|| from("[::]:0", "[2001:db8::1]:9"))
+        .unwrap_or(Ipv4Addr::LOCALHOST.into())
+}
+
+/// Listens for processes of this host; without it they use TCP.
+fn listen_locally() -> (Option<FdListener>, String) {
+    let mut name = [0; 16];
+    if getrandom::fill(&mut name).is_err() {
+        return (None, String::new());
+    }
+    let name = format!("uccl-p2p-{:032x}", u128::from_le_bytes(name));
+    match FdListener::bind(name.as_bytes()) {
+        Ok(listener) => (Some(listener), name),
+        Err(e) => {
+            tracing::debug!("processes of this host will use TCP: {e}");
+            (None, String::new())
+        }
+    }
 }

@@ -5,6 +5,7 @@
 
 pub mod config;
 pub mod endpoint;
+mod engine;
 pub mod error;
 pub mod ids;
 

@@ -57,7 +57,7 @@ pub struct LocalLane {
 impl LocalLane {
     /// Whether every piece can be reached without the peer's help.
     fn reaches(&self, remote: &[RemoteSpan]) -> bool {
-        remote.iter().all(|span| span.len == 0 || self.direct.reach(span) != Reach::None)
+        remote.iter().all(|span| self.direct.reach(span) != Reach::None)
     }
 
     /// Copies right now.

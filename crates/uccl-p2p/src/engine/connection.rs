@@ -83,12 +83,7 @@ impl Drop for Claim<'_> {
 }
 
 impl Connection {
-    pub(crate) fn new(
-        id: ConnId,
-        core: Arc<Core>,
-        peer: Peer,
-        lanes: Vec<Arc<dyn Lane>>,
-    ) -> Self {
+    pub(crate) fn new(id: ConnId, core: Arc<Core>, peer: Peer, lanes: Vec<Arc<dyn Lane>>) -> Self {
         Self {
             id,
             core,
@@ -275,6 +270,7 @@ impl Connection {
         let ops = {
             let mut body = transfer.body.lock();
             body.fence.get_or_insert(why);
+            body.fenced_at.get_or_insert_with(Instant::now);
             body.ops.clone()
         };
         let first = !transfer.fencing.swap(true, AcqRel);
@@ -297,7 +293,8 @@ impl Connection {
         let lane = &self.lanes[0];
         let max = lane.caps().max_message;
         let len: usize = parts.iter().map(|part| part.len()).sum();
-        let sent = if len <= max { lane.send(parts) } else { self.send_fragments(&parts.concat(), max) };
+        let sent =
+            if len <= max { lane.send(parts) } else { self.send_fragments(&parts.concat(), max) };
         if sent.is_err() {
             // The lane is dead: whoever makes progress next ends the connection.
             self.kick();

@@ -11,9 +11,7 @@ use std::{
 use parking_lot::{Condvar, Mutex, RwLock};
 use slab::Slab;
 
-use super::{
-    connection::Connection, regions::Mrs, transfer::Transfers, worker::Workers,
-};
+use super::{connection::Connection, regions::Mrs, transfer::Transfers, worker::Workers};
 use crate::{
     config::Config,
     endpoint::{Accepted, ConnInfo, Notification},
@@ -183,6 +181,13 @@ impl Core {
             drop(entry);
         }
         known
+    }
+
+    /// Lets a new peer of this host map the shared memory that is registered.
+    pub(crate) fn offer_memory_to(&self, conn: &Connection) {
+        for memory in self.mrs.shared_memory() {
+            conn.lanes.iter().for_each(|lane| lane.offer(&memory));
+        }
     }
 
     pub(crate) fn offer_accept(&self, accepted: Accepted) {

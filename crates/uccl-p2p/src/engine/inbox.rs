@@ -220,7 +220,12 @@ impl Connection {
 }
 
 /// Copies data that came with its message into the memory of the receive that it met.
-fn take_eager(transfer: &Arc<Transfer>, seq: u64, lens: impl ExactSizeIterator<Item = u32>, data: &[u8]) {
+fn take_eager(
+    transfer: &Arc<Transfer>,
+    seq: u64,
+    lens: impl ExactSizeIterator<Item = u32>,
+    data: &[u8],
+) {
     let targets = {
         let mut body = transfer.body.lock();
         body.after = After::Fin(seq);

@@ -89,8 +89,12 @@ impl Connection {
         }
         let seq = outbox.next();
         transfer.seq.store(seq, std::sync::atomic::Ordering::Relaxed);
-        let mut sent =
-            Sent { transfer: Arc::clone(transfer), eager: 0, _grants: SmallVec::new(), _payload: None };
+        let mut sent = Sent {
+            transfer: Arc::clone(transfer),
+            eager: 0,
+            _grants: SmallVec::new(),
+            _payload: None,
+        };
         outbox.scratch.clear();
         if outbox.admits(len) && spans.len() <= EAGER_IOVS {
             sent.eager = len;
@@ -131,7 +135,8 @@ impl Connection {
             }
         }
         let sources = spans.iter().map(|span| {
-            let grant = grants.iter().find(|grant| super::regions::contains(grant.region.span, *span));
+            let grant =
+                grants.iter().find(|grant| super::regions::contains(grant.region.span, *span));
             let grant = grant.ok_or_else(|| Error::Invalid("an iov outside its region".into()))?;
             Ok(source_of(&grant.region, *span))
         });
@@ -163,8 +168,12 @@ impl Connection {
         }
         let id = outbox.next();
         transfer.seq.store(id, std::sync::atomic::Ordering::Relaxed);
-        let mut sent =
-            Sent { transfer: Arc::clone(transfer), eager: 0, _grants: SmallVec::new(), _payload: None };
+        let mut sent = Sent {
+            transfer: Arc::clone(transfer),
+            eager: 0,
+            _grants: SmallVec::new(),
+            _payload: None,
+        };
         outbox.scratch.clear();
         if outbox.admits(payload.len()) {
             sent.eager = payload.len();

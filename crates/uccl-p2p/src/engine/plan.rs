@@ -8,10 +8,7 @@ use uccl_fabric::{
     mem::{RemoteSpan, Span},
 };
 
-use super::{
-    connection::Connection,
-    transfer::Transfer,
-};
+use super::{connection::Connection, transfer::Transfer};
 use crate::endpoint::Op;
 
 /// Transfers are spread over lanes in pieces of at least this many bytes.
@@ -116,7 +113,11 @@ impl Cut<'_> {
             }
             let len = (span.len - self.offset).min(left);
             local.push(Span { addr: span.addr + self.offset, len });
-            remote.push(RemoteSpan { addr: peer.addr + self.offset as u64, len: len as u64, ..*peer });
+            remote.push(RemoteSpan {
+                addr: peer.addr + self.offset as u64,
+                len: len as u64,
+                ..*peer
+            });
             left -= len;
             self.offset += len;
             if self.offset == span.len {

@@ -10,8 +10,9 @@ use std::{
 
 use parking_lot::RwLock;
 use uccl_fabric::{
+    alloc::{self, SharedBuf},
     mem::Span,
-    region::{Region, RegionTable, Rights},
+    region::{Region, RegionTable, Rights, SharedBacking},
 };
 
 use crate::{
@@ -26,8 +27,17 @@ pub(crate) struct Mr {
     pub(crate) span: Span,
     pub(crate) region: Region,
     leases: AtomicUsize,
-    /// Keeps memory from `alloc` alive.
-    _backing: Option<Arc<dyn Send + Sync>>,
+    /// Memory from `alloc`, kept alive.
+    pub(crate) memory: Option<Arc<SharedBuf>>,
+}
+
+impl Mr {
+    /// Where a part of the region is in shared memory, if it is.
+    pub(crate) fn backing_of(&self, span: Span) -> Option<SharedBacking> {
+        let backing = self.region.backing?;
+        let offset = backing.offset + (span.addr - self.span.addr) as u64;
+        Some(SharedBacking { offset, ..backing })
+    }
 }
 
 /// A transfer of this endpoint uses the region: it cannot be deregistered meanwhile.
@@ -71,7 +81,7 @@ impl Mrs {
         self.by_id.read().len()
     }
 
-    pub(crate) fn insert(&self, span: Span) -> Result<MrId> {
+    pub(crate) fn insert(&self, span: Span) -> Result<Arc<Mr>> {
         if span.addr.checked_add(span.len).is_none() {
             return Err(Error::Invalid(format!(
                 "{} bytes at {:#x} run past the end of the address space",
@@ -81,19 +91,29 @@ impl Mrs {
         if span.addr == 0 && span.len > 0 {
             return Err(Error::Invalid("a null pointer cannot be registered".into()));
         }
-        let backing = uccl_fabric::alloc::lookup(span);
-        let (shared, backing) = match backing {
-            Some((shared, keep)) => (Some(shared), Some(keep as Arc<dyn Send + Sync>)),
-            None => (None, None),
-        };
+        let (shared, memory) = alloc::lookup(span).unzip();
         let region = self
             .table
             .insert(span, Rights::ALL, shared)
             .map_err(|e| Error::Invalid(format!("cannot register: {e}")))?;
         let id = MrId(self.next.fetch_add(1, Relaxed));
-        let mr = Mr { id, span, region, leases: AtomicUsize::new(0), _backing: backing };
-        self.by_id.write().insert(id, Arc::new(mr));
-        Ok(id)
+        let mr = Mr { id, span, region, leases: AtomicUsize::new(0), memory };
+        let mr = Arc::new(mr);
+        self.by_id.write().insert(id, Arc::clone(&mr));
+        Ok(mr)
+    }
+
+    /// Memory from `alloc` that regions lie in.
+    pub(crate) fn shared_memory(&self) -> Vec<Arc<SharedBuf>> {
+        let mut found: Vec<Arc<SharedBuf>> = Vec::new();
+        for mr in self.by_id.read().values() {
+            if let Some(memory) = &mr.memory
+                && !found.iter().any(|other| other.id() == memory.id())
+            {
+                found.push(Arc::clone(memory));
+            }
+        }
+        found
     }
 
     pub(crate) fn get(&self, id: MrId) -> Result<Arc<Mr>> {
@@ -139,10 +159,7 @@ impl Mrs {
 
 pub(crate) fn contains(outer: Span, inner: Span) -> bool {
     inner.addr >= outer.addr
-        && inner
-            .addr
-            .checked_add(inner.len)
-            .is_some_and(|end| end <= outer.addr + outer.len)
+        && inner.addr.checked_add(inner.len).is_some_and(|end| end <= outer.addr + outer.len)
 }
 
 pub(crate) fn outside(iov: usize, mr: &Mr, span: Span) -> Error {

@@ -94,6 +94,7 @@ pub(crate) struct Body {
     pub(crate) ops: SmallVec<[(u16, OpName); 1]>,
     pub(crate) after: After,
     pub(crate) fence: Option<Fence>,
+    pub(crate) fenced_at: Option<Instant>,
     /// For a recv: where its data goes, one capacity an iov.
     pub(crate) targets: SmallVec<[Span; 1]>,
     waiters: SmallVec<[Arc<Parker>; 1]>,
@@ -197,6 +198,7 @@ impl Transfer {
                 _ => verdict,
             }),
             After::Fin(seq) => {
+                self.conn.fetched(seq);
                 self.conn.send_fin(seq, verdict.as_ref().err(), fence);
                 self.publish(verdict);
             }
@@ -312,7 +314,10 @@ impl Transfers {
     pub(crate) fn insert(&self, plan: Plan) -> Result<Arc<Transfer>> {
         if self.pending.fetch_add(1, AcqRel) >= MAX_PENDING {
             self.pending.fetch_sub(1, AcqRel);
-            return Err(Error::Full { what: "the endpoint's list of transfers", limit: MAX_PENDING });
+            return Err(Error::Full {
+                what: "the endpoint's list of transfers",
+                limit: MAX_PENDING,
+            });
         }
         let mut inner = self.inner.lock();
         inner.generation = inner.generation.wrapping_add(1).max(1);
@@ -338,6 +343,7 @@ impl Transfers {
                 ops: SmallVec::new(),
                 after: plan.after,
                 fence: None,
+                fenced_at: None,
                 targets: plan.targets,
                 waiters: SmallVec::new(),
             }),
@@ -361,7 +367,8 @@ impl Transfers {
         self.pending.fetch_sub(1, AcqRel);
         let ended = Slot::Ended(transfer.id, transfer.status());
         let mut inner = self.inner.lock();
-        let live = inner.slots.get_mut(index(transfer.id)).map(|slot| std::mem::replace(slot, ended));
+        let live =
+            inner.slots.get_mut(index(transfer.id)).map(|slot| std::mem::replace(slot, ended));
         inner.kept.push_back(index(transfer.id));
         if inner.kept.len() > KEPT
             && let Some(oldest) = inner.kept.pop_front()

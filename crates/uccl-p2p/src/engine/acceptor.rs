@@ -1,0 +1,441 @@
+//! The side that is connected to: handshakes, none of which can hold up another.
+
+use std::{
+    collections::HashMap,
+    io::{self, Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::{Duration, Instant},
+};
+
+use rustix::event::epoll::{self, EventData, EventFlags};
+use slab::Slab;
+use uccl_fabric::{
+    fdpass::{FdListener, FdSocket},
+    lane::Lane,
+    local::{self, LocalLane, Setup},
+    stream::{StreamLane, StreamOptions},
+    tcp::{TcpOptions, TcpPipe},
+};
+use uccl_wire::{
+    frame::{HEADER_LEN, Header, Kind},
+    handshake::{Handshake, Hello, HelloKind, NONCE_LEN, Progress, Refusal, RefuseCode},
+};
+
+use super::{
+    connection::Connection,
+    core::Core,
+    greeting::{self, Greeting, MAX_LANES},
+    worker::{ACCEPTOR, Workers},
+};
+use crate::{
+    endpoint::Accepted,
+    error::{Error, Result},
+};
+
+/// Handshakes under way at a time; beyond, the oldest gives way.
+const MAX_PENDING: usize = 256;
+/// Longest that a handshake may take, where the connection's timeout is longer or none.
+const MAX_TIME: Duration = Duration::from_secs(10);
+
+const TCP: u64 = 1 << 40;
+const UDS: u64 = 1 << 41;
+
+/// A stream that is not a connection yet.
+struct Pending {
+    stream: Stream,
+    deadline: Instant,
+}
+
+enum Stream {
+    /// Shaking hands.
+    Shaking { tcp: TcpStream, addr: SocketAddr, handshake: Box<Handshake> },
+    /// The first lane of a connection: has shaken hands, waits for the word that makes it one.
+    First(Box<First>),
+    /// Another process of this host, to say which connection it belongs to.
+    Local(FdSocket),
+}
+
+struct First {
+    tcp: TcpStream,
+    addr: SocketAddr,
+    peer: Hello,
+    token: u128,
+    word: Vec<u8>,
+    lanes: HashMap<u16, TcpStream>,
+    local: Option<LocalLane>,
+}
+
+/// Accepts connections; part of the first worker.
+pub(crate) struct Acceptor {
+    listener: TcpListener,
+    uds: Option<FdListener>,
+    greeting: Arc<Greeting>,
+    pending: Slab<Pending>,
+    scratch: Vec<u8>,
+}
+
+/// What became of a stream that was looked at.
+enum Next {
+    /// It is still on its way.
+    Wait,
+    /// It has become something else, or nothing: forget it.
+    Gone,
+}
+
+impl Acceptor {
+    pub(crate) fn new(
+        listener: TcpListener,
+        uds: Option<FdListener>,
+        greeting: Arc<Greeting>,
+    ) -> Self {
+        Self { listener, uds, greeting, pending: Slab::new(), scratch: vec![0; 4096] }
+    }
+
+    pub(crate) fn attach(&self, epoll: &OwnedFd) -> Result<()> {
+        watch(epoll, self.listener.as_fd(), TCP)?;
+        if let Some(uds) = &self.uds {
+            watch(epoll, uds.as_fd(), UDS)?;
+        }
+        Ok(())
+    }
+
+    /// Whether handshakes are under way, whose time must be looked after.
+    pub(crate) fn is_busy(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    /// Something can be done about `token`.
+    pub(crate) fn ready(&mut self, core: &Arc<Core>, epoll: &OwnedFd, token: u64) {
+        match token {
+            TCP => self.accept_tcp(core, epoll),
+            UDS => self.accept_uds(core, epoll),
+            index => self.look(core, epoll, index as usize),
+        }
+    }
+
+    /// Drops handshakes that take too long.
+    pub(crate) fn expire(&mut self, epoll: &OwnedFd) {
+        if self.pending.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        let late: Vec<usize> = self
+            .pending
+            .iter()
+            .filter(|(_, pending)| pending.deadline <= now)
+            .map(|(index, _)| index)
+            .collect();
+        late.into_iter().for_each(|index| self.forget(epoll, index));
+    }
+
+    fn accept_tcp(&mut self, core: &Arc<Core>, epoll: &OwnedFd) {
+        loop {
+            match self.listener.accept() {
+                Ok((tcp, addr)) => {
+                    let mut nonce = [0; NONCE_LEN];
+                    let psk = greeting::psk(&core.config);
+                    if tcp.set_nonblocking(true).is_err() || getrandom::fill(&mut nonce).is_err() {
+                        continue;
+                    }
+                    // A reply that waits for its neighbour costs a connect tens of milliseconds.
+                    let _ = tcp.set_nodelay(true);
+                    let Ok(psk) = psk else { continue };
+                    let handshake = Box::new(Handshake::acceptor(psk, nonce));
+                    self.keep(core, epoll, Stream::Shaking { tcp, addr, handshake });
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => {
+                    // Out of descriptors, most likely: do not turn in circles.
+                    tracing::warn!("cannot accept a connection: {e}");
+                    std::thread::sleep(Duration::from_millis(5));
+                    return;
+                }
+            }
+        }
+    }
+
+    fn accept_uds(&mut self, core: &Arc<Core>, epoll: &OwnedFd) {
+        while let Some(Ok(Some(socket))) = self.uds.as_ref().map(FdListener::accept) {
+            self.keep(core, epoll, Stream::Local(socket));
+        }
+    }
+
+    fn keep(&mut self, core: &Arc<Core>, epoll: &OwnedFd, stream: Stream) {
+        if self.pending.len() >= MAX_PENDING {
+            let oldest = self.pending.iter().min_by_key(|(_, pending)| pending.deadline);
+            if let Some(oldest) = oldest.map(|(index, _)| index) {
+                self.forget(epoll, oldest);
+            }
+        }
+        let allowed = core.config.timeout;
+        let allowed = if allowed.is_zero() { MAX_TIME } else { allowed.min(MAX_TIME) };
+        let index = self.pending.insert(Pending { stream, deadline: Instant::now() + allowed });
+        if watch(epoll, fd_of(&self.pending[index].stream), index as u64).is_err() {
+            self.pending.remove(index);
+            return;
+        }
+        self.look(core, epoll, index);
+    }
+
+    fn forget(&mut self, epoll: &OwnedFd, index: usize) {
+        if let Some(gone) = self.pending.try_remove(index) {
+            // Some streams live on as lanes, which are watched anew.
+            let _ = epoll::delete(epoll, fd_of(&gone.stream));
+        }
+    }
+
+    fn look(&mut self, core: &Arc<Core>, epoll: &OwnedFd, index: usize) {
+        let Some(pending) = self.pending.get_mut(index) else { return };
+        let next = match &mut pending.stream {
+            Stream::Shaking { .. } => self.shake(core, epoll, index),
+            Stream::First(_) => self.await_word(core, epoll, index),
+            Stream::Local(_) => self.join_local(core, epoll, index),
+        };
+        if matches!(next, Next::Gone) {
+            self.forget(epoll, index);
+        }
+    }
+
+    /// Goes on with a handshake.
+    fn shake(&mut self, core: &Arc<Core>, epoll: &OwnedFd, index: usize) -> Next {
+        let Some(Pending { stream: Stream::Shaking { tcp, handshake, .. }, .. }) =
+            self.pending.get_mut(index)
+        else {
+            return Next::Gone;
+        };
+        loop {
+            let n = match tcp.read(&mut self.scratch) {
+                Ok(0) => return Next::Gone,
+                Ok(n) => n,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Next::Wait,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(_) => return Next::Gone,
+            };
+            let progress = handshake.feed(&self.scratch[..n]);
+            match progress {
+                Ok(Progress::PeerHello { peer, consumed }) if consumed == n => {
+                    return self.shaken(core, epoll, index, *peer);
+                }
+                Ok(Progress::NeedMore) => {
+                    if say(tcp, &handshake.pending_output()).is_err() {
+                        return Next::Gone;
+                    }
+                }
+                Ok(_) => {
+                    let why = Refusal::new(RefuseCode::Protocol, "bytes before they were due");
+                    handshake.refuse(why);
+                    return refuse(core, tcp, handshake);
+                }
+                Err(e) => {
+                    tracing::debug!("a handshake failed: {e}");
+                    return refuse(core, tcp, handshake);
+                }
+            }
+        }
+    }
+
+    /// The peer has said who it is.
+    fn shaken(&mut self, core: &Arc<Core>, epoll: &OwnedFd, index: usize, peer: Hello) -> Next {
+        let token = match peer.kind {
+            HelloKind::NewConnection => match random_token() {
+                Some(token) => token,
+                None => return Next::Gone,
+            },
+            HelloKind::JoinLane { token, .. } => token,
+        };
+        let joins = match peer.kind {
+            HelloKind::NewConnection => None,
+            HelloKind::JoinLane { lane_index, .. } => Some(lane_index),
+        };
+        let home = joins.and_then(|_| self.first_with(token, &peer));
+        let hello = self.greeting.hello(core, peer.kind, token);
+        let Some(pending) = self.pending.get_mut(index) else { return Next::Gone };
+        let Stream::Shaking { tcp, addr, handshake } = &mut pending.stream else {
+            return Next::Gone;
+        };
+        if joins.is_some() && home.is_none() {
+            let why = Refusal::new(RefuseCode::UnknownToken, "no connection waits for this lane");
+            handshake.refuse(why);
+            return refuse(core, tcp, handshake);
+        }
+        if handshake.reply(&hello).is_err() || say(tcp, &handshake.pending_output()).is_err() {
+            return Next::Gone;
+        }
+        let Ok(tcp) = tcp.try_clone() else { return Next::Gone };
+        let addr = *addr;
+        if let (Some(lane), Some(home)) = (joins, home) {
+            if let Some(Pending { stream: Stream::First(first), .. }) = self.pending.get_mut(home) {
+                first.lanes.insert(lane, tcp);
+            }
+            return Next::Gone;
+        }
+        let first =
+            First { tcp, addr, peer, token, word: Vec::new(), lanes: HashMap::new(), local: None };
+        // The clone is another descriptor: it is watched in place of the first.
+        let _ = epoll::delete(epoll, fd_of(&pending.stream));
+        pending.stream = Stream::First(Box::new(first));
+        if watch(epoll, fd_of(&pending.stream), index as u64).is_err() {
+            return Next::Gone;
+        }
+        self.await_word(core, epoll, index)
+    }
+
+    fn first_with(&self, token: u128, peer: &Hello) -> Option<usize> {
+        self.pending.iter().find_map(|(index, pending)| match &pending.stream {
+            Stream::First(first)
+                if first.token == token && first.peer.instance == peer.instance =>
+            {
+                Some(index)
+            }
+            _ => None,
+        })
+    }
+
+    /// Waits for the word that makes lanes a connection.
+    fn await_word(&mut self, core: &Arc<Core>, epoll: &OwnedFd, index: usize) -> Next {
+        let Some(Pending { stream: Stream::First(first), .. }) = self.pending.get_mut(index) else {
+            return Next::Gone;
+        };
+        let mut word = [0; HEADER_LEN];
+        let wanted = HEADER_LEN - first.word.len();
+        match first.tcp.read(&mut word[..wanted]) {
+            Ok(0) => return Next::Gone,
+            Ok(n) => first.word.extend_from_slice(&word[..n]),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Next::Wait,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => return Next::Wait,
+            Err(_) => return Next::Gone,
+        }
+        let Some(word) = first.word.first_chunk::<HEADER_LEN>() else { return Next::Wait };
+        let Ok(Header { kind: Kind::Establish, aux: lanes, .. }) = Header::decode(word) else {
+            return Next::Gone;
+        };
+        if lanes > u64::from(MAX_LANES) {
+            return Next::Gone;
+        }
+        let Some(Pending { stream: Stream::First(first), .. }) = self.pending.try_remove(index)
+        else {
+            return Next::Gone;
+        };
+        let _ = epoll::delete(epoll, first.tcp.as_fd());
+        if let Err(e) = establish(core, &self.greeting, *first, lanes as u16) {
+            tracing::debug!("a connection was not established: {e}");
+        }
+        Next::Gone
+    }
+
+    /// Another process of this host says which connection it belongs to.
+    fn join_local(&mut self, core: &Arc<Core>, epoll: &OwnedFd, index: usize) -> Next {
+        let Some(Pending { stream: Stream::Local(socket), .. }) = self.pending.get_mut(index)
+        else {
+            return Next::Gone;
+        };
+        let message = match socket.recv() {
+            Ok(Some(message)) => message,
+            Ok(None) => return Next::Wait,
+            Err(_) => return Next::Gone,
+        };
+        let Some(Pending { stream: Stream::Local(socket), .. }) = self.pending.try_remove(index)
+        else {
+            return Next::Gone;
+        };
+        let _ = epoll::delete(epoll, socket.as_fd());
+        let first = local::token_of(&message).and_then(|token| {
+            self.pending.iter_mut().find_map(|(_, pending)| match &mut pending.stream {
+                Stream::First(first) if first.token == token => Some(first),
+                _ => None,
+            })
+        });
+        let Some(first) = first else { return Next::Gone };
+        let pid = socket.peer().ok().and_then(|peer| peer.pid);
+        let setup = Setup {
+            regions: Arc::clone(&core.mrs.table),
+            process: self.greeting.process(core, &first.peer, pid),
+            checksum: greeting::checksum(&core.config, &first.peer, true),
+        };
+        match local::accept(socket, message, setup) {
+            Ok(lane) => first.local = Some(lane),
+            Err(e) => tracing::warn!("a local lane was not made: {e}"),
+        }
+        Next::Gone
+    }
+}
+
+/// Lanes become a connection, and the peer is told.
+fn establish(core: &Arc<Core>, greeting: &Greeting, mut first: First, lanes: u16) -> Result<()> {
+    let same_host = greeting.same_host(&first.peer);
+    let mut answer = first.tcp.try_clone().map_err(|e| Error::os("sharing a socket", e))?;
+    let lanes: Vec<Arc<dyn Lane>> = if lanes == 0 {
+        let local = first.local.take();
+        let local =
+            local.ok_or_else(|| Error::Invalid("a local connection without its lane".into()))?;
+        vec![Arc::new(local)]
+    } else {
+        let mut streams = vec![first.tcp];
+        for index in 1..lanes {
+            let stream = first.lanes.remove(&index);
+            streams.push(stream.ok_or_else(|| Error::Invalid("a lane is missing".into()))?);
+        }
+        let checksum = greeting::checksum(&core.config, &first.peer, same_host);
+        streams.into_iter().map(|stream| tcp_lane(core, stream, checksum)).collect::<Result<_>>()?
+    };
+    let peer = greeting::peer_of(&first.peer, first.addr, same_host);
+    let gpu_index = peer.gpu_index;
+    let count = lanes.len() as u64;
+    let conn = core.add_conn(|id| Arc::new(Connection::new(id, Arc::clone(core), peer, lanes)))?;
+    if let Err(e) = say(&mut answer, &Header::bare(Kind::Establish, 0, count).encode()) {
+        conn.fail(Error::os("answering a peer", e));
+        return Err(Error::Invalid("the peer left during the handshake".into()));
+    }
+    Workers::attach(core, &conn)?;
+    core.offer_memory_to(&conn);
+    core.offer_accept(Accepted { conn: conn.id, ip: first.addr.ip(), gpu_index });
+    Ok(())
+}
+
+/// A lane of a connected socket.
+pub(crate) fn tcp_lane(
+    core: &Arc<Core>,
+    stream: TcpStream,
+    checksum: bool,
+) -> Result<Arc<dyn Lane>> {
+    let options =
+        TcpOptions { congestion: core.config.tcp_congestion.clone(), timeout: core.config.timeout };
+    let (pipe, tx, rx) =
+        TcpPipe::new(stream, &options).map_err(|e| Error::os("setting up a TCP lane", e))?;
+    let options = StreamOptions { regions: Arc::clone(&core.mrs.table), checksum };
+    Ok(Arc::new(StreamLane::new(pipe, tx, rx, options)))
+}
+
+fn refuse(core: &Core, tcp: &mut TcpStream, handshake: &mut Handshake) -> Next {
+    core.counters.refused_handshakes.fetch_add(1, Relaxed);
+    // Whoever is refused need not listen.
+    let _ = say(tcp, &handshake.pending_output());
+    Next::Gone
+}
+
+/// Sends the few bytes of a handshake, which fit every socket's buffer.
+fn say(tcp: &mut TcpStream, bytes: &[u8]) -> io::Result<()> {
+    tcp.write_all(bytes)
+}
+
+fn random_token() -> Option<u128> {
+    let mut token = [0; 16];
+    getrandom::fill(&mut token).ok()?;
+    Some(u128::from_le_bytes(token))
+}
+
+fn fd_of(stream: &Stream) -> BorrowedFd<'_> {
+    match stream {
+        Stream::Shaking { tcp, .. } => tcp.as_fd(),
+        Stream::First(first) => first.tcp.as_fd(),
+        Stream::Local(socket) => socket.as_fd(),
+    }
+}
+
+fn watch(epoll: &OwnedFd, fd: BorrowedFd<'_>, token: u64) -> Result<()> {
+    epoll::add(epoll, fd, EventData::new_u64(ACCEPTOR | token), EventFlags::IN)
+        .map_err(|e| Error::os("watching a socket", e))
+}

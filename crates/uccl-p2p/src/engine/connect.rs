@@ -1,0 +1,248 @@
+//! The side that connects: on the caller's thread, within a deadline.
+
+use std::{
+    io::{self, Read, Write},
+    net::{SocketAddr, TcpStream},
+    os::fd::AsFd,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use uccl_fabric::{
+    fdpass::FdSocket,
+    lane::Lane,
+    local::{self, LocalLane, Setup},
+};
+use uccl_wire::{
+    frame::{HEADER_LEN, Header, Kind},
+    handshake::{Handshake, Hello, HelloKind, NONCE_LEN, Progress},
+};
+
+use super::{
+    acceptor::tcp_lane,
+    connection::Connection,
+    core::Core,
+    greeting::{self, Greeting},
+    worker::Workers,
+};
+use crate::{
+    config::Transport,
+    endpoint::Interrupt,
+    error::{Error, Result},
+};
+
+/// How often a waiting caller is asked whether to go on.
+const SLICE: Duration = Duration::from_millis(50);
+
+/// A caller's patience.
+struct Patience<'a> {
+    addr: SocketAddr,
+    until: Option<Instant>,
+    timeout: Duration,
+    interrupt: &'a mut dyn Interrupt,
+}
+
+impl Patience<'_> {
+    fn failed(&self, reason: impl ToString) -> Error {
+        Error::Connect { addr: self.addr, reason: reason.to_string() }
+    }
+
+    /// Waits until the socket is ready, or patience ends.
+    fn wait(&mut self, fd: &impl AsFd, flags: PollFlags) -> Result<()> {
+        loop {
+            let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Err(self.failed(format!("no answer within {:?}", self.timeout)));
+            }
+            let slice = left.unwrap_or(SLICE).min(SLICE);
+            let timeout = Timespec { tv_sec: 0, tv_nsec: slice.as_nanos() as _ };
+            let ready = poll(&mut [PollFd::new(fd, flags)], Some(&timeout));
+            match ready {
+                Ok(0) | Err(rustix::io::Errno::INTR) => {}
+                Ok(_) => return Ok(()),
+                Err(e) => return Err(Error::os("waiting for a socket", e)),
+            }
+            if self.interrupt.interrupted() {
+                return Err(Error::Interrupted);
+            }
+        }
+    }
+
+    fn send(&mut self, tcp: &mut TcpStream, mut bytes: &[u8]) -> Result<()> {
+        while !bytes.is_empty() {
+            match tcp.write(bytes) {
+                Ok(n) => bytes = &bytes[n..],
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    self.wait(tcp, PollFlags::OUT)?;
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(self.failed(e)),
+            }
+        }
+        Ok(())
+    }
+
+    fn recv(&mut self, tcp: &mut TcpStream, into: &mut [u8]) -> Result<usize> {
+        loop {
+            match tcp.read(into) {
+                Ok(0) => return Err(self.failed("the peer closed the connection")),
+                Ok(n) => return Ok(n),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    self.wait(tcp, PollFlags::IN)?;
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(self.failed(e)),
+            }
+        }
+    }
+
+    /// Opens a socket to the peer.
+    fn open(&mut self) -> Result<TcpStream> {
+        let domain = socket2::Domain::for_address(self.addr);
+        let socket = socket2::Socket::new(domain, socket2::Type::STREAM, None)
+            .map_err(|e| self.failed(e))?;
+        socket.set_nonblocking(true).map_err(|e| self.failed(e))?;
+        socket.set_tcp_nodelay(true).map_err(|e| self.failed(e))?;
+        match socket.connect(&self.addr.into()) {
+            Ok(()) => {}
+            Err(e) if e.raw_os_error() == Some(rustix::io::Errno::INPROGRESS.raw_os_error()) => {
+                self.wait(&socket, PollFlags::OUT)?;
+            }
+            Err(e) => return Err(self.failed(e)),
+        }
+        if let Some(e) = socket.take_error().map_err(|e| self.failed(e))? {
+            return Err(self.failed(e));
+        }
+        Ok(socket.into())
+    }
+
+    /// Opens a socket and shakes hands over it.
+    fn shake(
+        &mut self,
+        core: &Core,
+        greeting: &Greeting,
+        kind: HelloKind,
+    ) -> Result<(TcpStream, Hello)> {
+        let mut tcp = self.open()?;
+        let mut nonce = [0; NONCE_LEN];
+        getrandom::fill(&mut nonce).map_err(|e| self.failed(e))?;
+        let mut hello = greeting.hello(core, kind, 0);
+        hello.requested_port = self.addr.port();
+        let mut handshake = Handshake::connector(greeting::psk(&core.config)?, &hello, nonce)
+            .map_err(|e| self.failed(e))?;
+        let mut bytes = [0; 4096];
+        loop {
+            let output = handshake.pending_output();
+            self.send(&mut tcp, &output)?;
+            let n = self.recv(&mut tcp, &mut bytes)?;
+            match handshake.feed(&bytes[..n]) {
+                Ok(Progress::Done { peer, consumed }) if consumed == n => return Ok((tcp, *peer)),
+                Ok(Progress::NeedMore) => {}
+                Ok(_) => return Err(self.failed("the peer sent bytes before they were due")),
+                Err(e) => {
+                    // The peer learns why if it still listens.
+                    let _ = tcp.write(&handshake.pending_output());
+                    return Err(self.failed(e));
+                }
+            }
+        }
+    }
+
+    /// Says that the lanes are a connection now, and waits for the peer to agree.
+    fn establish(&mut self, tcp: &mut TcpStream, lanes: u16) -> Result<()> {
+        let word = Header::bare(Kind::Establish, 0, lanes.into()).encode();
+        self.send(tcp, &word)?;
+        let mut answer = [0; HEADER_LEN];
+        let mut have = 0;
+        while have < HEADER_LEN {
+            have += self.recv(tcp, &mut answer[have..])?;
+        }
+        match Header::decode(&answer) {
+            Ok(Header { kind: Kind::Establish, .. }) => Ok(()),
+            Ok(_) => Err(self.failed("the peer answered out of turn")),
+            Err(e) => Err(self.failed(e)),
+        }
+    }
+}
+
+/// Connects to the endpoint at `addr`.
+pub(crate) fn connect(
+    core: &Arc<Core>,
+    greeting: &Greeting,
+    addr: SocketAddr,
+    timeout: Duration,
+    interrupt: &mut dyn Interrupt,
+) -> Result<Arc<Connection>> {
+    core.usable()?;
+    let until = (!timeout.is_zero()).then(|| Instant::now() + timeout);
+    let mut patience = Patience { addr, until, timeout, interrupt };
+    let (mut tcp, hello) = patience.shake(core, greeting, HelloKind::NewConnection)?;
+    let same_host = greeting.same_host(&hello);
+    let local = if greeting.local_possible(core, &hello) {
+        match join_local(core, greeting, &hello, &mut patience) {
+            Ok(lane) => Some(lane),
+            Err(Error::Interrupted) => return Err(Error::Interrupted),
+            Err(e) => {
+                tracing::debug!("no local lane to {addr}: {e}");
+                None
+            }
+        }
+    } else {
+        None
+    };
+    if local.is_none() && core.config.transport == Transport::Local {
+        return Err(patience.failed(
+            "only same-host memory is allowed (UCCL_P2P_TRANSPORT=local), and the peer is not reachable so",
+        ));
+    }
+    let lanes: Vec<Arc<dyn Lane>> = match local {
+        Some(lane) => {
+            patience.establish(&mut tcp, 0)?;
+            vec![Arc::new(lane)]
+        }
+        None => {
+            let count = greeting::lanes(&core.config, &hello, same_host);
+            let mut streams = Vec::new();
+            for lane_index in 1..count {
+                let kind = HelloKind::JoinLane { token: hello.token, lane_index };
+                streams.push(patience.shake(core, greeting, kind)?.0);
+            }
+            patience.establish(&mut tcp, count)?;
+            streams.insert(0, tcp);
+            let checksum = greeting::checksum(&core.config, &hello, same_host);
+            let lanes = streams.into_iter().map(|stream| tcp_lane(core, stream, checksum));
+            lanes.collect::<Result<_>>()?
+        }
+    };
+    let peer = greeting::peer_of(&hello, addr, same_host);
+    let conn = core.add_conn(|id| Arc::new(Connection::new(id, Arc::clone(core), peer, lanes)))?;
+    Workers::attach(core, &conn)?;
+    core.offer_memory_to(&conn);
+    Ok(conn)
+}
+
+/// Makes a lane of shared memory with a process of this host.
+fn join_local(
+    core: &Arc<Core>,
+    greeting: &Greeting,
+    peer: &Hello,
+    patience: &mut Patience<'_>,
+) -> Result<LocalLane> {
+    let io = |e: io::Error| Error::os("joining a process of this host", e);
+    let mut socket = FdSocket::connect(peer.uds_name.as_bytes()).map_err(io)?;
+    let invitation = local::invite(&mut socket, peer.token, &core.mrs.table).map_err(io)?;
+    let answer = loop {
+        if let Some(answer) = socket.recv().map_err(io)? {
+            break answer;
+        }
+        patience.wait(&socket, PollFlags::IN)?;
+    };
+    let pid = socket.peer().map_err(io)?.pid;
+    let setup = Setup {
+        regions: Arc::clone(&core.mrs.table),
+        process: greeting.process(core, peer, pid),
+        checksum: greeting::checksum(&core.config, peer, true),
+    };
+    invitation.accepted(socket, answer, setup).map_err(io)
+}

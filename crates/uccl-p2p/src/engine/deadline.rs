@@ -1,0 +1,58 @@
+//! Ending transfers early: when their time is up, or when somebody asks.
+
+use std::{
+    sync::{Arc, atomic::Ordering::Acquire},
+    time::Instant,
+};
+
+use super::{
+    connection::fence_grace,
+    core::Core,
+    transfer::{Fence, Transfer},
+};
+use crate::error::Error;
+
+impl Core {
+    /// Fences transfers whose deadline is near, and carries on with fences that are under way.
+    pub(crate) fn enforce_deadlines(&self) {
+        let now = Instant::now();
+        let due = self.transfers.unfinished(|transfer| {
+            transfer.fencing.load(Acquire) || fence_at(transfer).is_some_and(|at| at <= now)
+        });
+        due.iter().for_each(|transfer| enforce(transfer, now));
+    }
+}
+
+/// When a transfer must begin to end, so that it has ended by its deadline.
+pub(crate) fn fence_at(transfer: &Transfer) -> Option<Instant> {
+    Some(transfer.deadline()? - fence_grace(transfer.timeout?))
+}
+
+/// When a peer that does not let a transfer end is given up: at the deadline, if it has had time.
+fn give_up_at(transfer: &Transfer) -> Option<Instant> {
+    let fenced_at = transfer.body.lock().fenced_at?;
+    Some(transfer.deadline()?.max(fenced_at + fence_grace(transfer.timeout?)))
+}
+
+/// Ends a transfer if its time is up. A peer that does not let it end in time is given up: with its
+/// connection gone nothing of the transfer moves either.
+pub(crate) fn enforce(transfer: &Arc<Transfer>, now: Instant) {
+    if transfer.finished() {
+        return;
+    }
+    let due = fence_at(transfer).is_some_and(|at| at <= now);
+    if due || transfer.fencing.load(Acquire) {
+        transfer.conn.fence(transfer, Fence::Deadline);
+    }
+    if !transfer.finished() && give_up_at(transfer).is_some_and(|at| at <= now) {
+        give_up_peer(transfer, "it did not let a transfer end by its deadline");
+    }
+}
+
+/// The peer does not answer a fence: the connection is cut.
+pub(crate) fn give_up_peer(transfer: &Transfer, reason: &str) {
+    transfer.conn.fail(Error::ConnectionLost {
+        peer: Arc::clone(&transfer.conn.peer.name),
+        reason: reason.to_owned(),
+    });
+}

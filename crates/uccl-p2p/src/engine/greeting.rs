@@ -1,0 +1,170 @@
+//! What an endpoint says of itself in a handshake, and what it makes of what a peer says.
+
+use std::net::SocketAddr;
+
+use uccl_device::HostIdentity;
+use uccl_fabric::cma::{self, Process};
+use uccl_wire::handshake::{ChecksumPref, CmaProbe, Features, Hello, HelloKind, Psk};
+
+use super::{connection::Peer, core::Core};
+use crate::{
+    config::{Checksum, Config, Transport},
+    error::{Error, Result},
+};
+
+/// Most TCP lanes of a connection.
+pub(crate) const MAX_LANES: u16 = 64;
+
+/// What an endpoint says of itself, the same to everybody.
+pub(crate) struct Greeting {
+    host: uccl_wire::handshake::HostIdentity,
+    hostname: String,
+    listen_port: u16,
+    uds_name: String,
+    /// Peers that can read this can reach our memory.
+    nonce: Box<[u8; 16]>,
+}
+
+impl Greeting {
+    pub(crate) fn new(listen_port: u16, uds_name: String) -> Result<Self> {
+        let identity = HostIdentity::of_this_process();
+        let mut nonce = Box::new([0; 16]);
+        getrandom::fill(&mut *nonce)
+            .map_err(|e| Error::os("reading random bytes", std::io::Error::other(e)))?;
+        let host = uccl_wire::handshake::HostIdentity {
+            boot_id: uuid(identity.boot_id.as_deref().unwrap_or_default()),
+            pid_ns: identity.pid_namespace.unwrap_or(0),
+            net_ns: identity.net_namespace.unwrap_or(0),
+            user_ns: identity.user_namespace.unwrap_or(0),
+            mnt_ns: 0,
+        };
+        let hostname = identity.hostname.unwrap_or_default();
+        let hostname = hostname.chars().filter(|c| c.is_ascii_graphic()).take(64).collect();
+        Ok(Self { host, hostname, listen_port, uds_name, nonce })
+    }
+
+    pub(crate) fn hello(&self, core: &Core, kind: HelloKind, token: u128) -> Hello {
+        let config = &core.config;
+        let mut features = Features::CHECKSUM;
+        if config.transport != Transport::Tcp {
+            features = features.with(Features::LOCAL).with(Features::SHARED_MEMORY);
+        }
+        if config.cma {
+            features = features.with(Features::CMA);
+        }
+        let probe = CmaProbe { addr: self.nonce.as_ptr() as u64, nonce: *self.nonce };
+        Hello {
+            kind,
+            instance: core.instance,
+            token,
+            features,
+            host: self.host,
+            pid: std::process::id(),
+            gpu_index: config.gpu_index,
+            wanted_lanes: config.tcp_streams as u16,
+            listen_port: self.listen_port,
+            requested_port: 0,
+            checksum: match config.checksum {
+                Checksum::Auto => ChecksumPref::Auto,
+                Checksum::On => ChecksumPref::On,
+                Checksum::Off => ChecksumPref::Off,
+            },
+            device: String::new(),
+            uds_name: self.uds_name.clone(),
+            hostname: self.hostname.clone(),
+            cma_probe: config.cma.then_some(probe),
+        }
+    }
+
+    /// Whether the peer runs on this host's kernel.
+    pub(crate) fn same_host(&self, peer: &Hello) -> bool {
+        self.host.boot_id == peer.host.boot_id && self.host.boot_id != [0; 16]
+    }
+
+    /// Whether the peer's unix socket can be reached from here, and is wanted.
+    pub(crate) fn local_possible(&self, core: &Core, peer: &Hello) -> bool {
+        core.config.transport != Transport::Tcp
+            && self.same_host(peer)
+            && self.host.net_ns == peer.host.net_ns
+            && peer.features.contains(Features::LOCAL)
+            && !peer.uds_name.is_empty()
+    }
+
+    /// The peer's process, if its memory can be reached: which is tried, not guessed.
+    pub(crate) fn process(&self, core: &Core, peer: &Hello, pid: Option<i32>) -> Option<Process> {
+        let probe = peer.cma_probe.filter(|_| core.config.cma)?;
+        if self.host.pid_ns != peer.host.pid_ns {
+            return None;
+        }
+        let process = Process::open(pid?).ok()?;
+        match cma::probe(process.pid(), probe.addr, &probe.nonce) {
+            Ok(true) => Some(process),
+            Ok(false) => None,
+            Err(e) => {
+                tracing::debug!("process {} cannot be read from here: {e}", process.pid());
+                None
+            }
+        }
+    }
+}
+
+/// Who the peer is, as the engine keeps it.
+pub(crate) fn peer_of(hello: &Hello, addr: SocketAddr, same_host: bool) -> Peer {
+    let host = if hello.hostname.is_empty() { "?" } else { &hello.hostname };
+    let name = format!("{host} (pid {}, gpu {}) at {addr}", hello.pid, hello.gpu_index);
+    Peer {
+        name: name.into(),
+        addr,
+        gpu_index: hello.gpu_index,
+        instance: hello.instance,
+        same_host,
+    }
+}
+
+/// Whether data between the two carries a checksum: where it crosses a network, or where one side asks
+/// for it, unless one forbids it.
+pub(crate) fn checksum(config: &Config, peer: &Hello, same_host: bool) -> bool {
+    match (config.checksum, peer.checksum) {
+        (Checksum::Off, _) | (_, ChecksumPref::Off) => false,
+        (Checksum::On, _) | (_, ChecksumPref::On) => true,
+        (Checksum::Auto, ChecksumPref::Auto) => !same_host,
+    }
+}
+
+/// TCP lanes of a connection, if one of the two says how many.
+pub(crate) fn lanes(config: &Config, peer: &Hello, same_host: bool) -> u16 {
+    let asked = (config.tcp_streams as u16).max(peer.wanted_lanes);
+    let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let chosen = match asked {
+        // On one host the processors are what limits, and both ends use them.
+        0 if same_host => (cpus / 4).clamp(1, 4) as u16,
+        0 => cpus.clamp(1, 4) as u16,
+        n => n,
+    };
+    chosen.clamp(1, MAX_LANES)
+}
+
+pub(crate) fn psk(config: &Config) -> Result<Option<Psk>> {
+    config
+        .psk
+        .as_deref()
+        .map(|secret| {
+            Psk::new(secret).map_err(|e| Error::Config {
+                name: "UCCL_P2P_PSK",
+                value: "...".into(),
+                reason: e.to_string(),
+            })
+        })
+        .transpose()
+}
+
+/// The bytes of a UUID in its usual spelling; zeroes for anything else.
+fn uuid(text: &str) -> [u8; 16] {
+    let digits: Vec<u8> =
+        text.bytes().filter_map(|c| char::from(c).to_digit(16)).map(|d| d as u8).collect();
+    let mut out = [0; 16];
+    if digits.len() == 32 {
+        out.iter_mut().zip(digits.as_chunks().0).for_each(|(byte, [hi, lo])| *byte = hi << 4 | lo);
+    }
+    out
+}

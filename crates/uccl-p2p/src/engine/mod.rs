@@ -1,0 +1,21 @@
+//! How transfers become operations on lanes, and how they end.
+//!
+//! Locks are taken in this order: a lane's receive half, a connection's inbox or notifications, its
+//! outbox, a lane's sending half, the list of transfers. Ending a connection takes a lane's halves, so
+//! it never happens from a completion or a message.
+
+pub(crate) mod acceptor;
+pub(crate) mod connect;
+pub(crate) mod connection;
+pub(crate) mod core;
+pub(crate) mod deadline;
+pub(crate) mod greeting;
+pub(crate) mod inbox;
+pub(crate) mod notifs;
+pub(crate) mod outbox;
+pub(crate) mod park;
+pub(crate) mod plan;
+pub(crate) mod regions;
+pub(crate) mod transfer;
+pub(crate) mod wait;
+pub(crate) mod worker;

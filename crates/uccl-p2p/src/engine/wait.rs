@@ -1,0 +1,111 @@
+//! How a caller waits: it makes progress itself, spins for a while, and then sleeps on its lanes.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::{connection::Connection, deadline, park::Parker, transfer::Transfer};
+use crate::{
+    endpoint::Interrupt,
+    error::{Error, Result},
+};
+
+/// A caller asks whether to go on at least this often.
+const SLICE: Duration = Duration::from_millis(50);
+/// While it is awake it asks this often.
+const ASK: Duration = Duration::from_millis(10);
+/// With much outstanding, spinning only takes the processor from whoever moves the data.
+const SHORT_SPIN: Duration = Duration::from_micros(5);
+const MUCH: u64 = 128 << 10;
+/// How often the clock is read while spinning.
+const LOOKS: u32 = 16;
+
+/// Waits until the transfer has ended or `until` has come. `Ok(false)`: it has not ended.
+pub(crate) fn wait(
+    transfer: &Arc<Transfer>,
+    until: Option<Instant>,
+    interrupt: &mut dyn Interrupt,
+) -> Result<bool> {
+    if transfer.finished() {
+        return Ok(true);
+    }
+    let conn = &transfer.conn;
+    let spin = conn.core.config.spin;
+    let _claim = conn.claim();
+    let mut looks = 0;
+    let mut quiet_since = None;
+    let mut asked = Instant::now();
+    let fence_at = deadline::fence_at(transfer);
+    loop {
+        let moved = conn.progress();
+        if transfer.finished() {
+            return Ok(true);
+        }
+        if moved {
+            quiet_since = None;
+        }
+        looks += 1;
+        if looks % LOOKS != 0 {
+            std::hint::spin_loop();
+            continue;
+        }
+        let now = Instant::now();
+        if now - asked >= ASK || fence_at.is_some_and(|at| at <= now) {
+            asked = now;
+            if interrupt.interrupted() {
+                return Err(Error::Interrupted);
+            }
+            deadline::enforce(transfer, now);
+            conn.check_liveness();
+        }
+        if until.is_some_and(|until| until <= now) {
+            return Ok(transfer.finished());
+        }
+        let quiet = now - *quiet_since.get_or_insert(now);
+        let much = conn.lanes.iter().any(|lane| lane.load() > MUCH);
+        if quiet >= if much { SHORT_SPIN.min(spin) } else { spin } {
+            sleep(conn, transfer, until, now)?;
+            quiet_since = None;
+        }
+    }
+}
+
+/// Sleeps until a lane can be progressed, the transfer has ended, or a slice of time has passed.
+fn sleep(
+    conn: &Connection,
+    transfer: &Transfer,
+    until: Option<Instant>,
+    now: Instant,
+) -> Result<()> {
+    let parker = Parker::of_thread()?;
+    parker.clear();
+    if !transfer.watch(&parker) {
+        return Ok(());
+    }
+    if conn.lanes.iter().all(|lane| lane.arm()) {
+        let left = until.map_or(SLICE, |until| until.saturating_duration_since(now)).min(SLICE);
+        let left = deadline::fence_at(transfer)
+            .map_or(left, |at| left.min(at.saturating_duration_since(now)))
+            .max(Duration::from_millis(1));
+        let timeout = Timespec { tv_sec: 0, tv_nsec: left.as_nanos() as _ };
+        let interests: Vec<_> = conn.lanes.iter().map(|lane| lane.interest()).collect();
+        let mut fds: Vec<PollFd<'_>> = interests
+            .iter()
+            .map(|interest| {
+                let write = if interest.write { PollFlags::OUT } else { PollFlags::empty() };
+                PollFd::from_borrowed_fd(interest.fd, PollFlags::IN | write)
+            })
+            .collect();
+        fds.push(PollFd::from_borrowed_fd(parker.fd(), PollFlags::IN));
+        if let Err(e) = poll(&mut fds, Some(&timeout))
+            && e != rustix::io::Errno::INTR
+        {
+            return Err(Error::os("waiting for a transfer", e));
+        }
+    }
+    transfer.unwatch(&parker);
+    Ok(())
+}

@@ -1,0 +1,439 @@
+//! Worker threads: they progress lanes that no caller is progressing, sleep when there is nothing to
+//! do, and look after deadlines.
+//!
+//! Each worker sleeps on one epoll. A lane is armed there once at a time: its event wakes the worker
+//! once, and it is armed again only when the worker goes back to sleep. Lanes that callers progress
+//! themselves stay disarmed, so a caller that spins is not disturbed by a worker that wakes for nothing.
+
+use std::{
+    collections::HashMap,
+    os::fd::{AsFd, OwnedFd},
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use rustix::event::{
+    Timespec,
+    epoll::{self, CreateFlags, Event, EventData, EventFlags},
+};
+
+use super::{acceptor::Acceptor, connection::Connection, core::Core, park::Parker};
+use crate::error::{Error, Result};
+
+/// While callers hold lanes, workers look at them this often, to take over when callers stop.
+const CLAIM_TICK: Duration = Duration::from_micros(500);
+/// While transfers are unfinished, their deadlines are looked at this often.
+const HOUSEKEEPING: Duration = Duration::from_millis(20);
+/// How often a spinning worker looks for other lanes that want it.
+const GLANCE: Duration = Duration::from_micros(50);
+
+const BELL: u64 = 0;
+/// Tokens with this bit belong to the acceptor.
+pub(crate) const ACCEPTOR: u64 = 1 << 62;
+
+/// A lane that a worker looks after.
+pub(crate) struct Attached {
+    pub(crate) conn: Arc<Connection>,
+    pub(crate) lane: usize,
+    shard: usize,
+    token: u64,
+}
+
+impl Attached {
+    fn progress(&self) -> bool {
+        self.conn.progress_lane(self.lane)
+    }
+}
+
+enum Kick {
+    /// Progress this lane.
+    Lane(Arc<Attached>),
+    /// Take part in its work.
+    Help(Arc<Attached>),
+}
+
+/// What one worker sleeps on.
+struct Shard {
+    epoll: OwnedFd,
+    bell: Parker,
+    kicks: Mutex<Vec<Kick>>,
+    lanes: Mutex<HashMap<u64, Arc<Attached>>>,
+    started: AtomicBool,
+    /// Asleep without looking at deadlines.
+    unhurried: AtomicBool,
+}
+
+/// The workers of an endpoint. Threads start when there is something for them to do.
+pub(crate) struct Workers {
+    shards: Vec<Shard>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    stop: AtomicBool,
+    next_token: AtomicU64,
+    next_helper: AtomicUsize,
+}
+
+impl Workers {
+    pub(crate) fn new(count: usize) -> Result<Self> {
+        let shards = (0..count.max(1)).map(|_| Shard::new()).collect::<Result<_>>()?;
+        Ok(Self {
+            shards,
+            threads: Mutex::default(),
+            stop: AtomicBool::new(false),
+            next_token: AtomicU64::new(1),
+            next_helper: AtomicUsize::new(0),
+        })
+    }
+
+    /// Starts the first worker, which also accepts connections.
+    pub(crate) fn start(core: &Arc<Core>, acceptor: Acceptor) -> Result<()> {
+        let shard = &core.workers.shards[0];
+        acceptor.attach(&shard.epoll)?;
+        shard.started.store(true, SeqCst);
+        spawn(core, 0, Some(acceptor))
+    }
+
+    fn ensure(core: &Arc<Core>, index: usize) {
+        let shard = &core.workers.shards[index];
+        if !shard.started.swap(true, SeqCst)
+            && let Err(e) = spawn(core, index, None)
+        {
+            // The first worker does without it.
+            tracing::warn!("worker {index} does not start: {e}");
+        }
+    }
+
+    /// Puts a connection's lanes under the care of workers.
+    pub(crate) fn attach(core: &Arc<Core>, conn: &Arc<Connection>) -> Result<()> {
+        let this = &core.workers;
+        let first = (conn.id.0 & 0xFFFF_FFFF) as usize;
+        for lane in 0..conn.lanes.len() {
+            let shard = (first + lane) % this.shards.len();
+            Self::ensure(core, shard);
+            let token = this.next_token.fetch_add(1, Relaxed);
+            let attached = Arc::new(Attached { conn: Arc::clone(conn), lane, shard, token });
+            let home = &this.shards[shard];
+            home.lanes.lock().insert(token, Arc::clone(&attached));
+            epoll::add(
+                &home.epoll,
+                conn.lanes[lane].interest().fd,
+                EventData::new_u64(token),
+                EventFlags::ONESHOT,
+            )
+            .map_err(|e| Error::os("watching a lane", e))?;
+            conn.attached.lock().push(Arc::clone(&attached));
+            home.kick(Kick::Lane(attached));
+        }
+        Ok(())
+    }
+
+    /// Takes lanes out of the care of workers.
+    pub(crate) fn detach(&self, lanes: &[Arc<Attached>]) {
+        for attached in lanes {
+            let shard = &self.shards[attached.shard];
+            shard.lanes.lock().remove(&attached.token);
+            let lane = &attached.conn.lanes[attached.lane];
+            // A descriptor that is not watched is what was wanted.
+            let _ = epoll::delete(&shard.epoll, lane.interest().fd);
+        }
+    }
+
+    /// Has workers progress these lanes now.
+    pub(crate) fn kick(&self, lanes: &[Arc<Attached>]) {
+        for attached in lanes {
+            self.shards[attached.shard].kick(Kick::Lane(Arc::clone(attached)));
+        }
+    }
+
+    /// Has another thread take part in a lane's work.
+    pub(crate) fn call_help(core: &Arc<Core>, attached: &Arc<Attached>) {
+        let this = &core.workers;
+        let index = this.next_helper.fetch_add(1, Relaxed) % this.shards.len();
+        Self::ensure(core, index);
+        this.shards[index].kick(Kick::Help(Arc::clone(attached)));
+    }
+
+    /// Makes sure that deadlines are looked at from now on.
+    pub(crate) fn hurry(&self) {
+        let first = &self.shards[0];
+        if first.unhurried.swap(false, SeqCst) {
+            first.bell.ring();
+        }
+    }
+
+    pub(crate) fn wake_all(&self) {
+        self.shards.iter().for_each(|shard| shard.bell.ring());
+    }
+
+    fn stopping(&self) -> bool {
+        self.stop.load(Acquire)
+    }
+
+    /// Stops and joins every thread, unless called from one of them.
+    pub(crate) fn stop(&self) {
+        self.stop.store(true, SeqCst);
+        self.wake_all();
+        let own = std::thread::current().id();
+        for thread in std::mem::take(&mut *self.threads.lock()) {
+            if thread.thread().id() != own && thread.join().is_err() {
+                tracing::error!("a worker panicked outside its guard");
+            }
+        }
+        self.shards.iter().for_each(|shard| {
+            shard.lanes.lock().clear();
+            shard.kicks.lock().clear();
+        });
+    }
+}
+
+impl Shard {
+    fn new() -> Result<Self> {
+        let epoll =
+            epoll::create(CreateFlags::CLOEXEC).map_err(|e| Error::os("making an epoll", e))?;
+        let bell = Parker::new()?;
+        epoll::add(&epoll, bell.fd(), EventData::new_u64(BELL), EventFlags::IN)
+            .map_err(|e| Error::os("watching an eventfd", e))?;
+        Ok(Self {
+            epoll,
+            bell,
+            kicks: Mutex::default(),
+            lanes: Mutex::default(),
+            started: AtomicBool::new(false),
+            unhurried: AtomicBool::new(false),
+        })
+    }
+
+    fn kick(&self, kick: Kick) {
+        self.kicks.lock().push(kick);
+        self.bell.ring();
+    }
+}
+
+fn spawn(core: &Arc<Core>, index: usize, acceptor: Option<Acceptor>) -> Result<()> {
+    let for_thread = Arc::clone(core);
+    let thread = std::thread::Builder::new()
+        .name(format!("uccl-worker-{index}"))
+        .spawn(move || {
+            let core = for_thread;
+            let mut worker = Worker {
+                shard: index,
+                hot: Vec::new(),
+                acceptor,
+                events: Vec::with_capacity(64),
+                looked: Instant::now(),
+                idle_looks: 0,
+            };
+            let ran = catch_unwind(AssertUnwindSafe(|| worker.run(&core)));
+            drop(worker);
+            if let Err(panic) = ran {
+                give_up(&core, message_of(&*panic));
+            }
+        })
+        .map_err(|e| Error::os("starting a worker", e))?;
+    core.workers.threads.lock().push(thread);
+    Ok(())
+}
+
+/// A worker panicked: the endpoint's transfers fail with its message, the process lives.
+fn give_up(core: &Arc<Core>, message: String) {
+    tracing::error!("a worker panicked: {message}");
+    let message: Arc<str> = message.into();
+    let _ = core.panicked.set(Arc::clone(&message));
+    for conn in core.open_conns() {
+        conn.fail(Error::Panicked(Arc::clone(&message)));
+    }
+}
+
+fn message_of(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "unknown".into())
+}
+
+/// One thread.
+struct Worker {
+    shard: usize,
+    /// Lanes that are not armed: they have just had something to do, or callers hold them.
+    hot: Vec<Arc<Attached>>,
+    acceptor: Option<Acceptor>,
+    events: Vec<Event>,
+    looked: Instant,
+    idle_looks: u32,
+}
+
+impl Worker {
+    fn run(&mut self, core: &Arc<Core>) {
+        while !core.workers.stopping() {
+            self.spin(core);
+            let timeout = self.prepare_sleep(core);
+            self.wait(core, timeout);
+            self.housekeep(core);
+        }
+    }
+
+    fn shard<'a>(&self, core: &'a Core) -> &'a Shard {
+        &core.workers.shards[self.shard]
+    }
+
+    /// Progresses hot lanes until they have been quiet for a while.
+    fn spin(&mut self, core: &Arc<Core>) {
+        let spin = core.config.spin;
+        let mut moved_at = Instant::now();
+        let mut glanced = moved_at;
+        loop {
+            let mut moved = false;
+            let mut free = false;
+            for attached in &self.hot {
+                if !attached.conn.claimed() {
+                    free = true;
+                    moved |= attached.progress();
+                }
+            }
+            self.hot.retain(|attached| !attached.conn.is_failed());
+            if !free || core.workers.stopping() {
+                return;
+            }
+            let now = Instant::now();
+            if moved {
+                moved_at = now;
+            } else if now - moved_at >= spin {
+                return;
+            } else {
+                std::hint::spin_loop();
+            }
+            if now - glanced >= GLANCE {
+                glanced = now;
+                self.wait(core, Some(Duration::ZERO));
+                self.housekeep(core);
+            }
+        }
+    }
+
+    /// Arms what is hot, and says how long to sleep; `None` is until something happens.
+    fn prepare_sleep(&mut self, core: &Arc<Core>) -> Option<Duration> {
+        let shard = self.shard(core);
+        let mut timeout = None;
+        self.hot.retain(|attached| {
+            if attached.conn.claimed() {
+                timeout = Some(timeout.unwrap_or(CLAIM_TICK).min(CLAIM_TICK));
+                return true;
+            }
+            if arm(shard, attached) {
+                return false;
+            }
+            timeout = Some(Duration::ZERO);
+            true
+        });
+        if self.shard > 0 {
+            return timeout;
+        }
+        if self.acceptor.as_ref().is_some_and(Acceptor::is_busy) {
+            timeout = Some(timeout.unwrap_or(HOUSEKEEPING).min(HOUSEKEEPING));
+        }
+        // Announced before the look, so that whoever posts after it sees it.
+        shard.unhurried.store(true, SeqCst);
+        if core.transfers.pending.load(SeqCst) > 0 || self.idle_looks < 5 {
+            shard.unhurried.store(false, SeqCst);
+            timeout = Some(timeout.unwrap_or(HOUSEKEEPING).min(HOUSEKEEPING));
+        }
+        timeout
+    }
+
+    fn wait(&mut self, core: &Arc<Core>, timeout: Option<Duration>) {
+        let shard = self.shard(core);
+        let timeout = timeout.map(|t| Timespec { tv_sec: 0, tv_nsec: t.as_nanos() as _ });
+        self.events.clear();
+        let waited = epoll::wait(
+            &shard.epoll,
+            rustix::buffer::spare_capacity(&mut self.events),
+            timeout.as_ref(),
+        );
+        if let Err(e) = waited
+            && e != rustix::io::Errno::INTR
+        {
+            tracing::error!("a worker cannot sleep: {e}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let mut rung = false;
+        let events = std::mem::take(&mut self.events);
+        for event in &events {
+            match event.data.u64() {
+                BELL => rung = true,
+                token if token & ACCEPTOR != 0 => {
+                    if let Some(acceptor) = &mut self.acceptor {
+                        acceptor.ready(core, &shard.epoll, token & !ACCEPTOR);
+                    }
+                }
+                token => {
+                    let attached = shard.lanes.lock().get(&token).cloned();
+                    self.heat(attached);
+                }
+            }
+        }
+        self.events = events;
+        if rung {
+            self.answer_bell(core);
+        }
+        if let Some(acceptor) = &mut self.acceptor {
+            acceptor.expire(&shard.epoll);
+        }
+    }
+
+    fn heat(&mut self, attached: Option<Arc<Attached>>) {
+        if let Some(attached) = attached
+            && !self.hot.iter().any(|other| Arc::ptr_eq(other, &attached))
+        {
+            self.hot.push(attached);
+        }
+    }
+
+    fn answer_bell(&mut self, core: &Arc<Core>) {
+        let shard = self.shard(core);
+        shard.bell.clear();
+        for kick in std::mem::take(&mut *shard.kicks.lock()) {
+            match kick {
+                Kick::Lane(attached) => self.heat(Some(attached)),
+                Kick::Help(attached) => while attached.conn.lanes[attached.lane].help() {},
+            }
+        }
+    }
+
+    /// Ends what is past its deadline, and gives up peers that are silent.
+    fn housekeep(&mut self, core: &Arc<Core>) {
+        if self.shard > 0 || self.looked.elapsed() < HOUSEKEEPING {
+            return;
+        }
+        self.looked = Instant::now();
+        if core.transfers.pending.load(SeqCst) == 0 {
+            self.idle_looks = self.idle_looks.saturating_add(1);
+            return;
+        }
+        self.idle_looks = 0;
+        core.enforce_deadlines();
+        core.open_conns().iter().for_each(|conn| conn.check_liveness());
+    }
+}
+
+/// Arms a lane; false when it has something to do right now.
+fn arm(shard: &Shard, attached: &Attached) -> bool {
+    let lane = &attached.conn.lanes[attached.lane];
+    if attached.conn.is_failed() {
+        return true;
+    }
+    if !lane.arm() {
+        return false;
+    }
+    let interest = lane.interest();
+    let mut flags = EventFlags::ONESHOT | EventFlags::IN;
+    if interest.write {
+        flags |= EventFlags::OUT;
+    }
+    let armed =
+        epoll::modify(&shard.epoll, interest.fd.as_fd(), EventData::new_u64(attached.token), flags);
+    // What is not watched has been detached meanwhile.
+    armed.is_ok() || attached.conn.is_failed()
+}
