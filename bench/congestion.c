@@ -5,8 +5,8 @@
  *
  * With BENCH_TCP_CONGESTION set, each TCP socket gets that algorithm when it is made (accepted ones
  * inherit it from their listener), and the program's own later choice is ignored. Without it nothing
- * is changed. With BENCH_TCP_CONGESTION_LOG set, one line is appended for a choice the program made
- * ("asked NAME"), for the first socket pinned ("pinned NAME") and for a pin that failed ("failed REASON").
+ * is changed. With BENCH_TCP_CONGESTION_LOG set, one line is appended for a choice that the program made and
+ * was granted ("asked NAME"), for the first socket pinned ("pinned NAME") and for a pin that failed ("failed REASON").
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -79,10 +79,16 @@ int socket(int domain, int type, int protocol) {
 int setsockopt(int fd, int level, int option, const void *value, socklen_t len) {
     if (level == IPPROTO_TCP && option == TCP_CONGESTION) {
         char name[32] = {0};
-        memcpy(name, value, len < sizeof name ? len : sizeof name - 1);
-        say("asked", name);
+        int result, saved;
         if (wanted())
             return 0;
+        result = real_setsockopt()(fd, level, option, value, len);
+        saved = errno;
+        memcpy(name, value, len < sizeof name ? len : sizeof name - 1);
+        if (result == 0)
+            say("asked", name);
+        errno = saved;
+        return result;
     }
     return real_setsockopt()(fd, level, option, value, len);
 }

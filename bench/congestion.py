@@ -1,30 +1,20 @@
 """Puts a peer's TCP sockets on one congestion control, and tells which one was in force."""
 
-import subprocess
 import tempfile
 from pathlib import Path
 
 import machine
+import native
 from cases import DEFAULT
 from paths import BENCH, WORK
+from proc import Failed
 
-_SOURCE = BENCH / "congestion.c"
-_SHIM = WORK / "congestion.so"
+SHIM = WORK / "congestion.so"
 
 
 def build() -> str | None:
-    """Compiles the preloaded shim when it is missing or stale; returns why it could not, or None."""
-    WORK.mkdir(exist_ok=True)
-    if _SHIM.exists() and _SHIM.stat().st_mtime >= _SOURCE.stat().st_mtime:
-        return None
-    command = ["gcc", "-shared", "-fPIC", "-O2", "-Wall", "-o", str(_SHIM), str(_SOURCE), "-ldl"]
-    try:
-        subprocess.run(command, check=True, capture_output=True, timeout=60, text=True)
-    except FileNotFoundError:
-        return "gcc is not installed"
-    except subprocess.CalledProcessError as error:
-        return f"gcc failed: {error.stderr.strip()[:200]}"
-    return None
+    """Compiles the preloaded shim; returns why it could not, or None."""
+    return native.build(BENCH / "congestion.c", SHIM, ["-shared", "-fPIC", "-ldl"])
 
 
 class Pin:
@@ -45,22 +35,23 @@ class Pin:
         """What to add to the peer's environment."""
         if not self.choice:
             return {}
-        env = {"LD_PRELOAD": str(_SHIM), "BENCH_TCP_CONGESTION_LOG": str(self._log)}
+        env = {"LD_PRELOAD": str(SHIM), "BENCH_TCP_CONGESTION_LOG": str(self._log)}
         if self.choice != DEFAULT:
             env["BENCH_TCP_CONGESTION"] = self.choice
         return env
 
     @property
     def in_force(self) -> str:
-        """The congestion control of the sockets, or why it is not the one that was wanted."""
+        """The congestion control of the sockets; `Failed` when it is not the one that they were to be pinned to."""
         if not self.choice:
             return ""
         said = [line.split(" ", 1) for line in self._log.read_text().splitlines() if " " in line]
         failures = [detail for word, detail in said if word == "failed"]
         if failures:
-            return f"not {self.choice}: {failures[0]}"
+            raise Failed(f"its sockets could not be put on {self.choice}: {failures[0]} (root can)")
         if self.choice != DEFAULT:
-            pinned = [detail for word, detail in said if word == "pinned"]
-            return pinned[0] if pinned else f"not {self.choice}: no TCP socket was seen"
+            if not any(word == "pinned" for word, _ in said):
+                raise Failed(f"its sockets could not be put on {self.choice}: none was made through libc")
+            return self.choice
         asked = [detail for word, detail in said if word == "asked"]
         return f"{asked[-1]} (its own choice)" if asked else machine.default_congestion()

@@ -65,7 +65,7 @@ def _cell(results: Results, peer: str, case) -> str:
     if not values:
         return "FAILED" if results.failures.get((peer, case)) else "-"
     median, (low, high) = results.median(peer, case), results.spread(peer, case)
-    noisy = "~" if 2 * sum(value.noise > NOISY for value in values) >= len(values) else ""
+    noisy = "~" if results.noisy(peer, case) else ""
     cell = f"{noisy}{number(median)} [{number(low)}-{number(high)}]"
     ours = results.median(OURS, case)
     if ours is not None and peer != OURS and median > 0 and ours > 0:
@@ -97,7 +97,7 @@ def bar_lines(verdicts: list[Verdict]) -> list[str]:
                 else f"{number(verdict.measured)} {unit}"
             )
             spread = f"[{number(verdict.spread[0])}-{number(verdict.spread[1])}]" if verdict.spread else ""
-        rows.append([bar.what, bar.limit(), measured, spread, verdict.state])
+        rows.append([bar.what, bar.limit(), measured, spread, verdict.state + (" ~" if verdict.noisy else "")])
     counts = {state: sum(verdict.state == state for verdict in verdicts) for state in ("ok", "NOT", "absent")}
     return ["", "bars: ratios of medians", *aligned(rows), "", f"{counts['ok']} ok, {counts['NOT']} NOT, {counts['absent']} absent"]
 

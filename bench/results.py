@@ -5,6 +5,7 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass
 
 from cases import Case, Sample
+from machine import NOISY
 
 
 @dataclass
@@ -37,6 +38,11 @@ class Results:
     def spread(self, peer: str, case: Case) -> tuple[float, float] | None:
         values = [value.value for value in self.values(peer, case)]
         return (min(values), max(values)) if values else None
+
+    def noisy(self, peer: str, case: Case) -> bool:
+        """Whether half of the rounds or more were disturbed by others."""
+        values = self.values(peer, case)
+        return bool(values) and 2 * sum(value.noise > NOISY for value in values) >= len(values)
 
     def cases(self) -> list[Case]:
         return list(dict.fromkeys(case for _, case in self._values))

@@ -62,10 +62,11 @@ def every() -> list[Peer]:
     from peers.limits import Limits
     from peers.mooncake import Mooncake
     from peers.nixl import Nixl
+    from peers.raw import Raw
     from peers.uccl import Uccl
     from peers.ucx import Ucx
 
-    return [Uccl(), Limits(), Ucx(), Nixl(), Mooncake(), Gloo(), Iperf3()]
+    return [Uccl(), Raw(), Limits(), Ucx(), Nixl(), Mooncake(), Gloo(), Iperf3()]
 
 
 __all__ = ["Case", "Context", "Failed", "Peer", "Sample", "every"]
