@@ -48,7 +48,7 @@ class Verdict:
     #: The smallest and largest ratio of a single round, when both sides were measured in the same rounds.
     spread: tuple[float, float] | None
     reason: str = ""
-    #: Whether either side was mostly measured on a disturbed machine: the verdict is then only a hint.
+    #: Whether either side was measured on a disturbed machine alone: the verdict is then only a hint.
     noisy: bool = False
 
 
@@ -56,9 +56,12 @@ def judge(bar: Bar, results: Results) -> Verdict:
     """Holds a bar against what was measured."""
     ours = _best(bar.ours, results)
     theirs = (_sum if bar.summed else _best)(bar.theirs, results) if bar.theirs else None
-    missing = [peer for peer, value in ((bar.ours[0][0], ours), (bar.theirs[0][0] if bar.theirs else "", theirs)) if peer and value is None]
+    sides = ((bar.ours, ours), (bar.theirs, theirs))
+    missing = [refs[0][0] for refs, value in sides if refs and value is None]
     if missing:
-        return Verdict(bar, "absent", ours, theirs, None, None, "not measured: " + ", ".join(dict.fromkeys(missing)))
+        return Verdict(
+            bar, "absent", ours, theirs, None, None, "not measured: " + ", ".join(dict.fromkeys(missing))
+        )
     measured = ours / theirs if bar.theirs else ours
     met = measured >= bar.at_least if bar.at_least is not None else measured <= bar.at_most
     noisy = any(results.noisy(*ref) for ref in (*bar.ours, *bar.theirs))
@@ -112,8 +115,18 @@ def _tcp(quick: bool) -> list[Bar]:
                 at_least = 5.0 if op == "read" else 1.0 if congestion == "cubic" else 1.5
                 case = Case("tcp", op, size, congestion=congestion)
                 words = "each on its default" if congestion == DEFAULT else f"both on {congestion}"
-                bars.append(Bar("tcp", f"{name} / UCX, {words}", ((OURS, case),), (("ucx", case),), at_least=at_least))
-            bars.append(Bar("tcp", f"{name} / best of Mooncake", ours, _either("mooncake", "tcp", op, size), at_least=4.0))
+                bars.append(
+                    Bar("tcp", f"{name} / UCX, {words}", ((OURS, case),), (("ucx", case),), at_least=at_least)
+                )
+            bars.append(
+                Bar(
+                    "tcp",
+                    f"{name} / best of Mooncake",
+                    ours,
+                    _either("mooncake", "tcp", op, size),
+                    at_least=4.0,
+                )
+            )
     return bars
 
 
@@ -124,7 +137,11 @@ def _local(quick: bool) -> list[Bar]:
             case = Case("local", op, size)
             ours, name = ((OURS, case),), f"same host {op} {human(size)}"
             large = size >= 64 * MIB
-            bars.append(Bar("local", f"{name} / UCX posix,cma", ours, (("ucx", case),), at_least=1.5 if large else 1.0))
+            bars.append(
+                Bar(
+                    "local", f"{name} / UCX posix,cma", ours, (("ucx", case),), at_least=1.5 if large else 1.0
+                )
+            )
             if not large:
                 raw = _raw(Case("raw", f"vm_{op}", size))
                 bars.append(Bar("local", f"{name} / process_vm_{op}v", ours, raw, at_least=0.9))
@@ -151,7 +168,14 @@ def _small() -> list[Bar]:
             at_most=1.5,
         ),
         Bar("small", "same host send 64 B, one way, both awake", send, at_most=2.0),
-        Bar("small", "same host send 64 B, one way / (raw ping + queue hop)", send, floor, at_most=2.0, summed=True),
+        Bar(
+            "small",
+            "same host send 64 B, one way / (raw ping + queue hop)",
+            send,
+            floor,
+            at_most=2.0,
+            summed=True,
+        ),
     ]
 
 
@@ -161,5 +185,7 @@ def _vector() -> list[Bar]:
         many = ((OURS, Case(link, "write", 4 * KIB, iovs=1024, congestion=congestion)),)
         one = ((OURS, Case(link, "write", 4 * MIB, congestion=congestion)),)
         where = {"tcp": f"TCP [{congestion}]", "local": "same host"}[link]
-        bars.append(Bar("vector", f"{where} 1024 x 4 KiB in one writev / one write of 4 MiB", many, one, at_least=0.7))
+        bars.append(
+            Bar("vector", f"{where} 1024 x 4 KiB in one writev / one write of 4 MiB", many, one, at_least=0.7)
+        )
     return bars

@@ -88,7 +88,12 @@ def _tcp(quick: bool) -> list[Case]:
 
 
 def _local(quick: bool) -> list[Case]:
-    cases = [Case("raw", op, size) for op in ("vm_read", "vm_write") for size in plain_sizes(quick) if size <= 4 * MIB]
+    cases = [
+        Case("raw", op, size)
+        for op in ("vm_read", "vm_write")
+        for size in plain_sizes(quick)
+        if size <= 4 * MIB
+    ]
     cases.append(Case("raw", "memcpy", 64 * MIB))
     for op in ("write", "read"):
         cases += [Case("local", op, size) for size in plain_sizes(quick)]

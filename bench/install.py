@@ -62,7 +62,9 @@ def install(with_torch: bool) -> dict[str, str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--with-torch", action="store_true", help="also torch for gloo: the CUDA build, about 3 GB to fetch")
+    parser.add_argument(
+        "--with-torch", action="store_true", help="also torch for gloo: the CUDA build, about 3 GB to fetch"
+    )
     failures = install(parser.parse_args().with_torch)
     for name, reason in failures.items():
         print(f"{name}: not installed: {reason}", file=sys.stderr)

@@ -21,13 +21,15 @@ def facts() -> dict[str, object]:
         (line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
         platform.machine(),
     )
-    memory_kib = next((int(line.split()[1]) for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), 0)
+    memory_kib = next(
+        (int(line.split()[1]) for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), 0
+    )
     return {
         "cpu": cpu,
         "cpus": len(os.sched_getaffinity(0)),
         "memory_gib": round(memory_kib / 2**20, 1),
         "kernel": platform.release(),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "tcp_congestion_default": default_congestion(),
         "tcp_congestion_available": _text("/proc/sys/net/ipv4/tcp_available_congestion_control").split(),
@@ -123,7 +125,9 @@ class Gate:
     that never calms down the run goes on, and its values are marked as noisy.
     """
 
-    def __init__(self, *, idle: float, wait_s: float, budget_s: float, noise: float = NOISY, repeats: int = 2):
+    def __init__(
+        self, *, idle: float, wait_s: float, budget_s: float, noise: float = NOISY, repeats: int = 2
+    ):
         self.idle = idle
         self.wait_s = wait_s
         self.noise = noise
@@ -148,7 +152,7 @@ class Gate:
             self._budget_s -= max(0.0, waited - _WINDOW_S)
 
     def measure(self, work):
-        """Runs `work` on a quiet machine and again when it was disturbed; returns (result, noise) of the calmest try."""
+        """Runs `work` on a quiet machine, again when disturbed; returns (result, noise) of the calmest try."""
         best = None
         for attempt in range(1 + self.repeats):
             if attempt and self._budget_s <= 0:

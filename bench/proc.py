@@ -80,7 +80,11 @@ class Process:
         return file.read()
 
     def _last_words(self) -> str:
-        return last_line(self._text(self._files[1])) or last_line(self._text(self._files[0])) or "it said nothing"
+        return (
+            last_line(self._text(self._files[1]))
+            or last_line(self._text(self._files[0]))
+            or "it said nothing"
+        )
 
     def __enter__(self) -> "Process":
         return self
@@ -98,7 +102,9 @@ def run(
     with Process(command, env, stdin) as process:
         ended = process.wait(limit_s)
     if ended.code != 0:
-        raise Failed(f"exit status {ended.code}: {last_line(ended.err) or last_line(ended.out) or 'it said nothing'}")
+        raise Failed(
+            f"exit status {ended.code}: {last_line(ended.err) or last_line(ended.out) or 'it said nothing'}"
+        )
     return ended
 
 

@@ -18,7 +18,9 @@ def number(value: float) -> str:
 def aligned(rows: list[list[str]]) -> list[str]:
     """Lines with columns padded to their widest cell; the first row is the header."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
     lines.insert(1, "  ".join("-" * width for width in widths))
     return lines
 
@@ -31,9 +33,10 @@ def machine_lines(document: dict) -> list[str]:
         f"machine   {machine['cpu']}, {machine['cpus']} CPUs, {machine['memory_gib']} GiB, Linux {machine['kernel']}",
         f"date      {machine['date']}, project at {document['revision']}",
         f"TCP       default {machine['tcp_congestion_default']} (of {', '.join(machine['tcp_congestion_available'])})",
-        f"rounds    {document['rounds_done']} of {options['rounds']}, about {options['seconds']} s a value, {document['took_s']:.0f} s in all",
+        f"rounds    {document['rounds_done']} whole of {options['rounds']}, about {options['seconds']} s a value,"
+        f" {document['took_s']:.0f} s in all",
         f"quiet     gate at {gate['idle']:.0%} idle: waited {gate['waited_s']:.0f} s, gave up {gate['gave_up']} times;"
-        f" over {gate['noise']:.0%} noise: {gate['repeated']} repeated, {gate['kept_noisy']} kept all the same",
+        f" over {gate['noise']:.0%} noise: {gate['repeated']} repeated, {gate['kept_noisy']} noisy to the end",
     ]
     for name, peer in document["peers"].items():
         lines.append(f"peer      {name:9} {peer.get('version') or 'absent: ' + peer['absent']}")
@@ -55,8 +58,15 @@ def case_lines(results: Results) -> list[str]:
         if in_force:
             lines.append(f"congestion control in force: {in_force}")
     if lines:
-        lines += ["", "median [min-max] over the rounds; (N x) is how many times better uccl is than that peer;"]
-        lines.append(f"~ marks a value with noise over {NOISY:.0%} in half of its rounds or more")
+        left_out, every = results.disturbed()
+        lines += [
+            "",
+            "median [min-max] over the rounds; (N x) is how many times better uccl is than that peer",
+        ]
+        lines.append(
+            f"{left_out} of {every} values are left out: others used over {NOISY:.0%} of the machine meanwhile;"
+            " ~ marks those that had to do because no round was calmer"
+        )
     return lines
 
 
@@ -76,7 +86,8 @@ def _cell(results: Results, peer: str, case) -> str:
 def _congestion(results: Results, peers: list[str], members: list) -> str:
     words = []
     for peer in peers:
-        seen = {str(v.detail.get("congestion")) for case in members for v in results.values(peer, case) if v.detail.get("congestion")}
+        details = [value.detail for case in members for value in results.values(peer, case)]
+        seen = {str(detail["congestion"]) for detail in details if detail.get("congestion")}
         if seen:
             words.append(f"{peer} {' / '.join(sorted(seen))}")
     return ", ".join(words)
@@ -97,14 +108,18 @@ def bar_lines(verdicts: list[Verdict]) -> list[str]:
                 else f"{number(verdict.measured)} {unit}"
             )
             spread = f"[{number(verdict.spread[0])}-{number(verdict.spread[1])}]" if verdict.spread else ""
-        rows.append([bar.what, bar.limit(), measured, spread, verdict.state + (" ~" if verdict.noisy else "")])
+        rows.append(
+            [bar.what, bar.limit(), measured, spread, verdict.state + (" ~" if verdict.noisy else "")]
+        )
     counts = {state: sum(verdict.state == state for verdict in verdicts) for state in ("ok", "NOT", "absent")}
-    return ["", "bars: ratios of medians", *aligned(rows), "", f"{counts['ok']} ok, {counts['NOT']} NOT, {counts['absent']} absent"]
+    total = f"{counts['ok']} ok, {counts['NOT']} NOT, {counts['absent']} absent"
+    return ["", "bars: ratios of medians", *aligned(rows), "", total]
 
 
 def failure_lines(results: Results) -> list[str]:
     """What was tried and failed, with the reason."""
     lines = [
-        f"{peer}: {case.title()} {human(case.size)}: {reasons[-1]}" for (peer, case), reasons in results.failures.items()
+        f"{peer}: {case.title()} {human(case.size)}: {reasons[-1]}"
+        for (peer, case), reasons in results.failures.items()
     ]
     return ["", "failed", *lines] if lines else []

@@ -29,7 +29,14 @@ class Results:
         self._values[(peer, sample.case)].append(Value(round_number, sample.value, noise, sample.detail))
 
     def values(self, peer: str, case: Case) -> list[Value]:
-        return self._values.get((peer, case), [])
+        """The values that count: those of calm rounds, or all of them when no round was calm."""
+        values = self._values.get((peer, case), [])
+        return [value for value in values if value.noise <= NOISY] or values
+
+    def disturbed(self) -> tuple[int, int]:
+        """How many values do not count because their round was disturbed, and how many there are."""
+        every = sum(len(values) for values in self._values.values())
+        return every - sum(len(self.values(*key)) for key in self._values), every
 
     def median(self, peer: str, case: Case) -> float | None:
         values = self.values(peer, case)
@@ -40,9 +47,8 @@ class Results:
         return (min(values), max(values)) if values else None
 
     def noisy(self, peer: str, case: Case) -> bool:
-        """Whether half of the rounds or more were disturbed by others."""
-        values = self.values(peer, case)
-        return bool(values) and 2 * sum(value.noise > NOISY for value in values) >= len(values)
+        """Whether no round was calm, so that disturbed values had to do."""
+        return any(value.noise > NOISY for value in self.values(peer, case))
 
     def cases(self) -> list[Case]:
         return list(dict.fromkeys(case for _, case in self._values))
@@ -59,6 +65,7 @@ class Results:
                 "median": self.median(peer, case),
                 "min": self.spread(peer, case)[0],
                 "max": self.spread(peer, case)[1],
+                "noisy": self.noisy(peer, case),
                 "rounds": [asdict(value) for value in values],
             }
             for (peer, case), values in self._values.items()
@@ -66,5 +73,6 @@ class Results:
 
     def failures_as_list(self) -> list[dict[str, object]]:
         return [
-            {"peer": peer, "case": asdict(case), "reasons": reasons} for (peer, case), reasons in self.failures.items()
+            {"peer": peer, "case": asdict(case), "reasons": reasons}
+            for (peer, case), reasons in self.failures.items()
         ]

@@ -5,6 +5,7 @@ import argparse
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -26,19 +27,33 @@ SECTIONS = ("tcp", "local", "small", "vector")
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     parser.add_argument("--install", action="store_true", help="install the peers first")
-    parser.add_argument("--with-torch", action="store_true", help="with --install: also torch, for gloo (gigabytes)")
+    parser.add_argument(
+        "--with-torch", action="store_true", help="with --install: also torch, for gloo (gigabytes)"
+    )
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds, under three minutes")
     parser.add_argument("--only", metavar="SECTION,...", help=f"sections to run: {', '.join(SECTIONS)}")
     parser.add_argument("--peers", metavar="NAME,...", help="peers to run (default: all)")
     parser.add_argument("--rounds", type=int, help="rounds (default: 5, quick 2)")
     parser.add_argument("--seconds", type=float, help="seconds a value is measured (default: 1, quick 0.25)")
-    parser.add_argument("--max-minutes", type=float, help="start no more work after so long (default: 40, quick 2.8)")
-    parser.add_argument("--idle", type=float, default=0.88, help="share of the machine that must be idle before a repetition")
-    parser.add_argument("--nice", type=int, default=0, help="niceness of everything that is measured; negative as root only")
-    parser.add_argument("--uccl-bin", type=Path, default=ROOT / "target/release/uccl", help="the project's command")
-    parser.add_argument("--json", metavar="FILE", help="also write everything as JSON; - is stdout, without the tables")
+    parser.add_argument(
+        "--max-minutes", type=float, help="start no more work after so long (default: 40, quick 2.8)"
+    )
+    parser.add_argument(
+        "--idle", type=float, default=0.88, help="share of the machine that must be idle before a repetition"
+    )
+    parser.add_argument(
+        "--nice", type=int, default=0, help="niceness of everything that is measured; negative as root only"
+    )
+    parser.add_argument(
+        "--uccl-bin", type=Path, default=ROOT / "target/release/uccl", help="the project's command"
+    )
+    parser.add_argument(
+        "--json", metavar="FILE", help="also write everything as JSON; - is stdout, without the tables"
+    )
     parser.add_argument("--check", action="store_true", help="exit 1 when a bar that was measured is not met")
     options = parser.parse_args()
     options.rounds = options.rounds or (2 if options.quick else 5)
@@ -62,7 +77,9 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def present(options: argparse.Namespace, context: peers.Context) -> tuple[list[peers.Peer], dict[str, dict[str, str]]]:
+def present(
+    options: argparse.Namespace, context: peers.Context
+) -> tuple[list[peers.Peer], dict[str, dict[str, str]]]:
     """The peers that can run here, and what is to be said of each: its version or why it is absent."""
     running, said = [], {}
     for peer in peers.every():
@@ -100,7 +117,9 @@ class Bench:
         self.rounds_done = 0
         self._start = time.monotonic()
         cases = plan(options.quick, set(options.only))
-        self._groups = {group: [case for case in cases if case.group == group] for group in (case.group for case in cases)}
+        self._groups = {
+            group: [case for case in cases if case.group == group] for group in (case.group for case in cases)
+        }
 
     @property
     def took_s(self) -> float:
@@ -109,7 +128,7 @@ class Bench:
     def run(self) -> None:
         for number in range(1, self.options.rounds + 1):
             self.context.round = number
-            for group, cases in self._groups.items():
+            for cases in self._groups.values():
                 for peer in self.running:
                     if self.took_s > 60 * self.options.max_minutes:
                         say(f"{self.options.max_minutes:g} minutes have passed: the rest is left out")
@@ -131,14 +150,19 @@ class Bench:
             return
         for sample in samples:
             self.results.add(peer.name, number, sample, noise)
-        say(f"{title} {' '.join(report.number(s.value) for s in samples)} {cases[0].unit} (noise {noise:.0%})")
+        say(
+            f"{title} {' '.join(report.number(s.value) for s in samples)} {cases[0].unit} (noise {noise:.0%})"
+        )
 
 
 def revision() -> str:
     """The commit that this tree stands at, marked when it has changes."""
     try:
         done = subprocess.run(
-            ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True, timeout=10
+            ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"],
+            capture_output=True,
+            text=True,
+            timeout=10,
         )
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
@@ -153,7 +177,9 @@ def document(options: argparse.Namespace, bench: Bench, said: dict, verdicts: li
         "command": shlex.join(["python3", *sys.argv]),
         "revision": revision(),
         "machine": machine.facts(),
-        "options": {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()},
+        "options": {
+            key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()
+        },
         "rounds_done": bench.rounds_done,
         "took_s": round(bench.took_s, 1),
         "gate": {"idle": gate.idle, "noise": gate.noise, **gate.log.as_dict()},
@@ -161,7 +187,7 @@ def document(options: argparse.Namespace, bench: Bench, said: dict, verdicts: li
         "values": bench.results.as_list(),
         "failures": bench.results.failures_as_list(),
         "bars": [
-            {"section": v.bar.section, "what": v.bar.what, "bar": v.bar.limit(), **{k: x for k, x in asdict(v).items() if k != "bar"}}
+            {**asdict(v), "section": v.bar.section, "what": v.bar.what, "bar": v.bar.limit()}
             for v in verdicts
         ],
     }
@@ -181,14 +207,22 @@ def main() -> int:
     context = peers.Context(seconds=options.seconds, uccl_bin=options.uccl_bin)
     running, said = present(options, context)
     bench = Bench(options, context, running)
+    # Stopped from outside, it still prints what it has.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         bench.run()
     except KeyboardInterrupt:
         say("interrupted: what was measured so far follows")
-    verdicts = [bars.judge(bar, bench.results) for bar in bars.table(options.quick) if bar.section in options.only]
+    verdicts = [
+        bars.judge(bar, bench.results) for bar in bars.table(options.quick) if bar.section in options.only
+    ]
     everything = document(options, bench, said, verdicts)
     if options.json != "-":
-        lines = [*report.machine_lines(everything), *report.case_lines(bench.results), *report.bar_lines(verdicts)]
+        lines = [
+            *report.machine_lines(everything),
+            *report.case_lines(bench.results),
+            *report.bar_lines(verdicts),
+        ]
         print("\n".join([*lines, *report.failure_lines(bench.results)]))
     if options.json == "-":
         json.dump(everything, sys.stdout, indent=1)

@@ -33,12 +33,18 @@ class Iperf3(Peer):
             with Process(["iperf3", "-s", "-1", "-B", "127.0.0.1", "-p", port], pin.env) as server:
                 wait_listening(int(port), server)
                 ended = run(
-                    ["iperf3", "-c", "127.0.0.1", "-p", port, *arguments], limit_s=context.limit_s(cases), env=pin.env
+                    ["iperf3", "-c", "127.0.0.1", "-p", port, *arguments],
+                    limit_s=context.limit_s(cases),
+                    env=pin.env,
                 )
             in_force = pin.in_force
         try:
             value = json.loads(ended.out)["end"]["sum_received"]["bits_per_second"] / 8e9
         except (ValueError, KeyError) as error:
             raise Failed(f"iperf3's answer could not be read: {error!r}") from error
-        detail = {"in_flight": "stream", "congestion": in_force, "command": "iperf3 -c 127.0.0.1 " + " ".join(arguments)}
+        detail = {
+            "in_flight": "stream",
+            "congestion": in_force,
+            "command": "iperf3 -c 127.0.0.1 " + " ".join(arguments),
+        }
         return [Sample(case, value, detail) for case in cases]

@@ -47,11 +47,17 @@ class Limits(Peer):
         name, divisor = _NAMES[cases[0].op]
         samples = []
         for case in cases:
-            row = next((r for r in found if r["op"] == name and (not sized or r["size_bytes"] == case.size)), None)
+            row = next(
+                (r for r in found if r["op"] == name and (not sized or r["size_bytes"] == case.size)), None
+            )
             if row is None:
                 raise Failed(f"no limit called {name} of {case.size} bytes")
             congestion = (row.get("note") or in_force) if case.congestion else ""
-            samples.append(Sample(case, value(row, case.unit) / divisor, {"congestion": congestion, "note": row.get("note")}))
+            samples.append(
+                Sample(
+                    case, value(row, case.unit) / divisor, {"congestion": congestion, "note": row.get("note")}
+                )
+            )
         return samples
 
     def _rows(self, sized: bool, context: Context) -> tuple[list[dict], str]:

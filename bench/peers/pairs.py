@@ -29,7 +29,11 @@ def installed(distribution: str) -> str:
 
 
 def run_worker(
-    script: str, cases: list[Case], context: Context, env: dict[str, str] | None = None, extra: dict | None = None
+    script: str,
+    cases: list[Case],
+    context: Context,
+    env: dict[str, str] | None = None,
+    extra: dict | None = None,
 ) -> list[Sample]:
     """Runs a worker on cases of one group; one transfer is in flight at a time."""
     orders = {"cases": [asdict(case) for case in cases], "seconds": context.seconds, **(extra or {})}
@@ -53,7 +57,9 @@ def run_worker(
                 "in_flight": "1",
                 "congestion": in_force,
                 "transfers": result["transfers"],
-                "command": " ".join([*(f"{k}={v}" for k, v in (env or {}).items()), "python", f"bench/workers/{script}"]),
+                "command": " ".join(
+                    [*(f"{k}={v}" for k, v in (env or {}).items()), "python", f"bench/workers/{script}"]
+                ),
             },
         )
         for case, result in zip(cases, results, strict=True)

@@ -43,7 +43,9 @@ def value(row: dict, unit: str) -> float:
     """A row's number in a case's unit."""
     number = row.get("gb_per_s") if unit == "GB/s" else (row.get("latency_us") or {}).get("p50")
     if number is None:
-        raise Failed(f"no {unit} for {row.get('op')} of {row.get('size_bytes')} bytes: {row.get('note') or 'no reason given'}")
+        raise Failed(
+            f"no {unit} for {row.get('op')} of {row.get('size_bytes')} bytes: {row.get('note') or 'no reason given'}"
+        )
     return number
 
 

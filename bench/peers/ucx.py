@@ -31,7 +31,10 @@ class Ucx(Peer):
 
     def version(self, context: Context) -> str:
         out = run([self._home() / "bin" / "ucx_info", "-v"], limit_s=10, env=self._env("")).out
-        return next((line.split(":", 1)[1].strip() for line in out.splitlines() if "Library version" in line), "unknown")
+        return next(
+            (line.split(":", 1)[1].strip() for line in out.splitlines() if "Library version" in line),
+            "unknown",
+        )
 
     def covers(self, case: Case) -> bool:
         if case.iovs > 1:
@@ -48,7 +51,17 @@ class Ucx(Peer):
             env = {**self._env(self._transports(case)), **pin.env}
             port = free_port()
             binary = self._home() / "bin" / "ucx_perftest"
-            arguments = ["-t", test, "-s", case.size, "-n", count, "-w", max(2, min(count // 10, 10000)), "-f"]
+            arguments = [
+                "-t",
+                test,
+                "-s",
+                case.size,
+                "-n",
+                count,
+                "-w",
+                max(2, min(count // 10, 10000)),
+                "-f",
+            ]
             with Process([binary, "-p", port], env) as server:
                 wait_listening(port, server)
                 client = run(
@@ -106,7 +119,9 @@ class Ucx(Peer):
 
     def _env(self, transports: str) -> dict[str, str]:
         env = {
-            "LD_LIBRARY_PATH": os.pathsep.join(filter(None, [str(self._home() / "lib"), os.environ.get("LD_LIBRARY_PATH")])),
+            "LD_LIBRARY_PATH": os.pathsep.join(
+                filter(None, [str(self._home() / "lib"), os.environ.get("LD_LIBRARY_PATH")])
+            ),
             "UCX_WARN_UNUSED_ENV_VARS": "n",
         }
         if transports:

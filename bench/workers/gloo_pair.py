@@ -37,7 +37,7 @@ def initiator() -> None:
     for case in told["cases"]:
         data = torch.ones(case["size"], dtype=torch.uint8)
 
-        def transfer() -> None:
+        def transfer(data: torch.Tensor = data) -> None:
             dist.send(more, 1)
             dist.send(data, 1)
             dist.recv(receipt, 1)

@@ -47,7 +47,7 @@ def initiator() -> None:
             steps = range(0, size * iovs, size)
             arguments = (name, [mine + at for at in steps], [theirs + at for at in steps], [size] * iovs)
 
-        def transfer() -> None:
+        def transfer(call=call, arguments=arguments) -> None:
             if call(*arguments) != 0:
                 raise SystemExit("a transfer failed")
 

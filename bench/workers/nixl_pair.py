@@ -49,7 +49,7 @@ def initiator() -> None:
             name,
         )
 
-        def transfer() -> None:
+        def transfer(handle=handle) -> None:
             state = me.transfer(handle)
             while state == "PROC":
                 state = me.check_xfer_state(handle)
