@@ -109,8 +109,11 @@ def run(
 
 
 def last_line(text: str) -> str:
-    """The last line that is not blank, shortened to what a table row can hold."""
+    """The last line that is not blank (of a Rust panic: what it says), shortened to what a table row can hold."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for at, line in enumerate(lines):
+        if "panicked at" in line:
+            return " ".join(lines[at : at + 2])[:200]
     return lines[-1][:200] if lines else ""
 
 
