@@ -126,7 +126,8 @@ impl World {
 
     fn message(&mut self) -> Result<(), LaneError> {
         let by = self.rng.usize(0..2);
-        let len = if self.rng.bool() { self.rng.usize(0..200) } else { self.rng.usize(0..=64 << 10) };
+        let len =
+            if self.rng.bool() { self.rng.usize(0..200) } else { self.rng.usize(0..=64 << 10) };
         let mut bytes = vec![0; len];
         self.rng.fill(&mut bytes);
         let (a, b) = bytes.split_at(self.rng.usize(0..=len));

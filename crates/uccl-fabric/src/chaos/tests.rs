@@ -61,7 +61,7 @@ fn bytes_survive_splits_and_delays() {
             ..Faults::default()
         };
         let (mut a, mut b) = pair(seed, faults).expect("a pair");
-        let bytes: Vec<u8> = (0..20_000).map(|i| (i * 7 >> 2) as u8).collect();
+        let bytes: Vec<u8> = (0..20_000).map(|i| ((i * 7) >> 2) as u8).collect();
         assert!(move_all(&mut a, &mut b, &bytes) == bytes, "seed {seed}");
     }
 }

@@ -166,7 +166,9 @@ impl<P: PipeTx> Tx<P> {
 
     /// Whether a short write may skip the queue of operations.
     pub(super) fn takes_short(&self) -> bool {
-        self.own.is_empty() && self.control_len() < CONTROL_LIMIT
+        // Short frames go before a frame that has not begun: not before one of an earlier write.
+        let overtakes = self.current.as_ref().is_some_and(|now| !now.reply && now.sent == 0);
+        self.own.is_empty() && !overtakes && self.control_len() < CONTROL_LIMIT
     }
 
     /// Queues a whole write frame, its data copied.

@@ -111,7 +111,10 @@ pub(crate) fn plain_sides(checksum: bool) -> [Side; 2] {
 
 /// Makes progress on both sides, asleep whenever there is nothing to do, until `done`. Panics when both
 /// sleep and nothing would ever wake them.
-pub(crate) fn run_until(sides: &[Side; 2], mut done: impl FnMut() -> bool) -> Result<(), LaneError> {
+pub(crate) fn run_until(
+    sides: &[Side; 2],
+    mut done: impl FnMut() -> bool,
+) -> Result<(), LaneError> {
     while !done() {
         let moved = sides[0].progress()? | sides[1].progress()?;
         if !moved && !done() && sides[0].lane.arm() && sides[1].lane.arm() {
