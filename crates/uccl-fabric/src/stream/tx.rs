@@ -2,11 +2,12 @@
 
 use std::{collections::VecDeque, io};
 
+use parking_lot::Mutex;
 use uccl_wire::frame::{
     DESC_LEN, Desc, HEADER_LEN, Header, Kind, MAX_DESCS, MAX_PAYLOAD, Status, TRAILER_LEN, Trailer,
 };
 
-use super::{crc::Crc, cursor::Cursor};
+use super::{MAX_READS, MAX_WRITES, crc::Crc, cursor::Cursor, ops::Ops};
 use crate::{
     lane::{OpName, RemoteSpans, Spans},
     mem::{Access, RemoteSpan, Span},
@@ -24,6 +25,10 @@ const CHECKED_STEP: usize = 256 << 10;
 const CHECKED_AHEAD: usize = 64 << 10;
 /// Short frames queue no further than this; later ones wait where cancels find them.
 const CONTROL_LIMIT: usize = 256 << 10;
+/// Answers with data that may wait before the peer is made to wait.
+const MAX_REPLIES: usize = 4 * MAX_READS;
+/// Short answers that may wait, in bytes, before the peer is made to wait.
+const MAX_ANSWER_BYTES: usize = 2 * HEADER_LEN * (MAX_READS + MAX_WRITES);
 /// What one flush sends at most, so that nobody's post turns into somebody else's pump.
 const FLUSH_BUDGET: usize = 8 << 20;
 
@@ -87,6 +92,8 @@ struct Current {
     /// For a reply: what to check before each send.
     reply: bool,
     status: Status,
+    /// The operation of ours that has been sent when this frame has.
+    ends: Option<OpName>,
 }
 
 /// The sending half.
@@ -94,6 +101,11 @@ pub(super) struct Tx<P> {
     pub(super) pipe: P,
     control: Vec<u8>,
     control_sent: usize,
+    /// Bytes of short frames that have been sent so far.
+    control_gone: u64,
+    /// Answers to the peer among the short frames: where they end, and how long they are.
+    answers: VecDeque<(u64, usize)>,
+    answer_bytes: usize,
     own: VecDeque<Own>,
     replies: VecDeque<Reply>,
     current: Option<Current>,
@@ -103,12 +115,14 @@ pub(super) struct Tx<P> {
     iov: Vec<Span>,
     checked: bool,
     replies_turn: bool,
+    /// The next of our operations waits for others to end.
+    blocked: bool,
 }
 
-/// How many operations may be in flight, asked before one is begun.
-pub(super) struct Window {
-    /// Another read may be begun.
-    pub(super) read: bool,
+/// What the sending half works with.
+pub(super) struct TxSurroundings<'a> {
+    pub(super) regions: &'a RegionTable,
+    pub(super) ops: &'a Mutex<Ops>,
 }
 
 impl<P: PipeTx> Tx<P> {
@@ -117,6 +131,9 @@ impl<P: PipeTx> Tx<P> {
             pipe,
             control: Vec::new(),
             control_sent: 0,
+            control_gone: 0,
+            answers: VecDeque::new(),
+            answer_bytes: 0,
             own: VecDeque::new(),
             replies: VecDeque::new(),
             current: None,
@@ -126,24 +143,27 @@ impl<P: PipeTx> Tx<P> {
             iov: Vec::new(),
             checked,
             replies_turn: false,
+            blocked: false,
         }
     }
 
-    /// Whether anything waits to be sent.
+    /// Whether anything waits to be sent, for want of room.
     pub(super) fn pending(&self) -> bool {
         self.control_sent < self.control.len()
             || self.current.is_some()
-            || !self.own.is_empty()
+            || !(self.own.is_empty() || self.blocked)
             || !self.replies.is_empty()
+    }
+
+    /// Whether so many answers wait that the peer may ask for no more. A peer of this kind never gets
+    /// there, for it limits what it has under way; otherwise two could wait for each other.
+    pub(super) fn swamped(&self) -> bool {
+        self.replies.len() > MAX_REPLIES || self.answer_bytes > MAX_ANSWER_BYTES
     }
 
     /// Bytes of short frames that wait.
     pub(super) fn control_len(&self) -> usize {
         self.control.len() - self.control_sent
-    }
-
-    pub(super) fn replies_len(&self) -> usize {
-        self.replies.len()
     }
 
     pub(super) fn push_own(&mut self, own: Own) {
@@ -159,9 +179,12 @@ impl<P: PipeTx> Tx<P> {
         self.control.extend_from_slice(&header.encode());
     }
 
-    /// Queues whole frames, already encoded.
-    pub(super) fn push_frames(&mut self, frames: &[u8]) {
+    /// Queues answers to the peer, whole frames already encoded.
+    pub(super) fn push_answers(&mut self, frames: &[u8]) {
         self.control.extend_from_slice(frames);
+        let end = self.control_gone + self.control_len() as u64;
+        self.answers.push_back((end, frames.len()));
+        self.answer_bytes += frames.len();
     }
 
     /// Whether a short write may skip the queue of operations.
@@ -276,20 +299,19 @@ impl<P: PipeTx> Tx<P> {
         self.current = None;
         self.control.clear();
         self.control_sent = 0;
+        self.answers.clear();
+        self.answer_bytes = 0;
     }
 
     /// Sends what the pipe takes; says whether anything was sent.
-    pub(super) fn flush(
-        &mut self,
-        regions: &RegionTable,
-        window: impl Fn() -> Window,
-    ) -> io::Result<bool> {
+    pub(super) fn flush(&mut self, around: &TxSurroundings<'_>) -> io::Result<bool> {
         let mut sent = 0;
+        self.blocked = false;
         while sent < FLUSH_BUDGET {
             if self.current.is_none() {
-                self.begin(regions, &window);
+                self.begin(around);
             }
-            let n = self.send_once(regions)?;
+            let n = self.send_once(around)?;
             if n == 0 {
                 break;
             }
@@ -299,28 +321,36 @@ impl<P: PipeTx> Tx<P> {
     }
 
     /// Begins the next frame: our operations and the peer's take turns.
-    fn begin(&mut self, regions: &RegionTable, window: &impl Fn() -> Window) {
+    fn begin(&mut self, around: &TxSurroundings<'_>) {
         self.replies_turn = !self.replies_turn;
-        if self.replies_turn && self.begin_reply(regions) {
+        if self.replies_turn && self.begin_reply(around.regions) {
             return;
         }
-        if !self.begin_own(window) {
-            self.begin_reply(regions);
+        if !self.begin_own(around.ops) {
+            self.begin_reply(around.regions);
         }
     }
 
-    fn begin_own(&mut self, window: &impl Fn() -> Window) -> bool {
+    fn begin_own(&mut self, ops: &Mutex<Ops>) -> bool {
         while let Some(own) = self.own.front() {
-            match own.kind {
+            let (name, kind) = (own.name, own.kind);
+            let mut ops = ops.lock();
+            self.blocked = !ops.begin(name);
+            if self.blocked {
+                return false;
+            }
+            if kind != OwnKind::Write {
+                ops.sent(name);
+            }
+            drop(ops);
+            match kind {
                 OwnKind::Write => {
                     self.begin_write();
                     return true;
                 }
-                OwnKind::Read if !window().read => return false,
                 OwnKind::Read => self.send_read(),
                 OwnKind::Fence => {
-                    let header = Header::bare(Kind::Fence, own.name.0, 0);
-                    self.push_bare(header);
+                    self.push_bare(Header::bare(Kind::Fence, name.0, 0));
                     self.own.pop_front();
                 }
             }
@@ -372,11 +402,12 @@ impl<P: PipeTx> Tx<P> {
             len: len as u64,
             aux: 0,
         };
+        let ends = last.then_some(own.name);
         self.head[..HEADER_LEN].copy_from_slice(&header.encode());
         if last {
             self.own.pop_front();
         }
-        self.start(len, false);
+        self.start(len, false, ends);
     }
 
     fn begin_reply(&mut self, regions: &RegionTable) -> bool {
@@ -423,7 +454,7 @@ impl<P: PipeTx> Tx<P> {
         // The checksum below reads the memory: the check keeps it registered meanwhile.
         let guard = regions.lock();
         let status = check_all(&guard, &self.pieces);
-        self.start(len, true);
+        self.start(len, true, None);
         if status != Status::Ok {
             self.poison(status);
         }
@@ -431,7 +462,7 @@ impl<P: PipeTx> Tx<P> {
         true
     }
 
-    fn start(&mut self, payload_len: usize, reply: bool) {
+    fn start(&mut self, payload_len: usize, reply: bool, ends: Option<OpName>) {
         let mut crc = self.checked.then(Crc::new);
         let mut summed = 0;
         if let Some(crc) = &mut crc {
@@ -442,8 +473,8 @@ impl<P: PipeTx> Tx<P> {
                 summed = payload_len;
             }
         }
-        self.current =
-            Some(Current { payload_len, sent: 0, crc, summed, reply, status: Status::Ok });
+        let status = Status::Ok;
+        self.current = Some(Current { payload_len, sent: 0, crc, summed, reply, status, ends });
     }
 
     /// The source of the current frame is gone: the rest of it is filler, and its trailer says so.
@@ -460,20 +491,20 @@ impl<P: PipeTx> Tx<P> {
         }
     }
 
-    fn send_once(&mut self, regions: &RegionTable) -> io::Result<usize> {
+    fn send_once(&mut self, around: &TxSurroundings<'_>) -> io::Result<usize> {
         let Some(current) = &self.current else {
             return self.send_control();
         };
         if current.reply && current.status == Status::Ok {
-            let guard = regions.lock();
+            let guard = around.regions.lock();
             let status = check_all(&guard, &self.pieces);
             if status != Status::Ok {
                 self.poison(status);
             }
             // The lock is held while the memory is read: a deregistration waits for it.
-            return self.send_current();
+            return self.send_current(around.ops);
         }
-        self.send_current()
+        self.send_current(around.ops)
     }
 
     fn send_control(&mut self) -> io::Result<usize> {
@@ -488,7 +519,7 @@ impl<P: PipeTx> Tx<P> {
     }
 
     /// Sends from the current frame; queued control frames go before it if it has not begun.
-    fn send_current(&mut self) -> io::Result<usize> {
+    fn send_current(&mut self, ops: &Mutex<Ops>) -> io::Result<usize> {
         let Some(current) = &mut self.current else { return Ok(0) };
         self.iov.clear();
         let control = if current.sent == 0 { self.control.len() - self.control_sent } else { 0 };
@@ -538,6 +569,9 @@ impl<P: PipeTx> Tx<P> {
         }
         current.sent += of_frame;
         if current.sent == head + current.payload_len + TRAILER_LEN {
+            if let Some(name) = current.ends {
+                ops.lock().sent(name);
+            }
             self.current = None;
         }
         self.sent_control(from_control);
@@ -546,6 +580,10 @@ impl<P: PipeTx> Tx<P> {
 
     fn sent_control(&mut self, n: usize) {
         self.control_sent += n;
+        self.control_gone += n as u64;
+        while let Some((_, len)) = self.answers.pop_front_if(|(end, _)| *end <= self.control_gone) {
+            self.answer_bytes -= len;
+        }
         if self.control_sent == self.control.len() {
             self.control.clear();
             self.control_sent = 0;
