@@ -17,7 +17,7 @@ use std::sync::{
 };
 
 use parking_lot::{Mutex, MutexGuard};
-use uccl_wire::frame::{Header, Kind, MAX_DESCS, MAX_MESSAGE};
+use uccl_wire::frame::{Header, Kind, MAX_DESCS, MAX_MESSAGE, Status};
 
 use self::{
     ops::Ops,
@@ -174,6 +174,9 @@ impl<P: Pipe> Lane for StreamLane<P> {
     }
 
     unsafe fn post(&self, op: Operation) -> Result<Posted, LaneError> {
+        if !op.is_sound() {
+            return Ok(Posted::Done(Err(OpError::Remote(Status::Protocol))));
+        }
         let mut tx = self.tx.lock();
         // Under the lock: a kill takes it too, and ends what it finds.
         self.alive()?;
@@ -182,10 +185,11 @@ impl<P: Pipe> Lane for StreamLane<P> {
         self.load.store(ops.bytes + ops.len() as u64, Relaxed);
         let is_short = op.kind == OpKind::Write && op.len() <= SHORT as u64;
         if is_short && tx.takes_short() && ops.begin(name) {
+            // SAFETY: the caller keeps the local pieces valid until the operation has ended, which
+            // nobody can bring about while the operations are locked.
+            unsafe { tx.push_short(name, &op.local, &op.remote) };
             ops.sent(name);
             drop(ops);
-            // SAFETY: the caller keeps the local pieces valid until the operation has ended.
-            unsafe { tx.push_short(name, &op.local, &op.remote) };
         } else {
             drop(ops);
             let kind = match op.kind {
@@ -326,6 +330,17 @@ impl<P: Pipe> Lane for StreamLane<P> {
 /// An error is found by the next progress, so there is something to do.
 fn armed(result: std::io::Result<bool>) -> bool {
     result.unwrap_or(false)
+}
+
+impl Operation {
+    /// Whether it can be said in frames, and both sides agree on how long it is.
+    fn is_sound(&self) -> bool {
+        let mut left = Some(self.len());
+        for piece in &self.remote {
+            left = left.and_then(|left| left.checked_sub(piece.len));
+        }
+        left == Some(0) && self.remote.len() <= MAX_DESCS
+    }
 }
 
 /// Hears of operations whose owner has been told already.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use slab::Slab;
 
-use super::{MAX_READS, MAX_WRITES};
+use super::{MAX_READS, MAX_WRITES, cursor::Cursor};
 
 use crate::lane::{Completion, OpError, OpKind, OpName, Operation, Spans};
 
@@ -34,6 +34,8 @@ pub(super) enum Sent {
 /// Where a read's data goes.
 pub(super) struct ReadTarget {
     pub(super) spans: Spans,
+    /// Where the next byte goes.
+    pub(super) at: Cursor,
     /// Bytes that have arrived.
     pub(super) received: u64,
     /// Data is thrown away from now on.
@@ -63,6 +65,7 @@ impl Ops {
         self.bytes += len;
         let target = (op.kind == OpKind::Read).then(|| ReadTarget {
             spans: op.local.clone(),
+            at: Cursor::default(),
             received: 0,
             failed: None,
         });

@@ -406,17 +406,13 @@ impl<P: PipeRx> Rx<P> {
         let name = OpName(self.header.op);
         let mut ops = around.ops.lock();
         let asked = ops.get_mut(name).filter(|op| op.sent == Sent::All);
-        let target = asked.and_then(|op| op.target.take());
-        let Some(target) = target else {
+        let Some((len, target)) = asked.and_then(|op| Some((op.len, op.target.take()?))) else {
             return Err(unexpected("data for a read that was not asked"));
         };
-        let mut at = Cursor::default();
-        at.advance(|i| target.spans.get(i).map(|span| span.len), target.received as usize);
-        let room: u64 = target.spans.iter().map(|span| span.len as u64).sum();
-        if target.failed.is_none() && target.received + self.header.len > room {
+        if target.received + self.header.len > len {
             return Err(unexpected("more data than was asked for"));
         }
-        self.at = at;
+        self.at = target.at;
         self.read = Some((name, target));
         Ok(())
     }
@@ -593,6 +589,7 @@ impl<P: PipeRx> Rx<P> {
         let mut ops = around.ops.lock();
         if !self.header.last {
             if let Some(op) = ops.get_mut(name) {
+                target.at = self.at;
                 op.target = Some(target);
             }
             return Ok(());

@@ -25,6 +25,10 @@ const CHECKED_STEP: usize = 256 << 10;
 const CHECKED_AHEAD: usize = 64 << 10;
 /// Short frames queue no further than this; later ones wait where cancels find them.
 const CONTROL_LIMIT: usize = 256 << 10;
+/// Pieces of payload given to the pipe at a time: what one vectored system call takes.
+const PIECES: usize = 1024;
+/// Short frames gathered for one send.
+const GATHERED: usize = 64 << 10;
 /// Answers with data that may wait before the peer is made to wait.
 const MAX_REPLIES: usize = 4 * MAX_READS;
 /// Short answers that may wait, in bytes, before the peer is made to wait.
@@ -60,6 +64,11 @@ impl Own {
         Self { name, kind, local, remote, local_at, remote_at, left }
     }
 
+    /// Whether it is sent as one short frame.
+    fn is_short(&self) -> bool {
+        self.kind == OwnKind::Write && self.left <= SHORT as u64 && !self.begun()
+    }
+
     fn begun(&self) -> bool {
         self.local_at.index + self.local_at.offset + self.remote_at.index + self.remote_at.offset
             > 0
@@ -86,6 +95,8 @@ impl Reply {
 struct Current {
     payload_len: usize,
     sent: usize,
+    /// The next byte of payload to be sent.
+    at: Cursor,
     crc: Option<Crc>,
     /// Payload bytes that the checksum covers so far.
     summed: usize,
@@ -323,28 +334,29 @@ impl<P: PipeTx> Tx<P> {
     /// Begins the next frame: our operations and the peer's take turns.
     fn begin(&mut self, around: &TxSurroundings<'_>) {
         self.replies_turn = !self.replies_turn;
-        if self.replies_turn && self.begin_reply(around.regions) {
+        if self.replies_turn && self.begin_reply() {
             return;
         }
         if !self.begin_own(around.ops) {
-            self.begin_reply(around.regions);
+            self.begin_reply();
         }
     }
 
     fn begin_own(&mut self, ops: &Mutex<Ops>) -> bool {
         while let Some(own) = self.own.front() {
-            let (name, kind) = (own.name, own.kind);
+            let (name, kind, is_short) = (own.name, own.kind, own.is_short());
+            if is_short && self.control_len() >= GATHERED {
+                return false;
+            }
             let mut ops = ops.lock();
             self.blocked = !ops.begin(name);
             if self.blocked {
                 return false;
             }
-            if kind != OwnKind::Write {
-                ops.sent(name);
-            }
-            drop(ops);
             match kind {
+                OwnKind::Write if is_short => self.gather(),
                 OwnKind::Write => {
+                    drop(ops);
                     self.begin_write();
                     return true;
                 }
@@ -354,8 +366,17 @@ impl<P: PipeTx> Tx<P> {
                     self.own.pop_front();
                 }
             }
+            // Not before: what has been sent may end at any time.
+            ops.sent(name);
         }
         false
+    }
+
+    /// Moves the first of our operations among the short frames.
+    fn gather(&mut self) {
+        let Some(own) = self.own.pop_front() else { return };
+        // SAFETY: the spans of our own operations stay valid until these have ended.
+        unsafe { self.push_short(own.name, &own.local, &own.remote) };
     }
 
     fn send_read(&mut self) {
@@ -410,7 +431,7 @@ impl<P: PipeTx> Tx<P> {
         self.start(len, false, ends);
     }
 
-    fn begin_reply(&mut self, regions: &RegionTable) -> bool {
+    fn begin_reply(&mut self) -> bool {
         let Some(reply) = self.replies.front_mut() else { return false };
         let len = reply.left.min(MAX_PAYLOAD) as usize;
         self.pieces.clear();
@@ -421,12 +442,10 @@ impl<P: PipeTx> Tx<P> {
                 break;
             }
             let len = (piece.len - offset).min(left);
-            self.pieces.push(RemoteSpan {
-                addr: piece.addr + offset,
-                len,
-                key: piece.key,
-                slot: piece.slot,
-            });
+            if len > 0 {
+                let Desc { addr, key, slot, .. } = *piece;
+                self.pieces.push(RemoteSpan { addr: addr + offset, len, key, slot });
+            }
             left -= len;
             offset = 0;
         }
@@ -451,14 +470,7 @@ impl<P: PipeTx> Tx<P> {
         if last {
             self.replies.pop_front();
         }
-        // The checksum below reads the memory: the check keeps it registered meanwhile.
-        let guard = regions.lock();
-        let status = check_all(&guard, &self.pieces);
         self.start(len, true, None);
-        if status != Status::Ok {
-            self.poison(status);
-        }
-        drop(guard);
         true
     }
 
@@ -474,7 +486,8 @@ impl<P: PipeTx> Tx<P> {
             }
         }
         let status = Status::Ok;
-        self.current = Some(Current { payload_len, sent: 0, crc, summed, reply, status, ends });
+        let at = Cursor::default();
+        self.current = Some(Current { payload_len, sent: 0, at, crc, summed, reply, status, ends });
     }
 
     /// The source of the current frame is gone: the rest of it is filler, and its trailer says so.
@@ -482,12 +495,15 @@ impl<P: PipeTx> Tx<P> {
         if let Some(current) = &mut self.current {
             current.status = status;
             let mut left = current.payload_len;
+            let sent = current.sent.saturating_sub(self.head.len());
             self.payload.clear();
             while left > 0 {
                 let len = left.min(FILLER.len());
                 self.payload.push(Span { addr: FILLER.as_ptr() as usize, len });
                 left -= len;
             }
+            current.at = Cursor::default();
+            current.at.advance(|i| self.payload.get(i).map(|span| span.len), sent);
         }
     }
 
@@ -497,7 +513,7 @@ impl<P: PipeTx> Tx<P> {
         };
         if current.reply && current.status == Status::Ok {
             let guard = around.regions.lock();
-            let status = check_all(&guard, &self.pieces);
+            let status = check_all(&guard, &self.pieces[current.at.index..]);
             if status != Status::Ok {
                 self.poison(status);
             }
@@ -536,12 +552,12 @@ impl<P: PipeTx> Tx<P> {
         } else {
             usize::MAX
         };
-        let mut at = Cursor::default();
-        at.advance(|i| self.payload.get(i).map(|span| span.len), done);
         let limit = (current.payload_len - done).min(step);
-        at.ahead(&self.payload, limit, usize::MAX, &mut self.iov);
+        let before = self.iov.len();
+        let ahead = current.at.ahead(&self.payload, limit, PIECES, &mut self.iov);
+        let until = self.iov.len();
         let trailer;
-        if done + limit == current.payload_len
+        if done + ahead == current.payload_len
             && current.crc.as_ref().is_none_or(|_| current.summed == current.payload_len)
         {
             let crc = current.crc.as_ref().map_or(0, Crc::value);
@@ -555,18 +571,18 @@ impl<P: PipeTx> Tx<P> {
         let n = unsafe { self.pipe.send(&self.iov)? };
         let from_control = n.min(control);
         let of_frame = n - from_control;
-        let sum_to = (current.sent + of_frame).saturating_sub(head).min(current.payload_len);
-        if let Some(crc) = &mut current.crc
-            && sum_to > current.summed
-        {
-            let mut piece = Vec::new();
-            let mut at = Cursor::default();
-            at.advance(|i| self.payload.get(i).map(|span| span.len), current.summed);
-            at.ahead(&self.payload, sum_to - current.summed, usize::MAX, &mut piece);
-            // SAFETY: as above.
-            piece.iter().for_each(|span| unsafe { crc.add_span(*span) });
-            current.summed = sum_to;
+        let payload_sent = (current.sent + of_frame).saturating_sub(head).min(current.payload_len);
+        let mut sum_left = payload_sent.saturating_sub(current.summed);
+        if let Some(crc) = &mut current.crc {
+            for span in &self.iov[before..until] {
+                let len = span.len.min(sum_left);
+                // SAFETY: as above.
+                unsafe { crc.add_span(Span { addr: span.addr, len }) };
+                sum_left -= len;
+            }
         }
+        current.summed = current.summed.max(payload_sent);
+        current.at.advance(|i| self.payload.get(i).map(|span| span.len), payload_sent - done);
         current.sent += of_frame;
         if current.sent == head + current.payload_len + TRAILER_LEN {
             if let Some(name) = current.ends {
@@ -586,8 +602,10 @@ impl<P: PipeTx> Tx<P> {
         }
         if self.control_sent == self.control.len() {
             self.control.clear();
+            self.control.shrink_to(4 * CONTROL_LIMIT);
             self.control_sent = 0;
-        } else if self.control_sent > CONTROL_LIMIT {
+        } else if self.control_sent > CONTROL_LIMIT && self.control_sent > self.control_len() {
+            // What is moved is less than what was sent since the last time.
             self.control.drain(..self.control_sent);
             self.control_sent = 0;
         }
