@@ -7,7 +7,6 @@ use uccl_fabric::chaos::{ChaosEnd, Faults, pair};
 use uccl_fabric::lane::{Lane, LaneError, OpError, OpKind};
 use uccl_fabric::mem::{RemoteSpan, Span};
 use uccl_fabric::pipe::{PipeRx, PipeTx};
-use uccl_fabric::region::Rights;
 use uccl_wire::frame::{Header, Kind, Status};
 
 use support::{Done, Patch, Side};

@@ -46,7 +46,7 @@ fn a_short_write_does_not_overtake_the_end_of_a_long_one() {
 struct Count(AtomicUsize);
 
 impl Completion for Count {
-    fn complete(&self, result: OpResult) {
+    fn complete(self: Arc<Self>, result: OpResult) {
         assert_eq!(result, Ok(()));
         self.0.fetch_add(1, SeqCst);
     }

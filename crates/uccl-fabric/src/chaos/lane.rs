@@ -58,7 +58,7 @@ struct Catch {
 }
 
 impl Completion for Catch {
-    fn complete(&self, result: OpResult) {
+    fn complete(self: Arc<Self>, result: OpResult) {
         let mut left = self.left.lock();
         left.0 -= 1;
         // A write of which one copy landed has landed.

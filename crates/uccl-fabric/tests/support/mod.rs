@@ -228,7 +228,7 @@ impl Done {
 }
 
 impl Completion for Done {
-    fn complete(&self, result: OpResult) {
+    fn complete(self: Arc<Self>, result: OpResult) {
         let end = self.end.lock().replace((result, copy_of(self.watched)));
         assert!(end.is_none(), "an operation ends once");
     }
