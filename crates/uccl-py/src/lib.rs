@@ -1,7 +1,45 @@
-//! The Python extension module `uccl._core`.
+//! The Python extension module `uccl._core`: the engine under UCCL's names.
+//!
+//! It translates arguments and answers; what a call does is decided by `uccl-p2p`, and what bytes look
+//! like by `uccl-wire`.
+
+mod advertise;
+mod args;
+mod buffer;
+mod call;
+mod config;
+mod descs;
+mod endpoint;
+mod error;
+mod ipc;
+mod json;
+mod memory;
+mod peers;
+mod regions;
+mod shared;
+mod signals;
+
 use pyo3::prelude::*;
 
+/// Why the last call that failed on this thread did; None if none has.
+#[pyfunction]
+fn last_error() -> Option<String> {
+    error::last()
+}
+
+/// The address of this host that endpoints tell their peers.
+#[pyfunction]
+fn get_oob_ip(py: Python<'_>) -> PyResult<String> {
+    peers::oob_ip(py).map(|ip| ip.to_string()).map_err(|e| error::exception(&e))
+}
+
 #[pymodule]
-fn _core(_m: &Bound<'_, PyModule>) -> PyResult<()> {
-    Ok(())
+fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add_class::<endpoint::PyEndpoint>()?;
+    m.add_class::<descs::PyXferDesc>()?;
+    m.add_class::<descs::PyXferHandle>()?;
+    m.add_class::<shared::PySharedMemory>()?;
+    m.add_function(wrap_pyfunction!(last_error, m)?)?;
+    m.add_function(wrap_pyfunction!(get_oob_ip, m)?)?;
+    m.add("__version__", env!("CARGO_PKG_VERSION"))
 }

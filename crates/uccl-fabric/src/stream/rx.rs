@@ -9,11 +9,11 @@ use uccl_wire::frame::{
 use super::{
     crc::Crc,
     cursor::Cursor,
-    ops::{InFlight, Ops, ReadTarget},
+    ops::{InFlight, Ops, ReadTarget, Sent},
     tx::Reply,
 };
 use crate::{
-    lane::{LaneError, MessageSink, OpError, OpName, OpResult},
+    lane::{LaneError, MessageSink, OpError, OpKind, OpName, OpResult},
     mem::{Access, RemoteSpan, Span},
     pipe::PipeRx,
     region::RegionTable,
@@ -57,6 +57,9 @@ pub(super) struct Surroundings<'a> {
     pub(super) regions: &'a RegionTable,
     pub(super) ops: &'a Mutex<Ops>,
     pub(super) sink: &'a dyn MessageSink,
+    /// Waits until whoever is sending has noted what he has sent. Not to be called with the operations
+    /// locked.
+    pub(super) settle: &'a dyn Fn(),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -402,17 +405,14 @@ impl<P: PipeRx> Rx<P> {
     fn begin_data(&mut self, around: &Surroundings<'_>) -> Result<(), LaneError> {
         let name = OpName(self.header.op);
         let mut ops = around.ops.lock();
-        let target = ops.get_mut(name).and_then(|op| op.target.take());
-        let Some(target) = target else {
+        let asked = ops.get_mut(name).filter(|op| op.sent == Sent::All);
+        let Some((len, target)) = asked.and_then(|op| Some((op.len, op.target.take()?))) else {
             return Err(unexpected("data for a read that was not asked"));
         };
-        let mut at = Cursor::default();
-        at.advance(|i| target.spans.get(i).map(|span| span.len), target.received as usize);
-        let room: u64 = target.spans.iter().map(|span| span.len as u64).sum();
-        if target.failed.is_none() && target.received + self.header.len > room {
+        if target.received + self.header.len > len {
             return Err(unexpected("more data than was asked for"));
         }
-        self.at = at;
+        self.at = target.at;
         self.read = Some((name, target));
         Ok(())
     }
@@ -420,14 +420,29 @@ impl<P: PipeRx> Rx<P> {
     /// The peer has ended one of our operations.
     fn acked(&mut self, around: &Surroundings<'_>) -> Result<(), LaneError> {
         let name = OpName(self.header.op);
-        let Some(op) = around.ops.lock().remove(name) else {
-            return Err(unexpected("an ack for nothing"));
-        };
-        let result = match self.header.status() {
-            _ if op.cut => Err(OpError::Cancelled),
-            Status::Ok if op.target.is_some() => {
+        let status = self.header.status();
+        let mut ops = around.ops.lock();
+        if ops.get_mut(name).is_some_and(|op| op.sent != Sent::All) {
+            // Its last byte may have left just now.
+            drop(ops);
+            (around.settle)();
+            ops = around.ops.lock();
+        }
+        match ops.get_mut(name) {
+            None => return Err(unexpected("an ack for nothing")),
+            // Its memory is still being sent from: it cannot end.
+            Some(op) if op.sent != Sent::All => {
+                return Err(unexpected("an ack for what has not been sent"));
+            }
+            Some(op) if op.kind == OpKind::Read && status == Status::Ok => {
                 return Err(unexpected("a read that ends without data"));
             }
+            Some(_) => {}
+        }
+        let Some(op) = ops.remove(name) else { return Ok(()) };
+        drop(ops);
+        let result = match status {
+            _ if op.cut => Err(OpError::Cancelled),
             Status::Ok => Ok(()),
             Status::Cut => Err(OpError::Cancelled),
             status => Err(OpError::Remote(status)),
@@ -574,6 +589,7 @@ impl<P: PipeRx> Rx<P> {
         let mut ops = around.ops.lock();
         if !self.header.last {
             if let Some(op) = ops.get_mut(name) {
+                target.at = self.at;
                 op.target = Some(target);
             }
             return Ok(());

@@ -1,0 +1,169 @@
+//! `advertise` and `advertisev`, in all their forms.
+
+use pyo3::{IntoPyObjectExt, exceptions::PyTypeError, prelude::*, types::PyBytes};
+use uccl_p2p::{ConnId, MrId};
+use uccl_wire::advert::{ADVERT_LEN, Advert};
+
+use crate::{
+    args::{self, Named, Positional, Signature},
+    buffer::BufferView,
+    call::{self, CONN, MR, MR_V, NUM_IOVS, PTR, PTR_V, SIZE, SIZE_V},
+    endpoint::PyEndpoint,
+    error::{Stop, settle},
+    memory::Memory,
+};
+
+static ADVERTISE: Signature<5> =
+    Signature { function: "advertise", params: [CONN, MR, PTR, SIZE, &["out_buf"]], positional: 5 };
+static ADVERTISEV: Signature<6> = Signature {
+    function: "advertisev",
+    params: [CONN, MR_V, PTR_V, SIZE_V, &["out_buf_list", "out_buf_v"], NUM_IOVS],
+    positional: 6,
+};
+
+/// `advertise([conn_id,] mr_id, ptr, size [, out_buf])`.
+pub(crate) fn advertise<'py>(
+    ep: &PyEndpoint,
+    py: Python<'py>,
+    args: Positional<'_, 'py>,
+    kwargs: Named<'_, 'py>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let a = ADVERTISE.bind_from(usize::from(!names_conn(args, kwargs)), args, kwargs)?;
+    let out = a.get(4).map(Out::of).transpose()?;
+    let memory = Memory::of(a.need(2)?)?;
+    let ask =
+        Ask { conn: a.opt(0)?, mr: a.req(1)?, ptr: memory.addr, len: memory.sized(a.opt(3)?)? };
+    let made = make(ep, &ask);
+    match out {
+        Some(mut out) => {
+            answer(py, settle(made.and_then(|advert| out.put(&advert)).map(|()| true), false)?)
+        }
+        None => {
+            let bytes = settle(made.map(|advert| Some(advert.encode())), None)?;
+            let ok = bytes.is_some();
+            answer(py, (ok, PyBytes::new(py, bytes.as_ref().map_or(&[], |b| &b[..]))))
+        }
+    }
+}
+
+/// `advertisev([conn_id,] mr_id_v, ptr_v, size_v [, out_buf_list], num_iovs)`.
+pub(crate) fn advertisev<'py>(
+    ep: &PyEndpoint,
+    py: Python<'py>,
+    args: Positional<'_, 'py>,
+    kwargs: Named<'_, 'py>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let first = args.iter().next();
+    let has_conn = match &first {
+        Some(first) => args::integer(first).is_some(),
+        None => true,
+    };
+    let a = ADVERTISEV.bind_from(usize::from(!has_conn), args, kwargs)?;
+    // The fifth positional is the number of iovs in both releases; in the README it is the buffers.
+    let (outs, count) = match a.get(4) {
+        Some(n) if args::integer(n).is_some() => (None, Some(n)),
+        outs => (outs, a.get(5)),
+    };
+    let outs = outs.map(|o| args::list(o, Out::of)).transpose()?;
+    let count = count.map(|n| n.extract::<usize>()).transpose()?;
+    let mrs: Vec<u64> = a.list(1, |mr| mr.extract())?;
+    let memories = a.list(2, Memory::of)?;
+    let sizes = call::sizes(&a, 3, memories.len())?;
+    let conn = a.opt(0)?;
+    let lengths = [memories.len(), sizes.len(), count.unwrap_or(mrs.len())];
+    let lengths = lengths.into_iter().chain(outs.iter().map(Vec::len));
+    for length in lengths {
+        settle(call::same_length("advertisev", mrs.len(), length), ())?;
+    }
+    let mut asks = Vec::with_capacity(mrs.len());
+    for ((mr, memory), size) in mrs.into_iter().zip(memories).zip(sizes) {
+        asks.push(Ask { conn, mr, ptr: memory.addr, len: memory.sized(size)? });
+    }
+    let made = asks.iter().map(|ask| make(ep, ask)).collect::<Result<Vec<_>, _>>();
+    match outs {
+        Some(mut outs) => {
+            let put = made.and_then(|adverts| {
+                outs.iter_mut().zip(&adverts).try_for_each(|(out, advert)| out.put(advert))
+            });
+            answer(py, settle(put.map(|()| true), false)?)
+        }
+        None => {
+            let adverts = settle(made.map(Some), None)?;
+            let ok = adverts.is_some();
+            let bytes: Vec<_> =
+                adverts.iter().flatten().map(|advert| PyBytes::new(py, &advert.encode())).collect();
+            answer(py, (ok, bytes))
+        }
+    }
+}
+
+/// What is to be advertised.
+struct Ask {
+    conn: Option<u64>,
+    mr: u64,
+    ptr: usize,
+    len: usize,
+}
+
+fn make(ep: &PyEndpoint, ask: &Ask) -> Result<Advert, Stop> {
+    if let Some(conn) = ask.conn {
+        ep.core.connection(ConnId(conn))?;
+    }
+    let mr = MrId(ask.mr);
+    if ep.regions.is_readonly(ask.mr) {
+        return Err(Stop::refuse(format!(
+            "{mr} was registered from a read-only buffer, and peers may write what is advertised"
+        )));
+    }
+    Ok(ep.core.advertise(mr, ask.ptr, ask.len)?)
+}
+
+/// Whether the first positional argument is a connection. Three are either region, address and size,
+/// or connection, region and an object that knows its size.
+fn names_conn(args: Positional<'_, '_>, kwargs: Named<'_, '_>) -> bool {
+    if ADVERTISE.names(0, kwargs) {
+        // Then it cannot also be positional: the positionals start at the region.
+        return false;
+    }
+    let named = (1..=3).filter(|&i| ADVERTISE.names(i, kwargs)).count();
+    match args.len() + named {
+        0..=2 => false,
+        3 => {
+            args.get_item(2).is_ok_and(|third| !third.is_none() && args::integer(&third).is_none())
+        }
+        4 if args.len() == 4 => {
+            // Region, address, size and a buffer; or the form with a connection.
+            args.get_item(3).is_ok_and(|last| last.is_none() || args::integer(&last).is_some())
+        }
+        _ => true,
+    }
+}
+
+/// A buffer that the caller gave for an advert.
+struct Out(BufferView);
+
+impl Out {
+    fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        match BufferView::of(object)? {
+            Some(view) if !view.is_readonly() => Ok(Self(view)),
+            _ => Err(PyTypeError::new_err(format!(
+                "out_buf must be a writable buffer of at least {ADVERT_LEN} bytes, not {}",
+                object.get_type().name()?
+            ))),
+        }
+    }
+
+    fn put(&mut self, advert: &Advert) -> Result<(), Stop> {
+        if self.0.copy_from(&advert.encode()) {
+            return Ok(());
+        }
+        Err(Stop::refuse(format!("out_buf has {} bytes; an advert has {ADVERT_LEN}", self.0.len())))
+    }
+}
+
+fn answer<'py, T>(py: Python<'py>, value: T) -> PyResult<Bound<'py, PyAny>>
+where
+    T: IntoPyObjectExt<'py>,
+{
+    value.into_bound_py_any(py)
+}

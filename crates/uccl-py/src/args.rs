@@ -1,0 +1,196 @@
+//! Arguments under the names of both generations of callers.
+//!
+//! A parameter has one position and any number of names: programs written for different releases call
+//! the same thing `ptr`, `src` or `data_ptr`.
+
+use std::time::Duration;
+
+use pyo3::{
+    exceptions::{PyTypeError, PyValueError},
+    prelude::*,
+    types::{PyDict, PyInt, PyList, PyString, PyTuple},
+};
+
+/// What a Python call passed.
+pub(crate) type Positional<'a, 'py> = &'a Bound<'py, PyTuple>;
+/// What a Python call passed by name.
+pub(crate) type Named<'a, 'py> = Option<&'a Bound<'py, PyDict>>;
+
+/// The names of one parameter; errors use the first.
+pub(crate) type Names = &'static [&'static str];
+
+/// A function's parameters, in order; those from `positional` on are keyword only.
+pub(crate) struct Signature<const N: usize> {
+    pub(crate) function: &'static str,
+    pub(crate) params: [Names; N],
+    pub(crate) positional: usize,
+}
+
+/// The arguments of one call. `None` counts as not given.
+pub(crate) struct Args<'py, const N: usize> {
+    signature: &'static Signature<N>,
+    values: [Option<Bound<'py, PyAny>>; N],
+}
+
+impl<const N: usize> Signature<N> {
+    /// Matches what was passed to the parameters.
+    pub(crate) fn bind<'py>(
+        &'static self,
+        args: Positional<'_, 'py>,
+        kwargs: Named<'_, 'py>,
+    ) -> PyResult<Args<'py, N>> {
+        self.bind_from(0, args, kwargs)
+    }
+
+    /// As `bind`, with the first positional argument going to parameter `first`.
+    pub(crate) fn bind_from<'py>(
+        &'static self,
+        first: usize,
+        args: Positional<'_, 'py>,
+        kwargs: Named<'_, 'py>,
+    ) -> PyResult<Args<'py, N>> {
+        let mut values = [const { None }; N];
+        if args.len() + first > self.positional {
+            return Err(PyTypeError::new_err(format!(
+                "{}() takes at most {} positional arguments ({} given)",
+                self.function,
+                self.positional - first,
+                args.len()
+            )));
+        }
+        for (slot, value) in values[first..].iter_mut().zip(args.iter_borrowed()) {
+            *slot = Some(value.to_owned());
+        }
+        for (name, value) in kwargs.into_iter().flat_map(|k| k.iter()) {
+            let name = name.cast_into::<PyString>()?;
+            let name = name.to_cow()?;
+            let Some(i) = self.params.iter().position(|names| names.contains(&&*name)) else {
+                return Err(PyTypeError::new_err(format!(
+                    "{}() got an unexpected keyword argument '{name}'",
+                    self.function
+                )));
+            };
+            if values[i].replace(value).is_some() {
+                return Err(PyTypeError::new_err(format!(
+                    "{}() got multiple values for argument '{}'",
+                    self.function, self.params[i][0]
+                )));
+            }
+        }
+        Ok(Args { signature: self, values })
+    }
+
+    /// Whether a keyword argument of this call names parameter `i`.
+    pub(crate) fn names(&self, i: usize, kwargs: Named<'_, '_>) -> bool {
+        kwargs.is_some_and(|k| self.params[i].iter().any(|name| k.contains(*name).unwrap_or(false)))
+    }
+}
+
+impl<'py, const N: usize> Args<'py, N> {
+    /// The function's name.
+    pub(crate) fn function(&self) -> &'static str {
+        self.signature.function
+    }
+
+    /// The argument, if given.
+    pub(crate) fn get(&self, i: usize) -> Option<&Bound<'py, PyAny>> {
+        self.values[i].as_ref().filter(|v| !v.is_none())
+    }
+
+    /// The argument; a TypeError that names it if missing.
+    pub(crate) fn need(&self, i: usize) -> PyResult<&Bound<'py, PyAny>> {
+        self.get(i).ok_or_else(|| {
+            PyTypeError::new_err(format!(
+                "{}() missing required argument '{}'",
+                self.signature.function, self.signature.params[i][0]
+            ))
+        })
+    }
+
+    /// The argument as a `T`, if given.
+    pub(crate) fn opt<'a, T: FromPyObject<'a, 'py>>(&'a self, i: usize) -> PyResult<Option<T>> {
+        self.get(i).map(|v| self.convert(i, v)).transpose()
+    }
+
+    /// The argument as a `T`.
+    pub(crate) fn req<'a, T: FromPyObject<'a, 'py>>(&'a self, i: usize) -> PyResult<T> {
+        self.convert(i, self.need(i)?)
+    }
+
+    /// The argument as a list of `T`.
+    pub(crate) fn list<T>(
+        &self,
+        i: usize,
+        convert: impl FnMut(&Bound<'py, PyAny>) -> PyResult<T>,
+    ) -> PyResult<Vec<T>> {
+        self.name_error(i, list(self.need(i)?, convert))
+    }
+
+    /// Seconds as a duration, if given. Infinity is `Duration::ZERO`, which waits for ever.
+    pub(crate) fn seconds(&self, i: usize) -> PyResult<Option<Duration>> {
+        self.opt::<f64>(i)?.map(seconds).transpose()
+    }
+
+    fn convert<'a, T: FromPyObject<'a, 'py>>(
+        &self,
+        i: usize,
+        value: &'a Bound<'py, PyAny>,
+    ) -> PyResult<T> {
+        self.name_error(i, value.extract::<T>().map_err(Into::into))
+    }
+
+    /// Says which argument a TypeError is about.
+    fn name_error<T>(&self, i: usize, result: PyResult<T>) -> PyResult<T> {
+        result.map_err(|e| {
+            let py = self.values[i].as_ref().map(|v| v.py());
+            match py {
+                Some(py) if e.get_type(py).is(py.get_type::<PyTypeError>()) => {
+                    PyTypeError::new_err(format!(
+                        "{}() argument '{}': {}",
+                        self.signature.function,
+                        self.signature.params[i][0],
+                        e.value(py)
+                    ))
+                }
+                _ => e,
+            }
+        })
+    }
+}
+
+/// Converts each item of a list, tuple or other iterable.
+pub(crate) fn list<'py, T>(
+    items: &Bound<'py, PyAny>,
+    mut convert: impl FnMut(&Bound<'py, PyAny>) -> PyResult<T>,
+) -> PyResult<Vec<T>> {
+    if let Ok(items) = items.cast::<PyList>() {
+        return items.iter().map(|item| convert(&item)).collect();
+    }
+    if let Ok(items) = items.cast::<PyTuple>() {
+        return items.iter_borrowed().map(|item| convert(&item)).collect();
+    }
+    items.try_iter()?.map(|item| convert(&item?)).collect()
+}
+
+/// Seconds as a duration; infinity is `Duration::ZERO`, which waits for ever.
+pub(crate) fn seconds(seconds: f64) -> PyResult<Duration> {
+    if seconds == f64::INFINITY {
+        return Ok(Duration::ZERO);
+    }
+    Duration::try_from_secs_f64(seconds)
+        .map_err(|_| PyValueError::new_err(format!("a timeout of {seconds} s makes no sense")))
+}
+
+/// The value of an integer: an `int`, or anything with `__index__` that is no sequence (a NumPy
+/// integer, but not an array of one).
+pub(crate) fn integer(value: &Bound<'_, PyAny>) -> Option<PyResult<usize>> {
+    if value.is_instance_of::<PyInt>() {
+        return Some(value.extract());
+    }
+    let py = value.py();
+    let has = |name| value.hasattr(name).unwrap_or(false);
+    (has(pyo3::intern!(py, "__index__"))
+        && !has(pyo3::intern!(py, "__len__"))
+        && !has(pyo3::intern!(py, "data_ptr")))
+    .then(|| value.extract())
+}

@@ -1,0 +1,239 @@
+//! Descriptors of registered tensors, and transfers between them.
+
+use pyo3::{exceptions::PyRuntimeError, prelude::*};
+use uccl_p2p::{ConnId, Iov, MrId, Op};
+use uccl_wire::descs::{self, XferDesc};
+
+use crate::{
+    args::{self, Named, Positional, Signature},
+    call::{CONN, Call, Extras, NOTIF, Pieces, TIMEOUT},
+    endpoint::PyEndpoint,
+    error::Stop,
+    memory::Memory,
+    regions,
+};
+
+/// What a descriptor says that names no region of this process.
+const NO_REGION: u64 = u64::MAX;
+
+static TRANSFER: Signature<6> = Signature {
+    function: "transfer",
+    params: [
+        CONN,
+        &["op_name"],
+        &["local_desc_list", "local_descs"],
+        &["remote_desc_list", "remote_descs"],
+        NOTIF,
+        TIMEOUT,
+    ],
+    positional: 4,
+};
+
+/// A registered tensor: its own process knows it by `mr_id`, others by `rkeys`.
+#[pyclass(name = "XferDesc", module = "uccl.p2p")]
+#[derive(Clone)]
+pub(crate) struct PyXferDesc {
+    desc: XferDesc,
+    /// The region, in the process that registered it; 2**64 - 1 elsewhere.
+    #[pyo3(get, set)]
+    mr_id: u64,
+}
+
+#[pymethods]
+impl PyXferDesc {
+    #[new]
+    #[pyo3(signature = (addr=0, size=0, mr_id=NO_REGION, lkeys=Vec::new(), rkeys=Vec::new()))]
+    fn new(addr: u64, size: u64, mr_id: u64, lkeys: Vec<u32>, rkeys: Vec<u32>) -> Self {
+        Self { desc: XferDesc { addr, size, lkeys, rkeys, ipc: Vec::new() }, mr_id }
+    }
+
+    /// Address in the owner's process.
+    #[getter]
+    fn addr(&self) -> u64 {
+        self.desc.addr
+    }
+
+    #[setter]
+    fn set_addr(&mut self, addr: u64) {
+        self.desc.addr = addr;
+    }
+
+    /// Size in bytes.
+    #[getter]
+    fn size(&self) -> u64 {
+        self.desc.size
+    }
+
+    #[setter]
+    fn set_size(&mut self, size: u64) {
+        self.desc.size = size;
+    }
+
+    /// Keys for the owner's own use.
+    #[getter]
+    fn lkeys(&self) -> Vec<u32> {
+        self.desc.lkeys.clone()
+    }
+
+    #[setter]
+    fn set_lkeys(&mut self, lkeys: Vec<u32>) {
+        self.desc.lkeys = lkeys;
+    }
+
+    /// Keys for its peers.
+    #[getter]
+    fn rkeys(&self) -> Vec<u32> {
+        self.desc.rkeys.clone()
+    }
+
+    #[setter]
+    fn set_rkeys(&mut self, rkeys: Vec<u32>) {
+        self.desc.rkeys = rkeys;
+    }
+
+    fn __repr__(&self) -> String {
+        let XferDesc { addr, size, .. } = &self.desc;
+        format!("<XferDesc addr={addr} size={size} mr_id={}>", self.mr_id)
+    }
+}
+
+/// What `transfer` started.
+#[pyclass(name = "XferHandle", module = "uccl.p2p", frozen, get_all)]
+pub(crate) struct PyXferHandle {
+    conn_id: u64,
+    op_name: String,
+    transfer_id: u64,
+}
+
+#[pymethods]
+impl PyXferHandle {
+    #[new]
+    fn new(conn_id: u64, op_name: String, transfer_id: u64) -> Self {
+        Self { conn_id, op_name, transfer_id }
+    }
+
+    fn __repr__(&self) -> String {
+        let Self { conn_id, op_name, transfer_id } = self;
+        format!("<XferHandle conn_id={conn_id} op_name={op_name:?} transfer_id={transfer_id}>")
+    }
+}
+
+/// `register_memory(tensors)`: all or none.
+pub(crate) fn register(
+    ep: &PyEndpoint,
+    py: Python<'_>,
+    tensors: &Bound<'_, PyAny>,
+) -> Result<Vec<PyXferDesc>, Stop> {
+    let tensors = args::list(tensors, |tensor| Ok(tensor.clone()))?;
+    let memories = tensors.iter().enumerate().map(|(i, tensor)| of_tensor(i, tensor));
+    let memories = memories.collect::<PyResult<Vec<_>>>()?;
+    let ranges: Vec<_> = memories.iter().map(|m| (m.addr, m.len.unwrap_or_default())).collect();
+    let mrs = regions::add_all(ep, py, memories, vec![None; ranges.len()])?;
+    mrs.into_iter().zip(ranges).map(|(mr, range)| describe(ep, mr, range)).collect()
+}
+
+fn describe(ep: &PyEndpoint, mr: u64, (addr, len): (usize, usize)) -> Result<PyXferDesc, Stop> {
+    let mut desc = XferDesc { addr: addr as u64, size: len as u64, ..XferDesc::default() };
+    // Peers may write what they have keys for, so there are none for a read-only buffer.
+    if !ep.regions.is_readonly(mr) {
+        let advert = ep.core.advertise(MrId(mr), addr, len)?;
+        desc = XferDesc { ipc: ep.ipc_info(&advert).to_vec(), ..XferDesc::of_advert(&advert) };
+    }
+    Ok(PyXferDesc { desc, mr_id: mr })
+}
+
+fn of_tensor(i: usize, tensor: &Bound<'_, PyAny>) -> PyResult<Memory> {
+    let not_one = |why: String| {
+        PyRuntimeError::new_err(format!("object at index {i} is not a tensor ({why})"))
+    };
+    if args::integer(tensor).is_some() {
+        return Err(not_one("it is a number".into()));
+    }
+    if tensor.hasattr("data_ptr")? {
+        for method in ["numel", "element_size"] {
+            // Something of ours that has both an address and the buffer protocol needs neither.
+            if !tensor.hasattr(method)? && Memory::of(tensor).is_err() {
+                return Err(not_one(format!("missing {method}() method")));
+            }
+        }
+    }
+    Memory::of(tensor).map_err(|e| not_one(e.value(tensor.py()).to_string()))
+}
+
+/// `deregister_memory(descs)`.
+pub(crate) fn deregister(
+    ep: &PyEndpoint,
+    py: Python<'_>,
+    descs: &Bound<'_, PyAny>,
+) -> Result<(), Stop> {
+    let mut first_failure = Ok(());
+    for mr in regions::ids(descs)?.into_iter().filter(|&mr| mr != NO_REGION) {
+        first_failure = first_failure.and(regions::remove(ep, py, MrId(mr)));
+    }
+    Ok(first_failure?)
+}
+
+/// `get_serialized_descs(descs)`.
+pub(crate) fn serialize(descs: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
+    let descs = args::list(descs, |desc| Ok(desc.cast::<PyXferDesc>()?.borrow().desc.clone()))?;
+    descs::encode_descs(&descs).map_err(|e| PyRuntimeError::new_err(e.to_string()))
+}
+
+/// `deserialize_descs(bytes)`.
+pub(crate) fn deserialize(bytes: &[u8]) -> PyResult<Vec<PyXferDesc>> {
+    if bytes.is_empty() {
+        return Ok(Vec::new());
+    }
+    let descs = descs::decode_descs(bytes)
+        .map_err(|e| PyRuntimeError::new_err(format!("invalid serialized descriptors: {e}")))?;
+    Ok(descs.into_iter().map(|desc| PyXferDesc { desc, mr_id: NO_REGION }).collect())
+}
+
+/// `transfer(conn_id, op_name, local_descs, remote_descs)`.
+pub(crate) fn transfer(
+    ep: &PyEndpoint,
+    args: Positional<'_, '_>,
+    kwargs: Named<'_, '_>,
+) -> Result<Call, Stop> {
+    let a = TRANSFER.bind(args, kwargs)?;
+    let clone = |desc: &Bound<'_, PyAny>| Ok(desc.cast::<PyXferDesc>()?.borrow().clone());
+    let (local, remote) = (a.list(2, clone)?, a.list(3, clone)?);
+    if local.len() != remote.len() {
+        return Err(Stop::runtime(format!(
+            "local and remote descriptors must be as many ({} and {} given)",
+            local.len(),
+            remote.len()
+        )));
+    }
+    let op = match a.req::<String>(1)?.as_str() {
+        "read" => Op::Read,
+        "write" => Op::Write,
+        name => return Err(Stop::runtime(format!("Invalid op_name: {name}"))),
+    };
+    let conn = ConnId(a.req(0)?);
+    if let Err(e) = ep.core.connection(conn) {
+        return Err(Stop::runtime(format!("Invalid conn_id: {e}")));
+    }
+    let mut iovs = Vec::with_capacity(local.len());
+    let mut adverts = Vec::with_capacity(remote.len());
+    for (local, remote) in local.iter().zip(&remote) {
+        if local.mr_id == NO_REGION || remote.desc.rkeys.is_empty() {
+            return Err(Stop::runtime(
+                "a transfer needs local descriptors from register_memory, and remote ones with keys",
+            ));
+        }
+        if op == Op::Read && ep.regions.is_readonly(local.mr_id) {
+            return Err(Stop::refuse("the destination was registered from a read-only buffer"));
+        }
+        iovs.push(iov(local)?);
+        adverts.push(remote.desc.advert().map_err(Stop::refuse)?);
+    }
+    let extras = Extras::of(&a, 4)?;
+    Ok(Call { conn, op, iovs: Pieces::Many(iovs), adverts: Pieces::Many(adverts), extras })
+}
+
+fn iov(local: &PyXferDesc) -> Result<Iov, Stop> {
+    let address = |n: u64| usize::try_from(n).map_err(Stop::refuse);
+    let (ptr, len) = (address(local.desc.addr)?, address(local.desc.size)?);
+    Ok(Iov { mr: MrId(local.mr_id), ptr, len })
+}

@@ -1,0 +1,303 @@
+//! The calls for peers on the same host, which name memory by address alone.
+//!
+//! They are the calls with regions underneath: local memory is registered for the length of a transfer,
+//! and advertised memory until its connection is removed.
+
+use std::{
+    collections::HashMap,
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+use parking_lot::Mutex;
+use pyo3::prelude::*;
+use uccl_p2p::{ConnId, Endpoint, Error, Iov, MrId, Op, Status, TransferId};
+use uccl_wire::{
+    advert::Advert,
+    ipc_info::{IPC_INFO_LEN, IpcInfo},
+};
+
+use crate::{
+    args::{Args, Named, Names, Positional, Signature},
+    buffer,
+    call::{self, CONN, Call, Extras, NOTIF, NUM_IOVS, PTR, PTR_V, Pieces, SIZE, SIZE_V, TIMEOUT},
+    endpoint::PyEndpoint,
+    error::{Stop, settle},
+    memory::Memory,
+    regions::register,
+};
+
+const INFO: Names = &["info", "info_blob"];
+const INFO_V: Names = &["info_v", "info_list"];
+
+/// `send_ipc` and `recv_ipc`.
+pub(crate) const fn two_sided(function: &'static str) -> Signature<5> {
+    Signature { function, params: [CONN, PTR, SIZE, NOTIF, TIMEOUT], positional: 3 }
+}
+
+/// `read_ipc` and `write_ipc`.
+pub(crate) const fn one_sided(function: &'static str) -> Signature<6> {
+    Signature { function, params: [CONN, PTR, SIZE, INFO, NOTIF, TIMEOUT], positional: 4 }
+}
+
+/// `readv_ipc` and `writev_ipc`.
+pub(crate) const fn one_sided_v(function: &'static str) -> Signature<7> {
+    Signature {
+        function,
+        params: [CONN, PTR_V, SIZE_V, INFO_V, NUM_IOVS, NOTIF, TIMEOUT],
+        positional: 5,
+    }
+}
+
+static ADVERTISE: Signature<3> =
+    Signature { function: "advertise_ipc", params: [CONN, PTR, SIZE], positional: 3 };
+static ADVERTISEV: Signature<4> = Signature {
+    function: "advertisev_ipc",
+    params: [CONN, PTR_V, SIZE_V, NUM_IOVS],
+    positional: 4,
+};
+
+/// Regions that no caller named.
+#[derive(Default)]
+pub(crate) struct Implicit {
+    /// Of transfers not yet known to have ended.
+    transfers: Mutex<HashMap<u64, Vec<MrId>>>,
+    /// How many transfers that is, for a look without the lock.
+    count: AtomicUsize,
+    /// Of advertised memory, by connection, address and length.
+    advertised: Mutex<HashMap<(u64, usize, usize), MrId>>,
+}
+
+/// Regions deregistered when this is dropped.
+struct Temporary<'a> {
+    core: &'a Endpoint,
+    mrs: Vec<MrId>,
+}
+
+impl Temporary<'_> {
+    fn add(&mut self, ptr: usize, len: usize) -> Result<Iov, Error> {
+        let mr = register(self.core, ptr, len)?;
+        self.mrs.push(mr);
+        Ok(Iov { mr, ptr, len })
+    }
+}
+
+impl Drop for Temporary<'_> {
+    fn drop(&mut self) {
+        deregister(self.core, &self.mrs);
+    }
+}
+
+/// Ends regions that were never advertised, or whose connection is gone.
+fn deregister(core: &Endpoint, mrs: &[MrId]) {
+    for &mr in mrs {
+        // It fails only if the endpoint has been closed, which ended the region too.
+        let _ = core.deregister(mr);
+    }
+}
+
+/// Where and how much.
+struct Piece {
+    ptr: usize,
+    len: usize,
+}
+
+/// A transfer whose memory is not registered yet.
+pub(crate) struct IpcCall {
+    conn: ConnId,
+    op: Op,
+    pieces: Vec<Piece>,
+    adverts: Vec<Advert>,
+    extras: Extras,
+}
+
+/// `send_ipc(conn_id, ptr, size)`, `recv_ipc(...)`.
+pub(crate) fn scalar_two_sided(
+    op: Op,
+    signature: &'static Signature<5>,
+    args: Positional<'_, '_>,
+    kwargs: Named<'_, '_>,
+) -> Result<IpcCall, Stop> {
+    let a = signature.bind(args, kwargs)?;
+    let pieces = vec![piece(op, a.need(1)?, a.opt(2)?)?];
+    let extras = Extras::of(&a, 3)?;
+    Ok(IpcCall { conn: ConnId(a.req(0)?), op, pieces, adverts: Vec::new(), extras })
+}
+
+/// `read_ipc(conn_id, ptr, size, info)`, `write_ipc(...)`.
+pub(crate) fn scalar_one_sided(
+    op: Op,
+    signature: &'static Signature<6>,
+    args: Positional<'_, '_>,
+    kwargs: Named<'_, '_>,
+) -> Result<IpcCall, Stop> {
+    let a = signature.bind(args, kwargs)?;
+    let pieces = vec![piece(op, a.need(1)?, a.opt(2)?)?];
+    let adverts = vec![advert(a.need(3)?)?];
+    let extras = Extras::of(&a, 4)?;
+    Ok(IpcCall { conn: ConnId(a.req(0)?), op, pieces, adverts, extras })
+}
+
+/// `readv_ipc(conn_id, ptr_v, size_v, info_v)`, `writev_ipc(...)`.
+pub(crate) fn vector_one_sided(
+    op: Op,
+    signature: &'static Signature<7>,
+    args: Positional<'_, '_>,
+    kwargs: Named<'_, '_>,
+) -> Result<IpcCall, Stop> {
+    let a = signature.bind(args, kwargs)?;
+    let pieces = pieces(op, &a, 4)?;
+    let infos = a.list(3, |info| Ok(info.clone()))?;
+    call::same_length(signature.function, pieces.len(), infos.len())?;
+    let adverts = infos.iter().map(advert).collect::<Result<Vec<_>, _>>()?;
+    let extras = Extras::of(&a, 5)?;
+    Ok(IpcCall { conn: ConnId(a.req(0)?), op, pieces, adverts, extras })
+}
+
+/// Runs a call to its end.
+pub(crate) fn run(ep: &PyEndpoint, py: Python<'_>, call: Result<IpcCall, Stop>) -> PyResult<bool> {
+    let mut temporary = Temporary { core: &ep.core, mrs: Vec::new() };
+    let call = call.and_then(|call| prepare(call, &mut temporary));
+    let ran = ep.run(py, call);
+    py.detach(|| drop(temporary));
+    ran
+}
+
+/// Starts a call.
+pub(crate) fn post(
+    ep: &PyEndpoint,
+    py: Python<'_>,
+    call: Result<IpcCall, Stop>,
+) -> PyResult<(bool, u64)> {
+    sweep(ep, py);
+    let mut temporary = Temporary { core: &ep.core, mrs: Vec::new() };
+    let call = call.and_then(|call| prepare(call, &mut temporary));
+    let (ok, transfer) = ep.post(py, call)?;
+    if ok {
+        let mut transfers = ep.implicit.transfers.lock();
+        transfers.insert(transfer, std::mem::take(&mut temporary.mrs));
+        ep.implicit.count.store(transfers.len(), Ordering::Release);
+    }
+    Ok((ok, transfer))
+}
+
+/// Ends the regions of a transfer that has ended.
+pub(crate) fn ended(ep: &PyEndpoint, transfer: TransferId) {
+    if ep.implicit.count.load(Ordering::Acquire) == 0 {
+        return;
+    }
+    let mrs = {
+        let mut transfers = ep.implicit.transfers.lock();
+        let mrs = transfers.remove(&transfer.0);
+        ep.implicit.count.store(transfers.len(), Ordering::Release);
+        mrs
+    };
+    deregister(&ep.core, &mrs.unwrap_or_default());
+}
+
+/// Ends the regions of transfers that ended without anybody asking.
+fn sweep(ep: &PyEndpoint, py: Python<'_>) {
+    const FEW: usize = 256;
+    if ep.implicit.count.load(Ordering::Acquire) < FEW {
+        return;
+    }
+    py.detach(|| {
+        let transfers: Vec<u64> = ep.implicit.transfers.lock().keys().copied().collect();
+        for transfer in transfers.into_iter().map(TransferId) {
+            if !matches!(ep.core.poll(transfer), Ok(Status::Pending)) {
+                ended(ep, transfer);
+            }
+        }
+    });
+}
+
+/// `advertise_ipc(conn_id, ptr, size)`.
+pub(crate) fn advertise(
+    ep: &PyEndpoint,
+    py: Python<'_>,
+    args: Positional<'_, '_>,
+    kwargs: Named<'_, '_>,
+) -> PyResult<Option<Vec<u8>>> {
+    let a = ADVERTISE.bind(args, kwargs)?;
+    let conn = ConnId(a.req(0)?);
+    let piece = settle(piece(Op::Recv, a.need(1)?, a.opt(2)?).map(Some), None)?;
+    let Some(piece) = piece else { return Ok(None) };
+    settle(py.detach(|| make(ep, conn, &piece)).map(Some), None)
+}
+
+/// `advertisev_ipc(conn_id, ptr_v, size_v)`.
+pub(crate) fn advertisev(
+    ep: &PyEndpoint,
+    py: Python<'_>,
+    args: Positional<'_, '_>,
+    kwargs: Named<'_, '_>,
+) -> PyResult<Option<Vec<Vec<u8>>>> {
+    let a = ADVERTISEV.bind(args, kwargs)?;
+    let conn = ConnId(a.req(0)?);
+    let pieces = settle(pieces(Op::Recv, &a, 3).map(Some), None)?;
+    let Some(pieces) = pieces else { return Ok(None) };
+    let made = py.detach(|| pieces.iter().map(|piece| make(ep, conn, piece)).collect());
+    settle(Result::<Vec<_>, _>::map(made, Some), None)
+}
+
+/// Ends the regions that were advertised over a connection.
+pub(crate) fn disconnected(ep: &PyEndpoint, conn: ConnId) {
+    let mut mrs = Vec::new();
+    ep.implicit.advertised.lock().retain(|&(of, _, _), mr| {
+        if of == conn.0 {
+            mrs.push(*mr);
+        }
+        of != conn.0
+    });
+    deregister(&ep.core, &mrs);
+}
+
+fn make(ep: &PyEndpoint, conn: ConnId, piece: &Piece) -> Result<Vec<u8>, Stop> {
+    ep.core.connection(conn)?;
+    let mut advertised = ep.implicit.advertised.lock();
+    let key = (conn.0, piece.ptr, piece.len);
+    let mr = match advertised.get(&key) {
+        Some(&mr) => mr,
+        None => *advertised.entry(key).or_insert(register(&ep.core, piece.ptr, piece.len)?),
+    };
+    let advert = ep.core.advertise(mr, piece.ptr, piece.len)?;
+    Ok(ep.ipc_info(&advert).to_vec())
+}
+
+fn prepare(call: IpcCall, temporary: &mut Temporary<'_>) -> Result<Call, Stop> {
+    let iovs = call.pieces.iter().map(|piece| temporary.add(piece.ptr, piece.len));
+    Ok(Call {
+        conn: call.conn,
+        op: call.op,
+        iovs: Pieces::Many(iovs.collect::<Result<_, _>>()?),
+        adverts: Pieces::Many(call.adverts),
+        extras: call.extras,
+    })
+}
+
+fn piece(op: Op, ptr: &Bound<'_, PyAny>, size: Option<usize>) -> Result<Piece, Stop> {
+    let memory: Memory = call::memory(op, ptr)?;
+    Ok(Piece { ptr: memory.addr, len: memory.sized(size)? })
+}
+
+/// The pieces of a vector call: its parameters 1 (pointers) and 2 (sizes).
+fn pieces<const N: usize>(op: Op, a: &Args<'_, N>, count: usize) -> Result<Vec<Piece>, Stop> {
+    let ptrs = a.list(1, |ptr| Ok(ptr.clone()))?;
+    let sizes = call::sizes(a, 2, ptrs.len())?;
+    for given in [sizes.len(), a.opt(count)?.unwrap_or(ptrs.len())] {
+        call::same_length(a.function(), ptrs.len(), given)?;
+    }
+    ptrs.iter().zip(sizes).map(|(ptr, size)| piece(op, ptr, size)).collect()
+}
+
+/// The advert in what `advertise_ipc` made.
+fn advert(info: &Bound<'_, PyAny>) -> Result<Advert, Stop> {
+    let bytes = buffer::bytes(info)?;
+    if bytes.len() != IPC_INFO_LEN {
+        return Err(Stop::runtime(format!(
+            "info must be exactly {} bytes (what advertise_ipc returned), not {}",
+            IPC_INFO_LEN,
+            bytes.len()
+        )));
+    }
+    IpcInfo::decode(&bytes).and_then(|info| info.advert()).map_err(Stop::refuse)
+}

@@ -1,0 +1,153 @@
+//! Registration, and what keeps registered objects allocated.
+
+use std::{
+    collections::HashMap,
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+use parking_lot::Mutex;
+use pyo3::prelude::*;
+use uccl_p2p::{Endpoint, MrId};
+
+use crate::{
+    args::{self, Named, Positional, Signature},
+    call::{self, PTR, PTR_V, SIZE, SIZE_V},
+    endpoint::PyEndpoint,
+    error::Stop,
+    memory::{Memory, Owner},
+};
+
+static REG: Signature<3> =
+    Signature { function: "reg", params: [PTR, SIZE, &["floatType", "float_type"]], positional: 3 };
+static REGV: Signature<2> = Signature { function: "regv", params: [PTR_V, SIZE_V], positional: 2 };
+
+/// The objects whose memory is registered.
+#[derive(Default)]
+pub(crate) struct Regions {
+    owners: Mutex<HashMap<u64, Owner>>,
+    readonly: AtomicUsize,
+}
+
+impl Regions {
+    /// Whether the region was registered from a read-only buffer.
+    pub(crate) fn is_readonly(&self, mr: u64) -> bool {
+        self.readonly.load(Ordering::Acquire) != 0
+            && self.owners.lock().get(&mr).is_some_and(|o| o.readonly)
+    }
+
+    fn keep(&self, mr: MrId, owner: Option<Owner>) {
+        let Some(owner) = owner else { return };
+        if owner.readonly {
+            self.readonly.fetch_add(1, Ordering::AcqRel);
+        }
+        self.owners.lock().insert(mr.0, owner);
+    }
+
+    /// What kept the region's memory. Dropping it may run Python code, so that is for the caller, who
+    /// holds no lock.
+    fn forget(&self, mr: MrId) -> Option<Owner> {
+        let owner = self.owners.lock().remove(&mr.0)?;
+        if owner.readonly {
+            self.readonly.fetch_sub(1, Ordering::AcqRel);
+        }
+        Some(owner)
+    }
+
+    /// Forgets everything, when no region is left.
+    pub(crate) fn clear(&self) {
+        let owners = std::mem::take(&mut *self.owners.lock());
+        self.readonly.store(0, Ordering::Release);
+        drop(owners);
+    }
+}
+
+/// Registers `len` bytes at `ptr`.
+pub(crate) fn register(core: &Endpoint, ptr: usize, len: usize) -> Result<MrId, uccl_p2p::Error> {
+    // SAFETY: the memory stays allocated until the region is deregistered: an object's because its
+    // owner is kept until then, and an address's because that is what reg()'s documentation asks of
+    // its caller.
+    unsafe { core.register(ptr, len) }
+}
+
+/// Registers memory and keeps its owner.
+pub(crate) fn add(
+    ep: &PyEndpoint,
+    py: Python<'_>,
+    memory: Memory,
+    len: usize,
+) -> Result<MrId, Stop> {
+    if memory.len.is_some_and(|held| len > held) {
+        return Err(Stop::refuse(format!(
+            "{len} bytes do not fit the object, which has {}",
+            memory.len.unwrap_or_default()
+        )));
+    }
+    let (core, ptr) = (&ep.core, memory.addr);
+    let mr = py.detach(|| register(core, ptr, len))?;
+    ep.regions.keep(mr, memory.owner);
+    Ok(mr)
+}
+
+/// `reg(ptr, size, floatType)`.
+pub(crate) fn reg(
+    ep: &PyEndpoint,
+    py: Python<'_>,
+    args: Positional<'_, '_>,
+    kwargs: Named<'_, '_>,
+) -> Result<u64, Stop> {
+    let a = REG.bind(args, kwargs)?;
+    let memory = Memory::of(a.need(0)?)?;
+    let len = memory.sized(a.opt(1)?)?;
+    Ok(add(ep, py, memory, len)?.0)
+}
+
+/// `regv(ptrs, sizes)`: all or none.
+pub(crate) fn regv(
+    ep: &PyEndpoint,
+    py: Python<'_>,
+    args: Positional<'_, '_>,
+    kwargs: Named<'_, '_>,
+) -> Result<Vec<u64>, Stop> {
+    let a = REGV.bind(args, kwargs)?;
+    let memories = a.list(0, Memory::of)?;
+    let sizes = call::sizes(&a, 1, memories.len())?;
+    call::same_length("regv", memories.len(), sizes.len())?;
+    add_all(ep, py, memories, sizes)
+}
+
+/// Registers all, or none.
+pub(crate) fn add_all(
+    ep: &PyEndpoint,
+    py: Python<'_>,
+    memories: Vec<Memory>,
+    sizes: Vec<Option<usize>>,
+) -> Result<Vec<u64>, Stop> {
+    let mut mrs = Vec::with_capacity(memories.len());
+    for (memory, size) in memories.into_iter().zip(sizes) {
+        let added = memory.sized(size).map_err(Stop::from).and_then(|len| add(ep, py, memory, len));
+        match added {
+            Ok(mr) => mrs.push(mr.0),
+            Err(stop) => {
+                for mr in mrs {
+                    // The regions were made just now; nothing but success can come of this.
+                    let _ = remove(ep, py, MrId(mr));
+                }
+                return Err(stop);
+            }
+        }
+    }
+    Ok(mrs)
+}
+
+/// Ends a region and lets go of its owner.
+pub(crate) fn remove(ep: &PyEndpoint, py: Python<'_>, mr: MrId) -> Result<(), uccl_p2p::Error> {
+    let core = &ep.core;
+    py.detach(|| core.deregister(mr))?;
+    drop(ep.regions.forget(mr));
+    Ok(())
+}
+
+/// `deregister_memory(descs)`'s region ids.
+pub(crate) fn ids(descs: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
+    args::list(descs, |desc| desc.getattr("mr_id")?.extract())
+}

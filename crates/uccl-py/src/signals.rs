@@ -1,0 +1,52 @@
+//! Ctrl-C in calls that wait.
+
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+use uccl_p2p::{Endpoint, Interrupt};
+
+/// Asking takes the GIL, so it is not done more often than this.
+const EVERY: Duration = Duration::from_millis(20);
+
+/// Runs Python's signal handlers when a waiting call asks whether to go on.
+struct Signals {
+    raised: Option<PyErr>,
+    next: Instant,
+}
+
+impl Interrupt for Signals {
+    fn interrupted(&mut self) -> bool {
+        if self.raised.is_some() {
+            return true;
+        }
+        let now = Instant::now();
+        if now < self.next {
+            return false;
+        }
+        self.next = now + EVERY;
+        match Python::try_attach(|py| py.check_signals()) {
+            Some(Ok(())) => false,
+            Some(Err(e)) => {
+                self.raised = Some(e);
+                true
+            }
+            // The interpreter is going away.
+            None => true,
+        }
+    }
+}
+
+/// Runs `call` without the GIL; an exception raised by a signal handler meanwhile goes to the caller
+/// whatever `call` returned, for the signal that raised it will not come again.
+pub(crate) fn waiting<T: Send>(
+    py: Python<'_>,
+    core: &Endpoint,
+    call: impl FnOnce(&Endpoint, &mut dyn Interrupt) -> T + Send,
+) -> PyResult<T> {
+    let mut signals = Signals { raised: None, next: Instant::now() + EVERY };
+    let result = py.detach(|| call(core, &mut signals));
+    match signals.raised {
+        Some(e) => Err(e),
+        None => Ok(result),
+    }
+}

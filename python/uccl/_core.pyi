@@ -1,0 +1,512 @@
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any, Literal, Protocol, SupportsIndex, Union, overload
+
+from typing_extensions import Buffer, Self, TypeAlias, disjoint_base, final
+
+__all__ = [
+    "Endpoint",
+    "SharedMemory",
+    "XferDesc",
+    "XferHandle",
+    "__version__",
+    "get_oob_ip",
+    "last_error",
+]
+__version__: str
+
+class _Tensor(Protocol):
+    def data_ptr(self) -> int: ...
+    def numel(self) -> int: ...
+    def element_size(self) -> int: ...
+
+class _Array(Protocol):
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+
+_Memory: TypeAlias = Union[_Tensor, _Array, Buffer]
+_Pointer: TypeAlias = Union[SupportsIndex, _Memory]
+_Ids: TypeAlias = Iterable[int]
+_Pointers: TypeAlias = Iterable[_Pointer]
+_Sizes: TypeAlias = Iterable[int]
+
+def get_oob_ip() -> str: ...
+def last_error() -> str | None: ...
+
+@final
+class SharedMemory:
+    @property
+    def ptr(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
+@final
+class XferDesc:
+    addr: int
+    size: int
+    mr_id: int
+    lkeys: list[int]
+    rkeys: list[int]
+    def __new__(
+        cls,
+        addr: int = 0,
+        size: int = 0,
+        mr_id: int = ...,
+        lkeys: Sequence[int] = ...,
+        rkeys: Sequence[int] = ...,
+    ) -> Self: ...
+
+@final
+class XferHandle:
+    @property
+    def conn_id(self) -> int: ...
+    @property
+    def op_name(self) -> str: ...
+    @property
+    def transfer_id(self) -> int: ...
+    def __new__(cls, conn_id: int, op_name: str, transfer_id: int) -> Self: ...
+
+# Parameters have further names, those of UCCL's other releases, for callers that use them; the ones
+# here are the positional order's.
+@disjoint_base
+class Endpoint:
+    def __new__(
+        cls,
+        local_gpu_idx: int | None = None,
+        num_cpus: int | None = None,
+        *,
+        psk: str | Buffer | None = None,
+        bind: str | None = None,
+        port: int | None = None,
+        base_port: int | None = None,
+        timeout: float | None = None,
+        transfer_timeout: float | None = None,
+        transport: Literal["auto", "local", "tcp"] | None = None,
+        tcp_streams: int | None = None,
+        tcp_congestion: str | None = None,
+        checksum: bool | Literal["auto", "on", "off"] | None = None,
+        cma: bool | None = None,
+        spin_us: int | None = None,
+    ) -> Self: ...
+    @overload
+    def connect(
+        self,
+        remote_ip_addr: str,
+        remote_gpu_idx: int | str | None = None,
+        remote_port: int | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> tuple[bool, int]: ...
+    @overload
+    def connect(
+        self,
+        remote_ip_addr: str,
+        *,
+        remote_gpu_bdf: str,
+        remote_port: int | None = None,
+        timeout: float | None = None,
+    ) -> tuple[bool, int]: ...
+    @overload
+    def connect_local(
+        self, remote_gpu_idx: int | str, *, timeout: float | None = None
+    ) -> tuple[bool, int]: ...
+    @overload
+    def connect_local(
+        self, *, remote_gpu_bdf: str, timeout: float | None = None
+    ) -> tuple[bool, int]: ...
+    def accept(self, *, timeout: float | None = None) -> tuple[bool, str, int, int]: ...
+    def accept_local(self, *, timeout: float | None = None) -> tuple[bool, int, int]: ...
+    def start_passive_accept(self) -> bool: ...
+    def add_remote_endpoint(self, metadata_bytes: Buffer) -> tuple[bool, int]: ...
+    def remove_remote_endpoint(self, conn_id: int) -> bool: ...
+    def get_metadata(self) -> bytes: ...
+    @staticmethod
+    def parse_metadata(metadata: Buffer) -> tuple[str, int, int | str]: ...
+    @overload
+    def reg(
+        self, ptr: SupportsIndex, size: int, floatType: int | None = None
+    ) -> tuple[bool, int]: ...
+    @overload
+    def reg(
+        self, ptr: _Memory, size: int | None = None, floatType: int | None = None
+    ) -> tuple[bool, int]: ...
+    def regv(self, ptrs: _Pointers, sizes: _Sizes | None = None) -> tuple[bool, list[int]]: ...
+    def dereg(self, mr_id: int) -> bool: ...
+    def register_memory(self, tensor_list: Iterable[_Memory]) -> list[XferDesc]: ...
+    def deregister_memory(self, desc_list: Iterable[XferDesc]) -> None: ...
+    def get_serialized_descs(self, desc_list: Iterable[XferDesc]) -> bytes: ...
+    def deserialize_descs(self, serialized_bytes: Buffer) -> list[XferDesc]: ...
+    def transfer(
+        self,
+        conn_id: int,
+        op_name: Literal["read", "write"],
+        local_desc_list: Iterable[XferDesc],
+        remote_desc_list: Iterable[XferDesc],
+        *,
+        notif: Buffer | None = None,
+        timeout: float | None = None,
+    ) -> tuple[bool, int]: ...
+    @overload
+    def advertise(self, mr_id: int, ptr: SupportsIndex, size: int) -> tuple[bool, bytes]: ...
+    @overload
+    def advertise(
+        self, mr_id: int, ptr: _Memory, size: int | None = None
+    ) -> tuple[bool, bytes]: ...
+    @overload
+    def advertise(
+        self, conn_id: int, mr_id: int, ptr: _Pointer, size: int | None = None
+    ) -> tuple[bool, bytes]: ...
+    @overload
+    def advertise(
+        self, conn_id: int, mr_id: int, ptr: _Pointer, size: int | None, out_buf: Buffer
+    ) -> bool: ...
+    @overload
+    def advertisev(
+        self,
+        mr_id_v: _Ids,
+        ptr_v: _Pointers,
+        size_v: _Sizes | None = None,
+        num_iovs: int | None = None,
+    ) -> tuple[bool, list[bytes]]: ...
+    @overload
+    def advertisev(
+        self,
+        conn_id: int,
+        mr_id_v: _Ids,
+        ptr_v: _Pointers,
+        size_v: _Sizes | None = None,
+        num_iovs: int | None = None,
+    ) -> tuple[bool, list[bytes]]: ...
+    @overload
+    def advertisev(
+        self,
+        conn_id: int,
+        mr_id_v: _Ids,
+        ptr_v: _Pointers,
+        size_v: _Sizes | None,
+        out_buf_list: Iterable[Buffer],
+        num_iovs: int | None = None,
+    ) -> bool: ...
+    def advertise_ipc(
+        self, conn_id: int, ptr: _Pointer, size: int | None = None
+    ) -> tuple[bool, bytes]: ...
+    def advertisev_ipc(
+        self, conn_id: int, ptr_v: _Pointers, size_v: _Sizes | None = None
+    ) -> tuple[bool, list[bytes]]: ...
+    def send(
+        self,
+        conn_id: int,
+        mr_id: int,
+        ptr: _Pointer,
+        size: int | None = None,
+        *,
+        notif: Buffer | None = None,
+        timeout: float | None = None,
+    ) -> bool: ...
+    def send_async(
+        self,
+        conn_id: int,
+        mr_id: int,
+        ptr: _Pointer,
+        size: int | None = None,
+        *,
+        notif: Buffer | None = None,
+        timeout: float | None = None,
+    ) -> tuple[bool, int]: ...
+    def recv(
+        self,
+        conn_id: int,
+        mr_id: int,
+        ptr: _Pointer,
+        size: int | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> bool: ...
+    def recv_async(
+        self,
+        conn_id: int,
+        mr_id: int,
+        ptr: _Pointer,
+        size: int | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> tuple[bool, int]: ...
+    def sendv(
+        self,
+        conn_id: int,
+        mr_id_v: _Ids,
+        ptr_v: _Pointers,
+        size_v: _Sizes | None = None,
+        num_iovs: int | None = None,
+        *,
+        notif: Buffer | None = None,
+        timeout: float | None = None,
+    ) -> bool: ...
+    def sendv_async(
+        self,
+        conn_id: int,
+        mr_id_v: _Ids,
+        ptr_v: _Pointers,
+        size_v: _Sizes | None = None,
+        num_iovs: int | None = None,
+        *,
+        notif: Buffer | None = None,
+        timeout: float | None = None,
+    ) -> tuple[bool, int]: ...
+    def recvv(
+        self,
+        conn_id: int,
+        mr_id_v: _Ids,
+        ptr_v: _Pointers,
+        size_v: _Sizes | None = None,
+        num_iovs: int | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> bool: ...
+    def recvv_async(
+        self,
+        conn_id: int,
+        mr_id_v: _Ids,
+        ptr_v: _Pointers,
+        size_v: _Sizes | None = None,
+        num_iovs: int | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> tuple[bool, int]: ...
+    def read(
+        self,
+        conn_id: int,
+        mr_id: int,
+        ptr: _Pointer,
+        size: int | None,
+        meta: Buffer,
+        *,
+        notif: Buffer | None = None,
+        timeout: float | None = None,
+    ) -> bool: ...
+    def read_async(
+        self,
+        conn_id: int,
+        mr_id: int,
+        ptr: _Pointer,
+        size: int | None,
+        meta: Buffer,
+        *,
+        notif: Buffer | None = None,
+        timeout: float | None = None,
+    ) -> tuple[bool, int]: ...
+    def write(
+        self,
+        conn_id: int,
+        mr_id: int,
+        ptr: _Pointer,
+        size: int | None,
+        meta: Buffer,
+        *,
+        notif: Buffer | None = None,
+        timeout: float | None = None,
+    ) -> bool: ...
+    def write_async(
+        self,
+        conn_id: int,
+        mr_id: int,
+        ptr: _Pointer,
+        size: int | None,
+        meta: Buffer,
+        *,
+        notif: Buffer | None = None,
+        timeout: float | None = None,
+    ) -> tuple[bool, int]: ...
+    def readv(
+        self,
+        conn_id: int,
+        mr_id_v: _Ids,
+        ptr_v: _Pointers,
+        size_v: _Sizes | None,
+        meta_v: Iterable[Buffer],
+        num_iovs: int | None = None,
+        *,
+        notif: Buffer | None = None,
+        timeout: float | None = None,
+    ) -> bool: ...
+    def readv_async(
+        self,
+        conn_id: int,
+        mr_id_v: _Ids,
+        ptr_v: _Pointers,
+        size_v: _Sizes | None,
+        meta_v: Iterable[Buffer],
+        num_iovs: int | None = None,
+        *,
+        notif: Buffer | None = None,
+        timeout: float | None = None,
+    ) -> tuple[bool, int]: ...
+    def writev(
+        self,
+        conn_id: int,
+        mr_id_v: _Ids,
+        ptr_v: _Pointers,
+        size_v: _Sizes | None,
+        meta_v: Iterable[Buffer],
+        num_iovs: int | None = None,
+        *,
+        notif: Buffer | None = None,
+        timeout: float | None = None,
+    ) -> bool: ...
+    def writev_async(
+        self,
+        conn_id: int,
+        mr_id_v: _Ids,
+        ptr_v: _Pointers,
+        size_v: _Sizes | None,
+        meta_v: Iterable[Buffer],
+        num_iovs: int | None = None,
+        *,
+        notif: Buffer | None = None,
+        timeout: float | None = None,
+    ) -> tuple[bool, int]: ...
+    def send_ipc(
+        self,
+        conn_id: int,
+        ptr: _Pointer,
+        size: int | None = None,
+        *,
+        notif: Buffer | None = None,
+        timeout: float | None = None,
+    ) -> bool: ...
+    def send_ipc_async(
+        self,
+        conn_id: int,
+        ptr: _Pointer,
+        size: int | None = None,
+        *,
+        notif: Buffer | None = None,
+        timeout: float | None = None,
+    ) -> tuple[bool, int]: ...
+    def recv_ipc(
+        self,
+        conn_id: int,
+        ptr: _Pointer,
+        size: int | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> bool: ...
+    def recv_ipc_async(
+        self,
+        conn_id: int,
+        ptr: _Pointer,
+        size: int | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> tuple[bool, int]: ...
+    def read_ipc(
+        self,
+        conn_id: int,
+        ptr: _Pointer,
+        size: int | None,
+        info: Buffer,
+        *,
+        notif: Buffer | None = None,
+        timeout: float | None = None,
+    ) -> bool: ...
+    def read_ipc_async(
+        self,
+        conn_id: int,
+        ptr: _Pointer,
+        size: int | None,
+        info: Buffer,
+        *,
+        notif: Buffer | None = None,
+        timeout: float | None = None,
+    ) -> tuple[bool, int]: ...
+    def write_ipc(
+        self,
+        conn_id: int,
+        ptr: _Pointer,
+        size: int | None,
+        info: Buffer,
+        *,
+        notif: Buffer | None = None,
+        timeout: float | None = None,
+    ) -> bool: ...
+    def write_ipc_async(
+        self,
+        conn_id: int,
+        ptr: _Pointer,
+        size: int | None,
+        info: Buffer,
+        *,
+        notif: Buffer | None = None,
+        timeout: float | None = None,
+    ) -> tuple[bool, int]: ...
+    def readv_ipc(
+        self,
+        conn_id: int,
+        ptr_v: _Pointers,
+        size_v: _Sizes | None,
+        info_v: Iterable[Buffer],
+        num_iovs: int | None = None,
+        *,
+        notif: Buffer | None = None,
+        timeout: float | None = None,
+    ) -> bool: ...
+    def readv_ipc_async(
+        self,
+        conn_id: int,
+        ptr_v: _Pointers,
+        size_v: _Sizes | None,
+        info_v: Iterable[Buffer],
+        num_iovs: int | None = None,
+        *,
+        notif: Buffer | None = None,
+        timeout: float | None = None,
+    ) -> tuple[bool, int]: ...
+    def writev_ipc(
+        self,
+        conn_id: int,
+        ptr_v: _Pointers,
+        size_v: _Sizes | None,
+        info_v: Iterable[Buffer],
+        num_iovs: int | None = None,
+        *,
+        notif: Buffer | None = None,
+        timeout: float | None = None,
+    ) -> bool: ...
+    def writev_ipc_async(
+        self,
+        conn_id: int,
+        ptr_v: _Pointers,
+        size_v: _Sizes | None,
+        info_v: Iterable[Buffer],
+        num_iovs: int | None = None,
+        *,
+        notif: Buffer | None = None,
+        timeout: float | None = None,
+    ) -> tuple[bool, int]: ...
+    def poll_async(self, transfer_id: int) -> tuple[bool, bool]: ...
+    def wait(self, transfer_id: int, timeout: float | None = None) -> tuple[bool, bool]: ...
+    def cancel(self, transfer_id: int) -> bool: ...
+    def transfer_error(self, transfer_id: int) -> str | None: ...
+    def transfer_bytes(self, transfer_id: int) -> int | None: ...
+    @staticmethod
+    def last_error() -> str | None: ...
+    def send_notif(
+        self, conn_id: int, payload: Buffer, *, timeout: float | None = None
+    ) -> bool: ...
+    def send_notif_async(
+        self, conn_id: int, payload: Buffer, *, timeout: float | None = None
+    ) -> tuple[bool, int]: ...
+    def get_notifs(self) -> list[tuple[int, bytes]]: ...
+    def wait_notifs(self, timeout: float | None = None) -> list[tuple[int, bytes]]: ...
+    def stats(self) -> dict[str, int]: ...
+    def connection(self, conn_id: int) -> dict[str, Any] | None: ...
+    def conn_id_of_rank(self, rank: int) -> int: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None: ...
+    def _alloc(self, size: int) -> SharedMemory: ...

@@ -1,0 +1,118 @@
+"""The point-to-point engine, under the names of UCCL's API.
+
+Calls that UCCL has answer as UCCL's do: ``False``, or a tuple that starts with it, is a failure, and
+:func:`last_error` tells why. They take the argument names of all its releases. Wherever they take a
+pointer, they take an integer address, or an object that has one: anything with the buffer protocol, a
+tensor with ``data_ptr()``, an array with ``__array_interface__``; a size may then be left out.
+
+>>> from uccl import p2p
+>>> with p2p.Endpoint(local_gpu_idx=0) as endpoint:
+...     ip, port, gpu = p2p.Endpoint.parse_metadata(endpoint.get_metadata())
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+from typing import TYPE_CHECKING, Any
+
+from uccl import _core
+from uccl._core import SharedMemory, XferDesc, XferHandle, get_oob_ip, last_error
+
+__all__ = [
+    "Endpoint",
+    "FloatType",
+    "SharedBuffer",
+    "XferDesc",
+    "XferHandle",
+    "get_oob_ip",
+    "kBFloat16",
+    "kFloat16",
+    "kFloat32",
+    "kFloat8E4M3FN",
+    "kFloat8E5M2",
+    "kUndefined",
+    "last_error",
+]
+
+
+class FloatType(enum.IntEnum):
+    """What registered memory holds, as UCCL numbers it. Taken by ``reg``, which makes no use of it."""
+
+    kUndefined = 0
+    kFloat16 = 1
+    kBFloat16 = 2
+    kFloat32 = 3
+    kFloat8E4M3FN = 4
+    kFloat8E5M2 = 5
+
+
+kUndefined = FloatType.kUndefined
+kFloat16 = FloatType.kFloat16
+kBFloat16 = FloatType.kBFloat16
+kFloat32 = FloatType.kFloat32
+kFloat8E4M3FN = FloatType.kFloat8E4M3FN
+kFloat8E5M2 = FloatType.kFloat8E5M2
+
+
+class SharedBuffer:
+    """Writable memory that peers on this host can map, from :meth:`Endpoint.alloc`.
+
+    It has the buffer protocol: ``np.frombuffer(buffer, dtype)`` and ``memoryview(buffer)`` are views of
+    it and keep it allocated, as does registering it.
+    """
+
+    # The limited API of the Pythons supported has no way for an extension type to export a buffer, so
+    # each one is an array of ctypes over the same memory; the array keeps the memory's owner.
+    _memory: SharedMemory
+
+    def __new__(cls, *args: object, **kwargs: object) -> SharedBuffer:
+        raise TypeError("a SharedBuffer comes from Endpoint.alloc()")
+
+    @property
+    def ptr(self) -> int:
+        """Where it starts."""
+        return self._memory.ptr
+
+    @property
+    def size(self) -> int:
+        """How long it is, in bytes."""
+        return self._memory.size
+
+    def data_ptr(self) -> int:
+        """Where it starts, under PyTorch's name."""
+        return self._memory.ptr
+
+    if TYPE_CHECKING:
+
+        def __len__(self) -> int: ...
+        def __buffer__(self, flags: int, /) -> memoryview: ...
+
+    def __repr__(self) -> str:
+        return f"<SharedBuffer ptr={self.ptr:#x} size={self.size}>"
+
+
+def _exporting(memory: SharedMemory) -> SharedBuffer:
+    bases = (SharedBuffer, ctypes.c_ubyte * memory.size)
+    array: Any = type("SharedBuffer", bases, {"__module__": __name__})
+    buffer: SharedBuffer = array.from_address(memory.ptr)
+    buffer._memory = memory
+    return buffer
+
+
+class Endpoint(_core.Endpoint):
+    """One process's engine for one GPU (or none).
+
+    ``local_gpu_idx`` is the GPU that it serves (0 where there is none), ``num_cpus`` the most threads it
+    works with. What follows changes the settings that the environment makes: ``psk`` (a secret that both
+    ends prove), ``bind`` and ``port`` (where to listen), ``base_port`` (where well-known ports start),
+    ``timeout`` (seconds until a silent peer is lost), ``transfer_timeout`` (seconds a transfer may take),
+    ``transport`` (``"auto"``, ``"local"``, ``"tcp"``), ``tcp_streams``, ``tcp_congestion``, ``checksum``
+    (``"auto"``, ``True``, ``False``), ``cma``, ``spin_us``.
+
+    A ``timeout`` of zero seconds (or infinity) waits for ever.
+    """
+
+    def alloc(self, size: int) -> SharedBuffer:
+        """Allocates zeroed memory that peers on this host can map, so that a transfer is one copy."""
+        return _exporting(self._alloc(size))

@@ -1,0 +1,112 @@
+"""Fixtures: helper processes that end with their test, and a bound on every test's time."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from typing import Any, Callable
+
+import pytest
+
+sys.path.insert(0, os.path.dirname(__file__))
+
+from peer import Peer
+
+DEFAULT_SECONDS = 60
+TRANSPORTS = ["local", "tcp"]
+
+
+class Expired(BaseException):
+    """A test took longer than its bound."""
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    # An exception first; if the process sits where none is delivered, its stacks and its end.
+    marker = item.get_closest_marker("timeout")
+    seconds = int(marker.args[0]) if marker else DEFAULT_SECONDS
+
+    def expired(_signal: int, _frame: Any) -> None:
+        raise Expired(f"{item.nodeid} took more than {seconds} s")
+
+    old = signal.signal(signal.SIGALRM, expired)
+    signal.alarm(seconds)
+    faulthandler.dump_traceback_later(seconds + 60, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, old)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.environ.get("UCCL_TEST_SLOW") == "1":
+        return
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.skip(reason="lacks UCCL_TEST_SLOW=1"))
+
+
+@pytest.fixture
+def spawn() -> Iterator[Callable[..., Peer]]:
+    """Starts helper processes; they end with the test."""
+    peers: list[Peer] = []
+
+    def start(**kwargs: Any) -> Peer:
+        peers.append(Peer(**kwargs))
+        return peers[-1]
+
+    yield start
+    for peer in peers:
+        peer.close()
+
+
+@pytest.fixture
+def base_port() -> int:
+    """Where a run of 8 free ports starts, for well-known ports that meet nobody else's."""
+    for base in range(30000 + os.getpid() % 1000 * 16, 60000, 16):
+        try:
+            for port in range(base, base + 8):
+                with socket.socket() as probe:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind(("", port))
+        except OSError:
+            continue
+        return base
+    raise RuntimeError("no free ports")
+
+
+@pytest.fixture(params=TRANSPORTS)
+def transport(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+class Pair:
+    """Two processes whose endpoints are connected: ``a`` connected, ``b`` accepted."""
+
+    def __init__(self, a: Peer, b: Peer, **kwargs: Any) -> None:
+        self.a, self.b = a, b
+        self.meta_a = a.call("open", port=0, **kwargs)
+        self.meta_b = b.call("open", port=0, **kwargs)
+        b.begin("accept", timeout=30)
+        self.conn_a = a.call("connect", self.meta_b)
+        self.conn_b = b.result()
+
+
+@pytest.fixture
+def pair(spawn: Callable[..., Peer], transport: str) -> Pair:
+    """Two connected processes on loopback, over each transport."""
+    return Pair(spawn(), spawn(), transport=transport, bind="127.0.0.1")
+
+
+@pytest.fixture
+def connect(spawn: Callable[..., Peer]) -> Callable[..., Pair]:
+    """Two connected processes on loopback, with settings of the test's choice."""
+
+    def make(**kwargs: Any) -> Pair:
+        return Pair(spawn(), spawn(), **{"bind": "127.0.0.1", **kwargs})
+
+    return make

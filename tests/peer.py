@@ -1,0 +1,346 @@
+"""Helper processes: each holds an endpoint and does what the test says.
+
+A test holds a :class:`Peer` for each process. ``peer.call("name", ...)`` runs a method of the
+:class:`Side` in that process and returns its result; ``peer.begin(...)`` returns before it has one.
+Processes are told apart by pid and end with the test.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import zlib
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+GUARD = 4096
+GUARD_BYTE = 0xA5
+U64 = 2**64 - 1
+
+
+class PeerError(AssertionError):
+    """An exception in a helper process, with its traceback."""
+
+
+class PeerGone(AssertionError):
+    """A helper process ended, or did not answer in time."""
+
+
+class Peer:
+    """A helper process, seen from the test."""
+
+    def __init__(self, *, netns: str | None = None, env: dict[str, str] | None = None) -> None:
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-u", str(HERE / "peer.py"), str(theirs.fileno())]
+        if netns is not None:
+            command = ["ip", "netns", "exec", netns, *command]
+        self.process = subprocess.Popen(
+            command,
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, **(env or {})},
+            start_new_session=True,
+        )
+        theirs.close()
+        self.pipe = Connection(ours.detach())
+        self.pending = 0
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def begin(self, method: str, *args: Any, **kwargs: Any) -> None:
+        """Starts a call; ``result`` waits for it."""
+        assert self.pending == 0, "one call at a time"
+        self.pipe.send((method, args, kwargs))
+        self.pending += 1
+
+    def result(self, within: float = 60) -> Any:
+        """What the call that was begun returned."""
+        assert self.pending == 1
+        self.pending = 0
+        try:
+            if not self.pipe.poll(within):
+                raise PeerGone(f"no answer from process {self.pid} in {within} s")
+            ok, value = self.pipe.recv()
+        except (EOFError, OSError) as e:
+            raise PeerGone(f"process {self.pid} ended: {self.process.wait(10)}") from e
+        if not ok:
+            raise PeerError(value)
+        return value
+
+    def call(self, method: str, *args: Any, within: float = 60, **kwargs: Any) -> Any:
+        """Runs a method of the process's Side."""
+        self.begin(method, *args, **kwargs)
+        return self.result(within)
+
+    def kill(self, sig: int = signal.SIGKILL) -> None:
+        """Sends a signal to the process."""
+        self.process.send_signal(sig)
+
+    def close(self) -> None:
+        """Ends the process, however it is."""
+        self.pipe.close()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            try:
+                self.process.wait(5)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        self.process.wait()
+
+
+class Side:
+    """What a helper process can be told to do. State is kept under names."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, Any] = {}
+        self.ep: Any = None
+        self.arrays: dict[str, Any] = {}
+        self.mrs: dict[str, int] = {}
+
+    # The endpoint and its connections.
+
+    def open(self, **kwargs: Any) -> bytes:
+        """Makes the endpoint; returns its metadata."""
+        from uccl import p2p
+
+        self.ep = p2p.Endpoint(**kwargs)
+        return self.ep.get_metadata()
+
+    def close(self) -> None:
+        self.ep.close()
+
+    def connect(self, metadata: bytes, **kwargs: Any) -> int:
+        ip, port, gpu = self.ep.parse_metadata(metadata)
+        ok, conn = self.ep.connect(ip, gpu, port, **kwargs)
+        assert ok, self.ep.last_error()
+        return conn
+
+    def try_connect(self, metadata: bytes, **kwargs: Any) -> tuple[bool, str | None]:
+        ip, port, gpu = self.ep.parse_metadata(metadata)
+        ok, _ = self.ep.connect(ip, gpu, port, **kwargs)
+        return ok, None if ok else self.ep.last_error()
+
+    def accept(self, **kwargs: Any) -> int:
+        ok, _ip, _gpu, conn = self.ep.accept(**kwargs)
+        assert ok, self.ep.last_error()
+        return conn
+
+    def method(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, str | None]:
+        """Any method of the endpoint: what it returned, and the last error."""
+        return getattr(self.ep, name)(*args, **kwargs), self.ep.last_error()
+
+    # Memory: arrays with guard bytes on both sides, registered without them.
+
+    def buf(self, name: str, size: int, fill: int | None = 0, seed: int | None = None) -> int:
+        """Makes and registers memory; returns its address."""
+        import numpy as np
+
+        whole = np.full(size + 2 * GUARD, GUARD_BYTE, np.uint8)
+        data = whole[GUARD : GUARD + size]
+        data[:] = pattern(size, seed) if seed is not None else fill
+        self.arrays[name] = whole
+        ok, mr = self.ep.reg(data.ctypes.data, size)
+        assert ok, self.ep.last_error()
+        self.mrs[name] = mr
+        return data.ctypes.data
+
+    def shared(self, name: str, size: int, seed: int | None = None) -> int:
+        """As buf, in memory from alloc."""
+        import numpy as np
+
+        memory = self.ep.alloc(size + 2 * GUARD)
+        whole = np.frombuffer(memory, np.uint8)
+        whole[:] = GUARD_BYTE
+        data = whole[GUARD : GUARD + size]
+        data[:] = pattern(size, seed) if seed is not None else 0
+        self.arrays[name] = whole
+        ok, mr = self.ep.reg(memory.ptr + GUARD, size)
+        assert ok, self.ep.last_error()
+        self.mrs[name] = mr
+        return memory.ptr + GUARD
+
+    def data(self, name: str) -> Any:
+        return self.arrays[name][GUARD:-GUARD]
+
+    def mr(self, name: str) -> int:
+        return self.mrs[name]
+
+    def fill(self, name: str, value: int) -> None:
+        self.data(name)[:] = value
+
+    def get(self, name: str, start: int = 0, end: int | None = None) -> bytes:
+        return self.data(name)[start:end].tobytes()
+
+    def crc(self, name: str, start: int = 0, end: int | None = None) -> int:
+        return zlib.crc32(self.data(name)[start:end])
+
+    def guards(self, name: str) -> bool:
+        """Whether nothing was written outside the region."""
+        whole = self.arrays[name]
+        return bool((whole[:GUARD] == GUARD_BYTE).all() and (whole[-GUARD:] == GUARD_BYTE).all())
+
+    def advert(self, name: str, start: int = 0, size: int | None = None) -> bytes:
+        data = self.data(name)
+        size = len(data) - start if size is None else size
+        ok, blob = self.ep.advertise(self.mrs[name], data.ctypes.data + start, size)
+        assert ok, self.ep.last_error()
+        return blob
+
+    # Transfers. Each returns what the endpoint returned, with the reason if it failed.
+
+    def op(
+        self,
+        kind: str,
+        conn: int,
+        name: str,
+        start: int = 0,
+        size: int | None = None,
+        advert: bytes | None = None,
+        **kwargs: Any,
+    ) -> tuple[Any, str | None]:
+        """A scalar call, blocking or (with a kind such as ``write_async``) not."""
+        data = self.data(name)
+        size = len(data) - start if size is None else size
+        args = [conn, self.mrs[name], data.ctypes.data + start, size]
+        if advert is not None:
+            args.append(advert)
+        answer = getattr(self.ep, kind)(*args, **kwargs)
+        failed = answer is False or (isinstance(answer, tuple) and not answer[0])
+        return answer, self.ep.last_error() if failed else None
+
+    def wait(
+        self, transfer: int, timeout: float | None = None
+    ) -> tuple[tuple[bool, bool], str | None]:
+        return self.ep.wait(transfer, timeout), self.ep.transfer_error(transfer)
+
+    def poll_to_end(
+        self, transfer: int, seconds: float = 30
+    ) -> tuple[tuple[bool, bool], str | None]:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            ok, done = self.ep.poll_async(transfer)
+            if done:
+                return (ok, done), self.ep.transfer_error(transfer)
+            time.sleep(0.0005)
+        raise TimeoutError("the transfer did not end")
+
+    def notifs(self, count: int, seconds: float = 30) -> list[tuple[int, bytes]]:
+        """Waits for so many notifications."""
+        got: list[tuple[int, bytes]] = []
+        end = time.monotonic() + seconds
+        while len(got) < count and time.monotonic() < end:
+            got += self.ep.wait_notifs(0.2)
+        return got
+
+    # Whatever a test needs once.
+
+    def exec(self, code: str, want: Sequence[str] = (), **given: Any) -> list[Any]:
+        """Runs text as a program would have it; returns the values of the names wanted."""
+        self.names.update(given)
+        exec(compile(code, "<example>", "exec"), self.names)
+        return [self.names[name] for name in want]
+
+    def run(self, module: str, function: str, *args: Any, **kwargs: Any) -> Any:
+        """A function of a test module, with this Side as its first argument."""
+        sys.path.insert(0, str(HERE))
+        return getattr(__import__(module), function)(self, *args, **kwargs)
+
+    def begin_thread(self, key: str, method: str, *args: Any, **kwargs: Any) -> None:
+        """Runs a method of this Side in a thread, for ``join`` to collect."""
+
+        def body() -> None:
+            try:
+                self.names[key] = (True, getattr(self, method)(*args, **kwargs))
+            except BaseException:
+                self.names[key] = (False, traceback.format_exc())
+
+        thread = threading.Thread(target=body, daemon=True)
+        thread.start()
+        self.names["thread " + key] = thread
+
+    def join(self, key: str, seconds: float = 60) -> Any:
+        self.names["thread " + key].join(seconds)
+        ok, value = self.names.pop(key)
+        if not ok:
+            raise RuntimeError(value)
+        return value
+
+    def usage(self) -> dict[str, int]:
+        """Open files, threads and resident memory (bytes) of this process."""
+        status = Path("/proc/self/status").read_text()
+        rss = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
+        return {
+            "fds": len(os.listdir("/proc/self/fd")),
+            "threads": len(os.listdir("/proc/self/task")),
+            "rss": int(rss.split()[1]) * 1024,
+        }
+
+    def cpu(self) -> float:
+        """CPU seconds this process has used."""
+        times = os.times()
+        return times.user + times.system
+
+
+def pattern(size: int, seed: int) -> Any:
+    """Bytes that no shifted or repeated copy of themselves equals, the same for the same seed."""
+    import numpy as np
+
+    words = np.arange((size + 7) // 8, dtype=np.uint64)
+    words += np.uint64((seed * 0x9E3779B97F4A7C15 + 1) & U64)
+    words *= np.uint64(0xD6E8FEB86659FD93)
+    words ^= words >> np.uint64(32)
+    return words.view(np.uint8)[:size]
+
+
+def pattern_crc(size: int, seed: int, start: int = 0, end: int | None = None) -> int:
+    return zlib.crc32(pattern(size, seed)[start:end])
+
+
+def can_make_namespaces() -> str | None:
+    """None if this process may make network namespaces, or what it lacks."""
+    if os.geteuid() != 0:
+        return "root, to make network namespaces"
+    if shutil.which("ip") is None:
+        return "the ip command, to make network namespaces"
+    name = f"uccl-probe-{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", name], check=False, capture_output=True, text=True)
+    if made.returncode != 0:
+        return f"the right to make network namespaces ({made.stderr.strip()})"
+    subprocess.run(["ip", "netns", "del", name], check=False)
+    return None
+
+
+def serve(pipe: Connection) -> None:
+    """The helper process: runs methods of its Side until the test is done with it."""
+    side = Side()
+    while True:
+        try:
+            method, args, kwargs = pipe.recv()
+        except EOFError:
+            return
+        try:
+            answer = (True, getattr(side, method)(*args, **kwargs))
+        except BaseException:
+            answer = (False, traceback.format_exc())
+        try:
+            pipe.send(answer)
+        except OSError:
+            return
+
+
+if __name__ == "__main__":
+    # A test that dies takes its helpers along: the pipe ends.
+    serve(Connection(int(sys.argv[1])))
+    # Threads of the test's own making must not keep the process.
+    os._exit(0)

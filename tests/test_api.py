@@ -1,0 +1,770 @@
+"""The Python surface: forms, names and types of both generations of UCCL's API."""
+
+from __future__ import annotations
+
+import inspect
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from peer import U64
+from uccl import _core, p2p
+
+
+@pytest.fixture
+def ep() -> Iterator[p2p.Endpoint]:
+    with p2p.Endpoint(port=0, bind="127.0.0.1") as endpoint:
+        yield endpoint
+
+
+class Two:
+    """Two endpoints of this process, connected."""
+
+    def __init__(self, a: p2p.Endpoint, b: p2p.Endpoint) -> None:
+        self.a, self.b = a, b
+        ip, port, gpu = a.parse_metadata(b.get_metadata())
+        ok, self.conn_a = a.connect(ip, gpu, port)
+        assert ok, p2p.last_error()
+        ok, _ip, _gpu, self.conn_b = b.accept(timeout=10)
+        assert ok, p2p.last_error()
+
+
+@pytest.fixture
+def two(transport: str) -> Iterator[Two]:
+    settings = {"port": 0, "bind": "127.0.0.1", "transport": transport}
+    with p2p.Endpoint(**settings) as a, p2p.Endpoint(**settings) as b:
+        yield Two(a, b)
+
+
+def region(endpoint: p2p.Endpoint, array: Any) -> int:
+    ok, mr = endpoint.reg(array)
+    assert ok, p2p.last_error()
+    return mr
+
+
+def ended(endpoint: p2p.Endpoint, posted: tuple[bool, int]) -> tuple[bool, bool]:
+    ok, transfer = posted
+    assert ok, p2p.last_error()
+    return endpoint.wait(transfer, 20)
+
+
+class TestModule:
+    def test_names(self) -> None:
+        for name in p2p.__all__:
+            assert hasattr(p2p, name)
+
+    def test_float_types(self) -> None:
+        names = ["kUndefined", "kFloat16", "kBFloat16", "kFloat32", "kFloat8E4M3FN", "kFloat8E5M2"]
+        for value, name in enumerate(names):
+            assert getattr(p2p, name) is getattr(p2p.FloatType, name)
+            assert int(getattr(p2p, name)) == value
+
+    def test_descriptor(self) -> None:
+        desc = p2p.XferDesc()
+        assert (desc.addr, desc.size, desc.mr_id, desc.lkeys, desc.rkeys) == (0, 0, U64, [], [])
+        desc.addr, desc.size, desc.mr_id = 1 << 40, 1 << 33, 7
+        desc.lkeys, desc.rkeys = [1, 2], [3, 4]
+        assert (desc.addr, desc.size, desc.mr_id) == (1 << 40, 1 << 33, 7)
+        assert (desc.lkeys, desc.rkeys) == ([1, 2], [3, 4])
+        with pytest.raises(TypeError):
+            desc["addr"]
+
+    def test_handle(self) -> None:
+        handle = p2p.XferHandle(1, "read", 2)
+        assert (handle.conn_id, handle.op_name, handle.transfer_id) == (1, "read", 2)
+        with pytest.raises(AttributeError):
+            handle.conn_id = 3
+
+    def test_oob_ip_is_an_address(self) -> None:
+        socket.getaddrinfo(p2p.get_oob_ip(), 1, flags=socket.AI_NUMERICHOST)
+
+    def test_every_method_is_documented(self) -> None:
+        methods = [m for name, m in vars(_core.Endpoint).items() if not name.startswith("_")]
+        assert len(methods) > 50
+        for method in methods:
+            method = getattr(method, "__func__", method)
+            assert inspect.getdoc(method)
+            assert inspect.signature(method)
+
+
+class TestMetadata:
+    """What needs no endpoint: bytes made by hand, as programs do."""
+
+    def test_by_index(self) -> None:
+        v4 = socket.inet_aton("10.1.2.3") + struct.pack("!H", 28101) + struct.pack("i", 3)
+        assert p2p.Endpoint.parse_metadata(v4) == ("10.1.2.3", 28101, 3)
+        v6 = socket.inet_pton(socket.AF_INET6, "fd00::5") + v4[4:]
+        assert p2p.Endpoint.parse_metadata(v6) == ("fd00::5", 28101, 3)
+
+    def test_by_pci_address(self) -> None:
+        tail = struct.pack("!HB", 28101, 12) + b"0000:4a:00.0"
+        v4 = socket.inet_aton("10.1.2.3") + tail
+        assert len(v4) == 19
+        assert p2p.Endpoint.parse_metadata(v4) == ("10.1.2.3", 28101, "0000:4a:00.0")
+        v6 = socket.inet_pton(socket.AF_INET6, "fd00::5") + tail
+        assert len(v6) == 31
+        assert p2p.Endpoint.parse_metadata(bytearray(v6)) == ("fd00::5", 28101, "0000:4a:00.0")
+
+    @pytest.mark.parametrize(
+        "bad", [b"", b"\0" * 9, b"\0" * 11, b"\1" * 19, b"\xff" * 22, b"x" * 1000]
+    )
+    def test_nonsense(self, bad: bytes) -> None:
+        with pytest.raises(RuntimeError):
+            p2p.Endpoint.parse_metadata(bad)
+
+    def test_own(self, ep: p2p.Endpoint) -> None:
+        metadata = ep.get_metadata()
+        assert type(metadata) is bytes and len(metadata) == 10
+        ip, port, gpu = p2p.Endpoint.parse_metadata(metadata)
+        assert (socket.inet_ntoa(metadata[:4]), *struct.unpack("!H", metadata[4:6])) == (ip, port)
+        assert (ip, gpu) == ("127.0.0.1", 0) and port > 0
+
+    def test_own_ipv6(self) -> None:
+        with p2p.Endpoint(local_gpu_idx=5, port=0, bind="::1") as ep:
+            metadata = ep.get_metadata()
+            assert len(metadata) == 22
+            ip, _port, gpu = p2p.Endpoint.parse_metadata(metadata)
+            assert (ip, gpu) == ("::1", 5)
+
+
+class TestEndpoint:
+    def test_forms(self, base_port: int) -> None:
+        common = {"bind": "127.0.0.1", "base_port": base_port}
+        for args, kwargs in [
+            ((), {}),
+            ((0,), {}),
+            ((0, 4), {}),
+            ((), {"local_gpu_idx": 0, "num_cpus": 4}),
+            ((0,), {"psk": "secret", "timeout": 5, "transfer_timeout": 60.0, "transport": "tcp"}),
+            (
+                (0,),
+                {"psk": b"secret", "tcp_streams": 2, "checksum": True, "cma": False, "spin_us": 10},
+            ),
+        ]:
+            with p2p.Endpoint(*args, **kwargs, **common) as endpoint:
+                assert repr(endpoint) == "<UCCL P2P Endpoint>"
+
+    def test_well_known_port(self, base_port: int) -> None:
+        with p2p.Endpoint(3, bind="127.0.0.1", base_port=base_port) as first:
+            assert p2p.Endpoint.parse_metadata(first.get_metadata())[1] == base_port + 3
+            # Taken; another one is found.
+            with p2p.Endpoint(3, bind="127.0.0.1", base_port=base_port) as second:
+                assert p2p.Endpoint.parse_metadata(second.get_metadata())[1] != base_port + 3
+
+    @pytest.mark.parametrize(
+        ("kwargs", "error"),
+        [
+            ({"gpu": 0}, TypeError),
+            ({"local_gpu_idx": "zero"}, TypeError),
+            ({"local_gpu_idx": -1}, OverflowError),
+            ({"port": 65536}, OverflowError),
+            ({"bind": "nowhere"}, ValueError),
+            ({"transport": "carrier pigeon"}, ValueError),
+            ({"checksum": "perhaps"}, ValueError),
+            ({"timeout": -1}, ValueError),
+            ({"timeout": float("nan")}, ValueError),
+            ({"psk": 5}, TypeError),
+        ],
+    )
+    def test_settings_that_make_no_sense(self, kwargs: dict[str, Any], error: type) -> None:
+        with pytest.raises(error):
+            p2p.Endpoint(**kwargs)
+
+    def test_too_many_positionals(self) -> None:
+        with pytest.raises(TypeError, match="at most 2"):
+            p2p.Endpoint(0, 4, 5)
+
+    def test_a_taken_port(self, ep: p2p.Endpoint) -> None:
+        port = ep.parse_metadata(ep.get_metadata())[1]
+        with pytest.raises(OSError):
+            p2p.Endpoint(port=port, bind="127.0.0.1")
+
+    def test_close_twice_and_use_after(self) -> None:
+        ep = p2p.Endpoint(port=0)
+        ep.close()
+        ep.close()
+        assert ep.accept(timeout=5) == (False, "", -1, 0)
+        assert ep.reg(bytearray(8)) == (False, 0)
+        assert ep.connect("127.0.0.1", 0, 1) == (False, 0)
+        assert "closed" in p2p.last_error()
+
+    def test_accept_times_out(self, ep: p2p.Endpoint) -> None:
+        assert ep.accept(timeout=0.05) == (False, "", -1, 0)
+        assert ep.accept_local(timeout=0.05) == (False, -1, 0)
+        assert p2p.last_error()
+
+    def test_rank(self, ep: p2p.Endpoint) -> None:
+        assert ep.conn_id_of_rank(0) == U64
+        assert ep.conn_id_of_rank(rank=3) == U64
+
+    def test_last_error_is_the_threads_own(self, ep: p2p.Endpoint) -> None:
+        seen: list[str | None] = []
+
+        def other() -> None:
+            seen.append(p2p.last_error())
+            ep.dereg(77)
+            seen.append(p2p.last_error())
+
+        ep.dereg(4711)
+        assert "4711" in p2p.last_error()
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        assert seen[0] is None and "77" in seen[1]
+        assert "4711" in p2p.last_error() == ep.last_error()
+
+    def test_reports(self, two: Two, transport: str) -> None:
+        stats = two.a.stats()
+        assert stats["connections"] == 1 and stats["regions"] == 0
+        info = two.a.connection(two.conn_a)
+        assert info["gpu_index"] == 0 and info["same_host"] is True
+        assert (info["path"] == "tcp") == (transport == "tcp")
+        assert two.a.connection(U64) is None
+
+
+class TestConnect:
+    @pytest.mark.parametrize(
+        "names",
+        ["remote_gpu_idx", "remote_gpu_bdf", "positional", "string", "bdf", "no port", "-1"],
+    )
+    def test_forms(self, base_port: int, names: str) -> None:
+        settings = {"bind": "127.0.0.1", "base_port": base_port}
+        gpu = 0 if names in ("remote_gpu_bdf", "bdf") else 2
+        with p2p.Endpoint(gpu, **settings) as server, p2p.Endpoint(5, **settings) as client:
+            ip, port, _ = p2p.Endpoint.parse_metadata(server.get_metadata())
+            ok, conn = {
+                "remote_gpu_idx": lambda: client.connect(remote_ip_addr=ip, remote_gpu_idx=2),
+                "remote_gpu_bdf": lambda: client.connect(ip, remote_gpu_bdf="0000:4a:00.0"),
+                "positional": lambda: client.connect(ip, 77, port),
+                "string": lambda: client.connect(ip, "2"),
+                "bdf": lambda: client.connect(ip, "0000:4a:00.0", remote_port=port),
+                "no port": lambda: client.connect(ip, 2, None),
+                "-1": lambda: client.connect(ip, 2, -1),
+            }[names]()
+            assert ok, p2p.last_error()
+            accepted, peer, peer_gpu, _ = server.accept(timeout=10)
+            assert (accepted, peer, peer_gpu) == (True, "127.0.0.1", 5)
+            assert client.connection(conn)["gpu_index"] == gpu
+
+    def test_local(self, base_port: int) -> None:
+        settings = {"bind": "127.0.0.1", "base_port": base_port}
+        with p2p.Endpoint(1, **settings) as server, p2p.Endpoint(2, **settings) as client:
+            ok, conn = client.connect_local(1)
+            assert ok, p2p.last_error()
+            ok, gpu, _ = server.accept_local(timeout=10)
+            assert (ok, gpu) == (True, 2)
+            assert client.connection(conn)["same_host"] is True
+
+    def test_names_resolve(self, ep: p2p.Endpoint) -> None:
+        _, port, _ = ep.parse_metadata(ep.get_metadata())
+        with p2p.Endpoint(port=0) as client:
+            ok, _ = client.connect("localhost", 0, port, timeout=5)
+            # Where localhost is ::1 first, nobody listens there; that too is an answer.
+            assert ok or p2p.last_error()
+
+    def test_add_remote_endpoint(self, ep: p2p.Endpoint) -> None:
+        with p2p.Endpoint(port=0, bind="127.0.0.1") as other:
+            assert other.start_passive_accept() is True
+            metadata = other.get_metadata()
+            ok, first = ep.add_remote_endpoint(metadata)
+            assert ok, p2p.last_error()
+            assert ep.add_remote_endpoint(metadata_bytes=bytearray(metadata)) == (True, first)
+            assert ep.stats()["connections"] == 1
+            assert ep.remove_remote_endpoint(first) is True
+            assert ep.remove_remote_endpoint(first) is False
+            assert ep.stats()["connections"] == 0
+            ok, second = ep.add_remote_endpoint(metadata)
+            assert ok and second != first
+
+    def test_adding_from_many_threads_makes_one_connection(self, ep: p2p.Endpoint) -> None:
+        with p2p.Endpoint(port=0, bind="127.0.0.1") as other:
+            other.start_passive_accept()
+            metadata, got = other.get_metadata(), []
+            add = lambda: got.append(ep.add_remote_endpoint(metadata))
+            threads = [threading.Thread(target=add) for _ in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert len(set(got)) == 1 and got[0][0] is True
+            assert ep.stats()["connections"] == 1
+
+    def test_add_itself(self, ep: p2p.Endpoint) -> None:
+        ep.start_passive_accept()
+        ok, conn = ep.add_remote_endpoint(ep.get_metadata())
+        assert ok, p2p.last_error()
+        src, dst = np.arange(100, dtype=np.uint8), np.zeros(100, np.uint8)
+        mr_src, mr_dst = region(ep, src), region(ep, dst)
+        ok, meta = ep.advertise(mr_dst, dst)
+        assert ok and ep.write(conn, mr_src, src, None, meta), p2p.last_error()
+        assert (dst == src).all()
+
+
+class TestMemory:
+    """What may stand for a pointer."""
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: bytearray(64),
+            lambda: memoryview(bytearray(64)),
+            lambda: np.zeros(16, np.float32),
+            lambda: np.zeros((4, 4), np.float32),
+            lambda: np.zeros(8, "datetime64[ns]"),
+            lambda: Tensor(np.zeros(16, np.float32)),
+            lambda: Interface(np.zeros(16, np.float32)),
+        ],
+        ids=["bytearray", "memoryview", "numpy", "2d", "datetime64", "tensor", "array_interface"],
+    )
+    def test_objects(self, two: Two, make: Any) -> None:
+        source, target = make(), make()
+        ok, mr_a = two.a.reg(source)
+        assert ok, p2p.last_error()
+        ok, mr_b = two.b.reg(target, 64)
+        assert ok, p2p.last_error()
+        raw(source)[:] = bytes(range(64))
+        ok, meta = two.b.advertise(mr_b, target)
+        assert ok, p2p.last_error()
+        assert two.a.write(two.conn_a, mr_a, source, None, meta), p2p.last_error()
+        assert bytes(raw(target)) == bytes(range(64))
+
+    def test_numpy_integers_are_addresses(self, ep: p2p.Endpoint) -> None:
+        array = np.zeros(64, np.uint8)
+        address = np.array([array.ctypes.data], np.uint64)
+        ok, mr = ep.reg(address[0], np.int64(64))
+        assert ok, p2p.last_error()
+        assert ep.advertise(mr, array.ctypes.data, 64)[0]
+        # An array of one integer is an array, not the integer.
+        ok, mr = ep.reg(address)
+        assert ok
+        assert ep.advertise(mr, address.ctypes.data, 8)[0]
+        ok, mrs = ep.regv(address, np.array([64]))
+        assert ok and len(mrs) == 1
+
+    def test_an_address_needs_a_size(self, ep: p2p.Endpoint) -> None:
+        with pytest.raises(TypeError, match="size"):
+            ep.reg(4096)
+
+    def test_more_than_the_object_has(self, ep: p2p.Endpoint) -> None:
+        assert ep.reg(bytearray(64), 65) == (False, 0)
+        assert "65" in p2p.last_error()
+
+    @pytest.mark.parametrize("nonsense", [None, "text", 1.5, object(), [1], {}])
+    def test_nonsense(self, ep: p2p.Endpoint, nonsense: Any) -> None:
+        with pytest.raises(TypeError):
+            ep.reg(nonsense, 64)
+
+    def test_not_contiguous(self, ep: p2p.Endpoint) -> None:
+        for holey in (np.zeros(64)[::2], np.zeros((8, 8)).T):
+            with pytest.raises((BufferError, ValueError)):
+                ep.reg(holey)
+
+    def test_read_only(self, two: Two) -> None:
+        """Fit to send from and nothing else."""
+        source, target = bytes(range(64)), bytearray(64)
+        mr_a, mr_b = region(two.a, source), region(two.b, target)
+        address = np.frombuffer(source, np.uint8).ctypes.data
+        ok, transfer = two.b.recv_async(two.conn_b, mr_b, target)
+        assert ok and two.a.send(two.conn_a, mr_a, source), p2p.last_error()
+        assert two.b.wait(transfer, 10) == (True, True)
+        assert target == source
+        assert two.a.advertise(mr_a, source) == (False, b"")
+        with pytest.raises(TypeError, match="read-only"):
+            two.a.recv(two.conn_a, mr_a, source)
+        assert two.a.recv(two.conn_a, mr_a, address, 64) is False
+        assert "read-only" in p2p.last_error()
+        _, meta = two.b.advertise(mr_b, target)
+        assert two.a.read(two.conn_a, mr_a, address, 64, meta) is False
+        assert two.a.dereg(mr_a) is True
+
+    def test_registration_keeps_the_object(self, ep: p2p.Endpoint) -> None:
+        data = bytearray(64)
+        mr = region(ep, data)
+        with pytest.raises(BufferError):
+            data.extend(b"more")
+        assert ep.dereg(mr) is True
+        data.extend(b"more")
+        assert ep.dereg(mr) is False
+        region(ep, data)
+        ep.close()
+        data.extend(b"more")
+
+    def test_alloc(self, ep: p2p.Endpoint) -> None:
+        buffer = ep.alloc(5000)
+        assert (len(buffer), buffer.size) == (5000, 5000)
+        assert buffer.ptr == buffer.data_ptr() and buffer.ptr % 4096 == 0
+        assert isinstance(buffer, p2p.SharedBuffer)
+        array = np.frombuffer(buffer, np.uint8)
+        assert array.flags.writeable and array.ctypes.data == buffer.ptr and not array.any()
+        mr = region(ep, buffer)
+        del buffer
+        array[:] = 7
+        assert (array == 7).all()
+        assert ep.dereg(mr)
+        ep.close()
+        array[:] = 8
+        assert (array == 8).all()
+        with pytest.raises(TypeError):
+            p2p.SharedBuffer()
+
+
+class TestTransfers:
+    """Every name under which a transfer can be asked for."""
+
+    @pytest.fixture(autouse=True)
+    def _memory(self, two: Two) -> None:
+        self.two = two
+        self.src = np.arange(256, dtype=np.uint8)
+        self.dst = np.zeros(256, np.uint8)
+        self.mr_src, self.mr_dst = region(two.a, self.src), region(two.b, self.dst)
+        self.src_ptr, self.dst_ptr = self.src.ctypes.data, self.dst.ctypes.data
+
+    def arrived(self) -> bool:
+        same = bool((self.dst == self.src).all())
+        self.dst[:] = 0
+        return same
+
+    def meta(self) -> bytes:
+        ok, meta = self.two.b.advertise(self.mr_dst, self.dst_ptr, 256)
+        assert ok and type(meta) is bytes and len(meta) == 64
+        return meta
+
+    def test_advertise_forms(self) -> None:
+        b, conn, mr, ptr = self.two.b, self.two.conn_b, self.mr_dst, self.dst_ptr
+        ok, expected = b.advertise(mr, ptr, 256)
+        assert ok
+        for args, kwargs in [
+            ((conn, mr, ptr, 256), {}),
+            ((mr, self.dst), {}),
+            ((conn, mr, self.dst), {}),
+            ((conn, mr, self.dst, None), {}),
+            ((mr,), {"ptr": ptr, "size": 256}),
+            ((), {"mr_id": mr, "ptr": ptr, "size": 256}),
+            ((), {"conn_id": conn, "mr_id": mr, "addr": ptr, "len": 256}),
+            ((conn,), {"mr_id": mr, "ptr": ptr, "size": 256}),
+        ]:
+            assert b.advertise(*args, **kwargs) == (True, expected), (args, kwargs)
+        for args, kwargs in [
+            ((conn, mr, ptr, 256, bytearray(64)), {}),
+            ((conn, mr, ptr, 256), {"out_buf": bytearray(64)}),
+            ((mr, ptr, 256, bytearray(64)), {}),
+            ((mr, ptr, 256), {"out_buf": bytearray(100)}),
+            ((conn, mr, ptr, 256, np.zeros(64, np.uint8)), {}),
+        ]:
+            assert b.advertise(*args, **kwargs) is True, (args, kwargs)
+            assert bytes(kwargs.get("out_buf", args[-1]))[:64] == expected
+        assert b.advertise(conn, mr, ptr, 256, bytearray(63)) is False
+        for refused in ("x" * 64, bytes(64)):
+            with pytest.raises(TypeError):
+                b.advertise(conn, mr, ptr, 256, refused)
+
+    def test_advertisev_forms(self) -> None:
+        b, conn, mrs = self.two.b, self.two.conn_b, [self.mr_dst] * 2
+        ptrs, sizes = [self.dst_ptr, self.dst_ptr + 100], [100, 156]
+        ok, expected = b.advertisev(mrs, ptrs, sizes, 2)
+        assert ok and [len(blob) for blob in expected] == [64, 64]
+        assert b.advertisev(conn, mrs, ptrs, sizes, 2) == (True, expected)
+        assert b.advertisev(mr_id_v=mrs, ptr_v=ptrs, size_v=sizes, num_iovs=2) == (True, expected)
+        outs = [bytearray(64), bytearray(64)]
+        assert b.advertisev(conn, mrs, ptrs, sizes, outs, 2) is True
+        assert outs == expected
+        named = {"mr_id_list": mrs, "addr_list": ptrs, "len_list": sizes, "num_iovs": 2}
+        outs = [bytearray(64), bytearray(64)]
+        assert b.advertisev(conn_id=conn, out_buf_list=outs, **named) is True
+        assert outs == expected
+
+    @pytest.mark.parametrize("kind", ["write", "read"])
+    def test_one_sided_forms(self, kind: str) -> None:
+        two = self.two
+        if kind == "write":
+            ep, conn, mr, ptr, array, meta = (
+                two.a,
+                two.conn_a,
+                self.mr_src,
+                self.src_ptr,
+                self.src,
+                self.meta(),
+            )
+            own = "src"
+        else:
+            ok, meta = two.a.advertise(self.mr_src, self.src)
+            assert ok
+            ep, conn, mr, ptr, array = two.b, two.conn_b, self.mr_dst, self.dst_ptr, self.dst
+            own = "dst"
+        call, call_async = getattr(ep, kind), getattr(ep, kind + "_async")
+        for args, kwargs in [
+            ((conn, mr, ptr, 256, meta), {}),
+            ((conn, mr, array, None, bytearray(meta)), {}),
+            ((), {"conn_id": conn, "mr_id": mr, "ptr": ptr, "size": 256, "meta": meta}),
+            ((), {"conn_id": conn, "mr_id": mr, own: ptr, "size": 256, "slot_item": meta}),
+        ]:
+            assert call(*args, **kwargs) is True, p2p.last_error()
+            assert self.arrived()
+            assert ended(ep, call_async(*args, **kwargs)) == (True, True)
+            assert self.arrived()
+
+    @pytest.mark.parametrize("kind", ["write", "read"])
+    def test_one_sided_vector_forms(self, kind: str) -> None:
+        two = self.two
+        ep, conn, mr, array = (
+            (two.a, two.conn_a, self.mr_src, self.src)
+            if kind == "write"
+            else (two.b, two.conn_b, self.mr_dst, self.dst)
+        )
+        other, other_mr, other_ptr = (
+            (two.b, self.mr_dst, self.dst_ptr)
+            if kind == "write"
+            else (two.a, self.mr_src, self.src_ptr)
+        )
+        ptr = array.ctypes.data
+        sizes, ptrs, mrs = [200, 56], [ptr, ptr + 200], [mr, mr]
+        ok, metas = other.advertisev([other_mr] * 2, [other_ptr, other_ptr + 200], sizes, 2)
+        assert ok
+        own = "src_list" if kind == "write" else "dst_list"
+        call, call_async = getattr(ep, kind + "v"), getattr(ep, kind + "v_async")
+        named = {"mr_id_v": mrs, "ptr_v": ptrs, "size_v": sizes, "meta_blob_v": metas}
+        seed = {"mr_id_list": mrs, own: ptrs, "size_list": sizes, "slot_item_list": metas}
+        for args, kwargs in [
+            ((conn, mrs, ptrs, sizes, metas, 2), {}),
+            ((conn, mrs, ptrs, sizes, metas), {}),
+            ((conn, tuple(mrs), np.array(ptrs, np.uint64), sizes, metas, 2), {}),
+            ((conn, mrs, [array[:200], array[200:]], None, metas, 2), {}),
+            ((), {"conn_id": conn, "num_iovs": 2, **named}),
+            ((), {"conn_id": conn, "num_iovs": 2, **seed}),
+        ]:
+            assert call(*args, **kwargs) is True, p2p.last_error()
+            assert self.arrived()
+            assert ended(ep, call_async(*args, **kwargs)) == (True, True)
+            assert self.arrived()
+
+    def test_two_sided_forms(self) -> None:
+        a, b = self.two.a, self.two.b
+        send = {"conn_id": self.two.conn_a, "mr_id": self.mr_src, "ptr": self.src_ptr, "size": 256}
+        recv = {"conn_id": self.two.conn_b, "mr_id": self.mr_dst, "ptr": self.dst_ptr, "size": 256}
+        sends = [tuple(send.values()), (self.two.conn_a, self.mr_src, self.src)]
+        recvs = [tuple(recv.values()), (self.two.conn_b, self.mr_dst, self.dst)]
+        for s, r in zip(sends, recvs):
+            posted = b.recv_async(*r)
+            assert a.send(*s) is True, p2p.last_error()
+            assert ended(b, posted) == (True, True) and self.arrived()
+            posted = a.send_async(*s)
+            assert b.recv(*r) is True, p2p.last_error()
+            assert ended(a, posted) == (True, True) and self.arrived()
+        posted = b.recv_async(**recv)
+        assert a.send(**send) is True
+        assert ended(b, posted) == (True, True) and self.arrived()
+
+    def test_two_sided_vector_forms(self) -> None:
+        a, b = self.two.a, self.two.b
+        cuts = [100, 156]
+        s = ([self.mr_src] * 2, [self.src_ptr, self.src_ptr + 100], cuts)
+        r = ([self.mr_dst] * 2, [self.dst_ptr, self.dst_ptr + 100], cuts)
+        today, seed = ("mr_id_v", "data_ptr_v", "size_v"), ("mr_id_list", "ptr_list", "size_list")
+        for names in (today, seed):
+            posted = b.recvv_async(self.two.conn_b, **dict(zip(names, r)), num_iovs=2)
+            assert a.sendv(self.two.conn_a, **dict(zip(names, s)), num_iovs=2) is True
+            assert ended(b, posted) == (True, True) and self.arrived()
+        posted = a.sendv_async(self.two.conn_a, *s, 2)
+        assert b.recvv(self.two.conn_b, *r, 2) is True
+        assert ended(a, posted) == (True, True) and self.arrived()
+
+    def test_descriptors(self) -> None:
+        a, b = self.two.a, self.two.b
+        [mine] = a.register_memory([Tensor(self.src)])
+        theirs = b.register_memory([self.dst, Tensor(self.dst)])
+        assert (mine.addr, mine.size) == (self.src_ptr, 256)
+        assert len(mine.lkeys) == len(mine.rkeys) == 4
+        blob = b.get_serialized_descs(theirs)
+        assert type(blob) is bytes
+        remote = a.deserialize_descs(blob)
+        assert [(d.addr, d.size, d.rkeys) for d in remote] == [
+            (d.addr, d.size, d.rkeys) for d in theirs
+        ]
+        assert a.get_serialized_descs(remote) == blob
+        assert ended(a, a.transfer(self.two.conn_a, "write", [mine], remote[:1])) == (True, True)
+        assert self.arrived()
+        assert ended(
+            b,
+            b.transfer(
+                conn_id=self.two.conn_b,
+                op_name="read",
+                local_desc_list=theirs[1:],
+                remote_desc_list=b.deserialize_descs(a.get_serialized_descs([mine])),
+            ),
+        ) == (True, True)
+        assert self.arrived()
+        # Part of what was described.
+        mine.size = 10
+        remote[0].addr, remote[0].size = remote[0].addr + 100, 10
+        ok, transfer = a.transfer(self.two.conn_a, "write", [mine, mine], [remote[0], remote[1]])
+        assert ok and a.wait(transfer, 10) == (True, True), p2p.last_error()
+        assert self.dst[100:110].tolist() == self.dst[:10].tolist() == list(range(10))
+        b.deregister_memory(theirs)
+        assert ended(a, a.transfer(self.two.conn_a, "write", [mine], remote[1:])) == (False, True)
+
+    def test_descriptor_errors(self) -> None:
+        a, conn = self.two.a, self.two.conn_a
+        [mine] = a.register_memory([self.src])
+        [theirs] = a.deserialize_descs(
+            self.two.b.get_serialized_descs(self.two.b.register_memory([self.dst]))
+        )
+        with pytest.raises(RuntimeError):
+            a.transfer(conn, "write", [mine], [])
+        with pytest.raises(RuntimeError, match="op_name"):
+            a.transfer(conn, "push", [mine], [theirs])
+        with pytest.raises(RuntimeError, match="conn_id"):
+            a.transfer(U64, "write", [mine], [theirs])
+        with pytest.raises(RuntimeError):
+            a.transfer(conn, "write", [theirs], [mine])
+        with pytest.raises(TypeError):
+            a.transfer(conn, "write", [{"addr": 1}], [theirs])
+        theirs.rkeys = [1, 2, 3]
+        assert a.transfer(conn, "write", [mine], [theirs]) == (False, 0)
+        for nonsense in (1, object(), "text"):
+            with pytest.raises(RuntimeError, match="index 1"):
+                a.register_memory([self.src, nonsense])
+        assert a.deserialize_descs(b"") == []
+        for bad in (b"\1", b"\xff" * 64, struct.pack("<Q", 1 << 40) + bytes(100)):
+            with pytest.raises(RuntimeError):
+                a.deserialize_descs(bad)
+        before = a.stats()["regions"]
+        a.deregister_memory([mine])
+        assert a.stats()["regions"] == before - 1
+
+    def test_ipc(self) -> None:
+        """The calls for one host, over memory that nobody registered."""
+        a, b, ca, cb = self.two.a, self.two.b, self.two.conn_a, self.two.conn_b
+        src, dst = np.arange(256, dtype=np.uint8), np.zeros(256, np.uint8)
+        s, d = src.ctypes.data, dst.ctypes.data
+        self.src, self.dst = src, dst
+        regions = a.stats()["regions"], b.stats()["regions"]
+        ok, info = b.advertise_ipc(cb, d, 256)
+        assert ok and type(info) is bytes and len(info) == 104
+        assert struct.unpack_from("<QQ", info, 64) == (0, 256)
+        assert a.write_ipc(ca, s, 256, info) is True and self.arrived()
+        assert a.write_ipc(conn_id=ca, ptr=src, size=None, info=info) is True and self.arrived()
+        assert ended(a, a.write_ipc_async(ca, s, 256, info)) == (True, True) and self.arrived()
+        ok, info = a.advertise_ipc(ca, src)
+        assert ok
+        assert b.read_ipc(cb, d, 256, info) is True and self.arrived()
+        assert ended(b, b.read_ipc_async(cb, d, 256, info)) == (True, True) and self.arrived()
+        ok, infos = b.advertisev_ipc(cb, [d, d + 100], [100, 156])
+        assert ok and len(infos) == 2
+        assert a.writev_ipc(ca, [s, s + 100], [100, 156], infos) is True and self.arrived()
+        assert ended(a, a.writev_ipc_async(ca, [s, s + 100], [100, 156], infos)) == (True, True)
+        assert self.arrived()
+        ok, infos = a.advertisev_ipc(conn_id=ca, ptr_v=[s, s + 100], size_v=[100, 156])
+        assert b.readv_ipc(cb, [d, d + 100], [100, 156], infos) is True and self.arrived()
+        assert ended(b, b.readv_ipc_async(cb, [d, d + 100], [100, 156], infos)) == (True, True)
+        assert self.arrived()
+        posted = b.recv_ipc_async(cb, d, 256)
+        assert a.send_ipc(ca, s, 256) is True
+        assert ended(b, posted) == (True, True) and self.arrived()
+        posted = a.send_ipc_async(ca, s, 256)
+        assert b.recv_ipc(cb, dst) is True
+        assert ended(a, posted) == (True, True) and self.arrived()
+        # Only what is advertised stays registered, until the connection goes.
+        assert (a.stats()["regions"] - regions[0], b.stats()["regions"] - regions[1]) == (3, 3)
+        assert a.remove_remote_endpoint(ca) and b.remove_remote_endpoint(cb) in (True, False)
+        assert (a.stats()["regions"], b.stats()["regions"]) == regions
+
+    def test_notifications(self) -> None:
+        a, b = self.two.a, self.two.b
+        assert b.get_notifs() == []
+        assert b.wait_notifs(0.05) == [] == b.wait_notifs(timeout=0)
+        assert a.send_notif(self.two.conn_a, b"one") is True
+        assert ended(a, a.send_notif_async(self.two.conn_a, bytearray(b"two"))) == (True, True)
+        assert a.write(self.two.conn_a, self.mr_src, self.src, None, self.meta(), notif=b"three")
+        got: list[tuple[int, bytes]] = []
+        while len(got) < 3:
+            got += b.wait_notifs(10)
+        assert got == [(self.two.conn_b, body) for body in (b"one", b"two", b"three")]
+        with pytest.raises(TypeError):
+            a.send_notif(self.two.conn_a, "text")
+
+    def test_wait_and_cancel(self) -> None:
+        b = self.two.b
+        ok, transfer = b.recv_async(self.two.conn_b, self.mr_dst, self.dst)
+        assert ok
+        assert b.poll_async(transfer) == (True, False)
+        assert b.wait(transfer, timeout=0.05) == (True, False)
+        assert b.wait(transfer, 0) == (True, False)
+        assert b.transfer_error(transfer) is None and b.transfer_bytes(transfer) is None
+        assert b.cancel(transfer) is True
+        assert b.poll_async(transfer) == b.poll_async(transfer) == (False, True)
+        assert "cancel" in b.transfer_error(transfer) == p2p.last_error()
+
+
+class TestArguments:
+    """Names and counts are checked like any Python function's."""
+
+    def test_unknown_name(self, ep: p2p.Endpoint) -> None:
+        with pytest.raises(TypeError, match=r"send\(\) got an unexpected keyword argument 'sise'"):
+            ep.send(1, 2, 3, sise=4)
+
+    def test_twice(self, ep: p2p.Endpoint) -> None:
+        with pytest.raises(TypeError, match="multiple values for argument 'ptr'"):
+            ep.send(1, 2, 3, 4, src=5)
+        with pytest.raises(TypeError, match="multiple values"):
+            ep.write(1, 2, ptr=3, src=3, size=4, meta=bytes(64))
+
+    def test_missing(self, ep: p2p.Endpoint) -> None:
+        with pytest.raises(TypeError, match="missing required argument 'meta'"):
+            ep.read(1, 2, 3, 4)
+        with pytest.raises(TypeError, match="remote_gpu_idx"):
+            ep.connect("127.0.0.1")
+
+    def test_too_many(self, ep: p2p.Endpoint) -> None:
+        with pytest.raises(TypeError, match="at most 4"):
+            ep.send(1, 2, 3, 4, 5)
+
+    @pytest.mark.parametrize("bad", ["1", 1.0, None, [1]])
+    def test_types(self, ep: p2p.Endpoint, bad: Any) -> None:
+        with pytest.raises(TypeError):
+            ep.send(bad, 2, 3, 4)
+        with pytest.raises(TypeError):
+            ep.poll_async(bad)
+
+    def test_numbers_out_of_range(self, ep: p2p.Endpoint) -> None:
+        for number in (-1, 1 << 64):
+            with pytest.raises(OverflowError):
+                ep.send(number, 2, 3, 4)
+
+
+def raw(memory: Any) -> memoryview:
+    if isinstance(memory, (Tensor, Interface)):
+        memory = memory.array
+    if isinstance(memory, np.ndarray):
+        memory = memory.view(np.uint8).reshape(-1)
+    return memoryview(memory).cast("B")
+
+
+class Tensor:
+    """What PyTorch's tensors have, duck-typed."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def data_ptr(self) -> int:
+        return self.array.ctypes.data
+
+    def numel(self) -> int:
+        return self.array.size
+
+    def element_size(self) -> int:
+        return self.array.itemsize
+
+    def is_contiguous(self) -> bool:
+        return self.array.flags["C_CONTIGUOUS"]
+
+
+class Interface:
+    """NumPy's array interface and nothing else."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+        self.__array_interface__ = array.__array_interface__
