@@ -17,7 +17,7 @@ use std::sync::{
 };
 
 use parking_lot::{Mutex, MutexGuard};
-use uccl_wire::frame::{Header, Kind, MAX_DESCS, MAX_MESSAGE, Status};
+use uccl_wire::frame::{Kind, MAX_DESCS, MAX_MESSAGE, Status};
 
 use self::{
     ops::Ops,
@@ -281,7 +281,7 @@ impl<P: Pipe> Lane for StreamLane<P> {
     fn ping(&self) -> Result<(), LaneError> {
         self.alive()?;
         let mut tx = self.tx.lock();
-        tx.push_bare(Header::bare(Kind::Ping, 0, 0));
+        tx.push_bare(Kind::Ping, 0);
         self.flush(&mut tx);
         Ok(())
     }
@@ -309,7 +309,7 @@ impl<P: Pipe> Lane for StreamLane<P> {
 
     fn bye(&self) {
         if let Some(mut tx) = self.tx.try_lock() {
-            tx.push_bare(Header::bare(Kind::Bye, 0, 0));
+            tx.push_bare(Kind::Bye, 0);
             self.flush(&mut tx);
         }
     }

@@ -4,10 +4,15 @@ use std::{collections::VecDeque, io};
 
 use parking_lot::Mutex;
 use uccl_wire::frame::{
-    DESC_LEN, Desc, HEADER_LEN, Header, Kind, MAX_DESCS, MAX_PAYLOAD, Status, TRAILER_LEN, Trailer,
+    DESC_LEN, Desc, HEADER_LEN, Header, Kind, MAX_DESCS, MAX_PAYLOAD, Status, TRAILER_LEN,
 };
 
-use super::{MAX_READS, MAX_WRITES, crc::Crc, cursor::Cursor, ops::Ops};
+use super::{
+    MAX_READS, MAX_WRITES,
+    crc::{Crc, seal},
+    cursor::Cursor,
+    ops::Ops,
+};
 use crate::{
     lane::{OpName, RemoteSpans, Spans},
     mem::{Access, RemoteSpan, Span},
@@ -130,6 +135,14 @@ pub(super) struct Tx<P> {
     blocked: bool,
 }
 
+/// Whose frame it is.
+enum Turn {
+    /// The peer's: data it asked for.
+    Reply,
+    /// Ours; which operation has been sent with it.
+    Own { ends: Option<OpName> },
+}
+
 /// What the sending half works with.
 pub(super) struct TxSurroundings<'a> {
     pub(super) regions: &'a RegionTable,
@@ -185,17 +198,22 @@ impl<P: PipeTx> Tx<P> {
         self.replies.push_back(reply);
     }
 
-    /// Queues a frame without payload.
-    pub(super) fn push_bare(&mut self, header: Header) {
-        self.control.extend_from_slice(&header.encode());
+    /// Queues a frame of nothing but a header.
+    pub(super) fn push_bare(&mut self, kind: Kind, op: u64) {
+        let header = Header { checked: self.checked, ..Header::bare(kind, op, 0) };
+        self.control.extend_from_slice(&seal(&header));
     }
 
-    /// Queues answers to the peer, whole frames already encoded.
-    pub(super) fn push_answers(&mut self, frames: &[u8]) {
-        self.control.extend_from_slice(frames);
-        let end = self.control_gone + self.control_len() as u64;
-        self.answers.push_back((end, frames.len()));
-        self.answer_bytes += frames.len();
+    /// Queues answers to the peer, frames of nothing but a header.
+    pub(super) fn push_answers(&mut self, headers: &[Header]) {
+        let start = self.control_len();
+        for header in headers {
+            let header = Header { checked: self.checked, ..*header };
+            self.control.extend_from_slice(&seal(&header));
+        }
+        let len = self.control_len() - start;
+        self.answers.push_back((self.control_gone + self.control_len() as u64, len));
+        self.answer_bytes += len;
     }
 
     /// Whether a short write may skip the queue of operations.
@@ -215,27 +233,27 @@ impl<P: PipeTx> Tx<P> {
         local: &[Span],
         remote: &[RemoteSpan],
     ) {
+        let header = Header {
+            kind: Kind::Write,
+            last: true,
+            checked: self.checked,
+            descs: remote.len() as u16,
+            op: name.0,
+            len: local.iter().map(|span| span.len as u64).sum(),
+            aux: 0,
+        };
+        let mut crc = push_head(&mut self.control, &header, remote);
         let start = self.control.len();
-        let len = local.iter().map(|span| span.len as u64).sum();
-        self.control.extend_from_slice(
-            &Header {
-                kind: Kind::Write,
-                last: true,
-                checked: self.checked,
-                descs: remote.len() as u16,
-                op: name.0,
-                len,
-                aux: 0,
-            }
-            .encode(),
-        );
-        remote.iter().for_each(|piece| desc_of(piece).encode_to(&mut self.control));
         for span in local.iter().filter(|span| span.len > 0) {
             // SAFETY: readable, as the caller promises.
             let bytes = unsafe { std::slice::from_raw_parts(span.addr as *const u8, span.len) };
             self.control.extend_from_slice(bytes);
         }
-        self.close_short(start);
+        if let Some(crc) = &mut crc {
+            crc.add(&self.control[start..]);
+        }
+        let trailer = Crc::trailer(crc.as_ref(), Status::Ok);
+        self.control.extend_from_slice(&trailer.encode());
     }
 
     /// Queues a message frame, sending it straight from the caller's parts as far as the pipe takes it.
@@ -249,16 +267,14 @@ impl<P: PipeTx> Tx<P> {
             op: 0,
             len,
             aux: 0,
-        }
-        .encode();
-        let mut crc = Crc::new();
-        if self.checked {
+        };
+        let header = seal(&header);
+        let mut crc = self.checked.then(Crc::new);
+        if let Some(crc) = &mut crc {
             crc.add(&header);
             parts.iter().for_each(|part| crc.add(part));
         }
-        let trailer =
-            Trailer { crc: if self.checked { crc.value() } else { 0 }, status: Status::Ok }
-                .encode();
+        let trailer = Crc::trailer(crc.as_ref(), Status::Ok).encode();
         let mut skip = 0;
         if self.control_len() == 0 && self.current.is_none() {
             self.iov.clear();
@@ -274,17 +290,6 @@ impl<P: PipeTx> Tx<P> {
             skip -= cut;
         }
         Ok(())
-    }
-
-    fn close_short(&mut self, start: usize) {
-        let crc = if self.checked {
-            let mut crc = Crc::new();
-            crc.add(&self.control[start..]);
-            crc.value()
-        } else {
-            0
-        };
-        self.control.extend_from_slice(&Trailer { crc, status: Status::Ok }.encode());
     }
 
     /// Takes an operation out of the queue. `Some(false)`: nothing of it has been sent. `Some(true)`: it
@@ -362,7 +367,7 @@ impl<P: PipeTx> Tx<P> {
                 }
                 OwnKind::Read => self.send_read(),
                 OwnKind::Fence => {
-                    self.push_bare(Header::bare(Kind::Fence, name.0, 0));
+                    self.push_bare(Kind::Fence, name.0);
                     self.own.pop_front();
                 }
             }
@@ -383,24 +388,21 @@ impl<P: PipeTx> Tx<P> {
         let Some(own) = self.own.pop_front() else { return };
         let header = Header {
             descs: own.remote.len() as u16,
+            checked: self.checked,
             ..Header::bare(Kind::Read, own.name.0, own.left)
         };
-        self.control.extend_from_slice(&header.encode());
-        own.remote.iter().for_each(|piece| desc_of(piece).encode_to(&mut self.control));
+        push_head(&mut self.control, &header, &own.remote);
     }
 
     fn begin_write(&mut self) {
         let Some(own) = self.own.front_mut() else { return };
         self.head.clear();
-        self.head.resize(HEADER_LEN, 0);
+        self.pieces.clear();
         let mut left = MAX_PAYLOAD;
-        let mut descs = 0u16;
         let mut offset = own.remote_at.offset as u64;
         for piece in own.remote.iter().skip(own.remote_at.index).take(MAX_DESCS) {
             let len = (piece.len - offset).min(left);
-            desc_of(&RemoteSpan { addr: piece.addr + offset, len, ..*piece })
-                .encode_to(&mut self.head);
-            descs += 1;
+            self.pieces.push(RemoteSpan { addr: piece.addr + offset, len, ..*piece });
             left -= len;
             offset = 0;
             if left == 0 {
@@ -418,17 +420,17 @@ impl<P: PipeTx> Tx<P> {
             kind: Kind::Write,
             last,
             checked: self.checked,
-            descs,
+            descs: self.pieces.len() as u16,
             op: own.name.0,
             len: len as u64,
             aux: 0,
         };
         let ends = last.then_some(own.name);
-        self.head[..HEADER_LEN].copy_from_slice(&header.encode());
+        let crc = push_head(&mut self.head, &header, &self.pieces);
         if last {
             self.own.pop_front();
         }
-        self.start(len, false, ends);
+        self.start(len, crc, Turn::Own { ends });
     }
 
     fn begin_reply(&mut self) -> bool {
@@ -462,7 +464,7 @@ impl<P: PipeTx> Tx<P> {
             aux: 0,
         };
         self.head.clear();
-        self.head.extend_from_slice(&header.encode());
+        let crc = push_head(&mut self.head, &header, &[]);
         self.payload.clear();
         self.payload.extend(
             self.pieces.iter().map(|p| Span { addr: p.addr as usize, len: p.len as usize }),
@@ -470,20 +472,24 @@ impl<P: PipeTx> Tx<P> {
         if last {
             self.replies.pop_front();
         }
-        self.start(len, true, None);
+        self.start(len, crc, Turn::Reply);
         true
     }
 
-    fn start(&mut self, payload_len: usize, reply: bool, ends: Option<OpName>) {
-        let mut crc = self.checked.then(Crc::new);
+    /// The frame whose start is in [`Self::head`] is the next to be sent.
+    fn start(&mut self, payload_len: usize, mut crc: Option<Crc>, turn: Turn) {
         let mut summed = 0;
-        if let Some(crc) = &mut crc {
-            crc.add(&self.head);
-            if payload_len <= CHECKED_AHEAD && !reply {
-                // SAFETY: the spans of our own operations stay valid until these have ended.
-                self.payload.iter().for_each(|span| unsafe { crc.add_span(*span) });
-                summed = payload_len;
-            }
+        let (reply, ends) = match turn {
+            Turn::Reply => (true, None),
+            Turn::Own { ends } => (false, ends),
+        };
+        if let Some(crc) = &mut crc
+            && payload_len <= CHECKED_AHEAD
+            && !reply
+        {
+            // SAFETY: the spans of our own operations stay valid until these have ended.
+            self.payload.iter().for_each(|span| unsafe { crc.add_span(*span) });
+            summed = payload_len;
         }
         let status = Status::Ok;
         let at = Cursor::default();
@@ -560,8 +566,7 @@ impl<P: PipeTx> Tx<P> {
         if done + ahead == current.payload_len
             && current.crc.as_ref().is_none_or(|_| current.summed == current.payload_len)
         {
-            let crc = current.crc.as_ref().map_or(0, Crc::value);
-            trailer = Trailer { crc, status: current.status }.encode();
+            trailer = Crc::trailer(current.crc.as_ref(), current.status).encode();
             let from = current.sent.saturating_sub(head + current.payload_len);
             self.iov.push(span_of(&trailer[from..]));
         }
@@ -617,6 +622,19 @@ fn check_all(regions: &crate::region::Locked<'_>, pieces: &[RemoteSpan]) -> Stat
         .iter()
         .find_map(|piece| regions.check(piece, Access::Read).err())
         .map_or(Status::Ok, status_of)
+}
+
+/// Appends a header and its descriptors; what follows is to be added to the checksum.
+fn push_head(out: &mut Vec<u8>, header: &Header, pieces: &[RemoteSpan]) -> Option<Crc> {
+    let start = out.len();
+    out.extend_from_slice(&seal(header));
+    pieces.iter().for_each(|piece| desc_of(piece).encode_to(out));
+    let mut crc = header.checked.then(Crc::new)?;
+    crc.add(&out[start..]);
+    if !pieces.is_empty() {
+        out.extend_from_slice(&Crc::trailer(Some(&crc), Status::Ok).encode());
+    }
+    Some(crc)
 }
 
 fn desc_of(piece: &RemoteSpan) -> Desc {
