@@ -18,10 +18,16 @@ from peer import Peer
 
 DEFAULT_SECONDS = 60
 TRANSPORTS = ["local", "tcp"]
+STDERR = pytest.StashKey[int]()
 
 
 class Expired(BaseException):
     """A test took longer than its bound."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Before output is captured: stacks that a process prints as it ends must not end with it.
+    config.stash[STDERR] = os.dup(2)
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -35,7 +41,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
     old = signal.signal(signal.SIGALRM, expired)
     signal.alarm(seconds)
-    faulthandler.dump_traceback_later(seconds + 60, exit=True)
+    stderr = item.config.stash[STDERR]
+    faulthandler.dump_traceback_later(seconds + 30, exit=True, file=stderr)
     yield
     faulthandler.cancel_dump_traceback_later()
     signal.alarm(0)

@@ -327,7 +327,7 @@ def serve(pipe: Connection) -> None:
     while True:
         try:
             method, args, kwargs = pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):
             return
         try:
             answer = (True, getattr(side, method)(*args, **kwargs))
