@@ -3,8 +3,10 @@
 mod bench;
 mod doctor;
 mod libraries;
+mod paths;
 mod probe;
 mod topo;
+mod vm;
 
 use std::process::ExitCode;
 

@@ -1,6 +1,190 @@
-//! x
-#[derive(clap::Args)]
-pub(crate) struct TopoArgs {}
-pub(crate) fn run(_: &TopoArgs) -> anyhow::Result<()> {
+//! `uccl topo`: what this machine has, and which path a transfer would take.
+
+use std::{fmt::Write, path::PathBuf};
+
+use anyhow::Result;
+use clap::Args;
+use serde::Serialize;
+use uccl_device::{Gpu, GpuVendor, Interface, NumaNode, PciAddress, RdmaDevice, Topology};
+
+use crate::paths::{Paths, Probes, gbits};
+
+/// Show what this machine has, and which path a transfer would take.
+#[derive(Args)]
+pub(crate) struct TopoArgs {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Read the machine whose /sys and /proc lie below this folder; paths are this machine's
+    #[arg(long, value_name = "FOLDER", default_value = "/", hide = true)]
+    root: PathBuf,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    topology: &'a Topology,
+    distances: Vec<Distance>,
+    paths: &'a Paths,
+}
+
+/// From a GPU to a device that leaves the host.
+#[derive(Serialize)]
+struct Distance {
+    gpu: PciAddress,
+    to: String,
+    distance: String,
+}
+
+pub(crate) fn run(args: &TopoArgs) -> Result<()> {
+    let topology = Topology::read(&args.root)?;
+    let paths = Paths::of(&topology, &Probes::run());
+    match args.json {
+        true => {
+            let report =
+                Report { topology: &topology, distances: distances(&topology), paths: &paths };
+            println!("{}", serde_json::to_string_pretty(&report)?);
+        }
+        false => print!("{}", text(&topology, &paths)),
+    }
     Ok(())
+}
+
+/// What an item says, and the items below it.
+struct Item {
+    text: String,
+    below: Vec<Self>,
+}
+
+impl Item {
+    fn leaf(text: String) -> Self {
+        Self { text, below: Vec::new() }
+    }
+
+    fn draw(&self, out: &mut String, indent: &str) {
+        for (index, item) in self.below.iter().enumerate() {
+            let last = index + 1 == self.below.len();
+            let (branch, space) = if last { ("└─ ", "   ") } else { ("├─ ", "│  ") };
+            let _ = writeln!(out, "{indent}{branch}{}", item.text);
+            item.draw(out, &format!("{indent}{space}"));
+        }
+    }
+}
+
+fn text(topology: &Topology, paths: &Paths) -> String {
+    let host = host(topology);
+    let mut out = format!("{}\n", host.text);
+    host.draw(&mut out, "");
+    let distances = distances(topology);
+    if !distances.is_empty() {
+        out.push_str("\ndistances (PIX one switch, PXB several, PHB host bridge, NODE, SYS across sockets)\n");
+        for Distance { gpu, to, distance } in &distances {
+            let _ = writeln!(out, "  gpu {gpu}  {to:<12} {distance}");
+        }
+    }
+    out.push_str("\npaths\n");
+    for (peer, path) in [
+        ("same process", &paths.same_process),
+        ("same host", &paths.same_host),
+        ("same host, alloc memory", &paths.same_host_alloc),
+        ("other host", &paths.other_host),
+    ] {
+        let _ = writeln!(out, "  {peer:<24} {:<7} {}", path.name.unwrap_or("none"), path.why);
+    }
+    out
+}
+
+fn host(topology: &Topology) -> Item {
+    let kernel = topology.kernel.release.as_deref().unwrap_or("?");
+    let name = topology.host.hostname.as_deref().unwrap_or("this host");
+    let mut below = vec![Item::leaf(cpus(topology))];
+    // Where no nodes are told of, all devices hang off the machine itself.
+    let homeless = |node: Option<u32>| {
+        node.is_none_or(|node| topology.numa_nodes.iter().all(|known| known.id != node))
+    };
+    below.extend(topology.numa_nodes.iter().map(|node| numa_node(topology, node)));
+    below.extend(devices(topology, homeless));
+    Item { text: format!("{name}  Linux {kernel}"), below }
+}
+
+fn cpus(topology: &Topology) -> String {
+    let cpus = &topology.cpus;
+    let model = cpus.model.as_deref().unwrap_or("CPU");
+    let mut text = format!("{model}  {} CPUs", cpus.online.len());
+    for (count, what) in [(cpus.cores, "core"), (cpus.sockets, "socket")] {
+        if let Some(count) = count {
+            let plural = if count == 1 { "" } else { "s" };
+            let _ = write!(text, ", {count} {what}{plural}");
+        }
+    }
+    text
+}
+
+fn numa_node(topology: &Topology, node: &NumaNode) -> Item {
+    let memory = node.memory_bytes.map_or_else(String::new, |bytes| format!("  {}", gib(bytes)));
+    Item {
+        text: format!("node {}  CPUs {}{memory}", node.id, node.cpus),
+        below: devices(topology, |on| on == Some(node.id)),
+    }
+}
+
+/// Devices whose NUMA node is wanted.
+fn devices(topology: &Topology, wanted: impl Fn(Option<u32>) -> bool) -> Vec<Item> {
+    let gpus = topology.gpus.iter().filter(|gpu| wanted(gpu.numa_node)).map(gpu);
+    let rdma = topology.rdma.iter().filter(|rdma| wanted(rdma.numa_node)).map(rdma);
+    let interfaces = topology.interfaces.iter().filter(|i| wanted(i.numa_node)).map(interface);
+    gpus.chain(rdma).chain(interfaces).map(Item::leaf).collect()
+}
+
+fn gpu(gpu: &Gpu) -> String {
+    let vendor = match gpu.vendor {
+        GpuVendor::Amd => "AMD",
+        GpuVendor::Nvidia => "NVIDIA",
+        _ => "other vendor",
+    };
+    let model = gpu.device_id.map_or_else(String::new, |id| format!(" [{id:04x}]"));
+    let driver = gpu.driver.as_deref().unwrap_or("no driver");
+    format!("gpu {}  {vendor}{model}  {driver}", gpu.pci)
+}
+
+fn rdma(rdma: &RdmaDevice) -> String {
+    let mut text = format!("rdma {}", rdma.name);
+    for part in [rdma.driver.clone(), rdma.pci.map(|pci| pci.to_string())].into_iter().flatten() {
+        let _ = write!(text, "  {part}");
+    }
+    for port in &rdma.ports {
+        let state = port.state.as_deref().unwrap_or("?");
+        let rate = port.rate_gbps.map_or_else(String::new, |gbps| format!(" {gbps} Gbit/s"));
+        let layer = port.link_layer.as_deref().unwrap_or_default();
+        let _ = write!(text, "  port {} {state}{rate} {layer}", port.number);
+    }
+    text
+}
+
+fn interface(interface: &Interface) -> String {
+    let parts = [
+        interface.driver.clone(),
+        interface.pci.map(|pci| pci.to_string()),
+        interface.operstate.clone().filter(|state| state != "unknown"),
+        interface.speed_mbps.map(gbits),
+        interface.mtu_bytes.map(|mtu| format!("mtu {mtu}")),
+    ];
+    let addresses = interface.addresses.iter().map(ToString::to_string);
+    let parts: Vec<_> = parts.into_iter().flatten().chain(addresses).collect();
+    format!("nic {}  {}", interface.name, parts.join("  "))
+}
+
+fn distances(topology: &Topology) -> Vec<Distance> {
+    let rdma = topology.rdma.iter().map(|rdma| (&rdma.name, rdma.pci));
+    let nics = topology.interfaces.iter().map(|nic| (&nic.name, nic.pci));
+    let devices: Vec<_> = rdma.chain(nics).filter_map(|(name, pci)| Some((name, pci?))).collect();
+    let pairs = topology.gpus.iter().flat_map(|gpu| devices.iter().map(move |to| (gpu.pci, to)));
+    let distance = |(gpu, (name, pci)): (PciAddress, &(&String, PciAddress))| {
+        let distance = topology.distance(gpu, *pci)?.to_string();
+        Some(Distance { gpu, to: (*name).clone(), distance })
+    };
+    pairs.filter_map(distance).collect()
+}
+
+fn gib(bytes: u64) -> String {
+    format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
 }

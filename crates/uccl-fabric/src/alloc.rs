@@ -88,3 +88,39 @@ pub fn lookup(span: Span) -> Option<(SharedBacking, Arc<SharedBuf>)> {
     }
     Some((SharedBacking { id: buf.id, offset: offset as u64 }, buf))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_range_inside_finds_its_backing() {
+        let buf = SharedBuf::new(10_000).unwrap();
+        let Span { addr, len } = buf.span();
+        assert_eq!((addr % 4096, len), (0, 10_000));
+        for (offset, len) in [(0, 10_000), (0, 0), (123, 45), (9_999, 1), (10_000, 0)] {
+            let (backing, found) = lookup(Span { addr: addr + offset, len }).unwrap();
+            assert_eq!(backing, SharedBacking { id: buf.id(), offset: offset as u64 });
+            assert_eq!(found.id(), buf.id());
+        }
+        for (offset, len) in [(0, 10_001), (9_999, 2), (1, usize::MAX), (10_000, 1)] {
+            let found = lookup(Span { addr: addr + offset, len });
+            assert!(found.is_none_or(|(backing, _)| backing.id != buf.id()), "{offset} {len}");
+        }
+        let outside = Box::new(0u64);
+        assert!(lookup(Span { addr: &raw const *outside as usize, len: 8 }).is_none());
+    }
+
+    #[test]
+    fn it_goes_with_the_last_share() {
+        let buf = SharedBuf::new(4096).unwrap();
+        let span = buf.span();
+        let (_, share) = lookup(span).unwrap();
+        let id = buf.id();
+        drop(buf);
+        assert_eq!(lookup(span).unwrap().0.id, id);
+        drop(share);
+        assert!(lookup(span).is_none_or(|(backing, _)| backing.id != id));
+        assert!(SharedBuf::new(0).is_err());
+    }
+}

@@ -292,3 +292,146 @@ impl AsRawFd for FdListener {
         self.listener.as_raw_fd()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Seek, Write};
+
+    use super::*;
+
+    fn pair() -> (FdSocket, FdSocket) {
+        let (a, b) = UnixStream::pair().unwrap();
+        (FdSocket::new(a).unwrap(), FdSocket::new(b).unwrap())
+    }
+
+    fn file(text: &str) -> std::fs::File {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(text.as_bytes()).unwrap();
+        file
+    }
+
+    fn text(fd: OwnedFd) -> String {
+        let mut file = std::fs::File::from(fd);
+        let mut text = String::new();
+        file.rewind().unwrap();
+        file.read_to_string(&mut text).unwrap();
+        text
+    }
+
+    #[test]
+    fn messages_come_in_order_with_their_descriptors() {
+        let (mut a, mut b) = pair();
+        let files: Vec<_> = (0..MAX_FDS).map(|i| file(&format!("file {i}"))).collect();
+        for count in [0, 1, MAX_FDS, 0, 3] {
+            let fds: Vec<_> = files[..count].iter().map(AsFd::as_fd).collect();
+            a.send(&vec![count as u8; count * 100], &fds).unwrap();
+        }
+        for count in [0, 1, MAX_FDS, 0, 3] {
+            let message = b.recv().unwrap().unwrap();
+            assert_eq!(message.bytes, vec![count as u8; count * 100]);
+            let texts: Vec<_> = message.fds.into_iter().map(text).collect();
+            assert_eq!(texts, (0..count).map(|i| format!("file {i}")).collect::<Vec<_>>());
+        }
+        assert!(b.recv().unwrap().is_none());
+        drop(a);
+        assert_eq!(b.recv().unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn what_does_not_fit_the_socket_is_kept() {
+        let (mut a, mut b) = pair();
+        let one = file("one");
+        let sent = 40;
+        for i in 0..sent {
+            a.send(&vec![i; MAX_MESSAGE], &[one.as_fd()]).unwrap();
+        }
+        assert!(!a.flush().unwrap(), "the socket took it all: the test needs more");
+        let mut got = 0;
+        while got < sent {
+            match b.recv().unwrap() {
+                Some(message) => {
+                    assert_eq!((message.bytes, message.fds.len()), (vec![got; MAX_MESSAGE], 1));
+                    got += 1;
+                }
+                None => assert!(a.flush().is_ok()),
+            }
+        }
+        assert!(a.flush().unwrap());
+    }
+
+    #[test]
+    fn received_descriptors_are_closed_on_exec() {
+        let (mut a, mut b) = pair();
+        a.send(b"", &[file("x").as_fd()]).unwrap();
+        let message = b.recv().unwrap().unwrap();
+        let flags = rustix::io::fcntl_getfd(&message.fds[0]).unwrap();
+        assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
+    }
+
+    #[test]
+    fn too_much_is_refused_on_both_sides() {
+        let (mut a, _b) = pair();
+        assert!(a.send(&vec![0; MAX_MESSAGE + 1], &[]).is_err());
+        let one = file("one");
+        assert!(a.send(b"", &[one.as_fd(); MAX_FDS + 1]).is_err());
+        let oversized =
+            [(MAX_MESSAGE as u32 + 1, 0u32), (u32::MAX, 0), (0, MAX_FDS as u32 + 1), (0, 1)];
+        for (len, fds) in oversized {
+            let (mut raw, stream) = UnixStream::pair().unwrap();
+            let mut socket = FdSocket::new(stream).unwrap();
+            raw.write_all(&[len.to_le_bytes(), fds.to_le_bytes()].concat()).unwrap();
+            assert_eq!(
+                socket.recv().unwrap_err().kind(),
+                io::ErrorKind::InvalidData,
+                "{len} {fds}"
+            );
+        }
+    }
+
+    #[test]
+    fn descriptors_without_messages_are_bounded() {
+        let (raw, stream) = UnixStream::pair().unwrap();
+        let mut socket = FdSocket::new(stream).unwrap();
+        let one = file("one");
+        let fds = [one.as_fd(); MAX_FDS];
+        // A message of which only the header's first bytes come, each with descriptors.
+        for _ in 0..7 {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            control.push(SendAncillaryMessage::ScmRights(&fds));
+            rustix::net::sendmsg(&raw, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL)
+                .unwrap();
+        }
+        assert_eq!(socket.recv().unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn a_message_may_come_byte_by_byte() {
+        let (mut raw, stream) = UnixStream::pair().unwrap();
+        let mut socket = FdSocket::new(stream).unwrap();
+        for byte in [3, 0, 0, 0, 0, 0, 0, 0, b'a', b'b'] {
+            raw.write_all(&[byte]).unwrap();
+            assert!(socket.recv().unwrap().is_none());
+        }
+        raw.write_all(b"c").unwrap();
+        assert_eq!(socket.recv().unwrap().unwrap().bytes, b"abc");
+    }
+
+    #[test]
+    fn a_listener_says_who_came() {
+        let name = format!("uccl-test-{}-{:?}", std::process::id(), std::thread::current().id());
+        let listener = FdListener::bind(name.as_bytes()).unwrap();
+        assert!(listener.accept().unwrap().is_none());
+        assert_eq!(FdListener::bind(name.as_bytes()).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        let mut client = FdSocket::connect(name.as_bytes()).unwrap();
+        let mut server = listener.accept().unwrap().unwrap();
+        let me =
+            Peer { pid: Some(std::process::id() as i32), uid: rustix::process::getuid().as_raw() };
+        assert_eq!((client.peer().unwrap(), server.peer().unwrap()), (me, me));
+        client.send(b"hello", &[]).unwrap();
+        assert_eq!(server.recv().unwrap().unwrap().bytes, b"hello");
+        drop(listener);
+        let error = FdSocket::connect(name.as_bytes()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+    }
+}

@@ -135,7 +135,7 @@ pub(crate) fn offset_within(base: u64, size: u64, addr: u64, len: u64) -> Result
 }
 
 /// The most regions a table takes; slots fit 32 bits with room to spare.
-const MAX_REGIONS: usize = 1 << 30;
+const MAX_REGIONS: u32 = 1 << 30;
 
 /// Random keys, drawn many at a time: a system call for each would be most of what a registration costs.
 #[derive(Debug)]
@@ -162,8 +162,7 @@ impl Keys {
 #[derive(Clone, Copy, Debug)]
 struct Live {
     key: u64,
-    span: Span,
-    rights: Rights,
+    listing: Listing,
 }
 
 #[derive(Debug)]
@@ -172,14 +171,31 @@ struct State {
     /// Slots to be used again, the last freed first: its entry is the likeliest to be in cache.
     free: Vec<u32>,
     keys: Keys,
+    /// Whether the published table is kept. It costs a hash a region, so not before somebody looks at it.
+    publishing: bool,
 }
 
 impl State {
+    /// Puts a region into a free slot.
+    fn place(&mut self, live: Live) -> Result<u32, RegionError> {
+        if let Some(slot) = self.free.pop() {
+            self.slots[slot as usize] = Some(live);
+            return Ok(slot);
+        }
+        let slot = u32::try_from(self.slots.len()).map_err(|_| RegionError::Full)?;
+        if slot >= MAX_REGIONS {
+            return Err(RegionError::Full);
+        }
+        self.slots.push(Some(live));
+        Ok(slot)
+    }
+
     fn check(&self, span: &RemoteSpan, access: Access) -> Result<Span, AccessError> {
         let live = self.slots.get(span.slot as usize).copied().flatten();
         let live = live.filter(|live| live.key == span.key).ok_or(AccessError::UnknownKey)?;
-        live.rights.admit(access)?;
-        offset_within(live.span.addr as u64, live.span.len as u64, span.addr, span.len)?;
+        let Listing { span: region, rights, .. } = live.listing;
+        rights.admit(access)?;
+        offset_within(region.addr as u64, region.len as u64, span.addr, span.len)?;
         // Both fit: they lie within a range of ours.
         Ok(Span { addr: span.addr as usize, len: span.len as usize })
     }
@@ -207,7 +223,8 @@ impl RegionTable {
     /// When its shared segment cannot be made.
     pub fn new() -> io::Result<Self> {
         let keys = Keys { drawn: [0; 64], left: 0 };
-        let state = RwLock::new(State { slots: Vec::new(), free: Vec::new(), keys });
+        let state =
+            RwLock::new(State { slots: Vec::new(), free: Vec::new(), keys, publishing: false });
         Ok(Self { inner: Arc::new(Inner { state, published: PublishedTable::new()? }) })
     }
 
@@ -226,26 +243,16 @@ impl RegionTable {
         if backing.is_some_and(|b| b.offset.checked_add(span.len as u64).is_none()) {
             return Err(RegionError::BadRange);
         }
+        let listing = Listing { span, rights, backing };
         let mut state = self.inner.state.write();
         let key = state.keys.next()?;
-        let live = Some(Live { key, span, rights });
-        let slot = match state.free.pop() {
-            Some(slot) => {
-                state.slots[slot as usize] = live;
-                slot
-            }
-            None => {
-                let slot = u32::try_from(state.slots.len()).map_err(|_| RegionError::Full)?;
-                if state.slots.len() >= MAX_REGIONS {
-                    return Err(RegionError::Full);
-                }
-                state.slots.push(live);
-                slot
-            }
-        };
+        let slot = state.place(Live { key, listing })?;
+        let publishing = state.publishing;
         drop(state);
-        // Nobody else has the slot, nor yet the key.
-        self.inner.published.publish(slot, key, &Listing { span, rights, backing });
+        if publishing {
+            // Nobody else has the slot, nor yet the key.
+            self.inner.published.publish(slot, key, &listing);
+        }
         Ok(Region { slot, key, span, rights, backing })
     }
 
@@ -263,7 +270,7 @@ impl RegionTable {
         let live = entry.take_if(|live| live.key == key).ok_or(RegionError::Unknown)?;
         self.inner.published.retire(slot);
         drop(state);
-        Ok(Revoked { inner: self.inner.clone(), slot, span: live.span })
+        Ok(Revoked { inner: self.inner.clone(), slot, span: live.listing.span })
     }
 
     /// Holds off revocation, so that what is checked stays allowed while the guard lives. Not to be taken
@@ -273,9 +280,18 @@ impl RegionTable {
         Locked(self.inner.state.read())
     }
 
-    /// The memfd of the published table, to hand to peers of this host.
+    /// The memfd of the published table, to hand to peers of this host. From the first call on the table is
+    /// kept up, with all that lives then.
     #[must_use]
     pub fn published_fd(&self) -> BorrowedFd<'_> {
+        let mut state = self.inner.state.write();
+        if !std::mem::replace(&mut state.publishing, true) {
+            for (slot, live) in (0..).zip(&state.slots) {
+                if let Some(Live { key, listing }) = live {
+                    self.inner.published.publish(slot, *key, listing);
+                }
+            }
+        }
         self.inner.published.fd()
     }
 
@@ -334,5 +350,130 @@ impl Revoked {
 impl Drop for Revoked {
     fn drop(&mut self) {
         self.inner.state.write().free.push(self.slot);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn table() -> RegionTable {
+        RegionTable::new().unwrap()
+    }
+
+    fn span(addr: usize, len: usize) -> Span {
+        Span { addr, len }
+    }
+
+    #[test]
+    fn a_region_is_reached_with_its_key_only() {
+        let table = table();
+        let region = table.insert(span(0x1000, 64), Rights::ALL, None).unwrap();
+        let all = region.remote();
+        let check = |remote: RemoteSpan| table.lock().check(&remote, Access::Write);
+        assert_eq!(check(all), Ok(region.span));
+        assert_eq!(check(RemoteSpan { key: all.key ^ 1, ..all }), Err(AccessError::UnknownKey));
+        assert_eq!(check(RemoteSpan { slot: 1, ..all }), Err(AccessError::UnknownKey));
+        assert_eq!(check(RemoteSpan { slot: u32::MAX, ..all }), Err(AccessError::UnknownKey));
+        assert!(matches!(table.revoke(region.slot, all.key ^ 1), Err(RegionError::Unknown)));
+        drop(table.revoke(region.slot, region.key).unwrap());
+        assert_eq!(check(all), Err(AccessError::UnknownKey));
+        assert!(matches!(table.revoke(region.slot, region.key), Err(RegionError::Unknown)));
+    }
+
+    #[test]
+    fn rights_are_kept() {
+        let table = table();
+        for (rights, read, write) in [
+            (Rights::READ, Ok(()), Err(AccessError::Denied)),
+            (Rights::WRITE, Err(AccessError::Denied), Ok(())),
+            (
+                Rights { read: false, write: false },
+                Err(AccessError::Denied),
+                Err(AccessError::Denied),
+            ),
+        ] {
+            let remote = table.insert(span(0x1000, 8), rights, None).unwrap().remote();
+            assert_eq!(table.lock().check(&remote, Access::Read).map(drop), read);
+            assert_eq!(table.lock().check(&remote, Access::Write).map(drop), write);
+        }
+    }
+
+    #[test]
+    fn a_slot_is_not_used_again_before_its_revocation_is_over() {
+        let table = table();
+        let first = table.insert(span(0x1000, 8), Rights::ALL, None).unwrap();
+        let revoked = table.revoke(first.slot, first.key).unwrap();
+        assert_eq!((revoked.slot(), revoked.span()), (first.slot, first.span));
+        assert_ne!(table.insert(span(0x1000, 8), Rights::ALL, None).unwrap().slot, first.slot);
+        drop(revoked);
+        let again = table.insert(span(0x1000, 8), Rights::ALL, None).unwrap();
+        assert_eq!(again.slot, first.slot);
+        assert_ne!(again.key, first.key);
+        assert_eq!(table.lock().check(&first.remote(), Access::Read), Err(AccessError::UnknownKey));
+        assert_eq!(table.len(), 2);
+    }
+
+    #[test]
+    fn ranges_that_wrap_are_refused() {
+        let table = table();
+        let wraps = table.insert(span(usize::MAX, 2), Rights::ALL, None);
+        assert!(matches!(wraps, Err(RegionError::BadRange)));
+        let backing = Some(SharedBacking { id: 1, offset: u64::MAX });
+        assert!(matches!(
+            table.insert(span(8, 8), Rights::ALL, backing),
+            Err(RegionError::BadRange)
+        ));
+        assert!(table.is_empty());
+    }
+
+    #[test]
+    fn an_access_under_the_lock_holds_off_revocation() {
+        let table = table();
+        let region = table.insert(span(0x1000, 8), Rights::ALL, None).unwrap();
+        let locked = table.lock();
+        let (started, revoked) =
+            (std::sync::Barrier::new(2), std::sync::atomic::AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                started.wait();
+                let token = table.revoke(region.slot, region.key).unwrap();
+                revoked.store(true, std::sync::atomic::Ordering::SeqCst);
+                drop(token);
+            });
+            started.wait();
+            for _ in 0..1000 {
+                std::thread::yield_now();
+                assert!(!revoked.load(std::sync::atomic::Ordering::SeqCst));
+            }
+            locked.check(&region.remote(), Access::Read).unwrap();
+            drop(locked);
+        });
+        assert!(revoked.into_inner());
+    }
+
+    #[test]
+    fn error_codes_go_there_and_back() {
+        for error in [AccessError::UnknownKey, AccessError::OutOfBounds, AccessError::Denied] {
+            assert_eq!(AccessError::from_code(error.code()), Some(error));
+        }
+        assert_eq!((AccessError::from_code(0), AccessError::from_code(4)), (None, None));
+    }
+
+    proptest! {
+        #[test]
+        fn bounds_are_those_of_wide_arithmetic(
+            base in prop_oneof![0..1000u64, any::<u64>(), u64::MAX - 100..=u64::MAX],
+            size in prop_oneof![0..1000u64, any::<u64>()],
+            addr in prop_oneof![0..1000u64, any::<u64>(), u64::MAX - 100..=u64::MAX],
+            len in prop_oneof![0..1000u64, any::<u64>()],
+        ) {
+            let (b, s, a, l) = (u128::from(base), u128::from(size), u128::from(addr), u128::from(len));
+            let inside = a >= b && a + l <= b + s;
+            let expected = if inside { Ok(addr - base) } else { Err(AccessError::OutOfBounds) };
+            prop_assert_eq!(offset_within(base, size, addr, len), expected);
+        }
     }
 }

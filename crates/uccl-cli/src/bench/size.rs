@@ -33,7 +33,8 @@ impl FromStr for Size {
 
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let exact = SUFFIXES.iter().find(|(_, shift)| self.0 != 0 && self.0 % (1 << shift) == 0);
+        let exact =
+            SUFFIXES.iter().find(|(_, shift)| self.0 != 0 && self.0.is_multiple_of(1 << shift));
         let text = match exact {
             Some((suffix, shift)) => format!("{} {suffix}iB", self.0 >> shift),
             None => format!("{} B", self.0),

@@ -50,3 +50,20 @@ unsafe fn ends<T>(from: *const u8, to: *mut u8, len: usize) {
         to.add(back).cast::<T>().write_unaligned(tail);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_short_length_is_copied_exactly() {
+        let from: Vec<u8> = (0..400u32).map(|i| (i * 7 + 1) as u8).collect();
+        for len in 0..=3 * INLINE {
+            let mut to = vec![0xee; 400];
+            // SAFETY: both are longer than what is copied.
+            unsafe { copy_bytes(from.as_ptr().add(3), to.as_mut_ptr().add(5), len) };
+            assert_eq!(to[5..5 + len], from[3..3 + len]);
+            assert!(to[..5].iter().chain(&to[5 + len..]).all(|byte| *byte == 0xee), "length {len}");
+        }
+    }
+}

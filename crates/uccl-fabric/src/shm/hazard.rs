@@ -161,3 +161,60 @@ impl Drop for HazardGuard<'_> {
         clear(self.words, self.at, self.held);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hazards() -> (Hazards, Arc<Segment>) {
+        let segment = Arc::new(Segment::create("test", HAZARD_BYTES).unwrap());
+        (Hazards::new(&segment, 0).unwrap(), segment)
+    }
+
+    #[test]
+    fn a_guard_holds_its_slot() {
+        let (owner, segment) = hazards();
+        let initiator = Hazards::new(&segment, 0).unwrap();
+        for slot in [0, 7, u32::MAX] {
+            let guard = initiator.claim(slot);
+            let second = initiator.claim(slot);
+            assert!(owner.holds(slot) && !owner.holds(slot.wrapping_add(3)));
+            drop(guard);
+            assert!(owner.holds(slot));
+            drop(second);
+            assert!(!owner.holds(slot));
+        }
+    }
+
+    #[test]
+    fn there_are_as_many_words_as_said() {
+        let (hazards, _) = hazards();
+        let guards: Vec<_> =
+            (0..HAZARD_WORDS as u32).map(|slot| hazards.try_claim(slot).unwrap()).collect();
+        assert!(hazards.try_claim(0).is_none());
+        assert!((0..HAZARD_WORDS as u32).all(|slot| hazards.holds(slot)));
+        drop(guards);
+        assert!((0..HAZARD_WORDS as u32).all(|slot| !hazards.holds(slot)));
+    }
+
+    #[test]
+    fn the_next_use_is_not_taken_for_the_last() {
+        let (hazards, _) = hazards();
+        let guard = hazards.claim(3);
+        let mut uses = hazards.in_use();
+        assert!(!hazards.ended(&mut uses));
+        drop(guard);
+        let _next = hazards.claim(3);
+        assert!(hazards.ended(&mut uses));
+    }
+
+    #[test]
+    fn an_area_must_fit_and_be_writable() {
+        let segment = Arc::new(Segment::create("test", HAZARD_BYTES).unwrap());
+        assert!(Hazards::new(&segment, 8).is_err());
+        let published = Segment::create_published("test", HAZARD_BYTES).unwrap();
+        let fd = published.fd().try_clone_to_owned().unwrap();
+        let read_only = Segment::map(fd, super::super::MapMode::ReadOnly, HAZARD_BYTES).unwrap();
+        assert!(Hazards::new(&Arc::new(read_only), 0).is_err());
+    }
+}

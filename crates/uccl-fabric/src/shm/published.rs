@@ -261,3 +261,121 @@ impl PeerTable {
         Ok(Checked::from_fields(version, &fields))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::region::{Region, RegionTable};
+
+    const BACKING: SharedBacking = SharedBacking { id: 9, offset: 4096 };
+
+    fn map(table: &RegionTable) -> PeerTable {
+        PeerTable::map(table.published_fd().try_clone_to_owned().unwrap()).unwrap()
+    }
+
+    fn insert(table: &RegionTable, backing: Option<SharedBacking>) -> Region {
+        table.insert(Span { addr: 0x1000, len: 64 }, Rights::ALL, backing).unwrap()
+    }
+
+    #[test]
+    fn a_peer_finds_what_the_owner_registered() {
+        let table = RegionTable::new().unwrap();
+        let before = insert(&table, None);
+        let peer = map(&table);
+        let after = insert(&table, Some(BACKING));
+        // Twice: looked up, then remembered.
+        for _ in 0..2 {
+            for (region, backing) in [(before, None), (after, Some(BACKING))] {
+                let found = peer.check(&region.remote(), Access::Write).unwrap();
+                assert_eq!((found.addr, found.len, found.backing), (0x1000, 64, backing));
+                assert_eq!(Some(found.version), peer.version(region.slot));
+            }
+        }
+    }
+
+    #[test]
+    fn a_peer_refuses_what_the_owner_would() {
+        let table = RegionTable::new().unwrap();
+        let region = table.insert(Span { addr: 0x1000, len: 64 }, Rights::READ, None).unwrap();
+        let peer = map(&table);
+        let all = region.remote();
+        let forged = RemoteSpan { key: all.key ^ (1 << 40), ..all };
+        let longer = RemoteSpan { len: 65, ..all };
+        // The right one in between, so that what is remembered is asked too.
+        for _ in 0..2 {
+            for remote in [forged, longer, RemoteSpan { slot: 1, ..all }, all] {
+                for access in [Access::Read, Access::Write] {
+                    let owner = table.lock().check(&remote, access).map(drop);
+                    assert_eq!(
+                        peer.check(&remote, access).map(drop),
+                        owner.map_err(PeerCheck::Refused)
+                    );
+                }
+            }
+        }
+        let beyond = RemoteSpan { slot: PUBLISHED_REGIONS as u32, ..all };
+        assert_eq!(peer.check(&beyond, Access::Read), Err(PeerCheck::Unpublished));
+    }
+
+    #[test]
+    fn a_revoked_region_is_not_remembered() {
+        let table = RegionTable::new().unwrap();
+        let peer = map(&table);
+        let old = insert(&table, None);
+        peer.check(&old.remote(), Access::Read).unwrap();
+        drop(table.revoke(old.slot, old.key).unwrap());
+        let unknown = Err(PeerCheck::Refused(AccessError::UnknownKey));
+        assert_eq!(peer.check(&old.remote(), Access::Read), unknown);
+        let new = insert(&table, None);
+        assert_eq!(new.slot, old.slot);
+        assert_eq!(peer.check(&old.remote(), Access::Read), unknown);
+        peer.check(&new.remote(), Access::Read).unwrap();
+    }
+
+    #[test]
+    fn slots_beyond_the_table_are_left_to_the_owner() {
+        let table = RegionTable::new().unwrap();
+        let peer = map(&table);
+        let last = (0..PUBLISHED_REGIONS).fold(insert(&table, None), |_, _| insert(&table, None));
+        assert_eq!(last.slot as usize, PUBLISHED_REGIONS);
+        assert_eq!(peer.check(&last.remote(), Access::Read), Err(PeerCheck::Unpublished));
+        assert_eq!(table.lock().check(&last.remote(), Access::Read), Ok(last.span));
+        drop(table.revoke(last.slot, last.key).unwrap());
+    }
+
+    #[test]
+    fn the_key_is_not_in_the_table() {
+        let table = RegionTable::new().unwrap();
+        let _peer = map(&table);
+        let region = insert(&table, None);
+        let segment = Segment::map(
+            table.published_fd().try_clone_to_owned().unwrap(),
+            MapMode::ReadOnly,
+            TABLE_BYTES,
+        );
+        let words = Words::new(&Arc::new(segment.unwrap()), 0, ENTRY_WORDS).unwrap();
+        let words: Vec<u64> =
+            words.as_slice().iter().map(|word| word.load(Ordering::Relaxed)).collect();
+        assert!(words.contains(&0x1000), "not the table: {words:x?}");
+        assert!(!words.contains(&region.key));
+    }
+
+    #[test]
+    fn the_digest_is_sha_256() {
+        // From another implementation: sha256(bytes 1..=8, then 5, 0, 0, 0).
+        let key = u64::from_le_bytes([1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(digest(key, 5).map(u64::to_le_bytes).concat(), DIGEST_5);
+    }
+
+    const DIGEST_5: [u8; 16] = [
+        0xb4, 0x17, 0xb9, 0x29, 0x95, 0xc7, 0xca, 0xdd, 0x3b, 0x7e, 0x6a, 0xc2, 0xac, 0x66, 0x87,
+        0x17,
+    ];
+
+    #[test]
+    fn a_table_of_another_size_is_refused() {
+        let segment = Segment::create_published("test", 4096).unwrap();
+        let error = PeerTable::map(segment.fd().try_clone_to_owned().unwrap()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+    }
+}

@@ -433,3 +433,186 @@ impl PipeRx for RingRx {
         unsafe { self.core.recv(spans) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A ring and the two sides of it, in two mappings as two processes have them.
+    fn ring(capacity: usize) -> (RingTx, RingRx, Arc<Segment>) {
+        let here = Arc::new(Segment::create("test", ByteRing::layout_len(capacity)).unwrap());
+        let fd = here.fd().try_clone_to_owned().unwrap();
+        let there = Arc::new(Segment::map(fd, MapMode::ReadWrite, usize::MAX).unwrap());
+        let tx = ByteRing::new(&here, 0, capacity).unwrap().into_tx();
+        let rx = ByteRing::new(&there, 0, capacity).unwrap().into_rx();
+        (tx, rx, here)
+    }
+
+    fn spans(pieces: &[Vec<u8>]) -> Vec<Span> {
+        pieces
+            .iter()
+            .map(|piece| Span { addr: piece.as_ptr() as usize, len: piece.len() })
+            .collect()
+    }
+
+    fn send(tx: &mut RingTx, bytes: &[u8]) -> io::Result<usize> {
+        // SAFETY: the slice is readable.
+        unsafe { tx.send(&[Span { addr: bytes.as_ptr() as usize, len: bytes.len() }]) }
+    }
+
+    fn recv(rx: &mut RingRx, most: usize) -> io::Result<Option<Vec<u8>>> {
+        let mut buf = vec![0; most];
+        // SAFETY: the buffer is writable.
+        let n = unsafe { rx.recv(&[Span { addr: buf.as_mut_ptr() as usize, len: most }]) }?;
+        Ok(n.map(|n| buf[..n].to_vec()))
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Send(Vec<Vec<u8>>),
+        Recv(Vec<usize>),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let bytes = proptest::collection::vec(any::<u8>(), 0..150);
+        prop_oneof![
+            proptest::collection::vec(bytes, 0..4).prop_map(Step::Send),
+            proptest::collection::vec(0..150usize, 0..4).prop_map(Step::Recv),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn it_is_a_bounded_queue(
+            log in 0..9u32,
+            steps in proptest::collection::vec(step(), 0..60),
+        ) {
+            let capacity = 1usize << log;
+            let (mut tx, mut rx, _) = ring(capacity);
+            let mut model = VecDeque::new();
+            for step in steps {
+                match step {
+                    Step::Send(pieces) => {
+                        // SAFETY: the vectors are readable.
+                        let n = unsafe { tx.send(&spans(&pieces)) }.unwrap();
+                        let all = pieces.concat();
+                        prop_assert_eq!(n, all.len().min(capacity - model.len()));
+                        model.extend(&all[..n]);
+                    }
+                    Step::Recv(lens) => {
+                        let bufs: Vec<_> = lens.iter().map(|len| vec![0u8; *len]).collect();
+                        let had = model.len();
+                        // SAFETY: the vectors are ours, and read only afterwards.
+                        let n = unsafe { rx.recv(&spans(&bufs)) }.unwrap();
+                        let want: usize = lens.iter().sum();
+                        prop_assert_eq!(n.is_some(), had > 0 && want > 0);
+                        let n = n.unwrap_or(0);
+                        prop_assert!(n <= want.min(had) && (n > 0 || had == 0 || want == 0));
+                        let expected: Vec<u8> = model.drain(..n).collect();
+                        prop_assert_eq!(&bufs.concat()[..n], &expected);
+                    }
+                }
+            }
+        }
+
+        #[test]
+        fn nonsense_from_the_peer_is_an_error(word in any::<u64>(), sent in 0..16usize) {
+            let (mut tx, mut rx, segment) = ring(16);
+            let words = Words::new(&segment, 0, HEADER_WORDS).unwrap();
+            send(&mut tx, &[1; 16][..sent]).unwrap();
+            words.as_slice()[HEAD].store(word, Ordering::Relaxed);
+            let got = recv(&mut rx, 100);
+            match got {
+                Ok(None) => prop_assert_eq!(word, 0),
+                Ok(Some(got)) => prop_assert_eq!(got.len() as u64, word),
+                Err(error) => {
+                    prop_assert!(word > 16);
+                    prop_assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+                }
+            }
+            words.as_slice()[TAIL].store(word, Ordering::Relaxed);
+            match send(&mut tx, &[2; 17]) {
+                Ok(n) => prop_assert!(word <= sent as u64 && n as u64 == 16 - sent as u64 + word),
+                Err(error) => {
+                    prop_assert!(word > sent as u64);
+                    prop_assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn indices_may_wrap() {
+        let (mut tx, mut rx, segment) = ring(16);
+        let start = u64::MAX - 20;
+        let words = Words::new(&segment, 0, HEADER_WORDS).unwrap();
+        words.as_slice()[HEAD].store(start, Ordering::Relaxed);
+        words.as_slice()[TAIL].store(start, Ordering::Relaxed);
+        (tx.core.head, tx.core.tail, rx.core.head, rx.core.tail) = (start, start, start, start);
+        for round in 0..10u8 {
+            assert_eq!(send(&mut tx, &[round; 20]).unwrap(), 16);
+            assert_eq!(recv(&mut rx, 20).unwrap(), Some(vec![round; 16]));
+        }
+    }
+
+    #[test]
+    fn the_end_comes_after_the_last_byte() {
+        let (mut tx, mut rx, _) = ring(16);
+        send(&mut tx, b"last").unwrap();
+        tx.close();
+        assert!(!rx.prepare_sleep());
+        assert_eq!(recv(&mut rx, 3).unwrap(), Some(b"las".to_vec()));
+        assert_eq!(recv(&mut rx, 3).unwrap(), Some(b"t".to_vec()));
+        assert_eq!(recv(&mut rx, 3).unwrap(), Some(vec![]));
+        assert!(!rx.prepare_sleep());
+        assert_eq!(recv(&mut rx, 3).unwrap(), Some(vec![]));
+    }
+
+    #[test]
+    fn a_producer_learns_that_nobody_reads() {
+        let (mut tx, mut rx, _) = ring(16);
+        assert_eq!(send(&mut tx, &[0; 16]).unwrap(), 16);
+        assert!(tx.prepare_wait_space());
+        rx.close();
+        assert!(rx.writer_needs_wake());
+        assert!(!tx.prepare_wait_space());
+        assert_eq!(send(&mut tx, &[0; 1]).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+    }
+
+    #[test]
+    fn a_sleeper_is_woken_once() {
+        let (mut tx, mut rx, _) = ring(16);
+        assert!(!tx.reader_needs_wake());
+        assert!(rx.prepare_sleep());
+        send(&mut tx, b"x").unwrap();
+        assert!(tx.reader_needs_wake());
+        assert!(!tx.reader_needs_wake());
+        assert!(!rx.prepare_sleep(), "there is data");
+        assert!(!tx.reader_needs_wake(), "it did not sleep");
+        recv(&mut rx, 1).unwrap();
+        assert!(rx.prepare_sleep());
+        rx.awake();
+        assert!(!tx.reader_needs_wake());
+        assert!(!tx.prepare_wait_space(), "there is space");
+        assert!(!rx.writer_needs_wake());
+    }
+
+    #[test]
+    fn it_must_fit_its_segment() {
+        let segment = Arc::new(Segment::create("test", ByteRing::layout_len(4096)).unwrap());
+        assert!(ByteRing::new(&segment, 0, 4096).is_ok());
+        for (offset, capacity) in
+            [(0, 8192), (8, 4096), (0, 3000), (4, 64), (0, 0), (usize::MAX, 64)]
+        {
+            assert!(ByteRing::new(&segment, offset, capacity).is_err(), "{offset} {capacity}");
+        }
+        let published = Segment::create_published("test", 4096).unwrap();
+        let fd = published.fd().try_clone_to_owned().unwrap();
+        let read_only = Arc::new(Segment::map(fd, MapMode::ReadOnly, 4096).unwrap());
+        assert!(ByteRing::new(&read_only, 0, 64).is_err());
+    }
+}

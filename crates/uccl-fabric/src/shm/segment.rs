@@ -190,3 +190,77 @@ impl Words {
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.count) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn remap(segment: &Segment, mode: MapMode) -> io::Result<Segment> {
+        Segment::map(segment.fd().try_clone_to_owned()?, mode, usize::MAX)
+    }
+
+    #[test]
+    fn both_mappings_are_the_same_memory() {
+        let ours = Segment::create("test", 10_000).unwrap();
+        let theirs = remap(&ours, MapMode::ReadWrite).unwrap();
+        ours.populate().unwrap();
+        theirs.populate().unwrap();
+        assert_eq!((theirs.len(), theirs.mode()), (10_000, MapMode::ReadWrite));
+        // SAFETY: within both mappings.
+        unsafe {
+            assert_eq!(*theirs.as_ptr().add(9_999), 0);
+            *ours.as_ptr().add(9_999) = 7;
+            assert_eq!(*theirs.as_ptr().add(9_999), 7);
+        }
+    }
+
+    #[test]
+    fn its_size_cannot_change() {
+        let segment = Segment::create("test", 8192).unwrap();
+        for len in [0, 4096, 16384] {
+            assert!(rustix::fs::ftruncate(segment.fd(), len).is_err());
+        }
+        assert!(rustix::fs::fcntl_add_seals(segment.fd(), SealFlags::WRITE).is_err());
+    }
+
+    #[test]
+    fn a_published_one_is_read_only_to_others() {
+        let ours = Segment::create_published("test", 4096).unwrap();
+        assert!(remap(&ours, MapMode::ReadWrite).is_err());
+        let theirs = remap(&ours, MapMode::ReadOnly).unwrap();
+        theirs.populate().unwrap();
+        let prot = rustix::mm::MprotectFlags::READ | rustix::mm::MprotectFlags::WRITE;
+        // SAFETY: the range is our mapping, and nothing writes through it.
+        let raised = unsafe { rustix::mm::mprotect(theirs.as_ptr().cast(), 4096, prot) };
+        assert_eq!(raised, Err(rustix::io::Errno::ACCESS));
+        // SAFETY: within both mappings; ours is writable.
+        unsafe {
+            *ours.as_ptr() = 3;
+            assert_eq!(*theirs.as_ptr(), 3);
+        }
+    }
+
+    #[test]
+    fn what_could_shrink_or_is_too_long_is_refused() {
+        let kind = |fd: OwnedFd, max| Segment::map(fd, MapMode::ReadOnly, max).unwrap_err().kind();
+        let unsealed = rustix::fs::memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&unsealed, 4096).unwrap();
+        assert_eq!(kind(unsealed, 4096), io::ErrorKind::InvalidData);
+        let empty = rustix::fs::memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::fcntl_add_seals(&empty, SealFlags::SHRINK).unwrap();
+        assert_eq!(kind(empty, 4096), io::ErrorKind::InvalidData);
+        let fine = Segment::create("test", 4096).unwrap();
+        assert_eq!(kind(fine.fd().try_clone_to_owned().unwrap(), 4095), io::ErrorKind::InvalidData);
+        let file = std::fs::File::open("/proc/self/exe").unwrap();
+        assert_eq!(kind(file.into(), usize::MAX), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn words_stay_within() {
+        let segment = Arc::new(Segment::create("test", 4096).unwrap());
+        assert_eq!(Words::new(&segment, 4088, 1).unwrap().as_slice().len(), 1);
+        for (offset, count) in [(4088, 2), (4, 1), (4096, 1), (8, usize::MAX / 4)] {
+            assert!(Words::new(&segment, offset, count).is_err());
+        }
+    }
+}

@@ -1,0 +1,75 @@
+"""Makes the virtual environment of the peers and installs them, each on its own so that one failure costs one peer."""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+
+from paths import PYTHON, VENV, WORK
+
+#: (peer, packages, options). NIXL declares CUDA's stack, which its host-memory path does not need.
+_WHEELS = [
+    ("numpy", ["numpy"], []),
+    ("ucx", ["libucx-cu13==1.22.0"], []),
+    ("mooncake", ["mooncake-transfer-engine-non-cuda==0.3.13.post1"], []),
+    ("nixl", ["nixl-cu13==1.5.1", "nixl==1.5.1"], ["--no-deps"]),
+]
+#: Debian's packages: iperf3 itself, and libibverbs, which Mooncake's engine is linked to even for TCP.
+_DEBIAN = ["iperf3", "libibverbs1"]
+
+
+def _try(what: str, command: list[str], limit_s: int) -> str | None:
+    """Runs one step; returns why it failed, or None."""
+    print(f"{what}: {' '.join(command)}", file=sys.stderr, flush=True)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    if done.returncode == 0:
+        return None
+    lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+    return lines[-1] if lines else f"exit status {done.returncode}"
+
+
+def install(with_torch: bool) -> dict[str, str]:
+    """Installs what can be installed; returns the reasons of what could not, by name."""
+    failures: dict[str, str] = {}
+    WORK.mkdir(exist_ok=True)
+    if not PYTHON.exists():
+        reason = _try("venv", [sys.executable, "-m", "venv", str(VENV)], 120)
+        if reason:
+            return {"venv": reason}
+    pip = [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    wheels = _WHEELS + ([("gloo", ["torch"], [])] if with_torch else [])
+    for peer, packages, options in wheels:
+        reason = _try(peer, [*pip, *options, *packages], 1800)
+        if reason:
+            failures[peer] = reason
+    if os.geteuid() == 0 and shutil.which("apt-get"):
+        reason = _try("debian", ["apt-get", "install", "-y", *_DEBIAN], 600)
+        if reason:
+            # A fresh machine has no package list yet.
+            reason = _try("debian", ["apt-get", "update"], 300) or _try(
+                "debian", ["apt-get", "install", "-y", *_DEBIAN], 600
+            )
+        if reason:
+            failures["debian"] = reason
+    else:
+        failures["debian"] = f"not root, or no apt-get: install {', '.join(_DEBIAN)} by hand"
+    return failures
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--with-torch", action="store_true", help="also torch for gloo: the CUDA build, about 3 GB to fetch"
+    )
+    failures = install(parser.parse_args().with_torch)
+    for name, reason in failures.items():
+        print(f"{name}: not installed: {reason}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""The peers: one adapter a file, behind one small interface."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cases import Case, Sample
+from proc import Failed
+
+
+@dataclass
+class Context:
+    """What a measurement may need to know."""
+
+    #: About how long one value is measured, in seconds.
+    seconds: float
+    #: The project's own command.
+    uccl_bin: Path
+    #: The round that is being run, from 1.
+    round: int = 0
+    #: Transfers a second found in earlier rounds, so that a peer which counts iterations runs for about `seconds`.
+    rates: dict[object, float] = field(default_factory=dict)
+
+    def iterations(self, key: object, case: Case, guess_gb_s: float) -> int:
+        """How many transfers last about `seconds`; the first time from a guess of the throughput."""
+        rate = self.rates.get(key) or guess_gb_s * 1e9 / max(case.bytes, 4096)
+        return max(5, int(rate * self.seconds))
+
+    def limit_s(self, cases: list[Case]) -> float:
+        """The time limit of a process that measures `cases`."""
+        return 20 + len(cases) * (10 * self.seconds + 5)
+
+
+class Peer:
+    """Something that moves bytes and can be asked how fast."""
+
+    #: How the tables call it.
+    name: str = ""
+    #: What has to be installed for it, for the list of versions.
+    distribution: str = ""
+
+    def available(self, context: Context) -> str | None:
+        """None when it can run here, else why not."""
+        raise NotImplementedError
+
+    def version(self, context: Context) -> str:
+        """Its version as it calls itself."""
+        raise NotImplementedError
+
+    def covers(self, case: Case) -> bool:
+        """Whether it can do what the case asks."""
+        raise NotImplementedError
+
+    def measure(self, cases: list[Case], context: Context) -> list[Sample]:
+        """Measures cases of one group, one sample each; raises `Failed` with the reason."""
+        raise NotImplementedError
+
+
+def every() -> list[Peer]:
+    """All peers, this project first."""
+    from peers.gloo import Gloo
+    from peers.iperf3 import Iperf3
+    from peers.limits import Limits
+    from peers.mooncake import Mooncake
+    from peers.nixl import Nixl
+    from peers.raw import Raw
+    from peers.uccl import Uccl
+    from peers.ucx import Ucx
+
+    return [Uccl(), Raw(), Limits(), Ucx(), Nixl(), Mooncake(), Gloo(), Iperf3()]
+
+
+__all__ = ["Case", "Context", "Failed", "Peer", "Sample", "every"]

@@ -1,0 +1,144 @@
+"""Processes under a time limit, each in its own process group, so that nothing is ever left running."""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Failed(Exception):
+    """A process ended badly, ran past its limit or said nothing that could be read."""
+
+
+@dataclass
+class Ended:
+    """How a process ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Process:
+    """A child in a process group of its own; leaving the `with` block ends the whole group."""
+
+    def __init__(self, command: list[str], env: dict[str, str] | None = None, stdin: str | None = None):
+        self.command = [str(word) for word in command]
+        self._files = [tempfile.TemporaryFile("w+", errors="replace") for _ in range(2)]
+        # A line of stdin goes through a file: it may be longer than a pipe holds.
+        self._stdin = tempfile.TemporaryFile("w+")
+        self._stdin.write(stdin or "")
+        self._stdin.seek(0)
+        self._child = subprocess.Popen(
+            self.command,
+            stdin=self._stdin,
+            stdout=self._files[0],
+            stderr=self._files[1],
+            env={**os.environ, **(env or {})},
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def wait(self, limit_s: float) -> Ended:
+        """Waits for its end; past `limit_s` seconds the group is killed and `Failed` raised."""
+        try:
+            code = self._child.wait(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            self.end()
+            raise Failed(f"no end after {limit_s:.0f} s: {self._last_words()}") from None
+        return Ended(code, *(self._text(file) for file in self._files))
+
+    def alive(self) -> bool:
+        return self._child.poll() is None
+
+    def end(self) -> None:
+        """Kills what is left of the group and reaps the child."""
+        try:
+            os.killpg(self._child.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self._child.wait()
+
+    def _text(self, file) -> str:
+        file.seek(0)
+        return file.read()
+
+    def _last_words(self) -> str:
+        return (
+            last_line(self._text(self._files[1]))
+            or last_line(self._text(self._files[0]))
+            or "it said nothing"
+        )
+
+    def __enter__(self) -> "Process":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+        for file in (*self._files, self._stdin):
+            file.close()
+
+
+def run(
+    command: list[str], *, limit_s: float, env: dict[str, str] | None = None, stdin: str | None = None
+) -> Ended:
+    """Runs a command to its end; `Failed` when it exits other than 0 or runs past its limit."""
+    with Process(command, env, stdin) as process:
+        ended = process.wait(limit_s)
+    if ended.code != 0:
+        raise Failed(
+            f"exit status {ended.code}: {last_line(ended.err) or last_line(ended.out) or 'it said nothing'}"
+        )
+    return ended
+
+
+def last_line(text: str) -> str:
+    """The last line that is not blank (of a Rust panic: what it says), shortened to what a table row can hold."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for at, line in enumerate(lines):
+        if "panicked at" in line:
+            return " ".join(lines[at : at + 2])[:200]
+    return lines[-1][:200] if lines else ""
+
+
+def free_port() -> int:
+    """A loopback port that nobody holds right now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_listening(port: int, process: Process, limit_s: float = 10.0) -> None:
+    """Waits until somebody listens on `port`, read from the kernel's table: connecting would use up an accept."""
+    end = time.monotonic() + limit_s
+    wanted = f"{port:04X}"
+    while time.monotonic() < end:
+        for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+            try:
+                rows = Path(table).read_text().splitlines()[1:]
+            except OSError:
+                continue
+            for row in rows:
+                local, state = row.split()[1], row.split()[3]
+                if state == "0A" and local.rsplit(":", 1)[1] == wanted:
+                    return
+        if not process.alive():
+            raise Failed(f"the server ended early: {process._last_words()}")
+        time.sleep(0.01)
+    raise Failed(f"nobody listens on port {port} after {limit_s:.0f} s")

@@ -1,0 +1,125 @@
+"""Prints what a run measured: the machine, a table a group of cases, and the bars."""
+
+from bars import OURS, Verdict
+from cases import human
+from machine import NOISY
+from results import Results
+
+
+def number(value: float) -> str:
+    """Three significant digits, without an exponent."""
+    if value >= 100:
+        return f"{value:.0f}"
+    if value >= 10:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if value >= 1 else f"{value:.3f}"
+
+
+def aligned(rows: list[list[str]]) -> list[str]:
+    """Lines with columns padded to their widest cell; the first row is the header."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return lines
+
+
+def machine_lines(document: dict) -> list[str]:
+    """The facts that every table needs beside it."""
+    machine, gate, options = document["machine"], document["gate"], document["options"]
+    lines = [
+        f"command   {document['command']}",
+        f"machine   {machine['cpu']}, {machine['cpus']} CPUs, {machine['memory_gib']} GiB, Linux {machine['kernel']}",
+        f"date      {machine['date']}, project at {document['revision']}",
+        f"TCP       default {machine['tcp_congestion_default']} (of {', '.join(machine['tcp_congestion_available'])})",
+        f"rounds    {document['rounds_done']} whole of {options['rounds']}, about {options['seconds']} s a value,"
+        f" {document['took_s']:.0f} s in all",
+        f"quiet     gate at {gate['idle']:.0%} idle: waited {gate['waited_s']:.0f} s, gave up {gate['gave_up']} times;"
+        f" over {gate['noise']:.0%} noise: {gate['repeated']} repeated, {gate['kept_noisy']} noisy to the end",
+    ]
+    for name, peer in document["peers"].items():
+        lines.append(f"peer      {name:9} {peer.get('version') or 'absent: ' + peer['absent']}")
+    return lines
+
+
+def case_lines(results: Results) -> list[str]:
+    """One table a group: sizes down, peers across; median [min-max], and how far this project is ahead."""
+    lines: list[str] = []
+    cases = results.cases()
+    for group in dict.fromkeys(case.group for case in cases):
+        members = sorted(case for case in cases if case.group == group)
+        peers = [peer for peer in results.peers() if any(results.values(peer, case) for case in members)]
+        rows = [["size", *peers]]
+        for case in members:
+            rows.append([human(case.size), *(_cell(results, peer, case) for peer in peers)])
+        lines += ["", f"{group.title()}, {group.unit}", *aligned(rows)]
+        in_force = _congestion(results, peers, members)
+        if in_force:
+            lines.append(f"congestion control in force: {in_force}")
+    if lines:
+        left_out, every = results.disturbed()
+        lines += [
+            "",
+            "median [min-max] over the rounds; (N x) is how many times better uccl is than that peer",
+        ]
+        lines.append(
+            f"{left_out} of {every} values are left out: others used over {NOISY:.0%} of the machine meanwhile;"
+            " ~ marks those that had to do because no round was calmer"
+        )
+    return lines
+
+
+def _cell(results: Results, peer: str, case) -> str:
+    values = results.values(peer, case)
+    if not values:
+        return "FAILED" if results.failures.get((peer, case)) else "-"
+    median, (low, high) = results.median(peer, case), results.spread(peer, case)
+    noisy = "~" if results.noisy(peer, case) else ""
+    cell = f"{noisy}{number(median)} [{number(low)}-{number(high)}]"
+    ours = results.median(OURS, case)
+    if ours is not None and peer != OURS and median > 0 and ours > 0:
+        cell += f" ({number(ours / median if case.unit == 'GB/s' else median / ours)}x)"
+    return cell
+
+
+def _congestion(results: Results, peers: list[str], members: list) -> str:
+    words = []
+    for peer in peers:
+        details = [value.detail for case in members for value in results.values(peer, case)]
+        seen = {str(detail["congestion"]) for detail in details if detail.get("congestion")}
+        if seen:
+            words.append(f"{peer} {' / '.join(sorted(seen))}")
+    return ", ".join(words)
+
+
+def bar_lines(verdicts: list[Verdict]) -> list[str]:
+    """One row a bar: what | bar | measured | ok, NOT or absent."""
+    rows = [["what", "bar", "measured", "rounds", ""]]
+    for verdict in verdicts:
+        bar = verdict.bar
+        if verdict.measured is None:
+            measured, spread = verdict.reason, ""
+        else:
+            unit = bar.ours[0][1].unit
+            measured = (
+                f"{number(verdict.measured)}x ({number(verdict.ours)} / {number(verdict.theirs)} {unit})"
+                if bar.theirs
+                else f"{number(verdict.measured)} {unit}"
+            )
+            spread = f"[{number(verdict.spread[0])}-{number(verdict.spread[1])}]" if verdict.spread else ""
+        rows.append(
+            [bar.what, bar.limit(), measured, spread, verdict.state + (" ~" if verdict.noisy else "")]
+        )
+    counts = {state: sum(verdict.state == state for verdict in verdicts) for state in ("ok", "NOT", "absent")}
+    total = f"{counts['ok']} ok, {counts['NOT']} NOT, {counts['absent']} absent"
+    return ["", "bars: ratios of medians", *aligned(rows), "", total]
+
+
+def failure_lines(results: Results) -> list[str]:
+    """What was tried and failed, with the reason."""
+    lines = [
+        f"{peer}: {case.title()} {human(case.size)}: {reasons[-1]}"
+        for (peer, case), reasons in results.failures.items()
+    ]
+    return ["", "failed", *lines] if lines else []
