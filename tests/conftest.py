@@ -57,18 +57,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="lacks UCCL_TEST_SLOW=1"))
 
 
-@pytest.fixture
-def spawn() -> Iterator[Callable[..., Peer]]:
-    """Starts helper processes; they end with the test."""
+@pytest.fixture(scope="session")
+def idle_peers() -> Iterator[list[Peer]]:
+    """Helper processes that wait for a test: starting one takes longer than most tests."""
     peers: list[Peer] = []
-
-    def start(**kwargs: Any) -> Peer:
-        peers.append(Peer(**kwargs))
-        return peers[-1]
-
-    yield start
+    yield peers
     for peer in peers:
         peer.close()
+
+
+@pytest.fixture
+def spawn(idle_peers: list[Peer]) -> Iterator[Callable[..., Peer]]:
+    """Helper processes for this test; with settings, of its own."""
+    peers: list[tuple[Peer, bool]] = []
+
+    def start(**settings: Any) -> Peer:
+        peer = Peer(**settings) if settings or not idle_peers else idle_peers.pop()
+        peers.append((peer, not settings))
+        return peer
+
+    yield start
+    for peer, for_any in peers:
+        if for_any and len(idle_peers) < 3 and peer.reset():
+            idle_peers.append(peer)
+        else:
+            peer.close()
 
 
 @pytest.fixture
