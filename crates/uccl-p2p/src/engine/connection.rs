@@ -6,7 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*},
     },
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use parking_lot::Mutex;
@@ -381,9 +381,4 @@ fn now_ns() -> u64 {
     static EPOCH: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
     let epoch = *EPOCH.get_or_init(Instant::now);
     Instant::now().saturating_duration_since(epoch).as_nanos() as u64
-}
-
-/// How long before its deadline a transfer is fenced, so that it has ended by then.
-pub(crate) fn fence_grace(timeout: Duration) -> Duration {
-    (timeout / 10).min(Duration::from_millis(250))
 }
