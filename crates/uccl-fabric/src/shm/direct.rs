@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::copy::copy_bytes;
 use super::hazard::{HazardGuard, Hazards};
@@ -92,13 +93,21 @@ pub struct Direct {
     mappings: PeerMappings,
     /// Key, slot + 1, version, epoch, address, length, rights, and where the region is mapped here, or 0.
     memo: Memo<8>,
+    closed: AtomicBool,
 }
 
 impl Direct {
     /// `hazards` are those that the peer looks at. Without `process`, only mapped memory is reached.
     #[must_use]
     pub fn new(table: PeerTable, hazards: Hazards, process: Option<Process>) -> Self {
-        Self { table, hazards, process, mappings: PeerMappings::new(), memo: Memo::new() }
+        Self {
+            table,
+            hazards,
+            process,
+            mappings: PeerMappings::new(),
+            memo: Memo::new(),
+            closed: AtomicBool::new(false),
+        }
     }
 
     /// Maps the segment of at most `max_len` bytes that the peer calls `id`.
@@ -112,6 +121,23 @@ impl Direct {
     /// Forgets the peer's segment `id`, and says whether it was there.
     pub fn remove_mapping(&self, id: u32) -> bool {
         self.mappings.remove(id, &self.hazards)
+    }
+
+    /// Ends every access, for good: waits for those under way, refuses others. The peer, who stops
+    /// looking at our hazards when our socket closes, must not see it close before this has returned.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        let mut uses = self.hazards.in_use();
+        while !self.hazards.ended(&mut uses) {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Refuses an access to a peer that is being left. To be asked with the hazard claimed: either
+    /// [`close`](Self::close) sees the hazard, or this sees it closed.
+    #[inline(always)]
+    fn admits(&self) -> Result<(), DirectError> {
+        if self.closed.load(Ordering::SeqCst) { Err(DirectError::Unreachable) } else { Ok(()) }
     }
 
     /// How many of the peer's segments are mapped here (those about to be unmapped included).
@@ -200,6 +226,7 @@ impl Direct {
         remote: &RemoteSpan,
     ) -> Result<u64, DirectError> {
         let _hazard = self.hazards.claim(remote.slot);
+        self.admits()?;
         let there = self.find(remote)?.admit(remote, access)?;
         if there.is_null() {
             let process = self.process.as_ref().ok_or(DirectError::Unreachable)?;
@@ -234,6 +261,7 @@ impl Direct {
             Walk { local, done: 0, access, process: self.process.as_ref(), queue: Vec::new() };
         loop {
             let (batch, after) = rest.split_at(first);
+            self.admits()?;
             self.check_all(access, batch)?;
             for span in batch {
                 let there = self.find(span)?.admit(span, access)?;
