@@ -33,7 +33,7 @@ type Ended = Arc<Mutex<Vec<(usize, OpResult)>>>;
 struct Numbered(usize, Ended);
 
 impl Completion for Numbered {
-    fn complete(&self, result: OpResult) {
+    fn complete(self: Arc<Self>, result: OpResult) {
         self.1.lock().push((self.0, result));
     }
 }
