@@ -7,6 +7,7 @@ use clap::Args;
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use uccl_device::{GpuVendor, Topology};
+use uccl_p2p::{Config, Transport};
 
 use crate::{
     libraries,
@@ -86,6 +87,7 @@ struct Facts {
     open_files: Option<u64>,
     locked_bytes: Option<u64>,
     libraries: Vec<(&'static str, bool)>,
+    settings: Result<Config, String>,
 }
 
 const VERBS: &str = "libibverbs.so.1";
@@ -103,6 +105,7 @@ impl Facts {
             open_files: getrlimit(Resource::Nofile).current,
             locked_bytes: getrlimit(Resource::Memlock).current,
             libraries: [VERBS, FABRIC, CUDA].map(found).to_vec(),
+            settings: Config::from_env().map_err(|error| error.to_string()),
         })
     }
 
@@ -152,6 +155,7 @@ fn text(findings: &[Finding]) -> String {
 
 fn examine(facts: &Facts) -> Vec<Finding> {
     let mut findings = vec![
+        settings(facts),
         sockets(facts),
         process_memory(facts),
         shared_memory(facts),
@@ -168,6 +172,29 @@ fn examine(facts: &Facts) -> Vec<Finding> {
     findings.extend(gpus(facts));
     findings
 }
+
+fn settings(facts: &Facts) -> Finding {
+    const ABOUT: &str = "settings";
+    match &facts.settings {
+        Err(error) => Finding::new(ABOUT, Level::Broken, error)
+            .cost("no endpoint can start")
+            .remedy("correct the environment variable, or unset it"),
+        Ok(config) if !config.cma => {
+            Finding::new(ABOUT, Level::Slow, "UCCL_P2P_DISABLE_CMA is set")
+                .cost(SHARED_RING)
+                .remedy("unset it")
+        }
+        Ok(config) if config.transport == Transport::Tcp => {
+            Finding::new(ABOUT, Level::Slow, "UCCL_P2P_TRANSPORT=tcp")
+                .cost("same-host transfers go over TCP")
+                .remedy("unset it, or set it to auto")
+        }
+        Ok(_) => Finding::fine(ABOUT, "the environment is understood"),
+    }
+}
+
+/// What it costs when the kernel's copies are out of the question.
+const SHARED_RING: &str = "same-host transfers go through a shared ring: two copies for one";
 
 fn sockets(facts: &Facts) -> Finding {
     match (&facts.loopback, &facts.any_interface) {
@@ -192,7 +219,7 @@ fn process_memory(facts: &Facts) -> Finding {
     };
     let finding =
         Finding::new(ABOUT, Level::Slow, format!("process_vm_readv is refused: {refused}"))
-            .cost("same-host transfers go through a shared ring: two copies for one");
+            .cost(SHARED_RING);
     let scope = facts.topology.kernel.ptrace_scope;
     finding.remedy(match scope {
         Some(scope @ 1..) => format!(
@@ -447,6 +474,7 @@ mod tests {
             open_files: None,
             locked_bytes: None,
             libraries: vec![(VERBS, false), (FABRIC, false), (CUDA, false)],
+            settings: Ok(Config::default()),
         }
     }
 
@@ -525,6 +553,19 @@ mod tests {
         assert_eq!(level(&facts, "sockets"), Level::Broken);
         facts.open_files = Some(8);
         assert_eq!(level(&facts, "open files"), Level::Broken);
+    }
+
+    #[test]
+    fn settings_that_slow_down_or_stop_are_told() {
+        let mut facts = facts(&[]);
+        let mut set = |settings| {
+            facts.settings = settings;
+            level(&facts, "settings")
+        };
+        assert_eq!(set(Ok(Config { cma: false, ..Config::default() })), Level::Slow);
+        let tcp = Config { transport: Transport::Tcp, ..Config::default() };
+        assert_eq!(set(Ok(tcp)), Level::Slow);
+        assert_eq!(set(Err("UCCL_P2P_CHECKSUM=\"maybe\"".into())), Level::Broken);
     }
 
     #[test]

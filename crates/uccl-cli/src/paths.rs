@@ -2,8 +2,12 @@
 
 use serde::Serialize;
 use uccl_device::{Interface, InterfaceKind, Topology};
+use uccl_p2p::{Config, Transport};
 
 use crate::probe::{self, Reached};
+
+const TRANSPORT: &str = "UCCL_P2P_TRANSPORT";
+const DISABLE_CMA: &str = "UCCL_P2P_DISABLE_CMA";
 
 /// A path and why it is the one.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
@@ -61,23 +65,48 @@ impl Probes {
 }
 
 impl Paths {
-    pub(crate) fn of(topology: &Topology, probes: &Probes) -> Self {
+    /// What the settings leave of what the machine allows.
+    pub(crate) fn of(topology: &Topology, probes: &Probes, config: &Config) -> Self {
+        let best = Self::best(topology, probes, config.cma);
+        match config.transport {
+            Transport::Local => {
+                let why = format!("{TRANSPORT}=local allows this host's memory alone");
+                Self { other_host: Path { name: None, why }, ..best }
+            }
+            Transport::Tcp => {
+                let why = format!("on loopback: {TRANSPORT}=tcp forbids this host's memory");
+                let tcp = Path { name: Some("tcp"), why };
+                Self {
+                    same_process: tcp.clone(),
+                    same_host: tcp.clone(),
+                    same_host_alloc: tcp,
+                    ..best
+                }
+            }
+            _ => best,
+        }
+    }
+
+    fn best(topology: &Topology, probes: &Probes, cma: bool) -> Self {
+        let forbidden = (!cma).then(|| format!("{DISABLE_CMA} is set"));
+        let own = forbidden.clone().or_else(|| probes.own_memory_refused());
+        let other = forbidden.or_else(|| probes.memory_refused());
         Self {
-            same_process: by_kernel(probes.own_memory_refused().as_ref(), probes),
-            same_host: by_kernel(probes.memory_refused().as_ref(), probes),
-            same_host_alloc: mapped(probes),
+            same_process: by_kernel(own.as_ref(), probes),
+            same_host: by_kernel(other.as_ref(), probes),
+            same_host_alloc: mapped(other.as_ref(), probes),
             other_host: other_host(topology),
         }
     }
 }
 
-fn mapped(probes: &Probes) -> Path {
+fn mapped(refused: Option<&String>, probes: &Probes) -> Path {
     match &probes.shared_memory {
         Ok(()) => Path {
             name: Some("mapped"),
             why: "one copy in user space into the peer's memory".into(),
         },
-        Err(_) => by_kernel(probes.memory_refused().as_ref(), probes),
+        Err(_) => by_kernel(refused, probes),
     }
 }
 
@@ -93,9 +122,7 @@ fn by_kernel(refused: Option<&String>, probes: &Probes) -> Path {
         }
         (Some(error), Ok(())) => Path {
             name: Some("shm"),
-            why: format!(
-                "through a shared ring, two copies: process_vm_readv is refused ({error})"
-            ),
+            why: format!("through a shared ring, two copies: no process_vm_readv ({error})"),
         },
     }
 }
@@ -149,7 +176,7 @@ mod tests {
     #[test]
     fn the_best_that_is_allowed_is_taken() {
         let same_host = |probes: &Probes| by_kernel(probes.memory_refused().as_ref(), probes);
-        let name = |probes: &Probes| (same_host(probes).name, mapped(probes).name);
+        let name = |probes: &Probes| (same_host(probes).name, mapped(None, probes).name);
         assert_eq!(name(&probes(None, Ok(()))), (Some("cma"), Some("mapped")));
         assert_eq!(name(&probes(Some("EPERM"), Ok(()))), (Some("shm"), Some("mapped")));
         let neither = probes(Some("EPERM"), Err("ENOSYS".into()));
@@ -157,6 +184,25 @@ mod tests {
         let crashed = Probes { process_memory: Err("killed".into()), ..probes(None, Ok(())) };
         assert_eq!(name(&crashed), (Some("shm"), Some("mapped")));
         assert!(same_host(&crashed).why.contains("killed"));
+    }
+
+    #[test]
+    fn settings_rule_over_what_the_machine_allows() {
+        let root = tempfile::TempDir::new().expect("a temporary folder");
+        let topology = Topology::read(root.path()).expect("a topology");
+        let names = |config: &Config| {
+            let paths = Paths::of(&topology, &probes(None, Ok(())), config);
+            [paths.same_process, paths.same_host, paths.same_host_alloc].map(|path| path.name)
+        };
+        assert_eq!(names(&Config::default()), ["cma", "cma", "mapped"].map(Some));
+        let without = Config { cma: false, ..Config::default() };
+        assert_eq!(names(&without), ["shm", "shm", "mapped"].map(Some));
+        let tcp = Config { transport: Transport::Tcp, ..Config::default() };
+        assert_eq!(names(&tcp), [Some("tcp"); 3]);
+        let local = Config { transport: Transport::Local, ..Config::default() };
+        let paths = Paths::of(&topology, &probes(None, Ok(())), &local);
+        assert_eq!(paths.other_host.name, None);
+        assert!(paths.other_host.why.contains(TRANSPORT));
     }
 
     #[test]

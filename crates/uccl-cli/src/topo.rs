@@ -2,10 +2,11 @@
 
 use std::{fmt::Write, path::PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Args;
 use serde::Serialize;
 use uccl_device::{Gpu, GpuVendor, Interface, NumaNode, PciAddress, RdmaDevice, Topology};
+use uccl_p2p::Config;
 
 use crate::paths::{Paths, Probes, gbits};
 
@@ -37,7 +38,8 @@ struct Distance {
 
 pub(crate) fn run(args: &TopoArgs) -> Result<()> {
     let topology = Topology::read(&args.root)?;
-    let paths = Paths::of(&topology, &Probes::run());
+    let config = Config::from_env().context("an environment variable is not understood")?;
+    let paths = Paths::of(&topology, &Probes::run(), &config);
     match args.json {
         true => {
             let report =

@@ -123,6 +123,7 @@ fn mistakes_are_told_with_what_to_do() {
         (&["bench", "--size", "4X"][..], "4K"),
         (&["bench", "--json", "-", "--csv", "-"], "file"),
         (&["bench", "--connect", "127.0.0.1:1"], "--listen"),
+        (&["bench", "--size", "900000T", "--op", "write"], "--size"),
         (
             &["bench", "--limits", "--size", "4K", "--json", "/no/such/folder/a"],
             "/no/such/folder/a",

@@ -210,7 +210,12 @@ impl Channel {
 
     /// Stops waiting calls of the engine once the other side is gone.
     pub(crate) fn watch(&self) -> io::Result<HangUp> {
-        Ok(HangUp { fd: self.reader.get_ref().as_fd().try_clone_to_owned()? })
+        Ok(HangUp { fd: self.reader.get_ref().as_fd().try_clone_to_owned()?, words: false })
+    }
+
+    /// Stops waiting calls of the engine once the other side is gone, or has something to say.
+    pub(crate) fn watch_words(&self) -> io::Result<HangUp> {
+        Ok(HangUp { words: true, ..self.watch()? })
     }
 
     fn readable_within(&self, patience: Duration) -> Result<bool> {
@@ -233,17 +238,19 @@ pub(crate) fn unexpected(reply: &Reply) -> anyhow::Error {
     anyhow!("the other side gave an answer to another question: {reply:?}")
 }
 
-/// Whether the other side has hung up.
+/// Whether the other side has hung up, or has said something if that is a reason to stop.
 pub(crate) struct HangUp {
     fd: OwnedFd,
+    words: bool,
 }
 
 impl Interrupt for HangUp {
     fn interrupted(&mut self) -> bool {
-        let mut fds = [PollFd::new(&self.fd, PollFlags::RDHUP)];
-        let gone = PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR;
+        let words = if self.words { PollFlags::IN } else { PollFlags::empty() };
+        let mut fds = [PollFd::new(&self.fd, PollFlags::RDHUP | words)];
+        let reasons = PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR | words;
         matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1..))
-            && fds[0].revents().intersects(gone)
+            && fds[0].revents().intersects(reasons)
     }
 }
 
@@ -298,9 +305,14 @@ mod tests {
 
     #[test]
     fn hanging_up_is_seen() {
-        let (mut a, b) = pair();
+        let (mut a, mut b) = pair();
         let mut watch = a.watch().expect("a watch");
-        assert!(!watch.interrupted());
+        let mut words = a.watch_words().expect("a watch");
+        assert!(!watch.interrupted() && !words.interrupted());
+        b.send(&Request::Close).expect("sent");
+        assert!(!watch.interrupted() && words.interrupted());
+        a.next::<Request>().expect("a word");
+        assert!(!words.interrupted());
         drop(b);
         assert!(watch.interrupted());
         assert!(a.next::<Request>().expect("an end, not an error").is_none());

@@ -184,7 +184,7 @@ impl Server {
             Request::Open(open) => {
                 let listening = Listening::start(&open)?;
                 self.channel.send(&Reply::Opened { port: listening.port() })?;
-                self.side = Some(listening.accept(&mut self.channel.watch()?)?);
+                self.side = Some(listening.accept(&mut self.channel.watch_words()?)?);
                 Ok(Reply::Accepted)
             }
             Request::Prepare { point, adverts } => self.prepare(point, adverts),

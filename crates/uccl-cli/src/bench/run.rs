@@ -55,10 +55,17 @@ impl<'a> Session<'a> {
             other => return Err(unexpected(&other)),
         };
         let side = listening.connect(peer.ip, port, &mut peer.channel.watch()?);
-        // The other side answers in any case; its word is read before a failure here is told.
-        let accepted = peer.channel.reply();
-        let side = side.with_context(|| remedy(transport, peer))?;
-        match accepted? {
+        let side = match side {
+            Ok(side) => side,
+            Err(error) => {
+                // The other side waits for a connection that will not come.
+                peer.channel.send(&Request::Close)?;
+                let _ = peer.channel.reply();
+                let _ = peer.channel.reply()?;
+                return Err(error.context(remedy(transport, peer)));
+            }
+        };
+        match peer.channel.reply()? {
             Reply::Accepted => {}
             other => return Err(unexpected(&other)),
         }

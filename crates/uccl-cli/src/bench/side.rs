@@ -21,6 +21,9 @@ use super::{
     stats::Latencies,
 };
 
+/// How long two endpoints may take to meet.
+const MEET: Duration = Duration::from_secs(10);
+
 /// An endpoint that listens, before it has a connection.
 pub(crate) struct Listening {
     endpoint: Endpoint,
@@ -64,14 +67,14 @@ impl Listening {
     }
 
     pub(crate) fn accept(self, watch: &mut HangUp) -> Result<Side> {
-        let accepted = self.endpoint.accept(Some(self.timeout), watch);
+        let accepted = self.endpoint.accept(Some(MEET), watch);
         let conn = accepted.context("the leading side's endpoint did not connect")?.conn;
         Ok(Side { endpoint: self.endpoint, conn, timeout: self.timeout })
     }
 
     pub(crate) fn connect(self, ip: IpAddr, port: u16, watch: &mut HangUp) -> Result<Side> {
         let addr = SocketAddr::new(ip, port);
-        let conn = self.endpoint.connect(addr, Some(self.timeout), watch)?;
+        let conn = self.endpoint.connect(addr, Some(MEET), watch)?;
         Ok(Side { endpoint: self.endpoint, conn, timeout: self.timeout })
     }
 }
