@@ -18,10 +18,16 @@ from peer import Peer
 
 DEFAULT_SECONDS = 60
 TRANSPORTS = ["local", "tcp"]
+STDERR = pytest.StashKey[int]()
 
 
 class Expired(BaseException):
     """A test took longer than its bound."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Before output is captured: stacks that a process prints as it ends must not end with it.
+    config.stash[STDERR] = os.dup(2)
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -35,7 +41,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
     old = signal.signal(signal.SIGALRM, expired)
     signal.alarm(seconds)
-    faulthandler.dump_traceback_later(seconds + 60, exit=True)
+    stderr = item.config.stash[STDERR]
+    faulthandler.dump_traceback_later(seconds + 30, exit=True, file=stderr)
     yield
     faulthandler.cancel_dump_traceback_later()
     signal.alarm(0)
@@ -50,18 +57,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="lacks UCCL_TEST_SLOW=1"))
 
 
-@pytest.fixture
-def spawn() -> Iterator[Callable[..., Peer]]:
-    """Starts helper processes; they end with the test."""
+@pytest.fixture(scope="session")
+def idle_peers() -> Iterator[list[Peer]]:
+    """Helper processes that wait for a test: starting one takes longer than most tests."""
     peers: list[Peer] = []
-
-    def start(**kwargs: Any) -> Peer:
-        peers.append(Peer(**kwargs))
-        return peers[-1]
-
-    yield start
+    yield peers
     for peer in peers:
         peer.close()
+
+
+@pytest.fixture
+def spawn(idle_peers: list[Peer]) -> Iterator[Callable[..., Peer]]:
+    """Helper processes for this test; with settings, of its own."""
+    peers: list[tuple[Peer, bool]] = []
+
+    def start(**settings: Any) -> Peer:
+        peer = Peer(**settings) if settings or not idle_peers else idle_peers.pop()
+        peers.append((peer, not settings))
+        return peer
+
+    yield start
+    for peer, for_any in peers:
+        if for_any and len(idle_peers) < 3 and peer.reset():
+            idle_peers.append(peer)
+        else:
+            peer.close()
 
 
 @pytest.fixture

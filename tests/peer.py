@@ -7,6 +7,7 @@ Processes are told apart by pid and end with the test.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -87,6 +88,15 @@ class Peer:
         """Sends a signal to the process."""
         self.process.send_signal(sig)
 
+    def reset(self) -> bool:
+        """Makes the process as good as new for another test; false if it is not."""
+        if self.pending or self.process.poll() is not None:
+            return False
+        try:
+            return self.call("reset", within=10)
+        except AssertionError:
+            return False
+
     def close(self) -> None:
         """Ends the process, however it is."""
         self.pipe.close()
@@ -107,6 +117,14 @@ class Side:
         self.ep: Any = None
         self.arrays: dict[str, Any] = {}
         self.mrs: dict[str, int] = {}
+
+    def reset(self) -> bool:
+        """Drops everything; whether nothing of it runs on."""
+        if self.ep is not None:
+            self.ep.close()
+        self.__init__()
+        gc.collect()
+        return threading.active_count() == 1
 
     # The endpoint and its connections.
 
@@ -327,7 +345,7 @@ def serve(pipe: Connection) -> None:
     while True:
         try:
             method, args, kwargs = pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):
             return
         try:
             answer = (True, getattr(side, method)(*args, **kwargs))

@@ -124,18 +124,42 @@ class TestSendRecv:
                 assert peer.call("guards", f"dst{i}")
 
     def test_vectors(self, pair: Pair) -> None:
-        """A vector is one message: cut differently on the other side, it arrives whole."""
-        cuts_a, cuts_b = [1, 5000, 64, 70_000], [70_000, 64, 5000, 1]
-        total = sum(cuts_a)
-        pair.a.call("buf", "src", total, seed=3)
-        pair.b.call("buf", "dst", total)
-        pair.b.begin("run", "test_semantics", "vector", "recvv", pair.conn_b, "dst", cuts_b)
-        assert (
-            pair.a.call("run", "test_semantics", "vector", "sendv", pair.conn_a, "src", cuts_a)
-            is True
+        """Each piece of a vector goes to the receive's piece of the same number, and may be shorter."""
+        sent, held = [1, 5000, 0, 64, 70_000], [7, 5000, 3, 100, 80_000]
+        pair.a.call("buf", "src", sum(sent), seed=3)
+        pair.b.call("buf", "dst", sum(held), fill=0x5C)
+        expected = b""
+        pieces = pair.a.call("get", "src")
+        for size, space in zip(sent, held):
+            expected += pieces[:size] + b"\x5c" * (space - size)
+            pieces = pieces[size:]
+        pair.b.begin("run", "test_semantics", "vector", "recvv", pair.conn_b, "dst", held)
+        done = pair.a.call("run", "test_semantics", "vector", "sendv", pair.conn_a, "src", sent)
+        assert done == (True, None)
+        assert pair.b.result() == (True, None)
+        assert pair.b.call("get", "dst") == expected
+        assert pair.b.call("guards", "dst")
+
+    @pytest.mark.parametrize("held", [[100, 99], [100], [100, 100, 100]])
+    def test_vectors_that_do_not_fit(self, pair: Pair, held: list[int]) -> None:
+        """A piece too long, too few or too many pieces: both sides fail, the next ones meet."""
+        pair.a.call("buf", "src", 200, seed=3)
+        pair.b.call("buf", "dst", 300, fill=0x5C)
+        pair.b.begin("run", "test_semantics", "vector", "recvv", pair.conn_b, "dst", held)
+        done, why = pair.a.call(
+            "run", "test_semantics", "vector", "sendv", pair.conn_a, "src", [100, 100]
         )
-        assert pair.b.result() is True
-        assert pair.b.call("crc", "dst") == pattern_crc(total, 3)
+        if held == [100, 100, 100]:
+            # More room than pieces is a shorter message, or an error; both sides say the same.
+            assert pair.b.result()[0] is done
+        else:
+            assert done is False and why
+            done, why = pair.b.result()
+            assert done is False and why
+            assert set(pair.b.call("get", "dst")) == {0x5C}
+        pair.b.begin("op", "recv", pair.conn_b, "dst")
+        assert ok(pair.a.call("op", "send", pair.conn_a, "src")) is True
+        assert ok(pair.b.result()) is True
         assert pair.b.call("guards", "dst")
 
 
@@ -314,12 +338,13 @@ def test_more_than_4_gib(pair: Pair, kind: str) -> None:
 # What the helper processes do.
 
 
-def vector(side: Any, kind: str, conn: int, name: str, sizes: list[int]) -> Any:
+def vector(side: Any, kind: str, conn: int, name: str, sizes: list[int]) -> tuple[Any, str | None]:
     data, ptrs = side.data(name).ctypes.data, []
     for size in sizes:
         ptrs.append(data)
         data += size
-    return getattr(side.ep, kind)(conn, [side.mrs[name]] * len(sizes), ptrs, sizes, len(sizes))
+    done = getattr(side.ep, kind)(conn, [side.mrs[name]] * len(sizes), ptrs, sizes, len(sizes))
+    return done, None if done else side.ep.last_error()
 
 
 def adverts(side: Any, name: str, count: int) -> list[bytes]:

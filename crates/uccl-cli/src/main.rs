@@ -8,7 +8,7 @@ mod probe;
 mod topo;
 mod vm;
 
-use std::process::ExitCode;
+use std::{io::IsTerminal, process::ExitCode};
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -37,7 +37,11 @@ enum Command {
 
 fn main() -> ExitCode {
     let filter = EnvFilter::try_from_env("UCCL_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
     match run(Cli::parse().command) {
         Ok(code) => code,
         Err(error) => {

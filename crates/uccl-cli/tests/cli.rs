@@ -2,7 +2,9 @@
 
 use std::{
     fs,
-    process::{Command, Output},
+    io::{BufRead, BufReader},
+    net::TcpListener,
+    process::{Command, Output, Stdio},
 };
 
 use serde_json::Value;
@@ -36,6 +38,60 @@ fn limits_measure_every_ceiling_of_this_machine() {
     }
     // Standard output was taken, so that the table went elsewhere.
     assert!(String::from_utf8_lossy(&output.stderr).contains("thread-hop"));
+}
+
+/// Runs a short benchmark and returns its rows, all of whose bytes must have been looked at.
+fn bench(arguments: &str) -> Vec<Value> {
+    let words = "bench --duration 4ms --json -".split(' ').chain(arguments.split(' '));
+    let output = uccl(&words.collect::<Vec<_>>());
+    assert!(output.status.success(), "{output:?}");
+    let mut report = json(&output);
+    let rows: Vec<Value> = serde_json::from_value(report["rows"].take()).expect("rows");
+    for row in &rows {
+        assert_eq!(row["verified"], "yes", "{row}");
+        assert!(row["gb_per_s"].as_f64().is_some_and(|rate| rate > 0.0), "{row}");
+        assert!(row["latency_us"]["min"].as_f64().is_some_and(|us| us > 0.0), "{row}");
+    }
+    rows
+}
+
+#[test]
+fn every_op_moves_the_right_bytes_over_every_path() {
+    let rows = bench("--op write,read,send,notif --size 1,64K --transport auto,tcp");
+    assert_eq!(rows.len(), 16);
+    assert!(rows.iter().filter(|row| row["transport"] == "tcp").all(|row| row["path"] == "tcp"));
+}
+
+#[test]
+fn both_directions_and_many_iovs() {
+    let rows = bench("--op write,read,send,notif --size 1000 --iovs 9 --direction bi --inflight 3");
+    let iovs: Vec<_> = rows.iter().map(|row| row["iovs"].as_u64()).collect();
+    assert_eq!(iovs, [Some(9), Some(9), Some(9), Some(1)]);
+}
+
+#[test]
+fn one_outstanding_checksummed_in_memory_of_both_kinds() {
+    let rows = bench("--op write,send --size 5K --inflight 1 --checksum --memory heap,alloc");
+    let memory: Vec<_> = rows.iter().map(|row| row["memory"].as_str()).collect();
+    assert_eq!(memory, ["heap", "heap", "alloc", "alloc"].map(Some));
+}
+
+#[test]
+fn two_hosts_meet_over_tcp() {
+    let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    let addr = free.expect("a free port").to_string();
+    let mut server = Command::new(env!("CARGO_BIN_EXE_uccl"))
+        .args(["bench", "--once", "--listen", &addr])
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("a server");
+    let mut said = BufReader::new(server.stderr.take().expect("its words")).lines();
+    let first = said.next().expect("a line").expect("UTF-8");
+    assert!(first.contains(&addr), "{first}");
+    let rows = bench(&format!("--op write,send --size 64K --transport tcp --connect {addr}"));
+    assert!(rows.iter().all(|row| row["path"] == "tcp"));
+    assert!(server.wait().expect("it ends").success());
+    assert!(said.any(|line| line.is_ok_and(|line| line.ends_with("done"))));
 }
 
 #[test]

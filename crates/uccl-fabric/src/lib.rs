@@ -4,6 +4,7 @@
 //! socket, a ring in shared memory) share one protocol, [`stream`], over a [`pipe`].
 
 pub mod alloc;
+pub mod chaos;
 pub mod clock;
 pub mod cma;
 pub mod fdpass;

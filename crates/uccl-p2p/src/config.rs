@@ -1,8 +1,8 @@
 //! Every setting of an endpoint, in one struct read once.
 
-use std::{net::IpAddr, time::Duration};
+use std::{net::IpAddr, str::FromStr, time::Duration};
 
-use crate::error::Result;
+use crate::error::Error;
 
 /// Which links may be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -35,33 +35,32 @@ pub enum Checksum {
 pub struct Config {
     /// The GPU this endpoint serves; peers see it. 0 where there is none.
     pub gpu_index: u32,
-    /// Most worker threads. `UCCL_P2P_NUM_CPUS`; default the machine's, at most 4.
+    /// Most worker threads.
     pub num_cpus: usize,
-    /// The address to listen on; unset listens on all. `UCCL_P2P_BIND`.
+    /// The address to listen on; unset listens on all.
     pub bind: Option<IpAddr>,
     /// The port to listen on; unset takes `base_port + gpu_index` if free, else any.
     pub port: Option<u16>,
-    /// Where well-known ports start. `UCCL_P2P_BASE_PORT`, default 28100.
+    /// Where well-known ports start.
     pub base_port: u16,
-    /// Both ends prove this secret before anything else is read. `UCCL_P2P_PSK`.
+    /// Both ends prove this secret before anything else is read.
     pub psk: Option<Vec<u8>>,
     /// A peer silent for this long while something waits for it is lost, and connecting takes no
-    /// longer; zero waits for ever. `UCCL_P2P_TIMEOUT_MS`, default 10 s.
+    /// longer; zero waits for ever.
     pub timeout: Duration,
     /// Deadline of a transfer (and of accept) that names none; zero waits for ever.
-    /// `UCCL_P2P_TRANSFER_TIMEOUT_MS`, default 600 s.
     pub transfer_timeout: Duration,
-    /// Which links may be used. `UCCL_P2P_TRANSPORT` = `auto`, `local`, `tcp`.
+    /// Which links may be used.
     pub transport: Transport,
-    /// TCP streams of a connection; 0 chooses. `UCCL_P2P_TCP_STREAMS`.
+    /// TCP streams of a connection; 0 chooses.
     pub tcp_streams: usize,
-    /// TCP congestion control; unset leaves the system's, except on loopback. `UCCL_P2P_TCP_CONGESTION`.
+    /// TCP congestion control; unset leaves the system's, except on loopback.
     pub tcp_congestion: Option<String>,
-    /// When data is checksummed. `UCCL_P2P_CHECKSUM` = `auto`, `on`, `off`.
+    /// When data is checksummed.
     pub checksum: Checksum,
-    /// Whether `process_vm_readv/writev` may be used. `UCCL_P2P_DISABLE_CMA=1` forbids it.
+    /// Whether `process_vm_readv/writev` may be used.
     pub cma: bool,
-    /// How long a worker spins for more work before it sleeps. `UCCL_P2P_SPIN_US`, default 100.
+    /// How long a worker spins for more work before it sleeps.
     pub spin: Duration,
 }
 
@@ -87,9 +86,220 @@ impl Default for Config {
     }
 }
 
+/// A setting, as the environment names it.
+#[derive(Clone, Copy)]
+pub struct Setting {
+    /// The environment variable.
+    pub name: &'static str,
+    /// Its default, for people.
+    pub default: &'static str,
+    /// What it does, and in which unit.
+    pub doc: &'static str,
+    apply: fn(&mut Config, &str) -> Result<(), String>,
+}
+
+/// Every setting. The README's table is made from this.
+const SETTINGS: &[Setting] = &[
+    Setting {
+        name: "UCCL_P2P_BASE_PORT",
+        default: "28100",
+        doc: "Where well-known ports start: an endpoint listens on this plus its GPU index if that is free, else on any port",
+        apply: |config, value| number(value).map(|port| config.base_port = port),
+    },
+    Setting {
+        name: "UCCL_P2P_BIND",
+        default: "all",
+        doc: "The address to listen on; `127.0.0.1` keeps an endpoint to its own host",
+        apply: |config, value| {
+            let ip = value.parse().map_err(|_| "not an IP address".to_owned())?;
+            config.bind = Some(ip);
+            Ok(())
+        },
+    },
+    Setting {
+        name: "UCCL_P2P_CHECKSUM",
+        default: "auto",
+        doc: "When streams carry a CRC-32C of their data: `auto` (across a network), `on`, `off`",
+        apply: |config, value| {
+            config.checksum = match value {
+                "auto" => Checksum::Auto,
+                "on" | "1" => Checksum::On,
+                "off" | "0" => Checksum::Off,
+                _ => return Err("use auto, on or off".into()),
+            };
+            Ok(())
+        },
+    },
+    Setting {
+        name: "UCCL_P2P_DISABLE_CMA",
+        default: "0",
+        doc: "`1` does without `process_vm_readv` and `process_vm_writev`: the same host then uses shared memory",
+        apply: |config, value| flag(value).map(|disable| config.cma = !disable),
+    },
+    Setting {
+        name: "UCCL_P2P_NUM_CPUS",
+        default: "the machine's, at most 4",
+        doc: "Most worker threads of an endpoint",
+        apply: |config, value| match number(value)? {
+            0 => Err("at least one is needed".into()),
+            n => {
+                config.num_cpus = n;
+                Ok(())
+            }
+        },
+    },
+    Setting {
+        name: "UCCL_P2P_PSK",
+        default: "none",
+        doc: "A secret that both ends must prove before anything else is read; use 16 random bytes or more",
+        apply: |config, value| {
+            config.psk = Some(value.as_bytes().to_vec());
+            Ok(())
+        },
+    },
+    Setting {
+        name: "UCCL_P2P_SPIN_US",
+        default: "100",
+        doc: "Microseconds that a thread spins for more work before it sleeps",
+        apply: |config, value| number(value).map(|us| config.spin = Duration::from_micros(us)),
+    },
+    Setting {
+        name: "UCCL_P2P_TCP_CONGESTION",
+        default: "the system's; cubic on loopback",
+        doc: "TCP congestion control",
+        apply: |config, value| {
+            config.tcp_congestion = Some(value.to_owned());
+            Ok(())
+        },
+    },
+    Setting {
+        name: "UCCL_P2P_TCP_STREAMS",
+        default: "chosen",
+        doc: "TCP streams of a connection, 1 to 64",
+        apply: |config, value| match number(value)? {
+            n @ 0..=64 => {
+                config.tcp_streams = n;
+                Ok(())
+            }
+            _ => Err("at most 64".into()),
+        },
+    },
+    Setting {
+        name: "UCCL_P2P_TIMEOUT_MS",
+        default: "10000",
+        doc: "Milliseconds after which a silent peer that something waits for is lost, and a connect fails; 0 waits for ever",
+        apply: |config, value| number(value).map(|ms| config.timeout = Duration::from_millis(ms)),
+    },
+    Setting {
+        name: "UCCL_P2P_TRANSFER_TIMEOUT_MS",
+        default: "600000",
+        doc: "Deadline in milliseconds of a transfer, and of accept, that names none; 0 waits for ever",
+        apply: |config, value| {
+            number(value).map(|ms| config.transfer_timeout = Duration::from_millis(ms))
+        },
+    },
+    Setting {
+        name: "UCCL_P2P_TRANSPORT",
+        default: "auto",
+        doc: "Which links may be used: `auto` (the best that both sides have), `local` (same-host memory), `tcp`",
+        apply: |config, value| {
+            config.transport = value.parse()?;
+            Ok(())
+        },
+    },
+];
+
+impl FromStr for Transport {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "local" => Ok(Self::Local),
+            // What upstream calls its links over plain sockets.
+            "tcp" | "tcpx" | "nccl" => Ok(Self::Tcp),
+            "cxi" | "efa" | "ib" => {
+                Err("this version has no such link; use auto, local or tcp, or leave it unset"
+                    .into())
+            }
+            _ => Err("use auto, local or tcp".into()),
+        }
+    }
+}
+
 impl Config {
-    /// The defaults, changed by the environment.
-    pub fn from_env() -> Result<Self> {
-        Ok(Self::default())
+    /// The defaults, changed by the environment. A variable that is set but empty counts as not set.
+    ///
+    /// # Errors
+    /// [`Error::Config`] names the variable that is not understood.
+    pub fn from_env() -> Result<Self, Error> {
+        Self::from_vars(|name| {
+            std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+        })
+    }
+
+    fn from_vars(get: impl Fn(&str) -> Option<String>) -> Result<Self, Error> {
+        let mut config = Self::default();
+        for setting in SETTINGS {
+            let Some(value) = get(setting.name).filter(|value| !value.is_empty()) else { continue };
+            (setting.apply)(&mut config, &value).map_err(|reason| Error::Config {
+                name: setting.name,
+                // A secret does not belong in a message.
+                value: if setting.name.ends_with("PSK") { "...".into() } else { value.clone() },
+                reason,
+            })?;
+        }
+        Ok(config)
+    }
+
+    /// Every setting that the environment can change.
+    #[must_use]
+    pub fn settings() -> &'static [Setting] {
+        SETTINGS
+    }
+}
+
+fn number<T: FromStr>(value: &str) -> Result<T, String> {
+    value.parse().map_err(|_| "not a number in range".to_owned())
+}
+
+fn flag(value: &str) -> Result<bool, String> {
+    match value {
+        "0" => Ok(false),
+        "1" => Ok(true),
+        _ => Err("use 0 or 1".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(name: &str, value: &str) -> Result<Config, Error> {
+        Config::from_vars(|asked| (asked == name).then(|| value.to_owned()))
+    }
+
+    #[test]
+    fn the_environment_changes_settings() {
+        let config = with("UCCL_P2P_TRANSPORT", "tcp").expect("understood");
+        assert_eq!(config.transport, Transport::Tcp);
+        assert!(!with("UCCL_P2P_DISABLE_CMA", "1").expect("understood").cma);
+        let config = with("UCCL_P2P_TIMEOUT_MS", "250").expect("understood");
+        assert_eq!(config.timeout, Duration::from_millis(250));
+        assert_eq!(with("UCCL_P2P_BIND", "").expect("empty is unset").bind, None);
+    }
+
+    #[test]
+    fn what_is_not_understood_is_named() {
+        for (name, value) in [
+            ("UCCL_P2P_TRANSPORT", "ib"),
+            ("UCCL_P2P_NUM_CPUS", "0"),
+            ("UCCL_P2P_TCP_STREAMS", "65"),
+            ("UCCL_P2P_BIND", "nowhere"),
+            ("UCCL_P2P_DISABLE_CMA", "yes"),
+        ] {
+            let refused = with(name, value);
+            assert!(matches!(refused, Err(Error::Config { name: named, .. }) if named == name));
+        }
     }
 }

@@ -8,6 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use rustix::process::{Signal, set_parent_process_death_signal};
 use uccl_p2p::Config;
 
 use super::{
@@ -96,6 +97,8 @@ fn with_port(addr: &str) -> String {
 
 /// Runs as the second process of a benchmark on this host.
 pub(crate) fn serve_parent() -> Result<()> {
+    // Closed pipes end it too, but not while it is stuck.
+    set_parent_process_death_signal(Some(Signal::KILL)).context("cannot be tied to the parent")?;
     let reader = io::stdin().as_fd().try_clone_to_owned()?;
     let writer = io::stdout().as_fd().try_clone_to_owned()?;
     let mut channel = Channel::new(reader, writer);

@@ -86,9 +86,12 @@ display_as_on_the_command_line!(OpKind, Direction, TransportKind, Memory);
 
 /// Measure transfers between two processes.
 ///
-/// Without --listen or --connect, a second process is started on this host. Latency is measured with
-/// one transfer outstanding; GB/s (1e9 bytes a second) with --inflight of them, as the median of five
-/// batches. Each outstanding transfer has its own buffers; iovs are never adjacent in memory.
+/// Without --listen or --connect, a second process is started on this host. Latency is the time of a
+/// blocking call with nothing else outstanding (of both sides, if --direction is bi); for
+/// notifications, half of a ping-pong. GB/s (1e9 bytes a second, both directions together) is measured
+/// with --inflight transfers outstanding and is the median of up to five batches. Each outstanding
+/// transfer has buffers of its own; iovs are never adjacent in memory. --inflight 1 measures both on
+/// the same transfers and one buffer.
 #[derive(Args, Debug)]
 pub(crate) struct BenchArgs {
     /// What to measure

@@ -20,10 +20,13 @@ const LEFT: f64 = 72.0;
 const RIGHT: f64 = 230.0;
 const TOP: f64 = 56.0;
 const BOTTOM: f64 = 64.0;
+const LEGEND_STEP: f64 = 22.0;
+/// Half of a marker's width.
+const MARKER: f64 = 4.0;
 
 /// Okabe and Ito's colours, told apart by the colour-blind too, without the yellow that white swallows.
-const COLOURS: [&str; 7] =
-    ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000"];
+const COLOURS: [&str; 8] =
+    ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#882255"];
 const LIMIT_COLOURS: [&str; 4] = ["#555555", "#888888", "#a0764a", "#6b7fa3"];
 
 /// Draws the rows that have a rate.
@@ -31,11 +34,13 @@ pub(crate) fn svg(rows: &[Row], title: &str) -> String {
     let series = series(rows);
     let axes = Axes::of(&series);
     let mut out = String::new();
-    head(&mut out, title);
+    head(&mut out, title, HEIGHT.max(TOP + LEGEND_STEP * (series.len() as f64 + 1.0)));
     grid(&mut out, &axes);
+    out.push_str("<g clip-path=\"url(#inside)\">\n");
     for (index, series) in series.iter().enumerate() {
         line(&mut out, &axes, series, &Style::of(index, series));
     }
+    out.push_str("</g>\n");
     legend(&mut out, &series);
     out.push_str("</svg>\n");
     out
@@ -82,7 +87,7 @@ impl Axes {
             true => (low - 1.0, high + 1.0),
             false => (6.0, 26.0),
         };
-        let most = points().map(|point| point.1).fold(0.0, f64::max);
+        let most = highest(series);
         let y_step = nice_step(if most > 0.0 { most } else { 1.0 });
         Self { x, y_top: (most / y_step).ceil().max(1.0) * y_step, y_step }
     }
@@ -101,6 +106,20 @@ impl Axes {
         let (first, last) = (self.x.0.ceil() as i32, self.x.1.floor() as i32);
         let step = (last - first) as usize / 12 + 1;
         (first..=last).step_by(step).map(|power| f64::from(power).exp2()).collect()
+    }
+}
+
+/// The rate that the plot must reach: all of the transfers', and as much of the limits' as leaves the
+/// transfers half of the height. A copy within the cache would flatten them otherwise.
+fn highest(series: &[Series]) -> f64 {
+    let most = |limit: bool| {
+        let chosen = series.iter().filter(|series| series.limit == limit);
+        chosen.flat_map(|series| &series.points).map(|point| point.1).fold(0.0, f64::max)
+    };
+    let (transfers, limits) = (most(false), most(true));
+    match transfers > 0.0 {
+        true => transfers.max(limits.min(2.0 * transfers)),
+        false => limits,
     }
 }
 
@@ -148,16 +167,22 @@ impl Style {
     }
 }
 
-fn head(out: &mut String, title: &str) {
+fn head(out: &mut String, title: &str, height: f64) {
     let _ = writeln!(
         out,
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{HEIGHT}\" \
-         viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" \
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
+         viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" \
          font-family=\"system-ui, 'DejaVu Sans', Helvetica, Arial, sans-serif\" font-size=\"12\">\n\
          <title>{title}</title>\n\
+         <clipPath id=\"inside\"><rect x=\"{clip_x}\" y=\"{TOP}\" width=\"{clip_width}\" \
+         height=\"{clip_height}\"/></clipPath>\n\
          <rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n\
          <text x=\"{LEFT}\" y=\"30\" font-size=\"16\" fill=\"#111111\">{title}</text>",
         title = escaped(title),
+        // Markers on the edges stay whole.
+        clip_x = LEFT - MARKER * 1.5,
+        clip_width = WIDTH - LEFT - RIGHT + MARKER * 3.0,
+        clip_height = HEIGHT - TOP - BOTTOM + MARKER * 1.5,
     );
 }
 
@@ -224,7 +249,7 @@ fn polyline(out: &mut String, places: &[(f64, f64)], style: &Style) {
 }
 
 fn marker(out: &mut String, (x, y): (f64, f64), style: &Style) {
-    let r = 4.0;
+    let r = MARKER;
     let corners: &[(f64, f64)] = match style.marker {
         Marker::None => return,
         Marker::Circle => {
@@ -247,7 +272,7 @@ fn marker(out: &mut String, (x, y): (f64, f64), style: &Style) {
 fn legend(out: &mut String, series: &[Series]) {
     let x = WIDTH - RIGHT + 22.0;
     for (index, series) in series.iter().enumerate() {
-        let y = TOP + 10.0 + 22.0 * index as f64;
+        let y = TOP + 10.0 + LEGEND_STEP * index as f64;
         let style = Style::of(index, series);
         polyline(out, &[(x, y), (x + 30.0, y)], &style);
         marker(out, (x + 15.0, y), &style);
@@ -294,6 +319,17 @@ mod tests {
         assert_eq!(axes.y(0.0), HEIGHT - BOTTOM);
         assert!(axes.y(19.9) >= TOP);
         assert!(axes.ticks().len() <= 13);
+    }
+
+    #[test]
+    fn limits_far_above_leave_room_for_transfers() {
+        let top = |limit: f64| {
+            let rows = [row("write", "cma", 64, 4.0), row("memcpy", "raw", 64, limit)];
+            Axes::of(&series(&rows)).y_top
+        };
+        assert_eq!(top(100.0), 8.0);
+        assert_eq!(top(5.0), 5.0);
+        assert_eq!(Axes::of(&series(&[row("memcpy", "raw", 64, 100.0)])).y_top, 100.0);
     }
 
     #[test]

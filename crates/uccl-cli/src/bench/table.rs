@@ -14,8 +14,8 @@ const fn column(title: &'static str, width: usize, left: bool) -> Column {
 
 /// Widths hold the longest value that is expected; a longer one pushes its own line only.
 const COLUMNS: [Column; 10] = [
-    column("op", 14, true),
-    column("path", 12, true),
+    column("op", 10, true),
+    column("path", 15, true),
     column("size", 8, false),
     column("iovs", 5, false),
     column("count", 9, false),

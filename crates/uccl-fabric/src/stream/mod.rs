@@ -17,12 +17,12 @@ use std::sync::{
 };
 
 use parking_lot::{Mutex, MutexGuard};
-use uccl_wire::frame::{Header, Kind, MAX_DESCS, MAX_MESSAGE};
+use uccl_wire::frame::{Kind, MAX_DESCS, MAX_MESSAGE, Status};
 
 use self::{
     ops::Ops,
     rx::{Rx, Surroundings},
-    tx::{Own, OwnKind, SHORT, Tx, Window},
+    tx::{Own, OwnKind, SHORT, Tx, TxSurroundings},
 };
 use crate::{
     clock,
@@ -36,10 +36,8 @@ use crate::{
 
 /// Reads that may wait for their data at a time.
 const MAX_READS: usize = 512;
-/// Answers that may wait for their turn before the peer is made to wait.
-const MAX_ANSWERS: usize = 4 * MAX_READS;
-/// Short answers that may wait, in bytes, before the peer is made to wait.
-const MAX_ANSWER_BYTES: usize = 4 << 20;
+/// Writes that may wait for their answer at a time.
+const MAX_WRITES: usize = 64 << 10;
 
 /// How a stream lane is made.
 pub struct StreamOptions {
@@ -59,7 +57,8 @@ pub struct StreamLane<P: Pipe> {
     ops: Mutex<Ops>,
     /// Something waits to be sent.
     unsent: AtomicBool,
-    reads: AtomicU64,
+    /// The peer must take answers before it may ask for more.
+    swamped: AtomicBool,
     load: AtomicU64,
     heard_ms: AtomicU64,
     dead: Mutex<Option<LaneError>>,
@@ -77,7 +76,7 @@ impl<P: Pipe> StreamLane<P> {
             rx: Mutex::new(Rx::new(rx)),
             ops: Mutex::new(Ops::default()),
             unsent: AtomicBool::new(false),
-            reads: AtomicU64::new(0),
+            swamped: AtomicBool::new(false),
             load: AtomicU64::new(0),
             heard_ms: AtomicU64::new(clock::coarse_ms()),
             dead: Mutex::new(None),
@@ -105,29 +104,36 @@ impl<P: Pipe> StreamLane<P> {
 
     /// Sends what can be sent. An error shows at the next progress, where it is looked for.
     fn flush(&self, tx: &mut MutexGuard<'_, Tx<P::Tx>>) -> bool {
-        let window = || Window { read: self.reads.load(Relaxed) <= MAX_READS as u64 };
-        let moved = match tx.flush(&self.regions, window) {
+        let around = TxSurroundings { regions: &self.regions, ops: &self.ops };
+        let moved = match tx.flush(&around) {
             Ok(moved) => moved,
             Err(e) => {
                 self.die(e.into());
                 false
             }
         };
+        self.swamped.store(tx.swamped(), SeqCst);
         self.unsent.store(tx.pending(), SeqCst);
         moved
     }
 
     fn pump(&self, sink: &dyn MessageSink) -> Result<bool, LaneError> {
         let Some(mut rx) = self.rx.try_lock() else { return Ok(false) };
-        if self.peer_must_wait() {
+        // Under the lock: who has killed the lane meanwhile wants no memory touched any more.
+        self.alive()?;
+        if self.swamped.load(SeqCst) {
             return Ok(false);
         }
-        let around = Surroundings { regions: &self.regions, ops: &self.ops, sink };
+        let settle = || drop(self.tx.lock());
+        let around = Surroundings { regions: &self.regions, ops: &self.ops, sink, settle: &settle };
         let moved = rx.pump(&around);
-        if !rx.answers.is_empty() {
+        let reopened = !matches!(moved, Ok(false)) && self.count_load();
+        if reopened || !rx.answers.is_empty() {
             let mut tx = self.tx.lock();
-            tx.push_frames(&rx.answers.frames);
-            rx.answers.frames.clear();
+            if !rx.answers.frames.is_empty() {
+                tx.push_answers(&rx.answers.frames);
+                rx.answers.frames.clear();
+            }
             rx.answers.replies.drain(..).for_each(|reply| tx.push_reply(reply));
             drop(rx);
             self.flush(&mut tx);
@@ -135,22 +141,15 @@ impl<P: Pipe> StreamLane<P> {
         let moved = moved?;
         if moved {
             self.heard_ms.store(clock::coarse_ms(), Relaxed);
-            self.count_load();
         }
         Ok(moved)
     }
 
-    fn peer_must_wait(&self) -> bool {
-        self.unsent.load(Relaxed)
-            && self.tx.try_lock().is_some_and(|tx| {
-                tx.replies_len() > MAX_ANSWERS || tx.control_len() > MAX_ANSWER_BYTES
-            })
-    }
-
-    fn count_load(&self) {
-        let ops = self.ops.lock();
+    /// Sums up what is under way; says whether operations that had to wait can be begun now.
+    fn count_load(&self) -> bool {
+        let mut ops = self.ops.lock();
         self.load.store(ops.bytes + ops.len() as u64, Relaxed);
-        self.reads.store(ops.reads() as u64, Relaxed);
+        ops.take_reopened()
     }
 
     fn fail_all(&self) {
@@ -175,32 +174,37 @@ impl<P: Pipe> Lane for StreamLane<P> {
     }
 
     unsafe fn post(&self, op: Operation) -> Result<Posted, LaneError> {
-        self.alive()?;
-        let name = {
-            let mut ops = self.ops.lock();
-            let name = ops.insert(&op);
-            self.load.store(ops.bytes + ops.len() as u64, Relaxed);
-            self.reads.store(ops.reads() as u64, Relaxed);
-            name
-        };
+        if !op.is_sound() {
+            return Ok(Posted::Done(Err(OpError::Remote(Status::Protocol))));
+        }
         let mut tx = self.tx.lock();
-        match op.kind {
-            OpKind::Write if op.len() <= SHORT as u64 && tx.takes_short() => {
-                // SAFETY: the caller keeps the local pieces valid until the operation has ended.
-                unsafe { tx.push_short(name, &op.local, &op.remote) };
-            }
-            OpKind::Write => {
-                tx.push_own(Own::new(name, OwnKind::Write, op.local, op.remote));
-            }
-            OpKind::Read => tx.push_own(Own::new(name, OwnKind::Read, op.local, op.remote)),
+        // Under the lock: a kill takes it too, and ends what it finds.
+        self.alive()?;
+        let mut ops = self.ops.lock();
+        let name = ops.insert(&op);
+        self.load.store(ops.bytes + ops.len() as u64, Relaxed);
+        let is_short = op.kind == OpKind::Write && op.len() <= SHORT as u64;
+        if is_short && tx.takes_short() && ops.begin(name) {
+            // SAFETY: the caller keeps the local pieces valid until the operation has ended, which
+            // nobody can bring about while the operations are locked.
+            unsafe { tx.push_short(name, &op.local, &op.remote) };
+            ops.sent(name);
+            drop(ops);
+        } else {
+            drop(ops);
+            let kind = match op.kind {
+                OpKind::Write => OwnKind::Write,
+                OpKind::Read => OwnKind::Read,
+            };
+            tx.push_own(Own::new(name, kind, op.local, op.remote));
         }
         self.flush(&mut tx);
         Ok(Posted::Pending(name))
     }
 
     fn send(&self, parts: &[&[u8]]) -> Result<(), LaneError> {
-        self.alive()?;
         let mut tx = self.tx.lock();
+        self.alive()?;
         if let Err(e) = tx.push_message(parts) {
             return Err(self.die(e.into()));
         }
@@ -256,7 +260,11 @@ impl<P: Pipe> Lane for StreamLane<P> {
             },
         }
         let op = ops.remove(name);
-        drop((rx, tx, ops));
+        self.load.store(ops.bytes + ops.len() as u64, Relaxed);
+        drop((rx, ops));
+        // What waited behind it may go now.
+        self.flush(&mut tx);
+        drop(tx);
         if let Some(op) = op {
             op.done.complete(Err(OpError::Cancelled));
         }
@@ -273,7 +281,7 @@ impl<P: Pipe> Lane for StreamLane<P> {
     fn ping(&self) -> Result<(), LaneError> {
         self.alive()?;
         let mut tx = self.tx.lock();
-        tx.push_bare(Header::bare(Kind::Ping, 0, 0));
+        tx.push_bare(Kind::Ping, 0);
         self.flush(&mut tx);
         Ok(())
     }
@@ -286,9 +294,11 @@ impl<P: Pipe> Lane for StreamLane<P> {
         if self.is_dead.load(SeqCst) {
             return false;
         }
-        let unsent = self.unsent.load(SeqCst);
+        // Nothing is received while swamped: it ends with room in the pipe, so that is waited for.
+        let swamped = self.swamped.load(SeqCst);
+        let unsent = swamped || self.unsent.load(SeqCst);
         let tx_ready = unsent && self.tx.try_lock().is_none_or(|mut tx| !armed(tx.pipe.arm()));
-        let rx_ready = self.rx.try_lock().is_none_or(|mut rx| !armed(rx.pipe.arm()));
+        let rx_ready = !swamped && self.rx.try_lock().is_none_or(|mut rx| !armed(rx.pipe.arm()));
         !tx_ready && !rx_ready
     }
 
@@ -299,7 +309,7 @@ impl<P: Pipe> Lane for StreamLane<P> {
 
     fn bye(&self) {
         if let Some(mut tx) = self.tx.try_lock() {
-            tx.push_bare(Header::bare(Kind::Bye, 0, 0));
+            tx.push_bare(Kind::Bye, 0);
             self.flush(&mut tx);
         }
     }
@@ -320,6 +330,17 @@ impl<P: Pipe> Lane for StreamLane<P> {
 /// An error is found by the next progress, so there is something to do.
 fn armed(result: std::io::Result<bool>) -> bool {
     result.unwrap_or(false)
+}
+
+impl Operation {
+    /// Whether it can be said in frames, and both sides agree on how long it is.
+    fn is_sound(&self) -> bool {
+        let mut left = Some(self.len());
+        for piece in &self.remote {
+            left = left.and_then(|left| left.checked_sub(piece.len));
+        }
+        left == Some(0) && self.remote.len() <= MAX_DESCS
+    }
 }
 
 /// Hears of operations whose owner has been told already.

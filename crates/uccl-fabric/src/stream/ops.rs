@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use slab::Slab;
 
+use super::{MAX_READS, MAX_WRITES, cursor::Cursor};
+
 use crate::lane::{Completion, OpError, OpKind, OpName, Operation, Spans};
 
 /// An operation that has not ended.
@@ -16,12 +18,24 @@ pub(super) struct InFlight {
     pub(super) target: Option<ReadTarget>,
     /// Cut short: it ends in [`OpError::Cancelled`] whatever the peer says.
     pub(super) cut: bool,
+    /// Until all of it has been sent, no answer to it can be true.
+    pub(super) sent: Sent,
     generation: u32,
+}
+
+/// How far an operation has been sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Sent {
+    Nothing,
+    Some,
+    All,
 }
 
 /// Where a read's data goes.
 pub(super) struct ReadTarget {
     pub(super) spans: Spans,
+    /// Where the next byte goes.
+    pub(super) at: Cursor,
     /// Bytes that have arrived.
     pub(super) received: u64,
     /// Data is thrown away from now on.
@@ -34,23 +48,24 @@ pub(super) struct ReadTarget {
 pub(super) struct Ops {
     slab: Slab<InFlight>,
     generation: u32,
+    /// Operations that were begun and have not ended.
     reads: usize,
+    writes: usize,
+    /// Somebody could not begin an operation.
+    waiting: bool,
+    /// Now he could.
+    reopened: bool,
     pub(super) bytes: u64,
 }
 
 impl Ops {
-    /// How many of them are reads.
-    pub(super) fn reads(&self) -> usize {
-        self.reads
-    }
-
     pub(super) fn insert(&mut self, op: &Operation) -> OpName {
         self.generation = self.generation.wrapping_add(1);
         let len = op.len();
         self.bytes += len;
-        self.reads += usize::from(op.kind == OpKind::Read);
         let target = (op.kind == OpKind::Read).then(|| ReadTarget {
             spans: op.local.clone(),
+            at: Cursor::default(),
             received: 0,
             failed: None,
         });
@@ -60,6 +75,7 @@ impl Ops {
             done: Arc::clone(&op.done),
             target,
             cut: false,
+            sent: Sent::Nothing,
             generation: self.generation,
         });
         OpName(u64::from(self.generation) << 32 | index as u64)
@@ -74,8 +90,49 @@ impl Ops {
         self.get_mut(name)?;
         let op = self.slab.remove(split(name).0);
         self.bytes -= op.len;
-        self.reads -= usize::from(op.kind == OpKind::Read);
+        if op.sent != Sent::Nothing {
+            match op.kind {
+                OpKind::Read => self.reads -= 1,
+                OpKind::Write => self.writes -= 1,
+            }
+            self.reopened |= std::mem::take(&mut self.waiting);
+        }
         Some(op)
+    }
+
+    /// Notes that an operation begins to be sent, unless too many are under way already.
+    pub(super) fn begin(&mut self, name: OpName) -> bool {
+        let (reads, writes) = (self.reads, self.writes);
+        let Some(op) = self.get_mut(name) else { return true };
+        if op.sent != Sent::Nothing {
+            return true;
+        }
+        let has_room = match op.kind {
+            OpKind::Read => reads < MAX_READS,
+            OpKind::Write => writes < MAX_WRITES,
+        };
+        if has_room {
+            op.sent = Sent::Some;
+            match op.kind {
+                OpKind::Read => self.reads += 1,
+                OpKind::Write => self.writes += 1,
+            }
+        } else {
+            self.waiting = true;
+        }
+        has_room
+    }
+
+    /// Notes that all of an operation has been sent.
+    pub(super) fn sent(&mut self, name: OpName) {
+        if let Some(op) = self.get_mut(name) {
+            op.sent = Sent::All;
+        }
+    }
+
+    /// Whether an operation can be begun that could not be before; says so once.
+    pub(super) fn take_reopened(&mut self) -> bool {
+        std::mem::take(&mut self.reopened)
     }
 
     pub(super) fn len(&self) -> usize {
@@ -85,7 +142,7 @@ impl Ops {
     /// Takes everything, for a lane that dies.
     pub(super) fn drain(&mut self) -> Vec<InFlight> {
         self.bytes = 0;
-        self.reads = 0;
+        (self.reads, self.writes) = (0, 0);
         self.slab.drain().collect()
     }
 }

@@ -7,13 +7,13 @@ use uccl_wire::frame::{
 };
 
 use super::{
-    crc::Crc,
+    crc::{Crc, unseal},
     cursor::Cursor,
-    ops::{InFlight, Ops, ReadTarget},
+    ops::{InFlight, Ops, ReadTarget, Sent},
     tx::Reply,
 };
 use crate::{
-    lane::{LaneError, MessageSink, OpError, OpName, OpResult},
+    lane::{LaneError, MessageSink, OpError, OpKind, OpName, OpResult},
     mem::{Access, RemoteSpan, Span},
     pipe::PipeRx,
     region::RegionTable,
@@ -36,8 +36,8 @@ const PUMP_BUDGET: usize = 4 << 20;
 /// What the receiving half has for the sending half.
 #[derive(Default)]
 pub(super) struct Answers {
-    /// Whole frames.
-    pub(super) frames: Vec<u8>,
+    /// Frames of nothing but a header.
+    pub(super) frames: Vec<Header>,
     /// Data the peer asked for.
     pub(super) replies: Vec<Reply>,
 }
@@ -48,7 +48,7 @@ impl Answers {
     }
 
     fn ack(&mut self, op: u64, status: Status) {
-        self.frames.extend_from_slice(&Header::bare(Kind::Ack, op, status as u64).encode());
+        self.frames.push(Header::bare(Kind::Ack, op, status as u64));
     }
 }
 
@@ -57,6 +57,9 @@ pub(super) struct Surroundings<'a> {
     pub(super) regions: &'a RegionTable,
     pub(super) ops: &'a Mutex<Ops>,
     pub(super) sink: &'a dyn MessageSink,
+    /// Waits until whoever is sending has noted what he has sent. Not to be called with the operations
+    /// locked.
+    pub(super) settle: &'a dyn Fn(),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -294,14 +297,13 @@ impl<P: PipeRx> Rx<P> {
 
     /// Works on what is in the staging buffer; false when more is needed.
     fn step(&mut self, around: &Surroundings<'_>) -> Result<bool, LaneError> {
-        let have = self.end - self.start;
         match self.state {
             State::Header => {
                 let Some(bytes) = self.staging[self.start..self.end].first_chunk::<HEADER_LEN>()
                 else {
                     return Ok(false);
                 };
-                self.header = Header::decode(bytes).map_err(protocol)?;
+                self.header = unseal(bytes).map_err(protocol)?;
                 self.crc = self.header.checked.then(|| {
                     let mut crc = Crc::new();
                     crc.add(bytes);
@@ -311,29 +313,14 @@ impl<P: PipeRx> Rx<P> {
                 self.state = State::Descs;
                 Ok(true)
             }
-            State::Descs => {
-                let len = usize::from(self.header.descs) * DESC_LEN;
-                if have < len {
-                    return Ok(false);
-                }
-                let bytes = &self.staging[self.start..self.start + len];
-                if matches!(self.header.kind, Kind::Read | Kind::Write) {
-                    decode_descs(&self.header, bytes, &mut self.descs).map_err(protocol)?;
-                }
-                if let Some(crc) = &mut self.crc {
-                    crc.add(bytes);
-                }
-                self.start += len;
-                self.begin(around)?;
-                Ok(true)
-            }
+            State::Descs => self.step_descs(around),
             State::Payload => self.step_payload(around),
             State::Trailer => {
                 let Some(bytes) = self.staging[self.start..self.end].first_chunk::<TRAILER_LEN>()
                 else {
                     return Ok(false);
                 };
-                let trailer = Trailer::decode(bytes).map_err(protocol)?;
+                let trailer = self.trailer(bytes)?;
                 self.start += TRAILER_LEN;
                 self.state = State::Header;
                 self.finish(trailer, around)?;
@@ -342,8 +329,37 @@ impl<P: PipeRx> Rx<P> {
         }
     }
 
-    /// Header and descriptors are known.
-    fn begin(&mut self, around: &Surroundings<'_>) -> Result<(), LaneError> {
+    fn step_descs(&mut self, around: &Surroundings<'_>) -> Result<bool, LaneError> {
+        let have = &self.staging[self.start..self.end];
+        let len = usize::from(self.header.descs) * DESC_LEN;
+        let Some((bytes, rest)) = have.split_at_checked(len) else { return Ok(false) };
+        let mut sound = true;
+        if let Some(crc) = &mut self.crc
+            && len > 0
+        {
+            let Some(trailer) = rest.first_chunk::<TRAILER_LEN>() else { return Ok(false) };
+            crc.add(bytes);
+            sound = *trailer == Crc::trailer(Some(crc), Status::Ok).encode();
+            self.start += TRAILER_LEN;
+        }
+        self.start += len;
+        self.descs.clear();
+        if sound && matches!(self.header.kind, Kind::Read | Kind::Write) {
+            decode_descs(&self.header, bytes, &mut self.descs).map_err(protocol)?;
+        }
+        self.begin(sound, around)?;
+        Ok(true)
+    }
+
+    /// Reads a trailer; a damaged one is a wrong checksum.
+    fn trailer(&self, bytes: &[u8; TRAILER_LEN]) -> Result<(Trailer, bool), LaneError> {
+        let trailer = Trailer::decode(bytes).map_err(protocol)?;
+        let sound = Crc::admits(self.crc.as_ref(), &trailer);
+        Ok((trailer, sound && (self.crc.is_none() || trailer.encode() == *bytes)))
+    }
+
+    /// Header and descriptors are known; the latter only if they are sound.
+    fn begin(&mut self, sound: bool, around: &Surroundings<'_>) -> Result<(), LaneError> {
         self.left = self.header.len;
         self.at = Cursor::default();
         self.state = if self.header.kind.has_trailer() { State::Payload } else { State::Header };
@@ -362,7 +378,11 @@ impl<P: PipeRx> Rx<P> {
                 if let Some(e) = bad {
                     self.fail_write(status_of(e));
                 }
+                if !sound {
+                    self.fail_write(Status::Checksum);
+                }
             }
+            Kind::Read if !sound => self.answers.ack(op, Status::Checksum),
             Kind::Read => self.asked(around)?,
             Kind::Data => self.begin_data(around)?,
             Kind::Ack => self.acked(around)?,
@@ -371,8 +391,7 @@ impl<P: PipeRx> Rx<P> {
                 self.answers.ack(op, Status::Cut);
             }
             Kind::Ping => {
-                let pong = Header::bare(Kind::Pong, op, 0).encode();
-                self.answers.frames.extend_from_slice(&pong);
+                self.answers.frames.push(Header::bare(Kind::Pong, op, 0));
             }
             Kind::Message => self.message.clear(),
             Kind::Pong => {}
@@ -402,17 +421,14 @@ impl<P: PipeRx> Rx<P> {
     fn begin_data(&mut self, around: &Surroundings<'_>) -> Result<(), LaneError> {
         let name = OpName(self.header.op);
         let mut ops = around.ops.lock();
-        let target = ops.get_mut(name).and_then(|op| op.target.take());
-        let Some(target) = target else {
+        let asked = ops.get_mut(name).filter(|op| op.sent == Sent::All);
+        let Some((len, target)) = asked.and_then(|op| Some((op.len, op.target.take()?))) else {
             return Err(unexpected("data for a read that was not asked"));
         };
-        let mut at = Cursor::default();
-        at.advance(|i| target.spans.get(i).map(|span| span.len), target.received as usize);
-        let room: u64 = target.spans.iter().map(|span| span.len as u64).sum();
-        if target.failed.is_none() && target.received + self.header.len > room {
+        if target.received + self.header.len > len {
             return Err(unexpected("more data than was asked for"));
         }
-        self.at = at;
+        self.at = target.at;
         self.read = Some((name, target));
         Ok(())
     }
@@ -420,14 +436,29 @@ impl<P: PipeRx> Rx<P> {
     /// The peer has ended one of our operations.
     fn acked(&mut self, around: &Surroundings<'_>) -> Result<(), LaneError> {
         let name = OpName(self.header.op);
-        let Some(op) = around.ops.lock().remove(name) else {
-            return Err(unexpected("an ack for nothing"));
-        };
-        let result = match self.header.status() {
-            _ if op.cut => Err(OpError::Cancelled),
-            Status::Ok if op.target.is_some() => {
+        let status = self.header.status();
+        let mut ops = around.ops.lock();
+        if ops.get_mut(name).is_some_and(|op| op.sent != Sent::All) {
+            // Its last byte may have left just now.
+            drop(ops);
+            (around.settle)();
+            ops = around.ops.lock();
+        }
+        match ops.get_mut(name) {
+            None => return Err(unexpected("an ack for nothing")),
+            // Its memory is still being sent from: it cannot end.
+            Some(op) if op.sent != Sent::All => {
+                return Err(unexpected("an ack for what has not been sent"));
+            }
+            Some(op) if op.kind == OpKind::Read && status == Status::Ok => {
                 return Err(unexpected("a read that ends without data"));
             }
+            Some(_) => {}
+        }
+        let Some(op) = ops.remove(name) else { return Ok(()) };
+        drop(ops);
+        let result = match status {
+            _ if op.cut => Err(OpError::Cancelled),
             Status::Ok => Ok(()),
             Status::Cut => Err(OpError::Cancelled),
             status => Err(OpError::Remote(status)),
@@ -469,14 +500,14 @@ impl<P: PipeRx> Rx<P> {
         if whole && self.end - self.start >= len {
             let bytes = &self.staging[self.start..self.start + len];
             let (payload, trailer) = bytes.split_at(n);
-            let trailer = trailer.first_chunk().map(Trailer::decode);
             if let Some(crc) = &mut self.crc {
                 crc.add(payload);
             }
             self.start += len;
             self.left = 0;
             self.state = State::Header;
-            let crc_ok = trailer.is_some_and(|t| t.is_ok_and(|t| sound(&self.crc, &t)));
+            let Some(trailer) = trailer.first_chunk() else { return Ok(false) };
+            let (_, crc_ok) = self.trailer(trailer)?;
             return deliver(crc_ok, payload, around).map(|()| true);
         }
         if whole {
@@ -533,8 +564,11 @@ impl<P: PipeRx> Rx<P> {
     }
 
     /// The trailer of a frame is here.
-    fn finish(&mut self, trailer: Trailer, around: &Surroundings<'_>) -> Result<(), LaneError> {
-        let crc_ok = sound(&self.crc, &trailer);
+    fn finish(
+        &mut self,
+        (trailer, crc_ok): (Trailer, bool),
+        around: &Surroundings<'_>,
+    ) -> Result<(), LaneError> {
         match self.header.kind {
             Kind::Write => {
                 if trailer.status != Status::Ok {
@@ -574,6 +608,7 @@ impl<P: PipeRx> Rx<P> {
         let mut ops = around.ops.lock();
         if !self.header.last {
             if let Some(op) = ops.get_mut(name) {
+                target.at = self.at;
                 op.target = Some(target);
             }
             return Ok(());
@@ -599,10 +634,6 @@ fn deliver(crc_ok: bool, message: &[u8], around: &Surroundings<'_>) -> Result<()
         return Err(unexpected("a message with a wrong checksum"));
     }
     around.sink.message(message).map_err(LaneError::Protocol)
-}
-
-fn sound(crc: &Option<Crc>, trailer: &Trailer) -> bool {
-    crc.as_ref().is_none_or(|crc| crc.value() == trailer.crc)
 }
 
 fn remote_of(desc: &Desc) -> RemoteSpan {

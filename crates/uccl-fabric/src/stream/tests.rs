@@ -94,7 +94,7 @@ fn run(a: &Side, b: &Side, seen: &Seen) -> OpResult {
 }
 
 fn pattern(len: usize) -> Vec<u8> {
-    (0..len).map(|i| (i * 31 >> 3) as u8 ^ i as u8).collect()
+    (0..len).map(|i| ((i * 31) >> 3) as u8 ^ i as u8).collect()
 }
 
 const SIZES: [usize; 8] = [0, 1, 64, 2048, 2049, 70_000, 4 << 20, (9 << 20) + 7];

@@ -2,11 +2,17 @@
 
 use std::{collections::VecDeque, io};
 
+use parking_lot::Mutex;
 use uccl_wire::frame::{
-    DESC_LEN, Desc, HEADER_LEN, Header, Kind, MAX_DESCS, MAX_PAYLOAD, Status, TRAILER_LEN, Trailer,
+    DESC_LEN, Desc, HEADER_LEN, Header, Kind, MAX_DESCS, MAX_PAYLOAD, Status, TRAILER_LEN,
 };
 
-use super::{crc::Crc, cursor::Cursor};
+use super::{
+    MAX_READS, MAX_WRITES,
+    crc::{Crc, seal},
+    cursor::Cursor,
+    ops::Ops,
+};
 use crate::{
     lane::{OpName, RemoteSpans, Spans},
     mem::{Access, RemoteSpan, Span},
@@ -24,6 +30,14 @@ const CHECKED_STEP: usize = 256 << 10;
 const CHECKED_AHEAD: usize = 64 << 10;
 /// Short frames queue no further than this; later ones wait where cancels find them.
 const CONTROL_LIMIT: usize = 256 << 10;
+/// Pieces of payload given to the pipe at a time: what one vectored system call takes.
+const PIECES: usize = 1024;
+/// Short frames gathered for one send.
+const GATHERED: usize = 64 << 10;
+/// Answers with data that may wait before the peer is made to wait.
+const MAX_REPLIES: usize = 4 * MAX_READS;
+/// Short answers that may wait, in bytes, before the peer is made to wait.
+const MAX_ANSWER_BYTES: usize = 2 * HEADER_LEN * (MAX_READS + MAX_WRITES);
 /// What one flush sends at most, so that nobody's post turns into somebody else's pump.
 const FLUSH_BUDGET: usize = 8 << 20;
 
@@ -55,6 +69,11 @@ impl Own {
         Self { name, kind, local, remote, local_at, remote_at, left }
     }
 
+    /// Whether it is sent as one short frame.
+    fn is_short(&self) -> bool {
+        self.kind == OwnKind::Write && self.left <= SHORT as u64 && !self.begun()
+    }
+
     fn begun(&self) -> bool {
         self.local_at.index + self.local_at.offset + self.remote_at.index + self.remote_at.offset
             > 0
@@ -81,12 +100,16 @@ impl Reply {
 struct Current {
     payload_len: usize,
     sent: usize,
+    /// The next byte of payload to be sent.
+    at: Cursor,
     crc: Option<Crc>,
     /// Payload bytes that the checksum covers so far.
     summed: usize,
     /// For a reply: what to check before each send.
     reply: bool,
     status: Status,
+    /// The operation of ours that has been sent when this frame has.
+    ends: Option<OpName>,
 }
 
 /// The sending half.
@@ -94,6 +117,11 @@ pub(super) struct Tx<P> {
     pub(super) pipe: P,
     control: Vec<u8>,
     control_sent: usize,
+    /// Bytes of short frames that have been sent so far.
+    control_gone: u64,
+    /// Answers to the peer among the short frames: where they end, and how long they are.
+    answers: VecDeque<(u64, usize)>,
+    answer_bytes: usize,
     own: VecDeque<Own>,
     replies: VecDeque<Reply>,
     current: Option<Current>,
@@ -103,12 +131,22 @@ pub(super) struct Tx<P> {
     iov: Vec<Span>,
     checked: bool,
     replies_turn: bool,
+    /// The next of our operations waits for others to end.
+    blocked: bool,
 }
 
-/// How many operations may be in flight, asked before one is begun.
-pub(super) struct Window {
-    /// Another read may be begun.
-    pub(super) read: bool,
+/// Whose frame it is.
+enum Turn {
+    /// The peer's: data it asked for.
+    Reply,
+    /// Ours; which operation has been sent with it.
+    Own { ends: Option<OpName> },
+}
+
+/// What the sending half works with.
+pub(super) struct TxSurroundings<'a> {
+    pub(super) regions: &'a RegionTable,
+    pub(super) ops: &'a Mutex<Ops>,
 }
 
 impl<P: PipeTx> Tx<P> {
@@ -117,6 +155,9 @@ impl<P: PipeTx> Tx<P> {
             pipe,
             control: Vec::new(),
             control_sent: 0,
+            control_gone: 0,
+            answers: VecDeque::new(),
+            answer_bytes: 0,
             own: VecDeque::new(),
             replies: VecDeque::new(),
             current: None,
@@ -126,24 +167,27 @@ impl<P: PipeTx> Tx<P> {
             iov: Vec::new(),
             checked,
             replies_turn: false,
+            blocked: false,
         }
     }
 
-    /// Whether anything waits to be sent.
+    /// Whether anything waits to be sent, for want of room.
     pub(super) fn pending(&self) -> bool {
         self.control_sent < self.control.len()
             || self.current.is_some()
-            || !self.own.is_empty()
+            || !(self.own.is_empty() || self.blocked)
             || !self.replies.is_empty()
+    }
+
+    /// Whether so many answers wait that the peer may ask for no more. A peer of this kind never gets
+    /// there, for it limits what it has under way; otherwise two could wait for each other.
+    pub(super) fn swamped(&self) -> bool {
+        self.replies.len() > MAX_REPLIES || self.answer_bytes > MAX_ANSWER_BYTES
     }
 
     /// Bytes of short frames that wait.
     pub(super) fn control_len(&self) -> usize {
         self.control.len() - self.control_sent
-    }
-
-    pub(super) fn replies_len(&self) -> usize {
-        self.replies.len()
     }
 
     pub(super) fn push_own(&mut self, own: Own) {
@@ -154,19 +198,29 @@ impl<P: PipeTx> Tx<P> {
         self.replies.push_back(reply);
     }
 
-    /// Queues a frame without payload.
-    pub(super) fn push_bare(&mut self, header: Header) {
-        self.control.extend_from_slice(&header.encode());
+    /// Queues a frame of nothing but a header.
+    pub(super) fn push_bare(&mut self, kind: Kind, op: u64) {
+        let header = Header { checked: self.checked, ..Header::bare(kind, op, 0) };
+        self.control.extend_from_slice(&seal(&header));
     }
 
-    /// Queues whole frames, already encoded.
-    pub(super) fn push_frames(&mut self, frames: &[u8]) {
-        self.control.extend_from_slice(frames);
+    /// Queues answers to the peer, frames of nothing but a header.
+    pub(super) fn push_answers(&mut self, headers: &[Header]) {
+        let start = self.control_len();
+        for header in headers {
+            let header = Header { checked: self.checked, ..*header };
+            self.control.extend_from_slice(&seal(&header));
+        }
+        let len = self.control_len() - start;
+        self.answers.push_back((self.control_gone + self.control_len() as u64, len));
+        self.answer_bytes += len;
     }
 
     /// Whether a short write may skip the queue of operations.
     pub(super) fn takes_short(&self) -> bool {
-        self.own.is_empty() && self.control_len() < CONTROL_LIMIT
+        // Short frames go before a frame that has not begun: not before one of an earlier write.
+        let overtakes = self.current.as_ref().is_some_and(|now| !now.reply && now.sent == 0);
+        self.own.is_empty() && !overtakes && self.control_len() < CONTROL_LIMIT
     }
 
     /// Queues a whole write frame, its data copied.
@@ -179,27 +233,27 @@ impl<P: PipeTx> Tx<P> {
         local: &[Span],
         remote: &[RemoteSpan],
     ) {
+        let header = Header {
+            kind: Kind::Write,
+            last: true,
+            checked: self.checked,
+            descs: remote.len() as u16,
+            op: name.0,
+            len: local.iter().map(|span| span.len as u64).sum(),
+            aux: 0,
+        };
+        let mut crc = push_head(&mut self.control, &header, remote);
         let start = self.control.len();
-        let len = local.iter().map(|span| span.len as u64).sum();
-        self.control.extend_from_slice(
-            &Header {
-                kind: Kind::Write,
-                last: true,
-                checked: self.checked,
-                descs: remote.len() as u16,
-                op: name.0,
-                len,
-                aux: 0,
-            }
-            .encode(),
-        );
-        remote.iter().for_each(|piece| desc_of(piece).encode_to(&mut self.control));
         for span in local.iter().filter(|span| span.len > 0) {
             // SAFETY: readable, as the caller promises.
             let bytes = unsafe { std::slice::from_raw_parts(span.addr as *const u8, span.len) };
             self.control.extend_from_slice(bytes);
         }
-        self.close_short(start);
+        if let Some(crc) = &mut crc {
+            crc.add(&self.control[start..]);
+        }
+        let trailer = Crc::trailer(crc.as_ref(), Status::Ok);
+        self.control.extend_from_slice(&trailer.encode());
     }
 
     /// Queues a message frame, sending it straight from the caller's parts as far as the pipe takes it.
@@ -213,16 +267,14 @@ impl<P: PipeTx> Tx<P> {
             op: 0,
             len,
             aux: 0,
-        }
-        .encode();
-        let mut crc = Crc::new();
-        if self.checked {
+        };
+        let header = seal(&header);
+        let mut crc = self.checked.then(Crc::new);
+        if let Some(crc) = &mut crc {
             crc.add(&header);
             parts.iter().for_each(|part| crc.add(part));
         }
-        let trailer =
-            Trailer { crc: if self.checked { crc.value() } else { 0 }, status: Status::Ok }
-                .encode();
+        let trailer = Crc::trailer(crc.as_ref(), Status::Ok).encode();
         let mut skip = 0;
         if self.control_len() == 0 && self.current.is_none() {
             self.iov.clear();
@@ -238,17 +290,6 @@ impl<P: PipeTx> Tx<P> {
             skip -= cut;
         }
         Ok(())
-    }
-
-    fn close_short(&mut self, start: usize) {
-        let crc = if self.checked {
-            let mut crc = Crc::new();
-            crc.add(&self.control[start..]);
-            crc.value()
-        } else {
-            0
-        };
-        self.control.extend_from_slice(&Trailer { crc, status: Status::Ok }.encode());
     }
 
     /// Takes an operation out of the queue. `Some(false)`: nothing of it has been sent. `Some(true)`: it
@@ -274,20 +315,19 @@ impl<P: PipeTx> Tx<P> {
         self.current = None;
         self.control.clear();
         self.control_sent = 0;
+        self.answers.clear();
+        self.answer_bytes = 0;
     }
 
     /// Sends what the pipe takes; says whether anything was sent.
-    pub(super) fn flush(
-        &mut self,
-        regions: &RegionTable,
-        window: impl Fn() -> Window,
-    ) -> io::Result<bool> {
+    pub(super) fn flush(&mut self, around: &TxSurroundings<'_>) -> io::Result<bool> {
         let mut sent = 0;
+        self.blocked = false;
         while sent < FLUSH_BUDGET {
             if self.current.is_none() {
-                self.begin(regions, &window);
+                self.begin(around);
             }
-            let n = self.send_once(regions)?;
+            let n = self.send_once(around)?;
             if n == 0 {
                 break;
             }
@@ -297,57 +337,72 @@ impl<P: PipeTx> Tx<P> {
     }
 
     /// Begins the next frame: our operations and the peer's take turns.
-    fn begin(&mut self, regions: &RegionTable, window: &impl Fn() -> Window) {
+    fn begin(&mut self, around: &TxSurroundings<'_>) {
         self.replies_turn = !self.replies_turn;
-        if self.replies_turn && self.begin_reply(regions) {
+        if self.replies_turn && self.begin_reply() {
             return;
         }
-        if !self.begin_own(window) {
-            self.begin_reply(regions);
+        if !self.begin_own(around.ops) {
+            self.begin_reply();
         }
     }
 
-    fn begin_own(&mut self, window: &impl Fn() -> Window) -> bool {
+    fn begin_own(&mut self, ops: &Mutex<Ops>) -> bool {
         while let Some(own) = self.own.front() {
-            match own.kind {
+            let (name, kind, is_short) = (own.name, own.kind, own.is_short());
+            if is_short && self.control_len() >= GATHERED {
+                return false;
+            }
+            let mut ops = ops.lock();
+            self.blocked = !ops.begin(name);
+            if self.blocked {
+                return false;
+            }
+            match kind {
+                OwnKind::Write if is_short => self.gather(),
                 OwnKind::Write => {
+                    drop(ops);
                     self.begin_write();
                     return true;
                 }
-                OwnKind::Read if !window().read => return false,
                 OwnKind::Read => self.send_read(),
                 OwnKind::Fence => {
-                    let header = Header::bare(Kind::Fence, own.name.0, 0);
-                    self.push_bare(header);
+                    self.push_bare(Kind::Fence, name.0);
                     self.own.pop_front();
                 }
             }
+            // Not before: what has been sent may end at any time.
+            ops.sent(name);
         }
         false
+    }
+
+    /// Moves the first of our operations among the short frames.
+    fn gather(&mut self) {
+        let Some(own) = self.own.pop_front() else { return };
+        // SAFETY: the spans of our own operations stay valid until these have ended.
+        unsafe { self.push_short(own.name, &own.local, &own.remote) };
     }
 
     fn send_read(&mut self) {
         let Some(own) = self.own.pop_front() else { return };
         let header = Header {
             descs: own.remote.len() as u16,
+            checked: self.checked,
             ..Header::bare(Kind::Read, own.name.0, own.left)
         };
-        self.control.extend_from_slice(&header.encode());
-        own.remote.iter().for_each(|piece| desc_of(piece).encode_to(&mut self.control));
+        push_head(&mut self.control, &header, &own.remote);
     }
 
     fn begin_write(&mut self) {
         let Some(own) = self.own.front_mut() else { return };
         self.head.clear();
-        self.head.resize(HEADER_LEN, 0);
+        self.pieces.clear();
         let mut left = MAX_PAYLOAD;
-        let mut descs = 0u16;
         let mut offset = own.remote_at.offset as u64;
         for piece in own.remote.iter().skip(own.remote_at.index).take(MAX_DESCS) {
             let len = (piece.len - offset).min(left);
-            desc_of(&RemoteSpan { addr: piece.addr + offset, len, ..*piece })
-                .encode_to(&mut self.head);
-            descs += 1;
+            self.pieces.push(RemoteSpan { addr: piece.addr + offset, len, ..*piece });
             left -= len;
             offset = 0;
             if left == 0 {
@@ -365,19 +420,20 @@ impl<P: PipeTx> Tx<P> {
             kind: Kind::Write,
             last,
             checked: self.checked,
-            descs,
+            descs: self.pieces.len() as u16,
             op: own.name.0,
             len: len as u64,
             aux: 0,
         };
-        self.head[..HEADER_LEN].copy_from_slice(&header.encode());
+        let ends = last.then_some(own.name);
+        let crc = push_head(&mut self.head, &header, &self.pieces);
         if last {
             self.own.pop_front();
         }
-        self.start(len, false);
+        self.start(len, crc, Turn::Own { ends });
     }
 
-    fn begin_reply(&mut self, regions: &RegionTable) -> bool {
+    fn begin_reply(&mut self) -> bool {
         let Some(reply) = self.replies.front_mut() else { return false };
         let len = reply.left.min(MAX_PAYLOAD) as usize;
         self.pieces.clear();
@@ -388,12 +444,10 @@ impl<P: PipeTx> Tx<P> {
                 break;
             }
             let len = (piece.len - offset).min(left);
-            self.pieces.push(RemoteSpan {
-                addr: piece.addr + offset,
-                len,
-                key: piece.key,
-                slot: piece.slot,
-            });
+            if len > 0 {
+                let Desc { addr, key, slot, .. } = *piece;
+                self.pieces.push(RemoteSpan { addr: addr + offset, len, key, slot });
+            }
             left -= len;
             offset = 0;
         }
@@ -410,7 +464,7 @@ impl<P: PipeTx> Tx<P> {
             aux: 0,
         };
         self.head.clear();
-        self.head.extend_from_slice(&header.encode());
+        let crc = push_head(&mut self.head, &header, &[]);
         self.payload.clear();
         self.payload.extend(
             self.pieces.iter().map(|p| Span { addr: p.addr as usize, len: p.len as usize }),
@@ -418,30 +472,28 @@ impl<P: PipeTx> Tx<P> {
         if last {
             self.replies.pop_front();
         }
-        // The checksum below reads the memory: the check keeps it registered meanwhile.
-        let guard = regions.lock();
-        let status = check_all(&guard, &self.pieces);
-        self.start(len, true);
-        if status != Status::Ok {
-            self.poison(status);
-        }
-        drop(guard);
+        self.start(len, crc, Turn::Reply);
         true
     }
 
-    fn start(&mut self, payload_len: usize, reply: bool) {
-        let mut crc = self.checked.then(Crc::new);
+    /// The frame whose start is in [`Self::head`] is the next to be sent.
+    fn start(&mut self, payload_len: usize, mut crc: Option<Crc>, turn: Turn) {
         let mut summed = 0;
-        if let Some(crc) = &mut crc {
-            crc.add(&self.head);
-            if payload_len <= CHECKED_AHEAD && !reply {
-                // SAFETY: the spans of our own operations stay valid until these have ended.
-                self.payload.iter().for_each(|span| unsafe { crc.add_span(*span) });
-                summed = payload_len;
-            }
+        let (reply, ends) = match turn {
+            Turn::Reply => (true, None),
+            Turn::Own { ends } => (false, ends),
+        };
+        if let Some(crc) = &mut crc
+            && payload_len <= CHECKED_AHEAD
+            && !reply
+        {
+            // SAFETY: the spans of our own operations stay valid until these have ended.
+            self.payload.iter().for_each(|span| unsafe { crc.add_span(*span) });
+            summed = payload_len;
         }
-        self.current =
-            Some(Current { payload_len, sent: 0, crc, summed, reply, status: Status::Ok });
+        let status = Status::Ok;
+        let at = Cursor::default();
+        self.current = Some(Current { payload_len, sent: 0, at, crc, summed, reply, status, ends });
     }
 
     /// The source of the current frame is gone: the rest of it is filler, and its trailer says so.
@@ -449,29 +501,32 @@ impl<P: PipeTx> Tx<P> {
         if let Some(current) = &mut self.current {
             current.status = status;
             let mut left = current.payload_len;
+            let sent = current.sent.saturating_sub(self.head.len());
             self.payload.clear();
             while left > 0 {
                 let len = left.min(FILLER.len());
                 self.payload.push(Span { addr: FILLER.as_ptr() as usize, len });
                 left -= len;
             }
+            current.at = Cursor::default();
+            current.at.advance(|i| self.payload.get(i).map(|span| span.len), sent);
         }
     }
 
-    fn send_once(&mut self, regions: &RegionTable) -> io::Result<usize> {
+    fn send_once(&mut self, around: &TxSurroundings<'_>) -> io::Result<usize> {
         let Some(current) = &self.current else {
             return self.send_control();
         };
         if current.reply && current.status == Status::Ok {
-            let guard = regions.lock();
-            let status = check_all(&guard, &self.pieces);
+            let guard = around.regions.lock();
+            let status = check_all(&guard, &self.pieces[current.at.index..]);
             if status != Status::Ok {
                 self.poison(status);
             }
             // The lock is held while the memory is read: a deregistration waits for it.
-            return self.send_current();
+            return self.send_current(around.ops);
         }
-        self.send_current()
+        self.send_current(around.ops)
     }
 
     fn send_control(&mut self) -> io::Result<usize> {
@@ -486,7 +541,7 @@ impl<P: PipeTx> Tx<P> {
     }
 
     /// Sends from the current frame; queued control frames go before it if it has not begun.
-    fn send_current(&mut self) -> io::Result<usize> {
+    fn send_current(&mut self, ops: &Mutex<Ops>) -> io::Result<usize> {
         let Some(current) = &mut self.current else { return Ok(0) };
         self.iov.clear();
         let control = if current.sent == 0 { self.control.len() - self.control_sent } else { 0 };
@@ -503,16 +558,15 @@ impl<P: PipeTx> Tx<P> {
         } else {
             usize::MAX
         };
-        let mut at = Cursor::default();
-        at.advance(|i| self.payload.get(i).map(|span| span.len), done);
         let limit = (current.payload_len - done).min(step);
-        at.ahead(&self.payload, limit, usize::MAX, &mut self.iov);
+        let before = self.iov.len();
+        let ahead = current.at.ahead(&self.payload, limit, PIECES, &mut self.iov);
+        let until = self.iov.len();
         let trailer;
-        if done + limit == current.payload_len
+        if done + ahead == current.payload_len
             && current.crc.as_ref().is_none_or(|_| current.summed == current.payload_len)
         {
-            let crc = current.crc.as_ref().map_or(0, Crc::value);
-            trailer = Trailer { crc, status: current.status }.encode();
+            trailer = Crc::trailer(current.crc.as_ref(), current.status).encode();
             let from = current.sent.saturating_sub(head + current.payload_len);
             self.iov.push(span_of(&trailer[from..]));
         }
@@ -522,20 +576,23 @@ impl<P: PipeTx> Tx<P> {
         let n = unsafe { self.pipe.send(&self.iov)? };
         let from_control = n.min(control);
         let of_frame = n - from_control;
-        let sum_to = (current.sent + of_frame).saturating_sub(head).min(current.payload_len);
-        if let Some(crc) = &mut current.crc
-            && sum_to > current.summed
-        {
-            let mut piece = Vec::new();
-            let mut at = Cursor::default();
-            at.advance(|i| self.payload.get(i).map(|span| span.len), current.summed);
-            at.ahead(&self.payload, sum_to - current.summed, usize::MAX, &mut piece);
-            // SAFETY: as above.
-            piece.iter().for_each(|span| unsafe { crc.add_span(*span) });
-            current.summed = sum_to;
+        let payload_sent = (current.sent + of_frame).saturating_sub(head).min(current.payload_len);
+        let mut sum_left = payload_sent.saturating_sub(current.summed);
+        if let Some(crc) = &mut current.crc {
+            for span in &self.iov[before..until] {
+                let len = span.len.min(sum_left);
+                // SAFETY: as above.
+                unsafe { crc.add_span(Span { addr: span.addr, len }) };
+                sum_left -= len;
+            }
         }
+        current.summed = current.summed.max(payload_sent);
+        current.at.advance(|i| self.payload.get(i).map(|span| span.len), payload_sent - done);
         current.sent += of_frame;
         if current.sent == head + current.payload_len + TRAILER_LEN {
+            if let Some(name) = current.ends {
+                ops.lock().sent(name);
+            }
             self.current = None;
         }
         self.sent_control(from_control);
@@ -544,10 +601,16 @@ impl<P: PipeTx> Tx<P> {
 
     fn sent_control(&mut self, n: usize) {
         self.control_sent += n;
+        self.control_gone += n as u64;
+        while let Some((_, len)) = self.answers.pop_front_if(|(end, _)| *end <= self.control_gone) {
+            self.answer_bytes -= len;
+        }
         if self.control_sent == self.control.len() {
             self.control.clear();
+            self.control.shrink_to(4 * CONTROL_LIMIT);
             self.control_sent = 0;
-        } else if self.control_sent > CONTROL_LIMIT {
+        } else if self.control_sent > CONTROL_LIMIT && self.control_sent > self.control_len() {
+            // What is moved is less than what was sent since the last time.
             self.control.drain(..self.control_sent);
             self.control_sent = 0;
         }
@@ -559,6 +622,19 @@ fn check_all(regions: &crate::region::Locked<'_>, pieces: &[RemoteSpan]) -> Stat
         .iter()
         .find_map(|piece| regions.check(piece, Access::Read).err())
         .map_or(Status::Ok, status_of)
+}
+
+/// Appends a header and its descriptors; what follows is to be added to the checksum.
+fn push_head(out: &mut Vec<u8>, header: &Header, pieces: &[RemoteSpan]) -> Option<Crc> {
+    let start = out.len();
+    out.extend_from_slice(&seal(header));
+    pieces.iter().for_each(|piece| desc_of(piece).encode_to(out));
+    let mut crc = header.checked.then(Crc::new)?;
+    crc.add(&out[start..]);
+    if !pieces.is_empty() {
+        out.extend_from_slice(&Crc::trailer(Some(&crc), Status::Ok).encode());
+    }
+    Some(crc)
 }
 
 fn desc_of(piece: &RemoteSpan) -> Desc {

@@ -2,15 +2,18 @@
 
 use std::{
     sync::{Arc, atomic::Ordering::Acquire},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use super::{
-    connection::fence_grace,
     core::Core,
     transfer::{Fence, Transfer},
 };
 use crate::error::Error;
+
+/// A transfer is fenced this long before its deadline (or a tenth of its time, if that is less), so
+/// that it has ended by then.
+const FENCE_GRACE: Duration = Duration::from_millis(250);
 
 impl Core {
     /// Fences transfers whose deadline is near, and carries on with fences that are under way.
@@ -25,13 +28,14 @@ impl Core {
 
 /// When a transfer must begin to end, so that it has ended by its deadline.
 pub(crate) fn fence_at(transfer: &Transfer) -> Option<Instant> {
-    Some(transfer.deadline()? - fence_grace(transfer.timeout?))
+    Some(transfer.deadline()? - FENCE_GRACE.min(transfer.timeout? / 10))
 }
 
-/// When a peer that does not let a transfer end is given up: at the deadline, if it has had time.
+/// When a peer that does not let a transfer end is given up: at the deadline, if it has had time to
+/// answer, which a busy machine may need.
 fn give_up_at(transfer: &Transfer) -> Option<Instant> {
     let fenced_at = transfer.body.lock().fenced_at?;
-    Some(transfer.deadline()?.max(fenced_at + fence_grace(transfer.timeout?)))
+    Some(transfer.deadline()?.max(fenced_at + FENCE_GRACE))
 }
 
 /// Ends a transfer if its time is up. A peer that does not let it end in time is given up: with its

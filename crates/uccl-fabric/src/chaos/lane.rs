@@ -1,0 +1,220 @@
+//! A lane around a lane, with faults of its own.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::lane::{
+    Caps, Completion, Interest, Lane, LaneError, MessageSink, OpError, OpKind, OpName, OpResult,
+    Operation, Posted,
+};
+
+/// What goes wrong on a [`ChaosLane`]. The default is nothing.
+#[derive(Clone, Debug, Default)]
+pub struct LaneFaults {
+    /// Completions are held for a random number of [`Lane::progress`] calls up to this, which puts them
+    /// in another order.
+    pub hold_completions: u32,
+    /// So many of a hundred writes are done twice; such a write ends when both have ended.
+    pub repeat_writes_percent: u8,
+    /// So many of a hundred operations fail at once, with [`OpError::LocalFault`].
+    pub fail_posts_percent: u8,
+    /// The lane is lost when this many operations have been posted.
+    pub lose_after: Option<u64>,
+}
+
+/// A lane with faults. See [`LaneFaults`].
+pub struct ChaosLane<L> {
+    inner: L,
+    faults: LaneFaults,
+    state: Mutex<State>,
+    held: Arc<Mutex<Vec<Held>>>,
+}
+
+struct State {
+    rng: fastrand::Rng,
+    posted: u64,
+    lost: bool,
+    /// The second half of a repeated write, by the name of the first.
+    repeats: HashMap<OpName, OpName>,
+}
+
+/// A completion that its owner has not heard of yet.
+struct Held {
+    done: Arc<dyn Completion>,
+    result: OpResult,
+    /// `None` until somebody has drawn it.
+    polls: Option<u32>,
+}
+
+/// What the inner lane tells: it is held back.
+struct Catch {
+    held: Arc<Mutex<Vec<Held>>>,
+    done: Arc<dyn Completion>,
+    /// How many have not ended, and how the others did.
+    left: Mutex<(u32, OpResult)>,
+}
+
+impl Completion for Catch {
+    fn complete(self: Arc<Self>, result: OpResult) {
+        let mut left = self.left.lock();
+        left.0 -= 1;
+        // A write of which one copy landed has landed.
+        left.1 = left.1.or(result);
+        if left.0 == 0 {
+            let (done, result) = (Arc::clone(&self.done), left.1);
+            self.held.lock().push(Held { done, result, polls: None });
+        }
+    }
+}
+
+impl<L: Lane> ChaosLane<L> {
+    /// Wraps `inner`.
+    pub fn new(inner: L, seed: u64, faults: LaneFaults) -> Self {
+        let rng = fastrand::Rng::with_seed(seed);
+        let state = State { rng, posted: 0, lost: false, repeats: HashMap::new() };
+        Self { inner, faults, state: Mutex::new(state), held: Arc::default() }
+    }
+
+    /// The lane inside.
+    pub fn inner(&self) -> &L {
+        &self.inner
+    }
+
+    /// Loses the lane: from now on it is as if its link had gone.
+    pub fn lose(&self) {
+        self.state.lock().lost = true;
+    }
+
+    fn check(&self) -> Result<(), LaneError> {
+        if self.state.lock().lost {
+            return Err(io::Error::from(io::ErrorKind::ConnectionReset).into());
+        }
+        Ok(())
+    }
+
+    /// Tells the owners of completions that have been held for long enough; all of them if told so.
+    fn release(&self, all: bool) -> bool {
+        let due = {
+            let mut state = self.state.lock();
+            let mut held = self.held.lock();
+            let mut due = Vec::new();
+            for mut one in std::mem::take(&mut *held) {
+                let polls =
+                    one.polls.unwrap_or_else(|| state.rng.u32(0..=self.faults.hold_completions));
+                if all || polls == 0 {
+                    due.push(one);
+                } else {
+                    one.polls = Some(polls - 1);
+                    held.push(one);
+                }
+            }
+            if self.faults.hold_completions > 0 {
+                state.rng.shuffle(&mut due);
+            }
+            due
+        };
+        let any = !due.is_empty();
+        due.into_iter().for_each(|held| held.done.complete(held.result));
+        any
+    }
+}
+
+impl<L: Lane> Lane for ChaosLane<L> {
+    fn caps(&self) -> Caps {
+        let caps = self.inner.caps();
+        Caps { ordered: caps.ordered && self.faults.hold_completions == 0, ..caps }
+    }
+
+    unsafe fn post(&self, op: Operation) -> Result<Posted, LaneError> {
+        self.check()?;
+        let repeat = {
+            let mut state = self.state.lock();
+            state.posted += 1;
+            state.lost |= self.faults.lose_after == Some(state.posted);
+            if state.rng.u8(0..100) < self.faults.fail_posts_percent {
+                return Ok(Posted::Done(Err(OpError::LocalFault)));
+            }
+            op.kind == OpKind::Write && state.rng.u8(0..100) < self.faults.repeat_writes_percent
+        };
+        let left = Mutex::new((1 + u32::from(repeat), Err(OpError::LaneDown)));
+        let catch = Arc::new(Catch { held: Arc::clone(&self.held), done: op.done, left });
+        let copy = || Operation {
+            kind: op.kind,
+            local: op.local.clone(),
+            remote: op.remote.clone(),
+            done: Arc::clone(&catch) as Arc<dyn Completion>,
+        };
+        // SAFETY: the caller's completion is called after those of all copies.
+        let first = unsafe { self.inner.post(copy())? };
+        let Posted::Pending(name) = first else {
+            // Nothing is under way, so nothing is held and nothing repeated.
+            return Ok(first);
+        };
+        if repeat {
+            // SAFETY: as above.
+            match unsafe { self.inner.post(copy()) } {
+                Ok(Posted::Pending(second)) => {
+                    self.state.lock().repeats.insert(name, second);
+                }
+                Ok(Posted::Done(result)) => catch.complete(result),
+                // The first copy hears of it too.
+                Err(_) => catch.complete(Err(OpError::LaneDown)),
+            }
+        }
+        Ok(Posted::Pending(name))
+    }
+
+    fn send(&self, parts: &[&[u8]]) -> Result<(), LaneError> {
+        self.check()?;
+        self.inner.send(parts)
+    }
+
+    fn progress(&self, sink: &dyn MessageSink) -> Result<bool, LaneError> {
+        self.check()?;
+        let moved = self.inner.progress(sink);
+        Ok(self.release(false) | moved?)
+    }
+
+    fn cancel(&self, op: OpName) {
+        self.inner.cancel(op);
+        let second = self.state.lock().repeats.remove(&op);
+        second.into_iter().for_each(|second| self.inner.cancel(second));
+    }
+
+    fn load(&self) -> u64 {
+        self.inner.load()
+    }
+
+    fn last_heard_ms(&self) -> u64 {
+        self.inner.last_heard_ms()
+    }
+
+    fn ping(&self) -> Result<(), LaneError> {
+        self.check()?;
+        self.inner.ping()
+    }
+
+    fn has_work(&self) -> bool {
+        self.inner.has_work() || !self.held.lock().is_empty()
+    }
+
+    fn arm(&self) -> bool {
+        self.held.lock().is_empty() && self.check().is_ok() && self.inner.arm()
+    }
+
+    fn interest(&self) -> Interest<'_> {
+        self.inner.interest()
+    }
+
+    fn bye(&self) {
+        self.inner.bye();
+    }
+
+    fn kill(&self) {
+        self.inner.kill();
+        self.release(true);
+    }
+}
