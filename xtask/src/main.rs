@@ -1,2 +1,60 @@
-//! What developers run.
-fn main() {}
+//! What developers run: `cargo xtask <command>`.
+
+mod bench;
+mod demo;
+mod hammer;
+mod licences;
+mod lint;
+mod loom;
+mod python;
+mod readme;
+mod shell;
+mod test;
+mod tools;
+mod tree;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "What developers of this project run")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Bench(bench::BenchArgs),
+    Demo(demo::DemoArgs),
+    Hammer(hammer::HammerArgs),
+    /// Formatting, clippy, documentation and licences
+    Lint,
+    /// Explore every interleaving of the structures that processes share
+    Loom,
+    Test(test::TestArgs),
+}
+
+fn main() -> ExitCode {
+    match shell::forward_interrupts().and_then(|()| run(Cli::parse().command)) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Result<ExitCode> {
+    match command {
+        Command::Bench(args) => bench::run(&args)?,
+        Command::Demo(args) => demo::run(&args)?,
+        Command::Hammer(args) => hammer::run(&args)?,
+        Command::Lint => return test::run(&test::TestArgs::only(test::Group::Lint)),
+        Command::Loom => loom::run()?,
+        Command::Test(args) => return test::run(&args),
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,24 @@
+//! `cargo xtask hammer`: random and mutated bytes for every parser.
+
+use anyhow::Result;
+use clap::Args;
+
+use crate::shell::Program;
+
+/// Throw random and mutated bytes at every parser of uccl-wire
+#[derive(Args)]
+pub(crate) struct HammerArgs {
+    /// Frames to throw
+    #[arg(default_value_t = 10_000_000)]
+    pub(crate) count: u64,
+    /// Where the random numbers start: a failure names its seed [default: a new one]
+    pub(crate) seed: Option<u64>,
+}
+
+/// Built as the tests are: with checks for overflow, which a release build leaves out.
+pub(crate) fn run(args: &HammerArgs) -> Result<()> {
+    let numbers = [Some(args.count), args.seed];
+    Program::cargo(&["run", "--quiet", "--locked", "--package=uccl-wire", "--example=hammer", "--"])
+        .args(numbers.iter().flatten().map(u64::to_string))
+        .run()
+}

@@ -1,0 +1,18 @@
+//! `cargo xtask loom`: the structures that processes share, under every interleaving.
+
+use anyhow::Result;
+
+use crate::{shell::Program, tree};
+
+/// In a target folder of its own: the flag changes every crate's build.
+pub(crate) fn run() -> Result<()> {
+    let flags = std::env::var("RUSTFLAGS").unwrap_or_default();
+    Program::cargo(&["test", "--locked", "--release", "--package=uccl-fabric", "--lib", "loom"])
+        .env("RUSTFLAGS", format!("{flags} --cfg loom").trim())
+        .env("CARGO_TARGET_DIR", tree::target().join("loom"))
+        // Models run for longer than it takes to build them, but not by so much.
+        .env("CARGO_PROFILE_RELEASE_LTO", "off")
+        .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16")
+        .env("CARGO_PROFILE_RELEASE_DEBUG", "0")
+        .run()
+}

@@ -1,0 +1,131 @@
+//! The wheel, and the tests that are written in Python.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::OnceLock,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{shell::Program, test::Done, tools, tree};
+
+/// What an environment without anything else must be able to do with the wheel.
+const FIRST_STEPS: &str = "\
+import uccl
+from uccl import p2p
+endpoint = p2p.Endpoint(local_gpu_idx=0, num_cpus=1)
+assert len(endpoint.get_metadata()) > 0
+print('imported', uccl.__file__)
+";
+
+/// Why Python's steps cannot run here; none if they can.
+pub(crate) fn lacking() -> Option<&'static str> {
+    (!tools::can_make_environments()).then_some("lacks python3-venv")
+}
+
+/// Builds the wheel and uses it where nothing else is installed.
+pub(crate) fn wheel() -> Result<Done> {
+    if let Some(reason) = lacking() {
+        return Ok(Done::skipped(reason));
+    }
+    let wheel = build()?;
+    let folder = tree::scratch().join("clean");
+    let python = make_environment(&folder, true)?;
+    install(&python, wheel)?;
+    // From elsewhere, without the caller's variables: only the wheel can be what is imported.
+    Program::new(&python).args(["-I", "-c", FIRST_STEPS]).in_folder(&folder).run()?;
+    let name = wheel.file_name().unwrap_or_default().to_string_lossy();
+    Ok(Done::with(format!("{name}, {} KiB", fs::metadata(wheel)?.len() >> 10)))
+}
+
+/// Runs the tests against the wheel.
+pub(crate) fn tests() -> Result<Done> {
+    if let Some(reason) = lacking() {
+        return Ok(Done::skipped(reason));
+    }
+    let python = with_wheel()?;
+    let mut done = Done::default();
+    let tests = ["-m", "pytest", "-rs", "-p", "no:cacheprovider", "tests"];
+    let program = Program::new(python).args(tests).without_env("PYTHONPATH").env("COLUMNS", "200");
+    let result = program.limit(Duration::from_secs(15 * 60)).watch(|line| {
+        if line.starts_with("SKIPPED") {
+            done.absent.push(line.to_owned());
+        } else if line.starts_with('=') && line.contains(" in ") {
+            done.detail = line.trim_matches(['=', ' ']).to_owned();
+        }
+    });
+    done.or_failed(result)
+}
+
+/// The environment of the tests, with the wheel in it.
+pub(crate) fn with_wheel() -> Result<PathBuf> {
+    let wheel = build()?;
+    let python = environment()?;
+    install(&python, wheel)?;
+    Ok(python)
+}
+
+/// Builds the wheel, once in a run.
+fn build() -> Result<&'static Path> {
+    static WHEEL: OnceLock<PathBuf> = OnceLock::new();
+    if let Some(wheel) = WHEEL.get() {
+        return Ok(wheel);
+    }
+    let python = environment()?;
+    let folder = tree::scratch().join("wheels");
+    empty(&folder)?;
+    Program::new(&python)
+        .args(["-m", "maturin", "build", "--release", "--locked", "--out"])
+        .args([&folder])
+        .args(["--interpreter".as_ref(), python.as_os_str()])
+        .run()?;
+    let files = fs::read_dir(&folder)?.map(|entry| Ok(entry?.path()));
+    match files.collect::<Result<Vec<_>>>()?.as_slice() {
+        [wheel] => Ok(WHEEL.get_or_init(|| wheel.clone())),
+        found => bail!("maturin made {} wheels, and not one", found.len()),
+    }
+}
+
+/// The developer's environment, `.venv`, with what tests/requirements.txt names.
+fn environment() -> Result<PathBuf> {
+    let folder = tree::root().join(".venv");
+    let wanted = fs::read_to_string(tree::root().join("tests/requirements.txt"))?;
+    let stamp = folder.join("requirements.txt");
+    let python = folder.join("bin/python");
+    let works = Program::new(&python).args(["-m", "pip", "--version"]).works();
+    if works && fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
+        return Ok(python);
+    }
+    if !works {
+        make_environment(&folder, false)?;
+    }
+    pip(&python).args(["--requirement", "tests/requirements.txt"]).run()?;
+    fs::write(stamp, wanted)?;
+    Ok(python)
+}
+
+fn make_environment(folder: &Path, anew: bool) -> Result<PathBuf> {
+    if anew {
+        empty(folder)?;
+    }
+    Program::new("python3").args(["-m".as_ref(), "venv".as_ref(), folder.as_os_str()]).run()?;
+    Ok(folder.join("bin/python"))
+}
+
+fn install(python: &Path, wheel: &Path) -> Result<()> {
+    pip(python).args(["--no-index", "--no-deps", "--force-reinstall"]).args([wheel]).run()
+}
+
+fn pip(python: &Path) -> Program {
+    Program::new(python).args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"])
+}
+
+fn empty(folder: &Path) -> Result<()> {
+    if folder.exists() {
+        fs::remove_dir_all(folder)
+            .with_context(|| format!("cannot remove {}", folder.display()))?;
+    }
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))
+}

@@ -1,0 +1,58 @@
+//! Runs the README's examples as they stand there.
+
+use std::{fs, time::Duration};
+
+use anyhow::{Result, ensure};
+
+use crate::{python, shell::Program, test::Done, tree};
+
+/// The Rust examples, as documentation tests.
+pub(crate) fn rust() -> Result<Done> {
+    Program::cargo(&["build", "--locked", "--package=uccl-p2p"]).run()?;
+    let built = tree::target().join("debug");
+    let rustdoc = std::env::var_os("RUSTDOC").unwrap_or_else(|| "rustdoc".into());
+    Program::new(rustdoc)
+        .args(["--edition=2024", "--test", "README.md"])
+        .args(["--extern", &format!("uccl_p2p={}", built.join("libuccl_p2p.rlib").display())])
+        .args(["-L", &format!("dependency={}", built.join("deps").display())])
+        .limit(Duration::from_secs(300))
+        .run()?;
+    Ok(Done::default())
+}
+
+/// The Python examples, each as a program of its own, with the wheel.
+pub(crate) fn python() -> Result<Done> {
+    if let Some(reason) = python::lacking() {
+        return Ok(Done::skipped(reason));
+    }
+    let interpreter = python::with_wheel()?;
+    let readme = fs::read_to_string(tree::root().join("README.md"))?;
+    let examples = blocks(&readme, "python");
+    ensure!(!examples.is_empty(), "README.md has no example in Python");
+    for (number, example) in examples.iter().enumerate() {
+        let file = tree::scratch().join(format!("readme-{number}.py"));
+        fs::write(&file, example)?;
+        let program = Program::new(&interpreter).args([&file]).without_env("PYTHONPATH");
+        program.limit(Duration::from_secs(60)).run()?;
+    }
+    Ok(Done::with(format!("{} examples", examples.len())))
+}
+
+/// The fenced blocks of one language.
+fn blocks<'a>(text: &'a str, language: &str) -> Vec<&'a str> {
+    let fence = format!("```{language}\n");
+    let starts = text.split(fence.as_str()).skip(1);
+    starts.filter_map(|rest| rest.split_once("\n```").map(|(block, _)| block)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_of_one_language_are_found() {
+        let text = "a\n```python\none\ntwo\n```\n```sh\nthree\n```\n```python\nfour\n```\n";
+        assert_eq!(blocks(text, "python"), ["one\ntwo", "four"]);
+        assert!(blocks(text, "rust").is_empty());
+    }
+}

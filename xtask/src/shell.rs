@@ -1,0 +1,255 @@
+//! Runs other programs: in the repository's root, within a time, as a group that ends as one.
+
+use std::{
+    ffi::OsStr,
+    fmt,
+    io::{BufRead, BufReader, PipeReader, Write, pipe, stdout},
+    os::unix::process::CommandExt,
+    path::Path,
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::{
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use crate::tree;
+
+/// Whether this program was told to end.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// How long programs have to end once they are told to.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// How often a running program is looked at.
+const POLL: Duration = Duration::from_millis(20);
+
+/// What a program may take unless something else is said.
+const LIMIT: Duration = Duration::from_secs(20 * 60);
+
+/// Takes the running program along when this one is told to end.
+pub(crate) fn forward_interrupts() -> Result<()> {
+    ctrlc::set_handler(|| INTERRUPTED.store(true, Ordering::SeqCst))
+        .context("cannot handle signals")
+}
+
+/// Ends a program and its children: politely at first.
+fn end(child: &mut Child) -> Result<()> {
+    let group = Pid::from_child(child);
+    // A group that has ended by itself is what is wanted.
+    let _ = kill_process_group(group, Signal::TERM);
+    let end = Instant::now() + GRACE;
+    while Instant::now() < end && child.try_wait()?.is_none() {
+        thread::sleep(POLL);
+    }
+    let _ = kill_process_group(group, Signal::KILL);
+    child.wait()?;
+    Ok(())
+}
+
+/// A program to run.
+pub(crate) struct Program {
+    command: Command,
+    limit: Duration,
+}
+
+impl Program {
+    /// A program by its name or path.
+    pub(crate) fn new(name: impl AsRef<OsStr>) -> Self {
+        let mut command = Command::new(name);
+        command.current_dir(tree::root()).stdin(Stdio::null()).process_group(0);
+        Self { command, limit: LIMIT }
+    }
+
+    /// The cargo that runs this.
+    pub(crate) fn cargo(arguments: &[&str]) -> Self {
+        Self::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())).args(arguments)
+    }
+
+    pub(crate) fn args<S: AsRef<OsStr>>(mut self, arguments: impl IntoIterator<Item = S>) -> Self {
+        self.command.args(arguments);
+        self
+    }
+
+    pub(crate) fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
+        self.command.env(name, value);
+        self
+    }
+
+    pub(crate) fn without_env(mut self, name: &str) -> Self {
+        self.command.env_remove(name);
+        self
+    }
+
+    pub(crate) fn in_folder(mut self, folder: &Path) -> Self {
+        self.command.current_dir(folder);
+        self
+    }
+
+    pub(crate) fn limit(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// Says what is run, and runs it on this terminal.
+    pub(crate) fn run(mut self) -> Result<()> {
+        println!("$ {self}");
+        let child = self.spawn()?;
+        let status = self.wait(child)?;
+        self.judge(status)
+    }
+
+    /// Like [`Self::run`], and shows each line to `look`, without the terminal's colours.
+    pub(crate) fn watch(mut self, mut look: impl FnMut(&str)) -> Result<()> {
+        println!("$ {self}");
+        let lines = self.pipe_output()?;
+        let child = self.spawn()?;
+        // The command's own ends of the pipe would keep it open.
+        self.command.stdout(Stdio::null()).stderr(Stdio::null());
+        let status = self.wait(child);
+        // Something that outlived its parent may hold the pipe still.
+        while let Ok(line) = lines.recv_timeout(GRACE) {
+            look(&line);
+        }
+        self.judge(status?)
+    }
+
+    /// Runs quietly: whether it went well, and what it said.
+    pub(crate) fn ask(mut self) -> Result<(bool, String)> {
+        let output = self.command.output().with_context(|| format!("cannot run {self}"))?;
+        let said = if output.status.success() || output.stderr.is_empty() {
+            output.stdout
+        } else {
+            output.stderr
+        };
+        Ok((output.status.success(), String::from_utf8_lossy(&said).trim().to_owned()))
+    }
+
+    /// Whether it is there and runs.
+    pub(crate) fn works(self) -> bool {
+        self.ask().is_ok_and(|(well, _)| well)
+    }
+
+    fn spawn(&mut self) -> Result<Child> {
+        self.command.spawn().with_context(|| format!("cannot run {self}"))
+    }
+
+    fn wait(&self, mut child: Child) -> Result<ExitStatus> {
+        let limit = Instant::now() + self.limit;
+        loop {
+            if INTERRUPTED.load(Ordering::SeqCst) {
+                end(&mut child)?;
+                std::process::exit(130);
+            }
+            if let Some(status) = child.try_wait()? {
+                return Ok(status);
+            }
+            if Instant::now() > limit {
+                end(&mut child)?;
+                bail!("{self} took more than {} s and was ended", self.limit.as_secs_f64());
+            }
+            thread::sleep(POLL);
+        }
+    }
+
+    fn judge(&self, status: ExitStatus) -> Result<()> {
+        match status.success() {
+            true => Ok(()),
+            false => bail!("{self}: {status}"),
+        }
+    }
+
+    fn pipe_output(&mut self) -> Result<mpsc::Receiver<String>> {
+        let (reader, writer) = pipe()?;
+        self.command.stdout(writer.try_clone()?).stderr(writer);
+        let (lines, receiver) = mpsc::channel();
+        thread::spawn(move || copy_lines(reader, &lines));
+        Ok(receiver)
+    }
+}
+
+/// As one would type it, shortened to what matters.
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let program = Path::new(self.command.get_program());
+        let shown = match program.starts_with(tree::root()) {
+            true => program.strip_prefix(tree::root()).unwrap_or(program).as_os_str(),
+            false => program.file_name().unwrap_or(program.as_os_str()),
+        };
+        for (name, value) in self.command.get_envs() {
+            if let Some(value) = value {
+                write!(f, "{}={:?} ", name.to_string_lossy(), value.to_string_lossy())?;
+            }
+        }
+        write!(f, "{}", shown.to_string_lossy())?;
+        self.command.get_args().try_for_each(|arg| write!(f, " {}", arg.to_string_lossy()))
+    }
+}
+
+fn copy_lines(reader: PipeReader, lines: &mpsc::Sender<String>) {
+    let mut reader = BufReader::new(reader);
+    let mut line = Vec::new();
+    while matches!(reader.read_until(b'\n', &mut line), Ok(1..)) {
+        // A closed terminal is no reason to stop the tests.
+        let _ = stdout().lock().write_all(&line);
+        let _ = lines.send(plain(&String::from_utf8_lossy(&line)));
+        line.clear();
+    }
+}
+
+/// A line without its end and without escape sequences.
+fn plain(line: &str) -> String {
+    let mut text = String::new();
+    let mut chars = line.trim_end().chars();
+    while let Some(c) = chars.next() {
+        if c == '\x1b' {
+            chars.by_ref().find(|c| c.is_ascii_alphabetic());
+        } else {
+            text.push(c);
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn colours_are_taken_off() {
+        assert_eq!(plain("\x1b[1;32mok\x1b[0m done\r\n"), "ok done");
+        assert_eq!(plain("cut \x1b["), "cut ");
+    }
+
+    #[test]
+    fn a_program_that_takes_too_long_is_ended_with_its_children() {
+        let sleeper = Program::new("sh").args(["-c", "sleep 600 & echo $!; wait"]);
+        let mut sleeping = None;
+        let result = sleeper.limit(Duration::from_millis(500)).watch(|pid| {
+            sleeping = pid.parse().ok().and_then(Pid::from_raw);
+        });
+        let error = result.expect_err("it is ended").to_string();
+        assert!(error.contains("and was ended"), "{error}");
+        let sleeping = sleeping.expect("its child's id");
+        // Whoever adopts it may take a moment to reap it.
+        let gone = || rustix::process::test_kill_process(sleeping).is_err();
+        assert!((0..500).any(|_| gone() || {
+            thread::sleep(POLL);
+            false
+        }));
+    }
+
+    #[test]
+    fn lines_are_seen_and_failure_is_told() {
+        let mut seen = Vec::new();
+        let program = Program::new("sh").args(["-c", "echo one; echo two >&2; exit 3"]);
+        let error = program.watch(|line| seen.push(line.to_owned())).expect_err("it fails");
+        assert_eq!(seen, ["one", "two"]);
+        assert!(error.to_string().contains("exit status: 3"), "{error}");
+    }
+}

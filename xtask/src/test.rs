@@ -1,0 +1,337 @@
+//! `cargo xtask test`: everything that must hold before a change is taken.
+
+use std::{
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+
+use crate::{hammer, licences, lint, loom, python, readme, shell::Program, tools};
+
+/// Install what the tests need, run all of them, and say what was skipped
+#[derive(Args)]
+pub(crate) struct TestArgs {
+    /// Groups (lint, rust, python) or single steps [default: all]
+    #[arg(long, value_delimiter = ',', value_parser = known, value_name = "NAME,...")]
+    only: Vec<String>,
+    /// Frames that are thrown at the parsers
+    #[arg(long, default_value_t = 1_000_000)]
+    frames: u64,
+    /// List the steps
+    #[arg(long)]
+    list: bool,
+}
+
+impl TestArgs {
+    /// One group of steps.
+    pub(crate) fn only(group: Group) -> Self {
+        Self { only: vec![group.name()], frames: 0, list: false }
+    }
+
+    fn wants(&self, step: &Step) -> bool {
+        let named = |name: &str| self.only.iter().any(|only| only == name);
+        let all = self.only.is_empty() || step.group == Group::Setup;
+        all || named(step.name) || named(&step.group.name())
+    }
+}
+
+/// Which steps belong together.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Group {
+    /// Runs with every other group.
+    Setup,
+    Lint,
+    Rust,
+    Python,
+}
+
+impl Group {
+    fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+}
+
+struct Step {
+    name: &'static str,
+    group: Group,
+    about: &'static str,
+    run: fn(&TestArgs) -> Result<Done>,
+}
+
+/// In an order in which each can use what those before it have built.
+const STEPS: &[Step] = &[
+    Step {
+        name: "tools",
+        group: Group::Setup,
+        about: "installs missing packages, or says what is missing",
+        run: |_| tools::provide(),
+    },
+    Step {
+        name: "fmt",
+        group: Group::Lint,
+        about: "formatting",
+        run: |_| with_component("fmt", "rustfmt", lint::fmt),
+    },
+    Step {
+        name: "licences",
+        group: Group::Lint,
+        about: "licences of all dependencies",
+        run: |_| licences::check(),
+    },
+    Step {
+        name: "advisories",
+        group: Group::Lint,
+        about: "known faults of dependencies (cargo-deny)",
+        run: |_| licences::advisories(),
+    },
+    Step {
+        name: "clippy",
+        group: Group::Lint,
+        about: "clippy, without a warning",
+        run: |_| with_component("clippy", "clippy", lint::clippy),
+    },
+    Step {
+        name: "doc",
+        group: Group::Lint,
+        about: "documentation, without a warning",
+        run: |_| lint::doc().map(Done::from),
+    },
+    Step {
+        name: "units",
+        group: Group::Rust,
+        about: "Rust's tests, in one and in two processes",
+        run: |_| units(),
+    },
+    Step {
+        name: "doctests",
+        group: Group::Rust,
+        about: "examples in documentation and README",
+        run: |_| doctests(),
+    },
+    Step {
+        name: "hammer",
+        group: Group::Rust,
+        about: "random and mutated bytes for every parser",
+        run: |args| {
+            let frames = hammer::HammerArgs { count: args.frames, seed: None };
+            hammer::run(&frames).map(Done::from)
+        },
+    },
+    Step {
+        name: "loom",
+        group: Group::Rust,
+        about: "shared structures under every interleaving",
+        run: |_| loom::run().map(Done::from),
+    },
+    Step {
+        name: "demo",
+        group: Group::Rust,
+        about: "cargo xtask demo, shortened",
+        run: |_| crate::demo::run(&crate::demo::DemoArgs { short: true }).map(Done::from),
+    },
+    Step {
+        name: "wheel",
+        group: Group::Python,
+        about: "the wheel, in an environment with nothing else",
+        run: |_| python::wheel(),
+    },
+    Step {
+        name: "pytest",
+        group: Group::Python,
+        about: "tests across processes, hosts and faults",
+        run: |_| python::tests(),
+    },
+    Step {
+        name: "examples",
+        group: Group::Python,
+        about: "README's examples in Python",
+        run: |_| readme::python(),
+    },
+];
+
+/// How a step ended that did not fail.
+#[derive(Default)]
+pub(crate) struct Done {
+    /// Nothing was run.
+    skipped: bool,
+    /// In a few words, what was found.
+    pub(crate) detail: String,
+    /// What was left out, and what was lacking for it.
+    pub(crate) absent: Vec<String>,
+    failure: Option<String>,
+}
+
+impl Done {
+    pub(crate) fn with(detail: impl Into<String>) -> Self {
+        Self { detail: detail.into(), ..Self::default() }
+    }
+
+    /// Some of it was left out.
+    pub(crate) fn without(absent: Vec<String>) -> Self {
+        Self { absent, ..Self::default() }
+    }
+
+    /// Nothing was run, because something is lacking.
+    pub(crate) fn skipped(reason: impl Into<String>) -> Self {
+        Self { skipped: true, ..Self::with(reason) }
+    }
+
+    /// Keeps what was seen when the program that was watched failed.
+    pub(crate) fn or_failed(mut self, result: Result<()>) -> Result<Self> {
+        self.failure = result.err().map(|error| format!("{error:#}"));
+        Ok(self)
+    }
+
+    fn verdict(&self) -> &'static str {
+        match (&self.failure, self.skipped) {
+            (Some(_), _) => "FAILED",
+            (None, true) => "skipped",
+            (None, false) => "passed",
+        }
+    }
+}
+
+impl From<()> for Done {
+    fn from((): ()) -> Self {
+        Self::default()
+    }
+}
+
+/// Runs what is asked for: all of it, even after a failure.
+pub(crate) fn run(args: &TestArgs) -> Result<ExitCode> {
+    if args.list {
+        STEPS.iter().for_each(|s| println!("{:<7} {:<11} {}", s.group.name(), s.name, s.about));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let wanted: Vec<_> = STEPS.iter().filter(|step| args.wants(step)).collect();
+    let mut results = Vec::new();
+    for (number, step) in wanted.iter().enumerate() {
+        println!("\n=== {}/{} {}: {}", number + 1, wanted.len(), step.name, step.about);
+        let start = Instant::now();
+        let done = (step.run)(args).or_else(|error| Done::default().or_failed(Err(error)))?;
+        if let Some(failure) = &done.failure {
+            println!("{failure}");
+        }
+        results.push((step.name, done, start.elapsed()));
+    }
+    print_results(&results);
+    let failed = results.iter().any(|(_, done, _)| done.failure.is_some());
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn print_results(results: &[(&str, Done, Duration)]) {
+    println!("\n{:<11} {:<8} {:>7}", "step", "result", "seconds");
+    for (name, done, took) in results {
+        let line = format!(
+            "{name:<11} {:<8} {:>7.1}  {}",
+            done.verdict(),
+            took.as_secs_f64(),
+            done.detail
+        );
+        println!("{}", line.trim_end());
+    }
+    let total: Duration = results.iter().map(|(_, _, took)| took).sum();
+    println!("{:<11} {:<8} {:>7.1}", "", "", total.as_secs_f64());
+    let absent =
+        results.iter().flat_map(|(name, done, _)| done.absent.iter().map(move |a| (name, a)));
+    for (index, (name, what)) in absent.enumerate() {
+        if index == 0 {
+            println!("\nLeft out:");
+        }
+        println!("  {name}: {what}");
+    }
+    for (name, done, _) in results {
+        if let Some(failure) = &done.failure {
+            println!("\n{name} FAILED: {failure}");
+        }
+    }
+}
+
+fn known(name: &str) -> Result<String, String> {
+    match STEPS.iter().any(|step| step.name == name || step.group.name() == name) {
+        true => Ok(name.to_owned()),
+        false => {
+            let names: Vec<_> = STEPS.iter().map(|step| step.name).collect();
+            Err(format!("there are lint, rust, python, and the steps {}", names.join(", ")))
+        }
+    }
+}
+
+fn with_component(command: &str, component: &str, run: fn() -> Result<()>) -> Result<Done> {
+    match tools::cargo_has(command) {
+        true => run().map(Done::from),
+        false => Ok(Done::skipped(format!("lacks {component} (rustup component add {component})"))),
+    }
+}
+
+fn units() -> Result<Done> {
+    let program = match tools::cargo_has("nextest") {
+        true => Program::cargo(&["nextest", "run", "--locked", "--workspace", "--no-fail-fast"])
+            .args(["--success-output=final", "--status-level=fail"]),
+        false => Program::cargo(&["test", "--locked", "--workspace", "--no-fail-fast"]).args([
+            "--all-targets",
+            "--",
+            "--show-output",
+        ]),
+    };
+    let mut done = Done::default();
+    let mut passed = 0;
+    let result = program.watch(|line| {
+        let line = line.trim_start();
+        if line.starts_with("skipped: ") {
+            done.absent.push(line.to_owned());
+        } else if let Some((_, summary)) = line.split_once("tests run: ") {
+            done.detail = summary.to_owned();
+        } else if let Some(count) = passed_in(line) {
+            passed += count;
+            done.detail = format!("{passed} passed");
+        }
+    });
+    done.or_failed(result)
+}
+
+/// How many tests passed, from a line that ends one binary's.
+fn passed_in(line: &str) -> Option<usize> {
+    let (_, counts) = line.strip_prefix("test result: ")?.split_once(". ")?;
+    counts.split_once(" passed")?.0.parse().ok()
+}
+
+fn doctests() -> Result<Done> {
+    Program::cargo(&["test", "--locked", "--workspace", "--doc"]).run()?;
+    readme::rust()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_chosen_by_name_and_by_group() {
+        let chosen = |names: &[&str]| {
+            let only = names.iter().map(|name| (*name).to_owned()).collect();
+            let args = TestArgs { only, frames: 0, list: false };
+            STEPS.iter().filter(|step| args.wants(step)).map(|step| step.name).collect::<Vec<_>>()
+        };
+        assert_eq!(chosen(&[]).len(), STEPS.len());
+        assert_eq!(chosen(&["fmt", "loom"]), ["tools", "fmt", "loom"]);
+        assert_eq!(chosen(&["python"]), ["tools", "wheel", "pytest", "examples"]);
+        assert!(known("pytest").is_ok() && known("lint").is_ok() && known("linty").is_err());
+    }
+
+    #[test]
+    fn the_count_of_passed_tests_is_read() {
+        let line = "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; finished in 0.1s";
+        assert_eq!(passed_in(line), Some(12));
+        assert_eq!(passed_in("test result: FAILED. 3 passed; 1 failed"), Some(3));
+        assert_eq!(passed_in("running 12 tests"), None);
+    }
+
+    #[test]
+    fn a_failure_outweighs_what_was_seen() {
+        let seen = Done::with("2 passed").or_failed(Err(anyhow::anyhow!("exit status: 1")));
+        assert_eq!(seen.expect("it is kept").verdict(), "FAILED");
+        assert_eq!(Done::skipped("lacks a wheel").verdict(), "skipped");
+    }
+}

@@ -1,0 +1,98 @@
+//! What the tests need of this machine: installed where that is allowed, named where it is not.
+
+use anyhow::Result;
+use rustix::process::geteuid;
+
+use crate::{shell::Program, test::Done};
+
+/// Something that is not part of the repository.
+struct Need {
+    /// What is lost without it.
+    purpose: &'static str,
+    /// Debian's package.
+    package: &'static str,
+    is_there: fn() -> bool,
+}
+
+const NEEDS: &[Need] = &[
+    Need {
+        purpose: "tests between two hosts (network namespaces)",
+        package: "iproute2",
+        is_there: || Program::new("ip").args(["-V"]).works(),
+    },
+    Need {
+        purpose: "the wheel and every test in Python",
+        package: "python3",
+        is_there: || Program::new("python3").args(["-V"]).works(),
+    },
+    Need {
+        purpose: "the wheel and every test in Python",
+        package: "python3-venv",
+        is_there: can_make_environments,
+    },
+];
+
+/// Cargo's commands that a minimal toolchain leaves out.
+const COMPONENTS: [(&str, &str); 2] = [("fmt", "rustfmt"), ("clippy", "clippy")];
+
+/// Whether Python can make virtual environments that have pip.
+pub(crate) fn can_make_environments() -> bool {
+    Program::new("python3").args(["-c", "import ensurepip, venv"]).works()
+}
+
+/// Whether cargo knows a command.
+pub(crate) fn cargo_has(command: &str) -> bool {
+    Program::cargo(&[command, "--version"]).works()
+}
+
+/// Installs what is missing, and says what stays missing.
+pub(crate) fn provide() -> Result<Done> {
+    install_packages();
+    install_components();
+    let packages = missing().map(|need| format!("{} is missing: {}", need.package, need.purpose));
+    let components = COMPONENTS.iter().filter(|(command, _)| !cargo_has(command));
+    let lints = components.map(|(_, name)| format!("{name} is missing: one of the lints"));
+    let absent: Vec<_> = packages.chain(lints).collect();
+    Ok(Done::without(absent))
+}
+
+fn missing() -> impl Iterator<Item = &'static Need> {
+    NEEDS.iter().filter(|need| !(need.is_there)())
+}
+
+/// What stays missing is noticed afterwards, so that a failure here ends nothing.
+fn install_packages() {
+    let packages: Vec<_> = missing().map(|need| need.package).collect();
+    if packages.is_empty() {
+        return;
+    }
+    if !geteuid().is_root() || !Program::new("apt-get").args(["--version"]).works() {
+        println!("as root on Debian or Ubuntu: apt-get install {}", packages.join(" "));
+        return;
+    }
+    let apt = |arguments: &[&str]| {
+        Program::new("apt-get")
+            .args(arguments.iter().chain(&packages))
+            .env("DEBIAN_FRONTEND", "noninteractive")
+            .run()
+    };
+    let install = || apt(&["install", "--yes", "--no-install-recommends"]);
+    if install().is_err() {
+        // A fresh machine has no list of packages yet.
+        let updated = Program::new("apt-get").args(["update"]).run().and_then(|()| install());
+        if let Err(error) = updated {
+            println!("{error:#}");
+        }
+    }
+}
+
+fn install_components() {
+    for (command, name) in COMPONENTS {
+        if cargo_has(command) {
+            continue;
+        }
+        if let Err(error) = Program::new("rustup").args(["component", "add", name]).run() {
+            println!("{error:#}");
+        }
+    }
+}
