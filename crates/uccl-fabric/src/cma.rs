@@ -2,10 +2,12 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, PidfdFlags};
 
+use crate::clock::coarse_ms;
 use crate::mem::{Access, Span};
 
 /// `UIO_MAXIOV`: the most pieces a call takes on either side.
@@ -50,6 +52,8 @@ impl CmaError {
 pub struct Process {
     pid: i32,
     handle: Option<OwnedFd>,
+    /// When it was last seen alive, in milliseconds of the coarse clock.
+    seen_ms: AtomicU64,
 }
 
 impl Process {
@@ -65,7 +69,7 @@ impl Process {
             Err(rustix::io::Errno::NOSYS | rustix::io::Errno::PERM) => None,
             Err(error) => return Err(error.into()),
         };
-        Ok(Self { pid, handle })
+        Ok(Self { pid, handle, seen_ms: AtomicU64::new(0) })
     }
 
     /// Its number.
@@ -83,6 +87,20 @@ impl Process {
             .is_ok_and(|n| n > 0)
     }
 
+    /// Whether it lived a tick of the coarse clock ago: a number takes far longer to be used again, and
+    /// asking costs a third of a short copy.
+    fn lives(&self) -> bool {
+        let now = coarse_ms();
+        if self.seen_ms.load(Ordering::Relaxed) == now {
+            return true;
+        }
+        let lives = !self.has_ended();
+        if lives {
+            self.seen_ms.store(now, Ordering::Relaxed);
+        }
+        lives
+    }
+
     /// Copies between `local` memory and the process's, [`Access::Read`] from it and [`Access::Write`] to it.
     ///
     /// # Errors
@@ -96,7 +114,7 @@ impl Process {
         local: &[Span],
         remote: &[(u64, u64)],
     ) -> Result<u64, CmaError> {
-        if self.has_ended() {
+        if !self.lives() {
             return Err(CmaError::PeerGone);
         }
         // SAFETY: the caller's promise.

@@ -133,6 +133,9 @@ pub enum LaneError {
     /// The peer closed it in good order.
     #[error("closed by the peer")]
     Closed,
+    /// The peer's end went away without a goodbye.
+    #[error("the peer is gone: its process ended, or closed without a goodbye")]
+    Ended,
     /// The peer is gone.
     #[error("{0}")]
     Lost(Arc<std::io::Error>),

@@ -126,7 +126,7 @@ impl Lane for LocalLane {
             return unsafe { self.stream.post(op) };
         }
         if self.bell.ended() {
-            return Err(LaneError::Closed);
+            return Err(LaneError::Ended);
         }
         let access = access_of(op.kind);
         let len = op.len();

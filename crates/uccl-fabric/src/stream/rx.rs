@@ -220,7 +220,7 @@ impl<P: PipeRx> Rx<P> {
         // that the caller holds.
         let got = match unsafe { self.pipe.recv(&self.iov) } {
             Ok(None) => return Ok(None),
-            Ok(Some(0)) => return Err(LaneError::Closed),
+            Ok(Some(0)) => return Err(LaneError::Ended),
             Ok(Some(got)) => got,
             Err(e) if e.raw_os_error() == Some(libc::EFAULT) && direct_len > 0 => {
                 self.fault();

@@ -125,7 +125,8 @@ impl Connection {
         self.lost.lock().clone().unwrap_or_else(|| self.lost_to("it broke"))
     }
 
-    fn lost_to(&self, reason: impl ToString) -> Error {
+    /// As [`Self::lost_error`], with what was seen where nothing was noted yet.
+    pub(crate) fn lost_to(&self, reason: impl ToString) -> Error {
         Error::ConnectionLost { peer: Arc::clone(&self.peer.name), reason: reason.to_string() }
     }
 

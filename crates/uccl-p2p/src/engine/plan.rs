@@ -73,8 +73,8 @@ impl Connection {
             Ok(Posted::Done(result)) => {
                 uccl_fabric::lane::Completion::complete(Arc::clone(transfer), result);
             }
-            Err(_) => {
-                transfer.note_error(self.lost_error());
+            Err(e) => {
+                transfer.note_error(self.lost_to(e));
                 transfer.op_ended();
                 self.kick();
             }
