@@ -626,7 +626,9 @@ impl Endpoint {
                 return Ok(taken);
             }
             if now - started < self.config().spin {
-                std::hint::spin_loop();
+                if now - started >= wait::YIELD_AFTER {
+                    std::thread::yield_now();
+                }
                 continue;
             }
             let left = until.map_or(SLICE, |until| until - now).min(SLICE);

@@ -21,6 +21,8 @@ const ASK: Duration = Duration::from_millis(10);
 /// With much outstanding, spinning only takes the processor from whoever moves the data.
 const SHORT_SPIN: Duration = Duration::from_micros(5);
 const MUCH: u64 = 128 << 10;
+/// Spinning for longer, a thread lets others have its processor: the peer's may be among them.
+pub(crate) const YIELD_AFTER: Duration = Duration::from_micros(4);
 /// How often the clock is read while spinning.
 const LOOKS: u32 = 16;
 
@@ -70,6 +72,8 @@ pub(crate) fn wait(
         if quiet >= if much { SHORT_SPIN.min(spin) } else { spin } {
             sleep(conn, transfer, until, now)?;
             quiet_since = None;
+        } else if quiet >= YIELD_AFTER {
+            std::thread::yield_now();
         }
     }
 }

@@ -23,7 +23,9 @@ use rustix::event::{
     epoll::{self, CreateFlags, Event, EventData, EventFlags},
 };
 
-use super::{acceptor::Acceptor, connection::Connection, core::Core, park::Parker};
+use super::{
+    acceptor::Acceptor, connection::Connection, core::Core, park::Parker, wait::YIELD_AFTER,
+};
 use crate::error::{Error, Result};
 
 /// While callers hold lanes, workers look at them this often, to take over when callers stop.
@@ -302,6 +304,8 @@ impl Worker {
                 moved_at = now;
             } else if now - moved_at >= spin {
                 return;
+            } else if now - moved_at >= YIELD_AFTER {
+                std::thread::yield_now();
             } else {
                 std::hint::spin_loop();
             }
