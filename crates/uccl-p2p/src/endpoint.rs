@@ -593,7 +593,7 @@ impl Endpoint {
         conn.transfer_began();
         core.counters.posted.fetch_add(1, Relaxed);
         transfer.expect_ops(1);
-        let posted = conn.post_notif(&transfer, payload.to_vec());
+        let posted = conn.post_notif(&transfer, payload.into());
         settle(&transfer, posted)
     }
 

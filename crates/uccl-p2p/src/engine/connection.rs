@@ -284,6 +284,7 @@ impl Connection {
             return;
         }
         match transfer.kind.op() {
+            _ if transfer.notifying.load(Relaxed) => self.withdraw_notif(transfer),
             Some(Op::Recv) => self.withdraw_recv(transfer),
             Some(Op::Send) if first => self.withdraw_send(transfer),
             None if first => self.withdraw_notif(transfer),

@@ -10,6 +10,7 @@ use std::{
 
 use parking_lot::{Condvar, Mutex, RwLock};
 use slab::Slab;
+use smallvec::SmallVec;
 
 use super::{connection::Connection, regions::Mrs, transfer::Transfers, worker::Workers};
 use crate::{
@@ -65,6 +66,7 @@ pub(crate) struct Core {
     pub(crate) accepts: Mutex<Accepts>,
     pub(crate) accepted: Condvar,
     notifs: Mutex<VecDeque<Notification>>,
+    have_notifs: AtomicBool,
     pub(crate) notif_bytes: AtomicUsize,
     pub(crate) notified: Condvar,
 }
@@ -94,6 +96,7 @@ impl Core {
             accepts: Mutex::default(),
             accepted: Condvar::new(),
             notifs: Mutex::default(),
+            have_notifs: AtomicBool::new(false),
             notif_bytes: AtomicUsize::new(0),
             notified: Condvar::new(),
         })
@@ -139,7 +142,7 @@ impl Core {
         }
     }
 
-    pub(crate) fn open_conns(&self) -> Vec<Arc<Connection>> {
+    pub(crate) fn open_conns(&self) -> SmallVec<[Arc<Connection>; 8]> {
         let conns = self.conns.read();
         let open = conns.slab.iter().filter_map(|(_, entry)| match entry {
             Entry::Open(conn) => Some(Arc::clone(conn)),
@@ -201,16 +204,23 @@ impl Core {
     pub(crate) fn push_notif(&self, notif: Notification) {
         self.counters.notifs_received.fetch_add(1, Relaxed);
         self.notif_bytes.fetch_add(notif.payload.len(), Relaxed);
-        self.notifs.lock().push_back(notif);
+        let mut notifs = self.notifs.lock();
+        notifs.push_back(notif);
+        self.have_notifs.store(true, Release);
+        drop(notifs);
         self.notified.notify_all();
     }
 
     /// Takes what has been delivered, and lets in what had to wait.
     pub(crate) fn take_notifs(&self) -> Vec<Notification> {
-        let taken: Vec<_> = self.notifs.lock().drain(..).collect();
-        if taken.is_empty() {
-            return taken;
+        if !self.have_notifs.load(Acquire) {
+            return Vec::new();
         }
+        let taken: Vec<_> = {
+            let mut notifs = self.notifs.lock();
+            self.have_notifs.store(false, Release);
+            notifs.drain(..).collect()
+        };
         let bytes: usize = taken.iter().map(|notif| notif.payload.len()).sum();
         let before = self.notif_bytes.fetch_sub(bytes, Relaxed);
         if before > NOTIF_LIMIT {

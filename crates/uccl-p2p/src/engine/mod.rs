@@ -12,6 +12,7 @@ pub(crate) mod deadline;
 pub(crate) mod greeting;
 pub(crate) mod inbox;
 pub(crate) mod notifs;
+pub(crate) mod numbered;
 pub(crate) mod outbox;
 pub(crate) mod park;
 pub(crate) mod plan;

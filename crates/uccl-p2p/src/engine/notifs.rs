@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
-use smallvec::smallvec;
+use smallvec::{SmallVec, smallvec};
 use uccl_fabric::mem::{RemoteSpan, Span};
 use uccl_wire::message::Source;
 
@@ -72,7 +72,7 @@ impl Connection {
     /// Delivers what can be delivered in order, and fetches what comes next.
     pub(crate) fn resume_notifs(self: &Arc<Self>) {
         let mut fetch = None;
-        let mut delivered = Vec::new();
+        let mut delivered: SmallVec<[u64; 8]> = SmallVec::new();
         {
             let mut notifs = self.notifs.lock();
             while self.core.notif_bytes.load(Relaxed) <= NOTIF_LIMIT {

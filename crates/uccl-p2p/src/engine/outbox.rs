@@ -3,7 +3,10 @@
 //! Short ones travel with their message as long as the peer's answers keep up; the peer fetches the
 //! others from our memory with a key made for just that.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    borrow::Cow,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
 
 use smallvec::SmallVec;
 use uccl_fabric::{
@@ -15,6 +18,7 @@ use uccl_wire::message::{self, MAX_NOTIF, Source, Verdict};
 use super::{
     connection::Connection,
     inbox::EAGER_WINDOW,
+    numbered::Numbered,
     regions::Mr,
     transfer::{Fence, Transfer},
 };
@@ -50,11 +54,10 @@ struct Sent {
 /// Sends and notifications that the peer has not answered.
 #[derive(Default)]
 pub(crate) struct Outbox {
-    next: u64,
     /// Bytes that travelled with their messages and are not answered.
     eager: usize,
-    sends: HashMap<u64, Sent>,
-    notifs: HashMap<u64, Sent>,
+    sends: Numbered<Sent>,
+    notifs: Numbered<Sent>,
     scratch: Vec<u8>,
     closed: bool,
 }
@@ -71,11 +74,6 @@ impl Outbox {
     fn admits(&self, len: usize) -> bool {
         len <= EAGER_MAX && self.eager + len <= EAGER_WINDOW
     }
-
-    fn next(&mut self) -> u64 {
-        self.next += 1;
-        self.next
-    }
 }
 
 impl Connection {
@@ -87,8 +85,8 @@ impl Connection {
         if outbox.closed {
             return Err(self.lost_error());
         }
-        let seq = outbox.next();
-        transfer.seq.store(seq, std::sync::atomic::Ordering::Relaxed);
+        let seq = outbox.sends.next();
+        transfer.seq.store(seq, Relaxed);
         let mut sent = Sent {
             transfer: Arc::clone(transfer),
             eager: 0,
@@ -101,7 +99,7 @@ impl Connection {
             outbox.eager += len;
             let lens = spans.iter().map(|span| span.len as u32);
             message::eager_head(seq, lens, &mut outbox.scratch);
-            outbox.sends.insert(seq, sent);
+            outbox.sends.push(sent);
             let mut parts: SmallVec<[&[u8]; 8]> = SmallVec::new();
             parts.push(&outbox.scratch);
             // SAFETY: inside registered regions, which the transfer's leases keep registered.
@@ -112,7 +110,7 @@ impl Connection {
         let (sources, grants) = self.grant(transfer, spans)?;
         sent._grants = grants;
         message::rts(seq, sources.into_iter(), &mut outbox.scratch);
-        outbox.sends.insert(seq, sent);
+        outbox.sends.push(sent);
         self.send_message(&[&outbox.scratch]);
         Ok(())
     }
@@ -154,7 +152,11 @@ impl Connection {
     }
 
     /// Sends a notification. The transfer expects one operation to end: the peer's answer.
-    pub(crate) fn post_notif(&self, transfer: &Arc<Transfer>, payload: Vec<u8>) -> Result<()> {
+    pub(crate) fn post_notif(
+        &self,
+        transfer: &Arc<Transfer>,
+        payload: Cow<'_, [u8]>,
+    ) -> Result<()> {
         if payload.len() as u64 > MAX_NOTIF {
             return Err(Error::Invalid(format!(
                 "a notification of {} bytes is longer than {MAX_NOTIF}",
@@ -166,8 +168,8 @@ impl Connection {
         if outbox.closed {
             return Err(self.lost_error());
         }
-        let id = outbox.next();
-        transfer.seq.store(id, std::sync::atomic::Ordering::Relaxed);
+        let id = outbox.notifs.next();
+        transfer.seq.store(id, Relaxed);
         let mut sent = Sent {
             transfer: Arc::clone(transfer),
             eager: 0,
@@ -179,10 +181,11 @@ impl Connection {
             sent.eager = payload.len();
             outbox.eager += payload.len();
             message::notif_head(id, &mut outbox.scratch);
-            outbox.notifs.insert(id, sent);
+            outbox.notifs.push(sent);
             self.send_message(&[&outbox.scratch, &payload]);
             return Ok(());
         }
+        let payload = payload.into_owned();
         let span = Span { addr: payload.as_ptr() as usize, len: payload.len() };
         let table = Arc::clone(&self.core.mrs.table);
         let region = table
@@ -192,7 +195,7 @@ impl Connection {
         // The grant goes before the payload that it is for.
         sent._grants.push(Grant { region, table });
         sent._payload = Some(payload);
-        outbox.notifs.insert(id, sent);
+        outbox.notifs.push(sent);
         self.send_message(&[&outbox.scratch]);
         Ok(())
     }
@@ -200,7 +203,8 @@ impl Connection {
     /// A transfer's data has landed: its notification goes out.
     pub(crate) fn notify_after(&self, transfer: &Arc<Transfer>, payload: Vec<u8>) {
         transfer.expect_ops(1);
-        if let Err(e) = self.post_notif(transfer, payload) {
+        transfer.notifying.store(true, Relaxed);
+        if let Err(e) = self.post_notif(transfer, payload.into()) {
             transfer.note_error(e);
             transfer.op_ended();
         }
@@ -210,7 +214,7 @@ impl Connection {
     pub(crate) fn on_fin(&self, seq: u64, verdict: Verdict) -> Result<(), String> {
         let sent = {
             let mut outbox = self.outbox.lock();
-            let sent = outbox.sends.remove(&seq);
+            let sent = outbox.sends.remove(seq);
             outbox.eager -= sent.as_ref().map_or(0, |sent| sent.eager);
             sent
         };
@@ -218,7 +222,7 @@ impl Connection {
             return Err(format!("an end of send {seq}, which is not under way"));
         };
         let transfer = &sent.transfer;
-        let bytes = transfer.bytes.load(std::sync::atomic::Ordering::Relaxed);
+        let bytes = transfer.bytes.load(Relaxed);
         match verdict {
             Verdict::Received => {}
             Verdict::Truncated { capacity } => {
@@ -241,7 +245,7 @@ impl Connection {
     pub(crate) fn on_notif_ack(&self, id: u64, ok: bool) -> Result<(), String> {
         let sent = {
             let mut outbox = self.outbox.lock();
-            let sent = outbox.notifs.remove(&id);
+            let sent = outbox.notifs.remove(id);
             outbox.eager -= sent.as_ref().map_or(0, |sent| sent.eager);
             sent
         };
@@ -262,8 +266,8 @@ impl Connection {
     pub(crate) fn withdraw_send(&self, transfer: &Transfer) {
         let mut guard = self.outbox.lock();
         let outbox = &mut *guard;
-        let seq = transfer.seq.load(std::sync::atomic::Ordering::Relaxed);
-        if outbox.sends.contains_key(&seq) {
+        let seq = transfer.seq.load(Relaxed);
+        if outbox.sends.contains(seq) {
             outbox.scratch.clear();
             message::send_cancel(seq, &mut outbox.scratch);
             self.send_message(&[&outbox.scratch]);

@@ -115,6 +115,8 @@ pub(crate) struct Transfer {
     pub(crate) timeout: Option<Duration>,
     /// Cheap look at [`Body::fence`].
     pub(crate) fencing: AtomicBool,
+    /// Its data is done; its notification is not answered.
+    pub(crate) notifying: AtomicBool,
     checksummed: AtomicBool,
     pub(crate) body: Mutex<Body>,
 }
@@ -335,6 +337,7 @@ impl Transfers {
             posted: Instant::now(),
             timeout: plan.timeout,
             fencing: AtomicBool::new(false),
+            notifying: AtomicBool::new(false),
             checksummed: AtomicBool::new(false),
             body: Mutex::new(Body {
                 result: None,

@@ -1,0 +1,75 @@
+//! Things under consecutive numbers, taken out in any order but mostly in the order they came.
+
+use std::collections::VecDeque;
+
+/// A queue whose entries are found by their number.
+pub(crate) struct Numbered<T> {
+    /// The number of the first entry.
+    first: u64,
+    entries: VecDeque<Option<T>>,
+}
+
+impl<T> Default for Numbered<T> {
+    fn default() -> Self {
+        Self { first: 1, entries: VecDeque::new() }
+    }
+}
+
+impl<T> Numbered<T> {
+    /// The number that the next entry gets. Never 0.
+    pub(crate) fn next(&self) -> u64 {
+        self.first + self.entries.len() as u64
+    }
+
+    pub(crate) fn push(&mut self, entry: T) {
+        self.entries.push_back(Some(entry));
+    }
+
+    pub(crate) fn contains(&self, number: u64) -> bool {
+        self.at(number).is_some_and(|at| self.entries.get(at).is_some_and(Option::is_some))
+    }
+
+    pub(crate) fn remove(&mut self, number: u64) -> Option<T> {
+        let at = self.at(number)?;
+        let entry = self.entries.get_mut(at)?.take();
+        while let Some(None) = self.entries.front() {
+            self.entries.pop_front();
+            self.first += 1;
+        }
+        entry
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.first = self.next();
+        self.entries.clear();
+    }
+
+    fn at(&self, number: u64) -> Option<usize> {
+        usize::try_from(number.checked_sub(self.first)?).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_are_found_by_number_and_only_once() {
+        let mut numbered = Numbered::default();
+        for name in ["one", "two", "three"] {
+            numbered.push(name);
+        }
+        assert_eq!(numbered.next(), 4);
+        assert_eq!(numbered.remove(2), Some("two"));
+        assert!(!numbered.contains(2) && numbered.contains(3));
+        assert_eq!(numbered.remove(2), None);
+        assert_eq!(numbered.remove(1), Some("one"));
+        assert_eq!(numbered.remove(1), None);
+        assert_eq!(numbered.remove(9), None);
+        assert_eq!(numbered.remove(0), None);
+        assert_eq!(numbered.remove(3), Some("three"));
+        numbered.push("four");
+        assert_eq!(numbered.remove(4), Some("four"));
+        assert_eq!(numbered.next(), 5);
+    }
+}
