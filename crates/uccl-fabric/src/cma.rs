@@ -89,7 +89,7 @@ impl Process {
     /// As for [`read`].
     ///
     /// # Safety
-    /// As for [`read`] or [`write`].
+    /// As for [`read`] or [`write()`].
     pub unsafe fn copy(
         &self,
         access: Access,

@@ -7,9 +7,10 @@ use uccl_fabric::chaos::{ChaosEnd, Faults, pair};
 use uccl_fabric::lane::{Lane, LaneError, OpError, OpKind};
 use uccl_fabric::mem::{RemoteSpan, Span};
 use uccl_fabric::pipe::{PipeRx, PipeTx};
-use uccl_wire::frame::{Header, Kind, Status};
+use uccl_fabric::region::Rights;
+use uccl_wire::frame::{Desc, Header, Kind, Status, Trailer};
 
-use support::{Done, Patch, Side};
+use support::{Done, Patch, Side, each_seed};
 
 /// A lane, and the raw end of its peer.
 struct Stage {
@@ -83,4 +84,156 @@ fn a_read_without_data_ends_with_the_lane() {
     stage.assert_violation();
     stage.side.lane.kill();
     assert_eq!(done.result(), Some(Err(OpError::LaneDown)));
+}
+
+#[test]
+fn data_is_not_taken_before_it_was_asked_for() {
+    let mut rng = Rng::with_seed(3);
+    let mut stage = stage(1000);
+    // The read waits behind a write that fills the pipe.
+    let source = Patch::new(&mut rng, &[100_000]);
+    let (dest, first) = (Patch::new(&mut rng, &[100]), Done::watching(source.whole()));
+    let far = |len| [elsewhere(len)].into_iter().collect();
+    stage.side.post(OpKind::Write, source.spans(), far(100_000), &first).expect("alive");
+    let done = Done::watching(dest.whole());
+    let name = stage.side.post(OpKind::Read, dest.spans(), far(100), &done).expect("alive");
+    let header = Header { len: 100, ..Header::bare(Kind::Data, name.0, 0) };
+    stage.say(
+        &[&header.encode()[..], &[7; 100], &Trailer { crc: 0, status: Status::Ok }.encode()]
+            .concat(),
+    );
+    stage.assert_violation();
+    assert!(dest.now() == dest.before);
+}
+
+#[test]
+fn what_is_posted_must_add_up() {
+    use uccl_fabric::lane::{Operation, Posted};
+    let mut rng = Rng::with_seed(4);
+    let stage = stage(1000);
+    let source = Patch::new(&mut rng, &[100]);
+    for remote in [vec![elsewhere(99)], vec![elsewhere(101)], vec![elsewhere(u64::MAX); 3], {
+        let mut many = vec![elsewhere(0); 1024];
+        many.push(elsewhere(100));
+        many
+    }] {
+        for kind in [OpKind::Read, OpKind::Write] {
+            let (local, remote) = (source.spans(), remote.iter().copied().collect());
+            let done = Done::watching(source.whole());
+            // SAFETY: the patch lives until the end of the test.
+            let posted = unsafe { stage.side.lane.post(Operation { kind, local, remote, done }) };
+            assert!(matches!(posted, Ok(Posted::Done(Err(OpError::Remote(Status::Protocol))))));
+        }
+    }
+}
+
+#[test]
+fn a_peer_that_asks_and_never_listens_is_made_to_wait() {
+    for kind in [Kind::Ping, Kind::Read, Kind::Fence] {
+        let mut stage = stage(1 << 20);
+        let request = Header::bare(kind, 0, 0).encode().repeat(10_000);
+        let (mut said, mut quiet) = (0u64, 0);
+        while quiet < 10 {
+            let n = stage.say(&request[said as usize % 32..]);
+            said += n as u64;
+            let moved = stage.side.progress().expect("asking is no violation");
+            quiet = if moved || n > 0 { 0 } else { quiet + 1 };
+        }
+        assert!(said < 32 << 20, "{kind:?}: {said} bytes were taken without an answer leaving");
+        assert!(stage.side.lane.arm(), "it sleeps until there is room");
+        // It goes on when the peer listens.
+        while !stage.hear().is_empty() {
+            stage.side.progress().expect("alive");
+        }
+        assert!(stage.say(&request) > 0);
+    }
+}
+
+/// A frame that makes more or less sense.
+fn some_frame(rng: &mut Rng, targets: &[RemoteSpan], op: u64) -> Vec<u8> {
+    let kinds = [
+        Kind::Write,
+        Kind::Write,
+        Kind::Read,
+        Kind::Data,
+        Kind::Ack,
+        Kind::Message,
+        Kind::Fence,
+        Kind::Ping,
+        Kind::Pong,
+    ];
+    let kind = kinds[rng.usize(0..kinds.len())];
+    let descs = if matches!(kind, Kind::Write | Kind::Read) { rng.usize(0..4) } else { 0 };
+    let mut sum = 0;
+    let mut body = Vec::new();
+    for _ in 0..descs {
+        let RemoteSpan { mut addr, mut len, mut key, mut slot } =
+            targets[rng.usize(0..targets.len())];
+        match rng.u32(0..6) {
+            0 => addr = addr.wrapping_add(rng.u64(0..200)).wrapping_sub(100),
+            1 => len = rng.u64(0..1 << 40) >> rng.u32(0..40),
+            2 => key ^= 1 << rng.u32(0..64),
+            3 => slot ^= 1,
+            _ => {}
+        }
+        sum += len;
+        Desc { addr, len, key, slot }.encode_to(&mut body);
+    }
+    let len = match kind {
+        Kind::Write => sum,
+        Kind::Data | Kind::Message => rng.u64(0..3000),
+        _ => 0,
+    };
+    let header = Header {
+        kind,
+        last: rng.u32(0..5) > 0,
+        checked: rng.u32(0..20) == 0,
+        descs: descs as u16,
+        op: if rng.bool() { op } else { rng.u64(0..5) },
+        len,
+        aux: if kind == Kind::Read { sum } else { rng.u64(0..3) },
+    };
+    let payload = usize::try_from(len).unwrap_or(0).min(100_000);
+    let mut frame = [&header.encode()[..], &body, &vec![0xAB; payload]].concat();
+    if kind.has_trailer() {
+        frame.extend(Trailer { crc: rng.u32(..), status: Status::Ok }.encode());
+    }
+    frame
+}
+
+#[test]
+fn nothing_a_peer_says_writes_beside_a_region() {
+    each_seed(|seed| {
+        for round in 0..100 {
+            let mut rng = Rng::with_seed(seed << 8 | round);
+            let mut stage = stage(200_000);
+            // Memory, of which the peer may write one part, and read another.
+            let patch = Patch::new(&mut rng, &[500, 300, 200]);
+            let parts = patch.spans();
+            let open = [(parts[0], Rights::WRITE), (parts[1], Rights::READ)]
+                .map(|(span, rights)| stage.side.register(span, rights).remote());
+            let dest = Patch::new(&mut rng, &[700]);
+            let done = Done::watching(dest.whole());
+            let far = [elsewhere(700)].into_iter().collect();
+            let name = stage.side.post(OpKind::Read, dest.spans(), far, &done).expect("alive");
+            for _ in 0..rng.u32(1..30) {
+                let mut frame = some_frame(&mut rng, &open, name.0);
+                if rng.u32(0..10) == 0 {
+                    let at = rng.usize(0..frame.len());
+                    frame[at] = rng.u8(..);
+                }
+                stage.say(&frame);
+                if stage.side.progress().is_err() {
+                    break;
+                }
+                stage.hear();
+            }
+            stage.side.lane.kill();
+            assert!(done.result().is_some());
+            dest.assert_guards();
+            patch.assert_guards();
+            let now = patch.pieces_of(&patch.now());
+            assert!(now[500..] == patch.pieces_of(&patch.before)[500..], "not for writing");
+        }
+    });
 }

@@ -174,3 +174,38 @@ fn what_is_posted_beside_a_kill_ends_or_is_refused() {
         assert!(jobs.iter().all(|done| done.result() == Some(Err(OpError::LaneDown))));
     }
 }
+
+#[test]
+fn a_stalled_peer_blocks_no_call() {
+    let mut rng = Rng::with_seed(6);
+    let sides = plain_sides(true);
+    let (source, dest) = (Patch::new(&mut rng, &[3 << 20]), Patch::new(&mut rng, &[3 << 20]));
+    let region = sides[1].register(dest.whole(), Rights::ALL);
+    sides[0].lane.pipe().stall();
+    let done: Vec<_> = (0..20).map(|_| Done::watching(dest.whole())).collect();
+    let mut names = Vec::new();
+    for done in &done {
+        let (local, remote) = (source.spans(), dest.remote(&region));
+        names.push(sides[0].post(OpKind::Write, local, remote, done).expect("alive"));
+        sides[0].send(&[1; 60_000]);
+        sides[0].lane.ping().expect("alive");
+        sides[0].progress().expect("alive");
+        sides[1].progress().expect("alive");
+    }
+    assert!(sides[0].lane.arm() && sides[1].lane.arm(), "both may sleep");
+    // The first is on its way and ends with the peer's answer, the last has not begun.
+    sides[0].lane.cancel(names[0]);
+    sides[0].lane.cancel(names[19]);
+    assert_eq!(done[0].result(), None);
+    assert_eq!(done[19].result(), Some(Err(OpError::Cancelled)));
+    sides[0].lane.pipe().resume();
+    run_until(&sides, || done.iter().all(|done| done.result().is_some())).expect("alive");
+    assert!(done[1..19].iter().all(|done| done.result() == Some(Ok(()))));
+    assert!(dest.pieces_of(&dest.now()) == source.pieces_of(&source.before));
+    sides[0].lane.pipe().stall();
+    let late = Done::watching(dest.whole());
+    sides[0].post(OpKind::Write, source.spans(), dest.remote(&region), &late).expect("alive");
+    sides[0].lane.bye();
+    sides[0].lane.kill();
+    assert_eq!(late.result(), Some(Err(OpError::LaneDown)));
+}

@@ -380,6 +380,8 @@ impl Endpoint {
                     ),
                 };
                 conn.fail(error.clone());
+                // The slot is never used again: a peer that wakes up finds the region gone.
+                std::mem::forget(revoked);
                 return Err(error);
             }
             std::thread::yield_now();

@@ -238,6 +238,7 @@ impl Lane for LocalLane {
             job.close(OpError::LaneDown);
             job.wait_idle();
         }
+        self.direct.close();
         self.stream.kill();
     }
 }

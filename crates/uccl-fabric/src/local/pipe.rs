@@ -56,11 +56,7 @@ impl PipeRx for ShmRx {
         // SAFETY: the caller's promise.
         let got = unsafe { self.ring.recv(spans)? };
         match got {
-            Some(n) if n > 0 => {
-                if self.ring.writer_needs_wake() {
-                    self.bell.ring();
-                }
-            }
+            Some(n) if n > 0 && self.ring.writer_needs_wake() => self.bell.ring(),
             None if self.bell.ended() => return Ok(Some(0)),
             _ => {}
         }

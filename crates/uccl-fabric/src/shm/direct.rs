@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::copy::copy_bytes;
 use super::hazard::{HazardGuard, Hazards};
@@ -92,13 +93,21 @@ pub struct Direct {
     mappings: PeerMappings,
     /// Key, slot + 1, version, epoch, address, length, rights, and where the region is mapped here, or 0.
     memo: Memo<8>,
+    closed: AtomicBool,
 }
 
 impl Direct {
     /// `hazards` are those that the peer looks at. Without `process`, only mapped memory is reached.
     #[must_use]
     pub fn new(table: PeerTable, hazards: Hazards, process: Option<Process>) -> Self {
-        Self { table, hazards, process, mappings: PeerMappings::new(), memo: Memo::new() }
+        Self {
+            table,
+            hazards,
+            process,
+            mappings: PeerMappings::new(),
+            memo: Memo::new(),
+            closed: AtomicBool::new(false),
+        }
     }
 
     /// Maps the segment of at most `max_len` bytes that the peer calls `id`.
@@ -112,6 +121,23 @@ impl Direct {
     /// Forgets the peer's segment `id`, and says whether it was there.
     pub fn remove_mapping(&self, id: u32) -> bool {
         self.mappings.remove(id, &self.hazards)
+    }
+
+    /// Ends every access, for good: waits for those under way, refuses others. The peer, who stops
+    /// looking at our hazards when our socket closes, must not see it close before this has returned.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        let mut uses = self.hazards.in_use();
+        while !self.hazards.ended(&mut uses) {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Refuses an access to a peer that is being left. To be asked with the hazard claimed: either
+    /// [`close`](Self::close) sees the hazard, or this sees it closed.
+    #[inline(always)]
+    fn admits(&self) -> Result<(), DirectError> {
+        if self.closed.load(Ordering::SeqCst) { Err(DirectError::Unreachable) } else { Ok(()) }
     }
 
     /// How many of the peer's segments are mapped here (those about to be unmapped included).
@@ -200,6 +226,7 @@ impl Direct {
         remote: &RemoteSpan,
     ) -> Result<u64, DirectError> {
         let _hazard = self.hazards.claim(remote.slot);
+        self.admits()?;
         let there = self.find(remote)?.admit(remote, access)?;
         if there.is_null() {
             let process = self.process.as_ref().ok_or(DirectError::Unreachable)?;
@@ -234,6 +261,7 @@ impl Direct {
             Walk { local, done: 0, access, process: self.process.as_ref(), queue: Vec::new() };
         loop {
             let (batch, after) = rest.split_at(first);
+            self.admits()?;
             self.check_all(access, batch)?;
             for span in batch {
                 let there = self.find(span)?.admit(span, access)?;
@@ -390,5 +418,189 @@ unsafe fn move_bytes(access: Access, here: *mut u8, there: *mut u8, len: usize) 
             Access::Read => copy_bytes(there, here, len),
             Access::Write => copy_bytes(here, there, len),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+    use crate::alloc::{SharedBuf, lookup};
+    use crate::region::{Region, RegionTable};
+    use crate::shm::Segment;
+
+    /// An owner and an initiator, both in this process.
+    struct Both {
+        table: RegionTable,
+        owner: Hazards,
+        direct: Direct,
+    }
+
+    fn both(process: bool) -> Both {
+        let table = RegionTable::new().unwrap();
+        let connection = Arc::new(Segment::create("test", 4096).unwrap());
+        let owner = Hazards::new(&connection, 0).unwrap();
+        let peer = PeerTable::map(table.published_fd().try_clone_to_owned().unwrap()).unwrap();
+        let process = process.then(|| Process::open(std::process::id() as i32).unwrap());
+        let direct = Direct::new(peer, owner.clone(), process);
+        Both { table, owner, direct }
+    }
+
+    impl Both {
+        fn share(&self, buf: &SharedBuf) {
+            let fd = buf.fd().try_clone_to_owned().unwrap();
+            self.direct.insert_mapping(buf.id(), fd, buf.span().len).unwrap();
+        }
+
+        fn register(&self, span: Span) -> Region {
+            self.table.insert(span, Rights::ALL, lookup(span).map(|(backing, _)| backing)).unwrap()
+        }
+
+        fn write(&self, data: &[u8], remote: &[RemoteSpan]) -> Result<u64, DirectError> {
+            let local = Span { addr: data.as_ptr() as usize, len: data.len() };
+            // SAFETY: the slice is readable.
+            unsafe { self.direct.copy(Access::Write, &[local], remote) }
+        }
+    }
+
+    fn part(span: Span, at: usize, len: usize) -> Span {
+        Span { addr: span.addr + at, len }
+    }
+
+    fn bytes(buf: &SharedBuf) -> &[u8] {
+        // SAFETY: the buffer lives, and nobody writes to it meanwhile.
+        unsafe { std::slice::from_raw_parts(buf.as_ptr(), buf.span().len) }
+    }
+
+    #[test]
+    fn more_regions_than_hazards_at_once() {
+        let both = both(false);
+        let buf = SharedBuf::new(4096).unwrap();
+        both.share(&buf);
+        let regions: Vec<_> = (0..3 * BATCH + 1)
+            .map(|i| both.register(part(buf.span(), i * 64, 3 + i % 3)))
+            .collect();
+        let remote: Vec<_> = regions.iter().map(Region::remote).collect();
+        let total: usize = regions.iter().map(|region| region.span.len).sum();
+        let data: Vec<u8> = (0..total).map(|i| i as u8 | 1).collect();
+        assert_eq!(both.write(&data, &remote).unwrap(), total as u64);
+        let mut rest = data.as_slice();
+        for (i, region) in regions.iter().enumerate() {
+            let (this, after) = rest.split_at(region.span.len);
+            assert_eq!(&bytes(&buf)[i * 64..][..this.len()], this);
+            rest = after;
+        }
+        // The last one is in another batch than the first, which must not move without it.
+        let last = regions.last().unwrap();
+        drop(both.table.revoke(last.slot, last.key).unwrap());
+        let before = bytes(&buf).to_vec();
+        let refused = both.write(&vec![0; total], &remote);
+        assert!(matches!(refused, Err(DirectError::Refused(AccessError::UnknownKey))));
+        assert_eq!(bytes(&buf), before);
+        assert!(regions.iter().all(|region| !both.owner.holds(region.slot)));
+    }
+
+    #[test]
+    fn one_call_goes_both_ways_to_the_memory() {
+        let both = both(true);
+        let (buf, private) = (SharedBuf::new(100).unwrap(), vec![0u8; 100]);
+        both.share(&buf);
+        let mapped = both.register(buf.span());
+        let other = both.register(Span { addr: private.as_ptr() as usize, len: 100 });
+        let reach = [mapped, other].map(|region| both.direct.reach(&region.remote()));
+        assert_eq!(reach, [Reach::Mapped, Reach::Cma]);
+        let piece = |region: Region, at: u64| RemoteSpan {
+            addr: region.remote().addr + at,
+            len: 2,
+            ..region.remote()
+        };
+        let remote = [piece(mapped, 0), piece(other, 5), piece(other, 1), piece(mapped, 50)];
+        both.write(b"abcdefgh", &remote).unwrap();
+        assert_eq!((&bytes(&buf)[..2], &bytes(&buf)[50..52]), (&b"ab"[..], &b"gh"[..]));
+        assert_eq!(std::hint::black_box(&private)[..8], *b"\0ef\0\0cd\0");
+    }
+
+    #[test]
+    fn memory_that_is_not_mapped_is_reached_once_it_is() {
+        let both = both(false);
+        let buf = SharedBuf::new(100).unwrap();
+        let region = both.register(buf.span());
+        let write = || both.write(&[1; 100], &[region.remote()]);
+        assert!(matches!(write(), Err(DirectError::Unreachable)));
+        assert_eq!(both.direct.reach(&region.remote()), Reach::None);
+        both.share(&buf);
+        assert_eq!(write().unwrap(), 100);
+        assert!(both.direct.remove_mapping(buf.id()));
+        assert!(!both.direct.remove_mapping(buf.id()));
+        assert_eq!(both.direct.mapped(), 0);
+        assert!(matches!(write(), Err(DirectError::Unreachable)));
+    }
+
+    /// An owner that publishes what its segment does not hold gets nothing of ours touched.
+    #[test]
+    fn a_backing_outside_of_its_segment_is_not_believed() {
+        let both = both(false);
+        let buf = SharedBuf::new(4096).unwrap();
+        both.share(&buf);
+        for offset in [1, 4096, 1 << 40, u64::MAX - 4096] {
+            let backing = Some(crate::region::SharedBacking { id: buf.id(), offset });
+            let region = both.table.insert(buf.span(), Rights::ALL, backing).unwrap();
+            assert!(matches!(
+                both.write(&[1; 4096], &[region.remote()]),
+                Err(DirectError::Unreachable)
+            ));
+        }
+    }
+
+    /// Unmapped under a copy's feet, this would be a segmentation fault.
+    #[test]
+    fn a_mapping_goes_only_when_nobody_is_in_it() {
+        let both = both(false);
+        let buf = SharedBuf::new(200_000).unwrap();
+        let region = both.register(buf.span());
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let data = vec![1; 200_000];
+                    while !stop.load(Ordering::Relaxed) {
+                        match both.write(&data, &[region.remote()]) {
+                            Ok(_) | Err(DirectError::Unreachable) => {}
+                            Err(error) => panic!("{error}"),
+                        }
+                    }
+                });
+            }
+            for _ in 0..500 {
+                both.share(&buf);
+                std::thread::yield_now();
+                both.direct.remove_mapping(buf.id());
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        both.direct.remove_mapping(buf.id());
+        assert_eq!(both.direct.mapped(), 0);
+    }
+
+    /// Callers that want more hazards than there are wait for each other, and never for ever.
+    #[test]
+    fn many_callers_share_the_hazards() {
+        let both = both(false);
+        let buf = SharedBuf::new(4096).unwrap();
+        both.share(&buf);
+        let remote: Vec<_> =
+            (0..BATCH).map(|i| both.register(part(buf.span(), i * 8, 8)).remote()).collect();
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..200 {
+                        assert_eq!(both.write(&[7; 8 * BATCH], &remote).unwrap(), 8 * BATCH as u64);
+                    }
+                });
+            }
+        });
+        assert!(remote.iter().all(|remote| !both.owner.holds(remote.slot)));
     }
 }

@@ -114,6 +114,10 @@ impl Hazards {
 
     /// Owner: whether the peer may still be touching the region that was at `slot`. To be asked after
     /// revoking it; once the answer is `false` it stays so until the slot is used again.
+    ///
+    /// A peer that dies in the middle of an access leaves its word standing. Its hazards may be ignored once
+    /// its socket is at its end: the system closes a process's files only after all of its threads have
+    /// left its memory. A peer that lives must therefore end its accesses before it closes.
     pub fn holds(&self, slot: u32) -> bool {
         holds(self.words.as_slice(), slot)
     }

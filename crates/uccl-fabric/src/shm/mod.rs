@@ -3,6 +3,11 @@
 //! The owner of a region publishes, in a table that its peers map read-only, which regions live; a
 //! peer that touches one first says so in a [`Hazards`] word. Together they make revocation sure: see
 //! [`hazard`] for the argument.
+//!
+//! That holds between processes that keep to it. A peer that was given a writable mapping, or that the system
+//! lets attach to this process, needs nobody's leave: share memory only with peers that have shown who they
+//! are. What a peer can never do through these structures, whatever it writes there, is make this process
+//! touch memory that it should not, crash, or block.
 
 mod copy;
 pub mod direct;

@@ -21,6 +21,7 @@ use super::{
     inbox::Inbox,
     notifs::NotifInbox,
     outbox::Outbox,
+    park::Parker,
     transfer::{Fence, Transfer},
     worker::Attached,
 };
@@ -59,6 +60,8 @@ pub(crate) struct Connection {
     lost: Mutex<Option<Error>>,
     failed: AtomicBool,
     pub(crate) pending: AtomicUsize,
+    /// Callers that sleep on the lanes.
+    sleepers: Mutex<Vec<Arc<Parker>>>,
     claims: AtomicU32,
     claimed_ns: AtomicU64,
     liveness: Mutex<Liveness>,
@@ -97,6 +100,7 @@ impl Connection {
             lost: Mutex::default(),
             failed: AtomicBool::new(false),
             pending: AtomicUsize::new(0),
+            sleepers: Mutex::default(),
             claims: AtomicU32::new(0),
             claimed_ns: AtomicU64::new(0),
             liveness: Mutex::default(),
@@ -319,11 +323,23 @@ impl Connection {
         self.core.workers.kick(&self.attached.lock());
     }
 
-    /// As [`Self::kick`], where a lane has work of its own and no caller is at it.
+    /// Has somebody look after lanes that have work of their own: a worker, and whoever sleeps on them
+    /// without watching for what they need now.
     pub(crate) fn kick_if_busy(&self) {
-        if self.lanes.iter().any(|lane| lane.has_work()) && self.claims.load(Acquire) == 0 {
+        if self.lanes.iter().any(|lane| lane.has_work()) {
             self.kick();
+            self.sleepers.lock().iter().for_each(|sleeper| sleeper.ring());
         }
+    }
+
+    /// Notes that a caller goes to sleep on the lanes.
+    pub(crate) fn sleeper_comes(&self, parker: &Arc<Parker>) {
+        self.sleepers.lock().push(Arc::clone(parker));
+    }
+
+    /// Notes that it is awake again.
+    pub(crate) fn sleeper_goes(&self, parker: &Arc<Parker>) {
+        self.sleepers.lock().retain(|other| !Arc::ptr_eq(other, parker));
     }
 
     /// Puts fragments together; gives the message once it is whole.

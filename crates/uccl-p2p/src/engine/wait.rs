@@ -6,6 +6,7 @@ use std::{
 };
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use smallvec::SmallVec;
 
 use super::{connection::Connection, deadline, park::Parker, transfer::Transfer};
 use crate::{
@@ -85,27 +86,40 @@ fn sleep(
     if !transfer.watch(&parker) {
         return Ok(());
     }
-    if conn.lanes.iter().all(|lane| lane.arm()) {
-        let left = until.map_or(SLICE, |until| until.saturating_duration_since(now)).min(SLICE);
-        let left = deadline::fence_at(transfer)
-            .map_or(left, |at| left.min(at.saturating_duration_since(now)))
-            .max(Duration::from_millis(1));
-        let timeout = Timespec { tv_sec: 0, tv_nsec: left.as_nanos() as _ };
-        let interests: Vec<_> = conn.lanes.iter().map(|lane| lane.interest()).collect();
-        let mut fds: Vec<PollFd<'_>> = interests
-            .iter()
-            .map(|interest| {
-                let write = if interest.write { PollFlags::OUT } else { PollFlags::empty() };
-                PollFd::from_borrowed_fd(interest.fd, PollFlags::IN | write)
-            })
-            .collect();
-        fds.push(PollFd::from_borrowed_fd(parker.fd(), PollFlags::IN));
-        if let Err(e) = poll(&mut fds, Some(&timeout))
-            && e != rustix::io::Errno::INTR
-        {
-            return Err(Error::os("waiting for a transfer", e));
-        }
-    }
+    // Before the lanes are armed: who posts after that rings.
+    conn.sleeper_comes(&parker);
+    let slept = sleep_on(conn, &parker, nap(transfer, until, now));
+    conn.sleeper_goes(&parker);
     transfer.unwatch(&parker);
-    Ok(())
+    slept
+}
+
+/// How long to sleep at most.
+fn nap(transfer: &Transfer, until: Option<Instant>, now: Instant) -> Duration {
+    let fence_at = deadline::fence_at(transfer);
+    [until, fence_at]
+        .into_iter()
+        .flatten()
+        .fold(SLICE, |nap, at| nap.min(at.saturating_duration_since(now)))
+        .max(Duration::from_millis(1))
+}
+
+fn sleep_on(conn: &Connection, parker: &Parker, nap: Duration) -> Result<()> {
+    if !conn.lanes.iter().all(|lane| lane.arm()) {
+        return Ok(());
+    }
+    let timeout = Timespec { tv_sec: 0, tv_nsec: nap.as_nanos() as _ };
+    let interests: SmallVec<[_; 4]> = conn.lanes.iter().map(|lane| lane.interest()).collect();
+    let mut fds: SmallVec<[PollFd<'_>; 5]> = interests
+        .iter()
+        .map(|interest| {
+            let write = if interest.write { PollFlags::OUT } else { PollFlags::empty() };
+            PollFd::from_borrowed_fd(interest.fd, PollFlags::IN | write)
+        })
+        .collect();
+    fds.push(PollFd::from_borrowed_fd(parker.fd(), PollFlags::IN));
+    match poll(&mut fds, Some(&timeout)) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(e) => Err(Error::os("waiting for a transfer", e)),
+    }
 }
