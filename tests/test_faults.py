@@ -252,7 +252,8 @@ class TestFences:
         assert target.call("run", "test_faults", "stays", "m") is True
         assert target.call("guards", "m")
         stopped = [end for end in ends if end[0] == (False, True)]
-        assert stopped, "nothing was stopped"
+        # On one host a transfer may have ended by the time its post returns; then all must be there.
+        assert stopped or (transport == "local" and set(target.call("get", "m", 0, MIB)) == {1})
         word = "cancel" if by == "cancel" else "deadline"
         assert all(word in why for _, why in stopped)
         # The connection goes on.
@@ -297,18 +298,32 @@ class TestFences:
         assert pair.a.call("wait", transfer, 20) == ((True, True), None)
 
     @pytest.mark.parametrize("kind", ["write", "read"])
-    def test_deregistration_during_transfers(self, pair: Pair, kind: str) -> None:
-        """When dereg has returned, nothing lands in the memory, whatever is still under way."""
+    def test_deregistration_under_the_peers_transfers(self, pair: Pair, kind: str) -> None:
+        """When dereg has returned, no peer's access lands in the memory, however many are under way."""
         pair.a.call("buf", "m", 64 * MIB, fill=1)
         pair.b.call("buf", "m", 64 * MIB, fill=2)
         advert = pair.b.call("advert", "m")
         posted = [waits(pair.a, kind + "_async", pair.conn_a, "m", advert=advert) for _ in range(8)]
-        owner = pair.b if kind == "write" else pair.a
-        assert owner.call("method", "dereg", owner.call("mr", "m"))[0] is True
-        assert owner.call("run", "test_faults", "stays", "m") is True
+        assert pair.b.call("method", "dereg", pair.b.call("mr", "m"))[0] is True
+        assert pair.b.call("run", "test_faults", "stays", "m") is True
         for transfer in posted:
             state, _ = pair.a.call("wait", transfer, 20)
             assert state in ((True, True), (False, True))
+
+    @pytest.mark.parametrize("kind", ["write", "read", "recv"])
+    def test_deregistration_under_own_transfers(self, pair: Pair, kind: str) -> None:
+        """A region that a transfer of one's own uses stays until that has ended; dereg says so."""
+        pair.a.call("buf", "m", 64 * MIB, fill=1)
+        pair.b.call("buf", "m", 64 * MIB, fill=2)
+        advert = pair.b.call("advert", "m") if kind != "recv" else None
+        posted = [waits(pair.a, kind + "_async", pair.conn_a, "m", advert=advert) for _ in range(8)]
+        done, why = pair.a.call("method", "dereg", pair.a.call("mr", "m"))
+        if not done:
+            assert "unfinished" in why
+            for transfer in posted:
+                assert pair.a.call("method", "cancel", transfer)[0] is True
+            assert pair.a.call("method", "dereg", pair.a.call("mr", "m"))[0] is True
+        assert pair.a.call("run", "test_faults", "stays", "m") is True
 
 
 class TestInterrupts:

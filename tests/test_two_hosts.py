@@ -49,6 +49,9 @@ class Hosts:
                 ip("-n", name, "addr", "add", f"{address}/{bits}", "dev", "eth0", *flags)
                 ip("-n", name, "link", "set", "eth0", "up")
                 ip("-n", name, "link", "set", "lo", "up")
+            # As hosts have one; an endpoint takes the address it leads from for its own.
+            for name, gateway in zip(self.names, reversed(self.ips)):
+                ip("-n", name, "route", "add", "default", "via", gateway)
         except BaseException:
             self.close()
             raise

@@ -194,9 +194,7 @@ fn resolve(host: &str, port: u16) -> Result<SocketAddr, Stop> {
 /// The address that an endpoint made now would tell its peers.
 pub(crate) fn oob_ip(py: Python<'_>) -> Result<IpAddr, Error> {
     py.detach(|| {
-        let endpoint = Endpoint::new(Config { port: Some(0), ..Config::from_env()? })?;
-        let ip = endpoint.addr().ip();
-        endpoint.close();
-        Ok(ip)
+        let bound = Config::from_env()?.bind.filter(|ip| !ip.is_unspecified());
+        Ok(bound.unwrap_or_else(uccl_p2p::reachable_ip))
     })
 }
