@@ -8,6 +8,7 @@ mod lint;
 mod loom;
 mod python;
 mod readme;
+mod settings;
 mod shell;
 mod test;
 mod tools;
@@ -28,6 +29,8 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Bench(bench::BenchArgs),
+    /// Print the README's table of settings
+    ConfigTable,
     Demo(demo::DemoArgs),
     Hammer(hammer::HammerArgs),
     /// Formatting, clippy, documentation and licences
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<ExitCode> {
     match command {
         Command::Bench(args) => bench::run(&args)?,
+        Command::ConfigTable => settings::print()?,
         Command::Demo(args) => demo::run(&args)?,
         Command::Hammer(args) => hammer::run(&args)?,
         Command::Lint => return test::run(&test::TestArgs::only(test::Group::Lint)),

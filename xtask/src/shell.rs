@@ -187,7 +187,11 @@ impl fmt::Display for Program {
             }
         }
         write!(f, "{}", shown.to_string_lossy())?;
-        self.command.get_args().try_for_each(|arg| write!(f, " {}", arg.to_string_lossy()))
+        self.command.get_args().try_for_each(|arg| {
+            let arg = arg.to_string_lossy();
+            // Of a script only that there is one.
+            write!(f, " {}", if arg.contains('\n') { "..." } else { &arg })
+        })
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 
-use crate::{hammer, licences, lint, loom, python, readme, shell::Program, tools};
+use crate::{hammer, licences, lint, loom, python, readme, settings, shell::Program, tools};
 
 /// Install what the tests need, run all of them, and say what was skipped
 #[derive(Args)]
@@ -97,6 +97,12 @@ const STEPS: &[Step] = &[
         group: Group::Lint,
         about: "documentation, without a warning",
         run: |_| lint::doc().map(Done::from),
+    },
+    Step {
+        name: "settings",
+        group: Group::Lint,
+        about: "README's table of settings",
+        run: |_| settings::check().map(Done::from),
     },
     Step {
         name: "units",

@@ -1,0 +1,53 @@
+//! `cargo xtask config-table`: the settings, as the README lists them.
+
+use std::fs;
+
+use anyhow::{Context, Result, bail};
+
+use crate::{shell::Program, tree};
+
+/// What the README has before and after the table.
+const MARKS: (&str, &str) = ("<!-- settings -->\n", "<!-- /settings -->");
+
+/// Prints the table.
+pub(crate) fn print() -> Result<()> {
+    println!("{}", table()?);
+    Ok(())
+}
+
+/// Whether the README lists the settings that there are.
+pub(crate) fn check() -> Result<()> {
+    let readme = fs::read_to_string(tree::root().join("README.md"))?;
+    let listed = between(&readme, MARKS).context("README.md has no table of settings")?;
+    let table = table()?;
+    if listed.trim() != table {
+        bail!(
+            "README.md does not list the settings as they are; between its marks belongs\n{table}"
+        );
+    }
+    Ok(())
+}
+
+/// An example, so that these commands need not be built with the engine.
+fn table() -> Result<String> {
+    let example = ["run", "--quiet", "--locked", "--package=xtask", "--example=settings"];
+    match Program::cargo(&example).ask()? {
+        (true, table) => Ok(table),
+        (false, said) => bail!("the table of settings: {said}"),
+    }
+}
+
+fn between<'a>(text: &'a str, (start, end): (&str, &str)) -> Option<&'a str> {
+    Some(text.split_once(start)?.1.split_once(end)?.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_between_marks_is_found() {
+        assert_eq!(between("a[b]c", ("[", "]")), Some("b"));
+        assert_eq!(between("a[bc", ("[", "]")), None);
+    }
+}
