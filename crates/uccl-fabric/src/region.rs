@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{RwLock, RwLockReadGuard};
 
@@ -135,7 +136,8 @@ pub(crate) fn offset_within(base: u64, size: u64, addr: u64, len: u64) -> Result
 }
 
 /// The most regions a table takes; slots fit 32 bits with room to spare.
-const MAX_REGIONS: u32 = 1 << 30;
+// What the slot of a frame's descriptor can name.
+const MAX_REGIONS: u32 = uccl_wire::frame::MAX_SLOT + 1;
 
 /// Random keys, drawn many at a time: a system call for each would be most of what a registration costs.
 #[derive(Debug)]
@@ -205,6 +207,7 @@ impl State {
 struct Inner {
     state: RwLock<State>,
     published: PublishedTable,
+    refused: AtomicU64,
 }
 
 /// An endpoint's regions.
@@ -225,7 +228,19 @@ impl RegionTable {
         let keys = Keys { drawn: [0; 64], left: 0 };
         let state =
             RwLock::new(State { slots: Vec::new(), free: Vec::new(), keys, publishing: false });
-        Ok(Self { inner: Arc::new(Inner { state, published: PublishedTable::new()? }) })
+        let published = PublishedTable::new()?;
+        Ok(Self { inner: Arc::new(Inner { state, published, refused: AtomicU64::new(0) }) })
+    }
+
+    /// Counts an access that was refused to a peer.
+    pub(crate) fn note_refusal(&self) {
+        self.inner.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many accesses were refused to peers.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.inner.refused.load(Ordering::Relaxed)
     }
 
     /// Lets peers touch `span` until it is revoked. Cheap enough to be done for one transfer. `span` may be

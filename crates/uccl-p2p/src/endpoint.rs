@@ -661,7 +661,7 @@ impl Endpoint {
             bytes_received: counters.bytes_received.load(Relaxed),
             notifs_sent: counters.notifs_sent.load(Relaxed),
             notifs_received: counters.notifs_received.load(Relaxed),
-            refused_accesses: 0,
+            refused_accesses: core.mrs.table.refused(),
             refused_handshakes: counters.refused_handshakes.load(Relaxed),
         }
     }
@@ -859,7 +859,19 @@ pub fn reachable_ip() -> IpAddr {
     };
     from("0.0.0.0:0", "192.0.2.1:9")
         .or_else(|| from("[::]:0", "[2001:db8::1]:9"))
+        .or_else(first_interface_ip)
         .unwrap_or(Ipv4Addr::LOCALHOST.into())
+}
+
+/// An address of an interface that is up, on a host without a default route.
+fn first_interface_ip() -> Option<IpAddr> {
+    let machine = uccl_device::Topology::of_this_machine().ok()?;
+    let up = machine.interfaces.iter().filter(|interface| interface.is_up());
+    let link_local = |ip: &IpAddr| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    let mut ips: Vec<IpAddr> = up.flat_map(|interface| interface.addresses.clone()).collect();
+    ips.retain(|ip| !ip.is_loopback() && !link_local(ip));
+    ips.sort_by_key(IpAddr::is_ipv6);
+    ips.first().copied()
 }
 
 /// Listens for processes of this host; without it they use TCP.

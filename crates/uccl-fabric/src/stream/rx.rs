@@ -376,6 +376,7 @@ impl<P: PipeRx> Rx<P> {
                     .find_map(|desc| guard.check(&remote_of(desc), Access::Write).err());
                 drop(guard);
                 if let Some(e) = bad {
+                    around.regions.note_refusal();
                     self.fail_write(status_of(e));
                 }
                 if !sound {
@@ -408,7 +409,10 @@ impl<P: PipeRx> Rx<P> {
             self.descs.iter().find_map(|desc| guard.check(&remote_of(desc), Access::Read).err());
         drop(guard);
         match bad {
-            Some(e) => self.answers.ack(self.header.op, status_of(e)),
+            Some(e) => {
+                around.regions.note_refusal();
+                self.answers.ack(self.header.op, status_of(e));
+            }
             None => {
                 let pieces = std::mem::take(&mut self.descs);
                 self.answers.replies.push(Reply::new(self.header.op, pieces));

@@ -391,7 +391,7 @@ fn establish(core: &Arc<Core>, greeting: &Greeting, mut first: First, lanes: u16
     }
     Workers::attach(core, &conn)?;
     core.offer_memory_to(&conn);
-    core.offer_accept(Accepted { conn: conn.id, ip: first.addr.ip(), gpu_index });
+    core.offer_accept(Accepted { conn: conn.id, ip: first.addr.ip().to_canonical(), gpu_index });
     Ok(())
 }
 

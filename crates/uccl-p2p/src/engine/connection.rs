@@ -193,7 +193,8 @@ impl Connection {
         }
         self.failed.store(true, Release);
         tracing::debug!(conn = %self.id, peer = %self.peer.name, "connection ends: {e}");
-        self.core.workers.detach(&self.attached.lock());
+        let attached = std::mem::take(&mut *self.attached.lock());
+        self.core.workers.detach(&attached);
         self.lanes.iter().for_each(|lane| lane.kill());
         self.inbox.lock().clear();
         self.outbox.lock().clear();

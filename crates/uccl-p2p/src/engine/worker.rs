@@ -131,6 +131,11 @@ impl Workers {
             conn.attached.lock().push(Arc::clone(&attached));
             home.kick(Kick::Lane(attached));
         }
+        if conn.is_failed() {
+            // It ended before it was wholly attached, when there was less to detach.
+            let attached = std::mem::take(&mut *conn.attached.lock());
+            this.detach(&attached);
+        }
         Ok(())
     }
 
@@ -181,7 +186,8 @@ impl Workers {
         self.stop.store(true, SeqCst);
         self.wake_all();
         let own = std::thread::current().id();
-        for thread in std::mem::take(&mut *self.threads.lock()) {
+        let threads = std::mem::take(&mut *self.threads.lock());
+        for thread in threads {
             if thread.thread().id() != own && thread.join().is_err() {
                 tracing::error!("a worker panicked outside its guard");
             }
@@ -218,6 +224,11 @@ impl Shard {
 
 fn spawn(core: &Arc<Core>, index: usize, acceptor: Option<Acceptor>) -> Result<()> {
     let for_thread = Arc::clone(core);
+    // Held until the thread is on the list: who stops joins what is on it, and nothing comes after.
+    let mut threads = core.workers.threads.lock();
+    if core.workers.stopping() {
+        return Err(Error::Closed);
+    }
     let thread = std::thread::Builder::new()
         .name(format!("uccl-worker-{index}"))
         .spawn(move || {
@@ -237,7 +248,7 @@ fn spawn(core: &Arc<Core>, index: usize, acceptor: Option<Acceptor>) -> Result<(
             }
         })
         .map_err(|e| Error::os("starting a worker", e))?;
-    core.workers.threads.lock().push(thread);
+    threads.push(thread);
     Ok(())
 }
 
