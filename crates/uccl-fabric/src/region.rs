@@ -135,8 +135,7 @@ pub(crate) fn offset_within(base: u64, size: u64, addr: u64, len: u64) -> Result
     Ok(offset)
 }
 
-/// The most regions a table takes; slots fit 32 bits with room to spare.
-// What the slot of a frame's descriptor can name.
+/// The most regions a table takes: what the slot of a frame's descriptor can name.
 const MAX_REGIONS: u32 = uccl_wire::frame::MAX_SLOT + 1;
 
 /// Random keys, drawn many at a time: a system call for each would be most of what a registration costs.

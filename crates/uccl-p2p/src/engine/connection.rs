@@ -63,7 +63,11 @@ pub(crate) struct Connection {
     /// Callers that sleep on the lanes.
     sleepers: Mutex<Vec<Arc<Parker>>>,
     claims: AtomicU32,
-    claimed_ns: AtomicU64,
+    /// Claims that have ended.
+    claims_made: AtomicU64,
+    /// How many of them workers have seen, and when the last one.
+    claims_seen: AtomicU64,
+    claim_seen_ns: AtomicU64,
     liveness: Mutex<Liveness>,
 }
 
@@ -80,7 +84,7 @@ pub(crate) struct Claim<'a>(&'a Connection);
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        self.0.claimed_ns.store(now_ns(), Relaxed);
+        self.0.claims_made.fetch_add(1, Relaxed);
         self.0.claims.fetch_sub(1, Release);
     }
 }
@@ -102,7 +106,9 @@ impl Connection {
             pending: AtomicUsize::new(0),
             sleepers: Mutex::default(),
             claims: AtomicU32::new(0),
-            claimed_ns: AtomicU64::new(0),
+            claims_made: AtomicU64::new(0),
+            claims_seen: AtomicU64::new(0),
+            claim_seen_ns: AtomicU64::new(0),
             liveness: Mutex::default(),
         }
     }
@@ -140,10 +146,19 @@ impl Connection {
         Claim(self)
     }
 
-    /// Whether callers make progress, or did a moment ago.
+    /// Whether callers make progress, or did a moment ago. Workers ask, and read the clock, so that
+    /// callers need not.
     pub(crate) fn claimed(&self) -> bool {
-        self.claims.load(Acquire) > 0
-            || now_ns().saturating_sub(self.claimed_ns.load(Relaxed)) < CLAIM_NS
+        if self.claims.load(Acquire) > 0 {
+            return true;
+        }
+        let made = self.claims_made.load(Relaxed);
+        let now = now_ns();
+        if self.claims_seen.swap(made, Relaxed) != made {
+            self.claim_seen_ns.store(now, Relaxed);
+            return true;
+        }
+        made > 0 && now.saturating_sub(self.claim_seen_ns.load(Relaxed)) < CLAIM_NS
     }
 
     /// Does what can be done on every lane without blocking.
