@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap::Args;
 
-use crate::shell::Program;
+use crate::{examples, shell::Program};
 
 /// Throw random and mutated bytes at every parser of uccl-wire
 #[derive(Args)]
@@ -17,8 +17,16 @@ pub(crate) struct HammerArgs {
 
 /// Built as the tests are: with checks for overflow, which a release build leaves out.
 pub(crate) fn run(args: &HammerArgs) -> Result<()> {
+    let hammer = ["run", "--quiet", "--locked", "--package=uccl-wire", "--example=hammer", "--"];
+    throw(Program::cargo(&hammer), args)
+}
+
+/// The same, with what the tests have built.
+pub(crate) fn run_built(args: &HammerArgs) -> Result<()> {
+    throw(Program::new(examples::build()?.example("hammer")?), args)
+}
+
+fn throw(hammer: Program, args: &HammerArgs) -> Result<()> {
     let numbers = [Some(args.count), args.seed];
-    Program::cargo(&["run", "--quiet", "--locked", "--package=uccl-wire", "--example=hammer", "--"])
-        .args(numbers.iter().flatten().map(u64::to_string))
-        .run()
+    hammer.args(numbers.iter().flatten().map(u64::to_string)).run()
 }

@@ -2,6 +2,7 @@
 
 mod bench;
 mod demo;
+mod examples;
 mod hammer;
 mod licences;
 mod lint;

@@ -4,18 +4,17 @@ use std::{fs, time::Duration};
 
 use anyhow::{Result, ensure};
 
-use crate::{python, shell::Program, test::Done, tree};
+use crate::{examples, python, shell::Program, test::Done, tree};
 
 /// The Rust examples, as documentation tests.
 pub(crate) fn rust() -> Result<Done> {
-    // The whole workspace, as the tests have built it: a part of it would be built anew.
-    Program::cargo(&["build", "--locked", "--workspace", "--lib"]).run()?;
-    let built = tree::target().join("debug");
+    let built = examples::build()?;
+    let p2p = built.library("uccl_p2p")?;
     let rustdoc = std::env::var_os("RUSTDOC").unwrap_or_else(|| "rustdoc".into());
     Program::new(rustdoc)
         .args(["--edition=2024", "--test", "README.md"])
-        .args(["--extern", &format!("uccl_p2p={}", built.join("libuccl_p2p.rlib").display())])
-        .args(["-L", &format!("dependency={}", built.join("deps").display())])
+        .args(["--extern".into(), format!("uccl_p2p={}", p2p.display())])
+        .args(["-L".into(), format!("dependency={}", p2p.with_file_name("").display())])
         .limit(Duration::from_secs(300))
         .run()?;
     Ok(Done::default())

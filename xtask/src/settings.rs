@@ -4,14 +4,16 @@ use std::fs;
 
 use anyhow::{Context, Result, bail};
 
-use crate::{shell::Program, tree};
+use crate::{examples, shell::Program, tree};
 
 /// What the README has before and after the table.
 const MARKS: (&str, &str) = ("<!-- settings -->\n", "<!-- /settings -->");
 
 /// Prints the table.
 pub(crate) fn print() -> Result<()> {
-    println!("{}", table()?);
+    // An example, so that these commands need not be built with the engine.
+    let example = ["run", "--quiet", "--locked", "--package=xtask", "--example=settings"];
+    println!("{}", table(Program::cargo(&example))?);
     Ok(())
 }
 
@@ -19,7 +21,7 @@ pub(crate) fn print() -> Result<()> {
 pub(crate) fn check() -> Result<()> {
     let readme = fs::read_to_string(tree::root().join("README.md"))?;
     let listed = between(&readme, MARKS).context("README.md has no table of settings")?;
-    let table = table()?;
+    let table = table(Program::new(examples::build()?.example("settings")?))?;
     if listed.trim() != table {
         bail!(
             "README.md does not list the settings as they are; between its marks belongs\n{table}"
@@ -28,10 +30,8 @@ pub(crate) fn check() -> Result<()> {
     Ok(())
 }
 
-/// An example, so that these commands need not be built with the engine.
-fn table() -> Result<String> {
-    let example = ["run", "--quiet", "--locked", "--package=xtask", "--example=settings"];
-    match Program::cargo(&example).ask()? {
+fn table(program: Program) -> Result<String> {
+    match program.ask()? {
         (true, table) => Ok(table),
         (false, said) => bail!("the table of settings: {said}"),
     }

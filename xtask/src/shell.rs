@@ -3,7 +3,7 @@
 use std::{
     ffi::OsStr,
     fmt,
-    io::{BufRead, BufReader, PipeReader, Write, pipe, stdout},
+    io::{BufRead, BufReader, PipeReader, Read, Write, pipe, stdout},
     os::unix::process::CommandExt,
     path::Path,
     process::{Child, Command, ExitStatus, Stdio},
@@ -121,13 +121,17 @@ impl Program {
 
     /// Runs quietly: whether it went well, and what it said.
     pub(crate) fn ask(mut self) -> Result<(bool, String)> {
-        let output = self.command.output().with_context(|| format!("cannot run {self}"))?;
-        let said = if output.status.success() || output.stderr.is_empty() {
-            output.stdout
-        } else {
-            output.stderr
+        self.command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = self.spawn()?;
+        let stdout = child.stdout.take().map(|pipe| thread::spawn(|| everything(pipe)));
+        let stderr = child.stderr.take().map(|pipe| thread::spawn(|| everything(pipe)));
+        let status = self.wait(child)?;
+        let said = |reader: Option<thread::JoinHandle<String>>| {
+            reader.and_then(|reader| reader.join().ok()).unwrap_or_default()
         };
-        Ok((output.status.success(), String::from_utf8_lossy(&said).trim().to_owned()))
+        let (stdout, stderr) = (said(stdout), said(stderr));
+        let well = status.success();
+        Ok((well, if well || stderr.is_empty() { stdout } else { stderr }))
     }
 
     /// Whether it is there and runs.
@@ -193,6 +197,14 @@ impl fmt::Display for Program {
             write!(f, " {}", if arg.contains('\n') { "..." } else { &arg })
         })
     }
+}
+
+/// All that comes out of a pipe.
+fn everything(mut pipe: impl Read) -> String {
+    let mut bytes = Vec::new();
+    // What came before an error is worth having.
+    let _ = pipe.read_to_end(&mut bytes);
+    String::from_utf8_lossy(&bytes).trim().to_owned()
 }
 
 fn copy_lines(reader: PipeReader, lines: &mpsc::Sender<String>) {
