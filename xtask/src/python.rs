@@ -47,7 +47,7 @@ pub(crate) fn tests() -> Result<Done> {
     }
     let python = with_wheel()?;
     let mut done = Done::default();
-    let tests = ["-m", "pytest", "-rs", "-p", "no:cacheprovider", "tests"];
+    let tests = ["-m", "pytest", "-rs", "--durations=10", "-p", "no:cacheprovider", "tests"];
     let program = Program::new(python).args(tests).without_env("PYTHONPATH").env("COLUMNS", "200");
     let result = program.limit(Duration::from_secs(15 * 60)).watch(|line| {
         if line.starts_with("SKIPPED") {

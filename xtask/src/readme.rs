@@ -8,7 +8,8 @@ use crate::{python, shell::Program, test::Done, tree};
 
 /// The Rust examples, as documentation tests.
 pub(crate) fn rust() -> Result<Done> {
-    Program::cargo(&["build", "--locked", "--package=uccl-p2p"]).run()?;
+    // The whole workspace, as the tests have built it: a part of it would be built anew.
+    Program::cargo(&["build", "--locked", "--workspace", "--lib"]).run()?;
     let built = tree::target().join("debug");
     let rustdoc = std::env::var_os("RUSTDOC").unwrap_or_else(|| "rustdoc".into());
     Program::new(rustdoc)

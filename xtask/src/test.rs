@@ -1,6 +1,7 @@
 //! `cargo xtask test`: everything that must hold before a change is taken.
 
 use std::{
+    fs,
     process::ExitCode,
     time::{Duration, Instant},
 };
@@ -8,7 +9,7 @@ use std::{
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 
-use crate::{hammer, licences, lint, loom, python, readme, settings, shell::Program, tools};
+use crate::{hammer, licences, lint, loom, python, readme, settings, shell::Program, tools, tree};
 
 /// Install what the tests need, run all of them, and say what was skipped
 #[derive(Args)]
@@ -273,9 +274,12 @@ fn with_component(command: &str, component: &str, run: fn() -> Result<()>) -> Re
 }
 
 fn units() -> Result<Done> {
+    // What nextest writes; that of an earlier run says nothing.
+    let report = tree::target().join("nextest/default/junit.xml");
+    let _ = fs::remove_file(&report);
     let program = match tools::cargo_has("nextest") {
         true => Program::cargo(&["nextest", "run", "--locked", "--workspace", "--no-fail-fast"])
-            .args(["--success-output=final", "--status-level=fail"]),
+            .args(["--status-level=fail"]),
         false => Program::cargo(&["test", "--locked", "--workspace", "--no-fail-fast"]).args([
             "--all-targets",
             "--",
@@ -285,17 +289,25 @@ fn units() -> Result<Done> {
     let mut done = Done::default();
     let mut passed = 0;
     let result = program.watch(|line| {
-        let line = line.trim_start();
-        if line.starts_with("skipped: ") {
-            done.absent.push(line.to_owned());
-        } else if let Some((_, summary)) = line.split_once("tests run: ") {
+        done.absent.extend(left_out(line));
+        if let Some((_, summary)) = line.split_once("tests run: ") {
             done.detail = summary.to_owned();
         } else if let Some(count) = passed_in(line) {
             passed += count;
             done.detail = format!("{passed} passed");
         }
     });
+    if let Ok(report) = fs::read_to_string(&report) {
+        done.absent.extend(report.lines().filter_map(left_out));
+    }
+    done.absent.sort();
+    done.absent.dedup();
     done.or_failed(result)
+}
+
+/// What a test says that it left out.
+fn left_out(line: &str) -> Option<String> {
+    Some(line.split_once("skipped: ")?.1.to_owned())
 }
 
 /// How many tests passed, from a line that ends one binary's.
