@@ -9,8 +9,11 @@ use crate::{
     mem::{Access, RemoteSpan, Span},
 };
 
-/// What one thread copies at a time.
-const CHUNK: usize = 1 << 20;
+/// What one thread copies at a time: enough to be worth the handing out, little enough that the threads
+/// end together.
+const CHUNK: usize = 512 << 10;
+/// Pieces that it copies at most: each costs the kernel about as much as copying 4 KiB.
+const CHUNK_PIECES: usize = 64;
 
 /// A copy in progress.
 pub(super) struct Job {
@@ -64,7 +67,7 @@ impl Job {
         while let (Some(span), Some(peer)) =
             (self.local.get(state.index), self.remote.get(state.index))
         {
-            if left == 0 {
+            if left == 0 || chunk.local.len() == CHUNK_PIECES {
                 break;
             }
             let len = (span.len - state.offset).min(left);

@@ -22,7 +22,7 @@ const ASK: Duration = Duration::from_millis(10);
 const SHORT_SPIN: Duration = Duration::from_micros(5);
 const MUCH: u64 = 128 << 10;
 /// Spinning for longer, a thread lets others have its processor: the peer's may be among them.
-pub(crate) const YIELD_AFTER: Duration = Duration::from_micros(4);
+pub(crate) const YIELD_AFTER: Duration = Duration::from_micros(20);
 /// How often the clock is read while spinning.
 const LOOKS: u32 = 16;
 
