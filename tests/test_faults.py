@@ -49,12 +49,15 @@ class TestPeerLost:
             pair.b.begin("op", "recv", pair.conn_b, "m")
         elif kind == "recv":
             pair.b.begin("op", "send_async", pair.conn_b, "m")
-        # 16 GiB take seconds, also where the test itself is held up on its way to the kill.
-        posted = [waits(pair.a, kind + "_async", pair.conn_a, "m", advert=advert) for _ in range(64)]
+        posted = [waits(pair.a, kind + "_async", pair.conn_a, "m", advert=advert) for _ in range(8)]
         pair.b.kill()
+        pair.b.process.wait()
         ends = [pair.a.call("wait", transfer, 30) for transfer in posted]
-        # The first ones may have got through before; the last cannot have.
-        assert failed(ends[-1])
+        # Each has ended. Those that need nobody but us may all have landed before the kill, if that
+        # was held up; those that need the peer cannot have.
+        assert all(value in ((True, True), (False, True)) for value, _ in ends), ends
+        if not (transport == "local" and advert):
+            assert failed(ends[-1])
         for transfer, end in zip(posted, ends):
             assert pair.a.call("method", "poll_async", transfer)[0] == end[0]
         assert failed(pair.a.call("op", "send", pair.conn_a, "m"))
