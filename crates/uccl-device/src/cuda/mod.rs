@@ -21,6 +21,7 @@ mod device;
 mod driver;
 mod error;
 mod event;
+pub mod gather;
 mod ipc;
 mod memory;
 mod module;

@@ -5,5 +5,6 @@
 mod classify;
 mod context;
 mod devices;
+mod gather;
 mod support;
 mod two_processes;

@@ -8,7 +8,7 @@ use uccl_device::cuda::{
 };
 
 use crate::{
-    devices,
+    devices, gather,
     support::{Peer, assert_same, borrowed, buffer, download, gpus, pattern, stream, upload},
 };
 
@@ -26,6 +26,7 @@ fn other_process() {
         "map" => map(&peer),
         "hold" => hold(&peer),
         "own" => own(&peer),
+        "poison" => gather::poison(&peer),
         role => panic!("there is no role {role}"),
     }
 }
