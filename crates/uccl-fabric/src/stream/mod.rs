@@ -297,8 +297,9 @@ impl<P: Pipe> Lane for StreamLane<P> {
         // Nothing is received while swamped: it ends with room in the pipe, so that is waited for.
         let swamped = self.swamped.load(SeqCst);
         let unsent = swamped || self.unsent.load(SeqCst);
-        let tx_ready = unsent && self.tx.try_lock().is_none_or(|mut tx| !armed(tx.pipe.arm()));
+        // First, for it may take in a wake-up that would have told of room.
         let rx_ready = !swamped && self.rx.try_lock().is_none_or(|mut rx| !armed(rx.pipe.arm()));
+        let tx_ready = unsent && self.tx.try_lock().is_none_or(|mut tx| !armed(tx.pipe.arm()));
         !tx_ready && !rx_ready
     }
 
