@@ -340,13 +340,7 @@ impl Endpoint {
     /// closed: peers that hold an advert read and write them at any time.
     pub unsafe fn register(&self, ptr: usize, len: usize) -> Result<MrId> {
         self.core().usable()?;
-        let mr = self.core().mrs.insert(Span { addr: ptr, len })?;
-        if let Some(memory) = &mr.memory {
-            for conn in self.core().open_conns() {
-                conn.lanes.iter().for_each(|lane| lane.offer(memory));
-            }
-        }
-        Ok(mr.id)
+        Ok(self.core().add_region(Span { addr: ptr, len })?.id)
     }
 
     /// Ends a region: when this returns `Ok`, no peer's access lands in it any more.
@@ -389,13 +383,7 @@ impl Endpoint {
             std::thread::yield_now();
         }
         drop(revoked);
-        if let Some(memory) = &mr.memory
-            && !core.mrs.shared_memory().iter().any(|other| other.id() == memory.id())
-        {
-            for conn in core.open_conns() {
-                conn.lanes.iter().for_each(|lane| lane.retract(memory.id()));
-            }
-        }
+        core.let_go_of_memory(&mr);
         Ok(())
     }
 
