@@ -187,6 +187,11 @@ pub trait Lane: Send + Sync {
     /// What it can do.
     fn caps(&self) -> Caps;
 
+    /// How one-sided data to and from this memory of the peer's would move right now, in a word for people.
+    fn path_to(&self, _: &RemoteSpan) -> &'static str {
+        self.caps().link
+    }
+
     /// Starts an operation.
     ///
     /// # Safety

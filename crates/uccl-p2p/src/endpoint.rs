@@ -328,6 +328,15 @@ impl Endpoint {
         self.core().conn_info(conn)
     }
 
+    /// The path that one-sided data to and from this memory of the peer's takes: `mapped` (memory from
+    /// [`Self::alloc`] on this host), `cma`, `shm` or `tcp`.
+    pub fn path(&self, conn: ConnId, advert: &Advert) -> Result<&'static str> {
+        let conn = self.core().conn(conn)?;
+        let all = Span { addr: 0, len: advert.len as usize };
+        let remote = remote_span(&conn, 0, all, advert)?;
+        Ok(conn.lanes[0].path_to(&remote))
+    }
+
     /// Whether transfers can be posted on a connection; the error says why not.
     pub fn check_connection(&self, conn: ConnId) -> Result<()> {
         self.core().conn(conn).map(drop)

@@ -123,6 +123,14 @@ impl Lane for LocalLane {
         Caps { link: if self.cma { "cma" } else { "shm" }, ordered: false, ..self.stream.caps() }
     }
 
+    fn path_to(&self, remote: &RemoteSpan) -> &'static str {
+        match self.direct.reach(remote) {
+            Reach::Mapped => "mapped",
+            Reach::Cma => "cma",
+            Reach::None => self.stream.caps().link,
+        }
+    }
+
     unsafe fn post(&self, op: Operation) -> Result<Posted, LaneError> {
         if !self.reaches(&op.remote) {
             // SAFETY: the caller's promise.
