@@ -222,6 +222,11 @@ pub trait Lane: Send + Sync {
     /// Bytes and operations posted and not ended, weighed for choosing among lanes.
     fn load(&self) -> u64;
 
+    /// Bytes of messages that wait for room. A sender that minds leaves off while they are many.
+    fn queued_bytes(&self) -> usize {
+        0
+    }
+
     /// When the peer was last heard, as [`crate::clock::coarse_ms`].
     fn last_heard_ms(&self) -> u64;
 

@@ -203,6 +203,10 @@ impl Lane for LocalLane {
         self.stream.load() + self.job_bytes.load(Relaxed)
     }
 
+    fn queued_bytes(&self) -> usize {
+        self.stream.queued_bytes()
+    }
+
     fn last_heard_ms(&self) -> u64 {
         self.stream.last_heard_ms()
     }

@@ -13,7 +13,7 @@ mod tx;
 
 use std::sync::{
     Arc,
-    atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst},
+    atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst},
 };
 
 use parking_lot::{Mutex, MutexGuard};
@@ -60,6 +60,8 @@ pub struct StreamLane<P: Pipe> {
     /// The peer must take answers before it may ask for more.
     swamped: AtomicBool,
     load: AtomicU64,
+    /// Bytes of short frames that wait.
+    queued: AtomicUsize,
     heard_ms: AtomicU64,
     dead: Mutex<Option<LaneError>>,
     is_dead: AtomicBool,
@@ -78,6 +80,7 @@ impl<P: Pipe> StreamLane<P> {
             unsent: AtomicBool::new(false),
             swamped: AtomicBool::new(false),
             load: AtomicU64::new(0),
+            queued: AtomicUsize::new(0),
             heard_ms: AtomicU64::new(clock::coarse_ms()),
             dead: Mutex::new(None),
             is_dead: AtomicBool::new(false),
@@ -114,6 +117,7 @@ impl<P: Pipe> StreamLane<P> {
         };
         self.swamped.store(tx.swamped(), SeqCst);
         self.unsent.store(tx.pending(), SeqCst);
+        self.queued.store(tx.control_len(), Relaxed);
         moved
     }
 
@@ -272,6 +276,10 @@ impl<P: Pipe> Lane for StreamLane<P> {
 
     fn load(&self) -> u64 {
         self.load.load(Relaxed)
+    }
+
+    fn queued_bytes(&self) -> usize {
+        self.queued.load(Relaxed)
     }
 
     fn last_heard_ms(&self) -> u64 {
