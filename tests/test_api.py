@@ -6,6 +6,7 @@ import inspect
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -224,6 +225,21 @@ class TestEndpoint:
         assert info["gpu_index"] == 0 and info["same_host"] is True
         assert (info["path"] == "tcp") == (transport == "tcp")
         assert two.a.connection(U64) is None
+
+    def test_path(self, two: Two, transport: str) -> None:
+        def path_to(memory: Any, *expected: str) -> bytes:
+            ok, meta = two.b.advertise(two.conn_b, region(two.b, memory), memory, 64)
+            assert ok, p2p.last_error()
+            give_up = time.monotonic() + 10
+            # Shared memory is mapped in the background.
+            while two.a.path(two.conn_a, meta) not in expected:
+                assert time.monotonic() < give_up, two.a.path(two.conn_a, meta)
+            return meta
+
+        same_host = transport != "tcp"
+        path_to(bytearray(64), *(("cma", "shm") if same_host else ("tcp",)))
+        meta = path_to(two.b.alloc(64), "mapped" if same_host else "tcp")
+        assert two.a.path(U64, meta) is None and str(U64) in p2p.last_error()
 
 
 class TestConnect:

@@ -129,6 +129,16 @@ class TestPeerLost:
         assert pair.b.result() == (True, None)
         assert pair.b.call("crc", "m") == pattern_crc(MIB, 1)
 
+    def test_flooded_while_stopped(self, connect: Connect, transport: str) -> None:
+        """What a peer does not take in is refused before it fills the memory."""
+        pair = connect(transport=transport, timeout=60)
+        pair.a.call("buf", "m", 60_000)
+        pair.b.kill(signal.SIGSTOP)
+        posted, why = pair.a.call("run", "test_faults", "flood", pair.conn_a)
+        pair.b.kill(signal.SIGCONT)
+        assert 8 < posted < 4000 and "queue of messages" in why, (posted, why)
+        pair.a.call("close")
+
     def test_closed(self, connect: Connect, transport: str) -> None:
         """Closing an endpoint fails what its peers, and its own threads, wait for."""
         pair = connect(transport=transport)
@@ -488,6 +498,16 @@ def no_growth(before: dict[str, int], after: dict[str, int]) -> None:
 
 def parse(side: Any, metadata: bytes) -> tuple[str, int, Any]:
     return side.ep.parse_metadata(metadata)
+
+
+def flood(side: Any, conn: int) -> tuple[int, str | None]:
+    """Posts sends of many iovs until one is refused; each takes about a megabyte to announce."""
+    base, mr, n = side.data("m").ctypes.data, side.mrs["m"], 30_000
+    for posted in range(4000):
+        ok, _ = side.ep.sendv_async(conn, [mr] * n, [base + i * 2 for i in range(n)], [1] * n, n)
+        if not ok:
+            return posted, side.ep.last_error()
+    return 4000, None
 
 
 def stays(side: Any, name: str, seconds: float = 1.0) -> bool:

@@ -187,6 +187,11 @@ pub trait Lane: Send + Sync {
     /// What it can do.
     fn caps(&self) -> Caps;
 
+    /// How one-sided data to and from this memory of the peer's would move right now, in a word for people.
+    fn path_to(&self, _: &RemoteSpan) -> &'static str {
+        self.caps().link
+    }
+
     /// Starts an operation.
     ///
     /// # Safety
@@ -216,6 +221,11 @@ pub trait Lane: Send + Sync {
 
     /// Bytes and operations posted and not ended, weighed for choosing among lanes.
     fn load(&self) -> u64;
+
+    /// Bytes of messages that wait for room. A sender that minds leaves off while they are many.
+    fn queued_bytes(&self) -> usize {
+        0
+    }
 
     /// When the peer was last heard, as [`crate::clock::coarse_ms`].
     fn last_heard_ms(&self) -> u64;

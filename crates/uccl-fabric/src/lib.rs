@@ -12,6 +12,7 @@ pub mod lane;
 pub mod local;
 pub mod mem;
 pub mod pipe;
+pub mod regcache;
 pub mod region;
 pub mod shm;
 pub mod stream;

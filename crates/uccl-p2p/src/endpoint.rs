@@ -328,6 +328,15 @@ impl Endpoint {
         self.core().conn_info(conn)
     }
 
+    /// The path that one-sided data to and from this memory of the peer's takes: `mapped` (memory from
+    /// [`Self::alloc`] on this host), `cma`, `shm` or `tcp`.
+    pub fn path(&self, conn: ConnId, advert: &Advert) -> Result<&'static str> {
+        let conn = self.core().conn(conn)?;
+        let all = Span { addr: 0, len: advert.len as usize };
+        let remote = remote_span(&conn, 0, all, advert)?;
+        Ok(conn.lanes[0].path_to(&remote))
+    }
+
     /// Whether transfers can be posted on a connection; the error says why not.
     pub fn check_connection(&self, conn: ConnId) -> Result<()> {
         self.core().conn(conn).map(drop)
@@ -340,13 +349,7 @@ impl Endpoint {
     /// closed: peers that hold an advert read and write them at any time.
     pub unsafe fn register(&self, ptr: usize, len: usize) -> Result<MrId> {
         self.core().usable()?;
-        let mr = self.core().mrs.insert(Span { addr: ptr, len })?;
-        if let Some(memory) = &mr.memory {
-            for conn in self.core().open_conns() {
-                conn.lanes.iter().for_each(|lane| lane.offer(memory));
-            }
-        }
-        Ok(mr.id)
+        Ok(self.core().add_region(Span { addr: ptr, len })?.id)
     }
 
     /// Ends a region: when this returns `Ok`, no peer's access lands in it any more.
@@ -389,13 +392,7 @@ impl Endpoint {
             std::thread::yield_now();
         }
         drop(revoked);
-        if let Some(memory) = &mr.memory
-            && !core.mrs.shared_memory().iter().any(|other| other.id() == memory.id())
-        {
-            for conn in core.open_conns() {
-                conn.lanes.iter().for_each(|lane| lane.retract(memory.id()));
-            }
-        }
+        core.let_go_of_memory(&mr);
         Ok(())
     }
 

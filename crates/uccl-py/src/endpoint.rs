@@ -777,6 +777,16 @@ impl PyEndpoint {
         Ok(PySharedMemory::new(memory))
     }
 
+    /// The path that one-sided transfers with this metadata take: 'mapped', 'cma', 'shm' or 'tcp'.
+    fn path(&self, conn_id: u64, meta: &Bound<'_, PyAny>) -> PyResult<Option<&'static str>> {
+        let advert = match crate::call::advert(meta) {
+            Ok(advert) => advert,
+            Err(Stop::Raise(e)) => return Err(e),
+            Err(Stop::Refuse(reason)) => return Ok(error::refuse(reason, None)),
+        };
+        Ok(self.core.path(ConnId(conn_id), &advert).map_or_else(|e| error::refuse(e, None), Some))
+    }
+
     /// Counters since the endpoint was made.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         crate::json::to_python(py, &self.core.stats())

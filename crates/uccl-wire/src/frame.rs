@@ -1,7 +1,8 @@
 //! Frames: what runs over a byte pipe between two lanes once they have shaken hands.
 //!
 //! A frame is a 32-byte header, `descs` descriptors of 24 bytes, `len` bytes of payload and, for
-//! frames with payload, an 8-byte trailer. All integers are little endian.
+//! frames with payload, an 8-byte trailer. All integers are little endian. Lanes with checksums seal
+//! their headers and put another trailer behind the descriptors: see [`crate::checked`].
 //!
 //! ```text
 //! 0     1      2      4      8     16     24     32

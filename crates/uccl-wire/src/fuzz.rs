@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 
 use crate::{
     advert::Advert,
+    checked,
     descs::{XferDesc, decode_descs, encode_descs},
     frame::{self, DESC_LEN, Desc, HEADER_LEN, Header, Kind, Status, Trailer},
     handshake::{CmaProbe, Handshake, Hello, HelloKind, Progress, Psk, Refusal, RefuseCode, Role},
@@ -27,6 +28,7 @@ pub struct Parser {
 /// Every parser of the crate.
 pub const PARSERS: &[Parser] = &[
     Parser { name: "advert", takes: advert },
+    Parser { name: "checked header", takes: checked_header },
     Parser { name: "descs", takes: descs },
     Parser { name: "frame", takes: frame },
     Parser { name: "handshake", takes: handshake },
@@ -83,7 +85,9 @@ fn sample_frames() -> Vec<Vec<u8>> {
     write.extend_from_slice(&Trailer { crc: 1, status: Status::Ok }.encode());
     let mut read = Header { descs: 1, ..Header::bare(Kind::Read, 8, 3) }.encode().to_vec();
     Desc { addr: 0x1000, len: 3, key: 9, slot: 2 }.encode_to(&mut read);
-    vec![write, read, Header::bare(Kind::Ack, 7, 0).encode().to_vec()]
+    let fence = Header { checked: true, ..Header::bare(Kind::Fence, 9, 0) };
+    let ack = Header::bare(Kind::Ack, 7, 0).encode().to_vec();
+    vec![write, read, ack, checked::seal(&fence).to_vec()]
 }
 
 fn sample_messages() -> Vec<Vec<u8>> {
@@ -98,6 +102,14 @@ fn sample_messages() -> Vec<Vec<u8>> {
     message::notif_rts(6, source, &mut samples[5]);
     message::notif_ack(7, true, &mut samples[6]);
     samples
+}
+
+/// The header of a lane that may have checksums.
+fn checked_header(bytes: &[u8]) -> bool {
+    let Some(bytes) = bytes.first_chunk::<HEADER_LEN>() else { return false };
+    let Ok(header) = checked::unseal(bytes) else { return false };
+    assert_eq!(checked::unseal(&checked::seal(&header)), Ok(header), "it is sealed as it was");
+    true
 }
 
 /// A header, then its descriptors and its trailer where the bytes reach that far.

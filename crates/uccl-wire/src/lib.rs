@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod advert;
+pub mod checked;
 pub(crate) mod cursor;
 pub mod descs;
 pub mod frame;

@@ -40,7 +40,7 @@ pub(crate) enum Direction {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum TransportKind {
-    /// The best that both sides have.
+    /// The best that both sides have, or what UCCL_P2P_TRANSPORT says.
     Auto,
     /// The same host's memory, or nothing.
     Local,

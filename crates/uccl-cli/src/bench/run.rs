@@ -28,7 +28,6 @@ pub(crate) struct Session<'a> {
     peer: &'a mut Peer,
     side: Side,
     transport: TransportKind,
-    path: String,
     duration: Duration,
     inflight: usize,
     verify: bool,
@@ -69,12 +68,10 @@ impl<'a> Session<'a> {
             Reply::Accepted => {}
             other => return Err(unexpected(&other)),
         }
-        let path = side.info()?.path;
         Ok(Self {
             peer,
             side,
             transport,
-            path,
             duration: args.duration,
             inflight: args.inflight as usize,
             verify: args.verify,
@@ -109,6 +106,7 @@ impl<'a> Session<'a> {
             true => self.verify(&mut prepared)?,
             false => (Verified::Skipped, None),
         };
+        let path = prepared.path(&self.side)?;
         self.peer.channel.order(&Request::Release)?;
         drop(prepared);
         let hops = if point.op == OpKind::Notif { 2 } else { 1 };
@@ -118,14 +116,14 @@ impl<'a> Session<'a> {
             count: rate.count + latency.count,
             verified: verified.0,
             note: verified.1,
-            ..self.row(&point)
+            ..self.row(&point, path)
         })
     }
 
-    fn row(&self, point: &Point) -> Row {
+    fn row(&self, point: &Point, path: String) -> Row {
         Row {
             op: point.op.to_string(),
-            path: self.path.clone(),
+            path,
             transport: Some(self.transport.to_string()),
             memory: (point.op != OpKind::Notif).then(|| point.memory.to_string()),
             direction: Some(point.direction.to_string()),

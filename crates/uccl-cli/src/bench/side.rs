@@ -9,8 +9,8 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail};
 use uccl_p2p::{
-    Checksum, Config, ConnId, ConnInfo, Endpoint, Iov, MrId, Op, Request, Status, TransferId,
-    Transport, wire::advert::Advert,
+    Checksum, Config, ConnId, Endpoint, Iov, MrId, Op, Request, Status, TransferId, Transport,
+    wire::advert::Advert,
 };
 
 use super::{
@@ -40,11 +40,11 @@ pub(crate) struct Side {
 impl Listening {
     pub(crate) fn start(open: &Open) -> Result<Self> {
         let mut config = Config::from_env().context("an environment variable is not understood")?;
-        config.transport = match open.transport {
-            TransportKind::Auto => Transport::Auto,
-            TransportKind::Local => Transport::Local,
-            TransportKind::Tcp => Transport::Tcp,
-        };
+        match open.transport {
+            TransportKind::Auto => {}
+            TransportKind::Local => config.transport = Transport::Local,
+            TransportKind::Tcp => config.transport = Transport::Tcp,
+        }
         if let Some(checksum) = open.checksum {
             config.checksum = match checksum {
                 ChecksumMode::Auto => Checksum::Auto,
@@ -250,6 +250,15 @@ impl Prepared {
         }
     }
 
+    /// The path that this side's transfers take.
+    pub(crate) fn path(&self, side: &Side) -> Result<String> {
+        let slot = self.active.as_ref().and_then(|slots| slots.slots.first());
+        match slot.and_then(|slot| slot.adverts.first()) {
+            Some(advert) => Ok(side.endpoint.path(side.conn, advert)?.to_owned()),
+            None => Ok(side.endpoint.connection(side.conn)?.path),
+        }
+    }
+
     /// Fills source memory and poisons destination memory.
     pub(crate) fn fill(&mut self, seed: u64) {
         let (sources, destinations) = match self.point.op {
@@ -363,11 +372,6 @@ impl Expected {
 }
 
 impl Side {
-    /// What is known of the connection.
-    pub(crate) fn info(&self) -> Result<ConnInfo> {
-        Ok(self.endpoint.connection(self.conn)?)
-    }
-
     /// Runs a phase's transfers of one kind. One at a time they run on this thread and are timed one
     /// by one.
     fn transfers(

@@ -24,9 +24,21 @@ pub(super) struct Job {
     idle: Condvar,
 }
 
+/// Which end of a job a chunk is taken from. Threads that copy at a distance from each other do not
+/// contend for the locks of the same page tables.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum End {
+    Back,
+    Front,
+}
+
 struct State {
+    /// What has not been given out: from here ...
     index: usize,
     offset: usize,
+    /// ... to the end of the piece before this one, or so many bytes into this one.
+    end_index: usize,
+    end_offset: usize,
     /// Chunks being copied right now.
     active: usize,
     error: Option<OpError>,
@@ -50,13 +62,21 @@ impl Job {
         remote: RemoteSpans,
         done: Arc<dyn Completion>,
     ) -> Self {
-        let state =
-            State { index: 0, offset: 0, active: 0, error: None, closed: false, done: Some(done) };
+        let state = State {
+            index: 0,
+            offset: 0,
+            end_index: local.len(),
+            end_offset: 0,
+            active: 0,
+            error: None,
+            closed: false,
+            done: Some(done),
+        };
         Self { access, local, remote, state: Mutex::new(state), idle: Condvar::new() }
     }
 
-    /// The next chunk, for the caller to copy and then to report with [`Self::copied`].
-    pub(super) fn next(&self) -> Option<Chunk> {
+    /// The next chunk from one end, for the caller to copy and then to report with [`Self::copied`].
+    pub(super) fn next(&self, from: End) -> Option<Chunk> {
         let mut state = self.state.lock();
         if state.closed {
             return None;
@@ -64,24 +84,19 @@ impl Job {
         let mut chunk =
             Chunk { access: self.access, local: Spans::new(), remote: RemoteSpans::new() };
         let mut left = CHUNK;
-        while let (Some(span), Some(peer)) =
-            (self.local.get(state.index), self.remote.get(state.index))
-        {
-            if left == 0 || chunk.local.len() == CHUNK_PIECES {
-                break;
-            }
-            let len = (span.len - state.offset).min(left);
-            chunk.local.push(Span { addr: span.addr + state.offset, len });
-            let addr = peer.addr + state.offset as u64;
-            chunk.remote.push(RemoteSpan { addr, len: len as u64, ..*peer });
+        while left > 0 && chunk.local.len() < CHUNK_PIECES {
+            let taken = match from {
+                End::Front => state.take_front(&self.local, left),
+                End::Back => state.take_back(&self.local, left),
+            };
+            let Some((index, offset, len)) = taken else { break };
+            let (span, peer) = (self.local[index], self.remote[index]);
+            chunk.local.push(Span { addr: span.addr + offset, len });
+            let addr = peer.addr + offset as u64;
+            chunk.remote.push(RemoteSpan { addr, len: len as u64, ..peer });
             left -= len;
-            state.offset += len;
-            if state.offset == span.len {
-                state.index += 1;
-                state.offset = 0;
-            }
         }
-        state.closed = state.index == self.local.len();
+        state.closed = state.is_given_out();
         state.active += 1;
         Some(chunk)
     }
@@ -132,6 +147,89 @@ impl Job {
         drop(state);
         if let Some(done) = done {
             done.complete(result);
+        }
+    }
+}
+
+impl State {
+    fn is_given_out(&self) -> bool {
+        (self.index, self.offset) >= (self.end_index, self.end_offset)
+    }
+
+    /// At most `most` bytes of the first piece that is left: its index, where in it, how many.
+    fn take_front(&mut self, pieces: &[Span], most: usize) -> Option<(usize, usize, usize)> {
+        if self.is_given_out() {
+            return None;
+        }
+        let (index, offset) = (self.index, self.offset);
+        let end = if index == self.end_index { self.end_offset } else { pieces[index].len };
+        let len = (end - offset).min(most);
+        self.offset += len;
+        if self.offset == pieces[index].len {
+            (self.index, self.offset) = (index + 1, 0);
+        }
+        Some((index, offset, len))
+    }
+
+    /// At most `most` bytes of the last piece that is left.
+    fn take_back(&mut self, pieces: &[Span], most: usize) -> Option<(usize, usize, usize)> {
+        if self.is_given_out() {
+            return None;
+        }
+        if self.end_offset == 0 {
+            self.end_index -= 1;
+            self.end_offset = pieces[self.end_index].len;
+        }
+        let start = if self.end_index == self.index { self.offset } else { 0 };
+        let len = (self.end_offset - start).min(most);
+        self.end_offset -= len;
+        Some((self.end_index, self.end_offset, len))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Ignored;
+
+    impl Completion for Ignored {
+        fn complete(self: Arc<Self>, _: OpResult) {}
+    }
+
+    #[test]
+    fn chunks_from_both_ends_cover_every_byte_once() {
+        let mut rng = fastrand::Rng::with_seed(11);
+        for _ in 0..200 {
+            let lens: Vec<usize> =
+                (0..rng.usize(1..300)).map(|_| rng.usize(0..3) * rng.usize(0..400_000)).collect();
+            let starts = lens.iter().scan(0, |at, len| Some(std::mem::replace(at, *at + len + 1)));
+            let local: Spans = starts.zip(&lens).map(|(addr, &len)| Span { addr, len }).collect();
+            let remote: RemoteSpans = local
+                .iter()
+                .map(|s| RemoteSpan { addr: s.addr as u64, len: s.len as u64, key: 1, slot: 0 })
+                .collect();
+            let job = Job::new(Access::Read, local.clone(), remote, Arc::new(Ignored));
+            let mut given = Vec::new();
+            while let Some(chunk) = job.next(if rng.bool() { End::Front } else { End::Back }) {
+                assert!(chunk.local.iter().map(|span| span.len).sum::<usize>() <= CHUNK);
+                for (here, there) in chunk.local.iter().zip(&chunk.remote) {
+                    assert_eq!((here.addr as u64, here.len as u64), (there.addr, there.len));
+                    given.push((here.addr, here.len));
+                }
+                job.copied(Ok(()));
+            }
+            given.retain(|(_, len)| *len > 0);
+            given.sort_unstable();
+            let mut merged: Vec<(usize, usize)> = Vec::new();
+            for (addr, len) in given {
+                match merged.last_mut() {
+                    Some(last) if last.0 + last.1 == addr => last.1 += len,
+                    _ => merged.push((addr, len)),
+                }
+            }
+            let all: Vec<_> = local.iter().filter(|s| s.len > 0).map(|s| (s.addr, s.len)).collect();
+            assert_eq!(merged, all);
         }
     }
 }

@@ -17,7 +17,10 @@ use std::{
 use parking_lot::Mutex;
 use uccl_wire::frame::Status;
 
-use self::{bell::Bell, job::Job};
+use self::{
+    bell::Bell,
+    job::{End, Job},
+};
 pub use self::{
     pipe::{ShmPipe, ShmRx, ShmTx},
     setup::{Ends, Invitation, Setup, accept, invite, token_of},
@@ -72,8 +75,8 @@ impl LocalLane {
         }
     }
 
-    /// Copies one chunk of some job; false when there is none.
-    fn copy_chunk(&self) -> bool {
+    /// Copies one chunk of some job, from the end given; false when there is none.
+    fn copy_chunk(&self, from: End) -> bool {
         if self.open_jobs.load(Acquire) == 0 {
             return false;
         }
@@ -81,7 +84,7 @@ impl LocalLane {
             let mut jobs = self.jobs.lock();
             let Some((_, job)) = jobs.front() else { return false };
             let job = Arc::clone(job);
-            let chunk = job.next();
+            let chunk = job.next(from);
             if job.is_closed() {
                 jobs.pop_front();
                 self.open_jobs.store(jobs.len(), Release);
@@ -118,6 +121,14 @@ fn access_of(kind: OpKind) -> Access {
 impl Lane for LocalLane {
     fn caps(&self) -> Caps {
         Caps { link: if self.cma { "cma" } else { "shm" }, ordered: false, ..self.stream.caps() }
+    }
+
+    fn path_to(&self, remote: &RemoteSpan) -> &'static str {
+        match self.direct.reach(remote) {
+            Reach::Mapped => "mapped",
+            Reach::Cma => "cma",
+            Reach::None => self.stream.caps().link,
+        }
     }
 
     unsafe fn post(&self, op: Operation) -> Result<Posted, LaneError> {
@@ -160,12 +171,12 @@ impl Lane for LocalLane {
     }
 
     fn progress(&self, sink: &dyn MessageSink) -> Result<bool, LaneError> {
-        let copied = self.copy_chunk();
+        let copied = self.copy_chunk(End::Front);
         Ok(self.stream.progress(sink)? | copied)
     }
 
     fn help(&self) -> bool {
-        self.copy_chunk()
+        self.copy_chunk(End::Back)
     }
 
     fn wants_help(&self) -> bool {
@@ -190,6 +201,10 @@ impl Lane for LocalLane {
 
     fn load(&self) -> u64 {
         self.stream.load() + self.job_bytes.load(Relaxed)
+    }
+
+    fn queued_bytes(&self) -> usize {
+        self.stream.queued_bytes()
     }
 
     fn last_heard_ms(&self) -> u64 {

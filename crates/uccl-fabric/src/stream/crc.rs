@@ -1,101 +1,17 @@
-//! What protects the frames of a lane with checksums: CRC-32C over header, descriptors and payload.
-//!
-//! A byte that is wrong must do no harm before it is noticed, so the checksum at the end of a frame is not
-//! enough. The magic of a checked header is mixed with the header's own checksum: one that is damaged is no
-//! header. Descriptors of a checked frame are followed by a trailer of their own, with the checksum up to
-//! there: nothing is read or written where a damaged descriptor points.
+//! Checksums over memory that callers may be writing to.
 
-use crc_fast::{CrcAlgorithm, Digest};
-use uccl_wire::frame::{FrameError, HEADER_LEN, Header, Status, Trailer};
+use uccl_wire::checked::Crc;
 
 use crate::mem::Span;
 
-/// Where a header's magic is.
-const MAGIC: std::ops::Range<usize> = 4..8;
-
-/// The bytes of a header, sealed if its frame is checked.
-pub(super) fn seal(header: &Header) -> [u8; HEADER_LEN] {
-    let bytes = header.encode();
-    if header.checked { mix(bytes) } else { bytes }
-}
-
-/// The header of these bytes, if they are one and undamaged.
-pub(super) fn unseal(bytes: &[u8; HEADER_LEN]) -> Result<Header, FrameError> {
-    let plain = Header::decode(bytes);
-    if plain.is_ok_and(|header| !header.checked) {
-        return plain;
-    }
-    match Header::decode(&mix(*bytes)) {
-        Ok(header) if header.checked => Ok(header),
-        _ => Err(plain.err().unwrap_or(FrameError::Magic(0))),
-    }
-}
-
-/// Mixes the magic with the checksum of all that is not magic; twice is not at all.
-fn mix(mut bytes: [u8; HEADER_LEN]) -> [u8; HEADER_LEN] {
-    let mut rest = bytes;
-    rest[MAGIC].fill(0);
-    let crc = crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, &rest) as u32;
-    bytes[MAGIC].iter_mut().zip(crc.to_le_bytes()).for_each(|(byte, crc)| *byte ^= crc);
-    bytes
-}
-
-/// A checksum being computed.
-pub(super) struct Crc(Digest);
-
-impl Crc {
-    pub(super) fn new() -> Self {
-        Self(Digest::new(CrcAlgorithm::Crc32Iscsi))
-    }
-
-    pub(super) fn add(&mut self, bytes: &[u8]) {
-        self.0.update(bytes);
-    }
-
-    /// Adds memory that belongs to a caller.
-    ///
-    /// # Safety
-    /// The span must be readable.
-    pub(super) unsafe fn add_span(&mut self, span: Span) {
-        if span.len > 0 {
-            // SAFETY: readable, as the caller promises. Callers of the engine may write to it at the
-            // same time against their own interest; then the checksum is wrong, which it should be.
-            self.add(unsafe { std::slice::from_raw_parts(span.addr as *const u8, span.len) });
-        }
-    }
-
-    /// The trailer that goes here.
-    pub(super) fn trailer(this: Option<&Self>, status: Status) -> Trailer {
-        let value = this.map_or(0, |crc| crc.0.finalize() as u32);
-        // Filler must not pass for data if only its status is damaged.
-        Trailer { crc: if status == Status::Ok { value } else { !value }, status }
-    }
-
-    /// Whether this trailer belongs here.
-    pub(super) fn admits(this: Option<&Self>, trailer: &Trailer) -> bool {
-        this.is_none() || *trailer == Self::trailer(this, trailer.status)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use uccl_wire::frame::Kind;
-
-    use super::*;
-
-    #[test]
-    fn a_damaged_header_is_no_header() {
-        for kind in [Kind::Ack, Kind::Fence, Kind::Read, Kind::Write, Kind::Message] {
-            let header = Header { checked: true, ..Header::bare(kind, 0x1234_5678_9ABC, 7) };
-            let bytes = seal(&header);
-            assert_eq!(unseal(&bytes), Ok(header));
-            for place in 0..HEADER_LEN {
-                for change in 1..=255 {
-                    let mut bytes = bytes;
-                    bytes[place] ^= change;
-                    assert!(unseal(&bytes).is_err(), "{kind:?}: byte {place} ^ {change}");
-                }
-            }
-        }
+/// Adds memory that belongs to a caller.
+///
+/// # Safety
+/// The span must be readable.
+pub(super) unsafe fn add_span(crc: &mut Crc, span: Span) {
+    if span.len > 0 {
+        // SAFETY: readable, as the caller promises. Callers of the engine may write to it at the
+        // same time against their own interest; then the checksum is wrong, which it should be.
+        crc.add(unsafe { std::slice::from_raw_parts(span.addr as *const u8, span.len) });
     }
 }

@@ -13,7 +13,7 @@ mod tx;
 
 use std::sync::{
     Arc,
-    atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst},
+    atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst},
 };
 
 use parking_lot::{Mutex, MutexGuard};
@@ -60,6 +60,8 @@ pub struct StreamLane<P: Pipe> {
     /// The peer must take answers before it may ask for more.
     swamped: AtomicBool,
     load: AtomicU64,
+    /// Bytes of short frames that wait.
+    queued: AtomicUsize,
     heard_ms: AtomicU64,
     dead: Mutex<Option<LaneError>>,
     is_dead: AtomicBool,
@@ -78,6 +80,7 @@ impl<P: Pipe> StreamLane<P> {
             unsent: AtomicBool::new(false),
             swamped: AtomicBool::new(false),
             load: AtomicU64::new(0),
+            queued: AtomicUsize::new(0),
             heard_ms: AtomicU64::new(clock::coarse_ms()),
             dead: Mutex::new(None),
             is_dead: AtomicBool::new(false),
@@ -114,6 +117,7 @@ impl<P: Pipe> StreamLane<P> {
         };
         self.swamped.store(tx.swamped(), SeqCst);
         self.unsent.store(tx.pending(), SeqCst);
+        self.queued.store(tx.control_len(), Relaxed);
         moved
     }
 
@@ -274,6 +278,10 @@ impl<P: Pipe> Lane for StreamLane<P> {
         self.load.load(Relaxed)
     }
 
+    fn queued_bytes(&self) -> usize {
+        self.queued.load(Relaxed)
+    }
+
     fn last_heard_ms(&self) -> u64 {
         self.heard_ms.load(Relaxed)
     }
@@ -297,8 +305,9 @@ impl<P: Pipe> Lane for StreamLane<P> {
         // Nothing is received while swamped: it ends with room in the pipe, so that is waited for.
         let swamped = self.swamped.load(SeqCst);
         let unsent = swamped || self.unsent.load(SeqCst);
-        let tx_ready = unsent && self.tx.try_lock().is_none_or(|mut tx| !armed(tx.pipe.arm()));
+        // First, for it may take in a wake-up that would have told of room.
         let rx_ready = !swamped && self.rx.try_lock().is_none_or(|mut rx| !armed(rx.pipe.arm()));
+        let tx_ready = unsent && self.tx.try_lock().is_none_or(|mut tx| !armed(tx.pipe.arm()));
         !tx_ready && !rx_ready
     }
 

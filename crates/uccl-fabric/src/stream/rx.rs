@@ -2,12 +2,13 @@
 //! from the pipe wherever that is worth it.
 
 use parking_lot::Mutex;
+use uccl_wire::checked::{Crc, unseal};
 use uccl_wire::frame::{
     DESC_LEN, Desc, HEADER_LEN, Header, Kind, Status, TRAILER_LEN, Trailer, decode_descs,
 };
 
 use super::{
-    crc::{Crc, unseal},
+    crc::add_span,
     cursor::Cursor,
     ops::{InFlight, Ops, ReadTarget, Sent},
     tx::Reply,
@@ -274,7 +275,7 @@ impl<P: PipeRx> Rx<P> {
         for span in &self.iov {
             let len = span.len.min(n);
             // SAFETY: these bytes have just been received there.
-            unsafe { crc.add_span(Span { addr: span.addr, len }) };
+            unsafe { add_span(crc, Span { addr: span.addr, len }) };
             n -= len;
             if n == 0 {
                 break;

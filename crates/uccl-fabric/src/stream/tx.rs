@@ -3,16 +3,12 @@
 use std::{collections::VecDeque, io};
 
 use parking_lot::Mutex;
+use uccl_wire::checked::{Crc, seal};
 use uccl_wire::frame::{
     DESC_LEN, Desc, HEADER_LEN, Header, Kind, MAX_DESCS, MAX_PAYLOAD, Status, TRAILER_LEN,
 };
 
-use super::{
-    MAX_READS, MAX_WRITES,
-    crc::{Crc, seal},
-    cursor::Cursor,
-    ops::Ops,
-};
+use super::{MAX_READS, MAX_WRITES, crc::add_span, cursor::Cursor, ops::Ops};
 use crate::{
     lane::{OpName, RemoteSpans, Spans},
     mem::{Access, RemoteSpan, Span},
@@ -488,7 +484,7 @@ impl<P: PipeTx> Tx<P> {
             && !reply
         {
             // SAFETY: the spans of our own operations stay valid until these have ended.
-            self.payload.iter().for_each(|span| unsafe { crc.add_span(*span) });
+            self.payload.iter().for_each(|span| unsafe { add_span(crc, *span) });
             summed = payload_len;
         }
         let status = Status::Ok;
@@ -582,7 +578,7 @@ impl<P: PipeTx> Tx<P> {
             for span in &self.iov[before..until] {
                 let len = span.len.min(sum_left);
                 // SAFETY: as above.
-                unsafe { crc.add_span(Span { addr: span.addr, len }) };
+                unsafe { add_span(crc, Span { addr: span.addr, len }) };
                 sum_left -= len;
             }
         }

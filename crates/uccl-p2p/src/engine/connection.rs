@@ -85,7 +85,10 @@ pub(crate) struct Claim<'a>(&'a Connection);
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
         self.0.claims_made.fetch_add(1, Relaxed);
-        self.0.claims.fetch_sub(1, Release);
+        if self.0.claims.fetch_sub(1, Release) > 1 {
+            // Others may sleep on what this one has taken in: a wake-up, or what it told of.
+            self.0.hand_over();
+        }
     }
 }
 
@@ -347,6 +350,14 @@ impl Connection {
         if self.lanes.iter().any(|lane| lane.has_work()) {
             self.kick();
             self.sleepers.lock().iter().for_each(|sleeper| sleeper.ring());
+        }
+    }
+
+    /// Wakes one of the callers that sleep on the lanes: whoever was awake is not going to look after
+    /// what has come.
+    pub(crate) fn hand_over(&self) {
+        if let Some(sleeper) = self.sleepers.lock().first() {
+            sleeper.ring();
         }
     }
 

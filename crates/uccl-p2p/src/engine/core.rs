@@ -11,8 +11,14 @@ use std::{
 use parking_lot::{Condvar, Mutex, RwLock};
 use slab::Slab;
 use smallvec::SmallVec;
+use uccl_fabric::{lane::Lane, mem::Span};
 
-use super::{connection::Connection, regions::Mrs, transfer::Transfers, worker::Workers};
+use super::{
+    connection::Connection,
+    regions::{Mr, Mrs},
+    transfer::Transfers,
+    worker::Workers,
+};
 use crate::{
     config::Config,
     endpoint::{Accepted, ConnInfo, Notification},
@@ -190,6 +196,22 @@ impl Core {
     pub(crate) fn offer_memory_to(&self, conn: &Connection) {
         for memory in self.mrs.shared_memory() {
             conn.lanes.iter().for_each(|lane| lane.offer(&memory));
+        }
+    }
+
+    /// Adds a region, and lets the peers of this host map its memory if that is shared.
+    pub(crate) fn add_region(&self, span: Span) -> Result<Arc<Mr>> {
+        self.mrs.insert(span, |memory| self.for_each_lane(|lane| lane.offer(memory)))
+    }
+
+    /// A region has ended: peers forget its memory, unless others lie in it.
+    pub(crate) fn let_go_of_memory(&self, mr: &Mr) {
+        self.mrs.let_go(mr, |memory| self.for_each_lane(|lane| lane.retract(memory.id())));
+    }
+
+    fn for_each_lane(&self, each: impl Fn(&dyn Lane)) {
+        for conn in self.open_conns() {
+            conn.lanes.iter().for_each(|lane| each(&**lane));
         }
     }
 

@@ -29,6 +29,9 @@ const EAGER_MAX: usize = 32 << 10;
 /// Most iovs of a send that travels with its message.
 const EAGER_IOVS: usize = 1024;
 
+/// Bytes of messages that may wait for room on a lane before sends and notifications are refused.
+const MAX_QUEUED: usize = 32 << 20;
+
 /// A key that the peer fetches with; revoked when dropped.
 struct Grant {
     region: Region,
@@ -71,6 +74,20 @@ impl Outbox {
         self.closed = true;
     }
 
+    /// Refuses what would only wait: on a connection that has ended, or whose peer takes nothing in.
+    fn open_to_more(&self, conn: &Connection) -> Result<()> {
+        if self.closed {
+            return Err(conn.lost_error());
+        }
+        if conn.lanes[0].queued_bytes() > MAX_QUEUED {
+            return Err(Error::Full {
+                what: "the connection's queue of messages in bytes",
+                limit: MAX_QUEUED,
+            });
+        }
+        Ok(())
+    }
+
     fn admits(&self, len: usize) -> bool {
         len <= EAGER_MAX && self.eager + len <= EAGER_WINDOW
     }
@@ -82,9 +99,7 @@ impl Connection {
         let len: usize = spans.iter().map(|span| span.len).sum();
         let mut guard = self.outbox.lock();
         let outbox = &mut *guard;
-        if outbox.closed {
-            return Err(self.lost_error());
-        }
+        outbox.open_to_more(self)?;
         let seq = outbox.sends.next();
         transfer.seq.store(seq, Relaxed);
         let mut sent = Sent {
@@ -165,9 +180,7 @@ impl Connection {
         }
         let mut guard = self.outbox.lock();
         let outbox = &mut *guard;
-        if outbox.closed {
-            return Err(self.lost_error());
-        }
+        outbox.open_to_more(self)?;
         let id = outbox.notifs.next();
         transfer.seq.store(id, Relaxed);
         let mut sent = Sent {

@@ -2,16 +2,18 @@
 
 use std::{
     collections::BTreeMap,
+    convert::Infallible,
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst},
     },
 };
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use uccl_fabric::{
     alloc::{self, SharedBuf},
     mem::Span,
+    regcache::{RegCache, Registration},
     region::{Region, RegionTable, Rights, SharedBacking},
 };
 
@@ -27,8 +29,8 @@ pub(crate) struct Mr {
     pub(crate) span: Span,
     pub(crate) region: Region,
     leases: AtomicUsize,
-    /// Memory from `alloc`, kept alive.
-    pub(crate) memory: Option<Arc<SharedBuf>>,
+    /// Memory from `alloc`, kept alive, and mapped by peers of this host.
+    pub(crate) memory: Mutex<Option<Registration<Arc<SharedBuf>>>>,
 }
 
 impl Mr {
@@ -64,6 +66,8 @@ impl Drop for Lease {
 pub(crate) struct Mrs {
     pub(crate) table: Arc<RegionTable>,
     by_id: RwLock<BTreeMap<MrId, Arc<Mr>>>,
+    /// Memory from `alloc` that regions lie in, whole.
+    mapped: RegCache<Arc<SharedBuf>>,
     next: AtomicU64,
 }
 
@@ -73,6 +77,7 @@ impl Mrs {
         Ok(Self {
             table: Arc::new(table),
             by_id: RwLock::new(BTreeMap::new()),
+            mapped: RegCache::default(),
             next: AtomicU64::new(1),
         })
     }
@@ -81,7 +86,8 @@ impl Mrs {
         self.by_id.read().len()
     }
 
-    pub(crate) fn insert(&self, span: Span) -> Result<Arc<Mr>> {
+    /// Adds a region. The first one in some memory from `alloc` has it offered to peers.
+    pub(crate) fn insert(&self, span: Span, offer: impl FnOnce(&SharedBuf)) -> Result<Arc<Mr>> {
         if span.addr.checked_add(span.len).is_none() {
             return Err(Error::Invalid(format!(
                 "{} bytes at {:#x} run past the end of the address space",
@@ -96,8 +102,15 @@ impl Mrs {
             .table
             .insert(span, Rights::ALL, shared)
             .map_err(|e| Error::Invalid(format!("cannot register: {e}")))?;
+        let memory = memory.map(|memory| {
+            let Ok(registration) = self.mapped.acquire(memory.span(), || {
+                offer(&memory);
+                Ok::<_, Infallible>((memory.span(), Arc::clone(&memory)))
+            });
+            registration
+        });
         let id = MrId(self.next.fetch_add(1, Relaxed));
-        let mr = Mr { id, span, region, leases: AtomicUsize::new(0), memory };
+        let mr = Mr { id, span, region, leases: AtomicUsize::new(0), memory: Mutex::new(memory) };
         let mr = Arc::new(mr);
         self.by_id.write().insert(id, Arc::clone(&mr));
         Ok(mr)
@@ -105,15 +118,15 @@ impl Mrs {
 
     /// Memory from `alloc` that regions lie in.
     pub(crate) fn shared_memory(&self) -> Vec<Arc<SharedBuf>> {
-        let mut found: Vec<Arc<SharedBuf>> = Vec::new();
-        for mr in self.by_id.read().values() {
-            if let Some(memory) = &mr.memory
-                && !found.iter().any(|other| other.id() == memory.id())
-            {
-                found.push(Arc::clone(memory));
-            }
+        self.mapped.all()
+    }
+
+    /// A region that has been taken out lets go of its memory from `alloc`; with the last one in that
+    /// memory `retract` is called.
+    pub(crate) fn let_go(&self, mr: &Mr, retract: impl FnOnce(&SharedBuf)) {
+        if let Some(memory) = mr.memory.lock().take() {
+            self.mapped.release(memory, |memory| retract(memory));
         }
-        found
     }
 
     pub(crate) fn get(&self, id: MrId) -> Result<Arc<Mr>> {

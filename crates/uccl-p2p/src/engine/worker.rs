@@ -440,6 +440,8 @@ fn arm(shard: &Shard, attached: &Attached) -> bool {
         return true;
     }
     if !lane.arm() {
+        // Arming has taken in the wake-up of whoever sleeps there.
+        attached.conn.hand_over();
         return false;
     }
     let interest = lane.interest();
