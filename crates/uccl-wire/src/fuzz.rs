@@ -9,6 +9,7 @@ use crate::{
     checked,
     descs::{XferDesc, decode_descs, encode_descs},
     frame::{self, DESC_LEN, Desc, HEADER_LEN, Header, Kind, Status, Trailer},
+    gpu_offer::{GpuOffer, Means},
     handshake::{CmaProbe, Handshake, Hello, HelloKind, Progress, Psk, Refusal, RefuseCode, Role},
     ipc_info::IpcInfo,
     message::{self, Message, Source, Verdict},
@@ -31,6 +32,7 @@ pub const PARSERS: &[Parser] = &[
     Parser { name: "checked header", takes: checked_header },
     Parser { name: "descs", takes: descs },
     Parser { name: "frame", takes: frame },
+    Parser { name: "gpu offer", takes: gpu_offer },
     Parser { name: "handshake", takes: handshake },
     Parser { name: "hello", takes: hello },
     Parser { name: "ipc info", takes: ipc_info },
@@ -59,6 +61,9 @@ pub fn samples() -> Vec<Vec<u8>> {
         by_index.to_string().into_bytes(),
         by_bdf.to_string().into_bytes(),
     ];
+    samples.extend([Means::Handle([3; 64]), Means::Descriptors(vec![1, 2])].map(|means| {
+        GpuOffer { id: 1, gpu: [5; 16], base: 0x7000_0000, len: 3, means }.encode()
+    }));
     samples.extend(encode_descs(&[XferDesc::of_advert(&advert), ipc_desc]));
     samples.extend(by_index.encode());
     samples.extend(by_bdf.encode());
@@ -109,6 +114,12 @@ fn checked_header(bytes: &[u8]) -> bool {
     let Some(bytes) = bytes.first_chunk::<HEADER_LEN>() else { return false };
     let Ok(header) = checked::unseal(bytes) else { return false };
     assert_eq!(checked::unseal(&checked::seal(&header)), Ok(header), "it is sealed as it was");
+    true
+}
+
+fn gpu_offer(bytes: &[u8]) -> bool {
+    let Ok(offer) = GpuOffer::decode(bytes) else { return false };
+    assert!(GpuOffer::decode(&offer.encode()) == Ok(offer), "it is written as it was read");
     true
 }
 

@@ -11,6 +11,7 @@ pub mod descs;
 pub mod frame;
 #[doc(hidden)]
 pub mod fuzz;
+pub mod gpu_offer;
 pub mod handshake;
 pub mod ipc_info;
 pub mod message;

@@ -1,0 +1,105 @@
+//! GPU memory that the peer offered, opened for a GPU of ours when that is first to reach it.
+
+use std::{
+    collections::HashMap,
+    os::fd::OwnedFd,
+    sync::{Arc, LazyLock},
+};
+
+use parking_lot::Mutex;
+use uccl_device::cuda::{Context, GpuError, GpuUuid, Gpus, Importer, IpcHandle, Mapping, PeerId};
+use uccl_wire::gpu_offer::{GpuOffer, Means};
+
+/// A handle is opened once in a process, whoever uses it.
+static IMPORTER: LazyLock<Importer> = LazyLock::new(Importer::default);
+
+/// Whose memory is opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Owner {
+    /// Another process.
+    Other(PeerId),
+    /// This one: its memory is where it is.
+    Ourselves,
+}
+
+/// Memory that the peer offered.
+#[derive(Debug)]
+pub struct OpenedGpu {
+    offer: GpuOffer,
+    fds: Vec<OwnedFd>,
+    owner: Owner,
+    /// By the ordinal of the GPU that reaches it.
+    mappings: Mutex<HashMap<u32, Arc<Mapping>>>,
+}
+
+/// Where some of the peer's memory is for one of our GPUs, and what keeps it there.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// Its address.
+    pub address: u64,
+    /// Keeps it open. Nothing for memory of this process.
+    pub _mapping: Option<Arc<Mapping>>,
+}
+
+impl OpenedGpu {
+    /// Notes an offer; nothing is opened yet.
+    #[must_use]
+    pub fn new(offer: GpuOffer, fds: Vec<OwnedFd>, owner: Owner) -> Self {
+        Self { offer, fds, owner, mappings: Mutex::default() }
+    }
+
+    /// The GPU that the memory is on, if this process sees it.
+    #[must_use]
+    pub fn context(&self) -> Option<Result<&'static Context, GpuError>> {
+        Gpus::get().by_uuid(GpuUuid(self.offer.gpu)).map(|device| device.context())
+    }
+
+    /// Whether `[offset, offset + len)` lies within it.
+    #[must_use]
+    pub fn holds(&self, offset: u64, len: u64) -> bool {
+        offset.checked_add(len).is_some_and(|end| end <= self.offer.len)
+    }
+
+    /// Where it starts for the GPU of a context; opens it if that is the first time.
+    ///
+    /// # Errors
+    /// When the GPU cannot reach it, or the offer is stale or forged.
+    pub fn place(&self, context: &'static Context) -> Result<Place, GpuError> {
+        let Owner::Other(peer) = self.owner else {
+            if let Some(theirs) = self.context() {
+                context.enable_peer(theirs?)?;
+            }
+            return Ok(Place { address: self.offer.base, _mapping: None });
+        };
+        let mut mappings = self.mappings.lock();
+        let gpu = context.device().ordinal();
+        if let Some(mapping) = mappings.get(&gpu) {
+            return Ok(self.within(mapping));
+        }
+        let mapping = match &self.offer.means {
+            Means::Handle(handle) => IMPORTER.open(context, peer, IpcHandle(*handle))?,
+            Means::Descriptors(lens) => {
+                let pieces: Vec<_> =
+                    self.fds.iter().zip(lens).map(|(fd, len)| (fd, *len as usize)).collect();
+                Importer::map(context, &pieces)?
+            }
+        };
+        if (mapping.len_bytes() as u64) < self.offer.len {
+            return Err(GpuError::System {
+                doing: "opening the peer's memory".into(),
+                reason: format!(
+                    "it is {} bytes long and was offered as {}",
+                    mapping.len_bytes(),
+                    self.offer.len
+                ),
+            });
+        }
+        let place = self.within(&mapping);
+        mappings.insert(gpu, mapping);
+        Ok(place)
+    }
+
+    fn within(&self, mapping: &Arc<Mapping>) -> Place {
+        Place { address: mapping.address(), _mapping: Some(Arc::clone(mapping)) }
+    }
+}
