@@ -155,7 +155,7 @@ pub struct ConnInfo {
     pub same_host: bool,
     /// The path one-sided data takes: `cma`, `shm`, `tcp` (and `mapped` for memory from alloc).
     pub path: String,
-    /// Number of lanes.
+    /// Number of lanes that live.
     pub lanes: usize,
     /// Whether stream data carries checksums.
     pub checksum: bool,
@@ -187,6 +187,8 @@ pub struct Stats {
     pub refused_accesses: u64,
     /// Handshakes that were refused.
     pub refused_handshakes: u64,
+    /// Lanes that died while their connection went on.
+    pub lanes_lost: u64,
 }
 
 /// Memory that peers on this host can map, so that a transfer is one user-space copy.
@@ -246,7 +248,7 @@ impl Endpoint {
         Ok(Self { handle: Arc::new(Handle { core, greeting, addr }) })
     }
 
-    fn core(&self) -> &Arc<Core> {
+    pub(crate) fn core(&self) -> &Arc<Core> {
         &self.handle.core
     }
 
@@ -670,6 +672,7 @@ impl Endpoint {
             notifs_received: counters.notifs_received.load(Relaxed),
             refused_accesses: core.mrs.table.refused(),
             refused_handshakes: counters.refused_handshakes.load(Relaxed),
+            lanes_lost: counters.lanes_lost.load(Relaxed),
         }
     }
 
@@ -772,8 +775,8 @@ fn settle(transfer: &Arc<Transfer>, posted: Result<()>) -> Result<Arc<Transfer>>
 }
 
 fn call_help(conn: &Connection) {
-    for (lane, attached) in conn.lanes.iter().zip(conn.attached.lock().iter()) {
-        if lane.wants_help() {
+    for attached in conn.attached.lock().iter() {
+        if conn.lanes[attached.lane].wants_help() {
             Workers::call_help(&conn.core, attached);
         }
     }
