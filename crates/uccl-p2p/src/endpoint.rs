@@ -354,8 +354,9 @@ impl Endpoint {
     /// Ends a region: when this returns `Ok`, no peer's access lands in it any more.
     ///
     /// A region that unfinished transfers of this endpoint use is refused. A peer of this host that is
-    /// in the middle of an access is waited for, at most for the endpoint's timeout; then its
-    /// connection is given up, and so is the wait.
+    /// in the middle of an access is waited for, also one whose connection has been given up, at most for
+    /// the endpoint's timeout. Then its connection is given up, and so is the wait: the error says that the
+    /// peer may still touch the memory, which must stay allocated until the peer has ended.
     pub fn deregister(&self, mr: MrId) -> Result<()> {
         let core = self.core();
         let mr = core.mrs.remove(mr)?;
@@ -367,15 +368,17 @@ impl Endpoint {
             .map_err(|e| Error::Invalid(format!("cannot revoke {}: {e}", mr.id)))?;
         let started = Instant::now();
         let touched = || {
-            let conns = core.open_conns();
-            conns
-                .into_iter()
-                .find(|conn| conn.lanes.iter().any(|lane| lane.touched_by_peer(region.slot)))
+            let mut conns = core.open_conns().into_iter();
+            let conn = conns.find(|conn| conn.lanes.iter().any(|l| l.touched_by_peer(region.slot)));
+            // In this order: a connection that ends is here before it is no longer there.
+            match conn {
+                Some(conn) => Some((Arc::clone(&conn.peer.name), Some(conn))),
+                None => core.toucher_left(region.slot).map(|peer| (peer, None)),
+            }
         };
-        while let Some(conn) = touched() {
+        while let Some((peer, conn)) = touched() {
             let timeout = core.config.timeout;
             if !timeout.is_zero() && started.elapsed() > timeout {
-                let peer = Arc::clone(&conn.peer.name);
                 let error = Error::ConnectionLost {
                     peer,
                     reason: format!(
@@ -383,7 +386,9 @@ impl Endpoint {
                         mr.id
                     ),
                 };
-                conn.fail(error.clone());
+                if let Some(conn) = conn {
+                    conn.fail(error.clone());
+                }
                 // The slot is never used again: a peer that wakes up finds the region gone.
                 std::mem::forget(revoked);
                 return Err(error);
@@ -823,6 +828,7 @@ fn close(core: &Arc<Core>) {
     if first {
         core.workers.stop();
     }
+    core.forget_aftermath();
 }
 
 /// Opens the listening socket, and says where peers find it.

@@ -221,6 +221,7 @@ impl Connection {
             let error = fence.map_or_else(|| e.clone(), |fence| transfer.fence_error(fence));
             transfer.publish(Err(error));
         }
+        self.core.watch_aftermath(self);
         self.core.conn_lost(self, e);
     }
 

@@ -11,6 +11,7 @@ use std::{
 use parking_lot::{Condvar, Mutex, RwLock};
 use slab::Slab;
 use smallvec::SmallVec;
+use uccl_fabric::lane::Aftermath;
 
 use super::{connection::Connection, regions::Mrs, transfer::Transfers, worker::Workers};
 use crate::{
@@ -64,12 +65,20 @@ pub(crate) struct Core {
     pub(crate) closed: AtomicBool,
     pub(crate) panicked: OnceLock<Arc<str>>,
     conns: RwLock<Conns>,
+    /// Peers that were given up, and may not know it yet.
+    given_up: Mutex<Vec<GivenUp>>,
     pub(crate) accepts: Mutex<Accepts>,
     pub(crate) accepted: Condvar,
     notifs: Mutex<VecDeque<Notification>>,
     have_notifs: AtomicBool,
     pub(crate) notif_bytes: AtomicUsize,
     pub(crate) notified: Condvar,
+}
+
+/// A peer that may be stopped in the middle of an access to our memory.
+struct GivenUp {
+    peer: Arc<str>,
+    aftermath: Box<dyn Aftermath>,
 }
 
 /// Connections that wait for accept.
@@ -94,6 +103,7 @@ impl Core {
             closed: AtomicBool::new(false),
             panicked: OnceLock::new(),
             conns: RwLock::default(),
+            given_up: Mutex::default(),
             accepts: Mutex::default(),
             accepted: Condvar::new(),
             notifs: Mutex::default(),
@@ -192,6 +202,33 @@ impl Core {
         for memory in self.mrs.shared_memory() {
             conn.lanes.iter().for_each(|lane| lane.offer(&memory));
         }
+    }
+
+    /// Watches what the peer of a connection that has ended may still be at.
+    pub(crate) fn watch_aftermath(&self, conn: &Connection) {
+        let left = conn.lanes.iter().filter_map(|lane| lane.aftermath());
+        let left = left.map(|aftermath| GivenUp { peer: Arc::clone(&conn.peer.name), aftermath });
+        self.given_up.lock().extend(left);
+        self.workers.hurry();
+    }
+
+    /// Forgets peers that have come to their end; says whether some have not.
+    pub(crate) fn watches_aftermath(&self) -> bool {
+        let mut given_up = self.given_up.lock();
+        given_up.retain(|left| !left.aftermath.is_over());
+        !given_up.is_empty()
+    }
+
+    /// Forgets them all: the endpoint is closed.
+    pub(crate) fn forget_aftermath(&self) {
+        self.given_up.lock().clear();
+    }
+
+    /// A peer that was given up and may be touching the region of this slot.
+    pub(crate) fn toucher_left(&self, slot: u32) -> Option<Arc<str>> {
+        let given_up = self.given_up.lock();
+        let toucher = given_up.iter().find(|left| left.aftermath.touches(slot));
+        toucher.map(|left| Arc::clone(&left.peer))
     }
 
     pub(crate) fn offer_accept(&self, accepted: Accepted) {

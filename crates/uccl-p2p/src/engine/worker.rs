@@ -366,7 +366,10 @@ impl Worker {
         }
         // Announced before the look, so that whoever posts after it sees it.
         shard.unhurried.store(true, SeqCst);
-        if core.transfers.pending.load(SeqCst) > 0 || self.idle_looks < 5 {
+        if core.transfers.pending.load(SeqCst) > 0
+            || self.idle_looks < 5
+            || core.watches_aftermath()
+        {
             shard.unhurried.store(false, SeqCst);
             timeout = Some(timeout.unwrap_or(HOUSEKEEPING).min(HOUSEKEEPING));
         }
