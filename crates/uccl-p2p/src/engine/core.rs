@@ -279,3 +279,33 @@ impl Core {
 fn index(id: ConnId) -> usize {
     (id.0 & 0xFFFF_FFFF) as usize
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use crate::{Config, Endpoint, Transport, Uninterrupted};
+
+    #[test]
+    fn peers_that_have_ended_are_not_watched_any_more() {
+        let config = || Config {
+            bind: Some([127, 0, 0, 1].into()),
+            port: Some(0),
+            transport: Transport::Local,
+            ..Config::default()
+        };
+        let (a, b) = (Endpoint::new(config()), Endpoint::new(config()));
+        let (a, b) = (a.expect("an endpoint"), b.expect("an endpoint"));
+        for _ in 0..3 {
+            let conn = a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");
+            b.accept(None, &mut Uninterrupted).expect("accepted");
+            a.disconnect(conn).expect("it was there");
+        }
+        let begun = Instant::now();
+        // A worker sees to it: nobody calls anything.
+        while [&a, &b].iter().any(|ep| !ep.core().given_up.lock().is_empty()) {
+            assert!(begun.elapsed() < Duration::from_secs(20), "peers are watched for ever");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
