@@ -182,6 +182,15 @@ impl Interest<'_> {
     }
 }
 
+/// A peer whose lane is dead here, but who may not know it yet: it may be stopped in the middle of an access.
+pub trait Aftermath: Send + Sync {
+    /// Whether it may be touching our region of this slot at this moment.
+    fn touches(&self, slot: u32) -> bool;
+
+    /// Whether it has ended its side as well, or died: it touches nothing any more.
+    fn is_over(&self) -> bool;
+}
+
 /// One channel of a connection on a rail.
 pub trait Lane: Send + Sync {
     /// What it can do.
@@ -249,6 +258,12 @@ pub trait Lane: Send + Sync {
     /// Whether the peer may be touching our region of this slot at this moment, without our help.
     fn touched_by_peer(&self, _slot: u32) -> bool {
         false
+    }
+
+    /// What the peer may still be doing to our memory, without our help, after [`Lane::kill`]. `None` where
+    /// it never does.
+    fn aftermath(&self) -> Option<Box<dyn Aftermath>> {
+        None
     }
 
     /// Lets the peer map shared memory, where the link can.

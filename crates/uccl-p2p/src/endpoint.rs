@@ -155,7 +155,7 @@ pub struct ConnInfo {
     pub same_host: bool,
     /// The path one-sided data takes: `cma`, `shm`, `tcp` (and `mapped` for memory from alloc).
     pub path: String,
-    /// Number of lanes.
+    /// Number of lanes that live.
     pub lanes: usize,
     /// Whether stream data carries checksums.
     pub checksum: bool,
@@ -187,6 +187,8 @@ pub struct Stats {
     pub refused_accesses: u64,
     /// Handshakes that were refused.
     pub refused_handshakes: u64,
+    /// Lanes that died while their connection went on.
+    pub lanes_lost: u64,
 }
 
 /// Memory that peers on this host can map, so that a transfer is one user-space copy.
@@ -246,7 +248,7 @@ impl Endpoint {
         Ok(Self { handle: Arc::new(Handle { core, greeting, addr }) })
     }
 
-    fn core(&self) -> &Arc<Core> {
+    pub(crate) fn core(&self) -> &Arc<Core> {
         &self.handle.core
     }
 
@@ -355,8 +357,9 @@ impl Endpoint {
     /// Ends a region: when this returns `Ok`, no peer's access lands in it any more.
     ///
     /// A region that unfinished transfers of this endpoint use is refused. A peer of this host that is
-    /// in the middle of an access is waited for, at most for the endpoint's timeout; then its
-    /// connection is given up, and so is the wait.
+    /// in the middle of an access is waited for, also one whose connection has been given up, at most for
+    /// the endpoint's timeout. Then its connection is given up, and so is the wait: the error says that the
+    /// peer may still touch the memory, which must stay allocated until the peer has ended.
     pub fn deregister(&self, mr: MrId) -> Result<()> {
         let core = self.core();
         let mr = core.mrs.remove(mr)?;
@@ -368,15 +371,17 @@ impl Endpoint {
             .map_err(|e| Error::Invalid(format!("cannot revoke {}: {e}", mr.id)))?;
         let started = Instant::now();
         let touched = || {
-            let conns = core.open_conns();
-            conns
-                .into_iter()
-                .find(|conn| conn.lanes.iter().any(|lane| lane.touched_by_peer(region.slot)))
+            let mut conns = core.open_conns().into_iter();
+            let conn = conns.find(|conn| conn.lanes.iter().any(|l| l.touched_by_peer(region.slot)));
+            // In this order: a connection that ends is here before it is no longer there.
+            match conn {
+                Some(conn) => Some((Arc::clone(&conn.peer.name), Some(conn))),
+                None => core.toucher_left(region.slot).map(|peer| (peer, None)),
+            }
         };
-        while let Some(conn) = touched() {
+        while let Some((peer, conn)) = touched() {
             let timeout = core.config.timeout;
             if !timeout.is_zero() && started.elapsed() > timeout {
-                let peer = Arc::clone(&conn.peer.name);
                 let error = Error::ConnectionLost {
                     peer,
                     reason: format!(
@@ -384,7 +389,9 @@ impl Endpoint {
                         mr.id
                     ),
                 };
-                conn.fail(error.clone());
+                if let Some(conn) = conn {
+                    conn.fail(error.clone());
+                }
                 // The slot is never used again: a peer that wakes up finds the region gone.
                 std::mem::forget(revoked);
                 return Err(error);
@@ -667,6 +674,7 @@ impl Endpoint {
             notifs_received: counters.notifs_received.load(Relaxed),
             refused_accesses: core.mrs.table.refused(),
             refused_handshakes: counters.refused_handshakes.load(Relaxed),
+            lanes_lost: counters.lanes_lost.load(Relaxed),
         }
     }
 
@@ -769,8 +777,8 @@ fn settle(transfer: &Arc<Transfer>, posted: Result<()>) -> Result<Arc<Transfer>>
 }
 
 fn call_help(conn: &Connection) {
-    for (lane, attached) in conn.lanes.iter().zip(conn.attached.lock().iter()) {
-        if lane.wants_help() {
+    for attached in conn.attached.lock().iter() {
+        if conn.lanes[attached.lane].wants_help() {
             Workers::call_help(&conn.core, attached);
         }
     }
@@ -817,6 +825,7 @@ fn close(core: &Arc<Core>) {
     if first {
         core.workers.stop();
     }
+    core.forget_aftermath();
 }
 
 /// Opens the listening socket, and says where peers find it.

@@ -3,6 +3,8 @@
 //! An [`Endpoint`] listens, connects, registers memory and moves it. Every transfer ends: done, or
 //! failed with an [`Error`] that says why.
 
+#[cfg(test)]
+mod chaos_tests;
 pub mod config;
 pub mod endpoint;
 mod engine;

@@ -97,7 +97,7 @@ fn sample_frames() -> Vec<Vec<u8>> {
 
 fn sample_messages() -> Vec<Vec<u8>> {
     let source = Source { addr: 0x1000, len: 3, key: 9, slot: 2 };
-    let mut samples = vec![Vec::new(); 7];
+    let mut samples = vec![Vec::new(); 8];
     message::eager_head(1, [3].into_iter(), &mut samples[0]);
     samples[0].extend_from_slice(b"abc");
     message::rts(2, [source].into_iter(), &mut samples[1]);
@@ -106,6 +106,7 @@ fn sample_messages() -> Vec<Vec<u8>> {
     message::notif_head(5, &mut samples[4]);
     message::notif_rts(6, source, &mut samples[5]);
     message::notif_ack(7, true, &mut samples[6]);
+    message::lane_down(8, &mut samples[7]);
     samples
 }
 

@@ -22,6 +22,8 @@ pub enum Tag {
     Eager = 1,
     /// How a send ended at its receiver.
     Fin = 3,
+    /// A lane of the connection is of no more use.
+    LaneDown = 8,
     /// A notification that travels with its message.
     Notif = 5,
     /// The notification arrived.
@@ -44,6 +46,7 @@ impl Tag {
             5 => Self::Notif,
             6 => Self::NotifRts,
             7 => Self::NotifAck,
+            8 => Self::LaneDown,
             _ => return None,
         })
     }
@@ -64,6 +67,9 @@ pub enum MessageError {
     /// A notification longer than they may be.
     #[error("a notification of {0} bytes is longer than {MAX_NOTIF}")]
     Notif(u64),
+    /// A lane whose number no lane has.
+    #[error("there is no lane {0}")]
+    Lane(u64),
     /// A verdict that this version does not know.
     #[error("unknown verdict {0}")]
     Verdict(u8),
@@ -118,6 +124,12 @@ pub enum Message<'a> {
         seq: u64,
         /// Its end.
         verdict: Verdict,
+    },
+    /// The sender's end of a lane is dead: nothing that was sent on it lands in the sender's memory any
+    /// more. Whoever hears this for the first time ends his own end, and says so too.
+    LaneDown {
+        /// Which lane, counted from the one that carries messages, which is 0.
+        lane: u16,
     },
     /// A notification.
     Notif {
@@ -226,6 +238,11 @@ pub fn send_cancel(seq: u64, out: &mut Vec<u8>) {
     start(Tag::SendCancel, seq, out);
 }
 
+/// The sender's end of a lane is dead.
+pub fn lane_down(lane: u16, out: &mut Vec<u8>) {
+    start(Tag::LaneDown, lane.into(), out);
+}
+
 /// The head of a notification; its payload follows.
 pub fn notif_head(id: u64, out: &mut Vec<u8>) {
     start(Tag::Notif, id, out);
@@ -306,7 +323,10 @@ impl<'a> Message<'a> {
                 Self::NotifRts { id, source }
             }
             Tag::NotifAck if body.len() == 1 => Self::NotifAck { id, ok: body[0] != 0 },
-            Tag::SendCancel | Tag::NotifAck => return Err(wrong()),
+            Tag::LaneDown if body.is_empty() => {
+                Self::LaneDown { lane: u16::try_from(id).map_err(|_| MessageError::Lane(id))? }
+            }
+            Tag::SendCancel | Tag::NotifAck | Tag::LaneDown => return Err(wrong()),
         })
     }
 }
@@ -349,7 +369,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_refused_or_read(bytes in vec(any::<u8>(), 0..200), tag in 0u8..9) {
+        fn any_bytes_are_refused_or_read(bytes in vec(any::<u8>(), 0..200), tag in 0u8..10) {
             let mut bytes = bytes;
             if let Some(first) = bytes.first_mut() { *first = tag; }
             let _ = Message::decode(&bytes);
@@ -375,6 +395,14 @@ mod tests {
         out.clear();
         send_cancel(6, &mut out);
         assert_eq!(Message::decode(&out), Ok(Message::SendCancel { seq: 6 }));
+        out.clear();
+        lane_down(63, &mut out);
+        assert_eq!(Message::decode(&out), Ok(Message::LaneDown { lane: 63 }));
+        out.push(0);
+        assert_eq!(Message::decode(&out), Err(MessageError::Length(Some(Tag::LaneDown), 17)));
+        out.clear();
+        start(Tag::LaneDown, 1 << 16, &mut out);
+        assert_eq!(Message::decode(&out), Err(MessageError::Lane(1 << 16)));
         out.clear();
         notif_head(7, &mut out);
         out.extend_from_slice(b"hello");

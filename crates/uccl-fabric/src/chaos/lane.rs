@@ -30,7 +30,15 @@ pub struct ChaosLane<L> {
     inner: L,
     faults: LaneFaults,
     state: Mutex<State>,
-    held: Arc<Mutex<Vec<Held>>>,
+    held: Arc<Mutex<Holding>>,
+}
+
+/// Completions that are held back.
+#[derive(Default)]
+struct Holding {
+    held: Vec<Held>,
+    /// The lane has been killed: nothing is held back any more.
+    over: bool,
 }
 
 struct State {
@@ -51,21 +59,34 @@ struct Held {
 
 /// What the inner lane tells: it is held back.
 struct Catch {
-    held: Arc<Mutex<Vec<Held>>>,
+    held: Arc<Mutex<Holding>>,
     done: Arc<dyn Completion>,
     /// How many have not ended, and how the others did.
-    left: Mutex<(u32, OpResult)>,
+    left: Mutex<(u32, Option<OpResult>)>,
 }
 
 impl Completion for Catch {
     fn complete(self: Arc<Self>, result: OpResult) {
         let mut left = self.left.lock();
         left.0 -= 1;
-        // A write of which one copy landed has landed.
-        left.1 = left.1.or(result);
+        left.1 = match (left.1, result) {
+            // What the lane had of the other copy may land yet.
+            (Some(Err(OpError::LaneDown)), _) | (_, Err(OpError::LaneDown)) => {
+                Some(Err(OpError::LaneDown))
+            }
+            // A write of which one copy landed has landed.
+            (Some(Ok(())), _) => Some(Ok(())),
+            _ => Some(result),
+        };
         if left.0 == 0 {
-            let (done, result) = (Arc::clone(&self.done), left.1);
-            self.held.lock().push(Held { done, result, polls: None });
+            let (done, result) = (Arc::clone(&self.done), left.1.unwrap_or(result));
+            drop(left);
+            let mut holding = self.held.lock();
+            if holding.over {
+                drop(holding);
+                return done.complete(result);
+            }
+            holding.held.push(Held { done, result, polls: None });
         }
     }
 }
@@ -95,20 +116,22 @@ impl<L: Lane> ChaosLane<L> {
         Ok(())
     }
 
-    /// Tells the owners of completions that have been held for long enough; all of them if told so.
-    fn release(&self, all: bool) -> bool {
+    /// Tells the owners of completions that have been held for long enough; all of them, and of those that
+    /// come later at once, if the lane is over.
+    fn release(&self, over: bool) -> bool {
         let due = {
             let mut state = self.state.lock();
-            let mut held = self.held.lock();
+            let mut holding = self.held.lock();
+            holding.over |= over;
             let mut due = Vec::new();
-            for mut one in std::mem::take(&mut *held) {
+            for mut one in std::mem::take(&mut holding.held) {
                 let polls =
                     one.polls.unwrap_or_else(|| state.rng.u32(0..=self.faults.hold_completions));
-                if all || polls == 0 {
+                if over || polls == 0 {
                     due.push(one);
                 } else {
                     one.polls = Some(polls - 1);
-                    held.push(one);
+                    holding.held.push(one);
                 }
             }
             if self.faults.hold_completions > 0 {
@@ -139,7 +162,7 @@ impl<L: Lane> Lane for ChaosLane<L> {
             }
             op.kind == OpKind::Write && state.rng.u8(0..100) < self.faults.repeat_writes_percent
         };
-        let left = Mutex::new((1 + u32::from(repeat), Err(OpError::LaneDown)));
+        let left = Mutex::new((1 + u32::from(repeat), None));
         let catch = Arc::new(Catch { held: Arc::clone(&self.held), done: op.done, left });
         let copy = || Operation {
             kind: op.kind,
@@ -198,11 +221,11 @@ impl<L: Lane> Lane for ChaosLane<L> {
     }
 
     fn has_work(&self) -> bool {
-        self.inner.has_work() || !self.held.lock().is_empty()
+        self.inner.has_work() || !self.held.lock().held.is_empty()
     }
 
     fn arm(&self) -> bool {
-        self.held.lock().is_empty() && self.check().is_ok() && self.inner.arm()
+        self.held.lock().held.is_empty() && self.check().is_ok() && self.inner.arm()
     }
 
     fn interest(&self) -> Interest<'_> {

@@ -152,8 +152,12 @@ impl Direction {
         }
     }
 
+    /// A full pipe says that it has room when a quarter of it is free: else a fast writer fills it with
+    /// crumbs, each with a delay of its own.
     fn room(&self) -> usize {
-        self.faults.capacity_bytes.max(1).saturating_sub(self.queued)
+        let capacity = self.faults.capacity_bytes.max(1);
+        let room = capacity.saturating_sub(self.queued);
+        if room >= capacity.div_ceil(4) { room } else { 0 }
     }
 
     /// How many of `possible` bytes move now.

@@ -25,13 +25,22 @@ pub(super) struct Bell {
     socket: Mutex<FdSocket>,
     fd: RawFd,
     direct: Arc<Direct>,
+    /// Not to be used any more.
     ended: AtomicBool,
+    /// The peer has closed its end, or died.
+    gone: AtomicBool,
 }
 
 impl Bell {
     pub(super) fn new(socket: FdSocket, direct: Arc<Direct>) -> Self {
         let fd = socket.as_raw_fd();
-        Self { socket: Mutex::new(socket), fd, direct, ended: AtomicBool::new(false) }
+        Self {
+            socket: Mutex::new(socket),
+            fd,
+            direct,
+            ended: AtomicBool::new(false),
+            gone: AtomicBool::new(false),
+        }
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
@@ -39,9 +48,14 @@ impl Bell {
         unsafe { BorrowedFd::borrow_raw(self.fd) }
     }
 
-    /// Whether the peer is gone.
+    /// Whether it is of no more use: the peer is gone, or we have hung up.
     pub(super) fn ended(&self) -> bool {
         self.ended.load(SeqCst)
+    }
+
+    /// Whether the peer has closed its end, as far as has been heard: it makes no more accesses then.
+    pub(super) fn gone(&self) -> bool {
+        self.gone.load(SeqCst)
     }
 
     /// Wakes the peer.
@@ -76,7 +90,11 @@ impl Bell {
                         tracing::warn!("cannot use the peer's shared memory: {e}");
                     }
                 }
-                Err(_) => {
+                Err(e) => {
+                    let gone = [io::ErrorKind::UnexpectedEof, io::ErrorKind::ConnectionReset];
+                    if gone.contains(&e.kind()) {
+                        self.gone.store(true, SeqCst);
+                    }
                     self.ended.store(true, SeqCst);
                     return;
                 }
@@ -102,11 +120,12 @@ impl Bell {
         }
     }
 
-    /// Ends the conversation.
+    /// Ends the conversation on our side. The peer's end is still watched: only when that has come is it
+    /// certain that the peer is at nothing.
     pub(super) fn hang_up(&self) {
         self.ended.store(true, SeqCst);
         // Gone already is as good.
-        let _ = rustix::net::shutdown(self.fd(), rustix::net::Shutdown::Both);
+        let _ = rustix::net::shutdown(self.fd(), rustix::net::Shutdown::Write);
     }
 }
 

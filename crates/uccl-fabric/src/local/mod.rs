@@ -29,8 +29,8 @@ use crate::{
     alloc::SharedBuf,
     cma::CmaError,
     lane::{
-        Caps, Interest, Lane, LaneError, MessageSink, OpError, OpKind, OpName, OpResult, Operation,
-        Posted,
+        Aftermath, Caps, Interest, Lane, LaneError, MessageSink, OpError, OpKind, OpName, OpResult,
+        Operation, Posted,
     },
     mem::{Access, RemoteSpan, Span},
     shm::{Direct, DirectError, Hazards, Reach},
@@ -99,6 +99,25 @@ impl LocalLane {
         self.job_bytes.fetch_sub(bytes as u64, Relaxed);
         job.copied(result);
         true
+    }
+}
+
+/// What is left of a lane that was killed here.
+struct PeerLeft {
+    bell: Arc<Bell>,
+    hazards: Hazards,
+}
+
+impl Aftermath for PeerLeft {
+    fn touches(&self, slot: u32) -> bool {
+        self.hazards.holds(slot) && !self.is_over()
+    }
+
+    fn is_over(&self) -> bool {
+        if !self.bell.gone() {
+            self.bell.listen();
+        }
+        self.bell.gone()
     }
 }
 
@@ -220,7 +239,12 @@ impl Lane for LocalLane {
     }
 
     fn touched_by_peer(&self, slot: u32) -> bool {
-        !self.bell.ended() && self.peer_hazards.holds(slot)
+        !self.bell.gone() && self.peer_hazards.holds(slot)
+    }
+
+    fn aftermath(&self) -> Option<Box<dyn Aftermath>> {
+        let (bell, hazards) = (Arc::clone(&self.bell), self.peer_hazards.clone());
+        Some(Box::new(PeerLeft { bell, hazards }))
     }
 
     fn offer(&self, memory: &SharedBuf) {

@@ -10,6 +10,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 use uccl_fabric::{
     clock,
     lane::{Lane, LaneError, MessageSink},
@@ -18,11 +19,13 @@ use uccl_wire::message::{MAX_ASSEMBLED, MORE, Message, PREFIX_LEN};
 
 use super::{
     core::Core,
+    failover::Lanes,
     inbox::Inbox,
+    liveness::Watch,
     notifs::NotifInbox,
     outbox::Outbox,
     park::Parker,
-    transfer::{Fence, Transfer},
+    transfer::{Fence, Kind, Transfer},
     worker::Attached,
 };
 use crate::{
@@ -49,8 +52,10 @@ pub(crate) struct Connection {
     pub(crate) id: ConnId,
     pub(crate) core: Arc<Core>,
     pub(crate) peer: Peer,
-    /// The first one carries messages.
+    /// The first one carries messages; its death is the connection's.
     pub(crate) lanes: Vec<Arc<dyn Lane>>,
+    /// Which of the others are lost.
+    pub(crate) fates: Lanes,
     pub(crate) attached: Mutex<Vec<Arc<Attached>>>,
     pub(crate) outbox: Mutex<Outbox>,
     pub(crate) inbox: Mutex<Inbox>,
@@ -68,15 +73,8 @@ pub(crate) struct Connection {
     /// How many of them workers have seen, and when the last one.
     claims_seen: AtomicU64,
     claim_seen_ns: AtomicU64,
-    liveness: Mutex<Liveness>,
-}
-
-/// What is known of the peer's being alive.
-#[derive(Default)]
-struct Liveness {
-    waiting_since_ms: u64,
-    ping_ms: Option<u64>,
-    looks_since_ping: u32,
+    /// One a lane.
+    pub(crate) liveness: Mutex<SmallVec<[Watch; 1]>>,
 }
 
 /// A caller makes progress itself; workers keep off.
@@ -98,6 +96,8 @@ impl Connection {
             id,
             core,
             peer,
+            fates: Lanes::default(),
+            liveness: Mutex::new(lanes.iter().map(|_| Watch::default()).collect()),
             lanes,
             attached: Mutex::default(),
             outbox: Mutex::default(),
@@ -112,7 +112,6 @@ impl Connection {
             claims_made: AtomicU64::new(0),
             claims_seen: AtomicU64::new(0),
             claim_seen_ns: AtomicU64::new(0),
-            liveness: Mutex::default(),
         }
     }
 
@@ -124,7 +123,7 @@ impl Connection {
             peer: self.peer.name.to_string(),
             same_host: self.peer.same_host,
             path: caps.link.to_owned(),
-            lanes: self.lanes.len(),
+            lanes: self.lanes.len() - self.fates.count_lost(),
             checksum: caps.checksum,
         }
     }
@@ -167,26 +166,28 @@ impl Connection {
     /// Does what can be done on every lane without blocking.
     pub(crate) fn progress(self: &Arc<Self>) -> bool {
         let mut moved = false;
-        for lane in &self.lanes {
-            match lane.progress(&Sink(self)) {
-                Ok(some) => moved |= some,
-                Err(e) => {
-                    self.fail_with(e);
-                    return true;
-                }
-            }
+        for lane in 0..self.lanes.len() {
+            moved |= self.progress_lane(lane);
         }
         moved
     }
 
     pub(crate) fn progress_lane(self: &Arc<Self>, lane: usize) -> bool {
-        match self.lanes[lane].progress(&Sink(self)) {
-            Ok(moved) => moved,
-            Err(e) => {
-                self.fail_with(e);
-                true
-            }
+        if self.fates.lost(lane) {
+            return self.end_lane(lane);
         }
+        match self.lanes[lane].progress(&Sink(self)) {
+            Ok(moved) => return moved,
+            Err(_) if self.is_failed() => {}
+            Err(e) if self.survives(lane, &e) => self.lose_lane(lane, e),
+            Err(e) => self.fail_with(e),
+        }
+        true
+    }
+
+    /// Whether the connection outlives a lane that died of this.
+    pub(crate) fn survives(&self, lane: usize, e: &LaneError) -> bool {
+        lane > 0 && !matches!(e, LaneError::Closed | LaneError::Protocol(_))
     }
 
     fn fail_with(self: &Arc<Self>, e: LaneError) {
@@ -213,6 +214,7 @@ impl Connection {
         tracing::debug!(conn = %self.id, peer = %self.peer.name, "connection ends: {e}");
         let attached = std::mem::take(&mut *self.attached.lock());
         self.core.workers.detach(&attached);
+        self.fates.close();
         self.lanes.iter().for_each(|lane| lane.kill());
         self.inbox.lock().clear();
         self.outbox.lock().clear();
@@ -222,24 +224,32 @@ impl Connection {
             let error = fence.map_or_else(|| e.clone(), |fence| transfer.fence_error(fence));
             transfer.publish(Err(error));
         }
+        self.core.watch_aftermath(self);
         self.core.conn_lost(self, e);
     }
 
     /// Ends the connection in good order.
     pub(crate) fn close(self: &Arc<Self>, e: Error) {
-        self.lanes.iter().for_each(|lane| lane.bye());
+        self.living().for_each(|(_, lane)| lane.bye());
         self.fail(e);
     }
 
     pub(crate) fn transfer_began(&self) {
         if self.pending.fetch_add(1, AcqRel) == 0 {
-            *self.liveness.lock() =
-                Liveness { waiting_since_ms: clock::coarse_ms(), ..Liveness::default() };
+            self.liveness.lock()[0] = Watch::since(clock::coarse_ms());
         }
     }
 
     pub(crate) fn transfer_ended(&self, transfer: &Transfer, ok: bool) {
         self.pending.fetch_sub(1, AcqRel);
+        self.count(transfer, ok);
+        self.core.transfers.ended(transfer);
+    }
+
+    fn count(&self, transfer: &Transfer, ok: bool) {
+        if transfer.kind == Kind::Fetch {
+            return;
+        }
         let counters = &self.core.counters;
         if ok { &counters.done } else { &counters.failed }.fetch_add(1, Relaxed);
         if ok {
@@ -250,42 +260,6 @@ impl Connection {
                 None => &counters.notifs_sent,
             }
             .fetch_add(if transfer.kind.op().is_some() { bytes } else { 1 }, Relaxed);
-        }
-        self.core.transfers.ended(transfer);
-    }
-
-    /// Gives the connection up if the peer has been silent for too long although something waits for it.
-    pub(crate) fn check_liveness(self: &Arc<Self>) {
-        let timeout_ms = self.core.config.timeout.as_millis() as u64;
-        if timeout_ms == 0 || self.pending.load(Acquire) == 0 || self.is_failed() {
-            return;
-        }
-        let now = clock::coarse_ms();
-        let heard = self.lanes.iter().map(|lane| lane.last_heard_ms()).max().unwrap_or(0);
-        let mut ping = false;
-        {
-            let mut live = self.liveness.lock();
-            let silent = now.saturating_sub(heard.max(live.waiting_since_ms));
-            live.looks_since_ping += 1;
-            match live.ping_ms {
-                Some(sent) if heard >= sent => live.ping_ms = None,
-                // We may have been stopped ourselves: some looks must have gone by, not only time.
-                Some(_) if silent > timeout_ms && live.looks_since_ping > 5 => {
-                    drop(live);
-                    let reason = format!("no sign of life for {:.1} s", silent as f64 / 1e3);
-                    return self.fail(self.lost_to(reason));
-                }
-                Some(_) => {}
-                None if silent > timeout_ms / 4 => {
-                    (live.ping_ms, live.looks_since_ping) = (Some(now), 0);
-                    ping = true;
-                }
-                None => {}
-            }
-        }
-        if ping {
-            // A lane that cannot be pinged is dead, which the next progress notices.
-            let _ = self.lanes[0].ping();
         }
     }
 
@@ -298,7 +272,14 @@ impl Connection {
             body.ops.clone()
         };
         let first = !transfer.fencing.swap(true, AcqRel);
-        ops.iter().for_each(|(lane, op)| self.lanes[usize::from(*lane)].cancel(*op));
+        for (lane, op) in ops {
+            let lane = usize::from(lane);
+            // What a lost lane had ends with it.
+            if !self.fates.lost(lane) {
+                self.lanes[lane].cancel(op);
+            }
+        }
+        self.kick_if_busy();
         if transfer.finished() {
             return;
         }
@@ -323,6 +304,10 @@ impl Connection {
         if sent.is_err() {
             // The lane is dead: whoever makes progress next ends the connection.
             self.kick();
+        } else if self.lanes.len() > 1 && lane.has_work() {
+            // Who makes progress on another lane does not look after this one.
+            self.kick_lane(0);
+            self.ring_sleepers();
         }
     }
 
@@ -347,9 +332,9 @@ impl Connection {
     /// Has somebody look after lanes that have work of their own: a worker, and whoever sleeps on them
     /// without watching for what they need now.
     pub(crate) fn kick_if_busy(&self) {
-        if self.lanes.iter().any(|lane| lane.has_work()) {
+        if self.living().any(|(_, lane)| lane.has_work()) {
             self.kick();
-            self.sleepers.lock().iter().for_each(|sleeper| sleeper.ring());
+            self.ring_sleepers();
         }
     }
 
@@ -359,6 +344,29 @@ impl Connection {
         if let Some(sleeper) = self.sleepers.lock().first() {
             sleeper.ring();
         }
+    }
+
+    /// Wakes callers that sleep on the lanes.
+    pub(crate) fn ring_sleepers(&self) {
+        self.sleepers.lock().iter().for_each(|sleeper| sleeper.ring());
+    }
+
+    /// Has a worker look after one lane.
+    pub(crate) fn kick_lane(&self, lane: usize) {
+        let attached = self.attached.lock();
+        attached
+            .iter()
+            .filter(|attached| attached.lane == lane)
+            .for_each(|attached| self.core.workers.kick(std::slice::from_ref(attached)));
+    }
+
+    /// Takes one lane out of the care of workers.
+    pub(crate) fn detach_lane(&self, lane: usize) {
+        let gone: Vec<_> = {
+            let mut attached = self.attached.lock();
+            attached.extract_if(.., |attached| attached.lane == lane).collect()
+        };
+        self.core.workers.detach(&gone);
     }
 
     /// Notes that a caller goes to sleep on the lanes.
@@ -408,6 +416,7 @@ impl Connection {
             Message::Notif { id, payload } => self.on_notif(id, payload),
             Message::NotifRts { id, source } => self.on_notif_rts(id, source),
             Message::NotifAck { id, ok } => self.on_notif_ack(id, ok),
+            Message::LaneDown { lane } => self.on_lane_down(lane),
         }
     }
 }

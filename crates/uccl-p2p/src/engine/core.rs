@@ -11,7 +11,10 @@ use std::{
 use parking_lot::{Condvar, Mutex, RwLock};
 use slab::Slab;
 use smallvec::SmallVec;
-use uccl_fabric::{lane::Lane, mem::Span};
+use uccl_fabric::{
+    lane::{Aftermath, Lane},
+    mem::Span,
+};
 
 use super::{
     connection::Connection,
@@ -55,6 +58,7 @@ pub(crate) struct Counters {
     pub(crate) notifs_sent: AtomicU64,
     pub(crate) notifs_received: AtomicU64,
     pub(crate) refused_handshakes: AtomicU64,
+    pub(crate) lanes_lost: AtomicU64,
 }
 
 /// What one endpoint is made of, but for its threads.
@@ -69,12 +73,20 @@ pub(crate) struct Core {
     pub(crate) closed: AtomicBool,
     pub(crate) panicked: OnceLock<Arc<str>>,
     conns: RwLock<Conns>,
+    /// Peers that were given up, and may not know it yet.
+    given_up: Mutex<Vec<GivenUp>>,
     pub(crate) accepts: Mutex<Accepts>,
     pub(crate) accepted: Condvar,
     notifs: Mutex<VecDeque<Notification>>,
     have_notifs: AtomicBool,
     pub(crate) notif_bytes: AtomicUsize,
     pub(crate) notified: Condvar,
+}
+
+/// A peer that may be stopped in the middle of an access to our memory.
+struct GivenUp {
+    peer: Arc<str>,
+    aftermath: Box<dyn Aftermath>,
 }
 
 /// Connections that wait for accept.
@@ -99,6 +111,7 @@ impl Core {
             closed: AtomicBool::new(false),
             panicked: OnceLock::new(),
             conns: RwLock::default(),
+            given_up: Mutex::default(),
             accepts: Mutex::default(),
             accepted: Condvar::new(),
             notifs: Mutex::default(),
@@ -215,6 +228,33 @@ impl Core {
         }
     }
 
+    /// Watches what the peer of a connection that has ended may still be at.
+    pub(crate) fn watch_aftermath(&self, conn: &Connection) {
+        let left = conn.lanes.iter().filter_map(|lane| lane.aftermath());
+        let left = left.map(|aftermath| GivenUp { peer: Arc::clone(&conn.peer.name), aftermath });
+        self.given_up.lock().extend(left);
+        self.workers.hurry();
+    }
+
+    /// Forgets peers that have come to their end; says whether some have not.
+    pub(crate) fn watches_aftermath(&self) -> bool {
+        let mut given_up = self.given_up.lock();
+        given_up.retain(|left| !left.aftermath.is_over());
+        !given_up.is_empty()
+    }
+
+    /// Forgets them all: the endpoint is closed.
+    pub(crate) fn forget_aftermath(&self) {
+        self.given_up.lock().clear();
+    }
+
+    /// A peer that was given up and may be touching the region of this slot.
+    pub(crate) fn toucher_left(&self, slot: u32) -> Option<Arc<str>> {
+        let given_up = self.given_up.lock();
+        let toucher = given_up.iter().find(|left| left.aftermath.touches(slot));
+        toucher.map(|left| Arc::clone(&left.peer))
+    }
+
     pub(crate) fn offer_accept(&self, accepted: Accepted) {
         let mut accepts = self.accepts.lock();
         if !accepts.passive {
@@ -262,4 +302,34 @@ impl Core {
 
 fn index(id: ConnId) -> usize {
     (id.0 & 0xFFFF_FFFF) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use crate::{Config, Endpoint, Transport, Uninterrupted};
+
+    #[test]
+    fn peers_that_have_ended_are_not_watched_any_more() {
+        let config = || Config {
+            bind: Some([127, 0, 0, 1].into()),
+            port: Some(0),
+            transport: Transport::Local,
+            ..Config::default()
+        };
+        let (a, b) = (Endpoint::new(config()), Endpoint::new(config()));
+        let (a, b) = (a.expect("an endpoint"), b.expect("an endpoint"));
+        for _ in 0..3 {
+            let conn = a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");
+            b.accept(None, &mut Uninterrupted).expect("accepted");
+            a.disconnect(conn).expect("it was there");
+        }
+        let begun = Instant::now();
+        // A worker sees to it: nobody calls anything.
+        while [&a, &b].iter().any(|ep| !ep.core().given_up.lock().is_empty()) {
+            assert!(begun.elapsed() < Duration::from_secs(20), "peers are watched for ever");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
 }

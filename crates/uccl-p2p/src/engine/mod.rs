@@ -1,7 +1,7 @@
 //! How transfers become operations on lanes, and how they end.
 //!
 //! Locks are taken in this order: a lane's receive half, a connection's inbox or notifications, its
-//! outbox, a lane's sending half, the list of transfers. Ending a connection takes a lane's halves, so
+//! outbox, a lane's sending half, the list of transfers. What is known of lost lanes comes last: nothing is locked under it. Ending a connection takes a lane's halves, so
 //! it never happens from a completion or a message.
 
 pub(crate) mod acceptor;
@@ -9,8 +9,10 @@ pub(crate) mod connect;
 pub(crate) mod connection;
 pub(crate) mod core;
 pub(crate) mod deadline;
+pub(crate) mod failover;
 pub(crate) mod greeting;
 pub(crate) mod inbox;
+pub(crate) mod liveness;
 pub(crate) mod notifs;
 pub(crate) mod numbered;
 pub(crate) mod outbox;

@@ -108,7 +108,7 @@ impl Connection {
         let remote =
             RemoteSpan { addr: source.addr, len: source.len, key: source.key, slot: source.slot };
         let plan = Plan {
-            kind: Kind::Notif,
+            kind: Kind::Fetch,
             conn: Arc::clone(self),
             bytes: source.len,
             timeout: None,

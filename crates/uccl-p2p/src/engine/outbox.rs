@@ -54,6 +54,12 @@ struct Sent {
     _payload: Option<Vec<u8>>,
 }
 
+impl Sent {
+    fn of(transfer: &Arc<Transfer>) -> Self {
+        Self { transfer: Arc::clone(transfer), eager: 0, _grants: SmallVec::new(), _payload: None }
+    }
+}
+
 /// Sends and notifications that the peer has not answered.
 #[derive(Default)]
 pub(crate) struct Outbox {
@@ -88,6 +94,17 @@ impl Outbox {
         Ok(())
     }
 
+    /// Takes out what the peer has answered.
+    fn answered(
+        &mut self,
+        queue: impl FnOnce(&mut Self) -> &mut Numbered<Sent>,
+        number: u64,
+    ) -> Option<Sent> {
+        let sent = queue(self).remove(number)?;
+        self.eager -= sent.eager;
+        Some(sent)
+    }
+
     fn admits(&self, len: usize) -> bool {
         len <= EAGER_MAX && self.eager + len <= EAGER_WINDOW
     }
@@ -102,12 +119,7 @@ impl Connection {
         outbox.open_to_more(self)?;
         let seq = outbox.sends.next();
         transfer.seq.store(seq, Relaxed);
-        let mut sent = Sent {
-            transfer: Arc::clone(transfer),
-            eager: 0,
-            _grants: SmallVec::new(),
-            _payload: None,
-        };
+        let mut sent = Sent::of(transfer);
         outbox.scratch.clear();
         if outbox.admits(len) && spans.len() <= EAGER_IOVS {
             sent.eager = len;
@@ -183,12 +195,7 @@ impl Connection {
         outbox.open_to_more(self)?;
         let id = outbox.notifs.next();
         transfer.seq.store(id, Relaxed);
-        let mut sent = Sent {
-            transfer: Arc::clone(transfer),
-            eager: 0,
-            _grants: SmallVec::new(),
-            _payload: None,
-        };
+        let mut sent = Sent::of(transfer);
         outbox.scratch.clear();
         if outbox.admits(payload.len()) {
             sent.eager = payload.len();
@@ -225,15 +232,8 @@ impl Connection {
 
     /// The peer says how a send of ours ended.
     pub(crate) fn on_fin(&self, seq: u64, verdict: Verdict) -> Result<(), String> {
-        let sent = {
-            let mut outbox = self.outbox.lock();
-            let sent = outbox.sends.remove(seq);
-            outbox.eager -= sent.as_ref().map_or(0, |sent| sent.eager);
-            sent
-        };
-        let Some(sent) = sent else {
-            return Err(format!("an end of send {seq}, which is not under way"));
-        };
+        let sent = self.outbox.lock().answered(|outbox| &mut outbox.sends, seq);
+        let sent = sent.ok_or_else(|| format!("an end of send {seq}, which is not under way"))?;
         let transfer = &sent.transfer;
         let bytes = transfer.bytes.load(Relaxed);
         match verdict {
@@ -256,15 +256,9 @@ impl Connection {
 
     /// The peer says that a notification arrived.
     pub(crate) fn on_notif_ack(&self, id: u64, ok: bool) -> Result<(), String> {
-        let sent = {
-            let mut outbox = self.outbox.lock();
-            let sent = outbox.notifs.remove(id);
-            outbox.eager -= sent.as_ref().map_or(0, |sent| sent.eager);
-            sent
-        };
-        let Some(sent) = sent else {
-            return Err(format!("an ack of notification {id}, which is not under way"));
-        };
+        let sent = self.outbox.lock().answered(|outbox| &mut outbox.notifs, id);
+        let sent =
+            sent.ok_or_else(|| format!("an ack of notification {id}, which is not under way"))?;
         if !ok {
             sent.transfer.note_error(Error::RemoteAccess {
                 peer: Arc::clone(&self.peer.name),

@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use uccl_fabric::{
-    lane::{OpKind, Operation, Posted, RemoteSpans, Spans},
+    lane::{LaneError, OpKind, Operation, Posted, RemoteSpans, Spans},
     mem::{RemoteSpan, Span},
 };
 
-use super::{connection::Connection, transfer::Transfer};
+use super::{connection::Connection, failover::Piece, transfer::Transfer};
 use crate::endpoint::Op;
 
 /// Transfers are spread over lanes in pieces of at least this many bytes.
@@ -51,48 +51,84 @@ impl Connection {
         let total: u64 = local.iter().map(|span| span.len as u64).sum();
         let max_pieces = self.lanes.iter().map(|lane| lane.caps().max_pieces).min().unwrap_or(1);
         transfer.note_checksum(self.lanes[0].caps().checksum && total > 0);
-        let stripes = (total / STRIPE).clamp(1, self.lanes.len() as u64);
+        let stripes = (total / STRIPE).clamp(1, self.living().count().max(1) as u64);
         if stripes == 1 && local.len() <= max_pieces {
-            self.post_one(transfer, Operation { kind, local, remote, done: transfer.clone() });
-            return;
+            return self.post_one(transfer, kind, local, remote);
         }
         let limit = total.div_ceil(stripes).next_multiple_of(4096);
         let mut cut = Cut { local: &local, remote: &remote, offset: 0 };
         while let Some((local, remote)) = cut.next(limit, max_pieces) {
-            self.post_one(transfer, Operation { kind, local, remote, done: transfer.clone() });
+            self.post_one(transfer, kind, local, remote);
         }
     }
 
-    fn post_one(self: &Arc<Self>, transfer: &Arc<Transfer>, op: Operation) {
-        let (index, lane) = self.least_loaded();
+    fn post_one(
+        self: &Arc<Self>,
+        transfer: &Arc<Transfer>,
+        kind: OpKind,
+        local: Spans,
+        remote: RemoteSpans,
+    ) {
         transfer.expect_ops(1);
+        if self.lanes.len() > 1 {
+            let transfer = Arc::clone(transfer);
+            return self.post_piece(Piece { transfer, kind, local, remote, lane: 0 });
+        }
+        let op = Operation { kind, local, remote, done: transfer.clone() };
+        if let Err(e) = self.post_on(0, transfer, op) {
+            self.not_posted(transfer, e);
+        }
+    }
+
+    /// Posts an operation that its transfer expects already, on a lane that takes it.
+    pub(crate) fn post_piece(self: &Arc<Self>, mut piece: Piece) {
+        loop {
+            piece.lane = self.least_loaded();
+            let lane = piece.lane;
+            let shared = Arc::new(piece);
+            let op = Operation {
+                kind: shared.kind,
+                local: shared.local.clone(),
+                remote: shared.remote.clone(),
+                done: Arc::clone(&shared) as _,
+            };
+            match self.post_on(lane, &shared.transfer, op) {
+                Ok(()) => return,
+                Err(e) if self.survives(lane, &e) && !self.is_failed() => self.condemn(lane, e),
+                Err(e) => return self.not_posted(&shared.transfer, e),
+            }
+            piece = Arc::unwrap_or_clone(shared);
+        }
+    }
+
+    fn post_on(
+        &self,
+        lane: usize,
+        transfer: &Arc<Transfer>,
+        op: Operation,
+    ) -> Result<(), LaneError> {
+        let done = Arc::clone(&op.done);
         // SAFETY: the memory is inside regions whose leases the transfer holds, or belongs to the
         // transfer itself, until its last operation has ended.
-        match unsafe { lane.post(op) } {
-            Ok(Posted::Pending(name)) => transfer.body.lock().ops.push((index, name)),
-            Ok(Posted::Done(result)) => {
-                uccl_fabric::lane::Completion::complete(Arc::clone(transfer), result);
-            }
-            Err(e) => {
-                transfer.note_error(self.lost_to(e));
-                transfer.op_ended();
-                self.kick();
-            }
+        match unsafe { self.lanes[lane].post(op)? } {
+            Posted::Pending(name) => transfer.body.lock().ops.push((lane as u16, name)),
+            Posted::Done(result) => done.complete(result),
         }
+        Ok(())
     }
 
-    fn least_loaded(&self) -> (u16, &Arc<dyn uccl_fabric::lane::Lane>) {
-        let mut best = (0, &self.lanes[0]);
-        if self.lanes.len() > 1 {
-            let mut load = u64::MAX;
-            for (i, lane) in self.lanes.iter().enumerate() {
-                if lane.load() < load {
-                    load = lane.load();
-                    best = (i as u16, lane);
-                }
-            }
+    /// An operation could not be begun: whoever makes progress next ends the connection.
+    fn not_posted(&self, transfer: &Arc<Transfer>, e: LaneError) {
+        transfer.note_error(self.lost_to(e));
+        transfer.op_ended();
+        self.kick();
+    }
+
+    fn least_loaded(&self) -> usize {
+        if self.lanes.len() == 1 {
+            return 0;
         }
-        best
+        self.living().min_by_key(|(_, lane)| lane.load()).map_or(0, |(lane, _)| lane)
     }
 }
 

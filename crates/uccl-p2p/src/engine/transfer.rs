@@ -36,6 +36,8 @@ const FAILED: u8 = 2;
 /// What a transfer is, as far as ending it goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
+    /// Of a notification that the peer sent; nobody asked for it here.
+    Fetch,
     Notif,
     Read,
     Recv,
@@ -44,10 +46,10 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// What the caller asked for; `None` for a notification of its own.
+    /// What the caller asked for; `None` for a notification.
     pub(crate) fn op(self) -> Option<Op> {
         match self {
-            Self::Notif => None,
+            Self::Fetch | Self::Notif => None,
             Self::Read => Some(Op::Read),
             Self::Recv => Some(Op::Recv),
             Self::Send => Some(Op::Send),

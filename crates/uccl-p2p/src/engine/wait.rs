@@ -68,7 +68,7 @@ pub(crate) fn wait(
             return Ok(transfer.finished());
         }
         let quiet = now - *quiet_since.get_or_insert(now);
-        let much = conn.lanes.iter().any(|lane| lane.load() > MUCH);
+        let much = conn.living().any(|(_, lane)| lane.load() > MUCH);
         if quiet >= if much { SHORT_SPIN.min(spin) } else { spin } {
             sleep(conn, transfer, until, now)?;
             quiet_since = None;
@@ -109,11 +109,11 @@ fn nap(transfer: &Transfer, until: Option<Instant>, now: Instant) -> Duration {
 }
 
 fn sleep_on(conn: &Connection, parker: &Parker, nap: Duration) -> Result<()> {
-    if !conn.lanes.iter().all(|lane| lane.arm()) {
+    if conn.fates.to_be_ended() || !conn.living().all(|(_, lane)| lane.arm()) {
         return Ok(());
     }
     let timeout = Timespec { tv_sec: 0, tv_nsec: nap.as_nanos() as _ };
-    let interests: SmallVec<[_; 4]> = conn.lanes.iter().map(|lane| lane.interest()).collect();
+    let interests: SmallVec<[_; 4]> = conn.living().map(|(_, lane)| lane.interest()).collect();
     let mut fds: SmallVec<[PollFd<'_>; 5]> = interests
         .iter()
         .map(|interest| {

@@ -51,6 +51,21 @@ impl Attached {
     fn progress(&self) -> bool {
         self.conn.progress_lane(self.lane)
     }
+
+    /// Whether nothing is left to do for it.
+    fn is_over(&self) -> bool {
+        self.conn.is_failed() || self.conn.fates.ending(self.lane)
+    }
+
+    /// Whether it waits to be killed.
+    fn is_lost(&self) -> bool {
+        self.conn.fates.lost(self.lane)
+    }
+
+    /// Whether callers look after it. Asleep they do not see that a lane is to be killed.
+    fn left_to_callers(&self) -> bool {
+        !self.is_lost() && self.conn.claimed()
+    }
 }
 
 enum Kick {
@@ -301,12 +316,12 @@ impl Worker {
             let mut moved = false;
             let mut free = false;
             for attached in &self.hot {
-                if !attached.conn.claimed() {
+                if !attached.left_to_callers() {
                     free = true;
                     moved |= attached.progress();
                 }
             }
-            self.hot.retain(|attached| !attached.conn.is_failed());
+            self.hot.retain(|attached| !attached.is_over());
             if !free || core.workers.stopping() {
                 return;
             }
@@ -333,7 +348,7 @@ impl Worker {
         let shard = self.shard(core);
         let mut timeout = None;
         self.hot.retain(|attached| {
-            if attached.conn.claimed() {
+            if attached.left_to_callers() {
                 timeout = Some(timeout.unwrap_or(CLAIM_TICK).min(CLAIM_TICK));
                 return true;
             }
@@ -351,7 +366,10 @@ impl Worker {
         }
         // Announced before the look, so that whoever posts after it sees it.
         shard.unhurried.store(true, SeqCst);
-        if core.transfers.pending.load(SeqCst) > 0 || self.idle_looks < 5 {
+        if core.transfers.pending.load(SeqCst) > 0
+            || self.idle_looks < 5
+            || core.watches_aftermath()
+        {
             shard.unhurried.store(false, SeqCst);
             timeout = Some(timeout.unwrap_or(HOUSEKEEPING).min(HOUSEKEEPING));
         }
@@ -436,8 +454,11 @@ impl Worker {
 /// Arms a lane; false when it has something to do right now.
 fn arm(shard: &Shard, attached: &Attached) -> bool {
     let lane = &attached.conn.lanes[attached.lane];
-    if attached.conn.is_failed() {
+    if attached.is_over() {
         return true;
+    }
+    if attached.is_lost() {
+        return false;
     }
     if !lane.arm() {
         // Arming has taken in the wake-up of whoever sleeps there.
@@ -452,5 +473,5 @@ fn arm(shard: &Shard, attached: &Attached) -> bool {
     let armed =
         epoll::modify(&shard.epoll, interest.fd.as_fd(), EventData::new_u64(attached.token), flags);
     // What is not watched has been detached meanwhile.
-    armed.is_ok() || attached.conn.is_failed()
+    armed.is_ok() || attached.is_over()
 }

@@ -1,0 +1,151 @@
+//! The engine over lanes that split, delay, reorder, repeat, stall and are cut. A test that fails names its
+//! seed; `UCCL_CHAOS_SEED` runs that one again, `UCCL_CHAOS_RUNS` says how many to run.
+
+mod workload;
+mod world;
+
+use std::time::Duration;
+
+use fastrand::Rng;
+
+use self::{
+    workload::{Plan, Workload, move_one},
+    world::{LaneChaos, Side, each_seed, join},
+};
+use crate::{Error, Op};
+
+const PATIENT: Duration = Duration::from_secs(20);
+const SHORT: Duration = Duration::from_millis(500);
+
+fn some_lanes(rng: &mut Rng, count: usize) -> Vec<LaneChaos> {
+    (0..count).map(|_| LaneChaos::some(rng)).collect()
+}
+
+fn workload(seed: u64, lanes: &[LaneChaos], plan: Plan) -> Workload {
+    let longest = lanes.iter().map(LaneChaos::bearable_bytes).min().unwrap_or(0);
+    Workload::new(seed, join(seed, lanes, PATIENT), plan, longest)
+}
+
+fn lost(side: &Side) -> u64 {
+    side.ep.stats().lanes_lost
+}
+
+#[test]
+fn everything_ends_and_nothing_lands_afterwards() {
+    each_seed(|seed| {
+        let mut rng = Rng::with_seed(!seed);
+        let count = rng.usize(1..5);
+        let lanes = some_lanes(&mut rng, count);
+        let plan = Plan {
+            steps: rng.usize(1..120),
+            cancels: rng.bool(),
+            deadlines: rng.bool(),
+            revokes: rng.bool(),
+            loss: false,
+        };
+        let mut work = workload(seed, &lanes, plan);
+        work.run(|_, _| {});
+        assert!(work.sides.iter().all(|side| lost(side) == 0 && side.living_lanes() == count));
+        work.leave();
+    });
+}
+
+#[test]
+fn a_cut_data_lane_hands_its_work_to_the_others() {
+    each_seed(|seed| {
+        let mut rng = Rng::with_seed(!seed);
+        let count = rng.usize(2..5);
+        let mut lanes = some_lanes(&mut rng, count);
+        let cut = rng.usize(1..count);
+        let after = 1 << rng.u32(3..22);
+        lanes[cut].pipe[rng.usize(0..2)].cut_after = Some(rng.u64(0..after));
+        if rng.bool() {
+            let lost = rng.usize(1..count);
+            lanes[lost].ends[rng.usize(0..2)].lose_after = Some(rng.u64(1..30));
+        }
+        let (cancels, revokes) = (rng.bool(), rng.bool());
+        let plan = Plan { steps: 120, cancels, revokes, ..Plan::default() };
+        let mut work = workload(seed, &lanes, plan);
+        work.run(|_, _| {});
+        for side in &work.sides {
+            assert_eq!(side.living_lanes() + lost(side) as usize, count);
+        }
+        work.leave();
+    });
+}
+
+#[test]
+fn every_data_lane_may_go() {
+    each_seed(|seed| {
+        let mut rng = Rng::with_seed(!seed);
+        let lanes = some_lanes(&mut rng, 4);
+        let plan = Plan { steps: 120, cancels: rng.bool(), ..Plan::default() };
+        let mut work = workload(seed, &lanes, plan);
+        let at: Vec<usize> = (1..4).map(|_| rng.usize(0..120)).collect();
+        let by = rng.usize(0..2);
+        work.run(|step, sides| {
+            for lane in (1..4).filter(|lane| at[lane - 1] == step) {
+                uccl_fabric::pipe::Pipe::cut(sides[by].lanes[lane].inner().pipe());
+            }
+        });
+        for side in &work.sides {
+            side.until("the loss of three lanes", || lost(side) == 3);
+            assert_eq!(side.living_lanes(), 1);
+        }
+        work.leave();
+    });
+}
+
+#[test]
+fn with_the_first_lane_the_connection_ends() {
+    each_seed(|seed| {
+        let mut rng = Rng::with_seed(!seed);
+        let count = rng.usize(1..4);
+        let mut lanes = some_lanes(&mut rng, count);
+        let after = 1 << rng.u32(3..16);
+        lanes[0].pipe[rng.usize(0..2)].cut_after = Some(rng.u64(0..after));
+        let plan = Plan { steps: 120, cancels: rng.bool(), loss: true, ..Plan::default() };
+        let mut work = workload(seed, &lanes, plan);
+        work.run(|step, sides| {
+            // However little the pipe was given to carry.
+            if step == 110 {
+                uccl_fabric::pipe::Pipe::cut(sides[0].lanes[0].inner().pipe());
+            }
+        });
+        work.leave();
+    });
+}
+
+#[test]
+fn a_stalled_data_lane_is_taken_out() {
+    each_seed(|seed| {
+        let mut rng = Rng::with_seed(!seed);
+        let lanes = vec![LaneChaos::default(); 3];
+        let mut sides = join(seed, &lanes, SHORT);
+        let (stalled, by) = (rng.usize(1..3), rng.usize(0..2));
+        sides[by].lanes[stalled].inner().pipe().stall();
+        for op in [Op::Write, Op::Read] {
+            move_one(&sides, &mut rng, op, 5 << 20).expect("the others take over");
+        }
+        for side in &sides {
+            side.until("the loss of one lane", || lost(side) == 1);
+            assert_eq!(side.living_lanes(), 2);
+        }
+        sides.iter_mut().for_each(Side::leave);
+    });
+}
+
+#[test]
+fn a_stalled_first_lane_is_a_silent_peer() {
+    each_seed(|seed| {
+        let mut rng = Rng::with_seed(!seed);
+        let count = rng.usize(1..4);
+        let sides = join(seed, &vec![LaneChaos::default(); count], SHORT);
+        sides[1].lanes[0].inner().pipe().stall();
+        let ended = move_one(&sides, &mut rng, Op::Write, 5 << 20);
+        assert!(
+            matches!(&ended, Err(Error::ConnectionLost { peer, .. }) if &**peer == "peer-b"),
+            "{ended:?}"
+        );
+    });
+}

@@ -1,0 +1,267 @@
+//! Two endpoints joined by lanes that misbehave, and memory whose every byte is watched.
+
+use std::{
+    sync::{Arc, Weak, atomic::Ordering::SeqCst},
+    time::{Duration, Instant},
+};
+
+use fastrand::Rng;
+use uccl_fabric::{
+    chaos::{ChaosEnd, ChaosLane, ChaosPipe, Faults, LaneFaults, pair_of},
+    lane::Lane,
+    stream::{StreamLane, StreamOptions},
+};
+
+use crate::{
+    Config, ConnId, Endpoint, Iov, MrId, Transport,
+    engine::{
+        connection::{Connection, Peer},
+        worker::Workers,
+    },
+    wire::advert::Advert,
+};
+
+/// What must end has ended long before.
+pub(super) const FAR: Duration = Duration::from_secs(30);
+
+pub(super) type TestLane = ChaosLane<StreamLane<ChaosPipe>>;
+
+/// Runs a test with seed after seed and names the one that fails. The environment names one seed, or says
+/// how many; else as many as fit into a few seconds, and at least three.
+pub(super) fn each_seed(test: impl Fn(u64)) {
+    struct Name(u64);
+    impl Drop for Name {
+        fn drop(&mut self) {
+            if std::thread::panicking() {
+                eprintln!("again with UCCL_CHAOS_SEED={}", self.0);
+            }
+        }
+    }
+    let number = |name| std::env::var(name).ok().and_then(|v: String| v.parse::<u64>().ok());
+    let (one, count) = (number("UCCL_CHAOS_SEED"), number("UCCL_CHAOS_RUNS"));
+    let begun = Instant::now();
+    for seed in one.map_or(0..count.unwrap_or(1000), |seed| seed..seed + 1) {
+        if count.is_none() && seed >= 3 && begun.elapsed() > Duration::from_secs(2) {
+            break;
+        }
+        let name = Name(seed);
+        test(seed);
+        drop(name);
+    }
+}
+
+/// What goes wrong on one lane: in each direction of its pipe, and at each end.
+#[derive(Clone, Default)]
+pub(super) struct LaneChaos {
+    pub(super) pipe: [Faults; 2],
+    pub(super) ends: [LaneFaults; 2],
+}
+
+impl LaneChaos {
+    /// What one transfer may move over it without taking long.
+    pub(super) fn bearable_bytes(&self) -> usize {
+        let slowest = self.pipe.iter().map(|p| p.capacity_bytes.min(p.split_bytes)).min();
+        (slowest.unwrap_or(0) * 10).clamp(30_000, 3 << 20)
+    }
+
+    /// Faults that every lane lives with.
+    pub(super) fn some(rng: &mut Rng) -> Self {
+        let mut pipe = || Faults {
+            capacity_bytes: [4000, 64 << 10, 256 << 10, 4 << 20][rng.usize(0..4)],
+            split_bytes: [2000, 10_000, 100_000, usize::MAX][rng.usize(0..4)],
+            delay_polls: [0, 0, 3][rng.usize(0..3)],
+            delay: Duration::from_micros([0, 0, 20, 300][rng.usize(0..4)]),
+            ..Faults::default()
+        };
+        let pipe = [pipe(), pipe()];
+        let mut end = || LaneFaults {
+            hold_completions: [0, 0, 5][rng.usize(0..3)],
+            repeat_writes_percent: [0, 0, 30][rng.usize(0..3)],
+            ..LaneFaults::default()
+        };
+        Self { pipe, ends: [end(), end()] }
+    }
+}
+
+/// One of the two.
+pub(super) struct Side {
+    pub(super) ep: Endpoint,
+    pub(super) conn: ConnId,
+    pub(super) lanes: Vec<Arc<TestLane>>,
+    inner: Weak<Connection>,
+}
+
+/// Joins two endpoints by lanes over chaos pipes.
+pub(super) fn join(seed: u64, lanes: &[LaneChaos], timeout: Duration) -> [Side; 2] {
+    let mut rng = Rng::with_seed(seed ^ 0x6a09_e667);
+    let eps = [(); 2].map(|()| endpoint(timeout));
+    let mut made: [Vec<Arc<TestLane>>; 2] = [Vec::new(), Vec::new()];
+    for chaos in lanes {
+        let [there, back] = chaos.pipe.clone();
+        let (a, b) = pair_of(rng.u64(..), there, back).expect("a pair");
+        let checksum = rng.bool();
+        for (i, end) in [a, b].into_iter().enumerate() {
+            let faults = chaos.ends[i].clone();
+            made[i].push(Arc::new(lane(&eps[i], end, checksum, rng.u64(..), faults)));
+        }
+    }
+    let [of_a, of_b] = made;
+    let (a, b) = (side(&eps[0], &eps[1], "peer-b", of_a), side(&eps[1], &eps[0], "peer-a", of_b));
+    [a, b]
+}
+
+fn endpoint(timeout: Duration) -> Endpoint {
+    let config = Config {
+        bind: Some([127, 0, 0, 1].into()),
+        port: Some(0),
+        transport: Transport::Tcp,
+        num_cpus: 2,
+        timeout,
+        transfer_timeout: FAR,
+        spin: Duration::from_micros(20),
+        ..Config::default()
+    };
+    Endpoint::new(config).expect("an endpoint")
+}
+
+fn lane(
+    ep: &Endpoint,
+    (pipe, tx, rx): ChaosEnd,
+    checksum: bool,
+    seed: u64,
+    faults: LaneFaults,
+) -> TestLane {
+    let options = StreamOptions { regions: Arc::clone(&ep.core().mrs.table), checksum };
+    ChaosLane::new(StreamLane::new(pipe, tx, rx, options), seed, faults)
+}
+
+fn side(ep: &Endpoint, other: &Endpoint, name: &str, lanes: Vec<Arc<TestLane>>) -> Side {
+    let core = ep.core();
+    let peer = Peer {
+        name: name.into(),
+        addr: other.addr(),
+        gpu_index: 0,
+        instance: other.core().instance,
+        same_host: true,
+    };
+    let dynamic = lanes.iter().map(|lane| Arc::clone(lane) as Arc<dyn Lane>).collect();
+    let conn = core
+        .add_conn(|id| Arc::new(Connection::new(id, Arc::clone(core), peer, dynamic)))
+        .expect("a connection");
+    Workers::attach(core, &conn).expect("attached");
+    Side { ep: ep.clone(), conn: conn.id, lanes, inner: Arc::downgrade(&conn) }
+}
+
+impl Side {
+    pub(super) fn register(&self, memory: &Memory) -> MrId {
+        // SAFETY: the tests keep their memory until both endpoints are closed.
+        unsafe { self.ep.register(memory.addr(), memory.len()) }.expect("registered")
+    }
+
+    pub(super) fn living_lanes(&self) -> usize {
+        self.ep.connection(self.conn).expect("a connection").lanes
+    }
+
+    /// Waits for what must happen.
+    pub(super) fn until(&self, what: &str, mut done: impl FnMut() -> bool) {
+        let begun = Instant::now();
+        while !done() {
+            assert!(begun.elapsed() < FAR, "{what} never happens");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Ends the connection if it has not ended. Nothing may be left of it.
+    pub(super) fn leave(&mut self) {
+        // Whoever ended the last transfer may still be counting it.
+        self.until("the end of every transfer", || {
+            let stats = self.ep.stats();
+            let pending = self.ep.core().transfers.pending.load(SeqCst);
+            pending == 0 && stats.transfers_posted == stats.transfers_done + stats.transfers_failed
+        });
+        self.ep.disconnect(self.conn).expect("it was there");
+        let inner = self.inner.clone();
+        self.until("the end of a connection's memory", || inner.strong_count() == 0);
+        self.ep.close();
+    }
+}
+
+/// Memory of one job: pieces, with bytes between them that nobody may touch.
+pub(super) struct Memory {
+    bytes: Box<[u8]>,
+    before: Vec<u8>,
+    pieces: Vec<std::ops::Range<usize>>,
+}
+
+impl Memory {
+    pub(super) fn new(rng: &mut Rng, lens: &[usize]) -> Self {
+        let (mut at, mut pieces) = (0, Vec::new());
+        for len in lens {
+            at += rng.usize(1..20);
+            pieces.push(at..at + len);
+            at += len;
+        }
+        let mut bytes = vec![0; at + rng.usize(1..20)].into_boxed_slice();
+        rng.fill(&mut bytes);
+        Self { before: bytes.to_vec(), bytes, pieces }
+    }
+
+    pub(super) fn addr(&self) -> usize {
+        self.bytes.as_ptr() as usize
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    pub(super) fn iovs(&self, mr: MrId) -> Vec<Iov> {
+        let iov = |p: &std::ops::Range<usize>| Iov { mr, ptr: self.addr() + p.start, len: p.len() };
+        self.pieces.iter().map(iov).collect()
+    }
+
+    pub(super) fn adverts(&self, owner: &Side, mr: MrId) -> Vec<Advert> {
+        let advert = |iov: Iov| owner.ep.advertise(mr, iov.ptr, iov.len).expect("advertised");
+        self.iovs(mr).into_iter().map(advert).collect()
+    }
+
+    /// What it holds. Links may be writing to it.
+    pub(super) fn now(&self) -> Vec<u8> {
+        let mut out = vec![0; self.len()];
+        // SAFETY: our own memory, both of the same length.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.addr() as *const u8, out.as_mut_ptr(), out.len());
+        };
+        out
+    }
+
+    pub(super) fn pieces(&self) -> Vec<Vec<u8>> {
+        let now = self.now();
+        self.pieces.iter().map(|p| now[p.clone()].to_vec()).collect()
+    }
+
+    pub(super) fn unchanged(&self) -> bool {
+        self.now() == self.before
+    }
+
+    /// Whether the bytes between the pieces are what they were.
+    pub(super) fn guards_hold(&self) -> bool {
+        let mut now = self.now();
+        for piece in &self.pieces {
+            now[piece.clone()].copy_from_slice(&self.before[piece.clone()]);
+        }
+        now == self.before
+    }
+
+    /// Overwrites it, as who has his memory back may. From now on nobody else may touch it.
+    pub(super) fn reuse(&mut self, rng: &mut Rng) {
+        rng.fill(&mut self.bytes);
+        self.before = self.bytes.to_vec();
+    }
+
+    /// Puts a number at its beginning.
+    pub(super) fn number(&mut self, number: u64) {
+        let at = self.pieces[0].start;
+        self.bytes[at..at + 8].copy_from_slice(&number.to_le_bytes());
+        self.before = self.bytes.to_vec();
+    }
+}

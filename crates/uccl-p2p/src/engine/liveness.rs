@@ -1,0 +1,115 @@
+//! Peers and lanes that fall silent although something waits for them.
+
+use std::sync::{Arc, atomic::Ordering::Acquire};
+
+use uccl_fabric::{clock, lane::Lane};
+
+use super::connection::Connection;
+
+/// We may have been stopped ourselves: some looks must have gone by, not only time.
+const LOOKS: u32 = 5;
+
+/// What is known of a lane's being alive.
+#[derive(Default)]
+pub(crate) struct Watch {
+    /// Since when something waits for it.
+    waiting_since_ms: Option<u64>,
+    ping_ms: Option<u64>,
+    looks_since_ping: u32,
+}
+
+/// What a look at a lane says.
+enum Look {
+    Fine,
+    /// It is to be asked for a sign of life.
+    Ping,
+    /// It has not answered for so many milliseconds.
+    Silent(u64),
+}
+
+impl Watch {
+    /// Something waits for the lane from now on.
+    pub(crate) fn since(now_ms: u64) -> Self {
+        Self { waiting_since_ms: Some(now_ms), ..Self::default() }
+    }
+
+    fn look(&mut self, lane: &dyn Lane, timeout_ms: u64) -> Look {
+        let now = clock::coarse_ms();
+        let heard = lane.last_heard_ms();
+        let since = *self.waiting_since_ms.get_or_insert(now);
+        let silent = now.saturating_sub(heard.max(since));
+        self.looks_since_ping += 1;
+        match self.ping_ms {
+            Some(sent) if heard >= sent => self.ping_ms = None,
+            Some(_) if silent > timeout_ms && self.looks_since_ping > LOOKS => {
+                return Look::Silent(silent);
+            }
+            Some(_) => {}
+            None if silent > timeout_ms / 4 => {
+                (self.ping_ms, self.looks_since_ping) = (Some(now), 0);
+                return Look::Ping;
+            }
+            None => {}
+        }
+        Look::Fine
+    }
+}
+
+impl Connection {
+    /// Gives up what has been silent for too long although something waits for it: with the first lane
+    /// the peer, and another lane if the peer is heard on the first.
+    pub(crate) fn check_liveness(self: &Arc<Self>) {
+        let timeout_ms = self.core.config.timeout.as_millis() as u64;
+        if timeout_ms == 0 || self.pending.load(Acquire) == 0 || self.is_failed() {
+            return;
+        }
+        for (n, lane) in self.living() {
+            let look = {
+                let mut watches = self.liveness.lock();
+                let watch = &mut watches[n];
+                if n > 0 && lane.load() == 0 {
+                    *watch = Watch::default();
+                    continue;
+                }
+                watch.look(&**lane, timeout_ms)
+            };
+            match look {
+                Look::Fine => {}
+                Look::Ping => {
+                    // A lane that cannot be pinged is dead, which the next progress notices.
+                    let _ = lane.ping();
+                    self.kick_if_busy();
+                }
+                Look::Silent(ms) if n == 0 => {
+                    let reason = format!("no sign of life for {}", seconds(ms));
+                    return self.fail(self.lost_to(reason));
+                }
+                // Pinged as often as this lane, the first one has answered or will be given up.
+                Look::Silent(ms) if self.heard_first_within(timeout_ms / 2) => {
+                    self.lose_lane(n, format_args!("silent for {}", seconds(ms)));
+                }
+                Look::Silent(_) => {}
+            }
+        }
+        self.check_debts(timeout_ms);
+    }
+
+    fn heard_first_within(&self, ms: u64) -> bool {
+        clock::coarse_ms().saturating_sub(self.lanes[0].last_heard_ms()) < ms
+    }
+
+    /// A peer that does not give up its end of a lane that died keeps transfers from ending.
+    fn check_debts(self: &Arc<Self>, timeout_ms: u64) {
+        let Some(since) = self.fates.peer_owes_since_ms() else { return };
+        let owed = clock::coarse_ms().saturating_sub(since);
+        // It has been heard lately, so it is not we who were stopped.
+        if owed > timeout_ms && self.heard_first_within(timeout_ms / 2) {
+            let reason = format!("it did not give up a lane that died, for {}", seconds(owed));
+            self.fail(self.lost_to(reason));
+        }
+    }
+}
+
+fn seconds(ms: u64) -> String {
+    format!("{:.1} s", ms as f64 / 1e3)
+}

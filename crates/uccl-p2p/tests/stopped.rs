@@ -1,0 +1,123 @@
+//! A peer of this host that is stopped in the middle of an access to our memory.
+
+use std::{
+    io::{BufRead, BufReader},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use uccl_p2p::{
+    Config, Endpoint, Error, Iov, MrId, Op, Request, Transport, Uninterrupted, wire::advert::Advert,
+};
+
+const LEN: usize = 32 << 20;
+const ROLE: &str = "UCCL_TEST_WRITE_TO";
+
+fn endpoint() -> Endpoint {
+    Endpoint::new(Config {
+        bind: Some([127, 0, 0, 1].into()),
+        port: Some(0),
+        transport: Transport::Local,
+        num_cpus: 1,
+        timeout: Duration::from_millis(500),
+        ..Config::default()
+    })
+    .expect("an endpoint")
+}
+
+fn register(ep: &Endpoint, memory: &mut [u8]) -> MrId {
+    // SAFETY: the memory outlives the endpoint.
+    unsafe { ep.register(memory.as_mut_ptr() as usize, memory.len()) }.expect("registered")
+}
+
+/// The other process: writes to an advert for ever. A test of its own so that it can be started.
+#[test]
+fn second_process() {
+    let Ok(target) = std::env::var(ROLE) else { return };
+    let (addr, advert) = target.split_once(' ').expect("an address and an advert");
+    let bytes: Vec<u8> = (0..advert.len() / 2)
+        .map(|i| u8::from_str_radix(&advert[2 * i..2 * i + 2], 16).expect("hex"))
+        .collect();
+    let adverts = [Advert::decode(&bytes).expect("an advert")];
+    let mut memory = vec![7; LEN];
+    let ep = endpoint();
+    let mr = register(&ep, &mut memory);
+    let conn = ep.connect(addr.parse().expect("an address"), None, &mut Uninterrupted);
+    let conn = conn.expect("connected");
+    let iovs = [Iov { mr, ptr: memory.as_ptr() as usize, len: LEN }];
+    let op = Op::Write;
+    let request = Request { conn, op, iovs: &iovs, adverts: &adverts, notif: None, timeout: None };
+    println!("\nwriting");
+    while ep.run(&request, &mut Uninterrupted).is_ok() {}
+}
+
+struct Writer(Child);
+
+impl Writer {
+    fn start(target: &str) -> Self {
+        let mut child = Command::new(std::env::current_exe().expect("our own path"))
+            .args(["second_process", "--exact", "--nocapture"])
+            .env(ROLE, target)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a process");
+        let lines = BufReader::new(child.stdout.take().expect("its output")).lines();
+        assert!(lines.map_while(Result::ok).any(|line| line == "writing"));
+        Self(child)
+    }
+
+    fn signal(&self, signal: i32) {
+        // SAFETY: a plain system call; the child is not reaped yet, so the number is its own.
+        assert_eq!(unsafe { libc::kill(self.0.id() as i32, signal) }, 0);
+    }
+
+    /// Stops it; when this returns none of its threads runs.
+    fn stop(&self) {
+        self.signal(libc::SIGSTOP);
+        let mut status = 0;
+        // SAFETY: as above; the status is ours.
+        let pid = unsafe { libc::waitpid(self.0.id() as i32, &raw mut status, libc::WUNTRACED) };
+        assert!(pid as u32 == self.0.id() && libc::WIFSTOPPED(status));
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// One round; whether the writer was stopped where it can be told.
+fn round() -> bool {
+    let mut memory = vec![0; LEN];
+    let ep = endpoint();
+    let mr = register(&ep, &mut memory);
+    let advert = ep.advertise(mr, memory.as_ptr() as usize, LEN).expect("advertised");
+    let hex: String = advert.encode().iter().map(|byte| format!("{byte:02x}")).collect();
+    let writer = Writer::start(&format!("{} {hex}", ep.addr()));
+    let conn = ep.accept(None, &mut Uninterrupted).expect("accepted").conn;
+    std::thread::sleep(Duration::from_millis(50));
+    writer.stop();
+    let silent = ep.run_notif(conn, b"there?", None, &mut Uninterrupted);
+    assert!(matches!(&silent, Err(Error::ConnectionLost { .. })), "{silent:?}");
+    let stuck = match ep.deregister(mr) {
+        Ok(()) => false,
+        Err(e) => {
+            assert!(e.to_string().contains("may still touch"), "{e}");
+            true
+        }
+    };
+    // Awake again it learns that it was given up, and ends its side: then nobody is at anything.
+    writer.signal(libc::SIGCONT);
+    let mut other = vec![0; 4096];
+    let mr = register(&ep, &mut other);
+    ep.deregister(mr).expect("nobody touches it");
+    stuck
+}
+
+#[test]
+fn memory_that_a_stopped_peer_may_touch_is_not_given_back() {
+    // It is stopped between two accesses now and then.
+    assert!((0..10).any(|_| round()), "a peer that was given up is not watched");
+}
