@@ -28,5 +28,5 @@ pub struct ParseCpuListError(pub(crate) String);
 
 /// Not a kind of memory.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{0:?} is not a kind of memory: use host, pinned or cuda:N")]
+#[error("{0:?} is not a kind of memory: use host, pinned, cuda:N or managed:N")]
 pub struct ParseMemoryKindError(pub(crate) String);

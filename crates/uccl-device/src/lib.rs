@@ -4,10 +4,11 @@
 //! files can stand in for a machine. What the kernel does not tell is `None`, never an error: a
 //! container that hides half of sysfs is still a machine that can move bytes.
 //!
-//! Nothing here needs a driver, a library or a device. CUDA will be looked up at run time; until then a
-//! GPU is what its PCI address says.
+//! Nothing here needs a driver, a library or a device. CUDA is looked up at run time ([`cuda`]); where there
+//! is none, a GPU is what its PCI address says.
 
 mod cpu;
+pub mod cuda;
 mod error;
 mod gpu;
 mod host;

@@ -13,6 +13,11 @@ pub enum MemoryKind {
         /// The device's ordinal in this process.
         device: u32,
     },
+    /// CUDA's managed memory, which moves between host and devices as it is touched.
+    Managed {
+        /// The ordinal of the device that it prefers or is on.
+        device: u32,
+    },
     /// Pageable host memory.
     #[default]
     Host,
@@ -24,7 +29,7 @@ impl MemoryKind {
     /// Whether the CPU can load and store it.
     pub fn is_host_accessible(self) -> bool {
         match self {
-            Self::Host | Self::Pinned => true,
+            Self::Host | Self::Pinned | Self::Managed { .. } => true,
             Self::Cuda { .. } => false,
         }
     }
@@ -34,6 +39,7 @@ impl fmt::Display for MemoryKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cuda { device } => write!(f, "cuda:{device}"),
+            Self::Managed { device } => write!(f, "managed:{device}"),
             Self::Host => f.write_str("host"),
             Self::Pinned => f.write_str("pinned"),
         }
@@ -49,8 +55,13 @@ impl FromStr for MemoryKind {
             "host" => Ok(Self::Host),
             "pinned" => Ok(Self::Pinned),
             _ => {
-                let device = text.strip_prefix("cuda:").ok_or_else(error)?;
-                Ok(Self::Cuda { device: device.parse().map_err(|_| error())? })
+                let (kind, device) = text.split_once(':').ok_or_else(error)?;
+                let device = device.parse().map_err(|_| error())?;
+                match kind {
+                    "cuda" => Ok(Self::Cuda { device }),
+                    "managed" => Ok(Self::Managed { device }),
+                    _ => Err(error()),
+                }
             }
         }
     }
@@ -62,10 +73,11 @@ mod tests {
 
     #[test]
     fn names_are_read_back() {
-        for kind in [MemoryKind::Host, MemoryKind::Pinned, MemoryKind::Cuda { device: 7 }] {
+        let devices = [MemoryKind::Cuda { device: 7 }, MemoryKind::Managed { device: 1 }];
+        for kind in [MemoryKind::Host, MemoryKind::Pinned].into_iter().chain(devices) {
             assert_eq!(kind.to_string().parse(), Ok(kind));
         }
-        for wrong in ["", "cuda", "cuda:", "cuda:x", "cuda:-1", "HOST"] {
+        for wrong in ["", "cuda", "cuda:", "cuda:x", "cuda:-1", "HOST", "host:1"] {
             assert!(wrong.parse::<MemoryKind>().is_err(), "{wrong:?}");
         }
     }
@@ -74,6 +86,7 @@ mod tests {
     fn only_device_memory_is_out_of_the_cpus_reach() {
         assert!(MemoryKind::Host.is_host_accessible());
         assert!(MemoryKind::Pinned.is_host_accessible());
+        assert!(MemoryKind::Managed { device: 0 }.is_host_accessible());
         assert!(!MemoryKind::Cuda { device: 0 }.is_host_accessible());
     }
 }

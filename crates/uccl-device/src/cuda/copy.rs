@@ -1,0 +1,206 @@
+//! Copies by the copy engines, in the order of a stream.
+
+use std::ffi::c_void;
+
+use super::{
+    context::Context,
+    driver::Driver,
+    error::GpuError,
+    raw::{MemLocation, MemcpyAttributes, SOURCE_IN_STREAM_ORDER},
+    stream::Stream,
+};
+
+/// Between which kinds of memory. Managed memory counts as the device's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Direction {
+    /// From a device to the same or another one; the stream's must be able to reach both.
+    DeviceToDevice,
+    /// From a device to the host.
+    DeviceToHost,
+    /// From the host to a device.
+    HostToDevice,
+}
+
+/// One piece of a batch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BatchCopy {
+    /// Where to.
+    pub destination: u64,
+    /// Where from.
+    pub source: u64,
+    /// How many bytes.
+    pub len_bytes: usize,
+}
+
+impl Stream {
+    /// Enqueues one copy. It is asynchronous for device memory and for pinned host memory; with pageable
+    /// memory the driver may wait, and stages.
+    ///
+    /// # Errors
+    /// [`GpuError::Driver`] if the driver refuses, as it does for addresses that it does not know.
+    ///
+    /// # Safety
+    /// Both ranges are memory of the kinds that the direction says, and stay so until the copy has ended,
+    /// which an event or the stream tells; nothing else writes to them or reads the destination until then.
+    pub unsafe fn copy(
+        &self,
+        destination: u64,
+        source: u64,
+        len_bytes: usize,
+        direction: Direction,
+    ) -> Result<(), GpuError> {
+        let context = self.context();
+        let (driver, stream) = (context.driver(), self.raw());
+        let _current = context.make_current()?;
+        let (to, from) = (destination as usize as *mut c_void, source as usize as *const c_void);
+        // SAFETY: the caller's promise.
+        let code = unsafe {
+            match direction {
+                Direction::DeviceToDevice => {
+                    (driver.copy_device_to_device)(destination, source, len_bytes, stream)
+                }
+                Direction::DeviceToHost => {
+                    (driver.copy_device_to_host)(to, source, len_bytes, stream)
+                }
+                Direction::HostToDevice => {
+                    (driver.copy_host_to_device)(destination, from, len_bytes, stream)
+                }
+            }
+        };
+        context.check(
+            code,
+            format_args!("copying {len_bytes} bytes from {source:#x} to {destination:#x}"),
+        )
+    }
+
+    /// Enqueues a copy between two GPUs that need not be able to reach each other: where they cannot, the
+    /// driver takes the bytes through the host.
+    ///
+    /// # Errors
+    /// [`GpuError::Driver`] if the driver refuses, [`GpuError::Missing`] if it has no such copy.
+    ///
+    /// # Safety
+    /// As for [`Self::copy`]; each address is of memory of its context's GPU.
+    pub unsafe fn copy_between(
+        &self,
+        (to, destination): (&Context, u64),
+        (from, source): (&Context, u64),
+        len_bytes: usize,
+    ) -> Result<(), GpuError> {
+        let context = self.context();
+        let copy = Driver::need(context.driver().copy_between_contexts, "cuMemcpyPeerAsync")?;
+        let _current = context.make_current()?;
+        // SAFETY: the caller's promise; contexts are never released.
+        let code =
+            unsafe { copy(destination, to.raw(), source, from.raw(), len_bytes, self.raw()) };
+        let (from, to) = (from.device().ordinal(), to.device().ordinal());
+        context.check(code, format_args!("copying {len_bytes} bytes from GPU {from} to GPU {to}"))
+    }
+
+    /// Fills device memory with a byte.
+    ///
+    /// # Errors
+    /// [`GpuError::Driver`] if the driver refuses.
+    ///
+    /// # Safety
+    /// As for [`Self::copy`].
+    pub unsafe fn fill(&self, address: u64, value: u8, len_bytes: usize) -> Result<(), GpuError> {
+        let context = self.context();
+        let _current = context.make_current()?;
+        // SAFETY: the caller's promise.
+        let code = unsafe { (context.driver().memory_set)(address, value, len_bytes, self.raw()) };
+        context.check(code, format_args!("filling {len_bytes} bytes at {address:#x}"))
+    }
+
+    /// Whether the driver takes many copies in one call (CUDA 12.8 and later).
+    pub fn has_batches(&self) -> bool {
+        let driver = self.context().driver();
+        driver.copy_batch_v2.is_some() || driver.copy_batch_v1.is_some()
+    }
+
+    /// Enqueues many copies in one call. They happen in any order, after what is on the stream already.
+    /// Not for a default stream.
+    ///
+    /// # Errors
+    /// [`GpuError::Missing`] if the driver is too old, [`GpuError::Driver`] if it refuses: then any of the
+    /// copies may have been enqueued.
+    ///
+    /// # Safety
+    /// As for [`Self::copy`], for each of them; and no two destinations overlap.
+    pub unsafe fn copy_batch(&self, copies: &BatchArrays) -> Result<(), GpuError> {
+        if copies.sizes.is_empty() {
+            return Ok(());
+        }
+        let context = self.context();
+        let driver = context.driver();
+        let _current = context.make_current()?;
+        let attributes = MemcpyAttributes {
+            source_order: SOURCE_IN_STREAM_ORDER,
+            source_hint: MemLocation::default(),
+            destination_hint: MemLocation::default(),
+            flags: 0,
+        };
+        let first = 0_usize;
+        let (to, from, sizes) =
+            (copies.destinations.as_ptr(), copies.sources.as_ptr(), copies.sizes.as_ptr());
+        let count = copies.sizes.len();
+        let code = if let Some(batch) = driver.copy_batch_v2 {
+            // SAFETY: the caller's promise; arrays of `count`, and one attribute for all of them.
+            unsafe {
+                batch(
+                    to,
+                    from,
+                    sizes,
+                    count,
+                    &raw const attributes,
+                    &raw const first,
+                    1,
+                    self.raw(),
+                )
+            }
+        } else {
+            let batch = Driver::need(driver.copy_batch_v1, "cuMemcpyBatchAsync")?;
+            let mut failed = 0_usize;
+            let (attributes, first) = (&raw const attributes, &raw const first);
+            // SAFETY: as above; the index of a copy that failed goes to a live integer.
+            unsafe {
+                batch(to, from, sizes, count, attributes, first, 1, &raw mut failed, self.raw())
+            }
+        };
+        context.check(code, format_args!("copying {count} pieces"))
+    }
+}
+
+/// Copies in the shape in which the driver wants them. Kept and refilled, it allocates nothing.
+#[derive(Clone, Debug, Default)]
+pub struct BatchArrays {
+    destinations: Vec<u64>,
+    sources: Vec<u64>,
+    sizes: Vec<usize>,
+}
+
+impl BatchArrays {
+    /// Forgets what it holds, and keeps its memory.
+    pub fn clear(&mut self) {
+        self.destinations.clear();
+        self.sources.clear();
+        self.sizes.clear();
+    }
+
+    /// Adds a copy. An empty one is left out: the driver refuses it.
+    pub fn push(&mut self, copy: BatchCopy) {
+        if copy.len_bytes > 0 {
+            self.destinations.push(copy.destination);
+            self.sources.push(copy.source);
+            self.sizes.push(copy.len_bytes);
+        }
+    }
+}
+
+impl FromIterator<BatchCopy> for BatchArrays {
+    fn from_iter<I: IntoIterator<Item = BatchCopy>>(copies: I) -> Self {
+        let mut arrays = Self::default();
+        copies.into_iter().for_each(|copy| arrays.push(copy));
+        arrays
+    }
+}

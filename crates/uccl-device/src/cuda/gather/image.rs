@@ -1,0 +1,60 @@
+//! The compiled kernels that are part of this library.
+
+use std::ffi::CStr;
+
+use crate::cuda::{context::Context, error::GpuError, module::Module};
+
+/// The kernels as PTX: every GPU from Ampere on runs it, after the driver has compiled it, once for each
+/// driver and GPU: it keeps what it compiled in its cache on disk.
+const PTX: &str = concat!(include_str!("../../../ptx/copy.ptx"), "\0");
+
+/// Machine code for the GPUs that are named in xtask/src/kernels.rs, if it was there when this was built.
+#[cfg(uccl_fatbin)]
+static FATBIN: Option<&Aligned<[u8]>> =
+    Some(&Aligned(*include_bytes!(env!("UCCL_KERNELS_FATBIN_PATH"))));
+#[cfg(not(uccl_fatbin))]
+static FATBIN: Option<&Aligned<[u8]>> = None;
+
+/// The driver reads the beginning as a struct.
+#[repr(C, align(16))]
+struct Aligned<T: ?Sized>(T);
+
+/// Loads the kernels: machine code if there is some, this driver takes it, and it is not to be `portable`;
+/// else PTX.
+pub(super) fn load(context: &'static Context, portable: bool) -> Result<Module, GpuError> {
+    if let Some(fatbin) = FATBIN.filter(|_| !portable) {
+        // SAFETY: whole, as `cargo xtask kernels` has made it.
+        match unsafe { Module::load_binary(context, &fatbin.0) } {
+            Ok(module) => return Ok(module),
+            Err(lost @ GpuError::Poisoned { .. }) => return Err(lost),
+            // Made for a newer driver or another GPU.
+            Err(_) => {}
+        }
+    }
+    let text = CStr::from_bytes_with_nul(PTX.as_bytes()).map_err(|error| GpuError::System {
+        doing: "loading kernels".to_owned(),
+        reason: error.to_string(),
+    })?;
+    Module::load(context, text)
+}
+
+/// Whether there is machine code, so that no driver has to compile anything.
+pub(super) const fn has_machine_code() -> bool {
+    FATBIN.is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_are_there_for_drivers_of_cuda_12_1_and_later() {
+        assert!(CStr::from_bytes_with_nul(PTX.as_bytes()).is_ok());
+        for line in [".version 8.1\n", ".target sm_80\n"] {
+            assert!(PTX.contains(line), "{line}");
+        }
+        for name in ["uccl_copy_table", "uccl_copy_small", "uccl_copy_wide"] {
+            assert!(PTX.contains(&format!(".entry {name}(")), "{name}");
+        }
+    }
+}

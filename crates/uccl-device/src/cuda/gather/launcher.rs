@@ -1,0 +1,477 @@
+//! Launches the copy kernels, with tables in memory that is kept for the purpose.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::cuda::{
+    context::Context,
+    copy::Direction,
+    error::GpuError,
+    event::Event,
+    memory::{DeviceBuffer, PinnedBuffer},
+    module::{Function, Grid, Module},
+    stream::{Priority, Stream},
+};
+
+use super::{
+    image,
+    params::{
+        CopySmall, CopyTable, CopyWide, Cursor, Head, LANES, MOST_THREADS, Piece, SMALL_PIECES,
+        SMALL_WARPS, WIDE_PIECES, WIDE_WARPS,
+    },
+    partition::{partition, warps_worth},
+};
+
+/// How a launch tells that it has ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Completion {
+    /// An event is recorded behind it.
+    #[default]
+    Event,
+    /// The kernel writes to host memory, which costs neither call nor interrupt.
+    Flag,
+}
+
+/// How the tables of pieces reach the GPU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Tables {
+    /// As suits the number of pieces and bytes.
+    #[default]
+    Auto,
+    /// With the launch, in 4 KiB; falls back to `Wide` for more.
+    Small,
+    /// With the launch, in 32 KiB; falls back to `Host` for more.
+    Wide,
+    /// The GPU reads them from host memory.
+    Host,
+    /// They are copied to the GPU's memory, on the same stream.
+    Device,
+}
+
+/// What a launcher keeps.
+#[derive(Clone, Copy, Debug)]
+pub struct LauncherConfig {
+    /// How many launches can be under way.
+    pub slots: usize,
+    /// How many pieces one launch takes; more are several launches, one after the other.
+    pub pieces: usize,
+    /// Blocks of threads of one launch at most, each of 8 warps.
+    pub most_blocks: u32,
+    /// Let the driver compile the kernels even where this build has machine code for the GPU.
+    pub portable: bool,
+}
+
+impl LauncherConfig {
+    /// For a GPU: as many blocks as it has multiprocessors.
+    pub fn of(context: &Context) -> Self {
+        let most_blocks = context.device().multiprocessors().max(1);
+        Self { slots: 16, pieces: 4096, most_blocks, portable: false }
+    }
+}
+
+/// How a launch is made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct LaunchOptions {
+    /// Blocks of threads at most; the launcher's own limit if 0.
+    pub blocks: u32,
+    /// How it tells that it has ended.
+    pub completion: Completion,
+    /// How the tables reach the GPU.
+    pub tables: Tables,
+}
+
+/// A launch that was made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use = "the memory must stay as it is until the launch has ended"]
+pub struct Launch {
+    slot: usize,
+    ticket: u64,
+}
+
+/// Warps of a block.
+const BLOCK_WARPS: u32 = MOST_THREADS / LANES;
+/// Flags and counters lie this far apart, so that no two share a line.
+const LINE: usize = 128;
+/// Looks at a flag between two looks at the context, which is where a kernel that died shows.
+const LOOKS: u32 = 4096;
+
+/// Launches the copy kernels in one context.
+#[derive(Debug)]
+pub struct Launcher {
+    context: &'static Context,
+    kernels: Kernels,
+    config: LauncherConfig,
+    /// For each slot its flag, cursors and pieces.
+    host: PinnedBuffer,
+    /// For each slot its counter, cursors and pieces.
+    device: DeviceBuffer,
+    slots: Vec<Slot>,
+    next: usize,
+    tickets: u64,
+    small: Box<CopySmall>,
+    wide: Box<CopyWide>,
+}
+
+#[derive(Debug)]
+struct Kernels {
+    table: Function,
+    small: Function,
+    wide: Function,
+    /// Where they are: unloaded last.
+    _module: Module,
+}
+
+#[derive(Debug)]
+struct Slot {
+    event: Event,
+    /// The last launch, if it has not been seen to end.
+    under_way: Option<(u64, Completion)>,
+    looks: u32,
+}
+
+/// Where in a slot's memory its parts are.
+#[derive(Clone, Copy)]
+struct Places {
+    flag: usize,
+    cursors: usize,
+    pieces: usize,
+    len: usize,
+}
+
+impl Places {
+    fn of(config: &LauncherConfig) -> Self {
+        let cursors = LINE;
+        let warps = config.most_blocks as usize * BLOCK_WARPS as usize;
+        let pieces = cursors + (warps + 1) * size_of::<Cursor>();
+        let len = (pieces + config.pieces * size_of::<Piece>()).next_multiple_of(LINE);
+        Self { flag: 0, cursors, pieces, len }
+    }
+}
+
+impl Launcher {
+    /// Loads the kernels and takes memory for the slots.
+    ///
+    /// # Errors
+    /// [`GpuError::Driver`] if the driver does not take the kernels (CUDA before 12.1, a GPU before Ampere), or
+    /// gives no memory.
+    pub fn new(context: &'static Context, config: LauncherConfig) -> Result<Self, GpuError> {
+        let config = LauncherConfig {
+            slots: config.slots.clamp(1, 1 << 10),
+            pieces: config.pieces.clamp(1, 1 << 20),
+            most_blocks: config.most_blocks.clamp(1, 1 << 12),
+            portable: config.portable,
+        };
+        let module = image::load(context, config.portable)?;
+        let kernels = Kernels {
+            table: module.function(c"uccl_copy_table")?,
+            small: module.function(c"uccl_copy_small")?,
+            wide: module.function(c"uccl_copy_wide")?,
+            _module: module,
+        };
+        let len = Places::of(&config).len * config.slots;
+        let (host, device) = (PinnedBuffer::new(context, len)?, DeviceBuffer::new(context, len)?);
+        let stream = Stream::new(context, Priority::Normal)?;
+        // SAFETY: nobody else has it yet, and the stream is waited for.
+        unsafe { stream.fill(device.address(), 0, len) }?;
+        stream.synchronize()?;
+        let slot = |_| Event::new(context).map(|event| Slot { event, under_way: None, looks: 0 });
+        let slots = (0..config.slots).map(slot).collect::<Result<_, _>>()?;
+        let (small, wide) = (Box::new(CopySmall::new()), Box::new(CopyWide::new()));
+        Ok(Self { context, kernels, config, host, device, slots, next: 0, tickets: 0, small, wide })
+    }
+
+    /// Whether this build has the kernels as machine code, so that drivers need not compile them.
+    pub fn has_machine_code() -> bool {
+        image::has_machine_code()
+    }
+
+    /// The most pieces that [`Self::launch`] takes.
+    pub fn most_pieces(&self) -> usize {
+        self.config.slots * self.config.pieces
+    }
+
+    /// Enqueues a copy of all pieces, in any order. Never blocks, and allocates nothing.
+    ///
+    /// # Errors
+    /// [`GpuError::Busy`] if too many launches are under way, and nothing was enqueued;
+    /// [`GpuError::TooManyIovs`] for more than [`Self::most_pieces`]; [`GpuError::Driver`] if the driver
+    /// refuses, and then a part may have been enqueued.
+    ///
+    /// # Safety
+    /// The stream is of this launcher's context. The kernels reach every address through that context (peer access
+    /// is enabled, host memory is locked) until the launch has ended; no destination overlaps another or a
+    /// source; and nothing else writes to either or reads a destination until then.
+    pub unsafe fn launch(
+        &mut self,
+        stream: &Stream,
+        pieces: &[Piece],
+        options: LaunchOptions,
+    ) -> Result<Launch, GpuError> {
+        let (count, most) = (pieces.len(), self.most_pieces());
+        if count > most {
+            return Err(GpuError::TooManyIovs { count, most });
+        }
+        let needed = count.div_ceil(self.config.pieces).max(1);
+        if self.free_slots(needed)? < needed {
+            return Err(GpuError::Busy { slots: self.slots.len() });
+        }
+        let (mut rest, size) = (pieces, self.config.pieces);
+        loop {
+            let (these, others) = rest.split_at(rest.len().min(size));
+            // SAFETY: the caller's promise.
+            let launch = unsafe { self.launch_one(stream, these, options) }?;
+            if others.is_empty() {
+                return Ok(launch);
+            }
+            rest = others;
+        }
+    }
+
+    /// Whether a launch has ended.
+    ///
+    /// # Errors
+    /// Whatever it ended with.
+    pub fn is_done(&mut self, launch: Launch) -> Result<bool, GpuError> {
+        let flag = self.flag(launch.slot);
+        let Some(slot) = self.slots.get_mut(launch.slot) else { return Ok(true) };
+        let Some((ticket, completion)) = slot.under_way else { return Ok(true) };
+        if ticket != launch.ticket {
+            // The slot was used again, which it is only after its last launch has ended.
+            return Ok(true);
+        }
+        let done = match completion {
+            Completion::Event => slot.event.is_done()?,
+            Completion::Flag => flag.load(Ordering::Acquire) == ticket,
+        };
+        if done {
+            slot.under_way = None;
+        } else if completion == Completion::Flag {
+            slot.looks += 1;
+            if slot.looks.is_multiple_of(LOOKS) {
+                self.context.probe()?;
+            }
+        }
+        Ok(done)
+    }
+
+    /// Waits until a launch has ended, looking at it all the time.
+    ///
+    /// # Errors
+    /// Whatever it ended with.
+    pub fn wait(&mut self, launch: Launch) -> Result<(), GpuError> {
+        while !self.is_done(launch)? {
+            std::hint::spin_loop();
+        }
+        Ok(())
+    }
+
+    /// How many of the next slots are free, as far as `wanted`.
+    fn free_slots(&mut self, wanted: usize) -> Result<usize, GpuError> {
+        for free in 0..wanted {
+            let slot = (self.next + free) % self.slots.len();
+            if let Some((ticket, _)) = self.slots.get(slot).and_then(|slot| slot.under_way)
+                && !self.is_done(Launch { slot, ticket })?
+            {
+                return Ok(free);
+            }
+        }
+        Ok(wanted)
+    }
+
+    /// # Safety
+    /// As for [`Self::launch`]; the next slot is free and takes the pieces.
+    unsafe fn launch_one(
+        &mut self,
+        stream: &Stream,
+        pieces: &[Piece],
+        options: LaunchOptions,
+    ) -> Result<Launch, GpuError> {
+        self.tickets += 1;
+        let (slot, ticket) = (self.next, self.tickets);
+        let places = Places::of(&self.config);
+        let flagged = options.completion == Completion::Flag;
+        let head = Head {
+            flag: if flagged { self.host_at(slot, places.flag) } else { 0 },
+            ticket,
+            counter: self.device_at(slot, places.flag),
+            warps: 0,
+            zero: 0,
+        };
+        let blocks = match options.blocks {
+            0 => self.config.most_blocks,
+            blocks => blocks.min(self.config.most_blocks),
+        };
+        // SAFETY: the caller's promise.
+        unsafe {
+            match choose(options.tables, pieces, blocks * BLOCK_WARPS) {
+                Tables::Small => self.launch_small(stream, pieces, head, blocks)?,
+                Tables::Wide => self.launch_wide(stream, pieces, head, blocks)?,
+                Tables::Device => self.launch_table(stream, pieces, (head, true), blocks)?,
+                Tables::Host | Tables::Auto => {
+                    self.launch_table(stream, pieces, (head, false), blocks)?;
+                }
+            }
+        }
+        let used = self.slots.get_mut(slot);
+        self.next = (slot + 1) % self.config.slots;
+        if let Some(used) = used {
+            used.under_way = Some((ticket, options.completion));
+            if !flagged {
+                used.event.record(stream)?;
+            }
+        }
+        Ok(Launch { slot, ticket })
+    }
+
+    /// # Safety
+    /// As for [`Self::launch`], and the pieces fit.
+    unsafe fn launch_small(
+        &mut self,
+        stream: &Stream,
+        pieces: &[Piece],
+        head: Head,
+        blocks: u32,
+    ) -> Result<(), GpuError> {
+        let p = &mut *self.small;
+        let warps = partition(pieces, blocks * BLOCK_WARPS, &mut p.cursors);
+        p.pieces.iter_mut().zip(pieces).for_each(|(place, piece)| *place = *piece);
+        p.head = Head { warps, ..head };
+        // SAFETY: the kernel takes this struct; the caller's promise.
+        unsafe { stream.launch(self.kernels.small, grid(warps, blocks), p) }
+    }
+
+    /// # Safety
+    /// As for [`Self::launch`], and the pieces fit.
+    unsafe fn launch_wide(
+        &mut self,
+        stream: &Stream,
+        pieces: &[Piece],
+        head: Head,
+        blocks: u32,
+    ) -> Result<(), GpuError> {
+        let p = &mut *self.wide;
+        let warps = partition(pieces, blocks * BLOCK_WARPS, &mut p.cursors);
+        p.pieces.iter_mut().zip(pieces).for_each(|(place, piece)| *place = *piece);
+        p.head = Head { warps, ..head };
+        // SAFETY: the kernel takes this struct; the caller's promise.
+        unsafe { stream.launch(self.kernels.wide, grid(warps, blocks), p) }
+    }
+
+    /// # Safety
+    /// As for [`Self::launch`]; the next slot is free and takes the pieces.
+    unsafe fn launch_table(
+        &mut self,
+        stream: &Stream,
+        pieces: &[Piece],
+        (head, on_device): (Head, bool),
+        blocks: u32,
+    ) -> Result<(), GpuError> {
+        let (slot, places) = (self.next, Places::of(&self.config));
+        let most_warps = blocks * BLOCK_WARPS;
+        let cursors = self.host_at(slot, places.cursors) as usize as *mut Cursor;
+        // SAFETY: this part of this slot, which is free, is as long; aligned, and any bytes are cursors.
+        let cursors = unsafe { std::slice::from_raw_parts_mut(cursors, most_warps as usize + 1) };
+        let warps = partition(pieces, most_warps, cursors);
+        let table = self.host_at(slot, places.pieces) as usize as *mut Piece;
+        // SAFETY: this part of this slot, which is free, has room for as many as a launch takes.
+        unsafe { table.copy_from_nonoverlapping(pieces.as_ptr(), pieces.len()) };
+        let mut p = CopyTable {
+            head: Head { warps, ..head },
+            pieces: self.host_at(slot, places.pieces),
+            cursors: self.host_at(slot, places.cursors),
+        };
+        if on_device {
+            let (to, from) = (self.device_at(slot, places.cursors), p.cursors);
+            let len = places.pieces - places.cursors + size_of_val(pieces);
+            // SAFETY: this slot's memory, which stays as it is until the kernel behind it has ended.
+            unsafe { stream.copy(to, from, len, Direction::HostToDevice) }?;
+            p.pieces = self.device_at(slot, places.pieces);
+            p.cursors = to;
+        }
+        // SAFETY: the kernel takes this struct; the caller's promise.
+        unsafe { stream.launch(self.kernels.table, grid(warps, blocks), &p) }
+    }
+
+    fn host_at(&self, slot: usize, place: usize) -> u64 {
+        self.host.address() + (slot * Places::of(&self.config).len + place) as u64
+    }
+
+    fn device_at(&self, slot: usize, place: usize) -> u64 {
+        self.device.address() + (slot * Places::of(&self.config).len + place) as u64
+    }
+
+    fn flag(&self, slot: usize) -> &'static AtomicU64 {
+        let slot = slot.min(self.config.slots - 1);
+        let flag = self.host_at(slot, Places::of(&self.config).flag) as usize as *mut u64;
+        // SAFETY: aligned, initialised, in memory of this launcher; the callers keep it no longer than they
+        // borrow the launcher. The GPU writes to it whole.
+        unsafe { AtomicU64::from_ptr(flag) }
+    }
+}
+
+impl Drop for Launcher {
+    /// Waits for what is under way: it reads this memory.
+    fn drop(&mut self) {
+        for slot in 0..self.slots.len() {
+            while let Some((ticket, _)) = self.slots.get(slot).and_then(|slot| slot.under_way) {
+                // After an error nothing runs any more.
+                if self.is_done(Launch { slot, ticket }).unwrap_or(true) {
+                    break;
+                }
+                std::hint::spin_loop();
+            }
+        }
+    }
+}
+
+/// How the tables travel: what was asked for if they fit.
+fn choose(wanted: Tables, pieces: &[Piece], most_warps: u32) -> Tables {
+    let worth = warps_worth(pieces).min(u64::from(most_warps));
+    let small = pieces.len() <= SMALL_PIECES;
+    let wide = pieces.len() <= WIDE_PIECES;
+    match wanted {
+        Tables::Auto if small && worth <= SMALL_WARPS as u64 => Tables::Small,
+        Tables::Auto if wide && worth <= WIDE_WARPS as u64 => Tables::Wide,
+        Tables::Small if small => Tables::Small,
+        Tables::Small | Tables::Wide if wide => Tables::Wide,
+        Tables::Auto | Tables::Small | Tables::Wide | Tables::Host => Tables::Host,
+        Tables::Device => Tables::Device,
+    }
+}
+
+/// Few warps on as many multiprocessors as there may be, rather than many on few.
+fn grid(warps: u32, blocks: u32) -> Grid {
+    let blocks = blocks.max(1);
+    let per_block = warps.div_ceil(blocks).clamp(1, BLOCK_WARPS);
+    Grid { blocks: warps.div_ceil(per_block).max(1), threads: per_block * LANES }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_warp_has_a_place_in_the_grid() {
+        for (warps, blocks) in (0..2000).flat_map(|warps| [1, 8, 132].map(|blocks| (warps, blocks)))
+        {
+            let warps = warps.min(blocks * BLOCK_WARPS);
+            let Grid { blocks: used, threads } = grid(warps, blocks);
+            assert!(used >= 1 && used <= blocks && threads <= MOST_THREADS);
+            assert!(used * threads / LANES >= warps, "{warps} warps in {used} blocks of {threads}");
+        }
+    }
+
+    #[test]
+    fn tables_travel_with_the_launch_if_they_fit() {
+        let pieces = |count: usize, len_bytes: u64| {
+            vec![Piece { destination: 0, source: 0, len_bytes }; count]
+        };
+        let auto = |count, len| choose(Tables::Auto, &pieces(count, len), 1056);
+        assert_eq!(auto(1, 4096), Tables::Small);
+        assert_eq!(auto(64, 4096), Tables::Small);
+        assert_eq!(auto(1, 64 << 20), Tables::Wide);
+        assert_eq!(auto(256, 4096), Tables::Wide);
+        assert_eq!(auto(257, 1), Tables::Host);
+        assert_eq!(choose(Tables::Small, &pieces(101, 1), 8), Tables::Wide);
+        assert_eq!(choose(Tables::Wide, &pieces(300, 1), 8), Tables::Host);
+    }
+}

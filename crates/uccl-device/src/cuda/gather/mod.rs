@@ -1,0 +1,14 @@
+//! One launch that copies any number of pieces: gather, scatter, or both.
+//!
+//! The kernels are `kernels/copy.cu`. The host cuts the work into shares of about equal cost, one for each
+//! warp (partition.rs), and writes the tables where the GPU reads them (launcher.rs).
+
+mod image;
+mod launcher;
+#[cfg(test)]
+mod model;
+mod params;
+mod partition;
+
+pub use launcher::{Completion, Launch, LaunchOptions, Launcher, LauncherConfig, Tables};
+pub use params::{Piece, layout_assertions};

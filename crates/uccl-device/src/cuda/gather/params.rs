@@ -1,0 +1,129 @@
+//! What a launch takes: `kernels/copy.cuh` in Rust.
+
+use std::mem::{offset_of, size_of};
+
+/// `UcclPiece`: one piece of a vector.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Piece {
+    /// Where to.
+    pub destination: u64,
+    /// Where from.
+    pub source: u64,
+    /// How many bytes.
+    pub len_bytes: u64,
+}
+
+/// `UcclCursor`: where a warp's share begins, and its predecessor's ends.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Cursor {
+    /// How many bytes of the piece belong to earlier shares.
+    pub(crate) offset: u64,
+    /// The piece's index.
+    pub(crate) piece: u32,
+    pub(crate) zero: u32,
+}
+
+/// `UcclHead`: what every kernel takes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Head {
+    /// The address of host memory that gets the ticket once all is copied, or 0.
+    pub(crate) flag: u64,
+    pub(crate) ticket: u64,
+    /// The address of a zeroed `u32` of device memory, of this launch alone.
+    pub(crate) counter: u64,
+    /// How many warps have work.
+    pub(crate) warps: u32,
+    pub(crate) zero: u32,
+}
+
+/// `UcclCopyTable`: the tables are elsewhere.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct CopyTable {
+    pub(crate) head: Head,
+    pub(crate) pieces: u64,
+    pub(crate) cursors: u64,
+}
+
+/// Threads of a block at most.
+pub(crate) const MOST_THREADS: u32 = 256;
+/// Threads that share a piece.
+pub(crate) const LANES: u32 = 32;
+pub(crate) const SMALL_PIECES: usize = 100;
+pub(crate) const SMALL_WARPS: usize = 100;
+pub(crate) const WIDE_PIECES: usize = 256;
+pub(crate) const WIDE_WARPS: usize = 1056;
+
+/// Tables that travel with the launch.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Inline<const PIECES: usize, const CURSORS: usize> {
+    pub(crate) head: Head,
+    pub(crate) pieces: [Piece; PIECES],
+    pub(crate) cursors: [Cursor; CURSORS],
+}
+
+impl<const PIECES: usize, const CURSORS: usize> Inline<PIECES, CURSORS> {
+    pub(crate) fn new() -> Self {
+        Self {
+            head: Head::default(),
+            pieces: [Piece::default(); PIECES],
+            cursors: [Cursor::default(); CURSORS],
+        }
+    }
+}
+
+/// `UcclCopySmall`.
+pub(crate) type CopySmall = Inline<SMALL_PIECES, { SMALL_WARPS + 1 }>;
+/// `UcclCopyWide`.
+pub(crate) type CopyWide = Inline<WIDE_PIECES, { WIDE_WARPS + 1 }>;
+
+/// C++ that compiles only if the kernels' structs and numbers are those of this build.
+pub fn layout_assertions() -> String {
+    let mut text = String::from("#include \"copy.cuh\"\n#include <stddef.h>\n");
+    let mut same = |cuda: &str, rust: usize| {
+        text += &format!("static_assert({cuda} == {rust}, \"{cuda} is {rust} in Rust\");\n");
+    };
+    macro_rules! layout {
+        ($c:literal, $rust:ty, [$($field:ident as $name:literal),*]) => {
+            same(concat!("sizeof(", $c, ")"), size_of::<$rust>());
+            same(concat!("alignof(", $c, ")"), align_of::<$rust>());
+            $( same(concat!("offsetof(", $c, ", ", $name, ")"), offset_of!($rust, $field)); )*
+        };
+    }
+    layout!("UcclPiece", Piece, [destination as "dst", source as "src", len_bytes as "len"]);
+    layout!("UcclCursor", Cursor, [offset as "offset", piece as "piece", zero as "zero"]);
+    layout!("UcclHead", Head, [
+        flag as "flag", ticket as "ticket", counter as "counter", warps as "warps", zero as "zero"
+    ]);
+    layout!("UcclCopyTable", CopyTable, [
+        head as "head", pieces as "pieces", cursors as "cursors"
+    ]);
+    layout!("UcclCopySmall", CopySmall, [
+        head as "head", pieces as "pieces", cursors as "cursors"
+    ]);
+    layout!("UcclCopyWide", CopyWide, [
+        head as "head", pieces as "pieces", cursors as "cursors"
+    ]);
+    same("UCCL_MOST_THREADS", MOST_THREADS as usize);
+    same("UCCL_SMALL_PIECES", SMALL_PIECES);
+    same("UCCL_SMALL_WARPS", SMALL_WARPS);
+    same("UCCL_WIDE_PIECES", WIDE_PIECES);
+    same("UCCL_WIDE_WARPS", WIDE_WARPS);
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_fit_in_what_drivers_take() {
+        const { assert!(size_of::<CopySmall>() <= 4096) };
+        const { assert!(size_of::<CopyWide>() <= 32764) };
+        assert!(layout_assertions().contains("sizeof(UcclPiece) == 24"));
+    }
+}

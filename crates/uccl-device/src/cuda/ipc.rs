@@ -1,0 +1,348 @@
+//! Memory of one process in another.
+//!
+//! Two ways: an IPC handle, 64 bytes that name a whole allocation made by `cuMemAlloc` or `cudaMalloc`;
+//! and file descriptors, for memory made by `cuMemCreate` ([`super::vmm`]). Which one it takes is a matter
+//! of the memory; some has neither, and must be staged.
+//!
+//! What the owner frees stays mapped in the process that opened it: the driver keeps the physical memory
+//! until the last mapping is gone. What was copied there since is lost, and nothing else happens.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    os::fd::{AsFd, OwnedFd},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+};
+
+use crate::memory::MemoryKind;
+
+use super::{
+    context::Context,
+    device::Gpus,
+    error::GpuError,
+    pointer::{Allocation, Pointer, classify},
+    raw::{IPC_LAZY_PEER_ACCESS, IpcMemHandle},
+    vmm::{AddressRange, Physical},
+};
+
+/// The 64 bytes that name an allocation to other processes (`CUipcMemHandle`).
+///
+/// Who has them can write to the memory: they are as secret as the memory's contents.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct IpcHandle(pub [u8; 64]);
+
+impl fmt::Debug for IpcHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("IpcHandle(..)")
+    }
+}
+
+/// An allocation for another process, by handle.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LegacyExport {
+    /// What names it.
+    pub handle: IpcHandle,
+    /// Where the allocation begins in its owner; what the other process opens begins there too.
+    pub base: u64,
+    /// The allocation's bytes.
+    pub len_bytes: usize,
+}
+
+/// A piece of memory for another process, by file descriptor.
+#[derive(Debug)]
+pub struct FdExport {
+    /// The descriptor. The memory is not given back before it is closed: send it and close it.
+    pub fd: OwnedFd,
+    /// Where the piece is mapped in its owner.
+    pub base: u64,
+    /// Its bytes.
+    pub len_bytes: usize,
+}
+
+/// What another process needs to reach some memory.
+#[derive(Debug)]
+pub enum Exported {
+    /// A handle to the one allocation that it is in.
+    Legacy(LegacyExport),
+    /// The pieces that it is in, in the order of their addresses and side by side.
+    Descriptors(Vec<FdExport>),
+}
+
+/// Exports memory, each allocation once.
+#[derive(Debug, Default)]
+pub struct Exporter {
+    known: Mutex<HashMap<u64, (Allocation, IpcHandle)>>,
+}
+
+/// Handles that are kept at most; asking for one again costs microseconds.
+const MOST_KNOWN: usize = 4096;
+/// More pieces than any sensible range is made of.
+const MOST_PIECES: usize = 1 << 16;
+
+impl Exporter {
+    /// Makes what another process needs to reach `len_bytes` at an address.
+    ///
+    /// A handle is asked for once; after the memory was freed and its address given out again, the handle
+    /// is a new one. Descriptors are made anew each time, since one that is kept would keep the memory.
+    ///
+    /// # Errors
+    /// [`GpuError::NotExportable`] if there is no way, [`GpuError::Driver`] if the driver refuses.
+    pub fn export(&self, address: u64, len_bytes: usize) -> Result<Exported, GpuError> {
+        let pointer = classify(address)?;
+        let MemoryKind::Cuda { device } = pointer.kind else {
+            return Err(refused(address, format!("it is {} memory", pointer.kind)));
+        };
+        let context = Gpus::get().device(device)?.context()?;
+        if pointer.legacy_ipc {
+            let allocation = pointer.allocation.ok_or_else(|| no_range(address))?;
+            within(&allocation, address, len_bytes)?;
+            return self.by_handle(context, allocation).map(Exported::Legacy);
+        }
+        Pieces { context, end: end_of(address, len_bytes)? }
+            .export(address, pointer)
+            .map(Exported::Descriptors)
+    }
+
+    fn by_handle(
+        &self,
+        context: &'static Context,
+        allocation: Allocation,
+    ) -> Result<LegacyExport, GpuError> {
+        let mut known = lock(&self.known);
+        let (base, len_bytes) = (allocation.base, allocation.len_bytes);
+        if let Some((same, handle)) = known.get(&base)
+            && *same == allocation
+        {
+            return Ok(LegacyExport { handle: *handle, base, len_bytes });
+        }
+        let _current = context.make_current()?;
+        let mut handle = IpcMemHandle([0; 64]);
+        // SAFETY: the pointer is to a live handle; the address is looked up and not followed.
+        let code = unsafe { (context.driver().ipc_export)(&raw mut handle, base) };
+        context.check(code, format_args!("making an IPC handle for {base:#x}"))?;
+        let handle = IpcHandle(handle.0);
+        // What overlaps was freed, or this could not have been allocated.
+        known.retain(|_, (old, _)| end(old) <= base || old.base >= base + len_bytes as u64);
+        if known.len() >= MOST_KNOWN {
+            known.clear();
+        }
+        known.insert(base, (allocation, handle));
+        Ok(LegacyExport { handle, base, len_bytes })
+    }
+
+    /// Forgets the allocation that an address is in, once nobody is to reach it any more. What was freed
+    /// without this is noticed when its address is exported again, and forgotten in time.
+    pub fn forget(&self, address: u64) {
+        lock(&self.known).retain(|_, (old, _)| address < old.base || end(old) <= address);
+    }
+
+    /// How many handles are known.
+    pub fn len(&self) -> usize {
+        lock(&self.known).len()
+    }
+
+    /// Whether none is known.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Exports memory piece by piece.
+struct Pieces {
+    context: &'static Context,
+    end: u64,
+}
+
+impl Pieces {
+    fn export(&self, address: u64, first: Pointer) -> Result<Vec<FdExport>, GpuError> {
+        let mut pieces = vec![self.piece(address, first)?];
+        while let Some(next) = pieces.last().map(|last| last.base + last.len_bytes as u64)
+            && next < self.end
+        {
+            if pieces.len() == MOST_PIECES {
+                return Err(refused(address, format!("it has more than {MOST_PIECES} pieces")));
+            }
+            pieces.push(self.piece(next, classify(next)?)?);
+        }
+        Ok(pieces)
+    }
+
+    fn piece(&self, address: u64, pointer: Pointer) -> Result<FdExport, GpuError> {
+        if pointer.pooled {
+            return Err(refused(address, "it comes from a memory pool".to_owned()));
+        }
+        let Allocation { base, len_bytes, .. } =
+            pointer.allocation.ok_or_else(|| no_range(address))?;
+        let physical = Physical::at(self.context, base).map_err(|error| match error.code() {
+            Some(_) => {
+                refused(address, format!("no IPC handle can name it, nor a descriptor ({error})"))
+            }
+            None => error,
+        })?;
+        if !physical.shares_descriptor()? {
+            let why = "it was made without CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR (cuMemCreate)";
+            return Err(refused(address, why.to_owned()));
+        }
+        Ok(FdExport { fd: physical.export()?, base, len_bytes })
+    }
+}
+
+fn refused(address: u64, why: String) -> GpuError {
+    GpuError::NotExportable { address, why }
+}
+
+fn no_range(address: u64) -> GpuError {
+    refused(address, "the driver does not say what allocation it is part of".to_owned())
+}
+
+fn end(allocation: &Allocation) -> u64 {
+    allocation.base.saturating_add(allocation.len_bytes as u64)
+}
+
+fn end_of(address: u64, len_bytes: usize) -> Result<u64, GpuError> {
+    (address.checked_add(len_bytes as u64))
+        .ok_or_else(|| refused(address, format!("{len_bytes} bytes from there have no end")))
+}
+
+fn within(allocation: &Allocation, address: u64, len_bytes: usize) -> Result<(), GpuError> {
+    if end_of(address, len_bytes)? <= end(allocation) {
+        return Ok(());
+    }
+    let left = end(allocation).saturating_sub(address);
+    Err(refused(address, format!("its allocation ends after {left} of {len_bytes} bytes")))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The process that memory belongs to, as the importer's owner tells processes apart.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct PeerId(pub u64);
+
+/// Opens other processes' memory, each handle once for each GPU that is to reach it.
+#[derive(Debug, Default)]
+pub struct Importer {
+    open: Mutex<HashMap<(PeerId, u32, IpcHandle), Weak<Mapping>>>,
+}
+
+impl Importer {
+    /// Opens a handle for the GPU of a context, or finds it open. It is closed when the last user has
+    /// dropped it.
+    ///
+    /// # Errors
+    /// [`GpuError::Driver`] for a handle that is forged, stale or of this same process, or if this GPU
+    /// cannot reach the memory.
+    pub fn open(
+        &self,
+        context: &'static Context,
+        peer: PeerId,
+        handle: IpcHandle,
+    ) -> Result<Arc<Mapping>, GpuError> {
+        let key = (peer, context.device().ordinal(), handle);
+        let mut open = lock(&self.open);
+        if let Some(mapping) = open.get(&key).and_then(Weak::upgrade) {
+            return Ok(mapping);
+        }
+        let mapping = Arc::new(Mapping::by_handle(context, handle)?);
+        open.retain(|_, mapping| mapping.strong_count() > 0);
+        open.insert(key, Arc::downgrade(&mapping));
+        Ok(mapping)
+    }
+
+    /// Maps pieces side by side, in their order, for the GPU of a context. The descriptors are not needed
+    /// afterwards.
+    ///
+    /// # Errors
+    /// [`GpuError::Driver`] for a descriptor of something else or a wrong length, [`GpuError::System`] if
+    /// there are none.
+    pub fn map<F: AsFd>(
+        context: &'static Context,
+        pieces: &[(F, usize)],
+    ) -> Result<Arc<Mapping>, GpuError> {
+        Mapping::by_descriptors(context, pieces).map(Arc::new)
+    }
+
+    /// How many handles are open.
+    pub fn len(&self) -> usize {
+        lock(&self.open).values().filter(|mapping| mapping.strong_count() > 0).count()
+    }
+
+    /// Whether none is open.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Another process's memory, as a GPU of this one reaches it.
+#[derive(Debug)]
+pub struct Mapping {
+    context: &'static Context,
+    address: u64,
+    len_bytes: usize,
+    /// What unmaps it, if it was mapped by descriptors.
+    range: Option<AddressRange>,
+}
+
+impl Mapping {
+    fn by_handle(context: &'static Context, handle: IpcHandle) -> Result<Self, GpuError> {
+        let _current = context.make_current()?;
+        let driver = context.driver();
+        let mut address = 0;
+        let raw = IpcMemHandle(handle.0);
+        // SAFETY: the pointer is to a live address; the driver checks the handle.
+        let code = unsafe { (driver.ipc_open)(&raw mut address, raw, IPC_LAZY_PEER_ACCESS) };
+        context.check(code, format_args!("opening another process's memory"))?;
+        let mut mapping = Self { context, address, len_bytes: 0, range: None };
+        let (mut base, mut len) = (0, 0);
+        // SAFETY: both pointers are to live values.
+        let code = unsafe { (driver.address_range)(&raw mut base, &raw mut len, address) };
+        context.check(code, format_args!("asking how long another process's memory is"))?;
+        mapping.len_bytes = (base + len as u64).saturating_sub(address) as usize;
+        Ok(mapping)
+    }
+
+    fn by_descriptors<F: AsFd>(
+        context: &'static Context,
+        pieces: &[(F, usize)],
+    ) -> Result<Self, GpuError> {
+        let wrong = |reason: &str| GpuError::System {
+            doing: format!("mapping {} pieces of another process's memory", pieces.len()),
+            reason: reason.to_owned(),
+        };
+        let total = (pieces.iter().try_fold(0_usize, |sum, (_, len)| sum.checked_add(*len)))
+            .filter(|total| *total > 0)
+            .ok_or_else(|| wrong("their lengths make no sense"))?;
+        let mut range = AddressRange::reserve(context, total)?;
+        let mut offset = 0;
+        for (fd, len_bytes) in pieces {
+            range.map(offset, *len_bytes, &Physical::import(context, fd.as_fd())?)?;
+            offset += len_bytes;
+        }
+        Ok(Self { context, address: range.address(), len_bytes: total, range: Some(range) })
+    }
+
+    /// Where it begins in this process: what the owner's allocation, or its first piece, begins with.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Its bytes, as this process's driver knows them.
+    pub fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// The context for which it was opened.
+    pub fn context(&self) -> &'static Context {
+        self.context
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        if self.range.is_none() {
+            // SAFETY: opened by this, counted by the driver; who uses the memory promises to have ended.
+            self.context.quietly(|driver| unsafe { (driver.ipc_close)(self.address) });
+        }
+    }
+}

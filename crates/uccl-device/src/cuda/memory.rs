@@ -1,0 +1,243 @@
+//! Memory that is taken from the driver, or made known to it.
+
+use std::{ffi::c_void, ptr::NonNull};
+
+use super::{
+    context::Context,
+    driver::Driver,
+    error::GpuError,
+    raw::{
+        ATTACH_GLOBAL, HOST_ALLOC_MAPPED, HOST_ALLOC_PORTABLE, HOST_REGISTER_MAPPED,
+        HOST_REGISTER_PORTABLE,
+    },
+    stream::Stream,
+};
+
+/// A GPU's memory. Dropping it waits for the GPU's work to end (`cuMemFree` does).
+#[derive(Debug)]
+pub struct DeviceBuffer {
+    context: &'static Context,
+    address: u64,
+    len_bytes: usize,
+}
+
+impl DeviceBuffer {
+    /// Takes memory, at least 256-byte aligned and with any contents.
+    ///
+    /// # Errors
+    /// [`GpuError::Driver`] if there is not enough, or for 0 bytes.
+    pub fn new(context: &'static Context, len_bytes: usize) -> Result<Self, GpuError> {
+        let _current = context.make_current()?;
+        let mut address = 0;
+        // SAFETY: the pointer is to a live address.
+        let code = unsafe { (context.driver().memory_allocate)(&raw mut address, len_bytes) };
+        let ordinal = context.device().ordinal();
+        context.check(code, format_args!("taking {len_bytes} bytes of GPU {ordinal}"))?;
+        Ok(Self { context, address, len_bytes })
+    }
+
+    /// Where it begins, for the GPU.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Its length in bytes.
+    pub fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// Whose memory it is.
+    pub fn context(&self) -> &'static Context {
+        self.context
+    }
+}
+
+impl Drop for DeviceBuffer {
+    fn drop(&mut self) {
+        // SAFETY: taken by this; the driver waits for work that uses it.
+        self.context.quietly(|driver| unsafe { (driver.memory_free)(self.address) });
+    }
+}
+
+/// Managed memory, which moves between host and GPU as it is touched.
+#[derive(Debug)]
+pub struct ManagedBuffer(DeviceBuffer);
+
+impl ManagedBuffer {
+    /// Takes memory.
+    ///
+    /// # Errors
+    /// [`GpuError::Driver`] if the driver refuses.
+    pub fn new(context: &'static Context, len_bytes: usize) -> Result<Self, GpuError> {
+        let _current = context.make_current()?;
+        let (mut address, allocate) = (0, context.driver().memory_allocate_managed);
+        // SAFETY: the pointer is to a live address.
+        let code = unsafe { allocate(&raw mut address, len_bytes, ATTACH_GLOBAL) };
+        context.check(code, format_args!("taking {len_bytes} bytes of managed memory"))?;
+        Ok(Self(DeviceBuffer { context, address, len_bytes }))
+    }
+
+    /// Where it begins, for everyone.
+    pub fn address(&self) -> u64 {
+        self.0.address
+    }
+}
+
+/// Memory from a GPU's default pool, as `cudaMallocAsync` gives it.
+#[derive(Debug)]
+pub struct PoolBuffer<'a> {
+    stream: &'a Stream,
+    address: u64,
+}
+
+impl<'a> PoolBuffer<'a> {
+    /// Takes memory, in the order of the stream.
+    ///
+    /// # Errors
+    /// [`GpuError::Missing`] for an old driver, [`GpuError::Driver`] if it refuses.
+    pub fn new(stream: &'a Stream, len_bytes: usize) -> Result<Self, GpuError> {
+        let context = stream.context();
+        let allocate = Driver::need(context.driver().pool_allocate, "cuMemAllocAsync")?;
+        Driver::need(context.driver().pool_free, "cuMemFreeAsync")?;
+        let _current = context.make_current()?;
+        let mut address = 0;
+        // SAFETY: the pointer is to a live address, and the stream lives.
+        let code = unsafe { allocate(&raw mut address, len_bytes, stream.raw()) };
+        context.check(code, format_args!("taking {len_bytes} bytes of the pool"))?;
+        Ok(Self { stream, address })
+    }
+
+    /// Where it begins, for the GPU.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Drop for PoolBuffer<'_> {
+    fn drop(&mut self) {
+        self.stream.context().quietly(|driver| match driver.pool_free {
+            // SAFETY: taken by this, and given back after all that is on the stream.
+            Some(free) => unsafe { free(self.address, self.stream.raw()) },
+            None => 0,
+        });
+    }
+}
+
+/// Host memory that is locked, and that every GPU of this process can reach at the same address.
+#[derive(Debug)]
+pub struct PinnedBuffer {
+    context: &'static Context,
+    start: NonNull<u8>,
+    len_bytes: usize,
+}
+
+// SAFETY: it owns plain memory, reached through raw pointers or through a borrow of this.
+unsafe impl Send for PinnedBuffer {}
+// SAFETY: as above.
+unsafe impl Sync for PinnedBuffer {}
+
+impl PinnedBuffer {
+    /// Takes memory, page-aligned and zeroed. It is on the NUMA node that the calling thread's memory comes
+    /// from.
+    ///
+    /// # Errors
+    /// [`GpuError::Driver`] if the driver refuses, as for more than may be locked.
+    pub fn new(context: &'static Context, len_bytes: usize) -> Result<Self, GpuError> {
+        let _current = context.make_current()?;
+        let mut start = std::ptr::null_mut();
+        let flags = HOST_ALLOC_PORTABLE | HOST_ALLOC_MAPPED;
+        // SAFETY: the pointer is to a live pointer.
+        let code = unsafe { (context.driver().host_allocate)(&raw mut start, len_bytes, flags) };
+        let doing = format_args!("locking {len_bytes} bytes of host memory");
+        context.check(code, doing)?;
+        let Some(start) = NonNull::new(start.cast::<u8>()) else {
+            return Err(GpuError::System {
+                doing: doing.to_string(),
+                reason: "the driver gave none".to_owned(),
+            });
+        };
+        // SAFETY: that many bytes were just given to this.
+        unsafe { start.write_bytes(0, len_bytes) };
+        Ok(Self { context, start, len_bytes })
+    }
+
+    /// Where it begins, for the CPU and for GPUs.
+    pub fn address(&self) -> u64 {
+        self.start.addr().get() as u64
+    }
+
+    /// Where it begins.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// Its length in bytes.
+    pub fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// Its bytes.
+    ///
+    /// # Safety
+    /// No GPU and nobody else writes to it while the slice lives.
+    pub unsafe fn as_slice(&self) -> &[u8] {
+        // SAFETY: memory of this length, initialised by `new`; the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len_bytes) }
+    }
+
+    /// Its bytes.
+    ///
+    /// # Safety
+    /// No GPU and nobody else reads or writes it while the slice lives.
+    pub unsafe fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: memory of this length, initialised by `new`; the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len_bytes) }
+    }
+}
+
+impl Drop for PinnedBuffer {
+    fn drop(&mut self) {
+        let start = self.start.as_ptr().cast::<c_void>();
+        // SAFETY: taken by this; the driver waits for work that uses it.
+        self.context.quietly(|driver| unsafe { (driver.host_free)(start) });
+    }
+}
+
+/// Host memory of someone else that is locked while this lives, and that every GPU of this process can
+/// reach at the same address.
+#[derive(Debug)]
+pub struct HostRegistration {
+    context: &'static Context,
+    address: u64,
+}
+
+impl HostRegistration {
+    /// Locks memory.
+    ///
+    /// # Errors
+    /// [`GpuError::Driver`] if the driver refuses: memory that is locked already, or that cannot be.
+    ///
+    /// # Safety
+    /// The range is mapped, and stays mapped until this is dropped.
+    pub unsafe fn new(
+        context: &'static Context,
+        address: u64,
+        len_bytes: usize,
+    ) -> Result<Self, GpuError> {
+        let _current = context.make_current()?;
+        let flags = HOST_REGISTER_PORTABLE | HOST_REGISTER_MAPPED;
+        let start = address as usize as *mut c_void;
+        // SAFETY: the caller's promise.
+        let code = unsafe { (context.driver().host_register)(start, len_bytes, flags) };
+        context.check(code, format_args!("locking {len_bytes} bytes at {address:#x}"))?;
+        Ok(Self { context, address })
+    }
+}
+
+impl Drop for HostRegistration {
+    fn drop(&mut self) {
+        let start = self.address as usize as *mut c_void;
+        // SAFETY: locked by this, and mapped still by the promise made to `new`.
+        self.context.quietly(|driver| unsafe { (driver.host_unregister)(start) });
+    }
+}

@@ -1,0 +1,161 @@
+//! Compiled kernels: loading and launching.
+
+use std::{
+    ffi::{CStr, c_void},
+    fmt, ptr,
+};
+
+use super::{
+    context::Context,
+    error::GpuError,
+    raw::{Handle, JIT_ERROR_LOG, JIT_ERROR_LOG_BYTES},
+    stream::Stream,
+};
+
+/// Kernels in a context.
+pub struct Module {
+    context: &'static Context,
+    raw: Handle,
+}
+
+// SAFETY: a module is a handle that any thread may use; the driver does its own locking.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+
+impl fmt::Debug for Module {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Module").field("context", self.context).finish_non_exhaustive()
+    }
+}
+
+/// How many threads run a kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Grid {
+    /// Blocks of threads (CTAs).
+    pub blocks: u32,
+    /// Threads in each.
+    pub threads: u32,
+}
+
+impl Module {
+    /// Loads a cubin, a fatbin, or PTX, which the driver compiles and keeps in its cache on disk.
+    ///
+    /// # Errors
+    /// [`GpuError::Driver`] if the driver cannot use it: not for this GPU, or made for a newer driver.
+    pub fn load(context: &'static Context, image: &CStr) -> Result<Self, GpuError> {
+        // SAFETY: text that ends in a zero byte.
+        unsafe { Self::load_raw(context, image.as_ptr().cast()) }
+    }
+
+    /// Loads an image that says itself how long it is.
+    ///
+    /// # Errors
+    /// As for [`Self::load`].
+    ///
+    /// # Safety
+    /// It is a whole cubin or fatbin as NVIDIA's tools make them.
+    pub unsafe fn load_binary(context: &'static Context, image: &[u8]) -> Result<Self, GpuError> {
+        // SAFETY: the caller's promise.
+        unsafe { Self::load_raw(context, image.as_ptr().cast()) }
+    }
+
+    /// # Safety
+    /// An image that says where it ends.
+    unsafe fn load_raw(context: &'static Context, image: *const c_void) -> Result<Self, GpuError> {
+        let _current = context.make_current()?;
+        let mut log = [0_u8; 2048];
+        let mut options = [JIT_ERROR_LOG, JIT_ERROR_LOG_BYTES];
+        // The driver takes the length as the value of a pointer.
+        let mut values = [log.as_mut_ptr().cast(), ptr::without_provenance_mut(log.len())];
+        let mut raw = ptr::null_mut();
+        // SAFETY: the caller's promise; two options with two values; the log has the length that is given.
+        let code = unsafe {
+            (context.driver().module_load)(
+                &raw mut raw,
+                image,
+                options.len() as u32,
+                options.as_mut_ptr(),
+                values.as_mut_ptr(),
+            )
+        };
+        let log = CStr::from_bytes_until_nul(&log).unwrap_or_default().to_string_lossy();
+        match log.trim() {
+            "" => context.check(code, format_args!("loading kernels"))?,
+            said => context.check(code, format_args!("loading kernels ({said})"))?,
+        }
+        Ok(Self { context, raw })
+    }
+
+    /// A kernel by its name.
+    ///
+    /// # Errors
+    /// [`GpuError::Driver`] if there is none.
+    pub fn function(&self, name: &CStr) -> Result<Function, GpuError> {
+        let _current = self.context.make_current()?;
+        let mut raw = ptr::null_mut();
+        let find = self.context.driver().module_function;
+        // SAFETY: the module lives, and the name has an end.
+        let code = unsafe { find(&raw mut raw, self.raw, name.as_ptr()) };
+        self.context.check(code, format_args!("looking for the kernel {name:?}"))?;
+        Ok(Function { raw })
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        // SAFETY: loaded by this; who launches its kernels promises that it lives.
+        self.context.quietly(|driver| unsafe { (driver.module_unload)(self.raw) });
+    }
+}
+
+/// A kernel of a module.
+#[derive(Clone, Copy, Debug)]
+pub struct Function {
+    raw: Handle,
+}
+
+// SAFETY: a function is a handle that any thread may use.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Sync for Function {}
+
+impl Stream {
+    /// Launches a kernel that takes one struct by value.
+    ///
+    /// # Errors
+    /// [`GpuError::Driver`] if the driver refuses; what the kernel dies of shows later.
+    ///
+    /// # Safety
+    /// The function's module is of the stream's context and lives until the kernel has ended; `P` is laid
+    /// out as the kernel's parameter; and the kernel, run with it, touches nothing but memory that stays
+    /// valid and unshared until it has ended.
+    pub unsafe fn launch<P>(
+        &self,
+        function: Function,
+        grid: Grid,
+        parameter: &P,
+    ) -> Result<(), GpuError> {
+        let context = self.context();
+        let _current = context.make_current()?;
+        // The driver copies the parameter before it returns, and does not write to it.
+        let mut places = [ptr::from_ref(parameter).cast_mut().cast::<c_void>()];
+        // SAFETY: the caller's promise; one place for the one parameter.
+        let code = unsafe {
+            (context.driver().launch)(
+                function.raw,
+                grid.blocks,
+                1,
+                1,
+                grid.threads,
+                1,
+                1,
+                0,
+                self.raw(),
+                places.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        };
+        context.check(code, format_args!("launching {} blocks", grid.blocks))
+    }
+}

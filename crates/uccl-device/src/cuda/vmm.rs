@@ -1,0 +1,245 @@
+//! Memory in two parts: physical pieces, and addresses at which they are mapped.
+//!
+//! `cuMemCreate` and what is built on it (torch's `expandable_segments`, for one) make memory that plain
+//! IPC handles cannot name. A piece can be handed to another process as a file descriptor if whoever made
+//! it asked for that; torch's segments are many such pieces side by side in one range of addresses.
+
+use std::{
+    ffi::c_void,
+    os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
+};
+
+use super::{
+    context::Context,
+    driver::Driver,
+    error::GpuError,
+    raw::{
+        ACCESS_READ_WRITE, AllocationHandle, GRANULARITY_MINIMUM, HANDLE_TYPE_FD, HANDLE_TYPE_NONE,
+        LOCATION_DEVICE, MemAccessDesc, MemAllocationProp, MemLocation,
+    },
+};
+
+/// A piece of physical memory. It lives as long as this, a mapping, or a descriptor of it anywhere.
+#[derive(Debug)]
+pub struct Physical {
+    context: &'static Context,
+    raw: AllocationHandle,
+}
+
+impl Physical {
+    /// Takes memory of a GPU; the length is a multiple of [`Self::granularity`].
+    ///
+    /// # Errors
+    /// [`GpuError::Driver`] if the driver refuses, [`GpuError::Missing`] if it is too old.
+    pub fn new(
+        context: &'static Context,
+        len_bytes: usize,
+        shareable: bool,
+    ) -> Result<Self, GpuError> {
+        let create = Driver::need(context.driver().vmm_create, "cuMemCreate")?;
+        let properties = properties(context, shareable);
+        let _current = context.make_current()?;
+        let mut raw = 0;
+        // SAFETY: both pointers are to live values.
+        let code = unsafe { create(&raw mut raw, len_bytes, &raw const properties, 0) };
+        context.check(code, format_args!("taking {len_bytes} bytes of physical memory"))?;
+        Ok(Self { context, raw })
+    }
+
+    /// What lengths of memory of a GPU are multiples of, in bytes.
+    ///
+    /// # Errors
+    /// As for [`Self::new`].
+    pub fn granularity(context: &'static Context) -> Result<usize, GpuError> {
+        let ask = Driver::need(context.driver().vmm_granularity, "cuMemGetAllocationGranularity")?;
+        let properties = properties(context, true);
+        let _current = context.make_current()?;
+        let mut bytes = 0;
+        // SAFETY: both pointers are to live values.
+        let code = unsafe { ask(&raw mut bytes, &raw const properties, GRANULARITY_MINIMUM) };
+        context.check(code, format_args!("asking for the granularity of memory"))?;
+        Ok(bytes)
+    }
+
+    /// The piece that is mapped at an address.
+    ///
+    /// # Errors
+    /// [`GpuError::Driver`] if it is not memory of this kind.
+    pub fn at(context: &'static Context, address: u64) -> Result<Self, GpuError> {
+        let retain = Driver::need(context.driver().vmm_retain, "cuMemRetainAllocationHandle")?;
+        let _current = context.make_current()?;
+        let mut raw = 0;
+        // SAFETY: the pointer is to a live handle; the address is looked up and not followed.
+        let code = unsafe { retain(&raw mut raw, address as usize as *mut c_void) };
+        context.check(code, format_args!("asking for the physical memory at {address:#x}"))?;
+        Ok(Self { context, raw })
+    }
+
+    /// Whether it was made to be shared as a file descriptor.
+    ///
+    /// # Errors
+    /// [`GpuError::Driver`] if the driver does not say.
+    pub fn shares_descriptor(&self) -> Result<bool, GpuError> {
+        let name = "cuMemGetAllocationPropertiesFromHandle";
+        let ask = Driver::need(self.context.driver().vmm_properties, name)?;
+        let mut properties = properties(self.context, false);
+        let _current = self.context.make_current()?;
+        // SAFETY: the pointer is to live properties, and the handle lives.
+        let code = unsafe { ask(&raw mut properties, self.raw) };
+        self.context.check(code, format_args!("asking how physical memory can be shared"))?;
+        Ok(properties.requested_handle_types & HANDLE_TYPE_FD != 0)
+    }
+
+    /// A descriptor of it for another process. The memory is not given back before the descriptor is
+    /// closed: send it and close it.
+    ///
+    /// # Errors
+    /// [`GpuError::Driver`] if it was not made to be shared.
+    pub fn export(&self) -> Result<OwnedFd, GpuError> {
+        let export =
+            Driver::need(self.context.driver().vmm_export, "cuMemExportToShareableHandle")?;
+        let mut fd: RawFd = -1;
+        let _current = self.context.make_current()?;
+        let place = (&raw mut fd).cast::<c_void>();
+        // SAFETY: for this type of handle the driver writes a descriptor, an int.
+        let code = unsafe { export(place, self.raw, HANDLE_TYPE_FD, 0) };
+        self.context.check(code, format_args!("sharing physical memory as a file descriptor"))?;
+        // SAFETY: a new descriptor that is nobody else's.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+
+    /// The memory behind another process's descriptor.
+    ///
+    /// # Errors
+    /// [`GpuError::Driver`] if the descriptor is of something else.
+    pub fn import(context: &'static Context, fd: BorrowedFd<'_>) -> Result<Self, GpuError> {
+        let name = "cuMemImportFromShareableHandle";
+        let import = Driver::need(context.driver().vmm_import, name)?;
+        let _current = context.make_current()?;
+        let mut raw = 0;
+        // The driver takes the number of the descriptor as the value of a pointer.
+        let number = std::ptr::without_provenance_mut(fd.as_raw_fd() as usize);
+        // SAFETY: the pointer is to a live handle, and the descriptor is open.
+        let code = unsafe { import(&raw mut raw, number, HANDLE_TYPE_FD) };
+        context.check(code, format_args!("taking physical memory from a file descriptor"))?;
+        Ok(Self { context, raw })
+    }
+}
+
+fn properties(context: &Context, shareable: bool) -> MemAllocationProp {
+    let types = if shareable { HANDLE_TYPE_FD } else { HANDLE_TYPE_NONE };
+    MemAllocationProp::on_device(context.device().id(), types)
+}
+
+impl Drop for Physical {
+    fn drop(&mut self) {
+        self.context.quietly(|driver| match driver.vmm_release {
+            // SAFETY: held by this.
+            Some(release) => unsafe { release(self.raw) },
+            None => 0,
+        });
+    }
+}
+
+/// A range of addresses at which physical memory can be mapped.
+#[derive(Debug)]
+pub struct AddressRange {
+    context: &'static Context,
+    base: u64,
+    len_bytes: usize,
+    mapped: Vec<(u64, usize)>,
+}
+
+impl AddressRange {
+    /// Reserves addresses, a multiple of [`Physical::granularity`].
+    ///
+    /// # Errors
+    /// [`GpuError::Driver`] if the driver refuses, [`GpuError::Missing`] if it is too old.
+    pub fn reserve(context: &'static Context, len_bytes: usize) -> Result<Self, GpuError> {
+        let driver = context.driver();
+        let reserve = Driver::need(driver.vmm_reserve, "cuMemAddressReserve")?;
+        Driver::need(driver.vmm_unreserve, "cuMemAddressFree")?;
+        Driver::need(driver.vmm_unmap, "cuMemUnmap")?;
+        let _current = context.make_current()?;
+        let mut base = 0;
+        // SAFETY: the pointer is to a live address.
+        let code = unsafe { reserve(&raw mut base, len_bytes, 0, 0, 0) };
+        context.check(code, format_args!("reserving {len_bytes} bytes of addresses"))?;
+        Ok(Self { context, base, len_bytes, mapped: Vec::new() })
+    }
+
+    /// Where it begins.
+    pub fn address(&self) -> u64 {
+        self.base
+    }
+
+    /// Its length in bytes.
+    pub fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// Maps a piece of that length, for reading and writing by the GPU of this context.
+    ///
+    /// # Errors
+    /// [`GpuError::System`] if it does not lie in the range; [`GpuError::Driver`] if the driver refuses, as
+    /// for a length that is not the piece's.
+    pub fn map(
+        &mut self,
+        offset: usize,
+        len_bytes: usize,
+        piece: &Physical,
+    ) -> Result<(), GpuError> {
+        if offset.checked_add(len_bytes).is_none_or(|end| end > self.len_bytes) {
+            return Err(GpuError::System {
+                doing: format!("mapping {len_bytes} bytes at offset {offset}"),
+                reason: format!("only {} bytes are reserved", self.len_bytes),
+            });
+        }
+        let map = Driver::need(self.context.driver().vmm_map, "cuMemMap")?;
+        let address = self.base + offset as u64;
+        let current = self.context.make_current()?;
+        // SAFETY: addresses of this range, which are not mapped or else refused; the piece lives.
+        let code = unsafe { map(address, len_bytes, 0, piece.raw, 0) };
+        self.context.check(code, format_args!("mapping {len_bytes} bytes at {address:#x}"))?;
+        self.mapped.push((address, len_bytes));
+        drop(current);
+        self.allow(self.context, address, len_bytes)
+    }
+
+    /// Lets another GPU read and write all that is mapped.
+    ///
+    /// # Errors
+    /// [`GpuError::Driver`] if that GPU cannot reach it.
+    pub fn allow_peer(&self, peer: &'static Context) -> Result<(), GpuError> {
+        self.mapped.iter().try_for_each(|(address, len)| self.allow(peer, *address, *len))
+    }
+
+    fn allow(&self, who: &Context, address: u64, len_bytes: usize) -> Result<(), GpuError> {
+        let set = Driver::need(self.context.driver().vmm_set_access, "cuMemSetAccess")?;
+        let location = MemLocation { kind: LOCATION_DEVICE, id: who.device().id() };
+        let access = MemAccessDesc { location, flags: ACCESS_READ_WRITE };
+        let _current = self.context.make_current()?;
+        // SAFETY: mapped by this; one description.
+        let code = unsafe { set(address, len_bytes, &raw const access, 1) };
+        let ordinal = who.device().ordinal();
+        self.context.check(code, format_args!("letting GPU {ordinal} reach {address:#x}"))
+    }
+}
+
+impl Drop for AddressRange {
+    fn drop(&mut self) {
+        self.context.quietly(|driver| {
+            if let Some(unmap) = driver.vmm_unmap {
+                for (address, len) in &self.mapped {
+                    // SAFETY: mapped by this; who uses the memory promises to have ended.
+                    unsafe { unmap(*address, *len) };
+                }
+            }
+            match driver.vmm_unreserve {
+                // SAFETY: reserved by this, and nothing is mapped any more.
+                Some(unreserve) => unsafe { unreserve(self.base, self.len_bytes) },
+                None => 0,
+            }
+        });
+    }
+}

@@ -1,0 +1,10 @@
+//! What needs a GPU. Without one each test says what it lacks, and passes.
+//!
+//! The binary runs by itself: `gpu-<hash> --nocapture` on a machine with GPUs and no cargo.
+
+mod classify;
+mod context;
+mod devices;
+mod gather;
+mod support;
+mod two_processes;
