@@ -60,7 +60,7 @@ impl Pointer {
 ///
 /// # Errors
 /// [`GpuError::Driver`] if the driver does not answer; [`GpuError::System`] for an address that is
-/// reserved and has no memory behind it.
+/// reserved and has no memory behind it, where the driver tells (580 takes it for pageable memory).
 pub fn classify(address: u64) -> Result<Pointer, GpuError> {
     let gpus = Gpus::get();
     match gpus.driver() {
