@@ -4,6 +4,7 @@ mod bench;
 mod demo;
 mod examples;
 mod hammer;
+mod kernels;
 mod licences;
 mod lint;
 mod loom;
@@ -34,6 +35,7 @@ enum Command {
     ConfigTable,
     Demo(demo::DemoArgs),
     Hammer(hammer::HammerArgs),
+    Kernels(kernels::KernelsArgs),
     /// Formatting, clippy, documentation and licences
     Lint,
     /// Explore every interleaving of the structures that processes share
@@ -57,6 +59,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::ConfigTable => settings::print()?,
         Command::Demo(args) => demo::run(&args)?,
         Command::Hammer(args) => hammer::run(&args)?,
+        Command::Kernels(args) => kernels::run(&args)?,
         Command::Lint => return test::run(&test::TestArgs::only(test::Group::Lint)),
         Command::Loom => loom::run()?,
         Command::Test(args) => return test::run(&args),

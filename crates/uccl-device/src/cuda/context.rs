@@ -15,7 +15,7 @@ use super::{
     device::Device,
     driver::Driver,
     error::GpuError,
-    raw::{Code, Handle, NOT_READY, PEER_ACCESS_ALREADY_ENABLED, SUCCESS},
+    raw::{CAPTURE_MODE_RELAXED, Code, Handle, NOT_READY, PEER_ACCESS_ALREADY_ENABLED, SUCCESS},
 };
 
 /// A GPU's primary context: what all of a process's work on that GPU happens in.
@@ -67,7 +67,10 @@ impl Context {
     }
 
     /// Makes it this thread's context until the guard is dropped, when the thread has again the one that
-    /// it had. Costs one call into the driver where it is the thread's context already.
+    /// it had. Costs three short calls into the driver where it is the thread's context already.
+    ///
+    /// While the guard lives, a graph that another thread records is not spoilt by what this thread does
+    /// (the thread's capture mode is relaxed), as allocating or looking at an event would otherwise.
     ///
     /// # Errors
     /// [`GpuError::Driver`] if the driver refuses, as it does while the process exits.
@@ -75,13 +78,18 @@ impl Context {
         let mut current = ptr::null_mut();
         // SAFETY: the pointer is to a live handle.
         let code = unsafe { (self.driver.context_get_current)(&raw mut current) };
-        if code == SUCCESS && current == self.raw {
-            return Ok(Current { context: self, pushed: false, thread: PhantomData });
+        let pushed = code != SUCCESS || current != self.raw;
+        if pushed {
+            // SAFETY: the context is retained for as long as the process runs.
+            let code = unsafe { (self.driver.context_push)(self.raw) };
+            let ordinal = self.device.ordinal();
+            self.check(code, format_args!("making GPU {ordinal}'s context current"))?;
         }
-        // SAFETY: the context is retained for as long as the process runs.
-        let code = unsafe { (self.driver.context_push)(self.raw) };
-        self.check(code, format_args!("making GPU {}'s context current", self.device.ordinal()))?;
-        Ok(Current { context: self, pushed: true, thread: PhantomData })
+        let mut mode = CAPTURE_MODE_RELAXED;
+        // SAFETY: the pointer is to a live integer with a mode, which becomes the mode before.
+        let relaxed = unsafe { (self.driver.exchange_capture_mode)(&raw mut mode) } == SUCCESS;
+        let mode = relaxed.then_some(mode);
+        Ok(Current { context: self, pushed, mode, thread: PhantomData })
     }
 
     /// Lets this GPU reach the other's memory. Done once; later calls cost a lock.
@@ -179,6 +187,8 @@ impl Context {
 pub struct Current<'a> {
     context: &'a Context,
     pushed: bool,
+    /// The thread's capture mode before.
+    mode: Option<i32>,
     /// What is current is a matter of one thread.
     thread: PhantomData<*const ()>,
 }
@@ -191,6 +201,11 @@ impl fmt::Debug for Current<'_> {
 
 impl Drop for Current<'_> {
     fn drop(&mut self) {
+        if let Some(mut mode) = self.mode {
+            // SAFETY: the pointer is to a live integer with a mode that the driver gave. A failure leaves
+            // nothing to do.
+            let _ = unsafe { (self.context.driver.exchange_capture_mode)(&raw mut mode) };
+        }
         if self.pushed {
             let mut popped = ptr::null_mut();
             // SAFETY: pairs with the push that made this guard, on the same thread.

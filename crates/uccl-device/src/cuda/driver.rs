@@ -122,6 +122,8 @@ entry_points! {
         context_get_current(*mut Handle) = "cuCtxGetCurrent", "hipCtxGetCurrent";
         context_push(Handle) = "cuCtxPushCurrent_v2", "hipCtxPushCurrent";
         context_pop(*mut Handle) = "cuCtxPopCurrent_v2", "hipCtxPopCurrent";
+        exchange_capture_mode(*mut i32) =
+            "cuThreadExchangeStreamCaptureMode", "hipThreadExchangeStreamCaptureMode";
         context_synchronize() = "cuCtxSynchronize", "hipCtxSynchronize";
         context_enable_peer_access(Handle, u32) =
             "cuCtxEnablePeerAccess", "hipCtxEnablePeerAccess";

@@ -60,7 +60,7 @@ impl Event {
     /// # Errors
     /// Whatever the work before it ended with.
     pub fn is_done(&self) -> Result<bool, GpuError> {
-        // An event knows its context: nothing has to be current, and this is polled.
+        let _current = self.context.make_current()?;
         // SAFETY: the handle lives.
         let code = unsafe { (self.context.driver().event_query)(self.raw) };
         self.context.finished(code, format_args!("looking at an event"))
@@ -71,6 +71,7 @@ impl Event {
     /// # Errors
     /// Whatever the work before it ended with.
     pub fn synchronize(&self) -> Result<(), GpuError> {
+        let _current = self.context.make_current()?;
         // SAFETY: the handle lives.
         let code = unsafe { (self.context.driver().event_synchronize)(self.raw) };
         self.context.check(code, format_args!("waiting for an event"))

@@ -74,6 +74,8 @@ pub struct Exporter {
     known: Mutex<HashMap<u64, (Allocation, IpcHandle)>>,
 }
 
+/// Handles that are kept at most; asking for one again costs microseconds.
+const MOST_KNOWN: usize = 4096;
 /// More pieces than any sensible range is made of.
 const MOST_PIECES: usize = 1 << 16;
 
@@ -121,8 +123,17 @@ impl Exporter {
         let handle = IpcHandle(handle.0);
         // What overlaps was freed, or this could not have been allocated.
         known.retain(|_, (old, _)| end(old) <= base || old.base >= base + len_bytes as u64);
+        if known.len() >= MOST_KNOWN {
+            known.clear();
+        }
         known.insert(base, (allocation, handle));
         Ok(LegacyExport { handle, base, len_bytes })
+    }
+
+    /// Forgets the allocation that an address is in, once nobody is to reach it any more. What was freed
+    /// without this is noticed when its address is exported again, and forgotten in time.
+    pub fn forget(&self, address: u64) {
+        lock(&self.known).retain(|_, (old, _)| address < old.base || end(old) <= address);
     }
 
     /// How many handles are known.
@@ -162,7 +173,7 @@ impl Pieces {
         }
         let Allocation { base, len_bytes, .. } =
             pointer.allocation.ok_or_else(|| no_range(address))?;
-        let physical = Physical::at(self.context, address).map_err(|error| match error.code() {
+        let physical = Physical::at(self.context, base).map_err(|error| match error.code() {
             Some(_) => {
                 refused(address, format!("no IPC handle can name it, nor a descriptor ({error})"))
             }

@@ -60,7 +60,7 @@ impl Pointer {
 ///
 /// # Errors
 /// [`GpuError::Driver`] if the driver does not answer; [`GpuError::System`] for an address that is
-/// reserved and has no memory behind it.
+/// reserved and has no memory behind it, where the driver tells (580 takes it for pageable memory).
 pub fn classify(address: u64) -> Result<Pointer, GpuError> {
     let gpus = Gpus::get();
     match gpus.driver() {
@@ -145,34 +145,36 @@ impl Answers {
             _ if self.get(attribute::IS_MANAGED) as u8 != 0 => MemoryKind::Managed { device },
             memory_type::HOST => MemoryKind::Pinned,
             memory_type::DEVICE | memory_type::UNIFIED => MemoryKind::Cuda { device },
+            _ if self.get(attribute::RANGE_SIZE) != 0 => return Err(hole(address)),
             _ => return Ok(Pointer::PAGEABLE),
         };
-        if self.get(attribute::MAPPED) as u8 == 0 {
-            let doing = format!("asking what memory is at {address:#x}");
-            let reason = "the address is reserved and has no memory behind it".to_owned();
-            return Err(GpuError::System { doing, reason });
+        let legacy_ipc = self.get(attribute::LEGACY_IPC_CAPABLE) as u8 != 0;
+        let pooled = self.get(attribute::MEMPOOL_HANDLE) != 0;
+        let in_pieces = matches!(kind, MemoryKind::Cuda { .. }) && !legacy_ipc && !pooled;
+        if in_pieces && self.get(attribute::MAPPED) as u8 == 0 {
+            return Err(hole(address));
         }
-        Ok(Pointer {
-            kind,
-            allocation: self.allocation(),
-            legacy_ipc: self.get(attribute::LEGACY_IPC_CAPABLE) as u8 != 0,
-            shares_descriptor: self.get(attribute::ALLOWED_HANDLE_TYPES) & HANDLE_TYPE_FD as u64
-                != 0,
-            pooled: self.get(attribute::MEMPOOL_HANDLE) != 0,
-        })
+        let types = self.get(attribute::ALLOWED_HANDLE_TYPES);
+        let shares_descriptor = types & HANDLE_TYPE_FD as u64 != 0;
+        let allocation = self.allocation(in_pieces);
+        Ok(Pointer { kind, allocation, legacy_ipc, shares_descriptor, pooled })
     }
 
-    /// The mapping where the driver knows of it: the range of memory that is made of several pieces spans
-    /// all of them.
-    fn allocation(&self) -> Option<Allocation> {
-        let range = (self.get(attribute::RANGE_START), self.get(attribute::RANGE_SIZE));
-        let mapping = (self.get(attribute::MAPPING_BASE), self.get(attribute::MAPPING_SIZE));
-        let (base, len) = if mapping.1 == 0 { range } else { mapping };
-        let id = match self.get(attribute::MEMORY_BLOCK_ID) {
-            0 => self.get(attribute::BUFFER_ID),
-            id => id,
-        };
+    /// Memory that was mapped piece by piece is known by its piece: its range spans all of them. Other
+    /// memory is known by its range: small allocations share a physical piece.
+    fn allocation(&self, in_pieces: bool) -> Option<Allocation> {
+        let whole = [attribute::RANGE_START, attribute::RANGE_SIZE, attribute::BUFFER_ID];
+        let piece = [attribute::MAPPING_BASE, attribute::MAPPING_SIZE, attribute::MEMORY_BLOCK_ID];
+        let known = in_pieces && self.get(attribute::MAPPING_SIZE) != 0;
+        let [base, len, id] = (if known { piece } else { whole }).map(|which| self.get(which));
         (len > 0).then_some(Allocation { base, len_bytes: len as usize, id })
+    }
+}
+
+fn hole(address: u64) -> GpuError {
+    GpuError::System {
+        doing: format!("asking what memory is at {address:#x}"),
+        reason: "the address is reserved and has no memory behind it".to_owned(),
     }
 }
 
@@ -220,6 +222,10 @@ mod tests {
             (attribute::MEMORY_BLOCK_ID, 99),
             (attribute::ALLOWED_HANDLE_TYPES, 1),
         ];
+        let plain = [(attribute::LEGACY_IPC_CAPABLE, 1)];
+        let shared: Vec<_> = DEVICE_MEMORY.into_iter().chain(mapping).chain(plain).collect();
+        let pointer = answers(&shared).judge(0x7010_1000).expect("device memory");
+        assert_eq!(pointer.allocation.map(|a| (a.base, a.id)), Some((0x7000_0000, 17)));
         let all: Vec<_> = DEVICE_MEMORY.into_iter().chain(mapping).collect();
         let pointer = answers(&all).judge(0x7010_1000).expect("device memory");
         let allocation = Allocation { base: 0x7010_0000, len_bytes: 0x10_0000, id: 99 };
@@ -232,6 +238,8 @@ mod tests {
         let hole: Vec<_> =
             DEVICE_MEMORY.into_iter().filter(|(asked, _)| *asked != attribute::MAPPED).collect();
         assert!(answers(&hole).judge(0x7000_1000).is_err());
+        let range = [(attribute::RANGE_START, 0x7000_0000), (attribute::RANGE_SIZE, 1 << 21)];
+        assert!(answers(&range).judge(0x7000_1000).is_err());
     }
 
     #[test]

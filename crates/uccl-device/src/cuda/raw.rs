@@ -54,6 +54,8 @@ pub(crate) mod memory_type {
     pub(crate) const UNIFIED: u32 = 4;
 }
 
+/// Lets a thread do anything while another thread records a graph.
+pub(crate) const CAPTURE_MODE_RELAXED: i32 = 2;
 pub(crate) const STREAM_NON_BLOCKING: u32 = 1;
 pub(crate) const EVENT_DISABLE_TIMING: u32 = 2;
 pub(crate) const HOST_ALLOC_PORTABLE: u32 = 1;

@@ -104,5 +104,8 @@ fn pieces_side_by_side_are_allocations_of_their_own() {
     assert_ne!(first.allocation.map(|a| a.id), second.allocation.map(|a| a.id));
     assert!(!first.legacy_ipc && !second.legacy_ipc);
     assert!(first.shares_descriptor && !second.shares_descriptor);
-    assert!(at(2 * piece).is_err(), "{:?}", at(2 * piece));
+    // Addresses that are reserved and have no memory behind them are no GPU's: some drivers know nothing of
+    // them, others say that they are not mapped.
+    let hole = at(2 * piece);
+    assert!(hole.as_ref().map_or(true, |known| known.kind == MemoryKind::Host), "{hole:?}");
 }

@@ -113,7 +113,8 @@ fn what_the_driver_refuses_is_an_error_with_its_name() {
     let error = DeviceBuffer::new(found[0], huge).expect_err("too much").to_string();
     assert!(error.contains("CUDA_ERROR_OUT_OF_MEMORY (2)"), "{error}");
     let error = PinnedBuffer::new(found[0], 0).map(|_| ()).expect_err("nothing").to_string();
-    assert!(error.contains("CUDA_ERROR_"), "{error}");
+    // The driver takes nothing for a success.
+    assert!(error.contains("locking 0 bytes"), "{error}");
     found[0].probe().expect("nothing is lost");
     let bytes = pattern(4, 1000);
     let device = buffer(found[0], &bytes);

@@ -169,6 +169,22 @@ fn pieces_within_a_gpu_arrive_whole() {
 }
 
 #[test]
+fn the_driver_compiles_the_kernels_where_there_is_no_machine_code() {
+    let Some(found) = gpus(1) else { return };
+    let context = found[0];
+    println!("machine code in this build: {}", Launcher::has_machine_code());
+    let config = LauncherConfig { portable: true, ..LauncherConfig::of(context) };
+    let mut launcher = Launcher::new(context, config).expect("kernels");
+    let plan = Plan::new(3, &[100, 4096, 70_001], None);
+    let bytes = pattern(3, plan.len);
+    let (source, destination) = (buffer(context, &bytes), buffer(context, &vec![POISON; plan.len]));
+    let pieces = plan.pieces(destination.address(), source.address());
+    copy(&mut launcher, &stream(context), &pieces, LaunchOptions::default());
+    let found = download(context, destination.address(), plan.len);
+    assert_same(&found, &plan.expected(&bytes), "compiled by the driver");
+}
+
+#[test]
 fn pieces_to_and_from_another_gpu_arrive_whole() {
     let Some((a, b)) = peers() else { return };
     for (what, plan) in plans() {
@@ -230,7 +246,7 @@ fn thousands_of_pieces_are_several_launches() {
     let bytes = pattern(6, plan.len);
     let source = buffer(context, &bytes);
     let destination = buffer(context, &vec![POISON; plan.len]);
-    let config = LauncherConfig { slots: 8, pieces: 3000, most_blocks: 132 };
+    let config = LauncherConfig { slots: 8, pieces: 3000, ..LauncherConfig::of(context) };
     let mut launcher = Launcher::new(context, config).expect("kernels");
     let through = stream(context);
     let pieces = plan.pieces(destination.address(), source.address());
@@ -261,8 +277,8 @@ fn slots_are_used_again_and_their_lack_is_told() {
         // SAFETY: all buffers live until everything has been waited for.
         unsafe {
             // Something long before them, so that they are still under way.
-            for value in 0..50 {
-                through.fill(large.address(), value, len).expect("enqueued");
+            for value in 0..1000_u32 {
+                through.fill(large.address(), value as u8, len).expect("enqueued");
             }
             let one = launcher.launch(&through, &[piece(large.address())], options);
             let two = launcher.launch(&through, &[piece(large.address() + 4096)], options);

@@ -281,6 +281,7 @@ fn nothing_is_left_of_two_hundred_rounds() {
     let round = || {
         let memory = DeviceBuffer::new(context, 8 << 20).expect("device memory");
         legacy(&exporter, memory.address(), 8 << 20);
+        exporter.forget(memory.address() + 5);
         let piece = Physical::granularity(context).expect("a granularity");
         let mut range = AddressRange::reserve(context, piece).expect("addresses");
         range.map(0, piece, &Physical::new(context, piece, true).expect("memory")).expect("mapped");
@@ -293,5 +294,5 @@ fn nothing_is_left_of_two_hundred_rounds() {
     // Other tests use the same GPU and the same table of descriptors at the same time; 200 rounds that
     // leak leave more than they ever do.
     assert!(descriptors() < fds + 150, "{} descriptors were {fds}", descriptors());
-    assert!(exporter.len() <= 2, "{} handles are known", exporter.len());
+    assert!(exporter.is_empty(), "{} handles are known", exporter.len());
 }

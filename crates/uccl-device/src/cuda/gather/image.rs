@@ -19,9 +19,10 @@ static FATBIN: Option<&Aligned<[u8]>> = None;
 #[repr(C, align(16))]
 struct Aligned<T: ?Sized>(T);
 
-/// Loads the kernels: machine code if there is some and this driver takes it, else PTX.
-pub(super) fn load(context: &'static Context) -> Result<Module, GpuError> {
-    if let Some(fatbin) = FATBIN {
+/// Loads the kernels: machine code if there is some, this driver takes it, and it is not to be `portable`;
+/// else PTX.
+pub(super) fn load(context: &'static Context, portable: bool) -> Result<Module, GpuError> {
+    if let Some(fatbin) = FATBIN.filter(|_| !portable) {
         // SAFETY: whole, as `cargo xtask kernels` has made it.
         match unsafe { Module::load_binary(context, &fatbin.0) } {
             Ok(module) => return Ok(module),

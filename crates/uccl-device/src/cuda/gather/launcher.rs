@@ -56,12 +56,15 @@ pub struct LauncherConfig {
     pub pieces: usize,
     /// Blocks of threads of one launch at most, each of 8 warps.
     pub most_blocks: u32,
+    /// Let the driver compile the kernels even where this build has machine code for the GPU.
+    pub portable: bool,
 }
 
 impl LauncherConfig {
     /// For a GPU: as many blocks as it has multiprocessors.
     pub fn of(context: &Context) -> Self {
-        Self { slots: 16, pieces: 4096, most_blocks: context.device().multiprocessors().max(1) }
+        let most_blocks = context.device().multiprocessors().max(1);
+        Self { slots: 16, pieces: 4096, most_blocks, portable: false }
     }
 }
 
@@ -155,8 +158,9 @@ impl Launcher {
             slots: config.slots.clamp(1, 1 << 10),
             pieces: config.pieces.clamp(1, 1 << 20),
             most_blocks: config.most_blocks.clamp(1, 1 << 12),
+            portable: config.portable,
         };
-        let module = image::load(context)?;
+        let module = image::load(context, config.portable)?;
         let kernels = Kernels {
             table: module.function(c"uccl_copy_table")?,
             small: module.function(c"uccl_copy_small")?,
@@ -175,7 +179,7 @@ impl Launcher {
         Ok(Self { context, kernels, config, host, device, slots, next: 0, tickets: 0, small, wide })
     }
 
-    /// Whether the kernels are machine code, so that the driver had nothing to compile.
+    /// Whether this build has the kernels as machine code, so that drivers need not compile them.
     pub fn has_machine_code() -> bool {
         image::has_machine_code()
     }
