@@ -26,6 +26,14 @@ pub enum MemoryKind {
 }
 
 impl MemoryKind {
+    /// The ordinal of the device whose memory it is; managed memory counts as its device's.
+    pub fn device(self) -> Option<u32> {
+        match self {
+            Self::Cuda { device } | Self::Managed { device } => Some(device),
+            Self::Host | Self::Pinned => None,
+        }
+    }
+
     /// Whether the CPU can load and store it.
     pub fn is_host_accessible(self) -> bool {
         match self {

@@ -8,12 +8,20 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::RwLock;
 
+use crate::cuda_ipc::GpuShare;
 use crate::mem::Span;
 use crate::region::SharedBacking;
 use crate::shm::Segment;
 
 /// All shared memory of this process, by where it starts.
 static REGISTRY: RwLock<BTreeMap<usize, Weak<SharedBuf>>> = RwLock::new(BTreeMap::new());
+
+/// A number for memory that peers can reach; none is given out twice.
+pub(crate) fn next_id() -> io::Result<u32> {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    NEXT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |id| id.checked_add(1))
+        .map_err(|_| io::Error::other("too many shared buffers"))
+}
 
 /// Page-aligned, zeroed memory in a sealed memfd. It goes with the last [`Arc`].
 #[derive(Debug)]
@@ -28,11 +36,8 @@ impl SharedBuf {
     /// # Errors
     /// As for [`Segment::create`].
     pub fn new(len: usize) -> io::Result<Arc<Self>> {
-        static NEXT: AtomicU32 = AtomicU32::new(1);
         let segment = Segment::create("uccl-buf", len)?;
-        let id = NEXT
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |id| id.checked_add(1))
-            .map_err(|_| io::Error::other("too many shared buffers"))?;
+        let id = next_id()?;
         let buf = Arc::new(Self { id, segment });
         REGISTRY.write().insert(buf.span().addr, Arc::downgrade(&buf));
         Ok(buf)
@@ -87,6 +92,41 @@ pub fn lookup(span: Span) -> Option<(SharedBacking, Arc<SharedBuf>)> {
         return None;
     }
     Some((SharedBacking { id: buf.id, offset: offset as u64 }, buf))
+}
+
+/// Memory that peers of this host can reach by themselves once it was offered to them.
+#[derive(Clone, Debug)]
+pub enum Shareable {
+    /// A GPU's.
+    Gpu(Arc<GpuShare>),
+    /// The host's, from [`SharedBuf::new`].
+    Host(Arc<SharedBuf>),
+}
+
+impl Shareable {
+    /// What peers know it by.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        match self {
+            Self::Gpu(memory) => memory.id(),
+            Self::Host(memory) => memory.id(),
+        }
+    }
+
+    /// All of it.
+    #[must_use]
+    pub fn span(&self) -> Span {
+        match self {
+            Self::Gpu(memory) => memory.span(),
+            Self::Host(memory) => memory.span(),
+        }
+    }
+
+    /// Where a range that lies in it is.
+    #[must_use]
+    pub fn backing_of(&self, span: Span) -> SharedBacking {
+        SharedBacking { id: self.id(), offset: (span.addr - self.span().addr) as u64 }
+    }
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use rustix::net::{
 /// The longest message, in bytes.
 pub const MAX_MESSAGE: usize = 64 * 1024;
 /// The most descriptors that go with one.
-pub const MAX_FDS: usize = 8;
+pub const MAX_FDS: usize = 64;
 
 const HEADER: usize = 8;
 /// How many descriptors may have come whose message has not.

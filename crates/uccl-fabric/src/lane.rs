@@ -9,10 +9,11 @@ use std::{
 };
 
 use smallvec::SmallVec;
+use uccl_device::{MemoryKind, cuda::GpuError};
 use uccl_wire::frame::Status;
 
 use crate::{
-    alloc::SharedBuf,
+    alloc::Shareable,
     mem::{RemoteSpan, Span},
 };
 
@@ -57,6 +58,8 @@ pub struct Operation {
     pub kind: OpKind,
     /// Our memory, in order.
     pub local: Spans,
+    /// What kind of memory ours is, all of it.
+    pub memory: MemoryKind,
     /// The peer's memory, in order.
     pub remote: RemoteSpans,
     /// Told once, when the operation has ended.
@@ -79,7 +82,7 @@ impl Operation {
 pub type OpResult = Result<(), OpError>;
 
 /// Why an operation failed while its lane lives on.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum OpError {
     /// The peer refused or could not do it.
     #[error("{}", describe(*.0))]
@@ -93,6 +96,12 @@ pub enum OpError {
     /// It was cancelled and has been fenced.
     #[error("cancelled")]
     Cancelled,
+    /// A GPU could not do it.
+    #[error("{0}")]
+    Gpu(Arc<GpuError>),
+    /// Our memory or the peer's is a GPU's, and this lane reaches host memory only.
+    #[error("this path reaches host memory only, and one side is a GPU's: {0}")]
+    HostOnly(&'static str),
     /// The lane died before the operation ended; whether it landed is unknown.
     #[error("the lane died")]
     LaneDown,
@@ -104,6 +113,7 @@ fn describe(status: Status) -> &'static str {
         Status::UnknownKey => "no region has this key: forged, or revoked by deregistration",
         Status::OutOfBounds => "the range is not inside the region",
         Status::Denied => "the region does not allow this kind of access",
+        Status::Device => "the region is GPU memory, which this path does not reach",
         Status::Checksum => "checksum mismatch at the peer",
         Status::Fault => "the peer's memory could not be touched (freed without deregistration?)",
         Status::Cut => "cut short",
@@ -158,7 +168,7 @@ impl From<std::io::Error> for LaneError {
 pub struct OpName(pub u64);
 
 /// What became of a post.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Posted {
     /// It ended at once; its completion is not called.
     Done(OpResult),
@@ -266,10 +276,10 @@ pub trait Lane: Send + Sync {
         None
     }
 
-    /// Lets the peer map shared memory, where the link can.
-    fn offer(&self, _: &SharedBuf) {}
+    /// Lets the peer reach memory by itself, where the link can.
+    fn offer(&self, _: &Shareable) {}
 
-    /// Has the peer forget shared memory that was offered.
+    /// Has the peer forget memory that was offered.
     fn retract(&self, _id: u32) {}
 
     /// Prepares for sleep: from now on whatever needs progress shows on [`Lane::interest`]. False: there

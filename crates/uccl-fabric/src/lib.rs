@@ -7,6 +7,7 @@ pub mod alloc;
 pub mod chaos;
 pub mod clock;
 pub mod cma;
+pub mod cuda_ipc;
 pub mod fdpass;
 pub mod lane;
 pub mod local;
@@ -28,5 +29,6 @@ pub(crate) fn status_of(e: AccessError) -> Status {
         AccessError::UnknownKey => Status::UnknownKey,
         AccessError::OutOfBounds => Status::OutOfBounds,
         AccessError::Denied => Status::Denied,
+        AccessError::Device => Status::Device,
     }
 }

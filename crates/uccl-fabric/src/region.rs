@@ -82,6 +82,9 @@ pub enum AccessError {
     /// The region may not be accessed in this way.
     #[error("the region does not allow this access")]
     Denied,
+    /// The region is GPU memory, and the access is the CPU's.
+    #[error("the region is GPU memory, which the CPU does not reach")]
+    Device,
 }
 
 impl AccessError {
@@ -92,6 +95,7 @@ impl AccessError {
             Self::UnknownKey => 1,
             Self::OutOfBounds => 2,
             Self::Denied => 3,
+            Self::Device => 4,
         }
     }
 
@@ -102,6 +106,7 @@ impl AccessError {
             1 => Some(Self::UnknownKey),
             2 => Some(Self::OutOfBounds),
             3 => Some(Self::Denied),
+            4 => Some(Self::Device),
             _ => None,
         }
     }
@@ -194,9 +199,12 @@ impl State {
     fn check(&self, span: &RemoteSpan, access: Access) -> Result<Span, AccessError> {
         let live = self.slots.get(span.slot as usize).copied().flatten();
         let live = live.filter(|live| live.key == span.key).ok_or(AccessError::UnknownKey)?;
-        let Listing { span: region, rights, .. } = live.listing;
+        let Listing { span: region, rights, device, .. } = live.listing;
         rights.admit(access)?;
         offset_within(region.addr as u64, region.len as u64, span.addr, span.len)?;
+        if device {
+            return Err(AccessError::Device);
+        }
         // Both fit: they lie within a range of ours.
         Ok(Span { addr: span.addr as usize, len: span.len as usize })
     }
@@ -253,11 +261,28 @@ impl RegionTable {
         rights: Rights,
         backing: Option<SharedBacking>,
     ) -> Result<Region, RegionError> {
+        self.list(Listing { span, rights, backing, device: false })
+    }
+
+    /// As [`insert`](Self::insert), for memory that only a GPU reaches.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn insert_device(
+        &self,
+        span: Span,
+        rights: Rights,
+        backing: Option<SharedBacking>,
+    ) -> Result<Region, RegionError> {
+        self.list(Listing { span, rights, backing, device: true })
+    }
+
+    fn list(&self, listing: Listing) -> Result<Region, RegionError> {
+        let Listing { span, rights, backing, .. } = listing;
         span.addr.checked_add(span.len).ok_or(RegionError::BadRange)?;
         if backing.is_some_and(|b| b.offset.checked_add(span.len as u64).is_none()) {
             return Err(RegionError::BadRange);
         }
-        let listing = Listing { span, rights, backing };
         let mut state = self.inner.state.write();
         let key = state.keys.next()?;
         let slot = state.place(Live { key, listing })?;
@@ -470,10 +495,11 @@ mod tests {
 
     #[test]
     fn error_codes_go_there_and_back() {
-        for error in [AccessError::UnknownKey, AccessError::OutOfBounds, AccessError::Denied] {
+        use AccessError::{Denied, Device, OutOfBounds, UnknownKey};
+        for error in [UnknownKey, OutOfBounds, Denied, Device] {
             assert_eq!(AccessError::from_code(error.code()), Some(error));
         }
-        assert_eq!((AccessError::from_code(0), AccessError::from_code(4)), (None, None));
+        assert_eq!((AccessError::from_code(0), AccessError::from_code(5)), (None, None));
     }
 
     proptest! {

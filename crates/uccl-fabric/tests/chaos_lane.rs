@@ -3,6 +3,7 @@
 mod support;
 
 use std::sync::Arc;
+use uccl_device::MemoryKind;
 
 use fastrand::Rng;
 use parking_lot::Mutex;
@@ -54,6 +55,7 @@ impl Pair {
             let op = Operation {
                 kind: OpKind::Write,
                 local: source.spans(),
+                memory: MemoryKind::Host,
                 remote: dest.remote(&region),
                 done: Arc::new(Numbered(i, Arc::clone(ended))),
             };

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
+use uccl_device::MemoryKind;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smallvec::smallvec;
@@ -91,6 +92,7 @@ fn a_writer_that_waits_for_room_and_for_answers_is_woken() {
             let op = Operation {
                 kind: OpKind::Write,
                 local: smallvec![Span { addr: source.as_ptr() as usize, len: LEN }],
+                memory: MemoryKind::Host,
                 remote: smallvec![region.remote()],
                 done: ended.clone(),
             };

@@ -3,6 +3,7 @@
 mod support;
 
 use fastrand::Rng;
+use uccl_device::MemoryKind;
 use uccl_fabric::chaos::{ChaosEnd, Faults, pair};
 use uccl_fabric::lane::{Lane, LaneError, OpError, OpKind};
 use uccl_fabric::mem::{RemoteSpan, Span};
@@ -121,7 +122,15 @@ fn what_is_posted_must_add_up() {
             let (local, remote) = (source.spans(), remote.iter().copied().collect());
             let done = Done::watching(source.whole());
             // SAFETY: the patch lives until the end of the test.
-            let posted = unsafe { stage.side.lane.post(Operation { kind, local, remote, done }) };
+            let posted = unsafe {
+                stage.side.lane.post(Operation {
+                    kind,
+                    local,
+                    memory: MemoryKind::Host,
+                    remote,
+                    done,
+                })
+            };
             assert!(matches!(posted, Ok(Posted::Done(Err(OpError::Remote(Status::Protocol))))));
         }
     }

@@ -4,6 +4,7 @@ mod support;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use uccl_device::MemoryKind;
 
 use fastrand::Rng;
 use uccl_fabric::chaos::Faults;
@@ -63,7 +64,8 @@ fn post(side: &Side, kind: OpKind, local: &Patch, remote: &Patch, key: &Region, 
     let done = Arc::clone(done) as Arc<dyn Completion>;
     let (local, remote) = (local.spans(), remote.remote(key));
     // SAFETY: the tests keep their memory until both lanes are gone.
-    unsafe { side.lane.post(Operation { kind, local, remote, done }) }.expect("a live lane");
+    unsafe { side.lane.post(Operation { kind, local, memory: MemoryKind::Host, remote, done }) }
+        .expect("a live lane");
 }
 
 #[test]

@@ -246,7 +246,7 @@ impl World {
     fn check_results(&self) {
         for job in &self.jobs {
             let result = job.done.result().expect("every operation ends");
-            let expected = match (result, job.refusal) {
+            let expected = match (result.clone(), job.refusal) {
                 (Ok(()), None) => true,
                 (Err(OpError::Remote(status)), Some(refusal)) if status == refusal => true,
                 (Err(OpError::Remote(Status::UnknownKey)), _) => job.revoked.is_some(),

@@ -474,6 +474,9 @@ impl Endpoint {
         if !contains(mr.span, local) {
             return Err(outside(0, &mr, local));
         }
+        if !mr.kind.is_host_accessible() {
+            return Ok(None);
+        }
         let remote = remote_span(&conn, 0, local, advert)?;
         let lease = Lease::of(&mr);
         // SAFETY: inside a region, which the lease keeps registered.

@@ -86,6 +86,14 @@ pub enum Error {
     /// The local memory of an operation could not be read or written.
     #[error("local memory fault: {0}")]
     LocalMemory(String),
+    /// A GPU could not move the data, or the path to the peer does not reach GPU memory.
+    #[error("GPU memory to or from {peer}: {reason}")]
+    Gpu {
+        /// The other side.
+        peer: Arc<str>,
+        /// Why not.
+        reason: String,
+    },
     /// The deadline passed. The transfer has been fenced: no byte of it lands any more.
     #[error("deadline of {after:?} passed{}", match .peer { Some(p) => format!(" waiting for {p}"), None => String::new() })]
     DeadlineExceeded {

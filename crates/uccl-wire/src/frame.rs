@@ -86,6 +86,8 @@ pub enum Status {
     Checksum = 4,
     /// The region does not allow this kind of access.
     Denied = 3,
+    /// The memory is a GPU's, and this lane reaches host memory only.
+    Device = 9,
     /// The memory could not be touched although it is registered.
     Fault = 6,
     /// All is well.
@@ -110,6 +112,7 @@ impl Status {
             6 => Self::Fault,
             7 => Self::Cut,
             8 => Self::Protocol,
+            9 => Self::Device,
             _ => return None,
         })
     }

@@ -61,9 +61,11 @@ pub fn samples() -> Vec<Vec<u8>> {
         by_index.to_string().into_bytes(),
         by_bdf.to_string().into_bytes(),
     ];
-    samples.extend([Means::Handle([3; 64]), Means::Descriptors(vec![1, 2])].map(|means| {
-        GpuOffer { id: 1, gpu: [5; 16], base: 0x7000_0000, len: 3, means }.encode()
-    }));
+    samples.extend(
+        [Means::Handle([3; 64]), Means::Descriptors(vec![1, 2])].map(|means| {
+            GpuOffer { id: 1, gpu: [5; 16], base: 0x7000_0000, len: 3, means }.encode()
+        }),
+    );
     samples.extend(encode_descs(&[XferDesc::of_advert(&advert), ipc_desc]));
     samples.extend(by_index.encode());
     samples.extend(by_bdf.encode());

@@ -17,7 +17,7 @@ use crate::cursor::{Reader, Truncated};
 /// Bytes before the lengths of the pieces.
 const HEAD_LEN: usize = 104;
 /// Most pieces of an offer: what one message can carry as descriptors, with some to spare.
-pub const MAX_OFFER_PIECES: usize = 200;
+pub const MAX_OFFER_PIECES: usize = 64;
 
 /// GPU memory that peers of the same host can open.
 #[derive(Clone, PartialEq, Eq)]
@@ -166,8 +166,8 @@ mod tests {
         assert!(refused(|_| {}).is_ok());
         assert_eq!(refused(|offer| offer.len = 31), Err(GpuOfferError::Lengths));
         assert_eq!(refused(|offer| offer.base = u64::MAX - 5), Err(GpuOfferError::Lengths));
-        let many = refused(|offer| offer.means = Means::Descriptors(vec![1; 201]));
-        assert_eq!(many, Err(GpuOfferError::TooManyPieces(201)));
+        let many = refused(|offer| offer.means = Means::Descriptors(vec![1; 65]));
+        assert_eq!(many, Err(GpuOfferError::TooManyPieces(65)));
         let bytes = whole.encode();
         for cut in 0..bytes.len() {
             assert!(GpuOffer::decode(&bytes[..cut]).is_err());

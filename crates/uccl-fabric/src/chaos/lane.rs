@@ -69,17 +69,19 @@ impl Completion for Catch {
     fn complete(self: Arc<Self>, result: OpResult) {
         let mut left = self.left.lock();
         left.0 -= 1;
-        left.1 = match (left.1, result) {
+        let ended = match (left.1.take(), result) {
             // What the lane had of the other copy may land yet.
             (Some(Err(OpError::LaneDown)), _) | (_, Err(OpError::LaneDown)) => {
-                Some(Err(OpError::LaneDown))
+                Err(OpError::LaneDown)
             }
             // A write of which one copy landed has landed.
-            (Some(Ok(())), _) => Some(Ok(())),
-            _ => Some(result),
+            (Some(Ok(())), _) => Ok(()),
+            (_, result) => result,
         };
-        if left.0 == 0 {
-            let (done, result) = (Arc::clone(&self.done), left.1.unwrap_or(result));
+        if left.0 > 0 {
+            left.1 = Some(ended);
+        } else {
+            let (done, result) = (Arc::clone(&self.done), ended);
             drop(left);
             let mut holding = self.held.lock();
             if holding.over {
@@ -167,6 +169,7 @@ impl<L: Lane> Lane for ChaosLane<L> {
         let copy = || Operation {
             kind: op.kind,
             local: op.local.clone(),
+            memory: op.memory,
             remote: op.remote.clone(),
             done: Arc::clone(&catch) as Arc<dyn Completion>,
         };

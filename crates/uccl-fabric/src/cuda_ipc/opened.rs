@@ -7,8 +7,12 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use uccl_device::cuda::{Context, GpuError, GpuUuid, Gpus, Importer, IpcHandle, Mapping, PeerId};
+use uccl_device::cuda::{
+    Context, GpuError, GpuUuid, Gpus, HostRegistration, Importer, IpcHandle, Mapping, PeerId,
+};
 use uccl_wire::gpu_offer::{GpuOffer, Means};
+
+use crate::shm::Segment;
 
 /// A handle is opened once in a process, whoever uses it.
 static IMPORTER: LazyLock<Importer> = LazyLock::new(Importer::default);
@@ -37,8 +41,19 @@ pub struct OpenedGpu {
 pub struct Place {
     /// Its address.
     pub address: u64,
-    /// Keeps it open. Nothing for memory of this process.
-    pub _mapping: Option<Arc<Mapping>>,
+    /// Keeps it there.
+    pub keep: Keep,
+}
+
+/// What keeps memory where it is.
+#[derive(Clone, Debug)]
+pub enum Keep {
+    /// Another process's GPU memory, open.
+    Mapping(Arc<Mapping>),
+    /// The peer's shared host memory, locked.
+    Locked(Arc<LockedHost>),
+    /// Nothing: it is this process's own, or the hazard suffices.
+    Nothing,
 }
 
 impl OpenedGpu {
@@ -69,7 +84,7 @@ impl OpenedGpu {
             if let Some(theirs) = self.context() {
                 context.enable_peer(theirs?)?;
             }
-            return Ok(Place { address: self.offer.base, _mapping: None });
+            return Ok(Place { address: self.offer.base, keep: Keep::Nothing });
         };
         let mut mappings = self.mappings.lock();
         let gpu = context.device().ordinal();
@@ -100,6 +115,32 @@ impl OpenedGpu {
     }
 
     fn within(&self, mapping: &Arc<Mapping>) -> Place {
-        Place { address: mapping.address(), _mapping: Some(Arc::clone(mapping)) }
+        Place { address: mapping.address(), keep: Keep::Mapping(Arc::clone(mapping)) }
+    }
+}
+
+/// The peer's shared host memory, locked so that GPUs reach it.
+#[derive(Debug)]
+pub struct LockedHost {
+    // Before the mapping that it is of.
+    _registration: HostRegistration,
+    segment: Arc<Segment>,
+}
+
+impl LockedHost {
+    /// Locks a mapping.
+    ///
+    /// # Errors
+    /// As [`HostRegistration::new`].
+    pub(crate) fn new(context: &'static Context, segment: Arc<Segment>) -> Result<Self, GpuError> {
+        // SAFETY: the mapping lives as long as this, and goes after the registration.
+        let registration =
+            unsafe { HostRegistration::new(context, segment.as_ptr() as u64, segment.len())? };
+        Ok(Self { _registration: registration, segment })
+    }
+
+    /// Where it starts, for the CPU and for GPUs.
+    pub(crate) fn address(&self) -> u64 {
+        self.segment.as_ptr() as u64
     }
 }

@@ -44,7 +44,10 @@ impl GpuShare {
                 let lens: Vec<u64> = pieces.iter().map(|piece| piece.len_bytes as u64).collect();
                 let len = lens.iter().sum();
                 let fds = pieces.into_iter().map(|piece| piece.fd).collect();
-                Self { offer: GpuOffer { id, gpu, base, len, means: Means::Descriptors(lens) }, fds }
+                Self {
+                    offer: GpuOffer { id, gpu, base, len, means: Means::Descriptors(lens) },
+                    fds,
+                }
             }
         };
         Ok(Arc::new(share))

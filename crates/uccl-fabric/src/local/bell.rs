@@ -12,11 +12,19 @@ use std::{
 
 use parking_lot::Mutex;
 
-use crate::{alloc::SharedBuf, fdpass::FdSocket, shm::Direct};
+use uccl_wire::gpu_offer::{GpuOffer, Means};
+
+use crate::{
+    alloc::Shareable,
+    cuda_ipc::{OpenedGpu, Owner},
+    fdpass::FdSocket,
+    shm::Direct,
+};
 
 const RING: u8 = 0;
 const OFFER: u8 = 1;
 const RETRACT: u8 = 2;
+const OFFER_GPU: u8 = 3;
 /// Largest shared memory that is mapped for a peer.
 const MAX_MAPPING: usize = 1 << 46;
 
@@ -25,6 +33,8 @@ pub(super) struct Bell {
     socket: Mutex<FdSocket>,
     fd: RawFd,
     direct: Arc<Direct>,
+    /// Whose GPU memory is offered to us.
+    owner: Owner,
     /// Not to be used any more.
     ended: AtomicBool,
     /// The peer has closed its end, or died.
@@ -32,12 +42,13 @@ pub(super) struct Bell {
 }
 
 impl Bell {
-    pub(super) fn new(socket: FdSocket, direct: Arc<Direct>) -> Self {
+    pub(super) fn new(socket: FdSocket, direct: Arc<Direct>, owner: Owner) -> Self {
         let fd = socket.as_raw_fd();
         Self {
             socket: Mutex::new(socket),
             fd,
             direct,
+            owner,
             ended: AtomicBool::new(false),
             gone: AtomicBool::new(false),
         }
@@ -63,9 +74,16 @@ impl Bell {
         self.say(&[RING], &[]);
     }
 
-    /// Hands shared memory to the peer, which maps it at its first use.
-    pub(super) fn offer(&self, memory: &SharedBuf) {
-        self.say(&with_id(OFFER, memory.id()), &[memory.fd()]);
+    /// Hands memory to the peer, which opens it at its first use.
+    pub(super) fn offer(&self, memory: &Shareable) {
+        match memory {
+            Shareable::Gpu(memory) => {
+                let mut bytes = vec![OFFER_GPU];
+                bytes.extend(memory.offer().encode());
+                self.say(&bytes, &memory.fds());
+            }
+            Shareable::Host(memory) => self.say(&with_id(OFFER, memory.id()), &[memory.fd()]),
+        }
     }
 
     /// Has the peer forget shared memory.
@@ -111,6 +129,21 @@ impl Bell {
                 let id = u32::from_le_bytes([a, b, c, d]);
                 let fd = fds.into_iter().next().ok_or(io::ErrorKind::InvalidData)?;
                 self.direct.insert_mapping(id, fd, MAX_MAPPING)
+            }
+            [OFFER_GPU, ref offer @ ..] => {
+                let wrong = |e: &dyn std::fmt::Display| {
+                    io::Error::new(io::ErrorKind::InvalidData, e.to_string())
+                };
+                let offer = GpuOffer::decode(offer).map_err(|e| wrong(&e))?;
+                let needed = match &offer.means {
+                    Means::Descriptors(lens) => lens.len(),
+                    Means::Handle(_) => 0,
+                };
+                if fds.len() != needed {
+                    return Err(wrong(&format!("{} descriptors, not {needed}", fds.len())));
+                }
+                self.direct.insert_gpu(offer.id, OpenedGpu::new(offer, fds, self.owner));
+                Ok(())
             }
             [RETRACT, a, b, c, d] => {
                 self.direct.remove_mapping(u32::from_le_bytes([a, b, c, d]));

@@ -141,7 +141,7 @@ impl Job {
         if !state.closed || state.active > 0 {
             return;
         }
-        let result = state.error.map_or(Ok(()), Err);
+        let result = state.error.take().map_or(Ok(()), Err);
         let done = state.done.take();
         self.idle.notify_all();
         drop(state);

@@ -26,8 +26,9 @@ pub use self::{
     setup::{Ends, Invitation, Setup, accept, invite, token_of},
 };
 use crate::{
-    alloc::SharedBuf,
+    alloc::Shareable,
     cma::CmaError,
+    cuda_ipc::GpuJobs,
     lane::{
         Aftermath, Caps, Interest, Lane, LaneError, MessageSink, OpError, OpKind, OpName, OpResult,
         Operation, Posted,
@@ -42,6 +43,8 @@ use crate::{
 const INLINE: u64 = 256 << 10;
 /// Names of jobs have this bit; names of stream operations do not.
 const JOB: u64 = 1 << 63;
+/// Names of copies by GPUs.
+const GPU: u64 = 1 << 62;
 
 /// A lane to a process of the same host.
 pub struct LocalLane {
@@ -55,12 +58,38 @@ pub struct LocalLane {
     open_jobs: AtomicUsize,
     next_job: AtomicU64,
     job_bytes: AtomicU64,
+    gpu: GpuJobs,
 }
 
 impl LocalLane {
-    /// Whether every piece can be reached without the peer's help.
-    fn reaches(&self, remote: &[RemoteSpan]) -> bool {
-        remote.iter().all(|span| self.direct.reach(span) != Reach::None)
+    /// Who copies: a GPU, this process, or the peer too.
+    fn way(&self, op: &Operation) -> Way {
+        if op.memory.device().is_some() {
+            return Way::Gpu;
+        }
+        let mut way = Way::Direct;
+        for span in &op.remote {
+            match self.direct.reach(span) {
+                Reach::Gpu => return Way::Gpu,
+                Reach::None => way = Way::Stream,
+                Reach::Cma | Reach::Mapped => {}
+            }
+        }
+        way
+    }
+
+    /// Has a GPU copy.
+    ///
+    /// # Safety
+    /// As for [`Lane::post`].
+    unsafe fn post_gpu(&self, op: Operation) -> Result<Posted, LaneError> {
+        if self.bell.ended() {
+            return Err(LaneError::Ended);
+        }
+        // What the peer has just offered may not have been taken in.
+        self.bell.listen();
+        // SAFETY: the caller's promise.
+        Ok(unsafe { self.gpu.post(&self.direct, op, GPU) })
     }
 
     /// Copies right now.
@@ -100,6 +129,17 @@ impl LocalLane {
         job.copied(result);
         true
     }
+}
+
+/// Who copies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Way {
+    /// This process's CPU.
+    Direct,
+    /// A GPU of this process.
+    Gpu,
+    /// Both sides, through the rings.
+    Stream,
 }
 
 /// What is left of a lane that was killed here.
@@ -146,14 +186,18 @@ impl Lane for LocalLane {
         match self.direct.reach(remote) {
             Reach::Mapped => "mapped",
             Reach::Cma => "cma",
+            Reach::Gpu => "cuda_ipc",
             Reach::None => self.stream.caps().link,
         }
     }
 
     unsafe fn post(&self, op: Operation) -> Result<Posted, LaneError> {
-        if !self.reaches(&op.remote) {
+        match self.way(&op) {
             // SAFETY: the caller's promise.
-            return unsafe { self.stream.post(op) };
+            Way::Gpu => return unsafe { self.post_gpu(op) },
+            // SAFETY: the caller's promise.
+            Way::Stream => return unsafe { self.stream.post(op) },
+            Way::Direct => {}
         }
         if self.bell.ended() {
             return Err(LaneError::Ended);
@@ -180,7 +224,7 @@ impl Lane for LocalLane {
         // SAFETY: the caller's promise.
         match unsafe { self.direct.copy(access_of(kind), &[local], std::slice::from_ref(remote)) } {
             Ok(_) => Some(Ok(())),
-            Err(DirectError::Unreachable) => None,
+            Err(DirectError::Device | DirectError::Unreachable) => None,
             Err(e) => Some(Err(op_error(e))),
         }
     }
@@ -190,7 +234,7 @@ impl Lane for LocalLane {
     }
 
     fn progress(&self, sink: &dyn MessageSink) -> Result<bool, LaneError> {
-        let copied = self.copy_chunk(End::Front);
+        let copied = self.copy_chunk(End::Front) | self.gpu.progress();
         Ok(self.stream.progress(sink)? | copied)
     }
 
@@ -203,6 +247,10 @@ impl Lane for LocalLane {
     }
 
     fn cancel(&self, name: OpName) {
+        if name.0 & GPU != 0 {
+            // What a GPU has been told to copy it copies; its end comes by itself.
+            return;
+        }
         if name.0 & JOB == 0 {
             return self.stream.cancel(name);
         }
@@ -219,7 +267,7 @@ impl Lane for LocalLane {
     }
 
     fn load(&self) -> u64 {
-        self.stream.load() + self.job_bytes.load(Relaxed)
+        self.stream.load() + self.job_bytes.load(Relaxed) + self.gpu.bytes()
     }
 
     fn queued_bytes(&self) -> usize {
@@ -235,7 +283,7 @@ impl Lane for LocalLane {
     }
 
     fn has_work(&self) -> bool {
-        self.wants_help() || self.stream.has_work()
+        self.wants_help() || self.gpu.is_busy() || self.stream.has_work()
     }
 
     fn touched_by_peer(&self, slot: u32) -> bool {
@@ -247,7 +295,7 @@ impl Lane for LocalLane {
         Some(Box::new(PeerLeft { bell, hazards }))
     }
 
-    fn offer(&self, memory: &SharedBuf) {
+    fn offer(&self, memory: &Shareable) {
         self.bell.offer(memory);
     }
 
@@ -256,7 +304,8 @@ impl Lane for LocalLane {
     }
 
     fn arm(&self) -> bool {
-        !self.wants_help() && self.stream.arm()
+        // Nothing shows when a GPU has done its work: it is looked at.
+        !self.wants_help() && !self.gpu.is_busy() && self.stream.arm()
     }
 
     fn interest(&self) -> Interest<'_> {
@@ -277,6 +326,7 @@ impl Lane for LocalLane {
             job.close(OpError::LaneDown);
             job.wait_idle();
         }
+        self.gpu.finish();
         self.direct.close();
         self.stream.kill();
     }

@@ -9,15 +9,17 @@ use std::{
     os::fd::{AsFd, OwnedFd},
     sync::{
         Arc,
-        atomic::{AtomicU64, AtomicUsize},
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
 };
 
 use parking_lot::Mutex;
+use uccl_device::cuda::PeerId;
 
 use super::{LocalLane, bell::Bell, pipe::ShmPipe};
 use crate::{
     cma::Process,
+    cuda_ipc::{GpuJobs, Owner},
     fdpass::{FdSocket, Message},
     region::RegionTable,
     shm::{ByteRing, Direct, Hazards, MapMode, PeerTable, Segment, hazard::HAZARD_BYTES},
@@ -124,7 +126,15 @@ fn build(
     };
     let cma = setup.process.is_some();
     let direct = Arc::new(Direct::new(PeerTable::map(table)?, hazards, setup.process));
-    let bell = Arc::new(Bell::new(socket, Arc::clone(&direct)));
+    let pid = socket.peer()?.pid;
+    let ours = pid == i32::try_from(std::process::id()).ok();
+    // Counted here, so that it is no other process's even when numbers are used again.
+    static PEERS: AtomicU64 = AtomicU64::new(1);
+    let owner = match ours {
+        true => Owner::Ourselves,
+        false => Owner::Other(PeerId(PEERS.fetch_add(1, Relaxed))),
+    };
+    let bell = Arc::new(Bell::new(socket, Arc::clone(&direct), owner));
     let (pipe, tx, rx) = ShmPipe::new(tx, rx, &bell);
     let options = StreamOptions { regions: setup.regions, checksum: setup.checksum };
     Ok(LocalLane {
@@ -137,5 +147,6 @@ fn build(
         open_jobs: AtomicUsize::new(0),
         next_job: AtomicU64::new(0),
         job_bytes: AtomicU64::new(0),
+        gpu: GpuJobs::default(),
     })
 }

@@ -101,6 +101,12 @@ impl Hazards {
         Some(HazardGuard { words, at, held })
     }
 
+    /// As [`try_claim`](Self::try_claim), for an access that outlives the call.
+    pub(crate) fn try_claim_owned(&self, slot: u32) -> Option<OwnedHazard> {
+        let (at, held) = claim(self.words.as_slice(), start_hint(), slot)?;
+        Some(OwnedHazard { hazards: self.clone(), at, held })
+    }
+
     /// Initiator: claims a word for `slot`, waiting for one if all are in use.
     #[inline]
     pub fn claim(&self, slot: u32) -> HazardGuard<'_> {
@@ -148,6 +154,20 @@ fn start_hint() -> usize {
         static START: usize = NEXT.fetch_add(1, Ordering::Relaxed).wrapping_mul(8) % HAZARD_WORDS;
     }
     START.with(|start| *start)
+}
+
+/// A claimed word that keeps its area; cleared when dropped.
+#[derive(Debug)]
+pub struct OwnedHazard {
+    hazards: Hazards,
+    at: usize,
+    held: u64,
+}
+
+impl Drop for OwnedHazard {
+    fn drop(&mut self) {
+        clear(self.hazards.words.as_slice(), self.at, self.held);
+    }
 }
 
 /// A claimed word; cleared when dropped.

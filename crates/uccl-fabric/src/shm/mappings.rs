@@ -7,13 +7,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
+use uccl_device::cuda::Context;
 
 use super::hazard::{Hazards, InUse};
 use super::segment::{MapMode, Segment};
+use crate::cuda_ipc::{LockedHost, OpenedGpu};
 
 #[derive(Debug, Default)]
 struct Maps {
     by_id: HashMap<u32, Arc<Segment>>,
+    /// Those of them that are locked for GPUs; `None` where the driver would not.
+    locked: HashMap<u32, Option<Arc<LockedHost>>>,
+    gpus: HashMap<u32, Arc<OpenedGpu>>,
     /// Removed, but perhaps still in use by the accesses that were under way then.
     retired: Vec<(Arc<Segment>, InUse)>,
 }
@@ -58,10 +63,40 @@ impl PeerMappings {
         Ok(())
     }
 
-    /// Forgets the segment `id`. It is unmapped as soon as no copy can be using it, which is looked into at
+    /// Notes the GPU memory that the peer calls `id`; it is opened when it is first copied to or from.
+    pub fn insert_gpu(&self, id: u32, memory: OpenedGpu) {
+        self.maps.lock().gpus.insert(id, Arc::new(memory));
+    }
+
+    /// The GPU memory that the peer calls `id`.
+    #[must_use]
+    pub fn gpu(&self, id: u32) -> Option<Arc<OpenedGpu>> {
+        self.maps.lock().gpus.get(&id).cloned()
+    }
+
+    /// The segment `id`, locked so that GPUs reach it; `None` where it is not there or cannot be locked.
+    pub(crate) fn locked(&self, id: u32, context: &'static Context) -> Option<Arc<LockedHost>> {
+        let mut maps = self.maps.lock();
+        if let Some(known) = maps.locked.get(&id) {
+            return known.clone();
+        }
+        let segment = Arc::clone(maps.by_id.get(&id)?);
+        let locked = LockedHost::new(context, segment);
+        let locked = locked.inspect_err(|e| tracing::debug!("staged by the driver: {e}")).ok();
+        let locked = locked.map(Arc::new);
+        maps.locked.insert(id, locked.clone());
+        locked
+    }
+
+    /// Forgets the segment or GPU memory `id`. It is unmapped as soon as no copy can be using it, which is looked into at
     /// this call and the following ones.
     pub fn remove(&self, id: u32, hazards: &Hazards) -> bool {
         let mut maps = self.maps.lock();
+        // Copies under way keep what they use of these two.
+        maps.locked.remove(&id);
+        if maps.gpus.remove(&id).is_some() {
+            return true;
+        }
         let Some(segment) = maps.by_id.remove(&id) else {
             maps.reap(hazards);
             return false;

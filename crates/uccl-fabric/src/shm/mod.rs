@@ -22,7 +22,7 @@ pub mod segment;
 pub(crate) mod sync;
 
 pub use direct::{Direct, DirectError, Reach};
-pub use hazard::{HazardGuard, Hazards};
+pub use hazard::{HazardGuard, Hazards, OwnedHazard};
 pub use mappings::PeerMappings;
 pub use published::{Checked, PeerCheck, PeerTable};
 pub use ring::{ByteRing, RingRx, RingTx};

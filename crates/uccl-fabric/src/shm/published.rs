@@ -6,7 +6,7 @@
 //! | --- | --- |
 //! | 0 | version: odd while the region lives, even when there is none; grows with every change |
 //! | 1, 2 | address and length in the owner's process |
-//! | 3 | bit 0: may be read, bit 1: may be written, bit 2: lies in shared memory (words 6 and 7) |
+//! | 3 | bit 0: may be read, bit 1: may be written, bit 2: lies in shared memory (words 6 and 7), bit 3: only a GPU reaches it |
 //! | 4, 5 | the first 128 bits of SHA-256(key, slot), both little-endian |
 //! | 6, 7 | id of the shared memory, and where in it the region starts |
 //!
@@ -36,6 +36,7 @@ const TABLE_BYTES: usize = PUBLISHED_REGIONS * ENTRY_WORDS * 8;
 const READ: u64 = 1;
 const WRITE: u64 = 2;
 const BACKED: u64 = 4;
+const DEVICE: u64 = 8;
 
 /// Words 1 to 7 of an entry.
 pub(crate) type Fields = [u64; 7];
@@ -94,6 +95,8 @@ pub(crate) struct Listing {
     pub(crate) span: Span,
     pub(crate) rights: Rights,
     pub(crate) backing: Option<SharedBacking>,
+    /// Only a GPU reaches it.
+    pub(crate) device: bool,
 }
 
 /// The owner's side of the table.
@@ -117,11 +120,13 @@ impl PublishedTable {
     /// Lists a region, if its slot is within the table. The slot must be retired.
     pub(crate) fn publish(&self, slot: u32, key: u64, listing: &Listing) {
         let Some(entry) = entry(&self.words, slot) else { return };
-        let Listing { span, rights, backing } = *listing;
+        let Listing { span, rights, backing, device } = *listing;
         let [low, high] = digest(key, slot);
         let flag = |set: bool, bit: u64| if set { bit } else { 0 };
-        let bits =
-            flag(rights.read, READ) | flag(rights.write, WRITE) | flag(backing.is_some(), BACKED);
+        let bits = flag(rights.read, READ)
+            | flag(rights.write, WRITE)
+            | flag(backing.is_some(), BACKED)
+            | flag(device, DEVICE);
         let (id, offset) = backing.map_or((0, 0), |b| (u64::from(b.id), b.offset));
         publish(entry, &[span.addr as u64, span.len as u64, bits, low, high, id, offset]);
     }
@@ -157,6 +162,8 @@ pub struct Checked {
     pub rights: Rights,
     /// Where the region lies in shared memory, if it does.
     pub backing: Option<SharedBacking>,
+    /// Only a GPU reaches it.
+    pub device: bool,
 }
 
 impl Checked {
@@ -176,7 +183,7 @@ impl Checked {
         let backing = (bits & BACKED != 0)
             .then(|| u32::try_from(id).ok().map(|id| SharedBacking { id, offset }))
             .flatten();
-        Self { version, addr, len, rights, backing }
+        Self { version, addr, len, rights, backing, device: bits & DEVICE != 0 }
     }
 }
 

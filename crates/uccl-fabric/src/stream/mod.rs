@@ -181,6 +181,9 @@ impl<P: Pipe> Lane for StreamLane<P> {
         if !op.is_sound() {
             return Ok(Posted::Done(Err(OpError::Remote(Status::Protocol))));
         }
+        if !op.memory.is_host_accessible() {
+            return Ok(Posted::Done(Err(OpError::HostOnly("ours"))));
+        }
         let mut tx = self.tx.lock();
         // Under the lock: a kill takes it too, and ends what it finds.
         self.alive()?;

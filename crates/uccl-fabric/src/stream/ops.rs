@@ -60,7 +60,8 @@ pub(super) struct Ops {
 
 impl Ops {
     pub(super) fn insert(&mut self, op: &Operation) -> OpName {
-        self.generation = self.generation.wrapping_add(1);
+        // Lanes that wrap this one tell their own names apart by the two highest bits.
+        self.generation = self.generation.wrapping_add(1) & (u32::MAX >> 2);
         let len = op.len();
         self.bytes += len;
         let target = (op.kind == OpKind::Read).then(|| ReadTarget {

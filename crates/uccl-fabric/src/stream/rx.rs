@@ -627,7 +627,7 @@ impl<P: PipeRx> Rx<P> {
 }
 
 fn read_result(op: &InFlight, target: &ReadTarget) -> OpResult {
-    match target.failed {
+    match target.failed.clone() {
         Some(e) => Err(e),
         None if target.received != op.len => Err(OpError::Remote(Status::Protocol)),
         None => Ok(()),

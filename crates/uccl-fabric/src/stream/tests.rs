@@ -4,6 +4,7 @@ use std::{
     net::{Ipv4Addr, TcpListener, TcpStream},
     sync::Arc,
 };
+use uccl_device::MemoryKind;
 
 use parking_lot::Mutex;
 
@@ -68,6 +69,7 @@ impl Side {
         let op = Operation {
             kind,
             local: [local].into_iter().collect(),
+            memory: MemoryKind::Host,
             remote: [remote].into_iter().collect(),
             done: Arc::clone(&done) as Arc<dyn Completion>,
         };
@@ -87,7 +89,7 @@ fn run(a: &Side, b: &Side, seen: &Seen) -> OpResult {
     loop {
         a.progress().expect("a lives");
         b.progress().expect("b lives");
-        if let Some(result) = *seen.0.lock() {
+        if let Some(result) = seen.0.lock().clone() {
             return result;
         }
     }

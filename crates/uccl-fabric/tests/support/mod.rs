@@ -4,6 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use uccl_device::MemoryKind;
 
 use fastrand::Rng;
 use parking_lot::Mutex;
@@ -84,7 +85,9 @@ impl Side {
     ) -> Result<OpName, LaneError> {
         let done = Arc::clone(done) as Arc<dyn Completion>;
         // SAFETY: the tests keep their memory until both lanes are gone.
-        match unsafe { self.lane.post(Operation { kind, local, remote, done }) }? {
+        match unsafe {
+            self.lane.post(Operation { kind, local, memory: MemoryKind::Host, remote, done })
+        }? {
             Posted::Pending(name) => Ok(name),
             Posted::Done(result) => panic!("streams answer later, not {result:?}"),
         }
@@ -216,7 +219,7 @@ impl Done {
     }
 
     pub(crate) fn result(&self) -> Option<OpResult> {
-        self.end.lock().as_ref().map(|end| end.0)
+        self.end.lock().as_ref().map(|end| end.0.clone())
     }
 
     /// What the destination held when the operation ended.

@@ -17,19 +17,17 @@ use std::sync::{
 use parking_lot::Mutex;
 use uccl_fabric::{
     clock,
-    lane::{Completion, Lane, OpError, OpKind, OpResult, RemoteSpans, Spans},
+    lane::{Completion, Lane, OpError, OpResult},
 };
 use uccl_wire::message;
 
-use super::{connection::Connection, transfer::Transfer};
+use super::{connection::Connection, plan::Work, transfer::Transfer};
 
 /// An operation of a connection with several lanes: it can be posted again when its lane dies.
 #[derive(Clone)]
 pub(crate) struct Piece {
     pub(crate) transfer: Arc<Transfer>,
-    pub(crate) kind: OpKind,
-    pub(crate) local: Spans,
-    pub(crate) remote: RemoteSpans,
+    pub(crate) work: Work,
     /// Where it was posted.
     pub(crate) lane: usize,
 }

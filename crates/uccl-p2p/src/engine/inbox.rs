@@ -5,6 +5,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use smallvec::SmallVec;
 use uccl_fabric::{
+    cuda_ipc,
     lane::{RemoteSpans, Spans},
     mem::{RemoteSpan, Span},
 };
@@ -236,9 +237,18 @@ fn take_eager(
         Err(e) => transfer.note_error(e),
         Ok(total) => {
             let mut rest = data;
+            let on_host = transfer.is_host_accessible();
             for (target, len) in targets.iter().zip(&lens) {
                 let (bytes, after) = rest.split_at(*len as usize);
                 rest = after;
+                if !on_host {
+                    // SAFETY: as below; the driver knows whose memory it is.
+                    if let Err(e) = unsafe { cuda_ipc::put(target.addr, bytes) } {
+                        let (peer, reason) = (Arc::clone(&transfer.conn.peer.name), e.to_string());
+                        transfer.note_error(Error::Gpu { peer, reason });
+                    }
+                    continue;
+                }
                 // SAFETY: inside a registered region, which the transfer's lease keeps registered, and
                 // `fit` has found it long enough.
                 unsafe {

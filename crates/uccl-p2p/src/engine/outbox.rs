@@ -114,6 +114,7 @@ impl Connection {
     /// Starts a send. Its transfer expects one operation to end: the peer's answer.
     pub(crate) fn post_send(&self, transfer: &Arc<Transfer>, spans: &[Span]) -> Result<()> {
         let len: usize = spans.iter().map(|span| span.len).sum();
+        let readable = transfer.is_host_accessible();
         let mut guard = self.outbox.lock();
         let outbox = &mut *guard;
         outbox.open_to_more(self)?;
@@ -121,7 +122,7 @@ impl Connection {
         transfer.seq.store(seq, Relaxed);
         let mut sent = Sent::of(transfer);
         outbox.scratch.clear();
-        if outbox.admits(len) && spans.len() <= EAGER_IOVS {
+        if readable && outbox.admits(len) && spans.len() <= EAGER_IOVS {
             sent.eager = len;
             outbox.eager += len;
             let lens = spans.iter().map(|span| span.len as u32);
@@ -172,9 +173,12 @@ impl Connection {
     fn grant_span(&self, mr: &Mr, span: Span) -> Result<Grant> {
         let table = Arc::clone(&self.core.mrs.table);
         let backing = mr.backing_of(span);
-        let region = table
-            .insert(span, Rights::READ, backing)
-            .map_err(|e| Error::Invalid(format!("cannot make a key for the send: {e}")))?;
+        let region = match mr.kind.is_host_accessible() {
+            true => table.insert(span, Rights::READ, backing),
+            false => table.insert_device(span, Rights::READ, backing),
+        };
+        let region =
+            region.map_err(|e| Error::Invalid(format!("cannot make a key for the send: {e}")))?;
         Ok(Grant { region, table })
     }
 

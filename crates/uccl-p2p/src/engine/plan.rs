@@ -3,8 +3,9 @@
 
 use std::sync::Arc;
 
+use uccl_device::MemoryKind;
 use uccl_fabric::{
-    lane::{LaneError, OpKind, Operation, Posted, RemoteSpans, Spans},
+    lane::{Completion, LaneError, OpKind, Operation, Posted, RemoteSpans, Spans},
     mem::{RemoteSpan, Span},
 };
 
@@ -38,6 +39,55 @@ impl Pieces {
     }
 }
 
+/// What one operation is to do.
+#[derive(Clone)]
+pub(crate) struct Work {
+    kind: OpKind,
+    /// The kind of the local memory, all of it.
+    memory: MemoryKind,
+    local: Spans,
+    remote: RemoteSpans,
+}
+
+impl Work {
+    fn operation(self, done: Arc<dyn Completion>) -> Operation {
+        let Self { kind, memory, local, remote } = self;
+        Operation { kind, local, memory, remote, done }
+    }
+}
+
+/// The kinds of a transfer's local memory.
+pub(crate) enum Memory {
+    One(MemoryKind),
+    Several(Kinds),
+}
+
+/// Where which kind of memory is.
+pub(crate) struct Kinds(pub(crate) Vec<(Span, MemoryKind)>);
+
+impl Kinds {
+    fn of(&self, span: Span) -> MemoryKind {
+        let found = self.0.iter().find(|(region, _)| super::regions::contains(*region, span));
+        found.map_or(MemoryKind::Host, |(_, kind)| *kind)
+    }
+
+    /// Cuts work into parts of one kind of memory each.
+    fn split(&self, work: Work) -> impl Iterator<Item = Work> + use<> {
+        let mut parts: Vec<Work> = Vec::new();
+        for (span, remote) in work.local.into_iter().zip(work.remote) {
+            let memory = self.of(span);
+            let at = parts.iter().position(|part| part.memory == memory).unwrap_or_else(|| {
+                let (local, remote) = (Spans::new(), RemoteSpans::new());
+                parts.push(Work { kind: work.kind, memory, local, remote });
+                parts.len() - 1
+            });
+            parts[at].local.push(span);
+            parts[at].remote.push(remote);
+        }
+        parts.into_iter()
+    }
+}
+
 impl Connection {
     /// Posts the operations of a transfer. Local and remote pieces pair up.
     pub(crate) fn post_ops(
@@ -48,34 +98,50 @@ impl Connection {
         remote: RemoteSpans,
     ) {
         let kind = if op == Op::Read { OpKind::Read } else { OpKind::Write };
-        let total: u64 = local.iter().map(|span| span.len as u64).sum();
-        let max_pieces = self.lanes.iter().map(|lane| lane.caps().max_pieces).min().unwrap_or(1);
-        transfer.note_checksum(self.lanes[0].caps().checksum && total > 0);
-        let stripes = (total / STRIPE).clamp(1, self.living().count().max(1) as u64);
-        if stripes == 1 && local.len() <= max_pieces {
-            return self.post_one(transfer, kind, local, remote);
-        }
-        let limit = total.div_ceil(stripes).next_multiple_of(4096);
-        let mut cut = Cut { local: &local, remote: &remote, offset: 0 };
-        while let Some((local, remote)) = cut.next(limit, max_pieces) {
-            self.post_one(transfer, kind, local, remote);
+        let mut all = Work { kind, memory: MemoryKind::Host, local, remote };
+        match transfer.memory() {
+            Memory::One(memory) => {
+                all.memory = memory;
+                self.post_work(transfer, all);
+            }
+            Memory::Several(kinds) => {
+                kinds.split(all).for_each(|part| self.post_work(transfer, part));
+            }
         }
     }
 
-    fn post_one(
-        self: &Arc<Self>,
-        transfer: &Arc<Transfer>,
-        kind: OpKind,
-        local: Spans,
-        remote: RemoteSpans,
-    ) {
+    /// Posts the operations of one kind of local memory.
+    fn post_work(self: &Arc<Self>, transfer: &Arc<Transfer>, work: Work) {
+        let total: u64 = work.local.iter().map(|span| span.len as u64).sum();
+        let max_pieces = self.most_pieces(work.memory);
+        transfer.note_checksum(self.lanes[0].caps().checksum && total > 0);
+        let stripes = (total / STRIPE).clamp(1, self.living().count().max(1) as u64);
+        if stripes == 1 && work.local.len() <= max_pieces {
+            return self.post_one(transfer, work);
+        }
+        let limit = total.div_ceil(stripes).next_multiple_of(4096);
+        let Work { kind, memory, .. } = work;
+        let mut cut = Cut { local: &work.local, remote: &work.remote, offset: 0 };
+        while let Some((local, remote)) = cut.next(limit, max_pieces) {
+            self.post_one(transfer, Work { kind, memory, local, remote });
+        }
+    }
+
+    fn most_pieces(&self, memory: MemoryKind) -> usize {
+        if memory.device().is_some() {
+            // No frame carries them: one launch copies them all.
+            return usize::MAX;
+        }
+        self.lanes.iter().map(|lane| lane.caps().max_pieces).min().unwrap_or(1)
+    }
+
+    fn post_one(self: &Arc<Self>, transfer: &Arc<Transfer>, work: Work) {
         transfer.expect_ops(1);
         if self.lanes.len() > 1 {
             let transfer = Arc::clone(transfer);
-            return self.post_piece(Piece { transfer, kind, local, remote, lane: 0 });
+            return self.post_piece(Piece { transfer, work, lane: 0 });
         }
-        let op = Operation { kind, local, remote, done: transfer.clone() };
-        if let Err(e) = self.post_on(0, transfer, op) {
+        if let Err(e) = self.post_on(0, transfer, work.operation(transfer.clone())) {
             self.not_posted(transfer, e);
         }
     }
@@ -86,12 +152,7 @@ impl Connection {
             piece.lane = self.least_loaded();
             let lane = piece.lane;
             let shared = Arc::new(piece);
-            let op = Operation {
-                kind: shared.kind,
-                local: shared.local.clone(),
-                remote: shared.remote.clone(),
-                done: Arc::clone(&shared) as _,
-            };
+            let op = shared.work.clone().operation(Arc::clone(&shared) as _);
             match self.post_on(lane, &shared.transfer, op) {
                 Ok(()) => return,
                 Err(e) if self.survives(lane, &e) && !self.is_failed() => self.condemn(lane, e),

@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeMap,
-    convert::Infallible,
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst},
@@ -10,8 +9,10 @@ use std::{
 };
 
 use parking_lot::{Mutex, RwLock};
+use uccl_device::{MemoryKind, cuda::classify};
 use uccl_fabric::{
-    alloc::{self, SharedBuf},
+    alloc::{self, Shareable},
+    cuda_ipc::GpuShare,
     mem::Span,
     regcache::{RegCache, Registration},
     region::{Region, RegionTable, Rights, SharedBacking},
@@ -28,9 +29,11 @@ pub(crate) struct Mr {
     pub(crate) id: MrId,
     pub(crate) span: Span,
     pub(crate) region: Region,
+    pub(crate) kind: MemoryKind,
     leases: AtomicUsize,
-    /// Memory from `alloc`, kept alive, and mapped by peers of this host.
-    pub(crate) memory: Mutex<Option<Registration<Arc<SharedBuf>>>>,
+    /// What it lies in, if peers of this host can reach that by themselves: memory from `alloc`, kept
+    /// alive, or a GPU's.
+    pub(crate) memory: Mutex<Option<Registration<Shareable>>>,
 }
 
 impl Mr {
@@ -66,8 +69,8 @@ impl Drop for Lease {
 pub(crate) struct Mrs {
     pub(crate) table: Arc<RegionTable>,
     by_id: RwLock<BTreeMap<MrId, Arc<Mr>>>,
-    /// Memory from `alloc` that regions lie in, whole.
-    mapped: RegCache<Arc<SharedBuf>>,
+    /// Memory that peers of this host can reach and regions lie in, whole.
+    shared: RegCache<Shareable>,
     next: AtomicU64,
 }
 
@@ -77,7 +80,7 @@ impl Mrs {
         Ok(Self {
             table: Arc::new(table),
             by_id: RwLock::new(BTreeMap::new()),
-            mapped: RegCache::default(),
+            shared: RegCache::default(),
             next: AtomicU64::new(1),
         })
     }
@@ -86,8 +89,8 @@ impl Mrs {
         self.by_id.read().len()
     }
 
-    /// Adds a region. The first one in some memory from `alloc` has it offered to peers.
-    pub(crate) fn insert(&self, span: Span, offer: impl FnOnce(&SharedBuf)) -> Result<Arc<Mr>> {
+    /// Adds a region. The first one in memory that peers of this host can reach has it offered to them.
+    pub(crate) fn insert(&self, span: Span, offer: impl FnOnce(&Shareable)) -> Result<Arc<Mr>> {
         if span.addr.checked_add(span.len).is_none() {
             return Err(Error::Invalid(format!(
                 "{} bytes at {:#x} run past the end of the address space",
@@ -97,36 +100,69 @@ impl Mrs {
         if span.addr == 0 && span.len > 0 {
             return Err(Error::Invalid("a null pointer cannot be registered".into()));
         }
-        let (shared, memory) = alloc::lookup(span).unzip();
-        let region = self
-            .table
-            .insert(span, Rights::ALL, shared)
-            .map_err(|e| Error::Invalid(format!("cannot register: {e}")))?;
-        let memory = memory.map(|memory| {
-            let Ok(registration) = self.mapped.acquire(memory.span(), || {
-                offer(&memory);
-                Ok::<_, Infallible>((memory.span(), Arc::clone(&memory)))
-            });
-            registration
-        });
+        let known = classify(span.addr as u64).map_err(|e| Error::Invalid(e.to_string()))?;
+        let kind = known.kind;
+        let memory = self.share(span, kind, offer);
+        let backing = memory.as_ref().map(|memory| memory.value().backing_of(span));
+        let region = match kind.is_host_accessible() {
+            true => self.table.insert(span, Rights::ALL, backing),
+            false => self.table.insert_device(span, Rights::ALL, backing),
+        };
+        let region = match region {
+            Ok(region) => region,
+            Err(e) => {
+                self.unshare(memory, |_| {});
+                return Err(Error::Invalid(format!("cannot register: {e}")));
+            }
+        };
         let id = MrId(self.next.fetch_add(1, Relaxed));
-        let mr = Mr { id, span, region, leases: AtomicUsize::new(0), memory: Mutex::new(memory) };
-        let mr = Arc::new(mr);
+        let (leases, memory) = (AtomicUsize::new(0), Mutex::new(memory));
+        let mr = Arc::new(Mr { id, span, region, kind, leases, memory });
         self.by_id.write().insert(id, Arc::clone(&mr));
         Ok(mr)
     }
 
-    /// Memory from `alloc` that regions lie in.
-    pub(crate) fn shared_memory(&self) -> Vec<Arc<SharedBuf>> {
-        self.mapped.all()
+    /// What a range lies in, if peers of this host can reach that.
+    fn share(
+        &self,
+        span: Span,
+        kind: MemoryKind,
+        offer: impl FnOnce(&Shareable),
+    ) -> Option<Registration<Shareable>> {
+        let make = || {
+            let shareable = match kind {
+                MemoryKind::Cuda { .. } => match GpuShare::of(span) {
+                    Ok(share) => Shareable::Gpu(share),
+                    Err(e) => {
+                        tracing::warn!(
+                            "peers of this host cannot reach GPU memory by themselves: {e}"
+                        );
+                        return Err(());
+                    }
+                },
+                _ => Shareable::Host(alloc::lookup(span).ok_or(())?.1),
+            };
+            offer(&shareable);
+            Ok((shareable.span(), shareable))
+        };
+        self.shared.acquire(span, make).ok()
     }
 
-    /// A region that has been taken out lets go of its memory from `alloc`; with the last one in that
-    /// memory `retract` is called.
-    pub(crate) fn let_go(&self, mr: &Mr, retract: impl FnOnce(&SharedBuf)) {
-        if let Some(memory) = mr.memory.lock().take() {
-            self.mapped.release(memory, |memory| retract(memory));
+    fn unshare(&self, memory: Option<Registration<Shareable>>, retract: impl FnOnce(&Shareable)) {
+        if let Some(memory) = memory {
+            self.shared.release(memory, retract);
         }
+    }
+
+    /// Memory that peers of this host can reach and regions lie in.
+    pub(crate) fn shared_memory(&self) -> Vec<Shareable> {
+        self.shared.all()
+    }
+
+    /// A region that has been taken out lets go of what it lies in; with the last one there `retract` is
+    /// called.
+    pub(crate) fn let_go(&self, mr: &Mr, retract: impl FnOnce(&Shareable)) {
+        self.unshare(mr.memory.lock().take(), retract);
     }
 
     pub(crate) fn get(&self, id: MrId) -> Result<Arc<Mr>> {

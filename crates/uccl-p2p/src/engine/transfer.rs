@@ -17,7 +17,12 @@ use uccl_fabric::{
     mem::Span,
 };
 
-use super::{connection::Connection, park::Parker, regions::Lease};
+use super::{
+    connection::Connection,
+    park::Parker,
+    plan::{Kinds, Memory},
+    regions::Lease,
+};
 use crate::{
     endpoint::{Op, Outcome, Status},
     error::{Error, Result},
@@ -159,6 +164,24 @@ impl Transfer {
         self.body.lock().waiters.retain(|waiter| !Arc::ptr_eq(waiter, parker));
     }
 
+    /// What kinds of memory its local side is.
+    pub(crate) fn memory(&self) -> Memory {
+        let body = self.body.lock();
+        let mut kinds = body.leases.iter().map(|lease| lease.mr().kind);
+        let first = kinds.next().unwrap_or_default();
+        if kinds.all(|kind| kind == first) {
+            return Memory::One(first);
+        }
+        let kinds = body.leases.iter().map(|lease| (lease.mr().span, lease.mr().kind));
+        Memory::Several(Kinds(kinds.collect()))
+    }
+
+    /// Whether the CPU reaches all of its local side.
+    pub(crate) fn is_host_accessible(&self) -> bool {
+        let body = self.body.lock();
+        body.leases.iter().all(|lease| lease.mr().kind.is_host_accessible())
+    }
+
     /// Counts operations that are about to be posted.
     pub(crate) fn expect_ops(&self, n: u32) {
         self.ops_left.fetch_add(n, Relaxed);
@@ -217,9 +240,12 @@ impl Transfer {
     fn op_error(&self, e: OpError) -> Error {
         let peer = Arc::clone(&self.conn.peer.name);
         let fence = self.body.lock().fence;
-        match (e, fence) {
+        match (&e, fence) {
             (OpError::Remote(_), _) => Error::RemoteAccess { peer, reason: e.to_string() },
             (OpError::Checksum, _) => Error::Checksum { peer },
+            (OpError::Gpu(_) | OpError::HostOnly(_), _) => {
+                Error::Gpu { peer, reason: e.to_string() }
+            }
             (OpError::LocalFault, _) => Error::LocalMemory(e.to_string()),
             (OpError::Cancelled | OpError::LaneDown, Some(fence)) => self.fence_error(fence),
             (OpError::LaneDown, None) => self.conn.lost_error(),
