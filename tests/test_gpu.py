@@ -1,0 +1,334 @@
+"""GPU memory: between GPUs, and between GPUs and the host, in two processes and in one.
+
+Every destination is poisoned before and looked at byte by byte, with what lies around it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any, Callable
+
+import pytest
+from conftest import Pair
+from peer import pattern, pattern_crc
+
+GUARD = 64
+POISON = 0xA5
+KIB, MIB = 1 << 10, 1 << 20
+Connect = Callable[..., Pair]
+
+
+def gpus() -> tuple[int, str]:
+    """How many GPUs there are, or why none can be used."""
+    try:
+        import torch
+    except ImportError:
+        return 0, "lacks torch"
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return count, f"lacks GPUs: torch sees {count}"
+
+
+COUNT, WHY_NOT = gpus()
+one_gpu = pytest.mark.skipif(COUNT < 1, reason=WHY_NOT)
+two_gpus = pytest.mark.skipif(COUNT < 2, reason=WHY_NOT)
+SECOND = "cuda:1" if COUNT > 1 else "cuda:0"
+
+# What reaches what: the first is the initiator's memory, the second the owner's.
+ROUTES = [
+    ("cuda:0", SECOND),
+    ("cuda:0", "cuda:0"),
+    ("cuda:0", "alloc"),
+    ("pinned", SECOND),
+    ("pageable", SECOND),
+    ("alloc", SECOND),
+]
+SIZES = [1, 3, 4 * KIB, 65_537, MIB, 16 * MIB + 5]
+
+
+@one_gpu
+class TestTwoProcesses:
+    @pytest.mark.parametrize("size", SIZES)
+    @pytest.mark.parametrize("kind", ["write", "read"])
+    @pytest.mark.parametrize("route", ROUTES, ids="-".join)
+    def test_one_sided(
+        self, connect: Connect, route: tuple[str, str], kind: str, size: int
+    ) -> None:
+        pair = connect(transport="local")
+        source, target = (pair.a, pair.b) if kind == "write" else (pair.b, pair.a)
+        wheres = dict(zip((pair.a, pair.b), route))
+        run(source, "tensor", "m", size, wheres[source], seed=size)
+        run(target, "tensor", "m", size, wheres[target])
+        advert = run(pair.b, "advert", "m")
+        for offset in (0, 1):
+            answer = run(pair.a, "move", kind, pair.conn_a, "m", advert, offset, size - offset)
+            assert answer == (True, None)
+            assert run(target, "crc", "m", offset) == pattern_crc(size, size, offset), offset
+            assert run(target, "surroundings", "m")
+
+    @pytest.mark.parametrize("size", [1, 100, 40 * KIB, 5 * MIB + 3])
+    @pytest.mark.parametrize(
+        "route", [("cuda:0", SECOND), ("pageable", SECOND), ("cuda:0", "alloc")], ids="-".join
+    )
+    def test_send(self, connect: Connect, route: tuple[str, str], size: int) -> None:
+        pair = connect(transport="local")
+        run(pair.a, "tensor", "m", size, route[0], seed=7)
+        run(pair.b, "tensor", "m", size, route[1])
+        pair.b.begin("run", "test_gpu", "move", "recv", pair.conn_b, "m", None, 0, size)
+        assert run(pair.a, "move", "send", pair.conn_a, "m", None, 0, size) == (True, None)
+        assert pair.b.result() == (True, None)
+        assert run(pair.b, "crc", "m") == pattern_crc(size, 7)
+        assert run(pair.b, "surroundings", "m")
+
+    @pytest.mark.parametrize("count", [2, 100, 257, 10_000])
+    @pytest.mark.parametrize("kind", ["writev", "readv"])
+    @pytest.mark.parametrize("step", [1, 16])
+    def test_vectors(self, connect: Connect, kind: str, count: int, step: int) -> None:
+        """Pieces of all lengths and alignments, each with a gap behind it."""
+        pair = connect(transport="local")
+        lens = [(i * 37 * step) % 700 + (step if i % 3 else 0) for i in range(count)]
+        size = sum(lens) + count * step
+        source, target = (pair.a, pair.b) if kind == "writev" else (pair.b, pair.a)
+        run(source, "tensor", "m", size, "cuda:0", seed=3)
+        run(target, "tensor", "m", size, SECOND)
+        advert = run(pair.b, "adverts", "m", lens, step)
+        answer = run(pair.a, "move_pieces", kind, pair.conn_a, "m", advert, lens, step)
+        assert answer == (True, None)
+        assert run(target, "crc", "m") == crc_of_pieces(size, 3, lens, step)
+        assert run(target, "surroundings", "m")
+
+    def test_notification_follows_the_data(self, connect: Connect) -> None:
+        pair = connect(transport="local")
+        size = 64 * MIB
+        run(pair.a, "tensor", "m", size, "cuda:0", seed=1)
+        run(pair.b, "tensor", "m", size, SECOND)
+        advert = run(pair.b, "advert", "m")
+        transfer = run(pair.a, "post", "write", pair.conn_a, "m", advert, notif=b"there")
+        assert pair.b.call("notifs", 1) == [(pair.conn_b, b"there")]
+        assert run(pair.b, "crc", "m") == pattern_crc(size, 1)
+        assert pair.a.call("wait", transfer, 20) == ((True, True), None)
+
+    def test_many_regions(self, connect: Connect) -> None:
+        """More regions in one vector than hazards can name at once."""
+        pair = connect(transport="local")
+        count, size = 300, 1000
+        for i in range(count):
+            run(pair.a, "tensor", f"m{i}", size, "cuda:0", seed=i)
+            run(pair.b, "tensor", f"m{i}", size, SECOND)
+        names = [f"m{i}" for i in range(count)]
+        adverts = run(pair.b, "adverts_of", names)
+        assert run(pair.a, "move_all", pair.conn_a, names, adverts) == (True, None)
+        for i in range(count):
+            assert run(pair.b, "crc", f"m{i}") == pattern_crc(size, i)
+
+    def test_refusals(self, connect: Connect) -> None:
+        """A forged key, a range outside and a region that has ended are refused; nothing is written."""
+        pair = connect(transport="local")
+        run(pair.a, "tensor", "m", 4096, "cuda:0", seed=1)
+        run(pair.b, "tensor", "m", 4096, SECOND)
+        advert = run(pair.b, "advert", "m")
+        forged = advert[:32] + bytes([advert[32] ^ 1]) + advert[33:]
+        outside = (int.from_bytes(advert[:8], "little") + 8).to_bytes(8, "little") + advert[8:]
+        for wrong in (forged, outside):
+            ok, why = run(pair.a, "move", "write", pair.conn_a, "m", wrong, 0, 4096)
+            assert ok is False and why
+        assert run(pair.b, "forget", "m")
+        ok, why = run(pair.a, "move", "write", pair.conn_a, "m", advert, 0, 4096)
+        assert ok is False and why
+        assert run(pair.b, "crc", "m") == zlib.crc32(bytes([POISON]) * 4096)
+
+    def test_killed_in_the_middle(self, connect: Connect) -> None:
+        """The copies under way end, the next transfer fails, and the GPU still works."""
+        pair = connect(transport="local")
+        size = 256 * MIB
+        run(pair.a, "tensor", "m", size, "cuda:0", seed=1)
+        run(pair.b, "tensor", "m", size, SECOND)
+        advert = run(pair.b, "advert", "m")
+        posted = [run(pair.a, "post", "write", pair.conn_a, "m", advert) for _ in range(16)]
+        pair.b.kill()
+        pair.b.process.wait()
+        for transfer in posted:
+            (_ok, done), _why = pair.a.call("wait", transfer, 30)
+            assert done
+        ok, why = run(pair.a, "move", "send", pair.conn_a, "m", None, 0, 8)
+        assert ok is False and why
+        assert run(pair.a, "crc", "m") == pattern_crc(size, 1)
+
+    def test_private_host_memory_says_what_to_do(self, connect: Connect) -> None:
+        pair = connect(transport="local")
+        run(pair.a, "tensor", "m", 4096, "cuda:0", seed=1)
+        run(pair.b, "tensor", "m", 4096, "pageable")
+        advert = run(pair.b, "advert", "m")
+        ok, why = run(pair.a, "move", "write", pair.conn_a, "m", advert, 0, 4096)
+        assert ok is False and "alloc" in why
+
+    def test_path(self, connect: Connect) -> None:
+        pair = connect(transport="local")
+        run(pair.b, "tensor", "m", 4096, SECOND)
+        advert = run(pair.b, "advert", "m")
+        assert pair.a.call("method", "path", pair.conn_a, advert)[0] == "cuda_ipc"
+
+
+@one_gpu
+def test_gpu_memory_over_tcp_is_refused_and_not_touched(connect: Connect) -> None:
+    pair = connect(transport="tcp")
+    run(pair.a, "tensor", "g", 4096, "cuda:0", seed=1)
+    run(pair.a, "tensor", "h", 4096, "pageable", seed=1)
+    run(pair.b, "tensor", "m", 4096, SECOND)
+    advert = run(pair.b, "advert", "m")
+    for name in ("g", "h"):
+        ok, why = run(pair.a, "move", "write", pair.conn_a, name, advert, 0, 4096)
+        assert ok is False and "GPU" in why, why
+    assert run(pair.b, "crc", "m") == zlib.crc32(bytes([POISON]) * 4096)
+
+
+@one_gpu
+@pytest.mark.parametrize("kind", ["write", "read"])
+def test_one_process(kind: str) -> None:
+    """Two endpoints of one process: the memory is where it is."""
+    import torch
+    from uccl import p2p
+
+    settings: dict[str, Any] = {"port": 0, "bind": "127.0.0.1", "transport": "local"}
+    with p2p.Endpoint(**settings) as a, p2p.Endpoint(**settings) as b:
+        ip, port, gpu = a.parse_metadata(b.get_metadata())
+        ok, conn = a.connect(ip, gpu, port)
+        assert ok and b.accept(timeout=10)[0]
+        here = torch.arange(100_000, dtype=torch.uint8, device="cuda:0")
+        there = torch.zeros(100_000, dtype=torch.uint8, device=SECOND)
+        torch.cuda.synchronize("cuda:0")
+        torch.cuda.synchronize(SECOND)
+        (_, mr), (_, remote) = a.reg(here), b.reg(there)
+        ok, advert = b.advertise(remote, there, there.numel())
+        assert ok
+        assert getattr(a, kind)(conn, mr, here, here.numel(), advert), p2p.last_error()
+        wanted = here if kind == "write" else torch.zeros_like(here)
+        assert torch.equal(there.cpu(), wanted.cpu()) and torch.equal(here.cpu(), wanted.cpu())
+
+
+def run(peer: Any, function: str, *args: Any, **kwargs: Any) -> Any:
+    return peer.call("run", "test_gpu", function, *args, **kwargs)
+
+
+def crc_of_pieces(size: int, seed: int, lens: list[int], gap: int) -> int:
+    """Of poisoned memory into which pieces of the pattern came."""
+    import numpy as np
+
+    wanted, source, at = np.full(size, POISON, np.uint8), pattern(size, seed), 0
+    for length in lens:
+        wanted[at : at + length] = source[at : at + length]
+        at += length + gap
+    return zlib.crc32(wanted)
+
+
+# What the helper processes do.
+
+
+def tensor(side: Any, name: str, size: int, where: str, seed: int | None = None) -> None:
+    """Memory with guards around it: the pattern of a seed, or poison."""
+    import numpy as np
+    import torch
+
+    content = np.full(size + 2 * GUARD, POISON, np.uint8)
+    if seed is not None:
+        content[GUARD : GUARD + size] = pattern(size, seed)
+    if where == "alloc":
+        memory = side.ep.alloc(content.size)
+        whole = torch.frombuffer(memory, dtype=torch.uint8)
+        whole.copy_(torch.from_numpy(content))
+    elif where == "pageable":
+        whole = torch.from_numpy(content)
+    elif where == "pinned":
+        whole = torch.from_numpy(content).pin_memory()
+    else:
+        whole = torch.from_numpy(content).to(where)
+        torch.cuda.synchronize(where)
+    side.names[name] = whole
+    ok, mr = side.ep.reg(whole.data_ptr() + GUARD, size)
+    assert ok, side.ep.last_error()
+    side.mrs[name] = mr
+
+
+def bytes_of(side: Any, name: str) -> Any:
+    return side.names[name].cpu().numpy()
+
+
+def crc(side: Any, name: str, start: int = 0) -> int:
+    return zlib.crc32(bytes_of(side, name)[GUARD + start : -GUARD].copy())
+
+
+def surroundings(side: Any, name: str) -> bool:
+    whole = bytes_of(side, name)
+    return bool((whole[:GUARD] == POISON).all() and (whole[-GUARD:] == POISON).all())
+
+
+def place(side: Any, name: str) -> tuple[int, int]:
+    whole = side.names[name]
+    return whole.data_ptr() + GUARD, whole.numel() - 2 * GUARD
+
+
+def advert(side: Any, name: str) -> bytes:
+    ok, blob = side.ep.advertise(side.mrs[name], *place(side, name))
+    assert ok, side.ep.last_error()
+    return blob
+
+
+def adverts_of(side: Any, names: list[str]) -> list[bytes]:
+    return [advert(side, name) for name in names]
+
+
+def forget(side: Any, name: str) -> bool:
+    return side.ep.dereg(side.mrs[name])
+
+
+def offsets(lens: list[int], gap: int) -> list[int]:
+    starts, at = [], 0
+    for length in lens:
+        starts.append(at)
+        at += length + gap
+    return starts
+
+
+def adverts(side: Any, name: str, lens: list[int], gap: int) -> list[bytes]:
+    base, mr = place(side, name)[0], side.mrs[name]
+    pointers = [base + start for start in offsets(lens, gap)]
+    ok, blobs = side.ep.advertisev([mr] * len(lens), pointers, lens)
+    assert ok, side.ep.last_error()
+    return blobs
+
+
+def move(
+    side: Any, kind: str, conn: int, name: str, advert: bytes | None, start: int, size: int
+) -> tuple[Any, str | None]:
+    if advert and start:
+        address = int.from_bytes(advert[:8], "little") + start
+        advert = address.to_bytes(8, "little") + size.to_bytes(4, "little") + advert[12:]
+    args = [conn, side.mrs[name], place(side, name)[0] + start, size]
+    answer = getattr(side.ep, kind)(*args, *([advert] if advert else []))
+    return answer, None if answer else side.ep.last_error()
+
+
+def post(side: Any, kind: str, conn: int, name: str, advert: bytes, **kwargs: Any) -> int:
+    start, size = place(side, name)
+    asynchronous = getattr(side.ep, kind + "_async")
+    ok, transfer = asynchronous(conn, side.mrs[name], start, size, advert, **kwargs)
+    assert ok, side.ep.last_error()
+    return transfer
+
+
+def move_pieces(
+    side: Any, kind: str, conn: int, name: str, adverts: list[bytes], lens: list[int], gap: int
+) -> tuple[Any, str | None]:
+    base, mr, n = place(side, name)[0], side.mrs[name], len(lens)
+    pointers = [base + start for start in offsets(lens, gap)]
+    answer = getattr(side.ep, kind)(conn, [mr] * n, pointers, lens, adverts, n)
+    return answer, None if answer else side.ep.last_error()
+
+
+def move_all(
+    side: Any, conn: int, names: list[str], adverts: list[bytes]
+) -> tuple[Any, str | None]:
+    places = [place(side, name) for name in names]
+    pointers, sizes = [start for start, _ in places], [size for _, size in places]
+    mrs = [side.mrs[name] for name in names]
+    answer = side.ep.writev(conn, mrs, pointers, sizes, adverts, len(names))
+    return answer, None if answer else side.ep.last_error()
