@@ -38,6 +38,8 @@ ROUTES = [
     ("cuda:0", SECOND),
     ("cuda:0", "cuda:0"),
     ("cuda:0", "alloc"),
+    ("cuda:0", "pinned"),
+    ("cuda:0", "pageable"),
     ("pinned", SECOND),
     ("pageable", SECOND),
     ("alloc", SECOND),
@@ -67,7 +69,9 @@ class TestTwoProcesses:
 
     @pytest.mark.parametrize("size", [1, 100, 40 * KIB, 5 * MIB + 3])
     @pytest.mark.parametrize(
-        "route", [("cuda:0", SECOND), ("pageable", SECOND), ("cuda:0", "alloc")], ids="-".join
+        "route",
+        [("cuda:0", SECOND), ("pageable", SECOND), ("cuda:0", "alloc"), ("cuda:0", "pinned")],
+        ids="-".join,
     )
     def test_send(self, connect: Connect, route: tuple[str, str], size: int) -> None:
         pair = connect(transport="local")
@@ -153,13 +157,23 @@ class TestTwoProcesses:
         assert ok is False and why
         assert run(pair.a, "crc", "m") == pattern_crc(size, 1)
 
-    def test_private_host_memory_says_what_to_do(self, connect: Connect) -> None:
+    @pytest.mark.parametrize("kind", ["write", "read"])
+    def test_all_kinds_in_one_vector(self, connect: Connect, kind: str) -> None:
         pair = connect(transport="local")
-        run(pair.a, "tensor", "m", 4096, "cuda:0", seed=1)
-        run(pair.b, "tensor", "m", 4096, "pageable")
-        advert = run(pair.b, "advert", "m")
-        ok, why = run(pair.a, "move", "write", pair.conn_a, "m", advert, 0, 4096)
-        assert ok is False and "alloc" in why
+        wheres = ["cuda:0", SECOND, "pinned", "pageable", "alloc"]
+        source, target = (pair.a, pair.b) if kind == "write" else (pair.b, pair.a)
+        names, size = [], 100_003
+        for ours in wheres:
+            for theirs in wheres:
+                names.append(f"{ours} {theirs}")
+                for peer, where in ((pair.a, ours), (pair.b, theirs)):
+                    seed = len(names) if peer is source else None
+                    run(peer, "tensor", names[-1], size, where, seed=seed)
+        adverts = run(pair.b, "adverts_of", names)
+        assert run(pair.a, "move_all", pair.conn_a, names, adverts, kind + "v") == (True, None)
+        for seed, name in enumerate(names, 1):
+            assert run(target, "crc", name) == pattern_crc(size, seed), name
+            assert run(target, "surroundings", name), name
 
     def test_path(self, connect: Connect) -> None:
         pair = connect(transport="local")
@@ -325,10 +339,10 @@ def move_pieces(
 
 
 def move_all(
-    side: Any, conn: int, names: list[str], adverts: list[bytes]
+    side: Any, conn: int, names: list[str], adverts: list[bytes], kind: str = "writev"
 ) -> tuple[Any, str | None]:
     places = [place(side, name) for name in names]
     pointers, sizes = [start for start, _ in places], [size for _, size in places]
     mrs = [side.mrs[name] for name in names]
-    answer = side.ep.writev(conn, mrs, pointers, sizes, adverts, len(names))
+    answer = getattr(side.ep, kind)(conn, mrs, pointers, sizes, adverts, len(names))
     return answer, None if answer else side.ep.last_error()

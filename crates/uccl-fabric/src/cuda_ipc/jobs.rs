@@ -53,11 +53,18 @@ struct Held {
     _hazards: SmallVec<[OwnedHazard; 1]>,
 }
 
-/// An operation in several flights.
-struct Parts {
+/// An operation in several parts, which ends with the last.
+pub struct Parts {
     left: AtomicUsize,
     error: Mutex<Option<OpError>>,
     done: Arc<dyn Completion>,
+}
+
+impl Parts {
+    /// What each of `count` parts is to tell its end.
+    pub fn of(count: usize, done: Arc<dyn Completion>) -> Arc<dyn Completion> {
+        Arc::new(Self { left: AtomicUsize::new(count), error: Mutex::default(), done })
+    }
 }
 
 impl Completion for Parts {
@@ -87,11 +94,7 @@ impl GpuJobs {
                 Err(e) => Posted::Done(Err(e)),
             };
         }
-        let done: Arc<dyn Completion> = Arc::new(Parts {
-            left: AtomicUsize::new(batches.len()),
-            error: Mutex::default(),
-            done: Arc::clone(&op.done),
-        });
+        let done = Parts::of(batches.len(), Arc::clone(&op.done));
         for batch in batches {
             let part = (&op.local[batch.clone()], &op.remote[batch]);
             // SAFETY: the caller's promise.

@@ -6,14 +6,16 @@
 //! holds here too: regions are found in the peer's published table by their key, and while a copy runs a
 //! hazard word tells the owner.
 
+mod bounce;
 mod engine;
 mod jobs;
 mod opened;
 mod put;
 mod share;
 
+pub(crate) use self::bounce::{BOUNCE, Bouncers};
 pub use self::{
-    jobs::GpuJobs,
+    jobs::{GpuJobs, Parts},
     opened::{Keep, LockedHost, OpenedGpu, Owner, Place},
     put::put,
     share::GpuShare,

@@ -3,21 +3,25 @@
 use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
+use uccl_device::MemoryKind;
 
+use super::access_of;
 use crate::{
-    lane::{Completion, OpError, OpResult, RemoteSpans, Spans},
+    cuda_ipc::BOUNCE,
+    lane::{Completion, OpError, OpResult, Operation, RemoteSpans, Spans},
     mem::{Access, RemoteSpan, Span},
 };
 
 /// What one thread copies at a time: enough to be worth the handing out, little enough that the threads
 /// end together.
-const CHUNK: usize = 512 << 10;
+const CHUNK: usize = BOUNCE;
 /// Pieces that it copies at most: each costs the kernel about as much as copying 4 KiB.
 const CHUNK_PIECES: usize = 64;
 
 /// A copy in progress.
 pub(super) struct Job {
     access: Access,
+    memory: MemoryKind,
     local: Spans,
     remote: RemoteSpans,
     state: Mutex<State>,
@@ -50,18 +54,17 @@ struct State {
 /// A part of a job: pieces that pair up, as they are given to one thread.
 pub(super) struct Chunk {
     pub(super) access: Access,
+    /// The kind of the local memory.
+    pub(super) memory: MemoryKind,
     pub(super) local: Spans,
     pub(super) remote: RemoteSpans,
 }
 
 impl Job {
     /// Local and remote pieces pair up.
-    pub(super) fn new(
-        access: Access,
-        local: Spans,
-        remote: RemoteSpans,
-        done: Arc<dyn Completion>,
-    ) -> Self {
+    pub(super) fn new(op: Operation) -> Self {
+        let Operation { kind, local, memory, remote, done } = op;
+        let access = access_of(kind);
         let state = State {
             index: 0,
             offset: 0,
@@ -72,7 +75,7 @@ impl Job {
             closed: false,
             done: Some(done),
         };
-        Self { access, local, remote, state: Mutex::new(state), idle: Condvar::new() }
+        Self { access, memory, local, remote, state: Mutex::new(state), idle: Condvar::new() }
     }
 
     /// The next chunk from one end, for the caller to copy and then to report with [`Self::copied`].
@@ -81,8 +84,12 @@ impl Job {
         if state.closed {
             return None;
         }
-        let mut chunk =
-            Chunk { access: self.access, local: Spans::new(), remote: RemoteSpans::new() };
+        let mut chunk = Chunk {
+            access: self.access,
+            memory: self.memory,
+            local: Spans::new(),
+            remote: RemoteSpans::new(),
+        };
         let mut left = CHUNK;
         while left > 0 && chunk.local.len() < CHUNK_PIECES {
             let taken = match from {
@@ -190,6 +197,7 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lane::OpKind;
 
     struct Ignored;
 
@@ -209,7 +217,13 @@ mod tests {
                 .iter()
                 .map(|s| RemoteSpan { addr: s.addr as u64, len: s.len as u64, key: 1, slot: 0 })
                 .collect();
-            let job = Job::new(Access::Read, local.clone(), remote, Arc::new(Ignored));
+            let job = Job::new(Operation {
+                kind: OpKind::Read,
+                local: local.clone(),
+                memory: MemoryKind::Host,
+                remote,
+                done: Arc::new(Ignored),
+            });
             let mut given = Vec::new();
             while let Some(chunk) = job.next(if rng.bool() { End::Front } else { End::Back }) {
                 assert!(chunk.local.iter().map(|span| span.len).sum::<usize>() <= CHUNK);

@@ -4,6 +4,7 @@
 mod bell;
 mod job;
 mod pipe;
+mod route;
 mod setup;
 
 use std::{
@@ -19,7 +20,7 @@ use uccl_wire::frame::Status;
 
 use self::{
     bell::Bell,
-    job::{End, Job},
+    job::{Chunk, End, Job},
 };
 pub use self::{
     pipe::{ShmPipe, ShmRx, ShmTx},
@@ -28,7 +29,7 @@ pub use self::{
 use crate::{
     alloc::Shareable,
     cma::CmaError,
-    cuda_ipc::GpuJobs,
+    cuda_ipc::{Bouncers, GpuJobs},
     lane::{
         Aftermath, Caps, Interest, Lane, LaneError, MessageSink, OpError, OpKind, OpName, OpResult,
         Operation, Posted,
@@ -59,39 +60,10 @@ pub struct LocalLane {
     next_job: AtomicU64,
     job_bytes: AtomicU64,
     gpu: GpuJobs,
+    bouncers: Bouncers,
 }
 
 impl LocalLane {
-    /// Who copies: a GPU, this process, or the peer too.
-    fn way(&self, op: &Operation) -> Way {
-        if op.memory.device().is_some() {
-            return Way::Gpu;
-        }
-        let mut way = Way::Direct;
-        for span in &op.remote {
-            match self.direct.reach(span) {
-                Reach::Gpu => return Way::Gpu,
-                Reach::None => way = Way::Stream,
-                Reach::Cma | Reach::Mapped => {}
-            }
-        }
-        way
-    }
-
-    /// Has a GPU copy.
-    ///
-    /// # Safety
-    /// As for [`Lane::post`].
-    unsafe fn post_gpu(&self, op: Operation) -> Result<Posted, LaneError> {
-        if self.bell.ended() {
-            return Err(LaneError::Ended);
-        }
-        // What the peer has just offered may not have been taken in.
-        self.bell.listen();
-        // SAFETY: the caller's promise.
-        Ok(unsafe { self.gpu.post(&self.direct, op, GPU) })
-    }
-
     /// Copies right now.
     ///
     /// # Safety
@@ -102,6 +74,23 @@ impl LocalLane {
             Ok(_) => Ok(()),
             Err(e) => Err(op_error(e)),
         }
+    }
+
+    /// Copies a chunk; what is a GPU's here goes through locked memory.
+    ///
+    /// # Safety
+    /// The local pieces must be valid during the call.
+    unsafe fn copy_by_cpu(&self, chunk: &Chunk) -> OpResult {
+        let Some(device) = chunk.memory.device() else {
+            // SAFETY: the caller's promise.
+            return unsafe { self.copy(chunk.access, &chunk.local, &chunk.remote) };
+        };
+        let there = |host: Span| {
+            // SAFETY: the bouncer's buffer.
+            unsafe { self.copy(chunk.access, &[host], &chunk.remote) }
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.bouncers.copy(device, chunk.access, &chunk.local, there) }
     }
 
     /// Copies one chunk of some job, from the end given; false when there is none.
@@ -123,23 +112,12 @@ impl LocalLane {
         let Some(chunk) = chunk else { return true };
         // SAFETY: the memory of an operation stays valid until it has ended, which this chunk is awaited
         // for.
-        let result = unsafe { self.copy(chunk.access, &chunk.local, &chunk.remote) };
+        let result = unsafe { self.copy_by_cpu(&chunk) };
         let bytes: usize = chunk.local.iter().map(|span| span.len).sum();
         self.job_bytes.fetch_sub(bytes as u64, Relaxed);
         job.copied(result);
         true
     }
-}
-
-/// Who copies.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Way {
-    /// This process's CPU.
-    Direct,
-    /// A GPU of this process.
-    Gpu,
-    /// Both sides, through the rings.
-    Stream,
 }
 
 /// What is left of a lane that was killed here.
@@ -192,29 +170,8 @@ impl Lane for LocalLane {
     }
 
     unsafe fn post(&self, op: Operation) -> Result<Posted, LaneError> {
-        match self.way(&op) {
-            // SAFETY: the caller's promise.
-            Way::Gpu => return unsafe { self.post_gpu(op) },
-            // SAFETY: the caller's promise.
-            Way::Stream => return unsafe { self.stream.post(op) },
-            Way::Direct => {}
-        }
-        if self.bell.ended() {
-            return Err(LaneError::Ended);
-        }
-        let access = access_of(op.kind);
-        let len = op.len();
-        if len <= INLINE {
-            // SAFETY: the caller's promise.
-            return Ok(Posted::Done(unsafe { self.copy(access, &op.local, &op.remote) }));
-        }
-        let name = OpName(self.next_job.fetch_add(1, Relaxed) | JOB);
-        let job = Arc::new(Job::new(access, op.local, op.remote, op.done));
-        self.job_bytes.fetch_add(len, Relaxed);
-        let mut jobs = self.jobs.lock();
-        jobs.push_back((name, job));
-        self.open_jobs.store(jobs.len(), Release);
-        Ok(Posted::Pending(name))
+        // SAFETY: the caller's promise.
+        unsafe { self.route(op) }
     }
 
     unsafe fn try_now(&self, kind: OpKind, local: Span, remote: &RemoteSpan) -> Option<OpResult> {

@@ -19,7 +19,7 @@ use uccl_device::cuda::PeerId;
 use super::{LocalLane, bell::Bell, pipe::ShmPipe};
 use crate::{
     cma::Process,
-    cuda_ipc::{GpuJobs, Owner},
+    cuda_ipc::{Bouncers, GpuJobs, Owner},
     fdpass::{FdSocket, Message},
     region::RegionTable,
     shm::{ByteRing, Direct, Hazards, MapMode, PeerTable, Segment, hazard::HAZARD_BYTES},
@@ -148,5 +148,6 @@ fn build(
         next_job: AtomicU64::new(0),
         job_bytes: AtomicU64::new(0),
         gpu: GpuJobs::default(),
+        bouncers: Bouncers::default(),
     })
 }
