@@ -358,6 +358,8 @@ def serve(pipe: Connection) -> None:
 
 
 if __name__ == "__main__":
+    # A shell that runs the tests in the background has them ignore Ctrl-C, and what they start too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # A test that dies takes its helpers along: the pipe ends.
     serve(Connection(int(sys.argv[1])))
     # Threads of the test's own making must not keep the process.

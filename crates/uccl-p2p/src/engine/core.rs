@@ -146,6 +146,8 @@ impl Core {
 
     pub(crate) fn conn(&self, id: ConnId) -> Result<Arc<Connection>> {
         match self.conns.read().slab.get(index(id)) {
+            // It is being ended: its transfers may have failed already.
+            Some(Entry::Open(conn)) if conn.id == id && conn.is_failed() => Err(conn.lost_error()),
             Some(Entry::Open(conn)) if conn.id == id => Ok(Arc::clone(conn)),
             Some(Entry::Lost(lost, e, _)) if *lost == id => Err(e.clone()),
             _ => Err(Error::UnknownConnection(id)),
