@@ -298,6 +298,10 @@ impl Worker {
         while !core.workers.stopping() {
             self.spin(core);
             let timeout = self.prepare_sleep(core);
+            // Its bell may have been answered while spinning, and does not ring again.
+            if core.workers.stopping() {
+                return;
+            }
             self.wait(core, timeout);
             self.housekeep(core);
         }
