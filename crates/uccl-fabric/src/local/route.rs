@@ -31,14 +31,26 @@ impl LocalLane {
     /// # Safety
     /// As for [`Lane::post`].
     pub(super) unsafe fn route(&self, op: Operation) -> Result<Posted, LaneError> {
-        let mut ways = op.remote.iter().map(|remote| self.way(op.memory, remote));
-        let first = ways.next().unwrap_or(Way::Stream);
-        if ways.all(|way| way == first) {
+        let (way, apart) = self.ways(op.memory, &op.remote);
+        if !apart {
             // SAFETY: the caller's promise.
-            return unsafe { self.post_one_way(first, op) };
+            return unsafe { self.post_one_way(way, op) };
         }
         // SAFETY: the caller's promise.
         unsafe { self.post_apart(&op) }
+    }
+
+    /// The way of the first piece, and whether others go another. Neighbours mostly lie in one region.
+    fn ways(&self, ours: MemoryKind, remote: &[RemoteSpan]) -> (Way, bool) {
+        let Some(first) = remote.first() else { return (Way::Stream, false) };
+        let way = self.way(ours, first);
+        let mut last = first;
+        let apart = remote.iter().any(|span| {
+            let same = (span.slot, span.key) == (last.slot, last.key);
+            last = span;
+            !same && self.way(ours, span) != way
+        });
+        (way, apart)
     }
 
     /// Who copies a piece between memory of this kind and the peer's.
