@@ -19,7 +19,7 @@ pub(crate) struct KernelsArgs {
     /// Change nothing: fail if the PTX is not what the sources give, if a kernel spills or takes too many
     /// registers, or if its structs are not Rust's
     #[arg(long)]
-    check: bool,
+    pub(crate) check: bool,
 }
 
 /// What is installed, each at its version: left to itself, the compiler's package brings parts of a newer

@@ -9,7 +9,9 @@ use std::{
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 
-use crate::{hammer, licences, lint, loom, python, readme, settings, shell::Program, tools, tree};
+use crate::{
+    hammer, kernels, licences, lint, loom, python, readme, settings, shell::Program, tools, tree,
+};
 
 /// Install what the tests need, run all of them, and say what was skipped
 #[derive(Args)]
@@ -131,6 +133,12 @@ const STEPS: &[Step] = &[
         group: Group::Rust,
         about: "shared structures under every interleaving",
         run: |_| loom::run().map(Done::from),
+    },
+    Step {
+        name: "kernels",
+        group: Group::Rust,
+        about: "GPU kernels: what is checked in, spills, registers, layouts",
+        run: |_| kernels::run(&kernels::KernelsArgs { check: true }).map(Done::from),
     },
     Step {
         name: "demo",

@@ -17,6 +17,9 @@ use super::{
     uuid::GpuUuid,
 };
 
+/// What the first look found.
+static GPUS: OnceLock<Gpus> = OnceLock::new();
+
 /// The GPUs that this process sees, in the driver's order.
 #[derive(Debug)]
 pub struct Gpus {
@@ -32,10 +35,16 @@ struct Found {
 impl Gpus {
     /// Looks for them, the first time; then remembers.
     ///
-    /// The driver obeys `CUDA_VISIBLE_DEVICES` as it is at the first look.
+    /// The driver obeys `CUDA_VISIBLE_DEVICES` as it is at the first look. From then on it works in this
+    /// process alone and not in its forks.
     pub fn get() -> &'static Self {
-        static GPUS: OnceLock<Gpus> = OnceLock::new();
         GPUS.get_or_init(|| Self::look(Vendor::Cuda.libraries()))
+    }
+
+    /// As [`Self::get`], if anyone in this process uses GPUs; else nothing, and the driver stays as it is:
+    /// where nobody uses GPUs no address is a GPU's, and forks may begin to use them.
+    pub fn in_use() -> Option<&'static Self> {
+        (GPUS.get().is_some() || Driver::cuda_is_in_use()).then(Self::get)
     }
 
     /// None, and why.

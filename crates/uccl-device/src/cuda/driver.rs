@@ -9,12 +9,18 @@ use std::{
     fmt, ptr,
 };
 
-use libloading::Library;
+use libloading::{
+    Library,
+    os::unix::{Library as UnixLibrary, RTLD_LAZY},
+};
 
 use super::{
     error::{Failure, GpuError},
     raw::{self, *},
 };
+
+/// `RTLD_NOLOAD` of Linux's C libraries: find what is loaded, load nothing.
+const ONLY_IF_LOADED: i32 = 4;
 
 /// Whose driver it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -222,6 +228,23 @@ impl Driver {
     ///
     /// # Errors
     /// Why there is none, in words.
+    /// Whether someone in this process has loaded CUDA's driver and begun to use it. Neither is done here.
+    pub(crate) fn cuda_is_in_use() -> bool {
+        type GetCurrent = unsafe extern "C" fn(*mut Handle) -> Code;
+        Vendor::Cuda.libraries().iter().any(|name| {
+            // SAFETY: nothing is loaded that is not loaded already, so no initialiser runs.
+            let loaded = unsafe { UnixLibrary::open(Some(*name), RTLD_LAZY | ONLY_IF_LOADED) };
+            let Ok(library) = loaded else { return false };
+            // SAFETY: the type is that of CUDA's headers.
+            let found = unsafe { library.get::<GetCurrent>(b"cuCtxGetCurrent") };
+            let Ok(get_current) = found else { return false };
+            let mut current = ptr::null_mut();
+            // SAFETY: the pointer is to a live handle. The call works in any process, and says so in one
+            // that has not begun.
+            unsafe { get_current(&raw mut current) != NOT_INITIALISED }
+        })
+    }
+
     pub(crate) fn load(vendor: Vendor, libraries: &[&str]) -> Result<Self, String> {
         let mut reasons = Vec::new();
         for name in libraries {

@@ -54,7 +54,7 @@ impl Pointer {
     };
 }
 
-/// Asks the driver what kind of memory is at an address; pageable memory if there is no driver.
+/// Asks the driver what kind of memory is at an address; pageable memory if nobody in this process uses one.
 ///
 /// Needs no context on the calling thread, and takes none.
 ///
@@ -62,7 +62,7 @@ impl Pointer {
 /// [`GpuError::Driver`] if the driver does not answer; [`GpuError::System`] for an address that is
 /// reserved and has no memory behind it, where the driver tells (580 takes it for pageable memory).
 pub fn classify(address: u64) -> Result<Pointer, GpuError> {
-    let gpus = Gpus::get();
+    let Some(gpus) = Gpus::in_use() else { return Ok(Pointer::PAGEABLE) };
     match gpus.driver() {
         Ok(driver) if address != 0 => Answers::ask(gpus, driver, address)?.judge(address),
         _ => Ok(Pointer::PAGEABLE),

@@ -14,6 +14,7 @@ pub(crate) type AllocationHandle = u64;
 pub(crate) type Handle = *mut c_void;
 
 pub(crate) const SUCCESS: Code = 0;
+pub(crate) const NOT_INITIALISED: Code = 3;
 pub(crate) const INVALID_CONTEXT: Code = 201;
 pub(crate) const NOT_READY: Code = 600;
 pub(crate) const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
