@@ -11,6 +11,7 @@
 
 mod copy;
 pub mod direct;
+mod gpu;
 pub mod hazard;
 #[cfg(all(test, loom))]
 mod loom_tests;

@@ -1,0 +1,118 @@
+//! The peer's memory as GPUs of this process reach it.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use uccl_device::cuda::Context;
+use uccl_wire::frame::Status;
+
+use super::{
+    direct::Direct,
+    hazard::OwnedHazard,
+    published::{Checked, PeerCheck},
+};
+use crate::{
+    cuda_ipc::{Keep, OpenedGpu, Place},
+    lane::OpError,
+    mem::{Access, RemoteSpan},
+    status_of,
+};
+
+/// Where ranges of the peer's memory are for a GPU.
+#[derive(Debug, Default)]
+pub(crate) struct GpuPlaces {
+    /// One a range.
+    pub(crate) addresses: SmallVec<[u64; 4]>,
+    /// What keeps them there.
+    pub(crate) places: SmallVec<[Place; 1]>,
+    /// They are a GPU's memory; else locked host memory.
+    pub(crate) device: bool,
+}
+
+impl Direct {
+    /// Notes GPU memory that the peer offered.
+    pub(crate) fn insert_gpu(&self, id: u32, memory: OpenedGpu) {
+        self.mappings.insert_gpu(id, memory);
+    }
+
+    /// Claims a hazard for an access that outlives the call; `None` when all words are in use.
+    pub(crate) fn claim_owned(&self, slot: u32) -> Option<OwnedHazard> {
+        self.hazards.try_claim_owned(slot)
+    }
+
+    /// The GPU memory that a range lies in, if it is a GPU's and was offered.
+    pub(crate) fn gpu_of(&self, remote: &RemoteSpan) -> Option<Arc<OpenedGpu>> {
+        let checked = self.table.find(remote).ok()?;
+        checked.backing.filter(|_| checked.device).and_then(|backing| self.mappings.gpu(backing.id))
+    }
+
+    /// Where ranges of the peer's memory are for a GPU of ours. To be used under hazards claimed before.
+    pub(crate) fn gpu_places(
+        &self,
+        access: Access,
+        remote: &[RemoteSpan],
+        context: &'static Context,
+    ) -> Result<GpuPlaces, OpError> {
+        self.admits().map_err(|_| OpError::LaneDown)?;
+        let mut found = GpuPlaces::default();
+        // Vectors mostly stay in one region: its place is looked up once.
+        let mut last: Option<(u32, u64, Checked, u64)> = None;
+        for span in remote {
+            let (checked, base) = match last {
+                Some((slot, key, checked, base)) if (slot, key) == (span.slot, span.key) => {
+                    (checked, base)
+                }
+                _ => {
+                    let checked = self.table.find(span).map_err(|check| match check {
+                        PeerCheck::Refused(e) => OpError::Remote(status_of(e)),
+                        PeerCheck::Unpublished => OpError::HostOnly("the peer's table is full"),
+                    })?;
+                    let base = self.gpu_place(&checked, context, &mut found)?;
+                    last = Some((span.slot, span.key, checked, base));
+                    (checked, base)
+                }
+            };
+            let offset = checked.admit(span, access);
+            let offset = offset.map_err(|e| OpError::Remote(status_of(e)))?;
+            found.addresses.push(base + offset);
+        }
+        Ok(found)
+    }
+
+    /// Where a region starts for a GPU.
+    fn gpu_place(
+        &self,
+        checked: &Checked,
+        context: &'static Context,
+        found: &mut GpuPlaces,
+    ) -> Result<u64, OpError> {
+        let first = found.places.is_empty();
+        let backing = checked.backing.ok_or(OpError::HostOnly(if checked.device {
+            "the peer's memory cannot be opened by another process"
+        } else {
+            "the peer's host memory is not from alloc"
+        }))?;
+        let (place, offset) = if checked.device {
+            let memory = self.mappings.gpu(backing.id);
+            let memory = memory.ok_or(OpError::HostOnly("the peer's offer has not come"))?;
+            if !memory.holds(backing.offset, checked.len) {
+                return Err(OpError::Remote(Status::OutOfBounds));
+            }
+            (memory.place(context).map_err(|e| OpError::Gpu(Arc::new(e)))?, backing.offset)
+        } else {
+            let locked = self.mappings.locked(backing.id, context);
+            let place = match locked {
+                Some(locked) => Place { address: locked.address(), keep: Keep::Locked(locked) },
+                None => return Err(OpError::HostOnly("the peer's host memory cannot be locked")),
+            };
+            (place, backing.offset)
+        };
+        if !first && found.device != checked.device {
+            return Err(OpError::HostOnly("one vector reaches both GPU and host memory"));
+        }
+        found.device = checked.device;
+        let base = place.address + offset;
+        found.places.push(place);
+        Ok(base)
+    }
+}
