@@ -74,7 +74,8 @@ class Uccl(Peer):
         arguments = [
             *("bench", "--json", "-", "--transport", group.link, "--op", _OP[group.op]),
             *("--size", ",".join(str(case.size) for case in cases), "--iovs", str(group.iovs)),
-            *("--memory", _MEMORY[group.memory], "--inflight", str(inflight)),
+            # One buffer, as the peers have: more are measured in other caches.
+            *("--memory", _MEMORY[group.memory], "--inflight", str(inflight), "--buffers", "1"),
             *("--duration", f"{round(context.seconds * 1000)}ms"),
         ]
         with Pin(group.congestion) as pin:

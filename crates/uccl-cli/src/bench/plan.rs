@@ -90,8 +90,8 @@ display_as_on_the_command_line!(OpKind, Direction, TransportKind, Memory);
 /// blocking call with nothing else outstanding (of both sides, if --direction is bi); for
 /// notifications, half of a ping-pong. GB/s (1e9 bytes a second, both directions together) is measured
 /// with --inflight transfers outstanding and is the median of up to five batches. Each outstanding
-/// transfer has buffers of its own; iovs are never adjacent in memory. --inflight 1 measures both on
-/// the same transfers and one buffer.
+/// transfer has buffers of its own, unless --buffers says otherwise; iovs are never adjacent in memory.
+/// --inflight 1 measures both on the same transfers and one buffer.
 #[derive(Args, Debug)]
 pub(crate) struct BenchArgs {
     /// What to measure
@@ -113,6 +113,10 @@ pub(crate) struct BenchArgs {
     /// Transfers outstanding while GB/s is measured
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) inflight: u32,
+    /// Buffers that transfers take turns with; with fewer than are outstanding, several share one, as in
+    /// ucx_perftest [default: --inflight]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) buffers: Option<u32>,
     /// Links to use; several give rows side by side
     #[arg(long, value_enum, value_delimiter = ',', default_value = "auto")]
     pub(crate) transport: Vec<TransportKind>,
@@ -214,6 +218,11 @@ impl BenchArgs {
         points
     }
 
+    /// Transfers' worth of memory.
+    pub(crate) fn slots(&self) -> usize {
+        self.buffers.unwrap_or(self.inflight).min(self.inflight) as usize
+    }
+
     fn point(&self, op: OpKind, memory: Memory, size: Size) -> Point {
         Point {
             op,
@@ -221,7 +230,7 @@ impl BenchArgs {
             memory,
             size: size.0,
             iovs: if op == OpKind::Notif { 1 } else { self.iovs as usize },
-            slots: self.inflight as usize,
+            slots: self.slots(),
         }
     }
 

@@ -30,6 +30,7 @@ pub(crate) struct Session<'a> {
     transport: TransportKind,
     duration: Duration,
     inflight: usize,
+    slots: usize,
     verify: bool,
 }
 
@@ -74,6 +75,7 @@ impl<'a> Session<'a> {
             transport,
             duration: args.duration,
             inflight: args.inflight as usize,
+            slots: args.slots(),
             verify: args.verify,
         })
     }
@@ -146,7 +148,7 @@ impl<'a> Session<'a> {
     /// A phase of so many outstanding transfers; its count is still to be found.
     fn phase(&self, point: &Point, inflight: usize) -> Phase {
         let ping_pong = point.op == OpKind::Notif;
-        Phase { count: 1, inflight, slots: inflight, ping_pong, seed: None }
+        Phase { count: 1, inflight, slots: inflight.min(self.slots), ping_pong, seed: None }
     }
 
     /// Runs batches of a phase that together take about `time`.
@@ -229,7 +231,7 @@ impl<'a> Session<'a> {
             Reply::Done => {}
             other => return Err(unexpected(&other)),
         }
-        let slots = self.inflight;
+        let slots = self.slots;
         let round =
             Phase { count: slots as u64, inflight: 1, slots, ping_pong: false, seed: Some(seed) };
         self.go(prepared, &round)?;
