@@ -178,7 +178,9 @@ def document(options: argparse.Namespace, bench: Bench, said: dict, verdicts: li
         "revision": revision(),
         "machine": machine.facts(),
         "options": {
-            key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()
+            # Where the tree is says nothing to others.
+            key: os.path.relpath(value, ROOT) if isinstance(value, Path) else value
+            for key, value in vars(options).items()
         },
         "rounds_done": bench.rounds_done,
         "took_s": round(bench.took_s, 1),
