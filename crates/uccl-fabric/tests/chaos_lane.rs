@@ -7,14 +7,14 @@ use uccl_device::MemoryKind;
 
 use fastrand::Rng;
 use parking_lot::Mutex;
-use uccl_fabric::chaos::{ChaosLane, ChaosPipe, Faults, LaneFaults};
+use uccl_fabric::chaos::{ChaosLane, ChaosPipe, Faults, LaneFaults, each_seed};
 use uccl_fabric::lane::{
     Completion, Lane, LaneError, OpError, OpKind, OpResult, Operation, Posted,
 };
 use uccl_fabric::region::Rights;
 use uccl_fabric::stream::StreamLane;
 
-use support::{Inbox, Patch, Side, each_seed, sides};
+use support::{Inbox, Patch, Side, sides};
 
 /// A lane with faults, and its peer without.
 struct Pair {

@@ -4,14 +4,14 @@ mod support;
 
 use fastrand::Rng;
 use uccl_device::MemoryKind;
-use uccl_fabric::chaos::{ChaosEnd, Faults, pair};
+use uccl_fabric::chaos::{ChaosEnd, Faults, each_seed, pair};
 use uccl_fabric::lane::{Lane, LaneError, OpError, OpKind};
 use uccl_fabric::mem::{RemoteSpan, Span};
 use uccl_fabric::pipe::{PipeRx, PipeTx};
 use uccl_fabric::region::Rights;
 use uccl_wire::frame::{Desc, Header, Kind, Status, Trailer};
 
-use support::{Done, Patch, Side, each_seed};
+use support::{Done, Patch, Side};
 
 /// A lane, and the raw end of its peer.
 struct Stage {

@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use fastrand::Rng;
-use uccl_fabric::chaos::Faults;
+use uccl_fabric::chaos::{Faults, each_seed};
 use uccl_fabric::lane::{Lane, LaneError, OpError, OpKind, OpName};
 use uccl_fabric::region::{Region, Rights};
 use uccl_wire::frame::{MAX_DESCS, Status};
 
-use support::{Done, Patch, Side, each_seed, run_until, sides};
+use support::{Done, Patch, Side, run_until, sides};
 
 /// An operation and everything that is known of it.
 struct Job {

@@ -7,12 +7,14 @@
 mod bell;
 mod lane;
 mod pipe;
+mod seeds;
 
 use std::time::Duration;
 
 pub use self::{
     lane::{ChaosLane, LaneFaults},
     pipe::{ChaosEnd, ChaosPipe, ChaosRx, ChaosTx, pair, pair_of},
+    seeds::each_seed,
 };
 
 /// What goes wrong in one direction of a [`pair`]. The default is a pipe without faults.

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use uccl_device::MemoryKind;
 
 use fastrand::Rng;
@@ -17,30 +17,6 @@ use uccl_fabric::lane::{
 use uccl_fabric::mem::{RemoteSpan, Span};
 use uccl_fabric::region::{Region, RegionTable, Rights};
 use uccl_fabric::stream::{StreamLane, StreamOptions};
-
-/// Runs a test with seed after seed and names the one that fails. The environment names one seed, or says
-/// how many; else as many as fit into a few seconds, and at least three.
-pub(crate) fn each_seed(test: impl Fn(u64)) {
-    struct Name(u64);
-    impl Drop for Name {
-        fn drop(&mut self) {
-            if std::thread::panicking() {
-                eprintln!("again with UCCL_CHAOS_SEED={}", self.0);
-            }
-        }
-    }
-    let number = |name| std::env::var(name).ok().and_then(|v: String| v.parse::<u64>().ok());
-    let (one, count) = (number("UCCL_CHAOS_SEED"), number("UCCL_CHAOS_RUNS"));
-    let begun = Instant::now();
-    for seed in one.map_or(0..count.unwrap_or(1000), |seed| seed..seed + 1) {
-        if count.is_none() && seed >= 3 && begun.elapsed() > Duration::from_secs(2) {
-            break;
-        }
-        let name = Name(seed);
-        test(seed);
-        drop(name);
-    }
-}
 
 /// Messages that came in.
 #[derive(Default)]

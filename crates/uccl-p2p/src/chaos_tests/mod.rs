@@ -7,10 +7,11 @@ mod world;
 use std::time::Duration;
 
 use fastrand::Rng;
+use uccl_fabric::chaos::each_seed;
 
 use self::{
     workload::{Plan, Workload, move_one},
-    world::{LaneChaos, Side, each_seed, join},
+    world::{LaneChaos, Side, join},
 };
 use crate::{Error, Op};
 
