@@ -332,9 +332,7 @@ impl Launcher {
         blocks: u32,
     ) -> Result<(), GpuError> {
         let p = &mut *self.small;
-        let warps = partition(pieces, blocks * BLOCK_WARPS, &mut p.cursors);
-        p.pieces.iter_mut().zip(pieces).for_each(|(place, piece)| *place = *piece);
-        p.head = Head { warps, ..head };
+        let warps = p.fill(pieces, head, blocks * BLOCK_WARPS);
         // SAFETY: the kernel takes this struct; the caller's promise.
         unsafe { stream.launch(self.kernels.small, grid(warps, blocks), p) }
     }
@@ -349,9 +347,7 @@ impl Launcher {
         blocks: u32,
     ) -> Result<(), GpuError> {
         let p = &mut *self.wide;
-        let warps = partition(pieces, blocks * BLOCK_WARPS, &mut p.cursors);
-        p.pieces.iter_mut().zip(pieces).for_each(|(place, piece)| *place = *piece);
-        p.head = Head { warps, ..head };
+        let warps = p.fill(pieces, head, blocks * BLOCK_WARPS);
         // SAFETY: the kernel takes this struct; the caller's promise.
         unsafe { stream.launch(self.kernels.wide, grid(warps, blocks), p) }
     }

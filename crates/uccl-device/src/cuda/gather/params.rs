@@ -2,6 +2,8 @@
 
 use std::mem::{offset_of, size_of};
 
+use super::partition::partition;
+
 /// `UcclPiece`: one piece of a vector.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -73,6 +75,14 @@ impl<const PIECES: usize, const CURSORS: usize> Inline<PIECES, CURSORS> {
             pieces: [Piece::default(); PIECES],
             cursors: [Cursor::default(); CURSORS],
         }
+    }
+
+    /// Writes a launch's tables, and says how many warps have work. The pieces fit.
+    pub(crate) fn fill(&mut self, pieces: &[Piece], head: Head, most_warps: u32) -> u32 {
+        let warps = partition(pieces, most_warps, &mut self.cursors);
+        self.pieces.iter_mut().zip(pieces).for_each(|(place, piece)| *place = *piece);
+        self.head = Head { warps, ..head };
+        warps
     }
 }
 
