@@ -44,7 +44,19 @@ ROUTES = [
     ("pageable", SECOND),
     ("alloc", SECOND),
 ]
+# How bytes may go: straight between the GPUs, or through host memory on both sides.
+LINKS: dict[str, dict[str, Any]] = {
+    "ipc": {"transport": "local"},
+    "rings": {"transport": "local", "ipc": False},
+    "tcp": {"transport": "tcp"},
+    "tcp-checked": {"transport": "tcp", "checksum": True, "tcp_streams": 3},
+}
 SIZES = [1, 3, 4 * KIB, 65_537, MIB, 16 * MIB + 5]
+
+
+@pytest.fixture(params=LINKS)
+def link(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return LINKS[request.param]
 
 
 @one_gpu
@@ -53,9 +65,9 @@ class TestTwoProcesses:
     @pytest.mark.parametrize("kind", ["write", "read"])
     @pytest.mark.parametrize("route", ROUTES, ids="-".join)
     def test_one_sided(
-        self, connect: Connect, route: tuple[str, str], kind: str, size: int
+        self, connect: Connect, link: dict[str, Any], route: tuple[str, str], kind: str, size: int
     ) -> None:
-        pair = connect(transport="local")
+        pair = connect(**link)
         source, target = (pair.a, pair.b) if kind == "write" else (pair.b, pair.a)
         wheres = dict(zip((pair.a, pair.b), route))
         run(source, "tensor", "m", size, wheres[source], seed=size)
@@ -73,8 +85,8 @@ class TestTwoProcesses:
         [("cuda:0", SECOND), ("pageable", SECOND), ("cuda:0", "alloc"), ("cuda:0", "pinned")],
         ids="-".join,
     )
-    def test_send(self, connect: Connect, route: tuple[str, str], size: int) -> None:
-        pair = connect(transport="local")
+    def test_send(self, connect: Connect, link: dict[str, Any], route: tuple[str, str], size: int) -> None:
+        pair = connect(**link)
         run(pair.a, "tensor", "m", size, route[0], seed=7)
         run(pair.b, "tensor", "m", size, route[1])
         pair.b.begin("run", "test_gpu", "move", "recv", pair.conn_b, "m", None, 0, size)
@@ -86,9 +98,9 @@ class TestTwoProcesses:
     @pytest.mark.parametrize("count", [2, 100, 257, 10_000])
     @pytest.mark.parametrize("kind", ["writev", "readv"])
     @pytest.mark.parametrize("step", [1, 16])
-    def test_vectors(self, connect: Connect, kind: str, count: int, step: int) -> None:
+    def test_vectors(self, connect: Connect, link: dict[str, Any], kind: str, count: int, step: int) -> None:
         """Pieces of all lengths and alignments, each with a gap behind it."""
-        pair = connect(transport="local")
+        pair = connect(**link)
         lens = [(i * 37 * step) % 700 + (step if i % 3 else 0) for i in range(count)]
         size = sum(lens) + count * step
         source, target = (pair.a, pair.b) if kind == "writev" else (pair.b, pair.a)
@@ -100,8 +112,8 @@ class TestTwoProcesses:
         assert run(target, "crc", "m") == crc_of_pieces(size, 3, lens, step)
         assert run(target, "surroundings", "m")
 
-    def test_notification_follows_the_data(self, connect: Connect) -> None:
-        pair = connect(transport="local")
+    def test_notification_follows_the_data(self, connect: Connect, link: dict[str, Any]) -> None:
+        pair = connect(**link)
         size = 64 * MIB
         run(pair.a, "tensor", "m", size, "cuda:0", seed=1)
         run(pair.b, "tensor", "m", size, SECOND)
@@ -111,9 +123,9 @@ class TestTwoProcesses:
         assert run(pair.b, "crc", "m") == pattern_crc(size, 1)
         assert pair.a.call("wait", transfer, 20) == ((True, True), None)
 
-    def test_many_regions(self, connect: Connect) -> None:
+    def test_many_regions(self, connect: Connect, link: dict[str, Any]) -> None:
         """More regions in one vector than hazards can name at once."""
-        pair = connect(transport="local")
+        pair = connect(**link)
         count, size = 300, 1000
         for i in range(count):
             run(pair.a, "tensor", f"m{i}", size, "cuda:0", seed=i)
@@ -124,9 +136,9 @@ class TestTwoProcesses:
         for i in range(count):
             assert run(pair.b, "crc", f"m{i}") == pattern_crc(size, i)
 
-    def test_refusals(self, connect: Connect) -> None:
+    def test_refusals(self, connect: Connect, link: dict[str, Any]) -> None:
         """A forged key, a range outside and a region that has ended are refused; nothing is written."""
-        pair = connect(transport="local")
+        pair = connect(**link)
         run(pair.a, "tensor", "m", 4096, "cuda:0", seed=1)
         run(pair.b, "tensor", "m", 4096, SECOND)
         advert = run(pair.b, "advert", "m")
@@ -140,9 +152,9 @@ class TestTwoProcesses:
         assert ok is False and why
         assert run(pair.b, "crc", "m") == zlib.crc32(bytes([POISON]) * 4096)
 
-    def test_killed_in_the_middle(self, connect: Connect) -> None:
+    def test_killed_in_the_middle(self, connect: Connect, link: dict[str, Any]) -> None:
         """The copies under way end, the next transfer fails, and the GPU still works."""
-        pair = connect(transport="local")
+        pair = connect(**link)
         size = 256 * MIB
         run(pair.a, "tensor", "m", size, "cuda:0", seed=1)
         run(pair.b, "tensor", "m", size, SECOND)
@@ -158,8 +170,8 @@ class TestTwoProcesses:
         assert run(pair.a, "crc", "m") == pattern_crc(size, 1)
 
     @pytest.mark.parametrize("kind", ["write", "read"])
-    def test_all_kinds_in_one_vector(self, connect: Connect, kind: str) -> None:
-        pair = connect(transport="local")
+    def test_all_kinds_in_one_vector(self, connect: Connect, link: dict[str, Any], kind: str) -> None:
+        pair = connect(**link)
         wheres = ["cuda:0", SECOND, "pinned", "pageable", "alloc"]
         source, target = (pair.a, pair.b) if kind == "write" else (pair.b, pair.a)
         names, size = [], 100_003
@@ -183,26 +195,40 @@ class TestTwoProcesses:
 
 
 @one_gpu
-def test_gpu_memory_over_tcp_is_refused_and_not_touched(connect: Connect) -> None:
-    pair = connect(transport="tcp")
-    run(pair.a, "tensor", "g", 4096, "cuda:0", seed=1)
-    run(pair.a, "tensor", "h", 4096, "pageable", seed=1)
-    run(pair.b, "tensor", "m", 4096, SECOND)
+def test_memory_that_cannot_be_opened(connect: Connect) -> None:
+    """Memory of a pool, as the driver gives it without export, passes through host memory."""
+    pair = connect(transport="local")
+    size = 3 * MIB + 1
+    run(pair.a, "pooled", "m", size, "cuda:0", seed=1)
+    run(pair.b, "pooled", "m", size, SECOND)
     advert = run(pair.b, "advert", "m")
-    for name in ("g", "h"):
-        ok, why = run(pair.a, "move", "write", pair.conn_a, name, advert, 0, 4096)
-        assert ok is False and "GPU" in why, why
-    assert run(pair.b, "crc", "m") == zlib.crc32(bytes([POISON]) * 4096)
+    assert run(pair.a, "move", "write", pair.conn_a, "m", advert, 0, size) == (True, None)
+    assert run(pair.b, "crc", "m") == pattern_crc(size, 1)
+
+
+@two_gpus
+@pytest.mark.parametrize("link", ["ipc", "tcp"], indirect=True)
+def test_four_gibibytes(connect: Connect, link: dict[str, Any]) -> None:
+    """One transfer longer than 32 bits say."""
+    pair = connect(**link)
+    size = (4 << 30) + 4097
+    for peer, where, byte in ((pair.a, "cuda:0", 1), (pair.b, SECOND, 2)):
+        run(peer, "huge", "m", size, where, byte)
+    adverts = run(pair.b, "adverts", "m", [2 << 30, (2 << 30) + 4097], 0)
+    lens = [2 << 30, (2 << 30) + 4097]
+    answer = run(pair.a, "move_pieces", "writev", pair.conn_a, "m", adverts, lens, 0)
+    assert answer == (True, None)
+    assert run(pair.b, "is_huge", "m", 1)
 
 
 @one_gpu
 @pytest.mark.parametrize("kind", ["write", "read"])
-def test_one_process(kind: str) -> None:
+def test_one_process(kind: str, link: dict[str, Any]) -> None:
     """Two endpoints of one process: the memory is where it is."""
     import torch
     from uccl import p2p
 
-    settings: dict[str, Any] = {"port": 0, "bind": "127.0.0.1", "transport": "local"}
+    settings: dict[str, Any] = {"port": 0, "bind": "127.0.0.1", **link}
     with p2p.Endpoint(**settings) as a, p2p.Endpoint(**settings) as b:
         ip, port, gpu = a.parse_metadata(b.get_metadata())
         ok, conn = a.connect(ip, gpu, port)
@@ -260,6 +286,53 @@ def tensor(side: Any, name: str, size: int, where: str, seed: int | None = None)
     ok, mr = side.ep.reg(whole.data_ptr() + GUARD, size)
     assert ok, side.ep.last_error()
     side.mrs[name] = mr
+
+
+def pooled(side: Any, name: str, size: int, where: str, seed: int | None = None) -> None:
+    """The same in memory of the GPU's default pool."""
+    import ctypes
+
+    import torch
+
+    tensor(side, name + " template", size, where, seed)
+    template = side.names[name + " template"]
+    runtime = ctypes.CDLL("libcudart.so.13")
+    pointer = ctypes.c_void_p()
+    with torch.cuda.device(where):
+        assert runtime.cudaMallocAsync(ctypes.byref(pointer), ctypes.c_size_t(template.numel()), None) == 0
+        assert runtime.cudaStreamSynchronize(None) == 0
+    whole = torch.as_tensor(Place(pointer.value, template.numel()), device=where)
+    whole.copy_(template)
+    torch.cuda.synchronize(where)
+    side.names[name] = whole
+    ok, side.mrs[name] = side.ep.reg(whole.data_ptr() + GUARD, size)
+    assert ok, side.ep.last_error()
+
+
+class Place:
+    """GPU memory by its address, as torch takes it."""
+
+    def __init__(self, address: int | None, size: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
+def huge(side: Any, name: str, size: int, where: str, byte: int) -> None:
+    import torch
+
+    side.names[name] = torch.full((size + 2 * GUARD,), byte, dtype=torch.uint8, device=where)
+    torch.cuda.synchronize(where)
+    ok, side.mrs[name] = side.ep.reg(side.names[name].data_ptr() + GUARD, size)
+    assert ok, side.ep.last_error()
+
+
+def is_huge(side: Any, name: str, byte: int) -> bool:
+    memory = side.names[name]
+    return bool((memory[GUARD:-GUARD] == byte).all() and (memory[:GUARD] != byte).all())
 
 
 def bytes_of(side: Any, name: str) -> Any:

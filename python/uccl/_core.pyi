@@ -86,6 +86,7 @@ class Endpoint:
         tcp_congestion: str | None = None,
         checksum: bool | Literal["auto", "on", "off"] | None = None,
         cma: bool | None = None,
+        ipc: bool | None = None,
         spin_us: int | None = None,
     ) -> Self: ...
     @overload

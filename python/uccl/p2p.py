@@ -108,7 +108,7 @@ class Endpoint(_core.Endpoint):
     ends prove), ``bind`` and ``port`` (where to listen), ``base_port`` (where well-known ports start),
     ``timeout`` (seconds until a silent peer is lost), ``transfer_timeout`` (seconds a transfer may take),
     ``transport`` (``"auto"``, ``"local"``, ``"tcp"``), ``tcp_streams``, ``tcp_congestion``, ``checksum``
-    (``"auto"``, ``True``, ``False``), ``cma``, ``spin_us``.
+    (``"auto"``, ``True``, ``False``), ``cma``, ``ipc``, ``spin_us``.
 
     A ``timeout`` of zero seconds (or infinity) waits for ever.
     """

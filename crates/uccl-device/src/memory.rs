@@ -34,12 +34,17 @@ impl MemoryKind {
         }
     }
 
+    /// The ordinal of the device that alone reaches it; none for what the CPU can load and store.
+    pub fn device_only(self) -> Option<u32> {
+        match self {
+            Self::Cuda { device } => Some(device),
+            Self::Host | Self::Pinned | Self::Managed { .. } => None,
+        }
+    }
+
     /// Whether the CPU can load and store it.
     pub fn is_host_accessible(self) -> bool {
-        match self {
-            Self::Host | Self::Pinned | Self::Managed { .. } => true,
-            Self::Cuda { .. } => false,
-        }
+        self.device_only().is_none()
     }
 }
 

@@ -4,6 +4,7 @@
 //! blocks and owns no thread: whoever wants progress calls [`Lane::progress`], from any thread.
 
 use std::{
+    ops::Range,
     os::fd::{AsRawFd, BorrowedFd},
     sync::Arc,
 };
@@ -14,7 +15,7 @@ use uccl_wire::frame::Status;
 
 use crate::{
     alloc::Shareable,
-    mem::{RemoteSpan, Span},
+    mem::{Access, RemoteSpan, Span},
 };
 
 /// Local pieces of an operation. One piece needs no allocation.
@@ -39,6 +40,8 @@ pub struct Caps {
     pub checksum: bool,
     /// Most pieces of one operation.
     pub max_pieces: usize,
+    /// The same where our memory is a GPU's: one launch may copy any number.
+    pub max_gpu_pieces: usize,
     /// Longest message in bytes.
     pub max_message: usize,
 }
@@ -50,6 +53,14 @@ pub enum OpKind {
     Read,
     /// From our memory into the peer's.
     Write,
+}
+
+/// What an operation does to the memory of its owner.
+pub(crate) fn access_of(kind: OpKind) -> Access {
+    match kind {
+        OpKind::Read => Access::Read,
+        OpKind::Write => Access::Write,
+    }
 }
 
 /// One piece of a transfer on one lane. The lengths of both sides add up to the same.
@@ -70,6 +81,13 @@ impl Operation {
     /// Bytes that it moves.
     pub fn len(&self) -> u64 {
         self.local.iter().map(|span| span.len as u64).sum()
+    }
+
+    /// Some of its pieces as an operation of their own.
+    pub(crate) fn part(&self, range: Range<usize>, done: &Arc<dyn Completion>) -> Self {
+        let (kind, memory, done) = (self.kind, self.memory, Arc::clone(done));
+        let (local, remote) = (self.local[range.clone()].into(), self.remote[range].into());
+        Self { kind, local, memory, remote, done }
     }
 
     /// Whether it moves nothing.
@@ -99,8 +117,8 @@ pub enum OpError {
     /// A GPU could not do it.
     #[error("{0}")]
     Gpu(Arc<GpuError>),
-    /// Our memory or the peer's is a GPU's, and this lane reaches host memory only.
-    #[error("this path reaches host memory only, and one side is a GPU's: {0}")]
+    /// No GPU of this process reaches both our memory and the peer's.
+    #[error("no GPU of this process reaches both sides: {0}")]
     HostOnly(&'static str),
     /// The lane died before the operation ended; whether it landed is unknown.
     #[error("the lane died")]

@@ -9,6 +9,7 @@ pub mod clock;
 pub mod cma;
 pub mod cuda_ipc;
 pub mod fdpass;
+pub mod gpu;
 pub mod lane;
 pub mod local;
 pub mod mem;

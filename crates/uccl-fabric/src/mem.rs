@@ -12,6 +12,14 @@ pub struct Span {
     pub len: usize,
 }
 
+/// A piece of this process's memory, and whose it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Located {
+    pub(crate) span: Span,
+    /// The GPU that alone reaches it, by its ordinal; none for what the CPU reaches.
+    pub(crate) device: Option<u32>,
+}
+
 /// A piece of the peer's memory, with what proves the right to touch it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RemoteSpan {

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{RwLock, RwLockReadGuard};
+use uccl_device::MemoryKind;
 
-use crate::mem::{Access, RemoteSpan, Span};
+use crate::mem::{Access, Located, RemoteSpan, Span};
 use crate::shm::published::{Listing, PublishedTable};
 
 /// What peers may do in a region.
@@ -196,17 +197,15 @@ impl State {
         Ok(slot)
     }
 
-    fn check(&self, span: &RemoteSpan, access: Access) -> Result<Span, AccessError> {
+    fn locate(&self, span: &RemoteSpan, access: Access) -> Result<Located, AccessError> {
         let live = self.slots.get(span.slot as usize).copied().flatten();
         let live = live.filter(|live| live.key == span.key).ok_or(AccessError::UnknownKey)?;
         let Listing { span: region, rights, device, .. } = live.listing;
         rights.admit(access)?;
         offset_within(region.addr as u64, region.len as u64, span.addr, span.len)?;
-        if device {
-            return Err(AccessError::Device);
-        }
         // Both fit: they lie within a range of ours.
-        Ok(Span { addr: span.addr as usize, len: span.len as usize })
+        let span = Span { addr: span.addr as usize, len: span.len as usize };
+        Ok(Located { span, device })
     }
 }
 
@@ -261,20 +260,21 @@ impl RegionTable {
         rights: Rights,
         backing: Option<SharedBacking>,
     ) -> Result<Region, RegionError> {
-        self.list(Listing { span, rights, backing, device: false })
+        self.list(Listing { span, rights, backing, device: None })
     }
 
-    /// As [`insert`](Self::insert), for memory that only a GPU reaches.
+    /// As [`insert`](Self::insert), for memory of any kind.
     ///
     /// # Errors
     /// As there.
-    pub fn insert_device(
+    pub fn insert_kind(
         &self,
+        kind: MemoryKind,
         span: Span,
         rights: Rights,
         backing: Option<SharedBacking>,
     ) -> Result<Region, RegionError> {
-        self.list(Listing { span, rights, backing, device: true })
+        self.list(Listing { span, rights, backing, device: kind.device_only() })
     }
 
     fn list(&self, listing: Listing) -> Result<Region, RegionError> {
@@ -352,13 +352,23 @@ impl RegionTable {
 pub struct Locked<'a>(RwLockReadGuard<'a, State>);
 
 impl Locked<'_> {
-    /// The memory that a peer names, if it may access it so.
+    /// The memory that a peer names, if it may access it so and the CPU reaches it.
     ///
     /// # Errors
     /// Why not.
     #[inline]
     pub fn check(&self, span: &RemoteSpan, access: Access) -> Result<Span, AccessError> {
-        self.0.check(span, access)
+        let Located { span, device } = self.0.locate(span, access)?;
+        if device.is_some() { Err(AccessError::Device) } else { Ok(span) }
+    }
+
+    /// The memory that a peer names, if it may access it so, and who reaches it.
+    ///
+    /// # Errors
+    /// Why not.
+    #[inline]
+    pub(crate) fn locate(&self, span: &RemoteSpan, access: Access) -> Result<Located, AccessError> {
+        self.0.locate(span, access)
     }
 }
 

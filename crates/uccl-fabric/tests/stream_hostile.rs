@@ -22,7 +22,7 @@ struct Stage {
 fn stage(capacity_bytes: usize) -> Stage {
     let faults = Faults { capacity_bytes, ..Faults::default() };
     let (a, peer) = pair(0, faults).expect("a pair");
-    Stage { side: Side::new(a, false), peer }
+    Stage { side: Side::new(a, false, Default::default()), peer }
 }
 
 impl Stage {

@@ -8,12 +8,13 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use fastrand::Rng;
-use uccl_fabric::chaos::{Faults, each_seed};
+use uccl_device::MemoryKind;
+use uccl_fabric::chaos::{Faults, GpuFaults, each_seed};
 use uccl_fabric::lane::{Lane, LaneError, OpError, OpKind, OpName};
 use uccl_fabric::region::{Region, Rights};
 use uccl_wire::frame::{MAX_DESCS, Status};
 
-use support::{Done, Patch, Side, run_until, sides};
+use support::{Done, Patch, Side, run_until, sides_with_gpus};
 
 /// An operation and everything that is known of it.
 struct Job {
@@ -21,7 +22,8 @@ struct Job {
     kind: OpKind,
     source: Patch,
     dest: Patch,
-    region: Region,
+    /// The remote memory, registered once or twice.
+    regions: Vec<Region>,
     refusal: Option<Status>,
     name: OpName,
     done: Arc<Done>,
@@ -77,10 +79,21 @@ fn cut(rng: &mut Rng, len: usize, most: usize) -> Vec<usize> {
 
 impl World {
     fn new(seed: u64, faults: [Faults; 2], checksum: [bool; 2]) -> Self {
-        let [a, b] = faults;
-        let step = [&a, &b].map(|faults| faults.capacity_bytes.min(faults.split_bytes));
+        let mut rng = Rng::with_seed(seed ^ 0x6B0);
+        let delay_polls = [0, 3, 40][rng.usize(0..3)];
+        let gpus = [0, 1].map(|i| GpuFaults { delay_polls, seed: seed + i, ..Default::default() });
+        Self::with_gpus(seed, faults, checksum, gpus)
+    }
+
+    fn with_gpus(
+        seed: u64,
+        faults: [Faults; 2],
+        checksum: [bool; 2],
+        gpus: [GpuFaults; 2],
+    ) -> Self {
+        let step = faults.each_ref().map(|faults| faults.capacity_bytes.min(faults.split_bytes));
         let longest = step[0].min(step[1]).saturating_mul(20);
-        let sides = sides(seed, a, b, checksum);
+        let sides = sides_with_gpus(seed, faults, checksum, gpus);
         Self {
             rng: Rng::with_seed(seed),
             sides,
@@ -110,8 +123,15 @@ impl World {
             _ => None,
         };
         let rights = if refusal == Some(Status::Denied) { wrong } else { right };
-        let region = self.sides[1 - by].register(remote.whole(), rights);
-        let mut pieces = remote.remote(&region);
+        let kinds = (0..rng.usize(1..3)).map(|_| some_kind(rng));
+        let owner = &self.sides[1 - by];
+        let regions: Vec<_> =
+            kinds.map(|kind| owner.register_as(kind, remote.whole(), rights)).collect();
+        let mut pieces = remote.remote(&regions[0]);
+        for piece in &mut pieces {
+            let Region { slot, key, .. } = regions[rng.usize(0..regions.len())];
+            (piece.slot, piece.key) = (slot, key);
+        }
         let unlucky = rng.usize(0..pieces.len());
         match refusal {
             Some(Status::UnknownKey) => pieces[unlucky].key ^= 1 << rng.u32(0..64),
@@ -120,14 +140,15 @@ impl World {
         }
         let dest = if kind == OpKind::Read { &local } else { &remote };
         let done = Done::watching(dest.whole());
-        let name = self.sides[by].post(kind, local.spans(), pieces, &done)?;
+        let memory = some_kind(rng);
+        let name = self.sides[by].post_from(memory, kind, local.spans(), pieces, &done)?;
         let (source, dest) = if kind == OpKind::Read { (remote, local) } else { (local, remote) };
         self.jobs.push(Job {
             by,
             kind,
             source,
             dest,
-            region,
+            regions,
             refusal,
             name,
             done,
@@ -168,8 +189,12 @@ impl World {
         if job.revoked.is_some() {
             return;
         }
-        let Region { slot, key, .. } = job.region;
-        drop(self.sides[1 - job.by].regions.revoke(slot, key).expect("registered"));
+        let owner = &self.sides[1 - job.by];
+        for Region { slot, key, .. } in &job.regions {
+            let revoked = owner.regions.revoke(*slot, *key).expect("registered");
+            while owner.lane.touched_by_peer(*slot) {}
+            drop(revoked);
+        }
         job.revoked = Some(job.dest.now());
         if job.kind == OpKind::Read {
             job.source.scribble(&mut self.rng);
@@ -258,6 +283,14 @@ impl World {
     }
 }
 
+fn some_kind(rng: &mut Rng) -> MemoryKind {
+    match rng.u32(0..5) {
+        0 => MemoryKind::Cuda { device: 0 },
+        1 => MemoryKind::Cuda { device: 1 },
+        _ => MemoryKind::Host,
+    }
+}
+
 fn some_faults(rng: &mut Rng) -> Faults {
     Faults {
         capacity_bytes: [1000, 64 << 10, 256 << 10, 16 << 20][rng.usize(0..4)],
@@ -330,13 +363,37 @@ fn a_corrupted_byte_is_reported() {
 }
 
 #[test]
+fn a_failed_copy_fails_its_operation() {
+    each_seed(|seed| {
+        let mut rng = Rng::with_seed(!seed);
+        let faults = [some_faults(&mut rng), some_faults(&mut rng)];
+        let fail_at = Some(rng.u64(0..20));
+        let gpu = GpuFaults { delay_polls: rng.u32(0..20), fail_at, seed };
+        let mut gpus = [GpuFaults::default(), GpuFaults::default()];
+        gpus[rng.usize(0..2)] = gpu;
+        let mut world = World::with_gpus(seed, faults, [rng.bool(), rng.bool()], gpus);
+        let plan = Plan { steps: 150, refusals: false, cancels: false, revokes: false };
+        world.run(&plan).expect("both live");
+        world.kill();
+        world.check_always();
+        let results: Vec<_> =
+            world.jobs.iter().filter_map(|job| job.done.result()?.err()).collect();
+        let right = |e: &OpError| matches!(e, OpError::Gpu(_) | OpError::Remote(Status::Fault));
+        assert!(results.iter().all(right), "{results:?}");
+        // One copy of each half of the lane at most.
+        assert!(results.len() <= 2, "{results:?}");
+    });
+}
+
+#[test]
 fn threads_may_share_a_lane() {
     each_seed(|seed| {
         let mut rng = Rng::with_seed(!seed);
         let faults = [some_faults(&mut rng), some_faults(&mut rng)];
         let slow = faults.iter().map(|f| f.capacity_bytes.min(f.split_bytes)).min();
         let longest = slow.unwrap_or(0).clamp(1000, 30_000);
-        let sides = sides(seed, faults[0].clone(), faults[1].clone(), [rng.bool(), rng.bool()]);
+        let gpus = [0, 1].map(|i| GpuFaults { delay_polls: 9, seed: seed + i, fail_at: None });
+        let sides = sides_with_gpus(seed, faults, [rng.bool(), rng.bool()], gpus);
         let left = AtomicUsize::new(4);
         let poster = |by: usize, seed: u64| {
             let finished = Leave(&left);
@@ -390,11 +447,12 @@ fn one_job(sides: &[Side; 2], by: usize, rng: &mut Rng, longest: usize) -> Job {
     let local = Patch::new(rng, &local);
     let remote = cut(rng, len, MAX_DESCS);
     let remote = Patch::new(rng, &remote);
-    let region = sides[1 - by].register(remote.whole(), Rights::ALL);
+    let region = sides[1 - by].register_as(some_kind(rng), remote.whole(), Rights::ALL);
     let pieces = remote.remote(&region);
     let dest = if kind == OpKind::Read { &local } else { &remote };
     let done = Done::watching(dest.whole());
-    let name = sides[by].post(kind, local.spans(), pieces, &done).expect("alive");
+    let memory = some_kind(rng);
+    let name = sides[by].post_from(memory, kind, local.spans(), pieces, &done).expect("alive");
     for _ in 0..rng.u32(0..5) {
         sides[by].progress().expect("alive");
     }
@@ -403,5 +461,6 @@ fn one_job(sides: &[Side; 2], by: usize, rng: &mut Rng, longest: usize) -> Job {
         sides[by].lane.cancel(name);
     }
     let (source, dest) = if kind == OpKind::Read { (remote, local) } else { (local, remote) };
-    Job { by, kind, source, dest, region, refusal: None, name, done, cancelled, revoked: None }
+    let regions = vec![region];
+    Job { by, kind, source, dest, regions, refusal: None, name, done, cancelled, revoked: None }
 }

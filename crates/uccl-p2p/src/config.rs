@@ -60,6 +60,8 @@ pub struct Config {
     pub checksum: Checksum,
     /// Whether `process_vm_readv/writev` may be used.
     pub cma: bool,
+    /// Whether peers of this host may open our GPU memory.
+    pub ipc: bool,
     /// How long a worker spins for more work before it sleeps.
     pub spin: Duration,
 }
@@ -81,6 +83,7 @@ impl Default for Config {
             tcp_congestion: None,
             checksum: Checksum::Auto,
             cma: true,
+            ipc: true,
             spin: Duration::from_micros(100),
         }
     }
@@ -135,6 +138,12 @@ const SETTINGS: &[Setting] = &[
         default: "0",
         doc: "`1` does without `process_vm_readv` and `process_vm_writev`: the same host then uses shared memory",
         apply: |config, value| flag(value).map(|disable| config.cma = !disable),
+    },
+    Setting {
+        name: "UCCL_P2P_DISABLE_IPC",
+        default: "0",
+        doc: "`1` keeps other processes from opening this one's GPU memory (CUDA IPC): it then passes through host memory, on the same host too",
+        apply: |config, value| flag(value).map(|disable| config.ipc = !disable),
     },
     Setting {
         name: "UCCL_P2P_NUM_CPUS",

@@ -10,7 +10,7 @@ use crate::{
     buffer, error,
 };
 
-static NEW: Signature<14> = Signature {
+static NEW: Signature<15> = Signature {
     function: "Endpoint",
     params: [
         &["local_gpu_idx", "gpu_index"],
@@ -26,6 +26,7 @@ static NEW: Signature<14> = Signature {
         &["tcp_congestion"],
         &["checksum"],
         &["cma"],
+        &["ipc"],
         &["spin_us"],
     ],
     positional: 2,
@@ -53,7 +54,8 @@ pub(crate) fn config(args: Positional<'_, '_>, kwargs: Named<'_, '_>) -> PyResul
     config.tcp_congestion = a.opt(10)?.or(config.tcp_congestion);
     set(&mut config.checksum, a.get(11).map(checksum).transpose()?);
     set(&mut config.cma, a.opt(12)?);
-    set(&mut config.spin, a.opt(13)?.map(Duration::from_micros));
+    set(&mut config.ipc, a.opt(13)?);
+    set(&mut config.spin, a.opt(14)?.map(Duration::from_micros));
     Ok(config)
 }
 

@@ -126,7 +126,7 @@ static WRITEV_IPC_ASYNC: args::Signature<7> = ipc::one_sided_v("writev_ipc_async
 #[pymethods]
 impl PyEndpoint {
     #[new]
-    #[pyo3(signature = (*args, **kwargs), text_signature = "(local_gpu_idx=None, num_cpus=None, *, psk=None, bind=None, port=None, base_port=None, timeout=None, transfer_timeout=None, transport=None, tcp_streams=None, tcp_congestion=None, checksum=None, cma=None, spin_us=None)")]
+    #[pyo3(signature = (*args, **kwargs), text_signature = "(local_gpu_idx=None, num_cpus=None, *, psk=None, bind=None, port=None, base_port=None, timeout=None, transfer_timeout=None, transport=None, tcp_streams=None, tcp_congestion=None, checksum=None, cma=None, ipc=None, spin_us=None)")]
     fn new(py: Python<'_>, args: Args<'_, '_>, kwargs: Option<Kwargs<'_, '_>>) -> PyResult<Self> {
         let config = config::config(args, kwargs)?;
         let core = py.detach(|| Endpoint::new(config)).map_err(|e| error::exception(&e))?;

@@ -1,22 +1,18 @@
 //! Between a GPU's memory and host memory that no GPU reaches: through locked host memory.
 
 use parking_lot::Mutex;
-use uccl_device::cuda::{Context, Direction, GpuError, Gpus, PinnedBuffer, Priority, Stream};
+use uccl_device::cuda::{Direction, GpuError, Gpus, Priority, Stream};
 
-use super::jobs::gpu;
 use crate::{
+    gpu::{CHUNK, Chunk, op_error},
     lane::{OpError, OpResult},
     mem::{Access, Span},
 };
 
-/// Bytes of a buffer: no chunk is longer.
-pub(crate) const BOUNCE: usize = 512 << 10;
-
-/// A buffer and a stream to fill and empty it.
+/// A chunk and a stream to fill and empty it.
 struct Bouncer {
-    context: &'static Context,
     stream: Stream,
-    buffer: PinnedBuffer,
+    chunk: Chunk,
 }
 
 /// Bouncers that nobody uses right now; as many are made as threads copy at once.
@@ -24,7 +20,7 @@ struct Bouncer {
 pub(crate) struct Bouncers(Mutex<Vec<Bouncer>>);
 
 impl Bouncers {
-    /// Copies between `local`, a GPU's memory of at most [`BOUNCE`] bytes in all, and what `there` reads from
+    /// Copies between `local`, a GPU's memory of at most [`CHUNK`] bytes in all, and what `there` reads from
     /// or writes to: it is given the host's part of the way.
     ///
     /// # Safety
@@ -36,15 +32,15 @@ impl Bouncers {
         local: &[Span],
         there: impl FnOnce(Span) -> OpResult,
     ) -> OpResult {
-        let bouncer = self.take(device).map_err(gpu)?;
+        let bouncer = self.take(device).map_err(op_error)?;
         let len = local.iter().map(|span| span.len).sum();
-        if len > bouncer.buffer.len_bytes() {
-            return Err(OpError::HostOnly("a chunk does not fit the buffer"));
+        if len > CHUNK {
+            return Err(OpError::HostOnly("a part is longer than a chunk"));
         }
-        let host = Span { addr: bouncer.buffer.as_ptr() as usize, len };
+        let host = Span { addr: bouncer.chunk.addr(), len };
         let by_gpu = |direction| {
-            // SAFETY: the caller's promise; the buffer is ours until it is given back.
-            unsafe { bouncer.move_all(local, direction) }.map_err(gpu)
+            // SAFETY: the caller's promise; the chunk is ours until it is given back.
+            unsafe { bouncer.move_all(local, direction) }.map_err(op_error)
         };
         let result = match access {
             Access::Read => there(host).and_then(|()| by_gpu(Direction::HostToDevice)),
@@ -55,26 +51,28 @@ impl Bouncers {
     }
 
     fn take(&self, device: u32) -> Result<Bouncer, GpuError> {
-        let context = Gpus::get().device(device)?.context()?;
         let mut spare = self.0.lock();
-        let at = spare.iter().position(|other| other.context.device().ordinal() == device);
+        let at = spare.iter().position(|other| other.device() == device);
         if let Some(at) = at {
             return Ok(spare.swap_remove(at));
         }
         drop(spare);
-        let stream = Stream::new(context, Priority::High)?;
-        let buffer = PinnedBuffer::new(context, BOUNCE)?;
-        Ok(Bouncer { context, stream, buffer })
+        let context = Gpus::get().device(device)?.context()?;
+        Ok(Bouncer { stream: Stream::new(context, Priority::High)?, chunk: Chunk::near(device)? })
     }
 }
 
 impl Bouncer {
-    /// Copies pieces of GPU memory to or from the buffer, one behind the other, and waits.
+    fn device(&self) -> u32 {
+        self.stream.context().device().ordinal()
+    }
+
+    /// Copies pieces of GPU memory to or from the chunk, one behind the other, and waits.
     ///
     /// # Safety
-    /// The pieces are memory of this GPU, or of one that it reaches, and together fit the buffer.
+    /// The pieces are memory of this GPU, or of one that it reaches, and together fit the chunk.
     unsafe fn move_all(&self, pieces: &[Span], direction: Direction) -> Result<(), GpuError> {
-        let mut at = self.buffer.as_ptr() as u64;
+        let mut at = self.chunk.addr() as u64;
         let mut enqueued = Ok(());
         for piece in pieces.iter().filter(|piece| piece.len > 0) {
             let (to, from) = match direction {
@@ -88,7 +86,7 @@ impl Bouncer {
             }
             at += piece.len as u64;
         }
-        // Also after an error: what was enqueued uses the buffer.
+        // Also after an error: what was enqueued uses the chunk.
         let ended = self.stream.synchronize();
         enqueued.and(ended)
     }

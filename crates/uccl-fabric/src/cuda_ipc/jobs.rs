@@ -1,23 +1,24 @@
 //! Copies by GPUs that are under way on one lane.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, AtomicUsize, Ordering::*},
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering::*},
+    },
 };
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use uccl_device::{
     MemoryKind,
-    cuda::{Context, Direction, Event, GpuError, Gpus, gather::Piece},
+    cuda::{Context, Direction, Event, Gpus, gather::Piece},
 };
 
-use super::{
-    engine::{Engine, Route},
-    opened::Place,
-};
+use super::opened::Place;
 use crate::{
-    lane::{Completion, OpError, OpKind, OpName, OpResult, Operation, Posted},
+    gpu::{Engine, Route, op_error},
+    lane::{Completion, OpError, OpKind, OpName, OpResult, Operation, access_of},
     mem::{Access, RemoteSpan, Span},
     shm::{Direct, OwnedHazard},
 };
@@ -80,45 +81,24 @@ impl Completion for Parts {
 }
 
 impl GpuJobs {
-    /// Enqueues an operation of which one side at least is a GPU's.
+    /// Enqueues pieces of an operation of which one side at least is a GPU's, [few enough](batches) regions at
+    /// a time; `done` is told of their end.
+    ///
+    /// # Errors
+    /// Nothing moves then. [`OpError::HostOnly`]: no GPU of this process reaches both sides.
     ///
     /// # Safety
-    /// The local pieces must stay valid until the operation has ended.
-    pub unsafe fn post(&self, direct: &Direct, op: Operation, name_bit: u64) -> Posted {
-        let name = OpName(self.next.fetch_add(1, Relaxed) | name_bit);
-        let batches = batches(&op.remote);
-        if let [_] = batches[..] {
-            // SAFETY: the caller's promise.
-            return match unsafe { self.fly(direct, &op, (&op.local, &op.remote), &op.done) } {
-                Ok(()) => Posted::Pending(name),
-                Err(e) => Posted::Done(Err(e)),
-            };
-        }
-        let done = Parts::of(batches.len(), Arc::clone(&op.done));
-        for batch in batches {
-            let part = (&op.local[batch.clone()], &op.remote[batch]);
-            // SAFETY: the caller's promise.
-            if let Err(e) = unsafe { self.fly(direct, &op, part, &done) } {
-                self.landed.lock().push((Arc::clone(&done), Err(e)));
-                self.open.fetch_add(1, Release);
-            }
-        }
-        Posted::Pending(name)
-    }
-
-    /// Enqueues some pieces of an operation.
-    ///
-    /// # Safety
-    /// As for [`Self::post`].
-    unsafe fn fly(
+    /// The local pieces must stay valid until `done` has been told.
+    pub unsafe fn post(
         &self,
         direct: &Direct,
         op: &Operation,
-        (local, remote): (&[Span], &[RemoteSpan]),
+        range: Range<usize>,
         done: &Arc<dyn Completion>,
-    ) -> Result<(), OpError> {
+    ) -> Result<OpName, OpError> {
+        let (local, remote) = (&op.local[range.clone()], &op.remote[range]);
         let hazards = self.claim(direct, remote);
-        let access = if op.kind == OpKind::Read { Access::Read } else { Access::Write };
+        let access = access_of(op.kind);
         let context = context_of(direct, op.memory, remote)?;
         let there = direct.gpu_places(access, remote, context)?;
         let route = route(op.kind, op.memory, there.device);
@@ -132,7 +112,7 @@ impl GpuJobs {
             Err(e) => {
                 // Nothing may move once we have said that it failed.
                 engine.lock().settle();
-                return Err(gpu(e));
+                return Err(op_error(e));
             }
         };
         let bytes = local.iter().map(|span| span.len as u64).sum();
@@ -141,7 +121,7 @@ impl GpuJobs {
         let done = Arc::clone(done);
         self.flights.lock().push(Flight { event, engine, bytes, done, _held: held });
         self.open.fetch_add(1, Release);
-        Ok(())
+        Ok(OpName(self.next.fetch_add(1, Relaxed)))
     }
 
     /// Tells the owner which regions are touched. Waits for words that are in use, by flights of ours.
@@ -165,7 +145,7 @@ impl GpuJobs {
         if let Some((_, engine)) = engines.iter().find(|(other, _)| *other == gpu_index) {
             return Ok(Arc::clone(engine));
         }
-        let engine = Arc::new(Mutex::new(Engine::new(context).map_err(gpu)?));
+        let engine = Arc::new(Mutex::new(Engine::new(context).map_err(op_error)?));
         engines.push((gpu_index, Arc::clone(&engine)));
         Ok(engine)
     }
@@ -192,7 +172,7 @@ impl GpuJobs {
         }
         let mut landed = self.landed.lock();
         for flight in ended {
-            let result = flight.event.is_done().map(drop).map_err(gpu);
+            let result = flight.event.is_done().map(drop).map_err(op_error);
             self.bytes.fetch_sub(flight.bytes, Relaxed);
             flight.engine.lock().reuse(flight.event);
             landed.push((flight.done, result));
@@ -223,7 +203,7 @@ impl GpuJobs {
 }
 
 /// Cuts pieces so that each part touches few enough regions.
-fn batches(remote: &[RemoteSpan]) -> SmallVec<[std::ops::Range<usize>; 1]> {
+pub(crate) fn batches(remote: &[RemoteSpan]) -> SmallVec<[Range<usize>; 1]> {
     let mut batches = SmallVec::new();
     let (mut start, mut slots) = (0, SmallVec::<[u32; MAX_SLOTS]>::new());
     for (at, span) in remote.iter().enumerate() {
@@ -248,12 +228,12 @@ fn context_of(
     remote: &[RemoteSpan],
 ) -> Result<&'static Context, OpError> {
     if let Some(device) = ours.device() {
-        return Gpus::get().device(device).and_then(|device| device.context()).map_err(gpu);
+        return Gpus::get().device(device).and_then(|device| device.context()).map_err(op_error);
     }
     let gpu_there = remote.iter().find_map(|span| direct.gpu_of(span));
     let opened = gpu_there.ok_or(OpError::HostOnly("neither side is known to be a GPU's"))?;
     match opened.context() {
-        Some(context) => context.map_err(gpu),
+        Some(context) => context.map_err(op_error),
         None => Err(OpError::HostOnly(
             "the peer's GPU is not visible to this process (CUDA_VISIBLE_DEVICES), and our memory is the host's",
         )),
@@ -281,10 +261,6 @@ fn piece(access: Access, here: &Span, there: u64) -> Piece {
         Access::Read => Piece { destination: local, source: there, len_bytes },
         Access::Write => Piece { destination: there, source: local, len_bytes },
     }
-}
-
-pub(crate) fn gpu(e: GpuError) -> OpError {
-    OpError::Gpu(Arc::new(e))
 }
 
 #[cfg(test)]

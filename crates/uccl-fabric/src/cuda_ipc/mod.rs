@@ -7,13 +7,12 @@
 //! hazard word tells the owner.
 
 mod bounce;
-mod engine;
 mod jobs;
 mod opened;
 mod put;
 mod share;
 
-pub(crate) use self::bounce::{BOUNCE, Bouncers};
+pub(crate) use self::{bounce::Bouncers, jobs::batches};
 pub use self::{
     jobs::{GpuJobs, Parts},
     opened::{Keep, LockedHost, OpenedGpu, Owner, Place},

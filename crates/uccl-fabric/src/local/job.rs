@@ -5,16 +5,15 @@ use std::sync::Arc;
 use parking_lot::{Condvar, Mutex};
 use uccl_device::MemoryKind;
 
-use super::access_of;
 use crate::{
-    cuda_ipc::BOUNCE,
-    lane::{Completion, OpError, OpResult, Operation, RemoteSpans, Spans},
+    gpu,
+    lane::{Completion, OpError, OpResult, Operation, RemoteSpans, Spans, access_of},
     mem::{Access, RemoteSpan, Span},
 };
 
 /// What one thread copies at a time: enough to be worth the handing out, little enough that the threads
 /// end together.
-const CHUNK: usize = BOUNCE;
+const CHUNK: usize = gpu::CHUNK;
 /// Pieces that it copies at most: each costs the kernel about as much as copying 4 KiB.
 const CHUNK_PIECES: usize = 64;
 

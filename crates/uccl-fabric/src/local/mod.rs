@@ -32,7 +32,7 @@ use crate::{
     cuda_ipc::{Bouncers, GpuJobs},
     lane::{
         Aftermath, Caps, Interest, Lane, LaneError, MessageSink, OpError, OpKind, OpName, OpResult,
-        Operation, Posted,
+        Operation, Posted, access_of,
     },
     mem::{Access, RemoteSpan, Span},
     shm::{Direct, DirectError, Hazards, Reach},
@@ -148,16 +148,10 @@ fn op_error(e: DirectError) -> OpError {
     }
 }
 
-fn access_of(kind: OpKind) -> Access {
-    match kind {
-        OpKind::Read => Access::Read,
-        OpKind::Write => Access::Write,
-    }
-}
-
 impl Lane for LocalLane {
     fn caps(&self) -> Caps {
-        Caps { link: if self.cma { "cma" } else { "shm" }, ordered: false, ..self.stream.caps() }
+        let link = if self.cma { "cma" } else { "shm" };
+        Caps { link, ordered: false, max_gpu_pieces: usize::MAX, ..self.stream.caps() }
     }
 
     fn path_to(&self, remote: &RemoteSpan) -> &'static str {
@@ -244,7 +238,7 @@ impl Lane for LocalLane {
     }
 
     fn touched_by_peer(&self, slot: u32) -> bool {
-        !self.bell.gone() && self.peer_hazards.holds(slot)
+        self.stream.touched_by_peer(slot) || !self.bell.gone() && self.peer_hazards.holds(slot)
     }
 
     fn aftermath(&self) -> Option<Box<dyn Aftermath>> {

@@ -1,13 +1,19 @@
 //! Who copies what: this process's CPU, a GPU of ours, or both sides through the rings.
 
-use std::sync::{Arc, atomic::Ordering::*};
+use std::{
+    ops::Range,
+    sync::{Arc, atomic::Ordering::*},
+};
 
 use uccl_device::MemoryKind;
 
-use super::{GPU, INLINE, JOB, LocalLane, access_of, job::Job};
+use super::{GPU, INLINE, JOB, LocalLane, job::Job};
 use crate::{
-    cuda_ipc::Parts,
-    lane::{Lane, LaneError, OpError, OpName, Operation, Posted, RemoteSpans, Spans},
+    cuda_ipc::{Parts, batches},
+    lane::{
+        Completion, Lane, LaneError, OpError, OpName, Operation, Posted, RemoteSpans, Spans,
+        access_of,
+    },
     mem::RemoteSpan,
     shm::Reach,
 };
@@ -60,8 +66,6 @@ impl LocalLane {
             Reach::Gpu => Way::Gpu,
             Reach::Mapped if on_gpu => Way::GpuToHost,
             Reach::Cma | Reach::Mapped => Way::Direct,
-            // What it is shows on the way: a GPU's copy says what is wrong.
-            Reach::None if on_gpu => Way::Gpu,
             Reach::None => Way::Stream,
         }
     }
@@ -83,15 +87,10 @@ impl LocalLane {
         }
         let done = Parts::of(parts.len(), Arc::clone(&op.done));
         for (way, local, remote) in parts {
-            let done = Arc::clone(&done);
-            let part =
-                Operation { kind: op.kind, local, memory: op.memory, remote, done: done.clone() };
+            let (kind, memory) = (op.kind, op.memory);
+            let part = Operation { kind, local, memory, remote, done: Arc::clone(&done) };
             // SAFETY: the caller's promise.
-            match unsafe { self.post_one_way(way, part) } {
-                Ok(Posted::Pending(_)) => {}
-                Ok(Posted::Done(result)) => done.complete(result),
-                Err(_) => done.complete(Err(OpError::LaneDown)),
-            }
+            end_now(unsafe { self.post_one_way(way, part) }, &done);
         }
         // It ends with its last part; there is no name to cancel them by.
         Ok(Posted::Pending(OpName(GPU)))
@@ -106,7 +105,7 @@ impl LocalLane {
             // SAFETY: the caller's promise.
             Way::Gpu | Way::GpuToHost => unsafe { self.post_gpu(op) },
             // SAFETY: the caller's promise.
-            Way::Stream => unsafe { self.stream.post(op) },
+            Way::Stream => unsafe { self.post_stream(op) },
             // SAFETY: the caller's promise.
             Way::Direct => unsafe { self.post_direct(op) },
         }
@@ -135,7 +134,7 @@ impl LocalLane {
         Ok(Posted::Pending(name))
     }
 
-    /// Has a GPU copy.
+    /// Has a GPU copy; what no GPU of ours reaches goes through both sides.
     ///
     /// # Safety
     /// As for [`Lane::post`].
@@ -143,9 +142,81 @@ impl LocalLane {
         if self.bell.ended() {
             return Err(LaneError::Ended);
         }
-        // What the peer has just offered may not have been taken in.
-        self.bell.listen();
+        let batches = batches(&op.remote);
+        if let [all] = &batches[..] {
+            // SAFETY: the caller's promise.
+            return match unsafe { self.launch(&op, all.clone(), &op.done) } {
+                Ok(name) => Ok(Posted::Pending(name)),
+                // SAFETY: the caller's promise.
+                Err(OpError::HostOnly(_)) => unsafe { self.post_stream(op) },
+                Err(e) => Ok(Posted::Done(Err(e))),
+            };
+        }
+        let done = Parts::of(batches.len(), Arc::clone(&op.done));
+        for range in batches {
+            // SAFETY: the caller's promise.
+            match unsafe { self.launch(&op, range.clone(), &done) } {
+                Ok(_) => {}
+                Err(OpError::HostOnly(_)) => {
+                    let part = op.part(range, &done);
+                    // SAFETY: the caller's promise.
+                    end_now(unsafe { self.post_stream(part) }, &done);
+                }
+                Err(e) => Arc::clone(&done).complete(Err(e)),
+            }
+        }
+        // It ends with its last part; there is no name to cancel them by.
+        Ok(Posted::Pending(OpName(GPU)))
+    }
+
+    /// Has a GPU copy some pieces. What the peer has just offered is taken in if it is missed.
+    ///
+    /// # Safety
+    /// As for [`GpuJobs::post`](crate::cuda_ipc::GpuJobs::post).
+    unsafe fn launch(
+        &self,
+        op: &Operation,
+        range: Range<usize>,
+        done: &Arc<dyn Completion>,
+    ) -> Result<OpName, OpError> {
         // SAFETY: the caller's promise.
-        Ok(unsafe { self.gpu.post(&self.direct, op, GPU) })
+        let launch = || unsafe { self.gpu.post(&self.direct, op, range.clone(), done) };
+        let launched = match launch() {
+            Err(OpError::HostOnly(_)) => {
+                self.bell.listen();
+                launch()
+            }
+            launched => launched,
+        };
+        launched.map(|name| OpName(name.0 | GPU))
+    }
+
+    /// Sends pieces through the rings, in as many frames as they take.
+    ///
+    /// # Safety
+    /// As for [`Lane::post`].
+    unsafe fn post_stream(&self, op: Operation) -> Result<Posted, LaneError> {
+        let (most, count) = (self.stream.caps().max_pieces, op.remote.len());
+        if count <= most {
+            // SAFETY: the caller's promise.
+            return unsafe { self.stream.post(op) };
+        }
+        let done = Parts::of(count.div_ceil(most), Arc::clone(&op.done));
+        for start in (0..count).step_by(most) {
+            let part = op.part(start..count.min(start + most), &done);
+            // SAFETY: the caller's promise.
+            end_now(unsafe { self.stream.post(part) }, &done);
+        }
+        // As above.
+        Ok(Posted::Pending(OpName(GPU)))
+    }
+}
+
+/// Tells of a part that ended when it was posted.
+fn end_now(posted: Result<Posted, LaneError>, done: &Arc<dyn Completion>) {
+    match posted {
+        Ok(Posted::Pending(_)) => {}
+        Ok(Posted::Done(result)) => Arc::clone(done).complete(result),
+        Err(_) => Arc::clone(done).complete(Err(OpError::LaneDown)),
     }
 }

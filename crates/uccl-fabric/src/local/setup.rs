@@ -21,6 +21,7 @@ use crate::{
     cma::Process,
     cuda_ipc::{Bouncers, GpuJobs, Owner},
     fdpass::{FdSocket, Message},
+    gpu::CopyBy,
     region::RegionTable,
     shm::{ByteRing, Direct, Hazards, MapMode, PeerTable, Segment, hazard::HAZARD_BYTES},
     stream::{StreamLane, StreamOptions},
@@ -136,7 +137,8 @@ fn build(
     };
     let bell = Arc::new(Bell::new(socket, Arc::clone(&direct), owner));
     let (pipe, tx, rx) = ShmPipe::new(tx, rx, &bell);
-    let options = StreamOptions { regions: setup.regions, checksum: setup.checksum };
+    let (regions, checksum) = (setup.regions, setup.checksum);
+    let options = StreamOptions { regions, checksum, copy_by: CopyBy::Gpus };
     Ok(LocalLane {
         stream: StreamLane::new(pipe, tx, rx, options),
         direct,

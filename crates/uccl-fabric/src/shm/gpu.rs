@@ -98,7 +98,11 @@ impl Direct {
             if !memory.holds(backing.offset, checked.len) {
                 return Err(OpError::Remote(Status::OutOfBounds));
             }
-            (memory.place(context).map_err(|e| OpError::Gpu(Arc::new(e)))?, backing.offset)
+            let place = memory.place(context).map_err(|e| {
+                tracing::debug!("GPU memory of the peer's is not reached: {e}");
+                OpError::HostOnly("the peer's GPU memory cannot be opened")
+            })?;
+            (place, backing.offset)
         } else {
             let locked = self.mappings.locked(backing.id, context);
             let place = match locked {

@@ -95,8 +95,8 @@ pub(crate) struct Listing {
     pub(crate) span: Span,
     pub(crate) rights: Rights,
     pub(crate) backing: Option<SharedBacking>,
-    /// Only a GPU reaches it.
-    pub(crate) device: bool,
+    /// The GPU that alone reaches it.
+    pub(crate) device: Option<u32>,
 }
 
 /// The owner's side of the table.
@@ -126,7 +126,7 @@ impl PublishedTable {
         let bits = flag(rights.read, READ)
             | flag(rights.write, WRITE)
             | flag(backing.is_some(), BACKED)
-            | flag(device, DEVICE);
+            | flag(device.is_some(), DEVICE);
         let (id, offset) = backing.map_or((0, 0), |b| (u64::from(b.id), b.offset));
         publish(entry, &[span.addr as u64, span.len as u64, bits, low, high, id, offset]);
     }

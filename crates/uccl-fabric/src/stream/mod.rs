@@ -7,9 +7,11 @@
 
 mod crc;
 mod cursor;
+mod fetch;
 mod ops;
 mod rx;
 mod tx;
+mod upload;
 
 use std::sync::{
     Arc,
@@ -17,7 +19,7 @@ use std::sync::{
 };
 
 use parking_lot::{Mutex, MutexGuard};
-use uccl_wire::frame::{Kind, MAX_DESCS, MAX_MESSAGE, Status};
+use uccl_wire::frame::{Desc, Kind, MAX_DESCS, MAX_MESSAGE, Status};
 
 use self::{
     ops::Ops,
@@ -26,10 +28,12 @@ use self::{
 };
 use crate::{
     clock,
+    gpu::CopyBy,
     lane::{
         Caps, Interest, Lane, LaneError, MessageSink, OpError, OpKind, OpName, Operation, Posted,
         Spans,
     },
+    mem::RemoteSpan,
     pipe::{Pipe, PipeRx, PipeTx},
     region::RegionTable,
 };
@@ -45,6 +49,8 @@ pub struct StreamOptions {
     pub regions: Arc<RegionTable>,
     /// Whether data that we send carries a checksum.
     pub checksum: bool,
+    /// Who copies GPU memory to and from where the pipe reaches it.
+    pub copy_by: CopyBy,
 }
 
 /// A lane over a byte pipe.
@@ -62,6 +68,9 @@ pub struct StreamLane<P: Pipe> {
     load: AtomicU64,
     /// Bytes of short frames that wait.
     queued: AtomicUsize,
+    /// Copies by GPUs are under way, for what is sent or for what has come.
+    fetching: AtomicBool,
+    uploading: AtomicBool,
     heard_ms: AtomicU64,
     dead: Mutex<Option<LaneError>>,
     is_dead: AtomicBool,
@@ -74,13 +83,15 @@ impl<P: Pipe> StreamLane<P> {
             pipe,
             regions: options.regions,
             checksum: options.checksum,
-            tx: Mutex::new(Tx::new(tx, options.checksum)),
-            rx: Mutex::new(Rx::new(rx)),
+            tx: Mutex::new(Tx::new(tx, options.checksum, &options.copy_by)),
+            rx: Mutex::new(Rx::new(rx, &options.copy_by)),
             ops: Mutex::new(Ops::default()),
             unsent: AtomicBool::new(false),
             swamped: AtomicBool::new(false),
             load: AtomicU64::new(0),
             queued: AtomicUsize::new(0),
+            fetching: AtomicBool::new(false),
+            uploading: AtomicBool::new(false),
             heard_ms: AtomicU64::new(clock::coarse_ms()),
             dead: Mutex::new(None),
             is_dead: AtomicBool::new(false),
@@ -107,7 +118,8 @@ impl<P: Pipe> StreamLane<P> {
 
     /// Sends what can be sent. An error shows at the next progress, where it is looked for.
     fn flush(&self, tx: &mut MutexGuard<'_, Tx<P::Tx>>) -> bool {
-        let around = TxSurroundings { regions: &self.regions, ops: &self.ops };
+        let Self { regions, ops, fetching: copying, .. } = self;
+        let around = TxSurroundings { regions, ops, copying };
         let moved = match tx.flush(&around) {
             Ok(moved) => moved,
             Err(e) => {
@@ -117,6 +129,7 @@ impl<P: Pipe> StreamLane<P> {
         };
         self.swamped.store(tx.swamped(), SeqCst);
         self.unsent.store(tx.pending(), SeqCst);
+        self.fetching.store(tx.is_copying(), SeqCst);
         self.queued.store(tx.control_len(), Relaxed);
         moved
     }
@@ -129,8 +142,10 @@ impl<P: Pipe> StreamLane<P> {
             return Ok(false);
         }
         let settle = || drop(self.tx.lock());
-        let around = Surroundings { regions: &self.regions, ops: &self.ops, sink, settle: &settle };
+        let Self { regions, ops, uploading: copying, .. } = self;
+        let around = Surroundings { regions, ops, sink, settle: &settle, copying };
         let moved = rx.pump(&around);
+        self.uploading.store(rx.is_copying(), SeqCst);
         let reopened = !matches!(moved, Ok(false)) && self.count_load();
         if reopened || !rx.answers.is_empty() {
             let mut tx = self.tx.lock();
@@ -156,6 +171,11 @@ impl<P: Pipe> StreamLane<P> {
         ops.take_reopened()
     }
 
+    /// Whether copies by GPUs are under way.
+    fn is_copying(&self) -> bool {
+        self.fetching.load(SeqCst) || self.uploading.load(SeqCst)
+    }
+
     fn fail_all(&self) {
         let ops = self.ops.lock().drain();
         self.count_load();
@@ -173,6 +193,7 @@ impl<P: Pipe> Lane for StreamLane<P> {
             messages: true,
             checksum: self.checksum,
             max_pieces: MAX_DESCS,
+            max_gpu_pieces: MAX_DESCS,
             max_message: MAX_MESSAGE,
         }
     }
@@ -181,9 +202,6 @@ impl<P: Pipe> Lane for StreamLane<P> {
         if !op.is_sound() {
             return Ok(Posted::Done(Err(OpError::Remote(Status::Protocol))));
         }
-        if !op.memory.is_host_accessible() {
-            return Ok(Posted::Done(Err(OpError::HostOnly("ours"))));
-        }
         let mut tx = self.tx.lock();
         // Under the lock: a kill takes it too, and ends what it finds.
         self.alive()?;
@@ -191,7 +209,7 @@ impl<P: Pipe> Lane for StreamLane<P> {
         let name = ops.insert(&op);
         self.load.store(ops.bytes + ops.len() as u64, Relaxed);
         let is_short = op.kind == OpKind::Write && op.len() <= SHORT as u64;
-        if is_short && tx.takes_short() && ops.begin(name) {
+        if is_short && op.memory.is_host_accessible() && tx.takes_short() && ops.begin(name) {
             // SAFETY: the caller keeps the local pieces valid until the operation has ended, which
             // nobody can bring about while the operations are locked.
             unsafe { tx.push_short(name, &op.local, &op.remote) };
@@ -203,7 +221,8 @@ impl<P: Pipe> Lane for StreamLane<P> {
                 OpKind::Write => OwnKind::Write,
                 OpKind::Read => OwnKind::Read,
             };
-            tx.push_own(Own::new(name, kind, op.local, op.remote));
+            let own = Own::new(name, kind, op.local, op.remote);
+            tx.push_own(own.on(op.memory.device_only()));
         }
         self.flush(&mut tx);
         Ok(Posted::Pending(name))
@@ -256,7 +275,7 @@ impl<P: Pipe> Lane for StreamLane<P> {
             OpKind::Write => match tx.cut(name) {
                 Some(false) => {}
                 Some(true) => {
-                    op.cut = true;
+                    op.doomed.get_or_insert(OpError::Cancelled);
                     drop(ops);
                     drop(rx);
                     self.flush(&mut tx);
@@ -298,11 +317,17 @@ impl<P: Pipe> Lane for StreamLane<P> {
     }
 
     fn has_work(&self) -> bool {
-        self.unsent.load(SeqCst)
+        self.unsent.load(SeqCst) || self.is_copying()
+    }
+
+    fn touched_by_peer(&self, slot: u32) -> bool {
+        // What touches it does so without the table's lock only while a GPU copies.
+        self.is_copying() && (self.rx.lock().touches(slot) || self.tx.lock().touches(slot))
     }
 
     fn arm(&self) -> bool {
-        if self.is_dead.load(SeqCst) {
+        // Nothing shows when a GPU has done its work: it is looked at.
+        if self.is_dead.load(SeqCst) || self.is_copying() {
             return false;
         }
         // Nothing is received while swamped: it ends with room in the pipe, so that is waited for.
@@ -353,6 +378,10 @@ impl Operation {
         }
         left == Some(0) && self.remote.len() <= MAX_DESCS
     }
+}
+
+fn remote_of(desc: &Desc) -> RemoteSpan {
+    RemoteSpan { addr: desc.addr, len: desc.len, key: desc.key, slot: desc.slot }
 }
 
 /// Hears of operations whose owner has been told already.

@@ -16,8 +16,8 @@ pub(super) struct InFlight {
     pub(super) done: Arc<dyn Completion>,
     /// Where a read's data goes, while no frame is filling it.
     pub(super) target: Option<ReadTarget>,
-    /// Cut short: it ends in [`OpError::Cancelled`] whatever the peer says.
-    pub(super) cut: bool,
+    /// How it ends whatever the peer says.
+    pub(super) doomed: Option<OpError>,
     /// Until all of it has been sent, no answer to it can be true.
     pub(super) sent: Sent,
     generation: u32,
@@ -34,6 +34,8 @@ pub(super) enum Sent {
 /// Where a read's data goes.
 pub(super) struct ReadTarget {
     pub(super) spans: Spans,
+    /// The GPU that alone reaches it.
+    pub(super) device: Option<u32>,
     /// Where the next byte goes.
     pub(super) at: Cursor,
     /// Bytes that have arrived.
@@ -66,6 +68,7 @@ impl Ops {
         self.bytes += len;
         let target = (op.kind == OpKind::Read).then(|| ReadTarget {
             spans: op.local.clone(),
+            device: op.memory.device_only(),
             at: Cursor::default(),
             received: 0,
             failed: None,
@@ -75,7 +78,7 @@ impl Ops {
             len,
             done: Arc::clone(&op.done),
             target,
-            cut: false,
+            doomed: None,
             sent: Sent::Nothing,
             generation: self.generation,
         });
@@ -122,6 +125,13 @@ impl Ops {
             self.waiting = true;
         }
         has_room
+    }
+
+    /// Notes how an operation is to end, if nothing has been noted before.
+    pub(super) fn doom(&mut self, name: OpName, error: OpError) {
+        if let Some(op) = self.get_mut(name) {
+            op.doomed.get_or_insert(error);
+        }
     }
 
     /// Notes that all of an operation has been sent.

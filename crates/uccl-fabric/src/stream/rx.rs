@@ -1,6 +1,10 @@
 //! The receiving half of a stream lane: reads frames, and puts their data where it belongs, straight
 //! from the pipe wherever that is worth it.
 
+mod device;
+
+use std::sync::atomic::AtomicBool;
+
 use parking_lot::Mutex;
 use uccl_wire::checked::{Crc, unseal};
 use uccl_wire::frame::{
@@ -11,13 +15,16 @@ use super::{
     crc::add_span,
     cursor::Cursor,
     ops::{InFlight, Ops, ReadTarget, Sent},
+    remote_of,
     tx::Reply,
+    upload::{End, Purpose, Uploader},
 };
 use crate::{
+    gpu::CopyBy,
     lane::{LaneError, MessageSink, OpError, OpKind, OpName, OpResult},
-    mem::{Access, RemoteSpan, Span},
+    mem::{Access, Located, Span},
     pipe::PipeRx,
-    region::RegionTable,
+    region::{AccessError, RegionTable},
     status_of,
 };
 
@@ -61,10 +68,16 @@ pub(super) struct Surroundings<'a> {
     /// Waits until whoever is sending has noted what he has sent. Not to be called with the operations
     /// locked.
     pub(super) settle: &'a dyn Fn(),
+    /// To be set when a copy to a region starts, before the table is let go.
+    pub(super) copying: &'a AtomicBool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
+    /// Header and descriptors are known; the latter are sound, or not.
+    Begin {
+        sound: bool,
+    },
     Descs,
     Header,
     Payload,
@@ -92,12 +105,18 @@ pub(super) struct Rx<P> {
     at: Cursor,
     write: Option<Incoming>,
     read: Option<(OpName, ReadTarget)>,
+    uploader: Uploader,
+    /// The GPU that payload goes to, all of it or some.
+    device: Option<u32>,
+    /// Nothing more can be done before copies of GPUs have ended.
+    stalled: bool,
+    located: Vec<Located>,
     message: Vec<u8>,
     iov: Vec<Span>,
 }
 
 impl<P: PipeRx> Rx<P> {
-    pub(super) fn new(pipe: P) -> Self {
+    pub(super) fn new(pipe: P, copy_by: &CopyBy) -> Self {
         Self {
             pipe,
             answers: Answers::default(),
@@ -112,6 +131,10 @@ impl<P: PipeRx> Rx<P> {
             at: Cursor::default(),
             write: None,
             read: None,
+            uploader: Uploader::new(copy_by),
+            device: None,
+            stalled: false,
+            located: Vec::new(),
             message: Vec::new(),
             iov: Vec::new(),
         }
@@ -125,10 +148,14 @@ impl<P: PipeRx> Rx<P> {
             target.failed.get_or_insert(OpError::Cancelled);
             target.spans.clear();
         }
+        if !self.uploader.is_idle() {
+            self.uploader.settle();
+        }
     }
 
     /// Forgets everything, for a lane that dies.
     pub(super) fn reset(&mut self) {
+        self.uploader.clear();
         self.read = None;
         self.write = None;
         (self.start, self.end) = (0, 0);
@@ -137,7 +164,11 @@ impl<P: PipeRx> Rx<P> {
     /// Takes what the pipe has; says whether there was anything.
     pub(super) fn pump(&mut self, around: &Surroundings<'_>) -> Result<bool, LaneError> {
         let mut taken = 0;
-        while taken < PUMP_BUDGET {
+        let landed = self.land(around);
+        if std::mem::take(&mut self.stalled) {
+            while self.step(around)? {}
+        }
+        while taken < PUMP_BUDGET && !self.stalled {
             let (got, wanted) = match self.receive(around)? {
                 None => break,
                 Some(counts) => counts,
@@ -149,7 +180,7 @@ impl<P: PipeRx> Rx<P> {
                 break;
             }
         }
-        Ok(taken > 0)
+        Ok(taken > 0 || landed)
     }
 
     /// One receive. Says how much came and how much could have.
@@ -159,6 +190,9 @@ impl<P: PipeRx> Rx<P> {
             && self.left >= DIRECT
             && self.header.kind != Kind::Message;
         self.iov.clear();
+        if direct && let Some(device) = self.device_wanting_data() {
+            return self.receive_for(device, around);
+        }
         if direct && self.header.kind == Kind::Write {
             let guard = around.regions.lock();
             self.aim_at_regions(&guard);
@@ -314,7 +348,8 @@ impl<P: PipeRx> Rx<P> {
                 self.state = State::Descs;
                 Ok(true)
             }
-            State::Descs => self.step_descs(around),
+            State::Descs => self.step_descs(),
+            State::Begin { sound } => self.begin(sound, around),
             State::Payload => self.step_payload(around),
             State::Trailer => {
                 let Some(bytes) = self.staging[self.start..self.end].first_chunk::<TRAILER_LEN>()
@@ -330,7 +365,7 @@ impl<P: PipeRx> Rx<P> {
         }
     }
 
-    fn step_descs(&mut self, around: &Surroundings<'_>) -> Result<bool, LaneError> {
+    fn step_descs(&mut self) -> Result<bool, LaneError> {
         let have = &self.staging[self.start..self.end];
         let len = usize::from(self.header.descs) * DESC_LEN;
         let Some((bytes, rest)) = have.split_at_checked(len) else { return Ok(false) };
@@ -348,7 +383,7 @@ impl<P: PipeRx> Rx<P> {
         if sound && matches!(self.header.kind, Kind::Read | Kind::Write) {
             decode_descs(&self.header, bytes, &mut self.descs).map_err(protocol)?;
         }
-        self.begin(sound, around)?;
+        self.state = State::Begin { sound };
         Ok(true)
     }
 
@@ -359,31 +394,24 @@ impl<P: PipeRx> Rx<P> {
         Ok((trailer, sound && (self.crc.is_none() || trailer.encode() == *bytes)))
     }
 
-    /// Header and descriptors are known; the latter only if they are sound.
-    fn begin(&mut self, sound: bool, around: &Surroundings<'_>) -> Result<(), LaneError> {
+    /// Header and descriptors are known; the latter only if they are sound. False: not before what came
+    /// earlier has landed.
+    fn begin(&mut self, sound: bool, around: &Surroundings<'_>) -> Result<bool, LaneError> {
+        let targets = match self.header.kind {
+            Kind::Write => self.targets(around),
+            _ => Ok(Targets::default()),
+        };
+        if self.must_wait(&targets) {
+            self.stalled = true;
+            return Ok(false);
+        }
         self.left = self.header.len;
         self.at = Cursor::default();
+        self.device = None;
         self.state = if self.header.kind.has_trailer() { State::Payload } else { State::Header };
         let op = self.header.op;
         match self.header.kind {
-            Kind::Write => {
-                if self.write.as_ref().is_none_or(|write| write.op != op) {
-                    self.write = Some(Incoming { op, status: Status::Ok });
-                }
-                let guard = around.regions.lock();
-                let bad = self
-                    .descs
-                    .iter()
-                    .find_map(|desc| guard.check(&remote_of(desc), Access::Write).err());
-                drop(guard);
-                if let Some(e) = bad {
-                    around.regions.note_refusal();
-                    self.fail_write(status_of(e));
-                }
-                if !sound {
-                    self.fail_write(Status::Checksum);
-                }
-            }
+            Kind::Write => self.begin_write(sound, targets, around),
             Kind::Read if !sound => self.answers.ack(op, Status::Checksum),
             Kind::Read => self.asked(around)?,
             Kind::Data => self.begin_data(around)?,
@@ -400,23 +428,42 @@ impl<P: PipeRx> Rx<P> {
             Kind::Bye => return Err(LaneError::Closed),
             Kind::Establish => return Err(unexpected("a second establish")),
         }
-        Ok(())
+        Ok(true)
+    }
+
+    fn begin_write(
+        &mut self,
+        sound: bool,
+        targets: Result<Targets, AccessError>,
+        around: &Surroundings<'_>,
+    ) {
+        let op = self.header.op;
+        if self.write.as_ref().is_none_or(|write| write.op != op) {
+            self.write = Some(Incoming { op, status: Status::Ok });
+        }
+        match targets {
+            Ok(targets) => self.device = targets.device,
+            Err(e) => {
+                around.regions.note_refusal();
+                self.fail_write(status_of(e));
+            }
+        }
+        if !sound {
+            self.fail_write(Status::Checksum);
+        }
     }
 
     /// The peer asks for data.
     fn asked(&mut self, around: &Surroundings<'_>) -> Result<(), LaneError> {
-        let guard = around.regions.lock();
-        let bad =
-            self.descs.iter().find_map(|desc| guard.check(&remote_of(desc), Access::Read).err());
-        drop(guard);
-        match bad {
-            Some(e) => {
+        match self.locate_all(Access::Read, around) {
+            Err(e) => {
                 around.regions.note_refusal();
                 self.answers.ack(self.header.op, status_of(e));
             }
-            None => {
+            Ok(targets) => {
                 let pieces = std::mem::take(&mut self.descs);
-                self.answers.replies.push(Reply::new(self.header.op, pieces));
+                let is_fetched = targets.device.is_some();
+                self.answers.replies.push(Reply::new(self.header.op, pieces, is_fetched));
             }
         }
         Ok(())
@@ -434,6 +481,7 @@ impl<P: PipeRx> Rx<P> {
             return Err(unexpected("more data than was asked for"));
         }
         self.at = target.at;
+        self.device = target.device;
         self.read = Some((name, target));
         Ok(())
     }
@@ -463,12 +511,11 @@ impl<P: PipeRx> Rx<P> {
         let Some(op) = ops.remove(name) else { return Ok(()) };
         drop(ops);
         let result = match status {
-            _ if op.cut => Err(OpError::Cancelled),
             Status::Ok => Ok(()),
             Status::Cut => Err(OpError::Cancelled),
             status => Err(OpError::Remote(status)),
         };
-        op.done.complete(result);
+        op.done.complete(op.doomed.map_or(result, Err));
         Ok(())
     }
 
@@ -476,6 +523,7 @@ impl<P: PipeRx> Rx<P> {
         let have = self.end - self.start;
         if self.left == 0 {
             self.state = State::Trailer;
+            self.upload(around);
             return Ok(true);
         }
         if have == 0 {
@@ -486,15 +534,27 @@ impl<P: PipeRx> Rx<P> {
             return self.step_message(n, around);
         }
         let from = self.start;
+        let device = self.device_wanting_data();
+        let n = match device {
+            Some(device) => n.min(self.room_for(device).map_or(0, |room| room.len)),
+            None => n,
+        };
+        if n == 0 {
+            return Ok(!self.stalled);
+        }
         if let Some(crc) = &mut self.crc {
             crc.add(&self.staging[from..from + n]);
         }
         match self.header.kind {
+            _ if device.is_some() => self.place_for_device(from, n),
             Kind::Write => self.place_write(from, n, around),
             _ => self.place_data(from, n),
         }
         self.placed(n);
         self.start += n;
+        if self.uploader.is_full() {
+            self.upload(around);
+        }
         Ok(true)
     }
 
@@ -584,7 +644,11 @@ impl<P: PipeRx> Rx<P> {
                 if self.header.last
                     && let Some(write) = self.write.take()
                 {
-                    self.answers.ack(write.op, write.status);
+                    if self.uploader.is_idle() {
+                        self.answers.ack(write.op, write.status);
+                    } else {
+                        self.uploader.end(Purpose::Write(write.op), End::Ack(write.status));
+                    }
                 }
             }
             Kind::Data => self.finish_data(trailer.status, crc_ok, around)?,
@@ -618,6 +682,10 @@ impl<P: PipeRx> Rx<P> {
             }
             return Ok(());
         }
+        if target.device.is_some() && !self.uploader.is_idle() {
+            self.uploader.end(Purpose::Read(name), End::Data(target));
+            return Ok(());
+        }
         let Some(op) = ops.remove(name) else { return Ok(()) };
         drop(ops);
         let result = read_result(&op, &target);
@@ -626,9 +694,18 @@ impl<P: PipeRx> Rx<P> {
     }
 }
 
+/// What the descriptors of a frame name.
+#[derive(Clone, Copy, Default)]
+struct Targets {
+    /// The GPU that some of it is on.
+    device: Option<u32>,
+    /// Some of it is the host's.
+    host: bool,
+}
+
 fn read_result(op: &InFlight, target: &ReadTarget) -> OpResult {
-    match target.failed.clone() {
-        Some(e) => Err(e),
+    match op.doomed.as_ref().or(target.failed.as_ref()) {
+        Some(e) => Err(e.clone()),
         None if target.received != op.len => Err(OpError::Remote(Status::Protocol)),
         None => Ok(()),
     }
@@ -639,10 +716,6 @@ fn deliver(crc_ok: bool, message: &[u8], around: &Surroundings<'_>) -> Result<()
         return Err(unexpected("a message with a wrong checksum"));
     }
     around.sink.message(message).map_err(LaneError::Protocol)
-}
-
-fn remote_of(desc: &Desc) -> RemoteSpan {
-    RemoteSpan { addr: desc.addr, len: desc.len, key: desc.key, slot: desc.slot }
 }
 
 fn protocol(e: impl std::fmt::Display) -> LaneError {

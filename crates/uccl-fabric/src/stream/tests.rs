@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 
 use super::*;
 use crate::{
+    gpu::CopyBy,
     lane::{Completion, OpResult},
     mem::{RemoteSpan, Span},
     region::Rights,
@@ -44,7 +45,7 @@ struct Side {
 fn side(stream: TcpStream, checksum: bool) -> Side {
     let regions = Arc::new(RegionTable::new().expect("a table"));
     let (pipe, tx, rx) = TcpPipe::new(stream, &TcpOptions::default()).expect("a pipe");
-    let options = StreamOptions { regions: Arc::clone(&regions), checksum };
+    let options = StreamOptions { regions: Arc::clone(&regions), checksum, copy_by: CopyBy::Gpus };
     Side { lane: StreamLane::new(pipe, tx, rx, options), regions, inbox: Inbox::default() }
 }
 

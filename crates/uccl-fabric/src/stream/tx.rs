@@ -1,6 +1,8 @@
 //! The sending half of a stream lane: queues, and the frame being sent.
 
-use std::{collections::VecDeque, io};
+mod device;
+
+use std::{collections::VecDeque, io, sync::atomic::AtomicBool};
 
 use parking_lot::Mutex;
 use uccl_wire::checked::{Crc, seal};
@@ -8,10 +10,13 @@ use uccl_wire::frame::{
     DESC_LEN, Desc, HEADER_LEN, Header, Kind, MAX_DESCS, MAX_PAYLOAD, Status, TRAILER_LEN,
 };
 
-use super::{MAX_READS, MAX_WRITES, crc::add_span, cursor::Cursor, ops::Ops};
+use super::{
+    MAX_READS, MAX_WRITES, crc::add_span, cursor::Cursor, fetch::Fetcher, ops::Ops, remote_of,
+};
 use crate::{
+    gpu::{Chunk, CopyBy},
     lane::{OpName, RemoteSpans, Spans},
-    mem::{Access, RemoteSpan, Span},
+    mem::{Access, Located, RemoteSpan, Span},
     pipe::PipeTx,
     region::RegionTable,
     status_of,
@@ -45,6 +50,8 @@ pub(super) struct Own {
     pub(super) kind: OwnKind,
     pub(super) local: Spans,
     pub(super) remote: RemoteSpans,
+    /// The GPU that alone reaches our memory.
+    device: Option<u32>,
     local_at: Cursor,
     remote_at: Cursor,
     left: u64,
@@ -62,12 +69,22 @@ impl Own {
     pub(super) fn new(name: OpName, kind: OwnKind, local: Spans, remote: RemoteSpans) -> Self {
         let left = local.iter().map(|span| span.len as u64).sum();
         let (local_at, remote_at) = (Cursor::default(), Cursor::default());
-        Self { name, kind, local, remote, local_at, remote_at, left }
+        Self { name, kind, local, remote, device: None, local_at, remote_at, left }
+    }
+
+    /// The same, from or to the memory of a GPU.
+    pub(super) fn on(self, device: Option<u32>) -> Self {
+        Self { device, ..self }
     }
 
     /// Whether it is sent as one short frame.
     fn is_short(&self) -> bool {
         self.kind == OwnKind::Write && self.left <= SHORT as u64 && !self.begun()
+    }
+
+    /// Whether its data is a GPU's.
+    fn is_fetched(&self) -> bool {
+        self.kind == OwnKind::Write && self.device.is_some() && self.left > 0
     }
 
     fn begun(&self) -> bool {
@@ -80,15 +97,25 @@ impl Own {
 pub(super) struct Reply {
     pub(super) op: u64,
     pub(super) pieces: Vec<Desc>,
+    /// Some of it is a GPU's.
+    is_fetched: bool,
     at: Cursor,
     left: u64,
 }
 
 impl Reply {
-    pub(super) fn new(op: u64, pieces: Vec<Desc>) -> Self {
+    pub(super) fn new(op: u64, pieces: Vec<Desc>, is_fetched: bool) -> Self {
         let left = pieces.iter().map(|piece| piece.len).sum();
-        Self { op, pieces, at: Cursor::default(), left }
+        Self { op, pieces, is_fetched, at: Cursor::default(), left }
     }
+}
+
+/// A data frame whose start has been written.
+pub(super) struct Frame {
+    len: usize,
+    /// Of the start.
+    crc: Option<Crc>,
+    pub(super) turn: Turn,
 }
 
 /// A data frame on its way. Its header and descriptors are in [`Tx::head`], its payload in
@@ -101,11 +128,12 @@ struct Current {
     crc: Option<Crc>,
     /// Payload bytes that the checksum covers so far.
     summed: usize,
-    /// For a reply: what to check before each send.
-    reply: bool,
+    turn: Turn,
+    /// It is sent from regions: what to check before each send.
+    guarded: bool,
     status: Status,
-    /// The operation of ours that has been sent when this frame has.
-    ends: Option<OpName>,
+    /// What it is sent from, if that is a GPU's.
+    _chunk: Option<Chunk>,
 }
 
 /// The sending half.
@@ -120,33 +148,45 @@ pub(super) struct Tx<P> {
     answer_bytes: usize,
     own: VecDeque<Own>,
     replies: VecDeque<Reply>,
+    fetcher: Fetcher,
     current: Option<Current>,
     head: Vec<u8>,
     payload: Vec<Span>,
     pieces: Vec<RemoteSpan>,
+    located: Vec<Located>,
     iov: Vec<Span>,
     checked: bool,
     replies_turn: bool,
+    fetch_replies: bool,
     /// The next of our operations waits for others to end.
     blocked: bool,
 }
 
 /// Whose frame it is.
-enum Turn {
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Turn {
     /// The peer's: data it asked for.
     Reply,
-    /// Ours; which operation has been sent with it.
-    Own { ends: Option<OpName> },
+    /// Ours: of which operation, and whether that has been sent with it.
+    Own { name: OpName, last: bool },
+}
+
+impl Turn {
+    pub(super) fn is_own(self) -> bool {
+        matches!(self, Self::Own { .. })
+    }
 }
 
 /// What the sending half works with.
 pub(super) struct TxSurroundings<'a> {
     pub(super) regions: &'a RegionTable,
     pub(super) ops: &'a Mutex<Ops>,
+    /// To be set when a copy from a region starts, before the table is let go.
+    pub(super) copying: &'a AtomicBool,
 }
 
 impl<P: PipeTx> Tx<P> {
-    pub(super) fn new(pipe: P, checked: bool) -> Self {
+    pub(super) fn new(pipe: P, checked: bool, copy_by: &CopyBy) -> Self {
         Self {
             pipe,
             control: Vec::new(),
@@ -156,13 +196,16 @@ impl<P: PipeTx> Tx<P> {
             answer_bytes: 0,
             own: VecDeque::new(),
             replies: VecDeque::new(),
+            fetcher: Fetcher::new(copy_by),
             current: None,
             head: Vec::new(),
             payload: Vec::new(),
             pieces: Vec::new(),
+            located: Vec::new(),
             iov: Vec::new(),
             checked,
             replies_turn: false,
+            fetch_replies: false,
             blocked: false,
         }
     }
@@ -173,6 +216,7 @@ impl<P: PipeTx> Tx<P> {
             || self.current.is_some()
             || !(self.own.is_empty() || self.blocked)
             || !self.replies.is_empty()
+            || !self.fetcher.is_idle()
     }
 
     /// Whether so many answers wait that the peer may ask for no more. A peer of this kind never gets
@@ -215,8 +259,11 @@ impl<P: PipeTx> Tx<P> {
     /// Whether a short write may skip the queue of operations.
     pub(super) fn takes_short(&self) -> bool {
         // Short frames go before a frame that has not begun: not before one of an earlier write.
-        let overtakes = self.current.as_ref().is_some_and(|now| !now.reply && now.sent == 0);
-        self.own.is_empty() && !overtakes && self.control_len() < CONTROL_LIMIT
+        let overtakes = self.current.as_ref().is_some_and(|now| now.turn.is_own() && now.sent == 0);
+        self.own.is_empty()
+            && !overtakes
+            && !self.fetcher.holds(true)
+            && self.control_len() < CONTROL_LIMIT
     }
 
     /// Queues a whole write frame, its data copied.
@@ -308,6 +355,7 @@ impl<P: PipeTx> Tx<P> {
     pub(super) fn clear(&mut self) {
         self.own.clear();
         self.replies.clear();
+        self.fetcher.clear();
         self.current = None;
         self.control.clear();
         self.control_sent = 0;
@@ -334,6 +382,10 @@ impl<P: PipeTx> Tx<P> {
 
     /// Begins the next frame: our operations and the peer's take turns.
     fn begin(&mut self, around: &TxSurroundings<'_>) {
+        self.fetch(around);
+        if self.begin_fetched(around.ops) {
+            return;
+        }
         self.replies_turn = !self.replies_turn;
         if self.replies_turn && self.begin_reply() {
             return;
@@ -344,7 +396,13 @@ impl<P: PipeTx> Tx<P> {
     }
 
     fn begin_own(&mut self, ops: &Mutex<Ops>) -> bool {
+        if self.fetcher.holds(true) {
+            return false;
+        }
         while let Some(own) = self.own.front() {
+            if own.is_fetched() {
+                return false;
+            }
             let (name, kind, is_short) = (own.name, own.kind, own.is_short());
             if is_short && self.control_len() >= GATHERED {
                 return false;
@@ -391,10 +449,18 @@ impl<P: PipeTx> Tx<P> {
     }
 
     fn begin_write(&mut self) {
-        let Some(own) = self.own.front_mut() else { return };
+        if let Some(frame) = self.cut_write(MAX_PAYLOAD) {
+            self.start(frame, None);
+        }
+    }
+
+    /// Cuts a frame of at most so many bytes from the first of our operations: its start, and where its data
+    /// comes from.
+    fn cut_write(&mut self, most: u64) -> Option<Frame> {
+        let own = self.own.front_mut()?;
         self.head.clear();
         self.pieces.clear();
-        let mut left = MAX_PAYLOAD;
+        let mut left = most;
         let mut offset = own.remote_at.offset as u64;
         for piece in own.remote.iter().skip(own.remote_at.index).take(MAX_DESCS) {
             let len = (piece.len - offset).min(left);
@@ -405,7 +471,7 @@ impl<P: PipeTx> Tx<P> {
                 break;
             }
         }
-        let len = (MAX_PAYLOAD - left) as usize;
+        let len = (most - left) as usize;
         self.payload.clear();
         own.local_at.ahead(&own.local, len, usize::MAX, &mut self.payload);
         own.local_at.advance(|i| own.local.get(i).map(|span| span.len), len);
@@ -421,17 +487,28 @@ impl<P: PipeTx> Tx<P> {
             len: len as u64,
             aux: 0,
         };
-        let ends = last.then_some(own.name);
+        let turn = Turn::Own { name: own.name, last };
         let crc = push_head(&mut self.head, &header, &self.pieces);
         if last {
             self.own.pop_front();
         }
-        self.start(len, crc, Turn::Own { ends });
+        Some(Frame { len, crc, turn })
     }
 
     fn begin_reply(&mut self) -> bool {
-        let Some(reply) = self.replies.front_mut() else { return false };
-        let len = reply.left.min(MAX_PAYLOAD) as usize;
+        if self.fetcher.holds(false) || self.replies.front().is_some_and(|reply| reply.is_fetched) {
+            return false;
+        }
+        let Some(frame) = self.cut_reply(MAX_PAYLOAD) else { return false };
+        self.start(frame, None);
+        true
+    }
+
+    /// Cuts a frame of at most so many bytes from the first of the peer's reads: its start, and where its data
+    /// comes from.
+    fn cut_reply(&mut self, most: u64) -> Option<Frame> {
+        let reply = self.replies.front_mut()?;
+        let len = reply.left.min(most) as usize;
         self.pieces.clear();
         let mut left = len as u64;
         let mut offset = reply.at.offset as u64;
@@ -441,8 +518,8 @@ impl<P: PipeTx> Tx<P> {
             }
             let len = (piece.len - offset).min(left);
             if len > 0 {
-                let Desc { addr, key, slot, .. } = *piece;
-                self.pieces.push(RemoteSpan { addr: addr + offset, len, key, slot });
+                let piece = remote_of(piece);
+                self.pieces.push(RemoteSpan { addr: piece.addr + offset, len, ..piece });
             }
             left -= len;
             offset = 0;
@@ -468,28 +545,35 @@ impl<P: PipeTx> Tx<P> {
         if last {
             self.replies.pop_front();
         }
-        self.start(len, crc, Turn::Reply);
-        true
+        Some(Frame { len, crc, turn: Turn::Reply })
     }
 
     /// The frame whose start is in [`Self::head`] is the next to be sent.
-    fn start(&mut self, payload_len: usize, mut crc: Option<Crc>, turn: Turn) {
+    fn start(&mut self, frame: Frame, chunk: Option<Chunk>) {
+        let Frame { len: payload_len, mut crc, turn } = frame;
+        let guarded = !turn.is_own() && chunk.is_none();
         let mut summed = 0;
-        let (reply, ends) = match turn {
-            Turn::Reply => (true, None),
-            Turn::Own { ends } => (false, ends),
-        };
         if let Some(crc) = &mut crc
             && payload_len <= CHECKED_AHEAD
-            && !reply
+            && !guarded
         {
-            // SAFETY: the spans of our own operations stay valid until these have ended.
+            // SAFETY: the spans of our own operations stay valid until these have ended, and a chunk is
+            // kept with its frame.
             self.payload.iter().for_each(|span| unsafe { add_span(crc, *span) });
             summed = payload_len;
         }
-        let status = Status::Ok;
-        let at = Cursor::default();
-        self.current = Some(Current { payload_len, sent: 0, at, crc, summed, reply, status, ends });
+        let (status, at) = (Status::Ok, Cursor::default());
+        self.current = Some(Current {
+            payload_len,
+            sent: 0,
+            at,
+            crc,
+            summed,
+            turn,
+            guarded,
+            status,
+            _chunk: chunk,
+        });
     }
 
     /// The source of the current frame is gone: the rest of it is filler, and its trailer says so.
@@ -513,7 +597,7 @@ impl<P: PipeTx> Tx<P> {
         let Some(current) = &self.current else {
             return self.send_control();
         };
-        if current.reply && current.status == Status::Ok {
+        if current.guarded && current.status == Status::Ok {
             let guard = around.regions.lock();
             let status = check_all(&guard, &self.pieces[current.at.index..]);
             if status != Status::Ok {
@@ -567,7 +651,7 @@ impl<P: PipeTx> Tx<P> {
             self.iov.push(span_of(&trailer[from..]));
         }
         // SAFETY: buffers of this struct and of this function; spans of our own operations, which stay
-        // valid until these have ended; spans of regions, which the caller has checked under the lock
+        // valid until these have ended; a chunk that the frame keeps; spans of regions, which the caller has checked under the lock
         // that it holds; or filler.
         let n = unsafe { self.pipe.send(&self.iov)? };
         let from_control = n.min(control);
@@ -586,7 +670,7 @@ impl<P: PipeTx> Tx<P> {
         current.at.advance(|i| self.payload.get(i).map(|span| span.len), payload_sent - done);
         current.sent += of_frame;
         if current.sent == head + current.payload_len + TRAILER_LEN {
-            if let Some(name) = current.ends {
+            if let Turn::Own { name, last: true } = current.turn {
                 ops.lock().sent(name);
             }
             self.current = None;

@@ -4,12 +4,13 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
-use uccl_device::MemoryKind;
 
 use fastrand::Rng;
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, poll};
-use uccl_fabric::chaos::{ChaosEnd, ChaosPipe, Faults, pair_of};
+use uccl_device::MemoryKind;
+use uccl_fabric::chaos::{ChaosEnd, ChaosPipe, Faults, GpuFaults, pair_of};
+use uccl_fabric::gpu::CopyBy;
 use uccl_fabric::lane::{
     Completion, Lane, LaneError, MessageSink, OpKind, OpName, OpResult, Operation, Posted,
     RemoteSpans, Spans,
@@ -37,9 +38,10 @@ pub(crate) struct Side {
 }
 
 impl Side {
-    pub(crate) fn new((pipe, tx, rx): ChaosEnd, checksum: bool) -> Self {
+    pub(crate) fn new((pipe, tx, rx): ChaosEnd, checksum: bool, gpu: GpuFaults) -> Self {
         let regions = Arc::new(RegionTable::new().expect("a table"));
-        let options = StreamOptions { regions: Arc::clone(&regions), checksum };
+        let copy_by = CopyBy::Chaos(gpu);
+        let options = StreamOptions { regions: Arc::clone(&regions), checksum, copy_by };
         Self { lane: StreamLane::new(pipe, tx, rx, options), regions, inbox: Inbox::default() }
     }
 
@@ -48,7 +50,11 @@ impl Side {
     }
 
     pub(crate) fn register(&self, span: Span, rights: Rights) -> Region {
-        self.regions.insert(span, rights, None).expect("a region")
+        self.register_as(MemoryKind::Host, span, rights)
+    }
+
+    pub(crate) fn register_as(&self, kind: MemoryKind, span: Span, rights: Rights) -> Region {
+        self.regions.insert_kind(kind, span, rights, None).expect("a region")
     }
 
     /// Posts an operation on memory that the caller keeps.
@@ -59,11 +65,21 @@ impl Side {
         remote: RemoteSpans,
         done: &Arc<Done>,
     ) -> Result<OpName, LaneError> {
+        self.post_from(MemoryKind::Host, kind, local, remote, done)
+    }
+
+    /// The same, on memory of this kind.
+    pub(crate) fn post_from(
+        &self,
+        memory: MemoryKind,
+        kind: OpKind,
+        local: Spans,
+        remote: RemoteSpans,
+        done: &Arc<Done>,
+    ) -> Result<OpName, LaneError> {
         let done = Arc::clone(done) as Arc<dyn Completion>;
         // SAFETY: the tests keep their memory until both lanes are gone.
-        match unsafe {
-            self.lane.post(Operation { kind, local, memory: MemoryKind::Host, remote, done })
-        }? {
+        match unsafe { self.lane.post(Operation { kind, local, memory, remote, done }) }? {
             Posted::Pending(name) => Ok(name),
             Posted::Done(result) => panic!("streams answer later, not {result:?}"),
         }
@@ -77,8 +93,19 @@ impl Side {
 
 /// Two sides over a pipe with faults in each direction.
 pub(crate) fn sides(seed: u64, a_to_b: Faults, b_to_a: Faults, checksum: [bool; 2]) -> [Side; 2] {
+    sides_with_gpus(seed, [a_to_b, b_to_a], checksum, Default::default())
+}
+
+/// The same, with copies to and from GPUs that misbehave as told.
+pub(crate) fn sides_with_gpus(
+    seed: u64,
+    [a_to_b, b_to_a]: [Faults; 2],
+    checksum: [bool; 2],
+    gpus: [GpuFaults; 2],
+) -> [Side; 2] {
     let (a, b) = pair_of(seed, a_to_b, b_to_a).expect("a pair");
-    [Side::new(a, checksum[0]), Side::new(b, checksum[1])]
+    let [gpu_a, gpu_b] = gpus;
+    [Side::new(a, checksum[0], gpu_a), Side::new(b, checksum[1], gpu_b)]
 }
 
 /// Two sides over a pipe without faults.

@@ -8,6 +8,7 @@ use std::{
 use fastrand::Rng;
 use uccl_fabric::{
     chaos::{ChaosEnd, ChaosLane, ChaosPipe, Faults, LaneFaults, pair_of},
+    gpu::CopyBy,
     lane::Lane,
     stream::{StreamLane, StreamOptions},
 };
@@ -107,7 +108,11 @@ fn lane(
     seed: u64,
     faults: LaneFaults,
 ) -> TestLane {
-    let options = StreamOptions { regions: Arc::clone(&ep.core().mrs.table), checksum };
+    let options = StreamOptions {
+        regions: Arc::clone(&ep.core().mrs.table),
+        checksum,
+        copy_by: CopyBy::Gpus,
+    };
     ChaosLane::new(StreamLane::new(pipe, tx, rx, options), seed, faults)
 }
 

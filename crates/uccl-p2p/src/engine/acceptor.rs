@@ -13,6 +13,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use slab::Slab;
 use uccl_fabric::{
     fdpass::{FdListener, FdSocket},
+    gpu::CopyBy,
     lane::Lane,
     local::{self, LocalLane, Setup},
     stream::{StreamLane, StreamOptions},
@@ -405,7 +406,8 @@ pub(crate) fn tcp_lane(
         TcpOptions { congestion: core.config.tcp_congestion.clone(), timeout: core.config.timeout };
     let (pipe, tx, rx) =
         TcpPipe::new(stream, &options).map_err(|e| Error::os("setting up a TCP lane", e))?;
-    let options = StreamOptions { regions: Arc::clone(&core.mrs.table), checksum };
+    let options =
+        StreamOptions { regions: Arc::clone(&core.mrs.table), checksum, copy_by: CopyBy::Gpus };
     Ok(Arc::new(StreamLane::new(pipe, tx, rx, options)))
 }
 

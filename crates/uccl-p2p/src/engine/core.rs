@@ -102,9 +102,9 @@ impl Core {
         let instance = getrandom::u64()
             .map_err(|e| Error::os("reading random bytes", std::io::Error::other(e)))?;
         Ok(Self {
+            mrs: Mrs::new(config.ipc)?,
             config,
             instance,
-            mrs: Mrs::new()?,
             transfers: Transfers::new(),
             workers,
             counters: Counters::default(),

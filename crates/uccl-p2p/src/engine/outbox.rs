@@ -173,12 +173,9 @@ impl Connection {
     fn grant_span(&self, mr: &Mr, span: Span) -> Result<Grant> {
         let table = Arc::clone(&self.core.mrs.table);
         let backing = mr.backing_of(span);
-        let region = match mr.kind.is_host_accessible() {
-            true => table.insert(span, Rights::READ, backing),
-            false => table.insert_device(span, Rights::READ, backing),
-        };
-        let region =
-            region.map_err(|e| Error::Invalid(format!("cannot make a key for the send: {e}")))?;
+        let region = table
+            .insert_kind(mr.kind, span, Rights::READ, backing)
+            .map_err(|e| Error::Invalid(format!("cannot make a key for the send: {e}")))?;
         Ok(Grant { region, table })
     }
 

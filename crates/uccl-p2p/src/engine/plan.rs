@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use uccl_device::MemoryKind;
 use uccl_fabric::{
-    lane::{Completion, LaneError, OpKind, Operation, Posted, RemoteSpans, Spans},
+    lane::{Completion, Lane, LaneError, OpKind, Operation, Posted, RemoteSpans, Spans},
     mem::{RemoteSpan, Span},
 };
 
@@ -128,11 +128,11 @@ impl Connection {
     }
 
     fn most_pieces(&self, memory: MemoryKind) -> usize {
-        if memory.device().is_some() {
-            // No frame carries them: one launch copies them all.
-            return usize::MAX;
-        }
-        self.lanes.iter().map(|lane| lane.caps().max_pieces).min().unwrap_or(1)
+        let most = |lane: &Arc<dyn Lane>| match memory.device() {
+            Some(_) => lane.caps().max_gpu_pieces,
+            None => lane.caps().max_pieces,
+        };
+        self.lanes.iter().map(most).min().unwrap_or(1)
     }
 
     fn post_one(self: &Arc<Self>, transfer: &Arc<Transfer>, work: Work) {

@@ -72,16 +72,20 @@ pub(crate) struct Mrs {
     /// Memory that peers of this host can reach and regions lie in, whole.
     shared: RegCache<Shareable>,
     next: AtomicU64,
+    /// GPU memory is among these.
+    ipc: bool,
 }
 
 impl Mrs {
-    pub(crate) fn new() -> Result<Self> {
+    /// No regions. Peers of this host may reach GPU memory by themselves only with `ipc`.
+    pub(crate) fn new(ipc: bool) -> Result<Self> {
         let table = RegionTable::new().map_err(|e| Error::os("making the region table", e))?;
         Ok(Self {
             table: Arc::new(table),
             by_id: RwLock::new(BTreeMap::new()),
             shared: RegCache::default(),
             next: AtomicU64::new(1),
+            ipc,
         })
     }
 
@@ -104,11 +108,7 @@ impl Mrs {
         let kind = known.kind;
         let memory = self.share(span, kind, offer);
         let backing = memory.as_ref().map(|memory| memory.value().backing_of(span));
-        let region = match kind.is_host_accessible() {
-            true => self.table.insert(span, Rights::ALL, backing),
-            false => self.table.insert_device(span, Rights::ALL, backing),
-        };
-        let region = match region {
+        let region = match self.table.insert_kind(kind, span, Rights::ALL, backing) {
             Ok(region) => region,
             Err(e) => {
                 self.unshare(memory, |_| {});
@@ -131,11 +131,12 @@ impl Mrs {
     ) -> Option<Registration<Shareable>> {
         let make = || {
             let shareable = match kind {
+                MemoryKind::Cuda { .. } if !self.ipc => return Err(()),
                 MemoryKind::Cuda { .. } => match GpuShare::of(span) {
                     Ok(share) => Shareable::Gpu(share),
                     Err(e) => {
                         tracing::warn!(
-                            "peers of this host cannot reach GPU memory by themselves: {e}"
+                            "GPU memory passes through host memory, on this host too: {e}"
                         );
                         return Err(());
                     }

@@ -1,0 +1,191 @@
+//! Copies between chunks of locked host memory and the memory of GPUs.
+
+use smallvec::SmallVec;
+use uccl_device::cuda::{Direction, Event, GpuError, Gpus, gather::Piece};
+
+use super::{Chunk, Engine, Route};
+use crate::{
+    chaos::{FakeCopies, GpuFaults},
+    mem::{Located, Span},
+};
+
+/// Who copies between a GPU's memory and the host memory that its bytes pass through.
+#[derive(Clone, Default, Debug)]
+pub enum CopyBy {
+    /// The GPUs.
+    #[default]
+    Gpus,
+    /// The CPU, as late as told; what is called device memory is the host's.
+    Chaos(GpuFaults),
+}
+
+/// What one half of a lane copies with. Copies of one direction end in the order in which they were started.
+pub(crate) struct Copier {
+    by: By,
+    pieces: Vec<Piece>,
+}
+
+enum By {
+    Gpus(SmallVec<[Engine; 1]>),
+    Chaos(FakeCopies),
+}
+
+/// A copy that was started.
+pub(crate) enum Moving {
+    /// On these GPUs, each with the event of its end.
+    Gpus(SmallVec<[(u32, Event); 1]>),
+    Chaos(u64),
+}
+
+impl Copier {
+    pub(crate) fn new(by: &CopyBy) -> Self {
+        let by = match by {
+            CopyBy::Gpus => By::Gpus(SmallVec::new()),
+            CopyBy::Chaos(faults) => By::Chaos(FakeCopies::new(faults)),
+        };
+        Self { by, pieces: Vec::new() }
+    }
+
+    /// A chunk near a GPU.
+    ///
+    /// # Errors
+    /// When there is no such GPU, or no more memory can be locked.
+    pub(crate) fn chunk(&self, device: u32) -> Result<Chunk, GpuError> {
+        match &self.by {
+            By::Gpus(_) => Chunk::near(device),
+            By::Chaos(_) => Ok(Chunk::plain()),
+        }
+    }
+
+    /// Starts to copy between a chunk's first bytes and pieces of memory, one behind the other; what is the
+    /// host's among these is copied at once. After an error nothing moves any more.
+    ///
+    /// # Safety
+    /// The pieces together fit the chunk. All of it must be there, and nobody else may use it, until the copy
+    /// has ended.
+    pub(crate) unsafe fn start(
+        &mut self,
+        chunk: &Chunk,
+        memory: &[Located],
+        direction: Direction,
+    ) -> Result<Moving, GpuError> {
+        self.list(chunk, memory, direction, |device| device.is_none());
+        for piece in &self.pieces {
+            // SAFETY: the caller's promise; a chunk is nobody else's memory.
+            unsafe {
+                std::ptr::copy_nonoverlapping(
+                    piece.source as *const u8,
+                    piece.destination as *mut u8,
+                    piece.len_bytes as usize,
+                );
+            }
+        }
+        if let By::Chaos(_) = self.by {
+            self.list(chunk, memory, direction, |device| device.is_some());
+        }
+        if let By::Chaos(copies) = &mut self.by {
+            return Ok(Moving::Chaos(copies.start(&self.pieces)));
+        }
+        let mut devices: SmallVec<[u32; 1]> = memory.iter().filter_map(|at| at.device).collect();
+        devices.sort_unstable();
+        devices.dedup();
+        let mut events = SmallVec::new();
+        for device in devices {
+            self.list(chunk, memory, direction, |other| other == Some(device));
+            // SAFETY: the caller's promise.
+            match unsafe { self.start_on(device, direction) } {
+                Ok(event) => events.push((device, event)),
+                Err(e) => {
+                    self.settle();
+                    return Err(e);
+                }
+            }
+        }
+        Ok(Moving::Gpus(events))
+    }
+
+    /// Has a GPU copy what is listed.
+    ///
+    /// # Safety
+    /// As for [`Self::start`].
+    unsafe fn start_on(&mut self, device: u32, direction: Direction) -> Result<Event, GpuError> {
+        let Self { by: By::Gpus(engines), pieces } = self else {
+            return Err(GpuError::NoSuchDevice { ordinal: device, count: 0 });
+        };
+        let route = Route { direction, by_kernel: true };
+        // SAFETY: the caller's promise.
+        unsafe { engine_of(engines, device)?.copy(pieces, route) }
+    }
+
+    /// Lists the pieces on some devices, or the host's.
+    fn list(
+        &mut self,
+        chunk: &Chunk,
+        memory: &[Located],
+        direction: Direction,
+        on: impl Fn(Option<u32>) -> bool,
+    ) {
+        self.pieces.clear();
+        let mut host = chunk.addr() as u64;
+        for Located { span: Span { addr, len }, device } in memory {
+            let (there, len_bytes) = (*addr as u64, *len as u64);
+            if on(*device) {
+                self.pieces.push(match direction {
+                    Direction::DeviceToHost => {
+                        Piece { destination: host, source: there, len_bytes }
+                    }
+                    _ => Piece { destination: there, source: host, len_bytes },
+                });
+            }
+            host += len_bytes;
+        }
+    }
+
+    /// How a copy ended, if it has.
+    pub(crate) fn ended(&mut self, moving: &Moving) -> Option<Result<(), GpuError>> {
+        match (moving, &mut self.by) {
+            (Moving::Gpus(events), _) => {
+                for (_, event) in events {
+                    match event.is_done() {
+                        Ok(true) => {}
+                        Ok(false) => return None,
+                        Err(e) => return Some(Err(e)),
+                    }
+                }
+                Some(Ok(()))
+            }
+            (Moving::Chaos(name), By::Chaos(copies)) => copies.ended(*name),
+            (Moving::Chaos(_), By::Gpus(_)) => Some(Ok(())),
+        }
+    }
+
+    /// Takes back what told of a copy that has ended.
+    pub(crate) fn reuse(&mut self, moving: Moving) {
+        if let (Moving::Gpus(events), By::Gpus(engines)) = (moving, &mut self.by) {
+            for (device, event) in events {
+                if let Some(engine) = engines.iter_mut().find(|engine| engine.device() == device) {
+                    engine.reuse(event);
+                }
+            }
+        }
+    }
+
+    /// Waits until nothing that was started moves any more.
+    pub(crate) fn settle(&mut self) {
+        match &mut self.by {
+            By::Gpus(engines) => engines.iter().for_each(Engine::settle),
+            By::Chaos(copies) => copies.settle(),
+        }
+    }
+}
+
+fn engine_of(engines: &mut SmallVec<[Engine; 1]>, device: u32) -> Result<&mut Engine, GpuError> {
+    let at = match engines.iter().position(|engine| engine.device() == device) {
+        Some(at) => at,
+        None => {
+            engines.push(Engine::new(Gpus::get().device(device)?.context()?)?);
+            engines.len() - 1
+        }
+    };
+    Ok(&mut engines[at])
+}

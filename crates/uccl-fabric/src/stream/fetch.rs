@@ -1,0 +1,120 @@
+//! Frames whose data is GPU memory: it is copied into locked host memory, some frames ahead of the one being
+//! sent, so that copies and the pipe work at the same time.
+
+use std::collections::VecDeque;
+
+use smallvec::SmallVec;
+use uccl_device::cuda::{Direction, GpuError};
+
+use super::tx::Frame;
+use crate::{
+    gpu::{Chunk, Copier, CopyBy, Moving},
+    mem::Located,
+};
+
+/// Frames whose data is copied ahead.
+const AHEAD: usize = 4;
+
+/// A frame whose data is on its way into a chunk.
+struct Fetched {
+    head: Vec<u8>,
+    frame: Frame,
+    copy: Result<(Chunk, Moving), GpuError>,
+    /// Regions of ours that the copy reads for the peer.
+    slots: SmallVec<[u32; 4]>,
+}
+
+/// A frame that can be sent.
+pub(super) struct Ready {
+    pub(super) head: Vec<u8>,
+    pub(super) frame: Frame,
+    /// Its payload.
+    pub(super) chunk: Result<Chunk, GpuError>,
+}
+
+/// The frames ahead, in the order in which they will be sent.
+pub(super) struct Fetcher {
+    copier: Copier,
+    frames: VecDeque<Fetched>,
+    /// Buffers of frames that were sent.
+    heads: Vec<Vec<u8>>,
+}
+
+impl Fetcher {
+    pub(super) fn new(by: &CopyBy) -> Self {
+        Self { copier: Copier::new(by), frames: VecDeque::new(), heads: Vec::new() }
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.frames.is_empty()
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        self.frames.len() < AHEAD
+    }
+
+    /// Whether a frame of our own operations, or of the peer's reads, is ahead.
+    pub(super) fn holds(&self, own: bool) -> bool {
+        self.frames.iter().any(|fetched| fetched.frame.turn.is_own() == own)
+    }
+
+    /// Whether a copy may be reading this region of ours.
+    pub(super) fn touches(&mut self, slot: u32) -> bool {
+        let Self { copier, frames, .. } = self;
+        frames.iter().any(|fetched| {
+            let is_moving = |(_, moving): &(Chunk, Moving)| copier.ended(moving).is_none();
+            fetched.slots.contains(&slot) && fetched.copy.as_ref().is_ok_and(is_moving)
+        })
+    }
+
+    /// Starts to copy the data of the frame whose start is in `head`; leaves another buffer there.
+    ///
+    /// # Safety
+    /// The memory is at most a chunk. It must be there until the frame is [ready](Self::ready), as the regions
+    /// of `slots` are while [touched](Self::touches).
+    pub(super) unsafe fn start(
+        &mut self,
+        head: &mut Vec<u8>,
+        frame: Frame,
+        memory: &[Located],
+        slots: impl IntoIterator<Item = u32>,
+    ) {
+        let head = std::mem::replace(head, self.heads.pop().unwrap_or_default());
+        let device = memory.iter().find_map(|at| at.device).unwrap_or(0);
+        let copy = self.copier.chunk(device).and_then(|chunk| {
+            // SAFETY: the caller's promise; the chunk is kept until the copy has ended.
+            let moving = unsafe { self.copier.start(&chunk, memory, Direction::DeviceToHost)? };
+            Ok((chunk, moving))
+        });
+        let mut slots: SmallVec<[u32; 4]> = slots.into_iter().collect();
+        slots.dedup();
+        self.frames.push_back(Fetched { head, frame, copy, slots });
+    }
+
+    /// The next frame, if its data has come or could not be had.
+    pub(super) fn ready(&mut self) -> Option<Ready> {
+        let first = self.frames.front()?;
+        let ended = match &first.copy {
+            Ok((_, moving)) => self.copier.ended(moving)?,
+            Err(e) => Err(e.clone()),
+        };
+        let Fetched { head, frame, copy, .. } = self.frames.pop_front()?;
+        let chunk = copy.and_then(|(chunk, moving)| {
+            self.copier.reuse(moving);
+            ended.map(|()| chunk)
+        });
+        Some(Ready { head, frame, chunk })
+    }
+
+    /// Takes back the buffer of a frame that was sent.
+    pub(super) fn recycle(&mut self, mut head: Vec<u8>) {
+        head.clear();
+        self.heads.push(head);
+    }
+
+    /// Waits for the copies and forgets all frames, for a lane that dies.
+    pub(super) fn clear(&mut self) {
+        self.copier.settle();
+        self.frames.clear();
+    }
+}

@@ -1,0 +1,184 @@
+//! Payload for GPU memory: it is received into chunks of locked host memory and copied from there, while the
+//! next is being received.
+
+use std::collections::VecDeque;
+
+use smallvec::SmallVec;
+use uccl_device::cuda::{Direction, GpuError};
+use uccl_wire::frame::Status;
+
+use super::{cursor::Cursor, ops::ReadTarget};
+use crate::{
+    gpu::{CHUNK, Chunk, Copier, CopyBy, Moving},
+    lane::OpName,
+    mem::{Located, Span},
+};
+
+/// Chunks under way to a GPU.
+const AHEAD: usize = 4;
+
+/// What data is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Purpose {
+    /// A write of the peer's.
+    Write(u64),
+    /// A read of ours.
+    Read(OpName),
+}
+
+/// How an operation ends once its data has landed.
+pub(super) enum End {
+    /// The peer is told.
+    Ack(Status),
+    /// The read is over.
+    Data(ReadTarget),
+}
+
+/// A chunk that is being filled.
+pub(super) struct Filling {
+    pub(super) chunk: Chunk,
+    /// Bytes in it.
+    pub(super) len: usize,
+    /// Where in its operation's memory the first of these belongs.
+    pub(super) at: Cursor,
+}
+
+/// One copy, or one end, or both.
+struct Upload {
+    copy: Option<(Chunk, Moving)>,
+    purpose: Purpose,
+    /// Regions of ours that the copy writes for the peer.
+    slots: SmallVec<[u32; 4]>,
+    end: Option<End>,
+}
+
+/// What has landed.
+pub(super) struct Landed {
+    pub(super) purpose: Purpose,
+    pub(super) result: Result<(), GpuError>,
+    pub(super) end: Option<End>,
+}
+
+/// Data on its way to GPUs, in the order in which it came.
+pub(super) struct Uploader {
+    copier: Copier,
+    filling: Option<Filling>,
+    under_way: VecDeque<Upload>,
+}
+
+impl Uploader {
+    pub(super) fn new(by: &CopyBy) -> Self {
+        Self { copier: Copier::new(by), filling: None, under_way: VecDeque::new() }
+    }
+
+    /// Whether all that has come has landed.
+    pub(super) fn is_idle(&self) -> bool {
+        self.under_way.is_empty()
+    }
+
+    /// Whether a copy may be writing this region of ours.
+    pub(super) fn touches(&mut self, slot: u32) -> bool {
+        let Self { copier, under_way, .. } = self;
+        under_way.iter().any(|upload| {
+            let is_moving = |(_, moving): &(Chunk, Moving)| copier.ended(moving).is_none();
+            upload.slots.contains(&slot) && upload.copy.as_ref().is_some_and(is_moving)
+        })
+    }
+
+    /// Where the next data goes that is for `at` of its operation's memory. `None`: copies must end first.
+    pub(super) fn room(&mut self, device: u32, at: Cursor) -> Result<Option<Span>, GpuError> {
+        if self.filling.is_none() {
+            if self.under_way.len() >= AHEAD {
+                return Ok(None);
+            }
+            let chunk = self.copier.chunk(device)?;
+            self.filling = Some(Filling { chunk, len: 0, at });
+        }
+        Ok(self.filling.as_ref().map(|filling| Span {
+            addr: filling.chunk.addr() + filling.len,
+            len: CHUNK - filling.len,
+        }))
+    }
+
+    /// Notes that this many bytes were put where there was room.
+    pub(super) fn filled(&mut self, len: usize) {
+        if let Some(filling) = &mut self.filling {
+            filling.len += len;
+        }
+    }
+
+    /// Whether the chunk being filled is full.
+    pub(super) fn is_full(&self) -> bool {
+        self.filling.as_ref().is_some_and(|filling| filling.len == CHUNK)
+    }
+
+    /// Takes out the chunk being filled.
+    pub(super) fn take(&mut self) -> Option<Filling> {
+        self.filling.take()
+    }
+
+    /// Starts to copy a chunk to where it belongs.
+    ///
+    /// # Errors
+    /// Nothing of it moves then.
+    ///
+    /// # Safety
+    /// The memory is as long as what is in the chunk. It must be there until this has [landed](Self::landed),
+    /// as the regions of `slots` are while [touched](Self::touches).
+    pub(super) unsafe fn start(
+        &mut self,
+        purpose: Purpose,
+        chunk: Chunk,
+        memory: &[Located],
+        slots: impl IntoIterator<Item = u32>,
+    ) -> Result<(), GpuError> {
+        // SAFETY: the caller's promise; the chunk is kept until the copy has ended.
+        let moving = unsafe { self.copier.start(&chunk, memory, Direction::HostToDevice)? };
+        let mut slots: SmallVec<[u32; 4]> = slots.into_iter().collect();
+        slots.dedup();
+        let copy = Some((chunk, moving));
+        self.under_way.push_back(Upload { copy, purpose, slots, end: None });
+        Ok(())
+    }
+
+    /// Has an operation end when all before it has landed.
+    pub(super) fn end(&mut self, purpose: Purpose, end: End) {
+        let end = Some(end);
+        self.under_way.push_back(Upload { copy: None, purpose, slots: SmallVec::new(), end });
+    }
+
+    /// An operation whose data did not all land ends so.
+    pub(super) fn fail(&mut self, purpose: Purpose, status: Status) {
+        for upload in self.under_way.iter_mut().filter(|upload| upload.purpose == purpose) {
+            if let Some(End::Ack(ack)) = &mut upload.end {
+                *ack = status;
+            }
+        }
+    }
+
+    /// The next that has landed.
+    pub(super) fn landed(&mut self) -> Option<Landed> {
+        let first = self.under_way.front()?;
+        let result = match &first.copy {
+            Some((_, moving)) => self.copier.ended(moving)?,
+            None => Ok(()),
+        };
+        let Upload { copy, purpose, end, .. } = self.under_way.pop_front()?;
+        if let Some((_, moving)) = copy {
+            self.copier.reuse(moving);
+        }
+        Some(Landed { purpose, result, end })
+    }
+
+    /// Waits until no memory is written any more.
+    pub(super) fn settle(&mut self) {
+        self.copier.settle();
+    }
+
+    /// The same, and forgets all, for a lane that dies.
+    pub(super) fn clear(&mut self) {
+        self.settle();
+        self.filling = None;
+        self.under_way.clear();
+    }
+}
