@@ -187,6 +187,54 @@ class TestTwoProcesses:
             assert run(target, "crc", name) == pattern_crc(size, seed), name
             assert run(target, "surroundings", name), name
 
+    def test_a_transfer_follows_its_stream(self, connect: Connect, link: dict[str, Any]) -> None:
+        pair = connect(**link)
+        size = 3 * MIB + 5
+        run(pair.a, "tensor", "m", size, "cuda:0")
+        run(pair.b, "tensor", "m", size, SECOND)
+        advert = run(pair.b, "advert", "m")
+        assert run(pair.a, "write_behind_work", pair.conn_a, "m", advert, 77) == (True, None)
+        assert run(pair.b, "is_all", "m", 77)
+        assert run(pair.b, "surroundings", "m")
+
+    @pytest.mark.parametrize("count", [1, 100])
+    def test_a_stream_follows_a_transfer(
+        self, connect: Connect, link: dict[str, Any], count: int
+    ) -> None:
+        """Also the first transfer of a connection: nothing that it sets up waits for the stream."""
+        pair = connect(**link)
+        size = 100 * 40_000
+        run(pair.a, "tensor", "m", size, "cuda:0")
+        run(pair.b, "tensor", "m", size, SECOND, seed=9)
+        adverts = run(pair.b, "adverts", "m", [size // count] * count, 0)
+        answer = run(pair.a, "work_behind_read", pair.conn_a, "m", adverts, size // count)
+        assert answer == pattern_crc(size, 9)
+
+    def test_what_waits_for_a_stream_can_end_early(
+        self, connect: Connect, link: dict[str, Any]
+    ) -> None:
+        pair = connect(**link)
+        run(pair.a, "tensor", "m", 4096, "cuda:0", seed=1)
+        run(pair.b, "tensor", "m", 4096, SECOND)
+        advert = run(pair.b, "advert", "m")
+        cancelled, expired = run(pair.a, "give_up_behind_work", pair.conn_a, "m", advert)
+        assert "cancelled" in cancelled and "deadline" in expired
+        assert run(pair.b, "crc", "m") == zlib.crc32(bytes([POISON]) * 4096)
+        # The connection lives.
+        assert run(pair.a, "move", "write", pair.conn_a, "m", advert, 0, 4096) == (True, None)
+
+    def test_sends_keep_their_order(self, connect: Connect, link: dict[str, Any]) -> None:
+        """One that waits for its stream is not overtaken by one that waits for none."""
+        pair = connect(**link)
+        for peer, where in ((pair.a, "cuda:0"), (pair.b, SECOND)):
+            for i in (1, 2):
+                run(peer, "tensor", f"m{i}", 1000, where, seed=i if peer is pair.a else None)
+        pair.b.begin("run", "test_gpu", "receive_both", pair.conn_b)
+        assert run(pair.a, "send_both", pair.conn_a) == [(True, True), (True, True)]
+        assert pair.b.result() == [True, True]
+        for i in (1, 2):
+            assert run(pair.b, "crc", f"m{i}") == pattern_crc(1000, i)
+
     def test_path(self, connect: Connect) -> None:
         pair = connect(transport="local")
         run(pair.b, "tensor", "m", 4096, SECOND)
@@ -400,6 +448,86 @@ def post(side: Any, kind: str, conn: int, name: str, advert: bytes, **kwargs: An
     ok, transfer = asynchronous(conn, side.mrs[name], start, size, advert, **kwargs)
     assert ok, side.ep.last_error()
     return transfer
+
+
+def busy_stream(device: Any) -> Any:
+    """A stream with work on it for about a second."""
+    import torch
+
+    stream = torch.cuda.Stream(device=device)
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(1_500_000_000)
+    return stream
+
+
+def write_behind_work(
+    side: Any, conn: int, name: str, advert: bytes, value: int
+) -> tuple[Any, str | None]:
+    import torch
+
+    memory = side.names[name]
+    # The first use of a kernel waits for the GPU.
+    memory[:GUARD].fill_(POISON)
+    stream = busy_stream(memory.device)
+    with torch.cuda.stream(stream):
+        memory[GUARD:-GUARD].fill_(value)
+    start, size = place(side, name)
+    ok, transfer = side.ep.write_async(conn, side.mrs[name], start, size, advert, stream=stream)
+    assert ok and not stream.query(), side.ep.last_error()
+    assert side.ep.poll_async(transfer) == (True, False)
+    answer = side.ep.wait(transfer, 30)
+    return answer == (True, True), side.ep.transfer_error(transfer)
+
+
+def work_behind_read(side: Any, conn: int, name: str, adverts: list[bytes], size: int) -> int:
+    import torch
+
+    memory = side.names[name]
+    base, mr, n = place(side, name)[0], side.mrs[name], len(adverts)
+    before, after = busy_stream(memory.device), torch.cuda.Stream(device=memory.device)
+    pointers = [base + i * size for i in range(n)]
+    ok, transfer = side.ep.readv_async(
+        conn, [mr] * n, pointers, [size] * n, adverts, n, stream=before
+    )
+    assert ok and side.ep.stream_wait(transfer, after), side.ep.last_error()
+    with torch.cuda.stream(after):
+        copied = memory[GUARD:-GUARD].to("cpu", non_blocking=True)
+    assert not after.query(), "the stream did not wait"
+    after.synchronize()
+    assert side.ep.wait(transfer, 30) == (True, True), side.ep.transfer_error(transfer)
+    return zlib.crc32(copied.numpy().copy())
+
+
+def give_up_behind_work(side: Any, conn: int, name: str, advert: bytes) -> list[str | None]:
+    start, size = place(side, name)
+    stream = busy_stream(side.names[name].device)
+    args = [conn, side.mrs[name], start, size, advert]
+    (_, first), (_, second) = (
+        side.ep.write_async(*args, stream=stream, timeout=timeout) for timeout in (20, 0.2)
+    )
+    assert side.ep.cancel(first)
+    assert side.ep.wait(second, 10) == (False, True)
+    reasons = [side.ep.transfer_error(transfer) for transfer in (first, second)]
+    stream.synchronize()
+    return reasons
+
+
+def send_both(side: Any, conn: int) -> list[tuple[bool, bool]]:
+    stream = busy_stream(side.names["m1"].device)
+    transfers = []
+    for name, extra in (("m1", {"stream": stream}), ("m2", {})):
+        ok, transfer = side.ep.send_async(conn, side.mrs[name], *place(side, name), **extra)
+        assert ok, side.ep.last_error()
+        transfers.append(transfer)
+    return [side.ep.wait(transfer, 30) for transfer in transfers]
+
+
+def receive_both(side: Any, conn: int) -> list[bool]:
+    return [side.ep.recv(conn, side.mrs[name], *place(side, name)) for name in ("m1", "m2")]
+
+
+def is_all(side: Any, name: str, value: int) -> bool:
+    return bool((bytes_of(side, name)[GUARD:-GUARD] == value).all())
 
 
 def move_pieces(

@@ -27,6 +27,19 @@ class _Array(Protocol):
 _Memory: TypeAlias = Union[_Tensor, _Array, Buffer]
 _Pointer: TypeAlias = Union[SupportsIndex, _Memory]
 _Ids: TypeAlias = Iterable[int]
+class _TorchStream(Protocol):
+    @property
+    def cuda_stream(self) -> int: ...
+    @property
+    def device(self) -> Any: ...
+
+class _CupyStream(Protocol):
+    @property
+    def ptr(self) -> int: ...
+    @property
+    def device_id(self) -> int: ...
+
+_Stream: TypeAlias = Union[SupportsIndex, _TorchStream, _CupyStream]
 _Pointers: TypeAlias = Iterable[_Pointer]
 _Sizes: TypeAlias = Iterable[int]
 
@@ -146,6 +159,7 @@ class Endpoint:
         *,
         notif: Buffer | None = None,
         timeout: float | None = None,
+        stream: _Stream | None = None,
     ) -> tuple[bool, int]: ...
     @overload
     def advertise(self, mr_id: int, ptr: SupportsIndex, size: int) -> tuple[bool, bytes]: ...
@@ -203,6 +217,7 @@ class Endpoint:
         *,
         notif: Buffer | None = None,
         timeout: float | None = None,
+        stream: _Stream | None = None,
     ) -> bool: ...
     def send_async(
         self,
@@ -213,6 +228,7 @@ class Endpoint:
         *,
         notif: Buffer | None = None,
         timeout: float | None = None,
+        stream: _Stream | None = None,
     ) -> tuple[bool, int]: ...
     def recv(
         self,
@@ -222,6 +238,7 @@ class Endpoint:
         size: int | None = None,
         *,
         timeout: float | None = None,
+        stream: _Stream | None = None,
     ) -> bool: ...
     def recv_async(
         self,
@@ -231,6 +248,7 @@ class Endpoint:
         size: int | None = None,
         *,
         timeout: float | None = None,
+        stream: _Stream | None = None,
     ) -> tuple[bool, int]: ...
     def sendv(
         self,
@@ -242,6 +260,7 @@ class Endpoint:
         *,
         notif: Buffer | None = None,
         timeout: float | None = None,
+        stream: _Stream | None = None,
     ) -> bool: ...
     def sendv_async(
         self,
@@ -253,6 +272,7 @@ class Endpoint:
         *,
         notif: Buffer | None = None,
         timeout: float | None = None,
+        stream: _Stream | None = None,
     ) -> tuple[bool, int]: ...
     def recvv(
         self,
@@ -263,6 +283,7 @@ class Endpoint:
         num_iovs: int | None = None,
         *,
         timeout: float | None = None,
+        stream: _Stream | None = None,
     ) -> bool: ...
     def recvv_async(
         self,
@@ -273,6 +294,7 @@ class Endpoint:
         num_iovs: int | None = None,
         *,
         timeout: float | None = None,
+        stream: _Stream | None = None,
     ) -> tuple[bool, int]: ...
     def read(
         self,
@@ -284,6 +306,7 @@ class Endpoint:
         *,
         notif: Buffer | None = None,
         timeout: float | None = None,
+        stream: _Stream | None = None,
     ) -> bool: ...
     def read_async(
         self,
@@ -295,6 +318,7 @@ class Endpoint:
         *,
         notif: Buffer | None = None,
         timeout: float | None = None,
+        stream: _Stream | None = None,
     ) -> tuple[bool, int]: ...
     def write(
         self,
@@ -306,6 +330,7 @@ class Endpoint:
         *,
         notif: Buffer | None = None,
         timeout: float | None = None,
+        stream: _Stream | None = None,
     ) -> bool: ...
     def write_async(
         self,
@@ -317,6 +342,7 @@ class Endpoint:
         *,
         notif: Buffer | None = None,
         timeout: float | None = None,
+        stream: _Stream | None = None,
     ) -> tuple[bool, int]: ...
     def readv(
         self,
@@ -329,6 +355,7 @@ class Endpoint:
         *,
         notif: Buffer | None = None,
         timeout: float | None = None,
+        stream: _Stream | None = None,
     ) -> bool: ...
     def readv_async(
         self,
@@ -341,6 +368,7 @@ class Endpoint:
         *,
         notif: Buffer | None = None,
         timeout: float | None = None,
+        stream: _Stream | None = None,
     ) -> tuple[bool, int]: ...
     def writev(
         self,
@@ -353,6 +381,7 @@ class Endpoint:
         *,
         notif: Buffer | None = None,
         timeout: float | None = None,
+        stream: _Stream | None = None,
     ) -> bool: ...
     def writev_async(
         self,
@@ -365,6 +394,7 @@ class Endpoint:
         *,
         notif: Buffer | None = None,
         timeout: float | None = None,
+        stream: _Stream | None = None,
     ) -> tuple[bool, int]: ...
     def send_ipc(
         self,
@@ -374,6 +404,7 @@ class Endpoint:
         *,
         notif: Buffer | None = None,
         timeout: float | None = None,
+        stream: _Stream | None = None,
     ) -> bool: ...
     def send_ipc_async(
         self,
@@ -383,6 +414,7 @@ class Endpoint:
         *,
         notif: Buffer | None = None,
         timeout: float | None = None,
+        stream: _Stream | None = None,
     ) -> tuple[bool, int]: ...
     def recv_ipc(
         self,
@@ -391,6 +423,7 @@ class Endpoint:
         size: int | None = None,
         *,
         timeout: float | None = None,
+        stream: _Stream | None = None,
     ) -> bool: ...
     def recv_ipc_async(
         self,
@@ -399,6 +432,7 @@ class Endpoint:
         size: int | None = None,
         *,
         timeout: float | None = None,
+        stream: _Stream | None = None,
     ) -> tuple[bool, int]: ...
     def read_ipc(
         self,
@@ -409,6 +443,7 @@ class Endpoint:
         *,
         notif: Buffer | None = None,
         timeout: float | None = None,
+        stream: _Stream | None = None,
     ) -> bool: ...
     def read_ipc_async(
         self,
@@ -419,6 +454,7 @@ class Endpoint:
         *,
         notif: Buffer | None = None,
         timeout: float | None = None,
+        stream: _Stream | None = None,
     ) -> tuple[bool, int]: ...
     def write_ipc(
         self,
@@ -429,6 +465,7 @@ class Endpoint:
         *,
         notif: Buffer | None = None,
         timeout: float | None = None,
+        stream: _Stream | None = None,
     ) -> bool: ...
     def write_ipc_async(
         self,
@@ -439,6 +476,7 @@ class Endpoint:
         *,
         notif: Buffer | None = None,
         timeout: float | None = None,
+        stream: _Stream | None = None,
     ) -> tuple[bool, int]: ...
     def readv_ipc(
         self,
@@ -450,6 +488,7 @@ class Endpoint:
         *,
         notif: Buffer | None = None,
         timeout: float | None = None,
+        stream: _Stream | None = None,
     ) -> bool: ...
     def readv_ipc_async(
         self,
@@ -461,6 +500,7 @@ class Endpoint:
         *,
         notif: Buffer | None = None,
         timeout: float | None = None,
+        stream: _Stream | None = None,
     ) -> tuple[bool, int]: ...
     def writev_ipc(
         self,
@@ -472,6 +512,7 @@ class Endpoint:
         *,
         notif: Buffer | None = None,
         timeout: float | None = None,
+        stream: _Stream | None = None,
     ) -> bool: ...
     def writev_ipc_async(
         self,
@@ -483,9 +524,11 @@ class Endpoint:
         *,
         notif: Buffer | None = None,
         timeout: float | None = None,
+        stream: _Stream | None = None,
     ) -> tuple[bool, int]: ...
     def poll_async(self, transfer_id: int) -> tuple[bool, bool]: ...
     def wait(self, transfer_id: int, timeout: float | None = None) -> tuple[bool, bool]: ...
+    def stream_wait(self, transfer_id: int, stream: _Stream) -> bool: ...
     def cancel(self, transfer_id: int) -> bool: ...
     def transfer_error(self, transfer_id: int) -> str | None: ...
     def transfer_bytes(self, transfer_id: int) -> int | None: ...

@@ -110,6 +110,11 @@ class Endpoint(_core.Endpoint):
     ``transport`` (``"auto"``, ``"local"``, ``"tcp"``), ``tcp_streams``, ``tcp_congestion``, ``checksum``
     (``"auto"``, ``True``, ``False``), ``cma``, ``ipc``, ``spin_us``.
 
+    Transfers take ``stream=``, a ``torch.cuda.Stream``, a CuPy stream or a handle: the transfer begins after
+    what is on that stream when it is posted, and the caller does not wait. Without it, the caller has
+    synchronised with whatever fills or uses the memory. :meth:`stream_wait` has a stream wait for a transfer
+    in the same way.
+
     A ``timeout`` of zero seconds (or infinity) waits for ever.
     """
 

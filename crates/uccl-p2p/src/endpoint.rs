@@ -11,6 +11,7 @@ use std::{
 
 use serde::Serialize;
 use smallvec::{SmallVec, smallvec};
+use uccl_device::cuda::{Event, Gpus, Signal, Stream};
 use uccl_fabric::{
     alloc,
     fdpass::FdListener,
@@ -28,6 +29,7 @@ use crate::{
         connection::Connection,
         core::Core,
         deadline,
+        deferred::Start,
         greeting::Greeting,
         plan::Pieces,
         regions::{Lease, contains, outside},
@@ -100,6 +102,43 @@ pub struct Request<'a> {
     pub notif: Option<&'a [u8]>,
     /// Deadline from now; `None` takes the endpoint's, zero waits for ever.
     pub timeout: Option<Duration>,
+    /// The transfer begins after what is on this stream when it is posted. `None`: the caller has waited for
+    /// whatever makes or uses the memory.
+    pub after: Option<CudaStream>,
+}
+
+/// A CUDA stream, as frameworks name theirs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CudaStream {
+    device: u32,
+    handle: u64,
+}
+
+impl CudaStream {
+    /// The stream with this handle (`cudaStream_t` as a number; 0 is the default stream) on the GPU of this
+    /// ordinal.
+    ///
+    /// # Safety
+    /// There is such a stream until the calls that it is given to have returned.
+    #[must_use]
+    pub unsafe fn new(device: u32, handle: u64) -> Self {
+        Self { device, handle }
+    }
+
+    fn borrow(self) -> Result<Stream> {
+        let context = Gpus::get().device(self.device).and_then(|device| device.context());
+        let context = context.map_err(|e| Error::Invalid(format!("stream: {e}")))?;
+        // SAFETY: the promise made to `new`.
+        Ok(unsafe { Stream::borrow(context, self.handle) })
+    }
+
+    /// An event that happens when what is on the stream now has been done.
+    fn mark(self) -> Result<Event> {
+        let stream = self.borrow()?;
+        let event = Event::new(stream.context());
+        let event = event.and_then(|event| event.record(&stream).map(|()| event));
+        event.map_err(|e| Error::Invalid(format!("stream: {e}")))
+    }
 }
 
 /// Where a transfer stands.
@@ -458,7 +497,9 @@ impl Endpoint {
 
     /// The way with the least on it: one short piece to or from a process of this host, on this thread.
     fn run_now(&self, request: &Request<'_>) -> Result<Option<Outcome>> {
-        let ([iov], [advert], None) = (request.iovs, request.adverts, request.notif) else {
+        let ([iov], [advert], None, None) =
+            (request.iovs, request.adverts, request.notif, request.after)
+        else {
             return Ok(None);
         };
         let kind = match request.op {
@@ -529,6 +570,17 @@ impl Endpoint {
                 Ok(transfer.status())
             }
         }
+    }
+
+    /// Has what is enqueued on a stream from now on wait until the transfer has ended, well or badly, without
+    /// holding up the caller. At a transfer's deadline, which ends it, the stream goes on at the latest.
+    pub fn hold_stream(&self, transfer: TransferId, stream: CudaStream) -> Result<()> {
+        let Found::Live(transfer) = self.core().transfers.find(transfer)? else { return Ok(()) };
+        let stream = stream.borrow()?;
+        let signal = Signal::new(stream.context());
+        let held = signal.and_then(|signal| signal.hold(&stream).map(|()| signal));
+        transfer.keep(held.map_err(|e| Error::Invalid(format!("stream: {e}")))?);
+        Ok(())
     }
 
     /// Ends a transfer. When this returns, no byte of it lands in either side's memory any more; the
@@ -696,6 +748,7 @@ impl Endpoint {
         core.usable()?;
         let conn = core.conn(request.conn)?;
         check_shape(request)?;
+        let after = request.after.map(CudaStream::mark).transpose()?;
         let mut leases: SmallVec<[Lease; 1]> = SmallVec::new();
         let mut spans: SmallVec<[Span; 1]> = SmallVec::new();
         let clamped;
@@ -730,21 +783,12 @@ impl Endpoint {
         })?;
         conn.transfer_began();
         core.counters.posted.fetch_add(1, Relaxed);
-        let posted = match request.op {
-            Op::Read | Op::Write => {
-                conn.post_ops(&transfer, request.op, pieces.local, pieces.remote);
-                call_help(&conn);
-                Ok(())
-            }
-            Op::Send => {
-                transfer.expect_ops(1);
-                conn.post_send(&transfer, &spans)
-            }
-            Op::Recv => {
-                transfer.expect_ops(1);
-                conn.post_recv(&transfer)
-            }
+        let start = match request.op {
+            Op::Read | Op::Write => Start::OneSided(request.op, pieces),
+            Op::Send => Start::Send(spans),
+            Op::Recv => Start::Recv,
         };
+        let posted = conn.begin(&transfer, start, after);
         settle(&transfer, posted)
     }
 
@@ -777,14 +821,6 @@ fn settle(transfer: &Arc<Transfer>, posted: Result<()>) -> Result<Arc<Transfer>>
         transfer.publish(Err(transfer.conn.lost_error()));
     }
     Ok(Arc::clone(transfer))
-}
-
-fn call_help(conn: &Connection) {
-    for attached in conn.attached.lock().iter() {
-        if conn.lanes[attached.lane].wants_help() {
-            Workers::call_help(&conn.core, attached);
-        }
-    }
 }
 
 fn check_shape(request: &Request<'_>) -> Result<()> {

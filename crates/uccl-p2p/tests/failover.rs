@@ -132,6 +132,7 @@ impl Pair {
             adverts: &adverts,
             notif: None,
             timeout: None,
+            after: None,
         };
         let middle = &self.middle;
         let a = &self.a;

@@ -69,7 +69,7 @@ fn advert(ep: &Endpoint, mr: MrId, memory: &[u8]) -> Advert {
 }
 
 fn request<'a>(conn: ConnId, op: Op, iovs: &'a [Iov], adverts: &'a [Advert]) -> Request<'a> {
-    Request { conn, op, iovs, adverts, notif: None, timeout: None }
+    Request { conn, op, iovs, adverts, notif: None, timeout: None, after: None }
 }
 
 fn pattern(len: usize, seed: u8) -> Vec<u8> {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pyo3::{exceptions::PyTypeError, prelude::*};
-use uccl_p2p::{ConnId, Endpoint, Iov, MrId, Op, Request};
+use uccl_p2p::{ConnId, CudaStream, Endpoint, Iov, MrId, Op, Request};
 use uccl_wire::advert::{ADVERT_LEN, Advert};
 
 use crate::{
@@ -12,6 +12,7 @@ use crate::{
     endpoint::PyEndpoint,
     error::Stop,
     memory::Memory,
+    stream,
 };
 
 pub(crate) const CONN: Names = &["conn_id"];
@@ -25,33 +26,38 @@ pub(crate) const SIZE_V: Names = &["size_v", "size_list", "len_list", "sizes"];
 pub(crate) const NUM_IOVS: Names = &["num_iovs"];
 pub(crate) const NOTIF: Names = &["notif"];
 pub(crate) const TIMEOUT: Names = &["timeout"];
+pub(crate) const STREAM: Names = &["stream"];
 const META: Names = &["meta", "slot_item", "meta_blob"];
 const META_V: Names = &["meta_blob_v", "slot_item_list", "meta_v", "metas"];
 
 /// `send` and `recv`.
-pub(crate) const fn two_sided(function: &'static str) -> Signature<6> {
-    Signature { function, params: [CONN, MR, PTR, SIZE, NOTIF, TIMEOUT], positional: 4 }
+pub(crate) const fn two_sided(function: &'static str) -> Signature<7> {
+    Signature { function, params: [CONN, MR, PTR, SIZE, NOTIF, TIMEOUT, STREAM], positional: 4 }
 }
 
 /// `read` and `write`.
-pub(crate) const fn one_sided(function: &'static str) -> Signature<7> {
-    Signature { function, params: [CONN, MR, PTR, SIZE, META, NOTIF, TIMEOUT], positional: 5 }
+pub(crate) const fn one_sided(function: &'static str) -> Signature<8> {
+    Signature {
+        function,
+        params: [CONN, MR, PTR, SIZE, META, NOTIF, TIMEOUT, STREAM],
+        positional: 5,
+    }
 }
 
 /// `sendv` and `recvv`.
-pub(crate) const fn two_sided_v(function: &'static str) -> Signature<7> {
+pub(crate) const fn two_sided_v(function: &'static str) -> Signature<8> {
     Signature {
         function,
-        params: [CONN, MR_V, PTR_V, SIZE_V, NUM_IOVS, NOTIF, TIMEOUT],
+        params: [CONN, MR_V, PTR_V, SIZE_V, NUM_IOVS, NOTIF, TIMEOUT, STREAM],
         positional: 5,
     }
 }
 
 /// `readv` and `writev`.
-pub(crate) const fn one_sided_v(function: &'static str) -> Signature<8> {
+pub(crate) const fn one_sided_v(function: &'static str) -> Signature<9> {
     Signature {
         function,
-        params: [CONN, MR_V, PTR_V, SIZE_V, META_V, NUM_IOVS, NOTIF, TIMEOUT],
+        params: [CONN, MR_V, PTR_V, SIZE_V, META_V, NUM_IOVS, NOTIF, TIMEOUT, STREAM],
         positional: 6,
     }
 }
@@ -85,6 +91,7 @@ pub(crate) struct Call {
 pub(crate) struct Extras {
     pub(crate) notif: Option<Vec<u8>>,
     pub(crate) timeout: Option<Duration>,
+    pub(crate) stream: Option<CudaStream>,
 }
 
 impl Call {
@@ -96,15 +103,21 @@ impl Call {
             adverts: self.adverts.as_slice(),
             notif: self.extras.notif.as_deref(),
             timeout: self.extras.timeout,
+            after: self.extras.stream,
         }
     }
 }
 
 impl Extras {
-    /// From the parameters `i` (notif) and `i + 1` (timeout).
-    pub(crate) fn of<const N: usize>(args: &Args<'_, N>, i: usize) -> PyResult<Self> {
+    /// From the parameters `i` (notif), `i + 1` (timeout) and `i + 2` (stream).
+    pub(crate) fn of<const N: usize>(
+        ep: &PyEndpoint,
+        args: &Args<'_, N>,
+        i: usize,
+    ) -> PyResult<Self> {
         let notif = args.get(i).map(|n| buffer::bytes(n).map(|b| b.into_owned())).transpose()?;
-        Ok(Self { notif, timeout: args.seconds(i + 1)? })
+        let stream = args.get(i + 2).map(|stream| stream::of(ep, stream)).transpose()?;
+        Ok(Self { notif, timeout: args.seconds(i + 1)?, stream })
     }
 }
 
@@ -112,13 +125,13 @@ impl Extras {
 pub(crate) fn scalar_two_sided(
     ep: &PyEndpoint,
     op: Op,
-    signature: &'static Signature<6>,
+    signature: &'static Signature<7>,
     args: Positional<'_, '_>,
     kwargs: Named<'_, '_>,
 ) -> Result<Call, Stop> {
     let a = signature.bind(args, kwargs)?;
     let iov = iov(ep, op, a.req(1)?, a.need(2)?, a.opt(3)?)?;
-    let extras = Extras::of(&a, 4)?;
+    let extras = Extras::of(ep, &a, 4)?;
     let adverts = Pieces::Many(Vec::new());
     Ok(Call { conn: ConnId(a.req(0)?), op, iovs: Pieces::One(iov), adverts, extras })
 }
@@ -127,14 +140,14 @@ pub(crate) fn scalar_two_sided(
 pub(crate) fn scalar_one_sided(
     ep: &PyEndpoint,
     op: Op,
-    signature: &'static Signature<7>,
+    signature: &'static Signature<8>,
     args: Positional<'_, '_>,
     kwargs: Named<'_, '_>,
 ) -> Result<Call, Stop> {
     let a = signature.bind(args, kwargs)?;
     let iov = iov(ep, op, a.req(1)?, a.need(2)?, a.opt(3)?)?;
     let advert = advert(a.need(4)?)?;
-    let extras = Extras::of(&a, 5)?;
+    let extras = Extras::of(ep, &a, 5)?;
     let (iovs, adverts) = (Pieces::One(iov), Pieces::One(advert));
     Ok(Call { conn: ConnId(a.req(0)?), op, iovs, adverts, extras })
 }
@@ -143,13 +156,13 @@ pub(crate) fn scalar_one_sided(
 pub(crate) fn vector_two_sided(
     ep: &PyEndpoint,
     op: Op,
-    signature: &'static Signature<7>,
+    signature: &'static Signature<8>,
     args: Positional<'_, '_>,
     kwargs: Named<'_, '_>,
 ) -> Result<Call, Stop> {
     let a = signature.bind(args, kwargs)?;
     let iovs = iovs(ep, op, &a, 4)?;
-    let extras = Extras::of(&a, 5)?;
+    let extras = Extras::of(ep, &a, 5)?;
     let adverts = Pieces::Many(Vec::new());
     Ok(Call { conn: ConnId(a.req(0)?), op, iovs: Pieces::Many(iovs), adverts, extras })
 }
@@ -158,7 +171,7 @@ pub(crate) fn vector_two_sided(
 pub(crate) fn vector_one_sided(
     ep: &PyEndpoint,
     op: Op,
-    signature: &'static Signature<8>,
+    signature: &'static Signature<9>,
     args: Positional<'_, '_>,
     kwargs: Named<'_, '_>,
 ) -> Result<Call, Stop> {
@@ -168,7 +181,7 @@ pub(crate) fn vector_one_sided(
     let metas = a.list(4, |meta| Ok(meta.clone()))?;
     same_length(signature.function, iovs.len(), metas.len())?;
     let adverts = metas.iter().map(advert).collect::<Result<Vec<_>, _>>()?;
-    let extras = Extras::of(&a, 6)?;
+    let extras = Extras::of(ep, &a, 6)?;
     let (iovs, adverts) = (Pieces::Many(iovs), Pieces::Many(adverts));
     Ok(Call { conn: ConnId(a.req(0)?), op, iovs, adverts, extras })
 }

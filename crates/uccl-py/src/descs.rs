@@ -6,7 +6,7 @@ use uccl_wire::descs::{self, XferDesc};
 
 use crate::{
     args::{self, Named, Positional, Signature},
-    call::{CONN, Call, Extras, NOTIF, Pieces, TIMEOUT},
+    call::{CONN, Call, Extras, NOTIF, Pieces, STREAM, TIMEOUT},
     endpoint::PyEndpoint,
     error::Stop,
     memory::Memory,
@@ -16,7 +16,7 @@ use crate::{
 /// What a descriptor says that names no region of this process.
 const NO_REGION: u64 = u64::MAX;
 
-static TRANSFER: Signature<6> = Signature {
+static TRANSFER: Signature<7> = Signature {
     function: "transfer",
     params: [
         CONN,
@@ -25,6 +25,7 @@ static TRANSFER: Signature<6> = Signature {
         &["remote_desc_list", "remote_descs"],
         NOTIF,
         TIMEOUT,
+        STREAM,
     ],
     positional: 4,
 };
@@ -228,7 +229,7 @@ pub(crate) fn transfer(
         iovs.push(iov(local)?);
         adverts.push(remote.desc.advert().map_err(Stop::refuse)?);
     }
-    let extras = Extras::of(&a, 4)?;
+    let extras = Extras::of(ep, &a, 4)?;
     Ok(Call { conn, op, iovs: Pieces::Many(iovs), adverts: Pieces::Many(adverts), extras })
 }
 

@@ -25,6 +25,7 @@ use crate::{
     regions::{self, Regions},
     shared::PySharedMemory,
     signals::waiting,
+    stream,
 };
 
 /// One process's engine for one GPU (or none).
@@ -94,34 +95,34 @@ impl Drop for PyEndpoint {
 
 type Args<'a, 'py> = &'a Bound<'py, PyTuple>;
 type Kwargs<'a, 'py> = &'a Bound<'py, PyDict>;
-static SEND: args::Signature<6> = call::two_sided("send");
-static SEND_ASYNC: args::Signature<6> = call::two_sided("send_async");
-static RECV: args::Signature<6> = call::two_sided("recv");
-static RECV_ASYNC: args::Signature<6> = call::two_sided("recv_async");
-static SENDV: args::Signature<7> = call::two_sided_v("sendv");
-static SENDV_ASYNC: args::Signature<7> = call::two_sided_v("sendv_async");
-static RECVV: args::Signature<7> = call::two_sided_v("recvv");
-static RECVV_ASYNC: args::Signature<7> = call::two_sided_v("recvv_async");
-static READ: args::Signature<7> = call::one_sided("read");
-static READ_ASYNC: args::Signature<7> = call::one_sided("read_async");
-static WRITE: args::Signature<7> = call::one_sided("write");
-static WRITE_ASYNC: args::Signature<7> = call::one_sided("write_async");
-static READV: args::Signature<8> = call::one_sided_v("readv");
-static READV_ASYNC: args::Signature<8> = call::one_sided_v("readv_async");
-static WRITEV: args::Signature<8> = call::one_sided_v("writev");
-static WRITEV_ASYNC: args::Signature<8> = call::one_sided_v("writev_async");
-static SEND_IPC: args::Signature<5> = ipc::two_sided("send_ipc");
-static SEND_IPC_ASYNC: args::Signature<5> = ipc::two_sided("send_ipc_async");
-static RECV_IPC: args::Signature<5> = ipc::two_sided("recv_ipc");
-static RECV_IPC_ASYNC: args::Signature<5> = ipc::two_sided("recv_ipc_async");
-static READ_IPC: args::Signature<6> = ipc::one_sided("read_ipc");
-static READ_IPC_ASYNC: args::Signature<6> = ipc::one_sided("read_ipc_async");
-static WRITE_IPC: args::Signature<6> = ipc::one_sided("write_ipc");
-static WRITE_IPC_ASYNC: args::Signature<6> = ipc::one_sided("write_ipc_async");
-static READV_IPC: args::Signature<7> = ipc::one_sided_v("readv_ipc");
-static READV_IPC_ASYNC: args::Signature<7> = ipc::one_sided_v("readv_ipc_async");
-static WRITEV_IPC: args::Signature<7> = ipc::one_sided_v("writev_ipc");
-static WRITEV_IPC_ASYNC: args::Signature<7> = ipc::one_sided_v("writev_ipc_async");
+static SEND: args::Signature<7> = call::two_sided("send");
+static SEND_ASYNC: args::Signature<7> = call::two_sided("send_async");
+static RECV: args::Signature<7> = call::two_sided("recv");
+static RECV_ASYNC: args::Signature<7> = call::two_sided("recv_async");
+static SENDV: args::Signature<8> = call::two_sided_v("sendv");
+static SENDV_ASYNC: args::Signature<8> = call::two_sided_v("sendv_async");
+static RECVV: args::Signature<8> = call::two_sided_v("recvv");
+static RECVV_ASYNC: args::Signature<8> = call::two_sided_v("recvv_async");
+static READ: args::Signature<8> = call::one_sided("read");
+static READ_ASYNC: args::Signature<8> = call::one_sided("read_async");
+static WRITE: args::Signature<8> = call::one_sided("write");
+static WRITE_ASYNC: args::Signature<8> = call::one_sided("write_async");
+static READV: args::Signature<9> = call::one_sided_v("readv");
+static READV_ASYNC: args::Signature<9> = call::one_sided_v("readv_async");
+static WRITEV: args::Signature<9> = call::one_sided_v("writev");
+static WRITEV_ASYNC: args::Signature<9> = call::one_sided_v("writev_async");
+static SEND_IPC: args::Signature<6> = ipc::two_sided("send_ipc");
+static SEND_IPC_ASYNC: args::Signature<6> = ipc::two_sided("send_ipc_async");
+static RECV_IPC: args::Signature<6> = ipc::two_sided("recv_ipc");
+static RECV_IPC_ASYNC: args::Signature<6> = ipc::two_sided("recv_ipc_async");
+static READ_IPC: args::Signature<7> = ipc::one_sided("read_ipc");
+static READ_IPC_ASYNC: args::Signature<7> = ipc::one_sided("read_ipc_async");
+static WRITE_IPC: args::Signature<7> = ipc::one_sided("write_ipc");
+static WRITE_IPC_ASYNC: args::Signature<7> = ipc::one_sided("write_ipc_async");
+static READV_IPC: args::Signature<8> = ipc::one_sided_v("readv_ipc");
+static READV_IPC_ASYNC: args::Signature<8> = ipc::one_sided_v("readv_ipc_async");
+static WRITEV_IPC: args::Signature<8> = ipc::one_sided_v("writev_ipc");
+static WRITEV_IPC_ASYNC: args::Signature<8> = ipc::one_sided_v("writev_ipc_async");
 
 #[pymethods]
 impl PyEndpoint {
@@ -285,7 +286,7 @@ impl PyEndpoint {
     }
 
     /// Starts a `"read"` or `"write"` between descriptors: `(ok, transfer_id)`.
-    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, op_name, local_desc_list, remote_desc_list, *, notif=None, timeout=None)")]
+    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, op_name, local_desc_list, remote_desc_list, *, notif=None, timeout=None, stream=None)")]
     fn transfer(
         &self,
         py: Python<'_>,
@@ -346,7 +347,7 @@ impl PyEndpoint {
     }
 
     /// Sends memory to the peer's matching receive.
-    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size=None, *, notif=None, timeout=None)")]
+    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size=None, *, notif=None, timeout=None, stream=None)")]
     fn send(
         &self,
         py: Python<'_>,
@@ -357,7 +358,7 @@ impl PyEndpoint {
     }
 
     /// Sends memory to the peer's matching receive, without waiting: `(ok, transfer_id)`.
-    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size=None, *, notif=None, timeout=None)")]
+    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size=None, *, notif=None, timeout=None, stream=None)")]
     fn send_async(
         &self,
         py: Python<'_>,
@@ -368,7 +369,7 @@ impl PyEndpoint {
     }
 
     /// Receives at most `size` bytes from the peer's matching send.
-    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size=None, *, timeout=None)")]
+    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size=None, *, timeout=None, stream=None)")]
     fn recv(
         &self,
         py: Python<'_>,
@@ -379,7 +380,7 @@ impl PyEndpoint {
     }
 
     /// Receives at most `size` bytes from the peer's matching send, without waiting: `(ok, transfer_id)`.
-    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size=None, *, timeout=None)")]
+    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size=None, *, timeout=None, stream=None)")]
     fn recv_async(
         &self,
         py: Python<'_>,
@@ -390,7 +391,7 @@ impl PyEndpoint {
     }
 
     /// Sends many pieces of memory as one message.
-    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id_v, ptr_v, size_v=None, num_iovs=None, *, notif=None, timeout=None)")]
+    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id_v, ptr_v, size_v=None, num_iovs=None, *, notif=None, timeout=None, stream=None)")]
     fn sendv(
         &self,
         py: Python<'_>,
@@ -401,7 +402,7 @@ impl PyEndpoint {
     }
 
     /// Sends many pieces of memory as one message, without waiting: `(ok, transfer_id)`.
-    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id_v, ptr_v, size_v=None, num_iovs=None, *, notif=None, timeout=None)")]
+    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id_v, ptr_v, size_v=None, num_iovs=None, *, notif=None, timeout=None, stream=None)")]
     fn sendv_async(
         &self,
         py: Python<'_>,
@@ -412,7 +413,7 @@ impl PyEndpoint {
     }
 
     /// Receives one message of many pieces.
-    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id_v, ptr_v, size_v=None, num_iovs=None, *, timeout=None)")]
+    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id_v, ptr_v, size_v=None, num_iovs=None, *, timeout=None, stream=None)")]
     fn recvv(
         &self,
         py: Python<'_>,
@@ -423,7 +424,7 @@ impl PyEndpoint {
     }
 
     /// Receives one message of many pieces, without waiting: `(ok, transfer_id)`.
-    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id_v, ptr_v, size_v=None, num_iovs=None, *, timeout=None)")]
+    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id_v, ptr_v, size_v=None, num_iovs=None, *, timeout=None, stream=None)")]
     fn recvv_async(
         &self,
         py: Python<'_>,
@@ -434,7 +435,7 @@ impl PyEndpoint {
     }
 
     /// Reads what the peer advertised into local memory.
-    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size, meta, *, notif=None, timeout=None)")]
+    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size, meta, *, notif=None, timeout=None, stream=None)")]
     fn read(
         &self,
         py: Python<'_>,
@@ -445,7 +446,7 @@ impl PyEndpoint {
     }
 
     /// Reads what the peer advertised into local memory, without waiting: `(ok, transfer_id)`.
-    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size, meta, *, notif=None, timeout=None)")]
+    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size, meta, *, notif=None, timeout=None, stream=None)")]
     fn read_async(
         &self,
         py: Python<'_>,
@@ -456,7 +457,7 @@ impl PyEndpoint {
     }
 
     /// Writes local memory to what the peer advertised.
-    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size, meta, *, notif=None, timeout=None)")]
+    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size, meta, *, notif=None, timeout=None, stream=None)")]
     fn write(
         &self,
         py: Python<'_>,
@@ -467,7 +468,7 @@ impl PyEndpoint {
     }
 
     /// Writes local memory to what the peer advertised, without waiting: `(ok, transfer_id)`.
-    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size, meta, *, notif=None, timeout=None)")]
+    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id, ptr, size, meta, *, notif=None, timeout=None, stream=None)")]
     fn write_async(
         &self,
         py: Python<'_>,
@@ -478,7 +479,7 @@ impl PyEndpoint {
     }
 
     /// Reads many pieces as one transfer.
-    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id_v, ptr_v, size_v, meta_v, num_iovs=None, *, notif=None, timeout=None)")]
+    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id_v, ptr_v, size_v, meta_v, num_iovs=None, *, notif=None, timeout=None, stream=None)")]
     fn readv(
         &self,
         py: Python<'_>,
@@ -489,7 +490,7 @@ impl PyEndpoint {
     }
 
     /// Reads many pieces as one transfer, without waiting: `(ok, transfer_id)`.
-    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id_v, ptr_v, size_v, meta_v, num_iovs=None, *, notif=None, timeout=None)")]
+    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id_v, ptr_v, size_v, meta_v, num_iovs=None, *, notif=None, timeout=None, stream=None)")]
     fn readv_async(
         &self,
         py: Python<'_>,
@@ -500,7 +501,7 @@ impl PyEndpoint {
     }
 
     /// Writes many pieces as one transfer.
-    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id_v, ptr_v, size_v, meta_v, num_iovs=None, *, notif=None, timeout=None)")]
+    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id_v, ptr_v, size_v, meta_v, num_iovs=None, *, notif=None, timeout=None, stream=None)")]
     fn writev(
         &self,
         py: Python<'_>,
@@ -511,7 +512,7 @@ impl PyEndpoint {
     }
 
     /// Writes many pieces as one transfer, without waiting: `(ok, transfer_id)`.
-    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id_v, ptr_v, size_v, meta_v, num_iovs=None, *, notif=None, timeout=None)")]
+    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id_v, ptr_v, size_v, meta_v, num_iovs=None, *, notif=None, timeout=None, stream=None)")]
     fn writev_async(
         &self,
         py: Python<'_>,
@@ -522,135 +523,135 @@ impl PyEndpoint {
     }
 
     /// Sends memory, registered or not, to the peer's matching receive.
-    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr, size=None, *, notif=None, timeout=None)")]
+    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr, size=None, *, notif=None, timeout=None, stream=None)")]
     fn send_ipc(
         &self,
         py: Python<'_>,
         args: Args<'_, '_>,
         kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<bool> {
-        ipc::run(self, py, ipc::scalar_two_sided(Op::Send, &SEND_IPC, args, kwargs))
+        ipc::run(self, py, ipc::scalar_two_sided(self, Op::Send, &SEND_IPC, args, kwargs))
     }
 
     /// Sends memory, registered or not, to the peer's matching receive, without waiting: `(ok, transfer_id)`.
-    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr, size=None, *, notif=None, timeout=None)")]
+    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr, size=None, *, notif=None, timeout=None, stream=None)")]
     fn send_ipc_async(
         &self,
         py: Python<'_>,
         args: Args<'_, '_>,
         kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<(bool, u64)> {
-        ipc::post(self, py, ipc::scalar_two_sided(Op::Send, &SEND_IPC_ASYNC, args, kwargs))
+        ipc::post(self, py, ipc::scalar_two_sided(self, Op::Send, &SEND_IPC_ASYNC, args, kwargs))
     }
 
     /// Receives at most `size` bytes into memory, registered or not.
-    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr, size=None, *, timeout=None)")]
+    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr, size=None, *, timeout=None, stream=None)")]
     fn recv_ipc(
         &self,
         py: Python<'_>,
         args: Args<'_, '_>,
         kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<bool> {
-        ipc::run(self, py, ipc::scalar_two_sided(Op::Recv, &RECV_IPC, args, kwargs))
+        ipc::run(self, py, ipc::scalar_two_sided(self, Op::Recv, &RECV_IPC, args, kwargs))
     }
 
     /// Receives at most `size` bytes into memory, registered or not, without waiting: `(ok, transfer_id)`.
-    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr, size=None, *, timeout=None)")]
+    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr, size=None, *, timeout=None, stream=None)")]
     fn recv_ipc_async(
         &self,
         py: Python<'_>,
         args: Args<'_, '_>,
         kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<(bool, u64)> {
-        ipc::post(self, py, ipc::scalar_two_sided(Op::Recv, &RECV_IPC_ASYNC, args, kwargs))
+        ipc::post(self, py, ipc::scalar_two_sided(self, Op::Recv, &RECV_IPC_ASYNC, args, kwargs))
     }
 
     /// Reads what `advertise_ipc` of the peer named.
-    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr, size, info, *, notif=None, timeout=None)")]
+    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr, size, info, *, notif=None, timeout=None, stream=None)")]
     fn read_ipc(
         &self,
         py: Python<'_>,
         args: Args<'_, '_>,
         kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<bool> {
-        ipc::run(self, py, ipc::scalar_one_sided(Op::Read, &READ_IPC, args, kwargs))
+        ipc::run(self, py, ipc::scalar_one_sided(self, Op::Read, &READ_IPC, args, kwargs))
     }
 
     /// Reads what `advertise_ipc` of the peer named, without waiting: `(ok, transfer_id)`.
-    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr, size, info, *, notif=None, timeout=None)")]
+    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr, size, info, *, notif=None, timeout=None, stream=None)")]
     fn read_ipc_async(
         &self,
         py: Python<'_>,
         args: Args<'_, '_>,
         kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<(bool, u64)> {
-        ipc::post(self, py, ipc::scalar_one_sided(Op::Read, &READ_IPC_ASYNC, args, kwargs))
+        ipc::post(self, py, ipc::scalar_one_sided(self, Op::Read, &READ_IPC_ASYNC, args, kwargs))
     }
 
     /// Writes what `advertise_ipc` of the peer named.
-    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr, size, info, *, notif=None, timeout=None)")]
+    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr, size, info, *, notif=None, timeout=None, stream=None)")]
     fn write_ipc(
         &self,
         py: Python<'_>,
         args: Args<'_, '_>,
         kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<bool> {
-        ipc::run(self, py, ipc::scalar_one_sided(Op::Write, &WRITE_IPC, args, kwargs))
+        ipc::run(self, py, ipc::scalar_one_sided(self, Op::Write, &WRITE_IPC, args, kwargs))
     }
 
     /// Writes what `advertise_ipc` of the peer named, without waiting: `(ok, transfer_id)`.
-    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr, size, info, *, notif=None, timeout=None)")]
+    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr, size, info, *, notif=None, timeout=None, stream=None)")]
     fn write_ipc_async(
         &self,
         py: Python<'_>,
         args: Args<'_, '_>,
         kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<(bool, u64)> {
-        ipc::post(self, py, ipc::scalar_one_sided(Op::Write, &WRITE_IPC_ASYNC, args, kwargs))
+        ipc::post(self, py, ipc::scalar_one_sided(self, Op::Write, &WRITE_IPC_ASYNC, args, kwargs))
     }
 
     /// Reads many pieces that `advertisev_ipc` of the peer named.
-    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr_v, size_v, info_v, num_iovs=None, *, notif=None, timeout=None)")]
+    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr_v, size_v, info_v, num_iovs=None, *, notif=None, timeout=None, stream=None)")]
     fn readv_ipc(
         &self,
         py: Python<'_>,
         args: Args<'_, '_>,
         kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<bool> {
-        ipc::run(self, py, ipc::vector_one_sided(Op::Read, &READV_IPC, args, kwargs))
+        ipc::run(self, py, ipc::vector_one_sided(self, Op::Read, &READV_IPC, args, kwargs))
     }
 
     /// Reads many pieces that `advertisev_ipc` of the peer named, without waiting: `(ok, transfer_id)`.
-    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr_v, size_v, info_v, num_iovs=None, *, notif=None, timeout=None)")]
+    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr_v, size_v, info_v, num_iovs=None, *, notif=None, timeout=None, stream=None)")]
     fn readv_ipc_async(
         &self,
         py: Python<'_>,
         args: Args<'_, '_>,
         kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<(bool, u64)> {
-        ipc::post(self, py, ipc::vector_one_sided(Op::Read, &READV_IPC_ASYNC, args, kwargs))
+        ipc::post(self, py, ipc::vector_one_sided(self, Op::Read, &READV_IPC_ASYNC, args, kwargs))
     }
 
     /// Writes many pieces that `advertisev_ipc` of the peer named.
-    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr_v, size_v, info_v, num_iovs=None, *, notif=None, timeout=None)")]
+    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr_v, size_v, info_v, num_iovs=None, *, notif=None, timeout=None, stream=None)")]
     fn writev_ipc(
         &self,
         py: Python<'_>,
         args: Args<'_, '_>,
         kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<bool> {
-        ipc::run(self, py, ipc::vector_one_sided(Op::Write, &WRITEV_IPC, args, kwargs))
+        ipc::run(self, py, ipc::vector_one_sided(self, Op::Write, &WRITEV_IPC, args, kwargs))
     }
 
     /// Writes many pieces that `advertisev_ipc` of the peer named, without waiting: `(ok, transfer_id)`.
-    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr_v, size_v, info_v, num_iovs=None, *, notif=None, timeout=None)")]
+    #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr_v, size_v, info_v, num_iovs=None, *, notif=None, timeout=None, stream=None)")]
     fn writev_ipc_async(
         &self,
         py: Python<'_>,
         args: Args<'_, '_>,
         kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<(bool, u64)> {
-        ipc::post(self, py, ipc::vector_one_sided(Op::Write, &WRITEV_IPC_ASYNC, args, kwargs))
+        ipc::post(self, py, ipc::vector_one_sided(self, Op::Write, &WRITEV_IPC_ASYNC, args, kwargs))
     }
 
     /// Where a transfer stands: `(True, False)` under way, `(True, True)` done, `(False, True)` failed.
@@ -673,6 +674,13 @@ impl PyEndpoint {
             Err(Error::Timeout(_)) => Ok((true, false)),
             status => Ok(self.state(transfer, status)),
         }
+    }
+
+    /// Has what is enqueued on a CUDA stream from now on wait until the transfer has ended, without holding up
+    /// the caller: `True`, or `False` with `last_error()`.
+    fn stream_wait(&self, transfer_id: u64, stream: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let stream = stream::of(self, stream)?;
+        Ok(error::ok(self.core.hold_stream(TransferId(transfer_id), stream)))
     }
 
     /// Ends a transfer. When this returns True, no byte of it lands in either side's memory any more;

@@ -19,7 +19,10 @@ use uccl_wire::{
 use crate::{
     args::{Args, Named, Names, Positional, Signature},
     buffer,
-    call::{self, CONN, Call, Extras, NOTIF, NUM_IOVS, PTR, PTR_V, Pieces, SIZE, SIZE_V, TIMEOUT},
+    call::{
+        self, CONN, Call, Extras, NOTIF, NUM_IOVS, PTR, PTR_V, Pieces, SIZE, SIZE_V, STREAM,
+        TIMEOUT,
+    },
     endpoint::PyEndpoint,
     error::{Stop, settle},
     memory::Memory,
@@ -30,20 +33,20 @@ const INFO: Names = &["info", "info_blob"];
 const INFO_V: Names = &["info_v", "info_list"];
 
 /// `send_ipc` and `recv_ipc`.
-pub(crate) const fn two_sided(function: &'static str) -> Signature<5> {
-    Signature { function, params: [CONN, PTR, SIZE, NOTIF, TIMEOUT], positional: 3 }
+pub(crate) const fn two_sided(function: &'static str) -> Signature<6> {
+    Signature { function, params: [CONN, PTR, SIZE, NOTIF, TIMEOUT, STREAM], positional: 3 }
 }
 
 /// `read_ipc` and `write_ipc`.
-pub(crate) const fn one_sided(function: &'static str) -> Signature<6> {
-    Signature { function, params: [CONN, PTR, SIZE, INFO, NOTIF, TIMEOUT], positional: 4 }
+pub(crate) const fn one_sided(function: &'static str) -> Signature<7> {
+    Signature { function, params: [CONN, PTR, SIZE, INFO, NOTIF, TIMEOUT, STREAM], positional: 4 }
 }
 
 /// `readv_ipc` and `writev_ipc`.
-pub(crate) const fn one_sided_v(function: &'static str) -> Signature<7> {
+pub(crate) const fn one_sided_v(function: &'static str) -> Signature<8> {
     Signature {
         function,
-        params: [CONN, PTR_V, SIZE_V, INFO_V, NUM_IOVS, NOTIF, TIMEOUT],
+        params: [CONN, PTR_V, SIZE_V, INFO_V, NUM_IOVS, NOTIF, TIMEOUT, STREAM],
         positional: 5,
     }
 }
@@ -112,19 +115,7 @@ pub(crate) struct IpcCall {
 
 /// `send_ipc(conn_id, ptr, size)`, `recv_ipc(...)`.
 pub(crate) fn scalar_two_sided(
-    op: Op,
-    signature: &'static Signature<5>,
-    args: Positional<'_, '_>,
-    kwargs: Named<'_, '_>,
-) -> Result<IpcCall, Stop> {
-    let a = signature.bind(args, kwargs)?;
-    let pieces = vec![piece(op, a.need(1)?, a.opt(2)?)?];
-    let extras = Extras::of(&a, 3)?;
-    Ok(IpcCall { conn: ConnId(a.req(0)?), op, pieces, adverts: Vec::new(), extras })
-}
-
-/// `read_ipc(conn_id, ptr, size, info)`, `write_ipc(...)`.
-pub(crate) fn scalar_one_sided(
+    ep: &PyEndpoint,
     op: Op,
     signature: &'static Signature<6>,
     args: Positional<'_, '_>,
@@ -132,15 +123,30 @@ pub(crate) fn scalar_one_sided(
 ) -> Result<IpcCall, Stop> {
     let a = signature.bind(args, kwargs)?;
     let pieces = vec![piece(op, a.need(1)?, a.opt(2)?)?];
+    let extras = Extras::of(ep, &a, 3)?;
+    Ok(IpcCall { conn: ConnId(a.req(0)?), op, pieces, adverts: Vec::new(), extras })
+}
+
+/// `read_ipc(conn_id, ptr, size, info)`, `write_ipc(...)`.
+pub(crate) fn scalar_one_sided(
+    ep: &PyEndpoint,
+    op: Op,
+    signature: &'static Signature<7>,
+    args: Positional<'_, '_>,
+    kwargs: Named<'_, '_>,
+) -> Result<IpcCall, Stop> {
+    let a = signature.bind(args, kwargs)?;
+    let pieces = vec![piece(op, a.need(1)?, a.opt(2)?)?];
     let adverts = vec![advert(a.need(3)?)?];
-    let extras = Extras::of(&a, 4)?;
+    let extras = Extras::of(ep, &a, 4)?;
     Ok(IpcCall { conn: ConnId(a.req(0)?), op, pieces, adverts, extras })
 }
 
 /// `readv_ipc(conn_id, ptr_v, size_v, info_v)`, `writev_ipc(...)`.
 pub(crate) fn vector_one_sided(
+    ep: &PyEndpoint,
     op: Op,
-    signature: &'static Signature<7>,
+    signature: &'static Signature<8>,
     args: Positional<'_, '_>,
     kwargs: Named<'_, '_>,
 ) -> Result<IpcCall, Stop> {
@@ -149,7 +155,7 @@ pub(crate) fn vector_one_sided(
     let infos = a.list(3, |info| Ok(info.clone()))?;
     call::same_length(signature.function, pieces.len(), infos.len())?;
     let adverts = infos.iter().map(advert).collect::<Result<Vec<_>, _>>()?;
-    let extras = Extras::of(&a, 5)?;
+    let extras = Extras::of(ep, &a, 5)?;
     Ok(IpcCall { conn: ConnId(a.req(0)?), op, pieces, adverts, extras })
 }
 

@@ -18,6 +18,7 @@ mod peers;
 mod regions;
 mod shared;
 mod signals;
+mod stream;
 
 use pyo3::prelude::*;
 

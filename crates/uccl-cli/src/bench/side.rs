@@ -409,6 +409,7 @@ impl Side {
             adverts: &slot.adverts,
             notif: None,
             timeout: Some(self.timeout),
+            after: None,
         }
     }
 

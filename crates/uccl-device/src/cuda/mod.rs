@@ -27,6 +27,7 @@ mod memory;
 mod module;
 mod pointer;
 mod raw;
+mod signal;
 mod stream;
 mod uuid;
 mod visible;
@@ -41,6 +42,7 @@ pub use ipc::{Exported, Exporter, FdExport, Importer, IpcHandle, LegacyExport, M
 pub use memory::{DeviceBuffer, HostRegistration, ManagedBuffer, PinnedBuffer, PoolBuffer};
 pub use module::{Function, Grid, Module};
 pub use pointer::{Allocation, Pointer, classify};
+pub use signal::Signal;
 pub use stream::{Priority, Stream};
 pub use uuid::{GpuUuid, ParseGpuUuidError};
 pub use visible::{VisibleDevices, VisibleEntry};

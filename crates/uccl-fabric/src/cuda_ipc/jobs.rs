@@ -81,7 +81,7 @@ impl Completion for Parts {
 }
 
 impl GpuJobs {
-    /// Enqueues pieces of an operation of which one side at least is a GPU's, [few enough](batches) regions at
+    /// Enqueues pieces of an operation of which one side at least is a GPU's, few enough regions at
     /// a time; `done` is told of their end.
     ///
     /// # Errors

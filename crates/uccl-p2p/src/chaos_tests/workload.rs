@@ -122,7 +122,15 @@ impl Workload {
     fn request<'a>(&mut self, by: usize, op: Op) -> Request<'a> {
         let short = self.plan.deadlines && self.rng.u8(0..6) == 0;
         let timeout = short.then(|| Duration::from_millis(self.rng.u64(1..40)));
-        Request { conn: self.sides[by].conn, op, iovs: &[], adverts: &[], notif: None, timeout }
+        Request {
+            conn: self.sides[by].conn,
+            op,
+            iovs: &[],
+            adverts: &[],
+            notif: None,
+            timeout,
+            after: None,
+        }
     }
 
     fn post(&mut self, by: usize, request: &Request<'_>) -> Option<Posted> {
@@ -474,7 +482,15 @@ pub(super) fn move_one(sides: &[Side; 2], rng: &mut Rng, op: Op, len: usize) -> 
     let (mr, there) = (sides[0].register(local), sides[1].register(remote));
     let (iovs, adverts) = (local.iovs(mr), remote.adverts(&sides[1], there));
     let conn = sides[0].conn;
-    let request = Request { conn, op, iovs: &iovs, adverts: &adverts, notif: None, timeout: None };
+    let request = Request {
+        conn,
+        op,
+        iovs: &iovs,
+        adverts: &adverts,
+        notif: None,
+        timeout: None,
+        after: None,
+    };
     let ended = sides[0].ep.run(&request, &mut Uninterrupted);
     sides[0].ep.deregister(mr).expect("unused");
     sides[1].ep.deregister(there).expect("unused");

@@ -19,6 +19,7 @@ use uccl_wire::message::{MAX_ASSEMBLED, MORE, Message, PREFIX_LEN};
 
 use super::{
     core::Core,
+    deferred::Deferred,
     failover::Lanes,
     inbox::Inbox,
     liveness::Watch,
@@ -26,7 +27,7 @@ use super::{
     outbox::Outbox,
     park::Parker,
     transfer::{Fence, Kind, Transfer},
-    worker::Attached,
+    worker::{Attached, Workers},
 };
 use crate::{
     endpoint::{ConnInfo, Op},
@@ -60,6 +61,7 @@ pub(crate) struct Connection {
     pub(crate) outbox: Mutex<Outbox>,
     pub(crate) inbox: Mutex<Inbox>,
     pub(crate) notifs: Mutex<NotifInbox>,
+    pub(crate) deferred: Deferred,
     /// Fragments of a message that is not whole yet.
     assembling: Mutex<Vec<u8>>,
     lost: Mutex<Option<Error>>,
@@ -103,6 +105,7 @@ impl Connection {
             outbox: Mutex::default(),
             inbox: Mutex::default(),
             notifs: Mutex::default(),
+            deferred: Deferred::default(),
             assembling: Mutex::default(),
             lost: Mutex::default(),
             failed: AtomicBool::new(false),
@@ -176,8 +179,9 @@ impl Connection {
         if self.fates.lost(lane) {
             return self.end_lane(lane);
         }
+        let begun = lane == 0 && self.begin_due();
         match self.lanes[lane].progress(&Sink(self)) {
-            Ok(moved) => return moved,
+            Ok(moved) => return moved | begun,
             Err(_) if self.is_failed() => {}
             Err(e) if self.survives(lane, &e) => self.lose_lane(lane, e),
             Err(e) => self.fail_with(e),
@@ -219,6 +223,7 @@ impl Connection {
         self.inbox.lock().clear();
         self.outbox.lock().clear();
         self.notifs.lock().clear();
+        self.deferred.clear();
         for transfer in self.core.transfers.unfinished(|t| Arc::ptr_eq(&t.conn, self)) {
             let fence = transfer.body.lock().fence;
             let error = fence.map_or_else(|| e.clone(), |fence| transfer.fence_error(fence));
@@ -280,7 +285,7 @@ impl Connection {
             }
         }
         self.kick_if_busy();
-        if transfer.finished() {
+        if transfer.finished() || self.withdraw_deferred(transfer, transfer.fence_error(why)) {
             return;
         }
         match transfer.kind.op() {
@@ -332,7 +337,7 @@ impl Connection {
     /// Has somebody look after lanes that have work of their own: a worker, and whoever sleeps on them
     /// without watching for what they need now.
     pub(crate) fn kick_if_busy(&self) {
-        if self.living().any(|(_, lane)| lane.has_work()) {
+        if self.deferred.any() || self.living().any(|(_, lane)| lane.has_work()) {
             self.kick();
             self.ring_sleepers();
         }
@@ -349,6 +354,15 @@ impl Connection {
     /// Wakes callers that sleep on the lanes.
     pub(crate) fn ring_sleepers(&self) {
         self.sleepers.lock().iter().for_each(|sleeper| sleeper.ring());
+    }
+
+    /// Has workers take part in work that can be shared.
+    pub(crate) fn call_help(&self) {
+        for attached in self.attached.lock().iter() {
+            if self.lanes[attached.lane].wants_help() {
+                Workers::call_help(&self.core, attached);
+            }
+        }
     }
 
     /// Has a worker look after one lane.

@@ -9,6 +9,7 @@ pub(crate) mod connect;
 pub(crate) mod connection;
 pub(crate) mod core;
 pub(crate) mod deadline;
+pub(crate) mod deferred;
 pub(crate) mod failover;
 pub(crate) mod greeting;
 pub(crate) mod inbox;

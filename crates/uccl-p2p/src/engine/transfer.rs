@@ -12,6 +12,7 @@ use std::{
 use parking_lot::Mutex;
 use slab::Slab;
 use smallvec::SmallVec;
+use uccl_device::cuda::Signal;
 use uccl_fabric::{
     lane::{Completion, OpError, OpName, OpResult},
     mem::Span,
@@ -105,6 +106,8 @@ pub(crate) struct Body {
     /// For a recv: where its data goes, one capacity an iov.
     pub(crate) targets: SmallVec<[Span; 1]>,
     waiters: SmallVec<[Arc<Parker>; 1]>,
+    /// What streams wait for: given when the transfer has ended.
+    signals: Vec<Signal>,
 }
 
 /// One transfer.
@@ -162,6 +165,14 @@ impl Transfer {
 
     pub(crate) fn unwatch(&self, parker: &Arc<Parker>) {
         self.body.lock().waiters.retain(|waiter| !Arc::ptr_eq(waiter, parker));
+    }
+
+    /// Keeps a signal until the transfer ends; gives it at once if it has.
+    pub(crate) fn keep(&self, signal: Signal) {
+        let mut body = self.body.lock();
+        if body.result.is_none() {
+            body.signals.push(signal);
+        }
     }
 
     /// What kinds of memory its local side is.
@@ -272,7 +283,7 @@ impl Transfer {
             checksummed: self.checksummed.load(Relaxed),
         };
         let ok = verdict.is_ok();
-        let (waiters, leases) = {
+        let (waiters, leases, signals) = {
             let mut body = self.body.lock();
             if body.result.is_some() {
                 return;
@@ -280,9 +291,14 @@ impl Transfer {
             body.result = Some(verdict.map(|()| outcome));
             self.state.store(if ok { DONE } else { FAILED }, Release);
             body.targets = SmallVec::new();
-            (std::mem::take(&mut body.waiters), std::mem::take(&mut body.leases))
+            (
+                std::mem::take(&mut body.waiters),
+                std::mem::take(&mut body.leases),
+                std::mem::take(&mut body.signals),
+            )
         };
         drop(leases);
+        drop(signals);
         self.conn.transfer_ended(self, ok);
         waiters.iter().for_each(|waiter| waiter.ring());
     }
@@ -376,6 +392,7 @@ impl Transfers {
                 fence: None,
                 fenced_at: None,
                 targets: plan.targets,
+                signals: Vec::new(),
                 waiters: SmallVec::new(),
             }),
         });

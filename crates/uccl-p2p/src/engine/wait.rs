@@ -109,7 +109,9 @@ fn nap(transfer: &Transfer, until: Option<Instant>, now: Instant) -> Duration {
 }
 
 fn sleep_on(conn: &Connection, parker: &Parker, nap: Duration) -> Result<()> {
-    if conn.fates.to_be_ended() || !conn.living().all(|(_, lane)| lane.arm()) {
+    // Nothing shows when a stream has come so far that a transfer may begin: it is looked at.
+    if conn.deferred.any() || conn.fates.to_be_ended() || !conn.living().all(|(_, lane)| lane.arm())
+    {
         return Ok(());
     }
     let timeout = Timespec { tv_sec: 0, tv_nsec: nap.as_nanos() as _ };

@@ -464,6 +464,9 @@ fn arm(shard: &Shard, attached: &Attached) -> bool {
     if attached.is_lost() {
         return false;
     }
+    if attached.lane == 0 && attached.conn.deferred.any() {
+        return false;
+    }
     if !lane.arm() {
         // Arming has taken in the wake-up of whoever sleeps there.
         attached.conn.hand_over();
