@@ -133,6 +133,11 @@ impl Drop for NodeMemory {
     }
 }
 
+/// The NUMA nodes of the running machine; none where the kernel does not say.
+pub fn online_nodes() -> CpuList {
+    Source::new("/".as_ref()).value("sys/devices/system/node/online").unwrap_or_default()
+}
+
 fn cpus_of(node: u32) -> CpuList {
     let nodes = NumaNode::read_all(&Source::new("/".as_ref()));
     nodes.into_iter().find(|known| known.id == node).map(|node| node.cpus).unwrap_or_default()
