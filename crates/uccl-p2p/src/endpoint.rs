@@ -177,7 +177,7 @@ pub struct RegionInfo {
     /// several nodes, where the kernel tells.
     pub numa_node: Option<u32>,
     /// The NIC nearest to it that can be used: that of its GPU, or of its node; where neither is known, that
-    /// of the endpoint's GPU. `None` where no NIC is up.
+    /// of the endpoint's GPU. `None` where no NIC is up. NICs are looked at once in a process.
     pub nic: Option<NearNic>,
 }
 

@@ -51,10 +51,10 @@ fn driver(topology: &Topology, gpus: &Gpus) -> Finding {
         (Some(Unusable::NoLibrary(_) | Unusable::Unwanted(_)), _) if level == Level::Note => {
             Finding::new(ABOUT, Level::Note, format!("{CUDA} is not there; no GPU needs it"))
         }
-        (Some(Unusable::NoLibrary(why)), _) => {
-            let seen = format!("there are GPUs, but no {CUDA} ({why})");
-            broken(seen, format!("install the NVIDIA driver; {IN_CONTAINER}"))
-        }
+        (Some(Unusable::NoLibrary(why)), _) => broken(
+            format!("there are GPUs, but no driver ({why})"),
+            format!("install the NVIDIA driver; {IN_CONTAINER}"),
+        ),
         (Some(why @ Unusable::Incomplete { .. }), _) => broken(why.to_string(), UPDATE.into()),
         (Some(Unusable::Refused { failure, version, .. }), _) => {
             broken(format!("the driver does not start: {failure}"), cure(failure, *version))

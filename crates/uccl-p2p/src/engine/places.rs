@@ -1,6 +1,6 @@
 //! Where an endpoint's GPU and its memory are on this machine: which CPUs, NICs and addresses are near.
 //!
-//! The machine is read once in a process, when someone first asks. CUDA is never initialised for it: until
+//! The machine is read once in a process, when someone first asks, and what is found then is kept. CUDA is never initialised for it: until
 //! someone else has, the PCI bus and the environment say which GPU an index means.
 
 use std::{collections::HashMap, net::IpAddr, sync::OnceLock};
