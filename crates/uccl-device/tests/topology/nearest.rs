@@ -93,15 +93,15 @@ fn a_nic_that_is_down_gives_way_to_the_next() {
     assert_eq!(names(&topology.nics_near(gpu_of(0), NicKind::Interface)).last(), Some(&"ens7"));
 }
 
-/// Four GPUs and as many NICs as are named, all below one host bridge.
-fn one_bridge(nics: &[&str]) -> Topology {
+/// GPUs, and as many NICs as are named, all below one host bridge.
+fn one_bridge(gpus: usize, nics: &[&str]) -> Topology {
     let machine = Machine::new();
     machine.numa_node(0, "0-31", "10");
-    for slot in 0..4 {
+    for slot in 0..gpus {
         machine.gpu(&format!("pci0000:00/0000:00:{slot:02x}.0"), "0");
     }
     for (slot, name) in nics.iter().enumerate() {
-        machine.nic(&format!("pci0000:00/0000:00:{:02x}.0", slot + 8), "0", name);
+        machine.nic(&format!("pci0000:00/0000:00:{:02x}.0", slot + 16), "0", name);
     }
     machine.read()
 }
@@ -113,11 +113,11 @@ fn spread(topology: &Topology) -> Vec<String> {
 
 #[test]
 fn gpus_share_out_nics_that_are_equally_near() {
-    assert_eq!(spread(&one_bridge(&["d", "c", "b", "a"])), ["d", "c", "b", "a"]);
-    assert_eq!(spread(&one_bridge(&["a", "b"])), ["a", "b", "a", "b"]);
-    assert_eq!(spread(&one_bridge(&["a"])), ["a"; 4]);
+    assert_eq!(spread(&one_bridge(4, &["d", "c", "b", "a"])), ["d", "c", "b", "a"]);
+    assert_eq!(spread(&one_bridge(4, &["a", "b"])), ["a", "b", "a", "b"]);
+    assert_eq!(spread(&one_bridge(4, &["a"])), ["a"; 4]);
     // Two for each: what one GPU begins with the others do not.
-    let eight = one_bridge(&["a", "b", "c", "d", "e", "f", "g", "h"]);
+    let eight = one_bridge(4, &["a", "b", "c", "d", "e", "f", "g", "h"]);
     assert_eq!(spread(&eight), ["a", "c", "e", "g"]);
     let places = eight.gpus.iter().map(|gpu| Place::Device(gpu.pci));
     let firsts: BTreeSet<_> = places
@@ -125,6 +125,25 @@ fn gpus_share_out_nics_that_are_equally_near() {
         .map(|nic| nic.name)
         .collect();
     assert_eq!(firsts.len(), 8);
+}
+
+#[test]
+fn no_nic_is_first_for_many_more_gpus_than_another() {
+    let all = ["a", "b", "c", "d", "e", "f", "g", "h"];
+    for (gpus, count) in (1..=8).flat_map(|gpus| (1..=8).map(move |count| (gpus, count))) {
+        let topology = one_bridge(gpus, &all[..count]);
+        let firsts = spread(&topology);
+        let uses =
+            all[..count].iter().map(|nic| firsts.iter().filter(|first| first == nic).count());
+        let (least, most) = uses.fold((gpus, 0), |(least, most), n| (least.min(n), most.max(n)));
+        assert!(most - least <= 1, "{gpus} GPUs, {count} NICs: {firsts:?}");
+        for gpu in &topology.gpus {
+            let ranked = topology.nics_near(Place::Device(gpu.pci), NicKind::Interface);
+            let mut names = names(&ranked);
+            names.sort_unstable();
+            assert_eq!(names, all[..count]);
+        }
+    }
 }
 
 #[test]
