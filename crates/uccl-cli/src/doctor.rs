@@ -1,15 +1,18 @@
 //! `uccl doctor`: what this machine lacks, what that costs, and what to do about it.
 
+mod gpus;
+
 use std::{fmt::Write, net::TcpListener, process::ExitCode};
 
 use anyhow::Result;
 use clap::Args;
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
-use uccl_device::{GpuVendor, Topology};
+use uccl_device::Topology;
 use uccl_p2p::{Config, Transport};
 
 use crate::{
+    gpus::Gpus,
     libraries,
     paths::{Probes, fastest},
     probe::{self, Cubic},
@@ -87,12 +90,12 @@ struct Facts {
     open_files: Option<u64>,
     locked_bytes: Option<u64>,
     libraries: Vec<(&'static str, bool)>,
+    gpus: Gpus,
     settings: Result<Config, String>,
 }
 
 const VERBS: &str = "libibverbs.so.1";
 const FABRIC: &str = "libfabric.so.1";
-const CUDA: &str = "libcuda.so.1";
 
 impl Facts {
     fn gather() -> Result<Self> {
@@ -104,17 +107,14 @@ impl Facts {
             any_interface: TcpListener::bind("0.0.0.0:0").map(|_| ()).map_err(|e| e.to_string()),
             open_files: getrlimit(Resource::Nofile).current,
             locked_bytes: getrlimit(Resource::Memlock).current,
-            libraries: [VERBS, FABRIC, CUDA].map(found).to_vec(),
+            libraries: [VERBS, FABRIC].map(found).to_vec(),
+            gpus: Gpus::look(),
             settings: Config::from_env().map_err(|error| error.to_string()),
         })
     }
 
     fn has(&self, library: &str) -> bool {
         self.libraries.iter().any(|(name, found)| *name == library && *found)
-    }
-
-    fn has_nvidia_gpu(&self) -> bool {
-        self.topology.gpus.iter().any(|gpu| gpu.vendor == GpuVendor::Nvidia)
     }
 }
 
@@ -169,7 +169,7 @@ fn examine(facts: &Facts) -> Vec<Finding> {
         locked_memory(facts),
     ];
     findings.extend(rdma(facts));
-    findings.extend(gpus(facts));
+    findings.extend(gpus::examine(&facts.topology, &facts.gpus));
     findings
 }
 
@@ -431,24 +431,6 @@ fn rdma(facts: &Facts) -> Vec<Finding> {
     ]
 }
 
-fn gpus(facts: &Facts) -> Vec<Finding> {
-    let gpus = &facts.topology.gpus;
-    let seen = match gpus.len() {
-        0 => Finding::new("GPUs", Level::Note, "none").cost("host memory alone can be moved"),
-        count => Finding::fine("GPUs", format!("{count}")),
-    };
-    let cuda = match (facts.has(CUDA), facts.has_nvidia_gpu()) {
-        (true, _) => Finding::fine("CUDA", format!("{CUDA} is there")),
-        (false, false) => {
-            Finding::new("CUDA", Level::Note, format!("{CUDA} is not there; no GPU needs it"))
-        }
-        (false, true) => Finding::new("CUDA", Level::Slow, format!("{CUDA} is not there"))
-            .cost("GPU memory cannot be used")
-            .remedy("install the NVIDIA driver; in a container, run with --gpus all"),
-    };
-    vec![seen, cuda]
-}
-
 #[cfg(test)]
 mod tests {
     use std::{fs, path::Path};
@@ -473,7 +455,8 @@ mod tests {
             any_interface: Ok(()),
             open_files: None,
             locked_bytes: None,
-            libraries: vec![(VERBS, false), (FABRIC, false), (CUDA, false)],
+            libraries: vec![(VERBS, false), (FABRIC, false)],
+            gpus: Gpus::elsewhere(),
             settings: Ok(Config::default()),
         }
     }

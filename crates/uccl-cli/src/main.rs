@@ -2,7 +2,9 @@
 
 mod bench;
 mod doctor;
+mod gpus;
 mod libraries;
+mod matrix;
 mod paths;
 mod probe;
 mod topo;

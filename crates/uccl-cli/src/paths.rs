@@ -1,10 +1,17 @@
 //! Which path a transfer would take, from what this machine has and allows.
 
+mod gpu;
+
 use serde::Serialize;
 use uccl_device::{Interface, InterfaceKind, Topology};
 use uccl_p2p::{Config, Transport};
 
-use crate::probe::{self, Reached};
+use crate::{
+    gpus::Gpus,
+    probe::{self, Reached},
+};
+
+pub(crate) use gpu::GpuPaths;
 
 const TRANSPORT: &str = "UCCL_P2P_TRANSPORT";
 const DISABLE_CMA: &str = "UCCL_P2P_DISABLE_CMA";
@@ -12,7 +19,7 @@ const DISABLE_CMA: &str = "UCCL_P2P_DISABLE_CMA";
 /// A path and why it is the one.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Path {
-    /// As the engine names it: `cma`, `shm`, `tcp`; none if there is no way.
+    /// As the engine names it: `cma`, `shm`, `tcp`, `cuda_ipc`; none if there is no way.
     pub(crate) name: Option<&'static str>,
     pub(crate) why: String,
 }
@@ -28,6 +35,9 @@ pub(crate) struct Paths {
     pub(crate) same_host_alloc: Path,
     /// To a peer elsewhere.
     pub(crate) other_host: Path,
+    /// From a GPU's memory, on a machine that has GPUs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) gpu: Option<GpuPaths>,
 }
 
 /// What was tried out.
@@ -64,27 +74,36 @@ impl Probes {
     }
 }
 
+impl Path {
+    fn new(name: &'static str, why: impl Into<String>) -> Self {
+        Self { name: Some(name), why: why.into() }
+    }
+
+    fn none(why: impl Into<String>) -> Self {
+        Self { name: None, why: why.into() }
+    }
+}
+
 impl Paths {
     /// What the settings leave of what the machine allows.
-    pub(crate) fn of(topology: &Topology, probes: &Probes, config: &Config) -> Self {
-        let best = Self::best(topology, probes, config.cma);
+    pub(crate) fn of(topology: &Topology, probes: &Probes, gpus: &Gpus, config: &Config) -> Self {
+        let mut best = Self::best(topology, probes, config.cma);
         match config.transport {
             Transport::Local => {
                 let why = format!("{TRANSPORT}=local allows this host's memory alone");
-                Self { other_host: Path { name: None, why }, ..best }
+                best.other_host = Path::none(why);
             }
             Transport::Tcp => {
                 let why = format!("on loopback: {TRANSPORT}=tcp forbids this host's memory");
-                let tcp = Path { name: Some("tcp"), why };
-                Self {
-                    same_process: tcp.clone(),
-                    same_host: tcp.clone(),
-                    same_host_alloc: tcp,
-                    ..best
-                }
+                let tcp = Path::new("tcp", why);
+                best.same_process = tcp.clone();
+                best.same_host = tcp.clone();
+                best.same_host_alloc = tcp;
             }
-            _ => best,
+            _ => {}
         }
+        best.gpu = GpuPaths::of(topology, gpus, &best);
+        best
     }
 
     fn best(topology: &Topology, probes: &Probes, cma: bool) -> Self {
@@ -96,6 +115,7 @@ impl Paths {
             same_host: by_kernel(other.as_ref(), probes),
             same_host_alloc: mapped(other.as_ref(), probes),
             other_host: other_host(topology),
+            gpu: None,
         }
     }
 }
@@ -191,7 +211,7 @@ mod tests {
         let root = tempfile::TempDir::new().expect("a temporary folder");
         let topology = Topology::read(root.path()).expect("a topology");
         let names = |config: &Config| {
-            let paths = Paths::of(&topology, &probes(None, Ok(())), config);
+            let paths = Paths::of(&topology, &probes(None, Ok(())), &Gpus::default(), config);
             [paths.same_process, paths.same_host, paths.same_host_alloc].map(|path| path.name)
         };
         assert_eq!(names(&Config::default()), ["cma", "cma", "mapped"].map(Some));
@@ -200,7 +220,8 @@ mod tests {
         let tcp = Config { transport: Transport::Tcp, ..Config::default() };
         assert_eq!(names(&tcp), [Some("tcp"); 3]);
         let local = Config { transport: Transport::Local, ..Config::default() };
-        let paths = Paths::of(&topology, &probes(None, Ok(())), &local);
+        let paths = Paths::of(&topology, &probes(None, Ok(())), &Gpus::default(), &local);
+        assert_eq!(paths.gpu, None);
         assert_eq!(paths.other_host.name, None);
         assert!(paths.other_host.why.contains(TRANSPORT));
     }

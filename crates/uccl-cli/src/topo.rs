@@ -1,14 +1,24 @@
 //! `uccl topo`: what this machine has, and which path a transfer would take.
 
-use std::{fmt::Write, path::PathBuf};
+use std::{
+    fmt::Write,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result};
 use clap::Args;
 use serde::Serialize;
-use uccl_device::{Gpu, GpuVendor, Interface, NumaNode, PciAddress, RdmaDevice, Topology};
+use uccl_device::{
+    Gpu, GpuVendor, Interface, MachineGpu, NearNic, NumaNode, PciAddress, Place, RdmaDevice,
+    Topology,
+};
 use uccl_p2p::Config;
 
-use crate::paths::{Paths, Probes, gbits};
+use crate::{
+    gpus::Gpus,
+    matrix::matrix,
+    paths::{Paths, Probes, gbits},
+};
 
 /// Show what this machine has, and which path a transfer would take.
 #[derive(Args)]
@@ -24,8 +34,22 @@ pub(crate) struct TopoArgs {
 #[derive(Serialize)]
 struct Report<'a> {
     topology: &'a Topology,
+    /// GPUs, driver and bus joined.
+    gpus: Vec<GpuReport>,
+    /// Why no GPU can be used, where the machine has some.
+    no_gpu: Option<String>,
+    /// The CUDA version that the driver supports.
+    cuda_version: Option<String>,
     distances: Vec<Distance>,
     paths: &'a Paths,
+}
+
+#[derive(Serialize)]
+struct GpuReport {
+    #[serde(flatten)]
+    gpu: MachineGpu,
+    /// The NIC that it uses first.
+    nearest_nic: Option<NearNic>,
 }
 
 /// From a GPU to a device that leaves the host.
@@ -39,16 +63,29 @@ struct Distance {
 pub(crate) fn run(args: &TopoArgs) -> Result<()> {
     let topology = Topology::read(&args.root)?;
     let config = Config::from_env().context("an environment variable is not understood")?;
-    let paths = Paths::of(&topology, &Probes::run(), &config);
+    let gpus = if args.root == Path::new("/") { Gpus::look() } else { Gpus::elsewhere() };
+    let paths = Paths::of(&topology, &Probes::run(), &gpus, &config);
     match args.json {
-        true => {
-            let report =
-                Report { topology: &topology, distances: distances(&topology), paths: &paths };
-            println!("{}", serde_json::to_string_pretty(&report)?);
-        }
-        false => print!("{}", text(&topology, &paths)),
+        true => println!("{}", serde_json::to_string_pretty(&report(&topology, &gpus, &paths))?),
+        false => print!("{}", text(&topology, &gpus, &paths)),
     }
     Ok(())
+}
+
+fn report<'a>(topology: &'a Topology, gpus: &Gpus, paths: &'a Paths) -> Report<'a> {
+    let joined = topology.machine_gpus(&gpus.visible);
+    let none = !joined.is_empty() && gpus.visible.is_empty();
+    Report {
+        topology,
+        no_gpu: none.then(|| gpus.why_none(topology)),
+        cuda_version: gpus.version.map(|(major, minor)| format!("{major}.{minor}")),
+        distances: distances(topology),
+        paths,
+        gpus: joined
+            .into_iter()
+            .map(|gpu| GpuReport { nearest_nic: topology.nearest_nic(Place::Device(gpu.pci)), gpu })
+            .collect(),
+    }
 }
 
 /// What an item says, and the items below it.
@@ -72,25 +109,21 @@ impl Item {
     }
 }
 
-fn text(topology: &Topology, paths: &Paths) -> String {
+fn text(topology: &Topology, gpus: &Gpus, paths: &Paths) -> String {
     let host = host(topology);
     let mut out = format!("{}\n", host.text);
     host.draw(&mut out, "");
-    let distances = distances(topology);
-    if !distances.is_empty() {
-        out.push_str("\ndistances (PIX one switch, PXB several, PHB host bridge, NODE, SYS across sockets)\n");
-        for Distance { gpu, to, distance } in &distances {
-            let _ = writeln!(out, "  gpu {gpu}  {to:<12} {distance}");
-        }
-    }
+    out.push_str(&matrix(topology, &topology.machine_gpus(&gpus.visible)));
     out.push_str("\npaths\n");
-    for (peer, path) in [
-        ("same process", &paths.same_process),
-        ("same host", &paths.same_host),
-        ("same host, alloc memory", &paths.same_host_alloc),
-        ("other host", &paths.other_host),
-    ] {
-        let _ = writeln!(out, "  {peer:<24} {:<7} {}", path.name.unwrap_or("none"), path.why);
+    let mut line = |peer: &str, path: &crate::paths::Path| {
+        let _ = writeln!(out, "  {peer:<24} {:<8} {}", path.name.unwrap_or("none"), path.why);
+    };
+    line("same process", &paths.same_process);
+    line("same host", &paths.same_host);
+    line("same host, alloc memory", &paths.same_host_alloc);
+    line("other host", &paths.other_host);
+    if let Some(gpu) = &paths.gpu {
+        gpu.named().into_iter().for_each(|(peer, path)| line(peer, path));
     }
     out
 }
@@ -187,6 +220,6 @@ fn distances(topology: &Topology) -> Vec<Distance> {
     pairs.filter_map(distance).collect()
 }
 
-fn gib(bytes: u64) -> String {
+pub(crate) fn gib(bytes: u64) -> String {
     format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
 }

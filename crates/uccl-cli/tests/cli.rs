@@ -4,6 +4,7 @@ use std::{
     fs,
     io::{BufRead, BufReader},
     net::TcpListener,
+    os::unix::fs::symlink,
     process::{Command, Output, Stdio},
 };
 
@@ -145,6 +146,38 @@ fn topo_shows_this_machine() {
     let path = report["paths"]["same_host"]["name"].as_str();
     assert!(path.is_some_and(|name| ["cma", "shm", "tcp"].contains(&name)), "{report}");
     assert!(report["topology"]["kernel"]["release"].is_string());
+}
+
+#[test]
+fn topo_shows_gpus_and_the_nics_near_to_them() {
+    let root = TempDir::new().expect("a temporary folder");
+    for (name, class, vendor) in [("00.0", "0x030200", "0x10de"), ("02.0", "0x020000", "0x15b3")] {
+        let device = root.path().join(format!("sys/devices/pci0000:10/0000:10:{name}"));
+        fs::create_dir_all(&device).expect("a folder");
+        fs::write(device.join("class"), class).expect("a file");
+        fs::write(device.join("vendor"), vendor).expect("a file");
+        let bus = root.path().join("sys/bus/pci/devices");
+        fs::create_dir_all(&bus).expect("a folder");
+        symlink(&device, bus.join(format!("0000:10:{name}"))).expect("a link");
+    }
+    let nic = root.path().join("sys/devices/pci0000:10/0000:10:02.0/net/eth0");
+    fs::create_dir_all(&nic).expect("a folder");
+    fs::write(nic.join("operstate"), "up").expect("a file");
+    symlink("../..", nic.join("device")).expect("a link");
+    fs::create_dir_all(root.path().join("sys/class/net")).expect("a folder");
+    symlink(&nic, root.path().join("sys/class/net/eth0")).expect("a link");
+
+    let root = root.path().to_str().expect("UTF-8");
+    let output = uccl(&["topo", "--root", root]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let row = text.lines().find(|line| line.trim().starts_with("0000:10:00.0  X"));
+    assert!(row.is_some_and(|row| row.contains("PHB*")), "{text}");
+    assert!(text.contains("GPU to other host"), "{text}");
+    let report = json(&uccl(&["topo", "--json", "--root", root]));
+    let gpu = &report["gpus"][0];
+    assert_eq!(gpu["nearest_nic"]["name"], "eth0", "{report}");
+    assert_eq!((&gpu["interfaces"][0]["distance"], &gpu["ordinal"]), (&"PHB".into(), &Value::Null));
+    assert!(report["no_gpu"].is_string() && report["paths"]["gpu"]["same_host"]["why"].is_string());
 }
 
 #[test]

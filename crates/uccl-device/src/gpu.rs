@@ -5,6 +5,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use crate::{
+    cuda::GpuUuid,
     pci::{PciAddress, PciTree},
     source::Source,
 };
@@ -34,6 +35,13 @@ pub struct Gpu {
     pub driver: Option<String>,
     /// The NUMA node it hangs off.
     pub numa_node: Option<u32>,
+    /// What names it in every process, where NVIDIA's kernel driver says.
+    pub uuid: Option<GpuUuid>,
+    /// What its maker calls it, where NVIDIA's kernel driver says.
+    pub model: Option<String>,
+    /// Whether NVIDIA's kernel driver lists it to this process. A container's bus shows the machine's GPUs,
+    /// and its driver those that it was given.
+    pub in_driver: bool,
 }
 
 const CLASS_DISPLAY: u32 = 0x03;
@@ -55,8 +63,18 @@ impl Gpu {
             (CLASS_DISPLAY, VENDOR_NVIDIA) => GpuVendor::Nvidia,
             _ => return None,
         };
+        let listed = format!("proc/driver/nvidia/gpus/{address}");
+        let information = source.text(format!("{listed}/information")).unwrap_or_default();
+        let says = |what: &str| {
+            let line = information.lines().find_map(|line| line.strip_prefix(what))?;
+            Some(line.strip_prefix(':')?.trim().to_owned())
+        };
         Some(Self {
             pci: address,
+            // Question marks until the GPU is first used.
+            uuid: says("GPU UUID").and_then(|uuid| uuid.parse().ok()),
+            model: says("Model"),
+            in_driver: source.path(listed).is_dir(),
             vendor,
             device_id: source.hex(folder.join("device")),
             driver: source.link_name(folder.join("driver")),

@@ -7,16 +7,21 @@
 //! Nothing here needs a driver, a library or a device. CUDA is looked up at run time ([`cuda`]); where there
 //! is none, a GPU is what its PCI address says.
 
+pub mod affinity;
 mod cpu;
 pub mod cuda;
 mod error;
 mod gpu;
 mod host;
 mod kernel;
+mod machine;
 mod memory;
 mod net;
+mod nic;
+pub mod numa;
 mod pci;
 mod rdma;
+mod route;
 mod source;
 mod topology;
 
@@ -25,8 +30,11 @@ pub use error::{Error, ParseCpuListError, ParseMemoryKindError, ParsePciAddressE
 pub use gpu::{Gpu, GpuVendor};
 pub use host::HostIdentity;
 pub use kernel::{Congestion, KernelFacts, SharedMemory};
+pub use machine::{DeviceOrder, MachineGpu};
 pub use memory::MemoryKind;
 pub use net::{Interface, InterfaceKind};
+pub use nic::{NearNic, NicKind, NicState, Place};
 pub use pci::{PciAddress, PciDistance};
 pub use rdma::{RdmaDevice, RdmaPort};
+pub use route::Route;
 pub use topology::Topology;

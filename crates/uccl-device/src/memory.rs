@@ -2,6 +2,8 @@
 
 use std::{fmt, str::FromStr};
 
+use serde::{Serialize, Serializer};
+
 use crate::error::ParseMemoryKindError;
 
 /// Where a piece of memory lives, and so who can touch it and how it is copied.
@@ -56,6 +58,12 @@ impl fmt::Display for MemoryKind {
             Self::Host => f.write_str("host"),
             Self::Pinned => f.write_str("pinned"),
         }
+    }
+}
+
+impl Serialize for MemoryKind {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 

@@ -13,6 +13,7 @@ use crate::{
     net::Interface,
     pci::{PciAddress, PciDistance, PciTree},
     rdma::RdmaDevice,
+    route::Route,
     source::Source,
 };
 
@@ -30,6 +31,8 @@ pub struct Topology {
     pub interfaces: Vec<Interface>,
     /// RDMA devices, by name.
     pub rdma: Vec<RdmaDevice>,
+    /// IPv4 routes of the main table.
+    pub routes: Vec<Route>,
     /// GPUs, by PCI address.
     pub gpus: Vec<Gpu>,
     /// Kernel settings that matter.
@@ -62,6 +65,7 @@ impl Topology {
             numa_nodes: NumaNode::read_all(&source),
             interfaces: Interface::read_all(&source, &pci),
             rdma: RdmaDevice::read_all(&source, &pci),
+            routes: Route::read_all(&source),
             gpus: Gpu::read_all(&source, &pci),
             kernel: KernelFacts::read(&source),
             pci,
@@ -74,5 +78,9 @@ impl Topology {
     /// far apart, unless the machine has but one node.
     pub fn distance(&self, a: PciAddress, b: PciAddress) -> Option<PciDistance> {
         self.pci.distance(a, b, self.numa_nodes.len() <= 1)
+    }
+
+    pub(crate) fn pci(&self) -> &PciTree {
+        &self.pci
     }
 }

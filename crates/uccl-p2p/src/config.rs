@@ -62,6 +62,9 @@ pub struct Config {
     pub cma: bool,
     /// Whether peers of this host may open our GPU memory.
     pub ipc: bool,
+    /// Whether worker threads keep to the CPUs of the NUMA node that the GPU is on, of those that the
+    /// process may use.
+    pub numa_affinity: bool,
     /// How long a worker spins for more work before it sleeps.
     pub spin: Duration,
 }
@@ -84,6 +87,7 @@ impl Default for Config {
             checksum: Checksum::Auto,
             cma: true,
             ipc: true,
+            numa_affinity: true,
             spin: Duration::from_micros(100),
         }
     }
@@ -156,6 +160,12 @@ const SETTINGS: &[Setting] = &[
                 Ok(())
             }
         },
+    },
+    Setting {
+        name: "UCCL_P2P_NUMA_AFFINITY",
+        default: "1",
+        doc: "`0` lets worker threads run on every CPU that the process may use; else they keep to those on the NUMA node of the endpoint's GPU, if these suffice",
+        apply: |config, value| flag(value).map(|near| config.numa_affinity = near),
     },
     Setting {
         name: "UCCL_P2P_PSK",
@@ -293,6 +303,7 @@ mod tests {
         let config = with("UCCL_P2P_TRANSPORT", "tcp").expect("understood");
         assert_eq!(config.transport, Transport::Tcp);
         assert!(!with("UCCL_P2P_DISABLE_CMA", "1").expect("understood").cma);
+        assert!(!with("UCCL_P2P_NUMA_AFFINITY", "0").expect("understood").numa_affinity);
         let config = with("UCCL_P2P_TIMEOUT_MS", "250").expect("understood");
         assert_eq!(config.timeout, Duration::from_millis(250));
         assert_eq!(with("UCCL_P2P_BIND", "").expect("empty is unset").bind, None);

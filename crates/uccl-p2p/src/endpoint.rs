@@ -11,7 +11,10 @@ use std::{
 
 use serde::Serialize;
 use smallvec::{SmallVec, smallvec};
-use uccl_device::cuda::{Event, Gpus, Signal, Stream};
+use uccl_device::{
+    CpuList, MemoryKind, NearNic,
+    cuda::{Event, Gpus, Signal, Stream},
+};
 use uccl_fabric::{
     alloc,
     fdpass::FdListener,
@@ -31,6 +34,7 @@ use crate::{
         deadline,
         deferred::Start,
         greeting::Greeting,
+        places,
         plan::Pieces,
         regions::{Lease, contains, outside},
         transfer::{After, Fence, Found, Kind, Plan, Transfer},
@@ -200,6 +204,24 @@ pub struct ConnInfo {
     pub checksum: bool,
 }
 
+/// What is known of a region.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct RegionInfo {
+    /// Where it starts.
+    pub addr: usize,
+    /// How long it is, in bytes.
+    pub len: usize,
+    /// What kind of memory it is.
+    pub kind: MemoryKind,
+    /// The NUMA node that host memory was on when it was registered: its first page, on a machine with
+    /// several nodes, where the kernel tells.
+    pub numa_node: Option<u32>,
+    /// The NIC nearest to it that can be used: that of its GPU, or of its node; where neither is known, that
+    /// of the endpoint's GPU. `None` where no NIC is up. NICs are looked at once in a process.
+    pub nic: Option<NearNic>,
+}
+
 /// Counters of an endpoint since it was made.
 #[derive(Clone, Debug, Default, Serialize)]
 #[non_exhaustive]
@@ -277,7 +299,13 @@ impl Drop for Handle {
 impl Endpoint {
     /// Starts an endpoint: listens, and runs its first worker.
     pub fn new(config: Config) -> Result<Self> {
-        let workers = Workers::new(config.num_cpus)?;
+        let near = places::cpus_for_workers(&config);
+        Self::start_on(config, near)
+    }
+
+    /// With workers on these CPUs, or anywhere.
+    pub(crate) fn start_on(config: Config, near: Option<CpuList>) -> Result<Self> {
+        let workers = Workers::new(config.num_cpus, near)?;
         let core = Arc::new(Core::new(config, workers)?);
         let (listener, addr) = listen(&core.config)?;
         let (uds, uds_name) = listen_locally();
@@ -446,6 +474,20 @@ impl Endpoint {
     pub fn region(&self, mr: MrId) -> Result<(usize, usize)> {
         let mr = self.core().mrs.get(mr)?;
         Ok((mr.span.addr, mr.span.len))
+    }
+
+    /// Where a region is, what kind of memory it is, and which NIC is nearest to it.
+    pub fn region_info(&self, mr: MrId) -> Result<RegionInfo> {
+        let mr = self.core().mrs.get(mr)?;
+        let nic = mr.nearest_nic(self.config().gpu_index);
+        let Span { addr, len } = mr.span;
+        Ok(RegionInfo { addr, len, kind: mr.kind, numa_node: mr.node, nic })
+    }
+
+    /// The CPUs that worker threads keep to, near to the GPU; `None` if they run wherever the process may,
+    /// or have not begun yet.
+    pub fn worker_cpus(&self) -> Option<CpuList> {
+        self.core().workers.cpus().cloned()
     }
 
     /// What lets a peer read and write `len` bytes at `ptr` of a region.
@@ -890,7 +932,11 @@ fn listen(config: &Config) -> Result<(std::net::TcpListener, SocketAddr)> {
                 let bound = listener
                     .local_addr()
                     .map_err(|e| Error::os("asking for the listening address", e))?;
-                let ip = if bound.ip().is_unspecified() { reachable_ip() } else { bound.ip() };
+                let ip = if bound.ip().is_unspecified() {
+                    places::address_near(config.gpu_index, reachable_ip())
+                } else {
+                    bound.ip()
+                };
                 return Ok((listener, SocketAddr::new(ip, bound.port())));
             }
             Err(e) => last = e,

@@ -15,4 +15,5 @@ pub use config::{Checksum, Config, Transport};
 pub use endpoint::*;
 pub use error::{Error, Result};
 pub use ids::{ConnId, MrId, TransferId};
+pub use uccl_device as device;
 pub use uccl_wire as wire;

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use uccl_p2p::{
     Config, ConnId, Endpoint, Error, Iov, MrId, Op, Request, Status, TransferId, Transport,
-    Uninterrupted, wire::advert::Advert,
+    Uninterrupted,
+    device::{MemoryKind, Place, Topology},
+    wire::advert::Advert,
 };
 
 struct Pair {
@@ -330,4 +332,29 @@ fn the_key_must_be_the_same() {
     }
     let right = with(Some(b"0123456789abcdef"));
     right.connect(keyed.addr(), None, &mut Uninterrupted).expect("the same key");
+}
+
+#[test]
+fn a_region_tells_its_kind_and_the_nic_nearest_to_it() {
+    let Pair { a, .. } = pair_with(|_| {});
+    let mut memory = vec![1_u8; 8192];
+    let mr = register(&a, &mut memory);
+    let info = a.region_info(mr).expect("a region");
+    assert_eq!((info.addr, info.len), (memory.as_ptr() as usize, memory.len()));
+    assert_eq!(info.kind, MemoryKind::Host);
+    let machine = Topology::of_this_machine().expect("a topology");
+    if let Some(node) = info.numa_node {
+        assert!(machine.numa_nodes.iter().any(|known| known.id == node), "{info:?}");
+    }
+    let gpu = machine.gpu_address(a.config().gpu_index).map(Place::Device);
+    let place = info.numa_node.map(Place::Node).or(gpu).unwrap_or(Place::Host);
+    assert_eq!(info.nic, machine.nearest_nic(place));
+    a.deregister(mr).expect("registered");
+    assert!(matches!(a.region_info(mr), Err(Error::UnknownRegion(_))));
+}
+
+#[test]
+fn workers_run_anywhere_where_affinity_is_switched_off() {
+    let Pair { a, b, .. } = pair_with(|config| config.numa_affinity = false);
+    assert_eq!((a.worker_cpus(), b.worker_cpus()), (None, None));
 }

@@ -12,8 +12,9 @@ use crate::{pci::PciAddress, source::Source};
 use super::{
     context::Context,
     driver::{Driver, Vendor},
-    error::GpuError,
-    raw::{DeviceId, Uuid, device_attribute},
+    error::{GpuError, Unusable},
+    facts::GpuLink,
+    raw::{DeviceId, Uuid, device_attribute, peer_attribute},
     uuid::GpuUuid,
 };
 
@@ -23,7 +24,26 @@ static GPUS: OnceLock<Gpus> = OnceLock::new();
 /// The GPUs that this process sees, in the driver's order.
 #[derive(Debug)]
 pub struct Gpus {
-    found: Result<Found, String>,
+    found: Result<Found, Refusal>,
+}
+
+/// Why there are none, and the same in words.
+#[derive(Debug)]
+struct Refusal {
+    why: Unusable,
+    words: String,
+}
+
+impl From<Unusable> for Refusal {
+    fn from(why: Unusable) -> Self {
+        Self { words: why.to_string(), why }
+    }
+}
+
+impl Refusal {
+    fn error(&self) -> GpuError {
+        GpuError::Unavailable { reason: self.words.clone() }
+    }
 }
 
 #[derive(Debug)]
@@ -49,17 +69,17 @@ impl Gpus {
 
     /// None, and why.
     pub fn none(reason: impl Into<String>) -> Self {
-        Self { found: Err(reason.into()) }
+        Self { found: Err(Unusable::Unwanted(reason.into()).into()) }
     }
 
     fn look(libraries: &[&str]) -> Self {
         let found = Driver::load(Vendor::Cuda, libraries).and_then(|driver| {
             // Devices and their contexts refer to it for as long as the process runs.
             let driver: &'static Driver = Box::leak(Box::new(driver));
-            let devices = Device::all(driver).map_err(|error| error.to_string())?;
+            let devices = Device::all(driver).map_err(Unusable::Unanswered)?;
             Ok(Found { driver, devices })
         });
-        Self { found }
+        Self { found: found.map_err(Refusal::from) }
     }
 
     /// All of them; none without a driver.
@@ -70,10 +90,15 @@ impl Gpus {
     /// Why there are none; nothing if there are some.
     pub fn why_none(&self) -> Option<&str> {
         match &self.found {
-            Err(reason) => Some(reason),
+            Err(refusal) => Some(&refusal.words),
             Ok(found) if found.devices.is_empty() => Some("the driver sees no GPU"),
             Ok(_) => None,
         }
+    }
+
+    /// Why the driver cannot be used; nothing if it can, also where it sees no GPU.
+    pub fn unusable(&self) -> Option<&Unusable> {
+        self.found.as_ref().err().map(|refusal| &refusal.why)
     }
 
     /// Whether AMD's driver is there with every entry point that is needed, and the number that it gives as
@@ -82,7 +107,8 @@ impl Gpus {
     /// # Errors
     /// Why it cannot be used.
     pub fn look_for_hip() -> Result<i32, String> {
-        Driver::load(Vendor::Hip, Vendor::Hip.libraries()).map(|driver| driver.version())
+        let driver = Driver::load(Vendor::Hip, Vendor::Hip.libraries());
+        driver.map(|driver| driver.version()).map_err(|why| why.to_string())
     }
 
     /// The CUDA version that the driver supports: major and minor.
@@ -98,7 +124,7 @@ impl Gpus {
     pub fn device(&self, ordinal: u32) -> Result<&Device, GpuError> {
         let devices = match &self.found {
             Ok(found) => &found.devices,
-            Err(reason) => return Err(GpuError::Unavailable { reason: reason.clone() }),
+            Err(refusal) => return Err(refusal.error()),
         };
         let count = devices.len() as u32;
         (devices.get(ordinal as usize)).ok_or(GpuError::NoSuchDevice { ordinal, count })
@@ -117,7 +143,7 @@ impl Gpus {
     pub(crate) fn driver(&self) -> Result<&'static Driver, GpuError> {
         match &self.found {
             Ok(found) => Ok(found.driver),
-            Err(reason) => Err(GpuError::Unavailable { reason: reason.clone() }),
+            Err(refusal) => Err(refusal.error()),
         }
     }
 }
@@ -265,6 +291,26 @@ impl Device {
         let (from, to) = (self.ordinal, other.ordinal);
         self.driver.check(code, format_args!("asking whether GPU {from} can reach GPU {to}"))?;
         Ok(can != 0)
+    }
+
+    /// How it reaches the other's memory.
+    ///
+    /// # Errors
+    /// [`GpuError::Driver`] if the driver does not say.
+    pub fn link_to(&self, other: &Self) -> Result<GpuLink, GpuError> {
+        if self.id == other.id {
+            return Ok(GpuLink::Itself);
+        }
+        if !self.can_access(other)? {
+            return Ok(GpuLink::None);
+        }
+        let Some(ask) = self.driver.device_peer_attribute else { return Ok(GpuLink::Pcie) };
+        let (mut atomics, which) = (0, peer_attribute::NATIVE_ATOMICS);
+        // SAFETY: the pointer is to a live integer, and both are devices that the driver named.
+        let code = unsafe { ask(&raw mut atomics, which, self.id, other.id) };
+        let (from, to) = (self.ordinal, other.ordinal);
+        self.driver.check(code, format_args!("asking how GPU {from} reaches GPU {to}"))?;
+        Ok(if atomics != 0 { GpuLink::Nvlink } else { GpuLink::Pcie })
     }
 
     /// Its primary context, retained at the first call. That takes some hundred milliseconds and some

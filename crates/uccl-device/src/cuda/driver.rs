@@ -15,7 +15,7 @@ use libloading::{
 };
 
 use super::{
-    error::{Failure, GpuError},
+    error::{Failure, GpuError, Unusable},
     raw::{self, *},
 };
 
@@ -182,6 +182,8 @@ entry_points! {
     optional {
         device_uuid_v2(*mut Uuid, DeviceId) = "cuDeviceGetUuid_v2", "hipDeviceGetUuid";
         device_uuid(*mut Uuid, DeviceId) = "cuDeviceGetUuid", "hipDeviceGetUuid";
+        device_peer_attribute(*mut i32, i32, DeviceId, DeviceId) =
+            "cuDeviceGetP2PAttribute", "hipDeviceGetP2PAttribute";
         copy_between_contexts(DevicePtr, Handle, DevicePtr, Handle, usize, Handle) =
             "cuMemcpyPeerAsync", _;
         copy_batch_v2(
@@ -225,10 +227,6 @@ impl fmt::Debug for Driver {
 }
 
 impl Driver {
-    /// Loads the first of `libraries` that is there, and initialises the driver.
-    ///
-    /// # Errors
-    /// Why there is none, in words.
     /// Whether someone in this process has loaded CUDA's driver and begun to use it. Neither is done here.
     pub(crate) fn cuda_is_in_use() -> bool {
         type GetCurrent = unsafe extern "C" fn(*mut Handle) -> Code;
@@ -246,15 +244,24 @@ impl Driver {
         })
     }
 
-    pub(crate) fn load(vendor: Vendor, libraries: &[&str]) -> Result<Self, String> {
+    /// Loads the first of `libraries` that is there, and initialises the driver.
+    ///
+    /// # Errors
+    /// Why there is none that can be used.
+    pub(crate) fn load(vendor: Vendor, libraries: &[&str]) -> Result<Self, Unusable> {
         let mut reasons = Vec::new();
         for name in libraries {
             // SAFETY: the vendor's driver, whose initialisers are made to run in any process.
             match unsafe { Library::new(*name) } {
                 Ok(library) => {
-                    let driver = Self::find_all(library, vendor)
-                        .map_err(|reason| format!("{name} cannot be used: {reason}"))?;
-                    driver.initialise().map_err(|failure| format!("{name}: {failure}"))?;
+                    let library_name = || (*name).to_owned();
+                    let driver = Self::find_all(library, vendor).map_err(|reason| {
+                        Unusable::Incomplete { library: library_name(), reason }
+                    })?;
+                    driver.initialise().map_err(|failure| {
+                        let version = driver.version();
+                        Unusable::Refused { library: library_name(), failure, version }
+                    })?;
                     return Ok(driver);
                 }
                 Err(error) => {
@@ -267,7 +274,8 @@ impl Driver {
                 }
             }
         }
-        Err(reasons.into_iter().next().unwrap_or_else(|| "no library was named".to_owned()))
+        let first = reasons.into_iter().next();
+        Err(Unusable::NoLibrary(first.unwrap_or_else(|| "no library was named".to_owned())))
     }
 
     fn initialise(&self) -> Result<(), Failure> {
@@ -331,7 +339,9 @@ mod tests {
     #[test]
     fn a_library_that_is_missing_is_a_reason() {
         for vendor in [Vendor::Cuda, Vendor::Hip] {
-            let reason = Driver::load(vendor, &["libno-such-driver.so.1"]).expect_err("not there");
+            let reason = Driver::load(vendor, &["libno-such-driver.so.1"])
+                .expect_err("not there")
+                .to_string();
             assert!(reason.contains("libno-such-driver.so.1"), "{reason}");
             assert!(!vendor.libraries().is_empty());
         }
@@ -340,9 +350,9 @@ mod tests {
 
     #[test]
     fn a_library_that_is_no_driver_is_a_reason() {
-        let reason = Driver::load(Vendor::Cuda, &["libc.so.6"]).expect_err("no driver");
+        let reason = Driver::load(Vendor::Cuda, &["libc.so.6"]).expect_err("no driver").to_string();
         assert_eq!(reason, "libc.so.6 cannot be used: it has no cuInit");
-        let reason = Driver::load(Vendor::Hip, &["libc.so.6"]).expect_err("no driver");
+        let reason = Driver::load(Vendor::Hip, &["libc.so.6"]).expect_err("no driver").to_string();
         assert_eq!(reason, "libc.so.6 cannot be used: it has no hipInit");
     }
 

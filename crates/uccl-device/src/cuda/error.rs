@@ -30,6 +30,39 @@ impl Failure {
     }
 }
 
+/// Why no GPU can be used.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unusable {
+    /// The driver's library is not there, or cannot be loaded; in the loader's words.
+    #[error("{0}")]
+    NoLibrary(String),
+    /// The library is older than what is needed, or not a driver's.
+    #[error("{library} cannot be used: {reason}")]
+    Incomplete {
+        /// Its name.
+        library: String,
+        /// What it lacks.
+        reason: String,
+    },
+    /// The library is there, and the driver does not start.
+    #[error("{library}: {failure}")]
+    Refused {
+        /// Its name.
+        library: String,
+        /// Its answer.
+        failure: Failure,
+        /// The CUDA version that it supports, as 1000 * major + 10 * minor; 0 if it does not say.
+        version: i32,
+    },
+    /// The driver has started, and does not say what there is.
+    #[error("{0}")]
+    Unanswered(GpuError),
+    /// Someone wants none.
+    #[error("{0}")]
+    Unwanted(String),
+}
+
 /// Why something with a GPU could not be done.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]

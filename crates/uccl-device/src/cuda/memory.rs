@@ -2,6 +2,8 @@
 
 use std::{ffi::c_void, ptr::NonNull};
 
+use crate::numa::NodeMemory;
+
 use super::{
     context::Context,
     driver::Driver,
@@ -126,9 +128,18 @@ impl Drop for PoolBuffer<'_> {
 /// Host memory that is locked, and that every GPU of this process can reach at the same address.
 #[derive(Debug)]
 pub struct PinnedBuffer {
-    context: &'static Context,
+    pages: Pages,
     start: NonNull<u8>,
     len_bytes: usize,
+}
+
+/// Whose pages they are.
+#[derive(Debug)]
+enum Pages {
+    /// The driver's, to be given back to it.
+    Driver(&'static Context),
+    /// Ours. Unlocked first: fields are dropped in this order.
+    Own { locked: HostRegistration, _memory: NodeMemory },
 }
 
 // SAFETY: it owns plain memory, reached through raw pointers or through a borrow of this.
@@ -158,7 +169,27 @@ impl PinnedBuffer {
         };
         // SAFETY: that many bytes were just given to this.
         unsafe { start.write_bytes(0, len_bytes) };
-        Ok(Self { context, start, len_bytes })
+        Ok(Self { pages: Pages::Driver(context), start, len_bytes })
+    }
+
+    /// As [`Self::new`], on the NUMA node of the context's GPU where the kernel names one and lets this
+    /// process choose: what is staged for a GPU does not cross between sockets.
+    ///
+    /// # Errors
+    /// [`GpuError::System`] if there is no memory, [`GpuError::Driver`] if the driver does not lock it.
+    pub fn near(context: &'static Context, len_bytes: usize) -> Result<Self, GpuError> {
+        let Some(node) = context.device().numa_node() else {
+            return Self::new(context, len_bytes);
+        };
+        let memory = NodeMemory::new(len_bytes, Some(node)).map_err(|error| GpuError::System {
+            doing: format!("taking {len_bytes} bytes of host memory on node {node}"),
+            reason: error.to_string(),
+        })?;
+        let start = memory.start();
+        let address = start.addr().get() as u64;
+        // SAFETY: mapped for as long as the memory lives, which is dropped after its registration.
+        let locked = unsafe { HostRegistration::new(context, address, memory.mapped_bytes())? };
+        Ok(Self { pages: Pages::Own { locked, _memory: memory }, start, len_bytes })
     }
 
     /// Where it begins, for the CPU and for GPUs.
@@ -197,9 +228,16 @@ impl PinnedBuffer {
 
 impl Drop for PinnedBuffer {
     fn drop(&mut self) {
-        let start = self.start.as_ptr().cast::<c_void>();
-        // SAFETY: taken by this; the driver waits for work that uses it.
-        self.context.quietly(|driver| unsafe { (driver.host_free)(start) });
+        match &self.pages {
+            Pages::Driver(context) => {
+                let start = self.start.as_ptr().cast::<c_void>();
+                // SAFETY: taken by this; the driver waits for work that uses it.
+                context.quietly(|driver| unsafe { (driver.host_free)(start) });
+            }
+            // As the driver does for its own: pages must not go while a copy is under way. A lost
+            // context has none.
+            Pages::Own { locked, .. } => drop(locked.context.synchronize()),
+        }
     }
 }
 

@@ -31,6 +31,11 @@ pub(crate) mod device_attribute {
     pub(crate) const EXPORTS_FILE_DESCRIPTORS: i32 = 103;
 }
 
+/// `CUdevice_P2PAttribute`.
+pub(crate) mod peer_attribute {
+    pub(crate) const NATIVE_ATOMICS: i32 = 3;
+}
+
 /// `CUpointer_attribute`.
 pub(crate) mod pointer_attribute {
     pub(crate) const MEMORY_TYPE: i32 = 2;

@@ -7,4 +7,5 @@ mod context;
 mod devices;
 mod gather;
 mod support;
+mod topology;
 mod two_processes;

@@ -10,6 +10,7 @@ use uccl_device::cuda::{
 use crate::{
     devices, gather,
     support::{Peer, assert_same, borrowed, buffer, download, gpus, pattern, stream, upload},
+    topology,
 };
 
 const LEN: usize = (3 << 20) + 4096;
@@ -25,6 +26,7 @@ fn other_process() {
         "open" => open(&peer),
         "map" => map(&peer),
         "hold" => hold(&peer),
+        "order" => topology::order(&peer),
         "own" => own(&peer),
         "poison" => gather::poison(&peer),
         role => panic!("there is no role {role}"),

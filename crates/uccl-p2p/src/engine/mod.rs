@@ -18,6 +18,7 @@ pub(crate) mod notifs;
 pub(crate) mod numbered;
 pub(crate) mod outbox;
 pub(crate) mod park;
+pub(crate) mod places;
 pub(crate) mod plan;
 pub(crate) mod regions;
 pub(crate) mod transfer;

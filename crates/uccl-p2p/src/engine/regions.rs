@@ -9,7 +9,7 @@ use std::{
 };
 
 use parking_lot::{Mutex, RwLock};
-use uccl_device::{MemoryKind, cuda::classify};
+use uccl_device::{MemoryKind, NearNic, cuda::classify};
 use uccl_fabric::{
     alloc::{self, Shareable},
     cuda_ipc::GpuShare,
@@ -18,6 +18,7 @@ use uccl_fabric::{
     region::{Region, RegionTable, Rights, SharedBacking},
 };
 
+use super::places;
 use crate::{
     endpoint::Iov,
     error::{Error, Result},
@@ -30,6 +31,8 @@ pub(crate) struct Mr {
     pub(crate) span: Span,
     pub(crate) region: Region,
     pub(crate) kind: MemoryKind,
+    /// The NUMA node of host memory, where there are several and the kernel told.
+    pub(crate) node: Option<u32>,
     leases: AtomicUsize,
     /// What it lies in, if peers of this host can reach that by themselves: memory from `alloc`, kept
     /// alive, or a GPU's.
@@ -37,6 +40,12 @@ pub(crate) struct Mr {
 }
 
 impl Mr {
+    /// The NIC nearest to it that can be used, for an endpoint of this GPU. Remembered after the first
+    /// look at memory of its place.
+    pub(crate) fn nearest_nic(&self, gpu: u32) -> Option<NearNic> {
+        places::nearest_nic(self.kind, self.node, gpu)
+    }
+
     /// Where a part of the region is in shared memory, if it is.
     pub(crate) fn backing_of(&self, span: Span) -> Option<SharedBacking> {
         let backing = self.region.backing?;
@@ -117,7 +126,8 @@ impl Mrs {
         };
         let id = MrId(self.next.fetch_add(1, Relaxed));
         let (leases, memory) = (AtomicUsize::new(0), Mutex::new(memory));
-        let mr = Arc::new(Mr { id, span, region, kind, leases, memory });
+        let node = places::node_of(kind, span);
+        let mr = Arc::new(Mr { id, span, region, kind, node, leases, memory });
         self.by_id.write().insert(id, Arc::clone(&mr));
         Ok(mr)
     }

@@ -10,7 +10,7 @@ use std::{
     os::fd::{AsFd, OwnedFd},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*},
     },
     thread::JoinHandle,
@@ -22,9 +22,10 @@ use rustix::event::{
     Timespec,
     epoll::{self, CreateFlags, Event, EventData, EventFlags},
 };
+use uccl_device::CpuList;
 
 use super::{
-    acceptor::Acceptor, connection::Connection, core::Core, park::Parker, wait::YIELD_AFTER,
+    acceptor::Acceptor, connection::Connection, core::Core, park::Parker, places, wait::YIELD_AFTER,
 };
 use crate::error::{Error, Result};
 
@@ -91,17 +92,23 @@ pub(crate) struct Workers {
     shards: Vec<Shard>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     stop: AtomicBool,
+    /// The CPUs to keep them on, and those that the first may run on since.
+    near: Option<CpuList>,
+    settled: OnceLock<CpuList>,
     next_token: AtomicU64,
     next_helper: AtomicUsize,
 }
 
 impl Workers {
-    pub(crate) fn new(count: usize) -> Result<Self> {
+    /// `near` is where they are to run, if not anywhere.
+    pub(crate) fn new(count: usize, near: Option<CpuList>) -> Result<Self> {
         let shards = (0..count.max(1)).map(|_| Shard::new()).collect::<Result<_>>()?;
         Ok(Self {
             shards,
             threads: Mutex::default(),
             stop: AtomicBool::new(false),
+            near,
+            settled: OnceLock::new(),
             next_token: AtomicU64::new(1),
             next_helper: AtomicUsize::new(0),
         })
@@ -192,6 +199,18 @@ impl Workers {
         self.shards.iter().for_each(|shard| shard.bell.ring());
     }
 
+    /// The CPUs that workers keep to, once the first has begun to.
+    pub(crate) fn cpus(&self) -> Option<&CpuList> {
+        self.settled.get()
+    }
+
+    /// The calling thread is a worker.
+    fn settle(&self) {
+        if let Some(cpus) = self.near.as_ref().and_then(places::settle) {
+            let _ = self.settled.set(cpus);
+        }
+    }
+
     fn stopping(&self) -> bool {
         self.stop.load(Acquire)
     }
@@ -248,6 +267,7 @@ fn spawn(core: &Arc<Core>, index: usize, acceptor: Option<Acceptor>) -> Result<(
         .name(format!("uccl-worker-{index}"))
         .spawn(move || {
             let core = for_thread;
+            core.workers.settle();
             let mut worker = Worker {
                 shard: index,
                 hot: Vec::new(),
@@ -481,4 +501,34 @@ fn arm(shard: &Shard, attached: &Attached) -> bool {
         epoll::modify(&shard.epoll, interest.fd.as_fd(), EventData::new_u64(attached.token), flags);
     // What is not watched has been detached meanwhile.
     armed.is_ok() || attached.is_over()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use uccl_device::{CpuList, affinity::allowed_cpus};
+
+    use crate::{Config, Endpoint};
+
+    fn endpoint(near: Option<CpuList>) -> Endpoint {
+        let bind = Some([127, 0, 0, 1].into());
+        let config = Config { bind, port: Some(0), ..Config::default() };
+        Endpoint::start_on(config, near).expect("an endpoint")
+    }
+
+    #[test]
+    fn workers_keep_to_the_cpus_that_are_named_and_callers_do_not() {
+        let before = allowed_cpus().expect("the kernel says");
+        let first: CpuList = before.iter().take(1).collect();
+        let near = endpoint(Some(first.clone()));
+        let begun = Instant::now();
+        while near.worker_cpus().is_none() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "the worker does not begin");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(near.worker_cpus(), Some(first));
+        assert_eq!(allowed_cpus(), Some(before));
+        assert_eq!(endpoint(None).worker_cpus(), None);
+    }
 }

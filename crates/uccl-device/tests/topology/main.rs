@@ -1,103 +1,13 @@
 //! Topologies: a tree of files that stands for a machine, and the machine the test runs on.
 
-use std::{
-    fs,
-    os::unix::fs::symlink,
-    path::{Path, PathBuf},
-};
+mod machine;
+mod nearest;
+mod routes;
 
-use tempfile::TempDir;
+use std::path::{Path, PathBuf};
+
+use machine::Machine;
 use uccl_device::{Error, GpuVendor, InterfaceKind, PciAddress, PciDistance, Topology};
-
-/// Files that stand for a machine.
-struct Machine {
-    root: TempDir,
-}
-
-struct Device<'a> {
-    /// From the host bridge down: `pci0000:10/0000:10:01.0/0000:11:00.0`.
-    way: &'a str,
-    class: &'a str,
-    vendor: &'a str,
-    numa_node: &'a str,
-    driver: &'a str,
-}
-
-impl Machine {
-    fn new() -> Self {
-        Self { root: TempDir::new().expect("a temporary folder") }
-    }
-
-    fn path(&self, path: impl AsRef<Path>) -> PathBuf {
-        self.root.path().join(path)
-    }
-
-    fn file(&self, path: impl AsRef<Path>, text: &str) -> &Self {
-        let path = self.path(path);
-        fs::create_dir_all(path.parent().expect("a parent")).expect("folders");
-        fs::write(path, format!("{text}\n")).expect("a file");
-        self
-    }
-
-    fn link(&self, path: impl AsRef<Path>, to: impl AsRef<Path>) -> &Self {
-        let path = self.path(path);
-        fs::create_dir_all(path.parent().expect("a parent")).expect("folders");
-        symlink(to, path).expect("a link");
-        self
-    }
-
-    /// Makes a PCI device and returns its folder.
-    fn device(&self, device: &Device<'_>) -> PathBuf {
-        let folder = Path::new("sys/devices").join(device.way);
-        let address = folder.file_name().expect("an address");
-        self.file(folder.join("class"), device.class)
-            .file(folder.join("vendor"), device.vendor)
-            .file(folder.join("device"), "0x2330")
-            .file(folder.join("numa_node"), device.numa_node)
-            .link(folder.join("driver"), Path::new("/bus/pci/drivers").join(device.driver))
-            .link(Path::new("sys/bus/pci/devices").join(address), self.path(&folder));
-        folder
-    }
-
-    fn gpu(&self, way: &str, numa_node: &str) -> PathBuf {
-        let (class, vendor, driver) = ("0x030200", "0x10de", "nvidia");
-        self.device(&Device { way, class, vendor, numa_node, driver })
-    }
-
-    fn nic(&self, way: &str, numa_node: &str, name: &str) -> PathBuf {
-        let (class, vendor, driver) = ("0x020000", "0x15b3", "mlx5_core");
-        let device = self.device(&Device { way, class, vendor, numa_node, driver });
-        let folder = device.join("net").join(name);
-        self.file(folder.join("type"), "1")
-            .file(folder.join("mtu"), "9000")
-            .file(folder.join("speed"), "400000")
-            .file(folder.join("operstate"), "up")
-            .link(folder.join("device"), "../..")
-            .link(Path::new("sys/class/net").join(name), self.path(&folder));
-        device
-    }
-
-    fn rdma(&self, device: &Path, name: &str, state: &str) {
-        let folder = device.join("infiniband").join(name);
-        self.file(folder.join("ports/1/state"), state)
-            .file(folder.join("ports/1/rate"), "400 Gb/sec (4X NDR)")
-            .file(folder.join("ports/1/link_layer"), "InfiniBand")
-            .link(folder.join("device"), "../..")
-            .link(Path::new("sys/class/infiniband").join(name), self.path(&folder));
-    }
-
-    fn numa_node(&self, id: u32, cpus: &str, distance: &str) {
-        let folder = PathBuf::from(format!("sys/devices/system/node/node{id}"));
-        let memory = format!("Node {id} MemTotal:       1048576 kB\nNode {id} MemFree:  1 kB");
-        self.file(folder.join("cpulist"), cpus)
-            .file(folder.join("meminfo"), &memory)
-            .file(folder.join("distance"), distance);
-    }
-
-    fn read(&self) -> Topology {
-        Topology::read(self.root.path()).expect("a topology")
-    }
-}
 
 const GPU0: &str = "pci0000:10/0000:10:01.0/0000:11:00.0/0000:12:00.0/0000:13:00.0";
 const NIC0: &str = "pci0000:10/0000:10:01.0/0000:11:00.0/0000:12:01.0/0000:14:00.0";

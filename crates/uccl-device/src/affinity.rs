@@ -1,0 +1,59 @@
+//! Where the calling thread may run.
+
+use std::io;
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use crate::cpu::CpuList;
+
+/// The CPUs that the calling thread may run on; `None` if the kernel does not say, as on machines with
+/// more CPUs than a set has room for (1024).
+pub fn allowed_cpus() -> Option<CpuList> {
+    let set = sched_getaffinity(None).ok()?;
+    Some((0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).map(|cpu| cpu as u32).collect())
+}
+
+/// Keeps the calling thread on those of `cpus` that it may run on already, and says which those are;
+/// changes nothing where it may run on none of them. It never lets a thread run where it could not before.
+///
+/// # Errors
+/// What the kernel said, if it refuses.
+pub fn keep_on(cpus: &CpuList) -> io::Result<CpuList> {
+    let allowed = allowed_cpus().ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))?;
+    let both: CpuList = cpus.iter().filter(|cpu| allowed.contains(*cpu)).collect();
+    if !both.is_empty() && both != allowed {
+        set(&both)?;
+    }
+    Ok(both)
+}
+
+/// Lets the calling thread run on these again, from before [`keep_on`].
+pub(crate) fn set(cpus: &CpuList) -> io::Result<()> {
+    let mut set = CpuSet::new();
+    cpus.iter().for_each(|cpu| set.set(cpu as usize));
+    Ok(sched_setaffinity(None, &set)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_stays_within_what_it_was_allowed() {
+        // Its own thread: what it does to itself ends with it.
+        let thread = std::thread::spawn(|| {
+            let allowed = allowed_cpus().expect("the kernel says");
+            let first: CpuList = allowed.iter().take(1).collect();
+            assert_eq!(keep_on(&first).expect("allowed"), first);
+            assert_eq!(allowed_cpus(), Some(first.clone()));
+            // Never wider: not by asking for all, and not by asking for others.
+            assert_eq!(keep_on(&allowed).expect("allowed"), first);
+            let others: CpuList = allowed.iter().skip(1).collect();
+            assert!(keep_on(&others).expect("nothing to do").is_empty());
+            assert_eq!(allowed_cpus(), Some(first));
+            set(&allowed).expect("what it had");
+            assert_eq!(allowed_cpus(), Some(allowed));
+        });
+        thread.join().expect("no panic");
+    }
+}

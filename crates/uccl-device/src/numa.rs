@@ -1,0 +1,220 @@
+//! Memory on a NUMA node, and the node that memory is on.
+
+use std::{
+    ffi::{c_int, c_long, c_ulong, c_void},
+    io,
+    ptr::{self, NonNull},
+};
+
+use rustix::{
+    mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap},
+    param::page_size,
+};
+
+use crate::{
+    affinity,
+    cpu::{CpuList, NumaNode},
+    source::Source,
+};
+
+/// `MPOL_PREFERRED` of linux/mempolicy.h: from this node if it has memory, else from others.
+const PREFERRED: c_int = 1;
+/// Nodes that a mask has room for; the kernel's own limit.
+const MOST_NODES: usize = 1024;
+const BITS: usize = c_ulong::BITS as usize;
+
+/// Zeroed pages of this process's own, page aligned, from a NUMA node where it can be.
+///
+/// The pages are there: none is still to be taken when they are first touched.
+#[derive(Debug)]
+pub struct NodeMemory {
+    start: NonNull<u8>,
+    mapped_bytes: usize,
+    len_bytes: usize,
+}
+
+// SAFETY: it owns plain memory, reached through raw pointers.
+unsafe impl Send for NodeMemory {}
+// SAFETY: as above.
+unsafe impl Sync for NodeMemory {}
+
+impl NodeMemory {
+    /// Takes memory. Where the kernel does not let this process choose a node, as in many containers, the
+    /// pages are touched from a CPU of that node instead; where neither is possible, or no node is named,
+    /// they come from wherever the system takes them.
+    ///
+    /// # Errors
+    /// What the kernel said if there is no memory; `InvalidInput` for 0 bytes.
+    pub fn new(len_bytes: usize, node: Option<u32>) -> io::Result<Self> {
+        let page = page_size();
+        let mapped_bytes = len_bytes.checked_next_multiple_of(page).filter(|bytes| *bytes > 0);
+        let mapped_bytes =
+            mapped_bytes.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+        let (rights, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+        // SAFETY: the kernel chooses an address that nobody uses.
+        let start = unsafe { mmap_anonymous(ptr::null_mut(), mapped_bytes, rights, flags)? };
+        let start = NonNull::new(start.cast::<u8>())
+            .ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        let memory = Self { start, mapped_bytes, len_bytes };
+        // Fewer pages to lock and to walk; without them it works as well.
+        // SAFETY: this mapping, of which nothing has been touched.
+        let _ = unsafe { madvise(start.as_ptr().cast(), mapped_bytes, Advice::LinuxHugepage) };
+        match node {
+            Some(node) if !memory.prefer(node) => memory.touch_near(node),
+            _ => memory.touch(),
+        }
+        Ok(memory)
+    }
+
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// Its length in whole pages.
+    pub(crate) fn mapped_bytes(&self) -> usize {
+        self.mapped_bytes
+    }
+
+    /// Where it begins.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// Its length in bytes.
+    pub fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// Has pages that are not there yet come from a node; false if the kernel refuses.
+    fn prefer(&self, node: u32) -> bool {
+        let mut mask = [0 as c_ulong; MOST_NODES / BITS];
+        let node = node as usize;
+        let Some(word) = mask.get_mut(node / BITS) else { return false };
+        *word = 1 << (node % BITS);
+        // SAFETY: the mapping is this one, and the mask has as many bits as is said (the kernel takes one
+        // for itself).
+        let code = unsafe {
+            libc::syscall(
+                libc::SYS_mbind,
+                self.start.as_ptr(),
+                self.mapped_bytes,
+                PREFERRED,
+                mask.as_ptr(),
+                MOST_NODES as c_ulong,
+                0 as c_ulong,
+            )
+        };
+        code == 0
+    }
+
+    /// Touches it from a CPU of the node, if this thread may run on one.
+    fn touch_near(&self, node: u32) {
+        let before = affinity::allowed_cpus();
+        let near = affinity::keep_on(&cpus_of(node));
+        self.touch();
+        if let (Some(before), Ok(_)) = (before, near) {
+            // It was allowed a moment ago; if not any more, what it has now is what it gets.
+            let _ = affinity::set(&before);
+        }
+    }
+
+    fn touch(&self) {
+        for offset in (0..self.mapped_bytes).step_by(page_size()) {
+            // SAFETY: inside the mapping, which is this one's alone.
+            unsafe { self.start.add(offset).write_volatile(0) };
+        }
+    }
+}
+
+impl Drop for NodeMemory {
+    fn drop(&mut self) {
+        // SAFETY: mapped by this, and borrowed by nobody any more.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.mapped_bytes) };
+    }
+}
+
+/// The NUMA nodes of the running machine; none where the kernel does not say.
+pub fn online_nodes() -> CpuList {
+    Source::new("/".as_ref()).value("sys/devices/system/node/online").unwrap_or_default()
+}
+
+fn cpus_of(node: u32) -> CpuList {
+    let nodes = NumaNode::read_all(&Source::new("/".as_ref()));
+    nodes.into_iter().find(|known| known.id == node).map(|node| node.cpus).unwrap_or_default()
+}
+
+/// The NUMA node of the page at an address of this process; `None` for a page that is not there, or that
+/// nothing has touched yet, and where the kernel does not tell. Touches nothing.
+pub fn node_at(address: usize) -> Option<u32> {
+    let page = (address & !(page_size() - 1)) as *const c_void;
+    let mut status: c_int = -1;
+    // SAFETY: one page of this process, which is looked up and not touched or moved, since no nodes are
+    // named; the answer goes into a live integer.
+    let code: c_long = unsafe {
+        libc::syscall(
+            libc::SYS_move_pages,
+            0 as c_int,
+            1 as c_ulong,
+            &raw const page,
+            ptr::null::<c_int>(),
+            &raw mut status,
+            0 as c_int,
+        )
+    };
+    (code == 0).then(|| u32::try_from(status).ok())?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nodes() -> Vec<NumaNode> {
+        NumaNode::read_all(&Source::new("/".as_ref()))
+    }
+
+    #[test]
+    fn memory_is_on_the_node_that_was_named() {
+        let memories = nodes().into_iter().filter(|node| node.memory_bytes.is_some_and(|b| b > 0));
+        let mut tried = false;
+        for node in memories {
+            let memory = NodeMemory::new(3 * page_size() + 1, Some(node.id)).expect("memory");
+            let last = memory.as_ptr() as usize + memory.len_bytes() - 1;
+            let Some(on) = node_at(last) else { break };
+            tried = true;
+            assert_eq!(on, node.id);
+        }
+        if !tried {
+            eprintln!(
+                "skipped: memory_is_on_the_node_that_was_named: lacks NUMA nodes, or move_pages"
+            );
+        }
+    }
+
+    #[test]
+    fn memory_without_a_node_or_with_an_impossible_one_is_memory() {
+        let before = affinity::allowed_cpus();
+        for node in [None, Some(MOST_NODES as u32 - 1), Some(u32::MAX)] {
+            let memory = NodeMemory::new(5000, node).expect("memory");
+            assert_eq!((memory.len_bytes(), memory.as_ptr() as usize % page_size()), (5000, 0));
+            // SAFETY: memory of this length that nobody else has.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(memory.as_ptr(), 5000) };
+            assert!(bytes.iter().all(|byte| *byte == 0));
+            bytes.fill(7);
+        }
+        assert_eq!(affinity::allowed_cpus(), before);
+        assert!(NodeMemory::new(0, None).is_err() && NodeMemory::new(usize::MAX, None).is_err());
+    }
+
+    #[test]
+    fn touching_from_a_cpu_of_the_node_leaves_the_thread_as_it_was() {
+        let before = affinity::allowed_cpus();
+        let node = nodes().first().map_or(0, |node| node.id);
+        NodeMemory::new(1, None).expect("memory").touch_near(node);
+        assert_eq!(affinity::allowed_cpus(), before);
+    }
+
+    #[test]
+    fn what_is_not_there_is_on_no_node() {
+        assert_eq!(node_at(0), None);
+    }
+}
