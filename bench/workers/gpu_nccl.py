@@ -1,0 +1,83 @@
+"""Two ranks of torch.distributed with NCCL: sends on one GPU that receives on the other meet."""
+
+import os
+import time
+
+import gpu_pair
+import torch
+import torch.distributed as dist
+from pair import measure
+
+
+def join(gpu: int, rank: int, port: int) -> None:
+    torch.cuda.set_device(gpu)
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    device = torch.device("cuda", gpu)
+    dist.init_process_group(
+        "nccl", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2, device_id=device
+    )
+
+
+def pieces(memory: gpu_pair.Memory, case: dict) -> list[torch.Tensor]:
+    starts = gpu_pair.addresses(0, case)
+    return [memory.array[start : start + case["size"]] for start in starts]
+
+
+def move(act, other: int, parts: list[torch.Tensor]) -> None:
+    """All pieces to or from the other rank as one group, until it is done."""
+    if len(parts) == 1:
+        {dist.isend: dist.send, dist.irecv: dist.recv}[act](parts[0], other)
+    else:
+        for work in dist.batch_isend_irecv([dist.P2POp(act, part, other) for part in parts]):
+            work.wait()
+    torch.cuda.current_stream().synchronize()
+
+
+class Target(gpu_pair.Target):
+    def do_join(self, told: dict) -> None:
+        join(self.gpu, 1, told["port"])
+
+    def do_receive(self, told: dict) -> None:
+        parts = pieces(self.memory("gpu"), told["case"])
+        for _ in range(told["count"]):
+            move(dist.irecv, 0, parts)
+
+
+class Initiator(gpu_pair.Initiator):
+    def connect(self, introduction: object) -> None:
+        import socket
+
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.other.say({"do": "join", "port": port})
+        join(self.gpu, 0, port)
+        self.heard()
+
+    def prepare(self, case: dict, offer: object):
+        self.parts = pieces(self.local(case), case)
+
+        def transfer() -> None:
+            self.run(case, 1)
+
+        return transfer
+
+    def timed(self, transfer, case: dict) -> dict:
+        # The other rank must know beforehand how many will come.
+        self.run(case, 5)
+        start = time.perf_counter()
+        self.run(case, 5)
+        count = max(5, int(5 * case["seconds"] / (time.perf_counter() - start)))
+        self.other.say({"do": "receive", "case": case, "count": count})
+        took = measure(lambda: move(dist.isend, 1, self.parts), case, case["seconds"], exactly=count - 1)
+        self.heard()
+        return took
+
+    def run(self, case: dict, count: int) -> None:
+        self.other.say({"do": "receive", "case": case, "count": count})
+        for _ in range(count):
+            move(dist.isend, 1, self.parts)
+        self.heard()
+
+
+gpu_pair.main(Initiator, Target)
