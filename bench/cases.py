@@ -16,8 +16,7 @@ class Case:
                 or "raw" (the machine, no engine in it)
     op          "write" and "read" are one-sided from the caller; "send" is a small two-sided message, one way;
                 raw ones are "tcp_stream", "tcp_ping" (spinning, a round trip), "vm_read" and "vm_write"
-                (process_vm_*), "memcpy", "shm_ping" (spinning, one way) and "queue_hop" (thread to thread, one way);
-                of GPUs "put" and "get" (the driver's copies back to back), "put-sync" and "get-sync" (each waited for)
+                (process_vm_*), "memcpy", "shm_ping" (spinning, one way) and "queue_hop" (thread to thread, one way)
     size        bytes of one iov
     iovs        iovs in one transfer
     memory      "any" (plain, private memory) or "alloc" (memory that both sides map); of GPUs the other side's

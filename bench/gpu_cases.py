@@ -5,8 +5,9 @@ from cases import KIB, MIB, Case, human
 
 #: The same project, called from Python.
 PYTHON = "uccl-py"
-#: Who measures what the driver's own copies reach.
-RAW = ("raw", "limits")
+#: The driver's own copies: by the referee and by this project's command, one after the other and each waited for.
+RAW, RAW_WAIT = "copy", "copy+wait"
+LIMITS, LIMITS_WAIT = "limits", "limits+wait"
 #: NIXL, made to take TCP.
 NIXL_TCP = "nixl-tcp"
 
@@ -16,10 +17,7 @@ PINNED_SIZES = (MIB, 256 * MIB)
 #: Pieces and their length; they are never adjacent.
 VECTORS = ((64, 4 * KIB), (64, 64 * KIB), (4096, 4 * KIB), (298, 1_179_648))
 TCP_SIZE = 64 * MIB
-LARGE, ROUND_TRIP, SMALL = 256 * MIB, 16 * MIB, 4 * KIB
-
-#: The driver's copy that an operation is held against.
-COPY = {"write": "put", "read": "get"}
+LARGE, MIDDLE, SMALL = 256 * MIB, 16 * MIB, 4 * KIB
 
 
 def unit(total_bytes: int) -> str:
@@ -31,16 +29,6 @@ def transfer(op: str, size: int, iovs: int = 1, memory: str = "gpu", link: str =
     return Case(link, op, size, iovs, memory, unit=unit(size * iovs))
 
 
-def copy(op: str, size: int, memory: str = "gpu") -> Case:
-    """The driver's copies of the same bytes the same way, back to back, as a rate."""
-    return Case("raw", COPY[op], size, memory=memory)
-
-
-def copy_and_wait(op: str, size: int, memory: str = "gpu") -> Case:
-    """One such copy and the wait for it."""
-    return Case("raw", COPY[op] + "-sync", size, memory=memory, unit=unit(size))
-
-
 def plan(only: set[str]) -> list[Case]:
     """The cases of a run, in the order they are measured."""
     sections = {"gpu": _gpu, "vector": _vector, "pinned": _pinned, "tcp": _tcp}
@@ -49,27 +37,17 @@ def plan(only: set[str]) -> list[Case]:
 
 
 def _gpu() -> list[Case]:
-    cases = []
-    for op in ("write", "read"):
-        for size in SIZES:
-            cases += [copy_and_wait(op, size), transfer(op, size)]
-            if size >= MIB:
-                cases.append(copy(op, size))
-    return cases
+    return [transfer(op, size) for op in ("write", "read") for size in SIZES]
 
 
 def _vector() -> list[Case]:
     # What a vector is held against is measured here too, so that `--only vector` stands alone.
-    alone = [transfer("write", SMALL), copy("write", LARGE)]
+    alone = [transfer("write", size) for size in (SMALL, LARGE)]
     return alone + [transfer("write", size, iovs) for iovs, size in VECTORS]
 
 
 def _pinned() -> list[Case]:
-    cases = []
-    for op in ("write", "read"):
-        for size in PINNED_SIZES:
-            cases += [copy(op, size, "pinned"), transfer(op, size, memory="pinned")]
-    return cases
+    return [transfer(op, size, memory="pinned") for op in ("write", "read") for size in PINNED_SIZES]
 
 
 def _tcp() -> list[Case]:
@@ -85,27 +63,31 @@ def _ours(case: Case) -> tuple[Ref, ...]:
     return ((OURS, case),)
 
 
-def _raw(case: Case) -> tuple[Ref, ...]:
-    return tuple((peer, case) for peer in RAW)
+def _copy(case: Case) -> tuple[Ref, ...]:
+    """The driver's copy of the same bytes the same way, one after the other."""
+    return ((RAW, case), (LIMITS, case))
+
+
+def _copy_and_wait(case: Case) -> tuple[Ref, ...]:
+    return ((RAW_WAIT, case), (LIMITS_WAIT, case))
 
 
 def _gpu_bars() -> list[Bar]:
     bars = []
     for op in ("write", "read"):
-        for size, raw, limit in (
-            (LARGE, copy(op, LARGE), {"at_least": 0.97}),
-            (ROUND_TRIP, copy_and_wait(op, ROUND_TRIP), {"at_least": 0.95}),
-            (SMALL, copy_and_wait(op, SMALL), {"at_most": 1.5}),
+        for size, raw, words, limit in (
+            (LARGE, _copy, "raw peer copy", {"at_least": 0.97}),
+            (MIDDLE, _copy_and_wait, "raw peer copy and synchronise", {"at_least": 0.95}),
+            (SMALL, _copy_and_wait, "raw peer copy and synchronise", {"at_most": 1.5}),
         ):
-            words = "peer copy and synchronise" if raw.op.endswith("sync") else "peer copy"
-            what = f"GPU to GPU {op} {human(size)} / raw {words}"
-            bars.append(Bar("gpu", what, _ours(transfer(op, size)), _raw(raw), **limit))
+            case = transfer(op, size)
+            bars.append(Bar("gpu", f"GPU to GPU {op} {human(size)} / {words}", _ours(case), raw(case), **limit))
     return bars
 
 
 def _vector_bars() -> list[Bar]:
     few, _, many, large = (transfer("write", size, iovs) for iovs, size in VECTORS)
-    alone, raw = _ours(transfer("write", SMALL)), _raw(copy("write", LARGE))
+    alone, raw = _ours(transfer("write", SMALL)), _copy(transfer("write", LARGE))
     return [
         Bar("vector", f"{_words(few)} / one of 4 KiB", _ours(few), alone, at_most=2.5),
         Bar("vector", f"{_words(many)} / raw peer copy 256 MiB", _ours(many), raw, at_least=0.5),
@@ -118,16 +100,13 @@ def _words(case: Case) -> str:
 
 
 def _pinned_bars() -> list[Bar]:
-    return [
-        Bar(
-            "pinned",
-            f"{way} {human(LARGE)} / raw pinned copy",
-            _ours(transfer(op, LARGE, memory="pinned")),
-            _raw(copy(op, LARGE, "pinned")),
-            at_least=0.95,
+    bars = []
+    for op, way in (("write", "GPU to pinned"), ("read", "pinned to GPU")):
+        case = transfer(op, LARGE, memory="pinned")
+        bars.append(
+            Bar("pinned", f"{way} {human(LARGE)} / raw pinned copy", _ours(case), _copy(case), at_least=0.95)
         )
-        for op, way in (("write", "GPU to pinned"), ("read", "pinned to GPU"))
-    ]
+    return bars
 
 
 def _tcp_bars() -> list[Bar]:

@@ -5,7 +5,7 @@
  * MEMORY is what lies on the other side: "gpu" (of the GPU OTHER) or "pinned". For each size it prints
  *
  *   put SIZE MICROSECONDS GB/S         copies from GPU to the other side back to back, the time of each
- *   put-sync SIZE MICROSECONDS GB/S    one copy and the wait for it, the median
+ *   put-sync SIZE MICROSECONDS GB/S    one copy and the wait for it: the median time, the rate of all of them
  *
  * and the same for "get", the other way, by the same GPU. GB is 1e9 bytes. The driver is loaded at run time.
  */
@@ -82,8 +82,8 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static void show(const char *name, const char *kind, size_t size, double seconds) {
-    printf("%s%s %zu %.4f %.4f\n", name, kind, size, seconds * 1e6, size / seconds / 1e9);
+static void show(const char *name, size_t size, double each, double mean) {
+    printf("%s %zu %.4f %.4f\n", name, size, each * 1e6, size / mean / 1e9);
 }
 
 #define BATCHES 5
@@ -109,7 +109,7 @@ static void queued(const char *name, address to, address from, size_t size, doub
         }
     }
     qsort(each, BATCHES, sizeof *each, ascending);
-    show(name, "", size, each[BATCHES / 2]);
+    show(name, size, each[BATCHES / 2], each[BATCHES / 2]);
 }
 
 static void waited(const char *name, address to, address from, size_t size, double seconds, handle stream) {
@@ -124,7 +124,7 @@ static void waited(const char *name, address to, address from, size_t size, doub
         before = after;
     }
     qsort(each, count, sizeof *each, ascending);
-    show(name, "-sync", size, each[count / 2]);
+    show(name, size, each[count / 2], (before - start) / count);
 }
 
 int main(int argc, char **argv) {
@@ -158,9 +158,9 @@ int main(int argc, char **argv) {
     check(make_stream(&stream, 1), "making a stream");
     for (int i = 5; i < argc; i++) {
         size_t size = strtoull(argv[i], NULL, 10);
-        waited("put", there, here, size, seconds, stream);
+        waited("put-sync", there, here, size, seconds, stream);
         queued("put", there, here, size, seconds, stream);
-        waited("get", here, there, size, seconds, stream);
+        waited("get-sync", here, there, size, seconds, stream);
         queued("get", here, there, size, seconds, stream);
     }
     return 0;

@@ -25,11 +25,13 @@ class GpuContext(Context):
 
 def every() -> list[Peer]:
     """All of them, this project first."""
-    from gpu_peers.command import Command, Limits
+    from gpu_peers.command import Command, Limits, LimitsWait
     from gpu_peers.pairs import Mooncake, Nccl, Nixl, NixlTcp, Python, Upstream
-    from gpu_peers.raw import Raw
+    from gpu_peers.raw import Raw, RawWait
 
-    return [Command(), Python(), Raw(), Limits(), Upstream(), Nixl(), NixlTcp(), Nccl(), Mooncake()]
+    raw, limits = Raw(), Limits()
+    copies = [raw, RawWait(raw), limits, LimitsWait(limits)]
+    return [Command(), Python(), *copies, Upstream(), Nixl(), NixlTcp(), Nccl(), Mooncake()]
 
 
 __all__ = ["GpuContext", "every"]

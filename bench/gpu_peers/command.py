@@ -4,7 +4,7 @@ import json
 
 from bars import OURS
 from cases import Case, Sample
-from gpu_cases import PINNED_SIZES, SIZES, TCP_SIZE
+from gpu_cases import LIMITS, LIMITS_WAIT, PINNED_SIZES, SIZES, TCP_SIZE
 from peers import Peer
 from peers.uccl import value, version, why_no_binary
 from proc import Failed, run
@@ -42,7 +42,7 @@ class _Runs(Peer):
 
     def rows(self, arguments: list[str], sizes: tuple[int, ...], context: GpuContext) -> list[dict]:
         """The rows of a run on so many sizes, from this round or measured now."""
-        key = (context.round, *arguments)
+        key = (context.round, *arguments, *sizes)
         if key not in self._kept:
             words = [
                 *("--size", ",".join(map(str, sizes)), "--duration", f"{round(context.seconds * 1000)}ms"),
@@ -106,20 +106,33 @@ class Command(_Runs):
 
 
 class Limits(_Runs):
-    """What the driver's own copies reach, by this project's command."""
+    """What the driver's own copies reach, by this project's command: one after the other."""
 
-    name = "limits"
+    name = LIMITS
+    op = {"write": "put", "read": "get"}
+
+    def __init__(self, other: "Limits | None" = None) -> None:
+        super().__init__()
+        if other:
+            # One run answers for both.
+            self._kept = other._kept
 
     def covers(self, case: Case) -> bool:
-        return case.link == "raw"
+        return case.link == "gpu" and case.iovs == 1
 
     def measure(self, cases: list[Case], context: GpuContext) -> list[Sample]:
-        samples = []
-        for case in cases:
-            arguments = ["--limits", "--device", "gpu", "--peer-device", case.memory]
-            rows = self.rows(arguments, _SIZES[("gpu", case.memory)], context)
-            row = _of_size(rows, case, case.op)
-            detail = {"in_flight": "1" if case.op.endswith("sync") else "many", "command": "uccl bench"}
-            detail["command"] += " " + " ".join(arguments)
-            samples.append(Sample(case, value(row, case.unit), detail))
-        return samples
+        return [self._one(case, context) for case in cases]
+
+    def _one(self, case: Case, context: GpuContext) -> Sample:
+        arguments = ["--limits", "--device", "gpu", "--peer-device", case.memory]
+        row = _of_size(self.rows(arguments, _SIZES[("gpu", case.memory)], context), case, self.op[case.op])
+        us = (row.get("latency_us") or {}).get("p50") or case.bytes / row["gb_per_s"] / 1e3
+        detail = {"command": "uccl bench " + " ".join(arguments), "row": row["op"]}
+        return Sample(case, us if case.unit == "us" else row["gb_per_s"], detail)
+
+
+class LimitsWait(Limits):
+    """The same, each copy waited for."""
+
+    name = LIMITS_WAIT
+    op = {"write": "put-sync", "read": "get-sync"}

@@ -197,7 +197,7 @@ impl BenchArgs {
         if !hosts && self.memory != [Memory::Heap] {
             bail!("--memory says where pageable host memory comes from, and neither side has any");
         }
-        if self.op.contains(&OpKind::Notif) {
+        if !self.limits && self.op.contains(&OpKind::Notif) {
             let sizes = SizeRange::flatten(&self.size);
             if let Some(size) = sizes.iter().find(|size| size.0 > MAX_NOTIF) {
                 bail!("a notification carries at most 64 MiB: leave {size} or notif out");
@@ -404,5 +404,6 @@ mod tests {
         assert!(args("--device gpu --memory alloc --peer-device cpu").check().is_ok());
         assert!(args("--op notif --size 128M").check().is_err());
         assert!(args("--op write --size 128M").check().is_ok());
+        assert!(args("--limits --size 128M").check().is_ok());
     }
 }
