@@ -98,6 +98,9 @@ class Command(_Runs):
             raise Failed(f"{case.size} bytes arrived, and not those that were sent")
         detail = {
             "in_flight": row["inflight"],
+            "transfers": row["count"],
+            "us": (row["latency_us"] or {}).get("p50"),
+            "gb_s": row["gb_per_s"],
             "path": row["path"],
             "verified": row["verified"],
             "command": "uccl bench " + " ".join(arguments),

@@ -24,9 +24,12 @@ class Pair(Peer):
     #: What the worker's Python must be able to do.
     needs = ""
     env: dict[str, str] = {}
+    #: After so many ends or silences of its processes it is not started again.
+    LIVES = 3
 
     def __init__(self) -> None:
         self._talk: Conversation | None = None
+        self._lost: list[str] = []
 
     def available(self, context: GpuContext) -> str | None:
         check = f"import torch; assert torch.cuda.device_count() > {max(context.gpus)}, 'too few GPUs'; {self.needs}"
@@ -54,22 +57,25 @@ class Pair(Peer):
         self._talk = None
 
     def _one(self, case: Case, context: GpuContext) -> Sample:
-        if self._talk is None:
-            self._start(context)
+        if len(self._lost) >= self.LIVES:
+            raise Failed(f"given up after {self.LIVES} attempts, the last: {self._lost[-1]}")
         question = {
             **{name: getattr(case, name) for name in ("op", "size", "iovs", "memory")},
             "seconds": context.seconds,
         }
         try:
+            if self._talk is None:
+                self._start(context)
             answer = self._talk.ask(question, context.limit_s([case]))
-        except Failed:
+        except Failed as failed:
             self._talk = None
+            self._lost.append(str(failed))
             raise
         if "error" in answer:
             raise Failed(answer["error"])
         detail = {
             "in_flight": "1",
-            "transfers": answer["transfers"],
+            **{name: answer[name] for name in ("transfers", "us", "gb_s")},
             "verified": answer["verified"],
             "command": " ".join([*(f"{k}={v}" for k, v in self.env.items()), f"bench/workers/{self.script}"]),
         }

@@ -54,7 +54,7 @@ fn a_gpu_that_is_not_there_is_told() {
 
 #[test]
 fn the_drivers_own_copies_are_measured() {
-    let arguments = "--limits --device gpu --peer-device pinned --size 4K,1M";
+    let arguments = "--limits --device gpu --peer-device pinned --peer-gpu 0 --size 4K,1M";
     let Some(rows) = rows(arguments) else { return };
     assert_eq!(rows.len(), 8);
     for row in rows {
