@@ -18,7 +18,7 @@ class Bar:
     """A bar: the best of `ours` against the best of `theirs` (or against `theirs` summed up, or a constant).
 
     Exactly one of `at_least` and `at_most` is set. For throughput the ratio is ours / theirs and must be at
-    least so much; for time it is ours / theirs too and must be at most so much.
+    least so much; for time it is ours / theirs too and must be at most so much. With `minus` it is the difference.
     """
 
     section: str
@@ -29,10 +29,18 @@ class Bar:
     at_most: float | None = None
     #: Add the medians of `theirs` up instead of taking the best.
     summed: bool = False
+    #: Take ours minus theirs, in their unit, and not the ratio.
+    minus: bool = False
+
+    def compare(self, ours: float, theirs: float) -> float:
+        """What is held against the limit."""
+        return ours - theirs if self.minus else ours / theirs
 
     def limit(self) -> str:
         """The bar in words."""
         sign, number = (">=", self.at_least) if self.at_least is not None else ("<=", self.at_most)
+        if self.minus:
+            return f"{sign} {number:g} {self.ours[0][1].unit} more"
         return f"{sign} {number:g}x" if self.theirs else f"{sign} {number:g} {self.ours[0][1].unit}"
 
 
@@ -62,7 +70,7 @@ def judge(bar: Bar, results: Results) -> Verdict:
         return Verdict(
             bar, "absent", ours, theirs, None, None, "not measured: " + ", ".join(dict.fromkeys(missing))
         )
-    measured = ours / theirs if bar.theirs else ours
+    measured = bar.compare(ours, theirs) if bar.theirs else ours
     met = measured >= bar.at_least if bar.at_least is not None else measured <= bar.at_most
     noisy = any(results.noisy(*ref) for ref in (*bar.ours, *bar.theirs))
     return Verdict(bar, "ok" if met else "NOT", ours, theirs, measured, _spread(bar, results), noisy=noisy)
@@ -84,7 +92,8 @@ def _spread(bar: Bar, results: Results) -> tuple[float, float] | None:
     if len(bar.ours) != 1 or len(bar.theirs) != 1:
         return None
     ours, theirs = ({v.round: v.value for v in results.values(*refs[0])} for refs in (bar.ours, bar.theirs))
-    ratios = [ours[number] / theirs[number] for number in ours.keys() & theirs.keys() if theirs[number] > 0]
+    both = [number for number in ours.keys() & theirs.keys() if theirs[number] > 0]
+    ratios = [bar.compare(ours[number], theirs[number]) for number in both]
     return (min(ratios), max(ratios)) if ratios else None
 
 

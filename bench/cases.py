@@ -12,13 +12,15 @@ DEFAULT = "default"
 class Case:
     """One thing to measure.
 
-    link        "tcp" (loopback), "local" (same host, memory to memory) or "raw" (the machine, no engine in it)
+    link        "tcp" (loopback), "local" (same host, memory to memory), "gpu" (a GPU's memory, the best way there is)
+                or "raw" (the machine, no engine in it)
     op          "write" and "read" are one-sided from the caller; "send" is a small two-sided message, one way;
                 raw ones are "tcp_stream", "tcp_ping" (spinning, a round trip), "vm_read" and "vm_write"
                 (process_vm_*), "memcpy", "shm_ping" (spinning, one way) and "queue_hop" (thread to thread, one way)
     size        bytes of one iov
     iovs        iovs in one transfer
-    memory      "any" (plain, private memory) or "alloc" (memory that both sides map)
+    memory      "any" (plain, private memory) or "alloc" (memory that both sides map); of GPUs the other side's
+                memory: "gpu" or "pinned", or over TCP "host" for plain memory on both sides
     congestion  for TCP: DEFAULT, or the algorithm that every socket is pinned to
     unit        "GB/s" (1e9 bytes a second) or "us" (microseconds: one write acknowledged, or one send one way)
     """

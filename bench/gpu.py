@@ -1,154 +1,152 @@
 #!/usr/bin/env python3
-"""GPU memory between two processes of this host, from Python, beside torch's own copy in one process.
-
-Needs two GPUs, torch and the installed wheel: ``python3 bench/gpu.py [--rounds N]``. Times are medians of
-blocking calls, the rounds interleaved; GB/s is 1e9 bytes a second. Nothing is verified here:
-``tests/test_gpu.py`` does that.
-"""
-
-from __future__ import annotations
+"""Runs this project and its peers side by side between two GPUs of this machine, and holds its bars against them."""
 
 import argparse
-import multiprocessing
-import random
-import statistics
-import time
-from collections.abc import Callable
-from multiprocessing.connection import Connection
-from typing import Any
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
 
-KIB, MIB = 1 << 10, 1 << 20
-SIZES = [4 * KIB, 64 * KIB, MIB, 16 * MIB, 256 * MIB]
-#: Pieces and their length; each has a gap of its own length behind it.
-VECTORS = [(64, 4 * KIB), (64, 64 * KIB), (1024, 4 * KIB), (4096, 4 * KIB), (298, 1_179_648)]
-HOST = 256 * MIB
-DEVICE = max(HOST, *(2 * count * length for count, length in VECTORS))
-
-
-def own(pipe: Connection) -> None:
-    """The process whose memory the other one reads and writes."""
-    import torch
-    from uccl import p2p
-
-    with p2p.Endpoint(port=0, bind="127.0.0.1") as endpoint:
-        pipe.send(endpoint.get_metadata())
-        endpoint.accept(timeout=60)
-        shared = endpoint.alloc(HOST)
-        memory = {
-            "cuda": torch.zeros(DEVICE, dtype=torch.uint8, device="cuda:1"),
-            "alloc": torch.frombuffer(shared, dtype=torch.uint8),
-            "pinned": torch.zeros(HOST, dtype=torch.uint8).pin_memory(),
-        }
-        torch.cuda.synchronize(1)
-        regions = {name: endpoint.reg(tensor)[1] for name, tensor in memory.items()}
-        while (asked := pipe.recv()) is not None:
-            name, offsets, lengths = asked
-            pointers = [memory[name].data_ptr() + offset for offset in offsets]
-            ok, adverts = endpoint.advertisev([regions[name]] * len(offsets), pointers, lengths)
-            pipe.send(adverts if ok else endpoint.last_error())
+import bars
+import gpu_cases
+import gpu_peers
+import machine
+import report
+import wheels
+from paths import ROOT
+from rounds import Bench, names, present, revision, say
 
 
-def median_s(calls: dict[str, Callable[[], Any]], rounds: int, repeats: int) -> dict[str, float]:
-    """The median of each call's time, the calls in turn in every round."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            call()
-            for _ in range(repeats):
-                start = time.perf_counter()
-                if call() is False:
-                    raise RuntimeError(f"{name} failed")
-                times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(taken) for name, taken in times.items()}
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    known = [peer.name for peer in gpu_peers.every()]
+    parser.add_argument(
+        "--wheels", type=Path, metavar="DIR", help="a folder of wheels: the peers, this project"
+    )
+    parser.add_argument("--only", metavar="SECTION,...", help=f"sections: {', '.join(gpu_cases.SECTIONS)}")
+    parser.add_argument("--peers", metavar="NAME,...", help=f"who runs: {', '.join(known)}")
+    parser.add_argument("--gpus", default="0,1", help="the GPU of the side that measures, and of the other")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds")
+    parser.add_argument("--seconds", type=float, default=0.2, help="seconds a value is measured")
+    parser.add_argument("--max-minutes", type=float, default=20, help="start no more work after so long")
+    parser.add_argument("--python", default=sys.executable, help="the Python that has torch")
+    parser.add_argument(
+        "--uccl-bin", type=Path, default=ROOT / "target/release/uccl", help="the project's command"
+    )
+    parser.add_argument("--revision", help="of the project, where git cannot tell")
+    parser.add_argument("--json", metavar="FILE", help="also write everything as JSON")
+    parser.add_argument("--check", action="store_true", help="exit 1 when a bar that was measured is not met")
+    options = parser.parse_args()
+    if not re.fullmatch(r"\d+,\d+", options.gpus):
+        parser.error("--gpus: two numbers, as in 0,1")
+    options.only = names(parser, "--only", options.only, gpu_cases.SECTIONS)
+    options.peers = names(parser, "--peers", options.peers, known)
+    return options
 
 
-def show(what: str, size: int, taken: dict[str, float]) -> None:
-    for name, seconds in taken.items():
-        print(f"{what:<18} {name:<14} {seconds * 1e6:>10.1f} us {size / seconds / 1e9:>8.1f} GB/s", flush=True)
+def gpu_facts() -> list[str]:
+    """The GPUs, their driver and how they are linked, as the vendor's tool tells."""
+    lines = []
+    for command in (
+        ["nvidia-smi", "--query-gpu=index,name,driver_version,memory.total", "--format=csv,noheader"],
+        ["nvidia-smi", "topo", "-m"],
+    ):
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return [f"unknown: {error}"]
+        # The table of links ends with the explanation of its words, and has colours.
+        text = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout).split("Legend")[0]
+        lines += [
+            " ".join(line.split()) for line in text.splitlines() if line.startswith(("GPU", *"0123456789"))
+        ]
+    return lines
 
 
-class Initiator:
-    """The process that measures."""
-
-    def __init__(self, pipe: Connection) -> None:
-        import torch
-        from uccl import p2p
-
-        self.torch, self.pipe = torch, pipe
-        self.endpoint = p2p.Endpoint(port=0, bind="127.0.0.1")
-        ip, port, gpu = self.endpoint.parse_metadata(pipe.recv())
-        ok, self.conn = self.endpoint.connect(ip, gpu, port)
-        if not ok:
-            raise RuntimeError(self.endpoint.last_error())
-        self.memory = torch.zeros(DEVICE, dtype=torch.uint8, device="cuda:0")
-        self.other = torch.zeros(HOST, dtype=torch.uint8, device="cuda:1")
-        self.pinned = torch.zeros(HOST, dtype=torch.uint8).pin_memory()
-        for device in (0, 1):
-            torch.cuda.synchronize(device)
-        self.mr = self.endpoint.reg(self.memory)[1]
-        self.base = self.memory.data_ptr()
-
-    def adverts(self, name: str, offsets: list[int], lengths: list[int]) -> list[bytes]:
-        self.pipe.send((name, offsets, lengths))
-        return self.pipe.recv()
-
-    def torch_copy(self, to: Any, size: int) -> Callable[[], None]:
-        stream = self.torch.cuda.current_stream(0)
-
-        def copy() -> None:
-            to[:size].copy_(self.memory[:size], non_blocking=True)
-            stream.synchronize()
-
-        return copy
-
-    def one_piece(self, size: int, rounds: int) -> None:
-        calls: dict[str, Callable[[], Any]] = {
-            "torch to GPU": self.torch_copy(self.other, size),
-            "torch to host": self.torch_copy(self.pinned, size),
-        }
-        for name in ("cuda", "alloc", "pinned"):
-            advert = self.adverts(name, [0], [size])[0]
-            for kind in ("write", "read"):
-                move = getattr(self.endpoint, kind)
-                calls[f"{kind} {name}"] = lambda move=move, advert=advert: move(
-                    self.conn, self.mr, self.base, size, advert
-                )
-        show(f"{size} B", size, median_s(calls, rounds, 20 if size > 4 * MIB else 100))
-
-    def vector(self, count: int, length: int, rounds: int) -> None:
-        order = random.Random(1)
-        here, there = ([2 * i * length for i in range(count)] for _ in range(2))
-        order.shuffle(here)
-        order.shuffle(there)
-        lengths, regions = [length] * count, [self.mr] * count
-        pointers = [self.base + offset for offset in here]
-        adverts = self.adverts("cuda", there, lengths)
-        calls: dict[str, Callable[[], Any]] = {}
-        for kind in ("writev", "readv"):
-            move = getattr(self.endpoint, kind)
-            calls[kind] = lambda move=move: move(
-                self.conn, regions, pointers, lengths, adverts, count
-            )
-        show(f"{count} x {length} B", count * length, median_s(calls, rounds, 20))
+def command() -> str:
+    """The command line, without the places of files."""
+    words = [Path(word).name if word.startswith(("/", ".")) else word for word in sys.argv[1:]]
+    return shlex.join(["python3", "bench/gpu.py", *words])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5, help="rounds (default: 5)")
-    rounds = parser.parse_args().rounds
-    context = multiprocessing.get_context("spawn")
-    pipe, theirs = context.Pipe()
-    owner = context.Process(target=own, args=(theirs,), daemon=True)
-    owner.start()
-    initiator = Initiator(pipe)
-    for size in SIZES:
-        initiator.one_piece(size, rounds)
-    for count, length in VECTORS:
-        initiator.vector(count, length, rounds)
-    initiator.endpoint.close()
-    pipe.send(None)
-    owner.join(30)
+def document(options: argparse.Namespace, bench: Bench, said: dict, verdicts: list[bars.Verdict]) -> dict:
+    """Everything about the run, as it goes into JSON."""
+    return {
+        "schema": 1,
+        "command": command(),
+        "revision": options.revision or revision(),
+        "machine": {**machine.facts(), "gpus": gpu_facts()},
+        "options": {
+            key: Path(str(value)).name if key in ("wheels", "uccl_bin", "python", "json") else value
+            for key, value in vars(options).items()
+        },
+        "rounds_done": bench.rounds_done,
+        "took_s": round(bench.took_s, 1),
+        "peers": said,
+        "values": bench.results.as_list(),
+        "failures": bench.results.failures_as_list(),
+        "bars": [
+            {**asdict(v), "section": v.bar.section, "what": v.bar.what, "bar": v.bar.limit()} for v in verdicts
+        ],
+    }
+
+
+def head_lines(everything: dict) -> list[str]:
+    """The facts that every table needs beside it."""
+    facts, options = everything["machine"], everything["options"]
+    lines = [
+        f"command   {everything['command']}",
+        f"machine   {facts['cpu']}, {facts['cpus']} CPUs, Linux {facts['kernel']}",
+        *(f"GPU       {line}" for line in facts["gpus"]),
+        f"date      {facts['date']}, project at {everything['revision']}",
+        f"rounds    {everything['rounds_done']} whole of {options['rounds']}, about {options['seconds']} s a value,"
+        f" {everything['took_s']:.0f} s in all",
+    ]
+    for name, peer in everything["peers"].items():
+        lines.append(f"peer      {name:10} {peer.get('version') or 'absent: ' + peer['absent']}")
+    return lines
+
+
+def main() -> int:
+    options = arguments()
+    gpus = tuple(int(number) for number in options.gpus.split(","))
+    folders, failures = wheels.unpack(options.wheels, options.python) if options.wheels else ({}, {})
+    for peer, reason in failures.items():
+        say(f"{peer}: its wheels cannot be unpacked: {reason}")
+    context = gpu_peers.GpuContext(
+        seconds=options.seconds,
+        uccl_bin=options.uccl_bin,
+        gpus=gpus,
+        python=options.python,
+        folders=folders,
+    )
+    every = gpu_peers.every()
+    running, said = present(every, options.peers, context)
+    # One case at a time, so that everybody measures it within a few seconds.
+    groups = [[case] for case in gpu_cases.plan(set(options.only))]
+    bench = Bench(options, context, running, groups)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        bench.run()
+    except KeyboardInterrupt:
+        say("interrupted: what was measured so far follows")
+    finally:
+        for peer in every:
+            getattr(peer, "close", lambda: None)()
+    verdicts = [bars.judge(bar, bench.results) for bar in gpu_cases.bars() if bar.section in options.only]
+    everything = document(options, bench, said, verdicts)
+    lines = [*head_lines(everything), *report.case_lines(bench.results), *report.bar_lines(verdicts)]
+    print("\n".join([*lines, *report.failure_lines(bench.results)]))
+    if options.json:
+        Path(options.json).write_text(json.dumps(everything, indent=1) + "\n")
+    return 1 if options.check and any(verdict.state == "NOT" for verdict in verdicts) else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

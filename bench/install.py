@@ -5,7 +5,9 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
+import wheels
 from paths import PYTHON, VENV, WORK
 
 #: (peer, packages, options). NIXL declares CUDA's stack, which its host-memory path does not need.
@@ -65,9 +67,19 @@ def main() -> int:
     parser.add_argument(
         "--with-torch", action="store_true", help="also torch for gloo: the CUDA build, about 3 GB to fetch"
     )
-    failures = install(parser.parse_args().with_torch)
+    parser.add_argument(
+        "--wheels", type=Path, metavar="DIR", help="instead fetch the peers of the GPU bench as wheels, into DIR"
+    )
+    parser.add_argument(
+        "--python-version", default="3.12", metavar="X.Y", help="with --wheels: for that Python (3.12)"
+    )
+    options = parser.parse_args()
+    if options.wheels:
+        failures = wheels.fetch(options.wheels, options.python_version)
+    else:
+        failures = install(options.with_torch)
     for name, reason in failures.items():
-        print(f"{name}: not installed: {reason}", file=sys.stderr)
+        print(f"{name}: not {'fetched' if options.wheels else 'installed'}: {reason}", file=sys.stderr)
     return 1 if failures else 0
 
 

@@ -1,11 +1,14 @@
 """Processes under a time limit, each in its own process group, so that nothing is ever left running."""
 
 import ctypes
+import json
 import os
+import queue
 import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +96,61 @@ class Process:
         self.end()
         for file in (*self._files, self._stdin):
             file.close()
+
+
+class Conversation:
+    """A child in a process group of its own that answers lines of JSON; ended with its whole group."""
+
+    def __init__(self, command: list[str], env: dict[str, str] | None = None):
+        self._errors = tempfile.TemporaryFile("w+", errors="replace")
+        self._child = subprocess.Popen(
+            [str(word) for word in command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            errors="replace",
+            env={**os.environ, **(env or {})},
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
+        )
+        self._heard: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def ask(self, message: object, limit_s: float) -> object:
+        """The answer to a message; past `limit_s` seconds, or if it ends first, it is killed and `Failed` raised."""
+        try:
+            self._child.stdin.write(json.dumps(message) + "\n")
+            self._child.stdin.flush()
+            line = self._heard.get(timeout=limit_s)
+        except queue.Empty:
+            self.end()
+            raise Failed(f"no answer after {limit_s:.0f} s: {self._last_words()}") from None
+        except OSError:
+            line = None
+        if line is None:
+            self.end()
+            raise Failed(f"it ended (status {self._child.returncode}): {self._last_words()}")
+        return json.loads(line)
+
+    def end(self) -> None:
+        """Kills what is left of the group and reaps the child."""
+        try:
+            os.killpg(self._child.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self._child.wait()
+
+    def _listen(self) -> None:
+        # Libraries log to stdout too: an answer is a line that starts with our mark.
+        for line in self._child.stdout:
+            if line.startswith("@"):
+                self._heard.put(line[1:])
+        self._heard.put(None)
+
+    def _last_words(self) -> str:
+        self._errors.seek(0)
+        return last_line(self._errors.read()) or "it said nothing"
 
 
 def run(

@@ -8,6 +8,8 @@ from results import Results
 
 def number(value: float) -> str:
     """Three significant digits, without an exponent."""
+    if value < 0:
+        return "-" + number(-value)
     if value >= 100:
         return f"{value:.0f}"
     if value >= 10:
@@ -63,10 +65,11 @@ def case_lines(results: Results) -> list[str]:
             "",
             "median [min-max] over the rounds; (N x) is how many times better uccl is than that peer",
         ]
-        lines.append(
-            f"{left_out} of {every} values are left out: others used over {NOISY:.0%} of the machine meanwhile;"
-            " ~ marks those that had to do because no round was calmer"
-        )
+        if left_out or any(results.noisy(peer, case) for peer in results.peers() for case in cases):
+            lines.append(
+                f"{left_out} of {every} values are left out: others used over {NOISY:.0%} of the machine"
+                " meanwhile; ~ marks those that had to do because no round was calmer"
+            )
     return lines
 
 
@@ -102,8 +105,9 @@ def bar_lines(verdicts: list[Verdict]) -> list[str]:
             measured, spread = verdict.reason, ""
         else:
             unit = bar.ours[0][1].unit
+            size = f"{number(verdict.measured)}{' ' + unit if bar.minus else 'x'}"
             measured = (
-                f"{number(verdict.measured)}x ({number(verdict.ours)} / {number(verdict.theirs)} {unit})"
+                f"{size} ({number(verdict.ours)} / {number(verdict.theirs)} {unit})"
                 if bar.theirs
                 else f"{number(verdict.measured)} {unit}"
             )

@@ -6,9 +6,7 @@ import json
 import os
 import shlex
 import signal
-import subprocess
 import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,10 +16,9 @@ import install
 import machine
 import peers
 import report
-from cases import plan
+from cases import Case, plan
 from paths import ROOT
-from proc import Failed
-from results import Results
+from rounds import Bench, names, present, revision, say
 
 SECTIONS = ("tcp", "local", "small", "vector")
 
@@ -59,114 +56,27 @@ def arguments() -> argparse.Namespace:
     options.rounds = options.rounds or (2 if options.quick else 5)
     options.seconds = options.seconds or (0.25 if options.quick else 1.0)
     options.max_minutes = options.max_minutes or (2.8 if options.quick else 40.0)
-    options.only = _names(parser, "--only", options.only, SECTIONS)
-    options.peers = _names(parser, "--peers", options.peers, [peer.name for peer in peers.every()])
+    options.only = names(parser, "--only", options.only, SECTIONS)
+    options.peers = names(parser, "--peers", options.peers, [peer.name for peer in peers.every()])
     return options
 
 
-def _names(parser: argparse.ArgumentParser, option: str, given: str | None, known) -> list[str]:
-    names = given.split(",") if given else list(known)
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        parser.error(f"{option}: unknown: {', '.join(unknown)}; known: {', '.join(known)}")
-    return names
+def groups(options: argparse.Namespace) -> list[list[Case]]:
+    """What is measured: cases that differ only in size together."""
+    cases = plan(options.quick, set(options.only))
+    return [
+        [case for case in cases if case.group == group] for group in dict.fromkeys(c.group for c in cases)
+    ]
 
 
-def say(text: str) -> None:
-    """Progress, beside the result and not in it."""
-    print(text, file=sys.stderr, flush=True)
-
-
-def present(
-    options: argparse.Namespace, context: peers.Context
-) -> tuple[list[peers.Peer], dict[str, dict[str, str]]]:
-    """The peers that can run here, and what is to be said of each: its version or why it is absent."""
-    running, said = [], {}
-    for peer in peers.every():
-        if peer.name not in options.peers:
-            said[peer.name] = {"absent": "not asked for (--peers)"}
-            continue
-        try:
-            reason = peer.available(context)
-            said[peer.name] = {"absent": reason} if reason else {"version": peer.version(context)}
-        except Failed as failed:
-            reason = str(failed)
-            said[peer.name] = {"absent": reason}
-        if reason:
-            say(f"{peer.name} is absent: {reason}")
-        else:
-            running.append(peer)
-    return running, said
-
-
-class Bench:
-    """One run: rounds of every group of cases by every peer, in turn."""
-
-    #: A peer that failed so often at a group is not asked for it again.
-    TRIES = 2
-
-    def __init__(self, options: argparse.Namespace, context: peers.Context, running: list[peers.Peer]):
-        self.options, self.context, self.running = options, context, running
-        self.gate = machine.Gate(
-            idle=options.idle,
-            wait_s=5.0 if options.quick else 20.0,
-            budget_s=60 * options.max_minutes / 4,
-            repeats=1 if options.quick else 2,
-        )
-        self.results = Results()
-        self.rounds_done = 0
-        self._start = time.monotonic()
-        cases = plan(options.quick, set(options.only))
-        self._groups = {
-            group: [case for case in cases if case.group == group] for group in (case.group for case in cases)
-        }
-
-    @property
-    def took_s(self) -> float:
-        return time.monotonic() - self._start
-
-    def run(self) -> None:
-        for number in range(1, self.options.rounds + 1):
-            self.context.round = number
-            for cases in self._groups.values():
-                for peer in self.running:
-                    if self.took_s > 60 * self.options.max_minutes:
-                        say(f"{self.options.max_minutes:g} minutes have passed: the rest is left out")
-                        return
-                    self._measure(number, peer, [case for case in cases if peer.covers(case)])
-            self.rounds_done = number
-
-    def _measure(self, number: int, peer: peers.Peer, cases: list[peers.Case]) -> None:
-        cases = [case for case in cases if len(self.results.failures.get((peer.name, case), [])) < self.TRIES]
-        if not cases:
-            return
-        title = f"[{number}/{self.options.rounds}, {self.took_s:.0f} s] {cases[0].group.title()}: {peer.name}"
-        try:
-            samples, noise = self.gate.measure(lambda: peer.measure(cases, self.context))
-        except Failed as failed:
-            for case in cases:
-                self.results.failures[(peer.name, case)].append(str(failed))
-            say(f"{title} FAILED: {failed}")
-            return
-        for sample in samples:
-            self.results.add(peer.name, number, sample, noise)
-        say(
-            f"{title} {' '.join(report.number(s.value) for s in samples)} {cases[0].unit} (noise {noise:.0%})"
-        )
-
-
-def revision() -> str:
-    """The commit that this tree stands at, marked when it has changes."""
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return "unknown"
-    return done.stdout.strip() or "unknown"
+def gate(options: argparse.Namespace) -> machine.Gate:
+    """What keeps other work of the machine out of the values."""
+    return machine.Gate(
+        idle=options.idle,
+        wait_s=5.0 if options.quick else 20.0,
+        budget_s=60 * options.max_minutes / 4,
+        repeats=1 if options.quick else 2,
+    )
 
 
 def document(options: argparse.Namespace, bench: Bench, said: dict, verdicts: list[bars.Verdict]) -> dict:
@@ -207,8 +117,8 @@ def main() -> int:
         say(f"cannot build the congestion control shim: {reason}")
         return 2
     context = peers.Context(seconds=options.seconds, uccl_bin=options.uccl_bin)
-    running, said = present(options, context)
-    bench = Bench(options, context, running)
+    running, said = present(peers.every(), options.peers, context)
+    bench = Bench(options, context, running, groups(options), gate(options))
     # Stopped from outside, it still prints what it has.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

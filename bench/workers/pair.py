@@ -69,8 +69,10 @@ def until_told_to_end() -> threading.Event:
     return closed
 
 
-def measure(transfer, case: dict, seconds: float) -> dict:
+def measure(transfer, case: dict, seconds: float, exactly: int | None = None) -> dict:
     """Calls `transfer` one at a time for about `seconds`, at least three times after one warm-up.
+
+    With `exactly` it is called so often after the warm-up, however long that takes.
 
     Throughput is all bytes over all time; latency is the median of single calls.
     """
@@ -78,7 +80,7 @@ def measure(transfer, case: dict, seconds: float) -> dict:
     clock = time.perf_counter
     took = []
     start = now = clock()
-    while now - start < seconds or len(took) < 3:
+    while len(took) < exactly if exactly else now - start < seconds or len(took) < 3:
         transfer()
         after = clock()
         took.append(after - now)

@@ -3,18 +3,82 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 
 use anyhow::{Context, Result, bail};
+use uccl_device::cuda::PinnedBuffer;
 use uccl_p2p::{Endpoint, SharedBuf};
 
-use super::plan::Memory;
+use super::{
+    gpu_buffer::GpuBuffer,
+    place::{self, Place},
+};
 
 /// What destination memory holds before bytes arrive, and between iovs afterwards.
-const POISON: u8 = 0xa5;
+pub(crate) const POISON: u8 = 0xa5;
 
 const PAGE: usize = 4096;
 
+/// Memory of one transfer, wherever it lies.
+pub(crate) enum Buffer {
+    Host(HostBuffer),
+    Gpu(GpuBuffer),
+}
+
+impl Buffer {
+    pub(crate) fn new(endpoint: &Endpoint, place: Place, len: usize) -> Result<Self> {
+        Ok(match place {
+            Place::Heap => Self::Host(HostBuffer::heap(len)?),
+            Place::Alloc => Self::Host(HostBuffer::shared(endpoint, len)?),
+            Place::Gpu(gpu) => Self::Gpu(GpuBuffer::new(place::context(gpu)?, len)?),
+            Place::Pinned(gpu) => Self::Host(HostBuffer::pinned(gpu, len)?),
+        })
+    }
+
+    pub(crate) fn address(&self) -> usize {
+        match self {
+            Self::Host(buffer) => buffer.address(),
+            Self::Gpu(buffer) => buffer.address(),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Host(buffer) => buffer.len(),
+            Self::Gpu(buffer) => buffer.len(),
+        }
+    }
+
+    pub(crate) fn poison(&mut self) -> Result<()> {
+        match self {
+            Self::Host(buffer) => {
+                buffer.poison();
+                Ok(())
+            }
+            Self::Gpu(buffer) => buffer.poison(),
+        }
+    }
+
+    /// Fills pieces that lie at `pieces` with the pattern of a seed.
+    pub(crate) fn fill(&mut self, pieces: &Pieces, seed: u64) -> Result<()> {
+        match self {
+            Self::Host(buffer) => {
+                buffer.fill(pieces, seed);
+                Ok(())
+            }
+            Self::Gpu(buffer) => buffer.fill(pieces, seed),
+        }
+    }
+
+    /// What is wrong with memory that was poisoned and then written to, if anything is.
+    pub(crate) fn check(&self, pieces: &Pieces, seed: u64) -> Result<Option<String>> {
+        match self {
+            Self::Host(buffer) => Ok(buffer.check(pieces, seed)),
+            Self::Gpu(buffer) => buffer.check(pieces, seed),
+        }
+    }
+}
+
 /// Page-aligned memory that peers read and write behind the compiler's back, so that it is only ever
 /// touched through raw pointers, and only while no transfer is under way.
-pub(crate) struct Buffer {
+pub(crate) struct HostBuffer {
     ptr: *mut u8,
     len: usize,
     owner: Owner,
@@ -22,21 +86,23 @@ pub(crate) struct Buffer {
 
 enum Owner {
     Heap(Layout),
+    Pinned(#[expect(dead_code, reason = "keeps the memory locked")] PinnedBuffer),
     Shared(#[expect(dead_code, reason = "keeps the memory mapped")] SharedBuf),
 }
 
 // SAFETY: through a shared reference the memory is only read (`check`), and nobody writes to it then.
-unsafe impl Sync for Buffer {}
+unsafe impl Sync for HostBuffer {}
 
-impl Buffer {
-    pub(crate) fn new(endpoint: &Endpoint, memory: Memory, len: usize) -> Result<Self> {
-        match memory {
-            Memory::Heap => Self::heap(len),
-            Memory::Alloc => {
-                let shared = endpoint.alloc(len).with_context(|| too_much(len))?;
-                Ok(Self { ptr: shared.as_ptr(), len: shared.len(), owner: Owner::Shared(shared) })
-            }
-        }
+impl HostBuffer {
+    fn shared(endpoint: &Endpoint, len: usize) -> Result<Self> {
+        let shared = endpoint.alloc(len).with_context(|| too_much(len))?;
+        Ok(Self { ptr: shared.as_ptr(), len: shared.len(), owner: Owner::Shared(shared) })
+    }
+
+    pub(crate) fn pinned(gpu: u32, len: usize) -> Result<Self> {
+        let context = place::context(gpu)?;
+        let pinned = PinnedBuffer::new(context, len).with_context(|| too_much(len))?;
+        Ok(Self { ptr: pinned.as_ptr(), len, owner: Owner::Pinned(pinned) })
     }
 
     pub(crate) fn heap(len: usize) -> Result<Self> {
@@ -101,7 +167,7 @@ impl Buffer {
     }
 }
 
-impl Drop for Buffer {
+impl Drop for HostBuffer {
     fn drop(&mut self) {
         if let Owner::Heap(layout) = self.owner {
             // SAFETY: allocated in `heap` with this layout, and given back once.
@@ -110,7 +176,7 @@ impl Drop for Buffer {
     }
 }
 
-fn too_much(len: usize) -> String {
+pub(crate) fn too_much(len: usize) -> String {
     format!("cannot get {len} bytes of memory: take a smaller --size, --iovs or --inflight")
 }
 
@@ -176,14 +242,14 @@ pub(crate) fn mismatch(bytes: &[u8], seed: u64) -> Option<usize> {
 mod tests {
     use super::*;
 
-    fn poisoned() -> (Buffer, Pieces) {
+    fn poisoned() -> (HostBuffer, Pieces) {
         let pieces = Pieces::new(3, 100).expect("small");
-        let mut buffer = Buffer::heap(pieces.buffer_len()).expect("memory");
+        let mut buffer = HostBuffer::heap(pieces.buffer_len()).expect("memory");
         buffer.poison();
         (buffer, pieces)
     }
 
-    fn flip(buffer: &mut Buffer, at: usize) {
+    fn flip(buffer: &mut HostBuffer, at: usize) {
         // SAFETY: inside the buffer, and this test alone holds it.
         unsafe { *buffer.ptr.add(at) ^= 1 }
     }

@@ -15,11 +15,12 @@ use uccl_p2p::{Interrupt, wire::advert::Advert};
 
 use super::{
     limits::LimitRequest,
-    plan::{ChecksumMode, Direction, Memory, OpKind, TransportKind},
+    place::Places,
+    plan::{ChecksumMode, Direction, OpKind, TransportKind},
 };
 
 /// Both sides must be of one version.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 
 /// No line is longer: 64 bytes an advert, a hundred thousand adverts, and room.
 const MAX_LINE: u64 = 32 << 20;
@@ -67,8 +68,8 @@ pub(crate) enum Reply {
     Listening { port: u16 },
     /// Memory of a limit.
     Mapped { pid: u32, address: u64 },
-    /// The endpoint listens at this port.
-    Opened { port: u16 },
+    /// The endpoint listens at this port; its GPU, if it was to have one, is of this name.
+    Opened { port: u16, gpu: Option<String> },
     /// These are the adverts of my memory, slot by slot.
     Prepared { adverts: Vec<WireAdvert> },
     /// The part of a phase begins now.
@@ -84,6 +85,8 @@ pub(crate) struct Open {
     /// Both sides are on one host and listen on loopback alone.
     pub(crate) loopback: bool,
     pub(crate) timeout_ms: u64,
+    /// The GPU that the endpoint serves, if it serves one.
+    pub(crate) gpu: Option<u32>,
 }
 
 /// What is measured at once.
@@ -91,7 +94,7 @@ pub(crate) struct Open {
 pub(crate) struct Point {
     pub(crate) op: OpKind,
     pub(crate) direction: Direction,
-    pub(crate) memory: Memory,
+    pub(crate) places: Places,
     /// Bytes of one iov.
     pub(crate) size: u64,
     /// Iovs of one transfer.

@@ -3,8 +3,10 @@
 mod auth;
 mod buffer;
 mod control;
+mod gpu_buffer;
 mod limits;
 mod peer;
+mod place;
 mod plan;
 mod plot;
 mod report;
@@ -18,12 +20,13 @@ use std::io::{IsTerminal, stderr};
 
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use uccl_device::Topology;
+use uccl_device::{Topology, cuda::Gpus};
 
 use self::{
     peer::Peer,
+    place::{DeviceKind, Place},
     plan::TransportKind,
-    report::{Machine, Report, Row, Sink, Verified},
+    report::{GpuNames, Machine, Report, Row, Sink, Verified},
     run::Session,
 };
 pub(crate) use self::{
@@ -41,14 +44,31 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
         Some(addr) => Peer::connect(addr)?,
         None => Peer::spawn()?,
     };
-    let mut output = Output::new(args);
+    peer.gpu = args.peer_gpu(gpus_of_both(args, &peer)?);
+    let mut output = Output::new(args, &peer);
     if !args.limits {
         transfers(&mut peer, args, &mut output)?;
+    }
+    if args.limits && args.needs_gpus() && peer.is_child() {
+        let places = args.places(args.memory[0], peer.gpu);
+        let name = |place: Place| place.gpu().map(place::name).transpose();
+        output.gpus(&GpuNames { this: name(places.lead)?, other: name(places.serve)? });
     }
     if args.limits || args.raw {
         limits::measure(&mut peer, args, |row| output.row(row))?;
     }
     output.finish(args, &peer)
+}
+
+/// How many GPUs both sides see, if they are on one host and use any. An error if this side lacks its own.
+fn gpus_of_both(args: &BenchArgs, peer: &Peer) -> Result<Option<u32>> {
+    if !args.needs_gpus() {
+        return Ok(None);
+    }
+    if args.device != DeviceKind::Cpu || peer.is_child() {
+        place::context(args.gpu)?;
+    }
+    Ok(peer.is_child().then(|| Gpus::get().devices().len() as u32))
 }
 
 fn transfers(peer: &mut Peer, args: &BenchArgs, output: &mut Output) -> Result<()> {
@@ -76,7 +96,8 @@ fn points(
     output: &mut Output,
     transport: TransportKind,
 ) -> Result<()> {
-    for point in args.points() {
+    output.gpus(&session.gpus);
+    for point in args.points(session.peer_gpu()) {
         let size = size::Size(point.size);
         let row = session.measure(point);
         output.row(row.with_context(|| format!("{} of {size} over {transport}", point.op))?);
@@ -87,6 +108,7 @@ fn points(
 /// Where rows go as they come.
 struct Output {
     rows: Vec<Row>,
+    gpus: GpuNames,
     progress: ProgressBar,
     /// Standard output is taken by JSON or CSV, so that the table goes to standard error.
     stdout_taken: bool,
@@ -115,8 +137,9 @@ impl Label {
 }
 
 impl Output {
-    fn new(args: &BenchArgs) -> Self {
-        let transfers = if args.limits { 0 } else { args.points().len() * args.transport.len() };
+    fn new(args: &BenchArgs, peer: &Peer) -> Self {
+        let points = args.points(peer.gpu).len();
+        let transfers = if args.limits { 0 } else { points * args.transport.len() };
         let limits = if args.limits || args.raw { limits::count(args) } else { 0 };
         let progress = ProgressBar::with_draw_target(
             Some((transfers + limits) as u64),
@@ -129,7 +152,8 @@ impl Output {
         progress.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         let stdout_taken = [&args.json, &args.csv].contains(&&Some(Sink::Stdout));
         let label = Label { transport: args.transport.len() > 1, memory: args.memory.len() > 1 };
-        let output = Self { rows: Vec::new(), progress, stdout_taken, label };
+        let gpus = GpuNames::default();
+        let output = Self { rows: Vec::new(), gpus, progress, stdout_taken, label };
         output.say(&table::header());
         output
     }
@@ -139,6 +163,17 @@ impl Output {
             true => eprintln!("{line}"),
             false => println!("{line}"),
         });
+    }
+
+    /// Says which GPUs take part, once.
+    fn gpus(&mut self, gpus: &GpuNames) {
+        if *gpus == self.gpus {
+            return;
+        }
+        for (side, gpu) in [("this side", &gpus.this), ("the other", &gpus.other)] {
+            self.say(&format!("{side}: {}", gpu.as_deref().unwrap_or("no GPU")));
+        }
+        self.gpus = gpus.clone();
     }
 
     fn row(&mut self, mut row: Row) {
@@ -156,6 +191,7 @@ impl Output {
                 version: env!("CARGO_PKG_VERSION"),
                 machine: Machine::of(&topology),
                 peer: (!peer.is_child()).then(|| peer.host.clone()),
+                gpus: self.gpus.clone(),
                 duration_s: args.duration.as_secs_f64(),
                 rows: &self.rows,
             })?)?;

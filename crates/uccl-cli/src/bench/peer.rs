@@ -14,7 +14,7 @@ use uccl_p2p::Config;
 use super::{
     auth::{Role, greet},
     control::{Channel, Phase, Point, Reply, Request, WireAdvert},
-    limits,
+    limits, place,
     side::{Listening, Prepared, Side},
 };
 
@@ -28,6 +28,8 @@ pub(crate) struct Peer {
     pub(crate) ip: IpAddr,
     /// Its host's name.
     pub(crate) host: String,
+    /// The GPU that it uses, if it uses one.
+    pub(crate) gpu: u32,
     /// The process, if this one started it.
     child: Option<Child>,
 }
@@ -48,7 +50,7 @@ impl Peer {
         };
         let channel = Channel::new(stdout.into(), stdin.into());
         let ip = Ipv4Addr::LOCALHOST.into();
-        let mut peer = Self { channel, ip, host: String::new(), child: Some(child) };
+        let mut peer = Self { channel, ip, host: String::new(), gpu: 0, child: Some(child) };
         peer.host = greet(&mut peer.channel, Role::Lead, None)?;
         Ok(peer)
     }
@@ -65,7 +67,7 @@ impl Peer {
         let ip = stream.peer_addr()?.ip();
         let mut channel = Channel::over(stream)?;
         let host = greet(&mut channel, Role::Lead, Config::from_env()?.psk.as_deref())?;
-        Ok(Self { channel, ip, host, child: None })
+        Ok(Self { channel, ip, host, gpu: 0, child: None })
     }
 
     /// Whether this process started it, on this host.
@@ -168,7 +170,7 @@ impl Server {
         match request {
             Request::Check { seed } => {
                 let prepared = self.prepared.as_ref().context(NOT_PREPARED)?;
-                Ok(Reply::Checked { wrong: prepared.check(seed) })
+                Ok(Reply::Checked { wrong: prepared.check(seed)? })
             }
             Request::Close => {
                 self.prepared = None;
@@ -176,14 +178,15 @@ impl Server {
                 Ok(Reply::Done)
             }
             Request::Fill { seed } => {
-                self.prepared.as_mut().context(NOT_PREPARED)?.fill(seed);
+                self.prepared.as_mut().context(NOT_PREPARED)?.fill(seed)?;
                 Ok(Reply::Done)
             }
             Request::Go(phase) => self.go(&phase),
             Request::Limit(limit) => limits::serve(&limit, &mut self.channel, self.lead),
             Request::Open(open) => {
                 let listening = Listening::start(&open)?;
-                self.channel.send(&Reply::Opened { port: listening.port() })?;
+                let gpu = open.gpu.map(place::name).transpose()?;
+                self.channel.send(&Reply::Opened { port: listening.port(), gpu })?;
                 self.side = Some(listening.accept(&mut self.channel.watch_words()?)?);
                 Ok(Reply::Accepted)
             }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     control::Point,
+    place::{DeviceKind, Place, Places},
     report::Sink,
     size::{Size, SizeRange},
 };
@@ -82,7 +83,7 @@ macro_rules! display_as_on_the_command_line {
         }
     )*};
 }
-display_as_on_the_command_line!(OpKind, Direction, TransportKind, Memory);
+display_as_on_the_command_line!(DeviceKind, OpKind, Direction, TransportKind, Memory);
 
 /// Measure transfers between two processes.
 ///
@@ -120,9 +121,22 @@ pub(crate) struct BenchArgs {
     /// Links to use; several give rows side by side
     #[arg(long, value_enum, value_delimiter = ',', default_value = "auto")]
     pub(crate) transport: Vec<TransportKind>,
-    /// Where buffers come from; several give rows side by side
+    /// Where pageable host memory comes from; several give rows side by side
     #[arg(long, value_enum, value_delimiter = ',', default_value = "heap")]
     pub(crate) memory: Vec<Memory>,
+    /// Whose memory this side's buffers are
+    #[arg(long, value_enum, value_name = "DEVICE", default_value = "cpu")]
+    pub(crate) device: DeviceKind,
+    /// Whose memory the other side's buffers are [default: as --device]
+    #[arg(long, value_enum, value_name = "DEVICE")]
+    pub(crate) peer_device: Option<DeviceKind>,
+    /// The GPU of this side, as its driver counts: of its buffers, or that pinned ones are made for
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) gpu: u32,
+    /// The GPU of the other side [default: on one host the one after --gpu, if there is one; else the
+    /// same number]
+    #[arg(long, value_name = "N")]
+    pub(crate) peer_gpu: Option<u32>,
     /// Look at every byte that arrives in a last, untimed round of each point
     #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set,
           num_args = 0..=1, require_equals = true, default_missing_value = "true")]
@@ -142,7 +156,8 @@ pub(crate) struct BenchArgs {
     /// Draw GB/s against size as an SVG file
     #[arg(long, value_name = "FILE")]
     pub(crate) plot: Option<std::path::PathBuf>,
-    /// Measure this machine's limits too: memcpy, raw TCP, process_vm_readv, shared memory, threads
+    /// Measure this machine's limits too: memcpy, raw TCP, process_vm_readv, shared memory, threads;
+    /// or, where a side is a GPU, its driver's own copies between the two sides' kinds of memory
     #[arg(long)]
     pub(crate) raw: bool,
     /// Measure this machine's limits alone
@@ -178,7 +193,11 @@ impl BenchArgs {
         if self.json == Some(Sink::Stdout) && self.csv == Some(Sink::Stdout) {
             bail!("--json and --csv cannot both go to standard output: give one of them a file");
         }
-        if self.op.contains(&OpKind::Notif) {
+        let hosts = [self.device, self.peer_device()].contains(&DeviceKind::Cpu);
+        if !hosts && self.memory != [Memory::Heap] {
+            bail!("--memory says where pageable host memory comes from, and neither side has any");
+        }
+        if !self.limits && self.op.contains(&OpKind::Notif) {
             let sizes = SizeRange::flatten(&self.size);
             if let Some(size) = sizes.iter().find(|size| size.0 > MAX_NOTIF) {
                 bail!("a notification carries at most 64 MiB: leave {size} or notif out");
@@ -202,8 +221,34 @@ impl BenchArgs {
         }
     }
 
+    /// The other side's device.
+    pub(crate) fn peer_device(&self) -> DeviceKind {
+        self.peer_device.unwrap_or(self.device)
+    }
+
+    /// Whether any side's memory is the driver's.
+    pub(crate) fn needs_gpus(&self) -> bool {
+        [self.device, self.peer_device()].iter().any(|device| *device != DeviceKind::Cpu)
+    }
+
+    /// The GPU of the other side, where `gpus` is how many this side sees of the same host's, if it is one.
+    pub(crate) fn peer_gpu(&self, gpus: Option<u32>) -> u32 {
+        self.peer_gpu.unwrap_or_else(|| match gpus {
+            Some(count) if self.gpu + 1 < count => self.gpu + 1,
+            _ => self.gpu,
+        })
+    }
+
+    /// Where buffers lie, if pageable host memory is of one kind.
+    pub(crate) fn places(&self, memory: Memory, peer_gpu: u32) -> Places {
+        Places {
+            lead: Place::of(self.device, memory, self.gpu),
+            serve: Place::of(self.peer_device(), memory, peer_gpu),
+        }
+    }
+
     /// The points of one transport, in the order they are measured.
-    pub(crate) fn points(&self) -> Vec<Point> {
+    pub(crate) fn points(&self, peer_gpu: u32) -> Vec<Point> {
         let mut points = Vec::new();
         for &memory in &self.memory {
             for &op in &self.op {
@@ -212,7 +257,8 @@ impl BenchArgs {
                     continue;
                 }
                 let sizes = self.sizes().into_iter().filter(|size| self.suits(op, *size));
-                points.extend(sizes.map(|size| self.point(op, memory, size)));
+                let places = self.places(memory, peer_gpu);
+                points.extend(sizes.map(|size| self.point(op, places, size)));
             }
         }
         points
@@ -223,11 +269,11 @@ impl BenchArgs {
         self.buffers.unwrap_or(self.inflight).min(self.inflight) as usize
     }
 
-    fn point(&self, op: OpKind, memory: Memory, size: Size) -> Point {
+    fn point(&self, op: OpKind, places: Places, size: Size) -> Point {
         Point {
             op,
             direction: self.direction,
-            memory,
+            places,
             size: size.0,
             iovs: if op == OpKind::Notif { 1 } else { self.iovs as usize },
             slots: self.slots(),
@@ -296,7 +342,7 @@ mod tests {
         assert_eq!(args.sizes().len(), 11);
         assert_eq!(args.sizes().last(), Some(&Size(64 << 20)));
         assert!(args.verify);
-        let notifs = args.points().into_iter().filter(|point| point.op == OpKind::Notif);
+        let notifs = args.points(0).into_iter().filter(|point| point.op == OpKind::Notif);
         assert_eq!(notifs.map(|point| point.size).max(), Some(1 << 20));
         // Many iovs shorten the sweep so that a transfer stays within it.
         let many = self::args("--iovs 1024").sizes();
@@ -309,11 +355,11 @@ mod tests {
         let args =
             args("--op write,notif --size 4K,1M..4M --memory heap,alloc --iovs 3 --inflight 2");
         let points: Vec<_> =
-            args.points().iter().map(|p| (p.op, p.memory, p.size, p.iovs)).collect();
+            args.points(0).iter().map(|p| (p.op, p.places.lead, p.size, p.iovs)).collect();
         assert_eq!(points.len(), 9);
-        assert_eq!(points[0], (OpKind::Write, Memory::Heap, 4096, 3));
-        assert_eq!(points[3], (OpKind::Notif, Memory::Heap, 4096, 1));
-        assert_eq!(points[6], (OpKind::Write, Memory::Alloc, 4096, 3));
+        assert_eq!(points[0], (OpKind::Write, Place::Heap, 4096, 3));
+        assert_eq!(points[3], (OpKind::Notif, Place::Heap, 4096, 1));
+        assert_eq!(points[6], (OpKind::Write, Place::Alloc, 4096, 3));
     }
 
     #[test]
@@ -323,6 +369,22 @@ mod tests {
         assert_eq!(args("--checksum=off").checksum, Some(ChecksumMode::Off));
         assert_eq!(args("--listen").listen.as_deref(), Some("0.0.0.0:28190"));
         assert_eq!(args("--listen 127.0.0.1:5").listen.as_deref(), Some("127.0.0.1:5"));
+    }
+
+    #[test]
+    fn each_side_has_its_place() {
+        let both = args("--device gpu --gpu 2");
+        assert_eq!(
+            (both.peer_gpu(Some(4)), both.peer_gpu(Some(3)), both.peer_gpu(None)),
+            (3, 2, 2)
+        );
+        let places = both.places(Memory::Heap, 3);
+        assert_eq!((places.lead, places.serve), (Place::Gpu(2), Place::Gpu(3)));
+        let mixed = args("--device pinned --peer-device cpu --memory alloc --peer-gpu 7");
+        let places = mixed.places(Memory::Alloc, mixed.peer_gpu(Some(2)));
+        assert_eq!((places.lead, places.serve), (Place::Pinned(0), Place::Alloc));
+        assert!(mixed.needs_gpus() && !args("").needs_gpus());
+        assert!(args("--peer-device gpu").needs_gpus());
     }
 
     #[test]
@@ -338,7 +400,10 @@ mod tests {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
         assert!(args("--json - --csv -").check().is_err());
+        assert!(args("--device gpu --memory alloc").check().is_err());
+        assert!(args("--device gpu --memory alloc --peer-device cpu").check().is_ok());
         assert!(args("--op notif --size 128M").check().is_err());
         assert!(args("--op write --size 128M").check().is_ok());
+        assert!(args("--limits --size 128M").check().is_ok());
     }
 }

@@ -46,8 +46,10 @@ pub(crate) struct Row {
     pub(crate) path_label: String,
     /// `auto`, `local` or `tcp`; none for a limit.
     pub(crate) transport: Option<String>,
-    /// `heap` or `alloc`; none for a limit.
+    /// This side's: `heap`, `alloc`, `pinned:0` or `gpu:0`; none for a limit of host memory.
     pub(crate) memory: Option<String>,
+    /// The other side's, likewise.
+    pub(crate) peer_memory: Option<String>,
     /// `uni` or `bi`; none for a limit.
     pub(crate) direction: Option<String>,
     /// Bytes of one iov.
@@ -77,6 +79,7 @@ impl Row {
             path_label: RAW.to_owned(),
             transport: None,
             memory: None,
+            peer_memory: None,
             direction: None,
             size_bytes,
             iovs: 1,
@@ -113,10 +116,19 @@ pub(crate) struct Report<'a> {
     pub(crate) machine: Machine,
     /// The other one's name, if there is one.
     pub(crate) peer: Option<String>,
+    /// The GPUs that take part.
+    pub(crate) gpus: GpuNames,
     /// Seconds that each point may take.
     pub(crate) duration_s: f64,
     /// What was measured.
     pub(crate) rows: &'a [Row],
+}
+
+/// The names of the two sides' GPUs, where a side has one.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize)]
+pub(crate) struct GpuNames {
+    pub(crate) this: Option<String>,
+    pub(crate) other: Option<String>,
 }
 
 /// What of a machine explains its numbers.
@@ -176,7 +188,7 @@ pub(crate) fn json(report: &Report<'_>) -> Result<String> {
     Ok(serde_json::to_string_pretty(report)? + "\n")
 }
 
-const CSV_HEADER: &str = "op,path,transport,memory,direction,size_bytes,iovs,inflight,count,\
+const CSV_HEADER: &str = "op,path,transport,memory,peer_memory,direction,size_bytes,iovs,inflight,count,\
                           gb_per_s,p50_us,p99_us,min_us,verified,note\n";
 
 pub(crate) fn csv(rows: &[Row]) -> String {
@@ -189,6 +201,7 @@ pub(crate) fn csv(rows: &[Row]) -> String {
             quoted(&row.path),
             optional(&row.transport),
             optional(&row.memory),
+            optional(&row.peer_memory),
             optional(&row.direction),
             row.size_bytes.to_string(),
             row.iovs.to_string(),
@@ -247,7 +260,7 @@ pub(crate) mod tests {
         assert_eq!(lines.len(), 3);
         assert!(lines[1].ends_with(",1.500000,20.250000,1.000000,yes,\"slow, \"\"very\"\"\""));
         assert_eq!(lines[2].split(',').count(), headings);
-        assert_eq!(lines[2], "tcp-rtt,raw,,,,64,1,1,0,,,,,-,");
+        assert_eq!(lines[2], "tcp-rtt,raw,,,,,64,1,1,0,,,,,-,");
     }
 
     #[test]
@@ -262,6 +275,7 @@ pub(crate) mod tests {
                 congestion_control: None,
             },
             peer: None,
+            gpus: GpuNames::default(),
             duration_s: 0.1,
             rows: &[row("write", "cma", 64, 1.5), Row::limit("tcp-rtt", 64)],
         };

@@ -8,8 +8,9 @@ use super::{
     auth::Role,
     control::{Open, Phase, Point, Reply, Request, unexpected},
     peer::Peer,
-    plan::{BenchArgs, Direction, OpKind, TransportKind},
-    report::{Row, Verified},
+    place,
+    plan::{BenchArgs, Direction, Memory, OpKind, TransportKind},
+    report::{GpuNames, Row, Verified},
     side::{Listening, Prepared, Side},
     stats::{Latencies, gb_per_s, median},
 };
@@ -27,6 +28,8 @@ const MAX_COUNT: u64 = 10_000_000;
 pub(crate) struct Session<'a> {
     peer: &'a mut Peer,
     side: Side,
+    /// What the two sides' GPUs are called.
+    pub(crate) gpus: GpuNames,
     transport: TransportKind,
     duration: Duration,
     inflight: usize,
@@ -40,18 +43,22 @@ impl<'a> Session<'a> {
         args: &BenchArgs,
         transport: TransportKind,
     ) -> Result<Self> {
+        let places = args.places(Memory::Heap, peer.gpu);
         let open = Open {
             transport,
             checksum: args.checksum,
             streams: args.streams,
             loopback: peer.is_child(),
             timeout_ms: u64::try_from(args.timeout.as_millis())?,
+            gpu: places.lead.gpu(),
         };
         // A phase may take as long as its transfers; the slowest is one that times out.
         peer.channel.set_patience(args.timeout + args.duration * 10);
         let listening = Listening::start(&open)?;
-        let port = match peer.channel.ask(&Request::Open(open))? {
-            Reply::Opened { port } => port,
+        let this = places.lead.gpu().map(place::name).transpose()?;
+        let theirs = Open { gpu: places.serve.gpu(), ..open };
+        let (port, other) = match peer.channel.ask(&Request::Open(theirs))? {
+            Reply::Opened { port, gpu } => (port, gpu),
             other => return Err(unexpected(&other)),
         };
         let side = listening.connect(peer.ip, port, &mut peer.channel.watch()?);
@@ -72,12 +79,18 @@ impl<'a> Session<'a> {
         Ok(Self {
             peer,
             side,
+            gpus: GpuNames { this, other },
             transport,
             duration: args.duration,
             inflight: args.inflight as usize,
             slots: args.slots(),
             verify: args.verify,
         })
+    }
+
+    /// The GPU that the other side uses, if it uses one.
+    pub(crate) fn peer_gpu(&self) -> u32 {
+        self.peer.gpu
     }
 
     /// Ends it on both sides.
@@ -127,7 +140,8 @@ impl<'a> Session<'a> {
             op: point.op.to_string(),
             path,
             transport: Some(self.transport.to_string()),
-            memory: (point.op != OpKind::Notif).then(|| point.memory.to_string()),
+            memory: (point.op != OpKind::Notif).then(|| point.places.lead.to_string()),
+            peer_memory: (point.op != OpKind::Notif).then(|| point.places.serve.to_string()),
             direction: Some(point.direction.to_string()),
             iovs: point.iovs as u64,
             inflight: self.inflight as u64,
@@ -226,7 +240,7 @@ impl<'a> Session<'a> {
         getrandom::fill(&mut seed).context("the system has no random numbers")?;
         let seed = u64::from_le_bytes(seed);
         self.peer.channel.send(&Request::Fill { seed })?;
-        prepared.fill(seed);
+        prepared.fill(seed)?;
         match self.peer.channel.reply()? {
             Reply::Done => {}
             other => return Err(unexpected(&other)),
@@ -239,7 +253,10 @@ impl<'a> Session<'a> {
             Reply::Checked { wrong } => wrong.map(|wrong| format!("the other side's {wrong}")),
             other => return Err(unexpected(&other)),
         };
-        let wrong = theirs.or_else(|| prepared.check(seed));
+        let wrong = match theirs {
+            None => prepared.check(seed)?,
+            wrong => wrong,
+        };
         Ok((if wrong.is_some() { Verified::No } else { Verified::Yes }, wrong))
     }
 }

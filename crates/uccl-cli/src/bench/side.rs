@@ -17,6 +17,7 @@ use super::{
     auth::Role,
     buffer::{self, Buffer, Pieces},
     control::{Channel, HangUp, Open, Phase, Point, WireAdvert},
+    place,
     plan::{ChecksumMode, Direction, OpKind, TransportKind},
     stats::Latencies,
 };
@@ -57,6 +58,11 @@ impl Listening {
         }
         if open.loopback {
             config.bind = Some(Ipv4Addr::LOCALHOST.into());
+        }
+        if let Some(gpu) = open.gpu {
+            // Before a connection is waited for: without the GPU there is nothing to measure.
+            place::context(gpu)?;
+            config.gpu_index = gpu;
         }
         let endpoint = Endpoint::new(config).context("cannot start an endpoint")?;
         Ok(Self { endpoint, timeout: Duration::from_millis(open.timeout_ms) })
@@ -101,12 +107,13 @@ struct Slot {
 }
 
 impl Slots {
-    fn new(side: &Side, point: &Point) -> Result<Self> {
+    fn new(side: &Side, point: &Point, role: Role) -> Result<Self> {
+        let place = point.places.of(role);
         let len = usize::try_from(point.size).context("--size is larger than an address")?;
         let pieces = Pieces::new(point.iovs, len).context("--size times --iovs is too large")?;
         let mut this = Self { endpoint: side.endpoint.clone(), pieces, slots: Vec::new() };
         for _ in 0..point.slots {
-            let buffer = Buffer::new(&side.endpoint, point.memory, pieces.buffer_len())?;
+            let buffer = Buffer::new(&side.endpoint, place, pieces.buffer_len())?;
             let (address, len) = (buffer.address(), buffer.len());
             // SAFETY: the buffer lives in the slot beside its region, and is let go of only after the
             // region has been deregistered (see Drop).
@@ -142,21 +149,25 @@ impl Slots {
         seed.rotate_left(32).wrapping_add(index as u64)
     }
 
-    fn fill(&mut self, seed: u64) {
-        for (index, slot) in self.slots.iter_mut().enumerate() {
-            slot.buffer.fill(&self.pieces, Self::slot_seed(seed, index));
-        }
-    }
-
-    fn poison(&mut self) {
-        self.slots.iter_mut().for_each(|slot| slot.buffer.poison());
-    }
-
-    fn check(&self, seed: u64) -> Option<String> {
-        self.slots.iter().enumerate().find_map(|(index, slot)| {
-            let wrong = slot.buffer.check(&self.pieces, Self::slot_seed(seed, index))?;
-            Some(format!("buffer {index}: {wrong}"))
+    fn fill(&mut self, seed: u64) -> Result<()> {
+        let mut slots = self.slots.iter_mut().enumerate();
+        slots.try_for_each(|(index, slot)| {
+            slot.buffer.fill(&self.pieces, Self::slot_seed(seed, index))
         })
+    }
+
+    fn poison(&mut self) -> Result<()> {
+        self.slots.iter_mut().try_for_each(|slot| slot.buffer.poison())
+    }
+
+    fn check(&self, seed: u64) -> Result<Option<String>> {
+        for (index, slot) in self.slots.iter().enumerate() {
+            let wrong = slot.buffer.check(&self.pieces, Self::slot_seed(seed, index))?;
+            if let Some(wrong) = wrong {
+                return Ok(Some(format!("buffer {index}: {wrong}")));
+            }
+        }
+        Ok(None)
     }
 }
 
@@ -208,7 +219,7 @@ impl Prepared {
     pub(crate) fn new(side: &Side, point: Point, role: Role) -> Result<Self> {
         let roles = Roles::of(role, point.direction);
         let memory = |wanted: bool| match wanted && point.op != OpKind::Notif {
-            true => Slots::new(side, &point).map(Some),
+            true => Slots::new(side, &point, role).map(Some),
             false => Ok(None),
         };
         let payload_len = if point.op == OpKind::Notif { point.size as usize } else { 0 };
@@ -260,21 +271,22 @@ impl Prepared {
     }
 
     /// Fills source memory and poisons destination memory.
-    pub(crate) fn fill(&mut self, seed: u64) {
+    pub(crate) fn fill(&mut self, seed: u64) -> Result<()> {
         let (sources, destinations) = match self.point.op {
             OpKind::Read => (&mut self.passive, &mut self.active),
             OpKind::Notif | OpKind::Send | OpKind::Write => (&mut self.active, &mut self.passive),
         };
-        sources.iter_mut().for_each(|slots| slots.fill(seed));
-        destinations.iter_mut().for_each(Slots::poison);
+        sources.iter_mut().try_for_each(|slots| slots.fill(seed))?;
+        destinations.iter_mut().try_for_each(Slots::poison)
     }
 
     /// What is wrong with destination memory, if anything is.
-    pub(crate) fn check(&self, seed: u64) -> Option<String> {
-        match self.point.op {
-            OpKind::Read => self.active.as_ref()?.check(seed),
-            OpKind::Notif | OpKind::Send | OpKind::Write => self.passive.as_ref()?.check(seed),
-        }
+    pub(crate) fn check(&self, seed: u64) -> Result<Option<String>> {
+        let destinations = match self.point.op {
+            OpKind::Read => &self.active,
+            OpKind::Notif | OpKind::Send | OpKind::Write => &self.passive,
+        };
+        destinations.as_ref().map_or(Ok(None), |slots| slots.check(seed))
     }
 
     /// Does this side's part of a phase, until it is done or the other side hangs up.

@@ -5,11 +5,11 @@ use std::{hint::black_box, time::Duration};
 use anyhow::Result;
 
 use super::{Row, Size, sized};
-use crate::bench::buffer::Buffer;
+use crate::bench::buffer::HostBuffer;
 
 pub(super) fn measure(size: Size, time: Duration) -> Result<Row> {
     let len = usize::try_from(size.0)?;
-    let (mut source, mut destination) = (Buffer::heap(len)?, Buffer::heap(len)?);
+    let (mut source, mut destination) = (HostBuffer::heap(len)?, HostBuffer::heap(len)?);
     // Fresh zeroed pages are all one page until they are written.
     source.poison();
     destination.poison();

@@ -9,7 +9,10 @@
 //! | `tcp-rtt` | round trip of 64 bytes over TCP, both sides spinning |
 //! | `shm-rtt` | round trip of 64 bytes through memory that two processes share, both spinning |
 //! | `thread-hop` | one way between two threads through a single-producer, single-consumer queue |
+//! | `put`, `get` | where a side is a GPU, instead: its driver's copies to the other side's kind of memory and from it, one after the other |
+//! | `put-sync`, `get-sync` | such a copy and the wait for it |
 
+mod gpu;
 mod memcpy;
 mod shm;
 mod tcp;
@@ -27,6 +30,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     control::{Channel, Reply},
     peer::Peer,
+    place::DeviceKind,
     plan::BenchArgs,
     report::Row,
     size::Size,
@@ -73,9 +77,17 @@ fn sizes(args: &BenchArgs) -> Vec<Size> {
     }
 }
 
+/// Whether the limits are a GPU's copies: within one host, and if there is a GPU between whose memory and
+/// the other side's bytes move.
+fn of_gpus(args: &BenchArgs) -> bool {
+    let gpu = [args.device, args.peer_device()].contains(&DeviceKind::Gpu);
+    gpu && args.connect.is_none()
+}
+
 /// How many rows `measure` will make.
 pub(crate) fn count(args: &BenchArgs) -> usize {
     match args.connect {
+        _ if of_gpus(args) => sizes(args).len() * gpu::ROWS,
         Some(_) => sizes(args).len() + 3,
         None => sizes(args).len() * 3 + 4,
     }
@@ -85,6 +97,9 @@ pub(crate) fn count(args: &BenchArgs) -> usize {
 pub(crate) fn measure(peer: &mut Peer, args: &BenchArgs, mut row: impl FnMut(Row)) -> Result<()> {
     let time = args.duration;
     let sizes = sizes(args);
+    if of_gpus(args) {
+        return gpu::measure(args.places(args.memory[0], peer.gpu), &sizes, time, &mut row);
+    }
     for &size in &sizes {
         row(memcpy::measure(size, time)?);
     }
@@ -107,13 +122,21 @@ fn rate(
     time: Duration,
     mut call: impl FnMut() -> Result<()>,
 ) -> Result<(Option<f64>, u64)> {
-    let mut batch = |count: u64| -> Result<Duration> {
+    rate_of(bytes, time, |count| {
         let started = Instant::now();
         for _ in 0..count {
             call()?;
         }
         Ok(started.elapsed())
-    };
+    })
+}
+
+/// As [`rate`], of a batch of so many calls that says how long it took.
+fn rate_of(
+    bytes: u64,
+    time: Duration,
+    mut batch: impl FnMut(u64) -> Result<Duration>,
+) -> Result<(Option<f64>, u64)> {
     let target = time / BATCHES;
     let mut count = 1;
     let mut elapsed = batch(count)?;

@@ -7,14 +7,14 @@ use anyhow::{Context, Result, bail};
 use super::{Channel, LimitRequest, Reply, Row, Size, sized};
 use crate::{
     bench::{
-        buffer::Buffer,
+        buffer::HostBuffer,
         control::{Request, unexpected},
     },
     vm::{Way, copy},
 };
 
 pub(super) fn serve(len: u64, channel: &mut Channel) -> Result<Reply> {
-    let mut buffer = Buffer::heap(usize::try_from(len)?)?;
+    let mut buffer = HostBuffer::heap(usize::try_from(len)?)?;
     buffer.poison();
     let address = buffer.address() as u64;
     channel.send(&Reply::Mapped { pid: std::process::id(), address })?;
@@ -35,7 +35,7 @@ pub(super) fn measure(
         Reply::Mapped { pid, address } => (pid, address),
         other => return Err(unexpected(&other)),
     };
-    let mut local = Buffer::heap(usize::try_from(len)?)?;
+    let mut local = HostBuffer::heap(usize::try_from(len)?)?;
     local.poison();
     for (op, way) in [("vm-read", Way::Read), ("vm-write", Way::Write)] {
         for &size in sizes {

@@ -1,0 +1,74 @@
+"""Peers from a folder of wheels, each in a folder of its own: a machine with GPUs often has no network.
+
+python3 bench/install.py --wheels DIR     # where there is one: fetches the peers of the GPU bench
+python3 bench/gpu.py --wheels DIR         # uses what is in DIR, this project's own wheel too
+"""
+
+import fnmatch
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from paths import WORK
+
+#: By peer: its wheels, as pip names them; and for what is fetched, the packages.
+WHEELS = {
+    "uccl-py": (["uccl_rs-*.whl"], []),
+    # It is linked with CUDA 12's runtime, whatever else the machine has.
+    "uccl-0.1.1": (
+        ["uccl-*.whl", "nvidia_cuda_runtime_cu12-*.whl"],
+        ["uccl==0.1.1", "nvidia-cuda-runtime-cu12==12.9.79"],
+    ),
+    "nixl": (["nixl_cu13-*.whl", "nixl-*.whl"], ["nixl-cu13==1.5.1", "nixl==1.5.1"]),
+    "mooncake": (["mooncake_transfer_engine_cuda13-*.whl"], ["mooncake-transfer-engine-cuda13==0.3.14"]),
+}
+#: Peers that use another's folder.
+SHARED = {"nixl-tcp": "nixl"}
+_PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (17, 27, 28, 31, 34, 35)] + ["manylinux2014_x86_64"]
+
+
+def fetch(folder: Path, python_version: str) -> dict[str, str]:
+    """Fetches every peer's wheels for that version of Python; the reasons of what could not be, by peer."""
+    failures = {}
+    platforms = [word for platform in _PLATFORMS for word in ("--platform", platform)]
+    options = ["--no-deps", "--only-binary=:all:", "--python-version", python_version, *platforms]
+    for peer, (_, packages) in WHEELS.items():
+        if packages:
+            reason = _pip(["download", *options, "--dest", str(folder), *packages], 900)
+            if reason:
+                failures[peer] = reason
+    return failures
+
+
+def unpack(folder: Path, python: str) -> tuple[dict[str, Path], dict[str, str]]:
+    """Each peer's own folder, and why a peer has none though its wheels are there."""
+    folders, failures = {}, {}
+    names = sorted(path.name for path in folder.glob("*.whl"))
+    for peer, (patterns, _) in WHEELS.items():
+        found = [name for pattern in patterns for name in fnmatch.filter(names, pattern)]
+        if not found:
+            continue
+        target = WORK / "gpu-peers" / peer
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(parents=True)
+        options = ["--no-index", "--no-deps", "--no-compile", "--target", str(target)]
+        reason = _pip(["install", *options, *(str(folder / name) for name in found)], 300, python)
+        if reason:
+            failures[peer] = reason
+        else:
+            folders[peer] = target
+    folders |= {peer: folders[other] for peer, other in SHARED.items() if other in folders}
+    return folders, failures
+
+
+def _pip(arguments: list[str], limit_s: int, python: str = sys.executable) -> str | None:
+    command = [python, "-m", "pip", *arguments[:1], "--quiet", "--disable-pip-version-check", *arguments[1:]]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    if done.returncode == 0:
+        return None
+    lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+    return lines[-1] if lines else f"exit status {done.returncode}"
