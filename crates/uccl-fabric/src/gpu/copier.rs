@@ -26,7 +26,7 @@ pub(crate) struct Copier {
 }
 
 enum By {
-    Gpus(SmallVec<[Engine; 1]>),
+    Gpus(Vec<Engine>),
     Chaos(FakeCopies),
 }
 
@@ -40,7 +40,7 @@ pub(crate) enum Moving {
 impl Copier {
     pub(crate) fn new(by: &CopyBy) -> Self {
         let by = match by {
-            CopyBy::Gpus => By::Gpus(SmallVec::new()),
+            CopyBy::Gpus => By::Gpus(Vec::new()),
             CopyBy::Chaos(faults) => By::Chaos(FakeCopies::new(faults)),
         };
         Self { by, pieces: Vec::new() }
@@ -112,7 +112,7 @@ impl Copier {
         let Self { by: By::Gpus(engines), pieces } = self else {
             return Err(GpuError::NoSuchDevice { ordinal: device, count: 0 });
         };
-        let route = Route { direction, by_kernel: true };
+        let route = Route { direction, by_kernel: true, is_push: false };
         // SAFETY: the caller's promise.
         unsafe { engine_of(engines, device)?.copy(pieces, route) }
     }
@@ -179,7 +179,7 @@ impl Copier {
     }
 }
 
-fn engine_of(engines: &mut SmallVec<[Engine; 1]>, device: u32) -> Result<&mut Engine, GpuError> {
+fn engine_of(engines: &mut Vec<Engine>, device: u32) -> Result<&mut Engine, GpuError> {
     let at = match engines.iter().position(|engine| engine.device() == device) {
         Some(at) => at,
         None => {

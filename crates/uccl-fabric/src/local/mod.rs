@@ -16,6 +16,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use uccl_device::MemoryKind;
 use uccl_wire::frame::Status;
 
 use self::{
@@ -178,6 +179,14 @@ impl Lane for LocalLane {
             Err(DirectError::Device | DirectError::Unreachable) => None,
             Err(e) => Some(Err(op_error(e))),
         }
+    }
+
+    fn is_copied_by_gpu(&self, ours: MemoryKind, remote: &RemoteSpan) -> bool {
+        self.is_gpu_way(ours, remote)
+    }
+
+    fn progress_copies(&self) {
+        self.gpu.progress();
     }
 
     fn send(&self, parts: &[&[u8]]) -> Result<(), LaneError> {
