@@ -14,7 +14,7 @@ const ENGINE_PIECE: u64 = 4 << 20;
 /// as above; what is pulled is slower so).
 const SHARED_PIECE: u64 = 512 << 10;
 const SHARED_COUNT: usize = 16;
-const ENGINE_PERCENT: usize = 20;
+const ENGINE_PERCENT: usize = 30;
 
 /// One GPU's copying, for one lane or half of one.
 #[derive(Debug)]
