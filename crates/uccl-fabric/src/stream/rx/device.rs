@@ -4,7 +4,11 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use uccl_wire::frame::{Kind, Status};
 
-use super::{Rx, Surroundings, Targets, fill, read_result};
+use super::{
+    Rx, Surroundings,
+    begin::Targets,
+    payload::{fill, read_result},
+};
 use crate::{
     gpu,
     lane::LaneError,
