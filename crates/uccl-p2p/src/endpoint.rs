@@ -32,7 +32,7 @@ use crate::{
         connection::Connection,
         core::Core,
         deadline,
-        deferred::Start,
+        deferred::{Mark, Start},
         greeting::Greeting,
         now::Now,
         places,
@@ -140,11 +140,14 @@ impl CudaStream {
     }
 
     /// An event that happens when what is on the stream now has been done.
-    fn mark(self) -> Result<Event> {
+    fn mark(self) -> Result<Box<dyn Mark>> {
         let stream = self.borrow()?;
         let event = Event::new(stream.context());
         let event = event.and_then(|event| event.record(&stream).map(|()| event));
-        event.map_err(|e| Error::Invalid(format!("stream: {e}")))
+        match event {
+            Ok(event) => Ok(Box::new(event)),
+            Err(e) => Err(Error::Invalid(format!("stream: {e}"))),
+        }
     }
 }
 
@@ -512,7 +515,16 @@ impl Endpoint {
 
     /// Starts a transfer.
     pub fn post(&self, request: &Request<'_>) -> Result<TransferId> {
-        let transfer = self.start(request)?;
+        self.post_behind(request, request.after.map(CudaStream::mark).transpose()?)
+    }
+
+    /// Starts a transfer when a mark is reached.
+    pub(crate) fn post_behind(
+        &self,
+        request: &Request<'_>,
+        after: Option<Box<dyn Mark>>,
+    ) -> Result<TransferId> {
+        let transfer = self.start(request, after)?;
         self.core().workers.hurry();
         transfer.conn.kick_if_busy();
         Ok(transfer.id)
@@ -526,7 +538,7 @@ impl Endpoint {
         let transfer = match self.start_now(request)? {
             Some(Begun::Done(outcome)) => return Ok(outcome),
             Some(Begun::Under(transfer)) => transfer,
-            None => self.start(request)?,
+            None => self.start(request, request.after.map(CudaStream::mark).transpose()?)?,
         };
         self.finish(&transfer, interrupt)
     }
@@ -852,12 +864,11 @@ impl Endpoint {
     }
 
     /// Checks a request, and posts it. Every refusal happens before a byte moves.
-    fn start(&self, request: &Request<'_>) -> Result<Arc<Transfer>> {
+    fn start(&self, request: &Request<'_>, after: Option<Box<dyn Mark>>) -> Result<Arc<Transfer>> {
         let core = self.core();
         core.usable()?;
         let conn = core.conn(request.conn)?;
         check_shape(request)?;
-        let after = request.after.map(CudaStream::mark).transpose()?;
         let mut leases: SmallVec<[Lease; 1]> = SmallVec::new();
         let mut spans: SmallVec<[Span; 1]> = SmallVec::new();
         let clamped;
