@@ -34,6 +34,7 @@ fn gpu_memory_arrives_byte_by_byte() {
         "--device gpu --peer-device pinned --op write,read --size 64K --transport local",
         "--device cpu --peer-device gpu --memory heap,alloc --op write --size 64K --transport local",
         "--device gpu --direction bi --op write --size 64K --transport local",
+        "--device gpu --processes 1 --op write,read --size 64K --transport local,tcp",
         "--device pinned --op write,read --size 64K",
     ] {
         let Some(rows) = rows(arguments) else { return };

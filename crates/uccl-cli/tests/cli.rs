@@ -64,6 +64,12 @@ fn every_op_moves_the_right_bytes_over_every_path() {
 }
 
 #[test]
+fn one_process_can_have_both_sides() {
+    let rows = bench("--op write,read,send --size 100 --processes 1 --direction bi");
+    assert_eq!(rows.len(), 3);
+}
+
+#[test]
 fn both_directions_and_many_iovs() {
     let rows = bench("--op write,read,send,notif --size 1000 --iovs 9 --direction bi --inflight 3");
     let iovs: Vec<_> = rows.iter().map(|row| row["iovs"].as_u64()).collect();

@@ -42,6 +42,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     }
     let mut peer = match &args.connect {
         Some(addr) => Peer::connect(addr)?,
+        None if args.processes == 1 => Peer::start_thread()?,
         None => Peer::spawn()?,
     };
     peer.gpu = args.peer_gpu(gpus_of_both(args, &peer)?);
@@ -49,7 +50,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     if !args.limits {
         transfers(&mut peer, args, &mut output)?;
     }
-    if args.limits && args.needs_gpus() && peer.is_child() {
+    if args.limits && args.needs_gpus() && peer.is_local() {
         let places = args.places(args.memory[0], peer.gpu);
         let name = |place: Place| place.gpu().map(place::name).transpose();
         output.gpus(&GpuNames { this: name(places.lead)?, other: name(places.serve)? });
@@ -65,10 +66,10 @@ fn gpus_of_both(args: &BenchArgs, peer: &Peer) -> Result<Option<u32>> {
     if !args.needs_gpus() {
         return Ok(None);
     }
-    if args.device != DeviceKind::Cpu || peer.is_child() {
+    if args.device != DeviceKind::Cpu || peer.is_local() {
         place::context(args.gpu)?;
     }
-    Ok(peer.is_child().then(|| Gpus::get().devices().len() as u32))
+    Ok(peer.is_local().then(|| Gpus::get().devices().len() as u32))
 }
 
 fn transfers(peer: &mut Peer, args: &BenchArgs, output: &mut Output) -> Result<()> {
@@ -190,7 +191,7 @@ impl Output {
             sink.write(&report::json(&Report {
                 version: env!("CARGO_PKG_VERSION"),
                 machine: Machine::of(&topology),
-                peer: (!peer.is_child()).then(|| peer.host.clone()),
+                peer: (!peer.is_local()).then(|| peer.host.clone()),
                 gpus: self.gpus.clone(),
                 duration_s: args.duration.as_secs_f64(),
                 rows: &self.rows,

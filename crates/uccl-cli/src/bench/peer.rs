@@ -2,9 +2,10 @@
 
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, TcpListener, TcpStream},
-    os::fd::AsFd,
+    net::{IpAddr, Ipv4Addr, Shutdown, TcpListener, TcpStream},
+    os::{fd::AsFd, unix::net::UnixStream},
     process::{Child, Command, Stdio},
+    thread::JoinHandle,
 };
 
 use anyhow::{Context, Result, bail};
@@ -30,11 +31,39 @@ pub(crate) struct Peer {
     pub(crate) host: String,
     /// The GPU that it uses, if it uses one.
     pub(crate) gpu: u32,
-    /// The process, if this one started it.
-    child: Option<Child>,
+    /// What serves, if this process started it.
+    started: Option<Started>,
+}
+
+/// Who serves on this host.
+enum Started {
+    /// Another process.
+    Process(Child),
+    /// A thread of this one, for as long as the socket is open.
+    Thread { thread: Option<JoinHandle<Result<()>>>, socket: UnixStream },
 }
 
 impl Peer {
+    /// Starts one in this process.
+    pub(crate) fn start_thread() -> Result<Self> {
+        let (ours, theirs) = UnixStream::pair().context("cannot make a pair of sockets")?;
+        let thread = std::thread::Builder::new().name("bench-peer".into()).spawn({
+            let (reader, writer) = (theirs.try_clone()?.into(), theirs.into());
+            move || serve(Channel::new(reader, writer))
+        });
+        let thread = Some(thread.context("cannot start a thread")?);
+        let channel = Channel::new(ours.try_clone()?.into(), ours.try_clone()?.into());
+        Self::greeted(channel, Started::Thread { thread, socket: ours })
+    }
+
+    fn greeted(channel: Channel, started: Started) -> Result<Self> {
+        let ip = Ipv4Addr::LOCALHOST.into();
+        let started = Some(started);
+        let mut peer = Self { channel, ip, host: String::new(), gpu: 0, started };
+        peer.host = greet(&mut peer.channel, Role::Lead, None)?;
+        Ok(peer)
+    }
+
     /// Starts one on this host.
     pub(crate) fn spawn() -> Result<Self> {
         let program =
@@ -49,10 +78,7 @@ impl Peer {
             bail!("the second process has no pipes");
         };
         let channel = Channel::new(stdout.into(), stdin.into());
-        let ip = Ipv4Addr::LOCALHOST.into();
-        let mut peer = Self { channel, ip, host: String::new(), gpu: 0, child: Some(child) };
-        peer.host = greet(&mut peer.channel, Role::Lead, None)?;
-        Ok(peer)
+        Self::greeted(channel, Started::Process(child))
     }
 
     /// Reaches one that listens on another host.
@@ -67,21 +93,29 @@ impl Peer {
         let ip = stream.peer_addr()?.ip();
         let mut channel = Channel::over(stream)?;
         let host = greet(&mut channel, Role::Lead, Config::from_env()?.psk.as_deref())?;
-        Ok(Self { channel, ip, host, gpu: 0, child: None })
+        Ok(Self { channel, ip, host, gpu: 0, started: None })
     }
 
-    /// Whether this process started it, on this host.
-    pub(crate) fn is_child(&self) -> bool {
-        self.child.is_some()
+    /// Whether it was started from here, on this host.
+    pub(crate) fn is_local(&self) -> bool {
+        self.started.is_some()
     }
 }
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        if let Some(child) = &mut self.child {
-            // It ends by itself once the channel closes, but must not outlive this process if it hangs.
-            let _ = child.kill();
-            let _ = child.wait();
+        match &mut self.started {
+            Some(Started::Process(child)) => {
+                // It ends by itself once the channel closes, but must not outlive this process if it hangs.
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+            Some(Started::Thread { thread, socket }) => {
+                let _ = socket.shutdown(Shutdown::Both);
+                // What went wrong there was answered, or shows as the end of the channel.
+                let _ = thread.take().map(JoinHandle::join);
+            }
+            None => {}
         }
     }
 }
@@ -103,7 +137,11 @@ pub(crate) fn serve_parent() -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL)).context("cannot be tied to the parent")?;
     let reader = io::stdin().as_fd().try_clone_to_owned()?;
     let writer = io::stdout().as_fd().try_clone_to_owned()?;
-    let mut channel = Channel::new(reader, writer);
+    serve(Channel::new(reader, writer))
+}
+
+/// Serves whoever started this.
+fn serve(mut channel: Channel) -> Result<()> {
     greet(&mut channel, Role::Serve, None)?;
     Server::new(channel, None).serve()
 }

@@ -174,6 +174,10 @@ pub(crate) struct BenchArgs {
     /// Measure against a host that runs uccl bench --listen
     #[arg(long, value_name = "ADDR")]
     pub(crate) connect: Option<String>,
+    /// 1: the other side is a second endpoint of this process
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2),
+          conflicts_with_all = ["connect", "listen", "limits", "raw"])]
+    pub(crate) processes: u8,
     /// Give up a transfer that takes longer: 60s
     #[arg(long, default_value = "60s", value_parser = parse_duration)]
     pub(crate) timeout: Duration,

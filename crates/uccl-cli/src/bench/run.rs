@@ -48,7 +48,7 @@ impl<'a> Session<'a> {
             transport,
             checksum: args.checksum,
             streams: args.streams,
-            loopback: peer.is_child(),
+            loopback: peer.is_local(),
             timeout_ms: u64::try_from(args.timeout.as_millis())?,
             gpu: places.lead.gpu(),
         };
@@ -273,7 +273,7 @@ fn remedy(transport: TransportKind, peer: &Peer) -> String {
             "no path through this host's memory: are both processes on one host? \
              `uccl doctor` says what forbids it; --transport tcp does without"
         }
-        _ if peer.is_child() => "the two processes cannot connect on loopback; see `uccl doctor`",
+        _ if peer.is_local() => "the two processes cannot connect on loopback; see `uccl doctor`",
         _ => {
             "the endpoints cannot connect: does a firewall stop the endpoint's port \
              (UCCL_P2P_BASE_PORT, 28100)?"

@@ -103,7 +103,7 @@ pub(crate) fn measure(peer: &mut Peer, args: &BenchArgs, mut row: impl FnMut(Row
     for &size in &sizes {
         row(memcpy::measure(size, time)?);
     }
-    if peer.is_child() {
+    if peer.is_local() {
         vm::measure(&mut peer.channel, &sizes, time, &mut row)?;
         row(shm::measure(&mut peer.channel, time)?);
     }
