@@ -7,9 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{RwLock, RwLockReadGuard};
 use uccl_device::MemoryKind;
+use uccl_wire::frame::Status;
 
 use crate::mem::{Access, Located, RemoteSpan, Span};
 use crate::shm::published::{Listing, PublishedTable};
+use crate::status_of;
 
 /// What peers may do in a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -197,15 +199,19 @@ impl State {
         Ok(slot)
     }
 
-    fn locate(&self, span: &RemoteSpan, access: Access) -> Result<Located, AccessError> {
+    fn locate(
+        &self,
+        span: &RemoteSpan,
+        access: Access,
+    ) -> Result<(Located, MemoryKind), AccessError> {
         let live = self.slots.get(span.slot as usize).copied().flatten();
         let live = live.filter(|live| live.key == span.key).ok_or(AccessError::UnknownKey)?;
-        let Listing { span: region, rights, device, .. } = live.listing;
+        let Listing { span: region, rights, kind, .. } = live.listing;
         rights.admit(access)?;
         offset_within(region.addr as u64, region.len as u64, span.addr, span.len)?;
         // Both fit: they lie within a range of ours.
         let span = Span { addr: span.addr as usize, len: span.len as usize };
-        Ok(Located { span, device })
+        Ok((Located { span, device: kind.device_only() }, kind))
     }
 }
 
@@ -260,7 +266,7 @@ impl RegionTable {
         rights: Rights,
         backing: Option<SharedBacking>,
     ) -> Result<Region, RegionError> {
-        self.list(Listing { span, rights, backing, device: None })
+        self.list(Listing { span, rights, backing, kind: MemoryKind::Host })
     }
 
     /// As [`insert`](Self::insert), for memory of any kind.
@@ -274,7 +280,7 @@ impl RegionTable {
         rights: Rights,
         backing: Option<SharedBacking>,
     ) -> Result<Region, RegionError> {
-        self.list(Listing { span, rights, backing, device: kind.device_only() })
+        self.list(Listing { span, rights, backing, kind })
     }
 
     fn list(&self, listing: Listing) -> Result<Region, RegionError> {
@@ -319,6 +325,24 @@ impl RegionTable {
         Locked(self.inner.state.read())
     }
 
+    /// The memory that a peer names and asks for an access to, with its kind, if it may access it so and the
+    /// CPU reaches it. Refusals are counted.
+    ///
+    /// # Errors
+    /// Why not, as it is said on the wire.
+    pub fn admit(&self, span: &RemoteSpan, access: Access) -> Result<(Span, MemoryKind), Status> {
+        let located = self.inner.state.read().locate(span, access);
+        let checked = match located {
+            Ok((Located { device: Some(_), .. }, _)) => Err(AccessError::Device),
+            Ok((Located { span, .. }, kind)) => Ok((span, kind)),
+            Err(e) => Err(e),
+        };
+        checked.map_err(|e| {
+            self.note_refusal();
+            status_of(e)
+        })
+    }
+
     /// The memfd of the published table, to hand to peers of this host. From the first call on the table is
     /// kept up, with all that lives then.
     #[must_use]
@@ -358,7 +382,7 @@ impl Locked<'_> {
     /// Why not.
     #[inline]
     pub fn check(&self, span: &RemoteSpan, access: Access) -> Result<Span, AccessError> {
-        let Located { span, device } = self.0.locate(span, access)?;
+        let Located { span, device } = self.locate(span, access)?;
         if device.is_some() { Err(AccessError::Device) } else { Ok(span) }
     }
 
@@ -368,7 +392,7 @@ impl Locked<'_> {
     /// Why not.
     #[inline]
     pub(crate) fn locate(&self, span: &RemoteSpan, access: Access) -> Result<Located, AccessError> {
-        self.0.locate(span, access)
+        self.0.locate(span, access).map(|(located, _)| located)
     }
 }
 

@@ -439,7 +439,10 @@ impl Endpoint {
         let started = Instant::now();
         let touched = || {
             let mut conns = core.open_conns().into_iter();
-            let conn = conns.find(|conn| conn.lanes.iter().any(|l| l.touched_by_peer(region.slot)));
+            let conn = conns.find(|conn| {
+                let asked = conn.end_asked(region.slot);
+                asked || conn.lanes.iter().any(|lane| lane.touched_by_peer(region.slot))
+            });
             // In this order: a connection that ends is here before it is no longer there.
             match conn {
                 Some(conn) => Some((Arc::clone(&conn.peer.name), Some(conn))),

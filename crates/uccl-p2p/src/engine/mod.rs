@@ -5,12 +5,15 @@
 //! it never happens from a completion or a message.
 
 pub(crate) mod acceptor;
+pub(crate) mod asked;
+pub(crate) mod asking;
 pub(crate) mod connect;
 pub(crate) mod connection;
 pub(crate) mod core;
 pub(crate) mod deadline;
 pub(crate) mod deferred;
 pub(crate) mod failover;
+pub(crate) mod grants;
 pub(crate) mod greeting;
 pub(crate) mod inbox;
 pub(crate) mod liveness;
