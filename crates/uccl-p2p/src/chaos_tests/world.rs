@@ -71,7 +71,9 @@ pub(super) struct Side {
 /// Joins two endpoints by lanes over chaos pipes.
 pub(super) fn join(seed: u64, lanes: &[LaneChaos], timeout: Duration) -> [Side; 2] {
     let mut rng = Rng::with_seed(seed ^ 0x6a09_e667);
-    let eps = [(); 2].map(|()| endpoint(timeout));
+    // In draws of its own, so that seeds mean what they meant.
+    let mut asks = Rng::with_seed(seed ^ 0x3c6e_f372);
+    let eps = [(); 2].map(|()| endpoint(timeout, asks.u8(0..3) > 0));
     let mut made: [Vec<Arc<TestLane>>; 2] = [Vec::new(), Vec::new()];
     for chaos in lanes {
         let [there, back] = chaos.pipe.clone();
@@ -87,7 +89,7 @@ pub(super) fn join(seed: u64, lanes: &[LaneChaos], timeout: Duration) -> [Side; 
     [a, b]
 }
 
-fn endpoint(timeout: Duration) -> Endpoint {
+fn endpoint(timeout: Duration, always_ask_owners: bool) -> Endpoint {
     let config = Config {
         bind: Some([127, 0, 0, 1].into()),
         port: Some(0),
@@ -96,6 +98,7 @@ fn endpoint(timeout: Duration) -> Endpoint {
         timeout,
         transfer_timeout: FAR,
         spin: Duration::from_micros(20),
+        always_ask_owners,
         ..Config::default()
     };
     Endpoint::new(config).expect("an endpoint")
