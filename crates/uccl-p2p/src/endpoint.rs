@@ -250,6 +250,8 @@ pub struct Stats {
     pub refused_handshakes: u64,
     /// Lanes that died while their connection went on.
     pub lanes_lost: u64,
+    /// Copies between our locked host memory and peers' GPU memory that we made because they asked.
+    pub copied_for_peers: u64,
 }
 
 /// Memory that peers on this host can map, so that a transfer is one user-space copy.
@@ -775,6 +777,7 @@ impl Endpoint {
             refused_accesses: core.mrs.table.refused(),
             refused_handshakes: counters.refused_handshakes.load(Relaxed),
             lanes_lost: counters.lanes_lost.load(Relaxed),
+            copied_for_peers: counters.copied_for_peers.load(Relaxed),
         }
     }
 

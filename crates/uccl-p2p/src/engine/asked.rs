@@ -161,7 +161,10 @@ impl Connection {
     pub(crate) fn asked_ended(&self, id: u64, error: Option<&Error>, fence: Option<Fence>) {
         let asked = self.asked.lock().remove(id);
         let answer = match error {
-            None => Answer::Copied,
+            None => {
+                self.core.counters.copied_for_peers.fetch_add(1, Ordering::Relaxed);
+                Answer::Copied
+            }
             Some(_) if asked.is_some_and(|asked| asked.revoked) => {
                 Answer::Refused(Status::UnknownKey)
             }
@@ -199,5 +202,44 @@ impl Connection {
         outbox.scratch.clear();
         message::answer(id, answer, &mut outbox.scratch);
         self.send_message(&[&outbox.scratch]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uccl_wire::message::{AskPiece, MAX_ASK_PIECES, Message, Place};
+
+    use super::*;
+
+    fn note(asked: &mut AskedFor, id: u64, count: usize) -> Result<(), String> {
+        let place = |slot| Place { addr: 0, key: 0, slot };
+        let piece = |i| AskPiece { owner: place(i as u32 % 3), asker: place(9), len: 1 };
+        let mut bytes = Vec::new();
+        message::ask(id, Direction::ToOwner, (0..count).map(piece), &mut bytes);
+        match Message::decode(&bytes) {
+            Ok(Message::Ask { pieces, .. }) => asked.note(id, &pieces),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_peer_asks_no_more_than_agreed() {
+        let mut asked = AskedFor::default();
+        for id in 0..MAX_ASKS as u64 {
+            assert_eq!(note(&mut asked, id, 4), Ok(()));
+        }
+        assert!(note(&mut asked, 5000, 1).is_err());
+        let first = asked.remove(0).expect("it was noted");
+        assert_eq!((first.pieces, &first.slots[..]), (4, &[0, 1, 2][..]));
+        assert!(note(&mut asked, 1, 1).is_err(), "the same number again");
+        assert_eq!(note(&mut asked, 5000, 1), Ok(()));
+        asked.clear();
+        let most = (MAX_ASKED_PIECES / MAX_ASK_PIECES) as u64;
+        for id in 0..most {
+            assert_eq!(note(&mut asked, id, MAX_ASK_PIECES), Ok(()));
+        }
+        assert!(note(&mut asked, most, 1).is_err());
+        asked.remove(7).expect("it was noted");
+        assert_eq!(note(&mut asked, most, MAX_ASK_PIECES), Ok(()));
     }
 }

@@ -60,6 +60,7 @@ pub(crate) struct Counters {
     pub(crate) notifs_received: AtomicU64,
     pub(crate) refused_handshakes: AtomicU64,
     pub(crate) lanes_lost: AtomicU64,
+    pub(crate) copied_for_peers: AtomicU64,
 }
 
 /// What one endpoint is made of, but for its threads.
