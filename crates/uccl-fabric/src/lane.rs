@@ -230,7 +230,8 @@ pub trait Lane: Send + Sync {
     }
 
     /// Which of these pieces of the peer's memory their owner copies better, to and from memory of this kind
-    /// here: one answer a piece, or none at all where it is not so for any.
+    /// here: one answer a piece, or none at all where it is not so for any. Whether a piece may be touched is
+    /// for the owner to say.
     fn owner_copies(&self, _ours: MemoryKind, _: &[RemoteSpan]) -> Vec<bool> {
         Vec::new()
     }

@@ -408,6 +408,17 @@ impl Endpoint {
         Ok(conn.lanes[0].path_to(&remote))
     }
 
+    /// The same between this memory of the peer's and a region of ours, for long transfers: `owner` where the
+    /// peer makes the copy, because GPUs of its own reach its locked host memory and ours do not.
+    pub fn path_from(&self, conn: ConnId, mr: MrId, advert: &Advert) -> Result<&'static str> {
+        let (open, mr) = (self.core().conn(conn)?, self.core().mrs.get(mr)?);
+        let all = Span { addr: 0, len: advert.len as usize };
+        if open.asks_owner(&mr, remote_span(&open, 0, all, advert)?) {
+            return Ok("owner");
+        }
+        self.path(conn, advert)
+    }
+
     /// Whether transfers can be posted on a connection; the error says why not.
     pub fn check_connection(&self, conn: ConnId) -> Result<()> {
         self.core().conn(conn).map(drop)

@@ -187,9 +187,22 @@ impl Lane for LocalLane {
         if ours.device_only().is_none() {
             return Vec::new();
         }
-        let copies: Vec<_> =
-            remote.iter().map(|span| self.direct.is_locked_privately(span)).collect();
-        if copies.contains(&true) { copies } else { Vec::new() }
+        let mut copies = Vec::new();
+        // Vectors mostly stay in one region. Whether a piece lies inside it is for its owner to say.
+        let mut last: Option<(&RemoteSpan, bool)> = None;
+        for (at, span) in remote.iter().enumerate() {
+            let known = last.filter(|(last, _)| (last.slot, last.key) == (span.slot, span.key));
+            let locked = match known {
+                Some((_, locked)) => locked,
+                None => self.direct.is_locked_privately(span),
+            };
+            last = Some((span, locked));
+            if locked {
+                copies.resize(remote.len(), false);
+                copies[at] = true;
+            }
+        }
+        copies
     }
 
     fn copies_as_owner(&self, ours: MemoryKind, remote: &[RemoteSpan]) -> bool {

@@ -46,14 +46,10 @@ impl Direct {
         checked.backing.filter(|_| checked.device).and_then(|backing| self.mappings.gpu(backing.id))
     }
 
-    /// Whether a range is locked host memory that the peer's GPUs alone reach: no process can map it.
+    /// Whether the region of a range is locked host memory that GPUs of the peer's alone reach: no other
+    /// process can map it.
     pub(crate) fn is_locked_privately(&self, remote: &RemoteSpan) -> bool {
-        let inside = |checked: &Checked| {
-            let Checked { addr, len, .. } = *checked;
-            crate::region::offset_within(addr, len, remote.addr, remote.len).is_ok()
-        };
-        let found = self.table.find(remote);
-        found.is_ok_and(|checked| checked.locked && checked.backing.is_none() && inside(&checked))
+        self.table.find(remote).is_ok_and(|found| found.locked && found.backing.is_none())
     }
 
     /// Where ranges of the peer's memory are for a GPU of ours. To be used under hazards claimed before.

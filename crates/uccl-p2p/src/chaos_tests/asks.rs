@@ -1,7 +1,9 @@
 //! Copies that the owner of the memory makes, when they take long, and when they are none.
 
+use std::sync::atomic::Ordering::SeqCst;
+
 use fastrand::Rng;
-use uccl_fabric::{chaos::each_seed, region::Rights};
+use uccl_fabric::{chaos::each_seed, mem::Span, region::Rights};
 use uccl_wire::message::{self, Answer};
 
 use super::{
@@ -50,9 +52,13 @@ impl Asked {
     /// Waits until the owner is at it.
     fn until_under_way(&self) {
         let pending = &self.sides[1].ep.core().transfers.pending;
-        self.sides[1].until("the beginning of an ask", || {
-            pending.load(std::sync::atomic::Ordering::SeqCst) > 0 || self.is_done()
-        });
+        self.sides[1]
+            .until("the beginning of an ask", || pending.load(SeqCst) > 0 || self.is_done());
+    }
+
+    fn is_fenced_at_owner(&self) -> bool {
+        let transfers = &self.sides[1].ep.core().transfers;
+        !transfers.unfinished(|t| t.fencing.load(SeqCst)).is_empty()
     }
 
     fn is_done(&self) -> bool {
@@ -133,8 +139,12 @@ fn a_cancel_waits_for_the_owner() {
 fn an_owner_that_does_not_end_it_is_given_up() {
     let asked = Asked::post(1, Op::Read, u32::MAX, SHORT);
     asked.until_under_way();
-    let status = asked.sides[0].ep.cancel(asked.transfer).expect("it is known");
-    // Its own end of the transfer may have come first: completions are held for a time drawn at random.
+    let status = std::thread::scope(|scope| {
+        let ended = scope.spawn(|| asked.sides[0].ep.cancel(asked.transfer).expect("it is known"));
+        // The owner has heard of it.
+        asked.sides[1].until("a fence", || asked.is_fenced_at_owner());
+        ended.join().expect("no panic")
+    });
     assert!(matches!(status, Status::Failed(Error::Cancelled { .. })), "{status:?}");
     let lost = asked.sides[0].ep.check_connection(asked.sides[0].conn);
     assert!(matches!(lost, Err(Error::ConnectionLost { .. })), "{lost:?}");
@@ -146,7 +156,12 @@ fn an_owner_that_does_not_end_it_is_given_up() {
 fn memory_that_is_being_copied_for_a_peer_is_not_given_back() {
     let asked = Asked::post(1, Op::Write, u32::MAX, SHORT);
     asked.until_under_way();
-    let refused = asked.sides[1].ep.deregister(asked.there).expect_err("a copy is under way");
+    let refused = std::thread::scope(|scope| {
+        let refused = scope.spawn(|| asked.sides[1].ep.deregister(asked.there));
+        // It is not merely waited for.
+        asked.sides[1].until("a fence", || asked.is_fenced_at_owner());
+        refused.join().expect("no panic").expect_err("a copy is under way")
+    });
     assert!(refused.to_string().contains("may still touch"), "{refused}");
     asked.sides[0].until("the end of a transfer", || asked.is_done());
     asked.leave();
@@ -188,11 +203,8 @@ fn keys_made_for_an_ask_are_good_for_no_more() {
     let mr = sides[0].register(&memory);
     let mr = sides[0].ep.core().mrs.get(mr).expect("registered");
     let lease = [crate::engine::regions::Lease::of(&mr)];
-    let spans: Vec<_> = memory
-        .iovs(mr.id)
-        .iter()
-        .map(|iov| uccl_fabric::mem::Span { addr: iov.ptr, len: iov.len })
-        .collect();
+    let spans: Vec<_> =
+        memory.iovs(mr.id).iter().map(|iov| Span { addr: iov.ptr, len: iov.len }).collect();
     let conn = sides[0].connection();
     let (sources, grants): (_, Grants) =
         conn.grant(&lease, &spans[1..], Rights::READ).expect("granted");
@@ -206,11 +218,8 @@ fn keys_made_for_an_ask_are_good_for_no_more() {
         (source.key, source.slot) == (region.key, region.slot)
             && (source.addr, source.len) == (span.addr as u64, span.len as u64)
     }));
-    let outside = conn.grant(
-        &lease,
-        &[uccl_fabric::mem::Span { addr: memory.addr() + memory.len(), len: 1 }],
-        Rights::READ,
-    );
+    let outside =
+        conn.grant(&lease, &[Span { addr: memory.addr() + memory.len(), len: 1 }], Rights::READ);
     assert!(outside.is_err());
     drop(grants);
     assert_eq!(sides[0].ep.core().mrs.table.len(), 1);

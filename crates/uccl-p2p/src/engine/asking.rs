@@ -21,6 +21,7 @@ use super::{
     grants::{Grant, Grants},
     numbered::Numbered,
     plan::Work,
+    regions::Mr,
     transfer::{Fence, Transfer},
 };
 
@@ -78,6 +79,9 @@ impl Connection {
     /// Asks the peer to copy what it copies better; what is left is for the lanes.
     pub(crate) fn ask_owner(&self, transfer: &Arc<Transfer>, work: Work) -> Work {
         let always = self.core.config.always_ask_owners;
+        if !always && work.len_bytes() < MIN_BYTES {
+            return work;
+        }
         let better = if always {
             vec![true; work.pieces()]
         } else {
@@ -97,6 +101,13 @@ impl Connection {
             }
         }
         rest
+    }
+
+    /// Whether the peer is asked to copy between this memory of its own and a region of ours, if it is much.
+    pub(crate) fn asks_owner(&self, mr: &Mr, remote: RemoteSpan) -> bool {
+        let always = self.core.config.always_ask_owners;
+        let better = || self.lanes[0].owner_copies(mr.kind, &[remote]).contains(&true);
+        always || mr.region.backing.is_some() && better()
     }
 
     /// Asks for one operation, or gives it back.
