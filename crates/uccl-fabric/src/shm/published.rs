@@ -279,7 +279,7 @@ mod tests {
     use uccl_wire::frame::Status;
 
     use super::*;
-    use crate::region::{Region, RegionTable};
+    use crate::region::{Admitted, Region, RegionTable};
 
     const BACKING: SharedBacking = SharedBacking { id: 9, offset: 4096 };
 
@@ -365,11 +365,17 @@ mod tests {
                 assert_eq!((found.device, found.locked), (device, locked), "{kind}");
             }
             let admitted = table.admit(&region.remote(), Access::Read);
-            assert_eq!(admitted, if device { Err(Status::Device) } else { Ok((span, kind)) });
+            let whole = Admitted { span, kind, region: region.slot };
+            assert_eq!(admitted, if device { Err(Status::Device) } else { Ok(whole) });
+            let part = Span { addr: 0x1010, len: 8 };
+            let part = table.insert_part(region.slot, kind, part, Rights::READ, None).unwrap();
+            assert!(table.admit(&part.remote(), Access::Write).is_err());
+            let admitted = table.admit(&part.remote(), Access::Read);
+            assert_eq!(admitted.ok().map(|part| part.region), (!device).then_some(region.slot));
             let beyond = RemoteSpan { len: 65, ..region.remote() };
             assert!(table.admit(&beyond, Access::Write).is_err());
         }
-        assert_eq!(table.refused(), 5);
+        assert_eq!(table.refused(), 4 + 1 + 4 + 1);
     }
 
     #[test]

@@ -4,14 +4,17 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use fastrand::Rng;
 use uccl_fabric::{chaos::each_seed, mem::Span, region::Rights};
-use uccl_wire::message::{self, Answer};
+use uccl_wire::message::{self, Answer, AskPiece, Direction, Place};
 
 use super::{
     PATIENT, SHORT,
     workload::move_one,
     world::{LaneChaos, Memory, Side, join_asking},
 };
-use crate::{Error, MrId, Op, Request, Status, TransferId, engine::grants::Grants};
+use crate::{
+    Error, MrId, Op, Request, Status, TransferId,
+    engine::{grants::Grants, regions::Lease},
+};
 
 const LEN: usize = 300_000;
 
@@ -167,6 +170,43 @@ fn memory_that_is_being_copied_for_a_peer_is_not_given_back() {
     asked.leave();
 }
 
+/// A peer that asks about memory which was lent to it for a send, and does not wait for the answer.
+#[test]
+fn memory_is_not_given_back_while_a_part_of_it_is_copied() {
+    let mut lane = LaneChaos::default();
+    lane.ends[0].hold_completions = u32::MAX;
+    let mut sides = join_asking(1, &[lane], SHORT, [true; 2]);
+    let mut rng = Rng::with_seed(1);
+    let (ours, theirs) = (Memory::new(&mut rng, &[LEN]), Memory::new(&mut rng, &[LEN]));
+    let (mr, there) = (sides[0].register(&ours), sides[1].register(&theirs));
+    let lease = [Lease::of(&sides[0].ep.core().mrs.get(mr).expect("registered"))];
+    let span = Span { addr: ours.addr(), len: LEN };
+    let granted = sides[0].connection().grant(&lease, &[span], Rights::READ);
+    let (sources, grants) = granted.expect("granted");
+    let (source, target) = (sources[0], sides[1].ep.core().mrs.get(there).expect("registered"));
+    let piece = AskPiece {
+        owner: Place { addr: source.addr, key: source.key, slot: source.slot },
+        asker: Place {
+            addr: theirs.addr() as u64,
+            key: target.region.key,
+            slot: target.region.slot,
+        },
+        len: source.len,
+    };
+    let mut bytes = Vec::new();
+    message::ask(1, Direction::FromOwner, [piece].into_iter(), &mut bytes);
+    sides[1].connection().send_message(&[&bytes]);
+    let pending = &sides[0].ep.core().transfers.pending;
+    sides[0].until("the beginning of an ask", || pending.load(SeqCst) > 0);
+    // As when the send ends.
+    drop(grants);
+    drop(lease);
+    let refused = sides[0].ep.deregister(mr).expect_err("a copy is under way");
+    assert!(refused.to_string().contains("may still touch"), "{refused}");
+    drop(target);
+    sides.iter_mut().for_each(Side::leave);
+}
+
 /// What one side says, and whether the other takes it.
 fn says(message: &[u8]) -> bool {
     let mut sides = join_asking(1, &[LaneChaos::default()], PATIENT, [true; 2]);
@@ -202,7 +242,7 @@ fn keys_made_for_an_ask_are_good_for_no_more() {
     let memory = Memory::new(&mut rng, &[100, 200, 300]);
     let mr = sides[0].register(&memory);
     let mr = sides[0].ep.core().mrs.get(mr).expect("registered");
-    let lease = [crate::engine::regions::Lease::of(&mr)];
+    let lease = [Lease::of(&mr)];
     let spans: Vec<_> =
         memory.iovs(mr.id).iter().map(|iov| Span { addr: iov.ptr, len: iov.len }).collect();
     let conn = sides[0].connection();

@@ -65,6 +65,16 @@ impl AskedFor {
         Ok(())
     }
 
+    /// Adds the slots of regions that an ask is about; whether some are new.
+    fn add(&mut self, id: u64, regions: SmallVec<[u32; 4]>) -> bool {
+        let Some(asked) = self.find(id) else { return false };
+        let known = asked.slots.len();
+        asked.slots.extend(regions);
+        asked.slots.sort_unstable();
+        asked.slots.dedup();
+        asked.slots.len() > known
+    }
+
     fn find(&mut self, id: u64) -> Option<&mut Asked> {
         self.open.iter_mut().find(|asked| asked.id == id)
     }
@@ -87,7 +97,7 @@ impl Connection {
     ) -> Result<(), String> {
         // Before the regions are looked at: who deregisters one looks here after having revoked it.
         self.asked.lock().note(id, &pieces)?;
-        match self.admit_ask(direction, pieces).and_then(|work| self.begin_asked(id, work)) {
+        match self.admit_ask(id, direction, pieces).and_then(|work| self.begin_asked(id, work)) {
             Ok(transfer) => {
                 transfer.op_ended();
                 self.kick_if_busy();
@@ -101,30 +111,57 @@ impl Connection {
     }
 
     /// What an ask comes to, if the memory is the peer's to touch and we can do it.
-    fn admit_ask(&self, direction: Direction, pieces: AskPieces<'_>) -> Result<Work, Answer> {
+    fn admit_ask(
+        &self,
+        id: u64,
+        direction: Direction,
+        pieces: AskPieces<'_>,
+    ) -> Result<Work, Answer> {
+        let (mut work, regions) = self.locate(direction, pieces)?;
+        if self.asked.lock().add(id, regions) {
+            // Some have keys that were made for parts of them, and may have gone before that was noted.
+            work = self.locate(direction, pieces)?.0;
+        }
+        let able = || self.lanes[0].copies_as_owner(work.memory, &work.remote);
+        if !self.core.config.always_ask_owners && !able() {
+            return Err(Answer::Declined);
+        }
+        Ok(work)
+    }
+
+    /// What an ask comes to, and the slots of the regions that it is about.
+    fn locate(
+        &self,
+        direction: Direction,
+        pieces: AskPieces<'_>,
+    ) -> Result<(Work, SmallVec<[u32; 4]>), Answer> {
         let (access, kind) = match direction {
             Direction::FromOwner => (Access::Read, OpKind::Write),
             Direction::ToOwner => (Access::Write, OpKind::Read),
         };
-        let (mut local, mut remote) = (Spans::new(), RemoteSpans::new());
-        let mut memory: Option<MemoryKind> = None;
-        for piece in pieces.iter() {
+        let (local, remote) = (Spans::new(), RemoteSpans::new());
+        let mut work = Work { kind, memory: MemoryKind::Host, local, remote };
+        let mut regions = SmallVec::new();
+        for (at, piece) in pieces.iter().enumerate() {
             let (owner, asker, len) = (piece.owner, piece.asker, piece.len);
             let ours = RemoteSpan { addr: owner.addr, len, key: owner.key, slot: owner.slot };
-            let admitted = self.core.mrs.table.admit(&ours, access);
-            let (span, kind) = admitted.map_err(Answer::Refused)?;
-            if *memory.get_or_insert(kind) != kind {
+            let admitted = self.core.mrs.table.admit(&ours, access).map_err(Answer::Refused)?;
+            if at > 0 && work.memory != admitted.kind {
                 return Err(Answer::Declined);
             }
-            local.push(span);
-            remote.push(RemoteSpan { addr: asker.addr, len, key: asker.key, slot: asker.slot });
+            work.memory = admitted.kind;
+            work.local.push(admitted.span);
+            work.remote.push(RemoteSpan {
+                addr: asker.addr,
+                len,
+                key: asker.key,
+                slot: asker.slot,
+            });
+            if regions.last() != Some(&admitted.region) {
+                regions.push(admitted.region);
+            }
         }
-        let memory = memory.unwrap_or_default();
-        let able = || self.lanes[0].copies_as_owner(memory, &remote);
-        if !self.core.config.always_ask_owners && !able() {
-            return Err(Answer::Declined);
-        }
-        Ok(Work { kind, memory, local, remote })
+        Ok((work, regions))
     }
 
     fn begin_asked(self: &Arc<Self>, id: u64, work: Work) -> Result<Arc<Transfer>, Answer> {

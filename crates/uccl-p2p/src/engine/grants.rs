@@ -70,8 +70,9 @@ impl Connection {
     fn lend(&self, mr: &Mr, part: &Part, rights: Rights) -> Result<Grant> {
         let table = Arc::clone(&self.core.mrs.table);
         let backing = mr.backing_of(part.span);
-        let region = table.insert_kind(mr.kind, part.span, rights, backing).map_err(no_key)?;
-        Ok(Grant { region, table, part_of: Some(mr.region.slot) })
+        let of = mr.region.slot;
+        let region = table.insert_part(of, mr.kind, part.span, rights, backing).map_err(no_key)?;
+        Ok(Grant { region, table, part_of: Some(of) })
     }
 
     /// Makes a key for memory that is not registered.

@@ -34,14 +34,14 @@ const MAX_QUEUED: usize = 32 << 20;
 struct Sent {
     transfer: Arc<Transfer>,
     eager: usize,
-    _grants: Grants,
+    grants: Grants,
     /// What a granted notification says.
     _payload: Option<Vec<u8>>,
 }
 
 impl Sent {
     fn of(transfer: &Arc<Transfer>) -> Self {
-        Self { transfer: Arc::clone(transfer), eager: 0, _grants: Grants::new(), _payload: None }
+        Self { transfer: Arc::clone(transfer), eager: 0, grants: Grants::new(), _payload: None }
     }
 }
 
@@ -125,7 +125,7 @@ impl Connection {
         }
         let granted = self.grant(&transfer.body.lock().leases, spans, Rights::READ);
         let (sources, grants) = granted?;
-        sent._grants = grants;
+        sent.grants = grants;
         message::rts(seq, sources.into_iter(), &mut outbox.scratch);
         outbox.sends.push(sent);
         self.send_message(&[&outbox.scratch]);
@@ -164,7 +164,7 @@ impl Connection {
         let grant = self.grant_private(span)?;
         message::notif_rts(id, source_of(&grant.region, span), &mut outbox.scratch);
         // The grant goes before the payload that it is for.
-        sent._grants.push(grant);
+        sent.grants.push(grant);
         sent._payload = Some(payload);
         outbox.notifs.push(sent);
         self.send_message(&[&outbox.scratch]);
@@ -185,7 +185,9 @@ impl Connection {
     pub(crate) fn on_fin(&self, seq: u64, verdict: Verdict) -> Result<(), String> {
         let sent = self.outbox.lock().answered(|outbox| &mut outbox.sends, seq);
         let sent = sent.ok_or_else(|| format!("an end of send {seq}, which is not under way"))?;
-        let transfer = &sent.transfer;
+        let Sent { transfer, grants, .. } = sent;
+        // Before the transfer ends, whose memory may be deregistered then.
+        drop(grants);
         let bytes = transfer.bytes.load(Relaxed);
         match verdict {
             Verdict::Received => {}
@@ -201,7 +203,7 @@ impl Connection {
                 reason: "the receiver could not take the data".into(),
             }),
         }
-        sent.transfer.op_ended();
+        transfer.op_ended();
         Ok(())
     }
 
