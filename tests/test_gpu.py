@@ -11,6 +11,7 @@ from typing import Any, Callable
 import pytest
 from conftest import Pair
 from peer import pattern, pattern_crc
+from test_faults import ROUNDS, no_growth, settled
 
 GUARD = 64
 POISON = 0xA5
@@ -389,6 +390,75 @@ class TestLockedMemory:
 
 
 @one_gpu
+class TestFaults:
+    def test_freed_and_taken_again(self, connect: Connect, link: dict[str, Any]) -> None:
+        """Memory at the address of memory that went is not the memory that went."""
+        pair = connect(**link)
+        size = 32 * MIB
+        run(pair.a, "tensor", "m", size, "cuda:0", seed=4)
+        old = b""
+        for _ in range(3):
+            run(pair.b, "tensor", "m", size, SECOND)
+            advert = run(pair.b, "advert", "m")
+            assert run(pair.a, "move", "write", pair.conn_a, "m", advert, 0, size) == (True, None)
+            assert run(pair.b, "crc", "m") == pattern_crc(size, 4)
+            assert run(pair.b, "free", "m", True)
+            if old:
+                ok, why = run(pair.a, "move", "write", pair.conn_a, "m", old, 0, size)
+                assert ok is False and why
+            old = advert
+
+    def test_freed_while_it_is_registered(self, connect: Connect, link: dict[str, Any]) -> None:
+        """Against the rules: whatever becomes of that transfer, it ends, and both GPUs work on."""
+        pair = connect(**link)
+        size = 32 * MIB
+        run(pair.a, "tensor", "m", size, "cuda:0", seed=4)
+        run(pair.b, "tensor", "m", size, SECOND)
+        run(pair.b, "tensor", "n", size, SECOND)
+        gone, there = run(pair.b, "advert", "m"), run(pair.b, "advert", "n")
+        assert run(pair.a, "move", "write", pair.conn_a, "m", gone, 0, size) == (True, None)
+        assert run(pair.b, "free", "m", False)
+        run(pair.a, "move", "write", pair.conn_a, "m", gone, 0, size)
+        assert run(pair.a, "move", "write", pair.conn_a, "m", there, 0, size) == (True, None)
+        assert run(pair.b, "crc", "n") == pattern_crc(size, 4)
+
+    def test_a_gpu_that_is_not_there(self, connect: Connect) -> None:
+        pair = connect(transport="local", local_gpu_idx=99)
+        run(pair.a, "tensor", "m", 4096, "cuda:0", seed=1)
+        run(pair.b, "tensor", "m", 4096, SECOND)
+        advert = run(pair.b, "advert", "m")
+        # Of endpoints the index is a name; of a stream's handle it is where the stream is.
+        assert run(pair.a, "move", "write", pair.conn_a, "m", advert, 0, 4096) == (True, None)
+        why = run(pair.a, "refusal_of_stream", pair.conn_a, "m", advert)
+        assert "99" in why, why
+
+    def test_nothing_grows(self, spawn: Callable[..., Any], link: dict[str, Any]) -> None:
+        settings = {"bind": "127.0.0.1", "port": 0, **link}
+        a, b = spawn(), spawn()
+        before: dict[str, int] = {}
+        for i in range(ROUNDS + 5):
+            if i == 5:
+                before = settled(a, {})
+                free = run(a, "free_memory")
+            a.call("open", **settings)
+            metadata = b.call("open", **settings)
+            b.begin("accept", timeout=20)
+            conn = a.call("connect", metadata)
+            b.result()
+            run(a, "tensor", "m", MIB, "cuda:0", seed=i)
+            run(b, "tensor", "m", MIB, SECOND)
+            advert = run(b, "advert", "m")
+            assert run(a, "move", "write", conn, "m", advert, 0, MIB) == (True, None)
+            assert run(b, "crc", "m") == pattern_crc(MIB, i)
+            for side in (a, b):
+                run(side, "free", "m", True)
+                side.call("close")
+        no_growth(before, settled(a, before))
+        after = run(a, "free_memory")
+        assert all(now > then - 4 * MIB for now, then in zip(after, free)), (free, after)
+
+
+@one_gpu
 def test_memory_that_cannot_be_opened(connect: Connect) -> None:
     """Memory of a pool, as the driver gives it without export, passes through host memory."""
     pair = connect(transport="local")
@@ -560,6 +630,30 @@ def advert(side: Any, name: str) -> bytes:
 
 def adverts_of(side: Any, names: list[str]) -> list[bytes]:
     return [advert(side, name) for name in names]
+
+
+def free(side: Any, name: str, deregister: bool) -> bool:
+    """Gives memory back to the driver."""
+    import torch
+
+    ok = side.ep.dereg(side.mrs.pop(name)) if deregister else True
+    del side.names[name]
+    torch.cuda.empty_cache()
+    return ok
+
+
+def free_memory(side: Any) -> list[int]:
+    import torch
+
+    torch.cuda.empty_cache()
+    return [torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())]
+
+
+def refusal_of_stream(side: Any, conn: int, name: str, advert: bytes) -> str:
+    start, size = place(side, name)
+    ok, _ = side.ep.write_async(conn, side.mrs[name], start, size, advert, stream=0)
+    assert not ok
+    return side.ep.last_error()
 
 
 def forget(side: Any, name: str) -> bool:

@@ -103,6 +103,27 @@ impl Tools {
         })
     }
 
+    /// The first pieces by an engine, the others by the kernel, at the same time.
+    fn mixed(&self, percent: usize, pieces: &[Piece], direction: Direction) -> Way {
+        let (by_engine, by_kernel) = pieces.split_at(pieces.len() * percent / 100);
+        let (by_engine, by_kernel): (Rc<[Piece]>, Rc<[Piece]>) =
+            (by_engine.into(), by_kernel.into());
+        let (launcher, streams) = (self.launcher.clone(), self.streams.clone());
+        Way::new(format!("engine {percent} %, kernel"), move || {
+            let mut launcher = launcher.borrow_mut();
+            let options = LaunchOptions::default();
+            // SAFETY: the memory lives until the end of the program, and the launch is waited for.
+            let launch = unsafe { launcher.launch(&streams[0], &by_kernel, options) }?;
+            for piece in &by_engine[..] {
+                let (to, from, len) = (piece.destination, piece.source, piece.len_bytes as usize);
+                // SAFETY: the memory lives until the end of the program, and the stream is waited for.
+                unsafe { streams[1].copy(to, from, len, direction) }?;
+            }
+            launcher.wait(launch)?;
+            streams[1].synchronize()
+        })
+    }
+
     fn batch(&self, pieces: &[Piece]) -> Option<Way> {
         let stream = self.streams[0].clone();
         let copies: BatchArrays = pieces
@@ -238,6 +259,9 @@ fn vectors(route: &Route, tools: &Tools, rounds: usize) -> Result<(), Box<dyn Er
             [1, 2, 4].map(|n| tools.engine(n, pieces.clone(), route.direction)).into();
         // What is between a GPU and pinned memory is not what the batch is for.
         ways.extend(tools.batch(&pieces));
+        if len >= 1 << 20 {
+            ways.extend([10, 15, 20, 25, 30].map(|n| tools.mixed(n, &pieces, route.direction)));
+        }
         for blocks in [4, 8, 16, 24, 32, 48, 64, 96, 132] {
             let options = LaunchOptions { blocks, completion: Completion::Flag, ..<_>::default() };
             ways.push(tools.kernel(format!("kernel, {blocks} blocks"), pieces.clone(), options));

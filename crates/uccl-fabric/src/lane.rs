@@ -258,6 +258,15 @@ pub trait Lane: Send + Sync {
         None
     }
 
+    /// Whether a GPU of ours would copy between memory of this kind and the peer's, as far as can be told
+    /// before: such a copy ends soon, and [`Lane::progress_copies`] sees it.
+    fn is_copied_by_gpu(&self, _ours: MemoryKind, _: &RemoteSpan) -> bool {
+        false
+    }
+
+    /// Ends copies that GPUs have made. Less than [`Lane::progress`], for whoever waits for one of these.
+    fn progress_copies(&self) {}
+
     /// Sends a message made of parts, together at most [`Caps::max_message`] bytes. The bytes are taken
     /// before this returns.
     fn send(&self, parts: &[&[u8]]) -> Result<(), LaneError>;

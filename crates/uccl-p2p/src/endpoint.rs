@@ -18,7 +18,7 @@ use uccl_device::{
 use uccl_fabric::{
     alloc,
     fdpass::FdListener,
-    lane::OpKind,
+    lane::{OpKind, Operation, Posted},
     mem::{RemoteSpan, Span},
     tcp,
 };
@@ -32,8 +32,9 @@ use crate::{
         connection::Connection,
         core::Core,
         deadline,
-        deferred::Start,
+        deferred::{Mark, Start},
         greeting::Greeting,
+        now::Now,
         places,
         plan::Pieces,
         regions::{Lease, contains, outside},
@@ -47,6 +48,8 @@ use crate::{
 
 /// How long a cancel waits for the peer to confirm that nothing more lands, before it cuts the connection.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a call waits for a GPU's copy before it makes a transfer of it.
+const MOMENT: Duration = Duration::from_millis(1);
 /// How often a call looks for notifications before it looks at the clock.
 const LOOKS: u32 = 8;
 /// How often a waiting call asks whether to go on.
@@ -137,11 +140,14 @@ impl CudaStream {
     }
 
     /// An event that happens when what is on the stream now has been done.
-    fn mark(self) -> Result<Event> {
+    fn mark(self) -> Result<Box<dyn Mark>> {
         let stream = self.borrow()?;
         let event = Event::new(stream.context());
         let event = event.and_then(|event| event.record(&stream).map(|()| event));
-        event.map_err(|e| Error::Invalid(format!("stream: {e}")))
+        match event {
+            Ok(event) => Ok(Box::new(event)),
+            Err(e) => Err(Error::Invalid(format!("stream: {e}"))),
+        }
     }
 }
 
@@ -525,7 +531,16 @@ impl Endpoint {
 
     /// Starts a transfer.
     pub fn post(&self, request: &Request<'_>) -> Result<TransferId> {
-        let transfer = self.start(request)?;
+        self.post_behind(request, request.after.map(CudaStream::mark).transpose()?)
+    }
+
+    /// Starts a transfer when a mark is reached.
+    pub(crate) fn post_behind(
+        &self,
+        request: &Request<'_>,
+        after: Option<Box<dyn Mark>>,
+    ) -> Result<TransferId> {
+        let transfer = self.start(request, after)?;
         self.core().workers.hurry();
         transfer.conn.kick_if_busy();
         Ok(transfer.id)
@@ -536,7 +551,11 @@ impl Endpoint {
         if let Some(outcome) = self.run_now(request)? {
             return Ok(outcome);
         }
-        let transfer = self.start(request)?;
+        let transfer = match self.start_now(request)? {
+            Some(Begun::Done(outcome)) => return Ok(outcome),
+            Some(Begun::Under(transfer)) => transfer,
+            None => self.start(request, request.after.map(CudaStream::mark).transpose()?)?,
+        };
         self.finish(&transfer, interrupt)
     }
 
@@ -555,16 +574,7 @@ impl Endpoint {
 
     /// The way with the least on it: one short piece to or from a process of this host, on this thread.
     fn run_now(&self, request: &Request<'_>) -> Result<Option<Outcome>> {
-        let ([iov], [advert], None, None) =
-            (request.iovs, request.adverts, request.notif, request.after)
-        else {
-            return Ok(None);
-        };
-        let kind = match request.op {
-            Op::Read => OpKind::Read,
-            Op::Write => OpKind::Write,
-            Op::Recv | Op::Send => return Ok(None),
-        };
+        let Some((kind, iov, advert)) = single(request) else { return Ok(None) };
         let core = self.core();
         core.usable()?;
         let conn = core.conn(request.conn)?;
@@ -581,22 +591,91 @@ impl Endpoint {
         // SAFETY: inside a region, which the lease keeps registered.
         let result = unsafe { conn.lanes[0].try_now(kind, local, &remote) };
         drop(lease);
-        let counters = &core.counters;
         match result {
-            None => Ok(None),
-            Some(Ok(())) => {
-                counters.posted.fetch_add(1, Relaxed);
-                counters.done.fetch_add(1, Relaxed);
-                let moved = match kind {
-                    OpKind::Read => &counters.bytes_received,
-                    OpKind::Write => &counters.bytes_sent,
-                };
-                moved.fetch_add(local.len as u64, Relaxed);
-                Ok(Some(Outcome { bytes: local.len as u64, checksummed: false }))
-            }
+            Some(Ok(())) => Ok(Some(self.count_now(kind, local))),
             // The owner refuses in its own words, over the slower way.
-            Some(Err(_)) => Ok(None),
+            None | Some(Err(_)) => Ok(None),
         }
+    }
+
+    /// Begins one piece that a GPU copies, and waits a moment: most end before a transfer could be made.
+    fn start_now(&self, request: &Request<'_>) -> Result<Option<Begun>> {
+        let Some((kind, iov, advert)) = single(request) else { return Ok(None) };
+        let core = self.core();
+        let conn = core.conn(request.conn)?;
+        let mr = core.mrs.get(iov.mr)?;
+        let local = Span { addr: iov.ptr, len: iov.len };
+        let [lane] = &conn.lanes[..] else { return Ok(None) };
+        if !contains(mr.span, local) || local.len == 0 {
+            return Ok(None);
+        }
+        let remote = remote_span(&conn, 0, local, advert)?;
+        if !lane.is_copied_by_gpu(mr.kind, &remote) {
+            return Ok(None);
+        }
+        let lease = Lease::of(&mr);
+        let now = Arc::new(Now::default());
+        let done = Arc::clone(&now) as _;
+        let (local_spans, remote_spans) = (smallvec![local], smallvec![remote]);
+        let (memory, spans) = (mr.kind, (local_spans, remote_spans));
+        let op = Operation { kind, local: spans.0, memory, remote: spans.1, done };
+        // SAFETY: inside a region, which the lease keeps registered: until the operation has ended, or the
+        // transfer that it becomes.
+        let name = match unsafe { lane.post(op) } {
+            Ok(Posted::Pending(name)) => name,
+            Ok(Posted::Done(Ok(()))) => return Ok(Some(Begun::Done(self.count_now(kind, local)))),
+            // Why not is said on the slower way.
+            Ok(Posted::Done(Err(_))) | Err(_) => return Ok(None),
+        };
+        let _claim = conn.claim();
+        let begun = Instant::now();
+        while !now.has_ended() && begun.elapsed() < MOMENT {
+            (0..LOOKS).take_while(|_| !now.has_ended()).for_each(|_| lane.progress_copies());
+        }
+        match now.has_ended().then(|| now.result()).flatten() {
+            Some(Ok(())) => return Ok(Some(Begun::Done(self.count_now(kind, local)))),
+            Some(Err(_)) => return Ok(None),
+            None => {}
+        }
+        let transfer = core.transfers.insert(Plan {
+            kind: request.op.into(),
+            conn: Arc::clone(&conn),
+            bytes: local.len as u64,
+            timeout: self.deadline_of(request.timeout),
+            leases: smallvec![Lease::of(&mr)],
+            after: After::Publish,
+            targets: SmallVec::new(),
+        });
+        let transfer = match transfer {
+            Ok(transfer) => transfer,
+            Err(e) => {
+                // Its memory is let go only after its end, which comes without anybody's help.
+                while !now.has_ended() {
+                    lane.progress_copies();
+                }
+                return Err(e);
+            }
+        };
+        drop(lease);
+        conn.transfer_began();
+        core.counters.posted.fetch_add(1, Relaxed);
+        transfer.expect_ops(1);
+        transfer.body.lock().ops.push((0, name));
+        now.become_transfer(&transfer);
+        settle(&transfer, Ok(())).map(|transfer| Some(Begun::Under(transfer)))
+    }
+
+    /// Counts a transfer that was made on the spot.
+    fn count_now(&self, kind: OpKind, local: Span) -> Outcome {
+        let counters = &self.core().counters;
+        counters.posted.fetch_add(1, Relaxed);
+        counters.done.fetch_add(1, Relaxed);
+        let moved = match kind {
+            OpKind::Read => &counters.bytes_received,
+            OpKind::Write => &counters.bytes_sent,
+        };
+        moved.fetch_add(local.len as u64, Relaxed);
+        Outcome { bytes: local.len as u64, checksummed: false }
     }
 
     /// Where a transfer stands. Looking at one that is unfinished moves it along.
@@ -802,12 +881,11 @@ impl Endpoint {
     }
 
     /// Checks a request, and posts it. Every refusal happens before a byte moves.
-    fn start(&self, request: &Request<'_>) -> Result<Arc<Transfer>> {
+    fn start(&self, request: &Request<'_>, after: Option<Box<dyn Mark>>) -> Result<Arc<Transfer>> {
         let core = self.core();
         core.usable()?;
         let conn = core.conn(request.conn)?;
         check_shape(request)?;
-        let after = request.after.map(CudaStream::mark).transpose()?;
         let mut leases: SmallVec<[Lease; 1]> = SmallVec::new();
         let mut spans: SmallVec<[Span; 1]> = SmallVec::new();
         let clamped;
@@ -866,6 +944,27 @@ impl Endpoint {
                 Ok(Iov { len: iov.len.min(room), ..*iov })
             })
             .collect()
+    }
+}
+
+/// What a call that waits has begun.
+enum Begun {
+    /// It is over already.
+    Done(Outcome),
+    Under(Arc<Transfer>),
+}
+
+/// One piece read or written, with nothing besides.
+fn single<'a>(request: &Request<'a>) -> Option<(OpKind, &'a Iov, &'a Advert)> {
+    let ([iov], [advert], None, None) =
+        (request.iovs, request.adverts, request.notif, request.after)
+    else {
+        return None;
+    };
+    match request.op {
+        Op::Read => Some((OpKind::Read, iov, advert)),
+        Op::Write => Some((OpKind::Write, iov, advert)),
+        Op::Recv | Op::Send => None,
     }
 }
 

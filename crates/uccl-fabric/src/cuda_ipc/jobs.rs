@@ -100,21 +100,27 @@ impl GpuJobs {
         let hazards = self.claim(direct, remote);
         let access = access_of(op.kind);
         let context = context_of(direct, op.memory, remote)?;
-        let there = direct.gpu_places(access, remote, context)?;
-        let route = route(op.kind, op.memory, there.device);
-        let pieces: SmallVec<[Piece; 4]> = (local.iter().zip(&there.addresses))
-            .map(|(span, there)| piece(access, span, *there))
-            .collect();
         let engine = self.engine(context)?;
-        // SAFETY: the caller's promise for our side; the hazards and the places hold the peer's.
-        let event = match unsafe { engine.lock().copy(&pieces, route) } {
-            Ok(event) => event,
-            Err(e) => {
+        let mut copying = engine.lock();
+        let mut pieces = std::mem::take(&mut copying.pieces);
+        pieces.clear();
+        let mut here = local.iter();
+        let found = direct.gpu_places(access, remote, context, |there| {
+            pieces.extend(here.next().map(|span| piece(access, span, there)));
+        });
+        let copied = found.and_then(|there| {
+            let route = route(op.kind, op.memory, there.device);
+            // SAFETY: the caller's promise for our side; the hazards and the places hold the peer's.
+            let event = unsafe { copying.copy(&pieces, route) }.map_err(|e| {
                 // Nothing may move once we have said that it failed.
-                engine.lock().settle();
-                return Err(op_error(e));
-            }
-        };
+                copying.settle();
+                op_error(e)
+            })?;
+            Ok((there, event))
+        });
+        copying.pieces = pieces;
+        drop(copying);
+        let (there, event) = copied?;
         let bytes = local.iter().map(|span| span.len as u64).sum();
         self.bytes.fetch_add(bytes, Relaxed);
         let held = Held { _places: there.places, _hazards: hazards };
@@ -126,7 +132,13 @@ impl GpuJobs {
 
     /// Tells the owner which regions are touched. Waits for words that are in use, by flights of ours.
     fn claim(&self, direct: &Direct, remote: &[RemoteSpan]) -> SmallVec<[OwnedHazard; 1]> {
-        let mut slots: SmallVec<[u32; MAX_SLOTS]> = remote.iter().map(|span| span.slot).collect();
+        let mut slots: SmallVec<[u32; MAX_SLOTS]> = SmallVec::new();
+        for span in remote {
+            // Neighbours mostly lie in one region.
+            if slots.last() != Some(&span.slot) {
+                slots.push(span.slot);
+            }
+        }
         slots.sort_unstable();
         slots.dedup();
         loop {
@@ -206,8 +218,9 @@ impl GpuJobs {
 pub(crate) fn batches(remote: &[RemoteSpan]) -> SmallVec<[Range<usize>; 1]> {
     let mut batches = SmallVec::new();
     let (mut start, mut slots) = (0, SmallVec::<[u32; MAX_SLOTS]>::new());
+    let mut last = None;
     for (at, span) in remote.iter().enumerate() {
-        if slots.contains(&span.slot) {
+        if last.replace(span.slot) == Some(span.slot) || slots.contains(&span.slot) {
             continue;
         }
         if slots.len() == MAX_SLOTS {
@@ -252,7 +265,8 @@ fn route(kind: OpKind, ours: MemoryKind, device_there: bool) -> Route {
         (true, false) => Direction::DeviceToHost,
         (false, _) => Direction::HostToDevice,
     };
-    Route { direction, by_kernel: ours != MemoryKind::Host }
+    let is_push = from && to && kind == OpKind::Write;
+    Route { direction, by_kernel: ours != MemoryKind::Host, is_push }
 }
 
 fn piece(access: Access, here: &Span, there: u64) -> Piece {

@@ -26,12 +26,19 @@ pub(crate) struct Copier {
 }
 
 enum By {
-    Gpus(SmallVec<[Engine; 1]>),
+    Gpus(Vec<Engine>),
     Chaos(FakeCopies),
 }
 
-/// A copy that was started.
-pub(crate) enum Moving {
+/// A copy that was started, and the chunk that it fills or empties.
+pub(crate) struct Copying {
+    chunk: Chunk,
+    moving: Moving,
+    /// Regions of ours that it touches for the peer.
+    slots: SmallVec<[u32; 4]>,
+}
+
+enum Moving {
     /// On these GPUs, each with the event of its end.
     Gpus(SmallVec<[(u32, Event); 1]>),
     Chaos(u64),
@@ -40,7 +47,7 @@ pub(crate) enum Moving {
 impl Copier {
     pub(crate) fn new(by: &CopyBy) -> Self {
         let by = match by {
-            CopyBy::Gpus => By::Gpus(SmallVec::new()),
+            CopyBy::Gpus => By::Gpus(Vec::new()),
             CopyBy::Chaos(faults) => By::Chaos(FakeCopies::new(faults)),
         };
         Self { by, pieces: Vec::new() }
@@ -61,9 +68,25 @@ impl Copier {
     /// host's among these is copied at once. After an error nothing moves any more.
     ///
     /// # Safety
-    /// The pieces together fit the chunk. All of it must be there, and nobody else may use it, until the copy
-    /// has ended.
+    /// The pieces together fit the chunk. They must be there, and nobody else may use them, until the copy has
+    /// ended: the regions of `slots` while it [may touch](Self::may_touch) them.
     pub(crate) unsafe fn start(
+        &mut self,
+        chunk: Chunk,
+        memory: &[Located],
+        slots: impl IntoIterator<Item = u32>,
+        direction: Direction,
+    ) -> Result<Copying, GpuError> {
+        // SAFETY: the caller's promise; the chunk is kept until the copy has ended.
+        let moving = unsafe { self.start_moving(&chunk, memory, direction)? };
+        let mut slots: SmallVec<[u32; 4]> = slots.into_iter().collect();
+        slots.dedup();
+        Ok(Copying { chunk, moving, slots })
+    }
+
+    /// # Safety
+    /// As for [`Self::start`], and for the chunk.
+    unsafe fn start_moving(
         &mut self,
         chunk: &Chunk,
         memory: &[Located],
@@ -112,7 +135,7 @@ impl Copier {
         let Self { by: By::Gpus(engines), pieces } = self else {
             return Err(GpuError::NoSuchDevice { ordinal: device, count: 0 });
         };
-        let route = Route { direction, by_kernel: true };
+        let route = Route { direction, by_kernel: true, is_push: false };
         // SAFETY: the caller's promise.
         unsafe { engine_of(engines, device)?.copy(pieces, route) }
     }
@@ -142,8 +165,8 @@ impl Copier {
     }
 
     /// How a copy ended, if it has.
-    pub(crate) fn ended(&mut self, moving: &Moving) -> Option<Result<(), GpuError>> {
-        match (moving, &mut self.by) {
+    pub(crate) fn ended(&mut self, copying: &Copying) -> Option<Result<(), GpuError>> {
+        match (&copying.moving, &mut self.by) {
             (Moving::Gpus(events), _) => {
                 for (_, event) in events {
                     match event.is_done() {
@@ -159,15 +182,21 @@ impl Copier {
         }
     }
 
-    /// Takes back what told of a copy that has ended.
-    pub(crate) fn reuse(&mut self, moving: Moving) {
-        if let (Moving::Gpus(events), By::Gpus(engines)) = (moving, &mut self.by) {
+    /// Whether a copy may be touching this region of ours.
+    pub(crate) fn may_touch(&mut self, copying: &Copying, slot: u32) -> bool {
+        copying.slots.contains(&slot) && self.ended(copying).is_none()
+    }
+
+    /// Gives back the chunk of a copy that has ended.
+    pub(crate) fn release(&mut self, copying: Copying) -> Chunk {
+        if let (Moving::Gpus(events), By::Gpus(engines)) = (copying.moving, &mut self.by) {
             for (device, event) in events {
                 if let Some(engine) = engines.iter_mut().find(|engine| engine.device() == device) {
                     engine.reuse(event);
                 }
             }
         }
+        copying.chunk
     }
 
     /// Waits until nothing that was started moves any more.
@@ -179,7 +208,7 @@ impl Copier {
     }
 }
 
-fn engine_of(engines: &mut SmallVec<[Engine; 1]>, device: u32) -> Result<&mut Engine, GpuError> {
+fn engine_of(engines: &mut Vec<Engine>, device: u32) -> Result<&mut Engine, GpuError> {
     let at = match engines.iter().position(|engine| engine.device() == device) {
         Some(at) => at,
         None => {

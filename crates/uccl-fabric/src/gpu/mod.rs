@@ -11,7 +11,7 @@ use uccl_device::cuda::GpuError;
 
 pub use self::copier::CopyBy;
 pub(crate) use self::{
-    copier::{Copier, Moving},
+    copier::{Copier, Copying},
     engine::{Engine, Route},
     pinned::{CHUNK, Chunk},
 };

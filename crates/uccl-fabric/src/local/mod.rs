@@ -226,6 +226,14 @@ impl Lane for LocalLane {
         }
     }
 
+    fn is_copied_by_gpu(&self, ours: MemoryKind, remote: &RemoteSpan) -> bool {
+        self.is_gpu_way(ours, remote)
+    }
+
+    fn progress_copies(&self) {
+        self.gpu.progress();
+    }
+
     fn send(&self, parts: &[&[u8]]) -> Result<(), LaneError> {
         self.stream.send(parts)
     }

@@ -70,6 +70,11 @@ impl LocalLane {
         }
     }
 
+    /// Whether a GPU copies such a piece.
+    pub(super) fn is_gpu_way(&self, ours: MemoryKind, remote: &RemoteSpan) -> bool {
+        matches!(self.way(ours, remote), Way::Gpu | Way::GpuToHost)
+    }
+
     /// Posts pieces that go different ways as operations of their own.
     ///
     /// # Safety

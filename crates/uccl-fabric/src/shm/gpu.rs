@@ -21,8 +21,6 @@ use crate::{
 /// Where ranges of the peer's memory are for a GPU.
 #[derive(Debug, Default)]
 pub(crate) struct GpuPlaces {
-    /// One a range.
-    pub(crate) addresses: SmallVec<[u64; 4]>,
     /// What keeps them there.
     pub(crate) places: SmallVec<[Place; 1]>,
     /// They are a GPU's memory; else locked host memory.
@@ -52,12 +50,14 @@ impl Direct {
         self.table.find(remote).is_ok_and(|found| found.locked && found.backing.is_none())
     }
 
-    /// Where ranges of the peer's memory are for a GPU of ours. To be used under hazards claimed before.
+    /// Where ranges of the peer's memory are for a GPU of ours, each told to `each`. To be used under hazards
+    /// claimed before.
     pub(crate) fn gpu_places(
         &self,
         access: Access,
         remote: &[RemoteSpan],
         context: &'static Context,
+        mut each: impl FnMut(u64),
     ) -> Result<GpuPlaces, OpError> {
         self.admits().map_err(|_| OpError::LaneDown)?;
         let mut found = GpuPlaces::default();
@@ -80,7 +80,7 @@ impl Direct {
             };
             let offset = checked.admit(span, access);
             let offset = offset.map_err(|e| OpError::Remote(status_of(e)))?;
-            found.addresses.push(base + offset);
+            each(base + offset);
         }
         Ok(found)
     }

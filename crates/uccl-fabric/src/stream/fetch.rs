@@ -3,12 +3,11 @@
 
 use std::collections::VecDeque;
 
-use smallvec::SmallVec;
 use uccl_device::cuda::{Direction, GpuError};
 
 use super::tx::Frame;
 use crate::{
-    gpu::{Chunk, Copier, CopyBy, Moving},
+    gpu::{Chunk, Copier, CopyBy, Copying},
     mem::Located,
 };
 
@@ -19,9 +18,7 @@ const AHEAD: usize = 4;
 struct Fetched {
     head: Vec<u8>,
     frame: Frame,
-    copy: Result<(Chunk, Moving), GpuError>,
-    /// Regions of ours that the copy reads for the peer.
-    slots: SmallVec<[u32; 4]>,
+    copy: Result<Copying, GpuError>,
 }
 
 /// A frame that can be sent.
@@ -61,10 +58,8 @@ impl Fetcher {
     /// Whether a copy may be reading this region of ours.
     pub(super) fn touches(&mut self, slot: u32) -> bool {
         let Self { copier, frames, .. } = self;
-        frames.iter().any(|fetched| {
-            let is_moving = |(_, moving): &(Chunk, Moving)| copier.ended(moving).is_none();
-            fetched.slots.contains(&slot) && fetched.copy.as_ref().is_ok_and(is_moving)
-        })
+        let copies = frames.iter().filter_map(|fetched| fetched.copy.as_ref().ok());
+        copies.into_iter().any(|copy| copier.may_touch(copy, slot))
     }
 
     /// Starts to copy the data of the frame whose start is in `head`; leaves another buffer there.
@@ -82,27 +77,22 @@ impl Fetcher {
         let head = std::mem::replace(head, self.heads.pop().unwrap_or_default());
         let device = memory.iter().find_map(|at| at.device).unwrap_or(0);
         let copy = self.copier.chunk(device).and_then(|chunk| {
-            // SAFETY: the caller's promise; the chunk is kept until the copy has ended.
-            let moving = unsafe { self.copier.start(&chunk, memory, Direction::DeviceToHost)? };
-            Ok((chunk, moving))
+            // SAFETY: the caller's promise.
+            unsafe { self.copier.start(chunk, memory, slots, Direction::DeviceToHost) }
         });
-        let mut slots: SmallVec<[u32; 4]> = slots.into_iter().collect();
-        slots.dedup();
-        self.frames.push_back(Fetched { head, frame, copy, slots });
+        self.frames.push_back(Fetched { head, frame, copy });
     }
 
     /// The next frame, if its data has come or could not be had.
     pub(super) fn ready(&mut self) -> Option<Ready> {
         let first = self.frames.front()?;
         let ended = match &first.copy {
-            Ok((_, moving)) => self.copier.ended(moving)?,
+            Ok(copy) => self.copier.ended(copy)?,
             Err(e) => Err(e.clone()),
         };
-        let Fetched { head, frame, copy, .. } = self.frames.pop_front()?;
-        let chunk = copy.and_then(|(chunk, moving)| {
-            self.copier.reuse(moving);
-            ended.map(|()| chunk)
-        });
+        let Fetched { head, frame, copy } = self.frames.pop_front()?;
+        let chunk = copy.map(|copy| self.copier.release(copy));
+        let chunk = ended.and(chunk);
         Some(Ready { head, frame, chunk })
     }
 

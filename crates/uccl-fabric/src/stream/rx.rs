@@ -1,7 +1,9 @@
 //! The receiving half of a stream lane: reads frames, and puts their data where it belongs, straight
 //! from the pipe wherever that is worth it.
 
+mod begin;
 mod device;
+mod payload;
 
 use std::sync::atomic::AtomicBool;
 
@@ -14,17 +16,17 @@ use uccl_wire::frame::{
 use super::{
     crc::add_span,
     cursor::Cursor,
-    ops::{InFlight, Ops, ReadTarget, Sent},
+    ops::{Ops, ReadTarget},
     remote_of,
     tx::Reply,
-    upload::{End, Purpose, Uploader},
+    upload::Uploader,
 };
 use crate::{
     gpu::CopyBy,
-    lane::{LaneError, MessageSink, OpError, OpKind, OpName, OpResult},
+    lane::{LaneError, MessageSink, OpError, OpName},
     mem::{Access, Located, Span},
     pipe::PipeRx,
-    region::{AccessError, RegionTable},
+    region::RegionTable,
     status_of,
 };
 
@@ -393,329 +395,6 @@ impl<P: PipeRx> Rx<P> {
         let sound = Crc::admits(self.crc.as_ref(), &trailer);
         Ok((trailer, sound && (self.crc.is_none() || trailer.encode() == *bytes)))
     }
-
-    /// Header and descriptors are known; the latter only if they are sound. False: not before what came
-    /// earlier has landed.
-    fn begin(&mut self, sound: bool, around: &Surroundings<'_>) -> Result<bool, LaneError> {
-        let targets = match self.header.kind {
-            Kind::Write => self.targets(around),
-            _ => Ok(Targets::default()),
-        };
-        if self.must_wait(&targets) {
-            self.stalled = true;
-            return Ok(false);
-        }
-        self.left = self.header.len;
-        self.at = Cursor::default();
-        self.device = None;
-        self.state = if self.header.kind.has_trailer() { State::Payload } else { State::Header };
-        let op = self.header.op;
-        match self.header.kind {
-            Kind::Write => self.begin_write(sound, targets, around),
-            Kind::Read if !sound => self.answers.ack(op, Status::Checksum),
-            Kind::Read => self.asked(around)?,
-            Kind::Data => self.begin_data(around)?,
-            Kind::Ack => self.acked(around)?,
-            Kind::Fence => {
-                self.write = None;
-                self.answers.ack(op, Status::Cut);
-            }
-            Kind::Ping => {
-                self.answers.frames.push(Header::bare(Kind::Pong, op, 0));
-            }
-            Kind::Message => self.message.clear(),
-            Kind::Pong => {}
-            Kind::Bye => return Err(LaneError::Closed),
-            Kind::Establish => return Err(unexpected("a second establish")),
-        }
-        Ok(true)
-    }
-
-    fn begin_write(
-        &mut self,
-        sound: bool,
-        targets: Result<Targets, AccessError>,
-        around: &Surroundings<'_>,
-    ) {
-        let op = self.header.op;
-        if self.write.as_ref().is_none_or(|write| write.op != op) {
-            self.write = Some(Incoming { op, status: Status::Ok });
-        }
-        match targets {
-            Ok(targets) => self.device = targets.device,
-            Err(e) => {
-                around.regions.note_refusal();
-                self.fail_write(status_of(e));
-            }
-        }
-        if !sound {
-            self.fail_write(Status::Checksum);
-        }
-    }
-
-    /// The peer asks for data.
-    fn asked(&mut self, around: &Surroundings<'_>) -> Result<(), LaneError> {
-        match self.locate_all(Access::Read, around) {
-            Err(e) => {
-                around.regions.note_refusal();
-                self.answers.ack(self.header.op, status_of(e));
-            }
-            Ok(targets) => {
-                let pieces = std::mem::take(&mut self.descs);
-                let is_fetched = targets.device.is_some();
-                self.answers.replies.push(Reply::new(self.header.op, pieces, is_fetched));
-            }
-        }
-        Ok(())
-    }
-
-    /// Data for a read of ours begins.
-    fn begin_data(&mut self, around: &Surroundings<'_>) -> Result<(), LaneError> {
-        let name = OpName(self.header.op);
-        let mut ops = around.ops.lock();
-        let asked = ops.get_mut(name).filter(|op| op.sent == Sent::All);
-        let Some((len, target)) = asked.and_then(|op| Some((op.len, op.target.take()?))) else {
-            return Err(unexpected("data for a read that was not asked"));
-        };
-        if target.received + self.header.len > len {
-            return Err(unexpected("more data than was asked for"));
-        }
-        self.at = target.at;
-        self.device = target.device;
-        self.read = Some((name, target));
-        Ok(())
-    }
-
-    /// The peer has ended one of our operations.
-    fn acked(&mut self, around: &Surroundings<'_>) -> Result<(), LaneError> {
-        let name = OpName(self.header.op);
-        let status = self.header.status();
-        let mut ops = around.ops.lock();
-        if ops.get_mut(name).is_some_and(|op| op.sent != Sent::All) {
-            // Its last byte may have left just now.
-            drop(ops);
-            (around.settle)();
-            ops = around.ops.lock();
-        }
-        match ops.get_mut(name) {
-            None => return Err(unexpected("an ack for nothing")),
-            // Its memory is still being sent from: it cannot end.
-            Some(op) if op.sent != Sent::All => {
-                return Err(unexpected("an ack for what has not been sent"));
-            }
-            Some(op) if op.kind == OpKind::Read && status == Status::Ok => {
-                return Err(unexpected("a read that ends without data"));
-            }
-            Some(_) => {}
-        }
-        let Some(op) = ops.remove(name) else { return Ok(()) };
-        drop(ops);
-        let result = match status {
-            Status::Ok => Ok(()),
-            Status::Cut => Err(OpError::Cancelled),
-            status => Err(OpError::Remote(status)),
-        };
-        op.done.complete(op.doomed.map_or(result, Err));
-        Ok(())
-    }
-
-    fn step_payload(&mut self, around: &Surroundings<'_>) -> Result<bool, LaneError> {
-        let have = self.end - self.start;
-        if self.left == 0 {
-            self.state = State::Trailer;
-            self.upload(around);
-            return Ok(true);
-        }
-        if have == 0 {
-            return Ok(false);
-        }
-        let n = (have as u64).min(self.left) as usize;
-        if self.header.kind == Kind::Message {
-            return self.step_message(n, around);
-        }
-        let from = self.start;
-        let device = self.device_wanting_data();
-        let n = match device {
-            Some(device) => n.min(self.room_for(device).map_or(0, |room| room.len)),
-            None => n,
-        };
-        if n == 0 {
-            return Ok(!self.stalled);
-        }
-        if let Some(crc) = &mut self.crc {
-            crc.add(&self.staging[from..from + n]);
-        }
-        match self.header.kind {
-            _ if device.is_some() => self.place_for_device(from, n),
-            Kind::Write => self.place_write(from, n, around),
-            _ => self.place_data(from, n),
-        }
-        self.placed(n);
-        self.start += n;
-        if self.uploader.is_full() {
-            self.upload(around);
-        }
-        Ok(true)
-    }
-
-    /// A message is handed over from the staging buffer if it is there in one piece.
-    fn step_message(&mut self, n: usize, around: &Surroundings<'_>) -> Result<bool, LaneError> {
-        let whole = self.message.is_empty() && n as u64 == self.header.len;
-        let len = n + TRAILER_LEN;
-        if whole && self.end - self.start >= len {
-            let bytes = &self.staging[self.start..self.start + len];
-            let (payload, trailer) = bytes.split_at(n);
-            if let Some(crc) = &mut self.crc {
-                crc.add(payload);
-            }
-            self.start += len;
-            self.left = 0;
-            self.state = State::Header;
-            let Some(trailer) = trailer.first_chunk() else { return Ok(false) };
-            let (_, crc_ok) = self.trailer(trailer)?;
-            return deliver(crc_ok, payload, around).map(|()| true);
-        }
-        if whole {
-            return Ok(false);
-        }
-        let bytes = &self.staging[self.start..self.start + n];
-        if let Some(crc) = &mut self.crc {
-            crc.add(bytes);
-        }
-        self.message.extend_from_slice(bytes);
-        self.start += n;
-        self.left -= n as u64;
-        Ok(true)
-    }
-
-    /// Copies payload from the staging buffer into the regions it is for.
-    fn place_write(&mut self, from: usize, n: usize, around: &Surroundings<'_>) {
-        let guard = around.regions.lock();
-        let mut at = self.at;
-        let mut done = 0;
-        while done < n && self.write_ok() {
-            let Some(desc) = self.descs.get(at.index) else { return };
-            match guard.check(&remote_of(desc), Access::Write) {
-                Ok(span) => {
-                    let len = (span.len - at.offset).min(n - done);
-                    let to = Span { addr: span.addr + at.offset, len };
-                    // SAFETY: inside a region, checked under the lock that is held.
-                    unsafe { fill(to, &self.staging[from + done..from + done + len]) };
-                    done += len;
-                    at.advance(|i| self.descs.get(i).map(|desc| desc.len as usize), len);
-                }
-                Err(e) => self.fail_write(status_of(e)),
-            }
-        }
-    }
-
-    /// Copies payload from the staging buffer into the memory of our read.
-    fn place_data(&self, from: usize, n: usize) {
-        let Some((_, target)) = &self.read else { return };
-        if target.failed.is_some() {
-            return;
-        }
-        let mut at = self.at;
-        let mut done = 0;
-        while done < n {
-            let Some(span) = target.spans.get(at.index) else { return };
-            let len = (span.len - at.offset).min(n - done);
-            let to = Span { addr: span.addr + at.offset, len };
-            // SAFETY: the memory of a read stays valid until it has ended.
-            unsafe { fill(to, &self.staging[from + done..from + done + len]) };
-            done += len;
-            at.advance(|i| target.spans.get(i).map(|span| span.len), len);
-        }
-    }
-
-    /// The trailer of a frame is here.
-    fn finish(
-        &mut self,
-        (trailer, crc_ok): (Trailer, bool),
-        around: &Surroundings<'_>,
-    ) -> Result<(), LaneError> {
-        match self.header.kind {
-            Kind::Write => {
-                if trailer.status != Status::Ok {
-                    self.fail_write(trailer.status);
-                } else if !crc_ok {
-                    self.fail_write(Status::Checksum);
-                }
-                if self.header.last
-                    && let Some(write) = self.write.take()
-                {
-                    if self.uploader.is_idle() {
-                        self.answers.ack(write.op, write.status);
-                    } else {
-                        self.uploader.end(Purpose::Write(write.op), End::Ack(write.status));
-                    }
-                }
-            }
-            Kind::Data => self.finish_data(trailer.status, crc_ok, around)?,
-            Kind::Message => {
-                let message = std::mem::take(&mut self.message);
-                deliver(crc_ok, &message, around)?;
-                self.message = message;
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-
-    fn finish_data(
-        &mut self,
-        status: Status,
-        crc_ok: bool,
-        around: &Surroundings<'_>,
-    ) -> Result<(), LaneError> {
-        let Some((name, mut target)) = self.read.take() else { return Ok(()) };
-        if status != Status::Ok {
-            target.failed.get_or_insert(OpError::Remote(status));
-        } else if !crc_ok {
-            target.failed.get_or_insert(OpError::Checksum);
-        }
-        let mut ops = around.ops.lock();
-        if !self.header.last {
-            if let Some(op) = ops.get_mut(name) {
-                target.at = self.at;
-                op.target = Some(target);
-            }
-            return Ok(());
-        }
-        if target.device.is_some() && !self.uploader.is_idle() {
-            self.uploader.end(Purpose::Read(name), End::Data(target));
-            return Ok(());
-        }
-        let Some(op) = ops.remove(name) else { return Ok(()) };
-        drop(ops);
-        let result = read_result(&op, &target);
-        op.done.complete(result);
-        Ok(())
-    }
-}
-
-/// What the descriptors of a frame name.
-#[derive(Clone, Copy, Default)]
-struct Targets {
-    /// The GPU that some of it is on.
-    device: Option<u32>,
-    /// Some of it is the host's.
-    host: bool,
-}
-
-fn read_result(op: &InFlight, target: &ReadTarget) -> OpResult {
-    match op.doomed.as_ref().or(target.failed.as_ref()) {
-        Some(e) => Err(e.clone()),
-        None if target.received != op.len => Err(OpError::Remote(Status::Protocol)),
-        None => Ok(()),
-    }
-}
-
-fn deliver(crc_ok: bool, message: &[u8], around: &Surroundings<'_>) -> Result<(), LaneError> {
-    if !crc_ok {
-        return Err(unexpected("a message with a wrong checksum"));
-    }
-    around.sink.message(message).map_err(LaneError::Protocol)
 }
 
 fn protocol(e: impl std::fmt::Display) -> LaneError {
@@ -724,14 +403,4 @@ fn protocol(e: impl std::fmt::Display) -> LaneError {
 
 fn unexpected(what: &str) -> LaneError {
     LaneError::Protocol(what.to_owned())
-}
-
-/// Copies `bytes` to memory that belongs to a caller.
-///
-/// # Safety
-/// The span must be writable, and as long as `bytes`.
-unsafe fn fill(to: Span, bytes: &[u8]) {
-    debug_assert_eq!(to.len, bytes.len());
-    // SAFETY: as the caller promises; our staging buffer is nobody else's.
-    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.addr as *mut u8, bytes.len()) }
 }

@@ -1,18 +1,18 @@
 //! The sending half of a stream lane: queues, and the frame being sent.
 
 mod device;
+mod frames;
+mod queue;
 
 use std::{collections::VecDeque, io, sync::atomic::AtomicBool};
 
 use parking_lot::Mutex;
 use uccl_wire::checked::{Crc, seal};
-use uccl_wire::frame::{
-    DESC_LEN, Desc, HEADER_LEN, Header, Kind, MAX_DESCS, MAX_PAYLOAD, Status, TRAILER_LEN,
-};
+use uccl_wire::frame::{DESC_LEN, HEADER_LEN, Header, Kind, MAX_DESCS, Status, TRAILER_LEN};
 
-use super::{
-    MAX_READS, MAX_WRITES, crc::add_span, cursor::Cursor, fetch::Fetcher, ops::Ops, remote_of,
-};
+use self::frames::push_head;
+pub(super) use self::queue::{Frame, Own, OwnKind, Reply, Turn};
+use super::{MAX_READS, MAX_WRITES, crc::add_span, cursor::Cursor, fetch::Fetcher, ops::Ops};
 use crate::{
     gpu::{Chunk, CopyBy},
     lane::{OpName, RemoteSpans, Spans},
@@ -43,80 +43,6 @@ const MAX_ANSWER_BYTES: usize = 2 * HEADER_LEN * (MAX_READS + MAX_WRITES);
 const FLUSH_BUDGET: usize = 8 << 20;
 
 static FILLER: [u8; 64 << 10] = [0; 64 << 10];
-
-/// One of our operations, not wholly sent.
-pub(super) struct Own {
-    pub(super) name: OpName,
-    pub(super) kind: OwnKind,
-    pub(super) local: Spans,
-    pub(super) remote: RemoteSpans,
-    /// The GPU that alone reaches our memory.
-    device: Option<u32>,
-    local_at: Cursor,
-    remote_at: Cursor,
-    left: u64,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum OwnKind {
-    /// Ends the cut write of this name.
-    Fence,
-    Read,
-    Write,
-}
-
-impl Own {
-    pub(super) fn new(name: OpName, kind: OwnKind, local: Spans, remote: RemoteSpans) -> Self {
-        let left = local.iter().map(|span| span.len as u64).sum();
-        let (local_at, remote_at) = (Cursor::default(), Cursor::default());
-        Self { name, kind, local, remote, device: None, local_at, remote_at, left }
-    }
-
-    /// The same, from or to the memory of a GPU.
-    pub(super) fn on(self, device: Option<u32>) -> Self {
-        Self { device, ..self }
-    }
-
-    /// Whether it is sent as one short frame.
-    fn is_short(&self) -> bool {
-        self.kind == OwnKind::Write && self.left <= SHORT as u64 && !self.begun()
-    }
-
-    /// Whether its data is a GPU's.
-    fn is_fetched(&self) -> bool {
-        self.kind == OwnKind::Write && self.device.is_some() && self.left > 0
-    }
-
-    fn begun(&self) -> bool {
-        self.local_at.index + self.local_at.offset + self.remote_at.index + self.remote_at.offset
-            > 0
-    }
-}
-
-/// Data that the peer asked for.
-pub(super) struct Reply {
-    pub(super) op: u64,
-    pub(super) pieces: Vec<Desc>,
-    /// Some of it is a GPU's.
-    is_fetched: bool,
-    at: Cursor,
-    left: u64,
-}
-
-impl Reply {
-    pub(super) fn new(op: u64, pieces: Vec<Desc>, is_fetched: bool) -> Self {
-        let left = pieces.iter().map(|piece| piece.len).sum();
-        Self { op, pieces, is_fetched, at: Cursor::default(), left }
-    }
-}
-
-/// A data frame whose start has been written.
-pub(super) struct Frame {
-    len: usize,
-    /// Of the start.
-    crc: Option<Crc>,
-    pub(super) turn: Turn,
-}
 
 /// A data frame on its way. Its header and descriptors are in [`Tx::head`], its payload in
 /// [`Tx::payload`].
@@ -160,21 +86,6 @@ pub(super) struct Tx<P> {
     fetch_replies: bool,
     /// The next of our operations waits for others to end.
     blocked: bool,
-}
-
-/// Whose frame it is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Turn {
-    /// The peer's: data it asked for.
-    Reply,
-    /// Ours: of which operation, and whether that has been sent with it.
-    Own { name: OpName, last: bool },
-}
-
-impl Turn {
-    pub(super) fn is_own(self) -> bool {
-        matches!(self, Self::Own { .. })
-    }
 }
 
 /// What the sending half works with.
@@ -380,174 +291,6 @@ impl<P: PipeTx> Tx<P> {
         Ok(sent > 0)
     }
 
-    /// Begins the next frame: our operations and the peer's take turns.
-    fn begin(&mut self, around: &TxSurroundings<'_>) {
-        self.fetch(around);
-        if self.begin_fetched(around.ops) {
-            return;
-        }
-        self.replies_turn = !self.replies_turn;
-        if self.replies_turn && self.begin_reply() {
-            return;
-        }
-        if !self.begin_own(around.ops) {
-            self.begin_reply();
-        }
-    }
-
-    fn begin_own(&mut self, ops: &Mutex<Ops>) -> bool {
-        if self.fetcher.holds(true) {
-            return false;
-        }
-        while let Some(own) = self.own.front() {
-            if own.is_fetched() {
-                return false;
-            }
-            let (name, kind, is_short) = (own.name, own.kind, own.is_short());
-            if is_short && self.control_len() >= GATHERED {
-                return false;
-            }
-            let mut ops = ops.lock();
-            self.blocked = !ops.begin(name);
-            if self.blocked {
-                return false;
-            }
-            match kind {
-                OwnKind::Write if is_short => self.gather(),
-                OwnKind::Write => {
-                    drop(ops);
-                    self.begin_write();
-                    return true;
-                }
-                OwnKind::Read => self.send_read(),
-                OwnKind::Fence => {
-                    self.push_bare(Kind::Fence, name.0);
-                    self.own.pop_front();
-                }
-            }
-            // Not before: what has been sent may end at any time.
-            ops.sent(name);
-        }
-        false
-    }
-
-    /// Moves the first of our operations among the short frames.
-    fn gather(&mut self) {
-        let Some(own) = self.own.pop_front() else { return };
-        // SAFETY: the spans of our own operations stay valid until these have ended.
-        unsafe { self.push_short(own.name, &own.local, &own.remote) };
-    }
-
-    fn send_read(&mut self) {
-        let Some(own) = self.own.pop_front() else { return };
-        let header = Header {
-            descs: own.remote.len() as u16,
-            checked: self.checked,
-            ..Header::bare(Kind::Read, own.name.0, own.left)
-        };
-        push_head(&mut self.control, &header, &own.remote);
-    }
-
-    fn begin_write(&mut self) {
-        if let Some(frame) = self.cut_write(MAX_PAYLOAD) {
-            self.start(frame, None);
-        }
-    }
-
-    /// Cuts a frame of at most so many bytes from the first of our operations: its start, and where its data
-    /// comes from.
-    fn cut_write(&mut self, most: u64) -> Option<Frame> {
-        let own = self.own.front_mut()?;
-        self.head.clear();
-        self.pieces.clear();
-        let mut left = most;
-        let mut offset = own.remote_at.offset as u64;
-        for piece in own.remote.iter().skip(own.remote_at.index).take(MAX_DESCS) {
-            let len = (piece.len - offset).min(left);
-            self.pieces.push(RemoteSpan { addr: piece.addr + offset, len, ..*piece });
-            left -= len;
-            offset = 0;
-            if left == 0 {
-                break;
-            }
-        }
-        let len = (most - left) as usize;
-        self.payload.clear();
-        own.local_at.ahead(&own.local, len, usize::MAX, &mut self.payload);
-        own.local_at.advance(|i| own.local.get(i).map(|span| span.len), len);
-        own.remote_at.advance(|i| own.remote.get(i).map(|piece| piece.len as usize), len);
-        own.left -= len as u64;
-        let last = own.left == 0;
-        let header = Header {
-            kind: Kind::Write,
-            last,
-            checked: self.checked,
-            descs: self.pieces.len() as u16,
-            op: own.name.0,
-            len: len as u64,
-            aux: 0,
-        };
-        let turn = Turn::Own { name: own.name, last };
-        let crc = push_head(&mut self.head, &header, &self.pieces);
-        if last {
-            self.own.pop_front();
-        }
-        Some(Frame { len, crc, turn })
-    }
-
-    fn begin_reply(&mut self) -> bool {
-        if self.fetcher.holds(false) || self.replies.front().is_some_and(|reply| reply.is_fetched) {
-            return false;
-        }
-        let Some(frame) = self.cut_reply(MAX_PAYLOAD) else { return false };
-        self.start(frame, None);
-        true
-    }
-
-    /// Cuts a frame of at most so many bytes from the first of the peer's reads: its start, and where its data
-    /// comes from.
-    fn cut_reply(&mut self, most: u64) -> Option<Frame> {
-        let reply = self.replies.front_mut()?;
-        let len = reply.left.min(most) as usize;
-        self.pieces.clear();
-        let mut left = len as u64;
-        let mut offset = reply.at.offset as u64;
-        for piece in reply.pieces.iter().skip(reply.at.index) {
-            if left == 0 {
-                break;
-            }
-            let len = (piece.len - offset).min(left);
-            if len > 0 {
-                let piece = remote_of(piece);
-                self.pieces.push(RemoteSpan { addr: piece.addr + offset, len, ..piece });
-            }
-            left -= len;
-            offset = 0;
-        }
-        reply.at.advance(|i| reply.pieces.get(i).map(|piece| piece.len as usize), len);
-        reply.left -= len as u64;
-        let last = reply.left == 0;
-        let header = Header {
-            kind: Kind::Data,
-            last,
-            checked: self.checked,
-            descs: 0,
-            op: reply.op,
-            len: len as u64,
-            aux: 0,
-        };
-        self.head.clear();
-        let crc = push_head(&mut self.head, &header, &[]);
-        self.payload.clear();
-        self.payload.extend(
-            self.pieces.iter().map(|p| Span { addr: p.addr as usize, len: p.len as usize }),
-        );
-        if last {
-            self.replies.pop_front();
-        }
-        Some(Frame { len, crc, turn: Turn::Reply })
-    }
-
     /// The frame whose start is in [`Self::head`] is the next to be sent.
     fn start(&mut self, frame: Frame, chunk: Option<Chunk>) {
         let Frame { len: payload_len, mut crc, turn } = frame;
@@ -702,23 +445,6 @@ fn check_all(regions: &crate::region::Locked<'_>, pieces: &[RemoteSpan]) -> Stat
         .iter()
         .find_map(|piece| regions.check(piece, Access::Read).err())
         .map_or(Status::Ok, status_of)
-}
-
-/// Appends a header and its descriptors; what follows is to be added to the checksum.
-fn push_head(out: &mut Vec<u8>, header: &Header, pieces: &[RemoteSpan]) -> Option<Crc> {
-    let start = out.len();
-    out.extend_from_slice(&seal(header));
-    pieces.iter().for_each(|piece| desc_of(piece).encode_to(out));
-    let mut crc = header.checked.then(Crc::new)?;
-    crc.add(&out[start..]);
-    if !pieces.is_empty() {
-        out.extend_from_slice(&Crc::trailer(Some(&crc), Status::Ok).encode());
-    }
-    Some(crc)
-}
-
-fn desc_of(piece: &RemoteSpan) -> Desc {
-    Desc { addr: piece.addr, len: piece.len, key: piece.key, slot: piece.slot }
 }
 
 fn span_of(bytes: &[u8]) -> Span {

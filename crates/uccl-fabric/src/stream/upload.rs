@@ -3,13 +3,12 @@
 
 use std::collections::VecDeque;
 
-use smallvec::SmallVec;
 use uccl_device::cuda::{Direction, GpuError};
 use uccl_wire::frame::Status;
 
 use super::{cursor::Cursor, ops::ReadTarget};
 use crate::{
-    gpu::{CHUNK, Chunk, Copier, CopyBy, Moving},
+    gpu::{CHUNK, Chunk, Copier, CopyBy, Copying},
     lane::OpName,
     mem::{Located, Span},
 };
@@ -45,10 +44,8 @@ pub(super) struct Filling {
 
 /// One copy, or one end, or both.
 struct Upload {
-    copy: Option<(Chunk, Moving)>,
+    copy: Option<Copying>,
     purpose: Purpose,
-    /// Regions of ours that the copy writes for the peer.
-    slots: SmallVec<[u32; 4]>,
     end: Option<End>,
 }
 
@@ -79,10 +76,8 @@ impl Uploader {
     /// Whether a copy may be writing this region of ours.
     pub(super) fn touches(&mut self, slot: u32) -> bool {
         let Self { copier, under_way, .. } = self;
-        under_way.iter().any(|upload| {
-            let is_moving = |(_, moving): &(Chunk, Moving)| copier.ended(moving).is_none();
-            upload.slots.contains(&slot) && upload.copy.as_ref().is_some_and(is_moving)
-        })
+        let copies = under_way.iter().filter_map(|upload| upload.copy.as_ref());
+        copies.into_iter().any(|copy| copier.may_touch(copy, slot))
     }
 
     /// Where the next data goes that is for `at` of its operation's memory. `None`: copies must end first.
@@ -132,19 +127,15 @@ impl Uploader {
         memory: &[Located],
         slots: impl IntoIterator<Item = u32>,
     ) -> Result<(), GpuError> {
-        // SAFETY: the caller's promise; the chunk is kept until the copy has ended.
-        let moving = unsafe { self.copier.start(&chunk, memory, Direction::HostToDevice)? };
-        let mut slots: SmallVec<[u32; 4]> = slots.into_iter().collect();
-        slots.dedup();
-        let copy = Some((chunk, moving));
-        self.under_way.push_back(Upload { copy, purpose, slots, end: None });
+        // SAFETY: the caller's promise.
+        let copy = unsafe { self.copier.start(chunk, memory, slots, Direction::HostToDevice)? };
+        self.under_way.push_back(Upload { copy: Some(copy), purpose, end: None });
         Ok(())
     }
 
     /// Has an operation end when all before it has landed.
     pub(super) fn end(&mut self, purpose: Purpose, end: End) {
-        let end = Some(end);
-        self.under_way.push_back(Upload { copy: None, purpose, slots: SmallVec::new(), end });
+        self.under_way.push_back(Upload { copy: None, purpose, end: Some(end) });
     }
 
     /// An operation whose data did not all land ends so.
@@ -160,13 +151,11 @@ impl Uploader {
     pub(super) fn landed(&mut self) -> Option<Landed> {
         let first = self.under_way.front()?;
         let result = match &first.copy {
-            Some((_, moving)) => self.copier.ended(moving)?,
+            Some(copy) => self.copier.ended(copy)?,
             None => Ok(()),
         };
-        let Upload { copy, purpose, end, .. } = self.under_way.pop_front()?;
-        if let Some((_, moving)) = copy {
-            self.copier.reuse(moving);
-        }
+        let Upload { copy, purpose, end } = self.under_way.pop_front()?;
+        drop(copy.map(|copy| self.copier.release(copy)));
         Some(Landed { purpose, result, end })
     }
 

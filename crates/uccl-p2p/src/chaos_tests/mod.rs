@@ -8,13 +8,14 @@ mod world;
 use std::time::Duration;
 
 use fastrand::Rng;
+use uccl_device::cuda::GpuError;
 use uccl_fabric::chaos::each_seed;
 
 use self::{
     workload::{Plan, Workload, move_one},
-    world::{LaneChaos, Side, join},
+    world::{LaneChaos, Memory, Side, join},
 };
-use crate::{Error, Op};
+use crate::{Error, Op, Request, Status, Uninterrupted, engine::deferred::Mark};
 
 const PATIENT: Duration = Duration::from_secs(20);
 const SHORT: Duration = Duration::from_millis(500);
@@ -43,6 +44,7 @@ fn everything_ends_and_nothing_lands_afterwards() {
             cancels: rng.bool(),
             deadlines: rng.bool(),
             revokes: rng.bool(),
+            streams: rng.bool(),
             loss: false,
         };
         let mut work = workload(seed, &lanes, plan);
@@ -81,7 +83,8 @@ fn every_data_lane_may_go() {
     each_seed(|seed| {
         let mut rng = Rng::with_seed(!seed);
         let lanes = some_lanes(&mut rng, 4);
-        let plan = Plan { steps: 120, cancels: rng.bool(), ..Plan::default() };
+        let (cancels, streams) = (rng.bool(), rng.bool());
+        let plan = Plan { steps: 120, cancels, streams, ..Plan::default() };
         let mut work = workload(seed, &lanes, plan);
         let at: Vec<usize> = (1..4).map(|_| rng.usize(0..120)).collect();
         let by = rng.usize(0..2);
@@ -106,7 +109,8 @@ fn with_the_first_lane_the_connection_ends() {
         let mut lanes = some_lanes(&mut rng, count);
         let after = 1 << rng.u32(3..16);
         lanes[0].pipe[rng.usize(0..2)].cut_after = Some(rng.u64(0..after));
-        let plan = Plan { steps: 120, cancels: rng.bool(), loss: true, ..Plan::default() };
+        let (cancels, streams) = (rng.bool(), rng.bool());
+        let plan = Plan { steps: 120, cancels, streams, loss: true, ..Plan::default() };
         let mut work = workload(seed, &lanes, plan);
         work.run(|step, sides| {
             // However little the pipe was given to carry.
@@ -150,4 +154,36 @@ fn a_stalled_first_lane_is_a_silent_peer() {
             "{ended:?}"
         );
     });
+}
+
+/// A stream that has failed.
+struct Broken;
+
+impl Mark for Broken {
+    fn is_reached(&self) -> Result<bool, GpuError> {
+        Err(GpuError::Unavailable { reason: "the stream is lost".to_owned() })
+    }
+}
+
+#[test]
+fn a_stream_that_fails_fails_what_waits_for_it_and_nothing_else() {
+    let mut rng = Rng::with_seed(1);
+    let mut sides = join(1, &[LaneChaos::default()], PATIENT);
+    let memory = Memory::new(&mut rng, &[1000]);
+    let mr = sides[0].register(&memory);
+    let iovs = memory.iovs(mr);
+    let (conn, op) = (sides[0].conn, Op::Send);
+    let request =
+        Request { conn, op, iovs: &iovs, adverts: &[], notif: None, timeout: None, after: None };
+    let id = sides[0].ep.post_behind(&request, Some(Box::new(Broken))).expect("posted");
+    let status = sides[0].ep.wait(id, None, &mut Uninterrupted).expect("known");
+    let why = match status {
+        Status::Failed(e) => e.to_string(),
+        status => panic!("{status:?}"),
+    };
+    assert!(why.contains("the stream is lost"), "{why}");
+    assert!(memory.unchanged());
+    move_one(&sides, &mut rng, Op::Write, 1000).expect("the connection lives");
+    sides[0].ep.deregister(mr).expect("unused");
+    sides.iter_mut().for_each(Side::leave);
 }

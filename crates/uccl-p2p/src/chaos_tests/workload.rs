@@ -2,13 +2,15 @@
 
 use std::{
     collections::HashMap,
+    sync::atomic::{AtomicU32, Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
 use fastrand::Rng;
+use uccl_device::cuda::GpuError;
 
 use super::world::{FAR, Memory, Side};
-use crate::{Error, MrId, Op, Request, Status, TransferId, Uninterrupted};
+use crate::{Error, MrId, Op, Request, Status, TransferId, Uninterrupted, engine::deferred::Mark};
 
 /// What is done beside posting and waiting.
 #[derive(Clone, Copy, Default)]
@@ -17,6 +19,8 @@ pub(super) struct Plan {
     pub(super) cancels: bool,
     pub(super) deadlines: bool,
     pub(super) revokes: bool,
+    /// Some transfers wait for a stream first.
+    pub(super) streams: bool,
     /// The connection may be lost: then everything ends, and says so.
     pub(super) loss: bool,
 }
@@ -28,6 +32,17 @@ struct Posted {
     deadline: bool,
     cancelled: bool,
     end: Option<Result<u64, Error>>,
+}
+
+/// A stream that comes to a mark after so many looks.
+struct Countdown(AtomicU32);
+
+impl Mark for Countdown {
+    fn is_reached(&self) -> Result<bool, GpuError> {
+        let left = self.0.load(Relaxed);
+        self.0.store(left.saturating_sub(1), Relaxed);
+        Ok(left == 0)
+    }
 }
 
 /// A read or a write.
@@ -134,7 +149,8 @@ impl Workload {
     }
 
     fn post(&mut self, by: usize, request: &Request<'_>) -> Option<Posted> {
-        match self.sides[by].ep.post(request) {
+        let after = (self.plan.streams && self.rng.u8(0..3) == 0).then(|| self.mark());
+        match self.sides[by].ep.post_behind(request, after) {
             Ok(id) => {
                 let deadline = request.timeout.is_some();
                 Some(Posted { by, id, deadline, cancelled: false, end: None })
@@ -192,6 +208,10 @@ impl Workload {
             self.sides[by].ep.deregister(local_mr).expect("unused");
             self.sides[1 - by].ep.deregister(remote_mr).expect("unused");
         }
+    }
+
+    fn mark(&mut self) -> Box<dyn Mark> {
+        Box::new(Countdown(AtomicU32::new(self.rng.u32(0..2000))))
     }
 
     fn number(&mut self) -> u64 {

@@ -23,6 +23,18 @@ use crate::{
     error::{Error, Result},
 };
 
+/// A place on a stream.
+pub(crate) trait Mark: Send + Sync {
+    /// Whether the stream has come so far.
+    fn is_reached(&self) -> std::result::Result<bool, GpuError>;
+}
+
+impl Mark for Event {
+    fn is_reached(&self) -> std::result::Result<bool, GpuError> {
+        self.is_done()
+    }
+}
+
 /// How a transfer begins.
 pub(crate) enum Start {
     OneSided(Op, Pieces),
@@ -44,7 +56,7 @@ impl Start {
 /// A transfer that has not begun.
 struct Waiting {
     /// What it waits for; nothing if it only keeps its place behind others.
-    after: Option<Event>,
+    after: Option<Box<dyn Mark>>,
     transfer: Arc<Transfer>,
     start: Start,
 }
@@ -127,17 +139,17 @@ impl Deferred {
 
 impl Waiting {
     fn is_reached(&self) -> std::result::Result<bool, GpuError> {
-        self.after.as_ref().map_or(Ok(true), Event::is_done)
+        self.after.as_ref().map_or(Ok(true), |mark| mark.is_reached())
     }
 }
 
 impl Connection {
-    /// Begins a transfer, now or when the event has happened.
+    /// Begins a transfer, now or when the mark is reached.
     pub(crate) fn begin(
         self: &Arc<Self>,
         transfer: &Arc<Transfer>,
         start: Start,
-        after: Option<Event>,
+        after: Option<Box<dyn Mark>>,
     ) -> Result<()> {
         if after.is_none() && !self.deferred.holds_back(&start) {
             return self.begin_now(transfer, start);

@@ -18,6 +18,7 @@ pub(crate) mod greeting;
 pub(crate) mod inbox;
 pub(crate) mod liveness;
 pub(crate) mod notifs;
+pub(crate) mod now;
 pub(crate) mod numbered;
 pub(crate) mod outbox;
 pub(crate) mod park;

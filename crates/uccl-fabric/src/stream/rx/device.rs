@@ -4,7 +4,11 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use uccl_wire::frame::{Kind, Status};
 
-use super::{Rx, Surroundings, Targets, fill, read_result};
+use super::{
+    Rx, Surroundings,
+    begin::Targets,
+    payload::{fill, read_result},
+};
 use crate::{
     gpu,
     lane::LaneError,
@@ -13,6 +17,7 @@ use crate::{
     region::AccessError,
     status_of,
     stream::{
+        cursor::Cursor,
         remote_of,
         upload::{End, Filling, Landed, Purpose},
     },
@@ -154,42 +159,8 @@ impl<P: PipeRx> Rx<P> {
             return;
         }
         let regions = around.regions.lock();
-        self.located.clear();
-        let mut offset = at.offset;
-        let mut left = len;
-        let mut refused = None;
-        match (&self.read, self.header.kind) {
-            (Some((_, target)), Kind::Data) => {
-                let mut spans = std::mem::take(&mut self.iov);
-                spans.clear();
-                at.ahead(&target.spans, len, usize::MAX, &mut spans);
-                let device = target.device;
-                self.located.extend(spans.iter().map(|span| Located { span: *span, device }));
-                self.iov = spans;
-            }
-            _ => {
-                for desc in self.descs.iter().skip(at.index) {
-                    if left == 0 {
-                        break;
-                    }
-                    match regions.locate(&remote_of(desc), Access::Write) {
-                        Ok(Located { span, device }) => {
-                            let len = (span.len - offset).min(left);
-                            let span = Span { addr: span.addr + offset, len };
-                            self.located.push(Located { span, device });
-                            left -= len;
-                            offset = 0;
-                        }
-                        Err(e) => {
-                            refused = Some(status_of(e));
-                            break;
-                        }
-                    }
-                }
-            }
-        }
-        if let Some(status) = refused {
-            return self.fail_write(status);
+        if let Err(e) = self.locate_filled(&regions, len, at) {
+            return self.fail_write(status_of(e));
         }
         let (purpose, slots) = match (&self.read, self.header.kind) {
             (Some((name, _)), Kind::Data) => (Purpose::Read(*name), &[][..]),
@@ -204,6 +175,35 @@ impl<P: PipeRx> Rx<P> {
         if let Err(e) = started {
             self.fail_upload(e);
         }
+    }
+
+    /// Lists where `len` bytes of payload from `at` on belong.
+    fn locate_filled(
+        &mut self,
+        regions: &crate::region::Locked<'_>,
+        len: usize,
+        at: Cursor,
+    ) -> Result<(), AccessError> {
+        self.located.clear();
+        if let (Some((_, target)), Kind::Data) = (&self.read, self.header.kind) {
+            let device = target.device;
+            self.iov.clear();
+            at.ahead(&target.spans, len, usize::MAX, &mut self.iov);
+            self.located.extend(self.iov.iter().map(|span| Located { span: *span, device }));
+            return Ok(());
+        }
+        let (mut offset, mut left) = (at.offset, len);
+        for desc in self.descs.iter().skip(at.index) {
+            if left == 0 {
+                break;
+            }
+            let Located { span, device } = regions.locate(&remote_of(desc), Access::Write)?;
+            let len = (span.len - offset).min(left);
+            self.located.push(Located { span: Span { addr: span.addr + offset, len }, device });
+            left -= len;
+            offset = 0;
+        }
+        Ok(())
     }
 
     /// The current operation's data cannot be copied.
