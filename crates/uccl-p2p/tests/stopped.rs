@@ -168,39 +168,52 @@ fn memory_that_a_stopped_peer_may_touch_is_not_given_back() {
     assert!((0..10).any(|_| round()), "a peer that was given up is not watched");
 }
 
-/// One round with an owner; whether it was stopped where it can be told.
-fn asked_round() -> bool {
-    let (owner, said) = Writer::start_as("owner_process", (OWNER, "1"), "at ");
-    let (addr, advert) = said.split_once(' ').expect("an address and an advert");
-    let advert = read_hex(advert);
-    let ep = endpoint();
-    let mut memory = vec![0; LEN];
-    let mr = register(&ep, &mut memory);
-    let conn = ep.connect(addr.parse().expect("an address"), None, &mut Uninterrupted);
-    let conn = conn.expect("connected");
-    let iovs = [Iov { mr, ptr: memory.as_ptr() as usize, len: LEN }];
-    let adverts = [advert];
-    let request = Request {
-        conn,
-        op: Op::Read,
-        iovs: &iovs,
-        adverts: &adverts,
-        notif: None,
-        timeout: None,
-        after: None,
-    };
-    ep.run(&request, &mut Uninterrupted).expect("read");
-    assert!(memory.iter().all(|byte| *byte == 7));
-    let posted: Vec<_> = (0..20).map(|_| ep.post(&request).expect("posted")).collect();
-    std::thread::sleep(Duration::from_millis(5));
-    owner.stop();
-    for transfer in posted {
-        let ended = ep.wait(transfer, None, &mut Uninterrupted).expect("it is known");
-        assert!(
-            matches!(ended, Status::Done(_) | Status::Failed(Error::ConnectionLost { .. })),
-            "{ended:?}"
-        );
+/// Copies that an owner was asked for, and what became of it meanwhile.
+struct AskedRound {
+    owner: Writer,
+    ep: Endpoint,
+    memory: Vec<u8>,
+    mr: MrId,
+}
+
+impl AskedRound {
+    /// Has an owner copy much, and does something to it in the middle.
+    fn run(signal: impl FnOnce(&Writer)) -> Self {
+        let (owner, said) = Writer::start_as("owner_process", (OWNER, "1"), "at ");
+        let (addr, advert) = said.split_once(' ').expect("an address and an advert");
+        let ep = endpoint();
+        let mut memory = vec![0; LEN];
+        let mr = register(&ep, &mut memory);
+        let conn = ep.connect(addr.parse().expect("an address"), None, &mut Uninterrupted);
+        let iovs = [Iov { mr, ptr: memory.as_ptr() as usize, len: LEN }];
+        let request = Request {
+            conn: conn.expect("connected"),
+            op: Op::Read,
+            iovs: &iovs,
+            adverts: &[read_hex(advert)],
+            notif: None,
+            timeout: None,
+            after: None,
+        };
+        ep.run(&request, &mut Uninterrupted).expect("read");
+        assert!(memory.iter().all(|byte| *byte == 7));
+        let posted: Vec<_> = (0..20).map(|_| ep.post(&request).expect("posted")).collect();
+        std::thread::sleep(Duration::from_millis(5));
+        signal(&owner);
+        for transfer in posted {
+            let ended = ep.wait(transfer, None, &mut Uninterrupted).expect("it is known");
+            assert!(
+                matches!(ended, Status::Done(_) | Status::Failed(Error::ConnectionLost { .. })),
+                "{ended:?}"
+            );
+        }
+        Self { owner, ep, memory, mr }
     }
+}
+
+/// One round; whether the owner was stopped where it can be told.
+fn asked_round() -> bool {
+    let AskedRound { owner, ep, mut memory, mr } = AskedRound::run(Writer::stop);
     // Its keys are revoked, but it may be in the middle of a copy with one of them.
     let stuck = match ep.deregister(mr) {
         Ok(()) => false,
@@ -219,4 +232,12 @@ fn asked_round() -> bool {
 fn memory_that_a_stopped_owner_may_touch_is_not_given_back() {
     // It is stopped between two accesses now and then.
     assert!((0..10).any(|_| asked_round()), "an owner that was given up is not watched");
+}
+
+#[test]
+fn an_owner_that_dies_touches_nothing_any_more() {
+    for _ in 0..3 {
+        let round = AskedRound::run(|owner| owner.signal(libc::SIGKILL));
+        round.ep.deregister(round.mr).expect("nobody touches it");
+    }
 }
