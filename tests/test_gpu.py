@@ -83,7 +83,13 @@ class TestTwoProcesses:
     @pytest.mark.parametrize("size", [1, 100, 40 * KIB, 5 * MIB + 3])
     @pytest.mark.parametrize(
         "route",
-        [("cuda:0", SECOND), ("pageable", SECOND), ("cuda:0", "alloc"), ("cuda:0", "pinned")],
+        [
+            ("cuda:0", SECOND),
+            ("pageable", SECOND),
+            ("pinned", SECOND),
+            ("cuda:0", "alloc"),
+            ("cuda:0", "pinned"),
+        ],
         ids="-".join,
     )
     def test_send(self, connect: Connect, link: dict[str, Any], route: tuple[str, str], size: int) -> None:
@@ -244,6 +250,146 @@ class TestTwoProcesses:
 
 
 @one_gpu
+class TestLockedMemory:
+    """Locked host memory that is the owner's alone: a peer with GPU memory has the owner copy."""
+
+    @pytest.mark.parametrize("size", [4 * KIB, MIB, 16 * MIB + 5])
+    @pytest.mark.parametrize("kind", ["write", "read"])
+    @pytest.mark.parametrize("gpu", sorted({"cuda:0", SECOND}))
+    def test_the_owner_copies(
+        self, connect: Connect, link: dict[str, Any], gpu: str, kind: str, size: int
+    ) -> None:
+        pair = connect(**link)
+        source, target = (pair.a, pair.b) if kind == "write" else (pair.b, pair.a)
+        wheres = {pair.a: gpu, pair.b: "pinned"}
+        run(source, "tensor", "m", size, wheres[source], seed=size)
+        run(target, "tensor", "m", size, wheres[target])
+        advert = run(pair.b, "advert", "m")
+        for offset in (0, 1):
+            answer = run(pair.a, "move", kind, pair.conn_a, "m", advert, offset, size - offset)
+            assert answer == (True, None)
+            assert run(target, "crc", "m", offset) == pattern_crc(size, size, offset), offset
+            assert run(target, "surroundings", "m")
+        asked = link == LINKS["ipc"] and size >= 64 * KIB
+        assert copied_for_peers(pair) == (2 if asked else 0)
+
+    @pytest.mark.parametrize("kind", ["writev", "readv"])
+    @pytest.mark.parametrize("count", [100, 20_000])
+    def test_vectors(self, connect: Connect, kind: str, count: int) -> None:
+        pair = connect(transport="local")
+        lens = [(i * 37) % 3000 + 1 for i in range(count)]
+        size = sum(lens) + count * 5
+        source, target = (pair.a, pair.b) if kind == "writev" else (pair.b, pair.a)
+        wheres = {pair.a: "cuda:0", pair.b: "pinned"}
+        run(source, "tensor", "m", size, wheres[source], seed=3)
+        run(target, "tensor", "m", size, wheres[target])
+        adverts = run(pair.b, "adverts", "m", lens, 5)
+        answer = run(pair.a, "move_pieces", kind, pair.conn_a, "m", adverts, lens, 5)
+        assert answer == (True, None)
+        assert run(target, "crc", "m") == crc_of_pieces(size, 3, lens, 5)
+        assert run(target, "surroundings", "m")
+        assert copied_for_peers(pair) == -(-count // 8192)
+
+    @pytest.mark.parametrize("kind", ["write", "read"])
+    def test_refusals(self, connect: Connect, kind: str) -> None:
+        """In the words of every other way, with nothing moved."""
+        pair, size = connect(transport="local"), MIB
+        run(pair.a, "tensor", "m", size, "cuda:0", seed=1)
+        run(pair.b, "tensor", "m", size, "pinned", seed=2)
+        advert = run(pair.b, "advert", "m")
+        forged = advert[:32] + bytes([advert[32] ^ 1]) + advert[33:]
+        outside = (int.from_bytes(advert[:8], "little") + 8).to_bytes(8, "little") + advert[8:]
+        for wrong, words in ((forged, "forged"), (outside, "not inside the region")):
+            ok, why = run(pair.a, "move", kind, pair.conn_a, "m", wrong, 0, size)
+            assert ok is False and words in why
+        assert run(pair.b, "forget", "m")
+        ok, why = run(pair.a, "move", kind, pair.conn_a, "m", advert, 0, size)
+        assert ok is False and "deregistration" in why
+        for peer, seed in ((pair.a, 1), (pair.b, 2)):
+            assert run(peer, "crc", "m") == pattern_crc(size, seed)
+        assert copied_for_peers(pair) == 0
+
+    @pytest.mark.parametrize("kind", ["write", "read"])
+    def test_killed_in_the_middle(self, connect: Connect, kind: str) -> None:
+        pair, size = connect(transport="local"), 256 * MIB
+        run(pair.a, "tensor", "m", size, "cuda:0", seed=1)
+        run(pair.b, "tensor", "m", size, "pinned", seed=1)
+        advert = run(pair.b, "advert", "m")
+        posted = [run(pair.a, "post", kind, pair.conn_a, "m", advert) for _ in range(16)]
+        pair.b.kill()
+        pair.b.process.wait()
+        for transfer in posted:
+            (_ok, done), _why = pair.a.call("wait", transfer, 30)
+            assert done
+        ok, why = run(pair.a, "move", kind, pair.conn_a, "m", advert, 0, size)
+        assert ok is False and why
+        assert run(pair.a, "crc", "m") == pattern_crc(size, 1)
+        assert run(pair.a, "forget", "m")
+
+    def test_the_asker_is_killed_in_the_middle(self, connect: Connect) -> None:
+        """The owner's GPU is left as it was, and its memory can be given back."""
+        pair, size = connect(transport="local"), 256 * MIB
+        run(pair.a, "tensor", "m", size, "cuda:0", seed=1)
+        run(pair.b, "tensor", "m", size, "pinned", seed=1)
+        advert = run(pair.b, "advert", "m")
+        for i in range(16):
+            run(pair.a, "post", ("write", "read")[i % 2], pair.conn_a, "m", advert)
+        pair.a.kill()
+        pair.a.process.wait()
+        assert run(pair.b, "forget", "m")
+        assert run(pair.b, "crc", "m") == pattern_crc(size, 1)
+        run(pair.b, "tensor", "other", MIB, "cuda:0", seed=5)
+        assert run(pair.b, "crc", "other") == pattern_crc(MIB, 5)
+
+    @pytest.mark.parametrize("kind", ["write", "read"])
+    def test_nothing_lands_after_a_cancel(self, connect: Connect, kind: str) -> None:
+        pair, size = connect(transport="local"), 256 * MIB
+        target = pair.b if kind == "write" else pair.a
+        run(pair.a, "tensor", "m", size, "cuda:0", seed=1)
+        run(pair.b, "tensor", "m", size, "pinned", seed=2)
+        advert = run(pair.b, "advert", "m")
+        posted = [run(pair.a, "post", kind, pair.conn_a, "m", advert) for _ in range(4)]
+        for transfer in posted:
+            pair.a.call("method", "cancel", transfer)
+        run(target, "fill", "m", 77)
+        assert run(target, "is_all", "m", 77)
+        assert run(target, "surroundings", "m")
+        # The connection lives.
+        assert run(pair.a, "move", kind, pair.conn_a, "m", advert, 0, size) == (True, None)
+
+    def test_nothing_lands_after_a_deregistration(self, connect: Connect) -> None:
+        pair, size = connect(transport="local"), 256 * MIB
+        run(pair.a, "tensor", "m", size, "cuda:0", seed=1)
+        run(pair.b, "tensor", "m", size, "pinned")
+        advert = run(pair.b, "advert", "m")
+        posted = [run(pair.a, "post", "write", pair.conn_a, "m", advert) for _ in range(8)]
+        assert run(pair.b, "forget", "m")
+        run(pair.b, "fill", "m", 77)
+        for transfer in posted:
+            (ok, done), why = pair.a.call("wait", transfer, 30)
+            assert done and (ok or "deregistration" in why)
+        assert run(pair.b, "is_all", "m", 77)
+
+    @two_gpus
+    @pytest.mark.parametrize("kind", ["write", "read"])
+    def test_an_owner_that_does_not_see_the_gpu(
+        self, spawn: Callable[..., Any], kind: str
+    ) -> None:
+        """It declines, and the bytes go as they would have."""
+        sees_second = spawn(env={"CUDA_VISIBLE_DEVICES": "1"})
+        pair, size = Pair(spawn(), sees_second, bind="127.0.0.1", transport="local"), MIB
+        source, target = (pair.a, pair.b) if kind == "write" else (pair.b, pair.a)
+        wheres = {pair.a: "cuda:0", pair.b: "pinned"}
+        run(source, "tensor", "m", size, wheres[source], seed=4)
+        run(target, "tensor", "m", size, wheres[target])
+        advert = run(pair.b, "advert", "m")
+        for _ in range(10):
+            assert run(pair.a, "move", kind, pair.conn_a, "m", advert, 0, size) == (True, None)
+        assert run(target, "crc", "m") == pattern_crc(size, 4)
+        assert copied_for_peers(pair) == 0
+
+
+@one_gpu
 class TestFaults:
     def test_freed_and_taken_again(self, connect: Connect, link: dict[str, Any]) -> None:
         """Memory at the address of memory that went is not the memory that went."""
@@ -365,6 +511,11 @@ def test_one_process(kind: str, link: dict[str, Any]) -> None:
 
 def run(peer: Any, function: str, *args: Any, **kwargs: Any) -> Any:
     return peer.call("run", "test_gpu", function, *args, **kwargs)
+
+
+def copied_for_peers(pair: Pair) -> int:
+    """How many copies the owner has made because it was asked."""
+    return pair.b.call("method", "stats")[0]["copied_for_peers"]
 
 
 def crc_of_pieces(size: int, seed: int, lens: list[int], gap: int) -> int:
@@ -618,6 +769,15 @@ def send_both(side: Any, conn: int) -> list[tuple[bool, bool]]:
 
 def receive_both(side: Any, conn: int) -> list[bool]:
     return [side.ep.recv(conn, side.mrs[name], *place(side, name)) for name in ("m1", "m2")]
+
+
+def fill(side: Any, name: str, value: int) -> None:
+    import torch
+
+    memory = side.names[name]
+    memory[GUARD:-GUARD].fill_(value)
+    if memory.is_cuda:
+        torch.cuda.synchronize(memory.device)
 
 
 def is_all(side: Any, name: str, value: int) -> bool:

@@ -229,6 +229,19 @@ pub trait Lane: Send + Sync {
         self.caps().link
     }
 
+    /// Which of these pieces of the peer's memory their owner copies better, to and from memory of this kind
+    /// here: one answer a piece, or none at all where it is not so for any. Whether a piece may be touched is
+    /// for the owner to say.
+    fn owner_copies(&self, _ours: MemoryKind, _: &[RemoteSpan]) -> Vec<bool> {
+        Vec::new()
+    }
+
+    /// Whether we are such an owner: this process copies well between memory of this kind here and these
+    /// pieces of the peer's.
+    fn copies_as_owner(&self, _ours: MemoryKind, _: &[RemoteSpan]) -> bool {
+        false
+    }
+
     /// Starts an operation.
     ///
     /// # Safety

@@ -7,9 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{RwLock, RwLockReadGuard};
 use uccl_device::MemoryKind;
+use uccl_wire::frame::Status;
 
 use crate::mem::{Access, Located, RemoteSpan, Span};
 use crate::shm::published::{Listing, PublishedTable};
+use crate::status_of;
 
 /// What peers may do in a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -170,6 +172,19 @@ impl Keys {
 struct Live {
     key: u64,
     listing: Listing,
+    /// The slot of the region that it is a part of.
+    part_of: Option<u32>,
+}
+
+/// Memory that a peer may access in the way that it asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Admitted {
+    /// The memory.
+    pub span: Span,
+    /// Its kind.
+    pub kind: MemoryKind,
+    /// The slot of its region; for a [part](RegionTable::insert_part), of the region that it is a part of.
+    pub region: u32,
 }
 
 #[derive(Debug)]
@@ -197,15 +212,15 @@ impl State {
         Ok(slot)
     }
 
-    fn locate(&self, span: &RemoteSpan, access: Access) -> Result<Located, AccessError> {
+    fn locate(&self, span: &RemoteSpan, access: Access) -> Result<(Located, Live), AccessError> {
         let live = self.slots.get(span.slot as usize).copied().flatten();
         let live = live.filter(|live| live.key == span.key).ok_or(AccessError::UnknownKey)?;
-        let Listing { span: region, rights, device, .. } = live.listing;
+        let Listing { span: region, rights, kind, .. } = live.listing;
         rights.admit(access)?;
         offset_within(region.addr as u64, region.len as u64, span.addr, span.len)?;
         // Both fit: they lie within a range of ours.
         let span = Span { addr: span.addr as usize, len: span.len as usize };
-        Ok(Located { span, device })
+        Ok((Located { span, device: kind.device_only() }, live))
     }
 }
 
@@ -260,7 +275,7 @@ impl RegionTable {
         rights: Rights,
         backing: Option<SharedBacking>,
     ) -> Result<Region, RegionError> {
-        self.list(Listing { span, rights, backing, device: None })
+        self.list(Listing { span, rights, backing, kind: MemoryKind::Host }, None)
     }
 
     /// As [`insert`](Self::insert), for memory of any kind.
@@ -274,10 +289,25 @@ impl RegionTable {
         rights: Rights,
         backing: Option<SharedBacking>,
     ) -> Result<Region, RegionError> {
-        self.list(Listing { span, rights, backing, device: kind.device_only() })
+        self.list(Listing { span, rights, backing, kind }, None)
     }
 
-    fn list(&self, listing: Listing) -> Result<Region, RegionError> {
+    /// As [`insert_kind`](Self::insert_kind), for a part of the region in slot `of`, under a key of its own.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn insert_part(
+        &self,
+        of: u32,
+        kind: MemoryKind,
+        span: Span,
+        rights: Rights,
+        backing: Option<SharedBacking>,
+    ) -> Result<Region, RegionError> {
+        self.list(Listing { span, rights, backing, kind }, Some(of))
+    }
+
+    fn list(&self, listing: Listing, part_of: Option<u32>) -> Result<Region, RegionError> {
         let Listing { span, rights, backing, .. } = listing;
         span.addr.checked_add(span.len).ok_or(RegionError::BadRange)?;
         if backing.is_some_and(|b| b.offset.checked_add(span.len as u64).is_none()) {
@@ -285,7 +315,7 @@ impl RegionTable {
         }
         let mut state = self.inner.state.write();
         let key = state.keys.next()?;
-        let slot = state.place(Live { key, listing })?;
+        let slot = state.place(Live { key, listing, part_of })?;
         let publishing = state.publishing;
         drop(state);
         if publishing {
@@ -319,6 +349,25 @@ impl RegionTable {
         Locked(self.inner.state.read())
     }
 
+    /// The memory that a peer names, if it may access it so and the CPU reaches it. Refusals are counted.
+    ///
+    /// # Errors
+    /// Why not, as it is said on the wire.
+    pub fn admit(&self, span: &RemoteSpan, access: Access) -> Result<Admitted, Status> {
+        let located = self.inner.state.read().locate(span, access);
+        let admitted = located.and_then(|(located, live)| match located.device {
+            Some(_) => Err(AccessError::Device),
+            None => {
+                let region = live.part_of.unwrap_or(span.slot);
+                Ok(Admitted { span: located.span, kind: live.listing.kind, region })
+            }
+        });
+        admitted.map_err(|e| {
+            self.note_refusal();
+            status_of(e)
+        })
+    }
+
     /// The memfd of the published table, to hand to peers of this host. From the first call on the table is
     /// kept up, with all that lives then.
     #[must_use]
@@ -326,7 +375,7 @@ impl RegionTable {
         let mut state = self.inner.state.write();
         if !std::mem::replace(&mut state.publishing, true) {
             for (slot, live) in (0..).zip(&state.slots) {
-                if let Some(Live { key, listing }) = live {
+                if let Some(Live { key, listing, .. }) = live {
                     self.inner.published.publish(slot, *key, listing);
                 }
             }
@@ -358,7 +407,7 @@ impl Locked<'_> {
     /// Why not.
     #[inline]
     pub fn check(&self, span: &RemoteSpan, access: Access) -> Result<Span, AccessError> {
-        let Located { span, device } = self.0.locate(span, access)?;
+        let Located { span, device } = self.locate(span, access)?;
         if device.is_some() { Err(AccessError::Device) } else { Ok(span) }
     }
 
@@ -368,7 +417,7 @@ impl Locked<'_> {
     /// Why not.
     #[inline]
     pub(crate) fn locate(&self, span: &RemoteSpan, access: Access) -> Result<Located, AccessError> {
-        self.0.locate(span, access)
+        self.0.locate(span, access).map(|(located, _)| located)
     }
 }
 

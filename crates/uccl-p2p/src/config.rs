@@ -67,6 +67,10 @@ pub struct Config {
     pub numa_affinity: bool,
     /// How long a worker spins for more work before it sleeps.
     pub spin: Duration,
+    /// Whether owners of memory are asked to copy wherever that can be asked, and do as they are asked: so
+    /// that tests exercise it on machines without a GPU.
+    #[doc(hidden)]
+    pub always_ask_owners: bool,
 }
 
 impl Default for Config {
@@ -89,6 +93,7 @@ impl Default for Config {
             ipc: true,
             numa_affinity: true,
             spin: Duration::from_micros(100),
+            always_ask_owners: false,
         }
     }
 }

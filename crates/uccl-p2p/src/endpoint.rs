@@ -256,6 +256,8 @@ pub struct Stats {
     pub refused_handshakes: u64,
     /// Lanes that died while their connection went on.
     pub lanes_lost: u64,
+    /// Copies between our locked host memory and peers' GPU memory that we made because they asked.
+    pub copied_for_peers: u64,
 }
 
 /// Memory that peers on this host can map, so that a transfer is one user-space copy.
@@ -412,6 +414,17 @@ impl Endpoint {
         Ok(conn.lanes[0].path_to(&remote))
     }
 
+    /// The same between this memory of the peer's and a region of ours, for long transfers: `owner` where the
+    /// peer makes the copy, because GPUs of its own reach its locked host memory and ours do not.
+    pub fn path_from(&self, conn: ConnId, mr: MrId, advert: &Advert) -> Result<&'static str> {
+        let (open, mr) = (self.core().conn(conn)?, self.core().mrs.get(mr)?);
+        let all = Span { addr: 0, len: advert.len as usize };
+        if open.asks_owner(&mr, remote_span(&open, 0, all, advert)?) {
+            return Ok("owner");
+        }
+        self.path(conn, advert)
+    }
+
     /// Whether transfers can be posted on a connection; the error says why not.
     pub fn check_connection(&self, conn: ConnId) -> Result<()> {
         self.core().conn(conn).map(drop)
@@ -445,7 +458,10 @@ impl Endpoint {
         let started = Instant::now();
         let touched = || {
             let mut conns = core.open_conns().into_iter();
-            let conn = conns.find(|conn| conn.lanes.iter().any(|l| l.touched_by_peer(region.slot)));
+            let conn = conns.find(|conn| {
+                let asked = conn.end_asked(region.slot);
+                asked || conn.lanes.iter().any(|lane| lane.touched_by_peer(region.slot))
+            });
             // In this order: a connection that ends is here before it is no longer there.
             match conn {
                 Some(conn) => Some((Arc::clone(&conn.peer.name), Some(conn))),
@@ -851,6 +867,7 @@ impl Endpoint {
             refused_accesses: core.mrs.table.refused(),
             refused_handshakes: counters.refused_handshakes.load(Relaxed),
             lanes_lost: counters.lanes_lost.load(Relaxed),
+            copied_for_peers: counters.copied_for_peers.load(Relaxed),
         }
     }
 

@@ -40,7 +40,8 @@ fn pair_with(change: impl Fn(&mut Config)) -> Pair {
     Pair { a, b, to_b, to_a }
 }
 
-/// One pair a link: memory to memory, shared-memory stream, one TCP stream, three checksummed ones.
+/// One pair a link: memory to memory, shared-memory stream, one TCP stream, three checksummed ones; and
+/// with all copies made by the owner of the memory, as for a GPU's.
 fn pairs() -> Vec<(&'static str, Pair)> {
     vec![
         ("local", pair_with(|config| config.transport = Transport::Local)),
@@ -52,6 +53,26 @@ fn pairs() -> Vec<(&'static str, Pair)> {
                 config.transport = Transport::Tcp;
                 config.tcp_streams = 3;
                 config.checksum = uccl_p2p::Checksum::On;
+            }),
+        ),
+        (
+            "local, asked",
+            pair_with(|config| {
+                (config.transport, config.always_ask_owners) = (Transport::Local, true);
+            }),
+        ),
+        (
+            "shm, asked",
+            pair_with(|config| {
+                (config.transport, config.cma) = (Transport::Local, false);
+                config.always_ask_owners = true;
+            }),
+        ),
+        (
+            "tcp x3, asked",
+            pair_with(|config| {
+                (config.transport, config.tcp_streams) = (Transport::Tcp, 3);
+                config.always_ask_owners = true;
             }),
         ),
     ]

@@ -1,4 +1,5 @@
-//! A peer of this host that is stopped in the middle of an access to our memory.
+//! A peer of this host that is stopped in the middle of an access to our memory: one of its own, or one that
+//! we asked for.
 
 use std::{
     io::{BufRead, BufReader},
@@ -7,19 +8,26 @@ use std::{
 };
 
 use uccl_p2p::{
-    Config, Endpoint, Error, Iov, MrId, Op, Request, Transport, Uninterrupted, wire::advert::Advert,
+    Config, Endpoint, Error, Iov, MrId, Op, Request, Status, Transport, Uninterrupted,
+    wire::advert::Advert,
 };
 
 const LEN: usize = 32 << 20;
 const ROLE: &str = "UCCL_TEST_WRITE_TO";
+const OWNER: &str = "UCCL_TEST_OWNER";
 
 fn endpoint() -> Endpoint {
+    endpoint_with(true)
+}
+
+fn endpoint_with(always_ask_owners: bool) -> Endpoint {
     Endpoint::new(Config {
         bind: Some([127, 0, 0, 1].into()),
         port: Some(0),
         transport: Transport::Local,
         num_cpus: 1,
         timeout: Duration::from_millis(500),
+        always_ask_owners,
         ..Config::default()
     })
     .expect("an endpoint")
@@ -35,12 +43,9 @@ fn register(ep: &Endpoint, memory: &mut [u8]) -> MrId {
 fn second_process() {
     let Ok(target) = std::env::var(ROLE) else { return };
     let (addr, advert) = target.split_once(' ').expect("an address and an advert");
-    let bytes: Vec<u8> = (0..advert.len() / 2)
-        .map(|i| u8::from_str_radix(&advert[2 * i..2 * i + 2], 16).expect("hex"))
-        .collect();
-    let adverts = [Advert::decode(&bytes).expect("an advert")];
+    let adverts = [read_hex(advert)];
     let mut memory = vec![7; LEN];
-    let ep = endpoint();
+    let ep = endpoint_with(false);
     let mr = register(&ep, &mut memory);
     let conn = ep.connect(addr.parse().expect("an address"), None, &mut Uninterrupted);
     let conn = conn.expect("connected");
@@ -59,19 +64,53 @@ fn second_process() {
     while ep.run(&request, &mut Uninterrupted).is_ok() {}
 }
 
+/// The other process: has memory, and copies as it is asked.
+#[test]
+fn owner_process() {
+    if std::env::var(OWNER).is_err() {
+        return;
+    }
+    let mut memory = vec![7; LEN];
+    let ep = endpoint();
+    let mr = register(&ep, &mut memory);
+    let advert = ep.advertise(mr, memory.as_ptr() as usize, LEN).expect("advertised");
+    println!("\nat {} {}", ep.addr(), hex(&advert));
+    let conn = ep.accept(None, &mut Uninterrupted).expect("accepted").conn;
+    while ep.check_connection(conn).is_ok() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn hex(advert: &Advert) -> String {
+    advert.encode().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn read_hex(advert: &str) -> Advert {
+    let bytes: Vec<u8> = (0..advert.len() / 2)
+        .map(|i| u8::from_str_radix(&advert[2 * i..2 * i + 2], 16).expect("hex"))
+        .collect();
+    Advert::decode(&bytes).expect("an advert")
+}
+
 struct Writer(Child);
 
 impl Writer {
     fn start(target: &str) -> Self {
+        Self::start_as("second_process", (ROLE, target), "writing").0
+    }
+
+    /// Starts a test of this file as another process; with what follows `word` in its output.
+    fn start_as(test: &str, env: (&str, &str), word: &str) -> (Self, String) {
         let mut child = Command::new(std::env::current_exe().expect("our own path"))
-            .args(["second_process", "--exact", "--nocapture"])
-            .env(ROLE, target)
+            .args([test, "--exact", "--nocapture"])
+            .env(env.0, env.1)
             .stdout(Stdio::piped())
             .spawn()
             .expect("a process");
         let lines = BufReader::new(child.stdout.take().expect("its output")).lines();
-        assert!(lines.map_while(Result::ok).any(|line| line == "writing"));
-        Self(child)
+        let said =
+            lines.map_while(Result::ok).find_map(|line| Some(line.strip_prefix(word)?.into()));
+        (Self(child), said.expect("what it says"))
     }
 
     fn signal(&self, signal: i32) {
@@ -102,8 +141,7 @@ fn round() -> bool {
     let ep = endpoint();
     let mr = register(&ep, &mut memory);
     let advert = ep.advertise(mr, memory.as_ptr() as usize, LEN).expect("advertised");
-    let hex: String = advert.encode().iter().map(|byte| format!("{byte:02x}")).collect();
-    let writer = Writer::start(&format!("{} {hex}", ep.addr()));
+    let writer = Writer::start(&format!("{} {}", ep.addr(), hex(&advert)));
     let conn = ep.accept(None, &mut Uninterrupted).expect("accepted").conn;
     std::thread::sleep(Duration::from_millis(50));
     writer.stop();
@@ -128,4 +166,78 @@ fn round() -> bool {
 fn memory_that_a_stopped_peer_may_touch_is_not_given_back() {
     // It is stopped between two accesses now and then.
     assert!((0..10).any(|_| round()), "a peer that was given up is not watched");
+}
+
+/// Copies that an owner was asked for, and what became of it meanwhile.
+struct AskedRound {
+    owner: Writer,
+    ep: Endpoint,
+    memory: Vec<u8>,
+    mr: MrId,
+}
+
+impl AskedRound {
+    /// Has an owner copy much, and does something to it in the middle.
+    fn run(signal: impl FnOnce(&Writer)) -> Self {
+        let (owner, said) = Writer::start_as("owner_process", (OWNER, "1"), "at ");
+        let (addr, advert) = said.split_once(' ').expect("an address and an advert");
+        let ep = endpoint();
+        let mut memory = vec![0; LEN];
+        let mr = register(&ep, &mut memory);
+        let conn = ep.connect(addr.parse().expect("an address"), None, &mut Uninterrupted);
+        let iovs = [Iov { mr, ptr: memory.as_ptr() as usize, len: LEN }];
+        let request = Request {
+            conn: conn.expect("connected"),
+            op: Op::Read,
+            iovs: &iovs,
+            adverts: &[read_hex(advert)],
+            notif: None,
+            timeout: None,
+            after: None,
+        };
+        ep.run(&request, &mut Uninterrupted).expect("read");
+        assert!(memory.iter().all(|byte| *byte == 7));
+        let posted: Vec<_> = (0..20).map(|_| ep.post(&request).expect("posted")).collect();
+        std::thread::sleep(Duration::from_millis(5));
+        signal(&owner);
+        for transfer in posted {
+            let ended = ep.wait(transfer, None, &mut Uninterrupted).expect("it is known");
+            assert!(
+                matches!(ended, Status::Done(_) | Status::Failed(Error::ConnectionLost { .. })),
+                "{ended:?}"
+            );
+        }
+        Self { owner, ep, memory, mr }
+    }
+}
+
+/// One round; whether the owner was stopped where it can be told.
+fn asked_round() -> bool {
+    let AskedRound { owner, ep, mut memory, mr } = AskedRound::run(Writer::stop);
+    // Its keys are revoked, but it may be in the middle of a copy with one of them.
+    let stuck = match ep.deregister(mr) {
+        Ok(()) => false,
+        Err(e) => {
+            assert!(e.to_string().contains("may still touch"), "{e}");
+            true
+        }
+    };
+    owner.signal(libc::SIGCONT);
+    let mr = register(&ep, &mut memory);
+    ep.deregister(mr).expect("nobody touches it");
+    stuck
+}
+
+#[test]
+fn memory_that_a_stopped_owner_may_touch_is_not_given_back() {
+    // It is stopped between two accesses now and then.
+    assert!((0..10).any(|_| asked_round()), "an owner that was given up is not watched");
+}
+
+#[test]
+fn an_owner_that_dies_touches_nothing_any_more() {
+    for _ in 0..3 {
+        let round = AskedRound::run(|owner| owner.signal(libc::SIGKILL));
+        round.ep.deregister(round.mr).expect("nobody touches it");
+    }
 }

@@ -12,7 +12,7 @@ use crate::{
     gpu_offer::{GpuOffer, Means},
     handshake::{CmaProbe, Handshake, Hello, HelloKind, Progress, Psk, Refusal, RefuseCode, Role},
     ipc_info::IpcInfo,
-    message::{self, Message, Source, Verdict},
+    message::{self, Answer, AskPiece, Direction, Message, Place, Source, Verdict},
     metadata::{Device, Metadata},
 };
 
@@ -99,7 +99,7 @@ fn sample_frames() -> Vec<Vec<u8>> {
 
 fn sample_messages() -> Vec<Vec<u8>> {
     let source = Source { addr: 0x1000, len: 3, key: 9, slot: 2 };
-    let mut samples = vec![Vec::new(); 8];
+    let mut samples = vec![Vec::new(); 11];
     message::eager_head(1, [3].into_iter(), &mut samples[0]);
     samples[0].extend_from_slice(b"abc");
     message::rts(2, [source].into_iter(), &mut samples[1]);
@@ -109,6 +109,11 @@ fn sample_messages() -> Vec<Vec<u8>> {
     message::notif_rts(6, source, &mut samples[5]);
     message::notif_ack(7, true, &mut samples[6]);
     message::lane_down(8, &mut samples[7]);
+    let place = Place { addr: 0x1000, key: 9, slot: 2 };
+    let piece = AskPiece { owner: place, asker: Place { slot: 3, ..place }, len: 3 };
+    message::ask(9, Direction::ToOwner, [piece].into_iter(), &mut samples[8]);
+    message::answer(10, Answer::Refused(Status::Denied), &mut samples[9]);
+    message::ask_cancel(11, &mut samples[10]);
     samples
 }
 
@@ -147,6 +152,14 @@ fn message(bytes: &[u8]) -> bool {
     match Message::decode(bytes) {
         Ok(Message::Eager { lens, data, .. }) => {
             lens.iter().map(u64::from).sum::<u64>() == data.len() as u64
+        }
+        Ok(Message::Ask { id, direction, pieces }) => {
+            let mut again = bytes[..message::PREFIX_LEN].to_vec();
+            let mut written = Vec::new();
+            message::ask(id, direction, pieces.iter(), &mut written);
+            again.extend_from_slice(&written[message::PREFIX_LEN..]);
+            assert_eq!(again, bytes, "it is written as it was read");
+            pieces.iter().len() <= message::MAX_ASK_PIECES
         }
         Ok(Message::Rts { sources, .. }) => sources.iter().len() <= message::MAX_IOVS,
         Ok(_) => true,

@@ -3,6 +3,8 @@
 //! The first byte is the kind, the second the flag [`MORE`]; a message longer than a lane takes is
 //! cut into fragments that all but the last carry the flag. Integers are little endian.
 
+use crate::frame::Status;
+
 /// Set on every fragment of a message but the last.
 pub const MORE: u8 = 1;
 /// Longest message when put together: what describes the most iovs of one send.
@@ -11,6 +13,12 @@ pub const MAX_ASSEMBLED: usize = 4 << 20;
 pub const MAX_IOVS: usize = 65_536;
 /// Longest notification.
 pub const MAX_NOTIF: u64 = 64 << 20;
+/// Most pieces of one ask.
+pub const MAX_ASK_PIECES: usize = 8192;
+/// Most asks that may wait for their answers on one connection.
+pub const MAX_ASKS: usize = 1024;
+/// Most pieces of these, together.
+pub const MAX_ASKED_PIECES: usize = 256 << 10;
 /// Bytes before the body of every message: kind, flags and padding.
 pub const PREFIX_LEN: usize = 8;
 
@@ -18,6 +26,12 @@ pub const PREFIX_LEN: usize = 8;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Tag {
+    /// How an ask ended.
+    Answer = 10,
+    /// The owner of memory is asked to copy to or from it.
+    Ask = 9,
+    /// Who asked wants it no more.
+    AskCancel = 11,
     /// Sent data that travels with its message.
     Eager = 1,
     /// How a send ended at its receiver.
@@ -47,6 +61,9 @@ impl Tag {
             6 => Self::NotifRts,
             7 => Self::NotifAck,
             8 => Self::LaneDown,
+            9 => Self::Ask,
+            10 => Self::Answer,
+            11 => Self::AskCancel,
             _ => return None,
         })
     }
@@ -61,6 +78,15 @@ pub enum MessageError {
     /// A kind of message that this version does not know.
     #[error("unknown kind of message {0}")]
     Tag(u8),
+    /// More pieces than an ask may have.
+    #[error("{0} pieces are more than {MAX_ASK_PIECES}")]
+    Pieces(usize),
+    /// A direction that this version does not know.
+    #[error("unknown direction {0}")]
+    Direction(u64),
+    /// A status that this version does not know.
+    #[error("unknown status {0}")]
+    Status(u8),
     /// More iovs than a send may have.
     #[error("{0} iovs are more than {MAX_IOVS}")]
     Iovs(usize),
@@ -106,9 +132,77 @@ pub struct Source {
 
 const SOURCE_LEN: usize = 28;
 
+/// What the owner is to do with the memory that it is asked about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Direction {
+    /// Copy from its memory into the asker's.
+    FromOwner,
+    /// Copy from the asker's memory into its own.
+    ToOwner,
+}
+
+/// A piece of the owner's memory and as long a piece of the asker's, which are to be copied one to the other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AskPiece {
+    /// The owner's.
+    pub owner: Place,
+    /// The asker's, with the key made for this ask.
+    pub asker: Place,
+    /// Length of both in bytes.
+    pub len: u64,
+}
+
+/// Where a piece of memory is, and what proves the right to touch it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Place {
+    /// Address in its owner's process.
+    pub addr: u64,
+    /// The region's key.
+    pub key: u64,
+    /// The region's slot.
+    pub slot: u32,
+}
+
+const PLACE_LEN: usize = 20;
+const ASK_PIECE_LEN: usize = 8 + 2 * PLACE_LEN;
+
+/// How an ask ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Answer {
+    /// All was copied.
+    Copied,
+    /// The asker wanted it no more: nothing of it moves, but some may have been copied.
+    Cancelled,
+    /// The owner cannot do it, and does nothing (more) about it: the asker had better do it himself.
+    Declined,
+    /// The memory is not the asker's to touch.
+    Refused(Status),
+}
+
 /// A message, its variable parts borrowed from the bytes it was read from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Message<'a> {
+    /// How an ask ended.
+    Answer {
+        /// The ask.
+        id: u64,
+        /// Its end.
+        answer: Answer,
+    },
+    /// The receiver is asked to copy to or from memory of its own, which it reaches better than the sender.
+    Ask {
+        /// Numbers the ask.
+        id: u64,
+        /// Which way.
+        direction: Direction,
+        /// What.
+        pieces: AskPieces<'a>,
+    },
+    /// The asker wants it no more. It is answered all the same.
+    AskCancel {
+        /// The ask.
+        id: u64,
+    },
     /// Sent data: one length an iov, and the data of all.
     Eager {
         /// Numbers the send.
@@ -188,6 +282,45 @@ impl Sources<'_> {
     }
 }
 
+/// The pieces of an ask.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AskPieces<'a>(&'a [[u8; ASK_PIECE_LEN]]);
+
+impl AskPieces<'_> {
+    /// One after the other.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = AskPiece> {
+        self.0.iter().map(AskPiece::decode)
+    }
+}
+
+impl AskPiece {
+    fn encode_to(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.len.to_le_bytes());
+        self.owner.encode_to(out);
+        self.asker.encode_to(out);
+    }
+
+    fn decode(bytes: &[u8; ASK_PIECE_LEN]) -> Self {
+        let (len, places) = bytes.split_at(8);
+        let (owner, asker) = places.split_at(PLACE_LEN);
+        Self { owner: Place::decode(owner), asker: Place::decode(asker), len: word(len) }
+    }
+}
+
+impl Place {
+    fn encode_to(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.addr.to_le_bytes());
+        out.extend_from_slice(&self.key.to_le_bytes());
+        out.extend_from_slice(&self.slot.to_le_bytes());
+    }
+
+    fn decode(bytes: &[u8]) -> Self {
+        let (addr, rest) = bytes.split_at(8);
+        let (key, slot) = rest.split_at(8);
+        Self { addr: word(addr), key: word(key), slot: word(slot) as u32 }
+    }
+}
+
 impl Source {
     /// Appends the piece's bytes.
     pub fn encode_to(&self, out: &mut Vec<u8>) {
@@ -238,6 +371,39 @@ pub fn send_cancel(seq: u64, out: &mut Vec<u8>) {
     start(Tag::SendCancel, seq, out);
 }
 
+/// The owner of memory is asked to copy to or from it. At most [`MAX_ASK_PIECES`] pieces.
+pub fn ask(
+    id: u64,
+    direction: Direction,
+    pieces: impl Iterator<Item = AskPiece>,
+    out: &mut Vec<u8>,
+) {
+    start(Tag::Ask, id, out);
+    let direction = match direction {
+        Direction::FromOwner => 0u64,
+        Direction::ToOwner => 1,
+    };
+    out.extend_from_slice(&direction.to_le_bytes());
+    pieces.for_each(|piece| piece.encode_to(out));
+}
+
+/// How an ask ended.
+pub fn answer(id: u64, answer: Answer, out: &mut Vec<u8>) {
+    start(Tag::Answer, id, out);
+    let (code, status) = match answer {
+        Answer::Copied => (0, Status::Ok),
+        Answer::Cancelled => (1, Status::Ok),
+        Answer::Declined => (2, Status::Ok),
+        Answer::Refused(status) => (3, status),
+    };
+    out.extend_from_slice(&[code, status as u8]);
+}
+
+/// Who asked wants it no more.
+pub fn ask_cancel(id: u64, out: &mut Vec<u8>) {
+    start(Tag::AskCancel, id, out);
+}
+
 /// The sender's end of a lane is dead.
 pub fn lane_down(lane: u16, out: &mut Vec<u8>) {
     start(Tag::LaneDown, lane.into(), out);
@@ -275,6 +441,35 @@ impl<'a> Message<'a> {
         let id = word(&head[PREFIX_LEN..]);
         let wrong = || MessageError::Length(Some(tag), bytes.len());
         Ok(match tag {
+            Tag::Answer => {
+                let [code, status] = *body else { return Err(wrong()) };
+                let status = Status::from_u8(status).ok_or(MessageError::Status(status))?;
+                let answer = match code {
+                    0 => Answer::Copied,
+                    1 => Answer::Cancelled,
+                    2 => Answer::Declined,
+                    3 => Answer::Refused(status),
+                    _ => return Err(MessageError::Verdict(code)),
+                };
+                Self::Answer { id, answer }
+            }
+            Tag::Ask => {
+                let (direction, pieces) = body.split_at_checked(8).ok_or_else(wrong)?;
+                let direction = match word(direction) {
+                    0 => Direction::FromOwner,
+                    1 => Direction::ToOwner,
+                    other => return Err(MessageError::Direction(other)),
+                };
+                let (pieces, rest) = pieces.as_chunks::<ASK_PIECE_LEN>();
+                if !rest.is_empty() {
+                    return Err(wrong());
+                }
+                if pieces.len() > MAX_ASK_PIECES {
+                    return Err(MessageError::Pieces(pieces.len()));
+                }
+                Self::Ask { id, direction, pieces: AskPieces(pieces) }
+            }
+            Tag::AskCancel if body.is_empty() => Self::AskCancel { id },
             Tag::Eager => {
                 let (count, rest) = body.split_at_checked(8).ok_or_else(wrong)?;
                 let count = usize::try_from(word(count)).unwrap_or(usize::MAX);
@@ -326,7 +521,7 @@ impl<'a> Message<'a> {
             Tag::LaneDown if body.is_empty() => {
                 Self::LaneDown { lane: u16::try_from(id).map_err(|_| MessageError::Lane(id))? }
             }
-            Tag::SendCancel | Tag::NotifAck | Tag::LaneDown => return Err(wrong()),
+            Tag::AskCancel | Tag::SendCancel | Tag::NotifAck | Tag::LaneDown => return Err(wrong()),
         })
     }
 }
@@ -369,7 +564,24 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_refused_or_read(bytes in vec(any::<u8>(), 0..200), tag in 0u8..10) {
+        fn asks_survive_the_wire(id: u64, to_owner: bool, pieces in vec((any::<[u64; 5]>(), any::<[u32; 2]>()), 0..5)) {
+            let direction = if to_owner { Direction::ToOwner } else { Direction::FromOwner };
+            let pieces: Vec<_> = pieces.into_iter().map(|([a, b, c, d, len], [e, f])| AskPiece {
+                owner: Place { addr: a, key: b, slot: e },
+                asker: Place { addr: c, key: d, slot: f },
+                len,
+            }).collect();
+            let mut bytes = Vec::new();
+            ask(id, direction, pieces.iter().copied(), &mut bytes);
+            let Ok(Message::Ask { id: got, direction: way, pieces: back }) = Message::decode(&bytes) else {
+                panic!("{bytes:?}");
+            };
+            prop_assert_eq!((got, way), (id, direction));
+            prop_assert_eq!(back.iter().collect::<Vec<_>>(), pieces);
+        }
+
+        #[test]
+        fn any_bytes_are_refused_or_read(bytes in vec(any::<u8>(), 0..200), tag in 0u8..13) {
             let mut bytes = bytes;
             if let Some(first) = bytes.first_mut() { *first = tag; }
             let _ = Message::decode(&bytes);
@@ -395,6 +607,16 @@ mod tests {
         out.clear();
         send_cancel(6, &mut out);
         assert_eq!(Message::decode(&out), Ok(Message::SendCancel { seq: 6 }));
+        for answer in
+            [Answer::Copied, Answer::Cancelled, Answer::Declined, Answer::Refused(Status::Denied)]
+        {
+            out.clear();
+            super::answer(4, answer, &mut out);
+            assert_eq!(Message::decode(&out), Ok(Message::Answer { id: 4, answer }));
+        }
+        out.clear();
+        ask_cancel(9, &mut out);
+        assert_eq!(Message::decode(&out), Ok(Message::AskCancel { id: 9 }));
         out.clear();
         lane_down(63, &mut out);
         assert_eq!(Message::decode(&out), Ok(Message::LaneDown { lane: 63 }));
@@ -411,5 +633,34 @@ mod tests {
         let source = Source { addr: 1, len: MAX_NOTIF + 1, key: 3, slot: 4 };
         notif_rts(8, source, &mut out);
         assert_eq!(Message::decode(&out), Err(MessageError::Notif(MAX_NOTIF + 1)));
+    }
+
+    #[test]
+    fn asks_are_bounded() {
+        let place = Place { addr: 1, key: 2, slot: 3 };
+        let piece = AskPiece { owner: place, asker: place, len: 4 };
+        let of = |count| {
+            let mut bytes = Vec::new();
+            ask(1, Direction::ToOwner, std::iter::repeat_n(piece, count), &mut bytes);
+            bytes
+        };
+        let (most, more) = (of(MAX_ASK_PIECES), of(MAX_ASK_PIECES + 1));
+        assert!(most.len() <= MAX_ASSEMBLED);
+        assert!(matches!(Message::decode(&most), Ok(Message::Ask { .. })));
+        assert_eq!(Message::decode(&more), Err(MessageError::Pieces(MAX_ASK_PIECES + 1)));
+        let mut cut = of(2);
+        cut.pop();
+        assert_eq!(
+            Message::decode(&cut),
+            Err(MessageError::Length(Some(Tag::Ask), cut.len())),
+            "half a piece"
+        );
+        let mut sideways = of(1);
+        sideways[PREFIX_LEN + 8] = 7;
+        assert_eq!(Message::decode(&sideways), Err(MessageError::Direction(7)));
+        let mut bytes = Vec::new();
+        answer(1, Answer::Copied, &mut bytes);
+        *bytes.last_mut().unwrap() = 200;
+        assert_eq!(Message::decode(&bytes), Err(MessageError::Status(200)));
     }
 }

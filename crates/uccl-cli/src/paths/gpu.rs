@@ -85,7 +85,8 @@ fn gpu_to_host(host: &Paths) -> Path {
     match host.same_host.name {
         Some("cma") => Path::new(
             "cma",
-            "in chunks through locked buffers: the kernel copies one while a GPU copies the next",
+            "in chunks through locked buffers: the kernel copies one while a GPU copies the next; \
+             what is locked is copied by its owner's GPU",
         ),
         Some("tcp") => Path::new("tcp", format!("{STAGED}; {}", host.same_host.why)),
         _ => Path::none(format!(

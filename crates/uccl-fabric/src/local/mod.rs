@@ -94,6 +94,25 @@ impl LocalLane {
         unsafe { self.bouncers.copy(device, chunk.access, &chunk.local, there) }
     }
 
+    /// Whether all these pieces are memory of GPUs that this process sees.
+    fn sees_gpus_of(&self, remote: &[RemoteSpan]) -> bool {
+        let mut last: Option<&RemoteSpan> = None;
+        remote.iter().all(|span| {
+            // Vectors mostly stay in one region.
+            let known = last.is_some_and(|last| (last.slot, last.key) == (span.slot, span.key));
+            last = Some(span);
+            let find = || self.direct.gpu_of(span);
+            let opened = || {
+                find().or_else(|| {
+                    // What the peer has just offered may not have been taken in.
+                    self.bell.listen();
+                    find()
+                })
+            };
+            known || opened().is_some_and(|gpu| gpu.context().is_some_and(|known| known.is_ok()))
+        })
+    }
+
     /// Copies one chunk of some job, from the end given; false when there is none.
     fn copy_chunk(&self, from: End) -> bool {
         if self.open_jobs.load(Acquire) == 0 {
@@ -162,6 +181,32 @@ impl Lane for LocalLane {
             Reach::Gpu => "cuda_ipc",
             Reach::None => self.stream.caps().link,
         }
+    }
+
+    fn owner_copies(&self, ours: MemoryKind, remote: &[RemoteSpan]) -> Vec<bool> {
+        if ours.device_only().is_none() {
+            return Vec::new();
+        }
+        let mut copies = Vec::new();
+        // Vectors mostly stay in one region. Whether a piece lies inside it is for its owner to say.
+        let mut last: Option<(&RemoteSpan, bool)> = None;
+        for (at, span) in remote.iter().enumerate() {
+            let known = last.filter(|(last, _)| (last.slot, last.key) == (span.slot, span.key));
+            let locked = match known {
+                Some((_, locked)) => locked,
+                None => self.direct.is_locked_privately(span),
+            };
+            last = Some((span, locked));
+            if locked {
+                copies.resize(remote.len(), false);
+                copies[at] = true;
+            }
+        }
+        copies
+    }
+
+    fn copies_as_owner(&self, ours: MemoryKind, remote: &[RemoteSpan]) -> bool {
+        ours == MemoryKind::Pinned && self.sees_gpus_of(remote)
     }
 
     unsafe fn post(&self, op: Operation) -> Result<Posted, LaneError> {

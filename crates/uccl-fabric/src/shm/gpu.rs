@@ -44,6 +44,12 @@ impl Direct {
         checked.backing.filter(|_| checked.device).and_then(|backing| self.mappings.gpu(backing.id))
     }
 
+    /// Whether the region of a range is locked host memory that GPUs of the peer's alone reach: no other
+    /// process can map it.
+    pub(crate) fn is_locked_privately(&self, remote: &RemoteSpan) -> bool {
+        self.table.find(remote).is_ok_and(|found| found.locked && found.backing.is_none())
+    }
+
     /// Where ranges of the peer's memory are for a GPU of ours, each told to `each`. To be used under hazards
     /// claimed before.
     pub(crate) fn gpu_places(

@@ -6,7 +6,7 @@
 //! | --- | --- |
 //! | 0 | version: odd while the region lives, even when there is none; grows with every change |
 //! | 1, 2 | address and length in the owner's process |
-//! | 3 | bit 0: may be read, bit 1: may be written, bit 2: lies in shared memory (words 6 and 7), bit 3: only a GPU reaches it |
+//! | 3 | bit 0: may be read, bit 1: may be written, bit 2: lies in shared memory (words 6 and 7), bit 3: only a GPU reaches it, bit 4: locked host memory, which its owner's GPUs reach |
 //! | 4, 5 | the first 128 bits of SHA-256(key, slot), both little-endian |
 //! | 6, 7 | id of the shared memory, and where in it the region starts |
 //!
@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use sha2::{Digest, Sha256};
+use uccl_device::MemoryKind;
 
 use super::memo::Memo;
 use super::segment::{MapMode, Segment, Words};
@@ -37,6 +38,7 @@ const READ: u64 = 1;
 const WRITE: u64 = 2;
 const BACKED: u64 = 4;
 const DEVICE: u64 = 8;
+const LOCKED: u64 = 16;
 
 /// Words 1 to 7 of an entry.
 pub(crate) type Fields = [u64; 7];
@@ -95,8 +97,7 @@ pub(crate) struct Listing {
     pub(crate) span: Span,
     pub(crate) rights: Rights,
     pub(crate) backing: Option<SharedBacking>,
-    /// The GPU that alone reaches it.
-    pub(crate) device: Option<u32>,
+    pub(crate) kind: MemoryKind,
 }
 
 /// The owner's side of the table.
@@ -120,13 +121,14 @@ impl PublishedTable {
     /// Lists a region, if its slot is within the table. The slot must be retired.
     pub(crate) fn publish(&self, slot: u32, key: u64, listing: &Listing) {
         let Some(entry) = entry(&self.words, slot) else { return };
-        let Listing { span, rights, backing, device } = *listing;
+        let Listing { span, rights, backing, kind } = *listing;
         let [low, high] = digest(key, slot);
         let flag = |set: bool, bit: u64| if set { bit } else { 0 };
         let bits = flag(rights.read, READ)
             | flag(rights.write, WRITE)
             | flag(backing.is_some(), BACKED)
-            | flag(device.is_some(), DEVICE);
+            | flag(kind.device_only().is_some(), DEVICE)
+            | flag(kind == MemoryKind::Pinned, LOCKED);
         let (id, offset) = backing.map_or((0, 0), |b| (u64::from(b.id), b.offset));
         publish(entry, &[span.addr as u64, span.len as u64, bits, low, high, id, offset]);
     }
@@ -164,6 +166,8 @@ pub struct Checked {
     pub backing: Option<SharedBacking>,
     /// Only a GPU reaches it.
     pub device: bool,
+    /// It is locked host memory, which the owner's GPUs reach.
+    pub locked: bool,
 }
 
 impl Checked {
@@ -183,7 +187,8 @@ impl Checked {
         let backing = (bits & BACKED != 0)
             .then(|| u32::try_from(id).ok().map(|id| SharedBacking { id, offset }))
             .flatten();
-        Self { version, addr, len, rights, backing, device: bits & DEVICE != 0 }
+        let (device, locked) = (bits & DEVICE != 0, bits & LOCKED != 0);
+        Self { version, addr, len, rights, backing, device, locked }
     }
 }
 
@@ -271,8 +276,10 @@ impl PeerTable {
 
 #[cfg(test)]
 mod tests {
+    use uccl_wire::frame::Status;
+
     use super::*;
-    use crate::region::{Region, RegionTable};
+    use crate::region::{Admitted, Region, RegionTable};
 
     const BACKING: SharedBacking = SharedBacking { id: 9, offset: 4096 };
 
@@ -337,6 +344,38 @@ mod tests {
         assert_eq!(new.slot, old.slot);
         assert_eq!(peer.check(&old.remote(), Access::Read), unknown);
         peer.check(&new.remote(), Access::Read).unwrap();
+    }
+
+    #[test]
+    fn peers_see_who_reaches_a_region() {
+        use MemoryKind::{Cuda, Host, Managed, Pinned};
+        let table = RegionTable::new().unwrap();
+        let peer = map(&table);
+        for (kind, device, locked) in [
+            (Host, false, false),
+            (Pinned, false, true),
+            (Managed { device: 0 }, false, false),
+            (Cuda { device: 3 }, true, false),
+        ] {
+            let span = Span { addr: 0x1000, len: 64 };
+            let region = table.insert_kind(kind, span, Rights::ALL, None).unwrap();
+            // Twice: looked up, then remembered.
+            for _ in 0..2 {
+                let found = peer.find(&region.remote()).unwrap();
+                assert_eq!((found.device, found.locked), (device, locked), "{kind}");
+            }
+            let admitted = table.admit(&region.remote(), Access::Read);
+            let whole = Admitted { span, kind, region: region.slot };
+            assert_eq!(admitted, if device { Err(Status::Device) } else { Ok(whole) });
+            let part = Span { addr: 0x1010, len: 8 };
+            let part = table.insert_part(region.slot, kind, part, Rights::READ, None).unwrap();
+            assert!(table.admit(&part.remote(), Access::Write).is_err());
+            let admitted = table.admit(&part.remote(), Access::Read);
+            assert_eq!(admitted.ok().map(|part| part.region), (!device).then_some(region.slot));
+            let beyond = RemoteSpan { len: 65, ..region.remote() };
+            assert!(table.admit(&beyond, Access::Write).is_err());
+        }
+        assert_eq!(table.refused(), 4 + 1 + 4 + 1);
     }
 
     #[test]

@@ -70,8 +70,20 @@ pub(super) struct Side {
 
 /// Joins two endpoints by lanes over chaos pipes.
 pub(super) fn join(seed: u64, lanes: &[LaneChaos], timeout: Duration) -> [Side; 2] {
+    // In draws of its own, so that seeds mean what they meant.
+    let mut rng = Rng::with_seed(seed ^ 0x3c6e_f372);
+    join_asking(seed, lanes, timeout, [(); 2].map(|()| rng.u8(0..3) > 0))
+}
+
+/// The same, where who asks and does as he is asked is known.
+pub(super) fn join_asking(
+    seed: u64,
+    lanes: &[LaneChaos],
+    timeout: Duration,
+    asks: [bool; 2],
+) -> [Side; 2] {
     let mut rng = Rng::with_seed(seed ^ 0x6a09_e667);
-    let eps = [(); 2].map(|()| endpoint(timeout));
+    let eps = asks.map(|asks| endpoint(timeout, asks));
     let mut made: [Vec<Arc<TestLane>>; 2] = [Vec::new(), Vec::new()];
     for chaos in lanes {
         let [there, back] = chaos.pipe.clone();
@@ -87,7 +99,7 @@ pub(super) fn join(seed: u64, lanes: &[LaneChaos], timeout: Duration) -> [Side; 
     [a, b]
 }
 
-fn endpoint(timeout: Duration) -> Endpoint {
+fn endpoint(timeout: Duration, always_ask_owners: bool) -> Endpoint {
     let config = Config {
         bind: Some([127, 0, 0, 1].into()),
         port: Some(0),
@@ -96,6 +108,7 @@ fn endpoint(timeout: Duration) -> Endpoint {
         timeout,
         transfer_timeout: FAR,
         spin: Duration::from_micros(20),
+        always_ask_owners,
         ..Config::default()
     };
     Endpoint::new(config).expect("an endpoint")
@@ -137,6 +150,10 @@ impl Side {
     pub(super) fn register(&self, memory: &Memory) -> MrId {
         // SAFETY: the tests keep their memory until both endpoints are closed.
         unsafe { self.ep.register(memory.addr(), memory.len()) }.expect("registered")
+    }
+
+    pub(super) fn connection(&self) -> Arc<Connection> {
+        self.inner.upgrade().expect("a connection")
     }
 
     pub(super) fn living_lanes(&self) -> usize {

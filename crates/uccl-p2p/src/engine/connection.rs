@@ -18,6 +18,7 @@ use uccl_fabric::{
 use uccl_wire::message::{MAX_ASSEMBLED, MORE, Message, PREFIX_LEN};
 
 use super::{
+    asked::AskedFor,
     core::Core,
     deferred::Deferred,
     failover::Lanes,
@@ -61,6 +62,7 @@ pub(crate) struct Connection {
     pub(crate) outbox: Mutex<Outbox>,
     pub(crate) inbox: Mutex<Inbox>,
     pub(crate) notifs: Mutex<NotifInbox>,
+    pub(crate) asked: Mutex<AskedFor>,
     pub(crate) deferred: Deferred,
     /// Fragments of a message that is not whole yet.
     assembling: Mutex<Vec<u8>>,
@@ -105,6 +107,7 @@ impl Connection {
             outbox: Mutex::default(),
             inbox: Mutex::default(),
             notifs: Mutex::default(),
+            asked: Mutex::default(),
             deferred: Deferred::default(),
             assembling: Mutex::default(),
             lost: Mutex::default(),
@@ -221,15 +224,17 @@ impl Connection {
         self.fates.close();
         self.lanes.iter().for_each(|lane| lane.kill());
         self.inbox.lock().clear();
-        self.outbox.lock().clear();
+        let granted = self.outbox.lock().clear();
         self.notifs.lock().clear();
+        self.asked.lock().clear();
         self.deferred.clear();
+        // Before the transfers end, whose memory may be deregistered then.
+        self.core.watch_aftermath(self, granted);
         for transfer in self.core.transfers.unfinished(|t| Arc::ptr_eq(&t.conn, self)) {
             let fence = transfer.body.lock().fence;
             let error = fence.map_or_else(|| e.clone(), |fence| transfer.fence_error(fence));
             transfer.publish(Err(error));
         }
-        self.core.watch_aftermath(self);
         self.core.conn_lost(self, e);
     }
 
@@ -252,7 +257,7 @@ impl Connection {
     }
 
     fn count(&self, transfer: &Transfer, ok: bool) {
-        if transfer.kind == Kind::Fetch {
+        if matches!(transfer.kind, Kind::Asked | Kind::Fetch) {
             return;
         }
         let counters = &self.core.counters;
@@ -288,11 +293,12 @@ impl Connection {
         if transfer.finished() || self.withdraw_deferred(transfer, transfer.fence_error(why)) {
             return;
         }
-        match transfer.kind.op() {
+        self.withdraw_asks(transfer);
+        match transfer.kind {
             _ if transfer.notifying.load(Relaxed) => self.withdraw_notif(transfer),
-            Some(Op::Recv) => self.withdraw_recv(transfer),
-            Some(Op::Send) if first => self.withdraw_send(transfer),
-            None if first => self.withdraw_notif(transfer),
+            Kind::Recv => self.withdraw_recv(transfer),
+            Kind::Send if first => self.withdraw_send(transfer),
+            Kind::Notif if first => self.withdraw_notif(transfer),
             _ => {}
         }
     }
@@ -423,6 +429,12 @@ impl Connection {
 
     fn take_message(self: &Arc<Self>, bytes: &[u8]) -> Result<(), String> {
         match Message::decode(bytes).map_err(|e| e.to_string())? {
+            Message::Answer { id, answer } => self.on_answer(id, answer),
+            Message::Ask { id, direction, pieces } => self.on_ask(id, direction, pieces),
+            Message::AskCancel { id } => {
+                self.on_ask_cancel(id);
+                Ok(())
+            }
             Message::Eager { seq, lens, data } => self.on_eager(seq, lens, data),
             Message::Rts { seq, sources } => self.on_rts(seq, sources),
             Message::Fin { seq, verdict } => self.on_fin(seq, verdict),

@@ -18,6 +18,7 @@ use uccl_fabric::{
 
 use super::{
     connection::Connection,
+    grants::{Grant, Lent},
     regions::{Mr, Mrs},
     transfer::Transfers,
     worker::Workers,
@@ -59,6 +60,7 @@ pub(crate) struct Counters {
     pub(crate) notifs_received: AtomicU64,
     pub(crate) refused_handshakes: AtomicU64,
     pub(crate) lanes_lost: AtomicU64,
+    pub(crate) copied_for_peers: AtomicU64,
 }
 
 /// What one endpoint is made of, but for its threads.
@@ -87,6 +89,16 @@ pub(crate) struct Core {
 struct GivenUp {
     peer: Arc<str>,
     aftermath: Box<dyn Aftermath>,
+    /// What it was asked to copy to or from.
+    lent: Vec<Lent>,
+}
+
+impl GivenUp {
+    /// Whether the peer may be touching the region of this slot, by its own key or by one made for a part.
+    fn touches(&self, slot: u32) -> bool {
+        let mut lent = self.lent.iter().filter(|lent| lent.part_of == slot);
+        self.aftermath.touches(slot) || lent.any(|lent| self.aftermath.touches(lent.revoked.slot()))
+    }
 }
 
 /// Connections that wait for accept.
@@ -230,10 +242,15 @@ impl Core {
         }
     }
 
-    /// Watches what the peer of a connection that has ended may still be at.
-    pub(crate) fn watch_aftermath(&self, conn: &Connection) {
+    /// Watches what the peer of a connection that has ended may still be at, also with keys that it was given
+    /// for a while.
+    pub(crate) fn watch_aftermath(&self, conn: &Connection, granted: Vec<Grant>) {
+        let mut lent: Vec<Lent> = granted.into_iter().filter_map(Grant::end).collect();
         let left = conn.lanes.iter().filter_map(|lane| lane.aftermath());
-        let left = left.map(|aftermath| GivenUp { peer: Arc::clone(&conn.peer.name), aftermath });
+        let left = left.map(|aftermath| {
+            let (peer, lent) = (Arc::clone(&conn.peer.name), std::mem::take(&mut lent));
+            GivenUp { peer, aftermath, lent }
+        });
         self.given_up.lock().extend(left);
         self.workers.hurry();
     }
@@ -253,7 +270,7 @@ impl Core {
     /// A peer that was given up and may be touching the region of this slot.
     pub(crate) fn toucher_left(&self, slot: u32) -> Option<Arc<str>> {
         let given_up = self.given_up.lock();
-        let toucher = given_up.iter().find(|left| left.aftermath.touches(slot));
+        let toucher = given_up.iter().find(|left| left.touches(slot));
         toucher.map(|left| Arc::clone(&left.peer))
     }
 

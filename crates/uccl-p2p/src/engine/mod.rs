@@ -1,16 +1,19 @@
 //! How transfers become operations on lanes, and how they end.
 //!
-//! Locks are taken in this order: a lane's receive half, a connection's inbox or notifications, its
-//! outbox, a lane's sending half, the list of transfers. What is known of lost lanes comes last: nothing is locked under it. Ending a connection takes a lane's halves, so
+//! Locks are taken in this order: a lane's receive half, a connection's inbox, notifications or what it was
+//! asked, its outbox, a lane's sending half, the list of transfers. What is known of lost lanes comes last: nothing is locked under it. Ending a connection takes a lane's halves, so
 //! it never happens from a completion or a message.
 
 pub(crate) mod acceptor;
+pub(crate) mod asked;
+pub(crate) mod asking;
 pub(crate) mod connect;
 pub(crate) mod connection;
 pub(crate) mod core;
 pub(crate) mod deadline;
 pub(crate) mod deferred;
 pub(crate) mod failover;
+pub(crate) mod grants;
 pub(crate) mod greeting;
 pub(crate) mod inbox;
 pub(crate) mod liveness;

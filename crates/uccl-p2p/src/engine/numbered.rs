@@ -39,6 +39,23 @@ impl<T> Numbered<T> {
         entry
     }
 
+    /// How many there are, counted from the oldest that has not been taken out.
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Those that have not been taken out, with their numbers.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (u64, &mut T)> {
+        let entries = (self.first..).zip(&mut self.entries);
+        entries.filter_map(|(number, entry)| Some((number, entry.as_mut()?)))
+    }
+
+    /// Takes all out.
+    pub(crate) fn drain(&mut self) -> impl Iterator<Item = T> {
+        self.first = self.next();
+        std::mem::take(&mut self.entries).into_iter().flatten()
+    }
+
     pub(crate) fn clear(&mut self) {
         self.first = self.next();
         self.entries.clear();
@@ -63,6 +80,8 @@ mod tests {
         assert_eq!(numbered.remove(2), Some("two"));
         assert!(!numbered.contains(2) && numbered.contains(3));
         assert_eq!(numbered.remove(2), None);
+        let left: Vec<_> = numbered.iter_mut().map(|(number, name)| (number, *name)).collect();
+        assert_eq!(left, [(1, "one"), (3, "three")]);
         assert_eq!(numbered.remove(1), Some("one"));
         assert_eq!(numbered.remove(1), None);
         assert_eq!(numbered.remove(9), None);
@@ -71,5 +90,10 @@ mod tests {
         numbered.push("four");
         assert_eq!(numbered.remove(4), Some("four"));
         assert_eq!(numbered.next(), 5);
+        numbered.push("five");
+        numbered.push("six");
+        assert_eq!((numbered.len(), numbered.remove(5)), (2, Some("five")));
+        assert_eq!(numbered.drain().collect::<Vec<_>>(), ["six"]);
+        assert_eq!((numbered.len(), numbered.next()), (0, 7));
     }
 }

@@ -9,17 +9,15 @@ use std::{
 };
 
 use smallvec::SmallVec;
-use uccl_fabric::{
-    mem::Span,
-    region::{Region, RegionTable, Rights},
-};
-use uccl_wire::message::{self, MAX_NOTIF, Source, Verdict};
+use uccl_fabric::{mem::Span, region::Rights};
+use uccl_wire::message::{self, MAX_NOTIF, Verdict};
 
 use super::{
+    asking::Asks,
     connection::Connection,
+    grants::{Grant, Grants, source_of},
     inbox::EAGER_WINDOW,
     numbered::Numbered,
-    regions::Mr,
     transfer::{Fence, Transfer},
 };
 use crate::error::{Error, Result};
@@ -32,56 +30,46 @@ const EAGER_IOVS: usize = 1024;
 /// Bytes of messages that may wait for room on a lane before sends and notifications are refused.
 const MAX_QUEUED: usize = 32 << 20;
 
-/// A key that the peer fetches with; revoked when dropped.
-struct Grant {
-    region: Region,
-    table: Arc<RegionTable>,
-}
-
-impl Drop for Grant {
-    fn drop(&mut self) {
-        // The peer has answered or is gone, so it is at nothing.
-        drop(self.table.revoke(self.region.slot, self.region.key));
-    }
-}
-
 /// Something that the peer has not answered.
 struct Sent {
     transfer: Arc<Transfer>,
     eager: usize,
-    _grants: SmallVec<[Grant; 1]>,
+    grants: Grants,
     /// What a granted notification says.
     _payload: Option<Vec<u8>>,
 }
 
 impl Sent {
     fn of(transfer: &Arc<Transfer>) -> Self {
-        Self { transfer: Arc::clone(transfer), eager: 0, _grants: SmallVec::new(), _payload: None }
+        Self { transfer: Arc::clone(transfer), eager: 0, grants: Grants::new(), _payload: None }
     }
 }
 
-/// Sends and notifications that the peer has not answered.
+/// Sends, notifications and asks that the peer has not answered.
 #[derive(Default)]
 pub(crate) struct Outbox {
+    pub(super) asks: Asks,
     /// Bytes that travelled with their messages and are not answered.
     eager: usize,
     sends: Numbered<Sent>,
     notifs: Numbered<Sent>,
-    scratch: Vec<u8>,
+    pub(super) scratch: Vec<u8>,
     closed: bool,
 }
 
 impl Outbox {
-    /// Forgets everything, for a connection that ends; nothing can be added any more.
-    pub(crate) fn clear(&mut self) {
+    /// Forgets everything, for a connection that ends; nothing can be added any more. Gives back the keys
+    /// that the peer may be using.
+    pub(crate) fn clear(&mut self) -> Vec<Grant> {
         self.sends.clear();
         self.notifs.clear();
         self.eager = 0;
         self.closed = true;
+        self.asks.clear()
     }
 
     /// Refuses what would only wait: on a connection that has ended, or whose peer takes nothing in.
-    fn open_to_more(&self, conn: &Connection) -> Result<()> {
+    pub(super) fn open_to_more(&self, conn: &Connection) -> Result<()> {
         if self.closed {
             return Err(conn.lost_error());
         }
@@ -135,48 +123,13 @@ impl Connection {
             self.send_message(&parts);
             return Ok(());
         }
-        let (sources, grants) = self.grant(transfer, spans)?;
-        sent._grants = grants;
+        let granted = self.grant(&transfer.body.lock().leases, spans, Rights::READ);
+        let (sources, grants) = granted?;
+        sent.grants = grants;
         message::rts(seq, sources.into_iter(), &mut outbox.scratch);
         outbox.sends.push(sent);
         self.send_message(&[&outbox.scratch]);
         Ok(())
-    }
-
-    /// Makes keys for the peer: one a region, for as much of it as is sent.
-    fn grant(
-        &self,
-        transfer: &Transfer,
-        spans: &[Span],
-    ) -> Result<(Vec<Source>, SmallVec<[Grant; 1]>)> {
-        let body = transfer.body.lock();
-        let mut grants: SmallVec<[Grant; 1]> = SmallVec::new();
-        for lease in &body.leases {
-            let inside = |span: &&Span| super::regions::contains(lease.mr().span, **span);
-            let of_region = || spans.iter().filter(inside);
-            let start = of_region().map(|span| span.addr).min();
-            let end = of_region().map(|span| span.addr + span.len).max();
-            if let (Some(start), Some(end)) = (start, end) {
-                grants.push(self.grant_span(lease.mr(), Span { addr: start, len: end - start })?);
-            }
-        }
-        let sources = spans.iter().map(|span| {
-            let grant =
-                grants.iter().find(|grant| super::regions::contains(grant.region.span, *span));
-            let grant = grant.ok_or_else(|| Error::Invalid("an iov outside its region".into()))?;
-            Ok(source_of(&grant.region, *span))
-        });
-        let sources = sources.collect::<Result<_>>()?;
-        Ok((sources, grants))
-    }
-
-    fn grant_span(&self, mr: &Mr, span: Span) -> Result<Grant> {
-        let table = Arc::clone(&self.core.mrs.table);
-        let backing = mr.backing_of(span);
-        let region = table
-            .insert_kind(mr.kind, span, Rights::READ, backing)
-            .map_err(|e| Error::Invalid(format!("cannot make a key for the send: {e}")))?;
-        Ok(Grant { region, table })
     }
 
     /// Sends a notification. The transfer expects one operation to end: the peer's answer.
@@ -208,13 +161,10 @@ impl Connection {
         }
         let payload = payload.into_owned();
         let span = Span { addr: payload.as_ptr() as usize, len: payload.len() };
-        let table = Arc::clone(&self.core.mrs.table);
-        let region = table
-            .insert(span, Rights::READ, None)
-            .map_err(|e| Error::Invalid(format!("cannot make a key for the notification: {e}")))?;
-        message::notif_rts(id, source_of(&region, span), &mut outbox.scratch);
+        let grant = self.grant_private(span)?;
+        message::notif_rts(id, source_of(&grant.region, span), &mut outbox.scratch);
         // The grant goes before the payload that it is for.
-        sent._grants.push(Grant { region, table });
+        sent.grants.push(grant);
         sent._payload = Some(payload);
         outbox.notifs.push(sent);
         self.send_message(&[&outbox.scratch]);
@@ -235,7 +185,9 @@ impl Connection {
     pub(crate) fn on_fin(&self, seq: u64, verdict: Verdict) -> Result<(), String> {
         let sent = self.outbox.lock().answered(|outbox| &mut outbox.sends, seq);
         let sent = sent.ok_or_else(|| format!("an end of send {seq}, which is not under way"))?;
-        let transfer = &sent.transfer;
+        let Sent { transfer, grants, .. } = sent;
+        // Before the transfer ends, whose memory may be deregistered then.
+        drop(grants);
         let bytes = transfer.bytes.load(Relaxed);
         match verdict {
             Verdict::Received => {}
@@ -251,7 +203,7 @@ impl Connection {
                 reason: "the receiver could not take the data".into(),
             }),
         }
-        sent.transfer.op_ended();
+        transfer.op_ended();
         Ok(())
     }
 
@@ -311,10 +263,6 @@ impl Connection {
         message::notif_ack(id, ok, &mut outbox.scratch);
         self.send_message(&[&outbox.scratch]);
     }
-}
-
-fn source_of(region: &Region, span: Span) -> Source {
-    Source { addr: span.addr as u64, len: span.len as u64, key: region.key, slot: region.slot }
 }
 
 /// The bytes of registered memory.

@@ -42,14 +42,18 @@ impl Pieces {
 /// What one operation is to do.
 #[derive(Clone)]
 pub(crate) struct Work {
-    kind: OpKind,
+    pub(super) kind: OpKind,
     /// The kind of the local memory, all of it.
-    memory: MemoryKind,
-    local: Spans,
-    remote: RemoteSpans,
+    pub(super) memory: MemoryKind,
+    pub(super) local: Spans,
+    pub(super) remote: RemoteSpans,
 }
 
 impl Work {
+    pub(super) fn len_bytes(&self) -> u64 {
+        self.local.iter().map(|span| span.len as u64).sum()
+    }
+
     fn operation(self, done: Arc<dyn Completion>) -> Operation {
         let Self { kind, memory, local, remote } = self;
         Operation { kind, local, memory, remote, done }
@@ -102,19 +106,27 @@ impl Connection {
         match transfer.memory() {
             Memory::One(memory) => {
                 all.memory = memory;
-                self.post_work(transfer, all);
+                self.ask_or_post(transfer, all);
             }
             Memory::Several(kinds) => {
-                kinds.split(all).for_each(|part| self.post_work(transfer, part));
+                kinds.split(all).for_each(|part| self.ask_or_post(transfer, part));
             }
         }
     }
 
-    /// Posts the operations of one kind of local memory.
-    fn post_work(self: &Arc<Self>, transfer: &Arc<Transfer>, work: Work) {
-        let total: u64 = work.local.iter().map(|span| span.len as u64).sum();
+    fn ask_or_post(self: &Arc<Self>, transfer: &Arc<Transfer>, work: Work) {
+        transfer.note_checksum(self.lanes[0].caps().checksum && work.len_bytes() > 0);
+        let asked_nothing = work.local.is_empty();
+        let rest = self.ask_owner(transfer, work);
+        if asked_nothing || !rest.local.is_empty() {
+            self.post_work(transfer, rest);
+        }
+    }
+
+    /// Posts the operations of one kind of local memory on the lanes.
+    pub(super) fn post_work(self: &Arc<Self>, transfer: &Arc<Transfer>, work: Work) {
+        let total = work.len_bytes();
         let max_pieces = self.most_pieces(work.memory);
-        transfer.note_checksum(self.lanes[0].caps().checksum && total > 0);
         let stripes = (total / STRIPE).clamp(1, self.living().count().max(1) as u64);
         if stripes == 1 && work.local.len() <= max_pieces {
             return self.post_one(transfer, work);

@@ -42,6 +42,8 @@ const FAILED: u8 = 2;
 /// What a transfer is, as far as ending it goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
+    /// What the peer asked for.
+    Asked,
     /// Of a notification that the peer sent; nobody asked for it here.
     Fetch,
     Notif,
@@ -52,10 +54,10 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// What the caller asked for; `None` for a notification.
+    /// What the caller asked for; `None` for a notification, and where there is no caller.
     pub(crate) fn op(self) -> Option<Op> {
         match self {
-            Self::Fetch | Self::Notif => None,
+            Self::Asked | Self::Fetch | Self::Notif => None,
             Self::Read => Some(Op::Read),
             Self::Recv => Some(Op::Recv),
             Self::Send => Some(Op::Send),
@@ -83,6 +85,8 @@ pub(crate) enum After {
     Notify(Vec<u8>),
     /// The sender of what was received is told.
     Fin(u64),
+    /// The peer that asked for it is told.
+    Answer(u64),
     /// The notification whose payload was fetched is delivered.
     Deliver { id: u64, payload: Vec<u8> },
 }
@@ -238,6 +242,10 @@ impl Transfer {
             After::Fin(seq) => {
                 self.conn.fetched(seq);
                 self.conn.send_fin(seq, verdict.as_ref().err(), fence);
+                self.publish(verdict);
+            }
+            After::Answer(id) => {
+                self.conn.asked_ended(id, verdict.as_ref().err(), fence);
                 self.publish(verdict);
             }
             After::Deliver { id, payload } => {
