@@ -26,7 +26,7 @@ class _Array(Protocol):
 
 _Memory: TypeAlias = Union[_Tensor, _Array, Buffer]
 _Pointer: TypeAlias = Union[SupportsIndex, _Memory]
-_Ids: TypeAlias = Iterable[int]
+
 class _TorchStream(Protocol):
     @property
     def cuda_stream(self) -> int: ...
@@ -40,8 +40,13 @@ class _CupyStream(Protocol):
     def device_id(self) -> int: ...
 
 _Stream: TypeAlias = Union[SupportsIndex, _TorchStream, _CupyStream]
-_Pointers: TypeAlias = Iterable[_Pointer]
-_Sizes: TypeAlias = Iterable[int]
+
+# What vectors take one of an iov. A buffer is an array of 64-bit integers, the cheapest way to name many.
+_Ids: TypeAlias = Union[Iterable[int], Buffer]
+_Pointers: TypeAlias = Union[Iterable[_Pointer], Buffer]
+_Sizes: TypeAlias = Union[Iterable[Union[int, None]], Buffer]
+# One buffer holds them all, one after another: 64 bytes for an advert, 104 for what advertise_ipc made.
+_Blobs: TypeAlias = Union[Iterable[Buffer], Buffer]
 
 def get_oob_ip() -> str: ...
 def last_error() -> str | None: ...
@@ -199,7 +204,7 @@ class Endpoint:
         mr_id_v: _Ids,
         ptr_v: _Pointers,
         size_v: _Sizes | None,
-        out_buf_list: Iterable[Buffer],
+        out_buf_list: _Blobs,
         num_iovs: int | None = None,
     ) -> bool: ...
     def advertise_ipc(
@@ -350,7 +355,7 @@ class Endpoint:
         mr_id_v: _Ids,
         ptr_v: _Pointers,
         size_v: _Sizes | None,
-        meta_v: Iterable[Buffer],
+        meta_v: _Blobs,
         num_iovs: int | None = None,
         *,
         notif: Buffer | None = None,
@@ -363,7 +368,7 @@ class Endpoint:
         mr_id_v: _Ids,
         ptr_v: _Pointers,
         size_v: _Sizes | None,
-        meta_v: Iterable[Buffer],
+        meta_v: _Blobs,
         num_iovs: int | None = None,
         *,
         notif: Buffer | None = None,
@@ -376,7 +381,7 @@ class Endpoint:
         mr_id_v: _Ids,
         ptr_v: _Pointers,
         size_v: _Sizes | None,
-        meta_v: Iterable[Buffer],
+        meta_v: _Blobs,
         num_iovs: int | None = None,
         *,
         notif: Buffer | None = None,
@@ -389,7 +394,7 @@ class Endpoint:
         mr_id_v: _Ids,
         ptr_v: _Pointers,
         size_v: _Sizes | None,
-        meta_v: Iterable[Buffer],
+        meta_v: _Blobs,
         num_iovs: int | None = None,
         *,
         notif: Buffer | None = None,
@@ -483,7 +488,7 @@ class Endpoint:
         conn_id: int,
         ptr_v: _Pointers,
         size_v: _Sizes | None,
-        info_v: Iterable[Buffer],
+        info_v: _Blobs,
         num_iovs: int | None = None,
         *,
         notif: Buffer | None = None,
@@ -495,7 +500,7 @@ class Endpoint:
         conn_id: int,
         ptr_v: _Pointers,
         size_v: _Sizes | None,
-        info_v: Iterable[Buffer],
+        info_v: _Blobs,
         num_iovs: int | None = None,
         *,
         notif: Buffer | None = None,
@@ -507,7 +512,7 @@ class Endpoint:
         conn_id: int,
         ptr_v: _Pointers,
         size_v: _Sizes | None,
-        info_v: Iterable[Buffer],
+        info_v: _Blobs,
         num_iovs: int | None = None,
         *,
         notif: Buffer | None = None,
@@ -519,7 +524,7 @@ class Endpoint:
         conn_id: int,
         ptr_v: _Pointers,
         size_v: _Sizes | None,
-        info_v: Iterable[Buffer],
+        info_v: _Blobs,
         num_iovs: int | None = None,
         *,
         notif: Buffer | None = None,

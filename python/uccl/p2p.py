@@ -5,6 +5,11 @@ Calls that UCCL has answer as UCCL's do: ``False``, or a tuple that starts with 
 pointer, they take an integer address, or an object that has one: anything with the buffer protocol, a
 tensor with ``data_ptr()``, an array with ``__array_interface__``; a size may then be left out.
 
+Calls on vectors take lists, or arrays, which cost less: where region ids, addresses or sizes are taken,
+anything with the buffer protocol that holds 64-bit integers in one dimension (``numpy.uint64``,
+``array.array("Q")``), and for ``n`` adverts one bytes-like object of ``n * 64`` bytes, which ``advertisev``
+fills if it is given one as ``out_buf_list``.
+
 >>> from uccl import p2p
 >>> with p2p.Endpoint(local_gpu_idx=0) as endpoint:
 ...     ip, port, gpu = p2p.Endpoint.parse_metadata(endpoint.get_metadata())

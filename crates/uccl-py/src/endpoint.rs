@@ -307,7 +307,8 @@ impl PyEndpoint {
         advertise::advertise(self, py, args, kwargs)
     }
 
-    /// What lets a peer read and write many pieces of memory: `(ok, [bytes])`, or `ok` with buffers.
+    /// What lets a peer read and write many pieces of memory: `(ok, [bytes])`, or `ok` with `out_buf_list`: a
+    /// buffer for each, or one of 64 bytes times the number of pieces.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id_v, ptr_v, size_v, out_buf_list=None, num_iovs=None)")]
     fn advertisev<'py>(
         &self,

@@ -7,6 +7,7 @@ mod advertise;
 mod args;
 mod buffer;
 mod call;
+mod column;
 mod config;
 mod descs;
 mod endpoint;
