@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import inspect
+import os
 import socket
 import struct
 import threading
@@ -84,6 +85,15 @@ class TestModule:
     def test_oob_ip_is_an_address(self) -> None:
         socket.getaddrinfo(p2p.get_oob_ip(), 1, flags=socket.AI_NUMERICHOST)
 
+    def test_oob_ip_is_what_endpoints_tell(self) -> None:
+        with p2p.Endpoint(port=0) as ep:
+            told, _port, _gpu = p2p.Endpoint.parse_metadata(ep.get_metadata())
+        assert told == p2p.get_oob_ip() == p2p.get_oob_ip(0) == p2p.get_oob_ip(local_gpu_idx=0)
+
+    def test_oob_ip_is_the_address_to_bind(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("UCCL_P2P_BIND", "127.0.0.1")
+        assert p2p.get_oob_ip() == "127.0.0.1"
+
     def test_every_method_is_documented(self) -> None:
         methods = [m for name, m in vars(_core.Endpoint).items() if not name.startswith("_")]
         assert len(methods) > 50
@@ -131,6 +141,30 @@ class TestMetadata:
             assert len(metadata) == 22
             ip, _port, gpu = p2p.Endpoint.parse_metadata(metadata)
             assert (ip, gpu) == ("::1", 5)
+
+
+class TestPlaces:
+    def test_region_info(self, ep: p2p.Endpoint) -> None:
+        data = np.zeros(100, np.uint8)
+        mr = region(ep, data)
+        info = ep.region_info(mr)
+        assert (info["addr"], info["len"], info["kind"]) == (data.ctypes.data, 100, "host")
+        assert info["numa_node"] is None or info["numa_node"] >= 0
+        nic = info["nic"]
+        assert nic is None or (nic["name"] and nic["state"] in ("up", "virtual"))
+        assert ep.dereg(mr) and ep.region_info(mr) is None
+        assert "unknown" in p2p.last_error()
+
+    def test_worker_cpus(self) -> None:
+        may = os.sched_getaffinity(0)
+        for near in (None, True, False):
+            with p2p.Endpoint(port=0, bind="127.0.0.1", numa_affinity=near) as ep:
+                cpus = ep.worker_cpus()
+            if near is False:
+                assert cpus is None
+            assert cpus is None or (cpus == sorted(cpus) and set(cpus) <= may)
+        with pytest.raises(TypeError):
+            p2p.Endpoint(port=0, bind="127.0.0.1", numa_affinity="near")
 
 
 class TestEndpoint:

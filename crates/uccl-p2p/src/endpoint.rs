@@ -939,11 +939,7 @@ fn listen(config: &Config) -> Result<(std::net::TcpListener, SocketAddr)> {
                 let bound = listener
                     .local_addr()
                     .map_err(|e| Error::os("asking for the listening address", e))?;
-                let ip = if bound.ip().is_unspecified() {
-                    places::address_near(config.gpu_index, reachable_ip())
-                } else {
-                    bound.ip()
-                };
+                let ip = told_ip(config);
                 return Ok((listener, SocketAddr::new(ip, bound.port())));
             }
             Err(e) => last = e,
@@ -951,6 +947,13 @@ fn listen(config: &Config) -> Result<(std::net::TcpListener, SocketAddr)> {
     }
     let port = config.port.unwrap_or(well_known);
     Err(Error::os(format!("listening on {}", any(port)), last))
+}
+
+/// The address that an endpoint with these settings tells its peers: the one that it is bound to, or else one
+/// that they reach this host at, on the NIC nearest to its GPU if they reach several equally well.
+pub fn told_ip(config: &Config) -> IpAddr {
+    let bound = config.bind.filter(|ip| !ip.is_unspecified());
+    bound.unwrap_or_else(|| places::address_near(config.gpu_index, reachable_ip()))
 }
 
 /// The address that others would reach this host at: the one that the default route leaves from.
