@@ -18,6 +18,10 @@ from peer import U64
 from uccl import _core, p2p
 
 
+# Pieces of 256 bytes.
+CUTS = [100, 7, 1, 20, 128]
+
+
 @pytest.fixture
 def ep() -> Iterator[p2p.Endpoint]:
     with p2p.Endpoint(port=0, bind="127.0.0.1") as endpoint:
@@ -616,11 +620,9 @@ class TestTransfers:
             "NumPy's integers": (ids, [np.uint64(a) for a in addresses], list(np.array(sizes))),
         }
 
-    CUTS = [100, 7, 1, 20, 128]
-
     @pytest.mark.parametrize("kind", ["write", "read"])
     def test_one_sided_vectors_of_arrays(self, kind: str) -> None:
-        two, cuts = self.two, self.CUTS
+        two, cuts = self.two, CUTS
         sides = [(two.a, self.mr_src, self.src_ptr), (two.b, self.mr_dst, self.dst_ptr)]
         (ep, mr, ptr), (other, other_mr, other_ptr) = sides if kind == "write" else sides[::-1]
         conn = two.conn_a if kind == "write" else two.conn_b
@@ -645,7 +647,7 @@ class TestTransfers:
         assert self.arrived()
 
     def test_two_sided_vectors_of_arrays(self) -> None:
-        a, b, cuts = self.two.a, self.two.b, self.CUTS
+        a, b, cuts = self.two.a, self.two.b, CUTS
         here = self.arrays(self.src_ptr, cuts, self.mr_src)
         there = self.arrays(self.dst_ptr, cuts, self.mr_dst)
         for name in here:
@@ -682,8 +684,8 @@ class TestTransfers:
                 a.writev(conn, [self.mr_src] * n, mixed, sizes, metas)
 
     def test_advertisev_into_one_buffer(self) -> None:
-        b, conn, n = self.two.b, self.two.conn_b, len(self.CUTS)
-        columns = self.arrays(self.dst_ptr, self.CUTS, self.mr_dst)["uint64"]
+        b, conn, n = self.two.b, self.two.conn_b, len(CUTS)
+        columns = self.arrays(self.dst_ptr, CUTS, self.mr_dst)["uint64"]
         ok, expected = b.advertisev(*columns)
         assert ok
         packed, rows = bytearray(64 * n), np.zeros((n, 64), np.uint8)
@@ -705,8 +707,8 @@ class TestTransfers:
 
     @pytest.mark.parametrize("at", [0, 1, 2])
     def test_numbers_of_vectors_that_are_none(self, at: int) -> None:
-        a, conn, n = self.two.a, self.two.conn_a, len(self.CUTS)
-        columns = self.arrays(self.src_ptr, self.CUTS, self.mr_src)["int64"]
+        a, conn, n = self.two.a, self.two.conn_a, len(CUTS)
+        columns = self.arrays(self.src_ptr, CUTS, self.mr_src)["int64"]
         metas = self.meta() * n
         name = ("mr_id_v", "ptr_v", "size_v")[at]
 
@@ -732,8 +734,8 @@ class TestTransfers:
         assert not self.dst.any()
 
     def test_packed_metas_of_another_length(self) -> None:
-        a, conn, n = self.two.a, self.two.conn_a, len(self.CUTS)
-        columns = self.arrays(self.src_ptr, self.CUTS, self.mr_src)["uint64"]
+        a, conn, n = self.two.a, self.two.conn_a, len(CUTS)
+        columns = self.arrays(self.src_ptr, CUTS, self.mr_src)["uint64"]
         meta = self.meta()
         for length in (0, 64, 64 * n - 1, 64 * n + 1, 64 * (n + 1)):
             metas = (meta * (n + 1))[:length]
@@ -759,13 +761,13 @@ class TestTransfers:
         assert not self.dst.any()
 
     def test_read_only_regions_in_vectors(self) -> None:
-        b, conn, n = self.two.b, self.two.conn_b, len(self.CUTS)
+        b, conn, n = self.two.b, self.two.conn_b, len(CUTS)
         fixed = bytes(256)
         ok, mr = b.reg(fixed)
         assert ok
-        ok, metas = self.two.a.advertisev(*self.arrays(self.src_ptr, self.CUTS, self.mr_src)["int64"])
+        ok, metas = self.two.a.advertisev(*self.arrays(self.src_ptr, CUTS, self.mr_src)["int64"])
         assert ok
-        ids, ptrs, sizes = self.arrays(self.dst_ptr, self.CUTS, self.mr_dst)["uint64"]
+        ids, ptrs, sizes = self.arrays(self.dst_ptr, CUTS, self.mr_dst)["uint64"]
         ids[3] = mr
         assert b.readv(conn, ids, ptrs, sizes, metas) is False
         assert "read-only" in p2p.last_error()
