@@ -498,13 +498,28 @@ impl Endpoint {
         if !contains(mr.span, span) {
             return Err(outside(0, &mr, span));
         }
-        Ok(Advert {
-            addr: ptr as u64,
-            len: len as u64,
+        Ok(self.advert_of(&mr, span))
+    }
+
+    /// What lets a peer read and write each of these pieces; none of them if one is outside its region.
+    pub fn advertise_all(&self, iovs: &[Iov]) -> Result<Vec<Advert>> {
+        self.core().usable()?;
+        let mut adverts = Vec::with_capacity(iovs.len());
+        self.core().mrs.resolve(iovs, false, |_, mr, span| {
+            adverts.push(self.advert_of(mr, span));
+            Ok(())
+        })?;
+        Ok(adverts)
+    }
+
+    fn advert_of(&self, mr: &Mr, span: Span) -> Advert {
+        Advert {
+            addr: span.addr as u64,
+            len: span.len as u64,
             key: mr.region.key,
             slot: mr.region.slot,
             instance: self.core().instance as u32,
-        })
+        }
     }
 
     /// Starts a transfer.

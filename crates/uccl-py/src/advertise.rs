@@ -99,7 +99,7 @@ fn make_all(
     if let Some(mr) = ep.regions.readonly_of(&iovs) {
         return Err(readonly(mr));
     }
-    iovs.iter().map(|iov| Ok(ep.core.advertise(iov.mr, iov.ptr, iov.len)?)).collect()
+    Ok(ep.core.advertise_all(&iovs)?)
 }
 
 /// What is to be advertised.
