@@ -77,9 +77,9 @@ class Calls:
         yield "write, arguments only", lambda: here.write(nobody, mr, ptr, size, meta)
 
     def many(self) -> Iterator[tuple[str, Callable[[], Any]]]:
-        there = self.there
         targets: list[Any] = [[self.target_mr] * self.iovs, self.target_ptrs, self.sizes]
-        yield "advertisev, lists", lambda: there.advertisev(*targets)[0]
+        advertise: Any = self.there.advertisev
+        yield "advertisev, lists", lambda: advertise(*targets)[0]
         yield from self.vector("lists", self.mrs, self.ptrs, self.sizes, self.metas)
         try:
             import numpy as np
@@ -90,7 +90,7 @@ class Calls:
         metas = np.frombuffer(b"".join(self.metas), np.uint8).reshape(-1, 64)
         columns: list[Any] = [np.array(column, np.uint64) for column in targets]
         out = np.empty((self.iovs, 64), np.uint8)
-        yield "advertisev, arrays", lambda: there.advertisev(*columns, out_buf_list=out)
+        yield "advertisev, arrays", lambda: advertise(*columns, out_buf_list=out)
         yield from self.vector("arrays", ids, ptrs, sizes, metas)
 
     def vector(
