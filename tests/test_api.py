@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import array
 import inspect
+import os
 import socket
 import struct
 import threading
@@ -14,6 +16,10 @@ import numpy as np
 import pytest
 from peer import U64
 from uccl import _core, p2p
+
+
+# Pieces of 256 bytes.
+CUTS = [100, 7, 1, 20, 128]
 
 
 @pytest.fixture
@@ -83,6 +89,15 @@ class TestModule:
     def test_oob_ip_is_an_address(self) -> None:
         socket.getaddrinfo(p2p.get_oob_ip(), 1, flags=socket.AI_NUMERICHOST)
 
+    def test_oob_ip_is_what_endpoints_tell(self) -> None:
+        with p2p.Endpoint(port=0) as ep:
+            told, _port, _gpu = p2p.Endpoint.parse_metadata(ep.get_metadata())
+        assert told == p2p.get_oob_ip() == p2p.get_oob_ip(0) == p2p.get_oob_ip(local_gpu_idx=0)
+
+    def test_oob_ip_is_the_address_to_bind(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("UCCL_P2P_BIND", "127.0.0.1")
+        assert p2p.get_oob_ip() == "127.0.0.1"
+
     def test_every_method_is_documented(self) -> None:
         methods = [m for name, m in vars(_core.Endpoint).items() if not name.startswith("_")]
         assert len(methods) > 50
@@ -130,6 +145,30 @@ class TestMetadata:
             assert len(metadata) == 22
             ip, _port, gpu = p2p.Endpoint.parse_metadata(metadata)
             assert (ip, gpu) == ("::1", 5)
+
+
+class TestPlaces:
+    def test_region_info(self, ep: p2p.Endpoint) -> None:
+        data = np.zeros(100, np.uint8)
+        mr = region(ep, data)
+        info = ep.region_info(mr)
+        assert (info["addr"], info["len"], info["kind"]) == (data.ctypes.data, 100, "host")
+        assert info["numa_node"] is None or info["numa_node"] >= 0
+        nic = info["nic"]
+        assert nic is None or (nic["name"] and nic["state"] in ("up", "virtual"))
+        assert ep.dereg(mr) and ep.region_info(mr) is None
+        assert "unknown" in p2p.last_error()
+
+    def test_worker_cpus(self) -> None:
+        may = os.sched_getaffinity(0)
+        for near in (None, True, False):
+            with p2p.Endpoint(port=0, bind="127.0.0.1", numa_affinity=near) as ep:
+                cpus = ep.worker_cpus()
+            if near is False:
+                assert cpus is None
+            assert cpus is None or (cpus == sorted(cpus) and set(cpus) <= may)
+        with pytest.raises(TypeError):
+            p2p.Endpoint(port=0, bind="127.0.0.1", numa_affinity="near")
 
 
 class TestEndpoint:
@@ -557,6 +596,186 @@ class TestTransfers:
             assert ended(ep, call_async(*args, **kwargs)) == (True, True)
             assert self.arrived()
 
+    def arrays(self, ptr: int, cuts: list[int], mr: int) -> dict[str, tuple[Any, Any, Any]]:
+        """Regions, pointers and sizes of pieces that follow each other, in several types."""
+        ptrs = [ptr + sum(cuts[:i]) for i in range(len(cuts))]
+        columns = ([mr] * len(cuts), ptrs, cuts)
+        # Every second row of a table: the items of a column are far from each other.
+        table = np.zeros((2 * len(cuts), 3), np.uint64)
+        table[::2] = np.array(columns, np.uint64).T
+        ids, addresses, sizes = columns
+        return {
+            "uint64": tuple(np.array(c, np.uint64) for c in columns),
+            "int64": tuple(np.array(c, np.int64) for c in columns),
+            "array": tuple(array.array("Q", c) for c in columns),
+            "signed array": tuple(array.array("q", c) for c in columns),
+            "memoryview": tuple(memoryview(array.array("L", c)) for c in columns),
+            "strided": (table[::2, 0], table[::2, 1], table[::2, 2]),
+            "backwards": tuple(np.array(c[::-1], np.uint64)[::-1] for c in columns),
+            "other byte order": tuple(np.array(c, ">u8") for c in columns),
+            "objects": tuple(np.array(c, object) for c in columns),
+            "tuples": tuple(tuple(c) for c in columns),
+            "generators": tuple((n for n in c) for c in columns),
+            "small integers": (np.array(ids, np.int16), addresses, np.array(sizes, np.uint8)),
+            "NumPy's integers": (ids, [np.uint64(a) for a in addresses], list(np.array(sizes))),
+        }
+
+    @pytest.mark.parametrize("kind", ["write", "read"])
+    def test_one_sided_vectors_of_arrays(self, kind: str) -> None:
+        two, cuts = self.two, CUTS
+        sides = [(two.a, self.mr_src, self.src_ptr), (two.b, self.mr_dst, self.dst_ptr)]
+        (ep, mr, ptr), (other, other_mr, other_ptr) = sides if kind == "write" else sides[::-1]
+        conn = two.conn_a if kind == "write" else two.conn_b
+        there = self.arrays(other_ptr, cuts, other_mr)
+        ok, metas = other.advertisev(*there["uint64"])
+        assert ok
+        packed = b"".join(metas)
+        rows = np.frombuffer(packed, np.uint8).reshape(-1, 64)
+        wide = np.zeros((len(cuts), 100), np.uint8)
+        wide[:, :64] = rows
+        blobs = [packed, bytearray(packed), memoryview(packed), rows, wide[:, :64], tuple(metas)]
+        blobs += [rows.view(np.uint64), np.array(metas, object), iter(metas), list(rows)]
+        here = self.arrays(ptr, cuts, mr)
+        call, call_async = getattr(ep, kind + "v"), getattr(ep, kind + "v_async")
+        for name, columns in here.items():
+            assert call(conn, *columns, packed) is True, (name, p2p.last_error())
+            assert self.arrived(), name
+        for blob in blobs:
+            assert call(conn, *here["int64"], blob, len(cuts)) is True, p2p.last_error()
+            assert self.arrived(), type(blob)
+        assert ended(ep, call_async(conn, *here["uint64"], packed, len(cuts))) == (True, True)
+        assert self.arrived()
+
+    def test_two_sided_vectors_of_arrays(self) -> None:
+        a, b, cuts = self.two.a, self.two.b, CUTS
+        here = self.arrays(self.src_ptr, cuts, self.mr_src)
+        there = self.arrays(self.dst_ptr, cuts, self.mr_dst)
+        for name in here:
+            posted = b.recvv_async(self.two.conn_b, *there[name])
+            assert a.sendv(self.two.conn_a, *here[name], len(cuts)) is True, p2p.last_error()
+            assert ended(b, posted) == (True, True) and self.arrived(), name
+
+    def test_receive_vectors_end_with_their_regions(self) -> None:
+        """A size may run past the region; the rest of the pieces is as if it did not."""
+        a, b = self.two.a, self.two.b
+        sizes = np.array([100, 1 << 40], np.uint64)
+        ptrs = np.array([self.dst_ptr, self.dst_ptr + 100], np.uint64)
+        posted = b.recvv_async(self.two.conn_b, [self.mr_dst] * 2, ptrs, sizes)
+        pieces = [self.src[:100], self.src[100:]]
+        assert a.sendv(self.two.conn_a, [self.mr_src] * 2, pieces) is True, p2p.last_error()
+        assert ended(b, posted) == (True, True) and self.arrived()
+
+    def test_pieces_of_vectors_that_are_objects(self) -> None:
+        """Rows of an array are pieces, of the size that each has unless another is said."""
+        a, conn, n = self.two.a, self.two.conn_a, 8
+        ok, metas = self.two.b.advertisev([self.mr_dst] * n, list(self.dst.reshape(n, 32)))
+        assert ok, p2p.last_error()
+        mixed = [self.src[:32], *(self.src_ptr + 32 * i for i in range(1, n))]
+        for ptrs, sizes in [
+            (self.src.reshape(n, 32), None),
+            (list(self.src.reshape(n, 32)), [None] * n),
+            (mixed, [None, *[32] * (n - 1)]),
+            (mixed, np.full(n, 32, np.uint32)),
+        ]:
+            assert a.writev(conn, [self.mr_src] * n, ptrs, sizes, metas) is True, p2p.last_error()
+            assert self.arrived()
+        for sizes in (None, [None] * n):
+            with pytest.raises(TypeError, match="a size is needed"):
+                a.writev(conn, [self.mr_src] * n, mixed, sizes, metas)
+
+    def test_advertisev_into_one_buffer(self) -> None:
+        b, conn, n = self.two.b, self.two.conn_b, len(CUTS)
+        columns = self.arrays(self.dst_ptr, CUTS, self.mr_dst)["uint64"]
+        ok, expected = b.advertisev(*columns)
+        assert ok
+        packed, rows = bytearray(64 * n), np.zeros((n, 64), np.uint8)
+        wide = np.zeros((n, 100), np.uint8)
+        assert b.advertisev(conn, *columns, packed, n) is True and packed == b"".join(expected)
+        assert b.advertisev(*columns, out_buf_list=rows) is True and rows.tobytes() == packed
+        assert b.advertisev(conn, *columns, wide[:, :64]) is True
+        assert wide[:, :64].tobytes() == packed and not wide[:, 64:].any()
+        for length in (0, 64, 64 * n - 1, 64 * n + 1, 64 * n + 64):
+            out = bytearray(length)
+            with pytest.raises(RuntimeError, match=f"{n} pieces of 64 bytes"):
+                b.advertisev(conn, *columns, out)
+            assert not any(out)
+        with pytest.raises(TypeError, match="may only be read"):
+            b.advertisev(conn, *columns, bytes(64 * n))
+        refused = bytearray(64 * n)
+        assert b.advertisev(conn, [1 << 40] * n, *columns[1:], refused) is False
+        assert not any(refused)
+
+    @pytest.mark.parametrize("at", [0, 1, 2])
+    def test_numbers_of_vectors_that_are_none(self, at: int) -> None:
+        a, conn, n = self.two.a, self.two.conn_a, len(CUTS)
+        columns = self.arrays(self.src_ptr, CUTS, self.mr_src)["int64"]
+        metas = self.meta() * n
+        name = ("mr_id_v", "ptr_v", "size_v")[at]
+
+        def spoilt(column: Any) -> list[Any]:
+            return [*columns[:at], column, *columns[at + 1 :], metas]
+
+        for dtype, format in ((np.float64, "d"), (np.float32, "f"), (np.complex128, "Zd")):
+            with pytest.raises(TypeError, match=f"writev.*'{name}'.*64-bit.*\"{format}\""):
+                a.writev(conn, *spoilt(columns[at].astype(dtype)))
+        for column in (columns[at][:-1], np.append(columns[at], columns[at][:1])):
+            with pytest.raises(RuntimeError, match="writev.*items"):
+                a.writev(conn, *spoilt(column))
+        with pytest.raises(OverflowError):
+            a.writev(conn, *spoilt(np.negative(columns[at])))
+        for number in (-1, 1 << 64):
+            with pytest.raises(OverflowError):
+                a.writev(conn, *spoilt([*columns[at][1:].tolist(), number]))
+        for column in (5, 5.0):
+            with pytest.raises(TypeError, match=f"writev.*'{name}'"):
+                a.writev(conn, *spoilt(column))
+        with pytest.raises(TypeError, match=f"writev.*'{name}'"):
+            a.writev(conn, *spoilt(["1"] * n))
+        assert not self.dst.any()
+
+    def test_packed_metas_of_another_length(self) -> None:
+        a, conn, n = self.two.a, self.two.conn_a, len(CUTS)
+        columns = self.arrays(self.src_ptr, CUTS, self.mr_src)["uint64"]
+        meta = self.meta()
+        for length in (0, 64, 64 * n - 1, 64 * n + 1, 64 * (n + 1)):
+            metas = (meta * (n + 1))[:length]
+            with pytest.raises(RuntimeError, match=f"{n} pieces of 64 bytes.* {length} bytes"):
+                a.writev(conn, *columns, metas)
+        assert a.writev(conn, *columns, bytes(64 * n)) is False
+        assert "not an advert" in p2p.last_error()
+        assert not self.dst.any()
+
+    def test_lists_that_change_while_they_are_read(self) -> None:
+        a, conn, n = self.two.a, self.two.conn_a, 4
+        sizes: list[Any] = [64] * n
+
+        class Number:
+            def __index__(self) -> int:
+                sizes.clear()
+                return 64
+
+        sizes[1] = Number()
+        ptrs = [self.src_ptr] * n
+        with pytest.raises(IndexError):
+            a.writev(conn, [self.mr_src] * n, ptrs, sizes, self.meta() * n)
+        assert not self.dst.any()
+
+    def test_read_only_regions_in_vectors(self) -> None:
+        b, conn, n = self.two.b, self.two.conn_b, len(CUTS)
+        fixed = bytes(256)
+        ok, mr = b.reg(fixed)
+        assert ok
+        ok, metas = self.two.a.advertisev(*self.arrays(self.src_ptr, CUTS, self.mr_src)["int64"])
+        assert ok
+        ids, ptrs, sizes = self.arrays(self.dst_ptr, CUTS, self.mr_dst)["uint64"]
+        ids[3] = mr
+        assert b.readv(conn, ids, ptrs, sizes, metas) is False
+        assert "read-only" in p2p.last_error()
+        assert b.advertisev(ids, ptrs, sizes) == (False, [])
+        assert "read-only" in p2p.last_error()
+        with pytest.raises(TypeError, match="read-only"):
+            b.readv(conn, ids, [fixed] * n, sizes, metas)
+
     def test_two_sided_forms(self) -> None:
         a, b = self.two.a, self.two.b
         send = {"conn_id": self.two.conn_a, "mr_id": self.mr_src, "ptr": self.src_ptr, "size": 256}
@@ -675,6 +894,11 @@ class TestTransfers:
         assert self.arrived()
         ok, infos = a.advertisev_ipc(conn_id=ca, ptr_v=[s, s + 100], size_v=[100, 156])
         assert b.readv_ipc(cb, [d, d + 100], [100, 156], infos) is True and self.arrived()
+        ptrs, sizes = np.array([d, d + 100]), np.array([100, 156], np.uint64)
+        assert b.readv_ipc(cb, ptrs, sizes, b"".join(infos)) is True and self.arrived()
+        assert b.advertisev_ipc(cb, ptrs, sizes)[0] is True
+        with pytest.raises(RuntimeError, match="2 pieces of 104 bytes"):
+            b.readv_ipc(cb, ptrs, sizes, b"".join(infos)[1:])
         assert ended(b, b.readv_ipc_async(cb, [d, d + 100], [100, 156], infos)) == (True, True)
         assert self.arrived()
         posted = b.recv_ipc_async(cb, d, 256)

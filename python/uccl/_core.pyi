@@ -26,7 +26,7 @@ class _Array(Protocol):
 
 _Memory: TypeAlias = Union[_Tensor, _Array, Buffer]
 _Pointer: TypeAlias = Union[SupportsIndex, _Memory]
-_Ids: TypeAlias = Iterable[int]
+
 class _TorchStream(Protocol):
     @property
     def cuda_stream(self) -> int: ...
@@ -40,10 +40,15 @@ class _CupyStream(Protocol):
     def device_id(self) -> int: ...
 
 _Stream: TypeAlias = Union[SupportsIndex, _TorchStream, _CupyStream]
-_Pointers: TypeAlias = Iterable[_Pointer]
-_Sizes: TypeAlias = Iterable[int]
 
-def get_oob_ip() -> str: ...
+# What vectors take one of an iov. A buffer is an array of 64-bit integers, the cheapest way to name many.
+_Ids: TypeAlias = Union[Iterable[int], Buffer]
+_Pointers: TypeAlias = Union[Iterable[_Pointer], Buffer]
+_Sizes: TypeAlias = Union[Iterable[Union[int, None]], Buffer]
+# One buffer holds them all, one after another: 64 bytes for an advert, 104 for what advertise_ipc made.
+_Blobs: TypeAlias = Union[Iterable[Buffer], Buffer]
+
+def get_oob_ip(local_gpu_idx: int | None = None) -> str: ...
 def last_error() -> str | None: ...
 
 @final
@@ -101,6 +106,7 @@ class Endpoint:
         cma: bool | None = None,
         ipc: bool | None = None,
         spin_us: int | None = None,
+        numa_affinity: bool | None = None,
     ) -> Self: ...
     @overload
     def connect(
@@ -199,7 +205,7 @@ class Endpoint:
         mr_id_v: _Ids,
         ptr_v: _Pointers,
         size_v: _Sizes | None,
-        out_buf_list: Iterable[Buffer],
+        out_buf_list: _Blobs,
         num_iovs: int | None = None,
     ) -> bool: ...
     def advertise_ipc(
@@ -350,7 +356,7 @@ class Endpoint:
         mr_id_v: _Ids,
         ptr_v: _Pointers,
         size_v: _Sizes | None,
-        meta_v: Iterable[Buffer],
+        meta_v: _Blobs,
         num_iovs: int | None = None,
         *,
         notif: Buffer | None = None,
@@ -363,7 +369,7 @@ class Endpoint:
         mr_id_v: _Ids,
         ptr_v: _Pointers,
         size_v: _Sizes | None,
-        meta_v: Iterable[Buffer],
+        meta_v: _Blobs,
         num_iovs: int | None = None,
         *,
         notif: Buffer | None = None,
@@ -376,7 +382,7 @@ class Endpoint:
         mr_id_v: _Ids,
         ptr_v: _Pointers,
         size_v: _Sizes | None,
-        meta_v: Iterable[Buffer],
+        meta_v: _Blobs,
         num_iovs: int | None = None,
         *,
         notif: Buffer | None = None,
@@ -389,7 +395,7 @@ class Endpoint:
         mr_id_v: _Ids,
         ptr_v: _Pointers,
         size_v: _Sizes | None,
-        meta_v: Iterable[Buffer],
+        meta_v: _Blobs,
         num_iovs: int | None = None,
         *,
         notif: Buffer | None = None,
@@ -483,7 +489,7 @@ class Endpoint:
         conn_id: int,
         ptr_v: _Pointers,
         size_v: _Sizes | None,
-        info_v: Iterable[Buffer],
+        info_v: _Blobs,
         num_iovs: int | None = None,
         *,
         notif: Buffer | None = None,
@@ -495,7 +501,7 @@ class Endpoint:
         conn_id: int,
         ptr_v: _Pointers,
         size_v: _Sizes | None,
-        info_v: Iterable[Buffer],
+        info_v: _Blobs,
         num_iovs: int | None = None,
         *,
         notif: Buffer | None = None,
@@ -507,7 +513,7 @@ class Endpoint:
         conn_id: int,
         ptr_v: _Pointers,
         size_v: _Sizes | None,
-        info_v: Iterable[Buffer],
+        info_v: _Blobs,
         num_iovs: int | None = None,
         *,
         notif: Buffer | None = None,
@@ -519,7 +525,7 @@ class Endpoint:
         conn_id: int,
         ptr_v: _Pointers,
         size_v: _Sizes | None,
-        info_v: Iterable[Buffer],
+        info_v: _Blobs,
         num_iovs: int | None = None,
         *,
         notif: Buffer | None = None,
@@ -545,6 +551,8 @@ class Endpoint:
     def stats(self) -> dict[str, int]: ...
     def path(self, conn_id: int, meta: Buffer) -> str | None: ...
     def connection(self, conn_id: int) -> dict[str, Any] | None: ...
+    def region_info(self, mr_id: int) -> dict[str, Any] | None: ...
+    def worker_cpus(self) -> list[int] | None: ...
     def conn_id_of_rank(self, rank: int) -> int: ...
     def close(self) -> None: ...
     def __enter__(self) -> Self: ...

@@ -5,6 +5,11 @@ Calls that UCCL has answer as UCCL's do: ``False``, or a tuple that starts with 
 pointer, they take an integer address, or an object that has one: anything with the buffer protocol, a
 tensor with ``data_ptr()``, an array with ``__array_interface__``; a size may then be left out.
 
+Calls on vectors take lists, or arrays, which cost less: where region ids, addresses or sizes are taken,
+anything with the buffer protocol that holds 64-bit integers in one dimension (``numpy.uint64``,
+``array.array("Q")``), and for ``n`` adverts one bytes-like object of ``n * 64`` bytes, which ``advertisev``
+fills if it is given one as ``out_buf_list``.
+
 >>> from uccl import p2p
 >>> with p2p.Endpoint(local_gpu_idx=0) as endpoint:
 ...     ip, port, gpu = p2p.Endpoint.parse_metadata(endpoint.get_metadata())
@@ -108,7 +113,8 @@ class Endpoint(_core.Endpoint):
     ends prove), ``bind`` and ``port`` (where to listen), ``base_port`` (where well-known ports start),
     ``timeout`` (seconds until a silent peer is lost), ``transfer_timeout`` (seconds a transfer may take),
     ``transport`` (``"auto"``, ``"local"``, ``"tcp"``), ``tcp_streams``, ``tcp_congestion``, ``checksum``
-    (``"auto"``, ``True``, ``False``), ``cma``, ``ipc``, ``spin_us``.
+    (``"auto"``, ``True``, ``False``), ``cma``, ``ipc``, ``spin_us``, ``numa_affinity`` (whether worker threads
+    keep to the CPUs near the GPU; :meth:`worker_cpus` says which these are).
 
     Transfers take ``stream=``, a ``torch.cuda.Stream``, a CuPy stream or a handle: the transfer begins after
     what is on that stream when it is posted, and the caller does not wait. Without it, the caller has

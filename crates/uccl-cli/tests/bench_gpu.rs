@@ -36,6 +36,9 @@ fn gpu_memory_arrives_byte_by_byte() {
         "--device gpu --direction bi --op write --size 64K --transport local",
         "--device gpu --processes 1 --op write,read --size 64K --transport local,tcp",
         "--device pinned --op write,read --size 64K",
+        "--device gpu --stream --size 1,4K,1M --transport local",
+        "--device gpu --stream --op write,read --size 64K --iovs 30 --inflight 1 --transport tcp",
+        "--device gpu --stream --op write,read --size 64K --direction bi --buffers 1",
     ] {
         let Some(rows) = rows(arguments) else { return };
         assert!(!rows.is_empty(), "{arguments}");

@@ -37,7 +37,7 @@ use crate::{
         now::Now,
         places,
         plan::Pieces,
-        regions::{Lease, contains, outside},
+        regions::{Lease, Mr, contains, outside},
         transfer::{After, Fence, Found, Kind, Plan, Transfer},
         wait,
         worker::Workers,
@@ -520,13 +520,28 @@ impl Endpoint {
         if !contains(mr.span, span) {
             return Err(outside(0, &mr, span));
         }
-        Ok(Advert {
-            addr: ptr as u64,
-            len: len as u64,
+        Ok(self.advert_of(&mr, span))
+    }
+
+    /// What lets a peer read and write each of these pieces; none of them if one is outside its region.
+    pub fn advertise_all(&self, iovs: &[Iov]) -> Result<Vec<Advert>> {
+        self.core().usable()?;
+        let mut adverts = Vec::with_capacity(iovs.len());
+        self.core().mrs.resolve(iovs, false, |_, mr, span| {
+            adverts.push(self.advert_of(mr, span));
+            Ok(())
+        })?;
+        Ok(adverts)
+    }
+
+    fn advert_of(&self, mr: &Mr, span: Span) -> Advert {
+        Advert {
+            addr: span.addr as u64,
+            len: span.len as u64,
             key: mr.region.key,
             slot: mr.region.slot,
             instance: self.core().instance as u32,
-        })
+        }
     }
 
     /// Starts a transfer.
@@ -886,29 +901,7 @@ impl Endpoint {
         core.usable()?;
         let conn = core.conn(request.conn)?;
         check_shape(request)?;
-        let mut leases: SmallVec<[Lease; 1]> = SmallVec::new();
-        let mut spans: SmallVec<[Span; 1]> = SmallVec::new();
-        let clamped;
-        let iovs = if request.op == Op::Recv {
-            clamped = self.clamp(request.iovs)?;
-            &clamped[..]
-        } else {
-            request.iovs
-        };
-        core.mrs.resolve(iovs, |_, mr, span| {
-            if !leases.iter().rev().take(8).any(|lease| lease.mr().id == mr.id) {
-                leases.push(Lease::of(mr));
-            }
-            spans.push(span);
-        })?;
-        let one_sided = matches!(request.op, Op::Read | Op::Write);
-        let mut pieces = Pieces::default();
-        if one_sided {
-            for (i, (span, advert)) in spans.iter().zip(request.adverts).enumerate() {
-                pieces.push(*span, remote_span(&conn, i, *span, advert)?);
-            }
-        }
-        let bytes: u64 = spans.iter().map(|span| span.len as u64).sum();
+        let Checked { leases, spans, pieces, bytes } = self.check(request, &conn)?;
         let transfer = core.transfers.insert(Plan {
             kind: request.op.into(),
             conn: Arc::clone(&conn),
@@ -929,21 +922,50 @@ impl Endpoint {
         settle(&transfer, posted)
     }
 
-    /// The most that a receive takes is what its region holds from there on.
-    fn clamp(&self, iovs: &[Iov]) -> Result<Vec<Iov>> {
-        let mrs = &self.core().mrs;
-        iovs.iter()
-            .enumerate()
-            .map(|(i, iov)| {
-                let mr = mrs.get(iov.mr)?;
-                let start = Span { addr: iov.ptr, len: 0 };
-                if !contains(mr.span, start) {
-                    return Err(outside(i, &mr, Span { addr: iov.ptr, len: iov.len }));
-                }
-                let room = mr.span.addr + mr.span.len - iov.ptr;
-                Ok(Iov { len: iov.len.min(room), ..*iov })
-            })
-            .collect()
+    /// Compares every iov with its region, and with its advert.
+    fn check(&self, request: &Request<'_>, conn: &Connection) -> Result<Checked> {
+        let Request { op, iovs, adverts, .. } = *request;
+        let one_sided = matches!(op, Op::Read | Op::Write);
+        let mut checked = Checked::default();
+        match one_sided {
+            true => checked.pieces.reserve(iovs.len()),
+            false => checked.spans.reserve(iovs.len()),
+        }
+        let mut last = None;
+        self.core().mrs.resolve(iovs, op == Op::Recv, |i, mr, span| {
+            if last != Some(mr.id) {
+                last = Some(mr.id);
+                checked.lease(mr);
+            }
+            checked.bytes += span.len as u64;
+            if one_sided {
+                checked.pieces.push(span, remote_span(conn, i, span, &adverts[i])?);
+            } else {
+                checked.spans.push(span);
+            }
+            Ok(())
+        })?;
+        Ok(checked)
+    }
+}
+
+/// What is known of a request that may be posted.
+#[derive(Default)]
+struct Checked {
+    leases: SmallVec<[Lease; 1]>,
+    /// Local memory of what is two-sided.
+    spans: SmallVec<[Span; 1]>,
+    /// Both sides' memory of what is one-sided.
+    pieces: Pieces,
+    bytes: u64,
+}
+
+impl Checked {
+    fn lease(&mut self, mr: &Arc<Mr>) {
+        // Another lease does no harm: callers that take turns among a few regions get one of each.
+        if !self.leases.iter().rev().take(8).any(|lease| lease.mr().id == mr.id) {
+            self.leases.push(Lease::of(mr));
+        }
     }
 }
 
@@ -1048,11 +1070,7 @@ fn listen(config: &Config) -> Result<(std::net::TcpListener, SocketAddr)> {
                 let bound = listener
                     .local_addr()
                     .map_err(|e| Error::os("asking for the listening address", e))?;
-                let ip = if bound.ip().is_unspecified() {
-                    places::address_near(config.gpu_index, reachable_ip())
-                } else {
-                    bound.ip()
-                };
+                let ip = told_ip(config);
                 return Ok((listener, SocketAddr::new(ip, bound.port())));
             }
             Err(e) => last = e,
@@ -1060,6 +1078,13 @@ fn listen(config: &Config) -> Result<(std::net::TcpListener, SocketAddr)> {
     }
     let port = config.port.unwrap_or(well_known);
     Err(Error::os(format!("listening on {}", any(port)), last))
+}
+
+/// The address that an endpoint with these settings tells its peers: the one that it is bound to, or else one
+/// that they reach this host at, on the NIC nearest to its GPU if they reach several equally well.
+pub fn told_ip(config: &Config) -> IpAddr {
+    let bound = config.bind.filter(|ip| !ip.is_unspecified());
+    bound.unwrap_or_else(|| places::address_near(config.gpu_index, reachable_ip()))
 }
 
 /// The address that others would reach this host at: the one that the default route leaves from.

@@ -1,13 +1,14 @@
 //! `advertise` and `advertisev`, in all their forms.
 
 use pyo3::{IntoPyObjectExt, exceptions::PyTypeError, prelude::*, types::PyBytes};
-use uccl_p2p::{ConnId, MrId};
+use uccl_p2p::{ConnId, MrId, Op};
 use uccl_wire::advert::{ADVERT_LEN, Advert};
 
 use crate::{
-    args::{self, Named, Positional, Signature},
-    buffer::BufferView,
-    call::{self, CONN, MR, MR_V, NUM_IOVS, PTR, PTR_V, SIZE, SIZE_V},
+    args::{self, Args, Named, Positional, Signature},
+    buffer::{self, BufferView},
+    call::{self, CONN, MR, MR_V, NUM_IOVS, PTR, PTR_V, SIZE, SIZE_V, Table},
+    column::packed_length,
     endpoint::PyEndpoint,
     error::{Stop, settle},
     memory::Memory,
@@ -64,37 +65,41 @@ pub(crate) fn advertisev<'py>(
         Some(n) if args::integer(n).is_some() => (None, Some(n)),
         outs => (outs, a.get(5)),
     };
-    let outs = outs.map(|o| args::list(o, Out::of)).transpose()?;
     let count = count.map(|n| n.extract::<usize>()).transpose()?;
-    let mrs: Vec<u64> = a.list(1, |mr| mr.extract())?;
-    let memories = a.list(2, Memory::of)?;
-    let sizes = call::sizes(&a, 3, memories.len())?;
-    let conn = a.opt(0)?;
-    let lengths = [memories.len(), sizes.len(), count.unwrap_or(mrs.len())];
-    let lengths = lengths.into_iter().chain(outs.iter().map(Vec::len));
-    for length in lengths {
-        settle(call::same_length("advertisev", mrs.len(), length), ())?;
-    }
-    let mut asks = Vec::with_capacity(mrs.len());
-    for ((mr, memory), size) in mrs.into_iter().zip(memories).zip(sizes) {
-        asks.push(Ask { conn, mr, ptr: memory.addr, len: memory.sized(size)? });
-    }
-    let made = asks.iter().map(|ask| make(ep, ask)).collect::<Result<Vec<_>, _>>();
-    match outs {
+    match outs.map(Outs::of).transpose()? {
         Some(mut outs) => {
-            let put = made.and_then(|adverts| {
-                outs.iter_mut().zip(&adverts).try_for_each(|(out, advert)| out.put(advert))
-            });
+            let put = make_all(ep, &a, count, Some(&outs)).and_then(|made| outs.put(&made));
             answer(py, settle(put.map(|()| true), false)?)
         }
         None => {
-            let adverts = settle(made.map(Some), None)?;
+            let adverts = settle(make_all(ep, &a, count, None).map(Some), None)?;
             let ok = adverts.is_some();
             let bytes: Vec<_> =
                 adverts.iter().flatten().map(|advert| PyBytes::new(py, &advert.encode())).collect();
             answer(py, (ok, bytes))
         }
     }
+}
+
+/// All, or none.
+fn make_all(
+    ep: &PyEndpoint,
+    a: &Args<'_, 6>,
+    count: Option<usize>,
+    outs: Option<&Outs>,
+) -> Result<Vec<Advert>, Stop> {
+    let table = Table::of(a, count)?;
+    if let Some(outs) = outs {
+        outs.expect(a.function(), table.count)?;
+    }
+    let iovs = table.iovs(ep, Op::Send)?;
+    if let Some(conn) = a.opt(0)? {
+        ep.core.connection(ConnId(conn))?;
+    }
+    if let Some(mr) = ep.regions.readonly_of(&iovs) {
+        return Err(readonly(mr));
+    }
+    Ok(ep.core.advertise_all(&iovs)?)
 }
 
 /// What is to be advertised.
@@ -111,11 +116,15 @@ fn make(ep: &PyEndpoint, ask: &Ask) -> Result<Advert, Stop> {
     }
     let mr = MrId(ask.mr);
     if ep.regions.is_readonly(ask.mr) {
-        return Err(Stop::refuse(format!(
-            "{mr} was registered from a read-only buffer, and peers may write what is advertised"
-        )));
+        return Err(readonly(mr));
     }
     Ok(ep.core.advertise(mr, ask.ptr, ask.len)?)
+}
+
+fn readonly(mr: MrId) -> Stop {
+    Stop::refuse(format!(
+        "{mr} was registered from a read-only buffer, and peers may write what is advertised"
+    ))
 }
 
 /// Whether the first positional argument is a connection. Three are either region, address and size,
@@ -158,6 +167,49 @@ impl Out {
             return Ok(());
         }
         Err(Stop::refuse(format!("out_buf has {} bytes; an advert has {ADVERT_LEN}", self.0.len())))
+    }
+}
+
+/// Buffers that the caller gave for adverts.
+enum Outs {
+    /// One for all, an advert after another.
+    Packed(BufferView),
+    Each(Vec<Out>),
+}
+
+impl Outs {
+    fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        match buffer::packed(object) {
+            Some(view) if view.is_readonly() => {
+                Err(PyTypeError::new_err("out_buf_list is one buffer, and may only be read"))
+            }
+            Some(view) => Ok(Self::Packed(view)),
+            None => Ok(Self::Each(args::list(object, Out::of)?)),
+        }
+    }
+
+    /// Raises unless there is room for just `count` adverts.
+    fn expect(&self, function: &str, count: usize) -> Result<(), Stop> {
+        match self {
+            Self::Packed(view) => packed_length::<ADVERT_LEN>(function, count, view),
+            Self::Each(outs) => call::same_length(function, count, outs.len()),
+        }
+    }
+
+    fn put(&mut self, adverts: &[Advert]) -> Result<(), Stop> {
+        match self {
+            Self::Packed(view) => {
+                let mut all = Vec::with_capacity(adverts.len() * ADVERT_LEN);
+                adverts.iter().for_each(|advert| all.extend_from_slice(&advert.encode()));
+                match view.copy_from(&all) {
+                    true => Ok(()),
+                    false => Err(Stop::refuse("out_buf_list does not take the adverts")),
+                }
+            }
+            Self::Each(outs) => {
+                outs.iter_mut().zip(adverts).try_for_each(|(out, advert)| out.put(advert))
+            }
+        }
     }
 }
 

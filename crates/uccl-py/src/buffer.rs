@@ -5,7 +5,7 @@
 
 use std::{
     borrow::Cow,
-    ffi::{c_char, c_int, c_void},
+    ffi::{CStr, c_char, c_int, c_void},
     mem::MaybeUninit,
 };
 
@@ -29,6 +29,11 @@ struct RawView {
 
 /// Contiguous bytes in C order, writable or not.
 const SIMPLE: c_int = 0;
+/// The same, with their shape and what the items are.
+const CONTIGUOUS: c_int = 0x8 | FORMAT;
+/// Items at any distance from each other, and what they are.
+const STRIDED: c_int = 0x18 | FORMAT;
+const FORMAT: c_int = 0x4;
 
 unsafe extern "C" {
     fn PyObject_CheckBuffer(obj: *mut ffi::PyObject) -> c_int;
@@ -47,6 +52,10 @@ unsafe impl Sync for BufferView {}
 impl BufferView {
     /// The object's memory; `None` if it has no buffer protocol, an error if it is not contiguous.
     pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
+        Self::request(object, SIMPLE)
+    }
+
+    fn request(object: &Bound<'_, PyAny>, flags: c_int) -> PyResult<Option<Self>> {
         // SAFETY: `object` is a live object and the GIL is held.
         if unsafe { PyObject_CheckBuffer(object.as_ptr()) } == 0 {
             return Ok(None);
@@ -54,7 +63,7 @@ impl BufferView {
         let mut view = Box::new(MaybeUninit::<RawView>::zeroed());
         // SAFETY: as above; `view` points to writable memory of the struct's size, at an address that
         // stays (exporters may point into it).
-        if unsafe { PyObject_GetBuffer(object.as_ptr(), view.as_mut_ptr(), SIMPLE) } != 0 {
+        if unsafe { PyObject_GetBuffer(object.as_ptr(), view.as_mut_ptr(), flags) } != 0 {
             return Err(PyErr::fetch(object.py()));
         }
         // SAFETY: the call above succeeded, so the struct is filled.
@@ -76,14 +85,31 @@ impl BufferView {
         self.0.readonly != 0
     }
 
+    /// The memory.
+    ///
+    /// # Safety
+    /// The GIL is held and no Python code runs while the slice is used, so that nobody changes it.
+    pub(crate) unsafe fn as_slice(&self) -> &[u8] {
+        if self.len() == 0 {
+            return &[];
+        }
+        // SAFETY: the exporter keeps `len` bytes at `buf` readable until the view is released.
+        unsafe { std::slice::from_raw_parts(self.0.buf.cast(), self.len()) }
+    }
+
     /// A copy of the memory.
     pub(crate) fn to_vec(&self) -> Vec<u8> {
-        if self.len() == 0 {
-            return Vec::new();
+        // SAFETY: this is called with the GIL held, and a copy runs no Python code.
+        unsafe { self.as_slice() }.to_vec()
+    }
+
+    /// What the items are, as the struct module writes it; only for views that asked for it.
+    fn format(&self) -> &[u8] {
+        if self.0.format.is_null() {
+            return b"B";
         }
-        // SAFETY: the exporter keeps `len` bytes at `buf` readable until the view is released; the GIL
-        // is held, so no Python code changes them meanwhile.
-        unsafe { std::slice::from_raw_parts(self.0.buf.cast::<u8>(), self.len()) }.to_vec()
+        // SAFETY: exporters keep the string, which ends with a zero, until the view is released.
+        unsafe { CStr::from_ptr(self.0.format) }.to_bytes()
     }
 
     /// Copies `bytes` to the start of the memory; false if that may only be read or is too short.
@@ -96,6 +122,80 @@ impl BufferView {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.0.buf.cast(), bytes.len()) };
         true
     }
+}
+
+/// An array of 64-bit integers in one dimension.
+pub(crate) struct Array {
+    view: BufferView,
+    len: usize,
+    /// From one to the next, in bytes.
+    stride: isize,
+    signed: bool,
+}
+
+impl Array {
+    /// The object's integers. `None` if it is no such array, but might be taken item by item; an error if
+    /// it is one of other numbers.
+    pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
+        // What exports no buffer of this kind may still be a list of something.
+        let Ok(Some(view)) = BufferView::request(object, STRIDED) else { return Ok(None) };
+        let raw = &*view.0;
+        if raw.ndim != 1 || raw.shape.is_null() || raw.strides.is_null() {
+            return Ok(None);
+        }
+        // SAFETY: of one dimension, as looked at above, and kept by the exporter until the view is released.
+        let (len, stride) = unsafe { ((*raw.shape).unsigned_abs(), *raw.strides) };
+        let format = view.format();
+        let signed = match format.strip_prefix(native_order(format)).unwrap_or(format) {
+            _ if raw.itemsize != 8 => None,
+            b"Q" | b"L" | b"N" | b"P" => Some(false),
+            b"q" | b"l" | b"n" => Some(true),
+            _ => None,
+        };
+        match signed {
+            Some(signed) => Ok(Some(Self { view, len, stride, signed })),
+            None if matches!(format.last(), Some(b'e' | b'f' | b'd' | b'g')) => {
+                Err(PyTypeError::new_err(format!(
+                    "an array of 64-bit integers is needed, not one of format {:?}",
+                    String::from_utf8_lossy(format)
+                )))
+            }
+            None => Ok(None),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Sets each row from its number, as far as both reach; false if a number is negative.
+    pub(crate) fn fill<T>(&self, rows: &mut [T], set: impl Fn(&mut T, u64)) -> bool {
+        let mut all = 0;
+        let mut at = self.view.0.buf.cast::<u8>();
+        for row in rows.iter_mut().take(self.len) {
+            // SAFETY: one of `len` items, which the exporter keeps readable until the view is released.
+            let number = unsafe { at.cast::<u64>().read_unaligned() };
+            at = at.wrapping_offset(self.stride);
+            all |= number;
+            set(row, number);
+        }
+        !self.signed || all.cast_signed() >= 0
+    }
+}
+
+/// The prefix that says no more than how this machine's integers are laid out.
+fn native_order(format: &[u8]) -> &[u8] {
+    let own = if cfg!(target_endian = "little") { b'<' } else { b'>' };
+    match format.first() {
+        Some(first) if [b'@', b'=', own].contains(first) => &format[..1],
+        _ => &[],
+    }
+}
+
+/// The memory of an object that has all of it in one piece; `None` for others, and for an array of objects.
+pub(crate) fn packed(object: &Bound<'_, PyAny>) -> Option<BufferView> {
+    let view = BufferView::request(object, CONTIGUOUS).ok().flatten();
+    view.filter(|view| view.format() != b"O")
 }
 
 impl Drop for BufferView {

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use pyo3::{exceptions::PyTypeError, prelude::*};
-use uccl_p2p::{ConnId, CudaStream, Endpoint, Iov, MrId, Op, Request};
+use uccl_p2p::{ConnId, CudaStream, Iov, MrId, Op, Request};
 use uccl_wire::advert::{ADVERT_LEN, Advert};
 
 use crate::{
     args::{Args, Named, Names, Positional, Signature},
     buffer,
+    column::{Blobs, Column},
     endpoint::PyEndpoint,
     error::Stop,
     memory::Memory,
@@ -75,6 +76,13 @@ impl<T> Pieces<T> {
             Self::Many(pieces) => pieces,
         }
     }
+
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [T] {
+        match self {
+            Self::One(piece) => std::slice::from_mut(piece),
+            Self::Many(pieces) => pieces,
+        }
+    }
 }
 
 /// A transfer that a caller asked for.
@@ -130,10 +138,10 @@ pub(crate) fn scalar_two_sided(
     kwargs: Named<'_, '_>,
 ) -> Result<Call, Stop> {
     let a = signature.bind(args, kwargs)?;
-    let iov = iov(ep, op, a.req(1)?, a.need(2)?, a.opt(3)?)?;
+    let iov = iov(ep, op, a.id(1)?, a.need(2)?, a.size(3)?)?;
     let extras = Extras::of(ep, &a, 4)?;
     let adverts = Pieces::Many(Vec::new());
-    Ok(Call { conn: ConnId(a.req(0)?), op, iovs: Pieces::One(iov), adverts, extras })
+    Ok(Call { conn: ConnId(a.id(0)?), op, iovs: Pieces::One(iov), adverts, extras })
 }
 
 /// `read(conn_id, mr_id, ptr, size, meta)`, `write(...)`.
@@ -145,11 +153,11 @@ pub(crate) fn scalar_one_sided(
     kwargs: Named<'_, '_>,
 ) -> Result<Call, Stop> {
     let a = signature.bind(args, kwargs)?;
-    let iov = iov(ep, op, a.req(1)?, a.need(2)?, a.opt(3)?)?;
+    let iov = iov(ep, op, a.id(1)?, a.need(2)?, a.size(3)?)?;
     let advert = advert(a.need(4)?)?;
     let extras = Extras::of(ep, &a, 5)?;
     let (iovs, adverts) = (Pieces::One(iov), Pieces::One(advert));
-    Ok(Call { conn: ConnId(a.req(0)?), op, iovs, adverts, extras })
+    Ok(Call { conn: ConnId(a.id(0)?), op, iovs, adverts, extras })
 }
 
 /// `sendv(conn_id, mr_id_v, ptr_v, size_v, num_iovs)`, `recvv(...)`.
@@ -161,10 +169,10 @@ pub(crate) fn vector_two_sided(
     kwargs: Named<'_, '_>,
 ) -> Result<Call, Stop> {
     let a = signature.bind(args, kwargs)?;
-    let iovs = iovs(ep, op, &a, 4)?;
+    let iovs = Table::of(&a, a.size(4)?)?.iovs(ep, op)?;
     let extras = Extras::of(ep, &a, 5)?;
     let adverts = Pieces::Many(Vec::new());
-    Ok(Call { conn: ConnId(a.req(0)?), op, iovs: Pieces::Many(iovs), adverts, extras })
+    Ok(Call { conn: ConnId(a.id(0)?), op, iovs: Pieces::Many(iovs), adverts, extras })
 }
 
 /// `readv(conn_id, mr_id_v, ptr_v, size_v, meta_blob_v, num_iovs)`, `writev(...)`.
@@ -176,14 +184,16 @@ pub(crate) fn vector_one_sided(
     kwargs: Named<'_, '_>,
 ) -> Result<Call, Stop> {
     let a = signature.bind(args, kwargs)?;
-    let iovs = iovs(ep, op, &a, 5)?;
+    let table = Table::of(&a, a.size(5)?)?;
+    let metas: Blobs<'_, ADVERT_LEN> = a.with(4, Blobs::of)?;
     // Lengths are checked before contents: a list of the wrong length raises whatever is in it.
-    let metas = a.list(4, |meta| Ok(meta.clone()))?;
-    same_length(signature.function, iovs.len(), metas.len())?;
-    let adverts = metas.iter().map(advert).collect::<Result<Vec<_>, _>>()?;
+    metas.expect(signature.function, table.count)?;
+    let iovs = table.iovs(ep, op)?;
+    let decode = |meta: &[u8; ADVERT_LEN]| Advert::decode(meta);
+    let adverts = a.named(4, metas.decode(table.count, decode, advert))?;
     let extras = Extras::of(ep, &a, 6)?;
     let (iovs, adverts) = (Pieces::Many(iovs), Pieces::Many(adverts));
-    Ok(Call { conn: ConnId(a.req(0)?), op, iovs, adverts, extras })
+    Ok(Call { conn: ConnId(a.id(0)?), op, iovs, adverts, extras })
 }
 
 /// The 64 bytes that `advertise` made.
@@ -217,18 +227,6 @@ pub(crate) fn same_length(function: &str, expected: usize, got: usize) -> Result
     )))
 }
 
-/// Sizes that may be left out, one an item.
-pub(crate) fn sizes<const N: usize>(
-    a: &Args<'_, N>,
-    i: usize,
-    count: usize,
-) -> PyResult<Vec<Option<usize>>> {
-    match a.get(i) {
-        Some(_) => a.list(i, |size| size.extract()),
-        None => Ok(vec![None; count]),
-    }
-}
-
 /// Whether the operation writes local memory.
 fn writes(op: Op) -> bool {
     matches!(op, Op::Recv | Op::Read)
@@ -243,39 +241,112 @@ fn iov(
 ) -> Result<Iov, Stop> {
     let memory = memory(op, ptr)?;
     let iov = Iov { mr: MrId(mr), ptr: memory.addr, len: memory.sized(size)? };
-    if writes(op) && ep.regions.is_readonly(mr) {
-        return Err(Stop::refuse(format!("{} was registered from a read-only buffer", iov.mr)));
-    }
-    Ok(if op == Op::Recv { capacity(&ep.core, iov) } else { iov })
+    writable(ep, op, std::slice::from_ref(&iov))?;
+    Ok(iov)
 }
 
-/// The pieces of a vector call: its parameters 1 (regions), 2 (pointers) and 3 (sizes).
-fn iovs<const N: usize>(
-    ep: &PyEndpoint,
-    op: Op,
-    a: &Args<'_, N>,
-    count: usize,
-) -> Result<Vec<Iov>, Stop> {
-    let mrs: Vec<u64> = a.list(1, |mr| mr.extract())?;
-    let ptrs = a.list(2, |ptr| Ok(ptr.clone()))?;
-    let sizes = sizes(a, 3, ptrs.len())?;
-    let count = a.opt(count)?.unwrap_or(mrs.len());
-    for given in [mrs.len(), ptrs.len(), sizes.len()] {
-        same_length(a.function(), count, given)?;
+/// Refuses an operation that writes a region which may only be read.
+fn writable(ep: &PyEndpoint, op: Op, iovs: &[Iov]) -> Result<(), Stop> {
+    match ep.regions.readonly_of(iovs) {
+        Some(mr) if writes(op) => {
+            Err(Stop::refuse(format!("{mr} was registered from a read-only buffer")))
+        }
+        _ => Ok(()),
     }
-    mrs.into_iter()
-        .zip(&ptrs)
-        .zip(sizes)
-        .map(|((mr, ptr), size)| iov(ep, op, mr, ptr, size))
-        .collect()
 }
 
-/// A receive's size may run past its region: what the region holds from `ptr` on is then the most it
-/// takes. Programs of the first release pass twice the length they registered.
-pub(crate) fn capacity(core: &Endpoint, iov: Iov) -> Iov {
-    let Ok((start, len)) = core.region(iov.mr) else { return iov };
-    match iov.ptr.checked_sub(start).and_then(|offset| len.checked_sub(offset)) {
-        Some(held) => Iov { len: iov.len.min(held), ..iov },
-        None => iov,
+/// The pieces of a vector call as its caller wrote them: regions, pointers and sizes.
+pub(crate) struct Table<'a, 'py, const N: usize> {
+    args: &'a Args<'py, N>,
+    mrs: Column<'py>,
+    spans: Spans<'a, 'py, N>,
+    /// How many there are.
+    pub(crate) count: usize,
+}
+
+impl<'a, 'py, const N: usize> Table<'a, 'py, N> {
+    /// From the parameters 1 (regions), 2 (pointers) and 3 (sizes); all are `count` long, if that is given.
+    pub(crate) fn of(args: &'a Args<'py, N>, count: Option<usize>) -> Result<Self, Stop> {
+        let mrs = args.with(1, Column::of)?;
+        let spans = Spans::of(args, 2)?;
+        let count = count.unwrap_or(mrs.len());
+        same_length(args.function(), count, mrs.len())?;
+        spans.expect(count)?;
+        Ok(Self { args, mrs, spans, count })
     }
+
+    /// The pieces, which the operation may use.
+    pub(crate) fn iovs(&self, ep: &PyEndpoint, op: Op) -> Result<Vec<Iov>, Stop> {
+        let mut iovs = vec![UNSIZED; self.count];
+        self.args.named(1, self.mrs.fill_integers(&mut iovs, |iov, mr| iov.mr = MrId(mr)))?;
+        self.spans.fill(op, &mut iovs)?;
+        writable(ep, op, &iovs)?;
+        Ok(iovs)
+    }
+}
+
+/// A piece without anything; no object is as long.
+pub(crate) const UNSIZED: Iov = Iov { mr: MrId(0), ptr: 0, len: usize::MAX };
+
+/// Pointers, and sizes if the caller gave any.
+pub(crate) struct Spans<'a, 'py, const N: usize> {
+    args: &'a Args<'py, N>,
+    ptrs: Column<'py>,
+    sizes: Option<Column<'py>>,
+    at: usize,
+}
+
+impl<'a, 'py, const N: usize> Spans<'a, 'py, N> {
+    /// From the parameters `at` (pointers) and `at + 1` (sizes).
+    pub(crate) fn of(args: &'a Args<'py, N>, at: usize) -> PyResult<Self> {
+        let ptrs = args.with(at, Column::of)?;
+        let sizes = args.get(at + 1).map(|_| args.with(at + 1, Column::of)).transpose()?;
+        Ok(Self { args, ptrs, sizes, at })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.ptrs.len()
+    }
+
+    /// Raises unless there are `count` of each.
+    pub(crate) fn expect(&self, count: usize) -> Result<(), Stop> {
+        for column in std::iter::once(&self.ptrs).chain(&self.sizes) {
+            same_length(self.args.function(), count, column.len())?;
+        }
+        Ok(())
+    }
+
+    /// Sets address and length of each piece.
+    pub(crate) fn fill(&self, op: Op, iovs: &mut [Iov]) -> Result<(), Stop> {
+        let set = |iov: &mut Iov, ptr: u64| iov.ptr = ptr as usize;
+        let filled = self.ptrs.fill(iovs, set, |iov, ptr| {
+            let memory = memory(op, &ptr)?;
+            iov.ptr = memory.addr;
+            iov.len = memory.len.unwrap_or(UNSIZED.len);
+            Ok(())
+        });
+        self.args.named(self.at, filled)?;
+        let sized = match &self.sizes {
+            Some(sizes) => sizes.fill(
+                iovs,
+                |iov, len| iov.len = len as usize,
+                |iov, size| match size.extract::<Option<usize>>()? {
+                    Some(size) => {
+                        iov.len = size;
+                        Ok(())
+                    }
+                    None => has_size(iov),
+                },
+            ),
+            None => iovs.iter().try_for_each(has_size),
+        };
+        self.args.named(self.at + 1, sized)
+    }
+}
+
+fn has_size(iov: &Iov) -> Result<(), Stop> {
+    if iov.len == UNSIZED.len {
+        return Err(crate::memory::no_size().into());
+    }
+    Ok(())
 }

@@ -10,7 +10,7 @@ use crate::{
     buffer, error,
 };
 
-static NEW: Signature<15> = Signature {
+static NEW: Signature<16> = Signature {
     function: "Endpoint",
     params: [
         &["local_gpu_idx", "gpu_index"],
@@ -28,6 +28,7 @@ static NEW: Signature<15> = Signature {
         &["cma"],
         &["ipc"],
         &["spin_us"],
+        &["numa_affinity"],
     ],
     positional: 2,
 };
@@ -56,6 +57,7 @@ pub(crate) fn config(args: Positional<'_, '_>, kwargs: Named<'_, '_>) -> PyResul
     set(&mut config.cma, a.opt(12)?);
     set(&mut config.ipc, a.opt(13)?);
     set(&mut config.spin, a.opt(14)?.map(Duration::from_micros));
+    set(&mut config.numa_affinity, a.opt(15)?);
     Ok(config)
 }
 

@@ -127,7 +127,7 @@ static WRITEV_IPC_ASYNC: args::Signature<8> = ipc::one_sided_v("writev_ipc_async
 #[pymethods]
 impl PyEndpoint {
     #[new]
-    #[pyo3(signature = (*args, **kwargs), text_signature = "(local_gpu_idx=None, num_cpus=None, *, psk=None, bind=None, port=None, base_port=None, timeout=None, transfer_timeout=None, transport=None, tcp_streams=None, tcp_congestion=None, checksum=None, cma=None, ipc=None, spin_us=None)")]
+    #[pyo3(signature = (*args, **kwargs), text_signature = "(local_gpu_idx=None, num_cpus=None, *, psk=None, bind=None, port=None, base_port=None, timeout=None, transfer_timeout=None, transport=None, tcp_streams=None, tcp_congestion=None, checksum=None, cma=None, ipc=None, spin_us=None, numa_affinity=None)")]
     fn new(py: Python<'_>, args: Args<'_, '_>, kwargs: Option<Kwargs<'_, '_>>) -> PyResult<Self> {
         let config = config::config(args, kwargs)?;
         let core = py.detach(|| Endpoint::new(config)).map_err(|e| error::exception(&e))?;
@@ -307,7 +307,8 @@ impl PyEndpoint {
         advertise::advertise(self, py, args, kwargs)
     }
 
-    /// What lets a peer read and write many pieces of memory: `(ok, [bytes])`, or `ok` with buffers.
+    /// What lets a peer read and write many pieces of memory: `(ok, [bytes])`, or `ok` with `out_buf_list`: a
+    /// buffer for each, or one of 64 bytes times the number of pieces.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, mr_id_v, ptr_v, size_v, out_buf_list=None, num_iovs=None)")]
     fn advertisev<'py>(
         &self,
@@ -810,6 +811,22 @@ impl PyEndpoint {
             Ok(info) => Ok(Some(crate::json::to_python(py, &info)?)),
             Err(e) => Ok(error::refuse(e, None)),
         }
+    }
+
+    /// What is known of a region: `addr`, `len`, `kind` ('host', 'pinned', 'cuda:0', ...), `numa_node` and the
+    /// nearest `nic`, where they are known; None if there is no such region.
+    fn region_info<'py>(&self, py: Python<'py>, mr_id: u64) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let core = &self.core;
+        // The first look at the machine's NICs takes a while.
+        match py.detach(|| core.region_info(MrId(mr_id))) {
+            Ok(info) => Ok(Some(crate::json::to_python(py, &info)?)),
+            Err(e) => Ok(error::refuse(e, None)),
+        }
+    }
+
+    /// The CPUs that worker threads keep to, near to the GPU; None if they run wherever the process may.
+    fn worker_cpus(&self) -> Option<Vec<u32>> {
+        self.core.worker_cpus().map(|cpus| cpus.iter().collect())
     }
 
     /// Always 2**64 - 1: no connection belongs to a rank.

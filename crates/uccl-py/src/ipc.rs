@@ -13,16 +13,17 @@ use pyo3::prelude::*;
 use uccl_p2p::{ConnId, Endpoint, Error, Iov, MrId, Op, Status, TransferId};
 use uccl_wire::{
     advert::Advert,
-    ipc_info::{IPC_INFO_LEN, IpcInfo},
+    ipc_info::{IPC_INFO_LEN, IpcInfo, IpcInfoError},
 };
 
 use crate::{
     args::{Args, Named, Names, Positional, Signature},
     buffer,
     call::{
-        self, CONN, Call, Extras, NOTIF, NUM_IOVS, PTR, PTR_V, Pieces, SIZE, SIZE_V, STREAM,
+        self, CONN, Call, Extras, NOTIF, NUM_IOVS, PTR, PTR_V, Pieces, SIZE, SIZE_V, STREAM, Spans,
         TIMEOUT,
     },
+    column::Blobs,
     endpoint::PyEndpoint,
     error::{Stop, settle},
     memory::Memory,
@@ -98,18 +99,13 @@ fn deregister(core: &Endpoint, mrs: &[MrId]) {
     }
 }
 
-/// Where and how much.
-struct Piece {
-    ptr: usize,
-    len: usize,
-}
-
 /// A transfer whose memory is not registered yet.
 pub(crate) struct IpcCall {
     conn: ConnId,
     op: Op,
-    pieces: Vec<Piece>,
-    adverts: Vec<Advert>,
+    /// Without their regions.
+    pieces: Pieces<Iov>,
+    adverts: Pieces<Advert>,
     extras: Extras,
 }
 
@@ -122,9 +118,9 @@ pub(crate) fn scalar_two_sided(
     kwargs: Named<'_, '_>,
 ) -> Result<IpcCall, Stop> {
     let a = signature.bind(args, kwargs)?;
-    let pieces = vec![piece(op, a.need(1)?, a.opt(2)?)?];
+    let pieces = Pieces::One(piece(op, a.need(1)?, a.size(2)?)?);
     let extras = Extras::of(ep, &a, 3)?;
-    Ok(IpcCall { conn: ConnId(a.req(0)?), op, pieces, adverts: Vec::new(), extras })
+    Ok(IpcCall { conn: ConnId(a.id(0)?), op, pieces, adverts: Pieces::Many(Vec::new()), extras })
 }
 
 /// `read_ipc(conn_id, ptr, size, info)`, `write_ipc(...)`.
@@ -136,10 +132,10 @@ pub(crate) fn scalar_one_sided(
     kwargs: Named<'_, '_>,
 ) -> Result<IpcCall, Stop> {
     let a = signature.bind(args, kwargs)?;
-    let pieces = vec![piece(op, a.need(1)?, a.opt(2)?)?];
-    let adverts = vec![advert(a.need(3)?)?];
+    let pieces = Pieces::One(piece(op, a.need(1)?, a.size(2)?)?);
+    let adverts = Pieces::One(advert(a.need(3)?)?);
     let extras = Extras::of(ep, &a, 4)?;
-    Ok(IpcCall { conn: ConnId(a.req(0)?), op, pieces, adverts, extras })
+    Ok(IpcCall { conn: ConnId(a.id(0)?), op, pieces, adverts, extras })
 }
 
 /// `readv_ipc(conn_id, ptr_v, size_v, info_v)`, `writev_ipc(...)`.
@@ -151,12 +147,15 @@ pub(crate) fn vector_one_sided(
     kwargs: Named<'_, '_>,
 ) -> Result<IpcCall, Stop> {
     let a = signature.bind(args, kwargs)?;
-    let pieces = pieces(op, &a, 4)?;
-    let infos = a.list(3, |info| Ok(info.clone()))?;
-    call::same_length(signature.function, pieces.len(), infos.len())?;
-    let adverts = infos.iter().map(advert).collect::<Result<Vec<_>, _>>()?;
+    let spans = Spans::of(&a, 1)?;
+    let count = count(&a, &spans, 4)?;
+    let infos: Blobs<'_, IPC_INFO_LEN> = a.with(3, Blobs::of)?;
+    infos.expect(signature.function, count)?;
+    let pieces = Pieces::Many(pieces(op, &spans, count)?);
+    let adverts = a.named(3, infos.decode(count, |info| decode(info), advert))?;
+    let adverts = Pieces::Many(adverts);
     let extras = Extras::of(ep, &a, 5)?;
-    Ok(IpcCall { conn: ConnId(a.req(0)?), op, pieces, adverts, extras })
+    Ok(IpcCall { conn: ConnId(a.id(0)?), op, pieces, adverts, extras })
 }
 
 /// Runs a call to its end.
@@ -224,8 +223,8 @@ pub(crate) fn advertise(
     kwargs: Named<'_, '_>,
 ) -> PyResult<Option<Vec<u8>>> {
     let a = ADVERTISE.bind(args, kwargs)?;
-    let conn = ConnId(a.req(0)?);
-    let piece = settle(piece(Op::Recv, a.need(1)?, a.opt(2)?).map(Some), None)?;
+    let conn = ConnId(a.id(0)?);
+    let piece = settle(piece(Op::Recv, a.need(1)?, a.size(2)?).map(Some), None)?;
     let Some(piece) = piece else { return Ok(None) };
     settle(py.detach(|| make(ep, conn, &piece)).map(Some), None)
 }
@@ -238,8 +237,10 @@ pub(crate) fn advertisev(
     kwargs: Named<'_, '_>,
 ) -> PyResult<Option<Vec<Vec<u8>>>> {
     let a = ADVERTISEV.bind(args, kwargs)?;
-    let conn = ConnId(a.req(0)?);
-    let pieces = settle(pieces(Op::Recv, &a, 3).map(Some), None)?;
+    let conn = ConnId(a.id(0)?);
+    let spans = Spans::of(&a, 1)?;
+    let pieces = count(&a, &spans, 3).and_then(|count| pieces(Op::Recv, &spans, count));
+    let pieces = settle(pieces.map(Some), None)?;
     let Some(pieces) = pieces else { return Ok(None) };
     let made = py.detach(|| pieces.iter().map(|piece| make(ep, conn, piece)).collect());
     settle(Result::<Vec<_>, _>::map(made, Some), None)
@@ -257,7 +258,7 @@ pub(crate) fn disconnected(ep: &PyEndpoint, conn: ConnId) {
     deregister(&ep.core, &mrs);
 }
 
-fn make(ep: &PyEndpoint, conn: ConnId, piece: &Piece) -> Result<Vec<u8>, Stop> {
+fn make(ep: &PyEndpoint, conn: ConnId, piece: &Iov) -> Result<Vec<u8>, Stop> {
     ep.core.connection(conn)?;
     let mut advertised = ep.implicit.advertised.lock();
     let key = (conn.0, piece.ptr, piece.len);
@@ -270,29 +271,37 @@ fn make(ep: &PyEndpoint, conn: ConnId, piece: &Piece) -> Result<Vec<u8>, Stop> {
 }
 
 fn prepare(call: IpcCall, temporary: &mut Temporary<'_>) -> Result<Call, Stop> {
-    let iovs = call.pieces.iter().map(|piece| temporary.add(piece.ptr, piece.len));
-    Ok(Call {
-        conn: call.conn,
-        op: call.op,
-        iovs: Pieces::Many(iovs.collect::<Result<_, _>>()?),
-        adverts: Pieces::Many(call.adverts),
-        extras: call.extras,
-    })
-}
-
-fn piece(op: Op, ptr: &Bound<'_, PyAny>, size: Option<usize>) -> Result<Piece, Stop> {
-    let memory: Memory = call::memory(op, ptr)?;
-    Ok(Piece { ptr: memory.addr, len: memory.sized(size)? })
-}
-
-/// The pieces of a vector call: its parameters 1 (pointers) and 2 (sizes).
-fn pieces<const N: usize>(op: Op, a: &Args<'_, N>, count: usize) -> Result<Vec<Piece>, Stop> {
-    let ptrs = a.list(1, |ptr| Ok(ptr.clone()))?;
-    let sizes = call::sizes(a, 2, ptrs.len())?;
-    for given in [sizes.len(), a.opt(count)?.unwrap_or(ptrs.len())] {
-        call::same_length(a.function(), ptrs.len(), given)?;
+    let IpcCall { conn, op, mut pieces, adverts, extras } = call;
+    for piece in pieces.as_mut_slice() {
+        *piece = temporary.add(piece.ptr, piece.len)?;
     }
-    ptrs.iter().zip(sizes).map(|(ptr, size)| piece(op, ptr, size)).collect()
+    Ok(Call { conn, op, iovs: pieces, adverts, extras })
+}
+
+fn piece(op: Op, ptr: &Bound<'_, PyAny>, size: Option<usize>) -> Result<Iov, Stop> {
+    let memory: Memory = call::memory(op, ptr)?;
+    Ok(Iov { ptr: memory.addr, len: memory.sized(size)?, ..call::UNSIZED })
+}
+
+/// How many pieces there are; the parameter `at` may say so too.
+fn count<const N: usize>(
+    a: &Args<'_, N>,
+    spans: &Spans<'_, '_, N>,
+    at: usize,
+) -> Result<usize, Stop> {
+    let count = a.opt(at)?.unwrap_or(spans.len());
+    spans.expect(count)?;
+    Ok(count)
+}
+
+fn pieces<const N: usize>(
+    op: Op,
+    spans: &Spans<'_, '_, N>,
+    count: usize,
+) -> Result<Vec<Iov>, Stop> {
+    let mut pieces = vec![call::UNSIZED; count];
+    spans.fill(op, &mut pieces)?;
+    Ok(pieces)
 }
 
 /// The advert in what `advertise_ipc` made.
@@ -305,5 +314,9 @@ fn advert(info: &Bound<'_, PyAny>) -> Result<Advert, Stop> {
             bytes.len()
         )));
     }
-    IpcInfo::decode(&bytes).and_then(|info| info.advert()).map_err(Stop::refuse)
+    decode(&bytes).map_err(Stop::refuse)
+}
+
+fn decode(info: &[u8]) -> Result<Advert, IpcInfoError> {
+    IpcInfo::decode(info).and_then(|info| info.advert())
 }

@@ -7,6 +7,7 @@ mod advertise;
 mod args;
 mod buffer;
 mod call;
+mod column;
 mod config;
 mod descs;
 mod endpoint;
@@ -28,10 +29,11 @@ fn last_error() -> Option<String> {
     error::last()
 }
 
-/// The address of this host that endpoints tell their peers.
+/// The address of this host that an endpoint for this GPU tells its peers.
 #[pyfunction]
-fn get_oob_ip(py: Python<'_>) -> PyResult<String> {
-    peers::oob_ip(py).map(|ip| ip.to_string()).map_err(|e| error::exception(&e))
+#[pyo3(signature = (local_gpu_idx=None))]
+fn get_oob_ip(py: Python<'_>, local_gpu_idx: Option<u32>) -> PyResult<String> {
+    peers::oob_ip(py, local_gpu_idx).map(|ip| ip.to_string()).map_err(|e| error::exception(&e))
 }
 
 #[pymodule]

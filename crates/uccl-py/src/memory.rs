@@ -65,9 +65,7 @@ impl Memory {
 
     /// The length asked for, or else the object's.
     pub(crate) fn sized(&self, size: Option<usize>) -> PyResult<usize> {
-        size.or(self.len).ok_or_else(|| {
-            PyTypeError::new_err("a size is needed: an integer address does not tell it")
-        })
+        size.or(self.len).ok_or_else(no_size)
     }
 
     fn of_view(view: BufferView) -> Self {
@@ -117,6 +115,11 @@ impl Memory {
         let kept = Kept::Object(value.clone().unbind());
         Ok(Self { addr, len: Some(len), owner: Some(Owner { readonly, _kept: kept }) })
     }
+}
+
+/// For an address whose length nobody said.
+pub(crate) fn no_size() -> PyErr {
+    PyTypeError::new_err("a size is needed: an integer address does not tell it")
 }
 
 /// The item size in a typestr of the array interface: `<f4`, or `<M8[ns]`.

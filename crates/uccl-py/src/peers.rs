@@ -191,10 +191,11 @@ fn resolve(host: &str, port: u16) -> Result<SocketAddr, Stop> {
     }
 }
 
-/// The address that an endpoint made now would tell its peers.
-pub(crate) fn oob_ip(py: Python<'_>) -> Result<IpAddr, Error> {
+/// The address that an endpoint for this GPU, made now, would tell its peers.
+pub(crate) fn oob_ip(py: Python<'_>, gpu_index: Option<u32>) -> Result<IpAddr, Error> {
     py.detach(|| {
-        let bound = Config::from_env()?.bind.filter(|ip| !ip.is_unspecified());
-        Ok(bound.unwrap_or_else(uccl_p2p::reachable_ip))
+        let config = Config::from_env()?;
+        let gpu_index = gpu_index.unwrap_or(config.gpu_index);
+        Ok(uccl_p2p::told_ip(&Config { gpu_index, ..config }))
     })
 }

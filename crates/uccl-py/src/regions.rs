@@ -7,7 +7,7 @@ use std::{
 
 use parking_lot::Mutex;
 use pyo3::prelude::*;
-use uccl_p2p::{Endpoint, MrId};
+use uccl_p2p::{Endpoint, Iov, MrId};
 
 use crate::{
     args::{self, Named, Positional, Signature},
@@ -33,6 +33,16 @@ impl Regions {
     pub(crate) fn is_readonly(&self, mr: u64) -> bool {
         self.readonly.load(Ordering::Acquire) != 0
             && self.owners.lock().get(&mr).is_some_and(|o| o.readonly)
+    }
+
+    /// A region among these pieces' that was registered from a read-only buffer.
+    pub(crate) fn readonly_of(&self, iovs: &[Iov]) -> Option<MrId> {
+        if self.readonly.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let owners = self.owners.lock();
+        let readonly = |mr: MrId| owners.get(&mr.0).is_some_and(|owner| owner.readonly);
+        iovs.iter().map(|iov| iov.mr).find(|mr| readonly(*mr))
     }
 
     fn keep(&self, mr: MrId, owner: Option<Owner>) {
@@ -110,7 +120,10 @@ pub(crate) fn regv(
 ) -> Result<Vec<u64>, Stop> {
     let a = REGV.bind(args, kwargs)?;
     let memories = a.list(0, Memory::of)?;
-    let sizes = call::sizes(&a, 1, memories.len())?;
+    let sizes = match a.get(1) {
+        Some(_) => a.list(1, |size| size.extract())?,
+        None => vec![None; memories.len()],
+    };
     call::same_length("regv", memories.len(), sizes.len())?;
     add_all(ep, py, memories, sizes)
 }

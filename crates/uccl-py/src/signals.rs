@@ -11,7 +11,8 @@ const EVERY: Duration = Duration::from_millis(20);
 /// Runs Python's signal handlers when a waiting call asks whether to go on.
 struct Signals {
     raised: Option<PyErr>,
-    next: Instant,
+    /// Nothing until somebody asks: a short call is over before, and the clock costs some of its time.
+    next: Option<Instant>,
 }
 
 impl Interrupt for Signals {
@@ -20,10 +21,11 @@ impl Interrupt for Signals {
             return true;
         }
         let now = Instant::now();
-        if now < self.next {
+        if self.next.is_none_or(|next| now < next) {
+            self.next.get_or_insert(now + EVERY);
             return false;
         }
-        self.next = now + EVERY;
+        self.next = Some(now + EVERY);
         match Python::try_attach(|py| py.check_signals()) {
             Some(Ok(())) => false,
             Some(Err(e)) => {
@@ -43,7 +45,7 @@ pub(crate) fn waiting<T: Send>(
     core: &Endpoint,
     call: impl FnOnce(&Endpoint, &mut dyn Interrupt) -> T + Send,
 ) -> PyResult<T> {
-    let mut signals = Signals { raised: None, next: Instant::now() + EVERY };
+    let mut signals = Signals { raised: None, next: None };
     let result = py.detach(|| call(core, &mut signals));
     match signals.raised {
         Some(e) => Err(e),

@@ -18,8 +18,6 @@
 //! | 52 | u32 | magic (upper 24 bits) and version (lower 8) |
 //! | 56 | 8 B | 0 |
 
-use crate::cursor::{Reader, Truncated};
-
 /// Bytes of an advert as callers carry it (a FifoItem).
 pub const ADVERT_LEN: usize = 64;
 
@@ -84,10 +82,12 @@ pub enum AdvertError {
     },
 }
 
-impl From<Truncated> for AdvertError {
-    fn from(short: Truncated) -> Self {
-        Self::WrongLength { len: short.at + short.have }
-    }
+/// The bytes of a field; a vector call reads thousands of adverts, and this is one load.
+#[inline]
+fn field<const AT: usize, const LEN: usize>(bytes: &[u8; ADVERT_LEN]) -> [u8; LEN] {
+    const { assert!(AT + LEN <= ADVERT_LEN) };
+    // Always there, as the line above has it.
+    bytes[AT..].first_chunk().copied().unwrap_or([0; LEN])
 }
 
 impl Advert {
@@ -115,16 +115,18 @@ impl Advert {
     ///
     /// # Errors
     /// The length is not [`ADVERT_LEN`], magic or version are not ours, or the range overflows.
+    #[inline]
     pub fn decode(bytes: &[u8]) -> Result<Self, AdvertError> {
-        if bytes.len() != ADVERT_LEN {
+        let Ok(bytes) = <&[u8; ADVERT_LEN]>::try_from(bytes) else {
             return Err(AdvertError::WrongLength { len: bytes.len() });
-        }
-        let mut r = Reader::new(bytes);
-        let addr = r.u64_le()?;
-        let size = r.u32_le()?;
-        let (_rkey, _nmsgs, slot, _idx) = (r.u32_le()?, r.u32_le()?, r.u32_le()?, r.u64_le()?);
-        let (key, len, instance) = (r.u64_le()?, r.u64_le()?, r.u32_le()?);
-        let magic = r.u32_le()?;
+        };
+        let addr = u64::from_le_bytes(field::<0, 8>(bytes));
+        let size = u32::from_le_bytes(field::<8, 4>(bytes));
+        let slot = u32::from_le_bytes(field::<20, 4>(bytes));
+        let key = u64::from_le_bytes(field::<32, 8>(bytes));
+        let len = u64::from_le_bytes(field::<40, 8>(bytes));
+        let instance = u32::from_le_bytes(field::<48, 4>(bytes));
+        let magic = u32::from_le_bytes(field::<52, 4>(bytes));
         if magic & !0xff != MAGIC {
             return Err(AdvertError::WrongMagic { got: magic });
         }
@@ -152,6 +154,7 @@ impl Advert {
         Self { addr, len, key, slot, instance }.checked()
     }
 
+    #[inline]
     fn checked(self) -> Result<Self, AdvertError> {
         match self.addr.checked_add(self.len) {
             Some(_) => Ok(self),

@@ -130,6 +130,12 @@ impl HostBuffer {
         self.len
     }
 
+    /// Its bytes, of a buffer that nobody else touches any more.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: ptr and len are one initialised allocation (it began zeroed), and whoever asks has waited.
+        unsafe { std::slice::from_raw_parts(self.ptr, self.len) }
+    }
+
     pub(crate) fn poison(&mut self) {
         // SAFETY: ptr and len are one allocation, and the two sides agree on when transfers run, which
         // is not now.

@@ -20,7 +20,7 @@ use super::{
 };
 
 /// Both sides must be of one version.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 
 /// No line is longer: 64 bytes an advert, a hundred thousand adverts, and room.
 const MAX_LINE: u64 = 32 << 20;
@@ -101,6 +101,8 @@ pub(crate) struct Point {
     pub(crate) iovs: usize,
     /// Transfers' worth of memory.
     pub(crate) slots: usize,
+    /// Transfers are in the order of a CUDA stream of who posts them.
+    pub(crate) stream: bool,
 }
 
 /// A run of transfers of one point.

@@ -5,6 +5,7 @@ mod buffer;
 mod control;
 mod gpu_buffer;
 mod limits;
+mod ordered;
 mod peer;
 mod place;
 mod plan;

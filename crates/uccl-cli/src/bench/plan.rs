@@ -137,6 +137,11 @@ pub(crate) struct BenchArgs {
     /// same number]
     #[arg(long, value_name = "N")]
     pub(crate) peer_gpu: Option<u32>,
+    /// Post transfers behind a CUDA stream, which waits for them: each follows a small piece of work there,
+    /// and the next work follows it, --inflight of them ahead of the host. GB/s is then what such a
+    /// pipeline moves, latency the time of one step of it. Needs --device gpu; leaves notif out
+    #[arg(long, conflicts_with = "limits")]
+    pub(crate) stream: bool,
     /// Look at every byte that arrives in a last, untimed round of each point
     #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set,
           num_args = 0..=1, require_equals = true, default_missing_value = "true")]
@@ -201,11 +206,31 @@ impl BenchArgs {
         if !hosts && self.memory != [Memory::Heap] {
             bail!("--memory says where pageable host memory comes from, and neither side has any");
         }
+        if self.stream {
+            self.check_stream()?;
+        }
         if !self.limits && self.op.contains(&OpKind::Notif) {
             let sizes = SizeRange::flatten(&self.size);
             if let Some(size) = sizes.iter().find(|size| size.0 > MAX_NOTIF) {
                 bail!("a notification carries at most 64 MiB: leave {size} or notif out");
             }
+        }
+        Ok(())
+    }
+
+    fn check_stream(&self) -> Result<()> {
+        if self.device != DeviceKind::Gpu {
+            bail!(
+                "--stream is a stream of the GPU whose memory this side's buffers are: say --device gpu"
+            );
+        }
+        if self.direction == Direction::Bi && self.peer_device() != DeviceKind::Gpu {
+            bail!(
+                "--stream --direction bi needs a GPU on the other side too: leave --peer-device out"
+            );
+        }
+        if self.op.iter().all(|op| *op == OpKind::Notif) {
+            bail!("notifications follow no stream: leave --stream out, or measure transfers");
         }
         Ok(())
     }
@@ -257,7 +282,7 @@ impl BenchArgs {
         for &memory in &self.memory {
             for &op in &self.op {
                 // A notification has no iovs and no memory of its own.
-                if op == OpKind::Notif && memory != self.memory[0] {
+                if op == OpKind::Notif && (memory != self.memory[0] || self.stream) {
                     continue;
                 }
                 let sizes = self.sizes().into_iter().filter(|size| self.suits(op, *size));
@@ -281,6 +306,7 @@ impl BenchArgs {
             size: size.0,
             iovs: if op == OpKind::Notif { 1 } else { self.iovs as usize },
             slots: self.slots(),
+            stream: self.stream,
         }
     }
 
@@ -406,6 +432,14 @@ mod tests {
         assert!(args("--json - --csv -").check().is_err());
         assert!(args("--device gpu --memory alloc").check().is_err());
         assert!(args("--device gpu --memory alloc --peer-device cpu").check().is_ok());
+        for wrong in ["", "--device pinned", "--device gpu --op notif", "--peer-device gpu"] {
+            assert!(args(&format!("--stream {wrong}")).check().is_err(), "{wrong}");
+        }
+        assert!(args("--stream --device gpu --peer-device cpu --direction bi").check().is_err());
+        assert!(args("--stream --device gpu --peer-device cpu").check().is_ok());
+        assert!(parse("--stream --limits").is_err());
+        let points = args("--stream --device gpu --size 64").points(0);
+        assert!(points.len() == 3 && points.iter().all(|point| point.stream));
         assert!(args("--op notif --size 128M").check().is_err());
         assert!(args("--op write --size 128M").check().is_ok());
         assert!(args("--limits --size 128M").check().is_ok());

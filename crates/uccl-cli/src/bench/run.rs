@@ -130,7 +130,9 @@ impl<'a> Session<'a> {
             latency_us: latencies.summary(hops),
             count: rate.count + latency.count,
             verified: verified.0,
-            note: verified.1,
+            note: verified
+                .1
+                .or_else(|| point.stream.then(|| "in the order of a stream".to_owned())),
             ..self.row(&point, path)
         })
     }

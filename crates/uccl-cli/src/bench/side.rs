@@ -17,7 +17,8 @@ use super::{
     auth::Role,
     buffer::{self, Buffer, Pieces},
     control::{Channel, HangUp, Open, Phase, Point, WireAdvert},
-    place,
+    ordered::Ordered,
+    place::{self, Place},
     plan::{ChecksumMode, Direction, OpKind, TransportKind},
     stats::Latencies,
 };
@@ -96,6 +97,8 @@ struct Slots {
     endpoint: Endpoint,
     pieces: Pieces,
     slots: Vec<Slot>,
+    /// What its transfers keep the order of, if they do.
+    ordered: Option<Ordered>,
 }
 
 struct Slot {
@@ -111,7 +114,8 @@ impl Slots {
         let place = point.places.of(role);
         let len = usize::try_from(point.size).context("--size is larger than an address")?;
         let pieces = Pieces::new(point.iovs, len).context("--size times --iovs is too large")?;
-        let mut this = Self { endpoint: side.endpoint.clone(), pieces, slots: Vec::new() };
+        let mut this =
+            Self { endpoint: side.endpoint.clone(), pieces, slots: Vec::new(), ordered: None };
         for _ in 0..point.slots {
             let buffer = Buffer::new(&side.endpoint, place, pieces.buffer_len())?;
             let (address, len) = (buffer.address(), buffer.len());
@@ -126,6 +130,15 @@ impl Slots {
             this.slots.push(Slot { buffer, mr, iovs, adverts: Vec::new() });
         }
         Ok(this)
+    }
+
+    /// From now on its transfers are in the order of a stream, if the point's are to be.
+    fn in_order(mut self, point: &Point, role: Role) -> Result<Self> {
+        if let (true, Place::Gpu(gpu)) = (point.stream, point.places.of(role)) {
+            let ordered = Ordered::new(gpu, point.op, self.slots.len(), point.size as usize)?;
+            self.ordered = Some(ordered);
+        }
+        Ok(self)
     }
 
     fn advertise(&self) -> Result<Vec<WireAdvert>> {
@@ -152,7 +165,8 @@ impl Slots {
     fn fill(&mut self, seed: u64) -> Result<()> {
         let mut slots = self.slots.iter_mut().enumerate();
         slots.try_for_each(|(index, slot)| {
-            slot.buffer.fill(&self.pieces, Self::slot_seed(seed, index))
+            slot.buffer.fill(&self.pieces, Self::slot_seed(seed, index))?;
+            self.ordered.as_ref().map_or(Ok(()), |ordered| ordered.keep(index, slot.iovs[0].ptr))
         })
     }
 
@@ -162,7 +176,10 @@ impl Slots {
 
     fn check(&self, seed: u64) -> Result<Option<String>> {
         for (index, slot) in self.slots.iter().enumerate() {
-            let wrong = slot.buffer.check(&self.pieces, Self::slot_seed(seed, index))?;
+            let mut wrong = slot.buffer.check(&self.pieces, Self::slot_seed(seed, index))?;
+            if let (None, Some(ordered)) = (&wrong, &self.ordered) {
+                wrong = ordered.check(index, slot.iovs[0].ptr)?;
+            }
             if let Some(wrong) = wrong {
                 return Ok(Some(format!("buffer {index}: {wrong}")));
             }
@@ -173,6 +190,8 @@ impl Slots {
 
 impl Drop for Slots {
     fn drop(&mut self) {
+        // A stream that failed has ended its work too.
+        let _ = self.ordered.as_ref().map(Ordered::finish);
         for slot in self.slots.drain(..) {
             // A region that cannot be ended may still be written to: its memory stays.
             if self.endpoint.deregister(slot.mr).is_err() {
@@ -222,11 +241,15 @@ impl Prepared {
             true => Slots::new(side, &point, role).map(Some),
             false => Ok(None),
         };
+        let mut active = memory(roles.active)?;
+        if let Some(slots) = active.take() {
+            active = Some(slots.in_order(&point, role)?);
+        }
         let payload_len = if point.op == OpKind::Notif { point.size as usize } else { 0 };
         Ok(Self {
             point,
             role,
-            active: memory(roles.active)?,
+            active,
             passive: memory(roles.passive)?,
             payload: vec![0; payload_len],
         })
@@ -393,6 +416,9 @@ impl Side {
         slots: Option<&Slots>,
         watch: &mut HangUp,
     ) -> Result<Latencies> {
+        if let Some(Slots { slots, ordered: Some(ordered), .. }) = slots {
+            return self.ordered_transfers(phase, op, (slots, ordered), watch);
+        }
         let slots = slots.map(|slots| &slots.slots[..]).unwrap_or_default();
         let slots = &slots[..phase.slots.min(slots.len())];
         if slots.is_empty() {
@@ -411,6 +437,52 @@ impl Side {
             _ => self.window(phase, watch, |index| Ok(self.endpoint.post(&request(index))?))?,
         }
         Ok(latencies)
+    }
+
+    /// As `transfers`, in the order of a stream.
+    fn ordered_transfers(
+        &self,
+        phase: &Phase,
+        op: Op,
+        (slots, ordered): (&[Slot], &Ordered),
+        watch: &mut HangUp,
+    ) -> Result<Latencies> {
+        let turns = phase.slots.clamp(1, slots.len()) as u64;
+        let mut latencies = Latencies::new();
+        let step = |index: u64| {
+            let index = (index % turns) as usize;
+            self.step(op, &slots[index], index, ordered)
+        };
+        match phase.inflight {
+            1 => {
+                for index in 0..phase.count {
+                    let started = Instant::now();
+                    let transfer = step(index)?;
+                    self.finish(transfer, watch).inspect_err(|_| {
+                        let _ = self.endpoint.cancel(transfer);
+                    })?;
+                    latencies.record(started.elapsed());
+                }
+            }
+            _ => self.window(phase, watch, step)?,
+        }
+        ordered.finish()?;
+        Ok(latencies)
+    }
+
+    /// Enqueues some work, a transfer after it, and some work after that.
+    fn step(&self, op: Op, slot: &Slot, index: usize, ordered: &Ordered) -> Result<TransferId> {
+        let piece = slot.iovs[0].ptr;
+        ordered.before(index, piece)?;
+        let stream = ordered.stream();
+        let request = Request { after: Some(stream), ..self.request(op, slot) };
+        let transfer = self.endpoint.post(&request)?;
+        let held = self.endpoint.hold_stream(transfer, stream).map_err(anyhow::Error::from);
+        if let Err(error) = held.and_then(|()| ordered.after(index, piece)) {
+            let _ = self.endpoint.cancel(transfer);
+            return Err(error);
+        }
+        Ok(transfer)
     }
 
     fn request<'a>(&self, op: Op, slot: &'a Slot) -> Request<'a> {

@@ -77,6 +77,11 @@ impl Stream {
         self.context
     }
 
+    /// Its number, as [`Self::borrow`] takes it.
+    pub fn handle(&self) -> u64 {
+        self.raw as usize as u64
+    }
+
     pub(crate) fn raw(&self) -> Handle {
         self.raw
     }

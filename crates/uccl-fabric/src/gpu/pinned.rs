@@ -42,7 +42,7 @@ impl Chunk {
         }
         drop(spare);
         let context = Gpus::get().device(device)?.context()?;
-        let buffer = PinnedBuffer::new(context, CHUNK)?;
+        let buffer = PinnedBuffer::near(context, CHUNK)?;
         Ok(Self { device, memory: Some(Memory::Locked(buffer)) })
     }
 

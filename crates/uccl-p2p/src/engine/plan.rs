@@ -23,6 +23,12 @@ pub(crate) struct Pieces {
 }
 
 impl Pieces {
+    /// Makes room for so many iovs.
+    pub(crate) fn reserve(&mut self, iovs: usize) {
+        self.local.reserve(iovs);
+        self.remote.reserve(iovs);
+    }
+
     /// Adds an iov.
     pub(crate) fn push(&mut self, local: Span, remote: RemoteSpan) {
         if let (Some(last), Some(peer)) = (self.local.last_mut(), self.remote.last_mut())
@@ -214,7 +220,9 @@ struct Cut<'a> {
 
 impl Cut<'_> {
     fn next(&mut self, limit: u64, max_pieces: usize) -> Option<(Spans, RemoteSpans)> {
-        let (mut local, mut remote) = (Spans::new(), RemoteSpans::new());
+        let most = self.local.len().min(max_pieces);
+        let (mut local, mut remote) =
+            (Spans::with_capacity(most), RemoteSpans::with_capacity(most));
         let mut left = limit as usize;
         while let (Some(span), Some(peer)) = (self.local.first(), self.remote.first()) {
             if left == 0 || local.len() == max_pieces {

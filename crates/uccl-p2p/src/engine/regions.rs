@@ -193,11 +193,13 @@ impl Mrs {
         by_id.remove(&id).ok_or(Error::UnknownRegion(id))
     }
 
-    /// Finds the region of every iov and checks that the iov lies inside it; calls `each` with them.
+    /// Finds the region of every iov and checks that the iov lies inside it, or with `clamp` that it begins
+    /// there, and ends it where the region ends; calls `each` with them.
     pub(crate) fn resolve(
         &self,
         iovs: &[Iov],
-        mut each: impl FnMut(usize, &Arc<Mr>, Span),
+        clamp: bool,
+        mut each: impl FnMut(usize, &Arc<Mr>, Span) -> Result<()>,
     ) -> Result<()> {
         let by_id = self.by_id.read();
         let mut last: Option<&Arc<Mr>> = None;
@@ -206,12 +208,15 @@ impl Mrs {
                 Some(mr) if mr.id == iov.mr => mr,
                 _ => by_id.get(&iov.mr).ok_or(Error::UnknownRegion(iov.mr))?,
             };
-            let span = Span { addr: iov.ptr, len: iov.len };
+            let mut span = Span { addr: iov.ptr, len: iov.len };
+            if clamp && contains(mr.span, Span { len: 0, ..span }) {
+                span.len = span.len.min(mr.span.addr + mr.span.len - span.addr);
+            }
             if !contains(mr.span, span) {
                 return Err(outside(i, mr, span));
             }
             last = Some(mr);
-            each(i, mr, span);
+            each(i, mr, span)?;
         }
         Ok(())
     }

@@ -1,0 +1,111 @@
+//! Transfers in the order of a CUDA stream: each follows work on it, and what comes after on the stream
+//! follows the transfer. The host waits for neither.
+//!
+//! The work is a part of the data's way, so that the bytes tell whether the order was kept: what is sent is
+//! right only between the work before its transfer and the work after it, and what is received is looked at
+//! by the stream itself.
+
+use anyhow::{Context as _, Result};
+use uccl_device::cuda::{DeviceBuffer, Direction, Priority, Stream};
+use uccl_p2p::CudaStream;
+
+use super::{
+    buffer::{HostBuffer, POISON},
+    place,
+    plan::OpKind,
+};
+
+/// Bytes of a transfer that work on the stream touches, at most: its first ones.
+const HEAD: usize = 4 << 10;
+
+/// A stream, and what work on it needs.
+pub(crate) struct Ordered {
+    stream: Stream,
+    gpu: u32,
+    /// The first bytes of each slot: as they are to be sent, or as the stream found them after their transfer.
+    heads: DeviceBuffer,
+    head_len: usize,
+    sends: bool,
+}
+
+impl Ordered {
+    /// For `slots` buffers on a GPU whose first pieces are `piece_len` long.
+    pub(crate) fn new(gpu: u32, op: OpKind, slots: usize, piece_len: usize) -> Result<Self> {
+        let context = place::context(gpu)?;
+        let head_len = piece_len.min(HEAD);
+        let heads = DeviceBuffer::new(context, head_len * slots)
+            .with_context(|| format!("no memory for the work of {slots} transfers"))?;
+        let stream = Stream::new(context, Priority::Normal)?;
+        Ok(Self { stream, gpu, heads, head_len, sends: op != OpKind::Read })
+    }
+
+    /// What transfers are posted behind, and held for.
+    pub(crate) fn stream(&self) -> CudaStream {
+        // SAFETY: the stream lives as long as this, and the calls that it is given to end before.
+        unsafe { CudaStream::new(self.gpu, self.stream.handle()) }
+    }
+
+    /// The work before the transfer of a slot whose first piece is at `piece`.
+    pub(crate) fn before(&self, slot: usize, piece: usize) -> Result<()> {
+        match self.sends {
+            true => self.copy(piece as u64, self.head(slot)),
+            false => self.spoil(piece),
+        }
+    }
+
+    /// The work after it.
+    pub(crate) fn after(&self, slot: usize, piece: usize) -> Result<()> {
+        match self.sends {
+            true => self.spoil(piece),
+            false => self.copy(self.head(slot), piece as u64),
+        }
+    }
+
+    /// Takes the bytes to send from a slot that was filled, and leaves it without them.
+    pub(crate) fn keep(&self, slot: usize, piece: usize) -> Result<()> {
+        if self.sends {
+            self.copy(self.head(slot), piece as u64)?;
+            self.spoil(piece)?;
+        }
+        self.finish()
+    }
+
+    /// What the stream saw too early of a slot that was read, if anything. The slot itself has been looked at.
+    pub(crate) fn check(&self, slot: usize, piece: usize) -> Result<Option<String>> {
+        if self.sends {
+            return Ok(None);
+        }
+        let (seen, there) = (self.on_host(self.head(slot))?, self.on_host(piece as u64)?);
+        let first = seen.bytes().iter().zip(there.bytes()).position(|(seen, there)| seen != there);
+        Ok(first.map(|at| format!("its stream went on before byte {at} had arrived")))
+    }
+
+    /// Waits until all the work has ended.
+    pub(crate) fn finish(&self) -> Result<()> {
+        Ok(self.stream.synchronize()?)
+    }
+
+    fn head(&self, slot: usize) -> u64 {
+        self.heads.address() + (slot * self.head_len) as u64
+    }
+
+    fn copy(&self, to: u64, from: u64) -> Result<()> {
+        // SAFETY: memory of this GPU, of a slot and of `heads`, which live until the stream is idle (see the
+        // Drop of those who have slots); transfers touch the slot in the order of the stream.
+        Ok(unsafe { self.stream.copy(to, from, self.head_len, Direction::DeviceToDevice) }?)
+    }
+
+    fn spoil(&self, piece: usize) -> Result<()> {
+        // SAFETY: as in `copy`.
+        Ok(unsafe { self.stream.fill(piece as u64, POISON, self.head_len) }?)
+    }
+
+    fn on_host(&self, from: u64) -> Result<HostBuffer> {
+        let copy = HostBuffer::heap(self.head_len)?;
+        let (to, len) = (copy.address() as u64, self.head_len);
+        // SAFETY: as long as this, the host's is this function's own, and the wait is before its end.
+        unsafe { self.stream.copy(to, from, len, Direction::DeviceToHost) }?;
+        self.finish()?;
+        Ok(copy)
+    }
+}

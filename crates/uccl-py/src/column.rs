@@ -1,0 +1,232 @@
+//! What a vector call takes one of an iov: integers and blobs, in a list or side by side in an array.
+//!
+//! Calls have thousands of iovs, so that each nanosecond of one counts: nothing is allocated, counted or
+//! locked an item, and exact `int` and `bytes` objects are read where they are.
+
+use std::fmt::Display;
+
+use pyo3::{
+    Borrowed,
+    exceptions::PyOverflowError,
+    ffi,
+    prelude::*,
+    types::{PyList, PyTuple},
+};
+
+use crate::{
+    args,
+    buffer::{self, Array, BufferView},
+    error::Stop,
+};
+
+/// A list of anything.
+pub(crate) enum Items<'py> {
+    List(Bound<'py, PyList>),
+    Tuple(Bound<'py, PyTuple>),
+}
+
+/// An item that its list holds: good until Python code runs, which may change the list.
+pub(crate) struct Item<'a, 'py>(Borrowed<'a, 'py, PyAny>);
+
+/// Integers, or what may take the place of one.
+pub(crate) enum Column<'py> {
+    /// 64-bit integers side by side.
+    Array(Array),
+    Items(Items<'py>),
+}
+
+/// Blobs of `LEN` bytes each.
+pub(crate) enum Blobs<'py, const LEN: usize> {
+    /// One after another.
+    Packed(BufferView),
+    Items(Items<'py>),
+}
+
+impl<'py> Items<'py> {
+    /// A list or tuple, or what another iterable yields.
+    pub(crate) fn of(items: &Bound<'py, PyAny>) -> PyResult<Self> {
+        if let Some(items) = Self::as_is(items) {
+            return Ok(items);
+        }
+        let list = PyList::empty(items.py());
+        items.try_iter()?.try_for_each(|item| list.append(item?))?;
+        Ok(Self::List(list))
+    }
+
+    fn as_is(items: &Bound<'py, PyAny>) -> Option<Self> {
+        match items.cast::<PyList>() {
+            Ok(list) => Some(Self::List(list.clone())),
+            Err(_) => Some(Self::Tuple(items.cast::<PyTuple>().ok()?.clone())),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::List(list) => list.len(),
+            Self::Tuple(tuple) => tuple.len(),
+        }
+    }
+
+    /// Hands the first `count` items to `each`.
+    pub(crate) fn each(
+        &self,
+        count: usize,
+        mut each: impl FnMut(usize, Item<'_, 'py>) -> Result<(), Stop>,
+    ) -> Result<(), Stop> {
+        for i in 0..count {
+            each(i, self.get(i)?)?;
+        }
+        Ok(())
+    }
+
+    /// An error if what ran for another item has made the list shorter.
+    fn get(&self, i: usize) -> PyResult<Item<'_, 'py>> {
+        let at = i as ffi::Py_ssize_t;
+        let (py, item) = match self {
+            // SAFETY: a live list, the GIL is held, and the index is checked.
+            Self::List(list) => (list.py(), unsafe { ffi::PyList_GetItem(list.as_ptr(), at) }),
+            // SAFETY: a live tuple, the GIL is held, and the index is checked.
+            Self::Tuple(tuple) => (tuple.py(), unsafe { ffi::PyTuple_GetItem(tuple.as_ptr(), at) }),
+        };
+        // SAFETY: null, or borrowed from the list, which holds it for as long as an `Item` is good.
+        unsafe { Borrowed::from_ptr_or_err(py, item) }.map(Item)
+    }
+}
+
+impl<'py> Item<'_, 'py> {
+    /// The bytes of an exact `bytes` object of this length.
+    fn exact_blob<const LEN: usize>(&self) -> Option<&[u8; LEN]> {
+        let object = self.0.as_ptr();
+        // SAFETY: a live object, the GIL is held; bytes objects are as long as they say, and do not change.
+        unsafe {
+            if ffi::PyBytes_CheckExact(object) == 0 || ffi::PyBytes_Size(object) != LEN as isize {
+                return None;
+            }
+            Some(&*ffi::PyBytes_AsString(object).cast::<[u8; LEN]>())
+        }
+    }
+
+    /// The item as an object that is good for longer.
+    pub(crate) fn owned(self) -> Bound<'py, PyAny> {
+        self.0.to_owned()
+    }
+}
+
+impl<'py> Column<'py> {
+    /// An array of 64-bit integers, or an iterable.
+    pub(crate) fn of(items: &Bound<'py, PyAny>) -> PyResult<Self> {
+        if let Some(items) = Items::as_is(items) {
+            return Ok(Self::Items(items));
+        }
+        match Array::of(items)? {
+            Some(array) => Ok(Self::Array(array)),
+            None => Ok(Self::Items(Items::of(items)?)),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Array(array) => array.len(),
+            Self::Items(items) => items.len(),
+        }
+    }
+
+    /// Sets each row from its integer, and with `other` where an item is no exact `int`.
+    pub(crate) fn fill<T>(
+        &self,
+        rows: &mut [T],
+        set: impl Fn(&mut T, u64),
+        other: impl Fn(&mut T, Bound<'py, PyAny>) -> Result<(), Stop>,
+    ) -> Result<(), Stop> {
+        let items = match self {
+            Self::Array(array) if array.fill(rows, &set) => return Ok(()),
+            Self::Array(_) => {
+                return Err(PyOverflowError::new_err("a number of the array is negative").into());
+            }
+            Self::Items(items) => items,
+        };
+        items.each(rows.len(), |i, item| match args::exact_int(&item.0) {
+            Some(number) => {
+                set(&mut rows[i], number);
+                Ok(())
+            }
+            None => other(&mut rows[i], item.owned()),
+        })
+    }
+
+    /// Sets each row from its integer.
+    pub(crate) fn fill_integers<T>(
+        &self,
+        rows: &mut [T],
+        set: impl Fn(&mut T, u64),
+    ) -> Result<(), Stop> {
+        self.fill(rows, &set, |row, item| {
+            set(row, item.extract()?);
+            Ok(())
+        })
+    }
+}
+
+impl<'py, const LEN: usize> Blobs<'py, LEN> {
+    /// One bytes-like object with all of them, or an iterable of bytes-like objects.
+    pub(crate) fn of(items: &Bound<'py, PyAny>) -> PyResult<Self> {
+        if let Some(items) = Items::as_is(items) {
+            return Ok(Self::Items(items));
+        }
+        match buffer::packed(items) {
+            Some(view) => Ok(Self::Packed(view)),
+            None => Ok(Self::Items(Items::of(items)?)),
+        }
+    }
+
+    /// Raises unless there are `count` of them.
+    pub(crate) fn expect(&self, function: &str, count: usize) -> Result<(), Stop> {
+        match self {
+            Self::Packed(view) => packed_length::<LEN>(function, count, view),
+            Self::Items(items) => crate::call::same_length(function, count, items.len()),
+        }
+    }
+
+    /// What the first `count` decode to: `decode` makes something of one, `of_object` of an object that is
+    /// no `bytes` of that length.
+    pub(crate) fn decode<T, E: Display>(
+        &self,
+        count: usize,
+        decode: impl Fn(&[u8; LEN]) -> Result<T, E>,
+        of_object: impl Fn(&Bound<'py, PyAny>) -> Result<T, Stop>,
+    ) -> Result<Vec<T>, Stop> {
+        let mut decoded = Vec::with_capacity(count);
+        match self {
+            Self::Packed(view) => {
+                // SAFETY: the GIL is held meanwhile, and decoding runs no Python code.
+                let bytes = unsafe { view.as_slice() };
+                for blob in bytes.as_chunks().0.iter().take(count) {
+                    decoded.push(decode(blob).map_err(Stop::refuse)?);
+                }
+            }
+            Self::Items(items) => items.each(count, |_, item| {
+                decoded.push(match item.exact_blob() {
+                    Some(blob) => decode(blob).map_err(Stop::refuse)?,
+                    None => of_object(&item.owned())?,
+                });
+                Ok(())
+            })?,
+        }
+        Ok(decoded)
+    }
+}
+
+/// Raises unless a buffer has `count` blobs of `LEN` bytes.
+pub(crate) fn packed_length<const LEN: usize>(
+    function: &str,
+    count: usize,
+    view: &BufferView,
+) -> Result<(), Stop> {
+    if count.checked_mul(LEN) == Some(view.len()) {
+        return Ok(());
+    }
+    Err(Stop::runtime(format!(
+        "{function}(): {count} pieces of {LEN} bytes are needed, one after another, and not {} bytes",
+        view.len()
+    )))
+}
