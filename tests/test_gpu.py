@@ -248,6 +248,13 @@ class TestTwoProcesses:
         advert = run(pair.b, "advert", "m")
         assert pair.a.call("method", "path", pair.conn_a, advert)[0] == "cuda_ipc"
 
+    def test_path_to_locked_memory(self, connect: Connect) -> None:
+        pair = connect(transport="local")
+        run(pair.a, "tensor", "m", 4096, "cuda:0")
+        run(pair.b, "tensor", "m", 4096, "pinned")
+        advert = run(pair.b, "advert", "m")
+        assert run(pair.a, "path_from", pair.conn_a, advert, "m") == ["cma", "owner"]
+
 
 @one_gpu
 class TestLockedMemory:
@@ -630,6 +637,10 @@ def advert(side: Any, name: str) -> bytes:
 
 def adverts_of(side: Any, names: list[str]) -> list[bytes]:
     return [advert(side, name) for name in names]
+
+
+def path_from(side: Any, conn: int, advert: bytes, name: str) -> list[str | None]:
+    return [side.ep.path(conn, advert), side.ep.path(conn, advert, mr_id=side.mrs[name])]
 
 
 def free(side: Any, name: str, deregister: bool) -> bool:

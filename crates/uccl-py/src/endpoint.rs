@@ -786,14 +786,26 @@ impl PyEndpoint {
         Ok(PySharedMemory::new(memory))
     }
 
-    /// The path that one-sided transfers with this metadata take: 'mapped', 'cma', 'shm' or 'tcp'.
-    fn path(&self, conn_id: u64, meta: &Bound<'_, PyAny>) -> PyResult<Option<&'static str>> {
+    /// The path that one-sided transfers with this metadata take: 'mapped', 'cma', 'cuda_ipc', 'shm' or 'tcp';
+    /// with a region of ours, 'owner' too, where the peer makes long copies.
+    #[pyo3(signature = (conn_id, meta, mr_id=None))]
+    fn path(
+        &self,
+        conn_id: u64,
+        meta: &Bound<'_, PyAny>,
+        mr_id: Option<u64>,
+    ) -> PyResult<Option<&'static str>> {
         let advert = match crate::call::advert(meta) {
             Ok(advert) => advert,
             Err(Stop::Raise(e)) => return Err(e),
             Err(Stop::Refuse(reason)) => return Ok(error::refuse(reason, None)),
         };
-        Ok(self.core.path(ConnId(conn_id), &advert).map_or_else(|e| error::refuse(e, None), Some))
+        let conn = ConnId(conn_id);
+        let path = match mr_id {
+            Some(mr) => self.core.path_from(conn, MrId(mr), &advert),
+            None => self.core.path(conn, &advert),
+        };
+        Ok(path.map_or_else(|e| error::refuse(e, None), Some))
     }
 
     /// Counters since the endpoint was made.

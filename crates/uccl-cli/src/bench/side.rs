@@ -287,8 +287,8 @@ impl Prepared {
     /// The path that this side's transfers take.
     pub(crate) fn path(&self, side: &Side) -> Result<String> {
         let slot = self.active.as_ref().and_then(|slots| slots.slots.first());
-        match slot.and_then(|slot| slot.adverts.first()) {
-            Some(advert) => Ok(side.endpoint.path(side.conn, advert)?.to_owned()),
+        match slot.and_then(|slot| Some((slot.mr, slot.adverts.first()?))) {
+            Some((mr, advert)) => Ok(side.endpoint.path_from(side.conn, mr, advert)?.to_owned()),
             None => Ok(side.endpoint.connection(side.conn)?.path),
         }
     }

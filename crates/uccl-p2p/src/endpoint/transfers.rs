@@ -1,0 +1,405 @@
+//! Transfers: checked, begun, looked at, waited for and ended.
+
+use std::{
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::{Duration, Instant},
+};
+
+use smallvec::{SmallVec, smallvec};
+use uccl_device::cuda::Signal;
+use uccl_fabric::{
+    lane::{OpKind, Operation, Posted},
+    mem::{RemoteSpan, Span},
+};
+use uccl_wire::{advert::Advert, message::MAX_IOVS};
+
+use super::{
+    CudaStream, Endpoint, Interrupt, Iov, LOOKS, Op, Outcome, Request, Status, Uninterrupted,
+};
+use crate::{
+    engine::{
+        connection::Connection,
+        deadline,
+        deferred::{Mark, Start},
+        now::Now,
+        plan::Pieces,
+        regions::{Lease, Mr, contains, outside},
+        transfer::{After, Fence, Found, Plan, Transfer},
+        wait,
+    },
+    error::{Error, Result},
+    ids::TransferId,
+};
+
+/// How long a cancel waits for the peer to confirm that nothing more lands, before it cuts the connection.
+const CANCEL_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a call waits for a GPU's copy before it makes a transfer of it.
+const MOMENT: Duration = Duration::from_millis(1);
+
+impl Endpoint {
+    /// Starts a transfer.
+    pub fn post(&self, request: &Request<'_>) -> Result<TransferId> {
+        self.post_behind(request, request.after.map(CudaStream::mark).transpose()?)
+    }
+
+    /// Starts a transfer when a mark is reached.
+    pub(crate) fn post_behind(
+        &self,
+        request: &Request<'_>,
+        after: Option<Box<dyn Mark>>,
+    ) -> Result<TransferId> {
+        let transfer = self.start(request, after)?;
+        self.core().workers.hurry();
+        transfer.conn.kick_if_busy();
+        Ok(transfer.id)
+    }
+
+    /// Starts a transfer and waits for its end. Interrupted, it cancels the transfer first.
+    pub fn run(&self, request: &Request<'_>, interrupt: &mut dyn Interrupt) -> Result<Outcome> {
+        if let Some(outcome) = self.run_now(request)? {
+            return Ok(outcome);
+        }
+        let transfer = match self.start_now(request)? {
+            Some(Begun::Done(outcome)) => return Ok(outcome),
+            Some(Begun::Under(transfer)) => transfer,
+            None => self.start(request, request.after.map(CudaStream::mark).transpose()?)?,
+        };
+        self.finish(&transfer, interrupt)
+    }
+
+    pub(super) fn finish(
+        &self,
+        transfer: &Arc<Transfer>,
+        interrupt: &mut dyn Interrupt,
+    ) -> Result<Outcome> {
+        let waited = wait::wait(transfer, None, interrupt);
+        if waited.is_err() {
+            self.cancel(transfer.id)?;
+            waited?;
+        }
+        match transfer.status() {
+            Status::Done(outcome) => Ok(outcome),
+            Status::Failed(e) => Err(e),
+            Status::Pending => Err(Error::Closed),
+        }
+    }
+
+    /// The way with the least on it: one short piece to or from a process of this host, on this thread.
+    fn run_now(&self, request: &Request<'_>) -> Result<Option<Outcome>> {
+        let Some((kind, iov, advert)) = single(request) else { return Ok(None) };
+        let core = self.core();
+        core.usable()?;
+        let conn = core.conn(request.conn)?;
+        let mr = core.mrs.get(iov.mr)?;
+        let local = Span { addr: iov.ptr, len: iov.len };
+        if !contains(mr.span, local) {
+            return Err(outside(0, &mr, local));
+        }
+        if !mr.kind.is_host_accessible() {
+            return Ok(None);
+        }
+        let remote = remote_span(&conn, 0, local, advert)?;
+        let lease = Lease::of(&mr);
+        // SAFETY: inside a region, which the lease keeps registered.
+        let result = unsafe { conn.lanes[0].try_now(kind, local, &remote) };
+        drop(lease);
+        match result {
+            Some(Ok(())) => Ok(Some(self.count_now(kind, local))),
+            // The owner refuses in its own words, over the slower way.
+            None | Some(Err(_)) => Ok(None),
+        }
+    }
+
+    /// Begins one piece that a GPU copies, and waits a moment: most end before a transfer could be made.
+    fn start_now(&self, request: &Request<'_>) -> Result<Option<Begun>> {
+        let Some((kind, iov, advert)) = single(request) else { return Ok(None) };
+        let core = self.core();
+        let conn = core.conn(request.conn)?;
+        let mr = core.mrs.get(iov.mr)?;
+        let local = Span { addr: iov.ptr, len: iov.len };
+        let [lane] = &conn.lanes[..] else { return Ok(None) };
+        if !contains(mr.span, local) || local.len == 0 {
+            return Ok(None);
+        }
+        let remote = remote_span(&conn, 0, local, advert)?;
+        if !lane.is_copied_by_gpu(mr.kind, &remote) {
+            return Ok(None);
+        }
+        let lease = Lease::of(&mr);
+        let now = Arc::new(Now::default());
+        let done = Arc::clone(&now) as _;
+        let (local_spans, remote_spans) = (smallvec![local], smallvec![remote]);
+        let (memory, spans) = (mr.kind, (local_spans, remote_spans));
+        let op = Operation { kind, local: spans.0, memory, remote: spans.1, done };
+        // SAFETY: inside a region, which the lease keeps registered: until the operation has ended, or the
+        // transfer that it becomes.
+        let name = match unsafe { lane.post(op) } {
+            Ok(Posted::Pending(name)) => name,
+            Ok(Posted::Done(Ok(()))) => return Ok(Some(Begun::Done(self.count_now(kind, local)))),
+            // Why not is said on the slower way.
+            Ok(Posted::Done(Err(_))) | Err(_) => return Ok(None),
+        };
+        let _claim = conn.claim();
+        let begun = Instant::now();
+        while !now.has_ended() && begun.elapsed() < MOMENT {
+            (0..LOOKS).take_while(|_| !now.has_ended()).for_each(|_| lane.progress_copies());
+        }
+        match now.has_ended().then(|| now.result()).flatten() {
+            Some(Ok(())) => return Ok(Some(Begun::Done(self.count_now(kind, local)))),
+            Some(Err(_)) => return Ok(None),
+            None => {}
+        }
+        let transfer = core.transfers.insert(Plan {
+            kind: request.op.into(),
+            conn: Arc::clone(&conn),
+            bytes: local.len as u64,
+            timeout: self.deadline_of(request.timeout),
+            leases: smallvec![Lease::of(&mr)],
+            after: After::Publish,
+            targets: SmallVec::new(),
+        });
+        let transfer = match transfer {
+            Ok(transfer) => transfer,
+            Err(e) => {
+                // Its memory is let go only after its end, which comes without anybody's help.
+                while !now.has_ended() {
+                    lane.progress_copies();
+                }
+                return Err(e);
+            }
+        };
+        drop(lease);
+        conn.transfer_began();
+        core.counters.posted.fetch_add(1, Relaxed);
+        transfer.expect_ops(1);
+        transfer.body.lock().ops.push((0, name));
+        now.become_transfer(&transfer);
+        settle(&transfer, Ok(())).map(|transfer| Some(Begun::Under(transfer)))
+    }
+
+    /// Counts a transfer that was made on the spot.
+    fn count_now(&self, kind: OpKind, local: Span) -> Outcome {
+        let counters = &self.core().counters;
+        counters.posted.fetch_add(1, Relaxed);
+        counters.done.fetch_add(1, Relaxed);
+        let moved = match kind {
+            OpKind::Read => &counters.bytes_received,
+            OpKind::Write => &counters.bytes_sent,
+        };
+        moved.fetch_add(local.len as u64, Relaxed);
+        Outcome { bytes: local.len as u64, checksummed: false }
+    }
+
+    /// Where a transfer stands. Looking at one that is unfinished moves it along.
+    pub fn poll(&self, transfer: TransferId) -> Result<Status> {
+        match self.core().transfers.find(transfer)? {
+            Found::Ended(status) => Ok(status),
+            Found::Live(transfer) => {
+                if !transfer.finished() {
+                    let _claim = transfer.conn.claim();
+                    transfer.conn.progress();
+                }
+                Ok(transfer.status())
+            }
+        }
+    }
+
+    /// Waits for a transfer's end, at most `timeout`; the transfer goes on if that passes.
+    pub fn wait(
+        &self,
+        transfer: TransferId,
+        timeout: Option<Duration>,
+        interrupt: &mut dyn Interrupt,
+    ) -> Result<Status> {
+        match self.core().transfers.find(transfer)? {
+            Found::Ended(status) => Ok(status),
+            Found::Live(transfer) => {
+                let until = timeout.map(|timeout| Instant::now() + timeout);
+                wait::wait(&transfer, until, interrupt)?;
+                Ok(transfer.status())
+            }
+        }
+    }
+
+    /// Has what is enqueued on a stream from now on wait until the transfer has ended, well or badly, without
+    /// holding up the caller. At a transfer's deadline, which ends it, the stream goes on at the latest.
+    pub fn hold_stream(&self, transfer: TransferId, stream: CudaStream) -> Result<()> {
+        let Found::Live(transfer) = self.core().transfers.find(transfer)? else { return Ok(()) };
+        let stream = stream.borrow()?;
+        let signal = Signal::new(stream.context());
+        let held = signal.and_then(|signal| signal.hold(&stream).map(|()| signal));
+        transfer.keep(held.map_err(|e| Error::Invalid(format!("stream: {e}")))?);
+        Ok(())
+    }
+
+    /// Ends a transfer. When this returns, no byte of it lands in either side's memory any more; the
+    /// status says whether it had finished before. A peer that does not confirm that in time is given
+    /// up with its connection: then the status is a failure that says so.
+    pub fn cancel(&self, transfer: TransferId) -> Result<Status> {
+        let transfer = match self.core().transfers.find(transfer)? {
+            Found::Ended(status) => return Ok(status),
+            Found::Live(transfer) => transfer,
+        };
+        let timeout = self.config().timeout;
+        let patience =
+            if timeout.is_zero() { CANCEL_PATIENCE } else { CANCEL_PATIENCE.min(timeout) };
+        let started = Instant::now();
+        while !transfer.finished() {
+            transfer.conn.fence(&transfer, Fence::Cancel);
+            let soon = Instant::now() + Duration::from_millis(5);
+            if wait::wait(&transfer, Some(soon), &mut Uninterrupted)? {
+                break;
+            }
+            if started.elapsed() > patience {
+                deadline::give_up_peer(&transfer, "it did not confirm the end of a transfer");
+            }
+        }
+        Ok(transfer.status())
+    }
+
+    pub(super) fn deadline_of(&self, timeout: Option<Duration>) -> Option<Duration> {
+        Some(timeout.unwrap_or(self.config().transfer_timeout)).filter(|timeout| !timeout.is_zero())
+    }
+
+    /// Checks a request, and posts it. Every refusal happens before a byte moves.
+    fn start(&self, request: &Request<'_>, after: Option<Box<dyn Mark>>) -> Result<Arc<Transfer>> {
+        let core = self.core();
+        core.usable()?;
+        let conn = core.conn(request.conn)?;
+        check_shape(request)?;
+        let Checked { leases, spans, pieces, bytes } = self.check(request, &conn)?;
+        let transfer = core.transfers.insert(Plan {
+            kind: request.op.into(),
+            conn: Arc::clone(&conn),
+            bytes: if request.op == Op::Recv { 0 } else { bytes },
+            timeout: self.deadline_of(request.timeout),
+            leases,
+            after: request.notif.map_or(After::Publish, |notif| After::Notify(notif.to_vec())),
+            targets: if request.op == Op::Recv { spans.clone() } else { SmallVec::new() },
+        })?;
+        conn.transfer_began();
+        core.counters.posted.fetch_add(1, Relaxed);
+        let start = match request.op {
+            Op::Read | Op::Write => Start::OneSided(request.op, pieces),
+            Op::Send => Start::Send(spans),
+            Op::Recv => Start::Recv,
+        };
+        let posted = conn.begin(&transfer, start, after);
+        settle(&transfer, posted)
+    }
+
+    /// Compares every iov with its region, and with its advert.
+    fn check(&self, request: &Request<'_>, conn: &Connection) -> Result<Checked> {
+        let Request { op, iovs, adverts, .. } = *request;
+        let one_sided = matches!(op, Op::Read | Op::Write);
+        let mut checked = Checked::default();
+        match one_sided {
+            true => checked.pieces.reserve(iovs.len()),
+            false => checked.spans.reserve(iovs.len()),
+        }
+        let mut last = None;
+        self.core().mrs.resolve(iovs, op == Op::Recv, |i, mr, span| {
+            if last != Some(mr.id) {
+                last = Some(mr.id);
+                checked.lease(mr);
+            }
+            checked.bytes += span.len as u64;
+            if one_sided {
+                checked.pieces.push(span, remote_span(conn, i, span, &adverts[i])?);
+            } else {
+                checked.spans.push(span);
+            }
+            Ok(())
+        })?;
+        Ok(checked)
+    }
+}
+
+/// What is known of a request that may be posted.
+#[derive(Default)]
+struct Checked {
+    leases: SmallVec<[Lease; 1]>,
+    /// Local memory of what is two-sided.
+    spans: SmallVec<[Span; 1]>,
+    /// Both sides' memory of what is one-sided.
+    pieces: Pieces,
+    bytes: u64,
+}
+
+impl Checked {
+    fn lease(&mut self, mr: &Arc<Mr>) {
+        // Another lease does no harm: callers that take turns among a few regions get one of each.
+        if !self.leases.iter().rev().take(8).any(|lease| lease.mr().id == mr.id) {
+            self.leases.push(Lease::of(mr));
+        }
+    }
+}
+
+/// What a call that waits has begun.
+enum Begun {
+    /// It is over already.
+    Done(Outcome),
+    Under(Arc<Transfer>),
+}
+
+/// One piece read or written, with nothing besides.
+fn single<'a>(request: &Request<'a>) -> Option<(OpKind, &'a Iov, &'a Advert)> {
+    let ([iov], [advert], None, None) =
+        (request.iovs, request.adverts, request.notif, request.after)
+    else {
+        return None;
+    };
+    match request.op {
+        Op::Read => Some((OpKind::Read, iov, advert)),
+        Op::Write => Some((OpKind::Write, iov, advert)),
+        Op::Recv | Op::Send => None,
+    }
+}
+
+/// The post itself is over; if it failed, so does the transfer, at once.
+pub(super) fn settle(transfer: &Arc<Transfer>, posted: Result<()>) -> Result<Arc<Transfer>> {
+    if let Err(e) = posted {
+        transfer.publish(Err(e.clone()));
+        return Err(e);
+    }
+    transfer.op_ended();
+    if transfer.conn.is_failed() && !transfer.finished() {
+        transfer.publish(Err(transfer.conn.lost_error()));
+    }
+    Ok(Arc::clone(transfer))
+}
+
+fn check_shape(request: &Request<'_>) -> Result<()> {
+    let n = request.iovs.len();
+    if n == 0 || n > MAX_IOVS {
+        return Err(Error::Invalid(format!("{n} iovs: a transfer has 1 to {MAX_IOVS}")));
+    }
+    let one_sided = matches!(request.op, Op::Read | Op::Write);
+    let adverts = if one_sided { n } else { 0 };
+    if request.adverts.len() != adverts {
+        return Err(Error::Invalid(format!(
+            "{} adverts for {n} iovs of a {:?}: {adverts} are needed",
+            request.adverts.len(),
+            request.op
+        )));
+    }
+    if request.op == Op::Recv && request.notif.is_some() {
+        return Err(Error::Invalid("a receive cannot carry a notification".into()));
+    }
+    Ok(())
+}
+
+pub(super) fn remote_span(
+    conn: &Connection,
+    iov: usize,
+    local: Span,
+    advert: &Advert,
+) -> Result<RemoteSpan> {
+    if advert.instance != conn.peer.instance as u32 {
+        return Err(Error::ForeignAdvert { iov });
+    }
+    if local.len as u64 > advert.len {
+        return Err(Error::OutsideAdvert { iov, len: local.len, advertised: advert.len });
+    }
+    Ok(RemoteSpan { addr: advert.addr, len: local.len as u64, key: advert.key, slot: advert.slot })
+}
