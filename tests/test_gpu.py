@@ -5,6 +5,7 @@ Every destination is poisoned before and looked at byte by byte, with what lies 
 
 from __future__ import annotations
 
+import time
 import zlib
 from typing import Any, Callable
 
@@ -461,8 +462,14 @@ class TestFaults:
                 run(side, "free", "m", True)
                 side.call("close")
         no_growth(before, settled(a, before))
-        after = run(a, "free_memory")
-        assert all(now > then - 4 * MIB for now, then in zip(after, free)), (free, after)
+        # Other processes may be using the GPUs: their memory comes back, what has leaked does not.
+        for _ in range(50):
+            after = run(a, "free_memory")
+            if all(now > then - 4 * MIB for now, then in zip(after, free)):
+                break
+            time.sleep(0.2)
+        else:
+            pytest.fail(f"GPU memory: {free} bytes free at first, {after} at last")
 
 
 @one_gpu
