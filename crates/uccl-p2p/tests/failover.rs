@@ -125,15 +125,7 @@ impl Pair {
         };
         let adverts = [self.b.advertise(there, far, LEN).expect("advertised")];
         let iovs = [Iov { mr, ptr: near, len: LEN }];
-        let request = Request {
-            conn: self.conn,
-            op,
-            iovs: &iovs,
-            adverts: &adverts,
-            notif: None,
-            timeout: None,
-            after: None,
-        };
+        let request = Request::new(self.conn, op, &iovs, &adverts);
         let middle = &self.middle;
         let a = &self.a;
         let ended = std::thread::scope(|scope| {

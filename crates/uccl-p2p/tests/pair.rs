@@ -92,7 +92,7 @@ fn advert(ep: &Endpoint, mr: MrId, memory: &[u8]) -> Advert {
 }
 
 fn request<'a>(conn: ConnId, op: Op, iovs: &'a [Iov], adverts: &'a [Advert]) -> Request<'a> {
-    Request { conn, op, iovs, adverts, notif: None, timeout: None, after: None }
+    Request::new(conn, op, iovs, adverts)
 }
 
 fn pattern(len: usize, seed: u8) -> Vec<u8> {

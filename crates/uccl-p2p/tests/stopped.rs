@@ -51,15 +51,7 @@ fn second_process() {
     let conn = conn.expect("connected");
     let iovs = [Iov { mr, ptr: memory.as_ptr() as usize, len: LEN }];
     let op = Op::Write;
-    let request = Request {
-        conn,
-        op,
-        iovs: &iovs,
-        adverts: &adverts,
-        notif: None,
-        timeout: None,
-        after: None,
-    };
+    let request = Request::new(conn, op, &iovs, &adverts);
     println!("\nwriting");
     while ep.run(&request, &mut Uninterrupted).is_ok() {}
 }

@@ -39,15 +39,7 @@ impl Asked {
         let (mr, there) = (sides[0].register(&local), sides[1].register(&remote));
         let (iovs, adverts) = (local.iovs(mr), remote.adverts(&sides[1], there));
         let conn = sides[0].conn;
-        let request = Request {
-            conn,
-            op,
-            iovs: &iovs,
-            adverts: &adverts,
-            notif: None,
-            timeout: None,
-            after: None,
-        };
+        let request = Request::new(conn, op, &iovs, &adverts);
         let transfer = sides[0].ep.post(&request).expect("posted");
         Self { sides, local, remote, mr, there, transfer }
     }

@@ -173,8 +173,7 @@ fn a_stream_that_fails_fails_what_waits_for_it_and_nothing_else() {
     let mr = sides[0].register(&memory);
     let iovs = memory.iovs(mr);
     let (conn, op) = (sides[0].conn, Op::Send);
-    let request =
-        Request { conn, op, iovs: &iovs, adverts: &[], notif: None, timeout: None, after: None };
+    let request = Request::new(conn, op, &iovs, &[]);
     let id = sides[0].ep.post_behind(&request, Some(Box::new(Broken))).expect("posted");
     let status = sides[0].ep.wait(id, None, &mut Uninterrupted).expect("known");
     let why = match status {

@@ -502,15 +502,7 @@ pub(super) fn move_one(sides: &[Side; 2], rng: &mut Rng, op: Op, len: usize) -> 
     let (mr, there) = (sides[0].register(local), sides[1].register(remote));
     let (iovs, adverts) = (local.iovs(mr), remote.adverts(&sides[1], there));
     let conn = sides[0].conn;
-    let request = Request {
-        conn,
-        op,
-        iovs: &iovs,
-        adverts: &adverts,
-        notif: None,
-        timeout: None,
-        after: None,
-    };
+    let request = Request::new(conn, op, &iovs, &adverts);
     let ended = sides[0].ep.run(&request, &mut Uninterrupted);
     sides[0].ep.deregister(mr).expect("unused");
     sides[1].ep.deregister(there).expect("unused");

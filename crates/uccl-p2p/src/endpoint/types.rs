@@ -76,6 +76,15 @@ pub struct Request<'a> {
     pub after: Option<CudaStream>,
 }
 
+impl<'a> Request<'a> {
+    /// A transfer with nothing besides: no notification, the endpoint's deadline, at once. `adverts` is empty for
+    /// send and recv.
+    #[must_use]
+    pub fn new(conn: ConnId, op: Op, iovs: &'a [Iov], adverts: &'a [Advert]) -> Self {
+        Self { conn, op, iovs, adverts, notif: None, timeout: None, after: None }
+    }
+}
+
 /// Where a transfer stands.
 #[derive(Clone, Debug)]
 pub enum Status {
