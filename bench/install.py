@@ -3,12 +3,12 @@
 import argparse
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import wheels
 from paths import PYTHON, VENV, WORK
+from proc import why_not
 
 #: (peer, packages, options). NIXL declares CUDA's stack, which its host-memory path does not need.
 _WHEELS = [
@@ -24,14 +24,7 @@ _DEBIAN = ["iperf3", "libibverbs1"]
 def _try(what: str, command: list[str], limit_s: int) -> str | None:
     """Runs one step; returns why it failed, or None."""
     print(f"{what}: {' '.join(command)}", file=sys.stderr, flush=True)
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    if done.returncode == 0:
-        return None
-    lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-    return lines[-1] if lines else f"exit status {done.returncode}"
+    return why_not(command, limit_s)
 
 
 def install(with_torch: bool) -> dict[str, str]:

@@ -34,6 +34,26 @@ def _die_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def _end_group(leader: subprocess.Popen) -> None:
+    try:
+        os.killpg(leader.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    leader.wait()
+
+
+def why_not(command: list[str], limit_s: int) -> str | None:
+    """Runs a command that says on its last line why it fails, if it does; `None` if it does not."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    if done.returncode == 0:
+        return None
+    lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+    return lines[-1] if lines else f"exit status {done.returncode}"
+
+
 class Process:
     """A child in a process group of its own; leaving the `with` block ends the whole group."""
 
@@ -72,11 +92,7 @@ class Process:
 
     def end(self) -> None:
         """Kills what is left of the group and reaps the child."""
-        try:
-            os.killpg(self._child.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self._child.wait()
+        _end_group(self._child)
 
     def _text(self, file) -> str:
         file.seek(0)
@@ -135,11 +151,7 @@ class Conversation:
 
     def end(self) -> None:
         """Kills what is left of the group and reaps the child."""
-        try:
-            os.killpg(self._child.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self._child.wait()
+        _end_group(self._child)
 
     def _listen(self) -> None:
         # Libraries log to stdout too: an answer is a line that starts with our mark.

@@ -6,11 +6,11 @@ python3 bench/gpu.py --wheels DIR         # uses what is in DIR, this project's 
 
 import fnmatch
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 from paths import WORK
+from proc import why_not
 
 #: By peer: its wheels, as pip names them; and for what is fetched, the packages.
 WHEELS = {
@@ -64,11 +64,4 @@ def unpack(folder: Path, python: str) -> tuple[dict[str, Path], dict[str, str]]:
 
 def _pip(arguments: list[str], limit_s: int, python: str = sys.executable) -> str | None:
     command = [python, "-m", "pip", *arguments[:1], "--quiet", "--disable-pip-version-check", *arguments[1:]]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    if done.returncode == 0:
-        return None
-    lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-    return lines[-1] if lines else f"exit status {done.returncode}"
+    return why_not(command, limit_s)

@@ -342,7 +342,7 @@ impl Endpoint {
         let core = self.core();
         core.usable()?;
         let conn = core.conn(conn)?;
-        let transfer = core.transfers.insert(Plan {
+        let transfer = conn.admit(Plan {
             kind: Kind::Notif,
             conn: Arc::clone(&conn),
             bytes: payload.len() as u64,
@@ -351,8 +351,6 @@ impl Endpoint {
             after: After::Publish,
             targets: smallvec![],
         })?;
-        conn.transfer_began();
-        core.counters.posted.fetch_add(1, Relaxed);
         transfer.expect_ops(1);
         let posted = conn.post_notif(&transfer, payload.into());
         settle(&transfer, posted)

@@ -59,6 +59,17 @@ impl Machine {
         folder
     }
 
+    /// Two sockets with a GPU each, and `eth0` on the first.
+    pub(crate) fn of_two_sockets() -> Self {
+        let machine = Self::new();
+        machine.numa_node(0, "0-3", "10 21");
+        machine.numa_node(1, "4-7", "21 10");
+        machine.gpu("pci0000:10/0000:10:00.0", "0");
+        machine.gpu("pci0000:80/0000:80:00.0", "1");
+        machine.nic("pci0000:10/0000:10:02.0", "0", "eth0");
+        machine
+    }
+
     pub(crate) fn gpu(&self, way: &str, numa_node: &str) -> PathBuf {
         let (class, vendor, driver) = ("0x030200", "0x10de", "nvidia");
         self.device(&Device { way, class, vendor, numa_node, driver })

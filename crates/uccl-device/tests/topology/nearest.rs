@@ -148,12 +148,7 @@ fn no_nic_is_first_for_many_more_gpus_than_another() {
 
 #[test]
 fn one_nic_serves_both_sockets() {
-    let machine = Machine::new();
-    machine.numa_node(0, "0-3", "10 21");
-    machine.numa_node(1, "4-7", "21 10");
-    machine.gpu("pci0000:10/0000:10:00.0", "0");
-    machine.gpu("pci0000:80/0000:80:00.0", "1");
-    machine.nic("pci0000:10/0000:10:02.0", "0", "eth0");
+    let machine = Machine::of_two_sockets();
     let topology = machine.read();
     let eth0 = |distance| ("eth0".to_owned(), Some(distance));
     let of = |text: &str| first(&topology, Place::Device(pci(text)), NicKind::Interface);

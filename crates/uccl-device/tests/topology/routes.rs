@@ -27,12 +27,7 @@ fn routes(name: &str, network: [u8; 4], metric: Option<u32>) -> String {
 
 /// Two sockets with a GPU and a NIC each, and these routes. `eth0` has 10.0.0.5, `eth1` the other.
 fn machine(lines: &[String], second: [u8; 4]) -> Topology {
-    let machine = Machine::new();
-    machine.numa_node(0, "0-3", "10 21");
-    machine.numa_node(1, "4-7", "21 10");
-    machine.gpu("pci0000:10/0000:10:00.0", "0");
-    machine.gpu("pci0000:80/0000:80:00.0", "1");
-    machine.nic("pci0000:10/0000:10:02.0", "0", "eth0");
+    let machine = Machine::of_two_sockets();
     machine.nic("pci0000:80/0000:80:02.0", "1", "eth1");
     machine.file("proc/net/route", &format!("{HEAD}\n{}", lines.concat()));
     let mut topology = machine.read();

@@ -8,14 +8,12 @@ use std::{
 use smallvec::{SmallVec, smallvec};
 use uccl_device::cuda::Signal;
 use uccl_fabric::{
-    lane::{OpKind, Operation, Posted},
+    lane::{Lane, OpKind, OpName, Operation, Posted},
     mem::{RemoteSpan, Span},
 };
 use uccl_wire::{advert::Advert, message::MAX_IOVS};
 
-use super::{
-    CudaStream, Endpoint, Interrupt, Iov, LOOKS, Op, Outcome, Request, Status, Uninterrupted,
-};
+use super::{CudaStream, Endpoint, Interrupt, LOOKS, Op, Outcome, Request, Status, Uninterrupted};
 use crate::{
     engine::{
         connection::Connection,
@@ -56,10 +54,11 @@ impl Endpoint {
 
     /// Starts a transfer and waits for its end. Interrupted, it cancels the transfer first.
     pub fn run(&self, request: &Request<'_>, interrupt: &mut dyn Interrupt) -> Result<Outcome> {
-        if let Some(outcome) = self.run_now(request)? {
-            return Ok(outcome);
-        }
-        let transfer = match self.start_now(request)? {
+        let begun = match self.single(request)? {
+            Some(single) => self.begin_now(&single)?,
+            None => None,
+        };
+        let transfer = match begun {
             Some(Begun::Done(outcome)) => return Ok(outcome),
             Some(Begun::Under(transfer)) => transfer,
             None => self.start(request, request.after.map(CudaStream::mark).transpose()?)?,
@@ -84,9 +83,18 @@ impl Endpoint {
         }
     }
 
-    /// The way with the least on it: one short piece to or from a process of this host, on this thread.
-    fn run_now(&self, request: &Request<'_>) -> Result<Option<Outcome>> {
-        let Some((kind, iov, advert)) = single(request) else { return Ok(None) };
+    /// One piece to be read or written with nothing besides, looked up and checked.
+    fn single(&self, request: &Request<'_>) -> Result<Option<Single>> {
+        let ([iov], [advert], None, None) =
+            (request.iovs, request.adverts, request.notif, request.after)
+        else {
+            return Ok(None);
+        };
+        let kind = match request.op {
+            Op::Read => OpKind::Read,
+            Op::Write => OpKind::Write,
+            Op::Recv | Op::Send => return Ok(None),
+        };
         let core = self.core();
         core.usable()?;
         let conn = core.conn(request.conn)?;
@@ -95,99 +103,99 @@ impl Endpoint {
         if !contains(mr.span, local) {
             return Err(outside(0, &mr, local));
         }
-        if !mr.kind.is_host_accessible() {
-            return Ok(None);
-        }
         let remote = remote_span(&conn, 0, local, advert)?;
-        let lease = Lease::of(&mr);
-        // SAFETY: inside a region, which the lease keeps registered.
-        let result = unsafe { conn.lanes[0].try_now(kind, local, &remote) };
-        drop(lease);
-        match result {
-            Some(Ok(())) => Ok(Some(self.count_now(kind, local))),
-            // The owner refuses in its own words, over the slower way.
-            None | Some(Err(_)) => Ok(None),
+        let (op, timeout) = (request.op, request.timeout);
+        Ok(Some(Single { op, kind, conn, lease: Lease::of(&mr), local, remote, timeout }))
+    }
+
+    /// The way with the least on it: short pieces to or from a process of this host on this thread, and what a
+    /// GPU copies. `None`: it takes the longer way, where the owner also refuses in its own words.
+    fn begin_now(&self, single: &Single) -> Result<Option<Begun>> {
+        let Single { kind, conn, lease, local, remote, .. } = single;
+        let memory = lease.mr().kind;
+        if memory.is_host_accessible() {
+            // SAFETY: inside a region, which the lease keeps registered.
+            if let Some(Ok(())) = unsafe { conn.lanes[0].try_now(*kind, *local, remote) } {
+                return Ok(Some(self.done_now(single)));
+            }
+        }
+        match &conn.lanes[..] {
+            [lane] if local.len > 0 && lane.is_copied_by_gpu(memory, remote) => {
+                self.copy_now(single, &**lane)
+            }
+            _ => Ok(None),
         }
     }
 
-    /// Begins one piece that a GPU copies, and waits a moment: most end before a transfer could be made.
-    fn start_now(&self, request: &Request<'_>) -> Result<Option<Begun>> {
-        let Some((kind, iov, advert)) = single(request) else { return Ok(None) };
-        let core = self.core();
-        let conn = core.conn(request.conn)?;
-        let mr = core.mrs.get(iov.mr)?;
-        let local = Span { addr: iov.ptr, len: iov.len };
-        let [lane] = &conn.lanes[..] else { return Ok(None) };
-        if !contains(mr.span, local) || local.len == 0 {
-            return Ok(None);
-        }
-        let remote = remote_span(&conn, 0, local, advert)?;
-        if !lane.is_copied_by_gpu(mr.kind, &remote) {
-            return Ok(None);
-        }
-        let lease = Lease::of(&mr);
+    /// Has a GPU copy one piece, and waits a moment: most such copies end before a transfer could be made.
+    fn copy_now(&self, single: &Single, lane: &dyn Lane) -> Result<Option<Begun>> {
         let now = Arc::new(Now::default());
-        let done = Arc::clone(&now) as _;
-        let (local_spans, remote_spans) = (smallvec![local], smallvec![remote]);
-        let (memory, spans) = (mr.kind, (local_spans, remote_spans));
-        let op = Operation { kind, local: spans.0, memory, remote: spans.1, done };
-        // SAFETY: inside a region, which the lease keeps registered: until the operation has ended, or the
-        // transfer that it becomes.
+        let op = Operation {
+            kind: single.kind,
+            local: smallvec![single.local],
+            memory: single.lease.mr().kind,
+            remote: smallvec![single.remote],
+            done: Arc::clone(&now) as _,
+        };
+        // SAFETY: inside a region, which a lease keeps registered until the operation has ended: this one, or
+        // that of the transfer that it becomes.
         let name = match unsafe { lane.post(op) } {
             Ok(Posted::Pending(name)) => name,
-            Ok(Posted::Done(Ok(()))) => return Ok(Some(Begun::Done(self.count_now(kind, local)))),
-            // Why not is said on the slower way.
+            Ok(Posted::Done(Ok(()))) => return Ok(Some(self.done_now(single))),
             Ok(Posted::Done(Err(_))) | Err(_) => return Ok(None),
         };
-        let _claim = conn.claim();
+        let _claim = single.conn.claim();
         let begun = Instant::now();
         while !now.has_ended() && begun.elapsed() < MOMENT {
             (0..LOOKS).take_while(|_| !now.has_ended()).for_each(|_| lane.progress_copies());
         }
-        match now.has_ended().then(|| now.result()).flatten() {
-            Some(Ok(())) => return Ok(Some(Begun::Done(self.count_now(kind, local)))),
-            Some(Err(_)) => return Ok(None),
-            None => {}
+        match now.result() {
+            Some(Ok(())) => Ok(Some(self.done_now(single))),
+            Some(Err(_)) => Ok(None),
+            None => self.outlast(single, lane, (&now, name)).map(|under| Some(Begun::Under(under))),
         }
-        let transfer = core.transfers.insert(Plan {
-            kind: request.op.into(),
-            conn: Arc::clone(&conn),
-            bytes: local.len as u64,
-            timeout: self.deadline_of(request.timeout),
-            leases: smallvec![Lease::of(&mr)],
+    }
+
+    /// Makes a transfer of a copy that takes longer.
+    fn outlast(
+        &self,
+        single: &Single,
+        lane: &dyn Lane,
+        (now, name): (&Now, OpName),
+    ) -> Result<Arc<Transfer>> {
+        let admitted = single.conn.admit(Plan {
+            kind: single.op.into(),
+            conn: Arc::clone(&single.conn),
+            bytes: single.local.len as u64,
+            timeout: self.deadline_of(single.timeout),
+            leases: smallvec![single.lease.clone()],
             after: After::Publish,
             targets: SmallVec::new(),
         });
-        let transfer = match transfer {
-            Ok(transfer) => transfer,
-            Err(e) => {
-                // Its memory is let go only after its end, which comes without anybody's help.
-                while !now.has_ended() {
-                    lane.progress_copies();
-                }
-                return Err(e);
+        if admitted.is_err() {
+            // Its memory is let go only after its end, which comes without anybody's help.
+            while !now.has_ended() {
+                lane.progress_copies();
             }
-        };
-        drop(lease);
-        conn.transfer_began();
-        core.counters.posted.fetch_add(1, Relaxed);
+        }
+        let transfer = admitted?;
         transfer.expect_ops(1);
         transfer.body.lock().ops.push((0, name));
         now.become_transfer(&transfer);
-        settle(&transfer, Ok(())).map(|transfer| Some(Begun::Under(transfer)))
+        settle(&transfer, Ok(()))
     }
 
     /// Counts a transfer that was made on the spot.
-    fn count_now(&self, kind: OpKind, local: Span) -> Outcome {
-        let counters = &self.core().counters;
+    fn done_now(&self, single: &Single) -> Begun {
+        let (counters, bytes) = (&self.core().counters, single.local.len as u64);
         counters.posted.fetch_add(1, Relaxed);
         counters.done.fetch_add(1, Relaxed);
-        let moved = match kind {
+        let moved = match single.kind {
             OpKind::Read => &counters.bytes_received,
             OpKind::Write => &counters.bytes_sent,
         };
-        moved.fetch_add(local.len as u64, Relaxed);
-        Outcome { bytes: local.len as u64, checksummed: false }
+        moved.fetch_add(bytes, Relaxed);
+        Begun::Done(Outcome { bytes, checksummed: false })
     }
 
     /// Where a transfer stands. Looking at one that is unfinished moves it along.
@@ -268,7 +276,7 @@ impl Endpoint {
         let conn = core.conn(request.conn)?;
         check_shape(request)?;
         let Checked { leases, spans, pieces, bytes } = self.check(request, &conn)?;
-        let transfer = core.transfers.insert(Plan {
+        let transfer = conn.admit(Plan {
             kind: request.op.into(),
             conn: Arc::clone(&conn),
             bytes: if request.op == Op::Recv { 0 } else { bytes },
@@ -277,8 +285,6 @@ impl Endpoint {
             after: request.notif.map_or(After::Publish, |notif| After::Notify(notif.to_vec())),
             targets: if request.op == Op::Recv { spans.clone() } else { SmallVec::new() },
         })?;
-        conn.transfer_began();
-        core.counters.posted.fetch_add(1, Relaxed);
         let start = match request.op {
             Op::Read | Op::Write => Start::OneSided(request.op, pieces),
             Op::Send => Start::Send(spans),
@@ -342,18 +348,15 @@ enum Begun {
     Under(Arc<Transfer>),
 }
 
-/// One piece read or written, with nothing besides.
-fn single<'a>(request: &Request<'a>) -> Option<(OpKind, &'a Iov, &'a Advert)> {
-    let ([iov], [advert], None, None) =
-        (request.iovs, request.adverts, request.notif, request.after)
-    else {
-        return None;
-    };
-    match request.op {
-        Op::Read => Some((OpKind::Read, iov, advert)),
-        Op::Write => Some((OpKind::Write, iov, advert)),
-        Op::Recv | Op::Send => None,
-    }
+/// One piece to be read or written.
+struct Single {
+    op: Op,
+    kind: OpKind,
+    conn: Arc<Connection>,
+    lease: Lease,
+    local: Span,
+    remote: RemoteSpan,
+    timeout: Option<Duration>,
 }
 
 /// The post itself is over; if it failed, so does the transfer, at once.

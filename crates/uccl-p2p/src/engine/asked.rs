@@ -175,8 +175,7 @@ impl Connection {
             after: After::Answer(id),
             targets: smallvec![],
         };
-        let transfer = self.core.transfers.insert(plan).map_err(|_| Answer::Declined)?;
-        self.transfer_began();
+        let transfer = self.admit(plan).map_err(|_| Answer::Declined)?;
         if let Some(asked) = self.asked.lock().find(id) {
             asked.transfer = Some(Arc::clone(&transfer));
         }

@@ -27,12 +27,12 @@ use super::{
     notifs::NotifInbox,
     outbox::Outbox,
     park::Parker,
-    transfer::{Fence, Kind, Transfer},
+    transfer::{Fence, Kind, Plan, Transfer},
     worker::{Attached, Workers},
 };
 use crate::{
     endpoint::{ConnInfo, Op},
-    error::Error,
+    error::{Error, Result},
     ids::ConnId,
 };
 
@@ -244,10 +244,16 @@ impl Connection {
         self.fail(e);
     }
 
-    pub(crate) fn transfer_began(&self) {
+    /// Makes a transfer on this connection, unless too many are unfinished.
+    pub(crate) fn admit(&self, plan: Plan) -> Result<Arc<Transfer>> {
+        let transfer = self.core.transfers.insert(plan)?;
         if self.pending.fetch_add(1, AcqRel) == 0 {
             self.liveness.lock()[0] = Watch::since(clock::coarse_ms());
         }
+        if transfer.kind.is_callers() {
+            self.core.counters.posted.fetch_add(1, Relaxed);
+        }
+        Ok(transfer)
     }
 
     pub(crate) fn transfer_ended(&self, transfer: &Transfer, ok: bool) {
@@ -257,7 +263,7 @@ impl Connection {
     }
 
     fn count(&self, transfer: &Transfer, ok: bool) {
-        if matches!(transfer.kind, Kind::Asked | Kind::Fetch) {
+        if !transfer.kind.is_callers() {
             return;
         }
         let counters = &self.core.counters;

@@ -116,9 +116,8 @@ impl Connection {
             after: After::Deliver { id, payload },
             targets: smallvec![],
         };
-        match self.core.transfers.insert(plan) {
+        match self.admit(plan) {
             Ok(transfer) => {
-                self.transfer_began();
                 self.post_ops(&transfer, Op::Read, smallvec![local], smallvec![remote]);
                 transfer.op_ended();
                 self.kick_if_busy();

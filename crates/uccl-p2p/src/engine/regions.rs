@@ -68,6 +68,12 @@ impl Lease {
     }
 }
 
+impl Clone for Lease {
+    fn clone(&self) -> Self {
+        Self::of(&self.0)
+    }
+}
+
 impl Drop for Lease {
     fn drop(&mut self) {
         self.0.leases.fetch_sub(1, SeqCst);

@@ -54,6 +54,11 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
+    /// Whether it is a caller's: the peer has brought about the others.
+    pub(crate) fn is_callers(self) -> bool {
+        !matches!(self, Self::Asked | Self::Fetch)
+    }
+
     /// What the caller asked for; `None` for a notification, and where there is no caller.
     pub(crate) fn op(self) -> Option<Op> {
         match self {

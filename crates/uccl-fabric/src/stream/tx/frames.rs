@@ -92,18 +92,8 @@ impl<P: PipeTx> Tx<P> {
         let own = self.own.front_mut()?;
         self.head.clear();
         self.pieces.clear();
-        let mut left = most;
-        let mut offset = own.remote_at.offset as u64;
-        for piece in own.remote.iter().skip(own.remote_at.index).take(MAX_DESCS) {
-            let len = (piece.len - offset).min(left);
-            self.pieces.push(RemoteSpan { addr: piece.addr + offset, len, ..*piece });
-            left -= len;
-            offset = 0;
-            if left == 0 {
-                break;
-            }
-        }
-        let len = (most - left) as usize;
+        let pieces = own.remote.iter().skip(own.remote_at.index).take(MAX_DESCS).copied();
+        let len = cut(pieces, own.remote_at.offset, most, &mut self.pieces);
         self.payload.clear();
         own.local_at.ahead(&own.local, len, usize::MAX, &mut self.payload);
         own.local_at.advance(|i| own.local.get(i).map(|span| span.len), len);
@@ -142,20 +132,9 @@ impl<P: PipeTx> Tx<P> {
         let reply = self.replies.front_mut()?;
         let len = reply.left.min(most) as usize;
         self.pieces.clear();
-        let mut left = len as u64;
-        let mut offset = reply.at.offset as u64;
-        for piece in reply.pieces.iter().skip(reply.at.index) {
-            if left == 0 {
-                break;
-            }
-            let len = (piece.len - offset).min(left);
-            if len > 0 {
-                let piece = remote_of(piece);
-                self.pieces.push(RemoteSpan { addr: piece.addr + offset, len, ..piece });
-            }
-            left -= len;
-            offset = 0;
-        }
+        let pieces = reply.pieces.iter().skip(reply.at.index).map(remote_of);
+        cut(pieces, reply.at.offset, len as u64, &mut self.pieces);
+        self.pieces.retain(|piece| piece.len > 0);
         reply.at.advance(|i| reply.pieces.get(i).map(|piece| piece.len as usize), len);
         reply.left -= len as u64;
         let last = reply.left == 0;
@@ -179,6 +158,26 @@ impl<P: PipeTx> Tx<P> {
         }
         Some(Frame { len, crc, turn: Turn::Reply })
     }
+}
+
+/// Appends the first `most` bytes of pieces, of which `offset` bytes are gone, and says how many there were.
+fn cut(
+    pieces: impl Iterator<Item = RemoteSpan>,
+    offset: usize,
+    most: u64,
+    out: &mut Vec<RemoteSpan>,
+) -> usize {
+    let (mut left, mut offset) = (most, offset as u64);
+    for piece in pieces {
+        let len = (piece.len - offset).min(left);
+        out.push(RemoteSpan { addr: piece.addr + offset, len, ..piece });
+        left -= len;
+        offset = 0;
+        if left == 0 {
+            break;
+        }
+    }
+    (most - left) as usize
 }
 
 /// Appends a header and its descriptors; what follows is to be added to the checksum.
