@@ -271,7 +271,7 @@ impl Setting {
 
 /// Names the settings that there are, for want of this one.
 fn unknown(name: &str) -> Error {
-    let names: Vec<_> = SETTINGS.iter().chain(PER_ENDPOINT).map(Setting::short).collect();
+    let names: Vec<_> = Config::names().collect();
     let name: String = name.chars().take(80).collect();
     Error::Invalid(format!("no setting is called {name:?}; there are {}", names.join(", ")))
 }
@@ -329,6 +329,11 @@ impl Config {
             Some(setting) => setting.change(self, value),
             None => Err(unknown(name)),
         }
+    }
+
+    /// The short name of everything that [`Self::set`] changes.
+    pub fn names() -> impl Iterator<Item = String> {
+        SETTINGS.iter().chain(PER_ENDPOINT).map(Setting::short)
     }
 
     /// Every setting that the environment can change.

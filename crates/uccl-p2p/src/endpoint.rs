@@ -101,6 +101,11 @@ impl Endpoint {
         self.handle.addr
     }
 
+    /// Random, and so unlike that of any other endpoint: what tells a peer that was restarted from the one before.
+    pub fn instance(&self) -> u64 {
+        self.core().instance
+    }
+
     /// Connects to the endpoint that listens at `addr`, within `timeout` (by default the
     /// endpoint's; zero waits for ever).
     pub fn connect(

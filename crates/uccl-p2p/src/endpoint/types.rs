@@ -130,6 +130,8 @@ pub struct Notification {
 pub struct ConnInfo {
     /// The peer's address.
     pub addr: SocketAddr,
+    /// Which endpoint the peer is ([`super::Endpoint::instance`]).
+    pub instance: u64,
     /// The peer's GPU.
     pub gpu_index: u32,
     /// How the peer is named in errors.

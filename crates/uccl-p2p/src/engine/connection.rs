@@ -124,6 +124,7 @@ impl Connection {
     pub(crate) fn info(&self) -> ConnInfo {
         let caps = self.lanes[0].caps();
         ConnInfo {
+            instance: self.peer.instance,
             addr: self.peer.addr,
             gpu_index: self.peer.gpu_index,
             peer: self.peer.name.to_string(),

@@ -1,0 +1,181 @@
+//! An agent's side of the backend: its endpoint, its memory, and the agents that it knows.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+use parking_lot::{Mutex, RwLock};
+use uccl_p2p::{Config, Endpoint, Iov, MrId, Op, device::MemoryKind, wire::advert::Advert};
+
+use crate::{
+    conn_info::ConnInfo,
+    memory::Memory,
+    notif,
+    remote::Remote,
+    status::{Error, Result},
+    transfer::Transfer,
+};
+
+/// One NIXL agent's backend.
+pub(crate) struct Agent {
+    name: Vec<u8>,
+    pub(crate) endpoint: Endpoint,
+    remotes: RwLock<HashMap<Vec<u8>, Arc<Remote>>>,
+    /// Where each region starts, and how long it is.
+    regions: Mutex<BTreeMap<(usize, MrId), usize>>,
+    notif_prefix: Vec<u8>,
+}
+
+/// One descriptor of a transfer: what NIXL lists, with the memory that its metadata stands for.
+pub(crate) struct Piece<'a> {
+    pub(crate) addr: usize,
+    pub(crate) len: usize,
+    pub(crate) memory: &'a Memory,
+}
+
+impl Agent {
+    /// Starts the agent's endpoint. Peers may connect from now on.
+    pub(crate) fn new(name: &[u8], config: Config) -> Result<Self> {
+        let endpoint = Endpoint::new(config)?;
+        endpoint.start_passive_accept()?;
+        Ok(Self {
+            name: name.to_vec(),
+            endpoint,
+            remotes: RwLock::default(),
+            regions: Mutex::default(),
+            notif_prefix: notif::prefix(name),
+        })
+    }
+
+    /// Where it listens: what others load.
+    pub(crate) fn conn_info(&self) -> ConnInfo {
+        ConnInfo { addr: self.endpoint.addr(), instance: self.endpoint.instance() }
+    }
+
+    /// Makes another agent known. Loaded again, nothing changes, unless the agent has been started anew.
+    pub(crate) fn load_conn_info(&self, name: &[u8], info: ConnInfo) {
+        let mut remotes = self.remotes.write();
+        let known = remotes.get(name).is_some_and(|known| known.info == info);
+        if known {
+            return;
+        }
+        let replaced = remotes.insert(name.to_vec(), Arc::new(Remote::new(info)));
+        drop(remotes);
+        if let Some(replaced) = replaced {
+            replaced.disconnect(&self.endpoint);
+        }
+    }
+
+    /// Connects now rather than when first needed. NIXL connects each agent to itself before anything else, when all
+    /// that is needed is to know where.
+    pub(crate) fn connect(&self, name: &[u8]) -> Result<()> {
+        if name == self.name {
+            self.load_conn_info(name, self.conn_info());
+            return Ok(());
+        }
+        self.remote(name)?.conn(&self.endpoint).map(drop)
+    }
+
+    /// Forgets another agent; unfinished transfers to it fail.
+    pub(crate) fn disconnect(&self, name: &[u8]) -> Result<()> {
+        let removed = self.remotes.write().remove(name);
+        removed.ok_or_else(|| unknown(name))?.disconnect(&self.endpoint);
+        Ok(())
+    }
+
+    fn remote(&self, name: &[u8]) -> Result<Arc<Remote>> {
+        self.remotes.read().get(name).cloned().ok_or_else(|| unknown(name))
+    }
+
+    /// Registers memory, which NIXL says is a GPU's or not.
+    pub(crate) fn register(&self, addr: usize, len: usize, vram: bool) -> Result<Memory> {
+        if len == 0 {
+            return Err(Error::Invalid(format!("no bytes to register at {addr:#x}")));
+        }
+        // SAFETY: NIXL's callers keep what they register allocated until they deregister it.
+        let mr = unsafe { self.endpoint.register(addr, len) }?;
+        let known = self.endpoint.region_info(mr)?;
+        if vram && known.kind == MemoryKind::Host {
+            self.endpoint.deregister(mr)?;
+            return Err(Error::Invalid(format!(
+                "{addr:#x} was registered as VRAM and is no GPU's memory"
+            )));
+        }
+        let advert = self.endpoint.advertise(mr, addr, len)?;
+        self.regions.lock().insert((addr, mr), len);
+        Ok(Memory::Local(mr, advert))
+    }
+
+    /// Ends a region: nothing lands in it any more.
+    pub(crate) fn deregister(&self, memory: &Memory) -> Result<()> {
+        let &Memory::Local(mr, advert) = memory else {
+            return Err(Error::Invalid(
+                "memory of another agent cannot be deregistered here".into(),
+            ));
+        };
+        self.regions.lock().remove(&(advert.addr as usize, mr));
+        Ok(self.endpoint.deregister(mr)?)
+    }
+
+    /// What is known of registered memory, by name; `None` of memory that is not, or not all of it.
+    pub(crate) fn query(
+        &self,
+        addr: usize,
+        len: usize,
+    ) -> Result<Option<Vec<(&'static str, String)>>> {
+        let end = addr.saturating_add(len);
+        let holds =
+            |(&(start, _), &room): (&(usize, MrId), &usize)| end <= start.saturating_add(room);
+        let regions = self.regions.lock();
+        let before = regions.range(..=(addr, MrId(u64::MAX)));
+        let Some((&(_, mr), _)) = before.rev().find(|region| holds((region.0, region.1))) else {
+            return Ok(None);
+        };
+        let info = self.endpoint.region_info(mr)?;
+        let mut known = vec![("kind", info.kind.to_string())];
+        known.extend(info.numa_node.map(|node| ("numa_node", node.to_string())));
+        known.extend(info.nic.map(|near| ("nic", near.name)));
+        Ok(Some(known))
+    }
+
+    /// Checks two lists of descriptors against what was registered, before anything moves.
+    pub(crate) fn prepare<'a>(
+        &self,
+        op: Op,
+        name: &[u8],
+        pairs: impl ExactSizeIterator<Item = (Piece<'a>, Piece<'a>)>,
+    ) -> Result<Transfer> {
+        let remote = self.remote(name)?;
+        remote.conn(&self.endpoint)?;
+        let mut iovs: Vec<Iov> = Vec::with_capacity(pairs.len());
+        let mut adverts: Vec<Advert> = Vec::with_capacity(pairs.len());
+        for (local, other) in pairs {
+            if local.len != other.len {
+                return Err(Error::Invalid(format!(
+                    "descriptor {}: {} bytes here and {} bytes there",
+                    iovs.len(),
+                    local.len,
+                    other.len
+                )));
+            }
+            iovs.push(local.memory.iov(local.addr, local.len)?);
+            adverts.push(other.memory.piece(other.addr, other.len)?);
+        }
+        Ok(Transfer::new(remote, op, (iovs, adverts)))
+    }
+
+    /// What a notification of this agent's looks like on the way.
+    pub(crate) fn frame(&self, message: &[u8]) -> Vec<u8> {
+        [&self.notif_prefix, message].concat()
+    }
+
+    /// Sends a notification that belongs to no transfer.
+    pub(crate) fn notify(&self, name: &[u8], message: &[u8]) -> Result<()> {
+        self.remote(name)?.notify(&self.endpoint, &self.frame(message))
+    }
+}
+
+fn unknown(name: &[u8]) -> Error {
+    Error::UnknownAgent(String::from_utf8_lossy(name).into_owned())
+}

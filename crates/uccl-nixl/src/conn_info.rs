@@ -1,0 +1,67 @@
+//! What an agent's metadata says of where it listens: `uccl/1 192.0.2.1:40123 00f1c2...`.
+
+use std::{fmt, net::SocketAddr, str::FromStr};
+
+use crate::status::Error;
+
+const VERSION: &str = "uccl/1";
+
+/// Where an agent's endpoint is, and which one it is: one that took its port later is another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ConnInfo {
+    pub(crate) addr: SocketAddr,
+    pub(crate) instance: u64,
+}
+
+impl fmt::Display for ConnInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{VERSION} {} {:016x}", self.addr, self.instance)
+    }
+}
+
+impl FromStr for ConnInfo {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let refused = |why: &str| Error::Invalid(format!("connection info {text:?}: {why}"));
+        let parts: Vec<_> = text.split(' ').collect();
+        let &[version, addr, instance] = parts.as_slice() else {
+            return Err(refused("not made by this backend"));
+        };
+        if version != VERSION {
+            return Err(refused("made by another version of this backend, or another backend"));
+        }
+        Ok(Self {
+            addr: addr.parse().map_err(|_| refused("not an address"))?,
+            instance: u64::from_str_radix(instance, 16).map_err(|_| refused("not an instance"))?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn round_trips_with_ipv4_and_ipv6() {
+        for addr in ["192.0.2.1:40123", "[2001:db8::1]:1", "[fe80::1%3]:65535"] {
+            let addr = addr.parse().expect("an address");
+            let info = ConnInfo { addr, instance: 0xf1 };
+            assert_eq!(info.to_string().parse::<ConnInfo>().expect("its own"), info);
+        }
+    }
+
+    #[test]
+    fn what_others_made_is_refused() {
+        for text in [
+            "",
+            "uccl/1",
+            "10.0.0.1:80?0",
+            "uccl/2 10.0.0.1:80 1",
+            "uccl/1 10.0.0.1 1",
+            "uccl/1 a:1 1 1",
+        ] {
+            assert!(text.parse::<ConnInfo>().is_err(), "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,376 @@
+//! What cpp/plugin.cpp calls: C's types in, NIXL's status out. No panic leaves these functions.
+
+use std::{
+    ffi::{c_int, c_void},
+    panic::{AssertUnwindSafe, catch_unwind},
+    slice,
+};
+
+use uccl_p2p::{Config, Op};
+
+use crate::{
+    agent::{Agent, Piece},
+    log,
+    memory::Memory,
+    notif, params,
+    status::{Error, Result, Status},
+    transfer::Transfer,
+};
+
+/// Bytes of the caller, for the length of the call.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Bytes {
+    data: *const u8,
+    len: usize,
+}
+
+impl Bytes {
+    fn of(bytes: &[u8]) -> Self {
+        Self { data: bytes.as_ptr(), len: bytes.len() }
+    }
+
+    /// # Safety
+    /// They must be there, and stay unchanged for as long as they are used.
+    unsafe fn as_slice<'a>(self) -> &'a [u8] {
+        match self.len {
+            0 => &[],
+            // SAFETY: the caller's.
+            len => unsafe { slice::from_raw_parts(self.data, len) },
+        }
+    }
+
+    /// # Safety
+    /// As [`Self::as_slice`].
+    unsafe fn as_str<'a>(self) -> Result<&'a str> {
+        // SAFETY: the caller's.
+        let bytes = unsafe { self.as_slice() };
+        std::str::from_utf8(bytes).map_err(|_| Error::Invalid(format!("{bytes:?} is not UTF-8")))
+    }
+}
+
+#[repr(C)]
+pub(crate) struct Param {
+    name: Bytes,
+    value: Bytes,
+}
+
+type Take = unsafe extern "C" fn(*mut c_void, Bytes);
+type TakePair = unsafe extern "C" fn(*mut c_void, Bytes, Bytes);
+
+/// `nixlMetaDesc`.
+#[repr(C)]
+pub(crate) struct MetaDesc {
+    addr: usize,
+    len: usize,
+    device: u64,
+    metadata: *const Metadata,
+}
+
+/// `Memory` of cpp/plugin.cpp: a `nixlBackendMD`, and ours behind it.
+#[repr(C)]
+struct Metadata {
+    virtuals: *const c_void,
+    is_private: bool,
+    memory: *const Memory,
+}
+
+#[repr(C)]
+pub(crate) struct Descs {
+    descs: *const MetaDesc,
+    len: usize,
+}
+
+impl Descs {
+    /// # Safety
+    /// As [`Bytes::as_slice`].
+    unsafe fn as_slice<'a>(&self) -> &'a [MetaDesc] {
+        match self.len {
+            0 => &[],
+            // SAFETY: the caller's.
+            len => unsafe { slice::from_raw_parts(self.descs, len) },
+        }
+    }
+}
+
+#[repr(C)]
+pub(crate) struct Estimate {
+    duration_us: i64,
+    error_us: i64,
+}
+
+/// Runs a call and says how it went: to NIXL with a status, to people with the reason.
+fn answer(what: &str, call: impl FnOnce() -> Result<Status>) -> c_int {
+    let result = catch_unwind(AssertUnwindSafe(call)).unwrap_or(Err(Error::Internal("a panic")));
+    let status = result.unwrap_or_else(|e| {
+        tracing::error!("{what}: {e}");
+        e.status()
+    });
+    status as c_int
+}
+
+fn done<T>(result: Result<T>) -> Result<Status> {
+    result.map(|_| Status::Success)
+}
+
+/// Hands an object to C++.
+///
+/// # Safety
+/// `to` takes a pointer.
+unsafe fn give<T>(to: *mut *mut T, object: T) {
+    // SAFETY: the caller's.
+    unsafe { to.write(Box::into_raw(Box::new(object))) }
+}
+
+/// # Safety
+/// Each function here relies on cpp/plugin.cpp for its arguments: pointers to objects that these functions made and that
+/// were not given back, bytes that outlive the call, and places to write to.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn uccl_nixl_options(to: *mut c_void, take: TakePair) {
+    for name in Config::names() {
+        // SAFETY: as documented above.
+        unsafe { take(to, Bytes::of(name.as_bytes()), Bytes::of(b"")) };
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn uccl_nixl_create(
+    name: Bytes,
+    given: *const Param,
+    count: usize,
+    out: *mut *mut Agent,
+) -> c_int {
+    log::init();
+    answer("cannot create the backend", || {
+        let given = match count {
+            0 => &[],
+            // SAFETY: as documented above.
+            count => unsafe { slice::from_raw_parts(given, count) },
+        };
+        let pair = |param: &Param| {
+            // SAFETY: as documented above.
+            unsafe { Ok::<_, Error>((param.name.as_str()?, param.value.as_str()?)) }
+        };
+        let given = given.iter().map(pair).collect::<Result<Vec<_>>>()?;
+        let config = params::config(given.into_iter())?;
+        // SAFETY: as documented above.
+        unsafe { give(out, Agent::new(name.as_slice(), config)?) };
+        Ok(Status::Success)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn uccl_nixl_destroy(agent: *mut Agent) {
+    if agent.is_null() {
+        return;
+    }
+    // SAFETY: as documented above; the last use of it.
+    let agent = unsafe { Box::from_raw(agent) };
+    let ended = catch_unwind(AssertUnwindSafe(|| {
+        agent.endpoint.close();
+        drop(agent);
+    }));
+    if ended.is_err() {
+        tracing::error!("a panic while the backend was destroyed");
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn uccl_nixl_conn_info(agent: &Agent, to: *mut c_void, take: Take) -> c_int {
+    answer("getConnInfo", || {
+        let info = agent.conn_info().to_string();
+        // SAFETY: as documented above.
+        unsafe { take(to, Bytes::of(info.as_bytes())) };
+        Ok(Status::Success)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn uccl_nixl_load_conn_info(agent: &Agent, name: Bytes, info: Bytes) -> c_int {
+    answer("loadRemoteConnInfo", || {
+        // SAFETY: as documented above.
+        let (name, info) = unsafe { (name.as_slice(), info.as_str()?) };
+        agent.load_conn_info(name, info.parse()?);
+        Ok(Status::Success)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn uccl_nixl_connect(agent: &Agent, name: Bytes) -> c_int {
+    // SAFETY: as documented above.
+    answer("connect", || done(agent.connect(unsafe { name.as_slice() })))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn uccl_nixl_disconnect(agent: &Agent, name: Bytes) -> c_int {
+    // SAFETY: as documented above.
+    answer("disconnect", || done(agent.disconnect(unsafe { name.as_slice() })))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn uccl_nixl_register(
+    agent: &Agent,
+    addr: usize,
+    len: usize,
+    vram: bool,
+    out: *mut *mut Memory,
+) -> c_int {
+    answer("registerMem", || {
+        // SAFETY: as documented above.
+        unsafe { give(out, agent.register(addr, len, vram)?) };
+        Ok(Status::Success)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn uccl_nixl_deregister(agent: &Agent, memory: &Memory) -> c_int {
+    answer("deregisterMem", || done(agent.deregister(memory)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn uccl_nixl_public_data(memory: &Memory, to: *mut c_void, take: Take) -> c_int {
+    answer("getPublicData", || {
+        // SAFETY: as documented above.
+        unsafe { take(to, Bytes::of(&memory.advert().encode())) };
+        Ok(Status::Success)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn uccl_nixl_load_memory(
+    addr: usize,
+    len: usize,
+    data: Bytes,
+    out: *mut *mut Memory,
+) -> c_int {
+    answer("loadRemoteMD", || {
+        // SAFETY: as documented above.
+        unsafe { give(out, Memory::load(addr, len, data.as_slice())?) };
+        Ok(Status::Success)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn uccl_nixl_share_memory(memory: &Memory) -> *mut Memory {
+    Box::into_raw(Box::new(Memory::Remote(*memory.advert())))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn uccl_nixl_unload_memory(memory: *mut Memory) {
+    // SAFETY: as documented above; the last use of it.
+    drop(unsafe { Box::from_raw(memory) });
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn uccl_nixl_query(
+    agent: &Agent,
+    addr: usize,
+    len: usize,
+    to: *mut c_void,
+    take: TakePair,
+) -> c_int {
+    answer("queryMem", || {
+        let Some(known) = agent.query(addr, len)? else { return Ok(Status::NotFound) };
+        for (name, value) in known {
+            // SAFETY: as documented above.
+            unsafe { take(to, Bytes::of(name.as_bytes()), Bytes::of(value.as_bytes())) };
+        }
+        Ok(Status::Success)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn uccl_nixl_prepare(
+    agent: &Agent,
+    write: bool,
+    local: Descs,
+    remote: Descs,
+    name: Bytes,
+    out: *mut *mut Transfer,
+) -> c_int {
+    answer("prepXfer", || {
+        // SAFETY: as documented above.
+        let (local, remote, name) =
+            unsafe { (local.as_slice(), remote.as_slice(), name.as_slice()) };
+        if local.len() != remote.len() {
+            return Err(Error::Invalid(format!(
+                "{} descriptors here and {} there",
+                local.len(),
+                remote.len()
+            )));
+        }
+        let bare = |desc: &MetaDesc| desc.metadata.is_null();
+        if local.iter().any(bare) || remote.iter().any(bare) {
+            return Err(Error::Invalid("a descriptor has no metadata".into()));
+        }
+        // SAFETY: metadata that is there was made by this backend, and lives as long as the lists.
+        let piece = |desc: &MetaDesc| unsafe {
+            Piece { addr: desc.addr, len: desc.len, memory: &*(*desc.metadata).memory }
+        };
+        let pairs = local.iter().zip(remote).map(|(local, remote)| (piece(local), piece(remote)));
+        let op = if write { Op::Write } else { Op::Read };
+        // SAFETY: as documented above.
+        unsafe { give(out, agent.prepare(op, name, pairs)?) };
+        Ok(Status::Success)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn uccl_nixl_post(
+    agent: &Agent,
+    transfer: &Transfer,
+    message: Option<&Bytes>,
+) -> c_int {
+    answer("postXfer", || {
+        // SAFETY: as documented above.
+        let framed = message.map(|message| agent.frame(unsafe { message.as_slice() }));
+        transfer.post(&agent.endpoint, framed.as_deref())
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn uccl_nixl_check(agent: &Agent, transfer: &Transfer) -> c_int {
+    answer("checkXfer", || transfer.check(&agent.endpoint))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn uccl_nixl_release(agent: &Agent, transfer: *mut Transfer) {
+    // SAFETY: as documented above; the last use of it.
+    let transfer = unsafe { Box::from_raw(transfer) };
+    if catch_unwind(AssertUnwindSafe(|| transfer.cancel(&agent.endpoint))).is_err() {
+        tracing::error!("a panic while a transfer was cancelled");
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn uccl_nixl_cost(transfer: &Transfer) -> Estimate {
+    let (duration, error) = transfer.estimate();
+    let micros = |time: std::time::Duration| i64::try_from(time.as_micros()).unwrap_or(i64::MAX);
+    Estimate { duration_us: micros(duration), error_us: micros(error) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn uccl_nixl_take_notifs(
+    agent: &Agent,
+    to: *mut c_void,
+    take: TakePair,
+) -> c_int {
+    answer("getNotifs", || {
+        for arrived in agent.endpoint.take_notifs() {
+            match notif::parse(&arrived.payload) {
+                // SAFETY: as documented above.
+                Some((from, message)) => unsafe { take(to, Bytes::of(from), Bytes::of(message)) },
+                None => tracing::warn!("dropped a notification that no NIXL agent sent"),
+            }
+        }
+        Ok(Status::Success)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn uccl_nixl_notify(agent: &Agent, name: Bytes, message: Bytes) -> c_int {
+    answer("genNotif", || {
+        // SAFETY: as documented above.
+        done(unsafe { agent.notify(name.as_slice(), message.as_slice()) })
+    })
+}

@@ -1,0 +1,261 @@
+//! Whether the NIXL that loads this plugin is laid out as the plugin is.
+//!
+//! NIXL's interface is a C++ class, whose virtual functions are found by their order alone. NIXL's version number for
+//! plugins stayed the same while that order changed, so the order itself is looked at: NIXL's own plugins implement the
+//! same class, and their symbol tables name the function in each place.
+
+use std::{
+    collections::HashMap,
+    ffi::{CStr, OsStr, c_int, c_void},
+    fs,
+    os::unix::ffi::OsStrExt as _,
+    path::{Path, PathBuf},
+};
+
+use object::{
+    Object as _, ObjectSymbol as _, ObjectSymbolTable as _, RelocationTarget, read::elf::ElfFile64,
+};
+
+/// A class's table of virtual functions is called so, with the class behind it; in front of the functions it has two other
+/// words.
+const TABLE: &str = "_ZTV";
+const TABLE_HEAD: usize = 2;
+/// And its type information so, whose third word points to that of the class that it derives from.
+const TYPE_INFO: &str = "_ZTI";
+const TYPE_INFO_HEAD: u64 = 2;
+/// The class that every backend derives from.
+const BASE: &str = "_ZTV17nixlBackendEngine";
+const BASE_INFO: &str = "_ZTI17nixlBackendEngine";
+const WORD: u64 = 8;
+/// The places that cpp/nixl_abi.h declares behind the last function.
+const RESERVED: usize = 4;
+/// NIXL has two functions for views of memory on GPUs and one that ends them. They are not implemented here, and were called
+/// otherwise in some versions.
+const UNUSED: &str = "";
+/// cpp/nixl_abi.h, in its order; the destructor takes two places.
+const FUNCTIONS: [&str; 27] = [
+    UNUSED,
+    UNUSED,
+    "supportsRemote",
+    "supportsLocal",
+    "supportsNotif",
+    "getSupportedMems",
+    "registerMem",
+    "deregisterMem",
+    "connect",
+    "disconnect",
+    "unloadMD",
+    "prepXfer",
+    "postXfer",
+    "checkXfer",
+    "releaseReqH",
+    UNUSED,
+    UNUSED,
+    UNUSED,
+    "getPublicData",
+    "getConnInfo",
+    "loadRemoteConnInfo",
+    "loadRemoteMD",
+    "loadLocalMD",
+    "getNotifs",
+    "genNotif",
+    "queryMem",
+    "estimateXferCost",
+];
+
+/// NIXL is another than those that this plugin works with.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Mismatch {
+    #[error(
+        "this NIXL has {found} functions in a backend's interface and not {}, as {plugin} shows: this plugin works with NIXL 1.0 to 1.5 (pip install 'nixl>=1.0')",
+        FUNCTIONS.len()
+    )]
+    Count { found: usize, plugin: String },
+    #[error(
+        "this NIXL has {found:?} in place {place} of a backend's interface and not {:?}, as {plugin} shows: this plugin works with NIXL 1.0 to 1.5 (pip install 'nixl>=1.0')",
+        FUNCTIONS[*place]
+    )]
+    Order { place: usize, found: String, plugin: String },
+}
+
+/// Compares the interface with that of NIXL's own plugins. Where there are none, nothing can be said.
+pub(crate) fn check() -> Result<(), Mismatch> {
+    let plugins = folders().into_iter().flat_map(|folder| plugins_in(&folder));
+    let tables = plugins.filter_map(|path| Some((fs::read(&path).ok()?, path)));
+    for (image, path) in tables {
+        if let Some(table) = table_in(&image) {
+            tracing::debug!("compared with {}", path.display());
+            return compare(&table, &path);
+        }
+    }
+    tracing::debug!("no other plugin shows which NIXL this is");
+    Ok(())
+}
+
+fn compare(table: &[Option<String>], path: &Path) -> Result<(), Mismatch> {
+    let plugin = path.display().to_string();
+    let found = table.len();
+    if !(FUNCTIONS.len()..=FUNCTIONS.len() + RESERVED).contains(&found) {
+        return Err(Mismatch::Count { found, plugin });
+    }
+    let places = FUNCTIONS.iter().zip(table).enumerate();
+    for (place, (&ours, theirs)) in places {
+        match theirs {
+            Some(theirs) if ours != UNUSED && theirs != ours => {
+                return Err(Mismatch::Order { place, found: theirs.clone(), plugin });
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Where NIXL's own plugins may be: beside the library that loads this one, where the environment says, and beside this
+/// one, where links to them may be.
+fn folders() -> Vec<PathBuf> {
+    let mut folders = Vec::new();
+    for library in loaded_libraries() {
+        let name = library.file_name().unwrap_or_default().as_bytes();
+        let Some(folder) = library.parent() else { continue };
+        if name.starts_with(b"libnixl.so") || name.starts_with(b"libnixl-") {
+            folders.extend([folder.join("plugins"), folder.join("nixl")]);
+        }
+        if name == b"libplugin_UCCL.so" {
+            folders.push(folder.to_owned());
+        }
+    }
+    folders.extend(std::env::var_os("NIXL_PLUGIN_DIR").map(PathBuf::from));
+    folders
+}
+
+/// The libraries of this process.
+fn loaded_libraries() -> Vec<PathBuf> {
+    unsafe extern "C" fn note(
+        info: *mut libc::dl_phdr_info,
+        _size: usize,
+        paths: *mut c_void,
+    ) -> c_int {
+        // SAFETY: the loader passes what it documents, and `paths` is the vector below.
+        let (name, paths) = unsafe { ((*info).dlpi_name, &mut *paths.cast::<Vec<PathBuf>>()) };
+        if !name.is_null() {
+            // SAFETY: the loader's own string.
+            let name = unsafe { CStr::from_ptr(name) };
+            paths.push(PathBuf::from(OsStr::from_bytes(name.to_bytes())));
+        }
+        0
+    }
+    let mut paths: Vec<PathBuf> = Vec::new();
+    // SAFETY: `note` gets the vector, for the length of this call.
+    unsafe { libc::dl_iterate_phdr(Some(note), (&raw mut paths).cast()) };
+    paths
+}
+
+fn plugins_in(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut plugins: Vec<_> =
+        entries.map(|entry| entry.path()).filter(|path| is_nixls(path)).collect();
+    plugins.sort();
+    plugins
+}
+
+fn is_nixls(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().as_bytes();
+    name.starts_with(b"libplugin_") && name.ends_with(b".so") && name != b"libplugin_UCCL.so"
+}
+
+/// The functions of a backend in a plugin: the name in each place, where it is known.
+fn table_in(image: &[u8]) -> Option<Vec<Option<String>>> {
+    let elf: ElfFile64<'_> = ElfFile64::parse(image).ok()?;
+    let symbols: HashMap<_, _> =
+        elf.dynamic_symbols().filter_map(|symbol| Some((symbol.name().ok()?, symbol))).collect();
+    let size = symbols.get(BASE)?.size();
+    let count = usize::try_from(size / WORD).ok()?.checked_sub(TABLE_HEAD)?;
+    let pointers = pointers_in(&elf);
+    // The base class has no name for what it does not implement; classes derived from it do.
+    let derived = symbols.iter().find(|(name, table)| {
+        let class = name.strip_prefix(TABLE);
+        let info = class.and_then(|class| symbols.get(format!("{TYPE_INFO}{class}").as_str()));
+        let base = info.and_then(|info| pointers.get(&(info.address() + TYPE_INFO_HEAD * WORD)));
+        table.size() >= size && base == Some(&BASE_INFO)
+    });
+    let start = derived?.1.address() + TABLE_HEAD as u64 * WORD;
+    let place = |place: usize| pointers.get(&(start + place as u64 * WORD)).copied();
+    Some((0..count).map(|at| place(at).and_then(method)).collect())
+}
+
+/// What the loader puts where: the symbol that each address will point to.
+fn pointers_in<'data>(elf: &ElfFile64<'data>) -> HashMap<u64, &'data str> {
+    let Some(symbols) = elf.dynamic_symbol_table() else { return HashMap::new() };
+    let relocations = elf.dynamic_relocations().into_iter().flatten();
+    let named = relocations.filter_map(|(address, relocation)| match relocation.target() {
+        RelocationTarget::Symbol(index) => {
+            Some((address, symbols.symbol_by_index(index).ok()?.name().ok()?))
+        }
+        _ => None,
+    });
+    named.collect()
+}
+
+/// The method's name in a mangled name such as `_ZNK13nixlUcxEngine14supportsRemoteEv`.
+fn method(mangled: &str) -> Option<String> {
+    let nested = mangled.strip_prefix("_ZN")?;
+    let nested = nested.strip_prefix('K').unwrap_or(nested);
+    let (_class, rest) = identifier(nested)?;
+    identifier(rest).map(|(method, _)| method.to_owned())
+}
+
+/// A length and as many characters, and what follows.
+fn identifier(text: &str) -> Option<(&str, &str)> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let len: usize = text.get(..digits)?.parse().ok()?;
+    text.get(digits..)?.split_at_checked(len)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn as_here() -> Vec<Option<String>> {
+        FUNCTIONS.iter().map(|name| (!name.is_empty()).then(|| (*name).to_owned())).collect()
+    }
+
+    #[test]
+    fn the_same_order_is_taken_with_functions_behind_it() {
+        let (mut table, path) = (as_here(), Path::new("libplugin_X.so"));
+        for _ in 0..=RESERVED {
+            assert_eq!(compare(&table, path), Ok(()));
+            table.push(Some("later".into()));
+        }
+        assert!(matches!(compare(&table, path), Err(Mismatch::Count { found: 32, .. })));
+        assert!(matches!(compare(&table[..26], path), Err(Mismatch::Count { found: 26, .. })));
+    }
+
+    #[test]
+    fn another_order_is_refused_with_what_differs() {
+        let mut table = as_here();
+        table.swap(11, 12);
+        let refused = compare(&table, Path::new("libplugin_X.so")).expect_err("refused");
+        assert!(refused.to_string().contains("\"postXfer\" in place 11"), "{refused}");
+    }
+
+    #[test]
+    fn names_are_read_from_mangled_ones() {
+        let cases = [
+            ("_ZNK13nixlUcxEngine14supportsRemoteEv", Some("supportsRemote")),
+            ("_ZN15nixlPosixEngine7connectERKNSt7__cxx1112basic_stringE", Some("connect")),
+            ("_ZN15nixlPosixEngineD1Ev", None),
+            ("__cxa_pure_virtual", None),
+            ("_ZN99short", None),
+        ];
+        for (mangled, name) in cases {
+            assert_eq!(method(mangled).as_deref(), name, "{mangled}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_plugin_is_passed_over() {
+        assert_eq!(table_in(b"not an ELF file"), None);
+        let own = fs::read("/proc/self/exe").expect("this program");
+        assert_eq!(table_in(&own), None);
+    }
+}
