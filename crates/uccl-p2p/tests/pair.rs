@@ -203,6 +203,31 @@ fn vectors_of_many_pieces() {
 }
 
 #[test]
+fn vectors_are_cut_where_a_lane_takes_no_more() {
+    const COUNT: usize = 70_001;
+    for (name, p) in pairs() {
+        let mut source = pattern(COUNT * 4, 3);
+        let mut sink = vec![0; COUNT * 4];
+        let (m, n) = (register(&p.a, &mut source), register(&p.b, &mut sink));
+        // Every second pair of bytes, so that none are neighbours.
+        let place = |memory: &[u8], i: usize| memory.as_ptr() as usize + 4 * i;
+        let iovs: Vec<_> =
+            (0..COUNT).map(|i| Iov { mr: m, ptr: place(&source, i), len: 2 }).collect();
+        let adverts: Vec<_> =
+            (0..COUNT).map(|i| p.b.advertise(n, place(&sink, i), 2).expect("inside")).collect();
+        let write = request(p.to_b, Op::Write, &iovs, &adverts);
+        let done = p.a.run(&write, &mut Uninterrupted).expect(name);
+        assert_eq!(done.bytes, 2 * COUNT as u64, "{name}");
+        for (i, (got, sent)) in sink.chunks(4).zip(source.chunks(4)).enumerate() {
+            assert_eq!(got, [sent[0], sent[1], 0, 0], "{name}: piece {i}");
+        }
+        // What is two-sided has fewer.
+        let send = request(p.to_b, Op::Send, &iovs, &[]);
+        assert!(matches!(p.a.run(&send, &mut Uninterrupted), Err(Error::Invalid(_))), "{name}");
+    }
+}
+
+#[test]
 fn notifications_follow_their_data() {
     for (link, p) in pairs() {
         let mut said = Vec::new();

@@ -15,7 +15,7 @@ use crate::{
 /// end together.
 const CHUNK: usize = gpu::CHUNK;
 /// Pieces that it copies at most: each costs the kernel about as much as copying 4 KiB.
-const CHUNK_PIECES: usize = 64;
+pub(super) const CHUNK_PIECES: usize = 64;
 
 /// A copy in progress.
 pub(super) struct Job {

@@ -7,7 +7,10 @@ use std::{
 
 use uccl_device::MemoryKind;
 
-use super::{GPU, INLINE, JOB, LocalLane, job::Job};
+use super::{
+    GPU, INLINE, JOB, LocalLane,
+    job::{CHUNK_PIECES, Job},
+};
 use crate::{
     cuda_ipc::{Parts, batches},
     lane::{
@@ -124,19 +127,28 @@ impl LocalLane {
         if self.bell.ended() {
             return Err(LaneError::Ended);
         }
-        let len = op.len();
-        if len <= INLINE && op.memory.device().is_none() {
+        if self.is_short(&op) {
             let access = access_of(op.kind);
             // SAFETY: the caller's promise.
             return Ok(Posted::Done(unsafe { self.copy(access, &op.local, &op.remote) }));
         }
         let name = OpName(self.next_job.fetch_add(1, Relaxed) | JOB);
+        self.job_bytes.fetch_add(op.len(), Relaxed);
         let job = Arc::new(Job::new(op));
-        self.job_bytes.fetch_add(len, Relaxed);
         let mut jobs = self.jobs.lock();
         jobs.push_back((name, job));
         self.open_jobs.store(jobs.len(), Release);
         Ok(Posted::Pending(name))
+    }
+
+    /// Whether it costs less to copy than to share: through the kernel, each piece costs as much as some thousand bytes.
+    fn is_short(&self, op: &Operation) -> bool {
+        let few = || {
+            let first = op.remote.first();
+            op.remote.len() <= CHUNK_PIECES
+                || first.is_some_and(|first| self.direct.reach(first) == Reach::Mapped)
+        };
+        op.memory.device().is_none() && op.len() <= INLINE && few()
     }
 
     /// Has a GPU copy; what no GPU of ours reaches goes through both sides.
