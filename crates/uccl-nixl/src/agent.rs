@@ -107,7 +107,8 @@ impl Agent {
         Ok(Memory::Local(mr, advert))
     }
 
-    /// Ends a region: nothing lands in it any more.
+    /// Ends a region, and first the transfers that still use it: its memory may be freed next, whether NIXL's caller
+    /// looks at the result or not. Nothing lands in it any more.
     pub(crate) fn deregister(&self, memory: &Memory) -> Result<()> {
         let &Memory::Local(mr, advert) = memory else {
             return Err(Error::Invalid(
@@ -115,6 +116,7 @@ impl Agent {
             ));
         };
         self.regions.lock().remove(&(advert.addr as usize, mr));
+        self.endpoint.cancel_all_using(mr)?;
         Ok(self.endpoint.deregister(mr)?)
     }
 

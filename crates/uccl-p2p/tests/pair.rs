@@ -336,6 +336,26 @@ fn cancel_and_deadline_end_what_never_would() {
 }
 
 #[test]
+fn what_uses_a_region_is_ended_and_nothing_else() {
+    for (link, p) in pairs() {
+        let (mut one, mut other) = (vec![0; 4096], vec![0; 4096]);
+        let (mine, others) = (register(&p.a, &mut one), register(&p.a, &mut other));
+        let post = |iovs: &[Iov]| p.a.post(&request(p.to_b, Op::Recv, iovs, &[])).expect("posted");
+        let first = post(&[iov(mine, &one)]);
+        let both = post(&[iov(others, &other[..8]), iov(mine, &one)]);
+        let spared = post(&[iov(others, &other)]);
+        assert!(p.a.deregister(mine).is_err(), "{link}: it is used");
+        assert_eq!(p.a.cancel_all_using(mine).expect("known"), 2, "{link}");
+        p.a.deregister(mine).expect("nothing uses it any more");
+        for id in [first, both] {
+            let ended = p.a.poll(id).expect("known");
+            assert!(matches!(ended, Status::Failed(Error::Cancelled { .. })), "{link} {ended:?}");
+        }
+        assert!(matches!(p.a.poll(spared), Ok(Status::Pending)), "{link}");
+    }
+}
+
+#[test]
 fn closing_ends_the_peers_transfers() {
     for (link, p) in pairs() {
         let mut memory = vec![0; 4096];

@@ -26,7 +26,7 @@ use crate::{
         wait,
     },
     error::{Error, Result},
-    ids::TransferId,
+    ids::{MrId, TransferId},
 };
 
 /// What is one-sided is cut into operations that lanes take; the two sides of a send and a recv compare whole lists.
@@ -265,6 +265,18 @@ impl Endpoint {
             }
         }
         Ok(transfer.status())
+    }
+
+    /// Ends every unfinished transfer that uses a region, as [`Self::cancel`] does, so that the region can be
+    /// deregistered; says how many.
+    pub fn cancel_all_using(&self, mr: MrId) -> Result<usize> {
+        let mut using = self.core().transfers.unfinished(|_| true);
+        using
+            .retain(|transfer| transfer.body.lock().leases.iter().any(|lease| lease.mr().id == mr));
+        for transfer in &using {
+            self.cancel(transfer.id)?;
+        }
+        Ok(using.len())
     }
 
     pub(super) fn deadline_of(&self, timeout: Option<Duration>) -> Option<Duration> {
