@@ -83,11 +83,10 @@ class TestTransfers:
         size = (4 << 30) + MIB
         pair = connect(link="local")
         mine, theirs = pair.bufs(size)
-        last = mine.piece(size - MIB, MIB)
-        pair.a.peer.call("fill", mine.name, 7)
+        mine.fill(7)
         assert pair.a.write(mine, theirs, seconds=120) == "DONE"
         assert theirs.get(size - MIB) == bytes([7]) * MIB
-        assert last.descs[0][1] == MIB and theirs.guarded()
+        assert theirs.guarded()
 
 
 class TestMemory:
@@ -183,10 +182,13 @@ class TestFaults:
             # The first one may end before its death is noticed.
             for _ in range(1000):
                 pair.a.run(key)
-        with pytest.raises(PeerError, match="nixlRemoteDisconnect"):
+        # NIXL 1.0 has forgotten the agent by itself.
+        with pytest.raises(PeerError, match="nixl(RemoteDisconnect|NotFound)"):
             pair.a.write(mine, theirs)
-        with pytest.raises(PeerError, match="nixlRemoteDisconnect"):
-            pair.a.notify(pair.b, b"anybody there?")
+        with pytest.raises(PeerError, match="nixl(RemoteDisconnect|NotFound)"):
+            # Nobody waits for a notification: the next one tells that it was lost.
+            for _ in range(1000):
+                pair.a.notify(pair.b, b"anybody there?")
 
     @ours
     def test_an_agent_of_the_same_name_comes_back(
@@ -219,7 +221,7 @@ class TestFaults:
     @ours
     def test_release_ends_what_is_under_way(self, connect: Callable[..., Pair]) -> None:
         pair = connect(link="tcp", timeout_ms="4000")
-        mine, theirs = pair.bufs(256 * MIB, seed_a=1)
+        mine, theirs = pair.bufs(64 * MIB, seed_a=1)
         key = pair.a.prepare("WRITE", mine, theirs)
         assert pair.a.post(key) == "PROC"
         pair.a.release(key)
@@ -257,7 +259,7 @@ class TestFaults:
 class TestAgents:
     def test_several_in_one_process_hear_only_their_own(self, start: Callable[..., object]) -> None:
         peer = start()
-        agents = [Agent(peer, name) for name in "abcd"]
+        agents = [Agent(peer, name).opened() for name in "abcd"]
         for one in agents:
             for other in agents:
                 if one is not other:
@@ -293,7 +295,6 @@ class TestAgents:
         """Also to several, beside the one that every agent has to itself."""
         mine, theirs = pair.bufs(4096, seed_a=1)
         own = pair.a.buf(4096)
-        pair.a.meet(pair.a) if False else None
         pair.a.nixl("make_connection", "b")
         assert pair.a.write(mine, own) == "DONE"
         assert pair.a.write(mine, theirs) == "DONE"
@@ -311,7 +312,7 @@ class TestAgents:
         a = agent("a")
         offered = a.nixl("get_plugin_params", "UCCL")
         assert {"transport", "timeout_ms", "bind", "num_cpus", "port"} <= offered.keys()
-        assert set(a.nixl("get_plugin_mem_types", "UCCL")) == {"DRAM", "VRAM"}
+        assert set(a.nixl("get_plugin_mem_types", "UCCL")) == {"DRAM_SEG", "VRAM_SEG"}
         agent("every", **offered)
         for wrong in ({"transport": "carrier pigeon"}, {"transprot": "tcp"}, {"port": "-1"}):
             with pytest.raises(PeerError, match="nixlBackend"):
@@ -365,7 +366,7 @@ class TestNothingIsLeft:
 
         def rounds(count: int) -> None:
             for _ in range(count):
-                a = Agent(made.peer, "a")
+                a = Agent(made.peer, "a").opened()
                 mine = a.buf(MIB, seed=1)
                 a.meet(b)
                 assert a.write(mine, theirs) == "DONE"
