@@ -6,6 +6,7 @@ mod job;
 mod pipe;
 mod route;
 mod setup;
+mod sharing;
 
 use std::{
     collections::VecDeque,
@@ -22,6 +23,7 @@ use uccl_wire::frame::Status;
 use self::{
     bell::Bell,
     job::{Chunk, End, Job},
+    sharing::Sharing,
 };
 pub use self::{
     pipe::{ShmPipe, ShmRx, ShmTx},
@@ -41,7 +43,7 @@ use crate::{
     stream::StreamLane,
 };
 
-/// Up to here a copy is made by whoever posts it; beyond, several threads share it.
+/// Up to here a copy is made by whoever posts it; beyond, several threads may share it.
 const INLINE: u64 = 256 << 10;
 /// Names of jobs have this bit; names of stream operations do not.
 const JOB: u64 = 1 << 63;
@@ -60,6 +62,7 @@ pub struct LocalLane {
     open_jobs: AtomicUsize,
     next_job: AtomicU64,
     job_bytes: AtomicU64,
+    sharing: Arc<Sharing>,
     gpu: GpuJobs,
     bouncers: Bouncers,
 }

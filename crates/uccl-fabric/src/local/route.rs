@@ -3,6 +3,7 @@
 use std::{
     ops::Range,
     sync::{Arc, atomic::Ordering::*},
+    time::Instant,
 };
 
 use uccl_device::MemoryKind;
@@ -10,6 +11,7 @@ use uccl_device::MemoryKind;
 use super::{
     GPU, INLINE, JOB, LocalLane,
     job::{CHUNK_PIECES, Job},
+    sharing::Hands,
 };
 use crate::{
     cuda_ipc::{Parts, batches},
@@ -127,28 +129,45 @@ impl LocalLane {
         if self.bell.ended() {
             return Err(LaneError::Ended);
         }
-        if self.is_short(&op) {
-            let access = access_of(op.kind);
+        let len = op.len();
+        if self.hands_for(&op) == Hands::One {
+            let started = Instant::now();
             // SAFETY: the caller's promise.
-            return Ok(Posted::Done(unsafe { self.copy(access, &op.local, &op.remote) }));
+            let copied = unsafe { self.copy(access_of(op.kind), &op.local, &op.remote) };
+            if copied.is_ok() {
+                self.sharing.learn(Hands::One, len, started.elapsed());
+            }
+            return Ok(Posted::Done(copied));
         }
+        let done = match op.memory.device() {
+            None => self.sharing.timed(len, Arc::clone(&op.done)),
+            // That passes through locked memory, and tells nothing of other copies.
+            Some(_) => Arc::clone(&op.done),
+        };
         let name = OpName(self.next_job.fetch_add(1, Relaxed) | JOB);
-        self.job_bytes.fetch_add(op.len(), Relaxed);
-        let job = Arc::new(Job::new(op));
+        let job = Arc::new(Job::new(Operation { done, ..op }));
+        self.job_bytes.fetch_add(len, Relaxed);
         let mut jobs = self.jobs.lock();
         jobs.push_back((name, job));
         self.open_jobs.store(jobs.len(), Release);
         Ok(Posted::Pending(name))
     }
 
-    /// Whether it costs less to copy than to share: through the kernel, each piece costs as much as some thousand bytes.
-    fn is_short(&self, op: &Operation) -> bool {
+    /// Who copies an operation. What is short is not worth sharing; but through the kernel, each piece costs as much as
+    /// some thousand bytes.
+    fn hands_for(&self, op: &Operation) -> Hands {
+        if op.memory.device().is_some() {
+            return Hands::Many;
+        }
         let few = || {
-            let first = op.remote.first();
-            op.remote.len() <= CHUNK_PIECES
-                || first.is_some_and(|first| self.direct.reach(first) == Reach::Mapped)
+            let mapped = |first| self.direct.reach(first) == Reach::Mapped;
+            op.remote.len() <= CHUNK_PIECES || op.remote.first().is_some_and(mapped)
         };
-        op.memory.device().is_none() && op.len() <= INLINE && few()
+        match (few(), op.len()) {
+            (false, _) => Hands::Many,
+            (true, ..=INLINE) => Hands::One,
+            (true, len) => self.sharing.choose(len),
+        }
     }
 
     /// Has a GPU copy; what no GPU of ours reaches goes through both sides.

@@ -149,6 +149,7 @@ fn build(
         open_jobs: AtomicUsize::new(0),
         next_job: AtomicU64::new(0),
         job_bytes: AtomicU64::new(0),
+        sharing: Arc::default(),
         gpu: GpuJobs::default(),
         bouncers: Bouncers::default(),
     })
