@@ -233,6 +233,49 @@ const SETTINGS: &[Setting] = &[
     },
 ];
 
+/// What the environment cannot change, because it differs between the endpoints of a process.
+const PER_ENDPOINT: &[Setting] = &[
+    Setting {
+        name: "gpu_index",
+        default: "0",
+        doc: "The GPU that the endpoint serves",
+        apply: |config, value| number(value).map(|index| config.gpu_index = index),
+    },
+    Setting {
+        name: "port",
+        default: "the base port plus the GPU's index if free, else any",
+        doc: "The port to listen on; 0 takes any",
+        apply: |config, value| number(value).map(|port| config.port = Some(port)),
+    },
+];
+
+/// What the names of all variables begin with.
+const PREFIX: &str = "UCCL_P2P_";
+
+impl Setting {
+    /// Its name without the prefix, in lower case.
+    fn short(&self) -> String {
+        self.name.strip_prefix(PREFIX).unwrap_or(self.name).to_ascii_lowercase()
+    }
+
+    fn change(&self, config: &mut Config, value: &str) -> Result<(), Error> {
+        (self.apply)(config, value).map_err(|reason| self.refuse(value, reason))
+    }
+
+    fn refuse(&self, value: &str, reason: String) -> Error {
+        // A secret does not belong in a message.
+        let value = if self.name.ends_with("PSK") { "..." } else { value };
+        Error::Config { name: self.name, value: value.to_owned(), reason }
+    }
+}
+
+/// Names the settings that there are, for want of this one.
+fn unknown(name: &str) -> Error {
+    let names: Vec<_> = SETTINGS.iter().chain(PER_ENDPOINT).map(Setting::short).collect();
+    let name: String = name.chars().take(80).collect();
+    Error::Invalid(format!("no setting is called {name:?}; there are {}", names.join(", ")))
+}
+
 impl FromStr for Transport {
     type Err = String;
 
@@ -265,15 +308,27 @@ impl Config {
     fn from_vars(get: impl Fn(&str) -> Option<String>) -> Result<Self, Error> {
         let mut config = Self::default();
         for setting in SETTINGS {
-            let Some(value) = get(setting.name).filter(|value| !value.is_empty()) else { continue };
-            (setting.apply)(&mut config, &value).map_err(|reason| Error::Config {
-                name: setting.name,
-                // A secret does not belong in a message.
-                value: if setting.name.ends_with("PSK") { "...".into() } else { value.clone() },
-                reason,
-            })?;
+            if let Some(value) = get(setting.name).filter(|value| !value.is_empty()) {
+                setting.change(&mut config, &value)?;
+            }
         }
         Ok(config)
+    }
+
+    /// Changes one setting by its name, as programs and plugins that carry settings as text do: the environment
+    /// variable (`UCCL_P2P_TIMEOUT_MS`) or what follows its prefix, in lower case (`timeout_ms`). Beside those,
+    /// `gpu_index` and `port`, which differ between the endpoints of a process and so have no variable.
+    ///
+    /// # Errors
+    /// [`Error::Config`] says why the value will not do, [`Error::Invalid`] that there is no such setting. Then
+    /// nothing has changed.
+    pub fn set(&mut self, name: &str, value: &str) -> Result<(), Error> {
+        let mut settings = SETTINGS.iter().chain(PER_ENDPOINT);
+        match settings.find(|setting| setting.name == name || setting.short() == name) {
+            Some(setting) if value.is_empty() => Err(setting.refuse(value, "it is empty".into())),
+            Some(setting) => setting.change(self, value),
+            None => Err(unknown(name)),
+        }
     }
 
     /// Every setting that the environment can change.
@@ -326,5 +381,49 @@ mod tests {
             let refused = with(name, value);
             assert!(matches!(refused, Err(Error::Config { name: named, .. }) if named == name));
         }
+    }
+
+    #[test]
+    fn one_setting_is_changed_by_either_name() {
+        let mut config = Config::default();
+        config.set("UCCL_P2P_TIMEOUT_MS", "250").expect("a variable");
+        assert_eq!(config.timeout, Duration::from_millis(250));
+        config.set("timeout_ms", "0").expect("its short name");
+        assert_eq!(config.timeout, Duration::ZERO);
+        config.set("disable_cma", "1").expect("a flag");
+        assert!(!config.cma);
+        config.set("gpu_index", "3").expect("an endpoint's own");
+        config.set("port", "4711").expect("an endpoint's own");
+        assert_eq!((config.gpu_index, config.port), (3, Some(4711)));
+    }
+
+    #[test]
+    fn every_setting_has_a_short_name() {
+        for setting in Config::settings() {
+            let short = setting.name.trim_start_matches("UCCL_P2P_").to_lowercase();
+            // Both names mean the same one: an empty value is refused in its name.
+            for name in [setting.name, &short] {
+                let refused = Config::default().set(name, "");
+                assert!(
+                    matches!(refused, Err(Error::Config { name: named, .. }) if named == setting.name)
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_set_changes_nothing() {
+        let mut config = Config::default();
+        for name in ["", "TIMEOUT_MS", "UCCL_P2P_timeout_ms", "UCCL_P2P_PORT", "uccl_p2p_bind"] {
+            let refused = config.set(name, "1").expect_err("no such setting").to_string();
+            assert!(refused.contains("timeout_ms, ") && refused.ends_with("port"), "{refused}");
+        }
+        for (name, value) in [("timeout_ms", "-1"), ("port", "65536"), ("transport", "ib")] {
+            let refused = config.set(name, value).expect_err("not understood");
+            assert!(matches!(refused, Error::Config { .. }), "{refused}");
+        }
+        let refused = config.set("psk", "").expect_err("an empty secret").to_string();
+        assert!(refused.contains("..."), "{refused}");
+        assert_eq!(format!("{config:?}"), format!("{:?}", Config::default()));
     }
 }
