@@ -4,6 +4,7 @@ mod bench;
 mod demo;
 mod examples;
 mod hammer;
+mod headers;
 mod kernels;
 mod licences;
 mod lint;
@@ -35,6 +36,7 @@ enum Command {
     ConfigTable,
     Demo(demo::DemoArgs),
     Hammer(hammer::HammerArgs),
+    Headers(headers::HeadersArgs),
     Kernels(kernels::KernelsArgs),
     /// Formatting, clippy, documentation and licences
     Lint,
@@ -59,6 +61,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::ConfigTable => settings::print()?,
         Command::Demo(args) => demo::run(&args)?,
         Command::Hammer(args) => hammer::run(&args)?,
+        Command::Headers(args) => headers::run(&args)?,
         Command::Kernels(args) => kernels::run(&args)?,
         Command::Lint => return test::run(&test::TestArgs::only(test::Group::Lint)),
         Command::Loom => loom::run()?,

@@ -10,7 +10,7 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 
 use crate::{
-    hammer, kernels, licences, lint, loom, python, readme, settings, shell::Program, tools, tree,
+    hammer, headers, kernels, licences, lint, loom, python, readme, settings, shell::Program, tools, tree,
 };
 
 /// Install what the tests need, run all of them, and say what was skipped
@@ -118,6 +118,12 @@ const STEPS: &[Step] = &[
         group: Group::Rust,
         about: "README's table of settings",
         run: |_| settings::check().map(Done::from),
+    },
+    Step {
+        name: "headers",
+        group: Group::Rust,
+        about: "the C header",
+        run: |_| headers::run(&headers::HeadersArgs { check: true }).map(Done::from),
     },
     Step {
         name: "hammer",
