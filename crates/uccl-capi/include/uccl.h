@@ -291,7 +291,7 @@ uccl_status_t uccl_send(const struct uccl_endpoint_t *endpoint,
                         const struct uccl_iov_t *iovs,
                         size_t count);
 
-// Receives one message into `count` pieces, and waits for it. `received`, if not NULL, gets its length in bytes, which may be
+// Receives one message into `count` pieces, as many as it was sent in, and waits for it. `received`, if not NULL, gets its length in bytes, which may be
 // less than there is room for.
 uccl_status_t uccl_recv(const struct uccl_endpoint_t *endpoint,
                         uint64_t conn,

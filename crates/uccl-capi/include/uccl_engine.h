@@ -135,13 +135,16 @@ int uccl_engine_write_vector(uccl_conn_t* conn, std::vector<uccl_mr_t> mr_ids, s
                              std::vector<size_t> size_v, std::vector<FifoItem> fifo_items, int num_iovs,
                              uint64_t* transfer_id, std::vector<char*> ipc_bufs = {});
 
-/* Two-sided: a send meets the peer's receives in order. */
+/* Two-sided: sends meet the peer's receives in order, and each has as many pieces as what it meets. */
 int uccl_engine_send(uccl_conn_t* conn, uccl_mr_t mr, void const* data, size_t size, uint64_t* transfer_id);
 int uccl_engine_send_vector(uccl_conn_t* conn, std::vector<uccl_mr_t> mr_ids, std::vector<void const*> src_v,
                             std::vector<size_t> size_v, int num_iovs, uint64_t* transfer_id);
 
-/* Waits for the peer's matching send, which may be shorter. One that is longer fails on both sides. */
+/* Waits for the peer's matching send, which may be shorter. One that is longer fails on both sides. (UCCL has no
+ * uccl_engine_recv_vector.) */
 int uccl_engine_recv(uccl_conn_t* conn, uccl_mr_t mr, void* data, size_t data_size);
+int uccl_engine_recv_vector(uccl_conn_t* conn, std::vector<uccl_mr_t> mr_ids, std::vector<void*> dst_v,
+                            std::vector<size_t> size_v, int num_iovs);
 
 /* Whether a transfer has ended, well or badly: one that nobody knows is true as well, so that nobody asks for ever. */
 bool uccl_engine_xfer_status(uccl_conn_t* conn, uint64_t transfer_id);

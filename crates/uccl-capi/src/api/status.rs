@@ -115,3 +115,68 @@ pub extern "C" fn uccl_version() -> *const c_char {
         };
     VERSION.as_ptr()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{io, time::Duration};
+
+    use uccl_p2p::{ConnId, MrId, TransferId};
+
+    use super::*;
+
+    /// One error of each kind that the engine has; programs in C bring most of them about.
+    #[test]
+    fn every_error_has_its_kind() {
+        let addr = ([127, 0, 0, 1], 1).into();
+        let (peer, reason) = (|| "them".into(), String::new);
+        let (ptr, len, mr) = (1, 2, MrId(3));
+        for (error, status) in [
+            (Error::Invalid(reason()), uccl_status_t::UCCL_INVALID_ARGUMENT),
+            (
+                Error::Config { name: "X", value: reason(), reason: reason() },
+                uccl_status_t::UCCL_INVALID_ARGUMENT,
+            ),
+            (Error::UnknownConnection(ConnId(1)), uccl_status_t::UCCL_UNKNOWN_ID),
+            (Error::UnknownRegion(mr), uccl_status_t::UCCL_UNKNOWN_ID),
+            (Error::UnknownTransfer(TransferId(1)), uccl_status_t::UCCL_UNKNOWN_ID),
+            (
+                Error::OutsideRegion { iov: 0, ptr, len, mr, region_ptr: ptr, region_len: len },
+                uccl_status_t::UCCL_OUT_OF_RANGE,
+            ),
+            (Error::OutsideAdvert { iov: 0, len, advertised: 1 }, uccl_status_t::UCCL_OUT_OF_RANGE),
+            (Error::ForeignAdvert { iov: 0 }, uccl_status_t::UCCL_REFUSED),
+            (Error::RemoteAccess { peer: peer(), reason: reason() }, uccl_status_t::UCCL_REFUSED),
+            (Error::Truncated { sent: 2, capacity: 1 }, uccl_status_t::UCCL_TRUNCATED),
+            (Error::Cancelled { by: peer() }, uccl_status_t::UCCL_CANCELLED),
+            (Error::Interrupted, uccl_status_t::UCCL_CANCELLED),
+            (
+                Error::DeadlineExceeded { after: Duration::ZERO, peer: None },
+                uccl_status_t::UCCL_DEADLINE,
+            ),
+            (Error::Timeout(Duration::ZERO), uccl_status_t::UCCL_DEADLINE),
+            (Error::Connect { addr, reason: reason() }, uccl_status_t::UCCL_CONNECT_FAILED),
+            (
+                Error::ConnectionLost { peer: peer(), reason: reason() },
+                uccl_status_t::UCCL_CONNECTION_LOST,
+            ),
+            (Error::Protocol { peer: peer(), reason: reason() }, uccl_status_t::UCCL_PROTOCOL),
+            (Error::Checksum { peer: peer() }, uccl_status_t::UCCL_PROTOCOL),
+            (Error::Full { what: "it", limit: 1 }, uccl_status_t::UCCL_FULL),
+            (Error::Closed, uccl_status_t::UCCL_CLOSED),
+            (Error::os("it", io::Error::from_raw_os_error(1)), uccl_status_t::UCCL_SYSTEM),
+            (Error::LocalMemory(reason()), uccl_status_t::UCCL_SYSTEM),
+            (Error::Gpu { peer: peer(), reason: reason() }, uccl_status_t::UCCL_GPU),
+            (Error::Panicked(peer()), uccl_status_t::UCCL_INTERNAL),
+        ] {
+            assert_eq!(uccl_status_t::of(&error), status, "{error}");
+        }
+    }
+
+    #[test]
+    fn every_status_has_a_name_of_its_own() {
+        let names: std::collections::HashSet<_> = (-15..=1).map(uccl_status_t::name).collect();
+        assert_eq!(names.len(), 17);
+        assert!(!names.contains(c"unknown status"));
+        assert_eq!([-16, 2].map(uccl_status_t::name), [c"unknown status"; 2]);
+    }
+}

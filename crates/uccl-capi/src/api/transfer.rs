@@ -191,7 +191,7 @@ pub unsafe extern "C" fn uccl_send(
     call(|| unsafe { Call::of(&request) }?.run(&*self::endpoint(endpoint)?).map(drop))
 }
 
-/// Receives one message into `count` pieces, and waits for it. `received`, if not NULL, gets its length in bytes, which may be
+/// Receives one message into `count` pieces, as many as it was sent in, and waits for it. `received`, if not NULL, gets its length in bytes, which may be
 /// less than there is room for.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_recv(

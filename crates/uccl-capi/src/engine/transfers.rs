@@ -32,6 +32,12 @@ impl Pieces {
         Self { iovs: SmallVec::from_slice(&[iov]), ..Self::default() }
     }
 
+    fn receive(&self, conn: &Conn) -> Answer {
+        let request = Request::new(conn.id, Op::Recv, &self.iovs, &[]);
+        conn.core.run(&request, &mut Uninterrupted)?;
+        Ok(())
+    }
+
     fn post(&self, conn: &Conn, op: Op) -> Answer<u64> {
         Ok(conn.core.post(&Request::new(conn.id, op, &self.iovs, &self.adverts))?.0)
     }
@@ -256,12 +262,23 @@ pub unsafe extern "C" fn send_vector(
 /// `uccl_engine_recv`
 #[unsafe(export_name = "_Z16uccl_engine_recvP9uccl_connmPvm")]
 pub extern "C" fn recv(conn: *mut UcclConn, mr: u64, data: *mut c_void, data_size: usize) -> c_int {
+    code(|| Pieces::one(mr, data, data_size).receive(&*super::conn(conn)?))
+}
+
+/// `uccl_engine_recv_vector`
+#[unsafe(export_name = "_Z23uccl_engine_recv_vectorP9uccl_connSt6vectorImSaImEES1_IPvSaIS4_EES3_i")]
+pub unsafe extern "C" fn recv_vector(
+    conn: *mut UcclConn,
+    mr_ids: *const Vector<u64>,
+    dst_v: *const Vector<*const c_void>,
+    size_v: *const Vector<usize>,
+    num_iovs: c_int,
+) -> c_int {
     code(|| {
-        let conn = super::conn(conn)?;
-        let pieces = Pieces::one(mr, data, data_size);
-        let request = Request::new(conn.id, Op::Recv, &pieces.iovs, &[]);
-        conn.core.run(&request, &mut Uninterrupted)?;
-        Ok(())
+        let local = Vectors { mrs: mr_ids, ptrs: dst_v, sizes: size_v, num_iovs };
+        // SAFETY: vectors.
+        let pieces = Pieces { iovs: unsafe { local.iovs() }?, ..Pieces::default() };
+        pieces.receive(&*super::conn(conn)?)
     })
 }
 

@@ -56,5 +56,6 @@ int main(void) {
   CHECK(uccl_connect(endpoint, offer.address, UCCL_TIMEOUT_DEFAULT, &conn) == UCCL_CONNECT_FAILED);
   CHECK(uccl_deregister(endpoint, mr) == UCCL_OK);
   CHECK(uccl_endpoint_destroy(endpoint) == UCCL_OK);
+  puts("the peer was lost");
   return 0;
 }

@@ -221,9 +221,9 @@ static void lost(uint64_t unfinished) {
   WELL(uccl_check_connection(a, to_b));
   WELL(uccl_disconnect(b, to_a));
   FAILS(UCCL_UNKNOWN_ID, "connection", uccl_disconnect(b, to_a));
+  FAILS(UCCL_CONNECTION_LOST, "lost", uccl_wait(a, unfinished, 60000, NULL));
   FAILS(UCCL_CONNECTION_LOST, "lost", uccl_recv(a, to_b, &iov, 1, NULL));
   FAILS(UCCL_CONNECTION_LOST, "lost", uccl_check_connection(a, to_b));
-  FAILS(UCCL_CONNECTION_LOST, "lost", uccl_wait(a, unfinished, 60000, NULL));
   WELL(uccl_disconnect(a, to_b));
 }
 
