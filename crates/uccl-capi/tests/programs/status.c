@@ -89,6 +89,8 @@ static void invalid_arguments(void) {
   bad = request(a, UCCL_WRITE, &iov);
   bad.notif_len = 1;
   FAILS(UCCL_INVALID_ARGUMENT, "notif is NULL", uccl_post(a, &bad, &id));
+  FAILS(UCCL_INVALID_ARGUMENT, "null pointer", uccl_register(a, NULL, SIZE, &id));
+  FAILS(UCCL_INVALID_ARGUMENT, "address space", uccl_register(a, here, SIZE_MAX, &id));
   FAILS(UCCL_INVALID_ARGUMENT, "request is NULL", uccl_post(a, NULL, &id));
   FAILS(UCCL_INVALID_ARGUMENT, "take is NULL", uccl_take_notifs(a, 0, NULL, NULL, NULL));
   CHECK(id == 77);
