@@ -19,8 +19,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// The endpoint's time: its setting timeout_ms to connect, transfer_timeout_ms for all else. Where a call merely looks for
-// something (`uccl_wait`, `uccl_take_notifs`), for ever.
+// The endpoint's time: its setting timeout_ms to connect, transfer_timeout_ms for all else. Where a call
+// merely looks for something (`uccl_wait`, `uccl_take_notifs`), for ever.
 #define UCCL_TIMEOUT_DEFAULT -1
 
 // No limit.
@@ -157,7 +157,8 @@ typedef struct uccl_iov_t {
   size_t len;
 } uccl_iov_t;
 
-// A transfer: any number of pieces moved as one. Set all of it to zero first, then what is needed, and `timeout_ms`.
+// A transfer: any number of pieces moved as one. Set all of it to zero first, then what is needed, and
+// `timeout_ms`.
 typedef struct uccl_request_t {
   // The connection.
   uint64_t conn;
@@ -177,8 +178,8 @@ typedef struct uccl_request_t {
   int64_t timeout_ms;
 } uccl_request_t;
 
-// Takes a notification: the connection that it came over, and its bytes, which are there until this returns. It must not
-// throw or jump out.
+// Takes a notification: the connection that it came over, and its bytes, which are there until this returns.
+// It must not throw or jump out.
 typedef void (*uccl_notif_fn)(void *context, uint64_t conn, const void *data, size_t len);
 
 #ifdef __cplusplus
@@ -188,8 +189,8 @@ extern "C" {
 // A status in two or three words. The text is constant.
 const char *uccl_status_name(int32_t status);
 
-// Why the last call of this thread that failed did, and what to do about it; an empty text if none has failed. Calls that
-// succeed leave it. The next failure on this thread overwrites it.
+// Why the last call of this thread that failed did, and what to do about it; an empty text if none has failed.
+// Calls that succeed leave it. The next failure on this thread overwrites it.
 const char *uccl_last_error(void);
 
 // The version of the library, such as "0.1.0".
@@ -198,12 +199,11 @@ const char *uccl_version(void);
 // Makes settings: the defaults, changed by the environment variables UCCL_P2P_*.
 uccl_status_t uccl_config_new(struct uccl_config_t **config);
 
-// Changes a setting: `name` is the environment variable (UCCL_P2P_TIMEOUT_MS) or what follows its prefix, in lower case
-// (timeout_ms); the README lists them. Beside those there are `gpu_index`, the GPU that the endpoint serves (0), and `port`,
-// the port that it listens on (0 for any; the base port plus the GPU's index if that is free).
-uccl_status_t uccl_config_set(struct uccl_config_t *config,
-                              const char *name,
-                              const char *value);
+// Changes a setting: `name` is the environment variable (UCCL_P2P_TIMEOUT_MS) or what follows its prefix, in
+// lower case (timeout_ms); the README lists them. Beside those there are `gpu_index`, the GPU that the
+// endpoint serves (0), and `port`, the port that it listens on (0 for any; the base port plus the GPU's index
+// if that is free).
+uccl_status_t uccl_config_set(struct uccl_config_t *config, const char *name, const char *value);
 
 // Ends settings. Endpoints that were made with them keep theirs.
 uccl_status_t uccl_config_free(struct uccl_config_t *config);
@@ -211,19 +211,20 @@ uccl_status_t uccl_config_free(struct uccl_config_t *config);
 // Makes an endpoint, which listens from now on. `config` may be NULL: then the environment's settings count.
 uccl_status_t uccl_endpoint_create(const struct uccl_config_t *config, struct uccl_endpoint_t **endpoint);
 
-// Ends an endpoint: its connections are closed and what is unfinished fails, in other threads' calls too. When this returns no
-// peer's access lands in its memory any more.
+// Ends an endpoint: its connections are closed and what is unfinished fails, in other threads' calls too. When
+// this returns no peer's access lands in its memory any more.
 uccl_status_t uccl_endpoint_destroy(struct uccl_endpoint_t *endpoint);
 
-// Writes where peers find this endpoint, such as "10.0.0.1:28100?0": address, port and GPU. That is what `uccl_connect`
-// takes; how it gets to the peer is the program's business. UCCL_ADDRESS_SIZE bytes have room for it.
+// Writes where peers find this endpoint, such as "10.0.0.1:28100?0": address, port and GPU. That is what
+// `uccl_connect` takes; how it gets to the peer is the program's business. UCCL_ADDRESS_SIZE bytes have room
+// for it.
 uccl_status_t uccl_endpoint_address(const struct uccl_endpoint_t *endpoint, char *text, size_t capacity);
 
 // Reads the endpoint's counters.
 uccl_status_t uccl_endpoint_stats(const struct uccl_endpoint_t *endpoint, struct uccl_stats_t *stats);
 
-// Connects to the endpoint at `address`: what `uccl_endpoint_address` said there, or "host:port". The connection works
-// both ways.
+// Connects to the endpoint at `address`: what `uccl_endpoint_address` said there, or "host:port". The
+// connection works both ways.
 uccl_status_t uccl_connect(const struct uccl_endpoint_t *endpoint,
                            const char *address,
                            int64_t timeout_ms,
@@ -238,15 +239,14 @@ uccl_status_t uccl_disconnect(const struct uccl_endpoint_t *endpoint, uint64_t c
 // Whether transfers can be posted on a connection; `uccl_last_error` says why not.
 uccl_status_t uccl_check_connection(const struct uccl_endpoint_t *endpoint, uint64_t conn);
 
-// Registers memory of the host or of a GPU. It must stay allocated until `uccl_deregister` or `uccl_endpoint_destroy`
-// has returned: peers that have an advert read and write it at any time.
+// Registers memory of the host or of a GPU. It must stay allocated until `uccl_deregister` or
+// `uccl_endpoint_destroy` has returned: peers that have an advert read and write it at any time.
 uccl_status_t uccl_register(const struct uccl_endpoint_t *endpoint, void *ptr, size_t len, uint64_t *mr);
 
-// Ends a region, and all adverts of it: when this has returned UCCL_OK, no peer's access lands in it any more. A region that
-// unfinished transfers of this endpoint use is refused. UCCL_CONNECTION_LOST means that a peer which is stuck in the
-// middle of an access may still touch the memory.
-uccl_status_t uccl_deregister(const struct uccl_endpoint_t *endpoint,
-                              uint64_t mr);
+// Ends a region, and all adverts of it: when this has returned UCCL_OK, no peer's access lands in it any more.
+// A region that unfinished transfers of this endpoint use is refused. UCCL_CONNECTION_LOST means that a peer
+// which is stuck in the middle of an access may still touch the memory.
+uccl_status_t uccl_deregister(const struct uccl_endpoint_t *endpoint, uint64_t mr);
 
 // Makes the advert of `len` bytes at `ptr`, which are inside the region.
 uccl_status_t uccl_advertise(const struct uccl_endpoint_t *endpoint,
@@ -255,22 +255,23 @@ uccl_status_t uccl_advertise(const struct uccl_endpoint_t *endpoint,
                              size_t len,
                              struct uccl_advert_t *advert);
 
-// Makes of an advert that of a part: `len` bytes that begin `offset` bytes into it. Either side may do so; `advert` and
-// `part` may be the same.
+// Makes of an advert that of a part: `len` bytes that begin `offset` bytes into it. Either side may do so;
+// `advert` and `part` may be the same.
 uccl_status_t uccl_advert_part(const struct uccl_advert_t *advert,
                                uint64_t offset,
                                uint64_t len,
                                struct uccl_advert_t *part);
 
-// Writes the name of the path that data takes to and from memory which the peer advertised: "cma", "shm", "mapped",
-// "cuda_ipc" or "tcp", as the README explains. 16 bytes have room for it.
+// Writes the name of the path that data takes to and from memory which the peer advertised: "cma", "shm",
+// "mapped", "cuda_ipc" or "tcp", as the README explains. 16 bytes have room for it.
 uccl_status_t uccl_path(const struct uccl_endpoint_t *endpoint,
                         uint64_t conn,
                         const struct uccl_advert_t *advert,
                         char *text,
                         size_t capacity);
 
-// Writes `count` pieces into the peer's memory, `iovs[i]` to where `adverts[i]` says, and waits until they are there.
+// Writes `count` pieces into the peer's memory, `iovs[i]` to where `adverts[i]` says, and waits until they are
+// there.
 uccl_status_t uccl_write(const struct uccl_endpoint_t *endpoint,
                          uint64_t conn,
                          const struct uccl_iov_t *iovs,
@@ -284,15 +285,15 @@ uccl_status_t uccl_read(const struct uccl_endpoint_t *endpoint,
                         const struct uccl_advert_t *adverts,
                         size_t count);
 
-// Sends `count` pieces as one message to the peer's matching receive, and waits until it has taken them. Sends and receives of
-// a connection meet in order.
+// Sends `count` pieces as one message to the peer's matching receive, and waits until it has taken them. Sends
+// and receives of a connection meet in order.
 uccl_status_t uccl_send(const struct uccl_endpoint_t *endpoint,
                         uint64_t conn,
                         const struct uccl_iov_t *iovs,
                         size_t count);
 
-// Receives one message into `count` pieces, as many as it was sent in, and waits for it. `received`, if not NULL, gets its length in bytes, which may be
-// less than there is room for.
+// Receives one message into `count` pieces, as many as it was sent in, and waits for it. `received`, if not
+// NULL, gets its length in bytes, which may be less than there is room for.
 uccl_status_t uccl_recv(const struct uccl_endpoint_t *endpoint,
                         uint64_t conn,
                         const struct uccl_iov_t *iovs,
@@ -302,29 +303,23 @@ uccl_status_t uccl_recv(const struct uccl_endpoint_t *endpoint,
 // Makes a transfer and waits for its end. `bytes`, if not NULL, gets how much was moved.
 uccl_status_t uccl_run(const struct uccl_endpoint_t *endpoint, const struct uccl_request_t *request, uint64_t *bytes);
 
-// Starts a transfer. The request and its lists may go when this has returned, the memory that is moved must stay until the
-// transfer has ended.
+// Starts a transfer. The request and its lists may go when this has returned, the memory that is moved must
+// stay until the transfer has ended.
 uccl_status_t uccl_post(const struct uccl_endpoint_t *endpoint,
                         const struct uccl_request_t *request,
                         uint64_t *transfer);
 
-// Where a transfer stands: UCCL_IN_PROGRESS, UCCL_OK, or why it failed. Of one that has ended the answer stays the same; the last
-// 16,384 are remembered. `bytes`, if not NULL, gets how much was moved.
-uccl_status_t uccl_poll(const struct uccl_endpoint_t *endpoint,
-                        uint64_t transfer,
-                        uint64_t *bytes);
+// Where a transfer stands: UCCL_IN_PROGRESS, UCCL_OK, or why it failed. Of one that has ended the answer stays
+// the same; the last 16,384 are remembered. `bytes`, if not NULL, gets how much was moved.
+uccl_status_t uccl_poll(const struct uccl_endpoint_t *endpoint, uint64_t transfer, uint64_t *bytes);
 
-// Waits for a transfer's end, at most as long as said; then the answer is UCCL_IN_PROGRESS, and the transfer goes on. Otherwise as
-// `uccl_poll`.
-uccl_status_t uccl_wait(const struct uccl_endpoint_t *endpoint,
-                        uint64_t transfer,
-                        int64_t timeout_ms,
-                        uint64_t *bytes);
+// Waits for a transfer's end, at most as long as said; then the answer is UCCL_IN_PROGRESS, and the transfer
+// goes on. Otherwise as `uccl_poll`.
+uccl_status_t uccl_wait(const struct uccl_endpoint_t *endpoint, uint64_t transfer, int64_t timeout_ms, uint64_t *bytes);
 
-// Ends a transfer. When this returns, no byte of it lands on either side any more. The answer is UCCL_OK if it had ended well
-// before, else UCCL_CANCELLED or why it failed.
-uccl_status_t uccl_cancel(const struct uccl_endpoint_t *endpoint,
-                          uint64_t transfer);
+// Ends a transfer. When this returns, no byte of it lands on either side any more. The answer is UCCL_OK if it
+// had ended well before, else UCCL_CANCELLED or why it failed.
+uccl_status_t uccl_cancel(const struct uccl_endpoint_t *endpoint, uint64_t transfer);
 
 // Sends a message of at most 64 MiB to the peer, and waits until it is there.
 uccl_status_t uccl_send_notif(const struct uccl_endpoint_t *endpoint,
@@ -333,8 +328,8 @@ uccl_status_t uccl_send_notif(const struct uccl_endpoint_t *endpoint,
                               size_t len,
                               int64_t timeout_ms);
 
-// The same without waiting: `transfer` is for `uccl_poll`, `uccl_wait` and `uccl_cancel`. The bytes may go when this has
-// returned.
+// The same without waiting: `transfer` is for `uccl_poll`, `uccl_wait` and `uccl_cancel`. The bytes may go
+// when this has returned.
 uccl_status_t uccl_post_notif(const struct uccl_endpoint_t *endpoint,
                               uint64_t conn,
                               const void *data,
@@ -342,8 +337,8 @@ uccl_status_t uccl_post_notif(const struct uccl_endpoint_t *endpoint,
                               int64_t timeout_ms,
                               uint64_t *transfer);
 
-// Waits until notifications are there, at most as long as said (0 only looks), and hands each to `take`, in the order in which
-// they came over their connection. `taken`, if not NULL, gets how many; 0 is no failure.
+// Waits until notifications are there, at most as long as said (0 only looks), and hands each to `take`, in
+// the order in which they came over their connection. `taken`, if not NULL, gets how many; 0 is no failure.
 uccl_status_t uccl_take_notifs(const struct uccl_endpoint_t *endpoint,
                                int64_t timeout_ms,
                                uccl_notif_fn take,

@@ -12,8 +12,8 @@ use crate::{
 /// One process's engine for one GPU (or none): it listens, connects, has memory registered and moves it.
 pub struct uccl_endpoint_t;
 
-/// The endpoint's time: its setting timeout_ms to connect, transfer_timeout_ms for all else. Where a call merely looks for
-/// something (`uccl_wait`, `uccl_take_notifs`), for ever.
+/// The endpoint's time: its setting timeout_ms to connect, transfer_timeout_ms for all else. Where a call
+/// merely looks for something (`uccl_wait`, `uccl_take_notifs`), for ever.
 pub const UCCL_TIMEOUT_DEFAULT: i64 = -1;
 /// No limit.
 pub const UCCL_TIMEOUT_NEVER: i64 = -2;
@@ -79,8 +79,8 @@ pub unsafe extern "C" fn uccl_endpoint_create(
     })
 }
 
-/// Ends an endpoint: its connections are closed and what is unfinished fails, in other threads' calls too. When this returns no
-/// peer's access lands in its memory any more.
+/// Ends an endpoint: its connections are closed and what is unfinished fails, in other threads' calls too. When
+/// this returns no peer's access lands in its memory any more.
 #[unsafe(no_mangle)]
 pub extern "C" fn uccl_endpoint_destroy(endpoint: *mut uccl_endpoint_t) -> uccl_status_t {
     call(|| {
@@ -90,8 +90,9 @@ pub extern "C" fn uccl_endpoint_destroy(endpoint: *mut uccl_endpoint_t) -> uccl_
     })
 }
 
-/// Writes where peers find this endpoint, such as "10.0.0.1:28100?0": address, port and GPU. That is what `uccl_connect`
-/// takes; how it gets to the peer is the program's business. UCCL_ADDRESS_SIZE bytes have room for it.
+/// Writes where peers find this endpoint, such as "10.0.0.1:28100?0": address, port and GPU. That is what
+/// `uccl_connect` takes; how it gets to the peer is the program's business. UCCL_ADDRESS_SIZE bytes have room
+/// for it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_endpoint_address(
     endpoint: *const uccl_endpoint_t,
@@ -131,8 +132,8 @@ pub unsafe extern "C" fn uccl_endpoint_stats(
     })
 }
 
-/// Connects to the endpoint at `address`: what `uccl_endpoint_address` said there, or "host:port". The connection works
-/// both ways.
+/// Connects to the endpoint at `address`: what `uccl_endpoint_address` said there, or "host:port". The
+/// connection works both ways.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_connect(
     endpoint: *const uccl_endpoint_t,

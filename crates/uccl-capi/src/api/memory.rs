@@ -17,8 +17,8 @@ pub struct uccl_advert_t {
     pub bytes: [u8; 64],
 }
 
-/// Registers memory of the host or of a GPU. It must stay allocated until `uccl_deregister` or `uccl_endpoint_destroy`
-/// has returned: peers that have an advert read and write it at any time.
+/// Registers memory of the host or of a GPU. It must stay allocated until `uccl_deregister` or
+/// `uccl_endpoint_destroy` has returned: peers that have an advert read and write it at any time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_register(
     endpoint: *const uccl_endpoint_t,
@@ -36,9 +36,9 @@ pub unsafe extern "C" fn uccl_register(
     })
 }
 
-/// Ends a region, and all adverts of it: when this has returned UCCL_OK, no peer's access lands in it any more. A region that
-/// unfinished transfers of this endpoint use is refused. UCCL_CONNECTION_LOST means that a peer which is stuck in the
-/// middle of an access may still touch the memory.
+/// Ends a region, and all adverts of it: when this has returned UCCL_OK, no peer's access lands in it any more.
+/// A region that unfinished transfers of this endpoint use is refused. UCCL_CONNECTION_LOST means that a peer
+/// which is stuck in the middle of an access may still touch the memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn uccl_deregister(endpoint: *const uccl_endpoint_t, mr: u64) -> uccl_status_t {
     call(|| Ok(self::endpoint(endpoint)?.deregister(MrId(mr))?))
@@ -62,8 +62,8 @@ pub unsafe extern "C" fn uccl_advertise(
     })
 }
 
-/// Makes of an advert that of a part: `len` bytes that begin `offset` bytes into it. Either side may do so; `advert` and
-/// `part` may be the same.
+/// Makes of an advert that of a part: `len` bytes that begin `offset` bytes into it. Either side may do so;
+/// `advert` and `part` may be the same.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_advert_part(
     advert: *const uccl_advert_t,
@@ -87,8 +87,8 @@ pub unsafe extern "C" fn uccl_advert_part(
     })
 }
 
-/// Writes the name of the path that data takes to and from memory which the peer advertised: "cma", "shm", "mapped",
-/// "cuda_ipc" or "tcp", as the README explains. 16 bytes have room for it.
+/// Writes the name of the path that data takes to and from memory which the peer advertised: "cma", "shm",
+/// "mapped", "cuda_ipc" or "tcp", as the README explains. 16 bytes have room for it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_path(
     endpoint: *const uccl_endpoint_t,

@@ -8,8 +8,8 @@ use crate::{
     failure::Failure,
 };
 
-/// Takes a notification: the connection that it came over, and its bytes, which are there until this returns. It must not
-/// throw or jump out.
+/// Takes a notification: the connection that it came over, and its bytes, which are there until this returns.
+/// It must not throw or jump out.
 pub type uccl_notif_fn =
     Option<unsafe extern "C" fn(context: *mut c_void, conn: u64, data: *const c_void, len: usize)>;
 
@@ -30,8 +30,8 @@ pub unsafe extern "C" fn uccl_send_notif(
     })
 }
 
-/// The same without waiting: `transfer` is for `uccl_poll`, `uccl_wait` and `uccl_cancel`. The bytes may go when this has
-/// returned.
+/// The same without waiting: `transfer` is for `uccl_poll`, `uccl_wait` and `uccl_cancel`. The bytes may go
+/// when this has returned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_post_notif(
     endpoint: *const uccl_endpoint_t,
@@ -52,8 +52,8 @@ pub unsafe extern "C" fn uccl_post_notif(
     })
 }
 
-/// Waits until notifications are there, at most as long as said (0 only looks), and hands each to `take`, in the order in which
-/// they came over their connection. `taken`, if not NULL, gets how many; 0 is no failure.
+/// Waits until notifications are there, at most as long as said (0 only looks), and hands each to `take`, in
+/// the order in which they came over their connection. `taken`, if not NULL, gets how many; 0 is no failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_take_notifs(
     endpoint: *const uccl_endpoint_t,

@@ -98,8 +98,8 @@ pub extern "C" fn uccl_status_name(status: i32) -> *const c_char {
     uccl_status_t::name(status).as_ptr()
 }
 
-/// Why the last call of this thread that failed did, and what to do about it; an empty text if none has failed. Calls that
-/// succeed leave it. The next failure on this thread overwrites it.
+/// Why the last call of this thread that failed did, and what to do about it; an empty text if none has failed.
+/// Calls that succeed leave it. The next failure on this thread overwrites it.
 #[unsafe(no_mangle)]
 pub extern "C" fn uccl_last_error() -> *const c_char {
     failure::last()

@@ -39,7 +39,8 @@ pub enum uccl_op_t {
     UCCL_RECV = 3,
 }
 
-/// A transfer: any number of pieces moved as one. Set all of it to zero first, then what is needed, and `timeout_ms`.
+/// A transfer: any number of pieces moved as one. Set all of it to zero first, then what is needed, and
+/// `timeout_ms`.
 #[repr(C)]
 pub struct uccl_request_t {
     /// The connection.
@@ -149,7 +150,8 @@ fn plain(
     }
 }
 
-/// Writes `count` pieces into the peer's memory, `iovs[i]` to where `adverts[i]` says, and waits until they are there.
+/// Writes `count` pieces into the peer's memory, `iovs[i]` to where `adverts[i]` says, and waits until they are
+/// there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_write(
     endpoint: *const uccl_endpoint_t,
@@ -177,8 +179,8 @@ pub unsafe extern "C" fn uccl_read(
     call(|| unsafe { Call::of(&request) }?.run(&*self::endpoint(endpoint)?).map(drop))
 }
 
-/// Sends `count` pieces as one message to the peer's matching receive, and waits until it has taken them. Sends and receives of
-/// a connection meet in order.
+/// Sends `count` pieces as one message to the peer's matching receive, and waits until it has taken them. Sends
+/// and receives of a connection meet in order.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_send(
     endpoint: *const uccl_endpoint_t,
@@ -191,8 +193,8 @@ pub unsafe extern "C" fn uccl_send(
     call(|| unsafe { Call::of(&request) }?.run(&*self::endpoint(endpoint)?).map(drop))
 }
 
-/// Receives one message into `count` pieces, as many as it was sent in, and waits for it. `received`, if not NULL, gets its length in bytes, which may be
-/// less than there is room for.
+/// Receives one message into `count` pieces, as many as it was sent in, and waits for it. `received`, if not
+/// NULL, gets its length in bytes, which may be less than there is room for.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_recv(
     endpoint: *const uccl_endpoint_t,
@@ -228,8 +230,8 @@ pub unsafe extern "C" fn uccl_run(
     })
 }
 
-/// Starts a transfer. The request and its lists may go when this has returned, the memory that is moved must stay until the
-/// transfer has ended.
+/// Starts a transfer. The request and its lists may go when this has returned, the memory that is moved must
+/// stay until the transfer has ended.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_post(
     endpoint: *const uccl_endpoint_t,
@@ -245,8 +247,8 @@ pub unsafe extern "C" fn uccl_post(
     })
 }
 
-/// Where a transfer stands: UCCL_IN_PROGRESS, UCCL_OK, or why it failed. Of one that has ended the answer stays the same; the last
-/// 16,384 are remembered. `bytes`, if not NULL, gets how much was moved.
+/// Where a transfer stands: UCCL_IN_PROGRESS, UCCL_OK, or why it failed. Of one that has ended the answer stays
+/// the same; the last 16,384 are remembered. `bytes`, if not NULL, gets how much was moved.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_poll(
     endpoint: *const uccl_endpoint_t,
@@ -260,8 +262,8 @@ pub unsafe extern "C" fn uccl_poll(
     })
 }
 
-/// Waits for a transfer's end, at most as long as said; then the answer is UCCL_IN_PROGRESS, and the transfer goes on. Otherwise as
-/// `uccl_poll`.
+/// Waits for a transfer's end, at most as long as said; then the answer is UCCL_IN_PROGRESS, and the transfer
+/// goes on. Otherwise as `uccl_poll`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_wait(
     endpoint: *const uccl_endpoint_t,
@@ -277,8 +279,8 @@ pub unsafe extern "C" fn uccl_wait(
     })
 }
 
-/// Ends a transfer. When this returns, no byte of it lands on either side any more. The answer is UCCL_OK if it had ended well
-/// before, else UCCL_CANCELLED or why it failed.
+/// Ends a transfer. When this returns, no byte of it lands on either side any more. The answer is UCCL_OK if it
+/// had ended well before, else UCCL_CANCELLED or why it failed.
 #[unsafe(no_mangle)]
 pub extern "C" fn uccl_cancel(endpoint: *const uccl_endpoint_t, transfer: u64) -> uccl_status_t {
     call_for(|| {

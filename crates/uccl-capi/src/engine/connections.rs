@@ -106,11 +106,11 @@ pub unsafe extern "C" fn accept(
 
 /// `uccl_engine_stop_accept`
 #[unsafe(export_name = "_Z23uccl_engine_stop_acceptP11uccl_engine")]
-pub extern "C" fn stop_accept(engine: *mut UcclEngine) {
+pub extern "C" fn stop_accept(engine: *mut UcclEngine) -> c_int {
     code(|| {
         super::engine(engine)?.stopped.store(true, SeqCst);
         Ok(())
-    });
+    })
 }
 
 /// `uccl_engine_start_listener`
@@ -133,9 +133,9 @@ pub extern "C" fn conn_is_local(conn: *mut UcclConn) -> c_int {
 
 /// `uccl_engine_conn_destroy`
 #[unsafe(export_name = "_Z24uccl_engine_conn_destroyP9uccl_conn")]
-pub extern "C" fn conn_destroy(conn: *mut UcclConn) {
+pub extern "C" fn conn_destroy(conn: *mut UcclConn) -> c_int {
     code(|| {
         let ended = CONNS.remove(conn).ok_or_else(|| Failure::no_handle("connection"))?;
         Ok(ended.core.disconnect(ended.id)?)
-    });
+    })
 }

@@ -89,8 +89,8 @@ fn without_zeros(half: &[u8]) -> &[u8] {
     &half[..len]
 }
 
-/// A `std::vector<T>`. As an argument it is passed by its address, and stays the caller's; returned by value it goes to
-/// where the caller says, as any struct that does not fit two registers.
+/// A `std::vector<T>`. As an argument it is passed by its address, and stays the caller's; returned by value it
+/// goes to where the caller says, as any struct that does not fit two registers.
 #[repr(C)]
 pub struct Vector<T> {
     begin: *mut T,
@@ -184,8 +184,9 @@ impl Allocator {
 
 type Allocate = unsafe extern "C" fn(usize, *const c_int) -> *mut c_void;
 
-/// Memory that C++ callers free: from the process's own operator, which a program may have replaced. It is looked up, since
-/// the library is for C programs too, which may have no such thing. There, as in libstdc++, it is malloc.
+/// Memory that C++ callers free: from the process's own operator, which a program may have replaced. It is
+/// looked up, since the library is for C programs too, which may have no such thing. There, as in libstdc++, it
+/// is malloc.
 fn allocate(allocator: Allocator, bytes: usize) -> Answer<NonNull<c_void>> {
     // SAFETY: a name that ends with a NUL.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, allocator.symbol().as_ptr()) };

@@ -47,14 +47,14 @@ pub unsafe extern "C" fn reg(
 
 /// `uccl_engine_mr_destroy`
 #[unsafe(export_name = "_Z22uccl_engine_mr_destroyP11uccl_enginem")]
-pub extern "C" fn mr_destroy(engine: *mut UcclEngine, mr: u64) {
+pub extern "C" fn mr_destroy(engine: *mut UcclEngine, mr: u64) -> c_int {
     code(|| {
         let engine = super::engine(engine)?;
         let (addr, _) = engine.core.region(MrId(mr))?;
         engine.core.deregister(MrId(mr))?;
         engine.regions.lock().remove(&(addr, mr));
         Ok(())
-    });
+    })
 }
 
 /// `uccl_engine_prepare_fifo`

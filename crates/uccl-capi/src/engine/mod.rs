@@ -1,7 +1,7 @@
 //! UCCL's engine interface: what `include/uccl_engine.h` declares, under the names that a C++ compiler gives it.
 //!
-//! rustc exports only what Rust defines, so that these are written here and not in C++. Functions that return nothing
-//! there return nothing here; `bool` is an `int` of 0 or 1, which callers read either way.
+//! rustc exports only what Rust defines, so that these are written here and not in C++. A return type is no part of a
+//! symbol: where a caller's header has `void`, it ignores the `int` here, and a `bool` it reads from an `int` of 0 or 1.
 // Said once, at the top of the header, for all functions.
 #![allow(clippy::missing_safety_doc)]
 
@@ -99,14 +99,14 @@ pub extern "C" fn create(num_cpus: c_int, _in_python: bool) -> *mut UcclEngine {
 
 /// `uccl_engine_destroy`
 #[unsafe(export_name = "_Z19uccl_engine_destroyP11uccl_engine")]
-pub extern "C" fn destroy(engine: *mut UcclEngine) {
+pub extern "C" fn destroy(engine: *mut UcclEngine) -> c_int {
     code(|| {
         let ended = ENGINES.remove(engine).ok_or_else(|| Failure::no_handle("engine"))?;
         ended.stopped.store(true, SeqCst);
         CONNS.retain(|conn| conn.engine != engine.addr());
         ended.core.close();
         Ok(())
-    });
+    })
 }
 
 /// `uccl_engine_get_metadata`

@@ -26,21 +26,21 @@ static void null_is_refused() {
   uccl_mr_t mr = 0;
   bool has = true;
   FifoItem item = {};
-  uccl_engine_destroy(nullptr);
+  CHECK(uccl_engine_destroy(nullptr) < 0);
   says("no such engine");
   CHECK(!uccl_engine_connect(nullptr, "127.0.0.1", "0", 1, false));
   CHECK(!uccl_engine_accept(nullptr, ip, sizeof ip, &gpu));
-  uccl_engine_stop_accept(nullptr);
+  CHECK(uccl_engine_stop_accept(nullptr) < 0);
   CHECK(uccl_engine_get_metadata(nullptr, &text) < 0 && !text);
   CHECK(uccl_engine_reg(nullptr, 1, 1, mr) < 0 && mr == 0);
-  uccl_engine_mr_destroy(nullptr, 1);
+  CHECK(uccl_engine_mr_destroy(nullptr, 1) < 0);
   CHECK(uccl_engine_prepare_fifo(nullptr, 1, memory, 1, buf) < 0);
   CHECK(uccl_engine_get_ipc_info(nullptr, 1, buf, &has) < 0 && !has);
   CHECK(uccl_engine_update_ipc_info(nullptr, 1, 1, 1) < 0);
   CHECK(uccl_engine_start_listener(nullptr) < 0 && uccl_engine_stop_listener(nullptr) < 0);
   says("no such connection");
   CHECK(!uccl_engine_conn_is_local(nullptr));
-  uccl_engine_conn_destroy(nullptr);
+  CHECK(uccl_engine_conn_destroy(nullptr) < 0);
   CHECK(uccl_engine_read(nullptr, 1, memory, 1, item, &id) < 0 && uccl_engine_write(nullptr, 1, memory, 1, item, &id) < 0);
   CHECK(uccl_engine_read_vector(nullptr, {}, {}, {}, {}, 0, &id) < 0);
   CHECK(uccl_engine_send(nullptr, 1, memory, 1, &id) < 0 && uccl_engine_recv(nullptr, 1, memory, 1) < 0 && id == 7);
@@ -86,13 +86,19 @@ static void what_does_not_fit_is_refused() {
   FifoItem forged = item;
   forged.padding[0] = static_cast<char>(forged.padding[0] ^ 1);
   if (uccl_engine_read(p.to_b, mr, memory, 10, forged, &id) == 0) CHECK(ended(p.to_b, id) < 0);
-  uccl_engine_mr_destroy(p.b, theirs);
+  WELL(uccl_engine_mr_destroy(p.b, theirs));
   if (uccl_engine_write(p.to_b, mr, memory, 10, item, &id) == 0) CHECK(ended(p.to_b, id) < 0);
   says("refused");
   CHECK(uccl_engine_xfer_status(p.to_b, 987654) && uccl_engine_xfer_error(p.to_b, 987654) < 0);
   says("transfer 987654");
-  uccl_engine_mr_destroy(p.a, 987654);
+  CHECK(uccl_engine_mr_destroy(p.a, 987654) < 0);
   says("region 987654");
+  // Memory that a transfer uses stays registered.
+  WELL(uccl_engine_send(p.to_a, theirs = registered(p.b), memory, sizeof memory, &id));
+  CHECK(uccl_engine_mr_destroy(p.b, theirs) < 0);
+  WELL(uccl_engine_recv(p.to_b, mr, memory, sizeof memory));
+  WELL(ended(p.to_a, id));
+  WELL(uccl_engine_mr_destroy(p.b, theirs));
   // Longer than the receive.
   WELL(uccl_engine_send(p.to_b, mr, memory, 100, &id));
   theirs = registered(p.b);
@@ -103,15 +109,15 @@ static void what_does_not_fit_is_refused() {
 
 static void what_is_gone_is_refused() {
   uccl_engine_t* engine = uccl_engine_create(1, false);
-  uccl_engine_destroy(engine);  // nothing was registered, nobody connected
-  uccl_engine_destroy(engine);
+  WELL(uccl_engine_destroy(engine));  // nothing was registered, nobody connected
+  CHECK(uccl_engine_destroy(engine) < 0);
   says("no such engine");
   uccl_conn_t *gone, *left;
   {
     Pair p;
     gone = p.to_a;
-    uccl_engine_conn_destroy(gone);
-    uccl_engine_conn_destroy(gone);
+    WELL(uccl_engine_conn_destroy(gone));
+    CHECK(uccl_engine_conn_destroy(gone) < 0);
     says("no such connection");
     // The other end of a connection that was closed.
     uccl_mr_t const mr = registered(p.a);
@@ -123,7 +129,7 @@ static void what_is_gone_is_refused() {
   notify_msg_t note = {};
   CHECK(uccl_engine_send(left, 1, memory, 1, &id) < 0 && uccl_engine_send_notif(left, &note) < 0);
   CHECK(uccl_engine_xfer_status(left, 1));
-  uccl_engine_conn_destroy(left);
+  CHECK(uccl_engine_conn_destroy(left) < 0);
 }
 
 static uccl_conn_t* accept_once(uccl_engine_t* engine) {
