@@ -239,6 +239,14 @@ uccl_status_t uccl_disconnect(const struct uccl_endpoint_t *endpoint, uint64_t c
 // Whether transfers can be posted on a connection; `uccl_last_error` says why not.
 uccl_status_t uccl_check_connection(const struct uccl_endpoint_t *endpoint, uint64_t conn);
 
+// Allocates memory that peers of this host can map, page aligned and zeroed: a transfer to or from it is one
+// copy in user space, without a system call. It is registered and advertised as any other.
+uccl_status_t uccl_alloc(const struct uccl_endpoint_t *endpoint, size_t len, void **ptr);
+
+// Gives back memory of `uccl_alloc`, also after its endpoint's end. It goes when no region lies in it any
+// more.
+uccl_status_t uccl_free(void *ptr);
+
 // Registers memory of the host or of a GPU. It must stay allocated until `uccl_deregister` or
 // `uccl_endpoint_destroy` has returned: peers that have an advert read and write it at any time.
 uccl_status_t uccl_register(const struct uccl_endpoint_t *endpoint, void *ptr, size_t len, uint64_t *mr);

@@ -1,6 +1,10 @@
-use std::ffi::{c_char, c_void};
+use std::{
+    collections::BTreeMap,
+    ffi::{c_char, c_void},
+};
 
-use uccl_p2p::{ConnId, MrId};
+use parking_lot::Mutex;
+use uccl_p2p::{ConnId, MrId, SharedBuf};
 use uccl_wire::advert::Advert;
 
 use super::{call, endpoint, uccl_endpoint_t, uccl_status_t};
@@ -15,6 +19,42 @@ use crate::{
 pub struct uccl_advert_t {
     /// The bytes.
     pub bytes: [u8; 64],
+}
+
+/// Memory from `uccl_alloc`, by its address.
+static ALLOCATED: Mutex<BTreeMap<usize, SharedBuf>> = Mutex::new(BTreeMap::new());
+
+/// Allocates memory that peers of this host can map, page aligned and zeroed: a transfer to or from it is one
+/// copy in user space, without a system call. It is registered and advertised as any other.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn uccl_alloc(
+    endpoint: *const uccl_endpoint_t,
+    len: usize,
+    ptr: *mut *mut c_void,
+) -> uccl_status_t {
+    call(|| {
+        // SAFETY: a place for a pointer.
+        let out = unsafe { Out::new(ptr, "ptr") }?;
+        let memory = self::endpoint(endpoint)?.alloc(len)?;
+        let start = memory.as_ptr().cast::<c_void>();
+        ALLOCATED.lock().insert(start.addr(), memory);
+        out.put(start);
+        Ok(())
+    })
+}
+
+/// Gives back memory of `uccl_alloc`, also after its endpoint's end. It goes when no region lies in it any
+/// more.
+#[unsafe(no_mangle)]
+pub extern "C" fn uccl_free(ptr: *mut c_void) -> uccl_status_t {
+    call(|| {
+        // It is unmapped without the lock.
+        let freed = ALLOCATED.lock().remove(&ptr.addr());
+        freed.map(drop).ok_or_else(|| {
+            let text = format!("{ptr:p} is not from uccl_alloc, or was given back before");
+            Failure::new(uccl_status_t::UCCL_UNKNOWN_ID, text)
+        })
+    })
 }
 
 /// Registers memory of the host or of a GPU. It must stay allocated until `uccl_deregister` or

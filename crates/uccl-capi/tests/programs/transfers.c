@@ -101,9 +101,23 @@ static void round_of(int number) {
   WELL(uccl_take_notifs(b, 0, see, &seen, NULL));
   CHECK(seen.count == 3);
 
+  /* Memory that the peer maps. */
+  void *shared;
+  WELL(uccl_alloc(b, SIZE, &shared));
+  WELL(uccl_register(b, shared, SIZE, &mr_b));
+  WELL(uccl_advertise(b, mr_b, shared, SIZE, &whole));
+  from[0].len = SIZE;
+  WELL(uccl_write(a, conn, from, &whole, 1));
+  CHECK(memcmp(shared, source, SIZE) == 0);
+  /* Soon after it was registered. */
+  do WELL(uccl_path(a, conn, &whole, path, sizeof path));
+  while (strcmp(path, "mapped") != 0);
+
   WELL(uccl_deregister(a, mr_a));
   WELL(uccl_endpoint_destroy(a));
   WELL(uccl_endpoint_destroy(b));
+  WELL(uccl_free(shared));
+  CHECK(uccl_free(shared) == UCCL_UNKNOWN_ID);
 }
 
 int main(void) {
