@@ -34,7 +34,7 @@ fn deadline(timeout_ms: i64) -> Answer<Option<Duration>> {
         UCCL_TIMEOUT_NEVER => Ok(Some(Duration::ZERO)),
         ms => match u64::try_from(ms) {
             Ok(0) => Err(Failure::invalid(
-                "a timeout of 0 ms leaves no time; UCCL_TIMEOUT_NEVER is for ever",
+                "a timeout of 0 ms leaves no time: use UCCL_TIMEOUT_DEFAULT or UCCL_TIMEOUT_NEVER",
             )),
             Ok(ms) => Ok(Some(Duration::from_millis(ms))),
             Err(_) => Err(no_timeout(ms)),
