@@ -7,8 +7,8 @@
 //! No call panics into its caller, and nothing that a caller holds is an address: a handle that has outlived its
 //! object is refused.
 
-#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
-compile_error!("the layouts in engine/cxx.rs are those of 64-bit Linux");
+#[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
+compile_error!("the layouts in engine/cxx.rs are those of Linux on x86-64 and aarch64");
 
 pub mod api;
 mod args;
