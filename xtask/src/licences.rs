@@ -17,6 +17,23 @@ struct Policy {
 #[derive(Deserialize)]
 struct Licences {
     allow: Vec<String>,
+    exceptions: Vec<Exceptions>,
+}
+
+/// What one dependency may have besides.
+#[derive(Deserialize)]
+struct Exceptions {
+    #[serde(rename = "crate")]
+    name: String,
+    allow: Vec<String>,
+}
+
+impl Licences {
+    fn allow(&self, package: &Package) -> Vec<&str> {
+        let exceptions = self.exceptions.iter().filter(|exception| exception.name == package.name);
+        let lists = exceptions.map(|exception| &exception.allow).chain([&self.allow]);
+        lists.flatten().map(String::as_str).collect()
+    }
 }
 
 /// The part of cargo's metadata that is read here.
@@ -47,7 +64,8 @@ pub(crate) fn check() -> Result<Done> {
         .packages
         .iter()
         .filter_map(|package| {
-            let reason = refusal(package.license.as_deref(), &policy.licenses.allow)?;
+            let allow = policy.licenses.allow(package);
+            let reason = refusal(package.license.as_deref(), &allow)?;
             Some(format!("{} {}: {reason}", package.name, package.version))
         })
         .collect();
@@ -58,13 +76,13 @@ pub(crate) fn check() -> Result<Done> {
 }
 
 /// Why a licence is not allowed; none if it is.
-fn refusal(licence: Option<&str>, allow: &[String]) -> Option<String> {
+fn refusal(licence: Option<&str>, allow: &[&str]) -> Option<String> {
     let Some(licence) = licence else { return Some("names no licence".into()) };
     // Older packages write MIT/Apache-2.0.
     match Expression::parse_mode(licence, ParseMode::LAX) {
         Err(error) => Some(format!("{licence:?} is not a licence: {}", error.reason)),
         Ok(expression) => {
-            let allowed = expression.evaluate(|one| allow.contains(&one.to_string()));
+            let allowed = expression.evaluate(|one| allow.contains(&one.to_string().as_str()));
             (!allowed).then(|| licence.to_owned())
         }
     }
@@ -92,7 +110,7 @@ mod tests {
 
     #[test]
     fn licences_are_read_as_expressions() {
-        let allow = ["MIT".to_owned(), "Apache-2.0 WITH LLVM-exception".to_owned()];
+        let allow = ["MIT", "Apache-2.0 WITH LLVM-exception"];
         for allowed in
             ["MIT", "MIT OR GPL-3.0-only", "GPL-3.0-only/MIT", "Apache-2.0 WITH LLVM-exception"]
         {
@@ -102,5 +120,15 @@ mod tests {
             assert!(refusal(Some(refused), &allow).is_some(), "{refused}");
         }
         assert!(refusal(None, &allow).is_some());
+    }
+
+    #[test]
+    fn an_exception_is_for_one_dependency() {
+        let exception = Exceptions { name: "one".into(), allow: vec!["MPL-2.0".into()] };
+        let licences = Licences { allow: vec!["MIT".into()], exceptions: vec![exception] };
+        let package =
+            |name: &str| Package { name: name.into(), version: "1".into(), license: None };
+        assert_eq!(licences.allow(&package("one")), ["MPL-2.0", "MIT"]);
+        assert_eq!(licences.allow(&package("two")), ["MIT"]);
     }
 }

@@ -1,9 +1,12 @@
 //! What developers run: `cargo xtask <command>`.
 
 mod bench;
+mod capi;
 mod demo;
 mod examples;
 mod hammer;
+mod headers;
+mod install;
 mod kernels;
 mod licences;
 mod lint;
@@ -35,6 +38,8 @@ enum Command {
     ConfigTable,
     Demo(demo::DemoArgs),
     Hammer(hammer::HammerArgs),
+    Headers(headers::HeadersArgs),
+    Install(install::InstallArgs),
     Kernels(kernels::KernelsArgs),
     /// Formatting, clippy, documentation and licences
     Lint,
@@ -59,6 +64,8 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::ConfigTable => settings::print()?,
         Command::Demo(args) => demo::run(&args)?,
         Command::Hammer(args) => hammer::run(&args)?,
+        Command::Headers(args) => headers::run(&args)?,
+        Command::Install(args) => install::run(&args)?,
         Command::Kernels(args) => kernels::run(&args)?,
         Command::Lint => return test::run(&test::TestArgs::only(test::Group::Lint)),
         Command::Loom => loom::run()?,

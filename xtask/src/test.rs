@@ -10,7 +10,8 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 
 use crate::{
-    hammer, kernels, licences, lint, loom, python, readme, settings, shell::Program, tools, tree,
+    capi, hammer, headers, kernels, licences, lint, loom, python, readme, settings, shell::Program,
+    tools, tree,
 };
 
 /// Install what the tests need, run all of them, and say what was skipped
@@ -120,6 +121,12 @@ const STEPS: &[Step] = &[
         run: |_| settings::check().map(Done::from),
     },
     Step {
+        name: "headers",
+        group: Group::Rust,
+        about: "the C header",
+        run: |_| headers::run(&headers::HeadersArgs { check: true }).map(Done::from),
+    },
+    Step {
         name: "hammer",
         group: Group::Rust,
         about: "random and mutated bytes for every parser",
@@ -145,6 +152,12 @@ const STEPS: &[Step] = &[
         group: Group::Rust,
         about: "cargo xtask demo, shortened",
         run: |_| crate::demo::run(&crate::demo::DemoArgs { short: true }).map(Done::from),
+    },
+    Step {
+        name: "capi",
+        group: Group::Rust,
+        about: "the examples in C and C++, with what is installed",
+        run: |_| capi::run(),
     },
     Step {
         name: "wheel",

@@ -15,6 +15,8 @@ struct Need {
 }
 
 const NEEDS: &[Need] = &[
+    Need { purpose: "tests and examples in C and C++", package: "g++", is_there: can_compile_cpp },
+    Need { purpose: "the examples in C and C++", package: "pkg-config", is_there: has_pkg_config },
     Need {
         purpose: "tests between two hosts (network namespaces)",
         package: "iproute2",
@@ -38,6 +40,16 @@ const COMPONENTS: [(&str, &str); 2] = [("fmt", "rustfmt"), ("clippy", "clippy")]
 /// Whether Python can make virtual environments that have pip.
 pub(crate) fn can_make_environments() -> bool {
     Program::new("python3").args(["-c", "import ensurepip, venv"]).works()
+}
+
+/// Whether there is a compiler for C++, which comes with one for C.
+pub(crate) fn can_compile_cpp() -> bool {
+    ["c++", "cc"].iter().all(|compiler| Program::new(compiler).args(["--version"]).works())
+}
+
+/// Whether there is pkg-config.
+pub(crate) fn has_pkg_config() -> bool {
+    Program::new("pkg-config").args(["--version"]).works()
 }
 
 /// Whether cargo knows a command.

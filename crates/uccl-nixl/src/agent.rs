@@ -6,12 +6,15 @@ use std::{
 };
 
 use parking_lot::{Mutex, RwLock};
-use uccl_p2p::{Config, Endpoint, Iov, MrId, Op, device::MemoryKind, wire::advert::Advert};
+use uccl_p2p::{
+    Config, Endpoint, Iov, MrId, Op,
+    device::MemoryKind,
+    wire::{advert::Advert, named::Named},
+};
 
 use crate::{
     conn_info::ConnInfo,
     memory::Memory,
-    notif,
     remote::Remote,
     status::{Error, Result},
     transfer::Transfer,
@@ -24,7 +27,6 @@ pub(crate) struct Agent {
     remotes: RwLock<HashMap<Vec<u8>, Arc<Remote>>>,
     /// Where each region starts, and how long it is.
     regions: Mutex<BTreeMap<(usize, MrId), usize>>,
-    notif_prefix: Vec<u8>,
 }
 
 /// One descriptor of a transfer: what NIXL lists, with the memory that its metadata stands for.
@@ -44,7 +46,6 @@ impl Agent {
             endpoint,
             remotes: RwLock::default(),
             regions: Mutex::default(),
-            notif_prefix: notif::prefix(name),
         })
     }
 
@@ -168,13 +169,14 @@ impl Agent {
     }
 
     /// What a notification of this agent's looks like on the way.
-    pub(crate) fn frame(&self, message: &[u8]) -> Vec<u8> {
-        [&self.notif_prefix, message].concat()
+    pub(crate) fn frame(&self, message: &[u8]) -> Result<Vec<u8>> {
+        let framed = Named { name: &self.name, message }.encode();
+        framed.ok_or_else(|| Error::Invalid("a notification has at most 64 MiB".into()))
     }
 
     /// Sends a notification that belongs to no transfer.
     pub(crate) fn notify(&self, name: &[u8], message: &[u8]) -> Result<()> {
-        self.remote(name)?.notify(&self.endpoint, &self.frame(message))
+        self.remote(name)?.notify(&self.endpoint, &self.frame(message)?)
     }
 }
 

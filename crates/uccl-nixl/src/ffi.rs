@@ -6,13 +6,13 @@ use std::{
     slice,
 };
 
-use uccl_p2p::{Config, Op};
+use uccl_p2p::{Config, Op, wire::named::Named};
 
 use crate::{
     agent::{Agent, Piece},
     log,
     memory::Memory,
-    notif, params,
+    params,
     status::{Error, Result, Status},
     transfer::Transfer,
 };
@@ -323,7 +323,8 @@ unsafe extern "C" fn uccl_nixl_post(
 ) -> c_int {
     answer("postXfer", || {
         // SAFETY: as documented above.
-        let framed = message.map(|message| agent.frame(unsafe { message.as_slice() }));
+        let framed =
+            message.map(|message| agent.frame(unsafe { message.as_slice() })).transpose()?;
         transfer.post(&agent.endpoint, framed.as_deref())
     })
 }
@@ -357,11 +358,13 @@ unsafe extern "C" fn uccl_nixl_take_notifs(
 ) -> c_int {
     answer("getNotifs", || {
         for arrived in agent.endpoint.take_notifs() {
-            match notif::parse(&arrived.payload) {
-                // SAFETY: as documented above.
-                Some((from, message)) => unsafe { take(to, Bytes::of(from), Bytes::of(message)) },
-                None => tracing::warn!("dropped a notification that no NIXL agent sent"),
+            let Named { name, message } = Named::decode(&arrived.payload);
+            if name.is_empty() {
+                tracing::warn!("dropped a notification that no agent sent");
+                continue;
             }
+            // SAFETY: as documented above.
+            unsafe { take(to, Bytes::of(name), Bytes::of(message)) };
         }
         Ok(Status::Success)
     })

@@ -16,7 +16,6 @@ mod ffi;
 mod host;
 mod log;
 mod memory;
-mod notif;
 mod params;
 mod remote;
 mod status;

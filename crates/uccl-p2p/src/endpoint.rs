@@ -19,14 +19,14 @@ use uccl_device::CpuList;
 use uccl_fabric::{alloc, mem::Span};
 use uccl_wire::advert::Advert;
 
+pub use self::{
+    address::{gpu_index, parse_address, reachable_ip, resolve, told_ip},
+    stream::CudaStream,
+    types::*,
+};
 use self::{
     address::{listen, listen_locally},
     transfers::{remote_span, settle},
-};
-pub use self::{
-    address::{reachable_ip, told_ip},
-    stream::CudaStream,
-    types::*,
 };
 use crate::{
     config::Config,

@@ -424,3 +424,24 @@ fn workers_run_anywhere_where_affinity_is_switched_off() {
     let Pair { a, b, .. } = pair_with(|config| config.numa_affinity = false);
     assert_eq!((a.worker_cpus(), b.worker_cpus()), (None, None));
 }
+
+/// Who has been told may close at once: the sender hears that its message has arrived, and not that the peer is gone.
+#[test]
+fn a_notification_that_was_taken_has_arrived() {
+    for transport in [Transport::Local, Transport::Tcp] {
+        for len in [3, 100_000].repeat(30) {
+            let p = pair_with(|config| config.transport = transport);
+            let b = p.b.clone();
+            let told = std::thread::spawn(move || {
+                let taken = b.wait_notifs(Some(Duration::from_secs(20)), &mut Uninterrupted);
+                b.close();
+                taken.expect("an endpoint").len()
+            });
+            // Until it sleeps, and a worker delivers.
+            std::thread::sleep(Duration::from_millis(2));
+            let sent = p.a.run_notif(p.to_b, &vec![7; len], None, &mut Uninterrupted);
+            assert!(sent.is_ok(), "{transport:?} {len}: {sent:?}");
+            assert_eq!(told.join().expect("no panic"), 1);
+        }
+    }
+}

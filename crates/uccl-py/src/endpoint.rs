@@ -203,10 +203,8 @@ impl PyEndpoint {
 
     /// Where this endpoint listens, for `add_remote_endpoint` of its peers.
     fn get_metadata<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        let addr = self.core.addr();
-        let device = Device::Gpu(self.core.config().gpu_index);
-        let metadata = Metadata { ip: addr.ip(), port: addr.port(), device };
-        let bytes = metadata.encode().map_err(|e| PyRuntimeError::new_err(e.to_string()))?;
+        let bytes =
+            self.core.metadata().encode().map_err(|e| PyRuntimeError::new_err(e.to_string()))?;
         Ok(PyBytes::new(py, &bytes))
     }
 

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     time::Duration,
 };
 
@@ -57,13 +57,13 @@ pub(crate) fn connect(
             )
             .into());
         }
-        (None | Some(-1), Some(gpu)) => well_known_port(ep.core.config(), gpu)?,
+        (None | Some(-1), Some(gpu)) => ep.core.config().well_known_port(gpu)?,
         (Some(port), _) => u16::try_from(port)
             .ok()
             .filter(|&p| p != 0)
             .ok_or_else(|| Stop::refuse(format!("{port} is no port")))?,
     };
-    let addr = py.detach(|| resolve(&host, port))?;
+    let addr = py.detach(|| uccl_p2p::resolve(&host, port))?;
     connect_to(ep, py, addr, a.seconds(3)?)
 }
 
@@ -76,7 +76,7 @@ pub(crate) fn connect_local(
 ) -> Result<u64, Stop> {
     let a = CONNECT_LOCAL.bind(args, kwargs)?;
     let config = ep.core.config();
-    let port = well_known_port(config, gpu_index(a.need(0)?)?)?;
+    let port = config.well_known_port(gpu_index(a.need(0)?)?)?;
     // An endpoint that listens on one address is not to be met on another.
     let ip = config.bind.filter(|ip| !ip.is_unspecified()).unwrap_or(Ipv4Addr::LOCALHOST.into());
     connect_to(ep, py, SocketAddr::new(ip, port), a.seconds(1)?)
@@ -159,35 +159,11 @@ pub(crate) fn remove(ep: &PyEndpoint, py: Python<'_>, conn: ConnId) -> Result<()
     py.detach(|| core.disconnect(conn))
 }
 
-/// Where the endpoint for a GPU listens if nobody says otherwise.
-fn well_known_port(config: &Config, gpu: i64) -> Result<u16, Stop> {
-    i64::from(config.base_port)
-        .checked_add(gpu)
-        .filter(|_| gpu >= 0)
-        .and_then(|port| u16::try_from(port).ok())
-        .ok_or_else(|| {
-            Stop::refuse(format!("GPU {gpu} has no port: ports start at {}", config.base_port))
-        })
-}
-
 /// A GPU's index; a PCI address, which says nothing about ports, counts as GPU 0.
 fn gpu_index(gpu: &Bound<'_, PyAny>) -> PyResult<i64> {
     match gpu.extract::<String>() {
-        Ok(name) => Ok(name.parse().unwrap_or(0)),
+        Ok(name) => Ok(uccl_p2p::gpu_index(&name)),
         Err(_) => gpu.extract(),
-    }
-}
-
-fn resolve(host: &str, port: u16) -> Result<SocketAddr, Stop> {
-    let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host);
-    if let Ok(ip) = bare.parse::<IpAddr>() {
-        return Ok(SocketAddr::new(ip, port));
-    }
-    let found = (bare, port).to_socket_addrs().map(|mut addrs| addrs.next());
-    match found {
-        Ok(Some(addr)) => Ok(addr),
-        Ok(None) => Err(Stop::refuse(format!("{host:?} has no address"))),
-        Err(e) => Err(Stop::refuse(format!("{host:?} is no address: {e}"))),
     }
 }
 

@@ -137,6 +137,13 @@ impl Advert {
         Self { addr, len, key, slot, instance }.checked()
     }
 
+    /// The advert of `len` bytes that begin `offset` bytes into it; `None` if they are not inside.
+    pub fn part(&self, offset: u64, len: u64) -> Option<Self> {
+        let fits = offset.checked_add(len).is_some_and(|end| end <= self.len);
+        let addr = self.addr.checked_add(offset)?;
+        fits.then_some(Self { addr, len, ..*self })
+    }
+
     /// The advert's names for a descriptor: low and high half of the key, slot, instance.
     pub fn to_rkeys(&self) -> [u32; ADVERT_RKEYS] {
         [self.key as u32, (self.key >> 32) as u32, self.slot, self.instance]

@@ -14,6 +14,7 @@ use crate::{
     ipc_info::IpcInfo,
     message::{self, Answer, AskPiece, Direction, Message, Place, Source, Verdict},
     metadata::{Device, Metadata},
+    named::Named,
 };
 
 /// A parser under test.
@@ -39,6 +40,7 @@ pub const PARSERS: &[Parser] = &[
     Parser { name: "message", takes: message },
     Parser { name: "metadata", takes: metadata },
     Parser { name: "metadata text", takes: metadata_text },
+    Parser { name: "named notification", takes: named },
 ];
 
 /// Throws bytes at every parser; how many took them for valid.
@@ -67,6 +69,7 @@ pub fn samples() -> Vec<Vec<u8>> {
         }),
     );
     samples.extend(encode_descs(&[XferDesc::of_advert(&advert), ipc_desc]));
+    samples.extend(Named { name: b"name", message: b"message" }.encode());
     samples.extend(by_index.encode());
     samples.extend(by_bdf.encode());
     samples.extend(sample_hello().encode());
@@ -219,6 +222,17 @@ fn metadata_text(bytes: &[u8]) -> bool {
     let Ok(read) = String::from_utf8_lossy(bytes).parse::<Metadata>() else { return false };
     assert_eq!(read.to_string().parse().as_ref(), Ok(&read));
     true
+}
+
+/// What has no header is all message; then nothing is said of the bytes.
+fn named(bytes: &[u8]) -> bool {
+    let read = Named::decode(bytes);
+    let has_header = read.name.len() + read.message.len() < bytes.len();
+    assert!(has_header || read == Named { name: &[], message: bytes });
+    if has_header {
+        assert_eq!(read.encode().as_deref(), Some(bytes));
+    }
+    has_header
 }
 
 /// Both ends, with and without a key, at every point of the handshake.

@@ -100,15 +100,11 @@ impl IpcInfo {
     /// The handle is not an advert, or the range is not inside it.
     pub fn advert(&self) -> Result<Advert, IpcInfoError> {
         let whole = Advert::decode(&self.handle)?;
-        let fits = self.offset.checked_add(self.size).is_some_and(|end| end <= whole.len);
-        match whole.addr.checked_add(self.offset) {
-            Some(addr) if fits => Ok(Advert { addr, len: self.size, ..whole }),
-            _ => Err(IpcInfoError::OutsideAdvert {
-                offset: self.offset,
-                size: self.size,
-                advertised: whole.len,
-            }),
-        }
+        whole.part(self.offset, self.size).ok_or(IpcInfoError::OutsideAdvert {
+            offset: self.offset,
+            size: self.size,
+            advertised: whole.len,
+        })
     }
 
     /// The 104 bytes that the Python API carries.

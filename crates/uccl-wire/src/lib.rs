@@ -16,5 +16,6 @@ pub mod handshake;
 pub mod ipc_info;
 pub mod message;
 pub mod metadata;
+pub mod named;
 
 pub use cursor::Truncated;

@@ -1,14 +1,91 @@
 //! Where an endpoint listens, and what it tells peers of that.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 
 use uccl_fabric::{fdpass::FdListener, tcp};
+use uccl_wire::metadata::{Device, Metadata};
 
+use super::Endpoint;
 use crate::{
     config::Config,
     engine::places,
     error::{Error, Result},
 };
+
+impl Endpoint {
+    /// What peers need to find this endpoint; its GPU is named by its index.
+    pub fn metadata(&self) -> Metadata {
+        let addr = self.addr();
+        let device = Device::Gpu(self.config().gpu_index);
+        Metadata { ip: addr.ip(), port: addr.port(), device }
+    }
+
+    /// The same with the GPU's PCI address, if there is such a GPU.
+    pub fn metadata_by_pci(&self) -> Metadata {
+        let metadata = self.metadata();
+        match places::pci_address(self.config().gpu_index) {
+            Some(bdf) => Metadata { device: Device::Bdf(bdf), ..metadata },
+            None => metadata,
+        }
+    }
+}
+
+/// The address of a peer: what it says of itself (`10.0.0.1:28100?0`), or where it is (`node7:28100`, `[fe80::1]:28100`).
+///
+/// # Errors
+/// [`Error::Invalid`] says what is wrong with it.
+pub fn parse_address(text: &str) -> Result<SocketAddr> {
+    if let Ok(metadata) = text.parse::<Metadata>() {
+        return resolve(&metadata.ip.to_string(), metadata.port);
+    }
+    let addr = text.split_once('?').map_or(text, |(addr, _)| addr);
+    let parts = addr.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
+    let (host, port) = parts.ok_or_else(|| {
+        Error::Invalid(format!("{text:?} is not an endpoint's address, such as 10.0.0.1:28100"))
+    })?;
+    resolve(host, port)
+}
+
+/// The address of a port of a host, which is named, or given by its IP (an IPv6 one with or without brackets).
+///
+/// # Errors
+/// [`Error::Invalid`]: the port is none, or nobody knows the host.
+pub fn resolve(host: &str, port: u16) -> Result<SocketAddr> {
+    if port == 0 {
+        return Err(Error::Invalid("nobody listens on port 0".into()));
+    }
+    let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host);
+    if let Ok(ip) = bare.parse::<IpAddr>() {
+        return Ok(SocketAddr::new(ip, port));
+    }
+    match (bare, port).to_socket_addrs().map(|mut addrs| addrs.next()) {
+        Ok(Some(addr)) => Ok(addr),
+        Ok(None) => Err(Error::Invalid(format!("{host:?} has no address"))),
+        Err(e) => Err(Error::Invalid(format!("{host:?} is no address: {e}"))),
+    }
+}
+
+impl Config {
+    /// Where the endpoint for a GPU listens if nobody says otherwise.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: there is no such port.
+    pub fn well_known_port(&self, gpu_index: i64) -> Result<u16> {
+        i64::from(self.base_port)
+            .checked_add(gpu_index)
+            .filter(|_| gpu_index >= 0)
+            .and_then(|port| u16::try_from(port).ok())
+            .ok_or_else(|| {
+                let base = self.base_port;
+                Error::Invalid(format!("GPU {gpu_index} has no port: ports start at {base}"))
+            })
+    }
+}
+
+/// The index that a name of a GPU has; a PCI address, which says nothing about ports, counts as GPU 0.
+pub fn gpu_index(name: &str) -> i64 {
+    name.parse().unwrap_or(0)
+}
 
 /// Opens the listening socket, and says where peers find it.
 pub(super) fn listen(config: &Config) -> Result<(std::net::TcpListener, SocketAddr)> {
@@ -89,5 +166,48 @@ pub(super) fn listen_locally() -> (Option<FdListener>, String) {
             tracing::debug!("processes of this host will use TCP: {e}");
             (None, String::new())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn peers_are_found_by_what_they_say_and_by_where_they_are() {
+        let at = |ip: &str| SocketAddr::new(ip.parse().expect("an address"), 28100);
+        for (text, ip) in [
+            ("10.0.0.1:28100?0", "10.0.0.1"),
+            ("10.0.0.1:28100?0000:4a:00.0", "10.0.0.1"),
+            ("[fe80::1]:28100?3", "fe80::1"),
+            ("10.0.0.1:28100", "10.0.0.1"),
+            ("[::1]:28100", "::1"),
+            ("10.0.0.1:28100?", "10.0.0.1"),
+        ] {
+            assert_eq!(parse_address(text).expect(text), at(ip));
+        }
+        assert!(parse_address("localhost:28100").expect("known").ip().is_loopback());
+        for text in [
+            "",
+            "10.0.0.1",
+            "10.0.0.1:0",
+            "10.0.0.1:0?0",
+            "10.0.0.1:65536",
+            ":",
+            "?0",
+            "10.0.0.1:x?0",
+        ] {
+            assert!(matches!(parse_address(text), Err(Error::Invalid(_))), "{text}");
+        }
+    }
+
+    #[test]
+    fn ports_follow_the_gpu_index() {
+        let config = Config { base_port: 28100, ..Config::default() };
+        assert_eq!(config.well_known_port(7).expect("a port"), 28107);
+        for gpu in [-1, 40_000, i64::MAX] {
+            assert!(matches!(config.well_known_port(gpu), Err(Error::Invalid(_))), "{gpu}");
+        }
+        assert_eq!((gpu_index("5"), gpu_index("0000:4a:00.0"), gpu_index("")), (5, 0, 0));
     }
 }

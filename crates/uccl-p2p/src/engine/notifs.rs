@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
-use smallvec::{SmallVec, smallvec};
+use smallvec::smallvec;
 use uccl_fabric::mem::{RemoteSpan, Span};
 use uccl_wire::message::Source;
 
@@ -72,15 +72,15 @@ impl Connection {
     /// Delivers what can be delivered in order, and fetches what comes next.
     pub(crate) fn resume_notifs(self: &Arc<Self>) {
         let mut fetch = None;
-        let mut delivered: SmallVec<[u64; 8]> = SmallVec::new();
         {
             let mut notifs = self.notifs.lock();
             while self.core.notif_bytes.load(Relaxed) <= NOTIF_LIMIT {
                 match notifs.queue.pop_front() {
                     Some((id, Waiting::Here(payload))) => {
                         notifs.bytes = notifs.bytes.saturating_sub(payload.len());
+                        // First the answer: whoever is told may close the connection at once.
+                        self.send_notif_ack(id, true);
                         self.core.push_notif(Notification { conn: self.id, payload });
-                        delivered.push(id);
                     }
                     Some((id, Waiting::There(source))) => {
                         notifs.queue.push_front((id, Waiting::Fetching));
@@ -95,7 +95,6 @@ impl Connection {
                 }
             }
         }
-        delivered.into_iter().for_each(|id| self.send_notif_ack(id, true));
         if let Some((id, source)) = fetch {
             self.fetch_notif(id, source);
         }
@@ -135,12 +134,12 @@ impl Connection {
                 return;
             }
             notifs.queue.pop_front();
+            // As above; and with the lock held, so that none that comes later is delivered before.
+            self.send_notif_ack(id, payload.is_some());
+            if let Some(payload) = payload {
+                self.core.push_notif(Notification { conn: self.id, payload });
+            }
         }
-        let ok = payload.is_some();
-        if let Some(payload) = payload {
-            self.core.push_notif(Notification { conn: self.id, payload });
-        }
-        self.send_notif_ack(id, ok);
         self.resume_notifs();
     }
 }

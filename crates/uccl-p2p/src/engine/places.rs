@@ -42,6 +42,11 @@ pub(crate) fn of_gpu(index: u32) -> Option<Place> {
     machine()?.topology.gpu_address(index).map(Place::Device)
 }
 
+/// The PCI address of the GPU with this index, if there is one.
+pub(crate) fn pci_address(index: u32) -> Option<String> {
+    machine()?.topology.gpu_address(index).map(|address| address.to_string())
+}
+
 /// The NUMA node that host memory begins on, where there are several and the kernel tells.
 pub(crate) fn node_of(kind: MemoryKind, span: Span) -> Option<u32> {
     let asks = kind.device().is_none() && span.len > 0 && has_several_nodes();

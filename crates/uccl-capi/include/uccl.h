@@ -1,0 +1,360 @@
+/* uccl: tensors between processes and hosts, for C and C++.
+ *
+ * Made by `cargo xtask headers` from crates/uccl-capi/src/api; do not edit it.
+ *
+ * All functions may be called from any thread, and none throws. Those that return uccl_status_t return UCCL_OK, or say
+ * what kind of failure it was; uccl_last_error then tells this thread more. Answers are written only if UCCL_OK is
+ * returned.
+ *
+ * - Pointers to where an answer goes and to what is asked must not be NULL unless it says so, and must be good until the
+ *   function returns. NULL is refused; that a pointer is good, nobody can check.
+ * - Endpoints and configs are handles, not addresses: one that was destroyed is refused as UCCL_UNKNOWN_ID. They belong to
+ *   whoever made them, who destroys them once.
+ * - Connections, regions and transfers are numbers, good for the endpoint that gave them. They are never used twice.
+ * - Times are in milliseconds, lengths in bytes. Texts are UTF-8 and end with a NUL. */
+
+#ifndef UCCL_H
+#define UCCL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+// The endpoint's time: its setting timeout_ms to connect, transfer_timeout_ms for all else. Where a call
+// merely looks for something (`uccl_wait`, `uccl_take_notifs`), for ever.
+#define UCCL_TIMEOUT_DEFAULT -1
+
+// No limit.
+#define UCCL_TIMEOUT_NEVER -2
+
+// Bytes that have room for every address, with its NUL.
+#define UCCL_ADDRESS_SIZE 128
+
+// What a call came to. Failures are negative; `uccl_last_error` says more about them.
+enum uccl_status_t
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // Done.
+  UCCL_OK = 0,
+  // The transfer is under way. No failure.
+  UCCL_IN_PROGRESS = 1,
+  // An argument or a setting makes no sense: a NULL pointer, a list of the wrong length, a bad value.
+  UCCL_INVALID_ARGUMENT = -1,
+  // No such endpoint, connection, region or transfer: never made, or gone.
+  UCCL_UNKNOWN_ID = -2,
+  // A piece is not inside the region that was named for it, or longer than what the peer advertised.
+  UCCL_OUT_OF_RANGE = -3,
+  // The peer refused the access, or the advert is not from this peer: revoked, forged or outdated.
+  UCCL_REFUSED = -4,
+  // The message is longer than the receive that met it. Nothing was written past the receive's end.
+  UCCL_TRUNCATED = -5,
+  // Cancelled, here or by the peer. No byte of it lands any more.
+  UCCL_CANCELLED = -6,
+  // The time was up. No byte of the transfer lands any more.
+  UCCL_DEADLINE = -7,
+  // The connection could not be made: nobody is there, or the peer does not want it.
+  UCCL_CONNECT_FAILED = -8,
+  // The peer is gone or silent, or the connection was closed here.
+  UCCL_CONNECTION_LOST = -9,
+  // The peer spoke nonsense or another version, or a checksum does not match.
+  UCCL_PROTOCOL = -10,
+  // Too much is outstanding: wait for earlier transfers, then try again.
+  UCCL_FULL = -11,
+  // The endpoint has been destroyed meanwhile.
+  UCCL_CLOSED = -12,
+  // The operating system refused something: an address, a socket, memory.
+  UCCL_SYSTEM = -13,
+  // A GPU could not move the data, or cannot be reached on the path to this peer.
+  UCCL_GPU = -14,
+  // A fault of this library. Please report it, with the text of `uccl_last_error`.
+  UCCL_INTERNAL = -15,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum uccl_status_t uccl_status_t;
+#else
+typedef int32_t uccl_status_t;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// What a transfer does.
+enum uccl_op_t
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // From the peer's advertised memory into ours.
+  UCCL_READ = 0,
+  // From ours into the peer's advertised memory.
+  UCCL_WRITE = 1,
+  // From ours to the peer's matching receive.
+  UCCL_SEND = 2,
+  // From the peer's matching send into ours.
+  UCCL_RECV = 3,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum uccl_op_t uccl_op_t;
+#else
+typedef int32_t uccl_op_t;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// The settings of an endpoint that is to be made.
+typedef struct uccl_config_t uccl_config_t;
+
+// One process's engine for one GPU (or none): it listens, connects, has memory registered and moves it.
+typedef struct uccl_endpoint_t uccl_endpoint_t;
+
+// Counters of an endpoint since it was made.
+typedef struct uccl_stats_t {
+  // Open connections.
+  uint64_t connections;
+  // Registered regions.
+  uint64_t regions;
+  // Transfers posted here.
+  uint64_t transfers_posted;
+  // Transfers that ended well.
+  uint64_t transfers_done;
+  // Transfers that failed.
+  uint64_t transfers_failed;
+  // Bytes that this endpoint's transfers sent.
+  uint64_t bytes_sent;
+  // Bytes that this endpoint's transfers received.
+  uint64_t bytes_received;
+  // Notifications sent.
+  uint64_t notifs_sent;
+  // Notifications received.
+  uint64_t notifs_received;
+  // Accesses by peers that were refused.
+  uint64_t refused_accesses;
+} uccl_stats_t;
+
+// A connection that was accepted.
+typedef struct uccl_accepted_t {
+  // The connection.
+  uint64_t conn;
+  // The peer's GPU.
+  uint32_t gpu_index;
+  // The IP that the peer connected from.
+  char ip[48];
+} uccl_accepted_t;
+
+// What lets a peer read and write a range of a region: 64 bytes to be sent to it, by any way, as they are.
+typedef struct uccl_advert_t {
+  // The bytes.
+  uint8_t bytes[64];
+} uccl_advert_t;
+
+// A piece of local memory.
+typedef struct uccl_iov_t {
+  // The region that it lies in.
+  uint64_t mr;
+  // Where it starts.
+  void *ptr;
+  // How long it is, in bytes.
+  size_t len;
+} uccl_iov_t;
+
+// A transfer: any number of pieces moved as one. Set all of it to zero first, then what is needed, and
+// `timeout_ms`.
+typedef struct uccl_request_t {
+  // The connection.
+  uint64_t conn;
+  // One of uccl_op_t.
+  int32_t op;
+  // Pieces of local memory.
+  const struct uccl_iov_t *iovs;
+  // The peer's memory, one advert a piece, each at least as long; NULL for UCCL_SEND and UCCL_RECV.
+  const struct uccl_advert_t *adverts;
+  // How many pieces there are, 1 to 65,536.
+  size_t count;
+  // A notification that the peer gets when the data is there, or NULL. Not with UCCL_RECV.
+  const void *notif;
+  // Its length in bytes, at most 64 MiB.
+  size_t notif_len;
+  // Milliseconds until the transfer fails: UCCL_TIMEOUT_DEFAULT, UCCL_TIMEOUT_NEVER or a positive number.
+  int64_t timeout_ms;
+} uccl_request_t;
+
+// Takes a notification: the connection that it came over, and its bytes, which are there until this returns.
+// It must not throw or jump out.
+typedef void (*uccl_notif_fn)(void *context, uint64_t conn, const void *data, size_t len);
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// A status in two or three words. The text is constant.
+const char *uccl_status_name(int32_t status);
+
+// Why the last call of this thread that failed did, and what to do about it; an empty text if none has failed.
+// Calls that succeed leave it. The next failure on this thread overwrites it.
+const char *uccl_last_error(void);
+
+// The version of the library, such as "0.1.0".
+const char *uccl_version(void);
+
+// Makes settings: the defaults, changed by the environment variables UCCL_P2P_*.
+uccl_status_t uccl_config_new(struct uccl_config_t **config);
+
+// Changes a setting: `name` is the environment variable (UCCL_P2P_TIMEOUT_MS) or what follows its prefix, in
+// lower case (timeout_ms); the README lists them. Beside those there are `gpu_index`, the GPU that the
+// endpoint serves (0), and `port`, the port that it listens on (0 for any; the base port plus the GPU's index
+// if that is free).
+uccl_status_t uccl_config_set(struct uccl_config_t *config, const char *name, const char *value);
+
+// Ends settings. Endpoints that were made with them keep theirs.
+uccl_status_t uccl_config_free(struct uccl_config_t *config);
+
+// Makes an endpoint, which listens from now on. `config` may be NULL: then the environment's settings count.
+uccl_status_t uccl_endpoint_create(const struct uccl_config_t *config, struct uccl_endpoint_t **endpoint);
+
+// Ends an endpoint: its connections are closed and what is unfinished fails, in other threads' calls too. When
+// this returns no peer's access lands in its memory any more.
+uccl_status_t uccl_endpoint_destroy(struct uccl_endpoint_t *endpoint);
+
+// Writes where peers find this endpoint, such as "10.0.0.1:28100?0": address, port and GPU. That is what
+// `uccl_connect` takes; how it gets to the peer is the program's business. UCCL_ADDRESS_SIZE bytes have room
+// for it.
+uccl_status_t uccl_endpoint_address(const struct uccl_endpoint_t *endpoint, char *text, size_t capacity);
+
+// Reads the endpoint's counters.
+uccl_status_t uccl_endpoint_stats(const struct uccl_endpoint_t *endpoint, struct uccl_stats_t *stats);
+
+// Connects to the endpoint at `address`: what `uccl_endpoint_address` said there, or "host:port". The
+// connection works both ways.
+uccl_status_t uccl_connect(const struct uccl_endpoint_t *endpoint,
+                           const char *address,
+                           int64_t timeout_ms,
+                           uint64_t *conn);
+
+// Waits for a peer that connected. A timeout of 0 takes one that is there, or else ends with UCCL_DEADLINE.
+uccl_status_t uccl_accept(const struct uccl_endpoint_t *endpoint, int64_t timeout_ms, struct uccl_accepted_t *accepted);
+
+// Closes a connection. Its unfinished transfers fail.
+uccl_status_t uccl_disconnect(const struct uccl_endpoint_t *endpoint, uint64_t conn);
+
+// Whether transfers can be posted on a connection; `uccl_last_error` says why not.
+uccl_status_t uccl_check_connection(const struct uccl_endpoint_t *endpoint, uint64_t conn);
+
+// Allocates memory that peers of this host can map, page aligned and zeroed: a transfer to or from it is one
+// copy in user space, without a system call. It is registered and advertised as any other.
+uccl_status_t uccl_alloc(const struct uccl_endpoint_t *endpoint, size_t len, void **ptr);
+
+// Gives back memory of `uccl_alloc`, also after its endpoint's end. It goes when no region lies in it any
+// more.
+uccl_status_t uccl_free(void *ptr);
+
+// Registers memory of the host or of a GPU. It must stay allocated until `uccl_deregister` or
+// `uccl_endpoint_destroy` has returned: peers that have an advert read and write it at any time.
+uccl_status_t uccl_register(const struct uccl_endpoint_t *endpoint, void *ptr, size_t len, uint64_t *mr);
+
+// Ends a region, and all adverts of it: when this has returned UCCL_OK, no peer's access lands in it any more.
+// A region that unfinished transfers of this endpoint use is refused. UCCL_CONNECTION_LOST means that a peer
+// which is stuck in the middle of an access may still touch the memory.
+uccl_status_t uccl_deregister(const struct uccl_endpoint_t *endpoint, uint64_t mr);
+
+// Makes the advert of `len` bytes at `ptr`, which are inside the region.
+uccl_status_t uccl_advertise(const struct uccl_endpoint_t *endpoint,
+                             uint64_t mr,
+                             const void *ptr,
+                             size_t len,
+                             struct uccl_advert_t *advert);
+
+// Makes of an advert that of a part: `len` bytes that begin `offset` bytes into it. Either side may do so;
+// `advert` and `part` may be the same.
+uccl_status_t uccl_advert_part(const struct uccl_advert_t *advert,
+                               uint64_t offset,
+                               uint64_t len,
+                               struct uccl_advert_t *part);
+
+// Writes the name of the path that data takes to and from memory which the peer advertised: "cma", "shm",
+// "mapped", "cuda_ipc" or "tcp", as the README explains. 16 bytes have room for it.
+uccl_status_t uccl_path(const struct uccl_endpoint_t *endpoint,
+                        uint64_t conn,
+                        const struct uccl_advert_t *advert,
+                        char *text,
+                        size_t capacity);
+
+// Writes `count` pieces into the peer's memory, `iovs[i]` to where `adverts[i]` says, and waits until they are
+// there.
+uccl_status_t uccl_write(const struct uccl_endpoint_t *endpoint,
+                         uint64_t conn,
+                         const struct uccl_iov_t *iovs,
+                         const struct uccl_advert_t *adverts,
+                         size_t count);
+
+// Reads `count` pieces of the peer's memory, `adverts[i]` into `iovs[i]`, and waits until they are here.
+uccl_status_t uccl_read(const struct uccl_endpoint_t *endpoint,
+                        uint64_t conn,
+                        const struct uccl_iov_t *iovs,
+                        const struct uccl_advert_t *adverts,
+                        size_t count);
+
+// Sends `count` pieces as one message to the peer's matching receive, and waits until it has taken them. Sends
+// and receives of a connection meet in order.
+uccl_status_t uccl_send(const struct uccl_endpoint_t *endpoint,
+                        uint64_t conn,
+                        const struct uccl_iov_t *iovs,
+                        size_t count);
+
+// Receives one message into `count` pieces, as many as it was sent in, and waits for it. `received`, if not
+// NULL, gets its length in bytes, which may be less than there is room for.
+uccl_status_t uccl_recv(const struct uccl_endpoint_t *endpoint,
+                        uint64_t conn,
+                        const struct uccl_iov_t *iovs,
+                        size_t count,
+                        uint64_t *received);
+
+// Makes a transfer and waits for its end. `bytes`, if not NULL, gets how much was moved.
+uccl_status_t uccl_run(const struct uccl_endpoint_t *endpoint, const struct uccl_request_t *request, uint64_t *bytes);
+
+// Starts a transfer. The request and its lists may go when this has returned, the memory that is moved must
+// stay until the transfer has ended.
+uccl_status_t uccl_post(const struct uccl_endpoint_t *endpoint,
+                        const struct uccl_request_t *request,
+                        uint64_t *transfer);
+
+// Where a transfer stands: UCCL_IN_PROGRESS, UCCL_OK, or why it failed. Of one that has ended the answer stays
+// the same; the last 16,384 are remembered. `bytes`, if not NULL, gets how much was moved.
+uccl_status_t uccl_poll(const struct uccl_endpoint_t *endpoint, uint64_t transfer, uint64_t *bytes);
+
+// Waits for a transfer's end, at most as long as said; then the answer is UCCL_IN_PROGRESS, and the transfer
+// goes on. Otherwise as `uccl_poll`.
+uccl_status_t uccl_wait(const struct uccl_endpoint_t *endpoint, uint64_t transfer, int64_t timeout_ms, uint64_t *bytes);
+
+// Ends a transfer. When this returns, no byte of it lands on either side any more. The answer is UCCL_OK if it
+// had ended well before, else UCCL_CANCELLED or why it failed.
+uccl_status_t uccl_cancel(const struct uccl_endpoint_t *endpoint, uint64_t transfer);
+
+// Sends a message of at most 64 MiB to the peer, and waits until it is there.
+uccl_status_t uccl_send_notif(const struct uccl_endpoint_t *endpoint,
+                              uint64_t conn,
+                              const void *data,
+                              size_t len,
+                              int64_t timeout_ms);
+
+// The same without waiting: `transfer` is for `uccl_poll`, `uccl_wait` and `uccl_cancel`. The bytes may go
+// when this has returned.
+uccl_status_t uccl_post_notif(const struct uccl_endpoint_t *endpoint,
+                              uint64_t conn,
+                              const void *data,
+                              size_t len,
+                              int64_t timeout_ms,
+                              uint64_t *transfer);
+
+// Waits until notifications are there, at most as long as said (0 only looks), and hands each to `take`, in
+// the order in which they came over their connection. `taken`, if not NULL, gets how many; 0 is no failure.
+uccl_status_t uccl_take_notifs(const struct uccl_endpoint_t *endpoint,
+                               int64_t timeout_ms,
+                               uccl_notif_fn take,
+                               void *context,
+                               size_t *taken);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* UCCL_H */

@@ -1,0 +1,193 @@
+use std::{ffi::c_char, sync::Arc, time::Duration};
+
+use uccl_p2p::{ConnId, Endpoint, Uninterrupted, parse_address};
+
+use super::{call, config_or_environment, deadline, uccl_config_t, uccl_status_t};
+use crate::{
+    args::{self, Out, TextOut},
+    failure::{Answer, Failure},
+    handles::Handles,
+};
+
+/// One process's engine for one GPU (or none): it listens, connects, has memory registered and moves it.
+pub struct uccl_endpoint_t;
+
+/// The endpoint's time: its setting timeout_ms to connect, transfer_timeout_ms for all else. Where a call
+/// merely looks for something (`uccl_wait`, `uccl_take_notifs`), for ever.
+pub const UCCL_TIMEOUT_DEFAULT: i64 = -1;
+/// No limit.
+pub const UCCL_TIMEOUT_NEVER: i64 = -2;
+
+/// Bytes that have room for every address, with its NUL.
+pub const UCCL_ADDRESS_SIZE: usize = 128;
+
+/// A connection that was accepted.
+#[repr(C)]
+pub struct uccl_accepted_t {
+    /// The connection.
+    pub conn: u64,
+    /// The peer's GPU.
+    pub gpu_index: u32,
+    /// The IP that the peer connected from.
+    pub ip: [c_char; 48],
+}
+
+/// Counters of an endpoint since it was made.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct uccl_stats_t {
+    /// Open connections.
+    pub connections: u64,
+    /// Registered regions.
+    pub regions: u64,
+    /// Transfers posted here.
+    pub transfers_posted: u64,
+    /// Transfers that ended well.
+    pub transfers_done: u64,
+    /// Transfers that failed.
+    pub transfers_failed: u64,
+    /// Bytes that this endpoint's transfers sent.
+    pub bytes_sent: u64,
+    /// Bytes that this endpoint's transfers received.
+    pub bytes_received: u64,
+    /// Notifications sent.
+    pub notifs_sent: u64,
+    /// Notifications received.
+    pub notifs_received: u64,
+    /// Accesses by peers that were refused.
+    pub refused_accesses: u64,
+}
+
+static ENDPOINTS: Handles<Endpoint> = Handles::new();
+
+/// What the handle names.
+pub(crate) fn endpoint(handle: *const uccl_endpoint_t) -> Answer<Arc<Endpoint>> {
+    ENDPOINTS.get(handle).ok_or_else(|| Failure::no_handle("endpoint"))
+}
+
+/// Makes an endpoint, which listens from now on. `config` may be NULL: then the environment's settings count.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn uccl_endpoint_create(
+    config: *const uccl_config_t,
+    endpoint: *mut *mut uccl_endpoint_t,
+) -> uccl_status_t {
+    call(|| {
+        // SAFETY: a place for a pointer.
+        let out = unsafe { Out::new(endpoint, "endpoint") }?;
+        out.put(ENDPOINTS.add(Endpoint::new(config_or_environment(config)?)?));
+        Ok(())
+    })
+}
+
+/// Ends an endpoint: its connections are closed and what is unfinished fails, in other threads' calls too. When
+/// this returns no peer's access lands in its memory any more.
+#[unsafe(no_mangle)]
+pub extern "C" fn uccl_endpoint_destroy(endpoint: *mut uccl_endpoint_t) -> uccl_status_t {
+    call(|| {
+        let ended = ENDPOINTS.remove(endpoint).ok_or_else(|| Failure::no_handle("endpoint"))?;
+        ended.close();
+        Ok(())
+    })
+}
+
+/// Writes where peers find this endpoint, such as "10.0.0.1:28100?0": address, port and GPU. That is what
+/// `uccl_connect` takes; how it gets to the peer is the program's business. UCCL_ADDRESS_SIZE bytes have room
+/// for it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn uccl_endpoint_address(
+    endpoint: *const uccl_endpoint_t,
+    text: *mut c_char,
+    capacity: usize,
+) -> uccl_status_t {
+    call(|| {
+        // SAFETY: room for as many bytes.
+        let out = unsafe { TextOut::new(text, capacity, "text") }?;
+        out.put(&self::endpoint(endpoint)?.metadata().to_string())
+    })
+}
+
+/// Reads the endpoint's counters.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn uccl_endpoint_stats(
+    endpoint: *const uccl_endpoint_t,
+    stats: *mut uccl_stats_t,
+) -> uccl_status_t {
+    call(|| {
+        // SAFETY: a place for the counters.
+        let out = unsafe { Out::new(stats, "stats") }?;
+        let now = self::endpoint(endpoint)?.stats();
+        out.put(uccl_stats_t {
+            connections: now.connections,
+            regions: now.regions,
+            transfers_posted: now.transfers_posted,
+            transfers_done: now.transfers_done,
+            transfers_failed: now.transfers_failed,
+            bytes_sent: now.bytes_sent,
+            bytes_received: now.bytes_received,
+            notifs_sent: now.notifs_sent,
+            notifs_received: now.notifs_received,
+            refused_accesses: now.refused_accesses,
+        });
+        Ok(())
+    })
+}
+
+/// Connects to the endpoint at `address`: what `uccl_endpoint_address` said there, or "host:port". The
+/// connection works both ways.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn uccl_connect(
+    endpoint: *const uccl_endpoint_t,
+    address: *const c_char,
+    timeout_ms: i64,
+    conn: *mut u64,
+) -> uccl_status_t {
+    call(|| {
+        // SAFETY: a string, and a place for an id.
+        let (address, out) = unsafe { (args::text(address, "address")?, Out::new(conn, "conn")?) };
+        let (endpoint, timeout) = (self::endpoint(endpoint)?, deadline(timeout_ms)?);
+        let addr = parse_address(address)?;
+        out.put(endpoint.connect(addr, timeout, &mut Uninterrupted)?.0);
+        Ok(())
+    })
+}
+
+/// Waits for a peer that connected. A timeout of 0 takes one that is there, or else ends with UCCL_DEADLINE.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn uccl_accept(
+    endpoint: *const uccl_endpoint_t,
+    timeout_ms: i64,
+    accepted: *mut uccl_accepted_t,
+) -> uccl_status_t {
+    call(|| {
+        // SAFETY: a place for a connection.
+        let out = unsafe { Out::new(accepted, "accepted") }?;
+        let endpoint = self::endpoint(endpoint)?;
+        let timeout = match timeout_ms {
+            // As short as can be: to the engine, zero is for ever.
+            0 => Some(Duration::from_nanos(1)),
+            ms => deadline(ms)?,
+        };
+        let peer = endpoint.accept(timeout, &mut Uninterrupted)?;
+        let mut ip = [0; 48];
+        for (to, from) in ip.iter_mut().zip(peer.ip.to_string().bytes()) {
+            *to = from as c_char;
+        }
+        out.put(uccl_accepted_t { conn: peer.conn.0, gpu_index: peer.gpu_index, ip });
+        Ok(())
+    })
+}
+
+/// Closes a connection. Its unfinished transfers fail.
+#[unsafe(no_mangle)]
+pub extern "C" fn uccl_disconnect(endpoint: *const uccl_endpoint_t, conn: u64) -> uccl_status_t {
+    call(|| Ok(self::endpoint(endpoint)?.disconnect(ConnId(conn))?))
+}
+
+/// Whether transfers can be posted on a connection; `uccl_last_error` says why not.
+#[unsafe(no_mangle)]
+pub extern "C" fn uccl_check_connection(
+    endpoint: *const uccl_endpoint_t,
+    conn: u64,
+) -> uccl_status_t {
+    call(|| Ok(self::endpoint(endpoint)?.check_connection(ConnId(conn))?))
+}

@@ -1,0 +1,57 @@
+//! The C API: what `include/uccl.h` declares, which `cargo xtask headers` makes from these files.
+//!
+//! Comments here are the header's. Types and values have the names that C gives them.
+#![allow(non_camel_case_types)]
+// Said once, at the top of the header, for all functions.
+#![allow(clippy::missing_safety_doc)]
+
+mod config;
+mod endpoint;
+mod memory;
+mod notif;
+mod status;
+mod transfer;
+
+use std::time::Duration;
+
+pub use self::{config::*, endpoint::*, memory::*, notif::*, status::*, transfer::*};
+use crate::failure::{Answer, Failure, run};
+
+/// The status of a call that has nothing else to say.
+fn call(work: impl FnOnce() -> Answer) -> uccl_status_t {
+    call_for(|| work().map(|()| uccl_status_t::UCCL_OK))
+}
+
+/// The status of a call that may also be under way still.
+fn call_for(work: impl FnOnce() -> Answer<uccl_status_t>) -> uccl_status_t {
+    run(work).unwrap_or_else(|status| status)
+}
+
+/// The time until a call or a transfer fails: the engine takes none for the endpoint's, and zero for ever.
+fn deadline(timeout_ms: i64) -> Answer<Option<Duration>> {
+    match timeout_ms {
+        UCCL_TIMEOUT_DEFAULT => Ok(None),
+        UCCL_TIMEOUT_NEVER => Ok(Some(Duration::ZERO)),
+        ms => match u64::try_from(ms) {
+            Ok(0) => Err(Failure::invalid(
+                "a timeout of 0 ms leaves no time: use UCCL_TIMEOUT_DEFAULT or UCCL_TIMEOUT_NEVER",
+            )),
+            Ok(ms) => Ok(Some(Duration::from_millis(ms))),
+            Err(_) => Err(no_timeout(ms)),
+        },
+    }
+}
+
+/// How long a call looks for something: none for ever.
+fn patience(timeout_ms: i64) -> Answer<Option<Duration>> {
+    match timeout_ms {
+        UCCL_TIMEOUT_DEFAULT | UCCL_TIMEOUT_NEVER => Ok(None),
+        ms => {
+            u64::try_from(ms).map(|ms| Some(Duration::from_millis(ms))).map_err(|_| no_timeout(ms))
+        }
+    }
+}
+
+fn no_timeout(ms: i64) -> Failure {
+    Failure::invalid(format!("{ms} ms is no timeout"))
+}

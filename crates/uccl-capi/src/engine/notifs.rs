@@ -1,0 +1,108 @@
+//! Notifications, of all engines of the process.
+
+use std::{
+    collections::VecDeque,
+    ffi::{c_char, c_int, c_void},
+};
+
+use parking_lot::Mutex;
+use uccl_wire::named::Named;
+
+use super::{ENGINES, NotifyMsg, UcclConn, Vector, code};
+use crate::{
+    args,
+    failure::{Answer, Failure, run},
+};
+
+/// How many notifications are kept that [`get_notifs`] has met and could not return.
+const MOST_KEPT: usize = 1024;
+
+/// Payloads too long for a [`NotifyMsg`], in the order in which they came.
+static TOO_LONG: Mutex<VecDeque<Vec<u8>>> = Mutex::new(VecDeque::new());
+
+/// What has arrived since the last look.
+fn arrived() -> Vec<Vec<u8>> {
+    let notifs = ENGINES.all().into_iter().flat_map(|engine| engine.core.take_notifs());
+    notifs.map(|notif| notif.payload).collect()
+}
+
+fn keep_for_others(payload: Vec<u8>) {
+    let mut kept = TOO_LONG.lock();
+    if kept.len() >= MOST_KEPT {
+        kept.pop_front();
+    }
+    kept.push_back(payload);
+}
+
+/// `uccl_engine_get_notifs`
+#[unsafe(export_name = "_Z22uccl_engine_get_notifsv")]
+pub extern "C" fn get_notifs() -> Vector<NotifyMsg> {
+    let all = run(|| {
+        let mut messages = Vec::new();
+        for payload in arrived() {
+            let Named { name, message } = Named::decode(&payload);
+            match NotifyMsg::new(name, message) {
+                Some(message) => messages.push(message),
+                None => keep_for_others(payload),
+            }
+        }
+        Vector::copied(&messages)
+    });
+    all.unwrap_or(Vector::EMPTY)
+}
+
+/// `uccl_engine_send_notif`
+#[unsafe(export_name = "_Z22uccl_engine_send_notifP9uccl_connP10notify_msg")]
+pub unsafe extern "C" fn send_notif(conn: *mut UcclConn, notify_msg: *mut NotifyMsg) -> c_int {
+    code(|| {
+        // SAFETY: a message.
+        let both = unsafe { args::one(notify_msg, "notify_msg") }?;
+        send(conn, both.name(), both.msg())
+    })
+}
+
+/// Takes a name and a message, each with its length.
+pub type Take =
+    Option<unsafe extern "C" fn(*mut c_void, *const c_char, usize, *const c_char, usize)>;
+
+/// `uccl_engine_take_notifs`
+#[unsafe(export_name = "_Z23uccl_engine_take_notifsPFvPvPKcmS1_mES_")]
+pub unsafe extern "C" fn take_notifs(take: Take, context: *mut c_void) -> c_int {
+    code(|| {
+        let take = take.ok_or_else(|| Failure::invalid("take is NULL"))?;
+        let kept = std::mem::take(&mut *TOO_LONG.lock());
+        for payload in kept.into_iter().chain(arrived()) {
+            let Named { name, message } = Named::decode(&payload);
+            let (name_ptr, message_ptr) = (name.as_ptr().cast(), message.as_ptr().cast());
+            // SAFETY: the caller's function, with its own context.
+            unsafe { take(context, name_ptr, name.len(), message_ptr, message.len()) };
+        }
+        Ok(())
+    })
+}
+
+/// `uccl_engine_send_named`
+#[unsafe(export_name = "_Z22uccl_engine_send_namedP9uccl_connPKcmS2_m")]
+pub unsafe extern "C" fn send_named(
+    conn: *mut UcclConn,
+    name: *const c_char,
+    name_len: usize,
+    msg: *const c_char,
+    msg_len: usize,
+) -> c_int {
+    code(|| {
+        // SAFETY: as many bytes.
+        let (name, msg) = unsafe {
+            (args::many(name.cast(), name_len, "name")?, args::many(msg.cast(), msg_len, "msg")?)
+        };
+        send(conn, name, msg)
+    })
+}
+
+fn send(conn: *mut UcclConn, name: &[u8], message: &[u8]) -> Answer {
+    let too_long = || Failure::invalid("a name or a message has 4 GiB or more");
+    let payload = Named { name, message }.encode().ok_or_else(too_long)?;
+    let conn = super::conn(conn)?;
+    conn.core.send_notif(conn.id, &payload, None)?;
+    Ok(())
+}

@@ -1,0 +1,61 @@
+/* A peer that is killed: what waits for it ends with an error, and the endpoint is good for others. */
+#include <signal.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <uccl.h>
+
+#include "check.h"
+
+struct offer {
+  char address[UCCL_ADDRESS_SIZE];
+  uccl_advert_t advert;
+};
+
+static char memory[1 << 20];
+
+static void serve(int to) {
+  uccl_endpoint_t *endpoint;
+  struct offer offer;
+  uint64_t mr;
+  memset(&offer, 0, sizeof offer);
+  CHECK(uccl_endpoint_create(NULL, &endpoint) == 0);
+  CHECK(uccl_endpoint_address(endpoint, offer.address, sizeof offer.address) == 0);
+  CHECK(uccl_register(endpoint, memory, sizeof memory, &mr) == 0);
+  CHECK(uccl_advertise(endpoint, mr, memory, sizeof memory, &offer.advert) == 0);
+  CHECK(write(to, &offer, sizeof offer) == (ssize_t)sizeof offer);
+  for (;;) pause();
+}
+
+int main(void) {
+  int ends[2], status;
+  struct offer offer;
+  uccl_endpoint_t *endpoint;
+  uint64_t conn, mr, transfer;
+  setenv("UCCL_P2P_BIND", "127.0.0.1", 1);
+  setenv("UCCL_P2P_TIMEOUT_MS", "3000", 1);
+  CHECK(pipe(ends) == 0);
+  pid_t child = fork();
+  CHECK(child >= 0);
+  alarm(120);
+  if (child == 0) serve(ends[1]);
+  CHECK(read(ends[0], &offer, sizeof offer) == (ssize_t)sizeof offer);
+  CHECK(uccl_endpoint_create(NULL, &endpoint) == 0);
+  CHECK(uccl_connect(endpoint, offer.address, UCCL_TIMEOUT_DEFAULT, &conn) == 0);
+  CHECK(uccl_register(endpoint, memory, sizeof memory, &mr) == 0);
+  uccl_iov_t iov = {mr, memory, sizeof memory};
+  CHECK(uccl_write(endpoint, conn, &iov, &offer.advert, 1) == UCCL_OK);
+
+  uccl_request_t recv = {.conn = conn, .op = UCCL_RECV, .iovs = &iov, .count = 1, .timeout_ms = UCCL_TIMEOUT_NEVER};
+  CHECK(uccl_post(endpoint, &recv, &transfer) == UCCL_OK);
+  CHECK(kill(child, SIGKILL) == 0 && waitpid(child, &status, 0) == child && WIFSIGNALED(status));
+  CHECK(uccl_wait(endpoint, transfer, 60000, NULL) == UCCL_CONNECTION_LOST);
+  fprintf(stderr, "%s\n", uccl_last_error());
+  CHECK(strstr(uccl_last_error(), "lost"));
+  CHECK(uccl_write(endpoint, conn, &iov, &offer.advert, 1) == UCCL_CONNECTION_LOST);
+  CHECK(uccl_poll(endpoint, transfer, NULL) == UCCL_CONNECTION_LOST);
+  CHECK(uccl_connect(endpoint, offer.address, UCCL_TIMEOUT_DEFAULT, &conn) == UCCL_CONNECT_FAILED);
+  CHECK(uccl_deregister(endpoint, mr) == UCCL_OK);
+  CHECK(uccl_endpoint_destroy(endpoint) == UCCL_OK);
+  puts("the peer was lost");
+  return 0;
+}

@@ -1,0 +1,47 @@
+//! The C header, from the functions that the library has.
+
+use std::{error::Error, path::Path};
+
+use cbindgen::{Builder, Config, DocumentationStyle, Language, Style};
+
+/// Where the C API is, in the order of the header.
+const SOURCES: [&str; 6] = ["status", "config", "endpoint", "memory", "transfer", "notif"];
+
+const HEADER: &str = "\
+/* uccl: tensors between processes and hosts, for C and C++.
+ *
+ * Made by `cargo xtask headers` from crates/uccl-capi/src/api; do not edit it.
+ *
+ * All functions may be called from any thread, and none throws. Those that return uccl_status_t return UCCL_OK, or say
+ * what kind of failure it was; uccl_last_error then tells this thread more. Answers are written only if UCCL_OK is
+ * returned.
+ *
+ * - Pointers to where an answer goes and to what is asked must not be NULL unless it says so, and must be good until the
+ *   function returns. NULL is refused; that a pointer is good, nobody can check.
+ * - Endpoints and configs are handles, not addresses: one that was destroyed is refused as UCCL_UNKNOWN_ID. They belong to
+ *   whoever made them, who destroys them once.
+ * - Connections, regions and transfers are numbers, good for the endpoint that gave them. They are never used twice.
+ * - Times are in milliseconds, lengths in bytes. Texts are UTF-8 and end with a NUL. */";
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut config = Config {
+        language: Language::C,
+        cpp_compat: true,
+        style: Style::Both,
+        documentation_style: DocumentationStyle::C99,
+        header: Some(HEADER.into()),
+        include_guard: Some("UCCL_H".into()),
+        no_includes: true,
+        sys_includes: ["stddef.h", "stdint.h"].map(String::from).into(),
+        usize_is_size_t: true,
+        line_length: 120,
+        ..Config::default()
+    };
+    // No function takes it: the request has room for any number.
+    config.export.include.push("uccl_op_t".into());
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().ok_or("no repository")?;
+    let sources = SOURCES.map(|name| root.join(format!("crates/uccl-capi/src/api/{name}.rs")));
+    let builder = sources.into_iter().fold(Builder::new().with_config(config), Builder::with_src);
+    builder.generate()?.write(std::io::stdout());
+    Ok(())
+}

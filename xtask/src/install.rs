@@ -1,0 +1,77 @@
+//! `cargo xtask install`: the library, its headers and the command, where other programs look for them.
+
+use std::{
+    fs,
+    path::{Path, PathBuf, absolute},
+};
+
+use anyhow::{Context, Result};
+use clap::Args;
+
+use crate::{shell::Program, tree};
+
+/// Something that cargo builds.
+struct Built {
+    package: &'static str,
+    /// Its file, as cargo names it.
+    file: &'static str,
+    /// Where it goes, below the prefix.
+    to: &'static str,
+}
+
+/// What cargo builds of what is installed. Programs look for the first under the name of UCCL's library, which is also
+/// that of a crate.
+const BUILT: &[Built] = &[
+    Built { package: "uccl-capi", file: "libuccl_capi.so", to: "lib/libuccl_p2p.so" },
+    Built { package: "uccl-cli", file: "uccl", to: "bin/uccl" },
+    Built { package: "uccl-nixl", file: "libplugin_UCCL.so", to: "lib/nixl/libplugin_UCCL.so" },
+];
+
+/// Files of the repository, and where they go.
+const FILES: &[(&str, &str)] = &[
+    ("include/uccl.h", "include/uccl.h"),
+    ("include/uccl_engine.h", "include/uccl_engine.h"),
+    ("package/uccl.pc.in", "lib/pkgconfig/uccl.pc"),
+    ("package/uccl-config.cmake.in", "lib/cmake/uccl/uccl-config.cmake"),
+    ("package/uccl-config-version.cmake.in", "lib/cmake/uccl/uccl-config-version.cmake"),
+];
+
+/// Build the library for C and C++, the NIXL plugin and the uccl command, and install them
+///
+/// Makes lib/libuccl_p2p.so, include/uccl.h, include/uccl_engine.h, bin/uccl, and what pkg-config and CMake need. The folder can be
+/// moved afterwards.
+#[derive(Args)]
+pub(crate) struct InstallArgs {
+    /// The folder to install into
+    #[arg(long, default_value = "/usr/local", value_name = "DIR")]
+    pub(crate) prefix: PathBuf,
+}
+
+pub(crate) fn run(args: &InstallArgs) -> Result<()> {
+    let prefix = absolute(&args.prefix).context("the prefix")?;
+    let packages = BUILT.iter().map(|built| format!("--package={}", built.package));
+    Program::cargo(&["build", "--release", "--locked"]).args(packages).run()?;
+    for built in BUILT {
+        let file = tree::target().join("release").join(built.file);
+        put(&prefix.join(built.to), |to| fs::copy(&file, to).map(drop))?;
+    }
+    for (from, to) in FILES {
+        let from = tree::root().join("crates/uccl-capi").join(from);
+        let text = fs::read_to_string(&from).with_context(|| from.display().to_string())?;
+        let text = text.replace("@VERSION@", env!("CARGO_PKG_VERSION"));
+        put(&prefix.join(to), |to| fs::write(to, &text))?;
+    }
+    Ok(())
+}
+
+/// Makes a file next to where it goes, and moves it there: programs that have the old one mapped keep it.
+fn put(to: &Path, make: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<()> {
+    let shown = || format!("cannot install {}", to.display());
+    fs::create_dir_all(to.with_file_name("")).with_context(shown)?;
+    let mut new = to.as_os_str().to_owned();
+    new.push(".new");
+    let new = Path::new(&new);
+    make(new).and_then(|()| fs::rename(new, to)).with_context(shown)?;
+    println!("{}", to.display());
+    Ok(())
+}
