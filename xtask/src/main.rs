@@ -8,6 +8,7 @@ mod kernels;
 mod licences;
 mod lint;
 mod loom;
+mod nixl;
 mod python;
 mod readme;
 mod settings;
