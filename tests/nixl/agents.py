@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -290,6 +291,17 @@ class AgentSide(Side):
         self.registered[buffer] = (agent, descs)
         return data.ctypes.data
 
+    def register_again(self, name: str, buffer: str, size: int) -> str:
+        """Registers the first bytes of memory that is registered, or was; returns what to deregister."""
+        agent, again = self.agents[name], f"{buffer}, again {size}"
+        address = self.arrays[buffer].ctypes.data + GUARD
+        self.registered[again] = (agent, agent.register_memory([(address, size, 0, "")], "DRAM"))
+        return again
+
+    def forget(self, name: str, other: str) -> None:
+        """Removes another agent, and what was known of its memory."""
+        self.agents[name].remove_remote_agent(other)
+
     def deregister(self, name: str, buffer: str) -> None:
         agent, descs = self.registered.pop(buffer)
         agent.deregister_memory(descs)
@@ -320,9 +332,9 @@ class AgentSide(Side):
         self.transfers[self.begun] = (agent, handle)
         return self.begun
 
-    def post(self, name: str, key: int) -> str:
+    def post(self, name: str, key: int, message: bytes = b"") -> str:
         agent, handle = self.transfers[key]
-        return agent.transfer(handle)
+        return agent.transfer(handle, message)
 
     def state(self, name: str, key: int) -> str:
         agent, handle = self.transfers[key]
@@ -334,8 +346,8 @@ class AgentSide(Side):
             self.progress()
         return state
 
-    def run_transfer(self, name: str, key: int, seconds: float) -> str:
-        state = self.post(name, key)
+    def run_transfer(self, name: str, key: int, seconds: float, message: bytes = b"") -> str:
+        state = self.post(name, key, message)
         return self.finish(name, key, seconds) if state == "PROC" else state
 
     def release(self, name: str, key: int) -> None:
@@ -343,6 +355,39 @@ class AgentSide(Side):
         agent.release_xfer_handle(handle)
         for prepared in self.lists.pop(key, ()):
             agent.release_dlist_handle(prepared)
+
+    def write_from_threads(self, name: str, here: int, there: int, owner: str, count: int, size: int) -> list[str]:
+        """So many threads write a stretch each, at the same time; how each ended."""
+
+        def write(i: int) -> str:
+            piece = [[(base + i * size, size, 0)] for base in (here, there)]
+            key = self.prepare(name, "WRITE", *piece, owner, b"")
+            return self.run_transfer(name, key, 30)
+
+        with ThreadPoolExecutor(count) as threads:
+            return list(threads.map(write, range(count)))
+
+    def refuse(self, name: str, local: list[Desc], remote: list[Desc], owner: str, count: int) -> int:
+        """Tries to prepare a transfer that cannot be; how often that was refused."""
+        refused = 0
+        for _ in range(count):
+            try:
+                self.prepare(name, "WRITE", local, remote, owner, b"")
+            except Exception:
+                refused += 1
+        return refused
+
+    def estimate(self, name: str, key: int) -> tuple[int, int]:
+        """What NIXL says that a transfer will take, and by how much that may be wrong, in microseconds."""
+        agent, handle = self.transfers[key]
+        duration, error, _ = agent.estimate_xfer_cost(handle)
+        return duration, error
+
+    def telemetry(self, name: str, key: int) -> tuple[int, int]:
+        """Bytes and descriptors of a transfer that has ended."""
+        agent, handle = self.transfers[key]
+        seen = agent.get_xfer_telemetry(handle)
+        return seen.totalBytes, seen.descCount
 
     # Notifications.
 

@@ -20,6 +20,13 @@ def test_ucx_works_from_there(plugin_dir: str, connect: Callable[..., Pair], lin
     assert theirs.get() == pattern(1 << 20, 1).tobytes()
 
 
+def test_uccl_works_from_there(plugin_dir: str, connect: Callable[..., Pair], link: str) -> None:
+    pair = connect(backend="UCCL", link=link, env={"NIXL_PLUGIN_DIR": plugin_dir})
+    mine, theirs = pair.bufs(1 << 20, seed_a=1)
+    assert pair.a.write(mine, theirs) == "DONE"
+    assert theirs.get() == pattern(1 << 20, 1).tobytes()
+
+
 def test_nothing_is_lost(plugin_dir: str, agent: Callable[..., Agent]) -> None:
     """NIXL lists what it lists without the folder, and this project's plugin."""
     lists = []
