@@ -21,6 +21,9 @@ assert len(endpoint.get_metadata()) > 0
 print('imported', uccl.__file__)
 ";
 
+/// Whether the wheel was built with NIXL's plugin.
+const HAS_PLUGIN: &str = "import uccl.nixl; raise SystemExit(not uccl.nixl._PLUGIN.exists())";
+
 /// Why Python's steps cannot run here; none if they can.
 pub(crate) fn lacking() -> Option<&'static str> {
     (!tools::can_make_environments()).then_some("lacks python3-venv")
@@ -38,7 +41,11 @@ pub(crate) fn wheel() -> Result<Done> {
     // From elsewhere, without the caller's variables: only the wheel can be what is imported.
     Program::new(&python).args(["-I", "-c", FIRST_STEPS]).in_folder(&folder).run()?;
     let name = wheel.file_name().unwrap_or_default().to_string_lossy();
-    Ok(Done::with(format!("{name}, {} KiB", fs::metadata(wheel)?.len() >> 10)))
+    let mut done = Done::with(format!("{name}, {} KiB", fs::metadata(wheel)?.len() >> 10));
+    if !Program::new(&python).args(["-I", "-c", HAS_PLUGIN]).in_folder(&folder).works() {
+        done.absent.push("lacks a C++ compiler for NIXL's plugin".into());
+    }
+    Ok(done)
 }
 
 /// Runs the tests against the wheel.
@@ -91,6 +98,7 @@ pub(crate) fn build() -> Result<&'static Path> {
         .args(["-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation", "--wheel-dir"])
         .args([&folder])
         .env("PATH", [programs, path].join(OsStr::new(":")))
+        .env("MATURIN_PEP517_ARGS", "--locked")
         .run()?;
     let files = fs::read_dir(&folder)?.map(|entry| Ok(entry?.path()));
     match files.collect::<Result<Vec<_>>>()?.as_slice() {
