@@ -16,13 +16,15 @@ class Case:
                 or "raw" (the machine, no engine in it)
     op          "write" and "read" are one-sided from the caller; "send" is a small two-sided message, one way;
                 raw ones are "tcp_stream", "tcp_ping" (spinning, a round trip), "vm_read" and "vm_write"
-                (process_vm_*), "memcpy", "shm_ping" (spinning, one way) and "queue_hop" (thread to thread, one way)
+                (process_vm_*), "memcpy", "shm_ping" (spinning, one way) and "queue_hop" (thread to thread, one way);
+                NIXL's "post", "post_prepped" and "repost" are in nixl_cases.py
     size        bytes of one iov
     iovs        iovs in one transfer
     memory      "any" (plain, private memory) or "alloc" (memory that both sides map); of GPUs the other side's
                 memory: "gpu" or "pinned", or over TCP "host" for plain memory on both sides
     congestion  for TCP: DEFAULT, or the algorithm that every socket is pinned to
-    unit        "GB/s" (1e9 bytes a second) or "us" (microseconds: one write acknowledged, or one send one way)
+    unit        "GB/s" (1e9 bytes a second), "us" (microseconds: one write acknowledged, or one send one way) or
+                "ns" (nanoseconds of the caller's time for each iov)
     """
 
     link: str

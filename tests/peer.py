@@ -40,9 +40,15 @@ class PeerGone(AssertionError):
 class Peer:
     """A helper process, seen from the test."""
 
-    def __init__(self, *, netns: str | None = None, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        netns: str | None = None,
+        env: dict[str, str] | None = None,
+        script: Path = HERE / "peer.py",
+    ) -> None:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-u", str(HERE / "peer.py"), str(theirs.fileno())]
+        command = [sys.executable, "-u", str(script), str(theirs.fileno())]
         if netns is not None:
             command = ["ip", "netns", "exec", netns, *command]
         self.process = subprocess.Popen(
@@ -117,6 +123,9 @@ class Side:
         self.ep: Any = None
         self.arrays: dict[str, Any] = {}
         self.mrs: dict[str, int] = {}
+
+    def attend(self, pipe: Connection) -> None:
+        """Returns when the test has something to say; does what must be done meanwhile."""
 
     def reset(self) -> bool:
         """Drops everything; whether nothing of it runs on."""
@@ -339,11 +348,11 @@ def can_make_namespaces() -> str | None:
     return None
 
 
-def serve(pipe: Connection) -> None:
+def serve(pipe: Connection, side: Side) -> None:
     """The helper process: runs methods of its Side until the test is done with it."""
-    side = Side()
     while True:
         try:
+            side.attend(pipe)
             method, args, kwargs = pipe.recv()
         except (EOFError, OSError):
             return
@@ -357,10 +366,15 @@ def serve(pipe: Connection) -> None:
             return
 
 
-if __name__ == "__main__":
+def main(side: Side) -> None:
+    """Serves the test that started this process, and ends it."""
     # A shell that runs the tests in the background has them ignore Ctrl-C, and what they start too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # A test that dies takes its helpers along: the pipe ends.
-    serve(Connection(int(sys.argv[1])))
+    serve(Connection(int(sys.argv[1])), side)
     # Threads of the test's own making must not keep the process.
     os._exit(0)
+
+
+if __name__ == "__main__":
+    main(Side())

@@ -13,6 +13,8 @@ from . import GpuContext
 #: The longest transfer with what lies between its pieces, and the longest to or from the host, in bytes.
 _ROOM = max(*SIZES, *(count * (size + 64) for count, size in VECTORS))
 _HOST_ROOM = max(*SIZES, TCP_SIZE)
+#: By unit, under which name a worker answers.
+VALUES = {"GB/s": "gb_s", "us": "us", "ns": "ns"}
 #: How long a pair may take to start: it imports torch and makes two contexts.
 _START_S = 90
 
@@ -24,6 +26,8 @@ class Pair(Peer):
     #: What the worker's Python must be able to do.
     needs = ""
     env: dict[str, str] = {}
+    #: What is said to the worker besides, before the first question.
+    settings: dict[str, object] = {}
     #: After so many ends or silences of its processes it is not started again.
     LIVES = 3
 
@@ -59,10 +63,7 @@ class Pair(Peer):
     def _one(self, case: Case, context: GpuContext) -> Sample:
         if len(self._lost) >= self.LIVES:
             raise Failed(f"given up after {self.LIVES} attempts, the last: {self._lost[-1]}")
-        question = {
-            **{name: getattr(case, name) for name in ("op", "size", "iovs", "memory")},
-            "seconds": context.seconds,
-        }
+        question = {**self.question(case), "seconds": context.seconds}
         try:
             if self._talk is None:
                 self._start(context)
@@ -75,15 +76,19 @@ class Pair(Peer):
             raise Failed(answer["error"])
         detail = {
             "in_flight": "1",
-            **{name: answer[name] for name in ("transfers", "us", "gb_s")},
+            **{name: answer[name] for name in ("transfers", *VALUES.values()) if name in answer},
             "verified": answer["verified"],
             "command": " ".join([*(f"{k}={v}" for k, v in self.env.items()), f"bench/workers/{self.script}"]),
         }
-        return Sample(case, answer["gb_s"] if case.unit == "GB/s" else answer["us"], detail)
+        return Sample(case, answer[VALUES[case.unit]], detail)
+
+    def question(self, case: Case) -> dict[str, object]:
+        """A case as the worker understands it."""
+        return {name: getattr(case, name) for name in ("op", "size", "iovs", "memory")}
 
     def _start(self, context: GpuContext) -> None:
         talk = Conversation([context.python, BENCH / "workers" / self.script], env=self._environment(context))
-        hello = {"gpus": context.gpus, "room": _ROOM, "host_room": _HOST_ROOM}
+        hello = {"gpus": context.gpus, "room": _ROOM, "host_room": _HOST_ROOM, **self.settings}
         answer = talk.ask(hello, _START_S)
         if "error" in answer:
             talk.end()
@@ -129,9 +134,9 @@ class Nixl(Pair):
     """Two NIXL agents, UCX as it comes, progress thread off, both sides spin."""
 
     name = "nixl"
-    distribution = "nixl-cu13"
+    distribution = "nixl"
     script = "gpu_nixl.py"
-    needs = "import nixl_cu13._api"
+    needs = "import nixl._api"
     env = {"UCX_WARN_UNUSED_ENV_VARS": "n", "NIXL_LOG_LEVEL": "ERROR"}
 
 

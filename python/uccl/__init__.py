@@ -1,10 +1,29 @@
 """Moves tensors between GPUs and hosts over whatever link joins them.
 
-The point-to-point engine is :mod:`uccl.p2p`.
+The point-to-point engine is :mod:`uccl.p2p`; :func:`nixl_plugin_dir` brings it to NIXL.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from uccl._core import __version__
 
-__all__ = ["__version__"]
+__all__ = ["__version__", "nixl_plugin_dir"]
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from uccl.nixl import plugin_dir as nixl_plugin_dir
+
+
+def __getattr__(name: str) -> Any:
+    # Only for those who use NIXL.
+    if name == "nixl_plugin_dir":
+        from uccl.nixl import plugin_dir
+
+        return plugin_dir
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

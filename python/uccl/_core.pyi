@@ -1,4 +1,5 @@
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, SupportsIndex, Union, overload
 
@@ -50,6 +51,7 @@ _Blobs: TypeAlias = Union[Iterable[Buffer], Buffer]
 
 def get_oob_ip(local_gpu_idx: int | None = None) -> str: ...
 def last_error() -> str | None: ...
+def _nixl_plugin_dir(ours: str, theirs: str) -> Path: ...
 
 @final
 class SharedMemory:

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 
-use crate::{demo, shell::Program};
+use crate::{demo, python, shell::Program};
 
 /// Measure this project and its peers side by side (bench/README.md)
 #[derive(Args)]
@@ -13,18 +13,24 @@ pub(crate) struct BenchArgs {
     /// Run bench/gpu.py, which measures between two GPUs of this machine
     #[arg(long)]
     gpu: bool,
-    /// For bench/run.py: --install, --quick, --only tcp, --json FILE, --help; for bench/gpu.py: --wheels DIR, ...
+    /// Run bench/nixl.py, which measures NIXL with this project's backend and with UCX
+    #[arg(long, conflicts_with = "gpu")]
+    nixl: bool,
+    /// For bench/run.py: --install, --quick, --only tcp, --json FILE, --help; for bench/gpu.py: --wheels DIR, ...; for
+    /// bench/nixl.py: --install, --only dram,post, ...
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
     arguments: Vec<String>,
 }
 
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
-    let uccl = demo::build()?;
-    let script = if args.gpu { "bench/gpu.py" } else { "bench/run.py" };
-    Program::new("python3")
-        .args([script, "--uccl-bin"])
-        .args([uccl])
-        .args(&args.arguments)
-        .limit(Duration::from_secs(2 * 3600))
-        .run()
+    let program = Program::new("python3");
+    let program = if args.nixl {
+        // A folder of wheels, in which the project's is.
+        let wheels = python::build()?.with_file_name("");
+        program.args(["bench/nixl.py", "--wheels"]).args([wheels])
+    } else {
+        let script = if args.gpu { "bench/gpu.py" } else { "bench/run.py" };
+        program.args([script, "--uccl-bin"]).args([demo::build()?])
+    };
+    program.args(&args.arguments).limit(Duration::from_secs(2 * 3600)).run()
 }

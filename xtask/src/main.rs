@@ -11,6 +11,7 @@ mod kernels;
 mod licences;
 mod lint;
 mod loom;
+mod nixl;
 mod python;
 mod readme;
 mod settings;

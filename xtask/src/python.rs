@@ -1,6 +1,7 @@
 //! The wheel, and the tests that are written in Python.
 
 use std::{
+    ffi::OsStr,
     fs,
     path::{Path, PathBuf},
     sync::OnceLock,
@@ -20,6 +21,9 @@ assert len(endpoint.get_metadata()) > 0
 print('imported', uccl.__file__)
 ";
 
+/// Whether the wheel was built with NIXL's plugin.
+const HAS_PLUGIN: &str = "import uccl.nixl; raise SystemExit(not uccl.nixl._PLUGIN.exists())";
+
 /// Why Python's steps cannot run here; none if they can.
 pub(crate) fn lacking() -> Option<&'static str> {
     (!tools::can_make_environments()).then_some("lacks python3-venv")
@@ -37,7 +41,11 @@ pub(crate) fn wheel() -> Result<Done> {
     // From elsewhere, without the caller's variables: only the wheel can be what is imported.
     Program::new(&python).args(["-I", "-c", FIRST_STEPS]).in_folder(&folder).run()?;
     let name = wheel.file_name().unwrap_or_default().to_string_lossy();
-    Ok(Done::with(format!("{name}, {} KiB", fs::metadata(wheel)?.len() >> 10)))
+    let mut done = Done::with(format!("{name}, {} KiB", fs::metadata(wheel)?.len() >> 10));
+    if !Program::new(&python).args(["-I", "-c", HAS_PLUGIN]).in_folder(&folder).works() {
+        done.absent.push("lacks a C++ compiler for NIXL's plugin".into());
+    }
+    Ok(done)
 }
 
 /// Runs the tests against the wheel.
@@ -47,16 +55,23 @@ pub(crate) fn tests() -> Result<Done> {
     }
     let python = with_wheel()?;
     let mut done = Done::default();
-    let tests = ["-m", "pytest", "-rs", "--durations=10", "-p", "no:cacheprovider", "tests"];
-    let program = Program::new(python).args(tests).without_env("PYTHONPATH").env("COLUMNS", "200");
-    let result = program.limit(Duration::from_secs(15 * 60)).watch(|line| {
+    // Those have environments of their own.
+    let result = pytest(&python, &["--ignore=tests/nixl", "tests"], &mut done);
+    done.or_failed(result)
+}
+
+/// Runs pytest, and tells what it left out and how many tests passed.
+pub(crate) fn pytest(python: &Path, arguments: &[&str], done: &mut Done) -> Result<()> {
+    let always = ["-m", "pytest", "-rs", "--durations=10", "-p", "no:cacheprovider"];
+    let program = Program::new(python).args(always).args(arguments);
+    let program = program.without_env("PYTHONPATH").env("COLUMNS", "200");
+    program.limit(Duration::from_secs(15 * 60)).watch(|line| {
         if line.starts_with("SKIPPED") {
             done.absent.push(line.to_owned());
         } else if line.starts_with('=') && line.contains(" in ") {
             done.detail = line.trim_matches(['=', ' ']).to_owned();
         }
-    });
-    done.or_failed(result)
+    })
 }
 
 /// The environment of the tests, with the wheel in it.
@@ -68,7 +83,7 @@ pub(crate) fn with_wheel() -> Result<PathBuf> {
 }
 
 /// Builds the wheel, once in a run.
-fn build() -> Result<&'static Path> {
+pub(crate) fn build() -> Result<&'static Path> {
     static WHEEL: OnceLock<PathBuf> = OnceLock::new();
     if let Some(wheel) = WHEEL.get() {
         return Ok(wheel);
@@ -76,15 +91,19 @@ fn build() -> Result<&'static Path> {
     let python = environment()?;
     let folder = tree::scratch().join("wheels");
     empty(&folder)?;
+    // As `pip install .` does, with the maturin that is there.
+    let programs = python.parent().unwrap_or(&python).as_os_str().to_owned();
+    let path = std::env::var_os("PATH").unwrap_or_default();
     Program::new(&python)
-        .args(["-m", "maturin", "build", "--release", "--locked", "--out"])
+        .args(["-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation", "--wheel-dir"])
         .args([&folder])
-        .args(["--interpreter".as_ref(), python.as_os_str()])
+        .env("PATH", [programs, path].join(OsStr::new(":")))
+        .env("MATURIN_PEP517_ARGS", "--locked")
         .run()?;
     let files = fs::read_dir(&folder)?.map(|entry| Ok(entry?.path()));
     match files.collect::<Result<Vec<_>>>()?.as_slice() {
         [wheel] => Ok(WHEEL.get_or_init(|| wheel.clone())),
-        found => bail!("maturin made {} wheels, and not one", found.len()),
+        found => bail!("pip made {} wheels, and not one", found.len()),
     }
 }
 
@@ -106,7 +125,7 @@ fn environment() -> Result<PathBuf> {
     Ok(python)
 }
 
-fn make_environment(folder: &Path, anew: bool) -> Result<PathBuf> {
+pub(crate) fn make_environment(folder: &Path, anew: bool) -> Result<PathBuf> {
     if anew {
         empty(folder)?;
     }
@@ -114,11 +133,11 @@ fn make_environment(folder: &Path, anew: bool) -> Result<PathBuf> {
     Ok(folder.join("bin/python"))
 }
 
-fn install(python: &Path, wheel: &Path) -> Result<()> {
+pub(crate) fn install(python: &Path, wheel: &Path) -> Result<()> {
     pip(python).args(["--no-index", "--no-deps", "--force-reinstall"]).args([wheel]).run()
 }
 
-fn pip(python: &Path) -> Program {
+pub(crate) fn pip(python: &Path) -> Program {
     Program::new(python).args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"])
 }
 

@@ -10,8 +10,8 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 
 use crate::{
-    capi, hammer, headers, kernels, licences, lint, loom, python, readme, settings, shell::Program,
-    tools, tree,
+    capi, hammer, headers, kernels, licences, lint, loom, nixl, python, readme, settings,
+    shell::Program, tools, tree,
 };
 
 /// Install what the tests need, run all of them, and say what was skipped
@@ -170,6 +170,12 @@ const STEPS: &[Step] = &[
         group: Group::Python,
         about: "tests across processes, hosts and faults",
         run: |_| python::tests(),
+    },
+    Step {
+        name: "nixl",
+        group: Group::Python,
+        about: "the backend UCCL in stock NIXL, oldest and newest release",
+        run: |_| nixl::tests(),
     },
     Step {
         name: "examples",
@@ -355,7 +361,7 @@ mod tests {
         };
         assert_eq!(chosen(&[]).len(), STEPS.len());
         assert_eq!(chosen(&["fmt", "loom"]), ["tools", "fmt", "loom"]);
-        assert_eq!(chosen(&["python"]), ["tools", "wheel", "pytest", "examples"]);
+        assert_eq!(chosen(&["python"]), ["tools", "wheel", "pytest", "nixl", "examples"]);
         assert!(known("pytest").is_ok() && known("lint").is_ok() && known("linty").is_err());
     }
 

@@ -32,6 +32,11 @@ const NEEDS: &[Need] = &[
         package: "python3-venv",
         is_there: can_make_environments,
     },
+    Need {
+        purpose: "the plugin for NIXL, in the wheel",
+        package: "g++",
+        is_there: || Program::new("c++").args(["--version"]).works(),
+    },
 ];
 
 /// Cargo's commands that a minimal toolchain leaves out.

@@ -5,6 +5,7 @@ mod doctor;
 mod gpus;
 mod libraries;
 mod matrix;
+mod nixl_dir;
 mod paths;
 mod probe;
 mod topo;
@@ -31,6 +32,7 @@ enum Command {
     #[command(name = bench::SUBCOMMAND, hide = true)]
     BenchPeer,
     Doctor(doctor::DoctorArgs),
+    NixlDir(nixl_dir::NixlDirArgs),
     /// Try to reach the memory of the process that started this one.
     #[command(name = probe::SUBCOMMAND, hide = true)]
     Probe(probe::ProbeArgs),
@@ -58,6 +60,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Bench(args) => bench::run(&args)?,
         Command::BenchPeer => bench::serve_parent()?,
         Command::Doctor(args) => return doctor::run(&args),
+        Command::NixlDir(args) => nixl_dir::run(&args)?,
         Command::Probe(args) => probe::serve_parent(&args)?,
         Command::Topo(args) => topo::run(&args)?,
     }

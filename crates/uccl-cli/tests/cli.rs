@@ -4,7 +4,8 @@ use std::{
     fs,
     io::{BufRead, BufReader},
     net::TcpListener,
-    os::unix::fs::symlink,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::Path,
     process::{Command, Output, Stdio},
 };
 
@@ -194,4 +195,43 @@ fn doctor_finds_this_machine_working() {
     assert_eq!(output.status.success(), !broken, "{findings}");
     let text = uccl(&["doctor"]);
     assert!(String::from_utf8_lossy(&text.stdout).contains("copies between processes"));
+}
+
+#[test]
+fn nixl_dir_names_a_folder_with_all_plugins() {
+    let folder = TempDir::new().expect("a temporary folder");
+    let path = |name: &str| folder.path().join(name).to_str().expect("UTF-8").to_owned();
+    fs::create_dir_all(path("nixl/plugins")).expect("a folder");
+    for file in ["nixl/plugins/libplugin_UCX.so", "ours.so"] {
+        fs::write(path(file), "").expect("a file");
+    }
+    let run = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_uccl"));
+        // A Python that has no NIXL, whatever this machine's has.
+        command.env("XDG_CACHE_HOME", path("cache")).env("PATH", path("bin"));
+        command.arg("nixl-dir").args(arguments).output().expect("uccl runs")
+    };
+    let (ours, plugins) = (path("ours.so"), path("nixl/plugins"));
+    let output = run(&["--plugin", &ours, "--nixl-plugins", &plugins]);
+    assert!(output.status.success(), "{output:?}");
+    let made = String::from_utf8(output.stdout).expect("UTF-8");
+    for plugin in ["libplugin_UCX.so", "libplugin_UCCL.so"] {
+        assert!(Path::new(made.trim()).join(plugin).exists(), "{made}");
+    }
+
+    let python = path("bin/python3");
+    fs::create_dir(path("bin")).expect("a folder");
+    let said = |arguments: &[&str]| {
+        let output = run(arguments);
+        assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
+        String::from_utf8(output.stderr).expect("UTF-8")
+    };
+    assert!(said(&["--plugin", &ours]).contains("cannot ask python3"));
+    fs::write(&python, "#!/bin/sh\necho 'NIXL is not installed: pip install nixl' >&2; exit 1\n")
+        .expect("a file");
+    fs::set_permissions(&python, fs::Permissions::from_mode(0o755)).expect("permissions");
+    let error = said(&["--plugin", &ours]);
+    assert!(error.contains("pip install nixl") && error.contains("--nixl-plugins"), "{error}");
+    assert!(said(&["--plugin", &path("none.so")]).contains("pip install nixl"));
+    assert!(said(&["--plugin", &path("none.so"), "--nixl-plugins", &plugins]).contains("g++"));
 }

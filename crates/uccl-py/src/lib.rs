@@ -15,6 +15,7 @@ mod error;
 mod ipc;
 mod json;
 mod memory;
+mod nixl;
 mod peers;
 mod regions;
 mod shared;
@@ -44,5 +45,6 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<shared::PySharedMemory>()?;
     m.add_function(wrap_pyfunction!(last_error, m)?)?;
     m.add_function(wrap_pyfunction!(get_oob_ip, m)?)?;
+    m.add_function(wrap_pyfunction!(nixl::_nixl_plugin_dir, m)?)?;
     m.add("__version__", env!("CARGO_PKG_VERSION"))
 }

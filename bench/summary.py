@@ -1,0 +1,88 @@
+"""What is kept and printed of a run with GPUs in it; `gpu.py` and `nixl.py` share it."""
+
+import argparse
+import json
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import machine
+import report
+from bars import Verdict
+from rounds import Bench, revision
+
+
+def gpu_facts() -> list[str]:
+    """The GPUs, their driver and how they are linked, as the vendor's tool tells."""
+    lines = []
+    for command in (
+        ["nvidia-smi", "--query-gpu=index,name,driver_version,memory.total", "--format=csv,noheader"],
+        ["nvidia-smi", "topo", "-m"],
+    ):
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return [f"unknown: {error}"]
+        # The table of links ends with the explanation of its words, and has colours.
+        text = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout).split("Legend")[0]
+        lines += [
+            " ".join(line.split()) for line in text.splitlines() if line.startswith(("GPU", *"0123456789"))
+        ]
+    return lines
+
+
+def command() -> str:
+    """The command line, without the places of files."""
+    words = [Path(word).name if word.startswith(("/", ".")) else word for word in sys.argv[1:]]
+    return shlex.join(["python3", f"bench/{Path(sys.argv[0]).name}", *words])
+
+
+def document(options: argparse.Namespace, bench: Bench, said: dict, verdicts: list[Verdict]) -> dict:
+    """Everything about the run, as it goes into JSON."""
+    return {
+        "schema": 1,
+        "command": command(),
+        "revision": options.revision or revision(),
+        "machine": {**machine.facts(), "gpus": gpu_facts()},
+        "options": {
+            key: Path(str(value)).name if key in ("wheels", "uccl_bin", "python", "json", "plugin_dir") else value
+            for key, value in vars(options).items()
+        },
+        "rounds_done": bench.rounds_done,
+        "took_s": round(bench.took_s, 1),
+        "peers": said,
+        "values": bench.results.as_list(),
+        "failures": bench.results.failures_as_list(),
+        "bars": [
+            {**asdict(v), "section": v.bar.section, "what": v.bar.what, "bar": v.bar.limit()} for v in verdicts
+        ],
+    }
+
+
+def head_lines(everything: dict) -> list[str]:
+    """The facts that every table needs beside it."""
+    facts, options = everything["machine"], everything["options"]
+    lines = [
+        f"command   {everything['command']}",
+        f"machine   {facts['cpu']}, {facts['cpus']} CPUs, Linux {facts['kernel']}",
+        *(f"GPU       {line}" for line in facts["gpus"]),
+        f"date      {facts['date']}, project at {everything['revision']}",
+        f"rounds    {everything['rounds_done']} whole of {options['rounds']}, about {options['seconds']} s a value,"
+        f" {everything['took_s']:.0f} s in all",
+    ]
+    for name, peer in everything["peers"].items():
+        lines.append(f"peer      {name:10} {peer.get('version') or 'absent: ' + peer['absent']}")
+    return lines
+
+
+def finish(options: argparse.Namespace, bench: Bench, said: dict, verdicts: list[Verdict]) -> int:
+    """Prints everything, keeps it where that is asked for, and returns the exit status."""
+    everything = document(options, bench, said, verdicts)
+    lines = [*head_lines(everything), *report.case_lines(bench.results), *report.bar_lines(verdicts)]
+    print("\n".join([*lines, *report.failure_lines(bench.results)]))
+    if options.json:
+        Path(options.json).write_text(json.dumps(everything, indent=1) + "\n")
+    return 1 if options.check and any(verdict.state == "NOT" for verdict in verdicts) else 0

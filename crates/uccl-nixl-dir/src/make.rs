@@ -1,0 +1,68 @@
+//! Makes a folder whole or not at all, whoever else is making it.
+
+use std::{
+    fs, io,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+};
+
+use tempfile::TempDir;
+
+use crate::{Error, plan::Plan};
+
+/// How often another process may get in between.
+const TRIES: u32 = 20;
+
+/// The folder of a plan, below `root`.
+pub(crate) fn make(plan: &Plan, root: &Path) -> Result<PathBuf, Error> {
+    let folder = root.join(plan.name());
+    // Before anything is written: the cache may be read-only and hold it.
+    if plan.is_at(&folder) {
+        return Ok(folder);
+    }
+    fs::create_dir_all(root).map_err(Error::io(root))?;
+    let ours = draft(root)?;
+    fill(ours.path(), plan)?;
+    for _ in 0..TRIES {
+        let renamed = fs::rename(ours.path(), &folder);
+        if renamed.is_ok() || plan.is_at(&folder) {
+            return Ok(folder);
+        }
+        match renamed {
+            // Something is there that is not what it should be: a folder that somebody has tidied up in.
+            Err(error) if occupied(&error) => clear(root, &folder)?,
+            other => other.map_err(Error::io(&folder))?,
+        }
+    }
+    Err(Error::io(&folder)(io::ErrorKind::AlreadyExists.into()))
+}
+
+fn occupied(error: &io::Error) -> bool {
+    use io::ErrorKind::{AlreadyExists, DirectoryNotEmpty, NotADirectory};
+    matches!(error.kind(), AlreadyExists | DirectoryNotEmpty | NotADirectory)
+}
+
+/// Moves a folder away in one step, and removes it then. That it has gone by itself is fine.
+fn clear(root: &Path, folder: &Path) -> Result<(), Error> {
+    let away = draft(root)?;
+    match fs::rename(folder, away.path().join("old")) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::io(folder)(error)),
+        _ => Ok(()),
+    }
+}
+
+/// A folder under a name of its own; it goes unless it was renamed.
+fn draft(root: &Path) -> Result<TempDir, Error> {
+    tempfile::Builder::new().prefix(".").tempdir_in(root).map_err(Error::io(root))
+}
+
+fn fill(draft: &Path, plan: &Plan) -> Result<(), Error> {
+    for (at, target) in &plan.links {
+        let link = draft.join(at);
+        if let Some(folder) = link.parent() {
+            fs::create_dir_all(folder).map_err(Error::io(folder))?;
+        }
+        symlink(target, &link).map_err(Error::io(&link))?;
+    }
+    Ok(())
+}

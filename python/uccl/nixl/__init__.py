@@ -1,0 +1,42 @@
+"""Brings this project to NIXL: the backend ``UCCL`` for NIXL as it is installed by pip.
+
+In a shell, before the program that uses NIXL::
+
+    export NIXL_PLUGIN_DIR=$(python -m uccl.nixl)
+
+or in the program, before its first agent::
+
+    os.environ["NIXL_PLUGIN_DIR"] = uccl.nixl_plugin_dir()
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Union
+
+from uccl import _core
+from uccl.nixl import _find
+
+__all__ = ["NixlNotFound", "plugin_dir"]
+
+NixlNotFound = _find.NixlNotFound
+
+#: What NIXL loads for the backend ``UCCL``; a wheel that was built without a C++ compiler does not have it.
+_PLUGIN = Path(__file__).with_name("libplugin_UCCL.so")
+
+
+def plugin_dir(nixl_plugins: Union[str, os.PathLike[str], None] = None) -> str:
+    """The folder to name in ``NIXL_PLUGIN_DIR``: NIXL's own plugins and this project's.
+
+    NIXL looks for plugins in one folder only. This one holds links to all of them, lies in the user's cache and is
+    made when it is first asked for; any number of processes may do so at once.
+
+    ``nixl_plugins`` is NIXL's own folder of plugins. Without it, it is that of the package that ``import nixl`` would
+    choose among those installed. Nothing of NIXL is loaded for that.
+
+    Raises :class:`NixlNotFound` (an ``ImportError``) if NIXL is not installed, or too old for this plugin;
+    ``FileNotFoundError`` if there are no plugins where they should be; ``OSError`` if no folder can be made.
+    """
+    theirs = _find.plugins() if nixl_plugins is None else os.fspath(nixl_plugins)
+    return str(_core._nixl_plugin_dir(str(_PLUGIN), theirs))
