@@ -16,7 +16,7 @@ from agents import BACKEND, LINKS, Agent, Pair
 from peer import Peer
 
 #: Older releases are refused, which is all that is tested of them.
-if agents.release() < (1, 0):
+if () < agents.release() < (1, 0):
     collect_ignore_glob = ["test_[!o]*.py"]
 else:
     collect_ignore_glob = ["test_old_release.py"]
@@ -41,6 +41,8 @@ def plugin_dir() -> str:
     """The folder with this project's plugin and NIXL's own."""
     import uccl
 
+    if not agents.release():
+        pytest.skip("lacks NIXL")
     try:
         return uccl.nixl_plugin_dir()
     except FileNotFoundError as error:
