@@ -6,7 +6,9 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use uccl_p2p::{Endpoint, Iov, Op, Request, Status as Stand, TransferId, wire::advert::Advert};
+use uccl_p2p::{
+    Endpoint, Iov, Op, Request, Status as Stand, TransferId, Tried, wire::advert::Advert,
+};
 
 use crate::{
     remote::Remote,
@@ -48,8 +50,13 @@ impl Transfer {
         let conn = self.remote.conn(endpoint)?;
         let request = Request { notif, ..Request::new(conn, self.op, &self.iovs, &self.adverts) };
         let started = Instant::now();
-        *posted = Posted::Under(endpoint.post(&request)?, started);
-        self.look(&mut posted, endpoint)
+        match endpoint.try_run(&request)? {
+            Tried::Done(_) => Ok(self.ended(&mut posted, started)),
+            Tried::Under(id) => {
+                *posted = Posted::Under(id, started);
+                self.look(&mut posted, endpoint)
+            }
+        }
     }
 
     /// How it stands; looking moves it along.
@@ -66,12 +73,14 @@ impl Transfer {
         match endpoint.poll(id)? {
             Stand::Pending => Ok(Status::InProgress),
             Stand::Failed(e) => Err(e.into()),
-            Stand::Done(_) => {
-                *posted = Posted::Ended;
-                self.remote.cost.lock().learn(self.bytes, started.elapsed());
-                Ok(Status::Success)
-            }
+            Stand::Done(_) => Ok(self.ended(posted, started)),
         }
+    }
+
+    fn ended(&self, posted: &mut Posted, started: Instant) -> Status {
+        *posted = Posted::Ended;
+        self.remote.cost.lock().learn(self.bytes, started.elapsed());
+        Status::Success
     }
 
     /// Ends it: no byte of it lands in either side's memory any more.

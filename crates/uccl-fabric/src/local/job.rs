@@ -5,6 +5,7 @@ use std::sync::Arc;
 use parking_lot::{Condvar, Mutex};
 use uccl_device::MemoryKind;
 
+use super::sharing::Hands;
 use crate::{
     gpu,
     lane::{Completion, OpError, OpResult, Operation, RemoteSpans, Spans, access_of},
@@ -19,6 +20,7 @@ pub(super) const CHUNK_PIECES: usize = 64;
 
 /// A copy in progress.
 pub(super) struct Job {
+    pub(super) hands: Hands,
     access: Access,
     memory: MemoryKind,
     local: Spans,
@@ -61,7 +63,7 @@ pub(super) struct Chunk {
 
 impl Job {
     /// Local and remote pieces pair up.
-    pub(super) fn new(op: Operation) -> Self {
+    pub(super) fn new(op: Operation, hands: Hands) -> Self {
         let Operation { kind, local, memory, remote, done } = op;
         let access = access_of(kind);
         let state = State {
@@ -74,7 +76,15 @@ impl Job {
             closed: false,
             done: Some(done),
         };
-        Self { access, memory, local, remote, state: Mutex::new(state), idle: Condvar::new() }
+        Self {
+            hands,
+            access,
+            memory,
+            local,
+            remote,
+            state: Mutex::new(state),
+            idle: Condvar::new(),
+        }
     }
 
     /// The next chunk from one end, for the caller to copy and then to report with [`Self::copied`].
@@ -216,13 +226,16 @@ mod tests {
                 .iter()
                 .map(|s| RemoteSpan { addr: s.addr as u64, len: s.len as u64, key: 1, slot: 0 })
                 .collect();
-            let job = Job::new(Operation {
-                kind: OpKind::Read,
-                local: local.clone(),
-                memory: MemoryKind::Host,
-                remote,
-                done: Arc::new(Ignored),
-            });
+            let job = Job::new(
+                Operation {
+                    kind: OpKind::Read,
+                    local: local.clone(),
+                    memory: MemoryKind::Host,
+                    remote,
+                    done: Arc::new(Ignored),
+                },
+                Hands::Many,
+            );
             let mut given = Vec::new();
             while let Some(chunk) = job.next(if rng.bool() { End::Front } else { End::Back }) {
                 assert!(chunk.local.iter().map(|span| span.len).sum::<usize>() <= CHUNK);

@@ -23,7 +23,7 @@ use uccl_wire::frame::Status;
 use self::{
     bell::Bell,
     job::{Chunk, End, Job},
-    sharing::Sharing,
+    sharing::{Hands, Sharing},
 };
 pub use self::{
     pipe::{ShmPipe, ShmRx, ShmTx},
@@ -45,6 +45,8 @@ use crate::{
 
 /// Up to here a copy is made by whoever posts it; beyond, several threads may share it.
 const INLINE: u64 = 256 << 10;
+/// And up to here if that is faster; beyond, it would hold up whoever posts.
+const AT_ONCE: u64 = 4 << 20;
 /// Names of jobs have this bit; names of stream operations do not.
 const JOB: u64 = 1 << 63;
 /// Names of copies by GPUs.
@@ -58,14 +60,19 @@ pub struct LocalLane {
     /// Where the peer says which of our regions it is touching.
     peer_hazards: Hazards,
     cma: bool,
-    jobs: Mutex<VecDeque<(OpName, Arc<Job>)>>,
+    jobs: Mutex<Jobs>,
     open_jobs: AtomicUsize,
+    /// Those of them that threads share.
+    shared_jobs: AtomicUsize,
     next_job: AtomicU64,
     job_bytes: AtomicU64,
     sharing: Arc<Sharing>,
     gpu: GpuJobs,
     bouncers: Bouncers,
 }
+
+/// Copies that are not yet given out, the oldest first.
+type Jobs = VecDeque<(OpName, Arc<Job>)>;
 
 impl LocalLane {
     /// Copies right now.
@@ -116,7 +123,14 @@ impl LocalLane {
         })
     }
 
-    /// Copies one chunk of some job, from the end given; false when there is none.
+    /// Tells threads how many jobs there are, which have changed.
+    fn count(&self, jobs: &Jobs) {
+        let shared = jobs.iter().filter(|(_, job)| job.hands == Hands::Many).count();
+        self.open_jobs.store(jobs.len(), Release);
+        self.shared_jobs.store(shared, Release);
+    }
+
+    /// Copies one chunk of some job, from the end given; false when there is none. The back is where helpers begin.
     fn copy_chunk(&self, from: End) -> bool {
         if self.open_jobs.load(Acquire) == 0 {
             return false;
@@ -124,11 +138,14 @@ impl LocalLane {
         let (job, chunk) = {
             let mut jobs = self.jobs.lock();
             let Some((_, job)) = jobs.front() else { return false };
+            if from == End::Back && job.hands == Hands::One {
+                return false;
+            }
             let job = Arc::clone(job);
             let chunk = job.next(from);
             if job.is_closed() {
                 jobs.pop_front();
-                self.open_jobs.store(jobs.len(), Release);
+                self.count(&jobs);
             }
             (job, chunk)
         };
@@ -251,7 +268,7 @@ impl Lane for LocalLane {
     }
 
     fn wants_help(&self) -> bool {
-        self.open_jobs.load(Acquire) > 0
+        self.shared_jobs.load(Acquire) > 0
     }
 
     fn cancel(&self, name: OpName) {
@@ -266,7 +283,7 @@ impl Lane for LocalLane {
             let mut jobs = self.jobs.lock();
             let at = jobs.iter().position(|(other, _)| *other == name);
             let job = at.and_then(|at| jobs.remove(at));
-            self.open_jobs.store(jobs.len(), Release);
+            self.count(&jobs);
             job
         };
         if let Some((_, job)) = job {
@@ -291,7 +308,7 @@ impl Lane for LocalLane {
     }
 
     fn has_work(&self) -> bool {
-        self.wants_help() || self.gpu.is_busy() || self.stream.has_work()
+        self.open_jobs.load(Acquire) > 0 || self.gpu.is_busy() || self.stream.has_work()
     }
 
     fn touched_by_peer(&self, slot: u32) -> bool {
@@ -313,7 +330,7 @@ impl Lane for LocalLane {
 
     fn arm(&self) -> bool {
         // Nothing shows when a GPU has done its work: it is looked at.
-        !self.wants_help() && !self.gpu.is_busy() && self.stream.arm()
+        self.open_jobs.load(Acquire) == 0 && !self.gpu.is_busy() && self.stream.arm()
     }
 
     fn interest(&self) -> Interest<'_> {
@@ -325,10 +342,11 @@ impl Lane for LocalLane {
     }
 
     fn kill(&self) {
-        let jobs: Vec<_> = {
+        let jobs = {
             let mut jobs = self.jobs.lock();
-            self.open_jobs.store(0, Release);
-            jobs.drain(..).collect()
+            let all = std::mem::take(&mut *jobs);
+            self.count(&jobs);
+            all
         };
         for (_, job) in jobs {
             job.close(OpError::LaneDown);

@@ -9,7 +9,7 @@ use std::{
 use uccl_device::MemoryKind;
 
 use super::{
-    GPU, INLINE, JOB, LocalLane,
+    AT_ONCE, GPU, INLINE, JOB, LocalLane,
     job::{CHUNK_PIECES, Job},
     sharing::Hands,
 };
@@ -121,7 +121,7 @@ impl LocalLane {
         }
     }
 
-    /// Copies what is short right now; threads share the rest.
+    /// Copies what is short right now; the rest is a job.
     ///
     /// # Safety
     /// As for [`Lane::post`].
@@ -129,45 +129,46 @@ impl LocalLane {
         if self.bell.ended() {
             return Err(LaneError::Ended);
         }
-        let len = op.len();
-        if self.hands_for(&op) == Hands::One {
+        let (len, few) = (op.len(), self.has_few(&op));
+        if few && len <= INLINE {
+            // SAFETY: the caller's promise.
+            return Ok(Posted::Done(unsafe {
+                self.copy(access_of(op.kind), &op.local, &op.remote)
+            }));
+        }
+        if op.memory.device().is_some() {
+            return Ok(self.post_job(op, Hands::Many));
+        }
+        let hands = self.sharing.choose(len);
+        if few && len <= AT_ONCE && hands == Hands::One {
             let started = Instant::now();
             // SAFETY: the caller's promise.
             let copied = unsafe { self.copy(access_of(op.kind), &op.local, &op.remote) };
             if copied.is_ok() {
-                self.sharing.learn(Hands::One, len, started.elapsed());
+                self.sharing.learn(hands, len, started.elapsed());
             }
             return Ok(Posted::Done(copied));
         }
-        let done = match op.memory.device() {
-            None => self.sharing.timed(len, Arc::clone(&op.done)),
-            // That passes through locked memory, and tells nothing of other copies.
-            Some(_) => Arc::clone(&op.done),
-        };
-        let name = OpName(self.next_job.fetch_add(1, Relaxed) | JOB);
-        let job = Arc::new(Job::new(Operation { done, ..op }));
-        self.job_bytes.fetch_add(len, Relaxed);
-        let mut jobs = self.jobs.lock();
-        jobs.push_back((name, job));
-        self.open_jobs.store(jobs.len(), Release);
-        Ok(Posted::Pending(name))
+        let done = self.sharing.timed(hands, len, Arc::clone(&op.done));
+        Ok(self.post_job(Operation { done, ..op }, hands))
     }
 
-    /// Who copies an operation. What is short is not worth sharing; but through the kernel, each piece costs as much as
-    /// some thousand bytes.
-    fn hands_for(&self, op: &Operation) -> Hands {
-        if op.memory.device().is_some() {
-            return Hands::Many;
-        }
-        let few = || {
-            let mapped = |first| self.direct.reach(first) == Reach::Mapped;
-            op.remote.len() <= CHUNK_PIECES || op.remote.first().is_some_and(mapped)
-        };
-        match (few(), op.len()) {
-            (false, _) => Hands::Many,
-            (true, ..=INLINE) => Hands::One,
-            (true, len) => self.sharing.choose(len),
-        }
+    /// Leaves an operation to the threads that make progress, and to others that have time.
+    fn post_job(&self, op: Operation, hands: Hands) -> Posted {
+        let name = OpName(self.next_job.fetch_add(1, Relaxed) | JOB);
+        self.job_bytes.fetch_add(op.len(), Relaxed);
+        let job = Arc::new(Job::new(op, hands));
+        let mut jobs = self.jobs.lock();
+        jobs.push_back((name, job));
+        self.count(&jobs);
+        Posted::Pending(name)
+    }
+
+    /// Whether the CPU copies it in few steps: through the kernel, each piece costs as much as some thousand bytes.
+    fn has_few(&self, op: &Operation) -> bool {
+        let mapped = |first| self.direct.reach(first) == Reach::Mapped;
+        let few = || op.remote.len() <= CHUNK_PIECES || op.remote.first().is_some_and(mapped);
+        op.memory.device().is_none() && few()
     }
 
     /// Has a GPU copy; what no GPU of ours reaches goes through both sides.

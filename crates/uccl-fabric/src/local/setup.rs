@@ -147,6 +147,7 @@ fn build(
         cma,
         jobs: Mutex::default(),
         open_jobs: AtomicUsize::new(0),
+        shared_jobs: AtomicUsize::new(0),
         next_job: AtomicU64::new(0),
         job_bytes: AtomicU64::new(0),
         sharing: Arc::default(),

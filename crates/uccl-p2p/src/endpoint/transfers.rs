@@ -13,7 +13,9 @@ use uccl_fabric::{
 };
 use uccl_wire::{advert::Advert, message::MAX_IOVS};
 
-use super::{CudaStream, Endpoint, Interrupt, LOOKS, Op, Outcome, Request, Status, Uninterrupted};
+use super::{
+    CudaStream, Endpoint, Interrupt, LOOKS, Op, Outcome, Request, Status, Tried, Uninterrupted,
+};
 use crate::{
     engine::{
         connection::Connection,
@@ -40,6 +42,16 @@ impl Endpoint {
     /// Starts a transfer.
     pub fn post(&self, request: &Request<'_>) -> Result<TransferId> {
         self.post_behind(request, request.after.map(CudaStream::mark).transpose()?)
+    }
+
+    /// Makes a transfer if that takes no longer than to start it, and else starts it: one that is made has no name.
+    pub fn try_run(&self, request: &Request<'_>) -> Result<Tried> {
+        if let Some(single) = self.single(request)?
+            && let Some(outcome) = self.copy_short(&single)
+        {
+            return Ok(Tried::Done(outcome));
+        }
+        self.post(request).map(Tried::Under)
     }
 
     /// Starts a transfer when a mark is reached.
@@ -113,20 +125,28 @@ impl Endpoint {
     /// The way with the least on it: short pieces to or from a process of this host on this thread, and what a
     /// GPU copies. `None`: it takes the longer way, where the owner also refuses in its own words.
     fn begin_now(&self, single: &Single) -> Result<Option<Begun>> {
-        let Single { kind, conn, lease, local, remote, .. } = single;
-        let memory = lease.mr().kind;
-        if memory.is_host_accessible() {
-            // SAFETY: inside a region, which the lease keeps registered.
-            if let Some(Ok(())) = unsafe { conn.lanes[0].try_now(*kind, *local, remote) } {
-                return Ok(Some(self.done_now(single)));
-            }
+        if let Some(outcome) = self.copy_short(single) {
+            return Ok(Some(Begun::Done(outcome)));
         }
+        let Single { conn, lease, local, remote, .. } = single;
+        let memory = lease.mr().kind;
         match &conn.lanes[..] {
             [lane] if local.len > 0 && lane.is_copied_by_gpu(memory, remote) => {
                 self.copy_now(single, &**lane)
             }
             _ => Ok(None),
         }
+    }
+
+    /// Copies a short piece to or from a process of this host, on this thread.
+    fn copy_short(&self, single: &Single) -> Option<Outcome> {
+        let Single { kind, conn, lease, local, remote, .. } = single;
+        if !lease.mr().kind.is_host_accessible() {
+            return None;
+        }
+        // SAFETY: inside a region, which the lease keeps registered.
+        let copied = unsafe { conn.lanes[0].try_now(*kind, *local, remote) };
+        matches!(copied, Some(Ok(()))).then(|| self.done_now(single))
     }
 
     /// Has a GPU copy one piece, and waits a moment: most such copies end before a transfer could be made.
@@ -143,7 +163,7 @@ impl Endpoint {
         // that of the transfer that it becomes.
         let name = match unsafe { lane.post(op) } {
             Ok(Posted::Pending(name)) => name,
-            Ok(Posted::Done(Ok(()))) => return Ok(Some(self.done_now(single))),
+            Ok(Posted::Done(Ok(()))) => return Ok(Some(Begun::Done(self.done_now(single)))),
             Ok(Posted::Done(Err(_))) | Err(_) => return Ok(None),
         };
         let _claim = single.conn.claim();
@@ -152,7 +172,7 @@ impl Endpoint {
             (0..LOOKS).take_while(|_| !now.has_ended()).for_each(|_| lane.progress_copies());
         }
         match now.result() {
-            Some(Ok(())) => Ok(Some(self.done_now(single))),
+            Some(Ok(())) => Ok(Some(Begun::Done(self.done_now(single)))),
             Some(Err(_)) => Ok(None),
             None => self.outlast(single, lane, (&now, name)).map(|under| Some(Begun::Under(under))),
         }
@@ -188,7 +208,7 @@ impl Endpoint {
     }
 
     /// Counts a transfer that was made on the spot.
-    fn done_now(&self, single: &Single) -> Begun {
+    fn done_now(&self, single: &Single) -> Outcome {
         let (counters, bytes) = (&self.core().counters, single.local.len as u64);
         counters.posted.fetch_add(1, Relaxed);
         counters.done.fetch_add(1, Relaxed);
@@ -197,7 +217,7 @@ impl Endpoint {
             OpKind::Write => &counters.bytes_sent,
         };
         moved.fetch_add(bytes, Relaxed);
-        Begun::Done(Outcome { bytes, checksummed: false })
+        Outcome { bytes, checksummed: false }
     }
 
     /// Where a transfer stands. Looking at one that is unfinished moves it along.

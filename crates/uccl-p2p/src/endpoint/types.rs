@@ -14,7 +14,7 @@ use uccl_wire::advert::Advert;
 use super::CudaStream;
 use crate::{
     error::Error,
-    ids::{ConnId, MrId},
+    ids::{ConnId, MrId, TransferId},
 };
 
 /// What a waiting call asks now and then (at least every 50 ms): go on, or stop?
@@ -94,6 +94,15 @@ pub enum Status {
     Done(Outcome),
     /// Finished badly. Asked again, the answer is the same.
     Failed(Error),
+}
+
+/// What became of a request that was tried.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Tried {
+    /// It is done.
+    Done(Outcome),
+    /// It is under way.
+    Under(TransferId),
 }
 
 /// What a finished transfer did.
