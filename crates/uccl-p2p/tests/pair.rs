@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use uccl_p2p::{
-    Config, ConnId, Endpoint, Error, Iov, MrId, Op, Request, Status, TransferId, Transport,
+    Config, ConnId, Endpoint, Error, Iov, MrId, Op, Request, Status, TransferId, Transport, Tried,
     Uninterrupted,
     device::{MemoryKind, Place, Topology},
     wire::advert::Advert,
@@ -130,6 +130,29 @@ fn write_and_read() {
                 p.a.deregister(mr).expect("deregistered");
             }
             p.b.deregister(there).expect("deregistered");
+        }
+    }
+}
+
+#[test]
+fn what_is_tried_is_done_or_under_way() {
+    for (link, p) in pairs() {
+        for len in [8, 4096, 3 << 20] {
+            let (mut from, mut to) = (pattern(len, 6), vec![0; len]);
+            let (here, there) = (register(&p.a, &mut from), register(&p.b, &mut to));
+            let (iovs, adverts) = ([iov(here, &from)], [advert(&p.b, there, &to)]);
+            let write = request(p.to_b, Op::Write, &iovs, &adverts);
+            let moved = match p.a.try_run(&write).expect(link) {
+                Tried::Done(outcome) => outcome.bytes,
+                Tried::Under(id) => finish(&p.a, id).expect(link),
+            };
+            assert_eq!(moved, len as u64, "{link}");
+            assert!(from == to, "{link}");
+            let outside = [Iov { len: len + 1, ..iovs[0] }];
+            let wrong = request(p.to_b, Op::Write, &outside, &adverts);
+            assert!(matches!(p.a.try_run(&wrong), Err(Error::OutsideRegion { .. })), "{link}");
+            p.a.deregister(here).expect("unused");
+            p.b.deregister(there).expect("unused");
         }
     }
 }
