@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from contextlib import suppress
 from typing import Callable
 
 import pytest
@@ -377,6 +378,32 @@ class TestNothingIsLeft:
         rounds(100)
         for one, usage in zip((made, b), before):
             no_growth(one, usage)
+
+    @ours
+    def test_peers_that_are_killed(self, agent: Callable[..., Agent], link: str) -> None:
+        a = agent("a", link=link, timeout_ms="2000")
+        mine = a.buf(MIB, seed=1)
+
+        def rounds(count: int) -> None:
+            for _ in range(count):
+                b = agent("b", link=link)
+                theirs = b.buf(MIB)
+                a.meet(b)
+                key = a.prepare("WRITE", mine, theirs)
+                assert a.run(key) == "DONE"
+                b.kill()
+                with pytest.raises(PeerError, match="nixlRemoteDisconnect"):
+                    for _ in range(1000):
+                        a.run(key)
+                a.release(key)
+                # NIXL 1.0 has forgotten it by itself.
+                with suppress(PeerError):
+                    a.call("forget", "b")
+
+        rounds(3)
+        before = a.peer.call("usage")
+        rounds(12)
+        no_growth(a, before)
 
     @ours
     def test_refused_transfers_leave_nothing(self, pair: Pair) -> None:
