@@ -1,4 +1,7 @@
 //! What cpp/plugin.cpp calls: C's types in, NIXL's status out. No panic leaves these functions.
+//!
+//! Their arguments are safe to use because of who calls: pointers are to objects that these functions made and that were not
+//! given back, bytes outlive the call, and what is to be filled in is there.
 
 use std::{
     ffi::{c_int, c_void},
@@ -122,13 +125,10 @@ unsafe fn give<T>(to: *mut *mut T, object: T) {
     unsafe { to.write(Box::into_raw(Box::new(object))) }
 }
 
-/// # Safety
-/// Each function here relies on cpp/plugin.cpp for its arguments: pointers to objects that these functions made and that
-/// were not given back, bytes that outlive the call, and places to write to.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn uccl_nixl_options(to: *mut c_void, take: TakePair) {
     for name in Config::names() {
-        // SAFETY: as documented above.
+        // SAFETY: as the module says.
         unsafe { take(to, Bytes::of(name.as_bytes()), Bytes::of(b"")) };
     }
 }
@@ -144,16 +144,16 @@ unsafe extern "C" fn uccl_nixl_create(
     answer("cannot create the backend", || {
         let given = match count {
             0 => &[],
-            // SAFETY: as documented above.
+            // SAFETY: as the module says.
             count => unsafe { slice::from_raw_parts(given, count) },
         };
         let pair = |param: &Param| {
-            // SAFETY: as documented above.
+            // SAFETY: as the module says.
             unsafe { Ok::<_, Error>((param.name.as_str()?, param.value.as_str()?)) }
         };
         let given = given.iter().map(pair).collect::<Result<Vec<_>>>()?;
         let config = params::config(given.into_iter())?;
-        // SAFETY: as documented above.
+        // SAFETY: as the module says.
         unsafe { give(out, Agent::new(name.as_slice(), config)?) };
         Ok(Status::Success)
     })
@@ -164,7 +164,7 @@ unsafe extern "C" fn uccl_nixl_destroy(agent: *mut Agent) {
     if agent.is_null() {
         return;
     }
-    // SAFETY: as documented above; the last use of it.
+    // SAFETY: as the module says; the last use of it.
     let agent = unsafe { Box::from_raw(agent) };
     let ended = catch_unwind(AssertUnwindSafe(|| {
         agent.endpoint.close();
@@ -179,7 +179,7 @@ unsafe extern "C" fn uccl_nixl_destroy(agent: *mut Agent) {
 unsafe extern "C" fn uccl_nixl_conn_info(agent: &Agent, to: *mut c_void, take: Take) -> c_int {
     answer("getConnInfo", || {
         let info = agent.conn_info().to_string();
-        // SAFETY: as documented above.
+        // SAFETY: as the module says.
         unsafe { take(to, Bytes::of(info.as_bytes())) };
         Ok(Status::Success)
     })
@@ -188,7 +188,7 @@ unsafe extern "C" fn uccl_nixl_conn_info(agent: &Agent, to: *mut c_void, take: T
 #[unsafe(no_mangle)]
 unsafe extern "C" fn uccl_nixl_load_conn_info(agent: &Agent, name: Bytes, info: Bytes) -> c_int {
     answer("loadRemoteConnInfo", || {
-        // SAFETY: as documented above.
+        // SAFETY: as the module says.
         let (name, info) = unsafe { (name.as_slice(), info.as_str()?) };
         agent.load_conn_info(name, info.parse()?);
         Ok(Status::Success)
@@ -197,13 +197,13 @@ unsafe extern "C" fn uccl_nixl_load_conn_info(agent: &Agent, name: Bytes, info: 
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn uccl_nixl_connect(agent: &Agent, name: Bytes) -> c_int {
-    // SAFETY: as documented above.
+    // SAFETY: as the module says.
     answer("connect", || done(agent.connect(unsafe { name.as_slice() })))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn uccl_nixl_disconnect(agent: &Agent, name: Bytes) -> c_int {
-    // SAFETY: as documented above.
+    // SAFETY: as the module says.
     answer("disconnect", || done(agent.disconnect(unsafe { name.as_slice() })))
 }
 
@@ -216,7 +216,7 @@ unsafe extern "C" fn uccl_nixl_register(
     out: *mut *mut Memory,
 ) -> c_int {
     answer("registerMem", || {
-        // SAFETY: as documented above.
+        // SAFETY: as the module says.
         unsafe { give(out, agent.register(addr, len, vram)?) };
         Ok(Status::Success)
     })
@@ -230,7 +230,7 @@ unsafe extern "C" fn uccl_nixl_deregister(agent: &Agent, memory: &Memory) -> c_i
 #[unsafe(no_mangle)]
 unsafe extern "C" fn uccl_nixl_public_data(memory: &Memory, to: *mut c_void, take: Take) -> c_int {
     answer("getPublicData", || {
-        // SAFETY: as documented above.
+        // SAFETY: as the module says.
         unsafe { take(to, Bytes::of(&memory.advert().encode())) };
         Ok(Status::Success)
     })
@@ -244,7 +244,7 @@ unsafe extern "C" fn uccl_nixl_load_memory(
     out: *mut *mut Memory,
 ) -> c_int {
     answer("loadRemoteMD", || {
-        // SAFETY: as documented above.
+        // SAFETY: as the module says.
         unsafe { give(out, Memory::load(addr, len, data.as_slice())?) };
         Ok(Status::Success)
     })
@@ -257,7 +257,7 @@ unsafe extern "C" fn uccl_nixl_share_memory(memory: &Memory) -> *mut Memory {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn uccl_nixl_unload_memory(memory: *mut Memory) {
-    // SAFETY: as documented above; the last use of it.
+    // SAFETY: as the module says; the last use of it.
     drop(unsafe { Box::from_raw(memory) });
 }
 
@@ -272,7 +272,7 @@ unsafe extern "C" fn uccl_nixl_query(
     answer("queryMem", || {
         let Some(known) = agent.query(addr, len)? else { return Ok(Status::NotFound) };
         for (name, value) in known {
-            // SAFETY: as documented above.
+            // SAFETY: as the module says.
             unsafe { take(to, Bytes::of(name.as_bytes()), Bytes::of(value.as_bytes())) };
         }
         Ok(Status::Success)
@@ -289,7 +289,7 @@ unsafe extern "C" fn uccl_nixl_prepare(
     out: *mut *mut Transfer,
 ) -> c_int {
     answer("prepXfer", || {
-        // SAFETY: as documented above.
+        // SAFETY: as the module says.
         let (local, remote, name) =
             unsafe { (local.as_slice(), remote.as_slice(), name.as_slice()) };
         if local.len() != remote.len() {
@@ -309,7 +309,7 @@ unsafe extern "C" fn uccl_nixl_prepare(
         };
         let pairs = local.iter().zip(remote).map(|(local, remote)| (piece(local), piece(remote)));
         let op = if write { Op::Write } else { Op::Read };
-        // SAFETY: as documented above.
+        // SAFETY: as the module says.
         unsafe { give(out, agent.prepare(op, name, pairs)?) };
         Ok(Status::Success)
     })
@@ -322,7 +322,7 @@ unsafe extern "C" fn uccl_nixl_post(
     message: Option<&Bytes>,
 ) -> c_int {
     answer("postXfer", || {
-        // SAFETY: as documented above.
+        // SAFETY: as the module says.
         let framed =
             message.map(|message| agent.frame(unsafe { message.as_slice() })).transpose()?;
         transfer.post(&agent.endpoint, framed.as_deref())
@@ -336,7 +336,7 @@ unsafe extern "C" fn uccl_nixl_check(agent: &Agent, transfer: &Transfer) -> c_in
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn uccl_nixl_release(agent: &Agent, transfer: *mut Transfer) {
-    // SAFETY: as documented above; the last use of it.
+    // SAFETY: as the module says; the last use of it.
     let transfer = unsafe { Box::from_raw(transfer) };
     if catch_unwind(AssertUnwindSafe(|| transfer.cancel(&agent.endpoint))).is_err() {
         tracing::error!("a panic while a transfer was cancelled");
@@ -363,7 +363,7 @@ unsafe extern "C" fn uccl_nixl_take_notifs(
                 tracing::warn!("dropped a notification that no agent sent");
                 continue;
             }
-            // SAFETY: as documented above.
+            // SAFETY: as the module says.
             unsafe { take(to, Bytes::of(name), Bytes::of(message)) };
         }
         Ok(Status::Success)
@@ -373,7 +373,7 @@ unsafe extern "C" fn uccl_nixl_take_notifs(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn uccl_nixl_notify(agent: &Agent, name: Bytes, message: Bytes) -> c_int {
     answer("genNotif", || {
-        // SAFETY: as documented above.
+        // SAFETY: as the module says.
         done(unsafe { agent.notify(name.as_slice(), message.as_slice()) })
     })
 }

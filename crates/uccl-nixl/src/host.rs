@@ -150,12 +150,14 @@ fn loaded_libraries() -> Vec<PathBuf> {
     paths
 }
 
+/// The smallest first, which is read the soonest.
 fn plugins_in(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let paths = entries.map(|entry| entry.path()).filter(|path| is_nixls(path));
     let mut plugins: Vec<_> =
-        entries.map(|entry| entry.path()).filter(|path| is_nixls(path)).collect();
+        paths.map(|path| (fs::metadata(&path).map_or(0, |file| file.len()), path)).collect();
     plugins.sort();
-    plugins
+    plugins.into_iter().map(|(_, path)| path).collect()
 }
 
 fn is_nixls(path: &Path) -> bool {

@@ -3,6 +3,7 @@
 use std::{
     collections::VecDeque,
     ffi::{c_char, c_int, c_void},
+    sync::Once,
 };
 
 use parking_lot::Mutex;
@@ -26,10 +27,18 @@ fn arrived() -> Vec<Vec<u8>> {
     notifs.map(|notif| notif.payload).collect()
 }
 
+/// Keeps what does not fit for `take_notifs`. A program that never calls it is told, once.
 fn keep_for_others(payload: Vec<u8>) {
+    static TOLD: Once = Once::new();
     let mut kept = TOO_LONG.lock();
     if kept.len() >= MOST_KEPT {
         kept.pop_front();
+        TOLD.call_once(|| {
+            eprintln!(
+                "uccl: dropped a notification that does not fit notify_msg_t, of more than {MOST_KEPT} that wait: \
+                 uccl_engine_get_notifs_v takes those of any length"
+            );
+        });
     }
     kept.push_back(payload);
 }
