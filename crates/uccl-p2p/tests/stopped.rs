@@ -233,3 +233,35 @@ fn an_owner_that_dies_touches_nothing_any_more() {
         round.ep.deregister(round.mr).expect("nobody touches it");
     }
 }
+
+/// Whoever only ever polls keeps workers off the connection, and never sleeps on its socket: its death shows all the same,
+/// without a timeout that would tell of it.
+#[test]
+fn a_killed_peer_is_noticed_by_who_polls() {
+    let (owner, said) = Writer::start_as("owner_process", (OWNER, "1"), "at ");
+    let (addr, _) = said.split_once(' ').expect("an address and an advert");
+    let ep = Endpoint::new(Config {
+        bind: Some([127, 0, 0, 1].into()),
+        port: Some(0),
+        transport: Transport::Local,
+        timeout: Duration::ZERO,
+        ..Config::default()
+    })
+    .expect("an endpoint");
+    let mut memory = vec![0; 4096];
+    let mr = register(&ep, &mut memory);
+    let conn = ep.connect(addr.parse().expect("an address"), None, &mut Uninterrupted);
+    let iovs = [Iov { mr, ptr: memory.as_ptr() as usize, len: memory.len() }];
+    let request = Request::new(conn.expect("connected"), Op::Recv, &iovs, &[]);
+    let transfer = ep.post(&request).expect("posted");
+    assert!(matches!(ep.poll(transfer), Ok(Status::Pending)));
+    owner.signal(libc::SIGKILL);
+    let started = std::time::Instant::now();
+    let ended = loop {
+        match ep.poll(transfer).expect("known") {
+            Status::Pending => assert!(started.elapsed() < Duration::from_secs(30), "unnoticed"),
+            ended => break ended,
+        }
+    };
+    assert!(matches!(ended, Status::Failed(Error::ConnectionLost { .. })), "{ended:?}");
+}

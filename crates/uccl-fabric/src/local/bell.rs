@@ -11,7 +11,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-
+use rustix::event::{PollFd, PollFlags, Timespec};
 use uccl_wire::gpu_offer::{GpuOffer, Means};
 
 use crate::{
@@ -119,6 +119,16 @@ impl Bell {
             }
         }
         if socket.flush().is_err() {
+            self.ended.store(true, SeqCst);
+        }
+    }
+
+    /// Looks whether the peer is gone, and takes nothing in: what wakes a thread that sleeps stays for it.
+    pub(super) fn look(&self) {
+        let mut fds = [PollFd::from_borrowed_fd(self.fd(), PollFlags::RDHUP)];
+        let looked = rustix::event::poll(&mut fds, Some(&Timespec::default()));
+        if looked.is_ok_and(|found| found > 0) {
+            self.gone.store(true, SeqCst);
             self.ended.store(true, SeqCst);
         }
     }

@@ -4,10 +4,14 @@ use std::{io, os::fd::BorrowedFd, sync::Arc};
 
 use super::bell::Bell;
 use crate::{
+    clock::coarse_ms,
     mem::Span,
     pipe::{Pipe, PipeRx, PipeTx},
     shm::{RingRx, RingTx},
 };
+
+/// How often nothing may be there before the clock is looked at.
+const LOOK_EVERY: u32 = 16;
 
 /// Two rings and a bell.
 pub struct ShmPipe(Arc<Bell>);
@@ -22,6 +26,10 @@ pub struct ShmTx {
 pub struct ShmRx {
     ring: RingRx,
     bell: Arc<Bell>,
+    /// How often nothing was there.
+    empty: u32,
+    /// When the peer was last looked after, by the coarse clock.
+    looked_ms: u64,
 }
 
 impl ShmPipe {
@@ -29,7 +37,7 @@ impl ShmPipe {
         (
             Self(Arc::clone(bell)),
             ShmTx { ring: tx, bell: Arc::clone(bell) },
-            ShmRx { ring: rx, bell: Arc::clone(bell) },
+            ShmRx { ring: rx, bell: Arc::clone(bell), empty: 0, looked_ms: 0 },
         )
     }
 }
@@ -58,6 +66,7 @@ impl PipeRx for ShmRx {
         match got {
             Some(n) if n > 0 && self.ring.writer_needs_wake() => self.bell.ring(),
             None if self.bell.ended() => return Ok(Some(0)),
+            None => self.look_after_peer(),
             _ => {}
         }
         Ok(got)
@@ -67,6 +76,22 @@ impl PipeRx for ShmRx {
         // What is not taken in now would wake the sleeper at once.
         self.bell.listen();
         Ok(!self.bell.ended() && self.ring.prepare_sleep())
+    }
+}
+
+impl ShmRx {
+    /// A thread that never sleeps does not hear the socket's end: it looks, now and then. What was sent before that end is
+    /// in the ring, and taken first.
+    fn look_after_peer(&mut self) {
+        self.empty = self.empty.wrapping_add(1);
+        if !self.empty.is_multiple_of(LOOK_EVERY) {
+            return;
+        }
+        let now = coarse_ms();
+        if now != self.looked_ms {
+            self.looked_ms = now;
+            self.bell.look();
+        }
     }
 }
 
