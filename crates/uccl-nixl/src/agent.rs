@@ -1,13 +1,10 @@
 //! An agent's side of the backend: its endpoint, its memory, and the agents that it knows.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::Arc,
-};
+use std::{collections::HashMap, sync::Arc};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use uccl_p2p::{
-    Config, Endpoint, Iov, MrId, Op,
+    Config, Endpoint, Iov, Op,
     device::MemoryKind,
     wire::{advert::Advert, named::Named},
 };
@@ -25,8 +22,6 @@ pub(crate) struct Agent {
     name: Vec<u8>,
     pub(crate) endpoint: Endpoint,
     remotes: RwLock<HashMap<Vec<u8>, Arc<Remote>>>,
-    /// Where each region starts, and how long it is.
-    regions: Mutex<BTreeMap<(usize, MrId), usize>>,
 }
 
 /// One descriptor of a transfer: what NIXL lists, with the memory that its metadata stands for.
@@ -41,12 +36,7 @@ impl Agent {
     pub(crate) fn new(name: &[u8], config: Config) -> Result<Self> {
         let endpoint = Endpoint::new(config)?;
         endpoint.start_passive_accept()?;
-        Ok(Self {
-            name: name.to_vec(),
-            endpoint,
-            remotes: RwLock::default(),
-            regions: Mutex::default(),
-        })
+        Ok(Self { name: name.to_vec(), endpoint, remotes: RwLock::default() })
     }
 
     /// Where it listens: what others load.
@@ -104,19 +94,17 @@ impl Agent {
             )));
         }
         let advert = self.endpoint.advertise(mr, addr, len)?;
-        self.regions.lock().insert((addr, mr), len);
         Ok(Memory::Local(mr, advert))
     }
 
     /// Ends a region, and first the transfers that still use it: its memory may be freed next, whether NIXL's caller
     /// looks at the result or not. Nothing lands in it any more.
     pub(crate) fn deregister(&self, memory: &Memory) -> Result<()> {
-        let &Memory::Local(mr, advert) = memory else {
+        let &Memory::Local(mr, _) = memory else {
             return Err(Error::Invalid(
                 "memory of another agent cannot be deregistered here".into(),
             ));
         };
-        self.regions.lock().remove(&(advert.addr as usize, mr));
         self.endpoint.cancel_all_using(mr)?;
         Ok(self.endpoint.deregister(mr)?)
     }
@@ -127,14 +115,7 @@ impl Agent {
         addr: usize,
         len: usize,
     ) -> Result<Option<Vec<(&'static str, String)>>> {
-        let end = addr.saturating_add(len);
-        let holds =
-            |(&(start, _), &room): (&(usize, MrId), &usize)| end <= start.saturating_add(room);
-        let regions = self.regions.lock();
-        let before = regions.range(..=(addr, MrId(u64::MAX)));
-        let Some((&(_, mr), _)) = before.rev().find(|region| holds((region.0, region.1))) else {
-            return Ok(None);
-        };
+        let Some(mr) = self.endpoint.region_holding(addr, len) else { return Ok(None) };
         let info = self.endpoint.region_info(mr)?;
         let mut known = vec![("kind", info.kind.to_string())];
         known.extend(info.numa_node.map(|node| ("numa_node", node.to_string())));

@@ -20,6 +20,18 @@ use crate::{
     transfer::Transfer,
 };
 
+/// What C++ has in a row; where there is nothing, its pointer may be anything.
+///
+/// # Safety
+/// So many must be there, and stay unchanged for as long as they are used.
+unsafe fn many<'a, T>(first: *const T, count: usize) -> &'a [T] {
+    match count {
+        0 => &[],
+        // SAFETY: the caller's.
+        count => unsafe { slice::from_raw_parts(first, count) },
+    }
+}
+
 /// Bytes of the caller, for the length of the call.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -36,11 +48,8 @@ impl Bytes {
     /// # Safety
     /// They must be there, and stay unchanged for as long as they are used.
     unsafe fn as_slice<'a>(self) -> &'a [u8] {
-        match self.len {
-            0 => &[],
-            // SAFETY: the caller's.
-            len => unsafe { slice::from_raw_parts(self.data, len) },
-        }
+        // SAFETY: the caller's.
+        unsafe { many(self.data, self.len) }
     }
 
     /// # Safety
@@ -88,11 +97,8 @@ impl Descs {
     /// # Safety
     /// As [`Bytes::as_slice`].
     unsafe fn as_slice<'a>(&self) -> &'a [MetaDesc] {
-        match self.len {
-            0 => &[],
-            // SAFETY: the caller's.
-            len => unsafe { slice::from_raw_parts(self.descs, len) },
-        }
+        // SAFETY: the caller's.
+        unsafe { many(self.descs, self.len) }
     }
 }
 
@@ -142,11 +148,8 @@ unsafe extern "C" fn uccl_nixl_create(
 ) -> c_int {
     log::init();
     answer("cannot create the backend", || {
-        let given = match count {
-            0 => &[],
-            // SAFETY: as the module says.
-            count => unsafe { slice::from_raw_parts(given, count) },
-        };
+        // SAFETY: as the module says.
+        let given = unsafe { many(given, count) };
         let pair = |param: &Param| {
             // SAFETY: as the module says.
             unsafe { Ok::<_, Error>((param.name.as_str()?, param.value.as_str()?)) }

@@ -267,6 +267,11 @@ impl Endpoint {
         Ok((mr.span.addr, mr.span.len))
     }
 
+    /// The region that `len` bytes at `ptr` lie in: of several, the one that begins last.
+    pub fn region_holding(&self, ptr: usize, len: usize) -> Option<MrId> {
+        self.core().mrs.holding(Span { addr: ptr, len }).map(|mr| mr.id)
+    }
+
     /// Where a region is, what kind of memory it is, and which NIC is nearest to it.
     pub fn region_info(&self, mr: MrId) -> Result<RegionInfo> {
         let mr = self.core().mrs.get(mr)?;

@@ -18,10 +18,9 @@ use crate::{
 impl Engine {
     /// The region that an address lies in, and how much of it is from there on.
     fn region_at(&self, addr: usize) -> Option<(MrId, usize)> {
-        let regions = self.regions.lock();
-        let mut before = regions.range(..=(addr, u64::MAX)).rev();
-        let (&(start, mr), len) = before.find(|&(&(start, _), len)| addr - start < *len)?;
-        Some((MrId(mr), start + len - addr))
+        let mr = self.core.region_holding(addr, 1)?;
+        let (start, len) = self.core.region(mr).ok()?;
+        Some((mr, start + len - addr))
     }
 }
 
@@ -36,11 +35,8 @@ pub unsafe extern "C" fn reg(
     code(|| {
         // SAFETY: a place for an id.
         let out = unsafe { Out::new(mr_id, "mr_id") }?;
-        let engine = super::engine(engine)?;
         // SAFETY: the memory stays, as the header asks.
-        let mr = unsafe { engine.core.register(data, size) }?;
-        engine.regions.lock().insert((data, mr.0), size);
-        out.put(mr.0);
+        out.put(unsafe { super::engine(engine)?.core.register(data, size) }?.0);
         Ok(())
     })
 }
@@ -48,13 +44,7 @@ pub unsafe extern "C" fn reg(
 /// `uccl_engine_mr_destroy`
 #[unsafe(export_name = "_Z22uccl_engine_mr_destroyP11uccl_enginem")]
 pub extern "C" fn mr_destroy(engine: *mut UcclEngine, mr: u64) -> c_int {
-    code(|| {
-        let engine = super::engine(engine)?;
-        let (addr, _) = engine.core.region(MrId(mr))?;
-        engine.core.deregister(MrId(mr))?;
-        engine.regions.lock().remove(&(addr, mr));
-        Ok(())
-    })
+    code(|| Ok(super::engine(engine)?.core.deregister(MrId(mr))?))
 }
 
 /// `uccl_engine_prepare_fifo`

@@ -12,7 +12,6 @@ mod notifs;
 mod transfers;
 
 use std::{
-    collections::BTreeMap,
     ffi::{c_char, c_int},
     ptr::null_mut,
     sync::{
@@ -21,7 +20,6 @@ use std::{
     },
 };
 
-use parking_lot::Mutex;
 use uccl_p2p::{Config, ConnId, Endpoint};
 
 pub use self::{
@@ -42,8 +40,6 @@ struct Engine {
     core: Endpoint,
     /// Whether accept is to return without a connection.
     stopped: AtomicBool,
-    /// Registered memory: its length by address and id.
-    regions: Mutex<BTreeMap<(usize, u64), usize>>,
 }
 
 /// A connection of an engine of this process.
@@ -92,8 +88,7 @@ pub extern "C" fn create(num_cpus: c_int, _in_python: bool) -> *mut UcclEngine {
             config.num_cpus = num_cpus;
         }
         let core = Endpoint::new(config)?;
-        let (stopped, regions) = (AtomicBool::new(false), Mutex::default());
-        Ok(ENGINES.add(Engine { core, stopped, regions }))
+        Ok(ENGINES.add(Engine { core, stopped: AtomicBool::new(false) }))
     })
 }
 

@@ -12,7 +12,7 @@ use std::{
     collections::VecDeque,
     sync::{
         Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering::*},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*},
     },
 };
 
@@ -62,8 +62,8 @@ pub struct LocalLane {
     cma: bool,
     jobs: Mutex<Jobs>,
     open_jobs: AtomicUsize,
-    /// Those of them that threads share.
-    shared_jobs: AtomicUsize,
+    /// Whether threads share the one that is next.
+    helpable: AtomicBool,
     next_job: AtomicU64,
     job_bytes: AtomicU64,
     sharing: Arc<Sharing>,
@@ -125,9 +125,9 @@ impl LocalLane {
 
     /// Tells threads how many jobs there are, which have changed.
     fn count(&self, jobs: &Jobs) {
-        let shared = jobs.iter().filter(|(_, job)| job.hands == Hands::Many).count();
+        let shared = jobs.front().is_some_and(|(_, job)| job.hands == Hands::Many);
         self.open_jobs.store(jobs.len(), Release);
-        self.shared_jobs.store(shared, Release);
+        self.helpable.store(shared, Release);
     }
 
     /// Copies one chunk of some job, from the end given; false when there is none. The back is where helpers begin.
@@ -268,7 +268,7 @@ impl Lane for LocalLane {
     }
 
     fn wants_help(&self) -> bool {
-        self.shared_jobs.load(Acquire) > 0
+        self.helpable.load(Acquire)
     }
 
     fn cancel(&self, name: OpName) {

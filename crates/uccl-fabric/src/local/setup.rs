@@ -9,7 +9,7 @@ use std::{
     os::fd::{AsFd, OwnedFd},
     sync::{
         Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
 };
 
@@ -147,7 +147,7 @@ fn build(
         cma,
         jobs: Mutex::default(),
         open_jobs: AtomicUsize::new(0),
-        shared_jobs: AtomicUsize::new(0),
+        helpable: AtomicBool::new(false),
         next_job: AtomicU64::new(0),
         job_bytes: AtomicU64::new(0),
         sharing: Arc::default(),

@@ -186,6 +186,13 @@ impl Mrs {
         self.by_id.read().get(&id).cloned().ok_or(Error::UnknownRegion(id))
     }
 
+    /// The region that memory lies in; of several, the one that begins last.
+    pub(crate) fn holding(&self, span: Span) -> Option<Arc<Mr>> {
+        let by_id = self.by_id.read();
+        let around = by_id.values().filter(|mr| contains(mr.span, span));
+        around.max_by_key(|mr| (mr.span.addr, mr.id)).cloned()
+    }
+
     /// Takes a region out, unless a transfer of ours uses it.
     pub(crate) fn remove(&self, id: MrId) -> Result<Arc<Mr>> {
         let mut by_id = self.by_id.write();
