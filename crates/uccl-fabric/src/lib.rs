@@ -16,6 +16,7 @@ pub mod mem;
 pub mod pipe;
 pub mod regcache;
 pub mod region;
+pub mod rma;
 pub mod shm;
 pub mod stream;
 pub mod tcp;
