@@ -15,6 +15,7 @@ use crate::{
     message::{self, Answer, AskPiece, Direction, Message, Place, Source, Verdict},
     metadata::{Device, Metadata},
     named::Named,
+    rails::{Grant, Note, PathId, PathKey, RailOffer, RegionId},
 };
 
 /// A parser under test.
@@ -41,6 +42,7 @@ pub const PARSERS: &[Parser] = &[
     Parser { name: "metadata", takes: metadata },
     Parser { name: "metadata text", takes: metadata_text },
     Parser { name: "named notification", takes: named },
+    Parser { name: "rail note", takes: rail_note },
 ];
 
 /// Throws bytes at every parser; how many took them for valid.
@@ -75,6 +77,7 @@ pub fn samples() -> Vec<Vec<u8>> {
     samples.extend(sample_hello().encode());
     samples.extend(sample_frames());
     samples.extend(sample_messages());
+    samples.extend(sample_notes());
     for transcript in transcripts() {
         for messages in [&transcript.to_acceptor, &transcript.to_connector] {
             samples.extend(messages.iter().cloned());
@@ -102,7 +105,7 @@ fn sample_frames() -> Vec<Vec<u8>> {
 
 fn sample_messages() -> Vec<Vec<u8>> {
     let source = Source { addr: 0x1000, len: 3, key: 9, slot: 2 };
-    let mut samples = vec![Vec::new(); 11];
+    let mut samples = vec![Vec::new(); 12];
     message::eager_head(1, [3].into_iter(), &mut samples[0]);
     samples[0].extend_from_slice(b"abc");
     message::rts(2, [source].into_iter(), &mut samples[1]);
@@ -117,7 +120,42 @@ fn sample_messages() -> Vec<Vec<u8>> {
     message::ask(9, Direction::ToOwner, [piece].into_iter(), &mut samples[8]);
     message::answer(10, Answer::Refused(Status::Denied), &mut samples[9]);
     message::ask_cancel(11, &mut samples[10]);
+    message::link_head(1, &mut samples[11]);
+    samples[11].extend_from_slice(b"note");
     samples
+}
+
+fn sample_notes() -> Vec<Vec<u8>> {
+    let (id, region) = (PathId { path: 1, attempt: 2 }, RegionId { slot: 3, key: 4 });
+    let text = str::to_owned;
+    let rail =
+        RailOffer { name: text("mlx5_0:1"), link: text("verbs"), network: text("10.0.0.0/24") };
+    let paths = vec![PathKey { id, base: 0x1000, key: vec![5; 4] }];
+    let grant = Grant { addr: 0x1000, len: 9, read: true, write: false, paths };
+    let notes = [
+        Note::Offer(vec![rail]),
+        Note::Open { id, rail: 0, address: vec![6; 8] },
+        Note::Opened { id, address: vec![7; 8] },
+        Note::Refused { id, why: text("no room") },
+        Note::Down(id),
+        Note::Grant(region, grant),
+        Note::Deny(region, Status::UnknownKey),
+        Note::Revoke(region),
+    ];
+    let bytes = |note: &Note| {
+        let mut bytes = Vec::new();
+        note.encode_to(&mut bytes);
+        bytes
+    };
+    notes.iter().map(bytes).collect()
+}
+
+fn rail_note(bytes: &[u8]) -> bool {
+    let Ok(note) = Note::decode(bytes) else { return false };
+    let mut again = Vec::new();
+    note.encode_to(&mut again);
+    assert_eq!(again, bytes, "it is written as it was read");
+    true
 }
 
 /// The header of a lane that may have checksums.

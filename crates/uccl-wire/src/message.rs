@@ -38,6 +38,8 @@ pub enum Tag {
     Fin = 3,
     /// A lane of the connection is of no more use.
     LaneDown = 8,
+    /// What one end of a link has to say to the other.
+    Link = 12,
     /// A notification that travels with its message.
     Notif = 5,
     /// The notification arrived.
@@ -64,6 +66,7 @@ impl Tag {
             9 => Self::Ask,
             10 => Self::Answer,
             11 => Self::AskCancel,
+            12 => Self::Link,
             _ => return None,
         })
     }
@@ -224,6 +227,13 @@ pub enum Message<'a> {
     LaneDown {
         /// Which lane, counted from the one that carries messages, which is 0.
         lane: u16,
+    },
+    /// What one end of a lane has to say to the other, for the link to make sense of.
+    Link {
+        /// Which lane, counted from the one that carries messages, which is 0.
+        lane: u16,
+        /// What it says.
+        note: &'a [u8],
     },
     /// A notification.
     Notif {
@@ -409,6 +419,11 @@ pub fn lane_down(lane: u16, out: &mut Vec<u8>) {
     start(Tag::LaneDown, lane.into(), out);
 }
 
+/// The head of what one end of a lane has to say to the other; that follows.
+pub fn link_head(lane: u16, out: &mut Vec<u8>) {
+    start(Tag::Link, lane.into(), out);
+}
+
 /// The head of a notification; its payload follows.
 pub fn notif_head(id: u64, out: &mut Vec<u8>) {
     start(Tag::Notif, id, out);
@@ -521,6 +536,10 @@ impl<'a> Message<'a> {
             Tag::LaneDown if body.is_empty() => {
                 Self::LaneDown { lane: u16::try_from(id).map_err(|_| MessageError::Lane(id))? }
             }
+            Tag::Link => {
+                let lane = u16::try_from(id).map_err(|_| MessageError::Lane(id))?;
+                Self::Link { lane, note: body }
+            }
             Tag::AskCancel | Tag::SendCancel | Tag::NotifAck | Tag::LaneDown => return Err(wrong()),
         })
     }
@@ -625,6 +644,10 @@ mod tests {
         out.clear();
         start(Tag::LaneDown, 1 << 16, &mut out);
         assert_eq!(Message::decode(&out), Err(MessageError::Lane(1 << 16)));
+        out.clear();
+        link_head(1, &mut out);
+        out.extend_from_slice(b"note");
+        assert_eq!(Message::decode(&out), Ok(Message::Link { lane: 1, note: b"note" }));
         out.clear();
         notif_head(7, &mut out);
         out.extend_from_slice(b"hello");
