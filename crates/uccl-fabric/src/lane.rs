@@ -123,6 +123,13 @@ pub enum OpError {
     /// The lane died before the operation ended; whether it landed is unknown.
     #[error("the lane died")]
     LaneDown,
+    /// The lane does not reach the memory, or not any more: another one may. Nothing of the operation moves
+    /// any more, but some of it may have landed.
+    #[error("the lane does not reach the memory")]
+    Unreachable,
+    /// A device could not do it, in its own words.
+    #[error("{0}")]
+    Device(Arc<str>),
 }
 
 fn describe(status: Status) -> &'static str {

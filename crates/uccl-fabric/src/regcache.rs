@@ -89,6 +89,13 @@ impl<T: Clone> RegCache<T> {
         }
     }
 
+    /// The smallest registration that covers `span`, without using it.
+    #[must_use]
+    pub fn over(&self, span: Span) -> Option<T> {
+        let mut by_range = self.by_range.lock();
+        smallest_over(&mut by_range, span).map(|(_, entry)| entry.value.clone())
+    }
+
     /// All registrations in use.
     #[must_use]
     pub fn all(&self) -> Vec<T> {

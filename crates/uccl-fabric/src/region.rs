@@ -187,6 +187,17 @@ pub struct Admitted {
     pub region: u32,
 }
 
+/// What a peer may know of a region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Described {
+    /// The memory.
+    pub span: Span,
+    /// What may be done with it.
+    pub rights: Rights,
+    /// The slot of its region; for a [part](RegionTable::insert_part), of the region that it is a part of.
+    pub region: u32,
+}
+
 #[derive(Debug)]
 struct State {
     slots: Vec<Option<Live>>,
@@ -366,6 +377,20 @@ impl RegionTable {
             self.note_refusal();
             status_of(e)
         })
+    }
+
+    /// What a region is, for a peer who knows its key. A refusal is counted.
+    ///
+    /// # Errors
+    /// Why not, as it is said on the wire.
+    pub fn describe(&self, slot: u32, key: u64) -> Result<Described, Status> {
+        let live = self.inner.state.read().slots.get(slot as usize).copied().flatten();
+        let Some(Live { listing, part_of, .. }) = live.filter(|live| live.key == key) else {
+            self.note_refusal();
+            return Err(Status::UnknownKey);
+        };
+        let Listing { span, rights, .. } = listing;
+        Ok(Described { span, rights, region: part_of.unwrap_or(slot) })
     }
 
     /// The memfd of the published table, to hand to peers of this host. From the first call on the table is

@@ -2,12 +2,14 @@
 //!
 //! [`pair`] makes a byte pipe of in-memory queues that splits, delays, stalls, slows, cuts and corrupts;
 //! [`ChaosLane`] wraps any lane and delays and reorders its completions, repeats its writes, refuses posts
-//! and fails; [`GpuFaults`] has copies of GPU memory happen late or not at all. All random choices come from a seed: the same calls in the same order meet the same faults.
+//! and fails; [`GpuFaults`] has copies of GPU memory happen late or not at all; a [`RailNetwork`] has devices that move
+//! memory one-sidedly and are slow, full, cut and unplugged. All random choices come from a seed: the same calls in the same order meet the same faults.
 
 mod bell;
 mod gpu;
 mod lane;
 mod pipe;
+mod rail;
 mod seeds;
 
 use std::time::Duration;
@@ -17,6 +19,7 @@ pub use self::{
     gpu::GpuFaults,
     lane::{ChaosLane, LaneFaults},
     pipe::{ChaosEnd, ChaosPipe, ChaosRx, ChaosTx, pair, pair_of},
+    rail::{ChaosRail, RailFaults, RailNetwork},
     seeds::each_seed,
 };
 

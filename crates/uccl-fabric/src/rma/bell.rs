@@ -1,0 +1,100 @@
+//! What a lane sleeps on: the descriptors of its channels, and an alarm.
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    time::Duration,
+};
+
+use rustix::{
+    event::epoll::{self, CreateFlags, EventData, EventFlags},
+    time::{
+        Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+        timerfd_settime,
+    },
+};
+
+/// One descriptor that is readable when any of several is, or when a time has come.
+pub(super) struct Bell {
+    epoll: OwnedFd,
+    alarm: OwnedFd,
+    /// The alarm may be readable, or become so.
+    is_set: bool,
+}
+
+impl Bell {
+    pub(super) fn new() -> io::Result<Self> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let alarm = timerfd_create(TimerfdClockId::Monotonic, flags)?;
+        epoll::add(&epoll, &alarm, EventData::new_u64(0), EventFlags::IN)?;
+        Ok(Self { epoll, alarm, is_set: false })
+    }
+
+    /// Watches a channel's descriptor until it is closed.
+    pub(super) fn watch(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(epoll::add(&self.epoll, fd, EventData::new_u64(1), EventFlags::IN)?)
+    }
+
+    /// Watches it no more.
+    pub(super) fn unwatch(&self, fd: BorrowedFd<'_>) {
+        // What is not watched is what was wanted.
+        let _ = epoll::delete(&self.epoll, fd);
+    }
+
+    /// Rings after this time, and not at any other.
+    pub(super) fn set(&mut self, after: Option<Duration>) {
+        if after.is_none() && !self.is_set {
+            return;
+        }
+        self.is_set = after.is_some();
+        // Zero would switch it off.
+        let after = after.map_or(Duration::ZERO, |after| after.max(Duration::from_nanos(1)));
+        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let value = Timespec { tv_sec: after.as_secs() as _, tv_nsec: after.subsec_nanos() as _ };
+        let time = Itimerspec { it_interval: zero, it_value: value };
+        // Setting it also takes back a ring that nobody has read. It fails only for bad arguments.
+        let _ = timerfd_settime(&self.alarm, TimerfdTimerFlags::empty(), &time);
+    }
+
+    /// What to sleep on. It lives as long as the bell.
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{PollFd, PollFlags, poll};
+
+    use super::*;
+
+    fn rings(bell: &Bell, within_ms: i64) -> bool {
+        let timeout = Timespec { tv_sec: 0, tv_nsec: within_ms * 1_000_000 };
+        poll(&mut [PollFd::new(&bell.epoll, PollFlags::IN)], Some(&timeout)).expect("polled") > 0
+    }
+
+    #[test]
+    fn it_rings_when_a_time_has_come() {
+        let mut bell = Bell::new().expect("a bell");
+        assert!(!rings(&bell, 1));
+        bell.set(Some(Duration::ZERO));
+        assert!(rings(&bell, 900));
+        bell.set(None);
+        assert!(!rings(&bell, 1));
+        bell.set(Some(Duration::from_secs(1000)));
+        assert!(!rings(&bell, 1));
+    }
+
+    #[test]
+    fn it_rings_for_what_is_watched() {
+        let bell = Bell::new().expect("a bell");
+        let (reader, mut writer) = io::pipe().expect("a pipe");
+        bell.watch(reader.as_fd()).expect("watched");
+        assert!(!rings(&bell, 1));
+        io::Write::write_all(&mut writer, &[1]).expect("written");
+        assert!(rings(&bell, 900));
+        bell.unwatch(reader.as_fd());
+        assert!(!rings(&bell, 1));
+    }
+}

@@ -1,0 +1,108 @@
+//! Operations under way: what is left of them to be requested, and how many requests are.
+
+use std::sync::Arc;
+
+use crate::{
+    lane::{Completion, OpError, OpKind, OpResult, Operation, RemoteSpans, Spans},
+    mem::{RemoteSpan, Span},
+};
+
+/// An operation under way.
+pub(super) struct Flight {
+    pub(super) kind: OpKind,
+    local: Spans,
+    remote: RemoteSpans,
+    done: Arc<dyn Completion>,
+    /// Where what is left begins: the piece, and how far into it; here and at the peer.
+    here: (usize, usize),
+    there: (usize, u64),
+    left: u64,
+    /// Parts that are requested, or are to be again.
+    pub(super) parts: u32,
+    /// Why nothing more of it is to be requested.
+    pub(super) verdict: Option<OpError>,
+    /// Tells it from others that were in its place.
+    pub(super) generation: u32,
+}
+
+/// A contiguous part of an operation, and whose.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part {
+    pub(super) flight: usize,
+    pub(super) kind: OpKind,
+    pub(super) local: Span,
+    pub(super) remote: RemoteSpan,
+}
+
+impl Part {
+    /// Its first bytes, and the rest if there is one.
+    pub(super) fn split(self, len: usize) -> (Self, Option<Self>) {
+        if len >= self.local.len {
+            return (self, None);
+        }
+        let (mut first, mut rest) = (self, self);
+        (first.local.len, first.remote.len) = (len, len as u64);
+        rest.local = Span { addr: self.local.addr + len, len: self.local.len - len };
+        rest.remote.addr += len as u64;
+        rest.remote.len -= len as u64;
+        (first, Some(rest))
+    }
+}
+
+impl Flight {
+    pub(super) fn new(op: Operation, generation: u32) -> Self {
+        let left = op.len();
+        let Operation { kind, local, remote, done, .. } = op;
+        let (here, there) = ((0, 0), (0, 0));
+        Self { kind, local, remote, done, here, there, left, parts: 0, verdict: None, generation }
+    }
+
+    /// Bytes that are not requested yet.
+    pub(super) fn left(&self) -> u64 {
+        if self.verdict.is_some() { 0 } else { self.left }
+    }
+
+    /// The longest contiguous part that comes next, without taking it.
+    pub(super) fn next(&mut self, flight: usize) -> Option<Part> {
+        if self.left() == 0 {
+            return None;
+        }
+        // Empty pieces are stepped over.
+        while self.local.get(self.here.0)?.len == self.here.1 {
+            self.here = (self.here.0 + 1, 0);
+        }
+        while self.remote.get(self.there.0)?.len == self.there.1 {
+            self.there = (self.there.0 + 1, 0);
+        }
+        let (local, remote) = (self.local[self.here.0], self.remote[self.there.0]);
+        let len = (local.len - self.here.1).min((remote.len - self.there.1) as usize);
+        Some(Part {
+            flight,
+            kind: self.kind,
+            local: Span { addr: local.addr + self.here.1, len },
+            remote: RemoteSpan { addr: remote.addr + self.there.1, len: len as u64, ..remote },
+        })
+    }
+
+    /// Takes so many bytes of what [`Self::next`] gave.
+    pub(super) fn take(&mut self, len: usize) {
+        self.here.1 += len;
+        self.there.1 += len as u64;
+        self.left -= len as u64;
+    }
+
+    /// Nothing more of it is requested; the first reason counts.
+    pub(super) fn fail(&mut self, why: OpError) {
+        self.verdict.get_or_insert(why);
+    }
+
+    /// Whether nothing of it moves any more, nor will.
+    pub(super) fn is_over(&self) -> bool {
+        self.parts == 0 && self.left() == 0
+    }
+
+    /// Its generation, whom to tell, and what.
+    pub(super) fn end(self) -> (u32, Arc<dyn Completion>, OpResult) {
+        (self.generation, self.done, self.verdict.map_or(Ok(()), Err))
+    }
+}

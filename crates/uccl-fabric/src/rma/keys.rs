@@ -1,0 +1,160 @@
+//! Keys of the peer's regions, as they were asked for.
+
+use std::collections::HashMap;
+
+use uccl_wire::{
+    frame::Status,
+    rails::{Grant, PathId, RegionId},
+};
+
+use crate::{lane::OpKind, mem::RemoteSpan, region::offset_within, status_of};
+
+/// What is known of the peer's regions.
+#[derive(Default)]
+pub(super) struct Keys {
+    by_slot: HashMap<u32, Known>,
+}
+
+struct Known {
+    key: u64,
+    answer: Answer,
+    /// Which channels there were when it was asked last.
+    asked_at: u64,
+    /// An answer is due.
+    awaited: bool,
+}
+
+enum Answer {
+    None,
+    Denied(Status),
+    Granted(Granted),
+}
+
+/// A region that can be reached.
+pub(super) struct Granted {
+    addr: u64,
+    len: u64,
+    read: bool,
+    write: bool,
+    paths: Vec<Reach>,
+}
+
+/// How it is reached over one channel.
+#[derive(Clone, Copy)]
+pub(super) struct Reach {
+    pub(super) id: PathId,
+    base: u64,
+    /// What requests name it with.
+    pub(super) key: u64,
+}
+
+/// What is known of a piece of the peer's memory.
+pub(super) enum Lookup<'a> {
+    /// It may be reached so.
+    Granted(&'a Granted),
+    /// It has to be asked.
+    Ask(RegionId),
+    /// It has been asked.
+    Wait,
+    /// It may not be reached so.
+    Denied(Status),
+}
+
+impl Granted {
+    /// How the region is reached over a channel, if it is, and where a piece of it is there.
+    pub(super) fn over(&self, id: PathId, piece: &RemoteSpan) -> Option<(Reach, u64)> {
+        let reach = self.paths.iter().find(|reach| reach.id == id)?;
+        Some((*reach, reach.base.wrapping_add(piece.addr.wrapping_sub(self.addr))))
+    }
+
+    fn admit(&self, kind: OpKind, piece: &RemoteSpan) -> Result<(), Status> {
+        let allowed = match kind {
+            OpKind::Read => self.read,
+            OpKind::Write => self.write,
+        };
+        if !allowed {
+            return Err(Status::Denied);
+        }
+        offset_within(self.addr, self.len, piece.addr, piece.len).map(drop).map_err(status_of)
+    }
+}
+
+impl Keys {
+    /// What is known of a piece, where `epoch` counts the channels that have come up.
+    pub(super) fn look(&self, kind: OpKind, piece: &RemoteSpan) -> Lookup<'_> {
+        let region = RegionId { slot: piece.slot, key: piece.key };
+        match self.by_slot.get(&piece.slot).filter(|known| known.key == piece.key) {
+            None => Lookup::Ask(region),
+            Some(Known { answer: Answer::Denied(status), .. }) => Lookup::Denied(*status),
+            Some(Known { answer: Answer::None, .. }) => Lookup::Wait,
+            Some(Known { answer: Answer::Granted(granted), .. }) => {
+                match granted.admit(kind, piece) {
+                    Ok(()) => Lookup::Granted(granted),
+                    Err(status) => Lookup::Denied(status),
+                }
+            }
+        }
+    }
+
+    /// Notes that a region is asked for; false where an answer is due, or the last one is as new as the
+    /// youngest channel.
+    pub(super) fn ask(&mut self, region: RegionId, epoch: u64) -> bool {
+        let known = self.by_slot.entry(region.slot).or_insert(Known {
+            key: region.key,
+            answer: Answer::None,
+            asked_at: 0,
+            awaited: false,
+        });
+        if known.key != region.key {
+            *known = Known { key: region.key, answer: Answer::None, asked_at: 0, awaited: false };
+        }
+        if known.awaited || known.asked_at == epoch && !matches!(known.answer, Answer::None) {
+            return false;
+        }
+        (known.awaited, known.asked_at) = (true, epoch);
+        true
+    }
+
+    /// Whether an answer is due.
+    pub(super) fn is_awaited(&self, piece: &RemoteSpan) -> bool {
+        let known = self.by_slot.get(&piece.slot).filter(|known| known.key == piece.key);
+        known.is_some_and(|known| known.awaited)
+    }
+
+    /// The peer grants what was asked; `import` makes of a key what requests name memory with.
+    pub(super) fn granted(
+        &mut self,
+        region: RegionId,
+        grant: Grant,
+        mut import: impl FnMut(PathId, &[u8]) -> Option<u64>,
+    ) {
+        let Some(known) = self.awaited(region) else { return };
+        let reach = |path: uccl_wire::rails::PathKey| {
+            Some(Reach { id: path.id, base: path.base, key: import(path.id, &path.key)? })
+        };
+        let Grant { addr, len, read, write, paths } = grant;
+        let paths = paths.into_iter().filter_map(reach).collect();
+        known.answer = Answer::Granted(Granted { addr, len, read, write, paths });
+    }
+
+    /// The peer denies it. Known until [`Self::forget`], for whoever waits.
+    pub(super) fn denied(&mut self, region: RegionId, status: Status) {
+        if let Some(known) = self.awaited(region) {
+            known.answer = Answer::Denied(status);
+        }
+    }
+
+    fn awaited(&mut self, region: RegionId) -> Option<&mut Known> {
+        let known = self.by_slot.get_mut(&region.slot);
+        let known = known.filter(|known| known.key == region.key && known.awaited)?;
+        known.awaited = false;
+        Some(known)
+    }
+
+    /// The region has ended, or its key turned out to be stale.
+    pub(super) fn forget(&mut self, region: RegionId) {
+        if self.by_slot.get(&region.slot).is_some_and(|known| known.key == region.key) {
+            self.by_slot.remove(&region.slot);
+        }
+    }
+}

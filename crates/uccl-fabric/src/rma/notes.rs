@@ -1,0 +1,356 @@
+//! What the two ends say to each other: rails are paired, channels made and given up, keys asked for and
+//! taken back.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    time::Instant,
+};
+
+use uccl_wire::{
+    frame::Status,
+    rails::{Grant, MAX_RAILS, Note, PathId, PathKey, RailOffer, RegionId},
+};
+
+use super::{
+    lane::{RmaLane, Role, State},
+    path::Path,
+    rail::RailError,
+};
+use crate::region::Described;
+
+/// Notes that may wait to be taken to the peer. Only a peer that asks without listening has more.
+const MAX_NOTES: usize = 1 << 18;
+
+/// Regions of ours that the peer has been told the keys of.
+#[derive(Default)]
+pub(super) struct Lent {
+    /// Their keys by slot, and whether the peer has been told that they end.
+    by_slot: HashMap<u32, (u64, bool)>,
+    /// Regions of the peer's that have ended while something was on its way there.
+    releasing: Vec<RegionId>,
+}
+
+impl Lent {
+    /// Takes a region's key back, if the peer has it: true until it has let go.
+    pub(super) fn revoke(&mut self, slot: u32, notes: &mut VecDeque<Note>) -> bool {
+        let Some((key, told)) = self.by_slot.get_mut(&slot) else { return false };
+        if !std::mem::replace(told, true) {
+            notes.push_back(Note::Revoke(RegionId { slot, key: *key }));
+        }
+        true
+    }
+}
+
+impl RmaLane {
+    /// Takes what the peer's lane has to say.
+    ///
+    /// # Errors
+    /// Why it makes no sense: the peer is not to be trusted any more.
+    pub fn hear(&self, note: &[u8]) -> Result<(), String> {
+        let note = Note::decode(note).map_err(|e| e.to_string())?;
+        self.with(|state| {
+            if state.killed {
+                return Ok(());
+            }
+            self.take(state, note)?;
+            self.settle(state);
+            self.pump(state);
+            if state.notes.len() > MAX_NOTES {
+                return Err("more questions than are answered".into());
+            }
+            Ok(())
+        })
+    }
+
+    fn take(&self, state: &mut State, note: Note) -> Result<(), String> {
+        match (note, self.role) {
+            (Note::Offer(theirs), _) => return self.on_offer(state, &theirs),
+            (Note::Open { id, rail, address }, Role::Acceptor) => {
+                return self.on_open(state, id, rail, &address);
+            }
+            (Note::Opened { id, address }, Role::Connector) => {
+                return self.on_opened(state, id, &address);
+            }
+            (Note::Refused { id, why }, Role::Connector) => return on_refused(state, id, &why),
+            (Note::Ready(id), Role::Acceptor) => {
+                let at = state.index_of(id)?;
+                self.path_came_up(state, at);
+            }
+            (Note::Down(id), _) => return self.on_down(state, id),
+            (Note::Settled, Role::Acceptor) => state.settled = true,
+            (Note::Ask(region), _) => self.on_ask(state, region),
+            (Note::Grant(region, grant), _) => {
+                let State { keys, paths, .. } = state;
+                keys.granted(region, grant, |id, key| import(paths, id, key));
+                state.unpark();
+            }
+            (Note::Deny(region, status), _) => {
+                state.keys.denied(region, status);
+                state.unpark();
+                self.pump(state);
+                // A slot is used again; whoever comes later asks.
+                state.keys.forget(region);
+            }
+            (Note::Revoke(region), _) => {
+                state.keys.forget(region);
+                state.lent.releasing.push(region);
+                state.release_if_unused(region);
+            }
+            (Note::Released(RegionId { slot, key }), _) => {
+                if state.lent.by_slot.get(&slot) == Some(&(key, true)) {
+                    state.lent.by_slot.remove(&slot);
+                }
+            }
+            (note, role) => return Err(format!("the {role:?} was told {note:?}")),
+        }
+        Ok(())
+    }
+
+    fn on_offer(&self, state: &mut State, theirs: &[RailOffer]) -> Result<(), String> {
+        if std::mem::replace(&mut state.offered, true) {
+            return Err("a second offer of rails".into());
+        }
+        let ours = self.rails.offer();
+        match self.role {
+            Role::Acceptor => state.notes.push_back(Note::Offer(ours)),
+            Role::Connector => {
+                let now = Instant::now();
+                let pairs = pair(&ours, theirs).into_iter().enumerate();
+                let path =
+                    |(n, (ours, theirs))| Path::new(n as u16, ours, theirs as u16, Some(now));
+                state.paths = pairs.map(path).collect();
+                self.open_due(state);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes our ends of the channels that are due.
+    pub(super) fn open_due(&self, state: &mut State) -> bool {
+        if self.role == Role::Acceptor || state.paths.iter().all(|path| path.retry_at().is_none()) {
+            return false;
+        }
+        let (now, mut opened) = (Instant::now(), false);
+        let State { paths, bell, notes, .. } = state;
+        let due = |path: &&mut Path| path.retry_at().is_some_and(|at| at <= now);
+        for path in paths.iter_mut().filter(due) {
+            let Some(rail) = self.rails.all().get(path.ours) else { continue };
+            if !rail.is_up() {
+                path.postpone("its port is down");
+                continue;
+            }
+            opened = true;
+            match rail.open() {
+                Ok(channel) => {
+                    let id = PathId { attempt: path.id.attempt.wrapping_add(1), ..path.id };
+                    let address = channel.address().to_vec();
+                    path.opening(id.attempt, channel, bell);
+                    notes.push_back(Note::Open { id, rail: path.theirs, address });
+                }
+                Err(e) => {
+                    path.lose(&e.to_string(), bell);
+                    path.settle(true);
+                }
+            }
+        }
+        opened
+    }
+
+    fn on_open(
+        &self,
+        state: &mut State,
+        id: PathId,
+        rail: u16,
+        address: &[u8],
+    ) -> Result<(), String> {
+        let ours = usize::from(rail);
+        if ours >= self.rails.all().len() {
+            return Err(format!("a channel for rail {rail}, which was not offered"));
+        }
+        let State { paths, bell, notes, .. } = state;
+        let at = paths.iter().position(|path| path.id.path == id.path).unwrap_or_else(|| {
+            paths.push(Path::new(id.path, ours, 0, None));
+            paths.len() - 1
+        });
+        let path = &mut paths[at];
+        if paths_are_too_many(at) || !path.is_idle() || path.ours != ours {
+            return Err(format!("a channel for path {}, which has one", id.path));
+        }
+        let made = self.rails.all()[ours].open().and_then(|mut channel| {
+            channel.connect(address)?;
+            Ok(channel)
+        });
+        match made {
+            Ok(channel) => {
+                let address = channel.address().to_vec();
+                path.opening(id.attempt, channel, bell);
+                notes.push_back(Note::Opened { id, address });
+            }
+            Err(e) => {
+                path.id = id;
+                path.why = Some(e.to_string());
+                notes.push_back(Note::Refused { id, why: e.to_string() });
+            }
+        }
+        Ok(())
+    }
+
+    fn on_opened(&self, state: &mut State, id: PathId, address: &[u8]) -> Result<(), String> {
+        let at = state.index_of(id)?;
+        let path = &mut state.paths[at];
+        if path.is_dying() {
+            return Ok(());
+        }
+        let probed = path.join(address).and_then(|()| path.probe());
+        if let Err(e) = probed {
+            self.lose_path(state, at, &e.to_string());
+        }
+        Ok(())
+    }
+
+    fn on_down(&self, state: &mut State, id: PathId) -> Result<(), String> {
+        let at = state.index_of(id)?;
+        if state.paths[at].is_idle() {
+            // We refused it, and the peer had given it up.
+            return Ok(());
+        }
+        if !state.paths[at].is_dying() {
+            self.lose_path(state, at, "the peer has lost it");
+        }
+        let orphans = state.paths[at].settle(self.role == Role::Connector);
+        state.again.extend(orphans);
+        state.pass_on_releases();
+        Ok(())
+    }
+
+    fn on_ask(&self, state: &mut State, region: RegionId) {
+        let note = match self.grant(state, region) {
+            Ok(grant) => Note::Grant(region, grant),
+            Err(status) => Note::Deny(region, status),
+        };
+        state.notes.push_back(note);
+    }
+
+    /// Under the state's lock, so that who revokes a region afterwards finds that it was lent.
+    fn grant(&self, state: &mut State, region: RegionId) -> Result<Grant, Status> {
+        let Described { span, rights, region: root } =
+            self.regions.describe(region.slot, region.key)?;
+        let pinned = self.rails.of_slot(root);
+        let key_of = |path: &mut Path| {
+            let (id, pinned) = (path.id, pinned.as_ref()?);
+            let registration = pinned.with(path.ours)?;
+            let channel = path.channel_of(id)?;
+            let exported: Result<_, RailError> = channel.export(registration);
+            let key = exported.inspect_err(|e| tracing::warn!("no key for a peer: {e}")).ok()?;
+            Some(PathKey { id, base: pinned.base_of(span.addr, &key), key: key.key.to_vec() })
+        };
+        let up = state.paths.iter_mut().filter(|path| path.is_up());
+        let paths: Vec<_> = up.filter_map(key_of).collect();
+        if root == region.slot && !paths.is_empty() {
+            state.lent.by_slot.insert(region.slot, (region.key, false));
+        }
+        let (addr, len) = (span.addr as u64, span.len as u64);
+        Ok(Grant { addr, len, read: rights.read, write: rights.write, paths })
+    }
+
+    /// The connecting end says so when every path has been tried.
+    pub(super) fn settle(&self, state: &mut State) {
+        let all = || state.paths.iter().all(Path::is_settled);
+        if self.role == Role::Connector && state.offered && !state.settled && all() {
+            state.settled = true;
+            state.notes.push_back(Note::Settled);
+        }
+    }
+}
+
+impl State {
+    fn index_of(&self, id: PathId) -> Result<usize, String> {
+        let at = self.paths.iter().position(|path| path.id == id);
+        at.ok_or_else(|| format!("{id:?}, which there is not"))
+    }
+
+    /// The peer's region has ended, and nothing of ours is on its way there.
+    pub(super) fn release_if_unused(&mut self, region: RegionId) {
+        let Some(at) = self.lent.releasing.iter().position(|other| *other == region) else {
+            return;
+        };
+        if !self.uses(region) {
+            self.lent.releasing.swap_remove(at);
+            self.notes.push_back(Note::Released(region));
+        }
+    }
+
+    fn pass_on_releases(&mut self) {
+        for region in self.lent.releasing.clone() {
+            self.release_if_unused(region);
+        }
+    }
+}
+
+fn on_refused(state: &mut State, id: PathId, why: &str) -> Result<(), String> {
+    let at = state.index_of(id)?;
+    let State { paths, bell, again, .. } = state;
+    paths[at].lose(&format!("the peer: {why}"), bell);
+    again.extend(paths[at].settle(true));
+    Ok(())
+}
+
+fn paths_are_too_many(at: usize) -> bool {
+    at >= MAX_RAILS
+}
+
+fn import(paths: &mut [Path], id: PathId, key: &[u8]) -> Option<u64> {
+    let channel = paths.iter_mut().find_map(|path| path.channel_of(id))?;
+    channel.import(key).inspect_err(|e| tracing::warn!("a peer's key is of no use: {e}")).ok()
+}
+
+/// Which of our rails is joined to which of the peer's: those of one network first, what is left in order.
+fn pair(ours: &[RailOffer], theirs: &[RailOffer]) -> Vec<(usize, usize)> {
+    let mut partner = vec![None; ours.len()];
+    let mut taken = vec![false; theirs.len()];
+    let near = |a: &RailOffer, b: &RailOffer| !a.network.is_empty() && a.network == b.network;
+    for same_network in [true, false] {
+        for (i, our) in
+            ours.iter().enumerate().filter(|(i, _)| partner[*i].is_none()).collect::<Vec<_>>()
+        {
+            let fits = |j: &usize| {
+                let their = &theirs[*j];
+                !taken[*j] && their.link == our.link && (!same_network || near(our, their))
+            };
+            if let Some(j) = (0..theirs.len()).find(fits) {
+                (partner[i], taken[j]) = (Some(j), true);
+            }
+        }
+    }
+    let pairs = partner.into_iter().enumerate();
+    pairs.filter_map(|(i, j)| Some((i, j?))).take(MAX_RAILS).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rails(of: &[(&str, &str)]) -> Vec<RailOffer> {
+        let offer = |(link, network): &(&str, &str)| RailOffer {
+            name: String::new(),
+            link: (*link).to_owned(),
+            network: (*network).to_owned(),
+        };
+        of.iter().map(offer).collect()
+    }
+
+    #[test]
+    fn rails_of_one_network_are_joined() {
+        let ours = rails(&[("verbs", "a"), ("verbs", "b"), ("verbs", "c")]);
+        let theirs = rails(&[("verbs", "c"), ("verbs", "x"), ("verbs", "a"), ("verbs", "y")]);
+        assert_eq!(pair(&ours, &theirs), [(0, 2), (1, 1), (2, 0)]);
+    }
+
+    #[test]
+    fn rails_of_other_links_are_not_joined() {
+        let ours = rails(&[("verbs", ""), ("libfabric:tcp", "")]);
+        let theirs = rails(&[("libfabric:tcp", ""), ("libfabric:shm", "")]);
+        assert_eq!(pair(&ours, &theirs), [(1, 0)]);
+        assert_eq!(pair(&ours, &[]), []);
+    }
+}

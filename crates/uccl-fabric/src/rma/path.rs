@@ -1,0 +1,326 @@
+//! A path: a pair of rails, and the channel over it, which is made, used, lost and made again.
+
+use std::time::{Duration, Instant};
+
+use slab::Slab;
+use uccl_wire::rails::PathId;
+
+use super::{
+    bell::Bell,
+    flight::Part,
+    rail::{Channel, Ended, Limits, RailError, Request, RequestError},
+};
+
+/// After a loss the next attempt comes this soon; later ones take twice as long each.
+const FIRST_RETRY: Duration = Duration::from_millis(20);
+const LAST_RETRY: Duration = Duration::from_millis(500);
+/// How long an attempt may take, on a device that does not say itself that it is hopeless.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(4);
+/// How soon a device that was full is tried again, at the latest.
+const FULL_RETRY: Duration = Duration::from_millis(1);
+/// Names a probe among the requests of a channel.
+const PROBE: u64 = u64::MAX;
+
+/// Where the channel of a path stands.
+enum State {
+    /// There is none. The end that connects tries at this time; the other waits.
+    Idle { retry_at: Option<Instant> },
+    /// Our end is made: the connecting end waits for the other, the other for the word that it works.
+    Opening(Box<dyn Channel>),
+    /// Both ends are made, and the connecting end finds out whether the way between them works.
+    Probing(Box<dyn Channel>, Instant),
+    /// It works.
+    Up(Box<dyn Channel>),
+    /// Our end is gone, the peer's not as far as is known: what was under way may still land.
+    Dying,
+}
+
+/// A pair of rails.
+pub(super) struct Path {
+    pub(super) id: PathId,
+    /// Which of our rails.
+    pub(super) ours: usize,
+    /// Which of the peer's, where this end connects.
+    pub(super) theirs: u16,
+    state: State,
+    /// Whether an attempt has come to its end, well or not.
+    pub(super) tried: bool,
+    backoff: Duration,
+    /// Why the last attempt failed, or the channel was lost.
+    pub(super) why: Option<String>,
+    limits: Limits,
+    /// What is under way, by tag.
+    posted: Slab<Part>,
+    bytes: u64,
+    /// Requests to be posted as soon as there is room.
+    batch: Vec<Request>,
+    /// Parts that wait for the peer's end to be gone.
+    orphans: Vec<Part>,
+    /// When something ended last, or the first thing was posted.
+    moved_at: Instant,
+    ended: Vec<Ended>,
+}
+
+/// What became of looking at a channel.
+pub(super) enum Looked {
+    /// It did or did not move anything.
+    Fine(bool),
+    /// It works now.
+    CameUp,
+    /// It is lost.
+    Lost(String),
+}
+
+impl Path {
+    /// A path that the end that connects tries at once.
+    pub(super) fn new(path: u16, ours: usize, theirs: u16, retry_at: Option<Instant>) -> Self {
+        Self {
+            id: PathId { path, attempt: 0 },
+            ours,
+            theirs,
+            state: State::Idle { retry_at },
+            tried: false,
+            backoff: FIRST_RETRY,
+            why: None,
+            limits: Limits { max_bytes: 0, chunk_bytes: 0, depth: 0, window_bytes: 0 },
+            posted: Slab::new(),
+            bytes: 0,
+            batch: Vec::new(),
+            orphans: Vec::new(),
+            moved_at: Instant::now(),
+            ended: Vec::new(),
+        }
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        matches!(self.state, State::Up(_))
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        matches!(self.state, State::Idle { .. })
+    }
+
+    /// Whether its first attempt is over.
+    pub(super) fn is_settled(&self) -> bool {
+        self.is_up() || self.tried
+    }
+
+    /// When the next attempt is due.
+    pub(super) fn retry_at(&self) -> Option<Instant> {
+        match self.state {
+            State::Idle { retry_at } => retry_at,
+            _ => None,
+        }
+    }
+
+    /// Looks again a little later.
+    pub(super) fn postpone(&mut self, why: &str) {
+        self.tried = true;
+        self.why = Some(why.to_owned());
+        self.state = State::Idle { retry_at: Some(Instant::now() + FIRST_RETRY * 2) };
+    }
+
+    fn channel(&mut self) -> Option<&mut Box<dyn Channel>> {
+        match &mut self.state {
+            State::Opening(channel) | State::Probing(channel, _) | State::Up(channel) => {
+                Some(channel)
+            }
+            State::Idle { .. } | State::Dying => None,
+        }
+    }
+
+    /// The channel, if it is that of this attempt and not lost.
+    pub(super) fn channel_of(&mut self, id: PathId) -> Option<&mut Box<dyn Channel>> {
+        if self.id == id { self.channel() } else { None }
+    }
+
+    /// Our end of a channel is made, for this attempt.
+    pub(super) fn opening(&mut self, attempt: u32, channel: Box<dyn Channel>, bell: &Bell) {
+        if let Some(fd) = channel.fd()
+            && let Err(e) = bell.watch(fd)
+        {
+            tracing::warn!("a channel is looked at only when its peers are awake: {e}");
+        }
+        self.id.attempt = attempt;
+        self.state = State::Opening(channel);
+    }
+
+    /// The peer's end is made.
+    pub(super) fn join(&mut self, address: &[u8]) -> Result<(), RailError> {
+        let State::Opening(channel) = &mut self.state else { return Ok(()) };
+        channel.connect(address)
+    }
+
+    /// Finds out whether the way to the peer works.
+    pub(super) fn probe(&mut self) -> Result<(), RailError> {
+        match std::mem::replace(&mut self.state, State::Dying) {
+            State::Opening(mut channel) => {
+                let probed = channel.probe(PROBE);
+                self.state = State::Probing(channel, Instant::now());
+                probed
+            }
+            other => {
+                self.state = other;
+                Ok(())
+            }
+        }
+    }
+
+    /// It works.
+    pub(super) fn come_up(&mut self) -> bool {
+        match std::mem::replace(&mut self.state, State::Dying) {
+            State::Opening(channel) | State::Probing(channel, _) => {
+                self.limits = channel.limits();
+                self.state = State::Up(channel);
+                (self.tried, self.why) = (true, None);
+                true
+            }
+            other => {
+                self.state = other;
+                false
+            }
+        }
+    }
+
+    /// Our end goes. Until the peer's has gone as well, the path is dying.
+    pub(super) fn lose(&mut self, why: &str, bell: &Bell) {
+        if let Some(channel) = self.channel() {
+            if let Some(fd) = channel.fd() {
+                bell.unwatch(fd);
+            }
+            // Dropped here: from now on nothing is touched through it.
+            self.state = State::Dying;
+        }
+        (self.tried, self.why) = (true, Some(why.to_owned()));
+        self.orphans.extend(self.posted.drain());
+        self.batch.clear();
+        self.bytes = 0;
+    }
+
+    pub(super) fn is_dying(&self) -> bool {
+        matches!(self.state, State::Dying)
+    }
+
+    /// The peer's end has gone too, or never was: the parts that may be requested anew.
+    pub(super) fn settle(&mut self, connects: bool) -> Vec<Part> {
+        let retry_at = connects.then(|| Instant::now() + self.backoff);
+        self.backoff = (self.backoff * 2).min(LAST_RETRY);
+        self.state = State::Idle { retry_at };
+        std::mem::take(&mut self.orphans)
+    }
+
+    /// Bytes on their way.
+    pub(super) fn load(&self) -> u64 {
+        self.bytes
+    }
+
+    /// How much of a part it takes now; none if it is full.
+    pub(super) fn room_for(&self, len: usize) -> Option<usize> {
+        if self.posted.len() >= self.limits.depth || self.bytes >= self.limits.window_bytes {
+            return None;
+        }
+        Some((len as u64).min(self.limits.chunk_bytes).min(self.limits.max_bytes) as usize)
+    }
+
+    /// Adds a part to the next batch.
+    pub(super) fn add(&mut self, part: Part, local_key: u64, remote_addr: u64, remote_key: u64) {
+        if self.posted.is_empty() {
+            self.moved_at = Instant::now();
+        }
+        let tag = self.posted.insert(part) as u64;
+        self.bytes += part.local.len as u64;
+        let (kind, local) = (part.kind, part.local);
+        self.batch.push(Request { kind, local, local_key, remote_addr, remote_key, tag });
+    }
+
+    /// Posts what was added.
+    ///
+    /// # Safety
+    /// The memory of all parts must stay valid until they have ended, or the path is lost.
+    pub(super) unsafe fn flush(&mut self) -> Result<(), RailError> {
+        if self.batch.is_empty() {
+            return Ok(());
+        }
+        let State::Up(channel) = &mut self.state else { return Ok(()) };
+        // SAFETY: the caller's promise.
+        let posted = unsafe { channel.post(&self.batch)? };
+        self.batch.drain(..posted.min(self.batch.len()));
+        self.limits = channel.limits();
+        Ok(())
+    }
+
+    /// Looks at the channel, and appends the parts that have ended.
+    pub(super) fn look(
+        &mut self,
+        stall: Option<Duration>,
+        parts: &mut Vec<(Part, Result<(), RequestError>)>,
+    ) -> Looked {
+        let (channel, probing) = match &mut self.state {
+            State::Up(channel) => (channel, None),
+            State::Opening(channel) => (channel, None),
+            State::Probing(channel, since) => (channel, Some(*since)),
+            State::Idle { .. } | State::Dying => return Looked::Fine(false),
+        };
+        let polled = channel.poll(&mut self.ended);
+        let (mut moved, mut works) = (false, false);
+        for Ended { tag, result } in self.ended.drain(..) {
+            moved = true;
+            if tag == PROBE {
+                works |= result.is_ok();
+            } else if let Some(part) = self.posted.try_remove(tag as usize) {
+                self.bytes -= part.local.len as u64;
+                if result.is_ok() {
+                    self.backoff = FIRST_RETRY;
+                }
+                parts.push((part, result));
+            }
+        }
+        if let Err(e) = polled {
+            return Looked::Lost(e.to_string());
+        }
+        if works && probing.is_some() {
+            return Looked::CameUp;
+        }
+        if probing.is_some_and(|since| since.elapsed() > PROBE_TIMEOUT) {
+            return Looked::Lost("nothing gets through".into());
+        }
+        if moved {
+            self.moved_at = Instant::now();
+        } else if let Some(stall) = stall
+            && !self.posted.is_empty()
+            && self.moved_at.elapsed() > stall
+        {
+            return Looked::Lost(format!("nothing has ended for {stall:?}"));
+        }
+        Looked::Fine(moved)
+    }
+
+    /// Prepares for sleep: false if there is something to do; else after how long it must be looked at.
+    pub(super) fn arm(&mut self, now: Instant) -> (bool, Option<Duration>) {
+        let due = self.retry_at().map(|at| at.saturating_duration_since(now));
+        let look_within = match self.state {
+            State::Probing(..) => Some(PROBE_TIMEOUT),
+            // Nothing tells when there is room again for what was not taken.
+            _ if !self.batch.is_empty() => Some(FULL_RETRY),
+            _ => None,
+        };
+        let Some(channel) = self.channel() else { return (true, due) };
+        // A channel that is lost is looked at once more, which tells.
+        let armed = channel.arm().unwrap_or(false);
+        let wake = channel.wake_in(now);
+        (armed, [wake, look_within].into_iter().flatten().min())
+    }
+
+    /// Whether a part of the peer's region of this slot and key is under way.
+    pub(super) fn uses(&self, slot: u32, key: u64) -> bool {
+        let parts = self.posted.iter().map(|(_, part)| part).chain(&self.orphans);
+        parts.into_iter().any(|part| (part.remote.slot, part.remote.key) == (slot, key))
+    }
+
+    /// Every part that it has, for a lane that ends.
+    pub(super) fn end(&mut self, bell: &Bell) {
+        self.lose("shut down", bell);
+        self.orphans.clear();
+        self.state = State::Idle { retry_at: None };
+    }
+}

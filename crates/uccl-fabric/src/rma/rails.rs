@@ -1,0 +1,116 @@
+//! The devices of an endpoint, and the memory that is registered with them.
+
+use std::{collections::HashMap, sync::Arc};
+
+use parking_lot::RwLock;
+use uccl_device::MemoryKind;
+use uccl_wire::rails::RailOffer;
+
+use super::rail::{Rail, RailError, Registration as DeviceRegistration, RemoteKey};
+use crate::{
+    mem::Span,
+    regcache::{RegCache, Registration},
+};
+
+/// Devices that an endpoint has opened, and its regions as far as these reach them.
+///
+/// A registration with a device costs (pages are pinned), so regions that lie in one another share one. It
+/// ends with the last of them, after peers have let go of the region; see [`super::RmaLane`].
+pub struct Rails {
+    rails: Vec<Arc<dyn Rail>>,
+    pinned: RegCache<Arc<Pinned>>,
+    by_slot: RwLock<HashMap<u32, Registration<Arc<Pinned>>>>,
+}
+
+/// Memory as every device knows it.
+pub(super) struct Pinned {
+    span: Span,
+    /// One a rail, or why there is none.
+    by_rail: Vec<Result<Box<dyn DeviceRegistration>, RailError>>,
+}
+
+impl Pinned {
+    /// The device's registration, if it took the memory.
+    pub(super) fn with(&self, rail: usize) -> Option<&dyn DeviceRegistration> {
+        self.by_rail.get(rail)?.as_deref().ok()
+    }
+
+    /// Whether the memory is covered.
+    pub(super) fn covers(&self, span: Span) -> bool {
+        let offset = span.addr.checked_sub(self.span.addr);
+        offset.is_some_and(|offset| offset <= self.span.len && span.len <= self.span.len - offset)
+    }
+
+    /// Where memory that is covered is for peers, if this is how they name what is registered.
+    pub(super) fn base_of(&self, addr: usize, key: &RemoteKey) -> u64 {
+        key.base.wrapping_add((addr - self.span.addr) as u64)
+    }
+}
+
+impl Rails {
+    /// These devices, and no memory yet.
+    #[must_use]
+    pub fn new(rails: Vec<Arc<dyn Rail>>) -> Self {
+        Self { rails, pinned: RegCache::default(), by_slot: RwLock::default() }
+    }
+
+    /// The devices.
+    #[must_use]
+    pub fn all(&self) -> &[Arc<dyn Rail>] {
+        &self.rails
+    }
+
+    /// What a peer is told of them.
+    pub(super) fn offer(&self) -> Vec<RailOffer> {
+        let offer = |rail: &Arc<dyn Rail>| {
+            let info = rail.info();
+            let (name, link, network) = (&info.name, &info.link, &info.network);
+            RailOffer { name: name.clone(), link: link.clone(), network: network.clone() }
+        };
+        self.rails.iter().map(offer).collect()
+    }
+
+    /// Registers the region of this slot with every device that takes it. Where none does, its bytes go
+    /// another way.
+    pub fn add(&self, slot: u32, span: Span, kind: MemoryKind) {
+        if span.len == 0 || self.rails.is_empty() {
+            return;
+        }
+        let make = || Ok::<_, std::convert::Infallible>((span, Arc::new(self.pin(span, kind))));
+        let Ok(registration) = self.pinned.acquire(span, make);
+        let old = self.by_slot.write().insert(slot, registration);
+        self.release(old);
+    }
+
+    fn pin(&self, span: Span, kind: MemoryKind) -> Pinned {
+        let register = |rail: &Arc<dyn Rail>| {
+            rail.register(span, kind).inspect_err(|e| {
+                let name = &rail.info().name;
+                tracing::warn!("{name} does not take {} bytes of {kind} memory: {e}", span.len);
+            })
+        };
+        Pinned { span, by_rail: self.rails.iter().map(register).collect() }
+    }
+
+    /// The region of this slot has ended, and peers have let go of it.
+    pub fn remove(&self, slot: u32) {
+        let gone = self.by_slot.write().remove(&slot);
+        self.release(gone);
+    }
+
+    fn release(&self, registration: Option<Registration<Arc<Pinned>>>) {
+        if let Some(registration) = registration {
+            self.pinned.release(registration, |_| {});
+        }
+    }
+
+    /// What a region is registered as.
+    pub(super) fn of_slot(&self, slot: u32) -> Option<Arc<Pinned>> {
+        self.by_slot.read().get(&slot).map(|registration| Arc::clone(registration.value()))
+    }
+
+    /// What memory of ours is registered as.
+    pub(super) fn over(&self, span: Span) -> Option<Arc<Pinned>> {
+        self.pinned.over(span)
+    }
+}
