@@ -15,6 +15,40 @@ pub enum Transport {
     Local,
     /// TCP, even between processes of one host.
     Tcp,
+    /// RDMA verbs, or nothing; even between processes of one host.
+    Verbs,
+    /// libfabric with whatever provider is set or best, or nothing; even between processes of one host.
+    Libfabric,
+    /// libfabric's provider for HPE Slingshot, or nothing.
+    Cxi,
+    /// libfabric's provider for AWS EFA, or nothing.
+    Efa,
+}
+
+impl Transport {
+    /// Whether processes of one host may reach each other's memory.
+    pub(crate) fn allows_local(self) -> bool {
+        matches!(self, Self::Auto | Self::Local)
+    }
+
+    /// Whether a connection without such devices is none.
+    pub(crate) fn needs_rails(self) -> bool {
+        matches!(self, Self::Verbs | Self::Libfabric | Self::Cxi | Self::Efa)
+    }
+}
+
+impl std::fmt::Display for Transport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Local => "local",
+            Self::Tcp => "tcp",
+            Self::Verbs => "verbs",
+            Self::Libfabric => "libfabric",
+            Self::Cxi => "cxi",
+            Self::Efa => "efa",
+        })
+    }
 }
 
 /// When the data of an operation carries a checksum.
@@ -225,7 +259,7 @@ const SETTINGS: &[Setting] = &[
     Setting {
         name: "UCCL_P2P_TRANSPORT",
         default: "auto",
-        doc: "Which links may be used: `auto` (the best that both sides have), `local` (same-host memory), `tcp`",
+        doc: "Which links may be used: `auto` (the best that both sides have), `local` (same-host memory), `tcp`, `verbs` (RDMA; also `ib`), `libfabric`, and of its providers `cxi` and `efa`. All but `auto` mean that link or nothing",
         apply: |config, value| {
             config.transport = value.parse()?;
             Ok(())
@@ -285,11 +319,11 @@ impl FromStr for Transport {
             "local" => Ok(Self::Local),
             // What upstream calls its links over plain sockets.
             "tcp" | "tcpx" | "nccl" => Ok(Self::Tcp),
-            "cxi" | "efa" | "ib" => {
-                Err("this version has no such link; use auto, local or tcp, or leave it unset"
-                    .into())
-            }
-            _ => Err("use auto, local or tcp".into()),
+            "verbs" | "rdma" | "ib" => Ok(Self::Verbs),
+            "libfabric" => Ok(Self::Libfabric),
+            "cxi" => Ok(Self::Cxi),
+            "efa" => Ok(Self::Efa),
+            _ => Err("use auto, local, tcp, verbs, libfabric, cxi or efa".into()),
         }
     }
 }
@@ -377,7 +411,7 @@ mod tests {
     #[test]
     fn what_is_not_understood_is_named() {
         for (name, value) in [
-            ("UCCL_P2P_TRANSPORT", "ib"),
+            ("UCCL_P2P_TRANSPORT", "smoke"),
             ("UCCL_P2P_NUM_CPUS", "0"),
             ("UCCL_P2P_TCP_STREAMS", "65"),
             ("UCCL_P2P_BIND", "nowhere"),
@@ -423,7 +457,7 @@ mod tests {
             let refused = config.set(name, "1").expect_err("no such setting").to_string();
             assert!(refused.contains("timeout_ms, ") && refused.ends_with("port"), "{refused}");
         }
-        for (name, value) in [("timeout_ms", "-1"), ("port", "65536"), ("transport", "ib")] {
+        for (name, value) in [("timeout_ms", "-1"), ("port", "65536"), ("transport", "smoke")] {
             let refused = config.set(name, value).expect_err("not understood");
             assert!(matches!(refused, Error::Config { .. }), "{refused}");
         }

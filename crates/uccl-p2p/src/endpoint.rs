@@ -180,7 +180,8 @@ impl Endpoint {
         let conn = self.core().conn(conn)?;
         let all = Span { addr: 0, len: advert.len as usize };
         let remote = remote_span(&conn, 0, all, advert)?;
-        Ok(conn.lanes[0].path_to(&remote))
+        let rails = conn.rails_up().map(|rails| rails.lane.link());
+        Ok(rails.unwrap_or_else(|| conn.lanes[0].path_to(&remote)))
     }
 
     /// The same between this memory of the peer's and a region of ours, for long transfers: `owner` where the
@@ -231,6 +232,10 @@ impl Endpoint {
                 let asked = conn.end_asked(region.slot);
                 asked || conn.lanes.iter().any(|lane| lane.touched_by_peer(region.slot))
             });
+            if let Some(conn) = &conn {
+                // It may have to be asked.
+                conn.forward_notes();
+            }
             // In this order: a connection that ends is here before it is no longer there.
             match conn {
                 Some(conn) => Some((Arc::clone(&conn.peer.name), Some(conn))),

@@ -94,6 +94,14 @@ pub enum Error {
         /// Why not.
         reason: String,
     },
+    /// A device could not move the data.
+    #[error("data to or from {peer}: {reason}")]
+    Device {
+        /// The other side.
+        peer: Arc<str>,
+        /// What the device said.
+        reason: String,
+    },
     /// The deadline passed. The transfer has been fenced: no byte of it lands any more.
     #[error("deadline of {after:?} passed{}", match .peer { Some(p) => format!(" waiting for {p}"), None => String::new() })]
     DeadlineExceeded {

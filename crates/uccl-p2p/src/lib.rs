@@ -6,6 +6,7 @@
 #[cfg(test)]
 mod chaos_tests;
 pub mod config;
+mod devices;
 pub mod endpoint;
 mod engine;
 pub mod error;

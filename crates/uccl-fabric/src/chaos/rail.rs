@@ -162,6 +162,11 @@ impl ChaosRail {
         self.plug.lock().pulled += 1;
     }
 
+    /// What it is on.
+    pub fn network(&self) -> &RailNetwork {
+        &self.network
+    }
+
     /// How often a channel broke by itself.
     pub fn broken(&self) -> u64 {
         self.plug.lock().broken
@@ -316,8 +321,12 @@ impl Channel for ChaosChannel {
             remote_key: 0,
             tag,
         };
-        // SAFETY: it touches no memory.
-        unsafe { self.post(&[request]) }.map(drop)
+        self.check()?;
+        let mut network = self.network.0.lock();
+        if let Some(end) = network.ends.get_mut(&self.id) {
+            end.under_way.push(UnderWay { request, polls: self.faults.delay_polls });
+        }
+        Ok(())
     }
 
     unsafe fn post(&mut self, requests: &[Request]) -> Result<usize, RailError> {

@@ -1,6 +1,6 @@
 //! Operations under way: what is left of them to be requested, and how many requests are.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use crate::{
     lane::{Completion, OpError, OpKind, OpResult, Operation, RemoteSpans, Spans},
@@ -21,6 +21,8 @@ pub(super) struct Flight {
     pub(super) parts: u32,
     /// Why nothing more of it is to be requested.
     pub(super) verdict: Option<OpError>,
+    /// When it was first asked to end early.
+    pub(super) cancelled_at: Option<Instant>,
     /// Tells it from others that were in its place.
     pub(super) generation: u32,
 }
@@ -54,7 +56,19 @@ impl Flight {
         let left = op.len();
         let Operation { kind, local, remote, done, .. } = op;
         let (here, there) = ((0, 0), (0, 0));
-        Self { kind, local, remote, done, here, there, left, parts: 0, verdict: None, generation }
+        Self {
+            kind,
+            local,
+            remote,
+            done,
+            here,
+            there,
+            left,
+            parts: 0,
+            verdict: None,
+            cancelled_at: None,
+            generation,
+        }
     }
 
     /// Bytes that are not requested yet.

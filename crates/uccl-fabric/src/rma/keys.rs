@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use smallvec::SmallVec;
 use uccl_wire::{
     frame::Status,
     rails::{Grant, PathId, RegionId},
@@ -12,7 +13,8 @@ use crate::{lane::OpKind, mem::RemoteSpan, region::offset_within, status_of};
 /// What is known of the peer's regions.
 #[derive(Default)]
 pub(super) struct Keys {
-    by_slot: HashMap<u32, Known>,
+    /// Mostly one a slot: of the regions that were there one after the other, the last.
+    by_slot: HashMap<u32, SmallVec<[Known; 1]>>,
 }
 
 struct Known {
@@ -80,44 +82,42 @@ impl Granted {
 }
 
 impl Keys {
-    /// What is known of a piece, where `epoch` counts the channels that have come up.
+    /// What is known of a piece.
     pub(super) fn look(&self, kind: OpKind, piece: &RemoteSpan) -> Lookup<'_> {
         let region = RegionId { slot: piece.slot, key: piece.key };
-        match self.by_slot.get(&piece.slot).filter(|known| known.key == piece.key) {
+        match self.get(region).map(|known| &known.answer) {
             None => Lookup::Ask(region),
-            Some(Known { answer: Answer::Denied(status), .. }) => Lookup::Denied(*status),
-            Some(Known { answer: Answer::None, .. }) => Lookup::Wait,
-            Some(Known { answer: Answer::Granted(granted), .. }) => {
-                match granted.admit(kind, piece) {
-                    Ok(()) => Lookup::Granted(granted),
-                    Err(status) => Lookup::Denied(status),
-                }
-            }
+            Some(Answer::Denied(status)) => Lookup::Denied(*status),
+            Some(Answer::None) => Lookup::Wait,
+            Some(Answer::Granted(granted)) => match granted.admit(kind, piece) {
+                Ok(()) => Lookup::Granted(granted),
+                Err(status) => Lookup::Denied(status),
+            },
         }
+    }
+
+    fn get(&self, region: RegionId) -> Option<&Known> {
+        self.by_slot.get(&region.slot)?.iter().find(|known| known.key == region.key)
     }
 
     /// Notes that a region is asked for; false where an answer is due, or the last one is as new as the
     /// youngest channel.
     pub(super) fn ask(&mut self, region: RegionId, epoch: u64) -> bool {
-        let known = self.by_slot.entry(region.slot).or_insert(Known {
-            key: region.key,
-            answer: Answer::None,
-            asked_at: 0,
-            awaited: false,
-        });
-        if known.key != region.key {
-            *known = Known { key: region.key, answer: Answer::None, asked_at: 0, awaited: false };
+        let slot = self.by_slot.entry(region.slot).or_default();
+        match slot.iter_mut().find(|known| known.key == region.key) {
+            Some(known) if known.awaited || known.asked_at == epoch => return false,
+            Some(known) => (known.awaited, known.asked_at) = (true, epoch),
+            None => {
+                let (key, answer) = (region.key, Answer::None);
+                slot.push(Known { key, answer, asked_at: epoch, awaited: true });
+            }
         }
-        if known.awaited || known.asked_at == epoch && !matches!(known.answer, Answer::None) {
-            return false;
-        }
-        (known.awaited, known.asked_at) = (true, epoch);
         true
     }
 
     /// Whether an answer is due.
     pub(super) fn is_awaited(&self, piece: &RemoteSpan) -> bool {
-        let known = self.by_slot.get(&piece.slot).filter(|known| known.key == piece.key);
+        let known = self.get(RegionId { slot: piece.slot, key: piece.key });
         known.is_some_and(|known| known.awaited)
     }
 
@@ -135,6 +135,10 @@ impl Keys {
         let Grant { addr, len, read, write, paths } = grant;
         let paths = paths.into_iter().filter_map(reach).collect();
         known.answer = Answer::Granted(Granted { addr, len, read, write, paths });
+        // The slot is this region's now: what was granted there before has ended.
+        if let Some(slot) = self.by_slot.get_mut(&region.slot) {
+            slot.retain(|known| known.key == region.key || known.awaited);
+        }
     }
 
     /// The peer denies it. Known until [`Self::forget`], for whoever waits.
@@ -145,16 +149,19 @@ impl Keys {
     }
 
     fn awaited(&mut self, region: RegionId) -> Option<&mut Known> {
-        let known = self.by_slot.get_mut(&region.slot);
-        let known = known.filter(|known| known.key == region.key && known.awaited)?;
+        let slot = self.by_slot.get_mut(&region.slot)?;
+        let known = slot.iter_mut().find(|known| known.key == region.key && known.awaited)?;
         known.awaited = false;
         Some(known)
     }
 
     /// The region has ended, or its key turned out to be stale.
     pub(super) fn forget(&mut self, region: RegionId) {
-        if self.by_slot.get(&region.slot).is_some_and(|known| known.key == region.key) {
-            self.by_slot.remove(&region.slot);
+        if let Some(slot) = self.by_slot.get_mut(&region.slot) {
+            slot.retain(|known| known.key != region.key);
+            if slot.is_empty() {
+                self.by_slot.remove(&region.slot);
+            }
         }
     }
 }

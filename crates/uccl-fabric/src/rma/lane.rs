@@ -69,6 +69,9 @@ pub struct RmaLane {
 /// An operation's generation, whom to tell of its end, and what.
 type Ending = (u32, Arc<dyn Completion>, OpResult);
 
+/// What a cancelled operation has on its way may take so long to end by itself.
+const PATIENCE: Duration = Duration::from_millis(50);
+
 /// Most pieces of one operation: their requests are made as they are posted.
 const MAX_PIECES: usize = 1 << 20;
 
@@ -96,6 +99,8 @@ pub(super) struct State {
     /// Room for what has ended.
     ended: Vec<(Part, Result<(), RequestError>)>,
     memo: Weak<Pinned>,
+    /// Somebody may sleep on the bell.
+    is_asleep: bool,
     pub(super) killed: bool,
 }
 
@@ -143,6 +148,7 @@ impl RmaLane {
             endings: Vec::new(),
             ended: Vec::new(),
             memo: Weak::new(),
+            is_asleep: false,
             killed: false,
         };
         Ok(Self {
@@ -223,6 +229,10 @@ impl RmaLane {
     pub(super) fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.state.lock();
         let out = change(&mut state);
+        if state.is_asleep && state.arm().is_none() {
+            // Whoever sleeps did not know of this.
+            state.bell.set(Some(Duration::ZERO));
+        }
         let endings = std::mem::take(&mut state.endings);
         self.publish(&state);
         drop(state);
@@ -342,6 +352,15 @@ impl RmaLane {
         moved
     }
 
+    /// A device does not give back what it was given: its channel goes, and with it what is on it.
+    fn lose_paths_of(&self, state: &mut State, flight: usize) {
+        for at in 0..state.paths.len() {
+            if state.paths[at].carries(flight) {
+                self.lose_path(state, at, "a cancelled operation does not end");
+            }
+        }
+    }
+
     pub(super) fn path_came_up(&self, state: &mut State, at: usize) {
         if state.paths[at].come_up() {
             state.epoch += 1;
@@ -352,6 +371,21 @@ impl RmaLane {
 }
 
 impl State {
+    /// Prepares for sleep; none if there is something to do right now.
+    fn arm(&mut self) -> Option<()> {
+        let now = Instant::now();
+        let mut wake = None;
+        for path in &mut self.paths {
+            let (armed, due) = path.arm(now);
+            if !armed {
+                return None;
+            }
+            wake = [wake, due].into_iter().flatten().min();
+        }
+        self.bell.set(wake);
+        Some(())
+    }
+
     fn left(&self, key: usize) -> u64 {
         self.flights.get(key).map_or(0, Flight::left)
     }
@@ -555,6 +589,7 @@ impl Lane for RmaLane {
             if state.killed {
                 return Err(LaneError::Killed);
             }
+            state.is_asleep = false;
             let moved = self.look(state);
             self.pump(state);
             Ok(moved)
@@ -565,11 +600,16 @@ impl Lane for RmaLane {
         let (key, generation) = ((op.0 & 0xFFFF_FFFF) as usize, (op.0 >> 32) as u32);
         self.with(|state| {
             let flight = state.flights.get_mut(key);
-            if let Some(flight) = flight.filter(|flight| flight.generation == generation) {
-                flight.fail(OpError::Cancelled);
-                self.pump(state);
-                state.end_if_over(key);
+            let Some(flight) = flight.filter(|flight| flight.generation == generation) else {
+                return;
+            };
+            flight.fail(OpError::Cancelled);
+            let since = *flight.cancelled_at.get_or_insert_with(Instant::now);
+            if since.elapsed() > PATIENCE {
+                self.lose_paths_of(state, key);
             }
+            self.pump(state);
+            state.end_if_over(key);
         });
     }
 
@@ -599,20 +639,9 @@ impl Lane for RmaLane {
 
     fn arm(&self) -> bool {
         let mut state = self.state.lock();
-        if !state.notes.is_empty() {
-            return false;
-        }
-        let (now, mut wake) = (Instant::now(), None::<Duration>);
-        let State { paths, bell, .. } = &mut *state;
-        for path in paths.iter_mut() {
-            let (armed, due) = path.arm(now);
-            if !armed {
-                return false;
-            }
-            wake = [wake, due].into_iter().flatten().min();
-        }
-        bell.set(wake);
-        true
+        let armed = state.notes.is_empty() && state.arm().is_some();
+        state.is_asleep = armed;
+        armed
     }
 
     fn interest(&self) -> Interest<'_> {

@@ -311,6 +311,11 @@ impl Path {
         (armed, [wake, look_within].into_iter().flatten().min())
     }
 
+    /// Whether a part of this operation is under way on our channel.
+    pub(super) fn carries(&self, flight: usize) -> bool {
+        self.posted.iter().any(|(_, part)| part.flight == flight)
+    }
+
     /// Whether a part of the peer's region of this slot and key is under way.
     pub(super) fn uses(&self, slot: u32, key: u64) -> bool {
         let parts = self.posted.iter().map(|(_, part)| part).chain(&self.orphans);

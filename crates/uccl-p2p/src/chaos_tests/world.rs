@@ -7,9 +7,13 @@ use std::{
 
 use fastrand::Rng;
 use uccl_fabric::{
-    chaos::{ChaosEnd, ChaosLane, ChaosPipe, Faults, LaneFaults, pair_of},
+    chaos::{
+        ChaosEnd, ChaosLane, ChaosPipe, ChaosRail, Faults, LaneFaults, RailFaults, RailNetwork,
+        pair_of,
+    },
     gpu::CopyBy,
     lane::Lane,
+    rma::{Rails, Role, rail::Rail},
     stream::{StreamLane, StreamOptions},
 };
 
@@ -65,6 +69,8 @@ pub(super) struct Side {
     pub(super) ep: Endpoint,
     pub(super) conn: ConnId,
     pub(super) lanes: Vec<Arc<TestLane>>,
+    /// Its end of each rail.
+    pub(super) rails: Vec<Arc<ChaosRail>>,
     inner: Weak<Connection>,
 }
 
@@ -82,6 +88,34 @@ pub(super) fn join_asking(
     timeout: Duration,
     asks: [bool; 2],
 ) -> [Side; 2] {
+    join_all(seed, lanes, timeout, asks, None)
+}
+
+/// Joins two endpoints by lanes over chaos pipes and by rails with these faults, two ends each.
+pub(super) fn join_by_rails(seed: u64, lanes: &[LaneChaos], rails: &[RailFaults]) -> [Side; 2] {
+    let network = RailNetwork::default();
+    let ends = [0, 1].map(|end: u64| {
+        let rail = |(n, faults): (usize, &RailFaults)| {
+            network.rail(&format!("rail{n}"), seed ^ (n as u64) << 1 ^ end, faults.clone())
+        };
+        rails.iter().enumerate().map(rail).collect()
+    });
+    let sides = join_all(seed, lanes, FAR, [false; 2], Some(ends));
+    sides[0].until("the first try of every rail", || {
+        let settled =
+            |side: &Side| side.connection().rails.as_ref().is_some_and(|r| r.lane.is_settled());
+        sides.iter().all(settled)
+    });
+    sides
+}
+
+fn join_all(
+    seed: u64,
+    lanes: &[LaneChaos],
+    timeout: Duration,
+    asks: [bool; 2],
+    rails: Option<[Vec<Arc<ChaosRail>>; 2]>,
+) -> [Side; 2] {
     let mut rng = Rng::with_seed(seed ^ 0x6a09_e667);
     let eps = asks.map(|asks| endpoint(timeout, asks));
     let mut made: [Vec<Arc<TestLane>>; 2] = [Vec::new(), Vec::new()];
@@ -95,7 +129,12 @@ pub(super) fn join_asking(
         }
     }
     let [of_a, of_b] = made;
-    let (a, b) = (side(&eps[0], &eps[1], "peer-b", of_a), side(&eps[1], &eps[0], "peer-a", of_b));
+    let [rails_a, rails_b] = match rails {
+        Some([a, b]) => [Some((Role::Connector, a)), Some((Role::Acceptor, b))],
+        None => [None, None],
+    };
+    let a = side(&eps[0], &eps[1], "peer-b", of_a, rails_a);
+    let b = side(&eps[1], &eps[0], "peer-a", of_b, rails_b);
     [a, b]
 }
 
@@ -129,8 +168,19 @@ fn lane(
     ChaosLane::new(StreamLane::new(pipe, tx, rx, options), seed, faults)
 }
 
-fn side(ep: &Endpoint, other: &Endpoint, name: &str, lanes: Vec<Arc<TestLane>>) -> Side {
+fn side(
+    ep: &Endpoint,
+    other: &Endpoint,
+    name: &str,
+    lanes: Vec<Arc<TestLane>>,
+    rails: Option<(Role, Vec<Arc<ChaosRail>>)>,
+) -> Side {
     let core = ep.core();
+    let (role, rails) = rails.unzip();
+    let rails = rails.unwrap_or_default();
+    let devices = rails.iter().map(|rail| Arc::clone(rail) as Arc<dyn Rail>).collect();
+    assert!(core.rails.set(Arc::new(Rails::new(devices))).is_ok(), "it had none");
+    let rail_lane = role.map(|role| core.rail_lane(role).expect("a lane"));
     let peer = Peer {
         name: name.into(),
         addr: other.addr(),
@@ -140,10 +190,10 @@ fn side(ep: &Endpoint, other: &Endpoint, name: &str, lanes: Vec<Arc<TestLane>>) 
     };
     let dynamic = lanes.iter().map(|lane| Arc::clone(lane) as Arc<dyn Lane>).collect();
     let conn = core
-        .add_conn(|id| Arc::new(Connection::new(id, Arc::clone(core), peer, dynamic)))
+        .add_conn(|id| Arc::new(Connection::new(id, Arc::clone(core), peer, dynamic, rail_lane)))
         .expect("a connection");
     Workers::attach(core, &conn).expect("attached");
-    Side { ep: ep.clone(), conn: conn.id, lanes, inner: Arc::downgrade(&conn) }
+    Side { ep: ep.clone(), conn: conn.id, lanes, rails, inner: Arc::downgrade(&conn) }
 }
 
 impl Side {

@@ -16,6 +16,7 @@ use uccl_fabric::{
     gpu::CopyBy,
     lane::Lane,
     local::{self, LocalLane, Setup},
+    rma::Role,
     stream::{StreamLane, StreamOptions},
     tcp::{TcpOptions, TcpPipe},
 };
@@ -366,13 +367,13 @@ impl Acceptor {
 
 /// Lanes become a connection, and the peer is told.
 fn establish(core: &Arc<Core>, greeting: &Greeting, mut first: First, lanes: u16) -> Result<()> {
-    let same_host = greeting.same_host(&first.peer);
+    let (same_host, local) = (greeting.same_host(&first.peer), lanes == 0);
     let mut answer = first.tcp.try_clone().map_err(|e| Error::os("sharing a socket", e))?;
-    let lanes: Vec<Arc<dyn Lane>> = if lanes == 0 {
-        let local = first.local.take();
-        let local =
-            local.ok_or_else(|| Error::Invalid("a local connection without its lane".into()))?;
-        vec![Arc::new(local)]
+    let lanes: Vec<Arc<dyn Lane>> = if local {
+        let lane = first.local.take();
+        let lane =
+            lane.ok_or_else(|| Error::Invalid("a local connection without its lane".into()))?;
+        vec![Arc::new(lane)]
     } else {
         let mut streams = vec![first.tcp];
         for index in 1..lanes {
@@ -385,14 +386,18 @@ fn establish(core: &Arc<Core>, greeting: &Greeting, mut first: First, lanes: u16
     let peer = greeting::peer_of(&first.peer, first.addr, same_host);
     let gpu_index = peer.gpu_index;
     let count = lanes.len() as u64;
-    let conn = core.add_conn(|id| Arc::new(Connection::new(id, Arc::clone(core), peer, lanes)))?;
+    let rails = greeting::rails_possible(&core.config, &first.peer) && !local;
+    let rails = if rails { Some(core.rail_lane(Role::Acceptor)?) } else { None };
+    let conn =
+        core.add_conn(|id| Arc::new(Connection::new(id, Arc::clone(core), peer, lanes, rails)))?;
     if let Err(e) = say(&mut answer, &Header::bare(Kind::Establish, 0, count).encode()) {
         conn.fail(Error::os("answering a peer", e));
         return Err(Error::Invalid("the peer left during the handshake".into()));
     }
     Workers::attach(core, &conn)?;
     core.offer_memory_to(&conn);
-    core.offer_accept(Accepted { conn: conn.id, ip: first.addr.ip().to_canonical(), gpu_index });
+    let ip = first.addr.ip().to_canonical();
+    conn.accept_when_settled(Accepted { conn: conn.id, ip, gpu_index });
     Ok(())
 }
 

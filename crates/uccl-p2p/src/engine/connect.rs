@@ -13,6 +13,7 @@ use uccl_fabric::{
     fdpass::FdSocket,
     lane::Lane,
     local::{self, LocalLane, Setup},
+    rma::Role,
 };
 use uccl_wire::{
     frame::{HEADER_LEN, Header, Kind},
@@ -34,6 +35,10 @@ use crate::{
 
 /// How often a waiting caller is asked whether to go on.
 const SLICE: Duration = Duration::from_millis(50);
+
+/// Rails are mostly up before a caller who waits for them would have slept.
+const NO_NAP: Duration = Duration::from_millis(2);
+const NAP: Duration = Duration::from_micros(200);
 
 /// A caller's patience.
 struct Patience<'a> {
@@ -149,6 +154,31 @@ impl Patience<'_> {
         }
     }
 
+    /// Waits until every rail has been tried. Where nothing else is allowed, one of them must work.
+    fn settle(&mut self, conn: &Arc<Connection>) -> Result<()> {
+        let Some(rails) = &conn.rails else { return Ok(()) };
+        let _claim = conn.claim();
+        let begun = Instant::now();
+        while !rails.lane.is_settled() {
+            conn.progress();
+            if conn.is_failed() {
+                return Err(conn.lost_error());
+            }
+            if self.until.is_some_and(|until| until <= Instant::now()) {
+                break;
+            }
+            if self.interrupt.interrupted() {
+                return Err(Error::Interrupted);
+            }
+            let nap = if begun.elapsed() < NO_NAP { Duration::ZERO } else { NAP };
+            std::thread::sleep(nap);
+        }
+        if rails.lane.paths_up() == 0 && conn.core.config.transport.needs_rails() {
+            return Err(self.failed(format!("no rail works: {}", conn.why_no_rails())));
+        }
+        Ok(())
+    }
+
     /// Says that the lanes are a connection now, and waits for the peer to agree.
     fn establish(&mut self, tcp: &mut TcpStream, lanes: u16) -> Result<()> {
         let word = Header::bare(Kind::Establish, 0, lanes.into()).encode();
@@ -191,6 +221,13 @@ pub(crate) fn connect(
     } else {
         None
     };
+    let rails = greeting::rails_possible(&core.config, &hello) && local.is_none();
+    if !rails && core.config.transport.needs_rails() {
+        return Err(patience.failed(format!(
+            "the peer does without RDMA, and only that is allowed here (UCCL_P2P_TRANSPORT={})",
+            core.config.transport
+        )));
+    }
     if local.is_none() && core.config.transport == Transport::Local {
         return Err(patience.failed(
             "only same-host memory is allowed (UCCL_P2P_TRANSPORT=local), and the peer is not reachable so",
@@ -216,9 +253,16 @@ pub(crate) fn connect(
         }
     };
     let peer = greeting::peer_of(&hello, addr, same_host);
-    let conn = core.add_conn(|id| Arc::new(Connection::new(id, Arc::clone(core), peer, lanes)))?;
+    let rails = if rails { Some(core.rail_lane(Role::Connector)?) } else { None };
+    let conn =
+        core.add_conn(|id| Arc::new(Connection::new(id, Arc::clone(core), peer, lanes, rails)))?;
     Workers::attach(core, &conn)?;
     core.offer_memory_to(&conn);
+    if let Err(e) = patience.settle(&conn) {
+        conn.close(e.clone());
+        core.forget_conn(conn.id);
+        return Err(e);
+    }
     Ok(conn)
 }
 

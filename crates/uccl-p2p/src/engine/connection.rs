@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 use uccl_fabric::{
     clock,
     lane::{Lane, LaneError, MessageSink},
+    rma::RmaLane,
 };
 use uccl_wire::message::{MAX_ASSEMBLED, MORE, Message, PREFIX_LEN};
 
@@ -27,11 +28,12 @@ use super::{
     notifs::NotifInbox,
     outbox::Outbox,
     park::Parker,
+    rails::RailLane,
     transfer::{Fence, Kind, Plan, Transfer},
     worker::{Attached, Workers},
 };
 use crate::{
-    endpoint::{ConnInfo, Op},
+    endpoint::{Accepted, ConnInfo, Op},
     error::{Error, Result},
     ids::ConnId,
 };
@@ -56,6 +58,10 @@ pub(crate) struct Connection {
     pub(crate) peer: Peer,
     /// The first one carries messages; its death is the connection's.
     pub(crate) lanes: Vec<Arc<dyn Lane>>,
+    /// The last of them, if it is over rails.
+    pub(crate) rails: Option<RailLane>,
+    /// Who is to be told of the connection when its rails have been tried.
+    pub(crate) accepting: Mutex<Option<Accepted>>,
     /// Which of the others are lost.
     pub(crate) fates: Lanes,
     pub(crate) attached: Mutex<Vec<Arc<Attached>>>,
@@ -95,8 +101,19 @@ impl Drop for Claim<'_> {
 }
 
 impl Connection {
-    pub(crate) fn new(id: ConnId, core: Arc<Core>, peer: Peer, lanes: Vec<Arc<dyn Lane>>) -> Self {
+    /// With these lanes, the first of which carries messages, and one over rails.
+    pub(crate) fn new(
+        id: ConnId,
+        core: Arc<Core>,
+        peer: Peer,
+        mut lanes: Vec<Arc<dyn Lane>>,
+        rails: Option<Arc<RmaLane>>,
+    ) -> Self {
+        let index = lanes.len();
+        lanes.extend(rails.iter().map(|lane| Arc::clone(lane) as Arc<dyn Lane>));
         Self {
+            rails: rails.map(|lane| RailLane { lane, index }),
+            accepting: Mutex::default(),
             id,
             core,
             peer,
@@ -123,15 +140,18 @@ impl Connection {
 
     pub(crate) fn info(&self) -> ConnInfo {
         let caps = self.lanes[0].caps();
+        let rails = self.rails_up().map(|rails| (rails.lane.link(), rails.lane.paths_up()));
+        let streams = self.living().filter(|(lane, _)| self.is_stream(*lane)).count();
+        let (link, lanes) = rails.unwrap_or((caps.link, streams));
         ConnInfo {
             instance: self.peer.instance,
             addr: self.peer.addr,
             gpu_index: self.peer.gpu_index,
             peer: self.peer.name.to_string(),
             same_host: self.peer.same_host,
-            path: caps.link.to_owned(),
-            lanes: self.lanes.len() - self.fates.count_lost(),
-            checksum: caps.checksum,
+            path: link.to_owned(),
+            lanes,
+            checksum: caps.checksum && rails.is_none(),
         }
     }
 
@@ -185,7 +205,10 @@ impl Connection {
         }
         let begun = lane == 0 && self.begin_due();
         match self.lanes[lane].progress(&Sink(self)) {
-            Ok(moved) => return moved | begun,
+            Ok(moved) => {
+                self.forward_notes();
+                return moved | begun;
+            }
             Err(_) if self.is_failed() => {}
             Err(e) if self.survives(lane, &e) => self.lose_lane(lane, e),
             Err(e) => self.fail_with(e),
@@ -223,6 +246,7 @@ impl Connection {
         let attached = std::mem::take(&mut *self.attached.lock());
         self.core.workers.detach(&attached);
         self.fates.close();
+        self.accepting.lock().take();
         self.lanes.iter().for_each(|lane| lane.kill());
         self.inbox.lock().clear();
         let granted = self.outbox.lock().clear();
@@ -450,6 +474,7 @@ impl Connection {
             Message::NotifRts { id, source } => self.on_notif_rts(id, source),
             Message::NotifAck { id, ok } => self.on_notif_ack(id, ok),
             Message::LaneDown { lane } => self.on_lane_down(lane),
+            Message::Link { lane, note } => self.on_link(lane, note),
         }
     }
 }

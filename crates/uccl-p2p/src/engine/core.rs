@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 use uccl_fabric::{
     lane::{Aftermath, Lane},
     mem::Span,
+    rma::Rails,
 };
 
 use super::{
@@ -69,6 +70,8 @@ pub(crate) struct Core {
     /// Random; a restarted endpoint has another.
     pub(crate) instance: u64,
     pub(crate) mrs: Mrs,
+    /// Devices that move memory one-sidedly, once they have been opened.
+    pub(crate) rails: OnceLock<Arc<Rails>>,
     pub(crate) transfers: Transfers,
     pub(crate) workers: Workers,
     pub(crate) counters: Counters,
@@ -115,6 +118,7 @@ impl Core {
             .map_err(|e| Error::os("reading random bytes", std::io::Error::other(e)))?;
         Ok(Self {
             mrs: Mrs::new(config.ipc)?,
+            rails: OnceLock::new(),
             config,
             instance,
             transfers: Transfers::new(),
@@ -228,11 +232,18 @@ impl Core {
 
     /// Adds a region, and lets the peers of this host map its memory if that is shared.
     pub(crate) fn add_region(&self, span: Span) -> Result<Arc<Mr>> {
-        self.mrs.insert(span, |memory| self.for_each_lane(|lane| lane.offer(memory)))
+        let mr = self.mrs.insert(span, |memory| self.for_each_lane(|lane| lane.offer(memory)))?;
+        if let Some(rails) = self.rails.get() {
+            rails.add(mr.region.slot, mr.span, mr.kind);
+        }
+        Ok(mr)
     }
 
     /// A region has ended: peers forget its memory, unless others lie in it.
     pub(crate) fn let_go_of_memory(&self, mr: &Mr) {
+        if let Some(rails) = self.rails.get() {
+            rails.remove(mr.region.slot);
+        }
         self.mrs.let_go(mr, |memory| self.for_each_lane(|lane| lane.retract(memory.id())));
     }
 

@@ -34,9 +34,13 @@ pub(crate) struct Piece {
 
 impl Completion for Piece {
     fn complete(self: Arc<Self>, result: OpResult) {
-        if result == Err(OpError::LaneDown) {
-            let conn = Arc::clone(&self.transfer.conn);
-            return conn.orphaned(self);
+        let conn = &self.transfer.conn;
+        match result {
+            Err(OpError::LaneDown) => return Arc::clone(conn).orphaned(self),
+            Err(OpError::Unreachable) => {
+                return conn.post_elsewhere(&self.transfer, self.work.clone());
+            }
+            _ => {}
         }
         Arc::clone(&self.transfer).complete(result);
     }
@@ -242,7 +246,9 @@ impl Connection {
             if is_fenced || piece.transfer.finished() {
                 Arc::clone(&piece.transfer).complete(Err(OpError::Cancelled));
             } else {
-                self.post_piece(Arc::unwrap_or_clone(piece));
+                let mut piece = Arc::unwrap_or_clone(piece);
+                piece.lane = self.least_loaded();
+                self.post_piece(piece);
             }
         }
         self.kick_if_busy();

@@ -8,7 +8,8 @@ use uccl_wire::handshake::{ChecksumPref, CmaProbe, Features, Hello, HelloKind, P
 
 use super::{connection::Peer, core::Core};
 use crate::{
-    config::{Checksum, Config, Transport},
+    config::{Checksum, Config},
+    devices,
     error::{Error, Result},
 };
 
@@ -46,8 +47,11 @@ impl Greeting {
     pub(crate) fn hello(&self, core: &Core, kind: HelloKind, token: u128) -> Hello {
         let config = &core.config;
         let mut features = Features::CHECKSUM;
-        if config.transport != Transport::Tcp {
+        if config.transport.allows_local() {
             features = features.with(Features::LOCAL).with(Features::SHARED_MEMORY);
+        }
+        if devices::possible(config) {
+            features = features.with(Features::RAILS);
         }
         if config.cma {
             features = features.with(Features::CMA);
@@ -83,7 +87,7 @@ impl Greeting {
 
     /// Whether the peer's unix socket can be reached from here, and is wanted.
     pub(crate) fn local_possible(&self, core: &Core, peer: &Hello) -> bool {
-        core.config.transport != Transport::Tcp
+        core.config.transport.allows_local()
             && self.same_host(peer)
             && self.host.net_ns == peer.host.net_ns
             && peer.features.contains(Features::LOCAL)
@@ -129,6 +133,11 @@ pub(crate) fn checksum(config: &Config, peer: &Hello, same_host: bool) -> bool {
         (Checksum::On, _) | (_, ChecksumPref::On) => true,
         (Checksum::Auto, ChecksumPref::Auto) => !same_host,
     }
+}
+
+/// Whether both ends may have devices that move memory one-sidedly.
+pub(crate) fn rails_possible(config: &Config, peer: &Hello) -> bool {
+    devices::possible(config) && peer.features.contains(Features::RAILS)
 }
 
 /// TCP lanes of a connection, if one of the two says how many.

@@ -24,6 +24,7 @@ pub(crate) mod outbox;
 pub(crate) mod park;
 pub(crate) mod places;
 pub(crate) mod plan;
+pub(crate) mod rails;
 pub(crate) mod regions;
 pub(crate) mod transfer;
 pub(crate) mod wait;

@@ -9,7 +9,7 @@ use uccl_fabric::{
     mem::{RemoteSpan, Span},
 };
 
-use super::{connection::Connection, failover::Piece, transfer::Transfer};
+use super::{connection::Connection, failover::Piece, rails::RailLane, transfer::Transfer};
 use crate::endpoint::Op;
 
 /// Transfers are spread over lanes in pieces of at least this many bytes.
@@ -121,7 +121,6 @@ impl Connection {
     }
 
     fn ask_or_post(self: &Arc<Self>, transfer: &Arc<Transfer>, work: Work) {
-        transfer.note_checksum(self.lanes[0].caps().checksum && work.len_bytes() > 0);
         let asked_nothing = work.local.is_empty();
         let rest = self.ask_owner(transfer, work);
         if asked_nothing || !rest.local.is_empty() {
@@ -129,11 +128,25 @@ impl Connection {
         }
     }
 
-    /// Posts the operations of one kind of local memory on the lanes.
+    /// Posts the operations of one kind of local memory: over rails if they reach it.
     pub(super) fn post_work(self: &Arc<Self>, transfer: &Arc<Transfer>, work: Work) {
+        let Some(RailLane { index, .. }) = self.rails_for(&work) else {
+            return self.post_on_streams(transfer, work);
+        };
+        transfer.expect_ops(1);
+        self.post_piece(Piece { transfer: Arc::clone(transfer), work, lane: *index });
+        self.forward_notes();
+    }
+
+    /// Posts them on the lanes that any memory can be sent over.
+    pub(super) fn post_on_streams(self: &Arc<Self>, transfer: &Arc<Transfer>, work: Work) {
         let total = work.len_bytes();
+        if self.lanes[0].caps().checksum && total > 0 {
+            transfer.note_checksum(true);
+        }
         let max_pieces = self.most_pieces(work.memory);
-        let stripes = (total / STRIPE).clamp(1, self.living().count().max(1) as u64);
+        let streams = self.living().filter(|(lane, _)| self.is_stream(*lane)).count();
+        let stripes = (total / STRIPE).clamp(1, streams.max(1) as u64);
         if stripes == 1 && work.local.len() <= max_pieces {
             return self.post_one(transfer, work);
         }
@@ -150,24 +163,24 @@ impl Connection {
             Some(_) => lane.caps().max_gpu_pieces,
             None => lane.caps().max_pieces,
         };
-        self.lanes.iter().map(most).min().unwrap_or(1)
+        let streams = self.lanes.iter().enumerate().filter(|(lane, _)| self.is_stream(*lane));
+        streams.map(|(_, lane)| most(lane)).min().unwrap_or(1)
     }
 
     fn post_one(self: &Arc<Self>, transfer: &Arc<Transfer>, work: Work) {
         transfer.expect_ops(1);
         if self.lanes.len() > 1 {
             let transfer = Arc::clone(transfer);
-            return self.post_piece(Piece { transfer, work, lane: 0 });
+            return self.post_piece(Piece { transfer, work, lane: self.least_loaded() });
         }
         if let Err(e) = self.post_on(0, transfer, work.operation(transfer.clone())) {
             self.not_posted(transfer, e);
         }
     }
 
-    /// Posts an operation that its transfer expects already, on a lane that takes it.
+    /// Posts an operation that its transfer expects already, on its lane or on another that takes it.
     pub(crate) fn post_piece(self: &Arc<Self>, mut piece: Piece) {
         loop {
-            piece.lane = self.least_loaded();
             let lane = piece.lane;
             let shared = Arc::new(piece);
             let op = shared.work.clone().operation(Arc::clone(&shared) as _);
@@ -177,6 +190,7 @@ impl Connection {
                 Err(e) => return self.not_posted(&shared.transfer, e),
             }
             piece = Arc::unwrap_or_clone(shared);
+            piece.lane = self.least_loaded();
         }
     }
 
@@ -203,11 +217,12 @@ impl Connection {
         self.kick();
     }
 
-    fn least_loaded(&self) -> usize {
+    pub(super) fn least_loaded(&self) -> usize {
         if self.lanes.len() == 1 {
             return 0;
         }
-        self.living().min_by_key(|(_, lane)| lane.load()).map_or(0, |(lane, _)| lane)
+        let streams = self.living().filter(|(lane, _)| self.is_stream(*lane));
+        streams.min_by_key(|(_, lane)| lane.load()).map_or(0, |(lane, _)| lane)
     }
 }
 

@@ -186,6 +186,11 @@ impl Mrs {
         self.by_id.read().get(&id).cloned().ok_or(Error::UnknownRegion(id))
     }
 
+    /// Calls `each` for all regions.
+    pub(crate) fn each(&self, each: impl FnMut(&Arc<Mr>)) {
+        self.by_id.read().values().for_each(each);
+    }
+
     /// The region that memory lies in; of several, the one that begins last.
     pub(crate) fn holding(&self, span: Span) -> Option<Arc<Mr>> {
         let by_id = self.by_id.read();

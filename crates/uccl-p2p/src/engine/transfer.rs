@@ -273,6 +273,9 @@ impl Transfer {
             (OpError::LocalFault, _) => Error::LocalMemory(e.to_string()),
             (OpError::Cancelled | OpError::LaneDown, Some(fence)) => self.fence_error(fence),
             (OpError::LaneDown, None) => self.conn.lost_error(),
+            (OpError::Unreachable | OpError::Device(_), _) => {
+                Error::Device { peer, reason: e.to_string() }
+            }
             (OpError::Cancelled, None) => self.fence_error(Fence::Cancel),
         }
     }

@@ -86,6 +86,8 @@ impl Features {
     pub const CMA: Self = Self(1 << 2);
     /// Memory can be shared with same-host peers by passing descriptors.
     pub const SHARED_MEMORY: Self = Self(1 << 3);
+    /// The endpoint may have devices that move memory one-sidedly, and will tell which.
+    pub const RAILS: Self = Self(1 << 4);
 
     /// Whether every bit of `other` is set.
     pub const fn contains(self, other: Self) -> bool {

@@ -1,0 +1,138 @@
+//! The engine over rails that are slow, full, out of order, cut, pulled and plugged in again.
+
+use fastrand::Rng;
+use uccl_fabric::chaos::{RailFaults, each_seed};
+
+use super::{
+    workload::{Plan, Workload, move_one},
+    world::{LaneChaos, Side, join_by_rails},
+};
+use crate::Op;
+
+fn some_faults(rng: &mut Rng) -> RailFaults {
+    RailFaults {
+        delay_polls: [0, 0, 3, 30][rng.usize(0..4)],
+        depth: [1, 3, 64][rng.usize(0..3)],
+        chunk_bytes: [100, 4096, 64 << 10][rng.usize(0..3)],
+        reorder: rng.bool(),
+        ..RailFaults::default()
+    }
+}
+
+fn workload(seed: u64, rails: &[RailFaults], plan: Plan) -> Workload {
+    let shortest = rails.iter().map(|faults| faults.chunk_bytes).min().unwrap_or(4096);
+    let sides = join_by_rails(seed, &[LaneChaos::default()], rails);
+    Workload::new(seed, sides, plan, (shortest as usize * 100).min(1 << 20))
+}
+
+fn up(side: &Side) -> usize {
+    side.connection().rails.as_ref().map_or(0, |rails| rails.lane.paths_up())
+}
+
+#[test]
+fn everything_ends_and_nothing_lands_afterwards() {
+    each_seed(|seed| {
+        let mut rng = Rng::with_seed(!seed);
+        let count = rng.usize(1..4);
+        let rails: Vec<_> = (0..count).map(|_| some_faults(&mut rng)).collect();
+        let plan = Plan {
+            steps: rng.usize(1..120),
+            cancels: rng.bool(),
+            deadlines: rng.bool(),
+            revokes: rng.bool(),
+            streams: rng.bool(),
+            loss: false,
+        };
+        let mut work = workload(seed, &rails, plan);
+        assert!(work.sides.iter().all(|side| up(side) == count));
+        work.run(|_, _| {});
+        work.leave();
+    });
+}
+
+#[test]
+fn rails_break_and_come_back_under_load() {
+    each_seed(|seed| {
+        let mut rng = Rng::with_seed(!seed);
+        let count = rng.usize(1..4);
+        let mut rails: Vec<_> = (0..count).map(|_| some_faults(&mut rng)).collect();
+        for rail in &mut rails {
+            rail.break_permille = rng.u32(0..30);
+        }
+        let (cancels, revokes, deadlines) = (rng.bool(), rng.bool(), rng.bool());
+        let plan = Plan { steps: 120, cancels, revokes, deadlines, ..Plan::default() };
+        let mut work = workload(seed, &rails, plan);
+        let mut out = vec![false; count];
+        work.run(|_, sides| {
+            let (n, end) = (rng.usize(0..count), rng.usize(0..2));
+            match rng.u32(0..40) {
+                0 => sides[end].rails[n].cut(),
+                1 if !out[n] => {
+                    out[n] = true;
+                    sides[end].rails[n].pull();
+                }
+                2 => {
+                    out[n] = false;
+                    sides.iter().for_each(|side| side.rails[n].plug());
+                }
+                _ => {}
+            }
+        });
+        let [a, b] = &work.sides;
+        for side in [a, b] {
+            side.rails.iter().for_each(|rail| rail.plug());
+        }
+        a.until("the return of every rail", || up(a) == count && up(b) == count);
+        work.leave();
+    });
+}
+
+#[test]
+fn memory_that_no_rail_takes_goes_another_way() {
+    each_seed(|seed| {
+        let mut rng = Rng::with_seed(!seed);
+        let count = rng.usize(1..3);
+        let mut rails: Vec<_> = (0..count).map(|_| some_faults(&mut rng)).collect();
+        rails.iter_mut().for_each(|rail| rail.refuse_memory_percent = [50, 100][rng.usize(0..2)]);
+        let (revokes, cancels) = (rng.bool(), rng.bool());
+        let plan = Plan { steps: 100, revokes, cancels, ..Plan::default() };
+        let mut work = workload(seed, &rails, plan);
+        work.run(|_, _| {});
+        work.leave();
+    });
+}
+
+#[test]
+fn without_a_rail_the_streams_carry_on() {
+    let rails = [RailFaults::default()];
+    let mut sides = join_by_rails(1, &[LaneChaos::default()], &rails);
+    let mut rng = Rng::with_seed(1);
+    sides[0].rails[0].pull();
+    sides[0].until("the loss of the rail", || up(&sides[0]) + up(&sides[1]) == 0);
+    for op in [Op::Write, Op::Read] {
+        move_one(&sides, &mut rng, op, 3 << 20).expect("the stream takes over");
+    }
+    sides[0].rails[0].plug();
+    sides[0].until("the return of the rail", || sides.iter().all(|side| up(side) == 1));
+    for op in [Op::Write, Op::Read] {
+        move_one(&sides, &mut rng, op, 3 << 20).expect("the rail is back");
+    }
+    sides.iter_mut().for_each(Side::leave);
+}
+
+#[test]
+fn nothing_is_left_of_rails_that_come_and_go() {
+    let rails = [RailFaults::default(), RailFaults::default()];
+    let mut sides = join_by_rails(1, &[LaneChaos::default()], &rails);
+    let mut rng = Rng::with_seed(1);
+    let before = sides[0].rails[0].network().count();
+    for round in 0..50 {
+        let (end, rail) = (round % 2, round / 2 % 2);
+        sides[end].rails[rail].pull();
+        move_one(&sides, &mut rng, Op::Write, 1 << 20).expect("the other takes over");
+        sides[end].rails[rail].plug();
+        sides[0].until("the return of the rail", || sides.iter().all(|side| up(side) == 2));
+    }
+    assert_eq!(sides[0].rails[0].network().count(), before);
+    sides.iter_mut().for_each(Side::leave);
+}

@@ -1,0 +1,146 @@
+//! Connections over devices that move memory one-sidedly, beside the lanes that carry their messages.
+
+use std::sync::Arc;
+
+use uccl_fabric::{
+    lane::{Completion, Lane, OpError},
+    rma::{Rails, RmaLane, Role},
+};
+use uccl_wire::message::{self, PREFIX_LEN};
+
+use super::{connection::Connection, core::Core, plan::Work, transfer::Transfer};
+use crate::{
+    endpoint::Accepted,
+    error::{Error, Result},
+};
+
+/// The lane over all rails of a connection.
+pub(crate) struct RailLane {
+    pub(crate) lane: Arc<RmaLane>,
+    /// Its place among the connection's lanes.
+    pub(crate) index: usize,
+}
+
+impl Core {
+    /// The devices of this endpoint, opened at the first call.
+    pub(crate) fn rails(&self) -> &Arc<Rails> {
+        let mut opened = false;
+        let rails = self.rails.get_or_init(|| {
+            opened = true;
+            Arc::new(Rails::new(crate::devices::open(&self.config)))
+        });
+        if opened {
+            // Regions that are added from now on find the devices by themselves.
+            self.mrs.each(|mr| rails.add(mr.region.slot, mr.span, mr.kind));
+        }
+        rails
+    }
+
+    /// A lane over the rails that the two ends have.
+    pub(crate) fn rail_lane(&self, role: Role) -> Result<Arc<RmaLane>> {
+        let (rails, regions) = (Arc::clone(self.rails()), Arc::clone(&self.mrs.table));
+        let stall = Some(self.config.timeout);
+        let lane = RmaLane::new(role, rails, regions, stall);
+        lane.map(Arc::new).map_err(|e| Error::os("making a lane over rails", e))
+    }
+}
+
+impl Connection {
+    /// What one end of the rails' lane says to the other goes with the messages of the first lane.
+    pub(crate) fn forward_notes(&self) {
+        let Some(RailLane { lane, index }) = &self.rails else { return };
+        while lane.has_notes() {
+            let Some(_in_order) = self.outbox.try_lock() else {
+                // Whoever looks after that lane next tries again.
+                return self.kick_lane(*index);
+            };
+            let Some(note) = lane.take_note() else { return };
+            let mut bytes = Vec::with_capacity(PREFIX_LEN + 64);
+            message::link_head(*index as u16, &mut bytes);
+            note.encode_to(&mut bytes);
+            self.send_message(&[&bytes]);
+        }
+    }
+
+    /// The peer's end of a lane has something to say to ours.
+    pub(crate) fn on_link(self: &Arc<Self>, lane: u16, note: &[u8]) -> Result<(), String> {
+        let Some(rails) = self.rails.as_ref().filter(|rails| rails.index == usize::from(lane))
+        else {
+            return Err(format!("a note for lane {lane}, which takes none"));
+        };
+        rails.lane.hear(note)?;
+        self.forward_notes();
+        if rails.lane.is_settled() {
+            self.offer_accept();
+        }
+        Ok(())
+    }
+
+    /// Hands the connection to whoever accepts, now or when its rails have been tried.
+    pub(crate) fn accept_when_settled(&self, accepted: Accepted) {
+        *self.accepting.lock() = Some(accepted);
+        if self.rails.as_ref().is_none_or(|rails| rails.lane.is_settled()) {
+            self.offer_accept();
+        }
+    }
+
+    fn offer_accept(&self) {
+        if let Some(accepted) = self.accepting.lock().take() {
+            self.core.offer_accept(accepted);
+        }
+    }
+
+    /// The rails, if they carry what is between this memory of ours and the peer's.
+    pub(super) fn rails_for(&self, work: &Work) -> Option<&RailLane> {
+        let rails = self.rails.as_ref()?;
+        let lost = self.fates.lost(rails.index);
+        (!lost && work.len_bytes() > 0 && rails.lane.reaches(&work.local)).then_some(rails)
+    }
+
+    /// The lanes over rails that work now.
+    pub(crate) fn rails_up(&self) -> Option<&RailLane> {
+        self.rails.as_ref().filter(|rails| rails.lane.paths_up() > 0)
+    }
+
+    /// Whether a lane is not the rails'.
+    pub(super) fn is_stream(&self, index: usize) -> bool {
+        self.rails.as_ref().is_none_or(|rails| rails.index != index)
+    }
+
+    /// The rails do not reach what an operation is about, or not any more: the other lanes do it.
+    pub(super) fn post_elsewhere(self: &Arc<Self>, transfer: &Arc<Transfer>, work: Work) {
+        let is_fenced = transfer.body.lock().fence.is_some();
+        if is_fenced || self.is_failed() {
+            return Arc::clone(transfer).complete(Err(OpError::Cancelled));
+        }
+        self.post_on_streams(transfer, work);
+        transfer.op_ended();
+    }
+
+    /// Makes progress on the rails alone, as long as they have something under way: it comes back sooner than
+    /// anything else.
+    pub(crate) fn progress_rails(self: &Arc<Self>) -> bool {
+        match &self.rails {
+            Some(rails) if rails.lane.load() > 0 => self.progress_lane(rails.index),
+            _ => false,
+        }
+    }
+
+    /// Why no rail works, for people.
+    pub(crate) fn why_no_rails(&self) -> String {
+        let Some(rails) = &self.rails else { return "the peer offers none".into() };
+        let paths = rails.lane.describe();
+        if paths.is_empty() {
+            let ours = self.core.rails().all().len();
+            return match ours {
+                0 => crate::devices::why_none(&self.core.config),
+                ours => format!("the peer has none of the kind of ours ({ours})"),
+            };
+        }
+        let why = paths.iter().map(|(name, why)| match why {
+            Ok(()) => format!("{name} works"),
+            Err(why) => format!("{name}: {why}"),
+        });
+        why.collect::<Vec<_>>().join("; ")
+    }
+}
