@@ -15,6 +15,7 @@ use crate::{
     message::{self, Answer, AskPiece, Direction, Message, Place, Source, Verdict},
     metadata::{Device, Metadata},
     named::Named,
+    verbs::{LinkLayer, QueuePair, VerbsAddress},
 };
 
 /// A parser under test.
@@ -41,6 +42,7 @@ pub const PARSERS: &[Parser] = &[
     Parser { name: "metadata", takes: metadata },
     Parser { name: "metadata text", takes: metadata_text },
     Parser { name: "named notification", takes: named },
+    Parser { name: "verbs address", takes: verbs_address },
 ];
 
 /// Throws bytes at every parser; how many took them for valid.
@@ -70,6 +72,7 @@ pub fn samples() -> Vec<Vec<u8>> {
     );
     samples.extend(encode_descs(&[XferDesc::of_advert(&advert), ipc_desc]));
     samples.extend(Named { name: b"name", message: b"message" }.encode());
+    samples.push(sample_verbs_address().encode());
     samples.extend(by_index.encode());
     samples.extend(by_bdf.encode());
     samples.extend(sample_hello().encode());
@@ -84,6 +87,20 @@ pub fn samples() -> Vec<Vec<u8>> {
     refuser.refuse(Refusal::new(RefuseCode::Busy, "too many connections"));
     samples.push(refuser.pending_output());
     samples
+}
+
+fn sample_verbs_address() -> VerbsAddress {
+    let pair = QueuePair { number: 17, first_packet: 0xabcdef };
+    VerbsAddress {
+        link_layer: LinkLayer::Ethernet,
+        mtu: 5,
+        lid: 0,
+        gid: [0xfe; 16],
+        reads_answered: 16,
+        receives: 64,
+        reliable: vec![pair; 4],
+        unreliable: vec![pair],
+    }
 }
 
 /// One frame of each shape: header, descriptors, payload, trailer.
@@ -168,6 +185,12 @@ fn message(bytes: &[u8]) -> bool {
         Ok(_) => true,
         Err(_) => false,
     }
+}
+
+fn verbs_address(bytes: &[u8]) -> bool {
+    let Ok(address) = VerbsAddress::decode(bytes) else { return false };
+    assert_eq!(address.encode(), bytes, "it is written as it was read");
+    true
 }
 
 fn advert(bytes: &[u8]) -> bool {

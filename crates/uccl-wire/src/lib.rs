@@ -17,5 +17,6 @@ pub mod ipc_info;
 pub mod message;
 pub mod metadata;
 pub mod named;
+pub mod verbs;
 
 pub use cursor::Truncated;
