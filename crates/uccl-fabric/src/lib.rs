@@ -20,6 +20,7 @@ pub mod rma;
 pub mod shm;
 pub mod stream;
 pub mod tcp;
+pub mod verbs;
 
 use uccl_wire::frame::Status;
 

@@ -16,6 +16,7 @@ use crate::{
     metadata::{Device, Metadata},
     named::Named,
     rails::{Grant, Note, PathId, PathKey, RailOffer, RegionId},
+    verbs::{LinkLayer, QueuePair, VerbsAddress},
 };
 
 /// A parser under test.
@@ -43,6 +44,7 @@ pub const PARSERS: &[Parser] = &[
     Parser { name: "metadata text", takes: metadata_text },
     Parser { name: "named notification", takes: named },
     Parser { name: "rail note", takes: rail_note },
+    Parser { name: "verbs address", takes: verbs_address },
 ];
 
 /// Throws bytes at every parser; how many took them for valid.
@@ -72,6 +74,7 @@ pub fn samples() -> Vec<Vec<u8>> {
     );
     samples.extend(encode_descs(&[XferDesc::of_advert(&advert), ipc_desc]));
     samples.extend(Named { name: b"name", message: b"message" }.encode());
+    samples.push(sample_verbs_address().encode());
     samples.extend(by_index.encode());
     samples.extend(by_bdf.encode());
     samples.extend(sample_hello().encode());
@@ -87,6 +90,20 @@ pub fn samples() -> Vec<Vec<u8>> {
     refuser.refuse(Refusal::new(RefuseCode::Busy, "too many connections"));
     samples.push(refuser.pending_output());
     samples
+}
+
+fn sample_verbs_address() -> VerbsAddress {
+    let pair = QueuePair { number: 17, first_packet: 0xabcdef };
+    VerbsAddress {
+        link_layer: LinkLayer::Ethernet,
+        mtu: 5,
+        lid: 0,
+        gid: [0xfe; 16],
+        reads_answered: 16,
+        receives: 64,
+        reliable: vec![pair; 4],
+        unreliable: vec![pair],
+    }
 }
 
 /// One frame of each shape: header, descriptors, payload, trailer.
@@ -206,6 +223,12 @@ fn message(bytes: &[u8]) -> bool {
         Ok(_) => true,
         Err(_) => false,
     }
+}
+
+fn verbs_address(bytes: &[u8]) -> bool {
+    let Ok(address) = VerbsAddress::decode(bytes) else { return false };
+    assert_eq!(address.encode(), bytes, "it is written as it was read");
+    true
 }
 
 fn advert(bytes: &[u8]) -> bool {

@@ -18,5 +18,6 @@ pub mod message;
 pub mod metadata;
 pub mod named;
 pub mod rails;
+pub mod verbs;
 
 pub use cursor::Truncated;

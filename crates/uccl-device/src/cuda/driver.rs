@@ -214,6 +214,8 @@ entry_points! {
         vmm_unmap(DevicePtr, usize) = "cuMemUnmap", "hipMemUnmap";
         vmm_set_access(DevicePtr, usize, *const MemAccessDesc, usize) =
             "cuMemSetAccess", "hipMemSetAccess";
+        range_handle(*mut c_void, DevicePtr, usize, i32, u64) =
+            "cuMemGetHandleForAddressRange", "hipMemGetHandleForAddressRange";
         stream_wait_value(Handle, DevicePtr, u32, u32) = "cuStreamWaitValue32_v2", _;
         pool_allocate(*mut DevicePtr, usize, Handle) = "cuMemAllocAsync", "hipMallocAsync";
         pool_free(DevicePtr, Handle) = "cuMemFreeAsync", "hipFreeAsync";

@@ -18,6 +18,7 @@
 mod context;
 mod copy;
 mod device;
+mod dmabuf;
 mod driver;
 mod error;
 mod event;
@@ -37,6 +38,7 @@ mod vmm;
 pub use context::{Context, Current};
 pub use copy::{BatchArrays, BatchCopy, Direction};
 pub use device::{Capability, Device, Gpus};
+pub use dmabuf::DmaBuf;
 pub use error::{Failure, GpuError, Unusable};
 pub use event::Event;
 pub use facts::{GpuLink, VisibleGpu};

@@ -73,6 +73,8 @@ pub(crate) const ATTACH_GLOBAL: u32 = 1;
 
 pub(crate) const HANDLE_TYPE_NONE: i32 = 0;
 pub(crate) const HANDLE_TYPE_FD: i32 = 1;
+/// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`.
+pub(crate) const RANGE_HANDLE_DMA_BUF: i32 = 1;
 pub(crate) const LOCATION_DEVICE: i32 = 1;
 pub(crate) const ALLOCATION_PINNED: i32 = 1;
 pub(crate) const ACCESS_READ_WRITE: i32 = 3;

@@ -1,0 +1,336 @@
+//! A channel: queue pairs that share a completion queue.
+
+mod queue;
+mod status;
+
+use std::{collections::VecDeque, os::fd::BorrowedFd, sync::Arc};
+
+use uccl_wire::verbs::VerbsAddress;
+
+use self::{
+    queue::{SendQueue, queue_of},
+    status::{Failure, classify, hint},
+};
+use super::{
+    cq::Cq,
+    ffi::abi::{Wc, wc_status},
+    pd::Pd,
+    qp::{Path, Qp},
+    registration,
+};
+use crate::{
+    lane::OpKind,
+    mem::Span,
+    rma::rail::{Channel, Ended, Limits, RailError, Request, RequestError},
+};
+
+/// What the channels of a rail are like.
+#[derive(Clone, Copy)]
+pub(super) struct Shape {
+    pub(super) path: Path,
+    pub(super) limits: Limits,
+    pub(super) queue_pairs: u8,
+    /// Requests that each queue pair has room for.
+    pub(super) depth: u32,
+}
+
+/// Completions taken at a time.
+const BATCH: usize = 32;
+
+/// A queue pair is kept to until it has so much more in flight than another: a batch of short requests is
+/// better off with one doorbell than spread.
+const STICK_BYTES: u64 = 16 << 10;
+
+const NO_COMPLETION: Wc = Wc {
+    wr_id: 0,
+    status: 0,
+    opcode: 0,
+    vendor_err: 0,
+    byte_len: 0,
+    imm_data: 0,
+    qp_num: 0,
+    src_qp: 0,
+    wc_flags: 0,
+    pkey_index: 0,
+    slid: 0,
+    sl: 0,
+    dlid_path_bits: 0,
+};
+
+/// Reliable queue pairs between two ports.
+pub(super) struct VerbsChannel {
+    /// Before `cq`: destroyed before it.
+    queues: Vec<SendQueue>,
+    cq: Arc<Cq>,
+    pd: Arc<Pd>,
+    shape: Shape,
+    address: Vec<u8>,
+    is_joined: bool,
+    /// The queue that was posted to last.
+    current: usize,
+    /// Probes that wait for room.
+    probes: VecDeque<u64>,
+    /// What ended outside [`Channel::poll`], and is told by the next.
+    untold: Vec<Ended>,
+    /// Whether the next completion shows on the descriptor.
+    is_armed: bool,
+    fault: Option<RailError>,
+}
+
+impl VerbsChannel {
+    pub(super) fn new(pd: &Arc<Pd>, shape: &Shape) -> Result<Self, RailError> {
+        let room = i32::try_from(shape.limits.depth).unwrap_or(i32::MAX);
+        let cq = Cq::new(pd.context(), room)?;
+        let mut queues = Vec::with_capacity(shape.queue_pairs.into());
+        for index in 0..usize::from(shape.queue_pairs) {
+            let qp = Qp::new(pd, &cq, shape.depth)?;
+            qp.to_init(&shape.path)?;
+            queues.push(SendQueue::new(qp, index, shape.depth));
+        }
+        let address = address_of(&shape.path, &queues).encode();
+        Ok(Self {
+            queues,
+            cq,
+            pd: Arc::clone(pd),
+            shape: *shape,
+            address,
+            is_joined: false,
+            current: 0,
+            probes: VecDeque::new(),
+            untold: Vec::new(),
+            is_armed: false,
+            fault: None,
+        })
+    }
+
+    fn check(&self) -> Result<(), RailError> {
+        match &self.fault {
+            Some(fault) => Err(fault.clone()),
+            None if self.is_joined => Ok(()),
+            None => Err(RailError::Lost("the channel is not joined with a peer's".to_owned())),
+        }
+    }
+
+    /// Remembers why the channel is of no more use. A device that is gone explains all that follows.
+    fn fail(&mut self, why: RailError) {
+        self.pd.context().take_events();
+        let why = self.pd.context().check_gone().err().unwrap_or(why);
+        self.fault.get_or_insert(why);
+    }
+
+    /// The queue for the next request: that with the least in flight, or the last one if it has little more.
+    #[inline]
+    fn pick(&mut self) -> Option<&mut SendQueue> {
+        let current = self.queues.get(self.current)?;
+        if !current.has_room() || current.bytes() > STICK_BYTES {
+            let with_room = self.queues.iter().enumerate().filter(|(_, queue)| queue.has_room());
+            let (least, queue) = with_room.min_by_key(|(_, queue)| queue.bytes())?;
+            if !current.has_room() || current.bytes() > queue.bytes() + STICK_BYTES {
+                self.current = least;
+            }
+        }
+        self.queues.get_mut(self.current)
+    }
+
+    /// Makes requests for the queues, as far as there is room; says how many.
+    fn make(&mut self, requests: &[Request]) -> usize {
+        let most = self.shape.limits.max_bytes;
+        for (done, request) in requests.iter().enumerate() {
+            if request.local.len as u64 > most {
+                let why =
+                    format!("{} bytes are more than a request takes, {most}", request.local.len);
+                self.untold
+                    .push(Ended { tag: request.tag, result: Err(RequestError::Failed(why)) });
+                continue;
+            }
+            let Some(queue) = self.pick() else { return done };
+            queue.make(request);
+        }
+        requests.len()
+    }
+
+    /// # Safety
+    /// As for [`Channel::post`], of all requests that were made.
+    unsafe fn ring(&mut self) -> Result<(), RailError> {
+        for queue in &mut self.queues {
+            // SAFETY: the caller's promise.
+            if let Err(error) = unsafe { queue.ring() } {
+                self.fail(error.clone());
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Posts probes that waited for room.
+    fn post_probes(&mut self) -> Result<(), RailError> {
+        while let Some(&tag) = self.probes.front() {
+            if self.make(&[probe(tag)]) == 0 {
+                break;
+            }
+            self.probes.pop_front();
+        }
+        // SAFETY: probes have no memory.
+        unsafe { self.ring() }
+    }
+
+    /// Takes the completions there are.
+    fn reap(&mut self, ended: &mut Vec<Ended>) {
+        let mut wcs = [NO_COMPLETION; BATCH];
+        loop {
+            let count = match self.cq.poll(&mut wcs) {
+                Ok(count) => count,
+                Err(error) => return self.fail(error),
+            };
+            for wc in &wcs[..count] {
+                self.completed(wc, ended);
+            }
+            if count < BATCH {
+                return;
+            }
+        }
+    }
+
+    #[inline]
+    fn completed(&mut self, wc: &Wc, ended: &mut Vec<Ended>) {
+        let Some(queue) = self.queues.get_mut(queue_of(wc.wr_id)) else {
+            return self.fail(RailError::Lost("a completion of no queue pair of ours".to_owned()));
+        };
+        let failure = (wc.status != wc_status::SUCCESS).then(|| classify(wc));
+        // A queue pair carries out its requests in order: those before the one that failed succeeded,
+        // though nothing may have been heard of them.
+        let known = queue.retire(wc.wr_id, |request, is_last| {
+            let result = match &failure {
+                Some(Failure::Lost) if is_last => return,
+                Some(Failure::Request(error)) if is_last => Err(error.clone()),
+                _ => Ok(()),
+            };
+            ended.push(Ended { tag: request.tag, result });
+        });
+        if !known && failure.is_none() {
+            self.fail(RailError::Lost("a completion of no request of ours".to_owned()));
+        } else if failure.is_some() && self.fault.is_none() {
+            self.fail(RailError::Lost(self.describe(wc)));
+        }
+    }
+
+    fn describe(&self, wc: &Wc) -> String {
+        // SAFETY: it returns a constant, for any number.
+        let text = unsafe { (self.pd.verbs().wc_status_str)(wc.status) };
+        let text = if text.is_null() {
+            "unknown".into()
+        } else {
+            // SAFETY: not null, a string constant with an end, in a library that stays loaded.
+            unsafe { std::ffi::CStr::from_ptr(text) }.to_string_lossy()
+        };
+        let (device, vendor) = (self.pd.context().name(), wc.vendor_err);
+        format!("{device} says {text} (status {}, vendor {vendor:#x}){}", wc.status, hint(wc))
+    }
+}
+
+fn address_of(path: &Path, queues: &[SendQueue]) -> VerbsAddress {
+    VerbsAddress {
+        link_layer: path.link_layer,
+        mtu: path.mtu,
+        lid: path.lid,
+        gid: path.gid,
+        reads_answered: path.reads_answered,
+        receives: 0,
+        reliable: queues.iter().map(|queue| queue.qp().name()).collect(),
+        unreliable: Vec::new(),
+    }
+}
+
+/// A write of no bytes: answered by the peer's device, which then looks at neither address nor key.
+fn probe(tag: u64) -> Request {
+    Request {
+        kind: OpKind::Write,
+        local: Span { addr: 0, len: 0 },
+        local_key: 0,
+        remote_addr: 0,
+        remote_key: 0,
+        tag,
+    }
+}
+
+impl Channel for VerbsChannel {
+    fn address(&self) -> &[u8] {
+        &self.address
+    }
+
+    fn connect(&mut self, peer: &[u8]) -> Result<(), RailError> {
+        let peer =
+            VerbsAddress::decode(peer).map_err(|error| RailError::Peer(error.to_string()))?;
+        if peer.link_layer != self.shape.path.link_layer {
+            let (ours, theirs) = (self.shape.path.link_layer, peer.link_layer);
+            return Err(RailError::Peer(format!(
+                "the address of a port on {theirs:?}; ours is on {ours:?}"
+            )));
+        }
+        if self.is_joined {
+            return Err(RailError::Peer(
+                "an address for a channel that is joined already".to_owned(),
+            ));
+        }
+        // The end with fewer queue pairs decides; the others of ours are given back.
+        self.queues.truncate(peer.reliable.len());
+        for (queue, qp) in self.queues.iter().zip(&peer.reliable) {
+            queue.qp().join(&self.shape.path, &peer, *qp)?;
+        }
+        self.shape.limits.depth = self.shape.depth as usize * self.queues.len();
+        self.is_joined = true;
+        Ok(())
+    }
+
+    fn limits(&self) -> Limits {
+        self.shape.limits
+    }
+
+    fn probe(&mut self, tag: u64) -> Result<(), RailError> {
+        self.check()?;
+        self.probes.push_back(tag);
+        self.post_probes()
+    }
+
+    unsafe fn post(&mut self, requests: &[Request]) -> Result<usize, RailError> {
+        self.check()?;
+        let made = self.make(requests);
+        // SAFETY: the caller's promise; nothing was made before that is not posted.
+        unsafe { self.ring() }?;
+        Ok(made)
+    }
+
+    fn poll(&mut self, ended: &mut Vec<Ended>) -> Result<(), RailError> {
+        ended.append(&mut self.untold);
+        self.reap(ended);
+        if let Some(fault) = &self.fault {
+            return Err(fault.clone());
+        }
+        if self.probes.is_empty() { Ok(()) } else { self.post_probes() }
+    }
+
+    fn import(&mut self, key: &[u8]) -> Result<u64, RailError> {
+        registration::import(key)
+    }
+
+    fn arm(&mut self) -> Result<bool, RailError> {
+        self.pd.context().take_events();
+        self.pd.context().check_gone()?;
+        if self.is_armed && self.cq.take_events() {
+            self.is_armed = false;
+        }
+        if !self.is_armed {
+            self.cq.request_notify()?;
+            self.is_armed = true;
+        }
+        // What came before the device was told to notify shows nowhere else.
+        let mut ended = std::mem::take(&mut self.untold);
+        self.reap(&mut ended);
+        self.untold = ended;
+        Ok(self.untold.is_empty() && self.fault.is_none())
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.cq.fd())
+    }
+}

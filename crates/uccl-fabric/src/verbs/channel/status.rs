@@ -1,0 +1,83 @@
+//! What the end of a request means.
+
+use crate::{
+    rma::rail::RequestError,
+    verbs::ffi::abi::{Wc, wc_status as status},
+};
+
+/// Why a request did not succeed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Failure {
+    /// It is this request's fault, though its queue pair dies of it.
+    Request(RequestError),
+    /// It is not known what became of it: its queue pair is dead.
+    Lost,
+}
+
+/// `LOC_ACCESS_ERR` is for memory as `LOC_PROT_ERR` is, on the side that answers.
+const LOC_ACCESS_ERR: u32 = 8;
+
+/// Of a completion that is no success.
+pub(super) fn classify(wc: &Wc) -> Failure {
+    match wc.status {
+        status::REM_ACCESS_ERR | status::REM_INV_REQ_ERR => Failure::Request(RequestError::Access),
+        status::LOC_PROT_ERR | status::LOC_LEN_ERR | LOC_ACCESS_ERR => {
+            Failure::Request(RequestError::Local)
+        }
+        status::REM_OP_ERR => Failure::Request(RequestError::Failed(
+            "the peer's device could not carry it out".to_owned(),
+        )),
+        _ => Failure::Lost,
+    }
+}
+
+/// What it means for people, where libibverbs's own words would leave them wondering.
+pub(super) fn hint(wc: &Wc) -> &'static str {
+    match wc.status {
+        status::RETRY_EXC_ERR => {
+            ": the peer did not answer; its end is gone, a port is down, or packets do not get through"
+        }
+        status::WR_FLUSH_ERR => ": an earlier request ended the queue pair",
+        status::RNR_RETRY_EXC_ERR => ": the peer was not ready",
+        status::FATAL_ERR => ": the device failed",
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wc(status: u32) -> Wc {
+        Wc {
+            wr_id: 0,
+            status,
+            opcode: 0,
+            vendor_err: 0,
+            byte_len: 0,
+            imm_data: 0,
+            qp_num: 0,
+            src_qp: 0,
+            wc_flags: 0,
+            pkey_index: 0,
+            slid: 0,
+            sl: 0,
+            dlid_path_bits: 0,
+        }
+    }
+
+    #[test]
+    fn each_status_has_a_meaning() {
+        for status in 1..=24 {
+            let expected = match status {
+                9 | 10 => Failure::Request(RequestError::Access),
+                1 | 4 | 8 => Failure::Request(RequestError::Local),
+                11 => continue,
+                _ => Failure::Lost,
+            };
+            assert_eq!(classify(&wc(status)), expected, "status {status}");
+        }
+        assert!(matches!(classify(&wc(11)), Failure::Request(RequestError::Failed(_))));
+        assert!(hint(&wc(status::RETRY_EXC_ERR)).contains("did not answer"));
+    }
+}

@@ -1,0 +1,267 @@
+//! Which RDMA devices and ports there are, for those who open them and for people.
+
+use std::{
+    fs,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use uccl_device::PciAddress;
+use uccl_wire::verbs::LinkLayer;
+
+use super::{
+    context::{Context, DeviceList, Listed},
+    ffi::{
+        Verbs,
+        abi::{self, DeviceAttr, PortAttr},
+    },
+    gid::{self, Gid},
+};
+use crate::rma::rail::RailError;
+
+/// A device that libibverbs lists.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Device {
+    /// Its name: `mlx5_0`, `rxe0`.
+    pub name: String,
+    /// Where it is on the PCI bus; none for what is made of software.
+    pub pci: Option<PciAddress>,
+    /// Whether it is made of software: soft-RoCE, siw.
+    pub is_software: bool,
+    /// Its ports.
+    pub ports: Vec<Port>,
+    /// Why it cannot be used, if it cannot.
+    pub unusable: Option<String>,
+}
+
+/// A port of a device.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Port {
+    /// Its number, from 1.
+    pub number: u8,
+    /// `ACTIVE`, `DOWN`, `INIT`, ….
+    pub state: String,
+    /// Whether it carries traffic.
+    pub is_active: bool,
+    /// What it is part of.
+    pub link_layer: LinkLayer,
+    /// InfiniBand's local address; 0 over Ethernet.
+    pub lid: u16,
+    /// The longest packet, in bytes.
+    pub mtu_bytes: u32,
+    /// Its speed in Mbit/s, where it is known: what is made of software only makes one up.
+    pub speed_mbps: Option<u64>,
+    /// Its table of GIDs.
+    pub gids: Vec<Gid>,
+    pub(super) mtu: u8,
+    pub(super) max_message: u64,
+}
+
+impl Port {
+    /// Its network interfaces, those of its GIDs.
+    pub fn interfaces(&self) -> Vec<&str> {
+        let mut names: Vec<_> =
+            self.gids.iter().filter_map(|gid| gid.interface.as_deref()).collect();
+        names.sort_unstable();
+        names.dedup();
+        names
+    }
+
+    /// The network that it is on by one of its GIDs: InfiniBand's subnet, or that of the interface's
+    /// address. Empty where it cannot be told.
+    pub fn network(&self, gid: &Gid) -> String {
+        match self.link_layer {
+            LinkLayer::InfiniBand => {
+                let prefix = u64::from_be_bytes(std::array::from_fn(|index| gid.raw[index]));
+                format!("ib:{prefix:016x}")
+            }
+            LinkLayer::Ethernet => network_of(gid.ip()).unwrap_or_default(),
+        }
+    }
+}
+
+/// The devices there are, with what their ports say right now. A device that cannot be opened is listed with
+/// the reason.
+///
+/// # Errors
+/// [`RailError::Unavailable`] where the library or the kernel's side is missing, with the remedy.
+pub fn list(library: Option<&str>) -> Result<Vec<Device>, RailError> {
+    let list = DeviceList::get(Verbs::load(library)?)?;
+    Ok(list.iter().map(|listed| Opened::open(&listed).device).collect())
+}
+
+/// A device as it is listed, and opened if it can be used.
+pub(super) struct Opened {
+    pub(super) device: Device,
+    pub(super) usable: Option<(Arc<Context>, DeviceAttr)>,
+}
+
+impl Opened {
+    pub(super) fn open(listed: &Listed<'_>) -> Self {
+        let name = listed.name();
+        let pci = pci_of(&folder_of(&name));
+        let mut device =
+            Device { name, pci, is_software: pci.is_none(), ports: Vec::new(), unusable: None };
+        let opened = listed.open().and_then(|context| {
+            let attr = context.query_device()?;
+            device.is_software |= is_made_of_software(&attr);
+            for number in 1..=attr.phys_port_cnt {
+                device.ports.push(port(&device, number, &context.query_port(number)?));
+            }
+            Ok((context, attr))
+        });
+        match (opened, unsupported(listed.transport())) {
+            (Ok(opened), None) => Self { device, usable: Some(opened) },
+            (Err(error), _) => Self::unusable(device, error.to_string()),
+            (Ok(_), Some(why)) => Self::unusable(device, why.to_owned()),
+        }
+    }
+
+    fn unusable(mut device: Device, why: String) -> Self {
+        device.unusable = Some(why);
+        Self { device, usable: None }
+    }
+}
+
+/// Why no device with this transport can be used.
+fn unsupported(transport: i32) -> Option<&'static str> {
+    match transport {
+        abi::TRANSPORT_IB => None,
+        abi::TRANSPORT_IWARP => Some(
+            "an iWARP device is joined by the connection manager (librdmacm), which is not supported yet",
+        ),
+        _ => {
+            Some("it offers no reliable connections (its transport is neither InfiniBand nor RoCE)")
+        }
+    }
+}
+
+/// Vendors of `rdma_rxe` and `siw`: their devices may hang off a NIC, and are no faster for it.
+fn is_made_of_software(attr: &DeviceAttr) -> bool {
+    matches!(attr.vendor_id, 0xff_ffff | 0x62_6d74)
+}
+
+fn port(device: &Device, number: u8, attr: &PortAttr) -> Port {
+    let folder = folder_of(&device.name).join(format!("ports/{number}"));
+    let ethernet = attr.link_layer == abi::LINK_LAYER_ETHERNET;
+    let mtu = attr.active_mtu.clamp(1, 5) as u8;
+    Port {
+        number,
+        state: state_name(attr.state).to_owned(),
+        is_active: is_active(attr),
+        link_layer: if ethernet { LinkLayer::Ethernet } else { LinkLayer::InfiniBand },
+        lid: attr.lid,
+        mtu_bytes: 128 << mtu,
+        speed_mbps: if device.is_software { None } else { speed(&folder) },
+        gids: gid::read_table(&folder),
+        mtu,
+        max_message: attr.max_msg_sz.into(),
+    }
+}
+
+pub(super) fn is_active(attr: &PortAttr) -> bool {
+    matches!(attr.state, abi::PORT_ACTIVE | abi::PORT_ACTIVE_DEFER)
+}
+
+fn state_name(state: u32) -> &'static str {
+    match state {
+        1 => "DOWN",
+        2 => "INIT",
+        3 => "ARMED",
+        4 => "ACTIVE",
+        5 => "ACTIVE_DEFER",
+        _ => "unknown",
+    }
+}
+
+fn folder_of(device: &str) -> PathBuf {
+    Path::new("/sys/class/infiniband").join(device)
+}
+
+fn pci_of(device: &Path) -> Option<PciAddress> {
+    let way = fs::canonicalize(device.join("device")).ok()?;
+    way.iter().rev().find_map(|name| name.to_str()?.parse().ok())
+}
+
+/// From a line such as "100 Gb/sec (4X EDR)".
+fn speed(port: &Path) -> Option<u64> {
+    let text = fs::read_to_string(port.join("rate")).ok()?;
+    let gbps: f64 = text.split_whitespace().next()?.parse().ok()?;
+    (gbps > 0.0).then_some((gbps * 1000.0) as u64)
+}
+
+/// The network that one of this machine's addresses is in: `10.0.0.0/24`. Link-local addresses tell nothing.
+fn network_of(ip: IpAddr) -> Option<String> {
+    if let IpAddr::V6(ip) = ip
+        && ip.is_unicast_link_local()
+    {
+        return None;
+    }
+    let interfaces = if_addrs::get_if_addrs().ok()?;
+    let mask = interfaces.iter().find_map(|interface| match &interface.addr {
+        if_addrs::IfAddr::V4(addr) if addr.ip == ip => Some(IpAddr::V4(addr.netmask)),
+        if_addrs::IfAddr::V6(addr) if addr.ip == ip => Some(IpAddr::V6(addr.netmask)),
+        _ => None,
+    })?;
+    masked(ip, mask)
+}
+
+fn masked(ip: IpAddr, mask: IpAddr) -> Option<String> {
+    Some(match (ip, mask) {
+        (IpAddr::V4(ip), IpAddr::V4(mask)) => {
+            format!("{}/{}", ip & mask, mask.to_bits().count_ones())
+        }
+        (IpAddr::V6(ip), IpAddr::V6(mask)) => {
+            format!("{}/{}", ip & mask, mask.to_bits().count_ones())
+        }
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn networks_are_told_by_address_and_mask() {
+        let masked = |ip: &str, mask: &str| {
+            masked(ip.parse().expect("an address"), mask.parse().expect("a mask"))
+        };
+        assert_eq!(masked("10.77.1.2", "255.255.255.0").as_deref(), Some("10.77.1.0/24"));
+        assert_eq!(masked("2001:db8::1", "ffff:ffff::").as_deref(), Some("2001:db8::/32"));
+        assert_eq!(masked("2001:db8::1", "255.0.0.0"), None);
+        assert_eq!(
+            network_of("127.0.0.1".parse().expect("an address")).as_deref(),
+            Some("127.0.0.0/8")
+        );
+        assert_eq!(network_of("fe80::1".parse().expect("an address")), None);
+    }
+
+    #[test]
+    fn an_infiniband_network_is_its_subnet() {
+        let port = Port {
+            number: 1,
+            state: "ACTIVE".to_owned(),
+            is_active: true,
+            link_layer: LinkLayer::InfiniBand,
+            lid: 7,
+            mtu_bytes: 4096,
+            speed_mbps: None,
+            gids: Vec::new(),
+            mtu: 5,
+            max_message: 1 << 30,
+        };
+        let raw = std::net::Ipv6Addr::new(0xfec0, 0, 0, 2, 1, 2, 3, 4).octets();
+        let gid = Gid { index: 0, raw, kind: gid::GidKind::InfiniBand, interface: None };
+        assert_eq!(port.network(&gid), "ib:fec0000000000002");
+    }
+
+    #[test]
+    fn iwarp_is_refused_by_name() {
+        assert!(unsupported(abi::TRANSPORT_IB).is_none());
+        assert!(unsupported(abi::TRANSPORT_IWARP).is_some_and(|why| why.contains("librdmacm")));
+    }
+}

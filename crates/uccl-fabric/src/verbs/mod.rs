@@ -1,0 +1,26 @@
+//! RDMA verbs: InfiniBand and RoCE devices, through libibverbs, which is found at run time.
+//!
+//! A [`VerbsRail`] is a port of a device. Its channels are reliable queue pairs that share a completion
+//! queue; the device retransmits, and says when it gives up.
+//!
+//! Objects of libibverbs have one type and file each (`context`, `pd`, `mr`, `cq`, `qp`); each holds what it
+//! was made from, so that nothing is given back before what depends on it.
+
+mod channel;
+mod context;
+mod cq;
+mod devices;
+mod ffi;
+mod gid;
+mod mr;
+mod pd;
+mod qp;
+mod rail;
+mod registration;
+mod settings;
+
+pub use devices::{Device, Port, list};
+pub use gid::{Gid, GidKind};
+pub use rail::{VerbsRail, open};
+pub use settings::{DeviceName, ParseDeviceNameError, SettingError, VerbsSettings};
+pub use uccl_wire::verbs::LinkLayer;

@@ -1,0 +1,245 @@
+//! A port of an RDMA device as a rail.
+
+use std::sync::Arc;
+
+use uccl_device::MemoryKind;
+
+use super::{
+    channel::{Shape, VerbsChannel},
+    context::{Context, DeviceList},
+    devices::{Device, Opened, Port, is_active},
+    ffi::{Verbs, abi::DeviceAttr},
+    gid,
+    pd::Pd,
+    qp::Path,
+    registration::VerbsRegistration,
+    settings::VerbsSettings,
+};
+use crate::{
+    mem::Span,
+    rma::rail::{Channel, Limits, Rail, RailError, RailInfo, Registration},
+};
+
+/// A port of an RDMA device: InfiniBand or RoCE.
+pub struct VerbsRail {
+    info: RailInfo,
+    pd: Arc<Pd>,
+    shape: Shape,
+    max_region: u64,
+    relaxed_ordering: bool,
+}
+
+/// Opens the devices that the settings name, or all that have an active port.
+///
+/// # Errors
+/// [`RailError::Unavailable`] with what is lacking, if there are none, if one that is named is not there, or
+/// if a setting is outside its range.
+pub fn open(settings: &VerbsSettings) -> Result<Vec<VerbsRail>, RailError> {
+    settings.validate().map_err(|error| RailError::Unavailable(error.to_string()))?;
+    let list = DeviceList::get(Verbs::load(settings.library.as_deref())?)?;
+    let mut search = Search { settings, rails: Vec::new(), passed_over: Vec::new() };
+    let mut names = Vec::new();
+    for listed in list.iter() {
+        names.push(listed.name());
+        if search.may_want(&listed.name()) {
+            search.look_at(Opened::open(&listed))?;
+        }
+    }
+    search.finish(&names)
+}
+
+struct Search<'a> {
+    settings: &'a VerbsSettings,
+    rails: Vec<VerbsRail>,
+    /// Why others are not among them.
+    passed_over: Vec<String>,
+}
+
+impl Search<'_> {
+    fn may_want(&self, device: &str) -> bool {
+        let named = &self.settings.devices;
+        named.is_empty() || named.iter().any(|name| name.device == device)
+    }
+
+    fn look_at(&mut self, opened: Opened) -> Result<(), RailError> {
+        let Opened { device, usable } = opened;
+        let Some((context, attr)) = usable else {
+            let why = device.unusable.unwrap_or_default();
+            self.passed_over.push(format!("{}: {why}", device.name));
+            return Ok(());
+        };
+        let pd = Pd::new(context)?;
+        for port in &device.ports {
+            if self.wants(&device.name, port) {
+                match VerbsRail::new(self.settings, &pd, &attr, &device, port) {
+                    Ok(rail) => self.rails.push(rail),
+                    Err(why) => {
+                        self.passed_over.push(format!("{}:{}: {why}", device.name, port.number))
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn wants(&mut self, device: &str, port: &Port) -> bool {
+        if !self.settings.devices.is_empty() {
+            return self.settings.devices.iter().any(|name| name.matches(device, port.number));
+        }
+        if !port.is_active {
+            self.passed_over.push(format!("{device}:{}: its port is {}", port.number, port.state));
+        }
+        port.is_active
+    }
+
+    fn finish(self, names: &[String]) -> Result<Vec<VerbsRail>, RailError> {
+        for name in &self.settings.devices {
+            let found =
+                |rail: &VerbsRail| name.matches(rail.pd.context().name(), rail.shape.path.port);
+            if !self.rails.iter().any(found) {
+                return Err(self.missing(&name.to_string(), names));
+            }
+        }
+        if self.rails.is_empty() {
+            return Err(RailError::Unavailable(match self.passed_over.as_slice() {
+                [] => "this machine has no RDMA device".to_owned(),
+                why => format!("no RDMA device can be used: {}", why.join("; ")),
+            }));
+        }
+        for why in &self.passed_over {
+            tracing::info!("RDMA port not used: {why}");
+        }
+        Ok(self.rails)
+    }
+
+    fn missing(&self, name: &str, names: &[String]) -> RailError {
+        let why = self.passed_over.join("; ");
+        RailError::Unavailable(if why.is_empty() {
+            let there = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+            format!("there is no RDMA device {name}; devices here: {there}")
+        } else {
+            format!("RDMA device {name} cannot be used: {why}")
+        })
+    }
+}
+
+impl VerbsRail {
+    fn new(
+        settings: &VerbsSettings,
+        pd: &Arc<Pd>,
+        attr: &DeviceAttr,
+        device: &Device,
+        port: &Port,
+    ) -> Result<Self, String> {
+        let gid = gid::choose(&port.gids, settings.gid_index)?;
+        let path = Path {
+            port: port.number,
+            pkey_index: settings.pkey_index,
+            gid_index: gid.index,
+            gid: gid.raw,
+            link_layer: port.link_layer,
+            lid: port.lid,
+            mtu: port.mtu,
+            service_level: settings.service_level,
+            traffic_class: settings.traffic_class,
+            reads_asked: at_most(settings.max_rd_atomic, attr.max_qp_init_rd_atom),
+            reads_answered: at_most(settings.max_dest_rd_atomic, attr.max_qp_rd_atom),
+            timeout: settings.timeout,
+            retries: settings.retries,
+        };
+        let info = RailInfo {
+            name: format!("{}:{}", device.name, port.number),
+            link: "verbs".to_owned(),
+            network: port.network(gid),
+            pci: device.pci,
+            speed_mbps: port.speed_mbps,
+        };
+        let queue_pairs = settings.queue_pairs.unwrap_or(if device.is_software { 1 } else { 4 });
+        let depth = depth_of_each(settings.depth, queue_pairs, attr);
+        let chunk_bytes = u64::from(settings.chunk_kib) << 10;
+        let limits = Limits {
+            max_bytes: port.max_message.clamp(1, MAX_REQUEST),
+            chunk_bytes: chunk_bytes.min(port.max_message.max(1)),
+            depth: (depth * u32::from(queue_pairs)) as usize,
+            window_bytes: window(chunk_bytes, port.speed_mbps),
+        };
+        let shape = Shape { path, limits, queue_pairs, depth };
+        let (pd, max_region) = (Arc::clone(pd), attr.max_mr_size);
+        Ok(Self { info, pd, shape, max_region, relaxed_ordering: settings.relaxed_ordering })
+    }
+
+    fn context(&self) -> &Arc<Context> {
+        self.pd.context()
+    }
+}
+
+/// A request's length has 32 bits; devices take up to 1 or 2 GiB.
+const MAX_REQUEST: u64 = 1 << 30;
+
+/// A number of reads, cut to what the device takes. One that takes none is asked for one, and refuses.
+fn at_most(wanted: u8, device: i32) -> u8 {
+    wanted.min(device.clamp(1, 255) as u8)
+}
+
+/// Requests that each queue pair has room for. All of them may end at once, and need room in the queue of
+/// completions.
+fn depth_of_each(wanted: u32, queue_pairs: u8, attr: &DeviceAttr) -> u32 {
+    let device = |limit: i32| u32::try_from(limit).unwrap_or(0);
+    let completions = device(attr.max_cqe) / u32::from(queue_pairs);
+    (wanted / u32::from(queue_pairs)).min(device(attr.max_qp_wr)).min(completions).max(1)
+}
+
+/// What is on its way in 100 us, a long way there and back, and at least a few chunks.
+fn window(chunk_bytes: u64, speed_mbps: Option<u64>) -> u64 {
+    (chunk_bytes * 8).max(4 << 20).max(speed_mbps.unwrap_or(0) * 100 / 8)
+}
+
+impl Rail for VerbsRail {
+    fn info(&self) -> &RailInfo {
+        &self.info
+    }
+
+    fn is_up(&self) -> bool {
+        self.context().take_events();
+        let up = |attr| is_active(&attr);
+        !self.context().is_gone() && self.context().query_port(self.shape.path.port).is_ok_and(up)
+    }
+
+    fn register(&self, span: Span, kind: MemoryKind) -> Result<Box<dyn Registration>, RailError> {
+        if span.len as u64 > self.max_region {
+            return Err(RailError::Provider {
+                what: format!("registering {} bytes with {}", span.len, self.info.name),
+                why: format!("the device takes at most {} bytes at a time", self.max_region),
+            });
+        }
+        let made = VerbsRegistration::new(&self.pd, span, kind, self.relaxed_ordering)?;
+        Ok(Box::new(made))
+    }
+
+    fn open(&self) -> Result<Box<dyn Channel>, RailError> {
+        self.context().take_events();
+        self.context().check_gone()?;
+        Ok(Box::new(VerbsChannel::new(&self.pd, &self.shape)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queues_fit_what_the_device_has() {
+        // SAFETY: all its fields are numbers, for which zero is a value.
+        let mut attr: DeviceAttr = unsafe { std::mem::zeroed() };
+        (attr.max_cqe, attr.max_qp_wr) = (32767, 1 << 20);
+        assert_eq!(depth_of_each(1024, 4, &attr), 256);
+        assert_eq!(depth_of_each(16384, 1, &attr), 16384);
+        attr.max_qp_wr = 100;
+        assert_eq!(depth_of_each(1024, 4, &attr), 100);
+        attr.max_cqe = 40;
+        assert_eq!(depth_of_each(1024, 4, &attr), 10);
+        attr.max_cqe = -1;
+        assert_eq!(depth_of_each(1024, 4, &attr), 1);
+        assert_eq!((at_most(16, 4), at_most(16, 1000), at_most(16, 0)), (4, 16, 1));
+    }
+}

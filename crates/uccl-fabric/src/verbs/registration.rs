@@ -1,0 +1,126 @@
+//! Showing memory to a device: the host's, and a GPU's.
+
+use std::{os::fd::AsFd, sync::Arc};
+
+use rustix::process::{Resource, getrlimit};
+use uccl_device::{MemoryKind, cuda};
+
+use super::{
+    mr::{DmaBuf, Mr},
+    pd::Pd,
+};
+use crate::{
+    mem::Span,
+    rma::rail::{KeyBytes, RailError, Registration, RemoteKey},
+};
+
+/// In a local key: the CPU can read the memory, so that short writes can take its bytes along.
+pub(super) const READABLE: u64 = 1 << 32;
+
+/// Memory that a device reaches.
+pub(super) struct VerbsRegistration {
+    /// `None` for memory of no bytes, which devices do not take and nobody reaches.
+    mr: Option<Mr>,
+    base: u64,
+    is_readable: bool,
+}
+
+impl VerbsRegistration {
+    pub(super) fn new(
+        pd: &Arc<Pd>,
+        span: Span,
+        kind: MemoryKind,
+        relaxed: bool,
+    ) -> Result<Self, RailError> {
+        let is_readable = matches!(kind, MemoryKind::Host | MemoryKind::Pinned);
+        let mr = match (span.len, kind) {
+            (0, _) => None,
+            (_, MemoryKind::Cuda { .. }) => Some(register_gpu(pd, span, relaxed)?),
+            _ => Some(Mr::new(pd, span, relaxed).map_err(|errno| refused(pd, span, errno))?),
+        };
+        Ok(Self { mr, base: span.addr as u64, is_readable })
+    }
+}
+
+impl Registration for VerbsRegistration {
+    fn local_key(&self) -> u64 {
+        let lkey = self.mr.as_ref().map_or(0, Mr::lkey);
+        u64::from(lkey) | if self.is_readable { READABLE } else { 0 }
+    }
+
+    fn remote_key(&self) -> RemoteKey {
+        let rkey = self.mr.as_ref().map_or(0, Mr::rkey);
+        RemoteKey { base: self.base, key: KeyBytes::from_slice(&rkey.to_le_bytes()) }
+    }
+}
+
+/// A remote key as [`VerbsRegistration::remote_key`] makes it.
+pub(super) fn import(key: &[u8]) -> Result<u64, RailError> {
+    match key.try_into() {
+        Ok(key) => Ok(u32::from_le_bytes(key).into()),
+        Err(_) => Err(RailError::Peer(format!("a key of {} bytes, not 4", key.len()))),
+    }
+}
+
+/// By the file that stands for the memory, or else with the help of a module that knows the GPU's addresses.
+fn register_gpu(pd: &Arc<Pd>, span: Span, relaxed: bool) -> Result<Mr, RailError> {
+    let by_file = match cuda::DmaBuf::export(span.addr as u64, span.len) {
+        Ok(file) => {
+            let place = DmaBuf { fd: file.fd.as_fd(), offset: file.offset };
+            match Mr::of_dmabuf(pd, span, &place, relaxed) {
+                Some(Ok(mr)) => return Ok(mr),
+                Some(Err(errno)) => std::io::Error::from_raw_os_error(errno).to_string(),
+                None => "libibverbs is older than 34".to_owned(),
+            }
+        }
+        Err(error) => error.to_string(),
+    };
+    Mr::new(pd, span, relaxed).map_err(|errno| RailError::Provider {
+        what: what(pd, span),
+        why: format!(
+            "GPU memory can be reached neither by dma-buf ({by_file}) nor by a peer memory module \
+             ({}; modprobe nvidia-peermem)",
+            std::io::Error::from_raw_os_error(errno)
+        ),
+    })
+}
+
+fn what(pd: &Pd, span: Span) -> String {
+    let Span { addr, len } = span;
+    format!("registering {len} bytes at {addr:#x} with {} (ibv_reg_mr)", pd.context().name())
+}
+
+fn refused(pd: &Pd, span: Span, errno: i32) -> RailError {
+    let error = std::io::Error::from_raw_os_error(errno);
+    let why = match errno {
+        libc::ENOMEM | libc::EAGAIN => format!(
+            "{error}; this process may lock {}: raise it with ulimit -l unlimited, memlock in \
+             /etc/security/limits.conf, or LimitMEMLOCK= of its service",
+            memlock_limit()
+        ),
+        libc::EFAULT => format!("{error}: some of it is not mapped, or is read-only"),
+        libc::EIO | libc::ENODEV => return pd.context().error("ibv_reg_mr", errno),
+        _ => error.to_string(),
+    };
+    RailError::Provider { what: what(pd, span), why }
+}
+
+fn memlock_limit() -> String {
+    match getrlimit(Resource::Memlock).current {
+        Some(bytes) => format!("{} KiB of memory", bytes >> 10),
+        None => "any amount of memory".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_of_another_length_are_refused() {
+        assert_eq!(import(&[1, 2, 3, 4]).ok(), Some(0x0403_0201));
+        for wrong in [&[][..], &[1, 2, 3], &[0; 5], &[0; 256]] {
+            assert!(matches!(import(wrong), Err(RailError::Peer(_))), "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! What fails is told, and nothing is touched that must not be.
+
+use std::{
+    env,
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use uccl_fabric::{
+    lane::OpKind::{Read, Write},
+    mem::Span,
+    rma::rail::{Rail, RailError, Request, RequestError},
+};
+
+use crate::support::{Cable, Memory, Pair, Rails, impatient, request};
+
+/// One that succeeds, then one that is wrong: the first is told as done, the second with its reason, and
+/// the channel is dead.
+fn refused(change: impl Fn(&mut Request), expected: &RequestError) {
+    let Some(rails) = Rails::shared() else { return };
+    for kind in [Write, Read] {
+        let ours = Memory::zeros(&rails.a, 1024);
+        let theirs = Memory::zeros(&rails.b, 1024);
+        let mut pair = rails.joined();
+        let good = request(kind, pair.a.as_mut(), (&ours, &theirs), 0..512, 1);
+        let mut bad = request(kind, pair.a.as_mut(), (&ours, &theirs), 0..512, 2);
+        change(&mut bad);
+        let (ended, result) = pair.run(&[good, bad]);
+        let told: Vec<_> = ended.iter().map(|ended| (ended.tag, &ended.result)).collect();
+        assert_eq!(told, [(1, &Ok(())), (2, &Err(expected.clone()))]);
+        let again = match result {
+            Ok(()) => pair.until_dead().1,
+            Err(error) => error,
+        };
+        assert!(matches!(again, RailError::Lost(_)), "{again}");
+        // SAFETY: nothing is posted to a dead channel.
+        let posted = unsafe { pair.a.post(&[good]) };
+        assert!(matches!(posted, Err(RailError::Lost(_))), "{posted:?}");
+        assert!(pair.a.probe(3).is_err());
+    }
+}
+
+#[test]
+fn a_forged_key_is_refused_by_the_peers_device() {
+    refused(|request| request.remote_key ^= 0x5500, &RequestError::Access);
+}
+
+#[test]
+fn a_range_outside_the_region_is_refused() {
+    refused(|request| request.remote_addr += 1000, &RequestError::Access);
+    refused(|request| request.remote_addr = u64::MAX - 100, &RequestError::Access);
+}
+
+#[test]
+fn local_memory_that_the_device_does_not_know_is_told() {
+    refused(|request| request.local_key = 0xdead_beef, &RequestError::Local);
+}
+
+#[test]
+fn a_request_that_is_too_long_is_told_and_harms_nothing() {
+    let Some(rails) = Rails::shared() else { return };
+    let mut pair = rails.joined();
+    let ours = Memory::zeros(&rails.a, 1024);
+    let theirs = Memory::zeros(&rails.b, 1024);
+    let mut long = request(Write, pair.a.as_mut(), (&ours, &theirs), 0..512, 1);
+    long.local = Span { len: pair.a.limits().max_bytes as usize + 1, ..long.local };
+    let (ended, result) = pair.run(&[long]);
+    result.expect("the channel lives");
+    assert!(matches!(ended[0].result, Err(RequestError::Failed(_))), "{ended:?}");
+    pair.probes().expect("the way works");
+}
+
+#[test]
+fn a_region_that_is_no_more_registered_is_out_of_reach() {
+    let Some(rails) = Rails::shared() else { return };
+    let mut pair = rails.joined();
+    let ours = Memory::random(&rails.a, 4096, 5);
+    let Memory { registration, bytes } = Memory::zeros(&rails.b, 4096);
+    let theirs = Memory { registration, bytes };
+    let write = request(Write, pair.a.as_mut(), (&ours, &theirs), 0..4096, 1);
+    let Memory { registration, bytes } = theirs;
+    drop(registration);
+    let (ended, _) = pair.run(&[write]);
+    assert_eq!(ended[0].result, Err(RequestError::Access));
+    assert!(bytes.iter().all(|&byte| byte == 0));
+}
+
+#[test]
+fn a_peer_whose_end_is_gone_is_lost() {
+    let Some(rails) = Rails::open(Cable::Shared, &impatient()) else { return };
+    let ours = Memory::random(&rails.a, 4096, 6);
+    let theirs = Memory::zeros(&rails.b, 4096);
+    let Pair { mut a, b } = rails.joined();
+    drop(b);
+    let write = request(Write, a.as_mut(), (&ours, &theirs), 0..4096, 1);
+    let mut pair = Pair { a, b: rails.b.open().expect("another") };
+    let (ended, result) = pair.run(&[write]);
+    let error = result.expect_err("nobody answers");
+    assert!(matches!(&error, RailError::Lost(why) if why.contains("did not answer")), "{error}");
+    assert!(ended.is_empty(), "{ended:?}");
+    assert!(theirs.bytes.iter().all(|&byte| byte == 0));
+    assert!(pair.a.probe(1).is_err() && pair.a.arm().is_ok_and(|sleep| !sleep));
+}
+
+#[test]
+fn a_channel_that_is_not_joined_takes_nothing() {
+    let Some(rails) = Rails::shared() else { return };
+    let mut alone = rails.a.open().expect("a channel");
+    let memory = Memory::zeros(&rails.a, 64);
+    let write = request(Write, alone.as_mut(), (&memory, &memory), 0..64, 1);
+    // SAFETY: nothing is posted.
+    assert!(unsafe { alone.post(&[write]) }.is_err());
+    assert!(alone.probe(1).is_err());
+    alone.poll(&mut Vec::new()).expect("it is not dead either");
+}
+
+/// When the drop has returned, what was on its way does not land any more.
+#[test]
+fn a_drop_ends_what_is_in_flight() {
+    let Some(rails) = Rails::shared() else { return };
+    const LEN: usize = 16 << 20;
+    for kind in [Write, Read] {
+        let ours = Memory::random(&rails.a, LEN, 7);
+        let theirs = Memory::random(&rails.b, LEN, 8);
+        let Pair { mut a, b } = rails.joined();
+        let all = request(kind, a.as_mut(), (&ours, &theirs), 0..LEN, 1);
+        // SAFETY: the memory is kept until the channel is dropped.
+        assert_eq!(unsafe { a.post(&[all]) }.expect("posted"), 1);
+        match kind {
+            Read => drop(a),
+            Write => drop(b),
+        }
+        let (ours_then, theirs_then) = (ours.bytes.clone(), theirs.bytes.clone());
+        thread::sleep(Duration::from_millis(50));
+        let same = match kind {
+            Read => ours_then == ours.bytes,
+            Write => theirs_then == theirs.bytes,
+        };
+        assert!(same, "{kind:?}: memory changes after the drop");
+    }
+}
+
+fn set_link(name: &str, state: &str) {
+    let run = Command::new("ip").args(["link", "set", name, state]).status();
+    assert!(run.is_ok_and(|status| status.success()), "ip link set {name} {state}");
+}
+
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < Duration::from_secs(60), "not so: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_cable_that_is_cut_and_joined_again_is_noticed() {
+    if env::var_os("RDMA_VM_RANK").is_none_or(|_| env::var("RDMA_VM_RAILS").is_ok_and(|n| n == "1"))
+    {
+        return eprintln!("skipped: lacks a cable of its own to cut (a guest with two rails)");
+    }
+    let Some(rails) = Rails::open(Cable::ToBeCut, &impatient()) else { return };
+    let ours = Memory::random(&rails.a, 1 << 20, 9);
+    let theirs = Memory::zeros(&rails.b, 1 << 20);
+    let mut pair = rails.joined();
+    pair.probes().expect("the way works");
+    set_link("rail1b", "down");
+    until("the port is down", || !rails.b.is_up());
+    let write = request(Write, pair.a.as_mut(), (&ours, &theirs), 0..1 << 20, 1);
+    let (ended, result) = pair.run(&[write]);
+    let error = result.expect_err("the cable is cut");
+    assert!(matches!(error, RailError::Lost(_)), "{error}");
+    assert!(ended.is_empty(), "{ended:?}");
+    set_link("rail1b", "up");
+    until("both ports are up", || rails.a.is_up() && rails.b.is_up());
+    let mut last = None;
+    until("a new channel works", || {
+        // The neighbour is forgotten when a link goes down, and found again by asking.
+        let mut pair = rails.joined();
+        let result = pair.probes().and_then(|()| pair.run(&[write]).1);
+        last = Some(format!("{result:?}"));
+        result.is_ok()
+    });
+    assert!(ours.bytes == theirs.bytes, "{last:?}");
+}

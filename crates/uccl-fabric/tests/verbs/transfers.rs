@@ -1,0 +1,188 @@
+//! What is moved arrives, whole and nowhere else.
+
+use uccl_fabric::{
+    lane::OpKind::{self, Read, Write},
+    rma::rail::{Rail, Request},
+    verbs::VerbsSettings,
+};
+
+use crate::support::{Cable, Memory, Pair, Rails, request};
+
+/// Lengths around what is inline, a packet and a chunk.
+const LENGTHS: &[usize] = &[
+    0,
+    1,
+    8,
+    127,
+    128,
+    129,
+    219,
+    220,
+    221,
+    4095,
+    4096,
+    4097,
+    65536,
+    65537,
+    1 << 20,
+    (1 << 20) + 3,
+];
+
+fn all_kinds_of_channels() -> Vec<(&'static str, VerbsSettings)> {
+    let one = VerbsSettings { queue_pairs: Some(1), ..VerbsSettings::default() };
+    let four = VerbsSettings { queue_pairs: Some(4), ..VerbsSettings::default() };
+    vec![("1 queue pair", one), ("4 queue pairs", four)]
+}
+
+/// As a lane cuts it.
+fn in_chunks(
+    kind: OpKind,
+    pair: &mut Pair,
+    sides: (&Memory, &Memory),
+    range: std::ops::Range<usize>,
+) -> Vec<Request> {
+    let chunk = pair.a.limits().chunk_bytes as usize;
+    let starts: Vec<_> = range.clone().step_by(chunk).collect();
+    let cut = |(tag, start): (usize, usize)| {
+        let end = (start + chunk).min(range.end);
+        request(kind, pair.a.as_mut(), sides, start..end, tag as u64)
+    };
+    match starts.len() {
+        0 => vec![request(kind, pair.a.as_mut(), sides, range, 0)],
+        _ => starts.into_iter().enumerate().map(cut).collect(),
+    }
+}
+
+fn moves_exactly(rails: &Rails, pair: &mut Pair, kind: OpKind, len: usize) {
+    const EDGE: usize = 64;
+    let (mut from, mut to) = (&rails.a, &rails.b);
+    if kind == Read {
+        (from, to) = (to, from);
+    }
+    let source = Memory::random(from, len + 2 * EDGE, len as u64);
+    let target = Memory::zeros(to, len + 2 * EDGE);
+    let sides = if kind == Read { (&target, &source) } else { (&source, &target) };
+    let requests = in_chunks(kind, pair, sides, EDGE..EDGE + len);
+    pair.run_well(&requests);
+    let arrived = &target.bytes[EDGE..EDGE + len];
+    assert!(arrived == &source.bytes[EDGE..EDGE + len], "{kind:?} of {len} bytes arrived wrong");
+    let edges = target.bytes[..EDGE].iter().chain(&target.bytes[EDGE + len..]);
+    assert!(edges.copied().all(|byte| byte == 0), "{kind:?} of {len} bytes went past its range");
+}
+
+#[test]
+fn all_lengths_arrive() {
+    for (name, settings) in all_kinds_of_channels() {
+        let Some(rails) = Rails::open(Cable::Shared, &settings) else { return };
+        let mut pair = rails.joined();
+        for &len in LENGTHS {
+            for kind in [Write, Read] {
+                moves_exactly(&rails, &mut pair, kind, len);
+            }
+        }
+        eprintln!("{name}: {} lengths", LENGTHS.len());
+    }
+}
+
+#[test]
+fn much_arrives() {
+    let Some(rails) = Rails::shared() else { return };
+    let mut pair = rails.joined();
+    moves_exactly(&rails, &mut pair, Write, 64 << 20);
+    moves_exactly(&rails, &mut pair, Read, 64 << 20);
+}
+
+#[test]
+fn many_short_requests_arrive() {
+    for (name, settings) in all_kinds_of_channels() {
+        let Some(rails) = Rails::open(Cable::Shared, &settings) else { return };
+        let mut pair = rails.joined();
+        let ours = Memory::random(&rails.a, 1000 * 64, 1);
+        let theirs = Memory::zeros(&rails.b, 1000 * 64);
+        for kind in [Write, Read] {
+            // Of 0 to 63 bytes, with holes between them.
+            let requests: Vec<_> = (0..1000)
+                .map(|index| {
+                    let range = index * 64..index * 64 + index % 64;
+                    request(kind, pair.a.as_mut(), (&ours, &theirs), range, index as u64)
+                })
+                .collect();
+            pair.run_well(&requests);
+        }
+        for index in 0..1000 {
+            let (start, len) = (index * 64, index % 64);
+            assert!(theirs.bytes[start..start + len] == ours.bytes[start..start + len], "{name}");
+            assert!(theirs.bytes[start + len..start + 64].iter().all(|&byte| byte == 0), "{name}");
+        }
+    }
+}
+
+/// No more is taken than there is room for, and the rest when there is room again.
+#[test]
+fn a_full_channel_takes_no_more() {
+    let settings = VerbsSettings { queue_pairs: Some(2), depth: 32, ..VerbsSettings::default() };
+    let Some(rails) = Rails::open(Cable::Shared, &settings) else { return };
+    let mut pair = rails.joined();
+    assert_eq!(pair.a.limits().depth, 32);
+    let ours = Memory::random(&rails.a, 4 << 20, 2);
+    let theirs = Memory::zeros(&rails.b, 4 << 20);
+    let requests: Vec<_> = (0..1024)
+        .map(|index| {
+            let range = index * 4096..(index + 1) * 4096;
+            request(Write, pair.a.as_mut(), (&ours, &theirs), range, index as u64)
+        })
+        .collect();
+    // SAFETY: the memory is kept until all has ended.
+    let posted = unsafe { pair.a.post(&requests) }.expect("posted");
+    assert_eq!(posted, 32);
+    // SAFETY: as above.
+    let more = unsafe { pair.a.post(&requests[posted..]) }.expect("nothing is wrong");
+    assert_eq!(more, 0);
+    let mut ended = Vec::new();
+    pair.a.probe(5000).expect("it waits for room");
+    while ended.len() < 33 {
+        pair.a.poll(&mut ended).expect("it lives");
+        pair.b.poll(&mut Vec::new()).expect("it lives");
+        std::thread::yield_now();
+    }
+    assert!(ended.iter().any(|ended| ended.tag == 5000), "the probe ended");
+    pair.run_well(&requests[posted..]);
+    assert!(theirs.bytes == ours.bytes);
+}
+
+#[test]
+fn both_ends_may_write_at_once_and_probe() {
+    let Some(rails) = Rails::shared() else { return };
+    let mut pair = rails.joined();
+    let (a, b) = (Memory::random(&rails.a, 1 << 20, 3), Memory::zeros(&rails.b, 1 << 20));
+    let (c, d) = (Memory::zeros(&rails.a, 1 << 20), Memory::random(&rails.b, 1 << 20, 4));
+    let back = request(Write, pair.b.as_mut(), (&d, &c), 0..1 << 20, 9);
+    // SAFETY: the memory is kept until all has ended.
+    assert_eq!(unsafe { pair.b.post(&[back]) }.expect("posted"), 1);
+    let there = request(Write, pair.a.as_mut(), (&a, &b), 0..1 << 20, 8);
+    // SAFETY: as above.
+    assert_eq!(unsafe { pair.a.post(&[there]) }.expect("posted"), 1);
+    let (mut of_a, mut of_b) = (Vec::new(), Vec::new());
+    while of_a.is_empty() || of_b.is_empty() {
+        pair.a.poll(&mut of_a).expect("it lives");
+        pair.b.poll(&mut of_b).expect("it lives");
+        std::thread::yield_now();
+    }
+    assert_eq!((of_a[0].tag, of_b[0].tag), (8, 9));
+    assert!(a.bytes == b.bytes && c.bytes == d.bytes);
+    pair.probes().expect("the way works");
+}
+
+/// The end with fewer queue pairs decides how many are joined.
+#[test]
+fn ends_with_other_numbers_of_queue_pairs_work() {
+    let settings = |count| VerbsSettings { queue_pairs: Some(count), ..VerbsSettings::default() };
+    let Some(one) = Rails::open(Cable::Shared, &settings(1)) else { return };
+    let Some(four) = Rails::open(Cable::Shared, &settings(4)) else { return };
+    for rails in [Rails { a: one.a, b: four.b }, Rails { a: four.a, b: one.b }] {
+        let mut pair = rails.joined();
+        moves_exactly(&rails, &mut pair, Write, 300_000);
+        moves_exactly(&rails, &mut pair, Read, 300_000);
+        assert!(rails.a.is_up() && rails.b.is_up());
+    }
+}
