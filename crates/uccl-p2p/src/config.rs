@@ -2,6 +2,8 @@
 
 use std::{net::IpAddr, str::FromStr, time::Duration};
 
+use uccl_fabric::verbs::{ParseDeviceNameError, VerbsSettings};
+
 use crate::error::Error;
 
 /// Which links may be used.
@@ -101,6 +103,8 @@ pub struct Config {
     pub numa_affinity: bool,
     /// How long a worker spins for more work before it sleeps.
     pub spin: Duration,
+    /// How RDMA verbs are used.
+    pub verbs: VerbsSettings,
     /// Whether owners of memory are asked to copy wherever that can be asked, and do as they are asked: so
     /// that tests exercise it on machines without a GPU.
     #[doc(hidden)]
@@ -127,6 +131,7 @@ impl Default for Config {
             ipc: true,
             numa_affinity: true,
             spin: Duration::from_micros(100),
+            verbs: VerbsSettings::default(),
             always_ask_owners: false,
         }
     }
@@ -146,6 +151,27 @@ pub struct Setting {
 
 /// Every setting. The README's table is made from this.
 const SETTINGS: &[Setting] = &[
+    Setting {
+        name: "UCCL_CHUNK_SIZE_KB",
+        default: "512; over UC what losses suggest",
+        doc: "What is moved by RDMA is cut into pieces of so many KiB, which spread over devices",
+        apply: |config, value| rdma(config, value, |verbs, n| verbs.chunk_kib = n),
+    },
+    Setting {
+        name: "UCCL_IBV_SO",
+        default: "libibverbs.so.1",
+        doc: "The library for RDMA verbs, by name or path",
+        apply: |config, value| {
+            config.verbs.library = Some(value.to_owned());
+            Ok(())
+        },
+    },
+    Setting {
+        name: "UCCL_IB_PCI_RELAXED_ORDERING",
+        default: "0",
+        doc: "`1` lets RDMA devices reorder their writes to memory on the PCI bus",
+        apply: |config, value| flag(value).map(|on| config.verbs.relaxed_ordering = on),
+    },
     Setting {
         name: "UCCL_P2P_BASE_PORT",
         default: "28100",
@@ -216,6 +242,71 @@ const SETTINGS: &[Setting] = &[
         },
     },
     Setting {
+        name: "UCCL_P2P_RDMA_DEV",
+        default: "the nearest to the GPU; all that are up, without one",
+        doc: "RDMA devices to use, with commas between them, each with a port if not all of its ports are meant: `mlx5_0,mlx5_1:1`",
+        apply: |config, value| {
+            let names = value.split(',').map(|name| name.trim().parse());
+            config.verbs.devices =
+                names.collect::<Result<_, _>>().map_err(|e: ParseDeviceNameError| e.to_string())?;
+            Ok(())
+        },
+    },
+    Setting {
+        name: "UCCL_P2P_RDMA_GID_INDEX",
+        default: "the best",
+        doc: "Which GID of a port is used, by its place in the port's table; else RoCE v2 over IPv4 before IPv6 before link-local",
+        apply: |config, value| number(value).map(|index| config.verbs.gid_index = Some(index)),
+    },
+    Setting {
+        name: "UCCL_P2P_RDMA_MAX_DEST_RD_ATOMIC",
+        default: "16",
+        doc: "RDMA reads that a queue pair answers at a time, at most as many as the device takes",
+        apply: |config, value| rdma(config, value, |verbs, n| verbs.max_dest_rd_atomic = n),
+    },
+    Setting {
+        name: "UCCL_P2P_RDMA_MAX_RD_ATOMIC",
+        default: "16",
+        doc: "RDMA reads that a queue pair has under way, at most as many as the device takes",
+        apply: |config, value| rdma(config, value, |verbs, n| verbs.max_rd_atomic = n),
+    },
+    Setting {
+        name: "UCCL_P2P_RDMA_PKEY_INDEX",
+        default: "0",
+        doc: "Which partition key of a port is used, by its place in the port's table",
+        apply: |config, value| rdma(config, value, |verbs, n| verbs.pkey_index = n),
+    },
+    Setting {
+        name: "UCCL_P2P_RDMA_QPS",
+        default: "4; 1 on a software device",
+        doc: "Queue pairs of a connection on each RDMA device, 1 to 16",
+        apply: |config, value| rdma(config, value, |verbs, n| verbs.queue_pairs = Some(n)),
+    },
+    Setting {
+        name: "UCCL_P2P_RDMA_RETRY_COUNT",
+        default: "7",
+        doc: "How often an RDMA device sends again before it gives up, 0 to 7",
+        apply: |config, value| rdma(config, value, |verbs, n| verbs.retries = n),
+    },
+    Setting {
+        name: "UCCL_P2P_RDMA_SL",
+        default: "0",
+        doc: "Service level of RDMA packets, 0 to 15",
+        apply: |config, value| rdma(config, value, |verbs, n| verbs.service_level = n),
+    },
+    Setting {
+        name: "UCCL_P2P_RDMA_TC",
+        default: "104",
+        doc: "Traffic class of RDMA packets: over RoCE v2 the byte with DSCP and ECN",
+        apply: |config, value| rdma(config, value, |verbs, n| verbs.traffic_class = n),
+    },
+    Setting {
+        name: "UCCL_P2P_RDMA_TIMEOUT",
+        default: "14",
+        doc: "How long an RDMA device waits for an acknowledgement: 4.096 us times two to the power of this, 1 to 31",
+        apply: |config, value| rdma(config, value, |verbs, n| verbs.timeout = n),
+    },
+    Setting {
         name: "UCCL_P2P_SPIN_US",
         default: "100",
         doc: "Microseconds that a thread spins for more work before it sleeps",
@@ -264,6 +355,12 @@ const SETTINGS: &[Setting] = &[
             config.transport = value.parse()?;
             Ok(())
         },
+    },
+    Setting {
+        name: "UCCL_RCMODE",
+        default: "1",
+        doc: "`0` sends RDMA writes over unreliable connections (UC), which this library makes reliable; reads take reliable ones (RC) all the same",
+        apply: |config, value| flag(value).map(|rc| config.verbs.rc_mode = rc),
     },
 ];
 
@@ -379,6 +476,19 @@ impl Config {
 
 fn number<T: FromStr>(value: &str) -> Result<T, String> {
     value.parse().map_err(|_| "not a number in range".to_owned())
+}
+
+/// A number among what can be set about RDMA verbs, which say themselves what they take.
+fn rdma<T: FromStr>(
+    config: &mut Config,
+    value: &str,
+    set: impl FnOnce(&mut VerbsSettings, T),
+) -> Result<(), String> {
+    let mut verbs = config.verbs.clone();
+    set(&mut verbs, number(value)?);
+    verbs.validate().map_err(|e| e.to_string())?;
+    config.verbs = verbs;
+    Ok(())
 }
 
 fn flag(value: &str) -> Result<bool, String> {

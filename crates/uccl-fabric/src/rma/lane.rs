@@ -229,7 +229,7 @@ impl RmaLane {
     pub(super) fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.state.lock();
         let out = change(&mut state);
-        if state.is_asleep && state.arm().is_none() {
+        if state.is_asleep && (!state.notes.is_empty() || state.arm().is_none()) {
             // Whoever sleeps did not know of this.
             state.bell.set(Some(Duration::ZERO));
         }

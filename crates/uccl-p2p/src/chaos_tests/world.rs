@@ -21,6 +21,7 @@ use crate::{
     Config, ConnId, Endpoint, Iov, MrId, Transport,
     engine::{
         connection::{Connection, Peer},
+        rails::Devices,
         worker::Workers,
     },
     wire::advert::Advert,
@@ -179,7 +180,8 @@ fn side(
     let (role, rails) = rails.unzip();
     let rails = rails.unwrap_or_default();
     let devices = rails.iter().map(|rail| Arc::clone(rail) as Arc<dyn Rail>).collect();
-    assert!(core.rails.set(Arc::new(Rails::new(devices))).is_ok(), "it had none");
+    let devices = Devices { rails: Arc::new(Rails::new(devices)), why_none: String::new() };
+    assert!(core.rails.set(devices).is_ok(), "it had none");
     let rail_lane = role.map(|role| core.rail_lane(role).expect("a lane"));
     let peer = Peer {
         name: name.into(),

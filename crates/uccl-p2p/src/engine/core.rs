@@ -14,12 +14,12 @@ use smallvec::SmallVec;
 use uccl_fabric::{
     lane::{Aftermath, Lane},
     mem::Span,
-    rma::Rails,
 };
 
 use super::{
     connection::Connection,
     grants::{Grant, Lent},
+    rails::Devices,
     regions::{Mr, Mrs},
     transfer::Transfers,
     worker::Workers,
@@ -71,7 +71,7 @@ pub(crate) struct Core {
     pub(crate) instance: u64,
     pub(crate) mrs: Mrs,
     /// Devices that move memory one-sidedly, once they have been opened.
-    pub(crate) rails: OnceLock<Arc<Rails>>,
+    pub(crate) rails: OnceLock<Devices>,
     pub(crate) transfers: Transfers,
     pub(crate) workers: Workers,
     pub(crate) counters: Counters,
@@ -233,7 +233,7 @@ impl Core {
     /// Adds a region, and lets the peers of this host map its memory if that is shared.
     pub(crate) fn add_region(&self, span: Span) -> Result<Arc<Mr>> {
         let mr = self.mrs.insert(span, |memory| self.for_each_lane(|lane| lane.offer(memory)))?;
-        if let Some(rails) = self.rails.get() {
+        if let Some(Devices { rails, .. }) = self.rails.get() {
             rails.add(mr.region.slot, mr.span, mr.kind);
         }
         Ok(mr)
@@ -241,7 +241,7 @@ impl Core {
 
     /// A region has ended: peers forget its memory, unless others lie in it.
     pub(crate) fn let_go_of_memory(&self, mr: &Mr) {
-        if let Some(rails) = self.rails.get() {
+        if let Some(Devices { rails, .. }) = self.rails.get() {
             rails.remove(mr.region.slot);
         }
         self.mrs.let_go(mr, |memory| self.for_each_lane(|lane| lane.retract(memory.id())));

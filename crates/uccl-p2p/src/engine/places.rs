@@ -7,7 +7,7 @@ use std::{collections::HashMap, net::IpAddr, sync::OnceLock};
 
 use parking_lot::Mutex;
 use uccl_device::{
-    CpuList, InterfaceKind, MemoryKind, NearNic, Place, Topology,
+    CpuList, InterfaceKind, MemoryKind, NearNic, NicKind, NicState, Place, Topology,
     affinity::{allowed_cpus, keep_on},
     numa,
 };
@@ -63,6 +63,17 @@ pub(crate) fn nearest_nic(kind: MemoryKind, node: Option<u32>, gpu: u32) -> Opti
         (None, None) => of_gpu(gpu),
     };
     machine.nearest_nic(place.unwrap_or(Place::Host))
+}
+
+/// The RDMA devices that are all as near to a GPU as the nearest; none where there is no such GPU.
+pub(crate) fn nearest_rdma(gpu: u32) -> Vec<String> {
+    let near = || {
+        let nics = machine()?.topology.nics_near(of_gpu(gpu)?, NicKind::Rdma);
+        let up: Vec<_> = nics.into_iter().filter(|nic| nic.state == NicState::Up).collect();
+        let nearest = up.first()?.distance;
+        Some(up.into_iter().filter(|nic| nic.distance == nearest).map(|nic| nic.name).collect())
+    };
+    near().unwrap_or_default()
 }
 
 impl Machine {

@@ -10,6 +10,7 @@ use uccl_wire::message::{self, PREFIX_LEN};
 
 use super::{connection::Connection, core::Core, plan::Work, transfer::Transfer};
 use crate::{
+    devices,
     endpoint::Accepted,
     error::{Error, Result},
 };
@@ -21,24 +22,32 @@ pub(crate) struct RailLane {
     pub(crate) index: usize,
 }
 
+/// The devices of an endpoint.
+pub(crate) struct Devices {
+    pub(crate) rails: Arc<Rails>,
+    /// Why there are none, for people.
+    pub(crate) why_none: String,
+}
+
 impl Core {
     /// The devices of this endpoint, opened at the first call.
-    pub(crate) fn rails(&self) -> &Arc<Rails> {
+    pub(crate) fn devices(&self) -> &Devices {
         let mut opened = false;
-        let rails = self.rails.get_or_init(|| {
+        let devices = self.rails.get_or_init(|| {
             opened = true;
-            Arc::new(Rails::new(crate::devices::open(&self.config)))
+            let devices::Opened { rails, why_none } = devices::open(&self.config);
+            Devices { rails: Arc::new(Rails::new(rails)), why_none }
         });
         if opened {
             // Regions that are added from now on find the devices by themselves.
-            self.mrs.each(|mr| rails.add(mr.region.slot, mr.span, mr.kind));
+            self.mrs.each(|mr| devices.rails.add(mr.region.slot, mr.span, mr.kind));
         }
-        rails
+        devices
     }
 
     /// A lane over the rails that the two ends have.
     pub(crate) fn rail_lane(&self, role: Role) -> Result<Arc<RmaLane>> {
-        let (rails, regions) = (Arc::clone(self.rails()), Arc::clone(&self.mrs.table));
+        let (rails, regions) = (Arc::clone(&self.devices().rails), Arc::clone(&self.mrs.table));
         let stall = Some(self.config.timeout);
         let lane = RmaLane::new(role, rails, regions, stall);
         lane.map(Arc::new).map_err(|e| Error::os("making a lane over rails", e))
@@ -131,10 +140,10 @@ impl Connection {
         let Some(rails) = &self.rails else { return "the peer offers none".into() };
         let paths = rails.lane.describe();
         if paths.is_empty() {
-            let ours = self.core.rails().all().len();
-            return match ours {
-                0 => crate::devices::why_none(&self.core.config),
-                ours => format!("the peer has none of the kind of ours ({ours})"),
+            let Devices { rails, why_none } = self.core.devices();
+            return match rails.all() {
+                [] => why_none.clone(),
+                [rail, ..] => format!("the peer has no rail of the kind of {}", rail.info().name),
             };
         }
         let why = paths.iter().map(|(name, why)| match why {
