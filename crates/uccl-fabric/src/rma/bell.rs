@@ -3,7 +3,7 @@
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rustix::{
@@ -18,8 +18,8 @@ use rustix::{
 pub(super) struct Bell {
     epoll: OwnedFd,
     alarm: OwnedFd,
-    /// The alarm may be readable, or become so.
-    is_set: bool,
+    /// When it rings, or rang if nobody has set it since.
+    due: Option<Instant>,
 }
 
 impl Bell {
@@ -28,7 +28,7 @@ impl Bell {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let alarm = timerfd_create(TimerfdClockId::Monotonic, flags)?;
         epoll::add(&epoll, &alarm, EventData::new_u64(0), EventFlags::IN)?;
-        Ok(Self { epoll, alarm, is_set: false })
+        Ok(Self { epoll, alarm, due: None })
     }
 
     /// Watches a channel's descriptor until it is closed.
@@ -42,12 +42,20 @@ impl Bell {
         let _ = epoll::delete(&self.epoll, fd);
     }
 
+    /// Rings after this time, or earlier if it was to do so anyway.
+    pub(super) fn set_within(&mut self, after: Duration) {
+        let at = Instant::now() + after;
+        if self.due.is_none_or(|due| at < due) {
+            self.set(Some(after));
+        }
+    }
+
     /// Rings after this time, and not at any other.
     pub(super) fn set(&mut self, after: Option<Duration>) {
-        if after.is_none() && !self.is_set {
+        if after.is_none() && self.due.is_none() {
             return;
         }
-        self.is_set = after.is_some();
+        self.due = after.map(|after| Instant::now() + after);
         // Zero would switch it off.
         let after = after.map_or(Duration::ZERO, |after| after.max(Duration::from_nanos(1)));
         let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -84,6 +92,10 @@ mod tests {
         assert!(!rings(&bell, 1));
         bell.set(Some(Duration::from_secs(1000)));
         assert!(!rings(&bell, 1));
+        bell.set_within(Duration::from_secs(2000));
+        assert!(!rings(&bell, 1));
+        bell.set_within(Duration::ZERO);
+        assert!(rings(&bell, 900));
     }
 
     #[test]

@@ -100,7 +100,7 @@ pub(super) struct State {
     ended: Vec<(Part, Result<(), RequestError>)>,
     memo: Weak<Pinned>,
     /// Somebody may sleep on the bell.
-    is_asleep: bool,
+    is_watched: bool,
     pub(super) killed: bool,
 }
 
@@ -148,7 +148,7 @@ impl RmaLane {
             endings: Vec::new(),
             ended: Vec::new(),
             memo: Weak::new(),
-            is_asleep: false,
+            is_watched: false,
             killed: false,
         };
         Ok(Self {
@@ -229,9 +229,8 @@ impl RmaLane {
     pub(super) fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.state.lock();
         let out = change(&mut state);
-        if state.is_asleep && (!state.notes.is_empty() || state.arm().is_none()) {
-            // Whoever sleeps did not know of this.
-            state.bell.set(Some(Duration::ZERO));
+        if state.is_watched {
+            state.wake_sleepers();
         }
         let endings = std::mem::take(&mut state.endings);
         self.publish(&state);
@@ -384,6 +383,18 @@ impl State {
         }
         self.bell.set(wake);
         Some(())
+    }
+
+    /// Whoever sleeps wakes in time for what he did not know of.
+    fn wake_sleepers(&mut self) {
+        let now = Instant::now();
+        let wake = match self.notes.is_empty() {
+            true => self.paths.iter().filter_map(|path| path.wake_in(now)).min(),
+            false => Some(Duration::ZERO),
+        };
+        if let Some(wake) = wake {
+            self.bell.set_within(wake);
+        }
     }
 
     fn left(&self, key: usize) -> u64 {
@@ -589,7 +600,6 @@ impl Lane for RmaLane {
             if state.killed {
                 return Err(LaneError::Killed);
             }
-            state.is_asleep = false;
             let moved = self.look(state);
             self.pump(state);
             Ok(moved)
@@ -640,7 +650,7 @@ impl Lane for RmaLane {
     fn arm(&self) -> bool {
         let mut state = self.state.lock();
         let armed = state.notes.is_empty() && state.arm().is_some();
-        state.is_asleep = armed;
+        state.is_watched |= armed;
         armed
     }
 

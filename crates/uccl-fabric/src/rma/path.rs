@@ -135,7 +135,9 @@ impl Path {
     }
 
     /// Our end of a channel is made, for this attempt.
-    pub(super) fn opening(&mut self, attempt: u32, channel: Box<dyn Channel>, bell: &Bell) {
+    pub(super) fn opening(&mut self, attempt: u32, mut channel: Box<dyn Channel>, bell: &Bell) {
+        // Whoever sleeps already knows of the bell only. What fails here fails again at the next look.
+        let _ = channel.arm();
         if let Some(fd) = channel.fd()
             && let Err(e) = bell.watch(fd)
         {
@@ -297,18 +299,24 @@ impl Path {
 
     /// Prepares for sleep: false if there is something to do; else after how long it must be looked at.
     pub(super) fn arm(&mut self, now: Instant) -> (bool, Option<Duration>) {
-        let due = self.retry_at().map(|at| at.saturating_duration_since(now));
-        let look_within = match self.state {
-            State::Probing(..) => Some(PROBE_TIMEOUT),
-            // Nothing tells when there is room again for what was not taken.
-            _ if !self.batch.is_empty() => Some(FULL_RETRY),
-            _ => None,
-        };
-        let Some(channel) = self.channel() else { return (true, due) };
         // A channel that is lost is looked at once more, which tells.
-        let armed = channel.arm().unwrap_or(false);
-        let wake = channel.wake_in(now);
-        (armed, [wake, look_within].into_iter().flatten().min())
+        let armed = self.channel().is_none_or(|channel| channel.arm().unwrap_or(false));
+        (armed, self.wake_in(now))
+    }
+
+    /// After how long it must be looked at, whatever shows.
+    pub(super) fn wake_in(&self, now: Instant) -> Option<Duration> {
+        let (channel, own) = match &self.state {
+            State::Idle { retry_at } => {
+                return retry_at.map(|at| at.saturating_duration_since(now));
+            }
+            State::Dying => return None,
+            State::Probing(channel, _) => (channel, Some(PROBE_TIMEOUT)),
+            // Nothing tells when there is room again for what was not taken.
+            State::Up(channel) if !self.batch.is_empty() => (channel, Some(FULL_RETRY)),
+            State::Opening(channel) | State::Up(channel) => (channel, None),
+        };
+        [channel.wake_in(now), own].into_iter().flatten().min()
     }
 
     /// Whether a part of this operation is under way on our channel.

@@ -97,6 +97,7 @@ impl Drop for Claim<'_> {
             // Others may sleep on what this one has taken in: a wake-up, or what it told of.
             self.0.hand_over();
         }
+        self.0.return_rails();
     }
 }
 
@@ -112,7 +113,7 @@ impl Connection {
         let index = lanes.len();
         lanes.extend(rails.iter().map(|lane| Arc::clone(lane) as Arc<dyn Lane>));
         Self {
-            rails: rails.map(|lane| RailLane { lane, index }),
+            rails: rails.map(|lane| RailLane::new(lane, index)),
             accepting: Mutex::default(),
             id,
             core,
@@ -206,6 +207,9 @@ impl Connection {
         let begun = lane == 0 && self.begin_due();
         match self.lanes[lane].progress(&Sink(self)) {
             Ok(moved) => {
+                if moved {
+                    self.note_moved(lane);
+                }
                 self.forward_notes();
                 return moved | begun;
             }

@@ -106,11 +106,6 @@ impl Lanes {
         self.lost.load(Acquire) & !self.ending.load(Acquire) != 0
     }
 
-    /// How many are lost.
-    pub(crate) fn count_lost(&self) -> usize {
-        self.lost.load(Acquire).count_ones() as usize
-    }
-
     /// Since when the peer owes us the word that its end of some lane is dead.
     pub(crate) fn peer_owes_since_ms(&self) -> Option<u64> {
         if self.lost.load(Acquire) == 0 {

@@ -46,9 +46,16 @@ pub(crate) struct Attached {
     pub(crate) lane: usize,
     shard: usize,
     token: u64,
+    /// Its worker sleeps until the lane shows something.
+    is_armed: AtomicBool,
 }
 
 impl Attached {
+    /// Whether its worker sleeps until the lane shows something.
+    pub(crate) fn is_armed(&self) -> bool {
+        self.is_armed.load(SeqCst)
+    }
+
     fn progress(&self) -> bool {
         self.conn.progress_lane(self.lane)
     }
@@ -140,7 +147,13 @@ impl Workers {
             let shard = (first + lane) % this.shards.len();
             Self::ensure(core, shard);
             let token = this.next_token.fetch_add(1, Relaxed);
-            let attached = Arc::new(Attached { conn: Arc::clone(conn), lane, shard, token });
+            let attached = Arc::new(Attached {
+                conn: Arc::clone(conn),
+                lane,
+                shard,
+                token,
+                is_armed: AtomicBool::new(false),
+            });
             let home = &this.shards[shard];
             home.lanes.lock().insert(token, Arc::clone(&attached));
             epoll::add(
@@ -441,9 +454,9 @@ impl Worker {
     }
 
     fn heat(&mut self, attached: Option<Arc<Attached>>) {
-        if let Some(attached) = attached
-            && !self.hot.iter().any(|other| Arc::ptr_eq(other, &attached))
-        {
+        let Some(attached) = attached else { return };
+        attached.is_armed.store(false, SeqCst);
+        if !self.hot.iter().any(|other| Arc::ptr_eq(other, &attached)) {
             self.hot.push(attached);
         }
     }
@@ -487,7 +500,10 @@ fn arm(shard: &Shard, attached: &Attached) -> bool {
     if attached.lane == 0 && attached.conn.deferred.any() {
         return false;
     }
+    // Before it is: who takes in what the lane has to show from now on wakes us.
+    attached.is_armed.store(true, SeqCst);
     if !lane.arm() {
+        attached.is_armed.store(false, SeqCst);
         // Arming has taken in the wake-up of whoever sleeps there.
         attached.conn.hand_over();
         return false;
