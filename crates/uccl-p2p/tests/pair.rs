@@ -1,48 +1,23 @@
 //! Two endpoints in one process, over each link that this machine has.
 
+mod support;
+
 use std::time::Duration;
 
 use uccl_p2p::{
-    Config, ConnId, Endpoint, Error, Iov, MrId, Op, Request, Status, TransferId, Transport, Tried,
-    Uninterrupted,
+    Config, Endpoint, Error, Op, Transport, Uninterrupted,
     device::{MemoryKind, Place, Topology},
-    wire::advert::Advert,
 };
 
-struct Pair {
-    a: Endpoint,
-    b: Endpoint,
-    to_b: ConnId,
-    to_a: ConnId,
-}
-
-fn config(transport: Transport) -> Config {
-    Config {
-        bind: Some([127, 0, 0, 1].into()),
-        port: Some(0),
-        transport,
-        num_cpus: 2,
-        timeout: Duration::from_secs(5),
-        transfer_timeout: Duration::from_secs(20),
-        ..Config::default()
-    }
-}
+use self::support::{Pair, advert, config, iov, pair_of, pattern, register, request};
 
 fn pair_with(change: impl Fn(&mut Config)) -> Pair {
-    let make = || {
-        let mut config = config(Transport::Auto);
-        change(&mut config);
-        Endpoint::new(config).expect("an endpoint")
-    };
-    let (a, b) = (make(), make());
-    let to_b = a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");
-    let to_a = b.accept(None, &mut Uninterrupted).expect("accepted").conn;
-    Pair { a, b, to_b, to_a }
+    pair_of([&change, &change])
 }
 
 /// One pair a link: memory to memory, shared-memory stream, one TCP stream, three checksummed ones; and
 /// with all copies made by the owner of the memory, as for a GPU's.
-fn pairs() -> Vec<(&'static str, Pair)> {
+pub(crate) fn pairs() -> Vec<(&'static str, Pair)> {
     vec![
         ("local", pair_with(|config| config.transport = Transport::Local)),
         ("shm", pair_with(|config| (config.transport, config.cma) = (Transport::Local, false))),
@@ -78,239 +53,6 @@ fn pairs() -> Vec<(&'static str, Pair)> {
     ]
 }
 
-fn register(ep: &Endpoint, memory: &mut [u8]) -> MrId {
-    // SAFETY: the tests keep their memory until their endpoints are closed.
-    unsafe { ep.register(memory.as_mut_ptr() as usize, memory.len()) }.expect("registered")
-}
-
-fn iov(mr: MrId, memory: &[u8]) -> Iov {
-    Iov { mr, ptr: memory.as_ptr() as usize, len: memory.len() }
-}
-
-fn advert(ep: &Endpoint, mr: MrId, memory: &[u8]) -> Advert {
-    ep.advertise(mr, memory.as_ptr() as usize, memory.len()).expect("advertised")
-}
-
-fn request<'a>(conn: ConnId, op: Op, iovs: &'a [Iov], adverts: &'a [Advert]) -> Request<'a> {
-    Request::new(conn, op, iovs, adverts)
-}
-
-fn pattern(len: usize, seed: u8) -> Vec<u8> {
-    (0..len).map(|i| (i.wrapping_mul(167) >> 4) as u8 ^ i as u8 ^ seed).collect()
-}
-
-fn finish(ep: &Endpoint, transfer: TransferId) -> Result<u64, Error> {
-    match ep.wait(transfer, Some(Duration::from_secs(20)), &mut Uninterrupted)? {
-        Status::Done(outcome) => Ok(outcome.bytes),
-        Status::Failed(e) => Err(e),
-        Status::Pending => panic!("{transfer} hangs"),
-    }
-}
-
-const SIZES: [usize; 9] = [0, 1, 64, 4096, 33_000, 256 << 10, (1 << 20) + 3, 8 << 20, 40 << 20];
-
-#[test]
-fn write_and_read() {
-    for (link, p) in pairs() {
-        for len in SIZES {
-            let (mut from, mut to) = (pattern(len.max(1), 1), vec![0xEE; len.max(1)]);
-            let (here, there) = (register(&p.a, &mut from), register(&p.b, &mut to));
-            let adverts = [advert(&p.b, there, &to[..len])];
-            let iovs = [iov(here, &from[..len])];
-            let done = p.a.run(&request(p.to_b, Op::Write, &iovs, &adverts), &mut Uninterrupted);
-            assert_eq!(done.expect("written").bytes, len as u64, "{link} {len}");
-            assert!(from[..len] == to[..len], "{link} {len}");
-            let mut back = vec![0xDD; len.max(1)];
-            let mine = register(&p.a, &mut back);
-            let iovs = [iov(mine, &back[..len])];
-            let id = p.a.post(&request(p.to_b, Op::Read, &iovs, &adverts)).expect("posted");
-            assert_eq!(finish(&p.a, id).expect("read"), len as u64, "{link} {len}");
-            assert!(from[..len] == back[..len], "{link} {len}");
-            for mr in [here, mine] {
-                p.a.deregister(mr).expect("deregistered");
-            }
-            p.b.deregister(there).expect("deregistered");
-        }
-    }
-}
-
-#[test]
-fn what_is_tried_is_done_or_under_way() {
-    for (link, p) in pairs() {
-        for len in [8, 4096, 3 << 20] {
-            let (mut from, mut to) = (pattern(len, 6), vec![0; len]);
-            let (here, there) = (register(&p.a, &mut from), register(&p.b, &mut to));
-            let (iovs, adverts) = ([iov(here, &from)], [advert(&p.b, there, &to)]);
-            let write = request(p.to_b, Op::Write, &iovs, &adverts);
-            let moved = match p.a.try_run(&write).expect(link) {
-                Tried::Done(outcome) => outcome.bytes,
-                Tried::Under(id) => finish(&p.a, id).expect(link),
-            };
-            assert_eq!(moved, len as u64, "{link}");
-            assert!(from == to, "{link}");
-            let outside = [Iov { len: len + 1, ..iovs[0] }];
-            let wrong = request(p.to_b, Op::Write, &outside, &adverts);
-            assert!(matches!(p.a.try_run(&wrong), Err(Error::OutsideRegion { .. })), "{link}");
-            p.a.deregister(here).expect("unused");
-            p.b.deregister(there).expect("unused");
-        }
-    }
-}
-
-#[test]
-fn send_and_recv_either_first() {
-    for (link, p) in pairs() {
-        for len in SIZES {
-            let (mut from, mut to) = (pattern(len.max(1), 2), vec![0xEE; len + 64]);
-            let (here, there) = (register(&p.a, &mut from), register(&p.b, &mut to));
-            for send_first in [true, false] {
-                let sends = [iov(here, &from[..len])];
-                let recvs = [iov(there, &to)];
-                let send = || p.a.post(&request(p.to_b, Op::Send, &sends, &[])).expect("sent");
-                let recv = || p.b.post(&request(p.to_a, Op::Recv, &recvs, &[])).expect("posted");
-                let (sent, received) = if send_first {
-                    let sent = send();
-                    std::thread::sleep(Duration::from_millis(5));
-                    (sent, recv())
-                } else {
-                    let received = recv();
-                    (send(), received)
-                };
-                assert_eq!(finish(&p.b, received).expect("received"), len as u64, "{link} {len}");
-                finish(&p.a, sent).expect("sent");
-                assert!(to[..len] == from[..len] && to[len..] == [0xEE; 64], "{link} {len}");
-                to[..len].fill(0xEE);
-            }
-        }
-    }
-}
-
-#[test]
-fn a_send_that_is_too_long_fails_on_both_sides() {
-    for (link, p) in pairs() {
-        for len in [100, 100_000] {
-            let (mut from, mut to) = (pattern(len, 3), vec![0xEE; len]);
-            let (here, there) = (register(&p.a, &mut from), register(&p.b, &mut to));
-            let sends = [iov(here, &from)];
-            let recvs = [iov(there, &to[..len - 1])];
-            let received = p.b.post(&request(p.to_a, Op::Recv, &recvs, &[])).expect("posted");
-            let sent = p.a.post(&request(p.to_b, Op::Send, &sends, &[])).expect("posted");
-            for result in [finish(&p.a, sent), finish(&p.b, received)] {
-                assert!(matches!(result, Err(Error::Truncated { .. })), "{link} {result:?}");
-            }
-            assert!(to.iter().all(|byte| *byte == 0xEE), "{link}");
-        }
-    }
-}
-
-#[test]
-fn vectors_of_many_pieces() {
-    for (link, p) in pairs() {
-        let (n, piece) = (3000, 1000);
-        let (mut from, mut to) = (pattern(n * piece, 4), vec![0xEE; n * piece]);
-        let (here, there) = (register(&p.a, &mut from), register(&p.b, &mut to));
-        // Backwards, so that nothing can be merged.
-        let iovs: Vec<_> = from.chunks(piece).map(|chunk| iov(here, chunk)).collect();
-        let adverts: Vec<_> =
-            to.chunks(piece).rev().map(|chunk| advert(&p.b, there, chunk)).collect();
-        let done = p.a.run(&request(p.to_b, Op::Write, &iovs, &adverts), &mut Uninterrupted);
-        assert_eq!(done.expect("written").bytes, (n * piece) as u64, "{link}");
-        assert!(from.chunks(piece).eq(to.chunks(piece).rev()), "{link}");
-        let targets: Vec<_> = to.chunks(piece).map(|chunk| iov(there, chunk)).collect();
-        let received = p.b.post(&request(p.to_a, Op::Recv, &targets, &[])).expect("posted");
-        let sent = p.a.post(&request(p.to_b, Op::Send, &iovs, &[])).expect("posted");
-        finish(&p.b, received).expect("received");
-        finish(&p.a, sent).expect("sent");
-        assert!(from == to, "{link}");
-    }
-}
-
-#[test]
-fn vectors_are_cut_where_a_lane_takes_no_more() {
-    const COUNT: usize = 70_001;
-    for (name, p) in pairs() {
-        let mut source = pattern(COUNT * 4, 3);
-        let mut sink = vec![0; COUNT * 4];
-        let (m, n) = (register(&p.a, &mut source), register(&p.b, &mut sink));
-        // Every second pair of bytes, so that none are neighbours.
-        let place = |memory: &[u8], i: usize| memory.as_ptr() as usize + 4 * i;
-        let iovs: Vec<_> =
-            (0..COUNT).map(|i| Iov { mr: m, ptr: place(&source, i), len: 2 }).collect();
-        let adverts: Vec<_> =
-            (0..COUNT).map(|i| p.b.advertise(n, place(&sink, i), 2).expect("inside")).collect();
-        let write = request(p.to_b, Op::Write, &iovs, &adverts);
-        let done = p.a.run(&write, &mut Uninterrupted).expect(name);
-        assert_eq!(done.bytes, 2 * COUNT as u64, "{name}");
-        for (i, (got, sent)) in sink.chunks(4).zip(source.chunks(4)).enumerate() {
-            assert_eq!(got, [sent[0], sent[1], 0, 0], "{name}: piece {i}");
-        }
-        // What is two-sided has fewer.
-        let send = request(p.to_b, Op::Send, &iovs, &[]);
-        assert!(matches!(p.a.run(&send, &mut Uninterrupted), Err(Error::Invalid(_))), "{name}");
-    }
-}
-
-#[test]
-fn notifications_follow_their_data() {
-    for (link, p) in pairs() {
-        let mut said = Vec::new();
-        for (i, len) in [0, 5, 40_000, 3 << 20, 7].into_iter().enumerate() {
-            let payload = pattern(len, i as u8);
-            let id = p.a.send_notif(p.to_b, &payload, None).expect("posted");
-            said.push((id, payload));
-        }
-        let (mut from, mut to) = (pattern(2 << 20, 5), vec![0; 2 << 20]);
-        let (here, there) = (register(&p.a, &mut from), register(&p.b, &mut to));
-        let iovs = [iov(here, &from)];
-        let adverts = [advert(&p.b, there, &to)];
-        let write =
-            Request { notif: Some(b"landed"), ..request(p.to_b, Op::Write, &iovs, &adverts) };
-        let id = p.a.post(&write).expect("posted");
-        said.push((id, b"landed".to_vec()));
-        let mut heard = Vec::new();
-        while heard.len() < said.len() {
-            let limit = Some(Duration::from_secs(20));
-            let more = p.b.wait_notifs(limit, &mut Uninterrupted).expect("notified");
-            assert!(!more.is_empty(), "{link}: {} of {} came", heard.len(), said.len());
-            heard.extend(more);
-        }
-        for ((id, payload), notif) in said.iter().zip(&heard) {
-            assert!(notif.payload == *payload && notif.conn == p.to_a, "{link}");
-            finish(&p.a, *id).expect("answered");
-        }
-        assert!(from == to, "{link}");
-    }
-}
-
-#[test]
-fn the_owner_refuses() {
-    for (link, p) in pairs() {
-        let (mut from, mut to) = (pattern(9000, 6), vec![0xEE; 9000]);
-        let (here, there) = (register(&p.a, &mut from), register(&p.b, &mut to));
-        let good = advert(&p.b, there, &to);
-        let write = |advert: Advert| {
-            p.a.run(&request(p.to_b, Op::Write, &[iov(here, &from)], &[advert]), &mut Uninterrupted)
-        };
-        let forged = Advert { key: good.key ^ 1, ..good };
-        let beyond = Advert { addr: good.addr + 1, ..good };
-        for bad in [forged, beyond] {
-            let refused = write(bad);
-            assert!(matches!(refused, Err(Error::RemoteAccess { .. })), "{link} {refused:?}");
-        }
-        let short = Advert { len: 8999, ..good };
-        assert!(matches!(write(short), Err(Error::OutsideAdvert { .. })), "{link}");
-        let foreign = Advert { instance: good.instance ^ 1, ..good };
-        assert!(matches!(write(foreign), Err(Error::ForeignAdvert { .. })), "{link}");
-        assert!(to.iter().all(|byte| *byte == 0xEE), "{link}");
-        write(good).expect("written");
-        p.b.deregister(there).expect("deregistered");
-        to.fill(0xEE);
-        let revoked = write(good);
-        assert!(matches!(revoked, Err(Error::RemoteAccess { .. })), "{link} {revoked:?}");
-        assert!(to.iter().all(|byte| *byte == 0xEE), "{link}");
-    }
-}
-
 #[test]
 fn memory_from_alloc_is_mapped() {
     let p = pair_with(|config| (config.transport, config.cma) = (Transport::Local, false));
@@ -327,69 +69,6 @@ fn memory_from_alloc_is_mapped() {
         p.a.run(&request(p.to_b, Op::Write, &[iov(here, from)], &adverts), &mut Uninterrupted);
     done.expect("written");
     assert!(from == to);
-}
-
-#[test]
-fn cancel_and_deadline_end_what_never_would() {
-    for (link, p) in pairs() {
-        let mut memory = vec![0xEE; 1 << 20];
-        let mr = register(&p.a, &mut memory);
-        let iovs = [iov(mr, &memory)];
-        for op in [Op::Recv, Op::Send] {
-            let id = p.a.post(&request(p.to_b, op, &iovs, &[])).expect("posted");
-            let ended = p.a.cancel(id).expect("known");
-            assert!(matches!(ended, Status::Failed(Error::Cancelled { .. })), "{link} {ended:?}");
-            let again = p.a.poll(id).expect("known");
-            assert!(matches!(again, Status::Failed(Error::Cancelled { .. })), "{link}");
-            let soon = Request {
-                timeout: Some(Duration::from_millis(100)),
-                ..request(p.to_b, op, &iovs, &[])
-            };
-            let late = p.a.run(&soon, &mut Uninterrupted);
-            assert!(matches!(late, Err(Error::DeadlineExceeded { .. })), "{link} {late:?}");
-            let id = p.a.post(&soon).expect("posted");
-            std::thread::sleep(Duration::from_millis(200));
-            let late = p.a.poll(id).expect("known");
-            let exceeded = matches!(late, Status::Failed(Error::DeadlineExceeded { .. }));
-            assert!(exceeded, "{link} {late:?}");
-        }
-        p.a.check_connection(p.to_b).expect("the connection lives");
-        p.a.deregister(mr).expect("nothing uses it any more");
-    }
-}
-
-#[test]
-fn what_uses_a_region_is_ended_and_nothing_else() {
-    for (link, p) in pairs() {
-        let (mut one, mut other) = (vec![0; 4096], vec![0; 4096]);
-        let (mine, others) = (register(&p.a, &mut one), register(&p.a, &mut other));
-        let post = |iovs: &[Iov]| p.a.post(&request(p.to_b, Op::Recv, iovs, &[])).expect("posted");
-        let first = post(&[iov(mine, &one)]);
-        let both = post(&[iov(others, &other[..8]), iov(mine, &one)]);
-        let spared = post(&[iov(others, &other)]);
-        assert!(p.a.deregister(mine).is_err(), "{link}: it is used");
-        assert_eq!(p.a.cancel_all_using(mine).expect("known"), 2, "{link}");
-        p.a.deregister(mine).expect("nothing uses it any more");
-        for id in [first, both] {
-            let ended = p.a.poll(id).expect("known");
-            assert!(matches!(ended, Status::Failed(Error::Cancelled { .. })), "{link} {ended:?}");
-        }
-        assert!(matches!(p.a.poll(spared), Ok(Status::Pending)), "{link}");
-    }
-}
-
-#[test]
-fn closing_ends_the_peers_transfers() {
-    for (link, p) in pairs() {
-        let mut memory = vec![0; 4096];
-        let mr = register(&p.a, &mut memory);
-        let id = p.a.post(&request(p.to_b, Op::Recv, &[iov(mr, &memory)], &[])).expect("posted");
-        p.b.close();
-        let lost = finish(&p.a, id);
-        assert!(matches!(lost, Err(Error::ConnectionLost { .. })), "{link} {lost:?}");
-        let refused = p.a.check_connection(p.to_b);
-        assert!(matches!(refused, Err(Error::ConnectionLost { .. })), "{link}");
-    }
 }
 
 #[test]

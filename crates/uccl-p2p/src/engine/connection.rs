@@ -22,7 +22,7 @@ use super::{
     asked::AskedFor,
     core::Core,
     deferred::Deferred,
-    failover::Lanes,
+    failover::{self, Lanes},
     inbox::Inbox,
     liveness::Watch,
     notifs::NotifInbox,
@@ -78,6 +78,8 @@ pub(crate) struct Connection {
     /// Callers that sleep on the lanes.
     sleepers: Mutex<Vec<Arc<Parker>>>,
     claims: AtomicU32,
+    /// Lanes of which callers may have taken in what would have woken a worker, one bit each.
+    borrowed: AtomicU64,
     /// Claims that have ended.
     claims_made: AtomicU64,
     /// How many of them workers have seen, and when the last one.
@@ -97,7 +99,7 @@ impl Drop for Claim<'_> {
             // Others may sleep on what this one has taken in: a wake-up, or what it told of.
             self.0.hand_over();
         }
-        self.0.return_rails();
+        self.0.return_lanes();
     }
 }
 
@@ -113,7 +115,7 @@ impl Connection {
         let index = lanes.len();
         lanes.extend(rails.iter().map(|lane| Arc::clone(lane) as Arc<dyn Lane>));
         Self {
-            rails: rails.map(|lane| RailLane::new(lane, index)),
+            rails: rails.map(|lane| RailLane { lane, index }),
             accepting: Mutex::default(),
             id,
             core,
@@ -133,6 +135,7 @@ impl Connection {
             pending: AtomicUsize::new(0),
             sleepers: Mutex::default(),
             claims: AtomicU32::new(0),
+            borrowed: AtomicU64::new(0),
             claims_made: AtomicU64::new(0),
             claims_seen: AtomicU64::new(0),
             claim_seen_ns: AtomicU64::new(0),
@@ -207,8 +210,8 @@ impl Connection {
         let begun = lane == 0 && self.begin_due();
         match self.lanes[lane].progress(&Sink(self)) {
             Ok(moved) => {
-                if moved {
-                    self.note_moved(lane);
+                if moved && !self.is_stream(lane) {
+                    self.borrow_lane(lane);
                 }
                 self.forward_notes();
                 return moved | begun;
@@ -382,6 +385,30 @@ impl Connection {
             self.kick();
             self.ring_sleepers();
         }
+    }
+
+    /// Notes that a caller may have taken in what would have woken the lane's worker: by arming the lane, or by
+    /// looking at rails.
+    pub(crate) fn borrow_lane(&self, lane: usize) {
+        let bit = failover::bit(lane);
+        if self.borrowed.load(Relaxed) & bit == 0 {
+            self.borrowed.fetch_or(bit, SeqCst);
+        }
+    }
+
+    /// A caller leaves off making progress: workers that sleep on what it has borrowed must look for themselves,
+    /// and prepare their sleep anew.
+    fn return_lanes(&self) {
+        if self.borrowed.load(Relaxed) == 0 {
+            return;
+        }
+        let borrowed = self.borrowed.swap(0, SeqCst);
+        let attached = self.attached.lock();
+        let sleeps = |attached: &&Arc<Attached>| {
+            borrowed & failover::bit(attached.lane) != 0 && attached.is_armed()
+        };
+        let sleeping = attached.iter().filter(sleeps);
+        sleeping.for_each(|attached| self.core.workers.kick(std::slice::from_ref(attached)));
     }
 
     /// Wakes one of the callers that sleep on the lanes: whoever was awake is not going to look after

@@ -124,7 +124,8 @@ impl Lanes {
     }
 }
 
-fn bit(lane: usize) -> u64 {
+/// The bit that stands for a lane.
+pub(super) fn bit(lane: usize) -> u64 {
     // A connection has no more lanes than bits; what it has not is not lost.
     u32::try_from(lane).ok().and_then(|lane| 1u64.checked_shl(lane)).unwrap_or(0)
 }

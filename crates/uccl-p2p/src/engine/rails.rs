@@ -1,9 +1,6 @@
 //! Connections over devices that move memory one-sidedly, beside the lanes that carry their messages.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering::*},
-};
+use std::sync::Arc;
 
 use uccl_fabric::{
     lane::{Completion, OpError},
@@ -11,7 +8,7 @@ use uccl_fabric::{
 };
 use uccl_wire::message::{self, PREFIX_LEN};
 
-use super::{connection::Connection, core::Core, plan::Work, transfer::Transfer, worker::Attached};
+use super::{connection::Connection, core::Core, plan::Work, transfer::Transfer};
 use crate::{
     devices,
     endpoint::Accepted,
@@ -23,14 +20,6 @@ pub(crate) struct RailLane {
     pub(crate) lane: Arc<RmaLane>,
     /// Its place among the connection's lanes.
     pub(crate) index: usize,
-    /// Somebody has taken in what would have woken the worker.
-    moved: AtomicBool,
-}
-
-impl RailLane {
-    pub(crate) fn new(lane: Arc<RmaLane>, index: usize) -> Self {
-        Self { lane, index, moved: AtomicBool::new(false) }
-    }
 }
 
 /// The devices of an endpoint.
@@ -68,7 +57,7 @@ impl Core {
 impl Connection {
     /// What one end of the rails' lane says to the other goes with the messages of the first lane.
     pub(crate) fn forward_notes(&self) {
-        let Some(RailLane { lane, index, .. }) = &self.rails else { return };
+        let Some(RailLane { lane, index }) = &self.rails else { return };
         while lane.has_notes() {
             let Some(_in_order) = self.outbox.try_lock() else {
                 // Whoever looks after that lane next tries again.
@@ -135,28 +124,6 @@ impl Connection {
         }
         self.post_on_streams(transfer, work);
         transfer.op_ended();
-    }
-
-    /// Notes that a lane has moved.
-    pub(super) fn note_moved(&self, lane: usize) {
-        if let Some(rails) = self.rails.as_ref().filter(|rails| rails.index == lane) {
-            rails.moved.store(true, SeqCst);
-        }
-    }
-
-    /// A caller leaves off making progress. What it took in showed on the rails, and shows no more: a worker that
-    /// sleeps on them must look for itself, and prepare its sleep anew.
-    pub(super) fn return_rails(&self) {
-        let Some(rails) = &self.rails else { return };
-        if rails.moved.load(Relaxed) && rails.moved.swap(false, SeqCst) {
-            let attached = self.attached.lock();
-            let sleeps =
-                |attached: &&Arc<Attached>| attached.lane == rails.index && attached.is_armed();
-            attached
-                .iter()
-                .filter(sleeps)
-                .for_each(|attached| self.core.workers.kick(std::slice::from_ref(attached)));
-        }
     }
 
     /// Why no rail works, for people.

@@ -7,6 +7,7 @@ use std::{
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smallvec::SmallVec;
+use uccl_fabric::lane::Lane;
 
 use super::{connection::Connection, deadline, park::Parker, transfer::Transfer};
 use crate::{
@@ -109,9 +110,12 @@ fn nap(transfer: &Transfer, until: Option<Instant>, now: Instant) -> Duration {
 }
 
 fn sleep_on(conn: &Connection, parker: &Parker, nap: Duration) -> Result<()> {
+    let arm = |(index, lane): (usize, &Arc<dyn Lane>)| {
+        conn.borrow_lane(index);
+        lane.arm()
+    };
     // Nothing shows when a stream has come so far that a transfer may begin: it is looked at.
-    if conn.deferred.any() || conn.fates.to_be_ended() || !conn.living().all(|(_, lane)| lane.arm())
-    {
+    if conn.deferred.any() || conn.fates.to_be_ended() || !conn.living().all(arm) {
         return Ok(());
     }
     let timeout = Timespec { tv_sec: 0, tv_nsec: nap.as_nanos() as _ };

@@ -1,0 +1,75 @@
+//! Two endpoints in one process, and what tests do with them.
+
+pub(crate) mod suite;
+
+use std::time::Duration;
+
+use uccl_p2p::{
+    Config, ConnId, Endpoint, Error, Iov, MrId, Op, Request, Status, TransferId, Transport,
+    Uninterrupted, wire::advert::Advert,
+};
+
+pub(crate) struct Pair {
+    pub(crate) a: Endpoint,
+    pub(crate) b: Endpoint,
+    pub(crate) to_b: ConnId,
+    pub(crate) to_a: ConnId,
+}
+
+pub(crate) fn config(transport: Transport) -> Config {
+    Config {
+        bind: Some([127, 0, 0, 1].into()),
+        port: Some(0),
+        transport,
+        num_cpus: 2,
+        timeout: Duration::from_secs(5),
+        transfer_timeout: Duration::from_secs(20),
+        ..Config::default()
+    }
+}
+
+/// Two endpoints, each with settings of its own.
+pub(crate) fn pair_of(change: [&dyn Fn(&mut Config); 2]) -> Pair {
+    let [a, b] = change.map(|change| {
+        let mut config = config(Transport::Auto);
+        change(&mut config);
+        Endpoint::new(config).expect("an endpoint")
+    });
+    let to_b = a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");
+    let to_a = b.accept(None, &mut Uninterrupted).expect("accepted").conn;
+    Pair { a, b, to_b, to_a }
+}
+
+pub(crate) fn register(ep: &Endpoint, memory: &mut [u8]) -> MrId {
+    // SAFETY: the tests keep their memory until their endpoints are closed.
+    unsafe { ep.register(memory.as_mut_ptr() as usize, memory.len()) }.expect("registered")
+}
+
+pub(crate) fn iov(mr: MrId, memory: &[u8]) -> Iov {
+    Iov { mr, ptr: memory.as_ptr() as usize, len: memory.len() }
+}
+
+pub(crate) fn advert(ep: &Endpoint, mr: MrId, memory: &[u8]) -> Advert {
+    ep.advertise(mr, memory.as_ptr() as usize, memory.len()).expect("advertised")
+}
+
+pub(crate) fn request<'a>(
+    conn: ConnId,
+    op: Op,
+    iovs: &'a [Iov],
+    adverts: &'a [Advert],
+) -> Request<'a> {
+    Request::new(conn, op, iovs, adverts)
+}
+
+pub(crate) fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    (0..len).map(|i| (i.wrapping_mul(167) >> 4) as u8 ^ i as u8 ^ seed).collect()
+}
+
+pub(crate) fn finish(ep: &Endpoint, transfer: TransferId) -> Result<u64, Error> {
+    match ep.wait(transfer, Some(Duration::from_secs(20)), &mut Uninterrupted)? {
+        Status::Done(outcome) => Ok(outcome.bytes),
+        Status::Failed(e) => Err(e),
+        Status::Pending => panic!("{transfer} hangs"),
+    }
+}
