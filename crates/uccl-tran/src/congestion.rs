@@ -20,7 +20,8 @@ pub struct Congestion {
     pub floor_messages: u32,
     /// Growth per round trip while the path is not full.
     pub gain_bytes: u64,
-    /// The delay beyond the least round trip that is aimed at: time spent in queues.
+    /// The delay beyond the least round trip that is aimed at, time spent in queues, with a window of `start_bytes`: half
+    /// of it for large windows, up to four times as much for small ones.
     pub target: Duration,
     /// The largest part of the window that one round trip takes away.
     pub max_decrease: f64,
@@ -102,7 +103,7 @@ impl Window {
         delay: Option<Duration>,
         full: bool,
     ) {
-        let target = rtt.least() + self.params.target;
+        let target = rtt.least() + self.queue_target();
         if let Some(delay) = delay
             && delay > target
         {
@@ -123,6 +124,13 @@ impl Window {
     /// Two probe timeouts passed in silence: nothing is known of the path any more.
     pub(crate) fn silent(&mut self) {
         self.set(0.0);
+    }
+
+    /// A small window may wait longer, or who measures the least round trip while others fill the queue would
+    /// push them out for good.
+    fn queue_target(&self) -> Duration {
+        let smaller = (self.params.start_bytes as f64 / self.bytes).sqrt();
+        self.params.target.mul_f64(smaller.clamp(0.5, 4.0))
     }
 
     /// Takes a part away, once a round trip.
