@@ -4,6 +4,7 @@ mod bench;
 mod capi;
 mod demo;
 mod examples;
+mod guest;
 mod hammer;
 mod headers;
 mod install;
@@ -38,6 +39,7 @@ enum Command {
     /// Print the README's table of settings
     ConfigTable,
     Demo(demo::DemoArgs),
+    Guest(guest::GuestArgs),
     Hammer(hammer::HammerArgs),
     Headers(headers::HeadersArgs),
     Install(install::InstallArgs),
@@ -64,6 +66,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Bench(args) => bench::run(&args)?,
         Command::ConfigTable => settings::print()?,
         Command::Demo(args) => demo::run(&args)?,
+        Command::Guest(args) => guest::run(&args)?,
         Command::Hammer(args) => hammer::run(&args)?,
         Command::Headers(args) => headers::run(&args)?,
         Command::Install(args) => install::run(&args)?,

@@ -3,11 +3,13 @@
 use std::{
     ffi::OsStr,
     fmt,
+    fs::File,
     io::{BufRead, BufReader, PipeReader, Read, Write, pipe, stdout},
     os::unix::process::CommandExt,
     path::Path,
     process::{Child, Command, ExitStatus, Stdio},
     sync::{
+        Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
         mpsc,
     },
@@ -28,6 +30,9 @@ const GRACE: Duration = Duration::from_secs(5);
 
 /// How often a running program is looked at.
 const POLL: Duration = Duration::from_millis(20);
+
+/// Groups of programs that run beside this one.
+static BESIDE: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 
 /// What a program may take unless something else is said.
 const LIMIT: Duration = Duration::from_secs(20 * 60);
@@ -50,6 +55,29 @@ fn end(child: &mut Child) -> Result<()> {
     let _ = kill_process_group(group, Signal::KILL);
     child.wait()?;
     Ok(())
+}
+
+/// Ends all that runs beside this program.
+pub(crate) fn end_beside() {
+    for group in BESIDE.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+        let _ = kill_process_group(group, Signal::TERM);
+    }
+}
+
+/// A program that runs beside this one, until it is waited for or [`end_beside`].
+pub(crate) struct Beside {
+    program: Program,
+    child: Child,
+}
+
+impl Beside {
+    /// Waits until it has ended.
+    pub(crate) fn wait(self) -> Result<ExitStatus> {
+        let group = Pid::from_child(&self.child);
+        let status = self.program.wait(self.child);
+        BESIDE.lock().unwrap_or_else(PoisonError::into_inner).retain(|pid| *pid != group);
+        status
+    }
 }
 
 /// A program to run.
@@ -139,6 +167,15 @@ impl Program {
         self.ask().is_ok_and(|(well, _)| well)
     }
 
+    /// Says what is run, and lets it run beside this program; what it says goes to `log`.
+    pub(crate) fn beside(mut self, log: File) -> Result<Beside> {
+        println!("$ {self} &");
+        self.command.stdout(log.try_clone()?).stderr(log);
+        let child = self.spawn()?;
+        BESIDE.lock().unwrap_or_else(PoisonError::into_inner).push(Pid::from_child(&child));
+        Ok(Beside { program: self, child })
+    }
+
     fn spawn(&mut self) -> Result<Child> {
         self.command.spawn().with_context(|| format!("cannot run {self}"))
     }
@@ -147,6 +184,7 @@ impl Program {
         let limit = Instant::now() + self.limit;
         loop {
             if INTERRUPTED.load(Ordering::SeqCst) {
+                end_beside();
                 end(&mut child)?;
                 std::process::exit(130);
             }

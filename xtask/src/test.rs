@@ -10,8 +10,9 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 
 use crate::{
-    capi, hammer, headers, kernels, licences, lint, loom, nixl, python, readme, settings,
-    shell::Program, tools, tree,
+    capi, guest, hammer, headers, kernels, licences, lint, loom, nixl, python, readme, settings,
+    shell::{self, Program},
+    tools, tree,
 };
 
 /// Install what the tests need, run all of them, and say what was skipped
@@ -183,6 +184,13 @@ const STEPS: &[Step] = &[
         about: "README's examples in Python",
         run: |_| readme::python(),
     },
+    // Last: until then its kernel is made beside the others, where it is not there yet.
+    Step {
+        name: "guest",
+        group: Group::Rust,
+        about: "RDMA, in guests with soft-RoCE",
+        run: |_| guest::tests(),
+    },
 ];
 
 /// How a step ended that did not fail.
@@ -245,11 +253,16 @@ pub(crate) fn run(args: &TestArgs) -> Result<ExitCode> {
         println!("\n=== {}/{} {}: {}", number + 1, wanted.len(), step.name, step.about);
         let start = Instant::now();
         let done = (step.run)(args).or_else(|error| Done::default().or_failed(Err(error)))?;
+        // Not before packages have been installed, which only one program can do at a time.
+        if step.group == Group::Setup && wanted.iter().any(|step| step.name == "guest") {
+            guest::begin_to_prepare();
+        }
         if let Some(failure) = &done.failure {
             println!("{failure}");
         }
         results.push((step.name, done, start.elapsed()));
     }
+    shell::end_beside();
     print_results(&results);
     let failed = results.iter().any(|(_, done, _)| done.failure.is_some());
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
@@ -333,12 +346,12 @@ fn units() -> Result<Done> {
 }
 
 /// What a test says that it left out.
-fn left_out(line: &str) -> Option<String> {
+pub(crate) fn left_out(line: &str) -> Option<String> {
     Some(line.split_once("skipped: ")?.1.to_owned())
 }
 
 /// How many tests passed, from a line that ends one binary's.
-fn passed_in(line: &str) -> Option<usize> {
+pub(crate) fn passed_in(line: &str) -> Option<usize> {
     let (_, counts) = line.strip_prefix("test result: ")?.split_once(". ")?;
     counts.split_once(" passed")?.0.parse().ok()
 }

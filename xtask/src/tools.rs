@@ -1,5 +1,7 @@
 //! What the tests need of this machine: installed where that is allowed, named where it is not.
 
+use std::path::Path;
+
 use anyhow::Result;
 use rustix::process::geteuid;
 
@@ -36,6 +38,36 @@ const NEEDS: &[Need] = &[
         purpose: "the plugin for NIXL, in the wheel",
         package: "g++",
         is_there: || Program::new("c++").args(["--version"]).works(),
+    },
+    Need {
+        purpose: "layouts compared with the headers of verbs",
+        package: "libibverbs-dev",
+        is_there: || Path::new("/usr/include/infiniband/verbs.h").exists(),
+    },
+    Need {
+        purpose: "layouts compared with the headers of RDMA's connection manager",
+        package: "librdmacm-dev",
+        is_there: || Path::new("/usr/include/rdma/rdma_cma.h").exists(),
+    },
+    Need {
+        purpose: "layouts compared with the headers of libfabric, and tests over its providers",
+        package: "libfabric-dev",
+        is_there: || Path::new("/usr/include/rdma/fabric.h").exists(),
+    },
+    Need {
+        purpose: "which providers libfabric has (fi_info)",
+        package: "libfabric-bin",
+        is_there: || Program::new("fi_info").args(["--version"]).works(),
+    },
+    Need {
+        purpose: "RDMA's limits and services, as a machine with RDMA has them",
+        package: "rdma-core",
+        is_there: || Path::new("/etc/rdma").exists(),
+    },
+    Need {
+        purpose: "RDMA compared with what the device can do (ib_write_bw)",
+        package: "perftest",
+        is_there: || Path::new("/usr/bin/ib_write_bw").exists(),
     },
 ];
 
@@ -87,20 +119,26 @@ fn install_packages() {
         println!("as root on Debian or Ubuntu: apt-get install {}", packages.join(" "));
         return;
     }
-    let apt = |arguments: &[&str]| {
-        Program::new("apt-get")
-            .args(arguments.iter().chain(&packages))
-            .env("DEBIAN_FRONTEND", "noninteractive")
-            .run()
-    };
-    let install = || apt(&["install", "--yes", "--no-install-recommends"]);
-    if install().is_err() {
+    if install(&packages).is_err() {
         // A fresh machine has no list of packages yet.
-        let updated = Program::new("apt-get").args(["update"]).run().and_then(|()| install());
-        if let Err(error) = updated {
+        if let Err(error) = Program::new("apt-get").args(["update"]).run() {
             println!("{error:#}");
         }
+        if install(&packages).is_err() {
+            // One that this release does not have must not take the others along.
+            packages.iter().filter_map(|package| install(&[package]).err()).for_each(|error| {
+                println!("{error:#}");
+            });
+        }
     }
+}
+
+fn install(packages: &[&str]) -> Result<()> {
+    Program::new("apt-get")
+        .args(["install", "--yes", "--no-install-recommends"])
+        .args(packages)
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .run()
 }
 
 fn install_components() {
