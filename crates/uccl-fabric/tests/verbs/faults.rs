@@ -15,8 +15,7 @@ use uccl_fabric::{
 
 use crate::support::{Cable, Memory, Pair, Rails, impatient, request};
 
-/// One that succeeds, then one that is wrong: the first is told as done, the second with its reason, and
-/// the channel is dead.
+/// Some that succeed, then one that is wrong: it is told with its reason, and the channel is dead.
 fn refused(change: impl Fn(&mut Request), expected: &RequestError) {
     let Some(rails) = Rails::shared() else { return };
     for kind in [Write, Read] {
@@ -26,9 +25,13 @@ fn refused(change: impl Fn(&mut Request), expected: &RequestError) {
         let good = request(kind, pair.a.as_mut(), (&ours, &theirs), 0..512, 1);
         let mut bad = request(kind, pair.a.as_mut(), (&ours, &theirs), 0..512, 2);
         change(&mut bad);
-        let (ended, result) = pair.run(&[good, bad]);
+        let mut requests = vec![good; 3];
+        requests.push(bad);
+        let (ended, result) = pair.run(&requests);
         let told: Vec<_> = ended.iter().map(|ended| (ended.tag, &ended.result)).collect();
-        assert_eq!(told, [(1, &Ok(())), (2, &Err(expected.clone()))]);
+        let (last, before) = told.split_last().unwrap_or_else(|| panic!("{kind:?}: {result:?}"));
+        assert_eq!(*last, (2, &Err(expected.clone())), "{result:?}");
+        assert_eq!(before, [(1, &Ok(())); 3]);
         let again = match result {
             Ok(()) => pair.until_dead().1,
             Err(error) => error,
@@ -52,9 +55,20 @@ fn a_range_outside_the_region_is_refused() {
     refused(|request| request.remote_addr = u64::MAX - 100, &RequestError::Access);
 }
 
+/// NICs say which request it was; soft-RoCE only flushes all of them.
 #[test]
-fn local_memory_that_the_device_does_not_know_is_told() {
-    refused(|request| request.local_key = 0xdead_beef, &RequestError::Local);
+fn local_memory_that_the_device_does_not_know_ends_the_channel() {
+    let Some(rails) = Rails::shared() else { return };
+    let (ours, theirs) = (Memory::zeros(&rails.a, 1024), Memory::zeros(&rails.b, 1024));
+    for kind in [Write, Read] {
+        let mut pair = rails.joined();
+        let good = request(kind, pair.a.as_mut(), (&ours, &theirs), 0..512, 1);
+        let (ended, result) = pair.run(&[Request { local_key: 0xdead_beef, ..good }]);
+        let told = ended.iter().all(|ended| ended.result == Err(RequestError::Local));
+        assert!(told, "{kind:?}: {ended:?}");
+        let error = result.err().unwrap_or_else(|| pair.until_dead().1);
+        assert!(matches!(error, RailError::Lost(_)), "{kind:?}: {error}");
+    }
 }
 
 #[test]

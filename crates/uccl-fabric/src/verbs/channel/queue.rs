@@ -131,6 +131,11 @@ impl SendQueue {
         self.account.outstanding.len() < self.account.depth
     }
 
+    /// Whether nothing is in flight.
+    pub(super) fn is_empty(&self) -> bool {
+        self.account.outstanding.is_empty()
+    }
+
     /// Makes a request, for which there is room. It is posted by [`Self::ring`].
     #[inline]
     pub(super) fn make(&mut self, request: &Request) {
@@ -141,8 +146,8 @@ impl SendQueue {
         let len = request.local.len;
         wr.wr_id = self.account.add(request.tag, len as u64);
         wr.opcode = match request.kind {
-            OpKind::Write => wr_opcode::RDMA_WRITE,
             OpKind::Read => wr_opcode::RDMA_READ,
+            OpKind::Write => wr_opcode::RDMA_WRITE,
         };
         wr.send_flags = 0;
         wr.num_sge = i32::from(len > 0);
