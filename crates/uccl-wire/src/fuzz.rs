@@ -5,6 +5,7 @@
 use std::sync::OnceLock;
 
 use crate::{
+    ack::Ack,
     advert::Advert,
     checked,
     descs::{XferDesc, decode_descs, encode_descs},
@@ -30,6 +31,7 @@ pub struct Parser {
 
 /// Every parser of the crate.
 pub const PARSERS: &[Parser] = &[
+    Parser { name: "ack", takes: ack },
     Parser { name: "advert", takes: advert },
     Parser { name: "checked header", takes: checked_header },
     Parser { name: "descs", takes: descs },
@@ -59,6 +61,7 @@ pub fn samples() -> Vec<Vec<u8>> {
     let device = Device::Bdf("0000:4a:00.0".into());
     let by_bdf = Metadata { ip: [0xfe80u16, 0, 0, 0, 0, 0, 0, 1].into(), port: 28100, device };
     let mut samples = vec![
+        Ack { largest: 7, delay_ns: 1000, before: [0b101, 0, 0, 1 << 63] }.encode().to_vec(),
         advert.encode().to_vec(),
         info.encode().to_vec(),
         info.encode_c().to_vec(),
@@ -190,6 +193,13 @@ fn message(bytes: &[u8]) -> bool {
 fn verbs_address(bytes: &[u8]) -> bool {
     let Ok(address) = VerbsAddress::decode(bytes) else { return false };
     assert_eq!(address.encode(), bytes, "it is written as it was read");
+    true
+}
+
+fn ack(bytes: &[u8]) -> bool {
+    let Ok(ack) = Ack::decode(bytes) else { return false };
+    assert_eq!(ack.encode(), bytes, "it is written as it was read");
+    assert!(ack.has(ack.reach()));
     true
 }
 

@@ -4,6 +4,7 @@
 //! and by the length of what it was given, never by a number in it.
 #![forbid(unsafe_code)]
 
+pub mod ack;
 pub mod advert;
 pub mod checked;
 pub(crate) mod cursor;

@@ -1,0 +1,121 @@
+//! What both ends of a path agree on.
+
+use std::time::Duration;
+
+use uccl_wire::ack::ACK_SPAN;
+
+use crate::Congestion;
+
+/// How a path is used. Both ends must have the same `first`, and `ack_delay` of the receiver must not be above the sender's.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Params {
+    /// Most messages that have not ended at any time; at most 256 less `reorder`.
+    pub window: u32,
+    /// By how many numbers a message may be overtaken on the path; 0 for a queue pair.
+    pub reorder: u32,
+    /// The number of the first message as its immediate has it.
+    pub first: u32,
+    /// The receiver acknowledges after so many messages,
+    pub ack_every: u32,
+    /// or so long after the first that it has not acknowledged.
+    pub ack_delay: Duration,
+    /// The round trip that is assumed before one has been measured.
+    pub initial_rtt: Duration,
+    /// Shortest silence after which the sender probes.
+    pub min_probe: Duration,
+    /// Longest one, however often it was doubled.
+    pub max_probe: Duration,
+    /// The silence after which the path is given up.
+    pub dead_after: Duration,
+    /// Bounds the bytes on their way; `None` leaves that to `window`.
+    pub congestion: Option<Congestion>,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self {
+            window: 192,
+            reorder: 0,
+            first: 0,
+            ack_every: 4,
+            ack_delay: Duration::from_micros(50),
+            initial_rtt: Duration::from_millis(5),
+            min_probe: Duration::from_micros(500),
+            max_probe: Duration::from_millis(200),
+            dead_after: Duration::from_secs(10),
+            congestion: Some(Congestion::default()),
+        }
+    }
+}
+
+/// Why parameters cannot be used.
+#[derive(Clone, Copy, PartialEq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ParamsError {
+    /// An acknowledgement would not tell of all that may be on its way.
+    #[error(
+        "a window of {window} and a reorder distance of {reorder} need {} numbers; \
+         an acknowledgement tells of {ACK_SPAN}", u64::from(*window) + u64::from(*reorder)
+    )]
+    Window {
+        /// [`Params::window`].
+        window: u32,
+        /// [`Params::reorder`].
+        reorder: u32,
+    },
+    /// Nothing could ever be sent, or acknowledged.
+    #[error("{0} must not be 0")]
+    Zero(&'static str),
+    /// A range whose end is before its start.
+    #[error("{0} is below {1}")]
+    Below(&'static str, &'static str),
+    /// Not a fraction between 0 and 1.
+    #[error("{0} is {1}, not between 0 and 1")]
+    Fraction(&'static str, f64),
+}
+
+impl Params {
+    /// The parameters, if they can be used.
+    pub(crate) fn checked(self) -> Result<Self, ParamsError> {
+        let zeros = [
+            ("window", self.window == 0),
+            ("ack_every", self.ack_every == 0),
+            ("min_probe", self.min_probe.is_zero()),
+            ("dead_after", self.dead_after.is_zero()),
+        ];
+        if let Some((name, _)) = zeros.into_iter().find(|(_, zero)| *zero) {
+            return Err(ParamsError::Zero(name));
+        }
+        if u64::from(self.window) + u64::from(self.reorder) > u64::from(ACK_SPAN) {
+            return Err(ParamsError::Window { window: self.window, reorder: self.reorder });
+        }
+        if self.max_probe < self.min_probe {
+            return Err(ParamsError::Below("max_probe", "min_probe"));
+        }
+        self.congestion.map_or(Ok(()), |congestion| congestion.check())?;
+        Ok(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_work_is_refused() {
+        let refused = |change: fn(&mut Params)| {
+            let mut params = Params::default();
+            change(&mut params);
+            params.checked().unwrap_err()
+        };
+        assert_eq!(refused(|p| p.window = 0), ParamsError::Zero("window"));
+        assert_eq!(refused(|p| p.ack_every = 0), ParamsError::Zero("ack_every"));
+        let error = refused(|p| (p.window, p.reorder) = (200, 57));
+        assert_eq!(error, ParamsError::Window { window: 200, reorder: 57 });
+        assert!(error.to_string().contains("need 257 numbers"), "{error}");
+        refused(|p| p.reorder = u32::MAX);
+        refused(|p| p.max_probe = Duration::ZERO);
+        refused(|p| p.congestion = Some(Congestion { floor_bytes: 0, ..Congestion::default() }));
+        Params { window: 256, ..Params::default() }.checked().unwrap();
+    }
+}
