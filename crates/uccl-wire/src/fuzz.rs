@@ -231,6 +231,9 @@ fn message(bytes: &[u8]) -> bool {
 fn verbs_address(bytes: &[u8]) -> bool {
     let Ok(address) = VerbsAddress::decode(bytes) else { return false };
     assert_eq!(address.encode(), bytes, "it is written as it was read");
+    true
+}
+
 fn ack(bytes: &[u8]) -> bool {
     let Ok(ack) = Ack::decode(bytes) else { return false };
     assert_eq!(ack.encode(), bytes, "it is written as it was read");

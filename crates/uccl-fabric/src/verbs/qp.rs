@@ -12,7 +12,9 @@ use super::{
     context::complain,
     cq::Cq,
     ffi::{
-        abi::{self, PostSend, QpAttr, SendWr, access, qp_mask, qp_state, qp_type},
+        abi::{
+            self, PostRecv, PostSend, QpAttr, RecvWr, SendWr, access, qp_mask, qp_state, qp_type,
+        },
         check, errno,
     },
     pd::Pd,
@@ -26,6 +28,8 @@ const INLINE_BYTES: [u32; 5] = [220, 128, 64, 32, 0];
 pub(super) struct Qp {
     raw: NonNull<abi::Qp>,
     post_send: PostSend,
+    post_recv: PostRecv,
+    service: Service,
     first_packet: u32,
     max_inline: u32,
     pd: Arc<Pd>,
@@ -36,6 +40,22 @@ pub(super) struct Qp {
 unsafe impl Send for Qp {}
 // SAFETY: as above.
 unsafe impl Sync for Qp {}
+
+/// What a queue pair promises.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Service {
+    /// RC: the device retransmits.
+    Reliable,
+    /// UC: what is lost is lost without a word.
+    Unreliable,
+}
+
+/// How many requests a queue pair has room for.
+#[derive(Clone, Copy)]
+pub(super) struct Room {
+    pub(super) sends: u32,
+    pub(super) receives: u32,
+}
 
 /// What ties a queue pair to its port and to the network's rules.
 #[derive(Clone, Copy)]
@@ -67,11 +87,16 @@ const RNR_RETRY_FOR_EVER: u8 = 7;
 const MIN_RNR_TIMER: u8 = 12;
 
 impl Qp {
-    /// Makes a reliable one, with room for this many requests.
-    pub(super) fn new(pd: &Arc<Pd>, cq: &Arc<Cq>, depth: u32) -> Result<Self, RailError> {
+    /// Makes one.
+    pub(super) fn new(
+        pd: &Arc<Pd>,
+        cq: &Arc<Cq>,
+        service: Service,
+        room: Room,
+    ) -> Result<Self, RailError> {
         let mut refused = libc::EINVAL;
         for max_inline in INLINE_BYTES {
-            match Self::with_inline(pd, cq, depth, max_inline) {
+            match Self::with_inline(pd, cq, (service, room), max_inline) {
                 Ok(qp) => return Ok(qp),
                 Err(errno) => refused = errno,
             }
@@ -86,12 +111,17 @@ impl Qp {
         })
     }
 
-    fn with_inline(pd: &Arc<Pd>, cq: &Arc<Cq>, depth: u32, max_inline: u32) -> Result<Self, i32> {
+    fn with_inline(
+        pd: &Arc<Pd>,
+        cq: &Arc<Cq>,
+        (service, room): (Service, Room),
+        max_inline: u32,
+    ) -> Result<Self, i32> {
         let cap = abi::QpCap {
-            max_send_wr: depth,
-            max_recv_wr: 0,
+            max_send_wr: room.sends,
+            max_recv_wr: room.receives,
             max_send_sge: 1,
-            max_recv_sge: 0,
+            max_recv_sge: room.receives.min(1),
             max_inline_data: max_inline,
         };
         let mut attr = abi::QpInitAttr {
@@ -100,15 +130,18 @@ impl Qp {
             recv_cq: cq.raw(),
             srq: ptr::null_mut(),
             cap,
-            qp_type: qp_type::RC,
+            qp_type: match service {
+                Service::Reliable => qp_type::RC,
+                Service::Unreliable => qp_type::UC,
+            },
             sq_sig_all: 0,
         };
         // SAFETY: domain and queue live, and the struct has the library's layout.
         let raw = unsafe { (pd.verbs().create_qp)(pd.raw(), &raw mut attr) };
         let raw = NonNull::new(raw).ok_or_else(errno)?;
         // SAFETY: the context lives, and was filled in by the device's driver when it was opened.
-        let post_send = unsafe { (*pd.context().raw()).ops.post_send };
-        let Some(post_send) = post_send else {
+        let ops = unsafe { &(*pd.context().raw()).ops };
+        let (Some(post_send), Some(post_recv)) = (ops.post_send, ops.post_recv) else {
             // SAFETY: just made, and used by nothing.
             complain("ibv_destroy_qp", unsafe { (pd.verbs().destroy_qp)(raw.as_ptr()) });
             return Err(libc::EOPNOTSUPP);
@@ -116,6 +149,8 @@ impl Qp {
         Ok(Self {
             raw,
             post_send,
+            post_recv,
+            service,
             first_packet: fastrand::u32(..1 << 24),
             max_inline: attr.cap.max_inline_data,
             pd: Arc::clone(pd),
@@ -140,7 +175,10 @@ impl Qp {
         let mut attr = empty_attr(qp_state::INIT);
         attr.pkey_index = path.pkey_index;
         attr.port_num = path.port;
-        attr.qp_access_flags = access::REMOTE_WRITE | access::REMOTE_READ;
+        attr.qp_access_flags = match self.service {
+            Service::Reliable => access::REMOTE_WRITE | access::REMOTE_READ,
+            Service::Unreliable => access::REMOTE_WRITE,
+        };
         let mask = qp_mask::STATE | qp_mask::PKEY_INDEX | qp_mask::PORT | qp_mask::ACCESS_FLAGS;
         self.modify(&mut attr, mask, "to INIT")
     }
@@ -154,10 +192,13 @@ impl Qp {
     ) -> Result<(), RailError> {
         self.to_rtr(path, peer, qp)?;
         let mut attr = empty_attr(qp_state::RTS);
+        attr.sq_psn = self.first_packet;
+        if self.service == Service::Unreliable {
+            return self.modify(&mut attr, qp_mask::STATE | qp_mask::SQ_PSN, "to RTS");
+        }
         attr.timeout = path.timeout;
         attr.retry_cnt = path.retries;
         attr.rnr_retry = RNR_RETRY_FOR_EVER;
-        attr.sq_psn = self.first_packet;
         attr.max_rd_atomic = path.reads_asked.min(peer.reads_answered);
         let mask = qp_mask::STATE
             | qp_mask::TIMEOUT
@@ -176,13 +217,11 @@ impl Qp {
         attr.max_dest_rd_atomic = path.reads_answered;
         attr.min_rnr_timer = MIN_RNR_TIMER;
         attr.ah_attr = route(path, peer);
-        let mask = qp_mask::STATE
-            | qp_mask::AV
-            | qp_mask::PATH_MTU
-            | qp_mask::DEST_QPN
-            | qp_mask::RQ_PSN
-            | qp_mask::MAX_DEST_RD_ATOMIC
-            | qp_mask::MIN_RNR_TIMER;
+        let mut mask =
+            qp_mask::STATE | qp_mask::AV | qp_mask::PATH_MTU | qp_mask::DEST_QPN | qp_mask::RQ_PSN;
+        if self.service == Service::Reliable {
+            mask |= qp_mask::MAX_DEST_RD_ATOMIC | qp_mask::MIN_RNR_TIMER;
+        }
         self.modify(&mut attr, mask, "to RTR")
     }
 
@@ -204,6 +243,18 @@ impl Qp {
         // SAFETY: the queue pair lives; the requests are the caller's promise.
         let returned = unsafe { (self.post_send)(self.raw.as_ptr(), first, &raw mut bad) };
         check(returned).map_err(|errno| self.pd.context().error("ibv_post_send", errno))
+    }
+
+    /// Posts a chain of receives.
+    ///
+    /// # Safety
+    /// `first` leads to valid requests, which end with a null; their memory is used for nothing else until
+    /// they have ended, or this is dropped.
+    pub(super) unsafe fn receive(&self, first: *mut RecvWr) -> Result<(), RailError> {
+        let mut bad = ptr::null_mut();
+        // SAFETY: the queue pair lives; the requests are the caller's promise.
+        let returned = unsafe { (self.post_recv)(self.raw.as_ptr(), first, &raw mut bad) };
+        check(returned).map_err(|errno| self.pd.context().error("ibv_post_recv", errno))
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use uccl_device::MemoryKind;
 
 use super::{
-    channel::{Shape, VerbsChannel},
+    channel::{COMPLETIONS_OF_UC, Shape, VerbsChannel},
     context::{Context, DeviceList},
     devices::{Device, Opened, Port, is_active},
     ffi::{Verbs, abi::DeviceAttr},
@@ -155,7 +155,8 @@ impl VerbsRail {
             speed_mbps: port.speed_mbps,
         };
         let queue_pairs = settings.queue_pairs.unwrap_or(if device.is_software { 1 } else { 4 });
-        let depth = depth_of_each(settings.depth, queue_pairs, attr);
+        let of_uc = if settings.rc_mode { 0 } else { COMPLETIONS_OF_UC };
+        let depth = depth_of_each(settings.depth, queue_pairs, of_uc, attr);
         let chunk_bytes = u64::from(settings.chunk_kib) << 10;
         let limits = Limits {
             max_bytes: port.max_message.clamp(1, MAX_REQUEST),
@@ -163,7 +164,7 @@ impl VerbsRail {
             depth: (depth * u32::from(queue_pairs)) as usize,
             window_bytes: window(chunk_bytes, port.speed_mbps),
         };
-        let shape = Shape { path, limits, queue_pairs, depth };
+        let shape = Shape { path, limits, queue_pairs, depth, writes_over_uc: !settings.rc_mode };
         let (pd, max_region) = (Arc::clone(pd), attr.max_mr_size);
         Ok(Self { info, pd, shape, max_region, relaxed_ordering: settings.relaxed_ordering })
     }
@@ -182,10 +183,10 @@ fn at_most(wanted: u8, device: i32) -> u8 {
 }
 
 /// Requests that each queue pair has room for. All of them may end at once, and need room in the queue of
-/// completions.
-fn depth_of_each(wanted: u32, queue_pairs: u8, attr: &DeviceAttr) -> u32 {
+/// completions, beside those of a queue pair that is not reliable.
+fn depth_of_each(wanted: u32, queue_pairs: u8, of_uc: u32, attr: &DeviceAttr) -> u32 {
     let device = |limit: i32| u32::try_from(limit).unwrap_or(0);
-    let completions = device(attr.max_cqe) / u32::from(queue_pairs);
+    let completions = (device(attr.max_cqe) / u32::from(queue_pairs)).saturating_sub(of_uc);
     (wanted / u32::from(queue_pairs)).min(device(attr.max_qp_wr)).min(completions).max(1)
 }
 
@@ -232,14 +233,16 @@ mod tests {
         // SAFETY: all its fields are numbers, for which zero is a value.
         let mut attr: DeviceAttr = unsafe { std::mem::zeroed() };
         (attr.max_cqe, attr.max_qp_wr) = (32767, 1 << 20);
-        assert_eq!(depth_of_each(1024, 4, &attr), 256);
-        assert_eq!(depth_of_each(16384, 1, &attr), 16384);
+        assert_eq!(depth_of_each(1024, 4, 0, &attr), 256);
+        assert_eq!(depth_of_each(16384, 1, 0, &attr), 16384);
+        assert_eq!(depth_of_each(16384, 4, 1024, &attr), 4096);
+        assert_eq!(depth_of_each(16384, 2, 10_000, &attr), 6383);
         attr.max_qp_wr = 100;
-        assert_eq!(depth_of_each(1024, 4, &attr), 100);
+        assert_eq!(depth_of_each(1024, 4, 0, &attr), 100);
         attr.max_cqe = 40;
-        assert_eq!(depth_of_each(1024, 4, &attr), 10);
+        assert_eq!(depth_of_each(1024, 4, 0, &attr), 10);
         attr.max_cqe = -1;
-        assert_eq!(depth_of_each(1024, 4, &attr), 1);
+        assert_eq!(depth_of_each(1024, 4, 0, &attr), 1);
         assert_eq!((at_most(16, 4), at_most(16, 1000), at_most(16, 0)), (4, 16, 1));
     }
 }

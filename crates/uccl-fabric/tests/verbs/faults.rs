@@ -11,33 +11,38 @@ use uccl_fabric::{
     lane::OpKind::{Read, Write},
     mem::Span,
     rma::rail::{Rail, RailError, Request, RequestError},
+    verbs::VerbsSettings,
 };
 
-use crate::support::{Cable, Memory, Pair, Rails, impatient, request};
+use crate::support::{Cable, Memory, Pair, Rails, all_kinds_of_channels, impatient, request};
 
-/// One that succeeds, then one that is wrong: the first is told as done, the second with its reason, and
-/// the channel is dead.
+/// Some that succeed, then one that is wrong: it is told with its reason, and the channel is dead.
 fn refused(change: impl Fn(&mut Request), expected: &RequestError) {
-    let Some(rails) = Rails::shared() else { return };
-    for kind in [Write, Read] {
-        let ours = Memory::zeros(&rails.a, 1024);
-        let theirs = Memory::zeros(&rails.b, 1024);
-        let mut pair = rails.joined();
-        let good = request(kind, pair.a.as_mut(), (&ours, &theirs), 0..512, 1);
-        let mut bad = request(kind, pair.a.as_mut(), (&ours, &theirs), 0..512, 2);
-        change(&mut bad);
-        let (ended, result) = pair.run(&[good, bad]);
-        let told: Vec<_> = ended.iter().map(|ended| (ended.tag, &ended.result)).collect();
-        assert_eq!(told, [(1, &Ok(())), (2, &Err(expected.clone()))]);
-        let again = match result {
-            Ok(()) => pair.until_dead().1,
-            Err(error) => error,
-        };
-        assert!(matches!(again, RailError::Lost(_)), "{again}");
-        // SAFETY: nothing is posted to a dead channel.
-        let posted = unsafe { pair.a.post(&[good]) };
-        assert!(matches!(posted, Err(RailError::Lost(_))), "{posted:?}");
-        assert!(pair.a.probe(3).is_err());
+    for (name, settings) in all_kinds_of_channels() {
+        let Some(rails) = Rails::open(Cable::Shared, &settings) else { return };
+        for kind in [Write, Read] {
+            let what = format!("{kind:?} over {name}");
+            let ours = Memory::zeros(&rails.a, 1024);
+            let theirs = Memory::zeros(&rails.b, 1024);
+            let mut pair = rails.joined();
+            let good = request(kind, pair.a.as_mut(), (&ours, &theirs), 0..512, 1);
+            let mut bad = request(kind, pair.a.as_mut(), (&ours, &theirs), 0..512, 2);
+            change(&mut bad);
+            let (ended, result) = pair.run(&[good, good, good, bad]);
+            let told: Vec<_> = ended.iter().map(|ended| (ended.tag, &ended.result)).collect();
+            let wrong = Err(expected.clone());
+            assert_eq!(
+                told,
+                [(1, &Ok(())), (1, &Ok(())), (1, &Ok(())), (2, &wrong)],
+                "{what}: {result:?}"
+            );
+            let again = result.err().unwrap_or_else(|| pair.until_dead().1);
+            assert!(matches!(again, RailError::Lost(_)), "{what}: {again}");
+            // SAFETY: nothing is posted to a dead channel.
+            let posted = unsafe { pair.a.post(&[good]) };
+            assert!(matches!(posted, Err(RailError::Lost(_))), "{what}: {posted:?}");
+            assert!(pair.a.probe(3).is_err());
+        }
     }
 }
 
@@ -52,9 +57,20 @@ fn a_range_outside_the_region_is_refused() {
     refused(|request| request.remote_addr = u64::MAX - 100, &RequestError::Access);
 }
 
+/// NICs say which request it was; soft-RoCE only flushes all of them.
 #[test]
-fn local_memory_that_the_device_does_not_know_is_told() {
-    refused(|request| request.local_key = 0xdead_beef, &RequestError::Local);
+fn local_memory_that_the_device_does_not_know_ends_the_channel() {
+    let Some(rails) = Rails::shared() else { return };
+    let (ours, theirs) = (Memory::zeros(&rails.a, 1024), Memory::zeros(&rails.b, 1024));
+    for kind in [Write, Read] {
+        let mut pair = rails.joined();
+        let good = request(kind, pair.a.as_mut(), (&ours, &theirs), 0..512, 1);
+        let (ended, result) = pair.run(&[Request { local_key: 0xdead_beef, ..good }]);
+        let told = ended.iter().all(|ended| ended.result == Err(RequestError::Local));
+        assert!(told, "{kind:?}: {ended:?}");
+        let error = result.err().unwrap_or_else(|| pair.until_dead().1);
+        assert!(matches!(error, RailError::Lost(_)), "{kind:?}: {error}");
+    }
 }
 
 #[test]
@@ -88,19 +104,24 @@ fn a_region_that_is_no_more_registered_is_out_of_reach() {
 
 #[test]
 fn a_peer_whose_end_is_gone_is_lost() {
-    let Some(rails) = Rails::open(Cable::Shared, &impatient()) else { return };
-    let ours = Memory::random(&rails.a, 4096, 6);
-    let theirs = Memory::zeros(&rails.b, 4096);
-    let Pair { mut a, b } = rails.joined();
-    drop(b);
-    let write = request(Write, a.as_mut(), (&ours, &theirs), 0..4096, 1);
-    let mut pair = Pair { a, b: rails.b.open().expect("another") };
-    let (ended, result) = pair.run(&[write]);
-    let error = result.expect_err("nobody answers");
-    assert!(matches!(&error, RailError::Lost(why) if why.contains("did not answer")), "{error}");
-    assert!(ended.is_empty(), "{ended:?}");
-    assert!(theirs.bytes.iter().all(|&byte| byte == 0));
-    assert!(pair.a.probe(1).is_err() && pair.a.arm().is_ok_and(|sleep| !sleep));
+    for (name, settings) in all_kinds_of_channels() {
+        let settings = VerbsSettings { timeout: 10, retries: 3, ..settings };
+        let Some(rails) = Rails::open(Cable::Shared, &settings) else { return };
+        let ours = Memory::random(&rails.a, 4096, 6);
+        let theirs = Memory::zeros(&rails.b, 4096);
+        let Pair { mut a, b } = rails.joined();
+        drop(b);
+        let write = request(Write, a.as_mut(), (&ours, &theirs), 0..4096, 1);
+        let mut pair = Pair { a, b: rails.b.open().expect("another") };
+        let (ended, result) = pair.run(&[write]);
+        let error = result.expect_err("nobody answers");
+        let silence =
+            |why: &str| why.contains("did not answer") || why.contains("acknowledges nothing");
+        assert!(matches!(&error, RailError::Lost(why) if silence(why)), "{name}: {error}");
+        assert!(ended.is_empty(), "{name}: {ended:?}");
+        assert!(theirs.bytes.iter().all(|&byte| byte == 0));
+        assert!(pair.a.probe(1).is_err() && pair.a.arm().is_ok_and(|sleep| !sleep));
+    }
 }
 
 #[test]

@@ -49,5 +49,5 @@ fn what_is_no_address_is_refused_and_the_channel_can_still_be_joined() {
     a.connect(&address).expect("joined");
     let error = a.connect(&address).expect_err("joined already");
     assert!(matches!(error, RailError::Peer(_)), "{error}");
-    b.connect(&a.address().to_vec()).expect("joined");
+    b.connect(a.address()).expect("joined");
 }

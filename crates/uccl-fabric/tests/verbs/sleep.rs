@@ -1,9 +1,12 @@
 //! Sleeping until something has happened.
 
+use std::time::{Duration, Instant};
+
 use rustix::event::{PollFd, PollFlags, poll};
 use uccl_fabric::{
     lane::OpKind::Write,
     rma::rail::{Channel, RailError},
+    verbs::VerbsSettings,
 };
 
 use crate::support::{Cable, Memory, Pair, Rails, impatient, request};
@@ -39,6 +42,46 @@ fn a_sleeper_is_woken_by_the_end_of_its_request() {
         }
     }
     assert!(ended.iter().map(|ended| ended.tag).eq(0..20));
+}
+
+/// Over UC both ends have something to do: acknowledgements and timers.
+#[test]
+fn both_ends_may_sleep_over_uc() {
+    let settings = VerbsSettings { rc_mode: false, ..VerbsSettings::default() };
+    let Some(rails) = Rails::open(Cable::Shared, &settings) else { return };
+    let ours = Memory::random(&rails.a, 1 << 20, 1);
+    let theirs = Memory::zeros(&rails.b, 1 << 20);
+    let mut pair = rails.joined();
+    let mut ended = Vec::new();
+    for round in 0..20 {
+        let write = request(Write, pair.a.as_mut(), (&ours, &theirs), 0..1 << 20, round);
+        // SAFETY: the memory is kept until it has ended.
+        assert_eq!(unsafe { pair.a.post(&[write]) }.expect("posted"), 1);
+        while ended.len() as u64 <= round {
+            sleep_both(&mut pair);
+            pair.a.poll(&mut ended).expect("it lives");
+            pair.b.poll(&mut Vec::new()).expect("it lives");
+        }
+    }
+    assert!(ours.bytes == theirs.bytes);
+}
+
+/// Sleeps until one of them is woken, or must look at the time.
+fn sleep_both(pair: &mut Pair) {
+    if !(pair.a.arm().expect("it lives") && pair.b.arm().expect("it lives")) {
+        return;
+    }
+    let now = Instant::now();
+    let due = [pair.a.wake_in(now), pair.b.wake_in(now)].into_iter().flatten().min();
+    let due = due.unwrap_or(Duration::from_secs(60));
+    let (a, b) = (pair.a.fd().expect("a descriptor"), pair.b.fd().expect("a descriptor"));
+    let mut watched = [PollFd::new(&a, PollFlags::IN), PollFd::new(&b, PollFlags::IN)];
+    let timeout = rustix::time::Timespec {
+        tv_sec: due.as_secs() as i64,
+        tv_nsec: i64::from(due.subsec_nanos()),
+    };
+    let woken = poll(&mut watched, Some(&timeout)).expect("poll");
+    assert!(woken > 0 || due < Duration::from_secs(60), "nobody is woken");
 }
 
 /// A poller that saw the end itself leaves the event behind; that wakes nobody later.

@@ -65,6 +65,21 @@ impl Rails {
     }
 }
 
+/// What differs between channels.
+pub(crate) fn all_kinds_of_channels() -> Vec<(&'static str, VerbsSettings)> {
+    let of = |queue_pairs, rc_mode| VerbsSettings {
+        queue_pairs: Some(queue_pairs),
+        rc_mode,
+        ..VerbsSettings::default()
+    };
+    vec![
+        ("RC, 1 queue pair", of(1, true)),
+        ("RC, 4 queue pairs", of(4, true)),
+        ("UC, 1 queue pair", of(1, false)),
+        ("UC, 3 queue pairs", of(3, false)),
+    ]
+}
+
 /// Settings with which a lost peer is noticed soon.
 pub(crate) fn impatient() -> VerbsSettings {
     VerbsSettings { timeout: 10, retries: 3, ..VerbsSettings::default() }

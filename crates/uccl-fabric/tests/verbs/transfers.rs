@@ -6,7 +6,7 @@ use uccl_fabric::{
     verbs::VerbsSettings,
 };
 
-use crate::support::{Cable, Memory, Pair, Rails, request};
+use crate::support::{Cable, Memory, Pair, Rails, all_kinds_of_channels, request};
 
 /// Lengths around what is inline, a packet and a chunk.
 const LENGTHS: &[usize] = &[
@@ -27,12 +27,6 @@ const LENGTHS: &[usize] = &[
     1 << 20,
     (1 << 20) + 3,
 ];
-
-fn all_kinds_of_channels() -> Vec<(&'static str, VerbsSettings)> {
-    let one = VerbsSettings { queue_pairs: Some(1), ..VerbsSettings::default() };
-    let four = VerbsSettings { queue_pairs: Some(4), ..VerbsSettings::default() };
-    vec![("1 queue pair", one), ("4 queue pairs", four)]
-}
 
 /// As a lane cuts it.
 fn in_chunks(
@@ -86,10 +80,28 @@ fn all_lengths_arrive() {
 
 #[test]
 fn much_arrives() {
-    let Some(rails) = Rails::shared() else { return };
-    let mut pair = rails.joined();
-    moves_exactly(&rails, &mut pair, Write, 64 << 20);
-    moves_exactly(&rails, &mut pair, Read, 64 << 20);
+    for (name, settings) in all_kinds_of_channels() {
+        let Some(rails) = Rails::open(Cable::Shared, &settings) else { return };
+        let mut pair = rails.joined();
+        moves_exactly(&rails, &mut pair, Write, 64 << 20);
+        moves_exactly(&rails, &mut pair, Read, 64 << 20);
+        eprintln!("{name}: 64 MiB each way");
+    }
+}
+
+/// A peer that has no queue pairs for it is written to the reliable way.
+#[test]
+fn ends_that_disagree_about_uc_work() {
+    let uc = VerbsSettings { rc_mode: false, ..VerbsSettings::default() };
+    let Some(reliable) = Rails::shared() else { return };
+    let Some(unreliable) = Rails::open(Cable::Shared, &uc) else { return };
+    for rails in
+        [Rails { a: reliable.a, b: unreliable.b }, Rails { a: unreliable.a, b: reliable.b }]
+    {
+        let mut pair = rails.joined();
+        moves_exactly(&rails, &mut pair, Write, 300_000);
+        moves_exactly(&rails, &mut pair, Read, 300_000);
+    }
 }
 
 #[test]

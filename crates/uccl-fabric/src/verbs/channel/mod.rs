@@ -2,20 +2,27 @@
 
 mod queue;
 mod status;
+mod unreliable;
 
-use std::{collections::VecDeque, os::fd::BorrowedFd, sync::Arc};
+use std::{
+    collections::VecDeque,
+    os::fd::BorrowedFd,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use uccl_wire::verbs::VerbsAddress;
 
 use self::{
-    queue::{SendQueue, queue_of},
+    queue::{SendQueue, What, queue_of},
     status::{Failure, classify, hint},
+    unreliable::{Plan, RECEIVE, Unreliable},
 };
 use super::{
     cq::Cq,
-    ffi::abi::{Wc, wc_status},
+    ffi::abi::{Wc, wc_status, wr_opcode},
     pd::Pd,
-    qp::{Path, Qp},
+    qp::{Path, Qp, Room, Service},
     registration,
 };
 use crate::{
@@ -32,7 +39,12 @@ pub(super) struct Shape {
     pub(super) queue_pairs: u8,
     /// Requests that each queue pair has room for.
     pub(super) depth: u32,
+    /// Whether writes go over queue pairs of their own that are not reliable.
+    pub(super) writes_over_uc: bool,
 }
+
+/// Completions that a queue pair that is not reliable may have at a time.
+pub(super) const COMPLETIONS_OF_UC: u32 = unreliable::SENDS + unreliable::RECEIVES;
 
 /// Completions taken at a time.
 const BATCH: usize = 32;
@@ -57,10 +69,12 @@ const NO_COMPLETION: Wc = Wc {
     dlid_path_bits: 0,
 };
 
-/// Reliable queue pairs between two ports.
+/// Queue pairs between two ports.
 pub(super) struct VerbsChannel {
     /// Before `cq`: destroyed before it.
     queues: Vec<SendQueue>,
+    /// For writes, where those do not go the reliable way.
+    unreliable: Option<Unreliable>,
     cq: Arc<Cq>,
     pd: Arc<Pd>,
     shape: Shape,
@@ -79,17 +93,32 @@ pub(super) struct VerbsChannel {
 
 impl VerbsChannel {
     pub(super) fn new(pd: &Arc<Pd>, shape: &Shape) -> Result<Self, RailError> {
-        let room = i32::try_from(shape.limits.depth).unwrap_or(i32::MAX);
+        let queue_pairs = usize::from(shape.queue_pairs);
+        let of_uc = if shape.writes_over_uc { COMPLETIONS_OF_UC as usize * queue_pairs } else { 0 };
+        let room = i32::try_from(shape.limits.depth + of_uc).unwrap_or(i32::MAX);
         let cq = Cq::new(pd.context(), room)?;
-        let mut queues = Vec::with_capacity(shape.queue_pairs.into());
-        for index in 0..usize::from(shape.queue_pairs) {
-            let qp = Qp::new(pd, &cq, shape.depth)?;
+        let mut queues = Vec::with_capacity(queue_pairs);
+        for index in 0..queue_pairs {
+            let room = Room { sends: shape.depth, receives: 0 };
+            let qp = Qp::new(pd, &cq, Service::Reliable, room)?;
             qp.to_init(&shape.path)?;
             queues.push(SendQueue::new(qp, index, shape.depth));
         }
-        let address = address_of(&shape.path, &queues).encode();
+        let plan = Plan {
+            first: queue_pairs,
+            paths: queue_pairs,
+            path: shape.path,
+            chunk_bytes: shape.limits.chunk_bytes,
+            most: shape.limits.depth,
+        };
+        let unreliable = match shape.writes_over_uc {
+            true => Some(Unreliable::new(pd, &cq, &plan)?),
+            false => None,
+        };
+        let address = address_of(&shape.path, &queues, unreliable.as_ref()).encode();
         Ok(Self {
             queues,
+            unreliable,
             cq,
             pd: Arc::clone(pd),
             shape: *shape,
@@ -134,19 +163,35 @@ impl VerbsChannel {
 
     /// Makes requests for the queues, as far as there is room; says how many.
     fn make(&mut self, requests: &[Request]) -> usize {
-        let most = self.shape.limits.max_bytes;
         for (done, request) in requests.iter().enumerate() {
-            if request.local.len as u64 > most {
-                let why =
-                    format!("{} bytes are more than a request takes, {most}", request.local.len);
-                self.untold
-                    .push(Ended { tag: request.tag, result: Err(RequestError::Failed(why)) });
+            if let Some(result) = self.ends_at_once(request) {
+                self.untold.push(Ended { tag: request.tag, result });
                 continue;
             }
-            let Some(queue) = self.pick() else { return done };
-            queue.make(request);
+            let is_taken = match &mut self.unreliable {
+                Some(unreliable) if request.kind == OpKind::Write => unreliable.take(request),
+                _ => self.pick().map(|queue| queue.make(request)).is_some(),
+            };
+            if !is_taken {
+                return done;
+            }
         }
         requests.len()
+    }
+
+    /// The end of a request that is not for the device. One of no bytes has arrived already; and soft-RoCE
+    /// does not keep reads apart from it when packets are lost.
+    #[inline]
+    fn ends_at_once(&self, request: &Request) -> Option<Result<(), RequestError>> {
+        let (len, most) = (request.local.len as u64, self.shape.limits.max_bytes);
+        match len {
+            0 => Some(Ok(())),
+            len if len > most => {
+                let why = format!("{len} bytes are more than a request takes, {most}");
+                Some(Err(RequestError::Failed(why)))
+            }
+            _ => None,
+        }
     }
 
     /// # Safety
@@ -165,37 +210,67 @@ impl VerbsChannel {
     /// Posts probes that waited for room.
     fn post_probes(&mut self) -> Result<(), RailError> {
         while let Some(&tag) = self.probes.front() {
-            if self.make(&[probe(tag)]) == 0 {
-                break;
-            }
+            let Some(queue) = self.pick() else { break };
+            queue.make(&probe(tag));
             self.probes.pop_front();
         }
-        // SAFETY: probes have no memory.
+        // SAFETY: probes have no memory; and what else was made is posted already.
         unsafe { self.ring() }
     }
 
-    /// Takes the completions there are.
-    fn reap(&mut self, ended: &mut Vec<Ended>) {
+    /// Keeps up what the ways that are not reliable need. Costs nothing where there are none.
+    fn turn(&mut self, is_idle: bool, ended: &mut Vec<Ended>) -> Result<(), RailError> {
+        let Some(unreliable) = &mut self.unreliable else { return Ok(()) };
+        if let Err(error) = unreliable.turn(Instant::now(), is_idle, ended) {
+            self.fail(error.clone());
+            return Err(error);
+        }
+        self.post_stubborn()
+    }
+
+    /// Sends the reliable way what was lost again and again.
+    fn post_stubborn(&mut self) -> Result<(), RailError> {
+        while let Some((item, write)) = self.unreliable.as_ref().and_then(Unreliable::next_stubborn)
+        {
+            let Some(queue) = self.pick() else { break };
+            queue.make_as(What::Piece(item), wr_opcode::RDMA_WRITE, 0, &write);
+            if let Some(unreliable) = &mut self.unreliable {
+                unreliable.took_stubborn();
+            }
+        }
+        // SAFETY: it is a piece of a write that has not ended, whose memory is its poster's promise.
+        unsafe { self.ring() }
+    }
+
+    /// Takes the completions there are; whether there were any.
+    fn reap(&mut self, ended: &mut Vec<Ended>) -> bool {
         let mut wcs = [NO_COMPLETION; BATCH];
+        let mut any = false;
         loop {
             let count = match self.cq.poll(&mut wcs) {
                 Ok(count) => count,
-                Err(error) => return self.fail(error),
+                Err(error) => {
+                    self.fail(error);
+                    return true;
+                }
             };
+            any |= count > 0;
             for wc in &wcs[..count] {
-                self.completed(wc, ended);
+                match queue_of(wc.wr_id & !RECEIVE) {
+                    index if index < self.queues.len() => self.completed(index, wc, ended),
+                    index => self.completed_uc(index, wc),
+                }
             }
             if count < BATCH {
-                return;
+                return any;
             }
         }
     }
 
     #[inline]
-    fn completed(&mut self, wc: &Wc, ended: &mut Vec<Ended>) {
-        let Some(queue) = self.queues.get_mut(queue_of(wc.wr_id)) else {
-            return self.fail(RailError::Lost("a completion of no queue pair of ours".to_owned()));
-        };
+    fn completed(&mut self, index: usize, wc: &Wc, ended: &mut Vec<Ended>) {
+        let Self { queues, unreliable, .. } = self;
+        let Some(queue) = queues.get_mut(index) else { return };
         let failure = (wc.status != wc_status::SUCCESS).then(|| classify(wc));
         // A queue pair carries out its requests in order: those before the one that failed succeeded,
         // though nothing may have been heard of them.
@@ -205,12 +280,41 @@ impl VerbsChannel {
                 Some(Failure::Request(error)) if is_last => Err(error.clone()),
                 _ => Ok(()),
             };
-            ended.push(Ended { tag: request.tag, result });
+            match (request.what, &mut *unreliable) {
+                (What::Own(tag), _) => ended.push(Ended { tag, result }),
+                (What::Piece(item), Some(unreliable)) => {
+                    unreliable.piece_ended(item, result, ended)
+                }
+                (What::Piece(_) | What::Unreliable, _) => {}
+            }
         });
+        // What caused a flush comes first, or (soft-RoCE) a little later: it says more.
+        let cause_may_follow = wc.status == wc_status::WR_FLUSH_ERR && !queue.is_empty();
         if !known && failure.is_none() {
             self.fail(RailError::Lost("a completion of no request of ours".to_owned()));
-        } else if failure.is_some() && self.fault.is_none() {
+        } else if failure.is_some() && self.fault.is_none() && !cause_may_follow {
             self.fail(RailError::Lost(self.describe(wc)));
+        }
+    }
+
+    /// Of a queue pair that is not reliable.
+    fn completed_uc(&mut self, index: usize, wc: &Wc) {
+        let Some(unreliable) = &mut self.unreliable else {
+            return self.fail(RailError::Lost("a completion of no queue pair of ours".to_owned()));
+        };
+        let is_receive = wc.wr_id & RECEIVE != 0;
+        // A receive that ended in error had a message that was refused; the queue pair lives on.
+        let is_dead = match is_receive {
+            true => wc.status == wc_status::WR_FLUSH_ERR,
+            false => wc.status != wc_status::SUCCESS,
+        };
+        if is_dead {
+            let why = self.describe(wc);
+            self.fail(RailError::Lost(why));
+        } else if is_receive {
+            unreliable.received(Instant::now(), index, wc);
+        } else if !unreliable.sent(index, wc.wr_id) {
+            self.fail(RailError::Lost("a completion of no request of ours".to_owned()));
         }
     }
 
@@ -228,16 +332,16 @@ impl VerbsChannel {
     }
 }
 
-fn address_of(path: &Path, queues: &[SendQueue]) -> VerbsAddress {
+fn address_of(path: &Path, queues: &[SendQueue], uc: Option<&Unreliable>) -> VerbsAddress {
     VerbsAddress {
         link_layer: path.link_layer,
         mtu: path.mtu,
         lid: path.lid,
         gid: path.gid,
         reads_answered: path.reads_answered,
-        receives: 0,
+        receives: uc.map_or(0, |_| unreliable::RECEIVES),
         reliable: queues.iter().map(|queue| queue.qp().name()).collect(),
-        unreliable: Vec::new(),
+        unreliable: uc.map(Unreliable::names).unwrap_or_default(),
     }
 }
 
@@ -278,6 +382,13 @@ impl Channel for VerbsChannel {
             queue.qp().join(&self.shape.path, &peer, *qp)?;
         }
         self.shape.limits.depth = self.shape.depth as usize * self.queues.len();
+        match &mut self.unreliable {
+            Some(unreliable) if !peer.unreliable.is_empty() => {
+                unreliable.join(&self.shape.path, &peer)?
+            }
+            // The peer has none: writes go the reliable way.
+            _ => self.unreliable = None,
+        }
         self.is_joined = true;
         Ok(())
     }
@@ -297,15 +408,22 @@ impl Channel for VerbsChannel {
         let made = self.make(requests);
         // SAFETY: the caller's promise; nothing was made before that is not posted.
         unsafe { self.ring() }?;
+        if self.unreliable.is_some() {
+            let mut ended = std::mem::take(&mut self.untold);
+            let result = self.turn(false, &mut ended);
+            self.untold = ended;
+            result?;
+        }
         Ok(made)
     }
 
     fn poll(&mut self, ended: &mut Vec<Ended>) -> Result<(), RailError> {
         ended.append(&mut self.untold);
-        self.reap(ended);
+        let is_idle = !self.reap(ended);
         if let Some(fault) = &self.fault {
             return Err(fault.clone());
         }
+        self.turn(is_idle, ended)?;
         if self.probes.is_empty() { Ok(()) } else { self.post_probes() }
     }
 
@@ -326,11 +444,18 @@ impl Channel for VerbsChannel {
         // What came before the device was told to notify shows nowhere else.
         let mut ended = std::mem::take(&mut self.untold);
         self.reap(&mut ended);
+        let result = if self.fault.is_none() { self.turn(true, &mut ended) } else { Ok(()) };
         self.untold = ended;
+        result?;
         Ok(self.untold.is_empty() && self.fault.is_none())
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.cq.fd())
+    }
+
+    fn wake_in(&self, now: Instant) -> Option<Duration> {
+        let at = self.unreliable.as_ref()?.next_timeout()?;
+        Some(at.saturating_duration_since(now))
     }
 }

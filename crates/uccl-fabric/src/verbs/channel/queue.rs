@@ -19,6 +19,11 @@ const COUNTER: u64 = (1 << COUNTER_BITS) - 1;
 /// At most this many requests end by one completion, so that the first of many are not told too late.
 const MOST_UNSIGNALLED: u32 = 32;
 
+/// What the identifiers of a queue's requests have in common.
+pub(super) fn queue_id(index: usize) -> u64 {
+    (index as u64) << COUNTER_BITS
+}
+
 /// The queue that an identifier names.
 pub(super) fn queue_of(wr_id: u64) -> usize {
     (wr_id >> COUNTER_BITS) as usize
@@ -27,8 +32,19 @@ pub(super) fn queue_of(wr_id: u64) -> usize {
 /// A request that the device has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Outstanding {
-    pub(super) tag: u64,
+    pub(super) what: What,
     bytes: u64,
+}
+
+/// Whose request it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum What {
+    /// The channel's user's, with this tag.
+    Own(u64),
+    /// A piece of one, which had been lost too often on the way that is not reliable.
+    Piece(u64),
+    /// The protocol's: its end says nothing of whether it came.
+    Unreliable,
 }
 
 /// The accounts of a send queue: what is in it, in order.
@@ -45,14 +61,14 @@ pub(super) struct Account {
 
 impl Account {
     fn new(queue: usize, depth: usize) -> Self {
-        let queue = (queue as u64) << COUNTER_BITS;
-        Self { outstanding: VecDeque::with_capacity(depth), first: 0, bytes: 0, depth, queue }
+        let (outstanding, queue) = (VecDeque::with_capacity(depth), queue_id(queue));
+        Self { outstanding, first: 0, bytes: 0, depth, queue }
     }
 
     /// Takes a place, and gives the request its identifier.
-    fn add(&mut self, tag: u64, bytes: u64) -> u64 {
+    fn add(&mut self, what: What, bytes: u64) -> u64 {
         let counter = self.first.wrapping_add(self.outstanding.len() as u64) & COUNTER;
-        self.outstanding.push_back(Outstanding { tag, bytes });
+        self.outstanding.push_back(Outstanding { what, bytes });
         self.bytes += bytes;
         self.queue | counter
     }
@@ -102,6 +118,14 @@ const NO_REQUEST: SendWr = SendWr {
     _bind_mw: [0; 6],
 };
 
+#[inline]
+fn opcode_of(kind: OpKind) -> u32 {
+    match kind {
+        OpKind::Read => wr_opcode::RDMA_READ,
+        OpKind::Write => wr_opcode::RDMA_WRITE,
+    }
+}
+
 impl SendQueue {
     pub(super) fn new(qp: Qp, index: usize, depth: u32) -> Self {
         let places = depth as usize;
@@ -128,22 +152,37 @@ impl SendQueue {
 
     #[inline]
     pub(super) fn has_room(&self) -> bool {
-        self.account.outstanding.len() < self.account.depth
+        self.room() > 0
+    }
+
+    /// Requests that can be made.
+    #[inline]
+    pub(super) fn room(&self) -> usize {
+        self.account.depth.saturating_sub(self.account.outstanding.len())
+    }
+
+    /// Whether nothing is in flight.
+    pub(super) fn is_empty(&self) -> bool {
+        self.account.outstanding.is_empty()
     }
 
     /// Makes a request, for which there is room. It is posted by [`Self::ring`].
     #[inline]
     pub(super) fn make(&mut self, request: &Request) {
+        self.make_as(What::Own(request.tag), opcode_of(request.kind), 0, request);
+    }
+
+    /// The same with another opcode, and an immediate.
+    #[inline]
+    pub(super) fn make_as(&mut self, what: What, opcode: u32, immediate: u32, request: &Request) {
         let (Some(wr), Some(sge)) = (self.wrs.get_mut(self.made), self.sges.get_mut(self.made))
         else {
             return;
         };
         let len = request.local.len;
-        wr.wr_id = self.account.add(request.tag, len as u64);
-        wr.opcode = match request.kind {
-            OpKind::Write => wr_opcode::RDMA_WRITE,
-            OpKind::Read => wr_opcode::RDMA_READ,
-        };
+        wr.wr_id = self.account.add(what, len as u64);
+        wr.opcode = opcode;
+        wr.imm_data = immediate.to_be();
         wr.send_flags = 0;
         wr.num_sge = i32::from(len > 0);
         wr.remote_addr = request.remote_addr;
@@ -211,13 +250,13 @@ mod tests {
     fn a_completion_tells_of_all_before_it() {
         let mut account = Account::new(3, 4);
         account.first = COUNTER - 1;
-        let ids: Vec<_> = (0..4).map(|tag| account.add(tag, 10)).collect();
+        let ids: Vec<_> = (0..4).map(|tag| account.add(What::Own(tag), 10)).collect();
         assert!(ids.iter().all(|&id| queue_of(id) == 3));
         assert_eq!((account.bytes, account.outstanding.len()), (40, 4));
         let counts: Vec<_> = ids.iter().map(|&id| account.ended_by(id)).collect();
         assert_eq!(counts, [Some(1), Some(2), Some(3), Some(4)]);
-        assert_eq!(account.remove_first().map(|request| request.tag), Some(0));
-        assert_eq!(account.remove_first().map(|request| request.tag), Some(1));
+        assert_eq!(account.remove_first().map(|request| request.what), Some(What::Own(0)));
+        assert_eq!(account.remove_first().map(|request| request.what), Some(What::Own(1)));
         assert_eq!(account.ended_by(ids[1]), None, "known already");
         assert_eq!(account.ended_by(ids[3]), Some(2));
         assert_eq!(account.ended_by(ids[3] + 1), None, "not posted");

@@ -14,14 +14,16 @@ pub(super) enum Failure {
     Lost,
 }
 
-/// `LOC_ACCESS_ERR` is for memory as `LOC_PROT_ERR` is, on the side that answers.
+/// As `LOC_PROT_ERR`, on the side that answers.
 const LOC_ACCESS_ERR: u32 = 8;
+/// A malformed request, or (older soft-RoCE) one that names unknown memory. Ours are well formed.
+const LOC_QP_OP_ERR: u32 = 2;
 
 /// Of a completion that is no success.
 pub(super) fn classify(wc: &Wc) -> Failure {
     match wc.status {
         status::REM_ACCESS_ERR | status::REM_INV_REQ_ERR => Failure::Request(RequestError::Access),
-        status::LOC_PROT_ERR | status::LOC_LEN_ERR | LOC_ACCESS_ERR => {
+        status::LOC_PROT_ERR | status::LOC_LEN_ERR | LOC_ACCESS_ERR | LOC_QP_OP_ERR => {
             Failure::Request(RequestError::Local)
         }
         status::REM_OP_ERR => Failure::Request(RequestError::Failed(
@@ -71,7 +73,7 @@ mod tests {
         for status in 1..=24 {
             let expected = match status {
                 9 | 10 => Failure::Request(RequestError::Access),
-                1 | 4 | 8 => Failure::Request(RequestError::Local),
+                1 | 2 | 4 | 8 => Failure::Request(RequestError::Local),
                 11 => continue,
                 _ => Failure::Lost,
             };

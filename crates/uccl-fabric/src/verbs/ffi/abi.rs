@@ -214,6 +214,12 @@ pub(crate) mod wc_status {
     pub(crate) const FATAL_ERR: u32 = 19;
 }
 
+/// `enum ibv_wc_opcode`, as far as it matters.
+pub(crate) mod wc_opcode {
+    pub(crate) const RECV: u32 = 1 << 7;
+    pub(crate) const RECV_RDMA_WITH_IMM: u32 = RECV + 1;
+}
+
 /// `struct ibv_sge`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -245,6 +251,8 @@ pub(crate) struct SendWr {
 /// `enum ibv_wr_opcode`.
 pub(crate) mod wr_opcode {
     pub(crate) const RDMA_WRITE: u32 = 0;
+    pub(crate) const RDMA_WRITE_WITH_IMM: u32 = 1;
+    pub(crate) const SEND: u32 = 2;
     pub(crate) const RDMA_READ: u32 = 4;
 }
 
@@ -290,6 +298,7 @@ pub(crate) struct QpInitAttr {
 /// `enum ibv_qp_type`.
 pub(crate) mod qp_type {
     pub(crate) const RC: u32 = 2;
+    pub(crate) const UC: u32 = 3;
 }
 
 /// `struct ibv_global_route`.

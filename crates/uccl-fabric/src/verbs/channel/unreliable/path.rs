@@ -1,0 +1,201 @@
+//! One queue pair that is not reliable, with the protocol that makes up for it.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use uccl_tran::{Params, Receiver, Sender};
+use uccl_wire::{
+    ack::{ACK_LEN, Ack},
+    verbs::{QueuePair, VerbsAddress},
+};
+
+use super::{
+    super::queue::{SendQueue, What, queue_id},
+    receives::{RECEIVES, Receives},
+};
+use crate::{
+    lane::OpKind,
+    mem::Span,
+    rma::rail::{RailError, Request},
+    verbs::{
+        cq::Cq,
+        ffi::abi::{Wc, wc_opcode, wc_status, wr_opcode},
+        pd::Pd,
+        qp::{Path, Qp, Room, Service},
+        registration::READABLE,
+    },
+};
+
+/// Requests that the send queue has room for.
+pub(in super::super) const SENDS: u32 = 512;
+
+/// Of these, kept free of data: for acknowledgements and probes.
+const SPARE: usize = 64;
+
+pub(super) struct UcPath {
+    /// Before the receives: its queue pair is destroyed before their memory.
+    queue: SendQueue,
+    receives: Receives,
+    /// Sending and receiving end; none before the path is joined.
+    ends: Option<(Sender, Receiver)>,
+    /// The acknowledgement being posted; its bytes travel in the request.
+    ack: [u8; ACK_LEN],
+}
+
+impl UcPath {
+    pub(super) fn new(
+        pd: &Arc<Pd>,
+        cq: &Arc<Cq>,
+        index: usize,
+        path: &Path,
+    ) -> Result<Self, RailError> {
+        let room = Room { sends: SENDS, receives: RECEIVES };
+        let qp = Qp::new(pd, cq, Service::Unreliable, room)?;
+        if qp.max_inline() < ACK_LEN {
+            return Err(RailError::Provider {
+                what: "making a UC queue pair".to_owned(),
+                why: format!("requests must take {ACK_LEN} bytes inline; set UCCL_RCMODE=1"),
+            });
+        }
+        qp.to_init(path)?;
+        let mut receives = Receives::new(pd, queue_id(index))?;
+        receives.post(&qp, true)?;
+        Ok(Self {
+            queue: SendQueue::new(qp, index, SENDS),
+            receives,
+            ends: None,
+            ack: [0; ACK_LEN],
+        })
+    }
+
+    pub(super) fn name(&self) -> QueuePair {
+        self.queue.qp().name()
+    }
+
+    pub(super) fn join(
+        &mut self,
+        path: &Path,
+        peer: &VerbsAddress,
+        qp: QueuePair,
+        now: Instant,
+    ) -> Result<(), RailError> {
+        let params = Params { dead_after: dead_after(path), ..Params::default() };
+        let refused = |error| RailError::Provider {
+            what: "beginning the protocol for UC".to_owned(),
+            why: format!("{error}"),
+        };
+        let sender = Params { first: self.name().first_packet, ..params };
+        let sender = Sender::new(sender, now).map_err(refused)?;
+        let receiver =
+            Receiver::new(Params { first: qp.first_packet, ..params }).map_err(refused)?;
+        self.queue.qp().join(path, peer, qp)?;
+        self.ends = Some((sender, receiver));
+        Ok(())
+    }
+
+    /// The sending end, for what it has to say.
+    pub(super) fn sender(&mut self) -> Option<&mut Sender> {
+        Some(&mut self.ends.as_mut()?.0)
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.queue.bytes()
+    }
+
+    pub(super) fn can_send(&self, len: usize) -> bool {
+        let can = |(sender, _): &(Sender, _)| sender.can_send(len as u64);
+        self.queue.room() > SPARE && self.ends.as_ref().is_some_and(can)
+    }
+
+    /// Makes a message of a write, if it can be sent; whether it was.
+    pub(super) fn send(&mut self, now: Instant, item: u64, write: &Request) -> bool {
+        let Some((sender, _)) = self.ends.as_mut() else { return false };
+        let Ok(number) = sender.send(now, item, write.local.len as u64) else { return false };
+        let opcode = wr_opcode::RDMA_WRITE_WITH_IMM;
+        self.queue.make_as(What::Unreliable, opcode, number.0, write);
+        true
+    }
+
+    /// Makes a probe: a message of no bytes. Where there is no room it counts as lost.
+    pub(super) fn probe(&mut self, number: u32) {
+        if self.queue.has_room() {
+            let opcode = wr_opcode::RDMA_WRITE_WITH_IMM;
+            self.queue.make_as(What::Unreliable, opcode, number, &no_bytes());
+        }
+    }
+
+    /// A receive has ended.
+    pub(super) fn received(&mut self, now: Instant, wc: &Wc) {
+        let bytes = self.receives.ended(wc.wr_id, wc.byte_len);
+        let Some((sender, receiver)) = self.ends.as_mut() else { return };
+        if wc.status != wc_status::SUCCESS {
+            // A message that came and was refused: the same as one that did not come.
+            return;
+        }
+        let immediate = u32::from_be(wc.imm_data);
+        match (wc.opcode, wc.byte_len) {
+            (wc_opcode::RECV_RDMA_WITH_IMM, 0) => {
+                receiver.on_probe(now, immediate);
+            }
+            (wc_opcode::RECV_RDMA_WITH_IMM, _) => {
+                receiver.on_packet(now, immediate);
+            }
+            (wc_opcode::RECV, _) => {
+                let ack = bytes.and_then(|bytes| Ack::decode(&bytes).ok());
+                if ack.is_none_or(|ack| sender.on_ack(now, &ack).is_err()) {
+                    tracing::debug!("the peer sent an acknowledgement that makes no sense");
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Posts what is due: messages made, an acknowledgement (with nothing else to do: of all that came), and
+    /// receives.
+    pub(super) fn post(&mut self, now: Instant, is_idle: bool) -> Result<(), RailError> {
+        self.receives.post(self.queue.qp(), is_idle)?;
+        if let Some((_, receiver)) = self.ends.as_mut()
+            && self.queue.has_room()
+        {
+            let ack = if is_idle { receiver.flush(now) } else { receiver.poll_ack(now) };
+            if let Some(ack) = ack {
+                self.ack = ack.encode();
+                let span = Span { addr: self.ack.as_ptr().expose_provenance(), len: ACK_LEN };
+                let send = Request { local: span, local_key: READABLE, ..no_bytes() };
+                self.queue.make_as(What::Unreliable, wr_opcode::SEND, 0, &send);
+            }
+        }
+        // SAFETY: an acknowledgement travels in its request. The memory of messages is the promise of
+        // whoever posted the writes that they are pieces of: these end after their messages.
+        unsafe { self.queue.ring() }
+    }
+
+    pub(super) fn retire(&mut self, wr_id: u64) -> bool {
+        self.queue.retire(wr_id, |_, _| {})
+    }
+
+    /// When there is something to do, if nothing comes before.
+    pub(super) fn next_timeout(&self) -> Option<Instant> {
+        let (sender, receiver) = self.ends.as_ref()?;
+        [sender.next_timeout(), receiver.next_timeout()].into_iter().flatten().min()
+    }
+}
+
+/// As long as a device would try, and not too short for a process that has to be woken to answer.
+fn dead_after(path: &Path) -> Duration {
+    let once = Duration::from_nanos(4096 << path.timeout);
+    (once * (u32::from(path.retries) + 1) * 2).max(Duration::from_secs(2))
+}
+
+fn no_bytes() -> Request {
+    Request {
+        kind: OpKind::Write,
+        local: Span { addr: 0, len: 0 },
+        local_key: 0,
+        remote_addr: 0,
+        remote_key: 0,
+        tag: 0,
+    }
+}
