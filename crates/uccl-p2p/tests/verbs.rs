@@ -33,6 +33,8 @@ fn joined(rails: usize, change: impl Fn(&mut Config)) -> Option<Pair> {
         let change = &change;
         move |config: &mut Config| {
             config.transport = Transport::Verbs;
+            // Guests share their processors with whatever else the machine does.
+            config.transfer_timeout = Duration::from_secs(60);
             if !names.is_empty() {
                 config.set("UCCL_P2P_RDMA_DEV", &names).expect("names of devices");
             }
@@ -126,8 +128,11 @@ fn a_rail_that_is_cut_hands_its_work_to_the_other_and_comes_back() {
     for _ in 0..5 {
         until("the return of the rail", || rails() == 2);
         memory.write(&p, || link(&cable, "down")).expect("the other takes over");
-        until("the loss of the rail", || rails() == 1);
-        memory.write(&p, || {}).expect("one is enough");
+        // What nobody uses is not missed.
+        until("the loss of the rail", || {
+            memory.write(&p, || {}).expect("one is enough");
+            rails() == 1
+        });
         link(&cable, "up");
     }
     until("the return of the rail", || rails() == 2);

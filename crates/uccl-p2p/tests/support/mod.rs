@@ -67,7 +67,7 @@ pub(crate) fn pattern(len: usize, seed: u8) -> Vec<u8> {
 }
 
 pub(crate) fn finish(ep: &Endpoint, transfer: TransferId) -> Result<u64, Error> {
-    match ep.wait(transfer, Some(Duration::from_secs(20)), &mut Uninterrupted)? {
+    match ep.wait(transfer, None, &mut Uninterrupted)? {
         Status::Done(outcome) => Ok(outcome.bytes),
         Status::Failed(e) => Err(e),
         Status::Pending => panic!("{transfer} hangs"),
