@@ -1,4 +1,4 @@
-//! Links: one trait family and its implementations (tcp, local, chaos).
+//! Links: one trait family and its implementations (tcp, local, libfabric, chaos).
 //!
 //! A [`lane::Lane`] is what an engine sees of any link. Links that move bytes through a stream (a TCP
 //! socket, a ring in shared memory) share one protocol, [`stream`], over a [`pipe`].
@@ -11,6 +11,7 @@ pub mod cuda_ipc;
 pub mod fdpass;
 pub mod gpu;
 pub mod lane;
+pub mod libfabric;
 pub mod local;
 pub mod mem;
 pub mod pipe;

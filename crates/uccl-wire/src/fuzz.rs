@@ -13,6 +13,7 @@ use crate::{
     gpu_offer::{GpuOffer, Means},
     handshake::{CmaProbe, Handshake, Hello, HelloKind, Progress, Psk, Refusal, RefuseCode, Role},
     ipc_info::IpcInfo,
+    libfabric::{FabricAddress, FabricKey},
     message::{self, Answer, AskPiece, Direction, Message, Place, Source, Verdict},
     metadata::{Device, Metadata},
     named::Named,
@@ -36,6 +37,8 @@ pub const PARSERS: &[Parser] = &[
     Parser { name: "advert", takes: advert },
     Parser { name: "checked header", takes: checked_header },
     Parser { name: "descs", takes: descs },
+    Parser { name: "fabric address", takes: fabric_address },
+    Parser { name: "fabric key", takes: fabric_key },
     Parser { name: "frame", takes: frame },
     Parser { name: "gpu offer", takes: gpu_offer },
     Parser { name: "handshake", takes: handshake },
@@ -76,6 +79,7 @@ pub fn samples() -> Vec<Vec<u8>> {
         }),
     );
     samples.extend(encode_descs(&[XferDesc::of_advert(&advert), ipc_desc]));
+    samples.extend(sample_fabric());
     samples.extend(Named { name: b"name", message: b"message" }.encode());
     samples.push(sample_verbs_address().encode());
     samples.extend(by_index.encode());
@@ -175,6 +179,40 @@ fn rail_note(bytes: &[u8]) -> bool {
     let mut again = Vec::new();
     note.encode_to(&mut again);
     assert_eq!(again, bytes, "it is written as it was read");
+    true
+}
+
+/// Both kinds of key, and an address that carries one.
+fn sample_fabric() -> Vec<Vec<u8>> {
+    let keys = [FabricKey::Plain(9), FabricKey::Raw { base: 0x1000, bytes: &[7; 20] }];
+    let mut samples: Vec<_> = keys.iter().map(fabric_key_bytes).collect();
+    let address = FabricAddress {
+        provider: "tcp;ofi_rxm",
+        format: 2,
+        name: &[2, 0, 0x6d, 0xc4, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0],
+        probe_addr: 8,
+        probe_key: &samples[0],
+    };
+    samples.extend(address.encode());
+    samples
+}
+
+fn fabric_key_bytes(key: &FabricKey<'_>) -> Vec<u8> {
+    let mut out = Vec::new();
+    let written = key.encode_to(&mut out);
+    assert_eq!(written, Ok(()), "a key of that length can be sent");
+    out
+}
+
+fn fabric_address(bytes: &[u8]) -> bool {
+    let Ok(address) = FabricAddress::decode(bytes) else { return false };
+    assert_eq!(address.encode().as_deref(), Ok(bytes), "it is written as it was read");
+    true
+}
+
+fn fabric_key(bytes: &[u8]) -> bool {
+    let Ok(key) = FabricKey::decode(bytes) else { return false };
+    assert_eq!(fabric_key_bytes(&key), bytes, "it is written as it was read");
     true
 }
 

@@ -1,0 +1,312 @@
+//! Registered memory.
+//!
+//! Whether a peer names memory by its address or by an offset, who makes up the key, and whether the key is a
+//! number: all of that is as the provider demands (`mr_mode`). Keys that are ours to choose are random.
+//!
+//! **What a registration's end means.** The device, or the provider's software in its stead, looks at key and
+//! range when a request arrives, and from the close on finds none. A software provider (`tcp`, `sockets`) looks
+//! once, at a request's first byte: the rest of a request that has begun to arrive still lands.
+
+use std::{
+    collections::HashMap,
+    ffi::c_void,
+    ptr,
+    sync::{Arc, Weak},
+};
+
+use parking_lot::Mutex;
+use uccl_device::MemoryKind;
+use uccl_wire::libfabric::{FabricKey, MAX_RAW_KEY};
+
+use super::{domain::Domain, object::Object, raw};
+use crate::{
+    mem::Span,
+    rma::rail::{KeyBytes, RailError, Registration, RemoteKey},
+};
+
+/// How often another key is made up when one is taken.
+const KEY_ATTEMPTS: usize = 16;
+/// Keys below are a provider's own in some (`cxi` has its faster regions there, `tcp;ofi_rxm` its buffers).
+const FIRST_KEY: u64 = 1 << 10;
+
+/// A region that the provider knows.
+pub(super) struct Region {
+    mr: Object<raw::Mr>,
+    base: u64,
+}
+
+impl Region {
+    /// Registers memory for all that there is, or for this endpoint alone where the provider ties regions to
+    /// endpoints.
+    pub(super) fn register(
+        domain: &Domain,
+        span: Span,
+        kind: MemoryKind,
+        ep: Option<&Object<raw::Ep>>,
+    ) -> Result<Self, RailError> {
+        let (iface, device) = interface(domain, kind)?;
+        let iov = libc::iovec { iov_base: span.addr as *mut c_void, iov_len: span.len };
+        let mut attr = raw::MrAttr {
+            mr_iov: &raw const iov,
+            iov_count: 1,
+            access: raw::FI_READ | raw::FI_WRITE | raw::FI_REMOTE_READ | raw::FI_REMOTE_WRITE,
+            offset: 0,
+            requested_key: 0,
+            context: ptr::null_mut(),
+            auth_key_size: 0,
+            auth_key: ptr::null_mut(),
+            iface,
+            device,
+            later: [0; 8],
+        };
+        let mr = Self::with_some_key(domain, &mut attr)?;
+        let base = if domain.has_mode(raw::FI_MR_VIRT_ADDR) { span.addr as u64 } else { 0 };
+        let region = Self { mr, base };
+        if let Some(ep) = ep.filter(|_| domain.has_mode(raw::FI_MR_ENDPOINT)) {
+            region.mr.bind(ep, 0).map_err(|code| domain.error("fi_mr_bind", code))?;
+            region.mr.enable().map_err(|code| domain.error("fi_mr_enable", code))?;
+        }
+        Ok(region)
+    }
+
+    fn with_some_key(
+        domain: &Domain,
+        attr: &mut raw::MrAttr,
+    ) -> Result<Object<raw::Mr>, RailError> {
+        // SAFETY: an open domain's table is the provider's for as long.
+        let ops = unsafe { domain.object().get().mr.as_ref() };
+        let register = ops.and_then(|ops| ops.regattr);
+        let register = register.ok_or_else(|| domain.error("fi_mr_regattr", libc::ENOSYS))?;
+        let mut attempts = 0;
+        loop {
+            attr.requested_key = requested_key(domain)?;
+            let attr: *const raw::MrAttr = attr;
+            // SAFETY: the domain is open, the attributes live on; the call makes a region or fails. It
+            // does not touch the memory, which its owner keeps valid until the registration's end.
+            let made = unsafe {
+                Object::<raw::Mr>::made(|made| register(domain.object().fid(), attr, 0, made))
+            };
+            attempts += 1;
+            match made {
+                Err(code) if code == -raw::FI_ENOKEY && attempts < KEY_ATTEMPTS => {}
+                made => return made.map_err(|code| domain.error("fi_mr_regattr", code)),
+            }
+        }
+    }
+
+    /// What our own requests name it with: a descriptor's address, null where the provider wants none.
+    pub(super) fn descriptor(&self) -> *mut c_void {
+        self.mr.get().mem_desc
+    }
+
+    /// What peers name it with.
+    pub(super) fn remote_key(&self, domain: &Domain) -> Result<RemoteKey, RailError> {
+        let mut key = KeyBytes::new();
+        if !domain.has_mode(raw::FI_MR_RAW) {
+            let plain = FabricKey::Plain(self.mr.get().key);
+            plain.encode_to(&mut key).map_err(|_| domain.error("fi_mr_key", libc::EMSGSIZE))?;
+            return Ok(RemoteKey { base: self.base, key });
+        }
+        let (mut base, mut bytes, mut len) = (0, [0; MAX_RAW_KEY], MAX_RAW_KEY);
+        let mut attr = raw::MrRawAttr {
+            flags: 0,
+            base_addr: &raw mut base,
+            raw_key: bytes.as_mut_ptr(),
+            key_size: &raw mut len,
+        };
+        // SAFETY: the command takes such a struct, whose pointers are to live variables of the lengths
+        // that it says.
+        unsafe { self.mr.control(raw::FI_GET_RAW_MR, (&raw mut attr).cast()) }
+            .map_err(|code| domain.error("fi_mr_raw_attr", code))?;
+        let bytes = bytes.get(..len).unwrap_or_default();
+        FabricKey::Raw { base, bytes }
+            .encode_to(&mut key)
+            .map_err(|_| domain.error("fi_mr_raw_attr", libc::EMSGSIZE))?;
+        Ok(RemoteKey { base: self.base, key })
+    }
+
+    /// Ends it. The provider's reason, where it did not let go, goes to the log: the region may still be
+    /// reachable.
+    pub(super) fn close(&mut self, domain: &Domain) {
+        let _serial = domain.serialize();
+        if let Err(code) = self.mr.close() {
+            let why = domain.library.words(code);
+            tracing::error!(provider = domain.provider, why, "memory could not be deregistered");
+        }
+    }
+}
+
+/// Which interface reaches the memory, and its device's number in a union's first bytes.
+fn interface(domain: &Domain, kind: MemoryKind) -> Result<(i32, u64), RailError> {
+    let Some(device) = kind.device_only() else { return Ok((raw::FI_HMEM_SYSTEM, 0)) };
+    if domain.info.first().caps() & raw::FI_HMEM == 0 {
+        return Err(RailError::Unavailable(format!(
+            "libfabric's provider {} does not reach GPU memory here (no FI_HMEM), so {kind} goes another way",
+            domain.provider
+        )));
+    }
+    let mut union = [0; 8];
+    union[..4].copy_from_slice(&device.to_ne_bytes());
+    Ok((raw::FI_HMEM_CUDA, u64::from_ne_bytes(union)))
+}
+
+/// The key to ask for: 0 where the provider makes one up, else random, and as long as the provider's are.
+fn requested_key(domain: &Domain) -> Result<u64, RailError> {
+    if domain.has_mode(raw::FI_MR_PROV_KEY) {
+        return Ok(0);
+    }
+    let len = domain.info.first().domain().map_or(0, |attr| attr.mr_key_size);
+    // The highest bit is left alone: layered providers mark their own keys with it.
+    let bits = if (1..8).contains(&len) { 8 * len as u32 } else { 63 };
+    let random = getrandom::u64().map_err(|_| RailError::os("getrandom", libc::EIO))?;
+    Ok((random & ((1 << bits) - 1)).max(FIRST_KEY))
+}
+
+/// A region for the channels of a domain, until it is dropped.
+pub(super) struct LibfabricRegistration {
+    domain: Arc<Domain>,
+    held: Held,
+}
+
+enum Held {
+    /// One region for all channels.
+    Whole { region: Region, key: RemoteKey },
+    /// The provider ties regions to endpoints: each channel makes its own when it exports this one, and
+    /// this number is what it finds it by.
+    PerChannel(u64),
+}
+
+impl LibfabricRegistration {
+    pub(super) fn new(
+        domain: Arc<Domain>,
+        span: Span,
+        kind: MemoryKind,
+    ) -> Result<Self, RailError> {
+        interface(&domain, kind)?;
+        if domain.has_mode(raw::FI_MR_ENDPOINT) {
+            let id = domain.unique();
+            domain.lendings.add(id, span, kind);
+            return Ok(Self { domain, held: Held::PerChannel(id) });
+        }
+        let serial = domain.serialize();
+        let region = Region::register(&domain, span, kind, None)?;
+        let key = region.remote_key(&domain)?;
+        drop(serial);
+        Ok(Self { domain, held: Held::Whole { region, key } })
+    }
+}
+
+impl Registration for LibfabricRegistration {
+    fn local_key(&self) -> u64 {
+        match &self.held {
+            Held::Whole { region, .. } => region.descriptor() as u64,
+            Held::PerChannel(id) => *id,
+        }
+    }
+
+    /// Empty where each channel has its own.
+    fn remote_key(&self) -> RemoteKey {
+        match &self.held {
+            Held::Whole { key, .. } => key.clone(),
+            Held::PerChannel(_) => RemoteKey { base: 0, key: KeyBytes::new() },
+        }
+    }
+}
+
+impl Drop for LibfabricRegistration {
+    fn drop(&mut self) {
+        match &mut self.held {
+            Held::Whole { region, .. } => region.close(&self.domain),
+            Held::PerChannel(id) => self.domain.lendings.end(*id, &self.domain),
+        }
+    }
+}
+
+/// Registered memory of a domain whose provider ties regions to endpoints. No provider but `cxi` is known to,
+/// and nothing of this was ever run on one.
+#[derive(Default)]
+pub(super) struct Lendings(Mutex<HashMap<u64, Lendable>>);
+
+struct Lendable {
+    span: Span,
+    kind: MemoryKind,
+    lent: Vec<Weak<Lent>>,
+}
+
+/// A region of one channel's; it ends with the channel or with the registration, whichever is first.
+pub(super) struct Lent {
+    region: Mutex<Option<Region>>,
+    pub(super) key: RemoteKey,
+}
+
+impl Lent {
+    /// Whether the registration has not ended yet.
+    pub(super) fn is_live(&self) -> bool {
+        self.region.lock().is_some()
+    }
+
+    pub(super) fn end(&self, domain: &Domain) {
+        if let Some(mut region) = self.region.lock().take() {
+            region.close(domain);
+        }
+    }
+}
+
+impl Lendings {
+    fn add(&self, id: u64, span: Span, kind: MemoryKind) {
+        self.0.lock().insert(id, Lendable { span, kind, lent: Vec::new() });
+    }
+
+    fn end(&self, id: u64, domain: &Domain) {
+        let lendable = self.0.lock().remove(&id);
+        for lent in lendable.iter().flat_map(|lendable| &lendable.lent).filter_map(Weak::upgrade) {
+            lent.end(domain);
+        }
+    }
+
+    /// Makes a region of registered memory for one endpoint.
+    pub(super) fn lend(
+        &self,
+        id: u64,
+        domain: &Domain,
+        ep: &Object<raw::Ep>,
+    ) -> Result<Arc<Lent>, RailError> {
+        let mut lendings = self.0.lock();
+        let lendable = lendings.get_mut(&id);
+        let lendable = lendable.ok_or_else(|| domain.error("fi_mr_regattr", libc::ENOENT))?;
+        let serial = domain.serialize();
+        let region = Region::register(domain, lendable.span, lendable.kind, Some(ep))?;
+        let key = region.remote_key(domain)?;
+        drop(serial);
+        let lent = Arc::new(Lent { region: Mutex::new(Some(region)), key });
+        lendable.lent.retain(|lent| lent.strong_count() > 0);
+        lendable.lent.push(Arc::downgrade(&lent));
+        Ok(lent)
+    }
+}
+
+/// Makes a number of a peer's raw key.
+pub(super) fn map_raw_key(domain: &Domain, base: u64, bytes: &[u8]) -> Result<u64, RailError> {
+    let (mut bytes, mut key) = (bytes.to_vec(), 0);
+    let mut attr = raw::MrMapRaw {
+        flags: 0,
+        base_addr: base,
+        raw_key: bytes.as_mut_ptr(),
+        key_size: bytes.len(),
+        key: &raw mut key,
+    };
+    // SAFETY: the command takes such a struct, whose pointers are to live variables of the lengths that
+    // it says.
+    unsafe { domain.object().control(raw::FI_MAP_RAW_MR, (&raw mut attr).cast()) }
+        .map_err(|code| domain.error("fi_mr_map_raw", code))?;
+    Ok(key)
+}
+
+/// Gives such a number back.
+pub(super) fn unmap_key(domain: &Domain, mut key: u64) {
+    // SAFETY: the command takes a pointer to a key.
+    let unmapped = unsafe { domain.object().control(raw::FI_UNMAP_KEY, (&raw mut key).cast()) };
+    if let Err(code) = unmapped {
+        tracing::debug!(code, "a peer's key was not unmapped");
+    }
+}

@@ -1,0 +1,98 @@
+//! What is known of particular providers, all in one place.
+//!
+//! What a provider demands is read from its `fi_info` and honoured; here is only what its `fi_info` does not say.
+
+use super::{library::Library, raw};
+
+/// Memory registration modes that can be lived with.
+const ALL_MODES: i32 = raw::FI_MR_LOCAL
+    | raw::FI_MR_RAW
+    | raw::FI_MR_VIRT_ADDR
+    | raw::FI_MR_ALLOCATED
+    | raw::FI_MR_PROV_KEY
+    | raw::FI_MR_ENDPOINT
+    | raw::FI_MR_HMEM;
+
+/// Providers from best to worst, when none is asked for. What is not in the list comes before `tcp`: such as
+/// `psm3` and `opx`, a NIC's own.
+const PREFERENCE: &[&str] = &["cxi", "efa"];
+const SOCKETS: &[&str] = &["tcp", "net", "tcp;ofi_rxm", "sockets"];
+
+/// How good a provider is; `None`: it is not taken unless asked for.
+///
+/// `shm` and its like stay within a host, where this library has a link of its own, and their peers reach into a
+/// process's memory themselves, so that ending a channel does not keep them out. `udp;ofi_rxd` is a
+/// demonstration. `verbs;ofi_rxm` keeps registrations (see [`keeps_registrations`]), and there is a link for
+/// verbs.
+pub(super) fn rank(provider: &str) -> Option<usize> {
+    let place = |list: &[&str]| list.iter().position(|name| *name == provider);
+    let layers: Vec<&str> = provider.split(';').collect();
+    if ["shm", "sm2", "lnx", "udp", "verbs"].contains(&layers[0]) || layers[0].starts_with("off_") {
+        return None;
+    }
+    let last = PREFERENCE.len() + 1;
+    place(PREFERENCE).or_else(|| place(SOCKETS).map(|at| last + at)).or(Some(PREFERENCE.len()))
+}
+
+/// The registration modes that a provider is told we can live with.
+///
+/// With `FI_MR_VIRT_ADDR` allowed, `shm` has the initiator copy without looking at the key; without it, the owner
+/// of the memory does, and looks. With `FI_MR_PROV_KEY` allowed, `cxi` keeps regions reachable
+/// after they were closed (`FI_CXI_PROV_KEY_CACHE`); without it, keys are ours, random, and end with the region.
+pub(super) fn modes(provider: &str) -> i32 {
+    match provider {
+        "shm" | "sm2" => ALL_MODES & !raw::FI_MR_VIRT_ADDR,
+        "cxi" => ALL_MODES & !raw::FI_MR_PROV_KEY & !raw::FI_MR_VIRT_ADDR,
+        _ => ALL_MODES,
+    }
+}
+
+/// Whether the provider leaves memory registered with the device after a registration was closed, or gives two
+/// registrations one key, because it caches them and neither hints nor calls can keep it from that.
+///
+/// `verbs` does, for up to `FI_MR_CACHE_MAX_COUNT` regions. `efa` does not where it asks for `FI_MR_LOCAL`.
+pub(super) fn keeps_registrations(provider: &str, library: &Library) -> bool {
+    provider.starts_with("verbs")
+        && library.setting("FI_MR_CACHE_MAX_COUNT").as_deref() != Some("0")
+        && library.setting("FI_MR_CACHE_MONITOR").as_deref() != Some("disabled")
+}
+
+/// Whether it is the peer that carries out our requests on our memory, so that they must have ended before a channel
+/// does.
+pub(super) fn peer_does_the_work(provider: &str) -> bool {
+    matches!(provider, "shm" | "sm2" | "lnx")
+}
+
+/// What to do where a provider is not there.
+pub(super) fn remedy(provider: &str) -> &'static str {
+    match provider {
+        "cxi" => {
+            "It needs a Slingshot NIC (cxi0, ... in /sys/class/cxi), its driver, and the libfabric that comes \
+             with them: see whether UCCL_LIBFABRIC_SO must name it"
+        }
+        "efa" => {
+            "It needs an Elastic Fabric Adapter (rdmap*, efa_* in /sys/class/infiniband), its driver, and the \
+             libfabric of AWS's installer, in /opt/amazon/efa: see whether UCCL_LIBFABRIC_SO must name it"
+        }
+        "tcp" => {
+            "Before libfabric 1.18 it has no reliable datagrams by itself: ask for tcp;ofi_rxm there"
+        }
+        "verbs;ofi_rxm" => "It needs an RDMA NIC with an IP address (`ibv_devices`, `rdma link`)",
+        _ => "`fi_info -l` says what the library has, FI_PROVIDER_PATH where it looks for more",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nics_come_before_sockets_and_the_own_host_not_at_all() {
+        let mut names =
+            ["sockets", "tcp;ofi_rxm", "psm3", "shm", "efa", "tcp", "cxi", "verbs;ofi_rxm"]
+                .to_vec();
+        names.retain(|name| rank(name).is_some());
+        names.sort_by_key(|name| rank(name));
+        assert_eq!(names, ["cxi", "efa", "psm3", "tcp", "tcp;ofi_rxm", "sockets"]);
+    }
+}

@@ -1,0 +1,101 @@
+//! Domains as rails.
+
+use std::{fs, path::Path, sync::Arc};
+
+use uccl_device::MemoryKind;
+
+use super::{
+    channel::LibfabricChannel,
+    discover,
+    domain::Domain,
+    info::{Info, InfoList},
+    library::Library,
+    memory::LibfabricRegistration,
+    network::network_of,
+    settings::LibfabricSettings,
+};
+use crate::{
+    mem::Span,
+    rma::rail::{Channel, Rail, RailError, RailInfo, Registration},
+};
+
+/// A domain of one of libfabric's providers.
+pub struct LibfabricRail {
+    domain: Arc<Domain>,
+    info: RailInfo,
+}
+
+impl LibfabricRail {
+    /// Opens the domains that the settings name, each a rail; at least one.
+    ///
+    /// # Errors
+    /// When there is no library, the provider or the domain is not there, or the provider would not keep
+    /// what a registration's end promises; each with what can be done about it.
+    pub fn open_all(settings: &LibfabricSettings) -> Result<Vec<Self>, RailError> {
+        settings.validate()?;
+        let library = Library::load(settings.library.as_deref())?;
+        let chosen = discover::choose(library, settings)?;
+        chosen.into_iter().map(|info| Self::open_one(library, info, settings)).collect()
+    }
+
+    fn open_one(
+        library: &'static Library,
+        list: InfoList,
+        settings: &LibfabricSettings,
+    ) -> Result<Self, RailError> {
+        let info = describe(list.first());
+        if list.first().is_down() {
+            tracing::warn!(rail = info.name, "its port is down");
+        }
+        let domain = Arc::new(Domain::open(library, list, settings)?);
+        tracing::debug!(
+            rail = info.name,
+            link = info.link,
+            network = info.network,
+            "opened a rail"
+        );
+        Ok(Self { domain, info })
+    }
+}
+
+fn describe(info: Info<'_>) -> RailInfo {
+    let provider = info.provider();
+    let network = match info.ip() {
+        Some(ip) => network_of(ip),
+        // All of Slingshot's NICs of a system are on one.
+        None if provider == "cxi" => info.fabric_name(),
+        None => String::new(),
+    };
+    RailInfo {
+        name: info.domain_name(),
+        link: format!("libfabric:{provider}"),
+        network,
+        pci: info.pci(),
+        speed_mbps: info.speed_mbps(),
+    }
+}
+
+impl Rail for LibfabricRail {
+    fn info(&self) -> &RailInfo {
+        &self.info
+    }
+
+    /// What the kernel says of the interface of that name; devices that are no interface count as up.
+    fn is_up(&self) -> bool {
+        let name = Path::new(&self.info.name);
+        if name.components().count() != 1 {
+            return true;
+        }
+        let state = fs::read_to_string(Path::new("/sys/class/net").join(name).join("operstate"));
+        state
+            .map_or(true, |state| !matches!(state.trim(), "down" | "lowerlayerdown" | "notpresent"))
+    }
+
+    fn register(&self, span: Span, kind: MemoryKind) -> Result<Box<dyn Registration>, RailError> {
+        Ok(Box::new(LibfabricRegistration::new(Arc::clone(&self.domain), span, kind)?))
+    }
+
+    fn open(&self) -> Result<Box<dyn Channel>, RailError> {
+        Ok(Box::new(LibfabricChannel::open(Arc::clone(&self.domain))?))
+    }
+}
