@@ -5,6 +5,7 @@
 mod classify;
 mod context;
 mod devices;
+mod dmabuf;
 mod gather;
 mod support;
 mod topology;

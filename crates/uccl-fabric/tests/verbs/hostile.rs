@@ -4,14 +4,18 @@ use proptest::{
     prelude::*,
     test_runner::{Config, TestRunner},
 };
-use uccl_fabric::rma::rail::{MAX_ADDRESS, Rail, RailError};
+use uccl_fabric::{
+    rma::rail::{MAX_ADDRESS, Rail, RailError},
+    verbs::VerbsSettings,
+};
 
-use crate::support::Rails;
+use crate::support::{Cable, Rails};
 
 /// Whatever the bytes say, the channel refuses or is joined with nobody, and the device lives.
 #[test]
 fn no_address_harms_a_channel() {
-    let Some(rails) = Rails::shared() else { return };
+    let settings = VerbsSettings { rc_mode: false, ..VerbsSettings::default() };
+    let Some(rails) = Rails::open(Cable::Shared, &settings) else { return };
     let valid = rails.b.open().expect("a channel").address().to_vec();
     assert!(valid.len() <= MAX_ADDRESS);
     let change = (0..valid.len(), prop::collection::vec(any::<u8>(), 0..12), 0..=valid.len());

@@ -14,7 +14,7 @@ use uccl_fabric::{
 };
 
 /// Far away: nothing here takes so long unless it hangs.
-const FAR: Duration = Duration::from_secs(60);
+const FAR: Duration = Duration::from_secs(120);
 
 /// Which joined pair of devices a test works on. Faults have one to themselves where there are two.
 #[derive(Clone, Copy)]
@@ -154,7 +154,8 @@ impl Pair {
             if let Err(error) = self.poll(&mut ended) {
                 return (ended, Err(error));
             }
-            assert!(began.elapsed() < FAR, "{} of {} ended", ended.len(), requests.len());
+            let (done, of, first) = (ended.len(), requests.len(), &requests[0]);
+            assert!(began.elapsed() < FAR, "{done} of {of} ended: {:?}", first.kind);
             // In a user-mode kernel threads of a process, and what the kernel does for them, take turns.
             thread::yield_now();
         }

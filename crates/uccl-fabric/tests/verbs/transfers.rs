@@ -1,10 +1,13 @@
 //! What is moved arrives, whole and nowhere else.
 
+use std::time::Instant;
+
 use uccl_fabric::{
     lane::OpKind::{self, Read, Write},
     rma::rail::{Rail, Request},
     verbs::VerbsSettings,
 };
+use uccl_wire::verbs::VerbsAddress;
 
 use crate::support::{Cable, Memory, Pair, Rails, all_kinds_of_channels, request};
 
@@ -47,6 +50,9 @@ fn in_chunks(
     }
 }
 
+/// What takes a while.
+const MUCH: usize = 64 << 20;
+
 fn moves_exactly(rails: &Rails, pair: &mut Pair, kind: OpKind, len: usize) {
     const EDGE: usize = 64;
     let (mut from, mut to) = (&rails.a, &rails.b);
@@ -83,10 +89,43 @@ fn much_arrives() {
     for (name, settings) in all_kinds_of_channels() {
         let Some(rails) = Rails::open(Cable::Shared, &settings) else { return };
         let mut pair = rails.joined();
-        moves_exactly(&rails, &mut pair, Write, 64 << 20);
-        moves_exactly(&rails, &mut pair, Read, 64 << 20);
-        eprintln!("{name}: 64 MiB each way");
+        for kind in [Write, Read] {
+            let began = Instant::now();
+            moves_exactly(&rails, &mut pair, kind, MUCH);
+            eprintln!(
+                "{name}: {kind:?} of {MUCH} bytes and what is around it: {:?}",
+                began.elapsed()
+            );
+        }
     }
+}
+
+#[test]
+fn uc_is_used_where_it_is_asked_for() {
+    for (name, settings) in all_kinds_of_channels() {
+        let Some(rails) = Rails::open(Cable::Shared, &settings) else { return };
+        let channel = rails.a.open().expect("a channel");
+        let address = VerbsAddress::decode(channel.address()).expect("an address");
+        let pairs = usize::from(settings.queue_pairs.expect("a number"));
+        assert_eq!(address.reliable.len(), pairs, "{name}");
+        assert_eq!(address.unreliable.len(), if settings.rc_mode { 0 } else { pairs }, "{name}");
+    }
+    let settings = VerbsSettings { rc_mode: false, ..VerbsSettings::default() };
+    let Some(rails) = Rails::open(Cable::Shared, &settings) else { return };
+    let mut pair = rails.joined();
+    assert_eq!(pair.a.wake_in(Instant::now()), None);
+    let (ours, theirs) = (Memory::random(&rails.a, 4096, 1), Memory::zeros(&rails.b, 4096));
+    let write = request(Write, pair.a.as_mut(), (&ours, &theirs), 0..4096, 1);
+    // SAFETY: the memory is kept until it has ended.
+    assert_eq!(unsafe { pair.a.post(&[write]) }.expect("posted"), 1);
+    assert!(pair.a.wake_in(Instant::now()).is_some(), "an acknowledgement is waited for");
+    let mut ended = Vec::new();
+    while ended.is_empty() {
+        pair.a.poll(&mut ended).expect("it lives");
+        pair.b.poll(&mut Vec::new()).expect("it lives");
+        std::thread::yield_now();
+    }
+    assert!(ours.bytes == theirs.bytes);
 }
 
 /// A peer that has no queue pairs for it is written to the reliable way.
