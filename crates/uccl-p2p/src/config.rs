@@ -2,7 +2,10 @@
 
 use std::{net::IpAddr, str::FromStr, time::Duration};
 
-use uccl_fabric::verbs::{ParseDeviceNameError, VerbsSettings};
+use uccl_fabric::{
+    libfabric::{Devices, LibfabricSettings, Threading},
+    verbs::{ParseDeviceNameError, VerbsSettings},
+};
 
 use crate::error::Error;
 
@@ -105,6 +108,8 @@ pub struct Config {
     pub spin: Duration,
     /// How RDMA verbs are used.
     pub verbs: VerbsSettings,
+    /// How libfabric is used.
+    pub libfabric: LibfabricSettings,
     /// Whether owners of memory are asked to copy wherever that can be asked, and do as they are asked: so
     /// that tests exercise it on machines without a GPU.
     #[doc(hidden)]
@@ -132,6 +137,7 @@ impl Default for Config {
             numa_affinity: true,
             spin: Duration::from_micros(100),
             verbs: VerbsSettings::default(),
+            libfabric: LibfabricSettings::default(),
             always_ask_owners: false,
         }
     }
@@ -158,6 +164,55 @@ const SETTINGS: &[Setting] = &[
         apply: |config, value| rdma(config, value, |verbs, n| verbs.chunk_kib = n),
     },
     Setting {
+        name: "UCCL_CXI_CQ_SIZE",
+        default: "8192 for cxi; else the provider's",
+        doc: "Completions that a queue of libfabric holds",
+        apply: |config, value| fabric(config, value, |fabric, n| fabric.cq_size = Some(n)),
+    },
+    Setting {
+        name: "UCCL_CXI_DEVICE_INDEX",
+        default: "for cxi the GPU's index modulo their number; else all",
+        doc: "Which of libfabric's domains is used, by its place among all",
+        apply: |config, value| {
+            fabric(config, value, |fabric, n| fabric.devices = Devices::Index(n))
+        },
+    },
+    Setting {
+        name: "UCCL_CXI_DOMAIN",
+        default: "as UCCL_CXI_DEVICE_INDEX",
+        doc: "Which of libfabric's domains are used, by name, with commas between them: `cxi0,cxi1`",
+        apply: |config, value| {
+            let names = value.split(',').map(|name| name.trim().to_owned()).collect();
+            config.libfabric.devices = Devices::Named(names);
+            config.libfabric.validate().map_err(|e| e.to_string())
+        },
+    },
+    Setting {
+        name: "UCCL_CXI_RX_QUEUE_SIZE",
+        default: "4096 for cxi; else the provider's",
+        doc: "Operations that a receive queue of libfabric holds",
+        apply: |config, value| fabric(config, value, |fabric, n| fabric.rx_size = Some(n)),
+    },
+    Setting {
+        name: "UCCL_CXI_THREADING",
+        default: "safe",
+        doc: "Who keeps threads apart in libfabric: `safe` (the provider), `domain` (this library, by one lock a device)",
+        apply: |config, value| {
+            config.libfabric.threading = match value {
+                "safe" => Threading::Safe,
+                "domain" => Threading::Domain,
+                _ => return Err("use safe or domain".into()),
+            };
+            Ok(())
+        },
+    },
+    Setting {
+        name: "UCCL_CXI_TX_QUEUE_SIZE",
+        default: "4096 for cxi; else the provider's",
+        doc: "Operations that a send queue of libfabric holds",
+        apply: |config, value| fabric(config, value, |fabric, n| fabric.tx_size = Some(n)),
+    },
+    Setting {
         name: "UCCL_IBV_SO",
         default: "libibverbs.so.1",
         doc: "The library for RDMA verbs, by name or path",
@@ -171,6 +226,24 @@ const SETTINGS: &[Setting] = &[
         default: "0",
         doc: "`1` lets RDMA devices reorder their writes to memory on the PCI bus",
         apply: |config, value| flag(value).map(|on| config.verbs.relaxed_ordering = on),
+    },
+    Setting {
+        name: "UCCL_LIBFABRIC_PROVIDER",
+        default: "the best that there is",
+        doc: "Which provider `UCCL_P2P_TRANSPORT=libfabric` uses, as `fi_info` writes it: `tcp`, `tcp;ofi_rxm`",
+        apply: |config, value| {
+            config.libfabric.provider = Some(value.to_owned());
+            config.libfabric.validate().map_err(|e| e.to_string())
+        },
+    },
+    Setting {
+        name: "UCCL_LIBFABRIC_SO",
+        default: "libfabric.so.1",
+        doc: "The library for libfabric, by name or path, or the folder that it is in",
+        apply: |config, value| {
+            config.libfabric.library = Some(value.into());
+            Ok(())
+        },
     },
     Setting {
         name: "UCCL_P2P_BASE_PORT",
@@ -213,6 +286,12 @@ const SETTINGS: &[Setting] = &[
         default: "0",
         doc: "`1` keeps other processes from opening this one's GPU memory (CUDA IPC): it then passes through host memory, on the same host too",
         apply: |config, value| flag(value).map(|disable| config.ipc = !disable),
+    },
+    Setting {
+        name: "UCCL_P2P_MAX_INFLIGHT_OPS",
+        default: "256; 32 for cxi",
+        doc: "Operations of libfabric that a connection has in flight on each device; more than the default is cut to it",
+        apply: |config, value| fabric(config, value, |fabric, n| fabric.max_inflight = n),
     },
     Setting {
         name: "UCCL_P2P_NUM_CPUS",
@@ -488,6 +567,19 @@ fn rdma<T: FromStr>(
     set(&mut verbs, number(value)?);
     verbs.validate().map_err(|e| e.to_string())?;
     config.verbs = verbs;
+    Ok(())
+}
+
+/// The same for libfabric.
+fn fabric(
+    config: &mut Config,
+    value: &str,
+    set: impl FnOnce(&mut LibfabricSettings, usize),
+) -> Result<(), String> {
+    let mut fabric = config.libfabric.clone();
+    set(&mut fabric, number(value)?);
+    fabric.validate().map_err(|e| e.to_string())?;
+    config.libfabric = fabric;
     Ok(())
 }
 

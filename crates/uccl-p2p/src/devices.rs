@@ -3,6 +3,7 @@
 use std::{path::Path, sync::Arc};
 
 use uccl_fabric::{
+    libfabric::{Devices, LibfabricRail, LibfabricSettings},
     rma::rail::{Rail, RailError},
     verbs::{self, VerbsSettings},
 };
@@ -22,25 +23,77 @@ pub(crate) struct Opened {
 /// Whether there may be some: answered without opening any.
 pub(crate) fn possible(config: &Config) -> bool {
     match config.transport {
-        Transport::Auto => ["/sys/class/infiniband", "/sys/class/cxi"].iter().any(|folder| {
-            Path::new(folder).read_dir().is_ok_and(|mut devices| devices.next().is_some())
-        }),
+        Transport::Auto => has_devices("/sys/class/infiniband") || has_devices("/sys/class/cxi"),
         other => other.needs_rails(),
     }
 }
 
+/// Whether the kernel lists any in this folder.
+fn has_devices(folder: &str) -> bool {
+    Path::new(folder).read_dir().is_ok_and(|mut devices| devices.next().is_some())
+}
+
 /// Opens them. Where any link will do, the absence of a library or a device is a path not taken.
 pub(crate) fn open(config: &Config) -> Opened {
-    if !possible(config) {
-        return Opened { rails: Vec::new(), why_none: "RDMA is not asked for".into() };
-    }
-    match open_verbs(config) {
-        Ok(rails) => Opened { rails, why_none: String::new() },
+    let opened = match config.transport {
+        Transport::Auto => open_best(config),
+        Transport::Verbs => open_verbs(config),
+        Transport::Libfabric => open_libfabric(config, &config.libfabric),
+        Transport::Cxi => open_libfabric(config, &LibfabricSettings::cxi()),
+        Transport::Efa => open_libfabric(config, &LibfabricSettings::efa()),
+        Transport::Local | Transport::Tcp => Ok(Vec::new()),
+    };
+    match opened {
+        Ok(rails) => Opened { rails, why_none: "RDMA is not asked for".into() },
         Err(e) => {
             tracing::debug!("without RDMA: {e}");
             Opened { rails: Vec::new(), why_none: e.to_string() }
         }
     }
+}
+
+/// Verbs where they work; else the networks that only libfabric reaches, where their devices are.
+fn open_best(config: &Config) -> Result<Vec<Arc<dyn Rail>>, RailError> {
+    if has_devices("/sys/class/cxi") {
+        return open_libfabric(config, &LibfabricSettings::cxi());
+    }
+    if has_devices("/sys/class/infiniband") {
+        // EFA devices are among those of verbs, but have no connections.
+        return open_verbs(config).or_else(|e| {
+            open_libfabric(config, &LibfabricSettings::efa()).map_err(|_| e)
+        });
+    }
+    Ok(Vec::new())
+}
+
+/// With what is set, and for the rest what suits the provider.
+fn open_libfabric(
+    config: &Config,
+    suitable: &LibfabricSettings,
+) -> Result<Vec<Arc<dyn Rail>>, RailError> {
+    let ours = &config.libfabric;
+    let provider = suitable.provider.clone();
+    let devices = match &ours.devices {
+        // Slingshot's NICs belong to a GPU each.
+        Devices::All if provider.as_deref() == Some("cxi") => {
+            Devices::ForGpu(config.gpu_index as usize)
+        }
+        devices => devices.clone(),
+    };
+    let settings = LibfabricSettings {
+        library: ours.library.clone(),
+        provider,
+        devices,
+        threading: ours.threading,
+        tx_size: ours.tx_size.or(suitable.tx_size),
+        rx_size: ours.rx_size.or(suitable.rx_size),
+        cq_size: ours.cq_size.or(suitable.cq_size),
+        max_inflight: ours.max_inflight.min(suitable.max_inflight),
+        silence: config.timeout,
+        ..suitable.clone()
+    };
+    let rails = LibfabricRail::open_all(&settings)?;
+    Ok(rails.into_iter().map(|rail| Arc::new(rail) as Arc<dyn Rail>).collect())
 }
 
 fn open_verbs(config: &Config) -> Result<Vec<Arc<dyn Rail>>, RailError> {
