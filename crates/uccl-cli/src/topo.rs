@@ -9,8 +9,8 @@ use anyhow::{Context, Result};
 use clap::Args;
 use serde::Serialize;
 use uccl_device::{
-    Gpu, GpuVendor, Interface, MachineGpu, NearNic, NumaNode, PciAddress, Place, RdmaDevice,
-    Topology,
+    GidKind, Gpu, GpuVendor, Interface, MachineGpu, NearNic, NumaNode, PciAddress, Place,
+    RdmaDevice, RdmaGid, RdmaPort, Topology,
 };
 use uccl_p2p::Config;
 
@@ -167,7 +167,7 @@ fn devices(topology: &Topology, wanted: impl Fn(Option<u32>) -> bool) -> Vec<Ite
     let gpus = topology.gpus.iter().filter(|gpu| wanted(gpu.numa_node)).map(gpu);
     let rdma = topology.rdma.iter().filter(|rdma| wanted(rdma.numa_node)).map(rdma);
     let interfaces = topology.interfaces.iter().filter(|i| wanted(i.numa_node)).map(interface);
-    gpus.chain(rdma).chain(interfaces).map(Item::leaf).collect()
+    gpus.map(Item::leaf).chain(rdma).chain(interfaces.map(Item::leaf)).collect()
 }
 
 fn gpu(gpu: &Gpu) -> String {
@@ -181,18 +181,39 @@ fn gpu(gpu: &Gpu) -> String {
     format!("gpu {}  {vendor}{model}  {driver}", gpu.pci)
 }
 
-fn rdma(rdma: &RdmaDevice) -> String {
+fn rdma(rdma: &RdmaDevice) -> Item {
     let mut text = format!("rdma {}", rdma.name);
     for part in [rdma.driver.clone(), rdma.pci.map(|pci| pci.to_string())].into_iter().flatten() {
         let _ = write!(text, "  {part}");
     }
-    for port in &rdma.ports {
-        let state = port.state.as_deref().unwrap_or("?");
-        let rate = port.rate_gbps.map_or_else(String::new, |gbps| format!(" {gbps} Gbit/s"));
-        let layer = port.link_layer.as_deref().unwrap_or_default();
-        let _ = write!(text, "  port {} {state}{rate} {layer}", port.number);
-    }
-    text
+    Item { text, below: rdma.ports.iter().map(port).collect() }
+}
+
+fn port(port: &RdmaPort) -> Item {
+    let parts = [
+        port.state.clone(),
+        port.rate_gbps.map(|gbps| format!("{gbps} Gbit/s")),
+        port.link_layer.clone(),
+        port.mtu_bytes.map(|mtu| format!("mtu {mtu}")),
+    ];
+    let parts: Vec<_> = parts.into_iter().flatten().collect();
+    let text = format!("port {}  {}", port.number, parts.join("  "));
+    Item { text, below: port.gids.iter().map(|gid| Item::leaf(self::gid(gid))).collect() }
+}
+
+fn gid(gid: &RdmaGid) -> String {
+    let kind = match gid.kind {
+        Some(GidKind::InfiniBandOrRoceV1) => Some("IB/RoCE v1"),
+        Some(GidKind::RoceV2) => Some("RoCE v2"),
+        _ => None,
+    };
+    let parts: Vec<_> = [kind, gid.interface.as_deref()].into_iter().flatten().collect();
+    // As an IPv4 address is commonly written.
+    let address = match gid.address.to_ipv4_mapped() {
+        Some(ipv4) => ipv4.to_string(),
+        None => gid.address.to_string(),
+    };
+    format!("gid {}  {address}  {}", gid.index, parts.join("  "))
 }
 
 fn interface(interface: &Interface) -> String {

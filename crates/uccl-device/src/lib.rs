@@ -35,6 +35,6 @@ pub use memory::MemoryKind;
 pub use net::{Interface, InterfaceKind};
 pub use nic::{NearNic, NicKind, NicState, Place};
 pub use pci::{PciAddress, PciDistance};
-pub use rdma::{RdmaDevice, RdmaPort};
+pub use rdma::{GidKind, RdmaDevice, RdmaGid, RdmaPort};
 pub use route::Route;
 pub use topology::Topology;

@@ -1,6 +1,6 @@
 //! RDMA devices: what `/sys/class/infiniband` lists (InfiniBand, RoCE, iWARP, EFA).
 
-use std::path::Path;
+use std::{net::Ipv6Addr, path::Path};
 
 use serde::Serialize;
 
@@ -39,12 +39,63 @@ pub struct RdmaPort {
     pub rate_gbps: Option<u32>,
     /// `InfiniBand` or `Ethernet`.
     pub link_layer: Option<String>,
+    /// The addresses that it has, by their index; entries that are not in use are left out.
+    pub gids: Vec<RdmaGid>,
+    /// The most payload of a packet, in bytes, as the port's network interface allows it. Over InfiniBand the subnet
+    /// decides, and sysfs does not tell.
+    pub mtu_bytes: Option<u32>,
+}
+
+/// What packets to a GID are made of.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
+#[non_exhaustive]
+pub enum GidKind {
+    /// InfiniBand's, or RoCE over Ethernet alone, which no router forwards.
+    #[serde(rename = "IB/RoCE v1")]
+    InfiniBandOrRoceV1,
+    /// RoCE over UDP.
+    #[serde(rename = "RoCE v2")]
+    RoceV2,
+}
+
+/// An address of a port.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[non_exhaustive]
+pub struct RdmaGid {
+    /// Its place in the port's table.
+    pub index: u32,
+    /// The address; an IPv4 one is mapped.
+    pub address: Ipv6Addr,
+    /// What packets to it are made of.
+    pub kind: Option<GidKind>,
+    /// The network interface that it belongs to.
+    pub interface: Option<String>,
+}
+
+impl RdmaGid {
+    /// Whether it stands for an IPv4 address, and is reached over UDP: what works across routers and is there on every
+    /// RoCE network.
+    pub fn is_routable_ipv4(&self) -> bool {
+        self.kind == Some(GidKind::RoceV2) && self.address.to_ipv4_mapped().is_some()
+    }
+}
+
+impl RdmaPort {
+    /// Whether it can carry traffic.
+    pub fn is_active(&self) -> bool {
+        self.state.as_deref() == Some("ACTIVE")
+    }
+
+    /// Whether it is on an Ethernet.
+    pub fn is_ethernet(&self) -> bool {
+        self.link_layer.as_deref() == Some("Ethernet")
+    }
 }
 
 impl RdmaDevice {
     /// Whether some port can carry traffic.
     pub fn is_active(&self) -> bool {
-        self.ports.iter().any(|port| port.state.as_deref() == Some("ACTIVE"))
+        self.ports.iter().any(RdmaPort::is_active)
     }
 
     pub(crate) fn read_all(source: &Source, pci: &PciTree) -> Vec<Self> {
@@ -78,6 +129,7 @@ impl RdmaPort {
         // "4: ACTIVE" and "100 Gb/sec (4X EDR)".
         let state = source.text(folder.join("state"));
         let rate = source.text(folder.join("rate"));
+        let gids = RdmaGid::read_all(source, folder);
         Self {
             number,
             state: state.map(|text| match text.split_once(':') {
@@ -89,6 +141,44 @@ impl RdmaPort {
                 (gbps > 0.0).then_some(gbps as u32)
             }),
             link_layer: source.text(folder.join("link_layer")),
+            mtu_bytes: gids.iter().find_map(|gid| payload_of(source, gid.interface.as_ref()?)),
+            gids,
         }
     }
+}
+
+impl RdmaGid {
+    fn read_all(source: &Source, port: &Path) -> Vec<Self> {
+        let indices = source.names(port.join("gids"));
+        let mut gids: Vec<_> = indices
+            .iter()
+            .filter_map(|index| Self::read(source, port, index.parse().ok()?))
+            .collect();
+        gids.sort_by_key(|gid| gid.index);
+        gids
+    }
+
+    fn read(source: &Source, port: &Path, index: u32) -> Option<Self> {
+        let address: Ipv6Addr = source.value(port.join(format!("gids/{index}")))?;
+        // The kernel shows a table of fixed length, mostly of zeros.
+        if address.is_unspecified() {
+            return None;
+        }
+        let attribute = |name: &str| source.text(port.join(format!("gid_attrs/{name}/{index}")));
+        let kind = match attribute("types").as_deref() {
+            Some("IB/RoCE v1") => Some(GidKind::InfiniBandOrRoceV1),
+            Some("RoCE v2") => Some(GidKind::RoceV2),
+            _ => None,
+        };
+        Some(Self { index, address, kind, interface: attribute("ndevs") })
+    }
+}
+
+/// Bytes of headers and checksum that the kernel leaves room for in a packet of an Ethernet (`iboe_get_mtu`).
+const ROCE_HEADERS: u32 = 96;
+
+/// The most payload of an RDMA packet over an interface.
+fn payload_of(source: &Source, interface: &str) -> Option<u32> {
+    let mtu: u32 = source.value(format!("sys/class/net/{interface}/mtu"))?;
+    [4096, 2048, 1024, 512, 256].into_iter().find(|payload| payload + ROCE_HEADERS <= mtu)
 }

@@ -97,6 +97,15 @@ impl Machine {
             .link(Path::new("sys/class/infiniband").join(name), self.path(&folder));
     }
 
+    /// An address of a port, as a RoCE device lists it.
+    pub(crate) fn gid(&self, device: &str, index: u32, gid: (&str, &str, &str)) {
+        let (address, kind, interface) = gid;
+        let port = PathBuf::from(format!("sys/class/infiniband/{device}/ports/1"));
+        self.file(port.join(format!("gids/{index}")), address)
+            .file(port.join(format!("gid_attrs/types/{index}")), kind)
+            .file(port.join(format!("gid_attrs/ndevs/{index}")), interface);
+    }
+
     pub(crate) fn numa_node(&self, id: u32, cpus: &str, distance: &str) {
         let folder = PathBuf::from(format!("sys/devices/system/node/node{id}"));
         let memory = format!("Node {id} MemTotal:       1048576 kB\nNode {id} MemFree:  1 kB");

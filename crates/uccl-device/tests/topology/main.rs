@@ -7,7 +7,7 @@ mod routes;
 use std::path::{Path, PathBuf};
 
 use machine::Machine;
-use uccl_device::{Error, GpuVendor, InterfaceKind, PciAddress, PciDistance, Topology};
+use uccl_device::{Error, GidKind, GpuVendor, InterfaceKind, PciAddress, PciDistance, Topology};
 
 const GPU0: &str = "pci0000:10/0000:10:01.0/0000:11:00.0/0000:12:00.0/0000:13:00.0";
 const NIC0: &str = "pci0000:10/0000:10:01.0/0000:11:00.0/0000:12:01.0/0000:14:00.0";
@@ -191,4 +191,36 @@ fn this_machine() {
     assert!(nodes == 0 || nodes == topology.cpus.online.len(), "{topology:?}");
     let json = serde_json::to_value(&topology).expect("JSON");
     assert_eq!(json["kernel"]["release"].as_str(), topology.kernel.release.as_deref());
+}
+
+#[test]
+fn addresses_of_rdma_ports_are_read() {
+    let machine = Machine::new();
+    machine
+        .file("sys/class/infiniband/rxe0/ports/1/state", "4: ACTIVE")
+        .file("sys/class/infiniband/rxe0/ports/1/link_layer", "Ethernet")
+        .file("sys/class/infiniband/rxe0/ports/1/gids/2", "0000:0000:0000:0000:0000:0000:0000:0000")
+        .file("sys/class/infiniband/rxe0/ports/1/gids/oops", "fe80::1")
+        .file("sys/class/net/eth0/mtu", "4200");
+    machine.gid("rxe0", 10, ("0000:0000:0000:0000:0000:ffff:0a4d:0001", "RoCE v2", "eth0"));
+    machine.gid("rxe0", 0, ("fe80:0000:0000:0000:0077:00ff:fe00:0001", "IB/RoCE v1", "eth0"));
+    let topology = machine.read();
+    let port = &topology.rdma[0].ports[0];
+    assert!(port.is_active() && port.is_ethernet());
+    assert_eq!(port.mtu_bytes, Some(4096));
+    let [local, ipv4] = &port.gids[..] else { panic!("{:?}", port.gids) };
+    assert_eq!((local.index, local.kind), (0, Some(GidKind::InfiniBandOrRoceV1)));
+    assert_eq!((ipv4.index, ipv4.interface.as_deref()), (10, Some("eth0")));
+    assert_eq!(ipv4.address.to_ipv4_mapped(), Some([10, 77, 0, 1].into()));
+    assert!(ipv4.is_routable_ipv4() && !local.is_routable_ipv4());
+}
+
+#[test]
+fn an_ethernet_of_usual_packets_carries_1024_bytes() {
+    let machine = Machine::new();
+    machine
+        .file("sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE")
+        .file("sys/class/net/eth0/mtu", "1500");
+    machine.gid("mlx5_0", 0, ("fe80::1", "RoCE v2", "eth0"));
+    assert_eq!(machine.read().rdma[0].ports[0].mtu_bytes, Some(1024));
 }
