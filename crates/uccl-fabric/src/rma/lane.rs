@@ -101,6 +101,8 @@ pub(super) struct State {
     memo: Weak<Pinned>,
     /// Somebody may sleep on the bell.
     is_watched: bool,
+    /// When the lane was made: a time, where any will do.
+    born: Instant,
     pub(super) killed: bool,
 }
 
@@ -149,6 +151,7 @@ impl RmaLane {
             ended: Vec::new(),
             memo: Weak::new(),
             is_watched: false,
+            born: Instant::now(),
             killed: false,
         };
         Ok(Self {
@@ -227,9 +230,14 @@ impl RmaLane {
 
     /// Does what there is to do with the state, and then tells who is to be told.
     pub(super) fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        self.act(|state| (change(state), true))
+    }
+
+    /// The same, where it may turn out that there was nothing to do.
+    fn act<T>(&self, change: impl FnOnce(&mut State) -> (T, bool)) -> T {
         let mut state = self.state.lock();
-        let out = change(&mut state);
-        if state.is_watched {
+        let (out, changed) = change(&mut state);
+        if state.is_watched && (changed || !state.notes.is_empty()) {
             state.wake_sleepers();
         }
         let endings = std::mem::take(&mut state.endings);
@@ -371,11 +379,11 @@ impl RmaLane {
 
 impl State {
     /// Prepares for sleep; none if there is something to do right now.
-    fn arm(&mut self) -> Option<()> {
+    fn arm(&mut self, stall: Option<Duration>) -> Option<()> {
         let now = Instant::now();
         let mut wake = None;
         for path in &mut self.paths {
-            let (armed, due) = path.arm(now);
+            let (armed, due) = path.arm(now, stall);
             if !armed {
                 return None;
             }
@@ -387,9 +395,10 @@ impl State {
 
     /// Whoever sleeps wakes in time for what he did not know of.
     fn wake_sleepers(&mut self) {
-        let now = Instant::now();
         let wake = match self.notes.is_empty() {
-            true => self.paths.iter().filter_map(|path| path.wake_in(now)).min(),
+            // Asked without reading a clock, which is not free everywhere.
+            true if self.paths.iter().all(|path| path.wake_in(self.born).is_none()) => None,
+            true => self.paths.iter().filter_map(|path| path.wake_in(Instant::now())).min(),
             false => Some(Duration::ZERO),
         };
         if let Some(wake) = wake {
@@ -596,13 +605,13 @@ impl Lane for RmaLane {
 
     fn progress(&self, _: &dyn MessageSink) -> Result<bool, LaneError> {
         let Some(_turn) = self.turn.try_lock() else { return Ok(false) };
-        self.with(|state| {
+        self.act(|state| {
             if state.killed {
-                return Err(LaneError::Killed);
+                return (Err(LaneError::Killed), false);
             }
             let moved = self.look(state);
             self.pump(state);
-            Ok(moved)
+            (Ok(moved), moved)
         })
     }
 
@@ -649,7 +658,7 @@ impl Lane for RmaLane {
 
     fn arm(&self) -> bool {
         let mut state = self.state.lock();
-        let armed = state.notes.is_empty() && state.arm().is_some();
+        let armed = state.notes.is_empty() && state.arm(self.stall).is_some();
         state.is_watched |= armed;
         armed
     }

@@ -18,6 +18,8 @@ const LAST_RETRY: Duration = Duration::from_millis(500);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(4);
 /// How soon a device that was full is tried again, at the latest.
 const FULL_RETRY: Duration = Duration::from_millis(1);
+/// Looks that find nothing for each at the clock.
+const LOOKS_A_CLOCK: u32 = 64;
 /// Names a probe among the requests of a channel.
 const PROBE: u64 = u64::MAX;
 
@@ -56,8 +58,9 @@ pub(super) struct Path {
     batch: Vec<Request>,
     /// Parts that wait for the peer's end to be gone.
     orphans: Vec<Part>,
-    /// When something ended last, or the first thing was posted.
-    moved_at: Instant,
+    /// Looks since something ended last; and since when nothing has, as far as anybody has read a clock.
+    quiet_looks: u32,
+    quiet_since: Option<Instant>,
     ended: Vec<Ended>,
 }
 
@@ -87,7 +90,8 @@ impl Path {
             bytes: 0,
             batch: Vec::new(),
             orphans: Vec::new(),
-            moved_at: Instant::now(),
+            quiet_looks: 0,
+            quiet_since: None,
             ended: Vec::new(),
         }
     }
@@ -227,7 +231,7 @@ impl Path {
     /// Adds a part to the next batch.
     pub(super) fn add(&mut self, part: Part, local_key: u64, remote_addr: u64, remote_key: u64) {
         if self.posted.is_empty() {
-            self.moved_at = Instant::now();
+            self.quiet_since = None;
         }
         let tag = self.posted.insert(part) as u64;
         self.bytes += part.local.len as u64;
@@ -287,21 +291,37 @@ impl Path {
             return Looked::Lost("nothing gets through".into());
         }
         if moved {
-            self.moved_at = Instant::now();
-        } else if let Some(stall) = stall
-            && !self.posted.is_empty()
-            && self.moved_at.elapsed() > stall
-        {
-            return Looked::Lost(format!("nothing has ended for {stall:?}"));
+            (self.quiet_looks, self.quiet_since) = (0, None);
+        } else if !self.posted.is_empty() {
+            self.quiet_looks = self.quiet_looks.wrapping_add(1);
+            // A clock is not free everywhere.
+            let stall = stall.filter(|_| self.quiet_looks.is_multiple_of(LOOKS_A_CLOCK));
+            if let Some(stall) = stall.filter(|stall| self.quiet_for(Instant::now()) > *stall) {
+                return Looked::Lost(format!("nothing has ended for {stall:?}"));
+            }
         }
         Looked::Fine(moved)
     }
 
+    /// How long nothing has ended of what is under way, counted from the first time that it is asked.
+    fn quiet_for(&mut self, now: Instant) -> Duration {
+        now.saturating_duration_since(*self.quiet_since.get_or_insert(now))
+    }
+
     /// Prepares for sleep: false if there is something to do; else after how long it must be looked at.
-    pub(super) fn arm(&mut self, now: Instant) -> (bool, Option<Duration>) {
+    pub(super) fn arm(
+        &mut self,
+        now: Instant,
+        stall: Option<Duration>,
+    ) -> (bool, Option<Duration>) {
         // A channel that is lost is looked at once more, which tells.
         let armed = self.channel().is_none_or(|channel| channel.arm().unwrap_or(false));
-        (armed, self.wake_in(now))
+        let patience = stall.filter(|_| !self.posted.is_empty()).map(|stall| {
+            // The look that follows this sleep reads the clock.
+            self.quiet_looks = LOOKS_A_CLOCK - 1;
+            stall.saturating_sub(self.quiet_for(now)).max(FULL_RETRY)
+        });
+        (armed, [self.wake_in(now), patience].into_iter().flatten().min())
     }
 
     /// After how long it must be looked at, whatever shows.

@@ -12,7 +12,6 @@ use std::{
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use uccl_fabric::{
-    clock,
     lane::{Lane, LaneError, MessageSink},
     rma::RmaLane,
 };
@@ -280,7 +279,7 @@ impl Connection {
     pub(crate) fn admit(&self, plan: Plan) -> Result<Arc<Transfer>> {
         let transfer = self.core.transfers.insert(plan)?;
         if self.pending.fetch_add(1, AcqRel) == 0 {
-            self.liveness.lock()[0] = Watch::since(clock::coarse_ms());
+            self.liveness.lock()[0] = Watch::default();
         }
         if transfer.kind.is_callers() {
             self.core.counters.posted.fetch_add(1, Relaxed);

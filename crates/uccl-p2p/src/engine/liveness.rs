@@ -28,11 +28,6 @@ enum Look {
 }
 
 impl Watch {
-    /// Something waits for the lane from now on.
-    pub(crate) fn since(now_ms: u64) -> Self {
-        Self { waiting_since_ms: Some(now_ms), ..Self::default() }
-    }
-
     fn look(&mut self, lane: &dyn Lane, timeout_ms: u64) -> Look {
         let now = clock::coarse_ms();
         let heard = lane.last_heard_ms();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use uccl_fabric::{
-    lane::{Completion, OpError},
+    lane::{Completion, Lane, OpError},
     rma::{Rails, RmaLane, Role},
 };
 use uccl_wire::message::{self, PREFIX_LEN};
@@ -109,6 +109,11 @@ impl Connection {
     /// The lanes over rails that work now.
     pub(crate) fn rails_up(&self) -> Option<&RailLane> {
         self.rails.as_ref().filter(|rails| rails.lane.paths_up() > 0)
+    }
+
+    /// The rails, if something is on its way over them: it is back sooner than a socket can be asked.
+    pub(super) fn rails_under_way(&self) -> Option<&RailLane> {
+        self.rails.as_ref().filter(|rails| rails.lane.load() > 0 && !self.fates.lost(rails.index))
     }
 
     /// Whether a lane is not the rails'.

@@ -41,10 +41,13 @@ pub(crate) fn wait(
     let _claim = conn.claim();
     let mut looks = 0;
     let mut quiet_since = None;
-    let mut asked = Instant::now();
+    let mut asked = None;
     let fence_at = deadline::fence_at(transfer);
     loop {
-        let moved = conn.progress();
+        let moved = match conn.rails_under_way() {
+            Some(rails) if looks % LOOKS != 0 => conn.progress_lane(rails.index),
+            _ => conn.progress(),
+        };
         if transfer.finished() {
             return Ok(true);
         }
@@ -57,8 +60,8 @@ pub(crate) fn wait(
             continue;
         }
         let now = Instant::now();
-        if now - asked >= ASK || fence_at.is_some_and(|at| at <= now) {
-            asked = now;
+        if now - *asked.get_or_insert(now) >= ASK || fence_at.is_some_and(|at| at <= now) {
+            asked = Some(now);
             if interrupt.interrupted() {
                 return Err(Error::Interrupted);
             }
