@@ -9,6 +9,7 @@ mod hammer;
 mod headers;
 mod install;
 mod kernels;
+mod libfabric;
 mod licences;
 mod lint;
 mod loom;

@@ -10,7 +10,8 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 
 use crate::{
-    capi, guest, hammer, headers, kernels, licences, lint, loom, nixl, python, readme, settings,
+    capi, guest, hammer, headers, kernels, libfabric, licences, lint, loom, nixl, python, readme,
+    settings,
     shell::{self, Program},
     tools, tree,
 };
@@ -185,6 +186,12 @@ const STEPS: &[Step] = &[
         run: |_| readme::python(),
     },
     // Last: until then its kernel is made beside the others, where it is not there yet.
+    Step {
+        name: "libfabric",
+        group: Group::Rust,
+        about: "libfabric's tests with a newer library than the system's",
+        run: |_| libfabric::tests(),
+    },
     Step {
         name: "guest",
         group: Group::Rust,

@@ -60,11 +60,6 @@ const NEEDS: &[Need] = &[
         is_there: || Program::new("fi_info").args(["--version"]).works(),
     },
     Need {
-        purpose: "RDMA's limits and services, as a machine with RDMA has them",
-        package: "rdma-core",
-        is_there: || Path::new("/etc/rdma").exists(),
-    },
-    Need {
         purpose: "RDMA compared with what the device can do (ib_write_bw)",
         package: "perftest",
         is_there: || Path::new("/usr/bin/ib_write_bw").exists(),

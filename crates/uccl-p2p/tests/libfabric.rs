@@ -5,9 +5,9 @@
 
 mod support;
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
-use uccl_fabric::libfabric::{LibfabricSettings, Offer, offers};
+use uccl_fabric::libfabric::{LibfabricRail, LibfabricSettings};
 use uccl_p2p::{Config, Transport, Uninterrupted};
 
 use self::support::{Pair, advert, pair_of, register};
@@ -29,20 +29,21 @@ fn joined(provider: &str) -> Option<Pair> {
         config.transport = Transport::Libfabric;
         config.transfer_timeout = Duration::from_secs(60);
         config.set("UCCL_LIBFABRIC_PROVIDER", provider).expect("a provider");
+        config.libfabric.library = library();
     };
     Some(pair_of([&end, &end]))
 }
 
+/// Another library than the system's, if one is named.
+fn library() -> Option<PathBuf> {
+    std::env::var_os("UCCL_LIBFABRIC_SO").map(Into::into)
+}
+
 /// Whether the library is there and has the provider; else what is lacking.
 fn offered(provider: &str) -> Result<(), String> {
-    let library = std::env::var_os("UCCL_LIBFABRIC_SO").map(Into::into);
-    let settings = LibfabricSettings { library, ..LibfabricSettings::default() };
-    let listing = offers(&settings).map_err(|e| e.to_string())?;
-    let fits = |offer: &Offer| offer.provider == provider && offer.endpoint_type == "rdm";
-    match listing.offers.iter().any(fits) {
-        true => Ok(()),
-        false => Err(format!("libfabric {:?} has no provider {provider}", listing.version)),
-    }
+    let (library, provider) = (library(), Some(provider.to_owned()));
+    let settings = LibfabricSettings { library, provider, ..LibfabricSettings::default() };
+    LibfabricRail::open_all(&settings).map(drop).map_err(|e| e.to_string())
 }
 
 #[test]

@@ -1,0 +1,65 @@
+//! libfabric's tests with a newer library than distributions have: one that comes as a Python package.
+
+use std::{fs, path::PathBuf};
+
+use anyhow::Result;
+
+use crate::{
+    python,
+    shell::Program,
+    test::{Done, left_out, passed_in},
+    tree,
+};
+
+/// Intel's MPI, which brings libfabric 1.21, whose `tcp` has reliable datagrams.
+const PACKAGE: &str = "impi-rt==2021.14.1";
+
+/// What it carries, beneath the environment's folder.
+const LIBRARY: &str = "lib/libfabric/libfabric.so.1";
+const PROVIDERS: &str = "lib/libfabric/prov";
+
+/// Runs every crate's tests of libfabric with that library.
+pub(crate) fn tests() -> Result<Done> {
+    if let Some(reason) = python::lacking() {
+        return Ok(Done::skipped(reason));
+    }
+    let folder = match environment()? {
+        Ok(folder) => folder,
+        Err(reason) => return Ok(Done::skipped(format!("lacks {PACKAGE}: {reason}"))),
+    };
+    let (mut done, mut passed) = (Done::default(), 0);
+    let tests = ["test", "--locked", "--test=libfabric", "-p=uccl-fabric", "-p=uccl-p2p"];
+    let result = Program::cargo(&tests)
+        .args(["--no-fail-fast", "--", "--show-output"])
+        .env("UCCL_LIBFABRIC_SO", folder.join(LIBRARY))
+        .env("FI_PROVIDER_PATH", folder.join(PROVIDERS))
+        .watch(|line| {
+            done.absent.extend(left_out(line));
+            passed += passed_in(line).unwrap_or(0);
+        });
+    done.detail = format!("{passed} passed");
+    done.absent.sort();
+    done.absent.dedup();
+    done.or_failed(result)
+}
+
+/// The folder with the library, made unless it is there; or why it cannot be had.
+fn environment() -> Result<Result<PathBuf, String>> {
+    let folder = tree::scratch().join("libfabric");
+    let stamp = folder.join("requirements.txt");
+    if fs::read_to_string(&stamp).is_ok_and(|installed| installed == PACKAGE) {
+        return Ok(Ok(folder));
+    }
+    python::make_environment(&folder, true)?;
+    let python = folder.join("bin/python");
+    println!("{PACKAGE} into {}", folder.display());
+    let (well, said) = python::pip(&python).args(["--no-deps", PACKAGE]).ask()?;
+    if !well {
+        return Ok(Err(said.lines().last().unwrap_or("pip failed").to_owned()));
+    }
+    if !folder.join(LIBRARY).exists() {
+        return Ok(Err(format!("it has no {LIBRARY}")));
+    }
+    fs::write(stamp, PACKAGE)?;
+    Ok(Ok(folder))
+}
