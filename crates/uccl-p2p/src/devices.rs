@@ -59,9 +59,8 @@ fn open_best(config: &Config) -> Result<Vec<Arc<dyn Rail>>, RailError> {
     }
     if has_devices("/sys/class/infiniband") {
         // EFA devices are among those of verbs, but have no connections.
-        return open_verbs(config).or_else(|e| {
-            open_libfabric(config, &LibfabricSettings::efa()).map_err(|_| e)
-        });
+        return open_verbs(config)
+            .or_else(|e| open_libfabric(config, &LibfabricSettings::efa()).map_err(|_| e));
     }
     Ok(Vec::new())
 }
