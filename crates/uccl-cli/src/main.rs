@@ -8,6 +8,7 @@ mod matrix;
 mod nixl_dir;
 mod paths;
 mod probe;
+mod rdma;
 mod topo;
 mod vm;
 
