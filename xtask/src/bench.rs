@@ -16,8 +16,11 @@ pub(crate) struct BenchArgs {
     /// Run bench/nixl.py, which measures NIXL with this project's backend and with UCX
     #[arg(long, conflicts_with = "gpu")]
     nixl: bool,
+    /// Run bench/rdma.py, which measures RDMA beside perftest, in a guest or on --devices, and libfabric
+    #[arg(long, conflicts_with_all = ["gpu", "nixl"])]
+    rdma: bool,
     /// For bench/run.py: --install, --quick, --only tcp, --json FILE, --help; for bench/gpu.py: --wheels DIR, ...; for
-    /// bench/nixl.py: --install, --only dram,post, ...
+    /// bench/nixl.py: --install, --only dram,post, ...; for bench/rdma.py: --devices mlx5_0-mlx5_1, --only verbs, ...
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
     arguments: Vec<String>,
 }
@@ -29,7 +32,11 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
         let wheels = python::build()?.with_file_name("");
         program.args(["bench/nixl.py", "--wheels"]).args([wheels])
     } else {
-        let script = if args.gpu { "bench/gpu.py" } else { "bench/run.py" };
+        let script = match (args.gpu, args.rdma) {
+            (true, _) => "bench/gpu.py",
+            (_, true) => "bench/rdma.py",
+            _ => "bench/run.py",
+        };
         program.args([script, "--uccl-bin"]).args([demo::build()?])
     };
     program.args(&args.arguments).limit(Duration::from_secs(2 * 3600)).run()

@@ -8,6 +8,7 @@ mod matrix;
 mod nixl_dir;
 mod paths;
 mod probe;
+mod rdma;
 mod topo;
 mod vm;
 
@@ -57,7 +58,7 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<ExitCode> {
     match command {
-        Command::Bench(args) => bench::run(&args)?,
+        Command::Bench(args) => bench::run(&args.with_preset())?,
         Command::BenchPeer => bench::serve_parent()?,
         Command::Doctor(args) => return doctor::run(&args),
         Command::NixlDir(args) => nixl_dir::run(&args)?,

@@ -1,6 +1,7 @@
 //! Which path a transfer would take, from what this machine has and allows.
 
 mod gpu;
+mod remote;
 
 use serde::Serialize;
 use uccl_device::{Interface, InterfaceKind, Topology};
@@ -9,6 +10,7 @@ use uccl_p2p::{Config, Transport};
 use crate::{
     gpus::Gpus,
     probe::{self, Reached},
+    rdma::Rdma,
 };
 
 pub(crate) use gpu::GpuPaths;
@@ -19,7 +21,7 @@ const DISABLE_CMA: &str = "UCCL_P2P_DISABLE_CMA";
 /// A path and why it is the one.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Path {
-    /// As the engine names it: `cma`, `shm`, `tcp`, `cuda_ipc`; none if there is no way.
+    /// As the engine names it: `cma`, `shm`, `tcp`, `cuda_ipc`, `verbs`, `libfabric`; none if there is no way.
     pub(crate) name: Option<&'static str>,
     pub(crate) why: String,
 }
@@ -74,6 +76,14 @@ impl Probes {
     }
 }
 
+/// What paths follow from.
+pub(crate) struct Facts<'a> {
+    pub(crate) topology: &'a Topology,
+    pub(crate) probes: &'a Probes,
+    pub(crate) gpus: &'a Gpus,
+    pub(crate) rdma: &'a Rdma,
+}
+
 impl Path {
     fn new(name: &'static str, why: impl Into<String>) -> Self {
         Self { name: Some(name), why: why.into() }
@@ -86,27 +96,34 @@ impl Path {
 
 impl Paths {
     /// What the settings leave of what the machine allows.
-    pub(crate) fn of(topology: &Topology, probes: &Probes, gpus: &Gpus, config: &Config) -> Self {
-        let mut best = Self::best(topology, probes, config.cma);
-        match config.transport {
-            Transport::Local => {
-                let why = format!("{TRANSPORT}=local allows this host's memory alone");
-                best.other_host = Path::none(why);
+    pub(crate) fn of(facts: &Facts<'_>, config: &Config) -> Self {
+        let other_host = remote::other_host(facts.topology, facts.rdma, config);
+        let mut best = match config.transport {
+            Transport::Auto | Transport::Local => {
+                Self::in_memory(facts.probes, config.cma, other_host)
             }
             Transport::Tcp => {
                 let why = format!("on loopback: {TRANSPORT}=tcp forbids this host's memory");
-                let tcp = Path::new("tcp", why);
-                best.same_process = tcp.clone();
-                best.same_host = tcp.clone();
-                best.same_host_alloc = tcp;
+                Self { other_host, ..Self::everywhere(&Path::new("tcp", why)) }
             }
-            _ => {}
-        }
-        best.gpu = GpuPaths::of(topology, gpus, &best);
+            // Devices alone, even between processes of one host.
+            _ => Self::everywhere(&other_host),
+        };
+        best.gpu = GpuPaths::of(facts.topology, facts.gpus, &best);
         best
     }
 
-    fn best(topology: &Topology, probes: &Probes, cma: bool) -> Self {
+    fn everywhere(path: &Path) -> Self {
+        Self {
+            same_process: path.clone(),
+            same_host: path.clone(),
+            same_host_alloc: path.clone(),
+            other_host: path.clone(),
+            gpu: None,
+        }
+    }
+
+    fn in_memory(probes: &Probes, cma: bool, other_host: Path) -> Self {
         let forbidden = (!cma).then(|| format!("{DISABLE_CMA} is set"));
         let own = forbidden.clone().or_else(|| probes.own_memory_refused());
         let other = forbidden.or_else(|| probes.memory_refused());
@@ -114,7 +131,7 @@ impl Paths {
             same_process: by_kernel(own.as_ref(), probes),
             same_host: by_kernel(other.as_ref(), probes),
             same_host_alloc: mapped(other.as_ref(), probes),
-            other_host: other_host(topology),
+            other_host,
             gpu: None,
         }
     }
@@ -147,23 +164,6 @@ fn by_kernel(refused: Option<&String>, probes: &Probes) -> Path {
     }
 }
 
-fn other_host(topology: &Topology) -> Path {
-    let Some(interface) = fastest(topology) else {
-        let why = "no network interface is up; bring one up to reach other hosts";
-        return Path { name: None, why: why.into() };
-    };
-    let speed = match interface.speed_mbps {
-        Some(mbps) => format!(", {}", gbits(mbps)),
-        None => String::new(),
-    };
-    let active = topology.rdma.iter().filter(|device| device.is_active()).count();
-    let rdma = match active {
-        0 => "no RDMA device".to_owned(),
-        _ => format!("{active} active RDMA devices are not used yet"),
-    };
-    Path { name: Some("tcp"), why: format!("over {}{speed}; {rdma}", interface.name) }
-}
-
 /// The interface that leaves the host with the highest known speed.
 pub(crate) fn fastest(topology: &Topology) -> Option<&Interface> {
     let outward = |interface: &&Interface| {
@@ -187,6 +187,7 @@ pub(crate) fn gbits(mbps: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rdma::examples::{self, device, fabric};
 
     fn probes(memory: Option<&str>, shared: Result<(), String>) -> Probes {
         let read = memory.map(str::to_owned);
@@ -206,12 +207,58 @@ mod tests {
         assert!(same_host(&crashed).why.contains("killed"));
     }
 
+    fn paths(topology: &Topology, rdma: &Rdma, config: &Config) -> Paths {
+        let (probes, gpus) = (probes(None, Ok(())), Gpus::default());
+        Paths::of(&Facts { topology, probes: &probes, gpus: &gpus, rdma }, config)
+    }
+
+    #[test]
+    fn devices_lead_to_other_hosts() {
+        let root = tempfile::TempDir::new().expect("a temporary folder");
+        std::fs::create_dir_all(root.path().join("sys/class/infiniband/mlx5_0")).expect("a device");
+        let topology = Topology::read(root.path()).expect("a topology");
+        let auto = Config::default();
+        let other_host = |rdma: &Rdma, config: &Config| paths(&topology, rdma, config).other_host;
+        let verbs = |active| Rdma { verbs: Ok(vec![device("mlx5_0", active)]), ..examples::none() };
+        let found = other_host(&verbs(true), &auto);
+        assert_eq!(found.name, Some("verbs"));
+        assert!(found.why.contains("mlx5_0") && found.why.contains("TCP"), "{found:?}");
+        assert_ne!(other_host(&verbs(false), &auto).name, Some("verbs"));
+        // EFA where verbs are of no use, Slingshot before all.
+        let efa = Rdma { libfabric: Ok(fabric(&["tcp", "efa"])), ..verbs(false) };
+        assert!(other_host(&efa, &auto).why.contains("efa over efa0"));
+        let cxi = Rdma { libfabric: Ok(fabric(&["cxi"])), ..verbs(true) };
+        assert!(other_host(&cxi, &auto).why.contains("cxi over cxi0"));
+        // Providers that any machine has are not taken by themselves.
+        let plain = Rdma { libfabric: Ok(fabric(&["tcp"])), ..examples::none() };
+        assert_ne!(other_host(&plain, &auto).name, Some("libfabric"));
+    }
+
+    #[test]
+    fn devices_that_are_forced_serve_one_host_too() {
+        let root = tempfile::TempDir::new().expect("a temporary folder");
+        let topology = Topology::read(root.path()).expect("a topology");
+        let rdma = Rdma { libfabric: Ok(fabric(&["tcp"])), ..examples::none() };
+        let forced = |transport| {
+            let config = Config { transport, ..Config::default() };
+            paths(&topology, &rdma, &config)
+        };
+        let libfabric = forced(Transport::Libfabric);
+        let names = [libfabric.same_process, libfabric.same_host, libfabric.other_host];
+        assert_eq!(names.map(|path| path.name), [Some("libfabric"); 3]);
+        let verbs = forced(Transport::Verbs).same_host;
+        assert_eq!(verbs.name, None);
+        assert!(verbs.why.contains("no libibverbs") && verbs.why.contains(TRANSPORT), "{verbs:?}");
+        assert!(forced(Transport::Efa).other_host.why.contains("no efa"));
+    }
+
     #[test]
     fn settings_rule_over_what_the_machine_allows() {
         let root = tempfile::TempDir::new().expect("a temporary folder");
         let topology = Topology::read(root.path()).expect("a topology");
+        let paths = |config: &Config| paths(&topology, &examples::none(), config);
         let names = |config: &Config| {
-            let paths = Paths::of(&topology, &probes(None, Ok(())), &Gpus::default(), config);
+            let paths = paths(config);
             [paths.same_process, paths.same_host, paths.same_host_alloc].map(|path| path.name)
         };
         assert_eq!(names(&Config::default()), ["cma", "cma", "mapped"].map(Some));
@@ -220,7 +267,7 @@ mod tests {
         let tcp = Config { transport: Transport::Tcp, ..Config::default() };
         assert_eq!(names(&tcp), [Some("tcp"); 3]);
         let local = Config { transport: Transport::Local, ..Config::default() };
-        let paths = Paths::of(&topology, &probes(None, Ok(())), &Gpus::default(), &local);
+        let paths = paths(&local);
         assert_eq!(paths.gpu, None);
         assert_eq!(paths.other_host.name, None);
         assert!(paths.other_host.why.contains(TRANSPORT));

@@ -17,7 +17,8 @@ use uccl_p2p::Config;
 use crate::{
     gpus::Gpus,
     matrix::matrix,
-    paths::{Paths, Probes, gbits},
+    paths::{Facts, Paths, Probes, gbits},
+    rdma::{Libfabric, Rdma, VerbsDevice},
 };
 
 /// Show what this machine has, and which path a transfer would take.
@@ -41,6 +42,14 @@ struct Report<'a> {
     /// The CUDA version that the driver supports.
     cuda_version: Option<String>,
     distances: Vec<Distance>,
+    /// What the library for RDMA verbs lists.
+    verbs: &'a [VerbsDevice],
+    /// Why that library is of no use, if it is.
+    no_verbs: Option<&'a str>,
+    /// What libfabric offers.
+    libfabric: Option<&'a Libfabric>,
+    /// Why that is of no use, if it is.
+    no_libfabric: Option<&'a str>,
     paths: &'a Paths,
 }
 
@@ -64,15 +73,20 @@ pub(crate) fn run(args: &TopoArgs) -> Result<()> {
     let topology = Topology::read(&args.root)?;
     let config = Config::from_env().context("an environment variable is not understood")?;
     let gpus = if args.root == Path::new("/") { Gpus::look() } else { Gpus::elsewhere() };
-    let paths = Paths::of(&topology, &Probes::run(), &gpus, &config);
+    let here = args.root == Path::new("/");
+    let rdma = if here { Rdma::look(&config) } else { Rdma::elsewhere() };
+    let probes = Probes::run();
+    let facts = Facts { topology: &topology, probes: &probes, gpus: &gpus, rdma: &rdma };
+    let paths = Paths::of(&facts, &config);
     match args.json {
-        true => println!("{}", serde_json::to_string_pretty(&report(&topology, &gpus, &paths))?),
-        false => print!("{}", text(&topology, &gpus, &paths)),
+        true => println!("{}", serde_json::to_string_pretty(&report(&facts, &paths))?),
+        false => print!("{}", text(&facts, &paths)),
     }
     Ok(())
 }
 
-fn report<'a>(topology: &'a Topology, gpus: &Gpus, paths: &'a Paths) -> Report<'a> {
+fn report<'a>(facts: &Facts<'a>, paths: &'a Paths) -> Report<'a> {
+    let Facts { topology, gpus, rdma, .. } = *facts;
     let joined = topology.machine_gpus(&gpus.visible);
     let none = !joined.is_empty() && gpus.visible.is_empty();
     Report {
@@ -81,6 +95,10 @@ fn report<'a>(topology: &'a Topology, gpus: &Gpus, paths: &'a Paths) -> Report<'
         cuda_version: gpus.version.map(|(major, minor)| format!("{major}.{minor}")),
         distances: distances(topology),
         paths,
+        verbs: rdma.verbs.as_deref().unwrap_or_default(),
+        no_verbs: rdma.verbs.as_ref().err().map(String::as_str),
+        libfabric: rdma.libfabric.as_ref().ok(),
+        no_libfabric: rdma.libfabric.as_ref().err().map(String::as_str),
         gpus: joined
             .into_iter()
             .map(|gpu| GpuReport { nearest_nic: topology.nearest_nic(Place::Device(gpu.pci)), gpu })
@@ -109,11 +127,16 @@ impl Item {
     }
 }
 
-fn text(topology: &Topology, gpus: &Gpus, paths: &Paths) -> String {
+fn text(facts: &Facts<'_>, paths: &Paths) -> String {
+    let Facts { topology, gpus, rdma, .. } = *facts;
     let host = host(topology);
     let mut out = format!("{}\n", host.text);
     host.draw(&mut out, "");
     out.push_str(&matrix(topology, &topology.machine_gpus(&gpus.visible)));
+    let rdma = rdma.text(!topology.rdma.is_empty());
+    if !rdma.is_empty() {
+        let _ = write!(out, "\nRDMA\n{rdma}");
+    }
     out.push_str("\npaths\n");
     let mut line = |peer: &str, path: &crate::paths::Path| {
         let _ = writeln!(out, "  {peer:<24} {:<8} {}", path.name.unwrap_or("none"), path.why);

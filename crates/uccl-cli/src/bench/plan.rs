@@ -5,6 +5,7 @@ use std::{fmt, time::Duration};
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
+use uccl_p2p::Transport;
 
 use super::{
     control::Point,
@@ -47,6 +48,34 @@ pub(crate) enum TransportKind {
     Local,
     /// TCP, even between processes of one host.
     Tcp,
+    /// RDMA verbs, or nothing.
+    Verbs,
+    /// libfabric, with the provider of UCCL_LIBFABRIC_PROVIDER or the best, or nothing.
+    Libfabric,
+    /// libfabric's provider for HPE Slingshot, or nothing.
+    Cxi,
+    /// libfabric's provider for AWS EFA, or nothing.
+    Efa,
+}
+
+impl TransportKind {
+    /// What the engine is told; nothing where its own settings say.
+    pub(crate) fn setting(self) -> Option<Transport> {
+        match self {
+            Self::Auto => None,
+            Self::Local => Some(Transport::Local),
+            Self::Tcp => Some(Transport::Tcp),
+            Self::Verbs => Some(Transport::Verbs),
+            Self::Libfabric => Some(Transport::Libfabric),
+            Self::Cxi => Some(Transport::Cxi),
+            Self::Efa => Some(Transport::Efa),
+        }
+    }
+
+    /// Whether it is a device's, which the settings may keep to one interface.
+    pub(crate) fn needs_devices(self) -> bool {
+        matches!(self, Self::Verbs | Self::Libfabric | Self::Cxi | Self::Efa)
+    }
 }
 
 /// Where buffers come from.
@@ -57,6 +86,42 @@ pub(crate) enum Memory {
     Heap,
     /// The endpoint's alloc: peers on this host can map it.
     Alloc,
+}
+
+/// A measurement that is known by name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum Preset {
+    /// As a KV cache is moved, block by block: writes of 1, 2, 4, ... 128 iovs of 1,179,648 bytes each, one
+    /// transfer at a time. --size, --iovs, --op and --inflight change that; --duration says how long
+    KvSweep,
+}
+
+/// What a preset says; what nobody has asked for otherwise.
+struct Choices {
+    op: &'static [OpKind],
+    size: Option<Size>,
+    iovs: &'static [u32],
+    inflight: u32,
+}
+
+const PLAIN: Choices = Choices {
+    op: &[OpKind::Write, OpKind::Read, OpKind::Send, OpKind::Notif],
+    size: None,
+    iovs: &[1],
+    inflight: 4,
+};
+
+impl Preset {
+    fn choices(self) -> Choices {
+        match self {
+            Self::KvSweep => Choices {
+                op: &[OpKind::Write],
+                size: Some(Size(1_179_648)),
+                iovs: &[1, 2, 4, 8, 16, 32, 64, 128],
+                inflight: 1,
+            },
+        }
+    }
 }
 
 /// When data carries a checksum.
@@ -95,31 +160,34 @@ display_as_on_the_command_line!(DeviceKind, OpKind, Direction, TransportKind, Me
 /// --inflight 1 measures both on the same transfers and one buffer.
 #[derive(Args, Debug)]
 pub(crate) struct BenchArgs {
-    /// What to measure
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "write,read,send,notif")]
+    /// A well-known measurement; other options that are given override its own
+    #[arg(long, value_enum)]
+    pub(crate) preset: Option<Preset>,
+    /// What to measure [default: write,read,send,notif]
+    #[arg(long, value_enum, value_delimiter = ',')]
     pub(crate) op: Vec<OpKind>,
     /// Bytes of an iov: sizes (64, 4K, 1M) and ranges (1M..64M by factors of 4, 1K..1M:2 by factors
     /// of 2) [default: 64..64M]
     #[arg(long, value_name = "SIZES", value_delimiter = ',')]
     pub(crate) size: Vec<SizeRange>,
-    /// Iovs of a transfer, each of --size bytes
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
-    pub(crate) iovs: u32,
+    /// Iovs of a transfer, each of --size bytes; several give rows side by side [default: 1]
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) iovs: Vec<u32>,
     /// Transfers of one side, or of both at once
     #[arg(long, value_enum, default_value = "uni")]
     pub(crate) direction: Direction,
     /// Time for each point: 200ms, 1s, 0.5
     #[arg(long, default_value = "200ms", value_parser = parse_duration)]
     pub(crate) duration: Duration,
-    /// Transfers outstanding while GB/s is measured
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub(crate) inflight: u32,
+    /// Transfers outstanding while GB/s is measured [default: 4]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) inflight: Option<u32>,
     /// Buffers that transfers take turns with; with fewer than are outstanding, several share one, as in
     /// ucx_perftest [default: --inflight]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) buffers: Option<u32>,
     /// Links to use; several give rows side by side
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "auto")]
+    #[arg(long, visible_alias = "link", value_enum, value_delimiter = ',', default_value = "auto")]
     pub(crate) transport: Vec<TransportKind>,
     /// Where pageable host memory comes from; several give rows side by side
     #[arg(long, value_enum, value_delimiter = ',', default_value = "heap")]
@@ -198,6 +266,22 @@ const MAX_NOTIF: u64 = 64 << 20;
 const SWEEP_MAX_NOTIF: u64 = 1 << 20;
 
 impl BenchArgs {
+    /// With what the preset says wherever nothing else was said.
+    pub(crate) fn with_preset(mut self) -> Self {
+        let preset = self.preset.map_or(PLAIN, Preset::choices);
+        if self.op.is_empty() {
+            self.op = preset.op.to_vec();
+        }
+        if self.size.is_empty() {
+            self.size.extend(preset.size.map(SizeRange::from));
+        }
+        if self.iovs.is_empty() {
+            self.iovs = preset.iovs.to_vec();
+        }
+        self.inflight.get_or_insert(preset.inflight);
+        self
+    }
+
     pub(crate) fn check(&self) -> Result<()> {
         if self.json == Some(Sink::Stdout) && self.csv == Some(Sink::Stdout) {
             bail!("--json and --csv cannot both go to standard output: give one of them a file");
@@ -235,12 +319,13 @@ impl BenchArgs {
         Ok(())
     }
 
-    pub(crate) fn sizes(&self) -> Vec<Size> {
+    /// The sizes of transfers with so many iovs.
+    pub(crate) fn sizes(&self, iovs: u32) -> Vec<Size> {
         match self.size.is_empty() {
             false => SizeRange::flatten(&self.size),
             true => {
                 let up = std::iter::successors(Some(SWEEP.0), |bytes| Some(bytes * 4));
-                let iovs = u64::from(self.iovs);
+                let iovs = u64::from(iovs);
                 up.take_while(|bytes| {
                     *bytes <= SWEEP.1 && (bytes * iovs <= SWEEP.1 || *bytes == SWEEP.0)
                 })
@@ -285,9 +370,12 @@ impl BenchArgs {
                 if op == OpKind::Notif && (memory != self.memory[0] || self.stream) {
                     continue;
                 }
-                let sizes = self.sizes().into_iter().filter(|size| self.suits(op, *size));
                 let places = self.places(memory, peer_gpu);
-                points.extend(sizes.map(|size| self.point(op, places, size)));
+                let iovs = if op == OpKind::Notif { &[1][..] } else { &self.iovs };
+                for &iovs in iovs {
+                    let sizes = self.sizes(iovs).into_iter().filter(|size| self.suits(op, *size));
+                    points.extend(sizes.map(|size| self.point(op, places, size, iovs)));
+                }
             }
         }
         points
@@ -295,16 +383,22 @@ impl BenchArgs {
 
     /// Transfers' worth of memory.
     pub(crate) fn slots(&self) -> usize {
-        self.buffers.unwrap_or(self.inflight).min(self.inflight) as usize
+        let inflight = self.inflight();
+        self.buffers.map_or(inflight, |buffers| inflight.min(buffers as usize))
     }
 
-    fn point(&self, op: OpKind, places: Places, size: Size) -> Point {
+    /// Transfers outstanding while GB/s is measured.
+    pub(crate) fn inflight(&self) -> usize {
+        self.inflight.unwrap_or(PLAIN.inflight) as usize
+    }
+
+    fn point(&self, op: OpKind, places: Places, size: Size, iovs: u32) -> Point {
         Point {
             op,
             direction: self.direction,
             places,
             size: size.0,
-            iovs: if op == OpKind::Notif { 1 } else { self.iovs as usize },
+            iovs: iovs as usize,
             slots: self.slots(),
             stream: self.stream,
         }
@@ -353,7 +447,7 @@ mod tests {
     }
 
     fn args(line: &str) -> BenchArgs {
-        parse(line).unwrap_or_else(|error| panic!("{error}"))
+        parse(line).unwrap_or_else(|error| panic!("{error}")).with_preset()
     }
 
     #[test]
@@ -369,15 +463,15 @@ mod tests {
     #[test]
     fn the_default_sweep() {
         let args = args("");
-        assert_eq!(args.sizes().len(), 11);
-        assert_eq!(args.sizes().last(), Some(&Size(64 << 20)));
+        assert_eq!(args.sizes(1).len(), 11);
+        assert_eq!(args.sizes(1).last(), Some(&Size(64 << 20)));
         assert!(args.verify);
         let notifs = args.points(0).into_iter().filter(|point| point.op == OpKind::Notif);
         assert_eq!(notifs.map(|point| point.size).max(), Some(1 << 20));
         // Many iovs shorten the sweep so that a transfer stays within it.
-        let many = self::args("--iovs 1024").sizes();
+        let many = args.sizes(1024);
         assert_eq!(many.last(), Some(&Size(64 << 10)));
-        assert_eq!(self::args("--iovs 65536").sizes().len(), 3);
+        assert_eq!(args.sizes(65_536).len(), 3);
     }
 
     #[test]
@@ -390,6 +484,43 @@ mod tests {
         assert_eq!(points[0], (OpKind::Write, Place::Heap, 4096, 3));
         assert_eq!(points[3], (OpKind::Notif, Place::Heap, 4096, 1));
         assert_eq!(points[6], (OpKind::Write, Place::Alloc, 4096, 3));
+    }
+
+    #[test]
+    fn several_counts_of_iovs_give_rows_side_by_side() {
+        let args = args("--op write,notif --size 4K,8K --iovs 1,9");
+        let points: Vec<_> = args.points(0).iter().map(|p| (p.op, p.iovs, p.size)).collect();
+        let write = |iovs, size| (OpKind::Write, iovs, size);
+        assert_eq!(points[..4], [write(1, 4096), write(1, 8192), write(9, 4096), write(9, 8192)]);
+        assert_eq!(points[4..], [(OpKind::Notif, 1, 4096), (OpKind::Notif, 1, 8192)]);
+    }
+
+    #[test]
+    fn a_preset_gives_way_to_what_is_said() {
+        let row = |p: &Point| (p.op, p.size, p.iovs);
+        let sweep = args("--preset kv-sweep");
+        let rows: Vec<_> = sweep.points(0).iter().map(row).collect();
+        assert_eq!(rows, [1, 2, 4, 8, 16, 32, 64, 128].map(|n| (OpKind::Write, 1_179_648, n)));
+        assert_eq!((sweep.inflight(), sweep.slots()), (1, 1));
+        let other = args("--preset kv-sweep --op read --size 64K --iovs 3,5 --inflight 2");
+        let rows: Vec<_> = other.points(0).iter().map(row).collect();
+        assert_eq!(rows, [3, 5].map(|n| (OpKind::Read, 64 << 10, n)));
+        assert_eq!(other.inflight(), 2);
+        assert_eq!((args("").inflight(), args("").iovs), (4, vec![1]));
+    }
+
+    #[test]
+    fn every_link_of_the_engine_can_be_named() {
+        for name in ["local", "tcp", "verbs", "libfabric", "cxi", "efa"] {
+            for option in ["--transport", "--link"] {
+                let [kind] = args(&format!("{option} {name}")).transport[..] else {
+                    panic!("{option} {name}")
+                };
+                assert_eq!(kind.setting().map(|setting| setting.to_string()), Some(name.into()));
+                assert_eq!(kind.to_string(), name);
+            }
+        }
+        assert_eq!(args("").transport[0].setting(), None);
     }
 
     #[test]
@@ -426,6 +557,8 @@ mod tests {
             "--inflight 0",
             "--listen --connect a:1",
             "--once",
+            "--preset nothing",
+            "--iovs 1,0",
         ] {
             assert!(parse(wrong).is_err(), "{wrong}");
         }

@@ -44,7 +44,7 @@ pub(crate) struct Row {
     /// How the table and the plot name the path, beside others.
     #[serde(skip)]
     pub(crate) path_label: String,
-    /// `auto`, `local` or `tcp`; none for a limit.
+    /// What --transport said; none for a limit.
     pub(crate) transport: Option<String>,
     /// This side's: `heap`, `alloc`, `pinned:0` or `gpu:0`; none for a limit of host memory.
     pub(crate) memory: Option<String>,
@@ -56,6 +56,8 @@ pub(crate) struct Row {
     pub(crate) size_bytes: u64,
     /// Iovs of one transfer.
     pub(crate) iovs: u64,
+    /// Bytes of one transfer.
+    pub(crate) total_bytes: u64,
     /// Transfers outstanding while `gb_per_s` was measured.
     pub(crate) inflight: u64,
     /// Transfers timed.
@@ -83,6 +85,7 @@ impl Row {
             direction: None,
             size_bytes,
             iovs: 1,
+            total_bytes: size_bytes,
             inflight: 1,
             count: 0,
             gb_per_s: None,
@@ -188,8 +191,8 @@ pub(crate) fn json(report: &Report<'_>) -> Result<String> {
     Ok(serde_json::to_string_pretty(report)? + "\n")
 }
 
-const CSV_HEADER: &str = "op,path,transport,memory,peer_memory,direction,size_bytes,iovs,inflight,count,\
-                          gb_per_s,p50_us,p99_us,min_us,verified,note\n";
+const CSV_HEADER: &str = "op,path,transport,memory,peer_memory,direction,size_bytes,iovs,total_bytes,inflight,\
+                          count,gb_per_s,p50_us,p99_us,min_us,verified,note\n";
 
 pub(crate) fn csv(rows: &[Row]) -> String {
     let mut text = CSV_HEADER.to_owned();
@@ -205,6 +208,7 @@ pub(crate) fn csv(rows: &[Row]) -> String {
             optional(&row.direction),
             row.size_bytes.to_string(),
             row.iovs.to_string(),
+            row.total_bytes.to_string(),
             row.inflight.to_string(),
             row.count.to_string(),
             number(row.gb_per_s),
@@ -260,7 +264,7 @@ pub(crate) mod tests {
         assert_eq!(lines.len(), 3);
         assert!(lines[1].ends_with(",1.500000,20.250000,1.000000,yes,\"slow, \"\"very\"\"\""));
         assert_eq!(lines[2].split(',').count(), headings);
-        assert_eq!(lines[2], "tcp-rtt,raw,,,,,64,1,1,0,,,,,-,");
+        assert_eq!(lines[2], "tcp-rtt,raw,,,,,64,1,64,1,0,,,,,-,");
     }
 
     #[test]

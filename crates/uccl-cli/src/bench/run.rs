@@ -82,7 +82,7 @@ impl<'a> Session<'a> {
             gpus: GpuNames { this, other },
             transport,
             duration: args.duration,
-            inflight: args.inflight as usize,
+            inflight: args.inflight(),
             slots: args.slots(),
             verify: args.verify,
         })
@@ -146,6 +146,7 @@ impl<'a> Session<'a> {
             peer_memory: (point.op != OpKind::Notif).then(|| point.places.serve.to_string()),
             direction: Some(point.direction.to_string()),
             iovs: point.iovs as u64,
+            total_bytes: point.size.saturating_mul(point.iovs as u64),
             inflight: self.inflight as u64,
             ..Row::limit("", point.size)
         }
@@ -274,6 +275,10 @@ fn remedy(transport: TransportKind, peer: &Peer) -> String {
         TransportKind::Local => {
             "no path through this host's memory: are both processes on one host? \
              `uccl doctor` says what forbids it; --transport tcp does without"
+        }
+        devices if devices.needs_devices() => {
+            "do both sides have devices of this kind on one network? `uccl topo` shows those of this \
+             host; --transport tcp does without"
         }
         _ if peer.is_local() => "the two processes cannot connect on loopback; see `uccl doctor`",
         _ => {

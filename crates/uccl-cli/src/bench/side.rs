@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail};
 use uccl_p2p::{
-    Checksum, Config, ConnId, Endpoint, Iov, MrId, Op, Request, Status, TransferId, Transport,
+    Checksum, Config, ConnId, Endpoint, Iov, MrId, Op, Request, Status, TransferId,
     wire::advert::Advert,
 };
 
@@ -19,7 +19,7 @@ use super::{
     control::{Channel, HangUp, Open, Phase, Point, WireAdvert},
     ordered::Ordered,
     place::{self, Place},
-    plan::{ChecksumMode, Direction, OpKind, TransportKind},
+    plan::{ChecksumMode, Direction, OpKind},
     stats::Latencies,
 };
 
@@ -42,10 +42,8 @@ pub(crate) struct Side {
 impl Listening {
     pub(crate) fn start(open: &Open) -> Result<Self> {
         let mut config = Config::from_env().context("an environment variable is not understood")?;
-        match open.transport {
-            TransportKind::Auto => {}
-            TransportKind::Local => config.transport = Transport::Local,
-            TransportKind::Tcp => config.transport = Transport::Tcp,
+        if let Some(transport) = open.transport.setting() {
+            config.transport = transport;
         }
         if let Some(checksum) = open.checksum {
             config.checksum = match checksum {

@@ -76,6 +76,12 @@ impl FromStr for SizeRange {
     }
 }
 
+impl From<Size> for SizeRange {
+    fn from(size: Size) -> Self {
+        Self(vec![size])
+    }
+}
+
 impl SizeRange {
     /// All sizes of all ranges, ascending, each once.
     pub(crate) fn flatten(ranges: &[Self]) -> Vec<Size> {

@@ -54,13 +54,16 @@ impl GpuPaths {
     }
 }
 
+const REACHED: &str = "NICs reach GPU memory by dma-buf or nvidia-peermem";
 const STAGED: &str = "staged through pinned memory";
 
 /// Where the host's own memory goes over TCP, so does a GPU's; whether there is shared memory decides.
 fn gpu_to_gpu(gpus: &Gpus, host: &Paths) -> Path {
     let alloc = &host.same_host_alloc;
-    if alloc.name == Some("tcp") {
-        return Path::new("tcp", format!("{STAGED}; {}", alloc.why));
+    match alloc.name {
+        Some("tcp") => return Path::new("tcp", format!("{STAGED}; {}", alloc.why)),
+        Some("verbs" | "libfabric") | None => return alloc.clone(),
+        Some(_) => {}
     }
     let count = |wanted| {
         let links = gpus.visible.iter().flat_map(|gpu| &gpu.links);
@@ -89,6 +92,7 @@ fn gpu_to_host(host: &Paths) -> Path {
              what is locked is copied by its owner's GPU",
         ),
         Some("tcp") => Path::new("tcp", format!("{STAGED}; {}", host.same_host.why)),
+        Some("verbs" | "libfabric") | None => host.same_host.clone(),
         _ => Path::none(format!(
             "a GPU does not reach memory of the peer's own; use memory from alloc ({})",
             host.same_host.why
@@ -101,6 +105,7 @@ fn gpu_to_alloc(host: &Paths) -> Path {
         Some("mapped") => {
             Path::new("mapped", "a GPU copies to and from the memory, which is locked")
         }
+        Some("verbs" | "libfabric") | None => host.same_host_alloc.clone(),
         _ => Path {
             why: format!("{STAGED}; {}", host.same_host_alloc.why),
             ..host.same_host_alloc.clone()
@@ -109,8 +114,13 @@ fn gpu_to_alloc(host: &Paths) -> Path {
 }
 
 fn gpu_to_other_host(topology: &Topology, gpus: &Gpus, host: &Paths) -> Path {
-    if host.other_host.name.is_none() {
-        return host.other_host.clone();
+    match host.other_host.name {
+        None => return host.other_host.clone(),
+        Some("tcp") => {}
+        Some(_) => {
+            let why = format!("{}; {REACHED}", host.other_host.why);
+            return Path { why, ..host.other_host.clone() };
+        }
     }
     let near = gpus.visible.iter().filter_map(|gpu| {
         let nics = topology.nics_near(Place::Device(gpu.pci), NicKind::Interface);
@@ -133,8 +143,9 @@ mod tests {
     use super::*;
     use crate::{
         gpus::examples::{Machine, no_library, two},
-        paths::Probes,
+        paths::{Facts, Probes},
         probe::Reached,
+        rdma::examples::none,
     };
 
     fn paths(gpus: &Gpus, probes: &Probes, transport: Transport) -> GpuPaths {
@@ -142,7 +153,8 @@ mod tests {
         machine.interface(1, "eth7");
         let topology = machine.read();
         let config = Config { transport, ..Config::default() };
-        Paths::of(&topology, probes, gpus, &config).gpu.expect("there are GPUs")
+        let facts = Facts { topology: &topology, probes, gpus, rdma: &none() };
+        Paths::of(&facts, &config).gpu.expect("there are GPUs")
     }
 
     fn probes(refused: Option<&str>) -> Probes {

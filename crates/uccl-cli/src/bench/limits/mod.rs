@@ -73,7 +73,8 @@ const SIZES: [u64; 5] = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20];
 fn sizes(args: &BenchArgs) -> Vec<Size> {
     match args.limits && args.size.is_empty() {
         true => SIZES.map(Size).to_vec(),
-        false => args.sizes(),
+        // As many as the longest vectors leave of the default sweep.
+        false => args.sizes(args.iovs.iter().copied().max().unwrap_or(1)),
     }
 }
 
