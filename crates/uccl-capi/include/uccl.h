@@ -67,6 +67,8 @@ enum uccl_status_t
   UCCL_SYSTEM = -13,
   // A GPU could not move the data, or cannot be reached on the path to this peer.
   UCCL_GPU = -14,
+  // A network device could not move the data.
+  UCCL_DEVICE = -16,
   // A fault of this library. Please report it, with the text of `uccl_last_error`.
   UCCL_INTERNAL = -15,
 };

@@ -40,6 +40,8 @@ pub enum uccl_status_t {
     UCCL_SYSTEM = -13,
     /// A GPU could not move the data, or cannot be reached on the path to this peer.
     UCCL_GPU = -14,
+    /// A network device could not move the data.
+    UCCL_DEVICE = -16,
     /// A fault of this library. Please report it, with the text of `uccl_last_error`.
     UCCL_INTERNAL = -15,
 }
@@ -64,6 +66,7 @@ impl uccl_status_t {
             Error::Closed => Self::UCCL_CLOSED,
             Error::Os { .. } | Error::LocalMemory(_) => Self::UCCL_SYSTEM,
             Error::Gpu { .. } => Self::UCCL_GPU,
+            Error::Device { .. } => Self::UCCL_DEVICE,
             _ => Self::UCCL_INTERNAL,
         }
     }
@@ -87,6 +90,7 @@ impl uccl_status_t {
             -13 => c"system error",
             -14 => c"GPU error",
             -15 => c"internal error",
+            -16 => c"device error",
             _ => c"unknown status",
         }
     }
@@ -166,6 +170,7 @@ mod tests {
             (Error::os("it", io::Error::from_raw_os_error(1)), uccl_status_t::UCCL_SYSTEM),
             (Error::LocalMemory(reason()), uccl_status_t::UCCL_SYSTEM),
             (Error::Gpu { peer: peer(), reason: reason() }, uccl_status_t::UCCL_GPU),
+            (Error::Device { peer: peer(), reason: reason() }, uccl_status_t::UCCL_DEVICE),
             (Error::Panicked(peer()), uccl_status_t::UCCL_INTERNAL),
         ] {
             assert_eq!(uccl_status_t::of(&error), status, "{error}");
@@ -174,9 +179,9 @@ mod tests {
 
     #[test]
     fn every_status_has_a_name_of_its_own() {
-        let names: std::collections::HashSet<_> = (-15..=1).map(uccl_status_t::name).collect();
-        assert_eq!(names.len(), 17);
+        let names: std::collections::HashSet<_> = (-16..=1).map(uccl_status_t::name).collect();
+        assert_eq!(names.len(), 18);
         assert!(!names.contains(c"unknown status"));
-        assert_eq!([-16, 2].map(uccl_status_t::name), [c"unknown status"; 2]);
+        assert_eq!([-17, 2].map(uccl_status_t::name), [c"unknown status"; 2]);
     }
 }
