@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs this project's RDMA beside perftest and libfabric's own tool in turn, and holds the project's bars against them.
+"""Runs this project's RDMA, perftest and libfabric's own tool in turn, and holds the project's bars.
 
 Without --devices, and outside a guest, what needs RDMA devices runs in a guest of this machine (tests/guest).
 """
@@ -22,16 +22,20 @@ from rounds import Bench, names, present, say
 
 def arguments() -> argparse.Namespace:
     known = [peer.name for peer in rdma_peers.every()]
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     made.add_argument("--only", metavar="SECTION,...", help=f"sections: {', '.join(rdma_cases.SECTIONS)}")
     made.add_argument("--peers", metavar="NAME,...", help=f"who runs: {', '.join(known)}")
     made.add_argument("--devices", metavar="A-B,...", help="the two ends of one rail or two: mlx5_0-mlx5_1")
     made.add_argument("--gid-index", type=int, help="perftest's GID, where --devices are given")
-    made.add_argument("--loss", type=float, default=1.0, help="per cent of packets that section loss loses, each way")
+    made.add_argument("--loss", type=float, default=1.0, help="per cent lost each way, in section loss")
     made.add_argument("--rounds", type=int, default=5, help="rounds")
     made.add_argument("--seconds", type=float, default=0.5, help="seconds a value is measured")
-    made.add_argument("--max-minutes", type=float, default=20, help="start no more work after so long, here or in a guest")
-    made.add_argument("--uccl-bin", type=Path, default=ROOT / "target/release/uccl", help="the project's command")
+    made.add_argument("--max-minutes", type=float, default=20, help="start no more work after so long")
+    made.add_argument(
+        "--uccl-bin", type=Path, default=ROOT / "target/release/uccl", help="the project's command"
+    )
     made.add_argument("--revision", help="of the project, where git cannot tell")
     made.add_argument("--json", metavar="FILE", help="also write everything as JSON")
     made.add_argument("--check", action="store_true", help="exit 1 when a bar that was measured is not met")

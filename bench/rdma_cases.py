@@ -62,7 +62,7 @@ def _beside(section: str, words: str, case: Case, peer: str, **limit: float) -> 
 
 
 def _second_rail(results: Results) -> Bar:
-    """Two rails against one, unless perftest itself gets no more from both at once: then that they share evenly."""
+    """Two rails against one; that they share evenly, where perftest gets no more from both at once."""
     one, two = (results.median(PERFTEST, case) for case in (_ONE_WRITE, _TWO_WRITE))
     if one and two and two < SECOND_RAIL * one:
         words = f"the smaller of two rails' shares (perftest gets {two / one:.2f}x from two at once)"

@@ -41,6 +41,7 @@ def add(results: Results, document: dict) -> None:
     for found in document["values"]:
         case = Case(**found["case"])
         for value in found["rounds"]:
-            results.add(found["peer"], value["round"], Sample(case, value["value"], value["detail"]), value["noise"])
+            sample = Sample(case, value["value"], value["detail"])
+            results.add(found["peer"], value["round"], sample, value["noise"])
     for failed in document["failures"]:
         results.failures[(failed["peer"], Case(**failed["case"]))].extend(failed["reasons"])

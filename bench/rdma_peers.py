@@ -6,7 +6,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 
 from bars import OURS
-from cases import Case, Sample
+from cases import MIB, Case, Sample
 from peers import Context, Peer
 from peers.uccl import rows, value, version, why_no_binary
 from proc import Failed, Process, free_port, run, wait_listening
@@ -16,6 +16,8 @@ from rdma_links import Rails
 #: Transfers in flight while a rate is measured, by everybody who can.
 IN_FLIGHT = 4
 PROVIDER = "tcp;ofi_rxm"
+#: What perftest calls MB, in 1e9 bytes.
+_GB_PER_MB = MIB / 1e9
 
 
 @dataclass
@@ -111,12 +113,13 @@ class Perftest(Peer):
 
     name = PERFTEST
     #: It sometimes calibrates its clock wrongly and prints nothing or infinity: then it is run again.
-    TRIES = 4
+    TRIES = 8
 
     def available(self, context: RdmaContext) -> str | None:
         if context.rails is None:
-            return "there are no RDMA devices"
-        return None if shutil.which("ib_write_bw") else "perftest is not installed (Debian's package perftest)"
+            return "there are no RDMA devices here"
+        found = shutil.which("ib_write_bw")
+        return None if found else "perftest is not installed (Debian's package perftest)"
 
     def version(self, context: RdmaContext) -> str:
         # It ends with 1 after that.
@@ -136,7 +139,7 @@ class Perftest(Peer):
         else:
             program = f"ib_{case.op}_bw"
             count = context.iterations((self.name, case), case, guess_gb_s=0.08 / len(rails))
-            options = ["-t", str(IN_FLIGHT), "-n", str(count), "--report_gbits"]
+            options = ["-t", str(IN_FLIGHT), "-n", str(count)]
         command = [program, "-F", "-s", str(case.size), *options]
         for _ in range(self.TRIES):
             found = self._run(command, rails, context)
@@ -144,9 +147,9 @@ class Perftest(Peer):
                 break
         else:
             raise Failed(f"{program} printed no usable number in {self.TRIES} runs")
-        total = found[0] if case.unit == "us" else sum(found) / 8
+        total = found[0] if case.unit == "us" else sum(found) * _GB_PER_MB
         if case.unit == "GB/s":
-            context.rates[(self.name, case)] = found[0] / 8 * 1e9 / case.bytes
+            context.rates[(self.name, case)] = found[0] * MIB / case.bytes
         in_flight = 1 if case.unit == "us" else IN_FLIGHT
         return Sample(case, total, {"in_flight": in_flight, "command": " ".join(command)})
 
@@ -169,7 +172,7 @@ class Perftest(Peer):
 
 
 def _number(command: list[str], ended) -> float:
-    """The average rate in Gbit/s, or the typical latency in microseconds: of the row that begins with the size."""
+    """The row that begins with the size: its average rate in MB/s, or its typical latency in us."""
     size = command[command.index("-s") + 1]
     column = 4 if command[0].endswith("lat") else 3
     for line in ended.out.splitlines():
@@ -183,19 +186,21 @@ def _number(command: list[str], ended) -> float:
 class Pingpong(Peer):
     """`fi_pingpong`: messages go back and forth, one at a time, and its rate counts both directions.
 
-    It sends and receives where this project writes; this project's transfer is told to be complete by the other side,
-    fi_pingpong's by the message that comes back.
+    It sends and receives where this project writes; this project's transfer is told to be complete by
+    the other side, fi_pingpong's by the message that comes back.
     """
 
     name = PINGPONG
 
     def available(self, context: RdmaContext) -> str | None:
-        return None if shutil.which("fi_pingpong") else "it is not installed (Debian's package libfabric-bin)"
+        found = shutil.which("fi_pingpong")
+        return None if found else "it is not installed (Debian's package libfabric-bin)"
 
     def version(self, context: RdmaContext) -> str:
         said = run(["fi_info", "--version"], limit_s=10).out.splitlines()
         library = next((line.split()[-1] for line in said if line.startswith("libfabric:")), "?")
-        return f"of libfabric {library}: messages there and back, one at a time; uccl: writes, one at a time"
+        how = "messages there and back, one at a time (uccl: writes, one at a time)"
+        return f"of libfabric {library}: {how}"
 
     def covers(self, case: Case) -> bool:
         return case.link == LIBFABRIC

@@ -88,7 +88,11 @@ const BUILD_LIMIT: Duration = Duration::from_secs(20 * 60);
 const LACKING: i32 = 77;
 
 /// What the guests that tests run in are like: two links, one to use and one to cut; sound ones, and ones that lose packets.
-const GUESTS: [&str; 2] = ["--rails=2", "--rails=2 --loss=1"];
+const GUESTS: [(&str, &[&str]); 2] = [
+    ("--rails=2", &[]),
+    // What soft-RoCE refuses it may forget to answer when packets are lost; and many tiny pieces take long.
+    ("--rails=2 --loss=1", &["--skip=faults::", "--skip=vectors_are_cut"]),
+];
 
 /// What a guest's kernel is being made by.
 static PREPARING: Mutex<Option<Beside>> = Mutex::new(None);
@@ -135,14 +139,15 @@ pub(crate) fn tests() -> Result<Done> {
     }
     let (mut done, mut passed) = (Done::default(), 0);
     let mut result = Ok(());
-    let runs = crates.iter().flat_map(|name| GUESTS.map(|options| (name, options)));
-    for (name, options) in runs {
+    let runs = crates.iter().flat_map(|name| GUESTS.map(|guest| (name, guest)));
+    for (name, (options, without)) in runs {
         let tests = in_guest(options, &["test", "--locked", "--test=verbs", "--package", name]);
         // One at a time: they share cables, and some are cut.
-        let ended = tests.args(["--", "--show-output", "--test-threads=1"]).watch(|line| {
-            done.absent.extend(left_out(line));
-            passed += passed_in(line).unwrap_or(0);
-        });
+        let ended =
+            tests.args(["--", "--show-output", "--test-threads=1"]).args(without).watch(|line| {
+                done.absent.extend(left_out(line));
+                passed += passed_in(line).unwrap_or(0);
+            });
         result = result.and(ended);
     }
     done.detail = format!("{passed} passed");
