@@ -16,6 +16,7 @@ pub(super) struct Flight {
     /// Where what is left begins: the piece, and how far into it; here and at the peer.
     here: (usize, usize),
     there: (usize, u64),
+    len: u64,
     left: u64,
     /// Parts that are requested, or are to be again.
     pub(super) parts: u32,
@@ -53,7 +54,7 @@ impl Part {
 
 impl Flight {
     pub(super) fn new(op: Operation, generation: u32) -> Self {
-        let left = op.len();
+        let len = op.len();
         let Operation { kind, local, remote, done, .. } = op;
         let (here, there) = ((0, 0), (0, 0));
         Self {
@@ -63,12 +64,18 @@ impl Flight {
             done,
             here,
             there,
-            left,
+            len,
+            left: len,
             parts: 0,
             verdict: None,
             cancelled_at: None,
             generation,
         }
+    }
+
+    /// Bytes of all of it.
+    pub(super) fn len_bytes(&self) -> u64 {
+        self.len
     }
 
     /// Bytes that are not requested yet.

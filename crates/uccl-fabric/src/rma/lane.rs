@@ -1,38 +1,27 @@
 //! The lane over all paths of a connection: operations in, requests out.
 
 use std::{
-    collections::VecDeque,
     io,
-    os::fd::BorrowedFd,
+    os::fd::{AsRawFd, BorrowedFd, RawFd},
     sync::{
-        Arc, Weak,
+        Arc,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*},
     },
     time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
-use slab::Slab;
-use uccl_wire::{
-    frame::Status,
-    rails::{Note, RegionId},
-};
+use uccl_wire::rails::Note;
 
 use super::{
     bell::Bell,
-    flight::{Flight, Part},
-    keys::{Granted, Keys, Lookup},
-    notes::Lent,
     path::{Looked, Path},
-    rail::RequestError,
-    rails::{Pinned, Rails},
+    rails::Rails,
+    state::{Hold, State},
 };
 use crate::{
     clock,
-    lane::{
-        Caps, Completion, Interest, Lane, LaneError, MessageSink, OpError, OpName, OpResult,
-        Operation, Posted,
-    },
+    lane::{Caps, Interest, Lane, LaneError, MessageSink, OpError, OpName, Operation, Posted},
     mem::Span,
     region::RegionTable,
 };
@@ -63,58 +52,14 @@ pub struct RmaLane {
     up: AtomicUsize,
     load: AtomicU64,
     has_notes: AtomicBool,
-    fd: std::os::fd::RawFd,
+    fd: RawFd,
 }
-
-/// An operation's generation, whom to tell of its end, and what.
-type Ending = (u32, Arc<dyn Completion>, OpResult);
 
 /// What a cancelled operation has on its way may take so long to end by itself.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 /// Most pieces of one operation: their requests are made as they are posted.
 const MAX_PIECES: usize = 1 << 20;
-
-pub(super) struct State {
-    pub(super) bell: Bell,
-    pub(super) paths: Vec<Path>,
-    pub(super) keys: Keys,
-    pub(super) lent: Lent,
-    pub(super) notes: VecDeque<Note>,
-    /// The peer has told its rails.
-    pub(super) offered: bool,
-    /// Every path has been tried, and the peer knows.
-    pub(super) settled: bool,
-    /// Counts the channels that have come up.
-    pub(super) epoch: u64,
-    flights: Slab<Flight>,
-    generation: u32,
-    /// Operations of which something is left to be requested, in order.
-    queue: VecDeque<usize>,
-    /// Those of them that wait for a key.
-    parked: Vec<usize>,
-    /// Parts to be requested again, before anything else.
-    pub(super) again: VecDeque<Part>,
-    endings: Vec<Ending>,
-    /// Room for what has ended.
-    ended: Vec<(Part, Result<(), RequestError>)>,
-    memo: Weak<Pinned>,
-    /// Somebody may sleep on the bell.
-    is_watched: bool,
-    /// When the lane was made: a time, where any will do.
-    born: Instant,
-    pub(super) killed: bool,
-}
-
-/// Why a part is not requested right now.
-enum Hold {
-    /// Every path that could take it is full.
-    Full,
-    /// Its key is not known yet.
-    Key,
-    /// It never will be, over this lane.
-    Never(OpError),
-}
 
 impl RmaLane {
     /// A lane that has no path yet: the ends agree on them by notes.
@@ -128,32 +73,11 @@ impl RmaLane {
         stall: Option<Duration>,
     ) -> io::Result<Self> {
         let bell = Bell::new()?;
-        let fd = std::os::fd::AsRawFd::as_raw_fd(&bell.fd());
-        let mut notes = VecDeque::new();
+        let fd = bell.fd().as_raw_fd();
+        let mut state = State::new(bell);
         if role == Role::Connector {
-            notes.push_back(Note::Offer(rails.offer()));
+            state.notes.push_back(Note::Offer(rails.offer()));
         }
-        let state = State {
-            bell,
-            paths: Vec::new(),
-            keys: Keys::default(),
-            lent: Lent::default(),
-            notes,
-            offered: false,
-            settled: false,
-            epoch: 1,
-            flights: Slab::new(),
-            generation: 0,
-            queue: VecDeque::new(),
-            parked: Vec::new(),
-            again: VecDeque::new(),
-            endings: Vec::new(),
-            ended: Vec::new(),
-            memo: Weak::new(),
-            is_watched: false,
-            born: Instant::now(),
-            killed: false,
-        };
         Ok(Self {
             regions,
             rails,
@@ -251,10 +175,7 @@ impl RmaLane {
 
     fn publish(&self, state: &State) {
         self.up.store(state.paths.iter().filter(|path| path.is_up()).count(), Release);
-        let waiting: u64 =
-            state.queue.iter().chain(&state.parked).map(|&key| state.left(key)).sum();
-        let under_way: u64 = state.paths.iter().map(Path::load).sum();
-        self.load.store(waiting + under_way, Relaxed);
+        self.load.store(state.outstanding, Relaxed);
         self.has_notes.store(!state.notes.is_empty(), Release);
     }
 
@@ -377,190 +298,6 @@ impl RmaLane {
     }
 }
 
-impl State {
-    /// Prepares for sleep; none if there is something to do right now.
-    fn arm(&mut self, stall: Option<Duration>) -> Option<()> {
-        let now = Instant::now();
-        let mut wake = None;
-        for path in &mut self.paths {
-            let (armed, due) = path.arm(now, stall);
-            if !armed {
-                return None;
-            }
-            wake = [wake, due].into_iter().flatten().min();
-        }
-        self.bell.set(wake);
-        Some(())
-    }
-
-    /// Whoever sleeps wakes in time for what he did not know of.
-    fn wake_sleepers(&mut self) {
-        let wake = match self.notes.is_empty() {
-            // Asked without reading a clock, which is not free everywhere.
-            true if self.paths.iter().all(|path| path.wake_in(self.born).is_none()) => None,
-            true => self.paths.iter().filter_map(|path| path.wake_in(Instant::now())).min(),
-            false => Some(Duration::ZERO),
-        };
-        if let Some(wake) = wake {
-            self.bell.set_within(wake);
-        }
-    }
-
-    fn left(&self, key: usize) -> u64 {
-        self.flights.get(key).map_or(0, Flight::left)
-    }
-
-    /// What memory of ours is registered as.
-    fn pinned(&mut self, rails: &Rails, span: Span) -> Option<Arc<Pinned>> {
-        if let Some(pinned) = self.memo.upgrade().filter(|pinned| pinned.covers(span)) {
-            return Some(pinned);
-        }
-        let pinned = rails.over(span)?;
-        self.memo = Arc::downgrade(&pinned);
-        Some(pinned)
-    }
-
-    /// Gives as much of a part as fits to the path with the least on it; says how many bytes.
-    fn assign(&mut self, rails: &Rails, part: Part) -> Result<usize, Hold> {
-        let Some(pinned) = self.pinned(rails, part.local) else {
-            return Err(Hold::Never(OpError::Unreachable));
-        };
-        let granted = match self.keys.look(part.kind, &part.remote) {
-            Lookup::Granted(granted) => granted,
-            Lookup::Denied(status) => return Err(Hold::Never(OpError::Remote(status))),
-            Lookup::Wait => return Err(Hold::Key),
-            Lookup::Ask(region) => {
-                self.ask(region);
-                return Err(Hold::Key);
-            }
-        };
-        let best = Choice::among(&self.paths, &pinned, granted, &part);
-        let Choice { path: Some(at), .. } = best else {
-            return Err(self.hold_for(best, &part));
-        };
-        let path = &mut self.paths[at];
-        let reach = granted.over(path.id, &part.remote);
-        let (Some((reach, addr)), Some(ours), Some(len)) =
-            (reach, pinned.with(path.ours), path.room_for(part.local.len))
-        else {
-            return Err(Hold::Full);
-        };
-        let (first, _) = part.split(len);
-        path.add(first, ours.local_key(), addr, reach.key);
-        if best.unasked {
-            self.ask(RegionId { slot: part.remote.slot, key: part.remote.key });
-        }
-        Ok(len)
-    }
-
-    /// Why no path takes a part.
-    fn hold_for(&mut self, choice: Choice, part: &Part) -> Hold {
-        if choice.full {
-            return Hold::Full;
-        }
-        let region = RegionId { slot: part.remote.slot, key: part.remote.key };
-        if choice.unasked {
-            self.ask(region);
-        }
-        if self.keys.is_awaited(&part.remote) {
-            return Hold::Key;
-        }
-        Hold::Never(OpError::Unreachable)
-    }
-
-    pub(super) fn ask(&mut self, region: RegionId) {
-        if self.keys.ask(region, self.epoch) {
-            self.notes.push_back(Note::Ask(region));
-        }
-    }
-
-    /// A part has ended, well or not.
-    pub(super) fn part_ended(&mut self, part: Part, result: Result<(), RequestError>) {
-        let why = result.err().map(|e| match e {
-            RequestError::Access => {
-                // What it is asked again next time tells more.
-                self.keys.forget(RegionId { slot: part.remote.slot, key: part.remote.key });
-                OpError::Remote(Status::UnknownKey)
-            }
-            RequestError::Local => OpError::LocalFault,
-            RequestError::Failed(why) => OpError::Device(why.into()),
-        });
-        self.drop_part(&part, why);
-    }
-
-    fn drop_part(&mut self, part: &Part, why: Option<OpError>) {
-        let Some(flight) = self.flights.get_mut(part.flight) else { return };
-        flight.parts = flight.parts.saturating_sub(1);
-        if let Some(why) = why {
-            flight.fail(why);
-        }
-        self.end_if_over(part.flight);
-        let region = RegionId { slot: part.remote.slot, key: part.remote.key };
-        self.release_if_unused(region);
-    }
-
-    fn end_if_over(&mut self, key: usize) {
-        if self.flights.get(key).is_some_and(Flight::is_over) {
-            let flight = self.flights.remove(key);
-            self.endings.push(flight.end());
-        }
-    }
-
-    /// How an operation ended that nobody has been told of.
-    fn take_ending(&mut self, generation: u32) -> Option<OpResult> {
-        let at = self.endings.iter().position(|(of, ..)| *of == generation)?;
-        Some(self.endings.swap_remove(at).2)
-    }
-
-    /// Whether nothing more of a part's operation is to be requested.
-    fn is_ending(&self, part: &Part) -> bool {
-        self.flights.get(part.flight).is_none_or(|flight| flight.verdict.is_some())
-    }
-
-    /// Operations that waited for a key try again.
-    pub(super) fn unpark(&mut self) {
-        let parked = std::mem::take(&mut self.parked);
-        self.queue.extend(parked);
-    }
-
-    /// Whether a part of a region is under way.
-    pub(super) fn uses(&self, region: RegionId) -> bool {
-        let RegionId { slot, key } = region;
-        self.paths.iter().any(|path| path.uses(slot, key))
-            || self.again.iter().any(|p| (p.remote.slot, p.remote.key) == (slot, key))
-    }
-}
-
-/// Which path takes a part.
-#[derive(Default)]
-struct Choice {
-    path: Option<usize>,
-    /// Some could, but for room.
-    full: bool,
-    /// Some works that the peer has not told us about for this region.
-    unasked: bool,
-}
-
-impl Choice {
-    fn among(paths: &[Path], pinned: &Pinned, granted: &Granted, part: &Part) -> Self {
-        let mut choice = Self::default();
-        let mut least = u64::MAX;
-        for (at, path) in paths.iter().enumerate().filter(|(_, path)| path.is_up()) {
-            if pinned.with(path.ours).is_none() {
-                continue;
-            }
-            if granted.over(path.id, &part.remote).is_none() {
-                choice.unasked = true;
-            } else if path.room_for(part.local.len).is_none() {
-                choice.full = true;
-            } else if path.load() < least {
-                (choice.path, least) = (Some(at), path.load());
-            }
-        }
-        choice
-    }
-}
-
 impl Lane for RmaLane {
     fn caps(&self) -> Caps {
         Caps {
@@ -585,10 +322,7 @@ impl Lane for RmaLane {
             if state.killed {
                 return Err(LaneError::Killed);
             }
-            state.generation = state.generation.wrapping_add(1);
-            let generation = state.generation;
-            let key = state.flights.insert(Flight::new(op, generation));
-            state.queue.push_back(key);
+            let (key, generation) = state.begin(op);
             self.pump(state);
             // What ended at once is said by what this returns.
             if state.flights.get(key).is_none_or(|flight| flight.generation != generation) {
@@ -673,20 +407,7 @@ impl Lane for RmaLane {
 
     fn kill(&self) {
         let _turn = self.turn.lock();
-        self.with(|state| {
-            state.killed = true;
-            let State { paths, bell, .. } = state;
-            paths.iter_mut().for_each(|path| path.end(bell));
-            state.queue.clear();
-            state.parked.clear();
-            state.again.clear();
-            state.notes.clear();
-            state.lent = Lent::default();
-            for mut flight in state.flights.drain() {
-                flight.fail(OpError::LaneDown);
-                state.endings.push(flight.end());
-            }
-        });
+        self.with(State::kill);
     }
 }
 

@@ -3,8 +3,9 @@
 //! ```text
 //!   engine        post, progress, cancel, kill                         hear, take_note
 //!                    |                                                        |
-//!   RmaLane       flight.rs: operations, cut into parts          notes.rs: pairs rails, makes channels,
-//!                 keys.rs: how the peer's regions are named       lends keys and takes them back
+//!   RmaLane       state.rs: gives parts to paths                 notes.rs: pairs rails, makes channels,
+//!                 flight.rs: operations, cut into parts          lends keys and takes them back
+//!                 keys.rs: how the peer's regions are named
 //!                    |                                                        |
 //!   Path          path.rs: one pair of rails: a channel over it, and what is under way there
 //!                    |
@@ -30,6 +31,7 @@ mod notes;
 mod path;
 pub mod rail;
 mod rails;
+mod state;
 
 pub use self::{
     lane::{RmaLane, Role},

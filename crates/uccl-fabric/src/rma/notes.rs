@@ -12,9 +12,10 @@ use uccl_wire::{
 };
 
 use super::{
-    lane::{RmaLane, Role, State},
+    lane::{RmaLane, Role},
     path::Path,
     rail::RailError,
+    state::State,
 };
 use crate::region::Described;
 

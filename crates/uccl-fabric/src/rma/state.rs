@@ -1,0 +1,306 @@
+//! What a lane knows, under its lock: operations, paths and keys, and how a part finds its path.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Weak},
+    time::{Duration, Instant},
+};
+
+use slab::Slab;
+use uccl_wire::{
+    frame::Status,
+    rails::{Note, RegionId},
+};
+
+use super::{
+    bell::Bell,
+    flight::{Flight, Part},
+    keys::{Granted, Keys, Lookup},
+    notes::Lent,
+    path::Path,
+    rail::RequestError,
+    rails::{Pinned, Rails},
+};
+use crate::{
+    lane::{Completion, OpError, OpResult, Operation},
+    mem::Span,
+};
+
+/// An operation's generation, whom to tell of its end, and what.
+type Ending = (u32, Arc<dyn Completion>, OpResult);
+
+pub(super) struct State {
+    pub(super) bell: Bell,
+    pub(super) paths: Vec<Path>,
+    pub(super) keys: Keys,
+    pub(super) lent: Lent,
+    pub(super) notes: VecDeque<Note>,
+    /// The peer has told its rails.
+    pub(super) offered: bool,
+    /// Every path has been tried, and the peer knows.
+    pub(super) settled: bool,
+    /// Counts the channels that have come up.
+    pub(super) epoch: u64,
+    pub(super) flights: Slab<Flight>,
+    /// Bytes of these.
+    pub(super) outstanding: u64,
+    generation: u32,
+    /// Operations of which something is left to be requested, in order.
+    pub(super) queue: VecDeque<usize>,
+    /// Those of them that wait for a key.
+    pub(super) parked: Vec<usize>,
+    /// Parts to be requested again, before anything else.
+    pub(super) again: VecDeque<Part>,
+    pub(super) endings: Vec<Ending>,
+    /// Room for what has ended.
+    pub(super) ended: Vec<(Part, Result<(), RequestError>)>,
+    memo: Weak<Pinned>,
+    /// Somebody may sleep on the bell.
+    pub(super) is_watched: bool,
+    /// When the lane was made: a time, where any will do.
+    born: Instant,
+    pub(super) killed: bool,
+}
+
+/// Why a part is not requested right now.
+pub(super) enum Hold {
+    /// Every path that could take it is full.
+    Full,
+    /// Its key is not known yet.
+    Key,
+    /// It never will be, over this lane.
+    Never(OpError),
+}
+
+impl State {
+    /// Nothing is known yet.
+    pub(super) fn new(bell: Bell) -> Self {
+        Self {
+            bell,
+            paths: Vec::new(),
+            keys: Keys::default(),
+            lent: Lent::default(),
+            notes: VecDeque::new(),
+            offered: false,
+            settled: false,
+            epoch: 1,
+            flights: Slab::new(),
+            outstanding: 0,
+            generation: 0,
+            queue: VecDeque::new(),
+            parked: Vec::new(),
+            again: VecDeque::new(),
+            endings: Vec::new(),
+            ended: Vec::new(),
+            memo: Weak::new(),
+            is_watched: false,
+            born: Instant::now(),
+            killed: false,
+        }
+    }
+
+    /// Takes an operation on; its place, and what tells it from others there.
+    pub(super) fn begin(&mut self, op: Operation) -> (usize, u32) {
+        self.generation = self.generation.wrapping_add(1);
+        self.outstanding += op.len();
+        let key = self.flights.insert(Flight::new(op, self.generation));
+        self.queue.push_back(key);
+        (key, self.generation)
+    }
+
+    /// Ends every operation, and forgets everything else.
+    pub(super) fn kill(&mut self) {
+        self.killed = true;
+        let Self { paths, bell, .. } = self;
+        paths.iter_mut().for_each(|path| path.end(bell));
+        self.queue.clear();
+        self.parked.clear();
+        self.again.clear();
+        self.notes.clear();
+        self.lent = Lent::default();
+        self.outstanding = 0;
+        for mut flight in self.flights.drain() {
+            flight.fail(OpError::LaneDown);
+            self.endings.push(flight.end());
+        }
+    }
+
+    /// Prepares for sleep; none if there is something to do right now.
+    pub(super) fn arm(&mut self, stall: Option<Duration>) -> Option<()> {
+        let now = Instant::now();
+        let mut wake = None;
+        for path in &mut self.paths {
+            let (armed, due) = path.arm(now, stall);
+            if !armed {
+                return None;
+            }
+            wake = [wake, due].into_iter().flatten().min();
+        }
+        self.bell.set(wake);
+        Some(())
+    }
+
+    /// Whoever sleeps wakes in time for what he did not know of.
+    pub(super) fn wake_sleepers(&mut self) {
+        let wake = match self.notes.is_empty() {
+            // Asked without reading a clock, which is not free everywhere.
+            true if self.paths.iter().all(|path| path.wake_in(self.born).is_none()) => None,
+            true => self.paths.iter().filter_map(|path| path.wake_in(Instant::now())).min(),
+            false => Some(Duration::ZERO),
+        };
+        if let Some(wake) = wake {
+            self.bell.set_within(wake);
+        }
+    }
+
+    /// What memory of ours is registered as.
+    pub(super) fn pinned(&mut self, rails: &Rails, span: Span) -> Option<Arc<Pinned>> {
+        if let Some(pinned) = self.memo.upgrade().filter(|pinned| pinned.covers(span)) {
+            return Some(pinned);
+        }
+        let pinned = rails.over(span)?;
+        self.memo = Arc::downgrade(&pinned);
+        Some(pinned)
+    }
+
+    /// Gives as much of a part as fits to the path with the least on it; says how many bytes.
+    pub(super) fn assign(&mut self, rails: &Rails, part: Part) -> Result<usize, Hold> {
+        let Some(pinned) = self.pinned(rails, part.local) else {
+            return Err(Hold::Never(OpError::Unreachable));
+        };
+        let granted = match self.keys.look(part.kind, &part.remote) {
+            Lookup::Granted(granted) => granted,
+            Lookup::Denied(status) => return Err(Hold::Never(OpError::Remote(status))),
+            Lookup::Wait => return Err(Hold::Key),
+            Lookup::Ask(region) => {
+                self.ask(region);
+                return Err(Hold::Key);
+            }
+        };
+        let best = Choice::among(&self.paths, &pinned, granted, &part);
+        let Choice { path: Some(at), .. } = best else {
+            return Err(self.hold_for(best, &part));
+        };
+        let path = &mut self.paths[at];
+        let reach = granted.over(path.id, &part.remote);
+        let (Some((reach, addr)), Some(ours), Some(len)) =
+            (reach, pinned.with(path.ours), path.room_for(part.local.len))
+        else {
+            return Err(Hold::Full);
+        };
+        let (first, _) = part.split(len);
+        path.add(first, ours.local_key(), addr, reach.key);
+        if best.unasked {
+            self.ask(RegionId { slot: part.remote.slot, key: part.remote.key });
+        }
+        Ok(len)
+    }
+
+    /// Why no path takes a part.
+    fn hold_for(&mut self, choice: Choice, part: &Part) -> Hold {
+        if choice.full {
+            return Hold::Full;
+        }
+        let region = RegionId { slot: part.remote.slot, key: part.remote.key };
+        if choice.unasked {
+            self.ask(region);
+        }
+        if self.keys.is_awaited(&part.remote) {
+            return Hold::Key;
+        }
+        Hold::Never(OpError::Unreachable)
+    }
+
+    pub(super) fn ask(&mut self, region: RegionId) {
+        if self.keys.ask(region, self.epoch) {
+            self.notes.push_back(Note::Ask(region));
+        }
+    }
+
+    /// A part has ended, well or not.
+    pub(super) fn part_ended(&mut self, part: Part, result: Result<(), RequestError>) {
+        let why = result.err().map(|e| match e {
+            RequestError::Access => {
+                // What it is asked again next time tells more.
+                self.keys.forget(RegionId { slot: part.remote.slot, key: part.remote.key });
+                OpError::Remote(Status::UnknownKey)
+            }
+            RequestError::Local => OpError::LocalFault,
+            RequestError::Failed(why) => OpError::Device(why.into()),
+        });
+        self.drop_part(&part, why);
+    }
+
+    pub(super) fn drop_part(&mut self, part: &Part, why: Option<OpError>) {
+        let Some(flight) = self.flights.get_mut(part.flight) else { return };
+        flight.parts = flight.parts.saturating_sub(1);
+        if let Some(why) = why {
+            flight.fail(why);
+        }
+        self.end_if_over(part.flight);
+        let region = RegionId { slot: part.remote.slot, key: part.remote.key };
+        self.release_if_unused(region);
+    }
+
+    pub(super) fn end_if_over(&mut self, key: usize) {
+        if self.flights.get(key).is_some_and(Flight::is_over) {
+            let flight = self.flights.remove(key);
+            self.outstanding -= flight.len_bytes();
+            self.endings.push(flight.end());
+        }
+    }
+
+    /// How an operation ended that nobody has been told of.
+    pub(super) fn take_ending(&mut self, generation: u32) -> Option<OpResult> {
+        let at = self.endings.iter().position(|(of, ..)| *of == generation)?;
+        Some(self.endings.swap_remove(at).2)
+    }
+
+    /// Whether nothing more of a part's operation is to be requested.
+    pub(super) fn is_ending(&self, part: &Part) -> bool {
+        self.flights.get(part.flight).is_none_or(|flight| flight.verdict.is_some())
+    }
+
+    /// Operations that waited for a key try again.
+    pub(super) fn unpark(&mut self) {
+        let parked = std::mem::take(&mut self.parked);
+        self.queue.extend(parked);
+    }
+
+    /// Whether a part of a region is under way.
+    pub(super) fn uses(&self, region: RegionId) -> bool {
+        let RegionId { slot, key } = region;
+        self.paths.iter().any(|path| path.uses(slot, key))
+            || self.again.iter().any(|p| (p.remote.slot, p.remote.key) == (slot, key))
+    }
+}
+
+/// Which path takes a part.
+#[derive(Default)]
+struct Choice {
+    path: Option<usize>,
+    /// Some could, but for room.
+    full: bool,
+    /// Some works that the peer has not told us about for this region.
+    unasked: bool,
+}
+
+impl Choice {
+    fn among(paths: &[Path], pinned: &Pinned, granted: &Granted, part: &Part) -> Self {
+        let mut choice = Self::default();
+        let mut least = u64::MAX;
+        for (at, path) in paths.iter().enumerate().filter(|(_, path)| path.is_up()) {
+            if pinned.with(path.ours).is_none() {
+                continue;
+            }
+            if granted.over(path.id, &part.remote).is_none() {
+                choice.unasked = true;
+            } else if path.room_for(part.local.len).is_none() {
+                choice.full = true;
+            } else if path.load() < least {
+                (choice.path, least) = (Some(at), path.load());
+            }
+        }
+        choice
+    }
+}

@@ -1,0 +1,352 @@
+//! The table of settings: what the environment calls each, and what it does to the configuration.
+
+use std::{str::FromStr, time::Duration};
+
+use uccl_fabric::{
+    libfabric::{Devices, LibfabricSettings, Threading},
+    verbs::{ParseDeviceNameError, VerbsSettings},
+};
+
+use super::{Checksum, Config, Setting};
+
+/// Every setting. The README's table is made from this.
+pub(super) const SETTINGS: &[Setting] = &[
+    Setting {
+        name: "UCCL_CHUNK_SIZE_KB",
+        default: "512; over UC what losses suggest",
+        doc: "What is moved by RDMA is cut into pieces of so many KiB, which spread over devices",
+        apply: |config, value| rdma(config, value, |verbs, n| verbs.chunk_kib = n),
+    },
+    Setting {
+        name: "UCCL_CXI_CQ_SIZE",
+        default: "8192 for cxi; else the provider's",
+        doc: "Completions that a queue of libfabric holds",
+        apply: |config, value| fabric(config, value, |fabric, n| fabric.cq_size = Some(n)),
+    },
+    Setting {
+        name: "UCCL_CXI_DEVICE_INDEX",
+        default: "for cxi the GPU's index modulo their number; else all",
+        doc: "Which of libfabric's domains is used, by its place among all",
+        apply: |config, value| {
+            fabric(config, value, |fabric, n| fabric.devices = Devices::Index(n))
+        },
+    },
+    Setting {
+        name: "UCCL_CXI_DOMAIN",
+        default: "as UCCL_CXI_DEVICE_INDEX",
+        doc: "Which of libfabric's domains are used, by name, with commas between them: `cxi0,cxi1`",
+        apply: |config, value| {
+            let names = value.split(',').map(|name| name.trim().to_owned()).collect();
+            config.libfabric.devices = Devices::Named(names);
+            config.libfabric.validate().map_err(|e| e.to_string())
+        },
+    },
+    Setting {
+        name: "UCCL_CXI_RX_QUEUE_SIZE",
+        default: "4096 for cxi; else the provider's",
+        doc: "Operations that a receive queue of libfabric holds",
+        apply: |config, value| fabric(config, value, |fabric, n| fabric.rx_size = Some(n)),
+    },
+    Setting {
+        name: "UCCL_CXI_THREADING",
+        default: "safe",
+        doc: "Who keeps threads apart in libfabric: `safe` (the provider), `domain` (this library, by one lock a device)",
+        apply: |config, value| {
+            config.libfabric.threading = match value {
+                "safe" => Threading::Safe,
+                "domain" => Threading::Domain,
+                _ => return Err("use safe or domain".into()),
+            };
+            Ok(())
+        },
+    },
+    Setting {
+        name: "UCCL_CXI_TX_QUEUE_SIZE",
+        default: "4096 for cxi; else the provider's",
+        doc: "Operations that a send queue of libfabric holds",
+        apply: |config, value| fabric(config, value, |fabric, n| fabric.tx_size = Some(n)),
+    },
+    Setting {
+        name: "UCCL_IBV_SO",
+        default: "libibverbs.so.1",
+        doc: "The library for RDMA verbs, by name or path",
+        apply: |config, value| {
+            config.verbs.library = Some(value.to_owned());
+            Ok(())
+        },
+    },
+    Setting {
+        name: "UCCL_IB_PCI_RELAXED_ORDERING",
+        default: "0",
+        doc: "`1` lets RDMA devices reorder their writes to memory on the PCI bus",
+        apply: |config, value| flag(value).map(|on| config.verbs.relaxed_ordering = on),
+    },
+    Setting {
+        name: "UCCL_LIBFABRIC_PROVIDER",
+        default: "the best that there is",
+        doc: "Which provider `UCCL_P2P_TRANSPORT=libfabric` uses, as `fi_info` writes it: `tcp`, `tcp;ofi_rxm`",
+        apply: |config, value| {
+            config.libfabric.provider = Some(value.to_owned());
+            config.libfabric.validate().map_err(|e| e.to_string())
+        },
+    },
+    Setting {
+        name: "UCCL_LIBFABRIC_SO",
+        default: "libfabric.so.1",
+        doc: "The library for libfabric, by name or path, or the folder that it is in",
+        apply: |config, value| {
+            config.libfabric.library = Some(value.into());
+            Ok(())
+        },
+    },
+    Setting {
+        name: "UCCL_P2P_BASE_PORT",
+        default: "28100",
+        doc: "Where well-known ports start: an endpoint listens on this plus its GPU index if that is free, else on any port",
+        apply: |config, value| number(value).map(|port| config.base_port = port),
+    },
+    Setting {
+        name: "UCCL_P2P_BIND",
+        default: "all",
+        doc: "The address to listen on; `127.0.0.1` keeps an endpoint to its own host",
+        apply: |config, value| {
+            let ip = value.parse().map_err(|_| "not an IP address".to_owned())?;
+            config.bind = Some(ip);
+            Ok(())
+        },
+    },
+    Setting {
+        name: "UCCL_P2P_CHECKSUM",
+        default: "auto",
+        doc: "When streams carry a CRC-32C of their data: `auto` (across a network), `on`, `off`",
+        apply: |config, value| {
+            config.checksum = match value {
+                "auto" => Checksum::Auto,
+                "on" | "1" => Checksum::On,
+                "off" | "0" => Checksum::Off,
+                _ => return Err("use auto, on or off".into()),
+            };
+            Ok(())
+        },
+    },
+    Setting {
+        name: "UCCL_P2P_DISABLE_CMA",
+        default: "0",
+        doc: "`1` does without `process_vm_readv` and `process_vm_writev`: the same host then uses shared memory",
+        apply: |config, value| flag(value).map(|disable| config.cma = !disable),
+    },
+    Setting {
+        name: "UCCL_P2P_DISABLE_IPC",
+        default: "0",
+        doc: "`1` keeps other processes from opening this one's GPU memory (CUDA IPC): it then passes through host memory, on the same host too",
+        apply: |config, value| flag(value).map(|disable| config.ipc = !disable),
+    },
+    Setting {
+        name: "UCCL_P2P_MAX_INFLIGHT_OPS",
+        default: "256; 32 for cxi",
+        doc: "Operations of libfabric that a connection has in flight on each device; more than the default is cut to it",
+        apply: |config, value| fabric(config, value, |fabric, n| fabric.max_inflight = n),
+    },
+    Setting {
+        name: "UCCL_P2P_NUM_CPUS",
+        default: "the machine's, at most 4",
+        doc: "Most worker threads of an endpoint",
+        apply: |config, value| match number(value)? {
+            0 => Err("at least one is needed".into()),
+            n => {
+                config.num_cpus = n;
+                Ok(())
+            }
+        },
+    },
+    Setting {
+        name: "UCCL_P2P_NUMA_AFFINITY",
+        default: "1",
+        doc: "`0` lets worker threads run on every CPU that the process may use; else they keep to those on the NUMA node of the endpoint's GPU, if these suffice",
+        apply: |config, value| flag(value).map(|near| config.numa_affinity = near),
+    },
+    Setting {
+        name: "UCCL_P2P_PSK",
+        default: "none",
+        doc: "A secret that both ends must prove before anything else is read; use 16 random bytes or more",
+        apply: |config, value| {
+            config.psk = Some(value.as_bytes().to_vec());
+            Ok(())
+        },
+    },
+    Setting {
+        name: "UCCL_P2P_RDMA_DEV",
+        default: "the nearest to the GPU; all that are up, without one",
+        doc: "RDMA devices to use, with commas between them, each with a port if not all of its ports are meant: `mlx5_0,mlx5_1:1`",
+        apply: |config, value| {
+            let names = value.split(',').map(|name| name.trim().parse());
+            config.verbs.devices =
+                names.collect::<Result<_, _>>().map_err(|e: ParseDeviceNameError| e.to_string())?;
+            Ok(())
+        },
+    },
+    Setting {
+        name: "UCCL_P2P_RDMA_GID_INDEX",
+        default: "the best",
+        doc: "Which GID of a port is used, by its place in the port's table; else RoCE v2 over IPv4 before IPv6 before link-local",
+        apply: |config, value| number(value).map(|index| config.verbs.gid_index = Some(index)),
+    },
+    Setting {
+        name: "UCCL_P2P_RDMA_MAX_DEST_RD_ATOMIC",
+        default: "16",
+        doc: "RDMA reads that a queue pair answers at a time, at most as many as the device takes",
+        apply: |config, value| rdma(config, value, |verbs, n| verbs.max_dest_rd_atomic = n),
+    },
+    Setting {
+        name: "UCCL_P2P_RDMA_MAX_RD_ATOMIC",
+        default: "16",
+        doc: "RDMA reads that a queue pair has under way, at most as many as the device takes",
+        apply: |config, value| rdma(config, value, |verbs, n| verbs.max_rd_atomic = n),
+    },
+    Setting {
+        name: "UCCL_P2P_RDMA_PKEY_INDEX",
+        default: "0",
+        doc: "Which partition key of a port is used, by its place in the port's table",
+        apply: |config, value| rdma(config, value, |verbs, n| verbs.pkey_index = n),
+    },
+    Setting {
+        name: "UCCL_P2P_RDMA_QPS",
+        default: "4; 1 on a software device",
+        doc: "Queue pairs of a connection on each RDMA device, 1 to 16",
+        apply: |config, value| rdma(config, value, |verbs, n| verbs.queue_pairs = Some(n)),
+    },
+    Setting {
+        name: "UCCL_P2P_RDMA_RETRY_COUNT",
+        default: "7",
+        doc: "How often an RDMA device sends again before it gives up, 0 to 7",
+        apply: |config, value| rdma(config, value, |verbs, n| verbs.retries = n),
+    },
+    Setting {
+        name: "UCCL_P2P_RDMA_SL",
+        default: "0",
+        doc: "Service level of RDMA packets, 0 to 15",
+        apply: |config, value| rdma(config, value, |verbs, n| verbs.service_level = n),
+    },
+    Setting {
+        name: "UCCL_P2P_RDMA_TC",
+        default: "104",
+        doc: "Traffic class of RDMA packets: over RoCE v2 the byte with DSCP and ECN",
+        apply: |config, value| rdma(config, value, |verbs, n| verbs.traffic_class = n),
+    },
+    Setting {
+        name: "UCCL_P2P_RDMA_TIMEOUT",
+        default: "14",
+        doc: "How long an RDMA device waits for an acknowledgement: 4.096 us times two to the power of this, 1 to 31",
+        apply: |config, value| rdma(config, value, |verbs, n| verbs.timeout = n),
+    },
+    Setting {
+        name: "UCCL_P2P_SPIN_US",
+        default: "100",
+        doc: "Microseconds that a thread spins for more work before it sleeps",
+        apply: |config, value| number(value).map(|us| config.spin = Duration::from_micros(us)),
+    },
+    Setting {
+        name: "UCCL_P2P_TCP_CONGESTION",
+        default: "the system's; cubic on loopback",
+        doc: "TCP congestion control",
+        apply: |config, value| {
+            config.tcp_congestion = Some(value.to_owned());
+            Ok(())
+        },
+    },
+    Setting {
+        name: "UCCL_P2P_TCP_STREAMS",
+        default: "chosen",
+        doc: "TCP streams of a connection, 1 to 64",
+        apply: |config, value| match number(value)? {
+            n @ 0..=64 => {
+                config.tcp_streams = n;
+                Ok(())
+            }
+            _ => Err("at most 64".into()),
+        },
+    },
+    Setting {
+        name: "UCCL_P2P_TIMEOUT_MS",
+        default: "10000",
+        doc: "Milliseconds after which a silent peer that something waits for is lost, and a connect fails; 0 waits for ever",
+        apply: |config, value| number(value).map(|ms| config.timeout = Duration::from_millis(ms)),
+    },
+    Setting {
+        name: "UCCL_P2P_TRANSFER_TIMEOUT_MS",
+        default: "600000",
+        doc: "Deadline in milliseconds of a transfer, and of accept, that names none; 0 waits for ever",
+        apply: |config, value| {
+            number(value).map(|ms| config.transfer_timeout = Duration::from_millis(ms))
+        },
+    },
+    Setting {
+        name: "UCCL_P2P_TRANSPORT",
+        default: "auto",
+        doc: "Which links may be used: `auto` (the best that both sides have), `local` (same-host memory), `tcp`, `verbs` (RDMA; also `ib`), `libfabric`, and of its providers `cxi` and `efa`. All but `auto` mean that link or nothing",
+        apply: |config, value| {
+            config.transport = value.parse()?;
+            Ok(())
+        },
+    },
+    Setting {
+        name: "UCCL_RCMODE",
+        default: "1",
+        doc: "`0` sends RDMA writes over unreliable connections (UC), which this library makes reliable; reads take reliable ones (RC) all the same",
+        apply: |config, value| flag(value).map(|rc| config.verbs.rc_mode = rc),
+    },
+];
+
+/// What the environment cannot change, because it differs between the endpoints of a process.
+pub(super) const PER_ENDPOINT: &[Setting] = &[
+    Setting {
+        name: "gpu_index",
+        default: "0",
+        doc: "The GPU that the endpoint serves",
+        apply: |config, value| number(value).map(|index| config.gpu_index = index),
+    },
+    Setting {
+        name: "port",
+        default: "the base port plus the GPU's index if free, else any",
+        doc: "The port to listen on; 0 takes any",
+        apply: |config, value| number(value).map(|port| config.port = Some(port)),
+    },
+];
+
+fn number<T: FromStr>(value: &str) -> Result<T, String> {
+    value.parse().map_err(|_| "not a number in range".to_owned())
+}
+
+/// A number among what can be set about RDMA verbs, which say themselves what they take.
+fn rdma<T: FromStr>(
+    config: &mut Config,
+    value: &str,
+    set: impl FnOnce(&mut VerbsSettings, T),
+) -> Result<(), String> {
+    let mut verbs = config.verbs.clone();
+    set(&mut verbs, number(value)?);
+    verbs.validate().map_err(|e| e.to_string())?;
+    config.verbs = verbs;
+    Ok(())
+}
+
+/// The same for libfabric.
+fn fabric(
+    config: &mut Config,
+    value: &str,
+    set: impl FnOnce(&mut LibfabricSettings, usize),
+) -> Result<(), String> {
+    let mut fabric = config.libfabric.clone();
+    set(&mut fabric, number(value)?);
+    fabric.validate().map_err(|e| e.to_string())?;
+    config.libfabric = fabric;
+    Ok(())
+}
+
+fn flag(value: &str) -> Result<bool, String> {
+    match value {
+        "0" => Ok(false),
+        "1" => Ok(true),
+        _ => Err("use 0 or 1".into()),
+    }
+}
