@@ -13,7 +13,7 @@ use uccl_wire::verbs::LinkLayer;
 use super::{
     context::{Context, DeviceList, Listed},
     ffi::{
-        Verbs,
+        Cm, Verbs,
         abi::{self, DeviceAttr, PortAttr},
     },
     gid::{self, Gid},
@@ -34,6 +34,7 @@ pub struct Device {
     pub ports: Vec<Port>,
     /// Why it cannot be used, if it cannot.
     pub unusable: Option<String>,
+    pub(super) is_iwarp: bool,
 }
 
 /// A port of a device.
@@ -103,8 +104,14 @@ impl Opened {
     pub(super) fn open(listed: &Listed<'_>) -> Self {
         let name = listed.name();
         let pci = pci_of(&folder_of(&name));
-        let mut device =
-            Device { name, pci, is_software: pci.is_none(), ports: Vec::new(), unusable: None };
+        let mut device = Device {
+            name,
+            pci,
+            is_software: pci.is_none(),
+            ports: Vec::new(),
+            unusable: None,
+            is_iwarp: listed.transport() == abi::TRANSPORT_IWARP,
+        };
         let opened = listed.open().and_then(|context| {
             let attr = context.query_device()?;
             device.is_software |= is_made_of_software(&attr);
@@ -116,7 +123,7 @@ impl Opened {
         match (opened, unsupported(listed.transport())) {
             (Ok(opened), None) => Self { device, usable: Some(opened) },
             (Err(error), _) => Self::unusable(device, error.to_string()),
-            (Ok(_), Some(why)) => Self::unusable(device, why.to_owned()),
+            (Ok(_), Some(why)) => Self::unusable(device, why),
         }
     }
 
@@ -127,15 +134,14 @@ impl Opened {
 }
 
 /// Why no device with this transport can be used.
-fn unsupported(transport: i32) -> Option<&'static str> {
+fn unsupported(transport: i32) -> Option<String> {
     match transport {
         abi::TRANSPORT_IB => None,
-        abi::TRANSPORT_IWARP => Some(
-            "an iWARP device is joined by the connection manager (librdmacm), which is not supported yet",
+        abi::TRANSPORT_IWARP => Cm::load().err().map(|error| error.to_string()),
+        _ => Some(
+            "it offers no reliable connections (its transport is none of InfiniBand, RoCE and iWARP)"
+                .to_owned(),
         ),
-        _ => {
-            Some("it offers no reliable connections (its transport is neither InfiniBand nor RoCE)")
-        }
     }
 }
 
@@ -209,6 +215,19 @@ fn network_of(ip: IpAddr) -> Option<String> {
     masked(ip, mask)
 }
 
+/// The address by which peers find an iWARP port, and the network that it is in: that of its interface, which it
+/// has in common with TCP.
+pub(super) fn iwarp_address(interface: &str) -> Option<(IpAddr, String)> {
+    let interfaces = if_addrs::get_if_addrs().ok()?;
+    let of_this = interfaces.iter().filter(|other| other.name == interface);
+    let usable = of_this.map(|other| other.addr.ip()).filter(|ip| match ip {
+        IpAddr::V4(_) => true,
+        IpAddr::V6(ip) => !ip.is_unicast_link_local(),
+    });
+    let ip = usable.min_by_key(IpAddr::is_ipv6)?;
+    Some((ip, network_of(ip).unwrap_or_default()))
+}
+
 fn masked(ip: IpAddr, mask: IpAddr) -> Option<String> {
     Some(match (ip, mask) {
         (IpAddr::V4(ip), IpAddr::V4(mask)) => {
@@ -260,8 +279,18 @@ mod tests {
     }
 
     #[test]
-    fn iwarp_is_refused_by_name() {
+    fn what_is_no_rdma_is_refused() {
         assert!(unsupported(abi::TRANSPORT_IB).is_none());
-        assert!(unsupported(abi::TRANSPORT_IWARP).is_some_and(|why| why.contains("librdmacm")));
+        assert!(unsupported(2).is_some_and(|why| why.contains("no reliable connections")));
+        // With the library installed or not.
+        assert!(unsupported(abi::TRANSPORT_IWARP).is_none_or(|why| why.contains("librdmacm")));
+    }
+
+    #[test]
+    fn an_iwarp_ports_address_is_its_interfaces() {
+        let (ip, network) = iwarp_address("lo").expect("every machine has one");
+        assert!(ip.is_loopback(), "{ip}");
+        assert!(network.starts_with("127.") || network.starts_with("::1"), "{network}");
+        assert_eq!(iwarp_address("no-such"), None);
     }
 }
