@@ -87,8 +87,10 @@ const BUILD_LIMIT: Duration = Duration::from_secs(20 * 60);
 /// Exit status of a guest that this machine cannot have; see tests/guest/shell.py.
 const LACKING: i32 = 77;
 
-/// What the guests that tests run in are like: two links, one to use and one to cut; sound ones, and ones that lose packets.
-const GUESTS: [&str; 2] = ["--rails=2", "--rails=2 --loss=1"];
+/// What the guests that tests run in are like: two links, one to use and one to cut; sound ones, ones that lose packets,
+/// and iWARP's, which only the kernel that is built for guests has.
+const GUESTS: [&str; 3] =
+    ["--rails=2", "--rails=2 --loss=1", "--rails=2 --driver=siw --engine=uml"];
 
 /// What a guest's kernel is being made by.
 static PREPARING: Mutex<Option<Beside>> = Mutex::new(None);
