@@ -87,11 +87,13 @@ const BUILD_LIMIT: Duration = Duration::from_secs(20 * 60);
 /// Exit status of a guest that this machine cannot have; see tests/guest/shell.py.
 const LACKING: i32 = 77;
 
-/// What the guests that tests run in are like: two links, one to use and one to cut; sound ones, and ones that lose packets.
-const GUESTS: [(&str, &[&str]); 2] = [
+/// What the guests that tests run in are like, and what is left out there: two links, one to use and one to cut; sound
+/// ones, ones that lose packets, and iWARP's, which only the kernel that is built for guests has.
+const GUESTS: [(&str, &[&str]); 3] = [
     ("--rails=2", &[]),
     // What soft-RoCE refuses it may forget to answer when packets are lost; and many tiny pieces take long.
     ("--rails=2 --loss=1", &["--skip=faults::", "--skip=vectors_are_cut"]),
+    ("--rails=2 --driver=siw --engine=uml", &[]),
 ];
 
 /// What a guest's kernel is being made by.

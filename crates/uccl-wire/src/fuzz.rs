@@ -13,6 +13,7 @@ use crate::{
     gpu_offer::{GpuOffer, Means},
     handshake::{CmaProbe, Handshake, Hello, HelloKind, Progress, Psk, Refusal, RefuseCode, Role},
     ipc_info::IpcInfo,
+    iwarp::{self, IwarpAddress, TOKEN_LEN},
     libfabric::{FabricAddress, FabricKey},
     message::{self, Answer, AskPiece, Direction, Message, Place, Source, Verdict},
     metadata::{Device, Metadata},
@@ -44,6 +45,8 @@ pub const PARSERS: &[Parser] = &[
     Parser { name: "handshake", takes: handshake },
     Parser { name: "hello", takes: hello },
     Parser { name: "ipc info", takes: ipc_info },
+    Parser { name: "iwarp address", takes: iwarp_address },
+    Parser { name: "iwarp request", takes: iwarp_request },
     Parser { name: "message", takes: message },
     Parser { name: "metadata", takes: metadata },
     Parser { name: "metadata text", takes: metadata_text },
@@ -82,6 +85,8 @@ pub fn samples() -> Vec<Vec<u8>> {
     samples.extend(sample_fabric());
     samples.extend(Named { name: b"name", message: b"message" }.encode());
     samples.push(sample_verbs_address().encode());
+    samples.push(sample_iwarp_address().encode());
+    samples.push(iwarp::Request { token: [6; TOKEN_LEN], queue_pair: 3 }.encode().to_vec());
     samples.extend(by_index.encode());
     samples.extend(by_bdf.encode());
     samples.extend(sample_hello().encode());
@@ -110,6 +115,18 @@ fn sample_verbs_address() -> VerbsAddress {
         receives: 64,
         reliable: vec![pair; 4],
         unreliable: vec![pair],
+    }
+}
+
+fn sample_iwarp_address() -> IwarpAddress {
+    IwarpAddress {
+        queue_pairs: 4,
+        reads_answered: 16,
+        ip: [10, 77, 0, 1].into(),
+        port: 40001,
+        token: [6; TOKEN_LEN],
+        fence_addr: 0x7f00_0000_1000,
+        fence_key: 0xabcd,
     }
 }
 
@@ -269,6 +286,18 @@ fn message(bytes: &[u8]) -> bool {
 fn verbs_address(bytes: &[u8]) -> bool {
     let Ok(address) = VerbsAddress::decode(bytes) else { return false };
     assert_eq!(address.encode(), bytes, "it is written as it was read");
+    true
+}
+
+fn iwarp_address(bytes: &[u8]) -> bool {
+    let Ok(address) = IwarpAddress::decode(bytes) else { return false };
+    assert_eq!(address.encode(), bytes, "it is written as it was read");
+    true
+}
+
+fn iwarp_request(bytes: &[u8]) -> bool {
+    let Some(request) = iwarp::Request::decode(bytes) else { return false };
+    assert!(bytes.starts_with(&request.encode()), "it is written as it was read");
     true
 }
 

@@ -7,11 +7,10 @@ use uccl_device::PciAddress;
 use super::{
     info::{Info, InfoList, owned_text},
     library::Library,
-    network::is_link_local,
     providers, raw,
     settings::{Devices, LibfabricSettings, Threading},
 };
-use crate::rma::rail::RailError;
+use crate::rma::{network::is_link_local, rail::RailError};
 
 /// One way that the library offers, in words.
 #[derive(Clone, PartialEq, Eq, Debug)]

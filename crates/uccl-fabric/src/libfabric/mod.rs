@@ -38,7 +38,6 @@ mod failure;
 mod info;
 mod library;
 mod memory;
-mod network;
 mod object;
 mod providers;
 mod queue;

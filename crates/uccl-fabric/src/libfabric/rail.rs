@@ -11,12 +11,14 @@ use super::{
     info::{Info, InfoList},
     library::Library,
     memory::LibfabricRegistration,
-    network::network_of,
     settings::LibfabricSettings,
 };
 use crate::{
     mem::Span,
-    rma::rail::{Channel, Rail, RailError, RailInfo, Registration},
+    rma::{
+        network::network_of,
+        rail::{Channel, Rail, RailError, RailInfo, Registration},
+    },
 };
 
 /// A domain of one of libfabric's providers.

@@ -27,6 +27,7 @@ mod bell;
 mod flight;
 mod keys;
 mod lane;
+pub(crate) mod network;
 mod notes;
 mod path;
 pub mod rail;

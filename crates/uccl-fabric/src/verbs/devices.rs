@@ -13,12 +13,15 @@ use uccl_wire::verbs::LinkLayer;
 use super::{
     context::{Context, DeviceList, Listed},
     ffi::{
-        Verbs,
+        Cm, Verbs,
         abi::{self, DeviceAttr, PortAttr},
     },
     gid::{self, Gid},
 };
-use crate::rma::rail::RailError;
+use crate::rma::{
+    network::{is_link_local, network_of},
+    rail::RailError,
+};
 
 /// A device that libibverbs lists.
 #[derive(Clone, Debug)]
@@ -34,6 +37,7 @@ pub struct Device {
     pub ports: Vec<Port>,
     /// Why it cannot be used, if it cannot.
     pub unusable: Option<String>,
+    pub(super) is_iwarp: bool,
 }
 
 /// A port of a device.
@@ -78,7 +82,7 @@ impl Port {
                 let prefix = u64::from_be_bytes(std::array::from_fn(|index| gid.raw[index]));
                 format!("ib:{prefix:016x}")
             }
-            LinkLayer::Ethernet => network_of(gid.ip()).unwrap_or_default(),
+            LinkLayer::Ethernet => network_of(gid.ip()),
         }
     }
 }
@@ -103,8 +107,14 @@ impl Opened {
     pub(super) fn open(listed: &Listed<'_>) -> Self {
         let name = listed.name();
         let pci = pci_of(&folder_of(&name));
-        let mut device =
-            Device { name, pci, is_software: pci.is_none(), ports: Vec::new(), unusable: None };
+        let mut device = Device {
+            name,
+            pci,
+            is_software: pci.is_none(),
+            ports: Vec::new(),
+            unusable: None,
+            is_iwarp: listed.transport() == abi::TRANSPORT_IWARP,
+        };
         let opened = listed.open().and_then(|context| {
             let attr = context.query_device()?;
             device.is_software |= is_made_of_software(&attr);
@@ -116,7 +126,7 @@ impl Opened {
         match (opened, unsupported(listed.transport())) {
             (Ok(opened), None) => Self { device, usable: Some(opened) },
             (Err(error), _) => Self::unusable(device, error.to_string()),
-            (Ok(_), Some(why)) => Self::unusable(device, why.to_owned()),
+            (Ok(_), Some(why)) => Self::unusable(device, why),
         }
     }
 
@@ -127,15 +137,14 @@ impl Opened {
 }
 
 /// Why no device with this transport can be used.
-fn unsupported(transport: i32) -> Option<&'static str> {
+fn unsupported(transport: i32) -> Option<String> {
     match transport {
         abi::TRANSPORT_IB => None,
-        abi::TRANSPORT_IWARP => Some(
-            "an iWARP device is joined by the connection manager (librdmacm), which is not supported yet",
+        abi::TRANSPORT_IWARP => Cm::load().err().map(|error| error.to_string()),
+        _ => Some(
+            "it offers no reliable connections (its transport is none of InfiniBand, RoCE and iWARP)"
+                .to_owned(),
         ),
-        _ => {
-            Some("it offers no reliable connections (its transport is neither InfiniBand nor RoCE)")
-        }
     }
 }
 
@@ -193,52 +202,20 @@ fn speed(port: &Path) -> Option<u64> {
     (gbps > 0.0).then_some((gbps * 1000.0) as u64)
 }
 
-/// The network that one of this machine's addresses is in: `10.0.0.0/24`. Link-local addresses tell nothing.
-fn network_of(ip: IpAddr) -> Option<String> {
-    if let IpAddr::V6(ip) = ip
-        && ip.is_unicast_link_local()
-    {
-        return None;
-    }
+/// The address by which peers find an iWARP port, and the network that it is in: that of its interface, which it
+/// has in common with TCP.
+pub(super) fn iwarp_address(interface: &str) -> Option<(IpAddr, String)> {
     let interfaces = if_addrs::get_if_addrs().ok()?;
-    let mask = interfaces.iter().find_map(|interface| match &interface.addr {
-        if_addrs::IfAddr::V4(addr) if addr.ip == ip => Some(IpAddr::V4(addr.netmask)),
-        if_addrs::IfAddr::V6(addr) if addr.ip == ip => Some(IpAddr::V6(addr.netmask)),
-        _ => None,
-    })?;
-    masked(ip, mask)
-}
-
-fn masked(ip: IpAddr, mask: IpAddr) -> Option<String> {
-    Some(match (ip, mask) {
-        (IpAddr::V4(ip), IpAddr::V4(mask)) => {
-            format!("{}/{}", ip & mask, mask.to_bits().count_ones())
-        }
-        (IpAddr::V6(ip), IpAddr::V6(mask)) => {
-            format!("{}/{}", ip & mask, mask.to_bits().count_ones())
-        }
-        _ => return None,
-    })
+    let of_this = interfaces.iter().filter(|other| other.name == interface);
+    let usable =
+        of_this.map(|other| other.addr.ip()).filter(|ip| ip.is_ipv4() || !is_link_local(*ip));
+    let ip = usable.min_by_key(IpAddr::is_ipv6)?;
+    Some((ip, network_of(ip)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn networks_are_told_by_address_and_mask() {
-        let masked = |ip: &str, mask: &str| {
-            masked(ip.parse().expect("an address"), mask.parse().expect("a mask"))
-        };
-        assert_eq!(masked("10.77.1.2", "255.255.255.0").as_deref(), Some("10.77.1.0/24"));
-        assert_eq!(masked("2001:db8::1", "ffff:ffff::").as_deref(), Some("2001:db8::/32"));
-        assert_eq!(masked("2001:db8::1", "255.0.0.0"), None);
-        assert_eq!(
-            network_of("127.0.0.1".parse().expect("an address")).as_deref(),
-            Some("127.0.0.0/8")
-        );
-        assert_eq!(network_of("fe80::1".parse().expect("an address")), None);
-    }
 
     #[test]
     fn an_infiniband_network_is_its_subnet() {
@@ -260,8 +237,18 @@ mod tests {
     }
 
     #[test]
-    fn iwarp_is_refused_by_name() {
+    fn what_is_no_rdma_is_refused() {
         assert!(unsupported(abi::TRANSPORT_IB).is_none());
-        assert!(unsupported(abi::TRANSPORT_IWARP).is_some_and(|why| why.contains("librdmacm")));
+        assert!(unsupported(2).is_some_and(|why| why.contains("no reliable connections")));
+        // With the library installed or not.
+        assert!(unsupported(abi::TRANSPORT_IWARP).is_none_or(|why| why.contains("librdmacm")));
+    }
+
+    #[test]
+    fn an_iwarp_ports_address_is_its_interfaces() {
+        let (ip, network) = iwarp_address("lo").expect("every machine has one");
+        assert!(ip.is_loopback(), "{ip}");
+        assert!(network.starts_with("127.") || network.starts_with("::1"), "{network}");
+        assert_eq!(iwarp_address("no-such"), None);
     }
 }

@@ -183,6 +183,13 @@ impl Qp {
         self.modify(&mut attr, mask, "to INIT")
     }
 
+    /// As [`Self::to_init`] over iWARP, where the connection manager does the rest.
+    pub(super) fn to_init_for_manager(&self) -> Result<(), RailError> {
+        let mut attr = empty_attr(qp_state::INIT);
+        attr.qp_access_flags = access::REMOTE_WRITE | access::REMOTE_READ;
+        self.modify(&mut attr, qp_mask::STATE | qp_mask::ACCESS_FLAGS, "to INIT")
+    }
+
     /// Joins the peer's: it takes the peer's packets, and sends.
     pub(super) fn join(
         &self,

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use uccl_device::MemoryKind;
 
 use super::{
-    channel::{COMPLETIONS_OF_UC, Shape, VerbsChannel},
+    channel::{COMPLETIONS_OF_UC, PLACES_WITH_FENCES, Place, Shape, VerbsChannel},
     context::{Context, DeviceList},
-    devices::{Device, Opened, Port, is_active},
-    ffi::{Verbs, abi::DeviceAttr},
-    gid,
+    devices::{Device, Opened, Port, is_active, iwarp_address},
+    ffi::{Cm, Verbs, abi::DeviceAttr},
+    gid::{self, Gid},
     pd::Pd,
     qp::Path,
     registration::VerbsRegistration,
@@ -20,7 +20,7 @@ use crate::{
     rma::rail::{Channel, Limits, Rail, RailError, RailInfo, Registration},
 };
 
-/// A port of an RDMA device: InfiniBand or RoCE.
+/// A port of an RDMA device: InfiniBand, RoCE or iWARP.
 pub struct VerbsRail {
     info: RailInfo,
     pd: Arc<Pd>,
@@ -147,16 +147,23 @@ impl VerbsRail {
             timeout: settings.timeout,
             retries: settings.retries,
         };
+        let iwarp = if device.is_iwarp { Some(place(gid)?) } else { None };
         let info = RailInfo {
             name: format!("{}:{}", device.name, port.number),
-            link: "verbs".to_owned(),
-            network: port.network(gid),
+            link: if device.is_iwarp { "verbs:iwarp" } else { "verbs" }.to_owned(),
+            network: iwarp
+                .as_ref()
+                .map_or_else(|| port.network(gid), |(_, network)| network.clone()),
             pci: device.pci,
             speed_mbps: port.speed_mbps,
         };
         let queue_pairs = settings.queue_pairs.unwrap_or(if device.is_software { 1 } else { 4 });
-        let of_uc = if settings.rc_mode { 0 } else { COMPLETIONS_OF_UC };
-        let depth = depth_of_each(settings.depth, queue_pairs, of_uc, attr);
+        // iWARP has no unreliable queue pairs.
+        let writes_over_uc = !settings.rc_mode && !device.is_iwarp;
+        let of_uc = if writes_over_uc { COMPLETIONS_OF_UC } else { 0 };
+        let places = if device.is_iwarp { PLACES_WITH_FENCES } else { 1 };
+        let room = Room { queue_pairs: queue_pairs.into(), of_uc, places };
+        let depth = depth_of_each(settings.depth, &room, attr);
         let chunk_bytes = u64::from(settings.chunk_kib) << 10;
         let limits = Limits {
             max_bytes: port.max_message.clamp(1, MAX_REQUEST),
@@ -164,7 +171,8 @@ impl VerbsRail {
             depth: (depth * u32::from(queue_pairs)) as usize,
             window_bytes: window(chunk_bytes, port.speed_mbps),
         };
-        let shape = Shape { path, limits, queue_pairs, depth, writes_over_uc: !settings.rc_mode };
+        let iwarp = iwarp.map(|(place, _)| place);
+        let shape = Shape { path, limits, queue_pairs, depth, writes_over_uc, iwarp };
         let (pd, max_region) = (Arc::clone(pd), attr.max_mr_size);
         Ok(Self { info, pd, shape, max_region, relaxed_ordering: settings.relaxed_ordering })
     }
@@ -182,12 +190,32 @@ fn at_most(wanted: u8, device: i32) -> u8 {
     wanted.min(device.clamp(1, 255) as u8)
 }
 
+/// Where an iWARP port is, and its network.
+fn place(gid: &Gid) -> Result<(Place, String), String> {
+    let cm = Cm::load().map_err(|error| error.to_string())?;
+    let interface =
+        gid.interface.as_deref().ok_or("the kernel does not say which interface it is")?;
+    let (ip, network) = iwarp_address(interface)
+        .ok_or_else(|| format!("its interface {interface} has no address to be found at"))?;
+    Ok((Place { cm, ip }, network))
+}
+
+/// What a channel's queue pairs need of their device.
+struct Room {
+    queue_pairs: u32,
+    /// Completions of a queue pair that is not reliable, beside each.
+    of_uc: u32,
+    /// Places in a queue that a request may take.
+    places: u32,
+}
+
 /// Requests that each queue pair has room for. All of them may end at once, and need room in the queue of
-/// completions, beside those of a queue pair that is not reliable.
-fn depth_of_each(wanted: u32, queue_pairs: u8, of_uc: u32, attr: &DeviceAttr) -> u32 {
+/// completions.
+fn depth_of_each(wanted: u32, room: &Room, attr: &DeviceAttr) -> u32 {
     let device = |limit: i32| u32::try_from(limit).unwrap_or(0);
-    let completions = (device(attr.max_cqe) / u32::from(queue_pairs)).saturating_sub(of_uc);
-    (wanted / u32::from(queue_pairs)).min(device(attr.max_qp_wr)).min(completions).max(1)
+    let completions = (device(attr.max_cqe) / room.queue_pairs).saturating_sub(room.of_uc);
+    let places = device(attr.max_qp_wr).min(completions);
+    (wanted / room.queue_pairs).min(places / room.places).max(1)
 }
 
 /// What is on its way in 100 us, a long way there and back, and at least a few chunks.
@@ -233,16 +261,22 @@ mod tests {
         // SAFETY: all its fields are numbers, for which zero is a value.
         let mut attr: DeviceAttr = unsafe { std::mem::zeroed() };
         (attr.max_cqe, attr.max_qp_wr) = (32767, 1 << 20);
-        assert_eq!(depth_of_each(1024, 4, 0, &attr), 256);
-        assert_eq!(depth_of_each(16384, 1, 0, &attr), 16384);
-        assert_eq!(depth_of_each(16384, 4, 1024, &attr), 4096);
-        assert_eq!(depth_of_each(16384, 2, 10_000, &attr), 6383);
+        let depth = |wanted, queue_pairs, of_uc, attr: &DeviceAttr| {
+            depth_of_each(wanted, &Room { queue_pairs, of_uc, places: 1 }, attr)
+        };
+        assert_eq!(depth(1024, 4, 0, &attr), 256);
+        assert_eq!(depth(16384, 1, 0, &attr), 16384);
+        assert_eq!(depth(16384, 4, 1024, &attr), 4096);
+        assert_eq!(depth(16384, 2, 10_000, &attr), 6383);
+        let fenced = Room { queue_pairs: 2, of_uc: 0, places: PLACES_WITH_FENCES };
+        assert_eq!(depth_of_each(16384, &fenced, &attr), 8191);
         attr.max_qp_wr = 100;
-        assert_eq!(depth_of_each(1024, 4, 0, &attr), 100);
+        assert_eq!(depth(1024, 4, 0, &attr), 100);
+        assert_eq!(depth_of_each(1024, &fenced, &attr), 50);
         attr.max_cqe = 40;
-        assert_eq!(depth_of_each(1024, 4, 0, &attr), 10);
+        assert_eq!(depth(1024, 4, 0, &attr), 10);
         attr.max_cqe = -1;
-        assert_eq!(depth_of_each(1024, 4, 0, &attr), 1);
+        assert_eq!(depth(1024, 4, 0, &attr), 1);
         assert_eq!((at_most(16, 4), at_most(16, 1000), at_most(16, 0)), (4, 16, 1));
     }
 }

@@ -40,6 +40,11 @@ impl VerbsRegistration {
         };
         Ok(Self { mr, base: span.addr as u64, is_readable })
     }
+
+    /// What a peer's requests name it with; 0 for no bytes.
+    pub(super) fn rkey(&self) -> u32 {
+        self.mr.as_ref().map_or(0, Mr::rkey)
+    }
 }
 
 impl Registration for VerbsRegistration {
@@ -49,8 +54,7 @@ impl Registration for VerbsRegistration {
     }
 
     fn remote_key(&self) -> RemoteKey {
-        let rkey = self.mr.as_ref().map_or(0, Mr::rkey);
-        RemoteKey { base: self.base, key: KeyBytes::from_slice(&rkey.to_le_bytes()) }
+        RemoteKey { base: self.base, key: KeyBytes::from_slice(&self.rkey().to_le_bytes()) }
     }
 }
 

@@ -31,11 +31,12 @@ fn refused(change: impl Fn(&mut Request), expected: &RequestError) {
             let (ended, result) = pair.run(&[good, good, good, bad]);
             let told: Vec<_> = ended.iter().map(|ended| (ended.tag, &ended.result)).collect();
             let wrong = Err(expected.clone());
-            assert_eq!(
-                told,
-                [(1, &Ok(())), (1, &Ok(())), (1, &Ok(())), (2, &wrong)],
-                "{what}: {result:?}"
-            );
+            let all = [(1, &Ok(())), (1, &Ok(())), (1, &Ok(())), (2, &wrong)];
+            match rails.are_iwarp() {
+                false => assert_eq!(told, all, "{what}: {result:?}"),
+                // It tells nothing but that the connection has ended.
+                true => assert!(all.starts_with(&told), "{what}: {told:?}, {result:?}"),
+            }
             let again = result.err().unwrap_or_else(|| pair.until_dead().1);
             assert!(matches!(again, RailError::Lost(_)), "{what}: {again}");
             // SAFETY: nothing is posted to a dead channel.
@@ -97,8 +98,11 @@ fn a_region_that_is_no_more_registered_is_out_of_reach() {
     let write = request(Write, pair.a.as_mut(), (&ours, &theirs), 0..4096, 1);
     let Memory { registration, bytes } = theirs;
     drop(registration);
-    let (ended, _) = pair.run(&[write]);
-    assert_eq!(ended[0].result, Err(RequestError::Access));
+    let (ended, result) = pair.run(&[write]);
+    match ended.first() {
+        None if rails.are_iwarp() => assert!(matches!(result, Err(RailError::Lost(_)))),
+        ended => assert_eq!(ended.map(|ended| &ended.result), Some(&Err(RequestError::Access))),
+    }
     assert!(bytes.iter().all(|&byte| byte == 0));
 }
 
@@ -115,8 +119,10 @@ fn a_peer_whose_end_is_gone_is_lost() {
         let mut pair = Pair { a, b: rails.b.open().expect("another") };
         let (ended, result) = pair.run(&[write]);
         let error = result.expect_err("nobody answers");
-        let silence =
-            |why: &str| why.contains("did not answer") || why.contains("acknowledges nothing");
+        let silence = |why: &str| {
+            let reasons = ["did not answer", "acknowledges nothing", "end was closed"];
+            reasons.iter().any(|reason| why.contains(reason))
+        };
         assert!(matches!(&error, RailError::Lost(why) if silence(why)), "{name}: {error}");
         assert!(ended.is_empty(), "{name}: {ended:?}");
         assert!(theirs.bytes.iter().all(|&byte| byte == 0));
@@ -182,6 +188,11 @@ fn a_cable_that_is_cut_and_joined_again_is_noticed() {
         return eprintln!("skipped: lacks a cable of its own to cut (a guest with two rails)");
     }
     let Some(rails) = Rails::open(Cable::ToBeCut, &impatient()) else { return };
+    if rails.are_iwarp() {
+        return eprintln!(
+            "skipped: lacks a cable between iWARP devices (a guest's TCP stays in it)"
+        );
+    }
     let ours = Memory::random(&rails.a, 1 << 20, 9);
     let theirs = Memory::zeros(&rails.b, 1 << 20);
     let mut pair = rails.joined();
@@ -198,7 +209,7 @@ fn a_cable_that_is_cut_and_joined_again_is_noticed() {
     let mut last = None;
     until("a new channel works", || {
         // The neighbour is forgotten when a link goes down, and found again by asking.
-        let mut pair = rails.joined();
+        let mut pair = rails.connected();
         let result = pair.probes().and_then(|()| pair.run(&[write]).1);
         last = Some(format!("{result:?}"));
         result.is_ok()

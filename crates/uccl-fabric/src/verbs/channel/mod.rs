@@ -1,5 +1,6 @@
 //! A channel: queue pairs that share a completion queue.
 
+mod iwarp;
 mod queue;
 mod status;
 mod unreliable;
@@ -11,9 +12,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use uccl_wire::verbs::VerbsAddress;
+use uccl_wire::{iwarp::IwarpAddress, verbs::VerbsAddress};
 
+pub(super) use self::iwarp::Place;
 use self::{
+    iwarp::Connections,
     queue::{SendQueue, What, queue_of},
     status::{Failure, classify, hint},
     unreliable::{Plan, RECEIVE, Unreliable},
@@ -27,7 +30,6 @@ use super::{
 };
 use crate::{
     lane::OpKind,
-    mem::Span,
     rma::rail::{Channel, Ended, Limits, RailError, Request, RequestError},
 };
 
@@ -41,7 +43,12 @@ pub(super) struct Shape {
     pub(super) depth: u32,
     /// Whether writes go over queue pairs of their own that are not reliable.
     pub(super) writes_over_uc: bool,
+    /// Where it is over iWARP, whose writes are fenced.
+    pub(super) iwarp: Option<Place>,
 }
+
+/// Places in a queue that a request may take where writes are fenced: its own, and its fence's.
+pub(super) const PLACES_WITH_FENCES: u32 = 2;
 
 /// Completions that a queue pair that is not reliable may have at a time.
 pub(super) const COMPLETIONS_OF_UC: u32 = unreliable::SENDS + unreliable::RECEIVES;
@@ -73,6 +80,8 @@ const NO_COMPLETION: Wc = Wc {
 pub(super) struct VerbsChannel {
     /// Before `cq`: destroyed before it.
     queues: Vec<SendQueue>,
+    /// What makes the queue pairs' connections, over iWARP. After them: its identifiers are destroyed later.
+    connections: Option<Connections>,
     /// For writes, where those do not go the reliable way.
     unreliable: Option<Unreliable>,
     cq: Arc<Cq>,
@@ -95,13 +104,20 @@ impl VerbsChannel {
     pub(super) fn new(pd: &Arc<Pd>, shape: &Shape) -> Result<Self, RailError> {
         let queue_pairs = usize::from(shape.queue_pairs);
         let of_uc = if shape.writes_over_uc { COMPLETIONS_OF_UC as usize * queue_pairs } else { 0 };
-        let room = i32::try_from(shape.limits.depth + of_uc).unwrap_or(i32::MAX);
+        let places = if shape.iwarp.is_some() { PLACES_WITH_FENCES } else { 1 };
+        let room = shape.limits.depth * places as usize + of_uc;
+        let room = i32::try_from(room).unwrap_or(i32::MAX);
         let cq = Cq::new(pd.context(), room)?;
         let mut queues = Vec::with_capacity(queue_pairs);
         for index in 0..queue_pairs {
-            let room = Room { sends: shape.depth, receives: 0 };
+            // Nothing is received; but siw's library can make no queue without room.
+            let receives = u32::from(shape.iwarp.is_some());
+            let room = Room { sends: shape.depth * places, receives };
             let qp = Qp::new(pd, &cq, Service::Reliable, room)?;
-            qp.to_init(&shape.path)?;
+            match shape.iwarp {
+                Some(_) => qp.to_init_for_manager()?,
+                None => qp.to_init(&shape.path)?,
+            }
             queues.push(SendQueue::new(qp, index, shape.depth));
         }
         let plan = Plan {
@@ -115,9 +131,15 @@ impl VerbsChannel {
             true => Some(Unreliable::new(pd, &cq, &plan)?),
             false => None,
         };
-        let address = address_of(&shape.path, &queues, unreliable.as_ref()).encode();
+        let connections = shape.iwarp.map(|place| Connections::new(pd, &cq, place, &shape.path));
+        let connections = connections.transpose()?;
+        let address = match &connections {
+            Some(connections) => connections.address(queue_pairs, 0),
+            None => address_of(&shape.path, &queues, unreliable.as_ref()).encode(),
+        };
         Ok(Self {
             queues,
+            connections,
             unreliable,
             cq,
             pd: Arc::clone(pd),
@@ -138,6 +160,64 @@ impl VerbsChannel {
             None if self.is_joined => Ok(()),
             None => Err(RailError::Lost("the channel is not joined with a peer's".to_owned())),
         }
+    }
+
+    fn check_not_joined(&self) -> Result<(), RailError> {
+        match self.is_joined {
+            false => Ok(()),
+            true => {
+                Err(RailError::Peer("an address for a channel that is joined already".to_owned()))
+            }
+        }
+    }
+
+    /// Keeps as many queue pairs as the peer has: the end with fewer decides, and the others of ours are given
+    /// back.
+    fn keep_queues(&mut self, peer: usize) {
+        self.queues.truncate(peer);
+        self.shape.limits.depth = self.shape.depth as usize * self.queues.len();
+    }
+
+    fn connect_by_number(&mut self, peer: &[u8]) -> Result<(), RailError> {
+        let peer =
+            VerbsAddress::decode(peer).map_err(|error| RailError::Peer(error.to_string()))?;
+        if peer.link_layer != self.shape.path.link_layer {
+            let (ours, theirs) = (self.shape.path.link_layer, peer.link_layer);
+            return Err(RailError::Peer(format!(
+                "the address of a port on {theirs:?}; ours is on {ours:?}"
+            )));
+        }
+        self.check_not_joined()?;
+        self.keep_queues(peer.reliable.len());
+        for (queue, qp) in self.queues.iter().zip(&peer.reliable) {
+            queue.qp().join(&self.shape.path, &peer, *qp)?;
+        }
+        match &mut self.unreliable {
+            Some(unreliable) if !peer.unreliable.is_empty() => {
+                unreliable.join(&self.shape.path, &peer)?
+            }
+            // The peer has none: writes go the reliable way.
+            _ => self.unreliable = None,
+        }
+        self.is_joined = true;
+        Ok(())
+    }
+
+    /// Begins to; what is posted waits until it is done.
+    fn connect_by_manager(&mut self, peer: &[u8]) -> Result<(), RailError> {
+        let peer =
+            IwarpAddress::decode(peer).map_err(|error| RailError::Peer(error.to_string()))?;
+        self.check_not_joined()?;
+        self.keep_queues(peer.queue_pairs.into());
+        let Some(connections) = &mut self.connections else { return Ok(()) };
+        if let Some(port) = connections.begin(self.queues.len(), &peer)? {
+            self.address = connections.address(self.queues.len(), port);
+        }
+        for queue in &mut self.queues {
+            queue.set_fence(connections.fence(&peer));
+        }
+        self.is_joined = true;
+        Ok(())
     }
 
     /// Remembers why the channel is of no more use. A device that is gone explains all that follows.
@@ -197,6 +277,10 @@ impl VerbsChannel {
     /// # Safety
     /// As for [`Channel::post`], of all requests that were made.
     unsafe fn ring(&mut self) -> Result<(), RailError> {
+        if self.connections.as_ref().is_some_and(|connections| !connections.are_up()) {
+            // What was made waits for that.
+            return Ok(());
+        }
         for queue in &mut self.queues {
             // SAFETY: the caller's promise.
             if let Err(error) = unsafe { queue.ring() } {
@@ -211,7 +295,7 @@ impl VerbsChannel {
     fn post_probes(&mut self) -> Result<(), RailError> {
         while let Some(&tag) = self.probes.front() {
             let Some(queue) = self.pick() else { break };
-            queue.make(&probe(tag));
+            queue.make_probe(tag);
             self.probes.pop_front();
         }
         // SAFETY: probes have no memory; and what else was made is posted already.
@@ -267,17 +351,35 @@ impl VerbsChannel {
         }
     }
 
+    /// Takes what has happened to the connections, and posts what waited for them.
+    fn turn_connections(&mut self) {
+        let Some(connections) = &mut self.connections else { return };
+        let were_up = connections.are_up();
+        let turned = connections.turn(&self.queues);
+        let are_up = connections.are_up();
+        if let Err(error) = turned {
+            self.fail(error);
+        } else if are_up && !were_up {
+            // SAFETY: whoever made a request promised its memory until it has ended. An error is
+            // remembered.
+            let _ = unsafe { self.ring() };
+        }
+    }
+
     #[inline]
     fn completed(&mut self, index: usize, wc: &Wc, ended: &mut Vec<Ended>) {
-        let Self { queues, unreliable, .. } = self;
+        let Self { queues, unreliable, connections, .. } = self;
         let Some(queue) = queues.get_mut(index) else { return };
-        let failure = (wc.status != wc_status::SUCCESS).then(|| classify(wc));
+        let failure =
+            (wc.status != wc_status::SUCCESS).then(|| classify(wc, connections.is_some()));
         // A queue pair carries out its requests in order: those before the one that failed succeeded,
-        // though nothing may have been heard of them.
+        // though nothing may have been heard of them. Where that only says that they were sent, it is not known.
+        let told_of_earlier = failure.is_none() || !queue.is_fenced();
         let known = queue.retire(wc.wr_id, |request, is_last| {
             let result = match &failure {
                 Some(Failure::Lost) if is_last => return,
                 Some(Failure::Request(error)) if is_last => Err(error.clone()),
+                _ if !told_of_earlier => return,
                 _ => Ok(()),
             };
             match (request.what, &mut *unreliable) {
@@ -285,7 +387,7 @@ impl VerbsChannel {
                 (What::Piece(item), Some(unreliable)) => {
                     unreliable.piece_ended(item, result, ended)
                 }
-                (What::Piece(_) | What::Unreliable, _) => {}
+                (What::Piece(_) | What::Unreliable | What::Fence, _) => {}
             }
         });
         // What caused a flush comes first, or (soft-RoCE) a little later: it says more.
@@ -328,7 +430,8 @@ impl VerbsChannel {
             unsafe { std::ffi::CStr::from_ptr(text) }.to_string_lossy()
         };
         let (device, vendor) = (self.pd.context().name(), wc.vendor_err);
-        format!("{device} says {text} (status {}, vendor {vendor:#x}){}", wc.status, hint(wc))
+        let hint = hint(wc, self.connections.is_some());
+        format!("{device} says {text} (status {}, vendor {vendor:#x}){hint}", wc.status)
     }
 }
 
@@ -345,52 +448,16 @@ fn address_of(path: &Path, queues: &[SendQueue], uc: Option<&Unreliable>) -> Ver
     }
 }
 
-/// A write of no bytes: answered by the peer's device, which then looks at neither address nor key.
-fn probe(tag: u64) -> Request {
-    Request {
-        kind: OpKind::Write,
-        local: Span { addr: 0, len: 0 },
-        local_key: 0,
-        remote_addr: 0,
-        remote_key: 0,
-        tag,
-    }
-}
-
 impl Channel for VerbsChannel {
     fn address(&self) -> &[u8] {
         &self.address
     }
 
     fn connect(&mut self, peer: &[u8]) -> Result<(), RailError> {
-        let peer =
-            VerbsAddress::decode(peer).map_err(|error| RailError::Peer(error.to_string()))?;
-        if peer.link_layer != self.shape.path.link_layer {
-            let (ours, theirs) = (self.shape.path.link_layer, peer.link_layer);
-            return Err(RailError::Peer(format!(
-                "the address of a port on {theirs:?}; ours is on {ours:?}"
-            )));
+        match self.connections {
+            Some(_) => self.connect_by_manager(peer),
+            None => self.connect_by_number(peer),
         }
-        if self.is_joined {
-            return Err(RailError::Peer(
-                "an address for a channel that is joined already".to_owned(),
-            ));
-        }
-        // The end with fewer queue pairs decides; the others of ours are given back.
-        self.queues.truncate(peer.reliable.len());
-        for (queue, qp) in self.queues.iter().zip(&peer.reliable) {
-            queue.qp().join(&self.shape.path, &peer, *qp)?;
-        }
-        self.shape.limits.depth = self.shape.depth as usize * self.queues.len();
-        match &mut self.unreliable {
-            Some(unreliable) if !peer.unreliable.is_empty() => {
-                unreliable.join(&self.shape.path, &peer)?
-            }
-            // The peer has none: writes go the reliable way.
-            _ => self.unreliable = None,
-        }
-        self.is_joined = true;
-        Ok(())
     }
 
     fn limits(&self) -> Limits {
@@ -419,6 +486,7 @@ impl Channel for VerbsChannel {
 
     fn poll(&mut self, ended: &mut Vec<Ended>) -> Result<(), RailError> {
         ended.append(&mut self.untold);
+        self.turn_connections();
         let is_idle = !self.reap(ended);
         if let Some(fault) = &self.fault {
             return Err(fault.clone());
@@ -441,6 +509,7 @@ impl Channel for VerbsChannel {
             self.cq.request_notify()?;
             self.is_armed = true;
         }
+        self.turn_connections();
         // What came before the device was told to notify shows nowhere else.
         let mut ended = std::mem::take(&mut self.untold);
         self.reap(&mut ended);
@@ -451,7 +520,8 @@ impl Channel for VerbsChannel {
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.cq.fd())
+        let connections = self.connections.as_ref();
+        Some(connections.map_or_else(|| self.cq.fd(), Connections::fd))
     }
 
     fn wake_in(&self, now: Instant) -> Option<Duration> {

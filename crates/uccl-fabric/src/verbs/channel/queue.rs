@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use crate::{
     lane::OpKind,
+    mem::Span,
     rma::rail::{RailError, Request},
     verbs::{
         ffi::abi::{SendWr, Sge, send_flag, wr_opcode},
@@ -45,6 +46,8 @@ pub(super) enum What {
     Piece(u64),
     /// The protocol's: its end says nothing of whether it came.
     Unreliable,
+    /// A read that proves that the writes before it have arrived.
+    Fence,
 }
 
 /// The accounts of a send queue: what is in it, in order.
@@ -56,13 +59,20 @@ pub(super) struct Account {
     first: u64,
     bytes: u64,
     depth: usize,
+    /// Fences among what is outstanding, which have room of their own.
+    fences: usize,
     queue: u64,
 }
 
 impl Account {
     fn new(queue: usize, depth: usize) -> Self {
         let (outstanding, queue) = (VecDeque::with_capacity(depth), queue_id(queue));
-        Self { outstanding, first: 0, bytes: 0, depth, queue }
+        Self { outstanding, first: 0, bytes: 0, depth, fences: 0, queue }
+    }
+
+    #[inline]
+    fn room(&self) -> usize {
+        (self.depth + self.fences).saturating_sub(self.outstanding.len())
     }
 
     /// Takes a place, and gives the request its identifier.
@@ -70,6 +80,7 @@ impl Account {
         let counter = self.first.wrapping_add(self.outstanding.len() as u64) & COUNTER;
         self.outstanding.push_back(Outstanding { what, bytes });
         self.bytes += bytes;
+        self.fences += usize::from(what == What::Fence);
         self.queue | counter
     }
 
@@ -84,7 +95,29 @@ impl Account {
         let first = self.outstanding.pop_front()?;
         self.first = self.first.wrapping_add(1) & COUNTER;
         self.bytes -= first.bytes;
+        self.fences -= usize::from(first.what == What::Fence);
         Some(first)
+    }
+}
+
+/// How the arrival of writes is proved where the device does not say: it reads a word of the peer's memory, which the
+/// peer answers only when all that was sent before has been placed (RFC 5040, 5.5).
+///
+/// Over iWARP a write's own completion only says that its bytes have been handed to TCP.
+#[derive(Clone, Copy)]
+pub(super) struct Fence {
+    /// Where the word goes.
+    pub(super) local: Span,
+    pub(super) local_key: u64,
+    pub(super) remote_addr: u64,
+    pub(super) remote_key: u32,
+}
+
+impl Fence {
+    pub(super) fn request(&self, tag: u64) -> Request {
+        let Self { local, local_key, remote_addr, remote_key } = *self;
+        let remote_key = remote_key.into();
+        Request { kind: OpKind::Read, local, local_key, remote_addr, remote_key, tag }
     }
 }
 
@@ -98,6 +131,7 @@ pub(super) struct SendQueue {
     made: usize,
     unsignalled: u32,
     signal_every: u32,
+    fence: Option<Fence>,
 }
 
 // SAFETY: the pointers in its requests lead into its own vectors, and are set anew before they are used.
@@ -118,6 +152,18 @@ const NO_REQUEST: SendWr = SendWr {
     _bind_mw: [0; 6],
 };
 
+/// A write of no bytes: answered by the peer's device, which then looks at neither address nor key.
+fn no_bytes(tag: u64) -> Request {
+    Request {
+        kind: OpKind::Write,
+        local: Span { addr: 0, len: 0 },
+        local_key: 0,
+        remote_addr: 0,
+        remote_key: 0,
+        tag,
+    }
+}
+
 #[inline]
 fn opcode_of(kind: OpKind) -> u32 {
     match kind {
@@ -137,7 +183,23 @@ impl SendQueue {
             made: 0,
             unsignalled: 0,
             signal_every: MOST_UNSIGNALLED.min(depth / 4).max(1),
+            fence: None,
         }
+    }
+
+    /// From now on writes are followed by fences, each of which has room beside its writes. Nothing is in
+    /// flight.
+    pub(super) fn set_fence(&mut self, fence: Fence) {
+        let places = self.account.depth * 2;
+        self.wrs.resize(places, NO_REQUEST);
+        self.sges.resize(places, Sge::default());
+        self.fence = Some(fence);
+    }
+
+    /// Whether the end of a write is told only by what follows it.
+    #[inline]
+    pub(super) fn is_fenced(&self) -> bool {
+        self.fence.is_some()
     }
 
     pub(super) fn qp(&self) -> &Qp {
@@ -158,7 +220,7 @@ impl SendQueue {
     /// Requests that can be made.
     #[inline]
     pub(super) fn room(&self) -> usize {
-        self.account.depth.saturating_sub(self.account.outstanding.len())
+        self.account.room()
     }
 
     /// Whether nothing is in flight.
@@ -172,9 +234,39 @@ impl SendQueue {
         self.make_as(What::Own(request.tag), opcode_of(request.kind), 0, request);
     }
 
+    /// Makes a request that ends only if the way to the peer works, for which there is room.
+    pub(super) fn make_probe(&mut self, tag: u64) {
+        let request = self.fence.map_or(no_bytes(tag), |fence| fence.request(tag));
+        self.make(&request);
+    }
+
     /// The same with another opcode, and an immediate.
     #[inline]
     pub(super) fn make_as(&mut self, what: What, opcode: u32, immediate: u32, request: &Request) {
+        self.fill(what, opcode, immediate, request);
+        self.unsignalled += 1;
+        if self.unsignalled == self.signal_every {
+            self.signal();
+        }
+    }
+
+    /// Has a completion tell of all that was made last.
+    #[inline]
+    fn signal(&mut self) {
+        let last = |wrs: &[SendWr], made: usize| wrs.get(made.checked_sub(1)?).map(|wr| wr.opcode);
+        if let Some(fence) = self.fence
+            && last(&self.wrs, self.made) != Some(wr_opcode::RDMA_READ)
+        {
+            self.fill(What::Fence, wr_opcode::RDMA_READ, 0, &fence.request(0));
+        }
+        if let Some(last) = self.made.checked_sub(1).and_then(|last| self.wrs.get_mut(last)) {
+            last.send_flags |= send_flag::SIGNALED;
+        }
+        self.unsignalled = 0;
+    }
+
+    #[inline]
+    fn fill(&mut self, what: What, opcode: u32, immediate: u32, request: &Request) {
         let (Some(wr), Some(sge)) = (self.wrs.get_mut(self.made), self.sges.get_mut(self.made))
         else {
             return;
@@ -196,11 +288,6 @@ impl SendQueue {
         if readable && len <= self.qp.max_inline() {
             wr.send_flags |= send_flag::INLINE;
         }
-        self.unsignalled += 1;
-        if self.unsignalled == self.signal_every {
-            wr.send_flags |= send_flag::SIGNALED;
-            self.unsignalled = 0;
-        }
         self.made += 1;
     }
 
@@ -211,15 +298,18 @@ impl SendQueue {
     /// The memory of the requests stays valid and registered until they have ended, or this is dropped.
     #[inline]
     pub(super) unsafe fn ring(&mut self) -> Result<(), RailError> {
-        let made = std::mem::take(&mut self.made);
-        let Some(last) = self.wrs.get_mut(..made).and_then(<[_]>::last_mut) else { return Ok(()) };
-        last.send_flags |= send_flag::SIGNALED;
-        self.unsignalled = 0;
+        if self.made == 0 {
+            return Ok(());
+        }
+        if self.unsignalled > 0 {
+            self.signal();
+        }
+        let made = std::mem::take(&mut self.made).min(self.wrs.len());
         let (wrs, sges) = (self.wrs.as_mut_ptr(), self.sges.as_mut_ptr());
         for index in 0..made {
             let next =
                 if index + 1 < made { wrs.wrapping_add(index + 1) } else { std::ptr::null_mut() };
-            // SAFETY: `made` is at most the length of both vectors, as was seen above.
+            // SAFETY: `made` is at most the length of both vectors, which are equally long.
             unsafe {
                 let wr = &mut *wrs.add(index);
                 wr.next = next;

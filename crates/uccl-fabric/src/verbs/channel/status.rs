@@ -20,8 +20,10 @@ const LOC_ACCESS_ERR: u32 = 8;
 const LOC_QP_OP_ERR: u32 = 2;
 
 /// Of a completion that is no success.
-pub(super) fn classify(wc: &Wc) -> Failure {
+pub(super) fn classify(wc: &Wc, is_iwarp: bool) -> Failure {
     match wc.status {
+        // What siw says of a request that it was sending when the connection was lost.
+        LOC_QP_OP_ERR if is_iwarp => Failure::Lost,
         status::REM_ACCESS_ERR | status::REM_INV_REQ_ERR => Failure::Request(RequestError::Access),
         status::LOC_PROT_ERR | status::LOC_LEN_ERR | LOC_ACCESS_ERR | LOC_QP_OP_ERR => {
             Failure::Request(RequestError::Local)
@@ -34,10 +36,14 @@ pub(super) fn classify(wc: &Wc) -> Failure {
 }
 
 /// What it means for people, where libibverbs's own words would leave them wondering.
-pub(super) fn hint(wc: &Wc) -> &'static str {
+pub(super) fn hint(wc: &Wc, is_iwarp: bool) -> &'static str {
     match wc.status {
         status::RETRY_EXC_ERR => {
             ": the peer did not answer; its end is gone, a port is down, or packets do not get through"
+        }
+        // It never says which request the peer's device refused.
+        status::WR_FLUSH_ERR if is_iwarp => {
+            ": the peer's end was closed, or its device refused an earlier request"
         }
         status::WR_FLUSH_ERR => ": an earlier request ended the queue pair",
         status::RNR_RETRY_EXC_ERR => ": the peer was not ready",
@@ -77,9 +83,11 @@ mod tests {
                 11 => continue,
                 _ => Failure::Lost,
             };
-            assert_eq!(classify(&wc(status)), expected, "status {status}");
+            assert_eq!(classify(&wc(status), false), expected, "status {status}");
+            let over_iwarp = if status == 2 { Failure::Lost } else { expected };
+            assert_eq!(classify(&wc(status), true), over_iwarp, "status {status}");
         }
-        assert!(matches!(classify(&wc(11)), Failure::Request(RequestError::Failed(_))));
-        assert!(hint(&wc(status::RETRY_EXC_ERR)).contains("did not answer"));
+        assert!(matches!(classify(&wc(11), false), Failure::Request(RequestError::Failed(_))));
+        assert!(hint(&wc(status::RETRY_EXC_ERR), false).contains("did not answer"));
     }
 }

@@ -5,7 +5,10 @@ use std::{
     process::Command,
 };
 
-use super::*;
+use super::{
+    super::cm_abi::{self, cm_event},
+    *,
+};
 
 /// A fact that the header must agree with: an expression of C, and what it is here.
 struct Fact {
@@ -152,11 +155,41 @@ fn constants(facts: &mut Vec<Fact>) {
     });
 }
 
+fn manager_facts() -> Vec<Fact> {
+    let mut facts = Vec::new();
+    layout!(facts, "rdma_event_channel" = cm_abi::EventChannel, whole, { fd });
+    layout!(facts, "rdma_cm_id" = cm_abi::CmId, part, { verbs, channel, context, qp });
+    layout!(facts, "rdma_conn_param" = cm_abi::ConnParam, whole, {
+        private_data, private_data_len, responder_resources, initiator_depth, flow_control,
+        retry_count, rnr_retry_count, srq, qp_num,
+    });
+    layout!(facts, "rdma_cm_event" = cm_abi::CmEvent, part, {
+        id, listen_id, event, status, param = "param.conn",
+    });
+    numbers!(facts, {
+        RDMA_PS_TCP = cm_abi::PS_TCP,
+        RDMA_CM_EVENT_ADDR_RESOLVED = cm_event::ADDR_RESOLVED,
+        RDMA_CM_EVENT_ADDR_ERROR = cm_event::ADDR_ERROR,
+        RDMA_CM_EVENT_ROUTE_RESOLVED = cm_event::ROUTE_RESOLVED,
+        RDMA_CM_EVENT_ROUTE_ERROR = cm_event::ROUTE_ERROR,
+        RDMA_CM_EVENT_CONNECT_REQUEST = cm_event::CONNECT_REQUEST,
+        RDMA_CM_EVENT_CONNECT_ERROR = cm_event::CONNECT_ERROR,
+        RDMA_CM_EVENT_UNREACHABLE = cm_event::UNREACHABLE,
+        RDMA_CM_EVENT_REJECTED = cm_event::REJECTED,
+        RDMA_CM_EVENT_ESTABLISHED = cm_event::ESTABLISHED,
+        RDMA_CM_EVENT_DISCONNECTED = cm_event::DISCONNECTED,
+        RDMA_CM_EVENT_DEVICE_REMOVAL = cm_event::DEVICE_REMOVAL,
+        RDMA_CM_EVENT_ADDR_CHANGE = cm_event::ADDR_CHANGE,
+        RDMA_CM_EVENT_TIMEWAIT_EXIT = cm_event::TIMEWAIT_EXIT,
+    });
+    facts
+}
+
 /// A C program that ends with 0 if all facts hold, and names those that do not.
-fn program(facts: &[Fact]) -> String {
-    let mut text = String::from(
-        "#include <infiniband/verbs.h>\n#include <stddef.h>\n#include <stdio.h>\n\
-         int main(void) {\n  int wrong = 0;\n",
+fn program(header: &str, facts: &[Fact]) -> String {
+    let mut text = format!(
+        "#include <{header}>\n#include <stddef.h>\n#include <stdio.h>\n\
+         int main(void) {{\n  int wrong = 0;\n",
     );
     for Fact { c, here } in facts {
         text += &format!(
@@ -169,22 +202,31 @@ fn program(facts: &[Fact]) -> String {
 
 #[test]
 fn layouts_are_those_of_the_header() {
+    let facts = facts();
+    assert!(facts.len() > 200, "only {} facts", facts.len());
+    compare("infiniband/verbs.h", "libibverbs-dev", &facts);
+}
+
+#[test]
+fn layouts_of_the_connection_manager_are_those_of_the_header() {
+    compare("rdma/rdma_cma.h", "librdmacm-dev", &manager_facts());
+}
+
+fn compare(header: &str, package: &str, facts: &[Fact]) {
     let folder = tempfile::tempdir().expect("a folder");
     let (source, binary) = (folder.path().join("check.c"), folder.path().join("check"));
     let compile = |text: &str| {
         std::fs::write(&source, text).expect("a file");
         Command::new("cc").arg("-o").arg(&binary).arg(&source).output()
     };
-    match compile("#include <infiniband/verbs.h>\nint main(void) { return 0; }\n") {
+    match compile(&format!("#include <{header}>\nint main(void) {{ return 0; }}\n")) {
         Err(_) => return eprintln!("skipped: lacks a C compiler (cc)"),
         Ok(output) if !output.status.success() => {
-            return eprintln!("skipped: lacks infiniband/verbs.h (libibverbs-dev)");
+            return eprintln!("skipped: lacks {header} ({package})");
         }
         Ok(_) => {}
     }
-    let facts = facts();
-    assert!(facts.len() > 200, "only {} facts", facts.len());
-    let output = compile(&program(&facts)).expect("a compiler");
+    let output = compile(&program(header, facts)).expect("a compiler");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let ran = Command::new(&binary).output().expect("the program");
     assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stdout));

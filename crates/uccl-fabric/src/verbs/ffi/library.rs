@@ -19,17 +19,18 @@ pub(crate) const DEFAULT_LIBRARY: &str = "libibverbs.so.1";
 
 macro_rules! entry_points {
     (
+        $library:ident;
         required { $( $name:ident ( $($type:ty),* ) $(-> $back:ty)? = $symbol:literal; )* }
         optional { $( $maybe:ident ( $($maybe_type:ty),* ) $(-> $maybe_back:ty)? = $maybe_symbol:literal; )* }
     ) => {
         /// What was found in the library, which stays loaded.
-        pub(crate) struct Verbs {
+        pub(crate) struct $library {
             $( pub(crate) $name: unsafe extern "C" fn($($type),*) $(-> $back)?, )*
             $( pub(crate) $maybe: Option<unsafe extern "C" fn($($maybe_type),*) $(-> $maybe_back)?>, )*
         }
 
-        impl Verbs {
-            fn find_all(library: &'static Library) -> Result<Self, &'static str> {
+        impl $library {
+            fn find_all(library: &'static ::libloading::Library) -> Result<Self, &'static str> {
                 Ok(Self {
                     // Of a symbol that has several versions this finds the newest, which is the one whose
                     // layouts we know: that of version 1.1 and later.
@@ -44,8 +45,10 @@ macro_rules! entry_points {
         }
     };
 }
+pub(super) use entry_points;
 
 entry_points! {
+    Verbs;
     required {
         get_device_list(*mut c_int) -> *mut *mut Device = "ibv_get_device_list";
         free_device_list(*mut *mut Device) = "ibv_free_device_list";

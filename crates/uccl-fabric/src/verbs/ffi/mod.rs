@@ -1,10 +1,13 @@
-//! libibverbs's interface: layouts, and the functions found in it at run time.
+//! The interfaces of libibverbs and librdmacm: layouts, and the functions found in them at run time.
 
 pub(super) mod abi;
+pub(super) mod cm_abi;
+mod cm_library;
 mod library;
 
 use std::io;
 
+pub(super) use cm_library::Cm;
 pub(super) use library::Verbs;
 
 /// What the last call of this thread failed with; `EIO` where it did not say.

@@ -1,4 +1,4 @@
-//! Which network a provider's source address is on.
+//! Which network one of this machine's addresses is on.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -6,7 +6,7 @@ use if_addrs::IfAddr;
 
 /// The network of one of this host's addresses, as `192.0.2.0/24`; empty for an address that it has not.
 /// Link-local networks are every link's own, so they are no name.
-pub(super) fn network_of(ip: IpAddr) -> String {
+pub(crate) fn network_of(ip: IpAddr) -> String {
     if is_link_local(ip) {
         return String::new();
     }
@@ -16,7 +16,7 @@ pub(super) fn network_of(ip: IpAddr) -> String {
 }
 
 /// Whether an address means something on its own link only.
-pub(super) fn is_link_local(ip: IpAddr) -> bool {
+pub(crate) fn is_link_local(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => ip.is_link_local(),
         IpAddr::V6(ip) => ip.is_unicast_link_local(),
