@@ -21,8 +21,8 @@
 //! - **A peer that goes away** ends the channel: with `tcp` and `verbs` at once, with the others, or when it is merely
 //!   stopped, after [`LibfabricSettings::silence`].
 //! - **`shm`** is taken only where it is asked for by name, and is for trying things out: its peer carries out our
-//!   requests on our memory, dropped channel or not (a drop waits a second for that), and two ends in
-//!   one process do not survive that one is dropped with requests in flight.
+//!   requests on our memory, dropped channel or not (a drop waits a second for that), two ends in one process do
+//!   not survive that one is dropped with requests in flight, and 1.17 crashes over the name of an end that is gone.
 //! - **Caches.** `efa` caches no registrations where it demands `FI_MR_LOCAL`, which it does; `cxi` none without
 //!   `FI_MR_PROV_KEY`, which it is not offered; `verbs` caches them however it is asked, and is refused unless
 //!   `FI_MR_CACHE_MAX_COUNT=0` is set; the others have no cache.
