@@ -312,15 +312,7 @@ impl Channel for ChaosChannel {
     }
 
     fn probe(&mut self, tag: u64) -> Result<(), RailError> {
-        let nothing = Span { addr: 0, len: 0 };
-        let request = Request {
-            kind: OpKind::Write,
-            local: nothing,
-            local_key: 0,
-            remote_addr: 0,
-            remote_key: 0,
-            tag,
-        };
+        let request = Request::of_nothing(tag);
         self.check()?;
         let mut network = self.network.0.lock();
         if let Some(end) = network.ends.get_mut(&self.id) {

@@ -96,6 +96,15 @@ pub struct Request {
     pub tag: u64,
 }
 
+impl Request {
+    /// A write of no bytes, of which no device looks at addresses or keys.
+    #[must_use]
+    pub fn of_nothing(tag: u64) -> Self {
+        let (kind, local) = (OpKind::Write, Span { addr: 0, len: 0 });
+        Self { kind, local, local_key: 0, remote_addr: 0, remote_key: 0, tag }
+    }
+}
+
 /// How a request ended.
 #[derive(Clone, Debug)]
 pub struct Ended {

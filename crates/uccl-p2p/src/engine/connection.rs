@@ -144,8 +144,7 @@ impl Connection {
     pub(crate) fn info(&self) -> ConnInfo {
         let caps = self.lanes[0].caps();
         let rails = self.rails_up().map(|rails| (rails.lane.link(), rails.lane.paths_up()));
-        let streams = self.living().filter(|(lane, _)| self.is_stream(*lane)).count();
-        let (link, lanes) = rails.unwrap_or((caps.link, streams));
+        let (link, lanes) = rails.unwrap_or_else(|| (caps.link, self.streams().count()));
         ConnInfo {
             instance: self.peer.instance,
             addr: self.peer.addr,

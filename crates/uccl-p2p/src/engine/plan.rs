@@ -145,8 +145,7 @@ impl Connection {
             transfer.note_checksum(true);
         }
         let max_pieces = self.most_pieces(work.memory);
-        let streams = self.living().filter(|(lane, _)| self.is_stream(*lane)).count();
-        let stripes = (total / STRIPE).clamp(1, streams.max(1) as u64);
+        let stripes = (total / STRIPE).clamp(1, self.streams().count().max(1) as u64);
         if stripes == 1 && work.local.len() <= max_pieces {
             return self.post_one(transfer, work);
         }
@@ -221,8 +220,7 @@ impl Connection {
         if self.lanes.len() == 1 {
             return 0;
         }
-        let streams = self.living().filter(|(lane, _)| self.is_stream(*lane));
-        streams.min_by_key(|(_, lane)| lane.load()).map_or(0, |(lane, _)| lane)
+        self.streams().min_by_key(|(_, lane)| lane.load()).map_or(0, |(lane, _)| lane)
     }
 }
 

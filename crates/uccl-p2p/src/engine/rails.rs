@@ -121,6 +121,11 @@ impl Connection {
         self.rails.as_ref().is_none_or(|rails| rails.index != index)
     }
 
+    /// The living lanes that are not the rails'.
+    pub(super) fn streams(&self) -> impl Iterator<Item = (usize, &Arc<dyn Lane>)> {
+        self.living().filter(|(index, _)| self.is_stream(*index))
+    }
+
     /// The rails do not reach what an operation is about, or not any more: the other lanes do it.
     pub(super) fn post_elsewhere(self: &Arc<Self>, transfer: &Arc<Transfer>, work: Work) {
         let is_fenced = transfer.body.lock().fence.is_some();

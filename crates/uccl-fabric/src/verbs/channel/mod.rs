@@ -60,22 +60,6 @@ const BATCH: usize = 32;
 /// better off with one doorbell than spread.
 const STICK_BYTES: u64 = 16 << 10;
 
-const NO_COMPLETION: Wc = Wc {
-    wr_id: 0,
-    status: 0,
-    opcode: 0,
-    vendor_err: 0,
-    byte_len: 0,
-    imm_data: 0,
-    qp_num: 0,
-    src_qp: 0,
-    wc_flags: 0,
-    pkey_index: 0,
-    slid: 0,
-    sl: 0,
-    dlid_path_bits: 0,
-};
-
 /// Queue pairs between two ports.
 pub(super) struct VerbsChannel {
     /// Before `cq`: destroyed before it.
@@ -328,7 +312,7 @@ impl VerbsChannel {
 
     /// Takes the completions there are; whether there were any.
     fn reap(&mut self, ended: &mut Vec<Ended>) -> bool {
-        let mut wcs = [NO_COMPLETION; BATCH];
+        let mut wcs = [Wc::default(); BATCH];
         let mut any = false;
         loop {
             let count = match self.cq.poll(&mut wcs) {

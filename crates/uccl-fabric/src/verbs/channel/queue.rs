@@ -152,18 +152,6 @@ const NO_REQUEST: SendWr = SendWr {
     _bind_mw: [0; 6],
 };
 
-/// A write of no bytes: answered by the peer's device, which then looks at neither address nor key.
-fn no_bytes(tag: u64) -> Request {
-    Request {
-        kind: OpKind::Write,
-        local: Span { addr: 0, len: 0 },
-        local_key: 0,
-        remote_addr: 0,
-        remote_key: 0,
-        tag,
-    }
-}
-
 #[inline]
 fn opcode_of(kind: OpKind) -> u32 {
     match kind {
@@ -236,7 +224,7 @@ impl SendQueue {
 
     /// Makes a request that ends only if the way to the peer works, for which there is room.
     pub(super) fn make_probe(&mut self, tag: u64) {
-        let request = self.fence.map_or(no_bytes(tag), |fence| fence.request(tag));
+        let request = self.fence.map_or(Request::of_nothing(tag), |fence| fence.request(tag));
         self.make(&request);
     }
 

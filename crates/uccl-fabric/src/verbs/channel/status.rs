@@ -57,21 +57,7 @@ mod tests {
     use super::*;
 
     fn wc(status: u32) -> Wc {
-        Wc {
-            wr_id: 0,
-            status,
-            opcode: 0,
-            vendor_err: 0,
-            byte_len: 0,
-            imm_data: 0,
-            qp_num: 0,
-            src_qp: 0,
-            wc_flags: 0,
-            pkey_index: 0,
-            slid: 0,
-            sl: 0,
-            dlid_path_bits: 0,
-        }
+        Wc { status, ..Wc::default() }
     }
 
     #[test]

@@ -182,7 +182,7 @@ pub(crate) mod event {
 
 /// `struct ibv_wc`.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Wc {
     pub(crate) wr_id: u64,
     pub(crate) status: c_uint,

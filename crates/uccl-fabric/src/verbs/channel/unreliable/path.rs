@@ -16,7 +16,6 @@ use super::{
     receives::{RECEIVES, Receives},
 };
 use crate::{
-    lane::OpKind,
     mem::Span,
     rma::rail::{RailError, Request},
     verbs::{
@@ -122,7 +121,7 @@ impl UcPath {
     pub(super) fn probe(&mut self, number: u32) {
         if self.queue.has_room() {
             let opcode = wr_opcode::RDMA_WRITE_WITH_IMM;
-            self.queue.make_as(What::Unreliable, opcode, number, &no_bytes());
+            self.queue.make_as(What::Unreliable, opcode, number, &Request::of_nothing(0));
         }
     }
 
@@ -163,7 +162,7 @@ impl UcPath {
             if let Some(ack) = ack {
                 self.ack = ack.encode();
                 let span = Span { addr: self.ack.as_ptr().expose_provenance(), len: ACK_LEN };
-                let send = Request { local: span, local_key: READABLE, ..no_bytes() };
+                let send = Request { local: span, local_key: READABLE, ..Request::of_nothing(0) };
                 self.queue.make_as(What::Unreliable, wr_opcode::SEND, 0, &send);
             }
         }
@@ -187,15 +186,4 @@ impl UcPath {
 fn dead_after(path: &Path) -> Duration {
     let once = Duration::from_nanos(4096 << path.timeout);
     (once * (u32::from(path.retries) + 1) * 2).max(Duration::from_secs(2))
-}
-
-fn no_bytes() -> Request {
-    Request {
-        kind: OpKind::Write,
-        local: Span { addr: 0, len: 0 },
-        local_key: 0,
-        remote_addr: 0,
-        remote_key: 0,
-        tag: 0,
-    }
 }
