@@ -14,6 +14,9 @@ use crate::mem::Span;
 /// Registrations of one kind, while somebody uses them. `T` is a handle, cheap to clone.
 #[derive(Debug)]
 pub struct RegCache<T> {
+    /// Held while one is made or ended, which may take long.
+    turn: Mutex<()>,
+    /// Held for a moment, so that who only looks does not wait for that. After `turn`, where both are.
     by_range: Mutex<ByRange<T>>,
 }
 
@@ -50,7 +53,7 @@ impl<T> Registration<T> {
 
 impl<T> Default for RegCache<T> {
     fn default() -> Self {
-        Self { by_range: Mutex::default() }
+        Self { turn: Mutex::default(), by_range: Mutex::default() }
     }
 }
 
@@ -66,26 +69,40 @@ impl<T: Clone> RegCache<T> {
         span: Span,
         make: impl FnOnce() -> Result<(Span, T), E>,
     ) -> Result<Registration<T>, E> {
-        let mut by_range = self.by_range.lock();
-        if let Some(((addr, len), entry)) = smallest_over(&mut by_range, span) {
-            entry.users += 1;
-            return Ok(Registration { span: Span { addr, len }, value: entry.value.clone() });
+        if let Some(found) = self.share(span) {
+            return Ok(found);
+        }
+        let _turn = self.turn.lock();
+        // Somebody may have made it meanwhile.
+        if let Some(found) = self.share(span) {
+            return Ok(found);
         }
         let (span, value) = make()?;
         let entry = Entry { value: value.clone(), users: 1 };
-        by_range.insert((span.addr, span.len), entry);
+        self.by_range.lock().insert((span.addr, span.len), entry);
         Ok(Registration { span, value })
+    }
+
+    /// Uses one that is there.
+    fn share(&self, span: Span) -> Option<Registration<T>> {
+        let mut by_range = self.by_range.lock();
+        let ((addr, len), entry) = smallest_over(&mut by_range, span)?;
+        entry.users += 1;
+        Some(Registration { span: Span { addr, len }, value: entry.value.clone() })
     }
 
     /// Ends a use. With the last one the registration ends: `unmake` undoes it.
     pub fn release(&self, registration: Registration<T>, unmake: impl FnOnce(&T)) {
         let key = (registration.span.addr, registration.span.len);
-        let mut by_range = self.by_range.lock();
-        let Some(entry) = by_range.get_mut(&key) else { return };
-        entry.users -= 1;
-        if entry.users == 0 {
-            unmake(&registration.value);
-            by_range.remove(&key);
+        let _turn = self.turn.lock();
+        let ended = {
+            let mut by_range = self.by_range.lock();
+            let Some(entry) = by_range.get_mut(&key) else { return };
+            entry.users -= 1;
+            if entry.users == 0 { by_range.remove(&key) } else { None }
+        };
+        if let Some(entry) = ended {
+            unmake(&entry.value);
         }
     }
 
@@ -96,9 +113,11 @@ impl<T: Clone> RegCache<T> {
         smallest_over(&mut by_range, span).map(|(_, entry)| entry.value.clone())
     }
 
-    /// All registrations in use.
+    /// All registrations in use. Waits for one that is being made or ended, so that who is told of changes from
+    /// now on misses none.
     #[must_use]
     pub fn all(&self) -> Vec<T> {
+        let _turn = self.turn.lock();
         self.by_range.lock().values().map(|entry| entry.value.clone()).collect()
     }
 }
@@ -141,6 +160,21 @@ mod tests {
         assert_eq!(value_of(1499, 1), 1);
         assert_eq!(value_of(1499, 2), 2);
         assert_eq!(value_of(999, 2), 3);
+    }
+
+    #[test]
+    fn who_looks_does_not_wait_for_one_that_is_being_made() {
+        let cache = RegCache::<u32>::default();
+        let (there, wanted) = (Span { addr: 4096, len: 8 }, Span { addr: 8192, len: 8 });
+        let _one = acquire(&cache, there, &mut 0);
+        let made = cache.acquire(wanted, || {
+            assert_eq!((cache.over(there), cache.over(wanted)), (Some(1), None));
+            let shared = acquire(&cache, there, &mut 1);
+            assert_eq!(shared.value, 1, "nothing is made for it");
+            Ok::<_, Infallible>((wanted, 2))
+        });
+        assert_eq!(made.map(|made| made.value), Ok(2));
+        assert_eq!(cache.all(), [1, 2]);
     }
 
     #[test]
