@@ -31,6 +31,8 @@ use crate::error::{Error, Result};
 
 /// While callers hold lanes, workers look at them this often, to take over when callers stop.
 const CLAIM_TICK: Duration = Duration::from_micros(500);
+/// The same for lanes over which no peer asks for anything: they wait for nobody but the callers.
+const QUIET_CLAIM_TICK: Duration = Duration::from_millis(2);
 /// While transfers are unfinished, their deadlines are looked at this often.
 const HOUSEKEEPING: Duration = Duration::from_millis(20);
 /// How often a spinning worker looks for other lanes that want it.
@@ -73,6 +75,12 @@ impl Attached {
     /// Whether callers look after it. Asleep they do not see that a lane is to be killed.
     fn left_to_callers(&self) -> bool {
         !self.is_lost() && self.conn.claimed()
+    }
+
+    /// How soon it is looked at again while callers look after it.
+    fn claim_tick(&self) -> Duration {
+        let hears = self.conn.lanes[self.lane].caps().messages;
+        if hears { CLAIM_TICK } else { QUIET_CLAIM_TICK }
     }
 }
 
@@ -386,7 +394,8 @@ impl Worker {
         let mut timeout = None;
         self.hot.retain(|attached| {
             if attached.left_to_callers() {
-                timeout = Some(timeout.unwrap_or(CLAIM_TICK).min(CLAIM_TICK));
+                let tick = attached.claim_tick();
+                timeout = Some(timeout.map_or(tick, |timeout| tick.min(timeout)));
                 return true;
             }
             if arm(shard, attached) {
