@@ -20,7 +20,7 @@ use super::{
 };
 
 /// Both sides must be of one version.
-pub(crate) const VERSION: u32 = 4;
+pub(crate) const VERSION: u32 = 5;
 
 /// No line is longer: 64 bytes an advert, a hundred thousand adverts, and room.
 const MAX_LINE: u64 = 32 << 20;

@@ -3,6 +3,7 @@
 mod auth;
 mod buffer;
 mod control;
+mod flag;
 mod gpu_buffer;
 mod limits;
 mod ordered;

@@ -26,6 +26,21 @@ pub(crate) enum OpKind {
     Send,
     /// Notifications: latency is half of a ping-pong.
     Notif,
+    /// Writes that go back and forth: each side watches its memory for the other's, and latency is half of a
+    /// round. A write's own latency is longer: it ends when its acknowledgement is here.
+    Pingpong,
+}
+
+impl OpKind {
+    /// Whether its latency is half of a round that both sides take part in.
+    pub(crate) fn goes_back_and_forth(self) -> bool {
+        matches!(self, Self::Notif | Self::Pingpong)
+    }
+
+    /// Whether it needs adverts of the other side's memory.
+    pub(crate) fn is_one_sided(self) -> bool {
+        matches!(self, Self::Read | Self::Write | Self::Pingpong)
+    }
 }
 
 /// Who sends.
@@ -154,7 +169,7 @@ display_as_on_the_command_line!(DeviceKind, OpKind, Direction, TransportKind, Me
 ///
 /// Without --listen or --connect, a second process is started on this host. Latency is the time of a
 /// blocking call with nothing else outstanding (of both sides, if --direction is bi); for
-/// notifications, half of a ping-pong. GB/s (1e9 bytes a second, both directions together) is measured
+/// notifications and pingpong, half of a round. GB/s (1e9 bytes a second, both directions together) is measured
 /// with --inflight transfers outstanding and is the median of up to five batches. Each outstanding
 /// transfer has buffers of its own, unless --buffers says otherwise; iovs are never adjacent in memory.
 /// --inflight 1 measures both on the same transfers and one buffer.
@@ -293,6 +308,11 @@ impl BenchArgs {
         if self.stream {
             self.check_stream()?;
         }
+        if self.op.contains(&OpKind::Pingpong) && self.has_gpu_memory() {
+            bail!(
+                "a processor watches the memory of pingpong, which cannot be a GPU's: leave one of them out"
+            );
+        }
         if !self.limits && self.op.contains(&OpKind::Notif) {
             let sizes = SizeRange::flatten(&self.size);
             if let Some(size) = sizes.iter().find(|size| size.0 > MAX_NOTIF) {
@@ -338,6 +358,10 @@ impl BenchArgs {
     /// The other side's device.
     pub(crate) fn peer_device(&self) -> DeviceKind {
         self.peer_device.unwrap_or(self.device)
+    }
+
+    fn has_gpu_memory(&self) -> bool {
+        [self.device, self.peer_device()].contains(&DeviceKind::Gpu)
     }
 
     /// Whether any side's memory is the driver's.
@@ -574,6 +598,8 @@ mod tests {
         let points = args("--stream --device gpu --size 64").points(0);
         assert!(points.len() == 3 && points.iter().all(|point| point.stream));
         assert!(args("--op notif --size 128M").check().is_err());
+        assert!(args("--op pingpong --peer-device gpu").check().is_err());
+        assert!(args("--op pingpong --device pinned").check().is_ok());
         assert!(args("--op write --size 128M").check().is_ok());
         assert!(args("--limits --size 128M").check().is_ok());
     }

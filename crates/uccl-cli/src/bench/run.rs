@@ -102,7 +102,8 @@ impl<'a> Session<'a> {
         let mut prepared = self.prepare(point)?;
         let mut latency = Measured::default();
         let mut rate = Measured::default();
-        let latencies = match self.inflight {
+        let inflight = if point.op == OpKind::Pingpong { 1 } else { self.inflight };
+        let latencies = match inflight {
             // With one outstanding, the rate follows from the same transfers.
             1 if point.op != OpKind::Notif => {
                 let alone = self.phase(&point, 1);
@@ -124,12 +125,13 @@ impl<'a> Session<'a> {
         let path = prepared.path(&self.side)?;
         self.peer.channel.order(&Request::Release)?;
         drop(prepared);
-        let hops = if point.op == OpKind::Notif { 2 } else { 1 };
+        let hops = if point.op.goes_back_and_forth() { 2 } else { 1 };
         Ok(Row {
             gb_per_s: median(&rate.gb_per_s),
             latency_us: latencies.summary(hops),
             count: rate.count + latency.count,
             verified: verified.0,
+            inflight: inflight as u64,
             note: verified
                 .1
                 .or_else(|| point.stream.then(|| "in the order of a stream".to_owned())),
@@ -164,7 +166,7 @@ impl<'a> Session<'a> {
 
     /// A phase of so many outstanding transfers; its count is still to be found.
     fn phase(&self, point: &Point, inflight: usize) -> Phase {
-        let ping_pong = point.op == OpKind::Notif;
+        let ping_pong = point.op.goes_back_and_forth();
         Phase { count: 1, inflight, slots: inflight.min(self.slots), ping_pong, seed: None }
     }
 

@@ -3,6 +3,7 @@
 use std::{
     collections::VecDeque,
     net::{IpAddr, Ipv4Addr, SocketAddr},
+    ops::Range,
     thread,
     time::{Duration, Instant},
 };
@@ -17,6 +18,7 @@ use super::{
     auth::Role,
     buffer::{self, Buffer, Pieces},
     control::{Channel, HangUp, Open, Phase, Point, WireAdvert},
+    flag::Flag,
     ordered::Ordered,
     place::{self, Place},
     plan::{ChecksumMode, Direction, OpKind},
@@ -107,6 +109,16 @@ struct Slot {
     adverts: Vec<Advert>,
 }
 
+impl Slot {
+    /// The last byte of its memory.
+    fn flag(&self) -> Result<Flag<'_>> {
+        let last = self.iovs.last().filter(|iov| iov.len > 0).context("pingpong needs a byte")?;
+        // SAFETY: the byte is in the buffer, which lives as long as this borrow, and pingpong is refused for
+        // memory that a processor cannot read.
+        Ok(unsafe { Flag::at(last.ptr + last.len - 1) })
+    }
+}
+
 impl Slots {
     fn new(side: &Side, point: &Point, role: Role) -> Result<Self> {
         let place = point.places.of(role);
@@ -120,7 +132,7 @@ impl Slots {
             // SAFETY: the buffer lives in the slot beside its region, and is let go of only after the
             // region has been deregistered (see Drop).
             let mr = unsafe { side.endpoint.register(address, len) }?;
-            let iov = |piece: std::ops::Range<usize>| {
+            let iov = |piece: Range<usize>| {
                 let ptr = address + piece.start;
                 Iov { mr, ptr, len: piece.len() }
             };
@@ -208,6 +220,8 @@ pub(crate) struct Prepared {
     /// What the other side's transfers use.
     passive: Option<Slots>,
     payload: Vec<u8>,
+    /// Transfers of earlier phases, the same number on both sides.
+    rounds: u64,
 }
 
 /// Whether a side posts transfers, or has them done to it, or both.
@@ -218,10 +232,11 @@ struct Roles {
 }
 
 impl Roles {
-    fn of(role: Role, direction: Direction) -> Self {
+    fn of(role: Role, point: &Point) -> Self {
+        let both = point.direction == Direction::Bi || point.op == OpKind::Pingpong;
         match role {
-            Role::Lead => Self { active: true, passive: direction == Direction::Bi },
-            Role::Serve => Self { active: direction == Direction::Bi, passive: true },
+            Role::Lead => Self { active: true, passive: both },
+            Role::Serve => Self { active: both, passive: true },
         }
     }
 }
@@ -234,7 +249,7 @@ pub(crate) struct Took {
 
 impl Prepared {
     pub(crate) fn new(side: &Side, point: Point, role: Role) -> Result<Self> {
-        let roles = Roles::of(role, point.direction);
+        let roles = Roles::of(role, &point);
         let memory = |wanted: bool| match wanted && point.op != OpKind::Notif {
             true => Slots::new(side, &point, role).map(Some),
             false => Ok(None),
@@ -243,14 +258,12 @@ impl Prepared {
         if let Some(slots) = active.take() {
             active = Some(slots.in_order(&point, role)?);
         }
+        let passive = memory(roles.passive)?;
+        if let (OpKind::Pingpong, Some(slots)) = (point.op, &passive) {
+            slots.slots.iter().try_for_each(|slot| slot.flag().map(|flag| flag.clear()))?;
+        }
         let payload_len = if point.op == OpKind::Notif { point.size as usize } else { 0 };
-        Ok(Self {
-            point,
-            role,
-            active,
-            passive: memory(roles.passive)?,
-            payload: vec![0; payload_len],
-        })
+        Ok(Self { point, role, active, passive, payload: vec![0; payload_len], rounds: 0 })
     }
 
     pub(crate) fn point(&self) -> &Point {
@@ -259,7 +272,8 @@ impl Prepared {
 
     /// Whether the other side has something to do while this one's transfers run.
     pub(crate) fn needs_both(&self) -> bool {
-        self.point.direction == Direction::Bi || self.is_two_sided()
+        let both = self.point.direction == Direction::Bi || self.point.op == OpKind::Pingpong;
+        both || self.is_two_sided()
     }
 
     fn is_two_sided(&self) -> bool {
@@ -269,7 +283,7 @@ impl Prepared {
     /// What the other side needs for its transfers.
     pub(crate) fn adverts(&self) -> Result<Vec<WireAdvert>> {
         match (&self.passive, self.point.op) {
-            (Some(slots), OpKind::Read | OpKind::Write) => slots.advertise(),
+            (Some(slots), op) if op.is_one_sided() => slots.advertise(),
             _ => Ok(Vec::new()),
         }
     }
@@ -277,7 +291,7 @@ impl Prepared {
     /// What the other side offers for this side's transfers.
     pub(crate) fn meet(&mut self, adverts: Vec<WireAdvert>) -> Result<()> {
         match (&mut self.active, self.point.op) {
-            (Some(slots), OpKind::Read | OpKind::Write) => slots.meet(adverts),
+            (Some(slots), op) if op.is_one_sided() => slots.meet(adverts),
             _ => Ok(()),
         }
     }
@@ -295,7 +309,7 @@ impl Prepared {
     pub(crate) fn fill(&mut self, seed: u64) -> Result<()> {
         let (sources, destinations) = match self.point.op {
             OpKind::Read => (&mut self.passive, &mut self.active),
-            OpKind::Notif | OpKind::Send | OpKind::Write => (&mut self.active, &mut self.passive),
+            _ => (&mut self.active, &mut self.passive),
         };
         sources.iter_mut().try_for_each(|slots| slots.fill(seed))?;
         destinations.iter_mut().try_for_each(Slots::poison)
@@ -305,7 +319,7 @@ impl Prepared {
     pub(crate) fn check(&self, seed: u64) -> Result<Option<String>> {
         let destinations = match self.point.op {
             OpKind::Read => &self.active,
-            OpKind::Notif | OpKind::Send | OpKind::Write => &self.passive,
+            _ => &self.passive,
         };
         destinations.as_ref().map_or(Ok(None), |slots| slots.check(seed))
     }
@@ -315,11 +329,16 @@ impl Prepared {
         if let Some(seed) = phase.seed {
             buffer::fill(&mut self.payload, seed);
         }
+        let first = self.rounds;
+        self.rounds += phase.count;
         let this = &*self;
         let (mut mine, mut theirs) = (channel.watch()?, channel.watch()?);
-        let roles = Roles::of(this.role, this.point.direction);
+        let roles = Roles::of(this.role, &this.point);
         let started = Instant::now();
         let latencies = match (roles.active, roles.passive && this.is_two_sided()) {
+            _ if phase.ping_pong && this.point.op == OpKind::Pingpong => {
+                this.volley(side, first..first + phase.count, &mut mine)?
+            }
             _ if phase.ping_pong => this.ping_pong(side, phase, &mut mine)?,
             (true, false) => this.post_all(side, phase, &mut mine)?,
             (false, true) => {
@@ -345,14 +364,16 @@ impl Prepared {
             }
             OpKind::Read => side.transfers(phase, Op::Read, self.active.as_ref(), watch),
             OpKind::Send => side.transfers(phase, Op::Send, self.active.as_ref(), watch),
-            OpKind::Write => side.transfers(phase, Op::Write, self.active.as_ref(), watch),
+            OpKind::Write | OpKind::Pingpong => {
+                side.transfers(phase, Op::Write, self.active.as_ref(), watch)
+            }
         }
     }
 
     fn serve_all(&self, side: &Side, phase: &Phase, watch: &mut HangUp) -> Result<()> {
         match self.point.op {
             OpKind::Notif => side.notified(phase.count, &self.expected(phase), watch),
-            OpKind::Read | OpKind::Write => Ok(()),
+            OpKind::Read | OpKind::Write | OpKind::Pingpong => Ok(()),
             OpKind::Send => {
                 side.transfers(phase, Op::Recv, self.passive.as_ref(), watch).map(|_| ())
             }
@@ -377,6 +398,30 @@ impl Prepared {
                 }
             };
             side.finish(sent, watch)?;
+        }
+        Ok(latencies)
+    }
+
+    /// Writes back and forth, each side waiting for the other's in its own memory.
+    fn volley(&self, side: &Side, rounds: Range<u64>, watch: &mut HangUp) -> Result<Latencies> {
+        let (Some(mine), Some(theirs)) = (&self.active, &self.passive) else {
+            bail!("a phase was asked for before its memory");
+        };
+        let (mine, theirs) = (&mine.slots[0], &theirs.slots[0]);
+        let (out, back) = (mine.flag()?, theirs.flag()?);
+        let request = side.request(Op::Write, mine);
+        let mut latencies = Latencies::new();
+        for round in rounds {
+            let started = Instant::now();
+            if self.role == Role::Serve {
+                back.await_round(round, side.timeout, watch)?;
+            }
+            out.raise(round);
+            side.endpoint.run(&request, watch)?;
+            if self.role == Role::Lead {
+                back.await_round(round, side.timeout, watch)?;
+                latencies.record(started.elapsed());
+            }
         }
         Ok(latencies)
     }
