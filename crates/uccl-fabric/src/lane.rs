@@ -38,6 +38,8 @@ pub struct Caps {
     pub messages: bool,
     /// Data is covered by a checksum.
     pub checksum: bool,
+    /// Devices move the data, while this machine's processors may do anything else.
+    pub by_device: bool,
     /// Most pieces of one operation.
     pub max_pieces: usize,
     /// The same where our memory is a GPU's: one launch may copy any number.

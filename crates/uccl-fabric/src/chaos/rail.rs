@@ -131,6 +131,7 @@ impl RailNetwork {
             network: String::new(),
             pci: None,
             speed_mbps: None,
+            is_software: true,
         };
         let plug = Arc::new(Mutex::new(Plug { is_in: true, pulled: 0, broken: 0 }));
         let rng = Mutex::new(Rng::with_seed(seed));

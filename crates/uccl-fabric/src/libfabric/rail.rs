@@ -21,6 +21,9 @@ use crate::{
     },
 };
 
+/// In the names of providers that move bytes by themselves, though a NIC may lie behind them.
+const SOFTWARE: [&str; 5] = ["tcp", "sockets", "udp", "net", "shm"];
+
 /// A domain of one of libfabric's providers.
 pub struct LibfabricRail {
     domain: Arc<Domain>,
@@ -74,6 +77,7 @@ fn describe(info: Info<'_>) -> RailInfo {
         network,
         pci: info.pci(),
         speed_mbps: info.speed_mbps(),
+        is_software: info.pci().is_none() || SOFTWARE.iter().any(|name| provider.contains(name)),
     }
 }
 

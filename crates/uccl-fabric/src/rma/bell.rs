@@ -44,18 +44,22 @@ impl Bell {
 
     /// Rings after this time, or earlier if it was to do so anyway.
     pub(super) fn set_within(&mut self, after: Duration) {
-        let at = Instant::now() + after;
-        if self.due.is_none_or(|due| at < due) {
-            self.set(Some(after));
+        let now = Instant::now();
+        if self.due.is_none_or(|due| now + after < due) {
+            self.set(now, Some(after));
         }
     }
 
-    /// Rings after this time, and not at any other.
-    pub(super) fn set(&mut self, after: Option<Duration>) {
-        if after.is_none() && self.due.is_none() {
-            return;
+    /// Rings after this time, and no more for what has come already. An earlier ring that is still to come stays:
+    /// it costs little, and to change it costs each time.
+    pub(super) fn set(&mut self, now: Instant, after: Option<Duration>) {
+        let (wanted, due) = (after.map(|after| now + after), self.due);
+        match (due, wanted) {
+            (None, None) => return,
+            (Some(due), None) if due > now => return,
+            (Some(due), Some(wanted)) if due > now && due <= wanted => return,
+            _ => self.due = wanted,
         }
-        self.due = after.map(|after| Instant::now() + after);
         // Zero would switch it off.
         let after = after.map_or(Duration::ZERO, |after| after.max(Duration::from_nanos(1)));
         let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -86,16 +90,29 @@ mod tests {
     fn it_rings_when_a_time_has_come() {
         let mut bell = Bell::new().expect("a bell");
         assert!(!rings(&bell, 1));
-        bell.set(Some(Duration::ZERO));
+        bell.set(Instant::now(), Some(Duration::ZERO));
         assert!(rings(&bell, 900));
-        bell.set(None);
+        bell.set(Instant::now(), None);
         assert!(!rings(&bell, 1));
-        bell.set(Some(Duration::from_secs(1000)));
+        bell.set(Instant::now(), Some(Duration::from_secs(1000)));
         assert!(!rings(&bell, 1));
         bell.set_within(Duration::from_secs(2000));
         assert!(!rings(&bell, 1));
         bell.set_within(Duration::ZERO);
         assert!(rings(&bell, 900));
+    }
+
+    #[test]
+    fn an_earlier_ring_stays() {
+        let mut bell = Bell::new().expect("a bell");
+        let soon = Duration::from_millis(30);
+        bell.set(Instant::now(), Some(soon));
+        bell.set(Instant::now(), Some(soon * 100));
+        bell.set(Instant::now(), None);
+        assert!(rings(&bell, 900));
+        // It has come: now what is wanted counts.
+        bell.set(Instant::now(), Some(soon * 100));
+        assert!(!rings(&bell, 1));
     }
 
     #[test]

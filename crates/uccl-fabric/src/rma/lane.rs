@@ -307,6 +307,7 @@ impl Lane for RmaLane {
             remote_atomics: false,
             messages: false,
             checksum: false,
+            by_device: self.rails.all().iter().all(|rail| !rail.info().is_software),
             max_pieces: MAX_PIECES,
             max_gpu_pieces: MAX_PIECES,
             max_message: 0,

@@ -58,6 +58,8 @@ pub struct RailInfo {
     pub pci: Option<PciAddress>,
     /// Its speed in Mbit/s, where it is known.
     pub speed_mbps: Option<u64>,
+    /// Whether this machine's processors move its bytes: soft-RoCE, siw, a provider over TCP.
+    pub is_software: bool,
 }
 
 /// Memory that a device can reach, until this is dropped: then neither we nor a peer reach it through the

@@ -136,7 +136,7 @@ impl State {
             }
             wake = [wake, due].into_iter().flatten().min();
         }
-        self.bell.set(wake);
+        self.bell.set(now, wake);
         Some(())
     }
 

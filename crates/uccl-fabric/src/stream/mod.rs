@@ -191,6 +191,7 @@ impl<P: Pipe> Lane for StreamLane<P> {
             delivery_complete: true,
             remote_atomics: false,
             messages: true,
+            by_device: false,
             checksum: self.checksum,
             max_pieces: MAX_DESCS,
             max_gpu_pieces: MAX_DESCS,

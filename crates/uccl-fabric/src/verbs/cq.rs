@@ -70,27 +70,24 @@ impl Cq {
         }
     }
 
-    /// Has the next completion show on [`Self::fd`].
+    /// Has the next completion show on [`Self::fd`], once.
     pub(super) fn request_notify(&self) -> Result<(), RailError> {
         // SAFETY: the queue lives.
         let returned = unsafe { (self.request_notify)(self.raw(), 0) };
         check(returned).map_err(|errno| self.context().error("ibv_req_notify_cq", errno))
     }
 
-    /// Takes what has come on [`Self::fd`], without blocking; whether anything had.
-    pub(super) fn take_events(&self) -> bool {
-        let mut taken = 0;
+    /// Takes the one event that a request for it leads to, if it has come on [`Self::fd`].
+    pub(super) fn take_event(&self) -> bool {
         let (mut cq, mut user) = (ptr::null_mut(), ptr::null_mut());
         let get = self.context().verbs().get_cq_event;
         // SAFETY: the channel lives, both pointers are to live ones, and the descriptor does not block.
-        while unsafe { get(self.events.raw.as_ptr(), &raw mut cq, &raw mut user) } == 0 {
-            taken += 1;
+        let taken = unsafe { get(self.events.raw.as_ptr(), &raw mut cq, &raw mut user) } == 0;
+        if taken {
+            // SAFETY: the queue lives, and is the only one of its channel: the event was its own.
+            unsafe { (self.context().verbs().ack_cq_events)(self.raw(), 1) };
         }
-        if taken > 0 {
-            // SAFETY: the queue lives, and is the only one of its channel: the events were its own.
-            unsafe { (self.context().verbs().ack_cq_events)(self.raw(), taken) };
-        }
-        taken > 0
+        taken
     }
 
     /// What to watch for completions once [`Self::request_notify`] was called.

@@ -156,6 +156,7 @@ impl VerbsRail {
                 .map_or_else(|| port.network(gid), |(_, network)| network.clone()),
             pci: device.pci,
             speed_mbps: port.speed_mbps,
+            is_software: device.is_software,
         };
         let queue_pairs = settings.queue_pairs.unwrap_or(if device.is_software { 1 } else { 4 });
         // iWARP has no unreliable queue pairs.

@@ -19,7 +19,7 @@ use crate::{
 const SLICE: Duration = Duration::from_millis(50);
 /// While it is awake it asks this often.
 const ASK: Duration = Duration::from_millis(10);
-/// With much outstanding, spinning only takes the processor from whoever moves the data.
+/// With much outstanding, spinning only takes the processor from whoever moves the data, unless that is a device.
 const SHORT_SPIN: Duration = Duration::from_micros(5);
 const MUCH: u64 = 128 << 10;
 /// Spinning for longer, a thread lets others have its processor: the peer's may be among them.
@@ -72,7 +72,7 @@ pub(crate) fn wait(
             return Ok(transfer.finished());
         }
         let quiet = now - *quiet_since.get_or_insert(now);
-        let much = conn.living().any(|(_, lane)| lane.load() > MUCH);
+        let much = conn.living().any(|(_, lane)| lane.load() > MUCH && !lane.caps().by_device);
         if quiet >= if much { SHORT_SPIN.min(spin) } else { spin } {
             sleep(conn, transfer, until, now)?;
             quiet_since = None;

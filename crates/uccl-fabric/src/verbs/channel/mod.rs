@@ -486,7 +486,7 @@ impl Channel for VerbsChannel {
     fn arm(&mut self) -> Result<bool, RailError> {
         self.pd.context().take_events();
         self.pd.context().check_gone()?;
-        if self.is_armed && self.cq.take_events() {
+        if self.is_armed && self.cq.take_event() {
             self.is_armed = false;
         }
         if !self.is_armed {
