@@ -23,7 +23,7 @@ class Case:
     memory      "any" (plain, private memory) or "alloc" (memory that both sides map); of GPUs the other side's
                 memory: "gpu" or "pinned", or over TCP "host" for plain memory on both sides
     congestion  for TCP: DEFAULT, or the algorithm that every socket is pinned to
-    unit        "GB/s" (1e9 bytes a second), "us" (microseconds: one write acknowledged, or one send one way) or
+    unit        "GB/s" (1e9 bytes a second), "us" (microseconds: one write acknowledged, or one send or "pingpong" one way) or
                 "ns" (nanoseconds of the caller's time for each iov)
     """
 

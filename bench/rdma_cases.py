@@ -20,7 +20,8 @@ SECOND_RAIL = 1.5
 _ONE_WRITE, _TWO_WRITE = Case(ONE, "write", MIB), Case(TWO, "write", MIB)
 #: The smaller rail's part of what was sent.
 _SHARE = Case(TWO, "share", MIB, unit="share")
-_LATENCY = Case(ONE, "write", 8, unit="us")
+#: Half of a round of writes, both sides watching their memory; and a write until its acknowledgement.
+_LATENCY, _ACKNOWLEDGED = (Case(ONE, op, 8, unit="us") for op in ("pingpong", "write"))
 _LIBFABRIC = Case(LIBFABRIC, "write", MIB)
 
 
@@ -28,7 +29,7 @@ def groups(only: set[str]) -> list[list[Case]]:
     """The cases of a run, those together that one pair of processes measures."""
     kinds = {
         "verbs": [[Case(ONE, op, size)] for op in ("write", "read") for size in (64 * KIB, MIB)],
-        "latency": [[_LATENCY]],
+        "latency": [[_LATENCY], [_ACKNOWLEDGED]],
         # One rail again, so that `--only rails` stands alone.
         "rails": [[_ONE_WRITE], [_TWO_WRITE, _SHARE]],
         "kv": [[_kv(iovs) for iovs in KV_IOVS]],
@@ -45,7 +46,7 @@ def bars(results: Results) -> list[Bar]:
     rc, uc = (((OURS, Case(link, "write", MIB)),) for link in (LOSSY_RC, LOSSY_UC))
     return [
         _beside("verbs", "RC write 1 MiB / ib_write_bw", _ONE_WRITE, PERFTEST, at_least=0.9),
-        _beside("latency", "RC write 8 B / ib_write_lat", _LATENCY, PERFTEST, at_most=1.3),
+        _beside("latency", "RC writes of 8 B back and forth / ib_write_lat", _LATENCY, PERFTEST, at_most=1.3),
         _second_rail(results),
         Bar("kv", "128 iovs of 1179648 B / 1, a byte", many, few, at_least=1.0),
         Bar("loss", "UC / RC, under the same loss", uc, rc, at_least=2.0),
