@@ -97,7 +97,8 @@ impl RmaLane {
         self.up.load(Acquire)
     }
 
-    /// Whether every path has been tried once, or the peer says that it has.
+    /// Whether every path has been tried once, or half a second has passed since the first worked; or the peer says
+    /// so.
     pub fn is_settled(&self) -> bool {
         self.state.lock().settled
     }
@@ -292,6 +293,7 @@ impl RmaLane {
     pub(super) fn path_came_up(&self, state: &mut State, at: usize) {
         if state.paths[at].come_up() {
             state.epoch += 1;
+            state.first_up.get_or_insert_with(Instant::now);
             let ours = self.rails.all().get(state.paths[at].ours);
             tracing::debug!("{} works", ours.map_or("?", |rail| &rail.info().name));
         }

@@ -3,7 +3,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use uccl_wire::{
@@ -21,6 +21,8 @@ use crate::region::Described;
 
 /// Notes that may wait to be taken to the peer. Only a peer that asks without listening has more.
 const MAX_NOTES: usize = 1 << 18;
+/// Once one path works, the others may take so much longer before a connection does without them.
+const LATECOMERS: Duration = Duration::from_millis(500);
 
 /// Regions of ours that the peer has been told the keys of.
 #[derive(Default)]
@@ -254,10 +256,13 @@ impl RmaLane {
         Ok(Grant { addr, len, read: rights.read, write: rights.write, paths })
     }
 
-    /// The connecting end says so when every path has been tried.
+    /// The connecting end says so when every path has been tried, or the others have had their time.
     pub(super) fn settle(&self, state: &mut State) {
-        let all = || state.paths.iter().all(Path::is_settled);
-        if self.role == Role::Connector && state.offered && !state.settled && all() {
+        if state.settled || self.role != Role::Connector || !state.offered {
+            return;
+        }
+        let late = state.first_up.is_some_and(|at| at.elapsed() > LATECOMERS);
+        if late || state.paths.iter().all(Path::is_settled) {
             state.settled = true;
             state.notes.push_back(Note::Settled);
         }

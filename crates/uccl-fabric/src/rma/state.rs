@@ -37,8 +37,10 @@ pub(super) struct State {
     pub(super) notes: VecDeque<Note>,
     /// The peer has told its rails.
     pub(super) offered: bool,
-    /// Every path has been tried, and the peer knows.
+    /// Every path has been tried or has had its time, and the peer knows.
     pub(super) settled: bool,
+    /// When the first path came up.
+    pub(super) first_up: Option<Instant>,
     /// Counts the channels that have come up.
     pub(super) epoch: u64,
     pub(super) flights: Slab<Flight>,
@@ -83,6 +85,7 @@ impl State {
             notes: VecDeque::new(),
             offered: false,
             settled: false,
+            first_up: None,
             epoch: 1,
             flights: Slab::new(),
             outstanding: 0,

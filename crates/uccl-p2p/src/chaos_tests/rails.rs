@@ -136,3 +136,14 @@ fn nothing_is_left_of_rails_that_come_and_go() {
     assert_eq!(sides[0].rails[0].network().count(), before);
     sides.iter_mut().for_each(Side::leave);
 }
+
+#[test]
+fn a_rail_that_does_not_answer_holds_up_nobody() {
+    let silent = RailFaults { delay_polls: u32::MAX, ..RailFaults::default() };
+    let mut sides = join_by_rails(1, &[LaneChaos::default()], &[RailFaults::default(), silent]);
+    let paths = sides[0].connection().rails.as_ref().expect("rails").lane.describe();
+    let why: Vec<_> = paths.into_iter().map(|(_, state)| state.err()).collect();
+    assert_eq!(why, [None, Some("not tried yet".to_owned())]);
+    move_one(&sides, &mut Rng::with_seed(1), Op::Write, 3 << 20).expect("one rail is enough");
+    sides.iter_mut().for_each(Side::leave);
+}

@@ -154,7 +154,7 @@ impl Patience<'_> {
         }
     }
 
-    /// Waits until every rail has been tried. Where nothing else is allowed, one of them must work.
+    /// Waits until every rail has been tried or has had its time. Where nothing else is allowed, one of them must work.
     fn settle(&mut self, conn: &Arc<Connection>) -> Result<()> {
         let Some(rails) = &conn.rails else { return Ok(()) };
         let _claim = conn.claim();
