@@ -1,6 +1,7 @@
 //! The endpoint: what callers hold.
 
 mod address;
+mod at_once;
 mod stream;
 mod transfers;
 mod types;

@@ -12,9 +12,9 @@ use uccl_p2p::Interrupt;
 use super::control::HangUp;
 
 /// Looks between two moments at which others may have the processor.
-const LOOKS_A_YIELD: u32 = 256;
+const LOOKS_A_YIELD: u32 = 4096;
 /// Of these, between two looks at the clock and at the other side.
-const YIELDS_A_CLOCK: u32 = 256;
+const YIELDS_A_CLOCK: u32 = 64;
 
 /// The byte: it holds the number of the last round, in a way that no two rounds after each other share.
 pub(crate) struct Flag<'a> {

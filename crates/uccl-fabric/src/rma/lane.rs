@@ -51,6 +51,7 @@ pub struct RmaLane {
     /// What the state says, for those who only look.
     up: AtomicUsize,
     load: AtomicU64,
+    is_under_way: AtomicBool,
     has_notes: AtomicBool,
     fd: RawFd,
 }
@@ -88,6 +89,7 @@ impl RmaLane {
             turn: Mutex::new(()),
             up: AtomicUsize::new(0),
             load: AtomicU64::new(0),
+            is_under_way: AtomicBool::new(false),
             fd,
         })
     }
@@ -95,6 +97,11 @@ impl RmaLane {
     /// How many paths work.
     pub fn paths_up(&self) -> usize {
         self.up.load(Acquire)
+    }
+
+    /// Whether a device has something of ours: its end shows without a word from the peer.
+    pub fn is_under_way(&self) -> bool {
+        self.is_under_way.load(Relaxed)
     }
 
     /// Whether every path has been tried once, or half a second has passed since the first worked; or the peer says
@@ -177,6 +184,7 @@ impl RmaLane {
     fn publish(&self, state: &State) {
         self.up.store(state.paths.iter().filter(|path| path.is_up()).count(), Release);
         self.load.store(state.outstanding, Relaxed);
+        self.is_under_way.store(state.paths.iter().any(Path::is_busy), Relaxed);
         self.has_notes.store(!state.notes.is_empty(), Release);
     }
 

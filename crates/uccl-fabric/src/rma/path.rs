@@ -215,6 +215,11 @@ impl Path {
         std::mem::take(&mut self.orphans)
     }
 
+    /// Whether the device has something of it.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.posted.is_empty()
+    }
+
     /// Bytes on their way.
     pub(super) fn load(&self) -> u64 {
         self.bytes

@@ -1,29 +1,26 @@
 //! Transfers: checked, begun, looked at, waited for and ended.
 
 use std::{
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 use uccl_device::cuda::Signal;
-use uccl_fabric::{
-    lane::{Lane, OpKind, OpName, Operation, Posted},
-    mem::{RemoteSpan, Span},
-};
+use uccl_fabric::mem::{RemoteSpan, Span};
 use uccl_wire::{advert::Advert, message::MAX_IOVS};
 
 use super::{
-    CudaStream, Endpoint, Interrupt, LOOKS, Op, Outcome, Request, Status, Tried, Uninterrupted,
+    CudaStream, Endpoint, Interrupt, Op, Outcome, Request, Status, Tried, Uninterrupted,
+    at_once::Begun,
 };
 use crate::{
     engine::{
         connection::Connection,
         deadline,
         deferred::{Mark, Start},
-        now::Now,
         plan::Pieces,
-        regions::{Lease, Mr, contains, outside},
+        regions::{Lease, Mr},
         transfer::{After, Fence, Found, Plan, Transfer},
         wait,
     },
@@ -35,8 +32,6 @@ use crate::{
 const MAX_ONE_SIDED_IOVS: usize = 1 << 20;
 /// How long a cancel waits for the peer to confirm that nothing more lands, before it cuts the connection.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(2);
-/// How long a call waits for a GPU's copy before it makes a transfer of it.
-const MOMENT: Duration = Duration::from_millis(1);
 
 impl Endpoint {
     /// Starts a transfer.
@@ -95,129 +90,6 @@ impl Endpoint {
             Status::Failed(e) => Err(e),
             Status::Pending => Err(Error::Closed),
         }
-    }
-
-    /// One piece to be read or written with nothing besides, looked up and checked.
-    fn single(&self, request: &Request<'_>) -> Result<Option<Single>> {
-        let ([iov], [advert], None, None) =
-            (request.iovs, request.adverts, request.notif, request.after)
-        else {
-            return Ok(None);
-        };
-        let kind = match request.op {
-            Op::Read => OpKind::Read,
-            Op::Write => OpKind::Write,
-            Op::Recv | Op::Send => return Ok(None),
-        };
-        let core = self.core();
-        core.usable()?;
-        let conn = core.conn(request.conn)?;
-        let mr = core.mrs.get(iov.mr)?;
-        let local = Span { addr: iov.ptr, len: iov.len };
-        if !contains(mr.span, local) {
-            return Err(outside(0, &mr, local));
-        }
-        let remote = remote_span(&conn, 0, local, advert)?;
-        let (op, timeout) = (request.op, request.timeout);
-        Ok(Some(Single { op, kind, conn, lease: Lease::of(&mr), local, remote, timeout }))
-    }
-
-    /// The way with the least on it: short pieces to or from a process of this host on this thread, and what a
-    /// GPU copies. `None`: it takes the longer way, where the owner also refuses in its own words.
-    fn begin_now(&self, single: &Single) -> Result<Option<Begun>> {
-        if let Some(outcome) = self.copy_short(single) {
-            return Ok(Some(Begun::Done(outcome)));
-        }
-        let Single { conn, lease, local, remote, .. } = single;
-        let memory = lease.mr().kind;
-        match &conn.lanes[..] {
-            [lane] if local.len > 0 && lane.is_copied_by_gpu(memory, remote) => {
-                self.copy_now(single, &**lane)
-            }
-            _ => Ok(None),
-        }
-    }
-
-    /// Copies a short piece to or from a process of this host, on this thread.
-    fn copy_short(&self, single: &Single) -> Option<Outcome> {
-        let Single { kind, conn, lease, local, remote, .. } = single;
-        if !lease.mr().kind.is_host_accessible() {
-            return None;
-        }
-        // SAFETY: inside a region, which the lease keeps registered.
-        let copied = unsafe { conn.lanes[0].try_now(*kind, *local, remote) };
-        matches!(copied, Some(Ok(()))).then(|| self.done_now(single))
-    }
-
-    /// Has a GPU copy one piece, and waits a moment: most such copies end before a transfer could be made.
-    fn copy_now(&self, single: &Single, lane: &dyn Lane) -> Result<Option<Begun>> {
-        let now = Arc::new(Now::default());
-        let op = Operation {
-            kind: single.kind,
-            local: smallvec![single.local],
-            memory: single.lease.mr().kind,
-            remote: smallvec![single.remote],
-            done: Arc::clone(&now) as _,
-        };
-        // SAFETY: inside a region, which a lease keeps registered until the operation has ended: this one, or
-        // that of the transfer that it becomes.
-        let name = match unsafe { lane.post(op) } {
-            Ok(Posted::Pending(name)) => name,
-            Ok(Posted::Done(Ok(()))) => return Ok(Some(Begun::Done(self.done_now(single)))),
-            Ok(Posted::Done(Err(_))) | Err(_) => return Ok(None),
-        };
-        let _claim = single.conn.claim();
-        let begun = Instant::now();
-        while !now.has_ended() && begun.elapsed() < MOMENT {
-            (0..LOOKS).take_while(|_| !now.has_ended()).for_each(|_| lane.progress_copies());
-        }
-        match now.result() {
-            Some(Ok(())) => Ok(Some(Begun::Done(self.done_now(single)))),
-            Some(Err(_)) => Ok(None),
-            None => self.outlast(single, lane, (&now, name)).map(|under| Some(Begun::Under(under))),
-        }
-    }
-
-    /// Makes a transfer of a copy that takes longer.
-    fn outlast(
-        &self,
-        single: &Single,
-        lane: &dyn Lane,
-        (now, name): (&Now, OpName),
-    ) -> Result<Arc<Transfer>> {
-        let admitted = single.conn.admit(Plan {
-            kind: single.op.into(),
-            conn: Arc::clone(&single.conn),
-            bytes: single.local.len as u64,
-            timeout: self.deadline_of(single.timeout),
-            leases: smallvec![single.lease.clone()],
-            after: After::Publish,
-            targets: SmallVec::new(),
-        });
-        if admitted.is_err() {
-            // Its memory is let go only after its end, which comes without anybody's help.
-            while !now.has_ended() {
-                lane.progress_copies();
-            }
-        }
-        let transfer = admitted?;
-        transfer.expect_ops(1);
-        transfer.body.lock().ops.push((0, name));
-        now.become_transfer(&transfer);
-        settle(&transfer, Ok(()))
-    }
-
-    /// Counts a transfer that was made on the spot.
-    fn done_now(&self, single: &Single) -> Outcome {
-        let (counters, bytes) = (&self.core().counters, single.local.len as u64);
-        counters.posted.fetch_add(1, Relaxed);
-        counters.done.fetch_add(1, Relaxed);
-        let moved = match single.kind {
-            OpKind::Read => &counters.bytes_received,
-            OpKind::Write => &counters.bytes_sent,
-        };
-        moved.fetch_add(bytes, Relaxed);
-        Outcome { bytes, checksummed: false }
     }
 
     /// Where a transfer stands. Looking at one that is unfinished moves it along.
@@ -373,24 +245,6 @@ impl Checked {
             self.leases.push(Lease::of(mr));
         }
     }
-}
-
-/// What a call that waits has begun.
-enum Begun {
-    /// It is over already.
-    Done(Outcome),
-    Under(Arc<Transfer>),
-}
-
-/// One piece to be read or written.
-struct Single {
-    op: Op,
-    kind: OpKind,
-    conn: Arc<Connection>,
-    lease: Lease,
-    local: Span,
-    remote: RemoteSpan,
-    timeout: Option<Duration>,
 }
 
 /// The post itself is over; if it failed, so does the transfer, at once.

@@ -8,8 +8,6 @@ use std::sync::{
 use parking_lot::Mutex;
 use uccl_fabric::lane::{Completion, OpResult};
 
-use super::transfer::Transfer;
-
 /// The end of such an operation.
 #[derive(Default)]
 pub(crate) struct Now {
@@ -20,8 +18,8 @@ pub(crate) struct Now {
 #[derive(Default)]
 struct State {
     result: Option<OpResult>,
-    /// What the operation has become.
-    transfer: Option<Arc<Transfer>>,
+    /// What the operation has become a part of.
+    heir: Option<Arc<dyn Completion>>,
 }
 
 impl Now {
@@ -32,18 +30,18 @@ impl Now {
 
     /// How it ended, if it has.
     pub(crate) fn result(&self) -> Option<OpResult> {
-        self.state.lock().result.take()
+        self.state.lock().result.clone()
     }
 
-    /// Makes it an operation of a transfer, which expects it.
-    pub(crate) fn become_transfer(&self, transfer: &Arc<Transfer>) {
+    /// Makes it an operation of a transfer, which expects it: `heir` is told of its end.
+    pub(crate) fn hand_to(&self, heir: Arc<dyn Completion>) {
         let mut state = self.state.lock();
         match state.result.take() {
             Some(result) => {
                 drop(state);
-                Arc::clone(transfer).complete(result);
+                heir.complete(result);
             }
-            None => state.transfer = Some(Arc::clone(transfer)),
+            None => state.heir = Some(heir),
         }
     }
 }
@@ -51,10 +49,10 @@ impl Now {
 impl Completion for Now {
     fn complete(self: Arc<Self>, result: OpResult) {
         let mut state = self.state.lock();
-        match state.transfer.take() {
-            Some(transfer) => {
+        match state.heir.take() {
+            Some(heir) => {
                 drop(state);
-                transfer.complete(result);
+                heir.complete(result);
             }
             None => state.result = Some(result),
         }

@@ -48,11 +48,11 @@ impl Pieces {
 /// What one operation is to do.
 #[derive(Clone)]
 pub(crate) struct Work {
-    pub(super) kind: OpKind,
+    pub(crate) kind: OpKind,
     /// The kind of the local memory, all of it.
-    pub(super) memory: MemoryKind,
-    pub(super) local: Spans,
-    pub(super) remote: RemoteSpans,
+    pub(crate) memory: MemoryKind,
+    pub(crate) local: Spans,
+    pub(crate) remote: RemoteSpans,
 }
 
 impl Work {
@@ -60,7 +60,8 @@ impl Work {
         self.local.iter().map(|span| span.len as u64).sum()
     }
 
-    fn operation(self, done: Arc<dyn Completion>) -> Operation {
+    /// One operation of it.
+    pub(crate) fn operation(self, done: Arc<dyn Completion>) -> Operation {
         let Self { kind, memory, local, remote } = self;
         Operation { kind, local, memory, remote, done }
     }

@@ -100,7 +100,7 @@ impl Connection {
     }
 
     /// The rails, if they carry what is between this memory of ours and the peer's.
-    pub(super) fn rails_for(&self, work: &Work) -> Option<&RailLane> {
+    pub(crate) fn rails_for(&self, work: &Work) -> Option<&RailLane> {
         let rails = self.rails.as_ref()?;
         let lost = self.fates.lost(rails.index);
         (!lost && work.len_bytes() > 0 && rails.lane.reaches(&work.local)).then_some(rails)
@@ -113,7 +113,9 @@ impl Connection {
 
     /// The rails, if something is on its way over them: it is back sooner than a socket can be asked.
     pub(super) fn rails_under_way(&self) -> Option<&RailLane> {
-        self.rails.as_ref().filter(|rails| rails.lane.load() > 0 && !self.fates.lost(rails.index))
+        self.rails
+            .as_ref()
+            .filter(|rails| rails.lane.is_under_way() && !self.fates.lost(rails.index))
     }
 
     /// Whether a lane is not the rails'.

@@ -24,8 +24,11 @@ const SHORT_SPIN: Duration = Duration::from_micros(5);
 const MUCH: u64 = 128 << 10;
 /// Spinning for longer, a thread lets others have its processor: the peer's may be among them.
 pub(crate) const YIELD_AFTER: Duration = Duration::from_micros(20);
-/// How often the clock is read while spinning.
+/// Looks, while spinning, between two at the clock.
 const LOOKS: u32 = 16;
+/// The same while rails are under way, which are looked at without a system call; the other lanes are looked at no
+/// more often than the clock then.
+const LOOKS_AT_RAILS: u32 = 512;
 
 /// Waits until the transfer has ended or `until` has come. `Ok(false)`: it has not ended.
 pub(crate) fn wait(
@@ -39,13 +42,16 @@ pub(crate) fn wait(
     let conn = &transfer.conn;
     let spin = conn.core.config.spin;
     let _claim = conn.claim();
-    let mut looks = 0;
+    let mut looks = 0_u32;
     let mut quiet_since = None;
     let mut asked = None;
     let fence_at = deadline::fence_at(transfer);
     loop {
-        let moved = match conn.rails_under_way() {
-            Some(rails) if looks % LOOKS != 0 => conn.progress_lane(rails.index),
+        looks = looks.wrapping_add(1);
+        let rails = conn.rails_under_way();
+        let is_due = looks.is_multiple_of(if rails.is_some() { LOOKS_AT_RAILS } else { LOOKS });
+        let moved = match rails {
+            Some(rails) if !is_due => conn.progress_lane(rails.index),
             _ => conn.progress(),
         };
         if transfer.finished() {
@@ -54,8 +60,7 @@ pub(crate) fn wait(
         if moved {
             quiet_since = None;
         }
-        looks += 1;
-        if looks % LOOKS != 0 {
+        if !is_due {
             std::hint::spin_loop();
             continue;
         }
