@@ -12,7 +12,7 @@ use uccl_p2p::Interrupt;
 use super::control::HangUp;
 
 /// Looks between two moments at which others may have the processor.
-const LOOKS_A_YIELD: u32 = 4096;
+const LOOKS_A_YIELD: u32 = 2048;
 /// Of these, between two looks at the clock and at the other side.
 const YIELDS_A_CLOCK: u32 = 64;
 

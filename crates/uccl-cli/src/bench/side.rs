@@ -5,10 +5,11 @@ use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
     ops::Range,
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, anyhow, bail};
+use quanta::Instant;
 use uccl_p2p::{
     Checksum, Config, ConnId, Endpoint, Iov, MrId, Op, Request, Status, TransferId,
     wire::advert::Advert,
