@@ -29,6 +29,9 @@ pub(crate) struct GuestArgs {
     /// Links, each with a device at both ends
     #[arg(long, default_value_t = 1)]
     rails: u8,
+    /// The other ends of the links in a network namespace of their own (one guest)
+    #[arg(long)]
+    apart: bool,
     /// Per cent of packets lost, each way
     #[arg(long, default_value_t = 0.0)]
     loss: f64,
@@ -73,6 +76,9 @@ pub(crate) fn run(args: &GuestArgs) -> Result<()> {
     }
     if let Some(scratch) = &args.scratch {
         program = program.args(["--scratch".as_ref(), scratch.as_os_str()]);
+    }
+    if args.apart {
+        program = program.args(["--apart"]);
     }
     if args.verbose {
         program = program.args(["--verbose"]);
