@@ -8,7 +8,7 @@ scratch folder, which is the host's own.
 Engines: "uml", a user-mode kernel (an ordinary process: native code, about one second to boot,
 nothing asked of the machine), built once from Debian's linux-source (some minutes on two cores);
 "kvm" and "tcg", QEMU with Debian's stock kernel on the processor's virtualization or by emulation.
-"auto" is kvm where the processor has virtualization, uml elsewhere. With uml, threads of one
+"auto" is kvm where the processor has virtualization, uml elsewhere and for --apart. With uml, threads of one
 process run one at a time: on the default single CPU a thread that spins until another acts waits
 for the next tick (1 ms); --cpus 2 makes processes that poll faster, and such threads much slower.
 
@@ -111,7 +111,8 @@ def parse() -> argparse.Namespace:
     if options.apart and options.guests == 2:
         p.error("two guests are apart without --apart")
     if options.engine == "auto":
-        options.engine = "kvm" if has_virtualization() else "uml"
+        # In a stock kernel soft-RoCE's sockets may all be in the first network namespace.
+        options.engine = "kvm" if has_virtualization() and not options.apart else "uml"
     options.cpus = options.cpus or (1 if options.engine == "uml" else 2)
     if options.loss:
         options.netem = f"loss {options.loss}% {options.netem}"
