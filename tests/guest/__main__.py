@@ -8,17 +8,19 @@ scratch folder, which is the host's own.
 Engines: "uml", a user-mode kernel (an ordinary process: native code, about one second to boot,
 nothing asked of the machine), built once from Debian's linux-source (some minutes on two cores);
 "kvm" and "tcg", QEMU with Debian's stock kernel on the processor's virtualization or by emulation.
-"auto" is kvm where the processor has virtualization, uml elsewhere. With uml, threads of one
+"auto" is kvm where the processor has virtualization, uml elsewhere and for --apart. With uml, threads of one
 process run one at a time: on the default single CPU a thread that spins until another acts waits
 for the next tick (1 ms); --cpus 2 makes processes that poll faster, and such threads much slower.
 
 One guest has both ends of every rail (a veth pair rail<i>a - rail<i>b with devices rxe<i>a and
-rxe<i>b). Two guests are joined by virtual cables: the first has the a ends, the second the b ends,
+rxe<i>b); with --apart, the b ends are in a network namespace of their own, so that whoever is there
+crosses the cable to get here. Two guests are joined by virtual cables: the first has the a ends, the second the b ends,
 and both run COMMAND. Its environment is the caller's, and
   RDMA_VM_RANK, _GUESTS, _RAILS       this guest's number (0, 1); how many of each
   RDMA_VM_DEVS, RDMA_VM_PEER_DEVS     devices of this and of the other end: rxe0a,rxe1a
   RDMA_VM_ADDRS, RDMA_VM_PEER_ADDRS   their IPv4 addresses: rail i is 10.77.<i>.1 and .2
   RDMA_VM_GID_INDEX                   1, the RoCEv2 GID made of that address
+  RDMA_VM_PEER_NETNS                  with --apart, the file of the other end's network namespace
   RDMA_VM_SCRATCH                     the folder that outlives the guest
 Exit status: COMMAND's (of two guests, the first that is not 0); 77 when this machine lacks what a
 guest needs; 124 when COMMAND ran past --timeout; 125 when the guest failed (its console is shown).
@@ -61,6 +63,11 @@ def parse() -> argparse.Namespace:
         help="links, each with a device at both ends (1)",
     )
     p.add_argument(
+        "--apart",
+        action="store_true",
+        help="the b ends in a network namespace of their own (one guest, --engine uml)",
+    )
+    p.add_argument(
         "--driver",
         choices=("rxe", "siw"),
         default="rxe",
@@ -101,8 +108,11 @@ def parse() -> argparse.Namespace:
     options = p.parse_args()
     if not options.command and not options.prepare:
         p.error("no command")
+    if options.apart and options.guests == 2:
+        p.error("two guests are apart without --apart")
     if options.engine == "auto":
-        options.engine = "kvm" if has_virtualization() else "uml"
+        # In a stock kernel soft-RoCE's sockets may all be in the first network namespace.
+        options.engine = "kvm" if has_virtualization() and not options.apart else "uml"
     options.cpus = options.cpus or (1 if options.engine == "uml" else 2)
     if options.loss:
         options.netem = f"loss {options.loss}% {options.netem}"

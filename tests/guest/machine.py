@@ -16,6 +16,8 @@ from collections.abc import Mapping
 
 BOOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "boot")
 PR_SET_PDEATHSIG = 1
+PEER_NETNS = "peer"
+"""The network namespace of the b ends, where they have their own."""
 
 
 def _assignments(values: Mapping[str, object], prefix: str = "") -> str:
@@ -73,6 +75,7 @@ class Guest:
             "MTU": options.mtu,
             "NETEM": options.netem,
             "HUGEPAGES": options.hugepages,
+            "PEER_NETNS": PEER_NETNS if options.apart else "",
             "SCRATCH": self.scratch,
             "TIMEOUT": options.timeout,
         }
@@ -88,6 +91,8 @@ class Guest:
             "RDMA_VM_GID_INDEX": str(int(options.driver == "rxe")),
             "RDMA_VM_SCRATCH": self.scratch,
         }
+        if options.apart:
+            environment["RDMA_VM_PEER_NETNS"] = f"/run/netns/{PEER_NETNS}"
         self.write("config", _assignments(config))
         command = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(options.command)}\n"
         self.write("command", _assignments(environment, "export ") + command)

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 
 use crate::{
@@ -29,6 +29,9 @@ pub(crate) struct GuestArgs {
     /// Links, each with a device at both ends
     #[arg(long, default_value_t = 1)]
     rails: u8,
+    /// The other ends of the links in a network namespace of their own (one guest)
+    #[arg(long)]
+    apart: bool,
     /// Per cent of packets lost, each way
     #[arg(long, default_value_t = 0.0)]
     loss: f64,
@@ -74,6 +77,9 @@ pub(crate) fn run(args: &GuestArgs) -> Result<()> {
     if let Some(scratch) = &args.scratch {
         program = program.args(["--scratch".as_ref(), scratch.as_os_str()]);
     }
+    if args.apart {
+        program = program.args(["--apart"]);
+    }
     if args.verbose {
         program = program.args(["--verbose"]);
     }
@@ -87,14 +93,69 @@ const BUILD_LIMIT: Duration = Duration::from_secs(20 * 60);
 /// Exit status of a guest that this machine cannot have; see tests/guest/shell.py.
 const LACKING: i32 = 77;
 
-/// What the guests that tests run in are like, and what is left out there: two links, one to use and one to cut; sound
-/// ones, ones that lose packets, and iWARP's, which only the kernel that is built for guests has.
-const GUESTS: [(&str, &[&str]); 3] = [
-    // Tens of thousands of tiny pieces take soft-RoCE long.
-    ("--rails=2", &["--skip=vectors_are_cut"]),
-    // What it refuses it may forget to answer when packets are lost.
-    ("--rails=2 --loss=1", &["--skip=faults::", "--skip=vectors_are_cut"]),
-    ("--rails=2 --driver=siw --engine=uml", &[]),
+/// A test binary, and the guest that it runs in.
+struct Run {
+    package: &'static str,
+    test: &'static str,
+    guest: &'static str,
+    /// What is left out there, as the test binary's arguments.
+    without: &'static [&'static str],
+}
+
+/// Channels, whose two ends are one thread's, in guests with two links (one to use and one to cut): sound ones, ones
+/// that lose packets, and iWARP's. And the engine, with every kind of link, between two network namespaces, because
+/// only so what the connection manager and TCP do crosses the cable; that takes the kernel that is built for guests,
+/// as iWARP does.
+const RUNS: [Run; 7] = [
+    Run { package: "uccl-fabric", test: "verbs", guest: "--rails=2", without: &[] },
+    Run {
+        package: "uccl-fabric",
+        test: "verbs",
+        guest: "--rails=2 --loss=1",
+        // What it refuses it may forget to answer when packets are lost.
+        without: &["--skip=faults::"],
+    },
+    Run {
+        package: "uccl-fabric",
+        test: "verbs",
+        guest: "--rails=2 --driver=siw --engine=uml",
+        without: &[],
+    },
+    Run {
+        package: "uccl-p2p",
+        test: "verbs",
+        guest: "--rails=2 --apart --engine=uml",
+        without: &[TINY_PIECES],
+    },
+    Run {
+        package: "uccl-p2p",
+        test: "verbs",
+        guest: "--rails=2 --apart --engine=uml --loss=1",
+        without: &[TINY_PIECES],
+    },
+    Run {
+        package: "uccl-p2p",
+        test: "verbs",
+        guest: "--rails=2 --apart --engine=uml --driver=siw",
+        without: &[TINY_PIECES],
+    },
+    Run {
+        package: "uccl-p2p",
+        test: "libfabric",
+        guest: "--apart --engine=uml",
+        without: &[TINY_PIECES],
+    },
+];
+
+/// Tens of thousands of them take devices made of software long.
+const TINY_PIECES: &str = "--skip=vectors_are_cut";
+
+/// What libfabric's tests run over in a guest, and what its provider for verbs needs there: soft-RoCE's completion queues
+/// are short, and memory must not stay reachable after it was deregistered.
+const LIBFABRIC: [(&str, &str); 3] = [
+    ("UCCL_TEST_LIBFABRIC", "verbs;ofi_rxm"),
+    ("FI_UNIVERSE_SIZE", "64"),
+    ("FI_MR_CACHE_MAX_COUNT", "0"),
 ];
 
 /// What a guest's kernel is being made by.
@@ -122,7 +183,7 @@ fn prepare() -> Result<Beside> {
     idle.limit(BUILD_LIMIT).beside(log)
 }
 
-/// Runs every crate's tests of the name `verbs` in a guest.
+/// Runs the tests that need RDMA devices, in guests.
 pub(crate) fn tests() -> Result<Done> {
     let begun = PREPARING.lock().unwrap_or_else(PoisonError::into_inner).take();
     let status = begun.map_or_else(prepare, Ok).and_then(Beside::wait)?;
@@ -136,22 +197,13 @@ pub(crate) fn tests() -> Result<Done> {
         let why = why.unwrap_or("what guests need");
         return Ok(Done::skipped(format!("lacks a guest ({}): {why}", log().display())));
     }
-    let crates = crates_with_tests()?;
-    if crates.is_empty() {
-        guest().args(["--", "ibv_devinfo"]).run()?;
-        return Ok(Done::with("no crate has tests of RDMA; a guest has devices"));
-    }
     let (mut done, mut passed) = (Done::default(), 0);
     let mut result = Ok(());
-    let runs = crates.iter().flat_map(|name| GUESTS.map(|guest| (name, guest)));
-    for (name, (options, without)) in runs {
-        let tests = in_guest(options, &["test", "--locked", "--test=verbs", "--package", name]);
-        // One at a time: they share cables, and some are cut.
-        let ended =
-            tests.args(["--", "--show-output", "--test-threads=1"]).args(without).watch(|line| {
-                done.absent.extend(left_out(line));
-                passed += passed_in(line).unwrap_or(0);
-            });
+    for run in &RUNS {
+        let ended = run.program().watch(|line| {
+            done.absent.extend(left_out(line));
+            passed += passed_in(line).unwrap_or(0);
+        });
         result = result.and(ended);
     }
     done.detail = format!("{passed} passed");
@@ -160,23 +212,16 @@ pub(crate) fn tests() -> Result<Done> {
     done.or_failed(result)
 }
 
-/// Cargo, which builds here and runs what it has built in a guest.
-fn in_guest(options: &str, arguments: &[&str]) -> Program {
-    let tool = tree::root().join("tests/guest");
-    let runner = format!("python3 -B {} {options} --timeout=600 --", tool.display());
-    Program::cargo(arguments).env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", runner)
-}
-
-/// The crates that have a test binary of the name `verbs`.
-fn crates_with_tests() -> Result<Vec<String>> {
-    let folder = tree::root().join("crates");
-    let mut names = Vec::new();
-    for entry in fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
-        let tests = entry?.path().join("tests");
-        let has_tests = tests.join("verbs.rs").exists() || tests.join("verbs/main.rs").exists();
-        let name = tests.parent().and_then(|path| path.file_name()).filter(|_| has_tests);
-        names.extend(name.map(|name| name.to_string_lossy().into_owned()));
+impl Run {
+    /// Cargo, which builds here and runs what it has built in a guest.
+    fn program(&self) -> Program {
+        let Self { package, test, guest, without } = self;
+        let tool = tree::root().join("tests/guest");
+        let runner = format!("python3 -B {} {guest} --timeout=600 --", tool.display());
+        let cargo = Program::cargo(&["test", "--locked", "--package", package, "--test", test])
+            .env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", runner);
+        let cargo = LIBFABRIC.iter().fold(cargo, |cargo, (name, value)| cargo.env(name, value));
+        // One at a time: they share cables, and some are cut.
+        cargo.args(["--", "--show-output", "--test-threads=1"]).args(*without)
     }
-    names.sort();
-    Ok(names)
 }

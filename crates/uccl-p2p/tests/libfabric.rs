@@ -1,50 +1,77 @@
 //! The engine over libfabric's providers: what every link must do.
 //!
 //! Runs where the library is; `UCCL_TEST_LIBFABRIC` names other providers than those that need no hardware, with
-//! commas between them.
+//! commas between them. In a guest, those that use RDMA devices get the two ends of its first cable, and need
+//! `FI_UNIVERSE_SIZE=64` for soft-RoCE's queues and `FI_MR_CACHE_MAX_COUNT=0`:
+//! `cargo xtask guest --apart -- env UCCL_TEST_LIBFABRIC='verbs;ofi_rxm' FI_UNIVERSE_SIZE=64 ...`
 
 mod support;
 
-use std::{path::PathBuf, time::Duration};
+use std::{env, fs, path::PathBuf, sync::LazyLock, time::Duration};
 
-use uccl_fabric::libfabric::{LibfabricRail, LibfabricSettings};
+use tempfile::TempDir;
+use uccl_fabric::libfabric::{Devices, LibfabricRail, LibfabricSettings};
 use uccl_p2p::{Config, Transport, Uninterrupted};
 
 use self::support::{Pair, advert, pair_of, register};
 
 /// Providers that need no hardware, and two endpoints over each. Not `shm`, whose two ends are two processes.
 pub(crate) fn pairs() -> Vec<(&'static str, Pair)> {
-    let named = std::env::var("UCCL_TEST_LIBFABRIC").ok();
+    let named = env::var("UCCL_TEST_LIBFABRIC").ok();
     let named = named.as_deref().unwrap_or("tcp,tcp;ofi_rxm").split(',').map(str::to_owned);
     let named = named.map(|name| -> &'static str { Box::leak(name.into_boxed_str()) });
     named.filter_map(|name| Some((name, joined(name)?))).collect()
 }
 
 fn joined(provider: &str) -> Option<Pair> {
-    if let Err(why) = offered(provider) {
+    let [a, b] = [settings(provider, "RDMA_VM_DEVS"), settings(provider, "RDMA_VM_PEER_DEVS")];
+    if let Err(why) = LibfabricRail::open_all(&a) {
         eprintln!("skipped: {why}");
         return None;
     }
-    let end = |config: &mut Config| {
-        config.transport = Transport::Libfabric;
-        config.transfer_timeout = Duration::from_secs(60);
-        config.set("UCCL_LIBFABRIC_PROVIDER", provider).expect("a provider");
-        config.libfabric.library = library();
+    let is_apart = env::var_os("RDMA_VM_PEER_NETNS").is_some();
+    let library = if is_apart { Some(another_copy()) } else { b.library };
+    let b = LibfabricSettings { library, ..b };
+    let end = |settings: LibfabricSettings| {
+        move |config: &mut Config| {
+            config.transport = Transport::Libfabric;
+            config.transfer_timeout = Duration::from_secs(60);
+            config.libfabric = settings.clone();
+        }
     };
-    Some(pair_of([&end, &end]))
+    Some(pair_of([&end(a), &end(b)]))
 }
 
-/// Another library than the system's, if one is named.
-fn library() -> Option<PathBuf> {
-    std::env::var_os("UCCL_LIBFABRIC_SO").map(Into::into)
+/// How an end uses the provider: the library that is named, or the system's, and of RDMA devices the first that the
+/// variable names.
+fn settings(provider: &str, devices: &str) -> LibfabricSettings {
+    let names = env::var(devices).ok().filter(|_| provider.starts_with("verbs"));
+    let first = names.and_then(|names| names.split(',').next().map(str::to_owned));
+    LibfabricSettings {
+        library: env::var_os("UCCL_LIBFABRIC_SO").map(Into::into),
+        provider: Some(provider.to_owned()),
+        devices: first.map_or(Devices::All, |first| Devices::Named(vec![first])),
+        ..LibfabricSettings::default()
+    }
 }
 
-/// Whether the library is there and has the provider; else what is lacking.
-fn offered(provider: &str) -> Result<(), String> {
-    let (library, provider) = (library(), Some(provider.to_owned()));
-    let settings = LibfabricSettings { library, provider, ..LibfabricSettings::default() };
-    LibfabricRail::open_all(&settings).map(drop).map_err(|e| e.to_string())
+/// The library that is loaded, a second time, for an end in another network namespace. It looks for the addresses of
+/// devices once a process, where it is first asked, so one copy knows only one namespace's.
+fn another_copy() -> PathBuf {
+    static FOLDER: LazyLock<TempDir> = LazyLock::new(|| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mapped = fs::read_to_string("/proc/self/maps").expect("a process has mappings");
+        let loaded = mapped.lines().find_map(|line| {
+            let path = &line[line.find('/')?..];
+            path.contains("/libfabric.so").then_some(path)
+        });
+        fs::copy(loaded.expect("it is loaded"), folder.path().join(COPY)).expect("a copy");
+        folder
+    });
+    FOLDER.path().join(COPY)
 }
+
+const COPY: &str = "libfabric.so.1";
 
 #[test]
 fn the_path_is_libfabric() {

@@ -127,6 +127,7 @@ fn sample_iwarp_address() -> IwarpAddress {
         token: [6; TOKEN_LEN],
         fence_addr: 0x7f00_0000_1000,
         fence_key: 0xabcd,
+        knock_port: 40002,
     }
 }
 

@@ -10,7 +10,8 @@
 //! | 24 | 16 B | token that a connection brings along |
 //! | 40 | u64 | address of 8 bytes that may be read |
 //! | 48 | u32 | their key |
-//! | 52 | u32 | 0 |
+//! | 52 | u16 | port of plain TCP at the same IP address that answers as long as the end lives; 0: none |
+//! | 54 | u16 | 0 |
 //!
 //! All numbers are little endian, but for the IP address.
 //!
@@ -48,6 +49,9 @@ pub struct IwarpAddress {
     pub fence_addr: u64,
     /// Their key.
     pub fence_key: u32,
+    /// Where plain TCP answers as long as this end lives, so that whoever connects can first find out whether
+    /// anybody is there; 0: nowhere.
+    pub knock_port: u16,
 }
 
 /// Why bytes are not an iWARP channel's address.
@@ -95,7 +99,8 @@ impl IwarpAddress {
         out.extend_from_slice(&self.token);
         out.extend_from_slice(&self.fence_addr.to_le_bytes());
         out.extend_from_slice(&self.fence_key.to_le_bytes());
-        out.extend_from_slice(&[0; 4]);
+        out.extend_from_slice(&self.knock_port.to_le_bytes());
+        out.extend_from_slice(&[0; 2]);
         out
     }
 
@@ -119,7 +124,8 @@ impl IwarpAddress {
         let token = reader.array()?;
         let fence_addr = reader.u64_le()?;
         let fence_key = reader.u32_le()?;
-        let reserved = reader.u32_le()?;
+        let knock_port = reader.u16_le()?;
+        let reserved = reader.u16_le()?;
         if !(1..=MAX_QUEUE_PAIRS as u8).contains(&queue_pairs) {
             return Err(wrong("the number of queue pairs", queue_pairs.into()));
         }
@@ -127,13 +133,22 @@ impl IwarpAddress {
             return Err(wrong("the number of reads that are answered", 0));
         }
         if reserved != 0 {
-            return Err(wrong("a reserved field", reserved));
+            return Err(wrong("a reserved field", reserved.into()));
         }
         if ip.is_unspecified() || ip.is_multicast() {
             return Err(IwarpAddressError::Ip(ip));
         }
         match reader.remaining() {
-            0 => Ok(Self { queue_pairs, reads_answered, ip, port, token, fence_addr, fence_key }),
+            0 => Ok(Self {
+                queue_pairs,
+                reads_answered,
+                ip,
+                port,
+                token,
+                fence_addr,
+                fence_key,
+                knock_port,
+            }),
             more => Err(IwarpAddressError::TooLong(more)),
         }
     }
@@ -186,6 +201,7 @@ mod tests {
             token: [7; TOKEN_LEN],
             fence_addr: 0x7f00_0000_1000,
             fence_key: 0xabcd,
+            knock_port: 40002,
         }
     }
 
@@ -200,10 +216,10 @@ mod tests {
         #[test]
         fn addresses_survive_the_wire(
             queue_pairs in 1u8..=16, reads_answered in 1u8.., ip in ips(), port: u16,
-            token: [u8; TOKEN_LEN], fence_addr: u64, fence_key: u32,
+            token: [u8; TOKEN_LEN], fence_addr: u64, fence_key: u32, knock_port: u16,
         ) {
             let address = IwarpAddress {
-                queue_pairs, reads_answered, ip, port, token, fence_addr, fence_key,
+                queue_pairs, reads_answered, ip, port, token, fence_addr, fence_key, knock_port,
             };
             prop_assert_eq!(IwarpAddress::decode(&address.encode()), Ok(address));
         }
@@ -242,7 +258,7 @@ mod tests {
         let mut long = bytes.clone();
         long.push(0);
         assert_eq!(IwarpAddress::decode(&long), Err(IwarpAddressError::TooLong(1)));
-        for (at, value) in [(0, 2), (1, 1), (4, 0), (4, 17), (5, 0), (52, 1), (20, 224)] {
+        for (at, value) in [(0, 2), (1, 1), (4, 0), (4, 17), (5, 0), (54, 1), (20, 224)] {
             let mut bytes = bytes.clone();
             bytes[at] = value;
             assert!(IwarpAddress::decode(&bytes).is_err(), "byte {at} is {value}");

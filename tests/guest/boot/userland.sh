@@ -2,7 +2,7 @@
 # control folder: config, command and go come from there; ready, out, err, dmesg and status go there.
 ctl=/run/rdma-vm
 . $ctl/config
-PATH=/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
+export PATH=/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
 
 finish() {
   dmesg >$ctl/dmesg
@@ -40,14 +40,23 @@ sysctl -qw net.ipv4.conf.{all,default}.{rp_filter=0,accept_local=1,arp_ignore=1}
 
 # rail, end, number of the end: addresses the interface, makes its peer known and the way there lossy
 end() {
-  local dev=rail$1$2 mac=02:77:00:00:$(printf %02x $1) other=$((3 - $3))
-  ip link set $dev address $mac:0$3 mtu $MTU
-  ip link set $dev up
-  ip addr add 10.77.$1.$3/24 dev $dev
-  ip neigh replace 10.77.$1.$other lladdr $mac:0$other dev $dev nud permanent
-  [ -z "$NETEM" ] || tc qdisc replace dev $dev root netem limit 100000 $NETEM
-  rdma link add $DRIVER$1$2 type $DRIVER netdev $dev
+  local dev=rail$1$2 mac=02:77:00:00:$(printf %02x $1) other=$((3 - $3)) at=
+  if [ -n "$PEER_NETNS" ] && [ $2 = b ]; then
+    ip link set $dev netns $PEER_NETNS
+    at="ip netns exec $PEER_NETNS"
+  fi
+  $at ip link set $dev address $mac:0$3 mtu $MTU
+  $at ip link set $dev up
+  $at ip addr add 10.77.$1.$3/24 dev $dev
+  $at ip neigh replace 10.77.$1.$other lladdr $mac:0$other dev $dev nud permanent
+  [ -z "$NETEM" ] || $at tc qdisc replace dev $dev root netem limit 100000 $NETEM
+  $at rdma link add $DRIVER$1$2 type $DRIVER netdev $dev
 }
+if [ -n "$PEER_NETNS" ]; then
+  ip netns add $PEER_NETNS
+  ip netns exec $PEER_NETNS sysctl -qw net.ipv6.conf.{all,default}.accept_dad=0
+  ip -n $PEER_NETNS link set lo up
+fi
 for ((i = 0; i < RAILS; i++)); do
   if [ $GUESTS = 1 ]; then
     ip link add rail${i}a type veth peer name rail${i}b

@@ -212,7 +212,8 @@ impl Id {
     }
 
     /// Asks the peer for a connection, with these bytes. NICs return at once; siw when TCP has connected, or has
-    /// been refused, or after the kernel's patience (net.ipv4.tcp_syn_retries) where nobody answers.
+    /// been refused, or after the kernel's patience (net.ipv4.tcp_syn_retries) where nobody answers: therefore it is
+    /// called only when somebody did.
     pub(super) fn connect(&self, terms: &Terms, private: &[u8]) -> Result<(), RailError> {
         let param = param(terms, private);
         // SAFETY: the identifier lives, and so do the struct and the bytes during the call.

@@ -147,7 +147,7 @@ impl VerbsRail {
             timeout: settings.timeout,
             retries: settings.retries,
         };
-        let iwarp = if device.is_iwarp { Some(place(gid)?) } else { None };
+        let iwarp = if device.is_iwarp { Some(place(gid, device)?) } else { None };
         let info = RailInfo {
             name: format!("{}:{}", device.name, port.number),
             link: if device.is_iwarp { "verbs:iwarp" } else { "verbs" }.to_owned(),
@@ -192,13 +192,13 @@ fn at_most(wanted: u8, device: i32) -> u8 {
 }
 
 /// Where an iWARP port is, and its network.
-fn place(gid: &Gid) -> Result<(Place, String), String> {
+fn place(gid: &Gid, device: &Device) -> Result<(Place, String), String> {
     let cm = Cm::load().map_err(|error| error.to_string())?;
     let interface =
         gid.interface.as_deref().ok_or("the kernel does not say which interface it is")?;
     let (ip, network) = iwarp_address(interface)
         .ok_or_else(|| format!("its interface {interface} has no address to be found at"))?;
-    Ok((Place { cm, ip }, network))
+    Ok((Place { cm, ip, is_software: device.is_software }, network))
 }
 
 /// What a channel's queue pairs need of their device.

@@ -1,7 +1,11 @@
 //! What is iWARP's own: connections made by the connection manager, and writes that need proof.
 
-use std::time::{Duration, Instant};
+use std::{
+    net::{IpAddr, SocketAddr, TcpStream},
+    time::{Duration, Instant},
+};
 
+use socket2::{Domain, Socket, Type};
 use uccl_fabric::{
     lane::OpKind::Write,
     rma::rail::{Channel, Rail, RailError},
@@ -109,6 +113,33 @@ fn nobody_at_the_address_is_a_loss() {
     let mut idle = rails.b.open().expect("a channel");
     let error = until_lost(a.as_mut(), idle.as_mut());
     assert!(matches!(error, RailError::Lost(_)), "{error}");
+}
+
+/// Nobody waits for who is silent, as a host is that is gone: siw itself would wait until TCP gives up.
+#[test]
+fn silence_at_the_address_holds_nobody_up() {
+    let Some(rails) = usual() else { return };
+    let (mut a, mut b) = (rails.a.open().expect("a channel"), rails.b.open().expect("a channel"));
+    b.connect(a.address()).expect("it listens");
+    let (_busy, port) = busy(address(b.as_ref()).ip);
+    let silent = IwarpAddress { port, knock_port: port, ..address(b.as_ref()) };
+    a.connect(&silent.encode()).expect("it begins");
+    for _ in 0..1000 {
+        a.poll(&mut Vec::new()).expect("it may still answer");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A port where one connection was taken, and no other is answered.
+fn busy(ip: IpAddr) -> ((Socket, TcpStream), u16) {
+    let socket = Socket::new(Domain::for_address((ip, 0).into()), Type::STREAM, None);
+    let socket = socket.expect("a socket");
+    socket.bind(&SocketAddr::new(ip, 0).into()).expect("bound");
+    socket.listen(0).expect("it listens");
+    let address = socket.local_addr().ok().and_then(|address| address.as_socket());
+    let address = address.expect("an address");
+    let first = TcpStream::connect(address).expect("the first is taken");
+    ((socket, first), address.port())
 }
 
 /// What is posted before the connection is there goes when it is.

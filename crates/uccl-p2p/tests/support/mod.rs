@@ -1,5 +1,6 @@
 //! Two endpoints in one process, and what tests do with them.
 
+mod place;
 pub(crate) mod suite;
 
 use std::time::Duration;
@@ -8,6 +9,8 @@ use uccl_p2p::{
     Config, ConnId, Endpoint, Error, Iov, MrId, Op, Request, Status, TransferId, Transport,
     Uninterrupted, wire::advert::Advert,
 };
+
+use self::place::Place;
 
 pub(crate) struct Pair {
     pub(crate) a: Endpoint,
@@ -28,15 +31,19 @@ pub(crate) fn config(transport: Transport) -> Config {
     }
 }
 
-/// Two endpoints, each with settings of its own.
+/// Two endpoints, each with settings of its own. The second may be in another network namespace: it is made and
+/// connected there, and so are its workers.
 pub(crate) fn pair_of(change: [&dyn Fn(&mut Config); 2]) -> Pair {
-    let [a, b] = change.map(|change| {
-        let mut config = config(Transport::Auto);
-        change(&mut config);
-        Endpoint::new(config).expect("an endpoint")
-    });
-    let to_b = a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");
-    let to_a = b.accept(None, &mut Uninterrupted).expect("accepted").conn;
+    let places = Place::both();
+    let end = |at: usize| {
+        let mut config = Config { bind: Some(places[at].ip), ..config(Transport::Auto) };
+        change[at](&mut config);
+        places[at].run(|| Endpoint::new(config).expect("an endpoint"))
+    };
+    let (a, b) = (end(0), end(1));
+    let connect = || a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");
+    let accept = || b.accept(None, &mut Uninterrupted).expect("accepted").conn;
+    let (to_b, to_a) = (places[0].run(connect), places[1].run(accept));
     Pair { a, b, to_b, to_a }
 }
 

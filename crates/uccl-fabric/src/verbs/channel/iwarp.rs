@@ -2,10 +2,12 @@
 //!
 //! The end whose address is asked for first makes the connections, and says port 0. The other reads that, listens on
 //! a port of its own from then on, and its address tells where. So whoever connects is also who sends first,
-//! as MPA (RFC 5044) demands: a probe. A random token proves that a connection comes from who was told the address.
+//! as MPA (RFC 5044) demands: a probe. siw makes a connection while its caller waits, so over siw whoever connects
+//! first finds out, by plain TCP, whether anybody is there. A random token proves that a connection comes from who was told the address.
 
 use std::{
-    net::{IpAddr, SocketAddr},
+    fmt,
+    net::{IpAddr, SocketAddr, TcpListener},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::Arc,
 };
@@ -14,7 +16,10 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use uccl_device::MemoryKind;
 use uccl_wire::iwarp::{IwarpAddress, Request, TOKEN_LEN};
 
-use super::queue::{Fence, SendQueue};
+use super::{
+    knock::Knock,
+    queue::{Fence, SendQueue},
+};
 use crate::{
     mem::Span,
     rma::rail::{RailError, Registration as _},
@@ -33,6 +38,9 @@ use crate::{
 pub(in crate::verbs) struct Place {
     pub(in crate::verbs) cm: &'static Cm,
     pub(in crate::verbs) ip: IpAddr,
+    /// Whether it is siw, which connects over this host's TCP, and has its callers wait meanwhile: for minutes, where
+    /// nobody answers.
+    pub(in crate::verbs) is_software: bool,
 }
 
 /// A port that the kernel picked may be in use by TCP: so often another is tried.
@@ -46,14 +54,16 @@ pub(super) struct Connections {
     /// Of each queue pair, in order.
     of: Vec<Connection>,
     listener: Option<Id>,
+    /// Where the peer finds out whether we are there, and its port. siw's own does not stand being tried.
+    door: Option<(TcpListener, u16)>,
     events: Arc<Events>,
     /// Of `events` and of the completion queue.
     both: OwnedFd,
     place: Place,
     device: String,
     token: [u8; TOKEN_LEN],
-    /// What the peer's end listens with.
-    peer_token: [u8; TOKEN_LEN],
+    /// The peer's end, once it is known.
+    peer: Option<IwarpAddress>,
     reads: (u8, u8),
     words: Words,
 }
@@ -61,6 +71,8 @@ pub(super) struct Connections {
 #[derive(Default)]
 struct Connection {
     id: Option<Id>,
+    /// Whether the peer can be asked without waiting for it.
+    knock: Option<Knock>,
     is_up: bool,
 }
 
@@ -75,12 +87,13 @@ impl Connections {
         Ok(Self {
             of: Vec::new(),
             listener: None,
+            door: None,
             events,
             both,
             place,
             device: pd.context().name().to_owned(),
             token,
-            peer_token: [0; TOKEN_LEN],
+            peer: None,
             reads: (path.reads_asked, path.reads_answered),
             words: Words::new(pd)?,
         })
@@ -97,6 +110,7 @@ impl Connections {
             token: self.token,
             fence_addr,
             fence_key,
+            knock_port: self.door.as_ref().map_or(0, |(_, port)| *port),
         }
         .encode()
     }
@@ -120,7 +134,7 @@ impl Connections {
             return Err(RailError::Peer(why));
         }
         self.reads.0 = self.reads.0.min(peer.reads_answered);
-        self.peer_token = peer.token;
+        self.peer = Some(peer.clone());
         let mut of = Vec::new();
         of.resize_with(queue_pairs, Connection::default);
         if peer.port == 0 {
@@ -146,12 +160,25 @@ impl Connections {
                 Ok(port) => {
                     self.check_device(&id)?;
                     self.listener = Some(id);
+                    self.door = Some(self.open_door()?);
                     return Ok(port);
                 }
                 Err(RailError::Os { errno: libc::EADDRINUSE, .. }) if tried < MOST_PORTS => {}
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    fn open_door(&self) -> Result<(TcpListener, u16), RailError> {
+        let listener = TcpListener::bind((self.place.ip, 0));
+        let with_port = listener.and_then(|listener| {
+            let port = listener.local_addr()?.port();
+            Ok((listener, port))
+        });
+        with_port.map_err(|error| {
+            let what = format!("listening on {}", self.place.ip);
+            RailError::os(what, error.raw_os_error().unwrap_or(libc::EIO))
+        })
     }
 
     /// The kernel finds the device by its address; it must be the one that our queue pairs are on.
@@ -185,6 +212,11 @@ impl Connections {
         while let Some(event) = self.events.next()? {
             self.take(event, queues)?;
         }
+        if !self.are_up() {
+            for (index, queue) in queues.iter().enumerate() {
+                self.ask_if_answered(index, queue)?;
+            }
+        }
         Ok(())
     }
 
@@ -203,17 +235,16 @@ impl Connections {
             return Ok(());
         };
         let Some(id) = &connection.id else { return Ok(()) };
-        let lost = |why: String| RailError::Lost(format!("{}: {why}", self.device));
+        let lost = |why: String| self.lost(why);
         match event.what {
             What::AddressResolved => {
                 self.check_device(id)?;
                 id.resolve_route().map_err(|error| lost(error.to_string()))?;
             }
-            What::RouteResolved => {
-                let request = Request { token: self.peer_token, queue_pair: index as u8 };
-                let asked = id.connect(&self.terms(queue), &request.encode());
-                asked.map_err(|error| lost(error.to_string()))?;
-            }
+            What::RouteResolved => match self.peer.as_ref().and_then(door_of) {
+                Some(door) if self.place.is_software => self.knock(index, door)?,
+                _ => self.ask(index, queue)?,
+            },
             What::Established => self.of[index].is_up = true,
             What::Lost(why) => return Err(lost(why)),
             What::Removed => {
@@ -222,6 +253,40 @@ impl Connections {
             What::Request(..) | What::Other => {}
         }
         Ok(())
+    }
+
+    fn lost(&self, why: impl fmt::Display) -> RailError {
+        RailError::Lost(format!("{}: {why}", self.device))
+    }
+
+    /// Finds out whether anybody is there to be asked.
+    fn knock(&mut self, index: usize, door: SocketAddr) -> Result<(), RailError> {
+        let Some(connection) = self.of.get_mut(index) else { return Ok(()) };
+        let begun = Knock::begin(self.place.ip, door);
+        let watched = begun.and_then(|knock| {
+            epoll::add(&self.both, &knock, EventData::new_u64(0), EventFlags::OUT)?;
+            Ok(connection.knock.insert(knock))
+        });
+        watched.map(drop).map_err(|error| self.lost(error))
+    }
+
+    fn ask_if_answered(&mut self, index: usize, queue: &SendQueue) -> Result<(), RailError> {
+        let Some(connection) = self.of.get_mut(index) else { return Ok(()) };
+        let Some(knock) = &connection.knock else { return Ok(()) };
+        if knock.is_answered().map_err(|error| self.lost(error))? {
+            self.of[index].knock = None;
+            self.ask(index, queue)?;
+        }
+        Ok(())
+    }
+
+    /// Asks the peer for the connection of this queue pair.
+    fn ask(&self, index: usize, queue: &SendQueue) -> Result<(), RailError> {
+        let id = self.of.get(index).and_then(|connection| connection.id.as_ref());
+        let (Some(id), Some(peer)) = (id, &self.peer) else { return Ok(()) };
+        let request = Request { token: peer.token, queue_pair: index as u8 };
+        let asked = id.connect(&self.terms(queue), &request.encode());
+        asked.map_err(|error| self.lost(error))
     }
 
     /// Grants a request if it is one of those expected: anybody may send one.
@@ -244,6 +309,11 @@ impl Connections {
         let (reads_asked, reads_answered) = self.reads;
         Terms { qp_num: queue.qp().name().number, reads_asked, reads_answered }
     }
+}
+
+/// Where it can be found out whether this peer is there.
+fn door_of(peer: &IwarpAddress) -> Option<SocketAddr> {
+    (peer.knock_port != 0).then(|| SocketAddr::new(peer.ip, peer.knock_port))
 }
 
 fn watch(fds: &[BorrowedFd<'_>]) -> Result<OwnedFd, rustix::io::Errno> {

@@ -1,6 +1,7 @@
 //! A channel: queue pairs that share a completion queue.
 
 mod iwarp;
+mod knock;
 mod queue;
 mod status;
 mod unreliable;

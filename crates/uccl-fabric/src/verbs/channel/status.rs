@@ -24,7 +24,9 @@ pub(super) fn classify(wc: &Wc, is_iwarp: bool) -> Failure {
     match wc.status {
         // What siw says of a request that it was sending when the connection was lost.
         LOC_QP_OP_ERR if is_iwarp => Failure::Lost,
-        status::REM_ACCESS_ERR | status::REM_INV_REQ_ERR => Failure::Request(RequestError::Access),
+        status::REM_ACCESS_ERR => Failure::Request(RequestError::Access),
+        // Ours are valid: the two ends disagree on where they are, as soft-RoCE's do when packets overtake each other.
+        status::REM_INV_REQ_ERR => Failure::Lost,
         status::LOC_PROT_ERR | status::LOC_LEN_ERR | LOC_ACCESS_ERR | LOC_QP_OP_ERR => {
             Failure::Request(RequestError::Local)
         }
@@ -64,7 +66,7 @@ mod tests {
     fn each_status_has_a_meaning() {
         for status in 1..=24 {
             let expected = match status {
-                9 | 10 => Failure::Request(RequestError::Access),
+                10 => Failure::Request(RequestError::Access),
                 1 | 2 | 4 | 8 => Failure::Request(RequestError::Local),
                 11 => continue,
                 _ => Failure::Lost,
