@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import faulthandler
+import functools
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any, Callable
@@ -17,7 +19,11 @@ sys.path.insert(0, os.path.dirname(__file__))
 from peer import Peer
 
 DEFAULT_SECONDS = 60
-TRANSPORTS = ["local", "tcp"]
+TRANSPORTS = os.environ.get(
+    "UCCL_TEST_TRANSPORTS", "local,tcp,libfabric:tcp;ofi_rxm,libfabric:shm"
+).split(",")
+"""What joins two processes: a transport, and for libfabric the provider after a colon."""
+
 STDERR = pytest.StashKey[int]()
 
 
@@ -50,11 +56,31 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items[:] = filter(wanted, items)
     if os.environ.get("UCCL_TEST_SLOW") == "1":
         return
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.skip(reason="lacks UCCL_TEST_SLOW=1"))
+
+
+def wanted(item: pytest.Item) -> bool:
+    """Whether a test is worth its time over the transport that it is to run over."""
+    parameters = getattr(item, "callspec", None)
+    transport = parameters.params.get("transport") if parameters else None
+    over_rails = transport not in (None, "local", "tcp")
+    return not over_rails or item.get_closest_marker("rails") is not None
+
+
+@functools.cache
+def lacking(transport: str) -> str | None:
+    """What this machine lacks for a transport. Elsewhere, because libraries may take a process's signals."""
+    if not transport.startswith("libfabric"):
+        return None
+    name = os.environ.get("UCCL_LIBFABRIC_SO", "libfabric.so.1")
+    command = [sys.executable, "-c", "import ctypes, sys; ctypes.CDLL(sys.argv[1])", name]
+    loads = subprocess.run(command, check=False, capture_output=True).returncode == 0
+    return None if loads else f"{name} (Debian: libfabric1)"
 
 
 @pytest.fixture(scope="session")
@@ -101,6 +127,8 @@ def base_port() -> int:
 
 @pytest.fixture(params=TRANSPORTS)
 def transport(request: pytest.FixtureRequest) -> str:
+    if lack := lacking(request.param):
+        pytest.skip(f"lacks {lack}")
     return request.param
 
 

@@ -137,10 +137,14 @@ class Side:
 
     # The endpoint and its connections.
 
-    def open(self, **kwargs: Any) -> bytes:
-        """Makes the endpoint; returns its metadata."""
+    def open(self, transport: str | None = None, **kwargs: Any) -> bytes:
+        """Makes the endpoint; returns its metadata. A transport may name libfabric's provider after a colon."""
         from uccl import p2p
 
+        if transport is not None:
+            kwargs["transport"], _, provider = transport.partition(":")
+            if provider:
+                os.environ["UCCL_LIBFABRIC_PROVIDER"] = provider
         self.ep = p2p.Endpoint(**kwargs)
         return self.ep.get_metadata()
 

@@ -125,6 +125,7 @@ class TestRanges:
         assert refused(made.a.call("op", "recv", made.conn_a, "m", start, 8))
         untouched(made)
 
+    @pytest.mark.rails
     @pytest.mark.parametrize("kind", ONE_SIDED)
     def test_longer_than_the_advert(self, made: Pair, kind: str) -> None:
         advert = made.b.call("advert", "m", 100, 50)
@@ -152,6 +153,7 @@ class TestRanges:
         assert refused(made.a.call("method", "regv", [data, U64], [8, 8]))
         assert made.a.call("method", "stats")[0]["regions"] == before
 
+    @pytest.mark.rails
     def test_one_bad_piece_spoils_the_vector(self, made: Pair) -> None:
         """A refusal comes before a byte moves."""
         for bad in ("mr", "range", "advert", "long"):
@@ -164,6 +166,7 @@ class TestRanges:
         untouched(made)
 
 
+@pytest.mark.rails
 class TestAdverts:
     @pytest.mark.parametrize("kind", ONE_SIDED)
     def test_forged(self, made: Pair, kind: str) -> None:

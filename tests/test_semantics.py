@@ -11,8 +11,9 @@ from peer import pattern_crc
 KIB = 1 << 10
 MIB = 1 << 20
 
-# Around every limit that an implementation could have: packets, pages, frames, chunks.
-SIZES = [1, 7, 64, 4095, 4096, 4097, 65_536, 65_537, MIB - 1, MIB + 1, 8 * MIB + 3]
+# Around every limit that an implementation could have: packets, pages, frames, chunks. Over rails a few will do.
+SIZES = [1, 64, 4095, 4096, 65_536, 65_537, MIB - 1, MIB + 1]
+SIZES += [pytest.param(size, marks=pytest.mark.rails) for size in (7, 4097, 8 * MIB + 3)]
 
 
 def ok(answer: tuple[Any, str | None]) -> Any:
@@ -40,6 +41,7 @@ class TestSendRecv:
         assert pair.b.call("method", "transfer_bytes", recv)[0] == size
         assert pair.b.call("guards", "dst")
 
+    @pytest.mark.rails
     @pytest.mark.parametrize("size", [1, 4096, MIB + 1])
     def test_shorter_than_the_receive(self, pair: Pair, size: int) -> None:
         """A short message completes the receive, and nothing is written behind it."""
@@ -52,6 +54,7 @@ class TestSendRecv:
         assert set(pair.b.call("get", "dst", size)) == {0x5C}
         assert pair.b.call("guards", "dst")
 
+    @pytest.mark.rails
     @pytest.mark.parametrize("size", [1, 4096, MIB + 1])
     def test_longer_than_the_receive(self, pair: Pair, size: int) -> None:
         """Both sides fail, nothing is written past the end, and the connection goes on."""
@@ -69,6 +72,7 @@ class TestSendRecv:
         assert ok(pair.a.call("op", "send", pair.conn_a, "src")) is True
         assert ok(pair.b.result()) is True
 
+    @pytest.mark.rails
     def test_zero_bytes(self, pair: Pair) -> None:
         """An empty message is a message: it completes a receive and writes nothing."""
         pair.a.call("buf", "src", 64, seed=1)
@@ -86,6 +90,7 @@ class TestSendRecv:
         assert pair.b.result()[0] is False
         assert set(pair.b.call("get", "dst")) == {0x5C}
 
+    @pytest.mark.rails
     def test_a_size_past_the_region_is_what_the_region_holds(self, pair: Pair) -> None:
         """Programs of the first release receive with twice the length they registered."""
         pair.a.call("buf", "src", 4096, seed=1)
@@ -104,6 +109,7 @@ class TestSendRecv:
         assert pair.b.result()[0] is False
         assert pair.b.call("guards", "dst")
 
+    @pytest.mark.rails
     def test_messages_stay_in_order(self, pair: Pair) -> None:
         """The n-th receive gets the n-th send, small among large, in both directions at once."""
         sizes = [3, 3 * MIB, 1, 100 * KIB, 5, 64 * KIB + 1, 2, MIB] * 3
@@ -123,6 +129,7 @@ class TestSendRecv:
                 assert peer.call("crc", f"dst{i}") == pattern_crc(size, i)
                 assert peer.call("guards", f"dst{i}")
 
+    @pytest.mark.rails
     def test_vectors(self, pair: Pair) -> None:
         """Each piece of a vector goes to the receive's piece of the same number, and may be shorter."""
         sent, held = [1, 5000, 0, 64, 70_000], [7, 5000, 3, 100, 80_000]
@@ -140,6 +147,7 @@ class TestSendRecv:
         assert pair.b.call("get", "dst") == expected
         assert pair.b.call("guards", "dst")
 
+    @pytest.mark.rails
     @pytest.mark.parametrize("held", [[100, 99], [100], [100, 100, 100]])
     def test_vectors_that_do_not_fit(self, pair: Pair, held: list[int]) -> None:
         """A piece too long, too few or too many pieces: both sides fail, the next ones meet."""
@@ -177,6 +185,7 @@ class TestReadWrite:
         assert end.call("crc", "dst") == pattern_crc(size, size)
         assert end.call("guards", "dst")
 
+    @pytest.mark.rails
     @pytest.mark.parametrize("kind", ["write", "read"])
     def test_both_ends_may_start(self, pair: Pair, kind: str) -> None:
         """A connection is bidirectional: the side that accepted reads and writes too."""
@@ -187,6 +196,7 @@ class TestReadWrite:
         written, seed = (pair.a, 2) if kind == "write" else (pair.b, 1)
         assert written.call("crc", "m") == pattern_crc(100_000, seed)
 
+    @pytest.mark.rails
     @pytest.mark.parametrize("kind", ["write", "read"])
     def test_a_part(self, pair: Pair, kind: str) -> None:
         """An advert of a part of a region reaches that part, from any part of the local one."""
@@ -199,6 +209,7 @@ class TestReadWrite:
         assert set(data[start : start + 500]) == {value}
         assert set(data[:start] + data[start + 500 :]) == {3 - value}
 
+    @pytest.mark.rails
     def test_shorter_than_the_advert(self, pair: Pair) -> None:
         pair.a.call("buf", "m", 100, fill=1)
         pair.b.call("buf", "m", 1000, fill=2)
@@ -206,6 +217,7 @@ class TestReadWrite:
         assert ok(pair.a.call("op", "write", pair.conn_a, "m", advert=advert)) is True
         assert pair.b.call("get", "m") == b"\1" * 100 + b"\2" * 900
 
+    @pytest.mark.rails
     @pytest.mark.parametrize("kind", ["write", "read"])
     @pytest.mark.parametrize("pieces", [1, 2, 17, 1000])
     def test_vectors(self, pair: Pair, kind: str, pieces: int) -> None:
@@ -223,6 +235,7 @@ class TestReadWrite:
         assert got == backwards
         assert target.call("guards", "m")
 
+    @pytest.mark.rails
     def test_async_and_repeated_polls(self, pair: Pair) -> None:
         """A finished transfer's answer stays the same."""
         pair.a.call("buf", "m", 5 * MIB, seed=1)
@@ -235,6 +248,7 @@ class TestReadWrite:
         assert pair.a.call("method", "transfer_bytes", transfer)[0] == 5 * MIB
         assert pair.b.call("crc", "m") == pattern_crc(5 * MIB, 1)
 
+    @pytest.mark.rails
     def test_many_at_once(self, pair: Pair) -> None:
         """Hundreds of transfers under way end each with its own data."""
         count, size = 300, 10_000
@@ -244,6 +258,7 @@ class TestReadWrite:
         assert pair.a.call("run", "test_semantics", "write_all", pair.conn_a, "m", adverts) == []
         assert pair.b.call("crc", "m") == pattern_crc(count * size, 1)
 
+    @pytest.mark.rails
     @pytest.mark.parametrize("kind", ["write", "read"])
     def test_shared_memory(self, pair: Pair, kind: str) -> None:
         """Memory from alloc, on one side or both."""
@@ -261,6 +276,7 @@ class TestReadWrite:
             assert end.call("guards", name)
 
 
+@pytest.mark.rails
 class TestNotifications:
     @pytest.mark.timeout(120)
     def test_any_length_in_order(self, pair: Pair) -> None:
@@ -314,6 +330,7 @@ class TestNotifications:
         assert pair.b.call("notifs", 1) == [(pair.conn_b, b"yes")]
 
 
+@pytest.mark.rails
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["write", "read", "send"])

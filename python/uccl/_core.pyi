@@ -101,7 +101,8 @@ class Endpoint:
         base_port: int | None = None,
         timeout: float | None = None,
         transfer_timeout: float | None = None,
-        transport: Literal["auto", "local", "tcp"] | None = None,
+        transport: Literal["auto", "local", "tcp", "verbs", "libfabric", "cxi", "efa"]
+        | None = None,
         tcp_streams: int | None = None,
         tcp_congestion: str | None = None,
         checksum: bool | Literal["auto", "on", "off"] | None = None,

@@ -112,9 +112,10 @@ class Endpoint(_core.Endpoint):
     works with. What follows changes the settings that the environment makes: ``psk`` (a secret that both
     ends prove), ``bind`` and ``port`` (where to listen), ``base_port`` (where well-known ports start),
     ``timeout`` (seconds until a silent peer is lost), ``transfer_timeout`` (seconds a transfer may take),
-    ``transport`` (``"auto"``, ``"local"``, ``"tcp"``), ``tcp_streams``, ``tcp_congestion``, ``checksum``
-    (``"auto"``, ``True``, ``False``), ``cma``, ``ipc``, ``spin_us``, ``numa_affinity`` (whether worker threads
-    keep to the CPUs near the GPU; :meth:`worker_cpus` says which these are).
+    ``transport`` (``"auto"``, ``"local"``, ``"tcp"``, ``"verbs"``, ``"libfabric"``, ``"cxi"``, ``"efa"``),
+    ``tcp_streams``, ``tcp_congestion``, ``checksum`` (``"auto"``, ``True``, ``False``), ``cma``, ``ipc``,
+    ``spin_us``, ``numa_affinity`` (whether worker threads keep to the CPUs near the GPU; :meth:`worker_cpus`
+    says which these are).
 
     Transfers take ``stream=``, a ``torch.cuda.Stream``, a CuPy stream or a handle: the transfer begins after
     what is on that stream when it is posted, and the caller does not wait. Without it, the caller has

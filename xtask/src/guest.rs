@@ -161,7 +161,8 @@ const LIBFABRIC: [(&str, &str); 3] = [
 /// What a guest's kernel is being made by.
 static PREPARING: Mutex<Option<Beside>> = Mutex::new(None);
 
-fn guest() -> Program {
+/// The program that boots guests.
+pub(crate) fn guest() -> Program {
     Program::new("python3").args(["-B", "tests/guest"])
 }
 

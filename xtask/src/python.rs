@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::{shell::Program, test::Done, tools, tree};
+use crate::{guest, shell::Program, test::Done, tools, tree};
 
 /// What an environment without anything else must be able to do with the wheel.
 const FIRST_STEPS: &str = "\
@@ -60,10 +60,53 @@ pub(crate) fn tests() -> Result<Done> {
     done.or_failed(result)
 }
 
+/// Which of the tests that are marked for rails run in a guest, and how its endpoints reach each other. Little of what
+/// ends or is lost: there, 256 MiB on their way take seconds, and the tests in Rust have it.
+const IN_GUESTS: [(&str, &str); 2] = [
+    ("1", "test_semantics and not any_length and not 64_mib or TestAdverts"),
+    ("0", "TestReadWrite or after_the_data and not 16777216"),
+];
+
+/// Runs tests against the wheel in guests, whose processes have RDMA devices: over reliable connections, and over
+/// unreliable ones.
+pub(crate) fn tests_in_guests() -> Result<Done> {
+    if let Some(reason) = lacking() {
+        return Ok(Done::skipped(reason));
+    }
+    let (well, said) = guest::guest().args(["--prepare"]).ask()?;
+    if !well {
+        let why = said.lines().last().unwrap_or("no reason given");
+        return Ok(Done::skipped(format!("lacks a guest: {why}")));
+    }
+    let python = with_wheel()?;
+    let (mut details, mut result) = (Vec::new(), Ok(()));
+    let mut absent = Vec::new();
+    for (mode, tests) in IN_GUESTS {
+        let mut done = Done::default();
+        // Two processes that poll: each has a processor.
+        let program = guest::guest()
+            .args(["--rails=1", "--cpus=2", "--timeout=300", "--"])
+            .args([&python])
+            .env("UCCL_TEST_TRANSPORTS", "verbs")
+            .env("UCCL_RCMODE", mode);
+        let ended = watch(program, &["-m", "rails", "-k", tests, "tests"], &mut done);
+        result = result.and(ended);
+        details.push(format!("UCCL_RCMODE={mode}: {}", done.detail));
+        absent.append(&mut done.absent);
+    }
+    let mut done = Done::without(absent);
+    done.detail = details.join("; ");
+    done.or_failed(result)
+}
+
 /// Runs pytest, and tells what it left out and how many tests passed.
 pub(crate) fn pytest(python: &Path, arguments: &[&str], done: &mut Done) -> Result<()> {
+    watch(Program::new(python), arguments, done)
+}
+
+fn watch(python: Program, arguments: &[&str], done: &mut Done) -> Result<()> {
     let always = ["-m", "pytest", "-rs", "--durations=10", "-p", "no:cacheprovider"];
-    let program = Program::new(python).args(always).args(arguments);
+    let program = python.args(always).args(arguments);
     let program = program.without_env("PYTHONPATH").env("COLUMNS", "200");
     program.limit(Duration::from_secs(15 * 60)).watch(|line| {
         if line.starts_with("SKIPPED") {

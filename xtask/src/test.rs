@@ -198,6 +198,12 @@ const STEPS: &[Step] = &[
         about: "RDMA, in guests with soft-RoCE",
         run: |_| guest::tests(),
     },
+    Step {
+        name: "rails",
+        group: Group::Python,
+        about: "tests across processes over RDMA, in guests",
+        run: |_| python::tests_in_guests(),
+    },
 ];
 
 /// How a step ended that did not fail.
@@ -261,7 +267,9 @@ pub(crate) fn run(args: &TestArgs) -> Result<ExitCode> {
         let start = Instant::now();
         let done = (step.run)(args).or_else(|error| Done::default().or_failed(Err(error)))?;
         // Not before packages have been installed, which only one program can do at a time.
-        if step.group == Group::Setup && wanted.iter().any(|step| step.name == "guest") {
+        if step.group == Group::Setup
+            && wanted.iter().any(|step| ["guest", "rails"].contains(&step.name))
+        {
             guest::begin_to_prepare();
         }
         if let Some(failure) = &done.failure {
@@ -381,7 +389,7 @@ mod tests {
         };
         assert_eq!(chosen(&[]).len(), STEPS.len());
         assert_eq!(chosen(&["fmt", "loom"]), ["tools", "fmt", "loom"]);
-        assert_eq!(chosen(&["python"]), ["tools", "wheel", "pytest", "nixl", "examples"]);
+        assert_eq!(chosen(&["python"]), ["tools", "wheel", "pytest", "nixl", "examples", "rails"]);
         assert!(known("pytest").is_ok() && known("lint").is_ok() && known("linty").is_err());
     }
 

@@ -75,12 +75,8 @@ fn secret(value: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
 }
 
 fn transport(name: &str) -> PyResult<Transport> {
-    match name.to_ascii_lowercase().as_str() {
-        "auto" => Ok(Transport::Auto),
-        "local" => Ok(Transport::Local),
-        "tcp" => Ok(Transport::Tcp),
-        _ => Err(PyValueError::new_err(format!("transport={name:?}: one of auto, local, tcp"))),
-    }
+    let known = name.to_ascii_lowercase().parse();
+    known.map_err(|e: String| PyValueError::new_err(format!("transport={name:?}: {e}")))
 }
 
 fn checksum(value: &Bound<'_, PyAny>) -> PyResult<Checksum> {

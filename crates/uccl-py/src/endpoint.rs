@@ -784,8 +784,8 @@ impl PyEndpoint {
         Ok(PySharedMemory::new(memory))
     }
 
-    /// The path that one-sided transfers with this metadata take: 'mapped', 'cma', 'cuda_ipc', 'shm' or 'tcp';
-    /// with a region of ours, 'owner' too, where the peer makes long copies.
+    /// The path that one-sided transfers with this metadata take: 'mapped', 'cma', 'cuda_ipc', 'shm', 'verbs',
+    /// 'libfabric' or 'tcp'; with a region of ours, 'owner' too, where the peer makes long copies.
     #[pyo3(signature = (conn_id, meta, mr_id=None))]
     fn path(
         &self,

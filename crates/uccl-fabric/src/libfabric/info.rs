@@ -12,6 +12,7 @@ use uccl_device::PciAddress;
 use super::{
     library::{Library, split_version, text},
     raw,
+    signals::Signals,
 };
 use crate::rma::rail::RailError;
 
@@ -53,6 +54,8 @@ impl InfoList {
     ) -> Result<Option<Self>, RailError> {
         let (none, mut first) = (ptr::null(), ptr::null_mut());
         let hints = hints.first.as_ptr();
+        // The first query loads and initialises providers.
+        let _signals = Signals::keep();
         // SAFETY: no node and no service are named, the hints live on, and the last is a live pointer
         // that is set to a list which is then ours.
         let code =

@@ -12,7 +12,7 @@ use std::{
 use libloading::Library as Loaded;
 use parking_lot::Mutex;
 
-use super::raw;
+use super::{raw, signals::Signals};
 use crate::rma::rail::RailError;
 
 /// What is looked for when nothing else is named.
@@ -76,6 +76,7 @@ impl Library {
 
     fn open(path: &Path) -> Result<Self, RailError> {
         let name = path.display().to_string();
+        let _signals = Signals::keep();
         // SAFETY: initialisers run, of a library that the user has installed or named for this.
         let loaded = unsafe { Loaded::new(path) }.map_err(|e| {
             let reason = e.source().map_or_else(|| e.to_string(), ToString::to_string);

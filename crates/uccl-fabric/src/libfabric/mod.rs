@@ -7,6 +7,7 @@
 //!   channel.rs     a channel: endpoint.rs, queue.rs (completions), slots.rs (what is in flight)
 //!   failure.rs     what a failed request means        providers.rs   what fi_info does not say
 //!   library.rs     dlopen       info.rs   fi_info     object.rs      fids      raw.rs   structs
+//!   signals.rs     what loading it does to the process's signals, undone
 //! ```
 //!
 //! The library is loaded at run time; without it nothing else changes. What differs between providers is read from
@@ -44,6 +45,7 @@ mod queue;
 mod rail;
 mod raw;
 mod settings;
+mod signals;
 mod slots;
 
 #[cfg(test)]
