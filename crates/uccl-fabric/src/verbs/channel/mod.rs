@@ -56,6 +56,9 @@ pub(super) const COMPLETIONS_OF_UC: u32 = unreliable::SENDS + unreliable::RECEIV
 /// Completions taken at a time.
 const BATCH: usize = 32;
 
+/// Polls that find nothing for each at the device's events.
+const POLLS_AN_EVENT: u32 = 1024;
+
 /// A queue pair is kept to until it has so much more in flight than another: a batch of short requests is
 /// better off with one doorbell than spread.
 const STICK_BYTES: u64 = 16 << 10;
@@ -81,6 +84,8 @@ pub(super) struct VerbsChannel {
     untold: Vec<Ended>,
     /// Whether the next completion shows on the descriptor.
     is_armed: bool,
+    /// Polls since something ended.
+    quiet_polls: u32,
     fault: Option<RailError>,
 }
 
@@ -134,6 +139,7 @@ impl VerbsChannel {
             probes: VecDeque::new(),
             untold: Vec::new(),
             is_armed: false,
+            quiet_polls: 0,
             fault: None,
         })
     }
@@ -209,6 +215,25 @@ impl VerbsChannel {
         self.pd.context().take_events();
         let why = self.pd.context().check_gone().err().unwrap_or(why);
         self.fault.get_or_insert(why);
+    }
+
+    /// A device that is removed ends no request: it only says that it is gone.
+    fn hear_device(&mut self) -> Result<(), RailError> {
+        self.pd.context().take_events();
+        self.pd.context().check_gone().inspect_err(|gone| {
+            self.fault.get_or_insert_with(|| gone.clone());
+        })
+    }
+
+    /// Hears the device now and then while nothing ends.
+    #[inline]
+    fn listen(&mut self, is_idle: bool) -> Result<(), RailError> {
+        if !is_idle {
+            self.quiet_polls = 0;
+            return Ok(());
+        }
+        self.quiet_polls = self.quiet_polls.wrapping_add(1);
+        if self.quiet_polls.is_multiple_of(POLLS_AN_EVENT) { self.hear_device() } else { Ok(()) }
     }
 
     /// The queue for the next request: that with the least in flight, or the last one if it has little more.
@@ -475,6 +500,7 @@ impl Channel for VerbsChannel {
         if let Some(fault) = &self.fault {
             return Err(fault.clone());
         }
+        self.listen(is_idle)?;
         self.turn(is_idle, ended)?;
         if self.probes.is_empty() { Ok(()) } else { self.post_probes() }
     }
@@ -484,8 +510,7 @@ impl Channel for VerbsChannel {
     }
 
     fn arm(&mut self) -> Result<bool, RailError> {
-        self.pd.context().take_events();
-        self.pd.context().check_gone()?;
+        self.hear_device()?;
         if self.is_armed && self.cq.take_event() {
             self.is_armed = false;
         }
