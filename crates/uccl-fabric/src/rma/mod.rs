@@ -24,6 +24,7 @@
 //! nothing of its own is on its way there. So no honest peer ever meets a device that refuses it.
 
 mod bell;
+mod ending;
 mod flight;
 mod keys;
 mod lane;

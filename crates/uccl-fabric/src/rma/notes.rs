@@ -220,10 +220,20 @@ impl RmaLane {
         if !state.paths[at].is_dying() {
             self.lose_path(state, at, "the peer has lost it");
         }
+        if state.paths[at].is_ending() {
+            // It is settled when ours has gone as well.
+            state.paths[at].peer_gone = true;
+        } else {
+            self.settle_path(state, at);
+        }
+        Ok(())
+    }
+
+    /// Both ends of a path are gone: nothing of what was on it can land any more.
+    pub(super) fn settle_path(&self, state: &mut State, at: usize) {
         let orphans = state.paths[at].settle(self.role == Role::Connector);
         state.again.extend(orphans);
         state.pass_on_releases();
-        Ok(())
     }
 
     fn on_ask(&self, state: &mut State, region: RegionId) {

@@ -7,6 +7,7 @@ use uccl_wire::rails::PathId;
 
 use super::{
     bell::Bell,
+    ending::Ending,
     flight::Part,
     rail::{Channel, Ended, Limits, RailError, Request, RequestError},
 };
@@ -18,6 +19,10 @@ const LAST_RETRY: Duration = Duration::from_millis(500);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(4);
 /// How soon a device that was full is tried again, at the latest.
 const FULL_RETRY: Duration = Duration::from_millis(1);
+/// How soon a channel that ends is looked at again.
+const END_LOOK: Duration = Duration::from_millis(1);
+/// What has been silent for so long is looked into: its port may be down, and the device in no hurry to say so.
+const SILENCE: Duration = Duration::from_millis(200);
 /// Looks that find nothing for each at the clock.
 const LOOKS_A_CLOCK: u32 = 64;
 /// Names a probe among the requests of a channel.
@@ -33,6 +38,8 @@ enum State {
     Probing(Box<dyn Channel>, Instant),
     /// It works.
     Up(Box<dyn Channel>),
+    /// Our end goes.
+    Ending(Ending),
     /// Our end is gone, the peer's not as far as is known: what was under way may still land.
     Dying,
 }
@@ -56,8 +63,10 @@ pub(super) struct Path {
     bytes: u64,
     /// Requests to be posted as soon as there is room.
     batch: Vec<Request>,
-    /// Parts that wait for the peer's end to be gone.
+    /// Parts that wait for both ends to be gone.
     orphans: Vec<Part>,
+    /// The peer's end has gone, before ours has.
+    pub(super) peer_gone: bool,
     /// Looks since something ended last; and since when nothing has, as far as anybody has read a clock.
     quiet_looks: u32,
     quiet_since: Option<Instant>,
@@ -70,8 +79,12 @@ pub(super) enum Looked {
     Fine(bool),
     /// It works now.
     CameUp,
+    /// Nothing has ended for a while.
+    Silent,
     /// It is lost.
     Lost(String),
+    /// What was lost is gone, at our end.
+    Gone,
 }
 
 impl Path {
@@ -90,6 +103,7 @@ impl Path {
             bytes: 0,
             batch: Vec::new(),
             orphans: Vec::new(),
+            peer_gone: false,
             quiet_looks: 0,
             quiet_since: None,
             ended: Vec::new(),
@@ -129,7 +143,7 @@ impl Path {
             State::Opening(channel) | State::Probing(channel, _) | State::Up(channel) => {
                 Some(channel)
             }
-            State::Idle { .. } | State::Dying => None,
+            State::Idle { .. } | State::Ending(_) | State::Dying => None,
         }
     }
 
@@ -188,15 +202,18 @@ impl Path {
         }
     }
 
-    /// Our end goes. Until the peer's has gone as well, the path is dying.
+    /// Our end goes. Until it has gone, and the peer's as well, the path is dying.
     pub(super) fn lose(&mut self, why: &str, bell: &Bell) {
-        if let Some(channel) = self.channel() {
-            if let Some(fd) = channel.fd() {
-                bell.unwatch(fd);
+        self.state = match std::mem::replace(&mut self.state, State::Dying) {
+            State::Opening(channel) | State::Probing(channel, _) | State::Up(channel) => {
+                if let Some(fd) = channel.fd() {
+                    bell.unwatch(fd);
+                }
+                self.peer_gone = false;
+                State::Ending(Ending::of(channel))
             }
-            // Dropped here: from now on nothing is touched through it.
-            self.state = State::Dying;
-        }
+            other => other,
+        };
         (self.tried, self.why) = (true, Some(why.to_owned()));
         self.orphans.extend(self.posted.drain());
         self.batch.clear();
@@ -204,14 +221,19 @@ impl Path {
     }
 
     pub(super) fn is_dying(&self) -> bool {
-        matches!(self.state, State::Dying)
+        matches!(self.state, State::Ending(_) | State::Dying)
     }
 
-    /// The peer's end has gone too, or never was: the parts that may be requested anew.
+    /// Whether our end is on its way out.
+    pub(super) fn is_ending(&self) -> bool {
+        matches!(self.state, State::Ending(_))
+    }
+
+    /// The peer's end has gone too, or never was: the parts that may be requested anew. Waits for ours to be gone.
     pub(super) fn settle(&mut self, connects: bool) -> Vec<Part> {
         let retry_at = connects.then(|| Instant::now() + self.backoff);
         self.backoff = (self.backoff * 2).min(LAST_RETRY);
-        self.state = State::Idle { retry_at };
+        (self.state, self.peer_gone) = (State::Idle { retry_at }, false);
         std::mem::take(&mut self.orphans)
     }
 
@@ -265,7 +287,11 @@ impl Path {
             State::Up(channel) => (channel, None),
             State::Opening(channel) => (channel, None),
             State::Probing(channel, since) => (channel, Some(*since)),
-            State::Idle { .. } | State::Dying => return Looked::Fine(false),
+            State::Ending(ending) if ending.is_over() => {
+                self.state = State::Dying;
+                return Looked::Gone;
+            }
+            State::Idle { .. } | State::Ending(_) | State::Dying => return Looked::Fine(false),
         };
         let polled = channel.poll(&mut self.ended);
         let (mut moved, mut works) = (false, false);
@@ -295,12 +321,21 @@ impl Path {
         } else if !self.posted.is_empty() {
             self.quiet_looks = self.quiet_looks.wrapping_add(1);
             // A clock is not free everywhere.
-            let stall = stall.filter(|_| self.quiet_looks.is_multiple_of(LOOKS_A_CLOCK));
-            if let Some(stall) = stall.filter(|stall| self.quiet_for(Instant::now()) > *stall) {
-                return Looked::Lost(format!("nothing has ended for {stall:?}"));
+            if self.quiet_looks.is_multiple_of(LOOKS_A_CLOCK) {
+                return self.listen(stall);
             }
         }
         Looked::Fine(moved)
+    }
+
+    /// Nothing has ended of what is under way: for how long?
+    fn listen(&mut self, stall: Option<Duration>) -> Looked {
+        let quiet = self.quiet_for(Instant::now());
+        match stall.filter(|stall| quiet > *stall) {
+            Some(stall) => Looked::Lost(format!("nothing has ended for {stall:?}")),
+            None if quiet >= SILENCE => Looked::Silent,
+            None => Looked::Fine(false),
+        }
     }
 
     /// How long nothing has ended of what is under way, counted from the first time that it is asked.
@@ -316,10 +351,11 @@ impl Path {
     ) -> (bool, Option<Duration>) {
         // A channel that is lost is looked at once more, which tells.
         let armed = self.channel().is_none_or(|channel| channel.arm().unwrap_or(false));
-        let patience = stall.filter(|_| !self.posted.is_empty()).map(|stall| {
+        let patience = (!self.posted.is_empty()).then(|| {
             // The look that follows this sleep reads the clock.
             self.quiet_looks = LOOKS_A_CLOCK - 1;
-            stall.saturating_sub(self.quiet_for(now)).max(FULL_RETRY)
+            let rest = stall.map_or(SILENCE, |stall| stall.saturating_sub(self.quiet_for(now)));
+            rest.clamp(FULL_RETRY, SILENCE)
         });
         (armed, [self.wake_in(now), patience].into_iter().flatten().min())
     }
@@ -330,6 +366,7 @@ impl Path {
             State::Idle { retry_at } => {
                 return retry_at.map(|at| at.saturating_duration_since(now));
             }
+            State::Ending(_) => return Some(END_LOOK),
             State::Dying => return None,
             State::Probing(channel, _) => (channel, Some(PROBE_TIMEOUT)),
             // Nothing tells when there is room again for what was not taken.
@@ -354,6 +391,7 @@ impl Path {
     pub(super) fn end(&mut self, bell: &Bell) {
         self.lose("shut down", bell);
         self.orphans.clear();
+        // Waits for a channel that ends.
         self.state = State::Idle { retry_at: None };
     }
 }

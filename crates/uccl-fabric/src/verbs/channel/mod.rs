@@ -444,6 +444,20 @@ impl VerbsChannel {
     }
 }
 
+impl Drop for VerbsChannel {
+    fn drop(&mut self) {
+        // iWARP's connections end in good order, so that the peer's end is told.
+        if self.connections.is_some() || !self.is_joined {
+            return;
+        }
+        for queue in &self.queues {
+            // Soft-RoCE sends again what nobody answers for as long as it takes to destroy a queue pair, which waits
+            // for that. Where this fails, the device has ended it already.
+            let _ = queue.qp().stop();
+        }
+    }
+}
+
 fn address_of(path: &Path, queues: &[SendQueue], uc: Option<&Unreliable>) -> VerbsAddress {
     VerbsAddress {
         link_layer: path.link_layer,
