@@ -264,6 +264,14 @@ impl RmaLane {
             state.ended = ended;
             match looked {
                 Looked::Fine(some) => moved |= some,
+                Looked::Joined => {
+                    moved = true;
+                    self.on_joined(state, at);
+                }
+                Looked::NotJoined(why) => {
+                    moved = true;
+                    self.on_not_joined(state, at, why);
+                }
                 Looked::CameUp => {
                     moved = true;
                     self.path_came_up(state, at);

@@ -23,8 +23,8 @@
 //! **A region that ends** is asked back: its owner says `Revoke`, and waits for `Released`, which the peer says when
 //! nothing of its own is on its way there. So no honest peer ever meets a device that refuses it.
 
+mod aside;
 mod bell;
-mod ending;
 mod flight;
 mod keys;
 mod lane;

@@ -6,8 +6,8 @@ use slab::Slab;
 use uccl_wire::rails::PathId;
 
 use super::{
+    aside::{Ending, Joining},
     bell::Bell,
-    ending::Ending,
     flight::Part,
     rail::{Channel, Ended, Limits, RailError, Request, RequestError},
 };
@@ -19,8 +19,8 @@ const LAST_RETRY: Duration = Duration::from_millis(500);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(4);
 /// How soon a device that was full is tried again, at the latest.
 const FULL_RETRY: Duration = Duration::from_millis(1);
-/// How soon a channel that ends is looked at again.
-const END_LOOK: Duration = Duration::from_millis(1);
+/// How soon a channel that is joined, or ends, is looked at again.
+const ASIDE_LOOK: Duration = Duration::from_millis(1);
 /// What has been silent for so long is looked into: its port may be down, and the device in no hurry to say so.
 const SILENCE: Duration = Duration::from_millis(200);
 /// Looks that find nothing for each at the clock.
@@ -34,6 +34,8 @@ enum State {
     Idle { retry_at: Option<Instant> },
     /// Our end is made: the connecting end waits for the other, the other for the word that it works.
     Opening(Box<dyn Channel>),
+    /// Our end is being joined with the other.
+    Joining(Joining),
     /// Both ends are made, and the connecting end finds out whether the way between them works.
     Probing(Box<dyn Channel>, Instant),
     /// It works.
@@ -77,6 +79,10 @@ pub(super) struct Path {
 pub(super) enum Looked {
     /// It did or did not move anything.
     Fine(bool),
+    /// Our end is joined with the peer's.
+    Joined,
+    /// It cannot be.
+    NotJoined(String),
     /// It works now.
     CameUp,
     /// Nothing has ended for a while.
@@ -143,8 +149,13 @@ impl Path {
             State::Opening(channel) | State::Probing(channel, _) | State::Up(channel) => {
                 Some(channel)
             }
-            State::Idle { .. } | State::Ending(_) | State::Dying => None,
+            State::Idle { .. } | State::Joining(_) | State::Ending(_) | State::Dying => None,
         }
+    }
+
+    /// Where our end is, while the peer's is awaited.
+    pub(super) fn address(&self) -> Option<&[u8]> {
+        if let State::Opening(channel) = &self.state { Some(channel.address()) } else { None }
     }
 
     /// The channel, if it is that of this attempt and not lost.
@@ -165,10 +176,24 @@ impl Path {
         self.state = State::Opening(channel);
     }
 
-    /// The peer's end is made.
-    pub(super) fn join(&mut self, address: &[u8]) -> Result<(), RailError> {
-        let State::Opening(channel) = &mut self.state else { return Ok(()) };
-        channel.connect(address)
+    /// The peer's end is made, and ours is joined with it, which [`Self::look`] tells of.
+    pub(super) fn join(&mut self, address: &[u8]) {
+        self.state = match std::mem::replace(&mut self.state, State::Dying) {
+            State::Opening(channel) => State::Joining(Joining::of(channel, address.to_vec())),
+            other => other,
+        };
+    }
+
+    fn joined(&mut self) -> Looked {
+        let State::Joining(joining) = std::mem::replace(&mut self.state, State::Dying) else {
+            return Looked::Fine(false);
+        };
+        let Some((channel, joined)) = joining.end() else {
+            self.state = State::Ending(Ending::past());
+            return Looked::NotJoined("the system has no thread left".into());
+        };
+        self.state = State::Opening(channel);
+        joined.map_or_else(|e| Looked::NotJoined(e.to_string()), |()| Looked::Joined)
     }
 
     /// Finds out whether the way to the peer works.
@@ -211,6 +236,10 @@ impl Path {
                 }
                 self.peer_gone = false;
                 State::Ending(Ending::of(channel))
+            }
+            State::Joining(joining) => {
+                self.peer_gone = false;
+                State::Ending(Ending::of_joining(joining))
             }
             other => other,
         };
@@ -285,13 +314,16 @@ impl Path {
     ) -> Looked {
         let (channel, probing) = match &mut self.state {
             State::Up(channel) => (channel, None),
+            State::Joining(joining) if joining.is_over() => return self.joined(),
             State::Opening(channel) => (channel, None),
             State::Probing(channel, since) => (channel, Some(*since)),
             State::Ending(ending) if ending.is_over() => {
                 self.state = State::Dying;
                 return Looked::Gone;
             }
-            State::Idle { .. } | State::Ending(_) | State::Dying => return Looked::Fine(false),
+            State::Idle { .. } | State::Joining(_) | State::Ending(_) | State::Dying => {
+                return Looked::Fine(false);
+            }
         };
         let polled = channel.poll(&mut self.ended);
         let (mut moved, mut works) = (false, false);
@@ -366,7 +398,7 @@ impl Path {
             State::Idle { retry_at } => {
                 return retry_at.map(|at| at.saturating_duration_since(now));
             }
-            State::Ending(_) => return Some(END_LOOK),
+            State::Joining(_) | State::Ending(_) => return Some(ASIDE_LOOK),
             State::Dying => return None,
             State::Probing(channel, _) => (channel, Some(PROBE_TIMEOUT)),
             // Nothing tells when there is room again for what was not taken.
