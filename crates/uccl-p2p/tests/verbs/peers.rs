@@ -12,7 +12,7 @@ use uccl_p2p::{
 
 use crate::{
     cables::Cable,
-    ends::{Moved, Way, back, devices, joined, over, possible, there, until},
+    ends::{Moved, Way, back, devices, joined, over, possible, set, there, until},
     support::{advert, config, finish, iov, pattern, register, request},
     usage::Usage,
 };
@@ -123,8 +123,9 @@ fn queue_pairs() -> Vec<String> {
     text.lines().filter(|line| line.contains("type RC")).map(number).collect()
 }
 
-/// Our end cancels what does not end, and destroys its queue pairs; the peer was in the middle of writing to them.
-fn given_up_by(giver: Way<'_>, writer: Way<'_>, cable: &Cable, rails: usize) {
+/// Our end cancels what does not end at once, and destroys its queue pairs; the peer was in the middle of writing to
+/// them. Whether it was so: what is cancelled may end in time.
+fn given_up_by(giver: Way<'_>, writer: Way<'_>, cable: &Cable, rails: usize) -> bool {
     until("every rail", || writer.rails() == rails && giver.rails() == rails);
     let old = queue_pairs();
     let mut source = pattern(LEN, 5);
@@ -136,20 +137,18 @@ fn given_up_by(giver: Way<'_>, writer: Way<'_>, cable: &Cable, rails: usize) {
         let cancelled = cancelled.expect("posted");
         let before = cable.bytes();
         assert!(cable.until_used(before, writer, id), "it was too quick");
-        cable.set(0, "down");
-        until("the end of what is cancelled", || {
-            !matches!(giver.from.cancel(cancelled).expect("known"), Status::Pending)
-        });
-        cable.set(0, "up");
-        let ended = finish(giver.from, cancelled);
-        assert!(matches!(ended, Err(Error::Cancelled { .. })), "{ended:?}");
+        let ended = giver.from.cancel(cancelled).expect("known");
+        assert!(matches!(ended, Status::Failed(Error::Cancelled { .. })), "{ended:?}");
     };
-    Moved::new(LEN).write(writer, give_up).expect("it goes another way, or over new ones");
+    if let Err(e) = Moved::new(LEN).write(writer, give_up) {
+        let theirs = giver.from.check_connection(giver.conn);
+        panic!("it does not go another way: {e}; its peer says {theirs:?}");
+    }
     giver.from.deregister(here).expect("nothing is on its way");
     giver.to.deregister(there).expect("nothing is on its way");
     until("new queue pairs", || writer.rails() == rails && giver.rails() == rails);
     let kept = queue_pairs().into_iter().filter(|name| old.contains(name)).count();
-    assert!(kept < old.len(), "none was given up");
+    kept < old.len()
 }
 
 #[test]
@@ -158,8 +157,12 @@ fn queue_pairs_that_the_peer_gives_up_in_mid_transfer() {
         let Some(cable) = Cable::of_guest(rails - 1) else {
             return eprintln!("skipped: no cable that may be cut (cargo xtask guest --rails 2)");
         };
-        let Some(p) = joined(rails, |_| {}) else { return };
-        given_up_by(there(&p), back(&p), &cable, rails);
-        given_up_by(back(&p), there(&p), &cable, rails);
+        // So much is on its way at a time that it does not end before a cancel has lost its patience.
+        let much = |config: &mut Config| set(config, "UCCL_CHUNK_SIZE_KB", "4096");
+        let Some(p) = joined(rails, much) else { return };
+        for (giver, writer) in [(there(&p), back(&p)), (back(&p), there(&p))] {
+            let mut tries = 0..20;
+            assert!(tries.any(|_| given_up_by(giver, writer, &cable, rails)), "none was given up");
+        }
     }
 }
