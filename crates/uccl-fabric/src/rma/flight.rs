@@ -35,6 +35,8 @@ pub(super) struct Part {
     pub(super) kind: OpKind,
     pub(super) local: Span,
     pub(super) remote: RemoteSpan,
+    /// How often the peer's device refused it.
+    pub(super) refusals: u8,
 }
 
 impl Part {
@@ -102,6 +104,7 @@ impl Flight {
             kind: self.kind,
             local: Span { addr: local.addr + self.here.1, len },
             remote: RemoteSpan { addr: remote.addr + self.there.1, len: len as u64, ..remote },
+            refusals: 0,
         })
     }
 

@@ -251,16 +251,15 @@ impl RmaLane {
         }
     }
 
-    /// Our end of a path goes, and the peer is told.
+    /// Our end of a path goes; when it has, the peer is told.
     pub(super) fn lose_path(&self, state: &mut State, at: usize, why: &str) {
-        let State { paths, bell, notes, .. } = state;
+        let State { paths, bell, .. } = state;
         let path = &mut paths[at];
         if path.is_up() {
             let name = self.rails.all().get(path.ours).map_or("?", |rail| &rail.info().name);
             tracing::warn!("{name} is lost, what was on it goes another way: {why}");
         }
         path.lose(why, bell);
-        notes.push_back(Note::Down(path.id));
     }
 
     /// Looks at every path, and does what time demands.
@@ -273,14 +272,36 @@ impl RmaLane {
             state.ended = ended;
             match looked {
                 Looked::Fine(some) => moved |= some,
+                Looked::Joined => {
+                    moved = true;
+                    self.on_joined(state, at);
+                }
+                Looked::NotJoined(why) => {
+                    moved = true;
+                    self.on_not_joined(state, at, why);
+                }
                 Looked::CameUp => {
                     moved = true;
                     self.path_came_up(state, at);
                     state.notes.push_back(Note::Ready(state.paths[at].id));
                 }
+                Looked::Silent => {
+                    let rail = self.rails.all().get(state.paths[at].ours);
+                    if rail.is_some_and(|rail| !rail.is_up()) {
+                        moved = true;
+                        self.lose_path(state, at, "its port is down");
+                    }
+                }
                 Looked::Lost(why) => {
                     moved = true;
                     self.lose_path(state, at, &why);
+                }
+                Looked::Gone => {
+                    moved = true;
+                    state.notes.push_back(Note::Down(state.paths[at].id));
+                    if state.paths[at].peer_gone {
+                        self.settle_path(state, at);
+                    }
                 }
             }
         }

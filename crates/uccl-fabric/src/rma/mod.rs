@@ -21,8 +21,10 @@
 //! path takes ends as [`Unreachable`](crate::lane::OpError::Unreachable), and the engine has another lane do it.
 //!
 //! **A region that ends** is asked back: its owner says `Revoke`, and waits for `Released`, which the peer says when
-//! nothing of its own is on its way there. So no honest peer ever meets a device that refuses it.
+//! nothing of its own is on its way there. So no honest peer meets a device that refuses it, unless that device is being
+//! removed.
 
+mod aside;
 mod bell;
 mod flight;
 mod keys;

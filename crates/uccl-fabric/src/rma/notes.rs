@@ -179,15 +179,10 @@ impl RmaLane {
         if paths_are_too_many(at) || !path.is_idle() || path.ours != ours {
             return Err(format!("a channel for path {}, which has one", id.path));
         }
-        let made = self.rails.all()[ours].open().and_then(|mut channel| {
-            channel.connect(address)?;
-            Ok(channel)
-        });
-        match made {
+        match self.rails.all()[ours].open() {
             Ok(channel) => {
-                let address = channel.address().to_vec();
                 path.opening(id.attempt, channel, bell);
-                notes.push_back(Note::Opened { id, address });
+                path.join(address);
             }
             Err(e) => {
                 path.id = id;
@@ -204,11 +199,36 @@ impl RmaLane {
         if path.is_dying() {
             return Ok(());
         }
-        let probed = path.join(address).and_then(|()| path.probe());
-        if let Err(e) = probed {
-            self.lose_path(state, at, &e.to_string());
-        }
+        path.join(address);
         Ok(())
+    }
+
+    /// Our end is joined with the peer's: the end that accepts says where it is, the other tries it.
+    pub(super) fn on_joined(&self, state: &mut State, at: usize) {
+        let State { paths, notes, .. } = state;
+        let path = &mut paths[at];
+        match (self.role, path.address()) {
+            (Role::Acceptor, Some(address)) => {
+                notes.push_back(Note::Opened { id: path.id, address: address.to_vec() });
+            }
+            _ => {
+                if let Err(e) = path.probe() {
+                    self.lose_path(state, at, &e.to_string());
+                }
+            }
+        }
+    }
+
+    pub(super) fn on_not_joined(&self, state: &mut State, at: usize, why: String) {
+        if self.role == Role::Connector {
+            return self.lose_path(state, at, &why);
+        }
+        let State { paths, bell, notes, .. } = state;
+        let path = &mut paths[at];
+        path.lose(&why, bell);
+        // There was never anything on it, and the peer need not be asked to let go.
+        path.settle(false);
+        notes.push_back(Note::Refused { id: path.id, why });
     }
 
     fn on_down(&self, state: &mut State, id: PathId) -> Result<(), String> {
@@ -220,10 +240,20 @@ impl RmaLane {
         if !state.paths[at].is_dying() {
             self.lose_path(state, at, "the peer has lost it");
         }
+        if state.paths[at].is_ending() {
+            // It is settled when ours has gone as well.
+            state.paths[at].peer_gone = true;
+        } else {
+            self.settle_path(state, at);
+        }
+        Ok(())
+    }
+
+    /// Both ends of a path are gone: nothing of what was on it can land any more.
+    pub(super) fn settle_path(&self, state: &mut State, at: usize) {
         let orphans = state.paths[at].settle(self.role == Role::Connector);
         state.again.extend(orphans);
         state.pass_on_releases();
-        Ok(())
     }
 
     fn on_ask(&self, state: &mut State, region: RegionId) {

@@ -6,6 +6,7 @@ use slab::Slab;
 use uccl_wire::rails::PathId;
 
 use super::{
+    aside::{Ending, Joining},
     bell::Bell,
     flight::Part,
     rail::{Channel, Ended, Limits, RailError, Request, RequestError},
@@ -18,6 +19,10 @@ const LAST_RETRY: Duration = Duration::from_millis(500);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(4);
 /// How soon a device that was full is tried again, at the latest.
 const FULL_RETRY: Duration = Duration::from_millis(1);
+/// How soon a channel that is joined, or ends, is looked at again.
+const ASIDE_LOOK: Duration = Duration::from_millis(1);
+/// What has been silent for so long is looked into: its port may be down, and the device in no hurry to say so.
+const SILENCE: Duration = Duration::from_millis(200);
 /// Looks that find nothing for each at the clock.
 const LOOKS_A_CLOCK: u32 = 64;
 /// Names a probe among the requests of a channel.
@@ -29,10 +34,14 @@ enum State {
     Idle { retry_at: Option<Instant> },
     /// Our end is made: the connecting end waits for the other, the other for the word that it works.
     Opening(Box<dyn Channel>),
+    /// Our end is being joined with the other.
+    Joining(Joining),
     /// Both ends are made, and the connecting end finds out whether the way between them works.
     Probing(Box<dyn Channel>, Instant),
     /// It works.
     Up(Box<dyn Channel>),
+    /// Our end goes.
+    Ending(Ending),
     /// Our end is gone, the peer's not as far as is known: what was under way may still land.
     Dying,
 }
@@ -56,8 +65,10 @@ pub(super) struct Path {
     bytes: u64,
     /// Requests to be posted as soon as there is room.
     batch: Vec<Request>,
-    /// Parts that wait for the peer's end to be gone.
+    /// Parts that wait for both ends to be gone.
     orphans: Vec<Part>,
+    /// The peer's end has gone, before ours has.
+    pub(super) peer_gone: bool,
     /// Looks since something ended last; and since when nothing has, as far as anybody has read a clock.
     quiet_looks: u32,
     quiet_since: Option<Instant>,
@@ -68,10 +79,18 @@ pub(super) struct Path {
 pub(super) enum Looked {
     /// It did or did not move anything.
     Fine(bool),
+    /// Our end is joined with the peer's.
+    Joined,
+    /// It cannot be.
+    NotJoined(String),
     /// It works now.
     CameUp,
+    /// Nothing has ended for a while.
+    Silent,
     /// It is lost.
     Lost(String),
+    /// What was lost is gone, at our end.
+    Gone,
 }
 
 impl Path {
@@ -90,6 +109,7 @@ impl Path {
             bytes: 0,
             batch: Vec::new(),
             orphans: Vec::new(),
+            peer_gone: false,
             quiet_looks: 0,
             quiet_since: None,
             ended: Vec::new(),
@@ -129,8 +149,13 @@ impl Path {
             State::Opening(channel) | State::Probing(channel, _) | State::Up(channel) => {
                 Some(channel)
             }
-            State::Idle { .. } | State::Dying => None,
+            State::Idle { .. } | State::Joining(_) | State::Ending(_) | State::Dying => None,
         }
+    }
+
+    /// Where our end is, while the peer's is awaited.
+    pub(super) fn address(&self) -> Option<&[u8]> {
+        if let State::Opening(channel) = &self.state { Some(channel.address()) } else { None }
     }
 
     /// The channel, if it is that of this attempt and not lost.
@@ -151,10 +176,24 @@ impl Path {
         self.state = State::Opening(channel);
     }
 
-    /// The peer's end is made.
-    pub(super) fn join(&mut self, address: &[u8]) -> Result<(), RailError> {
-        let State::Opening(channel) = &mut self.state else { return Ok(()) };
-        channel.connect(address)
+    /// The peer's end is made, and ours is joined with it, which [`Self::look`] tells of.
+    pub(super) fn join(&mut self, address: &[u8]) {
+        self.state = match std::mem::replace(&mut self.state, State::Dying) {
+            State::Opening(channel) => State::Joining(Joining::of(channel, address.to_vec())),
+            other => other,
+        };
+    }
+
+    fn joined(&mut self) -> Looked {
+        let State::Joining(joining) = std::mem::replace(&mut self.state, State::Dying) else {
+            return Looked::Fine(false);
+        };
+        let Some((channel, joined)) = joining.end() else {
+            self.state = State::Ending(Ending::past());
+            return Looked::NotJoined("the system has no thread left".into());
+        };
+        self.state = State::Opening(channel);
+        joined.map_or_else(|e| Looked::NotJoined(e.to_string()), |()| Looked::Joined)
     }
 
     /// Finds out whether the way to the peer works.
@@ -188,15 +227,22 @@ impl Path {
         }
     }
 
-    /// Our end goes. Until the peer's has gone as well, the path is dying.
+    /// Our end goes. Until it has gone, and the peer's as well, the path is dying.
     pub(super) fn lose(&mut self, why: &str, bell: &Bell) {
-        if let Some(channel) = self.channel() {
-            if let Some(fd) = channel.fd() {
-                bell.unwatch(fd);
+        self.state = match std::mem::replace(&mut self.state, State::Dying) {
+            State::Opening(channel) | State::Probing(channel, _) | State::Up(channel) => {
+                if let Some(fd) = channel.fd() {
+                    bell.unwatch(fd);
+                }
+                self.peer_gone = false;
+                State::Ending(Ending::of(channel))
             }
-            // Dropped here: from now on nothing is touched through it.
-            self.state = State::Dying;
-        }
+            State::Joining(joining) => {
+                self.peer_gone = false;
+                State::Ending(Ending::of_joining(joining))
+            }
+            other => other,
+        };
         (self.tried, self.why) = (true, Some(why.to_owned()));
         self.orphans.extend(self.posted.drain());
         self.batch.clear();
@@ -204,14 +250,19 @@ impl Path {
     }
 
     pub(super) fn is_dying(&self) -> bool {
-        matches!(self.state, State::Dying)
+        matches!(self.state, State::Ending(_) | State::Dying)
     }
 
-    /// The peer's end has gone too, or never was: the parts that may be requested anew.
+    /// Whether our end is on its way out.
+    pub(super) fn is_ending(&self) -> bool {
+        matches!(self.state, State::Ending(_))
+    }
+
+    /// The peer's end has gone too, or never was: the parts that may be requested anew. Waits for ours to be gone.
     pub(super) fn settle(&mut self, connects: bool) -> Vec<Part> {
         let retry_at = connects.then(|| Instant::now() + self.backoff);
         self.backoff = (self.backoff * 2).min(LAST_RETRY);
-        self.state = State::Idle { retry_at };
+        (self.state, self.peer_gone) = (State::Idle { retry_at }, false);
         std::mem::take(&mut self.orphans)
     }
 
@@ -268,9 +319,16 @@ impl Path {
     ) -> Looked {
         let (channel, probing) = match &mut self.state {
             State::Up(channel) => (channel, None),
+            State::Joining(joining) if joining.is_over() => return self.joined(),
             State::Opening(channel) => (channel, None),
             State::Probing(channel, since) => (channel, Some(*since)),
-            State::Idle { .. } | State::Dying => return Looked::Fine(false),
+            State::Ending(ending) if ending.is_over() => {
+                self.state = State::Dying;
+                return Looked::Gone;
+            }
+            State::Idle { .. } | State::Joining(_) | State::Ending(_) | State::Dying => {
+                return Looked::Fine(false);
+            }
         };
         let polled = channel.poll(&mut self.ended);
         let (mut moved, mut works) = (false, false);
@@ -300,12 +358,21 @@ impl Path {
         } else if !self.posted.is_empty() {
             self.quiet_looks = self.quiet_looks.wrapping_add(1);
             // A clock is not free everywhere.
-            let stall = stall.filter(|_| self.quiet_looks.is_multiple_of(LOOKS_A_CLOCK));
-            if let Some(stall) = stall.filter(|stall| self.quiet_for(Instant::now()) > *stall) {
-                return Looked::Lost(format!("nothing has ended for {stall:?}"));
+            if self.quiet_looks.is_multiple_of(LOOKS_A_CLOCK) {
+                return self.listen(stall);
             }
         }
         Looked::Fine(moved)
+    }
+
+    /// Nothing has ended of what is under way: for how long?
+    fn listen(&mut self, stall: Option<Duration>) -> Looked {
+        let quiet = self.quiet_for(Instant::now());
+        match stall.filter(|stall| quiet > *stall) {
+            Some(stall) => Looked::Lost(format!("nothing has ended for {stall:?}")),
+            None if quiet >= SILENCE => Looked::Silent,
+            None => Looked::Fine(false),
+        }
     }
 
     /// How long nothing has ended of what is under way, counted from the first time that it is asked.
@@ -321,10 +388,11 @@ impl Path {
     ) -> (bool, Option<Duration>) {
         // A channel that is lost is looked at once more, which tells.
         let armed = self.channel().is_none_or(|channel| channel.arm().unwrap_or(false));
-        let patience = stall.filter(|_| !self.posted.is_empty()).map(|stall| {
+        let patience = (!self.posted.is_empty()).then(|| {
             // The look that follows this sleep reads the clock.
             self.quiet_looks = LOOKS_A_CLOCK - 1;
-            stall.saturating_sub(self.quiet_for(now)).max(FULL_RETRY)
+            let rest = stall.map_or(SILENCE, |stall| stall.saturating_sub(self.quiet_for(now)));
+            rest.clamp(FULL_RETRY, SILENCE)
         });
         (armed, [self.wake_in(now), patience].into_iter().flatten().min())
     }
@@ -335,6 +403,7 @@ impl Path {
             State::Idle { retry_at } => {
                 return retry_at.map(|at| at.saturating_duration_since(now));
             }
+            State::Joining(_) | State::Ending(_) => return Some(ASIDE_LOOK),
             State::Dying => return None,
             State::Probing(channel, _) => (channel, Some(PROBE_TIMEOUT)),
             // Nothing tells when there is room again for what was not taken.
@@ -359,6 +428,7 @@ impl Path {
     pub(super) fn end(&mut self, bell: &Bell) {
         self.lose("shut down", bell);
         self.orphans.clear();
+        // Waits for a channel that ends.
         self.state = State::Idle { retry_at: None };
     }
 }

@@ -64,6 +64,9 @@ pub(super) struct State {
     pub(super) killed: bool,
 }
 
+/// So often a device may refuse what the peer grants.
+const MOST_REFUSALS: u8 = 3;
+
 /// Why a part is not requested right now.
 pub(super) enum Hold {
     /// Every path that could take it is full.
@@ -222,16 +225,22 @@ impl State {
 
     /// A part has ended, well or not.
     pub(super) fn part_ended(&mut self, part: Part, result: Result<(), RequestError>) {
+        if result == Err(RequestError::Access) && part.refusals < MOST_REFUSALS {
+            return self.ask_again(part);
+        }
         let why = result.err().map(|e| match e {
-            RequestError::Access => {
-                // What it is asked again next time tells more.
-                self.keys.forget(RegionId { slot: part.remote.slot, key: part.remote.key });
-                OpError::Remote(Status::UnknownKey)
-            }
+            RequestError::Access => OpError::Remote(Status::UnknownKey),
             RequestError::Local => OpError::LocalFault,
             RequestError::Failed(why) => OpError::Device(why.into()),
         });
         self.drop_part(&part, why);
+    }
+
+    /// The peer's device refused what the peer had granted. The peer knows better: a device that is being removed, or
+    /// whose process dies, may lose its regions before its queue pairs.
+    fn ask_again(&mut self, part: Part) {
+        self.keys.forget(RegionId { slot: part.remote.slot, key: part.remote.key });
+        self.again.push_back(Part { refusals: part.refusals + 1, ..part });
     }
 
     pub(super) fn drop_part(&mut self, part: &Part, why: Option<OpError>) {

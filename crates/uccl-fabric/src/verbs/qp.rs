@@ -216,6 +216,11 @@ impl Qp {
         self.modify(&mut attr, mask, "to RTS")
     }
 
+    /// Has it send nothing more.
+    pub(super) fn stop(&self) -> Result<(), RailError> {
+        self.modify(&mut empty_attr(qp_state::ERR), qp_mask::STATE, "to ERR")
+    }
+
     fn to_rtr(&self, path: &Path, peer: &VerbsAddress, qp: QueuePair) -> Result<(), RailError> {
         let mut attr = empty_attr(qp_state::RTR);
         attr.path_mtu = path.mtu.min(peer.mtu).into();

@@ -132,7 +132,8 @@ impl Connection {
     pub(super) fn post_elsewhere(self: &Arc<Self>, transfer: &Arc<Transfer>, work: Work) {
         let is_fenced = transfer.body.lock().fence.is_some();
         if is_fenced || self.is_failed() {
-            return Arc::clone(transfer).complete(Err(OpError::Cancelled));
+            // What that means is told by the fence, or by the connection.
+            return Arc::clone(transfer).complete(Err(OpError::LaneDown));
         }
         self.post_on_streams(transfer, work);
         transfer.op_ended();

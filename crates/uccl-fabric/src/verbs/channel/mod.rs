@@ -57,6 +57,9 @@ pub(super) const COMPLETIONS_OF_UC: u32 = unreliable::SENDS + unreliable::RECEIV
 /// Completions taken at a time.
 const BATCH: usize = 32;
 
+/// Polls that find nothing for each at the device's events.
+const POLLS_AN_EVENT: u32 = 1024;
+
 /// A queue pair is kept to until it has so much more in flight than another: a batch of short requests is
 /// better off with one doorbell than spread.
 const STICK_BYTES: u64 = 16 << 10;
@@ -82,6 +85,8 @@ pub(super) struct VerbsChannel {
     untold: Vec<Ended>,
     /// Whether the next completion shows on the descriptor.
     is_armed: bool,
+    /// Polls since something ended.
+    quiet_polls: u32,
     fault: Option<RailError>,
 }
 
@@ -135,6 +140,7 @@ impl VerbsChannel {
             probes: VecDeque::new(),
             untold: Vec::new(),
             is_armed: false,
+            quiet_polls: 0,
             fault: None,
         })
     }
@@ -210,6 +216,25 @@ impl VerbsChannel {
         self.pd.context().take_events();
         let why = self.pd.context().check_gone().err().unwrap_or(why);
         self.fault.get_or_insert(why);
+    }
+
+    /// A device that is removed ends no request: it only says that it is gone.
+    fn hear_device(&mut self) -> Result<(), RailError> {
+        self.pd.context().take_events();
+        self.pd.context().check_gone().inspect_err(|gone| {
+            self.fault.get_or_insert_with(|| gone.clone());
+        })
+    }
+
+    /// Hears the device now and then while nothing ends.
+    #[inline]
+    fn listen(&mut self, is_idle: bool) -> Result<(), RailError> {
+        if !is_idle {
+            self.quiet_polls = 0;
+            return Ok(());
+        }
+        self.quiet_polls = self.quiet_polls.wrapping_add(1);
+        if self.quiet_polls.is_multiple_of(POLLS_AN_EVENT) { self.hear_device() } else { Ok(()) }
     }
 
     /// The queue for the next request: that with the least in flight, or the last one if it has little more.
@@ -420,6 +445,20 @@ impl VerbsChannel {
     }
 }
 
+impl Drop for VerbsChannel {
+    fn drop(&mut self) {
+        // iWARP's connections end in good order, so that the peer's end is told.
+        if self.connections.is_some() || !self.is_joined {
+            return;
+        }
+        for queue in &self.queues {
+            // Soft-RoCE sends again what nobody answers for as long as it takes to destroy a queue pair, which waits
+            // for that. Where this fails, the device has ended it already.
+            let _ = queue.qp().stop();
+        }
+    }
+}
+
 fn address_of(path: &Path, queues: &[SendQueue], uc: Option<&Unreliable>) -> VerbsAddress {
     VerbsAddress {
         link_layer: path.link_layer,
@@ -476,6 +515,7 @@ impl Channel for VerbsChannel {
         if let Some(fault) = &self.fault {
             return Err(fault.clone());
         }
+        self.listen(is_idle)?;
         self.turn(is_idle, ended)?;
         if self.probes.is_empty() { Ok(()) } else { self.post_probes() }
     }
@@ -485,8 +525,7 @@ impl Channel for VerbsChannel {
     }
 
     fn arm(&mut self) -> Result<bool, RailError> {
-        self.pd.context().take_events();
-        self.pd.context().check_gone()?;
+        self.hear_device()?;
         if self.is_armed && self.cq.take_event() {
             self.is_armed = false;
         }

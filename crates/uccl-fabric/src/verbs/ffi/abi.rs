@@ -370,6 +370,7 @@ pub(crate) mod qp_state {
     pub(crate) const INIT: u32 = 1;
     pub(crate) const RTR: u32 = 2;
     pub(crate) const RTS: u32 = 3;
+    pub(crate) const ERR: u32 = 6;
 }
 
 /// `enum ibv_qp_attr_mask`.

@@ -139,6 +139,7 @@ fn constants(facts: &mut Vec<Fact>) {
         IBV_WR_RDMA_WRITE_WITH_IMM = wr_opcode::RDMA_WRITE_WITH_IMM, IBV_WR_SEND = wr_opcode::SEND,
         IBV_WC_RECV = wc_opcode::RECV, IBV_WC_RECV_RDMA_WITH_IMM = wc_opcode::RECV_RDMA_WITH_IMM,
         IBV_QPS_INIT = qp_state::INIT, IBV_QPS_RTR = qp_state::RTR, IBV_QPS_RTS = qp_state::RTS,
+        IBV_QPS_ERR = qp_state::ERR,
         IBV_QP_STATE = qp_mask::STATE, IBV_QP_ACCESS_FLAGS = qp_mask::ACCESS_FLAGS,
         IBV_QP_PKEY_INDEX = qp_mask::PKEY_INDEX, IBV_QP_PORT = qp_mask::PORT,
         IBV_QP_AV = qp_mask::AV, IBV_QP_PATH_MTU = qp_mask::PATH_MTU,

@@ -1,0 +1,117 @@
+//! Cables that may be cut: a guest's, and such as are made for a test and torn out with their devices.
+
+use std::{env, fs, path::Path, process::Command};
+
+use uccl_p2p::TransferId;
+
+use crate::ends::{Way, devices, until};
+
+/// So much has gone over a cable when a transfer is in its middle.
+const SOME_BYTES: u64 = 256 << 10;
+
+/// Runs iproute2; whether it did as it was told.
+fn tell(words: &str) -> bool {
+    let mut words = words.split(' ');
+    let run = Command::new(words.next().expect("a program")).args(words).status();
+    run.expect("iproute2").success()
+}
+
+fn must(words: &str) {
+    assert!(tell(words), "{words}");
+}
+
+/// A network cable between two RDMA devices, by its interfaces.
+#[derive(Clone)]
+pub(crate) struct Cable {
+    pub(crate) ends: [String; 2],
+}
+
+impl Cable {
+    /// One of the guest's; none elsewhere.
+    pub(crate) fn of_guest(rail: usize) -> Option<Self> {
+        let end = |variable| {
+            let name = devices(variable, rail + 1).get(rail)?.replace("rxe", "rail");
+            Path::new("/sys/class/net").join(&name).exists().then_some(name)
+        };
+        Some(Self { ends: [end("RDMA_VM_DEVS")?, end("RDMA_VM_PEER_DEVS")?] })
+    }
+
+    pub(crate) fn set(&self, end: usize, state: &str) {
+        must(&format!("ip link set {} {state}", self.ends[end]));
+    }
+
+    /// Bytes that have gone over it, both ways.
+    pub(crate) fn bytes(&self) -> u64 {
+        let of = |end: &String| {
+            let path = format!("/sys/class/net/{end}/statistics/tx_bytes");
+            fs::read_to_string(path).ok().and_then(|text| text.trim().parse::<u64>().ok())
+        };
+        self.ends.iter().filter_map(of).sum()
+    }
+
+    /// Waits until some of a transfer has gone over it; whether it was still under way then.
+    pub(crate) fn until_used(&self, before: u64, way: Way<'_>, id: TransferId) -> bool {
+        until("use of the cable", || self.bytes() >= before + SOME_BYTES || !way.is_pending(id));
+        way.is_pending(id)
+    }
+
+    /// Whether it has been used since.
+    pub(crate) fn is_used(&self, before: u64) -> bool {
+        self.bytes() >= before + SOME_BYTES
+    }
+}
+
+/// A cable with soft-RoCE devices that is there for one test, in a guest.
+pub(crate) struct Spare {
+    pub(crate) cable: Cable,
+    pub(crate) devices: [String; 2],
+}
+
+impl Spare {
+    /// Makes one; says why not, where that would change the machine.
+    pub(crate) fn plug() -> Option<Self> {
+        let alone = env::var("RDMA_VM_GUESTS").is_ok_and(|count| count == "1");
+        if !alone || !devices("RDMA_VM_DEVS", 1).iter().any(|name| name.starts_with("rxe")) {
+            eprintln!("skipped: no device that may be removed (cargo xtask guest has some)");
+            return None;
+        }
+        let cable = Cable { ends: ["spare_a", "spare_b"].map(str::to_owned) };
+        must("ip link add spare_a type veth peer name spare_b");
+        for (number, end) in (1..).zip(&cable.ends) {
+            must(&format!("ip link set {end} address 02:77:00:00:fe:0{number} mtu 4200"));
+            must(&format!("ip link set {end} up"));
+            must(&format!("ip addr add 10.77.254.{number}/24 dev {end}"));
+            must(&format!("rdma link add rxe_{end} type rxe netdev {end}"));
+        }
+        let devices = cable.ends.clone().map(|end| format!("rxe_{end}"));
+        until("the ports of a new cable", || devices.iter().all(|device| is_active(device)));
+        Some(Self { cable, devices })
+    }
+
+    /// Takes the device of one end out, whoever uses it.
+    pub(crate) fn remove_device(&self, end: usize) {
+        must(&format!("rdma link del {}", self.devices[end]));
+    }
+
+    /// Takes the cable out, and with it the devices of both ends.
+    pub(crate) fn remove(&self) {
+        must(&format!("ip link del {}", self.cable.ends[0]));
+    }
+}
+
+impl Drop for Spare {
+    fn drop(&mut self) {
+        if Path::new("/sys/class/net").join(&self.cable.ends[0]).exists() {
+            tell(&format!("ip link del {}", self.cable.ends[0]));
+        }
+        until("the end of the devices", || {
+            let there = |name: &String| Path::new("/sys/class/infiniband").join(name).exists();
+            !self.devices.iter().any(there)
+        });
+    }
+}
+
+fn is_active(device: &str) -> bool {
+    let state = format!("/sys/class/infiniband/{device}/ports/1/state");
+    fs::read_to_string(state).is_ok_and(|state| state.contains("ACTIVE"))
+}
