@@ -60,16 +60,12 @@ pub(crate) fn tests() -> Result<Done> {
     done.or_failed(result)
 }
 
-/// Which of the tests that are marked for rails run in a guest, and how its endpoints reach each other. Little of what
-/// ends or is lost: there, 256 MiB on their way take seconds, and the tests in Rust have it.
-const IN_GUESTS: [(&str, &str); 2] = [
-    ("1", "test_semantics and not any_length and not 64_mib or TestAdverts"),
-    ("0", "TestReadWrite or after_the_data and not 16777216"),
-];
+/// Which of the tests that are marked for rails run in a guest. Little of what ends or is lost: there, 256 MiB on
+/// their way take seconds, and the tests in Rust have it.
+const IN_GUEST: &str = "TestReadWrite or TestAdverts or after_the_data and not 16777216";
 
-/// Runs tests against the wheel in guests, whose processes have RDMA devices: over reliable connections, and over
-/// unreliable ones.
-pub(crate) fn tests_in_guests() -> Result<Done> {
+/// Runs tests against the wheel in a guest, whose processes have RDMA devices.
+pub(crate) fn tests_in_guest() -> Result<Done> {
     if let Some(reason) = lacking() {
         return Ok(Done::skipped(reason));
     }
@@ -79,24 +75,14 @@ pub(crate) fn tests_in_guests() -> Result<Done> {
         return Ok(Done::skipped(format!("lacks a guest: {why}")));
     }
     let python = with_wheel()?;
-    let (mut details, mut result) = (Vec::new(), Ok(()));
-    let mut absent = Vec::new();
-    for (mode, tests) in IN_GUESTS {
-        let mut done = Done::default();
-        // Two processes that poll: each has a processor.
-        let program = guest::guest()
-            .args(["--rails=1", "--cpus=2", "--timeout=300", "--"])
-            .args([&python])
-            .env("UCCL_TEST_TRANSPORTS", "verbs")
-            .env("UCCL_RCMODE", mode);
-        let ended = watch(program, &["-m", "rails", "-k", tests, "tests"], &mut done);
-        result = result.and(ended);
-        details.push(format!("UCCL_RCMODE={mode}: {}", done.detail));
-        absent.append(&mut done.absent);
-    }
-    let mut done = Done::without(absent);
-    done.detail = details.join("; ");
-    done.or_failed(result)
+    let mut done = Done::default();
+    // Two processes that poll: each has a processor.
+    let program = guest::guest()
+        .args(["--rails=1", "--cpus=2", "--timeout=300", "--"])
+        .args([&python])
+        .env("UCCL_TEST_TRANSPORTS", "verbs");
+    let ended = watch(program, &["-m", "rails", "-k", IN_GUEST, "tests"], &mut done);
+    done.or_failed(ended)
 }
 
 /// Runs pytest, and tells what it left out and how many tests passed.

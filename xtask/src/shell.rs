@@ -96,7 +96,14 @@ impl Program {
 
     /// The cargo that runs this.
     pub(crate) fn cargo(arguments: &[&str]) -> Self {
-        Self::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())).args(arguments)
+        let cargo = Self::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        // What is built once is not built again in part, and building it so takes longer.
+        let cargo = if std::env::var_os("CI").is_some() {
+            cargo.env("CARGO_INCREMENTAL", "0")
+        } else {
+            cargo
+        };
+        cargo.args(arguments)
     }
 
     pub(crate) fn args<S: AsRef<OsStr>>(mut self, arguments: impl IntoIterator<Item = S>) -> Self {

@@ -201,8 +201,8 @@ const STEPS: &[Step] = &[
     Step {
         name: "rails",
         group: Group::Python,
-        about: "tests across processes over RDMA, in guests",
-        run: |_| python::tests_in_guests(),
+        about: "tests across processes over RDMA, in a guest",
+        run: |_| python::tests_in_guest(),
     },
 ];
 

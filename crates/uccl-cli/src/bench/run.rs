@@ -195,10 +195,12 @@ impl<'a> Session<'a> {
         Ok(all)
     }
 
-    /// How many transfers take about `time`. Its runs warm up what the batches use.
+    /// How many transfers take about `time`. Its runs warm up what the batches use; the first, of which much may be
+    /// made anew, says nothing.
     fn calibrate(&mut self, prepared: &mut Prepared, phase: Phase, time: Duration) -> Result<u64> {
         let least = phase.inflight as u64;
         let mut count = least;
+        self.go(prepared, &Phase { count, ..phase })?;
         loop {
             let (elapsed, _) = self.go(prepared, &Phase { count, ..phase })?;
             let target = time.as_secs_f64() / elapsed.as_secs_f64().max(1e-9) * count as f64;

@@ -24,7 +24,7 @@ const ASIDE_LOOK: Duration = Duration::from_millis(1);
 /// What has been silent for so long is looked into: its port may be down, and the device in no hurry to say so.
 const SILENCE: Duration = Duration::from_millis(200);
 /// Looks that find nothing for each at the clock.
-const LOOKS_A_CLOCK: u32 = 64;
+const LOOKS_A_CLOCK: u32 = 1024;
 /// Names a probe among the requests of a channel.
 const PROBE: u64 = u64::MAX;
 

@@ -32,7 +32,7 @@ use crate::error::{Error, Result};
 /// While callers hold lanes, workers look at them this often, to take over when callers stop.
 const CLAIM_TICK: Duration = Duration::from_micros(500);
 /// The same for lanes over which no peer asks for anything: they wait for nobody but the callers.
-const QUIET_CLAIM_TICK: Duration = Duration::from_millis(2);
+const QUIET_CLAIM_TICK: Duration = Duration::from_millis(5);
 /// While transfers are unfinished, their deadlines are looked at this often.
 const HOUSEKEEPING: Duration = Duration::from_millis(20);
 /// How often a spinning worker looks for other lanes that want it.

@@ -20,6 +20,17 @@ fn must(words: &str) {
     assert!(tell(words), "{words}");
 }
 
+/// Whether an interface is in our network namespace.
+fn is_here(interface: &str) -> bool {
+    Path::new("/sys/class/net").join(interface).exists()
+}
+
+/// The namespace of the other ends, if they are in one of their own.
+fn other_netns() -> Option<String> {
+    let file = env::var("RDMA_VM_PEER_NETNS").ok()?;
+    Some(Path::new(&file).file_name()?.to_str()?.to_owned())
+}
+
 /// A network cable between two RDMA devices, by its interfaces.
 #[derive(Clone)]
 pub(crate) struct Cable {
@@ -31,16 +42,20 @@ impl Cable {
     pub(crate) fn of_guest(rail: usize) -> Option<Self> {
         let end = |variable| {
             let name = devices(variable, rail + 1).get(rail)?.replace("rxe", "rail");
-            Path::new("/sys/class/net").join(&name).exists().then_some(name)
+            (is_here(&name) || name.starts_with("rail") && other_netns().is_some()).then_some(name)
         };
         Some(Self { ends: [end("RDMA_VM_DEVS")?, end("RDMA_VM_PEER_DEVS")?] })
     }
 
     pub(crate) fn set(&self, end: usize, state: &str) {
-        must(&format!("ip link set {} {state}", self.ends[end]));
+        let name = &self.ends[end];
+        match other_netns().filter(|_| !is_here(name)) {
+            Some(netns) => must(&format!("ip -n {netns} link set {name} {state}")),
+            None => must(&format!("ip link set {name} {state}")),
+        }
     }
 
-    /// Bytes that have gone over it, both ways.
+    /// Bytes that have gone over it, both ways; one way, if the other end is in another namespace.
     pub(crate) fn bytes(&self) -> u64 {
         let of = |end: &String| {
             let path = format!("/sys/class/net/{end}/statistics/tx_bytes");
@@ -101,7 +116,7 @@ impl Spare {
 
 impl Drop for Spare {
     fn drop(&mut self) {
-        if Path::new("/sys/class/net").join(&self.cable.ends[0]).exists() {
+        if is_here(&self.cable.ends[0]) {
             tell(&format!("ip link del {}", self.cable.ends[0]));
         }
         until("the end of the devices", || {

@@ -8,7 +8,7 @@ use crate::{
     support::Pair,
 };
 
-const LEN: usize = 48 << 20;
+const LEN: usize = 24 << 20;
 
 /// Over the spare cable, and one of the guest's if there is to be another.
 fn joined(spare: &Spare, others: usize, change: impl Fn(&mut Config)) -> Pair {
