@@ -188,11 +188,13 @@ impl Core {
         open.collect()
     }
 
-    /// Keeps nothing of a lost connection but the reason.
+    /// Keeps nothing of a lost connection but the reason, unless it is forgotten already: its place may be another's
+    /// by now.
     pub(crate) fn conn_lost(&self, conn: &Connection, e: Error) {
         let lost = Entry::Lost(conn.id, e, Box::new(conn.info()));
         let mut conns = self.conns.write();
         let old = match conns.slab.get_mut(index(conn.id)) {
+            Some(Entry::Open(open)) if open.id != conn.id => return,
             Some(entry @ Entry::Open(_)) => std::mem::replace(entry, lost),
             _ => return,
         };
@@ -361,5 +363,25 @@ mod tests {
             assert!(begun.elapsed() < Duration::from_secs(20), "peers are watched for ever");
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    #[test]
+    fn a_connection_that_ends_late_leaves_its_successor_alone() {
+        let config =
+            || Config { bind: Some([127, 0, 0, 1].into()), port: Some(0), ..Config::default() };
+        let ends = [config(), config()].map(|config| Endpoint::new(config).expect("an endpoint"));
+        let connect = || {
+            let conn =
+                ends[0].connect(ends[1].addr(), None, &mut Uninterrupted).expect("connected");
+            ends[1].accept(None, &mut Uninterrupted).expect("accepted");
+            conn
+        };
+        let core = ends[0].core();
+        let first = core.conn(connect()).expect("it is there");
+        ends[0].disconnect(first.id).expect("it was there");
+        let second = connect();
+        assert_eq!(super::index(first.id), super::index(second), "they have the same place");
+        core.conn_lost(&first, first.lost_to("too late"));
+        ends[0].check_connection(second).expect("the second has not ended");
     }
 }
