@@ -60,6 +60,7 @@ class Peer:
         theirs.close()
         self.pipe = Connection(ours.detach())
         self.pending = 0
+        self.stands_still = False
 
     @property
     def pid(self) -> int:
@@ -93,10 +94,11 @@ class Peer:
     def kill(self, sig: int = signal.SIGKILL) -> None:
         """Sends a signal to the process."""
         self.process.send_signal(sig)
+        self.stands_still = sig == signal.SIGSTOP or self.stands_still and sig != signal.SIGCONT
 
     def reset(self) -> bool:
         """Makes the process as good as new for another test; false if it is not."""
-        if self.pending or self.process.poll() is not None:
+        if self.pending or self.stands_still or self.process.poll() is not None:
             return False
         try:
             return self.call("reset", within=10)
