@@ -1,6 +1,6 @@
 //! Two endpoints in one process, and what tests do with them.
 
-mod place;
+pub(crate) mod place;
 pub(crate) mod suite;
 
 use std::time::Duration;

@@ -13,17 +13,17 @@ use uccl_p2p::{
 use crate::{
     cables::Cable,
     ends::{Moved, Way, back, devices, joined, over, possible, set, there, until},
-    support::{advert, config, finish, iov, pattern, register, request},
+    support::{advert, config, finish, iov, pattern, place::Place, register, request},
     usage::Usage,
 };
 
 const LEN: usize = 32 << 20;
 const ROLE: &str = "UCCL_TEST_OWNER";
 
-fn endpoint(variable: &str) -> Endpoint {
-    let mut config: Config = config(Transport::Auto);
+fn endpoint(place: &Place, variable: &str) -> Endpoint {
+    let mut config = Config { bind: Some(place.ip), ..config(Transport::Auto) };
     over(&mut config, &devices(variable, 2));
-    Endpoint::new(config).expect("an endpoint")
+    place.run(|| Endpoint::new(config).expect("an endpoint"))
 }
 
 /// The other process: has memory, until it is killed. A test of its own so that it can be started.
@@ -33,12 +33,13 @@ fn owner_process() {
         return;
     }
     let mut memory = vec![0; LEN];
-    let ep = endpoint("RDMA_VM_PEER_DEVS");
+    let [_, place] = Place::both();
+    let ep = endpoint(&place, "RDMA_VM_PEER_DEVS");
     let mr = register(&ep, &mut memory);
     let advert: Vec<_> =
         advert(&ep, mr, &memory).encode().iter().map(|byte| format!("{byte:02x}")).collect();
     println!("\nat {} {}", ep.addr(), advert.concat());
-    let conn = ep.accept(None, &mut Uninterrupted).expect("accepted").conn;
+    let conn = place.run(|| ep.accept(None, &mut Uninterrupted).expect("accepted").conn);
     until("the end of its peer", || ep.check_connection(conn).is_err());
 }
 
@@ -88,7 +89,8 @@ fn transfers_to_a_killed_process_fail_and_give_everything_back() {
         return;
     }
     let mut memory = pattern(LEN, 4);
-    let ep = endpoint("RDMA_VM_DEVS");
+    let [place, _] = Place::both();
+    let ep = endpoint(&place, "RDMA_VM_DEVS");
     let mut usage = Vec::new();
     for op in [Op::Write, Op::Read, Op::Write, Op::Read] {
         let mut owner = Owner::start();
