@@ -186,19 +186,27 @@ fn prepare() -> Result<Beside> {
     idle.limit(BUILD_LIMIT).beside(log)
 }
 
-/// Runs the tests that need RDMA devices, in guests.
-pub(crate) fn tests() -> Result<Done> {
+/// Waits for the kernel, or makes it; why there can be no guest, if there can be none.
+pub(crate) fn lacking() -> Result<Option<String>> {
     let begun = PREPARING.lock().unwrap_or_else(PoisonError::into_inner).take();
     let status = begun.map_or_else(prepare, Ok).and_then(Beside::wait)?;
+    if status.success() {
+        return Ok(None);
+    }
     let said = fs::read_to_string(log()).unwrap_or_default();
-    if !status.success() {
-        let why = match status.code() {
-            Some(LACKING) => said.lines().rev().find_map(|line| line.strip_prefix("guest: lacks ")),
-            // The kernel's sources and compiler are this machine's, and no part of what is tested.
-            _ => said.lines().rev().find(|line| !line.trim().is_empty()),
-        };
-        let why = why.unwrap_or("what guests need");
-        return Ok(Done::skipped(format!("lacks a guest ({}): {why}", log().display())));
+    let why = match status.code() {
+        Some(LACKING) => said.lines().rev().find_map(|line| line.strip_prefix("guest: lacks ")),
+        // The kernel's sources and compiler are this machine's, and no part of what is tested.
+        _ => said.lines().rev().find(|line| !line.trim().is_empty()),
+    };
+    let why = why.unwrap_or("what guests need");
+    Ok(Some(format!("lacks a guest ({}): {why}", log().display())))
+}
+
+/// Runs the tests that need RDMA devices, in guests.
+pub(crate) fn tests() -> Result<Done> {
+    if let Some(reason) = lacking()? {
+        return Ok(Done::skipped(reason));
     }
     let (mut done, mut passed) = (Done::default(), 0);
     let mut result = Ok(());

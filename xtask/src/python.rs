@@ -69,10 +69,8 @@ pub(crate) fn tests_in_guest() -> Result<Done> {
     if let Some(reason) = lacking() {
         return Ok(Done::skipped(reason));
     }
-    let (well, said) = guest::guest().args(["--prepare"]).ask()?;
-    if !well {
-        let why = said.lines().last().unwrap_or("no reason given");
-        return Ok(Done::skipped(format!("lacks a guest: {why}")));
+    if let Some(reason) = guest::lacking()? {
+        return Ok(Done::skipped(reason));
     }
     let python = with_wheel()?;
     let mut done = Done::default();

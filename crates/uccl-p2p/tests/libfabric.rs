@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use uccl_fabric::libfabric::{Devices, LibfabricRail, LibfabricSettings};
 use uccl_p2p::{Config, Transport, Uninterrupted};
 
-use self::support::{Pair, advert, pair_of, register};
+use self::support::{Pair, pair_of, path};
 
 /// Providers that need no hardware, and two endpoints over each. Not `shm`, whose two ends are two processes.
 pub(crate) fn pairs() -> Vec<(&'static str, Pair)> {
@@ -76,10 +76,7 @@ const COPY: &str = "libfabric.so.1";
 #[test]
 fn the_path_is_libfabric() {
     for (link, p) in pairs() {
-        let mut memory = vec![0; 4096];
-        let there = register(&p.b, &mut memory);
-        let path = p.a.path(p.to_b, &advert(&p.b, there, &memory)).expect("a connection");
-        assert_eq!(path, "libfabric", "{link}");
+        assert_eq!(path(&p.a, p.to_b, &p.b), "libfabric", "{link}");
     }
 }
 

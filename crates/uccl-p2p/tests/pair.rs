@@ -9,7 +9,7 @@ use uccl_p2p::{
     device::{MemoryKind, Place, Topology},
 };
 
-use self::support::{Pair, advert, config, iov, pair_of, pattern, register, request};
+use self::support::{Pair, advert, config, iov, pair_of, path, pattern, register, request};
 
 fn pair_with(change: impl Fn(&mut Config)) -> Pair {
     pair_of([&change, &change])
@@ -51,6 +51,17 @@ pub(crate) fn pairs() -> Vec<(&'static str, Pair)> {
             }),
         ),
     ]
+}
+
+#[test]
+fn the_path_is_the_links() {
+    for (link, p) in pairs() {
+        let path = path(&p.a, p.to_b, &p.b);
+        let kind = link.split([' ', ',']).next().expect("a word");
+        // The kernel may forbid copies between processes.
+        let known: &[&str] = if kind == "local" { &["cma", "shm"] } else { &[kind] };
+        assert!(known.contains(&path), "{link}: {path}");
+    }
 }
 
 #[test]

@@ -105,6 +105,13 @@ pub(crate) struct Point {
     pub(crate) stream: bool,
 }
 
+impl Point {
+    /// Whether both sides have transfers of their own.
+    pub(crate) fn goes_both_ways(&self) -> bool {
+        self.direction == Direction::Bi || self.op == OpKind::Pingpong
+    }
+}
+
 /// A run of transfers of one point.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Phase {

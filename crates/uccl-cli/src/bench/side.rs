@@ -22,7 +22,7 @@ use super::{
     flag::Flag,
     ordered::Ordered,
     place::{self, Place},
-    plan::{ChecksumMode, Direction, OpKind},
+    plan::{ChecksumMode, OpKind},
     stats::Latencies,
 };
 
@@ -234,7 +234,7 @@ struct Roles {
 
 impl Roles {
     fn of(role: Role, point: &Point) -> Self {
-        let both = point.direction == Direction::Bi || point.op == OpKind::Pingpong;
+        let both = point.goes_both_ways();
         match role {
             Role::Lead => Self { active: true, passive: both },
             Role::Serve => Self { active: both, passive: true },
@@ -273,8 +273,7 @@ impl Prepared {
 
     /// Whether the other side has something to do while this one's transfers run.
     pub(crate) fn needs_both(&self) -> bool {
-        let both = self.point.direction == Direction::Bi || self.point.op == OpKind::Pingpong;
-        both || self.is_two_sided()
+        self.point.goes_both_ways() || self.is_two_sided()
     }
 
     fn is_two_sided(&self) -> bool {

@@ -30,8 +30,7 @@ use crate::{
 };
 
 /// Looks at rails before a transfer is made of what they carry: a device's answer takes microseconds.
-const LOOKS_AT_RAILS: u32 = 1024;
-
+const LOOKS_BEFORE_A_TRANSFER: u32 = 1024;
 /// How long a call waits for a GPU's copy before it makes a transfer of it.
 const MOMENT: Duration = Duration::from_millis(1);
 
@@ -115,14 +114,9 @@ impl Endpoint {
 
     /// Has a GPU copy one piece, and waits a moment: most such copies end before a transfer could be made.
     fn copy_now(&self, single: &Single, lane: &dyn Lane) -> Result<Option<Begun>> {
-        let now = Arc::new(Now::default());
-        let op = single.work().operation(Arc::clone(&now) as _);
-        // SAFETY: inside a region, which a lease keeps registered until the operation has ended: this one, or
-        // that of the transfer that it becomes.
-        let name = match unsafe { lane.post(op) } {
-            Ok(Posted::Pending(name)) => name,
-            Ok(Posted::Done(Ok(()))) => return Ok(Some(Begun::Done(self.done_now(single)))),
-            Ok(Posted::Done(Err(_))) | Err(_) => return Ok(None),
+        let (now, name) = match self.post_now(single, single.work(), lane) {
+            Ok(under_way) => under_way,
+            Err(over) => return Ok(over),
         };
         let _claim = single.conn.claim();
         let begun = Instant::now();
@@ -147,20 +141,16 @@ impl Endpoint {
         let (conn, work) = (&single.conn, single.work());
         let rails = conn.rails_for(&work).filter(|_| !self.config().always_ask_owners);
         let Some(RailLane { lane, index }) = rails else { return Ok(None) };
-        let now = Arc::new(Now::default());
-        // SAFETY: inside a region, which a lease keeps registered until the operation has ended: this one, or
-        // that of the transfer that it becomes.
-        let name = match unsafe { lane.post(work.clone().operation(Arc::clone(&now) as _)) } {
-            Ok(Posted::Pending(name)) => name,
-            Ok(Posted::Done(Ok(()))) => return Ok(Some(Begun::Done(self.done_now(single)))),
-            Ok(Posted::Done(Err(_))) | Err(_) => return Ok(None),
+        let (now, name) = match self.post_now(single, work.clone(), &**lane) {
+            Ok(under_way) => under_way,
+            Err(over) => return Ok(over),
         };
         conn.forward_notes();
         let _claim = conn.claim();
         let look = || {
             conn.progress_lane(*index);
         };
-        (0..LOOKS_AT_RAILS).take_while(|_| !now.has_ended()).for_each(|_| look());
+        (0..LOOKS_BEFORE_A_TRANSFER).take_while(|_| !now.has_ended()).for_each(|_| look());
         if let Some(Ok(())) = now.result() {
             return Ok(Some(Begun::Done(self.done_now(single))));
         }
@@ -168,6 +158,23 @@ impl Endpoint {
             Arc::new(Piece { transfer: Arc::clone(transfer), work, lane: *index }) as _
         };
         self.outlast(single, (*index as u16, name), &now, heir, look).map(Some)
+    }
+
+    /// Posts one piece on a lane. `Err`: it is over, or takes the longer way.
+    fn post_now(
+        &self,
+        single: &Single,
+        work: Work,
+        lane: &dyn Lane,
+    ) -> Result<(Arc<Now>, OpName), Option<Begun>> {
+        let now = Arc::new(Now::default());
+        // SAFETY: inside a region, which a lease keeps registered until the operation has ended: this one, or
+        // that of the transfer that it becomes.
+        match unsafe { lane.post(work.operation(Arc::clone(&now) as _)) } {
+            Ok(Posted::Pending(name)) => Ok((now, name)),
+            Ok(Posted::Done(Ok(()))) => Err(Some(Begun::Done(self.done_now(single)))),
+            Ok(Posted::Done(Err(_))) | Err(_) => Err(None),
+        }
     }
 
     /// Makes a transfer of what takes longer. Where none can be made, its memory is let go only after its end.

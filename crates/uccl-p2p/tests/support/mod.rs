@@ -60,6 +60,15 @@ pub(crate) fn advert(ep: &Endpoint, mr: MrId, memory: &[u8]) -> Advert {
     ep.advertise(mr, memory.as_ptr() as usize, memory.len()).expect("advertised")
 }
 
+/// What carries bytes from one endpoint to the other's memory.
+pub(crate) fn path(from: &Endpoint, conn: ConnId, to: &Endpoint) -> &'static str {
+    let mut memory = vec![0; 64];
+    let mr = register(to, &mut memory);
+    let path = from.path(conn, &advert(to, mr, &memory)).expect("a connection");
+    to.deregister(mr).expect("unused");
+    path
+}
+
 pub(crate) fn request<'a>(
     conn: ConnId,
     op: Op,

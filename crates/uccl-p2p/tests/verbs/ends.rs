@@ -7,7 +7,7 @@ use std::{
 
 use uccl_p2p::{Config, ConnId, Endpoint, Error, Op, Status, TransferId, Transport};
 
-use crate::support::{Pair, advert, finish, iov, pair_of, pattern, register, request};
+use crate::support::{Pair, advert, finish, iov, pair_of, path, pattern, register, request};
 
 /// The devices of one end, as many as are wanted.
 pub(crate) fn devices(variable: &str, count: usize) -> Vec<String> {
@@ -79,16 +79,7 @@ impl Way<'_> {
     pub(crate) fn rails(&self) -> usize {
         let lanes = self.from.connection(self.conn).expect("a connection").lanes;
         // Without rails those that are counted are the streams.
-        if lanes == 1 && self.link() != "verbs" { 0 } else { lanes }
-    }
-
-    /// What carries bytes.
-    fn link(&self) -> &'static str {
-        let mut memory = vec![0; 64];
-        let mr = register(self.to, &mut memory);
-        let path = self.from.path(self.conn, &advert(self.to, mr, &memory)).expect("a connection");
-        self.to.deregister(mr).expect("unused");
-        path
+        if lanes == 1 && path(self.from, self.conn, self.to) != "verbs" { 0 } else { lanes }
     }
 
     pub(crate) fn is_pending(&self, id: TransferId) -> bool {

@@ -17,7 +17,7 @@ use uccl_p2p::{Config, Transport, Uninterrupted};
 
 use self::{
     ends::{joined, set},
-    support::{Pair, advert, register},
+    support::{Pair, path},
 };
 
 /// One rail and two; and writes over unreliable connections.
@@ -33,10 +33,7 @@ pub(crate) fn pairs() -> Vec<(&'static str, Pair)> {
 #[test]
 fn the_path_is_rdma() {
     for (link, p) in pairs() {
-        let mut memory = vec![0; 4096];
-        let there = register(&p.b, &mut memory);
-        let path = p.a.path(p.to_b, &advert(&p.b, there, &memory)).expect("a connection");
-        assert_eq!(path, "verbs", "{link}");
+        assert_eq!(path(&p.a, p.to_b, &p.b), "verbs", "{link}");
         let info = p.a.connection(p.to_b).expect("a connection");
         assert_eq!(info.lanes, if link == "verbs x2" { 2 } else { 1 }, "{link}: {info:?}");
     }
