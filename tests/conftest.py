@@ -57,6 +57,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = filter(wanted, items)
+    for item in items:
+        marker = item.get_closest_marker("rails")
+        if marker and (why := marker.kwargs.get("but_not", {}).get(transport_of(item))):
+            item.add_marker(pytest.mark.skip(reason=why))
     if os.environ.get("UCCL_TEST_SLOW") == "1":
         return
     for item in items:
@@ -66,10 +70,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def wanted(item: pytest.Item) -> bool:
     """Whether a test is worth its time over the transport that it is to run over."""
-    parameters = getattr(item, "callspec", None)
-    transport = parameters.params.get("transport") if parameters else None
-    over_rails = transport not in (None, "local", "tcp")
+    over_rails = transport_of(item) not in (None, "local", "tcp")
     return not over_rails or item.get_closest_marker("rails") is not None
+
+
+def transport_of(item: pytest.Item) -> str | None:
+    parameters = getattr(item, "callspec", None)
+    return parameters.params.get("transport") if parameters else None
 
 
 @functools.cache

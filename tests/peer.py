@@ -115,6 +115,9 @@ class Peer:
             except subprocess.TimeoutExpired:
                 self.process.kill()
         self.process.wait()
+        # What libfabric's `shm` leaves behind when a process is killed.
+        for left in Path("/dev/shm").glob(f"{self.pid}:{os.getuid()}:*"):
+            left.unlink(missing_ok=True)
 
 
 class Side:

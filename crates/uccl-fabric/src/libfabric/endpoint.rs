@@ -46,6 +46,9 @@ impl Endpoint {
         let ep = ep.map_err(fail("fi_endpoint"))?;
         ep.bind(&av, 0).map_err(fail("fi_ep_bind"))?;
         ep.bind(queue.object(), raw::FI_TRANSMIT | raw::FI_RECV).map_err(fail("fi_ep_bind"))?;
+        if domain.info.first().address_format() == raw::FI_ADDR_STR {
+            rename(&ep).map_err(fail("fi_setname"))?;
+        }
         ep.enable().map_err(fail("fi_enable"))?;
         let name = name_of(&ep).map_err(fail("fi_getname"))?;
         Ok(Self { ep, av, name })
@@ -174,6 +177,26 @@ fn name_of(ep: &Object<raw::Ep>) -> Result<Vec<u8>, i32> {
     }
     name.truncate(len);
     Ok(name)
+}
+
+/// Gives an endpoint that is not enabled yet a name that none has had, where the provider lets us. `shm` makes names of
+/// process ids and leaves files of these names behind when a process is killed: the next process of that id could
+/// not enable an endpoint.
+fn rename(ep: &Object<raw::Ep>) -> Result<(), i32> {
+    // SAFETY: an open endpoint's table is the provider's for as long.
+    let set = unsafe { ep.get().cm.as_ref() }.and_then(|ops| ops.setname);
+    let (Some(set), Ok(given)) = (set, name_of(ep)) else {
+        return Ok(());
+    };
+    let random = getrandom::u64().map_err(|_| -libc::EAGAIN)?;
+    let mut name = given;
+    while name.pop_if(|end| *end == 0).is_some() {}
+    name.extend(format!(":{random:016x}\0").bytes());
+    // SAFETY: the endpoint is open and not enabled; the name ends with a zero and is as long as is said.
+    match unsafe { set(ep.fid(), name.as_mut_ptr().cast(), name.len()) } {
+        code if code < 0 && code != -libc::ENOSYS => Err(code),
+        _ => Ok(()),
+    }
 }
 
 /// Whether bytes from a peer could be an endpoint's name of the provider that calls ours `own`. Providers

@@ -24,6 +24,7 @@
 //! - **`shm`** is taken only where it is asked for by name, and is for trying things out: its peer carries out our
 //!   requests on our memory, dropped channel or not (a drop waits a second for that), two ends in one process do
 //!   not survive that one is dropped with requests in flight, and 1.17 crashes over the name of an end that is gone.
+//!   Its ends lock each other's memory: a process that is killed or stopped at that moment leaves the other spinning.
 //! - **Caches.** `efa` caches no registrations where it demands `FI_MR_LOCAL`, which it does; `cxi` none without
 //!   `FI_MR_PROV_KEY`, which it is not offered; `verbs` caches them however it is asked, and is refused unless
 //!   `FI_MR_CACHE_MAX_COUNT=0` is set; the others have no cache.

@@ -392,7 +392,7 @@ pub(super) struct Ep {
 #[repr(C)]
 pub(super) struct CmOps {
     pub(super) size: usize,
-    pub(super) setname: *const c_void,
+    pub(super) setname: Option<unsafe extern "C" fn(*mut Fid, *mut c_void, usize) -> c_int>,
     pub(super) getname: Option<unsafe extern "C" fn(*mut Fid, *mut c_void, *mut usize) -> c_int>,
 }
 
