@@ -194,6 +194,8 @@ pub struct Described {
     pub span: Span,
     /// What may be done with it.
     pub rights: Rights,
+    /// Its kind.
+    pub kind: MemoryKind,
     /// The slot of its region; for a [part](RegionTable::insert_part), of the region that it is a part of.
     pub region: u32,
 }
@@ -365,13 +367,24 @@ impl RegionTable {
     /// # Errors
     /// Why not, as it is said on the wire.
     pub fn admit(&self, span: &RemoteSpan, access: Access) -> Result<Admitted, Status> {
-        let located = self.inner.state.read().locate(span, access);
-        let admitted = located.and_then(|(located, live)| match located.device {
-            Some(_) => Err(AccessError::Device),
-            None => {
-                let region = live.part_of.unwrap_or(span.slot);
-                Ok(Admitted { span: located.span, kind: live.listing.kind, region })
+        self.admit_any(span, access).and_then(|admitted| {
+            if admitted.kind.is_host_accessible() {
+                return Ok(admitted);
             }
+            self.note_refusal();
+            Err(status_of(AccessError::Device))
+        })
+    }
+
+    /// As [`admit`](Self::admit), whether or not the CPU reaches it.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn admit_any(&self, span: &RemoteSpan, access: Access) -> Result<Admitted, Status> {
+        let located = self.inner.state.read().locate(span, access);
+        let admitted = located.map(|(located, live)| {
+            let region = live.part_of.unwrap_or(span.slot);
+            Admitted { span: located.span, kind: live.listing.kind, region }
         });
         admitted.map_err(|e| {
             self.note_refusal();
@@ -389,8 +402,8 @@ impl RegionTable {
             self.note_refusal();
             return Err(Status::UnknownKey);
         };
-        let Listing { span, rights, .. } = listing;
-        Ok(Described { span, rights, region: part_of.unwrap_or(slot) })
+        let Listing { span, rights, kind, .. } = listing;
+        Ok(Described { span, rights, kind, region: part_of.unwrap_or(slot) })
     }
 
     /// The memfd of the published table, to hand to peers of this host. From the first call on the table is

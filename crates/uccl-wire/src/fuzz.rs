@@ -18,7 +18,7 @@ use crate::{
     message::{self, Answer, AskPiece, Direction, Message, Place, Source, Verdict},
     metadata::{Device, Metadata},
     named::Named,
-    rails::{Grant, Note, PathId, PathKey, RailOffer, RegionId},
+    rails::{Grant, Note, PathId, PathKey, RailOffer, RegionId, StagedPiece},
     verbs::{LinkLayer, QueuePair, VerbsAddress},
 };
 
@@ -173,7 +173,7 @@ fn sample_notes() -> Vec<Vec<u8>> {
     let rail =
         RailOffer { name: text("mlx5_0:1"), link: text("verbs"), network: text("10.0.0.0/24") };
     let paths = vec![PathKey { id, base: 0x1000, key: vec![5; 4] }];
-    let grant = Grant { addr: 0x1000, len: 9, read: true, write: false, paths };
+    let grant = Grant { addr: 0x1000, len: 9, read: true, write: false, staged: false, paths };
     let notes = [
         Note::Offer(vec![rail]),
         Note::Open { id, rail: 0, address: vec![6; 8] },
@@ -183,6 +183,12 @@ fn sample_notes() -> Vec<Vec<u8>> {
         Note::Grant(region, grant),
         Note::Deny(region, Status::UnknownKey),
         Note::Revoke(region),
+        Note::Stage {
+            chunk: 1,
+            write: true,
+            pieces: vec![StagedPiece { region, addr: 8, len: 9 }],
+        },
+        Note::Staged { chunk: 1, status: Status::Ok },
     ];
     let bytes = |note: &Note| {
         let mut bytes = Vec::new();

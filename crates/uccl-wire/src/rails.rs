@@ -20,6 +20,14 @@ pub const MAX_ADDRESS: usize = 1024;
 pub const MAX_KEY: usize = 256;
 /// Longest reason, in bytes. A longer one is cut.
 pub const MAX_REASON: usize = 512;
+/// Most pieces that pass through a landing chunk together.
+pub const MAX_STAGED: usize = 128;
+
+/// What a [`Note::Ask`] calls its hearer's landing area: locked host memory cut into chunks, through which the asker
+/// reaches what no rail takes. No region has such a slot.
+pub const LANDING: RegionId = RegionId { slot: u32::MAX, key: 0 };
+/// Bytes of a chunk of a landing area.
+pub const LANDING_CHUNK: usize = 512 << 10;
 
 /// A rail as the peer is told of it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -72,8 +80,21 @@ pub struct Grant {
     pub read: bool,
     /// It may be written.
     pub write: bool,
+    /// No channel reaches it, but its owner copies between it and its [landing area](LANDING).
+    pub staged: bool,
     /// The channels it can be reached over.
     pub paths: Vec<PathKey>,
+}
+
+/// A piece of the hearer's memory that a chunk of its landing area is copied to or from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StagedPiece {
+    /// Its region.
+    pub region: RegionId,
+    /// Where it is in its owner's process.
+    pub addr: u64,
+    /// Its length in bytes.
+    pub len: u32,
 }
 
 /// One of these notes.
@@ -121,6 +142,22 @@ pub enum Note {
     Revoke(RegionId),
     /// Nothing is on its way there any more.
     Released(RegionId),
+    /// Copy between these pieces and the start of a chunk of your landing area, one behind the other.
+    Stage {
+        /// Which chunk. It is the sender's until it is told of the end.
+        chunk: u16,
+        /// From the chunk to the pieces; else from the pieces to the chunk.
+        write: bool,
+        /// At most [`MAX_STAGED`].
+        pieces: Vec<StagedPiece>,
+    },
+    /// That has ended so.
+    Staged {
+        /// Which chunk.
+        chunk: u16,
+        /// Whether all of it was copied, or why not.
+        status: Status,
+    },
 }
 
 /// Why bytes are no note.
@@ -173,9 +210,12 @@ const GRANT: u8 = 9;
 const DENY: u8 = 10;
 const REVOKE: u8 = 11;
 const RELEASED: u8 = 12;
+const STAGE: u8 = 13;
+const STAGED: u8 = 14;
 
 const MAY_READ: u8 = 1;
 const MAY_WRITE: u8 = 2;
+const IS_STAGED: u8 = 4;
 
 impl Note {
     /// Appends its bytes. Texts, addresses and keys are within the limits above; a reason is cut to them.
@@ -219,6 +259,18 @@ impl Note {
             }
             Self::Revoke(region) => about(REVOKE, *region, out),
             Self::Released(region) => about(RELEASED, *region, out),
+            Self::Stage { chunk, write, pieces } => {
+                out.push(STAGE);
+                put_u16(usize::from(*chunk), out);
+                out.push(u8::from(*write));
+                put_u16(pieces.len(), out);
+                pieces.iter().for_each(|piece| piece.encode_to(out));
+            }
+            Self::Staged { chunk, status } => {
+                out.push(STAGED);
+                put_u16(usize::from(*chunk), out);
+                out.push(*status as u8);
+            }
         }
     }
 
@@ -254,12 +306,25 @@ impl Note {
             ASK => Self::Ask(region_id(&mut r)?),
             GRANT => Self::Grant(region_id(&mut r)?, Grant::decode(&mut r)?),
             DENY => {
-                let (region, code) = (region_id(&mut r)?, r.u8()?);
-                let status = Status::from_u8(code).filter(|status| *status != Status::Ok);
-                Self::Deny(region, status.ok_or(NoteError::Code(code))?)
+                let (region, status) = (region_id(&mut r)?, status(&mut r)?);
+                if status == Status::Ok {
+                    return Err(NoteError::Code(status as u8));
+                }
+                Self::Deny(region, status)
             }
             REVOKE => Self::Revoke(region_id(&mut r)?),
             RELEASED => Self::Released(region_id(&mut r)?),
+            STAGE => {
+                let (chunk, write) = (r.u16_le()?, r.u8()?);
+                if write > 1 {
+                    return Err(NoteError::Code(write));
+                }
+                let pieces = count(&mut r, "staged pieces", MAX_STAGED)?;
+                let pieces = (0..pieces).map(|_| StagedPiece::decode(&mut r));
+                let pieces = pieces.collect::<Result<_, _>>()?;
+                Self::Stage { chunk, write: write == 1, pieces }
+            }
+            STAGED => Self::Staged { chunk: r.u16_le()?, status: status(&mut r)? },
             other => return Err(NoteError::Kind(other)),
         };
         match r.remaining() {
@@ -281,7 +346,8 @@ impl Grant {
         out.extend_from_slice(&self.addr.to_le_bytes());
         out.extend_from_slice(&self.len.to_le_bytes());
         let bit = |set, bit| if set { bit } else { 0 };
-        out.push(bit(self.read, MAY_READ) | bit(self.write, MAY_WRITE));
+        let rights = bit(self.read, MAY_READ) | bit(self.write, MAY_WRITE);
+        out.push(rights | bit(self.staged, IS_STAGED));
         put_u16(self.paths.len(), out);
         for path in &self.paths {
             put_id(path.id, out);
@@ -295,7 +361,7 @@ impl Grant {
         if addr.checked_add(len).is_none() {
             return Err(NoteError::Range { addr, len });
         }
-        if rights & !(MAY_READ | MAY_WRITE) != 0 {
+        if rights & !(MAY_READ | MAY_WRITE | IS_STAGED) != 0 {
             return Err(NoteError::Code(rights));
         }
         let paths = count(r, "paths", MAX_RAILS)?;
@@ -305,7 +371,23 @@ impl Grant {
         };
         let paths = (0..paths).map(path).collect::<Result<_, NoteError>>()?;
         let (read, write) = (rights & MAY_READ != 0, rights & MAY_WRITE != 0);
-        Ok(Self { addr, len, read, write, paths })
+        Ok(Self { addr, len, read, write, staged: rights & IS_STAGED != 0, paths })
+    }
+}
+
+impl StagedPiece {
+    fn encode_to(&self, out: &mut Vec<u8>) {
+        put_region(self.region, out);
+        out.extend_from_slice(&self.addr.to_le_bytes());
+        out.extend_from_slice(&self.len.to_le_bytes());
+    }
+
+    fn decode(r: &mut Reader<'_>) -> Result<Self, NoteError> {
+        let (region, addr, len) = (region_id(r)?, r.u64_le()?, r.u32_le()?);
+        if addr.checked_add(u64::from(len)).is_none() {
+            return Err(NoteError::Range { addr, len: len.into() });
+        }
+        Ok(Self { region, addr, len })
     }
 }
 
@@ -321,6 +403,10 @@ fn put_id(id: PathId, out: &mut Vec<u8>) {
 
 fn about(kind: u8, region: RegionId, out: &mut Vec<u8>) {
     out.push(kind);
+    put_region(region, out);
+}
+
+fn put_region(region: RegionId, out: &mut Vec<u8>) {
     out.extend_from_slice(&region.slot.to_le_bytes());
     out.extend_from_slice(&region.key.to_le_bytes());
 }
@@ -341,6 +427,11 @@ fn path_id(r: &mut Reader<'_>) -> Result<PathId, Truncated> {
 
 fn region_id(r: &mut Reader<'_>) -> Result<RegionId, Truncated> {
     Ok(RegionId { slot: r.u32_le()?, key: r.u64_le()? })
+}
+
+fn status(r: &mut Reader<'_>) -> Result<Status, NoteError> {
+    let code = r.u8()?;
+    Status::from_u8(code).ok_or(NoteError::Code(code))
 }
 
 fn count(r: &mut Reader<'_>, what: &'static str, most: usize) -> Result<usize, NoteError> {
@@ -384,9 +475,25 @@ mod tests {
     }
 
     fn grants() -> impl Strategy<Value = Grant> {
-        let rest = (any::<[bool; 2]>(), vec(path_keys(), 0..5));
-        (0..u64::MAX / 2, 0..u64::MAX / 2, rest)
-            .prop_map(|(addr, len, ([read, write], paths))| Grant { addr, len, read, write, paths })
+        let rest = (any::<[bool; 3]>(), vec(path_keys(), 0..5));
+        (0..u64::MAX / 2, 0..u64::MAX / 2, rest).prop_map(
+            |(addr, len, ([read, write, staged], paths))| Grant {
+                addr,
+                len,
+                read,
+                write,
+                staged,
+                paths,
+            },
+        )
+    }
+
+    fn staged_pieces() -> impl Strategy<Value = StagedPiece> {
+        (regions(), 0..u64::MAX / 2, any::<u32>()).prop_map(|(region, addr, len)| StagedPiece {
+            region,
+            addr,
+            len,
+        })
     }
 
     fn notes() -> impl Strategy<Value = Note> {
@@ -408,6 +515,9 @@ mod tests {
             regions().prop_map(|region| Note::Deny(region, Status::OutOfBounds)),
             regions().prop_map(Note::Revoke),
             regions().prop_map(Note::Released),
+            (any::<u16>(), any::<bool>(), vec(staged_pieces(), 0..5))
+                .prop_map(|(chunk, write, pieces)| Note::Stage { chunk, write, pieces }),
+            any::<u16>().prop_map(|chunk| Note::Staged { chunk, status: Status::Fault }),
         ]
     }
 
@@ -457,9 +567,17 @@ mod tests {
         let many = encoded(&Note::Offer(vec![rail; MAX_RAILS + 1]));
         assert!(matches!(Note::decode(&many), Err(NoteError::TooMany { what: "rails", .. })));
         let region = RegionId { slot: 1, key: 2 };
-        let grant = Grant { addr: u64::MAX, len: 1, read: true, write: true, paths: Vec::new() };
+        let (addr, paths) = (u64::MAX, Vec::new());
+        let grant = Grant { addr, len: 1, read: true, write: true, staged: true, paths };
         let wraps = encoded(&Note::Grant(region, grant));
         assert!(matches!(Note::decode(&wraps), Err(NoteError::Range { .. })));
+        let stage = |addr, count| {
+            let pieces = vec![StagedPiece { region, addr, len: 1 }; count];
+            Note::decode(&encoded(&Note::Stage { chunk: 0, write: true, pieces }))
+        };
+        assert!(stage(0, MAX_STAGED).is_ok());
+        assert!(matches!(stage(0, MAX_STAGED + 1), Err(NoteError::TooMany { .. })));
+        assert!(matches!(stage(u64::MAX, 1), Err(NoteError::Range { .. })));
         let mut denied = encoded(&Note::Deny(region, Status::Denied));
         *denied.last_mut().expect("a status") = Status::Ok as u8;
         assert_eq!(Note::decode(&denied), Err(NoteError::Code(0)));

@@ -8,7 +8,7 @@ use std::{
     os::fd::BorrowedFd,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
@@ -40,7 +40,7 @@ pub struct RailFaults {
     pub reorder: bool,
     /// The channel breaks at a request with this probability, in thousandths.
     pub break_permille: u32,
-    /// Memory is not taken, with this probability in per cent.
+    /// Memory is not taken, with this probability in per cent, unless it is locked.
     pub refuse_memory_percent: u32,
 }
 
@@ -66,6 +66,7 @@ struct Network {
     next: u64,
     ends: HashMap<u64, End>,
     memory: HashMap<u64, Span>,
+    carried: u64,
 }
 
 /// One end of a channel.
@@ -93,6 +94,7 @@ pub struct ChaosRail {
     info: RailInfo,
     network: RailNetwork,
     faults: RailFaults,
+    refuse_memory_percent: AtomicU32,
     plug: Arc<Mutex<Plug>>,
     rng: Mutex<Rng>,
 }
@@ -135,7 +137,14 @@ impl RailNetwork {
         };
         let plug = Arc::new(Mutex::new(Plug { is_in: true, pulled: 0, broken: 0 }));
         let rng = Mutex::new(Rng::with_seed(seed));
-        Arc::new(ChaosRail { info, network: self.clone(), faults, plug, rng })
+        let refuse_memory_percent = faults.refuse_memory_percent.into();
+        let network = self.clone();
+        Arc::new(ChaosRail { info, network, faults, refuse_memory_percent, plug, rng })
+    }
+
+    /// How many bytes its rails have carried.
+    pub fn carried(&self) -> u64 {
+        self.0.lock().carried
     }
 
     /// How many ends and how many registrations there are.
@@ -163,6 +172,11 @@ impl ChaosRail {
         self.plug.lock().pulled += 1;
     }
 
+    /// Refuses memory with another probability from now on.
+    pub fn refuse_memory(&self, percent: u32) {
+        self.refuse_memory_percent.store(percent, Relaxed);
+    }
+
     /// What it is on.
     pub fn network(&self) -> &RailNetwork {
         &self.network
@@ -185,8 +199,9 @@ impl Rail for ChaosRail {
         self.plug.lock().is_in
     }
 
-    fn register(&self, span: Span, _: MemoryKind) -> Result<Box<dyn Registration>, RailError> {
-        if self.rng.lock().u32(0..100) < self.faults.refuse_memory_percent {
+    fn register(&self, span: Span, kind: MemoryKind) -> Result<Box<dyn Registration>, RailError> {
+        let refuses = self.rng.lock().u32(0..100) < self.refuse_memory_percent.load(Relaxed);
+        if refuses && kind != MemoryKind::Pinned {
             return Err(RailError::Unavailable("it does not like this memory".into()));
         }
         // No two regions have the same key or the same base, so that mixing them up shows.
@@ -243,7 +258,7 @@ impl Network {
         fits.then_some(span.addr as u64 + offset)
     }
 
-    fn carry_out(&self, request: &Request) -> Result<(), RequestError> {
+    fn carry_out(&mut self, request: &Request) -> Result<(), RequestError> {
         let Request { kind, local, local_key, remote_addr, remote_key, .. } = *request;
         if local.len == 0 {
             return Ok(());
@@ -258,6 +273,7 @@ impl Network {
             OpKind::Write => copy(local.addr as u64, there, local.len),
             OpKind::Read => copy(there, local.addr as u64, local.len),
         }
+        self.carried += local.len as u64;
         Ok(())
     }
 

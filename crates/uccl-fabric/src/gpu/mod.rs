@@ -13,7 +13,7 @@ pub use self::copier::CopyBy;
 pub(crate) use self::{
     copier::{Copier, Copying},
     engine::{Engine, Route},
-    pinned::{CHUNK, Chunk},
+    pinned::{CHUNK, Chunk, Slab},
 };
 use crate::lane::OpError;
 

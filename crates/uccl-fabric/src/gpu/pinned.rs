@@ -1,10 +1,12 @@
 //! Chunks of locked host memory, taken for as long as bytes pass through them and used again by the next
 //! who needs one: locking memory costs more than copying it.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use uccl_device::cuda::{GpuError, Gpus, PinnedBuffer};
+
+use crate::mem::Span;
 
 /// Bytes of a chunk. Long enough that what it costs to start a copy is small beside it, and short enough
 /// that a few of them stay in the CPU's cache.
@@ -20,6 +22,53 @@ enum Memory {
     Locked(PinnedBuffer),
     /// For copies that no GPU makes.
     Plain(Box<[u8]>),
+    /// One of a slab's.
+    Part(Arc<Slab>, usize),
+}
+
+/// Chunks that lie one behind the other, for who registers them all at once. Who uses which is their owner's to
+/// know.
+pub(crate) struct Slab {
+    memory: Memory,
+    chunks: usize,
+}
+
+impl Slab {
+    /// Chunks near a GPU.
+    ///
+    /// # Errors
+    /// When there is no such GPU, or no more memory can be locked.
+    pub(crate) fn near(device: u32, chunks: usize) -> Result<Self, GpuError> {
+        let context = Gpus::get().device(device)?.context()?;
+        let memory = Memory::Locked(PinnedBuffer::near(context, chunks * CHUNK)?);
+        Ok(Self { memory, chunks })
+    }
+
+    /// Chunks that no GPU reaches.
+    pub(crate) fn plain(chunks: usize) -> Self {
+        Self { memory: Memory::Plain(vec![0; chunks * CHUNK].into_boxed_slice()), chunks }
+    }
+
+    /// All of it.
+    pub(crate) fn span(&self) -> Span {
+        Span { addr: self.memory.addr(), len: self.chunks * CHUNK }
+    }
+
+    /// One chunk, by its place. There are not more than were asked for.
+    pub(crate) fn chunk(self: &Arc<Self>, at: usize) -> Chunk {
+        let part = Memory::Part(Arc::clone(self), at.min(self.chunks.saturating_sub(1)));
+        Chunk { device: 0, memory: Some(part) }
+    }
+}
+
+impl Memory {
+    fn addr(&self) -> usize {
+        match self {
+            Self::Locked(buffer) => buffer.as_ptr() as usize,
+            Self::Plain(bytes) => bytes.as_ptr() as usize,
+            Self::Part(slab, at) => slab.memory.addr() + at * CHUNK,
+        }
+    }
 }
 
 /// Chunks that nobody uses right now, by the GPU that they are near. As many exist as were ever in use at once,
@@ -54,11 +103,7 @@ impl Chunk {
 
     /// Where it begins, for the CPU and for GPUs.
     pub(crate) fn addr(&self) -> usize {
-        match &self.memory {
-            Some(Memory::Locked(buffer)) => buffer.as_ptr() as usize,
-            Some(Memory::Plain(bytes)) => bytes.as_ptr() as usize,
-            None => 0,
-        }
+        self.memory.as_ref().map_or(0, Memory::addr)
     }
 }
 

@@ -2,23 +2,60 @@
 
 use std::{sync::Arc, time::Instant};
 
+use uccl_device::MemoryKind;
+
 use crate::{
     lane::{Completion, OpError, OpKind, OpResult, Operation, RemoteSpans, Spans},
     mem::{RemoteSpan, Span},
 };
 
-/// An operation under way.
-pub(super) struct Flight {
-    pub(super) kind: OpKind,
+/// Memory of both sides, as long as each other, and how much of it is done with.
+pub(super) struct Both {
     local: Spans,
     remote: RemoteSpans,
-    done: Arc<dyn Completion>,
     /// Where what is left begins: the piece, and how far into it; here and at the peer.
     here: (usize, usize),
     there: (usize, u64),
+}
+
+impl Both {
+    pub(super) fn new(local: Spans, remote: RemoteSpans) -> Self {
+        Self { local, remote, here: (0, 0), there: (0, 0) }
+    }
+
+    /// The longest pair of contiguous pieces that comes next, without taking it.
+    pub(super) fn next(&mut self) -> Option<(Span, RemoteSpan)> {
+        // Empty pieces are stepped over.
+        while self.local.get(self.here.0)?.len == self.here.1 {
+            self.here = (self.here.0 + 1, 0);
+        }
+        while self.remote.get(self.there.0)?.len == self.there.1 {
+            self.there = (self.there.0 + 1, 0);
+        }
+        let (local, remote) = (self.local[self.here.0], self.remote[self.there.0]);
+        let len = (local.len - self.here.1).min((remote.len - self.there.1) as usize);
+        let addr = remote.addr + self.there.1;
+        let local = Span { addr: local.addr + self.here.1, len };
+        Some((local, RemoteSpan { addr, len: len as u64, ..remote }))
+    }
+
+    /// Takes so many bytes of what [`Self::next`] gave.
+    pub(super) fn take(&mut self, len: usize) {
+        self.here.1 += len;
+        self.there.1 += len as u64;
+    }
+}
+
+/// An operation under way.
+pub(super) struct Flight {
+    pub(super) kind: OpKind,
+    /// What kind of memory ours is.
+    pub(super) memory: MemoryKind,
+    both: Both,
+    done: Arc<dyn Completion>,
     len: u64,
     left: u64,
-    /// Parts that are requested, or are to be again.
+    /// Parts that are requested, or are to be again; and batches.
     pub(super) parts: u32,
     /// Why nothing more of it is to be requested.
     pub(super) verdict: Option<OpError>,
@@ -35,6 +72,8 @@ pub(super) struct Part {
     pub(super) kind: OpKind,
     pub(super) local: Span,
     pub(super) remote: RemoteSpan,
+    /// The batch that it is of, if its bytes pass through chunks.
+    pub(super) batch: Option<usize>,
     /// How often the peer's device refused it.
     pub(super) refusals: u8,
 }
@@ -57,15 +96,12 @@ impl Part {
 impl Flight {
     pub(super) fn new(op: Operation, generation: u32) -> Self {
         let len = op.len();
-        let Operation { kind, local, remote, done, .. } = op;
-        let (here, there) = ((0, 0), (0, 0));
+        let Operation { kind, local, memory, remote, done } = op;
         Self {
             kind,
-            local,
-            remote,
+            memory,
+            both: Both::new(local, remote),
             done,
-            here,
-            there,
             len,
             left: len,
             parts: 0,
@@ -90,28 +126,13 @@ impl Flight {
         if self.left() == 0 {
             return None;
         }
-        // Empty pieces are stepped over.
-        while self.local.get(self.here.0)?.len == self.here.1 {
-            self.here = (self.here.0 + 1, 0);
-        }
-        while self.remote.get(self.there.0)?.len == self.there.1 {
-            self.there = (self.there.0 + 1, 0);
-        }
-        let (local, remote) = (self.local[self.here.0], self.remote[self.there.0]);
-        let len = (local.len - self.here.1).min((remote.len - self.there.1) as usize);
-        Some(Part {
-            flight,
-            kind: self.kind,
-            local: Span { addr: local.addr + self.here.1, len },
-            remote: RemoteSpan { addr: remote.addr + self.there.1, len: len as u64, ..remote },
-            refusals: 0,
-        })
+        let (local, remote) = self.both.next()?;
+        Some(Part { flight, kind: self.kind, local, remote, batch: None, refusals: 0 })
     }
 
     /// Takes so many bytes of what [`Self::next`] gave.
     pub(super) fn take(&mut self, len: usize) {
-        self.here.1 += len;
-        self.there.1 += len as u64;
+        self.both.take(len);
         self.left -= len as u64;
     }
 

@@ -38,6 +38,8 @@ pub(super) struct Granted {
     len: u64,
     read: bool,
     write: bool,
+    /// Its owner copies between it and the landing area.
+    pub(super) staged: bool,
     paths: Vec<Reach>,
 }
 
@@ -50,10 +52,9 @@ pub(super) struct Reach {
     pub(super) key: u64,
 }
 
-/// What is known of a piece of the peer's memory.
-pub(super) enum Lookup<'a> {
-    /// It may be reached so.
-    Granted(&'a Granted),
+/// Why it is not known how to reach a piece of the peer's memory.
+#[derive(Clone, Copy)]
+pub(super) enum Missing {
     /// It has to be asked.
     Ask(RegionId),
     /// It has been asked.
@@ -69,6 +70,11 @@ impl Granted {
         Some((*reach, reach.base.wrapping_add(piece.addr.wrapping_sub(self.addr))))
     }
 
+    /// Where it is in its owner's process.
+    pub(super) fn place(&self) -> (u64, u64) {
+        (self.addr, self.len)
+    }
+
     fn admit(&self, kind: OpKind, piece: &RemoteSpan) -> Result<(), Status> {
         let allowed = match kind {
             OpKind::Read => self.read,
@@ -82,17 +88,20 @@ impl Granted {
 }
 
 impl Keys {
-    /// What is known of a piece.
-    pub(super) fn look(&self, kind: OpKind, piece: &RemoteSpan) -> Lookup<'_> {
-        let region = RegionId { slot: piece.slot, key: piece.key };
+    /// How a piece is reached, as far as that is known.
+    pub(super) fn look(&self, kind: OpKind, piece: &RemoteSpan) -> Result<&Granted, Missing> {
+        let granted = self.of(RegionId { slot: piece.slot, key: piece.key })?;
+        granted.admit(kind, piece).map_err(Missing::Denied)?;
+        Ok(granted)
+    }
+
+    /// What is known of a region.
+    pub(super) fn of(&self, region: RegionId) -> Result<&Granted, Missing> {
         match self.get(region).map(|known| &known.answer) {
-            None => Lookup::Ask(region),
-            Some(Answer::Denied(status)) => Lookup::Denied(*status),
-            Some(Answer::None) => Lookup::Wait,
-            Some(Answer::Granted(granted)) => match granted.admit(kind, piece) {
-                Ok(()) => Lookup::Granted(granted),
-                Err(status) => Lookup::Denied(status),
-            },
+            None => Err(Missing::Ask(region)),
+            Some(Answer::Denied(status)) => Err(Missing::Denied(*status)),
+            Some(Answer::None) => Err(Missing::Wait),
+            Some(Answer::Granted(granted)) => Ok(granted),
         }
     }
 
@@ -132,9 +141,9 @@ impl Keys {
         let reach = |path: uccl_wire::rails::PathKey| {
             Some(Reach { id: path.id, base: path.base, key: import(path.id, &path.key)? })
         };
-        let Grant { addr, len, read, write, paths } = grant;
+        let Grant { addr, len, read, write, staged, paths } = grant;
         let paths = paths.into_iter().filter_map(reach).collect();
-        known.answer = Answer::Granted(Granted { addr, len, read, write, paths });
+        known.answer = Answer::Granted(Granted { addr, len, read, write, staged, paths });
         // The slot is this region's now: what was granted there before has ended.
         if let Some(slot) = self.by_slot.get_mut(&region.slot) {
             slot.retain(|known| known.key == region.key || known.awaited);

@@ -11,10 +11,12 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use uccl_device::MemoryKind;
 use uccl_wire::rails::Note;
 
 use super::{
     bell::Bell,
+    flight::Part,
     path::{Looked, Path},
     rails::Rails,
     state::{Hold, State},
@@ -75,7 +77,7 @@ impl RmaLane {
     ) -> io::Result<Self> {
         let bell = Bell::new()?;
         let fd = bell.fd().as_raw_fd();
-        let mut state = State::new(bell);
+        let mut state = State::new(bell, rails.copy_by());
         if role == Role::Connector {
             state.notes.push_back(Note::Offer(rails.offer()));
         }
@@ -131,10 +133,13 @@ impl RmaLane {
         }
     }
 
-    /// Whether memory of ours can be named on some path that works.
-    pub fn reaches(&self, local: &[Span]) -> bool {
+    /// Whether some path that works takes memory of ours, which is of this kind, or a copy of it.
+    pub fn reaches(&self, local: &[Span], kind: MemoryKind) -> bool {
         if self.paths_up() == 0 {
             return false;
+        }
+        if self.rails.stages(kind).is_some() {
+            return true;
         }
         let mut state = self.state.lock();
         local.iter().filter(|span| span.len > 0).all(|span| {
@@ -184,7 +189,8 @@ impl RmaLane {
     fn publish(&self, state: &State) {
         self.up.store(state.paths.iter().filter(|path| path.is_up()).count(), Release);
         self.load.store(state.outstanding, Relaxed);
-        self.is_under_way.store(state.paths.iter().any(Path::is_busy), Relaxed);
+        let is_busy = state.paths.iter().any(Path::is_busy);
+        self.is_under_way.store(is_busy && !state.staging.awaits_peer(), Relaxed);
         self.has_notes.store(!state.notes.is_empty(), Release);
     }
 
@@ -207,28 +213,49 @@ impl RmaLane {
                     flight.take(taken);
                     flight.parts += 1;
                 }
-                Err(Hold::Full) => break,
-                Err(Hold::Key) => {
-                    state.queue.pop_front();
-                    state.parked.push(key);
+                Err(hold) => {
+                    if self.is_held_up(state, key, part, hold) {
+                        break;
+                    }
                 }
-                Err(Hold::Never(why)) => state.flights[key].fail(why),
             }
         }
+        // What passes through chunks may have got there.
+        self.pump_again(state);
         self.flush(state);
+    }
+
+    /// No path takes what comes next of an operation; whether what is queued behind it has to wait.
+    fn is_held_up(&self, state: &mut State, key: usize, part: Part, hold: Hold) -> bool {
+        let hold = match hold {
+            Hold::Never(OpError::Unreachable) => match state.stage(&self.rails, key, part) {
+                Ok(()) => return false,
+                Err(hold) => hold,
+            },
+            hold => hold,
+        };
+        match hold {
+            Hold::Full => return true,
+            Hold::Key => {
+                state.queue.pop_front();
+                state.parked.push(key);
+            }
+            Hold::Never(why) => state.flights[key].fail(why),
+        }
+        false
     }
 
     /// Requests again what was on paths that are gone.
     fn pump_again(&self, state: &mut State) {
         while let Some(part) = state.again.pop_front() {
             if state.is_ending(&part) {
-                state.drop_part(&part, None);
+                state.drop_part(&self.rails, &part, None);
                 continue;
             }
             match state.assign(&self.rails, part) {
                 Ok(taken) => {
                     if let (_, Some(rest)) = part.split(taken) {
-                        state.flights[part.flight].parts += 1;
+                        state.count_part(part.flight, part.batch);
                         state.again.push_front(rest);
                     }
                 }
@@ -236,7 +263,7 @@ impl RmaLane {
                     state.again.push_front(part);
                     return;
                 }
-                Err(Hold::Never(why)) => state.drop_part(&part, Some(why)),
+                Err(Hold::Never(why)) => state.drop_part(&self.rails, &part, Some(why)),
             }
         }
     }
@@ -264,11 +291,13 @@ impl RmaLane {
 
     /// Looks at every path, and does what time demands.
     fn look(&self, state: &mut State) -> bool {
-        let mut moved = false;
+        let mut moved = state.look_at_copies();
         for at in 0..state.paths.len() {
             let mut ended = std::mem::take(&mut state.ended);
             let looked = state.paths[at].look(self.stall, &mut ended);
-            ended.drain(..).for_each(|(part, result)| state.part_ended(part, result));
+            for (part, result) in ended.drain(..) {
+                state.part_ended(&self.rails, part, result);
+            }
             state.ended = ended;
             match looked {
                 Looked::Fine(some) => moved |= some,
@@ -417,8 +446,8 @@ impl Lane for RmaLane {
 
     fn touched_by_peer(&self, slot: u32) -> bool {
         self.with(|state| {
-            let State { lent, notes, .. } = state;
-            lent.revoke(slot, notes)
+            let State { lent, notes, copies, .. } = state;
+            lent.revoke(slot, notes) | copies.may_touch(slot)
         })
     }
 

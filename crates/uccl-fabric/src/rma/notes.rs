@@ -8,13 +8,14 @@ use std::{
 
 use uccl_wire::{
     frame::Status,
-    rails::{Grant, MAX_RAILS, Note, PathId, PathKey, RailOffer, RegionId},
+    rails::{Grant, LANDING, MAX_RAILS, Note, PathId, PathKey, RailOffer, RegionId},
 };
 
 use super::{
     lane::{RmaLane, Role},
     path::Path,
     rail::RailError,
+    rails::Pinned,
     state::State,
 };
 use crate::region::Described;
@@ -104,6 +105,10 @@ impl RmaLane {
                     state.lent.by_slot.remove(&slot);
                 }
             }
+            (Note::Stage { chunk, write, pieces }, _) => {
+                return self.on_stage(state, chunk, write, &pieces);
+            }
+            (Note::Staged { chunk, status }, _) => return state.on_staged(chunk, status),
             (note, role) => return Err(format!("the {role:?} was told {note:?}")),
         }
         Ok(())
@@ -266,24 +271,38 @@ impl RmaLane {
 
     /// Under the state's lock, so that who revokes a region afterwards finds that it was lent.
     fn grant(&self, state: &mut State, region: RegionId) -> Result<Grant, Status> {
-        let Described { span, rights, region: root } =
+        if region == LANDING {
+            return self.grant_landing(state);
+        }
+        let Described { span, rights, kind, region: root } =
             self.regions.describe(region.slot, region.key)?;
         let pinned = self.rails.of_slot(root);
+        let paths = self.keys_of(state, pinned.as_deref(), span.addr);
+        let staged = paths.is_empty() && self.stages(state, kind);
+        if root == region.slot && (staged || !paths.is_empty()) {
+            state.lent.by_slot.insert(region.slot, (region.key, false));
+        }
+        let (addr, len) = (span.addr as u64, span.len as u64);
+        Ok(Grant { addr, len, read: rights.read, write: rights.write, staged, paths })
+    }
+
+    /// How the peer names memory from this address on, on each path that takes it.
+    pub(super) fn keys_of(
+        &self,
+        state: &mut State,
+        pinned: Option<&Pinned>,
+        addr: usize,
+    ) -> Vec<PathKey> {
         let key_of = |path: &mut Path| {
-            let (id, pinned) = (path.id, pinned.as_ref()?);
+            let (id, pinned) = (path.id, pinned?);
             let registration = pinned.with(path.ours)?;
             let channel = path.channel_of(id)?;
             let exported: Result<_, RailError> = channel.export(registration);
             let key = exported.inspect_err(|e| tracing::warn!("no key for a peer: {e}")).ok()?;
-            Some(PathKey { id, base: pinned.base_of(span.addr, &key), key: key.key.to_vec() })
+            Some(PathKey { id, base: pinned.base_of(addr, &key), key: key.key.to_vec() })
         };
         let up = state.paths.iter_mut().filter(|path| path.is_up());
-        let paths: Vec<_> = up.filter_map(key_of).collect();
-        if root == region.slot && !paths.is_empty() {
-            state.lent.by_slot.insert(region.slot, (region.key, false));
-        }
-        let (addr, len) = (span.addr as u64, span.len as u64);
-        Ok(Grant { addr, len, read: rights.read, write: rights.write, paths })
+        up.filter_map(key_of).collect()
     }
 
     /// The connecting end says so when every path has been tried, or the others have had their time.

@@ -8,6 +8,7 @@ use uccl_wire::rails::RailOffer;
 
 use super::rail::{Rail, RailError, Registration as DeviceRegistration, RemoteKey};
 use crate::{
+    gpu::CopyBy,
     mem::Span,
     regcache::{RegCache, Registration},
 };
@@ -18,6 +19,7 @@ use crate::{
 /// ends with the last of them, after peers have let go of the region; see [`super::RmaLane`].
 pub struct Rails {
     rails: Vec<Arc<dyn Rail>>,
+    copy_by: CopyBy,
     pinned: RegCache<Arc<Pinned>>,
     by_slot: RwLock<HashMap<u32, Registration<Arc<Pinned>>>>,
 }
@@ -51,7 +53,26 @@ impl Rails {
     /// These devices, and no memory yet.
     #[must_use]
     pub fn new(rails: Vec<Arc<dyn Rail>>) -> Self {
-        Self { rails, pinned: RegCache::default(), by_slot: RwLock::default() }
+        let copy_by = CopyBy::default();
+        Self { rails, copy_by, pinned: RegCache::default(), by_slot: RwLock::default() }
+    }
+
+    /// Has what no device takes be copied by others than GPUs.
+    #[must_use]
+    pub fn copying_by(self, copy_by: CopyBy) -> Self {
+        Self { copy_by, ..self }
+    }
+
+    pub(super) fn copy_by(&self) -> &CopyBy {
+        &self.copy_by
+    }
+
+    /// Who copies memory of this kind to where devices take it, by its ordinal; none if nobody does.
+    pub(super) fn stages(&self, kind: MemoryKind) -> Option<u32> {
+        match self.copy_by {
+            CopyBy::Gpus => kind.device_only(),
+            CopyBy::Chaos(_) => Some(0),
+        }
     }
 
     /// The devices.
@@ -76,10 +97,18 @@ impl Rails {
         if span.len == 0 || self.rails.is_empty() {
             return;
         }
+        let registration = self.hold(span, kind);
+        let old = self.by_slot.write().insert(slot, registration);
+        if let Some(old) = old {
+            self.let_go(old);
+        }
+    }
+
+    /// Registers memory that is no region, until it is [let go](Self::let_go).
+    pub(super) fn hold(&self, span: Span, kind: MemoryKind) -> Registration<Arc<Pinned>> {
         let make = || Ok::<_, std::convert::Infallible>((span, Arc::new(self.pin(span, kind))));
         let Ok(registration) = self.pinned.acquire(span, make);
-        let old = self.by_slot.write().insert(slot, registration);
-        self.release(old);
+        registration
     }
 
     fn pin(&self, span: Span, kind: MemoryKind) -> Pinned {
@@ -95,13 +124,14 @@ impl Rails {
     /// The region of this slot has ended, and peers have let go of it.
     pub fn remove(&self, slot: u32) {
         let gone = self.by_slot.write().remove(&slot);
-        self.release(gone);
+        if let Some(gone) = gone {
+            self.let_go(gone);
+        }
     }
 
-    fn release(&self, registration: Option<Registration<Arc<Pinned>>>) {
-        if let Some(registration) = registration {
-            self.pinned.release(registration, |_| {});
-        }
+    /// Ends what [`Self::hold`] began.
+    pub(super) fn let_go(&self, registration: Registration<Arc<Pinned>>) {
+        self.pinned.release(registration, |_| {});
     }
 
     /// What a region is registered as.

@@ -14,14 +14,18 @@ use uccl_wire::{
 
 use super::{
     bell::Bell,
+    bounce::{Copies, Whose},
     flight::{Flight, Part},
-    keys::{Granted, Keys, Lookup},
+    keys::{Granted, Keys, Missing},
+    landing::Landing,
     notes::Lent,
     path::Path,
     rail::RequestError,
     rails::{Pinned, Rails},
+    staging::Staging,
 };
 use crate::{
+    gpu::CopyBy,
     lane::{Completion, OpError, OpResult, Operation},
     mem::Span,
 };
@@ -34,6 +38,9 @@ pub(super) struct State {
     pub(super) paths: Vec<Path>,
     pub(super) keys: Keys,
     pub(super) lent: Lent,
+    pub(super) staging: Staging,
+    pub(super) landing: Landing,
+    pub(super) copies: Copies,
     pub(super) notes: VecDeque<Note>,
     /// The peer has told its rails.
     pub(super) offered: bool,
@@ -79,12 +86,15 @@ pub(super) enum Hold {
 
 impl State {
     /// Nothing is known yet.
-    pub(super) fn new(bell: Bell) -> Self {
+    pub(super) fn new(bell: Bell, copy_by: &CopyBy) -> Self {
         Self {
             bell,
             paths: Vec::new(),
             keys: Keys::default(),
             lent: Lent::default(),
+            staging: Staging::default(),
+            landing: Landing::default(),
+            copies: Copies::new(copy_by),
             notes: VecDeque::new(),
             offered: false,
             settled: false,
@@ -119,6 +129,8 @@ impl State {
         self.killed = true;
         let Self { paths, bell, .. } = self;
         paths.iter_mut().for_each(|path| path.end(bell));
+        self.copies.clear();
+        (self.staging, self.landing) = Default::default();
         self.queue.clear();
         self.parked.clear();
         self.again.clear();
@@ -133,6 +145,10 @@ impl State {
 
     /// Prepares for sleep; none if there is something to do right now.
     pub(super) fn arm(&mut self, stall: Option<Duration>) -> Option<()> {
+        if self.copies.are_under_way() {
+            // Nothing shows when they end: they are looked at.
+            return None;
+        }
         let now = Instant::now();
         let mut wake = None;
         for path in &mut self.paths {
@@ -148,7 +164,7 @@ impl State {
 
     /// Whoever sleeps wakes in time for what he did not know of.
     pub(super) fn wake_sleepers(&mut self) {
-        let wake = match self.notes.is_empty() {
+        let wake = match self.notes.is_empty() && !self.copies.are_under_way() {
             // Asked without reading a clock, which is not free everywhere.
             true if self.paths.iter().all(|path| path.wake_in(self.born).is_none()) => None,
             true => self.paths.iter().filter_map(|path| path.wake_in(Instant::now())).min(),
@@ -175,13 +191,8 @@ impl State {
             return Err(Hold::Never(OpError::Unreachable));
         };
         let granted = match self.keys.look(part.kind, &part.remote) {
-            Lookup::Granted(granted) => granted,
-            Lookup::Denied(status) => return Err(Hold::Never(OpError::Remote(status))),
-            Lookup::Wait => return Err(Hold::Key),
-            Lookup::Ask(region) => {
-                self.ask(region);
-                return Err(Hold::Key);
-            }
+            Ok(granted) => granted,
+            Err(why) => return Err(self.missing(why)),
         };
         let best = Choice::among(&self.paths, &pinned, granted, &part);
         let Choice { path: Some(at), .. } = best else {
@@ -200,6 +211,16 @@ impl State {
             self.ask(RegionId { slot: part.remote.slot, key: part.remote.key });
         }
         Ok(len)
+    }
+
+    /// What comes of a key that is not known, which is asked for.
+    pub(super) fn missing(&mut self, why: Missing) -> Hold {
+        match why {
+            Missing::Denied(status) => return Hold::Never(OpError::Remote(status)),
+            Missing::Wait => {}
+            Missing::Ask(region) => self.ask(region),
+        }
+        Hold::Key
     }
 
     /// Why no path takes a part.
@@ -224,7 +245,12 @@ impl State {
     }
 
     /// A part has ended, well or not.
-    pub(super) fn part_ended(&mut self, part: Part, result: Result<(), RequestError>) {
+    pub(super) fn part_ended(
+        &mut self,
+        rails: &Rails,
+        part: Part,
+        result: Result<(), RequestError>,
+    ) {
         if result == Err(RequestError::Access) && part.refusals < MOST_REFUSALS {
             return self.ask_again(part);
         }
@@ -233,7 +259,7 @@ impl State {
             RequestError::Local => OpError::LocalFault,
             RequestError::Failed(why) => OpError::Device(why.into()),
         });
-        self.drop_part(&part, why);
+        self.drop_part(rails, &part, why);
     }
 
     /// The peer's device refused what the peer had granted. The peer knows better: a device that is being removed, or
@@ -243,15 +269,31 @@ impl State {
         self.again.push_back(Part { refusals: part.refusals + 1, ..part });
     }
 
-    pub(super) fn drop_part(&mut self, part: &Part, why: Option<OpError>) {
+    pub(super) fn drop_part(&mut self, rails: &Rails, part: &Part, why: Option<OpError>) {
         let Some(flight) = self.flights.get_mut(part.flight) else { return };
         flight.parts = flight.parts.saturating_sub(1);
         if let Some(why) = why {
             flight.fail(why);
         }
+        if let Some(batch) = part.batch {
+            self.batch_part_ended(rails, batch);
+        }
         self.end_if_over(part.flight);
         let region = RegionId { slot: part.remote.slot, key: part.remote.key };
         self.release_if_unused(region);
+    }
+
+    /// Looks at the copies; whether some have ended.
+    pub(super) fn look_at_copies(&mut self) -> bool {
+        let mut moved = false;
+        while let Some((whose, result)) = self.copies.ended() {
+            moved = true;
+            match whose {
+                Whose::Batch(at) => self.batch_copied(at, result),
+                Whose::Peer(chunk) => self.peer_copied(chunk, result.is_ok()),
+            }
+        }
+        moved
     }
 
     pub(super) fn end_if_over(&mut self, key: usize) {
@@ -283,6 +325,7 @@ impl State {
     pub(super) fn uses(&self, region: RegionId) -> bool {
         let RegionId { slot, key } = region;
         self.paths.iter().any(|path| path.uses(slot, key))
+            || self.staging.uses(region)
             || self.again.iter().any(|p| (p.remote.slot, p.remote.key) == (slot, key))
     }
 }

@@ -1,11 +1,14 @@
 //! The engine over rails that are slow, full, out of order, cut, pulled and plugged in again.
 
 use fastrand::Rng;
-use uccl_fabric::chaos::{RailFaults, each_seed};
+use uccl_fabric::{
+    chaos::{GpuFaults, RailFaults, each_seed},
+    gpu::CopyBy,
+};
 
 use super::{
     workload::{Plan, Workload, move_one},
-    world::{LaneChaos, Side, join_by_rails},
+    world::{LaneChaos, Side, join_by_rails, join_copying},
 };
 use crate::Op;
 
@@ -97,6 +100,77 @@ fn memory_that_no_rail_takes_goes_another_way() {
         let (revokes, cancels) = (rng.bool(), rng.bool());
         let plan = Plan { steps: 100, revokes, cancels, ..Plan::default() };
         let mut work = workload(seed, &rails, plan);
+        work.run(|_, _| {});
+        work.leave();
+    });
+}
+
+fn copies(delay_polls: u32, fail_at: Option<u64>) -> CopyBy {
+    CopyBy::Chaos(GpuFaults { delay_polls, fail_at, seed: 1 })
+}
+
+fn some_copies(rng: &mut Rng) -> CopyBy {
+    copies([0, 3, 50][rng.usize(0..3)], None)
+}
+
+#[test]
+fn what_either_side_cannot_register_goes_over_rails_all_the_same() {
+    let rails = [RailFaults::default(), RailFaults::default()];
+    let copy_by = [copies(3, None), copies(3, None)];
+    let mut sides = join_copying(1, &[LaneChaos::default()], &rails, copy_by);
+    let (mut rng, network) = (Rng::with_seed(1), sides[0].rails[0].network().clone());
+    let registered = network.count();
+    for refusing in [[100, 0], [0, 100], [100, 100]] {
+        for (side, percent) in sides.iter().zip(refusing) {
+            side.rails.iter().for_each(|rail| rail.refuse_memory(percent));
+        }
+        for op in [Op::Write, Op::Read] {
+            let (before, len) = (network.carried(), 3 << 20 | 5);
+            move_one(&sides, &mut rng, op, len).expect("through chunks");
+            assert_eq!(network.carried() - before, len as u64, "{refusing:?} {op:?}");
+        }
+    }
+    // Who began has chunks of its own, the other some for its peer: no more, however much was moved.
+    let areas = network.count().1 - registered.1;
+    assert_eq!(areas, 2 * rails.len());
+    sides.iter_mut().for_each(Side::leave);
+    assert_eq!(network.count().1, 0);
+}
+
+#[test]
+fn a_copy_that_fails_ends_its_transfer_alone() {
+    for failing in [0, 1] {
+        let rails = [RailFaults { refuse_memory_percent: 100, ..RailFaults::default() }];
+        let mut copy_by = [copies(3, None), copies(3, None)];
+        copy_by[failing] = copies(3, Some(2));
+        let mut sides = join_copying(1, &[LaneChaos::default()], &rails, copy_by);
+        let mut rng = Rng::with_seed(1);
+        for op in [Op::Write, Op::Read] {
+            let why = move_one(&sides, &mut rng, op, 3 << 20).expect_err("a copy fails");
+            let reason = ["chaos", "the peer's memory could not be touched"][failing];
+            assert!(why.to_string().contains(reason), "{why}");
+            move_one(&sides, &mut rng, op, 3 << 20).expect("later copies do not fail");
+        }
+        sides.iter_mut().for_each(Side::leave);
+    }
+}
+
+#[test]
+fn memory_that_no_rail_takes_passes_through_chunks() {
+    each_seed(|seed| {
+        let mut rng = Rng::with_seed(!seed);
+        let count = rng.usize(1..3);
+        let mut rails: Vec<_> = (0..count).map(|_| some_faults(&mut rng)).collect();
+        for rail in &mut rails {
+            rail.refuse_memory_percent = [30, 100][rng.usize(0..2)];
+            rail.break_permille = [0, 0, 10][rng.usize(0..3)];
+        }
+        let copies = [some_copies(&mut rng), some_copies(&mut rng)];
+        let (cancels, revokes, deadlines) = (rng.bool(), rng.bool(), rng.bool());
+        let plan = Plan { steps: 100, cancels, revokes, deadlines, ..Plan::default() };
+        let sides = join_copying(seed, &[LaneChaos::default()], &rails, copies);
+        let shortest = rails.iter().map(|faults| faults.chunk_bytes).min().unwrap_or(4096);
+        let mut work = Workload::new(seed, sides, plan, (shortest as usize * 100).min(3 << 20));
         work.run(|_, _| {});
         work.leave();
     });

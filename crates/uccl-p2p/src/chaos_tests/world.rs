@@ -94,6 +94,16 @@ pub(super) fn join_asking(
 
 /// Joins two endpoints by lanes over chaos pipes and by rails with these faults, two ends each.
 pub(super) fn join_by_rails(seed: u64, lanes: &[LaneChaos], rails: &[RailFaults]) -> [Side; 2] {
+    join_copying(seed, lanes, rails, [CopyBy::Gpus, CopyBy::Gpus])
+}
+
+/// The same, where the two ends have what rails do not take copied so.
+pub(super) fn join_copying(
+    seed: u64,
+    lanes: &[LaneChaos],
+    rails: &[RailFaults],
+    copy_by: [CopyBy; 2],
+) -> [Side; 2] {
     let network = RailNetwork::default();
     let ends = [0, 1].map(|end: u64| {
         let rail = |(n, faults): (usize, &RailFaults)| {
@@ -101,6 +111,9 @@ pub(super) fn join_by_rails(seed: u64, lanes: &[LaneChaos], rails: &[RailFaults]
         };
         rails.iter().enumerate().map(rail).collect()
     });
+    let [a, b] = ends;
+    let [by_a, by_b] = copy_by;
+    let ends = [(a, by_a), (b, by_b)].map(|(rails, copy_by)| Ends { rails, copy_by });
     let sides = join_all(seed, lanes, FAR, [false; 2], Some(ends));
     sides[0].until("the first try of every rail", || {
         let settled =
@@ -110,12 +123,18 @@ pub(super) fn join_by_rails(seed: u64, lanes: &[LaneChaos], rails: &[RailFaults]
     sides
 }
 
+/// One side's ends of the rails, and who copies what they do not take.
+struct Ends {
+    rails: Vec<Arc<ChaosRail>>,
+    copy_by: CopyBy,
+}
+
 fn join_all(
     seed: u64,
     lanes: &[LaneChaos],
     timeout: Duration,
     asks: [bool; 2],
-    rails: Option<[Vec<Arc<ChaosRail>>; 2]>,
+    rails: Option<[Ends; 2]>,
 ) -> [Side; 2] {
     let mut rng = Rng::with_seed(seed ^ 0x6a09_e667);
     let eps = asks.map(|asks| endpoint(timeout, asks));
@@ -174,13 +193,17 @@ fn side(
     other: &Endpoint,
     name: &str,
     lanes: Vec<Arc<TestLane>>,
-    rails: Option<(Role, Vec<Arc<ChaosRail>>)>,
+    rails: Option<(Role, Ends)>,
 ) -> Side {
     let core = ep.core();
     let (role, rails) = rails.unzip();
-    let rails = rails.unwrap_or_default();
+    let Ends { rails, copy_by } =
+        rails.unwrap_or_else(|| Ends { rails: Vec::new(), copy_by: CopyBy::Gpus });
     let devices = rails.iter().map(|rail| Arc::clone(rail) as Arc<dyn Rail>).collect();
-    let devices = Devices { rails: Arc::new(Rails::new(devices)), why_none: String::new() };
+    let devices = Devices {
+        rails: Arc::new(Rails::new(devices).copying_by(copy_by)),
+        why_none: String::new(),
+    };
     assert!(core.rails.set(devices).is_ok(), "it had none");
     let rail_lane = role.map(|role| core.rail_lane(role).expect("a lane"));
     let peer = Peer {

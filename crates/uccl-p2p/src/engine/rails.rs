@@ -103,7 +103,8 @@ impl Connection {
     pub(crate) fn rails_for(&self, work: &Work) -> Option<&RailLane> {
         let rails = self.rails.as_ref()?;
         let lost = self.fates.lost(rails.index);
-        (!lost && work.len_bytes() > 0 && rails.lane.reaches(&work.local)).then_some(rails)
+        (!lost && work.len_bytes() > 0 && rails.lane.reaches(&work.local, work.memory))
+            .then_some(rails)
     }
 
     /// The lanes over rails that work now.

@@ -1,0 +1,166 @@
+//! Locked host memory that bytes pass through where no rail takes the memory that they are in, and the copies
+//! between the two.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use smallvec::SmallVec;
+use uccl_device::{
+    MemoryKind,
+    cuda::{Direction, GpuError},
+};
+use uccl_wire::rails::LANDING_CHUNK;
+
+use super::rails::{Pinned, Rails};
+use crate::{
+    gpu::{CHUNK, Copier, CopyBy, Copying, Slab},
+    mem::{Located, Span},
+    regcache::Registration,
+};
+
+/// Chunks of an area: on a link of 50 GB/s, what is on its way while one is copied, carried, told of and copied again.
+pub(super) const CHUNKS: usize = 16;
+
+const _: () = assert!(CHUNK == LANDING_CHUNK, "peers count in the same chunks");
+
+/// Chunks in locked memory that the rails take.
+pub(super) struct Area {
+    slab: Arc<Slab>,
+    rails: Arc<Rails>,
+    /// Taken when it is dropped.
+    registration: Option<Registration<Arc<Pinned>>>,
+}
+
+impl Area {
+    /// # Errors
+    /// When no more memory can be locked.
+    pub(super) fn new(rails: &Arc<Rails>, device: u32) -> Result<Self, GpuError> {
+        let slab = Arc::new(match rails.copy_by() {
+            CopyBy::Gpus => Slab::near(device, CHUNKS)?,
+            CopyBy::Chaos(_) => Slab::plain(CHUNKS),
+        });
+        let registration = Some(rails.hold(slab.span(), MemoryKind::Pinned));
+        Ok(Self { slab, rails: Arc::clone(rails), registration })
+    }
+
+    pub(super) fn span(&self) -> Span {
+        self.slab.span()
+    }
+
+    pub(super) fn pinned(&self) -> Option<&Arc<Pinned>> {
+        self.registration.as_ref().map(Registration::value)
+    }
+
+    /// The first bytes of a chunk.
+    pub(super) fn chunk(&self, at: u16, len: usize) -> Span {
+        Span { addr: self.slab.chunk(at.into()).addr(), len }
+    }
+}
+
+impl Drop for Area {
+    fn drop(&mut self) {
+        if let Some(registration) = self.registration.take() {
+            self.rails.let_go(registration);
+        }
+    }
+}
+
+/// Whom a copy is for.
+#[derive(Clone, Copy)]
+pub(super) enum Whose {
+    /// A batch of ours.
+    Batch(usize),
+    /// The peer, which named this chunk of its landing area.
+    Peer(u16),
+}
+
+/// Copies in both directions. Those of one direction end in the order in which they began.
+pub(super) struct Copies {
+    down: Line,
+    up: Line,
+}
+
+struct Line {
+    copier: Copier,
+    under_way: VecDeque<(Copying, Whose)>,
+}
+
+impl Line {
+    fn new(by: &CopyBy) -> Self {
+        Self { copier: Copier::new(by), under_way: VecDeque::new() }
+    }
+
+    fn ended(&mut self) -> Option<(Whose, Result<(), GpuError>)> {
+        let result = self.copier.ended(&self.under_way.front()?.0)?;
+        let (copying, whose) = self.under_way.pop_front()?;
+        drop(self.copier.release(copying));
+        Some((whose, result))
+    }
+
+    fn may_touch(&mut self, slot: u32) -> bool {
+        let Self { copier, under_way } = self;
+        under_way.iter().any(|(copying, _)| copier.may_touch(copying, slot))
+    }
+
+    fn clear(&mut self) {
+        self.copier.settle();
+        self.under_way.clear();
+    }
+}
+
+/// A copy between a chunk and memory of this process.
+pub(super) struct Copy<'a> {
+    pub(super) area: &'a Area,
+    pub(super) chunk: u16,
+    pub(super) memory: &'a [Located],
+    /// Regions of ours that it touches for the peer.
+    pub(super) slots: SmallVec<[u32; 4]>,
+    pub(super) direction: Direction,
+}
+
+impl Copies {
+    pub(super) fn new(by: &CopyBy) -> Self {
+        Self { down: Line::new(by), up: Line::new(by) }
+    }
+
+    /// Starts a copy, of which [`Self::ended`] tells.
+    ///
+    /// # Errors
+    /// Nothing of it moves then.
+    ///
+    /// # Safety
+    /// The memory fits the chunk, which nobody else uses until the copy has ended. It must be there for as long; the
+    /// regions of `slots` while they [may be touched](Self::may_touch).
+    pub(super) unsafe fn start(&mut self, copy: Copy<'_>, whose: Whose) -> Result<(), GpuError> {
+        let Copy { area, chunk, memory, slots, direction } = copy;
+        let line = match direction {
+            Direction::DeviceToHost => &mut self.down,
+            _ => &mut self.up,
+        };
+        let chunk = area.slab.chunk(chunk.into());
+        // SAFETY: the caller's promise.
+        let copying = unsafe { line.copier.start(chunk, memory, slots, direction)? };
+        line.under_way.push_back((copying, whose));
+        Ok(())
+    }
+
+    /// The next that has ended.
+    pub(super) fn ended(&mut self) -> Option<(Whose, Result<(), GpuError>)> {
+        self.down.ended().or_else(|| self.up.ended())
+    }
+
+    /// Whether some have not ended: nothing shows when they do.
+    pub(super) fn are_under_way(&self) -> bool {
+        !self.down.under_way.is_empty() || !self.up.under_way.is_empty()
+    }
+
+    /// Whether a copy for the peer may be touching this region of ours.
+    pub(super) fn may_touch(&mut self, slot: u32) -> bool {
+        self.down.may_touch(slot) || self.up.may_touch(slot)
+    }
+
+    /// Waits for all of them, and forgets them.
+    pub(super) fn clear(&mut self) {
+        self.down.clear();
+        self.up.clear();
+    }
+}
