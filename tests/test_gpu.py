@@ -10,7 +10,7 @@ import zlib
 from typing import Any, Callable
 
 import pytest
-from conftest import Pair
+from conftest import Pair, lacking
 from peer import pattern, pattern_crc
 from test_faults import ROUNDS, no_growth, settled
 
@@ -46,18 +46,22 @@ ROUTES = [
     ("pageable", SECOND),
     ("alloc", SECOND),
 ]
-# How bytes may go: straight between the GPUs, or through host memory on both sides.
+# How bytes may go: straight between the GPUs, or through host memory on both sides: over streams, or over
+# devices that take no GPU's memory.
 LINKS: dict[str, dict[str, Any]] = {
     "ipc": {"transport": "local"},
     "rings": {"transport": "local", "ipc": False},
     "tcp": {"transport": "tcp"},
     "tcp-checked": {"transport": "tcp", "checksum": True, "tcp_streams": 3},
+    "rails": {"transport": "libfabric:tcp;ofi_rxm"},
 }
 SIZES = [1, 3, 4 * KIB, 65_537, MIB, 16 * MIB + 5]
 
 
 @pytest.fixture(params=LINKS)
 def link(request: pytest.FixtureRequest) -> dict[str, Any]:
+    if lack := lacking(LINKS[request.param]["transport"]):
+        pytest.skip(f"lacks {lack}")
     return LINKS[request.param]
 
 
@@ -185,7 +189,8 @@ class TestTwoProcesses:
         names, size = [], 100_003
         for ours in wheres:
             for theirs in wheres:
-                names.append(f"{ours} {theirs}")
+                # With one GPU, several are alike.
+                names.append(f"{len(names)}: {ours} {theirs}")
                 for peer, where in ((pair.a, ours), (pair.b, theirs)):
                     seed = len(names) if peer is source else None
                     run(peer, "tensor", names[-1], size, where, seed=seed)
@@ -501,12 +506,15 @@ def test_four_gibibytes(connect: Connect, link: dict[str, Any]) -> None:
 
 @one_gpu
 @pytest.mark.parametrize("kind", ["write", "read"])
-def test_one_process(kind: str, link: dict[str, Any]) -> None:
+def test_one_process(kind: str, link: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two endpoints of one process: the memory is where it is."""
     import torch
     from uccl import p2p
 
-    settings: dict[str, Any] = {"port": 0, "bind": "127.0.0.1", **link}
+    transport, _, provider = link["transport"].partition(":")
+    if provider:
+        monkeypatch.setenv("UCCL_LIBFABRIC_PROVIDER", provider)
+    settings: dict[str, Any] = {"port": 0, "bind": "127.0.0.1", **link, "transport": transport}
     with p2p.Endpoint(**settings) as a, p2p.Endpoint(**settings) as b:
         ip, port, gpu = a.parse_metadata(b.get_metadata())
         ok, conn = a.connect(ip, gpu, port)

@@ -189,7 +189,7 @@ impl RmaLane {
     fn publish(&self, state: &State) {
         self.up.store(state.paths.iter().filter(|path| path.is_up()).count(), Release);
         self.load.store(state.outstanding, Relaxed);
-        let is_busy = state.paths.iter().any(Path::is_busy);
+        let is_busy = state.copies.are_under_way() || state.paths.iter().any(Path::is_busy);
         self.is_under_way.store(is_busy && !state.staging.awaits_peer(), Relaxed);
         self.has_notes.store(!state.notes.is_empty(), Release);
     }

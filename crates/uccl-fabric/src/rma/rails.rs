@@ -114,8 +114,14 @@ impl Rails {
     fn pin(&self, span: Span, kind: MemoryKind) -> Pinned {
         let register = |rail: &Arc<dyn Rail>| {
             rail.register(span, kind).inspect_err(|e| {
-                let name = &rail.info().name;
-                tracing::warn!("{name} does not take {} bytes of {kind} memory: {e}", span.len);
+                let (name, len) = (&rail.info().name, span.len);
+                match self.stages(kind) {
+                    // Rails carry it all the same.
+                    Some(_) => tracing::debug!("{name} takes no {len} bytes of {kind} memory: {e}"),
+                    None => {
+                        tracing::warn!("{name} does not take {len} bytes of {kind} memory: {e}")
+                    }
+                }
             })
         };
         Pinned { span, by_rail: self.rails.iter().map(register).collect() }

@@ -150,7 +150,9 @@ impl Endpoint {
         let look = || {
             conn.progress_lane(*index);
         };
-        (0..LOOKS_BEFORE_A_TRANSFER).take_while(|_| !now.has_ended()).for_each(|_| look());
+        // What waits for a word of the peer's is not seen here.
+        let is_seen = |_: &u32| !now.has_ended() && lane.is_under_way();
+        (0..LOOKS_BEFORE_A_TRANSFER).take_while(is_seen).for_each(|_| look());
         if let Some(Ok(())) = now.result() {
             return Ok(Some(Begun::Done(self.done_now(single))));
         }
