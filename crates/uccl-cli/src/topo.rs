@@ -9,8 +9,8 @@ use anyhow::{Context, Result};
 use clap::Args;
 use serde::Serialize;
 use uccl_device::{
-    GidKind, Gpu, GpuVendor, Interface, MachineGpu, NearNic, NumaNode, PciAddress, Place,
-    RdmaDevice, RdmaGid, RdmaPort, Topology,
+    Gpu, GpuVendor, Interface, MachineGpu, NearNic, NumaNode, PciAddress, Place, RdmaDevice,
+    RdmaGid, RdmaPort, Topology,
 };
 use uccl_p2p::Config;
 
@@ -225,12 +225,8 @@ fn port(port: &RdmaPort) -> Item {
 }
 
 fn gid(gid: &RdmaGid) -> String {
-    let kind = match gid.kind {
-        Some(GidKind::InfiniBandOrRoceV1) => Some("IB/RoCE v1"),
-        Some(GidKind::RoceV2) => Some("RoCE v2"),
-        _ => None,
-    };
-    let parts: Vec<_> = [kind, gid.interface.as_deref()].into_iter().flatten().collect();
+    let kind = gid.kind.map(|kind| kind.to_string());
+    let parts: Vec<_> = [kind.as_deref(), gid.interface.as_deref()].into_iter().flatten().collect();
     // As an IPv4 address is commonly written.
     let address = match gid.address.to_ipv4_mapped() {
         Some(ipv4) => ipv4.to_string(),

@@ -1,6 +1,6 @@
 //! RDMA devices: what `/sys/class/infiniband` lists (InfiniBand, RoCE, iWARP, EFA).
 
-use std::{net::Ipv6Addr, path::Path};
+use std::{fmt, net::Ipv6Addr, path::Path};
 
 use serde::Serialize;
 
@@ -72,7 +72,34 @@ pub struct RdmaGid {
     pub interface: Option<String>,
 }
 
+impl fmt::Display for GidKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::InfiniBandOrRoceV1 => "IB/RoCE v1",
+            Self::RoceV2 => "RoCE v2",
+        })
+    }
+}
+
+impl fmt::Display for RdmaGid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.index, self.address)?;
+        self.kind.map_or(Ok(()), |kind| write!(f, " ({kind})"))
+    }
+}
+
 impl RdmaGid {
+    /// One that belongs to no interface.
+    pub fn new(index: u32, address: Ipv6Addr, kind: Option<GidKind>) -> Self {
+        Self { index, address, kind, interface: None }
+    }
+
+    /// Those of a port of this machine's, in order; none if there is no such port.
+    pub fn of_port(device: &str, port: u32) -> Vec<Self> {
+        let folder = Path::new("sys/class/infiniband").join(device);
+        Self::read_all(&Source::new(Path::new("/")), &folder.join(format!("ports/{port}")))
+    }
+
     /// Whether it stands for an IPv4 address, and is reached over UDP: what works across routers and is there on every
     /// RoCE network.
     pub fn is_routable_ipv4(&self) -> bool {

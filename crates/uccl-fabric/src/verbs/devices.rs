@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use uccl_device::PciAddress;
+use uccl_device::{PciAddress, RdmaGid};
 use uccl_wire::verbs::LinkLayer;
 
 use super::{
@@ -16,7 +16,6 @@ use super::{
         Cm, Verbs,
         abi::{self, DeviceAttr, PortAttr},
     },
-    gid::{self, Gid},
 };
 use crate::rma::{
     network::{is_link_local, network_of},
@@ -59,7 +58,7 @@ pub struct Port {
     /// Its speed in Mbit/s, where it is known: what is made of software only makes one up.
     pub speed_mbps: Option<u64>,
     /// Its table of GIDs.
-    pub gids: Vec<Gid>,
+    pub gids: Vec<RdmaGid>,
     pub(super) mtu: u8,
     pub(super) max_message: u64,
 }
@@ -76,13 +75,14 @@ impl Port {
 
     /// The network that it is on by one of its GIDs: InfiniBand's subnet, or that of the interface's
     /// address. Empty where it cannot be told.
-    pub fn network(&self, gid: &Gid) -> String {
+    pub fn network(&self, gid: &RdmaGid) -> String {
         match self.link_layer {
             LinkLayer::InfiniBand => {
-                let prefix = u64::from_be_bytes(std::array::from_fn(|index| gid.raw[index]));
+                let prefix =
+                    u64::from_be_bytes(std::array::from_fn(|index| gid.address.octets()[index]));
                 format!("ib:{prefix:016x}")
             }
-            LinkLayer::Ethernet => network_of(gid.ip()),
+            LinkLayer::Ethernet => network_of(gid.address.to_canonical()),
         }
     }
 }
@@ -165,7 +165,7 @@ fn port(device: &Device, number: u8, attr: &PortAttr) -> Port {
         lid: attr.lid,
         mtu_bytes: 128 << mtu,
         speed_mbps: if device.is_software { None } else { speed(&folder) },
-        gids: gid::read_table(&folder),
+        gids: RdmaGid::of_port(&device.name, number.into()),
         mtu,
         max_message: attr.max_msg_sz.into(),
     }
@@ -231,8 +231,8 @@ mod tests {
             mtu: 5,
             max_message: 1 << 30,
         };
-        let raw = std::net::Ipv6Addr::new(0xfec0, 0, 0, 2, 1, 2, 3, 4).octets();
-        let gid = Gid { index: 0, raw, kind: gid::GidKind::InfiniBand, interface: None };
+        let address = std::net::Ipv6Addr::new(0xfec0, 0, 0, 2, 1, 2, 3, 4);
+        let gid = RdmaGid::new(0, address, None);
         assert_eq!(port.network(&gid), "ib:fec0000000000002");
     }
 

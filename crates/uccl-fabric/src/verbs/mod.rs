@@ -22,7 +22,6 @@ mod registration;
 mod settings;
 
 pub use devices::{Device, Port, list};
-pub use gid::{Gid, GidKind};
 pub use rail::{VerbsRail, open};
 pub use settings::{DeviceName, ParseDeviceNameError, SettingError, VerbsSettings};
 pub use uccl_wire::verbs::LinkLayer;

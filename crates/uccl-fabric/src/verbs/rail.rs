@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use uccl_device::MemoryKind;
+use uccl_device::{MemoryKind, RdmaGid};
 
 use super::{
     channel::{COMPLETIONS_OF_UC, PLACES_WITH_FENCES, Place, Shape, VerbsChannel},
     context::{Context, DeviceList},
     devices::{Device, Opened, Port, is_active, iwarp_address},
     ffi::{Cm, Verbs, abi::DeviceAttr},
-    gid::{self, Gid},
+    gid,
     pd::Pd,
     qp::Path,
     registration::VerbsRegistration,
@@ -131,12 +131,13 @@ impl VerbsRail {
         device: &Device,
         port: &Port,
     ) -> Result<Self, String> {
-        let gid = gid::choose(&port.gids, settings.gid_index)?;
+        let gid = gid::choose(&port.gids, port.link_layer, settings.gid_index)?;
         let path = Path {
             port: port.number,
             pkey_index: settings.pkey_index,
-            gid_index: gid.index,
-            gid: gid.raw,
+            gid_index: u8::try_from(gid.index)
+                .map_err(|_| format!("its GID at index {} is out of reach", gid.index))?,
+            gid: gid.address.octets(),
             link_layer: port.link_layer,
             lid: port.lid,
             mtu: port.mtu,
@@ -192,7 +193,7 @@ fn at_most(wanted: u8, device: i32) -> u8 {
 }
 
 /// Where an iWARP port is, and its network.
-fn place(gid: &Gid, device: &Device) -> Result<(Place, String), String> {
+fn place(gid: &RdmaGid, device: &Device) -> Result<(Place, String), String> {
     let cm = Cm::load().map_err(|error| error.to_string())?;
     let interface =
         gid.interface.as_deref().ok_or("the kernel does not say which interface it is")?;

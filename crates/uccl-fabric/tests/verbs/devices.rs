@@ -2,9 +2,10 @@
 
 use std::env;
 
+use uccl_device::GidKind;
 use uccl_fabric::{
     rma::rail::{Rail, RailError},
-    verbs::{self, GidKind, VerbsSettings},
+    verbs::{self, VerbsSettings},
 };
 
 use crate::support::Rails;
@@ -42,7 +43,8 @@ fn what_is_known_of_the_guests_devices_is_told() {
     let port = &device.ports[0];
     assert_eq!((port.mtu_bytes, port.speed_mbps, port.interfaces()), (4096, None, vec!["rail0a"]));
     let gid = &port.gids[1];
-    assert_eq!((gid.kind, gid.ip().to_string().as_str()), (GidKind::RoceV2, "10.77.0.1"));
+    let ip = gid.address.to_canonical().to_string();
+    assert_eq!((gid.kind, ip.as_str()), (Some(GidKind::RoceV2), "10.77.0.1"));
     let rails = Rails::shared().expect("rails");
     let info = rails.b.info();
     assert_eq!((info.network.as_str(), info.name.as_str()), ("10.77.0.0/24", "rxe0b:1"));
