@@ -271,7 +271,8 @@ impl RmaLane {
     fn flush(&self, state: &mut State) {
         for at in 0..state.paths.len() {
             // SAFETY: the memory of every flight stays valid until it has ended or the lane is killed, by
-            // the promise of who posted it; neither happens while a part of it is under way.
+            // the promise of who posted it; neither happens while a part of it is under way. Chunks stay until
+            // the lane is killed, which ends the paths first.
             if let Err(e) = unsafe { state.paths[at].flush() } {
                 self.lose_path(state, at, &e.to_string());
             }
