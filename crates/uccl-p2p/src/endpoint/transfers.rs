@@ -217,7 +217,7 @@ impl Endpoint {
             }
             checked.bytes += span.len as u64;
             if one_sided {
-                checked.pieces.push(span, remote_span(conn, i, span, &adverts[i])?);
+                checked.pieces.push(mr.id, span, remote_span(conn, i, span, &adverts[i])?);
             } else {
                 checked.spans.push(span);
             }
