@@ -103,6 +103,8 @@ struct Plug {
     /// Counts how often it was pulled: channels from before are lost.
     pulled: u64,
     broken: u64,
+    /// Nothing that is requested moves.
+    is_stuck: bool,
 }
 
 struct Memory {
@@ -133,7 +135,8 @@ impl RailNetwork {
             speed_mbps: None,
             is_software: true,
         };
-        let plug = Arc::new(Mutex::new(Plug { is_in: true, pulled: 0, broken: 0 }));
+        let plug =
+            Arc::new(Mutex::new(Plug { is_in: true, pulled: 0, broken: 0, is_stuck: false }));
         let rng = Mutex::new(Rng::with_seed(seed));
         Arc::new(ChaosRail { info, network: self.clone(), faults, plug, rng })
     }
@@ -161,6 +164,11 @@ impl ChaosRail {
     /// Loses all its channels.
     pub fn cut(&self) {
         self.plug.lock().pulled += 1;
+    }
+
+    /// From now on nothing that is requested of it moves or ends, and its channels do not break.
+    pub fn stick(&self) {
+        self.plug.lock().is_stuck = true;
     }
 
     /// What it is on.
@@ -346,6 +354,9 @@ impl Channel for ChaosChannel {
         let mut network = network.lock();
         network.land(self.id);
         checked?;
+        if self.plug.lock().is_stuck {
+            return Ok(());
+        }
         let Some(end) = network.ends.get_mut(&self.id) else { return Ok(()) };
         let Some(peer) = end.peer else { return Ok(()) };
         let mut under_way = std::mem::take(&mut end.under_way);

@@ -1,13 +1,15 @@
 //! The engine over rails that are slow, full, out of order, cut, pulled and plugged in again.
 
+use std::{sync::mpsc, time::Duration};
+
 use fastrand::Rng;
 use uccl_fabric::chaos::{RailFaults, each_seed};
 
 use super::{
     workload::{Plan, Workload, move_one},
-    world::{LaneChaos, Side, join_by_rails},
+    world::{FAR, LaneChaos, Memory, Side, join_by_rails, join_by_rails_within},
 };
-use crate::Op;
+use crate::{Error, Op, Request, Uninterrupted, engine::transfer::MAX_PENDING};
 
 fn some_faults(rng: &mut Rng) -> RailFaults {
     RailFaults {
@@ -146,4 +148,42 @@ fn a_rail_that_does_not_answer_holds_up_nobody() {
     assert_eq!(why, [None, Some("not tried yet".to_owned())]);
     move_one(&sides, &mut Rng::with_seed(1), Op::Write, 3 << 20).expect("one rail is enough");
     sides.iter_mut().for_each(Side::leave);
+}
+
+#[test]
+fn what_rails_hold_back_ends_though_no_transfer_can_be_made_of_it() {
+    let rails = [RailFaults::default()];
+    let mut sides = join_by_rails_within(1, &[LaneChaos::default()], &rails, Duration::ZERO);
+    let mut rng = Rng::with_seed(1);
+    let [mut here, there] = [0, 1].map(|_| Memory::new(&mut rng, &[100]));
+    let (mr, peer_mr) = (sides[0].register(&here), sides[1].register(&there));
+    let (iovs, adverts) = (here.iovs(mr), there.adverts(&sides[1], peer_mr));
+    let (ep, conn) = (sides[0].ep.clone(), sides[0].conn);
+    let write = move || {
+        let request = Request::new(conn, Op::Write, &iovs, &adverts);
+        ep.run(&request, &mut Uninterrupted)
+    };
+    // The rail has the region's key now.
+    write().expect("it works");
+    here.reuse(&mut rng);
+
+    let recv = here.iovs(mr);
+    let recv = Request::new(conn, Op::Recv, &recv, &[]);
+    for _ in 0..MAX_PENDING {
+        sides[0].ep.post(&recv).expect("room for it");
+    }
+    sides[0].rails[0].stick();
+    let (tell, told) = mpsc::channel();
+    std::thread::spawn(move || tell.send(write()));
+    let ended = told.recv_timeout(FAR).expect("it ends");
+    assert!(matches!(ended, Err(Error::Full { .. })), "{ended:?}");
+    // It may have landed before it ended, and not afterwards.
+    let landed = there.now();
+    here.reuse(&mut rng);
+
+    sides[0].ep.disconnect(conn).expect("it was there");
+    sides.iter_mut().for_each(|side| side.ep.close());
+    assert!(here.unchanged(), "ours");
+    assert!(there.now() == landed, "the peer's");
+    std::mem::forget((here, there));
 }

@@ -94,6 +94,16 @@ pub(super) fn join_asking(
 
 /// Joins two endpoints by lanes over chaos pipes and by rails with these faults, two ends each.
 pub(super) fn join_by_rails(seed: u64, lanes: &[LaneChaos], rails: &[RailFaults]) -> [Side; 2] {
+    join_by_rails_within(seed, lanes, rails, FAR)
+}
+
+/// The same, where what is silent for so long is lost; for nothing, never.
+pub(super) fn join_by_rails_within(
+    seed: u64,
+    lanes: &[LaneChaos],
+    rails: &[RailFaults],
+    timeout: Duration,
+) -> [Side; 2] {
     let network = RailNetwork::default();
     let ends = [0, 1].map(|end: u64| {
         let rail = |(n, faults): (usize, &RailFaults)| {
@@ -101,7 +111,7 @@ pub(super) fn join_by_rails(seed: u64, lanes: &[LaneChaos], rails: &[RailFaults]
         };
         rails.iter().enumerate().map(rail).collect()
     });
-    let sides = join_all(seed, lanes, FAR, [false; 2], Some(ends));
+    let sides = join_all(seed, lanes, timeout, [false; 2], Some(ends));
     sides[0].until("the first try of every rail", || {
         let settled =
             |side: &Side| side.connection().rails.as_ref().is_some_and(|r| r.lane.is_settled());
