@@ -8,6 +8,7 @@ Processes are told apart by pid and end with the test.
 from __future__ import annotations
 
 import gc
+import mmap
 import os
 import shutil
 import signal
@@ -27,6 +28,9 @@ HERE = Path(__file__).resolve().parent
 GUARD = 4096
 GUARD_BYTE = 0xA5
 U64 = 2**64 - 1
+MUCH, STEP = 1 << 28, 1 << 15
+MAP_POPULATE = 0x8000
+"""``mmap.MAP_POPULATE``, which Python 3.9 does not name."""
 
 
 class PeerError(AssertionError):
@@ -180,11 +184,10 @@ class Side:
 
     def buf(self, name: str, size: int, fill: int | None = 0, seed: int | None = None) -> int:
         """Makes and registers memory; returns its address."""
-        import numpy as np
-
-        whole = np.full(size + 2 * GUARD, GUARD_BYTE, np.uint8)
+        whole = array(size + 2 * GUARD)
+        whole[:GUARD] = whole[GUARD + size :] = GUARD_BYTE
         data = whole[GUARD : GUARD + size]
-        data[:] = pattern(size, seed) if seed is not None else fill
+        put(data, seed, fill)
         self.arrays[name] = whole
         ok, mr = self.ep.reg(data.ctypes.data, size)
         assert ok, self.ep.last_error()
@@ -199,7 +202,7 @@ class Side:
         whole = np.frombuffer(memory, np.uint8)
         whole[:] = GUARD_BYTE
         data = whole[GUARD : GUARD + size]
-        data[:] = pattern(size, seed) if seed is not None else 0
+        put(data, seed, 0)
         self.arrays[name] = whole
         ok, mr = self.ep.reg(memory.ptr + GUARD, size)
         assert ok, self.ep.last_error()
@@ -328,11 +331,34 @@ class Side:
         return times.user + times.system
 
 
-def pattern(size: int, seed: int) -> Any:
-    """Bytes that no shifted or repeated copy of themselves equals, the same for the same seed."""
+def array(size: int) -> Any:
+    """An array of anything. Much memory comes whole: page by page as it is touched, a user-mode guest takes minutes
+    over it, and may end with more pieces than the host lets a process map."""
     import numpy as np
 
-    words = np.arange((size + 7) // 8, dtype=np.uint64)
+    if size < MUCH:
+        return np.empty(size, np.uint8)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_POPULATE
+    return np.frombuffer(mmap.mmap(-1, size, flags), np.uint8)
+
+
+def put(data: Any, seed: int | None, fill: int | None) -> None:
+    """Fills an array: with the seed's pattern, or else with one value."""
+    if seed is None:
+        data[:] = fill
+        return
+    # Step by step: the pattern's own arrays would take twice what it fills.
+    for start in range(0, len(data), STEP):
+        step = data[start : start + STEP]
+        step[:] = pattern(len(step), seed, start)
+
+
+def pattern(size: int, seed: int, start: int = 0) -> Any:
+    """Bytes that no shifted or repeated copy of themselves equals, the same for the same seed; from a byte on that
+    is a multiple of 8."""
+    import numpy as np
+
+    words = np.arange(start // 8, (start + size + 7) // 8, dtype=np.uint64)
     words += np.uint64((seed * 0x9E3779B97F4A7C15 + 1) & U64)
     words *= np.uint64(0xD6E8FEB86659FD93)
     words ^= words >> np.uint64(32)

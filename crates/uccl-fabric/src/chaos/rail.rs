@@ -105,6 +105,8 @@ struct Plug {
     /// Counts how often it was pulled: channels from before are lost.
     pulled: u64,
     broken: u64,
+    /// Nothing that is requested moves.
+    is_stuck: bool,
 }
 
 struct Memory {
@@ -135,7 +137,8 @@ impl RailNetwork {
             speed_mbps: None,
             is_software: true,
         };
-        let plug = Arc::new(Mutex::new(Plug { is_in: true, pulled: 0, broken: 0 }));
+        let plug =
+            Arc::new(Mutex::new(Plug { is_in: true, pulled: 0, broken: 0, is_stuck: false }));
         let rng = Mutex::new(Rng::with_seed(seed));
         let refuse_memory_percent = faults.refuse_memory_percent.into();
         let network = self.clone();
@@ -175,6 +178,11 @@ impl ChaosRail {
     /// Refuses memory with another probability from now on.
     pub fn refuse_memory(&self, percent: u32) {
         self.refuse_memory_percent.store(percent, Relaxed);
+    }
+
+    /// From now on nothing that is requested of it moves or ends, and its channels do not break.
+    pub fn stick(&self) {
+        self.plug.lock().is_stuck = true;
     }
 
     /// What it is on.
@@ -362,6 +370,9 @@ impl Channel for ChaosChannel {
         let mut network = network.lock();
         network.land(self.id);
         checked?;
+        if self.plug.lock().is_stuck {
+            return Ok(());
+        }
         let Some(end) = network.ends.get_mut(&self.id) else { return Ok(()) };
         let Some(peer) = end.peer else { return Ok(()) };
         let mut under_way = std::mem::take(&mut end.under_way);

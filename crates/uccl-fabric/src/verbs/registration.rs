@@ -97,11 +97,7 @@ fn what(pd: &Pd, span: Span) -> String {
 fn refused(pd: &Pd, span: Span, errno: i32) -> RailError {
     let error = std::io::Error::from_raw_os_error(errno);
     let why = match errno {
-        libc::ENOMEM | libc::EAGAIN => format!(
-            "{error}; this process may lock {}: raise it with ulimit -l unlimited, memlock in \
-             /etc/security/limits.conf, or LimitMEMLOCK= of its service",
-            memlock_limit()
-        ),
+        libc::ENOMEM | libc::EAGAIN => format!("{error}; {}", no_room(memlock_limit())),
         libc::EFAULT => format!("{error}: some of it is not mapped, or is read-only"),
         libc::EIO | libc::ENODEV => return pd.context().error("ibv_reg_mr", errno),
         _ => error.to_string(),
@@ -109,16 +105,35 @@ fn refused(pd: &Pd, span: Span, errno: i32) -> RailError {
     RailError::Provider { what: what(pd, span), why }
 }
 
-fn memlock_limit() -> String {
-    match getrlimit(Resource::Memlock).current {
-        Some(bytes) => format!("{} KiB of memory", bytes >> 10),
-        None => "any amount of memory".to_owned(),
+/// How many bytes this process may lock, if there is a limit.
+fn memlock_limit() -> Option<u64> {
+    getrlimit(Resource::Memlock).current
+}
+
+/// What to do about memory for which there is no room. Privileged processes are let past the limit, so that it may
+/// be the driver's own.
+fn no_room(limit: Option<u64>) -> String {
+    let smaller = "smaller regions may do (recent soft-RoCE takes up to 1 GiB in one)";
+    match limit {
+        Some(bytes) => format!(
+            "this process may lock {} KiB of memory: raise it with ulimit -l unlimited, memlock in \
+             /etc/security/limits.conf, or LimitMEMLOCK= of its service; if that is not it, {smaller}",
+            bytes >> 10
+        ),
+        None => format!("the device has no room for a region of this length: {smaller}"),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_limit_is_blamed_only_where_there_is_one() {
+        assert!(no_room(Some(64 << 10)).starts_with("this process may lock 64 KiB"));
+        let unlimited = no_room(None);
+        assert!(!unlimited.contains("ulimit") && unlimited.contains("smaller regions"));
+    }
 
     #[test]
     fn keys_of_another_length_are_refused() {

@@ -1,5 +1,7 @@
 //! The engine over rails that are slow, full, out of order, cut, pulled and plugged in again.
 
+use std::{sync::mpsc, time::Duration};
+
 use fastrand::Rng;
 use uccl_fabric::{
     chaos::{GpuFaults, RailFaults, each_seed},
@@ -8,9 +10,9 @@ use uccl_fabric::{
 
 use super::{
     workload::{Plan, Workload, move_one},
-    world::{LaneChaos, Side, join_by_rails, join_copying},
+    world::{ByRails, FAR, LaneChaos, Memory, Side},
 };
-use crate::Op;
+use crate::{Error, Op, Request, Uninterrupted, engine::transfer::MAX_PENDING};
 
 fn some_faults(rng: &mut Rng) -> RailFaults {
     RailFaults {
@@ -24,7 +26,7 @@ fn some_faults(rng: &mut Rng) -> RailFaults {
 
 fn workload(seed: u64, rails: &[RailFaults], plan: Plan) -> Workload {
     let shortest = rails.iter().map(|faults| faults.chunk_bytes).min().unwrap_or(4096);
-    let sides = join_by_rails(seed, &[LaneChaos::default()], rails);
+    let sides = ByRails::new(rails).join(seed, &[LaneChaos::default()]);
     Workload::new(seed, sides, plan, (shortest as usize * 100).min(1 << 20))
 }
 
@@ -117,7 +119,7 @@ fn some_copies(rng: &mut Rng) -> CopyBy {
 fn what_either_side_cannot_register_goes_over_rails_all_the_same() {
     let rails = [RailFaults::default(), RailFaults::default()];
     let copy_by = [copies(3, None), copies(3, None)];
-    let mut sides = join_copying(1, &[LaneChaos::default()], &rails, copy_by);
+    let mut sides = ByRails { copy_by, ..ByRails::new(&rails) }.join(1, &[LaneChaos::default()]);
     let (mut rng, network) = (Rng::with_seed(1), sides[0].rails[0].network().clone());
     let registered = network.count();
     for refusing in [[100, 0], [0, 100], [100, 100]] {
@@ -143,7 +145,8 @@ fn a_copy_that_fails_ends_its_transfer_alone() {
         let rails = [RailFaults { refuse_memory_percent: 100, ..RailFaults::default() }];
         let mut copy_by = [copies(3, None), copies(3, None)];
         copy_by[failing] = copies(3, Some(2));
-        let mut sides = join_copying(1, &[LaneChaos::default()], &rails, copy_by);
+        let mut sides =
+            ByRails { copy_by, ..ByRails::new(&rails) }.join(1, &[LaneChaos::default()]);
         let mut rng = Rng::with_seed(1);
         for op in [Op::Write, Op::Read] {
             let why = move_one(&sides, &mut rng, op, 3 << 20).expect_err("a copy fails");
@@ -165,10 +168,10 @@ fn memory_that_no_rail_takes_passes_through_chunks() {
             rail.refuse_memory_percent = [30, 100][rng.usize(0..2)];
             rail.break_permille = [0, 0, 10][rng.usize(0..3)];
         }
-        let copies = [some_copies(&mut rng), some_copies(&mut rng)];
+        let copy_by = [some_copies(&mut rng), some_copies(&mut rng)];
         let (cancels, revokes, deadlines) = (rng.bool(), rng.bool(), rng.bool());
         let plan = Plan { steps: 100, cancels, revokes, deadlines, ..Plan::default() };
-        let sides = join_copying(seed, &[LaneChaos::default()], &rails, copies);
+        let sides = ByRails { copy_by, ..ByRails::new(&rails) }.join(seed, &[LaneChaos::default()]);
         let shortest = rails.iter().map(|faults| faults.chunk_bytes).min().unwrap_or(4096);
         let mut work = Workload::new(seed, sides, plan, (shortest as usize * 100).min(3 << 20));
         work.run(|_, _| {});
@@ -179,7 +182,7 @@ fn memory_that_no_rail_takes_passes_through_chunks() {
 #[test]
 fn without_a_rail_the_streams_carry_on() {
     let rails = [RailFaults::default()];
-    let mut sides = join_by_rails(1, &[LaneChaos::default()], &rails);
+    let mut sides = ByRails::new(&rails).join(1, &[LaneChaos::default()]);
     let mut rng = Rng::with_seed(1);
     sides[0].rails[0].pull();
     sides[0].until("the loss of the rail", || up(&sides[0]) + up(&sides[1]) == 0);
@@ -197,7 +200,7 @@ fn without_a_rail_the_streams_carry_on() {
 #[test]
 fn nothing_is_left_of_rails_that_come_and_go() {
     let rails = [RailFaults::default(), RailFaults::default()];
-    let mut sides = join_by_rails(1, &[LaneChaos::default()], &rails);
+    let mut sides = ByRails::new(&rails).join(1, &[LaneChaos::default()]);
     let mut rng = Rng::with_seed(1);
     let before = sides[0].rails[0].network().count();
     for round in 0..50 {
@@ -214,10 +217,50 @@ fn nothing_is_left_of_rails_that_come_and_go() {
 #[test]
 fn a_rail_that_does_not_answer_holds_up_nobody() {
     let silent = RailFaults { delay_polls: u32::MAX, ..RailFaults::default() };
-    let mut sides = join_by_rails(1, &[LaneChaos::default()], &[RailFaults::default(), silent]);
+    let rails = [RailFaults::default(), silent];
+    let mut sides = ByRails::new(&rails).join(1, &[LaneChaos::default()]);
     let paths = sides[0].connection().rails.as_ref().expect("rails").lane.describe();
     let why: Vec<_> = paths.into_iter().map(|(_, state)| state.err()).collect();
     assert_eq!(why, [None, Some("not tried yet".to_owned())]);
     move_one(&sides, &mut Rng::with_seed(1), Op::Write, 3 << 20).expect("one rail is enough");
     sides.iter_mut().for_each(Side::leave);
+}
+
+#[test]
+fn what_rails_hold_back_ends_though_no_transfer_can_be_made_of_it() {
+    let rails = [RailFaults::default()];
+    let mut sides = ByRails { timeout: Duration::ZERO, ..ByRails::new(&rails) }
+        .join(1, &[LaneChaos::default()]);
+    let mut rng = Rng::with_seed(1);
+    let [mut here, there] = [0, 1].map(|_| Memory::new(&mut rng, &[100]));
+    let (mr, peer_mr) = (sides[0].register(&here), sides[1].register(&there));
+    let (iovs, adverts) = (here.iovs(mr), there.adverts(&sides[1], peer_mr));
+    let (ep, conn) = (sides[0].ep.clone(), sides[0].conn);
+    let write = move || {
+        let request = Request::new(conn, Op::Write, &iovs, &adverts);
+        ep.run(&request, &mut Uninterrupted)
+    };
+    // The rail has the region's key now.
+    write().expect("it works");
+    here.reuse(&mut rng);
+
+    let recv = here.iovs(mr);
+    let recv = Request::new(conn, Op::Recv, &recv, &[]);
+    for _ in 0..MAX_PENDING {
+        sides[0].ep.post(&recv).expect("room for it");
+    }
+    sides[0].rails[0].stick();
+    let (tell, told) = mpsc::channel();
+    std::thread::spawn(move || tell.send(write()));
+    let ended = told.recv_timeout(FAR).expect("it ends");
+    assert!(matches!(ended, Err(Error::Full { .. })), "{ended:?}");
+    // It may have landed before it ended, and not afterwards.
+    let landed = there.now();
+    here.reuse(&mut rng);
+
+    sides[0].ep.disconnect(conn).expect("it was there");
+    sides.iter_mut().for_each(|side| side.ep.close());
+    assert!(here.unchanged(), "ours");
+    assert!(there.now() == landed, "the peer's");
+    std::mem::forget((here, there));
 }

@@ -92,35 +92,38 @@ pub(super) fn join_asking(
     join_all(seed, lanes, timeout, asks, None)
 }
 
-/// Joins two endpoints by lanes over chaos pipes and by rails with these faults, two ends each.
-pub(super) fn join_by_rails(seed: u64, lanes: &[LaneChaos], rails: &[RailFaults]) -> [Side; 2] {
-    join_copying(seed, lanes, rails, [CopyBy::Gpus, CopyBy::Gpus])
+/// Rails between two endpoints, beside the lanes.
+pub(super) struct ByRails<'a> {
+    pub(super) faults: &'a [RailFaults],
+    /// What is silent for so long is lost; for nothing, never.
+    pub(super) timeout: Duration,
+    /// Who copies what the rails do not take, at either end.
+    pub(super) copy_by: [CopyBy; 2],
 }
 
-/// The same, where the two ends have what rails do not take copied so.
-pub(super) fn join_copying(
-    seed: u64,
-    lanes: &[LaneChaos],
-    rails: &[RailFaults],
-    copy_by: [CopyBy; 2],
-) -> [Side; 2] {
-    let network = RailNetwork::default();
-    let ends = [0, 1].map(|end: u64| {
-        let rail = |(n, faults): (usize, &RailFaults)| {
-            network.rail(&format!("rail{n}"), seed ^ (n as u64) << 1 ^ end, faults.clone())
-        };
-        rails.iter().enumerate().map(rail).collect()
-    });
-    let [a, b] = ends;
-    let [by_a, by_b] = copy_by;
-    let ends = [(a, by_a), (b, by_b)].map(|(rails, copy_by)| Ends { rails, copy_by });
-    let sides = join_all(seed, lanes, FAR, [false; 2], Some(ends));
-    sides[0].until("the first try of every rail", || {
-        let settled =
-            |side: &Side| side.connection().rails.as_ref().is_some_and(|r| r.lane.is_settled());
-        sides.iter().all(settled)
-    });
-    sides
+impl<'a> ByRails<'a> {
+    pub(super) fn new(faults: &'a [RailFaults]) -> Self {
+        Self { faults, timeout: FAR, copy_by: [CopyBy::Gpus, CopyBy::Gpus] }
+    }
+
+    /// Joins two endpoints by lanes over chaos pipes and by rails with these faults, two ends each.
+    pub(super) fn join(self, seed: u64, lanes: &[LaneChaos]) -> [Side; 2] {
+        let network = RailNetwork::default();
+        let [by_a, by_b] = self.copy_by;
+        let ends = [(0, by_a), (1, by_b)].map(|(end, copy_by): (u64, _)| {
+            let rail = |(n, faults): (usize, &RailFaults)| {
+                network.rail(&format!("rail{n}"), seed ^ (n as u64) << 1 ^ end, faults.clone())
+            };
+            Ends { rails: self.faults.iter().enumerate().map(rail).collect(), copy_by }
+        });
+        let sides = join_all(seed, lanes, self.timeout, [false; 2], Some(ends));
+        sides[0].until("the first try of every rail", || {
+            let settled =
+                |side: &Side| side.connection().rails.as_ref().is_some_and(|r| r.lane.is_settled());
+            sides.iter().all(settled)
+        });
+        sides
+    }
 }
 
 /// One side's ends of the rails, and who copies what they do not take.

@@ -19,6 +19,7 @@ use super::{
 use crate::{
     engine::{
         connection::Connection,
+        deadline,
         failover::Piece,
         now::Now,
         plan::Work,
@@ -127,10 +128,8 @@ impl Endpoint {
             Some(Ok(())) => Ok(Some(Begun::Done(self.done_now(single)))),
             Some(Err(_)) => Ok(None),
             None => {
-                // Its memory is let go only after its end, which comes without anybody's help.
-                let look = || lane.progress_copies();
                 let heir = |transfer: &Arc<Transfer>| Arc::clone(transfer) as _;
-                self.outlast(single, (0, name), &now, heir, look).map(Some)
+                self.outlast(single, (0, name), &now, heir).map(Some)
             }
         }
     }
@@ -147,19 +146,18 @@ impl Endpoint {
         };
         conn.forward_notes();
         let _claim = conn.claim();
-        let look = || {
-            conn.progress_lane(*index);
-        };
         // What waits for a word of the peer's is not seen here.
         let is_seen = |_: &u32| !now.has_ended() && lane.is_under_way();
-        (0..LOOKS_BEFORE_A_TRANSFER).take_while(is_seen).for_each(|_| look());
+        (0..LOOKS_BEFORE_A_TRANSFER).take_while(is_seen).for_each(|_| {
+            conn.progress_lane(*index);
+        });
         if let Some(Ok(())) = now.result() {
             return Ok(Some(Begun::Done(self.done_now(single))));
         }
         let heir = |transfer: &Arc<Transfer>| {
             Arc::new(Piece { transfer: Arc::clone(transfer), work, lane: *index }) as _
         };
-        self.outlast(single, (*index as u16, name), &now, heir, look).map(Some)
+        self.outlast(single, (*index as u16, name), &now, heir).map(Some)
     }
 
     /// Posts one piece on a lane. `Err`: it is over, or takes the longer way.
@@ -179,14 +177,13 @@ impl Endpoint {
         }
     }
 
-    /// Makes a transfer of what takes longer. Where none can be made, its memory is let go only after its end.
+    /// Makes a transfer of what takes longer. Where there is no room for one, it is called off.
     fn outlast(
         &self,
         single: &Single,
         name: (u16, OpName),
         now: &Now,
         heir: impl FnOnce(&Arc<Transfer>) -> Arc<dyn Completion>,
-        look: impl Fn(),
     ) -> Result<Begun> {
         let admitted = single.conn.admit(Plan {
             kind: single.op.into(),
@@ -197,14 +194,33 @@ impl Endpoint {
             after: After::Publish,
             targets: SmallVec::new(),
         });
-        while admitted.is_err() && !now.has_ended() {
-            look();
-        }
-        let transfer = admitted?;
+        let transfer = match admitted {
+            Ok(transfer) => transfer,
+            Err(full) => {
+                self.call_off(&single.conn, name, now);
+                let ended_well = matches!(now.result(), Some(Ok(())));
+                return if ended_well { Ok(Begun::Done(self.done_now(single))) } else { Err(full) };
+            }
+        };
         transfer.expect_ops(1);
         transfer.body.lock().ops.push(name);
         now.hand_to(heir(&transfer));
         settle(&transfer, Ok(())).map(Begun::Under)
+    }
+
+    /// Ends what is under way. Its memory is let go only when it has ended; a peer that does not let it is given up.
+    fn call_off(&self, conn: &Arc<Connection>, (lane, name): (u16, OpName), now: &Now) {
+        let (begun, patience) = (Instant::now(), self.patience_for_cancels());
+        while !now.has_ended() {
+            if let Some(lane) = conn.lanes.get(usize::from(lane)) {
+                lane.cancel(name);
+            }
+            conn.progress();
+            if begun.elapsed() > patience {
+                deadline::give_up(conn, "it did not confirm the end of an operation");
+            }
+            std::thread::yield_now();
+        }
     }
 
     /// Counts a transfer that was made on the spot.

@@ -142,10 +142,7 @@ impl Endpoint {
             Found::Ended(status) => return Ok(status),
             Found::Live(transfer) => transfer,
         };
-        let timeout = self.config().timeout;
-        let patience =
-            if timeout.is_zero() { CANCEL_PATIENCE } else { CANCEL_PATIENCE.min(timeout) };
-        let started = Instant::now();
+        let (started, patience) = (Instant::now(), self.patience_for_cancels());
         while !transfer.finished() {
             transfer.conn.fence(&transfer, Fence::Cancel);
             let soon = Instant::now() + Duration::from_millis(5);
@@ -157,6 +154,12 @@ impl Endpoint {
             }
         }
         Ok(transfer.status())
+    }
+
+    /// How long a peer may take to let something end that is called off.
+    pub(super) fn patience_for_cancels(&self) -> Duration {
+        let timeout = self.config().timeout;
+        if timeout.is_zero() { CANCEL_PATIENCE } else { CANCEL_PATIENCE.min(timeout) }
     }
 
     /// Ends every unfinished transfer that uses a region, as [`Self::cancel`] does, so that the region can be
@@ -217,7 +220,7 @@ impl Endpoint {
             }
             checked.bytes += span.len as u64;
             if one_sided {
-                checked.pieces.push(span, remote_span(conn, i, span, &adverts[i])?);
+                checked.pieces.push(mr.id, span, remote_span(conn, i, span, &adverts[i])?);
             } else {
                 checked.spans.push(span);
             }

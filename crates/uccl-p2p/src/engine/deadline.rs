@@ -6,6 +6,7 @@ use std::{
 };
 
 use super::{
+    connection::Connection,
     core::Core,
     transfer::{Fence, Transfer},
 };
@@ -55,8 +56,13 @@ pub(crate) fn enforce(transfer: &Arc<Transfer>, now: Instant) {
 
 /// The peer does not answer a fence: the connection is cut.
 pub(crate) fn give_up_peer(transfer: &Transfer, reason: &str) {
-    transfer.conn.fail(Error::ConnectionLost {
-        peer: Arc::clone(&transfer.conn.peer.name),
+    give_up(&transfer.conn, reason);
+}
+
+/// The peer does not let something end: the connection is cut.
+pub(crate) fn give_up(conn: &Arc<Connection>, reason: &str) {
+    conn.fail(Error::ConnectionLost {
+        peer: Arc::clone(&conn.peer.name),
         reason: reason.to_owned(),
     });
 }

@@ -10,7 +10,7 @@ use uccl_fabric::{
 };
 
 use super::{connection::Connection, failover::Piece, rails::RailLane, transfer::Transfer};
-use crate::endpoint::Op;
+use crate::{endpoint::Op, ids::MrId};
 
 /// Transfers are spread over lanes in pieces of at least this many bytes.
 const STRIPE: u64 = 512 << 10;
@@ -20,6 +20,8 @@ const STRIPE: u64 = 512 << 10;
 pub(crate) struct Pieces {
     pub(crate) local: Spans,
     pub(crate) remote: RemoteSpans,
+    /// The region of the last one's local memory.
+    last: Option<MrId>,
 }
 
 impl Pieces {
@@ -29,9 +31,12 @@ impl Pieces {
         self.remote.reserve(iovs);
     }
 
-    /// Adds an iov.
-    pub(crate) fn push(&mut self, local: Span, remote: RemoteSpan) {
-        if let (Some(last), Some(peer)) = (self.local.last_mut(), self.remote.last_mut())
+    /// Adds an iov. Neighbours stay apart where one region ends and another begins, on either side: a device names
+    /// each of the two by a key of its own.
+    pub(crate) fn push(&mut self, mr: MrId, local: Span, remote: RemoteSpan) {
+        let last = self.last.replace(mr);
+        if last == Some(mr)
+            && let (Some(last), Some(peer)) = (self.local.last_mut(), self.remote.last_mut())
             && last.addr + last.len == local.addr
             && peer.addr + peer.len == remote.addr
             && (peer.key, peer.slot) == (remote.key, remote.slot)
@@ -258,5 +263,33 @@ impl Cut<'_> {
             }
         }
         (!local.is_empty()).then_some((local, remote))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pieces(iovs: &[(u64, usize, u32, u64)]) -> Vec<usize> {
+        let mut pieces = Pieces::default();
+        for (mr, addr, slot, there) in iovs.iter().copied() {
+            let remote = RemoteSpan { addr: there, len: 10, key: 7, slot };
+            pieces.push(MrId(mr), Span { addr, len: 10 }, remote);
+        }
+        assert_eq!(pieces.local.len(), pieces.remote.len());
+        pieces.local.iter().map(|span| span.len).collect()
+    }
+
+    #[test]
+    fn neighbours_in_one_region_of_each_side_are_one_piece() {
+        assert_eq!(pieces(&[(1, 100, 5, 0), (1, 110, 5, 10), (1, 120, 5, 20)]), [30]);
+        assert_eq!(pieces(&[(1, 100, 5, 0), (1, 111, 5, 10)]), [10, 10], "a gap here");
+        assert_eq!(pieces(&[(1, 100, 5, 0), (1, 110, 5, 11)]), [10, 10], "a gap there");
+    }
+
+    #[test]
+    fn neighbours_in_two_regions_stay_two_pieces() {
+        assert_eq!(pieces(&[(1, 100, 5, 0), (2, 110, 5, 10), (2, 120, 5, 20)]), [10, 20], "here");
+        assert_eq!(pieces(&[(1, 100, 5, 0), (1, 110, 6, 10)]), [10, 10], "there");
     }
 }
