@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use clap::Args;
 
 use crate::{
@@ -110,8 +110,7 @@ struct Run {
 /// The engine, with every kind of link, between two network namespaces, because only so what the connection manager and
 /// TCP do crosses the cable; that takes the kernel that is built for guests, as iWARP does. And channels, whose two ends
 /// are one thread's, in guests with two links (one to use and one to cut): sound ones, ones that lose packets, and
-/// iWARP's.
-/// Some run beside each other, so that those that take longest are first.
+/// iWARP's. Some run beside each other, so those that take longest are first.
 const RUNS: [Run; 7] = [
     Run {
         package: "uccl-p2p",
@@ -224,7 +223,13 @@ pub(crate) fn tests() -> Result<Done> {
         done.absent.extend(left_out(line));
         passed += passed_in(line).unwrap_or(0);
     });
-    let result = results.into_iter().collect();
+    let failed: Vec<_> = results.into_iter().filter_map(Result::err).collect();
+    let result = match failed.is_empty() {
+        true => Ok(()),
+        false => {
+            Err(anyhow!(failed.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")))
+        }
+    };
     done.detail = format!("{passed} passed");
     done.absent.sort();
     done.absent.dedup();
