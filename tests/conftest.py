@@ -55,6 +55,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     signal.signal(signal.SIGALRM, old)
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Shows what tests have seen, wherever they ran."""
+    for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
+        for name, value in report.user_properties:
+            if name == "seen":
+                terminalreporter.write_line(value)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = filter(wanted, items)
     for item in items:
