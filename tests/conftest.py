@@ -55,6 +55,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     signal.signal(signal.SIGALRM, old)
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Shows what tests have seen, wherever they ran."""
+    for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
+        for name, value in report.user_properties:
+            if name == "seen":
+                terminalreporter.write_line(value)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = filter(wanted, items)
     for item in items:
@@ -119,8 +127,11 @@ def spawn(idle_peers: list[Peer]) -> Iterator[Callable[..., Peer]]:
 
 @pytest.fixture
 def base_port() -> int:
-    """Where a run of 8 free ports starts, for well-known ports that meet nobody else's."""
-    for base in range(30000 + os.getpid() % 1000 * 16, 60000, 16):
+    """Where a run of 8 free ports starts, for well-known ports that meet nobody else's.
+
+    Not among those that the kernel gives to whoever asks for any.
+    """
+    for base in range(20000 + os.getpid() % 700 * 16, 32000, 16):
         try:
             for port in range(base, base + 8):
                 with socket.socket() as probe:

@@ -14,6 +14,9 @@ from conftest import Pair, lacking
 from peer import pattern, pattern_crc
 from test_faults import ROUNDS, no_growth, settled
 
+# Each test has the GPUs, and their memory, for itself.
+pytestmark = pytest.mark.xdist_group("gpu")
+
 GUARD = 64
 POISON = 0xA5
 KIB, MIB = 1 << 10, 1 << 20

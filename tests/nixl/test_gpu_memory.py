@@ -19,6 +19,8 @@ def gpus() -> int:
 
 
 pytestmark = [
+    # Each test has the GPUs for itself.
+    pytest.mark.xdist_group("gpu"),
     pytest.mark.skipif(gpus() == 0, reason="lacks torch and a GPU"),
     pytest.mark.skipif(BACKEND != "UCCL", reason="lacks the backend that promises this: UCCL"),
 ]

@@ -4,14 +4,16 @@ use std::{
     fs::{self, File},
     path::PathBuf,
     sync::{Mutex, PoisonError},
+    thread::available_parallelism,
     time::Duration,
 };
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use clap::Args;
 
 use crate::{
-    shell::{Beside, Program},
+    built,
+    shell::{self, Beside, Program},
     test::{Done, left_out, passed_in},
     tree,
 };
@@ -90,6 +92,9 @@ pub(crate) fn run(args: &GuestArgs) -> Result<()> {
 /// How long a kernel may take that is built beside everything else.
 const BUILD_LIMIT: Duration = Duration::from_secs(20 * 60);
 
+/// How many guests run beside each other at most: each has 2 GiB of memory.
+const AT_A_TIME: usize = 4;
+
 /// Exit status of a guest that this machine cannot have; see tests/guest/shell.py.
 const LACKING: i32 = 77;
 
@@ -102,25 +107,11 @@ struct Run {
     without: &'static [&'static str],
 }
 
-/// Channels, whose two ends are one thread's, in guests with two links (one to use and one to cut): sound ones, ones
-/// that lose packets, and iWARP's. And the engine, with every kind of link, between two network namespaces, because
-/// only so what the connection manager and TCP do crosses the cable; that takes the kernel that is built for guests,
-/// as iWARP does.
+/// The engine, with every kind of link, between two network namespaces, because only so what the connection manager and
+/// TCP do crosses the cable; that takes the kernel that is built for guests, as iWARP does. And channels, whose two ends
+/// are one thread's, in guests with two links (one to use and one to cut): sound ones, ones that lose packets, and
+/// iWARP's. Some run beside each other, so those that take longest are first.
 const RUNS: [Run; 7] = [
-    Run { package: "uccl-fabric", test: "verbs", guest: "--rails=2", without: &[] },
-    Run {
-        package: "uccl-fabric",
-        test: "verbs",
-        guest: "--rails=2 --loss=1",
-        // What it refuses it may forget to answer when packets are lost.
-        without: &["--skip=faults::"],
-    },
-    Run {
-        package: "uccl-fabric",
-        test: "verbs",
-        guest: "--rails=2 --driver=siw --engine=uml",
-        without: &[],
-    },
     Run {
         package: "uccl-p2p",
         test: "verbs",
@@ -146,6 +137,20 @@ const RUNS: [Run; 7] = [
         test: "libfabric",
         guest: "--apart --engine=uml",
         without: &[TINY_PIECES],
+    },
+    Run { package: "uccl-fabric", test: "verbs", guest: "--rails=2", without: &[] },
+    Run {
+        package: "uccl-fabric",
+        test: "verbs",
+        guest: "--rails=2 --loss=1",
+        // What it refuses it may forget to answer when packets are lost.
+        without: &["--skip=faults::"],
+    },
+    Run {
+        package: "uccl-fabric",
+        test: "verbs",
+        guest: "--rails=2 --driver=siw --engine=uml",
+        without: &[],
     },
 ];
 
@@ -208,15 +213,23 @@ pub(crate) fn tests() -> Result<Done> {
     if let Some(reason) = lacking()? {
         return Ok(Done::skipped(reason));
     }
+    let programs = RUNS.iter().map(Run::program).collect::<Result<Vec<_>>>()?;
+    let logs = tree::scratch().join("guests");
+    fs::create_dir_all(&logs)?;
+    // Each takes a processor of this machine.
+    let at_a_time = available_parallelism().map_or(1, |cpus| usize::from(cpus).min(AT_A_TIME));
     let (mut done, mut passed) = (Done::default(), 0);
-    let mut result = Ok(());
-    for run in &RUNS {
-        let ended = run.program().watch(|line| {
-            done.absent.extend(left_out(line));
-            passed += passed_in(line).unwrap_or(0);
-        });
-        result = result.and(ended);
-    }
+    let results = shell::run_several(programs, at_a_time, &logs, |line| {
+        done.absent.extend(left_out(line));
+        passed += passed_in(line).unwrap_or(0);
+    });
+    let failed: Vec<_> = results.into_iter().filter_map(Result::err).collect();
+    let result = match failed.is_empty() {
+        true => Ok(()),
+        false => {
+            Err(anyhow!(failed.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")))
+        }
+    };
     done.detail = format!("{passed} passed");
     done.absent.sort();
     done.absent.dedup();
@@ -224,15 +237,21 @@ pub(crate) fn tests() -> Result<Done> {
 }
 
 impl Run {
-    /// Cargo, which builds here and runs what it has built in a guest.
-    fn program(&self) -> Program {
+    /// The tests, which are built here and run in a guest.
+    fn program(&self) -> Result<Program> {
         let Self { package, test, guest, without } = self;
+        let tests = built::tests(test)?;
         let tool = tree::root().join("tests/guest");
-        let runner = format!("python3 -B {} {guest} --timeout=600 --", tool.display());
-        let cargo = Program::cargo(&["test", "--locked", "--package", package, "--test", test])
-            .env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", runner);
-        let cargo = LIBFABRIC.iter().fold(cargo, |cargo, (name, value)| cargo.env(name, value));
+        let program = Program::new("python3")
+            .args(["-B".as_ref(), tool.as_os_str()])
+            .args(guest.split(' '))
+            .args(["--timeout=600", "--"])
+            .args([tests.tests_of(package)?])
+            // As cargo runs them.
+            .in_folder(&tree::root().join("crates").join(package));
+        let program =
+            LIBFABRIC.iter().fold(program, |program, (name, value)| program.env(name, value));
         // One at a time: they share cables, and some are cut.
-        cargo.args(["--", "--show-output", "--test-threads=1"]).args(*without)
+        Ok(program.args(["--show-output", "--test-threads=1"]).args(*without))
     }
 }

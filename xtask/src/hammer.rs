@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap::Args;
 
-use crate::{examples, shell::Program};
+use crate::{built, shell::Program};
 
 /// Throw random and mutated bytes at every parser of uccl-wire
 #[derive(Args)]
@@ -23,7 +23,7 @@ pub(crate) fn run(args: &HammerArgs) -> Result<()> {
 
 /// The same, with what the tests have built.
 pub(crate) fn run_built(args: &HammerArgs) -> Result<()> {
-    throw(Program::new(examples::build()?.example("hammer")?), args)
+    throw(Program::new(built::examples()?.example("hammer")?), args)
 }
 
 fn throw(hammer: Program, args: &HammerArgs) -> Result<()> {

@@ -5,7 +5,7 @@ use std::{fs, path::PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
-use crate::{examples, shell::Program, tree};
+use crate::{built, shell::Program, tree};
 
 /// Make crates/uccl-capi/include/uccl.h from crates/uccl-capi/src/api
 #[derive(Args)]
@@ -33,7 +33,7 @@ fn path() -> PathBuf {
 
 fn made() -> Result<String> {
     // An example, so that the other commands need not be built with what makes headers.
-    match Program::new(examples::build()?.example("headers")?).ask()? {
+    match Program::new(built::examples()?.example("headers")?).ask()? {
         (true, header) => Ok(header + "\n"),
         (false, said) => bail!("the C header: {said}"),
     }

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
-use crate::{shell::Program, tree};
+use crate::{built, fetch, shell::Program, tree};
 
 /// Compile the kernels; with --check, compare with what is checked in
 #[derive(Args)]
@@ -77,6 +77,11 @@ pub(crate) fn run(args: &KernelsArgs) -> Result<()> {
     Ok(())
 }
 
+/// Installs the toolchain, unless it is there.
+pub(crate) fn fetch() -> Result<()> {
+    Toolchain::provide().map(drop)
+}
+
 /// CUDA's compiler and what belongs to it.
 struct Toolchain {
     programs: PathBuf,
@@ -85,6 +90,7 @@ struct Toolchain {
 impl Toolchain {
     /// The one that is installed already, or a new one.
     fn provide() -> Result<Self> {
+        fetch::wait();
         let folder = tree::scratch().join("cuda-13.0");
         let stamp = folder.join("packages.txt");
         let wanted = PACKAGES.join("\n");
@@ -112,9 +118,8 @@ impl Toolchain {
 
     /// Whether the structs of kernels and library are the same, as the compiler sees them.
     fn check_layout(&self, folder: &Path) -> Result<()> {
-        let example =
-            ["run", "--quiet", "--locked", "--package=uccl-device", "--example=kernel_layout"];
-        let assertions = match Program::cargo(&example).ask()? {
+        let built = built::examples()?;
+        let assertions = match Program::new(built.example("kernel_layout")?).ask()? {
             (true, text) => text,
             (false, said) => bail!("the layout of the kernels' parameters: {said}"),
         };

@@ -5,7 +5,7 @@ use std::{fs, path::PathBuf};
 use anyhow::Result;
 
 use crate::{
-    python,
+    fetch, python,
     shell::Program,
     test::{Done, left_out, passed_in},
     tree,
@@ -28,7 +28,8 @@ pub(crate) fn tests() -> Result<Done> {
         Err(reason) => return Ok(Done::skipped(format!("lacks {PACKAGE}: {reason}"))),
     };
     let (mut done, mut passed) = (Done::default(), 0);
-    let tests = ["test", "--locked", "--test=libfabric", "-p=uccl-fabric", "-p=uccl-p2p"];
+    // Of the whole workspace: of the two crates that have some, everything would be built anew.
+    let tests = ["test", "--locked", "--workspace", "--test=libfabric"];
     let result = Program::cargo(&tests)
         .args(["--no-fail-fast", "--", "--show-output"])
         .env("UCCL_LIBFABRIC_SO", folder.join(LIBRARY))
@@ -43,8 +44,14 @@ pub(crate) fn tests() -> Result<Done> {
     done.or_failed(result)
 }
 
+/// Makes it, unless it is there.
+pub(crate) fn fetch() -> Result<()> {
+    environment().map(drop)
+}
+
 /// The folder with the library, made unless it is there; or why it cannot be had.
 fn environment() -> Result<Result<PathBuf, String>> {
+    fetch::wait();
     let folder = tree::scratch().join("libfabric");
     let stamp = folder.join("requirements.txt");
     if fs::read_to_string(&stamp).is_ok_and(|installed| installed == PACKAGE) {

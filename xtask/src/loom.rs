@@ -11,6 +11,7 @@ pub(crate) fn run() -> Result<()> {
         .env("RUSTFLAGS", format!("{flags} --cfg loom").trim())
         .env("CARGO_TARGET_DIR", tree::target().join("loom"))
         // Models run for longer than it takes to build them, but not by so much.
+        .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1")
         .env("CARGO_PROFILE_RELEASE_LTO", "off")
         .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16")
         .env("CARGO_PROFILE_RELEASE_DEBUG", "0")

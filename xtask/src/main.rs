@@ -1,9 +1,10 @@
 //! What developers run: `cargo xtask <command>`.
 
 mod bench;
+mod built;
 mod capi;
 mod demo;
-mod examples;
+mod fetch;
 mod guest;
 mod hammer;
 mod headers;
@@ -40,6 +41,8 @@ enum Command {
     /// Print the README's table of settings
     ConfigTable,
     Demo(demo::DemoArgs),
+    /// Download what the tests take from PyPI
+    Fetch,
     Guest(guest::GuestArgs),
     Hammer(hammer::HammerArgs),
     Headers(headers::HeadersArgs),
@@ -67,6 +70,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Bench(args) => bench::run(&args)?,
         Command::ConfigTable => settings::print()?,
         Command::Demo(args) => demo::run(&args)?,
+        Command::Fetch => fetch::run()?,
         Command::Guest(args) => guest::run(&args)?,
         Command::Hammer(args) => hammer::run(&args)?,
         Command::Headers(args) => headers::run(&args)?,

@@ -5,12 +5,13 @@ use std::{
     fs,
     path::{Path, PathBuf},
     sync::OnceLock,
+    thread::available_parallelism,
     time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
 
-use crate::{guest, shell::Program, test::Done, tools, tree};
+use crate::{fetch, guest, shell::Program, test::Done, tools, tree};
 
 /// What an environment without anything else must be able to do with the wheel.
 const FIRST_STEPS: &str = "\
@@ -74,18 +75,23 @@ pub(crate) fn tests_in_guest() -> Result<Done> {
     }
     let python = with_wheel()?;
     let mut done = Done::default();
-    // Two processes that poll: each has a processor.
+    // Two processes that poll: each has a processor, and no other test runs beside them.
     let program = guest::guest()
         .args(["--rails=1", "--cpus=2", "--timeout=300", "--"])
         .args([&python])
         .env("UCCL_TEST_TRANSPORTS", "verbs");
-    let ended = watch(program, &["-m", "rails", "-k", IN_GUEST, "tests"], &mut done);
+    let ended =
+        watch(program, &["--ignore=tests/nixl", "-m", "rails", "-k", IN_GUEST, "tests"], &mut done);
     done.or_failed(ended)
 }
 
-/// Runs pytest, and tells what it left out and how many tests passed.
+/// Runs pytest, several tests at a time, and tells what it left out and how many tests passed.
 pub(crate) fn pytest(python: &Path, arguments: &[&str], done: &mut Done) -> Result<()> {
-    watch(Program::new(python), arguments, done)
+    let cpus = available_parallelism().map_or(1, usize::from);
+    // Tests wait more than they compute, but where many run, what each allows for is soon used up.
+    let workers = format!("--numprocesses={}", cpus.clamp(2, 4));
+    let beside = [workers.as_str(), "--dist=loadgroup", "--maxschedchunk=1"];
+    watch(Program::new(python), &[&beside, arguments].concat(), done)
 }
 
 fn watch(python: Program, arguments: &[&str], done: &mut Done) -> Result<()> {
@@ -134,8 +140,14 @@ pub(crate) fn build() -> Result<&'static Path> {
     }
 }
 
+/// Makes it, unless it is there.
+pub(crate) fn fetch() -> Result<()> {
+    environment().map(drop)
+}
+
 /// The developer's environment, `.venv`, with what tests/requirements.txt names.
 fn environment() -> Result<PathBuf> {
+    fetch::wait();
     let folder = tree::root().join(".venv");
     let wanted = fs::read_to_string(tree::root().join("tests/requirements.txt"))?;
     let stamp = folder.join("requirements.txt");

@@ -4,11 +4,11 @@ use std::{fs, time::Duration};
 
 use anyhow::{Result, ensure};
 
-use crate::{examples, python, shell::Program, test::Done, tree};
+use crate::{built, python, shell::Program, test::Done, tree};
 
 /// The Rust examples, as documentation tests.
 pub(crate) fn rust() -> Result<Done> {
-    let built = examples::build()?;
+    let built = built::examples()?;
     let p2p = built.library("uccl_p2p")?;
     let rustdoc = std::env::var_os("RUSTDOC").unwrap_or_else(|| "rustdoc".into());
     Program::new(rustdoc)

@@ -4,7 +4,7 @@ use std::fs;
 
 use anyhow::{Context, Result, bail};
 
-use crate::{examples, shell::Program, tree};
+use crate::{built, shell::Program, tree};
 
 /// What the README has before and after the table.
 const MARKS: (&str, &str) = ("<!-- settings -->\n", "<!-- /settings -->");
@@ -21,7 +21,7 @@ pub(crate) fn print() -> Result<()> {
 pub(crate) fn check() -> Result<()> {
     let readme = fs::read_to_string(tree::root().join("README.md"))?;
     let listed = between(&readme, MARKS).context("README.md has no table of settings")?;
-    let table = table(Program::new(examples::build()?.example("settings")?))?;
+    let table = table(Program::new(built::examples()?.example("settings")?))?;
     if listed.trim() != table {
         bail!(
             "README.md does not list the settings as they are; between its marks belongs\n{table}"

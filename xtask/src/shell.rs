@@ -3,7 +3,7 @@
 use std::{
     ffi::OsStr,
     fmt,
-    fs::File,
+    fs::{self, File},
     io::{BufRead, BufReader, PipeReader, Read, Write, pipe, stdout},
     os::unix::process::CommandExt,
     path::Path,
@@ -78,6 +78,41 @@ impl Beside {
         BESIDE.lock().unwrap_or_else(PoisonError::into_inner).retain(|pid| *pid != group);
         status
     }
+}
+
+/// Runs programs, some at a time, and shows what each has said when it has ended, without a line of another's between.
+/// Each line goes to `look` too, and meanwhile to a file in `logs`. How they ended, in the order in which they did.
+pub(crate) fn run_several(
+    programs: Vec<Program>,
+    at_a_time: usize,
+    logs: &Path,
+    mut look: impl FnMut(&str),
+) -> Vec<Result<()>> {
+    let waiting = Mutex::new(programs.into_iter().enumerate());
+    let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let (sender, ended) = mpsc::channel();
+    thread::scope(|scope| {
+        for _ in 0..at_a_time {
+            let sender = sender.clone();
+            scope.spawn(move || {
+                while let Some((number, program)) = next() {
+                    let log = logs.join(format!("{number}.log"));
+                    // Whoever receives them stays until all senders are gone.
+                    let _ = sender.send((program.to_string(), program.into_log(&log), log));
+                }
+            });
+        }
+        drop(sender);
+        let shown = ended.into_iter().map(|(program, result, log)| {
+            let said = fs::read(log).unwrap_or_default();
+            println!("\n$ {program}");
+            let mut out = stdout().lock();
+            let _ = out.write_all(&said).and_then(|()| out.flush());
+            String::from_utf8_lossy(&said).lines().for_each(|line| look(&plain(line)));
+            result
+        });
+        shown.collect()
+    })
 }
 
 /// A program to run.
@@ -181,6 +216,15 @@ impl Program {
         let child = self.spawn()?;
         BESIDE.lock().unwrap_or_else(PoisonError::into_inner).push(Pid::from_child(&child));
         Ok(Beside { program: self, child })
+    }
+
+    /// Says what is run, and runs it; what it says goes to a file.
+    fn into_log(self, log: &Path) -> Result<()> {
+        let shown = self.to_string();
+        match self.beside(File::create(log)?)?.wait()? {
+            status if status.success() => Ok(()),
+            status => bail!("{shown}: {status}"),
+        }
     }
 
     fn spawn(&mut self) -> Result<Child> {
@@ -303,6 +347,29 @@ mod tests {
             thread::sleep(POLL);
             false
         }));
+    }
+
+    #[test]
+    fn several_run_at_a_time_and_are_told_apart() {
+        let logs = std::env::temp_dir().join(format!("xtask-several-{}", std::process::id()));
+        fs::create_dir_all(&logs).expect("a folder");
+        // Each ends only when the other has begun.
+        let meet = |own: &str, other: &str, status: u8| {
+            let script = format!(
+                "echo {own} begins; touch {own}; until [ -e {other} ]; do sleep 0.01; done; \
+                 echo {own} ends; exit {status}"
+            );
+            Program::new("sh").args(["-c", &script]).in_folder(&logs)
+        };
+        let mut seen = Vec::new();
+        let programs = vec![meet("a", "b", 0), meet("b", "a", 3)];
+        let results = run_several(programs, 2, &logs, |line| seen.push(line.to_owned()));
+        fs::remove_dir_all(&logs).expect("the folder goes");
+        assert!(["a", "b"].contains(&&seen[0][..1]), "{seen:?}");
+        assert_eq!(seen[0][..1], seen[1][..1], "{seen:?}");
+        assert_eq!(seen[2][..1], seen[3][..1], "{seen:?}");
+        let failed: Vec<_> = results.iter().filter_map(|r| r.as_ref().err()).collect();
+        assert!(matches!(failed[..], [error] if error.to_string().contains("exit status: 3")));
     }
 
     #[test]

@@ -10,8 +10,8 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 
 use crate::{
-    capi, guest, hammer, headers, kernels, libfabric, licences, lint, loom, nixl, python, readme,
-    settings,
+    capi, fetch, guest, hammer, headers, kernels, libfabric, licences, lint, loom, nixl, python,
+    readme, settings,
     shell::{self, Program},
     tools, tree,
 };
@@ -267,10 +267,8 @@ pub(crate) fn run(args: &TestArgs) -> Result<ExitCode> {
         let start = Instant::now();
         let done = (step.run)(args).or_else(|error| Done::default().or_failed(Err(error)))?;
         // Not before packages have been installed, which only one program can do at a time.
-        if step.group == Group::Setup
-            && wanted.iter().any(|step| ["guest", "rails"].contains(&step.name))
-        {
-            guest::begin_to_prepare();
+        if step.group == Group::Setup {
+            begin_beside(&wanted);
         }
         if let Some(failure) = &done.failure {
             println!("{failure}");
@@ -281,6 +279,17 @@ pub(crate) fn run(args: &TestArgs) -> Result<ExitCode> {
     print_results(&results);
     let failed = results.iter().any(|(_, done, _)| done.failure.is_some());
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Begins what is slow to be had, if it is wanted, and not at once.
+fn begin_beside(wanted: &[&Step]) {
+    let any = |names: &[&str]| wanted.iter().any(|step| names.contains(&step.name));
+    if any(&["guest", "rails"]) {
+        guest::begin_to_prepare();
+    }
+    if wanted.len() == STEPS.len() {
+        fetch::begin();
+    }
 }
 
 fn print_results(results: &[(&str, Done, Duration)]) {

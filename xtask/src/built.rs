@@ -1,4 +1,4 @@
-//! The workspace's examples, built with what the tests have built already.
+//! Parts of the workspace, built with what the tests have built already.
 
 use std::path::{Path, PathBuf};
 
@@ -13,6 +13,7 @@ pub(crate) struct Built(Vec<Artifact>);
 /// What cargo says of one thing that it built, as far as it is read here.
 #[derive(Deserialize)]
 struct Artifact {
+    manifest_path: PathBuf,
     target: Target,
     filenames: Vec<PathBuf>,
     executable: Option<PathBuf>,
@@ -21,13 +22,23 @@ struct Artifact {
 #[derive(Deserialize)]
 struct Target {
     name: String,
+    kind: Vec<String>,
+}
+
+/// The workspace's examples.
+pub(crate) fn examples() -> Result<Built> {
+    build(&["build", "--examples"])
+}
+
+/// The tests of one name, of all crates that have some of that name.
+pub(crate) fn tests(name: &str) -> Result<Built> {
+    build(&["test", "--no-run", "--test", name])
 }
 
 /// Builds them as parts of the whole workspace: alone, their dependencies would be built anew.
-pub(crate) fn build() -> Result<Built> {
-    let arguments = ["build", "--locked", "--workspace", "--examples"];
-    let program = Program::cargo(&arguments).args(["--message-format=json-render-diagnostics"]);
-    match program.ask()? {
+fn build(arguments: &[&str]) -> Result<Built> {
+    let always = ["--locked", "--workspace", "--message-format=json-render-diagnostics"];
+    match Program::cargo(arguments).args(always).ask()? {
         (true, said) => Ok(Built::read(&said)),
         (false, said) => bail!("{said}"),
     }
@@ -43,6 +54,15 @@ impl Built {
     pub(crate) fn example(&self, name: &str) -> Result<&Path> {
         let found = self.0.iter().filter(|artifact| artifact.target.name == name);
         found.filter_map(|artifact| artifact.executable.as_deref()).next().context(name.to_owned())
+    }
+
+    /// The tests of a crate.
+    pub(crate) fn tests_of(&self, package: &str) -> Result<&Path> {
+        let manifest = Path::new(package).join("Cargo.toml");
+        let found = self.0.iter().filter(|artifact| artifact.manifest_path.ends_with(&manifest));
+        // A crate's program is built with them.
+        let mut tests = found.filter(|artifact| artifact.target.kind.iter().any(|k| k == "test"));
+        tests.find_map(|artifact| artifact.executable.as_deref()).context(package.to_owned())
     }
 
     /// A crate's library, for rustc.
@@ -61,14 +81,18 @@ mod tests {
     #[test]
     fn artifacts_are_found_among_messages() {
         let built = Built::read(concat!(
-            r#"{"reason":"compiler-artifact","target":{"name":"a"},"filenames":["/d/liba.rmeta","/d/liba.rlib"],"executable":null}"#,
+            r#"{"reason":"compiler-artifact","manifest_path":"/r/a/Cargo.toml","target":{"name":"a","kind":["lib"]},"filenames":["/d/liba.rmeta","/d/liba.rlib"],"executable":null}"#,
             "\n",
-            r#"{"reason":"compiler-artifact","target":{"name":"b"},"filenames":["/b"],"executable":"/b"}"#,
+            r#"{"reason":"compiler-artifact","manifest_path":"/r/a/Cargo.toml","target":{"name":"b","kind":["example"]},"filenames":["/b"],"executable":"/b"}"#,
+            "\n",
+            r#"{"reason":"compiler-artifact","manifest_path":"/r/a/Cargo.toml","target":{"name":"t","kind":["test"]},"filenames":["/t-1"],"executable":"/t-1"}"#,
             "\n",
             r#"{"reason":"build-finished","success":true}"#,
         ));
         assert_eq!(built.library("a").expect("a library"), Path::new("/d/liba.rlib"));
         assert_eq!(built.example("b").expect("an example"), Path::new("/b"));
+        assert_eq!(built.tests_of("a").expect("its tests"), Path::new("/t-1"));
         assert!(built.example("a").is_err() && built.library("c").is_err());
+        assert!(built.tests_of("c").is_err());
     }
 }
