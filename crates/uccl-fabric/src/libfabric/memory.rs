@@ -141,7 +141,7 @@ fn interface(domain: &Domain, kind: MemoryKind) -> Result<(i32, u64), RailError>
     let Some(device) = kind.device_only() else { return Ok((raw::FI_HMEM_SYSTEM, 0)) };
     if domain.info.first().caps() & raw::FI_HMEM == 0 {
         return Err(RailError::Unavailable(format!(
-            "libfabric's provider {} does not reach GPU memory here (no FI_HMEM), so {kind} goes another way",
+            "libfabric's provider {} does not reach GPU memory here (no FI_HMEM)",
             domain.provider
         )));
     }

@@ -65,7 +65,7 @@ impl Drop for Area {
 }
 
 /// Whom a copy is for.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Whose {
     /// A batch of ours.
     Batch(usize),
@@ -94,6 +94,10 @@ impl Line {
         let (copying, whose) = self.under_way.pop_front()?;
         drop(self.copier.release(copying));
         Some((whose, result))
+    }
+
+    fn holds(&self, whose: Whose) -> bool {
+        self.under_way.iter().any(|(_, other)| *other == whose)
     }
 
     fn may_touch(&mut self, slot: u32) -> bool {
@@ -151,6 +155,12 @@ impl Copies {
     /// Whether some have not ended: nothing shows when they do.
     pub(super) fn are_under_way(&self) -> bool {
         !self.down.under_way.is_empty() || !self.up.under_way.is_empty()
+    }
+
+    /// Whether a chunk of the peer's is being copied, or is to be.
+    pub(super) fn is_copying_for_peer(&self, chunk: u16) -> bool {
+        let whose = Whose::Peer(chunk);
+        self.down.holds(whose) || self.up.holds(whose)
     }
 
     /// Whether a copy for the peer may be touching this region of ours.

@@ -52,6 +52,11 @@ pub(super) struct Reach {
     pub(super) key: u64,
 }
 
+/// The region that a piece of the peer's memory lies in.
+pub(super) fn region_of(piece: &RemoteSpan) -> RegionId {
+    RegionId { slot: piece.slot, key: piece.key }
+}
+
 /// Why it is not known how to reach a piece of the peer's memory.
 #[derive(Clone, Copy)]
 pub(super) enum Missing {
@@ -90,7 +95,7 @@ impl Granted {
 impl Keys {
     /// How a piece is reached, as far as that is known.
     pub(super) fn look(&self, kind: OpKind, piece: &RemoteSpan) -> Result<&Granted, Missing> {
-        let granted = self.of(RegionId { slot: piece.slot, key: piece.key })?;
+        let granted = self.of(region_of(piece))?;
         granted.admit(kind, piece).map_err(Missing::Denied)?;
         Ok(granted)
     }
@@ -126,7 +131,7 @@ impl Keys {
 
     /// Whether an answer is due.
     pub(super) fn is_awaited(&self, piece: &RemoteSpan) -> bool {
-        let known = self.get(RegionId { slot: piece.slot, key: piece.key });
+        let known = self.get(region_of(piece));
         known.is_some_and(|known| known.awaited)
     }
 

@@ -17,23 +17,16 @@ use super::{
 };
 use crate::mem::{Access, Located, RemoteSpan};
 
-/// The area, once a region needs it, and which of its chunks are being copied.
-#[derive(Default)]
-pub(super) struct Landing {
-    area: Option<Area>,
-    busy: [bool; CHUNKS],
-}
-
 impl RmaLane {
     /// Whether the peer reaches memory of this kind through the landing area, which is made if it is not there.
-    pub(super) fn stages(&self, state: &mut State, kind: MemoryKind) -> bool {
-        let Some(device) = self.rails.stages(kind) else { return false };
-        if state.landing.area.is_none() {
+    pub(super) fn has_landing_for(&self, state: &mut State, kind: MemoryKind) -> bool {
+        let Some(device) = self.rails.copier_of(kind) else { return false };
+        if state.landing.is_none() {
             let made = Area::new(&self.rails, device);
             let made = made.inspect_err(|e| tracing::warn!("no host memory to stage {kind}: {e}"));
-            state.landing.area = made.ok();
+            state.landing = made.ok();
         }
-        state.landing.area.is_some()
+        state.landing.is_some()
     }
 
     /// How the peer reaches the landing area.
@@ -41,7 +34,7 @@ impl RmaLane {
     /// # Errors
     /// When there is none: no region that needs it was granted.
     pub(super) fn grant_landing(&self, state: &mut State) -> Result<Grant, Status> {
-        let area = state.landing.area.as_ref().ok_or(Status::UnknownKey)?;
+        let area = state.landing.as_ref().ok_or(Status::UnknownKey)?;
         let (span, pinned) = (area.span(), area.pinned().map(Arc::clone));
         let paths = self.keys_of(state, pinned.as_deref(), span.addr);
         let (addr, len) = (span.addr as u64, span.len as u64);
@@ -59,8 +52,8 @@ impl RmaLane {
         write: bool,
         pieces: &[StagedPiece],
     ) -> Result<(), String> {
-        let is_free = state.landing.busy.get(usize::from(chunk)) == Some(&false);
-        if state.landing.area.is_none() || !is_free {
+        let is_there = state.landing.is_some() && usize::from(chunk) < CHUNKS;
+        if !is_there || state.copies.is_copying_for_peer(chunk) {
             return Err(format!("a copy through chunk {chunk}, which it does not have"));
         }
         let total: u64 = pieces.iter().map(|piece| u64::from(piece.len)).sum();
@@ -92,11 +85,11 @@ impl RmaLane {
             let theirs = RemoteSpan { addr: *addr, len, key, slot };
             let admitted = self.regions.admit_any(&theirs, access)?;
             // What was not granted so is not copied so.
-            let device = self.rails.stages(admitted.kind).ok_or(Status::Protocol)?;
+            let device = self.rails.copier_of(admitted.kind).ok_or(Status::Protocol)?;
             memory.push(Located { span: admitted.span, device: Some(device) });
             slots.push(admitted.region);
         }
-        let State { landing: Landing { area: Some(area), busy }, copies, .. } = state else {
+        let State { landing: Some(area), copies, .. } = state else {
             return Err(Status::Device);
         };
         let copy = Copy { area, chunk, memory: &memory, slots, direction };
@@ -105,18 +98,13 @@ impl RmaLane {
         unsafe { copies.start(copy, Whose::Peer(chunk)) }.map_err(|e| {
             tracing::debug!("cannot copy for the peer: {e}");
             Status::Fault
-        })?;
-        busy[usize::from(chunk)] = true;
-        Ok(())
+        })
     }
 }
 
 impl State {
     /// A copy that the peer asked for has ended.
     pub(super) fn peer_copied(&mut self, chunk: u16, is_whole: bool) {
-        if let Some(busy) = self.landing.busy.get_mut(usize::from(chunk)) {
-            *busy = false;
-        }
         let status = if is_whole { Status::Ok } else { Status::Fault };
         self.notes.push_back(Note::Staged { chunk, status });
     }
@@ -224,7 +212,7 @@ mod tests {
         assert!(is_staged(owner.staged(), 3, Status::Ok));
         let chunk = {
             let state = owner.lane.state.lock();
-            let area = state.landing.area.as_ref().expect("an area");
+            let area = state.landing.as_ref().expect("an area");
             area.chunk(3, 100)
         };
         // SAFETY: nothing else uses the chunk, which lives as long as the lane.

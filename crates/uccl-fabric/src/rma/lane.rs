@@ -138,7 +138,7 @@ impl RmaLane {
         if self.paths_up() == 0 {
             return false;
         }
-        if self.rails.stages(kind).is_some() {
+        if self.rails.copier_of(kind).is_some() {
             return true;
         }
         let mut state = self.state.lock();

@@ -278,7 +278,7 @@ impl RmaLane {
             self.regions.describe(region.slot, region.key)?;
         let pinned = self.rails.of_slot(root);
         let paths = self.keys_of(state, pinned.as_deref(), span.addr);
-        let staged = paths.is_empty() && self.stages(state, kind);
+        let staged = paths.is_empty() && self.has_landing_for(state, kind);
         if root == region.slot && (staged || !paths.is_empty()) {
             state.lent.by_slot.insert(region.slot, (region.key, false));
         }

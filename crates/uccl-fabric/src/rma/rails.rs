@@ -68,7 +68,7 @@ impl Rails {
     }
 
     /// Who copies memory of this kind to where devices take it, by its ordinal; none if nobody does.
-    pub(super) fn stages(&self, kind: MemoryKind) -> Option<u32> {
+    pub(super) fn copier_of(&self, kind: MemoryKind) -> Option<u32> {
         match self.copy_by {
             CopyBy::Gpus => kind.device_only(),
             CopyBy::Chaos(_) => Some(0),
@@ -115,7 +115,7 @@ impl Rails {
         let register = |rail: &Arc<dyn Rail>| {
             rail.register(span, kind).inspect_err(|e| {
                 let (name, len) = (&rail.info().name, span.len);
-                match self.stages(kind) {
+                match self.copier_of(kind) {
                     // Rails carry it all the same.
                     Some(_) => tracing::debug!("{name} takes no {len} bytes of {kind} memory: {e}"),
                     None => {

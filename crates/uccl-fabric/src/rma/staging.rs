@@ -21,7 +21,7 @@ use uccl_wire::{
 use super::{
     bounce::{Area, CHUNKS, Copy, Whose},
     flight::{Both, Part},
-    keys::Missing,
+    keys::{Missing, region_of},
     rails::Rails,
     state::{Hold, State},
 };
@@ -85,8 +85,8 @@ impl Staging {
 
     /// Whether a batch is for this region of the peer's.
     pub(super) fn uses(&self, region: RegionId) -> bool {
-        let of = |piece: &RemoteSpan| (piece.slot, piece.key) == (region.slot, region.key);
-        self.batches.iter().any(|(_, batch)| batch.remote.iter().any(of))
+        let is_there = |batch: &Batch| batch.remote.iter().any(|piece| region_of(piece) == region);
+        self.batches.iter().any(|(_, batch)| is_there(batch))
     }
 
     fn take_chunks(&mut self, way: Way) -> Result<Chunks, Hold> {
@@ -149,8 +149,7 @@ impl State {
         }
         // Where each side has paths, but not the same, one detour is enough.
         let way = Way { here: !ours || theirs, there: !theirs };
-        let memory = self.flights.get(part.flight).map(|flight| flight.memory);
-        let can_copy = memory.is_some_and(|memory| rails.stages(memory).is_some());
+        let can_copy = rails.copier_of(self.flights[part.flight].memory).is_some();
         if way.here && !can_copy || way.there && !granted.staged {
             return Err(Hold::Never(OpError::Unreachable));
         }
@@ -169,8 +168,7 @@ impl State {
             self.staging.there = Peers { addr: Some(addr), free: (0..count).rev().collect() };
         }
         if way.here && self.staging.area.is_none() {
-            let memory = self.flights.get(part.flight).map(|flight| flight.memory);
-            let device = memory.and_then(|memory| rails.stages(memory)).unwrap_or(0);
+            let device = rails.copier_of(self.flights[part.flight].memory).unwrap_or(0);
             let area = Area::new(rails, device).map_err(|e| Hold::Never(gpu::op_error(e)))?;
             self.staging.area = Some(area);
             self.staging.here = (0..CHUNKS as u16).rev().collect();
@@ -203,7 +201,7 @@ impl State {
         let (Some(area), batch) = (area, &batches[at]) else {
             return self.end_batch(at, Some(OpError::Unreachable));
         };
-        let device = rails.stages(flights[batch.flight].memory);
+        let device = rails.copier_of(flights[batch.flight].memory);
         let memory: SmallVec<[Located; 4]> =
             batch.local.iter().map(|span| Located { span: *span, device }).collect();
         let direction = match batch.kind {
@@ -223,7 +221,7 @@ impl State {
         let batch = &mut self.staging.batches[at];
         batch.at_peer = true;
         let piece = |span: &RemoteSpan| StagedPiece {
-            region: RegionId { slot: span.slot, key: span.key },
+            region: region_of(span),
             addr: span.addr,
             len: span.len as u32,
         };
@@ -329,7 +327,7 @@ impl State {
         }
         self.end_if_over(batch.flight);
         for piece in &batch.remote {
-            self.release_if_unused(RegionId { slot: piece.slot, key: piece.key });
+            self.release_if_unused(region_of(piece));
         }
     }
 }

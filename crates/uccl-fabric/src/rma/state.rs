@@ -14,10 +14,9 @@ use uccl_wire::{
 
 use super::{
     bell::Bell,
-    bounce::{Copies, Whose},
+    bounce::{Area, Copies, Whose},
     flight::{Flight, Part},
-    keys::{Granted, Keys, Missing},
-    landing::Landing,
+    keys::{Granted, Keys, Missing, region_of},
     notes::Lent,
     path::Path,
     rail::RequestError,
@@ -39,7 +38,8 @@ pub(super) struct State {
     pub(super) keys: Keys,
     pub(super) lent: Lent,
     pub(super) staging: Staging,
-    pub(super) landing: Landing,
+    /// What the peer reaches in place of memory that no rail takes, once a region needs it.
+    pub(super) landing: Option<Area>,
     pub(super) copies: Copies,
     pub(super) notes: VecDeque<Note>,
     /// The peer has told its rails.
@@ -93,7 +93,7 @@ impl State {
             keys: Keys::default(),
             lent: Lent::default(),
             staging: Staging::default(),
-            landing: Landing::default(),
+            landing: None,
             copies: Copies::new(copy_by),
             notes: VecDeque::new(),
             offered: false,
@@ -208,7 +208,7 @@ impl State {
         let (first, _) = part.split(len);
         path.add(first, ours.local_key(), addr, reach.key);
         if best.unasked {
-            self.ask(RegionId { slot: part.remote.slot, key: part.remote.key });
+            self.ask(region_of(&part.remote));
         }
         Ok(len)
     }
@@ -228,7 +228,7 @@ impl State {
         if choice.full {
             return Hold::Full;
         }
-        let region = RegionId { slot: part.remote.slot, key: part.remote.key };
+        let region = region_of(&part.remote);
         if choice.unasked {
             self.ask(region);
         }
@@ -265,7 +265,7 @@ impl State {
     /// The peer's device refused what the peer had granted. The peer knows better: a device that is being removed, or
     /// whose process dies, may lose its regions before its queue pairs.
     fn ask_again(&mut self, part: Part) {
-        self.keys.forget(RegionId { slot: part.remote.slot, key: part.remote.key });
+        self.keys.forget(region_of(&part.remote));
         self.again.push_back(Part { refusals: part.refusals + 1, ..part });
     }
 
@@ -279,8 +279,7 @@ impl State {
             self.batch_part_ended(rails, batch);
         }
         self.end_if_over(part.flight);
-        let region = RegionId { slot: part.remote.slot, key: part.remote.key };
-        self.release_if_unused(region);
+        self.release_if_unused(region_of(&part.remote));
     }
 
     /// Looks at the copies; whether some have ended.
@@ -326,7 +325,7 @@ impl State {
         let RegionId { slot, key } = region;
         self.paths.iter().any(|path| path.uses(slot, key))
             || self.staging.uses(region)
-            || self.again.iter().any(|p| (p.remote.slot, p.remote.key) == (slot, key))
+            || self.again.iter().any(|part| region_of(&part.remote) == region)
     }
 }
 
