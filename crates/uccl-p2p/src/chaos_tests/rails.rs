@@ -10,7 +10,7 @@ use uccl_fabric::{
 
 use super::{
     workload::{Plan, Workload, move_one},
-    world::{ByRails, FAR, LaneChaos, Memory, Side},
+    world::{ByRails, FAR, Memory, Side},
 };
 use crate::{Error, Op, Request, Uninterrupted, engine::transfer::MAX_PENDING};
 
@@ -24,10 +24,14 @@ fn some_faults(rng: &mut Rng) -> RailFaults {
     }
 }
 
-fn workload(seed: u64, rails: &[RailFaults], plan: Plan) -> Workload {
-    let shortest = rails.iter().map(|faults| faults.chunk_bytes).min().unwrap_or(4096);
-    let sides = ByRails::new(rails).join(seed, &[LaneChaos::default()]);
-    Workload::new(seed, sides, plan, (shortest as usize * 100).min(1 << 20))
+fn some_rails(rng: &mut Rng, most: usize) -> Vec<RailFaults> {
+    let count = rng.usize(1..most + 1);
+    (0..count).map(|_| some_faults(rng)).collect()
+}
+
+fn workload(seed: u64, rails: ByRails<'_>, plan: Plan, longest: usize) -> Workload {
+    let shortest = rails.faults.iter().map(|faults| faults.chunk_bytes).min().unwrap_or(4096);
+    Workload::new(seed, rails.join(seed), plan, (shortest as usize * 100).min(longest))
 }
 
 fn up(side: &Side) -> usize {
@@ -38,8 +42,7 @@ fn up(side: &Side) -> usize {
 fn everything_ends_and_nothing_lands_afterwards() {
     each_seed(|seed| {
         let mut rng = Rng::with_seed(!seed);
-        let count = rng.usize(1..4);
-        let rails: Vec<_> = (0..count).map(|_| some_faults(&mut rng)).collect();
+        let rails = some_rails(&mut rng, 3);
         let plan = Plan {
             steps: rng.usize(1..120),
             cancels: rng.bool(),
@@ -48,8 +51,8 @@ fn everything_ends_and_nothing_lands_afterwards() {
             streams: rng.bool(),
             loss: false,
         };
-        let mut work = workload(seed, &rails, plan);
-        assert!(work.sides.iter().all(|side| up(side) == count));
+        let mut work = workload(seed, ByRails::new(&rails), plan, 1 << 20);
+        assert!(work.sides.iter().all(|side| up(side) == rails.len()));
         work.run(|_, _| {});
         work.leave();
     });
@@ -59,14 +62,14 @@ fn everything_ends_and_nothing_lands_afterwards() {
 fn rails_break_and_come_back_under_load() {
     each_seed(|seed| {
         let mut rng = Rng::with_seed(!seed);
-        let count = rng.usize(1..4);
-        let mut rails: Vec<_> = (0..count).map(|_| some_faults(&mut rng)).collect();
+        let mut rails = some_rails(&mut rng, 3);
+        let count = rails.len();
         for rail in &mut rails {
             rail.break_permille = rng.u32(0..30);
         }
         let (cancels, revokes, deadlines) = (rng.bool(), rng.bool(), rng.bool());
         let plan = Plan { steps: 120, cancels, revokes, deadlines, ..Plan::default() };
-        let mut work = workload(seed, &rails, plan);
+        let mut work = workload(seed, ByRails::new(&rails), plan, 1 << 20);
         let mut out = vec![false; count];
         work.run(|_, sides| {
             let (n, end) = (rng.usize(0..count), rng.usize(0..2));
@@ -96,12 +99,11 @@ fn rails_break_and_come_back_under_load() {
 fn memory_that_no_rail_takes_goes_another_way() {
     each_seed(|seed| {
         let mut rng = Rng::with_seed(!seed);
-        let count = rng.usize(1..3);
-        let mut rails: Vec<_> = (0..count).map(|_| some_faults(&mut rng)).collect();
+        let mut rails = some_rails(&mut rng, 2);
         rails.iter_mut().for_each(|rail| rail.refuse_memory_percent = [50, 100][rng.usize(0..2)]);
         let (revokes, cancels) = (rng.bool(), rng.bool());
         let plan = Plan { steps: 100, revokes, cancels, ..Plan::default() };
-        let mut work = workload(seed, &rails, plan);
+        let mut work = workload(seed, ByRails::new(&rails), plan, 1 << 20);
         work.run(|_, _| {});
         work.leave();
     });
@@ -119,7 +121,7 @@ fn some_copies(rng: &mut Rng) -> CopyBy {
 fn what_either_side_cannot_register_goes_over_rails_all_the_same() {
     let rails = [RailFaults::default(), RailFaults::default()];
     let copy_by = [copies(3, None), copies(3, None)];
-    let mut sides = ByRails { copy_by, ..ByRails::new(&rails) }.join(1, &[LaneChaos::default()]);
+    let mut sides = ByRails { copy_by, ..ByRails::new(&rails) }.join(1);
     let (mut rng, network) = (Rng::with_seed(1), sides[0].rails[0].network().clone());
     let registered = network.count();
     for refusing in [[100, 0], [0, 100], [100, 100]] {
@@ -145,8 +147,7 @@ fn a_copy_that_fails_ends_its_transfer_alone() {
         let rails = [RailFaults { refuse_memory_percent: 100, ..RailFaults::default() }];
         let mut copy_by = [copies(3, None), copies(3, None)];
         copy_by[failing] = copies(3, Some(2));
-        let mut sides =
-            ByRails { copy_by, ..ByRails::new(&rails) }.join(1, &[LaneChaos::default()]);
+        let mut sides = ByRails { copy_by, ..ByRails::new(&rails) }.join(1);
         let mut rng = Rng::with_seed(1);
         for op in [Op::Write, Op::Read] {
             let why = move_one(&sides, &mut rng, op, 3 << 20).expect_err("a copy fails");
@@ -162,8 +163,7 @@ fn a_copy_that_fails_ends_its_transfer_alone() {
 fn memory_that_no_rail_takes_passes_through_chunks() {
     each_seed(|seed| {
         let mut rng = Rng::with_seed(!seed);
-        let count = rng.usize(1..3);
-        let mut rails: Vec<_> = (0..count).map(|_| some_faults(&mut rng)).collect();
+        let mut rails = some_rails(&mut rng, 2);
         for rail in &mut rails {
             rail.refuse_memory_percent = [30, 100][rng.usize(0..2)];
             rail.break_permille = [0, 0, 10][rng.usize(0..3)];
@@ -171,9 +171,8 @@ fn memory_that_no_rail_takes_passes_through_chunks() {
         let copy_by = [some_copies(&mut rng), some_copies(&mut rng)];
         let (cancels, revokes, deadlines) = (rng.bool(), rng.bool(), rng.bool());
         let plan = Plan { steps: 100, cancels, revokes, deadlines, ..Plan::default() };
-        let sides = ByRails { copy_by, ..ByRails::new(&rails) }.join(seed, &[LaneChaos::default()]);
-        let shortest = rails.iter().map(|faults| faults.chunk_bytes).min().unwrap_or(4096);
-        let mut work = Workload::new(seed, sides, plan, (shortest as usize * 100).min(3 << 20));
+        let by_rails = ByRails { copy_by, ..ByRails::new(&rails) };
+        let mut work = workload(seed, by_rails, plan, 3 << 20);
         work.run(|_, _| {});
         work.leave();
     });
@@ -182,7 +181,7 @@ fn memory_that_no_rail_takes_passes_through_chunks() {
 #[test]
 fn without_a_rail_the_streams_carry_on() {
     let rails = [RailFaults::default()];
-    let mut sides = ByRails::new(&rails).join(1, &[LaneChaos::default()]);
+    let mut sides = ByRails::new(&rails).join(1);
     let mut rng = Rng::with_seed(1);
     sides[0].rails[0].pull();
     sides[0].until("the loss of the rail", || up(&sides[0]) + up(&sides[1]) == 0);
@@ -200,7 +199,7 @@ fn without_a_rail_the_streams_carry_on() {
 #[test]
 fn nothing_is_left_of_rails_that_come_and_go() {
     let rails = [RailFaults::default(), RailFaults::default()];
-    let mut sides = ByRails::new(&rails).join(1, &[LaneChaos::default()]);
+    let mut sides = ByRails::new(&rails).join(1);
     let mut rng = Rng::with_seed(1);
     let before = sides[0].rails[0].network().count();
     for round in 0..50 {
@@ -218,7 +217,7 @@ fn nothing_is_left_of_rails_that_come_and_go() {
 fn a_rail_that_does_not_answer_holds_up_nobody() {
     let silent = RailFaults { delay_polls: u32::MAX, ..RailFaults::default() };
     let rails = [RailFaults::default(), silent];
-    let mut sides = ByRails::new(&rails).join(1, &[LaneChaos::default()]);
+    let mut sides = ByRails::new(&rails).join(1);
     let paths = sides[0].connection().rails.as_ref().expect("rails").lane.describe();
     let why: Vec<_> = paths.into_iter().map(|(_, state)| state.err()).collect();
     assert_eq!(why, [None, Some("not tried yet".to_owned())]);
@@ -229,8 +228,7 @@ fn a_rail_that_does_not_answer_holds_up_nobody() {
 #[test]
 fn what_rails_hold_back_ends_though_no_transfer_can_be_made_of_it() {
     let rails = [RailFaults::default()];
-    let mut sides = ByRails { timeout: Duration::ZERO, ..ByRails::new(&rails) }
-        .join(1, &[LaneChaos::default()]);
+    let mut sides = ByRails { timeout: Duration::ZERO, ..ByRails::new(&rails) }.join(1);
     let mut rng = Rng::with_seed(1);
     let [mut here, there] = [0, 1].map(|_| Memory::new(&mut rng, &[100]));
     let (mr, peer_mr) = (sides[0].register(&here), sides[1].register(&there));
