@@ -30,9 +30,10 @@ pub(crate) fn examples() -> Result<Built> {
     build(&["build", "--examples"])
 }
 
-/// The tests of one name, of all crates that have some of that name.
-pub(crate) fn tests(name: &str) -> Result<Built> {
-    build(&["test", "--no-run", "--test", name])
+/// The tests of these names, of all crates that have some.
+pub(crate) fn tests(names: &[&str]) -> Result<Built> {
+    let named = names.iter().flat_map(|name| ["--test", name]);
+    build(&["test", "--no-run"].into_iter().chain(named).collect::<Vec<_>>())
 }
 
 /// Builds them as parts of the whole workspace: alone, their dependencies would be built anew.
@@ -56,10 +57,13 @@ impl Built {
         found.filter_map(|artifact| artifact.executable.as_deref()).next().context(name.to_owned())
     }
 
-    /// The tests of a crate.
-    pub(crate) fn tests_of(&self, package: &str) -> Result<&Path> {
+    /// The tests of this name that a crate has.
+    pub(crate) fn tests_of(&self, package: &str, name: &str) -> Result<&Path> {
         let manifest = Path::new(package).join("Cargo.toml");
-        let found = self.0.iter().filter(|artifact| artifact.manifest_path.ends_with(&manifest));
+        let is_its = |artifact: &&Artifact| {
+            artifact.manifest_path.ends_with(&manifest) && artifact.target.name == name
+        };
+        let found = self.0.iter().filter(is_its);
         // A crate's program is built with them.
         let mut tests = found.filter(|artifact| artifact.target.kind.iter().any(|k| k == "test"));
         tests.find_map(|artifact| artifact.executable.as_deref()).context(package.to_owned())
@@ -91,8 +95,8 @@ mod tests {
         ));
         assert_eq!(built.library("a").expect("a library"), Path::new("/d/liba.rlib"));
         assert_eq!(built.example("b").expect("an example"), Path::new("/b"));
-        assert_eq!(built.tests_of("a").expect("its tests"), Path::new("/t-1"));
+        assert_eq!(built.tests_of("a", "t").expect("its tests"), Path::new("/t-1"));
         assert!(built.example("a").is_err() && built.library("c").is_err());
-        assert!(built.tests_of("c").is_err());
+        assert!(built.tests_of("c", "t").is_err() && built.tests_of("a", "b").is_err());
     }
 }

@@ -1,26 +1,21 @@
 //! What the tests take from PyPI: downloaded beside their first steps, which compile.
 
-use std::{
-    fs::{self, File},
-    sync::{Mutex, PoisonError},
-};
+use std::fs::{self, File};
 
 use anyhow::Result;
 
 use crate::{
     kernels, libfabric, nixl, python,
-    shell::{Beside, Program},
+    shell::{Begun, Beside, Program},
     tree,
 };
 
 /// What downloads it.
-static FETCHING: Mutex<Option<Beside>> = Mutex::new(None);
+static FETCHING: Begun = Begun::nothing();
 
 /// Begins to download it, out of everybody's way. What went wrong is tried again, and told, by the step that needs it.
 pub(crate) fn begin() {
-    if let Ok(beside) = start() {
-        *FETCHING.lock().unwrap_or_else(PoisonError::into_inner) = Some(beside);
-    }
+    FETCHING.keep(start());
 }
 
 fn start() -> Result<Beside> {
@@ -33,7 +28,7 @@ fn start() -> Result<Beside> {
 
 /// Waits until that has ended, where it was begun.
 pub(crate) fn wait() {
-    if let Some(begun) = FETCHING.lock().unwrap_or_else(PoisonError::into_inner).take() {
+    if let Some(begun) = FETCHING.take() {
         let _ = begun.wait();
     }
 }

@@ -3,7 +3,6 @@
 use std::{
     fs::{self, File},
     path::PathBuf,
-    sync::{Mutex, PoisonError},
     thread::available_parallelism,
     time::Duration,
 };
@@ -12,8 +11,8 @@ use anyhow::{Result, anyhow};
 use clap::Args;
 
 use crate::{
-    built,
-    shell::{self, Beside, Program},
+    built::{self, Built},
+    shell::{self, Begun, Beside, Program},
     test::{Done, left_out, passed_in},
     tree,
 };
@@ -166,7 +165,7 @@ const LIBFABRIC: [(&str, &str); 3] = [
 ];
 
 /// What a guest's kernel is being made by.
-static PREPARING: Mutex<Option<Beside>> = Mutex::new(None);
+static PREPARING: Begun = Begun::nothing();
 
 /// The program that boots guests.
 pub(crate) fn guest() -> Program {
@@ -179,9 +178,7 @@ fn log() -> PathBuf {
 
 /// Begins to make the kernel, out of everybody's way. What goes wrong is told by [`tests`].
 pub(crate) fn begin_to_prepare() {
-    if let Ok(beside) = prepare() {
-        *PREPARING.lock().unwrap_or_else(PoisonError::into_inner) = Some(beside);
-    }
+    PREPARING.keep(prepare());
 }
 
 fn prepare() -> Result<Beside> {
@@ -193,8 +190,7 @@ fn prepare() -> Result<Beside> {
 
 /// Waits for the kernel, or makes it; why there can be no guest, if there can be none.
 pub(crate) fn lacking() -> Result<Option<String>> {
-    let begun = PREPARING.lock().unwrap_or_else(PoisonError::into_inner).take();
-    let status = begun.map_or_else(prepare, Ok).and_then(Beside::wait)?;
+    let status = PREPARING.take().map_or_else(prepare, Ok).and_then(Beside::wait)?;
     if status.success() {
         return Ok(None);
     }
@@ -213,7 +209,8 @@ pub(crate) fn tests() -> Result<Done> {
     if let Some(reason) = lacking()? {
         return Ok(Done::skipped(reason));
     }
-    let programs = RUNS.iter().map(Run::program).collect::<Result<Vec<_>>>()?;
+    let built = built::tests(&RUNS.map(|run| run.test))?;
+    let programs = RUNS.iter().map(|run| run.program(&built)).collect::<Result<Vec<_>>>()?;
     let logs = tree::scratch().join("guests");
     fs::create_dir_all(&logs)?;
     // Each takes a processor of this machine.
@@ -238,15 +235,14 @@ pub(crate) fn tests() -> Result<Done> {
 
 impl Run {
     /// The tests, which are built here and run in a guest.
-    fn program(&self) -> Result<Program> {
+    fn program(&self, built: &Built) -> Result<Program> {
         let Self { package, test, guest, without } = self;
-        let tests = built::tests(test)?;
         let tool = tree::root().join("tests/guest");
         let program = Program::new("python3")
             .args(["-B".as_ref(), tool.as_os_str()])
             .args(guest.split(' '))
             .args(["--timeout=600", "--"])
-            .args([tests.tests_of(package)?])
+            .args([built.tests_of(package, test)?])
             // As cargo runs them.
             .in_folder(&tree::root().join("crates").join(package));
         let program =

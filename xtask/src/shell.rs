@@ -80,6 +80,24 @@ impl Beside {
     }
 }
 
+/// A program that was begun, if it was, for whoever needs first what it makes.
+pub(crate) struct Begun(Mutex<Option<Beside>>);
+
+impl Begun {
+    pub(crate) const fn nothing() -> Self {
+        Self(Mutex::new(None))
+    }
+
+    /// Keeps it; what could not be started is found out again by who needs it.
+    pub(crate) fn keep(&self, started: Result<Beside>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = started.ok();
+    }
+
+    pub(crate) fn take(&self) -> Option<Beside> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
 /// Runs programs, some at a time, and shows what each has said when it has ended, without a line of another's between.
 /// Each line goes to `look` too, and meanwhile to a file in `logs`. How they ended, in the order in which they did.
 pub(crate) fn run_several(
