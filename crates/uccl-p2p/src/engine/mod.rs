@@ -7,6 +7,7 @@
 pub(crate) mod acceptor;
 pub(crate) mod asked;
 pub(crate) mod asking;
+pub(crate) mod claims;
 pub(crate) mod connect;
 pub(crate) mod connection;
 pub(crate) mod core;
@@ -29,3 +30,6 @@ pub(crate) mod regions;
 pub(crate) mod transfer;
 pub(crate) mod wait;
 pub(crate) mod worker;
+
+#[cfg(test)]
+mod progress_tests;
