@@ -23,6 +23,7 @@ pub(crate) mod now;
 pub(crate) mod numbered;
 pub(crate) mod outbox;
 pub(crate) mod park;
+pub(crate) mod payload;
 pub(crate) mod places;
 pub(crate) mod plan;
 pub(crate) mod rails;
