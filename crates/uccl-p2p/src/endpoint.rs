@@ -405,13 +405,14 @@ impl Endpoint {
             if until.is_some_and(|until| until <= now) {
                 return Ok(taken);
             }
-            if now - started < self.config().spin {
+            if now - started < self.core().spin {
                 if now - started >= wait::YIELD_AFTER {
                     std::thread::yield_now();
                 }
                 continue;
             }
             let left = until.map_or(SLICE, |until| until - now).min(SLICE);
+            self.core().open_conns().iter().for_each(|conn| conn.leave_to_workers());
             self.core().sleep_for_notif(left);
             if interrupt.interrupted() {
                 return Err(Error::Interrupted);
