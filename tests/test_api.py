@@ -314,6 +314,29 @@ class TestConnect:
             assert (ok, gpu) == (True, 2)
             assert client.connection(conn)["same_host"] is True
 
+    @pytest.mark.parametrize("how", ["connect", "connect_local"])
+    def test_a_peer_that_starts_later(self, base_port: int, how: str) -> None:
+        """Processes that start at once meet at well-known ports, whoever is first."""
+        settings = {"bind": "127.0.0.1", "base_port": base_port}
+        met: list[tuple[bool, int]] = []
+        with p2p.Endpoint(2, **settings) as client:
+            call = lambda: client.connect("127.0.0.1", 1) if how == "connect" else client.connect_local(1)
+            early = threading.Thread(target=lambda: met.append(call()))
+            early.start()
+            time.sleep(0.5)
+            assert met == []
+            with p2p.Endpoint(1, **settings) as server:
+                assert server.accept(timeout=10)[0] is True
+                early.join()
+                [(ok, conn)] = met
+                assert ok is True and client.connection(conn)["gpu_index"] == 1
+
+    def test_a_peer_that_never_starts(self, base_port: int) -> None:
+        with p2p.Endpoint(2, bind="127.0.0.1", base_port=base_port) as client:
+            assert client.connect_local(1, timeout=0.2) == (False, 0)
+            why = p2p.last_error()
+            assert str(base_port + 1) in why and "200ms" in why and "refused" in why
+
     def test_names_resolve(self, ep: p2p.Endpoint) -> None:
         _, port, _ = ep.parse_metadata(ep.get_metadata())
         with p2p.Endpoint(port=0) as client:

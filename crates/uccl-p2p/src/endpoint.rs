@@ -115,8 +115,30 @@ impl Endpoint {
         timeout: Option<Duration>,
         interrupt: &mut dyn Interrupt,
     ) -> Result<ConnId> {
+        self.connect_to(addr, timeout, false, interrupt)
+    }
+
+    /// The same with an endpoint that may not be there yet, as when all processes of a job start at once and know
+    /// each other's ports: within `timeout` it is waited for.
+    pub fn connect_when_up(
+        &self,
+        addr: SocketAddr,
+        timeout: Option<Duration>,
+        interrupt: &mut dyn Interrupt,
+    ) -> Result<ConnId> {
+        self.connect_to(addr, timeout, true, interrupt)
+    }
+
+    fn connect_to(
+        &self,
+        addr: SocketAddr,
+        timeout: Option<Duration>,
+        awaited: bool,
+        interrupt: &mut dyn Interrupt,
+    ) -> Result<ConnId> {
         let timeout = timeout.unwrap_or(self.config().timeout);
-        let conn = connect::connect(self.core(), &self.handle.greeting, addr, timeout, interrupt)?;
+        let target = connect::Target { addr, timeout, awaited };
+        let conn = connect::connect(self.core(), &self.handle.greeting, target, interrupt)?;
         Ok(conn.id)
     }
 

@@ -140,6 +140,9 @@ impl PyEndpoint {
     }
 
     /// Connects to the endpoint that listens at an address: `(ok, conn_id)`.
+    ///
+    /// Without a port it is the GPU's well-known one, and an endpoint that is not there yet is waited for within
+    /// `timeout`. At a port that was given somebody must listen.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, remote_ip_addr, remote_gpu_idx=None, remote_port=None, *, timeout=None)")]
     fn connect(
         &self,
@@ -150,7 +153,7 @@ impl PyEndpoint {
         settle(peers::connect(self, py, args, kwargs).map(|conn| (true, conn)), (false, 0))
     }
 
-    /// Connects to the endpoint of a GPU of this host: `(ok, conn_id)`.
+    /// Connects to the endpoint of a GPU of this host, and waits within `timeout` for it to be there: `(ok, conn_id)`.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, remote_gpu_idx, *, timeout=None)")]
     fn connect_local(
         &self,
