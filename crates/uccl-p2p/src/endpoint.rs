@@ -303,9 +303,10 @@ impl Endpoint {
     /// Where a region is, what kind of memory it is, and which NIC is nearest to it.
     pub fn region_info(&self, mr: MrId) -> Result<RegionInfo> {
         let mr = self.core().mrs.get(mr)?;
-        let nic = mr.nearest_nic(self.config().gpu_index);
+        let numa_node = mr.node();
+        let nic = mr.nearest_nic(numa_node, self.config().gpu_index);
         let Span { addr, len } = mr.span;
-        Ok(RegionInfo { addr, len, kind: mr.kind, numa_node: mr.node, nic })
+        Ok(RegionInfo { addr, len, kind: mr.kind, numa_node, nic })
     }
 
     /// The CPUs that worker threads keep to, near to the GPU; `None` if they run wherever the process may,
