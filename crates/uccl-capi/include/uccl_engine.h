@@ -72,8 +72,8 @@ int uccl_engine_get_metadata(uccl_engine_t* engine, char** metadata);
 /* ---- Connections ---- */
 
 /* Connects to the engine at ip_addr (an IP, with or without brackets, or a name) and remote_port. Without a
- * port (0 or less) the well-known one is taken of the GPU that remote_gpu_bdf names by its index. Which GPU
- * it is, and whether the peer is this process, the two engines find out: remote_gpu_bdf may be NULL, and
+ * port (0 or less) the well-known one is taken of the GPU that remote_gpu_bdf names by its index, and an engine
+ * that is not there yet is waited for. Which GPU it is, and whether the peer is this process, the two engines find out: remote_gpu_bdf may be NULL, and
  * same_process is not needed. A connection carries data both ways. NULL, within the time that
  * UCCL_P2P_TIMEOUT_MS sets, if nobody is there. */
 uccl_conn_t* uccl_engine_connect(uccl_engine_t* engine, char const* ip_addr, char const* remote_gpu_bdf, int remote_port,

@@ -115,8 +115,30 @@ impl Endpoint {
         timeout: Option<Duration>,
         interrupt: &mut dyn Interrupt,
     ) -> Result<ConnId> {
+        self.connect_to(addr, timeout, false, interrupt)
+    }
+
+    /// The same with an endpoint that may not be there yet, as when all processes of a job start at once and know
+    /// each other's ports: within `timeout` it is waited for.
+    pub fn connect_when_up(
+        &self,
+        addr: SocketAddr,
+        timeout: Option<Duration>,
+        interrupt: &mut dyn Interrupt,
+    ) -> Result<ConnId> {
+        self.connect_to(addr, timeout, true, interrupt)
+    }
+
+    fn connect_to(
+        &self,
+        addr: SocketAddr,
+        timeout: Option<Duration>,
+        awaited: bool,
+        interrupt: &mut dyn Interrupt,
+    ) -> Result<ConnId> {
         let timeout = timeout.unwrap_or(self.config().timeout);
-        let conn = connect::connect(self.core(), &self.handle.greeting, addr, timeout, interrupt)?;
+        let target = connect::Target { addr, timeout, awaited };
+        let conn = connect::connect(self.core(), &self.handle.greeting, target, interrupt)?;
         Ok(conn.id)
     }
 
@@ -281,9 +303,10 @@ impl Endpoint {
     /// Where a region is, what kind of memory it is, and which NIC is nearest to it.
     pub fn region_info(&self, mr: MrId) -> Result<RegionInfo> {
         let mr = self.core().mrs.get(mr)?;
-        let nic = mr.nearest_nic(self.config().gpu_index);
+        let numa_node = mr.node();
+        let nic = mr.nearest_nic(numa_node, self.config().gpu_index);
         let Span { addr, len } = mr.span;
-        Ok(RegionInfo { addr, len, kind: mr.kind, numa_node: mr.node, nic })
+        Ok(RegionInfo { addr, len, kind: mr.kind, numa_node, nic })
     }
 
     /// The CPUs that worker threads keep to, near to the GPU; `None` if they run wherever the process may,
@@ -405,13 +428,14 @@ impl Endpoint {
             if until.is_some_and(|until| until <= now) {
                 return Ok(taken);
             }
-            if now - started < self.config().spin {
+            if now - started < self.core().spin {
                 if now - started >= wait::YIELD_AFTER {
                     std::thread::yield_now();
                 }
                 continue;
             }
             let left = until.map_or(SLICE, |until| until - now).min(SLICE);
+            self.core().open_conns().iter().for_each(|conn| conn.leave_to_workers());
             self.core().sleep_for_notif(left);
             if interrupt.interrupted() {
                 return Err(Error::Interrupted);

@@ -14,6 +14,7 @@ use super::{
     driver::{Driver, Vendor},
     error::{GpuError, Unusable},
     facts::GpuLink,
+    presence,
     raw::{DeviceId, Uuid, device_attribute, peer_attribute},
     uuid::GpuUuid,
 };
@@ -64,7 +65,7 @@ impl Gpus {
     /// As [`Self::get`], if anyone in this process uses GPUs; else nothing, and the driver stays as it is:
     /// where nobody uses GPUs no address is a GPU's, and forks may begin to use them.
     pub fn in_use() -> Option<&'static Self> {
-        (GPUS.get().is_some() || Driver::cuda_is_in_use()).then(Self::get)
+        (GPUS.get().is_some() || presence::cuda_is_in_use()).then(Self::get)
     }
 
     /// None, and why.

@@ -28,6 +28,7 @@ mod ipc;
 mod memory;
 mod module;
 mod pointer;
+mod presence;
 mod raw;
 mod signal;
 mod stream;

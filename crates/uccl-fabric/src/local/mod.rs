@@ -3,27 +3,22 @@
 
 mod bell;
 mod job;
+mod jobs;
 mod pipe;
 mod route;
 mod setup;
 mod sharing;
 
-use std::{
-    collections::VecDeque,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*},
-    },
-};
+use std::sync::Arc;
 
-use parking_lot::Mutex;
 use uccl_device::MemoryKind;
 use uccl_wire::frame::Status;
 
 use self::{
     bell::Bell,
-    job::{Chunk, End, Job},
-    sharing::{Hands, Sharing},
+    job::{Chunk, End},
+    jobs::Jobs,
+    sharing::Sharing,
 };
 pub use self::{
     pipe::{ShmPipe, ShmRx, ShmTx},
@@ -60,19 +55,11 @@ pub struct LocalLane {
     /// Where the peer says which of our regions it is touching.
     peer_hazards: Hazards,
     cma: bool,
-    jobs: Mutex<Jobs>,
-    open_jobs: AtomicUsize,
-    /// Whether threads share the one that is next.
-    helpable: AtomicBool,
-    next_job: AtomicU64,
-    job_bytes: AtomicU64,
+    jobs: Jobs,
     sharing: Arc<Sharing>,
     gpu: GpuJobs,
     bouncers: Bouncers,
 }
-
-/// Copies that are not yet given out, the oldest first.
-type Jobs = VecDeque<(OpName, Arc<Job>)>;
 
 impl LocalLane {
     /// Copies right now.
@@ -123,39 +110,13 @@ impl LocalLane {
         })
     }
 
-    /// Tells threads how many jobs there are, which have changed.
-    fn count(&self, jobs: &Jobs) {
-        let shared = jobs.front().is_some_and(|(_, job)| job.hands == Hands::Many);
-        self.open_jobs.store(jobs.len(), Release);
-        self.helpable.store(shared, Release);
-    }
-
     /// Copies one chunk of some job, from the end given; false when there is none. The back is where helpers begin.
     fn copy_chunk(&self, from: End) -> bool {
-        if self.open_jobs.load(Acquire) == 0 {
-            return false;
-        }
-        let (job, chunk) = {
-            let mut jobs = self.jobs.lock();
-            let Some((_, job)) = jobs.front() else { return false };
-            if from == End::Back && job.hands == Hands::One {
-                return false;
-            }
-            let job = Arc::clone(job);
-            let chunk = job.next(from);
-            if job.is_closed() {
-                jobs.pop_front();
-                self.count(&jobs);
-            }
-            (job, chunk)
-        };
-        let Some(chunk) = chunk else { return true };
+        let Some(taken) = self.jobs.take(from) else { return false };
         // SAFETY: the memory of an operation stays valid until it has ended, which this chunk is awaited
         // for.
-        let result = unsafe { self.copy_by_cpu(&chunk) };
-        let bytes: usize = chunk.local.iter().map(|span| span.len).sum();
-        self.job_bytes.fetch_sub(bytes as u64, Relaxed);
-        job.copied(result);
+        let result = unsafe { self.copy_by_cpu(taken.chunk()) };
+        taken.copied(result);
         true
     }
 }
@@ -268,7 +229,7 @@ impl Lane for LocalLane {
     }
 
     fn wants_help(&self) -> bool {
-        self.helpable.load(Acquire)
+        self.jobs.wants_help()
     }
 
     fn cancel(&self, name: OpName) {
@@ -279,20 +240,11 @@ impl Lane for LocalLane {
         if name.0 & JOB == 0 {
             return self.stream.cancel(name);
         }
-        let job = {
-            let mut jobs = self.jobs.lock();
-            let at = jobs.iter().position(|(other, _)| *other == name);
-            let job = at.and_then(|at| jobs.remove(at));
-            self.count(&jobs);
-            job
-        };
-        if let Some((_, job)) = job {
-            job.close(OpError::Cancelled);
-        }
+        self.jobs.cancel(name);
     }
 
     fn load(&self) -> u64 {
-        self.stream.load() + self.job_bytes.load(Relaxed) + self.gpu.bytes()
+        self.stream.load() + self.jobs.bytes() + self.gpu.bytes()
     }
 
     fn queued_bytes(&self) -> usize {
@@ -308,7 +260,7 @@ impl Lane for LocalLane {
     }
 
     fn has_work(&self) -> bool {
-        self.open_jobs.load(Acquire) > 0 || self.gpu.is_busy() || self.stream.has_work()
+        self.jobs.any_open() || self.gpu.is_busy() || self.stream.has_work()
     }
 
     fn touched_by_peer(&self, slot: u32) -> bool {
@@ -330,7 +282,7 @@ impl Lane for LocalLane {
 
     fn arm(&self) -> bool {
         // Nothing shows when a GPU has done its work: it is looked at.
-        self.open_jobs.load(Acquire) == 0 && !self.gpu.is_busy() && self.stream.arm()
+        !self.jobs.any_open() && !self.gpu.is_busy() && self.stream.arm()
     }
 
     fn interest(&self) -> Interest<'_> {
@@ -342,16 +294,7 @@ impl Lane for LocalLane {
     }
 
     fn kill(&self) {
-        let jobs = {
-            let mut jobs = self.jobs.lock();
-            let all = std::mem::take(&mut *jobs);
-            self.count(&jobs);
-            all
-        };
-        for (_, job) in jobs {
-            job.close(OpError::LaneDown);
-            job.wait_idle();
-        }
+        self.jobs.kill();
         self.gpu.finish();
         self.direct.close();
         self.stream.kill();

@@ -1,18 +1,10 @@
 //! Who copies what: this process's CPU, a GPU of ours, or both sides through the rings.
 
-use std::{
-    ops::Range,
-    sync::{Arc, atomic::Ordering::*},
-    time::Instant,
-};
+use std::{ops::Range, sync::Arc, time::Instant};
 
 use uccl_device::MemoryKind;
 
-use super::{
-    AT_ONCE, GPU, INLINE, JOB, LocalLane,
-    job::{CHUNK_PIECES, Job},
-    sharing::Hands,
-};
+use super::{AT_ONCE, GPU, INLINE, JOB, LocalLane, job::CHUNK_PIECES, sharing::Hands};
 use crate::{
     cuda_ipc::{Parts, batches},
     lane::{
@@ -137,7 +129,7 @@ impl LocalLane {
             }));
         }
         if op.memory.device().is_some() {
-            return Ok(self.post_job(op, Hands::Many));
+            return self.jobs.post(op, Hands::Many, JOB).map(Posted::Pending);
         }
         let hands = self.sharing.choose(len);
         if few && len <= AT_ONCE && hands == Hands::One {
@@ -150,18 +142,7 @@ impl LocalLane {
             return Ok(Posted::Done(copied));
         }
         let done = self.sharing.timed(hands, len, Arc::clone(&op.done));
-        Ok(self.post_job(Operation { done, ..op }, hands))
-    }
-
-    /// Leaves an operation to the threads that make progress, and to others that have time.
-    fn post_job(&self, op: Operation, hands: Hands) -> Posted {
-        let name = OpName(self.next_job.fetch_add(1, Relaxed) | JOB);
-        self.job_bytes.fetch_add(op.len(), Relaxed);
-        let job = Arc::new(Job::new(op, hands));
-        let mut jobs = self.jobs.lock();
-        jobs.push_back((name, job));
-        self.count(&jobs);
-        Posted::Pending(name)
+        self.jobs.post(Operation { done, ..op }, hands, JOB).map(Posted::Pending)
     }
 
     /// Whether the CPU copies it in few steps: through the kernel, each piece costs as much as some thousand bytes.

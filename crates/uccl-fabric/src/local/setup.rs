@@ -9,14 +9,13 @@ use std::{
     os::fd::{AsFd, OwnedFd},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
 
-use parking_lot::Mutex;
 use uccl_device::cuda::PeerId;
 
-use super::{LocalLane, bell::Bell, pipe::ShmPipe};
+use super::{LocalLane, bell::Bell, jobs::Jobs, pipe::ShmPipe};
 use crate::{
     cma::Process,
     cuda_ipc::{Bouncers, GpuJobs, Owner},
@@ -145,11 +144,7 @@ fn build(
         bell,
         peer_hazards,
         cma,
-        jobs: Mutex::default(),
-        open_jobs: AtomicUsize::new(0),
-        helpable: AtomicBool::new(false),
-        next_job: AtomicU64::new(0),
-        job_bytes: AtomicU64::new(0),
+        jobs: Jobs::default(),
         sharing: Arc::default(),
         gpu: GpuJobs::default(),
         bouncers: Bouncers::default(),

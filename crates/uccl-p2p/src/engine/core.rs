@@ -6,6 +6,7 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*},
     },
+    time::Duration,
 };
 
 use parking_lot::{Condvar, Mutex, RwLock};
@@ -19,6 +20,7 @@ use uccl_fabric::{
 use super::{
     connection::Connection,
     grants::{Grant, Lent},
+    places,
     rails::Devices,
     regions::{Mr, Mrs},
     transfer::Transfers,
@@ -67,6 +69,8 @@ pub(crate) struct Counters {
 /// What one endpoint is made of, but for its threads.
 pub(crate) struct Core {
     pub(crate) config: Config,
+    /// How long a thread spins for more work before it sleeps.
+    pub(crate) spin: Duration,
     /// Random; a restarted endpoint has another.
     pub(crate) instance: u64,
     pub(crate) mrs: Mrs,
@@ -119,6 +123,7 @@ impl Core {
         Ok(Self {
             mrs: Mrs::new(config.ipc)?,
             rails: OnceLock::new(),
+            spin: places::spin(&config),
             config,
             instance,
             transfers: Transfers::new(),
@@ -324,7 +329,7 @@ impl Core {
     }
 
     /// Sleeps until a notification may have come.
-    pub(crate) fn sleep_for_notif(&self, at_most: std::time::Duration) {
+    pub(crate) fn sleep_for_notif(&self, at_most: Duration) {
         let mut notifs = self.notifs.lock();
         if notifs.is_empty() {
             self.notified.wait_for(&mut notifs, at_most);

@@ -191,6 +191,7 @@ impl Connection {
                     .map(|s| RemoteSpan { addr: s.addr, len: s.len, key: s.key, slot: s.slot })
                     .collect();
                 self.post_ops(transfer, Op::Read, local, remote);
+                self.call_help();
             }
         }
         // The meeting itself, which the transfer has waited for.

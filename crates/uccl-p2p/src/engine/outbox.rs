@@ -18,6 +18,7 @@ use super::{
     grants::{Grant, Grants, source_of},
     inbox::EAGER_WINDOW,
     numbered::Numbered,
+    payload::Payload,
     transfer::{Fence, Transfer},
 };
 use crate::error::{Error, Result};
@@ -36,7 +37,7 @@ struct Sent {
     eager: usize,
     grants: Grants,
     /// What a granted notification says.
-    _payload: Option<Vec<u8>>,
+    _payload: Option<Payload>,
 }
 
 impl Sent {
@@ -159,8 +160,8 @@ impl Connection {
             self.send_message(&[&outbox.scratch, &payload]);
             return Ok(());
         }
-        let payload = payload.into_owned();
-        let span = Span { addr: payload.as_ptr() as usize, len: payload.len() };
+        let mut payload = Payload::of(payload);
+        let span = payload.span();
         let grant = self.grant_private(span)?;
         message::notif_rts(id, source_of(&grant.region, span), &mut outbox.scratch);
         // The grant goes before the payload that it is for.

@@ -3,7 +3,7 @@
 //! The machine is read once in a process, when someone first asks, and what is found then is kept. CUDA is never initialised for it: until
 //! someone else has, the PCI bus and the environment say which GPU an index means.
 
-use std::{collections::HashMap, net::IpAddr, sync::OnceLock};
+use std::{collections::HashMap, net::IpAddr, sync::OnceLock, thread, time::Duration};
 
 use parking_lot::Mutex;
 use uccl_device::{
@@ -14,6 +14,17 @@ use uccl_device::{
 use uccl_fabric::mem::Span;
 
 use crate::config::Config;
+
+/// A caller and a worker at each end of a connection within this machine may spin at a time.
+const SPINNERS: usize = 4;
+/// With fewer processors, who spins for longer keeps another from what is waited for.
+const CROWDED_SPIN: Duration = Duration::from_micros(20);
+
+/// How long threads of this process spin before they sleep.
+pub(crate) fn spin(config: &Config) -> Duration {
+    let crowded = thread::available_parallelism().is_ok_and(|cpus| cpus.get() < SPINNERS);
+    if crowded { config.spin.min(CROWDED_SPIN) } else { config.spin }
+}
 
 struct Machine {
     topology: Topology,

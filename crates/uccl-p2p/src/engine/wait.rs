@@ -40,8 +40,8 @@ pub(crate) fn wait(
         return Ok(true);
     }
     let conn = &transfer.conn;
-    let spin = conn.core.config.spin;
-    let _claim = conn.claim();
+    let spin = conn.core.spin;
+    let mut claim = conn.claim();
     let mut looks = 0_u32;
     let mut quiet_since = None;
     let mut asked = None;
@@ -64,10 +64,14 @@ pub(crate) fn wait(
             std::hint::spin_loop();
             continue;
         }
+        claim.beat();
         let now = Instant::now();
         if now - *asked.get_or_insert(now) >= ASK || fence_at.is_some_and(|at| at <= now) {
             asked = Some(now);
-            if interrupt.interrupted() {
+            // It may have to wait for something that other threads hold.
+            let interrupted;
+            (claim, interrupted) = claim.aside(|| interrupt.interrupted());
+            if interrupted {
                 return Err(Error::Interrupted);
             }
             deadline::enforce(transfer, now);
