@@ -14,6 +14,7 @@ mod libfabric;
 mod licences;
 mod lint;
 mod loom;
+mod mutants;
 mod nixl;
 mod python;
 mod readme;
@@ -53,6 +54,7 @@ enum Command {
     Lint,
     /// Explore every interleaving of the structures that processes share
     Loom,
+    Mutants(mutants::MutantsArgs),
     Storm(storm::StormArgs),
     Test(test::TestArgs),
 }
@@ -80,6 +82,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Kernels(args) => kernels::run(&args)?,
         Command::Lint => return test::run(&test::TestArgs::only(test::Group::Lint)),
         Command::Loom => loom::run()?,
+        Command::Mutants(args) => mutants::run(&args)?,
         Command::Storm(args) => storm::run(&args)?,
         Command::Test(args) => return test::run(&args),
     }

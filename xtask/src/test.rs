@@ -10,8 +10,8 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 
 use crate::{
-    capi, fetch, guest, hammer, headers, kernels, libfabric, licences, lint, loom, nixl, python,
-    readme, settings,
+    capi, fetch, guest, hammer, headers, kernels, libfabric, licences, lint, loom, mutants, nixl,
+    python, readme, settings,
     shell::{self, Program},
     storm, tools, tree,
 };
@@ -103,6 +103,12 @@ const STEPS: &[Step] = &[
         group: Group::Lint,
         about: "documentation, without a warning",
         run: |_| lint::doc().map(Done::from),
+    },
+    Step {
+        name: "mutants",
+        group: Group::Lint,
+        about: "whether every guard that can be broken on purpose is still where the list says",
+        run: |_| mutants::check().map(Done::from),
     },
     Step {
         name: "units",

@@ -1,0 +1,97 @@
+//! The list of mutants.
+
+use std::{collections::BTreeSet, fs};
+
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+
+use crate::tree;
+
+/// A guard, and how it is broken.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Mutant {
+    pub(super) id: String,
+    /// What is no longer so without the guard.
+    pub(super) protects: String,
+    pub(super) file: String,
+    /// Is there once.
+    find: String,
+    replace: String,
+    /// The crate whose tests notice.
+    pub(super) package: String,
+    /// What `cargo test` is told to run of them.
+    pub(super) tests: Vec<String>,
+    /// Built for loom.
+    #[serde(default)]
+    pub(super) loom: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct List {
+    mutant: Vec<Mutant>,
+}
+
+/// All mutants.
+pub(super) fn read() -> Result<Vec<Mutant>> {
+    let file = tree::root().join("xtask/mutants.toml");
+    let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+    let List { mutant: mutants } = toml::from_str(&text)?;
+    let mut ids = BTreeSet::new();
+    for mutant in &mutants {
+        ensure!(ids.insert(&mutant.id), "there are two mutants called {}", mutant.id);
+    }
+    Ok(mutants)
+}
+
+impl Mutant {
+    /// Why it applies no more, if so.
+    pub(super) fn stale(&self) -> Result<(), String> {
+        let text = fs::read_to_string(tree::root().join(&self.file));
+        let text = text.map_err(|e| format!("mutant {}: {}: {e}", self.id, self.file))?;
+        self.apply(&text).map(drop)
+    }
+
+    /// The file's text without the guard.
+    pub(super) fn apply(&self, text: &str) -> Result<String, String> {
+        let Self { id, file, find, replace, .. } = self;
+        match text.matches(find.as_str()).count() {
+            1 if find != replace => Ok(text.replacen(find.as_str(), replace, 1)),
+            1 => Err(format!("mutant {id} changes nothing")),
+            n => Err(format!("mutant {id}: its text is {n} times in {file}, not once: {find:?}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mutant(find: &str, replace: &str) -> Mutant {
+        let text = |text: &str| text.to_owned();
+        Mutant {
+            id: text("id"),
+            protects: text("p"),
+            file: text("f"),
+            find: text(find),
+            replace: text(replace),
+            package: text("p"),
+            tests: vec![],
+            loom: false,
+        }
+    }
+
+    #[test]
+    fn a_mutant_applies_where_its_text_is_once() {
+        assert_eq!(mutant("b", "c").apply("abd").as_deref(), Ok("acd"));
+        for (find, replace) in [("x", "c"), ("a", "c"), ("b", "b")] {
+            assert!(mutant(find, replace).apply("abda").is_err(), "{find}");
+        }
+    }
+
+    #[test]
+    fn the_list_can_be_read() {
+        assert!(!read().expect("a list").is_empty());
+    }
+}
