@@ -287,6 +287,12 @@ pub trait Lane: Send + Sync {
     /// of it moves any more; it may still report success.
     fn cancel(&self, op: OpName);
 
+    /// Whether all that is left of an operation is for this process to do, its processors or its GPUs: its end is
+    /// not up to the peer.
+    fn is_ours(&self, _op: OpName) -> bool {
+        false
+    }
+
     /// Bytes and operations posted and not ended, weighed for choosing among lanes.
     fn load(&self) -> u64;
 

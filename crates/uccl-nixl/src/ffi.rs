@@ -170,7 +170,8 @@ unsafe extern "C" fn uccl_nixl_destroy(agent: *mut Agent) {
     // SAFETY: as the module says; the last use of it.
     let agent = unsafe { Box::from_raw(agent) };
     let ended = catch_unwind(AssertUnwindSafe(|| {
-        agent.endpoint.close();
+        // NIXL hears nothing of this any more: what peers may still touch, the endpoint keeps for good.
+        let _ = agent.endpoint.close();
         drop(agent);
     }));
     if ended.is_err() {

@@ -8,10 +8,7 @@ mod types;
 
 use std::{
     net::SocketAddr,
-    sync::{
-        Arc,
-        atomic::Ordering::{Relaxed, SeqCst},
-    },
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
@@ -51,7 +48,8 @@ const LOOKS: u32 = 8;
 /// How often a waiting call asks whether to go on.
 const SLICE: Duration = Duration::from_millis(50);
 
-/// One process's engine for one GPU (or none). Clones share the engine; it closes with the last.
+/// One process's engine for one GPU (or none). Clones share the engine; it closes with the last, as by
+/// [`close`](Self::close). Who has memory that may go needs that call's answer: it says whether peers let go of it.
 #[derive(Clone)]
 pub struct Endpoint {
     handle: Arc<Handle>,
@@ -65,7 +63,11 @@ struct Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        close(&self.core);
+        if let Err(e) = self.core.end() {
+            tracing::warn!("an endpoint is dropped: {e}");
+            // What may still be touched stays: memory from `alloc`, payloads, registrations with devices.
+            std::mem::forget(Arc::clone(&self.core));
+        }
     }
 }
 
@@ -156,12 +158,14 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Closes a connection; its unfinished transfers fail.
+    /// Closes a connection; its unfinished transfers fail. When this returns no byte of them lands any more. The
+    /// peer may reach regions that stay registered until it knows.
     pub fn disconnect(&self, conn: ConnId) -> Result<()> {
         match self.core().conn(conn) {
             Ok(open) => {
                 let peer = Arc::clone(&open.peer.name);
                 open.close(Error::ConnectionLost { peer, reason: "closed here".into() });
+                open.wait_for_end();
             }
             Err(Error::UnknownConnection(_)) => return Err(Error::UnknownConnection(conn)),
             Err(_) => {}
@@ -205,7 +209,7 @@ impl Endpoint {
     ///
     /// # Safety
     /// The `len` bytes at `ptr` must stay allocated until the region is deregistered or the endpoint
-    /// closed: peers that hold an advert read and write them at any time.
+    /// closed, and that call has returned `Ok`: peers that hold an advert read and write them at any time.
     pub unsafe fn register(&self, ptr: usize, len: usize) -> Result<MrId> {
         self.core().usable()?;
         Ok(self.core().add_region(Span { addr: ptr, len })?.id)
@@ -215,56 +219,10 @@ impl Endpoint {
     ///
     /// A region that unfinished transfers of this endpoint use is refused. A peer of this host that is
     /// in the middle of an access is waited for, also one whose connection has been given up, at most for
-    /// the endpoint's timeout. Then its connection is given up, and so is the wait: the error says that the
-    /// peer may still touch the memory, which must stay allocated until the peer has ended.
+    /// the endpoint's timeout. Then its connection is given up, and [`Error::StillTouched`] says that it may still
+    /// touch the memory, which must stay allocated. No new access can begin, and the same call waits again.
     pub fn deregister(&self, mr: MrId) -> Result<()> {
-        let core = self.core();
-        let mr = core.mrs.remove(mr)?;
-        let region = &mr.region;
-        let revoked = core
-            .mrs
-            .table
-            .revoke(region.slot, region.key)
-            .map_err(|e| Error::Invalid(format!("cannot revoke {}: {e}", mr.id)))?;
-        let started = Instant::now();
-        let touched = || {
-            let mut conns = core.open_conns().into_iter();
-            let conn = conns.find(|conn| {
-                let asked = conn.end_asked(region.slot);
-                asked || conn.lanes.iter().any(|lane| lane.touched_by_peer(region.slot))
-            });
-            if let Some(conn) = &conn {
-                // It may have to be asked.
-                conn.forward_notes();
-            }
-            // In this order: a connection that ends is here before it is no longer there.
-            match conn {
-                Some(conn) => Some((Arc::clone(&conn.peer.name), Some(conn))),
-                None => core.toucher_left(region.slot).map(|peer| (peer, None)),
-            }
-        };
-        while let Some((peer, conn)) = touched() {
-            let timeout = core.config.timeout;
-            if !timeout.is_zero() && started.elapsed() > timeout {
-                let error = Error::ConnectionLost {
-                    peer,
-                    reason: format!(
-                        "it is stuck in the middle of an access to {}, whose memory it may still touch",
-                        mr.id
-                    ),
-                };
-                if let Some(conn) = conn {
-                    conn.fail(error.clone());
-                }
-                // The slot is never used again: a peer that wakes up finds the region gone.
-                std::mem::forget(revoked);
-                return Err(error);
-            }
-            std::thread::yield_now();
-        }
-        drop(revoked);
-        core.let_go_of_memory(&mr);
-        Ok(())
+        self.core().release_region(mr)
     }
 
     /// Where a region starts and how long it is.
@@ -308,7 +266,7 @@ impl Endpoint {
         self.core().usable()?;
         let mut adverts = Vec::with_capacity(iovs.len());
         self.core().mrs.resolve(iovs, false, |_, mr, span| {
-            adverts.push(self.advert_of(mr, span));
+            adverts.push(self.advert_of(&mr, span));
             Ok(())
         })?;
         Ok(adverts)
@@ -367,9 +325,10 @@ impl Endpoint {
             after: After::Publish,
             targets: smallvec![],
         })?;
+        let hold = transfer.hold();
         transfer.expect_ops(1);
         let posted = conn.post_notif(&transfer, payload.into());
-        settle(&transfer, posted)
+        settle(hold, posted)
     }
 
     /// Takes the notifications that have arrived, in order per connection.
@@ -448,22 +407,12 @@ impl Endpoint {
         }
     }
 
-    /// Fails what is unfinished, closes every connection, stops and joins the workers. Idempotent.
-    pub fn close(&self) {
-        close(self.core());
+    /// Fails what is unfinished, revokes every region, closes every connection, stops and joins the workers.
+    ///
+    /// When this returns `Ok`, no peer's access lands in this endpoint's memory any more. Peers of this host that are in
+    /// the middle of an access are waited for, at most for the endpoint's timeout for all together. Then
+    /// [`Error::StillTouched`] names the regions that must stay allocated, and the same call waits again.
+    pub fn close(&self) -> Result<()> {
+        self.core().close()
     }
-}
-
-fn close(core: &Arc<Core>) {
-    let first = !core.closed.swap(true, SeqCst);
-    for conn in core.open_conns() {
-        conn.close(Error::Closed);
-        core.forget_conn(conn.id);
-    }
-    core.accepted.notify_all();
-    core.notified.notify_all();
-    if first {
-        core.workers.stop();
-    }
-    core.forget_aftermath();
 }

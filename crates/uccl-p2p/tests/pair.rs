@@ -147,7 +147,7 @@ fn a_notification_that_was_taken_has_arrived() {
             let b = p.b.clone();
             let told = std::thread::spawn(move || {
                 let taken = b.wait_notifs(Some(Duration::from_secs(20)), &mut Uninterrupted);
-                b.close();
+                b.close().expect("closed");
                 taken.expect("an endpoint").len()
             });
             // Until it sleeps, and a worker delivers.

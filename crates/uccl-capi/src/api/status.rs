@@ -42,6 +42,9 @@ pub enum uccl_status_t {
     UCCL_GPU = -14,
     /// A network device could not move the data.
     UCCL_DEVICE = -16,
+    /// Memory cannot be given back yet: somebody may still touch it. It has to stay allocated; the same call waits
+    /// again.
+    UCCL_STILL_TOUCHED = -17,
     /// A fault of this library. Please report it, with the text of `uccl_last_error`.
     UCCL_INTERNAL = -15,
 }
@@ -67,6 +70,7 @@ impl uccl_status_t {
             Error::Os { .. } | Error::LocalMemory(_) => Self::UCCL_SYSTEM,
             Error::Gpu { .. } => Self::UCCL_GPU,
             Error::Device { .. } => Self::UCCL_DEVICE,
+            Error::StillTouched { .. } => Self::UCCL_STILL_TOUCHED,
             _ => Self::UCCL_INTERNAL,
         }
     }
@@ -91,6 +95,7 @@ impl uccl_status_t {
             -14 => c"GPU error",
             -15 => c"internal error",
             -16 => c"device error",
+            -17 => c"still touched",
             _ => c"unknown status",
         }
     }
@@ -171,6 +176,10 @@ mod tests {
             (Error::LocalMemory(reason()), uccl_status_t::UCCL_SYSTEM),
             (Error::Gpu { peer: peer(), reason: reason() }, uccl_status_t::UCCL_GPU),
             (Error::Device { peer: peer(), reason: reason() }, uccl_status_t::UCCL_DEVICE),
+            (
+                Error::StillTouched { regions: [mr].into(), by: peer(), reason: "".into() },
+                uccl_status_t::UCCL_STILL_TOUCHED,
+            ),
             (Error::Panicked(peer()), uccl_status_t::UCCL_INTERNAL),
         ] {
             assert_eq!(uccl_status_t::of(&error), status, "{error}");
@@ -179,9 +188,9 @@ mod tests {
 
     #[test]
     fn every_status_has_a_name_of_its_own() {
-        let names: std::collections::HashSet<_> = (-16..=1).map(uccl_status_t::name).collect();
-        assert_eq!(names.len(), 18);
+        let names: std::collections::HashSet<_> = (-17..=1).map(uccl_status_t::name).collect();
+        assert_eq!(names.len(), 19);
         assert!(!names.contains(c"unknown status"));
-        assert_eq!([-17, 2].map(uccl_status_t::name), [c"unknown status"; 2]);
+        assert_eq!([-18, 2].map(uccl_status_t::name), [c"unknown status"; 2]);
     }
 }

@@ -96,11 +96,12 @@ pub extern "C" fn create(num_cpus: c_int, _in_python: bool) -> *mut UcclEngine {
 #[unsafe(export_name = "_Z19uccl_engine_destroyP11uccl_engine")]
 pub extern "C" fn destroy(engine: *mut UcclEngine) -> c_int {
     code(|| {
-        let ended = ENGINES.remove(engine).ok_or_else(|| Failure::no_handle("engine"))?;
+        let ended = self::engine(engine)?;
         ended.stopped.store(true, SeqCst);
         CONNS.retain(|conn| conn.engine != engine.addr());
-        ended.core.close();
-        Ok(())
+        // Where peers may still touch its memory, the handle stays: the same call waits again.
+        ended.core.close()?;
+        ENGINES.remove(engine).map(drop).ok_or_else(|| Failure::no_handle("engine"))
     })
 }
 

@@ -291,6 +291,11 @@ impl Lane for LocalLane {
         }
     }
 
+    fn is_ours(&self, name: OpName) -> bool {
+        // What has no name of its own may have parts in the rings.
+        name.0 & JOB != 0 || name.0 & GPU != 0 && (name.0 != GPU || self.stream.load() == 0)
+    }
+
     fn load(&self) -> u64 {
         self.stream.load() + self.job_bytes.load(Relaxed) + self.gpu.bytes()
     }

@@ -20,8 +20,9 @@ use crate::{
         deadline,
         deferred::{Mark, Start},
         plan::Pieces,
-        regions::{Lease, Mr},
-        transfer::{After, Fence, Found, Plan, Transfer},
+        regions::{self, Lease},
+        timers,
+        transfer::{After, Fence, Found, Hold, Plan, Transfer},
         wait,
     },
     error::{Error, Result},
@@ -30,8 +31,6 @@ use crate::{
 
 /// What is one-sided is cut into operations that lanes take; the two sides of a send and a recv compare whole lists.
 const MAX_ONE_SIDED_IOVS: usize = 1 << 20;
-/// How long a cancel waits for the peer to confirm that nothing more lands, before it cuts the connection.
-const CANCEL_PATIENCE: Duration = Duration::from_secs(2);
 
 impl Endpoint {
     /// Starts a transfer.
@@ -135,31 +134,25 @@ impl Endpoint {
     }
 
     /// Ends a transfer. When this returns, no byte of it lands in either side's memory any more; the
-    /// status says whether it had finished before. A peer that does not confirm that in time is given
-    /// up with its connection: then the status is a failure that says so.
+    /// status says whether it had finished before. A peer that does not confirm that within the endpoint's timeout
+    /// is given up with its connection: then the status is a failure that says so.
     pub fn cancel(&self, transfer: TransferId) -> Result<Status> {
         let transfer = match self.core().transfers.find(transfer)? {
             Found::Ended(status) => return Ok(status),
             Found::Live(transfer) => transfer,
         };
-        let (started, patience) = (Instant::now(), self.patience_for_cancels());
+        let (started, patience) = (Instant::now(), timers::to_end(self.config()));
         while !transfer.finished() {
             transfer.conn.fence(&transfer, Fence::Cancel);
             let soon = Instant::now() + Duration::from_millis(5);
             if wait::wait(&transfer, Some(soon), &mut Uninterrupted)? {
                 break;
             }
-            if started.elapsed() > patience {
+            if started.elapsed() > patience && transfer.waits_for_peer() {
                 deadline::give_up_peer(&transfer, "it did not confirm the end of a transfer");
             }
         }
         Ok(transfer.status())
-    }
-
-    /// How long a peer may take to let something end that is called off.
-    pub(super) fn patience_for_cancels(&self) -> Duration {
-        let timeout = self.config().timeout;
-        if timeout.is_zero() { CANCEL_PATIENCE } else { CANCEL_PATIENCE.min(timeout) }
     }
 
     /// Ends every unfinished transfer that uses a region, as [`Self::cancel`] does, so that the region can be
@@ -182,7 +175,15 @@ impl Endpoint {
     fn start(&self, request: &Request<'_>, after: Option<Box<dyn Mark>>) -> Result<Arc<Transfer>> {
         let core = self.core();
         core.usable()?;
-        let conn = core.conn(request.conn)?;
+        self.start_over(core.conn(request.conn)?, request, after)
+    }
+
+    pub(crate) fn start_over(
+        &self,
+        conn: Arc<Connection>,
+        request: &Request<'_>,
+        after: Option<Box<dyn Mark>>,
+    ) -> Result<Arc<Transfer>> {
         check_shape(request)?;
         let Checked { leases, spans, pieces, bytes } = self.check(request, &conn)?;
         let transfer = conn.admit(Plan {
@@ -199,8 +200,9 @@ impl Endpoint {
             Op::Send => Start::Send(spans),
             Op::Recv => Start::Recv,
         };
+        let hold = transfer.hold();
         let posted = conn.begin(&transfer, start, after);
-        settle(&transfer, posted)
+        settle(hold, posted)
     }
 
     /// Compares every iov with its region, and with its advert.
@@ -216,7 +218,7 @@ impl Endpoint {
         self.core().mrs.resolve(iovs, op == Op::Recv, |i, mr, span| {
             if last != Some(mr.id) {
                 last = Some(mr.id);
-                checked.lease(mr);
+                checked.lease(&mr);
             }
             checked.bytes += span.len as u64;
             if one_sided {
@@ -242,25 +244,25 @@ struct Checked {
 }
 
 impl Checked {
-    fn lease(&mut self, mr: &Arc<Mr>) {
+    fn lease(&mut self, mr: &regions::Found<'_>) {
         // Another lease does no harm: callers that take turns among a few regions get one of each.
         if !self.leases.iter().rev().take(8).any(|lease| lease.mr().id == mr.id) {
-            self.leases.push(Lease::of(mr));
+            self.leases.push(mr.lease());
         }
     }
 }
 
-/// The post itself is over; if it failed, so does the transfer, at once.
-pub(super) fn settle(transfer: &Arc<Transfer>, posted: Result<()>) -> Result<Arc<Transfer>> {
+/// The post itself is over; if it failed, so does the transfer, at once. Where its connection has ended meanwhile,
+/// so does the transfer.
+pub(super) fn settle(hold: Hold, posted: Result<()>) -> Result<Arc<Transfer>> {
+    let transfer = Arc::clone(hold.transfer());
     if let Err(e) = posted {
         transfer.publish(Err(e.clone()));
         return Err(e);
     }
     transfer.op_ended();
-    if transfer.conn.is_failed() && !transfer.finished() {
-        transfer.publish(Err(transfer.conn.lost_error()));
-    }
-    Ok(Arc::clone(transfer))
+    drop(hold);
+    Ok(transfer)
 }
 
 fn check_shape(request: &Request<'_>) -> Result<()> {

@@ -11,14 +11,11 @@ use std::{
 use parking_lot::{Condvar, Mutex, RwLock};
 use slab::Slab;
 use smallvec::SmallVec;
-use uccl_fabric::{
-    lane::{Aftermath, Lane},
-    mem::Span,
-};
+use uccl_fabric::{lane::Lane, mem::Span};
 
 use super::{
+    aftermath::Aftermaths,
     connection::Connection,
-    grants::{Grant, Lent},
     rails::Devices,
     regions::{Mr, Mrs},
     transfer::Transfers,
@@ -79,29 +76,13 @@ pub(crate) struct Core {
     pub(crate) panicked: OnceLock<Arc<str>>,
     conns: RwLock<Conns>,
     /// Peers that were given up, and may not know it yet.
-    given_up: Mutex<Vec<GivenUp>>,
+    pub(crate) aftermaths: Aftermaths,
     pub(crate) accepts: Mutex<Accepts>,
     pub(crate) accepted: Condvar,
     notifs: Mutex<VecDeque<Notification>>,
     have_notifs: AtomicBool,
     pub(crate) notif_bytes: AtomicUsize,
     pub(crate) notified: Condvar,
-}
-
-/// A peer that may be stopped in the middle of an access to our memory.
-struct GivenUp {
-    peer: Arc<str>,
-    aftermath: Box<dyn Aftermath>,
-    /// What it was asked to copy to or from.
-    lent: Vec<Lent>,
-}
-
-impl GivenUp {
-    /// Whether the peer may be touching the region of this slot, by its own key or by one made for a part.
-    fn touches(&self, slot: u32) -> bool {
-        let mut lent = self.lent.iter().filter(|lent| lent.part_of == slot);
-        self.aftermath.touches(slot) || lent.any(|lent| self.aftermath.touches(lent.revoked.slot()))
-    }
 }
 
 /// Connections that wait for accept.
@@ -127,7 +108,7 @@ impl Core {
             closed: AtomicBool::new(false),
             panicked: OnceLock::new(),
             conns: RwLock::default(),
-            given_up: Mutex::default(),
+            aftermaths: Aftermaths::default(),
             accepts: Mutex::default(),
             accepted: Condvar::new(),
             notifs: Mutex::default(),
@@ -241,50 +222,20 @@ impl Core {
         Ok(mr)
     }
 
-    /// A region has ended: peers forget its memory, unless others lie in it.
-    pub(crate) fn let_go_of_memory(&self, mr: &Mr) {
+    /// A region has ended: devices let go of it, and peers forget its memory, unless others lie in it. The error
+    /// names the device that does not, and says why.
+    pub(crate) fn let_go_of_memory(&self, mr: &Mr) -> Result<(), (Arc<str>, Arc<str>)> {
         if let Some(Devices { rails, .. }) = self.rails.get() {
             rails.remove(mr.region.slot);
         }
         self.mrs.let_go(mr, |memory| self.for_each_lane(|lane| lane.retract(memory.id())));
+        Ok(())
     }
 
     fn for_each_lane(&self, each: impl Fn(&dyn Lane)) {
         for conn in self.open_conns() {
             conn.lanes.iter().for_each(|lane| each(&**lane));
         }
-    }
-
-    /// Watches what the peer of a connection that has ended may still be at, also with keys that it was given
-    /// for a while.
-    pub(crate) fn watch_aftermath(&self, conn: &Connection, granted: Vec<Grant>) {
-        let mut lent: Vec<Lent> = granted.into_iter().filter_map(Grant::end).collect();
-        let left = conn.lanes.iter().filter_map(|lane| lane.aftermath());
-        let left = left.map(|aftermath| {
-            let (peer, lent) = (Arc::clone(&conn.peer.name), std::mem::take(&mut lent));
-            GivenUp { peer, aftermath, lent }
-        });
-        self.given_up.lock().extend(left);
-        self.workers.hurry();
-    }
-
-    /// Forgets peers that have come to their end; says whether some have not.
-    pub(crate) fn watches_aftermath(&self) -> bool {
-        let mut given_up = self.given_up.lock();
-        given_up.retain(|left| !left.aftermath.is_over());
-        !given_up.is_empty()
-    }
-
-    /// Forgets them all: the endpoint is closed.
-    pub(crate) fn forget_aftermath(&self) {
-        self.given_up.lock().clear();
-    }
-
-    /// A peer that was given up and may be touching the region of this slot.
-    pub(crate) fn toucher_left(&self, slot: u32) -> Option<Arc<str>> {
-        let given_up = self.given_up.lock();
-        let toucher = given_up.iter().find(|left| left.touches(slot));
-        toucher.map(|left| Arc::clone(&left.peer))
     }
 
     pub(crate) fn offer_accept(&self, accepted: Accepted) {
@@ -359,7 +310,7 @@ mod tests {
         }
         let begun = Instant::now();
         // A worker sees to it: nobody calls anything.
-        while [&a, &b].iter().any(|ep| !ep.core().given_up.lock().is_empty()) {
+        while [&a, &b].iter().any(|ep| !ep.core().aftermaths.is_empty()) {
             assert!(begun.elapsed() < Duration::from_secs(20), "peers are watched for ever");
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -5,6 +5,7 @@
 //! it never happens from a completion or a message.
 
 pub(crate) mod acceptor;
+pub(crate) mod aftermath;
 pub(crate) mod asked;
 pub(crate) mod asking;
 pub(crate) mod connect;
@@ -26,6 +27,8 @@ pub(crate) mod places;
 pub(crate) mod plan;
 pub(crate) mod rails;
 pub(crate) mod regions;
+pub(crate) mod release;
+pub(crate) mod timers;
 pub(crate) mod transfer;
 pub(crate) mod wait;
 pub(crate) mod worker;

@@ -13,9 +13,10 @@ use uccl_fabric::{mem::Span, region::Rights};
 use uccl_wire::message::{self, MAX_NOTIF, Verdict};
 
 use super::{
+    aftermath::Lent,
     asking::Asks,
     connection::Connection,
-    grants::{Grant, Grants, source_of},
+    grants::{Grants, source_of},
     inbox::EAGER_WINDOW,
     numbered::Numbered,
     transfer::{Fence, Transfer},
@@ -36,12 +37,19 @@ struct Sent {
     eager: usize,
     grants: Grants,
     /// What a granted notification says.
-    _payload: Option<Vec<u8>>,
+    payload: Option<Arc<[u8]>>,
 }
 
 impl Sent {
     fn of(transfer: &Arc<Transfer>) -> Self {
-        Self { transfer: Arc::clone(transfer), eager: 0, grants: Grants::new(), _payload: None }
+        Self { transfer: Arc::clone(transfer), eager: 0, grants: Grants::new(), payload: None }
+    }
+
+    /// What the peer may be using of it.
+    fn lent(self) -> impl Iterator<Item = Lent> {
+        let Self { transfer, grants, payload, .. } = self;
+        let lent = grants.into_iter().filter_map(move |grant| grant.end(&transfer));
+        lent.map(move |lent| Lent { _payload: payload.clone(), ..lent })
     }
 }
 
@@ -58,14 +66,14 @@ pub(crate) struct Outbox {
 }
 
 impl Outbox {
-    /// Forgets everything, for a connection that ends; nothing can be added any more. Gives back the keys
-    /// that the peer may be using.
-    pub(crate) fn clear(&mut self) -> Vec<Grant> {
-        self.sends.clear();
-        self.notifs.clear();
+    /// Forgets everything, for a connection that ends; nothing can be added any more. Gives back what the peer
+    /// may be using.
+    pub(crate) fn clear(&mut self) -> Vec<Lent> {
         self.eager = 0;
         self.closed = true;
-        self.asks.clear()
+        let mut lent = self.asks.clear();
+        lent.extend(self.sends.drain().chain(self.notifs.drain()).flat_map(Sent::lent));
+        lent
     }
 
     /// Refuses what would only wait: on a connection that has ended, or whose peer takes nothing in.
@@ -159,13 +167,13 @@ impl Connection {
             self.send_message(&[&outbox.scratch, &payload]);
             return Ok(());
         }
-        let payload = payload.into_owned();
+        let payload: Arc<[u8]> = payload.into();
         let span = Span { addr: payload.as_ptr() as usize, len: payload.len() };
         let grant = self.grant_private(span)?;
         message::notif_rts(id, source_of(&grant.region, span), &mut outbox.scratch);
         // The grant goes before the payload that it is for.
         sent.grants.push(grant);
-        sent._payload = Some(payload);
+        sent.payload = Some(payload);
         outbox.notifs.push(sent);
         self.send_message(&[&outbox.scratch]);
         Ok(())

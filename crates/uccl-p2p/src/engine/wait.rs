@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smallvec::SmallVec;
 use uccl_fabric::lane::Lane;
 
-use super::{connection::Connection, deadline, park::Parker, transfer::Transfer};
+use super::{connection::Connection, deadline, park::Parker, timers, transfer::Transfer};
 use crate::{
     endpoint::Interrupt,
     error::{Error, Result},
@@ -45,7 +45,7 @@ pub(crate) fn wait(
     let mut looks = 0_u32;
     let mut quiet_since = None;
     let mut asked = None;
-    let fence_at = deadline::fence_at(transfer);
+    let fence_at = timers::fence_at(transfer);
     loop {
         looks = looks.wrapping_add(1);
         let rails = conn.rails_under_way();
@@ -109,7 +109,7 @@ fn sleep(
 
 /// How long to sleep at most.
 fn nap(transfer: &Transfer, until: Option<Instant>, now: Instant) -> Duration {
-    let fence_at = deadline::fence_at(transfer);
+    let fence_at = timers::fence_at(transfer);
     [until, fence_at]
         .into_iter()
         .flatten()

@@ -414,7 +414,7 @@ impl Worker {
         shard.unhurried.store(true, SeqCst);
         if core.transfers.pending.load(SeqCst) > 0
             || self.idle_looks < 5
-            || core.watches_aftermath()
+            || core.look_after_aftermaths()
         {
             shard.unhurried.store(false, SeqCst);
             timeout = Some(timeout.unwrap_or(HOUSEKEEPING).min(HOUSEKEEPING));
@@ -487,6 +487,7 @@ impl Worker {
             return;
         }
         self.looked = Instant::now();
+        core.look_after_aftermaths();
         if core.transfers.pending.load(SeqCst) == 0 {
             self.idle_looks = self.idle_looks.saturating_add(1);
             return;
