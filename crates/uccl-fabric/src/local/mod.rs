@@ -134,7 +134,7 @@ impl Aftermath for PeerLeft {
 
     fn is_over(&self) -> bool {
         if !self.bell.gone() {
-            self.bell.listen();
+            self.bell.look();
         }
         self.bell.gone()
     }
@@ -144,7 +144,8 @@ fn op_error(e: DirectError) -> OpError {
     match e {
         DirectError::Refused(e) => OpError::Remote(status_of(e)),
         DirectError::Length { .. } => OpError::Remote(Status::Protocol),
-        DirectError::Cma(CmaError::PeerGone) => OpError::LaneDown,
+        DirectError::Closed | DirectError::Cma(CmaError::PeerGone) => OpError::LaneDown,
+        DirectError::Stuck => OpError::Device(e.to_string().into()),
         _ => OpError::Remote(Status::Fault),
     }
 }
@@ -202,7 +203,7 @@ impl Lane for LocalLane {
         // SAFETY: the caller's promise.
         match unsafe { self.direct.copy(access_of(kind), &[local], std::slice::from_ref(remote)) } {
             Ok(_) => Some(Ok(())),
-            Err(DirectError::Device | DirectError::Unreachable) => None,
+            Err(DirectError::Device | DirectError::Unreachable | DirectError::Closed) => None,
             Err(e) => Some(Err(op_error(e))),
         }
     }
@@ -295,8 +296,9 @@ impl Lane for LocalLane {
 
     fn kill(&self) {
         self.jobs.kill();
+        // A thread that has just enqueued a copy may not have listed it yet; then it has claimed its hazards.
+        self.direct.close(|| self.gpu.finish());
         self.gpu.finish();
-        self.direct.close();
         self.stream.kill();
     }
 }
