@@ -8,6 +8,9 @@ mod pipe;
 mod route;
 mod setup;
 mod sharing;
+mod split;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 
@@ -19,6 +22,7 @@ use self::{
     job::{Chunk, End},
     jobs::Jobs,
     sharing::Sharing,
+    split::Splits,
 };
 pub use self::{
     pipe::{ShmPipe, ShmRx, ShmTx},
@@ -46,6 +50,8 @@ const AT_ONCE: u64 = 4 << 20;
 const JOB: u64 = 1 << 63;
 /// Names of copies by GPUs.
 const GPU: u64 = 1 << 62;
+/// Names of operations in several parts.
+const SPLIT: u64 = JOB | GPU;
 
 /// A lane to a process of the same host.
 pub struct LocalLane {
@@ -56,6 +62,7 @@ pub struct LocalLane {
     peer_hazards: Hazards,
     cma: bool,
     jobs: Jobs,
+    splits: Arc<Splits>,
     sharing: Arc<Sharing>,
     gpu: GpuJobs,
     bouncers: Bouncers,
@@ -234,14 +241,13 @@ impl Lane for LocalLane {
     }
 
     fn cancel(&self, name: OpName) {
-        if name.0 & GPU != 0 {
+        match name.0 & SPLIT {
+            SPLIT => self.splits.parts_of(name).into_iter().for_each(|part| self.cancel(part)),
+            JOB => self.jobs.cancel(name),
             // What a GPU has been told to copy it copies; its end comes by itself.
-            return;
+            GPU => {}
+            _ => self.stream.cancel(name),
         }
-        if name.0 & JOB == 0 {
-            return self.stream.cancel(name);
-        }
-        self.jobs.cancel(name);
     }
 
     fn load(&self) -> u64 {

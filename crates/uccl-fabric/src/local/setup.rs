@@ -145,6 +145,7 @@ fn build(
         peer_hazards,
         cma,
         jobs: Jobs::default(),
+        splits: Arc::default(),
         sharing: Arc::default(),
         gpu: GpuJobs::default(),
         bouncers: Bouncers::default(),
