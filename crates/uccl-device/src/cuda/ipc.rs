@@ -327,6 +327,14 @@ impl Mapping {
         self.address
     }
 
+    /// Lets another GPU reach it. What was opened by a handle is opened anew for each GPU.
+    ///
+    /// # Errors
+    /// [`GpuError::Driver`] if that GPU cannot reach it.
+    pub fn allow_peer(&self, peer: &'static Context) -> Result<(), GpuError> {
+        self.range.as_ref().map_or(Ok(()), |range| range.allow_peer(peer))
+    }
+
     /// Its bytes, as this process's driver knows them.
     pub fn len_bytes(&self) -> usize {
         self.len_bytes

@@ -8,6 +8,9 @@ mod pipe;
 mod route;
 mod setup;
 mod sharing;
+mod split;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 
@@ -19,6 +22,7 @@ use self::{
     job::{Chunk, End},
     jobs::Jobs,
     sharing::Sharing,
+    split::Splits,
 };
 pub use self::{
     pipe::{ShmPipe, ShmRx, ShmTx},
@@ -46,6 +50,8 @@ const AT_ONCE: u64 = 4 << 20;
 const JOB: u64 = 1 << 63;
 /// Names of copies by GPUs.
 const GPU: u64 = 1 << 62;
+/// Names of operations in several parts.
+const SPLIT: u64 = JOB | GPU;
 
 /// A lane to a process of the same host.
 pub struct LocalLane {
@@ -56,6 +62,7 @@ pub struct LocalLane {
     peer_hazards: Hazards,
     cma: bool,
     jobs: Jobs,
+    splits: Arc<Splits>,
     sharing: Arc<Sharing>,
     gpu: GpuJobs,
     bouncers: Bouncers,
@@ -134,7 +141,7 @@ impl Aftermath for PeerLeft {
 
     fn is_over(&self) -> bool {
         if !self.bell.gone() {
-            self.bell.listen();
+            self.bell.look();
         }
         self.bell.gone()
     }
@@ -144,7 +151,8 @@ fn op_error(e: DirectError) -> OpError {
     match e {
         DirectError::Refused(e) => OpError::Remote(status_of(e)),
         DirectError::Length { .. } => OpError::Remote(Status::Protocol),
-        DirectError::Cma(CmaError::PeerGone) => OpError::LaneDown,
+        DirectError::Closed | DirectError::Cma(CmaError::PeerGone) => OpError::LaneDown,
+        DirectError::Stuck => OpError::Device(e.to_string().into()),
         _ => OpError::Remote(Status::Fault),
     }
 }
@@ -202,7 +210,7 @@ impl Lane for LocalLane {
         // SAFETY: the caller's promise.
         match unsafe { self.direct.copy(access_of(kind), &[local], std::slice::from_ref(remote)) } {
             Ok(_) => Some(Ok(())),
-            Err(DirectError::Device | DirectError::Unreachable) => None,
+            Err(DirectError::Device | DirectError::Unreachable | DirectError::Closed) => None,
             Err(e) => Some(Err(op_error(e))),
         }
     }
@@ -233,14 +241,13 @@ impl Lane for LocalLane {
     }
 
     fn cancel(&self, name: OpName) {
-        if name.0 & GPU != 0 {
+        match name.0 & SPLIT {
+            SPLIT => self.splits.parts_of(name).into_iter().for_each(|part| self.cancel(part)),
+            JOB => self.jobs.cancel(name),
             // What a GPU has been told to copy it copies; its end comes by itself.
-            return;
+            GPU => {}
+            _ => self.stream.cancel(name),
         }
-        if name.0 & JOB == 0 {
-            return self.stream.cancel(name);
-        }
-        self.jobs.cancel(name);
     }
 
     fn load(&self) -> u64 {
@@ -295,8 +302,9 @@ impl Lane for LocalLane {
 
     fn kill(&self) {
         self.jobs.kill();
+        // A thread that has just enqueued a copy may not have listed it yet; then it has claimed its hazards.
+        self.direct.close(|| self.gpu.finish());
         self.gpu.finish();
-        self.direct.close();
         self.stream.kill();
     }
 }
