@@ -428,7 +428,7 @@ impl Endpoint {
             if until.is_some_and(|until| until <= now) {
                 return Ok(taken);
             }
-            if now - started < self.core().spin {
+            if now - started < self.config().spin {
                 if now - started >= wait::YIELD_AFTER {
                     std::thread::yield_now();
                 }

@@ -20,7 +20,6 @@ use uccl_fabric::{
 use super::{
     connection::Connection,
     grants::{Grant, Lent},
-    places,
     rails::Devices,
     regions::{Mr, Mrs},
     transfer::Transfers,
@@ -69,8 +68,6 @@ pub(crate) struct Counters {
 /// What one endpoint is made of, but for its threads.
 pub(crate) struct Core {
     pub(crate) config: Config,
-    /// How long a thread spins for more work before it sleeps.
-    pub(crate) spin: Duration,
     /// Random; a restarted endpoint has another.
     pub(crate) instance: u64,
     pub(crate) mrs: Mrs,
@@ -123,7 +120,6 @@ impl Core {
         Ok(Self {
             mrs: Mrs::new(config.ipc)?,
             rails: OnceLock::new(),
-            spin: places::spin(&config),
             config,
             instance,
             transfers: Transfers::new(),

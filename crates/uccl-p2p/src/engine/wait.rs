@@ -40,7 +40,7 @@ pub(crate) fn wait(
         return Ok(true);
     }
     let conn = &transfer.conn;
-    let spin = conn.core.spin;
+    let spin = conn.core.config.spin;
     let mut claim = conn.claim();
     let mut looks = 0_u32;
     let mut quiet_since = None;

@@ -19,8 +19,9 @@ use std::{
 
 use parking_lot::Mutex;
 use rustix::event::{
-    Timespec,
+    PollFd, PollFlags, Timespec,
     epoll::{self, CreateFlags, Event, EventData, EventFlags},
+    poll,
 };
 use uccl_device::CpuList;
 
@@ -307,8 +308,10 @@ fn spawn(core: &Arc<Core>, index: usize, acceptor: Option<Acceptor>) -> Result<(
         .spawn(move || {
             let core = for_thread;
             core.workers.settle();
+            places::be_prompt();
             let mut worker = Worker {
                 shard: index,
+                spin: places::spin_of_workers(&core.config),
                 hot: Vec::new(),
                 helping: VecDeque::new(),
                 acceptor,
@@ -345,6 +348,8 @@ fn message_of(panic: &(dyn std::any::Any + Send)) -> String {
 /// One thread.
 struct Worker {
     shard: usize,
+    /// How long it spins for more work before it sleeps.
+    spin: Duration,
     /// Lanes that are not armed: they have just had something to do, or callers hold them.
     hot: Vec<Arc<Attached>>,
     /// Lanes in whose work it takes part.
@@ -376,7 +381,6 @@ impl Worker {
     /// Progresses hot lanes, and helps with others, until they have been quiet for a while. What was woken for nothing
     /// sleeps again at once.
     fn spin(&mut self, core: &Arc<Core>) {
-        let spin = core.spin;
         let mut now = Instant::now();
         let mut glanced = now;
         let mut moved_at = None;
@@ -397,7 +401,7 @@ impl Worker {
             now = Instant::now();
             if moved {
                 moved_at = Some(now);
-            } else if moved_at.is_none_or(|moved_at| now - moved_at >= spin) {
+            } else if moved_at.is_none_or(|moved_at| now - moved_at >= self.spin) {
                 return;
             } else {
                 std::hint::spin_loop();
@@ -457,13 +461,8 @@ impl Worker {
 
     fn wait(&mut self, core: &Arc<Core>, timeout: Option<Duration>) {
         let shard = self.shard(core);
-        let timeout = timeout.map(|t| Timespec { tv_sec: 0, tv_nsec: t.as_nanos() as _ });
         self.events.clear();
-        let waited = epoll::wait(
-            &shard.epoll,
-            rustix::buffer::spare_capacity(&mut self.events),
-            timeout.as_ref(),
-        );
+        let waited = wait_on(&shard.epoll, &mut self.events, timeout);
         if let Err(e) = waited
             && e != rustix::io::Errno::INTR
         {
@@ -531,6 +530,24 @@ impl Worker {
         core.enforce_deadlines();
         core.open_conns().iter().for_each(|conn| conn.check_liveness());
     }
+}
+
+/// Waits for events. The kernel counts an epoll's time in milliseconds: what is shorter is left to `poll`.
+fn wait_on(
+    epoll: &OwnedFd,
+    events: &mut Vec<Event>,
+    mut timeout: Option<Duration>,
+) -> rustix::io::Result<()> {
+    let timespec = |t: Duration| Timespec { tv_sec: 0, tv_nsec: t.as_nanos() as _ };
+    if let Some(short) = timeout.filter(|t| !t.is_zero() && *t < Duration::from_millis(1)) {
+        let mut fds = [PollFd::new(epoll, PollFlags::IN)];
+        if poll(&mut fds, Some(&timespec(short)))? == 0 {
+            return Ok(());
+        }
+        timeout = Some(Duration::ZERO);
+    }
+    let events = rustix::buffer::spare_capacity(events);
+    epoll::wait(epoll, events, timeout.map(timespec).as_ref()).map(drop)
 }
 
 /// Arms a lane; false when it has something to do right now.
