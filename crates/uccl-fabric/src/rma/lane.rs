@@ -446,9 +446,12 @@ impl Lane for RmaLane {
     }
 
     fn touched_by_peer(&self, slot: u32) -> bool {
+        // In this order: what is requested from now on goes by another registration.
+        let ours = self.rails.of_slot(slot).inspect(|pinned| pinned.retire());
         self.with(|state| {
+            let at_work = ours.is_some_and(|pinned| state.is_at_work_with(&pinned));
             let State { lent, notes, copies, .. } = state;
-            lent.revoke(slot, notes) | copies.may_touch(slot)
+            lent.revoke(slot, notes) | copies.may_touch(slot) | at_work
         })
     }
 

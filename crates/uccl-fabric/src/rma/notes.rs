@@ -14,11 +14,11 @@ use uccl_wire::{
 use super::{
     lane::{RmaLane, Role},
     path::Path,
+    pinned::Pinned,
     rail::RailError,
-    rails::Pinned,
     state::State,
 };
-use crate::region::Described;
+use crate::region::{Described, Rights};
 
 /// Notes that may wait to be taken to the peer. Only a peer that asks without listening has more.
 const MAX_NOTES: usize = 1 << 18;
@@ -277,7 +277,8 @@ impl RmaLane {
         let Described { span, rights, kind, region: root } =
             self.regions.describe(region.slot, region.key)?;
         let pinned = self.rails.of_slot(root);
-        let paths = self.keys_of(state, pinned.as_deref(), span.addr);
+        let paths =
+            pinned.map_or_else(Vec::new, |pinned| self.keys_of(state, &pinned, span.addr, rights));
         let staged = paths.is_empty() && self.has_landing_for(state, kind);
         if root == region.slot && (staged || !paths.is_empty()) {
             state.lent.by_slot.insert(region.slot, (region.key, false));
@@ -286,16 +287,17 @@ impl RmaLane {
         Ok(Grant { addr, len, read: rights.read, write: rights.write, staged, paths })
     }
 
-    /// How the peer names memory from this address on, on each path that takes it.
+    /// How a peer that may do so much names memory from this address on, on each path that takes it.
     pub(super) fn keys_of(
         &self,
         state: &mut State,
-        pinned: Option<&Pinned>,
+        pinned: &Pinned,
         addr: usize,
+        rights: Rights,
     ) -> Vec<PathKey> {
         let key_of = |path: &mut Path| {
-            let (id, pinned) = (path.id, pinned?);
-            let registration = pinned.with(path.ours)?;
+            let id = path.id;
+            let registration = pinned.for_peer(self.rails.all(), path.ours, rights)?;
             let channel = path.channel_of(id)?;
             let exported: Result<_, RailError> = channel.export(registration);
             let key = exported.inspect_err(|e| tracing::warn!("no key for a peer: {e}")).ok()?;

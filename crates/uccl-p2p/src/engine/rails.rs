@@ -40,7 +40,8 @@ impl Core {
         });
         if opened {
             // Regions that are added from now on find the devices by themselves.
-            self.mrs.each(|mr| devices.rails.add(mr.region.slot, mr.span, mr.kind));
+            self.mrs
+                .each(|mr| devices.rails.add(mr.region.slot, mr.span, mr.kind, mr.region.rights));
         }
         devices
     }
