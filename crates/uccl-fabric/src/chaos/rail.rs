@@ -118,6 +118,8 @@ struct Plug {
     is_stuck: bool,
     /// It does not let go of memory.
     is_holding: bool,
+    /// Its channels do not end.
+    is_slow_to_end: bool,
 }
 
 struct Memory {
@@ -199,6 +201,11 @@ impl ChaosRail {
     /// Undoes [`Self::stick`].
     pub fn unstick(&self) {
         self.plug.lock().is_stuck = false;
+    }
+
+    /// Whether the drop of a channel of its waits, until this is called again.
+    pub fn hold_ends(&self, holds: bool) {
+        self.plug.lock().is_slow_to_end = holds;
     }
 
     /// Whether it keeps memory whose registration ends, and says so.
@@ -460,6 +467,9 @@ impl Channel for ChaosChannel {
 
 impl Drop for ChaosChannel {
     fn drop(&mut self) {
+        while self.plug.lock().is_slow_to_end {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let mut network = self.network.0.lock();
         let Some(end) = network.ends.remove(&self.id) else { return };
         let ghost = |one: UnderWay| {

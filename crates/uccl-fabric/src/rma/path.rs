@@ -69,6 +69,8 @@ pub(super) struct Path {
     orphans: Vec<Part>,
     /// The peer's end has gone, before ours has.
     pub(super) peer_gone: bool,
+    /// Why the peer is to be told that there is no end of ours, once it has gone.
+    pub(super) refusal: Option<String>,
     /// Looks since something ended last; and since when nothing has, as far as anybody has read a clock.
     quiet_looks: u32,
     quiet_since: Option<Instant>,
@@ -118,6 +120,7 @@ impl Path {
             batch: Vec::new(),
             orphans: Vec::new(),
             peer_gone: false,
+            refusal: None,
             quiet_looks: 0,
             quiet_since: None,
             ended: Vec::new(),

@@ -323,6 +323,11 @@ impl State {
         self.queue.extend(parked);
     }
 
+    /// Whether no path that works has room for anything.
+    pub(super) fn is_full(&self) -> bool {
+        !self.paths.iter().any(|path| path.is_up() && path.room_for(1).is_some())
+    }
+
     /// Whether one of our devices has something to do with memory of ours by this registration.
     pub(super) fn is_at_work_with(&self, pinned: &Pinned) -> bool {
         self.paths.iter().any(|path| path.is_at_work_with(pinned.number))

@@ -1,21 +1,28 @@
 //! Two lanes over rails within this process, whose notes are carried by hand.
 
 mod keys;
+mod peers;
 
-use std::sync::Arc;
+use std::{
+    sync::{Arc, OnceLock},
+    time::{Duration, Instant},
+};
 
 use parking_lot::Mutex;
 use smallvec::smallvec;
 use uccl_device::MemoryKind;
 use uccl_wire::rails::{Note, RegionId};
 
-use super::{Rails, RmaLane, Role, rail::Rail};
+use super::{Rails, RmaLane, Role};
 use crate::{
     chaos::{ChaosRail, RailFaults, RailNetwork},
-    lane::{Completion, Lane, MessageSink, OpKind, OpResult, Operation, Posted},
+    lane::{Completion, Lane, MessageSink, OpKind, OpName, OpResult, Operation, Posted},
     mem::{RemoteSpan, Span},
     region::{Region, RegionTable, Rights},
 };
+
+/// What must be so has been so long before.
+pub(super) const FAR: Duration = Duration::from_secs(20);
 
 struct Nobody;
 
@@ -27,17 +34,24 @@ impl MessageSink for Nobody {
 
 /// How an operation ended, once it has.
 #[derive(Default)]
-pub(super) struct Told(Mutex<Option<OpResult>>);
+pub(super) struct Told {
+    result: Mutex<Option<OpResult>>,
+    name: OnceLock<OpName>,
+}
 
 impl Completion for Told {
     fn complete(self: Arc<Self>, result: OpResult) {
-        *self.0.lock() = Some(result);
+        *self.result.lock() = Some(result);
     }
 }
 
 impl Told {
     pub(super) fn result(&self) -> Option<OpResult> {
-        self.0.lock().clone()
+        self.result.lock().clone()
+    }
+
+    pub(super) fn name(&self) -> OpName {
+        *self.name.get().expect("it was posted")
     }
 }
 
@@ -46,15 +60,21 @@ pub(super) struct End {
     pub(super) lane: RmaLane,
     pub(super) rails: Arc<Rails>,
     pub(super) regions: Arc<RegionTable>,
-    pub(super) rail: Arc<ChaosRail>,
+    pub(super) devices: Vec<Arc<ChaosRail>>,
 }
 
 impl End {
-    fn new(role: Role, rail: Arc<ChaosRail>) -> Self {
+    pub(super) fn new(role: Role, devices: Vec<Arc<ChaosRail>>) -> Self {
         let regions = Arc::new(RegionTable::new().expect("a table"));
-        let rails = Arc::new(Rails::new(vec![Arc::clone(&rail) as Arc<dyn Rail>]));
+        let rails =
+            Arc::new(Rails::new(devices.iter().map(|rail| Arc::clone(rail) as _).collect()));
         let lane = RmaLane::new(role, Arc::clone(&rails), Arc::clone(&regions), None);
-        Self { lane: lane.expect("a lane"), rails, regions, rail }
+        Self { lane: lane.expect("a lane"), rails, regions, devices }
+    }
+
+    /// Its only device, or the first.
+    pub(super) fn rail(&self) -> &ChaosRail {
+        &self.devices[0]
     }
 
     /// Registers memory with the table and the devices.
@@ -83,7 +103,10 @@ impl End {
         let op = Operation { kind, local, memory: MemoryKind::Host, remote, done };
         // SAFETY: the tests keep the memory until the operation has ended or the lanes are gone.
         match unsafe { self.lane.post(op) }.expect("it lives") {
-            Posted::Pending(_) => told,
+            Posted::Pending(name) => {
+                told.name.set(name).expect("it has one name");
+                told
+            }
             Posted::Done(result) => panic!("it ended at once: {result:?}"),
         }
     }
@@ -98,34 +121,61 @@ pub(super) struct Ends {
 
 impl Ends {
     pub(super) fn joined() -> Self {
+        Self::over(1)
+    }
+
+    /// Over so many pairs of rails.
+    pub(super) fn over(pairs: usize) -> Self {
         let network = RailNetwork::default();
-        let rail = |name, seed| network.rail(name, seed, RailFaults::default());
-        let (a, b) =
-            (End::new(Role::Connector, rail("a", 1)), End::new(Role::Acceptor, rail("b", 2)));
+        let rails = |seed: u64| {
+            (0..pairs as u64)
+                .map(|n| network.rail(&format!("rail{n}"), seed << 8 | n, RailFaults::default()))
+                .collect()
+        };
+        let (a, b) = (End::new(Role::Connector, rails(1)), End::new(Role::Acceptor, rails(2)));
         let ends = Self { a, b, network };
-        ends.until("the path is up", || ends.a.lane.paths_up() + ends.b.lane.paths_up() == 2);
+        ends.until("the paths are up", || ends.are_up(pairs));
         ends
+    }
+
+    /// Whether both ends have so many paths that work.
+    pub(super) fn are_up(&self, paths: usize) -> bool {
+        [&self.a, &self.b].iter().all(|end| end.lane.paths_up() == paths)
     }
 
     /// Brings each end what the other has to say, and lets both go on.
     pub(super) fn turn(&self) {
+        self.turn_without(|_| false);
+    }
+
+    /// The same, where some notes get lost.
+    pub(super) fn turn_without(&self, is_lost: impl Fn(&Note) -> bool) {
         for (from, to) in [(&self.a, &self.b), (&self.b, &self.a)] {
             from.progress();
             while let Some(note) = from.lane.take_note() {
-                to.hear(&note).expect("an honest peer");
+                if !is_lost(&note) {
+                    to.hear(&note).expect("an honest peer");
+                }
             }
         }
     }
 
-    pub(super) fn until(&self, what: &str, mut is_so: impl FnMut() -> bool) {
-        for _ in 0..100_000 {
-            if is_so() {
-                return;
-            }
-            self.turn();
+    pub(super) fn until(&self, what: &str, is_so: impl FnMut() -> bool) {
+        self.until_without(|_| false, what, is_so);
+    }
+
+    pub(super) fn until_without(
+        &self,
+        is_lost: impl Fn(&Note) -> bool,
+        what: &str,
+        mut is_so: impl FnMut() -> bool,
+    ) {
+        let began = Instant::now();
+        while !is_so() {
+            assert!(began.elapsed() < FAR, "not so: {what}");
+            self.turn_without(&is_lost);
             std::thread::yield_now();
         }
-        panic!("not so: {what}");
     }
 }
 

@@ -5,7 +5,7 @@ use uccl_wire::rails::{Grant, Note};
 use super::*;
 use crate::{
     lane::OpKind::{Read, Write},
-    rma::rail::{Channel, Ended, Request, RequestError},
+    rma::rail::{Channel, Ended, Rail as _, Request, RequestError},
 };
 
 /// What one end tells a peer that asks about a region.
@@ -108,12 +108,12 @@ fn a_device_that_does_not_let_go_is_told_of_and_may_be_asked_again() {
     let region = ends.b.register(&bytes);
     let mut hostile = Hostile::new(&ends.network);
     let grant = granted(&ends.b, &region);
-    ends.b.rail.hold_memory(true);
+    ends.b.rail().hold_memory(true);
     for _ in 0..2 {
         ends.b.rails.remove(region.slot).expect_err("it does not let go");
     }
     assert_eq!(hostile.tries(Read, &grant), Ok(()), "as was said");
-    ends.b.rail.hold_memory(false);
+    ends.b.rail().hold_memory(false);
     ends.b.rails.remove(region.slot).expect("it lets go");
     assert_eq!(hostile.tries(Read, &grant), Err(RequestError::Access));
     ends.b.rails.remove(region.slot).expect("there is nothing left to do");
@@ -132,12 +132,12 @@ fn a_region_is_touched_while_our_own_device_works_by_its_registration() {
     let first = ends.a.post(Read, local, remote);
     ends.until("the first read has ended", || first.result().is_some());
 
-    ends.a.rail.stick();
+    ends.a.rail().stick();
     let second = ends.a.post(Read, local, remote);
     assert!(ends.a.lane.touched_by_peer(inner.slot), "the device may write there");
     // What comes later has nothing to do with it, though it is for the same bytes.
     let third = ends.a.post(Read, local, remote);
-    ends.a.rail.unstick();
+    ends.a.rail().unstick();
     ends.until("the second read has ended", || second.result().is_some());
     ends.until("nothing is touched", || !ends.a.lane.touched_by_peer(inner.slot));
     ends.a.rails.remove(inner.slot).expect("the device lets go");
@@ -161,7 +161,7 @@ fn a_region_is_not_released_while_something_is_on_its_way_there() {
     let first = ends.a.post(Write, local, remote);
     ends.until("the first write has ended", || first.result().is_some());
 
-    ends.a.rail.stick();
+    ends.a.rail().stick();
     let second = ends.a.post(Write, local, remote);
     assert!(ends.b.lane.touched_by_peer(region.slot));
     for _ in 0..20 {
@@ -170,9 +170,9 @@ fn a_region_is_not_released_while_something_is_on_its_way_there() {
     assert!(ends.b.lane.touched_by_peer(region.slot), "a write is on its way");
     assert!(second.result().is_none());
     // Nor while it may still land, as the other end of a channel that is lost is there.
-    ends.a.rail.cut();
+    ends.a.rail().cut();
     ends.a.progress();
     assert!(ends.b.lane.touched_by_peer(region.slot), "a write may land");
-    ends.a.rail.unstick();
+    ends.a.rail().unstick();
     ends.until("both ends are gone", || !ends.b.lane.touched_by_peer(region.slot));
 }
