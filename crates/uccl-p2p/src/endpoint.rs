@@ -285,8 +285,7 @@ impl Endpoint {
             std::thread::yield_now();
         }
         drop(revoked);
-        core.let_go_of_memory(&mr);
-        Ok(())
+        core.let_go_of_memory(&mr)
     }
 
     /// Where a region starts and how long it is.

@@ -10,6 +10,7 @@ use super::{
     devices::{Device, Opened, Port, is_active, iwarp_address},
     ffi::{Cm, Verbs, abi::DeviceAttr},
     gid,
+    mr::Reach,
     pd::Pd,
     qp::Path,
     registration::VerbsRegistration,
@@ -17,6 +18,7 @@ use super::{
 };
 use crate::{
     mem::Span,
+    region::Rights,
     rma::rail::{Channel, Limits, Rail, RailError, RailInfo, Registration},
 };
 
@@ -236,15 +238,20 @@ impl Rail for VerbsRail {
         !self.context().is_gone() && self.context().query_port(self.shape.path.port).is_ok_and(up)
     }
 
-    fn register(&self, span: Span, kind: MemoryKind) -> Result<Box<dyn Registration>, RailError> {
+    fn register(
+        &self,
+        span: Span,
+        kind: MemoryKind,
+        rights: Rights,
+    ) -> Result<Box<dyn Registration>, RailError> {
         if span.len as u64 > self.max_region {
             return Err(RailError::Provider {
                 what: format!("registering {} bytes with {}", span.len, self.info.name),
                 why: format!("the device takes at most {} bytes at a time", self.max_region),
             });
         }
-        let made = VerbsRegistration::new(&self.pd, span, kind, self.relaxed_ordering)?;
-        Ok(Box::new(made))
+        let reach = Reach { rights, relaxed: self.relaxed_ordering };
+        Ok(Box::new(VerbsRegistration::new(&self.pd, span, kind, reach)?))
     }
 
     fn open(&self) -> Result<Box<dyn Channel>, RailError> {

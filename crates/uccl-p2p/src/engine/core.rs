@@ -237,17 +237,23 @@ impl Core {
     pub(crate) fn add_region(&self, span: Span) -> Result<Arc<Mr>> {
         let mr = self.mrs.insert(span, |memory| self.for_each_lane(|lane| lane.offer(memory)))?;
         if let Some(Devices { rails, .. }) = self.rails.get() {
-            rails.add(mr.region.slot, mr.span, mr.kind);
+            rails.add(mr.region.slot, mr.span, mr.kind, mr.region.rights);
         }
         Ok(mr)
     }
 
     /// A region has ended: peers forget its memory, unless others lie in it.
-    pub(crate) fn let_go_of_memory(&self, mr: &Mr) {
+    pub(crate) fn let_go_of_memory(&self, mr: &Mr) -> Result<()> {
         if let Some(Devices { rails, .. }) = self.rails.get() {
-            rails.remove(mr.region.slot);
+            rails.remove(mr.region.slot).map_err(|e| {
+                Error::Invalid(format!(
+                    "a device did not let go of {}, and may still reach it: {e}",
+                    mr.id
+                ))
+            })?;
         }
         self.mrs.let_go(mr, |memory| self.for_each_lane(|lane| lane.retract(memory.id())));
+        Ok(())
     }
 
     fn for_each_lane(&self, each: impl Fn(&dyn Lane)) {

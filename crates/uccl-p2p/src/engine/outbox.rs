@@ -29,7 +29,7 @@ const EAGER_MAX: usize = 32 << 10;
 const EAGER_IOVS: usize = 1024;
 
 /// Bytes of messages that may wait for room on a lane before sends and notifications are refused.
-const MAX_QUEUED: usize = 32 << 20;
+pub(super) const MAX_QUEUED: usize = 32 << 20;
 
 /// Something that the peer has not answered.
 struct Sent {

@@ -501,7 +501,9 @@ impl Channel for VerbsChannel {
         unsafe { self.ring() }?;
         if self.unreliable.is_some() {
             let mut ended = std::mem::take(&mut self.untold);
-            let result = self.turn(false, &mut ended);
+            // First what has come: by the clock alone a peer is silent who answered long ago.
+            self.reap(&mut ended);
+            let result = self.fault.clone().map_or_else(|| self.turn(false, &mut ended), Err);
             self.untold = ended;
             result?;
         }
