@@ -29,6 +29,7 @@ mod memory;
 mod module;
 mod pointer;
 mod raw;
+mod reaper;
 mod signal;
 mod stream;
 mod uuid;
@@ -46,6 +47,7 @@ pub use ipc::{Exported, Exporter, FdExport, Importer, IpcHandle, LegacyExport, M
 pub use memory::{DeviceBuffer, HostRegistration, ManagedBuffer, PinnedBuffer, PoolBuffer};
 pub use module::{Function, Grid, Module};
 pub use pointer::{Allocation, Pointer, classify};
+pub use reaper::wait_until_given_back;
 pub use signal::Signal;
 pub use stream::{Priority, Stream};
 pub use uuid::{GpuUuid, ParseGpuUuidError};

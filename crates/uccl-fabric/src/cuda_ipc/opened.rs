@@ -122,7 +122,7 @@ impl OpenedGpu {
 /// The peer's shared host memory, locked so that GPUs reach it.
 #[derive(Debug)]
 pub struct LockedHost {
-    // Before the mapping that it is of.
+    // It keeps the mapping until the driver has let go.
     _registration: HostRegistration,
     segment: Arc<Segment>,
 }
@@ -133,9 +133,9 @@ impl LockedHost {
     /// # Errors
     /// As [`HostRegistration::new`].
     pub(crate) fn new(context: &'static Context, segment: Arc<Segment>) -> Result<Self, GpuError> {
-        // SAFETY: the mapping lives as long as this, and goes after the registration.
-        let registration =
-            unsafe { HostRegistration::new(context, segment.as_ptr() as u64, segment.len())? };
+        let (start, len, mapped) = (segment.as_ptr() as u64, segment.len(), Arc::clone(&segment));
+        // SAFETY: mapped for as long as the segment lives, which the registration keeps.
+        let registration = unsafe { HostRegistration::new(context, start, len, mapped)? };
         Ok(Self { _registration: registration, segment })
     }
 
