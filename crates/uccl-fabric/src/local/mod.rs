@@ -174,6 +174,7 @@ impl Aftermath for PeerLeft {
     fn is_over(&self) -> bool {
         if !self.bell.gone() {
             self.bell.listen();
+            self.bell.look();
         }
         self.bell.gone()
     }
@@ -334,7 +335,7 @@ impl Lane for LocalLane {
     }
 
     fn interest(&self) -> Interest<'_> {
-        self.stream.interest()
+        Interest { end: self.bell.peers_end(), ..self.stream.interest() }
     }
 
     fn bye(&self) {

@@ -342,7 +342,7 @@ impl<P: Pipe> Lane for StreamLane<P> {
 
     fn interest(&self) -> Interest<'_> {
         let write = self.pipe.room_is_writable() && self.unsent.load(SeqCst);
-        Interest { fd: self.pipe.fd(), write }
+        Interest { fd: self.pipe.fd(), write, end: None }
     }
 
     fn bye(&self) {
