@@ -1,6 +1,6 @@
 //! A port of an RDMA device as a rail.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::AtomicBool};
 
 use uccl_device::{MemoryKind, RdmaGid};
 
@@ -29,6 +29,8 @@ pub struct VerbsRail {
     shape: Shape,
     max_region: u64,
     relaxed_ordering: bool,
+    /// The network does not keep messages in order, as was seen: channels do without unreliable queue pairs.
+    is_disordered: Arc<AtomicBool>,
 }
 
 /// Opens the devices that the settings name, or all that have an active port.
@@ -178,7 +180,14 @@ impl VerbsRail {
         let iwarp = iwarp.map(|(place, _)| place);
         let shape = Shape { path, limits, queue_pairs, depth, writes_over_uc, iwarp };
         let (pd, max_region) = (Arc::clone(pd), attr.max_mr_size);
-        Ok(Self { info, pd, shape, max_region, relaxed_ordering: settings.relaxed_ordering })
+        Ok(Self {
+            info,
+            pd,
+            shape,
+            max_region,
+            relaxed_ordering: settings.relaxed_ordering,
+            is_disordered: Arc::default(),
+        })
     }
 
     fn context(&self) -> &Arc<Context> {
@@ -257,7 +266,7 @@ impl Rail for VerbsRail {
     fn open(&self) -> Result<Box<dyn Channel>, RailError> {
         self.context().take_events();
         self.context().check_gone()?;
-        Ok(Box::new(VerbsChannel::new(&self.pd, &self.shape)?))
+        Ok(Box::new(VerbsChannel::new(&self.pd, &self.shape, &self.is_disordered)?))
     }
 }
 

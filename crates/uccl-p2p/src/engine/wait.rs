@@ -139,6 +139,8 @@ fn sleep_on(conn: &Connection, parker: &Parker, nap: Duration) -> Result<()> {
             PollFd::from_borrowed_fd(interest.fd, PollFlags::IN | write)
         })
         .collect();
+    let ends = interests.iter().filter_map(|interest| interest.end);
+    fds.extend(ends.map(|end| PollFd::from_borrowed_fd(end, PollFlags::IN)));
     fds.push(PollFd::from_borrowed_fd(parker.fd(), PollFlags::IN));
     match poll(&mut fds, Some(&timeout)) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),

@@ -190,6 +190,10 @@ impl Workers {
                 EventFlags::ONESHOT,
             )
             .map_err(|e| Error::os("watching a lane", e))?;
+            if let Some(end) = conn.lanes[lane].interest().end {
+                epoll::add(&home.epoll, end, EventData::new_u64(token), EventFlags::IN)
+                    .map_err(|e| Error::os("watching a lane's peer", e))?;
+            }
             conn.attached.lock().push(Arc::clone(&attached));
             home.kick(Kick::Lane(attached));
         }
@@ -206,9 +210,11 @@ impl Workers {
         for attached in lanes {
             let shard = &self.shards[attached.shard];
             shard.lanes.lock().remove(&attached.token);
-            let lane = &attached.conn.lanes[attached.lane];
+            let interest = attached.conn.lanes[attached.lane].interest();
             // A descriptor that is not watched is what was wanted.
-            let _ = epoll::delete(&shard.epoll, lane.interest().fd);
+            for fd in [Some(interest.fd), interest.end].into_iter().flatten() {
+                let _ = epoll::delete(&shard.epoll, fd);
+            }
         }
     }
 
