@@ -74,7 +74,7 @@ impl Endpoint {
             Op::Write => OpKind::Write,
             Op::Recv | Op::Send => return Ok(None),
         };
-        let core = self.core();
+        let core = self.here()?;
         core.usable()?;
         let conn = core.conn(request.conn)?;
         let lease = core.mrs.look_up(iov.mr, |mr| mr.lease())?;

@@ -11,6 +11,7 @@ use uccl_fabric::{lane::Aftermath, region::Revoked};
 use super::{
     connection::Connection,
     core::Core,
+    payload::Payload,
     regions::Ending,
     timers,
     transfer::{Hold, Transfer},
@@ -26,7 +27,7 @@ pub(crate) struct Lent {
     /// The transfer that does not end before, as the peer writes to its memory.
     pub(crate) hold: Option<Hold>,
     /// The memory, where it is nobody else's.
-    pub(crate) _payload: Option<Arc<[u8]>>,
+    pub(crate) _payload: Option<Payload>,
 }
 
 /// A peer whose lanes are dead here.

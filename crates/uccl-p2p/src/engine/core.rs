@@ -6,12 +6,13 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*},
     },
+    time::Duration,
 };
 
 use parking_lot::{Condvar, Mutex, RwLock};
 use slab::Slab;
 use smallvec::SmallVec;
-use uccl_fabric::{lane::Lane, mem::Span};
+use uccl_fabric::{lane::Lane, mem::Span, rma::rail::RailError};
 
 use super::{
     aftermath::Aftermaths,
@@ -32,6 +33,10 @@ use crate::{
 const KEPT_LOST: usize = 1024;
 /// Bytes of notifications that may wait to be taken before peers are made to wait.
 pub(crate) const NOTIF_LIMIT: usize = 256 << 20;
+/// What a notification counts beside its payload: empty ones take memory, too.
+const NOTIF_CHARGE: usize = 128;
+/// Connections that may wait for accept.
+const MAX_ACCEPTS: usize = 1024;
 
 /// A connection by name.
 enum Entry {
@@ -187,6 +192,7 @@ impl Core {
         }
         drop(conns);
         drop(old);
+        self.accepts.lock().waiting.retain(|accepted| accepted.conn != conn.id);
     }
 
     /// Forgets a connection. True if it was there, open or lost.
@@ -217,16 +223,16 @@ impl Core {
     pub(crate) fn add_region(&self, span: Span) -> Result<Arc<Mr>> {
         let mr = self.mrs.insert(span, |memory| self.for_each_lane(|lane| lane.offer(memory)))?;
         if let Some(Devices { rails, .. }) = self.rails.get() {
-            rails.add(mr.region.slot, mr.span, mr.kind);
+            rails.add(mr.region.slot, mr.span, mr.kind, mr.region.rights);
         }
         Ok(mr)
     }
 
-    /// A region has ended: devices let go of it, and peers forget its memory, unless others lie in it. The error
-    /// names the device that does not, and says why.
-    pub(crate) fn let_go_of_memory(&self, mr: &Mr) -> Result<(), (Arc<str>, Arc<str>)> {
+    /// A region has ended: devices let go of it, and peers forget its memory, unless others lie in it. An error says
+    /// why a device did not, which may still reach the memory.
+    pub(crate) fn let_go_of_memory(&self, mr: &Mr) -> std::result::Result<(), RailError> {
         if let Some(Devices { rails, .. }) = self.rails.get() {
-            rails.remove(mr.region.slot);
+            rails.remove(mr.region.slot)?;
         }
         self.mrs.let_go(mr, |memory| self.for_each_lane(|lane| lane.retract(memory.id())));
         Ok(())
@@ -238,9 +244,15 @@ impl Core {
         }
     }
 
+    /// Whether so many connections wait for accept that there is no place for another.
+    pub(crate) fn has_unaccepted(&self) -> bool {
+        self.accepts.lock().waiting.len() >= MAX_ACCEPTS
+    }
+
     pub(crate) fn offer_accept(&self, accepted: Accepted) {
         let mut accepts = self.accepts.lock();
-        if !accepts.passive {
+        // Under the lock: one that ends from now on leaves again.
+        if !accepts.passive && self.conn(accepted.conn).is_ok() {
             accepts.waiting.push_back(accepted);
             self.accepted.notify_one();
         }
@@ -248,7 +260,7 @@ impl Core {
 
     pub(crate) fn push_notif(&self, notif: Notification) {
         self.counters.notifs_received.fetch_add(1, Relaxed);
-        self.notif_bytes.fetch_add(notif.payload.len(), Relaxed);
+        self.notif_bytes.fetch_add(charge(&notif), Relaxed);
         let mut notifs = self.notifs.lock();
         notifs.push_back(notif);
         self.have_notifs.store(true, Release);
@@ -266,7 +278,7 @@ impl Core {
             self.have_notifs.store(false, Release);
             notifs.drain(..).collect()
         };
-        let bytes: usize = taken.iter().map(|notif| notif.payload.len()).sum();
+        let bytes: usize = taken.iter().map(charge).sum();
         let before = self.notif_bytes.fetch_sub(bytes, Relaxed);
         if before > NOTIF_LIMIT {
             self.open_conns().iter().for_each(|conn| conn.resume_notifs());
@@ -275,12 +287,17 @@ impl Core {
     }
 
     /// Sleeps until a notification may have come.
-    pub(crate) fn sleep_for_notif(&self, at_most: std::time::Duration) {
+    pub(crate) fn sleep_for_notif(&self, at_most: Duration) {
         let mut notifs = self.notifs.lock();
         if notifs.is_empty() {
             self.notified.wait_for(&mut notifs, at_most);
         }
     }
+}
+
+/// What a notification counts while it waits.
+fn charge(notif: &Notification) -> usize {
+    notif.payload.len() + NOTIF_CHARGE
 }
 
 fn index(id: ConnId) -> usize {
@@ -289,9 +306,12 @@ fn index(id: ConnId) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
+    use std::{
+        sync::atomic::Ordering::Relaxed,
+        time::{Duration, Instant},
+    };
 
-    use crate::{Config, Endpoint, Transport, Uninterrupted};
+    use crate::{Accepted, Config, Endpoint, Iov, Op, Request, Status, Transport, Uninterrupted};
 
     #[test]
     fn peers_that_have_ended_are_not_watched_any_more() {
@@ -314,6 +334,78 @@ mod tests {
             assert!(begun.elapsed() < Duration::from_secs(20), "peers are watched for ever");
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    fn config() -> Config {
+        Config { bind: Some([127, 0, 0, 1].into()), port: Some(0), ..Config::default() }
+    }
+
+    fn until(what: &str, mut done: impl FnMut() -> bool) {
+        let begun = Instant::now();
+        while !done() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "{what}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn empty_notifications_count_too() {
+        let ends = [config(), config()].map(|config| Endpoint::new(config).expect("an endpoint"));
+        let conn = ends[0].connect(ends[1].addr(), None, &mut Uninterrupted).expect("connected");
+        ends[1].core().notif_bytes.store(super::NOTIF_LIMIT, Relaxed);
+        let send = || ends[0].send_notif(conn, b"", None).expect("posted");
+        let is_there = |id| !matches!(ends[0].poll(id).expect("known"), Status::Pending);
+        let sent = [send(), send()];
+        until("the first fits", || is_there(sent[0]));
+        // What is sent behind them is answered after them.
+        let mut memory = [[0_u64; 2]; 2];
+        let iovs = [0, 1].map(|at| {
+            let (ptr, len) = (memory[at].as_mut_ptr() as usize, 16);
+            // SAFETY: the memory outlives the endpoints' use of it.
+            let mr = unsafe { ends[at].register(ptr, len) }.expect("registered");
+            [Iov { mr, ptr, len }]
+        });
+        let back = ends[1].core().open_conns()[0].id;
+        let recv = Request::new(back, Op::Recv, &iovs[1], &[]);
+        ends[1].post(&recv).expect("posted");
+        let send = Request::new(conn, Op::Send, &iovs[0], &[]);
+        ends[0].run(&send, &mut Uninterrupted).expect("sent");
+        assert!(!is_there(sent[1]), "the second must wait for the first to be taken");
+        assert_eq!(ends[1].take_notifs().expect("ours").len(), 1);
+        until("there is room again", || is_there(sent[1]));
+        assert_eq!(ends[1].take_notifs().expect("ours").len(), 1);
+    }
+
+    #[test]
+    fn connections_that_end_do_not_wait_for_accept() {
+        let ends = [config(), config()].map(|config| Endpoint::new(config).expect("an endpoint"));
+        let waiting = || ends[1].core().accepts.lock().waiting.len();
+        let connect = || ends[0].connect(ends[1].addr(), None, &mut Uninterrupted);
+        let first = connect().expect("connected");
+        let second = connect().expect("connected");
+        until("both are offered", || waiting() == 2);
+        ends[0].disconnect(first).expect("it was there");
+        until("the first has left", || waiting() == 1);
+        let accepted = ends[1].accept(None, &mut Uninterrupted).expect("the second");
+        ends[1].check_connection(accepted.conn).expect("it lives");
+        ends[0].check_connection(second).expect("it lives");
+    }
+
+    #[test]
+    fn so_many_connections_wait_for_accept_and_no_more() {
+        let ends = [config(), config()].map(|config| Endpoint::new(config).expect("an endpoint"));
+        let waits = |at: usize| Accepted {
+            conn: crate::ConnId(at as u64),
+            ip: [127, 0, 0, 1].into(),
+            gpu_index: 0,
+        };
+        let full = (0..super::MAX_ACCEPTS).map(waits).collect();
+        ends[1].core().accepts.lock().waiting = full;
+        let connect = || ends[0].connect(ends[1].addr(), None, &mut Uninterrupted);
+        let refused = connect().expect_err("there is no place").to_string();
+        assert!(refused.contains("accept"), "{refused}");
+        ends[1].accept(None, &mut Uninterrupted).expect("one of them");
+        connect().expect("there is a place");
     }
 
     #[test]

@@ -8,6 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use uccl_fabric::rma::rail::RailError;
+
 use super::{
     aftermath::IN_THE_MIDDLE, connection::Connection, core::Core, regions::Ending, timers,
 };
@@ -26,11 +28,23 @@ struct Toucher {
     reason: Arc<str>,
     /// Its connection, unless that was given up before.
     conn: Option<Arc<Connection>>,
+    /// Whether that may change by itself.
+    is_passing: bool,
 }
 
 impl Toucher {
     fn peer(name: &Arc<str>, conn: Option<Arc<Connection>>) -> Self {
-        Self { name: Arc::clone(name), reason: IN_THE_MIDDLE.into(), conn }
+        Self { name: Arc::clone(name), reason: IN_THE_MIDDLE.into(), conn, is_passing: true }
+    }
+
+    fn transfer() -> Self {
+        let reason = "a transfer that uses it has not ended".into();
+        Self { name: "this endpoint".into(), reason, conn: None, is_passing: true }
+    }
+
+    fn device(e: &RailError) -> Self {
+        let reason = format!("it did not let go of it: {e}").into();
+        Self { name: "a device".into(), reason, conn: None, is_passing: false }
     }
 }
 
@@ -87,16 +101,17 @@ impl Core {
     ) -> Result<()> {
         let started = Instant::now();
         loop {
-            let mut toucher = None;
+            let mut toucher: Option<Toucher> = None;
             endings.retain(|ending| match self.let_go_if_untouched(ending) {
                 Ok(()) => false,
                 Err(who) => {
-                    toucher = Some(who);
+                    toucher = toucher.take().filter(|other| other.is_passing).or(Some(who));
                     true
                 }
             });
             let Some(toucher) = toucher else { return Ok(()) };
-            if until.is_some_and(|until| until <= Instant::now()) {
+            let is_late = until.is_some_and(|until| until <= Instant::now());
+            if is_late || !toucher.is_passing {
                 return Err(give_up(&endings, toucher));
             }
             // The end of what has kept a transfer from ending is seen by whoever looks.
@@ -110,11 +125,7 @@ impl Core {
 
     fn let_go_if_untouched(self: &Arc<Self>, ending: &Ending) -> Result<(), Toucher> {
         self.toucher(ending).map_or(Ok(()), Err)?;
-        ending.let_go(|mr| self.let_go_of_memory(mr)).map_err(|device| Toucher {
-            name: device.0,
-            reason: device.1,
-            conn: None,
-        })?;
+        ending.let_go(|mr| self.let_go_of_memory(mr)).map_err(|e| Toucher::device(&e))?;
         self.mrs.forget(ending.mr.id);
         Ok(())
     }
@@ -136,18 +147,14 @@ impl Core {
         if let Some(peer) = self.toucher_left(ending) {
             return Some(Toucher::peer(&peer, None));
         }
-        ending.is_leased().then(|| Toucher {
-            name: "this endpoint".into(),
-            reason: "a transfer that uses it has not ended".into(),
-            conn: None,
-        })
+        ending.is_leased().then(Toucher::transfer)
     }
 }
 
 /// Who keeps regions for too long loses the connection.
 fn give_up(endings: &[Arc<Ending>], toucher: Toucher) -> Error {
     let regions: Arc<[MrId]> = endings.iter().map(|ending| ending.mr.id).collect();
-    let Toucher { name: by, reason, conn } = toucher;
+    let Toucher { name: by, reason, conn, .. } = toucher;
     if let Some(conn) = conn {
         conn.fail(Error::ConnectionLost { peer: Arc::clone(&by), reason: reason.to_string() });
     }
