@@ -78,8 +78,8 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        self.from.close();
-        self.to.close();
+        self.from.close().expect("closed");
+        self.to.close().expect("closed");
     }
 }
 

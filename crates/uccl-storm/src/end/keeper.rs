@@ -71,8 +71,13 @@ impl Keeper {
     fn close(&self, world: &World) {
         history::note("close ...".into());
         let limit = world.ep.config().timeout;
-        watch::call("close", limit, || world.ep.close());
-        history::note("closed".into());
+        let closed = watch::call("close", limit, || world.ep.close());
+        history::note(format!("closed: {closed:?}"));
+        match closed {
+            Ok(()) => {}
+            Err(Error::StillTouched { regions, .. }) => world.kept.lock().extend(regions.iter()),
+            Err(e) => history::broken(format!("an endpoint was not closed: {e}")),
+        }
         world.closed.store(true, SeqCst);
     }
 
