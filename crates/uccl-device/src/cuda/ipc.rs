@@ -22,6 +22,7 @@ use super::{
     error::GpuError,
     pointer::{Allocation, Pointer, classify},
     raw::{IPC_LAZY_PEER_ACCESS, IpcMemHandle},
+    reaper,
     vmm::{AddressRange, Physical},
 };
 
@@ -349,8 +350,9 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         if self.range.is_none() {
+            let address = self.address;
             // SAFETY: opened by this, counted by the driver; who uses the memory promises to have ended.
-            self.context.quietly(|driver| unsafe { (driver.ipc_close)(self.address) });
+            reaper::later(self.context, move |driver| unsafe { (driver.ipc_close)(address) }, None);
         }
     }
 }

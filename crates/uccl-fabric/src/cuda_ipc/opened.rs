@@ -155,9 +155,8 @@ static LOCKED_BYTES: AtomicU64 = AtomicU64::new(0);
 /// The peer's shared host memory, locked so that GPUs reach it.
 #[derive(Debug)]
 pub struct LockedHost {
-    // Before the mapping that it is of.
+    // It keeps the mapping until the driver has let go.
     _registration: HostRegistration,
-    _counted: Counted,
     mapping: Arc<shm::Mapping>,
 }
 
@@ -203,10 +202,12 @@ impl LockedHost {
             doing: format!("locking {} bytes of a peer's memory", mapping.len()),
             reason: format!("at most {most} bytes of peers' memory are locked"),
         })?;
-        // SAFETY: the mapping lives as long as this, and goes after the registration.
-        let registration =
-            unsafe { HostRegistration::new(context, mapping.as_ptr() as u64, mapping.len())? };
-        Ok(Self { _registration: registration, _counted: counted, mapping })
+        let (start, len) = (mapping.as_ptr() as u64, mapping.len());
+        // It counts until the driver has let go.
+        let kept = (Arc::clone(&mapping), counted);
+        // SAFETY: mapped for as long as the mapping lives, which the registration keeps.
+        let registration = unsafe { HostRegistration::new(context, start, len, kept)? };
+        Ok(Self { _registration: registration, mapping })
     }
 
     /// Where it starts, for the CPU and for GPUs.

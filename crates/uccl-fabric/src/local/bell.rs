@@ -1,5 +1,5 @@
 //! The socket between two processes of a host: wakes the other side, hands it descriptors of shared
-//! memory, and ends when the other side dies.
+//! memory, and ends when the other side dies; that side's process is watched as well.
 
 use std::{
     io,
@@ -15,10 +15,12 @@ use std::{
 
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec};
+use smallvec::{SmallVec, smallvec};
 use uccl_wire::gpu_offer::{GpuOffer, Means};
 
 use crate::{
     alloc::Shareable,
+    cma::Process,
     cuda_ipc::{OpenedGpu, Owner},
     fdpass::{FdSocket, is_want},
     shm::Direct,
@@ -37,6 +39,8 @@ const READS: usize = 16;
 pub(super) struct Bell {
     socket: Mutex<FdSocket>,
     fd: RawFd,
+    /// The peer, if it is another process: its children keep the socket open beyond its death.
+    peer: Option<Process>,
     direct: Arc<Direct>,
     /// Whose GPU memory is offered to us.
     owner: Owner,
@@ -51,7 +55,11 @@ pub(super) struct Bell {
 impl Bell {
     pub(super) fn new(socket: FdSocket, direct: Arc<Direct>, owner: Owner) -> Self {
         let fd = socket.as_raw_fd();
+        let pid =
+            socket.peer().ok().and_then(|peer| peer.pid).filter(|_| owner != Owner::Ourselves);
         Self {
+            // A number that has come to mean another process means that the peer is dead, which the socket shows.
+            peer: pid.and_then(|pid| Process::open(pid).ok()),
             socket: Mutex::new(socket),
             fd,
             direct,
@@ -65,6 +73,11 @@ impl Bell {
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the socket lives as long as we do, and is never replaced.
         unsafe { BorrowedFd::borrow_raw(self.fd) }
+    }
+
+    /// What becomes readable when the peer dies, whatever the socket shows.
+    pub(super) fn peers_end(&self) -> Option<BorrowedFd<'_>> {
+        self.peer.as_ref().and_then(Process::handle)
     }
 
     /// Whether it is of no more use: the peer is gone, or we have hung up.
@@ -159,7 +172,9 @@ impl Bell {
 
     /// Looks whether the peer is gone, and takes nothing in: what wakes a thread that sleeps stays for it.
     pub(super) fn look(&self) {
-        let mut fds = [PollFd::from_borrowed_fd(self.fd(), PollFlags::RDHUP)];
+        let mut fds: SmallVec<[PollFd<'_>; 2]> =
+            smallvec![PollFd::from_borrowed_fd(self.fd(), PollFlags::RDHUP)];
+        fds.extend(self.peers_end().map(|end| PollFd::from_borrowed_fd(end, PollFlags::IN)));
         let looked = rustix::event::poll(&mut fds, Some(&Timespec::default()));
         if looked.is_ok_and(|found| found > 0) {
             self.gone.store(true, SeqCst);

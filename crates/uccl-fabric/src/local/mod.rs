@@ -314,7 +314,7 @@ impl Lane for LocalLane {
     }
 
     fn interest(&self) -> Interest<'_> {
-        self.stream.interest()
+        Interest { end: self.bell.peers_end(), ..self.stream.interest() }
     }
 
     fn bye(&self) {
