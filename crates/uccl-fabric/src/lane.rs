@@ -222,12 +222,13 @@ impl Interest<'_> {
     }
 }
 
-/// A peer whose lane is dead here, but who may not know it yet: it may be stopped in the middle of an access.
+/// A lane that is dead here, but whose peer may not know it yet: it may be stopped in the middle of an access. So may
+/// a copy of our own be, in the kernel, which the peer's memory keeps from ending.
 pub trait Aftermath: Send + Sync {
-    /// Whether it may be touching our region of this slot at this moment.
+    /// Whether our region of this slot may be touched at this moment.
     fn touches(&self, slot: u32) -> bool;
 
-    /// Whether it has ended its side as well, or died: it touches nothing any more.
+    /// Whether the peer has ended its side as well, or died, and our copies have ended: nothing is touched any more.
     fn is_over(&self) -> bool;
 }
 
@@ -328,8 +329,8 @@ pub trait Lane: Send + Sync {
         false
     }
 
-    /// What the peer may still be doing to our memory, without our help, after [`Lane::kill`]. `None` where
-    /// it never does.
+    /// What may still be done to our memory after [`Lane::kill`]: by the peer, without our help, or by a copy of ours
+    /// that did not end in time. `None` where there is neither.
     fn aftermath(&self) -> Option<Box<dyn Aftermath>> {
         None
     }
@@ -350,7 +351,8 @@ pub trait Lane: Send + Sync {
     /// Says goodbye to the peer as far as that goes without blocking.
     fn bye(&self);
 
-    /// Shuts the lane for good. When this returns no memory is touched through it any more; completions
-    /// of what was unfinished are called with [`OpError::LaneDown`].
+    /// Shuts the lane for good. When this returns no memory is touched through it any more, except as its
+    /// [`aftermath`](Lane::aftermath) tells; completions of what was unfinished are called with
+    /// [`OpError::LaneDown`].
     fn kill(&self);
 }

@@ -12,7 +12,10 @@ mod split;
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use uccl_device::MemoryKind;
 use uccl_wire::frame::Status;
@@ -46,6 +49,9 @@ use crate::{
 const INLINE: u64 = 256 << 10;
 /// And up to here if that is faster; beyond, it would hold up whoever posts.
 const AT_ONCE: u64 = 4 << 20;
+/// For so long a kill waits for copies that are under way: each is of a few MiB at most, and ends unless the kernel
+/// waits for the peer's pages.
+const KILL_PATIENCE: Duration = Duration::from_secs(5);
 /// Names of jobs have this bit; names of stream operations do not.
 const JOB: u64 = 1 << 63;
 /// Names of copies by GPUs.
@@ -61,7 +67,7 @@ pub struct LocalLane {
     /// Where the peer says which of our regions it is touching.
     peer_hazards: Hazards,
     cma: bool,
-    jobs: Jobs,
+    jobs: Arc<Jobs>,
     splits: Arc<Splits>,
     sharing: Arc<Sharing>,
     gpu: GpuJobs,
@@ -129,21 +135,35 @@ impl LocalLane {
 }
 
 /// What is left of a lane that was killed here.
-struct PeerLeft {
+struct Left {
     bell: Arc<Bell>,
     hazards: Hazards,
+    direct: Arc<Direct>,
+    jobs: Arc<Jobs>,
 }
 
-impl Aftermath for PeerLeft {
-    fn touches(&self, slot: u32) -> bool {
-        self.hazards.holds(slot) && !self.is_over()
+impl Left {
+    /// Whether copies of ours are still under way, to or from some memory here.
+    fn copies(&self) -> bool {
+        !(self.direct.is_idle() && self.jobs.is_idle())
     }
 
-    fn is_over(&self) -> bool {
+    /// Whether the peer has ended its side, or died.
+    fn is_peer_gone(&self) -> bool {
         if !self.bell.gone() {
             self.bell.look();
         }
         self.bell.gone()
+    }
+}
+
+impl Aftermath for Left {
+    fn touches(&self, slot: u32) -> bool {
+        self.copies() || self.hazards.holds(slot) && !self.is_peer_gone()
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_peer_gone() && !self.copies()
     }
 }
 
@@ -281,7 +301,8 @@ impl Lane for LocalLane {
 
     fn aftermath(&self) -> Option<Box<dyn Aftermath>> {
         let (bell, hazards) = (Arc::clone(&self.bell), self.peer_hazards.clone());
-        Some(Box::new(PeerLeft { bell, hazards }))
+        let (direct, jobs) = (Arc::clone(&self.direct), Arc::clone(&self.jobs));
+        Some(Box::new(Left { bell, hazards, direct, jobs }))
     }
 
     fn offer(&self, memory: &Shareable) {
@@ -306,10 +327,15 @@ impl Lane for LocalLane {
     }
 
     fn kill(&self) {
-        self.jobs.kill();
+        let until = Instant::now() + KILL_PATIENCE;
+        self.jobs.kill(until);
         // A thread that has just enqueued a copy may not have listed it yet; then it has claimed its hazards.
-        self.direct.close(|| self.gpu.finish());
+        let ended = self.direct.close(until, || self.gpu.finish());
         self.gpu.finish();
+        if !(ended && self.jobs.is_idle()) {
+            // Whoever takes memory back learns it from the aftermath.
+            tracing::error!("a copy to or from a peer of this host does not end");
+        }
         self.stream.kill();
     }
 }

@@ -15,7 +15,7 @@ use std::{
 
 use uccl_device::cuda::PeerId;
 
-use super::{LocalLane, bell::Bell, jobs::Jobs, pipe::ShmPipe};
+use super::{LocalLane, bell::Bell, pipe::ShmPipe};
 use crate::{
     cma::Process,
     cuda_ipc::{Bouncers, GpuJobs, Owner},
@@ -144,7 +144,7 @@ fn build(
         bell,
         peer_hazards,
         cma,
-        jobs: Jobs::default(),
+        jobs: Arc::default(),
         splits: Arc::default(),
         sharing: Arc::default(),
         gpu: GpuJobs::default(),

@@ -164,6 +164,19 @@ fn a_killed_lane_has_left_its_copies_and_admits_no_more() {
     assert!(now(buf.span()) == before);
 }
 
+/// A copy through the kernel can wait for the peer's pages for as long as the peer likes.
+#[test]
+fn what_a_kill_cannot_end_is_told_to_whoever_takes_memory_back() {
+    let both = lanes();
+    let stuck = both.ours.direct.claim_owned(3).expect("a word");
+    assert!(!both.ours.direct.close(Instant::now() + WATCH / 5, || ()));
+    let left = both.ours.aftermath().expect("a peer that copies by itself");
+    drop(both.theirs);
+    assert!(left.touches(0) && left.touches(7) && !left.is_over());
+    drop(stuck);
+    assert!(!left.touches(0) && left.is_over());
+}
+
 #[test]
 fn a_cancel_reaches_every_part_of_an_operation() {
     let both = lanes();

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use super::accesses::{Accesses, HazardGuard, patiently};
 use super::copy::copy_bytes;
@@ -136,19 +137,31 @@ impl Direct {
         self.mappings.remove(id, &self.accesses)
     }
 
-    /// Ends every access, for good: refuses new ones, and waits for those under way, which are this process's
-    /// own; whatever the peer does, they end. Between looks it calls `meanwhile`, which is to do what they wait for.
+    /// Ends every access, for good: refuses new ones, and waits until `until` for those under way, which are this
+    /// process's own. Between looks it calls `meanwhile`, which is to do what they wait for. Says whether all have
+    /// ended, as they do unless the kernel holds one up, which waits for a page of the peer's that never comes;
+    /// [`is_idle`](Self::is_idle) tells when it has.
     ///
     /// The peer, who stops looking at our hazards when our socket closes, must not see it close before this has
     /// returned.
-    pub fn close(&self, mut meanwhile: impl FnMut()) {
+    pub fn close(&self, until: Instant, mut meanwhile: impl FnMut()) -> bool {
         self.closed.store(true, Ordering::SeqCst);
         let mut uses = self.accesses.in_use();
         while !self.accesses.ended(&mut uses) {
+            if Instant::now() > until {
+                return false;
+            }
             meanwhile();
             std::thread::yield_now();
         }
         self.mappings.close();
+        true
+    }
+
+    /// Whether no access is under way at this moment. Once closed, it stays so.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.accesses.ended(&mut self.accesses.in_use())
     }
 
     /// Claims a word for an access, unless the peer is being left: either [`close`](Self::close) sees the
@@ -633,11 +646,13 @@ mod tests {
         assert!(remote.iter().all(|remote| !both.owner.holds(remote.slot)));
     }
 
+    const PATIENCE: Duration = Duration::from_secs(20);
+
     /// Calls `close` in a thread of its own, and `check`s whether it waits.
     fn closing(direct: &Direct, check: impl FnOnce(&dyn Fn() -> bool)) {
         std::thread::scope(|scope| {
-            let closed = scope.spawn(|| direct.close(|| ()));
-            while direct.admits().is_ok() {
+            let closed = scope.spawn(|| direct.close(Instant::now() + PATIENCE, || ()));
+            while !direct.closed.load(Ordering::SeqCst) {
                 std::thread::yield_now();
             }
             check(&|| {
@@ -681,8 +696,22 @@ mod tests {
         let both = both(false);
         let mut flights =
             vec![both.direct.claim_owned(1).unwrap(), both.direct.claim_owned(2).unwrap()];
-        both.direct.close(|| drop(flights.pop()));
+        assert!(both.direct.close(Instant::now() + PATIENCE, || drop(flights.pop())));
         assert!(flights.is_empty());
+    }
+
+    /// A copy through the kernel can wait for the peer's pages for as long as the peer likes.
+    #[test]
+    fn closing_does_not_wait_for_ever_and_tells() {
+        let both = both(false);
+        let buf = SharedBuf::new(100).unwrap();
+        both.share(&buf);
+        let stuck = both.direct.accesses.try_claim(1).unwrap();
+        assert!(!both.direct.close(Instant::now() + Duration::from_millis(20), || ()));
+        assert!(!both.direct.is_idle());
+        assert_eq!(both.direct.mapped(), 1, "unmapped under a copy");
+        drop(stuck);
+        assert!(both.direct.is_idle());
     }
 
     /// The peer can write every hazard word, at any time.
@@ -714,6 +743,6 @@ mod tests {
             assert_eq!(both.write(&[4; 100], &halves).unwrap(), 100);
         }
         scribble(u64::MAX);
-        both.direct.close(|| ());
+        assert!(both.direct.close(Instant::now() + PATIENCE, || ()));
     }
 }
