@@ -35,6 +35,9 @@ const HOUSEKEEPING: Duration = Duration::from_millis(20);
 /// How often a spinning worker looks for other lanes that want it.
 const GLANCE: Duration = Duration::from_micros(50);
 
+/// How long a worker sleeps that has found nothing to do on a lane which it could not arm.
+const NAP: Duration = Duration::from_micros(20);
+
 const BELL: u64 = 0;
 /// Tokens with this bit belong to the acceptor.
 pub(crate) const ACCEPTOR: u64 = 1 << 62;
@@ -74,6 +77,11 @@ impl Attached {
     /// Whether nothing is left to do for it.
     fn is_over(&self) -> bool {
         self.conn.is_failed() || self.conn.fates.ending(self.lane)
+    }
+
+    /// Whether there is something to do for it that shows nowhere.
+    fn has_work(&self) -> bool {
+        self.is_lost() || self.conn.deferred.any() || self.conn.lanes[self.lane].has_work()
     }
 
     /// Whether it waits to be killed.
@@ -318,6 +326,7 @@ fn spawn(core: &Arc<Core>, index: usize, acceptor: Option<Acceptor>) -> Result<(
                 events: Vec::with_capacity(64),
                 looked: Instant::now(),
                 idle_looks: 0,
+                failed_arms: 0,
             };
             let ran = catch_unwind(AssertUnwindSafe(|| worker.run(&core)));
             drop(worker);
@@ -358,12 +367,16 @@ struct Worker {
     events: Vec<Event>,
     looked: Instant,
     idle_looks: u32,
+    /// How often in a row some lane could not be armed although there was nothing to do.
+    failed_arms: u32,
 }
 
 impl Worker {
     fn run(&mut self, core: &Arc<Core>) {
         while !core.workers.stopping() {
-            self.spin(core);
+            if self.spin(core) {
+                self.failed_arms = 0;
+            }
             let timeout = self.prepare_sleep(core);
             // Its bell may have been answered while spinning, and does not ring again.
             if core.workers.stopping() {
@@ -380,7 +393,9 @@ impl Worker {
 
     /// Progresses hot lanes, and helps with others, until they have been quiet for a while. What was woken for nothing
     /// sleeps again at once.
-    fn spin(&mut self, core: &Arc<Core>) {
+    ///
+    /// Says whether anything was done.
+    fn spin(&mut self, core: &Arc<Core>) -> bool {
         let mut now = Instant::now();
         let mut glanced = now;
         let mut moved_at = None;
@@ -396,13 +411,13 @@ impl Worker {
             self.hot.retain(|attached| !attached.is_over());
             moved |= self.help();
             if !(free || moved) || core.workers.stopping() {
-                return;
+                return moved_at.is_some();
             }
             now = Instant::now();
             if moved {
                 moved_at = Some(now);
             } else if moved_at.is_none_or(|moved_at| now - moved_at >= self.spin) {
-                return;
+                return moved_at.is_some();
             } else {
                 std::hint::spin_loop();
             }
@@ -430,6 +445,9 @@ impl Worker {
         let shard = self.shard(core);
         let now = Instant::now();
         let mut timeout: Option<Duration> = None;
+        // Others are at a lane that shows nothing and cannot be armed, and may wait for this processor.
+        let retry = if self.failed_arms > 1 { NAP } else { Duration::ZERO };
+        let mut failed = false;
         self.hot.retain(|attached| {
             if let Some(away) = attached.stays_away(now) {
                 timeout = Some(timeout.map_or(away, |timeout| away.min(timeout)));
@@ -438,9 +456,12 @@ impl Worker {
             if arm(shard, attached) {
                 return false;
             }
-            timeout = Some(Duration::ZERO);
+            let again = if attached.has_work() { Duration::ZERO } else { retry };
+            failed |= !attached.has_work();
+            timeout = Some(timeout.map_or(again, |timeout| again.min(timeout)));
             true
         });
+        self.failed_arms = if failed { self.failed_arms.saturating_add(1) } else { 0 };
         if self.shard > 0 {
             return timeout;
         }
