@@ -33,7 +33,7 @@ use super::{
     worker::{Attached, Workers},
 };
 use crate::{
-    endpoint::{Accepted, ConnInfo, Op},
+    endpoint::{Accepted, ConnInfo},
     error::{Error, Result},
     ids::ConnId,
 };
@@ -290,15 +290,10 @@ impl Connection {
             return;
         }
         let counters = &self.core.counters;
-        if ok { &counters.done } else { &counters.failed }.fetch_add(1, Relaxed);
         if ok {
-            let bytes = transfer.bytes.load(Relaxed);
-            match transfer.kind.op() {
-                Some(Op::Read | Op::Recv) => &counters.bytes_received,
-                Some(Op::Send | Op::Write) => &counters.bytes_sent,
-                None => &counters.notifs_sent,
-            }
-            .fetch_add(if transfer.kind.op().is_some() { bytes } else { 1 }, Relaxed);
+            counters.ended_well(transfer.kind.op(), transfer.bytes.load(Relaxed));
+        } else {
+            counters.failed.fetch_add(1, Relaxed);
         }
     }
 
