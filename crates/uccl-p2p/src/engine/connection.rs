@@ -19,6 +19,7 @@ use uccl_wire::message::{MAX_ASSEMBLED, MORE, Message, PREFIX_LEN};
 
 use super::{
     asked::AskedFor,
+    attached::Attached,
     claims::{Claims, Left},
     core::Core,
     deferred::Deferred,
@@ -30,7 +31,7 @@ use super::{
     park::Parker,
     rails::RailLane,
     transfer::{Fence, Kind, Plan, Transfer},
-    worker::{Attached, Workers},
+    worker::Workers,
 };
 use crate::{
     endpoint::{Accepted, ConnInfo},

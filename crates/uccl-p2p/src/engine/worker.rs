@@ -7,7 +7,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    os::fd::{AsFd, OwnedFd},
+    os::fd::OwnedFd,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, OnceLock,
@@ -26,7 +26,8 @@ use rustix::event::{
 use uccl_device::CpuList;
 
 use super::{
-    acceptor::Acceptor, claims::Care, connection::Connection, core::Core, park::Parker, places,
+    acceptor::Acceptor, attached::Attached, connection::Connection, core::Core, park::Parker,
+    places,
 };
 use crate::error::{Error, Result};
 
@@ -41,73 +42,6 @@ const NAP: Duration = Duration::from_micros(20);
 const BELL: u64 = 0;
 /// Tokens with this bit belong to the acceptor.
 pub(crate) const ACCEPTOR: u64 = 1 << 62;
-
-/// A lane that a worker looks after.
-pub(crate) struct Attached {
-    pub(crate) conn: Arc<Connection>,
-    pub(crate) lane: usize,
-    shard: usize,
-    token: u64,
-    /// Its worker sleeps until the lane shows something.
-    is_armed: AtomicBool,
-    /// Its worker sleeps for some time and leaves it to callers.
-    is_left: AtomicBool,
-    care: Mutex<Care>,
-}
-
-impl Attached {
-    /// Whether its worker sleeps until the lane shows something.
-    pub(crate) fn is_armed(&self) -> bool {
-        self.is_armed.load(SeqCst)
-    }
-
-    /// Notes that its worker is about to be woken; false if that does not leave it to callers.
-    pub(crate) fn take_back(&self) -> bool {
-        self.is_left.swap(false, SeqCst)
-    }
-
-    fn progress(&self) -> bool {
-        let moved = self.conn.progress_lane(self.lane);
-        if moved {
-            self.care.lock().of_use(&self.conn.claims);
-        }
-        moved
-    }
-
-    /// Whether nothing is left to do for it.
-    fn is_over(&self) -> bool {
-        self.conn.is_failed() || self.conn.fates.ending(self.lane)
-    }
-
-    /// Whether there is something to do for it that shows nowhere.
-    fn has_work(&self) -> bool {
-        self.is_lost() || self.conn.deferred.any() || self.conn.lanes[self.lane].has_work()
-    }
-
-    /// Whether it waits to be killed.
-    fn is_lost(&self) -> bool {
-        self.conn.fates.lost(self.lane)
-    }
-
-    /// Whether callers look after it. Asleep they do not see that a lane is to be killed.
-    fn left_to_callers(&self, now: Instant) -> bool {
-        let leaves = || self.care.lock().leaves(&self.conn.claims, self.conn.has_sleepers(), now);
-        !self.is_lost() && leaves()
-    }
-
-    /// Before its worker sleeps: how long that stays away, if callers look after it.
-    fn stays_away(&self, now: Instant) -> Option<Duration> {
-        if self.is_lost() {
-            return None;
-        }
-        let hears = self.conn.lanes[self.lane].caps().messages;
-        let (claims, asleep) = (&self.conn.claims, self.conn.has_sleepers());
-        let away = self.care.lock().stays_away(claims, asleep, hears, now);
-        self.is_left.store(away.is_some(), SeqCst);
-        // Whoever leaves after this look sees that it is left.
-        away.filter(|_| claims.any())
-    }
-}
 
 enum Kick {
     /// Progress this lane.
@@ -180,15 +114,7 @@ impl Workers {
             let shard = (first + lane) % this.shards.len();
             Self::ensure(core, shard);
             let token = this.next_token.fetch_add(1, Relaxed);
-            let attached = Arc::new(Attached {
-                conn: Arc::clone(conn),
-                lane,
-                shard,
-                token,
-                is_armed: AtomicBool::new(false),
-                is_left: AtomicBool::new(false),
-                care: Mutex::default(),
-            });
+            let attached = Arc::new(Attached::new(conn, lane, shard, token));
             let home = &this.shards[shard];
             home.lanes.lock().insert(token, Arc::clone(&attached));
             epoll::add(
@@ -453,7 +379,7 @@ impl Worker {
                 timeout = Some(timeout.map_or(away, |timeout| away.min(timeout)));
                 return true;
             }
-            if arm(shard, attached) {
+            if attached.arm(&shard.epoll) {
                 return false;
             }
             let again = if attached.has_work() { Duration::ZERO } else { retry };
@@ -503,7 +429,7 @@ impl Worker {
                 token => {
                     let attached = shard.lanes.lock().get(&token).cloned();
                     if let Some(attached) = attached {
-                        attached.care.lock().woken();
+                        attached.woken();
                         self.heat(attached);
                     }
                 }
@@ -519,8 +445,7 @@ impl Worker {
     }
 
     fn heat(&mut self, attached: Arc<Attached>) {
-        attached.is_armed.store(false, SeqCst);
-        attached.is_left.store(false, SeqCst);
+        attached.heated();
         if !self.hot.iter().any(|other| Arc::ptr_eq(other, &attached)) {
             self.hot.push(attached);
         }
@@ -569,37 +494,6 @@ fn wait_on(
     }
     let events = rustix::buffer::spare_capacity(events);
     epoll::wait(epoll, events, timeout.map(timespec).as_ref()).map(drop)
-}
-
-/// Arms a lane; false when it has something to do right now.
-fn arm(shard: &Shard, attached: &Attached) -> bool {
-    let lane = &attached.conn.lanes[attached.lane];
-    if attached.is_over() {
-        return true;
-    }
-    if attached.is_lost() {
-        return false;
-    }
-    if attached.lane == 0 && attached.conn.deferred.any() {
-        return false;
-    }
-    // Before it is: who takes in what the lane has to show from now on wakes us.
-    attached.is_armed.store(true, SeqCst);
-    if !lane.arm() {
-        attached.is_armed.store(false, SeqCst);
-        // Arming has taken in the wake-up of whoever sleeps there.
-        attached.conn.hand_over();
-        return false;
-    }
-    let interest = lane.interest();
-    let mut flags = EventFlags::ONESHOT | EventFlags::IN;
-    if interest.write {
-        flags |= EventFlags::OUT;
-    }
-    let armed =
-        epoll::modify(&shard.epoll, interest.fd.as_fd(), EventData::new_u64(attached.token), flags);
-    // What is not watched has been detached meanwhile.
-    armed.is_ok() || attached.is_over()
 }
 
 #[cfg(test)]
