@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use smallvec::smallvec;
+use smallvec::{SmallVec, smallvec};
 use uccl_device::CpuList;
 use uccl_fabric::{alloc, mem::Span};
 use uccl_wire::advert::Advert;
@@ -405,32 +405,44 @@ impl Endpoint {
         loop {
             let core = self.here()?;
             core.usable()?;
-            // Looking costs less than the clock.
-            let mut taken = Vec::new();
-            for _ in 0..LOOKS {
-                taken = self.take_notifs()?;
-                if !taken.is_empty() {
-                    break;
-                }
-            }
-            if !taken.is_empty() {
-                return Ok(taken);
-            }
+            let taken = self.spin_for_notifs(started, until);
             let now = Instant::now();
-            if until.is_some_and(|until| until <= now) {
+            if !taken.is_empty() || until.is_some_and(|until| until <= now) {
                 return Ok(taken);
-            }
-            if now - started < self.config().spin {
-                if now - started >= wait::YIELD_AFTER {
-                    std::thread::yield_now();
-                }
-                continue;
             }
             let left = until.map_or(SLICE, |until| until - now).min(SLICE);
             core.open_conns().iter().for_each(|conn| conn.leave_to_workers());
             core.sleep_for_notif(left);
             if interrupt.interrupted() {
                 return Err(Error::Interrupted);
+            }
+        }
+    }
+
+    /// Takes what has been delivered, or makes progress for as long as threads spin.
+    fn spin_for_notifs(&self, started: Instant, until: Option<Instant>) -> Vec<Notification> {
+        let core = self.core();
+        let conns = core.open_conns();
+        // All the while: workers that see nobody in between would take in what this one waits for.
+        let claims: SmallVec<[_; 8]> = conns.iter().map(|conn| conn.claim()).collect();
+        loop {
+            // Looking costs less than the clock.
+            for _ in 0..LOOKS {
+                let taken = core.take_notifs();
+                if !taken.is_empty() {
+                    return taken;
+                }
+                conns.iter().for_each(|conn| {
+                    conn.progress();
+                });
+            }
+            claims.iter().for_each(|claim| claim.beat());
+            let now = Instant::now();
+            if until.is_some_and(|until| until <= now) || now - started >= self.config().spin {
+                return core.take_notifs();
+            }
+            if now - started >= wait::YIELD_AFTER {
+                std::thread::yield_now();
             }
         }
     }

@@ -41,7 +41,7 @@ const DIRECT: u64 = 4 << 10;
 /// Pieces filled by one receive.
 const PIECES: usize = 256;
 /// What one pump takes at most, so that a fast peer leaves time for others.
-const PUMP_BUDGET: usize = 4 << 20;
+const PUMP_BUDGET: usize = 1 << 20;
 
 /// What the receiving half has for the sending half.
 #[derive(Default)]

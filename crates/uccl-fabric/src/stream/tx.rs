@@ -40,7 +40,7 @@ const MAX_REPLIES: usize = 4 * MAX_READS;
 /// Short answers that may wait, in bytes, before the peer is made to wait.
 const MAX_ANSWER_BYTES: usize = 2 * HEADER_LEN * (MAX_READS + MAX_WRITES);
 /// What one flush sends at most, so that nobody's post turns into somebody else's pump.
-const FLUSH_BUDGET: usize = 8 << 20;
+const FLUSH_BUDGET: usize = 1 << 20;
 
 static FILLER: [u8; 64 << 10] = [0; 64 << 10];
 

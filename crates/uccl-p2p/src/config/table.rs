@@ -242,7 +242,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting {
         name: "UCCL_P2P_SPIN_US",
         default: "100",
-        doc: "Microseconds that a thread spins for more work before it sleeps; a worker at most 20 where there are fewer than four processors",
+        doc: "Microseconds that a thread spins for more work before it sleeps; a worker at most 10 where there are fewer than four processors",
         apply: |config, value| number(value).map(|us| config.spin = Duration::from_micros(us)),
     },
     Setting {

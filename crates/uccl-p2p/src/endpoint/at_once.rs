@@ -230,12 +230,7 @@ impl Endpoint {
     fn done_now(&self, single: &Single) -> Outcome {
         let (counters, bytes) = (&self.core().counters, single.local.len as u64);
         counters.posted.fetch_add(1, Relaxed);
-        counters.done.fetch_add(1, Relaxed);
-        let moved = match single.kind {
-            OpKind::Read => &counters.bytes_received,
-            OpKind::Write => &counters.bytes_sent,
-        };
-        moved.fetch_add(bytes, Relaxed);
+        counters.ended_well(Some(single.op), bytes);
         Outcome { bytes, checksummed: false }
     }
 }

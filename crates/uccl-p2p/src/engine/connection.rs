@@ -19,6 +19,7 @@ use uccl_wire::message::{MAX_ASSEMBLED, MORE, Message, PREFIX_LEN};
 
 use super::{
     asked::AskedFor,
+    attached::Attached,
     claims::{Claims, Left},
     core::Core,
     deferred::Deferred,
@@ -30,10 +31,10 @@ use super::{
     park::Parker,
     rails::RailLane,
     transfer::{Fence, Kind, Plan, Transfer},
-    worker::{Attached, Workers},
+    worker::Workers,
 };
 use crate::{
-    endpoint::{Accepted, ConnInfo, Op},
+    endpoint::{Accepted, ConnInfo},
     error::{Error, Result},
     ids::ConnId,
 };
@@ -321,15 +322,10 @@ impl Connection {
             return;
         }
         let counters = &self.core.counters;
-        if ok { &counters.done } else { &counters.failed }.fetch_add(1, Relaxed);
         if ok {
-            let bytes = transfer.bytes.load(Relaxed);
-            match transfer.kind.op() {
-                Some(Op::Read | Op::Recv) => &counters.bytes_received,
-                Some(Op::Send | Op::Write) => &counters.bytes_sent,
-                None => &counters.notifs_sent,
-            }
-            .fetch_add(if transfer.kind.op().is_some() { bytes } else { 1 }, Relaxed);
+            counters.ended_well(transfer.kind.op(), transfer.bytes.load(Relaxed));
+        } else {
+            counters.failed.fetch_add(1, Relaxed);
         }
     }
 

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     config::Config,
-    endpoint::{Accepted, ConnInfo, Notification},
+    endpoint::{Accepted, ConnInfo, Notification, Op},
     error::{Error, Result},
     ids::ConnId,
 };
@@ -64,6 +64,19 @@ pub(crate) struct Counters {
     pub(crate) refused_handshakes: AtomicU64,
     pub(crate) lanes_lost: AtomicU64,
     pub(crate) copied_for_peers: AtomicU64,
+}
+
+impl Counters {
+    /// A caller's transfer has ended well: an operation that moved so many bytes, or a notification.
+    pub(crate) fn ended_well(&self, op: Option<Op>, bytes: u64) {
+        let (moved, much) = match op {
+            Some(Op::Read | Op::Recv) => (&self.bytes_received, bytes),
+            Some(Op::Send | Op::Write) => (&self.bytes_sent, bytes),
+            None => (&self.notifs_sent, 1),
+        };
+        moved.fetch_add(much, Relaxed);
+        self.done.fetch_add(1, Relaxed);
+    }
 }
 
 /// What one endpoint is made of, but for its threads.

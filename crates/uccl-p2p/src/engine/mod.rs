@@ -8,6 +8,7 @@ pub(crate) mod acceptor;
 pub(crate) mod aftermath;
 pub(crate) mod asked;
 pub(crate) mod asking;
+pub(crate) mod attached;
 pub(crate) mod claims;
 pub(crate) mod connect;
 pub(crate) mod connection;

@@ -18,7 +18,7 @@ use crate::config::Config;
 /// A caller and a worker at each end of a connection within this machine may spin at a time.
 const SPINNERS: usize = 4;
 /// With fewer processors, a worker that spins for longer keeps callers from what it has done for them.
-const CROWDED_SPIN: Duration = Duration::from_micros(20);
+const CROWDED_SPIN: Duration = Duration::from_micros(10);
 
 /// How long workers spin before they sleep.
 pub(crate) fn spin_of_workers(config: &Config) -> Duration {
