@@ -314,6 +314,29 @@ class TestConnect:
             assert (ok, gpu) == (True, 2)
             assert client.connection(conn)["same_host"] is True
 
+    @pytest.mark.parametrize("how", ["connect", "connect_local"])
+    def test_a_peer_that_starts_later(self, base_port: int, how: str) -> None:
+        """Processes that start at once meet at well-known ports, whoever is first."""
+        settings = {"bind": "127.0.0.1", "base_port": base_port}
+        met: list[tuple[bool, int]] = []
+        with p2p.Endpoint(2, **settings) as client:
+            call = lambda: client.connect("127.0.0.1", 1) if how == "connect" else client.connect_local(1)
+            early = threading.Thread(target=lambda: met.append(call()))
+            early.start()
+            time.sleep(0.5)
+            assert met == []
+            with p2p.Endpoint(1, **settings) as server:
+                assert server.accept(timeout=10)[0] is True
+                early.join()
+                [(ok, conn)] = met
+                assert ok is True and client.connection(conn)["gpu_index"] == 1
+
+    def test_a_peer_that_never_starts(self, base_port: int) -> None:
+        with p2p.Endpoint(2, bind="127.0.0.1", base_port=base_port) as client:
+            assert client.connect_local(1, timeout=0.2) == (False, 0)
+            why = p2p.last_error()
+            assert str(base_port + 1) in why and "200ms" in why and "refused" in why
+
     def test_names_resolve(self, ep: p2p.Endpoint) -> None:
         _, port, _ = ep.parse_metadata(ep.get_metadata())
         with p2p.Endpoint(port=0) as client:
@@ -840,6 +863,59 @@ class TestTransfers:
         assert self.dst[100:110].tolist() == self.dst[:10].tolist() == list(range(10))
         b.deregister_memory(theirs)
         assert ended(a, a.transfer(self.two.conn_a, "write", [mine], remote[1:])) == (False, True)
+
+    def test_tensors_within_one_another_share_a_region(self) -> None:
+        a, b = self.two.a, self.two.b
+        [mine] = a.register_memory([self.src])
+        before = b.stats()["regions"]
+        whole, again, part, other = b.register_memory(
+            [self.dst, Tensor(self.dst), self.dst[100:200], np.zeros(256, np.uint8)]
+        )
+        assert b.stats()["regions"] == before + 2
+        keys = lambda desc: (desc.lkeys, desc.rkeys, desc.mr_id)
+        assert keys(whole) == keys(again) == keys(part)
+        assert (part.addr, part.size) == (self.dst_ptr + 100, 100)
+        assert all(x != y for x, y in zip(keys(other), keys(whole)))
+        assert all(other.lkeys) and all(whole.lkeys)
+        # What reaches over the end of a region is no part of it, and neither is what others may only read.
+        [beyond, frozen] = b.register_memory([np.zeros(300, np.uint8), bytes(self.dst)])
+        assert beyond.rkeys != whole.rkeys and frozen.rkeys == []
+        b.deregister_memory([beyond, frozen, other])
+
+        # The region ends with the last of those that share it.
+        remote = b.get_serialized_descs([part])
+        mine.size = 100
+        write = lambda: ended(a, a.transfer(self.two.conn_a, "write", [mine], a.deserialize_descs(remote)))
+        for desc in (whole, part):
+            b.deregister_memory([desc])
+            self.dst[:] = 0
+            assert write() == (True, True) and self.dst[100:200].tolist() == list(range(100))
+        b.deregister_memory([again])
+        assert write() == (False, True) and b.stats()["regions"] == before
+        # One more is one too many, and a new region has other keys.
+        b.deregister_memory([again])
+        assert "unknown" in p2p.last_error()
+        [anew] = b.register_memory([self.dst])
+        assert anew.rkeys != whole.rkeys and anew.lkeys != whole.lkeys
+        # Who ends it by its id ends it for all.
+        b.register_memory([self.dst])
+        assert b.dereg(anew.mr_id) is True and b.stats()["regions"] == before
+        assert b.register_memory([self.dst])[0].mr_id != anew.mr_id
+
+    def test_a_shared_region_that_is_in_use_stays(self) -> None:
+        a, b = self.two.a, self.two.b
+        [first] = b.register_memory([self.dst])
+        ok, receive = b.recv_async(self.two.conn_b, first.mr_id, self.dst)
+        assert ok, p2p.last_error()
+        b.deregister_memory([first])
+        assert "unfinished" in p2p.last_error()
+        [second] = b.register_memory([self.dst])
+        assert (second.rkeys, second.mr_id) == (first.rkeys, first.mr_id)
+        assert a.send(self.two.conn_a, self.mr_src, self.src) is True
+        assert b.wait(receive, 20) == (True, True)
+        before = b.stats()["regions"]
+        b.deregister_memory([first, second])
+        assert b.stats()["regions"] == before - 1
 
     def test_descriptor_errors(self) -> None:
         a, conn = self.two.a, self.two.conn_a

@@ -10,7 +10,7 @@ use crate::{
     endpoint::PyEndpoint,
     error::Stop,
     memory::Memory,
-    regions,
+    regions, reuse,
 };
 
 /// What a descriptor says that names no region of this process.
@@ -129,18 +129,20 @@ pub(crate) fn register(
     let memories = tensors.iter().enumerate().map(|(i, tensor)| of_tensor(i, tensor));
     let memories = memories.collect::<PyResult<Vec<_>>>()?;
     let ranges: Vec<_> = memories.iter().map(|m| (m.addr, m.len.unwrap_or_default())).collect();
-    let mrs = regions::add_all(ep, py, memories, vec![None; ranges.len()])?;
+    let mrs = reuse::add_all(ep, py, memories)?;
     mrs.into_iter().zip(ranges).map(|(mr, range)| describe(ep, mr, range)).collect()
 }
 
-fn describe(ep: &PyEndpoint, mr: u64, (addr, len): (usize, usize)) -> Result<PyXferDesc, Stop> {
+fn describe(ep: &PyEndpoint, mr: MrId, (addr, len): (usize, usize)) -> Result<PyXferDesc, Stop> {
     let mut desc = XferDesc { addr: addr as u64, size: len as u64, ..XferDesc::default() };
     // Peers may write what they have keys for, so there are none for a read-only buffer.
-    if !ep.regions.is_readonly(mr) {
-        let advert = ep.core.advertise(MrId(mr), addr, len)?;
+    if !ep.regions.is_readonly(mr.0) {
+        let advert = ep.core.advertise(mr, addr, len)?;
         desc = XferDesc { ipc: ep.ipc_info(&advert).to_vec(), ..XferDesc::of_advert(&advert) };
+        // Equal for what shares a region, and for that alone; a transfer goes by the region's id.
+        desc.lkeys.fill(mr.0 as u32);
     }
-    Ok(PyXferDesc { desc, mr_id: mr })
+    Ok(PyXferDesc { desc, mr_id: mr.0 })
 }
 
 fn of_tensor(i: usize, tensor: &Bound<'_, PyAny>) -> PyResult<Memory> {
@@ -169,7 +171,7 @@ pub(crate) fn deregister(
 ) -> Result<(), Stop> {
     let mut first_failure = Ok(());
     for mr in regions::ids(descs)?.into_iter().filter(|&mr| mr != NO_REGION) {
-        first_failure = first_failure.and(regions::remove(ep, py, MrId(mr)));
+        first_failure = first_failure.and(reuse::remove(ep, py, MrId(mr)));
     }
     Ok(first_failure?)
 }

@@ -23,6 +23,7 @@ use crate::{
     ipc::{self, Implicit},
     peers::{self, Peers},
     regions::{self, Regions},
+    reuse::Reuse,
     shared::PySharedMemory,
     signals::waiting,
     stream,
@@ -36,6 +37,7 @@ use crate::{
 pub(crate) struct PyEndpoint {
     pub(crate) core: Endpoint,
     pub(crate) regions: Regions,
+    pub(crate) reuse: Reuse,
     pub(crate) peers: Peers,
     pub(crate) implicit: Implicit,
 }
@@ -82,6 +84,7 @@ impl PyEndpoint {
     fn shut(&self, py: Python<'_>) {
         let core = &self.core;
         py.detach(|| core.close());
+        self.reuse.clear();
         self.regions.clear();
     }
 }
@@ -134,12 +137,16 @@ impl PyEndpoint {
         Ok(Self {
             core,
             regions: Regions::default(),
+            reuse: Reuse::default(),
             peers: Peers::default(),
             implicit: Implicit::default(),
         })
     }
 
     /// Connects to the endpoint that listens at an address: `(ok, conn_id)`.
+    ///
+    /// Without a port it is the GPU's well-known one, and an endpoint that is not there yet is waited for within
+    /// `timeout`. At a port that was given somebody must listen.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, remote_ip_addr, remote_gpu_idx=None, remote_port=None, *, timeout=None)")]
     fn connect(
         &self,
@@ -150,7 +157,7 @@ impl PyEndpoint {
         settle(peers::connect(self, py, args, kwargs).map(|conn| (true, conn)), (false, 0))
     }
 
-    /// Connects to the endpoint of a GPU of this host: `(ok, conn_id)`.
+    /// Connects to the endpoint of a GPU of this host, and waits within `timeout` for it to be there: `(ok, conn_id)`.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, remote_gpu_idx, *, timeout=None)")]
     fn connect_local(
         &self,
@@ -253,6 +260,9 @@ impl PyEndpoint {
     }
 
     /// Registers tensors, all or none, and describes them.
+    ///
+    /// A tensor that lies in one registered so before shares its region: the keys are equal, and `deregister_memory`
+    /// is due for each.
     fn register_memory(
         &self,
         py: Python<'_>,
@@ -261,7 +271,7 @@ impl PyEndpoint {
         raising(descs::register(self, py, tensor_list))
     }
 
-    /// Ends the regions of descriptors.
+    /// Ends the regions of descriptors, each with the last descriptor that shares it.
     fn deregister_memory(&self, py: Python<'_>, desc_list: &Bound<'_, PyAny>) -> PyResult<()> {
         settle(descs::deregister(self, py, desc_list), ())
     }
@@ -757,7 +767,7 @@ impl PyEndpoint {
 
     /// Takes the messages that have arrived: `[(conn_id, bytes)]`, in order per connection.
     fn get_notifs<'py>(&self, py: Python<'py>) -> Vec<(u64, Bound<'py, PyBytes>)> {
-        notifs(py, self.core.take_notifs())
+        notifs(py, error::or_refuse(self.core.take_notifs(), Vec::new()))
     }
 
     /// Waits until messages are there or `timeout` seconds have passed, and takes them.
@@ -808,7 +818,8 @@ impl PyEndpoint {
 
     /// Counters since the endpoint was made.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        crate::json::to_python(py, &self.core.stats())
+        let stats = self.core.stats().map_err(|e| error::exception(&e))?;
+        crate::json::to_python(py, &stats)
     }
 
     /// What is known of a connection; None if there is none.

@@ -18,6 +18,7 @@ mod memory;
 mod nixl;
 mod peers;
 mod regions;
+mod reuse;
 mod shared;
 mod signals;
 mod stream;

@@ -50,21 +50,24 @@ pub(crate) fn connect(
     let a = CONNECT.bind(args, kwargs)?;
     let host: String = a.req(0)?;
     let gpu = a.get(1).map(gpu_index).transpose()?;
-    let port = match (a.opt::<i64>(2)?, gpu) {
-        (None | Some(-1), None) => {
+    let port = a.opt::<i64>(2)?.filter(|port| *port != -1);
+    // Who was told a port was told by somebody who listens there; at a well-known one the peer may be yet to come.
+    let awaited = port.is_none();
+    let port = match (port, gpu) {
+        (None, None) => {
             return Err(PyTypeError::new_err(
                 "connect() needs remote_gpu_idx (or remote_gpu_bdf) or remote_port",
             )
             .into());
         }
-        (None | Some(-1), Some(gpu)) => ep.core.config().well_known_port(gpu)?,
+        (None, Some(gpu)) => ep.core.config().well_known_port(gpu)?,
         (Some(port), _) => u16::try_from(port)
             .ok()
             .filter(|&p| p != 0)
             .ok_or_else(|| Stop::refuse(format!("{port} is no port")))?,
     };
     let addr = py.detach(|| uccl_p2p::resolve(&host, port))?;
-    connect_to(ep, py, addr, a.seconds(3)?)
+    connect_to(ep, py, addr, awaited, a.seconds(3)?)
 }
 
 /// `connect_local(gpu)`.
@@ -79,16 +82,24 @@ pub(crate) fn connect_local(
     let port = config.well_known_port(gpu_index(a.need(0)?)?)?;
     // An endpoint that listens on one address is not to be met on another.
     let ip = config.bind.filter(|ip| !ip.is_unspecified()).unwrap_or(Ipv4Addr::LOCALHOST.into());
-    connect_to(ep, py, SocketAddr::new(ip, port), a.seconds(1)?)
+    connect_to(ep, py, SocketAddr::new(ip, port), true, a.seconds(1)?)
 }
 
 fn connect_to(
     ep: &PyEndpoint,
     py: Python<'_>,
     addr: SocketAddr,
+    awaited: bool,
     timeout: Option<Duration>,
 ) -> Result<u64, Stop> {
-    Ok(waiting(py, &ep.core, |core, interrupt| core.connect(addr, timeout, interrupt))??.0)
+    let connected = waiting(py, &ep.core, |core, interrupt| {
+        if awaited {
+            core.connect_when_up(addr, timeout, interrupt)
+        } else {
+            core.connect(addr, timeout, interrupt)
+        }
+    });
+    Ok(connected??.0)
 }
 
 /// `accept()`.

@@ -15,6 +15,7 @@ use crate::{
     endpoint::PyEndpoint,
     error::Stop,
     memory::{Memory, Owner},
+    reuse::Ending,
 };
 
 static REG: Signature<3> =
@@ -24,15 +25,14 @@ static REGV: Signature<2> = Signature { function: "regv", params: [PTR_V, SIZE_V
 /// The objects whose memory is registered.
 #[derive(Default)]
 pub(crate) struct Regions {
-    owners: Mutex<HashMap<u64, Owner>>,
+    owners: Mutex<HashMap<u64, Vec<Owner>>>,
     readonly: AtomicUsize,
 }
 
 impl Regions {
     /// Whether the region was registered from a read-only buffer.
     pub(crate) fn is_readonly(&self, mr: u64) -> bool {
-        self.readonly.load(Ordering::Acquire) != 0
-            && self.owners.lock().get(&mr).is_some_and(|o| o.readonly)
+        self.readonly.load(Ordering::Acquire) != 0 && is_readonly(self.owners.lock().get(&mr))
     }
 
     /// A region among these pieces' that was registered from a read-only buffer.
@@ -41,26 +41,25 @@ impl Regions {
             return None;
         }
         let owners = self.owners.lock();
-        let readonly = |mr: MrId| owners.get(&mr.0).is_some_and(|owner| owner.readonly);
-        iovs.iter().map(|iov| iov.mr).find(|mr| readonly(*mr))
+        iovs.iter().map(|iov| iov.mr).find(|mr| is_readonly(owners.get(&mr.0)))
     }
 
-    fn keep(&self, mr: MrId, owner: Option<Owner>) {
+    /// Keeps one more owner of a region's memory.
+    pub(crate) fn keep(&self, mr: MrId, owner: Option<Owner>) {
         let Some(owner) = owner else { return };
         if owner.readonly {
             self.readonly.fetch_add(1, Ordering::AcqRel);
         }
-        self.owners.lock().insert(mr.0, owner);
+        self.owners.lock().entry(mr.0).or_default().push(owner);
     }
 
     /// What kept the region's memory. Dropping it may run Python code, so that is for the caller, who
     /// holds no lock.
-    fn forget(&self, mr: MrId) -> Option<Owner> {
-        let owner = self.owners.lock().remove(&mr.0)?;
-        if owner.readonly {
-            self.readonly.fetch_sub(1, Ordering::AcqRel);
-        }
-        Some(owner)
+    fn forget(&self, mr: MrId) -> Option<Vec<Owner>> {
+        let owners = self.owners.lock().remove(&mr.0)?;
+        let readonly = owners.iter().filter(|owner| owner.readonly).count();
+        self.readonly.fetch_sub(readonly, Ordering::AcqRel);
+        Some(owners)
     }
 
     /// Forgets everything, when no region is left.
@@ -69,6 +68,10 @@ impl Regions {
         self.readonly.store(0, Ordering::Release);
         drop(owners);
     }
+}
+
+fn is_readonly(owners: Option<&Vec<Owner>>) -> bool {
+    owners.is_some_and(|owners| owners.iter().any(|owner| owner.readonly))
 }
 
 /// Registers `len` bytes at `ptr`.
@@ -129,7 +132,7 @@ pub(crate) fn regv(
 }
 
 /// Registers all, or none.
-pub(crate) fn add_all(
+fn add_all(
     ep: &PyEndpoint,
     py: Python<'_>,
     memories: Vec<Memory>,
@@ -152,12 +155,26 @@ pub(crate) fn add_all(
     Ok(mrs)
 }
 
-/// Ends a region and lets go of its owner.
+/// Ends a region, whoever shares it, and lets go of its owners.
 pub(crate) fn remove(ep: &PyEndpoint, py: Python<'_>, mr: MrId) -> Result<(), uccl_p2p::Error> {
+    end(ep, py, mr, ep.reuse.take(mr))
+}
+
+/// Ends a region that is not shared any more.
+pub(crate) fn end(
+    ep: &PyEndpoint,
+    py: Python<'_>,
+    mr: MrId,
+    ending: Option<Ending>,
+) -> Result<(), uccl_p2p::Error> {
     let core = &ep.core;
-    py.detach(|| core.deregister(mr))?;
-    drop(ep.regions.forget(mr));
-    Ok(())
+    let ended = py.detach(|| core.deregister(mr));
+    if ended.is_ok() {
+        drop(ep.regions.forget(mr));
+    } else if let Some(ending) = ending.filter(|_| core.region(mr).is_ok()) {
+        ep.reuse.put_back(ending);
+    }
+    ended
 }
 
 /// `deregister_memory(descs)`'s region ids.

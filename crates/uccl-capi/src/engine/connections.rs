@@ -51,15 +51,20 @@ pub unsafe extern "C" fn connect(
         // SAFETY: a string.
         let host = unsafe { args::text(ip_addr, "ip_addr") }?;
         let known = super::engine(engine)?;
-        let port = match remote_port {
-            // SAFETY: a string.
-            ..=0 => known.core.config().well_known_port(unsafe { index_of(remote_gpu_bdf) }?)?,
+        let core = &known.core;
+        let connected = match remote_port {
+            ..=0 => {
+                // SAFETY: a string.
+                let port = core.config().well_known_port(unsafe { index_of(remote_gpu_bdf) }?)?;
+                core.connect_when_up(resolve(host, port)?, None, &mut Uninterrupted)?
+            }
             port => {
-                u16::try_from(port).map_err(|_| Failure::invalid(format!("{port} is no port")))?
+                let no_port = |_| Failure::invalid(format!("{port} is no port"));
+                let port = u16::try_from(port).map_err(no_port)?;
+                core.connect(resolve(host, port)?, None, &mut Uninterrupted)?
             }
         };
-        let addr = resolve(host, port)?;
-        known.hold(engine, known.core.connect(addr, None, &mut Uninterrupted)?)
+        known.hold(engine, connected)
     })
 }
 

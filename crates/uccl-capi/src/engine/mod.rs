@@ -9,6 +9,7 @@ mod connections;
 mod cxx;
 mod memory;
 mod notifs;
+mod text;
 mod transfers;
 
 use std::{
@@ -27,6 +28,7 @@ pub use self::{
     cxx::{FifoItem, NotifyMsg, UcclConn, UcclEngine, Vector},
     memory::*,
     notifs::*,
+    text::NotifyMsgV,
     transfers::*,
 };
 use crate::{

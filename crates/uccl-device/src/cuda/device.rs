@@ -14,6 +14,7 @@ use super::{
     driver::{Driver, Vendor},
     error::{GpuError, Unusable},
     facts::GpuLink,
+    presence,
     raw::{DeviceId, Uuid, device_attribute, peer_attribute},
     uuid::GpuUuid,
 };
@@ -64,7 +65,7 @@ impl Gpus {
     /// As [`Self::get`], if anyone in this process uses GPUs; else nothing, and the driver stays as it is:
     /// where nobody uses GPUs no address is a GPU's, and forks may begin to use them.
     pub fn in_use() -> Option<&'static Self> {
-        (GPUS.get().is_some() || Driver::cuda_is_in_use()).then(Self::get)
+        (GPUS.get().is_some() || presence::cuda_is_in_use()).then(Self::get)
     }
 
     /// None, and why.
@@ -313,7 +314,7 @@ impl Device {
         Ok(if atomics != 0 { GpuLink::Nvlink } else { GpuLink::Pcie })
     }
 
-    /// Its primary context, retained at the first call. That takes some hundred milliseconds and some
+    /// Its primary context, retained at the first call, which also loads the copy kernels. That takes some hundred milliseconds and some
     /// hundred MiB of the GPU's memory, unless someone in the process has it already.
     ///
     /// # Errors
@@ -327,7 +328,10 @@ impl Device {
             return Ok(context);
         }
         let context = Context::retain(self.driver, self)?;
-        Ok(self.context.get_or_init(|| context))
+        let context = self.context.get_or_init(|| context);
+        // Now, since no stream can be held for us yet: see `reaper`. Where they cannot be used, copy engines copy.
+        let _ = context.kernels();
+        Ok(context)
     }
 
     /// Whether anyone in this process has its primary context.

@@ -9,18 +9,12 @@ use std::{
     fmt, ptr,
 };
 
-use libloading::{
-    Library,
-    os::unix::{Library as UnixLibrary, RTLD_LAZY},
-};
+use libloading::Library;
 
 use super::{
     error::{Failure, GpuError, Unusable},
     raw::{self, *},
 };
-
-/// `RTLD_NOLOAD` of Linux's C libraries: find what is loaded, load nothing.
-const ONLY_IF_LOADED: i32 = 4;
 
 /// Whose driver it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -229,23 +223,6 @@ impl fmt::Debug for Driver {
 }
 
 impl Driver {
-    /// Whether someone in this process has loaded CUDA's driver and begun to use it. Neither is done here.
-    pub(crate) fn cuda_is_in_use() -> bool {
-        type GetCurrent = unsafe extern "C" fn(*mut Handle) -> Code;
-        Vendor::Cuda.libraries().iter().any(|name| {
-            // SAFETY: nothing is loaded that is not loaded already, so no initialiser runs.
-            let loaded = unsafe { UnixLibrary::open(Some(*name), RTLD_LAZY | ONLY_IF_LOADED) };
-            let Ok(library) = loaded else { return false };
-            // SAFETY: the type is that of CUDA's headers.
-            let found = unsafe { library.get::<GetCurrent>(b"cuCtxGetCurrent") };
-            let Ok(get_current) = found else { return false };
-            let mut current = ptr::null_mut();
-            // SAFETY: the pointer is to a live handle. The call works in any process, and says so in one
-            // that has not begun.
-            unsafe { get_current(&raw mut current) != NOT_INITIALISED }
-        })
-    }
-
     /// Loads the first of `libraries` that is there, and initialises the driver.
     ///
     /// # Errors

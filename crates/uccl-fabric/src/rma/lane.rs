@@ -478,7 +478,7 @@ impl Lane for RmaLane {
     fn interest(&self) -> Interest<'_> {
         // SAFETY: the bell is ours and never replaced.
         let fd = unsafe { BorrowedFd::borrow_raw(self.fd) };
-        Interest { fd, write: false }
+        Interest { fd, write: false, end: None }
     }
 
     fn bye(&self) {}

@@ -250,7 +250,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting {
         name: "UCCL_P2P_SPIN_US",
         default: "100",
-        doc: "Microseconds that a thread spins for more work before it sleeps",
+        doc: "Microseconds that a thread spins for more work before it sleeps; a worker at most 20 where there are fewer than four processors",
         apply: |config, value| number(value).map(|us| config.spin = Duration::from_micros(us)),
     },
     Setting {
@@ -300,7 +300,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting {
         name: "UCCL_RCMODE",
         default: "1",
-        doc: "`0` sends RDMA writes over unreliable connections (UC), which this library makes reliable; reads take reliable ones (RC) all the same",
+        doc: "`0` sends RDMA writes over unreliable connections (UC), which this library makes reliable; reads take reliable ones (RC) all the same. Only for networks that keep the packets of a flow in order, so without adaptive routing or packet spraying: a device that sees one come late, or has no UC, goes on with RC and says so",
         apply: |config, value| flag(value).map(|rc| config.verbs.rc_mode = rc),
     },
 ];

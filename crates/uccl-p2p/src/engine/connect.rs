@@ -40,12 +40,48 @@ const SLICE: Duration = Duration::from_millis(50);
 const NO_NAP: Duration = Duration::from_millis(2);
 const NAP: Duration = Duration::from_micros(200);
 
+/// How long after the first failure a peer that is not there yet is looked for again; doubled each time, up to [`SLICE`].
+const FIRST_RETRY: Duration = Duration::from_millis(1);
+
+/// Whom to connect to, and how long to try.
+#[derive(Clone, Copy)]
+pub(crate) struct Target {
+    /// Where the peer listens.
+    pub(crate) addr: SocketAddr,
+    /// How long it may take; zero means for ever.
+    pub(crate) timeout: Duration,
+    /// Whether a peer that is not there yet is waited for.
+    pub(crate) awaited: bool,
+}
+
 /// A caller's patience.
 struct Patience<'a> {
     addr: SocketAddr,
     until: Option<Instant>,
     timeout: Duration,
+    /// Why nobody was there when last looked for.
+    absent: Option<io::Error>,
     interrupt: &'a mut dyn Interrupt,
+}
+
+/// Why no hands were shaken.
+enum Unmet {
+    /// Nobody is there, or went away before saying a word: somebody who is starting looks like that.
+    Nobody(io::Error),
+    /// Somebody is there, and it did not work; or there is no time left.
+    Failed(Error),
+}
+
+impl From<Error> for Unmet {
+    fn from(e: Error) -> Self {
+        Self::Failed(e)
+    }
+}
+
+/// Whether this is what a socket says when nobody listens, or who listened has gone.
+fn is_nobody(e: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionRefused, ConnectionReset};
+    matches!(e.kind(), ConnectionRefused | ConnectionReset | ConnectionAborted | BrokenPipe)
 }
 
 impl Patience<'_> {
@@ -53,12 +89,20 @@ impl Patience<'_> {
         Error::Connect { addr: self.addr, reason: reason.to_string() }
     }
 
+    fn out_of_time(&self) -> Error {
+        let timeout = self.timeout;
+        self.failed(match &self.absent {
+            Some(e) => format!("no endpoint was there within {timeout:?} ({e}): was it started, and with this port?"),
+            None => format!("no answer within {timeout:?}"),
+        })
+    }
+
     /// Waits until the socket is ready, or patience ends.
     fn wait(&mut self, fd: &impl AsFd, flags: PollFlags) -> Result<()> {
         loop {
             let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
             if left.is_some_and(|left| left.is_zero()) {
-                return Err(self.failed(format!("no answer within {:?}", self.timeout)));
+                return Err(self.out_of_time());
             }
             let slice = left.unwrap_or(SLICE).min(SLICE);
             let timeout = Timespec { tv_sec: 0, tv_nsec: slice.as_nanos() as _ };
@@ -74,7 +118,18 @@ impl Patience<'_> {
         }
     }
 
-    fn send(&mut self, tcp: &mut TcpStream, mut bytes: &[u8]) -> Result<()> {
+    /// Sleeps for a moment, which the end of patience and an interrupt cut short.
+    fn nap(&mut self, nap: Duration) -> Result<()> {
+        let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
+        std::thread::sleep(left.unwrap_or(nap).min(nap));
+        if self.interrupt.interrupted() { Err(Error::Interrupted) } else { Ok(()) }
+    }
+
+    fn is_over(&self) -> bool {
+        self.until.is_some_and(|until| until <= Instant::now())
+    }
+
+    fn send(&mut self, tcp: &mut TcpStream, mut bytes: &[u8]) -> Result<(), Unmet> {
         while !bytes.is_empty() {
             match tcp.write(bytes) {
                 Ok(n) => bytes = &bytes[n..],
@@ -82,28 +137,44 @@ impl Patience<'_> {
                     self.wait(tcp, PollFlags::OUT)?;
                 }
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(self.failed(e)),
+                Err(e) => return Err(self.unmet(e)),
             }
         }
         Ok(())
     }
 
-    fn recv(&mut self, tcp: &mut TcpStream, into: &mut [u8]) -> Result<usize> {
+    fn recv(&mut self, tcp: &mut TcpStream, into: &mut [u8]) -> Result<usize, Unmet> {
         loop {
             match tcp.read(into) {
-                Ok(0) => return Err(self.failed("the peer closed the connection")),
+                Ok(0) => {
+                    let gone = io::ErrorKind::ConnectionReset;
+                    let gone = io::Error::new(gone, "the peer closed the connection");
+                    return Err(Unmet::Nobody(gone));
+                }
                 Ok(n) => return Ok(n),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     self.wait(tcp, PollFlags::IN)?;
                 }
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(self.failed(e)),
+                Err(e) => return Err(self.unmet(e)),
             }
         }
     }
 
+    fn unmet(&self, e: io::Error) -> Unmet {
+        if is_nobody(&e) { Unmet::Nobody(e) } else { Unmet::Failed(self.failed(e)) }
+    }
+
+    /// The error of somebody who does not wait for the peer to be there.
+    fn settled<T>(&self, met: Result<T, Unmet>) -> Result<T> {
+        met.map_err(|unmet| match unmet {
+            Unmet::Nobody(e) => self.failed(e),
+            Unmet::Failed(e) => e,
+        })
+    }
+
     /// Opens a socket to the peer.
-    fn open(&mut self) -> Result<TcpStream> {
+    fn open(&mut self) -> Result<TcpStream, Unmet> {
         let domain = socket2::Domain::for_address(self.addr);
         let socket = socket2::Socket::new(domain, socket2::Type::STREAM, None)
             .map_err(|e| self.failed(e))?;
@@ -114,12 +185,17 @@ impl Patience<'_> {
             Err(e) if e.raw_os_error() == Some(rustix::io::Errno::INPROGRESS.raw_os_error()) => {
                 self.wait(&socket, PollFlags::OUT)?;
             }
-            Err(e) => return Err(self.failed(e)),
+            Err(e) => return Err(self.unmet(e)),
         }
         if let Some(e) = socket.take_error().map_err(|e| self.failed(e))? {
-            return Err(self.failed(e));
+            return Err(self.unmet(e));
         }
-        Ok(socket.into())
+        let tcp = TcpStream::from(socket);
+        // Who asks for a port of this host that is free may be given that very port to ask from, and meets itself.
+        if tcp.local_addr().is_ok_and(|own| own == self.addr) {
+            return Err(Unmet::Nobody(io::ErrorKind::ConnectionRefused.into()));
+        }
+        Ok(tcp)
     }
 
     /// Opens a socket and shakes hands over it.
@@ -128,8 +204,9 @@ impl Patience<'_> {
         core: &Core,
         greeting: &Greeting,
         kind: HelloKind,
-    ) -> Result<(TcpStream, Hello)> {
+    ) -> Result<(TcpStream, Hello), Unmet> {
         let mut tcp = self.open()?;
+        self.absent = None;
         let mut nonce = [0; NONCE_LEN];
         getrandom::fill(&mut nonce).map_err(|e| self.failed(e))?;
         let mut hello = greeting.hello(core, kind, 0);
@@ -137,39 +214,66 @@ impl Patience<'_> {
         let mut handshake = Handshake::connector(greeting::psk(&core.config)?, &hello, nonce)
             .map_err(|e| self.failed(e))?;
         let mut bytes = [0; 4096];
+        let mut heard = false;
         loop {
             let output = handshake.pending_output();
-            self.send(&mut tcp, &output)?;
-            let n = self.recv(&mut tcp, &mut bytes)?;
+            let sent = self.send(&mut tcp, &output);
+            let received = sent.and_then(|()| self.recv(&mut tcp, &mut bytes));
+            // Who has spoken is there: if it leaves now, that is its answer.
+            let n = if heard { self.settled(received)? } else { received? };
+            heard = true;
             match handshake.feed(&bytes[..n]) {
                 Ok(Progress::Done { peer, consumed }) if consumed == n => return Ok((tcp, *peer)),
                 Ok(Progress::NeedMore) => {}
-                Ok(_) => return Err(self.failed("the peer sent bytes before they were due")),
+                Ok(_) => {
+                    return Err(self.failed("the peer sent bytes before they were due").into());
+                }
                 Err(e) => {
                     // The peer learns why if it still listens.
                     let _ = tcp.write(&handshake.pending_output());
-                    return Err(self.failed(e));
+                    return Err(self.failed(e).into());
                 }
             }
+        }
+    }
+
+    /// Shakes hands with somebody who may not be there yet.
+    fn meet(&mut self, core: &Core, greeting: &Greeting) -> Result<(TcpStream, Hello)> {
+        let mut nap = FIRST_RETRY;
+        loop {
+            match self.shake(core, greeting, HelloKind::NewConnection) {
+                Ok(met) => return Ok(met),
+                Err(Unmet::Failed(e)) => return Err(e),
+                Err(Unmet::Nobody(e)) => self.absent = Some(e),
+            }
+            if self.is_over() {
+                return Err(self.out_of_time());
+            }
+            self.nap(nap)?;
+            core.usable()?;
+            nap = (nap * 2).min(SLICE);
         }
     }
 
     /// Waits until every rail has been tried or has had its time. Where nothing else is allowed, one of them must work.
     fn settle(&mut self, conn: &Arc<Connection>) -> Result<()> {
         let Some(rails) = &conn.rails else { return Ok(()) };
-        let _claim = conn.claim();
+        let mut claim = conn.claim();
         let begun = Instant::now();
         while !rails.lane.is_settled() {
             conn.progress();
             if conn.is_failed() {
                 return Err(conn.lost_error());
             }
-            if self.until.is_some_and(|until| until <= Instant::now()) {
+            if self.is_over() {
                 break;
             }
-            if self.interrupt.interrupted() {
+            let interrupted;
+            (claim, interrupted) = claim.aside(|| self.interrupt.interrupted());
+            if interrupted {
                 return Err(Error::Interrupted);
             }
+            claim.beat();
             let nap = if begun.elapsed() < NO_NAP { Duration::ZERO } else { NAP };
             std::thread::sleep(nap);
         }
@@ -182,11 +286,13 @@ impl Patience<'_> {
     /// Says that the lanes are a connection now, and waits for the peer to agree.
     fn establish(&mut self, tcp: &mut TcpStream, lanes: u16) -> Result<()> {
         let word = Header::bare(Kind::Establish, 0, lanes.into()).encode();
-        self.send(tcp, &word)?;
+        let sent = self.send(tcp, &word);
+        self.settled(sent)?;
         let mut answer = [0; HEADER_LEN];
         let mut have = 0;
         while have < HEADER_LEN {
-            have += self.recv(tcp, &mut answer[have..])?;
+            let received = self.recv(tcp, &mut answer[have..]);
+            have += self.settled(received)?;
         }
         match Header::decode(&answer) {
             Ok(Header { kind: Kind::Establish, .. }) => Ok(()),
@@ -196,18 +302,23 @@ impl Patience<'_> {
     }
 }
 
-/// Connects to the endpoint at `addr`.
+/// Connects to an endpoint.
 pub(crate) fn connect(
     core: &Arc<Core>,
     greeting: &Greeting,
-    addr: SocketAddr,
-    timeout: Duration,
+    target: Target,
     interrupt: &mut dyn Interrupt,
 ) -> Result<Arc<Connection>> {
     core.usable()?;
+    let Target { addr, timeout, awaited } = target;
     let until = (!timeout.is_zero()).then(|| Instant::now() + timeout);
-    let mut patience = Patience { addr, until, timeout, interrupt };
-    let (mut tcp, hello) = patience.shake(core, greeting, HelloKind::NewConnection)?;
+    let mut patience = Patience { addr, until, timeout, absent: None, interrupt };
+    let (mut tcp, hello) = if awaited {
+        patience.meet(core, greeting)?
+    } else {
+        let met = patience.shake(core, greeting, HelloKind::NewConnection);
+        patience.settled(met)?
+    };
     let same_host = greeting.same_host(&hello);
     let local = if greeting.local_possible(core, &hello) {
         match join_local(core, greeting, &hello, &mut patience) {
@@ -243,7 +354,8 @@ pub(crate) fn connect(
             let mut streams = Vec::new();
             for lane_index in 1..count {
                 let kind = HelloKind::JoinLane { token: hello.token, lane_index };
-                streams.push(patience.shake(core, greeting, kind)?.0);
+                let met = patience.shake(core, greeting, kind);
+                streams.push(patience.settled(met)?.0);
             }
             patience.establish(&mut tcp, count)?;
             streams.insert(0, tcp);

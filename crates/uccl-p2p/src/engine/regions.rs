@@ -31,8 +31,6 @@ pub(crate) struct Mr {
     pub(crate) span: Span,
     pub(crate) region: Region,
     pub(crate) kind: MemoryKind,
-    /// The NUMA node of host memory, where there are several and the kernel told.
-    pub(crate) node: Option<u32>,
     leases: AtomicUsize,
     /// What it lies in, if peers of this host can reach that by themselves: memory from `alloc`, kept
     /// alive, or a GPU's.
@@ -40,10 +38,16 @@ pub(crate) struct Mr {
 }
 
 impl Mr {
-    /// The NIC nearest to it that can be used, for an endpoint of this GPU. Remembered after the first
-    /// look at memory of its place.
-    pub(crate) fn nearest_nic(&self, gpu: u32) -> Option<NearNic> {
-        places::nearest_nic(self.kind, self.node, gpu)
+    /// The NUMA node that host memory begins on now, where there are several and the kernel tells. Asked when it
+    /// is wanted: it takes a system call, and memory that nobody has touched yet is nowhere.
+    pub(crate) fn node(&self) -> Option<u32> {
+        places::node_of(self.kind, self.span)
+    }
+
+    /// The NIC nearest to memory like this on that node that can be used, for an endpoint of this GPU. Remembered
+    /// after the first look at memory of its place.
+    pub(crate) fn nearest_nic(&self, node: Option<u32>, gpu: u32) -> Option<NearNic> {
+        places::nearest_nic(self.kind, node, gpu)
     }
 
     /// Where a part of the region is in shared memory, if it is.
@@ -132,8 +136,7 @@ impl Mrs {
         };
         let id = MrId(self.next.fetch_add(1, Relaxed));
         let (leases, memory) = (AtomicUsize::new(0), Mutex::new(memory));
-        let node = places::node_of(kind, span);
-        let mr = Arc::new(Mr { id, span, region, kind, node, leases, memory });
+        let mr = Arc::new(Mr { id, span, region, kind, leases, memory });
         self.by_id.write().insert(id, Arc::clone(&mr));
         Ok(mr)
     }

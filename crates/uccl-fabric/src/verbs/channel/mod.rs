@@ -93,6 +93,7 @@ pub(super) struct VerbsChannel {
 }
 
 impl VerbsChannel {
+    /// Queue pairs that are not reliable are tried as long as the rail's trust in them holds.
     pub(super) fn new(pd: &Arc<Pd>, shape: &Shape, trust: &Arc<Trust>) -> Result<Self, RailError> {
         let queue_pairs = usize::from(shape.queue_pairs);
         let writes_over_uc = shape.writes_over_uc && trust.holds();
@@ -428,7 +429,10 @@ impl VerbsChannel {
             let why = self.describe(wc);
             self.fail(RailError::Lost(why));
         } else if is_receive {
-            unreliable.received(Instant::now(), index, wc);
+            if let Err(error) = unreliable.received(Instant::now(), index, wc) {
+                self.trust.give_up(&error);
+                self.fail(RailError::Lost(error.to_string()));
+            }
         } else if !unreliable.sent(index, wc.wr_id) {
             self.fail(RailError::Lost("a completion of no request of ours".to_owned()));
         }

@@ -1,0 +1,132 @@
+//! Whether somebody in this process uses CUDA, asked at every registration and so to be answered in no time.
+
+use std::{
+    ffi::c_void,
+    ptr,
+    sync::{
+        OnceLock,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use libc::{c_int, dl_phdr_info, size_t};
+use libloading::os::unix::{Library, RTLD_LAZY};
+
+use super::{
+    driver::Vendor,
+    raw::{Code, Handle, NOT_INITIALISED},
+};
+
+/// `RTLD_NOLOAD` of Linux's C libraries: find what is loaded, load nothing.
+const ONLY_IF_LOADED: i32 = 4;
+
+type GetCurrent = unsafe extern "C" fn(*mut Handle) -> Code;
+
+static DRIVER: Awaited<GetCurrent> = Awaited::new();
+
+/// Whether someone in this process has loaded CUDA's driver and begun to use it. Neither is done here.
+pub(super) fn cuda_is_in_use() -> bool {
+    let find = || Vendor::Cuda.libraries().iter().find_map(|name| find_get_current(name));
+    let Some(get_current) = DRIVER.get(loads(), find) else { return false };
+    let mut current = ptr::null_mut();
+    // SAFETY: the pointer is to a live handle, and the library is loaded for good. The call works in any process,
+    // and says so in one that has not begun.
+    unsafe { get_current(&raw mut current) != NOT_INITIALISED }
+}
+
+fn find_get_current(library: &str) -> Option<GetCurrent> {
+    // SAFETY: nothing is loaded that is not loaded already, so no initialiser runs.
+    let library = unsafe { Library::open(Some(library), RTLD_LAZY | ONLY_IF_LOADED) }.ok()?;
+    // SAFETY: the type is that of CUDA's headers.
+    let found = *unsafe { library.get::<GetCurrent>(b"cuCtxGetCurrent") }.ok()?;
+    // A use of the library that never ends: it stays loaded.
+    std::mem::forget(library);
+    Some(found)
+}
+
+/// Something of a library that others may load. As long as nothing was loaded since it was looked for in vain, it is
+/// not looked for again: the loader searches all its paths for what it does not know.
+struct Awaited<T> {
+    found: OnceLock<T>,
+    /// What [`loads`] was when it was last looked for in vain; 0 if it never was.
+    absent_at: AtomicU64,
+}
+
+impl<T: Copy> Awaited<T> {
+    const fn new() -> Self {
+        Self { found: OnceLock::new(), absent_at: AtomicU64::new(0) }
+    }
+
+    /// What was found, or what `find` finds. `loads` was counted before, so that what is loaded meanwhile counts as later.
+    fn get(&self, loads: u64, find: impl FnOnce() -> Option<T>) -> Option<T> {
+        if let Some(found) = self.found.get() {
+            return Some(*found);
+        }
+        if loads != 0 && loads == self.absent_at.load(Relaxed) {
+            return None;
+        }
+        let found = find().map(|found| *self.found.get_or_init(|| found));
+        if found.is_none() {
+            self.absent_at.store(loads, Relaxed);
+        }
+        found
+    }
+}
+
+/// How many libraries this process has loaded so far, also those that are gone again; 0 where the loader does not tell.
+fn loads() -> u64 {
+    unsafe extern "C" fn first(info: *mut dl_phdr_info, size: size_t, loads: *mut c_void) -> c_int {
+        if size >= std::mem::offset_of!(dl_phdr_info, dlpi_subs) {
+            // SAFETY: the loader's struct, which reaches as far as the member; and the integer below.
+            unsafe { *loads.cast::<u64>() = (*info).dlpi_adds };
+        }
+        // The count is the same for all: one is enough.
+        1
+    }
+    let mut loads = 0_u64;
+    // SAFETY: the function is called before this returns, with the integer's address.
+    unsafe { libc::dl_iterate_phdr(Some(first), (&raw mut loads).cast()) };
+    loads
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn what_is_not_there_is_looked_for_again_after_a_load_and_no_sooner() {
+        let (awaited, searches) = (Awaited::new(), Cell::new(0));
+        let search = |loads, found: Option<u8>| {
+            let find = || {
+                searches.set(searches.get() + 1);
+                found
+            };
+            (awaited.get(loads, find), searches.get())
+        };
+        assert_eq!(search(30, None), (None, 1));
+        assert_eq!(search(30, Some(1)), (None, 1));
+        assert_eq!(search(31, None), (None, 2));
+        assert_eq!(search(32, Some(7)), (Some(7), 3));
+        assert_eq!(search(33, None), (Some(7), 3));
+    }
+
+    #[test]
+    fn where_loads_are_not_counted_every_look_is_a_search() {
+        let awaited = Awaited::new();
+        assert_eq!(awaited.get(0, || None::<u8>), None);
+        assert_eq!(awaited.get(0, || Some(3)), Some(3));
+    }
+
+    #[test]
+    fn a_library_that_is_loaded_is_counted() {
+        let before = loads();
+        assert!(before > 0, "the C library tells");
+        // SAFETY: parts of the C library that no Rust program is linked with; they have no initialisers.
+        let loaded = ["libutil.so.1", "libanl.so.1", "libBrokenLocale.so.1"]
+            .map(|name| unsafe { Library::open(Some(name), RTLD_LAZY) });
+        assert!(loaded.iter().any(Result::is_ok), "{loaded:?}");
+        assert!(loads() > before);
+    }
+}

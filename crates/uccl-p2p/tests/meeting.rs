@@ -1,0 +1,114 @@
+//! Peers that are not there yet, or not any more, when somebody connects to them.
+
+use std::{
+    net::{SocketAddr, TcpListener},
+    thread,
+    time::Duration,
+};
+
+use uccl_p2p::{Config, Endpoint, Error, Interrupt, Uninterrupted};
+
+const LONG: Option<Duration> = Some(Duration::from_secs(60));
+
+fn config() -> Config {
+    Config { bind: Some([127, 0, 0, 1].into()), port: Some(0), num_cpus: 1, ..Config::default() }
+}
+
+/// Asked whether to go on, it does something.
+struct Asked<F: FnMut(u32) -> bool>(u32, F);
+
+impl<F: FnMut(u32) -> bool> Interrupt for Asked<F> {
+    fn interrupted(&mut self) -> bool {
+        self.0 += 1;
+        (self.1)(self.0)
+    }
+}
+
+/// An address that nobody listens at.
+fn free() -> SocketAddr {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+    listener.local_addr().expect("its address")
+}
+
+fn endpoint_at(addr: SocketAddr) -> Endpoint {
+    let settings = Config { port: Some(addr.port()), ..config() };
+    Endpoint::new(settings).expect("an endpoint at a port that was free")
+}
+
+#[test]
+fn a_peer_that_starts_later_is_waited_for() {
+    let (here, addr) = (Endpoint::new(config()).expect("an endpoint"), free());
+    let mut there = None;
+    // It starts when this end has been refused several times.
+    let mut start = Asked(0, |asked| {
+        if asked == 5 {
+            there = Some(endpoint_at(addr));
+        }
+        false
+    });
+    let conn = here.connect_when_up(addr, LONG, &mut start).expect("connected");
+    here.check_connection(conn).expect("a connection");
+    let there = there.expect("it was started");
+    assert_eq!(there.accept(LONG, &mut Uninterrupted).expect("the same").ip, addr.ip());
+}
+
+#[test]
+fn who_hangs_up_before_a_word_is_taken_for_one_that_starts() {
+    let here = Endpoint::new(config()).expect("an endpoint");
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+    let addr = listener.local_addr().expect("its address");
+    let starting = thread::spawn(move || {
+        for _ in 0..3 {
+            drop(listener.accept().expect("somebody"));
+        }
+        drop(listener);
+        endpoint_at(addr)
+    });
+    let conn = here.connect_when_up(addr, LONG, &mut Uninterrupted).expect("connected");
+    here.check_connection(conn).expect("a connection");
+    drop(starting.join().expect("no panic"));
+}
+
+#[test]
+fn who_never_comes_is_waited_for_as_long_as_was_said() {
+    let (here, addr) = (Endpoint::new(config()).expect("an endpoint"), free());
+    let mut asked = 0;
+    let mut count = Asked(0, |times| {
+        asked = times;
+        false
+    });
+    let timeout = Some(Duration::from_millis(200));
+    let refused = here.connect_when_up(addr, timeout, &mut count).expect_err("nobody").to_string();
+    for said in [addr.to_string().as_str(), "200ms", "refused"] {
+        assert!(refused.contains(said), "{refused:?} lacks {said:?}");
+    }
+    assert!(asked > 1, "it was not tried again");
+}
+
+#[test]
+fn waiting_for_a_peer_is_interrupted_and_ends_with_the_endpoint() {
+    let (here, addr) = (Endpoint::new(config()).expect("an endpoint"), free());
+    let mut stop = Asked(0, |asked| asked == 3);
+    let stopped = here.connect_when_up(addr, Some(Duration::ZERO), &mut stop);
+    assert!(matches!(stopped, Err(Error::Interrupted)), "{stopped:?}");
+    let mut close = Asked(0, |asked| {
+        if asked == 3 {
+            here.close();
+        }
+        false
+    });
+    let closed = here.connect_when_up(addr, Some(Duration::ZERO), &mut close);
+    assert!(matches!(closed, Err(Error::Closed)), "{closed:?}");
+}
+
+#[test]
+fn what_a_peer_answers_is_its_answer_and_nobody_is_not_waited_for_unasked() {
+    let here = Endpoint::new(config()).expect("an endpoint");
+    let gone = here.connect(free(), LONG, &mut Uninterrupted);
+    assert!(matches!(gone, Err(Error::Connect { .. })), "{gone:?}");
+    let guarded = Config { psk: Some(b"a secret of sixteen".to_vec()), ..config() };
+    let guarded = Endpoint::new(guarded).expect("an endpoint");
+    let refused = here.connect_when_up(guarded.addr(), LONG, &mut Uninterrupted);
+    let refused = refused.expect_err("it requires a key").to_string();
+    assert!(refused.contains("pre-shared key"), "{refused}");
+}

@@ -1,0 +1,143 @@
+//! Regions that tensors share: one that lies in a tensor registered before gets the keys of that one, as UCCL has it, and
+//! a region ends with as many `deregister_memory` as there were `register_memory`.
+
+use std::collections::{BTreeMap, HashMap};
+
+use parking_lot::Mutex;
+use pyo3::prelude::*;
+use uccl_p2p::{Error, MrId};
+
+use crate::{endpoint::PyEndpoint, error::Stop, memory::Memory, regions};
+
+/// Start and length in bytes of a region, and whether it is read-only: peers get keys for the others alone.
+type Range = (usize, usize, bool);
+
+/// The regions that `register_memory` made.
+#[derive(Default)]
+pub(crate) struct Reuse {
+    /// Held while a region is made, so that two threads do not make two of the same tensor.
+    regions: Mutex<Tensors>,
+}
+
+#[derive(Default)]
+struct Tensors {
+    by_range: BTreeMap<Range, Shared>,
+    by_id: HashMap<MrId, Range>,
+}
+
+struct Shared {
+    mr: MrId,
+    users: usize,
+}
+
+/// A region that is not to be shared any more, because it is about to end.
+pub(crate) struct Ending(Range, Shared);
+
+impl Tensors {
+    /// The shortest region of the same rights that a range lies in.
+    fn around(&mut self, (addr, len, readonly): Range) -> Option<&mut Shared> {
+        let end = addr.checked_add(len).filter(|_| len > 0)?;
+        let before = self.by_range.range_mut(..=(addr, usize::MAX, true));
+        let around = before.filter(|((at, len, same), _)| *same == readonly && at + len >= end);
+        around.min_by_key(|((_, len, _), _)| *len).map(|(_, shared)| shared)
+    }
+
+    fn insert(&mut self, range: Range, shared: Shared) {
+        self.by_id.insert(shared.mr, range);
+        self.by_range.insert(range, shared);
+    }
+
+    fn take(&mut self, mr: MrId) -> Option<Ending> {
+        let range = self.by_id.remove(&mr)?;
+        Some(Ending(range, self.by_range.remove(&range)?))
+    }
+}
+
+impl Reuse {
+    /// A region is about to end, whoever uses it.
+    pub(crate) fn take(&self, mr: MrId) -> Option<Ending> {
+        self.regions.lock().take(mr)
+    }
+
+    /// It has not ended: it is shared again, unless its memory was registered anew meanwhile.
+    pub(crate) fn put_back(&self, Ending(range, shared): Ending) {
+        let mut tensors = self.regions.lock();
+        if !tensors.by_range.contains_key(&range) {
+            tensors.insert(range, shared);
+        }
+    }
+
+    /// Counts a user less; with the last one the region is about to end.
+    fn leave(&self, mr: MrId) -> Leaving {
+        let mut tensors = self.regions.lock();
+        let tensors = &mut *tensors;
+        let shared = tensors.by_id.get(&mr).and_then(|range| tensors.by_range.get_mut(range));
+        match shared.filter(|shared| shared.users > 1) {
+            Some(shared) => {
+                shared.users -= 1;
+                Leaving::Others
+            }
+            None => Leaving::Last(tensors.take(mr)),
+        }
+    }
+
+    /// Forgets everything, when no region is left.
+    pub(crate) fn clear(&self) {
+        *self.regions.lock() = Tensors::default();
+    }
+}
+
+/// Who uses a region beside the one who leaves.
+enum Leaving {
+    Others,
+    Last(Option<Ending>),
+}
+
+/// Registers tensors, all or none, or finds the regions that they lie in.
+pub(crate) fn add_all(
+    ep: &PyEndpoint,
+    py: Python<'_>,
+    tensors: Vec<Memory>,
+) -> Result<Vec<MrId>, Stop> {
+    let mut mrs = Vec::with_capacity(tensors.len());
+    for tensor in tensors {
+        match add(ep, py, tensor) {
+            Ok(mr) => mrs.push(mr),
+            Err(stop) => {
+                for mr in mrs {
+                    // What was made just now ends, and what was there stays as it was.
+                    let _ = remove(ep, py, mr);
+                }
+                return Err(stop);
+            }
+        }
+    }
+    Ok(mrs)
+}
+
+fn add(ep: &PyEndpoint, py: Python<'_>, tensor: Memory) -> Result<MrId, Stop> {
+    let (addr, len) = (tensor.addr, tensor.len.unwrap_or_default());
+    let range = (addr, len, tensor.is_readonly());
+    let mr = py.detach(|| {
+        let mut tensors = ep.reuse.regions.lock();
+        if let Some(shared) = tensors.around(range) {
+            shared.users += 1;
+            return Ok(shared.mr);
+        }
+        let mr = regions::register(&ep.core, addr, len)?;
+        if len > 0 {
+            tensors.insert(range, Shared { mr, users: 1 });
+        }
+        Ok::<_, Error>(mr)
+    })?;
+    ep.regions.keep(mr, tensor.owner);
+    Ok(mr)
+}
+
+/// Ends a tensor's use of its region, and with the last one the region.
+pub(crate) fn remove(ep: &PyEndpoint, py: Python<'_>, mr: MrId) -> Result<(), Error> {
+    match ep.reuse.leave(mr) {
+        Leaving::Others => Ok(()),
+        Leaving::Last(ending) => regions::end(ep, py, mr, ending),
+    }
+}
