@@ -10,10 +10,7 @@ use uccl_fabric::mem::RemoteSpan;
 use uccl_fabric::region::Rights;
 use uccl_wire::frame::{Desc, Header, Kind, Status, Trailer};
 
-use support::{
-    Done, Patch, Side,
-    stage::{Stage, stage},
-};
+use support::{Done, Patch, stage::stage};
 
 /// Somewhere in the peer that does not exist.
 fn elsewhere(len: u64) -> RemoteSpan {

@@ -197,7 +197,7 @@ impl Lane for Endless {
     }
 
     fn interest(&self) -> Interest<'_> {
-        Interest { fd: self.bell.fd(), write: false }
+        Interest { fd: self.bell.fd(), write: false, end: None }
     }
 
     fn bye(&self) {}
