@@ -121,20 +121,19 @@ pub(super) struct Ends {
 
 impl Ends {
     pub(super) fn joined() -> Self {
-        Self::over(1)
+        Self::over(&[RailFaults::default()])
     }
 
-    /// Over so many pairs of rails.
-    pub(super) fn over(pairs: usize) -> Self {
+    /// Over pairs of rails with these faults.
+    pub(super) fn over(pairs: &[RailFaults]) -> Self {
         let network = RailNetwork::default();
-        let rails = |seed: u64| {
-            (0..pairs as u64)
-                .map(|n| network.rail(&format!("rail{n}"), seed << 8 | n, RailFaults::default()))
-                .collect()
+        let rail = |seed: u64, n: usize| {
+            network.rail(&format!("rail{n}"), seed << 8 | n as u64, pairs[n].clone())
         };
+        let rails = |seed| (0..pairs.len()).map(|n| rail(seed, n)).collect();
         let (a, b) = (End::new(Role::Connector, rails(1)), End::new(Role::Acceptor, rails(2)));
         let ends = Self { a, b, network };
-        ends.until("the paths are up", || ends.are_up(pairs));
+        ends.until("the paths are up", || ends.are_up(pairs.len()));
         ends
     }
 

@@ -4,7 +4,7 @@ use std::{str::FromStr, time::Duration};
 
 use uccl_fabric::{
     libfabric::{Devices, LibfabricSettings, Threading},
-    verbs::{ParseDeviceNameError, VerbsSettings},
+    verbs::{ParseDeviceNameError, RelaxedOrdering, VerbsSettings},
 };
 
 use super::{Checksum, Config, Setting};
@@ -77,9 +77,17 @@ pub(super) const SETTINGS: &[Setting] = &[
     },
     Setting {
         name: "UCCL_IB_PCI_RELAXED_ORDERING",
-        default: "0",
-        doc: "`1` lets RDMA devices reorder their writes to memory on the PCI bus",
-        apply: |config, value| flag(value).map(|on| config.verbs.relaxed_ordering = on),
+        default: "2",
+        doc: "`1` lets RDMA devices reorder their writes to memory on the PCI bus, which many machines need for full speed; `2` does where it can be asked for, `0` does not",
+        apply: |config, value| {
+            config.verbs.relaxed_ordering = match value {
+                "0" => RelaxedOrdering::Never,
+                "1" => RelaxedOrdering::Always,
+                "2" => RelaxedOrdering::Auto,
+                _ => return Err("use 0, 1 or 2".into()),
+            };
+            Ok(())
+        },
     },
     Setting {
         name: "UCCL_LIBFABRIC_PROVIDER",
@@ -292,7 +300,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting {
         name: "UCCL_RCMODE",
         default: "1",
-        doc: "`0` sends RDMA writes over unreliable connections (UC), which this library makes reliable; reads take reliable ones (RC) all the same",
+        doc: "`0` sends RDMA writes over unreliable connections (UC), which this library makes reliable; reads take reliable ones (RC) all the same. Only for networks that keep the packets of a flow in order, so without adaptive routing or packet spraying: a device that sees one come late, or has no UC, goes on with RC and says so",
         apply: |config, value| flag(value).map(|rc| config.verbs.rc_mode = rc),
     },
 ];

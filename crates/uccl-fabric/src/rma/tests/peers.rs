@@ -134,31 +134,75 @@ fn a_channel_that_is_refused_holds_up_nobody() {
     }
 }
 
+/// Two regions of the peer's, of which the keys are known on the first of two paths.
+struct OnePath {
+    ends: Ends,
+    ours: Vec<u8>,
+    regions: [Region; 2],
+    _theirs: [Vec<u8>; 2],
+}
+
+impl OnePath {
+    fn new(other: RailFaults) -> Self {
+        let ends = Ends::over(&[RailFaults::default(), other]);
+        let (ours, theirs) = (vec![1u8; 4096], [vec![2u8; 4096], vec![3u8; 4096]]);
+        ends.a.register(&ours);
+        let regions = [0, 1].map(|n: usize| ends.b.register(&theirs[n]));
+        let all = Self { ends, ours, regions, _theirs: theirs };
+        let (ends, other) = (&all.ends, &all.ends.a.devices[1]);
+        other.pull();
+        ends.until("the loss of a path", || ends.are_up(1));
+        let known = [0, 1].map(|n| all.write(n));
+        ends.until("the keys of one path", || known.iter().all(|told| told.result().is_some()));
+        other.plug();
+        ends.until("the other path", || ends.are_up(2));
+        all
+    }
+
+    fn write(&self, region: usize) -> Arc<Told> {
+        let local = Span { addr: self.ours.as_ptr().expose_provenance(), len: 64 };
+        let remote = RemoteSpan { len: 64, ..self.regions[region].remote() };
+        self.ends.a.post(Write, local, remote)
+    }
+
+    /// Writes to the first region, to it again, and to the second. They are to be requested again in this order: their
+    /// path was lost before they had ended.
+    fn lost_writes(&self) -> [Arc<Told>; 3] {
+        let one = &self.ends.a.devices[0];
+        one.stick();
+        let writes = [0, 0, 1].map(|region| self.write(region));
+        one.pull();
+        writes
+    }
+}
+
 #[test]
 fn what_waits_for_a_key_holds_up_nothing_behind_it() {
-    let ends = Ends::over(2);
-    let ours = vec![1u8; 4096];
-    let theirs = [vec![2u8; 4096], vec![3u8; 4096]];
-    let _local = ends.a.register(&ours);
-    let regions = [0, 1].map(|n: usize| ends.b.register(&theirs[n]));
-    let local = Span { addr: ours.as_ptr().expose_provenance(), len: 64 };
-    let write = |n: usize| ends.a.post(Write, local, RemoteSpan { len: 64, ..regions[n].remote() });
-    let [one, other] = [0, 1].map(|n: usize| &ends.a.devices[n]);
-    other.pull();
-    ends.until("the loss of a path", || ends.are_up(1));
-    let known = [0, 1].map(write);
-    ends.until("the keys of one path", || known.iter().all(|told| told.result().is_some()));
-    other.plug();
-    ends.until("the other path", || ends.are_up(2));
-
-    // Both are on their way by the one, which is lost. Of the other's keys the first region's is not told.
-    let is_lost = |note: &Note| matches!(note, Note::Grant(of, _) if *of == id_of(&regions[0]));
-    one.stick();
-    let [first, second] = [0, 1].map(write);
-    one.pull();
-    ends.until_without(is_lost, "the second write", || second.result().is_some());
+    let all = OnePath::new(RailFaults::default());
+    let first = id_of(&all.regions[0]);
+    let is_lost = |note: &Note| matches!(note, Note::Grant(of, _) if *of == first);
+    let [first, again, second] = all.lost_writes();
+    all.ends.until_without(is_lost, "the last write", || second.result().is_some());
     assert_eq!((first.result(), second.result()), (None, Some(Ok(()))));
+    for write in [again, first] {
+        all.ends.a.lane.cancel(write.name());
+        assert_eq!(write.result(), Some(Err(OpError::Cancelled)));
+    }
+}
 
-    ends.a.lane.cancel(first.name());
-    assert_eq!(first.result(), Some(Err(OpError::Cancelled)));
+#[test]
+fn what_is_cancelled_ends_though_no_device_has_room() {
+    let all = OnePath::new(RailFaults { depth: 1, ..RailFaults::default() });
+    let (ends, other) = (&all.ends, &all.ends.a.devices[1]);
+    other.stick();
+    let writes = all.lost_writes();
+    ends.until("the loss of a path", || ends.are_up(1));
+    // For the keys of what is left to be told, and one write to be on its way there.
+    (0..100).for_each(|_| ends.turn());
+    assert!(writes.iter().all(|write| write.result().is_none()));
+    all.ends.a.lane.cancel(writes[2].name());
+    assert_eq!(writes[2].result(), Some(Err(OpError::Cancelled)));
+    other.unstick();
+    ends.until("the others", || writes.iter().all(|write| write.result().is_some()));
+    assert_eq!([0, 1].map(|n: usize| writes[n].result()), [Some(Ok(())), Some(Ok(()))]);
 }

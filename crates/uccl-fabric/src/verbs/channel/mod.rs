@@ -9,16 +9,14 @@ mod unreliable;
 use std::{
     collections::VecDeque,
     os::fd::BorrowedFd,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use uccl_wire::{iwarp::IwarpAddress, verbs::VerbsAddress};
 
 pub(super) use self::iwarp::Place;
+pub(super) use self::unreliable::Trust;
 use self::{
     iwarp::Connections,
     queue::{SendQueue, What, queue_of},
@@ -78,7 +76,7 @@ pub(super) struct VerbsChannel {
     cq: Arc<Cq>,
     pd: Arc<Pd>,
     shape: Shape,
-    is_disordered: Arc<AtomicBool>,
+    trust: Arc<Trust>,
     address: Vec<u8>,
     is_joined: bool,
     /// The queue that was posted to last.
@@ -95,16 +93,11 @@ pub(super) struct VerbsChannel {
 }
 
 impl VerbsChannel {
-    /// `is_disordered` is the port's: set where the network turns out not to keep messages in order.
-    pub(super) fn new(
-        pd: &Arc<Pd>,
-        shape: &Shape,
-        is_disordered: &Arc<AtomicBool>,
-    ) -> Result<Self, RailError> {
-        let writes_over_uc = shape.writes_over_uc && !is_disordered.load(Relaxed);
-        let shape = &Shape { writes_over_uc, ..*shape };
+    /// Queue pairs that are not reliable are tried as long as the rail's trust in them holds.
+    pub(super) fn new(pd: &Arc<Pd>, shape: &Shape, trust: &Arc<Trust>) -> Result<Self, RailError> {
         let queue_pairs = usize::from(shape.queue_pairs);
-        let of_uc = if shape.writes_over_uc { COMPLETIONS_OF_UC as usize * queue_pairs } else { 0 };
+        let writes_over_uc = shape.writes_over_uc && trust.holds();
+        let of_uc = if writes_over_uc { COMPLETIONS_OF_UC as usize * queue_pairs } else { 0 };
         let places = if shape.iwarp.is_some() { PLACES_WITH_FENCES } else { 1 };
         let room = shape.limits.depth * places as usize + of_uc;
         let room = i32::try_from(room).unwrap_or(i32::MAX);
@@ -128,10 +121,10 @@ impl VerbsChannel {
             chunk_bytes: shape.limits.chunk_bytes,
             most: shape.limits.depth,
         };
-        let unreliable = match shape.writes_over_uc {
-            true => Some(Unreliable::new(pd, &cq, &plan)?),
-            false => None,
-        };
+        // Some devices have none. What else keeps them from being made shows in the next queue pair too.
+        let unreliable = writes_over_uc
+            .then(|| Unreliable::new(pd, &cq, &plan))
+            .and_then(|made| made.inspect_err(|why| trust.give_up(why)).ok());
         let connections = shape.iwarp.map(|place| Connections::new(pd, &cq, place, &shape.path));
         let connections = connections.transpose()?;
         let address = match &connections {
@@ -145,8 +138,8 @@ impl VerbsChannel {
             cq,
             pd: Arc::clone(pd),
             shape: *shape,
+            trust: Arc::clone(trust),
             address,
-            is_disordered: Arc::clone(is_disordered),
             is_joined: false,
             current: 0,
             probes: VecDeque::new(),
@@ -437,10 +430,7 @@ impl VerbsChannel {
             self.fail(RailError::Lost(why));
         } else if is_receive {
             if let Err(error) = unreliable.received(Instant::now(), index, wc) {
-                tracing::warn!(
-                    "{error}: from now on writes to this port go over reliable queue pairs"
-                );
-                self.is_disordered.store(true, Relaxed);
+                self.trust.give_up(&error);
                 self.fail(RailError::Lost(error.to_string()));
             }
         } else if !unreliable.sent(index, wc.wr_id) {

@@ -11,6 +11,7 @@
 mod cut;
 mod path;
 mod receives;
+mod trust;
 
 use std::{collections::VecDeque, sync::Arc, time::Instant};
 
@@ -18,6 +19,7 @@ use slab::Slab;
 use uccl_tran::{Event, OutOfOrder};
 use uccl_wire::verbs::{QueuePair, VerbsAddress};
 
+pub(in crate::verbs) use self::trust::Trust;
 use self::{cut::Cut, path::UcPath};
 pub(super) use self::{
     path::SENDS,
