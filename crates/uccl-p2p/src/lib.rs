@@ -12,7 +12,7 @@ mod engine;
 pub mod error;
 pub mod ids;
 
-pub use config::{Checksum, Config, Transport};
+pub use config::{Checksum, Config, Selection, Setting, Transport, take_notices};
 pub use endpoint::*;
 pub use error::{Error, Result};
 pub use ids::{ConnId, MrId, TransferId};
