@@ -50,7 +50,7 @@ def present(
 
 
 class Bench:
-    """One run: rounds of every group of cases by every peer, in turn.
+    """One run: rounds of every group of cases by every peer, in turn; every other round in the opposite order.
 
     `groups` are lists of cases that a peer is asked for at once. Without a `gate` nothing waits for a quiet machine.
     """
@@ -79,8 +79,10 @@ class Bench:
     def run(self) -> None:
         for number in range(1, self.options.rounds + 1):
             self.context.round = number
+            # Whoever comes first finds another machine than whoever comes second.
+            in_turn = self.running if number % 2 else self.running[::-1]
             for cases in self._groups:
-                for peer in self.running:
+                for peer in in_turn:
                     if self.took_s > 60 * self.options.max_minutes:
                         say(f"{self.options.max_minutes:g} minutes have passed: the rest is left out")
                         return

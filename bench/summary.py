@@ -14,6 +14,9 @@ import report
 from bars import Verdict
 from rounds import Bench, revision
 
+#: Options that are files.
+_FILES = ("wheels", "uccl_bin", "before_bin", "python", "json", "plugin_dir")
+
 
 def gpu_facts() -> list[str]:
     """The GPUs, their driver and how they are linked, as the vendor's tool tells."""
@@ -48,7 +51,8 @@ def document(options: argparse.Namespace, bench: Bench, said: dict, verdicts: li
         "revision": options.revision or revision(),
         "machine": {**machine.facts(), "gpus": gpu_facts()},
         "options": {
-            key: Path(str(value)).name if key in ("wheels", "uccl_bin", "python", "json", "plugin_dir") else value
+            # Where files are says nothing to others.
+            key: Path(str(value)).name if key in _FILES and value else value
             for key, value in vars(options).items()
         },
         "rounds_done": bench.rounds_done,

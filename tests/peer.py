@@ -7,6 +7,7 @@ Processes are told apart by pid and end with the test.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import mmap
 import os
@@ -314,6 +315,11 @@ class Side:
         if not ok:
             raise RuntimeError(value)
         return value
+
+    def hold_interpreter(self, seconds: float) -> None:
+        """Keeps every other thread from running Python's code, as a long call into C does that does not let go."""
+        time.sleep(0.1)
+        ctypes.PyDLL(None).usleep(int(seconds * 1e6))
 
     def usage(self) -> dict[str, int]:
         """Open files, threads and resident memory (bytes) of this process."""

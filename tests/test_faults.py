@@ -446,6 +446,27 @@ class TestThreads:
             )
 
     @RAILS
+    def test_a_held_interpreter_keeps_nobody_waiting(self, connect: Connect, transport: str) -> None:
+        """A thread that waits while another one holds the interpreter, for longer than a peer may be silent, holds up
+        nobody: the connection lives, and what the peer does arrives meanwhile."""
+        pair = connect(transport=transport, timeout=1)
+        for peer in (pair.a, pair.b):
+            peer.call("buf", "m", 4096)
+        advert = pair.b.call("advert", "m")
+        pair.b.call("begin_thread", "recv", "op", "recv", pair.conn_b, "m")
+        pair.b.begin("hold_interpreter", 3)
+        done = 0
+        while not pair.b.pipe.poll(0):
+            assert pair.a.call("op", "write", pair.conn_a, "m", advert=advert) == (True, None)
+            assert pair.a.call("method", "send_notif", pair.conn_a, b"n")[0]
+            done += 1
+        pair.b.result()
+        assert pair.a.call("op", "send", pair.conn_a, "m") == (True, None)
+        assert pair.b.call("join", "recv") == (True, None)
+        assert len(pair.b.call("notifs", done)) == done
+        assert done > 0
+
+    @RAILS
     def test_many_threads_on_one_connection(self, pair: Pair) -> None:
         pair.a.call("buf", "m", 16 * 100_000, seed=1)
         pair.b.call("buf", "m", 16 * 100_000)

@@ -19,6 +19,9 @@ pub(crate) struct BenchArgs {
     /// Run bench/rdma.py, which measures RDMA beside perftest, in a guest or on --devices, and libfabric
     #[arg(long, conflicts_with_all = ["gpu", "nixl"])]
     rdma: bool,
+    /// Run bench/before.py, which measures this tree beside an earlier commit of it
+    #[arg(long, value_name = "REVISION", conflicts_with_all = ["gpu", "nixl", "rdma"])]
+    before: Option<String>,
     /// For bench/run.py: --install, --quick, --only tcp, --json FILE, --help; for bench/gpu.py: --wheels DIR, ...; for
     /// bench/nixl.py: --install, --only dram,post, ...; for bench/rdma.py: --devices mlx5_0-mlx5_1, --only verbs, ...
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
@@ -32,12 +35,14 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
         let wheels = python::build()?.with_file_name("");
         program.args(["bench/nixl.py", "--wheels"]).args([wheels])
     } else {
-        let script = match (args.gpu, args.rdma) {
-            (true, _) => "bench/gpu.py",
-            (_, true) => "bench/rdma.py",
+        let script = match (args.gpu, args.rdma, &args.before) {
+            (true, ..) => "bench/gpu.py",
+            (_, true, _) => "bench/rdma.py",
+            (.., Some(_)) => "bench/before.py",
             _ => "bench/run.py",
         };
-        program.args([script, "--uccl-bin"]).args([demo::build()?])
+        let before = args.before.iter().flat_map(|revision| ["--before", revision]);
+        program.args([script, "--uccl-bin"]).args([demo::build()?]).args(before)
     };
     program.args(&args.arguments).limit(Duration::from_secs(2 * 3600)).run()
 }

@@ -19,6 +19,7 @@ mod python;
 mod readme;
 mod settings;
 mod shell;
+mod storm;
 mod test;
 mod tools;
 mod tree;
@@ -52,6 +53,7 @@ enum Command {
     Lint,
     /// Explore every interleaving of the structures that processes share
     Loom,
+    Storm(storm::StormArgs),
     Test(test::TestArgs),
 }
 
@@ -78,6 +80,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Kernels(args) => kernels::run(&args)?,
         Command::Lint => return test::run(&test::TestArgs::only(test::Group::Lint)),
         Command::Loom => loom::run()?,
+        Command::Storm(args) => storm::run(&args)?,
         Command::Test(args) => return test::run(&args),
     }
     Ok(ExitCode::SUCCESS)

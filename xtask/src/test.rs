@@ -13,7 +13,7 @@ use crate::{
     capi, fetch, guest, hammer, headers, kernels, libfabric, licences, lint, loom, nixl, python,
     readme, settings,
     shell::{self, Program},
-    tools, tree,
+    storm, tools, tree,
 };
 
 /// Install what the tests need, run all of them, and say what was skipped
@@ -136,6 +136,12 @@ const STEPS: &[Step] = &[
             let frames = hammer::HammerArgs { count: args.frames, seed: None };
             hammer::run_built(&frames).map(Done::from)
         },
+    },
+    Step {
+        name: "storm",
+        group: Group::Rust,
+        about: "two processes at random over every link of this machine",
+        run: |_| storm::run_shortly().map(Done::from),
     },
     Step {
         name: "loom",

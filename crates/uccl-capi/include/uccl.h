@@ -61,7 +61,7 @@ enum uccl_status_t
   UCCL_PROTOCOL = -10,
   // Too much is outstanding: wait for earlier transfers, then try again.
   UCCL_FULL = -11,
-  // The endpoint has been destroyed meanwhile.
+  // The endpoint has been destroyed meanwhile, or belongs to the process that this one was forked from.
   UCCL_CLOSED = -12,
   // The operating system refused something: an address, a socket, memory.
   UCCL_SYSTEM = -13,

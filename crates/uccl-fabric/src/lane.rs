@@ -210,6 +210,9 @@ pub struct Interest<'a> {
     pub fd: BorrowedFd<'a>,
     /// Whether writability matters too.
     pub write: bool,
+    /// Readable, and then for good, when the peer's process has ended, where that may not show on the first: children of
+    /// the peer's keep a socket open.
+    pub end: Option<BorrowedFd<'a>>,
 }
 
 impl Interest<'_> {

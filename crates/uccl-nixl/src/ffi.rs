@@ -360,7 +360,7 @@ unsafe extern "C" fn uccl_nixl_take_notifs(
     take: TakePair,
 ) -> c_int {
     answer("getNotifs", || {
-        for arrived in agent.endpoint.take_notifs() {
+        for arrived in agent.endpoint.take_notifs()? {
             let Named { name, message } = Named::decode(&arrived.payload);
             if name.is_empty() {
                 tracing::warn!("dropped a notification that no agent sent");

@@ -157,6 +157,12 @@ pub enum Error {
     /// The endpoint has been closed.
     #[error("the endpoint is closed")]
     Closed,
+    /// The endpoint belongs to another process, of which this one was forked.
+    #[error("this endpoint belongs to process {owner}: a forked child makes its own")]
+    Forked {
+        /// The process that made it.
+        owner: u32,
+    },
     /// A worker of the endpoint panicked; the endpoint is unusable, the process lives.
     #[error("internal error: a worker panicked: {0}")]
     Panicked(Arc<str>),

@@ -11,6 +11,7 @@ pub mod endpoint;
 mod engine;
 pub mod error;
 pub mod ids;
+mod process;
 
 pub use config::{Checksum, Config, Selection, Setting, Transport, take_notices};
 pub use endpoint::*;

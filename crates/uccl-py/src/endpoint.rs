@@ -767,7 +767,7 @@ impl PyEndpoint {
 
     /// Takes the messages that have arrived: `[(conn_id, bytes)]`, in order per connection.
     fn get_notifs<'py>(&self, py: Python<'py>) -> Vec<(u64, Bound<'py, PyBytes>)> {
-        notifs(py, self.core.take_notifs())
+        notifs(py, error::or_refuse(self.core.take_notifs(), Vec::new()))
     }
 
     /// Waits until messages are there or `timeout` seconds have passed, and takes them.
@@ -818,7 +818,8 @@ impl PyEndpoint {
 
     /// Counters since the endpoint was made.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        crate::json::to_python(py, &self.core.stats())
+        let stats = self.core.stats().map_err(|e| error::exception(&e))?;
+        crate::json::to_python(py, &stats)
     }
 
     /// What is known of a connection; None if there is none.

@@ -16,6 +16,8 @@
 //!
 //! All numbers are little endian.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
 use crate::cursor::{Reader, Truncated};
 
 /// Most queue pairs of a kind.
@@ -92,6 +94,9 @@ pub enum VerbsAddressError {
         /// What it says.
         value: u32,
     },
+    /// No port has this GID.
+    #[error("{0} is no port's GID")]
+    Gid(Ipv6Addr),
 }
 
 impl VerbsAddress {
@@ -140,7 +145,7 @@ impl VerbsAddress {
         };
         let mtu = within("the MTU", reader.u8()?, 1, 5)?;
         let lid = reader.u16_le()?;
-        let gid = reader.array()?;
+        let gid = port_gid(reader.array()?)?;
         let reads_answered = reader.u8()?;
         let most = MAX_QUEUE_PAIRS as u8;
         let reliable = within("the number of RC queue pairs", reader.u8()?, 1, most)?;
@@ -163,6 +168,17 @@ impl VerbsAddress {
             more => Err(VerbsAddressError::TooLong(more)),
         }
     }
+}
+
+/// A port's GID is one of a kind: no device could be joined with the others.
+fn port_gid(gid: [u8; 16]) -> Result<[u8; 16], VerbsAddressError> {
+    let whole = Ipv6Addr::from(gid);
+    let ip = whole.to_canonical();
+    let is_broadcast = ip == IpAddr::V4(Ipv4Addr::BROADCAST);
+    if ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || is_broadcast {
+        return Err(VerbsAddressError::Gid(whole));
+    }
+    Ok(gid)
 }
 
 fn queue_pairs(reader: &mut Reader<'_>, count: u8) -> Result<Vec<QueuePair>, VerbsAddressError> {
@@ -211,10 +227,14 @@ mod tests {
         prop::collection::vec(pair, least..=MAX_QUEUE_PAIRS)
     }
 
+    fn gids() -> impl Strategy<Value = [u8; 16]> {
+        any::<[u8; 16]>().prop_filter("no port's", |gid| port_gid(*gid).is_ok())
+    }
+
     proptest! {
         #[test]
         fn addresses_survive_the_wire(
-            mtu in 1u8..=5, lid: u16, gid: [u8; 16], reads_answered: u8, receives: u32,
+            mtu in 1u8..=5, lid: u16, gid in gids(), reads_answered: u8, receives: u32,
             reliable in pairs(1), unreliable in pairs(0), ib: bool,
         ) {
             let link_layer = if ib { LinkLayer::InfiniBand } else { LinkLayer::Ethernet };
@@ -234,6 +254,24 @@ mod tests {
             if let Ok(address) = VerbsAddress::decode(&whole) {
                 prop_assert_eq!(address.encode(), whole);
             }
+        }
+    }
+
+    #[test]
+    fn a_gid_that_no_port_has_is_refused() {
+        let with = |text: &str| {
+            let gid: Ipv6Addr = text.parse().expect("an address");
+            (gid, VerbsAddress::decode(&VerbsAddress { gid: gid.octets(), ..address() }.encode()))
+        };
+        for text in ["::", "::1", "::ffff:0.0.0.0", "::ffff:127.0.0.1", "::ffff:127.9.9.9"]
+            .into_iter()
+            .chain(["ff02::1", "ff0e::7", "::ffff:224.0.0.1", "::ffff:255.255.255.255"])
+        {
+            let (gid, read) = with(text);
+            assert_eq!(read, Err(VerbsAddressError::Gid(gid)), "{text}");
+        }
+        for text in ["fe80::1", "fec0::1", "::ffff:10.0.0.1", "2001:db8::1"] {
+            assert!(with(text).1.is_ok(), "{text}");
         }
     }
 

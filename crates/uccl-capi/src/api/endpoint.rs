@@ -115,7 +115,7 @@ pub unsafe extern "C" fn uccl_endpoint_stats(
     call(|| {
         // SAFETY: a place for the counters.
         let out = unsafe { Out::new(stats, "stats") }?;
-        let now = self::endpoint(endpoint)?.stats();
+        let now = self::endpoint(endpoint)?.stats()?;
         out.put(uccl_stats_t {
             connections: now.connections,
             regions: now.regions,

@@ -34,7 +34,7 @@ pub enum uccl_status_t {
     UCCL_PROTOCOL = -10,
     /// Too much is outstanding: wait for earlier transfers, then try again.
     UCCL_FULL = -11,
-    /// The endpoint has been destroyed meanwhile.
+    /// The endpoint has been destroyed meanwhile, or belongs to the process that this one was forked from.
     UCCL_CLOSED = -12,
     /// The operating system refused something: an address, a socket, memory.
     UCCL_SYSTEM = -13,
@@ -63,7 +63,7 @@ impl uccl_status_t {
             Error::ConnectionLost { .. } => Self::UCCL_CONNECTION_LOST,
             Error::Protocol { .. } | Error::Checksum { .. } => Self::UCCL_PROTOCOL,
             Error::Full { .. } => Self::UCCL_FULL,
-            Error::Closed => Self::UCCL_CLOSED,
+            Error::Closed | Error::Forked { .. } => Self::UCCL_CLOSED,
             Error::Os { .. } | Error::LocalMemory(_) => Self::UCCL_SYSTEM,
             Error::Gpu { .. } => Self::UCCL_GPU,
             Error::Device { .. } => Self::UCCL_DEVICE,
@@ -167,6 +167,7 @@ mod tests {
             (Error::Checksum { peer: peer() }, uccl_status_t::UCCL_PROTOCOL),
             (Error::Full { what: "it", limit: 1 }, uccl_status_t::UCCL_FULL),
             (Error::Closed, uccl_status_t::UCCL_CLOSED),
+            (Error::Forked { owner: 1 }, uccl_status_t::UCCL_CLOSED),
             (Error::os("it", io::Error::from_raw_os_error(1)), uccl_status_t::UCCL_SYSTEM),
             (Error::LocalMemory(reason()), uccl_status_t::UCCL_SYSTEM),
             (Error::Gpu { peer: peer(), reason: reason() }, uccl_status_t::UCCL_GPU),

@@ -23,8 +23,9 @@ static KEPT: Mutex<VecDeque<Vec<u8>>> = Mutex::new(VecDeque::new());
 
 /// What has arrived since the last look.
 fn arrived() -> Vec<Vec<u8>> {
-    let notifs = ENGINES.all().into_iter().flat_map(|engine| engine.core.take_notifs());
-    notifs.map(|notif| notif.payload).collect()
+    // What a parent's engines have is not for a forked child.
+    let notifs = ENGINES.all().into_iter().filter_map(|engine| engine.core.take_notifs().ok());
+    notifs.flatten().map(|notif| notif.payload).collect()
 }
 
 /// Keeps what does not fit for `take_notifs`. A program that never calls it is told, once.

@@ -1,8 +1,11 @@
 //! Large copies between address spaces, done in chunks by as many threads as have time for them.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use uccl_device::MemoryKind;
 
 use super::sharing::Hands;
@@ -25,6 +28,8 @@ pub(super) struct Job {
     memory: MemoryKind,
     local: Spans,
     remote: RemoteSpans,
+    /// Bytes of all jobs of the lane that are to be copied.
+    load: Arc<AtomicU64>,
     state: Mutex<State>,
     idle: Condvar,
 }
@@ -46,6 +51,8 @@ struct State {
     end_offset: usize,
     /// Chunks being copied right now.
     active: usize,
+    /// Bytes that the load still counts.
+    left: u64,
     error: Option<OpError>,
     /// No chunk is given out any more.
     closed: bool,
@@ -62,8 +69,10 @@ pub(super) struct Chunk {
 }
 
 impl Job {
-    /// Local and remote pieces pair up.
-    pub(super) fn new(op: Operation, hands: Hands) -> Self {
+    /// Local and remote pieces pair up. Until it has ended, its bytes are part of `load`.
+    pub(super) fn new(op: Operation, hands: Hands, load: &Arc<AtomicU64>) -> Self {
+        let left = op.len();
+        load.fetch_add(left, Relaxed);
         let Operation { kind, local, memory, remote, done } = op;
         let access = access_of(kind);
         let state = State {
@@ -72,6 +81,7 @@ impl Job {
             end_index: local.len(),
             end_offset: 0,
             active: 0,
+            left,
             error: None,
             closed: false,
             done: Some(done),
@@ -82,6 +92,7 @@ impl Job {
             memory,
             local,
             remote,
+            load: Arc::clone(load),
             state: Mutex::new(state),
             idle: Condvar::new(),
         }
@@ -122,10 +133,17 @@ impl Job {
         self.state.lock().closed
     }
 
-    /// A chunk has been copied.
-    pub(super) fn copied(&self, result: OpResult) {
+    /// Whether it has ended: nobody copies a chunk of it, and nobody will.
+    pub(super) fn has_ended(&self) -> bool {
+        self.state.lock().done.is_none()
+    }
+
+    /// A chunk of so many bytes has been copied.
+    pub(super) fn copied(&self, bytes: u64, result: OpResult) {
         let mut state = self.state.lock();
         state.active -= 1;
+        state.left -= bytes;
+        self.load.fetch_sub(bytes, Relaxed);
         if let Err(e) = result {
             state.error.get_or_insert(e);
             state.closed = true;
@@ -136,10 +154,8 @@ impl Job {
     /// Gives no chunk out any more; the job ends when those given out are done.
     pub(super) fn close(&self, why: OpError) {
         let mut state = self.state.lock();
-        if state.done.is_some() && !(state.closed && state.active == 0) {
-            if !state.closed {
-                state.error.get_or_insert(why);
-            }
+        if !state.closed {
+            state.error.get_or_insert(why);
             state.closed = true;
         }
         self.settle(state);
@@ -153,17 +169,24 @@ impl Job {
         }
     }
 
-    fn settle(&self, mut state: parking_lot::MutexGuard<'_, State>) {
+    fn settle(&self, mut state: MutexGuard<'_, State>) {
         if !state.closed || state.active > 0 {
             return;
         }
+        let Some(done) = state.done.take() else { return };
+        // What was never given out, after an error.
+        self.load.fetch_sub(std::mem::take(&mut state.left), Relaxed);
         let result = state.error.take().map_or(Ok(()), Err);
-        let done = state.done.take();
         self.idle.notify_all();
         drop(state);
-        if let Some(done) = done {
-            done.complete(result);
-        }
+        done.complete(result);
+    }
+}
+
+impl Chunk {
+    /// How many bytes it is.
+    pub(super) fn len(&self) -> u64 {
+        self.local.iter().map(|span| span.len as u64).sum()
     }
 }
 
@@ -235,6 +258,7 @@ mod tests {
                     done: Arc::new(Ignored),
                 },
                 Hands::Many,
+                &Arc::default(),
             );
             let mut given = Vec::new();
             while let Some(chunk) = job.next(if rng.bool() { End::Front } else { End::Back }) {
@@ -243,7 +267,7 @@ mod tests {
                     assert_eq!((here.addr as u64, here.len as u64), (there.addr, there.len));
                     given.push((here.addr, here.len));
                 }
-                job.copied(Ok(()));
+                job.copied(chunk.len(), Ok(()));
             }
             given.retain(|(_, len)| *len > 0);
             given.sort_unstable();

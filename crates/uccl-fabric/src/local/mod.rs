@@ -3,27 +3,26 @@
 
 mod bell;
 mod job;
+mod jobs;
 mod pipe;
 mod route;
 mod setup;
 mod sharing;
+mod split;
+#[cfg(test)]
+mod tests;
 
-use std::{
-    collections::VecDeque,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*},
-    },
-};
+use std::sync::Arc;
 
-use parking_lot::Mutex;
 use uccl_device::MemoryKind;
 use uccl_wire::frame::Status;
 
 use self::{
     bell::Bell,
-    job::{Chunk, End, Job},
-    sharing::{Hands, Sharing},
+    job::{Chunk, End},
+    jobs::Jobs,
+    sharing::Sharing,
+    split::Splits,
 };
 pub use self::{
     pipe::{ShmPipe, ShmRx, ShmTx},
@@ -51,6 +50,8 @@ const AT_ONCE: u64 = 4 << 20;
 const JOB: u64 = 1 << 63;
 /// Names of copies by GPUs.
 const GPU: u64 = 1 << 62;
+/// Names of operations in several parts.
+const SPLIT: u64 = JOB | GPU;
 
 /// A lane to a process of the same host.
 pub struct LocalLane {
@@ -60,19 +61,12 @@ pub struct LocalLane {
     /// Where the peer says which of our regions it is touching.
     peer_hazards: Hazards,
     cma: bool,
-    jobs: Mutex<Jobs>,
-    open_jobs: AtomicUsize,
-    /// Whether threads share the one that is next.
-    helpable: AtomicBool,
-    next_job: AtomicU64,
-    job_bytes: AtomicU64,
+    jobs: Jobs,
+    splits: Arc<Splits>,
     sharing: Arc<Sharing>,
     gpu: GpuJobs,
     bouncers: Bouncers,
 }
-
-/// Copies that are not yet given out, the oldest first.
-type Jobs = VecDeque<(OpName, Arc<Job>)>;
 
 impl LocalLane {
     /// Copies right now.
@@ -123,39 +117,13 @@ impl LocalLane {
         })
     }
 
-    /// Tells threads how many jobs there are, which have changed.
-    fn count(&self, jobs: &Jobs) {
-        let shared = jobs.front().is_some_and(|(_, job)| job.hands == Hands::Many);
-        self.open_jobs.store(jobs.len(), Release);
-        self.helpable.store(shared, Release);
-    }
-
     /// Copies one chunk of some job, from the end given; false when there is none. The back is where helpers begin.
     fn copy_chunk(&self, from: End) -> bool {
-        if self.open_jobs.load(Acquire) == 0 {
-            return false;
-        }
-        let (job, chunk) = {
-            let mut jobs = self.jobs.lock();
-            let Some((_, job)) = jobs.front() else { return false };
-            if from == End::Back && job.hands == Hands::One {
-                return false;
-            }
-            let job = Arc::clone(job);
-            let chunk = job.next(from);
-            if job.is_closed() {
-                jobs.pop_front();
-                self.count(&jobs);
-            }
-            (job, chunk)
-        };
-        let Some(chunk) = chunk else { return true };
+        let Some(taken) = self.jobs.take(from) else { return false };
         // SAFETY: the memory of an operation stays valid until it has ended, which this chunk is awaited
         // for.
-        let result = unsafe { self.copy_by_cpu(&chunk) };
-        let bytes: usize = chunk.local.iter().map(|span| span.len).sum();
-        self.job_bytes.fetch_sub(bytes as u64, Relaxed);
-        job.copied(result);
+        let result = unsafe { self.copy_by_cpu(taken.chunk()) };
+        taken.copied(result);
         true
     }
 }
@@ -173,7 +141,7 @@ impl Aftermath for PeerLeft {
 
     fn is_over(&self) -> bool {
         if !self.bell.gone() {
-            self.bell.listen();
+            self.bell.look();
         }
         self.bell.gone()
     }
@@ -183,7 +151,8 @@ fn op_error(e: DirectError) -> OpError {
     match e {
         DirectError::Refused(e) => OpError::Remote(status_of(e)),
         DirectError::Length { .. } => OpError::Remote(Status::Protocol),
-        DirectError::Cma(CmaError::PeerGone) => OpError::LaneDown,
+        DirectError::Closed | DirectError::Cma(CmaError::PeerGone) => OpError::LaneDown,
+        DirectError::Stuck => OpError::Device(e.to_string().into()),
         _ => OpError::Remote(Status::Fault),
     }
 }
@@ -241,7 +210,7 @@ impl Lane for LocalLane {
         // SAFETY: the caller's promise.
         match unsafe { self.direct.copy(access_of(kind), &[local], std::slice::from_ref(remote)) } {
             Ok(_) => Some(Ok(())),
-            Err(DirectError::Device | DirectError::Unreachable) => None,
+            Err(DirectError::Device | DirectError::Unreachable | DirectError::Closed) => None,
             Err(e) => Some(Err(op_error(e))),
         }
     }
@@ -268,31 +237,21 @@ impl Lane for LocalLane {
     }
 
     fn wants_help(&self) -> bool {
-        self.helpable.load(Acquire)
+        self.jobs.wants_help()
     }
 
     fn cancel(&self, name: OpName) {
-        if name.0 & GPU != 0 {
+        match name.0 & SPLIT {
+            SPLIT => self.splits.parts_of(name).into_iter().for_each(|part| self.cancel(part)),
+            JOB => self.jobs.cancel(name),
             // What a GPU has been told to copy it copies; its end comes by itself.
-            return;
-        }
-        if name.0 & JOB == 0 {
-            return self.stream.cancel(name);
-        }
-        let job = {
-            let mut jobs = self.jobs.lock();
-            let at = jobs.iter().position(|(other, _)| *other == name);
-            let job = at.and_then(|at| jobs.remove(at));
-            self.count(&jobs);
-            job
-        };
-        if let Some((_, job)) = job {
-            job.close(OpError::Cancelled);
+            GPU => {}
+            _ => self.stream.cancel(name),
         }
     }
 
     fn load(&self) -> u64 {
-        self.stream.load() + self.job_bytes.load(Relaxed) + self.gpu.bytes()
+        self.stream.load() + self.jobs.bytes() + self.gpu.bytes()
     }
 
     fn queued_bytes(&self) -> usize {
@@ -308,7 +267,7 @@ impl Lane for LocalLane {
     }
 
     fn has_work(&self) -> bool {
-        self.open_jobs.load(Acquire) > 0 || self.gpu.is_busy() || self.stream.has_work()
+        self.jobs.any_open() || self.gpu.is_busy() || self.stream.has_work()
     }
 
     fn touched_by_peer(&self, slot: u32) -> bool {
@@ -330,11 +289,11 @@ impl Lane for LocalLane {
 
     fn arm(&self) -> bool {
         // Nothing shows when a GPU has done its work: it is looked at.
-        self.open_jobs.load(Acquire) == 0 && !self.gpu.is_busy() && self.stream.arm()
+        !self.jobs.any_open() && !self.gpu.is_busy() && self.stream.arm()
     }
 
     fn interest(&self) -> Interest<'_> {
-        self.stream.interest()
+        Interest { end: self.bell.peers_end(), ..self.stream.interest() }
     }
 
     fn bye(&self) {
@@ -342,18 +301,10 @@ impl Lane for LocalLane {
     }
 
     fn kill(&self) {
-        let jobs = {
-            let mut jobs = self.jobs.lock();
-            let all = std::mem::take(&mut *jobs);
-            self.count(&jobs);
-            all
-        };
-        for (_, job) in jobs {
-            job.close(OpError::LaneDown);
-            job.wait_idle();
-        }
+        self.jobs.kill();
+        // A thread that has just enqueued a copy may not have listed it yet; then it has claimed its hazards.
+        self.direct.close(|| self.gpu.finish());
         self.gpu.finish();
-        self.direct.close();
         self.stream.kill();
     }
 }

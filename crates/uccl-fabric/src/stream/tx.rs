@@ -262,6 +262,11 @@ impl<P: PipeTx> Tx<P> {
         Some(true)
     }
 
+    /// The peer wants no more of a read: what is left is one empty frame. Those that were cut already go before it.
+    pub(super) fn stop_replies(&mut self, op: u64) {
+        self.replies.iter_mut().filter(|reply| reply.op == op).for_each(Reply::stop);
+    }
+
     /// Drops everything, for a lane that dies.
     pub(super) fn clear(&mut self) {
         self.own.clear();

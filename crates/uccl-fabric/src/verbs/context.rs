@@ -150,10 +150,14 @@ impl Context {
 
     /// What the device can do.
     pub(super) fn query_device(&self) -> Result<DeviceAttr, RailError> {
+        self.ask_device().map_err(|errno| self.error("ibv_query_device", errno))
+    }
+
+    fn ask_device(&self) -> Result<DeviceAttr, i32> {
         let mut attr = MaybeUninit::<DeviceAttr>::zeroed();
         // SAFETY: the context lives, and the struct has the library's layout.
         let returned = unsafe { (self.verbs.query_device)(self.raw(), attr.as_mut_ptr()) };
-        check(returned).map_err(|errno| self.error("ibv_query_device", errno))?;
+        check(returned)?;
         // SAFETY: all its fields are numbers, and were zero before the library filled them.
         Ok(unsafe { attr.assume_init() })
     }
@@ -201,15 +205,14 @@ impl Context {
         RailError::Gone(format!("{}: {why}", self.name))
     }
 
-    /// A failed call on this device. An unplugged one answers all calls with these numbers.
+    /// A failed call on this device. An unplugged one answers all calls with these numbers; one that works, a call
+    /// about a peer that it cannot be joined with. So it is asked something that it always knows.
     pub(super) fn error(&self, call: &str, errno: i32) -> RailError {
-        match errno {
-            libc::EIO | libc::ENODEV => {
-                self.is_gone.store(true, Ordering::Relaxed);
-                self.gone("it was removed, or does not answer")
-            }
-            errno => RailError::os(format_args!("{}: {call}", self.name), errno),
+        if matches!(errno, libc::EIO | libc::ENODEV) && self.ask_device().is_err() {
+            self.is_gone.store(true, Ordering::Relaxed);
+            return self.gone("it was removed, or does not answer");
         }
+        RailError::os(format_args!("{}: {call}", self.name), errno)
     }
 }
 

@@ -1,6 +1,6 @@
 //! A port of an RDMA device as a rail.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::AtomicBool};
 
 use uccl_device::{MemoryKind, RdmaGid};
 
@@ -10,6 +10,7 @@ use super::{
     devices::{Device, Opened, Port, is_active, iwarp_address},
     ffi::{Cm, Verbs, abi::DeviceAttr},
     gid,
+    mr::Reach,
     pd::Pd,
     qp::Path,
     registration::VerbsRegistration,
@@ -17,6 +18,7 @@ use super::{
 };
 use crate::{
     mem::Span,
+    region::Rights,
     rma::rail::{Channel, Limits, Rail, RailError, RailInfo, Registration},
 };
 
@@ -27,6 +29,8 @@ pub struct VerbsRail {
     shape: Shape,
     max_region: u64,
     relaxed_ordering: bool,
+    /// The network does not keep messages in order, as was seen: channels do without unreliable queue pairs.
+    is_disordered: Arc<AtomicBool>,
 }
 
 /// Opens the devices that the settings name, or all that have an active port.
@@ -176,7 +180,14 @@ impl VerbsRail {
         let iwarp = iwarp.map(|(place, _)| place);
         let shape = Shape { path, limits, queue_pairs, depth, writes_over_uc, iwarp };
         let (pd, max_region) = (Arc::clone(pd), attr.max_mr_size);
-        Ok(Self { info, pd, shape, max_region, relaxed_ordering: settings.relaxed_ordering })
+        Ok(Self {
+            info,
+            pd,
+            shape,
+            max_region,
+            relaxed_ordering: settings.relaxed_ordering,
+            is_disordered: Arc::default(),
+        })
     }
 
     fn context(&self) -> &Arc<Context> {
@@ -236,21 +247,26 @@ impl Rail for VerbsRail {
         !self.context().is_gone() && self.context().query_port(self.shape.path.port).is_ok_and(up)
     }
 
-    fn register(&self, span: Span, kind: MemoryKind) -> Result<Box<dyn Registration>, RailError> {
+    fn register(
+        &self,
+        span: Span,
+        kind: MemoryKind,
+        rights: Rights,
+    ) -> Result<Box<dyn Registration>, RailError> {
         if span.len as u64 > self.max_region {
             return Err(RailError::Provider {
                 what: format!("registering {} bytes with {}", span.len, self.info.name),
                 why: format!("the device takes at most {} bytes at a time", self.max_region),
             });
         }
-        let made = VerbsRegistration::new(&self.pd, span, kind, self.relaxed_ordering)?;
-        Ok(Box::new(made))
+        let reach = Reach { rights, relaxed: self.relaxed_ordering };
+        Ok(Box::new(VerbsRegistration::new(&self.pd, span, kind, reach)?))
     }
 
     fn open(&self) -> Result<Box<dyn Channel>, RailError> {
         self.context().take_events();
         self.context().check_gone()?;
-        Ok(Box::new(VerbsChannel::new(&self.pd, &self.shape)?))
+        Ok(Box::new(VerbsChannel::new(&self.pd, &self.shape, &self.is_disordered)?))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::{
     env,
+    net::Ipv4Addr,
     process::Command,
     thread,
     time::{Duration, Instant},
@@ -13,6 +14,7 @@ use uccl_fabric::{
     rma::rail::{Rail, RailError, Request, RequestError},
     verbs::VerbsSettings,
 };
+use uccl_wire::verbs::VerbsAddress;
 
 use crate::support::{Cable, Memory, Pair, Rails, all_kinds_of_channels, impatient, request};
 
@@ -168,9 +170,43 @@ fn a_drop_ends_what_is_in_flight() {
     }
 }
 
+fn ip(arguments: &str) {
+    let run = Command::new("ip").args(arguments.split(' ')).status();
+    assert!(run.is_ok_and(|status| status.success()), "ip {arguments}");
+}
+
 fn set_link(name: &str, state: &str) {
-    let run = Command::new("ip").args(["link", "set", name, state]).status();
-    assert!(run.is_ok_and(|status| status.success()), "ip link set {name} {state}");
+    ip(&format!("link set {name} {state}"));
+}
+
+/// The kernel says of such a peer what it says of a device that was removed.
+#[test]
+fn a_peer_that_cannot_be_joined_harms_no_other_channel() {
+    if env::var_os("RDMA_VM_RANK").is_none() {
+        return eprintln!("skipped: lacks a guest, whose routes may be changed");
+    }
+    let Some(rails) = Rails::shared() else { return };
+    if rails.are_iwarp() {
+        return eprintln!("skipped: lacks RoCE");
+    }
+    let mut pair = rails.joined();
+    let nobody = "10.99.0.1";
+    ip(&format!("route add local {nobody}/32 dev lo"));
+    let mut address = VerbsAddress::decode(rails.b.open().expect("a channel").address());
+    if let Ok(address) = &mut address {
+        let nobody: Ipv4Addr = nobody.parse().expect("an address");
+        address.gid = nobody.to_ipv6_mapped().octets();
+    }
+    let address = address.expect("its own").encode();
+    let refused = rails.a.open().expect("a channel").connect(&address);
+    ip(&format!("route del local {nobody}/32 dev lo"));
+    assert!(
+        matches!(refused, Err(RailError::Os { errno: libc::ENODEV, .. })),
+        "another error is not what this is about: {refused:?}"
+    );
+    pair.probes().expect("what was joined before works");
+    assert!(rails.a.is_up(), "and so does the device");
+    rails.joined().probes().expect("for others too");
 }
 
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {

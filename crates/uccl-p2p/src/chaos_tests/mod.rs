@@ -31,7 +31,7 @@ fn workload(seed: u64, lanes: &[LaneChaos], plan: Plan) -> Workload {
 }
 
 fn lost(side: &Side) -> u64 {
-    side.ep.stats().lanes_lost
+    side.ep.stats().expect("ours").lanes_lost
 }
 
 #[test]

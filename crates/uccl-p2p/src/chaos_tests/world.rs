@@ -251,7 +251,7 @@ impl Side {
     pub(super) fn leave(&mut self) {
         // Whoever ended the last transfer may still be counting it.
         self.until("the end of every transfer", || {
-            let stats = self.ep.stats();
+            let stats = self.ep.stats().expect("ours");
             let pending = self.ep.core().transfers.pending.load(SeqCst);
             pending == 0 && stats.transfers_posted == stats.transfers_done + stats.transfers_failed
         });

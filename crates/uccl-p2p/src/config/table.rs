@@ -260,7 +260,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting {
         name: "UCCL_P2P_SPIN_US",
         default: "100",
-        doc: "Microseconds that a thread spins for more work before it sleeps",
+        doc: "Microseconds that a thread spins for more work before it sleeps; a worker at most 20 where there are fewer than four processors",
         apply: |config, value| number(value).map(|us| config.spin = Duration::from_micros(us)),
     },
     Setting {

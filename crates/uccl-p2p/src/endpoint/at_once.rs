@@ -73,7 +73,7 @@ impl Endpoint {
             Op::Write => OpKind::Write,
             Op::Recv | Op::Send => return Ok(None),
         };
-        let core = self.core();
+        let core = self.here()?;
         core.usable()?;
         let conn = core.conn(request.conn)?;
         let mr = core.mrs.get(iov.mr)?;

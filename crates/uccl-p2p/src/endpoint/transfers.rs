@@ -94,7 +94,7 @@ impl Endpoint {
 
     /// Where a transfer stands. Looking at one that is unfinished moves it along.
     pub fn poll(&self, transfer: TransferId) -> Result<Status> {
-        match self.core().transfers.find(transfer)? {
+        match self.here()?.transfers.find(transfer)? {
             Found::Ended(status) => Ok(status),
             Found::Live(transfer) => {
                 if !transfer.finished() {
@@ -113,7 +113,7 @@ impl Endpoint {
         timeout: Option<Duration>,
         interrupt: &mut dyn Interrupt,
     ) -> Result<Status> {
-        match self.core().transfers.find(transfer)? {
+        match self.here()?.transfers.find(transfer)? {
             Found::Ended(status) => Ok(status),
             Found::Live(transfer) => {
                 let until = timeout.map(|timeout| Instant::now() + timeout);
@@ -126,7 +126,7 @@ impl Endpoint {
     /// Has what is enqueued on a stream from now on wait until the transfer has ended, well or badly, without
     /// holding up the caller. At a transfer's deadline, which ends it, the stream goes on at the latest.
     pub fn hold_stream(&self, transfer: TransferId, stream: CudaStream) -> Result<()> {
-        let Found::Live(transfer) = self.core().transfers.find(transfer)? else { return Ok(()) };
+        let Found::Live(transfer) = self.here()?.transfers.find(transfer)? else { return Ok(()) };
         let stream = stream.borrow()?;
         let signal = Signal::new(stream.context());
         let held = signal.and_then(|signal| signal.hold(&stream).map(|()| signal));
@@ -138,7 +138,7 @@ impl Endpoint {
     /// status says whether it had finished before. A peer that does not confirm that in time is given
     /// up with its connection: then the status is a failure that says so.
     pub fn cancel(&self, transfer: TransferId) -> Result<Status> {
-        let transfer = match self.core().transfers.find(transfer)? {
+        let transfer = match self.here()?.transfers.find(transfer)? {
             Found::Ended(status) => return Ok(status),
             Found::Live(transfer) => transfer,
         };
@@ -165,7 +165,7 @@ impl Endpoint {
     /// Ends every unfinished transfer that uses a region, as [`Self::cancel`] does, so that the region can be
     /// deregistered; says how many.
     pub fn cancel_all_using(&self, mr: MrId) -> Result<usize> {
-        let mut using = self.core().transfers.unfinished(|_| true);
+        let mut using = self.here()?.transfers.unfinished(|_| true);
         using
             .retain(|transfer| transfer.body.lock().leases.iter().any(|lease| lease.mr().id == mr));
         for transfer in &using {
@@ -180,7 +180,7 @@ impl Endpoint {
 
     /// Checks a request, and posts it. Every refusal happens before a byte moves.
     fn start(&self, request: &Request<'_>, after: Option<Box<dyn Mark>>) -> Result<Arc<Transfer>> {
-        let core = self.core();
+        let core = self.here()?;
         core.usable()?;
         let conn = core.conn(request.conn)?;
         check_shape(request)?;

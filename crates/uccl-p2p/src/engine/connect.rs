@@ -258,7 +258,7 @@ impl Patience<'_> {
     /// Waits until every rail has been tried or has had its time. Where nothing else is allowed, one of them must work.
     fn settle(&mut self, conn: &Arc<Connection>) -> Result<()> {
         let Some(rails) = &conn.rails else { return Ok(()) };
-        let _claim = conn.claim();
+        let mut claim = conn.claim();
         let begun = Instant::now();
         while !rails.lane.is_settled() {
             conn.progress();
@@ -268,9 +268,12 @@ impl Patience<'_> {
             if self.is_over() {
                 break;
             }
-            if self.interrupt.interrupted() {
+            let interrupted;
+            (claim, interrupted) = claim.aside(|| self.interrupt.interrupted());
+            if interrupted {
                 return Err(Error::Interrupted);
             }
+            claim.beat();
             let nap = if begun.elapsed() < NO_NAP { Duration::ZERO } else { NAP };
             std::thread::sleep(nap);
         }

@@ -4,7 +4,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*},
     },
     time::Instant,
 };
@@ -19,6 +19,7 @@ use uccl_wire::message::{MAX_ASSEMBLED, MORE, Message, PREFIX_LEN};
 
 use super::{
     asked::AskedFor,
+    claims::{Claims, Left},
     core::Core,
     deferred::Deferred,
     failover::{self, Lanes},
@@ -36,9 +37,6 @@ use crate::{
     error::{Error, Result},
     ids::ConnId,
 };
-
-/// For so long after a caller has made progress itself, workers leave a connection to callers.
-const CLAIM_NS: u64 = 500_000;
 
 /// Who is at the other end.
 pub(crate) struct Peer {
@@ -76,14 +74,9 @@ pub(crate) struct Connection {
     pub(crate) pending: AtomicUsize,
     /// Callers that sleep on the lanes.
     sleepers: Mutex<Vec<Arc<Parker>>>,
-    claims: AtomicU32,
+    pub(crate) claims: Claims,
     /// Lanes of which callers may have taken in what would have woken a worker, one bit each.
     borrowed: AtomicU64,
-    /// Claims that have ended.
-    claims_made: AtomicU64,
-    /// How many of them workers have seen, and when the last one.
-    claims_seen: AtomicU64,
-    claim_seen_ns: AtomicU64,
     /// One a lane.
     pub(crate) liveness: Mutex<SmallVec<[Watch; 1]>>,
 }
@@ -93,12 +86,30 @@ pub(crate) struct Claim<'a>(&'a Connection);
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        self.0.claims_made.fetch_add(1, Relaxed);
-        if self.0.claims.fetch_sub(1, Release) > 1 {
+        let left = self.0.claims.end();
+        if left == Left::Others {
             // Others may sleep on what this one has taken in: a wake-up, or what it told of.
             self.0.hand_over();
         }
         self.0.return_lanes();
+        if left == Left::Workers {
+            self.0.leave_to_workers();
+        }
+    }
+}
+
+impl Claim<'_> {
+    /// The caller has looked at the lanes.
+    pub(crate) fn beat(&self) {
+        self.0.claims.beat();
+    }
+
+    /// Does something that may take any time, and that is nothing to the lanes: workers look after them meanwhile.
+    pub(crate) fn aside<T>(self, act: impl FnOnce() -> T) -> (Self, T) {
+        let conn = self.0;
+        drop(self);
+        let done = act();
+        (conn.claim(), done)
     }
 }
 
@@ -133,11 +144,8 @@ impl Connection {
             failed: AtomicBool::new(false),
             pending: AtomicUsize::new(0),
             sleepers: Mutex::default(),
-            claims: AtomicU32::new(0),
+            claims: Claims::default(),
             borrowed: AtomicU64::new(0),
-            claims_made: AtomicU64::new(0),
-            claims_seen: AtomicU64::new(0),
-            claim_seen_ns: AtomicU64::new(0),
         }
     }
 
@@ -173,23 +181,8 @@ impl Connection {
 
     /// Keeps workers off while the caller makes progress itself.
     pub(crate) fn claim(&self) -> Claim<'_> {
-        self.claims.fetch_add(1, Acquire);
+        self.claims.begin();
         Claim(self)
-    }
-
-    /// Whether callers make progress, or did a moment ago. Workers ask, and read the clock, so that
-    /// callers need not.
-    pub(crate) fn claimed(&self) -> bool {
-        if self.claims.load(Acquire) > 0 {
-            return true;
-        }
-        let made = self.claims_made.load(Relaxed);
-        let now = now_ns();
-        if self.claims_seen.swap(made, Relaxed) != made {
-            self.claim_seen_ns.store(now, Relaxed);
-            return true;
-        }
-        made > 0 && now.saturating_sub(self.claim_seen_ns.load(Relaxed)) < CLAIM_NS
     }
 
     /// Does what can be done on every lane without blocking.
@@ -409,6 +402,13 @@ impl Connection {
         sleeping.for_each(|attached| self.core.workers.kick(std::slice::from_ref(attached)));
     }
 
+    /// Callers stay away for a while: workers that have left lanes to them look after those again.
+    pub(crate) fn leave_to_workers(&self) {
+        let attached = self.attached.lock();
+        let left = attached.iter().filter(|attached| attached.take_back());
+        left.for_each(|attached| self.core.workers.kick(std::slice::from_ref(attached)));
+    }
+
     /// Wakes one of the callers that sleep on the lanes: whoever was awake is not going to look after
     /// what has come.
     pub(crate) fn hand_over(&self) {
@@ -447,6 +447,11 @@ impl Connection {
             attached.extract_if(.., |attached| attached.lane == lane).collect()
         };
         self.core.workers.detach(&gone);
+    }
+
+    /// Whether callers sleep on the lanes.
+    pub(crate) fn has_sleepers(&self) -> bool {
+        !self.sleepers.lock().is_empty()
     }
 
     /// Notes that a caller goes to sleep on the lanes.
@@ -515,11 +520,4 @@ impl MessageSink for Sink<'_> {
     fn message(&self, bytes: &[u8]) -> Result<(), String> {
         self.0.assemble(bytes)
     }
-}
-
-fn now_ns() -> u64 {
-    // Instants have no epoch of their own.
-    static EPOCH: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
-    let epoch = *EPOCH.get_or_init(Instant::now);
-    Instant::now().saturating_duration_since(epoch).as_nanos() as u64
 }

@@ -6,6 +6,7 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*},
     },
+    time::Duration,
 };
 
 use parking_lot::{Condvar, Mutex, RwLock};
@@ -35,6 +36,10 @@ use crate::{
 const KEPT_LOST: usize = 1024;
 /// Bytes of notifications that may wait to be taken before peers are made to wait.
 pub(crate) const NOTIF_LIMIT: usize = 256 << 20;
+/// What a notification counts beside its payload: empty ones take memory, too.
+const NOTIF_CHARGE: usize = 128;
+/// Connections that may wait for accept.
+const MAX_ACCEPTS: usize = 1024;
 
 /// A connection by name.
 enum Entry {
@@ -206,6 +211,7 @@ impl Core {
         }
         drop(conns);
         drop(old);
+        self.accepts.lock().waiting.retain(|accepted| accepted.conn != conn.id);
     }
 
     /// Forgets a connection. True if it was there, open or lost.
@@ -236,17 +242,23 @@ impl Core {
     pub(crate) fn add_region(&self, span: Span) -> Result<Arc<Mr>> {
         let mr = self.mrs.insert(span, |memory| self.for_each_lane(|lane| lane.offer(memory)))?;
         if let Some(Devices { rails, .. }) = self.rails.get() {
-            rails.add(mr.region.slot, mr.span, mr.kind);
+            rails.add(mr.region.slot, mr.span, mr.kind, mr.region.rights);
         }
         Ok(mr)
     }
 
     /// A region has ended: peers forget its memory, unless others lie in it.
-    pub(crate) fn let_go_of_memory(&self, mr: &Mr) {
+    pub(crate) fn let_go_of_memory(&self, mr: &Mr) -> Result<()> {
         if let Some(Devices { rails, .. }) = self.rails.get() {
-            rails.remove(mr.region.slot);
+            rails.remove(mr.region.slot).map_err(|e| {
+                Error::Invalid(format!(
+                    "a device did not let go of {}, and may still reach it: {e}",
+                    mr.id
+                ))
+            })?;
         }
         self.mrs.let_go(mr, |memory| self.for_each_lane(|lane| lane.retract(memory.id())));
+        Ok(())
     }
 
     fn for_each_lane(&self, each: impl Fn(&dyn Lane)) {
@@ -287,9 +299,15 @@ impl Core {
         toucher.map(|left| Arc::clone(&left.peer))
     }
 
+    /// Whether so many connections wait for accept that there is no place for another.
+    pub(crate) fn has_unaccepted(&self) -> bool {
+        self.accepts.lock().waiting.len() >= MAX_ACCEPTS
+    }
+
     pub(crate) fn offer_accept(&self, accepted: Accepted) {
         let mut accepts = self.accepts.lock();
-        if !accepts.passive {
+        // Under the lock: one that ends from now on leaves again.
+        if !accepts.passive && self.conn(accepted.conn).is_ok() {
             accepts.waiting.push_back(accepted);
             self.accepted.notify_one();
         }
@@ -297,7 +315,7 @@ impl Core {
 
     pub(crate) fn push_notif(&self, notif: Notification) {
         self.counters.notifs_received.fetch_add(1, Relaxed);
-        self.notif_bytes.fetch_add(notif.payload.len(), Relaxed);
+        self.notif_bytes.fetch_add(charge(&notif), Relaxed);
         let mut notifs = self.notifs.lock();
         notifs.push_back(notif);
         self.have_notifs.store(true, Release);
@@ -315,7 +333,7 @@ impl Core {
             self.have_notifs.store(false, Release);
             notifs.drain(..).collect()
         };
-        let bytes: usize = taken.iter().map(|notif| notif.payload.len()).sum();
+        let bytes: usize = taken.iter().map(charge).sum();
         let before = self.notif_bytes.fetch_sub(bytes, Relaxed);
         if before > NOTIF_LIMIT {
             self.open_conns().iter().for_each(|conn| conn.resume_notifs());
@@ -324,12 +342,17 @@ impl Core {
     }
 
     /// Sleeps until a notification may have come.
-    pub(crate) fn sleep_for_notif(&self, at_most: std::time::Duration) {
+    pub(crate) fn sleep_for_notif(&self, at_most: Duration) {
         let mut notifs = self.notifs.lock();
         if notifs.is_empty() {
             self.notified.wait_for(&mut notifs, at_most);
         }
     }
+}
+
+/// What a notification counts while it waits.
+fn charge(notif: &Notification) -> usize {
+    notif.payload.len() + NOTIF_CHARGE
 }
 
 fn index(id: ConnId) -> usize {
@@ -338,9 +361,12 @@ fn index(id: ConnId) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
+    use std::{
+        sync::atomic::Ordering::Relaxed,
+        time::{Duration, Instant},
+    };
 
-    use crate::{Config, Endpoint, Transport, Uninterrupted};
+    use crate::{Accepted, Config, Endpoint, Iov, Op, Request, Status, Transport, Uninterrupted};
 
     #[test]
     fn peers_that_have_ended_are_not_watched_any_more() {
@@ -363,6 +389,78 @@ mod tests {
             assert!(begun.elapsed() < Duration::from_secs(20), "peers are watched for ever");
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    fn config() -> Config {
+        Config { bind: Some([127, 0, 0, 1].into()), port: Some(0), ..Config::default() }
+    }
+
+    fn until(what: &str, mut done: impl FnMut() -> bool) {
+        let begun = Instant::now();
+        while !done() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "{what}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn empty_notifications_count_too() {
+        let ends = [config(), config()].map(|config| Endpoint::new(config).expect("an endpoint"));
+        let conn = ends[0].connect(ends[1].addr(), None, &mut Uninterrupted).expect("connected");
+        ends[1].core().notif_bytes.store(super::NOTIF_LIMIT, Relaxed);
+        let send = || ends[0].send_notif(conn, b"", None).expect("posted");
+        let is_there = |id| !matches!(ends[0].poll(id).expect("known"), Status::Pending);
+        let sent = [send(), send()];
+        until("the first fits", || is_there(sent[0]));
+        // What is sent behind them is answered after them.
+        let mut memory = [[0_u64; 2]; 2];
+        let iovs = [0, 1].map(|at| {
+            let (ptr, len) = (memory[at].as_mut_ptr() as usize, 16);
+            // SAFETY: the memory outlives the endpoints' use of it.
+            let mr = unsafe { ends[at].register(ptr, len) }.expect("registered");
+            [Iov { mr, ptr, len }]
+        });
+        let back = ends[1].core().open_conns()[0].id;
+        let recv = Request::new(back, Op::Recv, &iovs[1], &[]);
+        ends[1].post(&recv).expect("posted");
+        let send = Request::new(conn, Op::Send, &iovs[0], &[]);
+        ends[0].run(&send, &mut Uninterrupted).expect("sent");
+        assert!(!is_there(sent[1]), "the second must wait for the first to be taken");
+        assert_eq!(ends[1].take_notifs().expect("ours").len(), 1);
+        until("there is room again", || is_there(sent[1]));
+        assert_eq!(ends[1].take_notifs().expect("ours").len(), 1);
+    }
+
+    #[test]
+    fn connections_that_end_do_not_wait_for_accept() {
+        let ends = [config(), config()].map(|config| Endpoint::new(config).expect("an endpoint"));
+        let waiting = || ends[1].core().accepts.lock().waiting.len();
+        let connect = || ends[0].connect(ends[1].addr(), None, &mut Uninterrupted);
+        let first = connect().expect("connected");
+        let second = connect().expect("connected");
+        until("both are offered", || waiting() == 2);
+        ends[0].disconnect(first).expect("it was there");
+        until("the first has left", || waiting() == 1);
+        let accepted = ends[1].accept(None, &mut Uninterrupted).expect("the second");
+        ends[1].check_connection(accepted.conn).expect("it lives");
+        ends[0].check_connection(second).expect("it lives");
+    }
+
+    #[test]
+    fn so_many_connections_wait_for_accept_and_no_more() {
+        let ends = [config(), config()].map(|config| Endpoint::new(config).expect("an endpoint"));
+        let waits = |at: usize| Accepted {
+            conn: crate::ConnId(at as u64),
+            ip: [127, 0, 0, 1].into(),
+            gpu_index: 0,
+        };
+        let full = (0..super::MAX_ACCEPTS).map(waits).collect();
+        ends[1].core().accepts.lock().waiting = full;
+        let connect = || ends[0].connect(ends[1].addr(), None, &mut Uninterrupted);
+        let refused = connect().expect_err("there is no place").to_string();
+        assert!(refused.contains("accept"), "{refused}");
+        ends[1].accept(None, &mut Uninterrupted).expect("one of them");
+        connect().expect("there is a place");
     }
 
     #[test]

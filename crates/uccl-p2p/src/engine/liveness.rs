@@ -2,12 +2,14 @@
 
 use std::sync::{Arc, atomic::Ordering::Acquire};
 
-use uccl_fabric::{clock, lane::Lane};
+use uccl_fabric::clock;
 
 use super::connection::Connection;
 
-/// We may have been stopped ourselves: some looks must have gone by, not only time.
+/// We may have been stopped ourselves: some looks must have gone by since a peer was asked, not only time.
 const LOOKS: u32 = 5;
+/// Looks count that are so far apart, as a part of the timeout: whoever waits looks, and many may wait.
+const LOOKS_A_TIMEOUT: u64 = 20;
 
 /// What is known of a lane's being alive.
 #[derive(Default)]
@@ -16,9 +18,12 @@ pub(crate) struct Watch {
     waiting_since_ms: Option<u64>,
     ping_ms: Option<u64>,
     looks_since_ping: u32,
+    /// When the last look was that counted.
+    looked_ms: u64,
 }
 
 /// What a look at a lane says.
+#[derive(PartialEq, Eq, Debug)]
 enum Look {
     Fine,
     /// It is to be asked for a sign of life.
@@ -28,12 +33,13 @@ enum Look {
 }
 
 impl Watch {
-    fn look(&mut self, lane: &dyn Lane, timeout_ms: u64) -> Look {
-        let now = clock::coarse_ms();
-        let heard = lane.last_heard_ms();
+    /// A look at a lane that was last heard at `heard`; both times are in milliseconds.
+    fn look(&mut self, now: u64, heard: u64, timeout_ms: u64) -> Look {
         let since = *self.waiting_since_ms.get_or_insert(now);
         let silent = now.saturating_sub(heard.max(since));
-        self.looks_since_ping += 1;
+        if now.saturating_sub(self.looked_ms) >= timeout_ms / LOOKS_A_TIMEOUT {
+            (self.looked_ms, self.looks_since_ping) = (now, self.looks_since_ping + 1);
+        }
         match self.ping_ms {
             Some(sent) if heard >= sent => self.ping_ms = None,
             Some(_) if silent > timeout_ms && self.looks_since_ping > LOOKS => {
@@ -41,7 +47,7 @@ impl Watch {
             }
             Some(_) => {}
             None if silent > timeout_ms / 4 => {
-                (self.ping_ms, self.looks_since_ping) = (Some(now), 0);
+                (self.ping_ms, self.looks_since_ping, self.looked_ms) = (Some(now), 0, now);
                 return Look::Ping;
             }
             None => {}
@@ -66,7 +72,7 @@ impl Connection {
                     *watch = Watch::default();
                     continue;
                 }
-                watch.look(&**lane, timeout_ms)
+                watch.look(clock::coarse_ms(), lane.last_heard_ms(), timeout_ms)
             };
             match look {
                 Look::Fine => {}
@@ -107,4 +113,55 @@ impl Connection {
 
 fn seconds(ms: u64) -> String {
     format!("{:.1} s", ms as f64 / 1e3)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIMEOUT_MS: u64 = 1000;
+
+    /// Looks every 10 ms by so many threads, from when the peer was heard last; says when it is given up.
+    fn given_up_at(watch: &mut Watch, from: u64, threads: u32) -> u64 {
+        for now in (from..).step_by(10) {
+            for _ in 0..threads {
+                if let Look::Silent(_) = watch.look(now, 0, TIMEOUT_MS) {
+                    return now;
+                }
+            }
+            assert!(now < from + 10 * TIMEOUT_MS, "it is never given up");
+        }
+        unreachable!("time has no end")
+    }
+
+    #[test]
+    fn a_silent_peer_is_given_up_when_its_time_is_over() {
+        for threads in [1, 100] {
+            let at = given_up_at(&mut Watch::default(), 0, threads);
+            assert!((TIMEOUT_MS..TIMEOUT_MS + 50).contains(&at), "{threads} threads: {at} ms");
+        }
+    }
+
+    #[test]
+    fn a_peer_has_time_to_answer_after_we_were_stopped_however_many_look() {
+        for threads in [1, 100] {
+            let mut watch = Watch::default();
+            assert_eq!(watch.look(0, 0, TIMEOUT_MS), Look::Fine);
+            // We did not run for long: the peer could not be asked.
+            let resumed = 20 * TIMEOUT_MS;
+            let at = given_up_at(&mut watch, resumed, threads);
+            assert!(at - resumed >= TIMEOUT_MS / 5, "{threads} threads: after {} ms", at - resumed);
+        }
+    }
+
+    #[test]
+    fn a_peer_that_answers_lives() {
+        let mut watch = Watch::default();
+        assert_eq!(watch.look(0, 0, TIMEOUT_MS), Look::Fine);
+        assert_eq!(watch.look(300, 0, TIMEOUT_MS), Look::Ping);
+        for now in (300..5000).step_by(10) {
+            let heard = now - now % 200;
+            assert!(!matches!(watch.look(now, heard, TIMEOUT_MS), Look::Silent(_)), "at {now} ms");
+        }
+    }
 }

@@ -7,6 +7,7 @@
 pub(crate) mod acceptor;
 pub(crate) mod asked;
 pub(crate) mod asking;
+pub(crate) mod claims;
 pub(crate) mod connect;
 pub(crate) mod connection;
 pub(crate) mod core;
@@ -22,6 +23,7 @@ pub(crate) mod now;
 pub(crate) mod numbered;
 pub(crate) mod outbox;
 pub(crate) mod park;
+pub(crate) mod payload;
 pub(crate) mod places;
 pub(crate) mod plan;
 pub(crate) mod rails;
@@ -29,3 +31,6 @@ pub(crate) mod regions;
 pub(crate) mod transfer;
 pub(crate) mod wait;
 pub(crate) mod worker;
+
+#[cfg(test)]
+mod progress_tests;

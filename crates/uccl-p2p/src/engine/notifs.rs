@@ -6,19 +6,20 @@ use std::{
 };
 
 use smallvec::smallvec;
-use uccl_fabric::mem::{RemoteSpan, Span};
+use uccl_fabric::mem::RemoteSpan;
 use uccl_wire::message::Source;
 
 use super::{
     connection::Connection,
     core::NOTIF_LIMIT,
     inbox::EAGER_WINDOW,
+    payload::Payload,
     transfer::{After, Kind, Plan},
 };
 use crate::endpoint::{Notification, Op};
 
-/// Notifications that may wait on one connection.
-const MAX_WAITING: usize = 65_536;
+/// Notifications that may wait on one connection. Senders know it, and go no further.
+pub(crate) const MAX_WAITING: usize = 65_536;
 
 enum Waiting {
     Fetching,
@@ -102,8 +103,8 @@ impl Connection {
 
     /// Fetches a long notification from the sender's memory.
     fn fetch_notif(self: &Arc<Self>, id: u64, source: Source) {
-        let mut payload = vec![0; source.len as usize];
-        let local = Span { addr: payload.as_mut_ptr() as usize, len: payload.len() };
+        let mut payload = Payload::with_room_for(source.len as usize);
+        let local = payload.span();
         let remote =
             RemoteSpan { addr: source.addr, len: source.len, key: source.key, slot: source.slot };
         let plan = Plan {
@@ -118,6 +119,7 @@ impl Connection {
         match self.admit(plan) {
             Ok(transfer) => {
                 self.post_ops(&transfer, Op::Read, smallvec![local], smallvec![remote]);
+                self.call_help();
                 transfer.op_ended();
                 self.kick_if_busy();
             }
@@ -126,7 +128,7 @@ impl Connection {
     }
 
     /// A long notification is here, or cannot be had.
-    pub(crate) fn notif_fetched(self: &Arc<Self>, id: u64, payload: Option<Vec<u8>>) {
+    pub(crate) fn notif_fetched(self: &Arc<Self>, id: u64, payload: Option<Payload>) {
         {
             let mut notifs = self.notifs.lock();
             let front = notifs.queue.front().is_some_and(|(first, _)| *first == id);
@@ -137,6 +139,8 @@ impl Connection {
             // As above; and with the lock held, so that none that comes later is delivered before.
             self.send_notif_ack(id, payload.is_some());
             if let Some(payload) = payload {
+                // SAFETY: all of it has been fetched.
+                let payload = unsafe { payload.filled() };
                 self.core.push_notif(Notification { conn: self.id, payload });
             }
         }

@@ -21,6 +21,7 @@ use uccl_fabric::{
 use super::{
     connection::Connection,
     park::Parker,
+    payload::Payload,
     plan::{Kinds, Memory},
     regions::Lease,
 };
@@ -93,7 +94,7 @@ pub(crate) enum After {
     /// The peer that asked for it is told.
     Answer(u64),
     /// The notification whose payload was fetched is delivered.
-    Deliver { id: u64, payload: Vec<u8> },
+    Deliver { id: u64, payload: Payload },
 }
 
 /// Why a transfer is being ended early.

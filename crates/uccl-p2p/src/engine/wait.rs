@@ -41,7 +41,7 @@ pub(crate) fn wait(
     }
     let conn = &transfer.conn;
     let spin = conn.core.config.spin;
-    let _claim = conn.claim();
+    let mut claim = conn.claim();
     let mut looks = 0_u32;
     let mut quiet_since = None;
     let mut asked = None;
@@ -64,10 +64,14 @@ pub(crate) fn wait(
             std::hint::spin_loop();
             continue;
         }
+        claim.beat();
         let now = Instant::now();
         if now - *asked.get_or_insert(now) >= ASK || fence_at.is_some_and(|at| at <= now) {
             asked = Some(now);
-            if interrupt.interrupted() {
+            // It may have to wait for something that other threads hold.
+            let interrupted;
+            (claim, interrupted) = claim.aside(|| interrupt.interrupted());
+            if interrupted {
                 return Err(Error::Interrupted);
             }
             deadline::enforce(transfer, now);
@@ -135,6 +139,8 @@ fn sleep_on(conn: &Connection, parker: &Parker, nap: Duration) -> Result<()> {
             PollFd::from_borrowed_fd(interest.fd, PollFlags::IN | write)
         })
         .collect();
+    let ends = interests.iter().filter_map(|interest| interest.end);
+    fds.extend(ends.map(|end| PollFd::from_borrowed_fd(end, PollFlags::IN)));
     fds.push(PollFd::from_borrowed_fd(parker.fd(), PollFlags::IN));
     match poll(&mut fds, Some(&timeout)) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),

@@ -6,7 +6,7 @@
 //! themselves stay disarmed, so a caller that spins is not disturbed by a worker that wakes for nothing.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     os::fd::{AsFd, OwnedFd},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
@@ -19,20 +19,17 @@ use std::{
 
 use parking_lot::Mutex;
 use rustix::event::{
-    Timespec,
+    PollFd, PollFlags, Timespec,
     epoll::{self, CreateFlags, Event, EventData, EventFlags},
+    poll,
 };
 use uccl_device::CpuList;
 
 use super::{
-    acceptor::Acceptor, connection::Connection, core::Core, park::Parker, places, wait::YIELD_AFTER,
+    acceptor::Acceptor, claims::Care, connection::Connection, core::Core, park::Parker, places,
 };
 use crate::error::{Error, Result};
 
-/// While callers hold lanes, workers look at them this often, to take over when callers stop.
-const CLAIM_TICK: Duration = Duration::from_micros(500);
-/// The same for lanes over which no peer asks for anything: they wait for nobody but the callers.
-const QUIET_CLAIM_TICK: Duration = Duration::from_millis(5);
 /// While transfers are unfinished, their deadlines are looked at this often.
 const HOUSEKEEPING: Duration = Duration::from_millis(20);
 /// How often a spinning worker looks for other lanes that want it.
@@ -50,6 +47,9 @@ pub(crate) struct Attached {
     token: u64,
     /// Its worker sleeps until the lane shows something.
     is_armed: AtomicBool,
+    /// Its worker sleeps for some time and leaves it to callers.
+    is_left: AtomicBool,
+    care: Mutex<Care>,
 }
 
 impl Attached {
@@ -58,8 +58,17 @@ impl Attached {
         self.is_armed.load(SeqCst)
     }
 
+    /// Notes that its worker is about to be woken; false if that does not leave it to callers.
+    pub(crate) fn take_back(&self) -> bool {
+        self.is_left.swap(false, SeqCst)
+    }
+
     fn progress(&self) -> bool {
-        self.conn.progress_lane(self.lane)
+        let moved = self.conn.progress_lane(self.lane);
+        if moved {
+            self.care.lock().of_use(&self.conn.claims);
+        }
+        moved
     }
 
     /// Whether nothing is left to do for it.
@@ -73,14 +82,22 @@ impl Attached {
     }
 
     /// Whether callers look after it. Asleep they do not see that a lane is to be killed.
-    fn left_to_callers(&self) -> bool {
-        !self.is_lost() && self.conn.claimed()
+    fn left_to_callers(&self, now: Instant) -> bool {
+        let leaves = || self.care.lock().leaves(&self.conn.claims, self.conn.has_sleepers(), now);
+        !self.is_lost() && leaves()
     }
 
-    /// How soon it is looked at again while callers look after it.
-    fn claim_tick(&self) -> Duration {
+    /// Before its worker sleeps: how long that stays away, if callers look after it.
+    fn stays_away(&self, now: Instant) -> Option<Duration> {
+        if self.is_lost() {
+            return None;
+        }
         let hears = self.conn.lanes[self.lane].caps().messages;
-        if hears { CLAIM_TICK } else { QUIET_CLAIM_TICK }
+        let (claims, asleep) = (&self.conn.claims, self.conn.has_sleepers());
+        let away = self.care.lock().stays_away(claims, asleep, hears, now);
+        self.is_left.store(away.is_some(), SeqCst);
+        // Whoever leaves after this look sees that it is left.
+        away.filter(|_| claims.any())
     }
 }
 
@@ -161,6 +178,8 @@ impl Workers {
                 shard,
                 token,
                 is_armed: AtomicBool::new(false),
+                is_left: AtomicBool::new(false),
+                care: Mutex::default(),
             });
             let home = &this.shards[shard];
             home.lanes.lock().insert(token, Arc::clone(&attached));
@@ -171,6 +190,10 @@ impl Workers {
                 EventFlags::ONESHOT,
             )
             .map_err(|e| Error::os("watching a lane", e))?;
+            if let Some(end) = conn.lanes[lane].interest().end {
+                epoll::add(&home.epoll, end, EventData::new_u64(token), EventFlags::IN)
+                    .map_err(|e| Error::os("watching a lane's peer", e))?;
+            }
             conn.attached.lock().push(Arc::clone(&attached));
             home.kick(Kick::Lane(attached));
         }
@@ -187,9 +210,11 @@ impl Workers {
         for attached in lanes {
             let shard = &self.shards[attached.shard];
             shard.lanes.lock().remove(&attached.token);
-            let lane = &attached.conn.lanes[attached.lane];
+            let interest = attached.conn.lanes[attached.lane].interest();
             // A descriptor that is not watched is what was wanted.
-            let _ = epoll::delete(&shard.epoll, lane.interest().fd);
+            for fd in [Some(interest.fd), interest.end].into_iter().flatten() {
+                let _ = epoll::delete(&shard.epoll, fd);
+            }
         }
     }
 
@@ -289,9 +314,12 @@ fn spawn(core: &Arc<Core>, index: usize, acceptor: Option<Acceptor>) -> Result<(
         .spawn(move || {
             let core = for_thread;
             core.workers.settle();
+            places::be_prompt();
             let mut worker = Worker {
                 shard: index,
+                spin: places::spin_of_workers(&core.config),
                 hot: Vec::new(),
+                helping: VecDeque::new(),
                 acceptor,
                 events: Vec::with_capacity(64),
                 looked: Instant::now(),
@@ -326,8 +354,12 @@ fn message_of(panic: &(dyn std::any::Any + Send)) -> String {
 /// One thread.
 struct Worker {
     shard: usize,
+    /// How long it spins for more work before it sleeps.
+    spin: Duration,
     /// Lanes that are not armed: they have just had something to do, or callers hold them.
     hot: Vec<Arc<Attached>>,
+    /// Lanes in whose work it takes part.
+    helping: VecDeque<Arc<Attached>>,
     acceptor: Option<Acceptor>,
     events: Vec<Event>,
     looked: Instant,
@@ -352,31 +384,31 @@ impl Worker {
         &core.workers.shards[self.shard]
     }
 
-    /// Progresses hot lanes until they have been quiet for a while.
+    /// Progresses hot lanes, and helps with others, until they have been quiet for a while. What was woken for nothing
+    /// sleeps again at once.
     fn spin(&mut self, core: &Arc<Core>) {
-        let spin = core.config.spin;
-        let mut moved_at = Instant::now();
-        let mut glanced = moved_at;
+        let mut now = Instant::now();
+        let mut glanced = now;
+        let mut moved_at = None;
         loop {
             let mut moved = false;
             let mut free = false;
             for attached in &self.hot {
-                if !attached.left_to_callers() {
+                if !attached.left_to_callers(now) {
                     free = true;
                     moved |= attached.progress();
                 }
             }
             self.hot.retain(|attached| !attached.is_over());
-            if !free || core.workers.stopping() {
+            moved |= self.help();
+            if !(free || moved) || core.workers.stopping() {
                 return;
             }
-            let now = Instant::now();
+            now = Instant::now();
             if moved {
-                moved_at = now;
-            } else if now - moved_at >= spin {
+                moved_at = Some(now);
+            } else if moved_at.is_none_or(|moved_at| now - moved_at >= self.spin) {
                 return;
-            } else if now - moved_at >= YIELD_AFTER {
-                std::thread::yield_now();
             } else {
                 std::hint::spin_loop();
             }
@@ -388,14 +420,25 @@ impl Worker {
         }
     }
 
+    /// Takes part in work that can be shared, a piece of it at a time: there may be other things to do.
+    fn help(&mut self) -> bool {
+        while let Some(attached) = self.helping.pop_front() {
+            if attached.conn.lanes[attached.lane].help() {
+                self.helping.push_back(attached);
+                return true;
+            }
+        }
+        false
+    }
+
     /// Arms what is hot, and says how long to sleep; `None` is until something happens.
     fn prepare_sleep(&mut self, core: &Arc<Core>) -> Option<Duration> {
         let shard = self.shard(core);
-        let mut timeout = None;
+        let now = Instant::now();
+        let mut timeout: Option<Duration> = None;
         self.hot.retain(|attached| {
-            if attached.left_to_callers() {
-                let tick = attached.claim_tick();
-                timeout = Some(timeout.map_or(tick, |timeout| tick.min(timeout)));
+            if let Some(away) = attached.stays_away(now) {
+                timeout = Some(timeout.map_or(away, |timeout| away.min(timeout)));
                 return true;
             }
             if arm(shard, attached) {
@@ -424,13 +467,8 @@ impl Worker {
 
     fn wait(&mut self, core: &Arc<Core>, timeout: Option<Duration>) {
         let shard = self.shard(core);
-        let timeout = timeout.map(|t| Timespec { tv_sec: 0, tv_nsec: t.as_nanos() as _ });
         self.events.clear();
-        let waited = epoll::wait(
-            &shard.epoll,
-            rustix::buffer::spare_capacity(&mut self.events),
-            timeout.as_ref(),
-        );
+        let waited = wait_on(&shard.epoll, &mut self.events, timeout);
         if let Err(e) = waited
             && e != rustix::io::Errno::INTR
         {
@@ -449,7 +487,10 @@ impl Worker {
                 }
                 token => {
                     let attached = shard.lanes.lock().get(&token).cloned();
-                    self.heat(attached);
+                    if let Some(attached) = attached {
+                        attached.care.lock().woken();
+                        self.heat(attached);
+                    }
                 }
             }
         }
@@ -462,9 +503,9 @@ impl Worker {
         }
     }
 
-    fn heat(&mut self, attached: Option<Arc<Attached>>) {
-        let Some(attached) = attached else { return };
+    fn heat(&mut self, attached: Arc<Attached>) {
         attached.is_armed.store(false, SeqCst);
+        attached.is_left.store(false, SeqCst);
         if !self.hot.iter().any(|other| Arc::ptr_eq(other, &attached)) {
             self.hot.push(attached);
         }
@@ -475,8 +516,8 @@ impl Worker {
         shard.bell.clear();
         for kick in std::mem::take(&mut *shard.kicks.lock()) {
             match kick {
-                Kick::Lane(attached) => self.heat(Some(attached)),
-                Kick::Help(attached) => while attached.conn.lanes[attached.lane].help() {},
+                Kick::Lane(attached) => self.heat(attached),
+                Kick::Help(attached) => self.helping.push_back(attached),
             }
         }
     }
@@ -495,6 +536,24 @@ impl Worker {
         core.enforce_deadlines();
         core.open_conns().iter().for_each(|conn| conn.check_liveness());
     }
+}
+
+/// Waits for events. The kernel counts an epoll's time in milliseconds: what is shorter is left to `poll`.
+fn wait_on(
+    epoll: &OwnedFd,
+    events: &mut Vec<Event>,
+    mut timeout: Option<Duration>,
+) -> rustix::io::Result<()> {
+    let timespec = |t: Duration| Timespec { tv_sec: 0, tv_nsec: t.as_nanos() as _ };
+    if let Some(short) = timeout.filter(|t| !t.is_zero() && *t < Duration::from_millis(1)) {
+        let mut fds = [PollFd::new(epoll, PollFlags::IN)];
+        if poll(&mut fds, Some(&timespec(short)))? == 0 {
+            return Ok(());
+        }
+        timeout = Some(Duration::ZERO);
+    }
+    let events = rustix::buffer::spare_capacity(events);
+    epoll::wait(epoll, events, timeout.map(timespec).as_ref()).map(drop)
 }
 
 /// Arms a lane; false when it has something to do right now.

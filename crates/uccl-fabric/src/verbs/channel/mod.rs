@@ -9,7 +9,10 @@ mod unreliable;
 use std::{
     collections::VecDeque,
     os::fd::BorrowedFd,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
@@ -75,6 +78,7 @@ pub(super) struct VerbsChannel {
     cq: Arc<Cq>,
     pd: Arc<Pd>,
     shape: Shape,
+    is_disordered: Arc<AtomicBool>,
     address: Vec<u8>,
     is_joined: bool,
     /// The queue that was posted to last.
@@ -91,7 +95,14 @@ pub(super) struct VerbsChannel {
 }
 
 impl VerbsChannel {
-    pub(super) fn new(pd: &Arc<Pd>, shape: &Shape) -> Result<Self, RailError> {
+    /// `is_disordered` is the port's: set where the network turns out not to keep messages in order.
+    pub(super) fn new(
+        pd: &Arc<Pd>,
+        shape: &Shape,
+        is_disordered: &Arc<AtomicBool>,
+    ) -> Result<Self, RailError> {
+        let writes_over_uc = shape.writes_over_uc && !is_disordered.load(Relaxed);
+        let shape = &Shape { writes_over_uc, ..*shape };
         let queue_pairs = usize::from(shape.queue_pairs);
         let of_uc = if shape.writes_over_uc { COMPLETIONS_OF_UC as usize * queue_pairs } else { 0 };
         let places = if shape.iwarp.is_some() { PLACES_WITH_FENCES } else { 1 };
@@ -135,6 +146,7 @@ impl VerbsChannel {
             pd: Arc::clone(pd),
             shape: *shape,
             address,
+            is_disordered: Arc::clone(is_disordered),
             is_joined: false,
             current: 0,
             probes: VecDeque::new(),
@@ -424,7 +436,13 @@ impl VerbsChannel {
             let why = self.describe(wc);
             self.fail(RailError::Lost(why));
         } else if is_receive {
-            unreliable.received(Instant::now(), index, wc);
+            if let Err(error) = unreliable.received(Instant::now(), index, wc) {
+                tracing::warn!(
+                    "{error}: from now on writes to this port go over reliable queue pairs"
+                );
+                self.is_disordered.store(true, Relaxed);
+                self.fail(RailError::Lost(error.to_string()));
+            }
         } else if !unreliable.sent(index, wc.wr_id) {
             self.fail(RailError::Lost("a completion of no request of ours".to_owned()));
         }
@@ -501,7 +519,9 @@ impl Channel for VerbsChannel {
         unsafe { self.ring() }?;
         if self.unreliable.is_some() {
             let mut ended = std::mem::take(&mut self.untold);
-            let result = self.turn(false, &mut ended);
+            // First what has come: by the clock alone a peer is silent who answered long ago.
+            self.reap(&mut ended);
+            let result = self.fault.clone().map_or_else(|| self.turn(false, &mut ended), Err);
             self.untold = ended;
             result?;
         }

@@ -1,0 +1,244 @@
+//! Who makes progress on a connection: the callers that wait on it, or its workers.
+//!
+//! A caller that waits *claims* its connection, and workers leave the lanes alone: who spins is not disturbed by threads that
+//! wake for nothing. A claim counts only while its caller looks at the lanes or sleeps on them. One that is held up elsewhere
+//! keeps nobody from being served.
+//!
+//! Nobody knows whether a caller that leaves comes back at once, and to wake a worker at the end of each short call would cost
+//! more than the call. So a worker watches the lanes, and learns from what it is woken for: what no caller would have done
+//! has it watch on, claims or not; when it was woken for nothing a few times, it looks again only after some time. That is
+//! never long, unless one caller has been at it all the while: then the end of its claim wakes the worker.
+
+use std::{
+    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*},
+    time::{Duration, Instant},
+};
+
+/// A claim whose caller has not looked at the lanes for so long does not count.
+const LAPSE: Duration = Duration::from_millis(1);
+/// How long a worker stays away at first, and at most: doubling each time that callers are still there.
+const AWAY: (Duration, Duration) = (Duration::from_micros(20), Duration::from_micros(100));
+/// How long it stays away while one caller is at it: the end of the claim wakes it, and a claim may lapse.
+const AWAY_LONG: Duration = Duration::from_millis(2);
+/// The same for lanes over which no peer asks for anything: they wait for nobody but the callers.
+const AWAY_QUIET: Duration = Duration::from_millis(5);
+/// How often a worker may be woken for nothing after it was of use.
+const CREDIT: u8 = 8;
+
+/// The callers that make progress on a connection.
+#[derive(Default)]
+pub(crate) struct Claims {
+    callers: AtomicU32,
+    /// Claims that have ended.
+    ended: AtomicU64,
+    /// Looks at the lanes during claims, some of them.
+    beats: AtomicU64,
+    /// Workers wait for the last caller to leave.
+    is_awaited: AtomicBool,
+}
+
+impl Claims {
+    pub(super) fn begin(&self) {
+        self.callers.fetch_add(1, SeqCst);
+    }
+
+    /// The caller of a claim has looked at the lanes.
+    pub(crate) fn beat(&self) {
+        self.beats.fetch_add(1, Relaxed);
+    }
+
+    /// Ends a claim.
+    pub(super) fn end(&self) -> Left {
+        self.ended.fetch_add(1, Relaxed);
+        if self.callers.fetch_sub(1, SeqCst) > 1 {
+            return Left::Others;
+        }
+        let is_awaited = self.is_awaited.load(SeqCst) && self.is_awaited.swap(false, SeqCst);
+        if is_awaited { Left::Workers } else { Left::Nobody }
+    }
+
+    /// Whether a caller is at it.
+    pub(super) fn any(&self) -> bool {
+        self.callers.load(SeqCst) > 0
+    }
+
+    /// Has the end of the last claim wake the workers; false if there is none.
+    fn await_end(&self) -> bool {
+        self.is_awaited.store(true, SeqCst);
+        self.any()
+    }
+}
+
+/// Who waits for something when a claim has ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Left {
+    /// Other callers.
+    Others,
+    /// Workers.
+    Workers,
+    /// Nobody is known to.
+    Nobody,
+}
+
+/// What a worker knows of the callers that are at a lane.
+#[derive(Debug)]
+pub(crate) struct Care {
+    beats: u64,
+    /// When those were seen to have become more.
+    beaten: Option<Instant>,
+    /// Claims that had ended at the last look.
+    ended: u64,
+    /// The lane has shown something, and nothing was found there yet.
+    woken: bool,
+    credit: u8,
+    away: Duration,
+}
+
+impl Default for Care {
+    fn default() -> Self {
+        Self { beats: 0, beaten: None, ended: 0, woken: false, credit: CREDIT, away: AWAY.0 }
+    }
+}
+
+impl Care {
+    /// The lane has shown something.
+    pub(crate) fn woken(&mut self) {
+        self.woken = true;
+    }
+
+    /// The worker has done something, while callers might have done it or not.
+    pub(crate) fn of_use(&mut self, claims: &Claims) {
+        if !claims.any() {
+            (self.woken, self.credit, self.away) = (false, CREDIT, AWAY.0);
+        }
+    }
+
+    /// Whether the lane is left to callers. `asleep`: some of them sleep on it.
+    pub(crate) fn leaves(&mut self, claims: &Claims, asleep: bool, now: Instant) -> bool {
+        self.credit == 0 && self.is_looked_after(claims, asleep, now)
+    }
+
+    fn is_looked_after(&mut self, claims: &Claims, asleep: bool, now: Instant) -> bool {
+        let beats = claims.beats.load(Relaxed).wrapping_add(claims.ended.load(Relaxed));
+        if asleep || beats != self.beats {
+            (self.beats, self.beaten) = (beats, Some(now));
+        }
+        claims.any() && self.beaten.is_some_and(|beaten| now - beaten < LAPSE)
+    }
+
+    /// Before the worker sleeps: how long it stays away, if the lane is left to callers.
+    pub(crate) fn stays_away(
+        &mut self,
+        claims: &Claims,
+        asleep: bool,
+        hears: bool,
+        now: Instant,
+    ) -> Option<Duration> {
+        if std::mem::take(&mut self.woken) {
+            self.credit = self.credit.saturating_sub(1);
+        }
+        if !self.leaves(claims, asleep, now) {
+            return None;
+        }
+        let ended = claims.ended.load(Relaxed);
+        let same = std::mem::replace(&mut self.ended, ended) == ended;
+        if same && self.away == AWAY.1 {
+            let long = if hears { AWAY_LONG } else { AWAY_QUIET };
+            return claims.await_end().then_some(long);
+        }
+        let away = self.away;
+        self.away = AWAY.1.min(away * 2);
+        Some(away)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const US: Duration = Duration::from_micros(1);
+
+    /// A worker that was woken for nothing until it stays away.
+    fn weary(claims: &Claims, now: Instant) -> Care {
+        let mut care = Care::default();
+        for _ in 0..CREDIT {
+            claims.beat();
+            assert_eq!(care.leaves(claims, false, now), false);
+            care.woken();
+            care.stays_away(claims, false, true, now);
+        }
+        claims.beat();
+        assert!(care.leaves(claims, false, now));
+        care
+    }
+
+    #[test]
+    fn a_claim_counts_while_its_caller_looks() {
+        let (claims, start) = (Claims::default(), Instant::now());
+        claims.begin();
+        let mut care = weary(&claims, start);
+        for i in 1..100 {
+            claims.beat();
+            assert!(care.leaves(&claims, false, start + LAPSE * i));
+        }
+        let last = start + LAPSE * 99;
+        assert!(care.leaves(&claims, false, last + LAPSE / 2));
+        assert!(!care.leaves(&claims, false, last + LAPSE), "it has looked at nothing for long");
+        assert_eq!(care.stays_away(&claims, false, true, last + LAPSE), None);
+        assert!(care.leaves(&claims, true, last + LAPSE * 2), "it sleeps on the lanes");
+    }
+
+    #[test]
+    fn a_worker_never_stays_away_long_from_callers_that_come_and_go() {
+        let (claims, start) = (Claims::default(), Instant::now());
+        claims.begin();
+        let mut care = weary(&claims, start);
+        let mut now = start;
+        for _ in 0..100 {
+            assert_eq!(claims.end(), Left::Nobody);
+            claims.begin();
+            let away = care.stays_away(&claims, false, true, now).expect("callers are there");
+            assert!(away <= 100 * US, "{away:?}");
+            now += away;
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_long_claim_wakes_the_workers() {
+        let (claims, start) = (Claims::default(), Instant::now());
+        claims.begin();
+        let mut care = weary(&claims, start);
+        let long = (0..10).find(|_| {
+            claims.beat();
+            care.stays_away(&claims, false, true, start) == Some(AWAY_LONG)
+        });
+        assert!(long.is_some());
+        claims.begin();
+        assert_eq!(claims.end(), Left::Others);
+        assert_eq!(claims.end(), Left::Workers);
+        claims.begin();
+        assert_eq!(claims.end(), Left::Nobody, "they have been told");
+    }
+
+    #[test]
+    fn a_worker_that_is_of_use_watches_on() {
+        let (claims, start) = (Claims::default(), Instant::now());
+        claims.begin();
+        let mut care = weary(&claims, start);
+        care.of_use(&claims);
+        assert!(care.leaves(&claims, false, start), "callers were there, and would have done it");
+        claims.end();
+        care.of_use(&claims);
+        claims.begin();
+        // What it watches for is now what callers wait for, now its own.
+        for _ in 0..100 {
+            care.woken();
+            assert_eq!(care.stays_away(&claims, false, true, start), None);
+            claims.end();
+            care.woken();
+            care.of_use(&claims);
+            assert_eq!(care.stays_away(&claims, false, true, start), None);
+            claims.begin();
+        }
+    }
+}

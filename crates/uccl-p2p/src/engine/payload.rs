@@ -1,0 +1,65 @@
+//! Memory of long notifications: not filled before it is used, and in large pages where it is new.
+
+use std::borrow::Cow;
+
+use rustix::mm::{Advice, madvise};
+use uccl_fabric::mem::Span;
+
+/// What the allocator takes from the kernel anew each time, with a fault for each page of it.
+const NEW: usize = 32 << 20;
+const LARGE_PAGE: usize = 2 << 20;
+
+/// Bytes of one notification, or room for them.
+pub(crate) struct Payload {
+    bytes: Vec<u8>,
+    len: usize,
+}
+
+impl Payload {
+    /// Room for so many bytes.
+    pub(crate) fn with_room_for(len: usize) -> Self {
+        let mut bytes = Vec::with_capacity(len);
+        if len >= NEW {
+            ask_for_large_pages(&mut bytes);
+        }
+        Self { bytes, len }
+    }
+
+    /// A copy of what is borrowed.
+    pub(crate) fn of(bytes: Cow<'_, [u8]>) -> Self {
+        match bytes {
+            Cow::Owned(bytes) => Self { len: bytes.len(), bytes },
+            Cow::Borrowed(bytes) => {
+                let mut copy = Self::with_room_for(bytes.len());
+                copy.bytes.extend_from_slice(bytes);
+                copy
+            }
+        }
+    }
+
+    /// Where it is. It stays there.
+    pub(crate) fn span(&mut self) -> Span {
+        Span { addr: self.bytes.as_mut_ptr() as usize, len: self.len }
+    }
+
+    /// The bytes that have been put there.
+    ///
+    /// # Safety
+    /// All of [`Self::span`] must have been written.
+    pub(crate) unsafe fn filled(mut self) -> Vec<u8> {
+        // SAFETY: there is room for them, and the caller promises that they have been written.
+        unsafe { self.bytes.set_len(self.len) };
+        self.bytes
+    }
+}
+
+/// Has the kernel back memory with large pages, where it has them: small ones take as long as the copy.
+fn ask_for_large_pages(bytes: &mut Vec<u8>) {
+    let spare = bytes.spare_capacity_mut().as_mut_ptr_range();
+    let start = (spare.start as usize).next_multiple_of(LARGE_PAGE);
+    let end = spare.end as usize / LARGE_PAGE * LARGE_PAGE;
+    if start < end {
+        // SAFETY: our own memory, whose contents this leaves as they are. What the kernel does not do costs time only.
+        let _ = unsafe { madvise(start as *mut _, end - start, Advice::LinuxHugepage) };
+    }
+}

@@ -1,0 +1,231 @@
+//! Who has something to do is served, whoever else is at work or held up.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::*},
+        mpsc,
+    },
+    time::Duration,
+};
+
+use uccl_fabric::{
+    clock,
+    lane::{Caps, Interest, Lane, LaneError, MessageSink, OpName, Operation, Posted},
+};
+use uccl_wire::advert::Advert;
+
+use super::{
+    connection::{Connection, Peer},
+    park::Parker,
+    worker::Workers,
+};
+use crate::{
+    Config, ConnId, Endpoint, Interrupt, Iov, MrId, Op, Request, Transport, Uninterrupted,
+};
+
+/// Far away: what must happen happens before.
+const FAR: Duration = Duration::from_secs(20);
+
+fn endpoint() -> Endpoint {
+    let config = Config {
+        bind: Some([127, 0, 0, 1].into()),
+        port: Some(0),
+        transport: Transport::Tcp,
+        num_cpus: 1,
+        transfer_timeout: FAR,
+        ..Config::default()
+    };
+    Endpoint::new(config).expect("an endpoint")
+}
+
+/// A byte of one endpoint's memory that the other writes to.
+struct Writer {
+    from: Endpoint,
+    to: Endpoint,
+    to_conn: ConnId,
+    from_conn: ConnId,
+    iov: Iov,
+    advert: Advert,
+    _memory: [Box<[u8]>; 2],
+}
+
+fn register(ep: &Endpoint, memory: &mut [u8]) -> (MrId, Iov) {
+    // SAFETY: it is kept for longer than its endpoint.
+    let mr = unsafe { ep.register(memory.as_mut_ptr() as usize, memory.len()) };
+    let mr = mr.expect("registered");
+    (mr, Iov { mr, ptr: memory.as_ptr() as usize, len: memory.len() })
+}
+
+impl Writer {
+    fn new() -> Self {
+        let (from, to) = (endpoint(), endpoint());
+        let from_conn = from.connect(to.addr(), None, &mut Uninterrupted).expect("connected");
+        let to_conn = to.accept(None, &mut Uninterrupted).expect("accepted").conn;
+        let mut memory = [0, 1].map(|byte| vec![byte; 8].into_boxed_slice());
+        let (_, iov) = register(&from, &mut memory[0]);
+        let (mr, theirs) = register(&to, &mut memory[1]);
+        let advert = to.advertise(mr, theirs.ptr, theirs.len).expect("advertised");
+        Self { from, to, to_conn, from_conn, iov, advert, _memory: memory }
+    }
+
+    fn write(&self) {
+        let (iovs, adverts) = ([self.iov], [self.advert]);
+        let request = Request::new(self.from_conn, Op::Write, &iovs, &adverts);
+        self.from.run(&request, &mut Uninterrupted).expect("written");
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.from.close();
+        self.to.close();
+    }
+}
+
+#[test]
+fn a_caller_that_looks_at_nothing_keeps_nobody_from_being_served() {
+    let writer = Writer::new();
+    let held = writer.to.core().conn(writer.to_conn).expect("a connection");
+    let _claim = held.claim();
+    (0..100).for_each(|_| writer.write());
+}
+
+/// Held up when it asks whether to go on, as by a lock that another thread has.
+struct HeldUp {
+    entered: mpsc::Sender<()>,
+    go_on: mpsc::Receiver<()>,
+    was_let_go: bool,
+}
+
+impl Interrupt for HeldUp {
+    fn interrupted(&mut self) -> bool {
+        if !self.was_let_go {
+            let _ = self.entered.send(());
+            self.was_let_go = self.go_on.recv_timeout(FAR).is_ok();
+        }
+        // It has waited for long enough.
+        true
+    }
+}
+
+#[test]
+fn a_caller_that_is_held_up_keeps_nobody_from_being_served() {
+    let writer = Writer::new();
+    let (entered, is_held_up) = mpsc::channel();
+    let (let_go, go_on) = mpsc::channel();
+    let (to, conn) = (writer.to.clone(), writer.to_conn);
+    let waiter = std::thread::spawn(move || {
+        let mut memory = [0; 8];
+        let (mr, iov) = register(&to, &mut memory);
+        let mut held_up = HeldUp { entered, go_on, was_let_go: false };
+        let ended = to.run(&Request::new(conn, Op::Recv, &[iov], &[]), &mut held_up);
+        ended.expect_err("nobody sends");
+        to.deregister(mr).expect("unused");
+        held_up.was_let_go
+    });
+    is_held_up.recv_timeout(FAR).expect("it asks whether to go on");
+    (0..100).for_each(|_| writer.write());
+    let_go.send(()).expect("it waits");
+    assert!(waiter.join().expect("no panic"), "the writes ended before it went on");
+}
+
+/// A lane with work that others may share, and that does not end.
+struct Endless {
+    bell: Parker,
+    helped: AtomicU64,
+    is_over: AtomicBool,
+}
+
+impl Lane for Endless {
+    fn caps(&self) -> Caps {
+        Caps {
+            link: "endless",
+            ordered: false,
+            delivery_complete: true,
+            remote_atomics: false,
+            messages: true,
+            checksum: false,
+            by_device: false,
+            max_pieces: 1,
+            max_gpu_pieces: 1,
+            max_message: 1 << 16,
+        }
+    }
+
+    unsafe fn post(&self, _: Operation) -> Result<Posted, LaneError> {
+        Err(LaneError::Killed)
+    }
+
+    fn send(&self, _: &[&[u8]]) -> Result<(), LaneError> {
+        Ok(())
+    }
+
+    fn progress(&self, _: &dyn MessageSink) -> Result<bool, LaneError> {
+        Ok(false)
+    }
+
+    fn cancel(&self, _: OpName) {}
+
+    fn load(&self) -> u64 {
+        0
+    }
+
+    fn last_heard_ms(&self) -> u64 {
+        clock::coarse_ms()
+    }
+
+    fn ping(&self) -> Result<(), LaneError> {
+        Ok(())
+    }
+
+    fn has_work(&self) -> bool {
+        false
+    }
+
+    fn wants_help(&self) -> bool {
+        !self.is_over.load(SeqCst)
+    }
+
+    fn help(&self) -> bool {
+        self.helped.fetch_add(1, SeqCst);
+        self.wants_help()
+    }
+
+    fn arm(&self) -> bool {
+        true
+    }
+
+    fn interest(&self) -> Interest<'_> {
+        Interest { fd: self.bell.fd(), write: false, end: None }
+    }
+
+    fn bye(&self) {}
+
+    fn kill(&self) {}
+}
+
+#[test]
+fn a_worker_that_helps_accepts_connections_meanwhile() {
+    let (busy, other) = (endpoint(), endpoint());
+    let core = busy.core();
+    let bell = Parker::new().expect("a descriptor");
+    let lane = Arc::new(Endless { bell, helped: 0.into(), is_over: false.into() });
+    let peer = Peer {
+        name: "a peer".into(),
+        addr: other.addr(),
+        gpu_index: 0,
+        instance: 1,
+        same_host: true,
+    };
+    let lanes: Vec<Arc<dyn Lane>> = vec![Arc::clone(&lane) as _];
+    let make = |id| Arc::new(Connection::new(id, Arc::clone(core), peer, lanes, None));
+    let conn = core.add_conn(make).expect("a connection");
+    Workers::attach(core, &conn).expect("attached");
+    conn.call_help();
+    let connected = other.connect(busy.addr(), Some(FAR), &mut Uninterrupted);
+    let helped = lane.helped.load(SeqCst);
+    lane.is_over.store(true, SeqCst);
+    connected.expect("connected while the worker helps");
+    assert!(helped > 0, "it has not helped");
+}

@@ -1,0 +1,39 @@
+//! Two clocks: one that all processes share, and one that stands still while this process does.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How often time is told.
+const TICK: Duration = Duration::from_millis(20);
+/// What may have passed between two ticks at most; if it was more, this process was stopped or had no processor.
+const MOST: Duration = Duration::from_millis(60);
+
+static ACTIVE_MS: AtomicU64 = AtomicU64::new(0);
+
+/// Time that this process has run, as its watchdog counts: a process that is stopped misses no deadline.
+pub(crate) fn active() -> Duration {
+    Duration::from_millis(ACTIVE_MS.load(Relaxed))
+}
+
+/// Counts on, and calls `each` at every tick, for ever.
+pub(crate) fn run(mut each: impl FnMut()) -> ! {
+    let mut last = Instant::now();
+    loop {
+        thread::sleep(TICK);
+        let now = Instant::now();
+        ACTIVE_MS.fetch_add((now - last).min(MOST).as_millis() as u64, Relaxed);
+        last = now;
+        each();
+    }
+}
+
+/// Nanoseconds on the clock that all processes of this machine share.
+pub(crate) fn shared_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the time is ours to be written.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}

@@ -1,0 +1,279 @@
+//! The driver: starts two ends, passes on what they say, and stops, continues and kills them.
+
+mod child;
+
+use std::{
+    process::ExitCode,
+    sync::mpsc::{self, Receiver, RecvTimeoutError, Sender},
+    time::{Duration, Instant},
+};
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+
+use self::child::Child;
+use crate::{end::EndArgs, link::Link, word::Word};
+
+/// How long two ends have until they have ended what is under way.
+const LAST_WORDS: Duration = Duration::from_secs(90);
+
+#[derive(Args)]
+pub(crate) struct DriverArgs {
+    /// Over these links [default: those that every machine has]
+    #[arg(long, value_delimiter = ',')]
+    link: Vec<Link>,
+    /// For how many minutes
+    #[arg(long, conflicts_with = "seconds")]
+    minutes: Option<u64>,
+    /// For how many seconds
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// Only the round with this seed
+    #[arg(long)]
+    seed: Option<u64>,
+    /// How long a round takes, before it comes to its end
+    #[arg(long, default_value_t = 4)]
+    round_seconds: u64,
+    /// What is left out: stop, kill, close, fork, disconnect
+    #[arg(long, value_delimiter = ',')]
+    without: Vec<String>,
+    /// Lines of each end's history that are shown after a failure
+    #[arg(long, default_value_t = 80)]
+    tail: usize,
+}
+
+/// What an end says, and which.
+enum Event {
+    Said(usize, u32, Word),
+    /// Its output has ended.
+    Gone(usize, u32),
+}
+
+pub(crate) fn run(args: &DriverArgs) -> Result<ExitCode> {
+    let time = Duration::from_secs(args.minutes.map_or(args.seconds, |minutes| 60 * minutes));
+    let links = if args.link.is_empty() { &Link::EVERYWHERE[..] } else { &args.link[..] };
+    let until = Instant::now() + time;
+    let mut seeds = fastrand::Rng::new();
+    for round in 0.. {
+        let link = links[round % links.len()];
+        let seed = args.seed.unwrap_or_else(|| seeds.u64(..1 << 48));
+        let mut storm = Storm::new(args, link, seed);
+        let name =
+            link.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+        match storm.run() {
+            Ok(what) => println!("{name} --seed {seed}: {what}"),
+            Err(broken) => {
+                println!("{name} --seed {seed} FAILED: {broken}\n");
+                storm.tell(args.tail);
+                println!("\n{name} FAILED: {broken}\nonce more: --link {name} --seed {seed}");
+                return Ok(ExitCode::FAILURE);
+            }
+        }
+        if Instant::now() >= until || (args.seed.is_some() && round + 1 == links.len()) {
+            break;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// One round: two ends over one link.
+struct Storm<'a> {
+    args: &'a DriverArgs,
+    rng: fastrand::Rng,
+    link: Link,
+    hands: usize,
+    ends: Vec<Child>,
+    /// What ends are told when they are new.
+    up: [Option<Word>; 2],
+    sender: Sender<Event>,
+    events: Receiver<Event>,
+    stopped: [Option<Instant>; 2],
+    ended: [Option<Word>; 2],
+    told: Vec<(u64, usize, String)>,
+    stops: u32,
+    kills: u32,
+}
+
+impl<'a> Storm<'a> {
+    fn new(args: &'a DriverArgs, link: Link, seed: u64) -> Self {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let hands = rng.usize(1..=3);
+        let (sender, events) = mpsc::channel();
+        Self {
+            args,
+            rng,
+            link,
+            hands,
+            ends: vec![],
+            up: [None, None],
+            sender,
+            events,
+            stopped: [None, None],
+            ended: [None, None],
+            told: vec![],
+            stops: 0,
+            kills: 0,
+        }
+    }
+
+    fn does(&self, what: &str) -> bool {
+        !self.args.without.iter().any(|without| without == what)
+    }
+
+    /// The round; what was broken, if something was.
+    fn run(&mut self) -> Result<String, String> {
+        for number in 0..2 {
+            let child = self.start(number, 0)?;
+            self.ends.push(child);
+        }
+        let until = Instant::now() + Duration::from_secs(self.args.round_seconds);
+        while Instant::now() < until {
+            let next = Duration::from_millis(self.rng.u64(1..100));
+            self.pass_on(next)?;
+            self.disturb()?;
+        }
+        for number in 0..2 {
+            self.go_on(number);
+            self.ends[number].say(&Word::End);
+        }
+        let until = Instant::now() + LAST_WORDS;
+        while self.ended.iter().any(Option::is_none) {
+            if Instant::now() > until {
+                return Err("an end does not come to its end".into());
+            }
+            self.pass_on(Duration::from_millis(50))?;
+        }
+        Ok(format!(
+            "{:?}, stops: {}, kills: {}",
+            self.ended.each_ref().map(counts),
+            self.stops,
+            self.kills
+        ))
+    }
+
+    fn start(&mut self, number: usize, incarnation: u32) -> Result<Child, String> {
+        let end = EndArgs {
+            link: self.link,
+            number: number as u32,
+            incarnation,
+            hands: self.hands,
+            seed: self.rng.u64(..),
+            without: self.args.without.clone(),
+        };
+        Child::start(&end, number, incarnation, self.sender.clone()).map_err(|e| format!("{e:#}"))
+    }
+
+    /// Passes on what is said for a while.
+    fn pass_on(&mut self, time: Duration) -> Result<(), String> {
+        let until = Instant::now() + time;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.events.recv_timeout(left) {
+                Ok(event) => self.take(event)?,
+                Err(RecvTimeoutError::Timeout) => return Ok(()),
+                Err(RecvTimeoutError::Disconnected) => return Err("nobody is left".into()),
+            }
+        }
+    }
+
+    fn take(&mut self, event: Event) -> Result<(), String> {
+        match event {
+            Event::Said(number, incarnation, word) => {
+                if self.ends[number].incarnation != incarnation {
+                    return Ok(());
+                }
+                match word {
+                    Word::Broken { what } => return Err(format!("end {number}: {what}")),
+                    Word::Told { at_ns, what } => self.told.push((at_ns, number, what)),
+                    Word::Ended { .. } => self.ended[number] = Some(word),
+                    word if word.is_for_peer() => {
+                        if let Some(other) = self.ends.get(1 - number) {
+                            other.say(&word);
+                        }
+                        if let Word::Up { .. } = word {
+                            self.up[number] = Some(word);
+                        }
+                    }
+                    _ => {}
+                }
+            }
+            Event::Gone(number, incarnation) => {
+                let end = &self.ends[number];
+                if end.incarnation == incarnation && self.ended[number].is_none() {
+                    return Err(format!("end {number} died: {}", self.ends[number].status()));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn go_on(&mut self, number: usize) {
+        if self.stopped[number].take().is_some() {
+            self.ends[number].signal(libc::SIGCONT);
+        }
+    }
+
+    /// Does something to one of them.
+    fn disturb(&mut self) -> Result<(), String> {
+        let now = Instant::now();
+        for number in 0..2 {
+            if self.stopped[number].is_some_and(|until| until <= now) {
+                self.go_on(number);
+            }
+        }
+        let number = self.rng.usize(0..2);
+        match self.rng.u32(0..40) {
+            0..6 if self.does("stop") && self.stopped[number].is_none() => {
+                let time = Duration::from_millis(1 << self.rng.u32(0..12));
+                self.stopped[number] = Some(now + time);
+                self.stops += 1;
+                self.ends[number].signal(libc::SIGSTOP);
+            }
+            6 if self.does("kill") && self.rng.u32(0..4) == 0 => {
+                self.stopped[number] = None;
+                self.kills += 1;
+                self.ends[number].kill();
+                let incarnation = self.ends[number].incarnation + 1;
+                self.up[number] = None;
+                self.ends[number] = self.start(number, incarnation)?;
+                if let Some(up) = &self.up[1 - number] {
+                    self.ends[number].say(up);
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Shows what both did last, in order.
+    fn tell(&mut self, tail: usize) {
+        for end in &self.ends {
+            end.signal(libc::SIGCONT);
+            end.say(&Word::Tell);
+        }
+        let until = Instant::now() + Duration::from_secs(2);
+        while let Ok(event) =
+            self.events.recv_timeout(until.saturating_duration_since(Instant::now()))
+        {
+            if let Event::Said(number, incarnation, Word::Told { at_ns, what }) = event
+                && self.ends[number].incarnation == incarnation
+            {
+                self.told.push((at_ns, number, what));
+            }
+        }
+        self.told.sort();
+        let from = self.told.len().saturating_sub(2 * tail);
+        for (at_ns, number, what) in &self.told[from..] {
+            println!("{:>14.6} end {number}: {what}", *at_ns as f64 / 1e9);
+        }
+    }
+}
+
+fn counts(ended: &Option<Word>) -> String {
+    match ended {
+        Some(Word::Ended { done, failed, refused, kept }) => {
+            format!("{done} done, {failed} failed, {refused} refused, {kept} kept")
+        }
+        _ => String::new(),
+    }
+}

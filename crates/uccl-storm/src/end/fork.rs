@@ -1,0 +1,57 @@
+//! A child that has all that its parent has, and must touch none of it.
+
+use std::{sync::Arc, time::Duration};
+
+use super::world::World;
+use crate::{clock, history, watch};
+
+/// Seconds after which a child ends that hangs.
+const LIMIT_S: u32 = 15;
+
+/// Forks; the child does something to the endpoint and ends.
+pub(crate) fn fork(world: &Arc<World>, seed: u64) {
+    // SAFETY: the child calls what must work there, and ends without a look back.
+    let child = unsafe { libc::fork() };
+    match child {
+        0 => be_child(world, seed),
+        -1 => {}
+        child => {
+            watch::call("a forked child", Duration::from_secs(LIMIT_S.into()), || await_end(child))
+        }
+    }
+}
+
+fn be_child(world: &Arc<World>, seed: u64) -> ! {
+    // SAFETY: plain system calls.
+    unsafe { libc::alarm(LIMIT_S) };
+    match seed % 4 {
+        0 => {}
+        1 => world.ep.close(),
+        2 => drop(world.ep.clone()),
+        _ => {
+            let _ = world.ep.take_notifs();
+            for conn in world.conns.try_lock().map(|conns| conns.clone()).unwrap_or_default() {
+                let _ = world.ep.disconnect(conn);
+            }
+        }
+    }
+    // SAFETY: nothing is to be run at its end.
+    unsafe { libc::_exit(0) }
+}
+
+fn await_end(child: i32) {
+    let began = clock::active();
+    let mut status = 0;
+    loop {
+        // SAFETY: a child of ours, and a status of ours.
+        let ended = unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) };
+        if ended == child {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    if !(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0) {
+        let took = clock::active() - began;
+        history::broken(format!("a forked child ended with status {status:#x} after {took:?}"));
+    }
+}

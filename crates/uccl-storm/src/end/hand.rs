@@ -1,0 +1,280 @@
+//! A hand: a thread with plots of its own, which does one thing after the other at random.
+
+use std::{
+    ops::Range,
+    sync::{Arc, atomic::Ordering::SeqCst, mpsc::Receiver},
+    time::Duration,
+};
+
+use uccl_p2p::{Error, MrId};
+
+use super::{
+    EndArgs, fork,
+    grants::Grant,
+    letters::Letter,
+    moves::Move,
+    world::{Shared, World},
+};
+use crate::{
+    clock, history,
+    pattern::Pattern,
+    plot::{Ground, Plot, Use},
+    watch,
+    word::Word,
+};
+
+/// Memory of a hand.
+pub(crate) const GROUND: usize = 40 << 20;
+/// The most bytes of its plots: few of them are large.
+const SIZES: [usize; 14] = [
+    1,
+    64,
+    4096,
+    4096,
+    10_000,
+    65_536,
+    100_000,
+    300_000,
+    600_000,
+    1 << 20,
+    2 << 20,
+    3 << 20,
+    4 << 20,
+    6 << 20,
+];
+/// One thing in this many is the end of a connection.
+const DISCONNECTS: u32 = 1500;
+const FORKS: u32 = 1500;
+
+pub(crate) struct Hand {
+    pub(crate) number: usize,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) world: Arc<World>,
+    pub(crate) rng: fastrand::Rng,
+    words: Receiver<Word>,
+    pub(crate) plots: Vec<Plot>,
+    /// The peer's memory that is ours.
+    pub(crate) grants: Vec<Grant>,
+    pub(crate) moves: Vec<Move>,
+    pub(crate) letters: Vec<Letter>,
+    does: EndArgs,
+}
+
+impl Hand {
+    pub(crate) fn new(
+        number: usize,
+        shared: &Arc<Shared>,
+        does: &EndArgs,
+        mut ground: Ground,
+        words: Receiver<Word>,
+        seed: u64,
+    ) -> Self {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let plots = SIZES
+            .iter()
+            .map(|most| Plot::new(&mut ground, rng.usize(most / 2 + 1..=*most), rng.usize(1..9000)))
+            .collect();
+        let shared = Arc::clone(shared);
+        let world = shared.world();
+        let mut hand = Self {
+            number,
+            shared,
+            world,
+            rng,
+            words,
+            plots,
+            grants: vec![],
+            moves: vec![],
+            letters: vec![],
+            does: does.clone(),
+        };
+        (0..hand.plots.len()).for_each(|plot| hand.guard_all(plot, "new"));
+        hand
+    }
+
+    pub(crate) fn run(mut self) {
+        while !self.shared.is_ending() {
+            self.turn();
+        }
+        self.end();
+        self.shared.hands_ended.fetch_add(1, SeqCst);
+    }
+
+    pub(crate) fn note(&self, what: impl AsRef<str>) {
+        history::note(format!("h{} {}", self.number, what.as_ref()));
+    }
+
+    /// One thing.
+    fn turn(&mut self) {
+        self.follow_world();
+        while let Ok(word) = self.words.try_recv() {
+            self.hear(word);
+        }
+        match self.rng.u32(0..100) {
+            0..12 => self.register(),
+            12..22 => self.grant(),
+            22..58 => self.begin_move(),
+            58..66 => self.send_or_receive(),
+            66..70 => self.notify(),
+            70..74 => self.deregister(),
+            74..80 => self.give_back(),
+            80..84 => self.cancel(),
+            84..94 => self.wait(),
+            _ => self.rarely(),
+        }
+        self.look();
+        if self.rng.u32(0..4) == 0 {
+            let plot = self.rng.usize(0..self.plots.len());
+            self.check(plot, "at rest");
+        }
+    }
+
+    fn rarely(&mut self) {
+        if self.rng.u32(0..DISCONNECTS / 20) == 0 && self.does.does("disconnect") {
+            self.disconnect();
+        } else if self.rng.u32(0..FORKS / 20) == 0 && self.does.does("fork") {
+            let seed = self.rng.u64(..);
+            self.note("fork");
+            fork::fork(&self.world, seed);
+        } else if self.rng.u32(0..4) == 0 {
+            std::thread::sleep(Duration::from_millis(self.rng.u64(0..5)));
+        }
+    }
+
+    fn disconnect(&mut self) {
+        let Some(conn) = self.world.conn(&mut self.rng) else { return };
+        self.note(format!("disconnect {conn} ..."));
+        self.world.conns.lock().retain(|known| *known != conn);
+        let ep = &self.world.ep;
+        let ended = watch::call("disconnect", ep.config().timeout, || ep.disconnect(conn));
+        self.note(format!("disconnect {conn}: {ended:?}"));
+        // What was under way has failed, and what it used is ours again.
+        for i in 0..self.moves.len() {
+            if self.moves[i].conn == conn && self.moves[i].is_pending(&self.world) {
+                history::broken(format!("unfinished after {conn} was ended: {:?}", self.moves[i]));
+            }
+        }
+    }
+
+    /// Plots that a test of theirs is true for.
+    pub(crate) fn some_plot(&mut self, fits: impl Fn(&Plot) -> bool) -> Option<usize> {
+        let fitting: Vec<_> = (0..self.plots.len()).filter(|i| fits(&self.plots[*i])).collect();
+        (!fitting.is_empty()).then(|| fitting[self.rng.usize(0..fitting.len())])
+    }
+
+    pub(crate) fn check(&self, plot: usize, when: &str) {
+        let plot = &self.plots[plot];
+        if plot.held != Use::Kept {
+            plot.check(0..plot.len, when);
+        }
+    }
+
+    /// Nobody may write there from now on.
+    pub(crate) fn guard(&mut self, plot: usize, range: Range<usize>) {
+        let stamp = self.shared.stamp();
+        self.plots[plot].fill(range, Pattern::guard(stamp));
+    }
+
+    fn guard_all(&mut self, plot: usize, why: &str) {
+        let len = self.plots[plot].len;
+        self.guard(plot, 0..len);
+        self.plots[plot].last = format!("{why} at {}", clock::shared_ns());
+    }
+
+    fn register(&mut self) {
+        let Some(i) = self.some_plot(|plot| plot.held == Use::Mine) else { return };
+        self.check(i, "before it is registered");
+        let plot = &self.plots[i];
+        // SAFETY: ground is never freed.
+        let registered = watch::call("register", Duration::ZERO, || unsafe {
+            self.world.ep.register(plot.addr, plot.len)
+        });
+        match registered {
+            Ok(mr) => {
+                self.note(format!("register {:#x} + {:#x}: {mr}", plot.addr, plot.len));
+                self.plots[i].held = Use::Registered(mr);
+            }
+            Err(Error::Closed) => {}
+            Err(e) => history::broken(format!("memory cannot be registered: {e}")),
+        }
+    }
+
+    fn deregister(&mut self) {
+        let Some(i) = self.some_plot(|plot| plot.held.mr().is_some()) else { return };
+        let Some(mr) = self.plots[i].held.mr() else { return };
+        self.deregister_plot(i, mr);
+    }
+
+    pub(crate) fn deregister_plot(&mut self, i: usize, mr: MrId) {
+        self.note(format!("deregister {mr} ({:?}) ...", self.plots[i].held));
+        let ep = &self.world.ep;
+        let ended = watch::call("deregister", ep.config().timeout, || ep.deregister(mr));
+        self.note(format!("deregister {mr}: {ended:?}"));
+        let flying = matches!(self.plots[i].held, Use::Flying(_));
+        match ended {
+            Ok(()) => {
+                if flying {
+                    self.end_what_uses(i);
+                }
+                self.is_mine_again(i, "deregistered");
+            }
+            Err(Error::Invalid(_)) if flying => {}
+            // It is being closed.
+            Err(Error::UnknownRegion(_) | Error::Closed) if self.is_going() => {}
+            Err(Error::ConnectionLost { .. }) if !flying => {
+                self.plots[i].held = Use::Kept;
+                self.shared.counts.kept.fetch_add(1, SeqCst);
+            }
+            Err(e) => {
+                history::broken(format!("{mr} was not deregistered: {e}; {:?}", self.plots[i]))
+            }
+        }
+    }
+
+    /// Whether the endpoint is closed, or about to be.
+    pub(crate) fn is_going(&self) -> bool {
+        matches!(self.world.ep.advertise_all(&[]), Err(Error::Closed))
+    }
+
+    pub(crate) fn is_mine_again(&mut self, i: usize, why: &str) {
+        if let Use::Granted(_, id) = self.plots[i].held {
+            history::say(&Word::Revoked { hand: self.number, id });
+            self.plots[i].check_is_data(why);
+        } else {
+            self.check(i, why);
+        }
+        self.plots[i].held = Use::Mine;
+        self.guard_all(i, why);
+    }
+
+    /// If the endpoint was closed, all is ours again.
+    fn follow_world(&mut self) {
+        if !self.world.is_closed() {
+            return;
+        }
+        self.end_all("closed");
+        for i in 0..self.plots.len() {
+            if self.plots[i].held.mr().is_some() {
+                self.is_mine_again(i, "closed");
+            }
+        }
+        self.world = self.shared.world();
+    }
+
+    /// Ends what is under way, and takes everything back.
+    fn end(&mut self) {
+        self.note("ending");
+        self.follow_world();
+        while !(self.moves.is_empty() && self.letters.is_empty()) {
+            self.cancel();
+            self.look();
+        }
+        for i in 0..self.plots.len() {
+            if let Some(mr) = self.plots[i].held.mr() {
+                self.deregister_plot(i, mr);
+            }
+        }
+        std::thread::sleep(Duration::from_millis(20));
+        (0..self.plots.len()).for_each(|i| self.check(i, "at the end"));
+    }
+}

@@ -1,0 +1,126 @@
+//! The keeper: makes connections, closes endpoints, and takes notifications.
+
+use std::{
+    sync::{Arc, atomic::Ordering::SeqCst, mpsc::Sender},
+    time::Duration,
+};
+
+use uccl_p2p::{ConnId, Error, Uninterrupted};
+
+use super::{
+    EndArgs, letters,
+    world::{Shared, World},
+};
+use crate::{history, watch, word::Word};
+
+const NAP: Duration = Duration::from_millis(5);
+/// How long it waits for a peer to connect, before it looks after the rest.
+const PATIENCE: Duration = Duration::from_millis(30);
+/// One look in this many ends with the endpoint's end.
+const CLOSES: u32 = 800;
+
+pub(crate) struct Keeper {
+    shared: Arc<Shared>,
+    rng: fastrand::Rng,
+    doors: Vec<Sender<Word>>,
+    /// Connections that it wants.
+    conns: usize,
+    hands: u64,
+    closes: bool,
+}
+
+impl Keeper {
+    pub(crate) fn new(
+        shared: &Arc<Shared>,
+        args: &EndArgs,
+        doors: Vec<Sender<Word>>,
+        seed: u64,
+    ) -> Self {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let conns = rng.usize(1..=2);
+        let (hands, closes) = (args.hands as u64, args.does("close"));
+        Self { shared: Arc::clone(shared), rng, doors, conns, hands, closes }
+    }
+
+    pub(crate) fn run(mut self) {
+        self.say_up();
+        while self.shared.hands_ended.load(SeqCst) < self.hands {
+            let world = self.shared.world();
+            self.prune(&world);
+            self.connect(&world);
+            // What closes it is done on this thread, and a child of ours does not come here.
+            for notif in world.ep.take_notifs().unwrap_or_default() {
+                letters::deliver(&notif.payload, &self.doors);
+            }
+            if self.closes && !self.shared.is_ending() && self.rng.u32(0..CLOSES) == 0 {
+                self.close(&world);
+                self.renew();
+            }
+            std::thread::sleep(NAP);
+        }
+        self.close(&self.shared.world());
+    }
+
+    fn say_up(&self) {
+        let world = self.shared.world();
+        let (addr, instance) = (world.ep.addr(), world.ep.instance());
+        history::note(format!("up: at {addr}, instance {instance:x}, {:?}", world.ep.config()));
+        history::say(&Word::Up { addr, instance });
+    }
+
+    fn close(&self, world: &World) {
+        history::note("close ...".into());
+        let limit = world.ep.config().timeout;
+        watch::call("close", limit, || world.ep.close());
+        history::note("closed".into());
+        world.closed.store(true, SeqCst);
+    }
+
+    fn renew(&mut self) {
+        match World::new(self.shared.link, &mut self.rng) {
+            Ok(world) => *self.shared.world.write() = world,
+            Err(e) => history::broken(format!("no endpoint after one was closed: {e:#}")),
+        }
+        self.say_up();
+    }
+
+    /// Lets go of connections that were lost.
+    fn prune(&self, world: &World) {
+        let lost = |conn: &ConnId| match world.ep.check_connection(*conn) {
+            Ok(()) => None,
+            Err(e) => Some((*conn, e)),
+        };
+        let lost: Vec<_> = world.conns.lock().iter().filter_map(lost).collect();
+        for (conn, e) in lost {
+            history::note(format!("{conn} is lost: {e}"));
+            if let Error::Protocol { .. } | Error::Panicked(_) = e {
+                history::broken(format!("a connection ended badly: {e}"));
+            }
+            world.conns.lock().retain(|known| *known != conn);
+            let _ =
+                watch::call("disconnect", world.ep.config().timeout, || world.ep.disconnect(conn));
+        }
+    }
+
+    fn connect(&self, world: &World) {
+        if world.conns.lock().len() >= self.conns {
+            return;
+        }
+        let made = if self.shared.number == 0 {
+            let Some(peer) = *self.shared.peer.lock() else { return };
+            let connect = || world.ep.connect(peer.addr, None, &mut Uninterrupted);
+            watch::call("connect", world.ep.config().timeout, connect)
+        } else {
+            let accept = || world.ep.accept(Some(PATIENCE), &mut Uninterrupted);
+            watch::call("accept", PATIENCE, accept).map(|accepted| accepted.conn)
+        };
+        match made {
+            Ok(conn) => {
+                history::note(format!("{conn} is made"));
+                world.conns.lock().push(conn);
+            }
+            Err(Error::Timeout(_)) => {}
+            Err(e) => history::note(format!("no connection: {e}")),
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! The endpoint of this process, until it is closed and another takes its place.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    },
+};
+
+use parking_lot::{Mutex, RwLock};
+use uccl_p2p::{ConnId, Endpoint};
+
+use crate::link::Link;
+
+/// An endpoint and its connections.
+pub(crate) struct World {
+    pub(crate) ep: Endpoint,
+    pub(crate) conns: Mutex<Vec<ConnId>>,
+    /// `close` has returned.
+    pub(crate) closed: AtomicBool,
+}
+
+impl World {
+    pub(crate) fn new(link: Link, rng: &mut fastrand::Rng) -> anyhow::Result<Arc<Self>> {
+        let ep = Endpoint::new(link.config(rng))?;
+        Ok(Arc::new(Self { ep, conns: Mutex::default(), closed: AtomicBool::new(false) }))
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(SeqCst)
+    }
+
+    /// Some connection, if there is one.
+    pub(crate) fn conn(&self, rng: &mut fastrand::Rng) -> Option<ConnId> {
+        let conns = self.conns.lock();
+        (!conns.is_empty()).then(|| conns[rng.usize(0..conns.len())])
+    }
+}
+
+/// The other end, as it said last.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Peer {
+    pub(crate) addr: SocketAddr,
+    pub(crate) instance: u64,
+}
+
+/// What came of what was tried.
+#[derive(Default)]
+pub(crate) struct Counts {
+    pub(crate) done: AtomicU64,
+    pub(crate) failed: AtomicU64,
+    pub(crate) refused: AtomicU64,
+    pub(crate) kept: AtomicU64,
+}
+
+/// What all threads of this end know.
+pub(crate) struct Shared {
+    pub(crate) link: Link,
+    /// 0 connects, 1 accepts.
+    pub(crate) number: u32,
+    pub(crate) world: RwLock<Arc<World>>,
+    pub(crate) peer: Mutex<Option<Peer>>,
+    /// No more is begun.
+    pub(crate) ending: AtomicBool,
+    pub(crate) hands_ended: AtomicU64,
+    pub(crate) counts: Counts,
+    pub(crate) next_grant: AtomicU64,
+    pub(crate) next_stamp: AtomicU64,
+}
+
+impl Shared {
+    pub(crate) fn world(&self) -> Arc<World> {
+        Arc::clone(&self.world.read())
+    }
+
+    /// No other pattern of this process has it.
+    pub(crate) fn stamp(&self) -> u32 {
+        self.next_stamp.fetch_add(1, SeqCst) as u32
+    }
+
+    pub(crate) fn is_ending(&self) -> bool {
+        self.ending.load(SeqCst)
+    }
+}

@@ -1,0 +1,141 @@
+//! A plot: a piece of this process's memory, what lies in it, and whose it is.
+
+use std::ops::Range;
+
+use uccl_p2p::{Iov, MrId, SharedBuf};
+
+use crate::{
+    content::Content,
+    history,
+    pattern::{self, Pattern},
+    word::GrantId,
+};
+
+/// Whose a plot is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Use {
+    /// Its hand's alone: it is not registered.
+    Mine,
+    /// Registered; nobody but its hand may use it.
+    Registered(MrId),
+    /// Registered and the peer's.
+    Granted(MrId, GrantId),
+    /// Registered, and used by transfers of this process.
+    Flying(MrId),
+    /// A call could not be sure that nobody writes it: it is out of the storm.
+    Kept,
+}
+
+impl Use {
+    pub(crate) fn mr(self) -> Option<MrId> {
+        match self {
+            Self::Registered(mr) | Self::Granted(mr, _) | Self::Flying(mr) => Some(mr),
+            Self::Mine | Self::Kept => None,
+        }
+    }
+}
+
+/// Where plots lie; it is never freed, as peers may write what was kept.
+pub(crate) struct Ground {
+    base: usize,
+    len: usize,
+    next: usize,
+}
+
+impl Ground {
+    /// Memory of this process alone.
+    pub(crate) fn private(len: usize) -> Self {
+        let (access, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping, wherever the kernel likes.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), len, access, flags, -1, 0) };
+        assert!(base != libc::MAP_FAILED, "no memory");
+        Self { base: base as usize, len, next: 0 }
+    }
+
+    /// Memory that peers can map.
+    pub(crate) fn shared(buf: SharedBuf) -> Self {
+        let ground = Self { base: buf.as_ptr() as usize, len: buf.len(), next: 0 };
+        std::mem::forget(buf);
+        ground
+    }
+
+    /// The next piece of it, with a gap before.
+    fn take(&mut self, len: usize, gap: usize) -> usize {
+        let at = self.next + gap;
+        assert!(at + len <= self.len, "too little ground");
+        self.next = at + len;
+        self.base + at
+    }
+}
+
+pub(crate) struct Plot {
+    pub(crate) addr: usize,
+    pub(crate) len: usize,
+    pub(crate) held: Use,
+    pub(crate) content: Content,
+    /// What it was used for last.
+    pub(crate) last: String,
+}
+
+impl Plot {
+    pub(crate) fn new(ground: &mut Ground, len: usize, gap: usize) -> Self {
+        let addr = ground.take(len, gap);
+        let content = Content::new(len, None);
+        Self { addr, len, held: Use::Mine, content, last: "new".into() }
+    }
+
+    pub(crate) fn iov(&self, mr: MrId, range: Range<usize>) -> Iov {
+        Iov { mr, ptr: self.addr + range.start, len: range.len() }
+    }
+
+    /// Puts something there, and knows it.
+    pub(crate) fn fill(&mut self, range: Range<usize>, pattern: Pattern) {
+        // SAFETY: the plot lies in ground that stays, and this range is its hand's.
+        unsafe { pattern.fill(self.addr, range.start, range.len()) };
+        self.content.set(range, Some(pattern));
+    }
+
+    /// Bytes of it, as they are now.
+    pub(crate) fn bytes<const N: usize>(&self, at: usize) -> [u8; N] {
+        assert!(at + N <= self.len);
+        // SAFETY: inside the plot.
+        unsafe { ((self.addr + at) as *const [u8; N]).read_unaligned() }
+    }
+
+    pub(crate) fn put(&mut self, at: usize, bytes: &[u8]) {
+        assert!(at + bytes.len() <= self.len);
+        // SAFETY: inside the plot, and its hand's.
+        unsafe { std::ptr::copy(bytes.as_ptr(), (self.addr + at) as *mut u8, bytes.len()) };
+        self.content.set(at..at + bytes.len(), None);
+    }
+
+    /// What is known to lie there must.
+    pub(crate) fn check(&self, range: Range<usize>, when: &str) {
+        self.check_against(&self.content, range, when);
+    }
+
+    pub(crate) fn check_against(&self, content: &Content, range: Range<usize>, when: &str) {
+        // SAFETY: the plot's memory stays.
+        if let Some(stray) = unsafe { content.compare(self.addr, range) } {
+            history::broken(format!("{when}: {stray}; {self:?}"));
+        }
+    }
+
+    /// It was the peer's, and peers write data.
+    pub(crate) fn check_is_data(&self, when: &str) {
+        // SAFETY: the plot's memory stays.
+        if let Some((first, count)) = unsafe { pattern::guards_among(self.addr, self.len) } {
+            history::broken(format!(
+                "{when}: {count} bytes, from {first:#x} on, come from memory that had been given back; {self:?}"
+            ));
+        }
+    }
+}
+
+impl std::fmt::Debug for Plot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { addr, len, held, last, .. } = self;
+        write!(f, "plot of {len:#x} bytes at {addr:#x}, {held:?}, last: {last}")
+    }
+}
