@@ -27,7 +27,7 @@ use self::{
     transfers::{remote_span, settle},
 };
 use crate::{
-    config::Config,
+    config::{Config, take_notices},
     engine::{
         acceptor::Acceptor,
         connect,
@@ -86,6 +86,9 @@ impl Drop for Handle {
 impl Endpoint {
     /// Starts an endpoint: listens, and runs its first worker.
     pub fn new(config: Config) -> Result<Self> {
+        for notice in take_notices() {
+            tracing::warn!("{notice}");
+        }
         let near = places::cpus_for_workers(&config);
         Self::start_on(config, near)
     }
@@ -224,7 +227,7 @@ impl Endpoint {
     }
 
     /// The path that one-sided data to and from this memory of the peer's takes: `mapped` (memory from
-    /// [`Self::alloc`] on this host), `cma`, `shm` or `tcp`.
+    /// [`Self::alloc`] on this host), `cma`, `cuda_ipc` or `shm`; `verbs` or `libfabric`; `tcp`.
     pub fn path(&self, conn: ConnId, advert: &Advert) -> Result<&'static str> {
         let conn = self.here()?.conn(conn)?;
         let all = Span { addr: 0, len: advert.len as usize };

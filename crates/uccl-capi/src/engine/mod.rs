@@ -21,7 +21,7 @@ use std::{
     },
 };
 
-use uccl_p2p::{Config, ConnId, Endpoint};
+use uccl_p2p::{ConnId, Endpoint};
 
 pub use self::{
     connections::*,
@@ -32,6 +32,7 @@ pub use self::{
     transfers::*,
 };
 use crate::{
+    api::environment,
     args::Out,
     failure::{self, Answer, Failure, run},
     handles::Handles,
@@ -85,7 +86,7 @@ fn flag(work: impl FnOnce() -> Answer<bool>, if_failed: bool) -> c_int {
 #[unsafe(export_name = "_Z18uccl_engine_createib")]
 pub extern "C" fn create(num_cpus: c_int, _in_python: bool) -> *mut UcclEngine {
     handle(|| {
-        let mut config = Config::from_env()?;
+        let mut config = environment()?;
         if let Ok(num_cpus @ 1..) = usize::try_from(num_cpus) {
             config.num_cpus = num_cpus;
         }

@@ -9,6 +9,15 @@ use uccl_fabric::{
 
 use super::{Checksum, Config, Setting};
 
+/// What UCCL and NCCL call the same, where that is not how it is called here.
+pub(super) const TWINS: &[(&str, &[&str])] = &[
+    ("UCCL_IB_HCA", &["NCCL_IB_HCA"]),
+    ("UCCL_P2P_NUMA_AFFINITY", &["UCCL_PIN_TO_NUMA"]),
+    ("UCCL_P2P_RDMA_SL", &["UCCL_IB_SERVICE_LEVEL", "UCCL_ROCE_SERVICE_LEVEL"]),
+    ("UCCL_P2P_RDMA_TC", &["UCCL_ROCE_TRAFFIC_CLASS"]),
+    ("UCCL_SOCKET_IFNAME", &["NCCL_SOCKET_IFNAME"]),
+];
+
 /// Every setting. The README's table is made from this.
 pub(super) const SETTINGS: &[Setting] = &[
     Setting {
@@ -72,6 +81,15 @@ pub(super) const SETTINGS: &[Setting] = &[
         doc: "The library for RDMA verbs, by name or path",
         apply: |config, value| {
             config.verbs.library = Some(value.to_owned());
+            Ok(())
+        },
+    },
+    Setting {
+        name: "UCCL_IB_HCA",
+        default: "all that are up",
+        doc: "RDMA devices to choose from where `UCCL_P2P_RDMA_DEV` names none, by how their names begin, with commas between them: `mlx5`, `mlx5_0:1`; `=mlx5_1` is the whole name, `^mlx5_2` all others",
+        apply: |config, value| {
+            config.rdma_devices = Some(value.parse()?);
             Ok(())
         },
     },
@@ -302,6 +320,15 @@ pub(super) const SETTINGS: &[Setting] = &[
         default: "1",
         doc: "`0` sends RDMA writes over unreliable connections (UC), which this library makes reliable; reads take reliable ones (RC) all the same. Only for networks that keep the packets of a flow in order, so without adaptive routing or packet spraying: a device that sees one come late, or has no UC, goes on with RC and says so",
         apply: |config, value| flag(value).map(|rc| config.verbs.rc_mode = rc),
+    },
+    Setting {
+        name: "UCCL_SOCKET_IFNAME",
+        default: "as routes suggest",
+        doc: "Network interfaces, written as in `UCCL_IB_HCA`: peers are told an address of one of them, unless `UCCL_P2P_BIND` says which",
+        apply: |config, value| {
+            config.interfaces = Some(value.parse()?);
+            Ok(())
+        },
     },
 ];
 
