@@ -1,6 +1,7 @@
 """Who measures RDMA: this project, perftest, and libfabric's `fi_pingpong`."""
 
 import math
+import os
 import shutil
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
@@ -142,7 +143,7 @@ class Perftest(Peer):
             program = f"ib_{case.op}_bw"
             count = context.iterations((self.name, case), case, guess_gb_s=0.08 / len(rails))
             options = ["-t", str(IN_FLIGHT), "-n", str(count)]
-        command = [program, "-F", "-s", str(case.size), *options]
+        command = [program, "-F", "-s", str(case.size), *options, *_pci_ordering()]
         for _ in range(self.TRIES):
             found = self._run(command, rails, context)
             if all(math.isfinite(number) and number > 0 for number in found):
@@ -171,6 +172,12 @@ class Perftest(Peer):
                 end = [*command, *gid, "-p", str(port), "-d", context.rails.ours[rail], "127.0.0.1"]
                 clients.append(stack.enter_context(Process(end)))
             return [_number(command, client.wait(limit_s)) for client in clients]
+
+
+def _pci_ordering() -> list[str]:
+    """As this project has it: both let devices reorder their writes on the PCI bus unless told otherwise."""
+    is_strict = os.environ.get("UCCL_IB_PCI_RELAXED_ORDERING") == "0"
+    return ["--disable_pcie_relaxed"] if is_strict else []
 
 
 def _number(command: list[str], ended) -> float:

@@ -5,8 +5,11 @@ Every destination is poisoned before and looked at byte by byte, with what lies 
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 import zlib
+from pathlib import Path
 from typing import Any, Callable
 
 import pytest
@@ -601,6 +604,17 @@ def pooled(side: Any, name: str, size: int, where: str, seed: int | None = None)
     side.names[name] = whole
     ok, side.mrs[name] = side.ep.reg(whole.data_ptr() + GUARD, size)
     assert ok, side.ep.last_error()
+
+
+@one_gpu
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("program", ["prefill_decode", "trainer_to_inference", "embedding_on_demand"])
+def test_examples(program: str) -> None:
+    """The programs in examples/python check what they move; here their tensors are a GPU's."""
+    path = Path(__file__).parent.parent / "examples/python" / f"{program}.py"
+    ran = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=250)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "on cuda with torch" in ran.stdout, ran.stdout
 
 
 class Place:

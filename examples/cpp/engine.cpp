@@ -130,7 +130,8 @@ int main() {
   std::snprintf(note.name, sizeof note.name, "here");
   std::snprintf(note.msg, sizeof note.msg, "short");
   must(uccl_engine_send_notif(to_there, &note) == 0, "send_notif");
-  must(uccl_engine_send_notif_v(to_there, {"here", std::string(100000, 'x')}) == 0, "send_notif_v");
+  notify_msg_v_t const longer = {"here", std::string(100000, 'x')};
+  must(uccl_engine_send_notif_v(to_there, &longer) == 0, "send_notif_v");
   for (size_t got = 0; got < 2; std::this_thread::yield()) {
     for (auto const& n : uccl_engine_get_notifs()) {
       std::printf("%s says %s\n", n.name, n.msg);

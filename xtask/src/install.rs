@@ -31,6 +31,7 @@ const BUILT: &[Built] = &[
 const FILES: &[(&str, &str)] = &[
     ("include/uccl.h", "include/uccl.h"),
     ("include/uccl_engine.h", "include/uccl_engine.h"),
+    ("include/common.h", "include/common.h"),
     ("package/uccl.pc.in", "lib/pkgconfig/uccl.pc"),
     ("package/uccl-config.cmake.in", "lib/cmake/uccl/uccl-config.cmake"),
     ("package/uccl-config-version.cmake.in", "lib/cmake/uccl/uccl-config-version.cmake"),

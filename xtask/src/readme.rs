@@ -1,10 +1,13 @@
-//! Runs the README's examples as they stand there.
+//! Runs the README's examples as they stand there, and those in Python that are files.
 
 use std::{fs, time::Duration};
 
 use anyhow::{Result, ensure};
 
 use crate::{built, python, shell::Program, test::Done, tree};
+
+/// The programs in `examples/python` that need nothing but the wheel and NumPy. They check what they move.
+const PROGRAMS: [&str; 3] = ["prefill_decode", "trainer_to_inference", "embedding_on_demand"];
 
 /// The Rust examples, as documentation tests.
 pub(crate) fn rust() -> Result<Done> {
@@ -35,7 +38,12 @@ pub(crate) fn python() -> Result<Done> {
         let program = Program::new(&interpreter).args([&file]).without_env("PYTHONPATH");
         program.limit(Duration::from_secs(60)).run()?;
     }
-    Ok(Done::with(format!("{} examples", examples.len())))
+    for program in PROGRAMS {
+        let file = tree::root().join("examples/python").join(program).with_extension("py");
+        let program = Program::new(&interpreter).args([&file]).without_env("PYTHONPATH");
+        program.limit(Duration::from_secs(120)).run()?;
+    }
+    Ok(Done::with(format!("{} examples", examples.len() + PROGRAMS.len())))
 }
 
 /// The fenced blocks of one language.

@@ -194,7 +194,7 @@ const STEPS: &[Step] = &[
     Step {
         name: "examples",
         group: Group::Python,
-        about: "README's examples in Python",
+        about: "examples in Python, README's among them",
         run: |_| readme::python(),
     },
     // Last: until then its kernel is made beside the others, where it is not there yet.

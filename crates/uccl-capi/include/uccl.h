@@ -61,7 +61,7 @@ enum uccl_status_t
   UCCL_PROTOCOL = -10,
   // Too much is outstanding: wait for earlier transfers, then try again.
   UCCL_FULL = -11,
-  // The endpoint has been destroyed meanwhile.
+  // The endpoint has been destroyed meanwhile, or belongs to the process that this one was forked from.
   UCCL_CLOSED = -12,
   // The operating system refused something: an address, a socket, memory.
   UCCL_SYSTEM = -13,
@@ -69,6 +69,9 @@ enum uccl_status_t
   UCCL_GPU = -14,
   // A network device could not move the data.
   UCCL_DEVICE = -16,
+  // Memory cannot be given back yet: somebody may still touch it. It has to stay allocated; the same call waits
+  // again.
+  UCCL_STILL_TOUCHED = -17,
   // A fault of this library. Please report it, with the text of `uccl_last_error`.
   UCCL_INTERNAL = -15,
 };
@@ -214,7 +217,9 @@ uccl_status_t uccl_config_free(struct uccl_config_t *config);
 uccl_status_t uccl_endpoint_create(const struct uccl_config_t *config, struct uccl_endpoint_t **endpoint);
 
 // Ends an endpoint: its connections are closed and what is unfinished fails, in other threads' calls too. When
-// this returns no peer's access lands in its memory any more.
+// this returns UCCL_OK, no peer's access lands in its memory any more. UCCL_STILL_TOUCHED means that a peer which is
+// stuck in the middle of an access may still touch the regions that `uccl_last_error` names: their memory has to stay
+// allocated, and the same call waits again.
 uccl_status_t uccl_endpoint_destroy(struct uccl_endpoint_t *endpoint);
 
 // Writes where peers find this endpoint, such as "10.0.0.1:28100?0": address, port and GPU. That is what
@@ -250,12 +255,13 @@ uccl_status_t uccl_alloc(const struct uccl_endpoint_t *endpoint, size_t len, voi
 uccl_status_t uccl_free(void *ptr);
 
 // Registers memory of the host or of a GPU. It must stay allocated until `uccl_deregister` or
-// `uccl_endpoint_destroy` has returned: peers that have an advert read and write it at any time.
+// `uccl_endpoint_destroy` has returned UCCL_OK: peers that have an advert read and write it at any time.
 uccl_status_t uccl_register(const struct uccl_endpoint_t *endpoint, void *ptr, size_t len, uint64_t *mr);
 
 // Ends a region, and all adverts of it: when this has returned UCCL_OK, no peer's access lands in it any more.
-// A region that unfinished transfers of this endpoint use is refused. UCCL_CONNECTION_LOST means that a peer
-// which is stuck in the middle of an access may still touch the memory.
+// A region that unfinished transfers of this endpoint use is refused. UCCL_STILL_TOUCHED means that a peer
+// which is stuck in the middle of an access may still touch the memory, which has to stay allocated; the same call
+// waits again.
 uccl_status_t uccl_deregister(const struct uccl_endpoint_t *endpoint, uint64_t mr);
 
 // Makes the advert of `len` bytes at `ptr`, which are inside the region.

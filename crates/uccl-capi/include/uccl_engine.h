@@ -11,14 +11,11 @@
  * wait is bounded by the settings UCCL_P2P_TIMEOUT_MS (connecting, silent peers) and
  * UCCL_P2P_TRANSFER_TIMEOUT_MS (transfers), but for uccl_engine_accept.
  *
- * Vectors are those of libstdc++. */
+ * Vectors and strings are those of libstdc++. */
 #ifndef UCCL_ENGINE_H
 #define UCCL_ENGINE_H
 
-#include <cstddef>
-#include <cstdint>
-#include <string>
-#include <vector>
+#include "common.h"
 
 /* Bytes of each half of a notify_msg_t. */
 #define MSG_SIZE 256
@@ -38,6 +35,18 @@ typedef struct notify_msg {
   char name[MSG_SIZE];
   char msg[MSG_SIZE];
 } notify_msg_t;
+
+/* A notification with halves of any length. */
+struct notify_msg_v {
+  std::string name;
+  std::string msg;
+};
+typedef struct notify_msg_v notify_msg_v_t;
+
+/* For programs that keep what they send beside something else. */
+typedef struct md {
+  notify_msg_t notify_data;
+} md_t;
 
 /* What lets a peer read and write a range of registered memory. addr and size may be changed to name a part
  * of it, which uccl_engine_update_fifo does; whoever owns the memory checks them. The rest is to be left as
@@ -77,7 +86,7 @@ int uccl_engine_get_metadata(uccl_engine_t* engine, char** metadata);
  * same_process is not needed. A connection carries data both ways. NULL, within the time that
  * UCCL_P2P_TIMEOUT_MS sets, if nobody is there. */
 uccl_conn_t* uccl_engine_connect(uccl_engine_t* engine, char const* ip_addr, char const* remote_gpu_bdf, int remote_port,
-                                 bool same_process);
+                                 bool same_process = false);
 
 /* Waits for a peer that connects, and writes its IP and the index of its GPU. INET6_ADDRSTRLEN (46) bytes
  * have room for every IP; a connection whose IP does not fit is closed. NULL when uccl_engine_stop_accept or
@@ -173,30 +182,36 @@ std::vector<notify_msg_t> uccl_engine_get_notifs();
 /* Starts sending one; it arrives unless the connection is lost. */
 int uccl_engine_send_notif(uccl_conn_t* conn, notify_msg_t* notify_msg);
 
-/* The same without a limit on lengths, but for 64 MiB for both halves. (UCCL has calls of these names; the
- * types are this library's.) */
-struct uccl_notif {
-  std::string name;
-  std::string msg;
-};
+/* The same without a limit on lengths, but for 64 MiB for both halves. */
+#if !defined(_GLIBCXX_USE_CXX11_ABI) || _GLIBCXX_USE_CXX11_ABI
+std::vector<notify_msg_v_t> uccl_engine_get_notifs_v();
+int uccl_engine_send_notif_v(uccl_conn_t* conn, notify_msg_v_t const* notify_msg);
+#endif
 
-/* What the next two are made of. take is called for each notification, and must not throw. */
+/* The same for programs whose strings are others. take is called for each notification, and must not throw.
+ * (UCCL has no such calls.) */
 typedef void (*uccl_engine_take_t)(void* context, char const* name, size_t name_len, char const* msg, size_t msg_len);
 int uccl_engine_take_notifs(uccl_engine_take_t take, void* context);
 int uccl_engine_send_named(uccl_conn_t* conn, char const* name, size_t name_len, char const* msg, size_t msg_len);
 
-inline std::vector<uccl_notif> uccl_engine_get_notifs_v() {
-  std::vector<uccl_notif> all;
+/* The strings of before GCC 5 (_GLIBCXX_USE_CXX11_ABI=0) are not laid out as the library has them. */
+#if defined(_GLIBCXX_USE_CXX11_ABI) && !_GLIBCXX_USE_CXX11_ABI
+inline std::vector<notify_msg_v_t> uccl_engine_get_notifs_v() {
+  std::vector<notify_msg_v_t> all;
   uccl_engine_take_notifs(
       [](void* to, char const* name, size_t name_len, char const* msg, size_t msg_len) {
-        static_cast<std::vector<uccl_notif>*>(to)->push_back({std::string(name, name_len), std::string(msg, msg_len)});
+        notify_msg_v_t const one = {std::string(name, name_len), std::string(msg, msg_len)};
+        static_cast<std::vector<notify_msg_v_t>*>(to)->push_back(one);
       },
       &all);
   return all;
 }
 
-inline int uccl_engine_send_notif_v(uccl_conn_t* conn, uccl_notif const& notif) {
-  return uccl_engine_send_named(conn, notif.name.data(), notif.name.size(), notif.msg.data(), notif.msg.size());
+inline int uccl_engine_send_notif_v(uccl_conn_t* conn, notify_msg_v_t const* notify_msg) {
+  if (!notify_msg) return uccl_engine_send_named(nullptr, nullptr, 0, nullptr, 0);
+  std::string const &name = notify_msg->name, &msg = notify_msg->msg;
+  return uccl_engine_send_named(conn, name.data(), name.size(), msg.data(), msg.size());
 }
+#endif
 
 #endif

@@ -87,6 +87,10 @@ fn finish(mut child: Child) -> Output {
 
 /// Compiles a program and runs it with nothing in its environment that is about the engine.
 fn run(language: Language, source: &str, expected: &str) {
+    run_with(language, source, &[], expected);
+}
+
+fn run_with(language: Language, source: &str, options: &[&str], expected: &str) {
     if !language.is_there() {
         return;
     }
@@ -95,7 +99,10 @@ fn run(language: Language, source: &str, expected: &str) {
     let mut compile = language.command();
     compile.arg(here("tests/programs").join(source)).arg("-o").arg(&program).arg("-L");
     // POSIX beside what the standard has.
-    compile.arg(folder.path()).args(["-D_GNU_SOURCE", "-O1", "-pthread", "-luccl_p2p"]);
+    compile
+        .arg(folder.path())
+        .args(["-D_GNU_SOURCE", "-O1", "-pthread", "-luccl_p2p"])
+        .args(options);
     succeed(&mut compile);
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
@@ -132,13 +139,26 @@ fn faults_through_the_engine_interface() {
     run(CPP, "engine_faults.cpp", "every call returned, and said why");
 }
 
+#[test]
+fn what_plugins_rely_on() {
+    run(CPP, "engine_plugin.cpp", "what plugins rely on is there");
+    // With strings of another layout.
+    run_with(
+        CPP,
+        "engine_plugin.cpp",
+        &["-D_GLIBCXX_USE_CXX11_ABI=0"],
+        "what plugins rely on is there",
+    );
+}
+
 /// A header compiles alone, in each of the languages that it is for.
 #[test]
 fn headers_compile_alone() {
     const CPP11: Language = Language { standard: "-std=c++11", ..CPP };
     const CPP20: Language = Language { standard: "-std=c++20", ..CPP };
     let both = [("uccl.h", C), ("uccl.h", CPP), ("uccl_engine.h", CPP11), ("uccl_engine.h", CPP)];
-    for (header, language) in both.into_iter().chain([("uccl_engine.h", CPP20)]) {
+    let others = [("uccl_engine.h", CPP20), ("common.h", CPP11)];
+    for (header, language) in both.into_iter().chain(others) {
         if language.is_there() {
             let header = here("include").join(header);
             // A header of its own would have a pragma in the middle of nothing.
@@ -150,7 +170,7 @@ fn headers_compile_alone() {
 }
 
 /// What UCCL's plugin for NIXL asks of the library, by its symbols.
-const PLUGIN: [&str; 21] = [
+const PLUGIN: [&str; 23] = [
     "_Z15uccl_engine_regP11uccl_enginemmRm",
     "_Z18uccl_engine_acceptP11uccl_enginePcmPi",
     "_Z18uccl_engine_createib",
@@ -167,8 +187,10 @@ const PLUGIN: [&str; 21] = [
     "_Z24uccl_engine_conn_destroyP9uccl_conn",
     "_Z24uccl_engine_get_ipc_infoP11uccl_enginemPcPb",
     "_Z24uccl_engine_get_metadataP11uccl_enginePPc",
+    "_Z24uccl_engine_get_notifs_vv",
     "_Z24uccl_engine_prepare_fifoP11uccl_enginemPKvmPc",
     "_Z24uccl_engine_write_vectorP9uccl_connSt6vectorImSaImEES1_IPvSaIS4_EES3_S1_I8FifoItemSaIS7_EEiPmS1_IPcSaISB_EE",
+    "_Z24uccl_engine_send_notif_vP9uccl_connPK12notify_msg_v",
     "_Z25uccl_engine_conn_is_localP9uccl_conn",
     "_Z26uccl_engine_start_listenerP9uccl_conn",
     "_Z27uccl_engine_update_ipc_infoPcmmm",

@@ -14,6 +14,7 @@ use uccl_fabric::{
     lane::OpKind,
     libfabric::{Devices, LibfabricRail, LibfabricSettings},
     mem::Span,
+    region::Rights,
     rma::rail::{Channel, Rail, Request},
 };
 
@@ -34,8 +35,9 @@ fn main() -> Result<(), Failed> {
     let rails = LibfabricRail::open_all(&settings)?;
     let rail = rails.first().ok_or("no rail")?;
     let (source, target) = (vec![1u8; len], vec![0u8; len]);
-    let register =
-        |bytes: &[u8]| rail.register(Span { addr: bytes.as_ptr() as usize, len }, MemoryKind::Host);
+    let register = |bytes: &[u8]| {
+        rail.register(Span { addr: bytes.as_ptr() as usize, len }, MemoryKind::Host, Rights::ALL)
+    };
     let (ours, theirs) = (register(&source)?, register(&target)?);
     let (mut a, mut b) = (rail.open()?, rail.open()?);
     a.connect(b.address())?;

@@ -1,7 +1,7 @@
 //! Cross-memory attach: copying to and from another process's memory through the kernel.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::event::{PollFd, PollFlags};
@@ -76,6 +76,12 @@ impl Process {
     #[must_use]
     pub fn pid(&self) -> i32 {
         self.pid
+    }
+
+    /// What becomes readable when it ends, where the kernel has such a thing.
+    #[must_use]
+    pub fn handle(&self) -> Option<BorrowedFd<'_>> {
+        self.handle.as_ref().map(AsFd::as_fd)
     }
 
     /// Whether it has ended.

@@ -21,15 +21,17 @@ pub const MAX_MESSAGE: usize = 64 * 1024;
 pub const MAX_FDS: usize = 64;
 
 const HEADER: usize = 8;
-/// How many descriptors may have come whose message has not.
+/// How many descriptors may have come whose message has not, and how many may wait to be sent.
 const MAX_WAITING_FDS: usize = 4 * MAX_FDS;
+/// How many bytes may wait to be sent.
+const MAX_WAITING_BYTES: usize = 8 << 20;
 
 /// A message and the descriptors that came with it.
 #[derive(Debug)]
 pub struct Message {
     /// Its bytes.
     pub bytes: Vec<u8>,
-    /// Its descriptors, close-on-exec.
+    /// Its descriptors, close-on-exec. None of them where this process could not take all: it has too many open.
     pub fds: Vec<OwnedFd>,
 }
 
@@ -47,7 +49,16 @@ pub struct Peer {
 struct Outgoing {
     bytes: Vec<u8>,
     sent: usize,
+    /// They go with the first byte.
     fds: Vec<OwnedFd>,
+}
+
+/// Descriptors that came together: those of one message.
+#[derive(Debug)]
+struct Batch {
+    fds: Vec<OwnedFd>,
+    /// There were more than this process could take.
+    cut: bool,
 }
 
 /// A non-blocking socket that carries messages with descriptors.
@@ -56,7 +67,7 @@ pub struct FdSocket {
     stream: UnixStream,
     outgoing: VecDeque<Outgoing>,
     incoming: Vec<u8>,
-    fds: VecDeque<OwnedFd>,
+    batches: VecDeque<Batch>,
     ended: bool,
 }
 
@@ -75,8 +86,8 @@ impl FdSocket {
     /// When it cannot be made non-blocking.
     pub fn new(stream: UnixStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
-        let (outgoing, incoming, fds) = Default::default();
-        Ok(Self { stream, outgoing, incoming, fds, ended: false })
+        let (outgoing, incoming, batches) = Default::default();
+        Ok(Self { stream, outgoing, incoming, batches, ended: false })
     }
 
     /// Connects to who listens at the abstract name, without waiting.
@@ -122,8 +133,8 @@ impl FdSocket {
     /// [`flush`](Self::flush).
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] when it is too long or has too many descriptors, otherwise what the
-    /// system says.
+    /// [`io::ErrorKind::InvalidInput`] when it is too long or has too many descriptors. An error that
+    /// [`is_want`] knows leaves the socket as it was; others are what the system says.
     pub fn send(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         if bytes.len() > MAX_MESSAGE || fds.len() > MAX_FDS {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -132,13 +143,39 @@ impl FdSocket {
         framed.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
         framed.extend_from_slice(&(fds.len() as u32).to_le_bytes());
         framed.extend_from_slice(bytes);
+        if !self.flush()? {
+            return self.keep(framed, 0, fds);
+        }
+        match send_once(self.stream.as_fd(), &framed, fds) {
+            Ok(sent) if sent == framed.len() => Ok(()),
+            // The descriptors went with the first byte.
+            Ok(sent) => self.keep(framed, sent, &[]),
+            Err(error) if would_block(error) => self.keep(framed, 0, fds),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Keeps what is left of a message for [`flush`](Self::flush).
+    fn keep(&mut self, bytes: Vec<u8>, sent: usize, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let waiting = |of: fn(&Outgoing) -> usize| self.outgoing.iter().map(of).sum::<usize>();
+        let full = waiting(|message| message.bytes.len()) + bytes.len() > MAX_WAITING_BYTES
+            || waiting(|message| message.fds.len()) + fds.len() > MAX_WAITING_FDS;
+        // What was begun must be ended.
+        if full && sent == 0 {
+            return Err(io::ErrorKind::QuotaExceeded.into());
+        }
         let fds = fds.iter().map(BorrowedFd::try_clone_to_owned).collect::<io::Result<_>>()?;
-        self.outgoing.push_back(Outgoing { bytes: framed, sent: 0, fds });
-        self.flush().map(drop)
+        self.outgoing.push_back(Outgoing { bytes, sent, fds });
+        Ok(())
+    }
+
+    /// Whether something waits to be sent: the peer has not read what came before it.
+    pub fn is_waiting(&self) -> bool {
+        !self.outgoing.is_empty()
     }
 
     /// Sends what is kept, as far as the socket takes it. `true` when nothing is left; otherwise wait until
-    /// the socket is writable.
+    /// the socket is writable. A message whose descriptors the system has no room for is dropped.
     ///
     /// # Errors
     /// What the system says; [`io::ErrorKind::BrokenPipe`] when the peer is gone.
@@ -148,6 +185,9 @@ impl FdSocket {
                 Ok(()) if first.sent == first.bytes.len() => drop(self.outgoing.pop_front()),
                 Ok(()) => {}
                 Err(error) if would_block(error) => return Ok(false),
+                Err(error) if !first.fds.is_empty() && is_want(&error.into()) => {
+                    drop(self.outgoing.pop_front());
+                }
                 Err(error) => return Err(error.into()),
             }
         }
@@ -160,6 +200,14 @@ impl FdSocket {
     /// [`io::ErrorKind::UnexpectedEof`] when the peer has closed (with nothing more to come),
     /// [`io::ErrorKind::InvalidData`] when it speaks nonsense, otherwise what the system says.
     pub fn recv(&mut self) -> io::Result<Option<Message>> {
+        self.recv_within(&mut usize::MAX.clone())
+    }
+
+    /// As [`recv`](Self::recv), reading from the socket at most `reads` times: a peer can send as fast as we read.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn recv_within(&mut self, reads: &mut usize) -> io::Result<Option<Message>> {
         loop {
             if let Some(message) = self.parse()? {
                 return Ok(Some(message));
@@ -167,9 +215,10 @@ impl FdSocket {
             if self.ended {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            if !self.fill()? {
+            if *reads == 0 || !self.fill()? {
                 return Ok(None);
             }
+            *reads -= 1;
         }
     }
 
@@ -185,13 +234,17 @@ impl FdSocket {
             return Err(broken("a message longer than agreed"));
         }
         // The descriptors came with the header's first byte, if they ever do.
-        if count > self.fds.len() {
+        let complete =
+            self.batches.front().is_some_and(|batch| batch.cut || batch.fds.len() == count);
+        if count > 0 && !complete {
             return Err(broken("a message without its descriptors"));
         }
         let Some(bytes) = rest.get(..len) else { return Ok(None) };
         let bytes = bytes.to_vec();
         self.incoming.drain(..HEADER + len);
-        Ok(Some(Message { bytes, fds: self.fds.drain(..count).collect() }))
+        let batch = if count > 0 { self.batches.pop_front() } else { None };
+        let fds = batch.filter(|batch| !batch.cut).map_or_else(Vec::new, |batch| batch.fds);
+        Ok(Some(Message { bytes, fds }))
     }
 
     /// Reads once. `false` when nothing is there.
@@ -206,14 +259,22 @@ impl FdSocket {
             Err(error) if would_block(error) => return Ok(false),
             other => other?,
         };
+        let cut = received.flags.contains(rustix::net::ReturnFlags::CTRUNC);
+        let mut batch = Batch { fds: Vec::new(), cut };
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(fds) = message {
-                self.fds.extend(fds);
+                batch.fds.extend(fds);
             }
         }
-        if received.flags.contains(rustix::net::ReturnFlags::CTRUNC)
-            || self.fds.len() > MAX_WAITING_FDS
-        {
+        if cut {
+            batch.fds.clear();
+        }
+        if cut || !batch.fds.is_empty() {
+            self.batches.push_back(batch);
+        }
+        // Each may be empty and has cost a little.
+        let waiting: usize = self.batches.iter().map(|batch| batch.fds.len().max(1)).sum();
+        if waiting > MAX_WAITING_FDS {
             return Err(broken("more descriptors than agreed"));
         }
         self.ended = received.bytes == 0;
@@ -224,19 +285,34 @@ impl FdSocket {
 
 impl Outgoing {
     fn send(&mut self, socket: BorrowedFd<'_>) -> rustix::io::Result<()> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
         let fds: Vec<_> = self.fds.iter().map(AsFd::as_fd).collect();
-        if !fds.is_empty() {
-            control.push(SendAncillaryMessage::ScmRights(&fds));
-        }
-        let rest = [IoSlice::new(&self.bytes[self.sent..])];
-        let sent = rustix::net::sendmsg(socket, &rest, &mut control, SendFlags::NOSIGNAL)?;
-        self.sent += sent;
-        // They went with the first byte.
+        let rest = self.bytes.get(self.sent..).unwrap_or_default();
+        self.sent += send_once(socket, rest, &fds)?;
         self.fds.clear();
         Ok(())
     }
+}
+
+/// Sends what the socket takes; says how many bytes.
+fn send_once(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> rustix::io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(fds));
+    }
+    rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)
+}
+
+/// Whether a message was not sent for want of something: descriptors, memory, or a peer that reads.
+#[must_use]
+pub fn is_want(error: &io::Error) -> bool {
+    let wants = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS, libc::ETOOMANYREFS];
+    error.kind() == io::ErrorKind::QuotaExceeded
+        || error.raw_os_error().is_some_and(|code| wants.contains(&code))
 }
 
 impl AsFd for FdSocket {
@@ -403,6 +479,68 @@ mod tests {
                 .unwrap();
         }
         assert_eq!(socket.recv().unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn a_peer_that_does_not_read_costs_a_bounded_amount() {
+        let (mut a, mut b) = pair();
+        let one = file("one");
+        let mut sent = 0;
+        let refused = loop {
+            match a.send(&vec![7; MAX_MESSAGE], &[one.as_fd()]) {
+                Ok(()) => sent += 1,
+                Err(error) => break error,
+            }
+            assert!(sent < 1000, "nothing bounds it");
+        };
+        assert!(is_want(&refused), "{refused}");
+        for _ in 0..sent {
+            while b.recv().unwrap().is_none() {
+                a.flush().unwrap();
+            }
+        }
+        a.send(b"and on", &[one.as_fd()]).unwrap();
+        let message = b.recv().unwrap().unwrap();
+        assert_eq!((message.bytes.as_slice(), message.fds.len()), (&b"and on"[..], 1));
+    }
+
+    #[test]
+    fn a_reader_may_leave_off() {
+        let (mut a, mut b) = pair();
+        let sent = 50;
+        for _ in 0..sent {
+            a.send(&[1; 1000], &[]).unwrap();
+        }
+        let mut reads = 2;
+        let mut got = 0;
+        while b.recv_within(&mut reads).unwrap().is_some() {
+            got += 1;
+        }
+        assert!((1..10).contains(&got), "{got}");
+        while b.recv().unwrap().is_some() {
+            got += 1;
+        }
+        assert_eq!(got, sent);
+    }
+
+    #[test]
+    fn more_descriptors_than_can_be_taken_leave_the_message() {
+        let (raw, stream) = UnixStream::pair().unwrap();
+        let mut socket = FdSocket::new(stream).unwrap();
+        let one = file("one");
+        let send = |fds: &[BorrowedFd<'_>]| {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2 * MAX_FDS))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            control.push(SendAncillaryMessage::ScmRights(fds));
+            let framed = [&1u32.to_le_bytes()[..], &1u32.to_le_bytes(), b"x"].concat();
+            let flags = SendFlags::NOSIGNAL;
+            rustix::net::sendmsg(&raw, &[IoSlice::new(&framed)], &mut control, flags).unwrap();
+        };
+        // To the reader it looks as if it had too many open: the kernel cuts what does not fit.
+        send(&[one.as_fd(); 2 * MAX_FDS]);
+        send(&[one.as_fd()]);
+        let next = |socket: &mut FdSocket| socket.recv().unwrap().unwrap().fds.len();
+        assert_eq!((next(&mut socket), next(&mut socket)), (0, 1));
     }
 
     #[test]

@@ -210,6 +210,9 @@ pub struct Interest<'a> {
     pub fd: BorrowedFd<'a>,
     /// Whether writability matters too.
     pub write: bool,
+    /// Readable, and then for good, when the peer's process has ended, where that may not show on the first: children of
+    /// the peer's keep a socket open.
+    pub end: Option<BorrowedFd<'a>>,
 }
 
 impl Interest<'_> {
@@ -219,12 +222,13 @@ impl Interest<'_> {
     }
 }
 
-/// A peer whose lane is dead here, but who may not know it yet: it may be stopped in the middle of an access.
+/// A lane that is dead here, but whose peer may not know it yet: it may be stopped in the middle of an access. So may
+/// a copy of our own be, in the kernel, which the peer's memory keeps from ending.
 pub trait Aftermath: Send + Sync {
-    /// Whether it may be touching our region of this slot at this moment.
+    /// Whether our region of this slot may be touched at this moment.
     fn touches(&self, slot: u32) -> bool;
 
-    /// Whether it has ended its side as well, or died: it touches nothing any more.
+    /// Whether the peer has ended its side as well, or died, and our copies have ended: nothing is touched any more.
     fn is_over(&self) -> bool;
 }
 
@@ -287,6 +291,12 @@ pub trait Lane: Send + Sync {
     /// of it moves any more; it may still report success.
     fn cancel(&self, op: OpName);
 
+    /// Whether all that is left of an operation is for this process to do, its processors or its GPUs: its end is
+    /// not up to the peer.
+    fn is_ours(&self, _op: OpName) -> bool {
+        false
+    }
+
     /// Bytes and operations posted and not ended, weighed for choosing among lanes.
     fn load(&self) -> u64;
 
@@ -319,8 +329,8 @@ pub trait Lane: Send + Sync {
         false
     }
 
-    /// What the peer may still be doing to our memory, without our help, after [`Lane::kill`]. `None` where
-    /// it never does.
+    /// What may still be done to our memory after [`Lane::kill`]: by the peer, without our help, or by a copy of ours
+    /// that did not end in time. `None` where there is neither.
     fn aftermath(&self) -> Option<Box<dyn Aftermath>> {
         None
     }
@@ -341,7 +351,8 @@ pub trait Lane: Send + Sync {
     /// Says goodbye to the peer as far as that goes without blocking.
     fn bye(&self);
 
-    /// Shuts the lane for good. When this returns no memory is touched through it any more; completions
-    /// of what was unfinished are called with [`OpError::LaneDown`].
+    /// Shuts the lane for good. When this returns no memory is touched through it any more, except as its
+    /// [`aftermath`](Lane::aftermath) tells; completions of what was unfinished are called with
+    /// [`OpError::LaneDown`].
     fn kill(&self);
 }

@@ -28,6 +28,12 @@ pub trait PipeRx: Send {
     /// Every span must be writable memory for the duration of the call.
     unsafe fn recv(&mut self, spans: &[Span]) -> io::Result<Option<usize>>;
 
+    /// Whether the peer is known to have cut the pipe, where bytes of before may still be handed out: of these nothing
+    /// may reach memory that the peer writes. Looked for now and then, not at every call.
+    fn is_cut(&mut self) -> bool {
+        false
+    }
+
     /// Prepares for sleep: bytes show on the pipe's descriptor from now on. False: there are some
     /// already.
     fn arm(&mut self) -> io::Result<bool> {
@@ -51,6 +57,6 @@ pub trait Pipe: Send + Sync + 'static {
     /// Whether room to send shows as writability of the descriptor (else as readability).
     fn room_is_writable(&self) -> bool;
 
-    /// Cuts the pipe in both directions: the peer sees its end, our halves fail.
+    /// Cuts the pipe in both directions: the peer sees its end, our halves fail, and what has not left yet never does.
     fn cut(&self);
 }

@@ -106,13 +106,6 @@ impl<T: Clone> RegCache<T> {
         }
     }
 
-    /// The smallest registration that covers `span`, without using it.
-    #[must_use]
-    pub fn over(&self, span: Span) -> Option<T> {
-        let mut by_range = self.by_range.lock();
-        smallest_over(&mut by_range, span).map(|(_, entry)| entry.value.clone())
-    }
-
     /// All registrations in use. Waits for one that is being made or ended, so that who is told of changes from
     /// now on misses none.
     #[must_use]
@@ -163,12 +156,11 @@ mod tests {
     }
 
     #[test]
-    fn who_looks_does_not_wait_for_one_that_is_being_made() {
+    fn who_shares_does_not_wait_for_one_that_is_being_made() {
         let cache = RegCache::<u32>::default();
         let (there, wanted) = (Span { addr: 4096, len: 8 }, Span { addr: 8192, len: 8 });
         let _one = acquire(&cache, there, &mut 0);
         let made = cache.acquire(wanted, || {
-            assert_eq!((cache.over(there), cache.over(wanted)), (Some(1), None));
             let shared = acquire(&cache, there, &mut 1);
             assert_eq!(shared.value, 1, "nothing is made for it");
             Ok::<_, Infallible>((wanted, 2))

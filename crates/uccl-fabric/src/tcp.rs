@@ -8,9 +8,11 @@ use std::{
     time::Duration,
 };
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 
 use crate::{
+    clock::coarse_ms,
     mem::Span,
     pipe::{Pipe, PipeRx, PipeTx},
 };
@@ -28,7 +30,12 @@ pub struct TcpPipe(Arc<TcpStream>);
 pub struct TcpTx(Arc<TcpStream>);
 
 /// The receiving half of a [`TcpPipe`].
-pub struct TcpRx(Arc<TcpStream>);
+pub struct TcpRx {
+    socket: Arc<TcpStream>,
+    is_cut: bool,
+    /// When a reset was last looked for, by the coarse clock.
+    looked_ms: u64,
+}
 
 /// What is set on every socket of a connection.
 #[derive(Clone, Debug, Default)]
@@ -45,7 +52,8 @@ impl TcpPipe {
         stream.set_nonblocking(true)?;
         tune(&stream, options)?;
         let stream = Arc::new(stream);
-        Ok((Self(Arc::clone(&stream)), TcpTx(Arc::clone(&stream)), TcpRx(stream)))
+        let rx = TcpRx { socket: Arc::clone(&stream), is_cut: false, looked_ms: 0 };
+        Ok((Self(Arc::clone(&stream)), TcpTx(stream), rx))
     }
 }
 
@@ -111,8 +119,21 @@ impl PipeRx for TcpRx {
     unsafe fn recv(&mut self, spans: &[Span]) -> io::Result<Option<usize>> {
         with_iovecs(spans, |msg| {
             // SAFETY: as above; the memory is writable as the caller promises.
-            unsafe { libc::recvmsg(self.0.as_raw_fd(), msg, libc::MSG_DONTWAIT) }
+            unsafe { libc::recvmsg(self.socket.as_raw_fd(), msg, libc::MSG_DONTWAIT) }
         })
+    }
+
+    /// Linux hands out what it has received also after a reset. Looking costs a system call, so a reset is looked for once
+    /// in a tick of the clock; and after any longer pause, as when the process was stopped.
+    fn is_cut(&mut self) -> bool {
+        let now = coarse_ms();
+        if !self.is_cut && now != self.looked_ms {
+            self.looked_ms = now;
+            let mut fds = [PollFd::new(&*self.socket, PollFlags::empty())];
+            let looked = rustix::event::poll(&mut fds, Some(&Timespec::default()));
+            self.is_cut = looked.is_ok() && fds[0].revents().contains(PollFlags::ERR);
+        }
+        self.is_cut
     }
 }
 
@@ -164,11 +185,9 @@ impl Pipe for TcpPipe {
     }
 
     fn cut(&self) {
-        let socket = SockRef::from(&*self.0);
-        // What is in flight must not arrive after we have given up: reset instead of draining.
-        let reset = socket.set_linger(Some(Duration::ZERO));
-        let shut = self.0.shutdown(Shutdown::Both);
-        if let Err(e) = reset.and(shut) {
+        // Resets at once and drops what is queued; a shutdown would send all of that first.
+        let reset = rustix::net::connect_unspec(&*self.0).map_err(io::Error::from);
+        if let Err(e) = reset.or_else(|_| self.0.shutdown(Shutdown::Both)) {
             tracing::trace!("cutting a socket that is gone already: {e}");
         }
     }

@@ -16,7 +16,8 @@ use uccl_fabric::mem::{Access, RemoteSpan, Span};
 use uccl_fabric::pipe::{PipeRx, PipeTx};
 use uccl_fabric::region::{AccessError, RegionTable, Rights};
 use uccl_fabric::shm::{
-    ByteRing, Direct, DirectError, Hazards, MapMode, PeerTable, Reach, RingRx, RingTx, Segment,
+    Accesses, ByteRing, Direct, DirectError, Hazards, MapMode, Mapping, PeerTable, Reach, RingRx,
+    RingTx, Segment,
 };
 
 const ROLE: &str = "UCCL_TEST_ROLE";
@@ -102,7 +103,7 @@ fn copy_of(fd: impl AsFd) -> OwnedFd {
 /// The owner of memory that the first process reaches.
 struct Owner {
     table: RegionTable,
-    connection: Arc<Segment>,
+    connection: Segment,
     hazards: Hazards,
     memory: Span,
     shared: Option<Arc<SharedBuf>>,
@@ -111,7 +112,7 @@ struct Owner {
 
 impl Owner {
     fn new(shared: bool) -> Self {
-        let connection = Arc::new(Segment::create("connection", 4096).unwrap());
+        let connection = Segment::create("connection", 4096).unwrap();
         let shared = shared.then(|| SharedBuf::new(LEN).unwrap());
         let memory = shared.as_ref().map_or_else(
             || Span {
@@ -221,7 +222,7 @@ fn reach(shared: bool) -> Option<Reached> {
     }
     let mut fds = offer.fds.into_iter();
     let table = PeerTable::map(fds.next().unwrap()).unwrap();
-    let connection = Segment::map(fds.next().unwrap(), MapMode::ReadWrite, 4096).unwrap();
+    let connection = Mapping::of(fds.next().unwrap(), MapMode::ReadWrite, 4096).unwrap();
     let hazards = Hazards::new(&Arc::new(connection), 0).unwrap();
     let process = (!shared).then(|| Process::open(pid).unwrap());
     let direct = Direct::new(table, hazards, process);
@@ -409,9 +410,10 @@ fn a_killed_owner_leaves_its_mappings() {
 fn stick(mut socket: FdSocket) {
     let Message { bytes, fds } = next(&mut socket);
     let connection =
-        Segment::map(fds.into_iter().next().unwrap(), MapMode::ReadWrite, 4096).unwrap();
+        Mapping::of(fds.into_iter().next().unwrap(), MapMode::ReadWrite, 4096).unwrap();
     let hazards = Hazards::new(&Arc::new(connection), 0).unwrap();
-    let _guard = hazards.claim(bytes[0].into());
+    let accesses = Accesses::new(hazards);
+    let _guard = accesses.try_claim(bytes[0].into()).unwrap();
     socket.send(b"claimed", &[]).unwrap();
     next(&mut socket);
 }
@@ -422,7 +424,7 @@ fn a_killed_initiator_leaves_its_hazard() {
     let mut initiator = Second::start("stuck initiator");
     let table = RegionTable::new().unwrap();
     let region = table.insert(Span { addr: 4096, len: 8 }, Rights::ALL, None).unwrap();
-    let connection = Arc::new(Segment::create("connection", 4096).unwrap());
+    let connection = Segment::create("connection", 4096).unwrap();
     let hazards = Hazards::new(&connection, 0).unwrap();
     initiator.socket.send(&[region.slot as u8], &[connection.fd()]).unwrap();
     assert_eq!(next(&mut initiator.socket).bytes, b"claimed");
@@ -444,7 +446,7 @@ struct Side {
 }
 
 impl Side {
-    fn new(connection: &Arc<Segment>, first: bool, [one, two]: [OwnedFd; 2]) -> Self {
+    fn new(connection: &Arc<Mapping>, first: bool, [one, two]: [OwnedFd; 2]) -> Self {
         let ring =
             |at: usize| ByteRing::new(connection, at * ByteRing::layout_len(RING), RING).unwrap();
         let (out, back) = if first { (0, 1) } else { (1, 0) };
@@ -500,7 +502,7 @@ impl Side {
 fn echo(mut socket: FdSocket) {
     let mut fds = next(&mut socket).fds.into_iter();
     let mut fd = || fds.next().unwrap();
-    let connection = Arc::new(Segment::map(fd(), MapMode::ReadWrite, 1 << 20).unwrap());
+    let connection = Arc::new(Mapping::of(fd(), MapMode::ReadWrite, 1 << 20).unwrap());
     let mut side = Side::new(&connection, false, [fd(), fd()]);
     let mut buf = [0; 1500];
     loop {
@@ -520,8 +522,7 @@ fn echo(mut socket: FdSocket) {
 #[test]
 fn a_ring_carries_bytes_and_wakes_its_sleepers() {
     let mut second = Second::start("echo");
-    let connection =
-        Arc::new(Segment::create("connection", 2 * ByteRing::layout_len(RING)).unwrap());
+    let connection = Segment::create("connection", 2 * ByteRing::layout_len(RING)).unwrap();
     let wakes = [0, 0].map(|count| eventfd(count, EventfdFlags::CLOEXEC).unwrap());
     second.socket.send(b"", &[connection.fd(), wakes[0].as_fd(), wakes[1].as_fd()]).unwrap();
     let mut side = Side::new(&connection, true, [copy_of(&wakes[0]), copy_of(&wakes[1])]);

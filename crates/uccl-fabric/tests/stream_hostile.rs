@@ -4,52 +4,13 @@ mod support;
 
 use fastrand::Rng;
 use uccl_device::MemoryKind;
-use uccl_fabric::chaos::{ChaosEnd, Faults, each_seed, pair};
-use uccl_fabric::lane::{Lane, LaneError, OpError, OpKind};
-use uccl_fabric::mem::{RemoteSpan, Span};
-use uccl_fabric::pipe::{PipeRx, PipeTx};
+use uccl_fabric::chaos::each_seed;
+use uccl_fabric::lane::{Lane, OpError, OpKind};
+use uccl_fabric::mem::RemoteSpan;
 use uccl_fabric::region::Rights;
 use uccl_wire::frame::{Desc, Header, Kind, Status, Trailer};
 
-use support::{Done, Patch, Side};
-
-/// A lane, and the raw end of its peer.
-struct Stage {
-    side: Side,
-    peer: ChaosEnd,
-}
-
-fn stage(capacity_bytes: usize) -> Stage {
-    let faults = Faults { capacity_bytes, ..Faults::default() };
-    let (a, peer) = pair(0, faults).expect("a pair");
-    Stage { side: Side::new(a, false, Default::default()), peer }
-}
-
-impl Stage {
-    /// What the peer says, as far as there is room.
-    fn say(&mut self, bytes: &[u8]) -> usize {
-        let span = Span { addr: bytes.as_ptr() as usize, len: bytes.len() };
-        // SAFETY: a slice that is borrowed meanwhile.
-        unsafe { self.peer.1.send(&[span]) }.unwrap_or(0)
-    }
-
-    /// Reads what the lane has sent.
-    fn hear(&mut self) -> Vec<u8> {
-        let mut all = Vec::new();
-        let mut some = vec![0u8; 64 << 10];
-        let span = Span { addr: some.as_mut_ptr() as usize, len: some.len() };
-        // SAFETY: a vector that is borrowed meanwhile.
-        while let Ok(Some(got @ 1..)) = unsafe { self.peer.2.recv(&[span]) } {
-            all.extend_from_slice(&some[..got]);
-        }
-        all
-    }
-
-    fn assert_violation(&self) {
-        let error = self.side.progress().expect_err("a violation");
-        assert!(matches!(error, LaneError::Protocol(_)), "{error}");
-    }
-}
+use support::{Done, Patch, stage::stage};
 
 /// Somewhere in the peer that does not exist.
 fn elsewhere(len: u64) -> RemoteSpan {

@@ -88,8 +88,10 @@ class Engine final : public nixlBackendEngine {
 
     nixl_status_t deregisterMem(nixlBackendMD *metadata) override {
         if (metadata == nullptr) return invalid_param;
-        const std::unique_ptr<nixlBackendMD> ended(metadata);
-        return uccl_nixl_deregister(agent, memory_of(metadata));
+        const int status = uccl_nixl_deregister(agent, memory_of(metadata));
+        // What is not given back keeps its name: the same call waits again.
+        if (status == success) delete metadata;
+        return status;
     }
 
     nixl_status_t connect(const std::string &remote) override { return uccl_nixl_connect(agent, bytes(remote)); }

@@ -1,12 +1,15 @@
 //! Every setting of an endpoint, in one struct read once.
 
+mod ignored;
+mod selection;
 mod table;
 
 use std::{net::IpAddr, str::FromStr, time::Duration};
 
 use uccl_fabric::{libfabric::LibfabricSettings, verbs::VerbsSettings};
 
-use self::table::{PER_ENDPOINT, SETTINGS};
+use self::table::{PER_ENDPOINT, SETTINGS, TWINS};
+pub use self::{ignored::take_notices, selection::Selection};
 use crate::error::Error;
 
 /// Which links may be used.
@@ -91,6 +94,10 @@ pub struct Config {
     pub transfer_timeout: Duration,
     /// Which links may be used.
     pub transport: Transport,
+    /// The network interfaces one of whose addresses is told to peers; unset takes the one that routes suggest.
+    pub interfaces: Option<Selection>,
+    /// The RDMA devices to choose from, where [`VerbsSettings::devices`] names none.
+    pub rdma_devices: Option<Selection>,
     /// TCP streams of a connection; 0 chooses.
     pub tcp_streams: usize,
     /// TCP congestion control; unset leaves the system's, except on loopback.
@@ -104,8 +111,8 @@ pub struct Config {
     /// Whether worker threads keep to the CPUs of the NUMA node that the GPU is on, of those that the
     /// process may use.
     pub numa_affinity: bool,
-    /// How long a thread spins for more work before it sleeps; at most 20 microseconds where there are fewer than four
-    /// processors.
+    /// How long a thread spins for more work before it sleeps; a worker at most 10 microseconds where there are
+    /// fewer than four processors.
     pub spin: Duration,
     /// How RDMA verbs are used.
     pub verbs: VerbsSettings,
@@ -130,6 +137,8 @@ impl Default for Config {
             timeout: Duration::from_secs(10),
             transfer_timeout: Duration::from_secs(600),
             transport: Transport::Auto,
+            interfaces: None,
+            rdma_devices: None,
             tcp_streams: 0,
             tcp_congestion: None,
             checksum: Checksum::Auto,
@@ -160,20 +169,43 @@ pub struct Setting {
 const PREFIX: &str = "UCCL_P2P_";
 
 impl Setting {
+    /// Variables of UCCL and NCCL that mean the same, and count where this one is not set.
+    #[must_use]
+    pub fn twins(&self) -> &'static [&'static str] {
+        let twins = TWINS.iter().find(|(name, _)| *name == self.name);
+        twins.map(|(_, twins)| *twins).unwrap_or_default()
+    }
+
     /// Its name without the prefix, in lower case.
     fn short(&self) -> String {
         self.name.strip_prefix(PREFIX).unwrap_or(self.name).to_ascii_lowercase()
     }
 
     fn change(&self, config: &mut Config, value: &str) -> Result<(), Error> {
-        (self.apply)(config, value).map_err(|reason| self.refuse(value, reason))
+        (self.apply)(config, value).map_err(|reason| refuse(self.name, value, reason))
     }
 
-    fn refuse(&self, value: &str, reason: String) -> Error {
-        // A secret does not belong in a message.
-        let value = if self.name.ends_with("PSK") { "..." } else { value };
-        Error::Config { name: self.name, value: value.to_owned(), reason }
+    /// Changes what the environment sets, under the first of its names that is set.
+    fn read(
+        &self,
+        config: &mut Config,
+        get: &impl Fn(&str) -> Option<String>,
+    ) -> Result<(), Error> {
+        let names = [self.name].into_iter().chain(self.twins().iter().copied());
+        let set = |name| get(name).filter(|value| !value.is_empty()).map(|value| (name, value));
+        match names.into_iter().find_map(set) {
+            Some((name, value)) => {
+                (self.apply)(config, &value).map_err(|e| refuse(name, &value, e))
+            }
+            None => Ok(()),
+        }
     }
+}
+
+fn refuse(name: &'static str, value: &str, reason: String) -> Error {
+    // A secret does not belong in a message.
+    let value = if name.ends_with("PSK") { "..." } else { value };
+    Error::Config { name, value: value.to_owned(), reason }
 }
 
 /// Names the settings that there are, for want of this one.
@@ -190,8 +222,9 @@ impl FromStr for Transport {
         match text {
             "auto" => Ok(Self::Auto),
             "local" => Ok(Self::Local),
-            // What upstream calls its links over plain sockets.
-            "tcp" | "tcpx" | "nccl" => Ok(Self::Tcp),
+            "tcp" => Ok(Self::Tcp),
+            "tcpx" => Err("there is no TCP-X here: set tcp for plain TCP, or auto for the best that there is".into()),
+            "nccl" => Err("nothing is moved with NCCL here: set tcp for plain TCP, or auto for the best that there is".into()),
             "verbs" | "rdma" | "ib" => Ok(Self::Verbs),
             "libfabric" => Ok(Self::Libfabric),
             "cxi" => Ok(Self::Cxi),
@@ -215,9 +248,7 @@ impl Config {
     fn from_vars(get: impl Fn(&str) -> Option<String>) -> Result<Self, Error> {
         let mut config = Self::default();
         for setting in SETTINGS {
-            if let Some(value) = get(setting.name).filter(|value| !value.is_empty()) {
-                setting.change(&mut config, &value)?;
-            }
+            setting.read(&mut config, &get)?;
         }
         Ok(config)
     }
@@ -232,7 +263,9 @@ impl Config {
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), Error> {
         let mut settings = SETTINGS.iter().chain(PER_ENDPOINT);
         match settings.find(|setting| setting.name == name || setting.short() == name) {
-            Some(setting) if value.is_empty() => Err(setting.refuse(value, "it is empty".into())),
+            Some(setting) if value.is_empty() => {
+                Err(refuse(setting.name, value, "it is empty".into()))
+            }
             Some(setting) => setting.change(self, value),
             None => Err(unknown(name)),
         }
@@ -267,6 +300,46 @@ mod tests {
         let config = with("UCCL_P2P_TIMEOUT_MS", "250").expect("understood");
         assert_eq!(config.timeout, Duration::from_millis(250));
         assert_eq!(with("UCCL_P2P_BIND", "").expect("empty is unset").bind, None);
+    }
+
+    #[test]
+    fn other_names_count_where_the_first_is_not_set() {
+        let both = |own: &'static str, twin: &'static str| {
+            Config::from_vars(move |asked| match asked {
+                "UCCL_P2P_RDMA_SL" => Some(own.to_owned()),
+                "UCCL_IB_SERVICE_LEVEL" => Some(twin.to_owned()),
+                _ => None,
+            })
+        };
+        assert_eq!(both("", "5").expect("the twin").verbs.service_level, 5);
+        assert_eq!(both("3", "5").expect("its own").verbs.service_level, 3);
+        let refused = both("", "99");
+        assert!(
+            matches!(refused, Err(Error::Config { name: "UCCL_IB_SERVICE_LEVEL", .. })),
+            "{refused:?}"
+        );
+        assert!(!with("UCCL_PIN_TO_NUMA", "0").expect("understood").numa_affinity);
+        assert_eq!(
+            with("UCCL_ROCE_TRAFFIC_CLASS", "8").expect("understood").verbs.traffic_class,
+            8
+        );
+        let hcas = with("NCCL_IB_HCA", "^mlx5_1").expect("understood").rdma_devices;
+        assert!(hcas.is_some_and(|some| some.takes("mlx5_0", None) && !some.takes("mlx5_1", None)));
+        let interfaces = with("NCCL_SOCKET_IFNAME", "=eth0").expect("understood").interfaces;
+        assert!(
+            interfaces.is_some_and(|some| some.takes("eth0", None) && !some.takes("eth01", None))
+        );
+    }
+
+    #[test]
+    fn links_that_are_not_there_are_not_replaced_in_silence() {
+        for link in ["tcpx", "nccl"] {
+            let refused = with("UCCL_P2P_TRANSPORT", link).expect_err("there is none").to_string();
+            assert!(
+                refused.contains("UCCL_P2P_TRANSPORT") && refused.contains("set tcp"),
+                "{refused}"
+            );
+        }
     }
 
     #[test]

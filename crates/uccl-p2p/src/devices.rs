@@ -5,11 +5,11 @@ use std::{path::Path, sync::Arc};
 use uccl_fabric::{
     libfabric::{Devices, LibfabricRail, LibfabricSettings},
     rma::rail::{Rail, RailError},
-    verbs::{self, VerbsSettings},
+    verbs::{self, DeviceName, VerbsSettings},
 };
 
 use crate::{
-    config::{Config, Transport},
+    config::{Config, Selection, Transport},
     engine::places,
 };
 
@@ -96,21 +96,45 @@ fn open_libfabric(
 }
 
 fn open_verbs(config: &Config) -> Result<Vec<Arc<dyn Rail>>, RailError> {
-    let near = VerbsSettings { devices: nearest(config), ..config.verbs.clone() };
-    let rails = match verbs::open(&near) {
-        Err(e) if config.verbs.devices.is_empty() && !near.devices.is_empty() => {
+    let with = |devices| verbs::open(&VerbsSettings { devices, ..config.verbs.clone() });
+    let near = nearest(config);
+    let rails = if !config.verbs.devices.is_empty() {
+        verbs::open(&config.verbs)
+    } else if let Some(selection) = &config.rdma_devices {
+        let selected = selected(config, selection)?;
+        let is_near = |name: &DeviceName| near.iter().any(|near| near.device == name.device);
+        let both: Vec<_> = selected.iter().filter(|name| is_near(name)).cloned().collect();
+        with(if both.is_empty() { selected } else { both })
+    } else if near.is_empty() {
+        verbs::open(&config.verbs)
+    } else {
+        with(near).or_else(|e| {
             tracing::debug!("the nearest RDMA devices are of no use, others are tried: {e}");
             verbs::open(&config.verbs)
-        }
-        opened => opened,
+        })
     }?;
     Ok(rails.into_iter().map(|rail| Arc::new(rail) as Arc<dyn Rail>).collect())
 }
 
-/// The devices that are named, or else those nearest to the endpoint's GPU; all, where there is no GPU.
-fn nearest(config: &Config) -> Vec<verbs::DeviceName> {
-    if !config.verbs.devices.is_empty() {
-        return config.verbs.devices.clone();
-    }
+/// The devices nearest to the endpoint's GPU; none where there is no GPU.
+fn nearest(config: &Config) -> Vec<DeviceName> {
     places::nearest_rdma(config.gpu_index).iter().filter_map(|name| name.parse().ok()).collect()
+}
+
+/// The ports that a selection takes, of those that carry traffic.
+fn selected(config: &Config, selection: &Selection) -> Result<Vec<DeviceName>, RailError> {
+    let all = verbs::list(config.verbs.library.as_deref())?;
+    let ports = all.iter().flat_map(|device| device.ports.iter().map(move |port| (device, port)));
+    let taken = ports
+        .filter(|(device, port)| port.is_active && selection.takes(&device.name, Some(port.number)))
+        .map(|(device, port)| DeviceName { device: device.name.clone(), port: Some(port.number) });
+    let taken: Vec<_> = taken.collect();
+    if taken.is_empty() {
+        let all: Vec<_> = all.iter().map(|device| device.name.as_str()).collect();
+        return Err(RailError::Unavailable(format!(
+            "UCCL_IB_HCA={selection} leaves no RDMA port that is up; devices here: {}",
+            if all.is_empty() { "none".to_owned() } else { all.join(", ") }
+        )));
+    }
+    Ok(taken)
 }

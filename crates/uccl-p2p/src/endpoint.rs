@@ -8,14 +8,11 @@ mod types;
 
 use std::{
     net::SocketAddr,
-    sync::{
-        Arc,
-        atomic::Ordering::{Relaxed, SeqCst},
-    },
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
-use smallvec::smallvec;
+use smallvec::{SmallVec, smallvec};
 use uccl_device::CpuList;
 use uccl_fabric::{alloc, mem::Span};
 use uccl_wire::advert::Advert;
@@ -30,7 +27,7 @@ use self::{
     transfers::{remote_span, settle},
 };
 use crate::{
-    config::Config,
+    config::{Config, take_notices},
     engine::{
         acceptor::Acceptor,
         connect,
@@ -44,6 +41,7 @@ use crate::{
     },
     error::{Error, Result},
     ids::{ConnId, MrId, TransferId},
+    process::Process,
 };
 
 /// How often a call looks for notifications before it looks at the clock.
@@ -51,7 +49,13 @@ const LOOKS: u32 = 8;
 /// How often a waiting call asks whether to go on.
 const SLICE: Duration = Duration::from_millis(50);
 
-/// One process's engine for one GPU (or none). Clones share the engine; it closes with the last.
+/// One process's engine for one GPU (or none). Clones share the engine; it closes with the last, as by
+/// [`close`](Self::close). Who has memory that may go needs that call's answer: it says whether peers let go of it.
+///
+/// It belongs to the process that made it. In a child made by `fork` every call fails with [`Error::Forked`], and
+/// [`close`](Self::close) and drop do nothing; the child makes an endpoint of its own. A child that lives keeps its
+/// parent's sockets open: on this host peers still see the parent's death at once, over TCP only when
+/// something waits for it, by its silence.
 #[derive(Clone)]
 pub struct Endpoint {
     handle: Arc<Handle>,
@@ -61,23 +65,37 @@ struct Handle {
     core: Arc<Core>,
     greeting: Arc<Greeting>,
     addr: SocketAddr,
+    process: Process,
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        close(&self.core);
+        if !self.process.is_this() {
+            // What the parent has must not be let go here: not its memory, nor its sockets, nor its GPUs' or NICs' objects.
+            std::mem::forget((Arc::clone(&self.core), Arc::clone(&self.greeting)));
+            return;
+        }
+        if let Err(e) = self.core.end() {
+            tracing::warn!("an endpoint is dropped: {e}");
+            // What may still be touched stays: memory from `alloc`, payloads, registrations with devices.
+            std::mem::forget(Arc::clone(&self.core));
+        }
     }
 }
 
 impl Endpoint {
     /// Starts an endpoint: listens, and runs its first worker.
     pub fn new(config: Config) -> Result<Self> {
+        for notice in take_notices() {
+            tracing::warn!("{notice}");
+        }
         let near = places::cpus_for_workers(&config);
         Self::start_on(config, near)
     }
 
     /// With workers on these CPUs, or anywhere.
     pub(crate) fn start_on(config: Config, near: Option<CpuList>) -> Result<Self> {
+        let process = Process::this()?;
         let workers = Workers::new(config.num_cpus, near)?;
         let core = Arc::new(Core::new(config, workers)?);
         let (listener, addr) = listen(&core.config)?;
@@ -85,11 +103,18 @@ impl Endpoint {
         let greeting = Arc::new(Greeting::new(addr.port(), uds_name)?);
         let acceptor = Acceptor::new(listener, uds, Arc::clone(&greeting));
         Workers::start(&core, acceptor)?;
-        Ok(Self { handle: Arc::new(Handle { core, greeting, addr }) })
+        Ok(Self { handle: Arc::new(Handle { core, greeting, addr, process }) })
     }
 
+    /// The engine, for those who only look at what never changes.
     pub(crate) fn core(&self) -> &Arc<Core> {
         &self.handle.core
+    }
+
+    /// The engine, in the process that it belongs to.
+    fn here(&self) -> Result<&Arc<Core>> {
+        self.handle.process.check()?;
+        Ok(&self.handle.core)
     }
 
     /// The settings it runs with.
@@ -138,7 +163,7 @@ impl Endpoint {
     ) -> Result<ConnId> {
         let timeout = timeout.unwrap_or(self.config().timeout);
         let target = connect::Target { addr, timeout, awaited };
-        let conn = connect::connect(self.core(), &self.handle.greeting, target, interrupt)?;
+        let conn = connect::connect(self.here()?, &self.handle.greeting, target, interrupt)?;
         Ok(conn.id)
     }
 
@@ -148,7 +173,7 @@ impl Endpoint {
         timeout: Option<Duration>,
         interrupt: &mut dyn Interrupt,
     ) -> Result<Accepted> {
-        let core = self.core();
+        let core = self.here()?;
         let timeout = timeout.unwrap_or(self.config().transfer_timeout);
         let until = (!timeout.is_zero()).then(|| Instant::now() + timeout);
         loop {
@@ -171,36 +196,40 @@ impl Endpoint {
 
     /// From now on connections are taken as they come; accept will not return them.
     pub fn start_passive_accept(&self) -> Result<()> {
-        self.core().usable()?;
-        let mut accepts = self.core().accepts.lock();
+        let core = self.here()?;
+        core.usable()?;
+        let mut accepts = core.accepts.lock();
         accepts.passive = true;
         accepts.waiting.clear();
         Ok(())
     }
 
-    /// Closes a connection; its unfinished transfers fail.
+    /// Closes a connection; its unfinished transfers fail. When this returns no byte of them lands any more. The
+    /// peer may reach regions that stay registered until it knows.
     pub fn disconnect(&self, conn: ConnId) -> Result<()> {
-        match self.core().conn(conn) {
+        let core = self.here()?;
+        match core.conn(conn) {
             Ok(open) => {
                 let peer = Arc::clone(&open.peer.name);
                 open.close(Error::ConnectionLost { peer, reason: "closed here".into() });
+                open.wait_for_end();
             }
             Err(Error::UnknownConnection(_)) => return Err(Error::UnknownConnection(conn)),
             Err(_) => {}
         }
-        self.core().forget_conn(conn);
+        core.forget_conn(conn);
         Ok(())
     }
 
     /// What is known of a connection, also of one that was lost and not yet disconnected.
     pub fn connection(&self, conn: ConnId) -> Result<ConnInfo> {
-        self.core().conn_info(conn)
+        self.here()?.conn_info(conn)
     }
 
     /// The path that one-sided data to and from this memory of the peer's takes: `mapped` (memory from
-    /// [`Self::alloc`] on this host), `cma`, `shm` or `tcp`.
+    /// [`Self::alloc`] on this host), `cma`, `cuda_ipc` or `shm`; `verbs` or `libfabric`; `tcp`.
     pub fn path(&self, conn: ConnId, advert: &Advert) -> Result<&'static str> {
-        let conn = self.core().conn(conn)?;
+        let conn = self.here()?.conn(conn)?;
         let all = Span { addr: 0, len: advert.len as usize };
         let remote = remote_span(&conn, 0, all, advert)?;
         let rails = conn.rails_up().map(|rails| rails.lane.link());
@@ -210,7 +239,8 @@ impl Endpoint {
     /// The same between this memory of the peer's and a region of ours, for long transfers: `owner` where the
     /// peer makes the copy, because GPUs of its own reach its locked host memory and ours do not.
     pub fn path_from(&self, conn: ConnId, mr: MrId, advert: &Advert) -> Result<&'static str> {
-        let (open, mr) = (self.core().conn(conn)?, self.core().mrs.get(mr)?);
+        let core = self.here()?;
+        let (open, mr) = (core.conn(conn)?, core.mrs.get(mr)?);
         let all = Span { addr: 0, len: advert.len as usize };
         if open.asks_owner(&mr, remote_span(&open, 0, all, advert)?) {
             return Ok("owner");
@@ -220,89 +250,44 @@ impl Endpoint {
 
     /// Whether transfers can be posted on a connection; the error says why not.
     pub fn check_connection(&self, conn: ConnId) -> Result<()> {
-        self.core().conn(conn).map(drop)
+        self.here()?.conn(conn).map(drop)
     }
 
     /// Registers memory.
     ///
     /// # Safety
     /// The `len` bytes at `ptr` must stay allocated until the region is deregistered or the endpoint
-    /// closed: peers that hold an advert read and write them at any time.
+    /// closed, and that call has returned `Ok`: peers that hold an advert read and write them at any time.
     pub unsafe fn register(&self, ptr: usize, len: usize) -> Result<MrId> {
-        self.core().usable()?;
-        Ok(self.core().add_region(Span { addr: ptr, len })?.id)
+        let core = self.here()?;
+        core.usable()?;
+        Ok(core.add_region(Span { addr: ptr, len })?.id)
     }
 
     /// Ends a region: when this returns `Ok`, no peer's access lands in it any more.
     ///
     /// A region that unfinished transfers of this endpoint use is refused. A peer of this host that is
     /// in the middle of an access is waited for, also one whose connection has been given up, at most for
-    /// the endpoint's timeout. Then its connection is given up, and so is the wait: the error says that the
-    /// peer may still touch the memory, which must stay allocated until the peer has ended.
+    /// the endpoint's timeout. Then its connection is given up, and [`Error::StillTouched`] says that it may still
+    /// touch the memory, which must stay allocated. No new access can begin, and the same call waits again.
     pub fn deregister(&self, mr: MrId) -> Result<()> {
-        let core = self.core();
-        let mr = core.mrs.remove(mr)?;
-        let region = &mr.region;
-        let revoked = core
-            .mrs
-            .table
-            .revoke(region.slot, region.key)
-            .map_err(|e| Error::Invalid(format!("cannot revoke {}: {e}", mr.id)))?;
-        let started = Instant::now();
-        let touched = || {
-            let mut conns = core.open_conns().into_iter();
-            let conn = conns.find(|conn| {
-                let asked = conn.end_asked(region.slot);
-                asked || conn.lanes.iter().any(|lane| lane.touched_by_peer(region.slot))
-            });
-            if let Some(conn) = &conn {
-                // It may have to be asked.
-                conn.forward_notes();
-            }
-            // In this order: a connection that ends is here before it is no longer there.
-            match conn {
-                Some(conn) => Some((Arc::clone(&conn.peer.name), Some(conn))),
-                None => core.toucher_left(region.slot).map(|peer| (peer, None)),
-            }
-        };
-        while let Some((peer, conn)) = touched() {
-            let timeout = core.config.timeout;
-            if !timeout.is_zero() && started.elapsed() > timeout {
-                let error = Error::ConnectionLost {
-                    peer,
-                    reason: format!(
-                        "it is stuck in the middle of an access to {}, whose memory it may still touch",
-                        mr.id
-                    ),
-                };
-                if let Some(conn) = conn {
-                    conn.fail(error.clone());
-                }
-                // The slot is never used again: a peer that wakes up finds the region gone.
-                std::mem::forget(revoked);
-                return Err(error);
-            }
-            std::thread::yield_now();
-        }
-        drop(revoked);
-        core.let_go_of_memory(&mr);
-        Ok(())
+        self.here()?.release_region(mr)
     }
 
     /// Where a region starts and how long it is.
     pub fn region(&self, mr: MrId) -> Result<(usize, usize)> {
-        let mr = self.core().mrs.get(mr)?;
+        let mr = self.here()?.mrs.get(mr)?;
         Ok((mr.span.addr, mr.span.len))
     }
 
     /// The region that `len` bytes at `ptr` lie in: of several, the one that begins last.
     pub fn region_holding(&self, ptr: usize, len: usize) -> Option<MrId> {
-        self.core().mrs.holding(Span { addr: ptr, len }).map(|mr| mr.id)
+        self.here().ok()?.mrs.holding(Span { addr: ptr, len }).map(|mr| mr.id)
     }
 
     /// Where a region is, what kind of memory it is, and which NIC is nearest to it.
     pub fn region_info(&self, mr: MrId) -> Result<RegionInfo> {
-        let mr = self.core().mrs.get(mr)?;
+        let mr = self.here()?.mrs.get(mr)?;
         let numa_node = mr.node();
         let nic = mr.nearest_nic(numa_node, self.config().gpu_index);
         let Span { addr, len } = mr.span;
@@ -317,8 +302,9 @@ impl Endpoint {
 
     /// What lets a peer read and write `len` bytes at `ptr` of a region.
     pub fn advertise(&self, mr: MrId, ptr: usize, len: usize) -> Result<Advert> {
-        self.core().usable()?;
-        let mr = self.core().mrs.get(mr)?;
+        let core = self.here()?;
+        core.usable()?;
+        let mr = core.mrs.get(mr)?;
         let span = Span { addr: ptr, len };
         if !contains(mr.span, span) {
             return Err(outside(0, &mr, span));
@@ -328,10 +314,11 @@ impl Endpoint {
 
     /// What lets a peer read and write each of these pieces; none of them if one is outside its region.
     pub fn advertise_all(&self, iovs: &[Iov]) -> Result<Vec<Advert>> {
-        self.core().usable()?;
+        let core = self.here()?;
+        core.usable()?;
         let mut adverts = Vec::with_capacity(iovs.len());
-        self.core().mrs.resolve(iovs, false, |_, mr, span| {
-            adverts.push(self.advert_of(mr, span));
+        core.mrs.resolve(iovs, false, |_, mr, span| {
+            adverts.push(self.advert_of(&mr, span));
             Ok(())
         })?;
         Ok(adverts)
@@ -378,7 +365,7 @@ impl Endpoint {
         payload: &[u8],
         timeout: Option<Duration>,
     ) -> Result<Arc<Transfer>> {
-        let core = self.core();
+        let core = self.here()?;
         core.usable()?;
         let conn = core.conn(conn)?;
         let transfer = conn.admit(Plan {
@@ -390,22 +377,24 @@ impl Endpoint {
             after: After::Publish,
             targets: smallvec![],
         })?;
+        let hold = transfer.hold();
         transfer.expect_ops(1);
         let posted = conn.post_notif(&transfer, payload.into());
-        settle(&transfer, posted)
+        settle(hold, posted)
     }
 
     /// Takes the notifications that have arrived, in order per connection.
-    pub fn take_notifs(&self) -> Vec<Notification> {
-        let taken = self.core().take_notifs();
+    pub fn take_notifs(&self) -> Result<Vec<Notification>> {
+        let core = self.here()?;
+        let taken = core.take_notifs();
         if !taken.is_empty() {
-            return taken;
+            return Ok(taken);
         }
-        for conn in self.core().open_conns() {
+        for conn in core.open_conns() {
             let _claim = conn.claim();
             conn.progress();
         }
-        self.core().take_notifs()
+        Ok(core.take_notifs())
     }
 
     /// Waits until notifications are there or `timeout` has passed, and takes them.
@@ -417,34 +406,53 @@ impl Endpoint {
         let started = Instant::now();
         let until = timeout.map(|timeout| started + timeout);
         loop {
-            self.core().usable()?;
-            // Looking costs less than the clock.
-            let taken = (0..LOOKS).map(|_| self.take_notifs()).find(|taken| !taken.is_empty());
-            let taken = taken.unwrap_or_default();
-            if !taken.is_empty() {
-                return Ok(taken);
-            }
+            let core = self.here()?;
+            core.usable()?;
+            let taken = self.spin_for_notifs(started, until);
             let now = Instant::now();
-            if until.is_some_and(|until| until <= now) {
+            if !taken.is_empty() || until.is_some_and(|until| until <= now) {
                 return Ok(taken);
-            }
-            if now - started < self.core().spin {
-                if now - started >= wait::YIELD_AFTER {
-                    std::thread::yield_now();
-                }
-                continue;
             }
             let left = until.map_or(SLICE, |until| until - now).min(SLICE);
-            self.core().open_conns().iter().for_each(|conn| conn.leave_to_workers());
-            self.core().sleep_for_notif(left);
+            core.open_conns().iter().for_each(|conn| conn.leave_to_workers());
+            core.sleep_for_notif(left);
             if interrupt.interrupted() {
                 return Err(Error::Interrupted);
             }
         }
     }
 
+    /// Takes what has been delivered, or makes progress for as long as threads spin.
+    fn spin_for_notifs(&self, started: Instant, until: Option<Instant>) -> Vec<Notification> {
+        let core = self.core();
+        let conns = core.open_conns();
+        // All the while: workers that see nobody in between would take in what this one waits for.
+        let claims: SmallVec<[_; 8]> = conns.iter().map(|conn| conn.claim()).collect();
+        loop {
+            // Looking costs less than the clock.
+            for _ in 0..LOOKS {
+                let taken = core.take_notifs();
+                if !taken.is_empty() {
+                    return taken;
+                }
+                conns.iter().for_each(|conn| {
+                    conn.progress();
+                });
+            }
+            claims.iter().for_each(|claim| claim.beat());
+            let now = Instant::now();
+            if until.is_some_and(|until| until <= now) || now - started >= self.config().spin {
+                return core.take_notifs();
+            }
+            if now - started >= wait::YIELD_AFTER {
+                std::thread::yield_now();
+            }
+        }
+    }
+
     /// Allocates memory that peers on this host can map; page aligned, zeroed.
     pub fn alloc(&self, len: usize) -> Result<SharedBuf> {
+        self.here()?;
         let what = || format!("allocating {len} bytes of shared memory");
         let inner = alloc::SharedBuf::new(len.max(1)).map_err(|e| Error::os(what(), e))?;
         inner.populate().map_err(|e| Error::os(what(), e))?;
@@ -452,10 +460,10 @@ impl Endpoint {
     }
 
     /// Counters.
-    pub fn stats(&self) -> Stats {
-        let core = self.core();
+    pub fn stats(&self) -> Result<Stats> {
+        let core = self.here()?;
         let counters = &core.counters;
-        Stats {
+        Ok(Stats {
             connections: core.open_conns().len() as u64,
             regions: core.mrs.len() as u64,
             transfers_posted: counters.posted.load(Relaxed),
@@ -469,25 +477,16 @@ impl Endpoint {
             refused_handshakes: counters.refused_handshakes.load(Relaxed),
             lanes_lost: counters.lanes_lost.load(Relaxed),
             copied_for_peers: counters.copied_for_peers.load(Relaxed),
-        }
+        })
     }
 
-    /// Fails what is unfinished, closes every connection, stops and joins the workers. Idempotent.
-    pub fn close(&self) {
-        close(self.core());
+    /// Fails what is unfinished, revokes every region, closes every connection, stops and joins the workers.
+    ///
+    /// When this returns `Ok`, no peer's access lands in this endpoint's memory any more. Peers of this host that are in
+    /// the middle of an access are waited for, at most for the endpoint's timeout for all together. Then
+    /// [`Error::StillTouched`] names the regions that must stay allocated, and the same call waits again.
+    pub fn close(&self) -> Result<()> {
+        // In a child made by `fork` there is nothing to close.
+        self.here().map_or(Ok(()), Core::close)
     }
-}
-
-fn close(core: &Arc<Core>) {
-    let first = !core.closed.swap(true, SeqCst);
-    for conn in core.open_conns() {
-        conn.close(Error::Closed);
-        core.forget_conn(conn.id);
-    }
-    core.accepted.notify_all();
-    core.notified.notify_all();
-    if first {
-        core.workers.stop();
-    }
-    core.forget_aftermath();
 }

@@ -124,6 +124,20 @@ pub enum Error {
         /// What was seen.
         reason: String,
     },
+    /// Memory cannot be given back yet: it must stay allocated. Deregister the regions (or close the endpoint) again
+    /// to wait again.
+    #[error(
+        "{} cannot be given back: {by} may still touch the memory ({reason}); keep it allocated, and deregister or close again to wait again",
+        list(.regions)
+    )]
+    StillTouched {
+        /// The regions.
+        regions: Arc<[MrId]>,
+        /// Who may touch them.
+        by: Arc<str>,
+        /// What is known of that.
+        reason: Arc<str>,
+    },
     /// A connection could not be made.
     #[error("cannot connect to {addr}: {reason}")]
     Connect {
@@ -157,6 +171,12 @@ pub enum Error {
     /// The endpoint has been closed.
     #[error("the endpoint is closed")]
     Closed,
+    /// The endpoint belongs to another process, of which this one was forked.
+    #[error("this endpoint belongs to process {owner}: a forked child makes its own")]
+    Forked {
+        /// The process that made it.
+        owner: u32,
+    },
     /// A worker of the endpoint panicked; the endpoint is unusable, the process lives.
     #[error("internal error: a worker panicked: {0}")]
     Panicked(Arc<str>),
@@ -178,6 +198,16 @@ pub enum Error {
         /// Why that will not do.
         reason: String,
     },
+}
+
+fn list(regions: &[MrId]) -> String {
+    const NAMED: usize = 8;
+    let named: Vec<_> = regions.iter().take(NAMED).map(MrId::to_string).collect();
+    let others = regions.len().saturating_sub(NAMED);
+    match others {
+        0 => named.join(", "),
+        _ => format!("{} and {others} others", named.join(", ")),
+    }
 }
 
 impl Error {

@@ -11,8 +11,9 @@ pub mod endpoint;
 mod engine;
 pub mod error;
 pub mod ids;
+mod process;
 
-pub use config::{Checksum, Config, Transport};
+pub use config::{Checksum, Config, Selection, Setting, Transport, take_notices};
 pub use endpoint::*;
 pub use error::{Error, Result};
 pub use ids::{ConnId, MrId, TransferId};

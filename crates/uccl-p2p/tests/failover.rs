@@ -141,7 +141,7 @@ impl Pair {
 
     fn assert_lanes(&self, lanes: usize) {
         let begun = Instant::now();
-        while self.a.stats().lanes_lost < (STREAMS - lanes) as u64 {
+        while self.a.stats().expect("ours").lanes_lost < (STREAMS - lanes) as u64 {
             assert!(begun.elapsed() < Duration::from_secs(30), "the lane is never given up");
             sleep(Duration::from_millis(1));
         }

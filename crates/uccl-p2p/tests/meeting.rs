@@ -93,7 +93,7 @@ fn waiting_for_a_peer_is_interrupted_and_ends_with_the_endpoint() {
     assert!(matches!(stopped, Err(Error::Interrupted)), "{stopped:?}");
     let mut close = Asked(0, |asked| {
         if asked == 3 {
-            here.close();
+            here.close().expect("closed");
         }
         false
     });

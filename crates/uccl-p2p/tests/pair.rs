@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use uccl_p2p::{
     Config, Endpoint, Error, Op, Transport, Uninterrupted,
@@ -138,6 +138,44 @@ fn workers_run_anywhere_where_affinity_is_switched_off() {
     assert_eq!((a.worker_cpus(), b.worker_cpus()), (None, None));
 }
 
+#[test]
+fn what_has_moved_is_counted_whichever_way_it_took() {
+    for (link, p) in pairs() {
+        let mut ours = vec![1; 1 << 20];
+        let mut theirs = vec![2; 1 << 20];
+        let (here, there) = (register(&p.a, &mut ours), register(&p.b, &mut theirs));
+        let advert = [advert(&p.b, there, &theirs)];
+        let before = p.a.stats();
+        // The first is made on the spot where that is possible.
+        for len in [64, 1 << 20] {
+            for op in [Op::Write, Op::Read] {
+                let piece = [iov(here, &ours[..len])];
+                let done = p.a.run(&request(p.to_b, op, &piece, &advert), &mut Uninterrupted);
+                done.expect("it moves");
+            }
+        }
+        p.a.run_notif(p.to_b, b"told", None, &mut Uninterrupted).expect("told");
+        let moved = (1 << 20) + 64;
+        let counts = || {
+            let now = p.a.stats();
+            [
+                now.transfers_posted - before.transfers_posted,
+                now.transfers_done - before.transfers_done,
+                now.bytes_sent - before.bytes_sent,
+                now.bytes_received - before.bytes_received,
+                now.notifs_sent - before.notifs_sent,
+            ]
+        };
+        // Whoever ended the last one may still be counting it.
+        let begun = Instant::now();
+        while counts() != [5, 5, moved, moved, 1] {
+            let counts = counts();
+            assert!(begun.elapsed() < Duration::from_secs(20), "{link}: {counts:?}");
+            std::thread::yield_now();
+        }
+    }
+}
+
 /// Who has been told may close at once: the sender hears that its message has arrived, and not that the peer is gone.
 #[test]
 fn a_notification_that_was_taken_has_arrived() {
@@ -147,7 +185,7 @@ fn a_notification_that_was_taken_has_arrived() {
             let b = p.b.clone();
             let told = std::thread::spawn(move || {
                 let taken = b.wait_notifs(Some(Duration::from_secs(20)), &mut Uninterrupted);
-                b.close();
+                b.close().expect("closed");
                 taken.expect("an endpoint").len()
             });
             // Until it sleeps, and a worker delivers.

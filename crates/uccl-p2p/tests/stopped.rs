@@ -13,6 +13,7 @@ use uccl_p2p::{
 };
 
 const LEN: usize = 32 << 20;
+const OURS: u8 = 0xa5;
 const ROLE: &str = "UCCL_TEST_WRITE_TO";
 const OWNER: &str = "UCCL_TEST_OWNER";
 
@@ -166,6 +167,8 @@ struct AskedRound {
     ep: Endpoint,
     memory: Vec<u8>,
     mr: MrId,
+    /// Whether some transfer has said that its memory may still be touched.
+    is_told: bool,
 }
 
 impl AskedRound {
@@ -192,20 +195,30 @@ impl AskedRound {
         let posted: Vec<_> = (0..20).map(|_| ep.post(&request).expect("posted")).collect();
         std::thread::sleep(Duration::from_millis(5));
         signal(&owner);
+        let mut is_told = false;
         for transfer in posted {
             let ended = ep.wait(transfer, None, &mut Uninterrupted).expect("it is known");
+            is_told |= matches!(ended, Status::Failed(Error::StillTouched { .. }));
             assert!(
-                matches!(ended, Status::Done(_) | Status::Failed(Error::ConnectionLost { .. })),
+                matches!(
+                    ended,
+                    Status::Done(_)
+                        | Status::Failed(Error::ConnectionLost { .. } | Error::StillTouched { .. })
+                ),
                 "{ended:?}"
             );
         }
-        Self { owner, ep, memory, mr }
+        Self { owner, ep, memory, mr, is_told }
     }
 }
 
 /// One round; whether the owner was stopped where it can be told.
 fn asked_round() -> bool {
-    let AskedRound { owner, ep, mut memory, mr } = AskedRound::run(Writer::stop);
+    let AskedRound { owner, ep, mut memory, mr, is_told } = AskedRound::run(Writer::stop);
+    if !is_told {
+        // Then it is the caller's.
+        memory.fill(OURS);
+    }
     // Its keys are revoked, but it may be in the middle of a copy with one of them.
     let stuck = match ep.deregister(mr) {
         Ok(()) => false,
@@ -214,9 +227,17 @@ fn asked_round() -> bool {
             true
         }
     };
+    assert_eq!(
+        stuck, is_told,
+        "a transfer ends when its memory is not touched any more, or says so"
+    );
     owner.signal(libc::SIGCONT);
+    if stuck {
+        ep.deregister(mr).expect("it has let go");
+    }
     let mr = register(&ep, &mut memory);
     ep.deregister(mr).expect("nobody touches it");
+    assert!(is_told || memory.iter().all(|byte| *byte == OURS), "a byte landed after the end");
     stuck
 }
 

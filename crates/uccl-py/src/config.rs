@@ -1,8 +1,12 @@
 //! The constructor's keywords as the engine's settings.
 
-use std::{net::IpAddr, time::Duration};
+use std::{ffi::CString, net::IpAddr, time::Duration};
 
-use pyo3::{exceptions::PyValueError, prelude::*, types::PyString};
+use pyo3::{
+    exceptions::{PyUserWarning, PyValueError},
+    prelude::*,
+    types::PyString,
+};
 use uccl_p2p::{Checksum, Config, Transport};
 
 use crate::{
@@ -37,6 +41,10 @@ static NEW: Signature<16> = Signature {
 pub(crate) fn config(args: Positional<'_, '_>, kwargs: Named<'_, '_>) -> PyResult<Config> {
     let a = NEW.bind(args, kwargs)?;
     let mut config = Config::from_env().map_err(|e| error::exception(&e))?;
+    for notice in uccl_p2p::take_notices() {
+        let text = CString::new(notice).unwrap_or_default();
+        PyErr::warn(args.py(), &args.py().get_type::<PyUserWarning>(), &text, 1)?;
+    }
     set(&mut config.gpu_index, a.opt(0)?);
     set(&mut config.num_cpus, a.opt(1)?);
     if let Some(psk) = a.get(2) {

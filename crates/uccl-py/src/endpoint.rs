@@ -1,10 +1,10 @@
 //! `Endpoint`: every method a line or two over the module that does it.
 
-use std::time::Duration;
+use std::{ffi::CString, time::Duration};
 
 use pyo3::{
     IntoPyObjectExt,
-    exceptions::PyRuntimeError,
+    exceptions::{PyRuntimeError, PyRuntimeWarning},
     prelude::*,
     types::{PyBytes, PyDict, PyTuple},
 };
@@ -76,23 +76,45 @@ impl PyEndpoint {
             Ok(Status::Done(_)) => (true, true),
             Ok(Status::Failed(e)) | Err(e) => error::refuse(e, (false, true)),
         };
-        ipc::ended(self, transfer);
-        answer
+        match ipc::ended(self, transfer) {
+            Ok(()) => answer,
+            Err(e) => error::refuse(e, (false, true)),
+        }
     }
 
-    /// Ends everything; what this module kept for the engine is let go.
-    fn shut(&self, py: Python<'_>) {
+    /// Ends everything; what this module kept for the engine is let go, but for what peers may still touch, which is
+    /// warned of.
+    fn shut(&self, py: Python<'_>) -> PyResult<()> {
         let core = &self.core;
-        py.detach(|| core.close());
-        self.reuse.clear();
-        self.regions.clear();
+        let Err(e) = py.detach(|| core.close()) else {
+            self.reuse.clear();
+            self.regions.clear(&[]);
+            return Ok(());
+        };
+        self.regions.clear(still_touched(&e));
+        let text = CString::new(e.to_string()).unwrap_or_default();
+        error::refuse(e, ());
+        PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &text, 1)
     }
 }
 
 impl Drop for PyEndpoint {
     fn drop(&mut self) {
-        // Joining the workers with the GIL held is safe, for they never take it.
-        self.core.close();
+        // Where there is an interpreter, others may run meanwhile. The workers never take the GIL.
+        let core = &self.core;
+        let closed = Python::try_attach(|py| py.detach(|| core.close()));
+        if let Err(e) = closed.unwrap_or_else(|| core.close()) {
+            // What peers may still touch stays allocated for good.
+            self.regions.leak(still_touched(&e));
+        }
+    }
+}
+
+/// The regions that peers may still touch.
+fn still_touched(e: &Error) -> &[MrId] {
+    match e {
+        Error::StillTouched { regions, .. } => regions,
+        _ => &[],
     }
 }
 
@@ -204,8 +226,8 @@ impl PyEndpoint {
     /// Closes a connection; its unfinished transfers fail.
     fn remove_remote_endpoint(&self, py: Python<'_>, conn_id: u64) -> bool {
         let removed = peers::remove(self, py, ConnId(conn_id));
-        py.detach(|| ipc::disconnected(self, ConnId(conn_id)));
-        error::ok(removed)
+        let let_go = py.detach(|| ipc::disconnected(self, ConnId(conn_id)));
+        error::ok(removed.and(let_go))
     }
 
     /// Where this endpoint listens, for `add_remote_endpoint` of its peers.
@@ -254,7 +276,8 @@ impl PyEndpoint {
         settle(regions::regv(self, py, args, kwargs).map(|mrs| (true, mrs)), (false, Vec::new()))
     }
 
-    /// Ends a region: no peer's access lands in it any more.
+    /// Ends a region: no peer's access lands in it any more. Where a peer may still touch it, that fails, the memory
+    /// has to stay allocated, and the same call waits again.
     fn dereg(&self, py: Python<'_>, mr_id: u64) -> bool {
         error::ok(regions::remove(self, py, MrId(mr_id)))
     }
@@ -767,7 +790,7 @@ impl PyEndpoint {
 
     /// Takes the messages that have arrived: `[(conn_id, bytes)]`, in order per connection.
     fn get_notifs<'py>(&self, py: Python<'py>) -> Vec<(u64, Bound<'py, PyBytes>)> {
-        notifs(py, self.core.take_notifs())
+        notifs(py, error::or_refuse(self.core.take_notifs(), Vec::new()))
     }
 
     /// Waits until messages are there or `timeout` seconds have passed, and takes them.
@@ -818,7 +841,8 @@ impl PyEndpoint {
 
     /// Counters since the endpoint was made.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        crate::json::to_python(py, &self.core.stats())
+        let stats = self.core.stats().map_err(|e| error::exception(&e))?;
+        crate::json::to_python(py, &stats)
     }
 
     /// What is known of a connection; None if there is none.
@@ -855,9 +879,11 @@ impl PyEndpoint {
         u64::MAX
     }
 
-    /// Fails what is unfinished, closes every connection and stops the endpoint.
-    fn close(&self, py: Python<'_>) {
-        self.shut(py);
+    /// Fails what is unfinished, ends every region, closes every connection and stops the endpoint.
+    ///
+    /// Buffers that a peer may still touch are kept allocated; a `RuntimeWarning` says so. Closing again waits again.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.shut(py)
     }
 
     fn __enter__(this: Bound<'_, Self>) -> Bound<'_, Self> {
@@ -865,8 +891,8 @@ impl PyEndpoint {
     }
 
     #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: Args<'_, '_>) {
-        self.shut(py);
+    fn __exit__(&self, py: Python<'_>, _exception: Args<'_, '_>) -> PyResult<()> {
+        self.shut(py)
     }
 
     fn __repr__(&self) -> &'static str {

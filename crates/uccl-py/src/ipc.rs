@@ -25,7 +25,7 @@ use crate::{
     },
     column::Blobs,
     endpoint::PyEndpoint,
-    error::{Stop, settle},
+    error::{self, Stop, settle},
     memory::Memory,
     regions::register,
 };
@@ -71,7 +71,7 @@ pub(crate) struct Implicit {
     advertised: Mutex<HashMap<(u64, usize, usize), MrId>>,
 }
 
-/// Regions deregistered when this is dropped.
+/// Regions of one call, which ends them.
 struct Temporary<'a> {
     core: &'a Endpoint,
     mrs: Vec<MrId>,
@@ -85,18 +85,23 @@ impl Temporary<'_> {
     }
 }
 
-impl Drop for Temporary<'_> {
-    fn drop(&mut self) {
-        deregister(self.core, &self.mrs);
+impl Temporary<'_> {
+    fn end(self) -> Result<(), Error> {
+        deregister(self.core, self.mrs)
     }
 }
 
-/// Ends regions that were never advertised, or whose connection is gone.
-fn deregister(core: &Endpoint, mrs: &[MrId]) {
-    for &mr in mrs {
-        // It fails only if the endpoint has been closed, which ended the region too.
-        let _ = core.deregister(mr);
+/// Ends regions; the error is the first of those that a peer may still touch.
+fn deregister(core: &Endpoint, mrs: impl IntoIterator<Item = MrId>) -> Result<(), Error> {
+    let mut ended = Ok(());
+    for mr in mrs {
+        match core.deregister(mr) {
+            // An endpoint that was closed has ended it.
+            Ok(()) | Err(Error::UnknownRegion(_)) => {}
+            Err(e) => ended = ended.and(Err(e)),
+        }
     }
+    ended
 }
 
 /// A transfer whose memory is not registered yet.
@@ -163,8 +168,8 @@ pub(crate) fn run(ep: &PyEndpoint, py: Python<'_>, call: Result<IpcCall, Stop>) 
     let mut temporary = Temporary { core: &ep.core, mrs: Vec::new() };
     let call = call.and_then(|call| prepare(call, &mut temporary));
     let ran = ep.run(py, call);
-    py.detach(|| drop(temporary));
-    ran
+    let ended = py.detach(|| temporary.end());
+    Ok(ran? && error::ok(ended))
 }
 
 /// Starts a call.
@@ -176,19 +181,21 @@ pub(crate) fn post(
     sweep(ep, py);
     let mut temporary = Temporary { core: &ep.core, mrs: Vec::new() };
     let call = call.and_then(|call| prepare(call, &mut temporary));
-    let (ok, transfer) = ep.post(py, call)?;
-    if ok {
-        let mut transfers = ep.implicit.transfers.lock();
-        transfers.insert(transfer, std::mem::take(&mut temporary.mrs));
-        ep.implicit.count.store(transfers.len(), Ordering::Release);
-    }
-    Ok((ok, transfer))
+    let posted = ep.post(py, call);
+    let Ok((true, transfer)) = posted else {
+        let ended = py.detach(|| temporary.end());
+        return posted.map(|_| error::or_refuse(ended.map(|()| (false, 0)), (false, 0)));
+    };
+    let mut transfers = ep.implicit.transfers.lock();
+    transfers.insert(transfer, temporary.mrs);
+    ep.implicit.count.store(transfers.len(), Ordering::Release);
+    Ok((true, transfer))
 }
 
 /// Ends the regions of a transfer that has ended.
-pub(crate) fn ended(ep: &PyEndpoint, transfer: TransferId) {
+pub(crate) fn ended(ep: &PyEndpoint, transfer: TransferId) -> Result<(), Error> {
     if ep.implicit.count.load(Ordering::Acquire) == 0 {
-        return;
+        return Ok(());
     }
     let mrs = {
         let mut transfers = ep.implicit.transfers.lock();
@@ -196,7 +203,7 @@ pub(crate) fn ended(ep: &PyEndpoint, transfer: TransferId) {
         ep.implicit.count.store(transfers.len(), Ordering::Release);
         mrs
     };
-    deregister(&ep.core, &mrs.unwrap_or_default());
+    deregister(&ep.core, mrs.unwrap_or_default())
 }
 
 /// Ends the regions of transfers that ended without anybody asking.
@@ -209,7 +216,8 @@ fn sweep(ep: &PyEndpoint, py: Python<'_>) {
         let transfers: Vec<u64> = ep.implicit.transfers.lock().keys().copied().collect();
         for transfer in transfers.into_iter().map(TransferId) {
             if !matches!(ep.core.poll(transfer), Ok(Status::Pending)) {
-                ended(ep, transfer);
+                // Nobody asks for this transfer any more: what a peer may still touch stays registered.
+                let _ = ended(ep, transfer);
             }
         }
     });
@@ -247,7 +255,7 @@ pub(crate) fn advertisev(
 }
 
 /// Ends the regions that were advertised over a connection.
-pub(crate) fn disconnected(ep: &PyEndpoint, conn: ConnId) {
+pub(crate) fn disconnected(ep: &PyEndpoint, conn: ConnId) -> Result<(), Error> {
     let mut mrs = Vec::new();
     ep.implicit.advertised.lock().retain(|&(of, _, _), mr| {
         if of == conn.0 {
@@ -255,7 +263,7 @@ pub(crate) fn disconnected(ep: &PyEndpoint, conn: ConnId) {
         }
         of != conn.0
     });
-    deregister(&ep.core, &mrs);
+    deregister(&ep.core, mrs)
 }
 
 fn make(ep: &PyEndpoint, conn: ConnId, piece: &Iov) -> Result<Vec<u8>, Stop> {

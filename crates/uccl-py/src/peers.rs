@@ -183,6 +183,6 @@ pub(crate) fn oob_ip(py: Python<'_>, gpu_index: Option<u32>) -> Result<IpAddr, E
     py.detach(|| {
         let config = Config::from_env()?;
         let gpu_index = gpu_index.unwrap_or(config.gpu_index);
-        Ok(uccl_p2p::told_ip(&Config { gpu_index, ..config }))
+        uccl_p2p::told_ip(&Config { gpu_index, ..config })
     })
 }

@@ -62,11 +62,21 @@ impl Regions {
         Some(owners)
     }
 
-    /// Forgets everything, when no region is left.
-    pub(crate) fn clear(&self) {
-        let owners = std::mem::take(&mut *self.owners.lock());
-        self.readonly.store(0, Ordering::Release);
+    /// Lets go of everything but what these regions lie in: the others have ended.
+    pub(crate) fn clear(&self, but: &[MrId]) {
+        let mut owners = self.owners.lock();
+        let ended: Vec<_> = owners.extract_if(|mr, _| !but.contains(&MrId(*mr))).collect();
+        let readonly = owners.values().flatten().filter(|owner| owner.readonly).count();
+        self.readonly.store(readonly, Ordering::Release);
         drop(owners);
+        // It may run Python code, which finds nothing locked.
+        drop(ended);
+    }
+
+    /// Never lets go of what these regions lie in.
+    pub(crate) fn leak(&self, of: &[MrId]) {
+        let mut owners = self.owners.lock();
+        of.iter().for_each(|mr| std::mem::forget(owners.remove(&mr.0)));
     }
 }
 

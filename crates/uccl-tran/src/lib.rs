@@ -36,6 +36,11 @@
 //! message may be megabytes, and gets through where a long message would be lost once more. Unlike a message it
 //! may be sent again under its number, as long as it is the last: silence does not use up numbers.
 //!
+//! A path that breaks this order breaks the promise, and shows it only afterwards: a number comes whose end may have been
+//! told. [`Receiver::on_packet`] then fails with [`OutOfOrder`]: the path is of no more use, nor is another one over the same
+//! network. So this protocol is for networks that keep the packets of a queue pair in order, as InfiniBand and Ethernet with one
+//! route for each flow do; on others at most what was on its way before the first such number may land late.
+//!
 //! # Numbers
 //!
 //! Inside, numbers are 64 bits and begin at 0; the immediate has the lower 32 of number + [`Params::first`].
@@ -67,6 +72,6 @@ mod sender;
 
 pub use congestion::Congestion;
 pub use params::{Params, ParamsError};
-pub use receiver::{Receiver, Verdict};
+pub use receiver::{OutOfOrder, Receiver, Verdict};
 pub use sender::{Event, PacketNumber, Refused, SendError, Sender};
 pub use uccl_wire::ack::Ack;

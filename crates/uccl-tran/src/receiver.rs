@@ -14,12 +14,35 @@ const LEAD: u32 = 2 * ACK_SPAN;
 pub enum Verdict {
     /// It comes for the first time.
     New,
-    /// It has come before.
+    /// It is a probe that has come before.
     Duplicate,
-    /// It is earlier than what is remembered: the path reorders by more than it should.
+    /// It is earlier than the first number: nobody sent it. It does not count.
     TooOld,
     /// No sender of these parameters can have come so far. It does not count.
     TooNew,
+}
+
+/// The path has shown that it is not what the protocol stands on, after the fact: a message may have landed whose end was
+/// told. It must not be used any more, nor any other over the same network.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OutOfOrder {
+    /// What should have come before was taken for lost, and has come after all.
+    #[error(
+        "the path does not keep order: {by} messages overtook one, where at most {allowed} may"
+    )]
+    Overtaken {
+        /// How many numbers came before it that are later.
+        by: u64,
+        /// [`Params::reorder`].
+        allowed: u32,
+    },
+    /// What has landed has landed once more.
+    #[error("the path repeats messages: number {imm:#x} has come twice")]
+    Repeated {
+        /// Its immediate.
+        imm: u32,
+    },
 }
 
 /// Counts the messages that come over a path and writes acknowledgements.
@@ -59,21 +82,31 @@ impl Receiver {
     }
 
     /// A message with this immediate has come.
-    pub fn on_packet(&mut self, now: Instant, imm: u32) -> Verdict {
-        let verdict = self.record(now, imm);
-        if matches!(verdict, Verdict::New) {
-            self.waiting += 1;
-            self.waiting_since.get_or_insert(now);
+    ///
+    /// # Errors
+    /// The path must not be used any more.
+    pub fn on_packet(&mut self, now: Instant, imm: u32) -> Result<Verdict, OutOfOrder> {
+        let verdict = self.record(now, imm)?;
+        match verdict {
+            Verdict::New => {
+                self.waiting += 1;
+                self.waiting_since.get_or_insert(now);
+            }
+            Verdict::Duplicate => return Err(OutOfOrder::Repeated { imm }),
+            Verdict::TooOld | Verdict::TooNew => {}
         }
-        verdict
+        Ok(verdict)
     }
 
     /// A message of length 0 with this immediate has come: the sender has heard nothing for a while, and waits for an
-    /// acknowledgement.
-    pub fn on_probe(&mut self, now: Instant, imm: u32) -> Verdict {
-        let verdict = self.record(now, imm);
+    /// acknowledgement. It may come more than once.
+    ///
+    /// # Errors
+    /// The path must not be used any more.
+    pub fn on_probe(&mut self, now: Instant, imm: u32) -> Result<Verdict, OutOfOrder> {
+        let verdict = self.record(now, imm)?;
         self.at_once |= !matches!(verdict, Verdict::TooNew);
-        verdict
+        Ok(verdict)
     }
 
     /// The acknowledgement that is due, if one is.
@@ -98,16 +131,16 @@ impl Receiver {
         self.waiting_since.map(|since| since + self.params.ack_delay)
     }
 
-    fn record(&mut self, now: Instant, imm: u32) -> Verdict {
+    fn record(&mut self, now: Instant, imm: u32) -> Result<Verdict, OutOfOrder> {
         let expected = self.params.first.wrapping_add(self.next as u32);
         // How far beyond what is expected, or before it.
         let ahead = imm.wrapping_sub(expected) as i32;
         let Some(number) = self.next.checked_add_signed(ahead.into()) else {
-            return Verdict::TooOld;
+            return Ok(Verdict::TooOld);
         };
         // The sender goes no further than its window and its probes beyond what was acknowledged.
         if number > self.acked + u64::from(LEAD) {
-            return Verdict::TooNew;
+            return Ok(Verdict::TooNew);
         }
         if number < self.next {
             return self.record_earlier(self.next - 1 - number);
@@ -115,26 +148,33 @@ impl Receiver {
         self.advance(number);
         self.at_once |= self.found_missing();
         self.largest_at = Some(now);
-        Verdict::New
+        Ok(Verdict::New)
     }
 
     /// A number `back` before the largest.
-    fn record_earlier(&mut self, back: u64) -> Verdict {
+    fn record_earlier(&mut self, back: u64) -> Result<Verdict, OutOfOrder> {
+        let allowed = self.params.reorder;
+        let late = OutOfOrder::Overtaken { by: back, allowed };
         let bit = match back.checked_sub(1) {
             Some(bit) if bit < u64::from(ACK_SPAN) => bit as usize,
-            Some(_) => return Verdict::TooOld,
+            // What is not remembered came too late, or twice.
+            Some(_) => return Err(late),
             None => {
                 self.at_once = true;
-                return Verdict::Duplicate;
+                return Ok(Verdict::Duplicate);
             }
         };
         let (word, mask) = (&mut self.before[bit / 64], 1 << (bit % 64));
         if *word & mask != 0 {
             self.at_once = true;
-            return Verdict::Duplicate;
+            return Ok(Verdict::Duplicate);
+        }
+        if back > u64::from(allowed) {
+            // The sender may have been told that it never comes.
+            return Err(late);
         }
         *word |= mask;
-        Verdict::New
+        Ok(Verdict::New)
     }
 
     /// Makes `number`, which is not below `next`, the largest.
@@ -203,7 +243,7 @@ mod tests {
     fn acknowledges_after_so_many_or_so_long() {
         let (mut receiver, now) = (receiver(|_| ()), Instant::now());
         for number in 0..3 {
-            assert_eq!(receiver.on_packet(now, imm(number)), Verdict::New);
+            assert_eq!(receiver.on_packet(now, imm(number)), Ok(Verdict::New));
             assert_eq!(receiver.poll_ack(now), None);
         }
         let due = receiver.next_timeout().unwrap();
@@ -213,23 +253,21 @@ mod tests {
         assert_eq!(ack.delay(), due - now);
         assert_eq!((receiver.next_timeout(), receiver.flush(due)), (None, None));
         for number in 3..7 {
-            receiver.on_packet(due, imm(number));
+            receiver.on_packet(due, imm(number)).unwrap();
         }
         assert_eq!(receiver.poll_ack(due).unwrap().before, [0b11_1111, 0, 0, 0]);
     }
 
     #[test]
-    fn a_gap_a_duplicate_and_a_probe_are_acknowledged_at_once() {
+    fn a_gap_and_a_probe_are_acknowledged_at_once() {
         let (mut receiver, now) = (receiver(|_| ()), Instant::now());
-        assert_eq!(receiver.on_packet(now, imm(1)), Verdict::New);
+        assert_eq!(receiver.on_packet(now, imm(1)), Ok(Verdict::New));
         assert_eq!(receiver.poll_ack(now).unwrap().before, [0; 4]);
-        assert_eq!(receiver.on_packet(now, imm(2)), Verdict::New);
+        assert_eq!(receiver.on_packet(now, imm(2)), Ok(Verdict::New));
         assert_eq!(receiver.poll_ack(now), None, "no new gap");
-        assert_eq!(receiver.on_packet(now, imm(1)), Verdict::Duplicate);
+        assert_eq!(receiver.on_probe(now, imm(3)), Ok(Verdict::New));
         assert!(receiver.poll_ack(now).is_some());
-        assert_eq!(receiver.on_probe(now, imm(3)), Verdict::New);
-        assert!(receiver.poll_ack(now).is_some());
-        assert_eq!(receiver.on_probe(now, imm(3)), Verdict::Duplicate);
+        assert_eq!(receiver.on_probe(now, imm(3)), Ok(Verdict::Duplicate));
         assert!(receiver.poll_ack(now).is_some());
         assert_eq!(receiver.poll_ack(now + Duration::from_secs(1)), None);
     }
@@ -238,44 +276,66 @@ mod tests {
     fn a_path_that_reorders_has_a_gap_only_after_its_distance() {
         let (mut receiver, now) = (receiver(|p| p.reorder = 2), Instant::now());
         for number in [0, 2, 3] {
-            receiver.on_packet(now, imm(number));
+            receiver.on_packet(now, imm(number)).unwrap();
             assert_eq!(receiver.poll_ack(now), None, "{number}");
         }
-        receiver.on_packet(now, imm(4));
+        receiver.on_packet(now, imm(4)).unwrap();
         assert!(receiver.poll_ack(now).is_some(), "1 is missing");
     }
 
     #[test]
     fn numbers_that_nobody_sent_do_not_count() {
         let (mut receiver, now) = (receiver(|_| ()), Instant::now());
-        assert_eq!(receiver.on_packet(now, imm(513)), Verdict::TooNew);
-        assert_eq!(receiver.on_packet(now, imm(u32::MAX)), Verdict::TooOld);
+        assert_eq!(receiver.on_packet(now, imm(513)), Ok(Verdict::TooNew));
+        assert_eq!(receiver.on_packet(now, imm(u32::MAX)), Ok(Verdict::TooOld));
         assert_eq!(receiver.flush(now), None);
-        assert_eq!(receiver.on_packet(now, imm(512)), Verdict::New);
-        assert_eq!(receiver.on_packet(now, imm(513)), Verdict::TooNew, "not acknowledged");
+        assert_eq!(receiver.on_packet(now, imm(512)), Ok(Verdict::New));
+        assert_eq!(receiver.on_packet(now, imm(513)), Ok(Verdict::TooNew), "not acknowledged");
         receiver.flush(now).unwrap();
-        assert_eq!(receiver.on_packet(now, imm(513)), Verdict::New);
-        assert_eq!(receiver.on_packet(now, imm(0)), Verdict::TooOld);
+        assert_eq!(receiver.on_packet(now, imm(513)), Ok(Verdict::New));
+        let late = OutOfOrder::Overtaken { by: 513, allowed: 0 };
+        assert_eq!(receiver.on_packet(now, imm(0)), Err(late), "not remembered");
+    }
+
+    #[test]
+    fn what_comes_too_late_or_twice_breaks_the_path() {
+        for allowed in [0, 2] {
+            let (mut receiver, now) = (receiver(|p| p.reorder = allowed), Instant::now());
+            let last = allowed + 2;
+            for number in 1..=last {
+                assert_eq!(receiver.on_packet(now, imm(number)), Ok(Verdict::New));
+            }
+            let late = OutOfOrder::Overtaken { by: last.into(), allowed };
+            assert_eq!(receiver.on_packet(now, imm(0)), Err(late));
+            assert_eq!(receiver.on_probe(now, imm(0)), Err(late));
+            let twice = OutOfOrder::Repeated { imm: imm(1) };
+            assert_eq!(receiver.on_packet(now, imm(1)), Err(twice));
+            assert!(twice.to_string().contains("twice") && late.to_string().contains("order"));
+        }
     }
 
     proptest! {
         /// Against a set of all that came.
         #[test]
         fn tells_what_came(steps in prop::collection::vec((0u64..300, any::<bool>()), 1..200)) {
-            let (mut receiver, now) = (receiver(|_| ()), Instant::now());
+            const REORDER: u64 = 64;
+            let (mut receiver, now) = (receiver(|p| (p.window, p.reorder) = (192, 64)), Instant::now());
             let (mut came, mut next) = (std::collections::BTreeSet::new(), 0u64);
             for (step, back) in steps {
                 receiver.flush(now);
                 let number = if back { next.saturating_sub(step) } else { next + step % 20 };
-                let verdict = receiver.on_packet(now, imm(number as u32));
-                let old = number + 257 < next;
+                let imm_here = imm(number as u32);
+                let verdict = receiver.on_packet(now, imm_here);
+                let by = next.saturating_sub(number + 1);
+                let late = OutOfOrder::Overtaken { by, allowed: REORDER as u32 };
                 let want = match came.contains(&number) {
-                    _ if old => Verdict::TooOld,
-                    true => Verdict::Duplicate,
-                    false => Verdict::New,
+                    _ if by > 256 => Err(late),
+                    true => Err(OutOfOrder::Repeated { imm: imm_here }),
+                    false if by > REORDER => Err(late),
+                    false => Ok(Verdict::New),
                 };
                 prop_assert_eq!(verdict, want);
-                if verdict == Verdict::New {
+                if verdict == Ok(Verdict::New) {
                     came.insert(number);
                     next = next.max(number + 1);
                 }

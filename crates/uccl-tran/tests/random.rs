@@ -2,7 +2,7 @@
 
 mod sim;
 
-use std::time::Duration;
+use std::{cell::Cell, time::Duration};
 
 use fastrand::Rng;
 use sim::{Load, Path, World, each_seed};
@@ -116,4 +116,29 @@ fn a_sound_path_is_hardly_probed() {
         assert_eq!((tally.delivered, tally.posted), (2000, 2000));
         assert!(tally.probes <= 20, "{tally:?}");
     });
+}
+
+/// One that lands after its end was told is noticed when it does, so it is at most one.
+#[test]
+fn a_path_that_does_not_keep_order_is_given_up_at_once() {
+    const ITEMS: u64 = 2000;
+    for held in [1e-4, 1e-3, 1e-2] {
+        let [mut broken, mut late] = [0; 2].map(Cell::new);
+        each_seed(20, |seed| {
+            let mut rng = Rng::with_seed(seed);
+            let (params, load) = (params(&mut rng, 0), load(&mut rng, ITEMS));
+            let path = Path { held, held_for: 5 * MS, ..path(&mut rng, 0.001, 0) };
+            let mut world = World::new(seed, path);
+            world.add(params, load);
+            world.run(Duration::from_secs(600));
+            let flow = &world.flows[0];
+            assert!(flow.late <= 1, "{}", flow.late);
+            assert!(flow.broken.is_some() || flow.tally.delivered == ITEMS, "{:?}", flow.tally);
+            broken.set(broken.get() + u64::from(flow.broken.is_some()));
+            late.set(late.get() + flow.late);
+        });
+        let (broken, late) = (*broken.get_mut(), *late.get_mut());
+        println!("{held}: {broken} paths were given up, {late} of them after the fact");
+        assert!(held < 1e-2 || broken > 0, "the model holds messages up: {broken}");
+    }
 }

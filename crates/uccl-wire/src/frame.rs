@@ -49,6 +49,8 @@ pub enum Kind {
     Pong = 8,
     /// Asks for the `aux` bytes that the descriptors name.
     Read = 2,
+    /// The read named `op` is wanted no more: what is left of its data is one empty frame, the last.
+    Stop = 11,
     /// Data for the memory that the descriptors name.
     Write = 1,
 }
@@ -66,6 +68,7 @@ impl Kind {
             8 => Self::Pong,
             9 => Self::Bye,
             10 => Self::Establish,
+            11 => Self::Stop,
             _ => return None,
         })
     }
@@ -329,7 +332,7 @@ mod tests {
     use super::*;
 
     fn kinds() -> impl Strategy<Value = Kind> {
-        (1u8..=10).prop_map(|v| Kind::from_u8(v).expect("1 to 10 are kinds"))
+        (1u8..=11).prop_map(|v| Kind::from_u8(v).expect("1 to 11 are kinds"))
     }
 
     proptest! {

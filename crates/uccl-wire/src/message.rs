@@ -658,6 +658,42 @@ mod tests {
         assert_eq!(Message::decode(&out), Err(MessageError::Notif(MAX_NOTIF + 1)));
     }
 
+    /// Who takes the data apart goes by the lengths.
+    #[test]
+    fn the_lengths_of_an_eager_message_are_its_datas() {
+        let of = |lens: &[u32], data: &[u8]| {
+            let mut bytes = Vec::new();
+            eager_head(1, lens.iter().copied(), &mut bytes);
+            bytes.extend_from_slice(data);
+            bytes
+        };
+        for (lens, data) in [(&[3, 1][..], &[9; 4][..]), (&[], &[]), (&[0], &[])] {
+            assert!(matches!(Message::decode(&of(lens, data)), Ok(Message::Eager { .. })));
+        }
+        for (lens, data) in
+            [(&[3, 2][..], &[9; 4][..]), (&[3], &[9; 4]), (&[1], &[]), (&[u32::MAX, 5], &[9; 4])]
+        {
+            let bytes = of(lens, data);
+            let refused = MessageError::Length(Some(Tag::Eager), bytes.len());
+            assert_eq!(Message::decode(&bytes), Err(refused), "{lens:?}");
+        }
+        let too_many = of(&vec![0; MAX_IOVS + 1], &[]);
+        assert_eq!(Message::decode(&too_many), Err(MessageError::Iovs(MAX_IOVS + 1)));
+    }
+
+    #[test]
+    fn the_pieces_of_a_send_are_bounded() {
+        let source = Source { addr: 1, len: 2, key: 3, slot: 4 };
+        let of = |count| {
+            let mut bytes = Vec::new();
+            rts(1, std::iter::repeat_n(source, count), &mut bytes);
+            bytes
+        };
+        assert!(matches!(Message::decode(&of(MAX_IOVS)), Ok(Message::Rts { .. })));
+        let too_many = of(MAX_IOVS + 1);
+        assert_eq!(Message::decode(&too_many), Err(MessageError::Iovs(MAX_IOVS + 1)));
+    }
+
     #[test]
     fn asks_are_bounded() {
         let place = Place { addr: 1, key: 2, slot: 3 };

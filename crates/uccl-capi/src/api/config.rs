@@ -15,10 +15,18 @@ pub struct uccl_config_t;
 
 static CONFIGS: Handles<Mutex<Config>> = Handles::new();
 
+/// The environment's settings. What of it has no effect is said, for programs in C have no other log.
+pub(crate) fn environment() -> Answer<Config> {
+    for notice in uccl_p2p::take_notices() {
+        eprintln!("uccl: {notice}");
+    }
+    Ok(Config::from_env()?)
+}
+
 /// What the handle names; NULL stands for the environment's settings.
 pub(crate) fn config_or_environment(config: *const uccl_config_t) -> Answer<Config> {
     if config.is_null() {
-        return Ok(Config::from_env()?);
+        return environment();
     }
     let config = CONFIGS.get(config).ok_or_else(|| Failure::no_handle("config"))?;
     let settings = config.lock().clone();
@@ -31,7 +39,7 @@ pub unsafe extern "C" fn uccl_config_new(config: *mut *mut uccl_config_t) -> ucc
     call(|| {
         // SAFETY: a place for a pointer.
         let out = unsafe { Out::new(config, "config") }?;
-        out.put(CONFIGS.add(Mutex::new(Config::from_env()?)));
+        out.put(CONFIGS.add(Mutex::new(environment()?)));
         Ok(())
     })
 }

@@ -80,13 +80,14 @@ pub unsafe extern "C" fn uccl_endpoint_create(
 }
 
 /// Ends an endpoint: its connections are closed and what is unfinished fails, in other threads' calls too. When
-/// this returns no peer's access lands in its memory any more.
+/// this returns UCCL_OK, no peer's access lands in its memory any more. UCCL_STILL_TOUCHED means that a peer which is
+/// stuck in the middle of an access may still touch the regions that `uccl_last_error` names: their memory has to stay
+/// allocated, and the same call waits again.
 #[unsafe(no_mangle)]
 pub extern "C" fn uccl_endpoint_destroy(endpoint: *mut uccl_endpoint_t) -> uccl_status_t {
     call(|| {
-        let ended = ENDPOINTS.remove(endpoint).ok_or_else(|| Failure::no_handle("endpoint"))?;
-        ended.close();
-        Ok(())
+        self::endpoint(endpoint)?.close()?;
+        ENDPOINTS.remove(endpoint).map(drop).ok_or_else(|| Failure::no_handle("endpoint"))
     })
 }
 
@@ -115,7 +116,7 @@ pub unsafe extern "C" fn uccl_endpoint_stats(
     call(|| {
         // SAFETY: a place for the counters.
         let out = unsafe { Out::new(stats, "stats") }?;
-        let now = self::endpoint(endpoint)?.stats();
+        let now = self::endpoint(endpoint)?.stats()?;
         out.put(uccl_stats_t {
             connections: now.connections,
             regions: now.regions,

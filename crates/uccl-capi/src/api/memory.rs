@@ -58,7 +58,7 @@ pub extern "C" fn uccl_free(ptr: *mut c_void) -> uccl_status_t {
 }
 
 /// Registers memory of the host or of a GPU. It must stay allocated until `uccl_deregister` or
-/// `uccl_endpoint_destroy` has returned: peers that have an advert read and write it at any time.
+/// `uccl_endpoint_destroy` has returned UCCL_OK: peers that have an advert read and write it at any time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_register(
     endpoint: *const uccl_endpoint_t,
@@ -77,8 +77,9 @@ pub unsafe extern "C" fn uccl_register(
 }
 
 /// Ends a region, and all adverts of it: when this has returned UCCL_OK, no peer's access lands in it any more.
-/// A region that unfinished transfers of this endpoint use is refused. UCCL_CONNECTION_LOST means that a peer
-/// which is stuck in the middle of an access may still touch the memory.
+/// A region that unfinished transfers of this endpoint use is refused. UCCL_STILL_TOUCHED means that a peer
+/// which is stuck in the middle of an access may still touch the memory, which has to stay allocated; the same call
+/// waits again.
 #[unsafe(no_mangle)]
 pub extern "C" fn uccl_deregister(endpoint: *const uccl_endpoint_t, mr: u64) -> uccl_status_t {
     call(|| Ok(self::endpoint(endpoint)?.deregister(MrId(mr))?))

@@ -34,7 +34,7 @@ pub enum uccl_status_t {
     UCCL_PROTOCOL = -10,
     /// Too much is outstanding: wait for earlier transfers, then try again.
     UCCL_FULL = -11,
-    /// The endpoint has been destroyed meanwhile.
+    /// The endpoint has been destroyed meanwhile, or belongs to the process that this one was forked from.
     UCCL_CLOSED = -12,
     /// The operating system refused something: an address, a socket, memory.
     UCCL_SYSTEM = -13,
@@ -42,6 +42,9 @@ pub enum uccl_status_t {
     UCCL_GPU = -14,
     /// A network device could not move the data.
     UCCL_DEVICE = -16,
+    /// Memory cannot be given back yet: somebody may still touch it. It has to stay allocated; the same call waits
+    /// again.
+    UCCL_STILL_TOUCHED = -17,
     /// A fault of this library. Please report it, with the text of `uccl_last_error`.
     UCCL_INTERNAL = -15,
 }
@@ -63,10 +66,11 @@ impl uccl_status_t {
             Error::ConnectionLost { .. } => Self::UCCL_CONNECTION_LOST,
             Error::Protocol { .. } | Error::Checksum { .. } => Self::UCCL_PROTOCOL,
             Error::Full { .. } => Self::UCCL_FULL,
-            Error::Closed => Self::UCCL_CLOSED,
+            Error::Closed | Error::Forked { .. } => Self::UCCL_CLOSED,
             Error::Os { .. } | Error::LocalMemory(_) => Self::UCCL_SYSTEM,
             Error::Gpu { .. } => Self::UCCL_GPU,
             Error::Device { .. } => Self::UCCL_DEVICE,
+            Error::StillTouched { .. } => Self::UCCL_STILL_TOUCHED,
             _ => Self::UCCL_INTERNAL,
         }
     }
@@ -91,6 +95,7 @@ impl uccl_status_t {
             -14 => c"GPU error",
             -15 => c"internal error",
             -16 => c"device error",
+            -17 => c"still touched",
             _ => c"unknown status",
         }
     }
@@ -167,10 +172,15 @@ mod tests {
             (Error::Checksum { peer: peer() }, uccl_status_t::UCCL_PROTOCOL),
             (Error::Full { what: "it", limit: 1 }, uccl_status_t::UCCL_FULL),
             (Error::Closed, uccl_status_t::UCCL_CLOSED),
+            (Error::Forked { owner: 1 }, uccl_status_t::UCCL_CLOSED),
             (Error::os("it", io::Error::from_raw_os_error(1)), uccl_status_t::UCCL_SYSTEM),
             (Error::LocalMemory(reason()), uccl_status_t::UCCL_SYSTEM),
             (Error::Gpu { peer: peer(), reason: reason() }, uccl_status_t::UCCL_GPU),
             (Error::Device { peer: peer(), reason: reason() }, uccl_status_t::UCCL_DEVICE),
+            (
+                Error::StillTouched { regions: [mr].into(), by: peer(), reason: "".into() },
+                uccl_status_t::UCCL_STILL_TOUCHED,
+            ),
             (Error::Panicked(peer()), uccl_status_t::UCCL_INTERNAL),
         ] {
             assert_eq!(uccl_status_t::of(&error), status, "{error}");
@@ -179,9 +189,9 @@ mod tests {
 
     #[test]
     fn every_status_has_a_name_of_its_own() {
-        let names: std::collections::HashSet<_> = (-16..=1).map(uccl_status_t::name).collect();
-        assert_eq!(names.len(), 18);
+        let names: std::collections::HashSet<_> = (-17..=1).map(uccl_status_t::name).collect();
+        assert_eq!(names.len(), 19);
         assert!(!names.contains(c"unknown status"));
-        assert_eq!([-17, 2].map(uccl_status_t::name), [c"unknown status"; 2]);
+        assert_eq!([-18, 2].map(uccl_status_t::name), [c"unknown status"; 2]);
     }
 }

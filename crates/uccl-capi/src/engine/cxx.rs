@@ -104,6 +104,11 @@ impl<T> Vector<T> {
     pub(crate) const EMPTY: Self =
         Self { begin: null_mut(), end: null_mut(), capacity: null_mut() };
 
+    /// The vector of `len` elements at `begin`, where there is room for `room`.
+    pub(crate) fn of_parts(begin: *mut T, len: usize, room: usize) -> Self {
+        Self { begin, end: begin.wrapping_add(len), capacity: begin.wrapping_add(room) }
+    }
+
     /// The first `count` elements.
     ///
     /// # Safety
@@ -147,11 +152,8 @@ impl<T> Vector<T> {
         }
         let begin = allocate(Allocator::New, size_of_val(elements))?.cast::<T>().as_ptr();
         // SAFETY: room for as many; new memory is aligned for all that is not over-aligned.
-        let end = unsafe {
-            begin.copy_from_nonoverlapping(elements.as_ptr(), elements.len());
-            begin.add(elements.len())
-        };
-        Ok(Self { begin, end, capacity: end })
+        unsafe { begin.copy_from_nonoverlapping(elements.as_ptr(), elements.len()) };
+        Ok(Self::of_parts(begin, elements.len(), elements.len()))
     }
 }
 
@@ -166,8 +168,9 @@ pub(crate) fn new_text(text: &str) -> Answer<*mut c_char> {
     Ok(room)
 }
 
+/// Which of C++'s operators memory comes from.
 #[derive(Clone, Copy)]
-enum Allocator {
+pub(crate) enum Allocator {
     New,
     NewArray,
 }
@@ -187,7 +190,7 @@ type Allocate = unsafe extern "C" fn(usize, *const c_int) -> *mut c_void;
 /// Memory that C++ callers free: from the process's own operator, which a program may have replaced. It is
 /// looked up, since the library is for C programs too, which may have no such thing. There, as in libstdc++, it
 /// is malloc.
-fn allocate(allocator: Allocator, bytes: usize) -> Answer<NonNull<c_void>> {
+pub(crate) fn allocate(allocator: Allocator, bytes: usize) -> Answer<NonNull<c_void>> {
     // SAFETY: a name that ends with a NUL.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, allocator.symbol().as_ptr()) };
     // SAFETY: the operator's own type: its tag, `std::nothrow`, is an empty object of which only the type counts.

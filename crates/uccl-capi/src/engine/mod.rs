@@ -9,6 +9,7 @@ mod connections;
 mod cxx;
 mod memory;
 mod notifs;
+mod text;
 mod transfers;
 
 use std::{
@@ -20,16 +21,18 @@ use std::{
     },
 };
 
-use uccl_p2p::{Config, ConnId, Endpoint};
+use uccl_p2p::{ConnId, Endpoint};
 
 pub use self::{
     connections::*,
     cxx::{FifoItem, NotifyMsg, UcclConn, UcclEngine, Vector},
     memory::*,
     notifs::*,
+    text::NotifyMsgV,
     transfers::*,
 };
 use crate::{
+    api::environment,
     args::Out,
     failure::{self, Answer, Failure, run},
     handles::Handles,
@@ -83,7 +86,7 @@ fn flag(work: impl FnOnce() -> Answer<bool>, if_failed: bool) -> c_int {
 #[unsafe(export_name = "_Z18uccl_engine_createib")]
 pub extern "C" fn create(num_cpus: c_int, _in_python: bool) -> *mut UcclEngine {
     handle(|| {
-        let mut config = Config::from_env()?;
+        let mut config = environment()?;
         if let Ok(num_cpus @ 1..) = usize::try_from(num_cpus) {
             config.num_cpus = num_cpus;
         }
@@ -96,11 +99,12 @@ pub extern "C" fn create(num_cpus: c_int, _in_python: bool) -> *mut UcclEngine {
 #[unsafe(export_name = "_Z19uccl_engine_destroyP11uccl_engine")]
 pub extern "C" fn destroy(engine: *mut UcclEngine) -> c_int {
     code(|| {
-        let ended = ENGINES.remove(engine).ok_or_else(|| Failure::no_handle("engine"))?;
+        let ended = self::engine(engine)?;
         ended.stopped.store(true, SeqCst);
         CONNS.retain(|conn| conn.engine != engine.addr());
-        ended.core.close();
-        Ok(())
+        // Where peers may still touch its memory, the handle stays: the same call waits again.
+        ended.core.close()?;
+        ENGINES.remove(engine).map(drop).ok_or_else(|| Failure::no_handle("engine"))
     })
 }
 

@@ -9,7 +9,7 @@ use std::{
 use parking_lot::Mutex;
 use uccl_wire::named::Named;
 
-use super::{ENGINES, NotifyMsg, UcclConn, Vector, code};
+use super::{ENGINES, NotifyMsg, NotifyMsgV, UcclConn, Vector, code, text::Notifs};
 use crate::{
     args,
     failure::{Answer, Failure, run},
@@ -18,19 +18,20 @@ use crate::{
 /// How many notifications are kept that [`get_notifs`] has met and could not return.
 const MOST_KEPT: usize = 1024;
 
-/// Payloads too long for a [`NotifyMsg`], in the order in which they came.
-static TOO_LONG: Mutex<VecDeque<Vec<u8>>> = Mutex::new(VecDeque::new());
+/// Payloads that no call could return yet, most of them too long for a [`NotifyMsg`], in the order in which they came.
+static KEPT: Mutex<VecDeque<Vec<u8>>> = Mutex::new(VecDeque::new());
 
 /// What has arrived since the last look.
 fn arrived() -> Vec<Vec<u8>> {
-    let notifs = ENGINES.all().into_iter().flat_map(|engine| engine.core.take_notifs());
-    notifs.map(|notif| notif.payload).collect()
+    // What a parent's engines have is not for a forked child.
+    let notifs = ENGINES.all().into_iter().filter_map(|engine| engine.core.take_notifs().ok());
+    notifs.flatten().map(|notif| notif.payload).collect()
 }
 
 /// Keeps what does not fit for `take_notifs`. A program that never calls it is told, once.
 fn keep_for_others(payload: Vec<u8>) {
     static TOLD: Once = Once::new();
-    let mut kept = TOO_LONG.lock();
+    let mut kept = KEPT.lock();
     if kept.len() >= MOST_KEPT {
         kept.pop_front();
         TOLD.call_once(|| {
@@ -70,6 +71,42 @@ pub unsafe extern "C" fn send_notif(conn: *mut UcclConn, notify_msg: *mut Notify
     })
 }
 
+/// `uccl_engine_get_notifs_v`
+#[unsafe(export_name = "_Z24uccl_engine_get_notifs_vv")]
+pub extern "C" fn get_notifs_v() -> Vector<NotifyMsgV> {
+    let all = run(|| {
+        let mut payloads = std::mem::take(&mut *KEPT.lock());
+        payloads.extend(arrived());
+        let mut all = None;
+        let made = Notifs::with_room(payloads.len()).and_then(|room| {
+            let all = all.insert(room);
+            while let Some(payload) = payloads.front() {
+                let Named { name, message } = Named::decode(payload);
+                all.push(name, message)?;
+                payloads.pop_front();
+            }
+            Ok(())
+        });
+        // What there is no memory for is there at the next call.
+        KEPT.lock().extend(payloads);
+        match all {
+            Some(all) => Ok(all.finish()),
+            None => made.map(|()| Vector::EMPTY),
+        }
+    });
+    all.unwrap_or(Vector::EMPTY)
+}
+
+/// `uccl_engine_send_notif_v`
+#[unsafe(export_name = "_Z24uccl_engine_send_notif_vP9uccl_connPK12notify_msg_v")]
+pub unsafe extern "C" fn send_notif_v(conn: *mut UcclConn, notify_msg: *const NotifyMsgV) -> c_int {
+    code(|| {
+        // SAFETY: a message.
+        let (name, msg) = unsafe { NotifyMsgV::parts(notify_msg) }?;
+        send(conn, name, msg)
+    })
+}
+
 /// Takes a name and a message, each with its length.
 pub type Take =
     Option<unsafe extern "C" fn(*mut c_void, *const c_char, usize, *const c_char, usize)>;
@@ -79,7 +116,7 @@ pub type Take =
 pub unsafe extern "C" fn take_notifs(take: Take, context: *mut c_void) -> c_int {
     code(|| {
         let take = take.ok_or_else(|| Failure::invalid("take is NULL"))?;
-        let kept = std::mem::take(&mut *TOO_LONG.lock());
+        let kept = std::mem::take(&mut *KEPT.lock());
         for payload in kept.into_iter().chain(arrived()) {
             let Named { name, message } = Named::decode(&payload);
             let (name_ptr, message_ptr) = (name.as_ptr().cast(), message.as_ptr().cast());

@@ -174,10 +174,11 @@ static void notifications(Pair& p) {
   }
   // Both ways, and longer ones left for the call that can return them.
   std::string const text(100000, 'y');
-  WELL(uccl_engine_send_notif_v(p.to_a, {"long", text}));
-  WELL(uccl_engine_send_notif_v(p.to_a, {std::string("n\0m", 3), ""}));
+  notify_msg_v_t const long_one = {"long", text}, short_one = {std::string("n\0m", 3), ""};
+  WELL(uccl_engine_send_notif_v(p.to_a, &long_one));
+  WELL(uccl_engine_send_notif_v(p.to_a, &short_one));
   CHECK(std::memcmp(notifs(1)[0].name, "n\0m", 4) == 0);
-  std::vector<uccl_notif> const longer = uccl_engine_get_notifs_v();
+  std::vector<notify_msg_v_t> const longer = uccl_engine_get_notifs_v();
   CHECK(longer.size() == 1 && longer[0].name == "long" && longer[0].msg == text);
   WELL(uccl_engine_stop_listener(p.to_b));
 }

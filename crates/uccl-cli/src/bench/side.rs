@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, anyhow, bail};
 use quanta::Instant;
 use uccl_p2p::{
-    Checksum, Config, ConnId, Endpoint, Iov, MrId, Op, Request, Status, TransferId,
+    Checksum, Config, ConnId, Endpoint, Error, Iov, MrId, Op, Request, Status, TransferId,
     wire::advert::Advert,
 };
 
@@ -89,7 +89,8 @@ impl Listening {
 
 impl Drop for Side {
     fn drop(&mut self) {
-        self.endpoint.close();
+        // What memory this leaves to peers is told to its owners, who ask when they let go of it.
+        let _ = self.endpoint.close();
     }
 }
 
@@ -204,9 +205,10 @@ impl Drop for Slots {
         // A stream that failed has ended its work too.
         let _ = self.ordered.as_ref().map(Ordered::finish);
         for slot in self.slots.drain(..) {
-            // A region that cannot be ended may still be written to: its memory stays.
-            if self.endpoint.deregister(slot.mr).is_err() {
-                std::mem::forget(slot.buffer);
+            // What may still be written to stays. A region that is unknown has ended with its endpoint.
+            match self.endpoint.deregister(slot.mr) {
+                Ok(()) | Err(Error::UnknownRegion(_)) => {}
+                Err(_) => std::mem::forget(slot.buffer),
             }
         }
     }

@@ -6,7 +6,7 @@ use std::{
     marker::PhantomData,
     ptr,
     sync::{
-        Mutex, PoisonError,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -15,6 +15,7 @@ use super::{
     device::Device,
     driver::Driver,
     error::GpuError,
+    gather::Kernels,
     raw::{CAPTURE_MODE_RELAXED, Code, Handle, NOT_READY, PEER_ACCESS_ALREADY_ENABLED, SUCCESS},
 };
 
@@ -27,6 +28,7 @@ pub struct Context {
     raw: Handle,
     peers: Mutex<HashSet<u32>>,
     poisoned: AtomicBool,
+    kernels: OnceLock<Result<Arc<Kernels>, GpuError>>,
 }
 
 // SAFETY: a context is a handle that any thread may use; the driver does its own locking.
@@ -50,7 +52,7 @@ impl Context {
         let code = unsafe { (driver.primary_context_retain)(&raw mut raw, device.id()) };
         driver.check(code, format_args!("taking GPU {}'s context", device.ordinal()))?;
         let (peers, poisoned) = (Mutex::default(), AtomicBool::new(false));
-        Ok(Self { driver, device, raw, peers, poisoned })
+        Ok(Self { driver, device, raw, peers, poisoned, kernels: OnceLock::new() })
     }
 
     /// The GPU that it belongs to.
@@ -64,6 +66,14 @@ impl Context {
 
     pub(crate) fn raw(&self) -> Handle {
         self.raw
+    }
+
+    /// The copy kernels, which are loaded at the first call.
+    ///
+    /// # Errors
+    /// [`GpuError::Driver`] if the driver does not take them, the same each time.
+    pub(crate) fn kernels(&'static self) -> Result<Arc<Kernels>, GpuError> {
+        self.kernels.get_or_init(|| Kernels::load(self, false).map(Arc::new)).clone()
     }
 
     /// Makes it this thread's context until the guard is dropped, when the thread has again the one that
@@ -116,7 +126,8 @@ impl Context {
         Ok(())
     }
 
-    /// Waits until all work in it has ended, of everyone in this process.
+    /// Waits until all work in it has ended, of everyone in this process; also for streams that wait for the host, and
+    /// for what only the caller can bring about.
     ///
     /// # Errors
     /// Whatever that work ended with.

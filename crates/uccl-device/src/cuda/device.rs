@@ -314,7 +314,7 @@ impl Device {
         Ok(if atomics != 0 { GpuLink::Nvlink } else { GpuLink::Pcie })
     }
 
-    /// Its primary context, retained at the first call. That takes some hundred milliseconds and some
+    /// Its primary context, retained at the first call, which also loads the copy kernels. That takes some hundred milliseconds and some
     /// hundred MiB of the GPU's memory, unless someone in the process has it already.
     ///
     /// # Errors
@@ -328,7 +328,10 @@ impl Device {
             return Ok(context);
         }
         let context = Context::retain(self.driver, self)?;
-        Ok(self.context.get_or_init(|| context))
+        let context = self.context.get_or_init(|| context);
+        // Now, since no stream can be held for us yet: see `reaper`. Where they cannot be used, copy engines copy.
+        let _ = context.kernels();
+        Ok(context)
     }
 
     /// Whether anyone in this process has its primary context.

@@ -22,6 +22,7 @@ use super::{
     error::GpuError,
     pointer::{Allocation, Pointer, classify},
     raw::{IPC_LAZY_PEER_ACCESS, IpcMemHandle},
+    reaper,
     vmm::{AddressRange, Physical},
 };
 
@@ -327,6 +328,14 @@ impl Mapping {
         self.address
     }
 
+    /// Lets another GPU reach it. What was opened by a handle is opened anew for each GPU.
+    ///
+    /// # Errors
+    /// [`GpuError::Driver`] if that GPU cannot reach it.
+    pub fn allow_peer(&self, peer: &'static Context) -> Result<(), GpuError> {
+        self.range.as_ref().map_or(Ok(()), |range| range.allow_peer(peer))
+    }
+
     /// Its bytes, as this process's driver knows them.
     pub fn len_bytes(&self) -> usize {
         self.len_bytes
@@ -341,8 +350,9 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         if self.range.is_none() {
+            let address = self.address;
             // SAFETY: opened by this, counted by the driver; who uses the memory promises to have ended.
-            self.context.quietly(|driver| unsafe { (driver.ipc_close)(self.address) });
+            reaper::later(self.context, move |driver| unsafe { (driver.ipc_close)(address) }, None);
         }
     }
 }

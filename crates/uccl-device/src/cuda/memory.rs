@@ -1,6 +1,6 @@
 //! Memory that is taken from the driver, or made known to it.
 
-use std::{ffi::c_void, ptr::NonNull};
+use std::{ffi::c_void, fmt, ptr::NonNull};
 
 use crate::numa::NodeMemory;
 
@@ -12,10 +12,11 @@ use super::{
         ATTACH_GLOBAL, HOST_ALLOC_MAPPED, HOST_ALLOC_PORTABLE, HOST_REGISTER_MAPPED,
         HOST_REGISTER_PORTABLE,
     },
+    reaper,
     stream::Stream,
 };
 
-/// A GPU's memory. Dropping it waits for the GPU's work to end (`cuMemFree` does).
+/// A GPU's memory. It goes back to the driver some time after this is dropped, when the GPU's work has ended.
 #[derive(Debug)]
 pub struct DeviceBuffer {
     context: &'static Context,
@@ -56,8 +57,9 @@ impl DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
+        let address = self.address;
         // SAFETY: taken by this; the driver waits for work that uses it.
-        self.context.quietly(|driver| unsafe { (driver.memory_free)(self.address) });
+        reaper::later(self.context, move |driver| unsafe { (driver.memory_free)(address) }, None);
     }
 }
 
@@ -138,8 +140,8 @@ pub struct PinnedBuffer {
 enum Pages {
     /// The driver's, to be given back to it.
     Driver(&'static Context),
-    /// Ours. Unlocked first: fields are dropped in this order.
-    Own { locked: HostRegistration, _memory: NodeMemory },
+    /// Ours, kept by what locks them.
+    Own { _locked: HostRegistration },
 }
 
 // SAFETY: it owns plain memory, reached through raw pointers or through a borrow of this.
@@ -187,9 +189,10 @@ impl PinnedBuffer {
         })?;
         let start = memory.start();
         let address = start.addr().get() as u64;
-        // SAFETY: mapped for as long as the memory lives, which is dropped after its registration.
-        let locked = unsafe { HostRegistration::new(context, address, memory.mapped_bytes())? };
-        Ok(Self { pages: Pages::Own { locked, _memory: memory }, start, len_bytes })
+        let mapped_bytes = memory.mapped_bytes();
+        // SAFETY: mapped for as long as the memory lives, which the registration keeps.
+        let locked = unsafe { HostRegistration::new(context, address, mapped_bytes, memory)? };
+        Ok(Self { pages: Pages::Own { _locked: locked }, start, len_bytes })
     }
 
     /// Where it begins, for the CPU and for GPUs.
@@ -228,39 +231,48 @@ impl PinnedBuffer {
 
 impl Drop for PinnedBuffer {
     fn drop(&mut self) {
-        match &self.pages {
-            Pages::Driver(context) => {
-                let start = self.start.as_ptr().cast::<c_void>();
-                // SAFETY: taken by this; the driver waits for work that uses it.
-                context.quietly(|driver| unsafe { (driver.host_free)(start) });
-            }
-            // As the driver does for its own: pages must not go while a copy is under way. A lost
-            // context has none.
-            Pages::Own { locked, .. } => drop(locked.context.synchronize()),
-        }
+        // What is ours goes with its registration.
+        let Pages::Driver(context) = &self.pages else { return };
+        let start = self.address();
+        let free = move |driver: &Driver| {
+            // SAFETY: taken by this; the driver waits for work that uses it.
+            unsafe { (driver.host_free)(start as usize as *mut c_void) }
+        };
+        reaper::later(context, free, None);
     }
 }
 
-/// Host memory of someone else that is locked while this lives, and that every GPU of this process can
-/// reach at the same address.
+/// Host memory that is locked while this lives, and that every GPU of this process can reach at the same address.
 #[derive(Debug)]
 pub struct HostRegistration {
     context: &'static Context,
     address: u64,
+    memory: Option<Kept>,
+}
+
+/// What keeps locked memory mapped.
+struct Kept(Box<dyn Send + Sync>);
+
+impl fmt::Debug for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Kept(..)")
+    }
 }
 
 impl HostRegistration {
-    /// Locks memory.
+    /// Locks memory, and keeps what keeps it mapped: `memory` is dropped some time after this is, when the driver has
+    /// let go.
     ///
     /// # Errors
     /// [`GpuError::Driver`] if the driver refuses: memory that is locked already, or that cannot be.
     ///
     /// # Safety
-    /// The range is mapped, and stays mapped until this is dropped.
+    /// The range is mapped, and stays mapped until `memory` is dropped.
     pub unsafe fn new(
         context: &'static Context,
         address: u64,
         len_bytes: usize,
+        memory: impl Send + Sync + 'static,
     ) -> Result<Self, GpuError> {
         let _current = context.make_current()?;
         let flags = HOST_REGISTER_PORTABLE | HOST_REGISTER_MAPPED;
@@ -268,14 +280,19 @@ impl HostRegistration {
         // SAFETY: the caller's promise.
         let code = unsafe { (context.driver().host_register)(start, len_bytes, flags) };
         context.check(code, format_args!("locking {len_bytes} bytes at {address:#x}"))?;
-        Ok(Self { context, address })
+        Ok(Self { context, address, memory: Some(Kept(Box::new(memory))) })
     }
 }
 
 impl Drop for HostRegistration {
     fn drop(&mut self) {
-        let start = self.address as usize as *mut c_void;
-        // SAFETY: locked by this, and mapped still by the promise made to `new`.
-        self.context.quietly(|driver| unsafe { (driver.host_unregister)(start) });
+        let address = self.address;
+        let unlock = move |driver: &Driver| {
+            // SAFETY: locked by this, and mapped still by the promise made to `new`. The driver waits for work that
+            // uses it.
+            unsafe { (driver.host_unregister)(address as usize as *mut c_void) }
+        };
+        let memory = self.memory.take().map(|kept| kept.0 as Box<dyn Send>);
+        reaper::later(self.context, unlock, memory);
     }
 }

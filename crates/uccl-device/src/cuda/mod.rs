@@ -30,6 +30,7 @@ mod module;
 mod pointer;
 mod presence;
 mod raw;
+mod reaper;
 mod signal;
 mod stream;
 mod uuid;
@@ -47,6 +48,7 @@ pub use ipc::{Exported, Exporter, FdExport, Importer, IpcHandle, LegacyExport, M
 pub use memory::{DeviceBuffer, HostRegistration, ManagedBuffer, PinnedBuffer, PoolBuffer};
 pub use module::{Function, Grid, Module};
 pub use pointer::{Allocation, Pointer, classify};
+pub use reaper::wait_until_given_back;
 pub use signal::Signal;
 pub use stream::{Priority, Stream};
 pub use uuid::{GpuUuid, ParseGpuUuidError};

@@ -7,8 +7,10 @@ use std::{
 
 use super::{
     context::Context,
+    driver::Driver,
     error::GpuError,
     raw::{Handle, JIT_ERROR_LOG, JIT_ERROR_LOG_BYTES},
+    reaper,
     stream::Stream,
 };
 
@@ -39,7 +41,9 @@ pub struct Grid {
 }
 
 impl Module {
-    /// Loads a cubin, a fatbin, or PTX, which the driver compiles and keeps in its cache on disk.
+    /// Loads a cubin, a fatbin, or PTX, which the driver compiles and keeps in its cache on disk. The driver waits for
+    /// every stream of the context that waits for the host, and holds up other threads meanwhile: not for use once
+    /// streams may be held.
     ///
     /// # Errors
     /// [`GpuError::Driver`] if the driver cannot use it: not for this GPU, or made for a newer driver.
@@ -104,8 +108,12 @@ impl Module {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        // SAFETY: loaded by this; who launches its kernels promises that it lives.
-        self.context.quietly(|driver| unsafe { (driver.module_unload)(self.raw) });
+        let module = self.raw as usize;
+        let unload = move |driver: &Driver| {
+            // SAFETY: loaded by this; who launches its kernels promises that it lives.
+            unsafe { (driver.module_unload)(module as Handle) }
+        };
+        reaper::later(self.context, unload, None);
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use super::{Context, GpuError, PinnedBuffer, Stream, driver::Driver};
+use super::{Context, GpuError, PinnedBuffer, Stream, driver::Driver, reaper};
 
 /// Words in a page, each on a cache line of its own.
 const WORDS: usize = 64;
@@ -37,7 +37,8 @@ impl Word {
     }
 }
 
-/// Something that streams wait for until it is dropped.
+/// Something that streams wait for until it is dropped. While one is there, nothing is given back to the driver that it
+/// would have to wait for a held stream with.
 #[derive(Debug)]
 pub struct Signal {
     word: Option<Word>,
@@ -45,7 +46,8 @@ pub struct Signal {
 }
 
 impl Signal {
-    /// A signal that has not been given.
+    /// A signal that has not been given. Waits while memory is being given back to the driver, which lasts as long as
+    /// work that the GPU has already.
     ///
     /// # Errors
     /// [`GpuError::Driver`] if no more host memory can be locked.
@@ -62,7 +64,9 @@ impl Signal {
             }));
         }
         let word = spare.pop();
+        drop(spare);
         let value = word.as_ref().map_or(0, |word| word.get().load(Ordering::Relaxed));
+        reaper::hold_begins();
         Ok(Self { word, value: value.wrapping_add(1) })
     }
 
@@ -85,8 +89,10 @@ impl Signal {
 impl Drop for Signal {
     /// Gives the signal.
     fn drop(&mut self) {
-        let Some(word) = self.word.take() else { return };
-        word.get().store(self.value, Ordering::Release);
-        SPARE.lock().unwrap_or_else(PoisonError::into_inner).push(word);
+        if let Some(word) = self.word.take() {
+            word.get().store(self.value, Ordering::Release);
+            SPARE.lock().unwrap_or_else(PoisonError::into_inner).push(word);
+        }
+        reaper::hold_ends();
     }
 }

@@ -1,10 +1,12 @@
 //! Each kind of memory is told for what it is.
 
+use std::{sync::Arc, time::Duration};
+
 use uccl_device::{
     MemoryKind,
     cuda::{
         AddressRange, DeviceBuffer, HostRegistration, ManagedBuffer, Physical, PinnedBuffer,
-        PoolBuffer, classify,
+        PoolBuffer, classify, wait_until_given_back,
     },
 };
 
@@ -16,13 +18,15 @@ const LEN: usize = 1 << 20;
 fn host_memory_is_pageable_until_it_is_locked() {
     let Some(found) = gpus(1) else { return };
     let page = 4096;
-    let bytes = vec![0_u8; 4 * page];
+    let bytes: Arc<[u8]> = vec![0_u8; 4 * page].into();
     let address = bytes.as_ptr().addr().next_multiple_of(page) as u64;
     assert_eq!(classify(address).expect("an answer").kind, MemoryKind::Host);
-    // SAFETY: within the vector, which lives longer.
-    let locked = unsafe { HostRegistration::new(found[0], address, 2 * page) }.expect("locked");
+    // SAFETY: within these bytes, which the registration keeps.
+    let locked = unsafe { HostRegistration::new(found[0], address, 2 * page, Arc::clone(&bytes)) };
+    let locked = locked.expect("locked");
     assert_eq!(classify(address + 5).expect("an answer").kind, MemoryKind::Pinned);
     drop(locked);
+    assert!(wait_until_given_back(Duration::from_secs(10)));
     assert_eq!(classify(address).expect("an answer").kind, MemoryKind::Host);
 
     let pinned = PinnedBuffer::new(found[0], LEN).expect("pinned memory");

@@ -2,9 +2,12 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering::SeqCst},
+};
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use crate::lane::{
     Caps, Completion, Interest, Lane, LaneError, MessageSink, OpError, OpKind, OpName, OpResult,
@@ -23,6 +26,8 @@ pub struct LaneFaults {
     pub fail_posts_percent: u8,
     /// The lane is lost when this many operations have been posted.
     pub lose_after: Option<u64>,
+    /// It claims that the ends of its operations are not up to the peer.
+    pub is_ours: bool,
 }
 
 /// A lane with faults. See [`LaneFaults`].
@@ -31,6 +36,42 @@ pub struct ChaosLane<L> {
     faults: LaneFaults,
     state: Mutex<State>,
     held: Arc<Mutex<Holding>>,
+    kills: Arc<Kills>,
+}
+
+/// Where [`Lane::kill`] waits while it is held.
+#[derive(Default)]
+struct Kills {
+    held: Mutex<bool>,
+    released: Condvar,
+    waiting: AtomicBool,
+}
+
+impl Kills {
+    fn pass(&self) {
+        let mut held = self.held.lock();
+        while *held {
+            self.waiting.store(true, SeqCst);
+            self.released.wait(&mut held);
+        }
+    }
+}
+
+/// Holds back the killing of a lane until it is dropped.
+pub struct KillHold(Arc<Kills>);
+
+impl KillHold {
+    /// Whether somebody is about to kill the lane.
+    pub fn is_waited_for(&self) -> bool {
+        self.0.waiting.load(SeqCst)
+    }
+}
+
+impl Drop for KillHold {
+    fn drop(&mut self) {
+        *self.0.held.lock() = false;
+        self.0.released.notify_all();
+    }
 }
 
 /// Completions that are held back.
@@ -98,7 +139,8 @@ impl<L: Lane> ChaosLane<L> {
     pub fn new(inner: L, seed: u64, faults: LaneFaults) -> Self {
         let rng = fastrand::Rng::with_seed(seed);
         let state = State { rng, posted: 0, lost: false, repeats: HashMap::new() };
-        Self { inner, faults, state: Mutex::new(state), held: Arc::default() }
+        let (state, held, kills) = (Mutex::new(state), Arc::default(), Arc::default());
+        Self { inner, faults, state, held, kills }
     }
 
     /// The lane inside.
@@ -109,6 +151,17 @@ impl<L: Lane> ChaosLane<L> {
     /// Loses the lane: from now on it is as if its link had gone.
     pub fn lose(&self) {
         self.state.lock().lost = true;
+    }
+
+    /// Has whoever kills the lane wait.
+    pub fn hold_kill(&self) -> KillHold {
+        *self.kills.held.lock() = true;
+        KillHold(Arc::clone(&self.kills))
+    }
+
+    /// How many operations were posted.
+    pub fn posted(&self) -> u64 {
+        self.state.lock().posted
     }
 
     fn check(&self) -> Result<(), LaneError> {
@@ -210,6 +263,10 @@ impl<L: Lane> Lane for ChaosLane<L> {
         second.into_iter().for_each(|second| self.inner.cancel(second));
     }
 
+    fn is_ours(&self, op: OpName) -> bool {
+        self.faults.is_ours || self.inner.is_ours(op)
+    }
+
     fn load(&self) -> u64 {
         self.inner.load()
     }
@@ -240,6 +297,7 @@ impl<L: Lane> Lane for ChaosLane<L> {
     }
 
     fn kill(&self) {
+        self.kills.pass();
         self.inner.kill();
         self.release(true);
     }

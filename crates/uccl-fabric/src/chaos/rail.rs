@@ -19,8 +19,9 @@ use smallvec::SmallVec;
 use uccl_device::MemoryKind;
 
 use crate::{
-    lane::OpKind,
+    lane::{OpKind, access_of},
     mem::Span,
+    region::Rights,
     rma::rail::{
         Channel, Ended, Limits, Rail, RailError, RailInfo, Registration, RemoteKey, Request,
         RequestError,
@@ -65,8 +66,15 @@ pub struct RailNetwork(Arc<Mutex<Network>>);
 struct Network {
     next: u64,
     ends: HashMap<u64, End>,
-    memory: HashMap<u64, Span>,
+    memory: HashMap<u64, Known>,
     carried: u64,
+}
+
+/// Memory that a device was shown.
+#[derive(Clone, Copy)]
+struct Known {
+    span: Span,
+    rights: Rights,
 }
 
 /// One end of a channel.
@@ -100,6 +108,7 @@ pub struct ChaosRail {
 }
 
 /// Whether the device works.
+#[derive(Default)]
 struct Plug {
     is_in: bool,
     /// Counts how often it was pulled: channels from before are lost.
@@ -107,10 +116,15 @@ struct Plug {
     broken: u64,
     /// Nothing that is requested moves.
     is_stuck: bool,
+    /// It does not let go of memory.
+    is_holding: bool,
+    /// Its channels do not end.
+    is_slow_to_end: bool,
 }
 
 struct Memory {
     network: RailNetwork,
+    plug: Arc<Mutex<Plug>>,
     key: u64,
     base: u64,
 }
@@ -137,8 +151,7 @@ impl RailNetwork {
             speed_mbps: None,
             is_software: true,
         };
-        let plug =
-            Arc::new(Mutex::new(Plug { is_in: true, pulled: 0, broken: 0, is_stuck: false }));
+        let plug = Arc::new(Mutex::new(Plug { is_in: true, ..Plug::default() }));
         let rng = Mutex::new(Rng::with_seed(seed));
         let refuse_memory_percent = faults.refuse_memory_percent.into();
         let network = self.clone();
@@ -185,6 +198,21 @@ impl ChaosRail {
         self.plug.lock().is_stuck = true;
     }
 
+    /// Undoes [`Self::stick`].
+    pub fn unstick(&self) {
+        self.plug.lock().is_stuck = false;
+    }
+
+    /// Whether the drop of a channel of its waits, until this is called again.
+    pub fn hold_ends(&self, holds: bool) {
+        self.plug.lock().is_slow_to_end = holds;
+    }
+
+    /// Whether it keeps memory whose registration ends, and says so.
+    pub fn hold_memory(&self, holds: bool) {
+        self.plug.lock().is_holding = holds;
+    }
+
     /// What it is on.
     pub fn network(&self) -> &RailNetwork {
         &self.network
@@ -207,15 +235,21 @@ impl Rail for ChaosRail {
         self.plug.lock().is_in
     }
 
-    fn register(&self, span: Span, kind: MemoryKind) -> Result<Box<dyn Registration>, RailError> {
+    fn register(
+        &self,
+        span: Span,
+        kind: MemoryKind,
+        rights: Rights,
+    ) -> Result<Box<dyn Registration>, RailError> {
         let refuses = self.rng.lock().u32(0..100) < self.refuse_memory_percent.load(Relaxed);
         if refuses && kind != MemoryKind::Pinned {
             return Err(RailError::Unavailable("it does not like this memory".into()));
         }
         // No two regions have the same key or the same base, so that mixing them up shows.
         let key = NEXT_KEY.fetch_add(1, Relaxed);
-        self.network.0.lock().memory.insert(key, span);
-        Ok(Box::new(Memory { network: self.network.clone(), key, base: key << 40 }))
+        self.network.0.lock().memory.insert(key, Known { span, rights });
+        let (network, plug) = (self.network.clone(), Arc::clone(&self.plug));
+        Ok(Box::new(Memory { network, plug, key, base: key << 40 }))
     }
 
     fn open(&self) -> Result<Box<dyn Channel>, RailError> {
@@ -242,6 +276,14 @@ impl Rail for ChaosRail {
 }
 
 impl Registration for Memory {
+    fn end(&self) -> Result<(), RailError> {
+        if self.plug.lock().is_holding {
+            return Err(RailError::Unavailable("it does not let go".into()));
+        }
+        self.network.0.lock().memory.remove(&self.key);
+        Ok(())
+    }
+
     fn local_key(&self) -> u64 {
         self.key
     }
@@ -258,9 +300,10 @@ impl Drop for Memory {
 }
 
 impl Network {
-    /// What a key and an address of ours name.
-    fn locate(&self, key: u64, addr: u64, len: usize) -> Option<u64> {
-        let span = self.memory.get(&key)?;
+    /// What a key and an address of ours name, if a peer may do that there.
+    fn locate(&self, kind: OpKind, key: u64, addr: u64, len: usize) -> Option<u64> {
+        let Known { span, rights } = self.memory.get(&key)?;
+        rights.admit(access_of(kind)).ok()?;
         let offset = addr.checked_sub(key << 40)?;
         let fits = offset.checked_add(len as u64).is_some_and(|end| end <= span.len as u64);
         fits.then_some(span.addr as u64 + offset)
@@ -271,12 +314,13 @@ impl Network {
         if local.len == 0 {
             return Ok(());
         }
-        let ours = self.memory.get(&local_key).ok_or(RequestError::Local)?;
+        let Known { span: ours, .. } = self.memory.get(&local_key).ok_or(RequestError::Local)?;
         let inside = local.addr >= ours.addr && local.addr + local.len <= ours.addr + ours.len;
         if !inside {
             return Err(RequestError::Local);
         }
-        let there = self.locate(remote_key, remote_addr, local.len).ok_or(RequestError::Access)?;
+        let there = self.locate(kind, remote_key, remote_addr, local.len);
+        let there = there.ok_or(RequestError::Access)?;
         match kind {
             OpKind::Write => copy(local.addr as u64, there, local.len),
             OpKind::Read => copy(there, local.addr as u64, local.len),
@@ -291,7 +335,10 @@ impl Network {
         ghosts.retain_mut(|ghost| {
             let lands = ghost.polls == 0;
             ghost.polls = ghost.polls.saturating_sub(1);
-            if lands && let Some(at) = self.locate(ghost.key, ghost.addr, ghost.bytes.len()) {
+            if lands
+                && let Some(at) =
+                    self.locate(OpKind::Write, ghost.key, ghost.addr, ghost.bytes.len())
+            {
                 copy(ghost.bytes.as_ptr() as u64, at, ghost.bytes.len());
             }
             !lands
@@ -420,6 +467,9 @@ impl Channel for ChaosChannel {
 
 impl Drop for ChaosChannel {
     fn drop(&mut self) {
+        while self.plug.lock().is_slow_to_end {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let mut network = self.network.0.lock();
         let Some(end) = network.ends.remove(&self.id) else { return };
         let ghost = |one: UnderWay| {

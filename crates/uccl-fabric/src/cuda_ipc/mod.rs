@@ -7,6 +7,7 @@
 //! hazard word tells the owner.
 
 mod bounce;
+mod descriptors;
 mod jobs;
 mod opened;
 mod put;

@@ -2,8 +2,12 @@
 
 use std::{
     collections::HashMap,
+    io,
     os::fd::OwnedFd,
-    sync::{Arc, LazyLock},
+    sync::{
+        Arc, LazyLock,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
 use parking_lot::Mutex;
@@ -12,7 +16,8 @@ use uccl_device::cuda::{
 };
 use uccl_wire::gpu_offer::{GpuOffer, Means};
 
-use crate::shm::Segment;
+use super::descriptors::Waiting;
+use crate::shm;
 
 /// A handle is opened once in a process, whoever uses it.
 static IMPORTER: LazyLock<Importer> = LazyLock::new(Importer::default);
@@ -30,10 +35,17 @@ pub enum Owner {
 #[derive(Debug)]
 pub struct OpenedGpu {
     offer: GpuOffer,
-    fds: Vec<OwnedFd>,
     owner: Owner,
+    opened: Mutex<Opened>,
+}
+
+/// How far memory is opened.
+#[derive(Debug, Default)]
+struct Opened {
+    /// The descriptors, until it is mapped.
+    fds: Waiting,
     /// By the ordinal of the GPU that reaches it.
-    mappings: Mutex<HashMap<u32, Arc<Mapping>>>,
+    mappings: HashMap<u32, Arc<Mapping>>,
 }
 
 /// Where some of the peer's memory is for one of our GPUs, and what keeps it there.
@@ -58,9 +70,16 @@ pub enum Keep {
 
 impl OpenedGpu {
     /// Notes an offer; nothing is opened yet.
-    #[must_use]
-    pub fn new(offer: GpuOffer, fds: Vec<OwnedFd>, owner: Owner) -> Self {
-        Self { offer, fds, owner, mappings: Mutex::default() }
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::QuotaExceeded`] when too many descriptors wait to be opened already.
+    pub fn new(offer: GpuOffer, fds: Vec<OwnedFd>, owner: Owner) -> io::Result<Self> {
+        let fds = match owner {
+            Owner::Other(_) => Waiting::of(fds)?,
+            Owner::Ourselves => Waiting::default(),
+        };
+        let opened = Opened { fds, mappings: HashMap::new() };
+        Ok(Self { offer, owner, opened: Mutex::new(opened) })
     }
 
     /// The GPU that the memory is on, if this process sees it.
@@ -86,18 +105,14 @@ impl OpenedGpu {
             }
             return Ok(Place { address: self.offer.base, keep: Keep::Nothing });
         };
-        let mut mappings = self.mappings.lock();
+        let mut opened = self.opened.lock();
         let gpu = context.device().ordinal();
-        if let Some(mapping) = mappings.get(&gpu) {
+        if let Some(mapping) = opened.mappings.get(&gpu) {
             return Ok(self.within(mapping));
         }
         let mapping = match &self.offer.means {
             Means::Handle(handle) => IMPORTER.open(context, peer, IpcHandle(*handle))?,
-            Means::Descriptors(lens) => {
-                let pieces: Vec<_> =
-                    self.fds.iter().zip(lens).map(|(fd, len)| (fd, *len as usize)).collect();
-                Importer::map(context, &pieces)?
-            }
+            Means::Descriptors(lens) => opened.map(context, lens)?,
         };
         if (mapping.len_bytes() as u64) < self.offer.len {
             return Err(GpuError::System {
@@ -110,7 +125,7 @@ impl OpenedGpu {
             });
         }
         let place = self.within(&mapping);
-        mappings.insert(gpu, mapping);
+        opened.mappings.insert(gpu, mapping);
         Ok(place)
     }
 
@@ -119,28 +134,105 @@ impl OpenedGpu {
     }
 }
 
+impl Opened {
+    /// Maps what the descriptors are of, which are closed then; other GPUs are let in later.
+    fn map(&mut self, context: &'static Context, lens: &[u64]) -> Result<Arc<Mapping>, GpuError> {
+        if let Some(mapping) = self.mappings.values().next() {
+            mapping.allow_peer(context)?;
+            return Ok(Arc::clone(mapping));
+        }
+        let fds = self.fds.as_slice();
+        let pieces: Vec<_> = fds.iter().zip(lens).map(|(fd, len)| (fd, *len as usize)).collect();
+        let mapping = Importer::map(context, &pieces)?;
+        self.fds = Waiting::default();
+        Ok(mapping)
+    }
+}
+
+/// How many bytes of peers' memory are locked.
+static LOCKED_BYTES: AtomicU64 = AtomicU64::new(0);
+
 /// The peer's shared host memory, locked so that GPUs reach it.
 #[derive(Debug)]
 pub struct LockedHost {
-    // Before the mapping that it is of.
+    // It keeps the mapping until the driver has let go.
     _registration: HostRegistration,
-    segment: Arc<Segment>,
+    mapping: Arc<shm::Mapping>,
+}
+
+/// Bytes that count as locked.
+#[derive(Debug)]
+struct Counted(u64);
+
+impl Counted {
+    /// Counts so many bytes, unless that makes more than `most`.
+    fn of(bytes: u64, most: u64) -> Option<Self> {
+        let sum = |locked: u64| locked.checked_add(bytes).filter(|sum| *sum <= most);
+        LOCKED_BYTES.fetch_update(Relaxed, Relaxed, sum).ok().map(|_| Self(bytes))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        LOCKED_BYTES.fetch_sub(self.0, Relaxed);
+    }
+}
+
+/// Locking takes the memory, also where its owner has not touched it yet: peers get so much of this host's locked,
+/// all together.
+fn most_locked() -> u64 {
+    static MOST: LazyLock<u64> = LazyLock::new(|| {
+        let rustix::system::Sysinfo { totalram, mem_unit, .. } = rustix::system::sysinfo();
+        (totalram as u64).saturating_mul(u64::from(mem_unit)) / 2
+    });
+    *MOST
 }
 
 impl LockedHost {
     /// Locks a mapping.
     ///
     /// # Errors
-    /// As [`HostRegistration::new`].
-    pub(crate) fn new(context: &'static Context, segment: Arc<Segment>) -> Result<Self, GpuError> {
-        // SAFETY: the mapping lives as long as this, and goes after the registration.
-        let registration =
-            unsafe { HostRegistration::new(context, segment.as_ptr() as u64, segment.len())? };
-        Ok(Self { _registration: registration, segment })
+    /// [`GpuError::System`] if that makes too much, otherwise as [`HostRegistration::new`].
+    pub(crate) fn new(
+        context: &'static Context,
+        mapping: Arc<shm::Mapping>,
+    ) -> Result<Self, GpuError> {
+        let most = most_locked();
+        let counted = Counted::of(mapping.len() as u64, most).ok_or_else(|| GpuError::System {
+            doing: format!("locking {} bytes of a peer's memory", mapping.len()),
+            reason: format!("at most {most} bytes of peers' memory are locked"),
+        })?;
+        let (start, len) = (mapping.as_ptr() as u64, mapping.len());
+        // It counts until the driver has let go.
+        let kept = (Arc::clone(&mapping), counted);
+        // SAFETY: mapped for as long as the mapping lives, which the registration keeps.
+        let registration = unsafe { HostRegistration::new(context, start, len, kept)? };
+        Ok(Self { _registration: registration, mapping })
     }
 
     /// Where it starts, for the CPU and for GPUs.
     pub(crate) fn address(&self) -> u64 {
-        self.segment.as_ptr() as u64
+        self.mapping.as_ptr() as u64
+    }
+
+    /// Whether `[offset, offset + len)` lies within it.
+    pub(crate) fn holds(&self, offset: u64, len: u64) -> bool {
+        offset.checked_add(len).is_some_and(|end| end <= self.mapping.len() as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_locked_for_peers_is_bounded_in_all() {
+        let half = Counted::of(50, 100).unwrap();
+        let rest = Counted::of(50, 100).unwrap();
+        assert!(Counted::of(1, 100).is_none() && Counted::of(u64::MAX, 100).is_none());
+        drop(half);
+        assert!(Counted::of(51, 100).is_none() && Counted::of(50, 100).is_some());
+        drop(rest);
+        assert!(most_locked() > 1 << 20);
     }
 }

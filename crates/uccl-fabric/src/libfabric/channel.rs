@@ -27,6 +27,7 @@ use super::{
 use crate::{
     lane::OpKind,
     mem::Span,
+    region::Rights,
     rma::rail::{
         Channel, Ended, Limits, MAX_ADDRESS, RailError, Registration, RemoteKey, Request,
         RequestError,
@@ -100,7 +101,7 @@ impl Scratch {
         let words = Box::new(UnsafeCell::new([0; 2]));
         let span = Span { addr: words.get() as usize, len: size_of::<[u64; 2]>() };
         let ep = Some(endpoint.object());
-        let region = Region::register(domain, span, MemoryKind::Host, ep)?;
+        let region = Region::register(domain, span, MemoryKind::Host, Rights::ALL, ep)?;
         Ok(Self { region, words })
     }
 
@@ -494,10 +495,15 @@ impl Drop for LibfabricChannel {
         if providers::peer_does_the_work(&self.domain.provider) {
             self.drain();
         }
-        for lent in self.lent.values() {
-            lent.end(&self.domain);
+        let lent = self.lent.values().map(|lent| lent.end(&self.domain));
+        for error in lent.filter_map(Result::err) {
+            // Whoever deregisters the memory is told.
+            tracing::debug!(%error, "a channel ends before its regions");
         }
-        self.scratch.region.close(&self.domain);
+        if let Err(error) = self.scratch.region.close(&self.domain) {
+            tracing::error!(%error, "two words of memory are kept until the process ends");
+            Box::leak(std::mem::take(&mut self.scratch.words));
+        }
         let serial = self.domain.serialize();
         for key in self.raw_keys.values() {
             unmap_key(&self.domain, *key);

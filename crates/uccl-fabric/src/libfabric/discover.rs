@@ -99,6 +99,10 @@ impl Offer {
     }
 }
 
+/// One-sided access in both directions, and nothing else: for messages `cxi` keeps 36 MiB of locked memory an endpoint.
+const CAPS_OF_A_RAIL: u64 =
+    raw::FI_RMA | raw::FI_READ | raw::FI_WRITE | raw::FI_REMOTE_READ | raw::FI_REMOTE_WRITE;
+
 const CAPS: &[(u64, &str)] = &[
     (raw::FI_MSG, "msg"),
     (raw::FI_RMA, "rma"),
@@ -182,12 +186,7 @@ fn hints(
 ) -> Result<InfoList, RailError> {
     let mut hints = InfoList::hints(library)?;
     let parts = hints.parts().ok_or_else(no_parts)?;
-    *parts.caps = raw::FI_MSG
-        | raw::FI_RMA
-        | raw::FI_READ
-        | raw::FI_WRITE
-        | raw::FI_REMOTE_READ
-        | raw::FI_REMOTE_WRITE;
+    *parts.caps = CAPS_OF_A_RAIL;
     if gpu {
         *parts.caps |= raw::FI_HMEM;
     }

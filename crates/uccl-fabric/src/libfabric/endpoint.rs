@@ -1,13 +1,17 @@
 //! A channel's endpoint, and where the peer's is.
 
-use std::{ffi::c_void, ptr};
+use std::{
+    ffi::{c_int, c_void},
+    ptr,
+};
 
 use uccl_wire::libfabric::MAX_NAME;
 
 use super::{
     domain::Domain,
     info::{ip_of, is_socket_address, port_of},
-    object::Object,
+    object::{Object, checked},
+    providers,
     queue::Queue,
     raw,
 };
@@ -46,6 +50,15 @@ impl Endpoint {
         let ep = ep.map_err(fail("fi_endpoint"))?;
         ep.bind(&av, 0).map_err(fail("fi_ep_bind"))?;
         ep.bind(queue.object(), raw::FI_TRANSMIT | raw::FI_RECV).map_err(fail("fi_ep_bind"))?;
+        for (option, name) in providers::not_permitted(&domain.provider) {
+            if let Err(code) = forbid(&ep, *option) {
+                tracing::debug!(
+                    code,
+                    provider = domain.provider,
+                    "it does not let us switch off {name}"
+                );
+            }
+        }
         if domain.info.first().address_format() == raw::FI_ADDR_STR {
             rename(&ep).map_err(fail("fi_setname"))?;
         }
@@ -177,6 +190,15 @@ fn name_of(ep: &Object<raw::Ep>) -> Result<Vec<u8>, i32> {
     }
     name.truncate(len);
     Ok(name)
+}
+
+/// Switches an option of an endpoint off that is not enabled yet.
+fn forbid(ep: &Object<raw::Ep>, option: c_int) -> Result<(), i32> {
+    // SAFETY: an open endpoint's table is the provider's for as long.
+    let set = unsafe { ep.get().ops.as_ref() }.and_then(|ops| ops.setopt).ok_or(-libc::ENOSYS)?;
+    let (off, len) = (false, size_of::<bool>());
+    // SAFETY: the endpoint is open and not enabled; the option is a bool, which lives on.
+    checked(unsafe { set(ep.fid(), raw::FI_OPT_ENDPOINT, option, (&raw const off).cast(), len) })
 }
 
 /// Gives an endpoint that is not enabled yet a name that none has had, where the provider lets us. `shm` makes names of

@@ -58,8 +58,9 @@ impl InfoList {
         let _signals = Signals::keep();
         // SAFETY: no node and no service are named, the hints live on, and the last is a live pointer
         // that is set to a list which is then ours.
-        let code =
-            unsafe { (library.get_info)(raw::API_VERSION, none, none, 0, hints, &raw mut first) };
+        let code = unsafe {
+            (library.get_info)(library.api_version(), none, none, 0, hints, &raw mut first)
+        };
         match (code, NonNull::new(first)) {
             (0, Some(first)) => Ok(Some(Self { library, first })),
             (0, None) => Ok(None),

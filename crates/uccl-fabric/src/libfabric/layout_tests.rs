@@ -192,6 +192,7 @@ fn objects() -> Vec<Layout> {
             strerror,
         ),
         layout!(raw::Ep, "struct fid_ep", false, fid, ops, cm, msg, rma),
+        layout!(raw::EpOps, "struct fi_ops_ep", false, size, cancel, getopt, setopt),
         layout!(raw::CmOps, "struct fi_ops_cm", false, size, setname, getname),
         layout!(
             raw::RmaOps,
@@ -335,6 +336,7 @@ fn all_numbers() -> Vec<(&'static str, i128)> {
         FI_MR_RMA_EVENT,
         FI_MR_ENDPOINT,
         FI_MR_HMEM,
+        FI_OPT_ENDPOINT,
         FI_EP_MSG,
         FI_EP_DGRAM,
         FI_EP_RDM,

@@ -122,6 +122,12 @@ impl Library {
         &self.name
     }
 
+    /// Which interface it is asked for.
+    pub(super) fn api_version(&self) -> u32 {
+        // SAFETY: it takes nothing.
+        raw::API_VERSION.min(unsafe { (self.version)() })
+    }
+
     /// Major and minor version.
     pub(super) fn version(&self) -> (u32, u32) {
         // SAFETY: it takes nothing.

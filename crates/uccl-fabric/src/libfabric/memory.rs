@@ -7,12 +7,7 @@
 //! range when a request arrives, and from the close on finds none. A software provider (`tcp`, `sockets`) looks
 //! once, at a request's first byte: the rest of a request that has begun to arrive still lands.
 
-use std::{
-    collections::HashMap,
-    ffi::c_void,
-    ptr,
-    sync::{Arc, Weak},
-};
+use std::{collections::HashMap, ffi::c_void, ptr, sync::Arc};
 
 use parking_lot::Mutex;
 use uccl_device::MemoryKind;
@@ -21,6 +16,7 @@ use uccl_wire::libfabric::{FabricKey, MAX_RAW_KEY};
 use super::{domain::Domain, object::Object, raw};
 use crate::{
     mem::Span,
+    region::Rights,
     rma::rail::{KeyBytes, RailError, Registration, RemoteKey},
 };
 
@@ -42,6 +38,7 @@ impl Region {
         domain: &Domain,
         span: Span,
         kind: MemoryKind,
+        rights: Rights,
         ep: Option<&Object<raw::Ep>>,
     ) -> Result<Self, RailError> {
         let (iface, device) = interface(domain, kind)?;
@@ -49,7 +46,7 @@ impl Region {
         let mut attr = raw::MrAttr {
             mr_iov: &raw const iov,
             iov_count: 1,
-            access: raw::FI_READ | raw::FI_WRITE | raw::FI_REMOTE_READ | raw::FI_REMOTE_WRITE,
+            access: access(rights),
             offset: 0,
             requested_key: 0,
             context: ptr::null_mut(),
@@ -125,15 +122,21 @@ impl Region {
         Ok(RemoteKey { base: self.base, key })
     }
 
-    /// Ends it. The provider's reason, where it did not let go, goes to the log: the region may still be
-    /// reachable.
-    pub(super) fn close(&mut self, domain: &Domain) {
+    /// Ends it.
+    ///
+    /// # Errors
+    /// The provider did not let go: the memory may still be reachable.
+    pub(super) fn close(&mut self, domain: &Domain) -> Result<(), RailError> {
         let _serial = domain.serialize();
-        if let Err(code) = self.mr.close() {
-            let why = domain.library.words(code);
-            tracing::error!(provider = domain.provider, why, "memory could not be deregistered");
-        }
+        self.mr.close().map_err(|code| domain.error("deregistering memory: fi_close", code))
     }
+}
+
+/// We do with it what we like, peers what they may.
+fn access(rights: Rights) -> u64 {
+    let flag = |is_set, flag| if is_set { flag } else { 0 };
+    let remote = flag(rights.read, raw::FI_REMOTE_READ) | flag(rights.write, raw::FI_REMOTE_WRITE);
+    raw::FI_READ | raw::FI_WRITE | remote
 }
 
 /// Which interface reaches the memory, and its device's number in a union's first bytes.
@@ -170,7 +173,7 @@ pub(super) struct LibfabricRegistration {
 
 enum Held {
     /// One region for all channels.
-    Whole { region: Region, key: RemoteKey },
+    Whole { region: Mutex<Region>, descriptor: u64, key: RemoteKey },
     /// The provider ties regions to endpoints: each channel makes its own when it exports this one, and
     /// this number is what it finds it by.
     PerChannel(u64),
@@ -181,25 +184,34 @@ impl LibfabricRegistration {
         domain: Arc<Domain>,
         span: Span,
         kind: MemoryKind,
+        rights: Rights,
     ) -> Result<Self, RailError> {
         interface(&domain, kind)?;
         if domain.has_mode(raw::FI_MR_ENDPOINT) {
             let id = domain.unique();
-            domain.lendings.add(id, span, kind);
+            domain.lendings.add(id, Lendable { span, kind, rights, lent: Vec::new() });
             return Ok(Self { domain, held: Held::PerChannel(id) });
         }
         let serial = domain.serialize();
-        let region = Region::register(&domain, span, kind, None)?;
+        let region = Region::register(&domain, span, kind, rights, None)?;
         let key = region.remote_key(&domain)?;
         drop(serial);
-        Ok(Self { domain, held: Held::Whole { region, key } })
+        let (descriptor, region) = (region.descriptor() as u64, Mutex::new(region));
+        Ok(Self { domain, held: Held::Whole { region, descriptor, key } })
     }
 }
 
 impl Registration for LibfabricRegistration {
+    fn end(&self) -> Result<(), RailError> {
+        match &self.held {
+            Held::Whole { region, .. } => region.lock().close(&self.domain),
+            Held::PerChannel(id) => self.domain.lendings.end(*id, &self.domain),
+        }
+    }
+
     fn local_key(&self) -> u64 {
         match &self.held {
-            Held::Whole { region, .. } => region.descriptor() as u64,
+            Held::Whole { descriptor, .. } => *descriptor,
             Held::PerChannel(id) => *id,
         }
     }
@@ -215,9 +227,8 @@ impl Registration for LibfabricRegistration {
 
 impl Drop for LibfabricRegistration {
     fn drop(&mut self) {
-        match &mut self.held {
-            Held::Whole { region, .. } => region.close(&self.domain),
-            Held::PerChannel(id) => self.domain.lendings.end(*id, &self.domain),
+        if let Err(error) = self.end() {
+            tracing::error!(%error, "memory stays registered until the process ends");
         }
     }
 }
@@ -230,7 +241,8 @@ pub(super) struct Lendings(Mutex<HashMap<u64, Lendable>>);
 struct Lendable {
     span: Span,
     kind: MemoryKind,
-    lent: Vec<Weak<Lent>>,
+    rights: Rights,
+    lent: Vec<Arc<Lent>>,
 }
 
 /// A region of one channel's; it ends with the channel or with the registration, whichever is first.
@@ -245,23 +257,30 @@ impl Lent {
         self.region.lock().is_some()
     }
 
-    pub(super) fn end(&self, domain: &Domain) {
-        if let Some(mut region) = self.region.lock().take() {
-            region.close(domain);
-        }
+    /// Ends it. Once it has ended nothing happens.
+    ///
+    /// # Errors
+    /// As those of [`Region::close`].
+    pub(super) fn end(&self, domain: &Domain) -> Result<(), RailError> {
+        let mut region = self.region.lock();
+        region.as_mut().map_or(Ok(()), |region| region.close(domain))?;
+        *region = None;
+        Ok(())
     }
 }
 
 impl Lendings {
-    fn add(&self, id: u64, span: Span, kind: MemoryKind) {
-        self.0.lock().insert(id, Lendable { span, kind, lent: Vec::new() });
+    fn add(&self, id: u64, lendable: Lendable) {
+        self.0.lock().insert(id, lendable);
     }
 
-    fn end(&self, id: u64, domain: &Domain) {
-        let lendable = self.0.lock().remove(&id);
-        for lent in lendable.iter().flat_map(|lendable| &lendable.lent).filter_map(Weak::upgrade) {
-            lent.end(domain);
-        }
+    /// Nothing more is made of it, and what was made ends.
+    fn end(&self, id: u64, domain: &Domain) -> Result<(), RailError> {
+        let mut lendings = self.0.lock();
+        let Some(lendable) = lendings.get(&id) else { return Ok(()) };
+        lendable.lent.iter().map(|lent| lent.end(domain)).fold(Ok(()), Result::and)?;
+        lendings.remove(&id);
+        Ok(())
     }
 
     /// Makes a region of registered memory for one endpoint.
@@ -275,12 +294,13 @@ impl Lendings {
         let lendable = lendings.get_mut(&id);
         let lendable = lendable.ok_or_else(|| domain.error("fi_mr_regattr", libc::ENOENT))?;
         let serial = domain.serialize();
-        let region = Region::register(domain, lendable.span, lendable.kind, Some(ep))?;
+        let Lendable { span, kind, rights, .. } = *lendable;
+        let region = Region::register(domain, span, kind, rights, Some(ep))?;
         let key = region.remote_key(domain)?;
         drop(serial);
         let lent = Arc::new(Lent { region: Mutex::new(Some(region)), key });
-        lendable.lent.retain(|lent| lent.strong_count() > 0);
-        lendable.lent.push(Arc::downgrade(&lent));
+        lendable.lent.retain(|lent| lent.is_live());
+        lendable.lent.push(Arc::clone(&lent));
         Ok(lent)
     }
 }

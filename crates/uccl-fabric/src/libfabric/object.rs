@@ -33,7 +33,15 @@ unsafe impl Kind for raw::Ep {}
 /// An open object, which is ours, and closed when dropped.
 pub(super) struct Object<T: Kind> {
     object: NonNull<T>,
-    is_open: bool,
+    fate: Fate,
+}
+
+#[derive(Clone, Copy)]
+enum Fate {
+    Open,
+    Closed,
+    /// Its provider failed to close it, with this number, and nobody knows what is left of it.
+    Lost(i32),
 }
 
 // SAFETY: the library's objects belong to no thread; that calls on one of them do not meet where the provider
@@ -59,7 +67,7 @@ impl<T: Kind> Object<T> {
     pub(super) unsafe fn made(make: impl FnOnce(*mut *mut T) -> c_int) -> Result<Self, i32> {
         let mut made = ptr::null_mut();
         match (make(&raw mut made), NonNull::new(made)) {
-            (0, Some(object)) => Ok(Self { object, is_open: true }),
+            (0, Some(object)) => Ok(Self { object, fate: Fate::Open }),
             (0, None) => Err(-libc::ENOMEM),
             (code, _) => Err(code),
         }
@@ -120,17 +128,21 @@ impl<T: Kind> Object<T> {
     /// bounded number of times.
     ///
     /// # Errors
-    /// The number that the call returned: it is still open then, and lost.
+    /// The number that the call returned. While it is busy, closing may be tried again later; else it is lost.
     pub(super) fn close(&mut self) -> Result<(), i32> {
-        if !std::mem::take(&mut self.is_open) {
-            return Ok(());
+        match self.fate {
+            Fate::Open => {}
+            Fate::Closed => return Ok(()),
+            Fate::Lost(code) => return Err(code),
         }
         let close = self.ops().and_then(|ops| ops.close).ok_or(-libc::ENOSYS)?;
         for _ in 0..CLOSE_ATTEMPTS {
             // SAFETY: it is open, and we, its only owner, do not come back once it is not.
             let code = unsafe { close(self.fid()) };
             if code != -libc::EBUSY && code != -libc::EAGAIN {
-                return checked(code);
+                let closed = checked(code);
+                self.fate = closed.map_or_else(Fate::Lost, |()| Fate::Closed);
+                return closed;
             }
             std::thread::yield_now();
         }
@@ -140,7 +152,9 @@ impl<T: Kind> Object<T> {
 
 impl<T: Kind> Drop for Object<T> {
     fn drop(&mut self) {
-        if let Err(code) = self.close() {
+        if let Fate::Open = self.fate
+            && let Err(code) = self.close()
+        {
             tracing::warn!(code, object = std::any::type_name::<T>(), "libfabric did not close it");
         }
     }

@@ -2,6 +2,8 @@
 //!
 //! What a provider demands is read from its `fi_info` and honoured; here is only what its `fi_info` does not say.
 
+use std::ffi::c_int;
+
 use super::{library::Library, raw};
 
 /// Memory registration modes that can be lived with.
@@ -61,6 +63,19 @@ pub(super) fn keeps_registrations(provider: &str, library: &Library) -> bool {
 /// does.
 pub(super) fn peer_does_the_work(provider: &str) -> bool {
     matches!(provider, "shm" | "sm2" | "lnx")
+}
+
+/// Options of an endpoint that are switched off, and what that is. `efa` moves what stays on the host through shared
+/// memory, where the peer reaches our memory by itself and nobody looks at keys; and it calls CUDA while it does, which
+/// may wait for whoever waits for us.
+pub(super) fn not_permitted(provider: &str) -> &'static [(c_int, &'static str)] {
+    match provider {
+        "efa" => &[
+            (raw::FI_OPT_CUDA_API_PERMITTED, "its use of CUDA"),
+            (raw::FI_OPT_SHARED_MEMORY_PERMITTED, "its shared memory"),
+        ],
+        _ => &[],
+    }
 }
 
 /// What to do where a provider is not there.

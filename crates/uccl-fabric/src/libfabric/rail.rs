@@ -15,6 +15,7 @@ use super::{
 };
 use crate::{
     mem::Span,
+    region::Rights,
     rma::{
         network::network_of,
         rail::{Channel, Rail, RailError, RailInfo, Registration},
@@ -97,8 +98,13 @@ impl Rail for LibfabricRail {
             .map_or(true, |state| !matches!(state.trim(), "down" | "lowerlayerdown" | "notpresent"))
     }
 
-    fn register(&self, span: Span, kind: MemoryKind) -> Result<Box<dyn Registration>, RailError> {
-        Ok(Box::new(LibfabricRegistration::new(Arc::clone(&self.domain), span, kind)?))
+    fn register(
+        &self,
+        span: Span,
+        kind: MemoryKind,
+        rights: Rights,
+    ) -> Result<Box<dyn Registration>, RailError> {
+        Ok(Box::new(LibfabricRegistration::new(Arc::clone(&self.domain), span, kind, rights)?))
     }
 
     fn open(&self) -> Result<Box<dyn Channel>, RailError> {

@@ -5,8 +5,9 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-/// The interface that is asked for: all that is used is in 1.15, and 2.x still takes it.
-pub(super) const API_VERSION: u32 = 1 << 16 | 15;
+/// The newest interface that is asked for; an older library is asked for its own. All that is used is in 1.15, but
+/// providers keep back from those who ask for an old one what these might not be up to: `efa` its RDMA and GPU memory.
+pub(super) const API_VERSION: u32 = 1 << 16 | 22;
 
 pub(super) const FI_MSG: u64 = 1 << 1;
 pub(super) const FI_RMA: u64 = 1 << 2;
@@ -383,11 +384,27 @@ pub(super) struct CqErrEntry {
 #[repr(C)]
 pub(super) struct Ep {
     pub(super) fid: Fid,
-    pub(super) ops: *const c_void,
+    pub(super) ops: *const EpOps,
     pub(super) cm: *const CmOps,
     pub(super) msg: *const c_void,
     pub(super) rma: *const RmaOps,
 }
+
+#[repr(C)]
+pub(super) struct EpOps {
+    pub(super) size: usize,
+    pub(super) cancel: *const c_void,
+    pub(super) getopt: *const c_void,
+    pub(super) setopt:
+        Option<unsafe extern "C" fn(*mut Fid, c_int, c_int, *const c_void, usize) -> c_int>,
+}
+
+/// The level of options for endpoints.
+pub(super) const FI_OPT_ENDPOINT: c_int = 0;
+/// A bool, since 1.18.
+pub(super) const FI_OPT_CUDA_API_PERMITTED: c_int = 10;
+/// A bool, since 1.19.
+pub(super) const FI_OPT_SHARED_MEMORY_PERMITTED: c_int = 11;
 
 #[repr(C)]
 pub(super) struct CmOps {

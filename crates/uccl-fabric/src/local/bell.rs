@@ -1,23 +1,28 @@
 //! The socket between two processes of a host: wakes the other side, hands it descriptors of shared
-//! memory, and ends when the other side dies.
+//! memory, and ends when the other side dies; that side's process is watched as well.
 
 use std::{
     io,
     os::fd::{AsRawFd, BorrowedFd, RawFd},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::SeqCst},
+        atomic::{
+            AtomicBool,
+            Ordering::{Relaxed, SeqCst},
+        },
     },
 };
 
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec};
+use smallvec::{SmallVec, smallvec};
 use uccl_wire::gpu_offer::{GpuOffer, Means};
 
 use crate::{
     alloc::Shareable,
+    cma::Process,
     cuda_ipc::{OpenedGpu, Owner},
-    fdpass::FdSocket,
+    fdpass::{FdSocket, is_want},
     shm::Direct,
 };
 
@@ -27,11 +32,15 @@ const RETRACT: u8 = 2;
 const OFFER_GPU: u8 = 3;
 /// Largest shared memory that is mapped for a peer.
 const MAX_MAPPING: usize = 1 << 46;
+/// How often the socket is read at a time: whoever listens has other things to do as well.
+const READS: usize = 16;
 
 /// One end of the socket.
 pub(super) struct Bell {
     socket: Mutex<FdSocket>,
     fd: RawFd,
+    /// The peer, if it is another process: its children keep the socket open beyond its death.
+    peer: Option<Process>,
     direct: Arc<Direct>,
     /// Whose GPU memory is offered to us.
     owner: Owner,
@@ -39,24 +48,36 @@ pub(super) struct Bell {
     ended: AtomicBool,
     /// The peer has closed its end, or died.
     gone: AtomicBool,
+    /// It has been said that an offer of the peer's cannot be used.
+    warned: AtomicBool,
 }
 
 impl Bell {
     pub(super) fn new(socket: FdSocket, direct: Arc<Direct>, owner: Owner) -> Self {
         let fd = socket.as_raw_fd();
+        let pid =
+            socket.peer().ok().and_then(|peer| peer.pid).filter(|_| owner != Owner::Ourselves);
         Self {
+            // A number that has come to mean another process means that the peer is dead, which the socket shows.
+            peer: pid.and_then(|pid| Process::open(pid).ok()),
             socket: Mutex::new(socket),
             fd,
             direct,
             owner,
             ended: AtomicBool::new(false),
             gone: AtomicBool::new(false),
+            warned: AtomicBool::new(false),
         }
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the socket lives as long as we do, and is never replaced.
         unsafe { BorrowedFd::borrow_raw(self.fd) }
+    }
+
+    /// What becomes readable when the peer dies, whatever the socket shows.
+    pub(super) fn peers_end(&self) -> Option<BorrowedFd<'_>> {
+        self.peer.as_ref().and_then(Process::handle)
     }
 
     /// Whether it is of no more use: the peer is gone, or we have hung up.
@@ -71,10 +92,18 @@ impl Bell {
 
     /// Wakes the peer.
     pub(super) fn ring(&self) {
-        self.say(&[RING], &[]);
+        let mut socket = self.socket.lock();
+        // What waits wakes it too: either it is sent now, or the peer has not read what came before.
+        let rung = match socket.is_waiting() {
+            true => socket.flush().map(drop),
+            false => socket.send(&[RING], &[]),
+        };
+        drop(socket);
+        self.note(rung);
     }
 
-    /// Hands memory to the peer, which opens it at its first use.
+    /// Hands memory to the peer, which opens it at its first use. Where there are no descriptors for that, the peer
+    /// does without.
     pub(super) fn offer(&self, memory: &Shareable) {
         match memory {
             Shareable::Gpu(memory) => {
@@ -91,8 +120,17 @@ impl Bell {
         self.say(&with_id(RETRACT, id), &[]);
     }
 
+    /// Says what the peer can do without.
     fn say(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
-        if self.socket.lock().send(bytes, fds).is_err() {
+        match self.socket.lock().send(bytes, fds) {
+            Err(e) if is_want(&e) => tracing::debug!("not said to a peer of this host: {e}"),
+            said => self.note(said),
+        }
+    }
+
+    /// An error of the socket ends its use.
+    fn note(&self, result: io::Result<()>) {
+        if result.is_err() {
             self.ended.store(true, SeqCst);
         }
     }
@@ -100,12 +138,13 @@ impl Bell {
     /// Takes in what the peer said. An error or the end of the socket shows as [`Self::ended`].
     pub(super) fn listen(&self) {
         let mut socket = self.socket.lock();
+        let mut reads = READS;
         loop {
-            match socket.recv() {
+            match socket.recv_within(&mut reads) {
                 Ok(None) => break,
                 Ok(Some(message)) => {
                     if let Err(e) = self.heard(message.bytes.as_slice(), message.fds) {
-                        tracing::warn!("cannot use the peer's shared memory: {e}");
+                        self.complain(&e);
                     }
                 }
                 Err(e) => {
@@ -118,14 +157,24 @@ impl Bell {
                 }
             }
         }
-        if socket.flush().is_err() {
-            self.ended.store(true, SeqCst);
+        self.note(socket.flush().map(drop));
+    }
+
+    /// The peer's memory is reached in another way, which is slower. Once is enough: it is the peer who decides how
+    /// often this happens.
+    fn complain(&self, e: &io::Error) {
+        if self.warned.swap(true, Relaxed) {
+            tracing::debug!("cannot use the peer's shared memory: {e}");
+        } else {
+            tracing::warn!("cannot use the peer's shared memory: {e}");
         }
     }
 
     /// Looks whether the peer is gone, and takes nothing in: what wakes a thread that sleeps stays for it.
     pub(super) fn look(&self) {
-        let mut fds = [PollFd::from_borrowed_fd(self.fd(), PollFlags::RDHUP)];
+        let mut fds: SmallVec<[PollFd<'_>; 2]> =
+            smallvec![PollFd::from_borrowed_fd(self.fd(), PollFlags::RDHUP)];
+        fds.extend(self.peers_end().map(|end| PollFd::from_borrowed_fd(end, PollFlags::IN)));
         let looked = rustix::event::poll(&mut fds, Some(&Timespec::default()));
         if looked.is_ok_and(|found| found > 0) {
             self.gone.store(true, SeqCst);
@@ -152,8 +201,8 @@ impl Bell {
                 if fds.len() != needed {
                     return Err(wrong(&format!("{} descriptors, not {needed}", fds.len())));
                 }
-                self.direct.insert_gpu(offer.id, OpenedGpu::new(offer, fds, self.owner));
-                Ok(())
+                let id = offer.id;
+                self.direct.insert_gpu(id, OpenedGpu::new(offer, fds, self.owner)?)
             }
             [RETRACT, a, b, c, d] => {
                 self.direct.remove_mapping(u32::from_le_bytes([a, b, c, d]));

@@ -1,8 +1,11 @@
 //! Large copies between address spaces, done in chunks by as many threads as have time for them.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Instant,
 };
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -161,12 +164,11 @@ impl Job {
         self.settle(state);
     }
 
-    /// Waits until nobody copies a chunk of a closed job.
-    pub(super) fn wait_idle(&self) {
+    /// Waits until nobody copies a chunk of a closed job; says whether that is so by then.
+    pub(super) fn wait_idle(&self, until: Instant) -> bool {
         let mut state = self.state.lock();
-        while state.active > 0 {
-            self.idle.wait(&mut state);
-        }
+        self.idle.wait_while_until(&mut state, |state| state.active > 0, until);
+        state.active == 0
     }
 
     fn settle(&self, mut state: MutexGuard<'_, State>) {

@@ -6,6 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*},
     },
+    time::Instant,
 };
 
 use parking_lot::Mutex;
@@ -130,8 +131,9 @@ impl Jobs {
         }
     }
 
-    /// Ends all, and takes no more. When this returns no thread copies a chunk.
-    pub(super) fn kill(&self) {
+    /// Ends all, and takes no more. When this returns no thread copies a chunk; or it is past `until`, and some do:
+    /// see [`is_idle`](Self::is_idle).
+    pub(super) fn kill(&self, until: Instant) {
         let left = {
             let mut list = self.list.lock();
             list.closed = true;
@@ -142,9 +144,16 @@ impl Jobs {
         };
         left.iter().for_each(|left| left.job.close(OpError::LaneDown));
         for left in &left {
-            left.job.wait_idle();
-            self.forget_ended(left);
+            if left.job.wait_idle(until) {
+                self.forget_ended(left);
+            }
         }
+    }
+
+    /// Whether no thread copies a chunk. Once killed, it stays so.
+    pub(super) fn is_idle(&self) -> bool {
+        let list = self.list.lock();
+        list.open.is_empty() && list.given_out.is_empty()
     }
 
     /// Whether there are chunks that nobody has taken yet.
@@ -236,7 +245,7 @@ mod tests {
         let held = [End::Front, End::Back].map(|end| jobs.take(end).unwrap());
         assert!(!jobs.any_open() && jobs.take(End::Front).is_none());
         thread::scope(|scope| {
-            let killed = scope.spawn(|| jobs.kill());
+            let killed = scope.spawn(|| jobs.kill(Instant::now() + PATIENCE));
             for chunk in held {
                 thread::sleep(WATCH);
                 assert!(!killed.is_finished(), "while a thread copies");
@@ -254,7 +263,7 @@ mod tests {
         let ((_, first), (_, second)) = (post(&jobs, 3), post(&jobs, 1));
         let held = jobs.take(End::Front).unwrap();
         thread::scope(|scope| {
-            let killed = scope.spawn(|| jobs.kill());
+            let killed = scope.spawn(|| jobs.kill(Instant::now() + PATIENCE));
             assert_eq!(second.recv_timeout(PATIENCE), Ok(Err(OpError::LaneDown)));
             thread::sleep(WATCH);
             assert!(!killed.is_finished() && first.try_recv().is_err());
@@ -270,6 +279,18 @@ mod tests {
         };
         assert!(matches!(jobs.post(op, Hands::Many, 0), Err(LaneError::Killed)));
         assert_eq!(jobs.bytes(), 0);
+    }
+
+    #[test]
+    fn a_kill_does_not_wait_for_ever_and_tells() {
+        let jobs = Jobs::default();
+        let (_, told) = post(&jobs, 2);
+        let stuck = jobs.take(End::Front).unwrap();
+        jobs.kill(Instant::now() + Duration::from_millis(20));
+        assert!(!jobs.is_idle() && told.try_recv().is_err());
+        stuck.copied(Ok(()));
+        assert!(jobs.is_idle());
+        assert_eq!(told.try_recv(), Ok(Err(OpError::LaneDown)));
     }
 
     #[test]

@@ -8,8 +8,14 @@ mod pipe;
 mod route;
 mod setup;
 mod sharing;
+mod split;
+#[cfg(test)]
+mod tests;
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use uccl_device::MemoryKind;
 use uccl_wire::frame::Status;
@@ -19,6 +25,7 @@ use self::{
     job::{Chunk, End},
     jobs::Jobs,
     sharing::Sharing,
+    split::Splits,
 };
 pub use self::{
     pipe::{ShmPipe, ShmRx, ShmTx},
@@ -42,10 +49,15 @@ use crate::{
 const INLINE: u64 = 256 << 10;
 /// And up to here if that is faster; beyond, it would hold up whoever posts.
 const AT_ONCE: u64 = 4 << 20;
+/// For so long a kill waits for copies that are under way: each is of a few MiB at most, and ends unless the kernel
+/// waits for the peer's pages.
+const KILL_PATIENCE: Duration = Duration::from_secs(5);
 /// Names of jobs have this bit; names of stream operations do not.
 const JOB: u64 = 1 << 63;
 /// Names of copies by GPUs.
 const GPU: u64 = 1 << 62;
+/// Names of operations in several parts.
+const SPLIT: u64 = JOB | GPU;
 
 /// A lane to a process of the same host.
 pub struct LocalLane {
@@ -55,7 +67,8 @@ pub struct LocalLane {
     /// Where the peer says which of our regions it is touching.
     peer_hazards: Hazards,
     cma: bool,
-    jobs: Jobs,
+    jobs: Arc<Jobs>,
+    splits: Arc<Splits>,
     sharing: Arc<Sharing>,
     gpu: GpuJobs,
     bouncers: Bouncers,
@@ -122,21 +135,35 @@ impl LocalLane {
 }
 
 /// What is left of a lane that was killed here.
-struct PeerLeft {
+struct Left {
     bell: Arc<Bell>,
     hazards: Hazards,
+    direct: Arc<Direct>,
+    jobs: Arc<Jobs>,
 }
 
-impl Aftermath for PeerLeft {
+impl Left {
+    /// Whether copies of ours are still under way, to or from some memory here.
+    fn copies(&self) -> bool {
+        !(self.direct.is_idle() && self.jobs.is_idle())
+    }
+
+    /// Whether the peer has ended its side, or died.
+    fn is_peer_gone(&self) -> bool {
+        if !self.bell.gone() {
+            self.bell.look();
+        }
+        self.bell.gone()
+    }
+}
+
+impl Aftermath for Left {
     fn touches(&self, slot: u32) -> bool {
-        self.hazards.holds(slot) && !self.is_over()
+        self.copies() || self.hazards.holds(slot) && !self.is_peer_gone()
     }
 
     fn is_over(&self) -> bool {
-        if !self.bell.gone() {
-            self.bell.listen();
-        }
-        self.bell.gone()
+        self.is_peer_gone() && !self.copies()
     }
 }
 
@@ -144,7 +171,8 @@ fn op_error(e: DirectError) -> OpError {
     match e {
         DirectError::Refused(e) => OpError::Remote(status_of(e)),
         DirectError::Length { .. } => OpError::Remote(Status::Protocol),
-        DirectError::Cma(CmaError::PeerGone) => OpError::LaneDown,
+        DirectError::Closed | DirectError::Cma(CmaError::PeerGone) => OpError::LaneDown,
+        DirectError::Stuck => OpError::Device(e.to_string().into()),
         _ => OpError::Remote(Status::Fault),
     }
 }
@@ -202,7 +230,7 @@ impl Lane for LocalLane {
         // SAFETY: the caller's promise.
         match unsafe { self.direct.copy(access_of(kind), &[local], std::slice::from_ref(remote)) } {
             Ok(_) => Some(Ok(())),
-            Err(DirectError::Device | DirectError::Unreachable) => None,
+            Err(DirectError::Device | DirectError::Unreachable | DirectError::Closed) => None,
             Err(e) => Some(Err(op_error(e))),
         }
     }
@@ -233,14 +261,18 @@ impl Lane for LocalLane {
     }
 
     fn cancel(&self, name: OpName) {
-        if name.0 & GPU != 0 {
+        match name.0 & SPLIT {
+            SPLIT => self.splits.parts_of(name).into_iter().for_each(|part| self.cancel(part)),
+            JOB => self.jobs.cancel(name),
             // What a GPU has been told to copy it copies; its end comes by itself.
-            return;
+            GPU => {}
+            _ => self.stream.cancel(name),
         }
-        if name.0 & JOB == 0 {
-            return self.stream.cancel(name);
-        }
-        self.jobs.cancel(name);
+    }
+
+    fn is_ours(&self, name: OpName) -> bool {
+        // What has no name of its own may have parts in the rings.
+        name.0 & JOB != 0 || name.0 & GPU != 0 && (name.0 != GPU || self.stream.load() == 0)
     }
 
     fn load(&self) -> u64 {
@@ -269,7 +301,8 @@ impl Lane for LocalLane {
 
     fn aftermath(&self) -> Option<Box<dyn Aftermath>> {
         let (bell, hazards) = (Arc::clone(&self.bell), self.peer_hazards.clone());
-        Some(Box::new(PeerLeft { bell, hazards }))
+        let (direct, jobs) = (Arc::clone(&self.direct), Arc::clone(&self.jobs));
+        Some(Box::new(Left { bell, hazards, direct, jobs }))
     }
 
     fn offer(&self, memory: &Shareable) {
@@ -286,7 +319,7 @@ impl Lane for LocalLane {
     }
 
     fn interest(&self) -> Interest<'_> {
-        self.stream.interest()
+        Interest { end: self.bell.peers_end(), ..self.stream.interest() }
     }
 
     fn bye(&self) {
@@ -294,9 +327,15 @@ impl Lane for LocalLane {
     }
 
     fn kill(&self) {
-        self.jobs.kill();
+        let until = Instant::now() + KILL_PATIENCE;
+        self.jobs.kill(until);
+        // A thread that has just enqueued a copy may not have listed it yet; then it has claimed its hazards.
+        let ended = self.direct.close(until, || self.gpu.finish());
         self.gpu.finish();
-        self.direct.close();
+        if !(ended && self.jobs.is_idle()) {
+            // Whoever takes memory back learns it from the aftermath.
+            tracing::error!("a copy to or from a peer of this host does not end");
+        }
         self.stream.kill();
     }
 }

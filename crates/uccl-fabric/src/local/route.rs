@@ -6,7 +6,7 @@ use uccl_device::MemoryKind;
 
 use super::{AT_ONCE, GPU, INLINE, JOB, LocalLane, job::CHUNK_PIECES, sharing::Hands};
 use crate::{
-    cuda_ipc::{Parts, batches},
+    cuda_ipc::batches,
     lane::{
         Completion, Lane, LaneError, OpError, OpName, Operation, Posted, RemoteSpans, Spans,
         access_of,
@@ -87,15 +87,14 @@ impl LocalLane {
             parts[at].1.push(*local);
             parts[at].2.push(*remote);
         }
-        let done = Parts::of(parts.len(), Arc::clone(&op.done));
+        let split = self.splits.begin(parts.len(), &op.done);
         for (way, local, remote) in parts {
             let (kind, memory) = (op.kind, op.memory);
-            let part = Operation { kind, local, memory, remote, done: Arc::clone(&done) };
+            let part = Operation { kind, local, memory, remote, done: split.done() };
             // SAFETY: the caller's promise.
-            end_now(unsafe { self.post_one_way(way, part) }, &done);
+            split.add(unsafe { self.post_one_way(way, part) });
         }
-        // It ends with its last part; there is no name to cancel them by.
-        Ok(Posted::Pending(OpName(GPU)))
+        Ok(split.posted())
     }
 
     /// Posts pieces that all go one way.
@@ -170,21 +169,18 @@ impl LocalLane {
                 Err(e) => Ok(Posted::Done(Err(e))),
             };
         }
-        let done = Parts::of(batches.len(), Arc::clone(&op.done));
+        let split = self.splits.begin(batches.len(), &op.done);
+        let done = split.done();
         for range in batches {
             // SAFETY: the caller's promise.
-            match unsafe { self.launch(&op, range.clone(), &done) } {
-                Ok(_) => {}
-                Err(OpError::HostOnly(_)) => {
-                    let part = op.part(range, &done);
-                    // SAFETY: the caller's promise.
-                    end_now(unsafe { self.post_stream(part) }, &done);
-                }
-                Err(e) => Arc::clone(&done).complete(Err(e)),
-            }
+            split.add(match unsafe { self.launch(&op, range.clone(), &done) } {
+                Ok(name) => Ok(Posted::Pending(name)),
+                // SAFETY: the caller's promise.
+                Err(OpError::HostOnly(_)) => unsafe { self.post_stream(op.part(range, &done)) },
+                Err(e) => Ok(Posted::Done(Err(e))),
+            });
         }
-        // It ends with its last part; there is no name to cancel them by.
-        Ok(Posted::Pending(OpName(GPU)))
+        Ok(split.posted())
     }
 
     /// Has a GPU copy some pieces. What the peer has just offered is taken in if it is missed.
@@ -219,22 +215,12 @@ impl LocalLane {
             // SAFETY: the caller's promise.
             return unsafe { self.stream.post(op) };
         }
-        let done = Parts::of(count.div_ceil(most), Arc::clone(&op.done));
+        let split = self.splits.begin(count.div_ceil(most), &op.done);
         for start in (0..count).step_by(most) {
-            let part = op.part(start..count.min(start + most), &done);
+            let part = op.part(start..count.min(start + most), &split.done());
             // SAFETY: the caller's promise.
-            end_now(unsafe { self.stream.post(part) }, &done);
+            split.add(unsafe { self.stream.post(part) });
         }
-        // As above.
-        Ok(Posted::Pending(OpName(GPU)))
-    }
-}
-
-/// Tells of a part that ended when it was posted.
-fn end_now(posted: Result<Posted, LaneError>, done: &Arc<dyn Completion>) {
-    match posted {
-        Ok(Posted::Pending(_)) => {}
-        Ok(Posted::Done(result)) => Arc::clone(done).complete(result),
-        Err(_) => Arc::clone(done).complete(Err(OpError::LaneDown)),
+        Ok(split.posted())
     }
 }

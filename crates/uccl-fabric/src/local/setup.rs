@@ -15,14 +15,14 @@ use std::{
 
 use uccl_device::cuda::PeerId;
 
-use super::{LocalLane, bell::Bell, jobs::Jobs, pipe::ShmPipe};
+use super::{LocalLane, bell::Bell, pipe::ShmPipe};
 use crate::{
     cma::Process,
     cuda_ipc::{Bouncers, GpuJobs, Owner},
     fdpass::{FdSocket, Message},
     gpu::CopyBy,
     region::RegionTable,
-    shm::{ByteRing, Direct, Hazards, MapMode, PeerTable, Segment, hazard::HAZARD_BYTES},
+    shm::{ByteRing, Direct, Hazards, MapMode, Mapping, PeerTable, Segment, hazard::HAZARD_BYTES},
     stream::{StreamLane, StreamOptions},
 };
 
@@ -54,7 +54,7 @@ pub struct Setup {
 
 /// The segment, on its way to the peer.
 pub struct Invitation {
-    segment: Arc<Segment>,
+    segment: Segment,
 }
 
 /// Makes a segment and sends it to who listens at the other end of `socket`.
@@ -62,7 +62,7 @@ pub struct Invitation {
 /// # Errors
 /// When there is no memory, or the socket is broken.
 pub fn invite(socket: &mut FdSocket, token: u128, regions: &RegionTable) -> io::Result<Invitation> {
-    let segment = Arc::new(Segment::create("uccl-lane", SEGMENT)?);
+    let segment = Segment::create("uccl-lane", SEGMENT)?;
     socket.send(&token.to_le_bytes(), &[segment.fd(), regions.published_fd()])?;
     Ok(Invitation { segment })
 }
@@ -96,7 +96,7 @@ pub fn token_of(message: &Message) -> Option<u128> {
 pub fn accept(mut socket: FdSocket, invitation: Message, setup: Setup) -> io::Result<LocalLane> {
     let [segment, table]: [OwnedFd; 2] =
         invitation.fds.try_into().map_err(|_| io::ErrorKind::InvalidData)?;
-    let segment = Segment::map(segment, MapMode::ReadWrite, SEGMENT)?;
+    let segment = Mapping::of(segment, MapMode::ReadWrite, SEGMENT)?;
     if segment.len() != SEGMENT {
         return Err(io::ErrorKind::InvalidData.into());
     }
@@ -111,7 +111,7 @@ fn only(fds: Vec<OwnedFd>) -> io::Result<OwnedFd> {
 
 fn build(
     ends: Ends,
-    segment: &Arc<Segment>,
+    segment: &Arc<Mapping>,
     table: OwnedFd,
     socket: FdSocket,
     setup: Setup,
@@ -144,7 +144,8 @@ fn build(
         bell,
         peer_hazards,
         cma,
-        jobs: Jobs::default(),
+        jobs: Arc::default(),
+        splits: Arc::default(),
         sharing: Arc::default(),
         gpu: GpuJobs::default(),
         bouncers: Bouncers::default(),

@@ -10,11 +10,10 @@ use uccl_device::{
 };
 use uccl_wire::rails::LANDING_CHUNK;
 
-use super::rails::{Pinned, Rails};
+use super::{pinned::Pinned, rails::Rails};
 use crate::{
     gpu::{CHUNK, Copier, CopyBy, Copying, Slab},
     mem::{Located, Span},
-    regcache::Registration,
 };
 
 /// Chunks of an area: on a link of 50 GB/s, what is on its way while one is copied, carried, told of and copied again.
@@ -26,8 +25,7 @@ const _: () = assert!(CHUNK == LANDING_CHUNK, "peers count in the same chunks");
 pub(super) struct Area {
     slab: Arc<Slab>,
     rails: Arc<Rails>,
-    /// Taken when it is dropped.
-    registration: Option<Registration<Arc<Pinned>>>,
+    pinned: Arc<Pinned>,
 }
 
 impl Area {
@@ -38,16 +36,16 @@ impl Area {
             CopyBy::Gpus => Slab::near(device, CHUNKS)?,
             CopyBy::Chaos(_) => Slab::plain(CHUNKS),
         });
-        let registration = Some(rails.hold(slab.span(), MemoryKind::Pinned));
-        Ok(Self { slab, rails: Arc::clone(rails), registration })
+        let pinned = rails.hold(slab.span(), MemoryKind::Pinned);
+        Ok(Self { slab, rails: Arc::clone(rails), pinned })
     }
 
     pub(super) fn span(&self) -> Span {
         self.slab.span()
     }
 
-    pub(super) fn pinned(&self) -> Option<&Arc<Pinned>> {
-        self.registration.as_ref().map(Registration::value)
+    pub(super) fn pinned(&self) -> &Arc<Pinned> {
+        &self.pinned
     }
 
     /// The first bytes of a chunk.
@@ -58,8 +56,11 @@ impl Area {
 
 impl Drop for Area {
     fn drop(&mut self) {
-        if let Some(registration) = self.registration.take() {
-            self.rails.let_go(registration);
+        if let Err(e) = self.rails.let_go(&self.pinned) {
+            tracing::error!(
+                "locked memory is kept until the process ends, as a device may reach it: {e}"
+            );
+            std::mem::forget(Arc::clone(&self.slab));
         }
     }
 }

@@ -76,6 +76,8 @@ pub(super) struct Part {
     pub(super) batch: Option<usize>,
     /// How often the peer's device refused it.
     pub(super) refusals: u8,
+    /// The number of the registration that its request names our memory by, once it is posted.
+    pub(super) registration: u64,
 }
 
 impl Part {
@@ -127,7 +129,8 @@ impl Flight {
             return None;
         }
         let (local, remote) = self.both.next()?;
-        Some(Part { flight, kind: self.kind, local, remote, batch: None, refusals: 0 })
+        let kind = self.kind;
+        Some(Part { flight, kind, local, remote, batch: None, refusals: 0, registration: 0 })
     }
 
     /// Takes so many bytes of what [`Self::next`] gave.

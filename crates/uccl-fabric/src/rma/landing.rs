@@ -15,7 +15,10 @@ use super::{
     lane::RmaLane,
     state::State,
 };
-use crate::mem::{Access, Located, RemoteSpan};
+use crate::{
+    mem::{Access, Located, RemoteSpan},
+    region::Rights,
+};
 
 impl RmaLane {
     /// Whether the peer reaches memory of this kind through the landing area, which is made if it is not there.
@@ -35,8 +38,8 @@ impl RmaLane {
     /// When there is none: no region that needs it was granted.
     pub(super) fn grant_landing(&self, state: &mut State) -> Result<Grant, Status> {
         let area = state.landing.as_ref().ok_or(Status::UnknownKey)?;
-        let (span, pinned) = (area.span(), area.pinned().map(Arc::clone));
-        let paths = self.keys_of(state, pinned.as_deref(), span.addr);
+        let (span, pinned) = (area.span(), Arc::clone(area.pinned()));
+        let paths = self.keys_of(state, &pinned, span.addr, Rights::ALL);
         let (addr, len) = (span.addr as u64, span.len as u64);
         Ok(Grant { addr, len, read: true, write: true, staged: false, paths })
     }
@@ -120,7 +123,7 @@ mod tests {
         gpu::CopyBy,
         lane::{Lane, MessageSink},
         mem::Span,
-        region::{Region, RegionTable, Rights},
+        region::{Region, RegionTable},
         rma::{Rails, Role, rail::Rail},
     };
 
@@ -150,7 +153,7 @@ mod tests {
             let bytes = Box::new([7; 100]);
             let span = Span { addr: bytes.as_ptr() as usize, len: bytes.len() };
             let region = regions.insert(span, rights, None).expect("a region");
-            rails.add(region.slot, span, MemoryKind::Host);
+            rails.add(region.slot, span, MemoryKind::Host, rights);
             let lane = RmaLane::new(Role::Acceptor, Arc::new(rails), Arc::clone(&regions), None);
             Self { lane: lane.expect("a lane"), regions, region, bytes }
         }

@@ -1,6 +1,7 @@
 //! The lane over all paths of a connection: operations in, requests out.
 
 use std::{
+    collections::VecDeque,
     io,
     os::fd::{AsRawFd, BorrowedFd, RawFd},
     sync::{
@@ -245,8 +246,9 @@ impl RmaLane {
         false
     }
 
-    /// Requests again what was on paths that are gone.
+    /// Requests again what was on paths that are gone. What waits for its turn holds up nothing that could go.
     fn pump_again(&self, state: &mut State) {
+        let mut held = VecDeque::new();
         while let Some(part) = state.again.pop_front() {
             if state.is_ending(&part) {
                 state.drop_part(&self.rails, &part, None);
@@ -259,13 +261,26 @@ impl RmaLane {
                         state.again.push_front(rest);
                     }
                 }
-                Err(Hold::Full | Hold::Key) => {
-                    state.again.push_front(part);
-                    return;
+                Err(hold @ (Hold::Full | Hold::Key)) => {
+                    held.push_back(part);
+                    if matches!(hold, Hold::Full) && state.is_full() {
+                        break;
+                    }
                 }
                 Err(Hold::Never(why)) => state.drop_part(&self.rails, &part, Some(why)),
             }
         }
+        // In their old order. What a full device keeps from being looked at may have been cancelled.
+        held.append(&mut state.again);
+        state.again = held;
+    }
+
+    /// Ends what is to be requested again of an operation that was cancelled.
+    fn drop_again(&self, state: &mut State, flight: usize) {
+        let (dropped, kept) =
+            state.again.drain(..).partition::<VecDeque<_>, _>(|p| p.flight == flight);
+        state.again = kept;
+        dropped.iter().for_each(|part| state.drop_part(&self.rails, part, None));
     }
 
     fn flush(&self, state: &mut State) {
@@ -328,10 +343,7 @@ impl RmaLane {
                 }
                 Looked::Gone => {
                     moved = true;
-                    state.notes.push_back(Note::Down(state.paths[at].id));
-                    if state.paths[at].peer_gone {
-                        self.settle_path(state, at);
-                    }
+                    self.on_gone(state, at);
                 }
             }
         }
@@ -423,6 +435,7 @@ impl Lane for RmaLane {
             if since.elapsed() > PATIENCE {
                 self.lose_paths_of(state, key);
             }
+            self.drop_again(state, key);
             self.pump(state);
             state.end_if_over(key);
         });
@@ -446,9 +459,12 @@ impl Lane for RmaLane {
     }
 
     fn touched_by_peer(&self, slot: u32) -> bool {
+        // In this order: what is requested from now on goes by another registration.
+        let ours = self.rails.of_slot(slot).inspect(|pinned| pinned.retire());
         self.with(|state| {
+            let at_work = ours.is_some_and(|pinned| state.is_at_work_with(&pinned));
             let State { lent, notes, copies, .. } = state;
-            lent.revoke(slot, notes) | copies.may_touch(slot)
+            lent.revoke(slot, notes) | copies.may_touch(slot) | at_work
         })
     }
 
@@ -462,7 +478,7 @@ impl Lane for RmaLane {
     fn interest(&self) -> Interest<'_> {
         // SAFETY: the bell is ours and never replaced.
         let fd = unsafe { BorrowedFd::borrow_raw(self.fd) };
-        Interest { fd, write: false }
+        Interest { fd, write: false, end: None }
     }
 
     fn bye(&self) {}

@@ -40,10 +40,13 @@ mod lane;
 pub(crate) mod network;
 mod notes;
 mod path;
+mod pinned;
 pub mod rail;
 mod rails;
 mod staging;
 mod state;
+#[cfg(test)]
+mod tests;
 
 pub use self::{
     lane::{RmaLane, Role},

@@ -14,14 +14,14 @@ use uccl_wire::{
 use super::{
     lane::{RmaLane, Role},
     path::Path,
+    pinned::Pinned,
     rail::RailError,
-    rails::Pinned,
     state::State,
 };
-use crate::region::Described;
+use crate::region::{Described, Rights};
 
 /// Notes that may wait to be taken to the peer. Only a peer that asks without listening has more.
-const MAX_NOTES: usize = 1 << 18;
+const MAX_NOTES: usize = 1 << 16;
 /// Once one path works, the others may take so much longer before a connection does without them.
 const LATECOMERS: Duration = Duration::from_millis(500);
 
@@ -75,7 +75,9 @@ impl RmaLane {
             (Note::Opened { id, address }, Role::Connector) => {
                 return self.on_opened(state, id, &address);
             }
-            (Note::Refused { id, why }, Role::Connector) => return on_refused(state, id, &why),
+            (Note::Refused { id, why }, Role::Connector) => {
+                return self.on_refused(state, id, &why);
+            }
             (Note::Ready(id), Role::Acceptor) => {
                 let at = state.index_of(id)?;
                 self.path_came_up(state, at);
@@ -96,6 +98,9 @@ impl RmaLane {
                 state.keys.forget(region);
             }
             (Note::Revoke(region), _) => {
+                if state.lent.releasing.contains(&region) {
+                    return Err(format!("the end of {region:?}, which is ending"));
+                }
                 state.keys.forget(region);
                 state.lent.releasing.push(region);
                 state.release_if_unused(region);
@@ -176,13 +181,15 @@ impl RmaLane {
             return Err(format!("a channel for rail {rail}, which was not offered"));
         }
         let State { paths, bell, notes, .. } = state;
-        let at = paths.iter().position(|path| path.id.path == id.path).unwrap_or_else(|| {
+        // A rail has one path, so that there are no more of these than rails.
+        let known = paths.iter().position(|path| path.id.path == id.path || path.ours == ours);
+        let at = known.unwrap_or_else(|| {
             paths.push(Path::new(id.path, ours, 0, None));
             paths.len() - 1
         });
         let path = &mut paths[at];
-        if paths_are_too_many(at) || !path.is_idle() || path.ours != ours {
-            return Err(format!("a channel for path {}, which has one", id.path));
+        if path.id.path != id.path || path.ours != ours || !path.is_idle() {
+            return Err(format!("a channel for path {} and rail {rail}, which have one", id.path));
         }
         match self.rails.all()[ours].open() {
             Ok(channel) => {
@@ -228,12 +235,42 @@ impl RmaLane {
         if self.role == Role::Connector {
             return self.lose_path(state, at, &why);
         }
-        let State { paths, bell, notes, .. } = state;
+        let State { paths, bell, .. } = state;
+        paths[at].lose(&why, bell);
+        paths[at].refusal = Some(why);
+    }
+
+    /// Our end of a channel is gone: the peer is told.
+    pub(super) fn on_gone(&self, state: &mut State, at: usize) {
+        let State { paths, notes, .. } = state;
         let path = &mut paths[at];
-        path.lose(&why, bell);
-        // There was never anything on it, and the peer need not be asked to let go.
-        path.settle(false);
-        notes.push_back(Note::Refused { id: path.id, why });
+        if let Some(why) = path.refusal.take() {
+            // There was never anything on it, and the peer need not be asked to let go.
+            path.settle(false);
+            notes.push_back(Note::Refused { id: path.id, why });
+            return;
+        }
+        notes.push_back(Note::Down(path.id));
+        if path.peer_gone {
+            self.settle_path(state, at);
+        }
+    }
+
+    /// There will be no other end: ours goes.
+    fn on_refused(&self, state: &mut State, id: PathId, why: &str) -> Result<(), String> {
+        let at = state.index_of(id)?;
+        let State { paths, bell, .. } = state;
+        let path = &mut paths[at];
+        if path.is_idle() {
+            return Ok(());
+        }
+        path.lose(&format!("the peer: {why}"), bell);
+        if path.is_ending() {
+            path.peer_gone = true;
+        } else {
+            self.settle_path(state, at);
+        }
+        Ok(())
     }
 
     fn on_down(&self, state: &mut State, id: PathId) -> Result<(), String> {
@@ -277,7 +314,8 @@ impl RmaLane {
         let Described { span, rights, kind, region: root } =
             self.regions.describe(region.slot, region.key)?;
         let pinned = self.rails.of_slot(root);
-        let paths = self.keys_of(state, pinned.as_deref(), span.addr);
+        let paths =
+            pinned.map_or_else(Vec::new, |pinned| self.keys_of(state, &pinned, span.addr, rights));
         let staged = paths.is_empty() && self.has_landing_for(state, kind);
         if root == region.slot && (staged || !paths.is_empty()) {
             state.lent.by_slot.insert(region.slot, (region.key, false));
@@ -286,16 +324,17 @@ impl RmaLane {
         Ok(Grant { addr, len, read: rights.read, write: rights.write, staged, paths })
     }
 
-    /// How the peer names memory from this address on, on each path that takes it.
+    /// How a peer that may do so much names memory from this address on, on each path that takes it.
     pub(super) fn keys_of(
         &self,
         state: &mut State,
-        pinned: Option<&Pinned>,
+        pinned: &Pinned,
         addr: usize,
+        rights: Rights,
     ) -> Vec<PathKey> {
         let key_of = |path: &mut Path| {
-            let (id, pinned) = (path.id, pinned?);
-            let registration = pinned.with(path.ours)?;
+            let id = path.id;
+            let registration = pinned.for_peer(self.rails.all(), path.ours, rights)?;
             let channel = path.channel_of(id)?;
             let exported: Result<_, RailError> = channel.export(registration);
             let key = exported.inspect_err(|e| tracing::warn!("no key for a peer: {e}")).ok()?;
@@ -340,18 +379,6 @@ impl State {
             self.release_if_unused(region);
         }
     }
-}
-
-fn on_refused(state: &mut State, id: PathId, why: &str) -> Result<(), String> {
-    let at = state.index_of(id)?;
-    let State { paths, bell, again, .. } = state;
-    paths[at].lose(&format!("the peer: {why}"), bell);
-    again.extend(paths[at].settle(true));
-    Ok(())
-}
-
-fn paths_are_too_many(at: usize) -> bool {
-    at >= MAX_RAILS
 }
 
 fn import(paths: &mut [Path], id: PathId, key: &[u8]) -> Option<u64> {

@@ -69,10 +69,20 @@ pub(super) struct Path {
     orphans: Vec<Part>,
     /// The peer's end has gone, before ours has.
     pub(super) peer_gone: bool,
+    /// Why the peer is to be told that there is no end of ours, once it has gone.
+    pub(super) refusal: Option<String>,
     /// Looks since something ended last; and since when nothing has, as far as anybody has read a clock.
     quiet_looks: u32,
     quiet_since: Option<Instant>,
     ended: Vec<Ended>,
+}
+
+/// How a request names our memory.
+#[derive(Clone, Copy)]
+pub(super) struct Local {
+    pub(super) key: u64,
+    /// The number of the registration that the key is of.
+    pub(super) registration: u64,
 }
 
 /// What became of looking at a channel.
@@ -110,6 +120,7 @@ impl Path {
             batch: Vec::new(),
             orphans: Vec::new(),
             peer_gone: false,
+            refusal: None,
             quiet_looks: 0,
             quiet_since: None,
             ended: Vec::new(),
@@ -285,7 +296,9 @@ impl Path {
     }
 
     /// Adds a part to the next batch.
-    pub(super) fn add(&mut self, part: Part, local_key: u64, remote_addr: u64, remote_key: u64) {
+    pub(super) fn add(&mut self, part: Part, ours: Local, remote_addr: u64, remote_key: u64) {
+        let Local { key: local_key, registration } = ours;
+        let part = Part { registration, ..part };
         if self.posted.is_empty() {
             self.quiet_since = None;
         }
@@ -416,6 +429,13 @@ impl Path {
     /// Whether a part of this operation is under way on our channel.
     pub(super) fn carries(&self, flight: usize) -> bool {
         self.posted.iter().any(|(_, part)| part.flight == flight)
+    }
+
+    /// Whether our device may be reaching our memory by the registration of this number.
+    pub(super) fn is_at_work_with(&self, registration: u64) -> bool {
+        let ending = if self.is_ending() { &self.orphans[..] } else { &[] };
+        let parts = self.posted.iter().map(|(_, part)| part).chain(ending);
+        parts.into_iter().any(|part| part.registration == registration)
     }
 
     /// Whether a part of the peer's region of this slot and key is under way.

@@ -12,7 +12,7 @@ use std::{
 use smallvec::SmallVec;
 use uccl_device::{MemoryKind, PciAddress};
 
-use crate::{lane::OpKind, mem::Span};
+use crate::{lane::OpKind, mem::Span, region::Rights};
 
 /// What a device calls the right to reach a region, as it travels to the peer: opaque, and short.
 pub type KeyBytes = SmallVec<[u8; 16]>;
@@ -31,12 +31,17 @@ pub trait Rail: Send + Sync {
     /// Whether its port can be used right now. Asked several times a second while it cannot.
     fn is_up(&self) -> bool;
 
-    /// Makes memory reachable for the device, for reading and writing by us and by peers. The memory stays
-    /// valid until the registration is dropped.
+    /// Makes memory reachable for the device: by us, and by peers for no more than these rights. The memory stays
+    /// valid until the registration has ended.
     ///
     /// # Errors
     /// When the device does not take it: its kind, its size, or the limit for locked memory.
-    fn register(&self, span: Span, kind: MemoryKind) -> Result<Box<dyn Registration>, RailError>;
+    fn register(
+        &self,
+        span: Span,
+        kind: MemoryKind,
+        rights: Rights,
+    ) -> Result<Box<dyn Registration>, RailError>;
 
     /// Makes our end of a channel.
     ///
@@ -62,9 +67,15 @@ pub struct RailInfo {
     pub is_software: bool,
 }
 
-/// Memory that a device can reach, until this is dropped: then neither we nor a peer reach it through the
-/// device any more.
+/// Memory that a device can reach, until this [ends](Self::end) or is dropped: then neither we nor a peer reach it
+/// through the device any more.
 pub trait Registration: Send + Sync {
+    /// Ends it. Once it has ended nothing happens.
+    ///
+    /// # Errors
+    /// The device did not let go, and may still reach the memory. To be tried again.
+    fn end(&self) -> Result<(), RailError>;
+
     /// What a request names our memory with: an lkey, a descriptor's address.
     fn local_key(&self) -> u64;
 

@@ -1,60 +1,43 @@
 //! The devices of an endpoint, and the memory that is registered with them.
 
-use std::{collections::HashMap, sync::Arc};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
 
 use parking_lot::RwLock;
 use uccl_device::MemoryKind;
-use uccl_wire::rails::RailOffer;
+use uccl_wire::rails::{MAX_RAILS, RailOffer};
 
-use super::rail::{Rail, RailError, Registration as DeviceRegistration, RemoteKey};
-use crate::{
-    gpu::CopyBy,
-    mem::Span,
-    regcache::{RegCache, Registration},
+use super::{
+    pinned::{Book, Pinned, ToPin},
+    rail::{Rail, RailError},
 };
+use crate::{gpu::CopyBy, mem::Span, region::Rights};
 
 /// Devices that an endpoint has opened, and its regions as far as these reach them.
 ///
-/// A registration with a device costs (pages are pinned), so regions that lie in one another share one. It
-/// ends with the last of them, after peers have let go of the region; see [`super::RmaLane`].
+/// Regions are registered each by itself, also where they overlap: a key that a peer was told for one of them ends with
+/// that one.
 pub struct Rails {
     rails: Vec<Arc<dyn Rail>>,
     copy_by: CopyBy,
-    pinned: RegCache<Arc<Pinned>>,
-    by_slot: RwLock<HashMap<u32, Registration<Arc<Pinned>>>>,
-}
-
-/// Memory as every device knows it.
-pub(super) struct Pinned {
-    span: Span,
-    /// One a rail, or why there is none.
-    by_rail: Vec<Result<Box<dyn DeviceRegistration>, RailError>>,
-}
-
-impl Pinned {
-    /// The device's registration, if it took the memory.
-    pub(super) fn with(&self, rail: usize) -> Option<&dyn DeviceRegistration> {
-        self.by_rail.get(rail)?.as_deref().ok()
-    }
-
-    /// Whether the memory is covered.
-    pub(super) fn covers(&self, span: Span) -> bool {
-        let offset = span.addr.checked_sub(self.span.addr);
-        offset.is_some_and(|offset| offset <= self.span.len && span.len <= self.span.len - offset)
-    }
-
-    /// Where memory that is covered is for peers, if this is how they name what is registered.
-    pub(super) fn base_of(&self, addr: usize, key: &RemoteKey) -> u64 {
-        key.base.wrapping_add((addr - self.span.addr) as u64)
-    }
+    book: RwLock<Book>,
+    next: AtomicU64,
 }
 
 impl Rails {
-    /// These devices, and no memory yet.
+    /// These devices, and no memory yet. Of more than a connection can have, the first are used.
     #[must_use]
-    pub fn new(rails: Vec<Arc<dyn Rail>>) -> Self {
-        let copy_by = CopyBy::default();
-        Self { rails, copy_by, pinned: RegCache::default(), by_slot: RwLock::default() }
+    pub fn new(mut rails: Vec<Arc<dyn Rail>>) -> Self {
+        if let Some(first) = rails.get(MAX_RAILS) {
+            let (name, rest) = (&first.info().name, rails.len() - MAX_RAILS);
+            tracing::warn!(
+                "{name} and what follows it, {rest} in all, are not used: {MAX_RAILS} are enough"
+            );
+            rails.truncate(MAX_RAILS);
+        }
+        Self { rails, copy_by: CopyBy::default(), book: RwLock::default(), next: AtomicU64::new(1) }
     }
 
     /// Has what no device takes be copied by others than GPUs.
@@ -91,29 +74,28 @@ impl Rails {
         self.rails.iter().map(offer).collect()
     }
 
-    /// Registers the region of this slot with every device that takes it. Where none does, its bytes go
-    /// another way.
-    pub fn add(&self, slot: u32, span: Span, kind: MemoryKind) {
-        if span.len == 0 || self.rails.is_empty() {
+    /// Registers the region of this slot with every device that takes it, for what peers may do with it. Where none
+    /// takes it, its bytes go another way.
+    pub fn add(&self, slot: u32, span: Span, kind: MemoryKind, rights: Rights) {
+        if span.len == 0 || self.rails.is_empty() || self.of_slot(slot).is_some() {
             return;
         }
-        let registration = self.hold(span, kind);
-        let old = self.by_slot.write().insert(slot, registration);
-        if let Some(old) = old {
-            self.let_go(old);
-        }
+        let pinned = self.pin(ToPin { span, kind, rights });
+        // Somebody else may have registered it meanwhile; then this one is known to nobody, and ends here.
+        self.book.write().add_region(slot, &pinned);
     }
 
     /// Registers memory that is no region, until it is [let go](Self::let_go).
-    pub(super) fn hold(&self, span: Span, kind: MemoryKind) -> Registration<Arc<Pinned>> {
-        let make = || Ok::<_, std::convert::Infallible>((span, Arc::new(self.pin(span, kind))));
-        let Ok(registration) = self.pinned.acquire(span, make);
-        registration
+    pub(super) fn hold(&self, span: Span, kind: MemoryKind) -> Arc<Pinned> {
+        let pinned = self.pin(ToPin { span, kind, rights: Rights::ALL });
+        self.book.write().add(&pinned);
+        pinned
     }
 
-    fn pin(&self, span: Span, kind: MemoryKind) -> Pinned {
+    fn pin(&self, memory: ToPin) -> Arc<Pinned> {
+        let ToPin { span, kind, rights } = memory;
         let register = |rail: &Arc<dyn Rail>| {
-            rail.register(span, kind).inspect_err(|e| {
+            rail.register(span, kind, rights).inspect_err(|e| {
                 let (name, len) = (&rail.info().name, span.len);
                 match self.copier_of(kind) {
                     // Rails carry it all the same.
@@ -124,29 +106,46 @@ impl Rails {
                 }
             })
         };
-        Pinned { span, by_rail: self.rails.iter().map(register).collect() }
+        let by_rail = self.rails.iter().map(register).collect();
+        Arc::new(Pinned::new(self.next.fetch_add(1, Relaxed), memory, by_rail))
     }
 
-    /// The region of this slot has ended, and peers have let go of it.
-    pub fn remove(&self, slot: u32) {
-        let gone = self.by_slot.write().remove(&slot);
-        if let Some(gone) = gone {
-            self.let_go(gone);
+    /// The region of this slot is about to end: from now on nothing of ours is requested with its registration, also
+    /// where another region lies in the same memory.
+    pub fn retire(&self, slot: u32) {
+        if let Some(pinned) = self.of_slot(slot) {
+            pinned.retire();
         }
     }
 
+    /// The region of this slot has ended, and peers have let go of it: the devices do.
+    ///
+    /// # Errors
+    /// When one did not, which may still reach the memory. It must stay, and this may be tried again.
+    pub fn remove(&self, slot: u32) -> Result<(), RailError> {
+        let Some(pinned) = self.of_slot(slot) else { return Ok(()) };
+        pinned.end()?;
+        self.book.write().remove_region(slot);
+        Ok(())
+    }
+
     /// Ends what [`Self::hold`] began.
-    pub(super) fn let_go(&self, registration: Registration<Arc<Pinned>>) {
-        self.pinned.release(registration, |_| {});
+    ///
+    /// # Errors
+    /// As those of [`Self::remove`].
+    pub(super) fn let_go(&self, pinned: &Pinned) -> Result<(), RailError> {
+        pinned.end()?;
+        self.book.write().remove(pinned);
+        Ok(())
     }
 
     /// What a region is registered as.
     pub(super) fn of_slot(&self, slot: u32) -> Option<Arc<Pinned>> {
-        self.by_slot.read().get(&slot).map(|registration| Arc::clone(registration.value()))
+        self.book.read().of_slot(slot).cloned()
     }
 
     /// What memory of ours is registered as.
     pub(super) fn over(&self, span: Span) -> Option<Arc<Pinned>> {
-        self.pinned.over(span)
+        self.book.read().over(span).cloned()
     }
 }

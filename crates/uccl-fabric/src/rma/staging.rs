@@ -251,6 +251,7 @@ impl State {
                 remote,
                 batch: Some(at),
                 refusals: 0,
+                registration: 0,
             });
             self.count_part(flight, Some(at));
         }

@@ -18,9 +18,10 @@ use super::{
     flight::{Flight, Part},
     keys::{Granted, Keys, Missing, region_of},
     notes::Lent,
-    path::Path,
+    path::{Local, Path},
+    pinned::Pinned,
     rail::RequestError,
-    rails::{Pinned, Rails},
+    rails::Rails,
     staging::Staging,
 };
 use crate::{
@@ -177,7 +178,8 @@ impl State {
 
     /// What memory of ours is registered as.
     pub(super) fn pinned(&mut self, rails: &Rails, span: Span) -> Option<Arc<Pinned>> {
-        if let Some(pinned) = self.memo.upgrade().filter(|pinned| pinned.covers(span)) {
+        let serves = |pinned: &Arc<Pinned>| pinned.covers(span) && !pinned.is_retired();
+        if let Some(pinned) = self.memo.upgrade().filter(serves) {
             return Some(pinned);
         }
         let pinned = rails.over(span)?;
@@ -206,7 +208,8 @@ impl State {
             return Err(Hold::Full);
         };
         let (first, _) = part.split(len);
-        path.add(first, ours.local_key(), addr, reach.key);
+        let local = Local { key: ours.local_key(), registration: pinned.number };
+        path.add(first, local, addr, reach.key);
         if best.unasked {
             self.ask(region_of(&part.remote));
         }
@@ -318,6 +321,16 @@ impl State {
     pub(super) fn unpark(&mut self) {
         let parked = std::mem::take(&mut self.parked);
         self.queue.extend(parked);
+    }
+
+    /// Whether no path that works has room for anything.
+    pub(super) fn is_full(&self) -> bool {
+        !self.paths.iter().any(|path| path.is_up() && path.room_for(1).is_some())
+    }
+
+    /// Whether one of our devices has something to do with memory of ours by this registration.
+    pub(super) fn is_at_work_with(&self, pinned: &Pinned) -> bool {
+        self.paths.iter().any(|path| path.is_at_work_with(pinned.number))
     }
 
     /// Whether a part of a region is under way.

@@ -3,10 +3,13 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
+use super::accesses::{Accesses, HazardGuard, patiently};
 use super::copy::copy_bytes;
-use super::hazard::{HazardGuard, Hazards};
+use super::hazard::Hazards;
 use super::mappings::PeerMappings;
 use super::memo::Memo;
 use super::published::{Checked, PeerCheck, PeerTable};
@@ -48,6 +51,12 @@ pub enum DirectError {
         /// Bytes on the peer's.
         remote: u64,
     },
+    /// The peer has been given up.
+    #[error("the peer has been given up")]
+    Closed,
+    /// All accesses that may be under way at once have been for seconds.
+    #[error("copies to and from the peer's memory do not end")]
+    Stuck,
     /// The copy through the kernel failed.
     #[error(transparent)]
     Cma(#[from] CmaError),
@@ -93,7 +102,7 @@ impl Found {
 #[derive(Debug)]
 pub struct Direct {
     pub(super) table: PeerTable,
-    pub(super) hazards: Hazards,
+    pub(super) accesses: Arc<Accesses>,
     process: Option<Process>,
     pub(super) mappings: PeerMappings,
     /// Key, slot + 1, version, epoch, address, length, rights, and where the region is mapped here, or 0.
@@ -107,7 +116,7 @@ impl Direct {
     pub fn new(table: PeerTable, hazards: Hazards, process: Option<Process>) -> Self {
         Self {
             table,
-            hazards,
+            accesses: Arc::new(Accesses::new(hazards)),
             process,
             mappings: PeerMappings::new(),
             memo: Memo::new(),
@@ -120,29 +129,54 @@ impl Direct {
     /// # Errors
     /// As for [`PeerMappings::insert`].
     pub fn insert_mapping(&self, id: u32, fd: OwnedFd, max_len: usize) -> io::Result<()> {
-        self.mappings.insert(id, fd, max_len, &self.hazards)
+        self.mappings.insert(id, fd, max_len, &self.accesses)
     }
 
     /// Forgets the peer's segment `id`, and says whether it was there.
     pub fn remove_mapping(&self, id: u32) -> bool {
-        self.mappings.remove(id, &self.hazards)
+        self.mappings.remove(id, &self.accesses)
     }
 
-    /// Ends every access, for good: waits for those under way, refuses others. The peer, who stops
-    /// looking at our hazards when our socket closes, must not see it close before this has returned.
-    pub fn close(&self) {
+    /// Ends every access, for good: refuses new ones, and waits until `until` for those under way, which are this
+    /// process's own. Between looks it calls `meanwhile`, which is to do what they wait for. Says whether all have
+    /// ended, as they do unless the kernel holds one up, which waits for a page of the peer's that never comes;
+    /// [`is_idle`](Self::is_idle) tells when it has.
+    ///
+    /// The peer, who stops looking at our hazards when our socket closes, must not see it close before this has
+    /// returned.
+    pub fn close(&self, until: Instant, mut meanwhile: impl FnMut()) -> bool {
         self.closed.store(true, Ordering::SeqCst);
-        let mut uses = self.hazards.in_use();
-        while !self.hazards.ended(&mut uses) {
+        let mut uses = self.accesses.in_use();
+        while !self.accesses.ended(&mut uses) {
+            if Instant::now() > until {
+                return false;
+            }
+            meanwhile();
             std::thread::yield_now();
         }
+        self.mappings.close();
+        true
     }
 
-    /// Refuses an access to a peer that is being left. To be asked with the hazard claimed: either
-    /// [`close`](Self::close) sees the hazard, or this sees it closed.
+    /// Whether no access is under way at this moment. Once closed, it stays so.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.accesses.ended(&mut self.accesses.in_use())
+    }
+
+    /// Claims a word for an access, unless the peer is being left: either [`close`](Self::close) sees the
+    /// access, or this sees it closed.
+    #[inline(always)]
+    fn access(&self, slot: u32) -> Result<HazardGuard<'_>, DirectError> {
+        let guard = self.accesses.claim(slot).ok_or(DirectError::Stuck)?;
+        self.admits()?;
+        Ok(guard)
+    }
+
+    /// Refuses an access to a peer that is being left. To be asked with the word claimed.
     #[inline(always)]
     pub(super) fn admits(&self) -> Result<(), DirectError> {
-        if self.closed.load(Ordering::SeqCst) { Err(DirectError::Unreachable) } else { Ok(()) }
+        if self.closed.load(Ordering::SeqCst) { Err(DirectError::Closed) } else { Ok(()) }
     }
 
     /// How many of the peer's segments are mapped here (those about to be unmapped included).
@@ -154,9 +188,7 @@ impl Direct {
     /// How [`copy`](Self::copy) would reach a range now. [`Reach::None`] also when it would be refused.
     #[must_use]
     pub fn reach(&self, remote: &RemoteSpan) -> Reach {
-        // Segments are unmapped only when no hazard stands.
-        let _hazard = self.hazards.claim(remote.slot);
-        match self.find(remote) {
+        match self.access(remote.slot).and_then(|_access| self.find(remote)) {
             Ok(found) if offset_within(found.addr, found.len, remote.addr, remote.len).is_err() => {
                 Reach::None
             }
@@ -235,16 +267,15 @@ impl Direct {
         local: &Span,
         remote: &RemoteSpan,
     ) -> Result<u64, DirectError> {
-        let _hazard = self.hazards.claim(remote.slot);
-        self.admits()?;
+        let _access = self.access(remote.slot)?;
         let there = self.find(remote)?.admit(remote, access)?;
         if there.is_null() {
             let process = self.process.as_ref().ok_or(DirectError::Unreachable)?;
             // SAFETY: the caller's promise.
             return Ok(unsafe { process.copy(access, &[*local], &[(remote.addr, remote.len)])? });
         }
-        // SAFETY: the caller's promise for here; `there` is within a mapping, which stays while the hazard
-        // stands.
+        // SAFETY: the caller's promise for here; `there` is within a mapping, which stays while the access
+        // is counted.
         unsafe { move_bytes(access, local.addr as *mut u8, there, local.len) };
         Ok(remote.len)
     }
@@ -260,8 +291,8 @@ impl Direct {
         if here != there {
             return Err(DirectError::Length { local: here, remote: there });
         }
-        let mut held = Held::new(&self.hazards);
-        let mut first = held.claim(remote);
+        let mut held = Held::new(&self.accesses);
+        let mut first = held.claim(remote)?;
         if first < remote.len() {
             // What the first batch of hazards does not cover is checked in advance too.
             self.check_all(access, &remote[first..])?;
@@ -275,7 +306,7 @@ impl Direct {
             self.check_all(access, batch)?;
             for span in batch {
                 let there = self.find(span)?.admit(span, access)?;
-                // SAFETY: the caller's promise for here; the hazards held keep `there` mapped.
+                // SAFETY: the caller's promise for here; the accesses held keep `there` mapped.
                 unsafe { walk.piece(there, span)? };
             }
             // SAFETY: the caller's promise.
@@ -284,7 +315,7 @@ impl Direct {
                 return Ok(here);
             }
             rest = after;
-            first = held.claim(rest);
+            first = held.claim(rest)?;
         }
     }
 
@@ -301,28 +332,29 @@ impl Direct {
 
 /// The hazards of one batch.
 struct Held<'a> {
-    hazards: &'a Hazards,
+    accesses: &'a Accesses,
     slots: [u32; BATCH],
     guards: [Option<HazardGuard<'a>>; BATCH],
     count: usize,
 }
 
 impl<'a> Held<'a> {
-    fn new(hazards: &'a Hazards) -> Self {
-        Self { hazards, slots: [0; BATCH], guards: [const { None }; BATCH], count: 0 }
+    fn new(accesses: &'a Accesses) -> Self {
+        Self { accesses, slots: [0; BATCH], guards: [const { None }; BATCH], count: 0 }
     }
 
     /// Lets go of what it held, claims the slots of as many `spans` as it can, and says how many; all or
     /// none at a time, so that two callers cannot wait for each other's words.
-    fn claim(&mut self, spans: &[RemoteSpan]) -> usize {
-        loop {
-            self.release();
-            if let Some(covered) = self.try_claim(spans) {
-                return covered;
-            }
-            self.release();
-            std::thread::yield_now();
+    fn claim(&mut self, spans: &[RemoteSpan]) -> Result<usize, DirectError> {
+        self.release();
+        if let Some(covered) = self.try_claim(spans) {
+            return Ok(covered);
         }
+        let claimed = patiently(|| {
+            self.release();
+            self.try_claim(spans)
+        });
+        claimed.ok_or(DirectError::Stuck)
     }
 
     fn release(&mut self) {
@@ -338,7 +370,7 @@ impl<'a> Held<'a> {
             if self.count == BATCH {
                 return Some(covered);
             }
-            self.guards[self.count] = Some(self.hazards.try_claim(span.slot)?);
+            self.guards[self.count] = Some(self.accesses.try_claim(span.slot)?);
             self.slots[self.count] = span.slot;
             self.count += 1;
         }
@@ -433,8 +465,8 @@ unsafe fn move_bytes(access: Access, here: *mut u8, there: *mut u8, len: usize) 
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    use std::time::Duration;
 
     use super::*;
     use crate::alloc::{SharedBuf, lookup};
@@ -450,7 +482,7 @@ mod tests {
 
     fn both(process: bool) -> Both {
         let table = RegionTable::new().unwrap();
-        let connection = Arc::new(Segment::create("test", 4096).unwrap());
+        let connection = Segment::create("test", 4096).unwrap();
         let owner = Hazards::new(&connection, 0).unwrap();
         let peer = PeerTable::map(table.published_fd().try_clone_to_owned().unwrap()).unwrap();
         let process = process.then(|| Process::open(std::process::id() as i32).unwrap());
@@ -612,5 +644,105 @@ mod tests {
             }
         });
         assert!(remote.iter().all(|remote| !both.owner.holds(remote.slot)));
+    }
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    /// Calls `close` in a thread of its own, and `check`s whether it waits.
+    fn closing(direct: &Direct, check: impl FnOnce(&dyn Fn() -> bool)) {
+        std::thread::scope(|scope| {
+            let closed = scope.spawn(|| direct.close(Instant::now() + PATIENCE, || ()));
+            while !direct.closed.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            check(&|| {
+                std::thread::sleep(Duration::from_millis(100));
+                !closed.is_finished()
+            });
+        });
+    }
+
+    #[test]
+    fn closing_waits_for_the_access_under_way_and_admits_no_other() {
+        let both = both(false);
+        let buf = SharedBuf::new(100).unwrap();
+        both.share(&buf);
+        let region = both.register(buf.span());
+        assert_eq!(both.write(&[1; 100], &[region.remote()]).unwrap(), 100);
+        let access = both.direct.accesses.try_claim(region.slot).unwrap();
+        let outlives = both.direct.claim_owned(region.slot).unwrap();
+        closing(&both.direct, |waits| {
+            assert!(waits(), "a copy is under way");
+            assert!(both.owner.holds(region.slot));
+            drop(access);
+            assert!(waits(), "a copy by a GPU is under way");
+            assert!(both.direct.mapped() == 1, "what it copies to is still there");
+            drop(outlives);
+        });
+        for remote in [&[region.remote()][..], &[region.remote(), region.remote()]] {
+            let data = vec![2; 100 * remote.len()];
+            assert!(matches!(both.write(&data, remote), Err(DirectError::Closed)));
+        }
+        assert_eq!(both.direct.reach(&region.remote()), Reach::None);
+        assert_eq!(bytes(&buf), [1; 100]);
+        assert_eq!(both.direct.mapped(), 0);
+        let fd = buf.fd().try_clone_to_owned().unwrap();
+        assert!(both.direct.insert_mapping(buf.id(), fd, 100).is_err());
+    }
+
+    /// What the accesses of a closing peer wait for may be in the hands of the thread that closes.
+    #[test]
+    fn who_closes_does_meanwhile_what_accesses_wait_for() {
+        let both = both(false);
+        let mut flights =
+            vec![both.direct.claim_owned(1).unwrap(), both.direct.claim_owned(2).unwrap()];
+        assert!(both.direct.close(Instant::now() + PATIENCE, || drop(flights.pop())));
+        assert!(flights.is_empty());
+    }
+
+    /// A copy through the kernel can wait for the peer's pages for as long as the peer likes.
+    #[test]
+    fn closing_does_not_wait_for_ever_and_tells() {
+        let both = both(false);
+        let buf = SharedBuf::new(100).unwrap();
+        both.share(&buf);
+        let stuck = both.direct.accesses.try_claim(1).unwrap();
+        assert!(!both.direct.close(Instant::now() + Duration::from_millis(20), || ()));
+        assert!(!both.direct.is_idle());
+        assert_eq!(both.direct.mapped(), 1, "unmapped under a copy");
+        drop(stuck);
+        assert!(both.direct.is_idle());
+    }
+
+    /// The peer can write every hazard word, at any time.
+    #[test]
+    fn what_the_peer_writes_unmaps_nothing_and_blocks_nobody() {
+        let both = both(false);
+        let buf = SharedBuf::new(100).unwrap();
+        both.share(&buf);
+        let region = both.register(buf.span());
+        let scribble = |value| {
+            let words: &[AtomicU64] = both.owner.words();
+            words.iter().for_each(|word| word.store(value, Ordering::SeqCst));
+        };
+        let access = both.direct.accesses.try_claim(region.slot).unwrap();
+        scribble(0);
+        assert!(both.direct.remove_mapping(buf.id()));
+        assert_eq!(both.direct.mapped(), 1, "unmapped under a copy");
+        drop(access);
+        both.share(&buf);
+        assert_eq!(both.direct.mapped(), 1);
+        for value in [u64::MAX, u64::from(region.slot) + 1] {
+            scribble(value);
+            assert_eq!(both.write(&[3; 100], &[region.remote()]).unwrap(), 100);
+            let halves = [0, 50].map(|at| RemoteSpan {
+                addr: region.remote().addr + at,
+                len: 50,
+                ..region.remote()
+            });
+            assert_eq!(both.write(&[4; 100], &halves).unwrap(), 100);
+        }
+        scribble(u64::MAX);
+        assert!(both.direct.close(Instant::now() + PATIENCE, || ()));
     }
 }

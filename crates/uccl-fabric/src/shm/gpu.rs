@@ -1,14 +1,14 @@
 //! The peer's memory as GPUs of this process reach it.
 
-use std::sync::Arc;
+use std::{io, sync::Arc};
 
 use smallvec::SmallVec;
 use uccl_device::cuda::Context;
 use uccl_wire::frame::Status;
 
 use super::{
+    accesses::OwnedHazard,
     direct::Direct,
-    hazard::OwnedHazard,
     published::{Checked, PeerCheck},
 };
 use crate::{
@@ -29,13 +29,16 @@ pub(crate) struct GpuPlaces {
 
 impl Direct {
     /// Notes GPU memory that the peer offered.
-    pub(crate) fn insert_gpu(&self, id: u32, memory: OpenedGpu) {
-        self.mappings.insert_gpu(id, memory);
+    ///
+    /// # Errors
+    /// As for [`PeerMappings::insert_gpu`](super::PeerMappings::insert_gpu).
+    pub(crate) fn insert_gpu(&self, id: u32, memory: OpenedGpu) -> io::Result<()> {
+        self.mappings.insert_gpu(id, memory)
     }
 
-    /// Claims a hazard for an access that outlives the call; `None` when all words are in use.
+    /// Claims a hazard for an access that outlives the call; `None` when all words for such are in use.
     pub(crate) fn claim_owned(&self, slot: u32) -> Option<OwnedHazard> {
-        self.hazards.try_claim_owned(slot)
+        self.accesses.try_claim_owned(slot)
     }
 
     /// The GPU memory that a range lies in, if it is a GPU's and was offered.
@@ -111,11 +114,12 @@ impl Direct {
             (place, backing.offset)
         } else {
             let locked = self.mappings.locked(backing.id, context);
-            let place = match locked {
-                Some(locked) => Place { address: locked.address(), keep: Keep::Locked(locked) },
-                None => return Err(OpError::HostOnly("the peer's host memory cannot be locked")),
-            };
-            (place, backing.offset)
+            let locked =
+                locked.ok_or(OpError::HostOnly("the peer's host memory cannot be locked"))?;
+            if !locked.holds(backing.offset, checked.len) {
+                return Err(OpError::Remote(Status::OutOfBounds));
+            }
+            (Place { address: locked.address(), keep: Keep::Locked(locked) }, backing.offset)
         };
         if !first && found.device != checked.device {
             return Err(OpError::HostOnly("one vector reaches both GPU and host memory"));

@@ -1,10 +1,11 @@
 //! The shared structures under every interleaving: `RUSTFLAGS="--cfg loom" cargo test --release loom`.
 
 use loom::cell::UnsafeCell;
-use loom::sync::atomic::AtomicU64;
+use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::sync::{Arc, Notify};
 use loom::thread;
 
+use super::accesses::{announce, claim, clear, ended, in_use};
 use super::hazard;
 use super::memo::Memo;
 use super::published::{publish, read, retire, version};
@@ -156,13 +157,15 @@ fn loom_no_access_after_drain() {
     const SLOT: u32 = 5;
     struct Shared {
         entry: [AtomicU64; 8],
-        hazards: [AtomicU64; 1],
+        claimed: [AtomicU64; 1],
+        announced: [AtomicU64; 1],
         memory: UnsafeCell<u64>,
     }
     bounded(|| {
         let shared = Arc::new(Shared {
             entry: std::array::from_fn(|_| AtomicU64::new(0)),
-            hazards: std::array::from_fn(|_| AtomicU64::new(0)),
+            claimed: std::array::from_fn(|_| AtomicU64::new(0)),
+            announced: std::array::from_fn(|_| AtomicU64::new(0)),
             memory: UnsafeCell::new(0),
         });
         publish(&shared.entry, &[0; 7]);
@@ -170,16 +173,17 @@ fn loom_no_access_after_drain() {
         let initiator = {
             let shared = shared.clone();
             thread::spawn(move || {
-                let (at, held) = hazard::claim(&shared.hazards, 0, SLOT).unwrap();
+                let (at, held) = claim(&shared.claimed, 0, SLOT).unwrap();
+                announce(&shared.announced, at, held);
                 if version(&shared.entry) == live {
                     // SAFETY: loom checks that nobody else is at the cell.
                     shared.memory.with_mut(|memory| unsafe { *memory += 1 });
                 }
-                hazard::clear(&shared.hazards, at, held);
+                clear(&shared.claimed, &shared.announced, at, held);
             })
         };
         retire(&shared.entry);
-        while hazard::holds(&shared.hazards, SLOT) {
+        while hazard::holds(&shared.announced, SLOT) {
             thread::yield_now();
         }
         // SAFETY: as above; that is what is tested.
@@ -193,15 +197,88 @@ fn loom_no_access_after_drain() {
 /// Two initiators never get the same word, and both are waited for.
 #[test]
 fn loom_hazard_words_are_claimed_once() {
-    loom::model(|| {
-        let words: Arc<[AtomicU64; 2]> = Arc::new(std::array::from_fn(|_| AtomicU64::new(0)));
+    bounded(|| {
+        let words =
+            || -> Arc<[AtomicU64; 2]> { Arc::new(std::array::from_fn(|_| AtomicU64::new(0))) };
+        let (claimed, announced) = (words(), words());
         let other = {
-            let words = words.clone();
-            thread::spawn(move || hazard::claim(&*words, 0, 1).unwrap().0)
+            let (claimed, announced) = (claimed.clone(), announced.clone());
+            thread::spawn(move || {
+                let (at, held) = claim(&*claimed, 0, 1).unwrap();
+                announce(&*announced, at, held);
+                at
+            })
         };
-        let mine = hazard::claim(&*words, 0, 2).unwrap().0;
+        let (mine, held) = claim(&*claimed, 0, 2).unwrap();
+        announce(&*announced, mine, held);
         assert_ne!(mine, other.join().unwrap());
-        assert!(hazard::holds(&*words, 1) && hazard::holds(&*words, 2));
+        assert!(hazard::holds(&*announced, 1) && hazard::holds(&*announced, 2));
+    });
+}
+
+/// A word that is used again is announced as its last use: the clearing of the one before does not undo it.
+#[test]
+fn loom_an_announcement_is_not_undone_by_the_last_one() {
+    bounded(|| {
+        let word = || -> Arc<[AtomicU64; 1]> { Arc::new([AtomicU64::new(0)]) };
+        let (claimed, announced) = (word(), word());
+        let first = {
+            let (claimed, announced) = (claimed.clone(), announced.clone());
+            let (at, held) = claim(&*claimed, 0, 1).unwrap();
+            announce(&*announced, at, held);
+            thread::spawn(move || clear(&*claimed, &*announced, at, held))
+        };
+        if let Some((at, held)) = claim(&*claimed, 0, 2) {
+            announce(&*announced, at, held);
+            first.join().unwrap();
+            assert!(hazard::holds(&*announced, 2));
+        } else {
+            first.join().unwrap();
+        }
+    });
+}
+
+/// A mapping that was removed goes when no access can be in it, whatever the peer writes into the hazard words:
+/// loom fails if an access overlaps with what comes there next.
+#[test]
+fn loom_a_mapping_outlives_the_accesses_in_it() {
+    struct Shared {
+        epoch: AtomicU64,
+        claimed: [AtomicU64; 1],
+        announced: [AtomicU64; 1],
+        mapping: UnsafeCell<u64>,
+    }
+    bounded(|| {
+        let shared = Arc::new(Shared {
+            epoch: AtomicU64::new(0),
+            claimed: [AtomicU64::new(0)],
+            announced: [AtomicU64::new(0)],
+            mapping: UnsafeCell::new(0),
+        });
+        let copier = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                let (at, held) = claim(&shared.claimed, 0, 5).unwrap();
+                announce(&shared.announced, at, held);
+                if shared.epoch.load(Ordering::SeqCst) == 0 {
+                    // SAFETY: loom checks that nobody else is at the cell.
+                    shared.mapping.with_mut(|mapping| unsafe { *mapping += 1 });
+                }
+                clear(&shared.claimed, &shared.announced, at, held);
+            })
+        };
+        // The peer scribbles and retracts.
+        shared.announced[0].store(0, Ordering::Relaxed);
+        shared.epoch.fetch_add(1, Ordering::SeqCst);
+        let mut uses = in_use(&shared.claimed);
+        while !ended(&shared.claimed, &mut uses) {
+            thread::yield_now();
+        }
+        // SAFETY: as above; that is what is tested.
+        shared.mapping.with_mut(|mapping| unsafe { *mapping = 7 });
+        copier.join().unwrap();
+        // SAFETY: the only thread.
+        assert_eq!(shared.mapping.with(|mapping| unsafe { *mapping }), 7);
     });
 }
 

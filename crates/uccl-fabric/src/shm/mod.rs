@@ -7,8 +7,11 @@
 //! That holds between processes that keep to it. A peer that was given a writable mapping, or that the system
 //! lets attach to this process, needs nobody's leave: share memory only with peers that have shown who they
 //! are. What a peer can never do through these structures, whatever it writes there, is make this process
-//! touch memory that it should not, crash, or block.
+//! touch memory that it should not, crash, or block: nothing here waits for a shared word to change, and what
+//! this process is itself at, and which mappings it needs for that, it counts in memory of its own
+//! ([`Accesses`]).
 
+pub mod accesses;
 mod copy;
 pub mod direct;
 mod gpu;
@@ -22,9 +25,10 @@ pub mod ring;
 pub mod segment;
 pub(crate) mod sync;
 
+pub use accesses::{Accesses, HazardGuard, OwnedHazard};
 pub use direct::{Direct, DirectError, Reach};
-pub use hazard::{HazardGuard, Hazards, OwnedHazard};
+pub use hazard::Hazards;
 pub use mappings::PeerMappings;
 pub use published::{Checked, PeerCheck, PeerTable};
 pub use ring::{ByteRing, RingRx, RingTx};
-pub use segment::{MapMode, Segment};
+pub use segment::{MapMode, Mapping, Segment};

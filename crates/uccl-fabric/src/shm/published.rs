@@ -23,7 +23,7 @@ use sha2::{Digest, Sha256};
 use uccl_device::MemoryKind;
 
 use super::memo::Memo;
-use super::segment::{MapMode, Segment, Words};
+use super::segment::{MapMode, Mapping, Segment, Words};
 use super::sync::Word;
 use crate::mem::{Access, RemoteSpan, Span};
 use crate::region::{AccessError, Rights, SharedBacking};
@@ -103,13 +103,13 @@ pub(crate) struct Listing {
 /// The owner's side of the table.
 #[derive(Debug)]
 pub(crate) struct PublishedTable {
-    segment: Arc<Segment>,
+    segment: Segment,
     words: Words,
 }
 
 impl PublishedTable {
     pub(crate) fn new() -> io::Result<Self> {
-        let segment = Arc::new(Segment::create_published("uccl-regions", TABLE_BYTES)?);
+        let segment = Segment::create_published("uccl-regions", TABLE_BYTES)?;
         let words = Words::new(&segment, 0, PUBLISHED_REGIONS * ENTRY_WORDS)?;
         Ok(Self { segment, words })
     }
@@ -206,7 +206,7 @@ impl PeerTable {
     /// # Errors
     /// [`io::ErrorKind::InvalidData`] when it is not such a table, or what the system says.
     pub fn map(fd: OwnedFd) -> io::Result<Self> {
-        let segment = Arc::new(Segment::map(fd, MapMode::ReadOnly, TABLE_BYTES)?);
+        let segment = Arc::new(Mapping::of(fd, MapMode::ReadOnly, TABLE_BYTES)?);
         if segment.len() != TABLE_BYTES {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
@@ -394,7 +394,7 @@ mod tests {
         let table = RegionTable::new().unwrap();
         let _peer = map(&table);
         let region = insert(&table, None);
-        let segment = Segment::map(
+        let segment = Mapping::of(
             table.published_fd().try_clone_to_owned().unwrap(),
             MapMode::ReadOnly,
             TABLE_BYTES,

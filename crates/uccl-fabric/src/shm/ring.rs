@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::copy::copy_bytes;
-use super::segment::{MapMode, Segment, Words};
+use super::segment::{MapMode, Mapping, Words};
 use super::sync::Word;
 use crate::mem::Span;
 use crate::pipe::{PipeRx, PipeTx};
@@ -313,13 +313,13 @@ impl ByteRing {
         HEADER_BYTES + capacity
     }
 
-    /// The ring of `capacity` bytes (a power of two) at byte `offset` of `segment`, which must be zeroed
+    /// The ring of `capacity` bytes (a power of two) at byte `offset` of a segment, which must be zeroed
     /// there when the first side comes.
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] when it does not fit, `offset` is no multiple of 8 (128 is better),
     /// `capacity` is no power of two, or the mapping is read-only.
-    pub fn new(segment: &Arc<Segment>, offset: usize, capacity: usize) -> io::Result<Self> {
+    pub fn new(segment: &Arc<Mapping>, offset: usize, capacity: usize) -> io::Result<Self> {
         let end = capacity.checked_add(HEADER_BYTES).and_then(|len| len.checked_add(offset));
         let fits = end.is_some_and(|end| end <= segment.len());
         if !fits || !capacity.is_power_of_two() || segment.mode() != MapMode::ReadWrite {
@@ -441,12 +441,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::shm::Segment;
 
     /// A ring and the two sides of it, in two mappings as two processes have them.
-    fn ring(capacity: usize) -> (RingTx, RingRx, Arc<Segment>) {
-        let here = Arc::new(Segment::create("test", ByteRing::layout_len(capacity)).unwrap());
+    fn ring(capacity: usize) -> (RingTx, RingRx, Segment) {
+        let here = Segment::create("test", ByteRing::layout_len(capacity)).unwrap();
         let fd = here.fd().try_clone_to_owned().unwrap();
-        let there = Arc::new(Segment::map(fd, MapMode::ReadWrite, usize::MAX).unwrap());
+        let there = Arc::new(Mapping::of(fd, MapMode::ReadWrite, usize::MAX).unwrap());
         let tx = ByteRing::new(&here, 0, capacity).unwrap().into_tx();
         let rx = ByteRing::new(&there, 0, capacity).unwrap().into_rx();
         (tx, rx, here)
@@ -603,7 +604,7 @@ mod tests {
 
     #[test]
     fn it_must_fit_its_segment() {
-        let segment = Arc::new(Segment::create("test", ByteRing::layout_len(4096)).unwrap());
+        let segment = Segment::create("test", ByteRing::layout_len(4096)).unwrap();
         assert!(ByteRing::new(&segment, 0, 4096).is_ok());
         for (offset, capacity) in
             [(0, 8192), (8, 4096), (0, 3000), (4, 64), (0, 0), (usize::MAX, 64)]
@@ -612,7 +613,7 @@ mod tests {
         }
         let published = Segment::create_published("test", 4096).unwrap();
         let fd = published.fd().try_clone_to_owned().unwrap();
-        let read_only = Arc::new(Segment::map(fd, MapMode::ReadOnly, 4096).unwrap());
+        let read_only = Arc::new(Mapping::of(fd, MapMode::ReadOnly, 4096).unwrap());
         assert!(ByteRing::new(&read_only, 0, 64).is_err());
     }
 }

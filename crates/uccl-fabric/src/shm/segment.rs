@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::io;
+use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -22,23 +23,37 @@ pub enum MapMode {
     ReadWrite,
 }
 
-/// A mapped segment. Unmapped when dropped.
+/// A segment as it is mapped here. Unmapped when dropped.
 ///
-/// Its size cannot change (that is sealed, and [`map`](Self::map) insists on it), so an access within
+/// Its size cannot change (that is sealed, and [`of`](Self::of) insists on it), so an access within
 /// its length never faults.
 #[derive(Debug)]
-pub struct Segment {
+pub struct Mapping {
     base: NonNull<u8>,
     len: usize,
     mode: MapMode,
-    fd: OwnedFd,
 }
 
 // SAFETY: the mapping belongs to the value, not to a thread; nothing is read or written through
-// `Segment` itself but by way of raw pointers and atomics.
-unsafe impl Send for Segment {}
+// `Mapping` itself but by way of raw pointers and atomics.
+unsafe impl Send for Mapping {}
 // SAFETY: as above.
-unsafe impl Sync for Segment {}
+unsafe impl Sync for Mapping {}
+
+/// A segment that was made here: our mapping of it, and the memfd that peers map.
+#[derive(Debug)]
+pub struct Segment {
+    mapping: Arc<Mapping>,
+    fd: OwnedFd,
+}
+
+impl Deref for Segment {
+    type Target = Arc<Mapping>;
+
+    fn deref(&self) -> &Arc<Mapping> {
+        &self.mapping
+    }
+}
 
 impl Segment {
     /// Makes a zeroed segment of `len` bytes, sealed against any change of size. `name` shows in
@@ -68,18 +83,25 @@ impl Segment {
         let fd = rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL)
             .or_else(|_| rustix::fs::memfd_create(name, flags))?;
         rustix::fs::ftruncate(&fd, len as u64)?;
-        let segment = Self::map_fd(fd, len, MapMode::ReadWrite)?;
+        let mapping = Arc::new(Mapping::map(fd.as_fd(), len, MapMode::ReadWrite)?);
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL | more;
-        rustix::fs::fcntl_add_seals(&segment.fd, seals)?;
-        Ok(segment)
+        rustix::fs::fcntl_add_seals(&fd, seals)?;
+        Ok(Self { mapping, fd })
     }
 
-    /// Maps a segment that a peer made.
+    /// The memfd, to hand to a peer.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Mapping {
+    /// Maps a segment that a peer made, and closes its descriptor.
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidData`] when the file is not a memfd that cannot shrink, is empty, or is
     /// longer than `max_len`; otherwise what the system says.
-    pub fn map(fd: OwnedFd, mode: MapMode, max_len: usize) -> io::Result<Self> {
+    pub fn of(fd: OwnedFd, mode: MapMode, max_len: usize) -> io::Result<Self> {
         // Huge page files can fault for want of pages whatever their size, so they are refused too.
         let plain = rustix::fs::fstatfs(&fd)?.f_type as i64 == TMPFS_MAGIC;
         let sealed = plain
@@ -92,19 +114,19 @@ impl Segment {
                 "the peer's shared segment is unsealed or has a wrong size",
             ));
         }
-        Self::map_fd(fd, len, mode)
+        Self::map(fd.as_fd(), len, mode)
     }
 
-    fn map_fd(fd: OwnedFd, len: usize, mode: MapMode) -> io::Result<Self> {
+    fn map(fd: BorrowedFd<'_>, len: usize, mode: MapMode) -> io::Result<Self> {
         let prot = match mode {
             MapMode::ReadOnly => ProtFlags::READ,
             MapMode::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
         };
         // SAFETY: a fresh mapping at an address that the kernel picks touches no memory of ours.
         let base =
-            unsafe { rustix::mm::mmap(ptr::null_mut(), len, prot, MapFlags::SHARED, &fd, 0)? };
+            unsafe { rustix::mm::mmap(ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0)? };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { base, len, mode, fd })
+        Ok(Self { base, len, mode })
     }
 
     /// Asks for its pages now, so that the first touches do not fault one by one. Without effect on
@@ -124,7 +146,7 @@ impl Segment {
         }
     }
 
-    /// Where it is mapped; the pointer is good while the segment lives.
+    /// Where it is mapped; the pointer is good while this lives.
     #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
         self.base.as_ptr()
@@ -132,7 +154,7 @@ impl Segment {
 
     /// Its length in bytes.
     #[inline]
-    #[expect(clippy::len_without_is_empty, reason = "an empty segment cannot be made")]
+    #[expect(clippy::len_without_is_empty, reason = "nothing empty is mapped")]
     pub fn len(&self) -> usize {
         self.len
     }
@@ -142,27 +164,22 @@ impl Segment {
     pub fn mode(&self) -> MapMode {
         self.mode
     }
-
-    /// The memfd, to hand to a peer.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
 }
 
-impl Drop for Segment {
+impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `map_fd`, and whoever holds a pointer into it promised not to
-        // outlive the segment.
+        // SAFETY: the range was mapped by `map`, and whoever holds a pointer into it promised not to
+        // outlive this.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
 
-/// `count` atomic words in a segment, kept mapped.
+/// `count` atomic words in shared memory, kept mapped.
 #[derive(Clone, Debug)]
 pub(crate) struct Words {
     base: NonNull<AtomicU64>,
     count: usize,
-    _segment: Arc<Segment>,
+    _mapping: Arc<Mapping>,
 }
 
 // SAFETY: it stands for a shared slice of atomics, which is both.
@@ -173,19 +190,19 @@ unsafe impl Sync for Words {}
 impl Words {
     /// The `count` words at byte `offset`. Storing to them needs a writable mapping: the caller sees to
     /// that, or never stores.
-    pub(crate) fn new(segment: &Arc<Segment>, offset: usize, count: usize) -> io::Result<Self> {
+    pub(crate) fn new(mapping: &Arc<Mapping>, offset: usize, count: usize) -> io::Result<Self> {
         let end = count.checked_mul(8).and_then(|len| len.checked_add(offset));
-        if !offset.is_multiple_of(8) || end.is_none_or(|end| end > segment.len()) {
+        if !offset.is_multiple_of(8) || end.is_none_or(|end| end > mapping.len()) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         // SAFETY: `offset` lies within the mapping, as just checked.
-        let base = unsafe { segment.base.add(offset).cast() };
-        Ok(Self { base, count, _segment: segment.clone() })
+        let base = unsafe { mapping.base.add(offset).cast() };
+        Ok(Self { base, count, _mapping: Arc::clone(mapping) })
     }
 
     #[inline(always)]
     pub(crate) fn as_slice(&self) -> &[AtomicU64] {
-        // SAFETY: `new` checked bounds and alignment, the segment is held, shared memory is zeroed or
+        // SAFETY: `new` checked bounds and alignment, the mapping is held, shared memory is zeroed or
         // written by a peer, and any 64 bits are a valid word.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.count) }
     }
@@ -195,8 +212,8 @@ impl Words {
 mod tests {
     use super::*;
 
-    fn remap(segment: &Segment, mode: MapMode) -> io::Result<Segment> {
-        Segment::map(segment.fd().try_clone_to_owned()?, mode, usize::MAX)
+    fn remap(segment: &Segment, mode: MapMode) -> io::Result<Mapping> {
+        Mapping::of(segment.fd().try_clone_to_owned()?, mode, usize::MAX)
     }
 
     #[test]
@@ -242,7 +259,7 @@ mod tests {
 
     #[test]
     fn what_could_shrink_or_is_too_long_is_refused() {
-        let kind = |fd: OwnedFd, max| Segment::map(fd, MapMode::ReadOnly, max).unwrap_err().kind();
+        let kind = |fd: OwnedFd, max| Mapping::of(fd, MapMode::ReadOnly, max).unwrap_err().kind();
         let unsealed = rustix::fs::memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&unsealed, 4096).unwrap();
         assert_eq!(kind(unsealed, 4096), io::ErrorKind::InvalidData);
@@ -257,7 +274,7 @@ mod tests {
 
     #[test]
     fn words_stay_within() {
-        let segment = Arc::new(Segment::create("test", 4096).unwrap());
+        let segment = Segment::create("test", 4096).unwrap();
         assert_eq!(Words::new(&segment, 4088, 1).unwrap().as_slice().len(), 1);
         for (offset, count) in [(4088, 2), (4, 1), (4096, 1), (8, usize::MAX / 4)] {
             assert!(Words::new(&segment, offset, count).is_err());

@@ -19,7 +19,7 @@ use std::sync::{
 };
 
 use parking_lot::{Mutex, MutexGuard};
-use uccl_wire::frame::{Desc, Kind, MAX_DESCS, MAX_MESSAGE, Status};
+use uccl_wire::frame::{Desc, Kind, MAX_DESC_BYTES, MAX_DESCS, MAX_MESSAGE, Status};
 
 use self::{
     ops::Ops,
@@ -74,6 +74,9 @@ pub struct StreamLane<P: Pipe> {
     heard_ms: AtomicU64,
     dead: Mutex<Option<LaneError>>,
     is_dead: AtomicBool,
+    /// Why nothing can be sent any more. What has come before is still taken in: a goodbye may be among it.
+    deaf: Mutex<Option<LaneError>>,
+    is_deaf: AtomicBool,
 }
 
 impl<P: Pipe> StreamLane<P> {
@@ -95,6 +98,8 @@ impl<P: Pipe> StreamLane<P> {
             heard_ms: AtomicU64::new(clock::coarse_ms()),
             dead: Mutex::new(None),
             is_dead: AtomicBool::new(false),
+            deaf: Mutex::new(None),
+            is_deaf: AtomicBool::new(false),
         }
     }
 
@@ -116,14 +121,23 @@ impl<P: Pipe> StreamLane<P> {
         first
     }
 
-    /// Sends what can be sent. An error shows at the next progress, where it is looked for.
+    /// The peer takes in no more. An error shows at a later progress, when nothing more has come.
+    fn deafened(&self, e: std::io::Error) {
+        self.deaf.lock().get_or_insert(e.into());
+        self.is_deaf.store(true, SeqCst);
+    }
+
+    /// Sends what can be sent.
     fn flush(&self, tx: &mut MutexGuard<'_, Tx<P::Tx>>) -> bool {
+        if self.is_deaf.load(SeqCst) {
+            return false;
+        }
         let Self { regions, ops, fetching: copying, .. } = self;
         let around = TxSurroundings { regions, ops, copying };
         let moved = match tx.flush(&around) {
             Ok(moved) => moved,
             Err(e) => {
-                self.die(e.into());
+                self.deafened(e);
                 false
             }
         };
@@ -154,6 +168,7 @@ impl<P: Pipe> StreamLane<P> {
                 rx.answers.frames.clear();
             }
             rx.answers.replies.drain(..).for_each(|reply| tx.push_reply(reply));
+            rx.answers.stopped.drain(..).for_each(|op| tx.stop_replies(op));
             drop(rx);
             self.flush(&mut tx);
         }
@@ -200,9 +215,9 @@ impl<P: Pipe> Lane for StreamLane<P> {
     }
 
     unsafe fn post(&self, op: Operation) -> Result<Posted, LaneError> {
-        if !op.is_sound() {
+        let Some(op) = op.sayable() else {
             return Ok(Posted::Done(Err(OpError::Remote(Status::Protocol))));
-        }
+        };
         let mut tx = self.tx.lock();
         // Under the lock: a kill takes it too, and ends what it finds.
         self.alive()?;
@@ -232,8 +247,11 @@ impl<P: Pipe> Lane for StreamLane<P> {
     fn send(&self, parts: &[&[u8]]) -> Result<(), LaneError> {
         let mut tx = self.tx.lock();
         self.alive()?;
+        if self.is_deaf.load(SeqCst) {
+            return Ok(());
+        }
         if let Err(e) = tx.push_message(parts) {
-            return Err(self.die(e.into()));
+            self.deafened(e);
         }
         self.flush(&mut tx);
         Ok(())
@@ -242,6 +260,10 @@ impl<P: Pipe> Lane for StreamLane<P> {
     fn progress(&self, sink: &dyn MessageSink) -> Result<bool, LaneError> {
         self.alive()?;
         let mut moved = self.pump(sink).map_err(|e| self.die(e))?;
+        if !moved && self.is_deaf.load(SeqCst) {
+            let why = self.deaf.lock().clone();
+            return Err(self.die(why.unwrap_or(LaneError::Ended)));
+        }
         if self.unsent.load(SeqCst)
             && let Some(mut tx) = self.tx.try_lock()
         {
@@ -259,8 +281,12 @@ impl<P: Pipe> Lane for StreamLane<P> {
         let Some(op) = ops.get_mut(name) else { return };
         match op.kind {
             OpKind::Read => {
+                if op.is_disowned {
+                    return;
+                }
                 if tx.cut(name) != Some(false) {
-                    // Its data is on the way: it ends when that has come, and nobody keeps it.
+                    // Its data is on the way: it ends when the last of that has come, and nobody keeps it.
+                    op.is_disowned = true;
                     if let Some(target) = &mut op.target {
                         target.failed.get_or_insert(OpError::Cancelled);
                         target.spans = Spans::new();
@@ -268,7 +294,10 @@ impl<P: Pipe> Lane for StreamLane<P> {
                     rx.discard(name);
                     let done = Arc::clone(&op.done);
                     op.done = Arc::new(Nobody);
-                    drop((rx, tx, ops));
+                    drop((rx, ops));
+                    tx.push_bare(Kind::Stop, name.0);
+                    self.flush(&mut tx);
+                    drop(tx);
                     done.complete(Err(OpError::Cancelled));
                     return;
                 }
@@ -328,7 +357,7 @@ impl<P: Pipe> Lane for StreamLane<P> {
 
     fn arm(&self) -> bool {
         // Nothing shows when a GPU has done its work: it is looked at.
-        if self.is_dead.load(SeqCst) || self.is_copying() {
+        if self.is_dead.load(SeqCst) || self.is_deaf.load(SeqCst) || self.is_copying() {
             return false;
         }
         // Nothing is received while swamped: it ends with room in the pipe, so that is waited for.
@@ -342,7 +371,7 @@ impl<P: Pipe> Lane for StreamLane<P> {
 
     fn interest(&self) -> Interest<'_> {
         let write = self.pipe.room_is_writable() && self.unsent.load(SeqCst);
-        Interest { fd: self.pipe.fd(), write }
+        Interest { fd: self.pipe.fd(), write, end: None }
     }
 
     fn bye(&self) {
@@ -371,14 +400,32 @@ fn armed(result: std::io::Result<bool>) -> bool {
 }
 
 impl Operation {
-    /// Whether it can be said in frames, and both sides agree on how long it is.
-    fn is_sound(&self) -> bool {
-        let mut left = Some(self.len());
+    /// As it can be said in frames: none if it has too many pieces, or if the two sides are not equally long.
+    fn sayable(mut self) -> Option<Self> {
+        let mut left = self.len();
+        let mut is_long = false;
         for piece in &self.remote {
-            left = left.and_then(|left| left.checked_sub(piece.len));
+            left = left.checked_sub(piece.len)?;
+            is_long |= piece.len > MAX_DESC_BYTES;
         }
-        left == Some(0) && self.remote.len() <= MAX_DESCS
+        // Writes are cut into far shorter frames; a read names all that it wants.
+        if is_long && self.kind == OpKind::Read {
+            self.remote = self.remote.iter().flat_map(by_descriptor).take(MAX_DESCS + 1).collect();
+        }
+        (left == 0 && self.remote.len() <= MAX_DESCS).then_some(self)
     }
+}
+
+/// A piece in pieces that a descriptor can name.
+fn by_descriptor(piece: &RemoteSpan) -> impl Iterator<Item = RemoteSpan> {
+    let RemoteSpan { addr, len, key, slot } = *piece;
+    let starts = (0..len.max(1)).step_by(MAX_DESC_BYTES as usize);
+    starts.map(move |at| RemoteSpan {
+        addr: addr.wrapping_add(at),
+        len: (len - at).min(MAX_DESC_BYTES),
+        key,
+        slot,
+    })
 }
 
 fn remote_of(desc: &Desc) -> RemoteSpan {

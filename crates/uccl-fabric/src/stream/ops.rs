@@ -16,6 +16,8 @@ pub(super) struct InFlight {
     pub(super) done: Arc<dyn Completion>,
     /// Where a read's data goes, while no frame is filling it.
     pub(super) target: Option<ReadTarget>,
+    /// Nobody wants it any more, and the peer has been told.
+    pub(super) is_disowned: bool,
     /// How it ends whatever the peer says.
     pub(super) doomed: Option<OpError>,
     /// Until all of it has been sent, no answer to it can be true.
@@ -78,6 +80,7 @@ impl Ops {
             len,
             done: Arc::clone(&op.done),
             target,
+            is_disowned: false,
             doomed: None,
             sent: Sent::Nothing,
             generation: self.generation,

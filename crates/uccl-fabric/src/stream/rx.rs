@@ -41,7 +41,7 @@ const DIRECT: u64 = 4 << 10;
 /// Pieces filled by one receive.
 const PIECES: usize = 256;
 /// What one pump takes at most, so that a fast peer leaves time for others.
-const PUMP_BUDGET: usize = 4 << 20;
+const PUMP_BUDGET: usize = 1 << 20;
 
 /// What the receiving half has for the sending half.
 #[derive(Default)]
@@ -50,11 +50,13 @@ pub(super) struct Answers {
     pub(super) frames: Vec<Header>,
     /// Data the peer asked for.
     pub(super) replies: Vec<Reply>,
+    /// Of what it has asked for, what it wants no more.
+    pub(super) stopped: Vec<u64>,
 }
 
 impl Answers {
     pub(super) fn is_empty(&self) -> bool {
-        self.frames.is_empty() && self.replies.is_empty()
+        self.frames.is_empty() && self.replies.is_empty() && self.stopped.is_empty()
     }
 
     fn ack(&mut self, op: u64, status: Status) {
@@ -112,6 +114,8 @@ pub(super) struct Rx<P> {
     device: Option<u32>,
     /// Nothing more can be done before copies of GPUs have ended.
     stalled: bool,
+    /// The peer has cut the pipe: it counts on its writes landing no more.
+    is_cut: bool,
     located: Vec<Located>,
     message: Vec<u8>,
     iov: Vec<Span>,
@@ -136,6 +140,7 @@ impl<P: PipeRx> Rx<P> {
             uploader: Uploader::new(copy_by),
             device: None,
             stalled: false,
+            is_cut: false,
             located: Vec::new(),
             message: Vec::new(),
             iov: Vec::new(),
@@ -192,6 +197,7 @@ impl<P: PipeRx> Rx<P> {
             && self.left >= DIRECT
             && self.header.kind != Kind::Message;
         self.iov.clear();
+        self.is_cut |= self.pipe.is_cut();
         if direct && let Some(device) = self.device_wanting_data() {
             return self.receive_for(device, around);
         }
@@ -295,7 +301,7 @@ impl<P: PipeRx> Rx<P> {
     }
 
     fn write_ok(&self) -> bool {
-        self.write.as_ref().is_some_and(|write| write.status == Status::Ok)
+        !self.is_cut && self.write.as_ref().is_some_and(|write| write.status == Status::Ok)
     }
 
     fn fail_write(&mut self, status: Status) {

@@ -1,5 +1,7 @@
 //! The stream lane over real sockets on loopback.
 
+mod cut;
+
 use std::{
     net::{Ipv4Addr, TcpListener, TcpStream},
     sync::Arc,

@@ -40,7 +40,7 @@ const MAX_REPLIES: usize = 4 * MAX_READS;
 /// Short answers that may wait, in bytes, before the peer is made to wait.
 const MAX_ANSWER_BYTES: usize = 2 * HEADER_LEN * (MAX_READS + MAX_WRITES);
 /// What one flush sends at most, so that nobody's post turns into somebody else's pump.
-const FLUSH_BUDGET: usize = 8 << 20;
+const FLUSH_BUDGET: usize = 1 << 20;
 
 static FILLER: [u8; 64 << 10] = [0; 64 << 10];
 
@@ -260,6 +260,11 @@ impl<P: PipeTx> Tx<P> {
         }
         *own = Own::new(name, OwnKind::Fence, Spans::new(), RemoteSpans::new());
         Some(true)
+    }
+
+    /// The peer wants no more of a read: what is left is one empty frame. Those that were cut already go before it.
+    pub(super) fn stop_replies(&mut self, op: u64) {
+        self.replies.iter_mut().filter(|reply| reply.op == op).for_each(Reply::stop);
     }
 
     /// Drops everything, for a lane that dies.

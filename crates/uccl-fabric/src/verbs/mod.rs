@@ -23,5 +23,7 @@ mod settings;
 
 pub use devices::{Device, Port, list};
 pub use rail::{VerbsRail, open};
-pub use settings::{DeviceName, ParseDeviceNameError, SettingError, VerbsSettings};
+pub use settings::{
+    DeviceName, ParseDeviceNameError, RelaxedOrdering, SettingError, VerbsSettings,
+};
 pub use uccl_wire::verbs::LinkLayer;

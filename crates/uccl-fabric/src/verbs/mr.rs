@@ -6,19 +6,23 @@ use std::{
     sync::Arc,
 };
 
+use parking_lot::Mutex;
+
 use super::{
-    context::complain,
     ffi::{
         abi::{self, access},
-        errno,
+        check, errno,
     },
     pd::Pd,
 };
-use crate::mem::Span;
+use crate::{mem::Span, region::Rights, rma::rail::RailError};
 
-/// A registered piece of memory. The device reaches it until this is dropped.
+/// A registered piece of memory. The device reaches it until it has [ended](Self::end) or is dropped.
 pub(super) struct Mr {
-    raw: NonNull<abi::Mr>,
+    /// None once it has ended.
+    raw: Mutex<Option<NonNull<abi::Mr>>>,
+    lkey: u32,
+    rkey: u32,
     pd: Arc<Pd>,
 }
 
@@ -27,8 +31,28 @@ unsafe impl Send for Mr {}
 // SAFETY: as above.
 unsafe impl Sync for Mr {}
 
-/// How memory may be reached: by us, and by peers for reading and writing.
-const RIGHTS: u32 = access::LOCAL_WRITE | access::REMOTE_WRITE | access::REMOTE_READ;
+/// How memory may be reached.
+#[derive(Clone, Copy)]
+pub(super) struct Reach {
+    /// By peers. We do with it what we like.
+    pub(super) rights: Rights,
+    /// The device's writes may overtake each other on the PCI bus.
+    pub(super) relaxed: bool,
+}
+
+impl Reach {
+    /// For memory that no peer reaches.
+    pub(super) const OURS: Self =
+        Self { rights: Rights { read: false, write: false }, relaxed: false };
+
+    fn flags(self) -> u32 {
+        let flag = |is_set, flag| if is_set { flag } else { 0 };
+        access::LOCAL_WRITE
+            | flag(self.rights.read, access::REMOTE_READ)
+            | flag(self.rights.write, access::REMOTE_WRITE)
+            | flag(self.relaxed, access::RELAXED_ORDERING)
+    }
+}
 
 /// A stretch of a file that stands for a GPU's memory.
 pub(super) struct DmaBuf<'a> {
@@ -40,17 +64,19 @@ pub(super) struct DmaBuf<'a> {
 
 impl Mr {
     /// Registers memory. The error is the system's number.
-    pub(super) fn new(pd: &Arc<Pd>, span: Span, relaxed: bool) -> Result<Self, i32> {
+    pub(super) fn new(pd: &Arc<Pd>, span: Span, reach: Reach) -> Result<Self, i32> {
         let (verbs, addr) = (pd.verbs(), std::ptr::with_exposed_provenance_mut(span.addr));
-        let raw = match (relaxed, verbs.reg_mr_iova2) {
+        let raw = match (reach.relaxed, verbs.reg_mr_iova2) {
             (true, Some(reg_mr_iova2)) => {
-                let rights = RIGHTS | access::RELAXED_ORDERING;
                 // SAFETY: the domain lives. The kernel checks that the memory is there; that it stays is
                 // what whoever registers promises.
-                unsafe { reg_mr_iova2(pd.raw(), addr, span.len, span.addr as u64, rights) }
+                unsafe { reg_mr_iova2(pd.raw(), addr, span.len, span.addr as u64, reach.flags()) }
             }
-            // SAFETY: as above.
-            _ => unsafe { (verbs.reg_mr)(pd.raw(), addr, span.len, RIGHTS as i32) },
+            _ => {
+                let flags = Reach { relaxed: false, ..reach }.flags();
+                // SAFETY: as above.
+                unsafe { (verbs.reg_mr)(pd.raw(), addr, span.len, flags as i32) }
+            }
         };
         Self::from_raw(pd, raw)
     }
@@ -60,39 +86,73 @@ impl Mr {
         pd: &Arc<Pd>,
         span: Span,
         file: &DmaBuf<'_>,
-        relaxed: bool,
+        reach: Reach,
     ) -> Option<Result<Self, i32>> {
         let reg_dmabuf_mr = pd.verbs().reg_dmabuf_mr?;
-        let rights = if relaxed { RIGHTS | access::RELAXED_ORDERING } else { RIGHTS };
         let (offset, iova) = (file.offset, span.addr as u64);
-        let fd = file.fd.as_raw_fd();
+        let (fd, flags) = (file.fd.as_raw_fd(), reach.flags() as i32);
         // SAFETY: the domain lives and the descriptor is open; the kernel checks the range.
-        let raw = unsafe { reg_dmabuf_mr(pd.raw(), offset, span.len, iova, fd, rights as i32) };
+        let raw = unsafe { reg_dmabuf_mr(pd.raw(), offset, span.len, iova, fd, flags) };
         Some(Self::from_raw(pd, raw))
     }
 
     fn from_raw(pd: &Arc<Pd>, raw: *mut abi::Mr) -> Result<Self, i32> {
         let raw = NonNull::new(raw).ok_or_else(errno)?;
-        Ok(Self { raw, pd: Arc::clone(pd) })
+        // SAFETY: just made, and its keys do not change.
+        let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
+        Ok(Self { raw: Mutex::new(Some(raw)), lkey, rkey, pd: Arc::clone(pd) })
     }
 
     /// What our requests name it with.
     pub(super) fn lkey(&self) -> u32 {
-        // SAFETY: the region lives, and its keys do not change.
-        unsafe { (*self.raw.as_ptr()).lkey }
+        self.lkey
     }
 
     /// What a peer's requests name it with.
     pub(super) fn rkey(&self) -> u32 {
-        // SAFETY: as above.
-        unsafe { (*self.raw.as_ptr()).rkey }
+        self.rkey
+    }
+
+    /// Gives it back. Once that is done nothing happens. A device that is gone reaches nothing, whatever it says.
+    ///
+    /// # Errors
+    /// The device did not take it back, and may still reach the memory.
+    pub(super) fn end(&self) -> Result<(), RailError> {
+        let mut raw = self.raw.lock();
+        let Some(there) = *raw else { return Ok(()) };
+        // SAFETY: it has not been given back, and is named by nothing of ours any more.
+        let returned = unsafe { (self.pd.verbs().dereg_mr)(there.as_ptr()) };
+        let error = check(returned).map_err(|errno| self.pd.context().error("ibv_dereg_mr", errno));
+        match error {
+            Err(error) if !self.pd.context().is_gone() => Err(error),
+            _ => {
+                *raw = None;
+                Ok(())
+            }
+        }
     }
 }
 
 impl Drop for Mr {
     fn drop(&mut self) {
-        // SAFETY: given back once, and named by nothing of ours afterwards.
-        let returned = unsafe { (self.pd.verbs().dereg_mr)(self.raw.as_ptr()) };
-        complain("ibv_dereg_mr", returned);
+        if let Err(error) = self.end() {
+            tracing::error!(%error, "memory stays registered until the process ends");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn peers_may_do_what_they_have_a_right_to() {
+        let flags = |rights, relaxed| Reach { rights, relaxed }.flags();
+        let both = access::LOCAL_WRITE | access::REMOTE_READ | access::REMOTE_WRITE;
+        assert_eq!(flags(Rights::ALL, false), both);
+        assert_eq!(flags(Rights::READ, false), access::LOCAL_WRITE | access::REMOTE_READ);
+        assert_eq!(flags(Rights::WRITE, false), access::LOCAL_WRITE | access::REMOTE_WRITE);
+        assert_eq!(Reach::OURS.flags(), access::LOCAL_WRITE);
+        assert_eq!(flags(Rights::ALL, true), both | access::RELAXED_ORDERING);
     }
 }

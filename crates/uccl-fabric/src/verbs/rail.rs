@@ -5,18 +5,20 @@ use std::sync::Arc;
 use uccl_device::{MemoryKind, RdmaGid};
 
 use super::{
-    channel::{COMPLETIONS_OF_UC, PLACES_WITH_FENCES, Place, Shape, VerbsChannel},
+    channel::{COMPLETIONS_OF_UC, PLACES_WITH_FENCES, Place, Shape, Trust, VerbsChannel},
     context::{Context, DeviceList},
     devices::{Device, Opened, Port, is_active, iwarp_address},
     ffi::{Cm, Verbs, abi::DeviceAttr},
     gid,
+    mr::Reach,
     pd::Pd,
     qp::Path,
     registration::VerbsRegistration,
-    settings::VerbsSettings,
+    settings::{DeviceName, RelaxedOrdering, VerbsSettings},
 };
 use crate::{
     mem::Span,
+    region::Rights,
     rma::rail::{Channel, Limits, Rail, RailError, RailInfo, Registration},
 };
 
@@ -27,22 +29,30 @@ pub struct VerbsRail {
     shape: Shape,
     max_region: u64,
     relaxed_ordering: bool,
+    trust: Arc<Trust>,
 }
 
 /// Opens the devices that the settings name, or all that have an active port.
 ///
 /// # Errors
-/// [`RailError::Unavailable`] with what is lacking, if there are none, if one that is named is not there, or
-/// if a setting is outside its range.
+/// [`RailError::Unavailable`] with what is lacking, if there are none, or if a setting is outside its range. Of
+/// those that are named the log says which cannot be used.
 pub fn open(settings: &VerbsSettings) -> Result<Vec<VerbsRail>, RailError> {
     settings.validate().map_err(|error| RailError::Unavailable(error.to_string()))?;
-    let list = DeviceList::get(Verbs::load(settings.library.as_deref())?)?;
+    let verbs = Verbs::load(settings.library.as_deref())?;
+    if settings.relaxed_ordering == RelaxedOrdering::Always && verbs.reg_mr_iova2.is_none() {
+        return Err(RailError::Unavailable(
+            "libibverbs is older than 1.8, and cannot ask for relaxed ordering on the PCI bus"
+                .into(),
+        ));
+    }
+    let list = DeviceList::get(verbs)?;
     let mut search = Search { settings, rails: Vec::new(), passed_over: Vec::new() };
     let mut names = Vec::new();
     for listed in list.iter() {
         names.push(listed.name());
         if search.may_want(&listed.name()) {
-            search.look_at(Opened::open(&listed))?;
+            search.look_at(Opened::open(&listed));
         }
     }
     search.finish(&names)
@@ -61,14 +71,16 @@ impl Search<'_> {
         named.is_empty() || named.iter().any(|name| name.device == device)
     }
 
-    fn look_at(&mut self, opened: Opened) -> Result<(), RailError> {
+    fn look_at(&mut self, opened: Opened) {
         let Opened { device, usable } = opened;
         let Some((context, attr)) = usable else {
             let why = device.unusable.unwrap_or_default();
-            self.passed_over.push(format!("{}: {why}", device.name));
-            return Ok(());
+            return self.passed_over.push(format!("{}: {why}", device.name));
         };
-        let pd = Pd::new(context)?;
+        let pd = match Pd::new(context) {
+            Ok(pd) => pd,
+            Err(why) => return self.passed_over.push(format!("{}: {why}", device.name)),
+        };
         for port in &device.ports {
             if self.wants(&device.name, port) {
                 match VerbsRail::new(self.settings, &pd, &attr, &device, port) {
@@ -79,7 +91,6 @@ impl Search<'_> {
                 }
             }
         }
-        Ok(())
     }
 
     fn wants(&mut self, device: &str, port: &Port) -> bool {
@@ -93,12 +104,17 @@ impl Search<'_> {
     }
 
     fn finish(self, names: &[String]) -> Result<Vec<VerbsRail>, RailError> {
-        for name in &self.settings.devices {
-            let found =
+        let is_missing = |name: &&DeviceName| {
+            let is_it =
                 |rail: &VerbsRail| name.matches(rail.pd.context().name(), rail.shape.path.port);
-            if !self.rails.iter().any(found) {
-                return Err(self.missing(&name.to_string(), names));
+            !self.rails.iter().any(is_it)
+        };
+        for name in self.settings.devices.iter().filter(is_missing) {
+            let missing = self.missing(name, names);
+            if self.rails.is_empty() {
+                return Err(missing);
             }
+            tracing::warn!("the others that are named are used without it: {missing}");
         }
         if self.rails.is_empty() {
             return Err(RailError::Unavailable(match self.passed_over.as_slice() {
@@ -112,8 +128,11 @@ impl Search<'_> {
         Ok(self.rails)
     }
 
-    fn missing(&self, name: &str, names: &[String]) -> RailError {
-        let why = self.passed_over.join("; ");
+    fn missing(&self, name: &DeviceName, names: &[String]) -> RailError {
+        let device = format!("{}:", name.device);
+        let is_of_it = |why: &&String| why.starts_with(&device);
+        let why: Vec<_> = self.passed_over.iter().filter(is_of_it).map(String::as_str).collect();
+        let why = why.join("; ");
         RailError::Unavailable(if why.is_empty() {
             let there = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
             format!("there is no RDMA device {name}; devices here: {there}")
@@ -176,7 +195,9 @@ impl VerbsRail {
         let iwarp = iwarp.map(|(place, _)| place);
         let shape = Shape { path, limits, queue_pairs, depth, writes_over_uc, iwarp };
         let (pd, max_region) = (Arc::clone(pd), attr.max_mr_size);
-        Ok(Self { info, pd, shape, max_region, relaxed_ordering: settings.relaxed_ordering })
+        let relaxed_ordering = settings.relaxed_ordering != RelaxedOrdering::Never;
+        let trust = Arc::new(Trust::new(&info.name));
+        Ok(Self { info, pd, shape, max_region, relaxed_ordering, trust })
     }
 
     fn context(&self) -> &Arc<Context> {
@@ -236,21 +257,26 @@ impl Rail for VerbsRail {
         !self.context().is_gone() && self.context().query_port(self.shape.path.port).is_ok_and(up)
     }
 
-    fn register(&self, span: Span, kind: MemoryKind) -> Result<Box<dyn Registration>, RailError> {
+    fn register(
+        &self,
+        span: Span,
+        kind: MemoryKind,
+        rights: Rights,
+    ) -> Result<Box<dyn Registration>, RailError> {
         if span.len as u64 > self.max_region {
             return Err(RailError::Provider {
                 what: format!("registering {} bytes with {}", span.len, self.info.name),
                 why: format!("the device takes at most {} bytes at a time", self.max_region),
             });
         }
-        let made = VerbsRegistration::new(&self.pd, span, kind, self.relaxed_ordering)?;
-        Ok(Box::new(made))
+        let reach = Reach { rights, relaxed: self.relaxed_ordering };
+        Ok(Box::new(VerbsRegistration::new(&self.pd, span, kind, reach)?))
     }
 
     fn open(&self) -> Result<Box<dyn Channel>, RailError> {
         self.context().take_events();
         self.context().check_gone()?;
-        Ok(Box::new(VerbsChannel::new(&self.pd, &self.shape)?))
+        Ok(Box::new(VerbsChannel::new(&self.pd, &self.shape, &self.trust)?))
     }
 }
 

@@ -6,7 +6,7 @@ use rustix::process::{Resource, getrlimit};
 use uccl_device::{MemoryKind, cuda};
 
 use super::{
-    mr::{DmaBuf, Mr},
+    mr::{DmaBuf, Mr, Reach},
     pd::Pd,
 };
 use crate::{
@@ -30,13 +30,13 @@ impl VerbsRegistration {
         pd: &Arc<Pd>,
         span: Span,
         kind: MemoryKind,
-        relaxed: bool,
+        reach: Reach,
     ) -> Result<Self, RailError> {
         let is_readable = matches!(kind, MemoryKind::Host | MemoryKind::Pinned);
         let mr = match (span.len, kind) {
             (0, _) => None,
-            (_, MemoryKind::Cuda { .. }) => Some(register_gpu(pd, span, relaxed)?),
-            _ => Some(Mr::new(pd, span, relaxed).map_err(|errno| refused(pd, span, errno))?),
+            (_, MemoryKind::Cuda { .. }) => Some(register_gpu(pd, span, reach)?),
+            _ => Some(Mr::new(pd, span, reach).map_err(|errno| refused(pd, span, errno))?),
         };
         Ok(Self { mr, base: span.addr as u64, is_readable })
     }
@@ -48,6 +48,10 @@ impl VerbsRegistration {
 }
 
 impl Registration for VerbsRegistration {
+    fn end(&self) -> Result<(), RailError> {
+        self.mr.as_ref().map_or(Ok(()), Mr::end)
+    }
+
     fn local_key(&self) -> u64 {
         let lkey = self.mr.as_ref().map_or(0, Mr::lkey);
         u64::from(lkey) | if self.is_readable { READABLE } else { 0 }
@@ -67,11 +71,11 @@ pub(super) fn import(key: &[u8]) -> Result<u64, RailError> {
 }
 
 /// By the file that stands for the memory, or else with the help of a module that knows the GPU's addresses.
-fn register_gpu(pd: &Arc<Pd>, span: Span, relaxed: bool) -> Result<Mr, RailError> {
+fn register_gpu(pd: &Arc<Pd>, span: Span, reach: Reach) -> Result<Mr, RailError> {
     let by_file = match cuda::DmaBuf::export(span.addr as u64, span.len) {
         Ok(file) => {
             let place = DmaBuf { fd: file.fd.as_fd(), offset: file.offset };
-            match Mr::of_dmabuf(pd, span, &place, relaxed) {
+            match Mr::of_dmabuf(pd, span, &place, reach) {
                 Some(Ok(mr)) => return Ok(mr),
                 Some(Err(errno)) => std::io::Error::from_raw_os_error(errno).to_string(),
                 None => "libibverbs is older than 34".to_owned(),
@@ -79,7 +83,7 @@ fn register_gpu(pd: &Arc<Pd>, span: Span, relaxed: bool) -> Result<Mr, RailError
         }
         Err(error) => error.to_string(),
     };
-    Mr::new(pd, span, relaxed).map_err(|errno| RailError::Provider {
+    Mr::new(pd, span, reach).map_err(|errno| RailError::Provider {
         what: what(pd, span),
         why: format!(
             "GPU memory can be reached neither by dma-buf ({by_file}) nor by a peer memory module \

@@ -52,6 +52,19 @@ impl FromStr for DeviceName {
     }
 }
 
+/// Whether a device's writes to our memory may overtake each other on the PCI bus. Many machines reach the speed of a fast
+/// NIC only so. It has arrived all the same when a write's end is told; whoever watches memory must not take one byte for
+/// a sign of those before it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RelaxedOrdering {
+    /// They may not.
+    Never,
+    /// They may; a library that cannot ask for it is refused.
+    Always,
+    /// They may where it can be asked for.
+    Auto,
+}
+
 /// How RDMA verbs are used.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct VerbsSettings {
@@ -84,7 +97,7 @@ pub struct VerbsSettings {
     /// What requests are cut into, in KiB, 4 to 1048576.
     pub chunk_kib: u32,
     /// Whether the device may reorder its writes to our memory on the PCI bus.
-    pub relaxed_ordering: bool,
+    pub relaxed_ordering: RelaxedOrdering,
 }
 
 impl Default for VerbsSettings {
@@ -104,7 +117,7 @@ impl Default for VerbsSettings {
             timeout: 14,
             retries: 7,
             chunk_kib: 512,
-            relaxed_ordering: false,
+            relaxed_ordering: RelaxedOrdering::Auto,
         }
     }
 }

@@ -11,6 +11,7 @@ use uccl_fabric::{
     lane::OpKind,
     libfabric::{Devices, LibfabricRail, LibfabricSettings},
     mem::Span,
+    region::Rights,
     rma::rail::{Channel, Ended, Rail, RailError, Registration, Request, RequestError},
 };
 
@@ -66,7 +67,8 @@ impl Memory {
     pub(crate) fn new(rail: &dyn Rail, len: usize, fill: impl Fn(usize) -> u8) -> Self {
         let bytes: Vec<u8> = (0..len).map(fill).collect();
         let span = Span { addr: bytes.as_ptr() as usize, len };
-        let registration = rail.register(span, MemoryKind::Host).expect("it can be registered");
+        let registration =
+            rail.register(span, MemoryKind::Host, Rights::ALL).expect("it can be registered");
         Self { registration, bytes }
     }
 

@@ -1,6 +1,8 @@
 //! Two stream lanes over a chaos pipe, and memory whose every byte is watched.
 #![allow(dead_code, reason = "no test file uses all of it")]
 
+pub(crate) mod stage;
+
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;

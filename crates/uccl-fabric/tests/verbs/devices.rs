@@ -52,13 +52,19 @@ fn what_is_known_of_the_guests_devices_is_told() {
 
 #[test]
 fn devices_that_are_not_there_are_named() {
-    let Some(_) = Rails::shared() else { return };
+    let Some(rails) = Rails::shared() else { return };
     let named = |name: &str| VerbsSettings {
         devices: vec![name.parse().expect("a name")],
         ..VerbsSettings::default()
     };
     let said = refusal(named("mlx5_77"));
     assert!(said.contains("no RDMA device mlx5_77; devices here: "), "{said}");
+    let good = rails.a.info().name.parse().expect("a name");
+    let bad = "mlx5_77".parse().expect("a name");
+    let both = VerbsSettings { devices: vec![bad, good], ..VerbsSettings::default() };
+    let opened = verbs::open(&both).expect("one of the two is there");
+    let names: Vec<_> = opened.iter().map(|rail| rail.info().name.as_str()).collect();
+    assert_eq!(names, [rails.a.info().name.as_str()]);
     let settings = VerbsSettings { gid_index: Some(250), ..VerbsSettings::default() };
     assert!(refusal(settings).contains("no GID at index 250; it has 0: "));
     let settings = VerbsSettings { service_level: 16, ..VerbsSettings::default() };

@@ -3,13 +3,14 @@
 use uccl_device::MemoryKind;
 use uccl_fabric::{
     mem::Span,
+    region::Rights,
     rma::rail::{Rail, RailError},
 };
 
 use crate::support::{Rails, span_of};
 
 fn refusal(rails: &Rails, span: Span) -> String {
-    match rails.a.register(span, MemoryKind::Host) {
+    match rails.a.register(span, MemoryKind::Host, Rights::ALL) {
         Ok(_) => panic!("{span:?} was taken"),
         Err(error @ RailError::Provider { .. }) => error.to_string(),
         Err(error) => panic!("{error:?}"),
@@ -30,7 +31,8 @@ fn regions_may_overlap_and_have_no_bytes() {
     let bytes = vec![0u8; 10_000];
     let whole = span_of(&bytes);
     let part = Span { addr: whole.addr + 1000, len: 77 };
-    let register = |span| rails.a.register(span, MemoryKind::Host).expect("registered");
+    let register =
+        |span| rails.a.register(span, MemoryKind::Host, Rights::ALL).expect("registered");
     let regions = [register(whole), register(part), register(part)];
     let keys: Vec<_> = regions.iter().map(|region| region.remote_key()).collect();
     assert_eq!(keys[1].base, part.addr as u64);

@@ -9,6 +9,7 @@ use uccl_device::MemoryKind;
 use uccl_fabric::{
     lane::OpKind,
     mem::Span,
+    region::Rights,
     rma::rail::{Channel, Ended, Rail, RailError, Registration, Request, RequestError},
     verbs::{self, VerbsRail, VerbsSettings},
 };
@@ -111,7 +112,7 @@ pub(crate) struct Memory {
 impl Memory {
     pub(crate) fn new(rail: &VerbsRail, bytes: Vec<u8>) -> Self {
         let span = span_of(&bytes);
-        let registration = rail.register(span, MemoryKind::Host).expect("registered");
+        let registration = rail.register(span, MemoryKind::Host, Rights::ALL).expect("registered");
         Self { registration, bytes }
     }
 

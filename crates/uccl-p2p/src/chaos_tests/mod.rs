@@ -2,6 +2,7 @@
 //! seed; `UCCL_CHAOS_SEED` runs that one again, `UCCL_CHAOS_RUNS` says how many to run.
 
 mod asks;
+mod ends;
 mod rails;
 mod workload;
 mod world;
@@ -31,7 +32,7 @@ fn workload(seed: u64, lanes: &[LaneChaos], plan: Plan) -> Workload {
 }
 
 fn lost(side: &Side) -> u64 {
-    side.ep.stats().lanes_lost
+    side.ep.stats().expect("ours").lanes_lost
 }
 
 #[test]

@@ -257,7 +257,7 @@ fn what_rails_hold_back_ends_though_no_transfer_can_be_made_of_it() {
     here.reuse(&mut rng);
 
     sides[0].ep.disconnect(conn).expect("it was there");
-    sides.iter_mut().for_each(|side| side.ep.close());
+    sides.iter_mut().for_each(|side| side.ep.close().expect("closed"));
     assert!(here.unchanged(), "ours");
     assert!(there.now() == landed, "the peer's");
     std::mem::forget((here, there));

@@ -4,10 +4,19 @@ use std::{str::FromStr, time::Duration};
 
 use uccl_fabric::{
     libfabric::{Devices, LibfabricSettings, Threading},
-    verbs::{ParseDeviceNameError, VerbsSettings},
+    verbs::{ParseDeviceNameError, RelaxedOrdering, VerbsSettings},
 };
 
 use super::{Checksum, Config, Setting};
+
+/// What UCCL and NCCL call the same, where that is not how it is called here.
+pub(super) const TWINS: &[(&str, &[&str])] = &[
+    ("UCCL_IB_HCA", &["NCCL_IB_HCA"]),
+    ("UCCL_P2P_NUMA_AFFINITY", &["UCCL_PIN_TO_NUMA"]),
+    ("UCCL_P2P_RDMA_SL", &["UCCL_IB_SERVICE_LEVEL", "UCCL_ROCE_SERVICE_LEVEL"]),
+    ("UCCL_P2P_RDMA_TC", &["UCCL_ROCE_TRAFFIC_CLASS"]),
+    ("UCCL_SOCKET_IFNAME", &["NCCL_SOCKET_IFNAME"]),
+];
 
 /// Every setting. The README's table is made from this.
 pub(super) const SETTINGS: &[Setting] = &[
@@ -76,10 +85,27 @@ pub(super) const SETTINGS: &[Setting] = &[
         },
     },
     Setting {
+        name: "UCCL_IB_HCA",
+        default: "all that are up",
+        doc: "RDMA devices to choose from where `UCCL_P2P_RDMA_DEV` names none, by how their names begin, with commas between them: `mlx5`, `mlx5_0:1`; `=mlx5_1` is the whole name, `^mlx5_2` all others",
+        apply: |config, value| {
+            config.rdma_devices = Some(value.parse()?);
+            Ok(())
+        },
+    },
+    Setting {
         name: "UCCL_IB_PCI_RELAXED_ORDERING",
-        default: "0",
-        doc: "`1` lets RDMA devices reorder their writes to memory on the PCI bus",
-        apply: |config, value| flag(value).map(|on| config.verbs.relaxed_ordering = on),
+        default: "2",
+        doc: "`1` lets RDMA devices reorder their writes to memory on the PCI bus, which many machines need for full speed; `2` does where it can be asked for, `0` does not",
+        apply: |config, value| {
+            config.verbs.relaxed_ordering = match value {
+                "0" => RelaxedOrdering::Never,
+                "1" => RelaxedOrdering::Always,
+                "2" => RelaxedOrdering::Auto,
+                _ => return Err("use 0, 1 or 2".into()),
+            };
+            Ok(())
+        },
     },
     Setting {
         name: "UCCL_LIBFABRIC_PROVIDER",
@@ -242,7 +268,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting {
         name: "UCCL_P2P_SPIN_US",
         default: "100",
-        doc: "Microseconds that a thread spins for more work before it sleeps; at most 20 where there are fewer than four processors",
+        doc: "Microseconds that a thread spins for more work before it sleeps; a worker at most 10 where there are fewer than four processors",
         apply: |config, value| number(value).map(|us| config.spin = Duration::from_micros(us)),
     },
     Setting {
@@ -292,8 +318,17 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting {
         name: "UCCL_RCMODE",
         default: "1",
-        doc: "`0` sends RDMA writes over unreliable connections (UC), which this library makes reliable; reads take reliable ones (RC) all the same",
+        doc: "`0` sends RDMA writes over unreliable connections (UC), which this library makes reliable; reads take reliable ones (RC) all the same. Only for networks that keep the packets of a flow in order, so without adaptive routing or packet spraying: a device that sees one come late, or has no UC, goes on with RC and says so",
         apply: |config, value| flag(value).map(|rc| config.verbs.rc_mode = rc),
+    },
+    Setting {
+        name: "UCCL_SOCKET_IFNAME",
+        default: "as routes suggest",
+        doc: "Network interfaces, written as in `UCCL_IB_HCA`: peers are told an address of one of them, unless `UCCL_P2P_BIND` says which",
+        apply: |config, value| {
+            config.interfaces = Some(value.parse()?);
+            Ok(())
+        },
     },
 ];
 

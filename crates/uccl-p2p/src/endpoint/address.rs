@@ -2,12 +2,13 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 
+use uccl_device::Interface;
 use uccl_fabric::{fdpass::FdListener, tcp};
 use uccl_wire::metadata::{Device, Metadata};
 
 use super::Endpoint;
 use crate::{
-    config::Config,
+    config::{Config, Selection},
     engine::places,
     error::{Error, Result},
 };
@@ -110,7 +111,7 @@ pub(super) fn listen(config: &Config) -> Result<(std::net::TcpListener, SocketAd
                 let bound = listener
                     .local_addr()
                     .map_err(|e| Error::os("asking for the listening address", e))?;
-                let ip = told_ip(config);
+                let ip = told_ip(config)?;
                 return Ok((listener, SocketAddr::new(ip, bound.port())));
             }
             Err(e) => last = e,
@@ -121,10 +122,48 @@ pub(super) fn listen(config: &Config) -> Result<(std::net::TcpListener, SocketAd
 }
 
 /// The address that an endpoint with these settings tells its peers: the one that it is bound to, or else one
-/// that they reach this host at, on the NIC nearest to its GPU if they reach several equally well.
-pub fn told_ip(config: &Config) -> IpAddr {
-    let bound = config.bind.filter(|ip| !ip.is_unspecified());
-    bound.unwrap_or_else(|| places::address_near(config.gpu_index, reachable_ip()))
+/// that they reach this host at, on an interface that is selected, or on the NIC nearest to its GPU if they reach
+/// several equally well.
+///
+/// # Errors
+/// [`Error::Invalid`]: no interface that is selected has an address.
+pub fn told_ip(config: &Config) -> Result<IpAddr> {
+    if let Some(ip) = config.bind.filter(|ip| !ip.is_unspecified()) {
+        return Ok(ip);
+    }
+    let ip = reachable_ip();
+    match &config.interfaces {
+        Some(selection) => {
+            let machine = uccl_device::Topology::of_this_machine();
+            let interfaces = machine.map(|machine| machine.interfaces).unwrap_or_default();
+            selected_ip(selection, &interfaces, ip)
+        }
+        None => Ok(places::address_near(config.gpu_index, ip)),
+    }
+}
+
+/// An address of an interface that is selected: `ip` if it is one, else IPv4 before IPv6, and what only this host reaches last.
+fn selected_ip(selection: &Selection, interfaces: &[Interface], ip: IpAddr) -> Result<IpAddr> {
+    let usable =
+        |interface: &&Interface| interface.is_up() && selection.takes(&interface.name, None);
+    let mut ips: Vec<IpAddr> = interfaces
+        .iter()
+        .filter(usable)
+        .flat_map(|interface| interface.addresses.clone())
+        .collect();
+    ips.retain(|ip| !is_link_local(ip));
+    ips.sort_by_key(|known| (*known != ip, known.is_loopback(), known.is_ipv6()));
+    ips.first().copied().ok_or_else(|| {
+        let all: Vec<_> = interfaces.iter().map(|interface| interface.name.as_str()).collect();
+        Error::Invalid(format!(
+            "UCCL_SOCKET_IFNAME={selection}: no such network interface is up and has an address; there are {}",
+            all.join(", ")
+        ))
+    })
+}
+
+fn is_link_local(ip: &IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 
 /// The address that others would reach this host at: the one that the default route leaves from.
@@ -146,9 +185,8 @@ pub fn reachable_ip() -> IpAddr {
 fn first_interface_ip() -> Option<IpAddr> {
     let machine = uccl_device::Topology::of_this_machine().ok()?;
     let up = machine.interfaces.iter().filter(|interface| interface.is_up());
-    let link_local = |ip: &IpAddr| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
     let mut ips: Vec<IpAddr> = up.flat_map(|interface| interface.addresses.clone()).collect();
-    ips.retain(|ip| !ip.is_loopback() && !link_local(ip));
+    ips.retain(|ip| !ip.is_loopback() && !is_link_local(ip));
     ips.sort_by_key(IpAddr::is_ipv6);
     ips.first().copied()
 }
@@ -199,6 +237,19 @@ mod tests {
         ] {
             assert!(matches!(parse_address(text), Err(Error::Invalid(_))), "{text}");
         }
+    }
+
+    #[test]
+    fn peers_are_told_an_address_of_a_selected_interface() {
+        let loopback =
+            Config { interfaces: Some("lo".parse().expect("a name")), ..Config::default() };
+        assert!(told_ip(&loopback).expect("every host has one").is_loopback());
+        let bound = Config { bind: Some([192, 0, 2, 7].into()), ..loopback };
+        assert_eq!(told_ip(&bound).expect("the bound one"), IpAddr::from([192, 0, 2, 7]));
+        let none =
+            Config { interfaces: Some("no-such".parse().expect("a name")), ..Config::default() };
+        let refused = told_ip(&none).expect_err("no such interface").to_string();
+        assert!(refused.contains("no-such") && refused.contains("lo"), "{refused}");
     }
 
     #[test]

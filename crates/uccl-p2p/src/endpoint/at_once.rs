@@ -25,6 +25,7 @@ use crate::{
         plan::Work,
         rails::RailLane,
         regions::{Lease, contains, outside},
+        timers,
         transfer::{After, Plan, Transfer},
     },
     error::Result,
@@ -73,17 +74,17 @@ impl Endpoint {
             Op::Write => OpKind::Write,
             Op::Recv | Op::Send => return Ok(None),
         };
-        let core = self.core();
+        let core = self.here()?;
         core.usable()?;
         let conn = core.conn(request.conn)?;
-        let mr = core.mrs.get(iov.mr)?;
+        let lease = core.mrs.look_up(iov.mr, |mr| mr.lease())?;
         let local = Span { addr: iov.ptr, len: iov.len };
-        if !contains(mr.span, local) {
-            return Err(outside(0, &mr, local));
+        if !contains(lease.mr().span, local) {
+            return Err(outside(0, lease.mr(), local));
         }
         let remote = remote_span(&conn, 0, local, advert)?;
         let (op, timeout) = (request.op, request.timeout);
-        Ok(Some(Single { op, kind, conn, lease: Lease::of(&mr), local, remote, timeout }))
+        Ok(Some(Single { op, kind, conn, lease, local, remote, timeout }))
     }
 
     /// The way with the least on it: short pieces to or from a process of this host on this thread, what a GPU
@@ -202,21 +203,23 @@ impl Endpoint {
                 return if ended_well { Ok(Begun::Done(self.done_now(single))) } else { Err(full) };
             }
         };
+        let hold = transfer.hold();
         transfer.expect_ops(1);
         transfer.body.lock().ops.push(name);
         now.hand_to(heir(&transfer));
-        settle(&transfer, Ok(())).map(Begun::Under)
+        settle(hold, Ok(())).map(Begun::Under)
     }
 
     /// Ends what is under way. Its memory is let go only when it has ended; a peer that does not let it is given up.
     fn call_off(&self, conn: &Arc<Connection>, (lane, name): (u16, OpName), now: &Now) {
-        let (begun, patience) = (Instant::now(), self.patience_for_cancels());
+        let (begun, patience) = (Instant::now(), timers::to_end(self.config()));
         while !now.has_ended() {
             if let Some(lane) = conn.lanes.get(usize::from(lane)) {
                 lane.cancel(name);
             }
             conn.progress();
-            if begun.elapsed() > patience {
+            let is_ours = || conn.is_ours(&[(lane, name)]);
+            if begun.elapsed() > patience && !is_ours() {
                 deadline::give_up(conn, "it did not confirm the end of an operation");
             }
             std::thread::yield_now();
@@ -227,12 +230,7 @@ impl Endpoint {
     fn done_now(&self, single: &Single) -> Outcome {
         let (counters, bytes) = (&self.core().counters, single.local.len as u64);
         counters.posted.fetch_add(1, Relaxed);
-        counters.done.fetch_add(1, Relaxed);
-        let moved = match single.kind {
-            OpKind::Read => &counters.bytes_received,
-            OpKind::Write => &counters.bytes_sent,
-        };
-        moved.fetch_add(bytes, Relaxed);
+        counters.ended_well(Some(single.op), bytes);
         Outcome { bytes, checksummed: false }
     }
 }

@@ -20,8 +20,9 @@ use crate::{
         deadline,
         deferred::{Mark, Start},
         plan::Pieces,
-        regions::{Lease, Mr},
-        transfer::{After, Fence, Found, Plan, Transfer},
+        regions::{self, Lease},
+        timers,
+        transfer::{After, Fence, Found, Hold, Plan, Transfer},
         wait,
     },
     error::{Error, Result},
@@ -30,8 +31,6 @@ use crate::{
 
 /// What is one-sided is cut into operations that lanes take; the two sides of a send and a recv compare whole lists.
 const MAX_ONE_SIDED_IOVS: usize = 1 << 20;
-/// How long a cancel waits for the peer to confirm that nothing more lands, before it cuts the connection.
-const CANCEL_PATIENCE: Duration = Duration::from_secs(2);
 
 impl Endpoint {
     /// Starts a transfer.
@@ -94,7 +93,7 @@ impl Endpoint {
 
     /// Where a transfer stands. Looking at one that is unfinished moves it along.
     pub fn poll(&self, transfer: TransferId) -> Result<Status> {
-        match self.core().transfers.find(transfer)? {
+        match self.here()?.transfers.find(transfer)? {
             Found::Ended(status) => Ok(status),
             Found::Live(transfer) => {
                 if !transfer.finished() {
@@ -113,7 +112,7 @@ impl Endpoint {
         timeout: Option<Duration>,
         interrupt: &mut dyn Interrupt,
     ) -> Result<Status> {
-        match self.core().transfers.find(transfer)? {
+        match self.here()?.transfers.find(transfer)? {
             Found::Ended(status) => Ok(status),
             Found::Live(transfer) => {
                 let until = timeout.map(|timeout| Instant::now() + timeout);
@@ -126,7 +125,7 @@ impl Endpoint {
     /// Has what is enqueued on a stream from now on wait until the transfer has ended, well or badly, without
     /// holding up the caller. At a transfer's deadline, which ends it, the stream goes on at the latest.
     pub fn hold_stream(&self, transfer: TransferId, stream: CudaStream) -> Result<()> {
-        let Found::Live(transfer) = self.core().transfers.find(transfer)? else { return Ok(()) };
+        let Found::Live(transfer) = self.here()?.transfers.find(transfer)? else { return Ok(()) };
         let stream = stream.borrow()?;
         let signal = Signal::new(stream.context());
         let held = signal.and_then(|signal| signal.hold(&stream).map(|()| signal));
@@ -135,37 +134,31 @@ impl Endpoint {
     }
 
     /// Ends a transfer. When this returns, no byte of it lands in either side's memory any more; the
-    /// status says whether it had finished before. A peer that does not confirm that in time is given
-    /// up with its connection: then the status is a failure that says so.
+    /// status says whether it had finished before. A peer that does not confirm that within the endpoint's timeout
+    /// is given up with its connection: then the status is a failure that says so.
     pub fn cancel(&self, transfer: TransferId) -> Result<Status> {
-        let transfer = match self.core().transfers.find(transfer)? {
+        let transfer = match self.here()?.transfers.find(transfer)? {
             Found::Ended(status) => return Ok(status),
             Found::Live(transfer) => transfer,
         };
-        let (started, patience) = (Instant::now(), self.patience_for_cancels());
+        let (started, patience) = (Instant::now(), timers::to_end(self.config()));
         while !transfer.finished() {
             transfer.conn.fence(&transfer, Fence::Cancel);
             let soon = Instant::now() + Duration::from_millis(5);
             if wait::wait(&transfer, Some(soon), &mut Uninterrupted)? {
                 break;
             }
-            if started.elapsed() > patience {
+            if started.elapsed() > patience && transfer.waits_for_peer() {
                 deadline::give_up_peer(&transfer, "it did not confirm the end of a transfer");
             }
         }
         Ok(transfer.status())
     }
 
-    /// How long a peer may take to let something end that is called off.
-    pub(super) fn patience_for_cancels(&self) -> Duration {
-        let timeout = self.config().timeout;
-        if timeout.is_zero() { CANCEL_PATIENCE } else { CANCEL_PATIENCE.min(timeout) }
-    }
-
     /// Ends every unfinished transfer that uses a region, as [`Self::cancel`] does, so that the region can be
     /// deregistered; says how many.
     pub fn cancel_all_using(&self, mr: MrId) -> Result<usize> {
-        let mut using = self.core().transfers.unfinished(|_| true);
+        let mut using = self.here()?.transfers.unfinished(|_| true);
         using
             .retain(|transfer| transfer.body.lock().leases.iter().any(|lease| lease.mr().id == mr));
         for transfer in &using {
@@ -180,9 +173,17 @@ impl Endpoint {
 
     /// Checks a request, and posts it. Every refusal happens before a byte moves.
     fn start(&self, request: &Request<'_>, after: Option<Box<dyn Mark>>) -> Result<Arc<Transfer>> {
-        let core = self.core();
+        let core = self.here()?;
         core.usable()?;
-        let conn = core.conn(request.conn)?;
+        self.start_over(core.conn(request.conn)?, request, after)
+    }
+
+    pub(crate) fn start_over(
+        &self,
+        conn: Arc<Connection>,
+        request: &Request<'_>,
+        after: Option<Box<dyn Mark>>,
+    ) -> Result<Arc<Transfer>> {
         check_shape(request)?;
         let Checked { leases, spans, pieces, bytes } = self.check(request, &conn)?;
         let transfer = conn.admit(Plan {
@@ -199,8 +200,9 @@ impl Endpoint {
             Op::Send => Start::Send(spans),
             Op::Recv => Start::Recv,
         };
+        let hold = transfer.hold();
         let posted = conn.begin(&transfer, start, after);
-        settle(&transfer, posted)
+        settle(hold, posted)
     }
 
     /// Compares every iov with its region, and with its advert.
@@ -216,7 +218,7 @@ impl Endpoint {
         self.core().mrs.resolve(iovs, op == Op::Recv, |i, mr, span| {
             if last != Some(mr.id) {
                 last = Some(mr.id);
-                checked.lease(mr);
+                checked.lease(&mr);
             }
             checked.bytes += span.len as u64;
             if one_sided {
@@ -242,25 +244,25 @@ struct Checked {
 }
 
 impl Checked {
-    fn lease(&mut self, mr: &Arc<Mr>) {
+    fn lease(&mut self, mr: &regions::Found<'_>) {
         // Another lease does no harm: callers that take turns among a few regions get one of each.
         if !self.leases.iter().rev().take(8).any(|lease| lease.mr().id == mr.id) {
-            self.leases.push(Lease::of(mr));
+            self.leases.push(mr.lease());
         }
     }
 }
 
-/// The post itself is over; if it failed, so does the transfer, at once.
-pub(super) fn settle(transfer: &Arc<Transfer>, posted: Result<()>) -> Result<Arc<Transfer>> {
+/// The post itself is over; if it failed, so does the transfer, at once. Where its connection has ended meanwhile,
+/// so does the transfer.
+pub(super) fn settle(hold: Hold, posted: Result<()>) -> Result<Arc<Transfer>> {
+    let transfer = Arc::clone(hold.transfer());
     if let Err(e) = posted {
         transfer.publish(Err(e.clone()));
         return Err(e);
     }
     transfer.op_ended();
-    if transfer.conn.is_failed() && !transfer.finished() {
-        transfer.publish(Err(transfer.conn.lost_error()));
-    }
-    Ok(Arc::clone(transfer))
+    drop(hold);
+    Ok(transfer)
 }
 
 fn check_shape(request: &Request<'_>) -> Result<()> {

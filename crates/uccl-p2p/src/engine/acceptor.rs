@@ -36,7 +36,8 @@ use crate::{
     error::{Error, Result},
 };
 
-/// Handshakes under way at a time; beyond, the oldest gives way.
+/// Handshakes under way at a time, those that have been shaken and those that have not each; beyond, the oldest of the
+/// same kind gives way.
 const MAX_PENDING: usize = 256;
 /// Longest that a handshake may take, where the connection's timeout is longer or none.
 const MAX_TIME: Duration = Duration::from_secs(10);
@@ -76,6 +77,13 @@ pub(crate) struct Acceptor {
     greeting: Arc<Greeting>,
     pending: Slab<Pending>,
     scratch: Vec<u8>,
+}
+
+impl Pending {
+    /// Whether its handshake is over: with a key, whoever is there has proven to have it.
+    fn is_proven(&self) -> bool {
+        matches!(self.stream, Stream::First(_))
+    }
 }
 
 /// What became of a stream that was looked at.
@@ -166,12 +174,7 @@ impl Acceptor {
     }
 
     fn keep(&mut self, core: &Arc<Core>, epoll: &OwnedFd, stream: Stream) {
-        if self.pending.len() >= MAX_PENDING {
-            let oldest = self.pending.iter().min_by_key(|(_, pending)| pending.deadline);
-            if let Some(oldest) = oldest.map(|(index, _)| index) {
-                self.forget(epoll, oldest);
-            }
-        }
+        self.make_room(epoll, false);
         let allowed = core.config.timeout;
         let allowed = if allowed.is_zero() { MAX_TIME } else { allowed.min(MAX_TIME) };
         let index = self.pending.insert(Pending { stream, deadline: Instant::now() + allowed });
@@ -180,6 +183,16 @@ impl Acceptor {
             return;
         }
         self.look(core, epoll, index);
+    }
+
+    /// Has the oldest give way if there are too many: of those that have proven who they are, or of those that have not.
+    fn make_room(&mut self, epoll: &OwnedFd, proven: bool) {
+        let alike = || self.pending.iter().filter(|(_, other)| other.is_proven() == proven);
+        if alike().count() >= MAX_PENDING
+            && let Some((oldest, _)) = alike().min_by_key(|(_, pending)| pending.deadline)
+        {
+            self.forget(epoll, oldest);
+        }
     }
 
     fn forget(&mut self, epoll: &OwnedFd, index: usize) {
@@ -252,7 +265,10 @@ impl Acceptor {
             HelloKind::NewConnection => None,
             HelloKind::JoinLane { lane_index, .. } => Some(lane_index),
         };
-        let home = joins.and_then(|_| self.first_with(token, &peer));
+        let home = joins.and_then(|lane| self.first_with(token, lane, &peer));
+        if joins.is_none() {
+            self.make_room(epoll, true);
+        }
         let hello = self.greeting.hello(core, peer.kind, token);
         let Some(pending) = self.pending.get_mut(index) else { return Next::Gone };
         let Stream::Shaking { tcp, addr, handshake } = &mut pending.stream else {
@@ -261,6 +277,11 @@ impl Acceptor {
         if joins.is_some() && home.is_none() {
             let why = Refusal::new(RefuseCode::UnknownToken, "no connection waits for this lane");
             handshake.refuse(why);
+            return refuse(core, tcp, handshake);
+        }
+        if joins.is_none() && core.has_unaccepted() {
+            let why = "too many connections wait for accept already";
+            handshake.refuse(Refusal::new(RefuseCode::Busy, why));
             return refuse(core, tcp, handshake);
         }
         if handshake.reply(&hello).is_err() || say(tcp, &handshake.pending_output()).is_err() {
@@ -285,13 +306,14 @@ impl Acceptor {
         self.await_word(core, epoll, index)
     }
 
-    fn first_with(&self, token: u128, peer: &Hello) -> Option<usize> {
+    /// The connection that waits for this lane of the peer's.
+    fn first_with(&self, token: u128, lane: u16, peer: &Hello) -> Option<usize> {
+        let wants = |first: &First| {
+            let is_meant = first.token == token && first.peer.instance == peer.instance;
+            is_meant && (1..MAX_LANES).contains(&lane) && !first.lanes.contains_key(&lane)
+        };
         self.pending.iter().find_map(|(index, pending)| match &pending.stream {
-            Stream::First(first)
-                if first.token == token && first.peer.instance == peer.instance =>
-            {
-                Some(index)
-            }
+            Stream::First(first) if wants(first) => Some(index),
             _ => None,
         })
     }
@@ -446,3 +468,6 @@ fn watch(epoll: &OwnedFd, fd: BorrowedFd<'_>, token: u64) -> Result<()> {
     epoll::add(epoll, fd, EventData::new_u64(ACCEPTOR | token), EventFlags::IN)
         .map_err(|e| Error::os("watching a socket", e))
 }
+
+#[cfg(test)]
+mod tests;

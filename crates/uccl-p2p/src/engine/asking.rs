@@ -17,6 +17,7 @@ use uccl_wire::message::{
 };
 
 use super::{
+    aftermath::Lent,
     connection::Connection,
     grants::{Grant, Grants},
     numbered::Numbered,
@@ -51,10 +52,13 @@ pub(crate) struct Asks {
 }
 
 impl Asks {
-    /// Forgets all, for a connection that ends; gives back the keys, which the peer may be using.
-    pub(crate) fn clear(&mut self) -> Vec<Grant> {
+    /// Forgets all, for a connection that ends; gives back what the peer may be using.
+    pub(crate) fn clear(&mut self) -> Vec<Lent> {
         self.pieces = 0;
-        self.open.drain().flat_map(|ask| ask.grants).collect()
+        let lent = |Ask { transfer, grants, .. }: Ask| {
+            grants.into_iter().filter_map(move |grant| grant.end(&transfer))
+        };
+        self.open.drain().flat_map(lent).collect()
     }
 
     fn admits(&self, pieces: usize) -> bool {
@@ -159,6 +163,12 @@ impl Connection {
             }
         }
         Ok(())
+    }
+
+    /// Whether the peer has not answered what it was asked for a transfer.
+    pub(crate) fn is_asking_for(&self, transfer: &Arc<Transfer>) -> bool {
+        let mut outbox = self.outbox.lock();
+        outbox.asks.open.iter_mut().any(|(_, ask)| Arc::ptr_eq(&ask.transfer, transfer))
     }
 
     /// Tells the peer that a transfer wants nothing of it any more; its answers end the asks.

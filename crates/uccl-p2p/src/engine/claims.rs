@@ -86,7 +86,8 @@ pub(crate) struct Care {
     beats: u64,
     /// When those were seen to have become more.
     beaten: Option<Instant>,
-    /// Claims that had ended at the last look.
+    /// Claims that had ended at the last look, and when the worker stayed away last.
+    seen: u64,
     ended: u64,
     /// The lane has shown something, and nothing was found there yet.
     woken: bool,
@@ -96,7 +97,15 @@ pub(crate) struct Care {
 
 impl Default for Care {
     fn default() -> Self {
-        Self { beats: 0, beaten: None, ended: 0, woken: false, credit: CREDIT, away: AWAY.0 }
+        Self {
+            beats: 0,
+            beaten: None,
+            seen: 0,
+            ended: 0,
+            woken: false,
+            credit: CREDIT,
+            away: AWAY.0,
+        }
     }
 }
 
@@ -106,15 +115,16 @@ impl Care {
         self.woken = true;
     }
 
-    /// The worker has done something, while callers might have done it or not.
+    /// The worker has done something that callers would have done, if some have been there since the last look.
     pub(crate) fn of_use(&mut self, claims: &Claims) {
-        if !claims.any() {
+        if !claims.any() && claims.ended.load(Relaxed) == self.seen {
             (self.woken, self.credit, self.away) = (false, CREDIT, AWAY.0);
         }
     }
 
     /// Whether the lane is left to callers. `asleep`: some of them sleep on it.
     pub(crate) fn leaves(&mut self, claims: &Claims, asleep: bool, now: Instant) -> bool {
+        self.seen = claims.ended.load(Relaxed);
         self.credit == 0 && self.is_looked_after(claims, asleep, now)
     }
 
@@ -229,6 +239,9 @@ mod tests {
         assert!(care.leaves(&claims, false, start), "callers were there, and would have done it");
         claims.end();
         care.of_use(&claims);
+        assert_eq!(care.credit, 0, "a caller was there since it looked");
+        assert!(!care.leaves(&claims, false, start));
+        care.of_use(&claims);
         claims.begin();
         // What it watches for is now what callers wait for, now its own.
         for _ in 0..100 {
@@ -236,6 +249,7 @@ mod tests {
             assert_eq!(care.stays_away(&claims, false, true, start), None);
             claims.end();
             care.woken();
+            care.leaves(&claims, false, start);
             care.of_use(&claims);
             assert_eq!(care.stays_away(&claims, false, true, start), None);
             claims.begin();

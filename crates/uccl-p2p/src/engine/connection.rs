@@ -6,19 +6,20 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use uccl_fabric::{
-    lane::{Lane, LaneError, MessageSink},
+    lane::{Lane, LaneError, MessageSink, OpName},
     rma::RmaLane,
 };
 use uccl_wire::message::{MAX_ASSEMBLED, MORE, Message, PREFIX_LEN};
 
 use super::{
     asked::AskedFor,
+    attached::Attached,
     claims::{Claims, Left},
     core::Core,
     deferred::Deferred,
@@ -30,10 +31,10 @@ use super::{
     park::Parker,
     rails::RailLane,
     transfer::{Fence, Kind, Plan, Transfer},
-    worker::{Attached, Workers},
+    worker::Workers,
 };
 use crate::{
-    endpoint::{Accepted, ConnInfo, Op},
+    endpoint::{Accepted, ConnInfo},
     error::{Error, Result},
     ids::ConnId,
 };
@@ -70,7 +71,10 @@ pub(crate) struct Connection {
     /// Fragments of a message that is not whole yet.
     assembling: Mutex<Vec<u8>>,
     lost: Mutex<Option<Error>>,
+    /// It is at its end.
     failed: AtomicBool,
+    /// And no lane touches memory any more.
+    ended: AtomicBool,
     pub(crate) pending: AtomicUsize,
     /// Callers that sleep on the lanes.
     sleepers: Mutex<Vec<Arc<Parker>>>,
@@ -142,6 +146,7 @@ impl Connection {
             assembling: Mutex::default(),
             lost: Mutex::default(),
             failed: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
             pending: AtomicUsize::new(0),
             sleepers: Mutex::default(),
             claims: Claims::default(),
@@ -175,8 +180,14 @@ impl Connection {
         Error::ConnectionLost { peer: Arc::clone(&self.peer.name), reason: reason.to_string() }
     }
 
+    /// Whether it is at its end. Its lanes may still touch memory.
     pub(crate) fn is_failed(&self) -> bool {
         self.failed.load(Acquire)
+    }
+
+    /// Whether no lane of it touches memory any more, nor ever will.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.load(SeqCst)
     }
 
     /// Keeps workers off while the caller makes progress itself.
@@ -229,8 +240,9 @@ impl Connection {
         self.fail(error);
     }
 
-    /// Ends the connection. When this returns, every transfer on it has ended and no memory is touched
-    /// through it any more. Must not be called from a completion or a message.
+    /// Ends the connection. When this returns no memory is touched through it any more, and every transfer on it
+    /// has ended, or ends with the last [hold](Transfer::hold) on it; unless another thread ends it already.
+    /// Must not be called from a completion or a message.
     pub(crate) fn fail(self: &Arc<Self>, e: Error) {
         {
             let mut lost = self.lost.lock();
@@ -247,24 +259,44 @@ impl Connection {
         self.accepting.lock().take();
         self.lanes.iter().for_each(|lane| lane.kill());
         self.inbox.lock().clear();
-        let granted = self.outbox.lock().clear();
+        let lent = self.outbox.lock().clear();
         self.notifs.lock().clear();
         self.asked.lock().clear();
         self.deferred.clear();
         // Before the transfers end, whose memory may be deregistered then.
-        self.core.watch_aftermath(self, granted);
-        for transfer in self.core.transfers.unfinished(|t| Arc::ptr_eq(&t.conn, self)) {
-            let fence = transfer.body.lock().fence;
-            let error = fence.map_or_else(|| e.clone(), |fence| transfer.fence_error(fence));
-            transfer.publish(Err(error));
-        }
+        self.core.watch_aftermath(self, lent);
+        self.core.look_after_aftermaths();
+        // Before the transfers are looked at: one that is posted meanwhile is among them, or sees this.
+        self.ended.store(true, SeqCst);
+        let unfinished = self.unfinished();
+        unfinished.iter().for_each(|transfer| transfer.end_with_connection());
         self.core.conn_lost(self, e);
     }
 
-    /// Ends the connection in good order.
+    /// Ends the connection in good order, as [`fail`](Self::fail) does.
     pub(crate) fn close(self: &Arc<Self>, e: Error) {
         self.living().for_each(|(_, lane)| lane.bye());
         self.fail(e);
+    }
+
+    /// Waits until a connection that was closed has ended, and every transfer on it. Another thread may be ending
+    /// it, and peers that copy for us have as long as a peer has to let a transfer end.
+    pub(crate) fn wait_for_end(self: &Arc<Self>) {
+        while !self.has_ended() || !self.unfinished().is_empty() {
+            self.core.look_after_aftermaths();
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+
+    /// Whether all that is left of these operations is for this process to do.
+    pub(crate) fn is_ours(&self, ops: &[(u16, OpName)]) -> bool {
+        ops.iter().all(|(lane, op)| {
+            self.lanes.get(usize::from(*lane)).is_some_and(|lane| lane.is_ours(*op))
+        })
+    }
+
+    fn unfinished(self: &Arc<Self>) -> Vec<Arc<Transfer>> {
+        self.core.transfers.unfinished(|transfer| Arc::ptr_eq(&transfer.conn, self))
     }
 
     /// Makes a transfer on this connection, unless too many are unfinished.
@@ -290,15 +322,10 @@ impl Connection {
             return;
         }
         let counters = &self.core.counters;
-        if ok { &counters.done } else { &counters.failed }.fetch_add(1, Relaxed);
         if ok {
-            let bytes = transfer.bytes.load(Relaxed);
-            match transfer.kind.op() {
-                Some(Op::Read | Op::Recv) => &counters.bytes_received,
-                Some(Op::Send | Op::Write) => &counters.bytes_sent,
-                None => &counters.notifs_sent,
-            }
-            .fetch_add(if transfer.kind.op().is_some() { bytes } else { 1 }, Relaxed);
+            counters.ended_well(transfer.kind.op(), transfer.bytes.load(Relaxed));
+        } else {
+            counters.failed.fetch_add(1, Relaxed);
         }
     }
 

@@ -12,15 +12,11 @@ use std::{
 use parking_lot::{Condvar, Mutex, RwLock};
 use slab::Slab;
 use smallvec::SmallVec;
-use uccl_fabric::{
-    lane::{Aftermath, Lane},
-    mem::Span,
-};
+use uccl_fabric::{lane::Lane, mem::Span, rma::rail::RailError};
 
 use super::{
+    aftermath::Aftermaths,
     connection::Connection,
-    grants::{Grant, Lent},
-    places,
     rails::Devices,
     regions::{Mr, Mrs},
     transfer::Transfers,
@@ -28,7 +24,7 @@ use super::{
 };
 use crate::{
     config::Config,
-    endpoint::{Accepted, ConnInfo, Notification},
+    endpoint::{Accepted, ConnInfo, Notification, Op},
     error::{Error, Result},
     ids::ConnId,
 };
@@ -37,6 +33,10 @@ use crate::{
 const KEPT_LOST: usize = 1024;
 /// Bytes of notifications that may wait to be taken before peers are made to wait.
 pub(crate) const NOTIF_LIMIT: usize = 256 << 20;
+/// What a notification counts beside its payload: empty ones take memory, too.
+const NOTIF_CHARGE: usize = 128;
+/// Connections that may wait for accept.
+const MAX_ACCEPTS: usize = 1024;
 
 /// A connection by name.
 enum Entry {
@@ -66,11 +66,22 @@ pub(crate) struct Counters {
     pub(crate) copied_for_peers: AtomicU64,
 }
 
+impl Counters {
+    /// A caller's transfer has ended well: an operation that moved so many bytes, or a notification.
+    pub(crate) fn ended_well(&self, op: Option<Op>, bytes: u64) {
+        let (moved, much) = match op {
+            Some(Op::Read | Op::Recv) => (&self.bytes_received, bytes),
+            Some(Op::Send | Op::Write) => (&self.bytes_sent, bytes),
+            None => (&self.notifs_sent, 1),
+        };
+        moved.fetch_add(much, Relaxed);
+        self.done.fetch_add(1, Relaxed);
+    }
+}
+
 /// What one endpoint is made of, but for its threads.
 pub(crate) struct Core {
     pub(crate) config: Config,
-    /// How long a thread spins for more work before it sleeps.
-    pub(crate) spin: Duration,
     /// Random; a restarted endpoint has another.
     pub(crate) instance: u64,
     pub(crate) mrs: Mrs,
@@ -83,29 +94,13 @@ pub(crate) struct Core {
     pub(crate) panicked: OnceLock<Arc<str>>,
     conns: RwLock<Conns>,
     /// Peers that were given up, and may not know it yet.
-    given_up: Mutex<Vec<GivenUp>>,
+    pub(crate) aftermaths: Aftermaths,
     pub(crate) accepts: Mutex<Accepts>,
     pub(crate) accepted: Condvar,
     notifs: Mutex<VecDeque<Notification>>,
     have_notifs: AtomicBool,
     pub(crate) notif_bytes: AtomicUsize,
     pub(crate) notified: Condvar,
-}
-
-/// A peer that may be stopped in the middle of an access to our memory.
-struct GivenUp {
-    peer: Arc<str>,
-    aftermath: Box<dyn Aftermath>,
-    /// What it was asked to copy to or from.
-    lent: Vec<Lent>,
-}
-
-impl GivenUp {
-    /// Whether the peer may be touching the region of this slot, by its own key or by one made for a part.
-    fn touches(&self, slot: u32) -> bool {
-        let mut lent = self.lent.iter().filter(|lent| lent.part_of == slot);
-        self.aftermath.touches(slot) || lent.any(|lent| self.aftermath.touches(lent.revoked.slot()))
-    }
 }
 
 /// Connections that wait for accept.
@@ -123,7 +118,6 @@ impl Core {
         Ok(Self {
             mrs: Mrs::new(config.ipc)?,
             rails: OnceLock::new(),
-            spin: places::spin(&config),
             config,
             instance,
             transfers: Transfers::new(),
@@ -132,7 +126,7 @@ impl Core {
             closed: AtomicBool::new(false),
             panicked: OnceLock::new(),
             conns: RwLock::default(),
-            given_up: Mutex::default(),
+            aftermaths: Aftermaths::default(),
             accepts: Mutex::default(),
             accepted: Condvar::new(),
             notifs: Mutex::default(),
@@ -211,6 +205,7 @@ impl Core {
         }
         drop(conns);
         drop(old);
+        self.accepts.lock().waiting.retain(|accepted| accepted.conn != conn.id);
     }
 
     /// Forgets a connection. True if it was there, open or lost.
@@ -241,17 +236,19 @@ impl Core {
     pub(crate) fn add_region(&self, span: Span) -> Result<Arc<Mr>> {
         let mr = self.mrs.insert(span, |memory| self.for_each_lane(|lane| lane.offer(memory)))?;
         if let Some(Devices { rails, .. }) = self.rails.get() {
-            rails.add(mr.region.slot, mr.span, mr.kind);
+            rails.add(mr.region.slot, mr.span, mr.kind, mr.region.rights);
         }
         Ok(mr)
     }
 
-    /// A region has ended: peers forget its memory, unless others lie in it.
-    pub(crate) fn let_go_of_memory(&self, mr: &Mr) {
+    /// A region has ended: devices let go of it, and peers forget its memory, unless others lie in it. An error says
+    /// why a device did not, which may still reach the memory.
+    pub(crate) fn let_go_of_memory(&self, mr: &Mr) -> std::result::Result<(), RailError> {
         if let Some(Devices { rails, .. }) = self.rails.get() {
-            rails.remove(mr.region.slot);
+            rails.remove(mr.region.slot)?;
         }
         self.mrs.let_go(mr, |memory| self.for_each_lane(|lane| lane.retract(memory.id())));
+        Ok(())
     }
 
     fn for_each_lane(&self, each: impl Fn(&dyn Lane)) {
@@ -260,41 +257,15 @@ impl Core {
         }
     }
 
-    /// Watches what the peer of a connection that has ended may still be at, also with keys that it was given
-    /// for a while.
-    pub(crate) fn watch_aftermath(&self, conn: &Connection, granted: Vec<Grant>) {
-        let mut lent: Vec<Lent> = granted.into_iter().filter_map(Grant::end).collect();
-        let left = conn.lanes.iter().filter_map(|lane| lane.aftermath());
-        let left = left.map(|aftermath| {
-            let (peer, lent) = (Arc::clone(&conn.peer.name), std::mem::take(&mut lent));
-            GivenUp { peer, aftermath, lent }
-        });
-        self.given_up.lock().extend(left);
-        self.workers.hurry();
-    }
-
-    /// Forgets peers that have come to their end; says whether some have not.
-    pub(crate) fn watches_aftermath(&self) -> bool {
-        let mut given_up = self.given_up.lock();
-        given_up.retain(|left| !left.aftermath.is_over());
-        !given_up.is_empty()
-    }
-
-    /// Forgets them all: the endpoint is closed.
-    pub(crate) fn forget_aftermath(&self) {
-        self.given_up.lock().clear();
-    }
-
-    /// A peer that was given up and may be touching the region of this slot.
-    pub(crate) fn toucher_left(&self, slot: u32) -> Option<Arc<str>> {
-        let given_up = self.given_up.lock();
-        let toucher = given_up.iter().find(|left| left.touches(slot));
-        toucher.map(|left| Arc::clone(&left.peer))
+    /// Whether so many connections wait for accept that there is no place for another.
+    pub(crate) fn has_unaccepted(&self) -> bool {
+        self.accepts.lock().waiting.len() >= MAX_ACCEPTS
     }
 
     pub(crate) fn offer_accept(&self, accepted: Accepted) {
         let mut accepts = self.accepts.lock();
-        if !accepts.passive {
+        // Under the lock: one that ends from now on leaves again.
+        if !accepts.passive && self.conn(accepted.conn).is_ok() {
             accepts.waiting.push_back(accepted);
             self.accepted.notify_one();
         }
@@ -302,7 +273,7 @@ impl Core {
 
     pub(crate) fn push_notif(&self, notif: Notification) {
         self.counters.notifs_received.fetch_add(1, Relaxed);
-        self.notif_bytes.fetch_add(notif.payload.len(), Relaxed);
+        self.notif_bytes.fetch_add(charge(&notif), Relaxed);
         let mut notifs = self.notifs.lock();
         notifs.push_back(notif);
         self.have_notifs.store(true, Release);
@@ -320,7 +291,7 @@ impl Core {
             self.have_notifs.store(false, Release);
             notifs.drain(..).collect()
         };
-        let bytes: usize = taken.iter().map(|notif| notif.payload.len()).sum();
+        let bytes: usize = taken.iter().map(charge).sum();
         let before = self.notif_bytes.fetch_sub(bytes, Relaxed);
         if before > NOTIF_LIMIT {
             self.open_conns().iter().for_each(|conn| conn.resume_notifs());
@@ -337,15 +308,23 @@ impl Core {
     }
 }
 
+/// What a notification counts while it waits.
+fn charge(notif: &Notification) -> usize {
+    notif.payload.len() + NOTIF_CHARGE
+}
+
 fn index(id: ConnId) -> usize {
     (id.0 & 0xFFFF_FFFF) as usize
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
+    use std::{
+        sync::atomic::Ordering::Relaxed,
+        time::{Duration, Instant},
+    };
 
-    use crate::{Config, Endpoint, Transport, Uninterrupted};
+    use crate::{Accepted, Config, Endpoint, Iov, Op, Request, Status, Transport, Uninterrupted};
 
     #[test]
     fn peers_that_have_ended_are_not_watched_any_more() {
@@ -364,10 +343,82 @@ mod tests {
         }
         let begun = Instant::now();
         // A worker sees to it: nobody calls anything.
-        while [&a, &b].iter().any(|ep| !ep.core().given_up.lock().is_empty()) {
+        while [&a, &b].iter().any(|ep| !ep.core().aftermaths.is_empty()) {
             assert!(begun.elapsed() < Duration::from_secs(20), "peers are watched for ever");
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    fn config() -> Config {
+        Config { bind: Some([127, 0, 0, 1].into()), port: Some(0), ..Config::default() }
+    }
+
+    fn until(what: &str, mut done: impl FnMut() -> bool) {
+        let begun = Instant::now();
+        while !done() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "{what}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn empty_notifications_count_too() {
+        let ends = [config(), config()].map(|config| Endpoint::new(config).expect("an endpoint"));
+        let conn = ends[0].connect(ends[1].addr(), None, &mut Uninterrupted).expect("connected");
+        ends[1].core().notif_bytes.store(super::NOTIF_LIMIT, Relaxed);
+        let send = || ends[0].send_notif(conn, b"", None).expect("posted");
+        let is_there = |id| !matches!(ends[0].poll(id).expect("known"), Status::Pending);
+        let sent = [send(), send()];
+        until("the first fits", || is_there(sent[0]));
+        // What is sent behind them is answered after them.
+        let mut memory = [[0_u64; 2]; 2];
+        let iovs = [0, 1].map(|at| {
+            let (ptr, len) = (memory[at].as_mut_ptr() as usize, 16);
+            // SAFETY: the memory outlives the endpoints' use of it.
+            let mr = unsafe { ends[at].register(ptr, len) }.expect("registered");
+            [Iov { mr, ptr, len }]
+        });
+        let back = ends[1].core().open_conns()[0].id;
+        let recv = Request::new(back, Op::Recv, &iovs[1], &[]);
+        ends[1].post(&recv).expect("posted");
+        let send = Request::new(conn, Op::Send, &iovs[0], &[]);
+        ends[0].run(&send, &mut Uninterrupted).expect("sent");
+        assert!(!is_there(sent[1]), "the second must wait for the first to be taken");
+        assert_eq!(ends[1].take_notifs().expect("ours").len(), 1);
+        until("there is room again", || is_there(sent[1]));
+        assert_eq!(ends[1].take_notifs().expect("ours").len(), 1);
+    }
+
+    #[test]
+    fn connections_that_end_do_not_wait_for_accept() {
+        let ends = [config(), config()].map(|config| Endpoint::new(config).expect("an endpoint"));
+        let waiting = || ends[1].core().accepts.lock().waiting.len();
+        let connect = || ends[0].connect(ends[1].addr(), None, &mut Uninterrupted);
+        let first = connect().expect("connected");
+        let second = connect().expect("connected");
+        until("both are offered", || waiting() == 2);
+        ends[0].disconnect(first).expect("it was there");
+        until("the first has left", || waiting() == 1);
+        let accepted = ends[1].accept(None, &mut Uninterrupted).expect("the second");
+        ends[1].check_connection(accepted.conn).expect("it lives");
+        ends[0].check_connection(second).expect("it lives");
+    }
+
+    #[test]
+    fn so_many_connections_wait_for_accept_and_no_more() {
+        let ends = [config(), config()].map(|config| Endpoint::new(config).expect("an endpoint"));
+        let waits = |at: usize| Accepted {
+            conn: crate::ConnId(at as u64),
+            ip: [127, 0, 0, 1].into(),
+            gpu_index: 0,
+        };
+        let full = (0..super::MAX_ACCEPTS).map(waits).collect();
+        ends[1].core().accepts.lock().waiting = full;
+        let connect = || ends[0].connect(ends[1].addr(), None, &mut Uninterrupted);
+        let refused = connect().expect_err("there is no place").to_string();
+        assert!(refused.contains("accept"), "{refused}");
+        ends[1].accept(None, &mut Uninterrupted).expect("one of them");
+        connect().expect("there is a place");
     }
 
     #[test]

@@ -17,7 +17,11 @@ use smallvec::SmallVec;
 use uccl_device::cuda::{Event, GpuError};
 use uccl_fabric::mem::Span;
 
-use super::{connection::Connection, plan::Pieces, transfer::Transfer};
+use super::{
+    connection::Connection,
+    plan::Pieces,
+    transfer::{Hold, Transfer},
+};
 use crate::{
     endpoint::Op,
     error::{Error, Result},
@@ -61,6 +65,15 @@ struct Waiting {
     start: Start,
 }
 
+/// What may begin.
+struct Due {
+    first: Waiting,
+    /// Nobody but who begins it knows of it: it ends when that is done.
+    hold: Hold,
+    /// What its stream failed of.
+    failed: Option<GpuError>,
+}
+
 /// The transfers of a connection that have not begun.
 #[derive(Default)]
 pub(crate) struct Deferred {
@@ -97,8 +110,8 @@ impl Deferred {
         self.open.fetch_sub(1, SeqCst);
     }
 
-    /// Takes out those that may begin, with what their stream failed of.
-    fn take_due(&self) -> Vec<(Waiting, Option<GpuError>)> {
+    /// Takes out those that may begin.
+    fn take_due(&self) -> Vec<Due> {
         let mut held = [false; 2];
         let mut waiting = self.waiting.lock();
         let mut due = Vec::new();
@@ -114,7 +127,10 @@ impl Deferred {
                 at += 1;
                 continue;
             }
-            due.extend(waiting.remove(at).map(|first| (first, reached.err())));
+            due.extend(waiting.remove(at).map(|first| {
+                let hold = first.transfer.hold();
+                Due { first, hold, failed: reached.err() }
+            }));
         }
         due
     }
@@ -186,7 +202,7 @@ impl Connection {
         let Some(_beginning) = self.deferred.beginning.try_lock() else { return false };
         let due = self.deferred.take_due();
         let any = !due.is_empty();
-        for (Waiting { transfer, start, .. }, failed) in due {
+        for Due { first: Waiting { transfer, start, .. }, hold, failed } in due {
             let order = start.order();
             let begun = match failed {
                 Some(e) => {
@@ -200,6 +216,7 @@ impl Connection {
                 transfer.publish(Err(e));
             }
             transfer.op_ended();
+            drop(hold);
             self.deferred.ended(order);
         }
         any

@@ -5,13 +5,15 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use uccl_fabric::{
     mem::Span,
-    region::{Region, RegionTable, Revoked, Rights},
+    region::{Region, RegionTable, Rights},
 };
 use uccl_wire::message::Source;
 
 use super::{
+    aftermath::Lent,
     connection::Connection,
     regions::{Lease, Mr, contains},
+    transfer::Transfer,
 };
 use crate::error::{Error, Result};
 
@@ -27,11 +29,12 @@ pub(crate) struct Grant {
 }
 
 impl Grant {
-    /// Ends it, for a peer that may be in the middle of an access: the slot of the region that the memory
-    /// is of, and what keeps the grant's own slot from being used again.
-    pub(crate) fn end(self) -> Option<Lent> {
+    /// Ends it, for a peer that may be in the middle of an access: what is to be watched until it is not. A
+    /// transfer whose memory the peer writes to does not end before.
+    pub(crate) fn end(self, transfer: &Arc<Transfer>) -> Option<Lent> {
         let revoked = self.table.revoke(self.region.slot, self.region.key).ok()?;
-        Some(Lent { part_of: self.part_of?, revoked })
+        let hold = self.region.rights.write.then(|| transfer.hold());
+        Some(Lent { part_of: self.part_of, revoked, hold, _payload: None })
     }
 }
 
@@ -40,14 +43,6 @@ impl Drop for Grant {
         // The peer has answered or is gone, so it is at nothing.
         drop(self.table.revoke(self.region.slot, self.region.key));
     }
-}
-
-/// Memory of ours that a peer who was given up may be touching with a key that was made for it.
-pub(crate) struct Lent {
-    /// The slot of the region that it is of.
-    pub(crate) part_of: u32,
-    /// The key's slot.
-    pub(crate) revoked: Revoked,
 }
 
 impl Connection {

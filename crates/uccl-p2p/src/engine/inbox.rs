@@ -24,8 +24,8 @@ use crate::{
 pub(crate) const EAGER_WINDOW: usize = 1 << 20;
 /// Sends that may wait for their receives.
 const MAX_UNEXPECTED: usize = super::transfer::MAX_PENDING;
-/// Pieces of such sends, together.
-const MAX_PIECES: usize = 4 << 20;
+/// Pieces of such sends, together. Senders know it, and go no further.
+pub(crate) const MAX_PIECES: usize = 4 << 20;
 
 /// A send that no receive has met.
 enum Arrived {

@@ -5,8 +5,10 @@
 //! it never happens from a completion or a message.
 
 pub(crate) mod acceptor;
+pub(crate) mod aftermath;
 pub(crate) mod asked;
 pub(crate) mod asking;
+pub(crate) mod attached;
 pub(crate) mod claims;
 pub(crate) mod connect;
 pub(crate) mod connection;
@@ -28,6 +30,8 @@ pub(crate) mod places;
 pub(crate) mod plan;
 pub(crate) mod rails;
 pub(crate) mod regions;
+pub(crate) mod release;
+pub(crate) mod timers;
 pub(crate) mod transfer;
 pub(crate) mod wait;
 pub(crate) mod worker;

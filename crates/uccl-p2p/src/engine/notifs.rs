@@ -18,8 +18,8 @@ use super::{
 };
 use crate::endpoint::{Notification, Op};
 
-/// Notifications that may wait on one connection.
-const MAX_WAITING: usize = 65_536;
+/// Notifications that may wait on one connection. Senders know it, and go no further.
+pub(crate) const MAX_WAITING: usize = 65_536;
 
 enum Waiting {
     Fetching,

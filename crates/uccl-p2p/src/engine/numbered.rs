@@ -56,11 +56,6 @@ impl<T> Numbered<T> {
         std::mem::take(&mut self.entries).into_iter().flatten()
     }
 
-    pub(crate) fn clear(&mut self) {
-        self.first = self.next();
-        self.entries.clear();
-    }
-
     fn at(&self, number: u64) -> Option<usize> {
         usize::try_from(number.checked_sub(self.first)?).ok()
     }

@@ -13,10 +13,12 @@ use uccl_fabric::{mem::Span, region::Rights};
 use uccl_wire::message::{self, MAX_NOTIF, Verdict};
 
 use super::{
+    aftermath::Lent,
     asking::Asks,
     connection::Connection,
-    grants::{Grant, Grants, source_of},
-    inbox::EAGER_WINDOW,
+    grants::{Grants, source_of},
+    inbox::{EAGER_WINDOW, MAX_PIECES},
+    notifs::MAX_WAITING,
     numbered::Numbered,
     payload::Payload,
     transfer::{Fence, Transfer},
@@ -29,20 +31,30 @@ const EAGER_MAX: usize = 32 << 10;
 const EAGER_IOVS: usize = 1024;
 
 /// Bytes of messages that may wait for room on a lane before sends and notifications are refused.
-const MAX_QUEUED: usize = 32 << 20;
+pub(super) const MAX_QUEUED: usize = 32 << 20;
 
 /// Something that the peer has not answered.
 struct Sent {
     transfer: Arc<Transfer>,
     eager: usize,
+    pieces: usize,
     grants: Grants,
     /// What a granted notification says.
-    _payload: Option<Payload>,
+    payload: Option<Payload>,
 }
 
 impl Sent {
     fn of(transfer: &Arc<Transfer>) -> Self {
-        Self { transfer: Arc::clone(transfer), eager: 0, grants: Grants::new(), _payload: None }
+        let transfer = Arc::clone(transfer);
+        Self { transfer, eager: 0, pieces: 0, grants: Grants::new(), payload: None }
+    }
+
+    /// What the peer may be using of it.
+    fn lent(self) -> impl Iterator<Item = Lent> {
+        let Self { transfer, grants, mut payload, .. } = self;
+        let lent = grants.into_iter().filter_map(move |grant| grant.end(&transfer));
+        // A payload has one key.
+        lent.map(move |lent| Lent { _payload: payload.take(), ..lent })
     }
 }
 
@@ -52,6 +64,8 @@ pub(crate) struct Outbox {
     pub(super) asks: Asks,
     /// Bytes that travelled with their messages and are not answered.
     eager: usize,
+    /// Pieces of sends that are not answered: the peer keeps a list of them until its receives come.
+    pieces: usize,
     sends: Numbered<Sent>,
     notifs: Numbered<Sent>,
     pub(super) scratch: Vec<u8>,
@@ -59,14 +73,14 @@ pub(crate) struct Outbox {
 }
 
 impl Outbox {
-    /// Forgets everything, for a connection that ends; nothing can be added any more. Gives back the keys
-    /// that the peer may be using.
-    pub(crate) fn clear(&mut self) -> Vec<Grant> {
-        self.sends.clear();
-        self.notifs.clear();
-        self.eager = 0;
+    /// Forgets everything, for a connection that ends; nothing can be added any more. Gives back what the peer
+    /// may be using.
+    pub(crate) fn clear(&mut self) -> Vec<Lent> {
+        (self.eager, self.pieces) = (0, 0);
         self.closed = true;
-        self.asks.clear()
+        let mut lent = self.asks.clear();
+        lent.extend(self.sends.drain().chain(self.notifs.drain()).flat_map(Sent::lent));
+        lent
     }
 
     /// Refuses what would only wait: on a connection that has ended, or whose peer takes nothing in.
@@ -91,6 +105,7 @@ impl Outbox {
     ) -> Option<Sent> {
         let sent = queue(self).remove(number)?;
         self.eager -= sent.eager;
+        self.pieces -= sent.pieces;
         Some(sent)
     }
 
@@ -107,13 +122,19 @@ impl Connection {
         let mut guard = self.outbox.lock();
         let outbox = &mut *guard;
         outbox.open_to_more(self)?;
+        let pieces = outbox.pieces + spans.len();
+        if pieces > MAX_PIECES {
+            let what = "the list of iovs of sends that no receive has met";
+            return Err(Error::Full { what, limit: MAX_PIECES });
+        }
         let seq = outbox.sends.next();
         transfer.seq.store(seq, Relaxed);
-        let mut sent = Sent::of(transfer);
+        let mut sent = Sent { pieces: spans.len(), ..Sent::of(transfer) };
         outbox.scratch.clear();
         if readable && outbox.admits(len) && spans.len() <= EAGER_IOVS {
             sent.eager = len;
             outbox.eager += len;
+            outbox.pieces = pieces;
             let lens = spans.iter().map(|span| span.len as u32);
             message::eager_head(seq, lens, &mut outbox.scratch);
             outbox.sends.push(sent);
@@ -127,6 +148,7 @@ impl Connection {
         let granted = self.grant(&transfer.body.lock().leases, spans, Rights::READ);
         let (sources, grants) = granted?;
         sent.grants = grants;
+        outbox.pieces = pieces;
         message::rts(seq, sources.into_iter(), &mut outbox.scratch);
         outbox.sends.push(sent);
         self.send_message(&[&outbox.scratch]);
@@ -148,6 +170,11 @@ impl Connection {
         let mut guard = self.outbox.lock();
         let outbox = &mut *guard;
         outbox.open_to_more(self)?;
+        // Also those that nobody waits for any more.
+        if outbox.notifs.len() >= MAX_WAITING {
+            let what = "the list of notifications that the peer has not taken in";
+            return Err(Error::Full { what, limit: MAX_WAITING });
+        }
         let id = outbox.notifs.next();
         transfer.seq.store(id, Relaxed);
         let mut sent = Sent::of(transfer);
@@ -166,7 +193,7 @@ impl Connection {
         message::notif_rts(id, source_of(&grant.region, span), &mut outbox.scratch);
         // The grant goes before the payload that it is for.
         sent.grants.push(grant);
-        sent._payload = Some(payload);
+        sent.payload = Some(payload);
         outbox.notifs.push(sent);
         self.send_message(&[&outbox.scratch]);
         Ok(())
@@ -276,4 +303,52 @@ unsafe fn bytes_of<'a>(span: Span) -> &'a [u8] {
     }
     // SAFETY: readable, as the caller promises.
     unsafe { std::slice::from_raw_parts(span.addr as *const u8, span.len) }
+}
+
+#[cfg(test)]
+mod tests {
+    use uccl_wire::message::MAX_IOVS;
+
+    use super::*;
+    use crate::{Config, Endpoint, Iov, Op, Request, Transport, Uninterrupted};
+
+    /// The peer keeps a list of the pieces of what no receive has met, and both ends know how long that may get.
+    #[test]
+    fn sends_of_many_pieces_that_nobody_receives_are_refused_and_end_nothing() {
+        let end = || {
+            let (bind, port) = (Some([127, 0, 0, 1].into()), Some(0));
+            let config = Config { bind, port, transport: Transport::Tcp, ..Config::default() };
+            Endpoint::new(config).expect("an endpoint")
+        };
+        let (a, b) = (end(), end());
+        let to_b = a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");
+        let to_a = b.accept(None, &mut Uninterrupted).expect("accepted").conn;
+        let memory = [7_u8; 8];
+        let pieces_of = |ep: &Endpoint| {
+            let (ptr, len) = (memory.as_ptr() as usize, 8);
+            // SAFETY: the memory outlives the endpoints' use of it, which is none: the pieces are empty.
+            let mr = unsafe { ep.register(ptr, len) }.expect("registered");
+            vec![Iov { mr, ptr, len: 0 }; MAX_IOVS]
+        };
+        let (here, there) = (pieces_of(&a), pieces_of(&b));
+        let send = Request::new(to_b, Op::Send, &here, &[]);
+        let post = || loop {
+            match a.post(&send) {
+                // Until the lane has taken in what was posted before.
+                Err(Error::Full { limit: MAX_QUEUED, .. }) => std::thread::yield_now(),
+                other => return other,
+            }
+        };
+        for _ in 0..MAX_PIECES / MAX_IOVS {
+            post().expect("there is room");
+        }
+        assert!(matches!(post(), Err(Error::Full { limit: MAX_PIECES, .. })));
+        // What is answered makes room.
+        let recv = Request::new(to_a, Op::Recv, &there, &[]);
+        b.run(&recv, &mut Uninterrupted).expect("received");
+        while matches!(post(), Err(Error::Full { .. })) {
+            std::thread::yield_now();
+        }
+        b.run(&recv, &mut Uninterrupted).expect("received: the connection lives");
+    }
 }

@@ -7,7 +7,10 @@ use std::{
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    process,
+};
 
 /// One thread's bell: a descriptor that can be polled beside others.
 #[derive(Debug)]
@@ -20,14 +23,18 @@ impl Parker {
         Ok(Self(fd))
     }
 
-    /// This thread's own; made at its first use.
+    /// This thread's own; made at its first use. A forked child's thread has another than its parent's.
     pub(crate) fn of_thread() -> Result<Arc<Self>> {
         thread_local! {
-            static PARKER: std::cell::RefCell<Option<Arc<Parker>>> = const { std::cell::RefCell::new(None) };
+            static PARKER: std::cell::RefCell<Option<(u32, Arc<Parker>)>> = const { std::cell::RefCell::new(None) };
         }
         PARKER.with_borrow_mut(|slot| match slot {
-            Some(parker) => Ok(Arc::clone(parker)),
-            None => Ok(Arc::clone(slot.insert(Arc::new(Self::new()?)))),
+            Some((forks, parker)) if *forks == process::forks() => Ok(Arc::clone(parker)),
+            _ => {
+                let parker = Arc::new(Self::new()?);
+                *slot = Some((process::forks(), Arc::clone(&parker)));
+                Ok(parker)
+            }
         })
     }
 

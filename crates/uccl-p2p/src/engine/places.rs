@@ -17,13 +17,48 @@ use crate::config::Config;
 
 /// A caller and a worker at each end of a connection within this machine may spin at a time.
 const SPINNERS: usize = 4;
-/// With fewer processors, who spins for longer keeps another from what is waited for.
-const CROWDED_SPIN: Duration = Duration::from_micros(20);
+/// With fewer processors, a worker that spins for longer keeps callers from what it has done for them.
+const CROWDED_SPIN: Duration = Duration::from_micros(10);
 
-/// How long threads of this process spin before they sleep.
-pub(crate) fn spin(config: &Config) -> Duration {
+/// How long workers spin before they sleep.
+pub(crate) fn spin_of_workers(config: &Config) -> Duration {
     let crowded = thread::available_parallelism().is_ok_and(|cpus| cpus.get() < SPINNERS);
     if crowded { config.spin.min(CROWDED_SPIN) } else { config.spin }
+}
+
+/// `struct sched_attr` of Linux, as it was first.
+#[derive(Default)]
+#[repr(C)]
+struct Scheduling {
+    size: u32,
+    policy: u32,
+    flags: u64,
+    nice: i32,
+    priority: u32,
+    runtime_ns: u64,
+    deadline_ns: u64,
+    period_ns: u64,
+}
+
+/// How long a turn of a worker on its processor is to be; the kernel grants no shorter one.
+const TURN_NS: u64 = 100_000;
+/// How late a worker may be woken from a nap.
+const LATE_NS: libc::c_ulong = 1_000;
+
+/// Asks for short turns on the processor, and so for early ones: the calling thread does little, and others spin until
+/// it has. Linux grants that from 6.12 on; what a kernel refuses is not needed.
+pub(crate) fn be_prompt() {
+    let size = size_of::<Scheduling>() as u32;
+    let mut own = Scheduling { size, ..Scheduling::default() };
+    // SAFETY: about the calling thread alone; the structure is as long as is said, and lives through the calls.
+    unsafe {
+        libc::prctl(libc::PR_SET_TIMERSLACK, LATE_NS);
+        let known = libc::syscall(libc::SYS_sched_getattr, 0, &raw mut own, size, 0) == 0;
+        if known && own.policy == libc::SCHED_OTHER as u32 {
+            own.runtime_ns = TURN_NS;
+            libc::syscall(libc::SYS_sched_setattr, 0, &raw const own, 0);
+        }
+    }
 }
 
 struct Machine {

@@ -78,8 +78,8 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        self.from.close();
-        self.to.close();
+        self.from.close().expect("closed");
+        self.to.close().expect("closed");
     }
 }
 
@@ -197,7 +197,7 @@ impl Lane for Endless {
     }
 
     fn interest(&self) -> Interest<'_> {
-        Interest { fd: self.bell.fd(), write: false }
+        Interest { fd: self.bell.fd(), write: false, end: None }
     }
 
     fn bye(&self) {}

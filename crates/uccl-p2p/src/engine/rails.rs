@@ -8,12 +8,18 @@ use uccl_fabric::{
 };
 use uccl_wire::message::{self, PREFIX_LEN};
 
-use super::{connection::Connection, core::Core, plan::Work, transfer::Transfer};
+use super::{
+    connection::Connection, core::Core, outbox::MAX_QUEUED, plan::Work, transfer::Transfer,
+};
 use crate::{
     devices,
     endpoint::Accepted,
     error::{Error, Result},
 };
+
+/// Bytes that wait for a peer that goes on asking. Whoever reads what comes never leaves so many: of what we send by
+/// ourselves, less may wait.
+const MAX_UNREAD: usize = 2 * MAX_QUEUED;
 
 /// The lane over all rails of a connection.
 pub(crate) struct RailLane {
@@ -40,7 +46,8 @@ impl Core {
         });
         if opened {
             // Regions that are added from now on find the devices by themselves.
-            self.mrs.each(|mr| devices.rails.add(mr.region.slot, mr.span, mr.kind));
+            self.mrs
+                .each(|mr| devices.rails.add(mr.region.slot, mr.span, mr.kind, mr.region.rights));
         }
         devices
     }
@@ -79,6 +86,10 @@ impl Connection {
         };
         rails.lane.hear(note)?;
         self.forward_notes();
+        let waiting = self.lanes[0].queued_bytes();
+        if waiting > MAX_UNREAD {
+            return Err(format!("more is asked than is read of the answers: {waiting} bytes wait"));
+        }
         if rails.lane.is_settled() {
             self.offer_accept();
         }

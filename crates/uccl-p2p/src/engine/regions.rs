@@ -15,7 +15,7 @@ use uccl_fabric::{
     cuda_ipc::GpuShare,
     mem::Span,
     regcache::{RegCache, Registration},
-    region::{Region, RegionTable, Rights, SharedBacking},
+    region::{Region, RegionTable, Revoked, Rights, SharedBacking},
 };
 
 use super::places;
@@ -62,13 +62,55 @@ impl Mr {
 pub(crate) struct Lease(Arc<Mr>);
 
 impl Lease {
-    pub(crate) fn of(mr: &Arc<Mr>) -> Self {
+    fn of(mr: &Arc<Mr>) -> Self {
         mr.leases.fetch_add(1, SeqCst);
         Self(Arc::clone(mr))
     }
 
     pub(crate) fn mr(&self) -> &Mr {
         &self.0
+    }
+}
+
+/// A region that was looked up and cannot be taken out before this ends: only now can a lease of it be made.
+pub(crate) struct Found<'a>(&'a Arc<Mr>);
+
+impl Found<'_> {
+    pub(crate) fn lease(&self) -> Lease {
+        Lease::of(self.0)
+    }
+}
+
+impl std::ops::Deref for Found<'_> {
+    type Target = Mr;
+
+    fn deref(&self) -> &Mr {
+        self.0
+    }
+}
+
+/// A region that was revoked: no access to it begins any more, but some may be under way.
+pub(crate) struct Ending {
+    pub(crate) mr: Arc<Mr>,
+    /// Until it is let go of: keeps its slot from being used again.
+    revoked: Mutex<Option<Revoked>>,
+}
+
+impl Ending {
+    /// Whether transfers of ours use it, which end with their connections.
+    pub(crate) fn is_leased(&self) -> bool {
+        self.mr.leases.load(SeqCst) > 0
+    }
+
+    /// Lets go of all that the region had, once however many wait for it.
+    pub(crate) fn let_go<E>(&self, release: impl FnOnce(&Mr) -> Result<(), E>) -> Result<(), E> {
+        let mut revoked = self.revoked.lock();
+        if revoked.is_some() {
+            release(&self.mr)?;
+            // Only now: devices know the region by its slot.
+            *revoked = None;
+        }
+        Ok(())
     }
 }
 
@@ -84,10 +126,19 @@ impl Drop for Lease {
     }
 }
 
+#[derive(Default)]
+struct ById {
+    live: BTreeMap<MrId, Arc<Mr>>,
+    /// Revoked, and not known to be at rest.
+    ending: BTreeMap<MrId, Arc<Ending>>,
+    /// No region can be added any more.
+    closed: bool,
+}
+
 /// All regions of an endpoint.
 pub(crate) struct Mrs {
     pub(crate) table: Arc<RegionTable>,
-    by_id: RwLock<BTreeMap<MrId, Arc<Mr>>>,
+    by_id: RwLock<ById>,
     /// Memory that peers of this host can reach and regions lie in, whole.
     shared: RegCache<Shareable>,
     next: AtomicU64,
@@ -101,7 +152,7 @@ impl Mrs {
         let table = RegionTable::new().map_err(|e| Error::os("making the region table", e))?;
         Ok(Self {
             table: Arc::new(table),
-            by_id: RwLock::new(BTreeMap::new()),
+            by_id: RwLock::default(),
             shared: RegCache::default(),
             next: AtomicU64::new(1),
             ipc,
@@ -109,7 +160,8 @@ impl Mrs {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.by_id.read().len()
+        let by_id = self.by_id.read();
+        by_id.live.len() + by_id.ending.len()
     }
 
     /// Adds a region. The first one in memory that peers of this host can reach has it offered to them.
@@ -137,7 +189,15 @@ impl Mrs {
         let id = MrId(self.next.fetch_add(1, Relaxed));
         let (leases, memory) = (AtomicUsize::new(0), Mutex::new(memory));
         let mr = Arc::new(Mr { id, span, region, kind, leases, memory });
-        self.by_id.write().insert(id, Arc::clone(&mr));
+        let mut by_id = self.by_id.write();
+        if by_id.closed {
+            drop(by_id);
+            // Nobody has its key.
+            drop(self.table.revoke(region.slot, region.key));
+            self.let_go(&mr, |_| {});
+            return Err(Error::Closed);
+        }
+        by_id.live.insert(id, Arc::clone(&mr));
         Ok(mr)
     }
 
@@ -186,32 +246,60 @@ impl Mrs {
     }
 
     pub(crate) fn get(&self, id: MrId) -> Result<Arc<Mr>> {
-        self.by_id.read().get(&id).cloned().ok_or(Error::UnknownRegion(id))
+        self.look_up(id, |found| Arc::clone(found.0))
+    }
+
+    /// Calls `with` for a region, which is not taken out meanwhile.
+    #[inline]
+    pub(crate) fn look_up<T>(&self, id: MrId, with: impl FnOnce(Found<'_>) -> T) -> Result<T> {
+        let by_id = self.by_id.read();
+        by_id.live.get(&id).map(|mr| with(Found(mr))).ok_or(Error::UnknownRegion(id))
     }
 
     /// Calls `each` for all regions.
     pub(crate) fn each(&self, each: impl FnMut(&Arc<Mr>)) {
-        self.by_id.read().values().for_each(each);
+        self.by_id.read().live.values().for_each(each);
     }
 
     /// The region that memory lies in; of several, the one that begins last.
     pub(crate) fn holding(&self, span: Span) -> Option<Arc<Mr>> {
         let by_id = self.by_id.read();
-        let around = by_id.values().filter(|mr| contains(mr.span, span));
+        let around = by_id.live.values().filter(|mr| contains(mr.span, span));
         around.max_by_key(|mr| (mr.span.addr, mr.id)).cloned()
     }
 
-    /// Takes a region out, unless a transfer of ours uses it.
-    pub(crate) fn remove(&self, id: MrId) -> Result<Arc<Mr>> {
+    /// Revokes a region, unless a transfer of ours uses it. One that was revoked before and has not come to rest is
+    /// there still.
+    pub(crate) fn revoke(&self, id: MrId) -> Result<Arc<Ending>> {
         let mut by_id = self.by_id.write();
-        let mr = by_id.get(&id).ok_or(Error::UnknownRegion(id))?;
+        if let Some(ending) = by_id.ending.get(&id) {
+            return Ok(Arc::clone(ending));
+        }
+        let mr = by_id.live.get(&id).ok_or(Error::UnknownRegion(id))?;
         let leases = mr.leases.load(SeqCst);
         if leases > 0 {
             return Err(Error::Invalid(format!(
                 "{id} is used by {leases} unfinished transfers: wait for them or cancel them first"
             )));
         }
-        by_id.remove(&id).ok_or(Error::UnknownRegion(id))
+        let mr = by_id.live.remove(&id).ok_or(Error::UnknownRegion(id))?;
+        Ok(by_id.end(&self.table, mr))
+    }
+
+    /// Revokes all regions, also those that transfers of ours use. None can be added any more.
+    pub(crate) fn revoke_all(&self) -> Vec<Arc<Ending>> {
+        let mut by_id = self.by_id.write();
+        by_id.closed = true;
+        for mr in std::mem::take(&mut by_id.live).into_values() {
+            by_id.end(&self.table, mr);
+        }
+        by_id.ending.values().cloned().collect()
+    }
+
+    /// Forgets a region that has been let go of.
+    pub(crate) fn forget(&self, id: MrId) {
+        let ended = self.by_id.write().ending.remove(&id);
+        drop(ended);
     }
 
     /// Finds the region of every iov and checks that the iov lies inside it, or with `clamp` that it begins
@@ -220,9 +308,9 @@ impl Mrs {
         &self,
         iovs: &[Iov],
         clamp: bool,
-        mut each: impl FnMut(usize, &Arc<Mr>, Span) -> Result<()>,
+        mut each: impl FnMut(usize, Found<'_>, Span) -> Result<()>,
     ) -> Result<()> {
-        let by_id = self.by_id.read();
+        let by_id = &self.by_id.read().live;
         let mut last: Option<&Arc<Mr>> = None;
         for (i, iov) in iovs.iter().enumerate() {
             let mr = match last {
@@ -237,9 +325,20 @@ impl Mrs {
                 return Err(outside(i, mr, span));
             }
             last = Some(mr);
-            each(i, mr, span)?;
+            each(i, Found(mr), span)?;
         }
         Ok(())
+    }
+}
+
+impl ById {
+    fn end(&mut self, table: &RegionTable, mr: Arc<Mr>) -> Arc<Ending> {
+        // It is there: nobody else revokes a region that is listed here.
+        let revoked = Mutex::new(table.revoke(mr.region.slot, mr.region.key).ok());
+        let id = mr.id;
+        let ending = Arc::new(Ending { mr, revoked });
+        self.ending.insert(id, Arc::clone(&ending));
+        ending
     }
 }
 
@@ -256,5 +355,63 @@ pub(crate) fn outside(iov: usize, mr: &Mr, span: Span) -> Error {
         mr: mr.id,
         region_ptr: mr.span.addr,
         region_len: mr.span.len,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with_region() -> (Mrs, MrId, Box<[u8]>) {
+        let memory = vec![0; 64].into_boxed_slice();
+        let mrs = Mrs::new(false).expect("a table");
+        let span = Span { addr: memory.as_ptr() as usize, len: memory.len() };
+        let id = mrs.insert(span, |_| {}).expect("registered").id;
+        (mrs, id, memory)
+    }
+
+    #[test]
+    fn a_region_is_not_revoked_between_its_look_up_and_its_lease() {
+        let (mrs, id, _memory) = with_region();
+        let lease = mrs.look_up(id, |mr| {
+            std::thread::scope(|scope| {
+                let meanwhile = scope.spawn(|| mrs.by_id.try_write().is_none());
+                assert!(meanwhile.join().expect("no panic"), "it could be revoked now");
+            });
+            mr.lease()
+        });
+        let lease = lease.expect("registered");
+        assert!(matches!(mrs.revoke(id), Err(Error::Invalid(_))));
+        drop(lease);
+        assert!(mrs.revoke(id).is_ok());
+        assert!(matches!(mrs.look_up(id, |mr| mr.lease()), Err(Error::UnknownRegion(_))));
+    }
+
+    #[test]
+    fn a_region_is_let_go_of_once_and_its_slot_is_free_only_then() {
+        let (mrs, id, memory) = with_region();
+        let [first, second] = [(); 2].map(|()| mrs.revoke(id).expect("it is there still"));
+        let slot = first.mr.region.slot;
+        let span = Span { addr: memory.as_ptr() as usize, len: 8 };
+        assert_eq!(first.let_go(|_| Err("the device is busy")), Err("the device is busy"));
+        assert_ne!(mrs.insert(span, |_| {}).expect("registered").region.slot, slot);
+        assert_eq!(first.let_go(|_| Ok::<_, ()>(())), Ok(()));
+        assert_eq!(mrs.insert(span, |_| {}).expect("registered").region.slot, slot);
+        assert_eq!(second.let_go(|_| Err("twice")), Ok(()));
+        mrs.forget(id);
+        assert!(matches!(mrs.revoke(id), Err(Error::UnknownRegion(_))));
+    }
+
+    #[test]
+    fn nothing_is_registered_after_the_end() {
+        let (mrs, id, memory) = with_region();
+        let lease = mrs.look_up(id, |mr| mr.lease()).expect("registered");
+        let endings = mrs.revoke_all();
+        assert!(endings.len() == 1 && endings[0].is_leased());
+        drop(lease);
+        assert!(!endings[0].is_leased());
+        let span = Span { addr: memory.as_ptr() as usize, len: 8 };
+        assert!(matches!(mrs.insert(span, |_| {}), Err(Error::Closed)));
+        assert!(mrs.table.is_empty());
     }
 }

@@ -128,6 +128,8 @@ pub(crate) struct Transfer {
     state: AtomicU8,
     /// Operations that have not ended, and one for the post itself.
     ops_left: AtomicU32,
+    /// What keeps it from ending with its connection.
+    holds: AtomicU32,
     pub(crate) bytes: AtomicU64,
     /// Numbers a send or a notification on its connection.
     pub(crate) seq: AtomicU64,
@@ -201,6 +203,31 @@ impl Transfer {
     pub(crate) fn is_host_accessible(&self) -> bool {
         let body = self.body.lock();
         body.leases.iter().all(|lease| lease.mr().kind.is_host_accessible())
+    }
+
+    /// Whether the peer has to do something before it can end. Else what is left of it are copies that this process
+    /// makes by itself.
+    pub(crate) fn waits_for_peer(self: &Arc<Self>) -> bool {
+        let moves = matches!(self.kind, Kind::Asked | Kind::Fetch | Kind::Read | Kind::Write);
+        let ops = self.body.lock().ops.clone();
+        let by_us = moves && !ops.is_empty() && !self.notifying.load(Relaxed);
+        !(by_us && self.conn.is_ours(&ops) && !self.conn.is_asking_for(self))
+    }
+
+    /// Keeps it from ending with its connection: its memory may still be touched.
+    pub(crate) fn hold(self: &Arc<Self>) -> Hold {
+        self.holds.fetch_add(1, SeqCst);
+        Hold(Arc::clone(self))
+    }
+
+    /// Ends it, unless it has ended or something holds it: its connection has ended.
+    pub(crate) fn end_with_connection(self: &Arc<Self>) {
+        if self.finished() || self.holds.load(SeqCst) > 0 {
+            return;
+        }
+        let fence = self.body.lock().fence;
+        let error = fence.map_or_else(|| self.conn.lost_error(), |fence| self.fence_error(fence));
+        self.publish(Err(error));
     }
 
     /// Counts operations that are about to be posted.
@@ -321,6 +348,24 @@ impl Transfer {
     }
 }
 
+/// A transfer that does not end with its connection before this is dropped.
+pub(crate) struct Hold(Arc<Transfer>);
+
+impl Hold {
+    pub(crate) fn transfer(&self) -> &Arc<Transfer> {
+        &self.0
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        // Of this and the end of the connection one sees the other.
+        if self.0.holds.fetch_sub(1, SeqCst) == 1 && self.0.conn.has_ended() {
+            self.0.end_with_connection();
+        }
+    }
+}
+
 impl Completion for Transfer {
     fn complete(self: Arc<Self>, result: OpResult) {
         if let Err(e) = result {
@@ -393,6 +438,7 @@ impl Transfers {
             conn: plan.conn,
             state: AtomicU8::new(PENDING),
             ops_left: AtomicU32::new(1),
+            holds: AtomicU32::new(0),
             bytes: AtomicU64::new(plan.bytes),
             seq: AtomicU64::new(0),
             posted: Instant::now(),

@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smallvec::SmallVec;
 use uccl_fabric::lane::Lane;
 
-use super::{connection::Connection, deadline, park::Parker, transfer::Transfer};
+use super::{connection::Connection, deadline, park::Parker, timers, transfer::Transfer};
 use crate::{
     endpoint::Interrupt,
     error::{Error, Result},
@@ -40,12 +40,12 @@ pub(crate) fn wait(
         return Ok(true);
     }
     let conn = &transfer.conn;
-    let spin = conn.core.spin;
+    let spin = conn.core.config.spin;
     let mut claim = conn.claim();
     let mut looks = 0_u32;
     let mut quiet_since = None;
     let mut asked = None;
-    let fence_at = deadline::fence_at(transfer);
+    let fence_at = timers::fence_at(transfer);
     loop {
         looks = looks.wrapping_add(1);
         let rails = conn.rails_under_way();
@@ -113,7 +113,7 @@ fn sleep(
 
 /// How long to sleep at most.
 fn nap(transfer: &Transfer, until: Option<Instant>, now: Instant) -> Duration {
-    let fence_at = deadline::fence_at(transfer);
+    let fence_at = timers::fence_at(transfer);
     [until, fence_at]
         .into_iter()
         .flatten()
@@ -139,6 +139,8 @@ fn sleep_on(conn: &Connection, parker: &Parker, nap: Duration) -> Result<()> {
             PollFd::from_borrowed_fd(interest.fd, PollFlags::IN | write)
         })
         .collect();
+    let ends = interests.iter().filter_map(|interest| interest.end);
+    fds.extend(ends.map(|end| PollFd::from_borrowed_fd(end, PollFlags::IN)));
     fds.push(PollFd::from_borrowed_fd(parker.fd(), PollFlags::IN));
     match poll(&mut fds, Some(&timeout)) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),

@@ -7,7 +7,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    os::fd::{AsFd, OwnedFd},
+    os::fd::OwnedFd,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, OnceLock,
@@ -19,13 +19,15 @@ use std::{
 
 use parking_lot::Mutex;
 use rustix::event::{
-    Timespec,
+    PollFd, PollFlags, Timespec,
     epoll::{self, CreateFlags, Event, EventData, EventFlags},
+    poll,
 };
 use uccl_device::CpuList;
 
 use super::{
-    acceptor::Acceptor, claims::Care, connection::Connection, core::Core, park::Parker, places,
+    acceptor::Acceptor, attached::Attached, connection::Connection, core::Core, park::Parker,
+    places,
 };
 use crate::error::{Error, Result};
 
@@ -34,71 +36,12 @@ const HOUSEKEEPING: Duration = Duration::from_millis(20);
 /// How often a spinning worker looks for other lanes that want it.
 const GLANCE: Duration = Duration::from_micros(50);
 
+/// How long a worker sleeps that has found nothing to do on a lane which it could not arm.
+const NAP: Duration = Duration::from_micros(20);
+
 const BELL: u64 = 0;
 /// Tokens with this bit belong to the acceptor.
 pub(crate) const ACCEPTOR: u64 = 1 << 62;
-
-/// A lane that a worker looks after.
-pub(crate) struct Attached {
-    pub(crate) conn: Arc<Connection>,
-    pub(crate) lane: usize,
-    shard: usize,
-    token: u64,
-    /// Its worker sleeps until the lane shows something.
-    is_armed: AtomicBool,
-    /// Its worker sleeps for some time and leaves it to callers.
-    is_left: AtomicBool,
-    care: Mutex<Care>,
-}
-
-impl Attached {
-    /// Whether its worker sleeps until the lane shows something.
-    pub(crate) fn is_armed(&self) -> bool {
-        self.is_armed.load(SeqCst)
-    }
-
-    /// Notes that its worker is about to be woken; false if that does not leave it to callers.
-    pub(crate) fn take_back(&self) -> bool {
-        self.is_left.swap(false, SeqCst)
-    }
-
-    fn progress(&self) -> bool {
-        let moved = self.conn.progress_lane(self.lane);
-        if moved {
-            self.care.lock().of_use(&self.conn.claims);
-        }
-        moved
-    }
-
-    /// Whether nothing is left to do for it.
-    fn is_over(&self) -> bool {
-        self.conn.is_failed() || self.conn.fates.ending(self.lane)
-    }
-
-    /// Whether it waits to be killed.
-    fn is_lost(&self) -> bool {
-        self.conn.fates.lost(self.lane)
-    }
-
-    /// Whether callers look after it. Asleep they do not see that a lane is to be killed.
-    fn left_to_callers(&self, now: Instant) -> bool {
-        let leaves = || self.care.lock().leaves(&self.conn.claims, self.conn.has_sleepers(), now);
-        !self.is_lost() && leaves()
-    }
-
-    /// Before its worker sleeps: how long that stays away, if callers look after it.
-    fn stays_away(&self, now: Instant) -> Option<Duration> {
-        if self.is_lost() {
-            return None;
-        }
-        let hears = self.conn.lanes[self.lane].caps().messages;
-        let (claims, asleep) = (&self.conn.claims, self.conn.has_sleepers());
-        let away = self.care.lock().stays_away(claims, asleep, hears, now);
-        self.is_left.store(away.is_some(), SeqCst);
-        // Whoever leaves after this look sees that it is left.
-        away.filter(|_| claims.any())
-    }
-}
 
 enum Kick {
     /// Progress this lane.
@@ -171,15 +114,7 @@ impl Workers {
             let shard = (first + lane) % this.shards.len();
             Self::ensure(core, shard);
             let token = this.next_token.fetch_add(1, Relaxed);
-            let attached = Arc::new(Attached {
-                conn: Arc::clone(conn),
-                lane,
-                shard,
-                token,
-                is_armed: AtomicBool::new(false),
-                is_left: AtomicBool::new(false),
-                care: Mutex::default(),
-            });
+            let attached = Arc::new(Attached::new(conn, lane, shard, token));
             let home = &this.shards[shard];
             home.lanes.lock().insert(token, Arc::clone(&attached));
             epoll::add(
@@ -189,6 +124,10 @@ impl Workers {
                 EventFlags::ONESHOT,
             )
             .map_err(|e| Error::os("watching a lane", e))?;
+            if let Some(end) = conn.lanes[lane].interest().end {
+                epoll::add(&home.epoll, end, EventData::new_u64(token), EventFlags::IN)
+                    .map_err(|e| Error::os("watching a lane's peer", e))?;
+            }
             conn.attached.lock().push(Arc::clone(&attached));
             home.kick(Kick::Lane(attached));
         }
@@ -205,9 +144,11 @@ impl Workers {
         for attached in lanes {
             let shard = &self.shards[attached.shard];
             shard.lanes.lock().remove(&attached.token);
-            let lane = &attached.conn.lanes[attached.lane];
+            let interest = attached.conn.lanes[attached.lane].interest();
             // A descriptor that is not watched is what was wanted.
-            let _ = epoll::delete(&shard.epoll, lane.interest().fd);
+            for fd in [Some(interest.fd), interest.end].into_iter().flatten() {
+                let _ = epoll::delete(&shard.epoll, fd);
+            }
         }
     }
 
@@ -307,14 +248,17 @@ fn spawn(core: &Arc<Core>, index: usize, acceptor: Option<Acceptor>) -> Result<(
         .spawn(move || {
             let core = for_thread;
             core.workers.settle();
+            places::be_prompt();
             let mut worker = Worker {
                 shard: index,
+                spin: places::spin_of_workers(&core.config),
                 hot: Vec::new(),
                 helping: VecDeque::new(),
                 acceptor,
                 events: Vec::with_capacity(64),
                 looked: Instant::now(),
                 idle_looks: 0,
+                failed_arms: 0,
             };
             let ran = catch_unwind(AssertUnwindSafe(|| worker.run(&core)));
             drop(worker);
@@ -345,6 +289,8 @@ fn message_of(panic: &(dyn std::any::Any + Send)) -> String {
 /// One thread.
 struct Worker {
     shard: usize,
+    /// How long it spins for more work before it sleeps.
+    spin: Duration,
     /// Lanes that are not armed: they have just had something to do, or callers hold them.
     hot: Vec<Arc<Attached>>,
     /// Lanes in whose work it takes part.
@@ -353,12 +299,16 @@ struct Worker {
     events: Vec<Event>,
     looked: Instant,
     idle_looks: u32,
+    /// How often in a row some lane could not be armed although there was nothing to do.
+    failed_arms: u32,
 }
 
 impl Worker {
     fn run(&mut self, core: &Arc<Core>) {
         while !core.workers.stopping() {
-            self.spin(core);
+            if self.spin(core) {
+                self.failed_arms = 0;
+            }
             let timeout = self.prepare_sleep(core);
             // Its bell may have been answered while spinning, and does not ring again.
             if core.workers.stopping() {
@@ -375,8 +325,9 @@ impl Worker {
 
     /// Progresses hot lanes, and helps with others, until they have been quiet for a while. What was woken for nothing
     /// sleeps again at once.
-    fn spin(&mut self, core: &Arc<Core>) {
-        let spin = core.spin;
+    ///
+    /// Says whether anything was done.
+    fn spin(&mut self, core: &Arc<Core>) -> bool {
         let mut now = Instant::now();
         let mut glanced = now;
         let mut moved_at = None;
@@ -392,13 +343,13 @@ impl Worker {
             self.hot.retain(|attached| !attached.is_over());
             moved |= self.help();
             if !(free || moved) || core.workers.stopping() {
-                return;
+                return moved_at.is_some();
             }
             now = Instant::now();
             if moved {
                 moved_at = Some(now);
-            } else if moved_at.is_none_or(|moved_at| now - moved_at >= spin) {
-                return;
+            } else if moved_at.is_none_or(|moved_at| now - moved_at >= self.spin) {
+                return moved_at.is_some();
             } else {
                 std::hint::spin_loop();
             }
@@ -426,17 +377,23 @@ impl Worker {
         let shard = self.shard(core);
         let now = Instant::now();
         let mut timeout: Option<Duration> = None;
+        // Others are at a lane that shows nothing and cannot be armed, and may wait for this processor.
+        let retry = if self.failed_arms > 1 { NAP } else { Duration::ZERO };
+        let mut failed = false;
         self.hot.retain(|attached| {
             if let Some(away) = attached.stays_away(now) {
                 timeout = Some(timeout.map_or(away, |timeout| away.min(timeout)));
                 return true;
             }
-            if arm(shard, attached) {
+            if attached.arm(&shard.epoll) {
                 return false;
             }
-            timeout = Some(Duration::ZERO);
+            let again = if attached.has_work() { Duration::ZERO } else { retry };
+            failed |= !attached.has_work();
+            timeout = Some(timeout.map_or(again, |timeout| again.min(timeout)));
             true
         });
+        self.failed_arms = if failed { self.failed_arms.saturating_add(1) } else { 0 };
         if self.shard > 0 {
             return timeout;
         }
@@ -447,7 +404,7 @@ impl Worker {
         shard.unhurried.store(true, SeqCst);
         if core.transfers.pending.load(SeqCst) > 0
             || self.idle_looks < 5
-            || core.watches_aftermath()
+            || core.look_after_aftermaths()
         {
             shard.unhurried.store(false, SeqCst);
             timeout = Some(timeout.unwrap_or(HOUSEKEEPING).min(HOUSEKEEPING));
@@ -457,13 +414,8 @@ impl Worker {
 
     fn wait(&mut self, core: &Arc<Core>, timeout: Option<Duration>) {
         let shard = self.shard(core);
-        let timeout = timeout.map(|t| Timespec { tv_sec: 0, tv_nsec: t.as_nanos() as _ });
         self.events.clear();
-        let waited = epoll::wait(
-            &shard.epoll,
-            rustix::buffer::spare_capacity(&mut self.events),
-            timeout.as_ref(),
-        );
+        let waited = wait_on(&shard.epoll, &mut self.events, timeout);
         if let Err(e) = waited
             && e != rustix::io::Errno::INTR
         {
@@ -483,7 +435,7 @@ impl Worker {
                 token => {
                     let attached = shard.lanes.lock().get(&token).cloned();
                     if let Some(attached) = attached {
-                        attached.care.lock().woken();
+                        attached.woken();
                         self.heat(attached);
                     }
                 }
@@ -499,8 +451,7 @@ impl Worker {
     }
 
     fn heat(&mut self, attached: Arc<Attached>) {
-        attached.is_armed.store(false, SeqCst);
-        attached.is_left.store(false, SeqCst);
+        attached.heated();
         if !self.hot.iter().any(|other| Arc::ptr_eq(other, &attached)) {
             self.hot.push(attached);
         }
@@ -523,6 +474,7 @@ impl Worker {
             return;
         }
         self.looked = Instant::now();
+        core.look_after_aftermaths();
         if core.transfers.pending.load(SeqCst) == 0 {
             self.idle_looks = self.idle_looks.saturating_add(1);
             return;
@@ -533,35 +485,22 @@ impl Worker {
     }
 }
 
-/// Arms a lane; false when it has something to do right now.
-fn arm(shard: &Shard, attached: &Attached) -> bool {
-    let lane = &attached.conn.lanes[attached.lane];
-    if attached.is_over() {
-        return true;
+/// Waits for events. The kernel counts an epoll's time in milliseconds: what is shorter is left to `poll`.
+fn wait_on(
+    epoll: &OwnedFd,
+    events: &mut Vec<Event>,
+    mut timeout: Option<Duration>,
+) -> rustix::io::Result<()> {
+    let timespec = |t: Duration| Timespec { tv_sec: 0, tv_nsec: t.as_nanos() as _ };
+    if let Some(short) = timeout.filter(|t| !t.is_zero() && *t < Duration::from_millis(1)) {
+        let mut fds = [PollFd::new(epoll, PollFlags::IN)];
+        if poll(&mut fds, Some(&timespec(short)))? == 0 {
+            return Ok(());
+        }
+        timeout = Some(Duration::ZERO);
     }
-    if attached.is_lost() {
-        return false;
-    }
-    if attached.lane == 0 && attached.conn.deferred.any() {
-        return false;
-    }
-    // Before it is: who takes in what the lane has to show from now on wakes us.
-    attached.is_armed.store(true, SeqCst);
-    if !lane.arm() {
-        attached.is_armed.store(false, SeqCst);
-        // Arming has taken in the wake-up of whoever sleeps there.
-        attached.conn.hand_over();
-        return false;
-    }
-    let interest = lane.interest();
-    let mut flags = EventFlags::ONESHOT | EventFlags::IN;
-    if interest.write {
-        flags |= EventFlags::OUT;
-    }
-    let armed =
-        epoll::modify(&shard.epoll, interest.fd.as_fd(), EventData::new_u64(attached.token), flags);
-    // What is not watched has been detached meanwhile.
-    armed.is_ok() || attached.is_over()
+    let events = rustix::buffer::spare_capacity(events);
+    epoll::wait(epoll, events, timeout.map(timespec).as_ref()).map(drop)
 }
 
 #[cfg(test)]

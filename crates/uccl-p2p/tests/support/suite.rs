@@ -280,7 +280,7 @@ fn closing_ends_the_peers_transfers() {
         let mut memory = vec![0; 4096];
         let mr = register(&p.a, &mut memory);
         let id = p.a.post(&request(p.to_b, Op::Recv, &[iov(mr, &memory)], &[])).expect("posted");
-        p.b.close();
+        p.b.close().expect("closed");
         let lost = finish(&p.a, id);
         assert!(matches!(lost, Err(Error::ConnectionLost { .. })), "{link} {lost:?}");
         let refused = p.a.check_connection(p.to_b);

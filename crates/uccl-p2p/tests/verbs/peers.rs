@@ -114,7 +114,7 @@ fn transfers_to_a_killed_process_fail_and_give_everything_back() {
     let [_, early, .., late] = usage.as_slice() else { unreachable!("four rounds") };
     eprintln!("early: {early}\nat the end: {late}");
     assert_eq!((early.files, &early.objects), (late.files, &late.objects));
-    ep.close();
+    ep.close().expect("closed");
 }
 
 /// The numbers of all queue pairs.

@@ -37,8 +37,8 @@ fn without(others: usize, change: impl Fn(&mut Config), remove: impl Fn(&Spare))
     };
     back_memory.write(other, both).expect("it goes another way");
     goes_on(&p, others);
-    p.a.close();
-    p.b.close();
+    p.a.close().expect("closed");
+    p.b.close().expect("closed");
 }
 
 /// Old and new connections do with what there is.

@@ -26,7 +26,7 @@ fn be_child(world: &Arc<World>, seed: u64) -> ! {
     unsafe { libc::alarm(LIMIT_S) };
     match seed % 4 {
         0 => {}
-        1 => world.ep.close(),
+        1 => drop(world.ep.close()),
         2 => drop(world.ep.clone()),
         _ => {
             let _ = world.ep.take_notifs();

@@ -221,14 +221,17 @@ impl Hand {
             Err(Error::Invalid(_)) if flying => {}
             // It is being closed.
             Err(Error::UnknownRegion(_) | Error::Closed) if self.is_going() => {}
-            Err(Error::ConnectionLost { .. }) if !flying => {
-                self.plots[i].held = Use::Kept;
-                self.shared.counts.kept.fetch_add(1, SeqCst);
-            }
+            Err(Error::StillTouched { .. }) if !flying => self.keep(i),
             Err(e) => {
                 history::broken(format!("{mr} was not deregistered: {e}; {:?}", self.plots[i]))
             }
         }
+    }
+
+    /// A call could not be sure that nobody writes a plot any more.
+    pub(crate) fn keep(&mut self, i: usize) {
+        self.plots[i].held = Use::Kept;
+        self.shared.counts.kept.fetch_add(1, SeqCst);
     }
 
     /// Whether the endpoint is closed, or about to be.
@@ -254,8 +257,10 @@ impl Hand {
         }
         self.end_all("closed");
         for i in 0..self.plots.len() {
-            if self.plots[i].held.mr().is_some() {
-                self.is_mine_again(i, "closed");
+            match self.plots[i].held.mr() {
+                Some(mr) if self.world.kept.lock().contains(&mr) => self.keep(i),
+                Some(_) => self.is_mine_again(i, "closed"),
+                None => {}
             }
         }
         self.world = self.shared.world();

@@ -48,7 +48,8 @@ impl Keeper {
             let world = self.shared.world();
             self.prune(&world);
             self.connect(&world);
-            for notif in world.ep.take_notifs() {
+            // What closes it is done on this thread, and a child of ours does not come here.
+            for notif in world.ep.take_notifs().unwrap_or_default() {
                 letters::deliver(&notif.payload, &self.doors);
             }
             if self.closes && !self.shared.is_ending() && self.rng.u32(0..CLOSES) == 0 {
@@ -70,8 +71,13 @@ impl Keeper {
     fn close(&self, world: &World) {
         history::note("close ...".into());
         let limit = world.ep.config().timeout;
-        watch::call("close", limit, || world.ep.close());
-        history::note("closed".into());
+        let closed = watch::call("close", limit, || world.ep.close());
+        history::note(format!("closed: {closed:?}"));
+        match closed {
+            Ok(()) => {}
+            Err(Error::StillTouched { regions, .. }) => world.kept.lock().extend(regions.iter()),
+            Err(e) => history::broken(format!("an endpoint was not closed: {e}")),
+        }
         world.closed.store(true, SeqCst);
     }
 

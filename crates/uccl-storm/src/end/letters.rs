@@ -161,6 +161,9 @@ impl Hand {
         } else if fate == Fate::Done {
             self.read_letter(letter, bytes);
         }
+        if fate == Fate::Stuck {
+            return self.keep(letter.plot);
+        }
         let plot = &mut self.plots[letter.plot];
         if plot.held == Use::Flying(letter.mr) {
             plot.held = Use::Registered(letter.mr);

@@ -75,6 +75,8 @@ pub(crate) enum Fate {
     Refused,
     /// Its connection is gone.
     Lost,
+    /// And the peer may still touch our memory.
+    Stuck,
 }
 
 /// Interrupts now and then.
@@ -101,6 +103,7 @@ impl Hand {
                 Fate::Lost
             }
             Error::UnknownRegion(_) if self.is_going() => Fate::Lost,
+            Error::StillTouched { .. } => Fate::Stuck,
             e => history::broken(format!("nothing that was done brings about: {e}")),
         }
     }
@@ -290,8 +293,11 @@ impl Hand {
     }
 
     fn finish_part(&mut self, ended: &Move, part: &Part, fate: Fate) {
-        let plot = &mut self.plots[part.plot];
         let at = self.grants.iter().position(|grant| grant.id == part.grant);
+        if fate == Fate::Stuck {
+            self.keep(part.plot);
+        }
+        let plot = &mut self.plots[part.plot];
         if ended.op == Op::Write {
             plot.check(part.ours(), "after it was written from");
         } else if let (Fate::Done, Some(at)) = (fate, at) {
@@ -306,14 +312,16 @@ impl Hand {
             plot.held = Use::Registered(part.mr);
         }
         plot.last = format!("{}, {fate:?} at {}", plot.last, clock::shared_ns());
-        self.guard(part.plot, part.ours());
+        if fate != Fate::Stuck {
+            self.guard(part.plot, part.ours());
+        }
         let Some(at) = at else { return };
         let grant = &mut self.grants[at];
         grant.busy = false;
         if ended.op == Op::Write {
             let written = (fate == Fate::Done).then_some(Pattern::data(part.stamp));
             grant.content.set(part.theirs(), written);
-            grant.tainted |= fate == Fate::Lost;
+            grant.tainted |= matches!(fate, Fate::Lost | Fate::Stuck);
         }
         match fate {
             Fate::Done if ended.last => drop(self.grants.swap_remove(at)),

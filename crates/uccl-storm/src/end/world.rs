@@ -9,7 +9,7 @@ use std::{
 };
 
 use parking_lot::{Mutex, RwLock};
-use uccl_p2p::{ConnId, Endpoint};
+use uccl_p2p::{ConnId, Endpoint, MrId};
 
 use crate::link::Link;
 
@@ -19,12 +19,15 @@ pub(crate) struct World {
     pub(crate) conns: Mutex<Vec<ConnId>>,
     /// `close` has returned.
     pub(crate) closed: AtomicBool,
+    /// The regions that it was not sure of.
+    pub(crate) kept: Mutex<Vec<MrId>>,
 }
 
 impl World {
     pub(crate) fn new(link: Link, rng: &mut fastrand::Rng) -> anyhow::Result<Arc<Self>> {
         let ep = Endpoint::new(link.config(rng))?;
-        Ok(Arc::new(Self { ep, conns: Mutex::default(), closed: AtomicBool::new(false) }))
+        let (closed, kept) = (AtomicBool::new(false), Mutex::default());
+        Ok(Arc::new(Self { ep, conns: Mutex::default(), closed, kept }))
     }
 
     pub(crate) fn is_closed(&self) -> bool {

@@ -104,6 +104,26 @@ fn a_probe_settles_what_came_before_it() {
     assert_eq!(sender.send(now, 1, 1000), Ok(PacketNumber(3u32.wrapping_add(FIRST))));
 }
 
+/// Else a peer that only repeats itself would keep a dead path alive.
+#[test]
+fn an_acknowledgement_with_nothing_new_does_not_end_the_silence() {
+    let start = Instant::now();
+    let mut sender = sender(start, |p| p.dead_after = 100 * MS);
+    send_all(&mut sender, start, 0..2);
+    sender.on_ack(start, &ack(&[0])).unwrap();
+    let mut now = start;
+    while sender.next_timeout().unwrap() < start + 100 * MS {
+        let due = sender.next_timeout().unwrap();
+        sender.on_ack(now + (due - now) / 2, &ack(&[0])).unwrap();
+        assert_eq!(sender.next_timeout(), Some(due), "as if nothing had come");
+        now = due;
+        sender.on_timeout(now);
+    }
+    now = start + 100 * MS;
+    sender.on_timeout(now);
+    assert_eq!(events(&mut sender, now).last(), Some(&Event::PathDead));
+}
+
 #[test]
 fn the_window_is_what_an_acknowledgement_can_tell_of() {
     let start = Instant::now();

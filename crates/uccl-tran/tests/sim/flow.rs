@@ -7,7 +7,7 @@ use std::{
 };
 
 use fastrand::Rng;
-use uccl_tran::{Ack, Event, PacketNumber, Params, Receiver, Sender, Verdict};
+use uccl_tran::{Ack, Event, OutOfOrder, PacketNumber, Params, Receiver, Sender, Verdict};
 
 use super::{Happening, Link};
 
@@ -41,13 +41,23 @@ pub(crate) struct Flow {
     next_item: u64,
     again: BTreeSet<u64>,
     lengths: BTreeMap<u64, u64>,
-    on_their_way: BTreeSet<u64>,
+    /// Items and the numbers under which they were posted.
+    on_their_way: BTreeSet<(u64, u32)>,
     landed: BTreeSet<u64>,
+    /// The number under which an item was posted last, and those whose end was told.
+    numbers: BTreeMap<u64, u32>,
+    told: BTreeSet<u32>,
+    /// The path lets some messages be overtaken by more than it should.
+    holds_up: bool,
     /// When everything up to the n-th posting is through, for order.
     through: Vec<Instant>,
     wakes_at: Option<Instant>,
     pub(crate) heard_at: Instant,
     pub(crate) dead_at: Option<Instant>,
+    /// The path has shown that it does not keep order.
+    pub(crate) broken: Option<OutOfOrder>,
+    /// What landed after its end was told: how often.
+    pub(crate) late: u64,
     pub(crate) tally: Tally,
 }
 
@@ -63,31 +73,48 @@ impl Flow {
             lengths: BTreeMap::new(),
             on_their_way: BTreeSet::new(),
             landed: BTreeSet::new(),
+            numbers: BTreeMap::new(),
+            told: BTreeSet::new(),
+            holds_up: false,
             through: Vec::new(),
             wakes_at: None,
             heard_at: start,
             dead_at: None,
+            broken: None,
+            late: 0,
             tally: Tally::default(),
         }
     }
 
     pub(crate) fn has_ended(&self) -> bool {
-        self.dead_at.is_some() || self.tally.delivered == self.load.items
+        self.dead_at.is_some() || self.broken.is_some() || self.tally.delivered == self.load.items
     }
 
     /// A message has gone through.
     pub(crate) fn through(&mut self, now: Instant, number: u32, item: Option<u64>, lands: bool) {
+        let late = item.is_some() && self.told.contains(&number);
         if let Some(item) = item {
-            assert!(self.on_their_way.remove(&item), "{item} is on its way");
-            assert!(!lands || self.landed.insert(item), "{item} landed twice");
+            assert!(self.on_their_way.remove(&(item, number)), "{item} is on its way");
+            assert!(!late || self.holds_up, "{item} has ended");
+            assert!(late || !lands || self.landed.insert(item), "{item} landed twice");
         }
+        self.late += u64::from(late && lands);
         if lands {
             let verdict = match item {
                 Some(_) => self.receiver.on_packet(now, number),
                 None => self.receiver.on_probe(now, number),
             };
-            let again = item.is_none() && verdict == Verdict::Duplicate;
-            assert!(again || verdict == Verdict::New, "{number:#x}: {verdict:?}");
+            let again = item.is_none() && verdict == Ok(Verdict::Duplicate);
+            match verdict {
+                Err(broken) => {
+                    assert!(self.holds_up, "{number:#x}: {broken}");
+                    self.broken.get_or_insert(broken);
+                }
+                Ok(verdict) => {
+                    assert!(!late, "{number:#x} landed late, and nobody noticed");
+                    assert!(again || verdict == Verdict::New, "{number:#x}: {verdict:?}");
+                }
+            }
         } else {
             self.tally.dropped += u64::from(item.is_some());
         }
@@ -118,7 +145,7 @@ impl Flow {
                 Event::Delivered(item) => self.delivered(item),
                 Event::Lost(item) => {
                     assert!(!self.landed.contains(&item), "{item} is not lost");
-                    assert!(!self.on_their_way.contains(&item), "{item} may still land");
+                    self.told(item);
                     assert!(self.again.insert(item));
                 }
                 Event::Probe(number) => {
@@ -152,10 +179,17 @@ impl Flow {
 
     fn delivered(&mut self, item: u64) {
         assert!(self.landed.contains(&item), "{item} has not landed");
-        assert!(!self.on_their_way.contains(&item), "{item} may land again");
+        self.told(item);
         let bytes = self.lengths.remove(&item).expect("delivered once");
         self.tally.delivered += 1;
         self.tally.delivered_bytes += bytes;
+    }
+
+    /// The end of an item's last posting is told: it must not be on its way any more.
+    fn told(&mut self, item: u64) {
+        let mut left = self.on_their_way.range((item, 0)..=(item, u32::MAX));
+        assert!(left.next().is_none() || self.holds_up, "{item} may still land");
+        self.told.extend(self.numbers.get(&item));
     }
 
     fn send(
@@ -214,8 +248,13 @@ impl Flow {
         let behind = posted.checked_sub(self.params.reorder as usize + 1);
         let at = behind.map_or(at, |behind| at.max(self.through[behind]));
         self.through.push(self.through.last().map_or(at, |last| at.max(*last)));
+        self.holds_up |= link.path.held > 0.0;
+        let at = at + link.hold_up(rng).unwrap_or_default();
         if let Some((item, _)) = item {
-            assert!(self.on_their_way.insert(item), "{item} is on its way already");
+            let others = self.on_their_way.range((item, 0)..=(item, u32::MAX)).count();
+            assert!(others == 0 || self.holds_up, "{item} is on its way already");
+            self.on_their_way.insert((item, number.0));
+            self.numbers.insert(item, number.0);
         }
         let item = item.map(|(item, _)| item);
         out.push((at, Happening::Message { number: number.0, item, lands }));

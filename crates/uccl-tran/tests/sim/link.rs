@@ -23,6 +23,9 @@ pub(crate) struct Path {
     pub(crate) packet_loss: f64,
     /// By how many numbers messages overtake each other.
     pub(crate) reorder: u32,
+    /// Part of the messages that are held up, by no more than so long, and overtaken by whatever comes meanwhile.
+    pub(crate) held: f64,
+    pub(crate) held_for: Duration,
     /// Part of the acknowledgements that are dropped, and that come twice.
     pub(crate) ack_loss: f64,
     pub(crate) ack_repeats: f64,
@@ -40,6 +43,8 @@ impl Default for Path {
             loss: 0.0,
             packet_loss: 0.0,
             reorder: 0,
+            held: 0.0,
+            held_for: Duration::ZERO,
             ack_loss: 0.0,
             ack_repeats: 0.0,
             holes: Vec::new(),
@@ -76,6 +81,12 @@ impl Link {
             self.longest_wait = self.longest_wait.max(waits);
         }
         (self.free_at + self.delay(rng), lands)
+    }
+
+    /// How long a message is held up behind others, if it is one of those.
+    pub(crate) fn hold_up(&self, rng: &mut Rng) -> Option<Duration> {
+        (self.path.held > 0.0 && rng.f64() < self.path.held)
+            .then(|| self.path.held_for.mul_f64(rng.f64()))
     }
 
     /// When copies of an acknowledgement arrive.

@@ -380,7 +380,8 @@ fn versions_are_told_apart_by_both_ends() {
     let (fate, _) = deliver(&mut c, &bytes, &[]);
     let Fate::Failed(HandshakeError::Refused { code, text }) = fate else { panic!("{fate:?}") };
     assert_eq!(code, RefuseCode::Version);
-    assert_eq!(text, "this endpoint speaks protocol version 1, not 9");
+    let told = format!("this endpoint speaks protocol version {PROTOCOL_VERSION}, not 9");
+    assert_eq!(text, told);
 }
 
 /// Someone without the key who lets both ends of it, or one end twice, answer each other's challenge.

@@ -1,6 +1,9 @@
 //! Launches the copy kernels, with tables in memory that is kept for the purpose.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
 
 use crate::cuda::{
     context::Context,
@@ -98,7 +101,7 @@ const LOOKS: u32 = 4096;
 #[derive(Debug)]
 pub struct Launcher {
     context: &'static Context,
-    kernels: Kernels,
+    kernels: Arc<Kernels>,
     config: LauncherConfig,
     /// For each slot its flag, cursors and pieces.
     host: PinnedBuffer,
@@ -111,13 +114,27 @@ pub struct Launcher {
     wide: Box<CopyWide>,
 }
 
+/// The copy kernels in a context.
 #[derive(Debug)]
-struct Kernels {
+pub(crate) struct Kernels {
     table: Function,
     small: Function,
     wide: Function,
-    /// Where they are: unloaded last.
+    /// Where they are.
     _module: Module,
+}
+
+impl Kernels {
+    /// Loads them, and looks all of them up: what is looked up later might be loaded only then.
+    pub(crate) fn load(context: &'static Context, portable: bool) -> Result<Self, GpuError> {
+        let module = image::load(context, portable)?;
+        Ok(Self {
+            table: module.function(c"uccl_copy_table")?,
+            small: module.function(c"uccl_copy_small")?,
+            wide: module.function(c"uccl_copy_wide")?,
+            _module: module,
+        })
+    }
 }
 
 #[derive(Debug)]
@@ -148,7 +165,7 @@ impl Places {
 }
 
 impl Launcher {
-    /// Loads the kernels and takes memory for the slots.
+    /// Takes memory for the slots; the kernels are the context's, unless others are to be used.
     ///
     /// # Errors
     /// [`GpuError::Driver`] if the driver does not take the kernels (CUDA before 12.1, a GPU before Ampere), or
@@ -160,12 +177,9 @@ impl Launcher {
             most_blocks: config.most_blocks.clamp(1, 1 << 12),
             portable: config.portable,
         };
-        let module = image::load(context, config.portable)?;
-        let kernels = Kernels {
-            table: module.function(c"uccl_copy_table")?,
-            small: module.function(c"uccl_copy_small")?,
-            wide: module.function(c"uccl_copy_wide")?,
-            _module: module,
+        let kernels = match config.portable {
+            true => Arc::new(Kernels::load(context, true)?),
+            false => context.kernels()?,
         };
         let len = Places::of(&config).len * config.slots;
         let (host, device) = (PinnedBuffer::new(context, len)?, DeviceBuffer::new(context, len)?);

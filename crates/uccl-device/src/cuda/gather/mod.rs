@@ -10,5 +10,6 @@ mod model;
 mod params;
 mod partition;
 
+pub(crate) use launcher::Kernels;
 pub use launcher::{Completion, Launch, LaunchOptions, Launcher, LauncherConfig, Tables};
 pub use params::{Piece, layout_assertions};

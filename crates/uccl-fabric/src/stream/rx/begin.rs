@@ -48,6 +48,7 @@ impl<P: PipeRx> Rx<P> {
             }
             Kind::Message => self.message.clear(),
             Kind::Pong => {}
+            Kind::Stop => self.answers.stopped.push(op),
             Kind::Bye => return Err(LaneError::Closed),
             Kind::Establish => return Err(unexpected("a second establish")),
         }

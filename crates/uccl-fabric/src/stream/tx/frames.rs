@@ -121,8 +121,12 @@ impl<P: PipeTx> Tx<P> {
         if self.fetcher.holds(false) || self.replies.front().is_some_and(|reply| reply.is_fetched) {
             return false;
         }
+        let is_stopped = self.replies.front().is_some_and(|reply| reply.is_stopped);
         let Some(frame) = self.cut_reply(MAX_PAYLOAD) else { return false };
         self.start(frame, None);
+        if is_stopped {
+            self.poison(Status::Cut);
+        }
         true
     }
 

@@ -71,12 +71,21 @@ pub(in crate::stream) struct Reply {
     pub(super) is_fetched: bool,
     pub(super) at: Cursor,
     pub(super) left: u64,
+    /// The peer wants no more of it.
+    pub(super) is_stopped: bool,
 }
 
 impl Reply {
     pub(in crate::stream) fn new(op: u64, pieces: Vec<Desc>, is_fetched: bool) -> Self {
         let left = pieces.iter().map(|piece| piece.len).sum();
-        Self { op, pieces, is_fetched, at: Cursor::default(), left }
+        Self { op, pieces, is_fetched, at: Cursor::default(), left, is_stopped: false }
+    }
+
+    /// Ends it with what has been sent.
+    pub(super) fn stop(&mut self) {
+        self.pieces.clear();
+        (self.is_fetched, self.at, self.left, self.is_stopped) =
+            (false, Cursor::default(), 0, true);
     }
 }
 

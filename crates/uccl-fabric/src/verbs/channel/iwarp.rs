@@ -22,11 +22,13 @@ use super::{
 };
 use crate::{
     mem::Span,
+    region::Rights,
     rma::rail::{RailError, Registration as _},
     verbs::{
         cm::{Event, Events, Id, Terms, What},
         cq::Cq,
         ffi::Cm,
+        mr::Reach,
         pd::Pd,
         qp::Path,
         registration::VerbsRegistration,
@@ -338,7 +340,9 @@ impl Words {
     fn new(pd: &Arc<Pd>) -> Result<Self, RailError> {
         let mut words = Box::new([0; 2]);
         let span = Span { addr: words.as_mut_ptr().expose_provenance(), len: 2 * WORD };
-        let registration = VerbsRegistration::new(pd, span, MemoryKind::Host, false)?;
+        // Over iWARP what our own reads bring is written as a peer's write is.
+        let reach = Reach { rights: Rights::ALL, relaxed: false };
+        let registration = VerbsRegistration::new(pd, span, MemoryKind::Host, reach)?;
         Ok(Self { registration, words })
     }
 

@@ -16,6 +16,7 @@ use std::{
 use uccl_wire::{iwarp::IwarpAddress, verbs::VerbsAddress};
 
 pub(super) use self::iwarp::Place;
+pub(super) use self::unreliable::Trust;
 use self::{
     iwarp::Connections,
     queue::{SendQueue, What, queue_of},
@@ -75,6 +76,7 @@ pub(super) struct VerbsChannel {
     cq: Arc<Cq>,
     pd: Arc<Pd>,
     shape: Shape,
+    trust: Arc<Trust>,
     address: Vec<u8>,
     is_joined: bool,
     /// The queue that was posted to last.
@@ -91,9 +93,11 @@ pub(super) struct VerbsChannel {
 }
 
 impl VerbsChannel {
-    pub(super) fn new(pd: &Arc<Pd>, shape: &Shape) -> Result<Self, RailError> {
+    /// Queue pairs that are not reliable are tried as long as the rail's trust in them holds.
+    pub(super) fn new(pd: &Arc<Pd>, shape: &Shape, trust: &Arc<Trust>) -> Result<Self, RailError> {
         let queue_pairs = usize::from(shape.queue_pairs);
-        let of_uc = if shape.writes_over_uc { COMPLETIONS_OF_UC as usize * queue_pairs } else { 0 };
+        let writes_over_uc = shape.writes_over_uc && trust.holds();
+        let of_uc = if writes_over_uc { COMPLETIONS_OF_UC as usize * queue_pairs } else { 0 };
         let places = if shape.iwarp.is_some() { PLACES_WITH_FENCES } else { 1 };
         let room = shape.limits.depth * places as usize + of_uc;
         let room = i32::try_from(room).unwrap_or(i32::MAX);
@@ -117,10 +121,10 @@ impl VerbsChannel {
             chunk_bytes: shape.limits.chunk_bytes,
             most: shape.limits.depth,
         };
-        let unreliable = match shape.writes_over_uc {
-            true => Some(Unreliable::new(pd, &cq, &plan)?),
-            false => None,
-        };
+        // Some devices have none. What else keeps them from being made shows in the next queue pair too.
+        let unreliable = writes_over_uc
+            .then(|| Unreliable::new(pd, &cq, &plan))
+            .and_then(|made| made.inspect_err(|why| trust.give_up(why)).ok());
         let connections = shape.iwarp.map(|place| Connections::new(pd, &cq, place, &shape.path));
         let connections = connections.transpose()?;
         let address = match &connections {
@@ -134,6 +138,7 @@ impl VerbsChannel {
             cq,
             pd: Arc::clone(pd),
             shape: *shape,
+            trust: Arc::clone(trust),
             address,
             is_joined: false,
             current: 0,
@@ -424,7 +429,10 @@ impl VerbsChannel {
             let why = self.describe(wc);
             self.fail(RailError::Lost(why));
         } else if is_receive {
-            unreliable.received(Instant::now(), index, wc);
+            if let Err(error) = unreliable.received(Instant::now(), index, wc) {
+                self.trust.give_up(&error);
+                self.fail(RailError::Lost(error.to_string()));
+            }
         } else if !unreliable.sent(index, wc.wr_id) {
             self.fail(RailError::Lost("a completion of no request of ours".to_owned()));
         }
@@ -501,7 +509,9 @@ impl Channel for VerbsChannel {
         unsafe { self.ring() }?;
         if self.unreliable.is_some() {
             let mut ended = std::mem::take(&mut self.untold);
-            let result = self.turn(false, &mut ended);
+            // First what has come: by the clock alone a peer is silent who answered long ago.
+            self.reap(&mut ended);
+            let result = self.fault.clone().map_or_else(|| self.turn(false, &mut ended), Err);
             self.untold = ended;
             result?;
         }

@@ -11,13 +11,15 @@
 mod cut;
 mod path;
 mod receives;
+mod trust;
 
 use std::{collections::VecDeque, sync::Arc, time::Instant};
 
 use slab::Slab;
-use uccl_tran::Event;
+use uccl_tran::{Event, OutOfOrder};
 use uccl_wire::verbs::{QueuePair, VerbsAddress};
 
+pub(in crate::verbs) use self::trust::Trust;
 use self::{cut::Cut, path::UcPath};
 pub(super) use self::{
     path::SENDS,
@@ -134,10 +136,16 @@ impl Unreliable {
     }
 
     /// A receive of one of its queue pairs has ended.
-    pub(super) fn received(&mut self, now: Instant, index: usize, wc: &Wc) {
-        if let Some(path) = self.path(index) {
-            path.received(now, wc);
-        }
+    ///
+    /// # Errors
+    /// The network does not keep messages in order.
+    pub(super) fn received(
+        &mut self,
+        now: Instant,
+        index: usize,
+        wc: &Wc,
+    ) -> Result<(), OutOfOrder> {
+        self.path(index).map_or(Ok(()), |path| path.received(now, wc))
     }
 
     /// What one of its queue pairs was to send has been sent; false if it was nothing of theirs.

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use uccl_tran::{Params, Receiver, Sender};
+use uccl_tran::{OutOfOrder, Params, Receiver, Sender};
 use uccl_wire::{
     ack::{ACK_LEN, Ack},
     verbs::{QueuePair, VerbsAddress},
@@ -126,20 +126,23 @@ impl UcPath {
     }
 
     /// A receive has ended.
-    pub(super) fn received(&mut self, now: Instant, wc: &Wc) {
+    ///
+    /// # Errors
+    /// The network does not keep messages in order.
+    pub(super) fn received(&mut self, now: Instant, wc: &Wc) -> Result<(), OutOfOrder> {
         let bytes = self.receives.ended(wc.wr_id, wc.byte_len);
-        let Some((sender, receiver)) = self.ends.as_mut() else { return };
+        let Some((sender, receiver)) = self.ends.as_mut() else { return Ok(()) };
         if wc.status != wc_status::SUCCESS {
             // A message that came and was refused: the same as one that did not come.
-            return;
+            return Ok(());
         }
         let immediate = u32::from_be(wc.imm_data);
         match (wc.opcode, wc.byte_len) {
             (wc_opcode::RECV_RDMA_WITH_IMM, 0) => {
-                receiver.on_probe(now, immediate);
+                receiver.on_probe(now, immediate)?;
             }
             (wc_opcode::RECV_RDMA_WITH_IMM, _) => {
-                receiver.on_packet(now, immediate);
+                receiver.on_packet(now, immediate)?;
             }
             (wc_opcode::RECV, _) => {
                 let ack = bytes.and_then(|bytes| Ack::decode(&bytes).ok());
@@ -149,6 +152,7 @@ impl UcPath {
             }
             _ => {}
         }
+        Ok(())
     }
 
     /// Posts what is due: messages made, an acknowledgement (with nothing else to do: of all that came), and

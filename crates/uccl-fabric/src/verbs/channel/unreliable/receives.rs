@@ -9,7 +9,7 @@ use crate::{
     rma::rail::RailError,
     verbs::{
         ffi::abi::{RecvWr, Sge},
-        mr::Mr,
+        mr::{Mr, Reach},
         pd::Pd,
         qp::Qp,
     },
@@ -48,7 +48,7 @@ impl Receives {
         let places = RECEIVES as usize;
         let mut bytes = vec![0; places * SLOT];
         let span = Span { addr: bytes.as_mut_ptr().expose_provenance(), len: bytes.len() };
-        let mr = Mr::new(pd, span, false)
+        let mr = Mr::new(pd, span, Reach::OURS)
             .map_err(|errno| pd.context().error("ibv_reg_mr of receives", errno))?;
         let none = RecvWr {
             wr_id: 0,

@@ -1,0 +1,154 @@
+"""How long short writes to one peer take while much goes to another.
+
+One process is connected to two peers. It times blocking writes of 64 bytes to the first, alone and then while a thread of it
+writes 1 GiB after 1 GiB to the second, and prints percentiles of both. The wheel must be installed:
+
+    python bench/fair.py --link tcp,local
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import threading
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+from uccl import p2p
+
+PATIENCE_S = 60
+
+
+def endpoint(link: str) -> p2p.Endpoint:
+    return p2p.Endpoint(transport=link, bind="127.0.0.1", port=0)
+
+
+class Memory:
+    """Registered memory, all of it there."""
+
+    def __init__(self, ep: p2p.Endpoint, size: int) -> None:
+        self.bytes = np.ones(size, np.uint8)
+        self.address, self.size = self.bytes.ctypes.data, size
+        ok, self.mr = ep.reg(self.address, size)
+        if not ok:
+            raise RuntimeError(ep.last_error())
+
+
+def serve(pipe: Connection, link: str, size: int) -> None:
+    """A peer: has memory, and does nothing."""
+    ep = endpoint(link)
+    memory = Memory(ep, size)
+    ok, advert = ep.advertise(memory.mr, memory.address, size)
+    pipe.send((ep.get_metadata(), advert))
+    if not ok or not ep.accept(timeout=PATIENCE_S)[0]:
+        raise RuntimeError(ep.last_error())
+    try:
+        pipe.recv()
+    except EOFError:
+        pass
+
+
+class Target:
+    """A peer, and our way of writing to it."""
+
+    def __init__(self, ep: p2p.Endpoint, link: str, size: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=serve, args=(theirs, link, size), daemon=True)
+        self.process.start()
+        theirs.close()
+        if not self.pipe.poll(PATIENCE_S):
+            raise RuntimeError("the peer does not start")
+        metadata, self.advert = self.pipe.recv()
+        ip, port, gpu = ep.parse_metadata(metadata)
+        ok, self.conn = ep.connect(ip, gpu, port)
+        if not ok:
+            raise RuntimeError(ep.last_error())
+        self.ep, self.memory = ep, Memory(ep, size)
+
+    def write(self) -> None:
+        memory = self.memory
+        if not self.ep.write(self.conn, memory.mr, memory.address, memory.size, self.advert):
+            raise RuntimeError(self.ep.last_error())
+
+    def close(self) -> None:
+        self.pipe.close()
+        self.process.join(PATIENCE_S)
+
+
+def times_us(target: Target, seconds: float) -> np.ndarray:
+    """What each write took."""
+    took = []
+    end = time.perf_counter() + seconds
+    while (began := time.perf_counter()) < end:
+        target.write()
+        took.append(time.perf_counter() - began)
+    return np.array(took) * 1e6
+
+
+class Stream:
+    """Writes to a peer until it is told to stop."""
+
+    def __init__(self, target: Target) -> None:
+        self.target, self.stopping, self.written = target, threading.Event(), 0
+        self.thread = threading.Thread(target=self.run)
+
+    def run(self) -> None:
+        while not self.stopping.is_set():
+            self.target.write()
+            self.written += self.target.memory.size
+
+    def __enter__(self) -> Stream:
+        self.began = time.perf_counter()
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.stopping.set()
+        self.thread.join()
+        self.gb_per_s = self.written / (time.perf_counter() - self.began) / 1e9
+
+
+def percentiles(took: np.ndarray) -> dict[str, float]:
+    at = {"p50": 50, "p90": 90, "p99": 99, "p99.9": 99.9, "max": 100}
+    return {name: round(float(np.percentile(took, q)), 1) for name, q in at.items()}
+
+
+def measure(link: str, short: int, long: int, seconds: float) -> dict[str, Any]:
+    ep = endpoint(link)
+    near, far = Target(ep, link, short), Target(ep, link, long)
+    try:
+        times_us(near, seconds / 4)
+        far.write()
+        alone = times_us(near, seconds)
+        with Stream(far) as stream:
+            time.sleep(seconds / 10)
+            beside = times_us(near, seconds)
+        return {
+            "link": link,
+            "alone_us": percentiles(alone),
+            "beside_us": percentiles(beside),
+            "beside_gb_per_s": round(stream.gb_per_s, 2),
+        }
+    finally:
+        near.close()
+        far.close()
+        ep.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--link", default="tcp,local", help="links, with commas between them")
+    parser.add_argument("--short", type=int, default=64, help="bytes of a write that is timed")
+    parser.add_argument("--long", type=int, default=1 << 30, help="bytes of one that goes on beside")
+    parser.add_argument("--seconds", type=float, default=3, help="time for each measurement")
+    args = parser.parse_args()
+    for link in args.link.split(","):
+        print(json.dumps(measure(link, args.short, args.long, args.seconds)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

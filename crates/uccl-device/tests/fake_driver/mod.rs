@@ -1,0 +1,90 @@
+//! CUDA's driver where there is none: `driver.c`, compiled and loaded under the driver's name.
+
+use std::{
+    ffi::{CStr, CString, c_int, c_void},
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::LazyLock,
+};
+
+/// What controls it.
+#[derive(Clone, Copy)]
+pub(crate) struct Fake {
+    pause: extern "C" fn(c_int),
+    launched: extern "C" fn() -> u64,
+    blocked: extern "C" fn() -> c_int,
+}
+
+#[allow(dead_code, reason = "no test needs all of it")]
+impl Fake {
+    /// Whether copies and kernels stay where they are.
+    pub(crate) fn pause(self, yes: bool) {
+        (self.pause)(c_int::from(yes));
+    }
+
+    /// How many bytes streams were told to copy.
+    pub(crate) fn launched(self) -> u64 {
+        (self.launched)()
+    }
+
+    /// How many calls wait for streams that wait for the host.
+    pub(crate) fn blocked(self) -> i32 {
+        (self.blocked)()
+    }
+}
+
+/// Loads it, before anything asks for a driver: who asks for one by name then gets this one.
+pub(crate) fn load() -> Fake {
+    static FAKE: LazyLock<Fake> = LazyLock::new(|| {
+        let path = CString::new(build().as_os_str().as_bytes()).expect("a path");
+        // SAFETY: our own library, without initialisers.
+        let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
+        assert!(!library.is_null(), "{path:?} cannot be loaded");
+        // SAFETY: the types are those in driver.c; the library stays loaded.
+        unsafe {
+            Fake {
+                pause: std::mem::transmute::<*mut c_void, extern "C" fn(c_int)>(find(
+                    library,
+                    c"fake_pause",
+                )),
+                launched: std::mem::transmute::<*mut c_void, extern "C" fn() -> u64>(find(
+                    library,
+                    c"fake_launched",
+                )),
+                blocked: std::mem::transmute::<*mut c_void, extern "C" fn() -> c_int>(find(
+                    library,
+                    c"fake_blocked",
+                )),
+            }
+        }
+    });
+    *FAKE
+}
+
+/// # Safety
+/// The library is loaded.
+unsafe fn find(library: *mut c_void, name: &CStr) -> *mut c_void {
+    // SAFETY: the caller's promise.
+    let found = unsafe { libc::dlsym(library, name.as_ptr()) };
+    assert!(!found.is_null(), "there is no {name:?}");
+    found
+}
+
+/// Compiles it with the compiler that cargo links with. Tests may do so at the same time, each under a name of its own.
+fn build() -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake_driver");
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let (own, library) =
+        (folder.join(format!("{}.so", std::process::id())), folder.join("libcuda.so.1"));
+    let source =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../uccl-device/tests/fake_driver/driver.c");
+    let status = Command::new("cc")
+        .args(["-shared", "-fPIC", "-O1", "-pthread", "-Wl,-soname,libcuda.so.1", "-o"])
+        .args([&own, &source])
+        .status()
+        .expect("cc runs");
+    assert!(status.success(), "cc failed with {status}");
+    std::fs::rename(&own, &library).expect("renamed");
+    library
+}

@@ -1,0 +1,181 @@
+//! What a peer may do with the keys that it was told, whatever it says.
+
+use uccl_wire::rails::{Grant, Note};
+
+use super::*;
+use crate::{
+    lane::OpKind::{Read, Write},
+    rma::rail::{Channel, Ended, Rail as _, Request, RequestError},
+};
+
+/// What one end tells a peer that asks about a region.
+fn granted(end: &End, region: &Region) -> Grant {
+    end.hear(&Note::Ask(id_of(region))).expect("a sound note");
+    match end.lane.take_note() {
+        Some(Note::Grant(_, grant)) => grant,
+        note => panic!("{note:?}"),
+    }
+}
+
+/// A peer of the same network that asks nobody.
+struct Hostile {
+    channel: Box<dyn Channel>,
+    _other: Box<dyn Channel>,
+    bytes: Vec<u8>,
+    local_key: u64,
+    _registration: Box<dyn crate::rma::rail::Registration>,
+}
+
+impl Hostile {
+    fn new(network: &RailNetwork) -> Self {
+        let rail = network.rail("hostile", 9, RailFaults::default());
+        let (mut channel, mut other) = (rail.open().expect("open"), rail.open().expect("open"));
+        channel.connect(other.address()).expect("joined");
+        other.connect(channel.address()).expect("joined");
+        let bytes = vec![0xee; 256];
+        let span = Span { addr: bytes.as_ptr().expose_provenance(), len: bytes.len() };
+        let registration = rail.register(span, MemoryKind::Host, Rights::ALL).expect("taken");
+        let local_key = registration.local_key();
+        Self { channel, _other: other, bytes, local_key, _registration: registration }
+    }
+
+    /// Goes for the first bytes of a region by the key that its owner told.
+    fn tries(&mut self, kind: OpKind, grant: &Grant) -> Result<(), RequestError> {
+        let path = grant.paths.first().expect("a key");
+        let remote_key = self.channel.import(&path.key).expect("a key");
+        let local = Span { addr: self.bytes.as_ptr().expose_provenance(), len: 8 };
+        let request = Request {
+            kind,
+            local,
+            local_key: self.local_key,
+            remote_addr: path.base,
+            remote_key,
+            tag: 1,
+        };
+        // SAFETY: the bytes live as long as the channel, which ends what it is told within a few polls.
+        assert_eq!(unsafe { self.channel.post(&[request]) }.expect("it lives"), 1);
+        let mut ended: Vec<Ended> = Vec::new();
+        while ended.is_empty() {
+            self.channel.poll(&mut ended).expect("it lives");
+        }
+        ended.remove(0).result
+    }
+}
+
+#[test]
+fn a_part_that_may_be_read_is_not_written_by_its_key() {
+    let ends = Ends::joined();
+    let bytes = vec![7; 4096];
+    let region = ends.b.register(&bytes);
+    let sent = part(region.span, 1024, 512);
+    let sent = ends.b.regions.insert_part(region.slot, MemoryKind::Host, sent, Rights::READ, None);
+    let sent = sent.expect("a part");
+    let mut hostile = Hostile::new(&ends.network);
+
+    let grant = granted(&ends.b, &sent);
+    assert!(grant.read && !grant.write);
+    assert_eq!(hostile.tries(Read, &grant), Ok(()));
+    assert_eq!(hostile.bytes[..8], [7; 8]);
+    assert_eq!(hostile.tries(Write, &grant), Err(RequestError::Access));
+    assert!(bytes.iter().all(|byte| *byte == 7));
+
+    let whole = granted(&ends.b, &region);
+    assert_ne!(whole.paths[0].key, grant.paths[0].key);
+    ends.b.rails.remove(region.slot).expect("the device lets go");
+    for grant in [grant, whole] {
+        assert_eq!(hostile.tries(Read, &grant), Err(RequestError::Access), "both keys have ended");
+    }
+}
+
+#[test]
+fn a_key_ends_with_its_region_though_another_lies_around_it() {
+    let ends = Ends::joined();
+    let bytes = vec![7; 4096];
+    let outer = ends.b.register(&bytes);
+    let inner = ends.b.register(&bytes[512..1024]);
+    let mut hostile = Hostile::new(&ends.network);
+    let grants = [&outer, &inner].map(|region| granted(&ends.b, region));
+    ends.b.rails.remove(inner.slot).expect("the device lets go");
+    assert_eq!(hostile.tries(Write, &grants[1]), Err(RequestError::Access));
+    assert_eq!(hostile.tries(Read, &grants[0]), Ok(()), "the outer region lives");
+    assert!(bytes.iter().all(|byte| *byte == 7));
+}
+
+#[test]
+fn a_device_that_does_not_let_go_is_told_of_and_may_be_asked_again() {
+    let ends = Ends::joined();
+    let bytes = vec![7; 4096];
+    let region = ends.b.register(&bytes);
+    let mut hostile = Hostile::new(&ends.network);
+    let grant = granted(&ends.b, &region);
+    ends.b.rail().hold_memory(true);
+    for _ in 0..2 {
+        ends.b.rails.remove(region.slot).expect_err("it does not let go");
+    }
+    assert_eq!(hostile.tries(Read, &grant), Ok(()), "as was said");
+    ends.b.rail().hold_memory(false);
+    ends.b.rails.remove(region.slot).expect("it lets go");
+    assert_eq!(hostile.tries(Read, &grant), Err(RequestError::Access));
+    ends.b.rails.remove(region.slot).expect("there is nothing left to do");
+}
+
+#[test]
+fn a_region_is_touched_while_our_own_device_works_by_its_registration() {
+    let ends = Ends::joined();
+    let (ours, theirs) = (vec![1u8; 4096], vec![2u8; 4096]);
+    let remote = ends.b.register(&theirs).remote();
+    let _outer = ends.a.register(&ours);
+    let inner = ends.a.register(&ours[512..1024]);
+    let local = part(inner.span, 0, 64);
+    let remote = RemoteSpan { len: 64, ..remote };
+    // The key is known from now on.
+    let first = ends.a.post(Read, local, remote);
+    ends.until("the first read has ended", || first.result().is_some());
+
+    ends.a.rail().stick();
+    let second = ends.a.post(Read, local, remote);
+    assert!(ends.a.lane.touched_by_peer(inner.slot), "the device may write there");
+    ends.a.rail().unstick();
+    ends.until("the second read has ended", || second.result().is_some());
+    assert!(!ends.a.lane.touched_by_peer(inner.slot));
+    // What comes later has nothing to do with it, though it is for the same bytes.
+    ends.a.rail().stick();
+    let third = ends.a.post(Read, local, remote);
+    assert!(!ends.a.lane.touched_by_peer(inner.slot));
+    ends.a.rails.remove(inner.slot).expect("the device lets go");
+    ends.a.rail().unstick();
+    ends.until("the third read has ended", || third.result().is_some());
+    assert_eq!([second.result(), third.result()], [Some(Ok(())), Some(Ok(()))]);
+    let fourth = ends.a.post(Read, local, remote);
+    ends.until("the fourth read has ended", || fourth.result().is_some());
+    assert_eq!(fourth.result(), Some(Ok(())), "the outer region is still there");
+}
+
+/// The owner's devices would not notice: another region keeps the same memory registered.
+#[test]
+fn a_region_is_not_released_while_something_is_on_its_way_there() {
+    let ends = Ends::joined();
+    let (ours, theirs) = (vec![1u8; 4096], vec![2u8; 4096]);
+    let _local = ends.a.register(&ours);
+    let region = ends.b.register(&theirs);
+    let _same = ends.b.register(&theirs);
+    let local = Span { addr: ours.as_ptr().expose_provenance(), len: 64 };
+    let remote = RemoteSpan { len: 64, ..region.remote() };
+    let first = ends.a.post(Write, local, remote);
+    ends.until("the first write has ended", || first.result().is_some());
+
+    ends.a.rail().stick();
+    let second = ends.a.post(Write, local, remote);
+    assert!(ends.b.lane.touched_by_peer(region.slot));
+    for _ in 0..20 {
+        ends.turn();
+    }
+    assert!(ends.b.lane.touched_by_peer(region.slot), "a write is on its way");
+    assert!(second.result().is_none());
+    // Nor while it may still land, as the other end of a channel that is lost is there.
+    ends.a.rail().cut();
+    ends.a.progress();
+    assert!(ends.b.lane.touched_by_peer(region.slot), "a write may land");
+    ends.a.rail().unstick();
+    ends.until("both ends are gone", || !ends.b.lane.touched_by_peer(region.slot));
+}

@@ -1,0 +1,208 @@
+//! Peers that ask for too much, and what must not wait for anybody.
+
+use std::sync::mpsc;
+
+use uccl_wire::rails::{MAX_RAILS, Note, PathId, RailOffer};
+
+use super::*;
+use crate::{
+    lane::{OpError, OpKind::Write},
+    mem::Span,
+    rma::rail::Rail,
+};
+
+fn offer() -> RailOffer {
+    RailOffer { name: "theirs".into(), link: "chaos".into(), network: String::new() }
+}
+
+/// An end that has accepted, and heard an offer.
+fn acceptor() -> (End, RailNetwork) {
+    let network = RailNetwork::default();
+    let end = End::new(Role::Acceptor, vec![network.rail("ours", 1, RailFaults::default())]);
+    end.hear(&Note::Offer(vec![offer()])).expect("an honest peer");
+    assert!(matches!(end.lane.take_note(), Some(Note::Offer(_))));
+    (end, network)
+}
+
+#[test]
+fn no_more_rails_are_offered_than_may_be() {
+    let network = RailNetwork::default();
+    let rail = |n: usize| {
+        network.rail(&format!("rail{n}"), n as u64, RailFaults::default()) as Arc<dyn Rail>
+    };
+    let rails = Rails::new((0..MAX_RAILS + 1).map(rail).collect());
+    assert_eq!((rails.all().len(), rails.offer().len()), (MAX_RAILS, MAX_RAILS));
+}
+
+#[test]
+fn a_rail_has_one_path() {
+    let (end, network) = acceptor();
+    let before = network.count();
+    let open = |path, attempt| {
+        end.hear(&Note::Open { id: PathId { path, attempt }, rail: 0, address: vec![0; 8] })
+    };
+    open(0, 1).expect("an honest peer");
+    let ends = network.count().0;
+    assert_eq!(ends, before.0 + 1);
+    open(1, 1).expect_err("another path over the same rail");
+    open(0, 2).expect_err("the path has a channel");
+    assert_eq!(network.count().0, ends);
+}
+
+#[test]
+fn a_region_ends_once() {
+    let ends = Ends::joined();
+    let (ours, theirs) = (vec![1u8; 4096], vec![2u8; 4096]);
+    let _local = ends.a.register(&ours);
+    let region = ends.b.register(&theirs);
+    let revoke = Note::Revoke(id_of(&region));
+    for _ in 0..1000 {
+        ends.a.hear(&revoke).expect("nothing is on its way there");
+        assert_eq!(ends.a.lane.take_note(), Some(Note::Released(id_of(&region))));
+    }
+    ends.a.rail().stick();
+    let local = Span { addr: ours.as_ptr().expose_provenance(), len: 64 };
+    let told = ends.a.post(Write, local, RemoteSpan { len: 64, ..region.remote() });
+    ends.turn();
+    ends.a.hear(&revoke).expect("something is on its way there");
+    ends.a.hear(&revoke).expect_err("it is ending already");
+    assert!(told.result().is_none());
+}
+
+/// The end of a channel may take a device long.
+#[test]
+fn a_channel_that_cannot_be_joined_holds_up_nobody() {
+    let (end, _network) = acceptor();
+    end.rail().hold_ends(true);
+    let id = PathId { path: 0, attempt: 1 };
+    end.hear(&Note::Open { id, rail: 0, address: b"nonsense!".to_vec() }).expect("to be tried");
+    let (tell, told) = mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !matches!(&end.lane.describe()[0].1, Err(why) if why.contains("no address")) {
+                end.progress();
+            }
+            tell.send(()).expect("awaited");
+        });
+        let in_time = told.recv_timeout(FAR);
+        let refused = end.lane.take_note();
+        end.rail().hold_ends(false);
+        in_time.expect("the lane goes on while the channel ends");
+        assert_eq!(refused, None, "there may be another attempt as soon as the peer is told");
+    });
+    let began = Instant::now();
+    let refused = loop {
+        assert!(began.elapsed() < FAR, "the peer is not told");
+        end.progress();
+        if let Some(note) = end.lane.take_note() {
+            break note;
+        }
+    };
+    assert!(matches!(&refused, Note::Refused { id: of, .. } if *of == id), "{refused:?}");
+    end.hear(&Note::Open { id: PathId { attempt: 2, ..id }, rail: 0, address: vec![0; 8] })
+        .expect("another attempt");
+}
+
+#[test]
+fn a_channel_that_is_refused_holds_up_nobody() {
+    let network = RailNetwork::default();
+    let end = End::new(Role::Connector, vec![network.rail("ours", 1, RailFaults::default())]);
+    assert!(matches!(end.lane.take_note(), Some(Note::Offer(_))));
+    end.hear(&Note::Offer(vec![offer()])).expect("an honest peer");
+    let Some(Note::Open { id, .. }) = end.lane.take_note() else { panic!("it does not open") };
+    end.rail().hold_ends(true);
+    let (tell, told) = mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let heard = end.hear(&Note::Refused { id, why: "no room".into() });
+            tell.send(heard).expect("awaited");
+        });
+        let in_time = told.recv_timeout(FAR);
+        end.rail().hold_ends(false);
+        in_time.expect("the lane goes on while the channel ends").expect("an honest peer");
+    });
+    let began = Instant::now();
+    loop {
+        assert!(began.elapsed() < FAR, "there is no other attempt");
+        end.progress();
+        match end.lane.take_note() {
+            Some(Note::Open { id: next, .. }) => break assert_eq!(next.attempt, id.attempt + 1),
+            Some(Note::Down(down)) => assert_eq!(down, id),
+            Some(Note::Settled) | None => {}
+            Some(note) => panic!("{note:?}"),
+        }
+    }
+}
+
+/// Two regions of the peer's, of which the keys are known on the first of two paths.
+struct OnePath {
+    ends: Ends,
+    ours: Vec<u8>,
+    regions: [Region; 2],
+    _theirs: [Vec<u8>; 2],
+}
+
+impl OnePath {
+    fn new(other: RailFaults) -> Self {
+        let ends = Ends::over(&[RailFaults::default(), other]);
+        let (ours, theirs) = (vec![1u8; 4096], [vec![2u8; 4096], vec![3u8; 4096]]);
+        ends.a.register(&ours);
+        let regions = [0, 1].map(|n: usize| ends.b.register(&theirs[n]));
+        let all = Self { ends, ours, regions, _theirs: theirs };
+        let (ends, other) = (&all.ends, &all.ends.a.devices[1]);
+        other.pull();
+        ends.until("the loss of a path", || ends.are_up(1));
+        let known = [0, 1].map(|n| all.write(n));
+        ends.until("the keys of one path", || known.iter().all(|told| told.result().is_some()));
+        other.plug();
+        ends.until("the other path", || ends.are_up(2));
+        all
+    }
+
+    fn write(&self, region: usize) -> Arc<Told> {
+        let local = Span { addr: self.ours.as_ptr().expose_provenance(), len: 64 };
+        let remote = RemoteSpan { len: 64, ..self.regions[region].remote() };
+        self.ends.a.post(Write, local, remote)
+    }
+
+    /// Writes to the first region, to it again, and to the second. They are to be requested again in this order: their
+    /// path was lost before they had ended.
+    fn lost_writes(&self) -> [Arc<Told>; 3] {
+        let one = &self.ends.a.devices[0];
+        one.stick();
+        let writes = [0, 0, 1].map(|region| self.write(region));
+        one.pull();
+        writes
+    }
+}
+
+#[test]
+fn what_waits_for_a_key_holds_up_nothing_behind_it() {
+    let all = OnePath::new(RailFaults::default());
+    let first = id_of(&all.regions[0]);
+    let is_lost = |note: &Note| matches!(note, Note::Grant(of, _) if *of == first);
+    let [first, again, second] = all.lost_writes();
+    all.ends.until_without(is_lost, "the last write", || second.result().is_some());
+    assert_eq!((first.result(), second.result()), (None, Some(Ok(()))));
+    for write in [again, first] {
+        all.ends.a.lane.cancel(write.name());
+        assert_eq!(write.result(), Some(Err(OpError::Cancelled)));
+    }
+}
+
+#[test]
+fn what_is_cancelled_ends_though_no_device_has_room() {
+    let all = OnePath::new(RailFaults { depth: 1, ..RailFaults::default() });
+    let (ends, other) = (&all.ends, &all.ends.a.devices[1]);
+    other.stick();
+    let writes = all.lost_writes();
+    ends.until("the loss of a path", || ends.are_up(1));
+    // For the keys of what is left to be told, and one write to be on its way there.
+    (0..100).for_each(|_| ends.turn());
+    assert!(writes.iter().all(|write| write.result().is_none()));
+    all.ends.a.lane.cancel(writes[2].name());
+    assert_eq!(writes[2].result(), Some(Err(OpError::Cancelled)));
+    other.unstick();
+    ends.until("the others", || writes.iter().all(|write| write.result().is_some()));
+    assert_eq!([0, 1].map(|n: usize| writes[n].result()), [Some(Ok(())), Some(Ok(()))]);
+}

@@ -1,0 +1,170 @@
+//! In which order connections, lanes and transfers end, each step held until it has been looked at.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use fastrand::Rng;
+use uccl_fabric::chaos::KillHold;
+
+use super::{
+    PATIENT, lost,
+    world::{LaneChaos, Memory, Side, join_asking},
+};
+use crate::{
+    Error, MrId, Op, Request, Status, TransferId, Uninterrupted,
+    engine::{
+        deadline,
+        transfer::{Fence, Found, Transfer},
+    },
+};
+
+const LEN: usize = 300_000;
+
+/// Two sides, and memory of both.
+struct Ends {
+    sides: [Side; 2],
+    memory: [Memory; 2],
+    mrs: [MrId; 2],
+}
+
+impl Ends {
+    /// Nobody asks owners to copy.
+    fn new(lanes: &[LaneChaos], timeout: Duration) -> Self {
+        let mut rng = Rng::with_seed(1);
+        let sides = join_asking(1, lanes, timeout, [false; 2]);
+        let memory = [(); 2].map(|()| Memory::new(&mut rng, &[LEN]));
+        let mrs = [0, 1].map(|side| sides[side].register(&memory[side]));
+        Self { sides, memory, mrs }
+    }
+
+    /// Has the first side begin to read or write.
+    fn with<T>(&self, op: Op, begin: impl Fn(&Request<'_>) -> T) -> T {
+        let iovs = self.memory[0].iovs(self.mrs[0]);
+        let adverts = self.memory[1].adverts(&self.sides[1], self.mrs[1]);
+        begin(&Request::new(self.sides[0].conn, op, &iovs, &adverts))
+    }
+
+    fn post(&self, op: Op) -> TransferId {
+        self.with(op, |request| self.sides[0].ep.post(request).expect("posted"))
+    }
+
+    fn transfer(&self, id: TransferId) -> Arc<Transfer> {
+        match self.sides[0].ep.core().transfers.find(id).expect("known") {
+            Found::Live(transfer) => transfer,
+            Found::Ended(status) => panic!("it has ended: {status:?}"),
+        }
+    }
+
+    /// Nothing that the peer says on a lane arrives.
+    fn stall(&self, lane: usize) {
+        self.sides[1].lanes[lane].inner().pipe().stall();
+    }
+
+    /// Disconnects the first side, whose first lane is not killed before what this returns is dropped, while `then`
+    /// looks.
+    fn disconnect_meanwhile(&self, then: impl FnOnce(&Self)) {
+        let side = &self.sides[0];
+        let hold: KillHold = side.lanes[0].hold_kill();
+        std::thread::scope(|scope| {
+            scope.spawn(|| side.ep.disconnect(side.conn).expect("it was there"));
+            side.until("the killing of a lane", || hold.is_waited_for());
+            then(self);
+            drop(hold);
+        });
+    }
+
+    /// How a transfer of the first side ended.
+    fn end_of(&self, id: TransferId) -> Status {
+        self.sides[0].ep.wait(id, None, &mut Uninterrupted).expect("known")
+    }
+}
+
+fn is_lost(status: &Status) -> bool {
+    matches!(status, Status::Failed(Error::ConnectionLost { .. }))
+}
+
+#[test]
+fn a_transfer_does_not_end_before_the_lanes_of_its_connection() {
+    let ends = Ends::new(&[LaneChaos::default()], PATIENT);
+    ends.stall(0);
+    let id = ends.post(Op::Read);
+    let transfer = ends.transfer(id);
+    ends.disconnect_meanwhile(|ends| {
+        assert!(!transfer.finished(), "its memory may still be touched");
+        let refused = ends.sides[0].ep.deregister(ends.mrs[0]);
+        assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
+    });
+    // When the call returns, it has.
+    assert!(transfer.finished() && is_lost(&ends.end_of(id)));
+}
+
+/// A caller who has looked its connection up when that ends.
+#[test]
+fn a_transfer_that_is_posted_meanwhile_does_not_either() {
+    let ends = Ends::new(&vec![LaneChaos::default(); 2], PATIENT);
+    (0..2).for_each(|lane| ends.stall(lane));
+    let conn = ends.sides[0].connection();
+    let mut posted = None;
+    ends.disconnect_meanwhile(|ends| {
+        // No lane has been killed yet.
+        let transfer = ends.with(Op::Read, |request| {
+            ends.sides[0].ep.start_over(Arc::clone(&conn), request, None).expect("posted")
+        });
+        assert!(ends.sides[0].lanes.iter().any(|lane| lane.posted() > 0), "nothing is under way");
+        assert!(!transfer.finished(), "its memory may still be touched");
+        posted = Some(transfer);
+    });
+    let transfer = posted.expect("it was posted");
+    assert!(transfer.finished() && is_lost(&transfer.status()));
+}
+
+#[test]
+fn what_a_lost_lane_had_is_posted_again_after_the_peers_word() {
+    let ends = Ends::new(&vec![LaneChaos::default(); 2], PATIENT);
+    ends.stall(0);
+    ends.stall(1);
+    // The lane with the least on it takes the second.
+    let ids = [(); 2].map(|()| ends.post(Op::Write));
+    let [ours, theirs] = [0, 1].map(|side| &ends.sides[side]);
+    assert_eq!([0, 1].map(|lane| ours.lanes[lane].posted()), [1, 1]);
+    let hold = theirs.lanes[1].hold_kill();
+    theirs.lanes[0].inner().pipe().resume();
+    ours.lanes[1].lose();
+    ours.until("the end of our end", || ours.connection().fates.peer_owes_since_ms().is_some());
+    // The peer may still place what is under way.
+    assert_eq!((ours.lanes[0].posted(), lost(ours)), (1, 0));
+    theirs.until("the killing of the peer's end", || hold.is_waited_for());
+    assert_eq!((ours.lanes[0].posted(), lost(ours)), (1, 0));
+    drop(hold);
+    for id in ids {
+        assert!(matches!(ends.end_of(id), Status::Done(_)));
+    }
+    assert_eq!((ours.lanes[0].posted(), lost(ours)), (2, 1));
+    assert!(ends.memory[0].pieces() == ends.memory[1].pieces());
+}
+
+/// A write whose deadline has come, and which has not ended when its peer has had so many tenths of its time; whether
+/// the connection lives then.
+fn lives(is_ours: bool, tenths: u32) -> bool {
+    let mut lane = LaneChaos::default();
+    lane.ends[0].hold_completions = u32::MAX;
+    lane.ends[0].is_ours = is_ours;
+    let ends = Ends::new(&[lane], PATIENT);
+    let transfer = ends.transfer(ends.post(Op::Write));
+    transfer.conn.fence(&transfer, Fence::Deadline);
+    deadline::enforce(&transfer, Instant::now() + PATIENT * tenths / 10);
+    ends.sides[0].ep.check_connection(ends.sides[0].conn).is_ok()
+}
+
+#[test]
+fn a_peer_has_its_time_to_let_a_transfer_end() {
+    assert!(lives(false, 9), "not for as long as it takes to be called silent");
+    assert!(!lives(false, 30), "but no longer");
+}
+
+#[test]
+fn a_peer_is_not_given_up_for_what_only_we_hold() {
+    assert!(lives(true, 1000));
+}

@@ -1,0 +1,89 @@
+//! An endpoint that strangers talk to.
+
+use super::*;
+use crate::{Config, Endpoint};
+
+fn endpoint() -> Endpoint {
+    let config = Config { bind: Some([127, 0, 0, 1].into()), port: Some(0), ..Config::default() };
+    Endpoint::new(config).expect("an endpoint")
+}
+
+/// A peer that does everything itself.
+struct Stranger {
+    core: Arc<Core>,
+    greeting: Greeting,
+    to: SocketAddr,
+}
+
+impl Stranger {
+    fn new(own: &Endpoint, to: &Endpoint) -> Self {
+        let greeting = Greeting::new(1, String::new()).expect("a greeting");
+        Self { core: Arc::clone(own.core()), greeting, to: to.addr() }
+    }
+
+    fn open(&self) -> TcpStream {
+        let tcp = TcpStream::connect(self.to).expect("a listener");
+        tcp.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+        tcp
+    }
+
+    /// Shakes hands; the error says why not.
+    fn shake(&self, kind: HelloKind) -> Result<(TcpStream, Hello), String> {
+        let mut tcp = self.open();
+        let hello = self.greeting.hello(&self.core, kind, 0);
+        let mut handshake =
+            Handshake::connector(None, &hello, [7; NONCE_LEN]).expect("a handshake");
+        let mut bytes = [0; 4096];
+        loop {
+            tcp.write_all(&handshake.pending_output()).map_err(|e| e.to_string())?;
+            let n = tcp.read(&mut bytes).map_err(|e| e.to_string())?;
+            if n == 0 {
+                return Err("the end".into());
+            }
+            match handshake.feed(&bytes[..n]) {
+                Ok(Progress::Done { peer, .. }) => return Ok((tcp, *peer)),
+                Ok(_) => {}
+                Err(e) => return Err(e.to_string()),
+            }
+        }
+    }
+}
+
+/// Says that the lanes are a connection; the number of lanes that the answer tells.
+fn establish(tcp: &mut TcpStream, lanes: u64) -> u64 {
+    let word = Header::bare(Kind::Establish, 0, lanes).encode();
+    tcp.write_all(&word).expect("it is there");
+    let mut answer = [0; HEADER_LEN];
+    tcp.read_exact(&mut answer).expect("an answer");
+    Header::decode(&answer).expect("a frame").aux
+}
+
+#[test]
+fn who_has_shaken_hands_does_not_give_way_to_who_has_not() {
+    let (own, other) = (endpoint(), endpoint());
+    let stranger = Stranger::new(&own, &other);
+    let (mut first, _) = stranger.shake(HelloKind::NewConnection).expect("a handshake");
+    let mut silent: Vec<_> = (0..MAX_PENDING + 40).map(|_| stranger.open()).collect();
+    // By now there have been more than there is room for.
+    let oldest = silent[0].read(&mut [0]);
+    assert!(
+        matches!(oldest, Ok(0)) || oldest.is_err_and(|e| e.kind() != io::ErrorKind::WouldBlock)
+    );
+    assert_eq!(establish(&mut first, 1), 1);
+}
+
+#[test]
+fn a_lane_joins_once_and_under_a_number_that_there_is() {
+    let (own, other) = (endpoint(), endpoint());
+    let stranger = Stranger::new(&own, &other);
+    let (mut first, peer) = stranger.shake(HelloKind::NewConnection).expect("a handshake");
+    let join = |lane_index| stranger.shake(HelloKind::JoinLane { token: peer.token, lane_index });
+    for lane in [0, MAX_LANES, u16::MAX] {
+        let refused = join(lane).expect_err("no such lane");
+        assert!(refused.contains("no connection waits for this lane"), "{refused}");
+    }
+    let _second = join(1).expect("it is waited for");
+    join(1).expect_err("it has come");
+    let _third = join(2).expect("it is waited for");
+    assert_eq!(establish(&mut first, 3), 3);
+}

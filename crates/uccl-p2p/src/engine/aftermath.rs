@@ -1,0 +1,148 @@
+//! Peers that were given up, and may not know it yet: they may be stopped in the middle of an access to our memory.
+//!
+//! What they may be touching is neither given back by a deregistration, nor does a transfer that the peer was asked to
+//! copy for end, before they are through with it or have died.
+
+use std::{sync::Arc, time::Instant};
+
+use parking_lot::Mutex;
+use uccl_fabric::{lane::Aftermath, region::Revoked};
+
+use super::{
+    connection::Connection,
+    core::Core,
+    payload::Payload,
+    regions::Ending,
+    timers,
+    transfer::{Hold, Transfer},
+};
+use crate::error::Error;
+
+/// Memory of ours that a peer who was given up may be touching with a key that was made for it.
+pub(crate) struct Lent {
+    /// The slot of the region that it is of, if it is registered.
+    pub(crate) part_of: Option<u32>,
+    /// The key's slot.
+    pub(crate) revoked: Revoked,
+    /// The transfer that does not end before, as the peer writes to its memory.
+    pub(crate) hold: Option<Hold>,
+    /// The memory, where it is nobody else's.
+    pub(crate) _payload: Option<Payload>,
+}
+
+/// A peer whose lanes are dead here.
+struct GivenUp {
+    peer: Arc<str>,
+    since: Instant,
+    aftermaths: Vec<Box<dyn Aftermath>>,
+    lent: Vec<Lent>,
+}
+
+impl GivenUp {
+    fn touches_slot(&self, slot: u32) -> bool {
+        self.aftermaths.iter().any(|aftermath| aftermath.touches(slot))
+    }
+
+    /// Whether the peer may be touching the region of this slot, by its own key or by one made for a part.
+    fn touches(&self, slot: u32) -> bool {
+        let mut lent = self.lent.iter().filter(|lent| lent.part_of == Some(slot));
+        self.touches_slot(slot) || lent.any(|lent| self.touches_slot(lent.revoked.slot()))
+    }
+
+    fn is_over(&self) -> bool {
+        self.aftermaths.iter().all(|aftermath| aftermath.is_over())
+    }
+
+    /// What was lent and is not touched any more. Its key is revoked: nothing begins there.
+    fn take_back(&mut self) -> Vec<Lent> {
+        if self.is_over() {
+            return std::mem::take(&mut self.lent);
+        }
+        let aftermaths = &self.aftermaths;
+        let is_free = |lent: &mut Lent| {
+            let slot = lent.revoked.slot();
+            !aftermaths.iter().any(|aftermath| aftermath.touches(slot))
+        };
+        self.lent.extract_if(.., is_free).collect()
+    }
+
+    /// Transfers that have been held for as long as may be.
+    fn stuck(&mut self, core: &Core) -> Vec<Hold> {
+        if !timers::is_over(self.since, timers::to_end(&core.config)) {
+            return Vec::new();
+        }
+        self.lent.iter_mut().filter_map(|lent| lent.hold.take()).collect()
+    }
+}
+
+/// The peers of an endpoint that were given up.
+#[derive(Default)]
+pub(crate) struct Aftermaths(Mutex<Vec<GivenUp>>);
+
+impl Aftermaths {
+    /// Forgets them all: nothing of the endpoint is left to be touched.
+    pub(crate) fn forget(&self) {
+        let forgotten = std::mem::take(&mut *self.0.lock());
+        drop(forgotten);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.lock().is_empty()
+    }
+}
+
+impl Core {
+    /// Watches what the peer of a connection that has ended may still be at, also with keys that it was given
+    /// for a while.
+    pub(crate) fn watch_aftermath(&self, conn: &Connection, lent: Vec<Lent>) {
+        let aftermaths: Vec<_> = conn.lanes.iter().filter_map(|lane| lane.aftermath()).collect();
+        if aftermaths.is_empty() {
+            // No peer touches anything by itself.
+            return;
+        }
+        let (peer, since) = (Arc::clone(&conn.peer.name), Instant::now());
+        self.aftermaths.0.lock().push(GivenUp { peer, since, aftermaths, lent });
+        self.workers.hurry();
+    }
+
+    /// Ends what waited for peers that are through, or have kept it waiting for too long, and forgets peers that
+    /// have come to their end; says whether some have not.
+    pub(crate) fn look_after_aftermaths(&self) -> bool {
+        let mut free = Vec::new();
+        let mut stuck = Vec::new();
+        let left = {
+            let mut given_up = self.aftermaths.0.lock();
+            given_up.retain_mut(|left| {
+                free.extend(left.take_back());
+                let held = left.stuck(self);
+                stuck.extend(held.into_iter().map(|hold| (hold, Arc::clone(&left.peer))));
+                !left.is_over()
+            });
+            !given_up.is_empty()
+        };
+        // Transfers end, and whoever waits for them goes on: nothing is locked here.
+        drop(free);
+        for (hold, peer) in stuck {
+            let transfer = hold.transfer();
+            transfer.publish(Err(still_touched(transfer, peer)));
+        }
+        left
+    }
+
+    /// A peer that was given up and may be touching a region.
+    pub(crate) fn toucher_left(&self, ending: &Ending) -> Option<Arc<str>> {
+        let given_up = self.aftermaths.0.lock();
+        let toucher = given_up.iter().find(|left| left.touches(ending.mr.region.slot));
+        toucher.map(|left| Arc::clone(&left.peer))
+    }
+}
+
+fn still_touched(transfer: &Transfer, by: Arc<str>) -> Error {
+    let body = transfer.body.lock();
+    let regions = body.leases.iter().map(|lease| lease.mr().id).collect();
+    Error::StillTouched { regions, by, reason: IN_THE_MIDDLE.into() }
+}
+
+/// What keeps a peer's hands on memory.
+pub(crate) const IN_THE_MIDDLE: &str = "it is stuck in the middle of an access";

@@ -1,0 +1,162 @@
+//! Giving memory back: regions are revoked, what may still touch them is waited for, and who does not let go is named.
+//!
+//! `deregister`, `close` and the end of the last handle all go through here. A region that was revoked stays on the
+//! list of those that are ending until nothing touches it any more, so that a wait that was in vain can be repeated.
+
+use std::{
+    sync::{Arc, atomic::Ordering::SeqCst},
+    time::{Duration, Instant},
+};
+
+use uccl_fabric::rma::rail::RailError;
+
+use super::{
+    aftermath::IN_THE_MIDDLE, connection::Connection, core::Core, regions::Ending, timers,
+};
+use crate::{
+    error::{Error, Result},
+    ids::MrId,
+};
+
+/// For so long a wait lets others have its processor, and then sleeps: most accesses are over in microseconds.
+const BRISK: Duration = Duration::from_micros(200);
+const NAP: Duration = Duration::from_micros(200);
+
+/// Who may touch a region.
+struct Toucher {
+    name: Arc<str>,
+    reason: Arc<str>,
+    /// Its connection, unless that was given up before.
+    conn: Option<Arc<Connection>>,
+    /// Whether that may change by itself.
+    is_passing: bool,
+}
+
+impl Toucher {
+    fn peer(name: &Arc<str>, conn: Option<Arc<Connection>>) -> Self {
+        Self { name: Arc::clone(name), reason: IN_THE_MIDDLE.into(), conn, is_passing: true }
+    }
+
+    fn transfer() -> Self {
+        let reason = "a transfer that uses it has not ended".into();
+        Self { name: "this endpoint".into(), reason, conn: None, is_passing: true }
+    }
+
+    fn device(e: &RailError) -> Self {
+        let reason = format!("it did not let go of it: {e}").into();
+        Self { name: "a device".into(), reason, conn: None, is_passing: false }
+    }
+}
+
+impl Core {
+    /// Revokes a region and waits until nothing touches it any more, at most for the endpoint's timeout: then
+    /// who does is given up, and the region may be waited for again.
+    pub(crate) fn release_region(self: &Arc<Self>, id: MrId) -> Result<()> {
+        let ending = self.mrs.revoke(id)?;
+        self.drain(vec![ending], self.patience())
+    }
+
+    /// When a wait for peers that begins now is over; never, if there is no timeout.
+    fn patience(&self) -> Option<Instant> {
+        let time = timers::to_let_go(&self.config);
+        (!time.is_zero()).then(|| Instant::now() + time)
+    }
+
+    /// Ends everything. No region can be added any more, nothing touches those that there were: that is waited
+    /// for, at most for the endpoint's timeout, and may be waited for again.
+    pub(crate) fn close(self: &Arc<Self>) -> Result<()> {
+        let (first, until) = (!self.closed.swap(true, SeqCst), self.patience());
+        // In this order: whom a lane does not tell that it ends finds the regions gone.
+        let endings = self.mrs.revoke_all();
+        let conns = self.open_conns();
+        conns.iter().for_each(|conn| conn.close(Error::Closed));
+        for conn in conns {
+            conn.wait_for_end();
+            self.forget_conn(conn.id);
+        }
+        self.accepted.notify_all();
+        self.notified.notify_all();
+        if first {
+            self.workers.stop();
+        }
+        self.drain(endings, until)?;
+        self.aftermaths.forget();
+        Ok(())
+    }
+
+    /// As [`close`](Self::close), for an endpoint that nobody holds any more: what a close has waited for in vain
+    /// is not waited for again.
+    pub(crate) fn end(self: &Arc<Self>) -> Result<()> {
+        if !self.closed.load(SeqCst) {
+            return self.close();
+        }
+        self.drain(self.mrs.revoke_all(), Some(Instant::now()))
+    }
+
+    /// Waits until nothing touches these regions, and lets go of each as soon as that is so.
+    fn drain(
+        self: &Arc<Self>,
+        mut endings: Vec<Arc<Ending>>,
+        until: Option<Instant>,
+    ) -> Result<()> {
+        let started = Instant::now();
+        loop {
+            let mut toucher: Option<Toucher> = None;
+            endings.retain(|ending| match self.let_go_if_untouched(ending) {
+                Ok(()) => false,
+                Err(who) => {
+                    toucher = toucher.take().filter(|other| other.is_passing).or(Some(who));
+                    true
+                }
+            });
+            let Some(toucher) = toucher else { return Ok(()) };
+            let is_late = until.is_some_and(|until| until <= Instant::now());
+            if is_late || !toucher.is_passing {
+                return Err(give_up(&endings, toucher));
+            }
+            // The end of what has kept a transfer from ending is seen by whoever looks.
+            self.look_after_aftermaths();
+            match started.elapsed() < BRISK {
+                true => std::thread::yield_now(),
+                false => std::thread::sleep(NAP),
+            }
+        }
+    }
+
+    fn let_go_if_untouched(self: &Arc<Self>, ending: &Ending) -> Result<(), Toucher> {
+        self.toucher(ending).map_or(Ok(()), Err)?;
+        ending.let_go(|mr| self.let_go_of_memory(mr)).map_err(|e| Toucher::device(&e))?;
+        self.mrs.forget(ending.mr.id);
+        Ok(())
+    }
+
+    /// Who may be touching a region.
+    fn toucher(self: &Arc<Self>, ending: &Ending) -> Option<Toucher> {
+        let slot = ending.mr.region.slot;
+        let mut conns = self.open_conns().into_iter();
+        let conn = conns.find(|conn| {
+            let asked = conn.end_asked(slot);
+            asked || conn.lanes.iter().any(|lane| lane.touched_by_peer(slot))
+        });
+        if let Some(conn) = conn {
+            // It may have to be asked.
+            conn.forward_notes();
+            return Some(Toucher::peer(&Arc::clone(&conn.peer.name), Some(conn)));
+        }
+        // In this order: a connection that ends is here before it is no longer there.
+        if let Some(peer) = self.toucher_left(ending) {
+            return Some(Toucher::peer(&peer, None));
+        }
+        ending.is_leased().then(Toucher::transfer)
+    }
+}
+
+/// Who keeps regions for too long loses the connection.
+fn give_up(endings: &[Arc<Ending>], toucher: Toucher) -> Error {
+    let regions: Arc<[MrId]> = endings.iter().map(|ending| ending.mr.id).collect();
+    let Toucher { name: by, reason, conn, .. } = toucher;
+    if let Some(conn) = conn {
+        conn.fail(Error::ConnectionLost { peer: Arc::clone(&by), reason: reason.to_string() });
+    }
+    Error::StillTouched { regions, by, reason }
+}

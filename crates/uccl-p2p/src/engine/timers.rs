@@ -1,0 +1,43 @@
+//! How long what is waited for. Every time after which something is given up is told here, and derives from a setting:
+//! `timeout`, which a peer has to answer, or a transfer's own.
+
+use std::time::{Duration, Instant};
+
+use super::transfer::Transfer;
+use crate::config::Config;
+
+/// What a peer has to end what is called off where `timeout` is off and silence is never given up: a cancel has to
+/// come to an end all the same.
+const WITHOUT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A transfer begins to end so long before its deadline, that it has ended by then: a tenth of its time, at most a
+/// fortieth of the connection's.
+fn to_fence(config: &Config, timeout: Duration) -> Duration {
+    (timeout / 10).min(to_end(config) / 40)
+}
+
+/// How long a peer may take to let a transfer end that is called off: by a cancel, or by its deadline.
+pub(crate) fn to_end(config: &Config) -> Duration {
+    if config.timeout.is_zero() { WITHOUT_TIMEOUT } else { config.timeout }
+}
+
+/// How long a peer may take to let go of memory.
+pub(crate) fn to_let_go(config: &Config) -> Duration {
+    config.timeout
+}
+
+/// Whether a time has passed; nothing is for ever.
+pub(crate) fn is_over(since: Instant, time: Duration) -> bool {
+    !time.is_zero() && since.elapsed() > time
+}
+
+/// When a transfer must begin to end, so that it has ended by its deadline.
+pub(crate) fn fence_at(transfer: &Transfer) -> Option<Instant> {
+    Some(transfer.deadline()? - to_fence(&transfer.conn.core.config, transfer.timeout?))
+}
+
+/// When a peer that does not let a transfer end is given up.
+pub(crate) fn give_up_at(transfer: &Transfer) -> Option<Instant> {
+    let fenced_at = transfer.body.lock().fenced_at?;
+    Some(fenced_at + to_end(&transfer.conn.core.config))
+}

@@ -1,0 +1,183 @@
+//! A stream that waits for a transfer never holds the transfer up: on a driver that is none, whose calls block while a
+//! stream waits as the real one's do.
+
+#[path = "../../uccl-device/tests/fake_driver/mod.rs"]
+mod fake_driver;
+
+use std::{sync::mpsc, thread, time::Duration};
+
+use uccl_p2p::{
+    Config, ConnId, CudaStream, Endpoint, Error, Iov, Op, Request, Status, TransferId, Transport,
+    Uninterrupted,
+    device::cuda::{Context, DeviceBuffer, Direction, Gpus, Priority, Stream},
+    wire::advert::Advert,
+};
+
+use self::fake_driver::Fake;
+
+const PIECES: usize = 100;
+const PIECE: usize = 3000;
+/// From one piece to the next: they are not adjacent.
+const STEP: usize = 4096;
+const LEN: usize = PIECES * STEP;
+
+fn context(gpu: u32) -> &'static Context {
+    Gpus::get().device(gpu).expect("a GPU").context().expect("its context")
+}
+
+fn endpoint(transport: Transport) -> Endpoint {
+    let config = Config {
+        bind: Some([127, 0, 0, 1].into()),
+        port: Some(0),
+        transport,
+        num_cpus: 2,
+        timeout: Duration::from_secs(5),
+        transfer_timeout: Duration::from_secs(20),
+        ..Config::default()
+    };
+    Endpoint::new(config).expect("an endpoint")
+}
+
+fn finish(ep: &Endpoint, transfer: TransferId) -> Result<u64, Error> {
+    match ep.wait(transfer, None, &mut Uninterrupted)? {
+        Status::Done(outcome) => Ok(outcome.bytes),
+        Status::Failed(e) => Err(e),
+        Status::Pending => panic!("{transfer} hangs"),
+    }
+}
+
+/// Fails if something does not end.
+fn ends<T: Send + 'static>(what: String, run: impl FnOnce() -> T + Send + 'static) -> T {
+    let (tell, told) = mpsc::channel();
+    thread::spawn(move || tell.send(run()));
+    told.recv_timeout(Duration::from_secs(30)).unwrap_or_else(|_| panic!("{what} does not end"))
+}
+
+/// This driver's GPUs have the host's memory.
+fn bytes(memory: &DeviceBuffer) -> &mut [u8] {
+    // SAFETY: memory of this length; no copy is under way when the tests look.
+    unsafe { std::slice::from_raw_parts_mut(memory.address() as *mut u8, memory.len_bytes()) }
+}
+
+fn cuda_stream(stream: &Stream) -> CudaStream {
+    // SAFETY: the tests keep their streams.
+    unsafe { CudaStream::new(stream.context().device().ordinal(), stream.handle()) }
+}
+
+/// Two endpoints with GPU memory that is reached in scattered pieces.
+struct Scene {
+    fake: Fake,
+    a: Endpoint,
+    b: Endpoint,
+    to_b: ConnId,
+    here: DeviceBuffer,
+    there: DeviceBuffer,
+    iovs: Vec<Iov>,
+    adverts: Vec<Advert>,
+}
+
+fn scene(transport: Transport) -> Scene {
+    let fake = fake_driver::load();
+    let memory = |gpu| DeviceBuffer::new(context(gpu), LEN).expect("memory");
+    let (here, there) = (memory(0), memory(1));
+    let (a, b) = (endpoint(transport), endpoint(transport));
+    let to_b = a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");
+    b.accept(None, &mut Uninterrupted).expect("accepted");
+    // SAFETY: the memory is kept longer than the endpoints.
+    let register = |ep: &Endpoint, memory: &DeviceBuffer| {
+        unsafe { ep.register(memory.address() as usize, LEN) }.expect("registered")
+    };
+    let (mr, remote) = (register(&a, &here), register(&b, &there));
+    let starts = || (0..PIECES).map(|i| i * STEP);
+    let iov = |at| Iov { mr, ptr: here.address() as usize + at, len: PIECE };
+    let advert =
+        |at| b.advertise(remote, there.address() as usize + at, PIECE).expect("advertised");
+    let (iovs, adverts) = (starts().map(iov).collect(), starts().map(advert).collect());
+    Scene { fake, a, b, to_b, here, there, iovs, adverts }
+}
+
+fn wanted(source: &[u8]) -> Vec<u8> {
+    let mut wanted = vec![0; LEN];
+    for at in (0..PIECES).map(|i| i * STEP) {
+        wanted[at..at + PIECE].copy_from_slice(&source[at..at + PIECE]);
+    }
+    wanted
+}
+
+/// The transfer begins when a stream waits for it already, and is the first that the lane copies with a kernel.
+fn scattered(transport: Transport, op: Op) {
+    let s = scene(transport);
+    let source: Vec<u8> = (0..LEN).map(|i| (i * 167 >> 4) as u8 ^ i as u8).collect();
+    let from = if op == Op::Read { &s.there } else { &s.here };
+    bytes(from).copy_from_slice(&source);
+    let [before, after] = [(), ()].map(|()| Stream::new(context(0), Priority::Normal));
+    let (before, after) = (before.expect("a stream"), after.expect("a stream"));
+    s.fake.pause(true);
+    let scratch = DeviceBuffer::new(context(0), 4096).expect("memory");
+    let (a, b) = (scratch.address(), scratch.address() + 2048);
+    // SAFETY: two halves of memory that nobody else has.
+    unsafe { before.copy(a, b, 2048, Direction::DeviceToDevice) }.expect("enqueued");
+    let mut request = Request::new(s.to_b, op, &s.iovs, &s.adverts);
+    request.after = Some(cuda_stream(&before));
+    let transfer = s.a.post(&request).expect("posted");
+    s.a.hold_stream(transfer, cuda_stream(&after)).expect("held");
+    // Given back meanwhile.
+    drop(scratch);
+    s.fake.pause(false);
+    let s = ends(format!("{op:?} over {transport:?}"), move || {
+        assert_eq!(finish(&s.a, transfer).expect("moved"), (PIECES * PIECE) as u64);
+        after.synchronize().expect("it goes on");
+        s
+    });
+    let to = if op == Op::Read { &s.here } else { &s.there };
+    assert!(bytes(to) == wanted(&source), "wrong bytes over {transport:?}");
+    ends(format!("closing over {transport:?}"), move || drop(s));
+}
+
+#[test]
+fn a_scattered_read_on_one_host() {
+    scattered(Transport::Local, Op::Read);
+}
+
+#[test]
+fn a_scattered_write_on_one_host() {
+    scattered(Transport::Local, Op::Write);
+}
+
+#[test]
+fn a_scattered_read_over_streams() {
+    scattered(Transport::Tcp, Op::Read);
+}
+
+#[test]
+fn a_scattered_write_over_streams() {
+    scattered(Transport::Tcp, Op::Write);
+}
+
+/// What a lost connection kept is given back, and the stream that waits for one of its transfers goes on.
+fn lost(transport: Transport) {
+    let s = scene(transport);
+    let after = Stream::new(context(0), Priority::Normal).expect("a stream");
+    let first = s.a.post(&Request::new(s.to_b, Op::Read, &s.iovs, &s.adverts)).expect("posted");
+    finish(&s.a, first).expect("moved");
+    let waits = s.a.post(&Request::new(s.to_b, Op::Recv, &s.iovs[..1], &[])).expect("posted");
+    s.a.hold_stream(waits, cuda_stream(&after)).expect("held");
+    let Scene { a, b, here, there, .. } = s;
+    ends(format!("a lost peer over {transport:?}"), move || {
+        drop(b);
+        let lost = finish(&a, waits).expect_err("nobody sends");
+        assert!(!matches!(lost, Error::Invalid(_)), "{lost}");
+        after.synchronize().expect("it goes on");
+        drop((a, here, there));
+    });
+}
+
+#[test]
+fn a_lost_peer_on_one_host() {
+    lost(Transport::Local);
+}
+
+#[test]
+fn a_lost_peer_over_streams() {
+    lost(Transport::Tcp);
+}
