@@ -145,7 +145,7 @@ fn what_has_moved_is_counted_whichever_way_it_took() {
         let mut theirs = vec![2; 1 << 20];
         let (here, there) = (register(&p.a, &mut ours), register(&p.b, &mut theirs));
         let advert = [advert(&p.b, there, &theirs)];
-        let before = p.a.stats();
+        let before = p.a.stats().expect("ours");
         // The first is made on the spot where that is possible.
         for len in [64, 1 << 20] {
             for op in [Op::Write, Op::Read] {
@@ -157,7 +157,7 @@ fn what_has_moved_is_counted_whichever_way_it_took() {
         p.a.run_notif(p.to_b, b"told", None, &mut Uninterrupted).expect("told");
         let moved = (1 << 20) + 64;
         let counts = || {
-            let now = p.a.stats();
+            let now = p.a.stats().expect("ours");
             [
                 now.transfers_posted - before.transfers_posted,
                 now.transfers_done - before.transfers_done,

@@ -721,10 +721,7 @@ impl PyEndpoint {
         let transfer = TransferId(transfer_id);
         let core = &self.core;
         let cancelled = py.detach(|| core.cancel(transfer));
-        if cancelled.is_ok() {
-            ipc::ended(self, transfer);
-        }
-        error::ok(cancelled)
+        error::ok(cancelled.and_then(|_| ipc::ended(self, transfer)))
     }
 
     /// Why a transfer failed; None if it has not.
