@@ -54,9 +54,17 @@ fn ends<T: Send + 'static>(what: String, run: impl FnOnce() -> T + Send + 'stati
 }
 
 /// This driver's GPUs have the host's memory.
-fn bytes(memory: &DeviceBuffer) -> &mut [u8] {
+fn bytes(memory: &DeviceBuffer) -> &[u8] {
     // SAFETY: memory of this length; no copy is under way when the tests look.
-    unsafe { std::slice::from_raw_parts_mut(memory.address() as *mut u8, memory.len_bytes()) }
+    unsafe { std::slice::from_raw_parts(memory.address() as *const u8, memory.len_bytes()) }
+}
+
+fn fill(memory: &mut DeviceBuffer, source: &[u8]) {
+    assert!(source.len() <= memory.len_bytes());
+    // SAFETY: memory of this length at least; no copy is under way when the tests fill it.
+    unsafe {
+        std::ptr::copy_nonoverlapping(source.as_ptr(), memory.address() as *mut u8, source.len());
+    }
 }
 
 fn cuda_stream(stream: &Stream) -> CudaStream {
@@ -83,8 +91,8 @@ fn scene(transport: Transport) -> Scene {
     let (a, b) = (endpoint(transport), endpoint(transport));
     let to_b = a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");
     b.accept(None, &mut Uninterrupted).expect("accepted");
-    // SAFETY: the memory is kept longer than the endpoints.
     let register = |ep: &Endpoint, memory: &DeviceBuffer| {
+        // SAFETY: the memory is kept longer than the endpoints.
         unsafe { ep.register(memory.address() as usize, LEN) }.expect("registered")
     };
     let (mr, remote) = (register(&a, &here), register(&b, &there));
@@ -106,10 +114,9 @@ fn wanted(source: &[u8]) -> Vec<u8> {
 
 /// The transfer begins when a stream waits for it already, and is the first that the lane copies with a kernel.
 fn scattered(transport: Transport, op: Op) {
-    let s = scene(transport);
-    let source: Vec<u8> = (0..LEN).map(|i| (i * 167 >> 4) as u8 ^ i as u8).collect();
-    let from = if op == Op::Read { &s.there } else { &s.here };
-    bytes(from).copy_from_slice(&source);
+    let mut s = scene(transport);
+    let source: Vec<u8> = (0..LEN).map(|i| ((i * 167) >> 4) as u8 ^ i as u8).collect();
+    fill(if op == Op::Read { &mut s.there } else { &mut s.here }, &source);
     let [before, after] = [(), ()].map(|()| Stream::new(context(0), Priority::Normal));
     let (before, after) = (before.expect("a stream"), after.expect("a stream"));
     s.fake.pause(true);

@@ -183,7 +183,7 @@ impl Drop for Counted {
 fn most_locked() -> u64 {
     static MOST: LazyLock<u64> = LazyLock::new(|| {
         let rustix::system::Sysinfo { totalram, mem_unit, .. } = rustix::system::sysinfo();
-        (totalram as u64).saturating_mul(u64::from(mem_unit)) / 2
+        totalram.saturating_mul(u64::from(mem_unit)) / 2
     });
     *MOST
 }

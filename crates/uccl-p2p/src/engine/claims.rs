@@ -173,7 +173,7 @@ mod tests {
         let mut care = Care::default();
         for _ in 0..CREDIT {
             claims.beat();
-            assert_eq!(care.leaves(claims, false, now), false);
+            assert!(!care.leaves(claims, false, now));
             care.woken();
             care.stays_away(claims, false, true, now);
         }

@@ -200,7 +200,11 @@ fn what_is_cancelled_ends_though_no_device_has_room() {
     // For the keys of what is left to be told, and one write to be on its way there.
     (0..100).for_each(|_| ends.turn());
     assert!(writes.iter().all(|write| write.result().is_none()));
-    all.ends.a.lane.cancel(writes[2].name());
+    // The lost path's channel may still be ending, in a thread of its own: until then it may touch the write's memory.
+    ends.until("the cancelled write", || {
+        ends.a.lane.cancel(writes[2].name());
+        writes[2].result().is_some()
+    });
     assert_eq!(writes[2].result(), Some(Err(OpError::Cancelled)));
     other.unstick();
     ends.until("the others", || writes.iter().all(|write| write.result().is_some()));

@@ -76,7 +76,9 @@ fn what_came_before_a_reset_does_not_land_after_it() {
         let remote = b.register(&mut to, Rights::ALL);
         let (_, seen) = a.post(OpKind::Write, span(&mut from), remote);
         if begun {
-            while to[0] == 0xEE {
+            let first = to.as_ptr();
+            // SAFETY: the buffer lives, and the lane of this thread is what writes to it.
+            while unsafe { first.read_volatile() } == 0xEE {
                 a.progress().expect("a lives");
                 b.progress().expect("b lives");
             }

@@ -430,7 +430,7 @@ impl VerbsChannel {
             self.fail(RailError::Lost(why));
         } else if is_receive {
             if let Err(error) = unreliable.received(Instant::now(), index, wc) {
-                self.trust.give_up(&error);
+                self.trust.give_up(error);
                 self.fail(RailError::Lost(error.to_string()));
             }
         } else if !unreliable.sent(index, wc.wr_id) {
