@@ -217,11 +217,14 @@ fn a_child_makes_an_endpoint_of_its_own() {
             let own = Endpoint::new(config(transport)).expect("an endpoint");
             let to_b = own.connect(p.b.addr(), None, &mut Uninterrupted).expect("connected");
             own.run_notif(to_b, b"from the child", None, &mut Uninterrupted).expect("delivered");
+            // A connection that ends before it is accepted is nobody's.
+            own.wait_notifs(Some(PATIENCE), &mut Uninterrupted).expect("it is accepted");
             drop(own);
         });
         let told = p.b.wait_notifs(Some(PATIENCE), &mut Uninterrupted).expect("an endpoint");
         assert_eq!(told[0].payload, b"from the child");
-        p.b.accept(None, &mut Uninterrupted).expect("the child's");
+        let to_child = p.b.accept(None, &mut Uninterrupted).expect("the child's").conn;
+        p.b.run_notif(to_child, b"accepted", None, &mut Uninterrupted).expect("delivered");
         assert!(child.ends_well());
         is_in_use(&p);
     }

@@ -89,6 +89,8 @@ static void round_of(int number) {
   uccl_iov_t room[] = {{mr_back, back, SIZE / 2}, {mr_back, back + SIZE / 2, SIZE / 2}};
   uccl_request_t recv = {.conn = conn, .op = UCCL_RECV, .iovs = room, .count = 2, .timeout_ms = 10000};
   WELL(uccl_post(a, &recv, &transfer));
+  /* So long that the thread sleeps, on a descriptor that it keeps: some rounds would not, others would. */
+  CHECK(uccl_wait(a, transfer, 5, &bytes) == UCCL_IN_PROGRESS);
   WELL(uccl_send(b, accepted.conn, message, 2));
   WELL(uccl_wait(a, transfer, 10000, &bytes));
   CHECK(bytes == SIZE - 5 && memcmp(back, target, SIZE - 5) == 0);
