@@ -2,7 +2,7 @@
 
 use std::{
     env,
-    net::Ipv4Addr,
+    net::Ipv6Addr,
     process::Command,
     thread,
     time::{Duration, Instant},
@@ -185,21 +185,28 @@ fn a_peer_that_cannot_be_joined_harms_no_other_channel() {
     if env::var_os("RDMA_VM_RANK").is_none() {
         return eprintln!("skipped: lacks a guest, whose routes may be changed");
     }
-    let Some(rails) = Rails::shared() else { return };
+    // The first GID is the IPv6 one.
+    let settings = VerbsSettings { gid_index: Some(0), ..VerbsSettings::default() };
+    let Some(rails) = Rails::open(Cable::Shared, &settings) else { return };
     if rails.are_iwarp() {
         return eprintln!("skipped: lacks RoCE");
     }
     let mut pair = rails.joined();
-    let nobody = "10.99.0.1";
-    ip(&format!("route add local {nobody}/32 dev lo"));
+    let device = &rails.a.info().name;
+    let device = device.split(':').next().expect("a name");
+    let interface = format!("/sys/class/infiniband/{device}/ports/1/gid_attrs/ndevs/0");
+    let interface = std::fs::read_to_string(interface).expect("an interface");
+    // The host takes it for its own, and then finds no interface that has it.
+    let nobody = "fd99::1";
+    let route = format!("local {nobody}/128 dev {}", interface.trim());
+    ip(&format!("-6 route add {route}"));
     let mut address = VerbsAddress::decode(rails.b.open().expect("a channel").address());
     if let Ok(address) = &mut address {
-        let nobody: Ipv4Addr = nobody.parse().expect("an address");
-        address.gid = nobody.to_ipv6_mapped().octets();
+        address.gid = nobody.parse::<Ipv6Addr>().expect("an address").octets();
     }
     let address = address.expect("its own").encode();
     let refused = rails.a.open().expect("a channel").connect(&address);
-    ip(&format!("route del local {nobody}/32 dev lo"));
+    ip(&format!("-6 route del {route}"));
     assert!(
         matches!(refused, Err(RailError::Os { errno: libc::ENODEV, .. })),
         "another error is not what this is about: {refused:?}"

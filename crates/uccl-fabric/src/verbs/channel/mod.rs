@@ -414,6 +414,15 @@ impl VerbsChannel {
         }
     }
 
+    /// Takes what has come, for the next poll to tell; that tells of a fault too, after what had ended before it.
+    fn reap_untold(&mut self, is_idle: bool) -> Result<(), RailError> {
+        let mut ended = std::mem::take(&mut self.untold);
+        self.reap(&mut ended);
+        let result = if self.fault.is_none() { self.turn(is_idle, &mut ended) } else { Ok(()) };
+        self.untold = ended;
+        result
+    }
+
     /// Of a queue pair that is not reliable.
     fn completed_uc(&mut self, index: usize, wc: &Wc) {
         let Some(unreliable) = &mut self.unreliable else {
@@ -508,12 +517,8 @@ impl Channel for VerbsChannel {
         // SAFETY: the caller's promise; nothing was made before that is not posted.
         unsafe { self.ring() }?;
         if self.unreliable.is_some() {
-            let mut ended = std::mem::take(&mut self.untold);
             // First what has come: by the clock alone a peer is silent who answered long ago.
-            self.reap(&mut ended);
-            let result = self.fault.clone().map_or_else(|| self.turn(false, &mut ended), Err);
-            self.untold = ended;
-            result?;
+            self.reap_untold(false)?;
         }
         Ok(made)
     }
@@ -545,11 +550,7 @@ impl Channel for VerbsChannel {
         }
         self.turn_connections();
         // What came before the device was told to notify shows nowhere else.
-        let mut ended = std::mem::take(&mut self.untold);
-        self.reap(&mut ended);
-        let result = if self.fault.is_none() { self.turn(true, &mut ended) } else { Ok(()) };
-        self.untold = ended;
-        result?;
+        self.reap_untold(true)?;
         Ok(self.untold.is_empty() && self.fault.is_none())
     }
 
