@@ -301,6 +301,9 @@ impl Endpoint {
     }
 
     /// What lets a peer read and write `len` bytes at `ptr` of a region.
+    ///
+    /// It names these bytes and holds the key of the region: an honest peer keeps to them, and the owner keeps
+    /// whoever holds it to the region. What a peer must not reach belongs into a region of its own; regions may overlap.
     pub fn advertise(&self, mr: MrId, ptr: usize, len: usize) -> Result<Advert> {
         let core = self.here()?;
         core.usable()?;
