@@ -37,6 +37,14 @@ pub struct ChaosLane<L> {
     state: Mutex<State>,
     held: Arc<Mutex<Holding>>,
     kills: Arc<Kills>,
+    touched: Mutex<Touched>,
+}
+
+/// What its peer is said to be at in our memory, whatever the lane inside knows.
+#[derive(Default)]
+struct Touched {
+    slot: Option<u32>,
+    asked: u64,
 }
 
 /// Where [`Lane::kill`] waits while it is held.
@@ -140,7 +148,7 @@ impl<L: Lane> ChaosLane<L> {
         let rng = fastrand::Rng::with_seed(seed);
         let state = State { rng, posted: 0, lost: false, repeats: HashMap::new() };
         let (state, held, kills) = (Mutex::new(state), Arc::default(), Arc::default());
-        Self { inner, faults, state, held, kills }
+        Self { inner, faults, state, held, kills, touched: Mutex::default() }
     }
 
     /// The lane inside.
@@ -157,6 +165,16 @@ impl<L: Lane> ChaosLane<L> {
     pub fn hold_kill(&self) -> KillHold {
         *self.kills.held.lock() = true;
         KillHold(Arc::clone(&self.kills))
+    }
+
+    /// From now on the peer is said to be at the region of this slot, or at none.
+    pub fn touch(&self, slot: Option<u32>) {
+        *self.touched.lock() = Touched { slot, asked: 0 };
+    }
+
+    /// How often somebody has asked about that region.
+    pub fn asked_about_touched(&self) -> u64 {
+        self.touched.lock().asked
     }
 
     /// How many operations were posted.
@@ -282,6 +300,13 @@ impl<L: Lane> Lane for ChaosLane<L> {
 
     fn has_work(&self) -> bool {
         self.inner.has_work() || !self.held.lock().held.is_empty()
+    }
+
+    fn touched_by_peer(&self, slot: u32) -> bool {
+        let mut touched = self.touched.lock();
+        let is_touched = touched.slot == Some(slot);
+        touched.asked += u64::from(is_touched);
+        is_touched || self.inner.touched_by_peer(slot)
     }
 
     fn arm(&self) -> bool {

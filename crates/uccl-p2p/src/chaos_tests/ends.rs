@@ -10,7 +10,8 @@ use uccl_fabric::chaos::KillHold;
 
 use super::{
     PATIENT, lost,
-    world::{LaneChaos, Memory, Side, join_asking},
+    workload::move_one,
+    world::{LaneChaos, Memory, Side, join_again, join_asking},
 };
 use crate::{
     Error, MrId, Op, Request, Status, TransferId, Uninterrupted,
@@ -167,4 +168,46 @@ fn a_peer_has_its_time_to_let_a_transfer_end() {
 #[test]
 fn a_peer_is_not_given_up_for_what_only_we_hold() {
     assert!(lives(true, 1000));
+}
+
+#[test]
+fn who_deregisters_a_region_as_well_leaves_the_next_in_its_slot_alone() {
+    let mut sides = join_asking(1, &[LaneChaos::default()], PATIENT, [false; 2]);
+    let mut rng = Rng::with_seed(1);
+    let memory = [(); 2].map(|()| Memory::new(&mut rng, &[100]));
+    let core = sides[0].ep.core();
+    let mr = sides[0].register(&memory[0]);
+    let slot = core.mrs.get(mr).expect("it is there").region.slot;
+    // Two callers, the slower of which has not looked yet when the other has the memory back.
+    let [first, second] = [(); 2].map(|()| core.mrs.revoke(mr).expect("it is there still"));
+    core.drain(vec![first], None).expect("nobody is at it");
+    let next = sides[0].register(&memory[1]);
+    assert_eq!(core.mrs.get(next).expect("it is there").region.slot, slot);
+    sides[0].lanes[0].touch(Some(slot));
+    core.drain(vec![second], Some(Instant::now())).expect("that memory was given back");
+    assert_eq!(sides[0].lanes[0].asked_about_touched(), 0, "the next one was looked at");
+    sides[0].lanes[0].touch(None);
+    move_one(&sides, &mut rng, Op::Write, 1000).expect("the peer was not given up");
+    sides.iter_mut().for_each(Side::leave);
+}
+
+#[test]
+fn all_who_are_at_a_region_are_asked_to_let_go_at_once() {
+    let mut first = join_asking(1, &[LaneChaos::default()], PATIENT, [false; 2]);
+    let second = join_again(&first, 2);
+    let memory = Memory::new(&mut Rng::with_seed(1), &[100]);
+    let mr = first[0].register(&memory);
+    let slot = first[0].ep.core().mrs.get(mr).expect("it is there").region.slot;
+    let lanes = [&first, &second].map(|sides| &sides[0].lanes[0]);
+    lanes.iter().for_each(|lane| lane.touch(Some(slot)));
+    std::thread::scope(|scope| {
+        let given_back = scope.spawn(|| first[0].ep.deregister(mr));
+        first[0].until("a question to everyone", || {
+            lanes.iter().all(|lane| lane.asked_about_touched() > 0)
+        });
+        lanes.iter().for_each(|lane| lane.touch(None));
+        given_back.join().expect("no panic").expect("nobody is at it any more");
+    });
+    second.iter().for_each(|side| side.ep.disconnect(side.conn).expect("it was there"));
+    first.iter_mut().for_each(Side::leave);
 }

@@ -102,9 +102,10 @@ impl Ending {
         self.mr.leases.load(SeqCst) > 0
     }
 
-    /// Lets go of all that the region had, once however many wait for it.
+    /// Lets go of all that the region had, once however many wait for it: `release` says whether it is time to.
     pub(crate) fn let_go<E>(&self, release: impl FnOnce(&Mr) -> Result<(), E>) -> Result<(), E> {
         let mut revoked = self.revoked.lock();
+        // Afterwards nobody looks: whoever is at its slot is at another region.
         if revoked.is_some() {
             release(&self.mr)?;
             // Only now: devices know the region by its slot.

@@ -94,13 +94,15 @@ impl Core {
     }
 
     /// Waits until nothing touches these regions, and lets go of each as soon as that is so.
-    fn drain(
+    pub(crate) fn drain(
         self: &Arc<Self>,
         mut endings: Vec<Arc<Ending>>,
         until: Option<Instant>,
     ) -> Result<()> {
         let started = Instant::now();
         loop {
+            // Before the look: who is given up was at it when the time was over.
+            let is_late = until.is_some_and(|until| until <= Instant::now());
             let mut toucher: Option<Toucher> = None;
             endings.retain(|ending| match self.let_go_if_untouched(ending) {
                 Ok(()) => false,
@@ -110,7 +112,6 @@ impl Core {
                 }
             });
             let Some(toucher) = toucher else { return Ok(()) };
-            let is_late = until.is_some_and(|until| until <= Instant::now());
             if is_late || !toucher.is_passing {
                 return Err(give_up(&endings, toucher));
             }
@@ -124,23 +125,27 @@ impl Core {
     }
 
     fn let_go_if_untouched(self: &Arc<Self>, ending: &Ending) -> Result<(), Toucher> {
-        self.toucher(ending).map_or(Ok(()), Err)?;
-        ending.let_go(|mr| self.let_go_of_memory(mr)).map_err(|e| Toucher::device(&e))?;
+        ending.let_go(|mr| {
+            self.toucher(ending).map_or(Ok(()), Err)?;
+            self.let_go_of_memory(mr).map_err(|e| Toucher::device(&e))
+        })?;
         self.mrs.forget(ending.mr.id);
         Ok(())
     }
 
-    /// Who may be touching a region.
+    /// Who may be touching a region; one of them, but all are asked to end it.
     fn toucher(self: &Arc<Self>, ending: &Ending) -> Option<Toucher> {
         let slot = ending.mr.region.slot;
-        let mut conns = self.open_conns().into_iter();
-        let conn = conns.find(|conn| {
+        let mut touching = None;
+        for conn in self.open_conns() {
             let asked = conn.end_asked(slot);
-            asked || conn.lanes.iter().any(|lane| lane.touched_by_peer(slot))
-        });
-        if let Some(conn) = conn {
-            // It may have to be asked.
-            conn.forward_notes();
+            if asked || conn.lanes.iter().any(|lane| lane.touched_by_peer(slot)) {
+                // It may have to be asked.
+                conn.forward_notes();
+                touching = Some(conn);
+            }
+        }
+        if let Some(conn) = touching {
             return Some(Toucher::peer(&Arc::clone(&conn.peer.name), Some(conn)));
         }
         // In this order: a connection that ends is here before it is no longer there.
