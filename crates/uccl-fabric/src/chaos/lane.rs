@@ -2,13 +2,11 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering::SeqCst},
-};
+use std::sync::Arc;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
+use super::gate::{Gate, GateHold};
 use crate::lane::{
     Caps, Completion, Interest, Lane, LaneError, MessageSink, OpError, OpKind, OpName, OpResult,
     Operation, Posted,
@@ -36,7 +34,7 @@ pub struct ChaosLane<L> {
     faults: LaneFaults,
     state: Mutex<State>,
     held: Arc<Mutex<Holding>>,
-    kills: Arc<Kills>,
+    kills: Arc<Gate>,
     touched: Mutex<Touched>,
 }
 
@@ -45,41 +43,6 @@ pub struct ChaosLane<L> {
 struct Touched {
     slot: Option<u32>,
     asked: u64,
-}
-
-/// Where [`Lane::kill`] waits while it is held.
-#[derive(Default)]
-struct Kills {
-    held: Mutex<bool>,
-    released: Condvar,
-    waiting: AtomicBool,
-}
-
-impl Kills {
-    fn pass(&self) {
-        let mut held = self.held.lock();
-        while *held {
-            self.waiting.store(true, SeqCst);
-            self.released.wait(&mut held);
-        }
-    }
-}
-
-/// Holds back the killing of a lane until it is dropped.
-pub struct KillHold(Arc<Kills>);
-
-impl KillHold {
-    /// Whether somebody is about to kill the lane.
-    pub fn is_waited_for(&self) -> bool {
-        self.0.waiting.load(SeqCst)
-    }
-}
-
-impl Drop for KillHold {
-    fn drop(&mut self) {
-        *self.0.held.lock() = false;
-        self.0.released.notify_all();
-    }
 }
 
 /// Completions that are held back.
@@ -162,9 +125,8 @@ impl<L: Lane> ChaosLane<L> {
     }
 
     /// Has whoever kills the lane wait.
-    pub fn hold_kill(&self) -> KillHold {
-        *self.kills.held.lock() = true;
-        KillHold(Arc::clone(&self.kills))
+    pub fn hold_kill(&self) -> GateHold {
+        self.kills.hold()
     }
 
     /// From now on the peer is said to be at the region of this slot, or at none.

@@ -6,7 +6,7 @@ use std::{
 };
 
 use fastrand::Rng;
-use uccl_fabric::chaos::KillHold;
+use uccl_fabric::chaos::GateHold;
 
 use super::{
     PATIENT, lost,
@@ -67,7 +67,7 @@ impl Ends {
     /// looks.
     fn disconnect_meanwhile(&self, then: impl FnOnce(&Self)) {
         let side = &self.sides[0];
-        let hold: KillHold = side.lanes[0].hold_kill();
+        let hold: GateHold = side.lanes[0].hold_kill();
         std::thread::scope(|scope| {
             scope.spawn(|| side.ep.disconnect(side.conn).expect("it was there"));
             side.until("the killing of a lane", || hold.is_waited_for());

@@ -9,6 +9,7 @@ use uccl_fabric::{
 };
 
 use super::{
+    SHORT,
     workload::{Plan, Workload, move_one},
     world::{ByRails, FAR, Memory, Side},
 };
@@ -221,6 +222,30 @@ fn a_rail_reaches_the_region_that_an_advert_was_made_of_and_no_other() {
     write(whole).expect("the region around it is there still");
     assert!(here.pieces() == there.pieces());
     sides.iter_mut().for_each(Side::leave);
+}
+
+#[test]
+fn memory_that_is_being_registered_is_not_given_back() {
+    let rails = [RailFaults::default()];
+    let sides = ByRails { timeout: SHORT, ..ByRails::new(&rails) }.join(1);
+    let memory = Memory::new(&mut Rng::with_seed(1), &[9000]);
+    let (ep, network) = (&sides[0].ep, sides[0].rails[0].network());
+    let hold = sides[0].rails[0].hold_registrations();
+    std::thread::scope(|scope| {
+        // SAFETY: the memory is kept until the endpoint is closed.
+        let register = || unsafe { ep.register(memory.addr(), memory.len()) };
+        let registering = scope.spawn(register);
+        sides[0].until("a registration", || hold.is_waited_for());
+        let early = ep.close();
+        assert!(matches!(early, Err(Error::StillTouched { .. })), "{early:?}");
+        drop(hold);
+        let registered = registering.join().expect("no panic");
+        assert!(matches!(registered, Err(Error::Closed)), "{registered:?}");
+        // Whoever was told so has the memory back.
+        assert_eq!(network.count().1, 0);
+    });
+    sides.iter().for_each(|side| side.ep.close().expect("nobody touches anything"));
+    assert_eq!(network.count().1, 0);
 }
 
 #[test]

@@ -37,8 +37,8 @@ impl Toucher {
         Self { name: Arc::clone(name), reason: IN_THE_MIDDLE.into(), conn, is_passing: true }
     }
 
-    fn transfer() -> Self {
-        let reason = "a transfer that uses it has not ended".into();
+    fn ourselves() -> Self {
+        let reason = "a transfer that uses it, or its registration, has not ended".into();
         Self { name: "this endpoint".into(), reason, conn: None, is_passing: true }
     }
 
@@ -152,7 +152,7 @@ impl Core {
         if let Some(peer) = self.toucher_left(ending) {
             return Some(Toucher::peer(&peer, None));
         }
-        ending.is_leased().then(Toucher::transfer)
+        ending.is_leased().then(Toucher::ourselves)
     }
 }
 
