@@ -1,7 +1,10 @@
 //! A process that gets no more descriptors: who waits for a transfer goes on waiting, and what it said of the transfer's
 //! memory stays true.
 
-use std::time::Duration;
+use std::{
+    io::{Read, Write},
+    time::Duration,
+};
 
 use parking_lot::{Mutex, MutexGuard};
 use uccl_p2p::{
@@ -149,4 +152,25 @@ fn a_transfer_is_cancelled_by_who_cannot_sleep() {
         drop(none);
         p.a.deregister(from.mr).expect("nothing uses it any more");
     }
+}
+
+#[test]
+fn who_comes_meanwhile_is_accepted_afterwards() {
+    let p = pair(Transport::Tcp);
+    let (domain, kind) = (socket2::Domain::IPV4, socket2::Type::STREAM);
+    let socket = socket2::Socket::new(domain, kind, None).expect("a socket");
+    socket.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+    let none = NoDescriptors::from_now_on(ONE_TEST.lock());
+    socket.connect(&p.b.addr().into()).expect("it listens");
+    // The first try fails.
+    std::thread::sleep(Duration::from_millis(20));
+    p.b.check_connection(p.to_a).expect("it lives");
+    drop(none);
+    let mut stream = std::net::TcpStream::from(socket);
+    // What nobody says to an endpoint is answered, if only by hanging up.
+    stream.write_all(&[0xEE; 64]).expect("it is there");
+    let answered = stream.read(&mut [0; 64]);
+    let in_vain = |e: &std::io::Error| e.kind() == std::io::ErrorKind::WouldBlock;
+    assert!(!answered.as_ref().is_err_and(in_vain), "{answered:?}");
+    p.a.connect(p.b.addr(), None, &mut Uninterrupted).expect("others are accepted");
 }
