@@ -100,6 +100,37 @@ fn a_transfer_does_not_end_before_the_lanes_of_its_connection() {
     assert!(transfer.finished() && is_lost(&ends.end_of(id)));
 }
 
+/// The lane has been killed, but a copy of ours hangs in the kernel.
+#[test]
+fn a_transfer_does_not_end_before_a_copy_that_outlives_its_lane() {
+    let ends = Ends::new(&[LaneChaos::default()], PATIENT);
+    ends.stall(0);
+    let id = ends.post(Op::Read);
+    let transfer = ends.transfer(id);
+    let side = &ends.sides[0];
+    let copy = side.lanes[0].hold_copy();
+    side.connection().fail(Error::Closed);
+    side.ep.core().look_after_aftermaths();
+    assert!(!transfer.finished(), "its memory is still touched");
+    drop(copy);
+    side.ep.core().look_after_aftermaths();
+    assert!(transfer.finished(), "nothing touches its memory");
+}
+
+#[test]
+fn a_copy_that_does_not_end_is_told() {
+    let ends = Ends::new(&[LaneChaos::default()], Duration::from_millis(100));
+    ends.stall(0);
+    let id = ends.post(Op::Read);
+    let side = &ends.sides[0];
+    let _copy = side.lanes[0].hold_copy();
+    side.connection().fail(Error::Closed);
+    let status = ends.end_of(id);
+    assert!(matches!(status, Status::Failed(Error::StillTouched { .. })), "{status:?}");
+    let refused = side.ep.deregister(ends.mrs[0]);
+    assert!(matches!(refused, Err(Error::StillTouched { .. })), "{refused:?}");
+}
+
 /// A caller who has looked its connection up when that ends.
 #[test]
 fn a_transfer_that_is_posted_meanwhile_does_not_either() {
