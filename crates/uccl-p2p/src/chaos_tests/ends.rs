@@ -164,6 +164,8 @@ fn what_a_lost_lane_had_is_posted_again_after_the_peers_word() {
     let hold = theirs.lanes[1].hold_kill();
     theirs.lanes[0].inner().pipe().resume();
     ours.lanes[1].lose();
+    // Links wake whoever sleeps on them when they are lost.
+    ours.connection().kick_lane(1);
     ours.until("the end of our end", || ours.connection().fates.peer_owes_since_ms().is_some());
     // The peer may still place what is under way.
     assert_eq!((ours.lanes[0].posted(), lost(ours)), (1, 0));
