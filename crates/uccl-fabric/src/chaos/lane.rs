@@ -2,14 +2,17 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering::SeqCst},
+};
 
 use parking_lot::Mutex;
 
 use super::gate::{Gate, GateHold};
 use crate::lane::{
-    Caps, Completion, Interest, Lane, LaneError, MessageSink, OpError, OpKind, OpName, OpResult,
-    Operation, Posted,
+    Aftermath, Caps, Completion, Interest, Lane, LaneError, MessageSink, OpError, OpKind, OpName,
+    OpResult, Operation, Posted,
 };
 
 /// What goes wrong on a [`ChaosLane`]. The default is nothing.
@@ -35,6 +38,7 @@ pub struct ChaosLane<L> {
     state: Mutex<State>,
     held: Arc<Mutex<Holding>>,
     kills: Arc<Gate>,
+    copies: Arc<AtomicBool>,
     touched: Mutex<Touched>,
 }
 
@@ -43,6 +47,42 @@ pub struct ChaosLane<L> {
 struct Touched {
     slot: Option<u32>,
     asked: u64,
+}
+
+/// A copy of a killed lane's own that does not end before this is dropped: in the kernel, which waits for a page that its
+/// owner does not provide (`process_vm_writev(2)` and `userfaultfd(2)`).
+pub struct CopyHold {
+    copies: Arc<AtomicBool>,
+    held: Arc<Mutex<Holding>>,
+}
+
+impl Drop for CopyHold {
+    fn drop(&mut self) {
+        self.copies.store(false, SeqCst);
+        let due = {
+            let mut holding = self.held.lock();
+            holding.over = true;
+            std::mem::take(&mut holding.held)
+        };
+        due.into_iter().for_each(|held| held.done.complete(held.result));
+    }
+}
+
+/// What is left of a lane whose peer copies nothing by itself.
+struct Copies(Arc<AtomicBool>);
+
+impl Aftermath for Copies {
+    fn copies(&self) -> bool {
+        self.0.load(SeqCst)
+    }
+
+    fn touches(&self, _: u32) -> bool {
+        self.copies()
+    }
+
+    fn is_over(&self) -> bool {
+        !self.copies()
+    }
 }
 
 /// Completions that are held back.
@@ -111,7 +151,8 @@ impl<L: Lane> ChaosLane<L> {
         let rng = fastrand::Rng::with_seed(seed);
         let state = State { rng, posted: 0, lost: false, repeats: HashMap::new() };
         let (state, held, kills) = (Mutex::new(state), Arc::default(), Arc::default());
-        Self { inner, faults, state, held, kills, touched: Mutex::default() }
+        let (copies, touched) = (Arc::default(), Mutex::default());
+        Self { inner, faults, state, held, kills, copies, touched }
     }
 
     /// The lane inside.
@@ -139,6 +180,12 @@ impl<L: Lane> ChaosLane<L> {
         self.touched.lock().asked
     }
 
+    /// Has copies be under way, also when the lane has been killed: nothing ends.
+    pub fn hold_copy(&self) -> CopyHold {
+        self.copies.store(true, SeqCst);
+        CopyHold { copies: Arc::clone(&self.copies), held: Arc::clone(&self.held) }
+    }
+
     /// How many operations were posted.
     pub fn posted(&self) -> u64 {
         self.state.lock().posted
@@ -154,6 +201,9 @@ impl<L: Lane> ChaosLane<L> {
     /// Tells the owners of completions that have been held for long enough; all of them, and of those that
     /// come later at once, if the lane is over.
     fn release(&self, over: bool) -> bool {
+        if self.copies.load(SeqCst) {
+            return false;
+        }
         let due = {
             let mut state = self.state.lock();
             let mut holding = self.held.lock();
@@ -281,6 +331,11 @@ impl<L: Lane> Lane for ChaosLane<L> {
 
     fn bye(&self) {
         self.inner.bye();
+    }
+
+    fn aftermath(&self) -> Option<Box<dyn Aftermath>> {
+        let copies = Copies(Arc::clone(&self.copies));
+        copies.copies().then(|| Box::new(copies) as Box<dyn Aftermath>)
     }
 
     fn kill(&self) {

@@ -19,7 +19,7 @@ pub(crate) use self::gpu::FakeCopies;
 pub use self::{
     gate::GateHold,
     gpu::GpuFaults,
-    lane::{ChaosLane, LaneFaults},
+    lane::{ChaosLane, CopyHold, LaneFaults},
     pipe::{ChaosEnd, ChaosPipe, ChaosRx, ChaosTx, pair, pair_of},
     rail::{ChaosRail, RailFaults, RailNetwork},
     seeds::each_seed,
