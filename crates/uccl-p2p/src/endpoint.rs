@@ -487,7 +487,8 @@ impl Endpoint {
     ///
     /// When this returns `Ok`, no peer's access lands in this endpoint's memory any more. Peers of this host that are in
     /// the middle of an access are waited for, at most for the endpoint's timeout for all together. Then
-    /// [`Error::StillTouched`] names the regions that must stay allocated, and the same call waits again.
+    /// [`Error::StillTouched`] names the regions that must stay allocated, and the same call waits again. So it does for a
+    /// worker that the kernel holds up in the middle of a copy, which has 5 seconds at least, and keeps what it uses.
     pub fn close(&self) -> Result<()> {
         // In a child made by `fork` there is nothing to close.
         self.here().map_or(Ok(()), Core::close)

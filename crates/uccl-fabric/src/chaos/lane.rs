@@ -38,6 +38,7 @@ pub struct ChaosLane<L> {
     state: Mutex<State>,
     held: Arc<Mutex<Holding>>,
     kills: Arc<Gate>,
+    looks: Arc<Gate>,
     copies: Arc<AtomicBool>,
     touched: Mutex<Touched>,
 }
@@ -151,8 +152,8 @@ impl<L: Lane> ChaosLane<L> {
         let rng = fastrand::Rng::with_seed(seed);
         let state = State { rng, posted: 0, lost: false, repeats: HashMap::new() };
         let (state, held, kills) = (Mutex::new(state), Arc::default(), Arc::default());
-        let (copies, touched) = (Arc::default(), Mutex::default());
-        Self { inner, faults, state, held, kills, copies, touched }
+        let (copies, touched, looks) = (Arc::default(), Mutex::default(), Arc::default());
+        Self { inner, faults, state, held, kills, looks, copies, touched }
     }
 
     /// The lane inside.
@@ -168,6 +169,11 @@ impl<L: Lane> ChaosLane<L> {
     /// Has whoever kills the lane wait.
     pub fn hold_kill(&self) -> GateHold {
         self.kills.hold()
+    }
+
+    /// Has whoever makes progress wait, as in the kernel for a page that never comes.
+    pub fn hold_progress(&self) -> GateHold {
+        self.looks.hold()
     }
 
     /// From now on the peer is said to be at the region of this slot, or at none.
@@ -282,6 +288,7 @@ impl<L: Lane> Lane for ChaosLane<L> {
     }
 
     fn progress(&self, sink: &dyn MessageSink) -> Result<bool, LaneError> {
+        self.looks.pass();
         self.check()?;
         let moved = self.inner.progress(sink);
         Ok(self.release(false) | moved?)

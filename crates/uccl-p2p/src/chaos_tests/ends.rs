@@ -9,7 +9,7 @@ use fastrand::Rng;
 use uccl_fabric::chaos::GateHold;
 
 use super::{
-    PATIENT, lost,
+    PATIENT, SHORT, lost,
     workload::move_one,
     world::{LaneChaos, Memory, Side, join_again, join_asking},
 };
@@ -252,4 +252,39 @@ fn all_who_are_at_a_region_are_asked_to_let_go_at_once() {
     });
     second.iter().for_each(|side| side.ep.disconnect(side.conn).expect("it was there"));
     first.iter_mut().for_each(Side::leave);
+}
+
+#[test]
+fn connections_are_closed_beside_each_other() {
+    let first = join_asking(1, &[LaneChaos::default()], PATIENT, [false; 2]);
+    let second = join_again(&first, 2);
+    let holds = [&first, &second].map(|sides| sides[0].lanes[0].hold_kill());
+    std::thread::scope(|scope| {
+        let closed = scope.spawn(|| first[0].ep.close());
+        first[0]
+            .until("the killing of every lane", || holds.iter().all(|hold| hold.is_waited_for()));
+        drop(holds);
+        closed.join().expect("no panic").expect("nobody touches anything");
+    });
+    first[1].ep.close().expect("nobody touches anything");
+}
+
+#[test]
+fn a_worker_that_does_not_end_is_left_to_end_by_itself() {
+    let sides = join_asking(1, &[LaneChaos::default()], SHORT, [false; 2]);
+    let ep = &sides[0].ep;
+    let hold = sides[0].lanes[0].hold_progress();
+    sides[0].until("a look at the lane", || {
+        // Nobody but a worker looks.
+        sides[1].ep.send_notif(sides[1].conn, b"look", None).expect("posted");
+        hold.is_waited_for()
+    });
+    let stuck = ep.close().expect_err("it is in the middle of something").to_string();
+    assert!(stuck.starts_with("what the endpoint has cannot be given back: a worker"), "{stuck}");
+    assert_eq!(ep.core().workers.running(), 1);
+    drop(hold);
+    // Now it ends, and is waited for.
+    ep.close().expect("nobody touches anything");
+    assert_eq!(ep.core().workers.running(), 0);
+    sides[1].ep.close().expect("nobody touches anything");
 }

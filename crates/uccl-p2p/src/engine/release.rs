@@ -4,7 +4,13 @@
 //! list of those that are ending until nothing touches it any more, so that a wait that was in vain can be repeated.
 
 use std::{
-    sync::{Arc, atomic::Ordering::SeqCst},
+    sync::{
+        Arc,
+        atomic::{
+            AtomicUsize,
+            Ordering::{Relaxed, SeqCst},
+        },
+    },
     time::{Duration, Instant},
 };
 
@@ -21,6 +27,32 @@ use crate::{
 /// For so long a wait lets others have its processor, and then sleeps: most accesses are over in microseconds.
 const BRISK: Duration = Duration::from_micros(200);
 const NAP: Duration = Duration::from_micros(200);
+
+/// Connections that are ended at a time: each may have to wait for a copy that the kernel holds up.
+const AT_A_TIME: usize = 64;
+
+/// When a time that begins now is over; never, if there is none.
+fn until(time: Duration) -> Option<Instant> {
+    (!time.is_zero()).then(|| Instant::now() + time)
+}
+
+/// Ends connections, none of which waits for another.
+fn beside_each_other(conns: &[Arc<Connection>], end: impl Fn(&Arc<Connection>) + Sync) {
+    let next = AtomicUsize::new(0);
+    let end_some = || {
+        while let Some(conn) = conns.get(next.fetch_add(1, Relaxed)) {
+            end(conn);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..conns.len().min(AT_A_TIME) {
+            let thread = std::thread::Builder::new().name("uccl-close".into());
+            // Without it, the others do its part.
+            let _ = thread.spawn_scoped(scope, end_some);
+        }
+        end_some();
+    });
+}
 
 /// Who may touch a region.
 struct Toucher {
@@ -53,35 +85,38 @@ impl Core {
     /// who does is given up, and the region may be waited for again.
     pub(crate) fn release_region(self: &Arc<Self>, id: MrId) -> Result<()> {
         let ending = self.mrs.revoke(id)?;
-        self.drain(vec![ending], self.patience())
-    }
-
-    /// When a wait for peers that begins now is over; never, if there is no timeout.
-    fn patience(&self) -> Option<Instant> {
-        let time = timers::to_let_go(&self.config);
-        (!time.is_zero()).then(|| Instant::now() + time)
+        self.drain(vec![ending], until(timers::to_let_go(&self.config)))
     }
 
     /// Ends everything. No region can be added any more, nothing touches those that there were: that is waited
-    /// for, at most for the endpoint's timeout, and may be waited for again.
+    /// for, at most for the endpoint's timeout, and may be waited for again. So are the workers.
     pub(crate) fn close(self: &Arc<Self>) -> Result<()> {
-        let (first, until) = (!self.closed.swap(true, SeqCst), self.patience());
+        self.closed.store(true, SeqCst);
+        // All that is waited for has its time from now on.
+        let let_go = until(timers::to_let_go(&self.config));
+        let stopped = until(timers::to_stop(&self.config));
         // In this order: whom a lane does not tell that it ends finds the regions gone.
         let endings = self.mrs.revoke_all();
-        let conns = self.open_conns();
-        conns.iter().for_each(|conn| conn.close(Error::Closed));
-        for conn in conns {
+        beside_each_other(&self.open_conns(), |conn| {
+            conn.close(Error::Closed);
             conn.wait_for_end();
             self.forget_conn(conn.id);
-        }
+        });
         self.accepted.notify_all();
         self.notified.notify_all();
-        if first {
-            self.workers.stop();
-        }
-        self.drain(endings, until)?;
+        let running = self.workers.stop(stopped);
+        self.drain(endings, let_go)?;
+        self.workers_ended(running)?;
         self.aftermaths.forget();
         Ok(())
+    }
+
+    fn workers_ended(&self, running: usize) -> Result<()> {
+        if running == 0 {
+            return Ok(());
+        }
+        let (by, reason) = ("a worker of this endpoint".into(), IN_THE_MIDDLE.into());
+        Err(Error::StillTouched { regions: [].into(), by, reason })
     }
 
     /// As [`close`](Self::close), for an endpoint that nobody holds any more: what a close has waited for in vain
