@@ -171,6 +171,11 @@ fn query(
         }
         let hints = hints(library, settings, provider, gpu, sizes)?;
         if let Some(found) = InfoList::query(library, &hints)? {
+            if settings.gpu_memory && !gpu {
+                // A warning is due when there is memory that this concerns: registering it says so.
+                let provider = provider.unwrap_or("libfabric");
+                tracing::info!("{provider} reaches no GPU memory here (no FI_HMEM)");
+            }
             return Ok(Some(found));
         }
     }

@@ -24,7 +24,9 @@ use super::{
 };
 use crate::{
     clock,
-    lane::{Caps, Interest, Lane, LaneError, MessageSink, OpError, OpName, Operation, Posted},
+    lane::{
+        Caps, Interest, Lane, LaneError, MessageSink, Moves, OpError, OpName, Operation, Posted,
+    },
     mem::Span,
     region::RegionTable,
 };
@@ -132,6 +134,13 @@ impl RmaLane {
             link if link.starts_with("libfabric") => "libfabric",
             _ => "rma",
         }
+    }
+
+    /// How data moves over it: where regions of ours, or those of the peer's that it was asked about, move in several ways,
+    /// the slowest of them.
+    pub fn moves(&self) -> Moves {
+        let state = self.state.lock();
+        state.keys.slowest().max(self.rails.slowest())
     }
 
     /// Whether some path that works takes memory of ours, which is of this kind, or a copy of it.

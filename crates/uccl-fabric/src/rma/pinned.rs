@@ -11,7 +11,7 @@ use std::{
 use uccl_device::MemoryKind;
 
 use super::rail::{Rail, RailError, Registration, RemoteKey};
-use crate::{mem::Span, region::Rights};
+use crate::{lane::Moves, mem::Span, region::Rights};
 
 /// One a rail, or why there is none.
 type ByRail = Vec<Result<Box<dyn Registration>, RailError>>;
@@ -24,6 +24,8 @@ pub(super) struct Pinned {
     kind: MemoryKind,
     rights: Rights,
     by_rail: ByRail,
+    /// How the memory moves, as far as that is up to the devices here.
+    moves: Moves,
     /// The same for peers that may do less: for reading, and for writing. Made when the first of them asks.
     narrow: [OnceLock<ByRail>; 2],
     is_retired: AtomicBool,
@@ -39,10 +41,10 @@ pub(super) struct ToPin {
 }
 
 impl Pinned {
-    pub(super) fn new(number: u64, memory: ToPin, by_rail: ByRail) -> Self {
+    pub(super) fn new(number: u64, memory: ToPin, by_rail: ByRail, moves: Moves) -> Self {
         let ToPin { span, kind, rights } = memory;
         let (narrow, is_retired) = ([const { OnceLock::new() }; 2], AtomicBool::new(false));
-        Self { number, span, kind, rights, by_rail, narrow, is_retired }
+        Self { number, span, kind, rights, by_rail, moves, narrow, is_retired }
     }
 
     /// The device's registration, if it took the memory.
@@ -113,6 +115,8 @@ impl Pinned {
 #[derive(Default)]
 pub(super) struct Book {
     regions: HashMap<u32, Arc<Pinned>>,
+    /// How many of these do not move directly: the staged ones, and those that go over TCP.
+    slow: [usize; 2],
     /// All of it, by where it begins.
     by_start: BTreeMap<(usize, u64), Arc<Pinned>>,
     /// Nothing is longer.
@@ -131,6 +135,9 @@ impl Book {
         if is_new {
             self.regions.insert(slot, Arc::clone(pinned));
             self.add(pinned);
+            if let Some(count) = self.slow_like(pinned) {
+                *count += 1;
+            }
         }
         is_new
     }
@@ -149,6 +156,26 @@ impl Book {
     pub(super) fn remove_region(&mut self, slot: u32) {
         if let Some(pinned) = self.regions.remove(&slot) {
             self.remove(&pinned);
+            if let Some(count) = self.slow_like(&pinned) {
+                *count -= 1;
+            }
+        }
+    }
+
+    fn slow_like(&mut self, pinned: &Pinned) -> Option<&mut usize> {
+        match pinned.moves {
+            Moves::Direct => None,
+            Moves::Staged => Some(&mut self.slow[0]),
+            Moves::Tcp => Some(&mut self.slow[1]),
+        }
+    }
+
+    /// Of the ways in which regions move, the slowest.
+    pub(super) fn slowest(&self) -> Moves {
+        match self.slow {
+            [0, 0] => Moves::Direct,
+            [_, 0] => Moves::Staged,
+            _ => Moves::Tcp,
         }
     }
 

@@ -9,10 +9,11 @@ use uccl_fabric::{
 };
 
 use super::{
+    warnings::warnings_of,
     workload::{Plan, Workload, move_one},
     world::{ByRails, FAR, Memory, Side},
 };
-use crate::{Error, Op, Request, Uninterrupted, engine::transfer::MAX_PENDING};
+use crate::{Error, Moves, Op, Request, Uninterrupted, engine::transfer::MAX_PENDING};
 
 fn some_faults(rng: &mut Rng) -> RailFaults {
     RailFaults {
@@ -139,6 +140,52 @@ fn what_either_side_cannot_register_goes_over_rails_all_the_same() {
     assert_eq!(areas, 2 * rails.len());
     sides.iter_mut().for_each(Side::leave);
     assert_eq!(network.count().1, 0);
+}
+
+#[test]
+fn a_slow_way_is_told_once_and_shown() {
+    for (copy_by, slow) in
+        [([copies(0, None), copies(0, None)], Moves::Staged), (by_gpus(), Moves::Tcp)]
+    {
+        let mut sides = ByRails { copy_by, ..ByRails::new(&[RailFaults::default()]) }.join(1);
+        let mut rng = Rng::with_seed(1);
+        let moves = |side: &Side| side.ep.connection(side.conn).expect("it is there").moves;
+        move_one(&sides, &mut rng, Op::Write, 1000).expect("the rail takes it");
+        assert_eq!([moves(&sides[0]), moves(&sides[1])], [Moves::Direct; 2]);
+
+        sides[0].rails[0].refuse_memory(100);
+        let memory = [0; 3].map(|_: i32| Memory::new(&mut rng, &[1000]));
+        let mut regions = Vec::new();
+        let said = warnings_of(|| regions.extend(memory.iter().map(|one| sides[0].register(one))));
+        assert_eq!(said.len(), 1, "{said:?}");
+        let has = |what| said[0].contains(what);
+        assert!(has("rail0") && has("host memory") && has("ulimit -l"), "{said:?}");
+        assert_eq!([moves(&sides[0]), moves(&sides[1])], [slow, Moves::Direct]);
+        for mr in regions {
+            sides[0].ep.deregister(mr).expect("unused");
+        }
+        assert_eq!(moves(&sides[0]), Moves::Direct, "such regions have ended");
+
+        sides[0].rails[0].refuse_memory(0);
+        sides[1].rails[0].refuse_memory(100);
+        let [ours, theirs] = [0; 2].map(|_: i32| Memory::new(&mut rng, &[1000]));
+        let (mr, peer_mr) = (sides[0].register(&ours), sides[1].register(&theirs));
+        assert_eq!(moves(&sides[0]), Moves::Direct, "it has not met the region yet");
+        let (iovs, adverts) = (ours.iovs(mr), theirs.adverts(&sides[1], peer_mr));
+        let request = Request::new(sides[0].conn, Op::Write, &iovs, &adverts);
+        sides[0].ep.run(&request, &mut Uninterrupted).expect("in another way");
+        assert_eq!([moves(&sides[0]), moves(&sides[1])], [slow; 2]);
+        sides[0].ep.deregister(mr).expect("unused");
+        sides[1].ep.deregister(peer_mr).expect("unused");
+        // Who met a region that went over TCP is not told that it has ended.
+        let told = if slow == Moves::Tcp { slow } else { Moves::Direct };
+        assert_eq!([moves(&sides[0]), moves(&sides[1])], [told, Moves::Direct]);
+        sides.iter_mut().for_each(Side::leave);
+    }
+}
+
+fn by_gpus() -> [CopyBy; 2] {
+    [CopyBy::Gpus, CopyBy::Gpus]
 }
 
 #[test]
