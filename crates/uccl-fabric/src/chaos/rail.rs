@@ -120,6 +120,8 @@ struct Plug {
     is_holding: bool,
     /// Its channels do not end.
     is_slow_to_end: bool,
+    /// It does not come to an end with the memory that it is shown.
+    is_slow_to_register: bool,
 }
 
 struct Memory {
@@ -213,6 +215,11 @@ impl ChaosRail {
         self.plug.lock().is_holding = holds;
     }
 
+    /// Whether it takes long over memory that it is shown, until this is called again.
+    pub fn hold_registrations(&self, holds: bool) {
+        self.plug.lock().is_slow_to_register = holds;
+    }
+
     /// What it is on.
     pub fn network(&self) -> &RailNetwork {
         &self.network
@@ -241,6 +248,9 @@ impl Rail for ChaosRail {
         kind: MemoryKind,
         rights: Rights,
     ) -> Result<Box<dyn Registration>, RailError> {
+        while self.plug.lock().is_slow_to_register {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let refuses = self.rng.lock().u32(0..100) < self.refuse_memory_percent.load(Relaxed);
         if refuses && kind != MemoryKind::Pinned {
             return Err(RailError::Unavailable("it does not like this memory".into()));

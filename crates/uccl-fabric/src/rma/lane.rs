@@ -357,6 +357,7 @@ impl RmaLane {
             }
         }
         moved |= self.open_due(state);
+        moved |= self.answer_due(state);
         self.settle(state);
         moved
     }
@@ -469,7 +470,8 @@ impl Lane for RmaLane {
 
     fn touched_by_peer(&self, slot: u32) -> bool {
         // In this order: what is requested from now on goes by another registration.
-        let ours = self.rails.of_slot(slot).inspect(|pinned| pinned.retire());
+        let ours = self.rails.of_slot(slot);
+        ours.iter().for_each(|pinned| _ = pinned.retire());
         self.with(|state| {
             let at_work = ours.is_some_and(|pinned| state.is_at_work_with(&pinned));
             let State { lent, notes, copies, .. } = state;

@@ -3,14 +3,17 @@
 use std::{
     collections::{BTreeMap, HashMap},
     sync::{
-        Arc, OnceLock,
+        Arc,
         atomic::{AtomicBool, Ordering::*},
     },
 };
 
 use uccl_device::MemoryKind;
 
-use super::rail::{Rail, RailError, Registration, RemoteKey};
+use super::{
+    narrow::Narrow,
+    rail::{Rail, RailError, Registration, RemoteKey},
+};
 use crate::{lane::Moves, mem::Span, region::Rights};
 
 /// One a rail, or why there is none.
@@ -27,7 +30,7 @@ pub(super) struct Pinned {
     /// How the memory moves, as far as that is up to the devices here.
     moves: Moves,
     /// The same for peers that may do less: for reading, and for writing. Made when the first of them asks.
-    narrow: [OnceLock<ByRail>; 2],
+    narrow: [Narrow; 2],
     is_retired: AtomicBool,
 }
 
@@ -43,7 +46,8 @@ pub(super) struct ToPin {
 impl Pinned {
     pub(super) fn new(number: u64, memory: ToPin, by_rail: ByRail, moves: Moves) -> Self {
         let ToPin { span, kind, rights } = memory;
-        let (narrow, is_retired) = ([const { OnceLock::new() }; 2], AtomicBool::new(false));
+        let narrow = [(); 2].map(|()| Narrow::new(by_rail.len()));
+        let is_retired = AtomicBool::new(false);
         Self { number, span, kind, rights, by_rail, moves, narrow, is_retired }
     }
 
@@ -52,30 +56,37 @@ impl Pinned {
         self.by_rail.get(rail)?.as_deref().ok()
     }
 
-    /// The registration whose key lets a peer do just this: the same one as ours, or one that is made for those who
-    /// may do less.
-    pub(super) fn for_peer(
-        &self,
-        rails: &[Arc<dyn Rail>],
-        rail: usize,
-        rights: Rights,
-    ) -> Option<&dyn Registration> {
+    /// The registration whose key lets a peer do just this: the same one as ours, or one that was [made](Self::narrow)
+    /// for those who may do less.
+    pub(super) fn for_peer(&self, rail: usize, rights: Rights) -> Option<&dyn Registration> {
         let whole = self.with(rail)?;
-        if rights == self.rights {
-            return Some(whole);
-        }
-        let narrow = match rights {
-            Rights::READ => &self.narrow[0],
-            Rights::WRITE => &self.narrow[1],
-            _ => return None,
-        };
+        if rights == self.rights { Some(whole) } else { self.narrow_of(rights)?.with(rail) }
+    }
+
+    /// Has what [`Self::for_peer`] will need made aside, where it lacks. True while that lasts.
+    pub(super) fn narrow(&self, rails: &[Arc<dyn Rail>], rights: Rights) -> bool {
         let Self { span, kind, .. } = *self;
-        let register = |rail: &Arc<dyn Rail>| {
-            let registered = rail.register(span, kind, rights);
-            registered.inspect_err(|e| tracing::warn!("memory of which a part is lent: {e}"))
-        };
-        let by_rail = narrow.get_or_init(|| rails.iter().map(register).collect());
-        by_rail.get(rail)?.as_deref().ok()
+        let takes = |rail| self.with(rail).is_some();
+        let needed = self.narrow_of(rights).filter(|_| rights != self.rights && !self.is_retired());
+        needed.is_some_and(|narrow| narrow.make(ToPin { span, kind, rights }, rails, takes))
+    }
+
+    /// Whether something is being made of it for peers that may do so much.
+    pub(super) fn is_narrowing(&self, rights: Rights) -> bool {
+        self.narrow_of(rights).is_some_and(Narrow::is_making)
+    }
+
+    /// Whether something is being made of it for any peer.
+    pub(super) fn is_busy(&self) -> bool {
+        self.narrow.iter().any(Narrow::is_making)
+    }
+
+    fn narrow_of(&self, rights: Rights) -> Option<&Narrow> {
+        match rights {
+            Rights::READ => Some(&self.narrow[0]),
+            Rights::WRITE => Some(&self.narrow[1]),
+            _ => None,
+        }
     }
 
     /// Whether the memory is covered.
@@ -89,9 +100,9 @@ impl Pinned {
         key.base.wrapping_add((addr - self.span.addr) as u64)
     }
 
-    /// Nothing is requested with it any more, though something may be under way.
-    pub(super) fn retire(&self) {
-        self.is_retired.store(true, Release);
+    /// Nothing is requested with it any more, though something may be under way. True if that is new.
+    pub(super) fn retire(&self) -> bool {
+        !self.is_retired.swap(true, AcqRel)
     }
 
     pub(super) fn is_retired(&self) -> bool {
@@ -104,11 +115,18 @@ impl Pinned {
     /// What the first device said that did not: it may still reach the memory. To be tried again.
     pub(super) fn end(&self) -> Result<(), RailError> {
         self.retire();
-        let narrow = self.narrow.iter().filter_map(OnceLock::get);
-        let all = [&self.by_rail].into_iter().chain(narrow).flatten().flatten();
+        let whole = self.by_rail.iter().flatten().map(|registration| registration.end());
         // Each of them, whatever the others say.
-        all.map(|registration| registration.end()).fold(Ok(()), Result::and)
+        let ended = whole.fold(Ok(()), Result::and);
+        self.narrow.iter().map(end_narrow).fold(ended, Result::and)
     }
+}
+
+fn end_narrow(narrow: &Narrow) -> Result<(), RailError> {
+    let made = narrow.end().ok_or_else(|| {
+        RailError::Unavailable("its memory is being registered for a peer right now".into())
+    })?;
+    made.map(|registration| registration.end()).fold(Ok(()), Result::and)
 }
 
 /// What is registered with the devices of an endpoint.

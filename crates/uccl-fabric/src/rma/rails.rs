@@ -150,11 +150,14 @@ impl Rails {
     }
 
     /// The region of this slot is about to end: from now on nothing of ours is requested with its registration, also
-    /// where another region lies in the same memory.
-    pub fn retire(&self, slot: u32) {
-        if let Some(pinned) = self.of_slot(slot) {
-            pinned.retire();
-        }
+    /// where another region lies in the same memory. True if that is new.
+    pub fn retire(&self, slot: u32) -> bool {
+        self.of_slot(slot).is_some_and(|pinned| pinned.retire())
+    }
+
+    /// Whether a device is still being shown the region of this slot, for a peer that asked. That ends by itself.
+    pub fn is_busy_with(&self, slot: u32) -> bool {
+        self.of_slot(slot).is_some_and(|pinned| pinned.is_busy())
     }
 
     /// The region of this slot has ended, and peers have let go of it: the devices do.

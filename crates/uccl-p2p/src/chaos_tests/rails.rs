@@ -13,7 +13,7 @@ use super::{
     workload::{Plan, Workload, move_one},
     world::{ByRails, FAR, Memory, Side},
 };
-use crate::{Error, Moves, Op, Request, Uninterrupted, engine::transfer::MAX_PENDING};
+use crate::{Error, Moves, MrId, Op, Request, Uninterrupted, engine::transfer::MAX_PENDING};
 
 fn some_faults(rng: &mut Rng) -> RailFaults {
     RailFaults {
@@ -186,6 +186,81 @@ fn a_slow_way_is_told_once_and_shown() {
 
 fn by_gpus() -> [CopyBy; 2] {
     [CopyBy::Gpus, CopyBy::Gpus]
+}
+
+fn one_region(side: &Side) -> (Memory, MrId) {
+    let memory = Memory::new(&mut Rng::with_seed(1), &[1000]);
+    let mr = side.register(&memory);
+    (memory, mr)
+}
+
+#[test]
+fn a_device_that_does_not_let_go_is_named_and_asked_again() {
+    let mut sides = ByRails::new(&[RailFaults::default()]).join(1);
+    let (_memory, mr) = one_region(&sides[0]);
+    sides[0].rails[0].hold_memory(true);
+    for _ in 0..2 {
+        match sides[0].ep.deregister(mr) {
+            Err(Error::StillTouched { regions, by, .. }) => {
+                assert_eq!((&regions[..], &*by), (&[mr][..], "a device"));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    sides[0].rails[0].hold_memory(false);
+    sides[0].ep.deregister(mr).expect("it lets go");
+    let again = sides[0].ep.deregister(mr);
+    assert!(matches!(again, Err(Error::UnknownRegion(_))), "{again:?}");
+    sides.iter_mut().for_each(Side::leave);
+}
+
+/// A lane that is made while a region is given back finds it given up, whether or not there was one to be asked.
+#[test]
+fn nothing_new_is_requested_with_what_is_given_back() {
+    let timeout = Duration::from_millis(20);
+    let sides = ByRails { timeout, ..ByRails::new(&[RailFaults::default()]) }.join(1);
+    let (_memory, mr) = one_region(&sides[0]);
+    let core = sides[0].ep.core();
+    let lease = core.mrs.look_up(mr, |found| found.lease()).expect("registered");
+    let slot = lease.mr().region.slot;
+    sides[0].ep.disconnect(sides[0].conn).expect("it was there");
+    let closed = sides[0].ep.close();
+    assert!(matches!(closed, Err(Error::StillTouched { .. })), "{closed:?}");
+    let rails = &core.rails.get().expect("rails").rails;
+    assert!(!rails.retire(slot), "it could still be used");
+    drop(lease);
+    sides.iter().for_each(|side| side.ep.close().expect("nobody touches anything"));
+}
+
+#[test]
+fn a_region_is_given_back_when_devices_have_seen_it() {
+    let mut sides = ByRails::new(&[RailFaults::default()]).join(1);
+    let mut rng = Rng::with_seed(1);
+    let [ours, theirs] = [(); 2].map(|()| Memory::new(&mut rng, &[100_000]));
+    let (mr, peer_mr) = (sides[0].register(&ours), sides[1].register(&theirs));
+    let slot = sides[0].ep.core().mrs.get(mr).expect("registered").region.slot;
+    let rails = &sides[0].ep.core().rails.get().expect("rails").rails;
+    sides[0].rails[0].hold_registrations(true);
+    // The peer reads what is sent, and asks for a key to do so.
+    let (sent, wanted) = (ours.iovs(mr), theirs.iovs(peer_mr));
+    let send = Request::new(sides[0].conn, Op::Send, &sent, &[]);
+    let send = sides[0].ep.post(&send).expect("posted");
+    let recv = Request::new(sides[1].conn, Op::Recv, &wanted, &[]);
+    let recv = sides[1].ep.post(&recv).expect("posted");
+    sides[0].until("the question of the peer", || rails.is_busy_with(slot));
+    sides[0].ep.cancel(send).expect("known");
+    sides[0].until("the end of the send", || sides[0].ep.core().mrs.revoke(mr).is_ok());
+    std::thread::scope(|scope| {
+        let given_back = scope.spawn(|| sides[0].ep.deregister(mr));
+        for _ in 0..20 {
+            std::thread::sleep(Duration::from_millis(1));
+            assert!(!given_back.is_finished(), "the device may reach it when it has seen it");
+        }
+        sides[0].rails[0].hold_registrations(false);
+        given_back.join().expect("no panic").expect("nothing touches it any more");
+    });
+    sides[1].ep.cancel(recv).expect("known");
+    sides.iter_mut().for_each(Side::leave);
 }
 
 #[test]
