@@ -311,3 +311,16 @@ fn choose_domains<'a>(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Messages cost `cxi` locked memory, and keep other providers away that have none.
+    #[test]
+    fn a_rail_asks_for_one_sided_access_only() {
+        let others = raw::FI_MSG | raw::FI_TAGGED | raw::FI_ATOMIC | raw::FI_RMA_EVENT;
+        assert_eq!(CAPS_OF_A_RAIL & others, 0, "{:?}", words(CAPS_OF_A_RAIL, CAPS));
+        assert_eq!(words(CAPS_OF_A_RAIL, CAPS), ["rma"]);
+    }
+}

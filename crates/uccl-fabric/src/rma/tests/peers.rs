@@ -53,6 +53,29 @@ fn a_rail_has_one_path() {
 }
 
 #[test]
+fn a_peer_that_asks_and_never_listens_is_cut() {
+    let (end, _network) = acceptor();
+    let ask = Note::Ask(RegionId { slot: 7, key: 7 });
+    let most = 1 << 16;
+    for _ in 0..most {
+        end.hear(&ask).expect("it may listen later");
+    }
+    end.hear(&ask).expect_err("more questions than are answered");
+
+    // Nor one whose questions wait for a device.
+    let ends = Ends::joined();
+    let bytes = vec![7; 4096];
+    let region = ends.b.register(&bytes);
+    let sent = part(region.span, 0, 512);
+    let sent = ends.b.regions.insert_part(region.slot, MemoryKind::Host, sent, Rights::READ, None);
+    let ask = Note::Ask(id_of(&sent.expect("a part")));
+    ends.b.rail().hold_registrations(true);
+    let refused = (0..=most).find_map(|_| ends.b.hear(&ask).err());
+    ends.b.rail().hold_registrations(false);
+    assert!(refused.is_some_and(|why| why.contains("more questions")));
+}
+
+#[test]
 fn a_region_ends_once() {
     let ends = Ends::joined();
     let (ours, theirs) = (vec![1u8; 4096], vec![2u8; 4096]);
