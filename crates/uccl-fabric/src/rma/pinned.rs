@@ -135,16 +135,27 @@ pub(super) struct Book {
     regions: HashMap<u32, Arc<Pinned>>,
     /// How many of these do not move directly: the staged ones, and those that go over TCP.
     slow: [usize; 2],
-    /// All of it, by where it begins.
-    by_start: BTreeMap<(usize, u64), Arc<Pinned>>,
-    /// Nothing is longer.
-    longest: usize,
+    /// All of it, by how long it is and where it begins: what is long is not looked for among all that is short.
+    by_class: BTreeMap<(u32, usize, u64), Arc<Pinned>>,
+    /// How much there is of each length.
+    in_class: BTreeMap<u32, usize>,
+}
+
+/// Lengths of which each is less than twice any other: those below 2 to the power of this, and not of a smaller.
+fn class_of(len: usize) -> u32 {
+    usize::BITS - len.leading_zeros()
+}
+
+fn place_of(pinned: &Pinned) -> (u32, usize, u64) {
+    (class_of(pinned.span.len), pinned.span.addr, pinned.number)
 }
 
 impl Book {
     pub(super) fn add(&mut self, pinned: &Arc<Pinned>) {
-        self.longest = self.longest.max(pinned.span.len);
-        self.by_start.insert((pinned.span.addr, pinned.number), Arc::clone(pinned));
+        let place = place_of(pinned);
+        if self.by_class.insert(place, Arc::clone(pinned)).is_none() {
+            *self.in_class.entry(place.0).or_default() += 1;
+        }
     }
 
     /// Adds a region's; false where it has one.
@@ -165,9 +176,14 @@ impl Book {
     }
 
     pub(super) fn remove(&mut self, pinned: &Pinned) {
-        self.by_start.remove(&(pinned.span.addr, pinned.number));
-        if self.by_start.is_empty() {
-            self.longest = 0;
+        let place = place_of(pinned);
+        if self.by_class.remove(&place).is_some()
+            && let Some(count) = self.in_class.get_mut(&place.0)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.in_class.remove(&place.0);
+            }
         }
     }
 
@@ -199,10 +215,68 @@ impl Book {
 
     /// The shortest that covers this memory, and is not on its way out.
     pub(super) fn over(&self, span: Span) -> Option<&Arc<Pinned>> {
-        let first = span.addr.saturating_sub(self.longest);
-        let near =
-            self.by_start.range((first, 0)..=(span.addr, u64::MAX)).map(|(_, pinned)| pinned);
         let covers = |pinned: &&Arc<Pinned>| pinned.covers(span) && !pinned.is_retired();
-        near.filter(covers).min_by_key(|pinned| pinned.span.len)
+        let classes = self.in_class.range(class_of(span.len)..);
+        let mut shortest = classes.map(|(class, _)| {
+            self.near(*class, span.addr).filter(covers).min_by_key(|p| p.span.len)
+        });
+        shortest.find_map(|shortest| shortest)
+    }
+
+    /// What of these lengths begins so near that it may reach an address.
+    fn near(&self, class: u32, addr: usize) -> impl Iterator<Item = &Arc<Pinned>> {
+        let longest = usize::MAX.checked_shr(usize::BITS - class).unwrap_or(0);
+        let first = addr.saturating_sub(longest);
+        self.by_class.range((class, first, 0)..=(class, addr, u64::MAX)).map(|(_, pinned)| pinned)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pinned(number: u64, addr: usize, len: usize) -> Arc<Pinned> {
+        let (span, kind) = (Span { addr, len }, MemoryKind::Host);
+        let memory = ToPin { span, kind, rights: Rights::ALL };
+        Arc::new(Pinned::new(number, memory, Vec::new(), Moves::Direct))
+    }
+
+    #[test]
+    fn a_long_region_has_no_other_looked_through() {
+        let mut book = Book::default();
+        book.add(&pinned(0, 0, 1 << 40));
+        for n in 1..1000 {
+            book.add(&pinned(n as u64, n << 12, 4096));
+        }
+        let looked =
+            |addr| book.in_class.keys().map(|c| book.near(*c, addr).count()).sum::<usize>();
+        assert!((0..1000).all(|n: usize| looked(n << 12) <= 4));
+        let over = |addr, len| book.over(Span { addr, len }).map(|pinned| pinned.number);
+        assert_eq!((over(700 << 12, 4096), over(700 << 12, 4097)), (Some(700), Some(0)));
+        assert_eq!(over(1 << 40, 1), None);
+    }
+
+    #[test]
+    fn what_is_found_is_the_shortest() {
+        let mut rng = fastrand::Rng::with_seed(1);
+        let (mut book, mut all): (_, Vec<Arc<Pinned>>) = (Book::default(), Vec::new());
+        for number in 0..2000 {
+            let new = pinned(number, rng.usize(0..300), 1 << rng.u32(0..9) | rng.usize(0..64));
+            book.add(&new);
+            all.push(new);
+            if rng.bool() {
+                let old = all.swap_remove(rng.usize(0..all.len()));
+                book.remove(&old);
+            }
+            if let Some(any) = all.get(rng.usize(0..20)) {
+                any.retire();
+            }
+            let span = Span { addr: rng.usize(0..300), len: rng.usize(0..300) };
+            let living = all.iter().filter(|one| one.covers(span) && !one.is_retired());
+            let expected = living.map(|one| one.span.len).min();
+            assert_eq!(book.over(span).map(|one| one.span.len), expected, "{span:?}");
+        }
+        all.iter().for_each(|one| book.remove(one));
+        assert!(book.by_class.is_empty() && book.in_class.is_empty());
     }
 }
