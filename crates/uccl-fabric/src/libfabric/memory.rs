@@ -149,6 +149,7 @@ fn interface(domain: &Domain, kind: MemoryKind) -> Result<(i32, u64), RailError>
             domain.provider, domain.provider
         )));
     }
+    // Only CUDA's driver tells kinds of memory so far: what is a GPU's is CUDA's.
     let mut union = [0; 8];
     union[..4].copy_from_slice(&device.to_ne_bytes());
     Ok((raw::FI_HMEM_CUDA, u64::from_ne_bytes(union)))
