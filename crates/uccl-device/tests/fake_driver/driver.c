@@ -9,8 +9,9 @@
  * - cuModuleUnload and cuCtxSynchronize do not return either, and hold up nobody else.
  * - Everything else returns: queries, streams and events, opening handles, functions of modules that are loaded.
  *
- * What tests control: fake_pause(1) has copies and kernels stay where they are until fake_pause(0); fake_launched() counts
- * the bytes that streams were told to copy, fake_blocked() the calls that wait. Kernels are known by their names.
+ * What tests control: fake_pause(1) has copies and kernels stay where they are until fake_pause(0), but for as many as
+ * fake_pass() lets by; fake_refuse() has copies refused after so many more; fake_launched() counts the bytes that streams
+ * were told to copy, fake_blocked() the calls that wait. Kernels are known by their names.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -85,7 +86,7 @@ static pthread_mutex_t contexts[GPUS] = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTE
 static struct stream *streams, defaults[GPUS];
 static struct memory *memories;
 static uint64_t next_id = 1, launched;
-static int initialised, paused, blocked;
+static int initialised, paused, passing, taken = -1, blocked;
 static _Thread_local int stack[16], depth;
 
 static int current(void) { return depth ? stack[depth - 1] : 0; }
@@ -104,6 +105,8 @@ static int is_ready(struct work *w) {
     case WAIT_EVENT:
         return w->other->done >= w->until;
     default:
+        if (paused && passing > 0)
+            return passing--, 1;
         return !paused;
     }
 }
@@ -220,6 +223,12 @@ static code enqueue(handle h, struct work w) {
     struct work *kept = malloc(sizeof *kept);
     *kept = w;
     pthread_mutex_lock(&lock);
+    if (w.kind == COPY && taken == 0) {
+        pthread_mutex_unlock(&lock);
+        return free(kept), INVALID;
+    }
+    if (w.kind == COPY && taken > 0)
+        taken--;
     if (w.kind == COPY)
         launched += w.one.len;
     for (size_t i = 0; w.kind == KERNEL && i < w.count; i++)
@@ -239,6 +248,21 @@ static code enqueue(handle h, struct work w) {
 void fake_pause(int yes) {
     pthread_mutex_lock(&lock);
     paused = yes;
+    passing = 0;
+    pthread_mutex_unlock(&lock);
+}
+
+/* Lets so many copies and kernels by while all are paused. */
+void fake_pass(int count) {
+    pthread_mutex_lock(&lock);
+    passing += count;
+    pthread_mutex_unlock(&lock);
+}
+
+/* Takes so many copies more and refuses those after them; with a number below 0, none. */
+void fake_refuse(int after) {
+    pthread_mutex_lock(&lock);
+    taken = after;
     pthread_mutex_unlock(&lock);
 }
 

@@ -12,6 +12,8 @@ use std::{
 #[derive(Clone, Copy)]
 pub(crate) struct Fake {
     pause: extern "C" fn(c_int),
+    pass: extern "C" fn(c_int),
+    refuse: extern "C" fn(c_int),
     launched: extern "C" fn() -> u64,
     blocked: extern "C" fn() -> c_int,
 }
@@ -21,6 +23,16 @@ impl Fake {
     /// Whether copies and kernels stay where they are.
     pub(crate) fn pause(self, yes: bool) {
         (self.pause)(c_int::from(yes));
+    }
+
+    /// Lets so many copies or kernels by while all are paused.
+    pub(crate) fn pass(self, count: i32) {
+        (self.pass)(count);
+    }
+
+    /// Takes so many copies more, and refuses those after them; `None`: takes all.
+    pub(crate) fn refuse_after(self, count: Option<i32>) {
+        (self.refuse)(count.unwrap_or(-1));
     }
 
     /// How many bytes streams were told to copy.
@@ -47,6 +59,14 @@ pub(crate) fn load() -> Fake {
                 pause: std::mem::transmute::<*mut c_void, extern "C" fn(c_int)>(find(
                     library,
                     c"fake_pause",
+                )),
+                pass: std::mem::transmute::<*mut c_void, extern "C" fn(c_int)>(find(
+                    library,
+                    c"fake_pass",
+                )),
+                refuse: std::mem::transmute::<*mut c_void, extern "C" fn(c_int)>(find(
+                    library,
+                    c"fake_refuse",
                 )),
                 launched: std::mem::transmute::<*mut c_void, extern "C" fn() -> u64>(find(
                     library,

@@ -70,7 +70,7 @@ pub struct LocalLane {
     jobs: Arc<Jobs>,
     splits: Arc<Splits>,
     sharing: Arc<Sharing>,
-    gpu: GpuJobs,
+    gpu: Arc<GpuJobs>,
     bouncers: Bouncers,
 }
 
@@ -140,11 +140,14 @@ struct Left {
     hazards: Hazards,
     direct: Arc<Direct>,
     jobs: Arc<Jobs>,
+    gpu: Arc<GpuJobs>,
 }
 
 impl Left {
     /// Whether copies of ours are still under way, to or from some memory here.
     fn copies(&self) -> bool {
+        // What GPUs copy counts until somebody has seen that it has ended.
+        self.gpu.drive();
         !(self.direct.is_idle() && self.jobs.is_idle())
     }
 
@@ -264,15 +267,22 @@ impl Lane for LocalLane {
         match name.0 & SPLIT {
             SPLIT => self.splits.parts_of(name).into_iter().for_each(|part| self.cancel(part)),
             JOB => self.jobs.cancel(name),
-            // What a GPU has been told to copy it copies; its end comes by itself.
-            GPU => {}
+            // What a GPU has it copies; the end of that comes by itself.
+            GPU => self.gpu.cancel(OpName(name.0 & !GPU)),
             _ => self.stream.cancel(name),
         }
     }
 
     fn is_ours(&self, name: OpName) -> bool {
-        // What has no name of its own may have parts in the rings.
-        name.0 & JOB != 0 || name.0 & GPU != 0 && (name.0 != GPU || self.stream.load() == 0)
+        match name.0 & SPLIT {
+            // Of parts that have ended the names are still there.
+            SPLIT => {
+                let parts = self.splits.parts_of(name);
+                self.stream.load() == 0 || parts.into_iter().all(|part| self.is_ours(part))
+            }
+            JOB | GPU => true,
+            _ => false,
+        }
     }
 
     fn load(&self) -> u64 {
@@ -302,7 +312,8 @@ impl Lane for LocalLane {
     fn aftermath(&self) -> Option<Box<dyn Aftermath>> {
         let (bell, hazards) = (Arc::clone(&self.bell), self.peer_hazards.clone());
         let (direct, jobs) = (Arc::clone(&self.direct), Arc::clone(&self.jobs));
-        Some(Box::new(Left { bell, hazards, direct, jobs }))
+        let gpu = Arc::clone(&self.gpu);
+        Some(Box::new(Left { bell, hazards, direct, jobs, gpu }))
     }
 
     fn offer(&self, memory: &Shareable) {
@@ -329,10 +340,13 @@ impl Lane for LocalLane {
     fn kill(&self) {
         let until = Instant::now() + KILL_PATIENCE;
         self.jobs.kill(until);
-        // A thread that has just enqueued a copy may not have listed it yet; then it has claimed its hazards.
-        let ended = self.direct.close(until, || self.gpu.finish());
-        self.gpu.finish();
-        if !(ended && self.jobs.is_idle()) {
+        self.gpu.close();
+        // A thread that posts a copy may have claimed its hazards, and not have come to the GPU.
+        let left = self.direct.close(until, || {
+            self.gpu.progress();
+        });
+        let told = self.gpu.finish(until);
+        if !(left && told && self.jobs.is_idle()) {
             // Whoever takes memory back learns it from the aftermath.
             tracing::error!("a copy to or from a peer of this host does not end");
         }
