@@ -10,8 +10,9 @@
  * - Everything else returns: queries, streams and events, opening handles, functions of modules that are loaded.
  *
  * What tests control: fake_pause(1) has copies and kernels stay where they are until fake_pause(0), but for as many as
- * fake_pass() lets by; fake_refuse() has copies refused after so many more; fake_launched() counts the bytes that streams
- * were told to copy, fake_blocked() the calls that wait. Kernels are known by their names.
+ * fake_pass() lets by; fake_refuse() has copies refused after so many more; fake_stall(1) has calls that enqueue copies
+ * not return until fake_stall(0), and fake_stalled() counts them; fake_launched() counts the bytes that streams were told
+ * to copy, fake_blocked() the calls that wait. Kernels are known by their names.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -86,7 +87,8 @@ static pthread_mutex_t contexts[GPUS] = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTE
 static struct stream *streams, defaults[GPUS];
 static struct memory *memories;
 static uint64_t next_id = 1, launched;
-static int initialised, paused, passing, taken = -1, blocked;
+static int initialised, paused, passing, taken = -1, stall, stalled, blocked;
+static uint64_t passing_most;
 static _Thread_local int stack[16], depth;
 
 static int current(void) { return depth ? stack[depth - 1] : 0; }
@@ -105,7 +107,7 @@ static int is_ready(struct work *w) {
     case WAIT_EVENT:
         return w->other->done >= w->until;
     default:
-        if (paused && passing > 0)
+        if (paused && passing > 0 && w->one.len <= passing_most)
             return passing--, 1;
         return !paused;
     }
@@ -223,6 +225,10 @@ static code enqueue(handle h, struct work w) {
     struct work *kept = malloc(sizeof *kept);
     *kept = w;
     pthread_mutex_lock(&lock);
+    stalled++;
+    while (w.kind == COPY && stall)
+        pthread_cond_wait(&changed, &lock);
+    stalled--;
     if (w.kind == COPY && taken == 0) {
         pthread_mutex_unlock(&lock);
         return free(kept), INVALID;
@@ -252,10 +258,11 @@ void fake_pause(int yes) {
     pthread_mutex_unlock(&lock);
 }
 
-/* Lets so many copies and kernels by while all are paused. */
-void fake_pass(int count) {
+/* Lets so many kernels and copies of at most so many bytes by while all are paused. */
+void fake_pass(int count, uint64_t most) {
     pthread_mutex_lock(&lock);
     passing += count;
+    passing_most = most;
     pthread_mutex_unlock(&lock);
 }
 
@@ -264,6 +271,20 @@ void fake_refuse(int after) {
     pthread_mutex_lock(&lock);
     taken = after;
     pthread_mutex_unlock(&lock);
+}
+
+void fake_stall(int yes) {
+    pthread_mutex_lock(&lock);
+    stall = yes;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
+int fake_stalled(void) {
+    pthread_mutex_lock(&lock);
+    int calls = stalled;
+    pthread_mutex_unlock(&lock);
+    return calls;
 }
 
 uint64_t fake_launched(void) {

@@ -101,6 +101,11 @@ fn after_failure(copying: &mut Engine, e: &uccl_device::cuda::GpuError) -> Resul
 }
 
 impl Flight {
+    /// Why not all of it was enqueued, if it was not.
+    pub(super) fn failed(&self) -> Option<&OpError> {
+        self.0.as_ref()?.failed.as_ref()
+    }
+
     /// How it ended, if it has.
     pub(super) fn ended(&self) -> Option<OpResult> {
         let Some(enqueued) = &self.0 else { return Some(Ok(())) };

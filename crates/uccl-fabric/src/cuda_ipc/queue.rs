@@ -271,7 +271,8 @@ impl Slice {
         self.cut.bytes
     }
 
-    /// Gives it to the GPU. `None`: it has failed, its operation knows, and nothing of it moves.
+    /// Gives it to the GPU. `None`: it has failed, and nothing of it moves. No other slice of an operation follows one
+    /// that has failed.
     pub(super) fn enqueue(self) -> Option<Flying> {
         let Self { of, cut, hazards } = self;
         let &Plan { kind, memory, ref direct, context, ref engine, .. } = &of.plan;
@@ -279,7 +280,12 @@ impl Slice {
         // SAFETY: the local memory of an operation stays valid until it has ended, which it does not before its
         // slices have.
         match unsafe { way.enqueue(of.pairs(cut), engine, hazards) } {
-            Ok(flight) => Some(Flying { flight, of, bytes: cut.bytes }),
+            Ok(flight) => {
+                if let Some(e) = flight.failed() {
+                    of.close(e.clone());
+                }
+                Some(Flying { flight, of, bytes: cut.bytes })
+            }
             Err(e) => {
                 of.ended(cut.bytes, Err(e));
                 None

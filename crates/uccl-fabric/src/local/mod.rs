@@ -165,8 +165,12 @@ impl Aftermath for Left {
         self.copies() || self.hazards.holds(slot) && !self.is_peer_gone()
     }
 
+    fn look(&self) {
+        self.gpu.progress();
+    }
+
     fn is_over(&self) -> bool {
-        self.is_peer_gone() && !self.copies()
+        self.is_peer_gone() && !self.copies() && !self.gpu.is_busy()
     }
 }
 
