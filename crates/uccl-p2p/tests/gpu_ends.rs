@@ -11,7 +11,8 @@ use std::{
 
 use parking_lot::{Mutex, MutexGuard};
 use uccl_p2p::{
-    Config, ConnId, Endpoint, Error, Iov, Op, Request, Status, TransferId, Transport, Uninterrupted,
+    Config, ConnId, Endpoint, Error, Iov, Op, Request, Status, TransferId, Transport,
+    Uninterrupted,
     device::cuda::{Context, DeviceBuffer, Gpus},
     wire::advert::Advert,
 };

@@ -196,7 +196,8 @@ impl Sliced {
         }
         let local = &self.plan.pieces.local[..self.plan.range.end];
         let cut = cut(local, (state.index, state.offset), most);
-        let Some(hazards) = claim(&self.plan.direct, self.pairs(cut).map(|(_, there)| there)) else {
+        let Some(hazards) = claim(&self.plan.direct, self.pairs(cut).map(|(_, there)| there))
+        else {
             return Next::Later;
         };
         (state.index, state.offset) = cut.to;

@@ -7,10 +7,7 @@ use uccl_device::MemoryKind;
 use super::{AT_ONCE, GPU, INLINE, JOB, LocalLane, job::CHUNK_PIECES, sharing::Hands};
 use crate::{
     cuda_ipc::{Pieces, Posting, batches, is_sliced},
-    lane::{
-        Lane, LaneError, OpError, OpName, Operation, Posted, RemoteSpans, Spans,
-        access_of,
-    },
+    lane::{Lane, LaneError, OpError, OpName, Operation, Posted, RemoteSpans, Spans, access_of},
     mem::RemoteSpan,
     shm::Reach,
 };

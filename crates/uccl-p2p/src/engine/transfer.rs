@@ -320,10 +320,9 @@ impl Transfer {
                 after: self.timeout.unwrap_or_default(),
                 peer: Some(Arc::clone(&self.conn.peer.name)),
             },
-            Fence::OwnDeadline => Error::DeadlineExceeded {
-                after: self.timeout.unwrap_or_default(),
-                peer: None,
-            },
+            Fence::OwnDeadline => {
+                Error::DeadlineExceeded { after: self.timeout.unwrap_or_default(), peer: None }
+            }
         }
     }
 
