@@ -52,9 +52,10 @@ pub(crate) fn add(
 ) -> Result<MrId, Stop> {
     let (py, this) = (ep.py(), ep.get());
     this.core.connection(key.0)?;
-    let mut life = match owner {
+    // A list of objects may be changed meanwhile: what is watched stays until its end is waited for.
+    let (mut life, _alive) = match owner {
         Some(owner) => Life::of(ep, key, owner)?,
-        None => Life::Address,
+        None => (Life::Address, None),
     };
     // Before it is registered anew: what is made for peers of this host is shared by the regions of an allocation.
     let stale = py.detach(|| take_stale(this, key));
@@ -137,9 +138,13 @@ impl Entry {
 }
 
 impl Life {
-    /// That of an object.
-    fn of(ep: &Bound<'_, PyEndpoint>, key: Key, owner: Owner) -> PyResult<Self> {
-        let Some(object) = owner.object(ep.py()) else { return Ok(Self::Kept(owner)) };
+    /// That of an object, and the object that is watched.
+    fn of<'py>(
+        ep: &Bound<'py, PyEndpoint>,
+        key: Key,
+        owner: Owner,
+    ) -> PyResult<(Self, Option<Bound<'py, PyAny>>)> {
+        let Some(object) = owner.object(ep.py()) else { return Ok((Self::Kept(owner), None)) };
         let root = root(object)?;
         let this = PyWeakrefReference::new(ep)?.unbind();
         let on_end = move |args: &Bound<'_, PyTuple>, _: Option<&Bound<'_, PyDict>>| {
@@ -148,9 +153,12 @@ impl Life {
         };
         let on_end = PyCFunction::new_closure(ep.py(), None, None, on_end)?;
         match PyWeakrefReference::new_with(&root, on_end) {
-            Ok(watch) => Ok(Self::Watched(root.as_ptr() as usize, watch.unbind())),
+            Ok(watch) => {
+                let life = Self::Watched(root.as_ptr() as usize, watch.unbind());
+                Ok((life, Some(root)))
+            }
             // Python does not tell when it goes.
-            Err(_) => Ok(Self::Kept(owner)),
+            Err(_) => Ok((Self::Kept(owner), None)),
         }
     }
 }

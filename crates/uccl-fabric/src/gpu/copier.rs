@@ -201,9 +201,7 @@ impl Copier {
 
 /// How copies of several GPUs ended, once all have: while one of them copies, it is at the chunk and at the regions,
 /// whatever has become of the others. The first error is told.
-fn all_ended(
-    ends: impl Iterator<Item = Result<bool, GpuError>>,
-) -> Option<Result<(), GpuError>> {
+fn all_ended(ends: impl Iterator<Item = Result<bool, GpuError>>) -> Option<Result<(), GpuError>> {
     let mut told = Ok(());
     for end in ends {
         match end {
