@@ -46,6 +46,16 @@ pub(super) fn read() -> Result<Vec<Mutant>> {
 }
 
 impl Mutant {
+    /// Mutants that are alike in this are built alike.
+    pub(super) fn built(&self) -> (&str, bool, &[String]) {
+        (&self.package, self.loom, &self.tests)
+    }
+
+    /// Whether the same tests are to notice both.
+    pub(super) fn tests_are_those_of(&self, other: &Self) -> bool {
+        self.built() == other.built()
+    }
+
     /// Why it applies no more, if so.
     pub(super) fn stale(&self) -> Result<(), String> {
         let text = fs::read_to_string(tree::root().join(&self.file));

@@ -53,7 +53,8 @@ impl Copy {
     /// Cargo, in the copy.
     pub(super) fn cargo(&self, loom: bool) -> Program {
         let target = self.folder.with_file_name("target");
-        let cargo = Program::cargo(&[]).in_folder(&self.folder);
+        // One file changes at a time, and what is built stays for the next.
+        let cargo = Program::cargo(&[]).in_folder(&self.folder).env("CARGO_INCREMENTAL", "1");
         if !loom {
             return cargo.env("CARGO_TARGET_DIR", target);
         }
