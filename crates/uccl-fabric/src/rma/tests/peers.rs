@@ -1,6 +1,6 @@
 //! Peers that ask for too much, and what must not wait for anybody.
 
-use std::sync::mpsc;
+use std::{cell::Cell, sync::mpsc};
 
 use uccl_wire::rails::{MAX_RAILS, Note, PathId, RailOffer};
 
@@ -209,4 +209,59 @@ fn what_is_cancelled_ends_though_no_device_has_room() {
     other.unstick();
     ends.until("the others", || writes.iter().all(|write| write.result().is_some()));
     assert_eq!([0, 1].map(|n: usize| writes[n].result()), [Some(Ok(())), Some(Ok(()))]);
+}
+
+/// Whose end of a channel takes long to go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Late {
+    Ours,
+    Theirs,
+}
+
+/// A write is under way on a path that is lost. One end of it goes, and tells; the other does not yet.
+fn is_not_requested_again_before(late: Late) {
+    let all = OnePath::new(RailFaults::default());
+    let ends = &all.ends;
+    let (ours, theirs) = (&ends.a.devices[0], &ends.b.devices[0]);
+    let (goes, stays) = if late == Late::Ours { (theirs, ours) } else { (ours, theirs) };
+    ours.stick();
+    let write = all.write(0);
+    let carried = ends.network.carried();
+    let told = Cell::new(false);
+    let look = |note: &Note| {
+        told.set(told.get() || matches!(note, Note::Down(_)));
+        false
+    };
+    stays.hold_ends(true);
+    std::thread::scope(|scope| {
+        let (over, is_over) = mpsc::channel::<()>();
+        // Whoever waits for a channel to end while it must not is seen to have done so.
+        scope.spawn(move || {
+            let _ = is_over.recv_timeout(FAR);
+            stays.hold_ends(false);
+        });
+        goes.cut();
+        ends.until_without(look, "the word that one end has gone", || told.get());
+        for _ in 0..200 {
+            ends.turn();
+        }
+        assert_eq!((write.result(), ends.network.carried()), (None, carried), "{late:?}");
+        drop(over);
+    });
+    ours.unstick();
+    ends.until("the write", || write.result().is_some());
+    assert_eq!(write.result(), Some(Ok(())));
+    assert_eq!(ends.network.carried(), carried + 64, "once");
+}
+
+/// Our device may still read what it was to send, and answer a read.
+#[test]
+fn nothing_is_requested_again_before_our_end_is_gone() {
+    is_not_requested_again_before(Late::Ours);
+}
+
+/// What has left our device may still land.
+#[test]
+fn nothing_is_requested_again_before_the_peers_end_is_gone() {
+    is_not_requested_again_before(Late::Theirs);
 }
