@@ -152,7 +152,9 @@ impl Bench<'_> {
         let (status, said) = self.run(mutant, LIMIT)?;
         let told = Told::of(&said);
         Ok(match status {
-            Ok(true) if self.says_nothing(&told) => Err(format!("{shown}: no test is called so")),
+            Ok(true) if self.says_nothing(mutant, &told) => {
+                Err(format!("{shown}: a part of that matches no test"))
+            }
             Ok(true) => Ok(Sound { told, took: begun.elapsed() }),
             // Cargo has no such program, or tests fail.
             Ok(false) => Err(format!("{shown}: on sound code {}", why(&told, None, &said))),
@@ -160,11 +162,15 @@ impl Bench<'_> {
         })
     }
 
-    /// Whether one of the programs chosen runs no test. Of all of a crate's some do not.
-    fn says_nothing(&self, told: &Told) -> bool {
+    /// Whether one of the programs chosen runs no test, which some of all of a crate's do not; or one of the filters
+    /// matches none.
+    fn says_nothing(&self, mutant: &Mutant, told: &Told) -> bool {
+        let matches = |filter: &str| told.ended.iter().any(|name| name.contains(filter));
         match self.args.all_tests {
-            true => told.passed.iter().sum::<usize>() == 0,
-            false => told.passed.is_empty() || told.passed.contains(&0),
+            true => told.ended.is_empty(),
+            false => {
+                told.passed.is_empty() || told.passed.contains(&0) || !mutant.filters().all(matches)
+            }
         }
     }
 

@@ -43,7 +43,8 @@ impl Copy {
 
     /// The copy without a guard, until what this returns is dropped.
     pub(super) fn with(&self, mutant: &Mutant) -> Result<Broken<'_>> {
-        let sound = fs::read_to_string(tree::root().join(&mutant.file))?;
+        // Of the copy: the tree may have changed since.
+        let sound = fs::read_to_string(self.folder.join(&mutant.file))?;
         let broken = mutant.apply(&sound).map_err(|e| anyhow!(e))?;
         let restored = Broken { copy: self, file: mutant.file.clone(), sound };
         self.write(&mutant.file, broken.as_bytes())?;
