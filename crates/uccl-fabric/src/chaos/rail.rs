@@ -122,8 +122,6 @@ struct Plug {
     is_holding: bool,
     /// Its channels do not end.
     is_slow_to_end: bool,
-    /// It does not come to an end with the memory that it is shown.
-    is_slow_to_register: bool,
 }
 
 struct Memory {
@@ -231,11 +229,6 @@ impl ChaosRail {
         self.plug.lock().is_holding = holds;
     }
 
-    /// Whether it takes long over memory that it is shown, until this is called again.
-    pub fn hold_registrations(&self, holds: bool) {
-        self.plug.lock().is_slow_to_register = holds;
-    }
-
     /// What it is on.
     pub fn network(&self) -> &RailNetwork {
         &self.network
@@ -265,9 +258,6 @@ impl Rail for ChaosRail {
         rights: Rights,
     ) -> Result<Box<dyn Registration>, RailError> {
         self.registrations.pass();
-        while self.plug.lock().is_slow_to_register {
-            std::thread::sleep(Duration::from_millis(1));
-        }
         let refuses = self.rng.lock().u32(0..100) < self.refuse_memory_percent.load(Relaxed);
         if refuses && kind != MemoryKind::Pinned {
             return Err(RailError::Unavailable("it does not like this memory".into()));

@@ -245,7 +245,7 @@ fn a_region_is_given_back_when_devices_have_seen_it() {
     let (mr, peer_mr) = (sides[0].register(&ours), sides[1].register(&theirs));
     let slot = sides[0].ep.core().mrs.get(mr).expect("registered").region.slot;
     let rails = &sides[0].ep.core().rails.get().expect("rails").rails;
-    sides[0].rails[0].hold_registrations(true);
+    let hold = sides[0].rails[0].hold_registrations();
     // The peer reads what is sent, and asks for a key to do so.
     let (sent, wanted) = (ours.iovs(mr), theirs.iovs(peer_mr));
     let send = Request::new(sides[0].conn, Op::Send, &sent, &[]);
@@ -261,7 +261,7 @@ fn a_region_is_given_back_when_devices_have_seen_it() {
             std::thread::sleep(Duration::from_millis(1));
             assert!(!given_back.is_finished(), "the device may reach it when it has seen it");
         }
-        sides[0].rails[0].hold_registrations(false);
+        drop(hold);
         given_back.join().expect("no panic").expect("nothing touches it any more");
     });
     sides[1].ep.cancel(recv).expect("known");
