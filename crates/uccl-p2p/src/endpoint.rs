@@ -275,6 +275,12 @@ impl Endpoint {
         self.here()?.release_region(mr)
     }
 
+    /// Whether a region's memory is of the allocation still in which it was registered, as far as the driver tells: where
+    /// that was freed, something else may be at its address, which peers do not reach by this region.
+    pub fn is_same_memory(&self, mr: MrId) -> Result<bool> {
+        Ok(self.here()?.mrs.get(mr)?.is_same_memory())
+    }
+
     /// Where a region starts and how long it is.
     pub fn region(&self, mr: MrId) -> Result<(usize, usize)> {
         let mr = self.here()?.mrs.get(mr)?;

@@ -129,6 +129,23 @@ pub unsafe extern "C" fn uccl_advert_part(
     })
 }
 
+/// Writes how data moves over a connection: "direct", "staged" (through memory that lies between) or "tcp". Over RDMA
+/// and libfabric it is as the regions have it that are registered here and those of the peer's that have been reached:
+/// "staged" or "tcp" as soon as that is so of one of them. 8 bytes have room for it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn uccl_moves(
+    endpoint: *const uccl_endpoint_t,
+    conn: u64,
+    text: *mut c_char,
+    capacity: usize,
+) -> uccl_status_t {
+    call(|| {
+        // SAFETY: room for as many bytes.
+        let out = unsafe { TextOut::new(text, capacity, "text")? };
+        out.put(self::endpoint(endpoint)?.connection(ConnId(conn))?.moves.name())
+    })
+}
+
 /// Writes the name of the path that data takes to and from memory which the peer advertised: "cma", "shm",
 /// "mapped", "cuda_ipc" or "tcp", as the README explains. 16 bytes have room for it.
 #[unsafe(no_mangle)]

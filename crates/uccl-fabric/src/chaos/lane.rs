@@ -317,6 +317,10 @@ impl<L: Lane> Lane for ChaosLane<L> {
         self.inner.ping()
     }
 
+    fn queued_bytes(&self) -> usize {
+        self.inner.queued_bytes()
+    }
+
     fn has_work(&self) -> bool {
         self.inner.has_work() || !self.held.lock().held.is_empty()
     }

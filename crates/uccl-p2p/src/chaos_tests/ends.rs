@@ -164,9 +164,7 @@ fn what_a_lost_lane_had_is_posted_again_after_the_peers_word() {
     assert_eq!([0, 1].map(|lane| ours.lanes[lane].posted()), [1, 1]);
     let hold = theirs.lanes[1].hold_kill();
     theirs.lanes[0].inner().pipe().resume();
-    ours.lanes[1].lose();
-    // Links wake whoever sleeps on them when they are lost.
-    ours.connection().kick_lane(1);
+    ours.lose(1);
     ours.until("the end of our end", || ours.connection().fates.peer_owes_since_ms().is_some());
     // The peer may still place what is under way.
     assert_eq!((ours.lanes[0].posted(), lost(ours)), (1, 0));
@@ -178,6 +176,30 @@ fn what_a_lost_lane_had_is_posted_again_after_the_peers_word() {
     }
     assert_eq!((ours.lanes[0].posted(), lost(ours)), (2, 1));
     assert!(ends.memory[0].pieces() == ends.memory[1].pieces());
+}
+
+/// A caller who has called a transfer off gets his memory back, and not another attempt.
+#[test]
+fn what_a_lost_lane_had_is_not_posted_again_if_it_is_to_end() {
+    let ends = Ends::new(&vec![LaneChaos::default(); 2], PATIENT);
+    (0..2).for_each(|lane| ends.stall(lane));
+    let [ours, theirs] = [0, 1].map(|side| &ends.sides[side]);
+    let transfers = [(); 2].map(|()| ends.transfer(ends.post(Op::Write)));
+    let lane_of = |transfer: &Transfer| transfer.body.lock().ops[0].0;
+    let on = |lane| transfers.iter().find(|t| lane_of(t) == lane).expect("one a lane");
+    let (goes_on, to_end) = (on(0), on(1));
+    let hold = theirs.lanes[1].hold_kill();
+    ours.lose(1);
+    ours.until("the end of our end", || ours.connection().fates.peer_owes_since_ms().is_some());
+    to_end.conn.fence(to_end, Fence::Cancel);
+    assert!(!to_end.finished(), "the peer may still place it");
+    drop(hold);
+    theirs.lanes[0].inner().pipe().resume();
+    ours.until("the end of both", || goes_on.finished() && to_end.finished());
+    let ended = to_end.status();
+    assert!(matches!(ended, Status::Failed(Error::Cancelled { .. })), "{ended:?}");
+    assert!(matches!(goes_on.status(), Status::Done(_)));
+    assert_eq!((ours.lanes[0].posted(), lost(ours)), (1, 1), "it was posted again");
 }
 
 /// A transfer whose deadline has come, and which has not ended when its peer has had so many tenths of its time; whether

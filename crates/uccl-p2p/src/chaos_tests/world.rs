@@ -267,6 +267,12 @@ impl Side {
         self.ep.connection(self.conn).expect("a connection").lanes
     }
 
+    /// Loses one of its lanes, and has somebody look: as with a link that is gone, but for the event.
+    pub(super) fn lose(&self, lane: usize) {
+        self.lanes[lane].lose();
+        self.connection().kick_lane(lane);
+    }
+
     /// Waits for what must happen.
     pub(super) fn until(&self, what: &str, mut done: impl FnMut() -> bool) {
         let begun = Instant::now();

@@ -9,7 +9,10 @@ use std::{
 };
 
 use parking_lot::{Mutex, RwLock};
-use uccl_device::{MemoryKind, NearNic, cuda::classify};
+use uccl_device::{
+    MemoryKind, NearNic,
+    cuda::{GpuError, classify},
+};
 use uccl_fabric::{
     alloc::{self, Shareable},
     cuda_ipc::GpuShare,
@@ -31,6 +34,8 @@ pub(crate) struct Mr {
     pub(crate) span: Span,
     pub(crate) region: Region,
     pub(crate) kind: MemoryKind,
+    /// The allocations that its first and its last byte are of, where the driver tells them apart.
+    allocations: [Option<u64>; 2],
     leases: AtomicUsize,
     /// What it lies in, if peers of this host can reach that by themselves: memory from `alloc`, kept
     /// alive, or a GPU's.
@@ -38,6 +43,12 @@ pub(crate) struct Mr {
 }
 
 impl Mr {
+    /// Whether the memory is of the allocation still that it was of. What nobody tells is believed.
+    pub(crate) fn is_same_memory(&self) -> bool {
+        self.allocations[0].is_none()
+            || allocations(self.span).is_ok_and(|now| now == self.allocations)
+    }
+
     /// The NUMA node that host memory begins on now, where there are several and the kernel tells. Asked when it
     /// is wanted: it takes a system call, and memory that nobody has touched yet is nowhere.
     pub(crate) fn node(&self) -> Option<u32> {
@@ -56,6 +67,13 @@ impl Mr {
         let offset = backing.offset + (span.addr - self.span.addr) as u64;
         Some(SharedBacking { offset, ..backing })
     }
+}
+
+/// What the driver calls the allocations of the first and the last byte.
+fn allocations(span: Span) -> std::result::Result<[Option<u64>; 2], GpuError> {
+    let last = span.addr + span.len.saturating_sub(1);
+    let id = |addr| Ok(classify(addr as u64)?.allocation.map(|allocation| allocation.id));
+    Ok([id(span.addr)?, id(last)?])
 }
 
 /// A transfer of this endpoint uses the region: it cannot be deregistered meanwhile.
@@ -179,6 +197,10 @@ impl Mrs {
         }
         let known = classify(span.addr as u64).map_err(|e| Error::Invalid(e.to_string()))?;
         let kind = known.kind;
+        let allocations = match known.allocation {
+            Some(_) => allocations(span).map_err(|e| Error::Invalid(e.to_string()))?,
+            None => [None; 2],
+        };
         let memory = self.share(span, kind, offer);
         let backing = memory.as_ref().map(|memory| memory.value().backing_of(span));
         let region = match self.table.insert_kind(kind, span, Rights::ALL, backing) {
@@ -190,7 +212,7 @@ impl Mrs {
         };
         let id = MrId(self.next.fetch_add(1, Relaxed));
         let (leases, memory) = (AtomicUsize::new(0), Mutex::new(memory));
-        let mr = Arc::new(Mr { id, span, region, kind, leases, memory });
+        let mr = Arc::new(Mr { id, span, region, kind, allocations, leases, memory });
         let mut by_id = self.by_id.write();
         if by_id.closed {
             drop(by_id);

@@ -78,6 +78,11 @@ impl Toucher {
         let reason = format!("it did not let go of it: {e}").into();
         Self { name: "a device".into(), reason, conn: None, is_passing: false }
     }
+
+    fn busy_device() -> Self {
+        let reason = "it is being shown it for a peer that asked".into();
+        Self { name: "a device".into(), reason, conn: None, is_passing: true }
+    }
 }
 
 impl Core {
@@ -135,6 +140,10 @@ impl Core {
         until: Option<Instant>,
     ) -> Result<()> {
         let started = Instant::now();
+        // Before the first look: a lane that is made after it may not request anything with what is let go of then.
+        for ending in &endings {
+            self.rails.get().map(|devices| devices.rails.retire(ending.mr.region.slot));
+        }
         loop {
             // Before the look: who is given up was at it when the time was over.
             let is_late = until.is_some_and(|until| until <= Instant::now());
@@ -186,6 +195,10 @@ impl Core {
         // In this order: a connection that ends is here before it is no longer there.
         if let Some(peer) = self.toucher_left(ending) {
             return Some(Toucher::peer(&peer, None));
+        }
+        let devices = self.rails.get();
+        if devices.is_some_and(|devices| devices.rails.is_busy_with(slot)) {
+            return Some(Toucher::busy_device());
         }
         ending.is_leased().then(Toucher::ourselves)
     }

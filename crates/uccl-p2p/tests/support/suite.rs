@@ -186,6 +186,54 @@ fn notifications_follow_their_data() {
 }
 
 #[test]
+fn nobody_is_notified_of_data_that_was_refused() {
+    for (link, p) in pairs() {
+        for len in [64, 100_000] {
+            let (mut from, mut to) = (pattern(len, 7), vec![0xEE; len]);
+            let (here, there) = (register(&p.a, &mut from), register(&p.b, &mut to));
+            let (iovs, good) = ([iov(here, &from)], advert(&p.b, there, &to));
+            let write = |advert: Advert, notif| {
+                let adverts = [advert];
+                let write = request(p.to_b, Op::Write, &iovs, &adverts);
+                p.a.run(&Request { notif: Some(notif), ..write }, &mut Uninterrupted)
+            };
+            let refused = write(Advert { key: good.key ^ 1, ..good }, b"refused");
+            assert!(matches!(refused, Err(Error::RemoteAccess { .. })), "{link} {refused:?}");
+            write(good, b"landed").expect("written");
+            // What was said first would have come first.
+            let limit = Some(Duration::from_secs(20));
+            let heard = p.b.wait_notifs(limit, &mut Uninterrupted).expect("notified");
+            let heard: Vec<_> = heard.into_iter().map(|notif| notif.payload).collect();
+            assert_eq!(heard, [b"landed"], "{link} {len}");
+            p.a.deregister(here).expect("unused");
+            p.b.deregister(there).expect("unused");
+        }
+    }
+}
+
+#[test]
+fn a_send_of_more_or_fewer_iovs_than_its_receive_has_fails_on_both_sides() {
+    for (link, p) in pairs() {
+        for piece in [30, 50_000] {
+            let (mut from, mut to) = (pattern(3 * piece, 8), vec![0xEE; 3 * piece]);
+            let (here, there) = (register(&p.a, &mut from), register(&p.b, &mut to));
+            for (sent, received) in [(2, 3), (3, 2)] {
+                let sends: Vec<_> =
+                    from.chunks(piece).take(sent).map(|chunk| iov(here, chunk)).collect();
+                let recvs: Vec<_> =
+                    to.chunks(piece).take(received).map(|chunk| iov(there, chunk)).collect();
+                let received = p.b.post(&request(p.to_a, Op::Recv, &recvs, &[])).expect("posted");
+                let sent = p.a.post(&request(p.to_b, Op::Send, &sends, &[])).expect("posted");
+                let (sent, received) = (finish(&p.a, sent), finish(&p.b, received));
+                assert!(matches!(received, Err(Error::Invalid(_))), "{link} {received:?}");
+                assert!(matches!(sent, Err(Error::RemoteAccess { .. })), "{link} {sent:?}");
+            }
+            assert!(to.iter().all(|byte| *byte == 0xEE), "{link}");
+        }
+    }
+}
+
+#[test]
 fn the_owner_refuses() {
     for (link, p) in pairs() {
         let (mut from, mut to) = (pattern(9000, 6), vec![0xEE; 9000]);
