@@ -372,6 +372,30 @@ fn a_rail_reaches_the_region_that_an_advert_was_made_of_and_no_other() {
 }
 
 #[test]
+fn who_deregisters_a_region_as_well_leaves_the_registration_of_the_next_alone() {
+    let rails = [RailFaults::default()];
+    let mut sides = ByRails::new(&rails).join(1);
+    let mut rng = Rng::with_seed(1);
+    let memory = Memory::new(&mut rng, &[100]);
+    let core = sides[0].ep.core();
+    let mr = sides[0].register(&memory);
+    let slot = core.mrs.get(mr).expect("it is there").region.slot;
+    let [first, second] = [(); 2].map(|()| core.mrs.revoke(mr).expect("it is there still"));
+    core.drain(vec![first], None).expect("nobody is at it");
+    let [here, there] = [0, 1].map(|_| Memory::new(&mut rng, &[9000]));
+    let (next, theirs) = (sides[0].register(&here), sides[1].register(&there));
+    assert_eq!(core.mrs.get(next).expect("it is there").region.slot, slot);
+    core.drain(vec![second], None).expect("that memory was given back");
+    let (iovs, adverts) = (here.iovs(next), there.adverts(&sides[1], theirs));
+    let network = sides[0].rails[0].network();
+    let before = network.carried();
+    let write = Request::new(sides[0].conn, Op::Write, &iovs, &adverts);
+    sides[0].ep.run(&write, &mut Uninterrupted).expect("written");
+    assert_eq!(network.carried() - before, 9000, "not over the rail");
+    sides.iter_mut().for_each(Side::leave);
+}
+
+#[test]
 fn memory_that_is_being_registered_is_not_given_back() {
     let rails = [RailFaults::default()];
     let sides = ByRails { timeout: SHORT, ..ByRails::new(&rails) }.join(1);

@@ -140,10 +140,6 @@ impl Core {
         until: Option<Instant>,
     ) -> Result<()> {
         let started = Instant::now();
-        // Before the first look: a lane that is made after it may not request anything with what is let go of then.
-        for ending in &endings {
-            self.rails.get().map(|devices| devices.rails.retire(ending.mr.region.slot));
-        }
         loop {
             // Before the look: who is given up was at it when the time was over.
             let is_late = until.is_some_and(|until| until <= Instant::now());
@@ -170,6 +166,8 @@ impl Core {
 
     fn let_go_if_untouched(self: &Arc<Self>, ending: &Ending) -> Result<(), Toucher> {
         ending.let_go(|mr| {
+            // Before the look: a lane that is made after it may not request anything with what is let go of then.
+            self.rails.get().map(|devices| devices.rails.retire(ending.mr.region.slot));
             self.toucher(ending).map_or(Ok(()), Err)?;
             self.let_go_of_memory(mr).map_err(|e| Toucher::device(&e))
         })?;
