@@ -264,7 +264,7 @@ class TestEndpoint:
         assert stats["connections"] == 1 and stats["regions"] == 0
         info = two.a.connection(two.conn_a)
         assert info["gpu_index"] == 0 and info["same_host"] is True
-        assert (info["path"] == "tcp") == (transport == "tcp")
+        assert (info["path"] == "tcp") == (transport == "tcp") == (info["moves"] == "tcp")
         assert two.a.connection(U64) is None
 
     def test_path(self, two: Two, transport: str) -> None:

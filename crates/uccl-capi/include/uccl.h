@@ -264,7 +264,8 @@ uccl_status_t uccl_register(const struct uccl_endpoint_t *endpoint, void *ptr, s
 // waits again.
 uccl_status_t uccl_deregister(const struct uccl_endpoint_t *endpoint, uint64_t mr);
 
-// Makes the advert of `len` bytes at `ptr`, which are inside the region.
+// Makes the advert of `len` bytes at `ptr`, which are inside the region. It holds the key of the region: who holds it can reach
+// all of that. What a peer must not reach belongs into a region of its own; regions may overlap.
 uccl_status_t uccl_advertise(const struct uccl_endpoint_t *endpoint,
                              uint64_t mr,
                              const void *ptr,
@@ -277,6 +278,11 @@ uccl_status_t uccl_advert_part(const struct uccl_advert_t *advert,
                                uint64_t offset,
                                uint64_t len,
                                struct uccl_advert_t *part);
+
+// Writes how data moves over a connection: "direct", "staged" (through memory that lies between) or "tcp". Over RDMA
+// and libfabric it is as the regions have it that are registered here and those of the peer's that have been reached:
+// "staged" or "tcp" as soon as that is so of one of them. 8 bytes have room for it.
+uccl_status_t uccl_moves(const struct uccl_endpoint_t *endpoint, uint64_t conn, char *text, size_t capacity);
 
 // Writes the name of the path that data takes to and from memory which the peer advertised: "cma", "shm",
 // "mapped", "cuda_ipc" or "tcp", as the README explains. 16 bytes have room for it.

@@ -120,9 +120,10 @@ impl Ending {
         self.mr.leases.load(SeqCst) > 0
     }
 
-    /// Lets go of all that the region had, once however many wait for it.
+    /// Lets go of all that the region had, once however many wait for it: `release` says whether it is time to.
     pub(crate) fn let_go<E>(&self, release: impl FnOnce(&Mr) -> Result<(), E>) -> Result<(), E> {
         let mut revoked = self.revoked.lock();
+        // Afterwards nobody looks: whoever is at its slot is at another region.
         if revoked.is_some() {
             release(&self.mr)?;
             // Only now: devices know the region by its slot.
@@ -182,8 +183,9 @@ impl Mrs {
         by_id.live.len() + by_id.ending.len()
     }
 
-    /// Adds a region. The first one in memory that peers of this host can reach has it offered to them.
-    pub(crate) fn insert(&self, span: Span, offer: impl FnOnce(&Shareable)) -> Result<Arc<Mr>> {
+    /// Adds a region, which is not let go of before the lease ends. The first one in memory that peers of this host can
+    /// reach has it offered to them.
+    pub(crate) fn insert(&self, span: Span, offer: impl FnOnce(&Shareable)) -> Result<Lease> {
         if span.addr.checked_add(span.len).is_none() {
             return Err(Error::Invalid(format!(
                 "{} bytes at {:#x} run past the end of the address space",
@@ -219,8 +221,10 @@ impl Mrs {
             self.let_go(&mr, |_| {});
             return Err(Error::Closed);
         }
-        by_id.live.insert(id, Arc::clone(&mr));
-        Ok(mr)
+        // Before it is there for others to end.
+        let lease = Lease::of(&mr);
+        by_id.live.insert(id, mr);
+        Ok(lease)
     }
 
     /// What a range lies in, if peers of this host can reach that.
@@ -388,7 +392,7 @@ mod tests {
         let memory = vec![0; 64].into_boxed_slice();
         let mrs = Mrs::new(false).expect("a table");
         let span = Span { addr: memory.as_ptr() as usize, len: memory.len() };
-        let id = mrs.insert(span, |_| {}).expect("registered").id;
+        let id = mrs.insert(span, |_| {}).expect("registered").mr().id;
         (mrs, id, memory)
     }
 
@@ -416,9 +420,9 @@ mod tests {
         let slot = first.mr.region.slot;
         let span = Span { addr: memory.as_ptr() as usize, len: 8 };
         assert_eq!(first.let_go(|_| Err("the device is busy")), Err("the device is busy"));
-        assert_ne!(mrs.insert(span, |_| {}).expect("registered").region.slot, slot);
+        assert_ne!(mrs.insert(span, |_| {}).expect("registered").mr().region.slot, slot);
         assert_eq!(first.let_go(|_| Ok::<_, ()>(())), Ok(()));
-        assert_eq!(mrs.insert(span, |_| {}).expect("registered").region.slot, slot);
+        assert_eq!(mrs.insert(span, |_| {}).expect("registered").mr().region.slot, slot);
         assert_eq!(second.let_go(|_| Err("twice")), Ok(()));
         mrs.forget(id);
         assert!(matches!(mrs.revoke(id), Err(Error::UnknownRegion(_))));
