@@ -1,9 +1,11 @@
-//! `cargo xtask mutants`: breaks guards one at a time, and says whether the tests notice.
+//! `cargo xtask mutants`: breaks guards one at a time, and says which tests notice.
 //!
 //! `xtask/mutants.toml` lists them. Each is broken in a copy of the working tree, which has a target folder of its own, so
-//! that neither the tree nor what is built from it is ever broken.
+//! that neither the tree nor what is built from it is ever broken. Tests that fail on sound code too notice nothing, nor does
+//! a filter that matches no test: both are errors of the list.
 
 mod list;
+mod told;
 mod tree;
 
 use std::{
@@ -17,12 +19,15 @@ use clap::Args;
 
 use self::{
     list::{Mutant, read},
+    told::Told,
     tree::Copy,
 };
 use crate::shell::Program;
 
-/// What one mutant's tests may take: a guard that is gone may leave them hanging.
+/// What tests may take on sound code, and to build them.
 const LIMIT: Duration = Duration::from_secs(10 * 60);
+/// What they may take without a guard, which may leave them hanging: so much more than so often what they took with it.
+const PATIENCE: (Duration, u32) = (Duration::from_secs(60), 5);
 
 /// Break the guards that xtask/mutants.toml lists, one at a time, and see which tests notice
 #[derive(Args)]
@@ -33,7 +38,7 @@ pub(crate) struct MutantsArgs {
     #[arg(long)]
     all_tests: bool,
     /// How often the tests run: one that notices by luck does not always
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
     /// Show what the tests said
     #[arg(long, short)]
@@ -51,6 +56,8 @@ enum Verdict {
     Sometimes(u32, u32),
     Unnoticed,
     DoesNotBuild,
+    /// Its tests say nothing, as they are.
+    WrongTests,
 }
 
 impl fmt::Display for Verdict {
@@ -60,6 +67,7 @@ impl fmt::Display for Verdict {
             Self::Sometimes(times, of) => f.pad(&format!("{times} of {of}")),
             Self::Unnoticed => f.pad("UNNOTICED"),
             Self::DoesNotBuild => f.pad("DOES NOT BUILD"),
+            Self::WrongTests => f.pad("WRONG TESTS"),
         }
     }
 }
@@ -79,12 +87,21 @@ pub(crate) fn run(args: &MutantsArgs) -> Result<()> {
     }
     check()?;
     let copy = Copy::make()?;
+    let bench = Bench { copy: &copy, args };
     let mut verdicts = BTreeMap::new();
-    for mutant in &mutants {
-        let begun = Instant::now();
-        let verdict = try_one(&copy, mutant, args)?;
-        println!("{verdict:<15} {:>4.0} s  {}", begun.elapsed().as_secs_f64(), mutant.id);
-        verdicts.entry(verdict).or_insert_with(Vec::new).push(mutant);
+    for alike in mutants.chunk_by(|a, b| a.tests_are_those_of(b)) {
+        // Tests are tried once on sound code, before the mutants that they are to notice.
+        let sound = bench.sound(&alike[0])?;
+        for mutant in alike {
+            let begun = Instant::now();
+            let (verdict, by) = match &sound {
+                Ok(sound) => bench.broken(mutant, sound)?,
+                Err(why) => (Verdict::WrongTests, vec![why.clone()]),
+            };
+            println!("{verdict:<15} {:>4.0} s  {}", begun.elapsed().as_secs_f64(), mutant.id);
+            by.iter().for_each(|by| println!("{:<24}{by}", ""));
+            verdicts.entry(verdict).or_insert_with(Vec::new).push(mutant);
+        }
     }
     println!();
     for (verdict, mutants) in &verdicts {
@@ -104,41 +121,140 @@ fn chosen(args: &MutantsArgs) -> Result<Vec<Mutant>> {
     let mut mutants = read()?;
     mutants.retain(|mutant| args.ids.is_empty() || wanted(mutant));
     ensure!(!mutants.is_empty(), "no mutant is called so");
+    if args.all_tests {
+        mutants.iter_mut().for_each(|mutant| mutant.tests.clear());
+    }
     // Those of one crate after each other, which builds least.
-    mutants.sort_by(|a, b| (&a.package, &a.tests).cmp(&(&b.package, &b.tests)));
+    mutants.sort_by(|a, b| a.built().cmp(&b.built()));
     Ok(mutants)
 }
 
-fn try_one(copy: &Copy, mutant: &Mutant, args: &MutantsArgs) -> Result<Verdict> {
-    let _broken = copy.with(mutant)?;
-    if !said(tests(copy, mutant, args, true), args)? {
-        return Ok(Verdict::DoesNotBuild);
-    }
-    let mut noticed = 0;
-    for _ in 0..args.runs {
-        // A program that was ended hung, which is noticed too.
-        noticed += u32::from(!said(tests(copy, mutant, args, false), args).unwrap_or(false));
-    }
-    Ok(match noticed {
-        0 => Verdict::Unnoticed,
-        n if n == args.runs => Verdict::Noticed,
-        n => Verdict::Sometimes(n, args.runs),
-    })
+/// What tests have said of sound code.
+struct Sound {
+    told: Told,
+    took: Duration,
 }
 
-/// Builds the tests, or runs them.
-fn tests(copy: &Copy, mutant: &Mutant, args: &MutantsArgs, build: bool) -> Program {
-    let build = if build { &["--no-run"][..] } else { &[] };
-    let package = format!("--package={}", mutant.package);
-    let program = copy.cargo(mutant.loom).args(["test", "--locked", "--quiet"]).args([&package]);
-    let program = program.args(build).limit(LIMIT);
-    if args.all_tests { program } else { program.args(&mutant.tests) }
+/// Where mutants are tried, and how.
+struct Bench<'a> {
+    copy: &'a Copy,
+    args: &'a MutantsArgs,
 }
 
-fn said(program: Program, args: &MutantsArgs) -> Result<bool> {
-    let (well, said) = program.ask()?;
-    if args.verbose {
-        println!("{said}");
+impl Bench<'_> {
+    /// The tests of a mutant on sound code; or why they can tell nothing.
+    fn sound(&self, mutant: &Mutant) -> Result<Result<Sound, String>> {
+        let shown = format!("{} {}", mutant.package, mutant.tests.join(" "));
+        if !self.build(mutant)? {
+            return Ok(Err(format!("{shown}: they do not build on sound code")));
+        }
+        let begun = Instant::now();
+        let (status, said) = self.run(mutant, LIMIT)?;
+        let told = Told::of(&said);
+        Ok(match status {
+            Ok(true) if self.says_nothing(mutant, &told) => {
+                Err(format!("{shown}: a part of that matches no test"))
+            }
+            Ok(true) => Ok(Sound { told, took: begun.elapsed() }),
+            // Cargo has no such program, or tests fail.
+            Ok(false) => Err(format!("{shown}: on sound code {}", why(&told, None, &said))),
+            Err(hung) => Err(format!("{shown}: on sound code {}", why(&told, Some(&hung), &said))),
+        })
     }
-    Ok(well)
+
+    /// Whether one of the programs chosen runs no test, which some of all of a crate's do not; or one of the filters
+    /// matches none.
+    fn says_nothing(&self, mutant: &Mutant, told: &Told) -> bool {
+        let matches = |filter: &str| told.ended.iter().any(|name| name.contains(filter));
+        match self.args.all_tests {
+            true => told.ended.is_empty(),
+            false => {
+                told.passed.is_empty() || told.passed.contains(&0) || !mutant.filters().all(matches)
+            }
+        }
+    }
+
+    /// What becomes of a mutant, and who noticed how often.
+    fn broken(&self, mutant: &Mutant, sound: &Sound) -> Result<(Verdict, Vec<String>)> {
+        let _broken = self.copy.with(mutant)?;
+        if !self.build(mutant)? {
+            return Ok((Verdict::DoesNotBuild, vec![]));
+        }
+        let (mut noticed, mut by) = (0, BTreeMap::new());
+        for _ in 0..self.args.runs {
+            let limit = (PATIENCE.0 + sound.took * PATIENCE.1).min(LIMIT);
+            let (status, said) = self.run(mutant, limit)?;
+            if matches!(status, Ok(true)) {
+                continue;
+            }
+            let told = Told::of(&said);
+            noticed += 1;
+            for name in &told.failed {
+                *by.entry(name.clone()).or_insert(0) += 1;
+            }
+            let left = || {
+                let left: Vec<_> = sound.told.ended.difference(&told.ended).collect();
+                match left[..] {
+                    [] => "after all tests".to_owned(),
+                    [one] => format!("in {one}"),
+                    [one, two] => format!("in {one} or {two}"),
+                    [one, ..] => format!("in {one} or one of {} others", left.len() - 1),
+                }
+            };
+            let early = match (&told.signal, status) {
+                (_, Err(_)) => format!("hangs {}", left()),
+                (Some(signal), _) => format!("signal {signal} {}", left()),
+                (None, _) if told.failed.is_empty() => {
+                    bail!("{}: no test has failed, and yet:\n{}", mutant.id, said.join("\n"))
+                }
+                (None, _) => continue,
+            };
+            *by.entry(early).or_insert(0) += 1;
+        }
+        let verdict = match noticed {
+            0 => Verdict::Unnoticed,
+            n if n == self.args.runs => Verdict::Noticed,
+            n => Verdict::Sometimes(n, self.args.runs),
+        };
+        let of = self.args.runs;
+        let by = by.into_iter().map(|(by, times)| format!("{times} of {of}  {by}"));
+        Ok((verdict, by.collect()))
+    }
+
+    fn build(&self, mutant: &Mutant) -> Result<bool> {
+        let (status, said) = self.cargo(mutant, "--no-run").limit(LIMIT).hear()?;
+        self.show(&said);
+        Ok(status?.success())
+    }
+
+    /// Whether the tests pass, unless they hang, and what they said.
+    fn run(&self, mutant: &Mutant, limit: Duration) -> Result<(Result<bool>, Vec<String>)> {
+        let cargo = self.cargo(mutant, "--no-fail-fast").limit(limit);
+        let (status, said) = cargo.hear()?;
+        self.show(&said);
+        Ok((status.map(|status| status.success()), said))
+    }
+
+    fn cargo(&self, mutant: &Mutant, how: &str) -> Program {
+        let package = format!("--package={}", mutant.package);
+        let cargo = self.copy.cargo(mutant.loom).args(["test", "--locked", how]);
+        cargo.args([&package]).args(&mutant.tests)
+    }
+
+    fn show(&self, said: &[String]) {
+        if self.args.verbose {
+            said.iter().for_each(|line| println!("{line}"));
+        }
+    }
+}
+
+/// How tests have ended that should have passed.
+fn why(told: &Told, hung: Option<&anyhow::Error>, said: &[String]) -> String {
+    let failed: Vec<_> = told.failed.iter().map(String::as_str).collect();
+    match (hung, &told.signal) {
+        _ if !failed.is_empty() => format!("these fail: {}", failed.join(", ")),
+        (Some(hung), _) => hung.to_string(),
+        (None, Some(signal)) => format!("a program ends by signal {signal}"),
+        (None, None) => said.last().cloned().unwrap_or_default(),
+    }
 }

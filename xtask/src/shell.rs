@@ -195,7 +195,7 @@ impl Program {
     /// Like [`Self::run`], and shows each line to `look`, without the terminal's colours.
     pub(crate) fn watch(mut self, mut look: impl FnMut(&str)) -> Result<()> {
         println!("$ {self}");
-        let lines = self.pipe_output()?;
+        let lines = self.pipe_output(Aloud::Yes)?;
         let child = self.spawn()?;
         // The command's own ends of the pipe would keep it open.
         self.command.stdout(Stdio::null()).stderr(Stdio::null());
@@ -220,6 +220,17 @@ impl Program {
         let (stdout, stderr) = (said(stdout), said(stderr));
         let well = status.success();
         Ok((well, if well || stderr.is_empty() { stdout } else { stderr }))
+    }
+
+    /// Runs quietly: how it ended, and the lines that it said, also those of one that took too long.
+    pub(crate) fn hear(mut self) -> Result<(Result<ExitStatus>, Vec<String>)> {
+        let lines = self.pipe_output(Aloud::No)?;
+        let child = self.spawn()?;
+        self.command.stdout(Stdio::null()).stderr(Stdio::null());
+        let status = self.wait(child);
+        // Something that outlived its parent may hold the pipe still.
+        let said = std::iter::from_fn(|| lines.recv_timeout(GRACE).ok()).collect();
+        Ok((status, said))
     }
 
     /// Whether it is there and runs.
@@ -275,11 +286,11 @@ impl Program {
         }
     }
 
-    fn pipe_output(&mut self) -> Result<mpsc::Receiver<String>> {
+    fn pipe_output(&mut self, aloud: Aloud) -> Result<mpsc::Receiver<String>> {
         let (reader, writer) = pipe()?;
         self.command.stdout(writer.try_clone()?).stderr(writer);
         let (lines, receiver) = mpsc::channel();
-        thread::spawn(move || copy_lines(reader, &lines));
+        thread::spawn(move || copy_lines(reader, &lines, aloud));
         Ok(receiver)
     }
 }
@@ -314,12 +325,21 @@ fn everything(mut pipe: impl Read) -> String {
     String::from_utf8_lossy(&bytes).trim().to_owned()
 }
 
-fn copy_lines(reader: PipeReader, lines: &mpsc::Sender<String>) {
+/// Whether lines are shown on the terminal as they come.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Aloud {
+    No,
+    Yes,
+}
+
+fn copy_lines(reader: PipeReader, lines: &mpsc::Sender<String>, aloud: Aloud) {
     let mut reader = BufReader::new(reader);
     let mut line = Vec::new();
     while matches!(reader.read_until(b'\n', &mut line), Ok(1..)) {
-        // A closed terminal is no reason to stop the tests.
-        let _ = stdout().lock().write_all(&line);
+        if aloud == Aloud::Yes {
+            // A closed terminal is no reason to stop the tests.
+            let _ = stdout().lock().write_all(&line);
+        }
         let _ = lines.send(plain(&String::from_utf8_lossy(&line)));
         line.clear();
     }
@@ -388,6 +408,14 @@ mod tests {
         assert_eq!(seen[2][..1], seen[3][..1], "{seen:?}");
         let failed: Vec<_> = results.iter().filter_map(|r| r.as_ref().err()).collect();
         assert!(matches!(failed[..], [error] if error.to_string().contains("exit status: 3")));
+    }
+
+    #[test]
+    fn what_took_too_long_is_heard() {
+        let sleeper = Program::new("sh").args(["-c", "echo one; echo two >&2; sleep 600"]);
+        let (status, said) = sleeper.limit(Duration::from_millis(500)).hear().expect("it starts");
+        assert!(status.is_err_and(|e| e.to_string().contains("and was ended")));
+        assert_eq!(said, ["one", "two"]);
     }
 
     #[test]

@@ -264,7 +264,8 @@ uccl_status_t uccl_register(const struct uccl_endpoint_t *endpoint, void *ptr, s
 // waits again.
 uccl_status_t uccl_deregister(const struct uccl_endpoint_t *endpoint, uint64_t mr);
 
-// Makes the advert of `len` bytes at `ptr`, which are inside the region.
+// Makes the advert of `len` bytes at `ptr`, which are inside the region. It holds the key of the region: who holds it can reach
+// all of that. What a peer must not reach belongs into a region of its own; regions may overlap.
 uccl_status_t uccl_advertise(const struct uccl_endpoint_t *endpoint,
                              uint64_t mr,
                              const void *ptr,

@@ -254,6 +254,9 @@ pub trait Aftermath: Send + Sync {
     /// Whether our region of this slot may be touched at this moment.
     fn touches(&self, slot: u32) -> bool;
 
+    /// Has those told whose operations have ended since the kill. The rules of [`Completion`] hold.
+    fn look(&self) {}
+
     /// Whether the peer has ended its side as well, or died, and our copies have ended: nothing is touched any more.
     fn is_over(&self) -> bool;
 }

@@ -520,6 +520,35 @@ mod tests {
     }
 
     #[test]
+    fn a_region_is_reached_within_its_bounds_only() {
+        let table = table();
+        let region = table.insert(span(0x1000, 64), Rights::ALL, None).unwrap();
+        let check = |addr, len| {
+            let remote = RemoteSpan { addr, len, ..region.remote() };
+            assert_eq!(table.admit(&remote, Access::Write).is_ok(), {
+                table.lock().check(&remote, Access::Read).is_ok()
+            });
+            table.lock().check(&remote, Access::Write)
+        };
+        for (addr, len) in [(0x1000, 64), (0x1000, 0), (0x1040, 0), (0x103f, 1), (0x1010, 8)] {
+            assert_eq!(check(addr, len), Ok(span(addr as usize, len as usize)));
+        }
+        for (addr, len) in [
+            (0x1000, 65),
+            (0x1001, 64),
+            (0xfff, 64),
+            (0xfff, 1),
+            (0x1040, 1),
+            (0x1041, 0),
+            (0, u64::MAX),
+            (u64::MAX, 2),
+            (0x1008, u64::MAX - 4),
+        ] {
+            assert_eq!(check(addr, len), Err(AccessError::OutOfBounds), "{addr:#x} {len}");
+        }
+    }
+
+    #[test]
     fn rights_are_kept() {
         let table = table();
         for (rights, read, write) in [

@@ -131,7 +131,7 @@ pub enum Error {
         list(.regions)
     )]
     StillTouched {
-        /// The regions.
+        /// The regions; none where it is about what the endpoint has of its own.
         regions: Arc<[MrId]>,
         /// Who may touch them.
         by: Arc<str>,
@@ -205,6 +205,7 @@ fn list(regions: &[MrId]) -> String {
     let named: Vec<_> = regions.iter().take(NAMED).map(MrId::to_string).collect();
     let others = regions.len().saturating_sub(NAMED);
     match others {
+        _ if regions.is_empty() => "what the endpoint has".to_owned(),
         0 => named.join(", "),
         _ => format!("{} and {others} others", named.join(", ")),
     }

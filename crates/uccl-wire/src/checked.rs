@@ -79,6 +79,20 @@ mod tests {
 
     use super::*;
 
+    /// A trailer says that what came is filler by its status, which is one bit from that of data.
+    #[test]
+    fn filler_whose_status_is_damaged_is_no_data() {
+        let mut crc = Crc::new();
+        crc.add(b"some payload");
+        let data = Crc::trailer(Some(&crc), Status::Ok);
+        for status in [Status::UnknownKey, Status::OutOfBounds, Status::Checksum, Status::Cut] {
+            let filler = Crc::trailer(Some(&crc), status);
+            assert!(Crc::admits(Some(&crc), &filler));
+            assert!(!Crc::admits(Some(&crc), &Trailer { status: Status::Ok, ..filler }));
+            assert!(!Crc::admits(Some(&crc), &Trailer { status, ..data }));
+        }
+    }
+
     #[test]
     fn a_damaged_header_is_no_header() {
         for kind in [Kind::Ack, Kind::Fence, Kind::Read, Kind::Write, Kind::Message] {

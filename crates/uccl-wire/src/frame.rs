@@ -379,5 +379,57 @@ mod tests {
             decode_descs(&header, &bytes, &mut out),
             Err(FrameError::Sum { descs: 8, len: 9 })
         );
+        // Neither less nor more, for a read as well, whose length is elsewhere.
+        for (said, sound) in [(7, false), (8, true), (9, false)] {
+            for header in [
+                Header { len: said, ..header },
+                Header { descs: 1, ..Header::bare(Kind::Read, 1, said) },
+            ] {
+                let sum = Err(FrameError::Sum { descs: 8, len: said });
+                let want = if sound { Ok(()) } else { sum };
+                assert_eq!(decode_descs(&header, &bytes, &mut out), want, "{header:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_header_says_no_more_than_its_kind_allows() {
+        let all = (1u8..=11).map(|v| Kind::from_u8(v).expect("1 to 11 are kinds"));
+        for kind in all {
+            let most = match kind {
+                Kind::Write | Kind::Data => MAX_PAYLOAD,
+                Kind::Message => MAX_MESSAGE as u64,
+                _ => 0,
+            };
+            for (len, sound) in [(most, true), (most + 1, false), (u64::MAX, false)] {
+                let header = Header { len, ..Header::bare(kind, 1, 0) };
+                let want = if sound { Ok(header) } else { Err(FrameError::Len(len, kind)) };
+                assert_eq!(Header::decode(&header.encode()), want);
+            }
+            let most = match kind {
+                Kind::Write | Kind::Read => MAX_DESCS as u16,
+                _ => 0,
+            };
+            for (descs, sound) in [(most, true), (most + 1, false), (u16::MAX, false)] {
+                let header = Header { descs, ..Header::bare(kind, 1, 0) };
+                let want = if sound { Ok(header) } else { Err(FrameError::Descs(descs, kind)) };
+                assert_eq!(Header::decode(&header.encode()), want);
+            }
+        }
+    }
+
+    #[test]
+    fn an_ack_has_a_status_that_there_is() {
+        for status in 0..=u8::MAX {
+            let header = Header::bare(Kind::Ack, 1, status.into());
+            let known = Status::from_u8(status).map(|_| header);
+            let want = known.ok_or(FrameError::Status(status.into()));
+            assert_eq!(Header::decode(&header.encode()), want);
+        }
+        // Not by its lowest byte alone.
+        for status in [256, 1 << 32, u64::MAX] {
+            let header = Header::bare(Kind::Ack, 1, status);
+            assert_eq!(Header::decode(&header.encode()), Err(FrameError::Status(status)));
+        }
     }
 }

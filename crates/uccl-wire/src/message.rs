@@ -619,6 +619,12 @@ mod tests {
             out.clear();
             fin(3, verdict, &mut out);
             assert_eq!(Message::decode(&out), Ok(Message::Fin { seq: 3, verdict }));
+            // Neither longer nor shorter.
+            let wrong = |len| Err(MessageError::Length(Some(Tag::Fin), len));
+            out.push(0);
+            assert_eq!(Message::decode(&out), wrong(out.len()));
+            out.truncate(out.len() - 2);
+            assert_eq!(Message::decode(&out), wrong(out.len()));
         }
         out.clear();
         notif_ack(5, true, &mut out);

@@ -46,6 +46,26 @@ pub(super) fn read() -> Result<Vec<Mutant>> {
 }
 
 impl Mutant {
+    /// Mutants that are alike in this are built alike.
+    pub(super) fn built(&self) -> (&str, bool, &[String]) {
+        (&self.package, self.loom, &self.tests)
+    }
+
+    /// Whether the same tests are to notice both.
+    pub(super) fn tests_are_those_of(&self, other: &Self) -> bool {
+        self.built() == other.built()
+    }
+
+    /// Parts of the names of the tests that are to notice.
+    pub(super) fn filters(&self) -> impl Iterator<Item = &str> {
+        let mut names_program = false;
+        let tests = self.tests.iter().map(String::as_str);
+        tests.filter(move |arg| {
+            let is_program = std::mem::replace(&mut names_program, *arg == "--test");
+            !is_program && !arg.starts_with('-')
+        })
+    }
+
     /// Why it applies no more, if so.
     pub(super) fn stale(&self) -> Result<(), String> {
         let text = fs::read_to_string(tree::root().join(&self.file));
@@ -88,6 +108,14 @@ mod tests {
         for (find, replace) in [("x", "c"), ("a", "c"), ("b", "b")] {
             assert!(mutant(find, replace).apply("abda").is_err(), "{find}");
         }
+    }
+
+    #[test]
+    fn filters_are_told_from_programs() {
+        let tests = ["--lib", "--test", "one", "--test", "two", "--", "some", "other"];
+        let tests = tests.map(str::to_owned).to_vec();
+        let mutant = Mutant { tests, ..mutant("a", "b") };
+        assert_eq!(mutant.filters().collect::<Vec<_>>(), ["some", "other"]);
     }
 
     #[test]

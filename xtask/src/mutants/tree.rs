@@ -43,7 +43,8 @@ impl Copy {
 
     /// The copy without a guard, until what this returns is dropped.
     pub(super) fn with(&self, mutant: &Mutant) -> Result<Broken<'_>> {
-        let sound = fs::read_to_string(tree::root().join(&mutant.file))?;
+        // Of the copy: the tree may have changed since.
+        let sound = fs::read_to_string(self.folder.join(&mutant.file))?;
         let broken = mutant.apply(&sound).map_err(|e| anyhow!(e))?;
         let restored = Broken { copy: self, file: mutant.file.clone(), sound };
         self.write(&mutant.file, broken.as_bytes())?;
@@ -53,7 +54,8 @@ impl Copy {
     /// Cargo, in the copy.
     pub(super) fn cargo(&self, loom: bool) -> Program {
         let target = self.folder.with_file_name("target");
-        let cargo = Program::cargo(&[]).in_folder(&self.folder);
+        // One file changes at a time, and what is built stays for the next.
+        let cargo = Program::cargo(&[]).in_folder(&self.folder).env("CARGO_INCREMENTAL", "1");
         if !loom {
             return cargo.env("CARGO_TARGET_DIR", target);
         }

@@ -85,7 +85,8 @@ pub extern "C" fn uccl_deregister(endpoint: *const uccl_endpoint_t, mr: u64) -> 
     call(|| Ok(self::endpoint(endpoint)?.deregister(MrId(mr))?))
 }
 
-/// Makes the advert of `len` bytes at `ptr`, which are inside the region.
+/// Makes the advert of `len` bytes at `ptr`, which are inside the region. It holds the key of the region: who holds it can reach
+/// all of that. What a peer must not reach belongs into a region of its own; regions may overlap.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_advertise(
     endpoint: *const uccl_endpoint_t,

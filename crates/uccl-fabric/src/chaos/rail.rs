@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use uccl_device::MemoryKind;
 
+use super::gate::{Gate, GateHold};
 use crate::{
     lane::{OpKind, access_of},
     mem::Span,
@@ -105,6 +106,7 @@ pub struct ChaosRail {
     refuse_memory_percent: AtomicU32,
     plug: Arc<Mutex<Plug>>,
     rng: Mutex<Rng>,
+    registrations: Arc<Gate>,
 }
 
 /// Whether the device works.
@@ -120,8 +122,6 @@ struct Plug {
     is_holding: bool,
     /// Its channels do not end.
     is_slow_to_end: bool,
-    /// It does not come to an end with the memory that it is shown.
-    is_slow_to_register: bool,
 }
 
 struct Memory {
@@ -157,7 +157,16 @@ impl RailNetwork {
         let rng = Mutex::new(Rng::with_seed(seed));
         let refuse_memory_percent = faults.refuse_memory_percent.into();
         let network = self.clone();
-        Arc::new(ChaosRail { info, network, faults, refuse_memory_percent, plug, rng })
+        let registrations = Arc::default();
+        Arc::new(ChaosRail {
+            info,
+            network,
+            faults,
+            refuse_memory_percent,
+            plug,
+            rng,
+            registrations,
+        })
     }
 
     /// How many bytes its rails have carried.
@@ -210,14 +219,14 @@ impl ChaosRail {
         self.plug.lock().is_slow_to_end = holds;
     }
 
+    /// Has whoever registers memory with it wait.
+    pub fn hold_registrations(&self) -> GateHold {
+        self.registrations.hold()
+    }
+
     /// Whether it keeps memory whose registration ends, and says so.
     pub fn hold_memory(&self, holds: bool) {
         self.plug.lock().is_holding = holds;
-    }
-
-    /// Whether it takes long over memory that it is shown, until this is called again.
-    pub fn hold_registrations(&self, holds: bool) {
-        self.plug.lock().is_slow_to_register = holds;
     }
 
     /// What it is on.
@@ -248,9 +257,7 @@ impl Rail for ChaosRail {
         kind: MemoryKind,
         rights: Rights,
     ) -> Result<Box<dyn Registration>, RailError> {
-        while self.plug.lock().is_slow_to_register {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        self.registrations.pass();
         let refuses = self.rng.lock().u32(0..100) < self.refuse_memory_percent.load(Relaxed);
         if refuses && kind != MemoryKind::Pinned {
             return Err(RailError::Unavailable("it does not like this memory".into()));

@@ -472,6 +472,7 @@ mod tests {
     use crate::alloc::{SharedBuf, lookup};
     use crate::region::{Region, RegionTable};
     use crate::shm::Segment;
+    use crate::shm::hazard::{SLOT_MASK, mark};
 
     /// An owner and an initiator, both in this process.
     struct Both {
@@ -580,6 +581,77 @@ mod tests {
         assert!(matches!(write(), Err(DirectError::Unreachable)));
     }
 
+    #[test]
+    fn both_sides_of_a_copy_are_as_long() {
+        let both = both(false);
+        let buf = SharedBuf::new(200).unwrap();
+        both.share(&buf);
+        let all = both.register(buf.span()).remote();
+        for len in [99, 101] {
+            let (whole, first) = (RemoteSpan { len, ..all }, RemoteSpan { len: 1, ..all });
+            let rest = RemoteSpan { addr: all.addr + 1, len: len - 1, ..all };
+            for remote in [&[whole][..], &[first, rest]] {
+                let refused = both.write(&[1; 100], remote);
+                let told = matches!(refused, Err(DirectError::Length { local: 100, remote })
+                    if remote == len);
+                assert!(told, "{refused:?}");
+            }
+        }
+        assert_eq!(bytes(&buf), [0; 200]);
+    }
+
+    /// Where a region was is remembered under its slot, which another region may have had since.
+    #[test]
+    fn what_is_remembered_of_a_region_ends_with_it() {
+        let both = both(false);
+        let bufs = [0; 2].map(|_| SharedBuf::new(100).unwrap());
+        bufs.iter().for_each(|buf| both.share(buf));
+        let first = both.register(bufs[0].span());
+        assert_eq!(both.write(&[1; 100], &[first.remote()]).unwrap(), 100);
+        let unknown = || {
+            let refused = both.write(&[2; 100], &[first.remote()]);
+            matches!(refused, Err(DirectError::Refused(AccessError::UnknownKey)))
+        };
+        drop(both.table.revoke(first.slot, first.key).unwrap());
+        assert!(unknown(), "it has ended");
+        let second = both.register(bufs[1].span());
+        assert_eq!(second.slot, first.slot);
+        assert!(unknown(), "another is in its slot");
+        assert_eq!(both.write(&[3; 100], &[second.remote()]).unwrap(), 100);
+        assert!(unknown(), "and has been written to");
+        assert_eq!((bytes(&bufs[0]), bytes(&bufs[1])), (&[1; 100][..], &[3; 100][..]));
+    }
+
+    /// What is copied are the hazard words themselves, which shows how they stand meanwhile.
+    #[test]
+    fn a_hazard_word_holds_the_slot_while_a_copy_is_made() {
+        let both = both(true);
+        let words = both.owner.words();
+        let local = [Span { addr: words.as_ptr() as usize, len: size_of_val(words) }];
+        let (buf, mut private) = (SharedBuf::new(local[0].len).unwrap(), vec![0u8; local[0].len]);
+        both.share(&buf);
+        // So that no region is in the first slot, whose mark is the least.
+        let _other = both.register(buf.span());
+        let private = Span { addr: private.as_mut_ptr() as usize, len: private.len() };
+        for (to, reach) in [(buf.span(), Reach::Mapped), (private, Reach::Cma)] {
+            let region = both.register(to);
+            let all = region.remote();
+            assert_eq!(both.direct.reach(&all), reach);
+            let half = RemoteSpan { len: all.len / 2, ..all };
+            let rest = RemoteSpan { addr: all.addr + half.len, ..half };
+            for remote in [&[all][..], &[half, rest]] {
+                // SAFETY: memory of the test's, of which the copy alone is at the destination.
+                let moved = unsafe { both.direct.copy(Access::Write, &local, remote) };
+                assert_eq!(moved.unwrap(), all.len);
+                // SAFETY: the copy is over.
+                let seen = unsafe { std::slice::from_raw_parts(to.addr as *const u8, to.len) };
+                let held = |word: &[u8; 8]| u64::from_ne_bytes(*word) & SLOT_MASK == mark(all.slot);
+                assert!(seen.as_chunks().0.iter().any(held), "{reach:?} {} pieces", remote.len());
+                assert!(!both.owner.holds(all.slot), "it is over");
+            }
+        }
+    }
+
     /// An owner that publishes what its segment does not hold gets nothing of ours touched.
     #[test]
     fn a_backing_outside_of_its_segment_is_not_believed() {
@@ -679,13 +751,15 @@ mod tests {
             assert!(both.direct.mapped() == 1, "what it copies to is still there");
             drop(outlives);
         });
+        // First, as what copies all the same copies to where nothing is mapped any more.
+        assert!(matches!(both.direct.admits(), Err(DirectError::Closed)));
+        assert_eq!(both.direct.reach(&region.remote()), Reach::None);
+        assert_eq!(both.direct.mapped(), 0);
         for remote in [&[region.remote()][..], &[region.remote(), region.remote()]] {
             let data = vec![2; 100 * remote.len()];
             assert!(matches!(both.write(&data, remote), Err(DirectError::Closed)));
         }
-        assert_eq!(both.direct.reach(&region.remote()), Reach::None);
         assert_eq!(bytes(&buf), [1; 100]);
-        assert_eq!(both.direct.mapped(), 0);
         let fd = buf.fd().try_clone_to_owned().unwrap();
         assert!(both.direct.insert_mapping(buf.id(), fd, 100).is_err());
     }

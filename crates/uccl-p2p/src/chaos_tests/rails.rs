@@ -10,11 +10,15 @@ use uccl_fabric::{
 use uccl_wire::rails::{Note, RegionId};
 
 use super::{
+    SHORT,
     warnings::warnings_of,
     workload::{Plan, Workload, move_one},
     world::{ByRails, FAR, Memory, Side},
 };
-use crate::{Error, Moves, MrId, Op, Request, Uninterrupted, engine::transfer::MAX_PENDING};
+use crate::{
+    Error, Iov, Moves, MrId, Op, Request, Uninterrupted, engine::transfer::MAX_PENDING,
+    wire::advert::Advert,
+};
 
 fn some_faults(rng: &mut Rng) -> RailFaults {
     RailFaults {
@@ -241,7 +245,7 @@ fn a_region_is_given_back_when_devices_have_seen_it() {
     let (mr, peer_mr) = (sides[0].register(&ours), sides[1].register(&theirs));
     let slot = sides[0].ep.core().mrs.get(mr).expect("registered").region.slot;
     let rails = &sides[0].ep.core().rails.get().expect("rails").rails;
-    sides[0].rails[0].hold_registrations(true);
+    let hold = sides[0].rails[0].hold_registrations();
     // The peer reads what is sent, and asks for a key to do so.
     let (sent, wanted) = (ours.iovs(mr), theirs.iovs(peer_mr));
     let send = Request::new(sides[0].conn, Op::Send, &sent, &[]);
@@ -257,7 +261,7 @@ fn a_region_is_given_back_when_devices_have_seen_it() {
             std::thread::sleep(Duration::from_millis(1));
             assert!(!given_back.is_finished(), "the device may reach it when it has seen it");
         }
-        sides[0].rails[0].hold_registrations(false);
+        drop(hold);
         given_back.join().expect("no panic").expect("nothing touches it any more");
     });
     sides[1].ep.cancel(recv).expect("known");
@@ -322,6 +326,73 @@ fn memory_that_no_rail_takes_passes_through_chunks() {
         work.run(|_, _| {});
         work.leave();
     });
+}
+
+#[test]
+fn a_rail_reaches_the_region_that_an_advert_was_made_of_and_no_other() {
+    let rails = [RailFaults::default()];
+    let mut sides = ByRails::new(&rails).join(1);
+    let mut rng = Rng::with_seed(1);
+    let [here, there] = [0, 1].map(|_| Memory::new(&mut rng, &[9000]));
+    let (mr, all) = (sides[0].register(&here), sides[1].register(&there));
+    let whole = there.adverts(&sides[1], all)[0];
+    // SAFETY: a part of memory that is kept until both endpoints are closed.
+    let part = unsafe { sides[1].ep.register(whole.addr as usize + 3000, 3000) };
+    let part = part.expect("registered");
+    let of_part =
+        sides[1].ep.advertise(part, whole.addr as usize + 3000, 3000).expect("advertised");
+    let write = |advert: Advert| {
+        let iovs = [Iov { len: advert.len as usize, ..here.iovs(mr)[0] }];
+        let adverts = [advert];
+        let request = Request::new(sides[0].conn, Op::Write, &iovs, &adverts);
+        sides[0].ep.run(&request, &mut Uninterrupted)
+    };
+    let refused = |advert: Advert| {
+        let before = there.now();
+        let refused = write(advert);
+        assert!(matches!(refused, Err(Error::RemoteAccess { .. })), "{refused:?}");
+        assert!(there.now() == before);
+    };
+    let network = sides[0].rails[0].network();
+    let before = network.carried();
+    write(of_part).expect("its own memory");
+    assert_eq!(network.carried() - before, 3000, "not over the rail");
+    for advert in [
+        Advert { len: 3001, ..of_part },
+        Advert { addr: of_part.addr - 1, ..of_part },
+        Advert { addr: whole.addr, len: 9000, ..of_part },
+    ] {
+        refused(advert);
+    }
+    sides[1].ep.deregister(part).expect("unused");
+    refused(of_part);
+    write(whole).expect("the region around it is there still");
+    assert!(here.pieces() == there.pieces());
+    sides.iter_mut().for_each(Side::leave);
+}
+
+#[test]
+fn memory_that_is_being_registered_is_not_given_back() {
+    let rails = [RailFaults::default()];
+    let sides = ByRails { timeout: SHORT, ..ByRails::new(&rails) }.join(1);
+    let memory = Memory::new(&mut Rng::with_seed(1), &[9000]);
+    let (ep, network) = (&sides[0].ep, sides[0].rails[0].network());
+    let hold = sides[0].rails[0].hold_registrations();
+    std::thread::scope(|scope| {
+        // SAFETY: the memory is kept until the endpoint is closed.
+        let register = || unsafe { ep.register(memory.addr(), memory.len()) };
+        let registering = scope.spawn(register);
+        sides[0].until("a registration", || hold.is_waited_for());
+        let early = ep.close();
+        assert!(matches!(early, Err(Error::StillTouched { .. })), "{early:?}");
+        drop(hold);
+        let registered = registering.join().expect("no panic");
+        assert!(matches!(registered, Err(Error::Closed)), "{registered:?}");
+        // Whoever was told so has the memory back.
+        assert_eq!(network.count().1, 0);
+    });
+    sides.iter().for_each(|side| side.ep.close().expect("nobody touches anything"));
+    assert_eq!(network.count().1, 0);
 }
 
 #[test]

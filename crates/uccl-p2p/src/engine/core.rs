@@ -12,7 +12,7 @@ use std::{
 use parking_lot::{Condvar, Mutex, RwLock};
 use slab::Slab;
 use smallvec::SmallVec;
-use uccl_fabric::{lane::Lane, mem::Span, rma::rail::RailError};
+use uccl_fabric::{alloc::Shareable, lane::Lane, mem::Span, rma::rail::RailError};
 
 use super::{
     aftermath::Aftermaths,
@@ -26,7 +26,7 @@ use crate::{
     config::Config,
     endpoint::{Accepted, ConnInfo, Notification, Op},
     error::{Error, Result},
-    ids::ConnId,
+    ids::{ConnId, MrId},
 };
 
 /// Lost connections whose reason is kept for those who ask.
@@ -233,12 +233,24 @@ impl Core {
     }
 
     /// Adds a region, and lets the peers of this host map its memory if that is shared.
-    pub(crate) fn add_region(&self, span: Span) -> Result<Arc<Mr>> {
-        let mr = self.mrs.insert(span, |memory| self.for_each_lane(|lane| lane.offer(memory)))?;
+    pub(crate) fn add_region(self: &Arc<Self>, span: Span) -> Result<MrId> {
+        let offer = |memory: &Shareable| self.for_each_lane(|lane| lane.offer(memory));
+        let lease = self.mrs.insert(span, offer)?;
+        let mr = lease.mr();
         if let Some(Devices { rails, .. }) = self.rails.get() {
+            // A region that ends meanwhile keeps its slot, and is taken from the devices again, for its lease.
             rails.add(mr.region.slot, mr.span, mr.kind, mr.region.rights);
         }
-        Ok(mr)
+        let id = mr.id;
+        drop(lease);
+        if let Err(e) = self.usable() {
+            // The memory is the caller's again, as if it had come too late.
+            return match self.release_region(id) {
+                Ok(()) | Err(Error::UnknownRegion(_)) => Err(e),
+                Err(touched) => Err(touched),
+            };
+        }
+        Ok(id)
     }
 
     /// A region has ended: devices let go of it, and peers forget its memory, unless others lie in it. An error says

@@ -284,3 +284,41 @@ fn fit(targets: &[Span], sent: usize, len: impl Fn(usize) -> u64) -> Result<u64>
     }
     Ok(total)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sent(iovs: usize, bytes: usize) -> Arrived {
+        Arrived::Eager { seq: 0, lens: vec![0; iovs], data: vec![7; bytes] }
+    }
+
+    /// An honest peer knows what was agreed, and keeps to it.
+    #[test]
+    fn what_no_receive_has_met_is_bounded_in_bytes() {
+        let mut inbox = Inbox::default();
+        for _ in 0..4 {
+            inbox.keep(sent(1, EAGER_WINDOW / 4)).expect("as agreed");
+        }
+        inbox.keep(sent(1, 0)).expect("it is full, and no fuller than agreed");
+        inbox.next_arrived().expect("the first");
+        inbox.keep(sent(1, EAGER_WINDOW / 4)).expect("there is room again");
+        inbox.keep(sent(1, 1)).expect_err("a byte too many");
+    }
+
+    #[test]
+    fn what_no_receive_has_met_is_bounded_in_pieces() {
+        let mut inbox = Inbox::default();
+        inbox.keep(sent(MAX_PIECES, 0)).expect("as agreed");
+        inbox.keep(sent(1, 0)).expect_err("a piece too many");
+    }
+
+    #[test]
+    fn what_no_receive_has_met_is_bounded_in_number() {
+        let mut inbox = Inbox::default();
+        for _ in 0..MAX_UNEXPECTED {
+            inbox.keep(sent(0, 0)).expect("as agreed");
+        }
+        inbox.keep(sent(0, 0)).expect_err("one too many");
+    }
+}

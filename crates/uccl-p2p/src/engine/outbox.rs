@@ -310,11 +310,18 @@ mod tests {
     use uccl_wire::message::MAX_IOVS;
 
     use super::*;
-    use crate::{Config, Endpoint, Iov, Op, Request, Transport, Uninterrupted};
+    use crate::{
+        Config, ConnId, Endpoint, Iov, Op, Request, Status, TransferId, Transport, Uninterrupted,
+    };
 
-    /// The peer keeps a list of the pieces of what no receive has met, and both ends know how long that may get.
-    #[test]
-    fn sends_of_many_pieces_that_nobody_receives_are_refused_and_end_nothing() {
+    struct Joined {
+        a: Endpoint,
+        b: Endpoint,
+        to_b: ConnId,
+        to_a: ConnId,
+    }
+
+    fn joined() -> Joined {
         let end = || {
             let (bind, port) = (Some([127, 0, 0, 1].into()), Some(0));
             let config = Config { bind, port, transport: Transport::Tcp, ..Config::default() };
@@ -323,6 +330,76 @@ mod tests {
         let (a, b) = (end(), end());
         let to_b = a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");
         let to_a = b.accept(None, &mut Uninterrupted).expect("accepted").conn;
+        Joined { a, b, to_b, to_a }
+    }
+
+    fn register(ep: &Endpoint, memory: &mut [u8]) -> Iov {
+        let (ptr, len) = (memory.as_mut_ptr() as usize, memory.len());
+        // SAFETY: the tests keep their memory for longer than their endpoints.
+        let mr = unsafe { ep.register(ptr, len) }.expect("registered");
+        Iov { mr, ptr, len }
+    }
+
+    impl Joined {
+        fn send(&self, iov: Iov) -> TransferId {
+            self.a.post(&Request::new(self.to_b, Op::Send, &[iov], &[])).expect("posted")
+        }
+
+        fn recv(&self, iov: Iov) {
+            let iovs = [iov];
+            let recv = Request::new(self.to_a, Op::Recv, &iovs, &[]);
+            self.b.run(&recv, &mut Uninterrupted).expect("received: the connection lives");
+        }
+
+        fn end_of(&self, send: TransferId) -> Status {
+            self.a.wait(send, None, &mut Uninterrupted).expect("known")
+        }
+    }
+
+    /// The peer keeps what has travelled with its message until a receive meets it. It ends a connection on which that
+    /// is more than was agreed.
+    #[test]
+    fn what_travels_with_its_message_and_is_not_received_fits_a_window() {
+        let (mut from, mut to) = (vec![7; EAGER_MAX], vec![0; EAGER_MAX]);
+        let pair = joined();
+        let (here, there) = (register(&pair.a, &mut from), register(&pair.b, &mut to));
+        let conn = pair.a.core().conn(pair.to_b).expect("a connection");
+        // The last ones are to be fetched.
+        let sends: Vec<_> = (0..EAGER_WINDOW / EAGER_MAX + 8).map(|_| pair.send(here)).collect();
+        assert_eq!(conn.outbox.lock().eager, EAGER_WINDOW);
+        for send in sends {
+            pair.recv(there);
+            assert!(matches!(pair.end_of(send), Status::Done(_)));
+        }
+        assert_eq!(conn.outbox.lock().eager, 0);
+        drop(conn);
+        [pair.a, pair.b].iter().for_each(|ep| ep.close().expect("closed"));
+        assert!(from == to);
+    }
+
+    #[test]
+    fn a_key_that_was_made_for_a_send_ends_with_it() {
+        let (mut from, mut to) = (vec![7; 3 * EAGER_MAX], vec![0; 3 * EAGER_MAX]);
+        let pair = joined();
+        let (here, there) = (register(&pair.a, &mut from), register(&pair.b, &mut to));
+        let table = &pair.a.core().mrs.table;
+        let send = pair.send(here);
+        assert_eq!(table.len(), 2, "the region's key, and the send's");
+        pair.recv(there);
+        assert!(matches!(pair.end_of(send), Status::Done(_)));
+        assert_eq!(table.len(), 1, "it was received");
+        let send = pair.send(here);
+        let ended = pair.a.cancel(send).expect("known");
+        assert!(matches!(ended, Status::Failed(Error::Cancelled { .. })), "{ended:?}");
+        assert_eq!(table.len(), 1, "it was called off");
+        [&pair.a, &pair.b].iter().for_each(|ep| ep.close().expect("closed"));
+        assert!(from == to);
+    }
+
+    /// The peer keeps a list of the pieces of what no receive has met, and both ends know how long that may get.
+    #[test]
+    fn sends_of_many_pieces_that_nobody_receives_are_refused_and_end_nothing() {
+        let Joined { a, b, to_b, to_a } = joined();
         let memory = [7_u8; 8];
         let pieces_of = |ep: &Endpoint| {
             let (ptr, len) = (memory.as_ptr() as usize, 8);

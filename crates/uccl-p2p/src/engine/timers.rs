@@ -26,6 +26,14 @@ pub(crate) fn to_let_go(config: &Config) -> Duration {
     config.timeout
 }
 
+/// How long a worker may take to end. It may be in the middle of a copy, or be ending a lane that is.
+const TO_LEAVE: Duration = Duration::from_secs(5);
+
+/// How long workers are waited for when their endpoint closes.
+pub(crate) fn to_stop(config: &Config) -> Duration {
+    if config.timeout.is_zero() { Duration::ZERO } else { config.timeout.max(TO_LEAVE) }
+}
+
 /// Whether a time has passed; nothing is for ever.
 pub(crate) fn is_over(since: Instant, time: Duration) -> bool {
     !time.is_zero() && since.elapsed() > time

@@ -186,6 +186,54 @@ fn notifications_follow_their_data() {
 }
 
 #[test]
+fn nobody_is_notified_of_data_that_was_refused() {
+    for (link, p) in pairs() {
+        for len in [64, 100_000] {
+            let (mut from, mut to) = (pattern(len, 7), vec![0xEE; len]);
+            let (here, there) = (register(&p.a, &mut from), register(&p.b, &mut to));
+            let (iovs, good) = ([iov(here, &from)], advert(&p.b, there, &to));
+            let write = |advert: Advert, notif| {
+                let adverts = [advert];
+                let write = request(p.to_b, Op::Write, &iovs, &adverts);
+                p.a.run(&Request { notif: Some(notif), ..write }, &mut Uninterrupted)
+            };
+            let refused = write(Advert { key: good.key ^ 1, ..good }, b"refused");
+            assert!(matches!(refused, Err(Error::RemoteAccess { .. })), "{link} {refused:?}");
+            write(good, b"landed").expect("written");
+            // What was said first would have come first.
+            let limit = Some(Duration::from_secs(20));
+            let heard = p.b.wait_notifs(limit, &mut Uninterrupted).expect("notified");
+            let heard: Vec<_> = heard.into_iter().map(|notif| notif.payload).collect();
+            assert_eq!(heard, [b"landed"], "{link} {len}");
+            p.a.deregister(here).expect("unused");
+            p.b.deregister(there).expect("unused");
+        }
+    }
+}
+
+#[test]
+fn a_send_of_more_or_fewer_iovs_than_its_receive_has_fails_on_both_sides() {
+    for (link, p) in pairs() {
+        for piece in [30, 50_000] {
+            let (mut from, mut to) = (pattern(3 * piece, 8), vec![0xEE; 3 * piece]);
+            let (here, there) = (register(&p.a, &mut from), register(&p.b, &mut to));
+            for (sent, received) in [(2, 3), (3, 2)] {
+                let sends: Vec<_> =
+                    from.chunks(piece).take(sent).map(|chunk| iov(here, chunk)).collect();
+                let recvs: Vec<_> =
+                    to.chunks(piece).take(received).map(|chunk| iov(there, chunk)).collect();
+                let received = p.b.post(&request(p.to_a, Op::Recv, &recvs, &[])).expect("posted");
+                let sent = p.a.post(&request(p.to_b, Op::Send, &sends, &[])).expect("posted");
+                let (sent, received) = (finish(&p.a, sent), finish(&p.b, received));
+                assert!(matches!(received, Err(Error::Invalid(_))), "{link} {received:?}");
+                assert!(matches!(sent, Err(Error::RemoteAccess { .. })), "{link} {sent:?}");
+            }
+            assert!(to.iter().all(|byte| *byte == 0xEE), "{link}");
+        }
+    }
+}
+
+#[test]
 fn the_owner_refuses() {
     for (link, p) in pairs() {
         let (mut from, mut to) = (pattern(9000, 6), vec![0xEE; 9000]);
@@ -211,6 +259,42 @@ fn the_owner_refuses() {
         let revoked = write(good);
         assert!(matches!(revoked, Err(Error::RemoteAccess { .. })), "{link} {revoked:?}");
         assert!(to.iter().all(|byte| *byte == 0xEE), "{link}");
+    }
+}
+
+#[test]
+fn an_advert_reaches_the_region_that_it_was_made_of_and_no_other() {
+    for (link, p) in pairs() {
+        let (mut from, mut to) = (pattern(9000, 8), vec![0xEE; 9000]);
+        let here = register(&p.a, &mut from);
+        let (all, part) = (register(&p.b, &mut to), register(&p.b, &mut to[3000..6000]));
+        let write = |advert: Advert| {
+            let iovs = [iov(here, &from[..advert.len as usize])];
+            p.a.run(&request(p.to_b, Op::Write, &iovs, &[advert]), &mut Uninterrupted)
+        };
+        let refused = |advert: Advert| {
+            let refused = write(advert);
+            assert!(matches!(refused, Err(Error::RemoteAccess { .. })), "{link} {refused:?}");
+        };
+        let of_part = advert(&p.b, part, &to[3000..6000]);
+        let whole = advert(&p.b, all, &to);
+        // All of these bytes are registered, and a part of them under the key that is shown.
+        refused(Advert { len: 3001, ..of_part });
+        refused(Advert { addr: of_part.addr - 1, ..of_part });
+        refused(Advert { addr: whole.addr, ..of_part });
+        assert!(to.iter().all(|byte| *byte == 0xEE), "{link}");
+        write(of_part).expect(link);
+        assert!(to[3000..6000] == from[..3000], "{link}");
+        // The same bytes of the region around them, whose key is good for all of that.
+        let inner = advert(&p.b, all, &to[3000..6000]);
+        assert_eq!((inner.key, inner.slot), (whole.key, whole.slot));
+        write(Advert { addr: whole.addr, len: 9000, ..inner }).expect(link);
+        assert!(to == from, "{link}");
+        refused(Advert { addr: whole.addr, len: 9000, ..of_part });
+        // Each ends by itself.
+        p.b.deregister(part).expect("unused");
+        refused(of_part);
+        write(inner).expect(link);
     }
 }
 

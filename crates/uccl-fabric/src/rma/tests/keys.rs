@@ -1,6 +1,9 @@
 //! What a peer may do with the keys that it was told, whatever it says.
 
-use uccl_wire::rails::{Grant, Note};
+use uccl_wire::{
+    frame::Status,
+    rails::{Grant, Note, RegionId},
+};
 
 use super::*;
 use crate::{
@@ -65,6 +68,26 @@ impl Hostile {
         }
         ended.remove(0).result
     }
+}
+
+/// Slots are small numbers, which anybody can guess.
+#[test]
+fn who_does_not_know_a_region_is_told_no_key() {
+    let ends = Ends::joined();
+    let bytes = vec![7; 4096];
+    let region = ends.b.register(&bytes);
+    let asked = |id| {
+        ends.b.hear(&Note::Ask(id)).expect("a sound note");
+        ends.b.lane.take_note()
+    };
+    let id = id_of(&region);
+    for forged in [RegionId { key: id.key ^ 1, ..id }, RegionId { slot: id.slot + 1, ..id }] {
+        assert_eq!(asked(forged), Some(Note::Deny(forged, Status::UnknownKey)));
+    }
+    assert_eq!(ends.b.regions.refused(), 2);
+    granted(&ends.b, &region);
+    drop(ends.b.regions.revoke(region.slot, region.key).expect("registered"));
+    assert_eq!(asked(id), Some(Note::Deny(id, Status::UnknownKey)));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Peers that ask for too much, and what must not wait for anybody.
 
-use std::sync::mpsc;
+use std::{cell::Cell, sync::mpsc};
 
 use uccl_wire::rails::{MAX_RAILS, Note, PathId, RailOffer};
 
@@ -69,9 +69,9 @@ fn a_peer_that_asks_and_never_listens_is_cut() {
     let sent = part(region.span, 0, 512);
     let sent = ends.b.regions.insert_part(region.slot, MemoryKind::Host, sent, Rights::READ, None);
     let ask = Note::Ask(id_of(&sent.expect("a part")));
-    ends.b.rail().hold_registrations(true);
+    let hold = ends.b.rail().hold_registrations();
     let refused = (0..=most).find_map(|_| ends.b.hear(&ask).err());
-    ends.b.rail().hold_registrations(false);
+    drop(hold);
     assert!(refused.is_some_and(|why| why.contains("more questions")));
 }
 
@@ -172,7 +172,7 @@ fn a_device_that_takes_long_over_a_part_holds_up_nobody() {
     let sent = sent.expect("a part");
     let local = |at| Span { addr: ours.as_ptr().expose_provenance() + at, len: 64 };
     let rail = ends.b.rail();
-    rail.hold_registrations(true);
+    let hold = rail.hold_registrations();
     let (tell, told) = mpsc::channel();
     std::thread::scope(|scope| {
         let read = ends.a.post(Read, local(0), RemoteSpan { len: 64, ..sent.remote() });
@@ -184,7 +184,7 @@ fn a_device_that_takes_long_over_a_part_holds_up_nobody() {
         let in_time = told.recv_timeout(FAR);
         let (ended, is_busy) = (read.result(), ends.b.rails.is_busy_with(region.slot));
         let removed = ends.b.rails.remove(region.slot);
-        rail.hold_registrations(false);
+        drop(hold);
         in_time.expect("the lane goes on while the device is shown the memory");
         assert_eq!(ended, None, "the read needs the part's key");
         assert!(is_busy && removed.is_err(), "the device may reach the memory when it is done");
@@ -205,14 +205,14 @@ fn who_asks_about_a_part_is_answered_when_the_device_is_done() {
         let (kind, rights) = (MemoryKind::Host, Rights::READ);
         ends.b.regions.insert_part(region.slot, kind, sent, rights, None).expect("a part")
     });
-    ends.b.rail().hold_registrations(true);
+    let hold = ends.b.rail().hold_registrations();
     let reads = parts.map(|sent| {
         let local = Span { addr: ours.as_ptr().expose_provenance(), len: 64 };
         ends.a.post(Read, local, RemoteSpan { len: 64, ..sent.remote() })
     });
     (0..20).for_each(|_| ends.turn());
     assert!(ends.b.lane.arm(), "it may sleep meanwhile");
-    ends.b.rail().hold_registrations(false);
+    drop(hold);
     ends.until("both reads", || reads.iter().all(|read| read.result().is_some()));
     assert_eq!([0, 1].map(|n: usize| reads[n].result()), [Some(Ok(())), Some(Ok(()))]);
     assert_eq!(ours[..64], [2; 64]);
@@ -293,4 +293,59 @@ fn what_is_cancelled_ends_though_no_device_has_room() {
     other.unstick();
     ends.until("the others", || writes.iter().all(|write| write.result().is_some()));
     assert_eq!([0, 1].map(|n: usize| writes[n].result()), [Some(Ok(())), Some(Ok(()))]);
+}
+
+/// Whose end of a channel takes long to go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Late {
+    Ours,
+    Theirs,
+}
+
+/// A write is under way on a path that is lost. One end of it goes, and tells; the other does not yet.
+fn is_not_requested_again_before(late: Late) {
+    let all = OnePath::new(RailFaults::default());
+    let ends = &all.ends;
+    let (ours, theirs) = (&ends.a.devices[0], &ends.b.devices[0]);
+    let (goes, stays) = if late == Late::Ours { (theirs, ours) } else { (ours, theirs) };
+    ours.stick();
+    let write = all.write(0);
+    let carried = ends.network.carried();
+    let told = Cell::new(false);
+    let look = |note: &Note| {
+        told.set(told.get() || matches!(note, Note::Down(_)));
+        false
+    };
+    stays.hold_ends(true);
+    std::thread::scope(|scope| {
+        let (over, is_over) = mpsc::channel::<()>();
+        // Whoever waits for a channel to end while it must not is seen to have done so.
+        scope.spawn(move || {
+            let _ = is_over.recv_timeout(FAR);
+            stays.hold_ends(false);
+        });
+        goes.cut();
+        ends.until_without(look, "the word that one end has gone", || told.get());
+        for _ in 0..200 {
+            ends.turn();
+        }
+        assert_eq!((write.result(), ends.network.carried()), (None, carried), "{late:?}");
+        drop(over);
+    });
+    ours.unstick();
+    ends.until("the write", || write.result().is_some());
+    assert_eq!(write.result(), Some(Ok(())));
+    assert_eq!(ends.network.carried(), carried + 64, "once");
+}
+
+/// Our device may still read what it was to send, and answer a read.
+#[test]
+fn nothing_is_requested_again_before_our_end_is_gone() {
+    is_not_requested_again_before(Late::Ours);
+}
+
+/// What has left our device may still land.
+#[test]
+fn nothing_is_requested_again_before_the_peers_end_is_gone() {
+    is_not_requested_again_before(Late::Theirs);
 }

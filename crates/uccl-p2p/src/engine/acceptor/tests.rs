@@ -1,5 +1,7 @@
 //! An endpoint that strangers talk to.
 
+use std::os::fd::AsRawFd;
+
 use super::*;
 use crate::{Config, Endpoint};
 
@@ -86,4 +88,60 @@ fn a_lane_joins_once_and_under_a_number_that_there_is() {
     join(1).expect_err("it has come");
     let _third = join(2).expect("it is waited for");
     assert_eq!(establish(&mut first, 3), 3);
+}
+
+/// What an epoll tells of the listeners.
+fn shown(epoll: &OwnedFd) -> Vec<u64> {
+    let mut events: Vec<epoll::Event> = Vec::with_capacity(8);
+    let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    let room = rustix::buffer::spare_capacity(&mut events);
+    epoll::wait(epoll, room, Some(&none)).expect("it can be asked");
+    events.iter().map(|event| event.data.u64() & !ACCEPTOR).collect()
+}
+
+/// Every accept of the listener fails from now on, as without descriptors, and it shows that somebody waits.
+fn break_listener(listener: &impl AsRawFd) {
+    let broken = TcpListener::bind("127.0.0.1:0").expect("a listener");
+    rustix::net::shutdown(&broken, rustix::net::Shutdown::Both).expect("a socket");
+    // SAFETY: both are open, and the listener's own description is nobody else's.
+    let fd = unsafe { libc::dup2(broken.as_raw_fd(), listener.as_raw_fd()) };
+    assert_eq!(fd, listener.as_raw_fd());
+}
+
+#[test]
+fn a_listener_that_cannot_accept_is_left_alone_for_a_while() {
+    let own = endpoint();
+    for broken in [TCP, UDS] {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+        listener.set_nonblocking(true).expect("a socket");
+        let name = format!("uccl-acceptor-test-{broken}-{}", std::process::id());
+        let uds = FdListener::bind(name.as_bytes()).expect("a name of its own");
+        if broken == TCP {
+            break_listener(&listener)
+        } else {
+            break_listener(&uds)
+        };
+        let greeting = Arc::new(Greeting::new(1, String::new()).expect("a greeting"));
+        let mut acceptor = Acceptor::new(listener, Some(uds), greeting);
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).expect("an epoll");
+        acceptor.attach(&epoll).expect("watched");
+        assert_eq!((shown(&epoll), acceptor.is_busy()), (vec![broken], false));
+        acceptor.ready(own.core(), &epoll, broken);
+        assert_eq!(
+            (shown(&epoll), acceptor.is_busy()),
+            (vec![], true),
+            "who looks turns in circles"
+        );
+        // Not before its time.
+        acceptor.paused_until = Some(Instant::now() + Duration::from_secs(3600));
+        acceptor.expire(&epoll);
+        assert_eq!((shown(&epoll), acceptor.is_busy()), (vec![], true));
+        acceptor.paused_until = Some(Instant::now());
+        acceptor.expire(&epoll);
+        assert_eq!(
+            (shown(&epoll), acceptor.is_busy()),
+            (vec![broken], false),
+            "it is not asked again"
+        );
+    }
 }

@@ -1,0 +1,111 @@
+//! What `cargo test` has said.
+
+use std::collections::BTreeSet;
+
+/// What the programs of a run of tests have told.
+#[derive(Default, Debug, PartialEq, Eq)]
+pub(super) struct Told {
+    /// How many tests each program ran to a good end.
+    pub(super) passed: Vec<usize>,
+    /// Tests that have ended, well or not.
+    pub(super) ended: BTreeSet<String>,
+    pub(super) failed: BTreeSet<String>,
+    /// What has ended a program before its tests had.
+    pub(super) signal: Option<String>,
+}
+
+impl Told {
+    pub(super) fn of<S: AsRef<str>>(lines: &[S]) -> Self {
+        let mut told = Self::default();
+        let mut in_list = false;
+        for line in lines.iter().map(AsRef::as_ref) {
+            if let Some((name, end)) = result_of(line) {
+                told.ended.insert(name.to_owned());
+                if end == "FAILED" {
+                    told.failed.insert(name.to_owned());
+                }
+            }
+            if let Some(count) = passed(line) {
+                told.passed.push(count);
+            }
+            if let Some((_, signal)) = line.split_once("(signal: ") {
+                told.signal = Some(signal.trim_end_matches(')').to_owned());
+            }
+            // The list at the end, each name on a line of its own; what failed tests said has a heading too.
+            if let Some(name) = line.strip_prefix("    ").filter(|_| in_list) {
+                told.failed.insert(name.to_owned());
+            } else {
+                in_list = line == "failures:";
+            }
+        }
+        told
+    }
+}
+
+/// The test whose end a line tells, and how it ended.
+fn result_of(line: &str) -> Option<(&str, &str)> {
+    let (name, end) = line.strip_prefix("test ")?.split_once(" ... ")?;
+    let name = name.strip_suffix(" - should panic").unwrap_or(name);
+    ["ok", "FAILED"].into_iter().find(|known| end.ends_with(known)).map(|end| (name, end))
+}
+
+/// How many tests of a program passed, as its last line tells.
+fn passed(line: &str) -> Option<usize> {
+    let (_, counts) = line.strip_prefix("test result: ")?.split_once(". ")?;
+    counts.split_once(" passed")?.0.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn failed_tests_are_named() {
+        let said = "
+running 3 tests
+test a::good ... ok
+test a::bad ... FAILED
+test a::other - should panic ... ok
+
+failures:
+
+---- a::bad stdout ----
+thread 'a::bad' panicked at x.rs:1:1:
+failures:
+no name
+
+failures:
+    a::bad
+
+test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 5 filtered out; finished in 0.01s
+
+running 0 tests
+
+test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 9 filtered out; finished in 0.00s";
+        let told = Told::of(&said.lines().collect::<Vec<_>>());
+        let want = Told {
+            passed: vec![2, 0],
+            ended: names(&["a::bad", "a::good", "a::other"]),
+            failed: names(&["a::bad"]),
+            signal: None,
+        };
+        assert_eq!(told, want);
+    }
+
+    #[test]
+    fn a_program_that_was_ended_tells_what_it_had_run() {
+        let said = [
+            "running 2 tests",
+            "test a::good ... ok",
+            "error: test failed, to rerun pass `--lib`",
+            "  process didn't exit successfully: `t` (signal: 11, SIGSEGV: invalid memory reference)",
+        ];
+        let told = Told::of(&said);
+        assert_eq!((told.passed.len(), told.ended), (0, names(&["a::good"])));
+        assert_eq!(told.signal.as_deref(), Some("11, SIGSEGV: invalid memory reference"));
+    }
+}
