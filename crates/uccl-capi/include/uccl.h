@@ -49,9 +49,9 @@ enum uccl_status_t
   UCCL_REFUSED = -4,
   // The message is longer than the receive that met it. Nothing was written past the receive's end.
   UCCL_TRUNCATED = -5,
-  // Cancelled, here or by the peer. No byte of it lands any more.
+  // Cancelled, here or by the peer. No byte of it lands any more, at the peer unless its connection was lost over it.
   UCCL_CANCELLED = -6,
-  // The time was up. No byte of the transfer lands any more.
+  // The time was up. No byte of the transfer lands any more, at the peer unless its connection was lost over it.
   UCCL_DEADLINE = -7,
   // The connection could not be made: nobody is there, or the peer does not want it.
   UCCL_CONNECT_FAILED = -8,
@@ -340,7 +340,8 @@ uccl_status_t uccl_poll(const struct uccl_endpoint_t *endpoint, uint64_t transfe
 uccl_status_t uccl_wait(const struct uccl_endpoint_t *endpoint, uint64_t transfer, int64_t timeout_ms, uint64_t *bytes);
 
 // Ends a transfer. When this returns, no byte of it lands on either side any more. The answer is UCCL_OK if it
-// had ended well before, else UCCL_CANCELLED or why it failed.
+// had ended well before, else UCCL_CANCELLED or why it failed. A peer that does not confirm the end in time loses its
+// connection; then this holds here, and there from when the peer knows.
 uccl_status_t uccl_cancel(const struct uccl_endpoint_t *endpoint, uint64_t transfer);
 
 // Sends a message of at most 64 MiB to the peer, and waits until it is there.

@@ -204,8 +204,9 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Closes a connection; its unfinished transfers fail. When this returns no byte of them lands any more. The
-    /// peer may reach regions that stay registered until it knows.
+    /// Closes a connection; its unfinished transfers fail. When this returns nothing of them touches memory of this
+    /// endpoint any more, but for those that failed with [`Error::StillTouched`], whose memory must stay allocated. What
+    /// had reached the peer may still land in its memory until it knows, and it may reach regions that stay registered.
     pub fn disconnect(&self, conn: ConnId) -> Result<()> {
         let core = self.here()?;
         match core.conn(conn) {

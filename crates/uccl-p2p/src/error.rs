@@ -102,7 +102,8 @@ pub enum Error {
         /// What the device said.
         reason: String,
     },
-    /// The deadline passed. The transfer has been fenced: no byte of it lands any more.
+    /// The deadline passed. The transfer has been fenced: no byte of it lands any more, at the peer unless the connection
+    /// was lost over it.
     #[error("deadline of {after:?} passed{}", match .peer { Some(p) => format!(" waiting for {p}"), None => String::new() })]
     DeadlineExceeded {
         /// The deadline, counted from the post.
@@ -110,7 +111,8 @@ pub enum Error {
         /// Who was waited for.
         peer: Option<Arc<str>>,
     },
-    /// The transfer was cancelled, here or by the peer. It has been fenced: no byte of it lands any more.
+    /// The transfer was cancelled, here or by the peer. It has been fenced: no byte of it lands any more, at the peer
+    /// unless the connection was lost over it.
     #[error("cancelled by {by}")]
     Cancelled {
         /// Who cancelled.

@@ -16,7 +16,7 @@ use super::{
     world::{ByRails, FAR, Memory, Side},
 };
 use crate::{
-    Error, Iov, Moves, MrId, Op, Request, Uninterrupted, engine::transfer::MAX_PENDING,
+    Accepted, Error, Iov, Moves, MrId, Op, Request, Uninterrupted, engine::transfer::MAX_PENDING,
     wire::advert::Advert,
 };
 
@@ -478,4 +478,20 @@ fn what_rails_hold_back_ends_though_no_transfer_can_be_made_of_it() {
     assert!(here.unchanged(), "ours");
     assert!(there.now() == landed, "the peer's");
     std::mem::forget((here, there));
+}
+
+#[test]
+fn a_connection_whose_rails_are_never_tried_is_accepted_in_time() {
+    let rails = [RailFaults { delay_polls: u32::MAX, ..RailFaults::default() }];
+    let sides = ByRails { timeout: SHORT, ..ByRails::new(&rails) }.join_untried(1);
+    // From now on the peer is not heard: it never says that it has tried them.
+    sides[0].lanes[0].inner().pipe().stall();
+    let (ep, conn) = (&sides[1].ep, sides[1].connection());
+    let offered = Accepted { conn: conn.id, ip: [127, 0, 0, 1].into(), gpu_index: 0 };
+    conn.accept_when_settled(offered.clone());
+    drop(conn);
+    let accepted = ep.accept(Some(FAR), &mut Uninterrupted).expect("its time is over");
+    assert_eq!(accepted.conn, offered.conn);
+    ep.check_connection(accepted.conn).expect("it lives, without rails");
+    sides.iter().for_each(|side| side.ep.close().expect("nobody touches anything"));
 }

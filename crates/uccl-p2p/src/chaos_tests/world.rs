@@ -108,6 +108,17 @@ impl<'a> ByRails<'a> {
 
     /// Joins two endpoints by a lane over a chaos pipe and by rails with these faults, two ends each.
     pub(super) fn join(self, seed: u64) -> [Side; 2] {
+        let sides = self.join_untried(seed);
+        sides[0].until("the first try of every rail", || {
+            let settled =
+                |side: &Side| side.connection().rails.as_ref().is_some_and(|r| r.lane.is_settled());
+            sides.iter().all(settled)
+        });
+        sides
+    }
+
+    /// The same, whether or not the rails have been tried.
+    pub(super) fn join_untried(self, seed: u64) -> [Side; 2] {
         let network = RailNetwork::default();
         let [by_a, by_b] = self.copy_by;
         let ends = [(0, by_a), (1, by_b)].map(|(end, copy_by): (u64, _)| {
@@ -116,13 +127,7 @@ impl<'a> ByRails<'a> {
             };
             Ends { rails: self.faults.iter().enumerate().map(rail).collect(), copy_by }
         });
-        let sides = join_all(seed, &[LaneChaos::default()], self.timeout, [false; 2], Some(ends));
-        sides[0].until("the first try of every rail", || {
-            let settled =
-                |side: &Side| side.connection().rails.as_ref().is_some_and(|r| r.lane.is_settled());
-            sides.iter().all(settled)
-        });
-        sides
+        join_all(seed, &[LaneChaos::default()], self.timeout, [false; 2], Some(ends))
     }
 }
 

@@ -133,8 +133,11 @@ impl Endpoint {
     }
 
     /// Ends a transfer. When this returns, no byte of it lands in either side's memory any more; the
-    /// status says whether it had finished before. A peer that does not confirm that within the endpoint's timeout
-    /// is given up with its connection: then the status is a failure that says so.
+    /// status says whether it had finished before.
+    ///
+    /// A peer that does not confirm that within the endpoint's timeout is given up with its connection
+    /// ([`check_connection`](Self::check_connection) tells). Then it holds for this side only, and what had reached the peer may
+    /// land there until it knows; where memory of this side may be touched as well, the status is [`Error::StillTouched`].
     pub fn cancel(&self, transfer: TransferId) -> Result<Status> {
         Ok(match self.here()?.transfers.find(transfer)? {
             Found::Ended(status) => status,

@@ -21,6 +21,11 @@ pub(crate) fn to_end(config: &Config) -> Duration {
     if config.timeout.is_zero() { WITHOUT_TIMEOUT } else { config.timeout }
 }
 
+/// How long a peer may take to say that rails have been tried.
+pub(crate) fn to_try_rails(config: &Config) -> Duration {
+    to_end(config)
+}
+
 /// How long a peer may take to let go of memory.
 pub(crate) fn to_let_go(config: &Config) -> Duration {
     config.timeout

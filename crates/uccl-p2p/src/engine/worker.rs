@@ -433,6 +433,7 @@ impl Worker {
         if core.transfers.pending.load(SeqCst) > 0
             || self.idle_looks < 5
             || core.look_after_aftermaths()
+            || core.look_after_untried()
         {
             shard.unhurried.store(false, SeqCst);
             timeout = Some(timeout.unwrap_or(HOUSEKEEPING).min(HOUSEKEEPING));
@@ -503,6 +504,7 @@ impl Worker {
         }
         self.looked = Instant::now();
         core.look_after_aftermaths();
+        core.look_after_untried();
         if core.transfers.pending.load(SeqCst) == 0 {
             self.idle_looks = self.idle_looks.saturating_add(1);
             return;

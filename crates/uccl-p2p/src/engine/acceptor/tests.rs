@@ -3,11 +3,14 @@
 use std::os::fd::AsRawFd;
 
 use super::*;
-use crate::{Config, Endpoint};
+use crate::{Config, Endpoint, Transport, engine::core::MAX_ACCEPTS};
+
+fn config() -> Config {
+    Config { bind: Some([127, 0, 0, 1].into()), port: Some(0), ..Config::default() }
+}
 
 fn endpoint() -> Endpoint {
-    let config = Config { bind: Some([127, 0, 0, 1].into()), port: Some(0), ..Config::default() };
-    Endpoint::new(config).expect("an endpoint")
+    Endpoint::new(config()).expect("an endpoint")
 }
 
 /// A peer that does everything itself.
@@ -144,4 +147,35 @@ fn a_listener_that_cannot_accept_is_left_alone_for_a_while() {
             "it is not asked again"
         );
     }
+}
+
+/// An endpoint that waits for rails, and a stranger who has connected and never says anything of them.
+fn with_untried_rails(timeout: Duration) -> (Endpoint, Stranger, TcpStream) {
+    let transport = Transport::Verbs;
+    let own = Endpoint::new(Config { transport, ..config() }).expect("an endpoint");
+    let other = Endpoint::new(Config { transport, timeout, ..config() }).expect("an endpoint");
+    let stranger = Stranger::new(&own, &other);
+    let (mut first, _) = stranger.shake(HelloKind::NewConnection).expect("a handshake");
+    assert_eq!(establish(&mut first, 1), 1);
+    (other, stranger, first)
+}
+
+#[test]
+fn a_connection_whose_rails_are_not_tried_counts_among_those_that_wait() {
+    let (other, stranger, _first) = with_untried_rails(Duration::ZERO);
+    let waits = Accepted { conn: crate::ConnId(0), ip: [127, 0, 0, 1].into(), gpu_index: 0 };
+    other.core().accepts.lock().waiting = vec![waits; MAX_ACCEPTS - 1].into();
+    let refused = stranger.shake(HelloKind::NewConnection).expect_err("there is no place");
+    assert!(refused.contains("accept"), "{refused}");
+}
+
+#[test]
+fn a_connection_that_needs_rails_and_has_none_in_time_ends() {
+    let (other, _stranger, _first) = with_untried_rails(Duration::from_millis(100));
+    let begun = Instant::now();
+    while !other.core().open_conns().is_empty() {
+        assert!(begun.elapsed() < Duration::from_secs(20), "it waits for ever");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(other.core().accepts.lock().waiting.is_empty());
 }
