@@ -225,6 +225,9 @@ impl Interest<'_> {
 /// A lane that is dead here, but whose peer may not know it yet: it may be stopped in the middle of an access. So may
 /// a copy of our own be, in the kernel, which the peer's memory keeps from ending.
 pub trait Aftermath: Send + Sync {
+    /// Whether copies of our own are under way: of any operation that the lane had, to or from any memory.
+    fn copies(&self) -> bool;
+
     /// Whether our region of this slot may be touched at this moment.
     fn touches(&self, slot: u32) -> bool;
 

@@ -10,7 +10,7 @@ use std::sync::{
 use parking_lot::{Condvar, Mutex};
 
 use crate::lane::{
-    Caps, Completion, Interest, Lane, LaneError, MessageSink, OpError, OpKind, OpName, OpResult,
+    Aftermath, Caps, Completion, Interest, Lane, LaneError, MessageSink, OpError, OpKind, OpName, OpResult,
     Operation, Posted,
 };
 
@@ -37,6 +37,7 @@ pub struct ChaosLane<L> {
     state: Mutex<State>,
     held: Arc<Mutex<Holding>>,
     kills: Arc<Kills>,
+    copies: Arc<AtomicBool>,
 }
 
 /// Where [`Lane::kill`] waits while it is held.
@@ -71,6 +72,42 @@ impl Drop for KillHold {
     fn drop(&mut self) {
         *self.0.held.lock() = false;
         self.0.released.notify_all();
+    }
+}
+
+/// A copy of a killed lane's own that does not end before this is dropped: in the kernel, which waits for a page that its
+/// owner does not provide (`process_vm_writev(2)` and `userfaultfd(2)`).
+pub struct CopyHold {
+    copies: Arc<AtomicBool>,
+    held: Arc<Mutex<Holding>>,
+}
+
+impl Drop for CopyHold {
+    fn drop(&mut self) {
+        self.copies.store(false, SeqCst);
+        let due = {
+            let mut holding = self.held.lock();
+            holding.over = true;
+            std::mem::take(&mut holding.held)
+        };
+        due.into_iter().for_each(|held| held.done.complete(held.result));
+    }
+}
+
+/// What is left of a lane whose peer copies nothing by itself.
+struct Copies(Arc<AtomicBool>);
+
+impl Aftermath for Copies {
+    fn copies(&self) -> bool {
+        self.0.load(SeqCst)
+    }
+
+    fn touches(&self, _: u32) -> bool {
+        self.copies()
+    }
+
+    fn is_over(&self) -> bool {
+        !self.copies()
     }
 }
 
@@ -140,7 +177,7 @@ impl<L: Lane> ChaosLane<L> {
         let rng = fastrand::Rng::with_seed(seed);
         let state = State { rng, posted: 0, lost: false, repeats: HashMap::new() };
         let (state, held, kills) = (Mutex::new(state), Arc::default(), Arc::default());
-        Self { inner, faults, state, held, kills }
+        Self { inner, faults, state, held, kills, copies: Arc::default() }
     }
 
     /// The lane inside.
@@ -159,6 +196,12 @@ impl<L: Lane> ChaosLane<L> {
         KillHold(Arc::clone(&self.kills))
     }
 
+    /// Has copies be under way, also when the lane has been killed: nothing ends.
+    pub fn hold_copy(&self) -> CopyHold {
+        self.copies.store(true, SeqCst);
+        CopyHold { copies: Arc::clone(&self.copies), held: Arc::clone(&self.held) }
+    }
+
     /// How many operations were posted.
     pub fn posted(&self) -> u64 {
         self.state.lock().posted
@@ -174,6 +217,9 @@ impl<L: Lane> ChaosLane<L> {
     /// Tells the owners of completions that have been held for long enough; all of them, and of those that
     /// come later at once, if the lane is over.
     fn release(&self, over: bool) -> bool {
+        if self.copies.load(SeqCst) {
+            return false;
+        }
         let due = {
             let mut state = self.state.lock();
             let mut holding = self.held.lock();
@@ -294,6 +340,11 @@ impl<L: Lane> Lane for ChaosLane<L> {
 
     fn bye(&self) {
         self.inner.bye();
+    }
+
+    fn aftermath(&self) -> Option<Box<dyn Aftermath>> {
+        let copies = Copies(Arc::clone(&self.copies));
+        copies.copies().then(|| Box::new(copies) as Box<dyn Aftermath>)
     }
 
     fn kill(&self) {

@@ -17,7 +17,7 @@ use std::time::Duration;
 pub(crate) use self::gpu::FakeCopies;
 pub use self::{
     gpu::GpuFaults,
-    lane::{ChaosLane, KillHold, LaneFaults},
+    lane::{ChaosLane, CopyHold, KillHold, LaneFaults},
     pipe::{ChaosEnd, ChaosPipe, ChaosRx, ChaosTx, pair, pair_of},
     rail::{ChaosRail, RailFaults, RailNetwork},
     seeds::each_seed,

@@ -46,6 +46,8 @@ pub(super) struct Bell {
     owner: Owner,
     /// Not to be used any more.
     ended: AtomicBool,
+    /// The peer has been shown our end.
+    hung_up: AtomicBool,
     /// The peer has closed its end, or died.
     gone: AtomicBool,
     /// It has been said that an offer of the peer's cannot be used.
@@ -65,6 +67,7 @@ impl Bell {
             direct,
             owner,
             ended: AtomicBool::new(false),
+            hung_up: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             warned: AtomicBool::new(false),
         }
@@ -213,11 +216,14 @@ impl Bell {
     }
 
     /// Ends the conversation on our side. The peer's end is still watched: only when that has come is it
-    /// certain that the peer is at nothing.
+    /// certain that the peer is at nothing. So the peer must not see our end while a copy to or from its memory is under
+    /// way: then this is to be called again.
     pub(super) fn hang_up(&self) {
         self.ended.store(true, SeqCst);
-        // Gone already is as good.
-        let _ = rustix::net::shutdown(self.fd(), rustix::net::Shutdown::Write);
+        if self.direct.is_idle() && !self.hung_up.swap(true, SeqCst) {
+            // Gone already is as good.
+            let _ = rustix::net::shutdown(self.fd(), rustix::net::Shutdown::Write);
+        }
     }
 }
 

@@ -49,8 +49,7 @@ use crate::{
 const INLINE: u64 = 256 << 10;
 /// And up to here if that is faster; beyond, it would hold up whoever posts.
 const AT_ONCE: u64 = 4 << 20;
-/// For so long a kill waits for copies that are under way: each is of a few MiB at most, and ends unless the kernel
-/// waits for the peer's pages.
+/// Copies that are under way are of a few MiB each at most, and end unless the kernel waits for the peer's pages.
 const KILL_PATIENCE: Duration = Duration::from_secs(5);
 /// Names of jobs have this bit; names of stream operations do not.
 const JOB: u64 = 1 << 63;
@@ -72,6 +71,8 @@ pub struct LocalLane {
     sharing: Arc<Sharing>,
     gpu: GpuJobs,
     bouncers: Bouncers,
+    /// For so long a kill waits for copies that are under way.
+    patience: Duration,
 }
 
 impl LocalLane {
@@ -143,11 +144,6 @@ struct Left {
 }
 
 impl Left {
-    /// Whether copies of ours are still under way, to or from some memory here.
-    fn copies(&self) -> bool {
-        !(self.direct.is_idle() && self.jobs.is_idle())
-    }
-
     /// Whether the peer has ended its side, or died.
     fn is_peer_gone(&self) -> bool {
         if !self.bell.gone() {
@@ -158,6 +154,15 @@ impl Left {
 }
 
 impl Aftermath for Left {
+    fn copies(&self) -> bool {
+        let copies = !(self.direct.is_idle() && self.jobs.is_idle());
+        if !copies {
+            // A kill that did not see them end could not.
+            self.bell.hang_up();
+        }
+        copies
+    }
+
     fn touches(&self, slot: u32) -> bool {
         self.copies() || self.hazards.holds(slot) && !self.is_peer_gone()
     }
@@ -271,8 +276,12 @@ impl Lane for LocalLane {
     }
 
     fn is_ours(&self, name: OpName) -> bool {
-        // What has no name of its own may have parts in the rings.
-        name.0 & JOB != 0 || name.0 & GPU != 0 && (name.0 != GPU || self.stream.load() == 0)
+        match name.0 & SPLIT {
+            SPLIT => self.splits.parts_of(name).into_iter().all(|part| self.is_ours(part)),
+            JOB | GPU => true,
+            // A part that has ended is nobody's.
+            _ => !self.stream.has(name),
+        }
     }
 
     fn load(&self) -> u64 {
@@ -327,7 +336,7 @@ impl Lane for LocalLane {
     }
 
     fn kill(&self) {
-        let until = Instant::now() + KILL_PATIENCE;
+        let until = Instant::now() + self.patience;
         self.jobs.kill(until);
         // A thread that has just enqueued a copy may not have listed it yet; then it has claimed its hazards.
         let ended = self.direct.close(until, || self.gpu.finish());

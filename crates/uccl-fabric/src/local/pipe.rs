@@ -10,8 +10,8 @@ use crate::{
     shm::{RingRx, RingTx},
 };
 
-/// How often nothing may be there before the clock is looked at.
-const LOOK_EVERY: u32 = 16;
+/// After so many receives of nothing the clock is looked at.
+const LOOK_AFTER: u32 = 16;
 
 /// Two rings and a bell.
 pub struct ShmPipe(Arc<Bell>);
@@ -26,7 +26,7 @@ pub struct ShmTx {
 pub struct ShmRx {
     ring: RingRx,
     bell: Arc<Bell>,
-    /// How often nothing was there.
+    /// How often nothing was there since the clock was looked at.
     empty: u32,
     /// When the peer was last looked after, by the coarse clock.
     looked_ms: u64,
@@ -66,10 +66,23 @@ impl PipeRx for ShmRx {
         match got {
             Some(n) if n > 0 && self.ring.writer_needs_wake() => self.bell.ring(),
             None if self.bell.ended() => return Ok(Some(0)),
-            None => self.look_after_peer(),
+            None => {
+                self.empty += 1;
+                if self.empty == LOOK_AFTER {
+                    self.look_after_peer();
+                }
+            }
             _ => {}
         }
         Ok(got)
+    }
+
+    /// What is in the ring when the peer has hung up is of operations that it has given up: it hangs up last.
+    fn is_cut(&mut self) -> bool {
+        if self.ring.has_bytes() {
+            self.look_after_peer();
+        }
+        self.bell.ended()
     }
 
     fn arm(&mut self) -> io::Result<bool> {
@@ -80,13 +93,10 @@ impl PipeRx for ShmRx {
 }
 
 impl ShmRx {
-    /// A thread that never sleeps does not hear the socket's end: it looks, now and then. What was sent before that end is
-    /// in the ring, and taken first.
+    /// A thread that never sleeps does not hear the socket's end: it looks, once in a tick of the coarse clock. What was
+    /// sent before that end is in the ring, and taken first.
     fn look_after_peer(&mut self) {
-        self.empty = self.empty.wrapping_add(1);
-        if !self.empty.is_multiple_of(LOOK_EVERY) {
-            return;
-        }
+        self.empty = 0;
         let now = coarse_ms();
         if now != self.looked_ms {
             self.looked_ms = now;

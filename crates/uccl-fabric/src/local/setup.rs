@@ -15,7 +15,7 @@ use std::{
 
 use uccl_device::cuda::PeerId;
 
-use super::{LocalLane, bell::Bell, pipe::ShmPipe};
+use super::{KILL_PATIENCE, LocalLane, bell::Bell, pipe::ShmPipe};
 use crate::{
     cma::Process,
     cuda_ipc::{Bouncers, GpuJobs, Owner},
@@ -149,5 +149,6 @@ fn build(
         sharing: Arc::default(),
         gpu: GpuJobs::default(),
         bouncers: Bouncers::default(),
+        patience: KILL_PATIENCE,
     })
 }

@@ -177,6 +177,84 @@ fn what_a_kill_cannot_end_is_told_to_whoever_takes_memory_back() {
     assert!(!left.touches(0) && left.is_over());
 }
 
+/// Who is shown the end of a lane gives its memory back.
+#[test]
+fn a_peer_is_not_left_while_a_copy_to_its_memory_is_under_way() {
+    let mut both = lanes();
+    let (buf, region) = both.mapped(4096);
+    let after_kill = both.theirs.aftermath().expect("a peer that copies by itself");
+    let stuck = both.ours.direct.claim_owned(region.slot).expect("a word");
+    both.ours.patience = Duration::ZERO;
+    both.ours.kill();
+    let left = both.ours.aftermath().expect("copies of its own");
+    for _ in 0..3 {
+        assert!(left.copies());
+        both.theirs.bell.look();
+        both.theirs.bell.listen();
+        assert!(both.theirs.touched_by_peer(region.slot) && after_kill.touches(region.slot));
+    }
+    drop(stuck);
+    assert!(!left.copies());
+    assert!(!after_kill.touches(region.slot) && !both.theirs.touched_by_peer(region.slot));
+    drop(buf);
+}
+
+#[test]
+fn what_waits_in_the_rings_is_the_peers_and_copies_are_ours() {
+    let both = lanes();
+    let (_buf, mapped) = both.mapped(LONG);
+    let private = vec![0u8; LONG];
+    let private_region = both.region(span_of(&private));
+    let source = vec![7; LONG];
+    let post = |remote: RemoteSpans| {
+        let (done, hears) = told();
+        let local = remote.iter().map(|_| span_of(&source)).collect();
+        // SAFETY: the source outlives the lanes' copies.
+        let posted = unsafe { both.ours.post(write(local, remote, done)) };
+        let Ok(Posted::Pending(name)) = posted else { panic!("{posted:?}") };
+        (name, hears)
+    };
+    let (copied, copied_hears) = post(smallvec![mapped]);
+    let (parted, parted_hears) = post(smallvec![mapped, private_region]);
+    let (sent, sent_hears) = post(smallvec![private_region]);
+    assert_eq!([copied, parted, sent].map(|name| both.ours.is_ours(name)), [true, false, false]);
+    assert!(both.ours.is_ours(OpName(GPU)), "the first copy by a GPU");
+    for hears in [copied_hears, parted_hears, sent_hears] {
+        assert_eq!(both.run_until_told(&hears), Ok(()));
+    }
+}
+
+/// The rings still hand out what came before a peer left, to a receiver that was stopped for instance.
+#[test]
+fn what_was_in_the_rings_does_not_land_when_the_peer_has_given_it_up() {
+    for begun in [false, true] {
+        let both = lanes();
+        let private = vec![0xEE_u8; LONG];
+        let region = both.region(span_of(&private));
+        let source = vec![7; LONG];
+        let (done, hears) = told();
+        // SAFETY: the source outlives the lanes' copies.
+        let posted =
+            unsafe { both.ours.post(write(smallvec![span_of(&source)], smallvec![region], done)) };
+        assert!(matches!(posted, Ok(Posted::Pending(_))));
+        while both.ours.progress(&NoMessages).unwrap() {}
+        if begun {
+            while now(span_of(&private[..1])) == [0xEE] {
+                both.theirs.progress(&NoMessages).unwrap();
+            }
+            while both.ours.progress(&NoMessages).unwrap() {}
+        }
+        both.ours.kill();
+        assert_eq!(hears.recv_timeout(PATIENCE), Ok(Err(OpError::LaneDown)));
+        // The receiver looks once in a tick of its clock.
+        thread::sleep(WATCH / 5);
+        let held = now(span_of(&private));
+        let lost = (0..1000).find_map(|_| both.theirs.progress(&NoMessages).err());
+        assert!(matches!(lost, Some(LaneError::Ended | LaneError::Lost(_))), "{lost:?}");
+        assert!(now(span_of(&private)) == held, "{begun}");
+    }
+}
+
 #[test]
 fn a_cancel_reaches_every_part_of_an_operation() {
     let both = lanes();

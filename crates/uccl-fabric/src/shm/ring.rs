@@ -225,6 +225,12 @@ impl<S: Storage> Consumer<S> {
         Ok(Some(bytes))
     }
 
+    /// Whether there is something to receive.
+    #[inline]
+    pub(crate) fn has_bytes(&self) -> bool {
+        self.head != self.tail || self.storage.word(HEAD).load(Ordering::Acquire) != self.tail
+    }
+
     /// What an empty ring means.
     fn drained(&mut self) -> io::Result<Option<usize>> {
         if self.storage.word(CLOSED).load(Ordering::Acquire) == 0 {
@@ -415,6 +421,13 @@ impl RingRx {
     /// Takes back [`prepare_sleep`](Self::prepare_sleep).
     pub fn awake(&mut self) {
         self.core.awake();
+    }
+
+    /// Whether there is something to receive.
+    #[inline]
+    #[must_use]
+    pub fn has_bytes(&self) -> bool {
+        self.core.has_bytes()
     }
 
     /// Whether the producer waits for space, and must be woken because of what was received before this

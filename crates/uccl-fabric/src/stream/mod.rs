@@ -198,6 +198,13 @@ impl<P: Pipe> StreamLane<P> {
     }
 }
 
+impl<P: Pipe> StreamLane<P> {
+    /// Whether an operation has not ended.
+    pub(crate) fn has(&self, name: OpName) -> bool {
+        self.ops.lock().get_mut(name).is_some_and(|op| !op.is_disowned)
+    }
+}
+
 impl<P: Pipe> Lane for StreamLane<P> {
     fn caps(&self) -> Caps {
         Caps {

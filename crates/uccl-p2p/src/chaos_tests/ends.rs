@@ -42,7 +42,8 @@ impl Ends {
     /// Has the first side begin to read or write.
     fn with<T>(&self, op: Op, begin: impl Fn(&Request<'_>) -> T) -> T {
         let iovs = self.memory[0].iovs(self.mrs[0]);
-        let adverts = self.memory[1].adverts(&self.sides[1], self.mrs[1]);
+        let mut adverts = self.memory[1].adverts(&self.sides[1], self.mrs[1]);
+        adverts.retain(|_| matches!(op, Op::Read | Op::Write));
         begin(&Request::new(self.sides[0].conn, op, &iovs, &adverts))
     }
 
@@ -98,6 +99,37 @@ fn a_transfer_does_not_end_before_the_lanes_of_its_connection() {
     });
     // When the call returns, it has.
     assert!(transfer.finished() && is_lost(&ends.end_of(id)));
+}
+
+/// The lane has been killed, but a copy of ours hangs in the kernel.
+#[test]
+fn a_transfer_does_not_end_before_a_copy_that_outlives_its_lane() {
+    let ends = Ends::new(&[LaneChaos::default()], PATIENT);
+    ends.stall(0);
+    let id = ends.post(Op::Read);
+    let transfer = ends.transfer(id);
+    let side = &ends.sides[0];
+    let copy = side.lanes[0].hold_copy();
+    side.connection().fail(Error::Closed);
+    side.ep.core().look_after_aftermaths();
+    assert!(!transfer.finished(), "its memory is still touched");
+    drop(copy);
+    side.ep.core().look_after_aftermaths();
+    assert!(transfer.finished(), "nothing touches its memory");
+}
+
+#[test]
+fn a_copy_that_does_not_end_is_told() {
+    let ends = Ends::new(&[LaneChaos::default()], Duration::from_millis(100));
+    ends.stall(0);
+    let id = ends.post(Op::Read);
+    let side = &ends.sides[0];
+    let _copy = side.lanes[0].hold_copy();
+    side.connection().fail(Error::Closed);
+    let status = ends.end_of(id);
+    assert!(matches!(status, Status::Failed(Error::StillTouched { .. })), "{status:?}");
+    let refused = side.ep.deregister(ends.mrs[0]);
+    assert!(matches!(refused, Err(Error::StillTouched { .. })), "{refused:?}");
 }
 
 /// A caller who has looked its connection up when that ends.
@@ -169,14 +201,20 @@ fn what_a_lost_lane_had_is_not_posted_again_if_it_is_to_end() {
     assert_eq!((ours.lanes[0].posted(), lost(ours)), (1, 1), "it was posted again");
 }
 
-/// A write whose deadline has come, and which has not ended when its peer has had so many tenths of its time; whether
+/// A transfer whose deadline has come, and which has not ended when its peer has had so many tenths of its time; whether
 /// the connection lives then.
-fn lives(is_ours: bool, tenths: u32) -> bool {
+fn lives(op: Op, is_ours: bool, tenths: u32) -> bool {
     let mut lane = LaneChaos::default();
     lane.ends[0].hold_completions = u32::MAX;
     lane.ends[0].is_ours = is_ours;
     let ends = Ends::new(&[lane], PATIENT);
-    let transfer = ends.transfer(ends.post(Op::Write));
+    let transfer = ends.transfer(ends.post(op));
+    if op == Op::Recv {
+        let iovs = ends.memory[1].iovs(ends.mrs[1]);
+        let sent = Request::new(ends.sides[1].conn, Op::Send, &iovs, &[]);
+        ends.sides[1].ep.post(&sent).expect("posted");
+        ends.sides[0].until("the copy", || ends.sides[0].lanes[0].posted() > 0);
+    }
     transfer.conn.fence(&transfer, Fence::Deadline);
     deadline::enforce(&transfer, Instant::now() + PATIENT * tenths / 10);
     ends.sides[0].ep.check_connection(ends.sides[0].conn).is_ok()
@@ -184,11 +222,13 @@ fn lives(is_ours: bool, tenths: u32) -> bool {
 
 #[test]
 fn a_peer_has_its_time_to_let_a_transfer_end() {
-    assert!(lives(false, 9), "not for as long as it takes to be called silent");
-    assert!(!lives(false, 30), "but no longer");
+    assert!(lives(Op::Write, false, 9), "not for as long as it takes to be called silent");
+    assert!(!lives(Op::Write, false, 30), "but no longer");
 }
 
 #[test]
 fn a_peer_is_not_given_up_for_what_only_we_hold() {
-    assert!(lives(true, 1000));
+    for op in [Op::Write, Op::Read, Op::Recv] {
+        assert!(lives(op, true, 1000), "{op:?}");
+    }
 }

@@ -36,6 +36,9 @@ struct GivenUp {
     since: Instant,
     aftermaths: Vec<Box<dyn Aftermath>>,
     lent: Vec<Lent>,
+    /// Transfers that do not end before the copies that this process itself still makes: of which of them these are, no
+    /// lane tells.
+    copied: Vec<Hold>,
 }
 
 impl GivenUp {
@@ -47,6 +50,10 @@ impl GivenUp {
     fn touches(&self, slot: u32) -> bool {
         let mut lent = self.lent.iter().filter(|lent| lent.part_of == Some(slot));
         self.touches_slot(slot) || lent.any(|lent| self.touches_slot(lent.revoked.slot()))
+    }
+
+    fn copies(&self) -> bool {
+        self.aftermaths.iter().any(|aftermath| aftermath.copies())
     }
 
     fn is_over(&self) -> bool {
@@ -71,7 +78,8 @@ impl GivenUp {
         if !timers::is_over(self.since, timers::to_end(&core.config)) {
             return Vec::new();
         }
-        self.lent.iter_mut().filter_map(|lent| lent.hold.take()).collect()
+        let lent = self.lent.iter_mut().filter_map(|lent| lent.hold.take());
+        lent.chain(self.copied.drain(..)).collect()
     }
 }
 
@@ -93,16 +101,20 @@ impl Aftermaths {
 }
 
 impl Core {
-    /// Watches what the peer of a connection that has ended may still be at, also with keys that it was given
-    /// for a while.
-    pub(crate) fn watch_aftermath(&self, conn: &Connection, lent: Vec<Lent>) {
+    /// Watches what the peer of a connection whose lanes are dead may still be at, also with keys that it was given
+    /// for a while, and what this process is.
+    pub(crate) fn watch_aftermath(&self, conn: &Arc<Connection>, lent: Vec<Lent>) {
         let aftermaths: Vec<_> = conn.lanes.iter().filter_map(|lane| lane.aftermath()).collect();
         if aftermaths.is_empty() {
             // No peer touches anything by itself.
             return;
         }
         let (peer, since) = (Arc::clone(&conn.peer.name), Instant::now());
-        self.aftermaths.0.lock().push(GivenUp { peer, since, aftermaths, lent });
+        let mut given_up = GivenUp { peer, since, aftermaths, lent, copied: Vec::new() };
+        if given_up.copies() {
+            given_up.copied = conn.unfinished().iter().map(Transfer::hold).collect();
+        }
+        self.aftermaths.0.lock().push(given_up);
         self.workers.hurry();
     }
 
@@ -110,11 +122,15 @@ impl Core {
     /// have come to their end; says whether some have not.
     pub(crate) fn look_after_aftermaths(&self) -> bool {
         let mut free = Vec::new();
+        let mut copied = Vec::new();
         let mut stuck = Vec::new();
         let left = {
             let mut given_up = self.aftermaths.0.lock();
             given_up.retain_mut(|left| {
                 free.extend(left.take_back());
+                if !left.copied.is_empty() && !left.copies() {
+                    copied.append(&mut left.copied);
+                }
                 let held = left.stuck(self);
                 stuck.extend(held.into_iter().map(|hold| (hold, Arc::clone(&left.peer))));
                 !left.is_over()
@@ -122,7 +138,7 @@ impl Core {
             !given_up.is_empty()
         };
         // Transfers end, and whoever waits for them goes on: nothing is locked here.
-        drop(free);
+        drop((free, copied));
         for (hold, peer) in stuck {
             let transfer = hold.transfer();
             transfer.publish(Err(still_touched(transfer, peer)));

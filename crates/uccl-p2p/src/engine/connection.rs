@@ -295,7 +295,7 @@ impl Connection {
         })
     }
 
-    fn unfinished(self: &Arc<Self>) -> Vec<Arc<Transfer>> {
+    pub(super) fn unfinished(self: &Arc<Self>) -> Vec<Arc<Transfer>> {
         self.core.transfers.unfinished(|transfer| Arc::ptr_eq(&transfer.conn, self))
     }
 

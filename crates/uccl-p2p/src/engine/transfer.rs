@@ -208,9 +208,8 @@ impl Transfer {
     /// Whether the peer has to do something before it can end. Else what is left of it are copies that this process
     /// makes by itself.
     pub(crate) fn waits_for_peer(self: &Arc<Self>) -> bool {
-        let moves = matches!(self.kind, Kind::Asked | Kind::Fetch | Kind::Read | Kind::Write);
         let ops = self.body.lock().ops.clone();
-        let by_us = moves && !ops.is_empty() && !self.notifying.load(Relaxed);
+        let by_us = !ops.is_empty() && !self.notifying.load(Relaxed);
         !(by_us && self.conn.is_ours(&ops) && !self.conn.is_asking_for(self))
     }
 

@@ -1,0 +1,223 @@
+"""Every GPU writes to all others at once: what that reaches of one pair's rate, and beside NCCL's all_to_all.
+
+One process a GPU. In interleaved rounds: one pair alone (GPU 0 to GPU 1), then all to all with the peers in order of their number
+(the worst: all begin with the same one), rotated, and in a random order, then `torch.distributed.all_to_all_single` of the same
+bytes. Rates are GB/s (1e9 bytes a second) that one GPU sends. The wheel must be installed, and PyTorch with CUDA:
+
+    python bench/exchange.py [--gpus N] [--mib 16,128]
+
+Without GPUs (--device cpu) it moves host memory, and there is no NCCL to compare with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import socket
+import statistics
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+PATIENCE_S = 120
+ORDERS = ("same", "rotated", "random")
+#: At least this much of one pair's rate; of NCCL's.
+OF_A_PAIR, OF_NCCL = 0.85, 1.05
+
+
+class Rank:
+    """One process, its memory, and its connections."""
+
+    def __init__(self, rank: int, count: int, size: int, device: str) -> None:
+        from uccl import p2p
+
+        self.rank, self.count, self.size = rank, count, size
+        if device == "cpu":
+            import numpy as np
+
+            self.source, self.target = (np.full(count * size, rank + 1, np.uint8) for _ in range(2))
+            addresses = [array.ctypes.data for array in (self.source, self.target)]
+        else:
+            import torch
+
+            torch.cuda.set_device(rank)
+            make = torch.full
+            self.source, self.target = (make((count * size,), rank + 1, dtype=torch.uint8, device="cuda") for _ in range(2))
+            torch.cuda.synchronize()
+            addresses = [tensor.data_ptr() for tensor in (self.source, self.target)]
+        self.ep = p2p.Endpoint(rank if device != "cpu" else 0, bind="127.0.0.1", port=0)
+        self.base = addresses[0]
+        self.source_mr, self.target_mr = (self.good(self.ep.reg(at, count * size)) for at in addresses)
+        # Where each peer writes to.
+        self.adverts = [
+            self.good(self.ep.advertise(self.target_mr, addresses[1] + peer * size, size)) for peer in range(count)
+        ]
+        self.conns: dict[int, int] = {}
+        self.theirs: dict[int, Any] = {}
+
+    def good(self, returned: tuple[bool, Any]) -> Any:
+        if not returned[0]:
+            raise RuntimeError(self.ep.last_error())
+        return returned[1]
+
+    def meet(self, all_of_them: list[tuple[Any, list[Any]]]) -> None:
+        for peer in range(self.count):
+            if peer == self.rank:
+                continue
+            metadata, adverts = all_of_them[peer]
+            self.theirs[peer] = adverts[self.rank]
+            ip, port, gpu = self.ep.parse_metadata(metadata)
+            self.conns[peer] = self.good(self.ep.connect(ip, gpu, port))
+
+    def write_to(self, peers: list[int]) -> None:
+        under_way = []
+        for peer in peers:
+            at = self.base + peer * self.size
+            under_way.append(
+                self.good(self.ep.write_async(self.conns[peer], self.source_mr, at, self.size, self.theirs[peer]))
+            )
+        until = time.perf_counter() + PATIENCE_S
+        while under_way:
+            under_way = [transfer for transfer in under_way if not self.good(self.ep.poll_async(transfer))]
+            if time.perf_counter() > until:
+                raise RuntimeError("an exchange does not end")
+
+    def peers(self, order: str, seed: int) -> list[int]:
+        others = [(self.rank + step) % self.count for step in range(1, self.count)]
+        if order == "same":
+            others.sort()
+        elif order == "random":
+            random.Random(seed * self.count + self.rank).shuffle(others)
+        return others
+
+    def is_right(self) -> bool:
+        """Whether all peers' bytes are here."""
+        parts = self.target.reshape(self.count, self.size)
+        return all(bool((parts[peer] == peer + 1).all()) for peer in range(self.count))
+
+
+def run(rank: int, args: Any, size: int, port: int, pipe: Connection) -> None:
+    """One rank: does what it is told, in step with the others."""
+    me = Rank(rank, args.gpus, size, args.device)
+    pipe.send((me.ep.get_metadata(), me.adverts))
+    me.meet(pipe.recv())
+    group = nccl(rank, args.gpus, port) if args.device != "cpu" else None
+    pipe.send("ready")
+    while (told := pipe.recv()) is not None:
+        what, count, seed = told
+        began = time.perf_counter()
+        for turn in range(count):
+            if what == "pair":
+                if rank == 0:
+                    me.write_to([1])
+            elif what == "nccl":
+                group(me)
+            else:
+                me.write_to(me.peers(what, seed + turn))
+        pipe.send(time.perf_counter() - began)
+    pipe.send(me.is_right())
+    me.ep.close()
+
+
+def nccl(rank: int, count: int, port: int) -> Any:
+    import torch
+    import torch.distributed as dist
+
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("nccl", rank=rank, world_size=count, device_id=torch.device("cuda", rank))
+
+    def exchange(me: Rank) -> None:
+        dist.all_to_all_single(me.target, me.source)
+        torch.cuda.synchronize()
+
+    return exchange
+
+
+def step(pipes: list[Connection], what: str, count: int, seed: int) -> float:
+    """How long the slowest rank took for one."""
+    for pipe in pipes:
+        pipe.send((what, count, seed))
+    return max(receive(pipe) for pipe in pipes) / count
+
+
+def receive(pipe: Connection) -> Any:
+    if not pipe.poll(PATIENCE_S):
+        raise RuntimeError("a rank does not answer")
+    return pipe.recv()
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def measure(args: Any, mib: int) -> list[dict[str, Any]]:
+    size, context, port = mib << 20, multiprocessing.get_context("spawn"), free_port()
+    ends = [context.Pipe() for _ in range(args.gpus)]
+    pipes = [here for here, _ in ends]
+    ranks = [
+        context.Process(target=run, args=(rank, args, size, port, there), daemon=True) for rank, (_, there) in enumerate(ends)
+    ]
+    for process in ranks:
+        process.start()
+    try:
+        known = [receive(pipe) for pipe in pipes]
+        for pipe in pipes:
+            pipe.send(known)
+        for pipe in pipes:
+            receive(pipe)
+        whats = ("pair", *ORDERS, *(("nccl",) if args.device != "cpu" else ()))
+        took: dict[str, list[float]] = {what: [] for what in whats}
+        for what in whats:
+            step(pipes, what, 3, 0)
+        for turn in range(args.rounds):
+            for what in random.Random(turn).sample(whats, len(whats)):
+                took[what].append(step(pipes, what, args.repeat, turn * 1000))
+        for pipe in pipes:
+            pipe.send(None)
+        right = all(receive(pipe) for pipe in pipes)
+    finally:
+        for process in ranks:
+            process.join(10)
+            process.kill()
+
+    def rate(what: str, times: list[float]) -> float:
+        return (1 if what == "pair" else args.gpus - 1) * size / statistics.median(times) / 1e9
+
+    rates = {what: rate(what, times) for what, times in took.items()}
+    found = []
+    for order in ORDERS:
+        said = {"gpus": args.gpus, "mib_each": mib, "order": order, "gb_per_s": round(rates[order], 1), "right": right}
+        said |= {"pair_gb_per_s": round(rates["pair"], 1), "of_a_pair": round(rates[order] / rates["pair"], 3)}
+        met = rates[order] >= OF_A_PAIR * rates["pair"]
+        if "nccl" in rates:
+            said |= {"nccl_gb_per_s": round(rates["nccl"], 1), "of_nccl": round(rates[order] / rates["nccl"], 3)}
+            met &= rates[order] >= OF_NCCL * rates["nccl"]
+        found.append({**said, "met": met and right})
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gpus", type=int, default=0, help="how many; all, if not said")
+    parser.add_argument("--mib", default="16,128", help="MiB to each peer, with commas between them")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds, of which the median counts")
+    parser.add_argument("--repeat", type=int, default=10, help="exchanges in a round")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="whose memory")
+    args = parser.parse_args()
+    if args.device == "cuda" and not args.gpus:
+        import torch
+
+        args.gpus = torch.cuda.device_count()
+    args.gpus = args.gpus or 2
+    for mib in args.mib.split(","):
+        for found in measure(args, int(mib)):
+            print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()
