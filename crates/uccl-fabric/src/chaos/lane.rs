@@ -10,8 +10,8 @@ use std::sync::{
 use parking_lot::{Condvar, Mutex};
 
 use crate::lane::{
-    Aftermath, Caps, Completion, Interest, Lane, LaneError, MessageSink, OpError, OpKind, OpName, OpResult,
-    Operation, Posted,
+    Aftermath, Caps, Completion, Interest, Lane, LaneError, MessageSink, OpError, OpKind, OpName,
+    OpResult, Operation, Posted,
 };
 
 /// What goes wrong on a [`ChaosLane`]. The default is nothing.
