@@ -341,6 +341,23 @@ fn a_kill_takes_back_what_waits_and_waits_for_the_rest() {
     assert!(!pair.theirs.touched_by_peer(pair.region.slot));
 }
 
+#[test]
+fn a_kill_tells_what_another_lane_has_seen_end() {
+    let driver = Driver::paused();
+    let (one, other) = (pair(SLICE), pair(GIB));
+    let (end, _) = one.write(&[SLICE]);
+    let (_, long) = other.write(&[GIB]);
+    other.ours.cancel(long);
+    driver.fake.pause(false);
+    patiently(|| {
+        other.progress();
+        (one.ours.load() == 0).then_some(())
+    });
+    assert_eq!(end.result(), None);
+    one.ours.kill();
+    assert_eq!(end.result(), Some(Ok(())));
+}
+
 /// Its poster has claimed the words, and is in the driver.
 #[test]
 fn a_kill_waits_for_who_is_enqueuing() {

@@ -9,7 +9,8 @@ use uccl_fabric::lane::{Lane, OpError, OpKind};
 use uccl_fabric::mem::{RemoteSpan, Span};
 use uccl_fabric::region::Rights;
 use uccl_wire::frame::{
-    Desc, HEADER_LEN, Header, Kind, MAX_DESC_BYTES, Status, TRAILER_LEN, Trailer, decode_descs,
+    DESC_LEN, Desc, HEADER_LEN, Header, Kind, MAX_DESC_BYTES, MAX_PAYLOAD, Status, TRAILER_LEN,
+    Trailer, decode_descs,
 };
 
 use support::{
@@ -65,6 +66,36 @@ fn a_write_that_has_begun_stops_where_its_region_goes() {
         assert!(dest.now() == begun, "{left} bytes came after the region had gone");
         assert_eq!(answers(&mut stage), [(7, Status::UnknownKey)]);
     }
+}
+
+/// What has left may still land, and what is in the midst of a frame is still sent from the memory.
+#[test]
+fn a_write_that_was_cut_ends_when_the_peer_has_answered_its_fence() {
+    const LEN: usize = 3 * MAX_PAYLOAD as usize;
+    let mut stage = stage(100_000);
+    let source = Patch::new(&mut Rng::with_seed(6), &[LEN]);
+    let done = Done::watching(Span { len: 1, ..source.whole() });
+    let far = RemoteSpan { addr: 4096, len: LEN as u64, key: 1, slot: 0 };
+    let far = [far].into_iter().collect();
+    let name = stage.side.post(OpKind::Write, source.spans(), far, &done).expect("alive");
+    stage.side.lane.cancel(name);
+    assert_eq!(done.result(), None, "a frame of it is being sent");
+    // That frame goes out to its end, and a fence behind it.
+    let mut said = Vec::new();
+    let first = HEADER_LEN + DESC_LEN + MAX_PAYLOAD as usize + TRAILER_LEN;
+    while said.len() < first + HEADER_LEN {
+        let more = stage.hear();
+        let moved = stage.side.progress().expect("alive");
+        assert!(moved || !more.is_empty(), "only {} bytes were sent", said.len());
+        said.extend(more);
+    }
+    let fence = said[first..].try_into().expect("a header, and nothing else");
+    let fence = Header::decode(fence).expect("a frame");
+    assert_eq!((fence.kind, fence.op), (Kind::Fence, name.0));
+    assert_eq!(done.result(), None, "the peer may not have placed all of it");
+    stage.say(&Header::bare(Kind::Ack, name.0, Status::Cut as u64).encode());
+    stage.side.progress().expect("alive");
+    assert_eq!(done.result(), Some(Err(OpError::Cancelled)));
 }
 
 /// A fence tells that nothing lands any more: not before what was received for a GPU has been copied.
