@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use uccl_p2p::{
     Config, ConnId, Endpoint, Error, Iov, Op, Outcome, Request, Status, Transport, Uninterrupted,
 };
@@ -34,13 +34,12 @@ fn pair(transport: Transport) -> Pair {
     Pair { a, b, to_b, to_a }
 }
 
-/// The limit is the process's.
+/// The limit is the process's, and every test makes descriptors before.
 static ONE_TEST: Mutex<()> = Mutex::new(());
 
 /// No descriptor can be made, and none polled beside another, until this is dropped.
 struct NoDescriptors {
     before: libc::rlimit,
-    _alone: MutexGuard<'static, ()>,
 }
 
 fn limit() -> libc::rlimit {
@@ -56,11 +55,11 @@ fn set(limit: &libc::rlimit) {
 }
 
 impl NoDescriptors {
-    fn from_now_on(alone: MutexGuard<'static, ()>) -> Self {
+    fn from_now_on() -> Self {
         let before = limit();
         set(&libc::rlimit { rlim_cur: 0, ..before });
         std::fs::File::open("/dev/null").expect_err("there is no descriptor for it");
-        Self { before, _alone: alone }
+        Self { before }
     }
 }
 
@@ -100,6 +99,7 @@ const LINKS: [Transport; 2] = [Transport::Local, Transport::Tcp];
 
 #[test]
 fn a_call_that_cannot_sleep_waits_for_its_transfer() {
+    let _alone = ONE_TEST.lock();
     for transport in LINKS {
         let p = pair(transport);
         let ((to, into), (_from, from)) = (Memory::register(&p.a), Memory::register(&p.b));
@@ -115,13 +115,13 @@ fn a_call_that_cannot_sleep_waits_for_its_transfer() {
                         let late = late(soon);
                         assert!(matches!(late, Err(Error::DeadlineExceeded { .. })), "{late:?}");
                     }
-                    let _none = NoDescriptors::from_now_on(ONE_TEST.lock());
+                    let _none = NoDescriptors::from_now_on();
                     let late = late(soon);
                     assert!(matches!(late, Err(Error::DeadlineExceeded { .. })), "{late:?}");
                 });
                 waiting.join().expect("no panic");
                 assert!(to.bytes.iter().all(|byte| *byte == 0xEE));
-                let _none = NoDescriptors::from_now_on(ONE_TEST.lock());
+                let _none = NoDescriptors::from_now_on();
                 let waiting = scope.spawn(|| recv(&p.a, p.to_b, into, None));
                 std::thread::sleep(Duration::from_millis(50));
                 send().expect("sent");
@@ -135,12 +135,13 @@ fn a_call_that_cannot_sleep_waits_for_its_transfer() {
 /// The peer has to confirm the end of each.
 #[test]
 fn a_transfer_is_cancelled_by_who_cannot_sleep() {
+    let _alone = ONE_TEST.lock();
     for transport in LINKS {
         let p = pair(transport);
         let (_from, from) = Memory::register(&p.a);
         let iovs = [from];
         let send = Request::new(p.to_b, Op::Send, &iovs, &[]);
-        let none = NoDescriptors::from_now_on(ONE_TEST.lock());
+        let none = NoDescriptors::from_now_on();
         for _ in 0..20 {
             let transfer = p.a.post(&send).expect("posted");
             std::thread::scope(|scope| {
@@ -156,11 +157,12 @@ fn a_transfer_is_cancelled_by_who_cannot_sleep() {
 
 #[test]
 fn who_comes_meanwhile_is_accepted_afterwards() {
+    let _alone = ONE_TEST.lock();
     let p = pair(Transport::Tcp);
     let (domain, kind) = (socket2::Domain::IPV4, socket2::Type::STREAM);
     let socket = socket2::Socket::new(domain, kind, None).expect("a socket");
     socket.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
-    let none = NoDescriptors::from_now_on(ONE_TEST.lock());
+    let none = NoDescriptors::from_now_on();
     socket.connect(&p.b.addr().into()).expect("it listens");
     // The first try fails.
     std::thread::sleep(Duration::from_millis(20));
