@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import array
+import gc
 import inspect
 import os
 import socket
 import struct
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -262,7 +264,7 @@ class TestEndpoint:
         assert stats["connections"] == 1 and stats["regions"] == 0
         info = two.a.connection(two.conn_a)
         assert info["gpu_index"] == 0 and info["same_host"] is True
-        assert (info["path"] == "tcp") == (transport == "tcp")
+        assert (info["path"] == "tcp") == (transport == "tcp") == (info["moves"] == "tcp")
         assert two.a.connection(U64) is None
 
     def test_path(self, two: Two, transport: str) -> None:
@@ -987,6 +989,115 @@ class TestTransfers:
         assert (a.stats()["regions"] - regions[0], b.stats()["regions"] - regions[1]) == (3, 3)
         assert a.remove_remote_endpoint(ca) and b.remove_remote_endpoint(cb) in (True, False)
         assert (a.stats()["regions"], b.stats()["regions"]) == regions
+
+    def test_ipc_keeps_objects_until_the_transfer_has_ended(self) -> None:
+        a, b, ca, cb = self.two.a, self.two.b, self.two.conn_a, self.two.conn_b
+        dst = np.zeros(256, np.uint8)
+        is_there = weakref.ref(dst)
+        posted = b.recv_ipc_async(cb, dst)
+        del dst
+        gc.collect()
+        assert is_there() is not None
+        assert a.send_ipc(ca, self.src) is True and ended(b, posted) == (True, True)
+        gc.collect()
+        assert is_there() is None
+        # One whose memory may move says so meanwhile.
+        moves = bytearray(256)
+        posted = b.recv_ipc_async(cb, moves)
+        with pytest.raises(BufferError):
+            moves.extend(b"x")
+        assert b.cancel(posted[1])
+        moves.extend(b"x")
+        # What has failed is let go of, too.
+        info = b"\0" * 104
+        src = np.zeros(8, np.uint8)
+        is_there = weakref.ref(src)
+        assert a.write_ipc_async(ca, src, 8, info) == (False, 0) and a.write_ipc(ca, src, 8, info) is False
+        del src
+        gc.collect()
+        assert is_there() is None
+
+    def test_ipc_refuses_sizes_that_objects_do_not_have(self) -> None:
+        a, ca = self.two.a, self.two.conn_a
+        ok, info = self.two.b.advertise_ipc(self.two.conn_b, self.dst)
+        assert ok
+        small, regions = np.full(8, 7, np.uint8), a.stats()["regions"]
+        calls: list[tuple[str, list[Any], Any]] = [
+            ("read_ipc", [small, 256, info], False),
+            ("write_ipc", [small, 256, info], False),
+            ("read_ipc_async", [small, 256, info], (False, 0)),
+            ("write_ipc_async", [bytes(8), 256, info], (False, 0)),
+            ("send_ipc", [small, 256], False),
+            ("recv_ipc", [memoryview(small), 256], False),
+            ("send_ipc_async", [Tensor(small), 256], (False, 0)),
+            ("recv_ipc_async", [bytearray(8), 256], (False, 0)),
+            ("readv_ipc", [[small], [256], [info]], False),
+            ("writev_ipc", [[small], np.array([256]), [info]], False),
+            ("readv_ipc_async", [[small], [256], [info]], (False, 0)),
+            ("writev_ipc_async", [[small], [256], [info]], (False, 0)),
+            ("advertise_ipc", [small, 256], (False, b"")),
+            ("advertisev_ipc", [[small], [256]], (False, [])),
+        ]
+        for name, args, refused in calls:
+            assert getattr(a, name)(ca, *args) == refused, name
+            assert "256 bytes" in p2p.last_error() and "which has 8" in p2p.last_error(), name
+        assert a.stats()["regions"] == regions and small.tolist() == [7] * 8
+        assert self.dst.tolist() == [0] * 256
+        # A part of an object is no more than it has.
+        assert a.write_ipc(ca, self.src, 100, self.two.b.advertise_ipc(self.two.conn_b, self.dst, 100)[1])
+
+    def test_what_is_advertised_goes_with_its_object(self) -> None:
+        a, b, ca, cb = self.two.a, self.two.b, self.two.conn_a, self.two.conn_b
+        before = b.stats()["regions"]
+        dst = np.zeros(256, np.uint8)
+        first, again = b.advertise_ipc(cb, dst), b.advertise_ipc(cb, dst)
+        assert first == again and first[0] and b.stats()["regions"] == before + 1
+        # A view goes, and what it shows stays.
+        ok, part = b.advertise_ipc(cb, dst[100:110])
+        assert ok and b.stats()["regions"] == before + 2
+        gc.collect()
+        assert a.write_ipc(ca, self.src[:10], None, part) and dst[100:110].tolist() == list(range(10))
+        assert a.write_ipc(ca, self.src, None, first[1])
+        view = memoryview(dst)
+        del dst
+        assert a.write_ipc(ca, self.src, None, first[1]) and view[255] == 255
+        del view
+        gc.collect()
+        assert b.stats()["regions"] == before
+        for length, info in ((10, part), (256, first[1])):
+            assert a.write_ipc(ca, self.src[:length], None, info) is False
+            assert "no region has this key" in p2p.last_error()
+        # The next object may lie where the last one did.
+        other = np.zeros(256, np.uint8)
+        ok, info = b.advertise_ipc(cb, other)
+        assert ok and info != first[1] and a.write_ipc(ca, self.src, None, info) and other[255] == 255
+        # Nobody tells when these go: they are kept until the connection does.
+        kept, address = bytearray(256), np.zeros(256, np.uint8)
+        assert all(b.advertise_ipc(cb, kept) for _ in range(3))
+        with pytest.raises(BufferError):
+            kept.extend(b"x")
+        assert b.advertise_ipc(cb, address.ctypes.data, 256)[0]
+        # Also if an object was advertised there before.
+        assert b.advertise_ipc(cb, other.ctypes.data, 256)[1] == info
+        del other
+        assert b.stats()["regions"] == before + 3
+        b.remove_remote_endpoint(cb)
+        assert b.stats()["regions"] == before
+        kept.extend(b"x")
+
+    def test_what_was_advertised_may_outlive_its_endpoint(self) -> None:
+        with p2p.Endpoint(port=0, bind="127.0.0.1") as c:
+            ip, port, gpu = self.two.a.parse_metadata(self.two.a.get_metadata())
+            ok, conn = c.connect(ip, gpu, port)
+            assert ok
+            closed, dropped = np.zeros(8, np.uint8), np.zeros(8, np.uint8)
+            assert c.advertise_ipc(conn, closed)[0] and c.advertise_ipc(conn, dropped)[0]
+        del closed
+        is_there = weakref.ref(c)
+        del c
+        gc.collect()
+        assert is_there() is None
+        del dropped
 
     def test_notifications(self) -> None:
         a, b = self.two.a, self.two.b

@@ -49,9 +49,9 @@ enum uccl_status_t
   UCCL_REFUSED = -4,
   // The message is longer than the receive that met it. Nothing was written past the receive's end.
   UCCL_TRUNCATED = -5,
-  // Cancelled, here or by the peer. No byte of it lands any more.
+  // Cancelled, here or by the peer. No byte of it lands any more, at the peer unless its connection was lost over it.
   UCCL_CANCELLED = -6,
-  // The time was up. No byte of the transfer lands any more.
+  // The time was up. No byte of the transfer lands any more, at the peer unless its connection was lost over it.
   UCCL_DEADLINE = -7,
   // The connection could not be made: nobody is there, or the peer does not want it.
   UCCL_CONNECT_FAILED = -8,
@@ -264,7 +264,8 @@ uccl_status_t uccl_register(const struct uccl_endpoint_t *endpoint, void *ptr, s
 // waits again.
 uccl_status_t uccl_deregister(const struct uccl_endpoint_t *endpoint, uint64_t mr);
 
-// Makes the advert of `len` bytes at `ptr`, which are inside the region.
+// Makes the advert of `len` bytes at `ptr`, which are inside the region. It holds the key of the region: who holds it can reach
+// all of that. What a peer must not reach belongs into a region of its own; regions may overlap.
 uccl_status_t uccl_advertise(const struct uccl_endpoint_t *endpoint,
                              uint64_t mr,
                              const void *ptr,
@@ -277,6 +278,11 @@ uccl_status_t uccl_advert_part(const struct uccl_advert_t *advert,
                                uint64_t offset,
                                uint64_t len,
                                struct uccl_advert_t *part);
+
+// Writes how data moves over a connection: "direct", "staged" (through memory that lies between) or "tcp". Over RDMA
+// and libfabric it is as the regions have it that are registered here and those of the peer's that have been reached:
+// "staged" or "tcp" as soon as that is so of one of them. 8 bytes have room for it.
+uccl_status_t uccl_moves(const struct uccl_endpoint_t *endpoint, uint64_t conn, char *text, size_t capacity);
 
 // Writes the name of the path that data takes to and from memory which the peer advertised: "cma", "shm",
 // "mapped", "cuda_ipc" or "tcp", as the README explains. 16 bytes have room for it.
@@ -334,7 +340,8 @@ uccl_status_t uccl_poll(const struct uccl_endpoint_t *endpoint, uint64_t transfe
 uccl_status_t uccl_wait(const struct uccl_endpoint_t *endpoint, uint64_t transfer, int64_t timeout_ms, uint64_t *bytes);
 
 // Ends a transfer. When this returns, no byte of it lands on either side any more. The answer is UCCL_OK if it
-// had ended well before, else UCCL_CANCELLED or why it failed.
+// had ended well before, else UCCL_CANCELLED or why it failed. A peer that does not confirm the end in time loses its
+// connection; then this holds here, and there from when the peer knows.
 uccl_status_t uccl_cancel(const struct uccl_endpoint_t *endpoint, uint64_t transfer);
 
 // Sends a message of at most 64 MiB to the peer, and waits until it is there.

@@ -23,6 +23,29 @@ pub type Spans = SmallVec<[Span; 1]>;
 /// Remote pieces of an operation. One piece needs no allocation.
 pub type RemoteSpans = SmallVec<[RemoteSpan; 1]>;
 
+/// How data moves between two endpoints. Of two, the later one is slower.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Moves {
+    /// From memory to memory: by a device, a GPU or the kernel.
+    Direct,
+    /// Through memory that lies between, into which it is copied and out of which it is copied again.
+    Staged,
+    /// As a stream over TCP.
+    Tcp,
+}
+
+impl Moves {
+    /// In a word, for people: `direct`, `staged`, `tcp`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Staged => "staged",
+            Self::Tcp => "tcp",
+        }
+    }
+}
+
 /// What a lane can do, so that an engine can plan without knowing which link it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Caps {
@@ -230,6 +253,9 @@ pub trait Aftermath: Send + Sync {
 
     /// Whether our region of this slot may be touched at this moment.
     fn touches(&self, slot: u32) -> bool;
+
+    /// Has those told whose operations have ended since the kill. The rules of [`Completion`] hold.
+    fn look(&self) {}
 
     /// Whether the peer has ended its side as well, or died, and our copies have ended: nothing is touched any more.
     fn is_over(&self) -> bool;

@@ -285,6 +285,8 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
+    use uccl_fabric::verbs::RelaxedOrdering;
+
     use super::*;
 
     fn with(name: &str, value: &str) -> Result<Config, Error> {
@@ -300,6 +302,25 @@ mod tests {
         let config = with("UCCL_P2P_TIMEOUT_MS", "250").expect("understood");
         assert_eq!(config.timeout, Duration::from_millis(250));
         assert_eq!(with("UCCL_P2P_BIND", "").expect("empty is unset").bind, None);
+    }
+
+    #[test]
+    fn relaxed_ordering_is_asked_for_where_it_can_be_unless_set() {
+        let set =
+            |value| with("UCCL_IB_PCI_RELAXED_ORDERING", value).map(|c| c.verbs.relaxed_ordering);
+        assert_eq!(Config::default().verbs.relaxed_ordering, RelaxedOrdering::Auto);
+        for (value, expected) in [
+            ("", RelaxedOrdering::Auto),
+            ("0", RelaxedOrdering::Never),
+            ("1", RelaxedOrdering::Always),
+            ("2", RelaxedOrdering::Auto),
+        ] {
+            assert_eq!(set(value).expect("understood"), expected, "{value:?}");
+        }
+        for value in ["3", "-1", "auto"] {
+            let refused = set(value);
+            assert!(matches!(refused, Err(Error::Config { .. })), "{value}: {refused:?}");
+        }
     }
 
     #[test]

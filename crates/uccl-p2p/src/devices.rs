@@ -46,7 +46,9 @@ pub(crate) fn open(config: &Config) -> Opened {
     match opened {
         Ok(rails) => Opened { rails, why_none: "RDMA is not asked for".into() },
         Err(e) => {
-            tracing::debug!("without RDMA: {e}");
+            tracing::warn!(
+                "RDMA is not used, data goes over other links: {e}; `uccl doctor` says what to do about it"
+            );
             Opened { rails: Vec::new(), why_none: e.to_string() }
         }
     }
@@ -109,7 +111,9 @@ fn open_verbs(config: &Config) -> Result<Vec<Arc<dyn Rail>>, RailError> {
         verbs::open(&config.verbs)
     } else {
         with(near).or_else(|e| {
-            tracing::debug!("the nearest RDMA devices are of no use, others are tried: {e}");
+            tracing::warn!(
+                "the RDMA devices nearest to the GPU are of no use, others are tried, to which the way is longer: {e}"
+            );
             verbs::open(&config.verbs)
         })
     }?;

@@ -204,8 +204,9 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Closes a connection; its unfinished transfers fail. When this returns no byte of them lands any more. The
-    /// peer may reach regions that stay registered until it knows.
+    /// Closes a connection; its unfinished transfers fail. When this returns nothing of them touches memory of this
+    /// endpoint any more, but for those that failed with [`Error::StillTouched`], whose memory must stay allocated. What
+    /// had reached the peer may still land in its memory until it knows, and it may reach regions that stay registered.
     pub fn disconnect(&self, conn: ConnId) -> Result<()> {
         let core = self.here()?;
         match core.conn(conn) {
@@ -261,7 +262,7 @@ impl Endpoint {
     pub unsafe fn register(&self, ptr: usize, len: usize) -> Result<MrId> {
         let core = self.here()?;
         core.usable()?;
-        Ok(core.add_region(Span { addr: ptr, len })?.id)
+        core.add_region(Span { addr: ptr, len })
     }
 
     /// Ends a region: when this returns `Ok`, no peer's access lands in it any more.
@@ -272,6 +273,12 @@ impl Endpoint {
     /// touch the memory, which must stay allocated. No new access can begin, and the same call waits again.
     pub fn deregister(&self, mr: MrId) -> Result<()> {
         self.here()?.release_region(mr)
+    }
+
+    /// Whether a region's memory is of the allocation still in which it was registered, as far as the driver tells: where
+    /// that was freed, something else may be at its address, which peers do not reach by this region.
+    pub fn is_same_memory(&self, mr: MrId) -> Result<bool> {
+        Ok(self.here()?.mrs.get(mr)?.is_same_memory())
     }
 
     /// Where a region starts and how long it is.
@@ -301,6 +308,9 @@ impl Endpoint {
     }
 
     /// What lets a peer read and write `len` bytes at `ptr` of a region.
+    ///
+    /// It names these bytes and holds the key of the region: an honest peer keeps to them, and the owner keeps
+    /// whoever holds it to the region. What a peer must not reach belongs into a region of its own; regions may overlap.
     pub fn advertise(&self, mr: MrId, ptr: usize, len: usize) -> Result<Advert> {
         let core = self.here()?;
         core.usable()?;
@@ -484,7 +494,8 @@ impl Endpoint {
     ///
     /// When this returns `Ok`, no peer's access lands in this endpoint's memory any more. Peers of this host that are in
     /// the middle of an access are waited for, at most for the endpoint's timeout for all together. Then
-    /// [`Error::StillTouched`] names the regions that must stay allocated, and the same call waits again.
+    /// [`Error::StillTouched`] names the regions that must stay allocated, and the same call waits again. So it does for a
+    /// worker that the kernel holds up in the middle of a copy, which has 5 seconds at least, and keeps what it uses.
     pub fn close(&self) -> Result<()> {
         // In a child made by `fork` there is nothing to close.
         self.here().map_or(Ok(()), Core::close)

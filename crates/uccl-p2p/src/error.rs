@@ -102,7 +102,8 @@ pub enum Error {
         /// What the device said.
         reason: String,
     },
-    /// The deadline passed. The transfer has been fenced: no byte of it lands any more.
+    /// The deadline passed. The transfer has been fenced: no byte of it lands any more, at the peer unless the connection
+    /// was lost over it.
     #[error("deadline of {after:?} passed{}", match .peer { Some(p) => format!(" waiting for {p}"), None => String::new() })]
     DeadlineExceeded {
         /// The deadline, counted from the post.
@@ -110,7 +111,8 @@ pub enum Error {
         /// Who was waited for.
         peer: Option<Arc<str>>,
     },
-    /// The transfer was cancelled, here or by the peer. It has been fenced: no byte of it lands any more.
+    /// The transfer was cancelled, here or by the peer. It has been fenced: no byte of it lands any more, at the peer
+    /// unless the connection was lost over it.
     #[error("cancelled by {by}")]
     Cancelled {
         /// Who cancelled.
@@ -131,7 +133,7 @@ pub enum Error {
         list(.regions)
     )]
     StillTouched {
-        /// The regions.
+        /// The regions; none where it is about what the endpoint has of its own.
         regions: Arc<[MrId]>,
         /// Who may touch them.
         by: Arc<str>,
@@ -205,6 +207,7 @@ fn list(regions: &[MrId]) -> String {
     let named: Vec<_> = regions.iter().take(NAMED).map(MrId::to_string).collect();
     let others = regions.len().saturating_sub(NAMED);
     match others {
+        _ if regions.is_empty() => "what the endpoint has".to_owned(),
         0 => named.join(", "),
         _ => format!("{} and {others} others", named.join(", ")),
     }

@@ -70,6 +70,12 @@ impl BufferView {
         Ok(Some(Self(unsafe { view.assume_init() })))
     }
 
+    /// The object whose memory it is.
+    pub(crate) fn object<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
+        // SAFETY: null, or an object that the view holds until it is released.
+        unsafe { Bound::from_borrowed_ptr_or_opt(py, self.0.obj.cast()) }
+    }
+
     /// Where the memory starts.
     pub(crate) fn addr(&self) -> usize {
         self.0.buf as usize

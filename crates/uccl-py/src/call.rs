@@ -76,13 +76,6 @@ impl<T> Pieces<T> {
             Self::Many(pieces) => pieces,
         }
     }
-
-    pub(crate) fn as_mut_slice(&mut self) -> &mut [T] {
-        match self {
-            Self::One(piece) => std::slice::from_mut(piece),
-            Self::Many(pieces) => pieces,
-        }
-    }
 }
 
 /// A transfer that a caller asked for.
@@ -317,30 +310,45 @@ impl<'a, 'py, const N: usize> Spans<'a, 'py, N> {
     }
 
     /// Sets address and length of each piece.
-    pub(crate) fn fill(&self, op: Op, iovs: &mut [Iov]) -> Result<(), Stop> {
-        let set = |iov: &mut Iov, ptr: u64| iov.ptr = ptr as usize;
-        let filled = self.ptrs.fill(iovs, set, |iov, ptr| {
+    pub(crate) fn fill<T: Place>(&self, op: Op, places: &mut [T]) -> Result<(), Stop> {
+        let set = |place: &mut T, ptr: u64| place.iov().ptr = ptr as usize;
+        let filled = self.ptrs.fill(places, set, |place, ptr| {
             let memory = memory(op, &ptr)?;
-            iov.ptr = memory.addr;
-            iov.len = memory.len.unwrap_or(UNSIZED.len);
+            place.iov().ptr = memory.addr;
+            place.iov().len = memory.len.unwrap_or(UNSIZED.len);
+            place.lies_in(memory);
             Ok(())
         });
         self.args.named(self.at, filled)?;
         let sized = match &self.sizes {
             Some(sizes) => sizes.fill(
-                iovs,
-                |iov, len| iov.len = len as usize,
-                |iov, size| match size.extract::<Option<usize>>()? {
+                places,
+                |place, len| place.iov().len = len as usize,
+                |place, size| match size.extract::<Option<usize>>()? {
                     Some(size) => {
-                        iov.len = size;
+                        place.iov().len = size;
                         Ok(())
                     }
-                    None => has_size(iov),
+                    None => has_size(place.iov()),
                 },
             ),
-            None => iovs.iter().try_for_each(has_size),
+            None => places.iter_mut().try_for_each(|place| has_size(place.iov())),
         };
         self.args.named(self.at + 1, sized)
+    }
+}
+
+/// A piece of a vector, as it comes to be.
+pub(crate) trait Place {
+    fn iov(&mut self) -> &mut Iov;
+
+    /// The piece is of an object.
+    fn lies_in(&mut self, _: Memory) {}
+}
+
+impl Place for Iov {
+    fn iov(&mut self) -> &mut Self {
+        self
     }
 }
 

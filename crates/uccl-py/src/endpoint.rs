@@ -16,7 +16,7 @@ use uccl_wire::{
 };
 
 use crate::{
-    advertise, args, buffer,
+    advertise, advertised, args, buffer,
     call::{self, Call},
     config, descs,
     error::{self, Stop, settle},
@@ -33,7 +33,7 @@ use crate::{
 ///
 /// Calls that UCCL's API has return `False`, or a tuple that starts with it, when they fail;
 /// `last_error()` then tells why.
-#[pyclass(name = "Endpoint", module = "uccl._core", subclass, frozen)]
+#[pyclass(name = "Endpoint", module = "uccl._core", subclass, frozen, weakref)]
 pub(crate) struct PyEndpoint {
     pub(crate) core: Endpoint,
     pub(crate) regions: Regions,
@@ -70,13 +70,18 @@ impl PyEndpoint {
     }
 
     /// `(ok, is_done)` for a transfer's state.
-    fn state(&self, transfer: TransferId, status: Result<Status, Error>) -> (bool, bool) {
+    fn state(
+        &self,
+        py: Python<'_>,
+        transfer: TransferId,
+        status: Result<Status, Error>,
+    ) -> (bool, bool) {
         let answer = match status {
             Ok(Status::Pending) => return (true, false),
             Ok(Status::Done(_)) => (true, true),
             Ok(Status::Failed(e)) | Err(e) => error::refuse(e, (false, true)),
         };
-        match ipc::ended(self, transfer) {
+        match ipc::ended(self, py, transfer) {
             Ok(()) => answer,
             Err(e) => error::refuse(e, (false, true)),
         }
@@ -226,7 +231,7 @@ impl PyEndpoint {
     /// Closes a connection; its unfinished transfers fail.
     fn remove_remote_endpoint(&self, py: Python<'_>, conn_id: u64) -> bool {
         let removed = peers::remove(self, py, ConnId(conn_id));
-        let let_go = py.detach(|| ipc::disconnected(self, ConnId(conn_id)));
+        let let_go = advertised::disconnected(self, py, ConnId(conn_id));
         error::ok(removed.and(let_go))
     }
 
@@ -352,27 +357,27 @@ impl PyEndpoint {
 
     /// What lets a peer of this host read and write memory: `(ok, info)`.
     ///
-    /// The memory must stay allocated until the connection is removed.
+    /// An object is advertised until it goes, or the one that it is a view of. What Python does not tell the end of, as a
+    /// `bytearray`'s, is kept until the connection is removed, and so long memory given by its address must stay
+    /// allocated.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr, size=None)")]
     fn advertise_ipc<'py>(
-        &self,
-        py: Python<'py>,
+        slf: &Bound<'py, Self>,
         args: Args<'_, '_>,
         kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<(bool, Bound<'py, PyBytes>)> {
-        let info = ipc::advertise(self, py, args, kwargs)?;
-        Ok((info.is_some(), PyBytes::new(py, info.as_deref().unwrap_or_default())))
+        let info = ipc::advertise(slf, args, kwargs)?;
+        Ok((info.is_some(), PyBytes::new(slf.py(), info.as_deref().unwrap_or_default())))
     }
 
     /// What lets a peer of this host read and write many pieces of memory: `(ok, [info])`.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr_v, size_v=None)")]
     fn advertisev_ipc<'py>(
-        &self,
-        py: Python<'py>,
+        slf: &Bound<'py, Self>,
         args: Args<'_, '_>,
         kwargs: Option<Kwargs<'_, '_>>,
     ) -> PyResult<(bool, Vec<Bound<'py, PyBytes>>)> {
-        let infos = ipc::advertisev(self, py, args, kwargs)?;
+        let (py, infos) = (slf.py(), ipc::advertisev(slf, args, kwargs)?);
         let ok = infos.is_some();
         let infos = infos.unwrap_or_default();
         Ok((ok, infos.iter().map(|info| PyBytes::new(py, info)).collect()))
@@ -687,9 +692,9 @@ impl PyEndpoint {
     }
 
     /// Where a transfer stands: `(True, False)` under way, `(True, True)` done, `(False, True)` failed.
-    fn poll_async(&self, transfer_id: u64) -> (bool, bool) {
+    fn poll_async(&self, py: Python<'_>, transfer_id: u64) -> (bool, bool) {
         let transfer = TransferId(transfer_id);
-        self.state(transfer, self.core.poll(transfer))
+        self.state(py, transfer, self.core.poll(transfer))
     }
 
     /// Waits for a transfer's end: as `poll_async`, `(True, False)` if `timeout` seconds pass first.
@@ -704,7 +709,7 @@ impl PyEndpoint {
         let timeout = wait_timeout(timeout)?;
         match waiting(py, &self.core, |core, interrupt| core.wait(transfer, timeout, interrupt))? {
             Err(Error::Timeout(_)) => Ok((true, false)),
-            status => Ok(self.state(transfer, status)),
+            status => Ok(self.state(py, transfer, status)),
         }
     }
 
@@ -721,7 +726,7 @@ impl PyEndpoint {
         let transfer = TransferId(transfer_id);
         let core = &self.core;
         let cancelled = py.detach(|| core.cancel(transfer));
-        error::ok(cancelled.and_then(|_| ipc::ended(self, transfer)))
+        error::ok(cancelled.and_then(|_| ipc::ended(self, py, transfer)))
     }
 
     /// Why a transfer failed; None if it has not.
@@ -761,7 +766,7 @@ impl PyEndpoint {
         }
         let transfer = TransferId(transfer);
         match waiting(py, &self.core, |core, interrupt| core.wait(transfer, None, interrupt)) {
-            Ok(status) => Ok(self.state(transfer, status) == (true, true)),
+            Ok(status) => Ok(self.state(py, transfer, status) == (true, true)),
             Err(interrupted) => {
                 self.cancel(py, transfer.0);
                 Err(interrupted)

@@ -1,7 +1,7 @@
 //! The calls for peers on the same host, which name memory by address alone.
 //!
-//! They are the calls with regions underneath: local memory is registered for the length of a transfer,
-//! and advertised memory until its connection is removed.
+//! They are the calls with regions underneath: local memory is registered for the length of a transfer, which keeps
+//! its object, and advertised memory as [`advertised`](crate::advertised) has it.
 
 use std::{
     collections::HashMap,
@@ -10,23 +10,24 @@ use std::{
 
 use parking_lot::Mutex;
 use pyo3::prelude::*;
-use uccl_p2p::{ConnId, Endpoint, Error, Iov, MrId, Op, Status, TransferId};
+use uccl_p2p::{ConnId, Error, Iov, MrId, Op, Status, TransferId};
 use uccl_wire::{
     advert::Advert,
     ipc_info::{IPC_INFO_LEN, IpcInfo, IpcInfoError},
 };
 
 use crate::{
+    advertised::{self, Advertised},
     args::{Args, Named, Names, Positional, Signature},
     buffer,
     call::{
-        self, CONN, Call, Extras, NOTIF, NUM_IOVS, PTR, PTR_V, Pieces, SIZE, SIZE_V, STREAM, Spans,
-        TIMEOUT,
+        self, CONN, Call, Extras, NOTIF, NUM_IOVS, PTR, PTR_V, Pieces, Place, SIZE, SIZE_V, STREAM,
+        Spans, TIMEOUT,
     },
     column::Blobs,
     endpoint::PyEndpoint,
     error::{self, Stop, settle},
-    memory::Memory,
+    memory::{Memory, Owner, too_long},
     regions::register,
 };
 
@@ -67,40 +68,87 @@ pub(crate) struct Implicit {
     transfers: Mutex<HashMap<u64, Vec<MrId>>>,
     /// How many transfers that is, for a look without the lock.
     count: AtomicUsize,
-    /// Of advertised memory, by connection, address and length.
-    advertised: Mutex<HashMap<(u64, usize, usize), MrId>>,
+    pub(crate) advertised: Advertised,
+}
+
+/// A piece of local memory whose region is not made yet.
+pub(crate) struct Local {
+    iov: Iov,
+    /// The object that it is of, and how long that is.
+    object: Option<(Owner, usize)>,
+}
+
+impl Local {
+    fn unknown() -> Self {
+        Self { iov: call::UNSIZED, object: None }
+    }
+
+    fn of(memory: Memory, len: usize) -> Result<Self, Stop> {
+        memory.fits(len)?;
+        let Memory { addr, len: held, owner } = memory;
+        let object = owner.map(|owner| (owner, held.unwrap_or(len)));
+        Ok(Self { iov: Iov { ptr: addr, len, ..call::UNSIZED }, object })
+    }
+
+    fn check(&self) -> Result<(), Stop> {
+        match &self.object {
+            Some((_, held)) if self.iov.len > *held => Err(too_long(self.iov.len, *held)),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Place for Local {
+    fn iov(&mut self) -> &mut Iov {
+        &mut self.iov
+    }
+
+    fn lies_in(&mut self, memory: Memory) {
+        let Memory { len, owner, .. } = memory;
+        self.object = owner.zip(len);
+    }
 }
 
 /// Regions of one call, which ends them.
 struct Temporary<'a> {
-    core: &'a Endpoint,
+    ep: &'a PyEndpoint,
     mrs: Vec<MrId>,
 }
 
 impl Temporary<'_> {
-    fn add(&mut self, ptr: usize, len: usize) -> Result<Iov, Error> {
-        let mr = register(self.core, ptr, len)?;
+    /// Registers memory; its object is kept for as long as the region.
+    fn add(&mut self, local: Local) -> Result<Iov, Error> {
+        let Local { iov, object } = local;
+        let mr = register(&self.ep.core, iov.ptr, iov.len)?;
         self.mrs.push(mr);
-        Ok(Iov { mr, ptr, len })
+        self.ep.regions.keep(mr, object.map(|(owner, _)| owner));
+        Ok(Iov { mr, ..iov })
+    }
+
+    fn end(self, py: Python<'_>) -> Result<(), Error> {
+        deregister(self.ep, py, self.mrs)
     }
 }
 
-impl Temporary<'_> {
-    fn end(self) -> Result<(), Error> {
-        deregister(self.core, self.mrs)
+/// Ends regions, and lets go of their objects; the error is the first of those that a peer may still touch, which
+/// are kept.
+pub(crate) fn deregister(ep: &PyEndpoint, py: Python<'_>, mrs: Vec<MrId>) -> Result<(), Error> {
+    if mrs.is_empty() {
+        return Ok(());
     }
-}
-
-/// Ends regions; the error is the first of those that a peer may still touch.
-fn deregister(core: &Endpoint, mrs: impl IntoIterator<Item = MrId>) -> Result<(), Error> {
     let mut ended = Ok(());
-    for mr in mrs {
-        match core.deregister(mr) {
+    let gone = py.detach(|| {
+        let end = |mr: &MrId| match ep.core.deregister(*mr) {
             // An endpoint that was closed has ended it.
-            Ok(()) | Err(Error::UnknownRegion(_)) => {}
-            Err(e) => ended = ended.and(Err(e)),
-        }
-    }
+            Ok(()) | Err(Error::UnknownRegion(_)) => true,
+            Err(e) => {
+                ended = std::mem::replace(&mut ended, Ok(())).and(Err(e));
+                false
+            }
+        };
+        mrs.into_iter().filter(end).collect::<Vec<_>>()
+    });
+    gone.into_iter().for_each(|mr| drop(ep.regions.forget(mr)));
     ended
 }
 
@@ -108,8 +156,7 @@ fn deregister(core: &Endpoint, mrs: impl IntoIterator<Item = MrId>) -> Result<()
 pub(crate) struct IpcCall {
     conn: ConnId,
     op: Op,
-    /// Without their regions.
-    pieces: Pieces<Iov>,
+    pieces: Pieces<Local>,
     adverts: Pieces<Advert>,
     extras: Extras,
 }
@@ -165,10 +212,10 @@ pub(crate) fn vector_one_sided(
 
 /// Runs a call to its end.
 pub(crate) fn run(ep: &PyEndpoint, py: Python<'_>, call: Result<IpcCall, Stop>) -> PyResult<bool> {
-    let mut temporary = Temporary { core: &ep.core, mrs: Vec::new() };
+    let mut temporary = Temporary { ep, mrs: Vec::new() };
     let call = call.and_then(|call| prepare(call, &mut temporary));
     let ran = ep.run(py, call);
-    let ended = py.detach(|| temporary.end());
+    let ended = temporary.end(py);
     Ok(ran? && error::ok(ended))
 }
 
@@ -179,11 +226,11 @@ pub(crate) fn post(
     call: Result<IpcCall, Stop>,
 ) -> PyResult<(bool, u64)> {
     sweep(ep, py);
-    let mut temporary = Temporary { core: &ep.core, mrs: Vec::new() };
+    let mut temporary = Temporary { ep, mrs: Vec::new() };
     let call = call.and_then(|call| prepare(call, &mut temporary));
     let posted = ep.post(py, call);
     let Ok((true, transfer)) = posted else {
-        let ended = py.detach(|| temporary.end());
+        let ended = temporary.end(py);
         return posted.map(|_| error::or_refuse(ended.map(|()| (false, 0)), (false, 0)));
     };
     let mut transfers = ep.implicit.transfers.lock();
@@ -193,7 +240,7 @@ pub(crate) fn post(
 }
 
 /// Ends the regions of a transfer that has ended.
-pub(crate) fn ended(ep: &PyEndpoint, transfer: TransferId) -> Result<(), Error> {
+pub(crate) fn ended(ep: &PyEndpoint, py: Python<'_>, transfer: TransferId) -> Result<(), Error> {
     if ep.implicit.count.load(Ordering::Acquire) == 0 {
         return Ok(());
     }
@@ -203,7 +250,7 @@ pub(crate) fn ended(ep: &PyEndpoint, transfer: TransferId) -> Result<(), Error> 
         ep.implicit.count.store(transfers.len(), Ordering::Release);
         mrs
     };
-    deregister(&ep.core, mrs.unwrap_or_default())
+    deregister(ep, py, mrs.unwrap_or_default())
 }
 
 /// Ends the regions of transfers that ended without anybody asking.
@@ -212,21 +259,20 @@ fn sweep(ep: &PyEndpoint, py: Python<'_>) {
     if ep.implicit.count.load(Ordering::Acquire) < FEW {
         return;
     }
-    py.detach(|| {
+    let over = py.detach(|| {
         let transfers: Vec<u64> = ep.implicit.transfers.lock().keys().copied().collect();
-        for transfer in transfers.into_iter().map(TransferId) {
-            if !matches!(ep.core.poll(transfer), Ok(Status::Pending)) {
-                // Nobody asks for this transfer any more: what a peer may still touch stays registered.
-                let _ = ended(ep, transfer);
-            }
-        }
+        let is_over = |id: &TransferId| !matches!(ep.core.poll(*id), Ok(Status::Pending));
+        transfers.into_iter().map(TransferId).filter(is_over).collect::<Vec<_>>()
     });
+    for transfer in over {
+        // Nobody asks for this transfer any more: what a peer may still touch stays registered.
+        let _ = ended(ep, py, transfer);
+    }
 }
 
 /// `advertise_ipc(conn_id, ptr, size)`.
 pub(crate) fn advertise(
-    ep: &PyEndpoint,
-    py: Python<'_>,
+    ep: &Bound<'_, PyEndpoint>,
     args: Positional<'_, '_>,
     kwargs: Named<'_, '_>,
 ) -> PyResult<Option<Vec<u8>>> {
@@ -234,13 +280,12 @@ pub(crate) fn advertise(
     let conn = ConnId(a.id(0)?);
     let piece = settle(piece(Op::Recv, a.need(1)?, a.size(2)?).map(Some), None)?;
     let Some(piece) = piece else { return Ok(None) };
-    settle(py.detach(|| make(ep, conn, &piece)).map(Some), None)
+    settle(make(ep, conn, piece).map(Some), None)
 }
 
 /// `advertisev_ipc(conn_id, ptr_v, size_v)`.
 pub(crate) fn advertisev(
-    ep: &PyEndpoint,
-    py: Python<'_>,
+    ep: &Bound<'_, PyEndpoint>,
     args: Positional<'_, '_>,
     kwargs: Named<'_, '_>,
 ) -> PyResult<Option<Vec<Vec<u8>>>> {
@@ -250,45 +295,34 @@ pub(crate) fn advertisev(
     let pieces = count(&a, &spans, 3).and_then(|count| pieces(Op::Recv, &spans, count));
     let pieces = settle(pieces.map(Some), None)?;
     let Some(pieces) = pieces else { return Ok(None) };
-    let made = py.detach(|| pieces.iter().map(|piece| make(ep, conn, piece)).collect());
+    let made = pieces.into_iter().map(|piece| make(ep, conn, piece)).collect();
     settle(Result::<Vec<_>, _>::map(made, Some), None)
 }
 
-/// Ends the regions that were advertised over a connection.
-pub(crate) fn disconnected(ep: &PyEndpoint, conn: ConnId) -> Result<(), Error> {
-    let mut mrs = Vec::new();
-    ep.implicit.advertised.lock().retain(|&(of, _, _), mr| {
-        if of == conn.0 {
-            mrs.push(*mr);
-        }
-        of != conn.0
-    });
-    deregister(&ep.core, mrs)
-}
-
-fn make(ep: &PyEndpoint, conn: ConnId, piece: &Iov) -> Result<Vec<u8>, Stop> {
-    ep.core.connection(conn)?;
-    let mut advertised = ep.implicit.advertised.lock();
-    let key = (conn.0, piece.ptr, piece.len);
-    let mr = match advertised.get(&key) {
-        Some(&mr) => mr,
-        None => *advertised.entry(key).or_insert(register(&ep.core, piece.ptr, piece.len)?),
-    };
-    let advert = ep.core.advertise(mr, piece.ptr, piece.len)?;
+fn make(ep: &Bound<'_, PyEndpoint>, conn: ConnId, piece: Local) -> Result<Vec<u8>, Stop> {
+    let Local { iov, object } = piece;
+    let mr = advertised::add(ep, (conn, iov.ptr, iov.len), object.map(|(owner, _)| owner))?;
+    let ep = ep.get();
+    let advert = ep.core.advertise(mr, iov.ptr, iov.len)?;
     Ok(ep.ipc_info(&advert).to_vec())
 }
 
 fn prepare(call: IpcCall, temporary: &mut Temporary<'_>) -> Result<Call, Stop> {
-    let IpcCall { conn, op, mut pieces, adverts, extras } = call;
-    for piece in pieces.as_mut_slice() {
-        *piece = temporary.add(piece.ptr, piece.len)?;
-    }
-    Ok(Call { conn, op, iovs: pieces, adverts, extras })
+    let IpcCall { conn, op, pieces, adverts, extras } = call;
+    let iovs = match pieces {
+        Pieces::One(piece) => Pieces::One(temporary.add(piece)?),
+        Pieces::Many(pieces) => {
+            let added = pieces.into_iter().map(|piece| temporary.add(piece));
+            Pieces::Many(added.collect::<Result<_, _>>()?)
+        }
+    };
+    Ok(Call { conn, op, iovs, adverts, extras })
 }
 
-fn piece(op: Op, ptr: &Bound<'_, PyAny>, size: Option<usize>) -> Result<Iov, Stop> {
+fn piece(op: Op, ptr: &Bound<'_, PyAny>, size: Option<usize>) -> Result<Local, Stop> {
     let memory: Memory = call::memory(op, ptr)?;
-    Ok(Iov { ptr: memory.addr, len: memory.sized(size)?, ..call::UNSIZED })
+    let len = memory.sized(size)?;
+    Local::of(memory, len)
 }
 
 /// How many pieces there are; the parameter `at` may say so too.
@@ -306,9 +340,10 @@ fn pieces<const N: usize>(
     op: Op,
     spans: &Spans<'_, '_, N>,
     count: usize,
-) -> Result<Vec<Iov>, Stop> {
-    let mut pieces = vec![call::UNSIZED; count];
+) -> Result<Vec<Local>, Stop> {
+    let mut pieces: Vec<_> = (0..count).map(|_| Local::unknown()).collect();
     spans.fill(op, &mut pieces)?;
+    pieces.iter().try_for_each(Local::check)?;
     Ok(pieces)
 }
 

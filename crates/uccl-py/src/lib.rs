@@ -4,6 +4,7 @@
 //! like by `uccl-wire`.
 
 mod advertise;
+mod advertised;
 mod args;
 mod buffer;
 mod call;

@@ -6,7 +6,7 @@ use pyo3::{
     types::PyDict,
 };
 
-use crate::{args, buffer::BufferView};
+use crate::{args, buffer::BufferView, error::Stop};
 
 /// Memory that a caller named: an address, or an object that has one.
 pub(crate) struct Memory {
@@ -20,16 +20,24 @@ pub(crate) struct Memory {
 
 /// What keeps memory allocated.
 pub(crate) struct Owner {
-    _kept: Kept,
+    kept: Kept,
     /// Whether the memory may only be read.
     pub(crate) readonly: bool,
 }
 
-/// Held, never looked at.
-#[allow(dead_code)]
 enum Kept {
     View(BufferView),
     Object(Py<PyAny>),
+}
+
+impl Owner {
+    /// The object itself, if it is one.
+    pub(crate) fn object<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
+        match &self.kept {
+            Kept::View(view) => view.object(py),
+            Kept::Object(object) => Some(object.bind(py).clone()),
+        }
+    }
 }
 
 impl Memory {
@@ -68,11 +76,19 @@ impl Memory {
         size.or(self.len).ok_or_else(no_size)
     }
 
+    /// Checks that a length fits the object; an address does not tell.
+    pub(crate) fn fits(&self, len: usize) -> Result<(), Stop> {
+        match self.len {
+            Some(held) if len > held => Err(too_long(len, held)),
+            _ => Ok(()),
+        }
+    }
+
     fn of_view(view: BufferView) -> Self {
         Self {
             addr: view.addr(),
             len: Some(view.len()),
-            owner: Some(Owner { readonly: view.is_readonly(), _kept: Kept::View(view) }),
+            owner: Some(Owner { readonly: view.is_readonly(), kept: Kept::View(view) }),
         }
     }
 
@@ -90,7 +106,7 @@ impl Memory {
             .checked_mul(number("element_size")?)
             .ok_or_else(|| PyValueError::new_err("the tensor's size overflows"))?;
         let kept = Kept::Object(value.clone().unbind());
-        Ok(Self { addr, len: Some(len), owner: Some(Owner { readonly: false, _kept: kept }) })
+        Ok(Self { addr, len: Some(len), owner: Some(Owner { readonly: false, kept }) })
     }
 
     fn of_array(value: &Bound<'_, PyAny>, interface: &Bound<'_, PyDict>) -> PyResult<Self> {
@@ -113,8 +129,13 @@ impl Memory {
             .try_fold(itemsize, usize::checked_mul)
             .ok_or_else(|| PyValueError::new_err("the array's size overflows"))?;
         let kept = Kept::Object(value.clone().unbind());
-        Ok(Self { addr, len: Some(len), owner: Some(Owner { readonly, _kept: kept }) })
+        Ok(Self { addr, len: Some(len), owner: Some(Owner { readonly, kept }) })
     }
+}
+
+/// For a length that an object does not have.
+pub(crate) fn too_long(len: usize, held: usize) -> Stop {
+    Stop::refuse(format!("{len} bytes do not fit the object, which has {held}"))
 }
 
 /// For an address whose length nobody said.

@@ -55,7 +55,7 @@ impl Regions {
 
     /// What kept the region's memory. Dropping it may run Python code, so that is for the caller, who
     /// holds no lock.
-    fn forget(&self, mr: MrId) -> Option<Vec<Owner>> {
+    pub(crate) fn forget(&self, mr: MrId) -> Option<Vec<Owner>> {
         let owners = self.owners.lock().remove(&mr.0)?;
         let readonly = owners.iter().filter(|owner| owner.readonly).count();
         self.readonly.fetch_sub(readonly, Ordering::AcqRel);
@@ -99,12 +99,7 @@ pub(crate) fn add(
     memory: Memory,
     len: usize,
 ) -> Result<MrId, Stop> {
-    if memory.len.is_some_and(|held| len > held) {
-        return Err(Stop::refuse(format!(
-            "{len} bytes do not fit the object, which has {}",
-            memory.len.unwrap_or_default()
-        )));
-    }
+    memory.fits(len)?;
     let (core, ptr) = (&ep.core, memory.addr);
     let mr = py.detach(|| register(core, ptr, len))?;
     ep.regions.keep(mr, memory.owner);

@@ -29,7 +29,7 @@ const VERSION: u8 = 1;
 /// In the 32-bit size field: the 64-bit length counts.
 const SIZE_IS_64_BIT: u32 = u32::MAX;
 
-/// What lets a peer touch `len` bytes at `addr`.
+/// What lets a peer touch `len` bytes at `addr`. The key is good for all of the region that they lie in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Advert {
     /// Address in the owner's process.

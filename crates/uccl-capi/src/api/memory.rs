@@ -85,7 +85,8 @@ pub extern "C" fn uccl_deregister(endpoint: *const uccl_endpoint_t, mr: u64) -> 
     call(|| Ok(self::endpoint(endpoint)?.deregister(MrId(mr))?))
 }
 
-/// Makes the advert of `len` bytes at `ptr`, which are inside the region.
+/// Makes the advert of `len` bytes at `ptr`, which are inside the region. It holds the key of the region: who holds it can reach
+/// all of that. What a peer must not reach belongs into a region of its own; regions may overlap.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_advertise(
     endpoint: *const uccl_endpoint_t,
@@ -125,6 +126,23 @@ pub unsafe extern "C" fn uccl_advert_part(
         })?;
         out.put(uccl_advert_t { bytes: part.encode() });
         Ok(())
+    })
+}
+
+/// Writes how data moves over a connection: "direct", "staged" (through memory that lies between) or "tcp". Over RDMA
+/// and libfabric it is as the regions have it that are registered here and those of the peer's that have been reached:
+/// "staged" or "tcp" as soon as that is so of one of them. 8 bytes have room for it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn uccl_moves(
+    endpoint: *const uccl_endpoint_t,
+    conn: u64,
+    text: *mut c_char,
+    capacity: usize,
+) -> uccl_status_t {
+    call(|| {
+        // SAFETY: room for as many bytes.
+        let out = unsafe { TextOut::new(text, capacity, "text")? };
+        out.put(self::endpoint(endpoint)?.connection(ConnId(conn))?.moves.name())
     })
 }
 

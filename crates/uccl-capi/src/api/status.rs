@@ -22,9 +22,9 @@ pub enum uccl_status_t {
     UCCL_REFUSED = -4,
     /// The message is longer than the receive that met it. Nothing was written past the receive's end.
     UCCL_TRUNCATED = -5,
-    /// Cancelled, here or by the peer. No byte of it lands any more.
+    /// Cancelled, here or by the peer. No byte of it lands any more, at the peer unless its connection was lost over it.
     UCCL_CANCELLED = -6,
-    /// The time was up. No byte of the transfer lands any more.
+    /// The time was up. No byte of the transfer lands any more, at the peer unless its connection was lost over it.
     UCCL_DEADLINE = -7,
     /// The connection could not be made: nobody is there, or the peer does not want it.
     UCCL_CONNECT_FAILED = -8,

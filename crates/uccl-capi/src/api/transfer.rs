@@ -280,7 +280,8 @@ pub unsafe extern "C" fn uccl_wait(
 }
 
 /// Ends a transfer. When this returns, no byte of it lands on either side any more. The answer is UCCL_OK if it
-/// had ended well before, else UCCL_CANCELLED or why it failed.
+/// had ended well before, else UCCL_CANCELLED or why it failed. A peer that does not confirm the end in time loses its
+/// connection; then this holds here, and there from when the peer knows.
 #[unsafe(no_mangle)]
 pub extern "C" fn uccl_cancel(endpoint: *const uccl_endpoint_t, transfer: u64) -> uccl_status_t {
     call_for(|| {

@@ -64,6 +64,9 @@ static void round_of(int number) {
   WELL(uccl_register(b, target, sizeof target, &mr_b));
   WELL(uccl_advertise(b, mr_b, target, sizeof target, &whole));
   WELL(uccl_path(a, conn, &whole, path, sizeof path));
+  char moves[8];
+  WELL(uccl_moves(a, conn, moves, sizeof moves));
+  CHECK(strcmp(moves, "direct") == 0 || strcmp(moves, "staged") == 0 || strcmp(moves, "tcp") == 0);
   CHECK(path[0] != 0);
   for (size_t i = 0; i < PIECES; i++) {
     WELL(uccl_advert_part(&whole, 2 * i * PIECE, PIECE, &adverts[i]));

@@ -9,8 +9,10 @@
  * - cuModuleUnload and cuCtxSynchronize do not return either, and hold up nobody else.
  * - Everything else returns: queries, streams and events, opening handles, functions of modules that are loaded.
  *
- * What tests control: fake_pause(1) has copies and kernels stay where they are until fake_pause(0); fake_launched() counts
- * the bytes that streams were told to copy, fake_blocked() the calls that wait. Kernels are known by their names.
+ * What tests control: fake_pause(1) has copies and kernels stay where they are until fake_pause(0), but for as many as
+ * fake_pass() lets by; fake_refuse() has copies refused after so many more; fake_stall(1) has calls that enqueue copies
+ * not return until fake_stall(0), and fake_stalled() counts them; fake_launched() counts the bytes that streams were told
+ * to copy, fake_blocked() the calls that wait. Kernels are known by their names.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -85,7 +87,8 @@ static pthread_mutex_t contexts[GPUS] = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTE
 static struct stream *streams, defaults[GPUS];
 static struct memory *memories;
 static uint64_t next_id = 1, launched;
-static int initialised, paused, blocked;
+static int initialised, paused, passing, taken = -1, stall, stalled, blocked;
+static uint64_t passing_most;
 static _Thread_local int stack[16], depth;
 
 static int current(void) { return depth ? stack[depth - 1] : 0; }
@@ -104,6 +107,8 @@ static int is_ready(struct work *w) {
     case WAIT_EVENT:
         return w->other->done >= w->until;
     default:
+        if (paused && passing > 0 && w->one.len <= passing_most)
+            return passing--, 1;
         return !paused;
     }
 }
@@ -220,6 +225,16 @@ static code enqueue(handle h, struct work w) {
     struct work *kept = malloc(sizeof *kept);
     *kept = w;
     pthread_mutex_lock(&lock);
+    stalled++;
+    while (w.kind == COPY && stall)
+        pthread_cond_wait(&changed, &lock);
+    stalled--;
+    if (w.kind == COPY && taken == 0) {
+        pthread_mutex_unlock(&lock);
+        return free(kept), INVALID;
+    }
+    if (w.kind == COPY && taken > 0)
+        taken--;
     if (w.kind == COPY)
         launched += w.one.len;
     for (size_t i = 0; w.kind == KERNEL && i < w.count; i++)
@@ -239,7 +254,37 @@ static code enqueue(handle h, struct work w) {
 void fake_pause(int yes) {
     pthread_mutex_lock(&lock);
     paused = yes;
+    passing = 0;
     pthread_mutex_unlock(&lock);
+}
+
+/* Lets so many kernels and copies of at most so many bytes by while all are paused. */
+void fake_pass(int count, uint64_t most) {
+    pthread_mutex_lock(&lock);
+    passing += count;
+    passing_most = most;
+    pthread_mutex_unlock(&lock);
+}
+
+/* Takes so many copies more and refuses those after them; with a number below 0, none. */
+void fake_refuse(int after) {
+    pthread_mutex_lock(&lock);
+    taken = after;
+    pthread_mutex_unlock(&lock);
+}
+
+void fake_stall(int yes) {
+    pthread_mutex_lock(&lock);
+    stall = yes;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
+int fake_stalled(void) {
+    pthread_mutex_lock(&lock);
+    int calls = stalled;
+    pthread_mutex_unlock(&lock);
+    return calls;
 }
 
 uint64_t fake_launched(void) {

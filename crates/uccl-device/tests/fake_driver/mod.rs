@@ -12,6 +12,10 @@ use std::{
 #[derive(Clone, Copy)]
 pub(crate) struct Fake {
     pause: extern "C" fn(c_int),
+    pass: extern "C" fn(c_int, u64),
+    stall: extern "C" fn(c_int),
+    stalled: extern "C" fn() -> c_int,
+    refuse: extern "C" fn(c_int),
     launched: extern "C" fn() -> u64,
     blocked: extern "C" fn() -> c_int,
 }
@@ -21,6 +25,26 @@ impl Fake {
     /// Whether copies and kernels stay where they are.
     pub(crate) fn pause(self, yes: bool) {
         (self.pause)(c_int::from(yes));
+    }
+
+    /// Lets so many kernels, and copies of at most so many bytes, by while all are paused.
+    pub(crate) fn pass(self, count: i32, most: u64) {
+        (self.pass)(count, most);
+    }
+
+    /// Whether calls that enqueue a copy do not return.
+    pub(crate) fn stall(self, yes: bool) {
+        (self.stall)(c_int::from(yes));
+    }
+
+    /// How many such calls there are.
+    pub(crate) fn stalled(self) -> i32 {
+        (self.stalled)()
+    }
+
+    /// Takes so many copies more, and refuses those after them; `None`: takes all.
+    pub(crate) fn refuse_after(self, count: Option<i32>) {
+        (self.refuse)(count.unwrap_or(-1));
     }
 
     /// How many bytes streams were told to copy.
@@ -47,6 +71,22 @@ pub(crate) fn load() -> Fake {
                 pause: std::mem::transmute::<*mut c_void, extern "C" fn(c_int)>(find(
                     library,
                     c"fake_pause",
+                )),
+                pass: std::mem::transmute::<*mut c_void, extern "C" fn(c_int, u64)>(find(
+                    library,
+                    c"fake_pass",
+                )),
+                stall: std::mem::transmute::<*mut c_void, extern "C" fn(c_int)>(find(
+                    library,
+                    c"fake_stall",
+                )),
+                stalled: std::mem::transmute::<*mut c_void, extern "C" fn() -> c_int>(find(
+                    library,
+                    c"fake_stalled",
+                )),
+                refuse: std::mem::transmute::<*mut c_void, extern "C" fn(c_int)>(find(
+                    library,
+                    c"fake_refuse",
                 )),
                 launched: std::mem::transmute::<*mut c_void, extern "C" fn() -> u64>(find(
                     library,

@@ -7,8 +7,9 @@ use std::sync::{
     atomic::{AtomicBool, Ordering::SeqCst},
 };
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
+use super::gate::{Gate, GateHold};
 use crate::lane::{
     Aftermath, Caps, Completion, Interest, Lane, LaneError, MessageSink, OpError, OpKind, OpName,
     OpResult, Operation, Posted,
@@ -36,43 +37,17 @@ pub struct ChaosLane<L> {
     faults: LaneFaults,
     state: Mutex<State>,
     held: Arc<Mutex<Holding>>,
-    kills: Arc<Kills>,
+    kills: Arc<Gate>,
+    looks: Arc<Gate>,
     copies: Arc<AtomicBool>,
+    touched: Mutex<Touched>,
 }
 
-/// Where [`Lane::kill`] waits while it is held.
+/// What its peer is said to be at in our memory, whatever the lane inside knows.
 #[derive(Default)]
-struct Kills {
-    held: Mutex<bool>,
-    released: Condvar,
-    waiting: AtomicBool,
-}
-
-impl Kills {
-    fn pass(&self) {
-        let mut held = self.held.lock();
-        while *held {
-            self.waiting.store(true, SeqCst);
-            self.released.wait(&mut held);
-        }
-    }
-}
-
-/// Holds back the killing of a lane until it is dropped.
-pub struct KillHold(Arc<Kills>);
-
-impl KillHold {
-    /// Whether somebody is about to kill the lane.
-    pub fn is_waited_for(&self) -> bool {
-        self.0.waiting.load(SeqCst)
-    }
-}
-
-impl Drop for KillHold {
-    fn drop(&mut self) {
-        *self.0.held.lock() = false;
-        self.0.released.notify_all();
-    }
+struct Touched {
+    slot: Option<u32>,
+    asked: u64,
 }
 
 /// A copy of a killed lane's own that does not end before this is dropped: in the kernel, which waits for a page that its
@@ -177,7 +152,8 @@ impl<L: Lane> ChaosLane<L> {
         let rng = fastrand::Rng::with_seed(seed);
         let state = State { rng, posted: 0, lost: false, repeats: HashMap::new() };
         let (state, held, kills) = (Mutex::new(state), Arc::default(), Arc::default());
-        Self { inner, faults, state, held, kills, copies: Arc::default() }
+        let (copies, touched, looks) = (Arc::default(), Mutex::default(), Arc::default());
+        Self { inner, faults, state, held, kills, looks, copies, touched }
     }
 
     /// The lane inside.
@@ -191,9 +167,23 @@ impl<L: Lane> ChaosLane<L> {
     }
 
     /// Has whoever kills the lane wait.
-    pub fn hold_kill(&self) -> KillHold {
-        *self.kills.held.lock() = true;
-        KillHold(Arc::clone(&self.kills))
+    pub fn hold_kill(&self) -> GateHold {
+        self.kills.hold()
+    }
+
+    /// Has whoever makes progress wait, as in the kernel for a page that never comes.
+    pub fn hold_progress(&self) -> GateHold {
+        self.looks.hold()
+    }
+
+    /// From now on the peer is said to be at the region of this slot, or at none.
+    pub fn touch(&self, slot: Option<u32>) {
+        *self.touched.lock() = Touched { slot, asked: 0 };
+    }
+
+    /// How often somebody has asked about that region.
+    pub fn asked_about_touched(&self) -> u64 {
+        self.touched.lock().asked
     }
 
     /// Has copies be under way, also when the lane has been killed: nothing ends.
@@ -298,6 +288,7 @@ impl<L: Lane> Lane for ChaosLane<L> {
     }
 
     fn progress(&self, sink: &dyn MessageSink) -> Result<bool, LaneError> {
+        self.looks.pass();
         self.check()?;
         let moved = self.inner.progress(sink);
         Ok(self.release(false) | moved?)
@@ -326,8 +317,19 @@ impl<L: Lane> Lane for ChaosLane<L> {
         self.inner.ping()
     }
 
+    fn queued_bytes(&self) -> usize {
+        self.inner.queued_bytes()
+    }
+
     fn has_work(&self) -> bool {
         self.inner.has_work() || !self.held.lock().held.is_empty()
+    }
+
+    fn touched_by_peer(&self, slot: u32) -> bool {
+        let mut touched = self.touched.lock();
+        let is_touched = touched.slot == Some(slot);
+        touched.asked += u64::from(is_touched);
+        is_touched || self.inner.touched_by_peer(slot)
     }
 
     fn arm(&self) -> bool {

@@ -6,6 +6,7 @@
 //! memory one-sidedly and are slow, full, cut and unplugged. All random choices come from a seed: the same calls in the same order meet the same faults.
 
 mod bell;
+mod gate;
 mod gpu;
 mod lane;
 mod pipe;
@@ -16,8 +17,9 @@ use std::time::Duration;
 
 pub(crate) use self::gpu::FakeCopies;
 pub use self::{
+    gate::GateHold,
     gpu::GpuFaults,
-    lane::{ChaosLane, CopyHold, KillHold, LaneFaults},
+    lane::{ChaosLane, CopyHold, LaneFaults},
     pipe::{ChaosEnd, ChaosPipe, ChaosRx, ChaosTx, pair, pair_of},
     rail::{ChaosRail, RailFaults, RailNetwork},
     seeds::each_seed,

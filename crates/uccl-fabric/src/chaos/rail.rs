@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use uccl_device::MemoryKind;
 
+use super::gate::{Gate, GateHold};
 use crate::{
     lane::{OpKind, access_of},
     mem::Span,
@@ -105,6 +106,7 @@ pub struct ChaosRail {
     refuse_memory_percent: AtomicU32,
     plug: Arc<Mutex<Plug>>,
     rng: Mutex<Rng>,
+    registrations: Arc<Gate>,
 }
 
 /// Whether the device works.
@@ -155,7 +157,16 @@ impl RailNetwork {
         let rng = Mutex::new(Rng::with_seed(seed));
         let refuse_memory_percent = faults.refuse_memory_percent.into();
         let network = self.clone();
-        Arc::new(ChaosRail { info, network, faults, refuse_memory_percent, plug, rng })
+        let registrations = Arc::default();
+        Arc::new(ChaosRail {
+            info,
+            network,
+            faults,
+            refuse_memory_percent,
+            plug,
+            rng,
+            registrations,
+        })
     }
 
     /// How many bytes its rails have carried.
@@ -208,6 +219,11 @@ impl ChaosRail {
         self.plug.lock().is_slow_to_end = holds;
     }
 
+    /// Has whoever registers memory with it wait.
+    pub fn hold_registrations(&self) -> GateHold {
+        self.registrations.hold()
+    }
+
     /// Whether it keeps memory whose registration ends, and says so.
     pub fn hold_memory(&self, holds: bool) {
         self.plug.lock().is_holding = holds;
@@ -241,6 +257,7 @@ impl Rail for ChaosRail {
         kind: MemoryKind,
         rights: Rights,
     ) -> Result<Box<dyn Registration>, RailError> {
+        self.registrations.pass();
         let refuses = self.rng.lock().u32(0..100) < self.refuse_memory_percent.load(Relaxed);
         if refuses && kind != MemoryKind::Pinned {
             return Err(RailError::Unavailable("it does not like this memory".into()));

@@ -1,87 +1,103 @@
-//! Copies by GPUs that are under way on one lane.
+//! Copies by GPUs that one lane has under way, or waiting.
 
 use std::{
     ops::Range,
     sync::{
         Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering::*},
+        atomic::{AtomicU64, Ordering::Relaxed},
     },
+    time::Instant,
 };
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use uccl_device::{
     MemoryKind,
-    cuda::{Context, Direction, Event, Gpus, gather::Piece},
+    cuda::{Context, Gpus},
 };
 
-use super::opened::Place;
+use super::{
+    flight::{Flight, MAX_SLOTS, Way, claim},
+    ledger::Ledger,
+    queue::{Pieces, Plan, Queue},
+    turns::Turns,
+};
 use crate::{
-    gpu::{Engine, Route, op_error},
+    gpu::{Engine, op_error},
     lane::{Completion, OpError, OpKind, OpName, OpResult, Operation, access_of},
-    mem::{Access, RemoteSpan, Span},
-    shm::{Direct, OwnedHazard},
+    mem::RemoteSpan,
+    shm::Direct,
 };
 
-/// Distinct regions that one flight touches: each takes a hazard word, and there are 64.
-const MAX_SLOTS: usize = 32;
-
-/// Copies by GPUs that are under way.
+/// Copies by GPUs that are under way, or wait.
 #[derive(Default)]
 pub struct GpuJobs {
-    /// By the ordinal of their GPU.
-    engines: Mutex<Vec<(u32, Arc<Mutex<Engine>>)>>,
-    flights: Mutex<Vec<Flight>>,
-    /// Flights that have ended and whose posters have not been told.
-    landed: Mutex<Vec<(Arc<dyn Completion>, OpResult)>>,
-    open: AtomicUsize,
-    bytes: AtomicU64,
+    gpus: Mutex<OfGpus>,
+    /// Short operations that were enqueued at once.
+    flights: Mutex<Vec<Short>>,
+    /// Short operations for which there were no hazard words: they wait for nothing else.
+    late: Arc<Queue>,
+    late_turns: Turns,
+    ledger: Arc<Ledger>,
     next: AtomicU64,
 }
 
-/// What was enqueued together.
-struct Flight {
-    event: Event,
-    engine: Arc<Mutex<Engine>>,
+#[derive(Default)]
+struct OfGpus {
+    list: SmallVec<[Arc<OneGpu>; 1]>,
+    /// There will be no more.
+    closed: bool,
+}
+
+/// What copies on one GPU for the lane.
+struct OneGpu {
+    context: &'static Context,
+    /// Short operations have a stream of their own, where they do not wait for slices of long ones.
+    short: Arc<Mutex<Engine>>,
+    long: Arc<Mutex<Engine>>,
+    /// Long operations that wait.
+    queue: Arc<Queue>,
+    turns: Arc<Turns>,
+}
+
+/// An operation that was enqueued at once.
+struct Short {
+    flight: Flight,
     bytes: u64,
     done: Arc<dyn Completion>,
-    _held: Held,
 }
 
-/// What keeps the peer's memory where it is while it is copied: told to its owner, and to our driver.
-struct Held {
-    _places: SmallVec<[Place; 1]>,
-    _hazards: SmallVec<[OwnedHazard; 1]>,
+/// What is posted: some pieces of an operation.
+pub(crate) struct Posting<'a> {
+    pub(crate) kind: OpKind,
+    /// What kind of memory ours is.
+    pub(crate) memory: MemoryKind,
+    /// All pieces of the operation.
+    pub(crate) pieces: &'a Arc<Pieces>,
+    /// Those that are posted.
+    pub(crate) range: Range<usize>,
+    /// Whether they are enqueued in slices; else at once.
+    pub(crate) in_slices: bool,
+    /// Told of the end.
+    pub(crate) done: &'a Arc<dyn Completion>,
 }
 
-/// An operation in several parts, which ends with the last.
-pub struct Parts {
-    left: AtomicUsize,
-    error: Mutex<Option<OpError>>,
-    done: Arc<dyn Completion>,
-}
-
-impl Parts {
-    /// What each of `count` parts is to tell its end.
-    pub fn of(count: usize, done: Arc<dyn Completion>) -> Arc<dyn Completion> {
-        Arc::new(Self { left: AtomicUsize::new(count), error: Mutex::default(), done })
-    }
-}
-
-impl Completion for Parts {
-    fn complete(self: Arc<Self>, result: OpResult) {
-        if let Err(e) = result {
-            self.error.lock().get_or_insert(e);
-        }
-        if self.left.fetch_sub(1, AcqRel) == 1 {
-            let error = self.error.lock().take();
-            Arc::clone(&self.done).complete(error.map_or(Ok(()), Err));
+impl Posting<'_> {
+    /// As an operation of its own.
+    pub(crate) fn operation(&self) -> Operation {
+        let Self { kind, memory, pieces, range, done, .. } = self;
+        Operation {
+            kind: *kind,
+            local: pieces.local[range.clone()].into(),
+            memory: *memory,
+            remote: pieces.remote[range.clone()].into(),
+            done: Arc::clone(done),
         }
     }
 }
 
 impl GpuJobs {
-    /// Enqueues pieces of an operation of which one side at least is a GPU's, few enough regions at
+    /// Has a GPU copy pieces of an operation of which one side at least is a GPU's, few enough regions at
     /// a time; `done` is told of their end.
     ///
     /// # Errors
@@ -89,128 +105,162 @@ impl GpuJobs {
     ///
     /// # Safety
     /// The local pieces must stay valid until `done` has been told.
-    pub unsafe fn post(
+    pub(crate) unsafe fn post(
         &self,
-        direct: &Direct,
-        op: &Operation,
-        range: Range<usize>,
-        done: &Arc<dyn Completion>,
+        direct: &Arc<Direct>,
+        posting: &Posting<'_>,
     ) -> Result<OpName, OpError> {
-        let (local, remote) = (&op.local[range.clone()], &op.remote[range]);
-        let hazards = self.claim(direct, remote);
-        let access = access_of(op.kind);
-        let context = context_of(direct, op.memory, remote)?;
-        let engine = self.engine(context)?;
-        let mut copying = engine.lock();
-        let mut pieces = std::mem::take(&mut copying.pieces);
-        pieces.clear();
-        let mut here = local.iter();
-        let found = direct.gpu_places(access, remote, context, |there| {
-            pieces.extend(here.next().map(|span| piece(access, span, there)));
-        });
-        let copied = found.and_then(|there| {
-            let route = route(op.kind, op.memory, there.device);
-            // SAFETY: the caller's promise for our side; the hazards and the places hold the peer's.
-            let event = unsafe { copying.copy(&pieces, route) }.map_err(|e| {
-                // Nothing may move once we have said that it failed.
-                copying.settle();
-                op_error(e)
-            })?;
-            Ok((there, event))
-        });
-        copying.pieces = pieces;
-        drop(copying);
-        let (there, event) = copied?;
+        let Posting { kind, memory, pieces, ref range, in_slices, done } = *posting;
+        let (local, remote) = (&pieces.local[range.clone()], &pieces.remote[range.clone()]);
         let bytes = local.iter().map(|span| span.len as u64).sum();
-        self.bytes.fetch_add(bytes, Relaxed);
-        let held = Held { _places: there.places, _hazards: hazards };
-        let done = Arc::clone(done);
-        self.flights.lock().push(Flight { event, engine, bytes, done, _held: held });
-        self.open.fetch_add(1, Release);
-        Ok(OpName(self.next.fetch_add(1, Relaxed)))
+        // It counts before anything of it can be seen elsewhere.
+        let opening = self.ledger.open(bytes);
+        let context = context_of(direct, memory, remote)?;
+        let gpu = self.gpu(context)?;
+        let name = OpName(self.next.fetch_add(1, Relaxed));
+        let way = Way { direct, kind, memory, context };
+        let is_first = || self.ledger.queued() == 0 || self.late.is_empty();
+        if !in_slices
+            && is_first()
+            && let Some(hazards) = claim(direct, remote.iter().copied())
+        {
+            let pairs = local.iter().copied().zip(remote.iter().copied());
+            // SAFETY: the caller's promise.
+            let flight = unsafe { way.enqueue(pairs, &gpu.short, hazards)? };
+            let done = Arc::clone(done);
+            self.flights.lock().push(Short { flight, bytes, done });
+            opening.keep();
+            return Ok(name);
+        }
+        // Nothing is touched there yet: when it is, it is asked again, under hazards.
+        direct.gpu_places(access_of(kind), remote.iter().copied(), context, |_| ())?;
+        let (queue, turns, engine) = match in_slices {
+            true => (&gpu.queue, &*gpu.turns, &gpu.long),
+            false => (&self.late, &self.late_turns, &gpu.short),
+        };
+        let plan = Plan {
+            name,
+            kind,
+            memory,
+            pieces: Arc::clone(pieces),
+            range: range.clone(),
+            direct: Arc::clone(direct),
+            context,
+            engine: Arc::clone(engine),
+            ledger: Arc::clone(&self.ledger),
+        };
+        queue.push(plan, Arc::clone(done))?;
+        opening.keep();
+        turns.join(queue);
+        turns.drive();
+        Ok(name)
     }
 
-    /// Tells the owner which regions are touched. Waits for words that are in use, by flights of ours.
-    fn claim(&self, direct: &Direct, remote: &[RemoteSpan]) -> SmallVec<[OwnedHazard; 1]> {
-        let mut slots: SmallVec<[u32; MAX_SLOTS]> = SmallVec::new();
-        for span in remote {
-            // Neighbours mostly lie in one region.
-            if slots.last() != Some(&span.slot) {
-                slots.push(span.slot);
-            }
+    fn gpu(&self, context: &'static Context) -> Result<Arc<OneGpu>, OpError> {
+        let ordinal = context.device().ordinal();
+        let mut gpus = self.gpus.lock();
+        if gpus.closed {
+            return Err(OpError::LaneDown);
         }
-        slots.sort_unstable();
-        slots.dedup();
-        loop {
-            let claimed: Option<_> = slots.iter().map(|slot| direct.claim_owned(*slot)).collect();
-            if let Some(hazards) = claimed {
-                return hazards;
-            }
-            self.harvest();
-            std::thread::yield_now();
+        let found = gpus.list.iter().find(|gpu| gpu.context.device().ordinal() == ordinal);
+        if let Some(gpu) = found {
+            return Ok(Arc::clone(gpu));
         }
+        let engine = || Ok(Arc::new(Mutex::new(Engine::new(context).map_err(op_error)?)));
+        let (short, long) = (engine()?, engine()?);
+        let turns = Turns::of(ordinal);
+        let gpu = Arc::new(OneGpu { context, short, long, queue: Arc::default(), turns });
+        gpus.list.push(Arc::clone(&gpu));
+        Ok(gpu)
     }
 
-    fn engine(&self, context: &'static Context) -> Result<Arc<Mutex<Engine>>, OpError> {
-        let gpu_index = context.device().ordinal();
-        let mut engines = self.engines.lock();
-        if let Some((_, engine)) = engines.iter().find(|(other, _)| *other == gpu_index) {
-            return Ok(Arc::clone(engine));
-        }
-        let engine = Arc::new(Mutex::new(Engine::new(context).map_err(op_error)?));
-        engines.push((gpu_index, Arc::clone(&engine)));
-        Ok(engine)
+    fn gpus(&self) -> SmallVec<[Arc<OneGpu>; 1]> {
+        self.gpus.lock().list.clone()
     }
 
-    /// Whether copies are under way, or have ended and their posters do not know.
+    /// Whether copies are under way or wait, or have ended and their posters do not know.
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        self.open.load(Acquire) > 0
+        self.ledger.is_open()
     }
 
-    /// Bytes under way.
+    /// Bytes to be copied.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.bytes.load(Relaxed)
+        self.ledger.bytes()
     }
 
-    /// Looks which flights have ended; lets go of what they held.
+    /// Looks which flights have ended, lets go of what they held, and enqueues what may be. Nobody is told.
+    pub(crate) fn drive(&self) {
+        self.harvest();
+        if self.ledger.queued() > 0 {
+            self.late_turns.drive();
+            self.gpus().iter().for_each(|gpu| gpu.turns.drive());
+        }
+    }
+
     fn harvest(&self) {
         let mut flights = self.flights.lock();
-        let ended = flights.extract_if(.., |flight| !matches!(flight.event.is_done(), Ok(false)));
-        let ended: SmallVec<[Flight; 4]> = ended.collect();
-        if ended.is_empty() {
-            return;
-        }
-        let mut landed = self.landed.lock();
-        for flight in ended {
-            let result = flight.event.is_done().map(drop).map_err(op_error);
-            self.bytes.fetch_sub(flight.bytes, Relaxed);
-            flight.engine.lock().reuse(flight.event);
-            landed.push((flight.done, result));
+        let mut results: SmallVec<[OpResult; 4]> = SmallVec::new();
+        let ended = flights.extract_if(.., |short| {
+            let result = short.flight.ended();
+            let has_ended = result.is_some();
+            results.extend(result);
+            has_ended
+        });
+        let ended: SmallVec<[Short; 4]> = ended.collect();
+        drop(flights);
+        for (Short { flight, bytes, done }, result) in ended.into_iter().zip(results) {
+            flight.land();
+            self.ledger.moved(bytes);
+            self.ledger.landed(done, result);
         }
     }
 
-    /// Tells the posters of what has ended; says whether there was any.
+    /// Tells the posters of what has ended, and enqueues what may be; says whether any was told.
     pub fn progress(&self) -> bool {
         if !self.is_busy() {
             return false;
         }
-        self.harvest();
-        let landed = std::mem::take(&mut *self.landed.lock());
-        let count = landed.len();
-        self.open.fetch_sub(count, Release);
-        landed.into_iter().for_each(|(done, result)| done.complete(result));
-        count > 0
+        self.drive();
+        self.ledger.tell()
     }
 
-    /// Waits for what is under way: enqueued copies cannot be taken back.
-    pub fn finish(&self) {
+    /// Enqueues no more of an operation. It ends with what the GPU has of it.
+    pub(crate) fn cancel(&self, name: OpName) {
+        if !self.late.cancel(name) {
+            self.gpus().iter().any(|gpu| gpu.queue.cancel(name));
+        }
+    }
+
+    /// Enqueues nothing more of any operation that waits, and takes none.
+    pub(crate) fn close(&self) {
+        self.late.close();
+        let gpus = {
+            let mut gpus = self.gpus.lock();
+            gpus.closed = true;
+            gpus.list.clone()
+        };
+        gpus.iter().for_each(|gpu| gpu.queue.close());
+    }
+
+    /// Waits until all posters have been told, at most until `until`; says whether they have.
+    pub(crate) fn finish(&self, until: Instant) -> bool {
         while self.is_busy() {
             if !self.progress() {
+                if Instant::now() > until {
+                    return false;
+                }
                 std::thread::yield_now();
             }
         }
+        true
+    }
+}
+
+impl Drop for GpuJobs {
+    fn drop(&mut self) {
+        self.close();
     }
 }
 
@@ -253,30 +303,6 @@ fn context_of(
     }
 }
 
-/// What of the peer's is not device memory is locked.
-fn route(kind: OpKind, ours: MemoryKind, device_there: bool) -> Route {
-    let here = ours.device().is_some();
-    let (from, to) = match kind {
-        OpKind::Read => (device_there, here),
-        OpKind::Write => (here, device_there),
-    };
-    let direction = match (from, to) {
-        (true, true) => Direction::DeviceToDevice,
-        (true, false) => Direction::DeviceToHost,
-        (false, _) => Direction::HostToDevice,
-    };
-    let is_push = from && to && kind == OpKind::Write;
-    Route { direction, by_kernel: ours != MemoryKind::Host, is_push }
-}
-
-fn piece(access: Access, here: &Span, there: u64) -> Piece {
-    let (local, len_bytes) = (here.addr as u64, here.len as u64);
-    match access {
-        Access::Read => Piece { destination: local, source: there, len_bytes },
-        Access::Write => Piece { destination: there, source: local, len_bytes },
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -301,20 +327,5 @@ mod tests {
             }
             assert_eq!(at, count);
         }
-    }
-
-    #[test]
-    fn a_route_knows_who_reaches_what() {
-        use MemoryKind::{Cuda, Host, Pinned};
-        let gpu = Cuda { device: 0 };
-        let of = |kind, ours, device| {
-            let route = route(kind, ours, device);
-            (route.direction, route.by_kernel)
-        };
-        assert_eq!(of(OpKind::Write, gpu, true), (Direction::DeviceToDevice, true));
-        assert_eq!(of(OpKind::Write, gpu, false), (Direction::DeviceToHost, true));
-        assert_eq!(of(OpKind::Read, gpu, false), (Direction::HostToDevice, true));
-        assert_eq!(of(OpKind::Write, Pinned, true), (Direction::HostToDevice, true));
-        assert_eq!(of(OpKind::Read, Host, true), (Direction::DeviceToHost, false));
     }
 }

@@ -167,16 +167,7 @@ impl Copier {
     /// How a copy ended, if it has.
     pub(crate) fn ended(&mut self, copying: &Copying) -> Option<Result<(), GpuError>> {
         match (&copying.moving, &mut self.by) {
-            (Moving::Gpus(events), _) => {
-                for (_, event) in events {
-                    match event.is_done() {
-                        Ok(true) => {}
-                        Ok(false) => return None,
-                        Err(e) => return Some(Err(e)),
-                    }
-                }
-                Some(Ok(()))
-            }
+            (Moving::Gpus(events), _) => all_ended(events.iter().map(|(_, event)| event.is_done())),
             (Moving::Chaos(name), By::Chaos(copies)) => copies.ended(*name),
             (Moving::Chaos(_), By::Gpus(_)) => Some(Ok(())),
         }
@@ -208,6 +199,20 @@ impl Copier {
     }
 }
 
+/// How copies of several GPUs ended, once all have: while one of them copies, it is at the chunk and at the regions,
+/// whatever has become of the others. The first error is told.
+fn all_ended(ends: impl Iterator<Item = Result<bool, GpuError>>) -> Option<Result<(), GpuError>> {
+    let mut told = Ok(());
+    for end in ends {
+        match end {
+            Ok(true) => {}
+            Ok(false) => return None,
+            Err(e) => told = told.and(Err(e)),
+        }
+    }
+    Some(told)
+}
+
 fn engine_of(engines: &mut Vec<Engine>, device: u32) -> Result<&mut Engine, GpuError> {
     let at = match engines.iter().position(|engine| engine.device() == device) {
         Some(at) => at,
@@ -217,4 +222,19 @@ fn engine_of(engines: &mut Vec<Engine>, device: u32) -> Result<&mut Engine, GpuE
         }
     };
     Ok(&mut engines[at])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_over_several_gpus_ends_with_the_last_and_tells_the_first_error() {
+        let failed = |ordinal| Err(GpuError::NoSuchDevice { ordinal, count: 0 });
+        let ended = |ends: &[Result<bool, GpuError>]| all_ended(ends.iter().cloned());
+        assert_eq!(ended(&[Ok(true), Ok(false)]), None);
+        assert_eq!(ended(&[failed(1), Ok(false)]), None, "the other GPU still copies");
+        assert_eq!(ended(&[failed(1), Ok(true), failed(2)]), Some(Err(failed(1).unwrap_err())));
+        assert_eq!(ended(&[Ok(true), Ok(true)]), Some(Ok(())));
+    }
 }

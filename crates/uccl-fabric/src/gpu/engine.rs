@@ -58,8 +58,8 @@ impl Engine {
         self.context.device().ordinal()
     }
 
-    /// Enqueues copies; the event tells of their end. After an error some may have been enqueued: the
-    /// stream must be waited for.
+    /// Enqueues copies; the event tells of their end. After an error some may have been enqueued: a
+    /// [fence](Self::fence) tells of their end, or it must [settle](Self::settle).
     ///
     /// # Safety
     /// The memory is there, of the kinds that the route says, and reachable by this GPU, until the event
@@ -84,6 +84,19 @@ impl Engine {
                 enqueue(&self.stream, pieces, route.direction)?;
             }
         }
+        self.record()
+    }
+
+    /// An event after all that was enqueued, also where the last copy was refused halfway.
+    pub(crate) fn fence(&mut self) -> Result<Event, GpuError> {
+        if let Some((aside, joined)) = &self.aside {
+            joined.record(aside)?;
+            self.stream.wait(joined)?;
+        }
+        self.record()
+    }
+
+    fn record(&mut self) -> Result<Event, GpuError> {
         let event = match self.spare.pop() {
             Some(event) => event,
             None => Event::new(self.context)?,

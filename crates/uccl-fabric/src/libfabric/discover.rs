@@ -171,6 +171,11 @@ fn query(
         }
         let hints = hints(library, settings, provider, gpu, sizes)?;
         if let Some(found) = InfoList::query(library, &hints)? {
+            if settings.gpu_memory && !gpu {
+                // A warning is due when there is memory that this concerns: registering it says so.
+                let provider = provider.unwrap_or("libfabric");
+                tracing::info!("{provider} reaches no GPU memory here (no FI_HMEM)");
+            }
             return Ok(Some(found));
         }
     }
@@ -304,5 +309,18 @@ fn choose_domains<'a>(
             };
             wanted.iter().map(find).collect()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Messages cost `cxi` locked memory, and keep other providers away that have none.
+    #[test]
+    fn a_rail_asks_for_one_sided_access_only() {
+        let others = raw::FI_MSG | raw::FI_TAGGED | raw::FI_ATOMIC | raw::FI_RMA_EVENT;
+        assert_eq!(CAPS_OF_A_RAIL & others, 0, "{:?}", words(CAPS_OF_A_RAIL, CAPS));
+        assert_eq!(words(CAPS_OF_A_RAIL, CAPS), ["rma"]);
     }
 }

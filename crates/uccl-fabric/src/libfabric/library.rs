@@ -52,6 +52,11 @@ struct Param {
     value: *const c_char,
 }
 
+/// Which interface a library of this version is asked for.
+fn asked_of(version: u32) -> u32 {
+    raw::API_VERSION.min(version)
+}
+
 impl Library {
     /// The library in this file, or in this folder, or where the system finds it. It stays loaded.
     ///
@@ -125,7 +130,7 @@ impl Library {
     /// Which interface it is asked for.
     pub(super) fn api_version(&self) -> u32 {
         // SAFETY: it takes nothing.
-        raw::API_VERSION.min(unsafe { (self.version)() })
+        asked_of(unsafe { (self.version)() })
     }
 
     /// Major and minor version.
@@ -217,5 +222,14 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let reason = refused(&folder.path().display().to_string());
         assert!(reason.contains(&format!("{}/{FILE}", folder.path().display())), "{reason}");
+    }
+
+    #[test]
+    fn a_library_is_asked_for_the_newest_interface_that_both_know() {
+        let version = |major: u32, minor: u32| major << 16 | minor;
+        for (library, asked) in [((1, 15), (1, 15)), ((1, 22), (1, 22)), ((2, 1), (1, 22))] {
+            let (library, asked) = (version(library.0, library.1), version(asked.0, asked.1));
+            assert_eq!(asked_of(library), asked, "{:?}", split_version(library));
+        }
     }
 }

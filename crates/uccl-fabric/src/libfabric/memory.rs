@@ -144,10 +144,12 @@ fn interface(domain: &Domain, kind: MemoryKind) -> Result<(i32, u64), RailError>
     let Some(device) = kind.device_only() else { return Ok((raw::FI_HMEM_SYSTEM, 0)) };
     if domain.info.first().caps() & raw::FI_HMEM == 0 {
         return Err(RailError::Unavailable(format!(
-            "libfabric's provider {} does not reach GPU memory here (no FI_HMEM)",
-            domain.provider
+            "libfabric's provider {} does not reach GPU memory here: it offers no FI_HMEM, for which libfabric must be \
+             built for this GPU (`fi_info -p {} -c FI_HMEM` shows whether it is)",
+            domain.provider, domain.provider
         )));
     }
+    // Only CUDA's driver tells kinds of memory so far: what is a GPU's is CUDA's.
     let mut union = [0; 8];
     union[..4].copy_from_slice(&device.to_ne_bytes());
     Ok((raw::FI_HMEM_CUDA, u64::from_ne_bytes(union)))

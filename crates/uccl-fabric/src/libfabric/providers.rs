@@ -110,4 +110,13 @@ mod tests {
         names.sort_by_key(|name| rank(name));
         assert_eq!(names, ["cxi", "efa", "psm3", "tcp", "tcp;ofi_rxm", "sockets"]);
     }
+
+    #[test]
+    fn efa_is_permitted_neither_shared_memory_nor_cuda() {
+        let options = |provider| not_permitted(provider).iter().map(|(option, _)| *option);
+        let of_efa: Vec<_> = options("efa").collect();
+        assert!(of_efa.contains(&raw::FI_OPT_SHARED_MEMORY_PERMITTED));
+        assert!(of_efa.contains(&raw::FI_OPT_CUDA_API_PERMITTED));
+        assert_eq!(options("cxi").count(), 0, "it has no such options");
+    }
 }

@@ -69,7 +69,7 @@ pub struct LocalLane {
     jobs: Arc<Jobs>,
     splits: Arc<Splits>,
     sharing: Arc<Sharing>,
-    gpu: GpuJobs,
+    gpu: Arc<GpuJobs>,
     bouncers: Bouncers,
     /// For so long a kill waits for copies that are under way.
     patience: Duration,
@@ -141,6 +141,7 @@ struct Left {
     hazards: Hazards,
     direct: Arc<Direct>,
     jobs: Arc<Jobs>,
+    gpu: Arc<GpuJobs>,
 }
 
 impl Left {
@@ -155,6 +156,8 @@ impl Left {
 
 impl Aftermath for Left {
     fn copies(&self) -> bool {
+        // What GPUs copy counts until somebody has seen that it has ended.
+        self.gpu.drive();
         let copies = !(self.direct.is_idle() && self.jobs.is_idle());
         if !copies {
             // A kill that did not see them end could not.
@@ -167,8 +170,12 @@ impl Aftermath for Left {
         self.copies() || self.hazards.holds(slot) && !self.is_peer_gone()
     }
 
+    fn look(&self) {
+        self.gpu.progress();
+    }
+
     fn is_over(&self) -> bool {
-        self.is_peer_gone() && !self.copies()
+        self.is_peer_gone() && !self.copies() && !self.gpu.is_busy()
     }
 }
 
@@ -269,8 +276,8 @@ impl Lane for LocalLane {
         match name.0 & SPLIT {
             SPLIT => self.splits.parts_of(name).into_iter().for_each(|part| self.cancel(part)),
             JOB => self.jobs.cancel(name),
-            // What a GPU has been told to copy it copies; its end comes by itself.
-            GPU => {}
+            // What a GPU has it copies; the end of that comes by itself.
+            GPU => self.gpu.cancel(OpName(name.0 & !GPU)),
             _ => self.stream.cancel(name),
         }
     }
@@ -311,7 +318,8 @@ impl Lane for LocalLane {
     fn aftermath(&self) -> Option<Box<dyn Aftermath>> {
         let (bell, hazards) = (Arc::clone(&self.bell), self.peer_hazards.clone());
         let (direct, jobs) = (Arc::clone(&self.direct), Arc::clone(&self.jobs));
-        Some(Box::new(Left { bell, hazards, direct, jobs }))
+        let gpu = Arc::clone(&self.gpu);
+        Some(Box::new(Left { bell, hazards, direct, jobs, gpu }))
     }
 
     fn offer(&self, memory: &Shareable) {
@@ -338,10 +346,13 @@ impl Lane for LocalLane {
     fn kill(&self) {
         let until = Instant::now() + self.patience;
         self.jobs.kill(until);
-        // A thread that has just enqueued a copy may not have listed it yet; then it has claimed its hazards.
-        let ended = self.direct.close(until, || self.gpu.finish());
-        self.gpu.finish();
-        if !(ended && self.jobs.is_idle()) {
+        self.gpu.close();
+        // A thread that posts a copy may have claimed its hazards, and not have come to the GPU.
+        let left = self.direct.close(until, || {
+            self.gpu.progress();
+        });
+        let told = self.gpu.finish(until);
+        if !(left && told && self.jobs.is_idle()) {
             // Whoever takes memory back learns it from the aftermath.
             tracing::error!("a copy to or from a peer of this host does not end");
         }

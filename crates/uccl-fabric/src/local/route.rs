@@ -6,11 +6,8 @@ use uccl_device::MemoryKind;
 
 use super::{AT_ONCE, GPU, INLINE, JOB, LocalLane, job::CHUNK_PIECES, sharing::Hands};
 use crate::{
-    cuda_ipc::batches,
-    lane::{
-        Completion, Lane, LaneError, OpError, OpName, Operation, Posted, RemoteSpans, Spans,
-        access_of,
-    },
+    cuda_ipc::{Pieces, Posting, batches, is_sliced},
+    lane::{Lane, LaneError, OpError, OpName, Operation, Posted, RemoteSpans, Spans, access_of},
     mem::RemoteSpan,
     shm::Reach,
 };
@@ -159,26 +156,23 @@ impl LocalLane {
         if self.bell.ended() {
             return Err(LaneError::Ended);
         }
-        let batches = batches(&op.remote);
+        let in_slices = is_sliced(op.len());
+        let Operation { kind, local, memory, remote, done } = op;
+        let pieces = Arc::new(Pieces { local, remote });
+        let batches = batches(&pieces.remote);
+        let posting = |range: &Range<usize>, done| {
+            let (pieces, range) = (&pieces, range.clone());
+            Posting { kind, memory, pieces, range, in_slices, done }
+        };
         if let [all] = &batches[..] {
             // SAFETY: the caller's promise.
-            return match unsafe { self.launch(&op, all.clone(), &op.done) } {
-                Ok(name) => Ok(Posted::Pending(name)),
-                // SAFETY: the caller's promise.
-                Err(OpError::HostOnly(_)) => unsafe { self.post_stream(op) },
-                Err(e) => Ok(Posted::Done(Err(e))),
-            };
+            return unsafe { self.launch(&posting(all, &done)) };
         }
-        let split = self.splits.begin(batches.len(), &op.done);
+        let split = self.splits.begin(batches.len(), &done);
         let done = split.done();
-        for range in batches {
+        for range in &batches {
             // SAFETY: the caller's promise.
-            split.add(match unsafe { self.launch(&op, range.clone(), &done) } {
-                Ok(name) => Ok(Posted::Pending(name)),
-                // SAFETY: the caller's promise.
-                Err(OpError::HostOnly(_)) => unsafe { self.post_stream(op.part(range, &done)) },
-                Err(e) => Ok(Posted::Done(Err(e))),
-            });
+            split.add(unsafe { self.launch(&posting(range, &done)) });
         }
         Ok(split.posted())
     }
@@ -186,15 +180,10 @@ impl LocalLane {
     /// Has a GPU copy some pieces. What the peer has just offered is taken in if it is missed.
     ///
     /// # Safety
-    /// As for [`GpuJobs::post`](crate::cuda_ipc::GpuJobs::post).
-    unsafe fn launch(
-        &self,
-        op: &Operation,
-        range: Range<usize>,
-        done: &Arc<dyn Completion>,
-    ) -> Result<OpName, OpError> {
+    /// As for [`Lane::post`].
+    unsafe fn launch(&self, posting: &Posting<'_>) -> Result<Posted, LaneError> {
         // SAFETY: the caller's promise.
-        let launch = || unsafe { self.gpu.post(&self.direct, op, range.clone(), done) };
+        let launch = || unsafe { self.gpu.post(&self.direct, posting) };
         let launched = match launch() {
             Err(OpError::HostOnly(_)) => {
                 self.bell.listen();
@@ -202,7 +191,12 @@ impl LocalLane {
             }
             launched => launched,
         };
-        launched.map(|name| OpName(name.0 | GPU))
+        match launched {
+            Ok(name) => Ok(Posted::Pending(OpName(name.0 | GPU))),
+            // SAFETY: the caller's promise.
+            Err(OpError::HostOnly(_)) => unsafe { self.post_stream(posting.operation()) },
+            Err(e) => Ok(Posted::Done(Err(e))),
+        }
     }
 
     /// Sends pieces through the rings, in as many frames as they take.

@@ -18,7 +18,7 @@ use uccl_device::cuda::PeerId;
 use super::{KILL_PATIENCE, LocalLane, bell::Bell, pipe::ShmPipe};
 use crate::{
     cma::Process,
-    cuda_ipc::{Bouncers, GpuJobs, Owner},
+    cuda_ipc::{Bouncers, Owner},
     fdpass::{FdSocket, Message},
     gpu::CopyBy,
     region::RegionTable,
@@ -147,7 +147,7 @@ fn build(
         jobs: Arc::default(),
         splits: Arc::default(),
         sharing: Arc::default(),
-        gpu: GpuJobs::default(),
+        gpu: Arc::default(),
         bouncers: Bouncers::default(),
         patience: KILL_PATIENCE,
     })

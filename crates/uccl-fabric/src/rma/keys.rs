@@ -8,7 +8,12 @@ use uccl_wire::{
     rails::{Grant, PathId, RegionId},
 };
 
-use crate::{lane::OpKind, mem::RemoteSpan, region::offset_within, status_of};
+use crate::{
+    lane::{Moves, OpKind},
+    mem::RemoteSpan,
+    region::offset_within,
+    status_of,
+};
 
 /// What is known of the peer's regions.
 #[derive(Default)]
@@ -108,6 +113,20 @@ impl Keys {
             Some(Answer::None) => Err(Missing::Wait),
             Some(Answer::Granted(granted)) => Ok(granted),
         }
+    }
+
+    /// Of the ways in which the peer lets its regions be reached, the slowest.
+    pub(super) fn slowest(&self) -> Moves {
+        let granted = self.by_slot.values().flatten().filter_map(|known| match &known.answer {
+            Answer::Granted(granted) => Some(granted),
+            Answer::None | Answer::Denied(_) => None,
+        });
+        let moves = granted.map(|granted| match (granted.paths.is_empty(), granted.staged) {
+            (false, _) => Moves::Direct,
+            (true, true) => Moves::Staged,
+            (true, false) => Moves::Tcp,
+        });
+        moves.max().unwrap_or(Moves::Direct)
     }
 
     fn get(&self, region: RegionId) -> Option<&Known> {

@@ -24,7 +24,9 @@ use super::{
 };
 use crate::{
     clock,
-    lane::{Caps, Interest, Lane, LaneError, MessageSink, OpError, OpName, Operation, Posted},
+    lane::{
+        Caps, Interest, Lane, LaneError, MessageSink, Moves, OpError, OpName, Operation, Posted,
+    },
     mem::Span,
     region::RegionTable,
 };
@@ -132,6 +134,13 @@ impl RmaLane {
             link if link.starts_with("libfabric") => "libfabric",
             _ => "rma",
         }
+    }
+
+    /// How data moves over it: where regions of ours, or those of the peer's that it was asked about, move in several ways,
+    /// the slowest of them.
+    pub fn moves(&self) -> Moves {
+        let state = self.state.lock();
+        state.keys.slowest().max(self.rails.slowest())
     }
 
     /// Whether some path that works takes memory of ours, which is of this kind, or a copy of it.
@@ -348,6 +357,7 @@ impl RmaLane {
             }
         }
         moved |= self.open_due(state);
+        moved |= self.answer_due(state);
         self.settle(state);
         moved
     }
@@ -460,7 +470,8 @@ impl Lane for RmaLane {
 
     fn touched_by_peer(&self, slot: u32) -> bool {
         // In this order: what is requested from now on goes by another registration.
-        let ours = self.rails.of_slot(slot).inspect(|pinned| pinned.retire());
+        let ours = self.rails.of_slot(slot);
+        ours.iter().for_each(|pinned| _ = pinned.retire());
         self.with(|state| {
             let at_work = ours.is_some_and(|pinned| state.is_at_work_with(&pinned));
             let State { lent, notes, copies, .. } = state;

@@ -37,6 +37,7 @@ mod flight;
 mod keys;
 mod landing;
 mod lane;
+mod narrow;
 pub(crate) mod network;
 mod notes;
 mod path;

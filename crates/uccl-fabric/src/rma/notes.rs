@@ -3,6 +3,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -13,7 +14,7 @@ use uccl_wire::{
 
 use super::{
     lane::{RmaLane, Role},
-    path::Path,
+    path::{ASIDE_LOOK, Path},
     pinned::Pinned,
     rail::RailError,
     state::State,
@@ -32,6 +33,15 @@ pub(super) struct Lent {
     by_slot: HashMap<u32, (u64, bool)>,
     /// Regions of the peer's that have ended while something was on its way there.
     releasing: Vec<RegionId>,
+    /// What the peer has asked about and is answered when devices have been shown it.
+    due: Vec<Due>,
+}
+
+/// An answer that waits.
+struct Due {
+    region: RegionId,
+    pinned: Arc<Pinned>,
+    rights: Rights,
 }
 
 impl Lent {
@@ -42,6 +52,11 @@ impl Lent {
             notes.push_back(Note::Revoke(RegionId { slot, key: *key }));
         }
         true
+    }
+
+    /// How soon to look whether a device is done that an answer waits for.
+    pub(super) fn wake_in(&self) -> Option<Duration> {
+        (!self.due.is_empty()).then_some(ASIDE_LOOK)
     }
 }
 
@@ -59,7 +74,7 @@ impl RmaLane {
             self.take(state, note)?;
             self.settle(state);
             self.pump(state);
-            if state.notes.len() > MAX_NOTES {
+            if state.notes.len() + state.lent.due.len() > MAX_NOTES {
                 return Err("more questions than are answered".into());
             }
             Ok(())
@@ -299,20 +314,46 @@ impl RmaLane {
     }
 
     fn on_ask(&self, state: &mut State, region: RegionId) {
-        let note = match self.grant(state, region) {
-            Ok(grant) => Note::Grant(region, grant),
-            Err(status) => Note::Deny(region, status),
+        if region == LANDING {
+            let granted = self.grant_landing(state);
+            return state.answer(region, granted);
+        }
+        let described = match self.regions.describe(region.slot, region.key) {
+            Ok(described) => described,
+            Err(status) => return state.answer(region, Err(status)),
         };
-        state.notes.push_back(note);
+        let rights = described.rights;
+        let pinned = self.rails.of_slot(described.region);
+        match pinned.filter(|pinned| pinned.narrow(self.rails.all(), rights)) {
+            Some(pinned) => state.lent.due.push(Due { region, pinned, rights }),
+            None => {
+                let grant = self.grant(state, region, described);
+                state.answer(region, Ok(grant));
+            }
+        }
+    }
+
+    /// Answers what waited for devices that are done; whether there was some.
+    pub(super) fn answer_due(&self, state: &mut State) -> bool {
+        if state.lent.due.is_empty() {
+            return false;
+        }
+        let due = std::mem::take(&mut state.lent.due);
+        let is_over = |due: &Due| !due.pinned.is_narrowing(due.rights);
+        let (over, still): (Vec<_>, Vec<_>) = due.into_iter().partition(is_over);
+        state.lent.due = still;
+        for Due { region, .. } in &over {
+            // It may have ended meanwhile.
+            let described = self.regions.describe(region.slot, region.key);
+            let granted = described.map(|described| self.grant(state, *region, described));
+            state.answer(*region, granted);
+        }
+        !over.is_empty()
     }
 
     /// Under the state's lock, so that who revokes a region afterwards finds that it was lent.
-    fn grant(&self, state: &mut State, region: RegionId) -> Result<Grant, Status> {
-        if region == LANDING {
-            return self.grant_landing(state);
-        }
-        let Described { span, rights, kind, region: root } =
-            self.regions.describe(region.slot, region.key)?;
+    fn grant(&self, state: &mut State, region: RegionId, described: Described) -> Grant {
+        let Described { span, rights, kind, region: root } = described;
         let pinned = self.rails.of_slot(root);
         let paths =
             pinned.map_or_else(Vec::new, |pinned| self.keys_of(state, &pinned, span.addr, rights));
@@ -321,7 +362,7 @@ impl RmaLane {
             state.lent.by_slot.insert(region.slot, (region.key, false));
         }
         let (addr, len) = (span.addr as u64, span.len as u64);
-        Ok(Grant { addr, len, read: rights.read, write: rights.write, staged, paths })
+        Grant { addr, len, read: rights.read, write: rights.write, staged, paths }
     }
 
     /// How a peer that may do so much names memory from this address on, on each path that takes it.
@@ -334,7 +375,7 @@ impl RmaLane {
     ) -> Vec<PathKey> {
         let key_of = |path: &mut Path| {
             let id = path.id;
-            let registration = pinned.for_peer(self.rails.all(), path.ours, rights)?;
+            let registration = pinned.for_peer(path.ours, rights)?;
             let channel = path.channel_of(id)?;
             let exported: Result<_, RailError> = channel.export(registration);
             let key = exported.inspect_err(|e| tracing::warn!("no key for a peer: {e}")).ok()?;
@@ -358,6 +399,14 @@ impl RmaLane {
 }
 
 impl State {
+    /// Answers what the peer has asked about a region.
+    fn answer(&mut self, region: RegionId, granted: Result<Grant, Status>) {
+        self.notes.push_back(match granted {
+            Ok(grant) => Note::Grant(region, grant),
+            Err(status) => Note::Deny(region, status),
+        });
+    }
+
     fn index_of(&self, id: PathId) -> Result<usize, String> {
         let at = self.paths.iter().position(|path| path.id == id);
         at.ok_or_else(|| format!("{id:?}, which there is not"))

@@ -19,8 +19,8 @@ const LAST_RETRY: Duration = Duration::from_millis(500);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(4);
 /// How soon a device that was full is tried again, at the latest.
 const FULL_RETRY: Duration = Duration::from_millis(1);
-/// How soon a channel that is joined, or ends, is looked at again.
-const ASIDE_LOOK: Duration = Duration::from_millis(1);
+/// How soon it is looked again at what is done aside, as the joining and the end of a channel.
+pub(super) const ASIDE_LOOK: Duration = Duration::from_millis(1);
 /// What has been silent for so long is looked into: its port may be down, and the device in no hurry to say so.
 const SILENCE: Duration = Duration::from_millis(200);
 /// Looks that find nothing for each at the clock.

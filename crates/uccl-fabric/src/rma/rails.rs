@@ -1,11 +1,14 @@
 //! The devices of an endpoint, and the memory that is registered with them.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use uccl_device::MemoryKind;
 use uccl_wire::rails::{MAX_RAILS, RailOffer};
 
@@ -13,7 +16,7 @@ use super::{
     pinned::{Book, Pinned, ToPin},
     rail::{Rail, RailError},
 };
-use crate::{gpu::CopyBy, mem::Span, region::Rights};
+use crate::{gpu::CopyBy, lane::Moves, mem::Span, region::Rights};
 
 /// Devices that an endpoint has opened, and its regions as far as these reach them.
 ///
@@ -24,6 +27,8 @@ pub struct Rails {
     copy_by: CopyBy,
     book: RwLock<Book>,
     next: AtomicU64,
+    /// Of which device, by its place, it was said that it does not take which kind of memory.
+    said: Mutex<HashSet<(usize, MemoryKind)>>,
 }
 
 impl Rails {
@@ -37,7 +42,8 @@ impl Rails {
             );
             rails.truncate(MAX_RAILS);
         }
-        Self { rails, copy_by: CopyBy::default(), book: RwLock::default(), next: AtomicU64::new(1) }
+        let (copy_by, book, said) = (CopyBy::default(), RwLock::default(), Mutex::default());
+        Self { rails, copy_by, book, next: AtomicU64::new(1), said }
     }
 
     /// Has what no device takes be copied by others than GPUs.
@@ -94,28 +100,64 @@ impl Rails {
 
     fn pin(&self, memory: ToPin) -> Arc<Pinned> {
         let ToPin { span, kind, rights } = memory;
-        let register = |rail: &Arc<dyn Rail>| {
-            rail.register(span, kind, rights).inspect_err(|e| {
-                let (name, len) = (&rail.info().name, span.len);
-                match self.copier_of(kind) {
-                    // Rails carry it all the same.
-                    Some(_) => tracing::debug!("{name} takes no {len} bytes of {kind} memory: {e}"),
-                    None => {
-                        tracing::warn!("{name} does not take {len} bytes of {kind} memory: {e}")
-                    }
-                }
-            })
+        let register = |(at, rail): (usize, &Arc<dyn Rail>)| {
+            let registered = rail.register(span, kind, rights);
+            registered.inspect_err(|why| self.say_refused(at, memory, why))
         };
-        let by_rail = self.rails.iter().map(register).collect();
-        Arc::new(Pinned::new(self.next.fetch_add(1, Relaxed), memory, by_rail))
+        let by_rail: Vec<_> = self.rails.iter().enumerate().map(register).collect();
+        let moves = match by_rail.iter().any(Result::is_ok) {
+            true => Moves::Direct,
+            false => self.moves_untaken(kind),
+        };
+        Arc::new(Pinned::new(self.next.fetch_add(1, Relaxed), memory, by_rail, moves))
+    }
+
+    /// How memory of this kind moves that no device takes.
+    fn moves_untaken(&self, kind: MemoryKind) -> Moves {
+        if self.copier_of(kind).is_some() { Moves::Staged } else { Moves::Tcp }
+    }
+
+    /// What no device takes is slow, and nothing else shows it. Said once for each device and kind of memory.
+    fn say_refused(&self, at: usize, memory: ToPin, why: &RailError) {
+        let ToPin { span: Span { len, .. }, kind, .. } = memory;
+        let name = self.rails.get(at).map_or("?", |rail| &rail.info().name);
+        if !self.said.lock().insert((at, kind)) {
+            return tracing::debug!("{name} takes no {len} bytes of {kind} memory: {why}");
+        }
+        let instead = match self.moves_untaken(kind) {
+            Moves::Staged => "such memory is copied through locked host memory",
+            Moves::Direct | Moves::Tcp => "where no other device takes it, it goes over TCP",
+        };
+        let remedy = match kind.device_only() {
+            Some(_) => {
+                "for GPUDirect, load the module nvidia-peermem, or use a kernel, a driver and an rdma-core \
+                 (34 or later) that have dma-buf"
+            }
+            None => {
+                "raise the limit for locked memory (ulimit -l unlimited, or memlock in \
+                 /etc/security/limits.conf)"
+            }
+        };
+        tracing::warn!(
+            "{name} takes no {len} bytes of {kind} memory ({why}); {instead}. {remedy}; `uccl doctor` says what is \
+             missing. It is not said again of this device and this kind of memory"
+        );
+    }
+
+    /// How regions move, of those that there are the one that moves in the slowest way.
+    pub(super) fn slowest(&self) -> Moves {
+        self.book.read().slowest()
     }
 
     /// The region of this slot is about to end: from now on nothing of ours is requested with its registration, also
-    /// where another region lies in the same memory.
-    pub fn retire(&self, slot: u32) {
-        if let Some(pinned) = self.of_slot(slot) {
-            pinned.retire();
-        }
+    /// where another region lies in the same memory. True if that is new.
+    pub fn retire(&self, slot: u32) -> bool {
+        self.of_slot(slot).is_some_and(|pinned| pinned.retire())
+    }
+
+    /// Whether a device is still being shown the region of this slot, for a peer that asked. That ends by itself.
+    pub fn is_busy_with(&self, slot: u32) -> bool {
+        self.of_slot(slot).is_some_and(|pinned| pinned.is_busy())
     }
 
     /// The region of this slot has ended, and peers have let go of it: the devices do.

@@ -151,7 +151,7 @@ impl State {
             return None;
         }
         let now = Instant::now();
-        let mut wake = None;
+        let mut wake = self.lent.wake_in();
         for path in &mut self.paths {
             let (armed, due) = path.arm(now, stall);
             if !armed {
@@ -167,8 +167,13 @@ impl State {
     pub(super) fn wake_sleepers(&mut self) {
         let wake = match self.notes.is_empty() && !self.copies.are_under_way() {
             // Asked without reading a clock, which is not free everywhere.
-            true if self.paths.iter().all(|path| path.wake_in(self.born).is_none()) => None,
-            true => self.paths.iter().filter_map(|path| path.wake_in(Instant::now())).min(),
+            true if self.paths.iter().all(|path| path.wake_in(self.born).is_none()) => {
+                self.lent.wake_in()
+            }
+            true => {
+                let paths = self.paths.iter().filter_map(|path| path.wake_in(Instant::now()));
+                paths.chain(self.lent.wake_in()).min()
+            }
             false => Some(Duration::ZERO),
         };
         if let Some(wake) = wake {

@@ -53,12 +53,12 @@ impl Direct {
         self.table.find(remote).is_ok_and(|found| found.locked && found.backing.is_none())
     }
 
-    /// Where ranges of the peer's memory are for a GPU of ours, each told to `each`. To be used under hazards
+    /// Where ranges of the peer's memory are for a GPU of ours, each told to `each`. They may be used under hazards
     /// claimed before.
     pub(crate) fn gpu_places(
         &self,
         access: Access,
-        remote: &[RemoteSpan],
+        remote: impl IntoIterator<Item = RemoteSpan>,
         context: &'static Context,
         mut each: impl FnMut(u64),
     ) -> Result<GpuPlaces, OpError> {
@@ -72,7 +72,7 @@ impl Direct {
                     (checked, base)
                 }
                 _ => {
-                    let checked = self.table.find(span).map_err(|check| match check {
+                    let checked = self.table.find(&span).map_err(|check| match check {
                         PeerCheck::Refused(e) => OpError::Remote(status_of(e)),
                         PeerCheck::Unpublished => OpError::HostOnly("the peer's table is full"),
                     })?;
@@ -81,7 +81,7 @@ impl Direct {
                     (checked, base)
                 }
             };
-            let offset = checked.admit(span, access);
+            let offset = checked.admit(&span, access);
             let offset = offset.map_err(|e| OpError::Remote(status_of(e)))?;
             each(base + offset);
         }

@@ -118,7 +118,7 @@ impl Search<'_> {
         }
         if self.rails.is_empty() {
             return Err(RailError::Unavailable(match self.passed_over.as_slice() {
-                [] => "this machine has no RDMA device".to_owned(),
+                [] => none_listed(std::path::Path::new("/sys/class/infiniband")),
                 why => format!("no RDMA device can be used: {}", why.join("; ")),
             }));
         }
@@ -140,6 +140,21 @@ impl Search<'_> {
             format!("RDMA device {name} cannot be used: {why}")
         })
     }
+}
+
+/// Why libibverbs lists no device, though the kernel may have some in this folder.
+fn none_listed(folder: &std::path::Path) -> String {
+    let devices = folder.read_dir().into_iter().flatten().flatten();
+    let names: Vec<_> =
+        devices.map(|device| device.file_name().to_string_lossy().into_owned()).collect();
+    if names.is_empty() {
+        return "this machine has no RDMA device".to_owned();
+    }
+    format!(
+        "libibverbs has no driver for the RDMA devices of this machine ({}): install ibverbs-providers (Debian) or \
+         rdma-core (others); in a container, pass /dev/infiniband along",
+        names.join(", ")
+    )
 }
 
 impl VerbsRail {
@@ -283,6 +298,16 @@ impl Rail for VerbsRail {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_device_that_the_library_does_not_know_lacks_its_driver() {
+        let folder = tempfile::tempdir().expect("a folder");
+        assert_eq!(none_listed(folder.path()), "this machine has no RDMA device");
+        assert_eq!(none_listed(&folder.path().join("none")), "this machine has no RDMA device");
+        std::fs::create_dir(folder.path().join("mlx5_0")).expect("a device");
+        let said = none_listed(folder.path());
+        assert!(said.contains("(mlx5_0)") && said.contains("ibverbs-providers"), "{said}");
+    }
 
     #[test]
     fn queues_fit_what_the_device_has() {

@@ -4,6 +4,7 @@ use std::{
     env,
     net::Ipv6Addr,
     process::Command,
+    sync::{Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -11,7 +12,7 @@ use std::{
 use uccl_fabric::{
     lane::OpKind::{Read, Write},
     mem::Span,
-    rma::rail::{Rail, RailError, Request, RequestError},
+    rma::rail::{Channel, Rail, RailError, Request, RequestError},
     verbs::VerbsSettings,
 };
 use uccl_wire::verbs::VerbsAddress;
@@ -216,6 +217,139 @@ fn a_peer_that_cannot_be_joined_harms_no_other_channel() {
     rails.joined().probes().expect("for others too");
 }
 
+/// Writes over queue pairs that are not reliable.
+fn over_uc() -> VerbsSettings {
+    VerbsSettings { rc_mode: false, queue_pairs: Some(1), ..impatient() }
+}
+
+/// By the clock alone the peer has been silent for too long; but its answer has come.
+#[test]
+fn who_looks_late_finds_that_the_peer_had_answered() {
+    let Some(rails) = Rails::open(Cable::Shared, &over_uc()) else { return };
+    if rails.are_iwarp() {
+        return eprintln!("skipped: lacks unreliable connections, which iWARP has not");
+    }
+    let (ours, theirs) = (Memory::random(&rails.a, 4096, 9), Memory::zeros(&rails.b, 4096));
+    let mut pair = rails.joined();
+    let write = request(Write, pair.a.as_mut(), (&ours, &theirs), 0..4096, 1);
+    // SAFETY: the memory outlives the channels.
+    assert_eq!(unsafe { pair.a.post(&[write]) }.expect("posted"), 1);
+    let landed = || {
+        // SAFETY: our own memory, which a device may be writing to.
+        (0..4096)
+            .all(|at| unsafe { theirs.bytes.as_ptr().add(at).read_volatile() } == ours.bytes[at])
+    };
+    until("the write has landed", || {
+        pair.b.poll(&mut Vec::new()).expect("it lives");
+        landed()
+    });
+    for _ in 0..100 {
+        // Acknowledges.
+        pair.b.poll(&mut Vec::new()).expect("it lives");
+        thread::sleep(Duration::from_millis(1));
+    }
+    // Longer than a peer may be silent with these settings.
+    thread::sleep(Duration::from_millis(2500));
+    let second = Request { tag: 2, ..write };
+    // SAFETY: as above.
+    assert_eq!(unsafe { pair.a.post(&[second]) }.expect("the peer has answered"), 1);
+    let (mut ended, began) = (Vec::new(), Instant::now());
+    while ended.len() < 2 {
+        assert!(began.elapsed() < Duration::from_secs(60), "{ended:?}");
+        pair.b.poll(&mut Vec::new()).expect("it lives");
+        pair.a.poll(&mut ended).expect("it lives");
+        thread::yield_now();
+    }
+    assert!(ended.iter().all(|ended| ended.result == Ok(())), "{ended:?}");
+}
+
+/// The queue of the first end's link, in which packets wait.
+struct Delay;
+
+impl Delay {
+    const LINK: &str = "rail1a";
+
+    fn tc(arguments: &str) -> String {
+        let run = Command::new("tc").args(arguments.split(' ')).output().expect("tc");
+        assert!(run.status.success(), "tc {arguments}: {}", String::from_utf8_lossy(&run.stderr));
+        String::from_utf8_lossy(&run.stdout).into_owned()
+    }
+
+    /// From now on packets wait for so long.
+    fn of(time: &str) -> Self {
+        Self::tc(&format!("qdisc add dev {} root netem delay {time}", Self::LINK));
+        Self
+    }
+
+    /// From now on packets do not wait, and overtake those that do.
+    fn end_for_later_ones(&self) {
+        Self::tc(&format!("qdisc change dev {} root netem delay 0ms", Self::LINK));
+    }
+
+    fn holds_something(&self) -> bool {
+        let shown = Self::tc(&format!("-s qdisc show dev {} root", Self::LINK));
+        !shown.contains("backlog 0b 0p")
+    }
+}
+
+impl Drop for Delay {
+    fn drop(&mut self) {
+        Self::tc(&format!("qdisc del dev {} root", Self::LINK));
+    }
+}
+
+/// A message that comes after those behind it may be one that was taken for lost: its write was sent again and has ended.
+#[test]
+fn a_network_that_keeps_no_order_is_not_trusted_again() {
+    let _alone = CABLE_TO_CUT.lock().unwrap_or_else(PoisonError::into_inner);
+    if env::var_os("RDMA_VM_RANK").is_none_or(|_| env::var("RDMA_VM_RAILS").is_ok_and(|n| n == "1"))
+    {
+        return eprintln!("skipped: lacks a cable of its own to delay (a guest with two rails)");
+    }
+    let Some(rails) = Rails::open(Cable::ToBeCut, &over_uc()) else { return };
+    if rails.are_iwarp() {
+        return eprintln!("skipped: lacks unreliable connections, which iWARP has not");
+    }
+    let (ours, theirs) = (Memory::random(&rails.a, 64, 9), Memory::zeros(&rails.b, 64));
+    let mut pair = rails.joined();
+    // The neighbour is known from now on.
+    pair.probes().expect("the way works");
+    let delay = Delay::of("1s");
+    let first = request(Write, pair.a.as_mut(), (&ours, &theirs), 0..64, 1);
+    // SAFETY: the memory outlives the channels.
+    assert_eq!(unsafe { pair.a.post(&[first]) }.expect("posted"), 1);
+    until("the first message waits", || delay.holds_something());
+    delay.end_for_later_ones();
+    let second = Request { tag: 2, ..first };
+    // SAFETY: as above.
+    assert_eq!(unsafe { pair.a.post(&[second]) }.expect("posted"), 1);
+    let mut why = None;
+    until("the first message has come", || {
+        why = pair.b.poll(&mut Vec::new()).err();
+        why.is_some()
+    });
+    let why = why.expect("it has come").to_string();
+    assert!(why.contains("order"), "{why}");
+    drop(delay);
+    let ways = |channel: Box<dyn Channel>| {
+        let address = VerbsAddress::decode(channel.address()).expect("an address");
+        (address.reliable.len(), address.unreliable.len())
+    };
+    assert_eq!(ways(rails.b.open().expect("a channel")), (1, 0), "it is given up");
+    assert_eq!(
+        ways(rails.a.open().expect("a channel")),
+        (1, 1),
+        "its own receiver noticed nothing"
+    );
+    let mut pair = rails.joined();
+    let third = request(Write, pair.a.as_mut(), (&ours, &theirs), 0..64, 3);
+    pair.run_well(&[third]);
+    assert!(ours.bytes == theirs.bytes);
+}
+
+/// Held by whoever does something to the second cable.
+static CABLE_TO_CUT: Mutex<()> = Mutex::new(());
+
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let began = Instant::now();
     while !is_so() {
@@ -226,6 +360,7 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 
 #[test]
 fn a_cable_that_is_cut_and_joined_again_is_noticed() {
+    let _alone = CABLE_TO_CUT.lock().unwrap_or_else(PoisonError::into_inner);
     if env::var_os("RDMA_VM_RANK").is_none_or(|_| env::var("RDMA_VM_RAILS").is_ok_and(|n| n == "1"))
     {
         return eprintln!("skipped: lacks a cable of its own to cut (a guest with two rails)");

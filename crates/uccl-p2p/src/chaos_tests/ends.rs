@@ -6,11 +6,12 @@ use std::{
 };
 
 use fastrand::Rng;
-use uccl_fabric::chaos::KillHold;
+use uccl_fabric::chaos::GateHold;
 
 use super::{
-    PATIENT, lost,
-    world::{LaneChaos, Memory, Side, join_asking},
+    PATIENT, SHORT, lost,
+    workload::move_one,
+    world::{LaneChaos, Memory, Side, join_again, join_asking},
 };
 use crate::{
     Error, MrId, Op, Request, Status, TransferId, Uninterrupted,
@@ -67,7 +68,7 @@ impl Ends {
     /// looks.
     fn disconnect_meanwhile(&self, then: impl FnOnce(&Self)) {
         let side = &self.sides[0];
-        let hold: KillHold = side.lanes[0].hold_kill();
+        let hold: GateHold = side.lanes[0].hold_kill();
         std::thread::scope(|scope| {
             scope.spawn(|| side.ep.disconnect(side.conn).expect("it was there"));
             side.until("the killing of a lane", || hold.is_waited_for());
@@ -231,4 +232,81 @@ fn a_peer_is_not_given_up_for_what_only_we_hold() {
     for op in [Op::Write, Op::Read, Op::Recv] {
         assert!(lives(op, true, 1000), "{op:?}");
     }
+}
+
+#[test]
+fn who_deregisters_a_region_as_well_leaves_the_next_in_its_slot_alone() {
+    let mut sides = join_asking(1, &[LaneChaos::default()], PATIENT, [false; 2]);
+    let mut rng = Rng::with_seed(1);
+    let memory = [(); 2].map(|()| Memory::new(&mut rng, &[100]));
+    let core = sides[0].ep.core();
+    let mr = sides[0].register(&memory[0]);
+    let slot = core.mrs.get(mr).expect("it is there").region.slot;
+    // Two callers, the slower of which has not looked yet when the other has the memory back.
+    let [first, second] = [(); 2].map(|()| core.mrs.revoke(mr).expect("it is there still"));
+    core.drain(vec![first], None).expect("nobody is at it");
+    let next = sides[0].register(&memory[1]);
+    assert_eq!(core.mrs.get(next).expect("it is there").region.slot, slot);
+    sides[0].lanes[0].touch(Some(slot));
+    core.drain(vec![second], Some(Instant::now())).expect("that memory was given back");
+    assert_eq!(sides[0].lanes[0].asked_about_touched(), 0, "the next one was looked at");
+    sides[0].lanes[0].touch(None);
+    move_one(&sides, &mut rng, Op::Write, 1000).expect("the peer was not given up");
+    sides.iter_mut().for_each(Side::leave);
+}
+
+#[test]
+fn all_who_are_at_a_region_are_asked_to_let_go_at_once() {
+    let mut first = join_asking(1, &[LaneChaos::default()], PATIENT, [false; 2]);
+    let second = join_again(&first, 2);
+    let memory = Memory::new(&mut Rng::with_seed(1), &[100]);
+    let mr = first[0].register(&memory);
+    let slot = first[0].ep.core().mrs.get(mr).expect("it is there").region.slot;
+    let lanes = [&first, &second].map(|sides| &sides[0].lanes[0]);
+    lanes.iter().for_each(|lane| lane.touch(Some(slot)));
+    std::thread::scope(|scope| {
+        let given_back = scope.spawn(|| first[0].ep.deregister(mr));
+        first[0].until("a question to everyone", || {
+            lanes.iter().all(|lane| lane.asked_about_touched() > 0)
+        });
+        lanes.iter().for_each(|lane| lane.touch(None));
+        given_back.join().expect("no panic").expect("nobody is at it any more");
+    });
+    second.iter().for_each(|side| side.ep.disconnect(side.conn).expect("it was there"));
+    first.iter_mut().for_each(Side::leave);
+}
+
+#[test]
+fn connections_are_closed_beside_each_other() {
+    let first = join_asking(1, &[LaneChaos::default()], PATIENT, [false; 2]);
+    let second = join_again(&first, 2);
+    let holds = [&first, &second].map(|sides| sides[0].lanes[0].hold_kill());
+    std::thread::scope(|scope| {
+        let closed = scope.spawn(|| first[0].ep.close());
+        first[0]
+            .until("the killing of every lane", || holds.iter().all(|hold| hold.is_waited_for()));
+        drop(holds);
+        closed.join().expect("no panic").expect("nobody touches anything");
+    });
+    first[1].ep.close().expect("nobody touches anything");
+}
+
+#[test]
+fn a_worker_that_does_not_end_is_left_to_end_by_itself() {
+    let sides = join_asking(1, &[LaneChaos::default()], SHORT, [false; 2]);
+    let ep = &sides[0].ep;
+    let hold = sides[0].lanes[0].hold_progress();
+    sides[0].until("a look at the lane", || {
+        // Nobody but a worker looks.
+        sides[1].ep.send_notif(sides[1].conn, b"look", None).expect("posted");
+        hold.is_waited_for()
+    });
+    let stuck = ep.close().expect_err("it is in the middle of something").to_string();
+    assert!(stuck.starts_with("what the endpoint has cannot be given back: a worker"), "{stuck}");
+    assert_eq!(ep.core().workers.running(), 1);
+    drop(hold);
+    // Now it ends, and is waited for.
+    ep.close().expect("nobody touches anything");
+    assert_eq!(ep.core().workers.running(), 0);
+    sides[1].ep.close().expect("nobody touches anything");
 }

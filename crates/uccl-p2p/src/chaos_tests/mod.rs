@@ -4,6 +4,7 @@
 mod asks;
 mod ends;
 mod rails;
+mod warnings;
 mod workload;
 mod world;
 

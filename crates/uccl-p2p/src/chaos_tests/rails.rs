@@ -7,12 +7,18 @@ use uccl_fabric::{
     chaos::{GpuFaults, RailFaults, each_seed},
     gpu::CopyBy,
 };
+use uccl_wire::rails::{Note, RegionId};
 
 use super::{
+    SHORT,
+    warnings::warnings_of,
     workload::{Plan, Workload, move_one},
     world::{ByRails, FAR, Memory, Side},
 };
-use crate::{Error, Op, Request, Uninterrupted, engine::transfer::MAX_PENDING};
+use crate::{
+    Accepted, Error, Iov, Moves, MrId, Op, Request, Uninterrupted, engine::transfer::MAX_PENDING,
+    wire::advert::Advert,
+};
 
 fn some_faults(rng: &mut Rng) -> RailFaults {
     RailFaults {
@@ -142,6 +148,150 @@ fn what_either_side_cannot_register_goes_over_rails_all_the_same() {
 }
 
 #[test]
+fn a_slow_way_is_told_once_and_shown() {
+    for (copy_by, slow) in
+        [([copies(0, None), copies(0, None)], Moves::Staged), (by_gpus(), Moves::Tcp)]
+    {
+        let mut sides = ByRails { copy_by, ..ByRails::new(&[RailFaults::default()]) }.join(1);
+        let mut rng = Rng::with_seed(1);
+        let moves = |side: &Side| side.ep.connection(side.conn).expect("it is there").moves;
+        move_one(&sides, &mut rng, Op::Write, 1000).expect("the rail takes it");
+        assert_eq!([moves(&sides[0]), moves(&sides[1])], [Moves::Direct; 2]);
+
+        sides[0].rails[0].refuse_memory(100);
+        let memory = [0; 3].map(|_: i32| Memory::new(&mut rng, &[1000]));
+        let mut regions = Vec::new();
+        let said = warnings_of(|| regions.extend(memory.iter().map(|one| sides[0].register(one))));
+        assert_eq!(said.len(), 1, "{said:?}");
+        let has = |what| said[0].contains(what);
+        assert!(has("rail0") && has("host memory") && has("ulimit -l"), "{said:?}");
+        assert_eq!([moves(&sides[0]), moves(&sides[1])], [slow, Moves::Direct]);
+        for mr in regions {
+            sides[0].ep.deregister(mr).expect("unused");
+        }
+        assert_eq!(moves(&sides[0]), Moves::Direct, "such regions have ended");
+
+        sides[0].rails[0].refuse_memory(0);
+        sides[1].rails[0].refuse_memory(100);
+        let [ours, theirs] = [0; 2].map(|_: i32| Memory::new(&mut rng, &[1000]));
+        let (mr, peer_mr) = (sides[0].register(&ours), sides[1].register(&theirs));
+        assert_eq!(moves(&sides[0]), Moves::Direct, "it has not met the region yet");
+        let (iovs, adverts) = (ours.iovs(mr), theirs.adverts(&sides[1], peer_mr));
+        let request = Request::new(sides[0].conn, Op::Write, &iovs, &adverts);
+        sides[0].ep.run(&request, &mut Uninterrupted).expect("in another way");
+        assert_eq!([moves(&sides[0]), moves(&sides[1])], [slow; 2]);
+        sides[0].ep.deregister(mr).expect("unused");
+        sides[1].ep.deregister(peer_mr).expect("unused");
+        // Who met a region that went over TCP is not told that it has ended.
+        let told = if slow == Moves::Tcp { slow } else { Moves::Direct };
+        assert_eq!([moves(&sides[0]), moves(&sides[1])], [told, Moves::Direct]);
+        sides.iter_mut().for_each(Side::leave);
+    }
+}
+
+fn by_gpus() -> [CopyBy; 2] {
+    [CopyBy::Gpus, CopyBy::Gpus]
+}
+
+fn one_region(side: &Side) -> (Memory, MrId) {
+    let memory = Memory::new(&mut Rng::with_seed(1), &[1000]);
+    let mr = side.register(&memory);
+    (memory, mr)
+}
+
+#[test]
+fn a_device_that_does_not_let_go_is_named_and_asked_again() {
+    let mut sides = ByRails::new(&[RailFaults::default()]).join(1);
+    let (_memory, mr) = one_region(&sides[0]);
+    sides[0].rails[0].hold_memory(true);
+    for _ in 0..2 {
+        match sides[0].ep.deregister(mr) {
+            Err(Error::StillTouched { regions, by, .. }) => {
+                assert_eq!((&regions[..], &*by), (&[mr][..], "a device"));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    sides[0].rails[0].hold_memory(false);
+    sides[0].ep.deregister(mr).expect("it lets go");
+    let again = sides[0].ep.deregister(mr);
+    assert!(matches!(again, Err(Error::UnknownRegion(_))), "{again:?}");
+    sides.iter_mut().for_each(Side::leave);
+}
+
+/// A lane that is made while a region is given back finds it given up, whether or not there was one to be asked.
+#[test]
+fn nothing_new_is_requested_with_what_is_given_back() {
+    let timeout = Duration::from_millis(20);
+    let sides = ByRails { timeout, ..ByRails::new(&[RailFaults::default()]) }.join(1);
+    let (_memory, mr) = one_region(&sides[0]);
+    let core = sides[0].ep.core();
+    let lease = core.mrs.look_up(mr, |found| found.lease()).expect("registered");
+    let slot = lease.mr().region.slot;
+    sides[0].ep.disconnect(sides[0].conn).expect("it was there");
+    let closed = sides[0].ep.close();
+    assert!(matches!(closed, Err(Error::StillTouched { .. })), "{closed:?}");
+    let rails = &core.rails.get().expect("rails").rails;
+    assert!(!rails.retire(slot), "it could still be used");
+    drop(lease);
+    sides.iter().for_each(|side| side.ep.close().expect("nobody touches anything"));
+}
+
+#[test]
+fn a_region_is_given_back_when_devices_have_seen_it() {
+    let mut sides = ByRails::new(&[RailFaults::default()]).join(1);
+    let mut rng = Rng::with_seed(1);
+    let [ours, theirs] = [(); 2].map(|()| Memory::new(&mut rng, &[100_000]));
+    let (mr, peer_mr) = (sides[0].register(&ours), sides[1].register(&theirs));
+    let slot = sides[0].ep.core().mrs.get(mr).expect("registered").region.slot;
+    let rails = &sides[0].ep.core().rails.get().expect("rails").rails;
+    let hold = sides[0].rails[0].hold_registrations();
+    // The peer reads what is sent, and asks for a key to do so.
+    let (sent, wanted) = (ours.iovs(mr), theirs.iovs(peer_mr));
+    let send = Request::new(sides[0].conn, Op::Send, &sent, &[]);
+    let send = sides[0].ep.post(&send).expect("posted");
+    let recv = Request::new(sides[1].conn, Op::Recv, &wanted, &[]);
+    let recv = sides[1].ep.post(&recv).expect("posted");
+    sides[0].until("the question of the peer", || rails.is_busy_with(slot));
+    sides[0].ep.cancel(send).expect("known");
+    sides[0].until("the end of the send", || sides[0].ep.core().mrs.revoke(mr).is_ok());
+    std::thread::scope(|scope| {
+        let given_back = scope.spawn(|| sides[0].ep.deregister(mr));
+        for _ in 0..20 {
+            std::thread::sleep(Duration::from_millis(1));
+            assert!(!given_back.is_finished(), "the device may reach it when it has seen it");
+        }
+        drop(hold);
+        given_back.join().expect("no panic").expect("nothing touches it any more");
+    });
+    sides[1].ep.cancel(recv).expect("known");
+    sides.iter_mut().for_each(Side::leave);
+}
+
+#[test]
+fn a_peer_that_asks_and_reads_no_answer_is_cut() {
+    let sides = ByRails::new(&[RailFaults::default()]).join(1);
+    let conn = sides[1].connection();
+    let rails = conn.rails.as_ref().expect("rails");
+    let lane = rails.index as u16;
+    let mut ask = Vec::new();
+    Note::Ask(RegionId { slot: 7, key: 7 }).encode_to(&mut ask);
+    sides[1].lanes[0].inner().pipe().stall();
+    let asked = 4 << 20;
+    let refused = (0..asked).find_map(|_| {
+        // A worker may be passing on what was answered before.
+        while rails.lane.has_notes() {
+            conn.forward_notes();
+        }
+        conn.on_link(lane, &ask).err()
+    });
+    let refused = refused.expect("so much is not kept for it");
+    assert!(refused.contains("than is read of the answers"), "{refused}");
+    drop(conn);
+    sides.iter().for_each(|side| side.ep.close().expect("nobody touches anything"));
+}
+
+#[test]
 fn a_copy_that_fails_ends_its_transfer_alone() {
     for failing in [0, 1] {
         let rails = [RailFaults { refuse_memory_percent: 100, ..RailFaults::default() }];
@@ -176,6 +326,73 @@ fn memory_that_no_rail_takes_passes_through_chunks() {
         work.run(|_, _| {});
         work.leave();
     });
+}
+
+#[test]
+fn a_rail_reaches_the_region_that_an_advert_was_made_of_and_no_other() {
+    let rails = [RailFaults::default()];
+    let mut sides = ByRails::new(&rails).join(1);
+    let mut rng = Rng::with_seed(1);
+    let [here, there] = [0, 1].map(|_| Memory::new(&mut rng, &[9000]));
+    let (mr, all) = (sides[0].register(&here), sides[1].register(&there));
+    let whole = there.adverts(&sides[1], all)[0];
+    // SAFETY: a part of memory that is kept until both endpoints are closed.
+    let part = unsafe { sides[1].ep.register(whole.addr as usize + 3000, 3000) };
+    let part = part.expect("registered");
+    let of_part =
+        sides[1].ep.advertise(part, whole.addr as usize + 3000, 3000).expect("advertised");
+    let write = |advert: Advert| {
+        let iovs = [Iov { len: advert.len as usize, ..here.iovs(mr)[0] }];
+        let adverts = [advert];
+        let request = Request::new(sides[0].conn, Op::Write, &iovs, &adverts);
+        sides[0].ep.run(&request, &mut Uninterrupted)
+    };
+    let refused = |advert: Advert| {
+        let before = there.now();
+        let refused = write(advert);
+        assert!(matches!(refused, Err(Error::RemoteAccess { .. })), "{refused:?}");
+        assert!(there.now() == before);
+    };
+    let network = sides[0].rails[0].network();
+    let before = network.carried();
+    write(of_part).expect("its own memory");
+    assert_eq!(network.carried() - before, 3000, "not over the rail");
+    for advert in [
+        Advert { len: 3001, ..of_part },
+        Advert { addr: of_part.addr - 1, ..of_part },
+        Advert { addr: whole.addr, len: 9000, ..of_part },
+    ] {
+        refused(advert);
+    }
+    sides[1].ep.deregister(part).expect("unused");
+    refused(of_part);
+    write(whole).expect("the region around it is there still");
+    assert!(here.pieces() == there.pieces());
+    sides.iter_mut().for_each(Side::leave);
+}
+
+#[test]
+fn memory_that_is_being_registered_is_not_given_back() {
+    let rails = [RailFaults::default()];
+    let sides = ByRails { timeout: SHORT, ..ByRails::new(&rails) }.join(1);
+    let memory = Memory::new(&mut Rng::with_seed(1), &[9000]);
+    let (ep, network) = (&sides[0].ep, sides[0].rails[0].network());
+    let hold = sides[0].rails[0].hold_registrations();
+    std::thread::scope(|scope| {
+        // SAFETY: the memory is kept until the endpoint is closed.
+        let register = || unsafe { ep.register(memory.addr(), memory.len()) };
+        let registering = scope.spawn(register);
+        sides[0].until("a registration", || hold.is_waited_for());
+        let early = ep.close();
+        assert!(matches!(early, Err(Error::StillTouched { .. })), "{early:?}");
+        drop(hold);
+        let registered = registering.join().expect("no panic");
+        assert!(matches!(registered, Err(Error::Closed)), "{registered:?}");
+        // Whoever was told so has the memory back.
+        assert_eq!(network.count().1, 0);
+    });
+    sides.iter().for_each(|side| side.ep.close().expect("nobody touches anything"));
+    assert_eq!(network.count().1, 0);
 }
 
 #[test]
@@ -261,4 +478,20 @@ fn what_rails_hold_back_ends_though_no_transfer_can_be_made_of_it() {
     assert!(here.unchanged(), "ours");
     assert!(there.now() == landed, "the peer's");
     std::mem::forget((here, there));
+}
+
+#[test]
+fn a_connection_whose_rails_are_never_tried_is_accepted_in_time() {
+    let rails = [RailFaults { delay_polls: u32::MAX, ..RailFaults::default() }];
+    let sides = ByRails { timeout: SHORT, ..ByRails::new(&rails) }.join_untried(1);
+    // From now on the peer is not heard: it never says that it has tried them.
+    sides[0].lanes[0].inner().pipe().stall();
+    let (ep, conn) = (&sides[1].ep, sides[1].connection());
+    let offered = Accepted { conn: conn.id, ip: [127, 0, 0, 1].into(), gpu_index: 0 };
+    conn.accept_when_settled(offered.clone());
+    drop(conn);
+    let accepted = ep.accept(Some(FAR), &mut Uninterrupted).expect("its time is over");
+    assert_eq!(accepted.conn, offered.conn);
+    ep.check_connection(accepted.conn).expect("it lives, without rails");
+    sides.iter().for_each(|side| side.ep.close().expect("nobody touches anything"));
 }

@@ -13,7 +13,7 @@ use uccl_fabric::{
     },
     gpu::CopyBy,
     lane::Lane,
-    rma::{Rails, Role, rail::Rail},
+    rma::{Rails, RmaLane, Role, rail::Rail},
     stream::{StreamLane, StreamOptions},
 };
 
@@ -108,6 +108,17 @@ impl<'a> ByRails<'a> {
 
     /// Joins two endpoints by a lane over a chaos pipe and by rails with these faults, two ends each.
     pub(super) fn join(self, seed: u64) -> [Side; 2] {
+        let sides = self.join_untried(seed);
+        sides[0].until("the first try of every rail", || {
+            let settled =
+                |side: &Side| side.connection().rails.as_ref().is_some_and(|r| r.lane.is_settled());
+            sides.iter().all(settled)
+        });
+        sides
+    }
+
+    /// The same, whether or not the rails have been tried.
+    pub(super) fn join_untried(self, seed: u64) -> [Side; 2] {
         let network = RailNetwork::default();
         let [by_a, by_b] = self.copy_by;
         let ends = [(0, by_a), (1, by_b)].map(|(end, copy_by): (u64, _)| {
@@ -116,13 +127,7 @@ impl<'a> ByRails<'a> {
             };
             Ends { rails: self.faults.iter().enumerate().map(rail).collect(), copy_by }
         });
-        let sides = join_all(seed, &[LaneChaos::default()], self.timeout, [false; 2], Some(ends));
-        sides[0].until("the first try of every rail", || {
-            let settled =
-                |side: &Side| side.connection().rails.as_ref().is_some_and(|r| r.lane.is_settled());
-            sides.iter().all(settled)
-        });
-        sides
+        join_all(seed, &[LaneChaos::default()], self.timeout, [false; 2], Some(ends))
     }
 }
 
@@ -151,14 +156,48 @@ fn join_all(
             made[i].push(Arc::new(lane(&eps[i], end, checksum, rng.u64(..), faults)));
         }
     }
-    let [of_a, of_b] = made;
-    let [rails_a, rails_b] = match rails {
-        Some([a, b]) => [Some((Role::Connector, a)), Some((Role::Acceptor, b))],
-        None => [None, None],
-    };
+    let rails = rails.map_or([None, None], |rails| rails.map(Some));
+    let [rails_a, rails_b] = rails;
+    let rails = [
+        open_rails(&eps[0], Role::Connector, rails_a),
+        open_rails(&eps[1], Role::Acceptor, rails_b),
+    ];
+    connect(&eps, made, rails)
+}
+
+/// Another connection between the endpoints of two sides, over one lane.
+pub(super) fn join_again(sides: &[Side; 2], seed: u64) -> [Side; 2] {
+    let eps = [0, 1].map(|at: usize| sides[at].ep.clone());
+    let (a, b) = pair_of(seed, Faults::default(), Faults::default()).expect("a pair");
+    let made = [(0, a), (1, b)].map(|(at, end): (usize, _)| {
+        vec![Arc::new(lane(&eps[at], end, false, seed, LaneFaults::default()))]
+    });
+    connect(&eps, made, [(None, Vec::new()), (None, Vec::new())])
+}
+
+/// The lane over the rails of an endpoint, if it is to have one, and the rails.
+type Railed = (Option<Arc<RmaLane>>, Vec<Arc<ChaosRail>>);
+
+fn connect(eps: &[Endpoint; 2], lanes: [Vec<Arc<TestLane>>; 2], rails: [Railed; 2]) -> [Side; 2] {
+    let ([of_a, of_b], [rails_a, rails_b]) = (lanes, rails);
     let a = side(&eps[0], &eps[1], "peer-b", of_a, rails_a);
     let b = side(&eps[1], &eps[0], "peer-a", of_b, rails_b);
     [a, b]
+}
+
+/// Gives an endpoint its rails, none as well: it looks for no others.
+fn open_rails(ep: &Endpoint, role: Role, ends: Option<Ends>) -> Railed {
+    let core = ep.core();
+    let is_railed = ends.is_some();
+    let Ends { rails, copy_by } =
+        ends.unwrap_or_else(|| Ends { rails: Vec::new(), copy_by: CopyBy::Gpus });
+    let devices = rails.iter().map(|rail| Arc::clone(rail) as Arc<dyn Rail>).collect();
+    let devices = Devices {
+        rails: Arc::new(Rails::new(devices).copying_by(copy_by)),
+        why_none: String::new(),
+    };
+    assert!(core.rails.set(devices).is_ok(), "it had none");
+    (is_railed.then(|| core.rail_lane(role).expect("a lane")), rails)
 }
 
 fn endpoint(timeout: Duration, always_ask_owners: bool) -> Endpoint {
@@ -196,19 +235,9 @@ fn side(
     other: &Endpoint,
     name: &str,
     lanes: Vec<Arc<TestLane>>,
-    rails: Option<(Role, Ends)>,
+    (rail_lane, rails): Railed,
 ) -> Side {
     let core = ep.core();
-    let (role, rails) = rails.unzip();
-    let Ends { rails, copy_by } =
-        rails.unwrap_or_else(|| Ends { rails: Vec::new(), copy_by: CopyBy::Gpus });
-    let devices = rails.iter().map(|rail| Arc::clone(rail) as Arc<dyn Rail>).collect();
-    let devices = Devices {
-        rails: Arc::new(Rails::new(devices).copying_by(copy_by)),
-        why_none: String::new(),
-    };
-    assert!(core.rails.set(devices).is_ok(), "it had none");
-    let rail_lane = role.map(|role| core.rail_lane(role).expect("a lane"));
     let peer = Peer {
         name: name.into(),
         addr: other.addr(),

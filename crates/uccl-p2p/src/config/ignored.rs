@@ -16,6 +16,10 @@ const fn ignored(name: &'static str, instead: &'static str) -> Ignored {
 const IGNORED: &[Ignored] = &[
     ignored("UCCL_BYPASS_PACING", "nothing is paced"),
     ignored("UCCL_CONF_FILE", "settings are read from the environment alone"),
+    ignored("UCCL_DEBUG", "UCCL_LOG sets what the command and NIXL's backend log"),
+    ignored("UCCL_DEBUG_SUBSYS", "UCCL_LOG sets what the command and NIXL's backend log"),
+    ignored("UCCL_DEBUG_VLOG_LEVEL", "UCCL_LOG sets what the command and NIXL's backend log"),
+    ignored("UCCL_EFA_SO", "EFA is used through libfabric"),
     ignored("UCCL_NCCL_SO", "NCCL is not used"),
     ignored("UCCL_NUM_ENGINES", "UCCL_P2P_NUM_CPUS limits the worker threads"),
     ignored("UCCL_NUM_GPU_RT_STREAMS", "streams of a GPU are chosen by what is copied"),

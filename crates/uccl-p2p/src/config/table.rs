@@ -96,7 +96,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting {
         name: "UCCL_IB_PCI_RELAXED_ORDERING",
         default: "2",
-        doc: "`1` lets RDMA devices reorder their writes to memory on the PCI bus, which many machines need for full speed; `2` does where it can be asked for, `0` does not",
+        doc: "`1` lets RDMA devices reorder their writes to memory on the PCI bus, which many machines need for full speed; `2` does where it can be asked for, `0` does not. They have arrived all the same when a transfer's end is told; who watches memory instead must not take a late byte as a sign of earlier ones",
         apply: |config, value| {
             config.verbs.relaxed_ordering = match value {
                 "0" => RelaxedOrdering::Never,

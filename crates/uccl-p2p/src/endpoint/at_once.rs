@@ -211,9 +211,10 @@ impl Endpoint {
     }
 
     /// Ends what is under way. Its memory is let go only when it has ended; a peer that does not let it is given up.
+    /// What even the end of the connection does not end, memory is kept for by its aftermath.
     fn call_off(&self, conn: &Arc<Connection>, (lane, name): (u16, OpName), now: &Now) {
         let (begun, patience) = (Instant::now(), timers::to_end(self.config()));
-        while !now.has_ended() {
+        while !now.has_ended() && !conn.has_ended() {
             if let Some(lane) = conn.lanes.get(usize::from(lane)) {
                 lane.cancel(name);
             }

@@ -79,10 +79,9 @@ impl Endpoint {
         transfer: &Arc<Transfer>,
         interrupt: &mut dyn Interrupt,
     ) -> Result<Outcome> {
-        let waited = wait::wait(transfer, None, interrupt);
-        if waited.is_err() {
-            self.cancel(transfer.id)?;
-            waited?;
+        if let Err(interrupted) = wait::wait(transfer, None, interrupt) {
+            self.end(transfer);
+            return Err(interrupted.into());
         }
         match transfer.status() {
             Status::Done(outcome) => Ok(outcome),
@@ -134,25 +133,32 @@ impl Endpoint {
     }
 
     /// Ends a transfer. When this returns, no byte of it lands in either side's memory any more; the
-    /// status says whether it had finished before. A peer that does not confirm that within the endpoint's timeout
-    /// is given up with its connection: then the status is a failure that says so.
+    /// status says whether it had finished before.
+    ///
+    /// A peer that does not confirm that within the endpoint's timeout is given up with its connection
+    /// ([`check_connection`](Self::check_connection) tells). Then it holds for this side only, and what had reached the peer may
+    /// land there until it knows; where memory of this side may be touched as well, the status is [`Error::StillTouched`].
     pub fn cancel(&self, transfer: TransferId) -> Result<Status> {
-        let transfer = match self.here()?.transfers.find(transfer)? {
-            Found::Ended(status) => return Ok(status),
-            Found::Live(transfer) => transfer,
-        };
+        Ok(match self.here()?.transfers.find(transfer)? {
+            Found::Ended(status) => status,
+            Found::Live(transfer) => self.end(&transfer),
+        })
+    }
+
+    /// As [`cancel`](Self::cancel), for a transfer that is at hand: nothing keeps it from being ended.
+    fn end(&self, transfer: &Arc<Transfer>) -> Status {
         let (started, patience) = (Instant::now(), timers::to_end(self.config()));
         while !transfer.finished() {
-            transfer.conn.fence(&transfer, Fence::Cancel);
+            transfer.conn.fence(transfer, Fence::Cancel);
             let soon = Instant::now() + Duration::from_millis(5);
-            if wait::wait(&transfer, Some(soon), &mut Uninterrupted)? {
+            if matches!(wait::wait(transfer, Some(soon), &mut Uninterrupted), Ok(true)) {
                 break;
             }
             if started.elapsed() > patience && transfer.waits_for_peer() {
-                deadline::give_up_peer(&transfer, "it did not confirm the end of a transfer");
+                deadline::give_up_peer(transfer, "it did not confirm the end of a transfer");
             }
         }
-        Ok(transfer.status())
+        transfer.status()
     }
 
     /// Ends every unfinished transfer that uses a region, as [`Self::cancel`] does, so that the region can be
@@ -162,7 +168,7 @@ impl Endpoint {
         using
             .retain(|transfer| transfer.body.lock().leases.iter().any(|lease| lease.mr().id == mr));
         for transfer in &using {
-            self.cancel(transfer.id)?;
+            self.end(transfer);
         }
         Ok(using.len())
     }

@@ -6,9 +6,10 @@ use std::{
     time::Duration,
 };
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use uccl_device::{MemoryKind, NearNic};
 use uccl_fabric::alloc;
+pub use uccl_fabric::lane::Moves;
 use uccl_wire::advert::Advert;
 
 use super::CudaStream;
@@ -149,10 +150,19 @@ pub struct ConnInfo {
     pub same_host: bool,
     /// The path one-sided data takes: `cma`, `shm`, `tcp` (and `mapped` for memory from alloc).
     pub path: String,
+    /// How the data moves there. Over rails that is as the regions have it that are registered here, and those of the
+    /// peer's that have been reached: `Staged` as soon as the devices do not take one of them, and others have to copy
+    /// it; `Tcp` as soon as one goes over the streams.
+    #[serde(serialize_with = "as_word")]
+    pub moves: Moves,
     /// Number of lanes that live.
     pub lanes: usize,
     /// Whether stream data carries checksums.
     pub checksum: bool,
+}
+
+fn as_word<S: Serializer>(moves: &Moves, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(moves.name())
 }
 
 /// What is known of a region.

@@ -42,6 +42,11 @@ const MAX_PENDING: usize = 256;
 /// Longest that a handshake may take, where the connection's timeout is longer or none.
 const MAX_TIME: Duration = Duration::from_secs(10);
 
+/// How long nobody is accepted after that failed: for want of descriptors, most likely, and others may close theirs.
+const PAUSE: Duration = Duration::from_millis(50);
+/// How often people are told of that.
+const WARN: Duration = Duration::from_secs(30);
+
 const TCP: u64 = 1 << 40;
 const UDS: u64 = 1 << 41;
 
@@ -77,6 +82,9 @@ pub(crate) struct Acceptor {
     greeting: Arc<Greeting>,
     pending: Slab<Pending>,
     scratch: Vec<u8>,
+    /// Until when nobody is accepted, and the listeners are not watched.
+    paused_until: Option<Instant>,
+    warned: Option<Instant>,
 }
 
 impl Pending {
@@ -100,9 +108,18 @@ impl Acceptor {
         uds: Option<FdListener>,
         greeting: Arc<Greeting>,
     ) -> Self {
-        Self { listener, uds, greeting, pending: Slab::new(), scratch: vec![0; 4096] }
+        Self {
+            listener,
+            uds,
+            greeting,
+            pending: Slab::new(),
+            scratch: vec![0; 4096],
+            paused_until: None,
+            warned: None,
+        }
     }
 
+    /// Has those who come wake the worker.
     pub(crate) fn attach(&self, epoll: &OwnedFd) -> Result<()> {
         watch(epoll, self.listener.as_fd(), TCP)?;
         if let Some(uds) = &self.uds {
@@ -111,9 +128,9 @@ impl Acceptor {
         Ok(())
     }
 
-    /// Whether handshakes are under way, whose time must be looked after.
+    /// Whether handshakes are under way, or a pause, whose time must be looked after.
     pub(crate) fn is_busy(&self) -> bool {
-        !self.pending.is_empty()
+        !self.pending.is_empty() || self.paused_until.is_some()
     }
 
     /// Something can be done about `token`.
@@ -125,8 +142,18 @@ impl Acceptor {
         }
     }
 
-    /// Drops handshakes that take too long.
+    /// Drops handshakes that take too long, and ends a pause.
     pub(crate) fn expire(&mut self, epoll: &OwnedFd) {
+        if self.paused_until.is_some_and(|until| until <= Instant::now()) {
+            self.paused_until = match self.attach(epoll) {
+                Ok(()) => None,
+                Err(e) => {
+                    self.unwatch(epoll);
+                    tracing::debug!("nobody is accepted yet: {e}");
+                    Some(Instant::now() + PAUSE)
+                }
+            };
+        }
         if self.pending.is_empty() {
             return;
         }
@@ -156,20 +183,38 @@ impl Acceptor {
                     self.keep(core, epoll, Stream::Shaking { tcp, addr, handshake });
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => {
-                    // Out of descriptors, most likely: do not turn in circles.
-                    tracing::warn!("cannot accept a connection: {e}");
-                    std::thread::sleep(Duration::from_millis(5));
-                    return;
-                }
+                Err(e) if is_passing(&e) => {}
+                Err(e) => return self.pause(epoll, &e),
             }
         }
     }
 
     fn accept_uds(&mut self, core: &Arc<Core>, epoll: &OwnedFd) {
-        while let Some(Ok(Some(socket))) = self.uds.as_ref().map(FdListener::accept) {
-            self.keep(core, epoll, Stream::Local(socket));
+        while let Some(accepted) = self.uds.as_ref().map(FdListener::accept) {
+            match accepted {
+                Ok(Some(socket)) => self.keep(core, epoll, Stream::Local(socket)),
+                Ok(None) => return,
+                Err(e) if is_passing(&e) => {}
+                Err(e) => return self.pause(epoll, &e),
+            }
+        }
+    }
+
+    /// Accepts nobody for a while: who waits at a listener would wake the worker again at once.
+    fn pause(&mut self, epoll: &OwnedFd, e: &io::Error) {
+        let now = Instant::now();
+        self.paused_until = Some(now + PAUSE);
+        self.unwatch(epoll);
+        if self.warned.is_none_or(|warned| now - warned >= WARN) {
+            self.warned = Some(now);
+            tracing::warn!("cannot accept connections, which is tried again: {e}");
+        }
+    }
+
+    fn unwatch(&self, epoll: &OwnedFd) {
+        let _ = epoll::delete(epoll, self.listener.as_fd());
+        if let Some(uds) = &self.uds {
+            let _ = epoll::delete(epoll, uds.as_fd());
         }
     }
 
@@ -448,6 +493,11 @@ fn refuse(core: &Core, tcp: &mut TcpStream, handshake: &mut Handshake) -> Next {
 /// Sends the few bytes of a handshake, which fit every socket's buffer.
 fn say(tcp: &mut TcpStream, bytes: &[u8]) -> io::Result<()> {
     tcp.write_all(bytes)
+}
+
+/// Whether the next connection may be accepted all the same.
+fn is_passing(e: &io::Error) -> bool {
+    matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted)
 }
 
 fn random_token() -> Option<u128> {

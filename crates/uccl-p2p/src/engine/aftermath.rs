@@ -34,7 +34,7 @@ pub(crate) struct Lent {
 struct GivenUp {
     peer: Arc<str>,
     since: Instant,
-    aftermaths: Vec<Box<dyn Aftermath>>,
+    aftermaths: Vec<Arc<dyn Aftermath>>,
     lent: Vec<Lent>,
     /// Transfers that do not end before the copies that this process itself still makes: of which of them these are, no
     /// lane tells.
@@ -94,6 +94,10 @@ impl Aftermaths {
         drop(forgotten);
     }
 
+    fn all(&self) -> Vec<Arc<dyn Aftermath>> {
+        self.0.lock().iter().flat_map(|left| left.aftermaths.iter().cloned()).collect()
+    }
+
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         self.0.lock().is_empty()
@@ -104,7 +108,8 @@ impl Core {
     /// Watches what the peer of a connection whose lanes are dead may still be at, also with keys that it was given
     /// for a while, and what this process is.
     pub(crate) fn watch_aftermath(&self, conn: &Arc<Connection>, lent: Vec<Lent>) {
-        let aftermaths: Vec<_> = conn.lanes.iter().filter_map(|lane| lane.aftermath()).collect();
+        let aftermaths = conn.lanes.iter().filter_map(|lane| lane.aftermath());
+        let aftermaths: Vec<Arc<dyn Aftermath>> = aftermaths.map(Arc::from).collect();
         if aftermaths.is_empty() {
             // No peer touches anything by itself.
             return;
@@ -124,6 +129,8 @@ impl Core {
         let mut free = Vec::new();
         let mut copied = Vec::new();
         let mut stuck = Vec::new();
+        // Before they are forgotten, and with nothing locked: operations end.
+        self.aftermaths.all().iter().for_each(|aftermath| aftermath.look());
         let left = {
             let mut given_up = self.aftermaths.0.lock();
             given_up.retain_mut(|left| {

@@ -11,7 +11,6 @@ use std::{
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use uccl_fabric::{
     fdpass::FdSocket,
-    lane::Lane,
     local::{self, LocalLane, Setup},
     rma::Role,
 };
@@ -344,11 +343,13 @@ pub(crate) fn connect(
             "only same-host memory is allowed (UCCL_P2P_TRANSPORT=local), and the peer is not reachable so",
         ));
     }
-    let lanes: Vec<Arc<dyn Lane>> = match local {
-        Some(lane) => {
-            patience.establish(&mut tcp, 0)?;
-            vec![Arc::new(lane)]
-        }
+    let peer = greeting::peer_of(&hello, addr, same_host);
+    let list = |lanes, rails| {
+        core.add_conn(|id| Arc::new(Connection::new(id, Arc::clone(core), peer, lanes, rails)))
+    };
+    let (conn, word) = match local {
+        // Before the word, from which on the peer copies by itself: who gives memory back finds it here.
+        Some(lane) => (list(vec![Arc::new(lane)], None)?, Some(tcp)),
         None => {
             let count = greeting::lanes(&core.config, &hello, same_host);
             let mut streams = Vec::new();
@@ -361,21 +362,37 @@ pub(crate) fn connect(
             streams.insert(0, tcp);
             let checksum = greeting::checksum(&core.config, &hello, same_host);
             let lanes = streams.into_iter().map(|stream| tcp_lane(core, stream, checksum));
-            lanes.collect::<Result<_>>()?
+            let lanes = lanes.collect::<Result<_>>()?;
+            let rails = if rails { Some(core.rail_lane(Role::Connector)?) } else { None };
+            (list(lanes, rails)?, None)
         }
     };
-    let peer = greeting::peer_of(&hello, addr, same_host);
-    let rails = if rails { Some(core.rail_lane(Role::Connector)?) } else { None };
-    let conn =
-        core.add_conn(|id| Arc::new(Connection::new(id, Arc::clone(core), peer, lanes, rails)))?;
-    Workers::attach(core, &conn)?;
-    core.offer_memory_to(&conn);
-    if let Err(e) = patience.settle(&conn) {
+    if let Err(e) = complete(core, &conn, word, &mut patience) {
         conn.close(e.clone());
+        // Another thread may be ending it: it is listed until then.
+        conn.wait_for_end();
         core.forget_conn(conn.id);
         return Err(e);
     }
     Ok(conn)
+}
+
+/// Makes a connection that is listed one that works; `word` is where the peer is told of it, unless it was.
+fn complete(
+    core: &Arc<Core>,
+    conn: &Arc<Connection>,
+    word: Option<TcpStream>,
+    patience: &mut Patience<'_>,
+) -> Result<()> {
+    if let Some(mut tcp) = word {
+        patience.establish(&mut tcp, 0)?;
+        if conn.is_failed() {
+            return Err(conn.lost_error());
+        }
+    }
+    Workers::attach(core, conn)?;
+    core.offer_memory_to(conn);
+    patience.settle(conn)
 }
 
 /// Makes a lane of shared memory with a process of this host.
@@ -402,3 +419,6 @@ fn join_local(
     };
     invitation.accepted(socket, answer, setup).map_err(io)
 }
+
+#[cfg(test)]
+mod tests;

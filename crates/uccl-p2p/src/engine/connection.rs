@@ -12,7 +12,7 @@ use std::{
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use uccl_fabric::{
-    lane::{Lane, LaneError, MessageSink, OpName},
+    lane::{Lane, LaneError, MessageSink, Moves, OpName},
     rma::RmaLane,
 };
 use uccl_wire::message::{MAX_ASSEMBLED, MORE, Message, PREFIX_LEN};
@@ -83,6 +83,15 @@ pub(crate) struct Connection {
     borrowed: AtomicU64,
     /// One a lane.
     pub(crate) liveness: Mutex<SmallVec<[Watch; 1]>>,
+}
+
+/// How a lane that is not over rails moves data, by the name of its link.
+fn moves_over(link: &str) -> Moves {
+    match link {
+        "tcp" => Moves::Tcp,
+        "shm" => Moves::Staged,
+        _ => Moves::Direct,
+    }
 }
 
 /// A caller makes progress itself; workers keep off.
@@ -157,6 +166,10 @@ impl Connection {
     pub(crate) fn info(&self) -> ConnInfo {
         let caps = self.lanes[0].caps();
         let rails = self.rails_up().map(|rails| (rails.lane.link(), rails.lane.paths_up()));
+        let moves = match self.rails_up() {
+            Some(rails) => rails.lane.moves(),
+            None => moves_over(caps.link),
+        };
         let (link, lanes) = rails.unwrap_or_else(|| (caps.link, self.streams().count()));
         ConnInfo {
             instance: self.peer.instance,
@@ -165,6 +178,7 @@ impl Connection {
             peer: self.peer.name.to_string(),
             same_host: self.peer.same_host,
             path: link.to_owned(),
+            moves,
             lanes,
             checksum: caps.checksum && rails.is_none(),
         }

@@ -3,22 +3,23 @@
 use std::{
     collections::VecDeque,
     sync::{
-        Arc, OnceLock,
+        Arc, OnceLock, Weak,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use parking_lot::{Condvar, Mutex, RwLock};
 use slab::Slab;
 use smallvec::SmallVec;
-use uccl_fabric::{lane::Lane, mem::Span, rma::rail::RailError};
+use uccl_fabric::{alloc::Shareable, lane::Lane, mem::Span, rma::rail::RailError};
 
 use super::{
     aftermath::Aftermaths,
     connection::Connection,
     rails::Devices,
     regions::{Mr, Mrs},
+    timers,
     transfer::Transfers,
     worker::Workers,
 };
@@ -26,7 +27,7 @@ use crate::{
     config::Config,
     endpoint::{Accepted, ConnInfo, Notification, Op},
     error::{Error, Result},
-    ids::ConnId,
+    ids::{ConnId, MrId},
 };
 
 /// Lost connections whose reason is kept for those who ask.
@@ -36,7 +37,7 @@ pub(crate) const NOTIF_LIMIT: usize = 256 << 20;
 /// What a notification counts beside its payload: empty ones take memory, too.
 const NOTIF_CHARGE: usize = 128;
 /// Connections that may wait for accept.
-const MAX_ACCEPTS: usize = 1024;
+pub(crate) const MAX_ACCEPTS: usize = 1024;
 
 /// A connection by name.
 enum Entry {
@@ -109,6 +110,14 @@ pub(crate) struct Accepts {
     pub(crate) waiting: VecDeque<Accepted>,
     /// Nobody calls accept: connections are simply there.
     pub(crate) passive: bool,
+    /// Those that do not wait yet, as their rails have not been tried, and since when.
+    untried: Vec<(Weak<Connection>, Instant)>,
+}
+
+impl Accepts {
+    fn forget_ended(&mut self) {
+        self.untried.retain(|(conn, _)| conn.upgrade().is_some_and(|conn| !conn.is_failed()));
+    }
 }
 
 impl Core {
@@ -233,12 +242,24 @@ impl Core {
     }
 
     /// Adds a region, and lets the peers of this host map its memory if that is shared.
-    pub(crate) fn add_region(&self, span: Span) -> Result<Arc<Mr>> {
-        let mr = self.mrs.insert(span, |memory| self.for_each_lane(|lane| lane.offer(memory)))?;
+    pub(crate) fn add_region(self: &Arc<Self>, span: Span) -> Result<MrId> {
+        let offer = |memory: &Shareable| self.for_each_lane(|lane| lane.offer(memory));
+        let lease = self.mrs.insert(span, offer)?;
+        let mr = lease.mr();
         if let Some(Devices { rails, .. }) = self.rails.get() {
+            // A region that ends meanwhile keeps its slot, and is taken from the devices again, for its lease.
             rails.add(mr.region.slot, mr.span, mr.kind, mr.region.rights);
         }
-        Ok(mr)
+        let id = mr.id;
+        drop(lease);
+        if let Err(e) = self.usable() {
+            // The memory is the caller's again, as if it had come too late.
+            return match self.release_region(id) {
+                Ok(()) | Err(Error::UnknownRegion(_)) => Err(e),
+                Err(touched) => Err(touched),
+            };
+        }
+        Ok(id)
     }
 
     /// A region has ended: devices let go of it, and peers forget its memory, unless others lie in it. An error says
@@ -259,11 +280,36 @@ impl Core {
 
     /// Whether so many connections wait for accept that there is no place for another.
     pub(crate) fn has_unaccepted(&self) -> bool {
-        self.accepts.lock().waiting.len() >= MAX_ACCEPTS
+        let mut accepts = self.accepts.lock();
+        accepts.forget_ended();
+        accepts.waiting.len() + accepts.untried.len() >= MAX_ACCEPTS
+    }
+
+    /// Notes a connection that waits for accept when its rails have been tried, or have had their time.
+    pub(super) fn await_rails(&self, conn: &Arc<Connection>) {
+        self.accepts.lock().untried.push((Arc::downgrade(conn), Instant::now()));
+        self.workers.hurry();
+    }
+
+    /// Does without rails that have had their time; says whether some have it still.
+    pub(crate) fn look_after_untried(&self) -> bool {
+        let time = timers::to_try_rails(&self.config);
+        let late: Vec<_> = {
+            let mut accepts = self.accepts.lock();
+            if accepts.untried.is_empty() {
+                return false;
+            }
+            accepts.forget_ended();
+            accepts.untried.extract_if(.., |(_, since)| timers::is_over(*since, time)).collect()
+        };
+        // Nothing is locked here.
+        late.iter().filter_map(|(conn, _)| conn.upgrade()).for_each(|conn| conn.do_without_rails());
+        !self.accepts.lock().untried.is_empty()
     }
 
     pub(crate) fn offer_accept(&self, accepted: Accepted) {
         let mut accepts = self.accepts.lock();
+        accepts.untried.retain(|(conn, _)| conn.upgrade().is_some_and(|c| c.id != accepted.conn));
         // Under the lock: one that ends from now on leaves again.
         if !accepts.passive && self.conn(accepted.conn).is_ok() {
             accepts.waiting.push_back(accepted);

@@ -32,7 +32,9 @@ pub(crate) fn enforce(transfer: &Arc<Transfer>, now: Instant) {
     }
     let due = timers::fence_at(transfer).is_some_and(|at| at <= now);
     if due || transfer.fencing.load(Acquire) {
-        transfer.conn.fence(transfer, Fence::Deadline);
+        let by_peer = transfer.waits_for_peer();
+        let why = if by_peer { Fence::Deadline } else { Fence::OwnDeadline };
+        transfer.conn.fence(transfer, why);
     }
     let is_late = timers::give_up_at(transfer).is_some_and(|at| at <= now);
     if is_late && !transfer.finished() && transfer.waits_for_peer() {

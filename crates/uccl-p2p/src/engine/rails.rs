@@ -96,12 +96,26 @@ impl Connection {
         Ok(())
     }
 
-    /// Hands the connection to whoever accepts, now or when its rails have been tried.
-    pub(crate) fn accept_when_settled(&self, accepted: Accepted) {
+    /// Hands the connection to whoever accepts, now or when its rails have been tried or have had their time.
+    pub(crate) fn accept_when_settled(self: &Arc<Self>, accepted: Accepted) {
         *self.accepting.lock() = Some(accepted);
-        if self.rails.as_ref().is_none_or(|rails| rails.lane.is_settled()) {
+        let is_settled = || self.rails.as_ref().is_none_or(|rails| rails.lane.is_settled());
+        if !is_settled() {
+            self.core.await_rails(self);
+        }
+        // Again: the last of them may have been tried meanwhile.
+        if is_settled() {
             self.offer_accept();
         }
+    }
+
+    /// The peer has not said in time that the rails have been tried.
+    pub(super) fn do_without_rails(self: &Arc<Self>) {
+        if self.rails_up().is_none() && self.core.config.transport.needs_rails() {
+            let why = self.why_no_rails();
+            return self.close(self.lost_to(format!("no rail works: {why}")));
+        }
+        self.offer_accept();
     }
 
     fn offer_accept(&self) {

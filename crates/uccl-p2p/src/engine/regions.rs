@@ -9,7 +9,10 @@ use std::{
 };
 
 use parking_lot::{Mutex, RwLock};
-use uccl_device::{MemoryKind, NearNic, cuda::classify};
+use uccl_device::{
+    MemoryKind, NearNic,
+    cuda::{GpuError, classify},
+};
 use uccl_fabric::{
     alloc::{self, Shareable},
     cuda_ipc::GpuShare,
@@ -31,6 +34,8 @@ pub(crate) struct Mr {
     pub(crate) span: Span,
     pub(crate) region: Region,
     pub(crate) kind: MemoryKind,
+    /// The allocations that its first and its last byte are of, where the driver tells them apart.
+    allocations: [Option<u64>; 2],
     leases: AtomicUsize,
     /// What it lies in, if peers of this host can reach that by themselves: memory from `alloc`, kept
     /// alive, or a GPU's.
@@ -38,6 +43,12 @@ pub(crate) struct Mr {
 }
 
 impl Mr {
+    /// Whether the memory is of the allocation still that it was of. What nobody tells is believed.
+    pub(crate) fn is_same_memory(&self) -> bool {
+        self.allocations[0].is_none()
+            || allocations(self.span).is_ok_and(|now| now == self.allocations)
+    }
+
     /// The NUMA node that host memory begins on now, where there are several and the kernel tells. Asked when it
     /// is wanted: it takes a system call, and memory that nobody has touched yet is nowhere.
     pub(crate) fn node(&self) -> Option<u32> {
@@ -56,6 +67,13 @@ impl Mr {
         let offset = backing.offset + (span.addr - self.span.addr) as u64;
         Some(SharedBacking { offset, ..backing })
     }
+}
+
+/// What the driver calls the allocations of the first and the last byte.
+fn allocations(span: Span) -> std::result::Result<[Option<u64>; 2], GpuError> {
+    let last = span.addr + span.len.saturating_sub(1);
+    let id = |addr| Ok(classify(addr as u64)?.allocation.map(|allocation| allocation.id));
+    Ok([id(span.addr)?, id(last)?])
 }
 
 /// A transfer of this endpoint uses the region: it cannot be deregistered meanwhile.
@@ -102,9 +120,10 @@ impl Ending {
         self.mr.leases.load(SeqCst) > 0
     }
 
-    /// Lets go of all that the region had, once however many wait for it.
+    /// Lets go of all that the region had, once however many wait for it: `release` says whether it is time to.
     pub(crate) fn let_go<E>(&self, release: impl FnOnce(&Mr) -> Result<(), E>) -> Result<(), E> {
         let mut revoked = self.revoked.lock();
+        // Afterwards nobody looks: whoever is at its slot is at another region.
         if revoked.is_some() {
             release(&self.mr)?;
             // Only now: devices know the region by its slot.
@@ -164,8 +183,9 @@ impl Mrs {
         by_id.live.len() + by_id.ending.len()
     }
 
-    /// Adds a region. The first one in memory that peers of this host can reach has it offered to them.
-    pub(crate) fn insert(&self, span: Span, offer: impl FnOnce(&Shareable)) -> Result<Arc<Mr>> {
+    /// Adds a region, which is not let go of before the lease ends. The first one in memory that peers of this host can
+    /// reach has it offered to them.
+    pub(crate) fn insert(&self, span: Span, offer: impl FnOnce(&Shareable)) -> Result<Lease> {
         if span.addr.checked_add(span.len).is_none() {
             return Err(Error::Invalid(format!(
                 "{} bytes at {:#x} run past the end of the address space",
@@ -177,6 +197,10 @@ impl Mrs {
         }
         let known = classify(span.addr as u64).map_err(|e| Error::Invalid(e.to_string()))?;
         let kind = known.kind;
+        let allocations = match known.allocation {
+            Some(_) => allocations(span).map_err(|e| Error::Invalid(e.to_string()))?,
+            None => [None; 2],
+        };
         let memory = self.share(span, kind, offer);
         let backing = memory.as_ref().map(|memory| memory.value().backing_of(span));
         let region = match self.table.insert_kind(kind, span, Rights::ALL, backing) {
@@ -188,7 +212,7 @@ impl Mrs {
         };
         let id = MrId(self.next.fetch_add(1, Relaxed));
         let (leases, memory) = (AtomicUsize::new(0), Mutex::new(memory));
-        let mr = Arc::new(Mr { id, span, region, kind, leases, memory });
+        let mr = Arc::new(Mr { id, span, region, kind, allocations, leases, memory });
         let mut by_id = self.by_id.write();
         if by_id.closed {
             drop(by_id);
@@ -197,8 +221,10 @@ impl Mrs {
             self.let_go(&mr, |_| {});
             return Err(Error::Closed);
         }
-        by_id.live.insert(id, Arc::clone(&mr));
-        Ok(mr)
+        // Before it is there for others to end.
+        let lease = Lease::of(&mr);
+        by_id.live.insert(id, mr);
+        Ok(lease)
     }
 
     /// What a range lies in, if peers of this host can reach that.
@@ -366,7 +392,7 @@ mod tests {
         let memory = vec![0; 64].into_boxed_slice();
         let mrs = Mrs::new(false).expect("a table");
         let span = Span { addr: memory.as_ptr() as usize, len: memory.len() };
-        let id = mrs.insert(span, |_| {}).expect("registered").id;
+        let id = mrs.insert(span, |_| {}).expect("registered").mr().id;
         (mrs, id, memory)
     }
 
@@ -394,9 +420,9 @@ mod tests {
         let slot = first.mr.region.slot;
         let span = Span { addr: memory.as_ptr() as usize, len: 8 };
         assert_eq!(first.let_go(|_| Err("the device is busy")), Err("the device is busy"));
-        assert_ne!(mrs.insert(span, |_| {}).expect("registered").region.slot, slot);
+        assert_ne!(mrs.insert(span, |_| {}).expect("registered").mr().region.slot, slot);
         assert_eq!(first.let_go(|_| Ok::<_, ()>(())), Ok(()));
-        assert_eq!(mrs.insert(span, |_| {}).expect("registered").region.slot, slot);
+        assert_eq!(mrs.insert(span, |_| {}).expect("registered").mr().region.slot, slot);
         assert_eq!(second.let_go(|_| Err("twice")), Ok(()));
         mrs.forget(id);
         assert!(matches!(mrs.revoke(id), Err(Error::UnknownRegion(_))));

@@ -4,7 +4,13 @@
 //! list of those that are ending until nothing touches it any more, so that a wait that was in vain can be repeated.
 
 use std::{
-    sync::{Arc, atomic::Ordering::SeqCst},
+    sync::{
+        Arc,
+        atomic::{
+            AtomicUsize,
+            Ordering::{Relaxed, SeqCst},
+        },
+    },
     time::{Duration, Instant},
 };
 
@@ -22,6 +28,32 @@ use crate::{
 const BRISK: Duration = Duration::from_micros(200);
 const NAP: Duration = Duration::from_micros(200);
 
+/// Connections that are ended at a time: each may have to wait for a copy that the kernel holds up.
+const AT_A_TIME: usize = 64;
+
+/// When a time that begins now is over; never, if there is none.
+fn until(time: Duration) -> Option<Instant> {
+    (!time.is_zero()).then(|| Instant::now() + time)
+}
+
+/// Ends connections, none of which waits for another.
+fn beside_each_other(conns: &[Arc<Connection>], end: impl Fn(&Arc<Connection>) + Sync) {
+    let next = AtomicUsize::new(0);
+    let end_some = || {
+        while let Some(conn) = conns.get(next.fetch_add(1, Relaxed)) {
+            end(conn);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..conns.len().min(AT_A_TIME) {
+            let thread = std::thread::Builder::new().name("uccl-close".into());
+            // Without it, the others do its part.
+            let _ = thread.spawn_scoped(scope, end_some);
+        }
+        end_some();
+    });
+}
+
 /// Who may touch a region.
 struct Toucher {
     name: Arc<str>,
@@ -37,14 +69,19 @@ impl Toucher {
         Self { name: Arc::clone(name), reason: IN_THE_MIDDLE.into(), conn, is_passing: true }
     }
 
-    fn transfer() -> Self {
-        let reason = "a transfer that uses it has not ended".into();
+    fn ourselves() -> Self {
+        let reason = "a transfer that uses it, or its registration, has not ended".into();
         Self { name: "this endpoint".into(), reason, conn: None, is_passing: true }
     }
 
     fn device(e: &RailError) -> Self {
         let reason = format!("it did not let go of it: {e}").into();
         Self { name: "a device".into(), reason, conn: None, is_passing: false }
+    }
+
+    fn busy_device() -> Self {
+        let reason = "it is being shown it for a peer that asked".into();
+        Self { name: "a device".into(), reason, conn: None, is_passing: true }
     }
 }
 
@@ -53,35 +90,38 @@ impl Core {
     /// who does is given up, and the region may be waited for again.
     pub(crate) fn release_region(self: &Arc<Self>, id: MrId) -> Result<()> {
         let ending = self.mrs.revoke(id)?;
-        self.drain(vec![ending], self.patience())
-    }
-
-    /// When a wait for peers that begins now is over; never, if there is no timeout.
-    fn patience(&self) -> Option<Instant> {
-        let time = timers::to_let_go(&self.config);
-        (!time.is_zero()).then(|| Instant::now() + time)
+        self.drain(vec![ending], until(timers::to_let_go(&self.config)))
     }
 
     /// Ends everything. No region can be added any more, nothing touches those that there were: that is waited
-    /// for, at most for the endpoint's timeout, and may be waited for again.
+    /// for, at most for the endpoint's timeout, and may be waited for again. So are the workers.
     pub(crate) fn close(self: &Arc<Self>) -> Result<()> {
-        let (first, until) = (!self.closed.swap(true, SeqCst), self.patience());
+        self.closed.store(true, SeqCst);
+        // All that is waited for has its time from now on.
+        let let_go = until(timers::to_let_go(&self.config));
+        let stopped = until(timers::to_stop(&self.config));
         // In this order: whom a lane does not tell that it ends finds the regions gone.
         let endings = self.mrs.revoke_all();
-        let conns = self.open_conns();
-        conns.iter().for_each(|conn| conn.close(Error::Closed));
-        for conn in conns {
+        beside_each_other(&self.open_conns(), |conn| {
+            conn.close(Error::Closed);
             conn.wait_for_end();
             self.forget_conn(conn.id);
-        }
+        });
         self.accepted.notify_all();
         self.notified.notify_all();
-        if first {
-            self.workers.stop();
-        }
-        self.drain(endings, until)?;
+        let running = self.workers.stop(stopped);
+        self.drain(endings, let_go)?;
+        self.workers_ended(running)?;
         self.aftermaths.forget();
         Ok(())
+    }
+
+    fn workers_ended(&self, running: usize) -> Result<()> {
+        if running == 0 {
+            return Ok(());
+        }
+        let (by, reason) = ("a worker of this endpoint".into(), IN_THE_MIDDLE.into());
+        Err(Error::StillTouched { regions: [].into(), by, reason })
     }
 
     /// As [`close`](Self::close), for an endpoint that nobody holds any more: what a close has waited for in vain
@@ -94,13 +134,19 @@ impl Core {
     }
 
     /// Waits until nothing touches these regions, and lets go of each as soon as that is so.
-    fn drain(
+    pub(crate) fn drain(
         self: &Arc<Self>,
         mut endings: Vec<Arc<Ending>>,
         until: Option<Instant>,
     ) -> Result<()> {
         let started = Instant::now();
+        // Before the first look: a lane that is made after it may not request anything with what is let go of then.
+        for ending in &endings {
+            self.rails.get().map(|devices| devices.rails.retire(ending.mr.region.slot));
+        }
         loop {
+            // Before the look: who is given up was at it when the time was over.
+            let is_late = until.is_some_and(|until| until <= Instant::now());
             let mut toucher: Option<Toucher> = None;
             endings.retain(|ending| match self.let_go_if_untouched(ending) {
                 Ok(()) => false,
@@ -110,7 +156,6 @@ impl Core {
                 }
             });
             let Some(toucher) = toucher else { return Ok(()) };
-            let is_late = until.is_some_and(|until| until <= Instant::now());
             if is_late || !toucher.is_passing {
                 return Err(give_up(&endings, toucher));
             }
@@ -124,30 +169,38 @@ impl Core {
     }
 
     fn let_go_if_untouched(self: &Arc<Self>, ending: &Ending) -> Result<(), Toucher> {
-        self.toucher(ending).map_or(Ok(()), Err)?;
-        ending.let_go(|mr| self.let_go_of_memory(mr)).map_err(|e| Toucher::device(&e))?;
+        ending.let_go(|mr| {
+            self.toucher(ending).map_or(Ok(()), Err)?;
+            self.let_go_of_memory(mr).map_err(|e| Toucher::device(&e))
+        })?;
         self.mrs.forget(ending.mr.id);
         Ok(())
     }
 
-    /// Who may be touching a region.
+    /// Who may be touching a region; one of them, but all are asked to end it.
     fn toucher(self: &Arc<Self>, ending: &Ending) -> Option<Toucher> {
         let slot = ending.mr.region.slot;
-        let mut conns = self.open_conns().into_iter();
-        let conn = conns.find(|conn| {
+        let mut touching = None;
+        for conn in self.open_conns() {
             let asked = conn.end_asked(slot);
-            asked || conn.lanes.iter().any(|lane| lane.touched_by_peer(slot))
-        });
-        if let Some(conn) = conn {
-            // It may have to be asked.
-            conn.forward_notes();
+            if asked || conn.lanes.iter().any(|lane| lane.touched_by_peer(slot)) {
+                // It may have to be asked.
+                conn.forward_notes();
+                touching = Some(conn);
+            }
+        }
+        if let Some(conn) = touching {
             return Some(Toucher::peer(&Arc::clone(&conn.peer.name), Some(conn)));
         }
         // In this order: a connection that ends is here before it is no longer there.
         if let Some(peer) = self.toucher_left(ending) {
             return Some(Toucher::peer(&peer, None));
         }
-        ending.is_leased().then(Toucher::transfer)
+        let devices = self.rails.get();
+        if devices.is_some_and(|devices| devices.rails.is_busy_with(slot)) {
+            return Some(Toucher::busy_device());
+        }
+        ending.is_leased().then(Toucher::ourselves)
     }
 }
 

@@ -21,9 +21,22 @@ pub(crate) fn to_end(config: &Config) -> Duration {
     if config.timeout.is_zero() { WITHOUT_TIMEOUT } else { config.timeout }
 }
 
+/// How long a peer may take to say that rails have been tried.
+pub(crate) fn to_try_rails(config: &Config) -> Duration {
+    to_end(config)
+}
+
 /// How long a peer may take to let go of memory.
 pub(crate) fn to_let_go(config: &Config) -> Duration {
     config.timeout
+}
+
+/// How long a worker may take to end. It may be in the middle of a copy, or be ending a lane that is.
+const TO_LEAVE: Duration = Duration::from_secs(5);
+
+/// How long workers are waited for when their endpoint closes.
+pub(crate) fn to_stop(config: &Config) -> Duration {
+    if config.timeout.is_zero() { Duration::ZERO } else { config.timeout.max(TO_LEAVE) }
 }
 
 /// Whether a time has passed; nothing is for ever.

@@ -101,7 +101,10 @@ pub(crate) enum After {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fence {
     Cancel,
+    /// Its time is up, and the peer has something to do before it can end.
     Deadline,
+    /// Its time is up, and what is left of it are copies that this process makes.
+    OwnDeadline,
     PeerCancel,
 }
 
@@ -316,6 +319,9 @@ impl Transfer {
                 after: self.timeout.unwrap_or_default(),
                 peer: Some(Arc::clone(&self.conn.peer.name)),
             },
+            Fence::OwnDeadline => {
+                Error::DeadlineExceeded { after: self.timeout.unwrap_or_default(), peer: None }
+            }
         }
     }
 

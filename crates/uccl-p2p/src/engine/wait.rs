@@ -10,10 +10,7 @@ use smallvec::SmallVec;
 use uccl_fabric::lane::Lane;
 
 use super::{connection::Connection, deadline, park::Parker, timers, transfer::Transfer};
-use crate::{
-    endpoint::Interrupt,
-    error::{Error, Result},
-};
+use crate::{endpoint::Interrupt, error::Error};
 
 /// A caller asks whether to go on at least this often.
 const SLICE: Duration = Duration::from_millis(50);
@@ -30,12 +27,26 @@ const LOOKS: u32 = 16;
 /// more often than the clock then.
 const LOOKS_AT_RAILS: u32 = 512;
 
+/// What a caller does for a moment who cannot sleep on anything.
+const NAP: Duration = Duration::from_millis(1);
+
+/// The caller was interrupted. Nothing else ends a wait early: who stops waiting without having ended a transfer would
+/// leave its memory to a peer.
+#[derive(Debug)]
+pub(crate) struct Interrupted;
+
+impl From<Interrupted> for Error {
+    fn from(_: Interrupted) -> Self {
+        Self::Interrupted
+    }
+}
+
 /// Waits until the transfer has ended or `until` has come. `Ok(false)`: it has not ended.
 pub(crate) fn wait(
     transfer: &Arc<Transfer>,
     until: Option<Instant>,
     interrupt: &mut dyn Interrupt,
-) -> Result<bool> {
+) -> Result<bool, Interrupted> {
     if transfer.finished() {
         return Ok(true);
     }
@@ -72,7 +83,7 @@ pub(crate) fn wait(
             let interrupted;
             (claim, interrupted) = claim.aside(|| interrupt.interrupted());
             if interrupted {
-                return Err(Error::Interrupted);
+                return Err(Interrupted);
             }
             deadline::enforce(transfer, now);
             conn.check_liveness();
@@ -83,7 +94,7 @@ pub(crate) fn wait(
         let quiet = now - *quiet_since.get_or_insert(now);
         let much = conn.living().any(|(_, lane)| lane.load() > MUCH && !lane.caps().by_device);
         if quiet >= if much { SHORT_SPIN.min(spin) } else { spin } {
-            sleep(conn, transfer, until, now)?;
+            sleep(conn, transfer, until, now);
             quiet_since = None;
         } else if quiet >= YIELD_AFTER {
             std::thread::yield_now();
@@ -92,23 +103,20 @@ pub(crate) fn wait(
 }
 
 /// Sleeps until a lane can be progressed, the transfer has ended, or a slice of time has passed.
-fn sleep(
-    conn: &Connection,
-    transfer: &Transfer,
-    until: Option<Instant>,
-    now: Instant,
-) -> Result<()> {
-    let parker = Parker::of_thread()?;
+fn sleep(conn: &Connection, transfer: &Transfer, until: Option<Instant>, now: Instant) {
+    let Ok(parker) = Parker::of_thread() else {
+        // There are no descriptors left.
+        return std::thread::sleep(NAP);
+    };
     parker.clear();
     if !transfer.watch(&parker) {
-        return Ok(());
+        return;
     }
     // Before the lanes are armed: who posts after that rings.
     conn.sleeper_comes(&parker);
-    let slept = sleep_on(conn, &parker, nap(transfer, until, now));
+    sleep_on(conn, &parker, nap(transfer, until, now));
     conn.sleeper_goes(&parker);
     transfer.unwatch(&parker);
-    slept
 }
 
 /// How long to sleep at most.
@@ -121,14 +129,14 @@ fn nap(transfer: &Transfer, until: Option<Instant>, now: Instant) -> Duration {
         .max(Duration::from_millis(1))
 }
 
-fn sleep_on(conn: &Connection, parker: &Parker, nap: Duration) -> Result<()> {
+fn sleep_on(conn: &Connection, parker: &Parker, nap: Duration) {
     let arm = |(index, lane): (usize, &Arc<dyn Lane>)| {
         conn.borrow_lane(index);
         lane.arm()
     };
     // Nothing shows when a stream has come so far that a transfer may begin: it is looked at.
     if conn.deferred.any() || conn.fates.to_be_ended() || !conn.living().all(arm) {
-        return Ok(());
+        return;
     }
     let timeout = Timespec { tv_sec: 0, tv_nsec: nap.as_nanos() as _ };
     let interests: SmallVec<[_; 4]> = conn.living().map(|(_, lane)| lane.interest()).collect();
@@ -143,7 +151,8 @@ fn sleep_on(conn: &Connection, parker: &Parker, nap: Duration) -> Result<()> {
     fds.extend(ends.map(|end| PollFd::from_borrowed_fd(end, PollFlags::IN)));
     fds.push(PollFd::from_borrowed_fd(parker.fd(), PollFlags::IN));
     match poll(&mut fds, Some(&timeout)) {
-        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-        Err(e) => Err(Error::os("waiting for a transfer", e)),
+        Ok(_) | Err(rustix::io::Errno::INTR) => {}
+        // No memory, or more of them than the process may have open by now.
+        Err(_) => std::thread::sleep(NAP),
     }
 }

@@ -39,6 +39,9 @@ const GLANCE: Duration = Duration::from_micros(50);
 /// How long a worker sleeps that has found nothing to do on a lane which it could not arm.
 const NAP: Duration = Duration::from_micros(20);
 
+/// Who waits for workers to end lets others have its processor for so long, and then sleeps for so long at a time.
+const BRISK: Duration = Duration::from_micros(200);
+
 const BELL: u64 = 0;
 /// Tokens with this bit belong to the acceptor.
 pub(crate) const ACCEPTOR: u64 = 1 << 62;
@@ -195,21 +198,46 @@ impl Workers {
         self.stop.load(Acquire)
     }
 
-    /// Stops and joins every thread, unless called from one of them.
-    pub(crate) fn stop(&self) {
+    /// Stops every thread, and joins those that end by then, but for one that calls this; says how many have not. They end by
+    /// themselves, keep what they use, and are waited for again by who calls this again.
+    pub(crate) fn stop(&self, until: Option<Instant>) -> usize {
         self.stop.store(true, SeqCst);
         self.wake_all();
-        let own = std::thread::current().id();
-        let threads = std::mem::take(&mut *self.threads.lock());
-        for thread in threads {
-            if thread.thread().id() != own && thread.join().is_err() {
-                tracing::error!("a worker panicked outside its guard");
+        let begun = Instant::now();
+        let left = loop {
+            let is_late = until.is_some_and(|until| until <= Instant::now());
+            self.join_ended();
+            let left = self.running();
+            if left == 0 || is_late {
+                break left;
             }
-        }
+            // Not under the lock: one that has something to start asks for it, and then ends.
+            match begun.elapsed() < BRISK {
+                true => std::thread::yield_now(),
+                false => std::thread::sleep(BRISK),
+            }
+        };
         self.shards.iter().for_each(|shard| {
             shard.lanes.lock().clear();
             shard.kicks.lock().clear();
         });
+        left
+    }
+
+    fn join_ended(&self) {
+        let ended: Vec<_> =
+            self.threads.lock().extract_if(.., |thread| thread.is_finished()).collect();
+        for thread in ended {
+            if thread.join().is_err() {
+                tracing::error!("a worker panicked outside its guard");
+            }
+        }
+    }
+
+    /// How many threads have not ended, but for the calling one.
+    pub(crate) fn running(&self) -> usize {
+        let own = std::thread::current().id();
+        self.threads.lock().iter().filter(|thread| thread.thread().id() != own).count()
     }
 }
 
@@ -405,6 +433,7 @@ impl Worker {
         if core.transfers.pending.load(SeqCst) > 0
             || self.idle_looks < 5
             || core.look_after_aftermaths()
+            || core.look_after_untried()
         {
             shard.unhurried.store(false, SeqCst);
             timeout = Some(timeout.unwrap_or(HOUSEKEEPING).min(HOUSEKEEPING));
@@ -475,6 +504,7 @@ impl Worker {
         }
         self.looked = Instant::now();
         core.look_after_aftermaths();
+        core.look_after_untried();
         if core.transfers.pending.load(SeqCst) == 0 {
             self.idle_looks = self.idle_looks.saturating_add(1);
             return;

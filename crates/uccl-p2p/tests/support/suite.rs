@@ -263,6 +263,42 @@ fn the_owner_refuses() {
 }
 
 #[test]
+fn an_advert_reaches_the_region_that_it_was_made_of_and_no_other() {
+    for (link, p) in pairs() {
+        let (mut from, mut to) = (pattern(9000, 8), vec![0xEE; 9000]);
+        let here = register(&p.a, &mut from);
+        let (all, part) = (register(&p.b, &mut to), register(&p.b, &mut to[3000..6000]));
+        let write = |advert: Advert| {
+            let iovs = [iov(here, &from[..advert.len as usize])];
+            p.a.run(&request(p.to_b, Op::Write, &iovs, &[advert]), &mut Uninterrupted)
+        };
+        let refused = |advert: Advert| {
+            let refused = write(advert);
+            assert!(matches!(refused, Err(Error::RemoteAccess { .. })), "{link} {refused:?}");
+        };
+        let of_part = advert(&p.b, part, &to[3000..6000]);
+        let whole = advert(&p.b, all, &to);
+        // All of these bytes are registered, and a part of them under the key that is shown.
+        refused(Advert { len: 3001, ..of_part });
+        refused(Advert { addr: of_part.addr - 1, ..of_part });
+        refused(Advert { addr: whole.addr, ..of_part });
+        assert!(to.iter().all(|byte| *byte == 0xEE), "{link}");
+        write(of_part).expect(link);
+        assert!(to[3000..6000] == from[..3000], "{link}");
+        // The same bytes of the region around them, whose key is good for all of that.
+        let inner = advert(&p.b, all, &to[3000..6000]);
+        assert_eq!((inner.key, inner.slot), (whole.key, whole.slot));
+        write(Advert { addr: whole.addr, len: 9000, ..inner }).expect(link);
+        assert!(to == from, "{link}");
+        refused(Advert { addr: whole.addr, len: 9000, ..of_part });
+        // Each ends by itself.
+        p.b.deregister(part).expect("unused");
+        refused(of_part);
+        write(inner).expect(link);
+    }
+}
+
+#[test]
 fn cancel_and_deadline_end_what_never_would() {
     for (link, p) in pairs() {
         let mut memory = vec![0xEE; 1 << 20];

@@ -14,9 +14,14 @@ use crate::{
 /// What one end tells a peer that asks about a region.
 fn granted(end: &End, region: &Region) -> Grant {
     end.hear(&Note::Ask(id_of(region))).expect("a sound note");
-    match end.lane.take_note() {
-        Some(Note::Grant(_, grant)) => grant,
-        note => panic!("{note:?}"),
+    let began = Instant::now();
+    loop {
+        assert!(began.elapsed() < FAR, "there is no answer");
+        match end.lane.take_note() {
+            Some(Note::Grant(_, grant)) => return grant,
+            None => end.progress(),
+            note => panic!("{note:?}"),
+        }
     }
 }
 
@@ -108,6 +113,29 @@ fn a_part_that_may_be_read_is_not_written_by_its_key() {
     for grant in [grant, whole] {
         assert_eq!(hostile.tries(Read, &grant), Err(RequestError::Access), "both keys have ended");
     }
+}
+
+#[test]
+fn what_a_device_refused_for_a_part_is_tried_again() {
+    let ends = Ends::joined();
+    let bytes = vec![7; 4096];
+    let region = ends.b.register(&bytes);
+    let send = |at| {
+        let sent = part(region.span, at, 512);
+        let (kind, rights) = (MemoryKind::Host, Rights::READ);
+        ends.b.regions.insert_part(region.slot, kind, sent, rights, None).expect("a part")
+    };
+    ends.b.rail().refuse_memory(100);
+    // Ever more rarely: three times it is asked, for the first, the second and the fourth.
+    for at in 0..4 {
+        assert!(granted(&ends.b, &send(at)).paths.is_empty(), "the device takes it");
+    }
+    ends.b.rail().refuse_memory(0);
+    let reached = (4..8).filter(|at| !granted(&ends.b, &send(*at)).paths.is_empty()).count();
+    assert_eq!(reached, 1, "three pass, and then it is tried");
+    assert!(!granted(&ends.b, &send(8)).paths.is_empty());
+    ends.b.rails.remove(region.slot).expect("the device lets go");
+    assert_eq!(ends.network.count().1, 0, "nothing is left");
 }
 
 #[test]

@@ -6,7 +6,10 @@ use uccl_wire::rails::{MAX_RAILS, Note, PathId, RailOffer};
 
 use super::*;
 use crate::{
-    lane::{OpError, OpKind::Write},
+    lane::{
+        OpError,
+        OpKind::{Read, Write},
+    },
     mem::Span,
     rma::rail::Rail,
 };
@@ -47,6 +50,29 @@ fn a_rail_has_one_path() {
     open(1, 1).expect_err("another path over the same rail");
     open(0, 2).expect_err("the path has a channel");
     assert_eq!(network.count().0, ends);
+}
+
+#[test]
+fn a_peer_that_asks_and_never_listens_is_cut() {
+    let (end, _network) = acceptor();
+    let ask = Note::Ask(RegionId { slot: 7, key: 7 });
+    let most = 1 << 16;
+    for _ in 0..most {
+        end.hear(&ask).expect("it may listen later");
+    }
+    end.hear(&ask).expect_err("more questions than are answered");
+
+    // Nor one whose questions wait for a device.
+    let ends = Ends::joined();
+    let bytes = vec![7; 4096];
+    let region = ends.b.register(&bytes);
+    let sent = part(region.span, 0, 512);
+    let sent = ends.b.regions.insert_part(region.slot, MemoryKind::Host, sent, Rights::READ, None);
+    let ask = Note::Ask(id_of(&sent.expect("a part")));
+    let hold = ends.b.rail().hold_registrations();
+    let refused = (0..=most).find_map(|_| ends.b.hear(&ask).err());
+    drop(hold);
+    assert!(refused.is_some_and(|why| why.contains("more questions")));
 }
 
 #[test]
@@ -132,6 +158,64 @@ fn a_channel_that_is_refused_holds_up_nobody() {
             Some(note) => panic!("{note:?}"),
         }
     }
+}
+
+/// Much memory may take a device seconds.
+#[test]
+fn a_device_that_takes_long_over_a_part_holds_up_nobody() {
+    let ends = Ends::joined();
+    let (ours, theirs) = (vec![1u8; 4096], vec![2u8; 4096]);
+    ends.a.register(&ours);
+    let region = ends.b.register(&theirs);
+    let sent = part(region.span, 1024, 512);
+    let sent = ends.b.regions.insert_part(region.slot, MemoryKind::Host, sent, Rights::READ, None);
+    let sent = sent.expect("a part");
+    let local = |at| Span { addr: ours.as_ptr().expose_provenance() + at, len: 64 };
+    let rail = ends.b.rail();
+    let hold = rail.hold_registrations();
+    let (tell, told) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let read = ends.a.post(Read, local(0), RemoteSpan { len: 64, ..sent.remote() });
+        scope.spawn(|| {
+            let write = ends.a.post(Write, local(64), RemoteSpan { len: 64, ..region.remote() });
+            ends.until("a write to the same region", || write.result().is_some());
+            tell.send(()).expect("awaited");
+        });
+        let in_time = told.recv_timeout(FAR);
+        let (ended, is_busy) = (read.result(), ends.b.rails.is_busy_with(region.slot));
+        let removed = ends.b.rails.remove(region.slot);
+        drop(hold);
+        in_time.expect("the lane goes on while the device is shown the memory");
+        assert_eq!(ended, None, "the read needs the part's key");
+        assert!(is_busy && removed.is_err(), "the device may reach the memory when it is done");
+    });
+    ends.until("the device is done", || !ends.b.rails.is_busy_with(region.slot));
+    ends.b.rails.remove(region.slot).expect("the device lets go");
+    assert_eq!(ends.network.count().1, 1, "only our own is left");
+}
+
+#[test]
+fn who_asks_about_a_part_is_answered_when_the_device_is_done() {
+    let ends = Ends::joined();
+    let (ours, theirs) = (vec![1u8; 4096], vec![2u8; 4096]);
+    ends.a.register(&ours);
+    let region = ends.b.register(&theirs);
+    let parts = [0, 512].map(|at| {
+        let sent = part(region.span, at, 512);
+        let (kind, rights) = (MemoryKind::Host, Rights::READ);
+        ends.b.regions.insert_part(region.slot, kind, sent, rights, None).expect("a part")
+    });
+    let hold = ends.b.rail().hold_registrations();
+    let reads = parts.map(|sent| {
+        let local = Span { addr: ours.as_ptr().expose_provenance(), len: 64 };
+        ends.a.post(Read, local, RemoteSpan { len: 64, ..sent.remote() })
+    });
+    (0..20).for_each(|_| ends.turn());
+    assert!(ends.b.lane.arm(), "it may sleep meanwhile");
+    drop(hold);
+    ends.until("both reads", || reads.iter().all(|read| read.result().is_some()));
+    assert_eq!([0, 1].map(|n: usize| reads[n].result()), [Some(Ok(())), Some(Ok(()))]);
+    assert_eq!(ours[..64], [2; 64]);
 }
 
 /// Two regions of the peer's, of which the keys are known on the first of two paths.

@@ -121,10 +121,9 @@ impl VerbsChannel {
             chunk_bytes: shape.limits.chunk_bytes,
             most: shape.limits.depth,
         };
-        // Some devices have none. What else keeps them from being made shows in the next queue pair too.
         let unreliable = writes_over_uc
             .then(|| Unreliable::new(pd, &cq, &plan))
-            .and_then(|made| made.inspect_err(|why| trust.give_up(why)).ok());
+            .and_then(|made| trust.made(made));
         let connections = shape.iwarp.map(|place| Connections::new(pd, &cq, place, &shape.path));
         let connections = connections.transpose()?;
         let address = match &connections {

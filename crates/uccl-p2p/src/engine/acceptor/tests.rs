@@ -1,11 +1,16 @@
 //! An endpoint that strangers talk to.
 
+use std::os::fd::AsRawFd;
+
 use super::*;
-use crate::{Config, Endpoint};
+use crate::{Config, Endpoint, Transport, engine::core::MAX_ACCEPTS};
+
+fn config() -> Config {
+    Config { bind: Some([127, 0, 0, 1].into()), port: Some(0), ..Config::default() }
+}
 
 fn endpoint() -> Endpoint {
-    let config = Config { bind: Some([127, 0, 0, 1].into()), port: Some(0), ..Config::default() };
-    Endpoint::new(config).expect("an endpoint")
+    Endpoint::new(config()).expect("an endpoint")
 }
 
 /// A peer that does everything itself.
@@ -86,4 +91,91 @@ fn a_lane_joins_once_and_under_a_number_that_there_is() {
     join(1).expect_err("it has come");
     let _third = join(2).expect("it is waited for");
     assert_eq!(establish(&mut first, 3), 3);
+}
+
+/// What an epoll tells of the listeners.
+fn shown(epoll: &OwnedFd) -> Vec<u64> {
+    let mut events: Vec<epoll::Event> = Vec::with_capacity(8);
+    let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    let room = rustix::buffer::spare_capacity(&mut events);
+    epoll::wait(epoll, room, Some(&none)).expect("it can be asked");
+    events.iter().map(|event| event.data.u64() & !ACCEPTOR).collect()
+}
+
+/// Every accept of the listener fails from now on, as without descriptors, and it shows that somebody waits.
+fn break_listener(listener: &impl AsRawFd) {
+    let broken = TcpListener::bind("127.0.0.1:0").expect("a listener");
+    rustix::net::shutdown(&broken, rustix::net::Shutdown::Both).expect("a socket");
+    // SAFETY: both are open, and the listener's own description is nobody else's.
+    let fd = unsafe { libc::dup2(broken.as_raw_fd(), listener.as_raw_fd()) };
+    assert_eq!(fd, listener.as_raw_fd());
+}
+
+#[test]
+fn a_listener_that_cannot_accept_is_left_alone_for_a_while() {
+    let own = endpoint();
+    for broken in [TCP, UDS] {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+        listener.set_nonblocking(true).expect("a socket");
+        let name = format!("uccl-acceptor-test-{broken}-{}", std::process::id());
+        let uds = FdListener::bind(name.as_bytes()).expect("a name of its own");
+        if broken == TCP {
+            break_listener(&listener)
+        } else {
+            break_listener(&uds)
+        };
+        let greeting = Arc::new(Greeting::new(1, String::new()).expect("a greeting"));
+        let mut acceptor = Acceptor::new(listener, Some(uds), greeting);
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).expect("an epoll");
+        acceptor.attach(&epoll).expect("watched");
+        assert_eq!((shown(&epoll), acceptor.is_busy()), (vec![broken], false));
+        acceptor.ready(own.core(), &epoll, broken);
+        assert_eq!(
+            (shown(&epoll), acceptor.is_busy()),
+            (vec![], true),
+            "who looks turns in circles"
+        );
+        // Not before its time.
+        acceptor.paused_until = Some(Instant::now() + Duration::from_secs(3600));
+        acceptor.expire(&epoll);
+        assert_eq!((shown(&epoll), acceptor.is_busy()), (vec![], true));
+        acceptor.paused_until = Some(Instant::now());
+        acceptor.expire(&epoll);
+        assert_eq!(
+            (shown(&epoll), acceptor.is_busy()),
+            (vec![broken], false),
+            "it is not asked again"
+        );
+    }
+}
+
+/// An endpoint that waits for rails, and a stranger who has connected and never says anything of them.
+fn with_untried_rails(timeout: Duration) -> (Endpoint, Stranger, TcpStream) {
+    let transport = Transport::Verbs;
+    let own = Endpoint::new(Config { transport, ..config() }).expect("an endpoint");
+    let other = Endpoint::new(Config { transport, timeout, ..config() }).expect("an endpoint");
+    let stranger = Stranger::new(&own, &other);
+    let (mut first, _) = stranger.shake(HelloKind::NewConnection).expect("a handshake");
+    assert_eq!(establish(&mut first, 1), 1);
+    (other, stranger, first)
+}
+
+#[test]
+fn a_connection_whose_rails_are_not_tried_counts_among_those_that_wait() {
+    let (other, stranger, _first) = with_untried_rails(Duration::ZERO);
+    let waits = Accepted { conn: crate::ConnId(0), ip: [127, 0, 0, 1].into(), gpu_index: 0 };
+    other.core().accepts.lock().waiting = vec![waits; MAX_ACCEPTS - 1].into();
+    let refused = stranger.shake(HelloKind::NewConnection).expect_err("there is no place");
+    assert!(refused.contains("accept"), "{refused}");
+}
+
+#[test]
+fn a_connection_that_needs_rails_and_has_none_in_time_ends() {
+    let (other, _stranger, _first) = with_untried_rails(Duration::from_millis(100));
+    let begun = Instant::now();
+    while !other.core().open_conns().is_empty() {
+        assert!(begun.elapsed() < Duration::from_secs(20), "it waits for ever");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(other.core().accepts.lock().waiting.is_empty());
 }

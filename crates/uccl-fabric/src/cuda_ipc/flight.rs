@@ -1,0 +1,194 @@
+//! Copies that were enqueued together, until a GPU has made them.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use uccl_device::{
+    MemoryKind,
+    cuda::{Context, Direction, Event, gather::Piece},
+};
+
+use super::opened::Place;
+use crate::{
+    gpu::{Engine, Route, op_error},
+    lane::{OpError, OpKind, OpResult, access_of},
+    mem::{Access, RemoteSpan, Span},
+    shm::{Direct, OwnedHazard},
+};
+
+/// Distinct regions that one flight touches: each takes a hazard word, and there are 64.
+pub(super) const MAX_SLOTS: usize = 32;
+
+/// Hazard words, one for each region of a flight.
+pub(super) type Hazards = SmallVec<[OwnedHazard; 1]>;
+
+/// What was enqueued together. Where it is dropped before it has ended, what it held is kept for good: a GPU is at it.
+pub(super) struct Flight(Option<Enqueued>);
+
+struct Enqueued {
+    event: Event,
+    engine: Arc<Mutex<Engine>>,
+    /// Why not all of it was enqueued. What was has ended with the event.
+    failed: Option<OpError>,
+    _held: Held,
+}
+
+/// What keeps the peer's memory where it is while it is copied: told to its owner, and to our driver.
+struct Held {
+    _places: SmallVec<[Place; 1]>,
+    _hazards: Hazards,
+}
+
+/// How to copy, and by which GPU.
+#[derive(Clone, Copy)]
+pub(super) struct Way<'a> {
+    pub(super) direct: &'a Direct,
+    pub(super) kind: OpKind,
+    /// The kind of our memory.
+    pub(super) memory: MemoryKind,
+    pub(super) context: &'static Context,
+}
+
+impl Way<'_> {
+    /// Enqueues copies between pieces that pair up, under hazards that were claimed for their regions.
+    ///
+    /// # Errors
+    /// Nothing moves then. [`OpError::HostOnly`]: the GPU does not reach the peer's memory.
+    ///
+    /// # Safety
+    /// Our pieces must stay valid until the flight has ended.
+    pub(super) unsafe fn enqueue(
+        self,
+        pairs: impl Iterator<Item = (Span, RemoteSpan)> + Clone,
+        engine: &Arc<Mutex<Engine>>,
+        hazards: Hazards,
+    ) -> Result<Flight, OpError> {
+        let access = access_of(self.kind);
+        let mut copying = engine.lock();
+        let mut pieces = std::mem::take(&mut copying.pieces);
+        pieces.clear();
+        let mut here = pairs.clone().map(|(here, _)| here);
+        let there = pairs.map(|(_, there)| there);
+        let found = self.direct.gpu_places(access, there, self.context, |there| {
+            pieces.extend(here.next().map(|here| piece(access, here, there)));
+        });
+        let enqueued = found.and_then(|there| {
+            let route = route(self.kind, self.memory, there.device);
+            // SAFETY: the caller's promise for our side; the hazards and the places hold the peer's.
+            let (event, failed) = match unsafe { copying.copy(&pieces, route) } {
+                Ok(event) => (event, None),
+                Err(e) => (after_failure(&mut copying, &e)?, Some(op_error(e))),
+            };
+            Ok((there.places, event, failed))
+        });
+        copying.pieces = pieces;
+        drop(copying);
+        let (places, event, failed) = enqueued?;
+        let held = Held { _places: places, _hazards: hazards };
+        let engine = Arc::clone(engine);
+        Ok(Flight(Some(Enqueued { event, engine, failed, _held: held })))
+    }
+}
+
+/// The end of what was enqueued before the GPU refused more. Where it does not tell that either, nothing moves any
+/// more when this returns.
+fn after_failure(copying: &mut Engine, e: &uccl_device::cuda::GpuError) -> Result<Event, OpError> {
+    copying.fence().map_err(|_| {
+        copying.settle();
+        op_error(e.clone())
+    })
+}
+
+impl Flight {
+    /// Why not all of it was enqueued, if it was not.
+    pub(super) fn failed(&self) -> Option<&OpError> {
+        self.0.as_ref()?.failed.as_ref()
+    }
+
+    /// How it ended, if it has.
+    pub(super) fn ended(&self) -> Option<OpResult> {
+        let Some(enqueued) = &self.0 else { return Some(Ok(())) };
+        let result = match enqueued.event.is_done() {
+            Ok(false) => return None,
+            Ok(true) => Ok(()),
+            Err(e) => Err(op_error(e)),
+        };
+        Some(enqueued.failed.clone().map_or(result, Err))
+    }
+
+    /// Lets go of what an ended flight held.
+    pub(super) fn land(mut self) {
+        let Some(Enqueued { event, engine, .. }) = self.0.take() else { return };
+        // Whoever is enqueuing may be in the driver for long, and an event costs little.
+        if let Some(mut engine) = engine.try_lock() {
+            engine.reuse(event);
+        }
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        if self.ended().is_none() {
+            std::mem::forget(self.0.take());
+        }
+    }
+}
+
+/// Tells the owner which regions are touched; `None` while too many words are in use, by flights of ours.
+pub(super) fn claim(direct: &Direct, remote: impl Iterator<Item = RemoteSpan>) -> Option<Hazards> {
+    let mut slots: SmallVec<[u32; MAX_SLOTS]> = SmallVec::new();
+    for span in remote {
+        // Neighbours mostly lie in one region.
+        if slots.last() != Some(&span.slot) {
+            slots.push(span.slot);
+        }
+    }
+    slots.sort_unstable();
+    slots.dedup();
+    slots.iter().map(|slot| direct.claim_owned(*slot)).collect()
+}
+
+/// What of the peer's is not device memory is locked.
+fn route(kind: OpKind, ours: MemoryKind, device_there: bool) -> Route {
+    let here = ours.device().is_some();
+    let (from, to) = match kind {
+        OpKind::Read => (device_there, here),
+        OpKind::Write => (here, device_there),
+    };
+    let direction = match (from, to) {
+        (true, true) => Direction::DeviceToDevice,
+        (true, false) => Direction::DeviceToHost,
+        (false, _) => Direction::HostToDevice,
+    };
+    let is_push = from && to && kind == OpKind::Write;
+    Route { direction, by_kernel: ours != MemoryKind::Host, is_push }
+}
+
+fn piece(access: Access, here: Span, there: u64) -> Piece {
+    let (local, len_bytes) = (here.addr as u64, here.len as u64);
+    match access {
+        Access::Read => Piece { destination: local, source: there, len_bytes },
+        Access::Write => Piece { destination: there, source: local, len_bytes },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_route_knows_who_reaches_what() {
+        use MemoryKind::{Cuda, Host, Pinned};
+        let gpu = Cuda { device: 0 };
+        let of = |kind, ours, device| {
+            let route = route(kind, ours, device);
+            (route.direction, route.by_kernel)
+        };
+        assert_eq!(of(OpKind::Write, gpu, true), (Direction::DeviceToDevice, true));
+        assert_eq!(of(OpKind::Write, gpu, false), (Direction::DeviceToHost, true));
+        assert_eq!(of(OpKind::Read, gpu, false), (Direction::HostToDevice, true));
+        assert_eq!(of(OpKind::Write, Pinned, true), (Direction::HostToDevice, true));
+        assert_eq!(of(OpKind::Read, Host, true), (Direction::DeviceToHost, false));
+    }
+}

@@ -1,0 +1,127 @@
+//! Whose turn it is among the lanes of this process that have one GPU copy.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Arc, LazyLock},
+};
+
+use parking_lot::Mutex;
+
+use super::queue::{Flying, Next, Queue, SLICE, Slice};
+
+/// Bytes of slices that one GPU has at most, and after which another lane's are enqueued: four slices keep the links of
+/// four GPUs that exchange with each other busy while a CPU finds that the first has ended (see [`SLICE`]).
+pub(super) const TURN: u64 = 128 << 20;
+
+/// By the ordinal of the GPU.
+static GPUS: LazyLock<Mutex<HashMap<u32, Arc<Turns>>>> = LazyLock::new(Mutex::default);
+
+/// The slices that one GPU copies, and the lanes of this process that have more for it. Whoever makes progress on one of
+/// them does so for all, so that none waits for another's threads.
+pub(super) struct Turns {
+    waiting: Mutex<Waiting>,
+    limits: Limits,
+    /// Locked by whoever enqueues.
+    flying: Mutex<Vec<Flying>>,
+}
+
+/// How much is enqueued.
+#[derive(Clone, Copy)]
+struct Limits {
+    /// At once.
+    slice: u64,
+    /// In all.
+    turn: u64,
+}
+
+/// Lanes that have something to enqueue, those first whose turn it is.
+#[derive(Default)]
+struct Waiting {
+    lanes: VecDeque<Arc<Queue>>,
+    /// Bytes that the first has enqueued in its turn.
+    used: u64,
+}
+
+impl Default for Turns {
+    /// All that there is may be enqueued.
+    fn default() -> Self {
+        let limits = Limits { slice: u64::MAX / 4, turn: u64::MAX / 2 };
+        Self { waiting: Mutex::default(), limits, flying: Mutex::default() }
+    }
+}
+
+impl Turns {
+    /// Those of a GPU.
+    pub(super) fn of(gpu: u32) -> Arc<Self> {
+        let limits = Limits { slice: SLICE, turn: TURN };
+        let make = || Arc::new(Self { limits, ..Self::default() });
+        Arc::clone(GPUS.lock().entry(gpu).or_insert_with(make))
+    }
+
+    /// A lane has something to enqueue.
+    pub(super) fn join(&self, lane: &Arc<Queue>) {
+        let mut waiting = self.waiting.lock();
+        if !waiting.lanes.iter().any(|other| Arc::ptr_eq(other, lane)) {
+            waiting.lanes.push_back(Arc::clone(lane));
+        }
+    }
+
+    /// Notes which slices have ended, and enqueues what may be. Not while another thread does so: it may be in the
+    /// driver for long.
+    pub(super) fn drive(&self) {
+        let Some(mut flying) = self.flying.try_lock() else { return };
+        let mut at = 0;
+        while at < flying.len() {
+            match flying[at].result() {
+                // The order tells nothing: the next search begins anew.
+                Some(result) => flying.swap_remove(at).land(result),
+                None => at += 1,
+            }
+        }
+        let mut enqueued: u64 = flying.iter().map(|slice| slice.bytes).sum();
+        while enqueued + self.limits.slice <= self.limits.turn {
+            let Some(slice) = self.waiting.lock().next(self.limits) else { return };
+            let bytes = slice.bytes();
+            if let Some(slice) = slice.enqueue() {
+                flying.push(slice);
+                enqueued += bytes;
+            }
+        }
+    }
+}
+
+impl Waiting {
+    /// The next slice of the lane whose turn it is, or of one that is ready where that is not.
+    fn next(&mut self, limits: Limits) -> Option<Slice> {
+        let mut asked = 0;
+        while asked < self.lanes.len() {
+            if self.used >= limits.turn {
+                self.pass();
+            }
+            let first = self.lanes.front()?;
+            match first.next(limits.slice) {
+                Next::Slice(slice) => {
+                    self.used += slice.bytes();
+                    return Some(slice);
+                }
+                Next::Later => {
+                    self.pass();
+                    asked += 1;
+                }
+                Next::Nothing => {
+                    self.lanes.pop_front();
+                    self.used = 0;
+                }
+            }
+        }
+        None
+    }
+
+    /// It is the next lane's turn.
+    fn pass(&mut self) {
+        self.used = 0;
+        if let Some(first) = self.lanes.pop_front() {
+            self.lanes.push_back(first);
+        }
+    }
+}

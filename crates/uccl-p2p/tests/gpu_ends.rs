@@ -1,0 +1,146 @@
+//! Long transfers between GPUs that are ended early: they end within moments, their peer is not blamed, and the connection
+//! lives. On a driver that is none, whose copies stay where they are until they are let by.
+
+#[path = "../../uccl-device/tests/fake_driver/mod.rs"]
+mod fake_driver;
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use parking_lot::{Mutex, MutexGuard};
+use uccl_p2p::{
+    Config, ConnId, Endpoint, Error, Iov, Op, Request, Status, TransferId, Transport,
+    Uninterrupted,
+    device::cuda::{Context, DeviceBuffer, Gpus},
+    wire::advert::Advert,
+};
+
+use self::fake_driver::Fake;
+
+const GIB: usize = 1 << 30;
+/// What a GPU has at once of what is long.
+const TURN: u64 = 128 << 20;
+/// After this an endpoint gives up peers that do not answer.
+const TIMEOUT: Duration = Duration::from_secs(1);
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn context(gpu: u32) -> &'static Context {
+    Gpus::get().device(gpu).expect("a GPU").context().expect("its context")
+}
+
+fn endpoint() -> Endpoint {
+    let config = Config {
+        bind: Some([127, 0, 0, 1].into()),
+        port: Some(0),
+        transport: Transport::Local,
+        num_cpus: 1,
+        timeout: TIMEOUT,
+        ..Config::default()
+    };
+    Endpoint::new(config).expect("an endpoint")
+}
+
+/// Two endpoints with a GiB each on a GPU. Copies are paused, and one test has the driver at a time.
+struct Scene {
+    fake: Fake,
+    before: u64,
+    a: Endpoint,
+    _b: Endpoint,
+    to_b: ConnId,
+    iov: Iov,
+    advert: Advert,
+    _memory: [DeviceBuffer; 2],
+    _alone: MutexGuard<'static, ()>,
+}
+
+fn scene() -> Scene {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let alone = ALONE.lock();
+    let fake = fake_driver::load();
+    let memory = [0, 1].map(|gpu| DeviceBuffer::new(context(gpu), GIB).expect("memory"));
+    let (a, b) = (endpoint(), endpoint());
+    let to_b = a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");
+    b.accept(None, &mut Uninterrupted).expect("accepted");
+    let [here, there] = [(&a, &memory[0]), (&b, &memory[1])].map(|(ep, memory)| {
+        let ptr = memory.address() as usize;
+        // SAFETY: the memory is kept longer than the endpoints.
+        let mr = unsafe { ep.register(ptr, GIB) }.expect("registered");
+        Iov { mr, ptr, len: GIB }
+    });
+    let advert = b.advertise(there.mr, there.ptr, GIB).expect("advertised");
+    fake.pause(true);
+    let before = fake.launched();
+    Scene { fake, before, a, _b: b, to_b, iov: here, advert, _memory: memory, _alone: alone }
+}
+
+impl Scene {
+    /// Posts a write of all of it.
+    fn post(&self, timeout: Option<Duration>) -> TransferId {
+        let (iovs, adverts) = ([self.iov], [self.advert]);
+        let request = Request { timeout, ..Request::new(self.to_b, Op::Write, &iovs, &adverts) };
+        self.a.post(&request).expect("posted")
+    }
+
+    fn launched(&self) -> u64 {
+        self.fake.launched() - self.before
+    }
+
+    fn error(&self, transfer: TransferId) -> Error {
+        match self.a.wait(transfer, Some(PATIENCE), &mut Uninterrupted) {
+            Ok(Status::Failed(e)) => e,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The connection goes on.
+    fn still_writes(&self) {
+        self.a.check_connection(self.to_b).expect("it lives");
+        let iovs = [Iov { len: 64, ..self.iov }];
+        let adverts = [Advert { len: 64, ..self.advert }];
+        let request = Request::new(self.to_b, Op::Write, &iovs, &adverts);
+        assert_eq!(self.a.run(&request, &mut Uninterrupted).expect("written").bytes, 64);
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        self.fake.pause(false);
+    }
+}
+
+#[test]
+fn a_deadline_ends_a_long_write_and_blames_nobody() {
+    let scene = scene();
+    let transfer = scene.post(Some(Duration::from_millis(300)));
+    // Beyond its deadline, and beyond what a peer has to let it end.
+    let begun = Instant::now();
+    while begun.elapsed() < 3 * TIMEOUT {
+        assert!(matches!(scene.a.poll(transfer), Ok(Status::Pending)), "the GPU still copies");
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(scene.launched(), TURN);
+    scene.fake.pause(false);
+    let e = scene.error(transfer);
+    assert!(matches!(&e, Error::DeadlineExceeded { peer: None, .. }), "{e:?}");
+    assert_eq!(scene.launched(), TURN, "what waited was enqueued");
+    scene.still_writes();
+}
+
+#[test]
+fn a_cancel_of_a_long_write_waits_for_what_the_gpu_has() {
+    let scene = scene();
+    let transfer = scene.post(None);
+    thread::scope(|scope| {
+        let cancelled = scope.spawn(|| scene.a.cancel(transfer));
+        // Longer than a peer has to let it end.
+        thread::sleep(2 * TIMEOUT);
+        assert!(!cancelled.is_finished());
+        scene.fake.pause(false);
+        let status = cancelled.join().expect("no panic");
+        assert!(matches!(&status, Ok(Status::Failed(Error::Cancelled { .. }))), "{status:?}");
+    });
+    assert_eq!(scene.launched(), TURN);
+    scene.still_writes();
+}

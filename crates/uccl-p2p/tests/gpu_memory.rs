@@ -1,0 +1,49 @@
+//! Memory of a GPU that was freed, and other memory at its address: on a driver that is none.
+
+#[path = "../../uccl-device/tests/fake_driver/mod.rs"]
+mod fake_driver;
+
+use std::time::Duration;
+
+use uccl_p2p::{
+    Config, Endpoint, Error,
+    device::cuda::{Context, DeviceBuffer, Gpus, wait_until_given_back},
+};
+
+const LEN: usize = 1 << 20;
+
+fn memory(context: &'static Context) -> DeviceBuffer {
+    DeviceBuffer::new(context, LEN).expect("memory")
+}
+
+#[test]
+fn a_region_is_not_of_the_memory_that_came_to_its_address() {
+    fake_driver::load();
+    let context = Gpus::get().device(0).expect("a GPU").context().expect("its context");
+    let config = Config { bind: Some([127, 0, 0, 1].into()), port: Some(0), ..Config::default() };
+    let ep = Endpoint::new(config).expect("an endpoint");
+    let first = memory(context);
+    let at = first.address();
+    // SAFETY: nobody copies to or from it.
+    let mr = unsafe { ep.register(at as usize, LEN) }.expect("registered");
+    assert!(ep.is_same_memory(mr).expect("a region"));
+    drop(first);
+    assert!(wait_until_given_back(Duration::from_secs(20)));
+    assert!(!ep.is_same_memory(mr).expect("a region"), "nothing is there");
+    let mut others = Vec::new();
+    while others.last().is_none_or(|last: &DeviceBuffer| last.address() != at) {
+        assert!(others.len() < 64, "memory is not used again");
+        others.push(memory(context));
+    }
+    assert!(!ep.is_same_memory(mr).expect("a region"), "something else is there");
+    ep.deregister(mr).expect("ended");
+    assert!(matches!(ep.is_same_memory(mr), Err(Error::UnknownRegion(_))));
+    // SAFETY: as above.
+    let mr = unsafe { ep.register(at as usize, LEN) }.expect("registered");
+    assert!(ep.is_same_memory(mr).expect("a region"));
+    // What the driver knows nothing of is believed.
+    let host = [0u8; 64];
+    // SAFETY: as above.
+    let mr = unsafe { ep.register(host.as_ptr() as usize, 64) }.expect("registered");
+    assert!(ep.is_same_memory(mr).expect("a region"));
+}
