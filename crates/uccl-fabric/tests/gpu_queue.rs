@@ -203,7 +203,8 @@ fn a_short_write_passes_a_long_one() {
     let (long, name) = pair.write(&[GIB]);
     let (short, _) = pair.write(&[64]);
     assert_eq!(driver.launched(), TURN + 64, "it is enqueued at once");
-    driver.fake.pass(1, 64);
+    // By a kernel: a copy engine keeps to the slices for as long as more of them follow.
+    driver.fake.pass(1, 0);
     assert_eq!(pair.result(&short), Ok(()));
     assert_eq!((long.result(), pair.ours.load()), (None, GIB as u64));
     pair.ours.cancel(name);

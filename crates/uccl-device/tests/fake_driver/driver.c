@@ -9,7 +9,7 @@
  * - cuModuleUnload and cuCtxSynchronize do not return either, and hold up nobody else.
  * - Everything else returns: queries, streams and events, opening handles, functions of modules that are loaded.
  *
- * What tests control: fake_pause(1) has copies and kernels stay where they are until fake_pause(0), but for as many as
+ * What tests control: fake_pause(1) has copies and kernels (no fills) stay where they are until fake_pause(0), but for as many as
  * fake_pass() lets by; fake_refuse() has copies refused after so many more; fake_stall(1) has calls that enqueue copies
  * not return until fake_stall(0), and fake_stalled() counts them; fake_launched() counts the bytes that streams were told
  * to copy, fake_blocked() the calls that wait. Kernels are known by their names.
@@ -106,6 +106,8 @@ static int is_ready(struct work *w) {
         return (int32_t)(*w->word - w->value) >= 0;
     case WAIT_EVENT:
         return w->other->done >= w->until;
+    case FILL:
+        return 1;
     default:
         if (paused && passing > 0 && w->one.len <= passing_most)
             return passing--, 1;

@@ -48,6 +48,8 @@ pub(super) struct Way<'a> {
     /// The kind of our memory.
     pub(super) memory: MemoryKind,
     pub(super) context: &'static Context,
+    /// Whether the GPU has slices of long operations, which this is not one of.
+    pub(super) passes_slices: bool,
 }
 
 impl Way<'_> {
@@ -74,7 +76,10 @@ impl Way<'_> {
             pieces.extend(here.next().map(|here| piece(access, here, there)));
         });
         let enqueued = found.and_then(|there| {
-            let route = route(self.kind, self.memory, there.device);
+            let route = Route {
+                engines_are_busy: self.passes_slices,
+                ..route(self.kind, self.memory, there.device)
+            };
             // SAFETY: the caller's promise for our side; the hazards and the places hold the peer's.
             let (event, failed) = match unsafe { copying.copy(&pieces, route) } {
                 Ok(event) => (event, None),
@@ -162,7 +167,7 @@ fn route(kind: OpKind, ours: MemoryKind, device_there: bool) -> Route {
         (false, _) => Direction::HostToDevice,
     };
     let is_push = from && to && kind == OpKind::Write;
-    Route { direction, by_kernel: ours != MemoryKind::Host, is_push }
+    Route { direction, by_kernel: ours != MemoryKind::Host, is_push, engines_are_busy: false }
 }
 
 fn piece(access: Access, here: Span, there: u64) -> Piece {

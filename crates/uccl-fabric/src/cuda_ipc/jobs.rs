@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use uccl_device::{
     MemoryKind,
-    cuda::{Context, Gpus},
+    cuda::{Context, Gpus, Priority},
 };
 
 use super::{
@@ -118,7 +118,8 @@ impl GpuJobs {
         let context = context_of(direct, memory, remote)?;
         let gpu = self.gpu(context)?;
         let name = OpName(self.next.fetch_add(1, Relaxed));
-        let way = Way { direct, kind, memory, context };
+        let passes_slices = gpu.turns.is_flying();
+        let way = Way { direct, kind, memory, context, passes_slices };
         let is_first = || self.ledger.queued() == 0 || self.late.is_empty();
         if !in_slices
             && is_first()
@@ -166,8 +167,9 @@ impl GpuJobs {
         if let Some(gpu) = found {
             return Ok(Arc::clone(gpu));
         }
-        let engine = || Ok(Arc::new(Mutex::new(Engine::new(context).map_err(op_error)?)));
-        let (short, long) = (engine()?, engine()?);
+        let engine =
+            |priority| Ok(Arc::new(Mutex::new(Engine::new(context, priority).map_err(op_error)?)));
+        let (short, long) = (engine(Priority::High)?, engine(Priority::Normal)?);
         let turns = Turns::of(ordinal);
         let gpu = Arc::new(OneGpu { context, short, long, queue: Arc::default(), turns });
         gpus.list.push(Arc::clone(&gpu));

@@ -277,7 +277,7 @@ impl Slice {
     pub(super) fn enqueue(self) -> Option<Flying> {
         let Self { of, cut, hazards } = self;
         let &Plan { kind, memory, ref direct, context, ref engine, .. } = &of.plan;
-        let way = Way { direct, kind, memory, context };
+        let way = Way { direct, kind, memory, context, passes_slices: false };
         // SAFETY: the local memory of an operation stays valid until it has ended, which it does not before its
         // slices have.
         match unsafe { way.enqueue(of.pairs(cut), engine, hazards) } {

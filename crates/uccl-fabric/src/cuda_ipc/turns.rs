@@ -58,6 +58,12 @@ impl Turns {
         Arc::clone(GPUS.lock().entry(gpu).or_insert_with(make))
     }
 
+    /// Whether the GPU has slices, as far as is known.
+    pub(super) fn is_flying(&self) -> bool {
+        // Whoever is at them enqueues more.
+        self.flying.try_lock().is_none_or(|flying| !flying.is_empty())
+    }
+
     /// A lane has something to enqueue.
     pub(super) fn join(&self, lane: &Arc<Queue>) {
         let mut waiting = self.waiting.lock();

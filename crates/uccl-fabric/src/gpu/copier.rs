@@ -1,7 +1,7 @@
 //! Copies between chunks of locked host memory and the memory of GPUs.
 
 use smallvec::SmallVec;
-use uccl_device::cuda::{Direction, Event, GpuError, Gpus, gather::Piece};
+use uccl_device::cuda::{Direction, Event, GpuError, Gpus, Priority, gather::Piece};
 
 use super::{Chunk, Engine, Route};
 use crate::{
@@ -135,7 +135,7 @@ impl Copier {
         let Self { by: By::Gpus(engines), pieces } = self else {
             return Err(GpuError::NoSuchDevice { ordinal: device, count: 0 });
         };
-        let route = Route { direction, by_kernel: true, is_push: false };
+        let route = Route { direction, by_kernel: true, is_push: false, engines_are_busy: false };
         // SAFETY: the caller's promise.
         unsafe { engine_of(engines, device)?.copy(pieces, route) }
     }
@@ -217,7 +217,8 @@ fn engine_of(engines: &mut Vec<Engine>, device: u32) -> Result<&mut Engine, GpuE
     let at = match engines.iter().position(|engine| engine.device() == device) {
         Some(at) => at,
         None => {
-            engines.push(Engine::new(Gpus::get().device(device)?.context()?)?);
+            let context = Gpus::get().device(device)?.context()?;
+            engines.push(Engine::new(context, Priority::High)?);
             engines.len() - 1
         }
     };

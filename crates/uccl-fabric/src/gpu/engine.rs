@@ -20,6 +20,7 @@ const ENGINE_PERCENT: usize = 30;
 #[derive(Debug)]
 pub(crate) struct Engine {
     context: &'static Context,
+    priority: Priority,
     stream: Stream,
     /// What copies beside the kernel, and where the stream waits for it.
     aside: Option<(Stream, Event)>,
@@ -38,13 +39,18 @@ pub(crate) struct Route {
     pub(crate) by_kernel: bool,
     /// From this GPU's memory to another's.
     pub(crate) is_push: bool,
+    /// The copy engines have long copies. An engine keeps to the stream that it is at for as long as there is more
+    /// on it: what is short would wait for the end of all (seen on H200s).
+    pub(crate) engines_are_busy: bool,
 }
 
 impl Engine {
-    pub(crate) fn new(context: &'static Context) -> Result<Self, GpuError> {
-        let stream = Stream::new(context, Priority::High)?;
+    /// With a high priority, its kernels begin before those that wait on streams of a normal one.
+    pub(crate) fn new(context: &'static Context, priority: Priority) -> Result<Self, GpuError> {
+        let stream = Stream::new(context, priority)?;
         Ok(Self {
             context,
+            priority,
             stream,
             aside: None,
             launcher: None,
@@ -71,8 +77,10 @@ impl Engine {
     ) -> Result<Event, GpuError> {
         let total: u64 = pieces.iter().map(|piece| piece.len_bytes).sum();
         let mean = total / (pieces.len().max(1) as u64);
-        let by_kernel = pieces.len() > 1 && mean < ENGINE_PIECE && route.by_kernel;
-        let shared = route.is_push && mean >= SHARED_PIECE && pieces.len() >= SHARED_COUNT;
+        let is_the_kernels = pieces.len() > 1 && mean < ENGINE_PIECE || route.engines_are_busy;
+        let by_kernel = route.by_kernel && is_the_kernels;
+        let shares = route.is_push && !route.engines_are_busy;
+        let shared = shares && mean >= SHARED_PIECE && pieces.len() >= SHARED_COUNT;
         let aside = if shared { pieces.len() * ENGINE_PERCENT / 100 } else { 0 };
         // SAFETY: the caller's promise.
         unsafe {
@@ -141,7 +149,7 @@ impl Engine {
         let (stream, joined) = match &mut self.aside {
             Some(aside) => aside,
             none => {
-                let stream = Stream::new(self.context, Priority::High)?;
+                let stream = Stream::new(self.context, self.priority)?;
                 none.insert((stream, Event::new(self.context)?))
             }
         };
