@@ -7,7 +7,7 @@ memory. Each side waits in one of these ways:
 - poll: it asks again and again, and never sleeps;
 - sleep: in a blocking call that does not spin (UCCL_P2P_SPIN_US=0), its workers neither.
 
-With --pauses a side rests for a while before it answers, never as long as before: so the lane changes hands between callers and
+With --pauses the side that begins rests before some rounds, for a time drawn anew: so the lane changes hands between callers and
 workers all the time. Raw TCP, spinning and blocking, is measured in the same run. The wheel must be installed:
 
     python bench/waits.py [--ops notif,send,write] [--pauses]
@@ -32,7 +32,7 @@ LINK = "tcp"
 SIZE = 64
 PATIENCE_S = 30
 WAITS = ("call", "poll", "sleep")
-#: Seconds that a side rests: nothing, less than a caller spins, about as long, and longer than anybody does.
+#: Seconds that it rests: nothing, less than a caller spins, about as long, and longer than anybody does.
 PAUSES_S = (0, 0, 20e-6, 60e-6, 200e-6, 1e-3)
 #: A mode of milliseconds: this many of the round trips in a histogram's part beyond this time.
 LONG_US, MANY = 700, 0.01
@@ -78,6 +78,8 @@ class Ours:
 
     def __init__(self, ep: Any, conn: int, op: str, wait: str, pipe: Connection) -> None:
         self.ep, self.conn, self.op, self.wait, self.number = ep, conn, op, wait, 0
+        #: Whether it waits for a number before it sends that.
+        self.answers = False
         self.out, self.come = np.zeros(SIZE, np.uint8), np.zeros(SIZE, np.uint8)
         (_, self.out_mr), (_, self.in_mr) = (ep.reg(b.ctypes.data, SIZE) for b in (self.out, self.come))
         _, advert = ep.advertise(self.in_mr, self.come.ctypes.data, SIZE)
@@ -121,11 +123,9 @@ class Ours:
                 self.check(self.ep.recv(self.conn, self.in_mr, address, SIZE))
         else:
             # Nobody calls anything: workers place the bytes.
-            last = self.number % 255 + 1 if self.is_first else self.number
+            last = self.number % 255 + 1 if self.answers else self.number
             rest = 0 if self.wait == "poll" else 5e-6
             self.until(lambda: self.come[SIZE - 1] == last or bool(time.sleep(rest)))
-
-    is_first = False
 
     def ended(self, transfer: int) -> bool:
         ok, done = self.ep.poll_async(transfer)
@@ -137,9 +137,8 @@ def back_and_forth(side: Any, leads: bool, count: int, pauses: bool, seed: int) 
     rng = random.Random(seed)
     took = np.empty(count)
     for at in range(count):
-        if pauses and (pause := rng.choice(PAUSES_S)):
-            if leads:
-                time.sleep(pause)
+        if leads and pauses and (pause := rng.choice(PAUSES_S)):
+            time.sleep(pause)
         began = time.perf_counter()
         if leads:
             side.send()
@@ -164,7 +163,7 @@ def serve(pipe: Connection, op: str, wait: str, count: int, pauses: bool) -> Non
         if not ok:
             raise RuntimeError(ep.last_error())
         side = Ours(ep, conn, op, wait, pipe)
-        side.is_first = True
+        side.answers = True
     pipe.send("ready")
     back_and_forth(side, False, count, pauses, 2)
     pipe.recv()
