@@ -24,7 +24,7 @@ pub(crate) struct Lent {
     pub(crate) part_of: Option<u32>,
     /// The key's slot.
     pub(crate) revoked: Revoked,
-    /// The transfer that does not end before, as the peer writes to its memory.
+    /// The transfer that does not end before.
     pub(crate) hold: Option<Hold>,
     /// The memory, where it is nobody else's.
     pub(crate) _payload: Option<Payload>,

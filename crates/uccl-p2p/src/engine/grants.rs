@@ -29,11 +29,12 @@ pub(crate) struct Grant {
 }
 
 impl Grant {
-    /// Ends it, for a peer that may be in the middle of an access: what is to be watched until it is not. A
-    /// transfer whose memory the peer writes to does not end before.
+    /// Ends it, for a peer that may be in the middle of an access: what is to be watched until it is not. Where the
+    /// memory is the caller's, the transfer does not end before: the caller may change it then, and a peer that still
+    /// reads would take the change for what was sent.
     pub(crate) fn end(self, transfer: &Arc<Transfer>) -> Option<Lent> {
         let revoked = self.table.revoke(self.region.slot, self.region.key).ok()?;
-        let hold = self.region.rights.write.then(|| transfer.hold());
+        let hold = self.part_of.map(|_| transfer.hold());
         Some(Lent { part_of: self.part_of, revoked, hold, _payload: None })
     }
 }
