@@ -31,6 +31,7 @@ use crate::{
     engine::{
         acceptor::Acceptor,
         connect,
+        connection::Connection,
         core::Core,
         greeting::Greeting,
         places,
@@ -351,7 +352,8 @@ impl Endpoint {
         payload: &[u8],
         timeout: Option<Duration>,
     ) -> Result<TransferId> {
-        let transfer = self.start_notif(conn, payload, timeout)?;
+        let conn = self.usable_conn(conn)?;
+        let transfer = self.start_notif(&conn, payload, timeout)?;
         self.core().workers.hurry();
         transfer.conn.kick_if_busy();
         Ok(transfer.id)
@@ -365,22 +367,28 @@ impl Endpoint {
         timeout: Option<Duration>,
         interrupt: &mut dyn Interrupt,
     ) -> Result<()> {
-        let transfer = self.start_notif(conn, payload, timeout)?;
-        self.finish(&transfer, interrupt).map(drop)
+        let conn = self.usable_conn(conn)?;
+        let claim = conn.claim();
+        let transfer = self.start_notif(&conn, payload, timeout)?;
+        self.finish(claim, &transfer, interrupt).map(drop)
+    }
+
+    /// A connection of an endpoint that can be used.
+    fn usable_conn(&self, conn: ConnId) -> Result<Arc<Connection>> {
+        let core = self.here()?;
+        core.usable()?;
+        core.conn(conn)
     }
 
     fn start_notif(
         &self,
-        conn: ConnId,
+        conn: &Arc<Connection>,
         payload: &[u8],
         timeout: Option<Duration>,
     ) -> Result<Arc<Transfer>> {
-        let core = self.here()?;
-        core.usable()?;
-        let conn = core.conn(conn)?;
         let transfer = conn.admit(Plan {
             kind: Kind::Notif,
-            conn: Arc::clone(&conn),
+            conn: Arc::clone(conn),
             bytes: payload.len() as u64,
             timeout: self.deadline_of(timeout),
             leases: smallvec![],

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     engine::{
-        connection::Connection,
+        connection::{Claim, Connection},
         deadline,
         deferred::{Mark, Start},
         plan::Pieces,
@@ -66,20 +66,30 @@ impl Endpoint {
             Some(single) => self.begin_now(&single)?,
             None => None,
         };
-        let transfer = match begun {
-            Some(Begun::Done(outcome)) => return Ok(outcome),
-            Some(Begun::Under(transfer)) => transfer,
-            None => self.start(request, request.after.map(CudaStream::mark).transpose()?)?,
-        };
-        self.finish(&transfer, interrupt)
+        match begun {
+            Some(Begun::Done(outcome)) => Ok(outcome),
+            Some(Begun::Under(transfer)) => {
+                self.finish(transfer.conn.claim(), &transfer, interrupt)
+            }
+            None => {
+                let after = request.after.map(CudaStream::mark).transpose()?;
+                let conn = self.usable_conn(request.conn)?;
+                let claim = conn.claim();
+                let transfer = self.start_over(Arc::clone(&conn), request, after)?;
+                self.finish(claim, &transfer, interrupt)
+            }
+        }
     }
 
+    /// Waits for the end of a transfer. Its connection is claimed since before it was posted: a worker that sees nobody there
+    /// takes in what the caller is about to wait for.
     pub(super) fn finish(
         &self,
+        claim: Claim<'_>,
         transfer: &Arc<Transfer>,
         interrupt: &mut dyn Interrupt,
     ) -> Result<Outcome> {
-        if let Err(interrupted) = wait::wait(transfer, None, interrupt) {
+        if let Err(interrupted) = wait::wait(claim, transfer, None, interrupt) {
             self.end(transfer);
             return Err(interrupted.into());
         }
@@ -115,7 +125,7 @@ impl Endpoint {
             Found::Ended(status) => Ok(status),
             Found::Live(transfer) => {
                 let until = timeout.map(|timeout| Instant::now() + timeout);
-                wait::wait(&transfer, until, interrupt)?;
+                wait::wait(transfer.conn.claim(), &transfer, until, interrupt)?;
                 Ok(transfer.status())
             }
         }
@@ -151,7 +161,8 @@ impl Endpoint {
         while !transfer.finished() {
             transfer.conn.fence(transfer, Fence::Cancel);
             let soon = Instant::now() + Duration::from_millis(5);
-            if matches!(wait::wait(transfer, Some(soon), &mut Uninterrupted), Ok(true)) {
+            let claim = transfer.conn.claim();
+            if let Ok(true) = wait::wait(claim, transfer, Some(soon), &mut Uninterrupted) {
                 break;
             }
             if started.elapsed() > patience && transfer.waits_for_peer() {
@@ -179,9 +190,7 @@ impl Endpoint {
 
     /// Checks a request, and posts it. Every refusal happens before a byte moves.
     fn start(&self, request: &Request<'_>, after: Option<Box<dyn Mark>>) -> Result<Arc<Transfer>> {
-        let core = self.here()?;
-        core.usable()?;
-        self.start_over(core.conn(request.conn)?, request, after)
+        self.start_over(self.usable_conn(request.conn)?, request, after)
     }
 
     pub(crate) fn start_over(

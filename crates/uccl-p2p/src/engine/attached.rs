@@ -12,7 +12,10 @@ use std::{
 use parking_lot::Mutex;
 use rustix::event::epoll::{self, EventData, EventFlags};
 
-use super::{claims::Care, connection::Connection};
+use super::{
+    claims::{AWAY, Care},
+    connection::Connection,
+};
 
 /// A lane that a worker looks after.
 pub(crate) struct Attached {
@@ -65,7 +68,7 @@ impl Attached {
     pub(super) fn progress(&self) -> bool {
         let moved = self.conn.progress_lane(self.lane);
         if moved {
-            self.care.lock().of_use(&self.conn.claims);
+            self.care.lock().has_done(&self.conn.claims);
         }
         moved
     }
@@ -91,6 +94,11 @@ impl Attached {
         !self.is_lost() && leaves()
     }
 
+    /// Whether callers have used it of late.
+    pub(super) fn has_callers(&self, now: Instant) -> bool {
+        self.care.lock().has_callers(now)
+    }
+
     /// Before its worker sleeps: how long that stays away, if callers look after it.
     pub(super) fn stays_away(&self, now: Instant) -> Option<Duration> {
         if self.is_lost() {
@@ -100,8 +108,8 @@ impl Attached {
         let (claims, asleep) = (&self.conn.claims, self.conn.has_sleepers());
         let away = self.care.lock().stays_away(claims, asleep, hears, now);
         self.is_left.store(away.is_some(), SeqCst);
-        // Whoever leaves after this look sees that it is left.
-        away.filter(|_| claims.any())
+        // Whoever leaves after this look sees that it is left. It is never left for long to callers that may be gone.
+        away.filter(|away| claims.any() || *away <= AWAY.1)
     }
 
     /// Has its events wake the worker; false when there is something to do right now.

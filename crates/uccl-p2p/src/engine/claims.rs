@@ -6,8 +6,9 @@
 //!
 //! Nobody knows whether a caller that leaves comes back at once, and to wake a worker at the end of each short call would cost
 //! more than the call. So a worker watches the lanes, and learns from what it is woken for: what no caller would have done
-//! has it watch on, claims or not; when it was woken for nothing a few times, it looks again only after some time. That is
-//! never long, unless one caller has been at it all the while: then the end of its claim wakes the worker.
+//! has it watch on, claims or not; when it was woken a few times for nothing, or for what a caller was about to do, it looks
+//! again only after some time. That is about as long as callers have been coming and going, and never more than a
+//! millisecond, unless one caller has been at it all the while: then the end of its claim wakes the worker.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*},
@@ -16,14 +17,19 @@ use std::{
 
 /// A claim whose caller has not looked at the lanes for so long does not count.
 const LAPSE: Duration = Duration::from_millis(1);
-/// How long a worker stays away at first, and at most: doubling each time that callers are still there.
-const AWAY: (Duration, Duration) = (Duration::from_micros(20), Duration::from_micros(100));
+/// How long a worker stays away at first, and at most: doubling each time that callers are still there. Each look costs
+/// callers some microseconds where no processor is free.
+pub(super) const AWAY: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(1));
 /// How long it stays away while one caller is at it: the end of the claim wakes it, and a claim may lapse.
 const AWAY_LONG: Duration = Duration::from_millis(2);
 /// The same for lanes over which no peer asks for anything: they wait for nobody but the callers.
 const AWAY_QUIET: Duration = Duration::from_millis(5);
-/// How often a worker may be woken for nothing after it was of use.
+/// Callers that were there so long ago may be about to come again.
+const LATELY: Duration = Duration::from_millis(10);
+/// How often a worker may be woken for nothing after it was of use often, and after each time that it was: more than once, as
+/// where two sides answer each other by turns, each call of this side's wakes it for nothing too.
 const CREDIT: u8 = 8;
+const CREDIT_FOR_USE: u8 = 2;
 
 /// The callers that make progress on a connection.
 #[derive(Default)]
@@ -89,6 +95,8 @@ pub(crate) struct Care {
     /// Claims that had ended at the last look, and when the worker stayed away last.
     seen: u64,
     ended: u64,
+    /// When callers were seen there last.
+    called: Option<Instant>,
     /// The lane has shown something, and nothing was found there yet.
     woken: bool,
     credit: u8,
@@ -102,6 +110,7 @@ impl Default for Care {
             beaten: None,
             seen: 0,
             ended: 0,
+            called: None,
             woken: false,
             credit: CREDIT,
             away: AWAY.0,
@@ -115,16 +124,23 @@ impl Care {
         self.woken = true;
     }
 
-    /// The worker has done something that callers would have done, if some have been there since the last look.
-    pub(crate) fn of_use(&mut self, claims: &Claims) {
-        if !claims.any() && claims.ended.load(Relaxed) == self.seen {
-            (self.woken, self.credit, self.away) = (false, CREDIT, AWAY.0);
+    /// The worker has done something. Callers would have done it, if some have been there since the last look: then it
+    /// has only taken a processor and the lane from them.
+    pub(crate) fn has_done(&mut self, claims: &Claims) {
+        self.woken = false;
+        if claims.any() || claims.ended.load(Relaxed) != self.seen {
+            self.credit = self.credit.saturating_sub(1);
+            return;
         }
+        self.credit = CREDIT.min(self.credit + CREDIT_FOR_USE);
     }
 
     /// Whether the lane is left to callers. `asleep`: some of them sleep on it.
     pub(crate) fn leaves(&mut self, claims: &Claims, asleep: bool, now: Instant) -> bool {
-        self.seen = claims.ended.load(Relaxed);
+        let ended = claims.ended.load(Relaxed);
+        if std::mem::replace(&mut self.seen, ended) != ended || claims.any() {
+            self.called = Some(now);
+        }
         self.credit == 0 && self.is_looked_after(claims, asleep, now)
     }
 
@@ -134,6 +150,11 @@ impl Care {
             (self.beats, self.beaten) = (beats, Some(now));
         }
         claims.any() && self.beaten.is_some_and(|beaten| now - beaten < LAPSE)
+    }
+
+    /// Whether callers were there of late.
+    pub(crate) fn has_callers(&self, now: Instant) -> bool {
+        self.called.is_some_and(|called| now - called < LATELY)
     }
 
     /// Before the worker sleeps: how long it stays away, if the lane is left to callers.
@@ -147,11 +168,14 @@ impl Care {
         if std::mem::take(&mut self.woken) {
             self.credit = self.credit.saturating_sub(1);
         }
-        if !self.leaves(claims, asleep, now) {
-            return None;
-        }
+        let is_left = self.leaves(claims, asleep, now);
         let ended = claims.ended.load(Relaxed);
         let same = std::mem::replace(&mut self.ended, ended) == ended;
+        // Callers that come and go may be between two calls.
+        if self.credit > 0 || !is_left && same {
+            self.away = AWAY.0;
+            return None;
+        }
         if same && self.away == AWAY.1 {
             let long = if hears { AWAY_LONG } else { AWAY_QUIET };
             return claims.await_end().then_some(long);
@@ -198,18 +222,33 @@ mod tests {
         assert!(care.leaves(&claims, true, last + LAPSE * 2), "it sleeps on the lanes");
     }
 
+    /// How long it stays away from a caller that makes call after call, for so long.
+    fn stays_away_from_calls(
+        care: &mut Care,
+        claims: &Claims,
+        start: Instant,
+        calls_for: Duration,
+    ) -> Instant {
+        let mut now = start;
+        while now - start < calls_for {
+            claims.begin();
+            assert_eq!(claims.end(), Left::Nobody);
+            let away = care.stays_away(claims, false, true, now).expect("callers were there");
+            assert!(away <= AWAY.1.min(AWAY.0.max(now - start) * 2), "{away:?}");
+            now += away;
+        }
+        now
+    }
+
     #[test]
-    fn a_worker_never_stays_away_long_from_callers_that_come_and_go() {
+    fn a_worker_stays_away_from_callers_that_come_and_go_for_as_long_as_they_do() {
         let (claims, start) = (Claims::default(), Instant::now());
         claims.begin();
         let mut care = weary(&claims, start);
-        let mut now = start;
-        for _ in 0..100 {
-            assert_eq!(claims.end(), Left::Nobody);
-            claims.begin();
-            let away = care.stays_away(&claims, false, true, now).expect("callers are there");
-            assert!(away <= 100 * US, "{away:?}");
-            now += away;
+        claims.end();
+        for calls_for in [10 * US, 100 * US, 1000 * US, 10_000 * US] {
+            let now = stays_away_from_calls(&mut care, &claims, start, calls_for);
+            assert_eq!(care.stays_away(&claims, false, true, now), None, "they have left");
         }
     }
 
@@ -235,24 +274,39 @@ mod tests {
         let (claims, start) = (Claims::default(), Instant::now());
         claims.begin();
         let mut care = weary(&claims, start);
-        care.of_use(&claims);
-        assert!(care.leaves(&claims, false, start), "callers were there, and would have done it");
         claims.end();
-        care.of_use(&claims);
-        assert_eq!(care.credit, 0, "a caller was there since it looked");
-        assert!(!care.leaves(&claims, false, start));
-        care.of_use(&claims);
-        claims.begin();
+        care.leaves(&claims, false, start);
+        care.has_done(&claims);
         // What it watches for is now what callers wait for, now its own.
         for _ in 0..100 {
+            claims.begin();
             care.woken();
             assert_eq!(care.stays_away(&claims, false, true, start), None);
             claims.end();
             care.woken();
             care.leaves(&claims, false, start);
-            care.of_use(&claims);
+            care.has_done(&claims);
             assert_eq!(care.stays_away(&claims, false, true, start), None);
-            claims.begin();
         }
+    }
+
+    #[test]
+    fn a_worker_that_takes_what_callers_wait_for_stays_away() {
+        let (claims, start) = (Claims::default(), Instant::now());
+        let mut care = Care::default();
+        for _ in 0..CREDIT {
+            claims.begin();
+            claims.beat();
+            assert!(!care.leaves(&claims, false, start));
+            care.has_done(&claims);
+            claims.end();
+        }
+        assert!(care.stays_away(&claims, false, true, start).is_some());
+        // A caller was there since it looked.
+        care.leaves(&claims, false, start);
+        claims.begin();
+        claims.end();
+        care.has_done(&claims);
+        assert_eq!(care.credit, 0);
     }
 }

@@ -17,11 +17,11 @@ use crate::config::Config;
 
 /// A caller and a worker at each end of a connection within this machine may spin at a time.
 const SPINNERS: usize = 4;
-/// With fewer processors, a worker that spins for longer keeps callers from what it has done for them.
+/// With fewer processors, a worker that spins for longer keeps callers of its process from what it has done for them.
 const CROWDED_SPIN: Duration = Duration::from_micros(10);
 
-/// How long workers spin before they sleep.
-pub(crate) fn spin_of_workers(config: &Config) -> Duration {
+/// How long workers spin before they sleep, on lanes that callers use as well.
+pub(crate) fn spin_beside_callers(config: &Config) -> Duration {
     let crowded = thread::available_parallelism().is_ok_and(|cpus| cpus.get() < SPINNERS);
     if crowded { config.spin.min(CROWDED_SPIN) } else { config.spin }
 }

@@ -9,7 +9,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smallvec::SmallVec;
 use uccl_fabric::lane::Lane;
 
-use super::{connection::Connection, deadline, park::Parker, timers, transfer::Transfer};
+use super::{
+    connection::{Claim, Connection},
+    deadline,
+    park::Parker,
+    timers,
+    transfer::Transfer,
+};
 use crate::{endpoint::Interrupt, error::Error};
 
 /// A caller asks whether to go on at least this often.
@@ -41,8 +47,9 @@ impl From<Interrupted> for Error {
     }
 }
 
-/// Waits until the transfer has ended or `until` has come. `Ok(false)`: it has not ended.
+/// Waits until the transfer has ended or `until` has come. `Ok(false)`: it has not ended. The claim is on its connection.
 pub(crate) fn wait(
+    mut claim: Claim<'_>,
     transfer: &Arc<Transfer>,
     until: Option<Instant>,
     interrupt: &mut dyn Interrupt,
@@ -52,7 +59,6 @@ pub(crate) fn wait(
     }
     let conn = &transfer.conn;
     let spin = conn.core.config.spin;
-    let mut claim = conn.claim();
     let mut looks = 0_u32;
     let mut quiet_since = None;
     let mut asked = None;

@@ -279,7 +279,8 @@ fn spawn(core: &Arc<Core>, index: usize, acceptor: Option<Acceptor>) -> Result<(
             places::be_prompt();
             let mut worker = Worker {
                 shard: index,
-                spin: places::spin_of_workers(&core.config),
+                spin: core.config.spin,
+                spin_beside_callers: places::spin_beside_callers(&core.config),
                 hot: Vec::new(),
                 helping: VecDeque::new(),
                 acceptor,
@@ -319,6 +320,7 @@ struct Worker {
     shard: usize,
     /// How long it spins for more work before it sleeps.
     spin: Duration,
+    spin_beside_callers: Duration,
     /// Lanes that are not armed: they have just had something to do, or callers hold them.
     hot: Vec<Arc<Attached>>,
     /// Lanes in whose work it takes part.
@@ -376,7 +378,7 @@ impl Worker {
             now = Instant::now();
             if moved {
                 moved_at = Some(now);
-            } else if moved_at.is_none_or(|moved_at| now - moved_at >= self.spin) {
+            } else if moved_at.is_none_or(|moved_at| now - moved_at >= self.spin_at(now)) {
                 return moved_at.is_some();
             } else {
                 std::hint::spin_loop();
@@ -387,6 +389,12 @@ impl Worker {
                 self.housekeep(core);
             }
         }
+    }
+
+    /// How long it spins on the lanes that are hot.
+    fn spin_at(&self, now: Instant) -> Duration {
+        let has_callers = self.hot.iter().any(|attached| attached.has_callers(now));
+        if has_callers { self.spin_beside_callers } else { self.spin }
     }
 
     /// Takes part in work that can be shared, a piece of it at a time: there may be other things to do.
