@@ -108,8 +108,8 @@ impl Attached {
         let (claims, asleep) = (&self.conn.claims, self.conn.has_sleepers());
         let away = self.care.lock().stays_away(claims, asleep, hears, now);
         self.is_left.store(away.is_some(), SeqCst);
-        // Whoever leaves after this look sees that it is left. It is never left for long to callers that may be gone.
-        away.filter(|away| claims.any() || *away <= AWAY.1)
+        // Whoever leaves after this look sees that it is left.
+        away.filter(|away| claims.any() || *away <= AWAY.1 && claims.may_come())
     }
 
     /// Has its events wake the worker; false when there is something to do right now.

@@ -41,11 +41,26 @@ pub(crate) struct Claims {
     beats: AtomicU64,
     /// Workers wait for the last caller to leave.
     is_awaited: AtomicBool,
+    /// A caller has gone to sleep elsewhere, and none has come since.
+    is_deserted: AtomicBool,
 }
 
 impl Claims {
     pub(super) fn begin(&self) {
         self.callers.fetch_add(1, SeqCst);
+        if self.is_deserted.load(Relaxed) {
+            self.is_deserted.store(false, Relaxed);
+        }
+    }
+
+    /// A caller is not coming back before a worker has done something.
+    pub(super) fn desert(&self) {
+        self.is_deserted.store(true, SeqCst);
+    }
+
+    /// Whether callers come and go, and may be between two calls.
+    pub(super) fn may_come(&self) -> bool {
+        !self.is_deserted.load(SeqCst)
     }
 
     /// The caller of a claim has looked at the lanes.
@@ -171,8 +186,8 @@ impl Care {
         let is_left = self.leaves(claims, asleep, now);
         let ended = claims.ended.load(Relaxed);
         let same = std::mem::replace(&mut self.ended, ended) == ended;
-        // Callers that come and go may be between two calls.
-        if self.credit > 0 || !is_left && same {
+        let is_cared_for = is_left || !same && claims.may_come();
+        if self.credit > 0 || !is_cared_for {
             self.away = AWAY.0;
             return None;
         }

@@ -445,6 +445,8 @@ impl Connection {
 
     /// Callers stay away for a while: workers that have left lanes to them look after those again.
     pub(crate) fn leave_to_workers(&self) {
+        // Before the look: a worker that stays away after it sees this.
+        self.claims.desert();
         let attached = self.attached.lock();
         let left = attached.iter().filter(|attached| attached.take_back());
         left.for_each(|attached| self.core.workers.kick(std::slice::from_ref(attached)));
