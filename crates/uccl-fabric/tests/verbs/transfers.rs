@@ -151,8 +151,9 @@ fn many_short_requests_arrive() {
     for (name, settings) in all_kinds_of_channels() {
         let Some(rails) = Rails::open(Cable::Shared, &settings) else { return };
         let mut pair = rails.joined();
-        let ours = Memory::random(&rails.a, 1000 * 64, 1);
+        let mut ours = Memory::random(&rails.a, 1000 * 64, 1);
         let theirs = Memory::zeros(&rails.b, 1000 * 64);
+        let sent = ours.bytes.clone();
         for kind in [Write, Read] {
             // Of 0 to 63 bytes, with holes between them.
             let requests: Vec<_> = (0..1000)
@@ -162,11 +163,16 @@ fn many_short_requests_arrive() {
                 })
                 .collect();
             pair.run_well(&requests);
-        }
-        for index in 0..1000 {
-            let (start, len) = (index * 64, index % 64);
-            assert!(theirs.bytes[start..start + len] == ours.bytes[start..start + len], "{name}");
-            assert!(theirs.bytes[start + len..start + 64].iter().all(|&byte| byte == 0), "{name}");
+            let come = if kind == Write { &theirs } else { &ours };
+            for index in 0..1000 {
+                let (start, len) = (index * 64, index % 64);
+                let (piece, hole) = come.bytes[start..start + 64].split_at(len);
+                let what = format!("{name}: {kind:?} {index}");
+                assert!(piece == &sent[start..start + len], "{what}: {piece:02x?}");
+                assert!(hole.iter().all(|&byte| byte == 0), "{what}, beyond it: {hole:02x?}");
+            }
+            // What is read must come.
+            ours.bytes.fill(0);
         }
     }
 }

@@ -66,9 +66,11 @@ impl Attached {
     }
 
     pub(super) fn progress(&self) -> bool {
+        // Not afterwards: a caller may begin at once with what has come.
+        let are_callers_there = self.conn.claims.any();
         let moved = self.conn.progress_lane(self.lane);
         if moved {
-            self.care.lock().has_done(&self.conn.claims);
+            self.care.lock().has_done(are_callers_there);
         }
         moved
     }
