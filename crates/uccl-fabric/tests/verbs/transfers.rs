@@ -177,6 +177,44 @@ fn many_short_requests_arrive() {
     }
 }
 
+/// siw does not send such pieces as they are.
+#[test]
+fn short_pieces_in_two_pages_arrive() {
+    const PAGE: usize = 4096;
+    let Some(rails) = Rails::shared() else { return };
+    let mut pair = rails.joined();
+    let mut ours = Memory::random(&rails.a, 3 * PAGE, 1);
+    let mut theirs = Memory::random(&rails.b, 3 * PAGE, 2);
+    for kind in [Write, Read] {
+        let source = if kind == Write { &ours } else { &theirs };
+        let page = PAGE + source.bytes.as_ptr().align_offset(PAGE);
+        for len in 2..=65 {
+            for before in [1, len / 2, len - 1] {
+                let range = page - before..page - before + len;
+                let target = if kind == Write { &mut theirs } else { &mut ours };
+                target.bytes.fill(0);
+                fastrand::Rng::with_seed(len as u64).fill(match kind {
+                    Write => &mut ours.bytes,
+                    Read => &mut theirs.bytes,
+                });
+                // What goes before keeps the device from sending the piece while it is posted.
+                let requests = [0..PAGE / 2, range.clone()].map(|range| {
+                    request(
+                        kind,
+                        pair.a.as_mut(),
+                        (&ours, &theirs),
+                        range.clone(),
+                        range.start as u64,
+                    )
+                });
+                pair.run_well(&requests);
+                let moved = ours.bytes[range.clone()] == theirs.bytes[range];
+                assert!(moved, "{kind:?} of {len} bytes, {before} of them before a page");
+            }
+        }
+    }
+}
+
 /// No more is taken than there is room for, and the rest when there is room again.
 #[test]
 fn a_full_channel_takes_no_more() {

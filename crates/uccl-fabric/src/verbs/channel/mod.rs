@@ -3,6 +3,7 @@
 mod iwarp;
 mod knock;
 mod queue;
+mod siw;
 mod status;
 mod unreliable;
 
@@ -264,13 +265,27 @@ impl VerbsChannel {
             }
             let is_taken = match &mut self.unreliable {
                 Some(unreliable) if request.kind == OpKind::Write => unreliable.take(request),
-                _ => self.pick().map(|queue| queue.make(request)).is_some(),
+                _ => self.make_reliable(request),
             };
             if !is_taken {
                 return done;
             }
         }
         requests.len()
+    }
+
+    /// Makes a request for a queue; false if there is no room.
+    #[inline]
+    fn make_reliable(&mut self, request: &Request) -> bool {
+        let is_siw = self.shape.iwarp.is_some_and(|place| place.is_software);
+        let parts = if is_siw { siw::apart(request) } else { None };
+        let Some(queue) = self.pick() else { return false };
+        match parts {
+            None => queue.make(request),
+            Some(_) if queue.room() < 2 => return false,
+            Some(parts) => queue.make_in_parts(&parts),
+        }
+        true
     }
 
     /// The end of a request that is not for the device. One of no bytes has arrived already; and soft-RoCE
@@ -401,7 +416,7 @@ impl VerbsChannel {
                 (What::Piece(item), Some(unreliable)) => {
                     unreliable.piece_ended(item, result, ended)
                 }
-                (What::Piece(_) | What::Unreliable | What::Fence, _) => {}
+                (What::Part | What::Piece(_) | What::Unreliable | What::Fence, _) => {}
             }
         });
         // What caused a flush comes first, or (soft-RoCE) a little later: it says more.

@@ -42,6 +42,8 @@ pub(super) struct Outstanding {
 pub(super) enum What {
     /// The channel's user's, with this tag.
     Own(u64),
+    /// A part of one, whose last part ends it.
+    Part,
     /// A piece of one, which had been lost too often on the way that is not reliable.
     Piece(u64),
     /// The protocol's: its end says nothing of whether it came.
@@ -220,6 +222,12 @@ impl SendQueue {
     #[inline]
     pub(super) fn make(&mut self, request: &Request) {
         self.make_as(What::Own(request.tag), opcode_of(request.kind), 0, request);
+    }
+
+    /// Makes a request of two parts, which end as one, for which there is room.
+    pub(super) fn make_in_parts(&mut self, [first, second]: &[Request; 2]) {
+        self.make_as(What::Part, opcode_of(first.kind), 0, first);
+        self.make(second);
     }
 
     /// Makes a request that ends only if the way to the peer works, for which there is room.
