@@ -8,6 +8,7 @@ import inspect
 import os
 import socket
 import struct
+import sys
 import threading
 import time
 import weakref
@@ -1112,6 +1113,23 @@ class TestTransfers:
         assert got == [(self.two.conn_b, body) for body in (b"one", b"two", b"three")]
         with pytest.raises(TypeError):
             a.send_notif(self.two.conn_a, "text")
+
+    def test_long_notifications_share_bytes_and_let_go_of_them(self) -> None:
+        a, b = self.two.a, self.two.b
+        payload = os.urandom(1 << 20)
+        held = sys.getrefcount(payload)
+        assert a.send_notif(self.two.conn_a, payload) is True
+        assert b.wait_notifs(10) == [(self.two.conn_b, payload)]
+        until = time.monotonic() + 10
+        while sys.getrefcount(payload) > held:
+            assert time.monotonic() < until, "it is held for ever"
+            a.get_notifs()
+        # What can change is copied.
+        changing = bytearray(payload)
+        ok, transfer = a.send_notif_async(self.two.conn_a, changing)
+        changing[:] = bytes(len(changing))
+        assert ok and ended(a, transfer) == (True, True)
+        assert b.wait_notifs(10) == [(self.two.conn_b, payload)]
 
     def test_wait_and_cancel(self) -> None:
         b = self.two.b

@@ -346,30 +346,30 @@ impl Endpoint {
     }
 
     /// Sends a message to the peer, at most 64 MiB.
-    pub fn send_notif(
+    pub fn send_notif<'a>(
         &self,
         conn: ConnId,
-        payload: &[u8],
+        payload: impl Into<NotifPayload<'a>>,
         timeout: Option<Duration>,
     ) -> Result<TransferId> {
         let conn = self.usable_conn(conn)?;
-        let transfer = self.start_notif(&conn, payload, timeout)?;
+        let transfer = self.start_notif(&conn, payload.into(), timeout)?;
         self.core().workers.hurry();
         transfer.conn.kick_if_busy();
         Ok(transfer.id)
     }
 
     /// Sends a message to the peer and waits until it has arrived.
-    pub fn run_notif(
+    pub fn run_notif<'a>(
         &self,
         conn: ConnId,
-        payload: &[u8],
+        payload: impl Into<NotifPayload<'a>>,
         timeout: Option<Duration>,
         interrupt: &mut dyn Interrupt,
     ) -> Result<()> {
         let conn = self.usable_conn(conn)?;
         let claim = conn.claim();
-        let transfer = self.start_notif(&conn, payload, timeout)?;
+        let transfer = self.start_notif(&conn, payload.into(), timeout)?;
         self.finish(claim, &transfer, interrupt).map(drop)
     }
 
@@ -383,13 +383,13 @@ impl Endpoint {
     fn start_notif(
         &self,
         conn: &Arc<Connection>,
-        payload: &[u8],
+        payload: NotifPayload<'_>,
         timeout: Option<Duration>,
     ) -> Result<Arc<Transfer>> {
         let transfer = conn.admit(Plan {
             kind: Kind::Notif,
             conn: Arc::clone(conn),
-            bytes: payload.len() as u64,
+            bytes: payload.as_ref().len() as u64,
             timeout: self.deadline_of(timeout),
             leases: smallvec![],
             after: After::Publish,
@@ -397,7 +397,7 @@ impl Endpoint {
         })?;
         let hold = transfer.hold();
         transfer.expect_ops(1);
-        let posted = conn.post_notif(&transfer, payload.into());
+        let posted = conn.post_notif(&transfer, payload);
         settle(hold, posted)
     }
 

@@ -13,6 +13,7 @@ pub mod error;
 pub mod ids;
 mod process;
 
+pub use bytes::Bytes;
 pub use config::{Checksum, Config, Selection, Setting, Transport, take_notices};
 pub use endpoint::*;
 pub use error::{Error, Result};

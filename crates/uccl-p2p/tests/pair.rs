@@ -190,7 +190,7 @@ fn a_notification_that_was_taken_has_arrived() {
             });
             // Until it sleeps, and a worker delivers.
             std::thread::sleep(Duration::from_millis(2));
-            let sent = p.a.run_notif(p.to_b, &vec![7; len], None, &mut Uninterrupted);
+            let sent = p.a.run_notif(p.to_b, vec![7; len], None, &mut Uninterrupted);
             assert!(sent.is_ok(), "{transport:?} {len}: {sent:?}");
             assert_eq!(told.join().expect("no panic"), 1);
         }

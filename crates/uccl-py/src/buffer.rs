@@ -9,7 +9,8 @@ use std::{
     mem::MaybeUninit,
 };
 
-use pyo3::{exceptions::PyTypeError, ffi, prelude::*, types::PyBytes};
+use pyo3::{exceptions::PyTypeError, ffi, prelude::*, pybacked::PyBackedBytes, types::PyBytes};
+use uccl_p2p::{Bytes, NotifPayload};
 
 /// `Py_buffer` of CPython's `Include/pybuffer.h`.
 #[repr(C)]
@@ -213,6 +214,22 @@ impl Drop for BufferView {
             unsafe { PyBuffer_Release(view) }
         });
     }
+}
+
+/// Bytes that are shared with an object of Python's: below, a copy is as good.
+const SHARED: usize = 32 << 10;
+
+/// What a notification is to say, of a bytes-like object. Bytes cannot change, and are not copied.
+pub(crate) fn payload<'a>(object: &'a Bound<'_, PyAny>) -> PyResult<NotifPayload<'a>> {
+    Ok(match object.cast::<PyBytes>() {
+        Ok(bytes) if bytes.as_bytes().len() > SHARED => {
+            Bytes::from_owner(PyBackedBytes::from(bytes.clone())).into()
+        }
+        _ => match bytes(object)? {
+            Cow::Borrowed(bytes) => bytes.into(),
+            Cow::Owned(bytes) => bytes.into(),
+        },
+    })
 }
 
 /// The bytes of a bytes-like object.

@@ -783,10 +783,10 @@ impl PyEndpoint {
         payload: &Bound<'_, PyAny>,
         timeout: Option<f64>,
     ) -> PyResult<(bool, u64)> {
-        let payload = buffer::bytes(payload)?;
+        let payload = buffer::payload(payload)?;
         let timeout = timeout.map(args::seconds).transpose()?;
         let core = &self.core;
-        let sent = py.detach(|| core.send_notif(ConnId(conn_id), &payload, timeout));
+        let sent = py.detach(|| core.send_notif(ConnId(conn_id), payload, timeout));
         Ok(error::or_refuse(sent.map(|transfer| (true, transfer.0)), (false, 0)))
     }
 

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, anyhow, bail};
 use quanta::Instant;
 use uccl_p2p::{
-    Checksum, Config, ConnId, Endpoint, Error, Iov, MrId, Op, Request, Status, TransferId,
+    Bytes, Checksum, Config, ConnId, Endpoint, Error, Iov, MrId, Op, Request, Status, TransferId,
     wire::advert::Advert,
 };
 
@@ -222,7 +222,7 @@ pub(crate) struct Prepared {
     active: Option<Slots>,
     /// What the other side's transfers use.
     passive: Option<Slots>,
-    payload: Vec<u8>,
+    payload: Bytes,
     /// Transfers of earlier phases, the same number on both sides.
     rounds: u64,
 }
@@ -266,7 +266,7 @@ impl Prepared {
             slots.slots.iter().try_for_each(|slot| slot.flag().map(|flag| flag.clear()))?;
         }
         let payload_len = if point.op == OpKind::Notif { point.size as usize } else { 0 };
-        Ok(Self { point, role, active, passive, payload: vec![0; payload_len], rounds: 0 })
+        Ok(Self { point, role, active, passive, payload: vec![0; payload_len].into(), rounds: 0 })
     }
 
     pub(crate) fn point(&self) -> &Point {
@@ -329,7 +329,9 @@ impl Prepared {
     /// Does this side's part of a phase, until it is done or the other side hangs up.
     pub(crate) fn go(&mut self, side: &Side, phase: &Phase, channel: &Channel) -> Result<Took> {
         if let Some(seed) = phase.seed {
-            buffer::fill(&mut self.payload, seed);
+            let mut payload = vec![0; self.payload.len()];
+            buffer::fill(&mut payload, seed);
+            self.payload = payload.into();
         }
         let first = self.rounds;
         self.rounds += phase.count;
@@ -580,8 +582,8 @@ impl Side {
         }
     }
 
-    fn notify(&self, payload: &[u8]) -> Result<TransferId> {
-        Ok(self.endpoint.send_notif(self.conn, payload, Some(self.timeout))?)
+    fn notify(&self, payload: &Bytes) -> Result<TransferId> {
+        Ok(self.endpoint.send_notif(self.conn, payload.clone(), Some(self.timeout))?)
     }
 
     fn notified(&self, count: u64, expected: &Expected, watch: &mut HangUp) -> Result<()> {

@@ -248,7 +248,7 @@ impl Workload {
         let by = self.rng.usize(0..2);
         let number = self.number();
         let conn = self.sides[by].conn;
-        match self.sides[by].ep.send_notif(conn, &notif_of(number), None) {
+        match self.sides[by].ep.send_notif(conn, notif_of(number), None) {
             Ok(id) => {
                 let posted = Posted { by, id, deadline: false, cancelled: false, end: None };
                 self.notifs.push((posted, number));

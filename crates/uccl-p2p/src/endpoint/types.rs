@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use serde::{Serialize, Serializer};
 use uccl_device::{MemoryKind, NearNic};
 use uccl_fabric::alloc;
@@ -124,6 +125,54 @@ pub struct Accepted {
     pub ip: IpAddr,
     /// The peer's GPU.
     pub gpu_index: u32,
+}
+
+/// What a notification is to say.
+#[derive(Clone, Debug)]
+pub enum NotifPayload<'a> {
+    /// The caller may use it again at once: where it is long, it is copied.
+    Borrowed(&'a [u8]),
+    /// Kept until the peer has it, and not copied.
+    Shared(Bytes),
+}
+
+impl AsRef<[u8]> for NotifPayload<'_> {
+    fn as_ref(&self) -> &[u8] {
+        match self {
+            Self::Borrowed(bytes) => bytes,
+            Self::Shared(bytes) => bytes,
+        }
+    }
+}
+
+impl<'a> From<&'a [u8]> for NotifPayload<'a> {
+    fn from(bytes: &'a [u8]) -> Self {
+        Self::Borrowed(bytes)
+    }
+}
+
+impl<'a, const N: usize> From<&'a [u8; N]> for NotifPayload<'a> {
+    fn from(bytes: &'a [u8; N]) -> Self {
+        Self::Borrowed(bytes)
+    }
+}
+
+impl<'a> From<&'a Vec<u8>> for NotifPayload<'a> {
+    fn from(bytes: &'a Vec<u8>) -> Self {
+        Self::Borrowed(bytes)
+    }
+}
+
+impl From<Bytes> for NotifPayload<'_> {
+    fn from(bytes: Bytes) -> Self {
+        Self::Shared(bytes)
+    }
+}
+
+impl From<Vec<u8>> for NotifPayload<'_> {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self::Shared(bytes.into())
+    }
 }
 
 /// A message that a peer sent, delivered after the data it follows.

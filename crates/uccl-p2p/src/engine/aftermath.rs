@@ -5,13 +5,13 @@
 
 use std::{sync::Arc, time::Instant};
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 use uccl_fabric::{lane::Aftermath, region::Revoked};
 
 use super::{
     connection::Connection,
     core::Core,
-    payload::Payload,
     regions::Ending,
     timers,
     transfer::{Hold, Transfer},
@@ -27,7 +27,7 @@ pub(crate) struct Lent {
     /// The transfer that does not end before.
     pub(crate) hold: Option<Hold>,
     /// The memory, where it is nobody else's.
-    pub(crate) _payload: Option<Payload>,
+    pub(crate) _payload: Option<Bytes>,
 }
 
 /// A peer whose lanes are dead here.

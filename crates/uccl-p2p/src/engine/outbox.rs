@@ -3,11 +3,9 @@
 //! Short ones travel with their message as long as the peer's answers keep up; the peer fetches the
 //! others from our memory with a key made for just that.
 
-use std::{
-    borrow::Cow,
-    sync::{Arc, atomic::Ordering::Relaxed},
-};
+use std::sync::{Arc, atomic::Ordering::Relaxed};
 
+use bytes::Bytes;
 use smallvec::SmallVec;
 use uccl_fabric::{mem::Span, region::Rights};
 use uccl_wire::message::{self, MAX_NOTIF, Verdict};
@@ -20,10 +18,13 @@ use super::{
     inbox::{EAGER_WINDOW, MAX_PIECES},
     notifs::MAX_WAITING,
     numbered::Numbered,
-    payload::Payload,
+    payload,
     transfer::{Fence, Transfer},
 };
-use crate::error::{Error, Result};
+use crate::{
+    endpoint::NotifPayload,
+    error::{Error, Result},
+};
 
 /// Longest send or notification that travels with its message.
 const EAGER_MAX: usize = 32 << 10;
@@ -40,7 +41,7 @@ struct Sent {
     pieces: usize,
     grants: Grants,
     /// What a granted notification says.
-    payload: Option<Payload>,
+    payload: Option<Bytes>,
 }
 
 impl Sent {
@@ -159,12 +160,12 @@ impl Connection {
     pub(crate) fn post_notif(
         &self,
         transfer: &Arc<Transfer>,
-        payload: Cow<'_, [u8]>,
+        payload: NotifPayload<'_>,
     ) -> Result<()> {
-        if payload.len() as u64 > MAX_NOTIF {
+        let len = payload.as_ref().len();
+        if len as u64 > MAX_NOTIF {
             return Err(Error::Invalid(format!(
-                "a notification of {} bytes is longer than {MAX_NOTIF}",
-                payload.len()
+                "a notification of {len} bytes is longer than {MAX_NOTIF}"
             )));
         }
         let mut guard = self.outbox.lock();
@@ -179,16 +180,16 @@ impl Connection {
         transfer.seq.store(id, Relaxed);
         let mut sent = Sent::of(transfer);
         outbox.scratch.clear();
-        if outbox.admits(payload.len()) {
-            sent.eager = payload.len();
-            outbox.eager += payload.len();
+        if outbox.admits(len) {
+            sent.eager = len;
+            outbox.eager += len;
             message::notif_head(id, &mut outbox.scratch);
             outbox.notifs.push(sent);
-            self.send_message(&[&outbox.scratch, &payload]);
+            self.send_message(&[&outbox.scratch, payload.as_ref()]);
             return Ok(());
         }
-        let mut payload = Payload::of(payload);
-        let span = payload.span();
+        let payload = payload::kept(payload);
+        let span = Span { addr: payload.as_ptr() as usize, len };
         let grant = self.grant_private(span)?;
         message::notif_rts(id, source_of(&grant.region, span), &mut outbox.scratch);
         // The grant goes before the payload that it is for.

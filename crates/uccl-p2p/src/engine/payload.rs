@@ -1,9 +1,10 @@
 //! Memory of long notifications: not filled before it is used, and in large pages where it is new.
 
-use std::borrow::Cow;
-
+use bytes::Bytes;
 use rustix::mm::{Advice, madvise};
 use uccl_fabric::mem::Span;
+
+use crate::endpoint::NotifPayload;
 
 /// What the allocator takes from the kernel anew each time, with a fault for each page of it.
 const NEW: usize = 32 << 20;
@@ -25,18 +26,6 @@ impl Payload {
         Self { bytes, len }
     }
 
-    /// A copy of what is borrowed.
-    pub(crate) fn of(bytes: Cow<'_, [u8]>) -> Self {
-        match bytes {
-            Cow::Owned(bytes) => Self { len: bytes.len(), bytes },
-            Cow::Borrowed(bytes) => {
-                let mut copy = Self::with_room_for(bytes.len());
-                copy.bytes.extend_from_slice(bytes);
-                copy
-            }
-        }
-    }
-
     /// Where it is. It stays there.
     pub(crate) fn span(&mut self) -> Span {
         Span { addr: self.bytes.as_mut_ptr() as usize, len: self.len }
@@ -50,6 +39,18 @@ impl Payload {
         // SAFETY: there is room for them, and the caller promises that they have been written.
         unsafe { self.bytes.set_len(self.len) };
         self.bytes
+    }
+}
+
+/// What is to be sent, for as long as the peer takes: what is borrowed is copied.
+pub(crate) fn kept(payload: NotifPayload<'_>) -> Bytes {
+    match payload {
+        NotifPayload::Shared(bytes) => bytes,
+        NotifPayload::Borrowed(bytes) => {
+            let mut copy = Payload::with_room_for(bytes.len()).bytes;
+            copy.extend_from_slice(bytes);
+            copy.into()
+        }
     }
 }
 
