@@ -42,6 +42,8 @@ const WINDOW: u64 = 8 << 20;
 const PROBES: usize = 4;
 /// Completions that are taken in one poll, before others get their turn, in reads of [`READ_AT_ONCE`].
 const READS: usize = 16;
+/// Reads before a queue is closed.
+const LAST_READS: usize = 1024;
 /// Most raw keys of a peer's that are kept.
 const MAX_RAW_KEYS: usize = 1 << 16;
 /// How long a drop waits for requests that the peer carries out, where it does.
@@ -305,6 +307,17 @@ impl LibfabricChannel {
         Err(self.die(RailError::Lost(why)))
     }
 
+    /// Has the provider take in what has come. `ofi_rxm` up to 2.4 does so once more after it has closed its connections, and
+    /// then touches what is freed (libfabric's issue 11828).
+    fn empty_queue(&self) {
+        let mut entries = [raw::CqEntry { op_context: ptr::null_mut() }; READ_AT_ONCE];
+        for _ in 0..LAST_READS {
+            if let Ok(Read::Empty) | Err(_) = self.queue.read(&self.domain, &mut entries) {
+                return;
+            }
+        }
+    }
+
     /// Waits for requests to end that the peer carries out: it does not know that we are about to go. One that
     /// does not is left to reach where it was told to.
     fn drain(&mut self) {
@@ -495,6 +508,7 @@ impl Drop for LibfabricChannel {
         if providers::peer_does_the_work(&self.domain.provider) {
             self.drain();
         }
+        self.empty_queue();
         let lent = self.lent.values().map(|lent| lent.end(&self.domain));
         for error in lent.filter_map(Result::err) {
             // Whoever deregisters the memory is told.

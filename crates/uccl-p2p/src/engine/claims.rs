@@ -267,6 +267,19 @@ mod tests {
     }
 
     #[test]
+    fn a_worker_watches_at_once_for_a_caller_that_sleeps_elsewhere() {
+        let (claims, start) = (Claims::default(), Instant::now());
+        claims.begin();
+        let mut care = weary(&claims, start);
+        claims.end();
+        claims.desert();
+        assert_eq!(care.stays_away(&claims, false, true, start), None);
+        claims.begin();
+        claims.end();
+        assert!(care.stays_away(&claims, false, true, start).is_some(), "callers come again");
+    }
+
+    #[test]
     fn the_end_of_a_long_claim_wakes_the_workers() {
         let (claims, start) = (Claims::default(), Instant::now());
         claims.begin();
