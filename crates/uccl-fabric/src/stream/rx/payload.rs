@@ -138,8 +138,11 @@ impl<P: PipeRx> Rx<P> {
                 } else if !crc_ok {
                     self.fail_write(Status::Checksum);
                 }
+                // What has come of it since the pipe was cut was thrown away. An answer may reach the peer all the same,
+                // where it is this side that cuts a pipe in shared memory: there is none, and the peer learns of the end.
                 if self.header.last
                     && let Some(write) = self.write.take()
+                    && !self.is_cut
                 {
                     if self.uploader.is_idle() {
                         self.answers.ack(write.op, write.status);

@@ -1,10 +1,20 @@
 //! What a TCP lane that is killed leaves behind at the peer.
 
-use std::{io::Read, os::fd::AsRawFd, thread::sleep, time::Duration};
+use std::{
+    io::Read,
+    os::fd::{AsRawFd, BorrowedFd},
+    sync::atomic::{AtomicBool, Ordering::SeqCst},
+    thread::sleep,
+    time::Duration,
+};
 
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::*;
+use crate::{
+    pipe::{Pipe, PipeRx},
+    tcp::{TcpRx, TcpTx},
+};
 
 const LEN: usize = 64 << 20;
 
@@ -123,4 +133,85 @@ fn a_goodbye_is_heard_by_who_is_sending() {
     assert_eq!(*b.inbox.0.lock(), [b"the last word".to_vec()]);
     b.lane.kill();
     assert_eq!(*seen.0.lock(), Some(Err(OpError::LaneDown)));
+}
+
+/// A pipe that is cut when it is said to be, and carries bytes all the same: as rings in shared memory do while one thread
+/// cuts them and another is in the middle of taking in what has come.
+struct Leaking(TcpPipe);
+
+struct LeakingRx {
+    rx: TcpRx,
+    is_cut: Arc<AtomicBool>,
+}
+
+impl PipeRx for LeakingRx {
+    unsafe fn recv(&mut self, spans: &[Span]) -> std::io::Result<Option<usize>> {
+        // SAFETY: the caller's promise.
+        unsafe { self.rx.recv(spans) }
+    }
+
+    fn is_cut(&mut self) -> bool {
+        self.is_cut.load(SeqCst)
+    }
+}
+
+impl Pipe for Leaking {
+    type Tx = TcpTx;
+    type Rx = LeakingRx;
+
+    const LINK: &'static str = "leaking";
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.0.fd()
+    }
+
+    fn room_is_writable(&self) -> bool {
+        self.0.room_is_writable()
+    }
+
+    fn cut(&self) {
+        self.0.cut();
+    }
+}
+
+#[test]
+fn what_was_thrown_away_is_not_said_to_have_landed() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a listener");
+    let a = TcpStream::connect(listener.local_addr().expect("its address")).expect("a stream");
+    let (b, _) = listener.accept().expect("its other end");
+    let a = side(a, false);
+    let (pipe, tx, rx) = TcpPipe::new(b, &TcpOptions::default()).expect("a pipe");
+    let is_cut = Arc::new(AtomicBool::new(false));
+    let regions = Arc::new(RegionTable::new().expect("a table"));
+    let options =
+        StreamOptions { regions: Arc::clone(&regions), checksum: false, copy_by: CopyBy::Gpus };
+    let b =
+        StreamLane::new(Leaking(pipe), tx, LeakingRx { rx, is_cut: Arc::clone(&is_cut) }, options);
+    let inbox = Inbox::default();
+    let (mut from, mut to) = (pattern(100), vec![0xEE; 100]);
+    let remote = regions.insert(span(&mut to), Rights::ALL, None).expect("a region").remote();
+    let mut write = || {
+        to.fill(0xEE);
+        let (_, seen) = a.post(OpKind::Write, span(&mut from), remote);
+        // What goes behind it there, and back, comes when it has been answered.
+        let far = || inbox.0.lock().len();
+        let before = (far(), a.inbox.0.lock().len());
+        a.lane.send(&[b"there"]).expect("a lives");
+        while far() == before.0 {
+            a.progress().expect("a lives");
+            b.progress(&inbox).expect("b lives");
+        }
+        b.send(&[b"back"]).expect("b lives");
+        while a.inbox.0.lock().len() == before.1 {
+            b.progress(&inbox).expect("b lives");
+            a.progress().expect("a lives");
+        }
+        let result = seen.0.lock().clone();
+        (result, to == from)
+    };
+    assert_eq!(write(), (Some(Ok(())), true));
+    is_cut.store(true, SeqCst);
+    assert_eq!(write(), (None, false));
+    b.kill();
+    while a.progress().is_ok() {}
 }
