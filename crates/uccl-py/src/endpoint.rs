@@ -715,9 +715,16 @@ impl PyEndpoint {
 
     /// Has what is enqueued on a CUDA stream from now on wait until the transfer has ended, without holding up
     /// the caller: `True`, or `False` with `last_error()`.
-    fn stream_wait(&self, transfer_id: u64, stream: &Bound<'_, PyAny>) -> PyResult<bool> {
+    fn stream_wait(
+        &self,
+        py: Python<'_>,
+        transfer_id: u64,
+        stream: &Bound<'_, PyAny>,
+    ) -> PyResult<bool> {
         let stream = stream::of(self, stream)?;
-        Ok(error::ok(self.core.hold_stream(TransferId(transfer_id), stream)))
+        let core = &self.core;
+        // It may have to wait for memory that is being given back to the driver.
+        Ok(error::ok(py.detach(|| core.hold_stream(TransferId(transfer_id), stream))))
     }
 
     /// Ends a transfer. When this returns True, no byte of it lands in either side's memory any more;

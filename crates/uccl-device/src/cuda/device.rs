@@ -179,7 +179,7 @@ pub struct Device {
     copy_engines: u32,
     memory_bytes: usize,
     exports_descriptors: bool,
-    context: OnceLock<Context>,
+    context: OnceLock<&'static Context>,
     /// Held while the context is taken, which must happen once.
     taking: Mutex<()>,
 }
@@ -327,11 +327,12 @@ impl Device {
         if let Some(context) = self.context.get() {
             return Ok(context);
         }
-        let context = Context::retain(self.driver, self)?;
-        let context = self.context.get_or_init(|| context);
-        // Now, since no stream can be held for us yet: see `reaper`. Where they cannot be used, copy engines copy.
+        // The GPU's, which is never let go of.
+        let context: &'static Context = Box::leak(Box::new(Context::retain(self.driver, self)?));
+        // Before others have the context, and can hold a stream of it: see `reaper`. Where they cannot be used, copy
+        // engines copy.
         let _ = context.kernels();
-        Ok(context)
+        Ok(self.context.get_or_init(|| context))
     }
 
     /// Whether anyone in this process has its primary context.
