@@ -414,6 +414,31 @@ mod tests {
     }
 
     #[test]
+    fn pieces_lie_in_their_regions() {
+        let (mrs, mr, memory) = with_region();
+        let start = memory.as_ptr() as usize;
+        let resolve = |ptr, len, clamp| {
+            let mut spans = Vec::new();
+            // The second one: the first is looked up, and those behind it may be of the same region.
+            let iovs = [Iov { mr, ptr: start, len: 1 }, Iov { mr, ptr, len }];
+            let resolved = mrs.resolve(&iovs, clamp, |_, _, span| {
+                spans.push(span);
+                Ok(())
+            });
+            resolved.map(|()| spans[1].len)
+        };
+        for (ptr, len) in [(start, 64), (start + 63, 1), (start + 64, 0)] {
+            assert_eq!(resolve(ptr, len, false).expect("inside"), len);
+        }
+        for (ptr, len) in [(start, 65), (start + 63, 2), (start - 1, 1), (start + 65, 0)] {
+            let outside = resolve(ptr, len, false);
+            assert!(matches!(outside, Err(Error::OutsideRegion { iov: 1, .. })), "{outside:?}");
+        }
+        assert_eq!(resolve(start + 60, usize::MAX, true).expect("it begins there"), 4);
+        assert!(matches!(resolve(start + 65, 1, true), Err(Error::OutsideRegion { .. })));
+    }
+
+    #[test]
     fn a_region_is_let_go_of_once_and_its_slot_is_free_only_then() {
         let (mrs, id, memory) = with_region();
         let [first, second] = [(); 2].map(|()| mrs.revoke(id).expect("it is there still"));
