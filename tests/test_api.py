@@ -1126,9 +1126,9 @@ class TestTransfers:
             a.get_notifs()
         # What can change is copied.
         changing = bytearray(payload)
-        ok, transfer = a.send_notif_async(self.two.conn_a, changing)
+        posted = a.send_notif_async(self.two.conn_a, changing)
         changing[:] = bytes(len(changing))
-        assert ok and ended(a, transfer) == (True, True)
+        assert ended(a, posted) == (True, True)
         assert b.wait_notifs(10) == [(self.two.conn_b, payload)]
 
     def test_wait_and_cancel(self) -> None:
