@@ -24,7 +24,7 @@ pub(crate) struct Grant {
     pub(crate) content: Content,
     /// A transfer of ours uses it.
     pub(crate) busy: bool,
-    /// A write was lost with its connection, and may be on its way.
+    /// A write was lost with its connection, and may land until the owner has learnt of that: nothing is known any more.
     pub(crate) tainted: bool,
     /// Its owner has taken it.
     taken: bool,

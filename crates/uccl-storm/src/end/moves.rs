@@ -300,7 +300,9 @@ impl Hand {
         let plot = &mut self.plots[part.plot];
         if ended.op == Op::Write {
             plot.check(part.ours(), "after it was written from");
-        } else if let (Fate::Done, Some(at)) = (fate, at) {
+        } else if let (Fate::Done, Some(at)) = (fate, at)
+            && !self.grants[at].tainted
+        {
             for (range, pattern) in self.grants[at].content.known(part.theirs()) {
                 let here = part.here + range.start - part.there;
                 let mut read = plot.content.clone();
