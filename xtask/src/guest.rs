@@ -149,12 +149,9 @@ const RUNS: [Run; 7] = [
         package: "uccl-fabric",
         test: "verbs",
         guest: "--rails=2 --driver=siw --engine=uml",
-        without: &OF_UC,
+        without: &[],
     },
 ];
-
-/// Tests of unreliable connections, which iWARP has not.
-const OF_UC: [&str; 2] = ["--skip=who_looks_late", "--skip=keeps_no_order"];
 
 /// Tens of thousands of them take devices made of software long.
 const TINY_PIECES: &str = "--skip=vectors_are_cut";
