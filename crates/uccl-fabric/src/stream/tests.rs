@@ -38,27 +38,37 @@ impl MessageSink for Inbox {
     }
 }
 
-struct Side {
-    lane: StreamLane<TcpPipe>,
+struct Side<P: Pipe = TcpPipe> {
+    lane: StreamLane<P>,
     regions: Arc<RegionTable>,
     inbox: Inbox,
 }
 
 fn side(stream: TcpStream, checksum: bool) -> Side {
-    let regions = Arc::new(RegionTable::new().expect("a table"));
     let (pipe, tx, rx) = TcpPipe::new(stream, &TcpOptions::default()).expect("a pipe");
+    side_over(pipe, tx, rx, checksum)
+}
+
+fn side_over<P: Pipe>(pipe: P, tx: P::Tx, rx: P::Rx, checksum: bool) -> Side<P> {
+    let regions = Arc::new(RegionTable::new().expect("a table"));
     let options = StreamOptions { regions: Arc::clone(&regions), checksum, copy_by: CopyBy::Gpus };
     Side { lane: StreamLane::new(pipe, tx, rx, options), regions, inbox: Inbox::default() }
 }
 
-fn pair(checksum: bool) -> (Side, Side) {
+/// Both ends of a connection.
+fn streams() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a listener");
     let a = TcpStream::connect(listener.local_addr().expect("its address")).expect("a stream");
     let (b, _) = listener.accept().expect("its other end");
+    (a, b)
+}
+
+fn pair(checksum: bool) -> (Side, Side) {
+    let (a, b) = streams();
     (side(a, checksum), side(b, checksum))
 }
 
-impl Side {
+impl<P: Pipe> Side<P> {
     fn register(&self, memory: &mut [u8], rights: Rights) -> RemoteSpan {
         self.regions.insert(span(memory), rights, None).expect("a region").remote()
     }
@@ -238,11 +248,7 @@ fn a_dead_peer_ends_every_operation() {
 #[test]
 fn a_foreign_client_is_a_protocol_error() {
     use std::io::Write;
-    let (mut foreign, ours) = {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a listener");
-        let addr = listener.local_addr().expect("its address");
-        (TcpStream::connect(addr).expect("a stream"), listener.accept().expect("its end").0)
-    };
+    let (mut foreign, ours) = streams();
     let ours = side(ours, false);
     foreign.write_all(b"GET / HTTP/1.1\r\nHost: example\r\n\r\n").expect("sent");
     let error = loop {

@@ -74,10 +74,8 @@ impl Endpoint {
             Op::Write => OpKind::Write,
             Op::Recv | Op::Send => return Ok(None),
         };
-        let core = self.here()?;
-        core.usable()?;
-        let conn = core.conn(request.conn)?;
-        let lease = core.mrs.look_up(iov.mr, |mr| mr.lease())?;
+        let conn = self.usable_conn(request.conn)?;
+        let lease = conn.core.mrs.look_up(iov.mr, |mr| mr.lease())?;
         let local = Span { addr: iov.ptr, len: iov.len };
         if !contains(lease.mr().span, local) {
             return Err(outside(0, lease.mr(), local));

@@ -81,7 +81,7 @@ impl Endpoint {
         }
     }
 
-    /// Waits for the end of a transfer. Its connection is claimed since before it was posted: a worker that sees nobody there
+    /// Waits for the end of a transfer. Its connection is to be claimed before it is posted: a worker that sees nobody there
     /// takes in what the caller is about to wait for.
     pub(super) fn finish(
         &self,

@@ -320,6 +320,7 @@ struct Worker {
     shard: usize,
     /// How long it spins for more work before it sleeps.
     spin: Duration,
+    /// The same on lanes that callers use as well.
     spin_beside_callers: Duration,
     /// Lanes that are not armed: they have just had something to do, or callers hold them.
     hot: Vec<Arc<Attached>>,

@@ -43,9 +43,7 @@ fn error_of(side: &Side) -> LaneError {
 
 #[test]
 fn bytes_of_a_failed_write_do_not_leave_the_send_queue() {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a listener");
-    let a = TcpStream::connect(listener.local_addr().expect("its address")).expect("a stream");
-    let (mut b, _) = listener.accept().expect("its other end");
+    let (a, mut b) = streams();
     let socket = a.try_clone().expect("a descriptor");
     let a = side(a, false);
     let mut from = pattern(LEN);
@@ -176,34 +174,27 @@ impl Pipe for Leaking {
 
 #[test]
 fn what_was_thrown_away_is_not_said_to_have_landed() {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a listener");
-    let a = TcpStream::connect(listener.local_addr().expect("its address")).expect("a stream");
-    let (b, _) = listener.accept().expect("its other end");
+    let (a, b) = streams();
     let a = side(a, false);
     let (pipe, tx, rx) = TcpPipe::new(b, &TcpOptions::default()).expect("a pipe");
     let is_cut = Arc::new(AtomicBool::new(false));
-    let regions = Arc::new(RegionTable::new().expect("a table"));
-    let options =
-        StreamOptions { regions: Arc::clone(&regions), checksum: false, copy_by: CopyBy::Gpus };
-    let b =
-        StreamLane::new(Leaking(pipe), tx, LeakingRx { rx, is_cut: Arc::clone(&is_cut) }, options);
-    let inbox = Inbox::default();
+    let rx = LeakingRx { rx, is_cut: Arc::clone(&is_cut) };
+    let b = side_over(Leaking(pipe), tx, rx, false);
     let (mut from, mut to) = (pattern(100), vec![0xEE; 100]);
-    let remote = regions.insert(span(&mut to), Rights::ALL, None).expect("a region").remote();
+    let remote = b.register(&mut to, Rights::ALL);
     let mut write = || {
         to.fill(0xEE);
         let (_, seen) = a.post(OpKind::Write, span(&mut from), remote);
         // What goes behind it there, and back, comes when it has been answered.
-        let far = || inbox.0.lock().len();
-        let before = (far(), a.inbox.0.lock().len());
+        let before = [&a.inbox, &b.inbox].map(|inbox| inbox.0.lock().len());
         a.lane.send(&[b"there"]).expect("a lives");
-        while far() == before.0 {
+        while b.inbox.0.lock().len() == before[1] {
             a.progress().expect("a lives");
-            b.progress(&inbox).expect("b lives");
+            b.progress().expect("b lives");
         }
-        b.send(&[b"back"]).expect("b lives");
-        while a.inbox.0.lock().len() == before.1 {
-            b.progress(&inbox).expect("b lives");
+        b.lane.send(&[b"back"]).expect("b lives");
+        while a.inbox.0.lock().len() == before[0] {
+            b.progress().expect("b lives");
             a.progress().expect("a lives");
         }
         let result = seen.0.lock().clone();
@@ -212,6 +203,6 @@ fn what_was_thrown_away_is_not_said_to_have_landed() {
     assert_eq!(write(), (Some(Ok(())), true));
     is_cut.store(true, SeqCst);
     assert_eq!(write(), (None, false));
-    b.kill();
+    b.lane.kill();
     while a.progress().is_ok() {}
 }
