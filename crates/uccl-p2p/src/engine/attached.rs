@@ -65,12 +65,12 @@ impl Attached {
         self.is_left.swap(false, SeqCst)
     }
 
-    pub(super) fn progress(&self) -> bool {
+    pub(super) fn progress(&self, now: Instant) -> bool {
         // Not afterwards: a caller may begin at once with what has come.
         let are_callers_there = self.conn.claims.any();
         let moved = self.conn.progress_lane(self.lane);
         if moved {
-            self.care.lock().has_done(are_callers_there);
+            self.care.lock().has_done(are_callers_there, &self.conn.claims, now);
         }
         moved
     }

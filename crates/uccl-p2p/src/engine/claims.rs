@@ -139,11 +139,13 @@ impl Care {
         self.woken = true;
     }
 
-    /// The worker has done something. Callers would have done it, if some were there when it began: then it has only
-    /// taken a processor and the lane from them.
-    pub(crate) fn has_done(&mut self, were_callers_there: bool) {
+    /// The worker has done something, beginning at `begun`. Callers would have done it, if some were there then: it has
+    /// only taken a processor and the lane from them. So would one that was between two calls: where there are processors
+    /// enough, a worker that spins is faster than a caller that begins its next call.
+    pub(crate) fn has_done(&mut self, were_callers_there: bool, claims: &Claims, begun: Instant) {
         self.woken = false;
-        self.credit = match were_callers_there {
+        let is_between = self.called.is_some_and(|called| begun - called < AWAY.0);
+        self.credit = match were_callers_there || is_between && claims.may_come() {
             true => self.credit.saturating_sub(1),
             false => CREDIT.min(self.credit + CREDIT_FOR_USE),
         };
@@ -303,18 +305,50 @@ mod tests {
         let mut care = weary(&claims, start);
         claims.end();
         care.leaves(&claims, false, start);
-        care.has_done(false);
-        // What it watches for is now what callers wait for, now its own.
+        care.has_done(false, &claims, start + AWAY.0);
+        // What it watches for is now what callers wait for, now its own: long after the last of them has left.
+        let mut now = start;
         for _ in 0..100 {
             claims.begin();
             care.woken();
-            assert_eq!(care.stays_away(&claims, false, true, start), None);
+            assert_eq!(care.stays_away(&claims, false, true, now), None);
             claims.end();
+            now += AWAY.0;
             care.woken();
-            care.leaves(&claims, false, start);
-            care.has_done(false);
-            assert_eq!(care.stays_away(&claims, false, true, start), None);
+            care.has_done(false, &claims, now);
+            care.leaves(&claims, false, now);
+            assert_eq!(care.stays_away(&claims, false, true, now), None);
+            now += AWAY.0;
         }
+    }
+
+    #[test]
+    fn a_worker_that_does_what_the_next_call_would_have_done_stays_away() {
+        let (claims, start) = (Claims::default(), Instant::now());
+        let mut care = Care::default();
+        for calls in 0..u32::from(CREDIT) {
+            claims.begin();
+            claims.end();
+            let now = start + 5 * US * calls;
+            assert!(!care.leaves(&claims, false, now));
+            care.has_done(false, &claims, now + 2 * US);
+        }
+        assert!(care.stays_away(&claims, false, true, start + 100 * US).is_some());
+    }
+
+    #[test]
+    fn a_worker_is_of_use_to_callers_that_sleep_elsewhere() {
+        let (claims, start) = (Claims::default(), Instant::now());
+        let mut care = Care::default();
+        for calls in 0..2 * u32::from(CREDIT) {
+            claims.begin();
+            claims.end();
+            claims.desert();
+            let now = start + 5 * US * calls;
+            assert!(!care.leaves(&claims, false, now));
+            care.has_done(false, &claims, now + 2 * US);
+        }
+        assert_eq!(care.stays_away(&claims, false, true, start + 100 * US), None);
     }
 
     #[test]
@@ -325,7 +359,7 @@ mod tests {
             claims.begin();
             claims.beat();
             assert!(!care.leaves(&claims, false, start));
-            care.has_done(true);
+            care.has_done(true, &claims, start);
             claims.end();
         }
         assert!(care.stays_away(&claims, false, true, start).is_some());

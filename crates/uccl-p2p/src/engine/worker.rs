@@ -368,7 +368,7 @@ impl Worker {
             for attached in &self.hot {
                 if !attached.left_to_callers(now) {
                     free = true;
-                    moved |= attached.progress();
+                    moved |= attached.progress(now);
                 }
             }
             self.hot.retain(|attached| !attached.is_over());
