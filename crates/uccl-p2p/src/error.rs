@@ -219,3 +219,8 @@ impl Error {
         Self::Os { what: what.into(), source: Arc::new(source.into()) }
     }
 }
+impl From<uccl_proto::Full> for Error {
+    fn from(full: uccl_proto::Full) -> Self {
+        Self::Full { what: full.what, limit: full.limit }
+    }
+}

@@ -93,7 +93,7 @@ fn deregistration_ends_what_was_asked() {
         asked.sides[1].ep.deregister(asked.there).expect("deregistered");
         let now = asked.remote.now();
         let conn = asked.sides[1].connection();
-        assert!(!conn.end_asked(0), "it is not over");
+        assert!(!conn.end_copies(0), "it is not over");
         drop(conn);
         asked.sides[0].until("the end of a transfer", || asked.is_done());
         let status = asked.status();

@@ -165,7 +165,7 @@ fn what_a_lost_lane_had_is_posted_again_after_the_peers_word() {
     let hold = theirs.lanes[1].hold_kill();
     theirs.lanes[0].inner().pipe().resume();
     ours.lose(1);
-    ours.until("the end of our end", || ours.connection().fates.peer_owes_since_ms().is_some());
+    ours.until("the end of our end", || ours.connection().peer_owes_since_ms().is_some());
     // The peer may still place what is under way.
     assert_eq!((ours.lanes[0].posted(), lost(ours)), (1, 0));
     theirs.until("the killing of the peer's end", || hold.is_waited_for());
@@ -190,7 +190,7 @@ fn what_a_lost_lane_had_is_not_posted_again_if_it_is_to_end() {
     let (goes_on, to_end) = (on(0), on(1));
     let hold = theirs.lanes[1].hold_kill();
     ours.lose(1);
-    ours.until("the end of our end", || ours.connection().fates.peer_owes_since_ms().is_some());
+    ours.until("the end of our end", || ours.connection().peer_owes_since_ms().is_some());
     to_end.conn.fence(to_end, Fence::Cancel);
     assert!(!to_end.finished(), "the peer may still place it");
     drop(hold);

@@ -1,6 +1,6 @@
-//! What the peer asks us to copy, because our GPUs reach our locked host memory and the peer's do not.
+//! Copies that we make for the peer, because our GPUs reach our locked host memory and the peer's do not.
 //!
-//! It becomes a transfer that nobody here has asked for. What the peer may touch is decided as ever, by the
+//! Each becomes a transfer that nobody here has asked for. What the peer may touch is decided as ever, by the
 //! keys that it knows; the memory cannot be deregistered meanwhile without that being ended.
 
 use std::sync::{Arc, atomic::Ordering};
@@ -11,10 +11,8 @@ use uccl_fabric::{
     lane::{OpKind, RemoteSpans, Spans},
     mem::{Access, RemoteSpan},
 };
-use uccl_wire::{
-    frame::Status,
-    message::{self, Answer, AskPieces, Direction, MAX_ASKED_PIECES, MAX_ASKS},
-};
+use uccl_proto::asked::CopyEnd;
+use uccl_wire::message::{Answer, AskPieces, Direction};
 
 use super::{
     connection::Connection,
@@ -23,91 +21,21 @@ use super::{
 };
 use crate::error::Error;
 
-/// Something that the peer asked for and we have not answered.
-struct Asked {
-    id: u64,
-    /// Slots of our regions that it is about.
-    slots: SmallVec<[u32; 4]>,
-    pieces: usize,
-    /// What does it, once that has begun.
-    transfer: Option<Arc<Transfer>>,
-    /// A region that it is about was deregistered.
-    revoked: bool,
-}
-
-/// What the peer asked for and we have not answered.
-#[derive(Default)]
-pub(crate) struct AskedFor {
-    open: Vec<Asked>,
-    pieces: usize,
-}
-
-impl AskedFor {
-    /// Forgets all, for a connection that has ended.
-    pub(crate) fn clear(&mut self) {
-        self.open.clear();
-        self.pieces = 0;
-    }
-
-    fn note(&mut self, id: u64, pieces: &AskPieces<'_>) -> Result<(), String> {
-        let count = pieces.iter().len();
-        if self.open.len() >= MAX_ASKS || self.pieces + count > MAX_ASKED_PIECES {
-            return Err("more unanswered asks than agreed".into());
-        }
-        if self.open.iter().any(|asked| asked.id == id) {
-            return Err(format!("a second ask {id}"));
-        }
-        let mut slots: SmallVec<[u32; 4]> = pieces.iter().map(|piece| piece.owner.slot).collect();
-        slots.sort_unstable();
-        slots.dedup();
-        self.pieces += count;
-        self.open.push(Asked { id, slots, pieces: count, transfer: None, revoked: false });
-        Ok(())
-    }
-
-    /// Adds the slots of regions that an ask is about; whether some are new.
-    fn add(&mut self, id: u64, regions: SmallVec<[u32; 4]>) -> bool {
-        let Some(asked) = self.find(id) else { return false };
-        let known = asked.slots.len();
-        asked.slots.extend(regions);
-        asked.slots.sort_unstable();
-        asked.slots.dedup();
-        asked.slots.len() > known
-    }
-
-    fn find(&mut self, id: u64) -> Option<&mut Asked> {
-        self.open.iter_mut().find(|asked| asked.id == id)
-    }
-
-    fn remove(&mut self, id: u64) -> Option<Asked> {
-        let at = self.open.iter().position(|asked| asked.id == id)?;
-        let asked = self.open.remove(at);
-        self.pieces -= asked.pieces;
-        Some(asked)
-    }
-}
-
 impl Connection {
     /// The peer asks for a copy.
-    pub(crate) fn on_ask(
+    pub(super) fn begin_copy(
         self: &Arc<Self>,
         id: u64,
         direction: Direction,
         pieces: AskPieces<'_>,
-    ) -> Result<(), String> {
-        // Before the regions are looked at: who deregisters one looks here after having revoked it.
-        self.asked.lock().note(id, &pieces)?;
+    ) {
         match self.admit_ask(id, direction, pieces).and_then(|work| self.begin_asked(id, work)) {
             Ok(transfer) => {
                 transfer.op_ended();
                 self.kick_if_busy();
             }
-            Err(answer) => {
-                self.asked.lock().remove(id);
-                self.send_answer(id, answer);
-            }
+            Err(answer) => self.tell(|session, out| session.asked.answer(id, answer, out)),
         }
-        Ok(())
     }
 
     /// What an ask comes to, if the memory is the peer's to touch and we can do it.
@@ -118,7 +46,7 @@ impl Connection {
         pieces: AskPieces<'_>,
     ) -> Result<Work, Answer> {
         let (mut work, regions) = self.locate(direction, pieces)?;
-        if self.asked.lock().add(id, regions) {
+        if self.talk.lock().session.asked.add(id, regions) {
             // Some have keys that were made for parts of them, and may have gone before that was noted.
             work = self.locate(direction, pieces)?.0;
         }
@@ -176,106 +104,37 @@ impl Connection {
             targets: smallvec![],
         };
         let transfer = self.admit(plan).map_err(|_| Answer::Declined)?;
-        if let Some(asked) = self.asked.lock().find(id) {
-            asked.transfer = Some(Arc::clone(&transfer));
-        }
+        self.talk.lock().session.asked.begun(id, Arc::clone(&transfer));
         self.post_work(&transfer, work);
         Ok(transfer)
     }
 
-    /// The peer wants an ask no more. It is answered all the same, when nothing of it moves any more.
-    pub(crate) fn on_ask_cancel(&self, id: u64) {
-        let transfer = self.asked.lock().find(id).and_then(|asked| asked.transfer.clone());
-        let Some(transfer) = transfer else { return };
-        // Lanes must not be touched from here: a worker carries the fence out.
-        transfer.body.lock().fence.get_or_insert(Fence::PeerCancel);
-        transfer.fencing.store(true, Ordering::Release);
-        self.core.workers.wake_all();
-    }
-
-    /// What the peer asked for has ended: the peer is told.
-    pub(crate) fn asked_ended(&self, id: u64, error: Option<&Error>, fence: Option<Fence>) {
-        let asked = self.asked.lock().remove(id);
-        let answer = match error {
-            None => {
-                self.core.counters.copied_for_peers.fetch_add(1, Ordering::Relaxed);
-                Answer::Copied
-            }
-            Some(_) if asked.is_some_and(|asked| asked.revoked) => {
-                Answer::Refused(Status::UnknownKey)
-            }
-            Some(_) if fence.is_some() => Answer::Cancelled,
-            // The peer tries it on its own, and then has the reason from its own lane.
+    /// A copy for the peer has ended: the peer is told.
+    pub(crate) fn copy_ended(&self, id: u64, error: Option<&Error>, fence: Option<Fence>) {
+        let end = match error {
+            None => CopyEnd::Copied,
+            Some(_) if fence.is_some() => CopyEnd::Fenced,
             Some(e) => {
                 tracing::debug!(conn = %self.id, "cannot copy for the peer: {e}");
-                Answer::Declined
+                CopyEnd::Failed
             }
         };
-        self.send_answer(id, answer);
+        if end == CopyEnd::Copied {
+            self.core.counters.copied_for_peers.fetch_add(1, Ordering::Relaxed);
+        }
+        self.tell(|session, out| session.asked.ended(id, end, out));
     }
 
-    /// Ends what the peer asked for about a region that was revoked; whether there is any left.
-    pub(crate) fn end_asked(self: &Arc<Self>, slot: u32) -> bool {
-        let mut left = false;
-        let mut to_end: SmallVec<[Arc<Transfer>; 4]> = SmallVec::new();
-        for asked in self.asked.lock().open.iter_mut().filter(|a| a.slots.contains(&slot)) {
-            left = true;
-            asked.revoked = true;
-            to_end.extend(asked.transfer.clone());
-        }
-        for transfer in to_end {
+    /// Ends copies for the peer that are about a region which was revoked; whether there are any left.
+    pub(crate) fn end_copies(self: &Arc<Self>, slot: u32) -> bool {
+        let to_end = self.talk.lock().session.asked.revoke(slot);
+        let are_left = to_end.is_some();
+        for transfer in to_end.unwrap_or_default() {
             // Once begun, workers carry a fence on.
             if !transfer.fencing.load(Ordering::Acquire) {
                 self.fence(&transfer, Fence::PeerCancel);
             }
         }
-        left
-    }
-
-    fn send_answer(&self, id: u64, answer: Answer) {
-        let mut guard = self.outbox.lock();
-        let outbox = &mut *guard;
-        outbox.scratch.clear();
-        message::answer(id, answer, &mut outbox.scratch);
-        self.send_message(&[&outbox.scratch]);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use uccl_wire::message::{AskPiece, MAX_ASK_PIECES, Message, Place};
-
-    use super::*;
-
-    fn note(asked: &mut AskedFor, id: u64, count: usize) -> Result<(), String> {
-        let place = |slot| Place { addr: 0, key: 0, slot };
-        let piece = |i| AskPiece { owner: place(i as u32 % 3), asker: place(9), len: 1 };
-        let mut bytes = Vec::new();
-        message::ask(id, Direction::ToOwner, (0..count).map(piece), &mut bytes);
-        match Message::decode(&bytes) {
-            Ok(Message::Ask { pieces, .. }) => asked.note(id, &pieces),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    #[test]
-    fn a_peer_asks_no_more_than_agreed() {
-        let mut asked = AskedFor::default();
-        for id in 0..MAX_ASKS as u64 {
-            assert_eq!(note(&mut asked, id, 4), Ok(()));
-        }
-        assert!(note(&mut asked, 5000, 1).is_err());
-        let first = asked.remove(0).expect("it was noted");
-        assert_eq!((first.pieces, &first.slots[..]), (4, &[0, 1, 2][..]));
-        assert!(note(&mut asked, 1, 1).is_err(), "the same number again");
-        assert_eq!(note(&mut asked, 5000, 1), Ok(()));
-        asked.clear();
-        let most = (MAX_ASKED_PIECES / MAX_ASK_PIECES) as u64;
-        for id in 0..most {
-            assert_eq!(note(&mut asked, id, MAX_ASK_PIECES), Ok(()));
-        }
-        assert!(note(&mut asked, most, 1).is_err());
-        asked.remove(7).expect("it was noted");
-        assert_eq!(note(&mut asked, most, MAX_ASK_PIECES), Ok(()));
+        are_left
     }
 }

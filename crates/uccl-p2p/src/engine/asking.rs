@@ -12,70 +12,38 @@ use uccl_fabric::{
     mem::RemoteSpan,
     region::Rights,
 };
-use uccl_wire::message::{
-    self, Answer, AskPiece, Direction, MAX_ASK_PIECES, MAX_ASKED_PIECES, MAX_ASKS, Place, Source,
-};
+use uccl_wire::message::{Answer, AskPiece, Direction, MAX_ASK_PIECES, Place, Source};
 
 use super::{
     aftermath::Lent,
     connection::Connection,
     grants::{Grant, Grants},
-    numbered::Numbered,
     plan::Work,
     regions::Mr,
+    session::Talk,
     transfer::{Fence, Transfer},
 };
 
 /// What is shorter is not worth two messages: the peer's and ours take some microseconds, in which copies
 /// through a locked buffer (8 to 10 GB/s) move about as much.
 const MIN_BYTES: u64 = 64 << 10;
-/// Who has declined so often in a row is not asked any more.
-const PATIENCE: u32 = 8;
-
 /// Something that the peer was asked to copy and has not answered.
-struct Ask {
+pub(crate) struct Ask {
     transfer: Arc<Transfer>,
     /// For the lanes, should the peer decline.
     work: Work,
     grants: Grants,
-    /// The peer has been told that we want it no more.
-    withdrawn: bool,
 }
 
-/// What a peer was asked and has not answered.
-#[derive(Default)]
-pub(crate) struct Asks {
-    open: Numbered<Ask>,
-    pieces: usize,
-    /// How often in a row the peer has declined.
-    declined: u32,
-}
-
-impl Asks {
-    /// Forgets all, for a connection that ends; gives back what the peer may be using.
-    pub(crate) fn clear(&mut self) -> Vec<Lent> {
-        self.pieces = 0;
-        let lent = |Ask { transfer, grants, .. }: Ask| {
-            grants.into_iter().filter_map(move |grant| grant.end(&transfer))
-        };
-        self.open.drain().flat_map(lent).collect()
+impl Ask {
+    /// What the peer may be using of it.
+    pub(super) fn lent(self) -> impl Iterator<Item = Lent> {
+        let Self { transfer, grants, .. } = self;
+        grants.into_iter().filter_map(move |grant| grant.end(&transfer))
     }
 
-    fn admits(&self, pieces: usize) -> bool {
-        self.open.len() < MAX_ASKS
-            && self.pieces + pieces <= MAX_ASKED_PIECES
-            && self.declined < PATIENCE
-    }
-
-    fn answered(&mut self, id: u64, answer: Answer) -> Option<Ask> {
-        let ask = self.open.remove(id)?;
-        self.pieces -= ask.work.pieces();
-        match answer {
-            Answer::Copied => self.declined = 0,
-            Answer::Declined => self.declined += 1,
-            Answer::Cancelled | Answer::Refused(_) => {}
-        }
-        Some(ask)
+    fn is_of(&self, transfer: &Arc<Transfer>) -> bool {
+        Arc::ptr_eq(&self.transfer, transfer)
     }
 }
 
@@ -120,9 +88,9 @@ impl Connection {
             OpKind::Read => (Direction::FromOwner, Rights::WRITE),
             OpKind::Write => (Direction::ToOwner, Rights::READ),
         };
-        let mut guard = self.outbox.lock();
-        let outbox = &mut *guard;
-        if outbox.open_to_more(self).is_err() || !outbox.asks.admits(work.pieces()) {
+        let mut talk = self.talk.lock();
+        let Talk { session, message } = &mut *talk;
+        if self.check_open(session).is_err() || !session.asks.admits(work.pieces()) {
             return Err(work);
         }
         let granted = self.grant(&transfer.body.lock().leases, &work.local, rights);
@@ -132,21 +100,18 @@ impl Connection {
             return Err(work);
         }
         transfer.expect_ops(1);
-        let pieces = sources.iter().zip(&work.remote).map(|(ours, theirs)| piece(theirs, ours));
-        outbox.scratch.clear();
-        message::ask(outbox.asks.open.next(), direction, pieces, &mut outbox.scratch);
-        outbox.asks.pieces += work.pieces();
-        let transfer = Arc::clone(transfer);
-        outbox.asks.open.push(Ask { transfer, work, grants, withdrawn: false });
-        self.send_message(&[&outbox.scratch]);
+        let remote = work.remote.clone();
+        let pieces = sources.iter().zip(&remote).map(|(ours, theirs)| piece(theirs, ours));
+        let ask = Ask { transfer: Arc::clone(transfer), work, grants };
+        message.clear();
+        session.asks.ask(direction, pieces, ask, message);
+        self.send_message(&[message]);
         Ok(())
     }
 
     /// The peer says how an ask of ours ended: it does nothing about it any more.
-    pub(crate) fn on_answer(self: &Arc<Self>, id: u64, answer: Answer) -> Result<(), String> {
-        let ask = self.outbox.lock().asks.answered(id, answer);
-        let ask = ask.ok_or_else(|| format!("an answer to ask {id}, which is not under way"))?;
-        let Ask { transfer, work, grants, .. } = ask;
+    pub(super) fn ask_ended(self: &Arc<Self>, ask: Ask, answer: Answer) {
+        let Ask { transfer, work, grants } = ask;
         drop(grants);
         let fence = transfer.body.lock().fence;
         match answer {
@@ -162,27 +127,16 @@ impl Connection {
                 transfer.op_ended();
             }
         }
-        Ok(())
     }
 
     /// Whether the peer has not answered what it was asked for a transfer.
     pub(crate) fn is_asking_for(&self, transfer: &Arc<Transfer>) -> bool {
-        let mut outbox = self.outbox.lock();
-        outbox.asks.open.iter_mut().any(|(_, ask)| Arc::ptr_eq(&ask.transfer, transfer))
+        self.talk.lock().session.asks.any(|ask| ask.is_of(transfer))
     }
 
     /// Tells the peer that a transfer wants nothing of it any more; its answers end the asks.
     pub(crate) fn withdraw_asks(&self, transfer: &Arc<Transfer>) {
-        let mut guard = self.outbox.lock();
-        let outbox = &mut *guard;
-        for (id, ask) in outbox.asks.open.iter_mut() {
-            if !ask.withdrawn && Arc::ptr_eq(&ask.transfer, transfer) {
-                ask.withdrawn = true;
-                outbox.scratch.clear();
-                message::ask_cancel(id, &mut outbox.scratch);
-                self.send_message(&[&outbox.scratch]);
-            }
-        }
+        while self.tell(|session, out| session.asks.withdraw_one(|ask| ask.is_of(transfer), out)) {}
     }
 }
 

@@ -10,26 +10,23 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use smallvec::SmallVec;
 use uccl_fabric::{
     lane::{Lane, LaneError, MessageSink, Moves, OpName},
     rma::RmaLane,
 };
-use uccl_wire::message::{MAX_ASSEMBLED, MORE, Message, PREFIX_LEN};
+use uccl_proto::assembler::fragments;
 
 use super::{
-    asked::AskedFor,
+    asking::Ask,
     attached::Attached,
     claims::{Claims, Left},
     core::Core,
     deferred::Deferred,
     failover::{self, Lanes},
-    inbox::Inbox,
-    liveness::Watch,
-    notifs::NotifInbox,
-    outbox::Outbox,
     park::Parker,
     rails::RailLane,
+    sends::Sent,
+    session::Talk,
     transfer::{Fence, Kind, Plan, Transfer},
     worker::Workers,
 };
@@ -63,13 +60,9 @@ pub(crate) struct Connection {
     /// Which of the others are lost.
     pub(crate) fates: Lanes,
     pub(crate) attached: Mutex<Vec<Arc<Attached>>>,
-    pub(crate) outbox: Mutex<Outbox>,
-    pub(crate) inbox: Mutex<Inbox>,
-    pub(crate) notifs: Mutex<NotifInbox>,
-    pub(crate) asked: Mutex<AskedFor>,
+    /// What the two ends have said to each other. Messages are sent with it locked, in the order in which it encodes them.
+    pub(crate) talk: Mutex<Talk>,
     pub(crate) deferred: Deferred,
-    /// Fragments of a message that is not whole yet.
-    assembling: Mutex<Vec<u8>>,
     lost: Mutex<Option<Error>>,
     /// It is at its end.
     failed: AtomicBool,
@@ -81,8 +74,6 @@ pub(crate) struct Connection {
     pub(crate) claims: Claims,
     /// Lanes of which callers may have taken in what would have woken a worker, one bit each.
     borrowed: AtomicU64,
-    /// One a lane.
-    pub(crate) liveness: Mutex<SmallVec<[Watch; 1]>>,
 }
 
 /// How a lane that is not over rails moves data, by the name of its link.
@@ -144,15 +135,10 @@ impl Connection {
             core,
             peer,
             fates: Lanes::default(),
-            liveness: Mutex::new(lanes.iter().map(|_| Watch::default()).collect()),
+            talk: Mutex::new(Talk::new(lanes.len())),
             lanes,
             attached: Mutex::default(),
-            outbox: Mutex::default(),
-            inbox: Mutex::default(),
-            notifs: Mutex::default(),
-            asked: Mutex::default(),
             deferred: Deferred::default(),
-            assembling: Mutex::default(),
             lost: Mutex::default(),
             failed: AtomicBool::new(false),
             ended: AtomicBool::new(false),
@@ -269,13 +255,15 @@ impl Connection {
         tracing::debug!(conn = %self.id, peer = %self.peer.name, "connection ends: {e}");
         let attached = std::mem::take(&mut *self.attached.lock());
         self.core.workers.detach(&attached);
-        self.fates.close();
+        // Before lanes are killed: what they had is not to be posted again.
+        let orphans = self.talk.lock().session.lanes.close();
+        drop(orphans);
         self.accepting.lock().take();
         self.lanes.iter().for_each(|lane| lane.kill());
-        self.inbox.lock().clear();
-        let lent = self.outbox.lock().clear();
-        self.notifs.lock().clear();
-        self.asked.lock().clear();
+        let closed = self.talk.lock().session.close();
+        let asks = closed.asks.into_iter().flat_map(Ask::lent);
+        let lent = asks.chain(closed.sends.into_iter().chain(closed.notifs).flat_map(Sent::lent));
+        let lent = lent.collect();
         self.deferred.clear();
         // Before the transfers end, whose memory may be deregistered then.
         self.core.watch_aftermath(self, lent);
@@ -317,7 +305,7 @@ impl Connection {
     pub(crate) fn admit(&self, plan: Plan) -> Result<Arc<Transfer>> {
         let transfer = self.core.transfers.insert(plan)?;
         if self.pending.fetch_add(1, AcqRel) == 0 {
-            self.liveness.lock()[0] = Watch::default();
+            self.talk.lock().session.liveness.rest(0);
         }
         if transfer.kind.is_callers() {
             self.core.counters.posted.fetch_add(1, Relaxed);
@@ -374,7 +362,7 @@ impl Connection {
     }
 
     /// Sends a message made of parts, cut into fragments where it is longer than the lane takes. The
-    /// first part begins with the message's prefix. Callers hold the lock of the outbox, which keeps
+    /// first part begins with the message's prefix. Callers hold the lock of the session, which keeps
     /// fragments together and messages in order.
     pub(crate) fn send_message(&self, parts: &[&[u8]]) {
         let lane = &self.lanes[0];
@@ -393,16 +381,7 @@ impl Connection {
     }
 
     fn send_fragments(&self, message: &[u8], max: usize) -> Result<(), LaneError> {
-        let (prefix, body) = message.split_at(PREFIX_LEN);
-        let chunks = body.chunks(max - PREFIX_LEN);
-        let last = chunks.len().saturating_sub(1);
-        for (i, chunk) in chunks.enumerate() {
-            let mut head = [0; PREFIX_LEN];
-            head.copy_from_slice(prefix);
-            head[1] = if i < last { MORE } else { 0 };
-            self.lanes[0].send(&[&head, chunk])?;
-        }
-        Ok(())
+        fragments(message, max).try_for_each(|(head, part)| self.lanes[0].send(&[&head, part]))
     }
 
     /// Has a worker look after lanes that have something to do.
@@ -506,54 +485,6 @@ impl Connection {
     pub(crate) fn sleeper_goes(&self, parker: &Arc<Parker>) {
         self.sleepers.lock().retain(|other| !Arc::ptr_eq(other, parker));
     }
-
-    /// Puts fragments together; gives the message once it is whole.
-    fn assemble(self: &Arc<Self>, bytes: &[u8]) -> Result<(), String> {
-        let Some((prefix, body)) = bytes.split_at_checked(PREFIX_LEN) else {
-            return Err(format!("a message of {} bytes", bytes.len()));
-        };
-        let more = prefix[1] & MORE != 0;
-        let mut assembling = self.assembling.lock();
-        if !more && assembling.is_empty() {
-            drop(assembling);
-            return self.take_message(bytes);
-        }
-        if assembling.len() + body.len() > MAX_ASSEMBLED {
-            return Err(format!("a message of more than {MAX_ASSEMBLED} bytes"));
-        }
-        if assembling.is_empty() {
-            assembling.extend_from_slice(prefix);
-        } else if assembling[0] != prefix[0] {
-            return Err("fragments of different messages are mixed".into());
-        }
-        assembling.extend_from_slice(body);
-        if more {
-            return Ok(());
-        }
-        let whole = std::mem::take(&mut *assembling);
-        drop(assembling);
-        self.take_message(&whole)
-    }
-
-    fn take_message(self: &Arc<Self>, bytes: &[u8]) -> Result<(), String> {
-        match Message::decode(bytes).map_err(|e| e.to_string())? {
-            Message::Answer { id, answer } => self.on_answer(id, answer),
-            Message::Ask { id, direction, pieces } => self.on_ask(id, direction, pieces),
-            Message::AskCancel { id } => {
-                self.on_ask_cancel(id);
-                Ok(())
-            }
-            Message::Eager { seq, lens, data } => self.on_eager(seq, lens, data),
-            Message::Rts { seq, sources } => self.on_rts(seq, sources),
-            Message::Fin { seq, verdict } => self.on_fin(seq, verdict),
-            Message::SendCancel { seq } => self.on_send_cancel(seq),
-            Message::Notif { id, payload } => self.on_notif(id, payload),
-            Message::NotifRts { id, source } => self.on_notif_rts(id, source),
-            Message::NotifAck { id, ok } => self.on_notif_ack(id, ok),
-            Message::LaneDown { lane } => self.on_lane_down(lane),
-            Message::Link { lane, note } => self.on_link(lane, note),
-        }
-    }
 }
 
 /// Where a lane's messages go.
@@ -561,6 +492,6 @@ struct Sink<'a>(&'a Arc<Connection>);
 
 impl MessageSink for Sink<'_> {
     fn message(&self, bytes: &[u8]) -> Result<(), String> {
-        self.0.assemble(bytes)
+        self.0.hear(bytes)
     }
 }

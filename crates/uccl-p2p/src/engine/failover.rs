@@ -14,12 +14,11 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::*},
 };
 
-use parking_lot::Mutex;
 use uccl_fabric::{
     clock,
     lane::{Completion, Lane, OpError, OpResult},
 };
-use uccl_wire::message;
+use uccl_proto::lanes::Orphan;
 
 use super::{connection::Connection, plan::Work, transfer::Transfer};
 
@@ -46,48 +45,13 @@ impl Completion for Piece {
     }
 }
 
-/// Which lanes of a connection are lost, and what becomes of their operations.
+/// Which lanes of a connection are lost, for those who look often. The session knows what becomes of their operations.
 #[derive(Default)]
 pub(crate) struct Lanes {
     /// Lanes not to be used any more, one bit each.
     lost: AtomicU64,
     /// Those of them that somebody has begun to kill, or has killed.
     ending: AtomicU64,
-    fates: Mutex<Fates>,
-}
-
-#[derive(Default)]
-struct Fates {
-    /// One a lane, as far as they are lost.
-    lanes: Vec<Fate>,
-    /// The connection is at its end: nothing is posted again.
-    closed: bool,
-}
-
-/// What is known of a lane that is lost.
-#[derive(Default)]
-struct Fate {
-    /// Our end is dead since then.
-    dead_since_ms: Option<u64>,
-    /// The peer's end is dead.
-    peer_dead: bool,
-    /// Operations that wait for both.
-    orphans: Vec<Arc<Piece>>,
-}
-
-impl Fate {
-    fn settled(&self) -> bool {
-        self.dead_since_ms.is_some() && self.peer_dead
-    }
-}
-
-impl Fates {
-    fn of(&mut self, lane: usize) -> &mut Fate {
-        if self.lanes.len() <= lane {
-            self.lanes.resize_with(lane + 1, Fate::default);
-        }
-        &mut self.lanes[lane]
-    }
 }
 
 impl Lanes {
@@ -105,23 +69,6 @@ impl Lanes {
     pub(crate) fn to_be_ended(&self) -> bool {
         self.lost.load(Acquire) & !self.ending.load(Acquire) != 0
     }
-
-    /// Since when the peer owes us the word that its end of some lane is dead.
-    pub(crate) fn peer_owes_since_ms(&self) -> Option<u64> {
-        if self.lost.load(Acquire) == 0 {
-            return None;
-        }
-        let fates = self.fates.lock();
-        let owed = fates.lanes.iter().filter(|fate| !fate.peer_dead);
-        owed.filter_map(|fate| fate.dead_since_ms).min()
-    }
-
-    /// Forgets everything, for a connection that ends: nothing is posted again.
-    pub(crate) fn close(&self) {
-        let fates =
-            std::mem::replace(&mut *self.fates.lock(), Fates { closed: true, ..Fates::default() });
-        drop(fates);
-    }
 }
 
 /// The bit that stands for a lane.
@@ -134,6 +81,14 @@ impl Connection {
     /// The lanes that are not lost.
     pub(crate) fn living(&self) -> impl Iterator<Item = (usize, &Arc<dyn Lane>)> {
         self.lanes.iter().enumerate().filter(|(lane, _)| !self.fates.lost(*lane))
+    }
+
+    /// Since when the peer owes us the word that its end of some lane is dead.
+    pub(crate) fn peer_owes_since_ms(&self) -> Option<u64> {
+        if self.fates.lost.load(Acquire) == 0 {
+            return None;
+        }
+        self.talk.lock().session.lanes.owed_since_ms()
     }
 
     /// Notes that a lane other than the first is lost, and has it looked after. May be called from
@@ -158,14 +113,9 @@ impl Connection {
         }
         self.detach_lane(lane);
         self.lanes[lane].kill();
-        self.say_lane_down(lane);
-        let orphans = {
-            let mut fates = self.fates.fates.lock();
-            let fate = fates.of(lane);
-            fate.dead_since_ms = Some(clock::coarse_ms());
-            self.settle(fate)
-        };
-        self.adopt(orphans);
+        let now = clock::coarse_ms();
+        let orphans = self.tell(|session, out| session.lanes.our_end_died(lane as u16, now, out));
+        self.lane_settled(orphans);
         true
     }
 
@@ -175,60 +125,32 @@ impl Connection {
         self.end_lane(lane);
     }
 
-    fn say_lane_down(&self, lane: usize) {
-        let mut bytes = Vec::new();
-        message::lane_down(lane as u16, &mut bytes);
-        let _in_order = self.outbox.lock();
-        self.send_message(&[&bytes]);
-    }
-
     /// The peer's end of a lane is dead.
-    pub(crate) fn on_lane_down(self: &Arc<Self>, lane: u16) -> Result<(), String> {
-        let lane = usize::from(lane);
-        if lane == 0 || lane >= self.lanes.len() {
-            return Err(format!("the end of lane {lane}, of {}", self.lanes.len()));
-        }
-        let orphans = {
-            let mut fates = self.fates.fates.lock();
-            let fate = fates.of(lane);
-            if std::mem::replace(&mut fate.peer_dead, true) {
-                return Err(format!("a second end of lane {lane}"));
-            }
-            self.settle(fate)
-        };
+    pub(super) fn peer_lost_lane(self: &Arc<Self>, lane: usize, orphans: Option<Vec<Arc<Piece>>>) {
         self.condemn(lane, "the peer has lost it");
-        self.adopt(orphans);
-        Ok(())
+        self.lane_settled(orphans);
     }
 
-    /// The operations that can be posted again now.
-    fn settle(&self, fate: &mut Fate) -> Vec<Arc<Piece>> {
-        if !fate.settled() {
-            return Vec::new();
+    /// Neither end of a lane lives, if its operations are here: they are posted again.
+    fn lane_settled(self: &Arc<Self>, orphans: Option<Vec<Arc<Piece>>>) {
+        if let Some(orphans) = orphans {
+            self.core.counters.lanes_lost.fetch_add(1, Relaxed);
+            self.adopt(orphans);
         }
-        self.core.counters.lanes_lost.fetch_add(1, Relaxed);
-        std::mem::take(&mut fate.orphans)
     }
 
     /// An operation has ended with its lane.
     fn orphaned(self: &Arc<Self>, piece: Arc<Piece>) {
         let lane = piece.lane;
-        let homeless = {
-            let mut fates = self.fates.fates.lock();
-            if lane == 0 || fates.closed {
-                drop(fates);
-                return Arc::clone(&piece.transfer).complete(Err(OpError::LaneDown));
+        let orphan = self.talk.lock().session.lanes.orphaned(lane, piece);
+        match orphan {
+            Orphan::End(piece) => Arc::clone(&piece.transfer).complete(Err(OpError::LaneDown)),
+            Orphan::Post(piece) => {
+                self.condemn(lane, OpError::LaneDown);
+                self.adopt(vec![piece]);
             }
-            let fate = fates.of(lane);
-            if fate.settled() {
-                vec![piece]
-            } else {
-                fate.orphans.push(piece);
-                Vec::new()
-            }
-        };
-        self.condemn(lane, OpError::LaneDown);
-        self.adopt(homeless);
+            Orphan::Waits => self.condemn(lane, OpError::LaneDown),
+        }
     }
 
     /// Posts operations again, on the lanes that are left; those that are to end do.

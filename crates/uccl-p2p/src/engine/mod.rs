@@ -1,8 +1,8 @@
 //! How transfers become operations on lanes, and how they end.
 //!
-//! Locks are taken in this order: a lane's receive half, a connection's inbox, notifications or what it was
-//! asked, its outbox, a lane's sending half, the list of transfers. What is known of lost lanes comes last: nothing is locked under it. Ending a connection takes a lane's halves, so
-//! it never happens from a completion or a message.
+//! Locks are taken in this order: a lane's receive half, a connection's session (`talk`), a transfer's body, a lane's
+//! sending half, the list of transfers. Ending a connection takes a lane's halves, so it never happens from a completion or
+//! a message.
 
 pub(crate) mod acceptor;
 pub(crate) mod aftermath;
@@ -18,19 +18,19 @@ pub(crate) mod deferred;
 pub(crate) mod failover;
 pub(crate) mod grants;
 pub(crate) mod greeting;
-pub(crate) mod inbox;
 pub(crate) mod liveness;
 pub(crate) mod notifs;
 pub(crate) mod now;
-pub(crate) mod numbered;
-pub(crate) mod outbox;
 pub(crate) mod park;
 pub(crate) mod payload;
 pub(crate) mod places;
 pub(crate) mod plan;
 pub(crate) mod rails;
+pub(crate) mod receives;
 pub(crate) mod regions;
 pub(crate) mod release;
+pub(crate) mod sends;
+pub(crate) mod session;
 pub(crate) mod timers;
 pub(crate) mod transfer;
 pub(crate) mod wait;

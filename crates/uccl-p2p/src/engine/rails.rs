@@ -9,7 +9,7 @@ use uccl_fabric::{
 use uccl_wire::message::{self, PREFIX_LEN};
 
 use super::{
-    connection::Connection, core::Core, outbox::MAX_QUEUED, plan::Work, transfer::Transfer,
+    connection::Connection, core::Core, plan::Work, sends::MAX_QUEUED, transfer::Transfer,
 };
 use crate::{
     devices,
@@ -66,7 +66,7 @@ impl Connection {
     pub(crate) fn forward_notes(&self) {
         let Some(RailLane { lane, index }) = &self.rails else { return };
         while lane.has_notes() {
-            let Some(_in_order) = self.outbox.try_lock() else {
+            let Some(_in_order) = self.talk.try_lock() else {
                 // Whoever looks after that lane next tries again.
                 return self.kick_lane(*index);
             };

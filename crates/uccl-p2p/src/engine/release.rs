@@ -180,7 +180,7 @@ impl Core {
         let slot = ending.mr.region.slot;
         let mut touching = None;
         for conn in self.open_conns() {
-            let asked = conn.end_asked(slot);
+            let asked = conn.end_copies(slot);
             if asked || conn.lanes.iter().any(|lane| lane.touched_by_peer(slot)) {
                 // It may have to be asked.
                 conn.forward_notes();

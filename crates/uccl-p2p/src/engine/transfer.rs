@@ -275,12 +275,11 @@ impl Transfer {
                 _ => verdict,
             }),
             After::Fin(seq) => {
-                self.conn.fetched(seq);
-                self.conn.send_fin(seq, verdict.as_ref().err(), fence);
+                self.conn.finish_receive(seq, verdict.as_ref().err(), fence);
                 self.publish(verdict);
             }
             After::Answer(id) => {
-                self.conn.asked_ended(id, verdict.as_ref().err(), fence);
+                self.conn.copy_ended(id, verdict.as_ref().err(), fence);
                 self.publish(verdict);
             }
             After::Deliver { id, payload } => {

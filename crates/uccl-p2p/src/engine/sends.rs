@@ -1,24 +1,19 @@
-//! What we send two-sidedly: sends and notifications that the peer has not answered.
-//!
-//! Short ones travel with their message as long as the peer's answers keep up; the peer fetches the
-//! others from our memory with a key made for just that.
+//! Sends and notifications of ours: how they begin, and what the peer's answers come to.
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use bytes::Bytes;
 use smallvec::SmallVec;
 use uccl_fabric::{mem::Span, region::Rights};
-use uccl_wire::message::{self, MAX_NOTIF, Verdict};
+use uccl_proto::{Session, outgoing::Way};
+use uccl_wire::message::{MAX_NOTIF, Verdict};
 
 use super::{
     aftermath::Lent,
-    asking::Asks,
     connection::Connection,
     grants::{Grants, source_of},
-    inbox::{EAGER_WINDOW, MAX_PIECES},
-    notifs::MAX_WAITING,
-    numbered::Numbered,
     payload,
+    session::{Engine, Talk},
     transfer::{Fence, Transfer},
 };
 use crate::{
@@ -26,19 +21,12 @@ use crate::{
     error::{Error, Result},
 };
 
-/// Longest send or notification that travels with its message.
-const EAGER_MAX: usize = 32 << 10;
-/// Most iovs of a send that travels with its message.
-const EAGER_IOVS: usize = 1024;
-
 /// Bytes of messages that may wait for room on a lane before sends and notifications are refused.
 pub(super) const MAX_QUEUED: usize = 32 << 20;
 
-/// Something that the peer has not answered.
-struct Sent {
+/// A send or a notification that the peer has not answered.
+pub(crate) struct Sent {
     transfer: Arc<Transfer>,
-    eager: usize,
-    pieces: usize,
     grants: Grants,
     /// What a granted notification says.
     payload: Option<Bytes>,
@@ -46,50 +34,25 @@ struct Sent {
 
 impl Sent {
     fn of(transfer: &Arc<Transfer>) -> Self {
-        let transfer = Arc::clone(transfer);
-        Self { transfer, eager: 0, pieces: 0, grants: Grants::new(), payload: None }
+        Self { transfer: Arc::clone(transfer), grants: Grants::new(), payload: None }
     }
 
     /// What the peer may be using of it.
-    fn lent(self) -> impl Iterator<Item = Lent> {
-        let Self { transfer, grants, mut payload, .. } = self;
+    pub(super) fn lent(self) -> impl Iterator<Item = Lent> {
+        let Self { transfer, grants, mut payload } = self;
         let lent = grants.into_iter().filter_map(move |grant| grant.end(&transfer));
         // A payload has one key.
         lent.map(move |lent| Lent { _payload: payload.take(), ..lent })
     }
 }
 
-/// Sends, notifications and asks that the peer has not answered.
-#[derive(Default)]
-pub(crate) struct Outbox {
-    pub(super) asks: Asks,
-    /// Bytes that travelled with their messages and are not answered.
-    eager: usize,
-    /// Pieces of sends that are not answered: the peer keeps a list of them until its receives come.
-    pieces: usize,
-    sends: Numbered<Sent>,
-    notifs: Numbered<Sent>,
-    pub(super) scratch: Vec<u8>,
-    closed: bool,
-}
-
-impl Outbox {
-    /// Forgets everything, for a connection that ends; nothing can be added any more. Gives back what the peer
-    /// may be using.
-    pub(crate) fn clear(&mut self) -> Vec<Lent> {
-        (self.eager, self.pieces) = (0, 0);
-        self.closed = true;
-        let mut lent = self.asks.clear();
-        lent.extend(self.sends.drain().chain(self.notifs.drain()).flat_map(Sent::lent));
-        lent
-    }
-
+impl Connection {
     /// Refuses what would only wait: on a connection that has ended, or whose peer takes nothing in.
-    pub(super) fn open_to_more(&self, conn: &Connection) -> Result<()> {
-        if self.closed {
-            return Err(conn.lost_error());
+    pub(super) fn check_open(&self, session: &Session<Engine>) -> Result<()> {
+        if session.is_closed() {
+            return Err(self.lost_error());
         }
-        if conn.lanes[0].queued_bytes() > MAX_QUEUED {
+        if self.lanes[0].queued_bytes() > MAX_QUEUED {
             return Err(Error::Full {
                 what: "the connection's queue of messages in bytes",
                 limit: MAX_QUEUED,
@@ -98,61 +61,37 @@ impl Outbox {
         Ok(())
     }
 
-    /// Takes out what the peer has answered.
-    fn answered(
-        &mut self,
-        queue: impl FnOnce(&mut Self) -> &mut Numbered<Sent>,
-        number: u64,
-    ) -> Option<Sent> {
-        let sent = queue(self).remove(number)?;
-        self.eager -= sent.eager;
-        self.pieces -= sent.pieces;
-        Some(sent)
-    }
-
-    fn admits(&self, len: usize) -> bool {
-        len <= EAGER_MAX && self.eager + len <= EAGER_WINDOW
-    }
-}
-
-impl Connection {
     /// Starts a send. Its transfer expects one operation to end: the peer's answer.
     pub(crate) fn post_send(&self, transfer: &Arc<Transfer>, spans: &[Span]) -> Result<()> {
         let len: usize = spans.iter().map(|span| span.len).sum();
-        let readable = transfer.is_host_accessible();
-        let mut guard = self.outbox.lock();
-        let outbox = &mut *guard;
-        outbox.open_to_more(self)?;
-        let pieces = outbox.pieces + spans.len();
-        if pieces > MAX_PIECES {
-            let what = "the list of iovs of sends that no receive has met";
-            return Err(Error::Full { what, limit: MAX_PIECES });
-        }
-        let seq = outbox.sends.next();
+        let is_readable = transfer.is_host_accessible();
+        let mut talk = self.talk.lock();
+        let Talk { session, message } = &mut *talk;
+        self.check_open(session)?;
+        message.clear();
+        let outgoing = &mut session.outgoing;
+        let seq = match outgoing.admit_send(len, spans.len(), is_readable)? {
+            Way::Eager => {
+                let lens = spans.iter().map(|span| span.len as u32);
+                let seq = outgoing.eager_send(lens, Sent::of(transfer), message);
+                let mut parts: SmallVec<[&[u8]; 8]> = SmallVec::new();
+                parts.push(message);
+                // SAFETY: inside registered regions, which the transfer's leases keep registered.
+                parts.extend(spans.iter().map(|span| unsafe { bytes_of(*span) }));
+                self.send_message(&parts);
+                seq
+            }
+            Way::Rendezvous => {
+                let granted = self.grant(&transfer.body.lock().leases, spans, Rights::READ);
+                let (sources, grants) = granted?;
+                let sent = Sent { grants, ..Sent::of(transfer) };
+                let seq = outgoing.rendezvous_send(sources.into_iter(), sent, message);
+                self.send_message(&[message]);
+                seq
+            }
+        };
+        // Under the lock, which a cancel takes before it reads the number.
         transfer.seq.store(seq, Relaxed);
-        let mut sent = Sent { pieces: spans.len(), ..Sent::of(transfer) };
-        outbox.scratch.clear();
-        if readable && outbox.admits(len) && spans.len() <= EAGER_IOVS {
-            sent.eager = len;
-            outbox.eager += len;
-            outbox.pieces = pieces;
-            let lens = spans.iter().map(|span| span.len as u32);
-            message::eager_head(seq, lens, &mut outbox.scratch);
-            outbox.sends.push(sent);
-            let mut parts: SmallVec<[&[u8]; 8]> = SmallVec::new();
-            parts.push(&outbox.scratch);
-            // SAFETY: inside registered regions, which the transfer's leases keep registered.
-            parts.extend(spans.iter().map(|span| unsafe { bytes_of(*span) }));
-            self.send_message(&parts);
-            return Ok(());
-        }
-        let granted = self.grant(&transfer.body.lock().leases, spans, Rights::READ);
-        let (sources, grants) = granted?;
-        sent.grants = grants;
-        outbox.pieces = pieces;
-        message::rts(seq, sources.into_iter(), &mut outbox.scratch);
-        outbox.sends.push(sent);
-        self.send_message(&[&outbox.scratch]);
         Ok(())
     }
 
@@ -168,35 +107,28 @@ impl Connection {
                 "a notification of {len} bytes is longer than {MAX_NOTIF}"
             )));
         }
-        let mut guard = self.outbox.lock();
-        let outbox = &mut *guard;
-        outbox.open_to_more(self)?;
-        // Also those that nobody waits for any more.
-        if outbox.notifs.len() >= MAX_WAITING {
-            let what = "the list of notifications that the peer has not taken in";
-            return Err(Error::Full { what, limit: MAX_WAITING });
+        let mut talk = self.talk.lock();
+        let Talk { session, message } = &mut *talk;
+        self.check_open(session)?;
+        message.clear();
+        match session.outgoing.admit_notif(len)? {
+            Way::Eager => {
+                session.outgoing.eager_notif(len, Sent::of(transfer), message);
+                self.send_message(&[message, payload.as_ref()]);
+            }
+            Way::Rendezvous => {
+                let payload = payload::kept(payload);
+                let span = Span { addr: payload.as_ptr() as usize, len };
+                let grant = self.grant_private(span)?;
+                let source = source_of(&grant.region, span);
+                // The grant goes before the payload that it is for.
+                let mut sent = Sent::of(transfer);
+                sent.grants.push(grant);
+                sent.payload = Some(payload);
+                session.outgoing.rendezvous_notif(source, sent, message);
+                self.send_message(&[message]);
+            }
         }
-        let id = outbox.notifs.next();
-        transfer.seq.store(id, Relaxed);
-        let mut sent = Sent::of(transfer);
-        outbox.scratch.clear();
-        if outbox.admits(len) {
-            sent.eager = len;
-            outbox.eager += len;
-            message::notif_head(id, &mut outbox.scratch);
-            outbox.notifs.push(sent);
-            self.send_message(&[&outbox.scratch, payload.as_ref()]);
-            return Ok(());
-        }
-        let payload = payload::kept(payload);
-        let span = Span { addr: payload.as_ptr() as usize, len };
-        let grant = self.grant_private(span)?;
-        message::notif_rts(id, source_of(&grant.region, span), &mut outbox.scratch);
-        // The grant goes before the payload that it is for.
-        sent.grants.push(grant);
-        sent.payload = Some(payload);
-        outbox.notifs.push(sent);
-        self.send_message(&[&outbox.scratch]);
         Ok(())
     }
 
@@ -211,9 +143,7 @@ impl Connection {
     }
 
     /// The peer says how a send of ours ended.
-    pub(crate) fn on_fin(&self, seq: u64, verdict: Verdict) -> Result<(), String> {
-        let sent = self.outbox.lock().answered(|outbox| &mut outbox.sends, seq);
-        let sent = sent.ok_or_else(|| format!("an end of send {seq}, which is not under way"))?;
+    pub(super) fn send_ended(&self, sent: Sent, verdict: Verdict) {
         let Sent { transfer, grants, .. } = sent;
         // Before the transfer ends, whose memory may be deregistered then.
         drop(grants);
@@ -233,64 +163,28 @@ impl Connection {
             }),
         }
         transfer.op_ended();
-        Ok(())
     }
 
-    /// The peer says that a notification arrived.
-    pub(crate) fn on_notif_ack(&self, id: u64, ok: bool) -> Result<(), String> {
-        let sent = self.outbox.lock().answered(|outbox| &mut outbox.notifs, id);
-        let sent =
-            sent.ok_or_else(|| format!("an ack of notification {id}, which is not under way"))?;
-        if !ok {
+    /// The peer says whether a notification arrived.
+    pub(super) fn notif_ended(&self, sent: Sent, is_delivered: bool) {
+        if !is_delivered {
             sent.transfer.note_error(Error::RemoteAccess {
                 peer: Arc::clone(&self.peer.name),
                 reason: "the peer could not take the notification".into(),
             });
         }
         sent.transfer.op_ended();
-        Ok(())
     }
 
     /// Asks the peer to give a send back; its answer ends the transfer.
     pub(crate) fn withdraw_send(&self, transfer: &Transfer) {
-        let mut guard = self.outbox.lock();
-        let outbox = &mut *guard;
-        let seq = transfer.seq.load(Relaxed);
-        if outbox.sends.contains(seq) {
-            outbox.scratch.clear();
-            message::send_cancel(seq, &mut outbox.scratch);
-            self.send_message(&[&outbox.scratch]);
-        }
+        self.tell(|session, out| session.outgoing.cancel_send(transfer.seq.load(Relaxed), out));
     }
 
     /// Stops waiting for a notification to be answered. The peer may have it already.
     pub(crate) fn withdraw_notif(&self, transfer: &Arc<Transfer>) {
         let fence = transfer.body.lock().fence.unwrap_or(Fence::Cancel);
         transfer.publish(Err(transfer.fence_error(fence)));
-    }
-
-    /// Tells the sender of something that was received how that went.
-    pub(crate) fn send_fin(&self, seq: u64, error: Option<&Error>, fence: Option<Fence>) {
-        let verdict = match error {
-            None => Verdict::Received,
-            Some(Error::Truncated { capacity, .. }) => Verdict::Truncated { capacity: *capacity },
-            Some(_) if fence.is_some() => Verdict::Cancelled,
-            Some(_) => Verdict::Failed,
-        };
-        let mut guard = self.outbox.lock();
-        let outbox = &mut *guard;
-        outbox.scratch.clear();
-        message::fin(seq, verdict, &mut outbox.scratch);
-        self.send_message(&[&outbox.scratch]);
-    }
-
-    /// Tells the sender of a notification that it arrived.
-    pub(crate) fn send_notif_ack(&self, id: u64, ok: bool) {
-        let mut guard = self.outbox.lock();
-        let outbox = &mut *guard;
-        outbox.scratch.clear();
-        message::notif_ack(id, ok, &mut outbox.scratch);
-        self.send_message(&[&outbox.scratch]);
     }
 }
 
@@ -308,6 +202,7 @@ unsafe fn bytes_of<'a>(span: Span) -> &'a [u8] {
 
 #[cfg(test)]
 mod tests {
+    use uccl_proto::limits::{EAGER_MAX, EAGER_WINDOW, MAX_PIECES};
     use uccl_wire::message::MAX_IOVS;
 
     use super::*;
@@ -367,12 +262,12 @@ mod tests {
         let conn = pair.a.core().conn(pair.to_b).expect("a connection");
         // The last ones are to be fetched.
         let sends: Vec<_> = (0..EAGER_WINDOW / EAGER_MAX + 8).map(|_| pair.send(here)).collect();
-        assert_eq!(conn.outbox.lock().eager, EAGER_WINDOW);
+        assert_eq!(conn.talk.lock().session.outgoing.eager_bytes(), EAGER_WINDOW);
         for send in sends {
             pair.recv(there);
             assert!(matches!(pair.end_of(send), Status::Done(_)));
         }
-        assert_eq!(conn.outbox.lock().eager, 0);
+        assert_eq!(conn.talk.lock().session.outgoing.eager_bytes(), 0);
         drop(conn);
         [pair.a, pair.b].iter().for_each(|ep| ep.close().expect("closed"));
         assert!(from == to);

@@ -1,0 +1,163 @@
+//! Receives: how they begin, and what is done when they meet their sends.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use smallvec::SmallVec;
+use uccl_fabric::{
+    cuda_ipc,
+    lane::{RemoteSpans, Spans},
+    mem::{RemoteSpan, Span},
+};
+use uccl_proto::incoming::Arrived;
+use uccl_wire::message::{Source, Verdict};
+
+use super::{
+    connection::Connection,
+    transfer::{After, Fence, Transfer},
+};
+use crate::{
+    endpoint::Op,
+    error::{Error, Result},
+};
+
+impl Connection {
+    /// Starts a receive. Its transfer expects one operation to end: the meeting with its send.
+    pub(crate) fn post_recv(self: &Arc<Self>, transfer: &Arc<Transfer>) -> Result<()> {
+        let met = {
+            let session = &mut self.talk.lock().session;
+            if session.is_closed() {
+                return Err(self.lost_error());
+            }
+            session.incoming.receive(Arc::clone(transfer))
+        };
+        match met {
+            None => {}
+            Some((_, Arrived::Eager { seq, lens, data })) => {
+                self.take_eager(transfer, seq, lens.into_iter(), &data);
+            }
+            Some((_, Arrived::Rendezvous { seq, sources })) => self.fetch(transfer, seq, &sources),
+        }
+        Ok(())
+    }
+
+    /// Fetches the data of a send into the memory of the receive that it met.
+    pub(super) fn fetch(self: &Arc<Self>, transfer: &Arc<Transfer>, seq: u64, sources: &[Source]) {
+        let targets = meet(transfer, seq);
+        match fit(&targets, sources.len(), |i| sources[i].len) {
+            Err(e) => transfer.note_error(e),
+            Ok(total) => {
+                transfer.bytes.store(total, Ordering::Relaxed);
+                let local: Spans = (targets.iter().zip(sources))
+                    .map(|(target, source)| Span { addr: target.addr, len: source.len as usize })
+                    .collect();
+                let remote: RemoteSpans = sources
+                    .iter()
+                    .map(|s| RemoteSpan { addr: s.addr, len: s.len, key: s.key, slot: s.slot })
+                    .collect();
+                self.post_ops(transfer, Op::Read, local, remote);
+                self.call_help();
+            }
+        }
+        // The meeting itself, which the transfer has waited for.
+        transfer.op_ended();
+        self.kick_if_busy();
+    }
+
+    /// Copies data that came with its message into the memory of the receive that it met.
+    pub(super) fn take_eager(
+        &self,
+        transfer: &Arc<Transfer>,
+        seq: u64,
+        lens: impl ExactSizeIterator<Item = u32>,
+        data: &[u8],
+    ) {
+        let targets = meet(transfer, seq);
+        let lens: SmallVec<[u32; 8]> = lens.collect();
+        match fit(&targets, lens.len(), |i| u64::from(lens[i])) {
+            Err(e) => transfer.note_error(e),
+            Ok(total) => {
+                let mut rest = data;
+                let on_host = transfer.is_host_accessible();
+                for (target, len) in targets.iter().zip(&lens) {
+                    let (bytes, after) = rest.split_at(*len as usize);
+                    rest = after;
+                    if !on_host {
+                        // SAFETY: as below; the driver knows whose memory it is.
+                        if let Err(e) = unsafe { cuda_ipc::put(target.addr, bytes) } {
+                            let (peer, reason) = (Arc::clone(&self.peer.name), e.to_string());
+                            transfer.note_error(Error::Gpu { peer, reason });
+                        }
+                        continue;
+                    }
+                    // SAFETY: inside a registered region, which the transfer's lease keeps registered, and
+                    // `fit` has found it long enough.
+                    unsafe {
+                        std::ptr::copy_nonoverlapping(
+                            bytes.as_ptr(),
+                            target.addr as *mut u8,
+                            bytes.len(),
+                        );
+                    }
+                }
+                transfer.bytes.store(total, Ordering::Relaxed);
+                transfer.note_checksum(self.lanes[0].caps().checksum);
+            }
+        }
+        transfer.op_ended();
+    }
+
+    /// The peer wants an end to something of its own: it is answered when nothing of it moves any more.
+    pub(super) fn end_for_peer(&self, transfer: &Transfer) {
+        // Lanes must not be touched from here: a worker carries the fence out.
+        transfer.body.lock().fence.get_or_insert(Fence::PeerCancel);
+        transfer.fencing.store(true, Ordering::Release);
+        self.core.workers.wake_all();
+    }
+
+    /// Takes back a receive that has met no send.
+    pub(crate) fn withdraw_recv(&self, transfer: &Arc<Transfer>) {
+        let is_it = |posted: &Arc<Transfer>| Arc::ptr_eq(posted, transfer);
+        let withdrawn = self.talk.lock().session.incoming.withdraw(is_it);
+        if withdrawn.is_some() {
+            let fence = transfer.body.lock().fence.unwrap_or(Fence::Cancel);
+            transfer.note_error(transfer.fence_error(fence));
+            transfer.op_ended();
+        }
+    }
+
+    /// Tells the sender of something that was received how that went.
+    pub(crate) fn finish_receive(&self, seq: u64, error: Option<&Error>, fence: Option<Fence>) {
+        let verdict = match error {
+            None => Verdict::Received,
+            Some(Error::Truncated { capacity, .. }) => Verdict::Truncated { capacity: *capacity },
+            Some(_) if fence.is_some() => Verdict::Cancelled,
+            Some(_) => Verdict::Failed,
+        };
+        self.tell(|session, out| session.incoming.finish(seq, verdict, out));
+    }
+}
+
+/// A receive has met its send: where the data goes.
+fn meet(transfer: &Transfer, seq: u64) -> SmallVec<[Span; 1]> {
+    let mut body = transfer.body.lock();
+    body.after = After::Fin(seq);
+    std::mem::take(&mut body.targets)
+}
+
+/// Whether what was sent fits what was posted; says how much it is.
+fn fit(targets: &[Span], sent: usize, len: impl Fn(usize) -> u64) -> Result<u64> {
+    if targets.len() != sent {
+        return Err(Error::Invalid(format!(
+            "a send of {sent} iovs met a receive of {} iovs",
+            targets.len()
+        )));
+    }
+    let mut total = 0u64;
+    for (i, target) in targets.iter().enumerate() {
+        total = total.saturating_add(len(i));
+        if len(i) > target.len as u64 {
+            return Err(Error::Truncated { sent: len(i), capacity: target.len as u64 });
+        }
+    }
+    Ok(total)
+}

@@ -1,0 +1,84 @@
+//! The protocol's end of a connection, and how the engine drives it: what it encodes is sent in the order in which it is
+//! encoded, and what a message asks for is done.
+
+use std::sync::Arc;
+
+use uccl_proto::{Event, Handles, Session};
+use uccl_wire::message::Message;
+
+use super::{
+    asking::Ask, connection::Connection, failover::Piece, sends::Sent, transfer::Transfer,
+};
+
+/// What the engine keeps for each thing that the protocol knows.
+pub(crate) struct Engine;
+
+impl Handles for Engine {
+    type Send = Sent;
+    type Notif = Sent;
+    type Receive = Arc<Transfer>;
+    type Ask = Ask;
+    type Asked = Arc<Transfer>;
+    type Operation = Arc<Piece>;
+}
+
+/// One end of a connection, as the protocol sees it.
+pub(crate) struct Talk {
+    pub(crate) session: Session<Engine>,
+    /// Room for a message, or for its head.
+    pub(crate) message: Vec<u8>,
+}
+
+impl Talk {
+    /// Of a connection with so many lanes.
+    pub(crate) fn new(lanes: usize) -> Self {
+        Self { session: Session::new(lanes), message: Vec::new() }
+    }
+}
+
+impl Connection {
+    /// Tells the session something, and sends the message that it encodes about it, if any.
+    pub(crate) fn tell<T>(
+        &self,
+        something: impl FnOnce(&mut Session<Engine>, &mut Vec<u8>) -> T,
+    ) -> T {
+        let mut talk = self.talk.lock();
+        let Talk { session, message } = &mut *talk;
+        message.clear();
+        let told = something(session, message);
+        if !message.is_empty() {
+            self.send_message(&[message]);
+        }
+        told
+    }
+
+    /// Takes what came in on the first lane. An error says how the peer broke the protocol.
+    pub(super) fn hear(self: &Arc<Self>, bytes: &[u8]) -> Result<(), String> {
+        let whole = {
+            let mut talk = self.talk.lock();
+            talk.session.assemble(bytes).map_err(|e| e.to_string())?
+        };
+        let Some(whole) = whole else { return Ok(()) };
+        let message = Message::decode(&whole).map_err(|e| e.to_string())?;
+        let event = self.tell(|session, out| session.hear(message, out));
+        match event.map_err(|e| e.to_string())? {
+            Event::Nothing => {}
+            Event::Received { receive, seq, lens, data } => {
+                self.take_eager(&receive, seq, lens.iter(), data);
+            }
+            Event::Fetch { receive, seq, sources } => {
+                let sources: Vec<_> = sources.iter().collect();
+                self.fetch(&receive, seq, &sources);
+            }
+            Event::EndReceive(transfer) | Event::EndCopy(transfer) => self.end_for_peer(&transfer),
+            Event::SendEnded { send, verdict } => self.send_ended(send, verdict),
+            Event::NotifEnded { notif, is_delivered } => self.notif_ended(notif, is_delivered),
+            Event::Notified => self.resume_notifs(),
+            Event::AskEnded { ask, answer } => self.ask_ended(ask, answer),
+            Event::Copy { id, direction, pieces } => self.begin_copy(id, direction, pieces),
+            Event::LaneDown { lane, orphans } => self.peer_lost_lane(lane, orphans),
+            Event::Note { lane, note } => self.on_link(lane, note)?,
+        }
+        Ok(())
+    }
+}

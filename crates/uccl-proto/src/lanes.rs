@@ -1,0 +1,152 @@
+//! Lanes that are lost while their connection lives: their unfinished operations go to the others.
+//!
+//! Any lane but the first, which carries the messages, can be lost. What was posted on it may still be on its way to the
+//! peer, so an operation is posted again only when nothing of the first attempt can land any more: when our end is dead,
+//! and the peer has said that its end is, too. Until then the operations wait as orphans of their lane.
+
+use uccl_wire::message;
+
+use crate::Violation;
+
+/// The lanes of a connection that are lost.
+pub struct Lanes<O> {
+    /// One a lane, as far as they are lost.
+    fates: Vec<Fate<O>>,
+    /// The connection is at its end: nothing is posted again.
+    is_closed: bool,
+}
+
+/// What is known of a lane that is lost.
+struct Fate<O> {
+    /// Our end is dead since then.
+    dead_since_ms: Option<u64>,
+    is_peer_dead: bool,
+    /// Operations that wait for both.
+    orphans: Vec<O>,
+}
+
+impl<O> Default for Lanes<O> {
+    fn default() -> Self {
+        Self { fates: Vec::new(), is_closed: false }
+    }
+}
+
+impl<O> Default for Fate<O> {
+    fn default() -> Self {
+        Self { dead_since_ms: None, is_peer_dead: false, orphans: Vec::new() }
+    }
+}
+
+impl<O> Fate<O> {
+    fn is_settled(&self) -> bool {
+        self.dead_since_ms.is_some() && self.is_peer_dead
+    }
+
+    /// The operations that can be posted again now, once neither end lives.
+    fn settle(&mut self) -> Option<Vec<O>> {
+        self.is_settled().then(|| std::mem::take(&mut self.orphans))
+    }
+}
+
+/// What becomes of an operation whose lane is lost.
+#[derive(PartialEq, Eq, Debug)]
+pub enum Orphan<O> {
+    /// It ends: its connection does.
+    End(O),
+    /// It is posted again.
+    Post(O),
+    /// It waits until neither end of its lane lives.
+    Waits,
+}
+
+impl<O> Lanes<O> {
+    /// Our end of a lane is dead: encodes that for the peer. The operations that are to be posted again, once the
+    /// peer's end is dead as well.
+    pub fn our_end_died(&mut self, lane: u16, now_ms: u64, out: &mut Vec<u8>) -> Option<Vec<O>> {
+        message::lane_down(lane, out);
+        let fate = self.fate(lane.into());
+        fate.dead_since_ms = Some(now_ms);
+        fate.settle()
+    }
+
+    /// The peer's end of a lane is dead. The operations that are to be posted again, once ours is as well.
+    pub(crate) fn peer_end_died(
+        &mut self,
+        lane: u16,
+        lanes: usize,
+    ) -> Result<Option<Vec<O>>, Violation> {
+        let lane = usize::from(lane);
+        if lane == 0 || lane >= lanes {
+            return Err(Violation::UnknownLane { lane, lanes });
+        }
+        let fate = self.fate(lane);
+        if std::mem::replace(&mut fate.is_peer_dead, true) {
+            return Err(Violation::RepeatedLaneDown(lane));
+        }
+        Ok(fate.settle())
+    }
+
+    /// An operation has ended with its lane.
+    pub fn orphaned(&mut self, lane: usize, operation: O) -> Orphan<O> {
+        if lane == 0 || self.is_closed {
+            return Orphan::End(operation);
+        }
+        let fate = self.fate(lane);
+        if fate.is_settled() {
+            return Orphan::Post(operation);
+        }
+        fate.orphans.push(operation);
+        Orphan::Waits
+    }
+
+    /// Since when the peer owes us the word that its end of some lane is dead.
+    pub fn owed_since_ms(&self) -> Option<u64> {
+        let owed = self.fates.iter().filter(|fate| !fate.is_peer_dead);
+        owed.filter_map(|fate| fate.dead_since_ms).min()
+    }
+
+    /// The connection ends, and nothing is posted again. Gives back what waited.
+    pub fn close(&mut self) -> Vec<O> {
+        self.is_closed = true;
+        std::mem::take(&mut self.fates).into_iter().flat_map(|fate| fate.orphans).collect()
+    }
+
+    fn fate(&mut self, lane: usize) -> &mut Fate<O> {
+        if self.fates.len() <= lane {
+            self.fates.resize_with(lane + 1, Fate::default);
+        }
+        &mut self.fates[lane]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operations_wait_until_neither_end_of_their_lane_lives() {
+        let (mut lanes, mut out) = (Lanes::default(), Vec::new());
+        assert_eq!(lanes.orphaned(1, "a"), Orphan::Waits);
+        assert_eq!(lanes.our_end_died(1, 7, &mut out), None);
+        assert_eq!((lanes.owed_since_ms(), out.is_empty()), (Some(7), false));
+        assert_eq!(lanes.orphaned(1, "b"), Orphan::Waits);
+        assert_eq!(lanes.peer_end_died(1, 3), Ok(Some(vec!["a", "b"])));
+        assert_eq!((lanes.owed_since_ms(), lanes.orphaned(1, "c")), (None, Orphan::Post("c")));
+        assert_eq!(lanes.peer_end_died(2, 3), Ok(None));
+        assert_eq!(lanes.orphaned(2, "d"), Orphan::Waits);
+        assert_eq!(lanes.our_end_died(2, 9, &mut out), Some(vec!["d"]));
+    }
+
+    #[test]
+    fn a_lane_ends_once_and_the_first_with_its_connection() {
+        let mut lanes = Lanes::<()>::default();
+        assert_eq!(lanes.peer_end_died(0, 2), Err(Violation::UnknownLane { lane: 0, lanes: 2 }));
+        assert_eq!(lanes.peer_end_died(2, 2), Err(Violation::UnknownLane { lane: 2, lanes: 2 }));
+        assert_eq!(lanes.peer_end_died(1, 2), Ok(None));
+        assert_eq!(lanes.peer_end_died(1, 2), Err(Violation::RepeatedLaneDown(1)));
+        assert_eq!(lanes.orphaned(0, ()), Orphan::End(()));
+        assert_eq!(lanes.orphaned(1, ()), Orphan::Waits);
+        assert_eq!(lanes.close(), [()]);
+        assert_eq!(lanes.orphaned(1, ()), Orphan::End(()));
+    }
+}

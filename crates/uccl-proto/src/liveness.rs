@@ -1,0 +1,130 @@
+//! When a lane that is silent although something waits for it is asked for a sign of life, and when it is given up.
+
+use smallvec::SmallVec;
+
+/// We may have been stopped ourselves: some looks must have gone by since a peer was asked, not only time.
+const LOOKS: u32 = 5;
+/// Looks count that are so far apart, as a part of the timeout: whoever waits looks, and many may wait.
+const LOOKS_A_TIMEOUT: u64 = 20;
+
+/// The lanes of a connection, as far as something waits for them.
+pub struct Liveness {
+    watches: SmallVec<[Watch; 1]>,
+}
+
+impl Liveness {
+    pub(crate) fn new(lanes: usize) -> Self {
+        Self { watches: (0..lanes).map(|_| Watch::default()).collect() }
+    }
+
+    pub(crate) fn lanes(&self) -> usize {
+        self.watches.len()
+    }
+
+    /// Nothing waits for a lane.
+    pub fn rest(&mut self, lane: usize) {
+        self.watches[lane] = Watch::default();
+    }
+
+    /// A look at a lane that something waits for, and that was last heard at `heard`. All times are in milliseconds.
+    pub fn look(&mut self, lane: usize, now: u64, heard: u64, timeout_ms: u64) -> Look {
+        self.watches[lane].look(now, heard, timeout_ms)
+    }
+}
+
+/// What is known of a lane's being alive.
+#[derive(Default)]
+struct Watch {
+    /// Since when something waits for it.
+    waiting_since_ms: Option<u64>,
+    ping_ms: Option<u64>,
+    looks_since_ping: u32,
+    /// When the last look was that counted.
+    looked_ms: u64,
+}
+
+/// What a look at a lane says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Look {
+    /// There is nothing to be done.
+    Fine,
+    /// It is to be asked for a sign of life.
+    Ping,
+    /// It has not answered for so many milliseconds.
+    Silent(u64),
+}
+
+impl Watch {
+    /// A look at a lane that was last heard at `heard`; both times are in milliseconds.
+    fn look(&mut self, now: u64, heard: u64, timeout_ms: u64) -> Look {
+        let since = *self.waiting_since_ms.get_or_insert(now);
+        let silent = now.saturating_sub(heard.max(since));
+        if now.saturating_sub(self.looked_ms) >= timeout_ms / LOOKS_A_TIMEOUT {
+            (self.looked_ms, self.looks_since_ping) = (now, self.looks_since_ping + 1);
+        }
+        match self.ping_ms {
+            Some(sent) if heard >= sent => self.ping_ms = None,
+            Some(_) if silent > timeout_ms && self.looks_since_ping > LOOKS => {
+                return Look::Silent(silent);
+            }
+            Some(_) => {}
+            None if silent > timeout_ms / 4 => {
+                (self.ping_ms, self.looks_since_ping, self.looked_ms) = (Some(now), 0, now);
+                return Look::Ping;
+            }
+            None => {}
+        }
+        Look::Fine
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIMEOUT_MS: u64 = 1000;
+
+    /// Looks every 10 ms by so many threads, from when the peer was heard last; says when it is given up.
+    fn given_up_at(watch: &mut Watch, from: u64, threads: u32) -> u64 {
+        for now in (from..).step_by(10) {
+            for _ in 0..threads {
+                if let Look::Silent(_) = watch.look(now, 0, TIMEOUT_MS) {
+                    return now;
+                }
+            }
+            assert!(now < from + 10 * TIMEOUT_MS, "it is never given up");
+        }
+        unreachable!("time has no end")
+    }
+
+    #[test]
+    fn a_silent_peer_is_given_up_when_its_time_is_over() {
+        for threads in [1, 100] {
+            let at = given_up_at(&mut Watch::default(), 0, threads);
+            assert!((TIMEOUT_MS..TIMEOUT_MS + 50).contains(&at), "{threads} threads: {at} ms");
+        }
+    }
+
+    #[test]
+    fn a_peer_has_time_to_answer_after_we_were_stopped_however_many_look() {
+        for threads in [1, 100] {
+            let mut watch = Watch::default();
+            assert_eq!(watch.look(0, 0, TIMEOUT_MS), Look::Fine);
+            // We did not run for long: the peer could not be asked.
+            let resumed = 20 * TIMEOUT_MS;
+            let at = given_up_at(&mut watch, resumed, threads);
+            assert!(at - resumed >= TIMEOUT_MS / 5, "{threads} threads: after {} ms", at - resumed);
+        }
+    }
+
+    #[test]
+    fn a_peer_that_answers_lives() {
+        let mut watch = Watch::default();
+        assert_eq!(watch.look(0, 0, TIMEOUT_MS), Look::Fine);
+        assert_eq!(watch.look(300, 0, TIMEOUT_MS), Look::Ping);
+        for now in (300..5000).step_by(10) {
+            let heard = now - now % 200;
+            assert!(!matches!(watch.look(now, heard, TIMEOUT_MS), Look::Silent(_)), "at {now} ms");
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Notifications that come in: delivered in order, fetched first where they are long.
+
+use std::collections::VecDeque;
+
+use uccl_wire::message::{self, Source};
+
+use crate::{
+    Violation,
+    limits::{EAGER_WINDOW, MAX_WAITING},
+};
+
+enum Waiting {
+    Fetching,
+    Here(Vec<u8>),
+    There(Source),
+}
+
+/// What is to be done about the oldest notification that has not been delivered.
+#[derive(PartialEq, Eq, Debug)]
+pub enum Next {
+    /// It is delivered, after its answer has been sent: whoever is told may close the connection at once.
+    Deliver(Vec<u8>),
+    /// Its payload is to be fetched.
+    Fetch {
+        /// Its number.
+        id: u64,
+        /// Where the payload is.
+        source: Source,
+    },
+    /// There is none, or it is being fetched.
+    Nothing,
+}
+
+/// Notifications of one connection that have not been delivered, oldest first.
+#[derive(Default)]
+pub struct Notifications {
+    queue: VecDeque<(u64, Waiting)>,
+    bytes: usize,
+}
+
+impl Notifications {
+    /// One came with its message.
+    pub(crate) fn arrived(&mut self, id: u64, payload: &[u8]) -> Result<(), Violation> {
+        if self.bytes + payload.len() > EAGER_WINDOW {
+            return Err(Violation::Notifs);
+        }
+        self.push(id, Waiting::Here(payload.to_vec()))?;
+        self.bytes += payload.len();
+        Ok(())
+    }
+
+    /// One is there to be fetched.
+    pub(crate) fn announced(&mut self, id: u64, source: Source) -> Result<(), Violation> {
+        self.push(id, Waiting::There(source))
+    }
+
+    fn push(&mut self, id: u64, waiting: Waiting) -> Result<(), Violation> {
+        if self.queue.len() >= MAX_WAITING {
+            return Err(Violation::Notifs);
+        }
+        self.queue.push_back((id, waiting));
+        Ok(())
+    }
+
+    /// What comes next; encodes the answer to what is delivered.
+    pub fn next(&mut self, out: &mut Vec<u8>) -> Next {
+        let Some((id, waiting)) = self.queue.front_mut() else { return Next::Nothing };
+        let id = *id;
+        match std::mem::replace(waiting, Waiting::Fetching) {
+            Waiting::Here(payload) => {
+                self.queue.pop_front();
+                self.bytes -= payload.len();
+                message::notif_ack(id, true, out);
+                Next::Deliver(payload)
+            }
+            Waiting::There(source) => Next::Fetch { id, source },
+            Waiting::Fetching => Next::Nothing,
+        }
+    }
+
+    /// The payload of a notification has been fetched, or cannot be: encodes the answer, after which it is delivered,
+    /// or not. False if nobody waits for it.
+    pub fn fetched(&mut self, id: u64, is_here: bool, out: &mut Vec<u8>) -> bool {
+        let is_first = self
+            .queue
+            .front()
+            .is_some_and(|(first, waiting)| *first == id && matches!(waiting, Waiting::Fetching));
+        if is_first {
+            self.queue.pop_front();
+            message::notif_ack(id, is_here, out);
+        }
+        is_first
+    }
+
+    pub(crate) fn close(&mut self) {
+        *self = Self::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOURCE: Source = Source { addr: 1, len: 2, key: 3, slot: 4 };
+
+    #[test]
+    fn notifications_come_in_order_also_behind_one_that_is_fetched() {
+        let (mut notifs, mut out) = (Notifications::default(), Vec::new());
+        notifs.arrived(1, b"one").expect("as agreed");
+        notifs.announced(2, SOURCE).expect("as agreed");
+        notifs.arrived(3, b"three").expect("as agreed");
+        assert_eq!(notifs.next(&mut out), Next::Deliver(b"one".to_vec()));
+        assert_eq!(notifs.next(&mut out), Next::Fetch { id: 2, source: SOURCE });
+        assert_eq!(notifs.next(&mut out), Next::Nothing);
+        assert!(!notifs.fetched(3, true, &mut out), "it is not its turn");
+        assert!(notifs.fetched(2, true, &mut out));
+        assert!(!notifs.fetched(2, true, &mut out), "it has been");
+        assert_eq!(notifs.next(&mut out), Next::Deliver(b"three".to_vec()));
+        assert_eq!(notifs.next(&mut out), Next::Nothing);
+    }
+
+    #[test]
+    fn what_nobody_takes_is_bounded() {
+        let (mut notifs, mut out) = (Notifications::default(), Vec::new());
+        notifs.arrived(1, &vec![0; EAGER_WINDOW]).expect("as agreed");
+        assert_eq!(notifs.arrived(2, &[0]), Err(Violation::Notifs));
+        assert!(matches!(notifs.next(&mut out), Next::Deliver(_)));
+        for id in 0..MAX_WAITING as u64 {
+            notifs.arrived(id, &[]).expect("as agreed");
+        }
+        assert_eq!(notifs.arrived(2, &[]), Err(Violation::Notifs));
+        assert_eq!(notifs.announced(2, SOURCE), Err(Violation::Notifs));
+    }
+}

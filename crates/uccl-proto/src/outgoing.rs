@@ -1,0 +1,160 @@
+//! What we send two-sidedly: sends and notifications that the peer has not answered.
+//!
+//! Short ones travel with their message as long as the peer's answers keep up; the peer fetches the others with keys that
+//! are made for just that.
+
+use uccl_wire::message::{self, Source};
+
+use crate::{
+    Full, Handles, Violation,
+    limits::{EAGER_IOVS, EAGER_MAX, EAGER_WINDOW, MAX_PIECES, MAX_WAITING},
+    numbered::Numbered,
+};
+
+/// How data reaches a peer that receives it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Way {
+    /// With its message.
+    Eager,
+    /// The peer fetches it.
+    Rendezvous,
+}
+
+/// Something that the peer has not answered.
+struct Sent<T> {
+    handle: T,
+    eager: usize,
+    pieces: usize,
+}
+
+/// Sends and notifications that the peer has not answered.
+pub struct Outgoing<H: Handles> {
+    /// Bytes that travelled with their messages.
+    eager: usize,
+    /// Iovs of sends: the peer keeps a list of them until its receives come.
+    pieces: usize,
+    sends: Numbered<Sent<H::Send>>,
+    notifs: Numbered<Sent<H::Notif>>,
+}
+
+impl<H: Handles> Default for Outgoing<H> {
+    fn default() -> Self {
+        Self { eager: 0, pieces: 0, sends: Numbered::default(), notifs: Numbered::default() }
+    }
+}
+
+impl<H: Handles> Outgoing<H> {
+    /// How a send of so many bytes in so many iovs goes. `is_readable`: its memory can be copied into a message.
+    ///
+    /// # Errors
+    /// The peer has to keep too many iovs already.
+    pub fn admit_send(&self, len: usize, iovs: usize, is_readable: bool) -> Result<Way, Full> {
+        if self.pieces + iovs > MAX_PIECES {
+            let what = "the list of iovs of sends that no receive has met";
+            return Err(Full { what, limit: MAX_PIECES });
+        }
+        let is_short = is_readable && self.has_room(len) && iovs <= EAGER_IOVS;
+        Ok(if is_short { Way::Eager } else { Way::Rendezvous })
+    }
+
+    /// Encodes the head of an eager send, behind which its data follows; says its number.
+    pub fn eager_send(
+        &mut self,
+        lens: impl ExactSizeIterator<Item = u32> + Clone,
+        handle: H::Send,
+        out: &mut Vec<u8>,
+    ) -> u64 {
+        let eager = lens.clone().map(|len| len as usize).sum();
+        let sent = Sent { handle, eager, pieces: lens.len() };
+        message::eager_head(self.sends.next(), lens, out);
+        self.push_send(sent)
+    }
+
+    /// Encodes a send that the peer fetches; says its number.
+    pub fn rendezvous_send(
+        &mut self,
+        sources: impl ExactSizeIterator<Item = Source>,
+        handle: H::Send,
+        out: &mut Vec<u8>,
+    ) -> u64 {
+        let sent = Sent { handle, eager: 0, pieces: sources.len() };
+        message::rts(self.sends.next(), sources, out);
+        self.push_send(sent)
+    }
+
+    fn push_send(&mut self, sent: Sent<H::Send>) -> u64 {
+        self.eager += sent.eager;
+        self.pieces += sent.pieces;
+        let seq = self.sends.next();
+        self.sends.push(sent);
+        seq
+    }
+
+    /// How a notification of so many bytes goes.
+    ///
+    /// # Errors
+    /// The peer has not taken in too many already; those that nobody here waits for any more count as well.
+    pub fn admit_notif(&self, len: usize) -> Result<Way, Full> {
+        if self.notifs.len() >= MAX_WAITING {
+            let what = "the list of notifications that the peer has not taken in";
+            return Err(Full { what, limit: MAX_WAITING });
+        }
+        Ok(if self.has_room(len) { Way::Eager } else { Way::Rendezvous })
+    }
+
+    /// Encodes the head of an eager notification, behind which its payload of so many bytes follows; says its number.
+    pub fn eager_notif(&mut self, len: usize, handle: H::Notif, out: &mut Vec<u8>) -> u64 {
+        let id = self.notifs.next();
+        message::notif_head(id, out);
+        self.eager += len;
+        self.notifs.push(Sent { handle, eager: len, pieces: 0 });
+        id
+    }
+
+    /// Encodes a notification whose payload the peer fetches; says its number.
+    pub fn rendezvous_notif(&mut self, source: Source, handle: H::Notif, out: &mut Vec<u8>) -> u64 {
+        let id = self.notifs.next();
+        message::notif_rts(id, source, out);
+        self.notifs.push(Sent { handle, eager: 0, pieces: 0 });
+        id
+    }
+
+    /// Encodes that we want a send back, which the peer answers as ever; false if it has answered.
+    pub fn cancel_send(&mut self, seq: u64, out: &mut Vec<u8>) -> bool {
+        let is_open = self.sends.contains(seq);
+        if is_open {
+            message::send_cancel(seq, out);
+        }
+        is_open
+    }
+
+    /// The peer has answered a send.
+    pub(crate) fn send_ended(&mut self, seq: u64) -> Result<H::Send, Violation> {
+        let sent = self.sends.remove(seq).ok_or(Violation::UnknownSend(seq))?;
+        self.eager -= sent.eager;
+        self.pieces -= sent.pieces;
+        Ok(sent.handle)
+    }
+
+    /// The peer has answered a notification.
+    pub(crate) fn notif_ended(&mut self, id: u64) -> Result<H::Notif, Violation> {
+        let sent = self.notifs.remove(id).ok_or(Violation::UnknownNotif(id))?;
+        self.eager -= sent.eager;
+        Ok(sent.handle)
+    }
+
+    /// Bytes that travelled with their messages and are not answered.
+    pub fn eager_bytes(&self) -> usize {
+        self.eager
+    }
+
+    pub(crate) fn close(&mut self) -> (Vec<H::Send>, Vec<H::Notif>) {
+        (self.eager, self.pieces) = (0, 0);
+        let sends = self.sends.drain().map(|sent| sent.handle).collect();
+        (sends, self.notifs.drain().map(|sent| sent.handle).collect())
+    }
+
+    fn has_room(&self, len: usize) -> bool {
+        len <= EAGER_MAX && self.eager + len <= EAGER_WINDOW
+    }
+}

@@ -1,0 +1,220 @@
+//! One end: a session, and a driver that does what it asks for. The driver has no memory to move: what it would do takes
+//! some time and is remembered.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use uccl_proto::{Handles, Session, incoming::Arrived, lanes::Orphan, outgoing::Way};
+use uccl_wire::message::{Answer, Source, Verdict};
+
+/// Handles are the numbers under which the records are found.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Sim;
+
+impl Handles for Sim {
+    type Send = u64;
+    type Notif = u64;
+    type Receive = u64;
+    type Ask = u64;
+    type Asked = u64;
+    type Operation = u64;
+}
+
+/// A send of ours.
+pub(crate) struct Send {
+    pub(crate) seq: u64,
+    pub(crate) is_wanted_back: bool,
+    pub(crate) ended: Option<Verdict>,
+}
+
+/// A receive of ours.
+pub(crate) struct Receive {
+    /// What each iov takes, in bytes.
+    pub(crate) room: Vec<u32>,
+    pub(crate) met: Option<u64>,
+    pub(crate) ended: Option<Verdict>,
+    /// The peer wants back what is being fetched.
+    pub(crate) is_fenced: bool,
+}
+
+/// A notification of ours.
+pub(crate) struct Notif {
+    pub(crate) len: usize,
+    pub(crate) ended: Option<bool>,
+}
+
+/// A copy that we make for the peer.
+pub(crate) struct Copy {
+    pub(crate) slots: Vec<u32>,
+    pub(crate) is_fenced: bool,
+}
+
+/// An operation of ours on one of the lanes that can be lost.
+pub(crate) struct Operation {
+    pub(crate) lane: usize,
+    /// How often it was posted.
+    pub(crate) attempts: u32,
+    /// Its lane has told that it died.
+    pub(crate) is_orphan: bool,
+    pub(crate) has_ended: bool,
+}
+
+/// What becomes of our end of a lane.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum LaneState {
+    Alive,
+    /// It is not used any more, and will be killed.
+    Lost,
+    Dead,
+}
+
+pub(crate) struct End {
+    pub(crate) session: Session<Sim>,
+    pub(crate) sends: Vec<Send>,
+    pub(crate) receives: Vec<Receive>,
+    pub(crate) notifs: Vec<Notif>,
+    /// Answers to asks.
+    pub(crate) asks: Vec<Option<Answer>>,
+    pub(crate) copies: BTreeMap<u64, Copy>,
+    pub(crate) operations: Vec<Operation>,
+    pub(crate) lanes: Vec<LaneState>,
+    /// Keys with which the peer reaches memory of ours.
+    pub(crate) keys: BTreeSet<u64>,
+    /// The last pair of a receive and a send that met.
+    pub(crate) last_met: Option<(u64, u64)>,
+    /// Notifications of the peer that were delivered, by their place among all.
+    pub(crate) delivered: u64,
+    pub(crate) heard_ms: u64,
+}
+
+/// Keys of sends and of notifications are apart.
+const NOTIFS: u64 = 1 << 32;
+
+pub(crate) fn bytes_of(send: u64, lens: &[u32]) -> Vec<u8> {
+    vec![send as u8; lens.iter().map(|len| *len as usize).sum()]
+}
+
+impl End {
+    pub(crate) fn new(lanes: usize) -> Self {
+        Self {
+            session: Session::new(lanes),
+            sends: Vec::new(),
+            receives: Vec::new(),
+            notifs: Vec::new(),
+            asks: Vec::new(),
+            copies: BTreeMap::new(),
+            operations: Vec::new(),
+            lanes: vec![LaneState::Alive; lanes],
+            keys: BTreeSet::new(),
+            last_met: None,
+            delivered: 0,
+            heard_ms: 0,
+        }
+    }
+
+    /// Begins a send: its message, or none if there is no room for more.
+    pub(crate) fn send(&mut self, lens: Vec<u32>, is_readable: bool) -> Option<Vec<u8>> {
+        let (id, mut message) = (self.sends.len() as u64, Vec::new());
+        let len: usize = lens.iter().map(|len| *len as usize).sum();
+        let outgoing = &mut self.session.outgoing;
+        let seq = match outgoing.admit_send(len, lens.len(), is_readable).ok()? {
+            Way::Eager => {
+                let seq = outgoing.eager_send(lens.iter().copied(), id, &mut message);
+                message.extend(bytes_of(id, &lens));
+                seq
+            }
+            Way::Rendezvous => {
+                self.keys.insert(id);
+                let source = |len: &u32| Source { addr: 0, len: (*len).into(), key: id, slot: 0 };
+                outgoing.rendezvous_send(lens.iter().map(source), id, &mut message)
+            }
+        };
+        self.sends.push(Send { seq, is_wanted_back: false, ended: None });
+        Some(message)
+    }
+
+    pub(crate) fn send_ended(&mut self, id: u64, verdict: Verdict) {
+        let send = &mut self.sends[id as usize];
+        assert_eq!(send.ended.replace(verdict), None, "send {id} ends twice");
+        self.keys.remove(&id);
+    }
+
+    /// Begins a receive; what it met, if a send was there.
+    pub(crate) fn receive(&mut self, room: Vec<u32>) -> Option<(u64, Arrived)> {
+        let id = self.receives.len() as u64;
+        self.receives.push(Receive { room, met: None, ended: None, is_fenced: false });
+        self.session.incoming.receive(id)
+    }
+
+    /// A receive and a send have met, in order.
+    pub(crate) fn met(&mut self, receive: u64, seq: u64) {
+        if let Some((last, last_seq)) = self.last_met.replace((receive, seq)) {
+            assert!(last < receive && last_seq < seq, "receive {receive} and send {seq}: order");
+        }
+        let receive = &mut self.receives[receive as usize];
+        assert_eq!((receive.met.replace(seq), receive.ended), (None, None));
+    }
+
+    /// What the driver finds when it compares a send with the receive that it met.
+    pub(crate) fn verdict(&self, receive: u64, lens: &[u64]) -> Verdict {
+        let room = &self.receives[receive as usize].room;
+        if room.len() != lens.len() {
+            return Verdict::Failed;
+        }
+        let short = room.iter().zip(lens).find(|(room, len)| **len > u64::from(**room));
+        short.map_or(Verdict::Received, |(room, _)| Verdict::Truncated { capacity: (*room).into() })
+    }
+
+    /// A receive has ended; its answer for the peer.
+    pub(crate) fn received(&mut self, id: u64, verdict: Verdict) -> Vec<u8> {
+        let receive = &mut self.receives[id as usize];
+        assert_eq!(receive.ended.replace(verdict), None, "receive {id} ends twice");
+        let mut message = Vec::new();
+        let seq = receive.met.expect("it has met a send");
+        self.session.incoming.finish(seq, verdict, &mut message);
+        message
+    }
+
+    /// Begins a notification: its message, or none if there is no room for more.
+    pub(crate) fn notify(&mut self, len: usize) -> Option<Vec<u8>> {
+        let (id, mut message) = (self.notifs.len() as u64, Vec::new());
+        let outgoing = &mut self.session.outgoing;
+        match outgoing.admit_notif(len).ok()? {
+            Way::Eager => {
+                outgoing.eager_notif(len, id, &mut message);
+                message.extend(vec![id as u8; len]);
+            }
+            Way::Rendezvous => {
+                let key = NOTIFS | id;
+                self.keys.insert(key);
+                let source = Source { addr: 0, len: len as u64, key, slot: 0 };
+                outgoing.rendezvous_notif(source, id, &mut message);
+            }
+        }
+        self.notifs.push(Notif { len, ended: None });
+        Some(message)
+    }
+
+    pub(crate) fn notif_ended(&mut self, id: u64, is_delivered: bool) {
+        let notif = &mut self.notifs[id as usize];
+        assert_eq!(notif.ended.replace(is_delivered), None, "notification {id} ends twice");
+        self.keys.remove(&(NOTIFS | id));
+    }
+
+    /// A lane that takes operations.
+    pub(crate) fn living(&self, rng: &mut fastrand::Rng) -> usize {
+        let alive = (1..self.lanes.len()).filter(|lane| self.lanes[*lane] == LaneState::Alive);
+        let alive: Vec<_> = alive.collect();
+        rng.choice(alive).unwrap_or(0)
+    }
+
+    /// An operation's lane is dead here; whether it is to be posted again now.
+    pub(crate) fn orphaned(&mut self, id: u64) -> bool {
+        let operation = &mut self.operations[id as usize];
+        assert!(!std::mem::replace(&mut operation.is_orphan, true), "it is told once");
+        match self.session.lanes.orphaned(operation.lane, id) {
+            Orphan::Post(_) => true,
+            Orphan::Waits => false,
+            Orphan::End(_) => panic!("the connection lives"),
+        }
+    }
+}

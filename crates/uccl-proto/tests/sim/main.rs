@@ -1,0 +1,53 @@
+//! Both ends of a connection in one thread and in virtual time, under random schedules.
+//!
+//! A seed is a schedule, and says it all: `UCCL_SIM_SEED=7 cargo test -p uccl-proto --test sim` runs one again,
+//! `UCCL_SIM_SEEDS=1000000` says how many are run. `--nocapture` shows how many steps a second that was.
+
+mod end;
+mod hostile;
+mod world;
+
+use std::time::Instant;
+
+use crate::world::World;
+
+fn number(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok().and_then(|text| text.parse().ok())
+}
+
+/// Runs seeds, each of which says how many steps it took.
+fn run(what: &str, seeds: u64, one: impl Fn(u64) -> u64) {
+    if let Some(seed) = number("UCCL_SIM_SEED") {
+        println!("{what}: {} steps", one(seed));
+        return;
+    }
+    let (begun, mut steps) = (Instant::now(), 0);
+    let seeds = number("UCCL_SIM_SEEDS").unwrap_or(seeds);
+    for seed in 0..seeds {
+        let _said = Said(seed);
+        steps += one(seed);
+    }
+    let rate = steps as f64 / begun.elapsed().as_secs_f64();
+    println!("{what}: {seeds} seeds, {steps} steps, {rate:.0} a second");
+}
+
+/// Says which seed it was that failed.
+struct Said(u64);
+
+impl Drop for Said {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("UCCL_SIM_SEED={}", self.0);
+        }
+    }
+}
+
+#[test]
+fn honest_ends_keep_every_promise() {
+    run("honest", 3000, |seed| World::new(seed).run());
+}
+
+#[test]
+fn a_peer_that_says_anything_costs_itself_the_connection_and_nothing_more() {
+    run("hostile", 3000, hostile::run);
+}
