@@ -4,7 +4,6 @@ mod address;
 mod at_once;
 mod stream;
 mod transfers;
-mod types;
 
 use std::{
     net::SocketAddr,
@@ -17,26 +16,23 @@ use uccl_device::CpuList;
 use uccl_fabric::{alloc, mem::Span};
 use uccl_wire::advert::Advert;
 
-pub use self::{
-    address::{gpu_index, parse_address, reachable_ip, resolve, told_ip},
-    stream::CudaStream,
-    types::*,
-};
+pub use self::address::{gpu_index, parse_address, reachable_ip, resolve, told_ip};
 use self::{
     address::{listen, listen_locally},
     transfers::{remote_span, settle},
 };
+pub use crate::types::*;
 use crate::{
     config::{Config, take_notices},
     engine::{
         acceptor::Acceptor,
         connect,
-        connection::Connection,
+        connection::{Connection, Transfer},
         core::Core,
         greeting::Greeting,
         places,
         regions::{Mr, contains, outside},
-        transfer::{After, Kind, Plan, Transfer},
+        transfer::{After, Kind, Plan},
         wait,
         worker::Workers,
     },

@@ -12,6 +12,7 @@ mod engine;
 pub mod error;
 pub mod ids;
 mod process;
+mod types;
 
 pub use bytes::Bytes;
 pub use config::{Checksum, Config, Selection, Setting, Transport, take_notices};

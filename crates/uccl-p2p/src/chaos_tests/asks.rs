@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     Error, MrId, Op, Request, Status, TransferId,
-    engine::{grants::Grants, regions::Lease},
+    engine::{loans::Grants, regions::Lease},
 };
 
 const LEN: usize = 300_000;

@@ -16,8 +16,9 @@ use super::{
 use crate::{
     Error, MrId, Op, Request, Status, TransferId, Uninterrupted,
     engine::{
+        connection::{Found, Transfer},
         deadline,
-        transfer::{Fence, Found, Transfer},
+        transfer::Fence,
     },
 };
 

@@ -18,15 +18,13 @@ use super::{
 };
 use crate::{
     engine::{
-        connection::Connection,
+        connection::{Connection, Piece, RailLane, Transfer},
         deadline,
-        failover::Piece,
         now::Now,
-        plan::Work,
-        rails::RailLane,
         regions::{Lease, contains, outside},
         timers,
-        transfer::{After, Plan, Transfer},
+        transfer::{After, Carrier as _, Plan},
+        work::Work,
     },
     error::Result,
 };

@@ -16,14 +16,14 @@ use super::{
 };
 use crate::{
     engine::{
-        connection::{Claim, Connection},
+        connection::{Claim, Connection, Found, Hold, Transfer},
         deadline,
         deferred::{Mark, Start},
-        plan::Pieces,
         regions::{self, Lease},
         timers,
-        transfer::{After, Fence, Found, Hold, Plan, Transfer},
+        transfer::{After, Fence, Plan},
         wait,
+        work::Pieces,
     },
     error::{Error, Result},
     ids::{MrId, TransferId},

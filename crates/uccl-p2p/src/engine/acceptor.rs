@@ -32,8 +32,8 @@ use super::{
     worker::{ACCEPTOR, Workers},
 };
 use crate::{
-    endpoint::Accepted,
     error::{Error, Result},
+    types::Accepted,
 };
 
 /// Handshakes under way at a time, those that have been shaken and those that have not each; beyond, the oldest of the

@@ -5,30 +5,16 @@
 
 use std::{sync::Arc, time::Instant};
 
-use bytes::Bytes;
 use parking_lot::Mutex;
-use uccl_fabric::{lane::Aftermath, region::Revoked};
+use uccl_fabric::lane::Aftermath;
 
 use super::{
-    connection::Connection,
+    connection::{Connection, Hold, Lent, Transfer},
     core::Core,
     regions::Ending,
     timers,
-    transfer::{Hold, Transfer},
 };
 use crate::error::Error;
-
-/// Memory of ours that a peer who was given up may be touching with a key that was made for it.
-pub(crate) struct Lent {
-    /// The slot of the region that it is of, if it is registered.
-    pub(crate) part_of: Option<u32>,
-    /// The key's slot.
-    pub(crate) revoked: Revoked,
-    /// The transfer that does not end before.
-    pub(crate) hold: Option<Hold>,
-    /// The memory, where it is nobody else's.
-    pub(crate) _payload: Option<Bytes>,
-}
 
 /// A peer whose lanes are dead here.
 struct GivenUp {

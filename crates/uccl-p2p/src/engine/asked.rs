@@ -15,9 +15,9 @@ use uccl_proto::asked::CopyEnd;
 use uccl_wire::message::{Answer, AskPieces, Direction};
 
 use super::{
-    connection::Connection,
-    plan::Work,
-    transfer::{After, Fence, Kind, Plan, Transfer},
+    connection::{Connection, Transfer},
+    transfer::{After, Fence, Kind, Plan},
+    work::Work,
 };
 use crate::error::Error;
 

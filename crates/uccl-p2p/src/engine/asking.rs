@@ -8,45 +8,23 @@
 use std::sync::Arc;
 
 use uccl_fabric::{
-    lane::{Completion, OpError, OpKind, RemoteSpans, Spans},
+    lane::{Completion, OpError, OpKind},
     mem::RemoteSpan,
     region::Rights,
 };
 use uccl_wire::message::{Answer, AskPiece, Direction, MAX_ASK_PIECES, Place, Source};
 
 use super::{
-    aftermath::Lent,
-    connection::Connection,
-    grants::{Grant, Grants},
-    plan::Work,
+    connection::{Ask, Connection, Talk, Transfer},
+    loans::Grant,
     regions::Mr,
-    session::Talk,
-    transfer::{Fence, Transfer},
+    transfer::Fence,
+    work::Work,
 };
 
 /// What is shorter is not worth two messages: the peer's and ours take some microseconds, in which copies
 /// through a locked buffer (8 to 10 GB/s) move about as much.
 const MIN_BYTES: u64 = 64 << 10;
-/// Something that the peer was asked to copy and has not answered.
-pub(crate) struct Ask {
-    transfer: Arc<Transfer>,
-    /// For the lanes, should the peer decline.
-    work: Work,
-    grants: Grants,
-}
-
-impl Ask {
-    /// What the peer may be using of it.
-    pub(super) fn lent(self) -> impl Iterator<Item = Lent> {
-        let Self { transfer, grants, .. } = self;
-        grants.into_iter().filter_map(move |grant| grant.end(&transfer))
-    }
-
-    fn is_of(&self, transfer: &Arc<Transfer>) -> bool {
-        Arc::ptr_eq(&self.transfer, transfer)
-    }
-}
-
 impl Connection {
     /// Asks the peer to copy what it copies better; what is left is for the lanes.
     pub(crate) fn ask_owner(&self, transfer: &Arc<Transfer>, work: Work) -> Work {
@@ -145,41 +123,5 @@ fn piece(theirs: &RemoteSpan, ours: &Source) -> AskPiece {
         owner: Place { addr: theirs.addr, key: theirs.key, slot: theirs.slot },
         asker: Place { addr: ours.addr, key: ours.key, slot: ours.slot },
         len: ours.len,
-    }
-}
-
-impl Work {
-    fn pieces(&self) -> usize {
-        self.local.len()
-    }
-
-    fn nothing(&self) -> Self {
-        let (local, remote) = (Spans::new(), RemoteSpans::new());
-        Self { kind: self.kind, memory: self.memory, local, remote }
-    }
-
-    fn append(&mut self, mut other: Self) {
-        self.local.append(&mut other.local);
-        self.remote.append(&mut other.remote);
-    }
-
-    /// The pieces that are marked, and the others.
-    fn partition(self, marks: &[bool]) -> (Self, Self) {
-        let (mut marked, mut others) = (self.nothing(), self.nothing());
-        for ((local, remote), mark) in self.local.into_iter().zip(self.remote).zip(marks) {
-            let part = if *mark { &mut marked } else { &mut others };
-            part.local.push(local);
-            part.remote.push(remote);
-        }
-        (marked, others)
-    }
-
-    fn chunks(self, most: usize) -> impl Iterator<Item = Self> {
-        let count = self.pieces();
-        (0..count).step_by(most).map(move |start| {
-            let range = start..count.min(start + most);
-            let (local, remote) = (self.local[range.clone()].into(), self.remote[range].into());
-            Self { local, remote, ..self.nothing() }
-        })
     }
 }

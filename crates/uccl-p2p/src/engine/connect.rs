@@ -24,12 +24,13 @@ use super::{
     connection::Connection,
     core::Core,
     greeting::{self, Greeting},
+    transfer::Carrier as _,
     worker::Workers,
 };
 use crate::{
     config::Transport,
-    endpoint::Interrupt,
     error::{Error, Result},
+    types::Interrupt,
 };
 
 /// How often a waiting caller is asked whether to go on.

@@ -17,24 +17,41 @@ use uccl_fabric::{
 use uccl_proto::assembler::fragments;
 
 use super::{
-    asking::Ask,
     attached::Attached,
     claims::{Claims, Left},
     core::Core,
     deferred::Deferred,
-    failover::{self, Lanes},
+    fates::{self, Lanes},
+    loans,
     park::Parker,
-    rails::RailLane,
-    sends::Sent,
-    session::Talk,
-    transfer::{Fence, Kind, Plan, Transfer},
+    talk,
+    transfer::{self, After, Carrier, Fence, Kind, Plan},
     worker::Workers,
 };
 use crate::{
-    endpoint::{Accepted, ConnInfo},
     error::{Error, Result},
     ids::ConnId,
+    types::{Accepted, ConnInfo},
 };
+
+/// A connection's transfers, and what else is generic over what carries them.
+pub(crate) type Transfer = transfer::Transfer<Connection>;
+pub(crate) type Hold = transfer::Hold<Connection>;
+pub(crate) type Found = transfer::Found<Connection>;
+pub(crate) type Transfers = transfer::Transfers<Connection>;
+pub(crate) type Talk = talk::Talk<Connection>;
+pub(crate) type Session = uccl_proto::Session<talk::Kept<Connection>>;
+pub(crate) type Sent = talk::Sent<Connection>;
+pub(crate) type Ask = talk::Ask<Connection>;
+pub(crate) type Piece = talk::Piece<Connection>;
+pub(crate) type Lent = loans::Lent<Connection>;
+
+/// The lane over all rails of a connection.
+pub(crate) struct RailLane {
+    pub(crate) lane: Arc<RmaLane>,
+    /// Its place among the connection's lanes.
+    pub(crate) index: usize,
+}
 
 /// Who is at the other end.
 pub(crate) struct Peer {
@@ -62,7 +79,7 @@ pub(crate) struct Connection {
     pub(crate) attached: Mutex<Vec<Arc<Attached>>>,
     /// What the two ends have said to each other. Messages are sent with it locked, in the order in which it encodes them.
     pub(crate) talk: Mutex<Talk>,
-    pub(crate) deferred: Deferred,
+    pub(crate) deferred: Deferred<Self>,
     lost: Mutex<Option<Error>>,
     /// It is at its end.
     failed: AtomicBool,
@@ -170,11 +187,6 @@ impl Connection {
         }
     }
 
-    /// Why the connection is of no more use.
-    pub(crate) fn lost_error(&self) -> Error {
-        self.lost.lock().clone().unwrap_or_else(|| self.lost_to("it broke"))
-    }
-
     /// As [`Self::lost_error`], with what was seen where nothing was noted yet.
     pub(crate) fn lost_to(&self, reason: impl ToString) -> Error {
         Error::ConnectionLost { peer: Arc::clone(&self.peer.name), reason: reason.to_string() }
@@ -183,11 +195,6 @@ impl Connection {
     /// Whether it is at its end. Its lanes may still touch memory.
     pub(crate) fn is_failed(&self) -> bool {
         self.failed.load(Acquire)
-    }
-
-    /// Whether no lane of it touches memory any more, nor ever will.
-    pub(crate) fn has_ended(&self) -> bool {
-        self.ended.load(SeqCst)
     }
 
     /// Keeps workers off while the caller makes progress itself.
@@ -302,7 +309,7 @@ impl Connection {
     }
 
     /// Makes a transfer on this connection, unless too many are unfinished.
-    pub(crate) fn admit(&self, plan: Plan) -> Result<Arc<Transfer>> {
+    pub(crate) fn admit(&self, plan: Plan<Self>) -> Result<Arc<Transfer>> {
         let transfer = self.core.transfers.insert(plan)?;
         if self.pending.fetch_add(1, AcqRel) == 0 {
             self.talk.lock().session.liveness.rest(0);
@@ -311,12 +318,6 @@ impl Connection {
             self.core.counters.posted.fetch_add(1, Relaxed);
         }
         Ok(transfer)
-    }
-
-    pub(crate) fn transfer_ended(&self, transfer: &Transfer, ok: bool) {
-        self.pending.fetch_sub(1, AcqRel);
-        self.count(transfer, ok);
-        self.core.transfers.ended(transfer);
     }
 
     fn count(&self, transfer: &Transfer, ok: bool) {
@@ -401,7 +402,7 @@ impl Connection {
     /// Notes that a caller may have taken in what would have woken the lane's worker: by arming the lane, or by
     /// looking at rails.
     pub(crate) fn borrow_lane(&self, lane: usize) {
-        let bit = failover::bit(lane);
+        let bit = fates::bit(lane);
         if self.borrowed.load(Relaxed) & bit == 0 {
             self.borrowed.fetch_or(bit, SeqCst);
         }
@@ -416,7 +417,7 @@ impl Connection {
         let borrowed = self.borrowed.swap(0, SeqCst);
         let attached = self.attached.lock();
         let sleeps = |attached: &&Arc<Attached>| {
-            borrowed & failover::bit(attached.lane) != 0 && attached.is_armed()
+            borrowed & fates::bit(attached.lane) != 0 && attached.is_armed()
         };
         let sleeping = attached.iter().filter(sleeps);
         sleeping.for_each(|attached| self.core.workers.kick(std::slice::from_ref(attached)));
@@ -484,6 +485,55 @@ impl Connection {
     /// Notes that it is awake again.
     pub(crate) fn sleeper_goes(&self, parker: &Arc<Parker>) {
         self.sleepers.lock().retain(|other| !Arc::ptr_eq(other, parker));
+    }
+}
+
+impl Carrier for Connection {
+    fn peer(&self) -> &Arc<str> {
+        &self.peer.name
+    }
+
+    fn lost_error(&self) -> Error {
+        self.lost.lock().clone().unwrap_or_else(|| self.lost_to("it broke"))
+    }
+
+    fn has_ended(&self) -> bool {
+        self.ended.load(SeqCst)
+    }
+
+    fn is_up_to_us(&self, transfer: &Arc<Transfer>, ops: &[(u16, OpName)]) -> bool {
+        self.is_ours(ops) && !self.is_asking_for(transfer)
+    }
+
+    fn go_on(
+        self: &Arc<Self>,
+        transfer: &Arc<Transfer>,
+        after: After,
+        verdict: Result<()>,
+        fence: Option<Fence>,
+    ) {
+        match after {
+            After::Publish => {}
+            After::Notify(payload) if verdict.is_ok() && fence.is_none() => {
+                return self.notify_after(transfer, payload);
+            }
+            After::Notify(_) => {
+                let fenced = fence.map_or(Ok(()), |fence| Err(transfer.fence_error(fence)));
+                return transfer.publish(verdict.and(fenced));
+            }
+            After::Fin(seq) => self.finish_receive(seq, verdict.as_ref().err(), fence),
+            After::Answer(id) => self.copy_ended(id, verdict.as_ref().err(), fence),
+            After::Deliver { id, payload } => {
+                self.notif_fetched(id, verdict.is_ok().then_some(payload));
+            }
+        }
+        transfer.publish(verdict);
+    }
+
+    fn transfer_ended(&self, transfer: &Transfer, is_done: bool) {
+        self.pending.fetch_sub(1, AcqRel);
+        self.count(transfer, is_done);
+        self.core.transfers.ended(transfer);
     }
 }
 

@@ -16,18 +16,18 @@ use uccl_fabric::{alloc::Shareable, lane::Lane, mem::Span, rma::rail::RailError}
 
 use super::{
     aftermath::Aftermaths,
-    connection::Connection,
+    connection::{Connection, Transfers},
     rails::Devices,
     regions::{Mr, Mrs},
     timers,
-    transfer::Transfers,
+    transfer::Carrier as _,
     worker::Workers,
 };
 use crate::{
     config::Config,
-    endpoint::{Accepted, ConnInfo, Notification, Op},
     error::{Error, Result},
     ids::{ConnId, MrId},
+    types::{Accepted, ConnInfo, Notification, Op},
 };
 
 /// Lost connections whose reason is kept for those who ask.
@@ -52,7 +52,7 @@ struct Conns {
     generation: u32,
 }
 
-/// Counters; see [`crate::endpoint::Stats`].
+/// Counters; see [`crate::types::Stats`].
 #[derive(Default)]
 pub(crate) struct Counters {
     pub(crate) posted: AtomicU64,

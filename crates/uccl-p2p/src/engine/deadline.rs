@@ -6,10 +6,10 @@ use std::{
 };
 
 use super::{
-    connection::Connection,
+    connection::{Connection, Transfer},
     core::Core,
     timers,
-    transfer::{Fence, Transfer},
+    transfer::Fence,
 };
 use crate::error::Error;
 
@@ -18,7 +18,8 @@ impl Core {
     pub(crate) fn enforce_deadlines(&self) {
         let now = Instant::now();
         let due = self.transfers.unfinished(|transfer| {
-            transfer.fencing.load(Acquire) || timers::fence_at(transfer).is_some_and(|at| at <= now)
+            transfer.fencing.load(Acquire)
+                || timers::fence_at(transfer, &self.config).is_some_and(|at| at <= now)
         });
         due.iter().for_each(|transfer| enforce(transfer, now));
     }
@@ -30,13 +31,14 @@ pub(crate) fn enforce(transfer: &Arc<Transfer>, now: Instant) {
     if transfer.finished() {
         return;
     }
-    let due = timers::fence_at(transfer).is_some_and(|at| at <= now);
+    let config = &transfer.conn.core.config;
+    let due = timers::fence_at(transfer, config).is_some_and(|at| at <= now);
     if due || transfer.fencing.load(Acquire) {
         let by_peer = transfer.waits_for_peer();
         let why = if by_peer { Fence::Deadline } else { Fence::OwnDeadline };
         transfer.conn.fence(transfer, why);
     }
-    let is_late = timers::give_up_at(transfer).is_some_and(|at| at <= now);
+    let is_late = timers::give_up_at(transfer, config).is_some_and(|at| at <= now);
     if is_late && !transfer.finished() && transfer.waits_for_peer() {
         give_up_peer(transfer, "it did not let a transfer end that was called off");
     }

@@ -18,14 +18,10 @@ use uccl_device::cuda::{Event, GpuError};
 use uccl_fabric::mem::Span;
 
 use super::{
-    connection::Connection,
-    plan::Pieces,
-    transfer::{Hold, Transfer},
+    transfer::{Carrier, Hold, Transfer},
+    work::Pieces,
 };
-use crate::{
-    endpoint::Op,
-    error::{Error, Result},
-};
+use crate::types::Op;
 
 /// A place on a stream.
 pub(crate) trait Mark: Send + Sync {
@@ -48,7 +44,7 @@ pub(crate) enum Start {
 
 impl Start {
     /// Which order it keeps, if any.
-    fn order(&self) -> Option<usize> {
+    pub(super) fn order(&self) -> Option<usize> {
         match self {
             Self::OneSided(..) => None,
             Self::Recv => Some(0),
@@ -58,44 +54,54 @@ impl Start {
 }
 
 /// A transfer that has not begun.
-struct Waiting {
+pub(super) struct Waiting<C: Carrier> {
     /// What it waits for; nothing if it only keeps its place behind others.
-    after: Option<Box<dyn Mark>>,
-    transfer: Arc<Transfer>,
-    start: Start,
+    pub(super) after: Option<Box<dyn Mark>>,
+    pub(super) transfer: Arc<Transfer<C>>,
+    pub(super) start: Start,
 }
 
 /// What may begin.
-struct Due {
-    first: Waiting,
+pub(super) struct Due<C: Carrier> {
+    pub(super) first: Waiting<C>,
     /// Nobody but who begins it knows of it: it ends when that is done.
-    hold: Hold,
+    pub(super) hold: Hold<C>,
     /// What its stream failed of.
-    failed: Option<GpuError>,
+    pub(super) failed: Option<GpuError>,
 }
 
 /// The transfers of a connection that have not begun.
-#[derive(Default)]
-pub(crate) struct Deferred {
-    waiting: Mutex<VecDeque<Waiting>>,
+pub(crate) struct Deferred<C: Carrier> {
+    waiting: Mutex<VecDeque<Waiting<C>>>,
     /// Held while some of them begin, so that they do so in order.
-    beginning: Mutex<()>,
+    pub(super) beginning: Mutex<()>,
     /// How many there are, those that begin just now included; of these, receives and sends.
     open: AtomicUsize,
     ordered: [AtomicUsize; 2],
 }
 
-impl Deferred {
+impl<C: Carrier> Default for Deferred<C> {
+    fn default() -> Self {
+        Self {
+            waiting: Mutex::default(),
+            beginning: Mutex::default(),
+            open: AtomicUsize::default(),
+            ordered: <[AtomicUsize; 2]>::default(),
+        }
+    }
+}
+
+impl<C: Carrier> Deferred<C> {
     /// Whether any is there.
     pub(crate) fn any(&self) -> bool {
         self.open.load(SeqCst) > 0
     }
 
-    fn holds_back(&self, start: &Start) -> bool {
+    pub(super) fn holds_back(&self, start: &Start) -> bool {
         start.order().is_some_and(|order| self.ordered[order].load(SeqCst) > 0)
     }
 
-    fn push(&self, waiting: Waiting) {
+    pub(super) fn push(&self, waiting: Waiting<C>) {
         self.open.fetch_add(1, SeqCst);
         if let Some(order) = waiting.start.order() {
             self.ordered[order].fetch_add(1, SeqCst);
@@ -103,7 +109,7 @@ impl Deferred {
         self.waiting.lock().push_back(waiting);
     }
 
-    fn ended(&self, order: Option<usize>) {
+    pub(super) fn ended(&self, order: Option<usize>) {
         if let Some(order) = order {
             self.ordered[order].fetch_sub(1, SeqCst);
         }
@@ -111,7 +117,7 @@ impl Deferred {
     }
 
     /// Takes out those that may begin.
-    fn take_due(&self) -> Vec<Due> {
+    pub(super) fn take_due(&self) -> Vec<Due<C>> {
         let mut held = [false; 2];
         let mut waiting = self.waiting.lock();
         let mut due = Vec::new();
@@ -136,7 +142,7 @@ impl Deferred {
     }
 
     /// Takes a transfer out; false if it is not there.
-    fn remove(&self, transfer: &Arc<Transfer>) -> bool {
+    pub(super) fn remove(&self, transfer: &Arc<Transfer<C>>) -> bool {
         let mut waiting = self.waiting.lock();
         let at = waiting.iter().position(|other| Arc::ptr_eq(&other.transfer, transfer));
         let removed = at.and_then(|at| waiting.remove(at));
@@ -153,82 +159,8 @@ impl Deferred {
     }
 }
 
-impl Waiting {
+impl<C: Carrier> Waiting<C> {
     fn is_reached(&self) -> std::result::Result<bool, GpuError> {
         self.after.as_ref().map_or(Ok(true), |mark| mark.is_reached())
-    }
-}
-
-impl Connection {
-    /// Begins a transfer, now or when the mark is reached.
-    pub(crate) fn begin(
-        self: &Arc<Self>,
-        transfer: &Arc<Transfer>,
-        start: Start,
-        after: Option<Box<dyn Mark>>,
-    ) -> Result<()> {
-        if after.is_none() && !self.deferred.holds_back(&start) {
-            return self.begin_now(transfer, start);
-        }
-        transfer.expect_ops(1);
-        self.deferred.push(Waiting { after, transfer: Arc::clone(transfer), start });
-        self.begin_due();
-        Ok(())
-    }
-
-    fn begin_now(self: &Arc<Self>, transfer: &Arc<Transfer>, start: Start) -> Result<()> {
-        match start {
-            Start::OneSided(op, pieces) => {
-                self.post_ops(transfer, op, pieces.local, pieces.remote);
-                self.call_help();
-                Ok(())
-            }
-            Start::Send(spans) => {
-                transfer.expect_ops(1);
-                self.post_send(transfer, &spans)
-            }
-            Start::Recv => {
-                transfer.expect_ops(1);
-                self.post_recv(transfer)
-            }
-        }
-    }
-
-    /// Begins what waits no longer; says whether there was any.
-    pub(crate) fn begin_due(self: &Arc<Self>) -> bool {
-        if !self.deferred.any() {
-            return false;
-        }
-        let Some(_beginning) = self.deferred.beginning.try_lock() else { return false };
-        let due = self.deferred.take_due();
-        let any = !due.is_empty();
-        for Due { first: Waiting { transfer, start, .. }, hold, failed } in due {
-            let order = start.order();
-            let begun = match failed {
-                Some(e) => {
-                    let reason = format!("the stream that it waited for failed: {e}");
-                    Err(Error::Gpu { peer: Arc::clone(&self.peer.name), reason })
-                }
-                None => self.begin_now(&transfer, start),
-            };
-            if let Err(e) = begun {
-                transfer.note_error(e.clone());
-                transfer.publish(Err(e));
-            }
-            transfer.op_ended();
-            drop(hold);
-            self.deferred.ended(order);
-        }
-        any
-    }
-
-    /// Ends a transfer that has not begun; false if it has.
-    pub(crate) fn withdraw_deferred(&self, transfer: &Arc<Transfer>, error: Error) -> bool {
-        let is_there = self.deferred.remove(transfer);
-        if is_there {
-            transfer.note_error(error);
-            transfer.op_ended();
-        }
-        is_there
     }
 }

@@ -9,10 +9,7 @@
 //! Noting that a lane is lost touches no lane, so it can be done from completions and messages;
 //! whoever makes progress next, a worker if nobody else, kills it.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering::*},
-};
+use std::sync::{Arc, atomic::Ordering::*};
 
 use uccl_fabric::{
     clock,
@@ -20,16 +17,10 @@ use uccl_fabric::{
 };
 use uccl_proto::lanes::Orphan;
 
-use super::{connection::Connection, plan::Work, transfer::Transfer};
-
-/// An operation of a connection with several lanes: it can be posted again when its lane dies.
-#[derive(Clone)]
-pub(crate) struct Piece {
-    pub(crate) transfer: Arc<Transfer>,
-    pub(crate) work: Work,
-    /// Where it was posted.
-    pub(crate) lane: usize,
-}
+use super::{
+    connection::{Connection, Piece},
+    fates::bit,
+};
 
 impl Completion for Piece {
     fn complete(self: Arc<Self>, result: OpResult) {
@@ -43,38 +34,6 @@ impl Completion for Piece {
         }
         Arc::clone(&self.transfer).complete(result);
     }
-}
-
-/// Which lanes of a connection are lost, for those who look often. The session knows what becomes of their operations.
-#[derive(Default)]
-pub(crate) struct Lanes {
-    /// Lanes not to be used any more, one bit each.
-    lost: AtomicU64,
-    /// Those of them that somebody has begun to kill, or has killed.
-    ending: AtomicU64,
-}
-
-impl Lanes {
-    /// Whether a lane is lost.
-    pub(crate) fn lost(&self, lane: usize) -> bool {
-        self.lost.load(Acquire) & bit(lane) != 0
-    }
-
-    /// Whether a lane is lost, and its killing at least begun.
-    pub(crate) fn ending(&self, lane: usize) -> bool {
-        self.ending.load(Acquire) & bit(lane) != 0
-    }
-
-    /// Whether some lane waits to be killed.
-    pub(crate) fn to_be_ended(&self) -> bool {
-        self.lost.load(Acquire) & !self.ending.load(Acquire) != 0
-    }
-}
-
-/// The bit that stands for a lane.
-pub(super) fn bit(lane: usize) -> u64 {
-    // A connection has no more lanes than bits; what it has not is not lost.
-    u32::try_from(lane).ok().and_then(|lane| 1u64.checked_shl(lane)).unwrap_or(0)
 }
 
 impl Connection {

@@ -1,50 +1,17 @@
-//! Keys that are made for one send, notification or ask, and revoked with it.
+//! How keys are made for one send, notification or ask.
 
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use uccl_fabric::{
-    mem::Span,
-    region::{Region, RegionTable, Rights},
-};
+use uccl_fabric::{mem::Span, region::Rights};
 use uccl_wire::message::Source;
 
 use super::{
-    aftermath::Lent,
     connection::Connection,
+    loans::{Grant, Grants, source_of},
     regions::{Lease, Mr, contains},
-    transfer::Transfer,
 };
 use crate::error::{Error, Result};
-
-/// The grants of one message.
-pub(crate) type Grants = SmallVec<[Grant; 1]>;
-
-/// A key that the peer reaches some of our memory with; revoked when dropped.
-pub(crate) struct Grant {
-    pub(crate) region: Region,
-    table: Arc<RegionTable>,
-    /// The slot of the region that the memory is a part of, if it is registered.
-    part_of: Option<u32>,
-}
-
-impl Grant {
-    /// Ends it, for a peer that may be in the middle of an access: what is to be watched until it is not. Where the
-    /// memory is the caller's, the transfer does not end before: the caller may change it then, and a peer that still
-    /// reads would take the change for what was sent.
-    pub(crate) fn end(self, transfer: &Arc<Transfer>) -> Option<Lent> {
-        let revoked = self.table.revoke(self.region.slot, self.region.key).ok()?;
-        let hold = self.part_of.map(|_| transfer.hold());
-        Some(Lent { part_of: self.part_of, revoked, hold, _payload: None })
-    }
-}
-
-impl Drop for Grant {
-    fn drop(&mut self) {
-        // The peer has answered or is gone, so it is at nothing.
-        drop(self.table.revoke(self.region.slot, self.region.key));
-    }
-}
 
 impl Connection {
     /// Makes keys for pieces of registered memory: one a region, for as much of it as the pieces cover.
@@ -68,23 +35,19 @@ impl Connection {
         let backing = mr.backing_of(part.span);
         let of = mr.region.slot;
         let region = table.insert_part(of, mr.kind, part.span, rights, backing).map_err(no_key)?;
-        Ok(Grant { region, table, part_of: Some(of) })
+        Ok(Grant::new(region, table, Some(of)))
     }
 
     /// Makes a key for memory that is not registered.
     pub(crate) fn grant_private(&self, span: Span) -> Result<Grant> {
         let table = Arc::clone(&self.core.mrs.table);
         let region = table.insert(span, Rights::READ, None).map_err(no_key)?;
-        Ok(Grant { region, table, part_of: None })
+        Ok(Grant::new(region, table, None))
     }
 }
 
 fn no_key(e: impl std::fmt::Display) -> Error {
     Error::Invalid(format!("cannot make a key for the peer: {e}"))
-}
-
-pub(crate) fn source_of(region: &Region, span: Span) -> Source {
-    Source { addr: span.addr as u64, len: span.len as u64, key: region.key, slot: region.slot }
 }
 
 /// What some pieces cover of a region.

@@ -8,13 +8,12 @@ use uccl_proto::notifications::Next;
 use uccl_wire::message::Source;
 
 use super::{
-    connection::Connection,
+    connection::{Connection, Talk},
     core::NOTIF_LIMIT,
     payload::Payload,
-    session::Talk,
     transfer::{After, Kind, Plan},
 };
-use crate::endpoint::{Notification, Op};
+use crate::types::{Notification, Op};
 
 impl Connection {
     /// Delivers what can be delivered in order, and fetches what comes next.

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use rustix::mm::{Advice, madvise};
 use uccl_fabric::mem::Span;
 
-use crate::endpoint::NotifPayload;
+use crate::types::NotifPayload;
 
 /// What the allocator takes from the kernel anew each time, with a fault for each page of it.
 const NEW: usize = 32 << 20;

@@ -1,108 +1,18 @@
-//! From a transfer to operations: adjacent iovs are merged, large ones are cut, lanes are chosen by
-//! what each has outstanding.
+//! From a transfer to operations: large ones are cut, and lanes are chosen by what each has outstanding.
 
 use std::sync::Arc;
 
 use uccl_device::MemoryKind;
-use uccl_fabric::{
-    lane::{Completion, Lane, LaneError, OpKind, Operation, Posted, RemoteSpans, Spans},
-    mem::{RemoteSpan, Span},
-};
+use uccl_fabric::lane::{Lane, LaneError, OpKind, Operation, Posted, RemoteSpans, Spans};
 
-use super::{connection::Connection, failover::Piece, rails::RailLane, transfer::Transfer};
-use crate::{endpoint::Op, ids::MrId};
+use super::{
+    connection::{Connection, Piece, RailLane, Transfer},
+    work::{Cut, Memory, Work},
+};
+use crate::types::Op;
 
 /// Transfers are spread over lanes in pieces of at least this many bytes.
 const STRIPE: u64 = 512 << 10;
-
-/// Local and remote memory of a transfer, iov by iov, neighbours merged.
-#[derive(Default)]
-pub(crate) struct Pieces {
-    pub(crate) local: Spans,
-    pub(crate) remote: RemoteSpans,
-    /// The region of the last one's local memory.
-    last: Option<MrId>,
-}
-
-impl Pieces {
-    /// Makes room for so many iovs.
-    pub(crate) fn reserve(&mut self, iovs: usize) {
-        self.local.reserve(iovs);
-        self.remote.reserve(iovs);
-    }
-
-    /// Adds an iov. Neighbours stay apart where one region ends and another begins, on either side: a device names
-    /// each of the two by a key of its own.
-    pub(crate) fn push(&mut self, mr: MrId, local: Span, remote: RemoteSpan) {
-        let last = self.last.replace(mr);
-        if last == Some(mr)
-            && let (Some(last), Some(peer)) = (self.local.last_mut(), self.remote.last_mut())
-            && last.addr + last.len == local.addr
-            && peer.addr + peer.len == remote.addr
-            && (peer.key, peer.slot) == (remote.key, remote.slot)
-        {
-            last.len += local.len;
-            peer.len += remote.len;
-            return;
-        }
-        self.local.push(local);
-        self.remote.push(remote);
-    }
-}
-
-/// What one operation is to do.
-#[derive(Clone)]
-pub(crate) struct Work {
-    pub(crate) kind: OpKind,
-    /// The kind of the local memory, all of it.
-    pub(crate) memory: MemoryKind,
-    pub(crate) local: Spans,
-    pub(crate) remote: RemoteSpans,
-}
-
-impl Work {
-    pub(super) fn len_bytes(&self) -> u64 {
-        self.local.iter().map(|span| span.len as u64).sum()
-    }
-
-    /// One operation of it.
-    pub(crate) fn operation(self, done: Arc<dyn Completion>) -> Operation {
-        let Self { kind, memory, local, remote } = self;
-        Operation { kind, local, memory, remote, done }
-    }
-}
-
-/// The kinds of a transfer's local memory.
-pub(crate) enum Memory {
-    One(MemoryKind),
-    Several(Kinds),
-}
-
-/// Where which kind of memory is.
-pub(crate) struct Kinds(pub(crate) Vec<(Span, MemoryKind)>);
-
-impl Kinds {
-    fn of(&self, span: Span) -> MemoryKind {
-        let found = self.0.iter().find(|(region, _)| super::regions::contains(*region, span));
-        found.map_or(MemoryKind::Host, |(_, kind)| *kind)
-    }
-
-    /// Cuts work into parts of one kind of memory each.
-    fn split(&self, work: Work) -> impl Iterator<Item = Work> + use<> {
-        let mut parts: Vec<Work> = Vec::new();
-        for (span, remote) in work.local.into_iter().zip(work.remote) {
-            let memory = self.of(span);
-            let at = parts.iter().position(|part| part.memory == memory).unwrap_or_else(|| {
-                let (local, remote) = (Spans::new(), RemoteSpans::new());
-                parts.push(Work { kind: work.kind, memory, local, remote });
-                parts.len() - 1
-            });
-            parts[at].local.push(span);
-            parts[at].remote.push(remote);
-        }
-        parts.into_iter()
-    }
-}
 
 impl Connection {
     /// Posts the operations of a transfer. Local and remote pieces pair up.
@@ -157,7 +67,7 @@ impl Connection {
         }
         let limit = total.div_ceil(stripes).next_multiple_of(4096);
         let Work { kind, memory, .. } = work;
-        let mut cut = Cut { local: &work.local, remote: &work.remote, offset: 0 };
+        let mut cut = Cut::of(&work);
         while let Some((local, remote)) = cut.next(limit, max_pieces) {
             self.post_one(transfer, Work { kind, memory, local, remote });
         }
@@ -227,69 +137,5 @@ impl Connection {
             return 0;
         }
         self.streams().min_by_key(|(_, lane)| lane.load()).map_or(0, |(lane, _)| lane)
-    }
-}
-
-/// What is left of a transfer's pieces while it is cut into operations.
-struct Cut<'a> {
-    local: &'a [Span],
-    remote: &'a [RemoteSpan],
-    offset: usize,
-}
-
-impl Cut<'_> {
-    fn next(&mut self, limit: u64, max_pieces: usize) -> Option<(Spans, RemoteSpans)> {
-        let most = self.local.len().min(max_pieces);
-        let (mut local, mut remote) =
-            (Spans::with_capacity(most), RemoteSpans::with_capacity(most));
-        let mut left = limit as usize;
-        while let (Some(span), Some(peer)) = (self.local.first(), self.remote.first()) {
-            if left == 0 || local.len() == max_pieces {
-                break;
-            }
-            let len = (span.len - self.offset).min(left);
-            local.push(Span { addr: span.addr + self.offset, len });
-            remote.push(RemoteSpan {
-                addr: peer.addr + self.offset as u64,
-                len: len as u64,
-                ..*peer
-            });
-            left -= len;
-            self.offset += len;
-            if self.offset == span.len {
-                self.local = &self.local[1..];
-                self.remote = &self.remote[1..];
-                self.offset = 0;
-            }
-        }
-        (!local.is_empty()).then_some((local, remote))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn pieces(iovs: &[(u64, usize, u32, u64)]) -> Vec<usize> {
-        let mut pieces = Pieces::default();
-        for (mr, addr, slot, there) in iovs.iter().copied() {
-            let remote = RemoteSpan { addr: there, len: 10, key: 7, slot };
-            pieces.push(MrId(mr), Span { addr, len: 10 }, remote);
-        }
-        assert_eq!(pieces.local.len(), pieces.remote.len());
-        pieces.local.iter().map(|span| span.len).collect()
-    }
-
-    #[test]
-    fn neighbours_in_one_region_of_each_side_are_one_piece() {
-        assert_eq!(pieces(&[(1, 100, 5, 0), (1, 110, 5, 10), (1, 120, 5, 20)]), [30]);
-        assert_eq!(pieces(&[(1, 100, 5, 0), (1, 111, 5, 10)]), [10, 10], "a gap here");
-        assert_eq!(pieces(&[(1, 100, 5, 0), (1, 110, 5, 11)]), [10, 10], "a gap there");
-    }
-
-    #[test]
-    fn neighbours_in_two_regions_stay_two_pieces() {
-        assert_eq!(pieces(&[(1, 100, 5, 0), (2, 110, 5, 10), (2, 120, 5, 20)]), [10, 20], "here");
-        assert_eq!(pieces(&[(1, 100, 5, 0), (1, 110, 6, 10)]), [10, 10], "there");
     }
 }

@@ -9,24 +9,20 @@ use uccl_fabric::{
 use uccl_wire::message::{self, PREFIX_LEN};
 
 use super::{
-    connection::Connection, core::Core, plan::Work, sends::MAX_QUEUED, transfer::Transfer,
+    connection::{Connection, RailLane, Transfer},
+    core::Core,
+    sends::MAX_QUEUED,
+    work::Work,
 };
 use crate::{
     devices,
-    endpoint::Accepted,
     error::{Error, Result},
+    types::Accepted,
 };
 
 /// Bytes that wait for a peer that goes on asking. Whoever reads what comes never leaves so many: of what we send by
 /// ourselves, less may wait.
 const MAX_UNREAD: usize = 2 * MAX_QUEUED;
-
-/// The lane over all rails of a connection.
-pub(crate) struct RailLane {
-    pub(crate) lane: Arc<RmaLane>,
-    /// Its place among the connection's lanes.
-    pub(crate) index: usize,
-}
 
 /// The devices of an endpoint.
 pub(crate) struct Devices {

@@ -12,12 +12,12 @@ use uccl_proto::incoming::Arrived;
 use uccl_wire::message::{Source, Verdict};
 
 use super::{
-    connection::Connection,
-    transfer::{After, Fence, Transfer},
+    connection::{Connection, Transfer},
+    transfer::{After, Carrier as _, Fence},
 };
 use crate::{
-    endpoint::Op,
     error::{Error, Result},
+    types::Op,
 };
 
 impl Connection {

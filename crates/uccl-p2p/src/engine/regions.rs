@@ -23,9 +23,9 @@ use uccl_fabric::{
 
 use super::places;
 use crate::{
-    endpoint::Iov,
     error::{Error, Result},
     ids::MrId,
+    types::Iov,
 };
 
 /// A registered region. Transfers that use it hold a [`Lease`].

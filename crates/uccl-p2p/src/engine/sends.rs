@@ -2,53 +2,28 @@
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
-use bytes::Bytes;
 use smallvec::SmallVec;
 use uccl_fabric::{mem::Span, region::Rights};
-use uccl_proto::{Session, outgoing::Way};
+use uccl_proto::outgoing::Way;
 use uccl_wire::message::{MAX_NOTIF, Verdict};
 
 use super::{
-    aftermath::Lent,
-    connection::Connection,
-    grants::{Grants, source_of},
+    connection::{Connection, Sent, Session, Talk, Transfer},
+    loans::source_of,
     payload,
-    session::{Engine, Talk},
-    transfer::{Fence, Transfer},
+    transfer::{Carrier as _, Fence},
 };
 use crate::{
-    endpoint::NotifPayload,
     error::{Error, Result},
+    types::NotifPayload,
 };
 
 /// Bytes of messages that may wait for room on a lane before sends and notifications are refused.
 pub(super) const MAX_QUEUED: usize = 32 << 20;
 
-/// A send or a notification that the peer has not answered.
-pub(crate) struct Sent {
-    transfer: Arc<Transfer>,
-    grants: Grants,
-    /// What a granted notification says.
-    payload: Option<Bytes>,
-}
-
-impl Sent {
-    fn of(transfer: &Arc<Transfer>) -> Self {
-        Self { transfer: Arc::clone(transfer), grants: Grants::new(), payload: None }
-    }
-
-    /// What the peer may be using of it.
-    pub(super) fn lent(self) -> impl Iterator<Item = Lent> {
-        let Self { transfer, grants, mut payload } = self;
-        let lent = grants.into_iter().filter_map(move |grant| grant.end(&transfer));
-        // A payload has one key.
-        lent.map(move |lent| Lent { _payload: payload.take(), ..lent })
-    }
-}
-
 impl Connection {
     /// Refuses what would only wait: on a connection that has ended, or whose peer takes nothing in.
-    pub(super) fn check_open(&self, session: &Session<Engine>) -> Result<()> {
+    pub(super) fn check_open(&self, session: &Session) -> Result<()> {
         if session.is_closed() {
             return Err(self.lost_error());
         }

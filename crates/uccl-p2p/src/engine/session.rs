@@ -1,47 +1,16 @@
-//! The protocol's end of a connection, and how the engine drives it: what it encodes is sent in the order in which it is
-//! encoded, and what a message asks for is done.
+//! How the engine drives the protocol: what a session encodes is sent in the order in which it is encoded, and what a
+//! message asks for is done.
 
 use std::sync::Arc;
 
-use uccl_proto::{Event, Handles, Session};
+use uccl_proto::Event;
 use uccl_wire::message::Message;
 
-use super::{
-    asking::Ask, connection::Connection, failover::Piece, sends::Sent, transfer::Transfer,
-};
-
-/// What the engine keeps for each thing that the protocol knows.
-pub(crate) struct Engine;
-
-impl Handles for Engine {
-    type Send = Sent;
-    type Notif = Sent;
-    type Receive = Arc<Transfer>;
-    type Ask = Ask;
-    type Asked = Arc<Transfer>;
-    type Operation = Arc<Piece>;
-}
-
-/// One end of a connection, as the protocol sees it.
-pub(crate) struct Talk {
-    pub(crate) session: Session<Engine>,
-    /// Room for a message, or for its head.
-    pub(crate) message: Vec<u8>,
-}
-
-impl Talk {
-    /// Of a connection with so many lanes.
-    pub(crate) fn new(lanes: usize) -> Self {
-        Self { session: Session::new(lanes), message: Vec::new() }
-    }
-}
+use super::connection::{Connection, Session, Talk};
 
 impl Connection {
     /// Tells the session something, and sends the message that it encodes about it, if any.
-    pub(crate) fn tell<T>(
-        &self,
-        something: impl FnOnce(&mut Session<Engine>, &mut Vec<u8>) -> T,
-    ) -> T {
+    pub(crate) fn tell<T>(&self, something: impl FnOnce(&mut Session, &mut Vec<u8>) -> T) -> T {
         let mut talk = self.talk.lock();
         let Talk { session, message } = &mut *talk;
         message.clear();

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::transfer::Transfer;
+use super::transfer::{Carrier, Transfer};
 use crate::config::Config;
 
 /// What a peer has to end what is called off where `timeout` is off and silence is never given up: a cancel has to
@@ -45,12 +45,12 @@ pub(crate) fn is_over(since: Instant, time: Duration) -> bool {
 }
 
 /// When a transfer must begin to end, so that it has ended by its deadline.
-pub(crate) fn fence_at(transfer: &Transfer) -> Option<Instant> {
-    Some(transfer.deadline()? - to_fence(&transfer.conn.core.config, transfer.timeout?))
+pub(crate) fn fence_at<C: Carrier>(transfer: &Transfer<C>, config: &Config) -> Option<Instant> {
+    Some(transfer.deadline()? - to_fence(config, transfer.timeout?))
 }
 
 /// When a peer that does not let a transfer end is given up.
-pub(crate) fn give_up_at(transfer: &Transfer) -> Option<Instant> {
+pub(crate) fn give_up_at<C: Carrier>(transfer: &Transfer<C>, config: &Config) -> Option<Instant> {
     let fenced_at = transfer.body.lock().fenced_at?;
-    Some(fenced_at + to_end(&transfer.conn.core.config))
+    Some(fenced_at + to_end(config))
 }

@@ -19,16 +19,15 @@ use uccl_fabric::{
 };
 
 use super::{
-    connection::Connection,
     park::Parker,
     payload::Payload,
-    plan::{Kinds, Memory},
     regions::Lease,
+    work::{Kinds, Memory},
 };
 use crate::{
-    endpoint::{Op, Outcome, Status},
     error::{Error, Result},
     ids::TransferId,
+    types::{Op, Outcome, Status},
 };
 
 /// Most transfers that may be unfinished at a time.
@@ -123,11 +122,38 @@ pub(crate) struct Body {
     signals: Vec<Signal>,
 }
 
+/// What carries transfers: their connection.
+pub(crate) trait Carrier: Send + Sync + Sized {
+    /// How errors name the peer.
+    fn peer(&self) -> &Arc<str>;
+
+    /// Why it is of no more use.
+    fn lost_error(&self) -> Error;
+
+    /// Whether no memory is touched through it any more, nor ever will be.
+    fn has_ended(&self) -> bool;
+
+    /// Whether all that is left of a transfer, of which these operations have not ended, is for this process to do.
+    fn is_up_to_us(&self, transfer: &Arc<Transfer<Self>>, ops: &[(u16, OpName)]) -> bool;
+
+    /// All operations of a transfer have ended, well or badly: does what comes after.
+    fn go_on(
+        self: &Arc<Self>,
+        transfer: &Arc<Transfer<Self>>,
+        after: After,
+        verdict: Result<()>,
+        fence: Option<Fence>,
+    );
+
+    /// A transfer has ended.
+    fn transfer_ended(&self, transfer: &Transfer<Self>, is_done: bool);
+}
+
 /// One transfer.
-pub(crate) struct Transfer {
+pub(crate) struct Transfer<C> {
     pub(crate) id: TransferId,
     pub(crate) kind: Kind,
-    pub(crate) conn: Arc<Connection>,
+    pub(crate) conn: Arc<C>,
     state: AtomicU8,
     /// Operations that have not ended, and one for the post itself.
     ops_left: AtomicU32,
@@ -146,7 +172,7 @@ pub(crate) struct Transfer {
     pub(crate) body: Mutex<Body>,
 }
 
-impl Transfer {
+impl<C: Carrier> Transfer<C> {
     pub(crate) fn finished(&self) -> bool {
         self.state.load(Acquire) != PENDING
     }
@@ -213,11 +239,11 @@ impl Transfer {
     pub(crate) fn waits_for_peer(self: &Arc<Self>) -> bool {
         let ops = self.body.lock().ops.clone();
         let by_us = !ops.is_empty() && !self.notifying.load(Relaxed);
-        !(by_us && self.conn.is_ours(&ops) && !self.conn.is_asking_for(self))
+        !(by_us && self.conn.is_up_to_us(self, &ops))
     }
 
     /// Keeps it from ending with its connection: its memory may still be touched.
-    pub(crate) fn hold(self: &Arc<Self>) -> Hold {
+    pub(crate) fn hold(self: &Arc<Self>) -> Hold<C> {
         self.holds.fetch_add(1, SeqCst);
         Hold(Arc::clone(self))
     }
@@ -265,33 +291,12 @@ impl Transfer {
             Some(e) => Err(e),
             None => Ok(()),
         };
-        match after {
-            After::Publish => self.publish(verdict),
-            After::Notify(payload) if verdict.is_ok() && fence.is_none() => {
-                self.conn.notify_after(self, payload);
-            }
-            After::Notify(_) => self.publish(match fence {
-                Some(fence) if verdict.is_ok() => Err(self.fence_error(fence)),
-                _ => verdict,
-            }),
-            After::Fin(seq) => {
-                self.conn.finish_receive(seq, verdict.as_ref().err(), fence);
-                self.publish(verdict);
-            }
-            After::Answer(id) => {
-                self.conn.copy_ended(id, verdict.as_ref().err(), fence);
-                self.publish(verdict);
-            }
-            After::Deliver { id, payload } => {
-                self.conn.notif_fetched(id, verdict.is_ok().then_some(payload));
-                self.publish(verdict);
-            }
-        }
+        self.conn.go_on(self, after, verdict, fence);
     }
 
     /// What an operation's failure means to the caller.
     fn op_error(&self, e: OpError) -> Error {
-        let peer = Arc::clone(&self.conn.peer.name);
+        let peer = Arc::clone(self.conn.peer());
         let fence = self.body.lock().fence;
         match (&e, fence) {
             (OpError::Remote(_), _) => Error::RemoteAccess { peer, reason: e.to_string() },
@@ -313,10 +318,10 @@ impl Transfer {
     pub(crate) fn fence_error(&self, fence: Fence) -> Error {
         match fence {
             Fence::Cancel => Error::Cancelled { by: "the caller".into() },
-            Fence::PeerCancel => Error::Cancelled { by: Arc::clone(&self.conn.peer.name) },
+            Fence::PeerCancel => Error::Cancelled { by: Arc::clone(self.conn.peer()) },
             Fence::Deadline => Error::DeadlineExceeded {
                 after: self.timeout.unwrap_or_default(),
-                peer: Some(Arc::clone(&self.conn.peer.name)),
+                peer: Some(Arc::clone(self.conn.peer())),
             },
             Fence::OwnDeadline => {
                 Error::DeadlineExceeded { after: self.timeout.unwrap_or_default(), peer: None }
@@ -353,15 +358,15 @@ impl Transfer {
 }
 
 /// A transfer that does not end with its connection before this is dropped.
-pub(crate) struct Hold(Arc<Transfer>);
+pub(crate) struct Hold<C: Carrier>(Arc<Transfer<C>>);
 
-impl Hold {
-    pub(crate) fn transfer(&self) -> &Arc<Transfer> {
+impl<C: Carrier> Hold<C> {
+    pub(crate) fn transfer(&self) -> &Arc<Transfer<C>> {
         &self.0
     }
 }
 
-impl Drop for Hold {
+impl<C: Carrier> Drop for Hold<C> {
     fn drop(&mut self) {
         // Of this and the end of the connection one sees the other.
         if self.0.holds.fetch_sub(1, SeqCst) == 1 && self.0.conn.has_ended() {
@@ -370,7 +375,7 @@ impl Drop for Hold {
     }
 }
 
-impl Completion for Transfer {
+impl<C: Carrier> Completion for Transfer<C> {
     fn complete(self: Arc<Self>, result: OpResult) {
         if let Err(e) = result {
             let error = self.op_error(e);
@@ -381,9 +386,9 @@ impl Completion for Transfer {
 }
 
 /// What a transfer is made of.
-pub(crate) struct Plan {
+pub(crate) struct Plan<C> {
     pub(crate) kind: Kind,
-    pub(crate) conn: Arc<Connection>,
+    pub(crate) conn: Arc<C>,
     pub(crate) bytes: u64,
     pub(crate) timeout: Option<Duration>,
     pub(crate) leases: SmallVec<[Lease; 1]>,
@@ -392,38 +397,38 @@ pub(crate) struct Plan {
 }
 
 /// Transfers by name: the unfinished ones, and those that finished not long ago.
-pub(crate) struct Transfers {
-    inner: Mutex<Inner>,
+pub(crate) struct Transfers<C> {
+    inner: Mutex<Inner<C>>,
     pub(crate) pending: AtomicUsize,
 }
 
-enum Slot {
+enum Slot<C> {
     Ended(TransferId, Status),
-    Live(Arc<Transfer>),
+    Live(Arc<Transfer<C>>),
 }
 
 /// A transfer that was asked for by name.
-pub(crate) enum Found {
+pub(crate) enum Found<C> {
     /// It has ended; nothing but its result is left.
     Ended(Status),
     /// It may not have ended.
-    Live(Arc<Transfer>),
+    Live(Arc<Transfer<C>>),
 }
 
-#[derive(Default)]
-struct Inner {
-    slots: Slab<Slot>,
+struct Inner<C> {
+    slots: Slab<Slot<C>>,
     kept: VecDeque<usize>,
     generation: u32,
 }
 
-impl Transfers {
+impl<C: Carrier> Transfers<C> {
     pub(crate) fn new() -> Self {
-        Self { inner: Mutex::default(), pending: AtomicUsize::new(0) }
+        let inner = Inner { slots: Slab::new(), kept: VecDeque::new(), generation: 0 };
+        Self { inner: Mutex::new(inner), pending: AtomicUsize::new(0) }
     }
 
     /// Makes a transfer, unless too many are unfinished.
-    pub(crate) fn insert(&self, plan: Plan) -> Result<Arc<Transfer>> {
+    pub(crate) fn insert(&self, plan: Plan<C>) -> Result<Arc<Transfer<C>>> {
         if self.pending.fetch_add(1, AcqRel) >= MAX_PENDING {
             self.pending.fetch_sub(1, AcqRel);
             return Err(Error::Full {
@@ -467,7 +472,7 @@ impl Transfers {
         Ok(transfer)
     }
 
-    pub(crate) fn find(&self, id: TransferId) -> Result<Found> {
+    pub(crate) fn find(&self, id: TransferId) -> Result<Found<C>> {
         match self.inner.lock().slots.get(index(id)) {
             Some(Slot::Live(transfer)) if transfer.id == id => {
                 Ok(Found::Live(Arc::clone(transfer)))
@@ -478,7 +483,7 @@ impl Transfers {
     }
 
     /// Notes that a transfer has ended: its result is kept, until many more have ended.
-    pub(crate) fn ended(&self, transfer: &Transfer) {
+    pub(crate) fn ended(&self, transfer: &Transfer<C>) {
         self.pending.fetch_sub(1, AcqRel);
         let ended = Slot::Ended(transfer.id, transfer.status());
         let mut inner = self.inner.lock();
@@ -495,7 +500,7 @@ impl Transfers {
     }
 
     /// The unfinished transfers that `pick` wants.
-    pub(crate) fn unfinished(&self, pick: impl Fn(&Transfer) -> bool) -> Vec<Arc<Transfer>> {
+    pub(crate) fn unfinished(&self, pick: impl Fn(&Transfer<C>) -> bool) -> Vec<Arc<Transfer<C>>> {
         let inner = self.inner.lock();
         let live = inner.slots.iter().filter_map(|(_, slot)| match slot {
             Slot::Live(transfer) if !transfer.finished() && pick(transfer) => Some(transfer),

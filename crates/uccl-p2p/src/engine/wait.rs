@@ -10,13 +10,12 @@ use smallvec::SmallVec;
 use uccl_fabric::lane::Lane;
 
 use super::{
-    connection::{Claim, Connection},
+    connection::{Claim, Connection, Transfer},
     deadline,
     park::Parker,
     timers,
-    transfer::Transfer,
 };
-use crate::{endpoint::Interrupt, error::Error};
+use crate::{error::Error, types::Interrupt};
 
 /// A caller asks whether to go on at least this often.
 const SLICE: Duration = Duration::from_millis(50);
@@ -62,7 +61,7 @@ pub(crate) fn wait(
     let mut looks = 0_u32;
     let mut quiet_since = None;
     let mut asked = None;
-    let fence_at = timers::fence_at(transfer);
+    let fence_at = timers::fence_at(transfer, &transfer.conn.core.config);
     loop {
         looks = looks.wrapping_add(1);
         let rails = conn.rails_under_way();
@@ -127,7 +126,7 @@ fn sleep(conn: &Connection, transfer: &Transfer, until: Option<Instant>, now: In
 
 /// How long to sleep at most.
 fn nap(transfer: &Transfer, until: Option<Instant>, now: Instant) -> Duration {
-    let fence_at = timers::fence_at(transfer);
+    let fence_at = timers::fence_at(transfer, &transfer.conn.core.config);
     [until, fence_at]
         .into_iter()
         .flatten()

@@ -13,7 +13,6 @@ use uccl_fabric::alloc;
 pub use uccl_fabric::lane::Moves;
 use uccl_wire::advert::Advert;
 
-use super::CudaStream;
 use crate::{
     error::Error,
     ids::{ConnId, MrId, TransferId},
@@ -287,5 +286,24 @@ impl SharedBuf {
     /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+}
+
+/// A CUDA stream, as frameworks name theirs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CudaStream {
+    pub(crate) device: u32,
+    pub(crate) handle: u64,
+}
+
+impl CudaStream {
+    /// The stream with this handle (`cudaStream_t` as a number; 0 is the default stream) on the GPU of this
+    /// ordinal.
+    ///
+    /// # Safety
+    /// There is such a stream until the calls that it is given to have returned.
+    #[must_use]
+    pub unsafe fn new(device: u32, handle: u64) -> Self {
+        Self { device, handle }
     }
 }

@@ -1,0 +1,95 @@
+//! A connection's session, and what the engine keeps for each thing that the session knows.
+
+use std::{marker::PhantomData, sync::Arc};
+
+use bytes::Bytes;
+use uccl_proto::{Handles, Session};
+
+use super::{
+    loans::{Grants, Lent},
+    transfer::{Carrier, Transfer},
+    work::Work,
+};
+
+/// What the engine keeps, for connections of this kind.
+pub(crate) struct Kept<C>(PhantomData<C>);
+
+impl<C: Carrier> Handles for Kept<C> {
+    type Send = Sent<C>;
+    type Notif = Sent<C>;
+    type Receive = Arc<Transfer<C>>;
+    type Ask = Ask<C>;
+    type Asked = Arc<Transfer<C>>;
+    type Operation = Arc<Piece<C>>;
+}
+
+/// One end of a connection, as the protocol sees it.
+pub(crate) struct Talk<C: Carrier> {
+    pub(crate) session: Session<Kept<C>>,
+    /// Room for a message, or for its head.
+    pub(crate) message: Vec<u8>,
+}
+
+impl<C: Carrier> Talk<C> {
+    /// Of a connection with so many lanes.
+    pub(crate) fn new(lanes: usize) -> Self {
+        Self { session: Session::new(lanes), message: Vec::new() }
+    }
+}
+
+/// A send or a notification that the peer has not answered.
+pub(crate) struct Sent<C: Carrier> {
+    pub(super) transfer: Arc<Transfer<C>>,
+    pub(super) grants: Grants,
+    /// What a granted notification says.
+    pub(super) payload: Option<Bytes>,
+}
+
+impl<C: Carrier> Sent<C> {
+    pub(super) fn of(transfer: &Arc<Transfer<C>>) -> Self {
+        Self { transfer: Arc::clone(transfer), grants: Grants::new(), payload: None }
+    }
+
+    /// What the peer may be using of it.
+    pub(super) fn lent(self) -> impl Iterator<Item = Lent<C>> {
+        let Self { transfer, grants, mut payload } = self;
+        let lent = grants.into_iter().filter_map(move |grant| grant.end(&transfer));
+        // A payload has one key.
+        lent.map(move |lent| Lent { _payload: payload.take(), ..lent })
+    }
+}
+
+/// Something that the peer was asked to copy and has not answered.
+pub(crate) struct Ask<C: Carrier> {
+    pub(super) transfer: Arc<Transfer<C>>,
+    /// For the lanes, should the peer decline.
+    pub(super) work: Work,
+    pub(super) grants: Grants,
+}
+
+impl<C: Carrier> Ask<C> {
+    /// What the peer may be using of it.
+    pub(super) fn lent(self) -> impl Iterator<Item = Lent<C>> {
+        let Self { transfer, grants, .. } = self;
+        grants.into_iter().filter_map(move |grant| grant.end(&transfer))
+    }
+
+    pub(super) fn is_of(&self, transfer: &Arc<Transfer<C>>) -> bool {
+        Arc::ptr_eq(&self.transfer, transfer)
+    }
+}
+
+/// An operation of a connection with several lanes: it can be posted again when its lane dies.
+pub(crate) struct Piece<C: Carrier> {
+    pub(crate) transfer: Arc<Transfer<C>>,
+    pub(crate) work: Work,
+    /// Where it was posted.
+    pub(crate) lane: usize,
+}
+
+impl<C: Carrier> Clone for Piece<C> {
+    fn clone(&self) -> Self {
+        let Self { transfer, work, lane } = self;
+        Self { transfer: Arc::clone(transfer), work: work.clone(), lane: *lane }
+    }
+}
