@@ -20,9 +20,8 @@ use uccl_fabric::{
 use crate::{
     Config, ConnId, Endpoint, Iov, MrId, Transport,
     engine::{
-        connection::{Connection, Peer},
-        rails::Devices,
-        worker::Workers,
+        connection::{Connection, Peer, Workers},
+        core::Devices,
     },
     wire::advert::Advert,
 };

@@ -14,7 +14,7 @@ use uccl_fabric::{
 
 use super::{
     Endpoint, LOOKS, Op, Outcome, Request,
-    transfers::{remote_span, settle},
+    transfers::{Begun, remote_span, settle},
 };
 use crate::{
     engine::{
@@ -33,13 +33,6 @@ use crate::{
 const LOOKS_BEFORE_A_TRANSFER: u32 = 1024;
 /// How long a call waits for a GPU's copy before it makes a transfer of it.
 const MOMENT: Duration = Duration::from_millis(1);
-
-/// What a call that waits has begun.
-pub(super) enum Begun {
-    /// It is over already.
-    Done(Outcome),
-    Under(Arc<Transfer>),
-}
 
 /// One piece to be read or written.
 pub(super) struct Single {

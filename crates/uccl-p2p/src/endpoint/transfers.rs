@@ -10,10 +10,7 @@ use uccl_device::cuda::Signal;
 use uccl_fabric::mem::{RemoteSpan, Span};
 use uccl_wire::{advert::Advert, message::MAX_IOVS};
 
-use super::{
-    CudaStream, Endpoint, Interrupt, Op, Outcome, Request, Status, Tried, Uninterrupted,
-    at_once::Begun,
-};
+use super::{CudaStream, Endpoint, Interrupt, Op, Outcome, Request, Status, Tried, Uninterrupted};
 use crate::{
     engine::{
         connection::{Claim, Connection, Found, Hold, Transfer},
@@ -31,6 +28,13 @@ use crate::{
 
 /// What is one-sided is cut into operations that lanes take; the two sides of a send and a recv compare whole lists.
 const MAX_ONE_SIDED_IOVS: usize = 1 << 20;
+
+/// What a call that waits has begun.
+pub(super) enum Begun {
+    /// It is over already.
+    Done(Outcome),
+    Under(Arc<Transfer>),
+}
 
 impl Endpoint {
     /// Starts a transfer.

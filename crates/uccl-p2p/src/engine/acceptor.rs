@@ -26,10 +26,9 @@ use uccl_wire::{
 };
 
 use super::{
-    connection::Connection,
-    core::Core,
+    connection::{Connection, Core, Workers},
     greeting::{self, Greeting, MAX_LANES},
-    worker::{ACCEPTOR, Workers},
+    workers::ACCEPTOR,
 };
 use crate::{
     error::{Error, Result},

@@ -5,90 +5,14 @@
 
 use std::{sync::Arc, time::Instant};
 
-use parking_lot::Mutex;
 use uccl_fabric::lane::Aftermath;
 
 use super::{
-    connection::{Connection, Hold, Lent, Transfer},
-    core::Core,
+    connection::{Connection, Core, Lent, Transfer},
+    given_up::GivenUp,
     regions::Ending,
-    timers,
 };
 use crate::error::Error;
-
-/// A peer whose lanes are dead here.
-struct GivenUp {
-    peer: Arc<str>,
-    since: Instant,
-    aftermaths: Vec<Arc<dyn Aftermath>>,
-    lent: Vec<Lent>,
-    /// Transfers that do not end before the copies that this process itself still makes: of which of them these are, no
-    /// lane tells.
-    copied: Vec<Hold>,
-}
-
-impl GivenUp {
-    fn touches_slot(&self, slot: u32) -> bool {
-        self.aftermaths.iter().any(|aftermath| aftermath.touches(slot))
-    }
-
-    /// Whether the peer may be touching the region of this slot, by its own key or by one made for a part.
-    fn touches(&self, slot: u32) -> bool {
-        let mut lent = self.lent.iter().filter(|lent| lent.part_of == Some(slot));
-        self.touches_slot(slot) || lent.any(|lent| self.touches_slot(lent.revoked.slot()))
-    }
-
-    fn copies(&self) -> bool {
-        self.aftermaths.iter().any(|aftermath| aftermath.copies())
-    }
-
-    fn is_over(&self) -> bool {
-        self.aftermaths.iter().all(|aftermath| aftermath.is_over())
-    }
-
-    /// What was lent and is not touched any more. Its key is revoked: nothing begins there.
-    fn take_back(&mut self) -> Vec<Lent> {
-        if self.is_over() {
-            return std::mem::take(&mut self.lent);
-        }
-        let aftermaths = &self.aftermaths;
-        let is_free = |lent: &mut Lent| {
-            let slot = lent.revoked.slot();
-            !aftermaths.iter().any(|aftermath| aftermath.touches(slot))
-        };
-        self.lent.extract_if(.., is_free).collect()
-    }
-
-    /// Transfers that have been held for as long as may be.
-    fn stuck(&mut self, core: &Core) -> Vec<Hold> {
-        if !timers::is_over(self.since, timers::to_end(&core.config)) {
-            return Vec::new();
-        }
-        let lent = self.lent.iter_mut().filter_map(|lent| lent.hold.take());
-        lent.chain(self.copied.drain(..)).collect()
-    }
-}
-
-/// The peers of an endpoint that were given up.
-#[derive(Default)]
-pub(crate) struct Aftermaths(Mutex<Vec<GivenUp>>);
-
-impl Aftermaths {
-    /// Forgets them all: nothing of the endpoint is left to be touched.
-    pub(crate) fn forget(&self) {
-        let forgotten = std::mem::take(&mut *self.0.lock());
-        drop(forgotten);
-    }
-
-    fn all(&self) -> Vec<Arc<dyn Aftermath>> {
-        self.0.lock().iter().flat_map(|left| left.aftermaths.iter().cloned()).collect()
-    }
-
-    #[cfg(test)]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.lock().is_empty()
-    }
-}
 
 impl Core {
     /// Watches what the peer of a connection whose lanes are dead may still be at, also with keys that it was given
@@ -124,7 +48,7 @@ impl Core {
                 if !left.copied.is_empty() && !left.copies() {
                     copied.append(&mut left.copied);
                 }
-                let held = left.stuck(self);
+                let held = left.stuck(&self.config);
                 stuck.extend(held.into_iter().map(|hold| (hold, Arc::clone(&left.peer))));
                 !left.is_over()
             });

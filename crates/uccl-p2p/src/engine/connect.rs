@@ -21,11 +21,9 @@ use uccl_wire::{
 
 use super::{
     acceptor::tcp_lane,
-    connection::Connection,
-    core::Core,
+    connection::{Connection, Core, Workers},
     greeting::{self, Greeting},
     transfer::Carrier as _,
-    worker::Workers,
 };
 use crate::{
     config::Transport,

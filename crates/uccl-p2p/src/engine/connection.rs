@@ -17,16 +17,16 @@ use uccl_fabric::{
 use uccl_proto::assembler::fragments;
 
 use super::{
-    attached::Attached,
+    attached,
     claims::{Claims, Left},
-    core::Core,
+    core,
     deferred::Deferred,
     fates::{self, Lanes},
     loans,
     park::Parker,
     talk,
     transfer::{self, After, Carrier, Fence, Kind, Plan},
-    worker::Workers,
+    workers,
 };
 use crate::{
     error::{Error, Result},
@@ -34,17 +34,19 @@ use crate::{
     types::{Accepted, ConnInfo},
 };
 
-/// A connection's transfers, and what else is generic over what carries them.
+/// What is generic over the connections that it serves.
 pub(crate) type Transfer = transfer::Transfer<Connection>;
 pub(crate) type Hold = transfer::Hold<Connection>;
 pub(crate) type Found = transfer::Found<Connection>;
-pub(crate) type Transfers = transfer::Transfers<Connection>;
 pub(crate) type Talk = talk::Talk<Connection>;
 pub(crate) type Session = uccl_proto::Session<talk::Kept<Connection>>;
 pub(crate) type Sent = talk::Sent<Connection>;
 pub(crate) type Ask = talk::Ask<Connection>;
 pub(crate) type Piece = talk::Piece<Connection>;
 pub(crate) type Lent = loans::Lent<Connection>;
+pub(crate) type Core = core::Core<Connection>;
+pub(crate) type Workers = workers::Workers<Connection>;
+pub(crate) type Attached = attached::Attached<Connection>;
 
 /// The lane over all rails of a connection.
 pub(crate) struct RailLane {

@@ -11,27 +11,21 @@ use std::{
 
 use parking_lot::{Condvar, Mutex, RwLock};
 use slab::Slab;
-use smallvec::SmallVec;
-use uccl_fabric::{alloc::Shareable, lane::Lane, mem::Span, rma::rail::RailError};
+use uccl_fabric::rma::Rails;
 
 use super::{
-    aftermath::Aftermaths,
-    connection::{Connection, Transfers},
-    rails::Devices,
-    regions::{Mr, Mrs},
-    timers,
-    transfer::Carrier as _,
-    worker::Workers,
+    given_up::Aftermaths,
+    regions::Mrs,
+    transfer::{Carrier, Transfers},
+    workers::Workers,
 };
 use crate::{
     config::Config,
     error::{Error, Result},
-    ids::{ConnId, MrId},
+    ids::ConnId,
     types::{Accepted, ConnInfo, Notification, Op},
 };
 
-/// Lost connections whose reason is kept for those who ask.
-const KEPT_LOST: usize = 1024;
 /// Bytes of notifications that may wait to be taken before peers are made to wait.
 pub(crate) const NOTIF_LIMIT: usize = 256 << 20;
 /// What a notification counts beside its payload: empty ones take memory, too.
@@ -39,17 +33,23 @@ const NOTIF_CHARGE: usize = 128;
 /// Connections that may wait for accept.
 pub(crate) const MAX_ACCEPTS: usize = 1024;
 
-/// A connection by name.
-enum Entry {
-    Lost(ConnId, Error, Box<ConnInfo>),
-    Open(Arc<Connection>),
+/// The devices of an endpoint.
+pub(crate) struct Devices {
+    pub(crate) rails: Arc<Rails>,
+    /// Why there are none, for people.
+    pub(crate) why_none: String,
 }
 
-#[derive(Default)]
-struct Conns {
-    slab: Slab<Entry>,
-    lost: VecDeque<usize>,
-    generation: u32,
+/// A connection by name.
+pub(super) enum Entry<C> {
+    Lost(ConnId, Error, Box<ConnInfo>),
+    Open(Arc<C>),
+}
+
+pub(super) struct Conns<C> {
+    pub(super) slab: Slab<Entry<C>>,
+    pub(super) lost: VecDeque<usize>,
+    pub(super) generation: u32,
 }
 
 /// Counters; see [`crate::types::Stats`].
@@ -81,47 +81,40 @@ impl Counters {
 }
 
 /// What one endpoint is made of, but for its threads.
-pub(crate) struct Core {
+pub(crate) struct Core<C: Carrier> {
     pub(crate) config: Config,
     /// Random; a restarted endpoint has another.
     pub(crate) instance: u64,
     pub(crate) mrs: Mrs,
     /// Devices that move memory one-sidedly, once they have been opened.
     pub(crate) rails: OnceLock<Devices>,
-    pub(crate) transfers: Transfers,
-    pub(crate) workers: Workers,
+    pub(crate) transfers: Transfers<C>,
+    pub(crate) workers: Workers<C>,
     pub(crate) counters: Counters,
     pub(crate) closed: AtomicBool,
     pub(crate) panicked: OnceLock<Arc<str>>,
-    conns: RwLock<Conns>,
+    pub(super) conns: RwLock<Conns<C>>,
     /// Peers that were given up, and may not know it yet.
-    pub(crate) aftermaths: Aftermaths,
-    pub(crate) accepts: Mutex<Accepts>,
+    pub(crate) aftermaths: Aftermaths<C>,
+    pub(crate) accepts: Mutex<Accepts<C>>,
     pub(crate) accepted: Condvar,
-    notifs: Mutex<VecDeque<Notification>>,
-    have_notifs: AtomicBool,
+    pub(super) notifs: Mutex<VecDeque<Notification>>,
+    pub(super) have_notifs: AtomicBool,
     pub(crate) notif_bytes: AtomicUsize,
     pub(crate) notified: Condvar,
 }
 
 /// Connections that wait for accept.
-#[derive(Default)]
-pub(crate) struct Accepts {
+pub(crate) struct Accepts<C> {
     pub(crate) waiting: VecDeque<Accepted>,
     /// Nobody calls accept: connections are simply there.
     pub(crate) passive: bool,
     /// Those that do not wait yet, as their rails have not been tried, and since when.
-    untried: Vec<(Weak<Connection>, Instant)>,
+    pub(super) untried: Vec<(Weak<C>, Instant)>,
 }
 
-impl Accepts {
-    fn forget_ended(&mut self) {
-        self.untried.retain(|(conn, _)| conn.upgrade().is_some_and(|conn| !conn.is_failed()));
-    }
-}
-
-impl Core {
-    pub(crate) fn new(config: Config, workers: Workers) -> Result<Self> {
+impl<C: Carrier> Core<C> {
+    pub(crate) fn new(config: Config, workers: Workers<C>) -> Result<Self> {
         let instance = getrandom::u64()
             .map_err(|e| Error::os("reading random bytes", std::io::Error::other(e)))?;
         Ok(Self {
@@ -134,9 +127,13 @@ impl Core {
             counters: Counters::default(),
             closed: AtomicBool::new(false),
             panicked: OnceLock::new(),
-            conns: RwLock::default(),
+            conns: RwLock::new(Conns { slab: Slab::new(), lost: VecDeque::new(), generation: 0 }),
             aftermaths: Aftermaths::default(),
-            accepts: Mutex::default(),
+            accepts: Mutex::new(Accepts {
+                waiting: VecDeque::new(),
+                passive: false,
+                untried: Vec::new(),
+            }),
             accepted: Condvar::new(),
             notifs: Mutex::default(),
             have_notifs: AtomicBool::new(false),
@@ -153,170 +150,6 @@ impl Core {
         if self.closed.load(Acquire) { Err(Error::Closed) } else { Ok(()) }
     }
 
-    /// Adds a connection, made by `make` under the name it will have.
-    pub(crate) fn add_conn(
-        &self,
-        make: impl FnOnce(ConnId) -> Arc<Connection>,
-    ) -> Result<Arc<Connection>> {
-        let mut conns = self.conns.write();
-        self.usable()?;
-        conns.generation = conns.generation.wrapping_add(1).max(1);
-        let generation = conns.generation;
-        let entry = conns.slab.vacant_entry();
-        let conn = make(ConnId(u64::from(generation) << 32 | entry.key() as u64));
-        entry.insert(Entry::Open(Arc::clone(&conn)));
-        Ok(conn)
-    }
-
-    pub(crate) fn conn(&self, id: ConnId) -> Result<Arc<Connection>> {
-        match self.conns.read().slab.get(index(id)) {
-            // It is being ended: its transfers may have failed already.
-            Some(Entry::Open(conn)) if conn.id == id && conn.is_failed() => Err(conn.lost_error()),
-            Some(Entry::Open(conn)) if conn.id == id => Ok(Arc::clone(conn)),
-            Some(Entry::Lost(lost, e, _)) if *lost == id => Err(e.clone()),
-            _ => Err(Error::UnknownConnection(id)),
-        }
-    }
-
-    /// What is known of a connection, also of one that is lost.
-    pub(crate) fn conn_info(&self, id: ConnId) -> Result<ConnInfo> {
-        match self.conns.read().slab.get(index(id)) {
-            Some(Entry::Open(conn)) if conn.id == id => Ok(conn.info()),
-            Some(Entry::Lost(lost, _, info)) if *lost == id => Ok((**info).clone()),
-            _ => Err(Error::UnknownConnection(id)),
-        }
-    }
-
-    pub(crate) fn open_conns(&self) -> SmallVec<[Arc<Connection>; 8]> {
-        let conns = self.conns.read();
-        let open = conns.slab.iter().filter_map(|(_, entry)| match entry {
-            Entry::Open(conn) => Some(Arc::clone(conn)),
-            Entry::Lost(..) => None,
-        });
-        open.collect()
-    }
-
-    /// Keeps nothing of a lost connection but the reason, unless it is forgotten already: its place may be another's
-    /// by now.
-    pub(crate) fn conn_lost(&self, conn: &Connection, e: Error) {
-        let lost = Entry::Lost(conn.id, e, Box::new(conn.info()));
-        let mut conns = self.conns.write();
-        let old = match conns.slab.get_mut(index(conn.id)) {
-            Some(Entry::Open(open)) if open.id != conn.id => return,
-            Some(entry @ Entry::Open(_)) => std::mem::replace(entry, lost),
-            _ => return,
-        };
-        conns.lost.push_back(index(conn.id));
-        if conns.lost.len() > KEPT_LOST
-            && let Some(oldest) = conns.lost.pop_front()
-        {
-            conns.slab.try_remove(oldest);
-        }
-        drop(conns);
-        drop(old);
-        self.accepts.lock().waiting.retain(|accepted| accepted.conn != conn.id);
-    }
-
-    /// Forgets a connection. True if it was there, open or lost.
-    pub(crate) fn forget_conn(&self, id: ConnId) -> bool {
-        let mut conns = self.conns.write();
-        let known = match conns.slab.get(index(id)) {
-            Some(Entry::Open(conn)) => conn.id == id,
-            Some(Entry::Lost(lost, ..)) => *lost == id,
-            None => false,
-        };
-        if known {
-            conns.lost.retain(|lost| *lost != index(id));
-            let entry = conns.slab.remove(index(id));
-            drop(conns);
-            drop(entry);
-        }
-        known
-    }
-
-    /// Lets a new peer of this host map the shared memory that is registered.
-    pub(crate) fn offer_memory_to(&self, conn: &Connection) {
-        for memory in self.mrs.shared_memory() {
-            conn.lanes.iter().for_each(|lane| lane.offer(&memory));
-        }
-    }
-
-    /// Adds a region, and lets the peers of this host map its memory if that is shared.
-    pub(crate) fn add_region(self: &Arc<Self>, span: Span) -> Result<MrId> {
-        let offer = |memory: &Shareable| self.for_each_lane(|lane| lane.offer(memory));
-        let lease = self.mrs.insert(span, offer)?;
-        let mr = lease.mr();
-        if let Some(Devices { rails, .. }) = self.rails.get() {
-            // A region that ends meanwhile keeps its slot, and is taken from the devices again, for its lease.
-            rails.add(mr.region.slot, mr.span, mr.kind, mr.region.rights);
-        }
-        let id = mr.id;
-        drop(lease);
-        if let Err(e) = self.usable() {
-            // The memory is the caller's again, as if it had come too late.
-            return match self.release_region(id) {
-                Ok(()) | Err(Error::UnknownRegion(_)) => Err(e),
-                Err(touched) => Err(touched),
-            };
-        }
-        Ok(id)
-    }
-
-    /// A region has ended: devices let go of it, and peers forget its memory, unless others lie in it. An error says
-    /// why a device did not, which may still reach the memory.
-    pub(crate) fn let_go_of_memory(&self, mr: &Mr) -> std::result::Result<(), RailError> {
-        if let Some(Devices { rails, .. }) = self.rails.get() {
-            rails.remove(mr.region.slot)?;
-        }
-        self.mrs.let_go(mr, |memory| self.for_each_lane(|lane| lane.retract(memory.id())));
-        Ok(())
-    }
-
-    fn for_each_lane(&self, each: impl Fn(&dyn Lane)) {
-        for conn in self.open_conns() {
-            conn.lanes.iter().for_each(|lane| each(&**lane));
-        }
-    }
-
-    /// Whether so many connections wait for accept that there is no place for another.
-    pub(crate) fn has_unaccepted(&self) -> bool {
-        let mut accepts = self.accepts.lock();
-        accepts.forget_ended();
-        accepts.waiting.len() + accepts.untried.len() >= MAX_ACCEPTS
-    }
-
-    /// Notes a connection that waits for accept when its rails have been tried, or have had their time.
-    pub(super) fn await_rails(&self, conn: &Arc<Connection>) {
-        self.accepts.lock().untried.push((Arc::downgrade(conn), Instant::now()));
-        self.workers.hurry();
-    }
-
-    /// Does without rails that have had their time; says whether some have it still.
-    pub(crate) fn look_after_untried(&self) -> bool {
-        let time = timers::to_try_rails(&self.config);
-        let late: Vec<_> = {
-            let mut accepts = self.accepts.lock();
-            if accepts.untried.is_empty() {
-                return false;
-            }
-            accepts.forget_ended();
-            accepts.untried.extract_if(.., |(_, since)| timers::is_over(*since, time)).collect()
-        };
-        // Nothing is locked here.
-        late.iter().filter_map(|(conn, _)| conn.upgrade()).for_each(|conn| conn.do_without_rails());
-        !self.accepts.lock().untried.is_empty()
-    }
-
-    pub(crate) fn offer_accept(&self, accepted: Accepted) {
-        let mut accepts = self.accepts.lock();
-        accepts.untried.retain(|(conn, _)| conn.upgrade().is_some_and(|c| c.id != accepted.conn));
-        // Under the lock: one that ends from now on leaves again.
-        if !accepts.passive && self.conn(accepted.conn).is_ok() {
-            accepts.waiting.push_back(accepted);
-            self.accepted.notify_one();
-        }
-    }
-
     pub(crate) fn push_notif(&self, notif: Notification) {
         self.counters.notifs_received.fetch_add(1, Relaxed);
         self.notif_bytes.fetch_add(charge(&notif), Relaxed);
@@ -325,24 +158,6 @@ impl Core {
         self.have_notifs.store(true, Release);
         drop(notifs);
         self.notified.notify_all();
-    }
-
-    /// Takes what has been delivered, and lets in what had to wait.
-    pub(crate) fn take_notifs(&self) -> Vec<Notification> {
-        if !self.have_notifs.load(Acquire) {
-            return Vec::new();
-        }
-        let taken: Vec<_> = {
-            let mut notifs = self.notifs.lock();
-            self.have_notifs.store(false, Release);
-            notifs.drain(..).collect()
-        };
-        let bytes: usize = taken.iter().map(charge).sum();
-        let before = self.notif_bytes.fetch_sub(bytes, Relaxed);
-        if before > NOTIF_LIMIT {
-            self.open_conns().iter().for_each(|conn| conn.resume_notifs());
-        }
-        taken
     }
 
     /// Sleeps until a notification may have come.
@@ -355,135 +170,6 @@ impl Core {
 }
 
 /// What a notification counts while it waits.
-fn charge(notif: &Notification) -> usize {
+pub(super) fn charge(notif: &Notification) -> usize {
     notif.payload.len() + NOTIF_CHARGE
-}
-
-fn index(id: ConnId) -> usize {
-    (id.0 & 0xFFFF_FFFF) as usize
-}
-
-#[cfg(test)]
-mod tests {
-    use std::{
-        sync::atomic::Ordering::Relaxed,
-        time::{Duration, Instant},
-    };
-
-    use crate::{Accepted, Config, Endpoint, Iov, Op, Request, Status, Transport, Uninterrupted};
-
-    #[test]
-    fn peers_that_have_ended_are_not_watched_any_more() {
-        let config = || Config {
-            bind: Some([127, 0, 0, 1].into()),
-            port: Some(0),
-            transport: Transport::Local,
-            ..Config::default()
-        };
-        let (a, b) = (Endpoint::new(config()), Endpoint::new(config()));
-        let (a, b) = (a.expect("an endpoint"), b.expect("an endpoint"));
-        for _ in 0..3 {
-            let conn = a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");
-            b.accept(None, &mut Uninterrupted).expect("accepted");
-            a.disconnect(conn).expect("it was there");
-        }
-        let begun = Instant::now();
-        // A worker sees to it: nobody calls anything.
-        while [&a, &b].iter().any(|ep| !ep.core().aftermaths.is_empty()) {
-            assert!(begun.elapsed() < Duration::from_secs(20), "peers are watched for ever");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    fn config() -> Config {
-        Config { bind: Some([127, 0, 0, 1].into()), port: Some(0), ..Config::default() }
-    }
-
-    fn until(what: &str, mut done: impl FnMut() -> bool) {
-        let begun = Instant::now();
-        while !done() {
-            assert!(begun.elapsed() < Duration::from_secs(20), "{what}");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    #[test]
-    fn empty_notifications_count_too() {
-        let ends = [config(), config()].map(|config| Endpoint::new(config).expect("an endpoint"));
-        let conn = ends[0].connect(ends[1].addr(), None, &mut Uninterrupted).expect("connected");
-        ends[1].core().notif_bytes.store(super::NOTIF_LIMIT, Relaxed);
-        let send = || ends[0].send_notif(conn, b"", None).expect("posted");
-        let is_there = |id| !matches!(ends[0].poll(id).expect("known"), Status::Pending);
-        let sent = [send(), send()];
-        until("the first fits", || is_there(sent[0]));
-        // What is sent behind them is answered after them.
-        let mut memory = [[0_u64; 2]; 2];
-        let iovs = [0, 1].map(|at| {
-            let (ptr, len) = (memory[at].as_mut_ptr() as usize, 16);
-            // SAFETY: the memory outlives the endpoints' use of it.
-            let mr = unsafe { ends[at].register(ptr, len) }.expect("registered");
-            [Iov { mr, ptr, len }]
-        });
-        let back = ends[1].core().open_conns()[0].id;
-        let recv = Request::new(back, Op::Recv, &iovs[1], &[]);
-        ends[1].post(&recv).expect("posted");
-        let send = Request::new(conn, Op::Send, &iovs[0], &[]);
-        ends[0].run(&send, &mut Uninterrupted).expect("sent");
-        assert!(!is_there(sent[1]), "the second must wait for the first to be taken");
-        assert_eq!(ends[1].take_notifs().expect("ours").len(), 1);
-        until("there is room again", || is_there(sent[1]));
-        assert_eq!(ends[1].take_notifs().expect("ours").len(), 1);
-    }
-
-    #[test]
-    fn connections_that_end_do_not_wait_for_accept() {
-        let ends = [config(), config()].map(|config| Endpoint::new(config).expect("an endpoint"));
-        let waiting = || ends[1].core().accepts.lock().waiting.len();
-        let connect = || ends[0].connect(ends[1].addr(), None, &mut Uninterrupted);
-        let first = connect().expect("connected");
-        let second = connect().expect("connected");
-        until("both are offered", || waiting() == 2);
-        ends[0].disconnect(first).expect("it was there");
-        until("the first has left", || waiting() == 1);
-        let accepted = ends[1].accept(None, &mut Uninterrupted).expect("the second");
-        ends[1].check_connection(accepted.conn).expect("it lives");
-        ends[0].check_connection(second).expect("it lives");
-    }
-
-    #[test]
-    fn so_many_connections_wait_for_accept_and_no_more() {
-        let ends = [config(), config()].map(|config| Endpoint::new(config).expect("an endpoint"));
-        let waits = |at: usize| Accepted {
-            conn: crate::ConnId(at as u64),
-            ip: [127, 0, 0, 1].into(),
-            gpu_index: 0,
-        };
-        let full = (0..super::MAX_ACCEPTS).map(waits).collect();
-        ends[1].core().accepts.lock().waiting = full;
-        let connect = || ends[0].connect(ends[1].addr(), None, &mut Uninterrupted);
-        let refused = connect().expect_err("there is no place").to_string();
-        assert!(refused.contains("accept"), "{refused}");
-        ends[1].accept(None, &mut Uninterrupted).expect("one of them");
-        connect().expect("there is a place");
-    }
-
-    #[test]
-    fn a_connection_that_ends_late_leaves_its_successor_alone() {
-        let config =
-            || Config { bind: Some([127, 0, 0, 1].into()), port: Some(0), ..Config::default() };
-        let ends = [config(), config()].map(|config| Endpoint::new(config).expect("an endpoint"));
-        let connect = || {
-            let conn =
-                ends[0].connect(ends[1].addr(), None, &mut Uninterrupted).expect("connected");
-            ends[1].accept(None, &mut Uninterrupted).expect("accepted");
-            conn
-        };
-        let core = ends[0].core();
-        let first = core.conn(connect()).expect("it is there");
-        ends[0].disconnect(first.id).expect("it was there");
-        let second = connect();
-        assert_eq!(super::index(first.id), super::index(second), "they have the same place");
-        core.conn_lost(&first, first.lost_to("too late"));
-        ends[0].check_connection(second).expect("the second has not ended");
-    }
 }

@@ -6,8 +6,7 @@ use std::{
 };
 
 use super::{
-    connection::{Connection, Transfer},
-    core::Core,
+    connection::{Connection, Core, Transfer},
     timers,
     transfer::Fence,
 };

@@ -6,7 +6,7 @@ use uccl_device::HostIdentity;
 use uccl_fabric::cma::{self, Process};
 use uccl_wire::handshake::{ChecksumPref, CmaProbe, Features, Hello, HelloKind, Psk};
 
-use super::{connection::Peer, core::Core};
+use super::connection::{Core, Peer};
 use crate::{
     config::{Checksum, Config},
     devices,

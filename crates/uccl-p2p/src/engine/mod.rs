@@ -18,6 +18,7 @@ pub(crate) mod deadline;
 pub(crate) mod deferred;
 pub(crate) mod failover;
 pub(crate) mod fates;
+pub(crate) mod given_up;
 pub(crate) mod grants;
 pub(crate) mod greeting;
 pub(crate) mod liveness;
@@ -31,15 +32,18 @@ pub(crate) mod plan;
 pub(crate) mod rails;
 pub(crate) mod receives;
 pub(crate) mod regions;
+pub(crate) mod registry;
 pub(crate) mod release;
 pub(crate) mod sends;
 pub(crate) mod session;
 pub(crate) mod talk;
+pub(crate) mod tending;
 pub(crate) mod timers;
 pub(crate) mod transfer;
 pub(crate) mod wait;
 pub(crate) mod work;
 pub(crate) mod worker;
+pub(crate) mod workers;
 
 #[cfg(test)]
 mod progress_tests;

@@ -16,9 +16,8 @@ use uccl_fabric::{
 use uccl_wire::advert::Advert;
 
 use super::{
-    connection::{Connection, Peer},
+    connection::{Connection, Peer, Workers},
     park::Parker,
-    worker::Workers,
 };
 use crate::{
     Config, ConnId, Endpoint, Interrupt, Iov, MrId, Op, Request, Transport, Uninterrupted,

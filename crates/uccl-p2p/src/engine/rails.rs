@@ -9,8 +9,8 @@ use uccl_fabric::{
 use uccl_wire::message::{self, PREFIX_LEN};
 
 use super::{
-    connection::{Connection, RailLane, Transfer},
-    core::Core,
+    connection::{Connection, Core, RailLane, Transfer},
+    core::Devices,
     sends::MAX_QUEUED,
     work::Work,
 };
@@ -23,13 +23,6 @@ use crate::{
 /// Bytes that wait for a peer that goes on asking. Whoever reads what comes never leaves so many: of what we send by
 /// ourselves, less may wait.
 const MAX_UNREAD: usize = 2 * MAX_QUEUED;
-
-/// The devices of an endpoint.
-pub(crate) struct Devices {
-    pub(crate) rails: Arc<Rails>,
-    /// Why there are none, for people.
-    pub(crate) why_none: String,
-}
 
 impl Core {
     /// The devices of this endpoint, opened at the first call.

@@ -17,7 +17,10 @@ use std::{
 use uccl_fabric::rma::rail::RailError;
 
 use super::{
-    aftermath::IN_THE_MIDDLE, connection::Connection, core::Core, regions::Ending, timers,
+    aftermath::IN_THE_MIDDLE,
+    connection::{Connection, Core},
+    regions::Ending,
+    timers,
 };
 use crate::{
     error::{Error, Result},

@@ -1,33 +1,25 @@
 //! Worker threads: they progress lanes that no caller is progressing, sleep when there is nothing to
 //! do, and look after deadlines.
-//!
-//! Each worker sleeps on one epoll. A lane is armed there once at a time: its event wakes the worker
-//! once, and it is armed again only when the worker goes back to sleep. Lanes that callers progress
-//! themselves stay disarmed, so a caller that spins is not disturbed by a worker that wakes for nothing.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::VecDeque,
     os::fd::OwnedFd,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*},
-    },
-    thread::JoinHandle,
+    sync::{Arc, atomic::Ordering::*},
     time::{Duration, Instant},
 };
 
-use parking_lot::Mutex;
 use rustix::event::{
     PollFd, PollFlags, Timespec,
-    epoll::{self, CreateFlags, Event, EventData, EventFlags},
+    epoll::{self, Event, EventData, EventFlags},
     poll,
 };
-use uccl_device::CpuList;
 
 use super::{
-    acceptor::Acceptor, attached::Attached, connection::Connection, core::Core, park::Parker,
+    acceptor::Acceptor,
+    connection::{Attached, Connection, Core, Workers},
     places,
+    workers::{ACCEPTOR, BELL, Kick, Shard},
 };
 use crate::error::{Error, Result};
 
@@ -39,58 +31,7 @@ const GLANCE: Duration = Duration::from_micros(50);
 /// How long a worker sleeps that has found nothing to do on a lane which it could not arm.
 const NAP: Duration = Duration::from_micros(20);
 
-/// Who waits for workers to end lets others have its processor for so long, and then sleeps for so long at a time.
-const BRISK: Duration = Duration::from_micros(200);
-
-const BELL: u64 = 0;
-/// Tokens with this bit belong to the acceptor.
-pub(crate) const ACCEPTOR: u64 = 1 << 62;
-
-enum Kick {
-    /// Progress this lane.
-    Lane(Arc<Attached>),
-    /// Take part in its work.
-    Help(Arc<Attached>),
-}
-
-/// What one worker sleeps on.
-struct Shard {
-    epoll: OwnedFd,
-    bell: Parker,
-    kicks: Mutex<Vec<Kick>>,
-    lanes: Mutex<HashMap<u64, Arc<Attached>>>,
-    started: AtomicBool,
-    /// Asleep without looking at deadlines.
-    unhurried: AtomicBool,
-}
-
-/// The workers of an endpoint. Threads start when there is something for them to do.
-pub(crate) struct Workers {
-    shards: Vec<Shard>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
-    stop: AtomicBool,
-    /// The CPUs to keep them on, and those that the first may run on since.
-    near: Option<CpuList>,
-    settled: OnceLock<CpuList>,
-    next_token: AtomicU64,
-    next_helper: AtomicUsize,
-}
-
 impl Workers {
-    /// `near` is where they are to run, if not anywhere.
-    pub(crate) fn new(count: usize, near: Option<CpuList>) -> Result<Self> {
-        let shards = (0..count.max(1)).map(|_| Shard::new()).collect::<Result<_>>()?;
-        Ok(Self {
-            shards,
-            threads: Mutex::default(),
-            stop: AtomicBool::new(false),
-            near,
-            settled: OnceLock::new(),
-            next_token: AtomicU64::new(1),
-            next_helper: AtomicUsize::new(0),
-        })
-    }
-
     /// Starts the first worker, which also accepts connections.
     pub(crate) fn start(core: &Arc<Core>, acceptor: Acceptor) -> Result<()> {
         let shard = &core.workers.shards[0];
@@ -117,7 +58,7 @@ impl Workers {
             let shard = (first + lane) % this.shards.len();
             Self::ensure(core, shard);
             let token = this.next_token.fetch_add(1, Relaxed);
-            let attached = Arc::new(Attached::new(conn, lane, shard, token));
+            let attached = Arc::new(Attached::new(conn, (lane, &conn.lanes[lane]), shard, token));
             let home = &this.shards[shard];
             home.lanes.lock().insert(token, Arc::clone(&attached));
             epoll::add(
@@ -142,125 +83,12 @@ impl Workers {
         Ok(())
     }
 
-    /// Takes lanes out of the care of workers.
-    pub(crate) fn detach(&self, lanes: &[Arc<Attached>]) {
-        for attached in lanes {
-            let shard = &self.shards[attached.shard];
-            shard.lanes.lock().remove(&attached.token);
-            let interest = attached.conn.lanes[attached.lane].interest();
-            // A descriptor that is not watched is what was wanted.
-            for fd in [Some(interest.fd), interest.end].into_iter().flatten() {
-                let _ = epoll::delete(&shard.epoll, fd);
-            }
-        }
-    }
-
-    /// Has workers progress these lanes now.
-    pub(crate) fn kick(&self, lanes: &[Arc<Attached>]) {
-        for attached in lanes {
-            self.shards[attached.shard].kick(Kick::Lane(Arc::clone(attached)));
-        }
-    }
-
     /// Has another thread take part in a lane's work.
     pub(crate) fn call_help(core: &Arc<Core>, attached: &Arc<Attached>) {
         let this = &core.workers;
         let index = this.next_helper.fetch_add(1, Relaxed) % this.shards.len();
         Self::ensure(core, index);
         this.shards[index].kick(Kick::Help(Arc::clone(attached)));
-    }
-
-    /// Makes sure that deadlines are looked at from now on.
-    pub(crate) fn hurry(&self) {
-        let first = &self.shards[0];
-        if first.unhurried.swap(false, SeqCst) {
-            first.bell.ring();
-        }
-    }
-
-    pub(crate) fn wake_all(&self) {
-        self.shards.iter().for_each(|shard| shard.bell.ring());
-    }
-
-    /// The CPUs that workers keep to, once the first has begun to.
-    pub(crate) fn cpus(&self) -> Option<&CpuList> {
-        self.settled.get()
-    }
-
-    /// The calling thread is a worker.
-    fn settle(&self) {
-        if let Some(cpus) = self.near.as_ref().and_then(places::settle) {
-            let _ = self.settled.set(cpus);
-        }
-    }
-
-    fn stopping(&self) -> bool {
-        self.stop.load(Acquire)
-    }
-
-    /// Stops every thread, and joins those that end by then, but for one that calls this; says how many have not. They end by
-    /// themselves, keep what they use, and are waited for again by who calls this again.
-    pub(crate) fn stop(&self, until: Option<Instant>) -> usize {
-        self.stop.store(true, SeqCst);
-        self.wake_all();
-        let begun = Instant::now();
-        let left = loop {
-            let is_late = until.is_some_and(|until| until <= Instant::now());
-            self.join_ended();
-            let left = self.running();
-            if left == 0 || is_late {
-                break left;
-            }
-            // Not under the lock: one that has something to start asks for it, and then ends.
-            match begun.elapsed() < BRISK {
-                true => std::thread::yield_now(),
-                false => std::thread::sleep(BRISK),
-            }
-        };
-        self.shards.iter().for_each(|shard| {
-            shard.lanes.lock().clear();
-            shard.kicks.lock().clear();
-        });
-        left
-    }
-
-    fn join_ended(&self) {
-        let ended: Vec<_> =
-            self.threads.lock().extract_if(.., |thread| thread.is_finished()).collect();
-        for thread in ended {
-            if thread.join().is_err() {
-                tracing::error!("a worker panicked outside its guard");
-            }
-        }
-    }
-
-    /// How many threads have not ended, but for the calling one.
-    pub(crate) fn running(&self) -> usize {
-        let own = std::thread::current().id();
-        self.threads.lock().iter().filter(|thread| thread.thread().id() != own).count()
-    }
-}
-
-impl Shard {
-    fn new() -> Result<Self> {
-        let epoll =
-            epoll::create(CreateFlags::CLOEXEC).map_err(|e| Error::os("making an epoll", e))?;
-        let bell = Parker::new()?;
-        epoll::add(&epoll, bell.fd(), EventData::new_u64(BELL), EventFlags::IN)
-            .map_err(|e| Error::os("watching an eventfd", e))?;
-        Ok(Self {
-            epoll,
-            bell,
-            kicks: Mutex::default(),
-            lanes: Mutex::default(),
-            started: AtomicBool::new(false),
-            unhurried: AtomicBool::new(false),
-        })
-    }
-
-    fn kick(&self, kick: Kick) {
-        self.kicks.lock().push(kick);
-        self.bell.ring();
     }
 }
 
@@ -350,7 +178,7 @@ impl Worker {
         }
     }
 
-    fn shard<'a>(&self, core: &'a Core) -> &'a Shard {
+    fn shard<'a>(&self, core: &'a Core) -> &'a Shard<Connection> {
         &core.workers.shards[self.shard]
     }
 

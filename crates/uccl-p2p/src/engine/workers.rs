@@ -1,0 +1,189 @@
+//! The workers of an endpoint: what each sleeps on, and how they are woken and stopped.
+//!
+//! Each worker sleeps on one epoll. A lane is armed there once at a time: its event wakes the worker
+//! once, and it is armed again only when the worker goes back to sleep. Lanes that callers progress
+//! themselves stay disarmed, so a caller that spins is not disturbed by a worker that wakes for nothing.
+
+use std::{
+    collections::HashMap,
+    os::fd::OwnedFd,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use uccl_device::CpuList;
+
+use super::{attached::Attached, park::Parker, places};
+use crate::error::{Error, Result};
+
+/// Who waits for workers to end lets others have its processor for so long, and then sleeps for so long at a time.
+const BRISK: Duration = Duration::from_micros(200);
+
+pub(super) const BELL: u64 = 0;
+/// Tokens with this bit belong to the acceptor.
+pub(crate) const ACCEPTOR: u64 = 1 << 62;
+
+pub(super) enum Kick<C> {
+    /// Progress this lane.
+    Lane(Arc<Attached<C>>),
+    /// Take part in its work.
+    Help(Arc<Attached<C>>),
+}
+
+/// What one worker sleeps on.
+pub(super) struct Shard<C> {
+    pub(super) epoll: OwnedFd,
+    pub(super) bell: Parker,
+    pub(super) kicks: Mutex<Vec<Kick<C>>>,
+    pub(super) lanes: Mutex<HashMap<u64, Arc<Attached<C>>>>,
+    pub(super) started: AtomicBool,
+    /// Asleep without looking at deadlines.
+    pub(super) unhurried: AtomicBool,
+}
+
+/// The workers of an endpoint. Threads start when there is something for them to do.
+pub(crate) struct Workers<C> {
+    pub(super) shards: Vec<Shard<C>>,
+    pub(super) threads: Mutex<Vec<JoinHandle<()>>>,
+    stop: AtomicBool,
+    /// The CPUs to keep them on, and those that the first may run on since.
+    near: Option<CpuList>,
+    settled: OnceLock<CpuList>,
+    pub(super) next_token: AtomicU64,
+    pub(super) next_helper: AtomicUsize,
+}
+
+impl<C> Workers<C> {
+    /// `near` is where they are to run, if not anywhere.
+    pub(crate) fn new(count: usize, near: Option<CpuList>) -> Result<Self> {
+        let shards = (0..count.max(1)).map(|_| Shard::new()).collect::<Result<_>>()?;
+        Ok(Self {
+            shards,
+            threads: Mutex::default(),
+            stop: AtomicBool::new(false),
+            near,
+            settled: OnceLock::new(),
+            next_token: AtomicU64::new(1),
+            next_helper: AtomicUsize::new(0),
+        })
+    }
+
+    /// Takes lanes out of the care of workers.
+    pub(crate) fn detach(&self, lanes: &[Arc<Attached<C>>]) {
+        for attached in lanes {
+            let shard = &self.shards[attached.shard];
+            shard.lanes.lock().remove(&attached.token);
+            let interest = attached.link.interest();
+            // A descriptor that is not watched is what was wanted.
+            for fd in [Some(interest.fd), interest.end].into_iter().flatten() {
+                let _ = epoll::delete(&shard.epoll, fd);
+            }
+        }
+    }
+
+    /// Has workers progress these lanes now.
+    pub(crate) fn kick(&self, lanes: &[Arc<Attached<C>>]) {
+        for attached in lanes {
+            self.shards[attached.shard].kick(Kick::Lane(Arc::clone(attached)));
+        }
+    }
+
+    /// Makes sure that deadlines are looked at from now on.
+    pub(crate) fn hurry(&self) {
+        let first = &self.shards[0];
+        if first.unhurried.swap(false, SeqCst) {
+            first.bell.ring();
+        }
+    }
+
+    pub(crate) fn wake_all(&self) {
+        self.shards.iter().for_each(|shard| shard.bell.ring());
+    }
+
+    /// The CPUs that workers keep to, once the first has begun to.
+    pub(crate) fn cpus(&self) -> Option<&CpuList> {
+        self.settled.get()
+    }
+
+    /// The calling thread is a worker.
+    pub(super) fn settle(&self) {
+        if let Some(cpus) = self.near.as_ref().and_then(places::settle) {
+            let _ = self.settled.set(cpus);
+        }
+    }
+
+    pub(super) fn stopping(&self) -> bool {
+        self.stop.load(Acquire)
+    }
+
+    /// Stops every thread, and joins those that end by then, but for one that calls this; says how many have not. They end by
+    /// themselves, keep what they use, and are waited for again by who calls this again.
+    pub(crate) fn stop(&self, until: Option<Instant>) -> usize {
+        self.stop.store(true, SeqCst);
+        self.wake_all();
+        let begun = Instant::now();
+        let left = loop {
+            let is_late = until.is_some_and(|until| until <= Instant::now());
+            self.join_ended();
+            let left = self.running();
+            if left == 0 || is_late {
+                break left;
+            }
+            // Not under the lock: one that has something to start asks for it, and then ends.
+            match begun.elapsed() < BRISK {
+                true => std::thread::yield_now(),
+                false => std::thread::sleep(BRISK),
+            }
+        };
+        self.shards.iter().for_each(|shard| {
+            shard.lanes.lock().clear();
+            shard.kicks.lock().clear();
+        });
+        left
+    }
+
+    fn join_ended(&self) {
+        let ended: Vec<_> =
+            self.threads.lock().extract_if(.., |thread| thread.is_finished()).collect();
+        for thread in ended {
+            if thread.join().is_err() {
+                tracing::error!("a worker panicked outside its guard");
+            }
+        }
+    }
+
+    /// How many threads have not ended, but for the calling one.
+    pub(crate) fn running(&self) -> usize {
+        let own = std::thread::current().id();
+        self.threads.lock().iter().filter(|thread| thread.thread().id() != own).count()
+    }
+}
+
+impl<C> Shard<C> {
+    fn new() -> Result<Self> {
+        let epoll =
+            epoll::create(CreateFlags::CLOEXEC).map_err(|e| Error::os("making an epoll", e))?;
+        let bell = Parker::new()?;
+        epoll::add(&epoll, bell.fd(), EventData::new_u64(BELL), EventFlags::IN)
+            .map_err(|e| Error::os("watching an eventfd", e))?;
+        Ok(Self {
+            epoll,
+            bell,
+            kicks: Mutex::default(),
+            lanes: Mutex::default(),
+            started: AtomicBool::new(false),
+            unhurried: AtomicBool::new(false),
+        })
+    }
+
+    pub(super) fn kick(&self, kick: Kick<C>) {
+        self.kicks.lock().push(kick);
+        self.bell.ring();
+    }
+}
