@@ -6,7 +6,6 @@ a write and a send, and 1024 pieces of 4 KiB in one write.
 """
 
 import argparse
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -127,11 +126,7 @@ def main() -> int:
         return 2
     cases = groups()
     bench = Bench(options, context, running, cases)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        bench.run()
-    except KeyboardInterrupt:
-        say("interrupted: what was measured so far follows")
+    bench.run()
     verdicts = [bars.judge(bar(case), bench.results) for group in cases for case in group]
     return summary.finish(options, bench, said, verdicts)
 

@@ -2,7 +2,6 @@
 
 import argparse
 import re
-import signal
 from pathlib import Path
 from types import ModuleType
 
@@ -62,11 +61,8 @@ def run(options: argparse.Namespace, context: Context, every: list[Peer], cases:
     # One case at a time, so that everybody measures it within a few seconds.
     groups = [[case] for case in cases.plan(set(options.only))]
     bench = Bench(options, context, running, groups)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         bench.run()
-    except KeyboardInterrupt:
-        say("interrupted: what was measured so far follows")
     finally:
         for peer in every:
             getattr(peer, "close", lambda: None)()

@@ -114,9 +114,6 @@ class GateLog:
     repeated: int = 0
     kept_noisy: int = 0
 
-    def as_dict(self) -> dict[str, float]:
-        return asdict(self)
-
 
 class Gate:
     """Holds a repetition back until the machine is quiet, and has it repeated when it was disturbed.
@@ -134,6 +131,10 @@ class Gate:
         self.repeats = repeats
         self.log = GateLog()
         self._budget_s = budget_s
+
+    def as_dict(self) -> dict[str, float]:
+        """What it asked for, and what it did."""
+        return {"idle": self.idle, "noise": self.noise, **asdict(self.log)}
 
     def wait(self) -> bool:
         """True once the machine is idle enough, False when `wait_s` seconds did not suffice."""

@@ -5,7 +5,6 @@ Without --devices, and outside a guest, what needs RDMA devices runs in a guest 
 """
 
 import argparse
-import signal
 import sys
 from pathlib import Path
 
@@ -99,11 +98,7 @@ def main() -> int:
     )
     running, said = present(rdma_peers.every(), options.peers, context)
     bench = Bench(options, context, running, rdma_cases.groups(sections_here(options, rails)))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        bench.run()
-    except KeyboardInterrupt:
-        say("interrupted: what was measured so far follows")
+    bench.run()
     if guest:
         rdma_guest.add(bench.results, guest)
         said.update({name: peer for name, peer in guest["peers"].items() if "version" in peer})

@@ -1,4 +1,4 @@
-"""Prints what a run measured: the machine, a table a group of cases, and the bars."""
+"""Prints what a run measured: a table a group of cases, and the bars."""
 
 from bars import OURS, Verdict
 from cases import human
@@ -24,24 +24,6 @@ def aligned(rows: list[list[str]]) -> list[str]:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
     lines.insert(1, "  ".join("-" * width for width in widths))
-    return lines
-
-
-def machine_lines(document: dict) -> list[str]:
-    """The facts that every table needs beside it."""
-    machine, gate, options = document["machine"], document["gate"], document["options"]
-    lines = [
-        f"command   {document['command']}",
-        f"machine   {machine['cpu']}, {machine['cpus']} CPUs, {machine['memory_gib']} GiB, Linux {machine['kernel']}",
-        f"date      {machine['date']}, project at {document['revision']}",
-        f"TCP       default {machine['tcp_congestion_default']} (of {', '.join(machine['tcp_congestion_available'])})",
-        f"rounds    {document['rounds_done']} whole of {options['rounds']}, about {options['seconds']} s a value,"
-        f" {document['took_s']:.0f} s in all",
-        f"quiet     gate at {gate['idle']:.0%} idle: waited {gate['waited_s']:.0f} s, gave up {gate['gave_up']} times;"
-        f" over {gate['noise']:.0%} noise: {gate['repeated']} repeated, {gate['kept_noisy']} noisy to the end",
-    ]
-    for name, peer in document["peers"].items():
-        lines.append(f"peer      {name:9} {peer.get('version') or 'absent: ' + peer['absent']}")
     return lines
 
 

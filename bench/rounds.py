@@ -1,6 +1,7 @@
 """A run: who is there, and rounds of everybody in turn. `run.py` and `gpu.py` share it."""
 
 import argparse
+import signal
 import subprocess
 import sys
 import time
@@ -77,6 +78,14 @@ class Bench:
         return time.monotonic() - self._start
 
     def run(self) -> None:
+        """All rounds; stopped from outside, it leaves what was measured so far."""
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            self._rounds()
+        except KeyboardInterrupt:
+            say("interrupted: what was measured so far follows")
+
+    def _rounds(self) -> None:
         for number in range(1, self.options.rounds + 1):
             self.context.round = number
             # Whoever comes first finds another machine than whoever comes second.

@@ -2,12 +2,8 @@
 """Runs this project and its peers side by side on this machine, and holds the project's bars against them."""
 
 import argparse
-import json
 import os
-import shlex
-import signal
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import bars
@@ -15,10 +11,10 @@ import congestion
 import install
 import machine
 import peers
-import report
+import summary
 from cases import Case, plan
 from paths import ROOT
-from rounds import Bench, names, present, revision, say
+from rounds import Bench, names, present, say
 
 SECTIONS = ("tcp", "local", "small", "vector")
 
@@ -79,32 +75,6 @@ def gate(options: argparse.Namespace) -> machine.Gate:
     )
 
 
-def document(options: argparse.Namespace, bench: Bench, said: dict, verdicts: list[bars.Verdict]) -> dict:
-    """Everything about the run, as it goes into JSON."""
-    gate = bench.gate
-    return {
-        "schema": 1,
-        "command": shlex.join(["python3", *sys.argv]),
-        "revision": revision(),
-        "machine": machine.facts(),
-        "options": {
-            # Where the tree is says nothing to others.
-            key: os.path.relpath(value, ROOT) if isinstance(value, Path) else value
-            for key, value in vars(options).items()
-        },
-        "rounds_done": bench.rounds_done,
-        "took_s": round(bench.took_s, 1),
-        "gate": {"idle": gate.idle, "noise": gate.noise, **gate.log.as_dict()},
-        "peers": said,
-        "values": bench.results.as_list(),
-        "failures": bench.results.failures_as_list(),
-        "bars": [
-            {**asdict(v), "section": v.bar.section, "what": v.bar.what, "bar": v.bar.limit()}
-            for v in verdicts
-        ],
-    }
-
-
 def main() -> int:
     options = arguments()
     if options.install:
@@ -119,29 +89,11 @@ def main() -> int:
     context = peers.Context(seconds=options.seconds, uccl_bin=options.uccl_bin)
     running, said = present(peers.every(), options.peers, context)
     bench = Bench(options, context, running, groups(options), gate(options))
-    # Stopped from outside, it still prints what it has.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        bench.run()
-    except KeyboardInterrupt:
-        say("interrupted: what was measured so far follows")
+    bench.run()
     verdicts = [
         bars.judge(bar, bench.results) for bar in bars.table(options.quick) if bar.section in options.only
     ]
-    everything = document(options, bench, said, verdicts)
-    if options.json != "-":
-        lines = [
-            *report.machine_lines(everything),
-            *report.case_lines(bench.results),
-            *report.bar_lines(verdicts),
-        ]
-        print("\n".join([*lines, *report.failure_lines(bench.results)]))
-    if options.json == "-":
-        json.dump(everything, sys.stdout, indent=1)
-        print()
-    elif options.json:
-        Path(options.json).write_text(json.dumps(everything, indent=1) + "\n")
-    return 1 if options.check and any(verdict.state == "NOT" for verdict in verdicts) else 0
+    return summary.finish(options, bench, said, verdicts)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What is kept and printed of a run with GPUs in it; `gpu.py` and `nixl.py` share it."""
+"""What is kept and printed of a run; all programs that run rounds share it."""
 
 import argparse
 import json
@@ -48,7 +48,7 @@ def document(options: argparse.Namespace, bench: Bench, said: dict, verdicts: li
     return {
         "schema": 1,
         "command": command(),
-        "revision": options.revision or revision(),
+        "revision": vars(options).get("revision") or revision(),
         "machine": {**machine.facts(), "gpus": gpu_facts()},
         "options": {
             # Where files are says nothing to others.
@@ -57,6 +57,7 @@ def document(options: argparse.Namespace, bench: Bench, said: dict, verdicts: li
         },
         "rounds_done": bench.rounds_done,
         "took_s": round(bench.took_s, 1),
+        **({"gate": bench.gate.as_dict()} if bench.gate else {}),
         "peers": said,
         "values": bench.results.as_list(),
         "failures": bench.results.failures_as_list(),
@@ -69,14 +70,21 @@ def document(options: argparse.Namespace, bench: Bench, said: dict, verdicts: li
 def head_lines(everything: dict) -> list[str]:
     """The facts that every table needs beside it."""
     facts, options = everything["machine"], everything["options"]
+    available = ", ".join(facts["tcp_congestion_available"])
     lines = [
         f"command   {everything['command']}",
-        f"machine   {facts['cpu']}, {facts['cpus']} CPUs, Linux {facts['kernel']}",
+        f"machine   {facts['cpu']}, {facts['cpus']} CPUs, {facts['memory_gib']} GiB, Linux {facts['kernel']}",
         *(f"GPU       {line}" for line in facts["gpus"]),
         f"date      {facts['date']}, project at {everything['revision']}",
+        f"TCP       default {facts['tcp_congestion_default']} (of {available})",
         f"rounds    {everything['rounds_done']} whole of {options['rounds']}, about {options['seconds']} s a value,"
         f" {everything['took_s']:.0f} s in all",
     ]
+    if gate := everything.get("gate"):
+        lines.append(
+            f"quiet     gate at {gate['idle']:.0%} idle: waited {gate['waited_s']:.0f} s, gave up {gate['gave_up']} times;"
+            f" over {gate['noise']:.0%} noise: {gate['repeated']} repeated, {gate['kept_noisy']} noisy to the end"
+        )
     for name, peer in everything["peers"].items():
         lines.append(f"peer      {name:10} {peer.get('version') or 'absent: ' + peer['absent']}")
     return lines
@@ -85,8 +93,12 @@ def head_lines(everything: dict) -> list[str]:
 def finish(options: argparse.Namespace, bench: Bench, said: dict, verdicts: list[Verdict]) -> int:
     """Prints everything, keeps it where that is asked for, and returns the exit status."""
     everything = document(options, bench, said, verdicts)
-    lines = [*head_lines(everything), *report.case_lines(bench.results), *report.bar_lines(verdicts)]
-    print("\n".join([*lines, *report.failure_lines(bench.results)]))
-    if options.json:
-        Path(options.json).write_text(json.dumps(everything, indent=1) + "\n")
+    text = json.dumps(everything, indent=1)
+    if options.json == "-":
+        print(text)
+    else:
+        lines = [*head_lines(everything), *report.case_lines(bench.results), *report.bar_lines(verdicts)]
+        print("\n".join([*lines, *report.failure_lines(bench.results)]))
+        if options.json:
+            Path(options.json).write_text(text + "\n")
     return 1 if options.check and any(verdict.state == "NOT" for verdict in verdicts) else 0

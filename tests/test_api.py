@@ -110,6 +110,67 @@ class TestModule:
             assert inspect.signature(method)
 
 
+class TestSignals:
+    """Words that writes change when their bytes are there."""
+
+    def test_set_and_add(self, two: Two) -> None:
+        here, there = np.arange(4096, dtype=np.uint8), np.zeros(4096, np.uint8)
+        words = np.zeros(4, np.uint64)
+        m, n, w = region(two.a, here), region(two.b, there), region(two.b, words)
+        meta = two.b.advertise(n, there)[1]
+        word = two.b.advertise(w, words[1:2])[1]
+        assert two.a.write(two.conn_a, m, here, None, meta, signal=(word, 7, "set"))
+        assert (words == [0, 7, 0, 0]).all() and (there == here).all()
+        posted = two.a.write_async(two.conn_a, m, here, None, meta, signal=(word, 3, "add"))
+        assert two.b.wait_signal(words[1:2], 10, timeout=20) == (True, 10)
+        assert ended(two.a, posted) == (True, True)
+        pieces = [here[:100], here[100:]]
+        metas = [two.b.advertise(n, part)[1] for part in (there[:100], there[100:])]
+        there[:] = 0
+        for strong in (False, True):
+            assert two.a.writev(
+                two.conn_a,
+                [m, m],
+                pieces,
+                None,
+                metas,
+                signal=(word, -1, "add"),
+                strong=strong,
+                context=4,
+                notif=b"both",
+            ), p2p.last_error()
+        assert (words == [0, 8, 0, 0]).all() and (there == here).all()
+
+    def test_what_is_waited_for(self, two: Two) -> None:
+        words = np.zeros(2, np.uint64)
+        assert two.b.wait_signal(words, 0) == (False, 0)
+        assert "no registered memory" in (p2p.last_error() or "")
+        w = region(two.b, words)
+        assert two.b.wait_signal(words, 0) == (True, 0)
+        assert two.b.wait_signal(words.ctypes.data + 8, 1, w, timeout=0.02) == (False, 0)
+        assert "in time" in (p2p.last_error() or "")
+        words[0] = 5
+        assert two.b.wait_signal(words, 4) == (True, 5)
+        assert two.b.wait_signal(words, 4, equals=True, timeout=0.02) == (False, 0)
+        assert two.b.wait_signal(words, 5, equals=True) == (True, 5)
+
+    def test_mistakes(self, two: Two) -> None:
+        words = np.zeros(2, np.uint64)
+        m, w = region(two.a, words), region(two.b, words)
+        word = two.b.advertise(w, words)[1]
+        write = two.a.write
+        for signal in [(word, 1), [word, 1, "set"], (word, 1, 2), (word, "1", "set"), word]:
+            with pytest.raises(TypeError):
+                write(two.conn_a, m, words[1:], None, word, signal=signal)  # type: ignore
+        with pytest.raises(ValueError, match="'set' or to 'add'"):
+            write(two.conn_a, m, words[1:], None, word, signal=(word, 1, "xor"))
+        with pytest.raises(TypeError):
+            two.a.read(two.conn_a, m, words[1:], None, word, signal=(word, 1, "set"))  # type: ignore
+        forged = word[:32] + b"\0" * 8 + word[40:]
+        assert not write(two.conn_a, m, words[1:], None, word, signal=(forged, 1, "set"))
+        assert "refused" in (p2p.last_error() or "")
+
+
 class TestMetadata:
     """What needs no endpoint: bytes made by hand, as programs do."""
 

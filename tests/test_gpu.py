@@ -5,12 +5,13 @@ Every destination is poisoned before and looked at byte by byte, with what lies 
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import time
 import zlib
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 import pytest
 from conftest import Pair, lacking
@@ -510,11 +511,9 @@ def test_four_gibibytes(connect: Connect, link: dict[str, Any]) -> None:
     assert run(pair.b, "is_huge", "m", 1)
 
 
-@one_gpu
-@pytest.mark.parametrize("kind", ["write", "read"])
-def test_one_process(kind: str, link: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two endpoints of one process: the memory is where it is."""
-    import torch
+@contextlib.contextmanager
+def two_endpoints(link: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any, int]]:
+    """Of one process, and the connection of the first with the second."""
     from uccl import p2p
 
     transport, _, provider = link["transport"].partition(":")
@@ -525,6 +524,55 @@ def test_one_process(kind: str, link: dict[str, Any], monkeypatch: pytest.Monkey
         ip, port, gpu = a.parse_metadata(b.get_metadata())
         ok, conn = a.connect(ip, gpu, port)
         assert ok and b.accept(timeout=10)[0]
+        yield a, b, conn
+
+
+@one_gpu
+@pytest.mark.parametrize("home", [SECOND, "pinned"])
+def test_signals(home: str, link: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A word on a GPU, or in locked memory, changes once when a write's bytes are there, and streams wait for it."""
+    import torch
+    from uccl import p2p
+
+    with two_endpoints(link, monkeypatch) as (a, b, conn):
+        here = torch.zeros(100_000, dtype=torch.uint8, device="cuda:0")
+        there = torch.zeros(100_000, dtype=torch.uint8, device=SECOND)
+        at = {"pin_memory": True} if home == "pinned" else {"device": home}
+        words = torch.zeros(4, dtype=torch.int64, **at)  # type: ignore
+        torch.cuda.synchronize("cuda:0")
+        torch.cuda.synchronize(SECOND)
+        (_, mr), (_, remote), (_, of_words) = a.reg(here), b.reg(there), b.reg(words)
+        advert = b.advertise(remote, there)[1]
+        word = b.advertise(of_words, words[2:3])[1]
+        stream = torch.cuda.Stream(SECOND)
+        seen = torch.zeros(100_000, dtype=torch.uint8).pin_memory()
+        value = 0
+        for step in range(1, 31):
+            here.fill_(step)
+            torch.cuda.synchronize("cuda:0")
+            change = "set" if step % 10 == 0 else "add"
+            value = 1000 * step if change == "set" else value + step
+            # The stream copies out what the write has brought, as soon as the word says so.
+            with torch.cuda.stream(stream):
+                assert b.stream_wait_signal(stream, words[2:3], value, of_words), p2p.last_error()
+                seen.copy_(there, non_blocking=True)
+            signal = (word, value if change == "set" else step, change)
+            assert a.write(conn, mr, here, None, advert, signal=signal, strong=step % 3 == 0), p2p.last_error()
+            stream.synchronize()
+            assert (seen == step).all() and words.tolist() == [0, 0, value, 0], step
+        forged = word[:32] + b"\0" * 8 + word[40:]
+        assert not a.write(conn, mr, here, None, advert, signal=(forged, 1, "set"))
+        assert words.tolist() == [0, 0, value, 0]
+
+
+@one_gpu
+@pytest.mark.parametrize("kind", ["write", "read"])
+def test_one_process(kind: str, link: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two endpoints of one process: the memory is where it is."""
+    import torch
+    from uccl import p2p
+
+    with two_endpoints(link, monkeypatch) as (a, b, conn):
         here = torch.arange(100_000, dtype=torch.uint8, device="cuda:0")
         there = torch.zeros(100_000, dtype=torch.uint8, device=SECOND)
         torch.cuda.synchronize("cuda:0")

@@ -68,8 +68,10 @@ def _provide_plugin() -> None:
         return
     # A new file: programs that have the old one loaded keep it.
     shutil.copyfile(_build(), _PLACE)
-    if shutil.which("strip"):
-        subprocess.run(["strip", "--strip-unneeded", str(_PLACE)], check=True)
+    # That of the machine that it is for, where that is another one.
+    strip = os.environ.get("STRIP", "strip")
+    if shutil.which(strip):
+        subprocess.run([strip, "--strip-unneeded", str(_PLACE)], check=True)
 
 
 def _lacking() -> str | None:

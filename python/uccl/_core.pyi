@@ -40,6 +40,7 @@ class _CupyStream(Protocol):
     @property
     def device_id(self) -> int: ...
 
+_Signal: TypeAlias = tuple[Buffer, int, str]
 _Stream: TypeAlias = Union[SupportsIndex, _TorchStream, _CupyStream]
 
 # What vectors take one of an iov. A buffer is an array of 64-bit integers, the cheapest way to name many.
@@ -101,7 +102,7 @@ class Endpoint:
         base_port: int | None = None,
         timeout: float | None = None,
         transfer_timeout: float | None = None,
-        transport: Literal["auto", "local", "tcp", "verbs", "libfabric", "cxi", "efa"]
+        transport: Literal["auto", "local", "tcp", "verbs", "libfabric", "cxi", "efa", "fifo"]
         | None = None,
         tcp_streams: int | None = None,
         tcp_congestion: str | None = None,
@@ -340,6 +341,9 @@ class Endpoint:
         notif: Buffer | None = None,
         timeout: float | None = None,
         stream: _Stream | None = None,
+        signal: _Signal | None = None,
+        strong: bool = False,
+        context: int = 0,
     ) -> bool: ...
     def write_async(
         self,
@@ -352,6 +356,9 @@ class Endpoint:
         notif: Buffer | None = None,
         timeout: float | None = None,
         stream: _Stream | None = None,
+        signal: _Signal | None = None,
+        strong: bool = False,
+        context: int = 0,
     ) -> tuple[bool, int]: ...
     def readv(
         self,
@@ -391,6 +398,9 @@ class Endpoint:
         notif: Buffer | None = None,
         timeout: float | None = None,
         stream: _Stream | None = None,
+        signal: _Signal | None = None,
+        strong: bool = False,
+        context: int = 0,
     ) -> bool: ...
     def writev_async(
         self,
@@ -404,6 +414,9 @@ class Endpoint:
         notif: Buffer | None = None,
         timeout: float | None = None,
         stream: _Stream | None = None,
+        signal: _Signal | None = None,
+        strong: bool = False,
+        context: int = 0,
     ) -> tuple[bool, int]: ...
     def send_ipc(
         self,
@@ -538,6 +551,18 @@ class Endpoint:
     def poll_async(self, transfer_id: int) -> tuple[bool, bool]: ...
     def wait(self, transfer_id: int, timeout: float | None = None) -> tuple[bool, bool]: ...
     def stream_wait(self, transfer_id: int, stream: _Stream) -> bool: ...
+    def wait_signal(
+        self,
+        ptr: _Pointer,
+        value: int,
+        mr_id: int | None = None,
+        *,
+        equals: bool = False,
+        timeout: float | None = None,
+    ) -> tuple[bool, int]: ...
+    def stream_wait_signal(
+        self, stream: _Stream, ptr: _Pointer, value: int, mr_id: int | None = None
+    ) -> bool: ...
     def cancel(self, transfer_id: int) -> bool: ...
     def transfer_error(self, transfer_id: int) -> str | None: ...
     def transfer_bytes(self, transfer_id: int) -> int | None: ...

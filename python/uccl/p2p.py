@@ -112,7 +112,7 @@ class Endpoint(_core.Endpoint):
     works with. What follows changes the settings that the environment makes: ``psk`` (a secret that both
     ends prove), ``bind`` and ``port`` (where to listen), ``base_port`` (where well-known ports start),
     ``timeout`` (seconds until a silent peer is lost), ``transfer_timeout`` (seconds a transfer may take),
-    ``transport`` (``"auto"``, ``"local"``, ``"tcp"``, ``"verbs"``, ``"libfabric"``, ``"cxi"``, ``"efa"``),
+    ``transport`` (``"auto"``, ``"local"``, ``"tcp"``, ``"verbs"``, ``"libfabric"``, ``"cxi"``, ``"efa"``, ``"fifo"``),
     ``tcp_streams``, ``tcp_congestion``, ``checksum`` (``"auto"``, ``True``, ``False``), ``cma``, ``ipc``,
     ``spin_us``, ``numa_affinity`` (whether worker threads keep to the CPUs near the GPU; :meth:`worker_cpus`
     says which these are).
@@ -121,6 +121,11 @@ class Endpoint(_core.Endpoint):
     what is on that stream when it is posted, and the caller does not wait. Without it, the caller has
     synchronised with whatever fills or uses the memory. :meth:`stream_wait` has a stream wait for a transfer
     in the same way.
+
+    Writes take ``signal=(meta, value, "set" or "add")``: when all their bytes are visible at the peer, also to its GPU, the
+    word of eight bytes at the start of ``meta`` there becomes ``value``, or ``value`` is added to it, once. It stays as it
+    is when the write fails. ``strong=True`` waits for all earlier writes of the same ``context`` (a number) as well.
+    :meth:`wait_signal` waits for a word to reach a value, :meth:`stream_wait_signal` has a stream wait.
 
     A ``timeout`` of zero seconds (or infinity) waits for ever.
     """

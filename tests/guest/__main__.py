@@ -1,7 +1,6 @@
 """Runs a command on real RDMA verbs devices, inside a throw-away guest.
 
-The guest is a Linux kernel with a software RDMA driver (soft-RoCE, rdma_rxe; with --engine uml also
-siw, iWARP over TCP). It sees the host's / at the same paths under a copy-on-write overlay: programs
+The guest is a Linux kernel with a software RDMA driver (soft-RoCE, rdma_rxe). It sees the host's / at the same paths under a copy-on-write overlay: programs
 built on the host run with the host's libraries, and what they write is thrown away, but for the
 scratch folder, which is the host's own.
 
@@ -69,12 +68,6 @@ def parse() -> argparse.Namespace:
         "--apart",
         action="store_true",
         help="the b ends in a network namespace of their own (one guest, --engine uml)",
-    )
-    p.add_argument(
-        "--driver",
-        choices=("rxe", "siw"),
-        default="rxe",
-        help="siw: iWARP, with --engine uml (rxe)",
     )
     p.add_argument(
         "--loss", type=float, default=0, metavar="PCT", help="per cent of packets lost, each way"

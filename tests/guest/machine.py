@@ -66,7 +66,6 @@ class Guest:
         rails = range(options.rails)
         config = {
             "ENGINE": options.engine,
-            "DRIVER": options.driver,
             "NIC": "vec" if options.engine == "uml" else "eth",
             "RANK": rank,
             "END": here,
@@ -84,11 +83,11 @@ class Guest:
             "RDMA_VM_RANK": str(rank),
             "RDMA_VM_GUESTS": str(options.guests),
             "RDMA_VM_RAILS": str(options.rails),
-            "RDMA_VM_DEVS": ",".join(f"{options.driver}{rail}{here}" for rail in rails),
-            "RDMA_VM_PEER_DEVS": ",".join(f"{options.driver}{rail}{there}" for rail in rails),
+            "RDMA_VM_DEVS": ",".join(f"rxe{rail}{here}" for rail in rails),
+            "RDMA_VM_PEER_DEVS": ",".join(f"rxe{rail}{there}" for rail in rails),
             "RDMA_VM_ADDRS": ",".join(f"10.77.{rail}.{1 + rank}" for rail in rails),
             "RDMA_VM_PEER_ADDRS": ",".join(f"10.77.{rail}.{2 - rank}" for rail in rails),
-            "RDMA_VM_GID_INDEX": str(int(options.driver == "rxe")),
+            "RDMA_VM_GID_INDEX": "1",
             "RDMA_VM_SCRATCH": self.scratch,
         }
         if options.apart:

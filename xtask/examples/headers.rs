@@ -5,7 +5,8 @@ use std::{error::Error, path::Path};
 use cbindgen::{Builder, Config, DocumentationStyle, Language, Style};
 
 /// Where the C API is, in the order of the header.
-const SOURCES: [&str; 6] = ["status", "config", "endpoint", "memory", "transfer", "notif"];
+const SOURCES: [&str; 7] =
+    ["status", "library", "config", "endpoint", "memory", "transfer", "notif"];
 
 const HEADER: &str = "\
 /* uccl: tensors between processes and hosts, for C and C++.
@@ -38,7 +39,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         ..Config::default()
     };
     // No function takes it: the request has room for any number.
-    config.export.include.push("uccl_op_t".into());
+    config.export.include.extend(["uccl_change_t", "uccl_op_t"].map(String::from));
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().ok_or("no repository")?;
     let sources = SOURCES.map(|name| root.join(format!("crates/uccl-capi/src/api/{name}.rs")));
     let builder = sources.into_iter().fold(Builder::new().with_config(config), Builder::with_src);

@@ -1,4 +1,4 @@
-//! The README's table of settings, from those that the engine knows.
+//! The table of settings in docs/settings.md, from those that the engine knows.
 
 fn main() {
     println!("| variable | default | what it does |");

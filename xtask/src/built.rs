@@ -25,7 +25,6 @@ struct Target {
     kind: Vec<String>,
 }
 
-/// The workspace's examples.
 pub(crate) fn examples() -> Result<Built> {
     build(&["build", "--examples"])
 }

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::{install, shell::Program, test::Done, tools, tree};
+use crate::{done::Done, install, shell::Program, tools, tree};
 
 /// What a project that finds the library with CMake consists of.
 const CMAKE_LISTS: &str = "\

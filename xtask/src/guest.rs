@@ -12,8 +12,9 @@ use clap::Args;
 
 use crate::{
     built::{self, Built},
+    done::Done,
+    report::{left_out, passed_in},
     shell::{self, Begun, Beside, Program},
-    test::{Done, left_out, passed_in},
     tree,
 };
 
@@ -39,9 +40,6 @@ pub(crate) struct GuestArgs {
     /// Words of tc-netem, as 'delay 1ms'
     #[arg(long, default_value = "")]
     netem: String,
-    /// The devices' driver: rxe (RoCE) or siw (iWARP)
-    #[arg(long, default_value = "rxe")]
-    driver: String,
     /// What runs the guest: auto, uml, kvm or tcg
     #[arg(long, default_value = "auto")]
     engine: String,
@@ -68,7 +66,6 @@ pub(crate) fn run(args: &GuestArgs) -> Result<()> {
         format!("--rails={}", args.rails),
         format!("--loss={}", args.loss),
         format!("--netem={}", args.netem),
-        format!("--driver={}", args.driver),
         format!("--engine={}", args.engine),
         format!("--timeout={}", args.timeout),
     ]);
@@ -106,11 +103,11 @@ struct Run {
     without: &'static [&'static str],
 }
 
-/// The engine, with every kind of link, between two network namespaces, because only so what the connection manager and
-/// TCP do crosses the cable; that takes the kernel that is built for guests, as iWARP does. And channels, whose two ends
-/// are one thread's, in guests with two links (one to use and one to cut): sound ones, ones that lose packets, and
-/// iWARP's. Some run beside each other, so those that take longest are first.
-const RUNS: [Run; 7] = [
+/// The engine, with every kind of link, between two network namespaces, because only so what the connection manager of
+/// libfabric's verbs provider and TCP do crosses the cable; that takes the kernel that is built for guests. And channels, whose
+/// two ends are one thread's, in guests with two links (one to use and one to cut): sound ones, and ones that lose packets.
+/// Some run beside each other, so those that take longest are first.
+const RUNS: [Run; 5] = [
     Run {
         package: "uccl-p2p",
         test: "verbs",
@@ -127,29 +124,17 @@ const RUNS: [Run; 7] = [
     },
     Run {
         package: "uccl-p2p",
-        test: "verbs",
-        guest: "--rails=2 --apart --engine=uml --driver=siw",
-        without: &[TINY_PIECES],
-    },
-    Run {
-        package: "uccl-p2p",
         test: "libfabric",
         guest: "--apart --engine=uml",
         without: &[TINY_PIECES],
     },
-    Run { package: "uccl-fabric", test: "verbs", guest: "--rails=2", without: &[] },
+    Run { package: "uccl-verbs", test: "verbs", guest: "--rails=2", without: &[] },
     Run {
-        package: "uccl-fabric",
+        package: "uccl-verbs",
         test: "verbs",
         guest: "--rails=2 --loss=1",
         // What it refuses it may forget to answer when packets are lost.
         without: &["--skip=faults::"],
-    },
-    Run {
-        package: "uccl-fabric",
-        test: "verbs",
-        guest: "--rails=2 --driver=siw --engine=uml",
-        without: &[],
     },
 ];
 

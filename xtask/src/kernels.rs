@@ -8,10 +8,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Error, Result, bail, ensure};
 use clap::Args;
 
-use crate::{built, fetch, shell::Program, tree};
+use crate::{built, python, shell::Program, tree};
 
 /// Compile the kernels; with --check, compare with what is checked in
 #[derive(Args)]
@@ -90,20 +90,7 @@ struct Toolchain {
 impl Toolchain {
     /// The one that is installed already, or a new one.
     fn provide() -> Result<Self> {
-        fetch::wait();
-        let folder = tree::scratch().join("cuda-13.0");
-        let stamp = folder.join("packages.txt");
-        let wanted = PACKAGES.join("\n");
-        if !fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
-            let python = folder.join("bin/python");
-            Program::new("python3")
-                .args(["-m".as_ref(), "venv".as_ref(), "--clear".as_ref(), folder.as_os_str()])
-                .run()?;
-            let pip =
-                ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"];
-            Program::new(python).args(pip).args(PACKAGES).run()?;
-            fs::write(&stamp, wanted)?;
-        }
+        let folder = python::environment_of("cuda-13.0", &PACKAGES)?.map_err(Error::msg)?;
         Ok(Self { programs: toolkit(&folder)?.join("bin") })
     }
 

@@ -1,14 +1,14 @@
 //! libfabric's tests with a newer library than distributions have: one that comes as a Python package.
 
-use std::{fs, path::PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Result;
 
 use crate::{
-    fetch, python,
+    done::Done,
+    python,
+    report::{left_out, passed_in},
     shell::Program,
-    test::{Done, left_out, passed_in},
-    tree,
 };
 
 /// Intel's MPI, which brings libfabric 1.21, whose `tcp` has reliable datagrams.
@@ -51,22 +51,9 @@ pub(crate) fn fetch() -> Result<()> {
 
 /// The folder with the library, made unless it is there; or why it cannot be had.
 fn environment() -> Result<Result<PathBuf, String>> {
-    fetch::wait();
-    let folder = tree::scratch().join("libfabric");
-    let stamp = folder.join("requirements.txt");
-    if fs::read_to_string(&stamp).is_ok_and(|installed| installed == PACKAGE) {
-        return Ok(Ok(folder));
-    }
-    python::make_environment(&folder, true)?;
-    let python = folder.join("bin/python");
-    println!("{PACKAGE} into {}", folder.display());
-    let (well, said) = python::pip(&python).args(["--no-deps", PACKAGE]).ask()?;
-    if !well {
-        return Ok(Err(said.lines().last().unwrap_or("pip failed").to_owned()));
-    }
-    if !folder.join(LIBRARY).exists() {
-        return Ok(Err(format!("it has no {LIBRARY}")));
-    }
-    fs::write(stamp, PACKAGE)?;
-    Ok(Ok(folder))
+    let folder = python::environment_of("libfabric", &[PACKAGE])?;
+    Ok(folder.and_then(|folder| match folder.join(LIBRARY).exists() {
+        true => Ok(folder),
+        false => Err(format!("it has no {LIBRARY}")),
+    }))
 }

@@ -13,6 +13,20 @@ pub(crate) fn clippy() -> Result<()> {
     Program::cargo(&arguments).run()
 }
 
+/// Every combination of the features of optional links, in the engine and in what passes them on.
+pub(crate) fn features() -> Result<()> {
+    for features in ["", "verbs", "libfabric"] {
+        let packages = ["uccl-p2p", "uccl-capi", "uccl-nixl", "uccl-py"];
+        for package in packages {
+            let package = format!("--package={package}");
+            let features = format!("--features={features}");
+            let of = ["clippy", "--locked", "--no-default-features", &package, &features];
+            Program::cargo(&of).args(["--", "-D", "warnings"]).run()?;
+        }
+    }
+    Ok(())
+}
+
 pub(crate) fn doc() -> Result<()> {
     let flags = std::env::var("RUSTDOCFLAGS").unwrap_or_default();
     Program::cargo(&["doc", "--locked", "--workspace", "--no-deps"])

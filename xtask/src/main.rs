@@ -3,7 +3,11 @@
 mod bench;
 mod built;
 mod capi;
+mod circles;
 mod demo;
+mod deny;
+mod dist;
+mod done;
 mod fetch;
 mod guest;
 mod hammer;
@@ -11,13 +15,16 @@ mod headers;
 mod install;
 mod kernels;
 mod libfabric;
-mod licences;
 mod lint;
 mod loom;
 mod mutants;
 mod nixl;
+mod package;
+mod prefetch;
 mod python;
 mod readme;
+mod report;
+mod semver;
 mod settings;
 mod shell;
 mod storm;
@@ -40,9 +47,12 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Bench(bench::BenchArgs),
-    /// Print the README's table of settings
+    /// Modules that import each other in a circle
+    Circles,
+    /// Print the table of settings of docs/settings.md
     ConfigTable,
     Demo(demo::DemoArgs),
+    Dist(dist::DistArgs),
     /// Download what the tests take from PyPI
     Fetch,
     Guest(guest::GuestArgs),
@@ -55,6 +65,8 @@ enum Command {
     /// Explore every interleaving of the structures that processes share
     Loom,
     Mutants(mutants::MutantsArgs),
+    /// Whether the interface of the crates is still what the last release promised
+    Semver,
     Storm(storm::StormArgs),
     Test(test::TestArgs),
 }
@@ -72,8 +84,10 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<ExitCode> {
     match command {
         Command::Bench(args) => bench::run(&args)?,
+        Command::Circles => circles::print()?,
         Command::ConfigTable => settings::print()?,
         Command::Demo(args) => demo::run(&args)?,
+        Command::Dist(args) => return dist::run(&args),
         Command::Fetch => fetch::run()?,
         Command::Guest(args) => guest::run(&args)?,
         Command::Hammer(args) => hammer::run(&args)?,
@@ -83,6 +97,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Lint => return test::run(&test::TestArgs::only(test::Group::Lint)),
         Command::Loom => loom::run()?,
         Command::Mutants(args) => mutants::run(&args)?,
+        Command::Semver => semver::run()?,
         Command::Storm(args) => storm::run(&args)?,
         Command::Test(args) => return test::run(&args),
     }

@@ -4,7 +4,7 @@ use std::{fs, path::PathBuf};
 
 use anyhow::{Result, anyhow};
 
-use crate::{fetch, python, shell::Program, test::Done, tree};
+use crate::{done::Done, prefetch, python, shell::Program, tree};
 
 /// The newest release, the oldest that the plugin works with, and one that must be refused.
 const RELEASES: [&str; 3] = ["1.5.1", "1.0.1", "0.10.1"];
@@ -48,7 +48,7 @@ pub(crate) fn fetch() -> Result<()> {
 
 /// The environment of a release, made unless it is there; or why the release cannot be had.
 fn environment(release: &str) -> Result<Result<PathBuf, String>> {
-    fetch::wait();
+    prefetch::wait();
     let folder = tree::scratch().join(format!("nixl-{release}"));
     let requirements = fs::read_to_string(tree::root().join("tests/requirements.txt"))?;
     // It declares CUDA's stack, which it does not need here.

@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::{fetch, guest, shell::Program, test::Done, tools, tree};
+use crate::{done::Done, guest, prefetch, shell::Program, tools, tree};
 
 /// What an environment without anything else must be able to do with the wheel.
 const FIRST_STEPS: &str = "\
@@ -147,7 +147,7 @@ pub(crate) fn fetch() -> Result<()> {
 
 /// The developer's environment, `.venv`, with what tests/requirements.txt names.
 fn environment() -> Result<PathBuf> {
-    fetch::wait();
+    prefetch::wait();
     let folder = tree::root().join(".venv");
     let wanted = fs::read_to_string(tree::root().join("tests/requirements.txt"))?;
     let stamp = folder.join("requirements.txt");
@@ -162,6 +162,26 @@ fn environment() -> Result<PathBuf> {
     pip(&python).args(["--requirement", "tests/requirements.txt"]).run()?;
     fs::write(stamp, wanted)?;
     Ok(python)
+}
+
+/// An environment with these packages of PyPI, without what they depend on, made unless it is there: its folder; or why
+/// it cannot be had.
+pub(crate) fn environment_of(name: &str, packages: &[&str]) -> Result<Result<PathBuf, String>> {
+    prefetch::wait();
+    let folder = tree::scratch().join(name);
+    let stamp = folder.join("requirements.txt");
+    let wanted = packages.join("\n");
+    if fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
+        return Ok(Ok(folder));
+    }
+    let python = make_environment(&folder, true)?;
+    println!("{} into {}", packages.join(", "), folder.display());
+    let (well, said) = pip(&python).args(["--no-deps"]).args(packages).ask()?;
+    if !well {
+        return Ok(Err(said.lines().last().unwrap_or("pip failed").to_owned()));
+    }
+    fs::write(stamp, wanted)?;
+    Ok(Ok(folder))
 }
 
 pub(crate) fn make_environment(folder: &Path, anew: bool) -> Result<PathBuf> {

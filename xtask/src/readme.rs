@@ -1,13 +1,16 @@
-//! Runs the README's examples as they stand there, and those in Python that are files.
+//! Runs the examples of the documents as they stand there, and those in Python that are files.
 
 use std::{fs, time::Duration};
 
 use anyhow::{Result, ensure};
 
-use crate::{built, python, shell::Program, test::Done, tree};
+use crate::{built, done::Done, python, shell::Program, tree};
 
 /// The programs in `examples/python` that need nothing but the wheel and NumPy. They check what they move.
 const PROGRAMS: [&str; 3] = ["prefill_decode", "trainer_to_inference", "embedding_on_demand"];
+
+/// Documents with examples in Python.
+const DOCUMENTS: [&str; 3] = ["README.md", "docs/python.md", "python/README.md"];
 
 /// The Rust examples, as documentation tests.
 pub(crate) fn rust() -> Result<Done> {
@@ -29,21 +32,26 @@ pub(crate) fn python() -> Result<Done> {
         return Ok(Done::skipped(reason));
     }
     let interpreter = python::with_wheel()?;
-    let readme = fs::read_to_string(tree::root().join("README.md"))?;
-    let examples = blocks(&readme, "python");
-    ensure!(!examples.is_empty(), "README.md has no example in Python");
-    for (number, example) in examples.iter().enumerate() {
-        let file = tree::scratch().join(format!("readme-{number}.py"));
-        fs::write(&file, example)?;
-        let program = Program::new(&interpreter).args([&file]).without_env("PYTHONPATH");
-        program.limit(Duration::from_secs(60)).run()?;
+    let mut count = PROGRAMS.len();
+    for document in DOCUMENTS {
+        let text = fs::read_to_string(tree::root().join(document))?;
+        let examples = blocks(&text, "python");
+        ensure!(!examples.is_empty(), "{document} has no example in Python");
+        count += examples.len();
+        for (number, example) in examples.iter().enumerate() {
+            let stem = document.replace('/', "-");
+            let file = tree::scratch().join(format!("{stem}-{number}.py"));
+            fs::write(&file, example)?;
+            let program = Program::new(&interpreter).args([&file]).without_env("PYTHONPATH");
+            program.limit(Duration::from_secs(60)).run()?;
+        }
     }
     for program in PROGRAMS {
         let file = tree::root().join("examples/python").join(program).with_extension("py");
         let program = Program::new(&interpreter).args([&file]).without_env("PYTHONPATH");
         program.limit(Duration::from_secs(120)).run()?;
     }
-    Ok(Done::with(format!("{} examples", examples.len() + PROGRAMS.len())))
+    Ok(Done::with(format!("{count} examples")))
 }
 
 /// The fenced blocks of one language.

@@ -1,4 +1,4 @@
-//! `cargo xtask config-table`: the settings, as the README lists them.
+//! `cargo xtask config-table`: the settings, as docs/settings.md lists them.
 
 use std::fs;
 
@@ -6,10 +6,12 @@ use anyhow::{Context, Result, bail};
 
 use crate::{built, shell::Program, tree};
 
-/// What the README has before and after the table.
+/// What the document has before and after the table.
 const MARKS: (&str, &str) = ("<!-- settings -->\n", "<!-- /settings -->");
 
-/// Prints the table.
+/// Where the table is.
+const DOCUMENT: &str = "docs/settings.md";
+
 pub(crate) fn print() -> Result<()> {
     // An example, so that these commands need not be built with the engine.
     let example = ["run", "--quiet", "--locked", "--package=xtask", "--example=settings"];
@@ -17,14 +19,15 @@ pub(crate) fn print() -> Result<()> {
     Ok(())
 }
 
-/// Whether the README lists the settings that there are.
+/// Whether the document lists the settings that there are.
 pub(crate) fn check() -> Result<()> {
-    let readme = fs::read_to_string(tree::root().join("README.md"))?;
-    let listed = between(&readme, MARKS).context("README.md has no table of settings")?;
+    let document = fs::read_to_string(tree::root().join(DOCUMENT))?;
+    let no_table = || format!("{DOCUMENT} has no table of settings");
+    let listed = between(&document, MARKS).with_context(no_table)?;
     let table = table(Program::new(built::examples()?.example("settings")?))?;
     if listed.trim() != table {
         bail!(
-            "README.md does not list the settings as they are; between its marks belongs\n{table}"
+            "{DOCUMENT} does not list the settings as they are; between its marks belongs\n{table}"
         );
     }
     Ok(())

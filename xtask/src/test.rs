@@ -10,8 +10,12 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 
 use crate::{
-    capi, fetch, guest, hammer, headers, kernels, libfabric, licences, lint, loom, mutants, nixl,
-    python, readme, settings,
+    capi, circles, deny,
+    done::Done,
+    guest, hammer, headers, kernels, libfabric, lint, loom, mutants, nixl, package, prefetch,
+    python, readme,
+    report::{left_out, passed_in},
+    settings,
     shell::{self, Program},
     storm, tools, tree,
 };
@@ -81,22 +85,16 @@ const STEPS: &[Step] = &[
         run: |_| with_component("fmt", "rustfmt", lint::fmt),
     },
     Step {
-        name: "licences",
-        group: Group::Lint,
-        about: "licences of all dependencies",
-        run: |_| licences::check(),
-    },
-    Step {
-        name: "advisories",
-        group: Group::Lint,
-        about: "known faults of dependencies (cargo-deny)",
-        run: |_| licences::advisories(),
-    },
-    Step {
         name: "clippy",
         group: Group::Lint,
         about: "clippy, without a warning",
         run: |_| with_component("clippy", "clippy", lint::clippy),
+    },
+    Step {
+        name: "features",
+        group: Group::Lint,
+        about: "clippy of every combination of features",
+        run: |_| with_component("clippy", "clippy", lint::features),
     },
     Step {
         name: "doc",
@@ -105,10 +103,35 @@ const STEPS: &[Step] = &[
         run: |_| lint::doc().map(Done::from),
     },
     Step {
+        name: "circles",
+        group: Group::Lint,
+        about: "whether modules import each other in a circle",
+        run: |_| circles::check().map(Done::from),
+    },
+    Step {
         name: "mutants",
         group: Group::Lint,
         about: "whether every guard that can be broken on purpose is still where the list says",
         run: |_| mutants::check().map(Done::from),
+    },
+    // Not earlier: cargo-deny is fetched beside the steps before these, where it is not there yet.
+    Step {
+        name: "licences",
+        group: Group::Lint,
+        about: "licences and sources of all dependencies (cargo-deny)",
+        run: |_| deny::licences(),
+    },
+    Step {
+        name: "advisories",
+        group: Group::Lint,
+        about: "known faults of dependencies (cargo-deny)",
+        run: |_| deny::advisories(),
+    },
+    Step {
+        name: "package",
+        group: Group::Lint,
+        about: "the crates as they would be published, without building them",
+        run: |_| package::check().map(Done::with),
     },
     Step {
         name: "units",
@@ -125,7 +148,7 @@ const STEPS: &[Step] = &[
     Step {
         name: "settings",
         group: Group::Rust,
-        about: "README's table of settings",
+        about: "the table of settings in docs/settings.md",
         run: |_| settings::check().map(Done::from),
     },
     Step {
@@ -194,7 +217,7 @@ const STEPS: &[Step] = &[
     Step {
         name: "examples",
         group: Group::Python,
-        about: "examples in Python, README's among them",
+        about: "examples in Python, those of the documents among them",
         run: |_| readme::python(),
     },
     // Last: until then its kernel is made beside the others, where it is not there yet.
@@ -217,54 +240,6 @@ const STEPS: &[Step] = &[
         run: |_| python::tests_in_guest(),
     },
 ];
-
-/// How a step ended that did not fail.
-#[derive(Default)]
-pub(crate) struct Done {
-    /// Nothing was run.
-    skipped: bool,
-    /// In a few words, what was found.
-    pub(crate) detail: String,
-    /// What was left out, and what was lacking for it.
-    pub(crate) absent: Vec<String>,
-    failure: Option<String>,
-}
-
-impl Done {
-    pub(crate) fn with(detail: impl Into<String>) -> Self {
-        Self { detail: detail.into(), ..Self::default() }
-    }
-
-    /// Some of it was left out.
-    pub(crate) fn without(absent: Vec<String>) -> Self {
-        Self { absent, ..Self::default() }
-    }
-
-    /// Nothing was run, because something is lacking.
-    pub(crate) fn skipped(reason: impl Into<String>) -> Self {
-        Self { skipped: true, ..Self::with(reason) }
-    }
-
-    /// Keeps what was seen when the program that was watched failed.
-    pub(crate) fn or_failed(mut self, result: Result<()>) -> Result<Self> {
-        self.failure = result.err().map(|error| format!("{error:#}"));
-        Ok(self)
-    }
-
-    fn verdict(&self) -> &'static str {
-        match (&self.failure, self.skipped) {
-            (Some(_), _) => "FAILED",
-            (None, true) => "skipped",
-            (None, false) => "passed",
-        }
-    }
-}
-
-impl From<()> for Done {
-    fn from((): ()) -> Self {
-        Self::default()
-    }
-}
 
 /// Runs what is asked for: all of it, even after a failure.
 pub(crate) fn run(args: &TestArgs) -> Result<ExitCode> {
@@ -300,7 +275,7 @@ fn begin_beside(wanted: &[&Step]) {
         guest::begin_to_prepare();
     }
     if wanted.len() == STEPS.len() {
-        fetch::begin();
+        prefetch::begin();
     }
 }
 
@@ -381,17 +356,6 @@ fn units() -> Result<Done> {
     done.or_failed(result)
 }
 
-/// What a test says that it left out.
-pub(crate) fn left_out(line: &str) -> Option<String> {
-    Some(line.split_once("skipped: ")?.1.to_owned())
-}
-
-/// How many tests passed, from a line that ends one binary's.
-pub(crate) fn passed_in(line: &str) -> Option<usize> {
-    let (_, counts) = line.strip_prefix("test result: ")?.split_once(". ")?;
-    counts.split_once(" passed")?.0.parse().ok()
-}
-
 fn doctests() -> Result<Done> {
     Program::cargo(&["test", "--locked", "--workspace", "--doc"]).run()?;
     readme::rust()
@@ -412,20 +376,5 @@ mod tests {
         assert_eq!(chosen(&["fmt", "loom"]), ["tools", "fmt", "loom"]);
         assert_eq!(chosen(&["python"]), ["tools", "wheel", "pytest", "nixl", "examples", "rails"]);
         assert!(known("pytest").is_ok() && known("lint").is_ok() && known("linty").is_err());
-    }
-
-    #[test]
-    fn the_count_of_passed_tests_is_read() {
-        let line = "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; finished in 0.1s";
-        assert_eq!(passed_in(line), Some(12));
-        assert_eq!(passed_in("test result: FAILED. 3 passed; 1 failed"), Some(3));
-        assert_eq!(passed_in("running 12 tests"), None);
-    }
-
-    #[test]
-    fn a_failure_outweighs_what_was_seen() {
-        let seen = Done::with("2 passed").or_failed(Err(anyhow::anyhow!("exit status: 1")));
-        assert_eq!(seen.expect("it is kept").verdict(), "FAILED");
-        assert_eq!(Done::skipped("lacks a wheel").verdict(), "skipped");
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Result;
 use rustix::process::geteuid;
 
-use crate::{shell::Program, test::Done};
+use crate::{done::Done, shell::Program};
 
 /// Something that is not part of the repository.
 struct Need {
@@ -107,6 +107,11 @@ fn missing() -> impl Iterator<Item = &'static Need> {
 /// What stays missing is noticed afterwards, so that a failure here ends nothing.
 fn install_packages() {
     let packages: Vec<_> = missing().map(|need| need.package).collect();
+    try_to_install(&packages);
+}
+
+/// Installs Debian's packages, or says how.
+pub(crate) fn try_to_install(packages: &[&str]) {
     if packages.is_empty() {
         return;
     }
@@ -114,12 +119,12 @@ fn install_packages() {
         println!("as root on Debian or Ubuntu: apt-get install {}", packages.join(" "));
         return;
     }
-    if install(&packages).is_err() {
+    if install(packages).is_err() {
         // A fresh machine has no list of packages yet.
         if let Err(error) = Program::new("apt-get").args(["update"]).run() {
             println!("{error:#}");
         }
-        if install(&packages).is_err() {
+        if install(packages).is_err() {
             // One that this release does not have must not take the others along.
             packages.iter().filter_map(|package| install(&[package]).err()).for_each(|error| {
                 println!("{error:#}");

@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-/// The repository's root.
 pub(crate) fn root() -> &'static Path {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
     manifest.parent().unwrap_or(manifest)

@@ -83,6 +83,25 @@ typedef int32_t uccl_status_t;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
+// What a signal does to a word.
+enum uccl_change_t
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // The word becomes the value.
+  UCCL_SET = 0,
+  // The value is added to the word, which wraps around.
+  UCCL_ADD = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum uccl_change_t uccl_change_t;
+#else
+typedef int32_t uccl_change_t;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
 // What a transfer does.
 enum uccl_op_t
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -162,6 +181,20 @@ typedef struct uccl_iov_t {
   size_t len;
 } uccl_iov_t;
 
+// A word of the peer's memory that a write changes, once, when all its bytes are visible there. It stays as it is when
+// the write fails or is cancelled. The word is an integer of eight bytes, aligned to eight.
+typedef struct uccl_signal_t {
+  // Where the word is: it begins where the advert does.
+  struct uccl_advert_t word;
+  // What it becomes, or what is added to it.
+  uint64_t value;
+  // One of uccl_change_t.
+  int32_t change;
+  // Not 0: not before all writes have ended well, too, that were posted before in the request's context. Once one of
+  // these has failed, the context has no such signals any more.
+  int32_t strong;
+} uccl_signal_t;
+
 // A transfer: any number of pieces moved as one. Set all of it to zero first, then what is needed, and
 // `timeout_ms`.
 typedef struct uccl_request_t {
@@ -173,7 +206,7 @@ typedef struct uccl_request_t {
   const struct uccl_iov_t *iovs;
   // The peer's memory, one advert a piece, each at least as long; NULL for UCCL_SEND and UCCL_RECV.
   const struct uccl_advert_t *adverts;
-  // How many pieces there are, 1 to 65,536.
+  // How many pieces there are, 1 to 65,536; with a signal there may be none.
   size_t count;
   // A notification that the peer gets when the data is there, or NULL. Not with UCCL_RECV.
   const void *notif;
@@ -181,6 +214,10 @@ typedef struct uccl_request_t {
   size_t notif_len;
   // Milliseconds until the transfer fails: UCCL_TIMEOUT_DEFAULT, UCCL_TIMEOUT_NEVER or a positive number.
   int64_t timeout_ms;
+  // A word of the peer's that changes when a write's bytes are there, before the notification goes out, or NULL.
+  const struct uccl_signal_t *signal;
+  // The scope of strong signals: what is posted in one context is in the order in which it is posted.
+  uint32_t context;
 } uccl_request_t;
 
 // Takes a notification: the connection that it came over, and its bytes, which are there until this returns.
@@ -205,7 +242,7 @@ const char *uccl_version(void);
 uccl_status_t uccl_config_new(struct uccl_config_t **config);
 
 // Changes a setting: `name` is the environment variable (UCCL_P2P_TIMEOUT_MS) or what follows its prefix, in
-// lower case (timeout_ms); the README lists them. Beside those there are `gpu_index`, the GPU that the
+// lower case (timeout_ms); docs/settings.md lists them. Beside those there are `gpu_index`, the GPU that the
 // endpoint serves (0), and `port`, the port that it listens on (0 for any; the base port plus the GPU's index
 // if that is free).
 uccl_status_t uccl_config_set(struct uccl_config_t *config, const char *name, const char *value);
@@ -285,7 +322,7 @@ uccl_status_t uccl_advert_part(const struct uccl_advert_t *advert,
 uccl_status_t uccl_moves(const struct uccl_endpoint_t *endpoint, uint64_t conn, char *text, size_t capacity);
 
 // Writes the name of the path that data takes to and from memory which the peer advertised: "cma", "shm",
-// "mapped", "cuda_ipc" or "tcp", as the README explains. 16 bytes have room for it.
+// "mapped", "cuda_ipc" or "tcp", as docs/status.md explains. 16 bytes have room for it.
 uccl_status_t uccl_path(const struct uccl_endpoint_t *endpoint,
                         uint64_t conn,
                         const struct uccl_advert_t *advert,
@@ -338,6 +375,16 @@ uccl_status_t uccl_poll(const struct uccl_endpoint_t *endpoint, uint64_t transfe
 // Waits for a transfer's end, at most as long as said; then the answer is UCCL_IN_PROGRESS, and the transfer
 // goes on. Otherwise as `uccl_poll`.
 uccl_status_t uccl_wait(const struct uccl_endpoint_t *endpoint, uint64_t transfer, int64_t timeout_ms, uint64_t *bytes);
+
+// Waits until the word of eight bytes at `ptr` in region `mr`, which peers' signals change, is `at_least` or more; what a
+// signal that made it so stands for is there. `value`, if not NULL, gets what it is then. UCCL_DEADLINE if that takes
+// longer than said. A word in a GPU's memory is waited for by a stream or a kernel.
+uccl_status_t uccl_wait_signal(const struct uccl_endpoint_t *endpoint,
+                               uint64_t mr,
+                               const void *ptr,
+                               uint64_t at_least,
+                               int64_t timeout_ms,
+                               uint64_t *value);
 
 // Ends a transfer. When this returns, no byte of it lands on either side any more. The answer is UCCL_OK if it
 // had ended well before, else UCCL_CANCELLED or why it failed. A peer that does not confirm the end in time loses its

@@ -10,7 +10,7 @@ use std::{
 use uccl_p2p::Error;
 use uccl_wire::advert::AdvertError;
 
-use crate::api::uccl_status_t;
+use crate::api::status::uccl_status_t;
 
 /// Bytes of the longest text, with its NUL.
 const ROOM: usize = 1024;

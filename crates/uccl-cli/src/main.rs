@@ -10,6 +10,7 @@ mod paths;
 mod probe;
 mod rdma;
 mod topo;
+mod units;
 mod vm;
 
 use std::{io::IsTerminal, process::ExitCode};

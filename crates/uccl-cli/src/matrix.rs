@@ -7,6 +7,8 @@ use uccl_device::{
     cuda::GpuLink,
 };
 
+use crate::units::gib;
+
 const LEGEND: &str = "  X itself, NVL NVLink, PIX at most one PCIe switch between, PXB several switches, PHB one host bridge,
   NODE host bridges of one NUMA node, SYS across NUMA nodes, ? unknown
   * the NIC that the GPU uses first, ! no peer access: copies go through the host's memory
@@ -131,7 +133,7 @@ fn line(gpu: &MachineGpu) -> String {
     let parts = [
         gpu.ordinal.map(|_| gpu.pci.to_string()),
         gpu.name.clone().filter(|name| !name.is_empty()),
-        gpu.memory_bytes.map(|bytes| crate::topo::gib(bytes as u64)),
+        gpu.memory_bytes.map(|bytes| gib(bytes as u64)),
         gpu.capability.map(|capability| format!("capability {capability}")),
         gpu.uuid.map(|uuid| uuid.to_string()),
         gpu.ordinal.is_none().then(|| "not seen by this process".to_owned()),

@@ -10,8 +10,9 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use uccl_nixl_dir::{PLUGIN, provide};
 
-/// Finds the plugins of the NIXL that Python would import; the Python package runs the same text.
-const FIND: &str = include_str!("../../../python/uccl/nixl/_find.py");
+/// Finds the plugins of the NIXL that Python would import; the Python package runs the same text, which is its file. Here is
+/// a link to it, so that cargo packages it with this crate.
+const FIND: &str = include_str!("find_nixl.py");
 
 /// Print a folder for NIXL_PLUGIN_DIR that holds NIXL's own plugins and UCCL's.
 ///

@@ -106,6 +106,10 @@ impl Paths {
                 let why = format!("on loopback: {TRANSPORT}=tcp forbids this host's memory");
                 Self { other_host, ..Self::everywhere(&Path::new("tcp", why)) }
             }
+            Transport::Fifo => {
+                let why = format!("{TRANSPORT}=fifo allows nothing else");
+                Self { other_host, ..Self::everywhere(&Path::new("fifo", why)) }
+            }
             // Devices alone, even between processes of one host.
             _ => Self::everywhere(&other_host),
         };
@@ -174,14 +178,6 @@ pub(crate) fn fastest(topology: &Topology) -> Option<&Interface> {
     };
     let interfaces = topology.interfaces.iter().filter(outward);
     interfaces.max_by_key(|i| (i.kind == InterfaceKind::Physical, i.speed_mbps))
-}
-
-/// `25 Gbit/s`, `2.5 Gbit/s`, `100 Mbit/s`.
-pub(crate) fn gbits(mbps: u32) -> String {
-    match mbps {
-        1000.. => format!("{} Gbit/s", f64::from(mbps) / 1000.0),
-        _ => format!("{mbps} Mbit/s"),
-    }
 }
 
 #[cfg(test)]
@@ -271,12 +267,5 @@ mod tests {
         assert_eq!(paths.gpu, None);
         assert_eq!(paths.other_host.name, None);
         assert!(paths.other_host.why.contains(TRANSPORT));
-    }
-
-    #[test]
-    fn speeds_are_written_in_the_unit_that_fits() {
-        assert_eq!(gbits(400_000), "400 Gbit/s");
-        assert_eq!(gbits(2500), "2.5 Gbit/s");
-        assert_eq!(gbits(100), "100 Mbit/s");
     }
 }

@@ -3,8 +3,9 @@
 use std::fmt::Write;
 
 use serde::Serialize;
-use uccl_fabric::{libfabric, verbs};
+use uccl_libfabric as libfabric;
 use uccl_p2p::Config;
+use uccl_verbs as verbs;
 
 /// What could carry data beside TCP. An error says why a library is of no use.
 pub(crate) struct Rdma {
@@ -16,7 +17,7 @@ pub(crate) struct Rdma {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct VerbsDevice {
     pub(crate) name: String,
-    /// Made of software: soft-RoCE, siw.
+    /// Made of software: soft-RoCE.
     pub(crate) is_software: bool,
     /// The ports that carry traffic.
     pub(crate) active_ports: Vec<u8>,

@@ -8,6 +8,7 @@ use std::{
 use anyhow::{Context, Result};
 use clap::Args;
 use serde::Serialize;
+use termtree::Tree;
 use uccl_device::{
     Gpu, GpuVendor, Interface, MachineGpu, NearNic, NumaNode, PciAddress, Place, RdmaDevice,
     RdmaGid, RdmaPort, Topology,
@@ -17,8 +18,9 @@ use uccl_p2p::Config;
 use crate::{
     gpus::Gpus,
     matrix::matrix,
-    paths::{Facts, Paths, Probes, gbits},
+    paths::{Facts, Paths, Probes},
     rdma::{Libfabric, Rdma, VerbsDevice},
+    units::{gbits, gib},
 };
 
 /// Show what this machine has, and which path a transfer would take.
@@ -106,32 +108,9 @@ fn report<'a>(facts: &Facts<'a>, paths: &'a Paths) -> Report<'a> {
     }
 }
 
-/// What an item says, and the items below it.
-struct Item {
-    text: String,
-    below: Vec<Self>,
-}
-
-impl Item {
-    fn leaf(text: String) -> Self {
-        Self { text, below: Vec::new() }
-    }
-
-    fn draw(&self, out: &mut String, indent: &str) {
-        for (index, item) in self.below.iter().enumerate() {
-            let last = index + 1 == self.below.len();
-            let (branch, space) = if last { ("└─ ", "   ") } else { ("├─ ", "│  ") };
-            let _ = writeln!(out, "{indent}{branch}{}", item.text);
-            item.draw(out, &format!("{indent}{space}"));
-        }
-    }
-}
-
 fn text(facts: &Facts<'_>, paths: &Paths) -> String {
     let Facts { topology, gpus, rdma, .. } = *facts;
-    let host = host(topology);
-    let mut out = format!("{}\n", host.text);
-    host.draw(&mut out, "");
+    let mut out = host(topology).to_string();
     out.push_str(&matrix(topology, &topology.machine_gpus(&gpus.visible)));
     let rdma = rdma.text(!topology.rdma.is_empty());
     if !rdma.is_empty() {
@@ -151,17 +130,17 @@ fn text(facts: &Facts<'_>, paths: &Paths) -> String {
     out
 }
 
-fn host(topology: &Topology) -> Item {
+fn host(topology: &Topology) -> Tree<String> {
     let kernel = topology.kernel.release.as_deref().unwrap_or("?");
     let name = topology.host.hostname.as_deref().unwrap_or("this host");
-    let mut below = vec![Item::leaf(cpus(topology))];
+    let mut below = vec![Tree::new(cpus(topology))];
     // Where no nodes are told of, all devices hang off the machine itself.
     let homeless = |node: Option<u32>| {
         node.is_none_or(|node| topology.numa_nodes.iter().all(|known| known.id != node))
     };
     below.extend(topology.numa_nodes.iter().map(|node| numa_node(topology, node)));
     below.extend(devices(topology, homeless));
-    Item { text: format!("{name}  Linux {kernel}"), below }
+    Tree::new(format!("{name}  Linux {kernel}")).with_leaves(below)
 }
 
 fn cpus(topology: &Topology) -> String {
@@ -177,20 +156,18 @@ fn cpus(topology: &Topology) -> String {
     text
 }
 
-fn numa_node(topology: &Topology, node: &NumaNode) -> Item {
+fn numa_node(topology: &Topology, node: &NumaNode) -> Tree<String> {
     let memory = node.memory_bytes.map_or_else(String::new, |bytes| format!("  {}", gib(bytes)));
-    Item {
-        text: format!("node {}  CPUs {}{memory}", node.id, node.cpus),
-        below: devices(topology, |on| on == Some(node.id)),
-    }
+    Tree::new(format!("node {}  CPUs {}{memory}", node.id, node.cpus))
+        .with_leaves(devices(topology, |on| on == Some(node.id)))
 }
 
 /// Devices whose NUMA node is wanted.
-fn devices(topology: &Topology, wanted: impl Fn(Option<u32>) -> bool) -> Vec<Item> {
+fn devices(topology: &Topology, wanted: impl Fn(Option<u32>) -> bool) -> Vec<Tree<String>> {
     let gpus = topology.gpus.iter().filter(|gpu| wanted(gpu.numa_node)).map(gpu);
     let rdma = topology.rdma.iter().filter(|rdma| wanted(rdma.numa_node)).map(rdma);
     let interfaces = topology.interfaces.iter().filter(|i| wanted(i.numa_node)).map(interface);
-    gpus.map(Item::leaf).chain(rdma).chain(interfaces.map(Item::leaf)).collect()
+    gpus.map(Tree::new).chain(rdma).chain(interfaces.map(Tree::new)).collect()
 }
 
 fn gpu(gpu: &Gpu) -> String {
@@ -204,15 +181,15 @@ fn gpu(gpu: &Gpu) -> String {
     format!("gpu {}  {vendor}{model}  {driver}", gpu.pci)
 }
 
-fn rdma(rdma: &RdmaDevice) -> Item {
+fn rdma(rdma: &RdmaDevice) -> Tree<String> {
     let mut text = format!("rdma {}", rdma.name);
     for part in [rdma.driver.clone(), rdma.pci.map(|pci| pci.to_string())].into_iter().flatten() {
         let _ = write!(text, "  {part}");
     }
-    Item { text, below: rdma.ports.iter().map(port).collect() }
+    Tree::new(text).with_leaves(rdma.ports.iter().map(port))
 }
 
-fn port(port: &RdmaPort) -> Item {
+fn port(port: &RdmaPort) -> Tree<String> {
     let parts = [
         port.state.clone(),
         port.rate_gbps.map(|gbps| format!("{gbps} Gbit/s")),
@@ -221,7 +198,7 @@ fn port(port: &RdmaPort) -> Item {
     ];
     let parts: Vec<_> = parts.into_iter().flatten().collect();
     let text = format!("port {}  {}", port.number, parts.join("  "));
-    Item { text, below: port.gids.iter().map(|gid| Item::leaf(self::gid(gid))).collect() }
+    Tree::new(text).with_leaves(port.gids.iter().map(gid))
 }
 
 fn gid(gid: &RdmaGid) -> String {
@@ -258,8 +235,4 @@ fn distances(topology: &Topology) -> Vec<Distance> {
         Some(Distance { gpu, to: (*name).clone(), distance })
     };
     pairs.filter_map(distance).collect()
-}
-
-pub(crate) fn gib(bytes: u64) -> String {
-    format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
 }

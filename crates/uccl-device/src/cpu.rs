@@ -6,11 +6,11 @@ use serde::{Serialize, Serializer};
 
 use crate::{error::ParseCpuListError, source::Source};
 
-/// A set of CPUs, written as the kernel writes it: `0-3,8`.
+/// A set of CPUs, in the kernel's notation: `0-3,8`.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct CpuList(BTreeSet<u32>);
 
-/// No kernel names a CPU above this; a larger number is a broken file.
+/// No kernel numbers a CPU above this. A larger number means a broken file.
 const MAX_CPU: u32 = 1 << 16;
 
 impl CpuList {
@@ -85,17 +85,17 @@ impl Serialize for CpuList {
     }
 }
 
-/// The processors.
+/// The machine's processors.
 #[derive(Clone, Debug, Default, Serialize)]
 #[non_exhaustive]
 pub struct Cpus {
-    /// What the vendor calls them.
+    /// The vendor's name for the model.
     pub model: Option<String>,
-    /// Those that run.
+    /// The CPUs that are online.
     pub online: CpuList,
-    /// How many packages hold them.
+    /// How many packages (sockets) there are.
     pub sockets: Option<usize>,
-    /// How many cores hold them; fewer than CPUs where a core runs several threads.
+    /// How many cores there are: fewer than CPUs if a core runs several threads.
     pub cores: Option<usize>,
 }
 
@@ -107,7 +107,7 @@ impl Cpus {
         let mut cores = BTreeSet::new();
         for cpu in online.iter() {
             let topology = folder.join(format!("cpu{cpu}/topology"));
-            // -1 where the kernel does not know.
+            // The kernel says -1 if it does not know.
             let package: Option<u32> = source.value(topology.join("physical_package_id"));
             let core: Option<u32> = source.value(topology.join("core_id"));
             sockets.extend(package);
@@ -135,7 +135,7 @@ fn model(source: &Source) -> Option<String> {
 pub struct NumaNode {
     /// The kernel's number for it.
     pub id: u32,
-    /// The CPUs near it; none for a node of memory alone.
+    /// The CPUs near it; empty for a node that has only memory.
     pub cpus: CpuList,
     /// All its memory, in bytes.
     pub memory_bytes: Option<u64>,
@@ -167,7 +167,7 @@ impl NumaNode {
     }
 }
 
-/// From a line `Node 0 MemTotal: 16384 kB`.
+/// Parses a line such as `Node 0 MemTotal: 16384 kB`.
 fn memory_bytes(source: &Source, folder: &Path) -> Option<u64> {
     let text = source.text(folder.join("meminfo"))?;
     let line = text.lines().find(|line| line.contains("MemTotal:"))?;

@@ -1,4 +1,4 @@
-//! What can go wrong: very little, since what is missing is unknown rather than wrong.
+//! The errors of this crate. There are few, since a missing fact is unknown and not an error.
 
 use std::{io, path::PathBuf};
 
@@ -11,22 +11,22 @@ pub enum Error {
     Root {
         /// The root that was given.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// Not a PCI address.
+/// A text that is not a PCI address.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0:?} is not a PCI address; one looks like 0000:17:00.0")]
 pub struct ParsePciAddressError(pub(crate) String);
 
-/// Not a list of CPUs.
+/// A text that is not a list of CPUs.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0:?} is not a list of CPUs; one looks like 0-3,8")]
 pub struct ParseCpuListError(pub(crate) String);
 
-/// Not a kind of memory.
+/// A text that is not a kind of memory.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0:?} is not a kind of memory: use host, pinned, cuda:N or managed:N")]
 pub struct ParseMemoryKindError(pub(crate) String);

@@ -10,7 +10,7 @@ use crate::{
     source::Source,
 };
 
-/// Who made a GPU.
+/// The vendor of a GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
@@ -21,31 +21,31 @@ pub enum GpuVendor {
     Nvidia,
 }
 
-/// A GPU.
+/// A GPU, as the PCI bus shows it.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Gpu {
-    /// Where it is on the PCI bus.
+    /// Its PCI address.
     pub pci: PciAddress,
-    /// Who made it.
+    /// Its vendor.
     pub vendor: GpuVendor,
     /// The vendor's number for the model.
     pub device_id: Option<u32>,
     /// The kernel driver bound to it.
     pub driver: Option<String>,
-    /// The NUMA node it hangs off.
+    /// The NUMA node it is attached to.
     pub numa_node: Option<u32>,
-    /// What names it in every process, where NVIDIA's kernel driver says.
+    /// Its UUID, the same in every process, if NVIDIA's kernel driver tells it.
     pub uuid: Option<GpuUuid>,
-    /// What its maker calls it, where NVIDIA's kernel driver says.
+    /// The vendor's name for the model, if NVIDIA's kernel driver tells it.
     pub model: Option<String>,
-    /// Whether NVIDIA's kernel driver lists it to this process. A container's bus shows the machine's GPUs,
-    /// and its driver those that it was given.
+    /// Whether NVIDIA's kernel driver lists it in this process. In a container the bus shows all GPUs of the machine,
+    /// but the driver lists only those that the container was given.
     pub in_driver: bool,
 }
 
 const CLASS_DISPLAY: u32 = 0x03;
-/// "Processing accelerators": what AMD's Instinct cards without a display call themselves.
+/// The PCI class "processing accelerators", which AMD's Instinct cards without a display report.
 const CLASS_ACCELERATOR: u32 = 0x12;
 const VENDOR_AMD: u32 = 0x1002;
 const VENDOR_NVIDIA: u32 = 0x10de;
@@ -71,7 +71,7 @@ impl Gpu {
         };
         Some(Self {
             pci: address,
-            // Question marks until the GPU is first used.
+            // The file shows question marks until the GPU is first used.
             uuid: says("GPU UUID").and_then(|uuid| uuid.parse().ok()),
             model: says("Model"),
             in_driver: source.path(listed).is_dir(),

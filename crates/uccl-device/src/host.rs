@@ -1,4 +1,4 @@
-//! Who this process is to others: which boot of which kernel, in which namespaces.
+//! Identifies this process's host for others: which boot of which kernel, and which namespaces.
 
 use std::path::Path;
 
@@ -6,16 +6,16 @@ use serde::Serialize;
 
 use crate::source::Source;
 
-/// Which boot of which kernel, and which namespaces of it.
+/// Identifies the boot of a kernel that a process runs on, and the process's namespaces.
 ///
-/// Two processes with the same boot id run on the same kernel, in whatever containers; whether they can
-/// reach each other's memory or sockets is what the namespaces say.
+/// Two processes with the same boot id run on the same kernel, in whatever containers. The namespaces decide whether
+/// they can reach each other's memory or sockets.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 #[non_exhaustive]
 pub struct HostIdentity {
     /// The host's name.
     pub hostname: Option<String>,
-    /// Random, made at boot.
+    /// A random number made at boot, as the kernel prints it.
     pub boot_id: Option<String>,
     /// Inode of the PID namespace.
     pub pid_namespace: Option<u64>,
@@ -26,25 +26,25 @@ pub struct HostIdentity {
 }
 
 impl HostIdentity {
-    /// This process's own.
+    /// The identity of this process.
     pub fn of_this_process() -> Self {
         Self::read(&Source::new(Path::new("/")))
     }
 
-    /// Whether both are on one running kernel. What is unknown is not the same.
+    /// Whether both run on the same kernel. False if that is not known.
     pub fn same_host(&self, other: &Self) -> bool {
         known_equal(&self.boot_id, &other.boot_id)
     }
 
-    /// Whether a process id means the same to both and neither is hidden from the other by a user
-    /// namespace: what `process_vm_readv` needs before permissions are even looked at.
+    /// Whether a process id means the same to both, and neither is hidden from the other by a user namespace.
+    /// `process_vm_readv` needs this before permissions are even checked.
     pub fn same_processes(&self, other: &Self) -> bool {
         self.same_host(other)
             && known_equal(&self.pid_namespace, &other.pid_namespace)
             && known_equal(&self.user_namespace, &other.user_namespace)
     }
 
-    /// Whether both see one loopback interface.
+    /// Whether both see the same loopback interface.
     pub fn same_network(&self, other: &Self) -> bool {
         self.same_host(other) && known_equal(&self.net_namespace, &other.net_namespace)
     }
@@ -64,7 +64,7 @@ fn known_equal<T: PartialEq>(a: &Option<T>, b: &Option<T>) -> bool {
     a.is_some() && a == b
 }
 
-/// From a link that says `pid:[4026531836]`.
+/// Parses the target of a link such as `pid:[4026531836]`.
 fn namespace(source: &Source, kind: &str) -> Option<u64> {
     let link = source.link(format!("proc/self/ns/{kind}"))?;
     let inode = link.to_str()?.strip_prefix(kind)?.strip_prefix(":[")?;

@@ -12,19 +12,19 @@ pub struct KernelFacts {
     pub release: Option<String>,
     /// TCP congestion control.
     pub congestion: Congestion,
-    /// `net.core.rmem_max`: the most a socket may ask to receive into, in bytes.
+    /// `net.core.rmem_max`: the largest receive buffer that a socket may ask for, in bytes.
     pub rmem_max_bytes: Option<u64>,
-    /// `net.core.wmem_max`: the most a socket may ask to send from, in bytes.
+    /// `net.core.wmem_max`: the largest send buffer that a socket may ask for, in bytes.
     pub wmem_max_bytes: Option<u64>,
-    /// Third value of `net.ipv4.tcp_rmem`: how far the kernel grows a TCP receive buffer by itself.
+    /// Third value of `net.ipv4.tcp_rmem`: up to how many bytes the kernel grows a TCP receive buffer by itself.
     pub tcp_rmem_max_bytes: Option<u64>,
-    /// Third value of `net.ipv4.tcp_wmem`: how far the kernel grows a TCP send buffer by itself.
+    /// Third value of `net.ipv4.tcp_wmem`: up to how many bytes the kernel grows a TCP send buffer by itself.
     pub tcp_wmem_max_bytes: Option<u64>,
-    /// `kernel.yama.ptrace_scope`; unknown where Yama is not built in, which restricts nothing.
+    /// `kernel.yama.ptrace_scope`. `None` if the kernel is built without Yama, and then nothing is restricted.
     pub ptrace_scope: Option<u8>,
     /// Transparent huge pages: `always`, `madvise` or `never`.
     pub huge_pages: Option<String>,
-    /// `/dev/shm`.
+    /// The size of `/dev/shm`, if it exists.
     pub shm: Option<SharedMemory>,
 }
 
@@ -32,11 +32,11 @@ pub struct KernelFacts {
 #[derive(Clone, Debug, Default, Serialize)]
 #[non_exhaustive]
 pub struct Congestion {
-    /// What a new socket gets.
+    /// The one that a new socket uses.
     pub default: Option<String>,
-    /// What any process may choose.
+    /// Those that any process may choose.
     pub allowed: Vec<String>,
-    /// What is loaded: a process with CAP_NET_ADMIN may choose any of these.
+    /// Those that are loaded. A process with CAP_NET_ADMIN may choose any of them.
     pub available: Vec<String>,
 }
 
@@ -46,7 +46,7 @@ pub struct Congestion {
 pub struct SharedMemory {
     /// How large it may grow, in bytes.
     pub size_bytes: u64,
-    /// What is free, in bytes.
+    /// How much of it is free, in bytes.
     pub free_bytes: u64,
 }
 

@@ -1,12 +1,13 @@
 //! What this machine has: memory kinds, CPUs, NUMA nodes, NICs, RDMA devices and GPUs.
 //!
-//! [`Topology::read`] looks at `/sys` and `/proc` below a root that the caller names, so that a tree of
-//! files can stand in for a machine. What the kernel does not tell is `None`, never an error: a
-//! container that hides half of sysfs is still a machine that can move bytes.
+//! [`Topology::read`] reads `/sys` and `/proc` below a root that the caller names, so that a tree of files can stand in
+//! for a machine. A fact that the kernel does not tell is `None`, never an error: a container that hides half of sysfs
+//! is still a machine that can move bytes.
 //!
-//! Nothing here needs a driver, a library or a device. CUDA is looked up at run time ([`cuda`]); where there
-//! is none, a GPU is what its PCI address says.
+//! Nothing here needs a driver, a library or a device. CUDA's driver is looked for at run time ([`cuda`]); without it,
+//! only a GPU's PCI entry is known.
 
+mod address;
 pub mod affinity;
 mod cpu;
 pub mod cuda;

@@ -1,4 +1,4 @@
-//! The machine's GPUs, as the bus and the driver show them together.
+//! The machine's GPUs, combined from what the bus and the driver show.
 
 use std::env;
 
@@ -16,15 +16,15 @@ use crate::{
 /// How CUDA numbers the GPUs of a machine (`CUDA_DEVICE_ORDER`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum DeviceOrder {
-    /// The fastest first, and else as they are on the PCI bus: what CUDA does unless told otherwise.
+    /// The fastest first; equally fast ones in the order of the PCI bus. This is CUDA's default.
     #[default]
     FastestFirst,
-    /// As they are on the PCI bus.
+    /// In the order of the PCI bus.
     PciBus,
 }
 
 impl DeviceOrder {
-    /// This process's.
+    /// The order in this process's environment.
     pub fn of_this_process() -> Self {
         match env::var("CUDA_DEVICE_ORDER").as_deref() {
             Ok("PCI_BUS_ID") => Self::PciBus,
@@ -33,27 +33,28 @@ impl DeviceOrder {
     }
 }
 
-/// A GPU of the machine: its place, what the driver says of it if this process sees it, and what is near.
+/// A GPU of the machine: its PCI address, what the driver reports about it if this process sees it, and what is near
+/// it.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct MachineGpu {
-    /// Where it is on the PCI bus.
+    /// Its PCI address.
     pub pci: PciAddress,
     /// Its number in this process, if this process sees it.
     pub ordinal: Option<u32>,
-    /// What names it in every process, where the driver says.
+    /// Its UUID, the same in every process, if the driver tells it.
     pub uuid: Option<GpuUuid>,
-    /// What its maker calls it, where the driver says.
+    /// The vendor's name for the model, if the driver tells it.
     pub name: Option<String>,
     /// All of its memory, in bytes, if this process sees it.
     pub memory_bytes: Option<usize>,
-    /// What it can execute, if this process sees it.
+    /// Its compute capability, if this process sees it.
     pub capability: Option<Capability>,
     /// How it reaches the memory of each GPU that this process sees, by their ordinals.
     pub links: Vec<Option<GpuLink>>,
-    /// The NUMA node that it hangs off; on a machine with a single node that is the one.
+    /// The NUMA node that it is attached to. On a machine with a single node, it is that node.
     pub numa_node: Option<u32>,
-    /// The CPUs near it; none where the kernel does not say.
+    /// The CPUs near it; empty if the kernel does not say.
     pub cpus: CpuList,
     /// RDMA devices, in the order in which it should use them.
     pub rdma: Vec<NearNic>,
@@ -62,8 +63,8 @@ pub struct MachineGpu {
 }
 
 impl Topology {
-    /// Every GPU that the bus or the driver shows, joined: those that this process sees by their ordinals,
-    /// and then the others by their PCI addresses. `visible` is what [`Gpus::facts`] gave.
+    /// Every GPU that the bus or the driver shows: first those that this process sees, by their ordinals, then the
+    /// others by their PCI addresses. `visible` is the result of [`Gpus::facts`].
     pub fn machine_gpus(&self, visible: &[VisibleGpu]) -> Vec<MachineGpu> {
         let hidden = self.gpus.iter().filter(|gpu| visible.iter().all(|seen| seen.pci != gpu.pci));
         let seen = visible.iter().map(|seen| self.machine_gpu(seen.pci, Some(seen)));
@@ -88,16 +89,16 @@ impl Topology {
         }
     }
 
-    /// The CPUs of the NUMA node that a place is on; none where that is not known.
+    /// The CPUs of the NUMA node that a place is on; empty if that is not known.
     pub fn cpus_near(&self, place: Place) -> CpuList {
         let node = self.node_of(place);
         let node = self.numa_nodes.iter().find(|known| Some(known.id) == node);
         node.map(|node| node.cpus.clone()).unwrap_or_default()
     }
 
-    /// The GPUs that CUDA would number in a process, in its order, told without asking the driver.
+    /// The GPUs that CUDA would number in a process, in CUDA's order. The driver is not asked.
     ///
-    /// `None` where that cannot be told: GPUs of several models, of which only CUDA knows the fastest.
+    /// `None` if that cannot be told: with several models of GPUs, only CUDA knows which is the fastest.
     pub fn cuda_order(&self, visible: &VisibleDevices, order: DeviceOrder) -> Option<Vec<&Gpu>> {
         let nvidia = || self.gpus.iter().filter(|gpu| gpu.vendor == GpuVendor::Nvidia);
         // A container may be given some of a machine's GPUs, while its bus shows all.
@@ -112,8 +113,8 @@ impl Topology {
         Some(places.into_iter().filter_map(|place| machine.get(place).copied()).collect())
     }
 
-    /// Where the GPU with this ordinal in this process is on the PCI bus. The driver is asked if someone in
-    /// this process uses it already, and else left as it is: then the bus and the environment say.
+    /// The PCI address of the GPU with this ordinal in this process. The driver is asked only if someone in this
+    /// process uses it already; otherwise the answer comes from the bus and the environment.
     pub fn gpu_address(&self, ordinal: u32) -> Option<PciAddress> {
         if let Some(gpus) = Gpus::in_use() {
             return gpus.device(ordinal).ok().map(|device| device.pci());

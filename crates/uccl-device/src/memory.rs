@@ -1,4 +1,4 @@
-//! Where memory lives.
+//! The kinds of memory.
 
 use std::{fmt, str::FromStr};
 
@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 
 use crate::error::ParseMemoryKindError;
 
-/// Where a piece of memory lives, and so who can touch it and how it is copied.
+/// The kind of a piece of memory, which decides who can access it and how it is copied.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
 #[non_exhaustive]
 pub enum MemoryKind {
@@ -15,7 +15,7 @@ pub enum MemoryKind {
         /// The device's ordinal in this process.
         device: u32,
     },
-    /// CUDA's managed memory, which moves between host and devices as it is touched.
+    /// CUDA's managed memory, which moves between host and devices when one of them touches it.
     Managed {
         /// The ordinal of the device that it prefers or is on.
         device: u32,
@@ -36,7 +36,7 @@ impl MemoryKind {
         }
     }
 
-    /// The ordinal of the device that alone reaches it; none for what the CPU can load and store.
+    /// The ordinal of the device if only the device can access it; none if the CPU can load and store it.
     pub fn device_only(self) -> Option<u32> {
         match self {
             Self::Cuda { device } => Some(device),

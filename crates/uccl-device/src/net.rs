@@ -9,14 +9,14 @@ use crate::{
     source::Source,
 };
 
-/// What an interface is made of.
+/// The kind of a network interface.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum InterfaceKind {
-    /// The host talking to itself.
+    /// The host's loopback interface.
     Loopback,
-    /// A device.
+    /// A hardware device.
     Physical,
     /// Software: a bridge, a tunnel, one end of a veth pair.
     Virtual,
@@ -28,7 +28,7 @@ pub enum InterfaceKind {
 pub struct Interface {
     /// Its name.
     pub name: String,
-    /// What it is made of.
+    /// Whether it is hardware, software or loopback.
     pub kind: InterfaceKind,
     /// The kernel driver of its device.
     pub driver: Option<String>,
@@ -38,9 +38,9 @@ pub struct Interface {
     pub speed_mbps: Option<u32>,
     /// `up`, `down`, `unknown` (loopback's is), ….
     pub operstate: Option<String>,
-    /// Where its device is on the PCI bus.
+    /// The PCI address of its device.
     pub pci: Option<PciAddress>,
-    /// The NUMA node its device hangs off.
+    /// The NUMA node its device is attached to.
     pub numa_node: Option<u32>,
     /// Its addresses; empty when the topology is not the running machine's.
     pub addresses: Vec<IpAddr>,
@@ -86,7 +86,7 @@ impl Interface {
             kind,
             driver: source.link_name(folder.join("device/driver")),
             mtu_bytes: source.value(folder.join("mtu")),
-            // -1, 0 or u32::MAX where the driver does not know.
+            // The file holds -1, 0 or u32::MAX if the driver does not know.
             speed_mbps: source
                 .value(folder.join("speed"))
                 .filter(|&mbps| mbps != 0 && mbps != u32::MAX),

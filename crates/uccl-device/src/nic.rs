@@ -1,4 +1,4 @@
-//! Which NICs are near to a piece of memory.
+//! Ranks NICs by how near they are to a piece of memory.
 
 use std::{cmp::Reverse, fmt};
 
@@ -11,7 +11,7 @@ use crate::{
     topology::Topology,
 };
 
-/// Where memory is, for whoever looks for the NICs near to it.
+/// Where a piece of memory is, for the search for NICs near it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Place {
@@ -33,7 +33,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// Which list of the kernel's a NIC is on. Many are on both, under two names.
+/// Which of the kernel's lists a NIC is on. Many NICs are on both, under two names.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
@@ -44,7 +44,7 @@ pub enum NicKind {
     Rdma,
 }
 
-/// What a NIC is good for; the best first.
+/// The state of a NIC; the best first.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NicState {
@@ -64,17 +64,17 @@ pub struct NearNic {
     pub name: String,
     /// Which list the name is on.
     pub kind: NicKind,
-    /// Where it is on the PCI bus.
+    /// Its PCI address.
     pub pci: Option<PciAddress>,
-    /// How far it is from the memory; unknown for what is on no PCI bus and no NUMA node.
+    /// How far it is from the memory; `None` for a NIC that is on no PCI bus and no NUMA node.
     pub distance: Option<PciDistance>,
     /// Whether it can be used.
     pub state: NicState,
-    /// Its speed in Mbit/s, where the kernel says.
+    /// Its speed in Mbit/s, if the kernel tells it.
     pub speed_mbps: Option<u32>,
 }
 
-/// A NIC before anyone asked how far it is.
+/// A NIC whose distance is not computed yet.
 struct Nic<'a> {
     name: &'a str,
     kind: NicKind,
@@ -88,10 +88,10 @@ struct Nic<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Merit {
     state: NicState,
-    /// What is unknown is not near.
+    /// NICs at an unknown distance come last.
     unknown: bool,
     distance: Option<PciDistance>,
-    /// Across NUMA nodes some are nearer than others (ACPI SLIT).
+    /// The distance between NUMA nodes (ACPI SLIT): some are nearer to each other than others.
     node_distance: u32,
     speed_mbps: Reverse<u32>,
 }
@@ -135,18 +135,18 @@ impl<'a> Nic<'a> {
 impl Topology {
     /// The NICs of a kind, in the order in which memory at `place` should use them.
     ///
-    /// What is up comes first, then what is near ([`PciDistance`]), then what is fast. Where several are
-    /// as good as each other they are in the order of the PCI bus, except that GPUs for which the same
-    /// NICs are best share them out: each begins with others, so that not all crowd the first. Every
-    /// process of a machine comes to the same answer, whichever GPUs it sees.
+    /// NICs that are up come first, then the near ones ([`PciDistance`]), then the fast ones. Equally good NICs are in
+    /// the order of the PCI bus, with an exception: GPUs for which the same NICs are best share them out. Each of these
+    /// GPUs begins with other NICs, so that they do not all use the first. Every process of a machine gets the same
+    /// answer, whichever GPUs it sees.
     ///
-    /// Virtual NICs come after devices and those that are down last; loopback is not listed.
+    /// Virtual NICs come after devices, and NICs that are down come last. Loopback is not listed.
     pub fn nics_near(&self, place: Place, kind: NicKind) -> Vec<NearNic> {
         self.rank(place, &self.nics(kind))
     }
 
-    /// The NIC that memory at `place` should use: an RDMA device if one can be used, else a network
-    /// interface that can.
+    /// The NIC that memory at `place` should use: a usable RDMA device if there is one, else a usable network
+    /// interface.
     pub fn nearest_nic(&self, place: Place) -> Option<NearNic> {
         [NicKind::Rdma, NicKind::Interface].into_iter().find_map(|kind| {
             let nearest = self.nics_near(place, kind).into_iter().next();
@@ -154,7 +154,7 @@ impl Topology {
         })
     }
 
-    /// As [`Self::nics_near`], of these network interfaces only.
+    /// Like [`Self::nics_near`], for these network interfaces only.
     pub(crate) fn rank_interfaces(
         &self,
         place: Place,
@@ -195,7 +195,7 @@ impl Topology {
         order
     }
 
-    /// How many are as good as the first.
+    /// How many NICs at the beginning are as good as the first.
     fn best(&self, order: &[(Merit, &Nic<'_>)]) -> usize {
         let first = order.first().map(|(merit, _)| *merit);
         order.iter().take_while(|(merit, _)| Some(*merit) == first).count()
@@ -237,14 +237,14 @@ impl Topology {
         {
             return Some(distance);
         }
-        // Behind one host bridge at best: what is between a node's memory and a device is the CPU.
+        // Through one host bridge at best, as the CPU is between a node's memory and a device.
         let near = match place {
             Place::Device(_) => PciDistance::Node,
             Place::Node(_) | Place::Host => PciDistance::Phb,
         };
         let only = self.only_node();
         let (from, to) = (self.node_of(place)?, nic.numa_node.or(only)?);
-        // What is on no bus at all has no place.
+        // The distance of a NIC that is on no bus and no node is unknown.
         (nic.pci.is_some() || nic.numa_node.is_some()).then_some(if from == to {
             near
         } else {
@@ -252,7 +252,7 @@ impl Topology {
         })
     }
 
-    /// The NUMA node that a place is on; on a machine with a single node that is the one.
+    /// The NUMA node that a place is on. On a machine with a single node, it is that node.
     pub fn node_of(&self, place: Place) -> Option<u32> {
         let known = match place {
             Place::Device(pci) => self.pci().numa_node(pci),
@@ -269,7 +269,7 @@ impl Topology {
         }
     }
 
-    /// 0 if the kernel does not say.
+    /// The distance between two NUMA nodes; 0 if the kernel does not say.
     fn node_distance(&self, from: u32, to: u32) -> u32 {
         let Some(node) = self.numa_nodes.iter().find(|node| node.id == from) else { return 0 };
         let place = self.numa_nodes.iter().position(|node| node.id == to);

@@ -1,4 +1,4 @@
-//! Memory on a NUMA node, and the node that memory is on.
+//! Allocates memory on a NUMA node, and finds the node that memory is on.
 
 use std::{
     ffi::{c_int, c_long, c_ulong, c_void},
@@ -17,15 +17,15 @@ use crate::{
     source::Source,
 };
 
-/// `MPOL_PREFERRED` of linux/mempolicy.h: from this node if it has memory, else from others.
+/// `MPOL_PREFERRED` of linux/mempolicy.h: take memory from this node if it has some, else from others.
 const PREFERRED: c_int = 1;
-/// Nodes that a mask has room for; the kernel's own limit.
+/// How many nodes a mask has room for: the kernel's own limit.
 const MOST_NODES: usize = 1024;
 const BITS: usize = c_ulong::BITS as usize;
 
-/// Zeroed pages of this process's own, page aligned, from a NUMA node where it can be.
+/// Private, zeroed, page-aligned memory, from a NUMA node if possible.
 ///
-/// The pages are there: none is still to be taken when they are first touched.
+/// All pages are present already, so touching them allocates nothing.
 #[derive(Debug)]
 pub struct NodeMemory {
     start: NonNull<u8>,
@@ -39,12 +39,12 @@ unsafe impl Send for NodeMemory {}
 unsafe impl Sync for NodeMemory {}
 
 impl NodeMemory {
-    /// Takes memory. Where the kernel does not let this process choose a node, as in many containers, the
-    /// pages are touched from a CPU of that node instead; where neither is possible, or no node is named,
-    /// they come from wherever the system takes them.
+    /// Allocates memory. If the kernel does not let this process choose a node, as in many containers, the pages are
+    /// touched from a CPU of that node instead. If that is not possible either, or no node is named, the system decides
+    /// where they come from.
     ///
     /// # Errors
-    /// What the kernel said if there is no memory; `InvalidInput` for 0 bytes.
+    /// The kernel's error if there is no memory; `InvalidInput` for 0 bytes.
     pub fn new(len_bytes: usize, node: Option<u32>) -> io::Result<Self> {
         let page = page_size();
         let mapped_bytes = len_bytes.checked_next_multiple_of(page).filter(|bytes| *bytes > 0);
@@ -75,7 +75,7 @@ impl NodeMemory {
         self.mapped_bytes
     }
 
-    /// Where it begins.
+    /// A pointer to its first byte.
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
@@ -85,7 +85,7 @@ impl NodeMemory {
         self.len_bytes
     }
 
-    /// Has pages that are not there yet come from a node; false if the kernel refuses.
+    /// Makes pages that are not present yet come from a node. False if the kernel refuses.
     fn prefer(&self, node: u32) -> bool {
         let mut mask = [0 as c_ulong; MOST_NODES / BITS];
         let node = node as usize;
@@ -107,13 +107,13 @@ impl NodeMemory {
         code == 0
     }
 
-    /// Touches it from a CPU of the node, if this thread may run on one.
+    /// Touches all pages from a CPU of the node, if this thread may run on one.
     fn touch_near(&self, node: u32) {
         let before = affinity::allowed_cpus();
         let near = affinity::keep_on(&cpus_of(node));
         self.touch();
         if let (Some(before), Ok(_)) = (before, near) {
-            // It was allowed a moment ago; if not any more, what it has now is what it gets.
+            // These CPUs were allowed a moment ago. If they no longer are, the thread keeps those that it has now.
             let _ = affinity::set(&before);
         }
     }
@@ -133,7 +133,7 @@ impl Drop for NodeMemory {
     }
 }
 
-/// The NUMA nodes of the running machine; none where the kernel does not say.
+/// The NUMA nodes of the running machine; empty if the kernel does not say.
 pub fn online_nodes() -> CpuList {
     Source::new("/".as_ref()).value("sys/devices/system/node/online").unwrap_or_default()
 }
@@ -143,8 +143,8 @@ fn cpus_of(node: u32) -> CpuList {
     nodes.into_iter().find(|known| known.id == node).map(|node| node.cpus).unwrap_or_default()
 }
 
-/// The NUMA node of the page at an address of this process; `None` for a page that is not there, or that
-/// nothing has touched yet, and where the kernel does not tell. Touches nothing.
+/// The NUMA node of the page at an address of this process. `None` if the page does not exist or was never touched, or
+/// if the kernel does not tell. Touches nothing.
 pub fn node_at(address: usize) -> Option<u32> {
     let page = (address & !(page_size() - 1)) as *const c_void;
     let mut status: c_int = -1;

@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 
 use crate::{error::ParsePciAddressError, source::Source};
 
-/// Domain, bus, device and function of a PCI device.
+/// The address of a PCI device: domain, bus, device and function.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct PciAddress {
     /// Also called segment; more than 16 bits wide behind some host bridges.
@@ -84,7 +84,7 @@ impl fmt::Display for PciDistance {
     }
 }
 
-/// Every PCI device, and the way to it from its host bridge.
+/// Every PCI device, and its path from its host bridge.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PciTree {
     devices: BTreeMap<PciAddress, Place>,
@@ -119,7 +119,7 @@ impl PciTree {
         Self { devices }
     }
 
-    /// `None` if the address is not there or the kernel does not know (it says -1).
+    /// The NUMA node of a device. `None` if there is no such device, or if the kernel does not know (it says -1).
     pub(crate) fn numa_node(&self, address: PciAddress) -> Option<u32> {
         self.devices.get(&address)?.numa_node
     }

@@ -1,4 +1,4 @@
-//! RDMA devices: what `/sys/class/infiniband` lists (InfiniBand, RoCE, iWARP, EFA).
+//! RDMA devices: what `/sys/class/infiniband` lists (InfiniBand, RoCE, EFA).
 
 use std::{fmt, net::Ipv6Addr, path::Path};
 
@@ -17,9 +17,9 @@ pub struct RdmaDevice {
     pub name: String,
     /// The kernel driver of its device.
     pub driver: Option<String>,
-    /// Where it is on the PCI bus; none for a software device.
+    /// Its PCI address; none for a software device.
     pub pci: Option<PciAddress>,
-    /// The NUMA node it hangs off.
+    /// The NUMA node it is attached to.
     pub numa_node: Option<u32>,
     /// Its network interfaces.
     pub interfaces: Vec<String>,
@@ -39,18 +39,18 @@ pub struct RdmaPort {
     pub rate_gbps: Option<u32>,
     /// `InfiniBand` or `Ethernet`.
     pub link_layer: Option<String>,
-    /// The addresses that it has, by their index; entries that are not in use are left out.
+    /// Its addresses, by index. Unused entries of the table are left out.
     pub gids: Vec<RdmaGid>,
-    /// The most payload of a packet, in bytes, as the port's network interface allows it. Over InfiniBand the subnet
+    /// The largest payload of a packet, in bytes, that the port's network interface allows. Over InfiniBand the subnet
     /// decides, and sysfs does not tell.
     pub mtu_bytes: Option<u32>,
 }
 
-/// What packets to a GID are made of.
+/// The kind of packets that are sent to a GID.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
 #[non_exhaustive]
 pub enum GidKind {
-    /// InfiniBand's, or RoCE over Ethernet alone, which no router forwards.
+    /// InfiniBand, or RoCE directly over Ethernet, which no router forwards.
     #[serde(rename = "IB/RoCE v1")]
     InfiniBandOrRoceV1,
     /// RoCE over UDP.
@@ -62,11 +62,11 @@ pub enum GidKind {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct RdmaGid {
-    /// Its place in the port's table.
+    /// Its index in the port's table.
     pub index: u32,
-    /// The address; an IPv4 one is mapped.
+    /// The address. An IPv4 address is mapped to IPv6.
     pub address: Ipv6Addr,
-    /// What packets to it are made of.
+    /// The kind of packets that are sent to a GID.
     pub kind: Option<GidKind>,
     /// The network interface that it belongs to.
     pub interface: Option<String>,
@@ -89,18 +89,18 @@ impl fmt::Display for RdmaGid {
 }
 
 impl RdmaGid {
-    /// One that belongs to no interface.
+    /// A GID that belongs to no interface.
     pub fn new(index: u32, address: Ipv6Addr, kind: Option<GidKind>) -> Self {
         Self { index, address, kind, interface: None }
     }
 
-    /// Those of a port of this machine's, in order; none if there is no such port.
+    /// The GIDs of a port of this machine, in order; empty if there is no such port.
     pub fn of_port(device: &str, port: u32) -> Vec<Self> {
         let folder = Path::new("sys/class/infiniband").join(device);
         Self::read_all(&Source::new(Path::new("/")), &folder.join(format!("ports/{port}")))
     }
 
-    /// Whether it stands for an IPv4 address, and is reached over UDP: what works across routers and is there on every
+    /// Whether it stands for an IPv4 address and is reached over UDP. Such GIDs work across routers and exist on every
     /// RoCE network.
     pub fn is_routable_ipv4(&self) -> bool {
         self.kind == Some(GidKind::RoceV2) && self.address.to_ipv4_mapped().is_some()
@@ -153,7 +153,7 @@ impl RdmaDevice {
 
 impl RdmaPort {
     fn read(source: &Source, folder: &Path, number: u32) -> Self {
-        // "4: ACTIVE" and "100 Gb/sec (4X EDR)".
+        // The files say, for example, "4: ACTIVE" and "100 Gb/sec (4X EDR)".
         let state = source.text(folder.join("state"));
         let rate = source.text(folder.join("rate"));
         let gids = RdmaGid::read_all(source, folder);
@@ -201,10 +201,10 @@ impl RdmaGid {
     }
 }
 
-/// Bytes of headers and checksum that the kernel leaves room for in a packet of an Ethernet (`iboe_get_mtu`).
+/// How many bytes the kernel reserves for headers and checksum in an Ethernet packet (`iboe_get_mtu`).
 const ROCE_HEADERS: u32 = 96;
 
-/// The most payload of an RDMA packet over an interface.
+/// The largest payload of an RDMA packet over an interface, in bytes.
 fn payload_of(source: &Source, interface: &str) -> Option<u32> {
     let mtu: u32 = source.value(format!("sys/class/net/{interface}/mtu"))?;
     [4096, 2048, 1024, 512, 256].into_iter().find(|payload| payload + ROCE_HEADERS <= mtu)

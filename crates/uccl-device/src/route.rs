@@ -1,15 +1,10 @@
-//! The kernel's IPv4 routes, as far as they say which interfaces reach the same hosts.
+//! The kernel's IPv4 routes.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 
 use serde::Serialize;
 
-use crate::{
-    net::{Interface, InterfaceKind},
-    nic::Place,
-    source::Source,
-    topology::Topology,
-};
+use crate::source::Source;
 
 /// A route of the main table.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
@@ -17,11 +12,11 @@ use crate::{
 pub struct Route {
     /// The interface that it leaves by.
     pub interface: String,
-    /// Where it leads to.
+    /// The network that it leads to.
     pub destination: Ipv4Addr,
-    /// Which bits of the destination count; none in the default route.
+    /// Which bits of the destination count. None do in the default route.
     pub mask: Ipv4Addr,
-    /// Whether a gateway is on the way; else the hosts are on the link.
+    /// Whether it goes through a gateway. If not, the hosts are on the interface's own link.
     pub gateway: bool,
     /// Lower is preferred.
     pub metric: u32,
@@ -37,8 +32,8 @@ impl Route {
         text.lines().skip(1).filter_map(Self::parse).collect()
     }
 
-    /// From `eth0 00000000 0101A8C0 0003 0 0 100 00000000 0 0 0`: interface, destination, gateway, flags,
-    /// two counters, metric, mask. Addresses are words as they lie in the kernel's memory.
+    /// Parses a line such as `eth0 00000000 0101A8C0 0003 0 0 100 00000000 0 0 0`: interface, destination, gateway,
+    /// flags, two counters, metric, mask. An address is printed as the word that its bytes form in the kernel's memory.
     fn parse(line: &str) -> Option<Self> {
         let words: Vec<_> = line.split_whitespace().collect();
         let [interface, destination, _, flags, _, _, metric, mask, ..] = words.as_slice() else {
@@ -58,71 +53,14 @@ impl Route {
         })
     }
 
-    fn is_default(&self) -> bool {
+    pub(crate) fn is_default(&self) -> bool {
         self.mask.is_unspecified()
     }
 
-    /// Whether an address is where it leads to, without a gateway.
-    fn has_on_link(&self, ip: Ipv4Addr) -> bool {
+    /// Whether the route leads to this address without a gateway.
+    pub(crate) fn has_on_link(&self, ip: Ipv4Addr) -> bool {
         !self.gateway
             && !self.is_default()
             && ip.to_bits() & self.mask.to_bits() == self.destination.to_bits()
-    }
-}
-
-impl Topology {
-    /// The address, among those at which others reach this host as well as at `ip`, whose NIC is nearest
-    /// to `place`; `ip` itself if there are none, or if none is known to be nearer than others.
-    ///
-    /// As well means: on another physical interface that is up, and either in the same network as `ip`, or
-    /// both interfaces have a default route of the same metric. Of IPv6 routes nothing is known here.
-    pub fn address_near(&self, place: Place, ip: IpAddr) -> IpAddr {
-        let IpAddr::V4(chosen) = ip else { return ip };
-        let usable =
-            |interface: &Interface| interface.kind == InterfaceKind::Physical && interface.is_up();
-        let mut usable_ones = self.interfaces.iter().filter(|interface| usable(interface));
-        let Some(today) = usable_ones.find(|interface| interface.addresses.contains(&ip)) else {
-            return ip;
-        };
-        let ranked = self.rank_interfaces(place, |interface| {
-            usable(interface) && self.as_good_as(today, chosen, interface).is_some()
-        });
-        let nearest = match ranked.first() {
-            Some(nic) if ranked.len() > 1 && nic.distance.is_some() => &nic.name,
-            _ => return ip,
-        };
-        let nearest = self.interfaces.iter().find(|interface| interface.name == *nearest);
-        nearest.and_then(|nearest| self.as_good_as(today, chosen, nearest)).map_or(ip, IpAddr::V4)
-    }
-
-    /// The address of `other` that others reach as well as `ip` of `today`.
-    fn as_good_as(&self, today: &Interface, ip: Ipv4Addr, other: &Interface) -> Option<Ipv4Addr> {
-        if today.name == other.name {
-            return Some(ip);
-        }
-        let routes = |name: &str| {
-            let name = name.to_owned();
-            self.routes.iter().filter(move |route| route.interface == name)
-        };
-        let addresses = || {
-            other.addresses.iter().filter_map(|ip| match ip {
-                IpAddr::V4(ip) if !ip.is_loopback() && !ip.is_link_local() => Some(*ip),
-                _ => None,
-            })
-        };
-        let network = routes(&today.name).find(|route| route.has_on_link(ip));
-        let same_network = network.and_then(|network| {
-            let alike = |route: &&Route| {
-                (route.destination, route.mask) == (network.destination, network.mask)
-            };
-            let theirs = routes(&other.name).find(alike)?;
-            addresses().find(|ip| theirs.has_on_link(*ip))
-        });
-        let default = |name: &str| {
-            routes(name).filter(|route| route.is_default()).map(|route| route.metric).min()
-        };
-        let same_default =
-            default(&today.name).is_some() && default(&today.name) == default(&other.name);
-        same_network.or_else(|| if same_default { addresses().next() } else { None })
     }
 }

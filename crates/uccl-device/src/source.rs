@@ -1,4 +1,4 @@
-//! Reading below a root: what is missing is `None`.
+//! Reads files below a root. A missing file is `None`.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ impl Source {
         Self { root: root.to_owned() }
     }
 
-    /// Whether this is the running machine, so that system calls speak of the same thing.
+    /// Whether this is the running machine, so that system calls describe the same machine.
     pub(crate) fn is_live(&self) -> bool {
         self.root == Path::new("/")
     }
@@ -54,17 +54,17 @@ impl Source {
         names
     }
 
-    /// What a symbolic link says, which need not exist.
+    /// The target of a symbolic link, which need not exist.
     pub(crate) fn link(&self, path: impl AsRef<Path>) -> Option<PathBuf> {
         fs::read_link(self.path(path)).ok()
     }
 
-    /// The last name of what a symbolic link says: a driver's name, for one.
+    /// The last component of a symbolic link's target, for example a driver's name.
     pub(crate) fn link_name(&self, path: impl AsRef<Path>) -> Option<String> {
         Some(self.link(path)?.file_name()?.to_str()?.to_owned())
     }
 
-    /// Where a path leads once every symbolic link is followed.
+    /// The path with all symbolic links resolved.
     pub(crate) fn resolved(&self, path: impl AsRef<Path>) -> Option<PathBuf> {
         fs::canonicalize(self.path(path)).ok()
     }

@@ -1,4 +1,4 @@
-//! All of it together.
+//! The topology of a machine: everything that this crate reads.
 
 use std::{fs, path::Path};
 
@@ -17,15 +17,15 @@ use crate::{
     source::Source,
 };
 
-/// What a machine has, read once.
+/// The parts of a machine that matter to transfers, read once.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Topology {
-    /// Who this process is to others.
+    /// The host and the namespaces of this process.
     pub host: HostIdentity,
     /// The processors.
     pub cpus: Cpus,
-    /// Memory and the CPUs near it; empty where the kernel does not say.
+    /// The NUMA nodes; empty if the kernel does not list them.
     pub numa_nodes: Vec<NumaNode>,
     /// Network interfaces, by name.
     pub interfaces: Vec<Interface>,
@@ -35,7 +35,7 @@ pub struct Topology {
     pub routes: Vec<Route>,
     /// GPUs, by PCI address.
     pub gpus: Vec<Gpu>,
-    /// Kernel settings that matter.
+    /// Kernel settings that matter to transfers.
     pub kernel: KernelFacts,
     #[serde(skip)]
     pci: PciTree,
@@ -50,8 +50,8 @@ impl Topology {
         Self::read(Path::new("/"))
     }
 
-    /// Reads the machine whose `/sys`, `/proc` and `/dev/shm` lie below `root`. A file that is missing
-    /// there is a fact that is unknown.
+    /// Reads the machine whose `/sys`, `/proc` and `/dev/shm` lie below `root`. A fact whose file is missing is
+    /// unknown.
     ///
     /// # Errors
     /// [`Error::Root`] if `root` cannot be listed.
@@ -74,8 +74,8 @@ impl Topology {
 
     /// How far apart two PCI devices are; `None` if either is not on this machine.
     ///
-    /// Devices below different host bridges whose NUMA nodes the kernel does not name are taken for
-    /// far apart, unless the machine has but one node.
+    /// Devices below different host bridges count as far apart if the kernel does not name their NUMA nodes, unless the
+    /// machine has only one node.
     pub fn distance(&self, a: PciAddress, b: PciAddress) -> Option<PciDistance> {
         self.pci.distance(a, b, self.numa_nodes.len() <= 1)
     }

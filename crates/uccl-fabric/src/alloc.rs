@@ -3,27 +3,19 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::RwLock;
 
-use crate::cuda_ipc::GpuShare;
-use crate::mem::Span;
-use crate::region::SharedBacking;
+use crate::gpu::GpuShare;
+use crate::mem::{Span, next_id};
+use crate::rights::SharedBacking;
 use crate::shm::Segment;
 
-/// All shared memory of this process, by where it starts.
+/// All shared memory of this process, by start address.
 static REGISTRY: RwLock<BTreeMap<usize, Weak<SharedBuf>>> = RwLock::new(BTreeMap::new());
 
-/// A number for memory that peers can reach; none is given out twice.
-pub(crate) fn next_id() -> io::Result<u32> {
-    static NEXT: AtomicU32 = AtomicU32::new(1);
-    NEXT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |id| id.checked_add(1))
-        .map_err(|_| io::Error::other("too many shared buffers"))
-}
-
-/// Page-aligned, zeroed memory in a sealed memfd. It goes with the last [`Arc`].
+/// Page-aligned, zeroed memory in a sealed memfd. Freed with the last [`Arc`].
 #[derive(Debug)]
 pub struct SharedBuf {
     id: u32,
@@ -43,13 +35,13 @@ impl SharedBuf {
         Ok(buf)
     }
 
-    /// What peers know it by. Ids are not used again.
+    /// The id that peers use for it. Ids are never reused.
     #[must_use]
     pub fn id(&self) -> u32 {
         self.id
     }
 
-    /// All of it.
+    /// Its whole address range, in this process.
     #[must_use]
     pub fn span(&self) -> Span {
         Span { addr: self.segment.as_ptr() as usize, len: self.segment.len() }
@@ -67,10 +59,10 @@ impl SharedBuf {
         self.segment.fd()
     }
 
-    /// Asks for its pages now.
+    /// Allocates all of its pages now.
     ///
     /// # Errors
-    /// When the memory is not there.
+    /// When there is not enough memory.
     pub fn populate(&self) -> io::Result<()> {
         self.segment.populate()
     }
@@ -78,12 +70,12 @@ impl SharedBuf {
 
 impl Drop for SharedBuf {
     fn drop(&mut self) {
-        // Before it is unmapped, so that a newcomer at the same address finds the place free.
+        // Before it is unmapped: after that, a new buffer may be at the same address, with an entry of its own here.
         REGISTRY.write().remove(&self.span().addr);
     }
 }
 
-/// The shared memory that holds all of `span`, and where in it.
+/// The shared memory that contains all of `span`, and the offset of `span` in it.
 #[must_use]
 pub fn lookup(span: Span) -> Option<(SharedBacking, Arc<SharedBuf>)> {
     let buf = REGISTRY.read().range(..=span.addr).next_back()?.1.upgrade()?;
@@ -94,17 +86,17 @@ pub fn lookup(span: Span) -> Option<(SharedBacking, Arc<SharedBuf>)> {
     Some((SharedBacking { id: buf.id, offset: offset as u64 }, buf))
 }
 
-/// Memory that peers of this host can reach by themselves once it was offered to them.
+/// Memory that peers on this host can access directly once it was offered to them.
 #[derive(Clone, Debug)]
 pub enum Shareable {
-    /// A GPU's.
+    /// GPU memory.
     Gpu(Arc<GpuShare>),
-    /// The host's, from [`SharedBuf::new`].
+    /// Host memory, from [`SharedBuf::new`].
     Host(Arc<SharedBuf>),
 }
 
 impl Shareable {
-    /// What peers know it by.
+    /// The id that peers use for it.
     #[must_use]
     pub fn id(&self) -> u32 {
         match self {
@@ -113,7 +105,7 @@ impl Shareable {
         }
     }
 
-    /// All of it.
+    /// Its whole address range, in this process.
     #[must_use]
     pub fn span(&self) -> Span {
         match self {
@@ -122,7 +114,7 @@ impl Shareable {
         }
     }
 
-    /// Where a range that lies in it is.
+    /// The id and the offset of `span`, which must lie within this memory.
     #[must_use]
     pub fn backing_of(&self, span: Span) -> SharedBacking {
         SharedBacking { id: self.id(), offset: (span.addr - self.span().addr) as u64 }

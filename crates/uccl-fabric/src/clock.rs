@@ -3,8 +3,8 @@
 /// Milliseconds of the coarse monotonic clock (a few milliseconds of resolution).
 pub fn coarse_ms() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // The C library's, which also works on kernels that lend programs no code for it.
-    // SAFETY: it writes to what it is given, which lives.
+    // The C library's function also works on kernels without a vDSO.
+    // SAFETY: it writes only to `now`, which is alive.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut now) };
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }

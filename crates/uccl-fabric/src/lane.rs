@@ -1,7 +1,11 @@
-//! The lane: one channel of a connection on a rail, and what an engine may ask of it.
+//! The [`Lane`] trait: one channel of a connection, as an engine sees it.
 //!
-//! A lane posts operations and reports their completion; it knows nothing of transfers. It never
-//! blocks and owns no thread: whoever wants progress calls [`Lane::progress`], from any thread.
+//! A lane posts operations and reports their completion; it knows nothing of transfers. It never blocks and owns no
+//! thread: the engine calls [`Lane::progress`], from any thread.
+
+mod host;
+mod message;
+mod rails;
 
 use std::{
     ops::Range,
@@ -13,22 +17,24 @@ use smallvec::SmallVec;
 use uccl_device::{MemoryKind, cuda::GpuError};
 use uccl_wire::frame::Status;
 
-use crate::{
-    alloc::Shareable,
-    mem::{Access, RemoteSpan, Span},
+pub use self::{
+    host::{Aftermath, HostLane},
+    message::{MessageLane, MessageSink},
+    rails::RailLane,
 };
+use crate::mem::{Access, RemoteSpan, Span};
 
 /// Local pieces of an operation. One piece needs no allocation.
 pub type Spans = SmallVec<[Span; 1]>;
 /// Remote pieces of an operation. One piece needs no allocation.
 pub type RemoteSpans = SmallVec<[RemoteSpan; 1]>;
 
-/// How data moves between two endpoints. Of two, the later one is slower.
+/// How data moves between two endpoints, from the fastest way to the slowest.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Moves {
     /// From memory to memory: by a device, a GPU or the kernel.
     Direct,
-    /// Through memory that lies between, into which it is copied and out of which it is copied again.
+    /// Through an intermediate buffer: copied into it, then out of it.
     Staged,
     /// As a stream over TCP.
     Tcp,
@@ -46,7 +52,7 @@ impl Moves {
     }
 }
 
-/// What a lane can do, so that an engine can plan without knowing which link it is.
+/// What a lane can do. The engine plans with these values and need not know the link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Caps {
     /// Short name of the link, for people.
@@ -63,9 +69,9 @@ pub struct Caps {
     pub checksum: bool,
     /// Devices move the data, while this machine's processors may do anything else.
     pub by_device: bool,
-    /// Most pieces of one operation.
+    /// The most pieces in one operation.
     pub max_pieces: usize,
-    /// The same where our memory is a GPU's: one launch may copy any number.
+    /// The most pieces in one operation whose local memory is a GPU's: one launch may copy any number.
     pub max_gpu_pieces: usize,
     /// Longest message in bytes.
     pub max_message: usize,
@@ -80,25 +86,26 @@ pub enum OpKind {
     Write,
 }
 
-/// What an operation does to the memory of its owner.
-pub(crate) fn access_of(kind: OpKind) -> Access {
+/// The access that an operation makes to the peer's memory.
+pub fn access_of(kind: OpKind) -> Access {
     match kind {
         OpKind::Read => Access::Read,
         OpKind::Write => Access::Write,
     }
 }
 
-/// One piece of a transfer on one lane. The lengths of both sides add up to the same.
+/// The part of a transfer that one lane carries. Local and remote pieces pair up: there are as many of one as of the
+/// other, and each has the length of its partner.
 pub struct Operation {
     /// What it does.
     pub kind: OpKind,
-    /// Our memory, in order.
+    /// The local pieces, in order.
     pub local: Spans,
-    /// What kind of memory ours is, all of it.
+    /// The kind of the local memory; all local pieces are of this kind.
     pub memory: MemoryKind,
-    /// The peer's memory, in order.
+    /// The remote pieces, in order.
     pub remote: RemoteSpans,
-    /// Told once, when the operation has ended.
+    /// Called once, when the operation has ended, unless [`Lane::post`] returned [`Posted::Done`].
     pub done: Arc<dyn Completion>,
 }
 
@@ -108,8 +115,8 @@ impl Operation {
         self.local.iter().map(|span| span.len as u64).sum()
     }
 
-    /// Some of its pieces as an operation of their own.
-    pub(crate) fn part(&self, range: Range<usize>, done: &Arc<dyn Completion>) -> Self {
+    /// A new operation with the pieces in `range`, which calls `done` when it ends.
+    pub fn part(&self, range: Range<usize>, done: &Arc<dyn Completion>) -> Self {
         let (kind, memory, done) = (self.kind, self.memory, Arc::clone(done));
         let (local, remote) = (self.local[range.clone()].into(), self.remote[range].into());
         Self { kind, local, memory, remote, done }
@@ -148,13 +155,19 @@ pub enum OpError {
     /// The lane died before the operation ended; whether it landed is unknown.
     #[error("the lane died")]
     LaneDown,
-    /// The lane does not reach the memory, or not any more: another one may. Nothing of the operation moves
-    /// any more, but some of it may have landed.
+    /// The lane cannot reach the memory, or no longer can; another lane may. The operation moves no more bytes, but
+    /// some may have landed.
     #[error("the lane does not reach the memory")]
     Unreachable,
-    /// A device could not do it, in its own words.
+    /// A device failed; the text is the device's own.
     #[error("{0}")]
     Device(Arc<str>),
+}
+
+impl From<GpuError> for OpError {
+    fn from(e: GpuError) -> Self {
+        Self::Gpu(Arc::new(e))
+    }
 }
 
 fn describe(status: Status) -> &'static str {
@@ -171,29 +184,24 @@ fn describe(status: Status) -> &'static str {
     }
 }
 
-/// Told when an operation ends.
+/// The callback for the end of an operation.
 ///
-/// Called from whichever thread made the progress, with the lane's receive lock held: it may post and
-/// send on any lane, but must not call [`Lane::progress`], [`Lane::cancel`] or [`Lane::kill`].
+/// Called from whichever thread brought the end about: one that makes progress, cancels, kills, posts something else or
+/// helps. That thread may hold locks of the lane (a stream's receive half, for one). The call may post and send on any
+/// lane, but must not call [`Lane::progress`], [`Lane::cancel`] or [`Lane::kill`].
 pub trait Completion: Send + Sync {
     /// The operation has ended; no byte of it moves any more.
     fn complete(self: Arc<Self>, result: OpResult);
 }
 
-/// Takes the messages of a lane, in order. The rules of [`Completion`] hold.
-pub trait MessageSink {
-    /// A message came in. An error says why it makes no sense; the lane dies of it.
-    fn message(&self, bytes: &[u8]) -> Result<(), String>;
-}
-
-/// Why a lane is of no more use.
+/// Why a lane is dead.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaneError {
     /// The peer closed it in good order.
     #[error("closed by the peer")]
     Closed,
-    /// The peer's end went away without a goodbye.
+    /// The peer's end disappeared without a goodbye.
     #[error("the peer is gone: its process ended, or closed without a goodbye")]
     Ended,
     /// The peer is gone.
@@ -202,7 +210,7 @@ pub enum LaneError {
     /// The peer broke the protocol.
     #[error("protocol violation: {0}")]
     Protocol(String),
-    /// It was shut here.
+    /// This side shut it.
     #[error("shut down")]
     Killed,
 }
@@ -213,11 +221,11 @@ impl From<std::io::Error> for LaneError {
     }
 }
 
-/// Names an operation on its lane, for cancelling.
+/// Identifies an operation on its lane, for [`Lane::cancel`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct OpName(pub u64);
 
-/// What became of a post.
+/// What [`Lane::post`] did with an operation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Posted {
     /// It ended at once; its completion is not called.
@@ -226,15 +234,15 @@ pub enum Posted {
     Pending(OpName),
 }
 
-/// What a sleeper must watch before it may sleep on a lane.
+/// The descriptors that a thread watches while it sleeps on a lane.
 #[derive(Clone, Copy, Debug)]
 pub struct Interest<'a> {
     /// Readable when the peer has something for us.
     pub fd: BorrowedFd<'a>,
-    /// Whether writability matters too.
+    /// Whether to wait until it is writable, too.
     pub write: bool,
-    /// Readable, and then for good, when the peer's process has ended, where that may not show on the first: children of
-    /// the peer's keep a socket open.
+    /// Readable, and then for good, when the peer's process has ended. `None` where `fd` always shows that; a socket
+    /// does not while children of the peer keep it open.
     pub end: Option<BorrowedFd<'a>>,
 }
 
@@ -245,44 +253,12 @@ impl Interest<'_> {
     }
 }
 
-/// A lane that is dead here, but whose peer may not know it yet: it may be stopped in the middle of an access. So may
-/// a copy of our own be, in the kernel, which the peer's memory keeps from ending.
-pub trait Aftermath: Send + Sync {
-    /// Whether copies of our own are under way: of any operation that the lane had, to or from any memory.
-    fn copies(&self) -> bool;
-
-    /// Whether our region of this slot may be touched at this moment.
-    fn touches(&self, slot: u32) -> bool;
-
-    /// Has those told whose operations have ended since the kill. The rules of [`Completion`] hold.
-    fn look(&self) {}
-
-    /// Whether the peer has ended its side as well, or died, and our copies have ended: nothing is touched any more.
-    fn is_over(&self) -> bool;
-}
-
-/// One channel of a connection on a rail.
+/// One channel of a connection, for operations on the peer's memory. Further traits add what only some lanes can do:
+/// [`MessageLane`], [`HostLane`], [`RailLane`]. No method has a default, so that a wrapper around a lane cannot
+/// forget one.
 pub trait Lane: Send + Sync {
     /// What it can do.
     fn caps(&self) -> Caps;
-
-    /// How one-sided data to and from this memory of the peer's would move right now, in a word for people.
-    fn path_to(&self, _: &RemoteSpan) -> &'static str {
-        self.caps().link
-    }
-
-    /// Which of these pieces of the peer's memory their owner copies better, to and from memory of this kind
-    /// here: one answer a piece, or none at all where it is not so for any. Whether a piece may be touched is
-    /// for the owner to say.
-    fn owner_copies(&self, _ours: MemoryKind, _: &[RemoteSpan]) -> Vec<bool> {
-        Vec::new()
-    }
-
-    /// Whether we are such an owner: this process copies well between memory of this kind here and these
-    /// pieces of the peer's.
-    fn copies_as_owner(&self, _ours: MemoryKind, _: &[RemoteSpan]) -> bool {
-        false
-    }
 
     /// Starts an operation.
     ///
@@ -291,97 +267,31 @@ pub trait Lane: Send + Sync {
     /// or [`Lane::kill`] has returned.
     unsafe fn post(&self, op: Operation) -> Result<Posted, LaneError>;
 
-    /// Moves one piece right now, on the caller's thread, if the link can and the piece is short: the way
-    /// with the least on it. `None`: post it.
-    ///
-    /// # Safety
-    /// The local piece must be valid during the call.
-    unsafe fn try_now(&self, _: OpKind, _local: Span, _: &RemoteSpan) -> Option<OpResult> {
-        None
-    }
-
-    /// Whether a GPU of ours would copy between memory of this kind and the peer's, as far as can be told
-    /// before: such a copy ends soon, and [`Lane::progress_copies`] sees it.
-    fn is_copied_by_gpu(&self, _ours: MemoryKind, _: &RemoteSpan) -> bool {
-        false
-    }
-
-    /// Ends copies that GPUs have made. Less than [`Lane::progress`], for whoever waits for one of these.
-    fn progress_copies(&self) {}
-
-    /// Sends a message made of parts, together at most [`Caps::max_message`] bytes. The bytes are taken
-    /// before this returns.
-    fn send(&self, parts: &[&[u8]]) -> Result<(), LaneError>;
-
-    /// Does what can be done without blocking, and says whether anything was.
+    /// Does all the work that needs no blocking. True if there was any.
     fn progress(&self, sink: &dyn MessageSink) -> Result<bool, LaneError>;
 
-    /// Ends an operation early. Its completion is called, at once or by a later progress, when no byte
-    /// of it moves any more; it may still report success.
+    /// Cancels an operation. Its completion is called when none of its bytes moves any more, at once or by a later
+    /// progress; it may still report success.
     fn cancel(&self, op: OpName);
 
-    /// Whether all that is left of an operation is for this process to do, its processors or its GPUs: its end is
-    /// not up to the peer.
-    fn is_ours(&self, _op: OpName) -> bool {
-        false
-    }
-
-    /// Bytes and operations posted and not ended, weighed for choosing among lanes.
+    /// A weight of the bytes and operations in flight, for choosing among lanes.
     fn load(&self) -> u64;
 
-    /// Bytes of messages that wait for room. A sender that minds leaves off while they are many.
-    fn queued_bytes(&self) -> usize {
-        0
-    }
-
-    /// When the peer was last heard, as [`crate::clock::coarse_ms`].
-    fn last_heard_ms(&self) -> u64;
-
-    /// Asks the peer for a sign of life.
-    fn ping(&self) -> Result<(), LaneError>;
-
-    /// Whether it could make progress on its own account, without anything from the peer.
+    /// Whether the lane has work that it can do without waiting for the peer.
     fn has_work(&self) -> bool;
 
-    /// Whether other threads could take part in its work, beside the one that makes progress.
-    fn wants_help(&self) -> bool {
-        false
-    }
+    /// Whether the peer may be accessing our region in this slot right now, by itself.
+    fn touched_by_peer(&self, slot: u32) -> bool;
 
-    /// Takes a part of such work; false when there is none.
-    fn help(&self) -> bool {
-        false
-    }
-
-    /// Whether the peer may be touching our region of this slot at this moment, without our help.
-    fn touched_by_peer(&self, _slot: u32) -> bool {
-        false
-    }
-
-    /// What may still be done to our memory after [`Lane::kill`]: by the peer, without our help, or by a copy of ours
-    /// that did not end in time. `None` where there is neither.
-    fn aftermath(&self) -> Option<Box<dyn Aftermath>> {
-        None
-    }
-
-    /// Lets the peer reach memory by itself, where the link can.
-    fn offer(&self, _: &Shareable) {}
-
-    /// Has the peer forget memory that was offered.
-    fn retract(&self, _id: u32) {}
-
-    /// Prepares for sleep: from now on whatever needs progress shows on [`Lane::interest`]. False: there
-    /// is something to do right now.
+    /// Prepares for sleep: from now on [`Lane::interest`] shows when progress is needed. Returns false if there is
+    /// work right now.
     fn arm(&self) -> bool;
 
     /// What to watch while asleep.
     fn interest(&self) -> Interest<'_>;
 
-    /// Says goodbye to the peer as far as that goes without blocking.
-    fn bye(&self);
-
-    /// Shuts the lane for good. When this returns no memory is touched through it any more, except as its
-    /// [`aftermath`](Lane::aftermath) tells; completions of what was unfinished are called with
+    /// Shuts the lane for good. When this returns, no memory is accessed through it any more, except as
+    /// [`aftermath`](HostLane::aftermath) reports. The completions of unfinished operations are called with
     /// [`OpError::LaneDown`].
     fn kill(&self);
 }

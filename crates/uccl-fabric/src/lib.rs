@@ -1,34 +1,31 @@
-//! Links: one trait family and its implementations (tcp, local, libfabric, chaos).
+//! The contracts between links and engines.
 //!
-//! A [`lane::Lane`] is what an engine sees of any link. Links that move bytes through a stream (a TCP
-//! socket, a ring in shared memory) share one protocol, [`stream`], over a [`pipe`].
+//! An engine sees every link as a [`lane::Lane`]. A link over a byte stream implements [`pipe::Pipe`], a link over
+//! RDMA devices [`rail::Rail`]. The crate also holds what all links need: [`region`]s, [`signal`]s, memory that peers
+//! can map ([`alloc`]), and the staging of GPU memory ([`gpu`]).
 
 pub mod alloc;
-pub mod chaos;
 pub mod clock;
-pub mod cma;
-pub mod cuda_ipc;
-pub mod fdpass;
 pub mod gpu;
 pub mod lane;
-pub mod libfabric;
-pub mod local;
 pub mod mem;
+pub mod network;
 pub mod pipe;
+pub mod rail;
 pub mod regcache;
 pub mod region;
-pub mod rma;
+mod rights;
 pub mod shm;
-pub mod stream;
-pub mod tcp;
-pub mod verbs;
+pub mod signal;
 
 use uccl_wire::frame::Status;
 
-use crate::region::AccessError;
+use crate::rights::AccessError;
 
-/// How a refused access is said on the wire.
-pub(crate) fn status_of(e: AccessError) -> Status {
+/// The wire status of a refused access.
+///
+#[must_use]
+pub fn status_of(e: AccessError) -> Status {
     match e {
         AccessError::UnknownKey => Status::UnknownKey,
         AccessError::OutOfBounds => Status::OutOfBounds,

@@ -1,9 +1,14 @@
 //! Pieces of memory, here and at the peer, as links see them.
 
+use std::{
+    io,
+    sync::atomic::{AtomicU32, Ordering},
+};
+
 /// A piece of this process's memory.
 ///
-/// It owns nothing: whoever makes one promises that the memory stays allocated while a link uses it
-/// (for callers of the engine that is the promise made at registration).
+/// It owns nothing: the caller that makes one promises that the memory stays allocated while a link uses it (for
+/// callers of the engine that is the promise made at registration).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
     /// Where it starts.
@@ -12,15 +17,16 @@ pub struct Span {
     pub len: usize,
 }
 
-/// A piece of this process's memory, and whose it is.
+/// A piece of this process's memory, and the GPU that it is on, if any.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Located {
-    pub(crate) span: Span,
-    /// The GPU that alone reaches it, by its ordinal; none for what the CPU reaches.
-    pub(crate) device: Option<u32>,
+pub struct Located {
+    /// The memory.
+    pub span: Span,
+    /// The ordinal of the GPU, if only that GPU reaches the memory; `None` if the CPU does.
+    pub device: Option<u32>,
 }
 
-/// A piece of the peer's memory, with what proves the right to touch it.
+/// A piece of the peer's memory, with the key that permits access to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RemoteSpan {
     /// Address in the peer's process.
@@ -33,11 +39,18 @@ pub struct RemoteSpan {
     pub slot: u32,
 }
 
-/// What an access does to the memory of its owner.
+/// How an access uses the memory of its owner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
     /// It is read.
     Read,
     /// It is written.
     Write,
+}
+
+/// A new id for memory that peers can reach. Ids are never reused.
+pub(crate) fn next_id() -> io::Result<u32> {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    NEXT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |id| id.checked_add(1))
+        .map_err(|_| io::Error::other("too many shared buffers"))
 }

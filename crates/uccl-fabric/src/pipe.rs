@@ -6,14 +6,14 @@ use crate::mem::Span;
 
 /// The sending half of a byte pipe. Never blocks.
 pub trait PipeTx: Send {
-    /// Sends bytes gathered from `spans`, in order, and says how many; 0 when the pipe is full.
+    /// Sends bytes gathered from `spans`, in order. Returns how many; 0 when the pipe is full.
     ///
     /// # Safety
     /// Every span must be readable memory for the duration of the call.
     unsafe fn send(&mut self, spans: &[Span]) -> io::Result<usize>;
 
-    /// Prepares for sleep with bytes unsent: room shows on the pipe's descriptor from now on. False:
-    /// there is room already.
+    /// Prepares for sleep with bytes unsent: from now on the pipe's descriptor shows when there is room. Returns
+    /// false if there is room already.
     fn arm(&mut self) -> io::Result<bool> {
         Ok(true)
     }
@@ -28,14 +28,15 @@ pub trait PipeRx: Send {
     /// Every span must be writable memory for the duration of the call.
     unsafe fn recv(&mut self, spans: &[Span]) -> io::Result<Option<usize>>;
 
-    /// Whether the peer is known to have cut the pipe, where bytes of before may still be handed out: of these nothing
-    /// may reach memory that the peer writes. Looked for now and then, not at every call.
+    /// Whether the peer is known to have cut the pipe. Bytes from before the cut may still be received, but none of
+    /// them may be put into memory that the peer writes: the peer has given those operations up. Checked now and
+    /// then, not at every call.
     fn is_cut(&mut self) -> bool {
         false
     }
 
-    /// Prepares for sleep: bytes show on the pipe's descriptor from now on. False: there are some
-    /// already.
+    /// Prepares for sleep: from now on the pipe's descriptor shows when there are bytes. Returns false if there are
+    /// some already.
     fn arm(&mut self) -> io::Result<bool> {
         Ok(true)
     }
@@ -57,6 +58,27 @@ pub trait Pipe: Send + Sync + 'static {
     /// Whether room to send shows as writability of the descriptor (else as readability).
     fn room_is_writable(&self) -> bool;
 
-    /// Cuts the pipe in both directions: the peer sees its end, our halves fail, and what has not left yet never does.
+    /// Cuts the pipe in both directions: the peer sees its end, our halves fail, and bytes that have not left yet
+    /// never do.
+    ///
     fn cut(&self);
+}
+
+/// Makes a system call that moves bytes, again whenever it is interrupted. Returns how many bytes moved, or `None` when the
+/// call would block.
+///
+/// # Errors
+/// Any other error of the call, which returns a negative number and sets `errno`.
+#[inline]
+pub fn uninterrupted(call: impl Fn() -> isize) -> io::Result<Option<usize>> {
+    loop {
+        match usize::try_from(call()) {
+            Ok(moved) => return Ok(Some(moved)),
+            Err(_) => match io::Error::last_os_error() {
+                e if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                e if e.kind() == io::ErrorKind::Interrupted => {}
+                e => return Err(e),
+            },
+        }
+    }
 }

@@ -1,9 +1,8 @@
-//! Registrations that cost something to make, shared by all the regions that lie within them.
+//! A cache of expensive registrations, each shared by all the regions within it.
 //!
-//! A region is a promise, and cheap; what a link needs to keep it may not be: memory mapped by a peer,
-//! pages pinned for a NIC, an exported handle. Such a registration covers the range that it was made for
-//! or more (a whole allocation, say), is used again for every range inside, however these overlap, and
-//! ends with the last region that uses it.
+//! A region itself is cheap. What a link needs to serve it may be expensive: memory mapped by a peer, pages pinned
+//! for a NIC, an exported handle. Such a registration covers the range that it was made for, or more (for example a
+//! whole allocation). All regions inside share it, however they overlap, and it ends with the last of them.
 
 use std::collections::BTreeMap;
 
@@ -11,16 +10,17 @@ use parking_lot::Mutex;
 
 use crate::mem::Span;
 
-/// Registrations of one kind, while somebody uses them. `T` is a handle, cheap to clone.
+/// All registrations of one kind that are in use. `T` is a handle, cheap to clone.
 #[derive(Debug)]
 pub struct RegCache<T> {
-    /// Held while one is made or ended, which may take long.
+    /// Held while a registration is made or ended, which may take long.
     turn: Mutex<()>,
-    /// Held for a moment, so that who only looks does not wait for that. After `turn`, where both are.
+    /// Held only for a moment, so that a lookup does not wait for `turn`. A thread that takes both takes `turn`
+    /// first.
     by_range: Mutex<ByRange<T>>,
 }
 
-/// By the range that they cover: start, then length.
+/// Entries by the range that they cover: start, then length.
 type ByRange<T> = BTreeMap<(usize, usize), Entry<T>>;
 
 #[derive(Debug)]
@@ -44,7 +44,7 @@ impl<T> Registration<T> {
         self.span
     }
 
-    /// What was made for it.
+    /// The handle that was made for it.
     #[must_use]
     pub fn value(&self) -> &T {
         &self.value
@@ -58,9 +58,8 @@ impl<T> Default for RegCache<T> {
 }
 
 impl<T: Clone> RegCache<T> {
-    /// Uses the smallest registration that covers `span`, or one that `make` makes; it says what that
-    /// covers. Registrations are made and ended one at a time, so what others are told of them they hear
-    /// in order.
+    /// Uses the smallest registration that covers `span`, or else has `make` make one. `make` returns the range that
+    /// it covers and its handle. Registrations are made and ended one at a time, so others hear of them in order.
     ///
     /// # Errors
     /// Those of `make`.
@@ -73,7 +72,7 @@ impl<T: Clone> RegCache<T> {
             return Ok(found);
         }
         let _turn = self.turn.lock();
-        // Somebody may have made it meanwhile.
+        // Another thread may have made it meanwhile.
         if let Some(found) = self.share(span) {
             return Ok(found);
         }
@@ -83,7 +82,7 @@ impl<T: Clone> RegCache<T> {
         Ok(Registration { span, value })
     }
 
-    /// Uses one that is there.
+    /// Uses an existing registration.
     fn share(&self, span: Span) -> Option<Registration<T>> {
         let mut by_range = self.by_range.lock();
         let ((addr, len), entry) = smallest_over(&mut by_range, span)?;
@@ -106,8 +105,8 @@ impl<T: Clone> RegCache<T> {
         }
     }
 
-    /// All registrations in use. Waits for one that is being made or ended, so that who is told of changes from
-    /// now on misses none.
+    /// All registrations in use. Waits while one is being made or ended: a caller that is told of all later changes
+    /// misses none.
     #[must_use]
     pub fn all(&self) -> Vec<T> {
         let _turn = self.turn.lock();
@@ -178,7 +177,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a list that is searched from end to end.
+        /// Compares with a list that is searched from end to end.
         #[test]
         fn the_smallest_that_covers_is_used_and_ends_with_its_last_use(
             steps in prop::collection::vec(

@@ -13,105 +13,29 @@ use crate::mem::{Access, Located, RemoteSpan, Span};
 use crate::shm::published::{Listing, PublishedTable};
 use crate::status_of;
 
-/// What peers may do in a region.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Rights {
-    /// Read it.
-    pub read: bool,
-    /// Write it.
-    pub write: bool,
-}
+pub use crate::rights::{AccessError, Rights, SharedBacking, offset_within};
 
-impl Rights {
-    /// Reading and writing.
-    pub const ALL: Self = Self { read: true, write: true };
-    /// Reading only.
-    pub const READ: Self = Self { read: true, write: false };
-    /// Writing only.
-    pub const WRITE: Self = Self { read: false, write: true };
-
-    #[inline(always)]
-    pub(crate) fn admit(self, access: Access) -> Result<(), AccessError> {
-        let allowed = match access {
-            Access::Read => self.read,
-            Access::Write => self.write,
-        };
-        if allowed { Ok(()) } else { Err(AccessError::Denied) }
-    }
-}
-
-/// Where memory lies in a segment that peers can map.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct SharedBacking {
-    /// The segment's id in its owner's process.
-    pub id: u32,
-    /// Where in it, in bytes.
-    pub offset: u64,
-}
-
-/// A registered region: what its owner hands to peers so that they can reach it.
+/// A registered region. Its owner hands this description to peers so that they can reach the memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Region {
-    /// Its place in the table.
+    /// Its index in the region table.
     pub slot: u32,
-    /// What a peer must know to touch it; random.
+    /// The random key that a peer must present to access it.
     pub key: u64,
-    /// The memory.
+    /// The address range, in the owner's process.
     pub span: Span,
-    /// What peers may do.
+    /// Which accesses peers may make.
     pub rights: Rights,
     /// Where it lies in shared memory, if it does.
     pub backing: Option<SharedBacking>,
 }
 
 impl Region {
-    /// All of the region, as a peer names it.
+    /// The span with which a peer addresses the whole region.
     #[must_use]
     pub fn remote(&self) -> RemoteSpan {
         let Span { addr, len } = self.span;
         RemoteSpan { addr: addr as u64, len: len as u64, key: self.key, slot: self.slot }
-    }
-}
-
-/// Why an access is refused.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum AccessError {
-    /// No living region has this key: forged, or revoked.
-    #[error("no region has this key (forged, or deregistered)")]
-    UnknownKey,
-    /// The range is not within the region.
-    #[error("the range is not within the region")]
-    OutOfBounds,
-    /// The region may not be accessed in this way.
-    #[error("the region does not allow this access")]
-    Denied,
-    /// The region is GPU memory, and the access is the CPU's.
-    #[error("the region is GPU memory, which the CPU does not reach")]
-    Device,
-}
-
-impl AccessError {
-    /// The number that stands for it between processes; never 0.
-    #[must_use]
-    pub fn code(self) -> u8 {
-        match self {
-            Self::UnknownKey => 1,
-            Self::OutOfBounds => 2,
-            Self::Denied => 3,
-            Self::Device => 4,
-        }
-    }
-
-    /// The error that a number stands for.
-    #[must_use]
-    pub fn from_code(code: u8) -> Option<Self> {
-        match code {
-            1 => Some(Self::UnknownKey),
-            2 => Some(Self::OutOfBounds),
-            3 => Some(Self::Denied),
-            4 => Some(Self::Device),
-            _ => None,
-        }
     }
 }
 
@@ -132,21 +56,10 @@ pub enum RegionError {
     Unknown,
 }
 
-/// How far `[addr, addr + len)` starts into the `size` bytes at `base`, if all of it lies there.
-#[inline(always)]
-pub(crate) fn offset_within(base: u64, size: u64, addr: u64, len: u64) -> Result<u64, AccessError> {
-    let offset = addr.wrapping_sub(base);
-    // Not `offset + len <= size`, which can overflow.
-    if addr < base || offset > size || len > size - offset {
-        return Err(AccessError::OutOfBounds);
-    }
-    Ok(offset)
-}
-
-/// The most regions a table takes: what the slot of a frame's descriptor can name.
+/// The most regions in a table: a frame's descriptor cannot name a larger slot.
 const MAX_REGIONS: u32 = uccl_wire::frame::MAX_SLOT + 1;
 
-/// Random keys, drawn many at a time: a system call for each would be most of what a registration costs.
+/// Random keys, drawn in batches: one system call per key would be most of the cost of a registration.
 #[derive(Debug)]
 struct Keys {
     drawn: [u64; 64],
@@ -172,41 +85,42 @@ impl Keys {
 struct Live {
     key: u64,
     listing: Listing,
-    /// The slot of the region that it is a part of.
+    /// For a part: the slot of the region that contains it.
     part_of: Option<u32>,
 }
 
-/// Memory that a peer may access in the way that it asked for.
+/// Memory that passed the access check: the peer may make the access it asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Admitted {
     /// The memory.
     pub span: Span,
     /// Its kind.
     pub kind: MemoryKind,
-    /// The slot of its region; for a [part](RegionTable::insert_part), of the region that it is a part of.
+    /// The slot of the region. For a [part](RegionTable::insert_part): the slot of the region that contains it.
     pub region: u32,
 }
 
-/// What a peer may know of a region.
+/// What a peer that has a region's key may learn about the region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Described {
     /// The memory.
     pub span: Span,
-    /// What may be done with it.
+    /// What peers may do with it.
     pub rights: Rights,
     /// Its kind.
     pub kind: MemoryKind,
-    /// The slot of its region; for a [part](RegionTable::insert_part), of the region that it is a part of.
+    /// The slot of the region. For a [part](RegionTable::insert_part): the slot of the region that contains it.
     pub region: u32,
 }
 
 #[derive(Debug)]
 struct State {
     slots: Vec<Option<Live>>,
-    /// Slots to be used again, the last freed first: its entry is the likeliest to be in cache.
+    /// Freed slots. The last freed is used first: its entry is the likeliest to be in cache.
     free: Vec<u32>,
     keys: Keys,
-    /// Whether the published table is kept. It costs a hash a region, so not before somebody looks at it.
+    /// Whether regions are also listed in the published table. That costs one hash per region, so it starts only when
+    /// the table is first handed out.
     publishing: bool,
 }
 
@@ -225,13 +139,13 @@ impl State {
         Ok(slot)
     }
 
-    fn locate(&self, span: &RemoteSpan, access: Access) -> Result<(Located, Live), AccessError> {
+    fn locate(&self, span: &RemoteSpan, needed: Rights) -> Result<(Located, Live), AccessError> {
         let live = self.slots.get(span.slot as usize).copied().flatten();
         let live = live.filter(|live| live.key == span.key).ok_or(AccessError::UnknownKey)?;
         let Listing { span: region, rights, kind, .. } = live.listing;
-        rights.admit(access)?;
+        rights.admit(needed)?;
         offset_within(region.addr as u64, region.len as u64, span.addr, span.len)?;
-        // Both fit: they lie within a range of ours.
+        // Both conversions fit: the range lies within one of ours.
         let span = Span { addr: span.addr as usize, len: span.len as usize };
         Ok((Located { span, device: kind.device_only() }, live))
     }
@@ -246,8 +160,8 @@ struct Inner {
 
 /// An endpoint's regions.
 ///
-/// Accesses that this process makes for a peer happen under [`lock`](Self::lock), and those that a peer of
-/// this host makes by itself under its [`Hazards`](crate::shm::Hazards).
+/// This process holds [`lock`](Self::lock) while it accesses memory for a peer. A peer on this host that accesses
+/// memory by itself holds its hazard words (`uccl_local::shm::Hazards`) instead.
 #[derive(Clone, Debug)]
 pub struct RegionTable {
     inner: Arc<Inner>,
@@ -267,7 +181,7 @@ impl RegionTable {
     }
 
     /// Counts an access that was refused to a peer.
-    pub(crate) fn note_refusal(&self) {
+    pub fn note_refusal(&self) {
         self.inner.refused.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -332,20 +246,20 @@ impl RegionTable {
         let publishing = state.publishing;
         drop(state);
         if publishing {
-            // Nobody else has the slot, nor yet the key.
+            // Without the lock: no one else has the slot, nor the key yet.
             self.inner.published.publish(slot, key, &listing);
         }
         Ok(Region { slot, key, span, rights, backing })
     }
 
-    /// Ends a region. When this returns no access under [`lock`](Self::lock) touches it; those that peers
-    /// make by themselves have ended once none of their hazards
-    /// [holds](crate::shm::Hazards::holds) the slot. Keep what this returns until then.
+    /// Revokes a region. When this returns, no access under [`lock`](Self::lock) touches it. Peers on this host may
+    /// still be accessing it by themselves: their accesses have ended once none of their hazard words holds the slot
+    /// (`uccl_local::shm::Hazards::holds`). Keep the returned value until then.
     ///
     /// Must not be called by a thread that holds a [`Locked`].
     ///
     /// # Errors
-    /// [`RegionError::Unknown`] when there is no such region, or its key is another.
+    /// [`RegionError::Unknown`] when the slot holds no region, or a region with another key.
     pub fn revoke(&self, slot: u32, key: u64) -> Result<Revoked, RegionError> {
         let mut state = self.inner.state.write();
         let entry = state.slots.get_mut(slot as usize).ok_or(RegionError::Unknown)?;
@@ -355,17 +269,17 @@ impl RegionTable {
         Ok(Revoked { inner: self.inner.clone(), slot, span: live.listing.span })
     }
 
-    /// Holds off revocation, so that what is checked stays allowed while the guard lives. Not to be taken
-    /// twice by a thread, and not to be held for long: registration waits too.
+    /// Locks the table against revocation: an access checked under the guard stays allowed while the guard lives. A
+    /// thread must not take it twice, nor hold it for long: registration waits for it too.
     #[must_use]
     pub fn lock(&self) -> Locked<'_> {
         Locked(self.inner.state.read())
     }
 
-    /// The memory that a peer names, if it may access it so and the CPU reaches it. Refusals are counted.
+    /// Checks a peer's access to `span` and returns the memory, which the CPU reaches. Counts a refusal.
     ///
     /// # Errors
-    /// Why not, as it is said on the wire.
+    /// The reason for the refusal, as a wire status.
     pub fn admit(&self, span: &RemoteSpan, access: Access) -> Result<Admitted, Status> {
         self.admit_any(span, access).and_then(|admitted| {
             if admitted.kind.is_host_accessible() {
@@ -376,12 +290,12 @@ impl RegionTable {
         })
     }
 
-    /// As [`admit`](Self::admit), whether or not the CPU reaches it.
+    /// As [`admit`](Self::admit), but also admits memory that only a GPU reaches.
     ///
     /// # Errors
     /// As there.
-    pub(crate) fn admit_any(&self, span: &RemoteSpan, access: Access) -> Result<Admitted, Status> {
-        let located = self.inner.state.read().locate(span, access);
+    pub fn admit_any(&self, span: &RemoteSpan, access: Access) -> Result<Admitted, Status> {
+        let located = self.inner.state.read().locate(span, access.into());
         let admitted = located.map(|(located, live)| {
             let region = live.part_of.unwrap_or(span.slot);
             Admitted { span: located.span, kind: live.listing.kind, region }
@@ -392,10 +306,10 @@ impl RegionTable {
         })
     }
 
-    /// What a region is, for a peer who knows its key. A refusal is counted.
+    /// Describes a region to a peer that knows its key. Counts a refusal.
     ///
     /// # Errors
-    /// Why not, as it is said on the wire.
+    /// The reason for the refusal, as a wire status.
     pub fn describe(&self, slot: u32, key: u64) -> Result<Described, Status> {
         let live = self.inner.state.read().slots.get(slot as usize).copied().flatten();
         let Some(Live { listing, part_of, .. }) = live.filter(|live| live.key == key) else {
@@ -406,8 +320,8 @@ impl RegionTable {
         Ok(Described { span, rights, kind, region: part_of.unwrap_or(slot) })
     }
 
-    /// The memfd of the published table, to hand to peers of this host. From the first call on the table is
-    /// kept up, with all that lives then.
+    /// The memfd of the published table, to hand to peers on this host. The first call lists all live regions in the
+    /// table; from then on the table is kept up to date.
     #[must_use]
     pub fn published_fd(&self) -> BorrowedFd<'_> {
         let mut state = self.inner.state.write();
@@ -434,33 +348,37 @@ impl RegionTable {
     }
 }
 
-/// The table, held still.
+/// The region table, locked against changes.
 #[derive(Debug)]
 pub struct Locked<'a>(RwLockReadGuard<'a, State>);
 
 impl Locked<'_> {
-    /// The memory that a peer names, if it may access it so and the CPU reaches it.
+    /// Checks a peer's access to `span` and returns the memory, which the CPU reaches.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason for the refusal.
     #[inline]
-    pub fn check(&self, span: &RemoteSpan, access: Access) -> Result<Span, AccessError> {
-        let Located { span, device } = self.locate(span, access)?;
+    pub fn check(&self, span: &RemoteSpan, needed: impl Into<Rights>) -> Result<Span, AccessError> {
+        let Located { span, device } = self.locate(span, needed)?;
         if device.is_some() { Err(AccessError::Device) } else { Ok(span) }
     }
 
-    /// The memory that a peer names, if it may access it so, and who reaches it.
+    /// Checks a peer's access to `span` and returns the memory, with its GPU if the CPU does not reach it.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason for the refusal.
     #[inline]
-    pub(crate) fn locate(&self, span: &RemoteSpan, access: Access) -> Result<Located, AccessError> {
-        self.0.locate(span, access).map(|(located, _)| located)
+    pub fn locate(
+        &self,
+        span: &RemoteSpan,
+        needed: impl Into<Rights>,
+    ) -> Result<Located, AccessError> {
+        self.0.locate(span, needed.into()).map(|(located, _)| located)
     }
 }
 
-/// A revoked region. Its slot is used again only when this is dropped, so that a hazard on the slot cannot be
-/// taken for one on the region that comes next.
+/// A revoked region. Its slot becomes free only when this is dropped: otherwise a peer's hazard on this region could
+/// be mistaken for one on the next region in the slot.
 #[derive(Debug)]
 #[must_use = "dropping it frees the slot: wait for the peers' hazards first"]
 pub struct Revoked {
@@ -470,13 +388,13 @@ pub struct Revoked {
 }
 
 impl Revoked {
-    /// Where the region was in the table; what hazards hold.
+    /// The region's slot in the table, which hazard words name.
     #[must_use]
     pub fn slot(&self) -> u32 {
         self.slot
     }
 
-    /// The memory that was the region.
+    /// The memory range of the revoked region.
     #[must_use]
     pub fn span(&self) -> Span {
         self.span
@@ -554,11 +472,7 @@ mod tests {
         for (rights, read, write) in [
             (Rights::READ, Ok(()), Err(AccessError::Denied)),
             (Rights::WRITE, Err(AccessError::Denied), Ok(())),
-            (
-                Rights { read: false, write: false },
-                Err(AccessError::Denied),
-                Err(AccessError::Denied),
-            ),
+            (Rights::NONE, Err(AccessError::Denied), Err(AccessError::Denied)),
         ] {
             let remote = table.insert(span(0x1000, 8), rights, None).unwrap().remote();
             assert_eq!(table.lock().check(&remote, Access::Read).map(drop), read);

@@ -1,4 +1,4 @@
-//! Every setting of an endpoint, in one struct read once.
+//! All settings of an endpoint.
 
 mod ignored;
 mod selection;
@@ -6,7 +6,8 @@ mod table;
 
 use std::{net::IpAddr, str::FromStr, time::Duration};
 
-use uccl_fabric::{libfabric::LibfabricSettings, verbs::VerbsSettings};
+use uccl_libfabric::LibfabricSettings;
+use uccl_verbs::VerbsSettings;
 
 use self::table::{PER_ENDPOINT, SETTINGS, TWINS};
 pub use self::{ignored::take_notices, selection::Selection};
@@ -16,21 +17,25 @@ use crate::error::Error;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Transport {
-    /// The best that both sides have.
+    /// The best link that both sides have.
     #[default]
     Auto,
-    /// The same host's memory, or nothing.
+    /// Memory of the same host; fails where that is not possible.
     Local,
     /// TCP, even between processes of one host.
     Tcp,
-    /// RDMA verbs, or nothing; even between processes of one host.
+    /// RDMA verbs, even between processes of one host; fails where that is not possible.
     Verbs,
-    /// libfabric with whatever provider is set or best, or nothing; even between processes of one host.
+    /// libfabric with the provider that is set, or else the best, even between processes of one host; fails where that
+    /// is not possible.
     Libfabric,
-    /// libfabric's provider for HPE Slingshot, or nothing.
+    /// libfabric's provider for HPE Slingshot; fails where that is not possible.
     Cxi,
-    /// libfabric's provider for AWS EFA, or nothing.
+    /// libfabric's provider for AWS EFA; fails where that is not possible.
     Efa,
+    /// Named pipes between processes of one host, where both sides ask for them; fails where that is not possible. An
+    /// example of how to write a link.
+    Fifo,
 }
 
 impl Transport {
@@ -39,7 +44,7 @@ impl Transport {
         matches!(self, Self::Auto | Self::Local)
     }
 
-    /// Whether a connection without such devices is none.
+    /// Whether a connection must have rails.
     pub(crate) fn needs_rails(self) -> bool {
         matches!(self, Self::Verbs | Self::Libfabric | Self::Cxi | Self::Efa)
     }
@@ -55,6 +60,7 @@ impl std::fmt::Display for Transport {
             Self::Libfabric => "libfabric",
             Self::Cxi => "cxi",
             Self::Efa => "efa",
+            Self::Fifo => "fifo",
         })
     }
 }
@@ -66,7 +72,7 @@ pub enum Checksum {
     /// On links that cross a network.
     #[default]
     Auto,
-    /// Wherever bytes pass through a stream.
+    /// On every link over which data passes through a stream.
     On,
     /// Never.
     Off,
@@ -85,20 +91,21 @@ pub struct Config {
     pub port: Option<u16>,
     /// Where well-known ports start.
     pub base_port: u16,
-    /// Both ends prove this secret before anything else is read.
+    /// A secret that both ends must prove to have before anything else is read.
     pub psk: Option<Vec<u8>>,
-    /// A peer silent for this long while something waits for it is lost, and connecting takes no
-    /// longer; zero waits for ever.
+    /// A peer that is silent for this long while something waits for it is lost. Connecting takes no longer than this
+    /// either. Zero waits for ever.
     pub timeout: Duration,
-    /// Deadline of a transfer (and of accept) that names none; zero waits for ever.
+    /// Deadline of a transfer (and of accept) for which the caller gives none; zero waits for ever.
     pub transfer_timeout: Duration,
     /// Which links may be used.
     pub transport: Transport,
-    /// The network interfaces one of whose addresses is told to peers; unset takes the one that routes suggest.
+    /// The network interfaces from which to take the address that peers are told; unset takes the one that routes
+    /// suggest.
     pub interfaces: Option<Selection>,
     /// The RDMA devices to choose from, where [`VerbsSettings::devices`] names none.
     pub rdma_devices: Option<Selection>,
-    /// TCP streams of a connection; 0 chooses.
+    /// Number of TCP streams of a connection; 0 chooses.
     pub tcp_streams: usize,
     /// TCP congestion control; unset leaves the system's, except on loopback.
     pub tcp_congestion: Option<String>,
@@ -108,18 +115,17 @@ pub struct Config {
     pub cma: bool,
     /// Whether peers of this host may open our GPU memory.
     pub ipc: bool,
-    /// Whether worker threads keep to the CPUs of the NUMA node that the GPU is on, of those that the
-    /// process may use.
+    /// Whether worker threads keep to CPUs of the GPU's NUMA node, among those that the process may use.
     pub numa_affinity: bool,
-    /// How long a thread spins for more work before it sleeps; a worker at most 10 microseconds where there are
-    /// fewer than four processors.
+    /// How long a thread spins for more work before it sleeps. Where there are fewer than four processors, a worker
+    /// spins for at most 10 microseconds on lanes that callers use as well.
     pub spin: Duration,
     /// How RDMA verbs are used.
     pub verbs: VerbsSettings,
     /// How libfabric is used.
     pub libfabric: LibfabricSettings,
-    /// Whether owners of memory are asked to copy wherever that can be asked, and do as they are asked: so
-    /// that tests exercise it on machines without a GPU.
+    /// Makes this endpoint ask owners of memory to copy wherever that is possible, and copy when it is asked. Tests use
+    /// it on machines without a GPU.
     #[doc(hidden)]
     pub always_ask_owners: bool,
 }
@@ -153,23 +159,23 @@ impl Default for Config {
     }
 }
 
-/// A setting, as the environment names it.
+/// A setting that the environment can change.
 #[derive(Clone, Copy)]
 pub struct Setting {
     /// The environment variable.
     pub name: &'static str,
-    /// Its default, for people.
+    /// Its default, as text for people.
     pub default: &'static str,
-    /// What it does, and in which unit.
+    /// What it does and in which unit, as text for people.
     pub doc: &'static str,
     apply: fn(&mut Config, &str) -> Result<(), String>,
 }
 
-/// What the names of all variables begin with.
+/// The prefix of all variables' names.
 const PREFIX: &str = "UCCL_P2P_";
 
 impl Setting {
-    /// Variables of UCCL and NCCL that mean the same, and count where this one is not set.
+    /// Variables of UCCL and NCCL that mean the same; they are read where this one is not set.
     #[must_use]
     pub fn twins(&self) -> &'static [&'static str] {
         let twins = TWINS.iter().find(|(name, _)| *name == self.name);
@@ -185,7 +191,7 @@ impl Setting {
         (self.apply)(config, value).map_err(|reason| refuse(self.name, value, reason))
     }
 
-    /// Changes what the environment sets, under the first of its names that is set.
+    /// Applies the value from the environment: of the first of its names that is set.
     fn read(
         &self,
         config: &mut Config,
@@ -203,12 +209,12 @@ impl Setting {
 }
 
 fn refuse(name: &'static str, value: &str, reason: String) -> Error {
-    // A secret does not belong in a message.
+    // A secret must not appear in a message.
     let value = if name.ends_with("PSK") { "..." } else { value };
     Error::Config { name, value: value.to_owned(), reason }
 }
 
-/// Names the settings that there are, for want of this one.
+/// The error for a setting that does not exist. It lists those that do.
 fn unknown(name: &str) -> Error {
     let names: Vec<_> = Config::names().collect();
     let name: String = name.chars().take(80).collect();
@@ -229,7 +235,8 @@ impl FromStr for Transport {
             "libfabric" => Ok(Self::Libfabric),
             "cxi" => Ok(Self::Cxi),
             "efa" => Ok(Self::Efa),
-            _ => Err("use auto, local, tcp, verbs, libfabric, cxi or efa".into()),
+            "fifo" => Ok(Self::Fifo),
+            _ => Err("use auto, local, tcp, verbs, libfabric, cxi, efa or fifo".into()),
         }
     }
 }
@@ -253,13 +260,13 @@ impl Config {
         Ok(config)
     }
 
-    /// Changes one setting by its name, as programs and plugins that carry settings as text do: the environment
-    /// variable (`UCCL_P2P_TIMEOUT_MS`) or what follows its prefix, in lower case (`timeout_ms`). Beside those,
-    /// `gpu_index` and `port`, which differ between the endpoints of a process and so have no variable.
+    /// Changes one setting by its name, for programs and plugins that carry settings as text. The name is the
+    /// environment variable's (`UCCL_P2P_TIMEOUT_MS`), or what follows its prefix, in lower case (`timeout_ms`). Also
+    /// takes `gpu_index` and `port`, which have no variable because they differ between the endpoints of a process.
     ///
     /// # Errors
-    /// [`Error::Config`] says why the value will not do, [`Error::Invalid`] that there is no such setting. Then
-    /// nothing has changed.
+    /// [`Error::Config`] says why the value is refused, [`Error::Invalid`] that there is no such setting. Then nothing
+    /// has changed.
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), Error> {
         let mut settings = SETTINGS.iter().chain(PER_ENDPOINT);
         match settings.find(|setting| setting.name == name || setting.short() == name) {
@@ -271,7 +278,7 @@ impl Config {
         }
     }
 
-    /// The short name of everything that [`Self::set`] changes.
+    /// The short names of all settings that [`Self::set`] can change.
     pub fn names() -> impl Iterator<Item = String> {
         SETTINGS.iter().chain(PER_ENDPOINT).map(Setting::short)
     }
@@ -285,7 +292,7 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
-    use uccl_fabric::verbs::RelaxedOrdering;
+    use uccl_verbs::RelaxedOrdering;
 
     use super::*;
 
@@ -395,7 +402,7 @@ mod tests {
     fn every_setting_has_a_short_name() {
         for setting in Config::settings() {
             let short = setting.name.trim_start_matches("UCCL_P2P_").to_lowercase();
-            // Both names mean the same one: an empty value is refused in its name.
+            // Both names are of the same setting: an error about an empty value names its variable.
             for name in [setting.name, &short] {
                 let refused = Config::default().set(name, "");
                 assert!(

@@ -1,26 +1,27 @@
-//! Which devices an endpoint opens: those that move memory one-sidedly, as its settings have it.
+//! Opens an endpoint's devices: those that move memory one-sidedly, as the settings choose them.
+//!
+//! Builds without a link give an error where the link is asked for.
+
+#[cfg(feature = "libfabric")]
+mod libfabric;
+#[cfg(feature = "verbs")]
+mod verbs;
 
 use std::{path::Path, sync::Arc};
 
-use uccl_fabric::{
-    libfabric::{Devices, LibfabricRail, LibfabricSettings},
-    rma::rail::{Rail, RailError},
-    verbs::{self, DeviceName, VerbsSettings},
-};
+use uccl_fabric::rail::{Rail, RailError};
+use uccl_libfabric::LibfabricSettings;
 
-use crate::{
-    config::{Config, Selection, Transport},
-    engine::places,
-};
+use crate::config::{Config, Transport};
 
 /// What was opened, or why nothing was.
 pub(crate) struct Opened {
     pub(crate) rails: Vec<Arc<dyn Rail>>,
-    /// For people; empty where nothing is to be said.
+    /// As text for people; empty if there is nothing to say.
     pub(crate) why_none: String,
 }
 
-/// Whether there may be some: answered without opening any.
+/// Whether there may be devices. Opens none to answer.
 pub(crate) fn possible(config: &Config) -> bool {
     match config.transport {
         Transport::Auto => has_devices("/sys/class/infiniband") || has_devices("/sys/class/cxi"),
@@ -28,12 +29,12 @@ pub(crate) fn possible(config: &Config) -> bool {
     }
 }
 
-/// Whether the kernel lists any in this folder.
+/// Whether the kernel lists any device in this folder.
 fn has_devices(folder: &str) -> bool {
     Path::new(folder).read_dir().is_ok_and(|mut devices| devices.next().is_some())
 }
 
-/// Opens them. Where any link will do, the absence of a library or a device is a path not taken.
+/// Opens the devices. If none can be opened, [`Opened::why_none`] says why.
 pub(crate) fn open(config: &Config) -> Opened {
     let opened = match config.transport {
         Transport::Auto => open_best(config),
@@ -41,7 +42,7 @@ pub(crate) fn open(config: &Config) -> Opened {
         Transport::Libfabric => open_libfabric(config, &config.libfabric),
         Transport::Cxi => open_libfabric(config, &LibfabricSettings::cxi()),
         Transport::Efa => open_libfabric(config, &LibfabricSettings::efa()),
-        Transport::Local | Transport::Tcp => Ok(Vec::new()),
+        Transport::Local | Transport::Tcp | Transport::Fifo => Ok(Vec::new()),
     };
     match opened {
         Ok(rails) => Opened { rails, why_none: "RDMA is not asked for".into() },
@@ -54,91 +55,44 @@ pub(crate) fn open(config: &Config) -> Opened {
     }
 }
 
-/// Verbs where they work; else the networks that only libfabric reaches, where their devices are.
+/// Opens verbs devices where they work; else devices of the networks that only libfabric reaches, where there are any.
 fn open_best(config: &Config) -> Result<Vec<Arc<dyn Rail>>, RailError> {
     if has_devices("/sys/class/cxi") {
         return open_libfabric(config, &LibfabricSettings::cxi());
     }
     if has_devices("/sys/class/infiniband") {
-        // EFA devices are among those of verbs, but have no connections.
+        // EFA devices are listed among those of verbs, but cannot make connections.
         return open_verbs(config)
             .or_else(|e| open_libfabric(config, &LibfabricSettings::efa()).map_err(|_| e));
     }
     Ok(Vec::new())
 }
 
-/// With what is set, and for the rest what suits the provider.
+#[cfg(feature = "verbs")]
+fn open_verbs(config: &Config) -> Result<Vec<Arc<dyn Rail>>, RailError> {
+    verbs::open(config)
+}
+
+#[cfg(not(feature = "verbs"))]
+fn open_verbs(_: &Config) -> Result<Vec<Arc<dyn Rail>>, RailError> {
+    Err(absent("verbs"))
+}
+
+/// Opens libfabric's devices with the settings; `suitable` applies where nothing is set.
+#[cfg(feature = "libfabric")]
 fn open_libfabric(
     config: &Config,
     suitable: &LibfabricSettings,
 ) -> Result<Vec<Arc<dyn Rail>>, RailError> {
-    let ours = &config.libfabric;
-    let provider = suitable.provider.clone();
-    let devices = match &ours.devices {
-        // Slingshot's NICs belong to a GPU each.
-        Devices::All if provider.as_deref() == Some("cxi") => {
-            Devices::ForGpu(config.gpu_index as usize)
-        }
-        devices => devices.clone(),
-    };
-    let settings = LibfabricSettings {
-        library: ours.library.clone(),
-        provider,
-        devices,
-        threading: ours.threading,
-        tx_size: ours.tx_size.or(suitable.tx_size),
-        rx_size: ours.rx_size.or(suitable.rx_size),
-        cq_size: ours.cq_size.or(suitable.cq_size),
-        max_inflight: ours.max_inflight.min(suitable.max_inflight),
-        silence: config.timeout,
-        ..suitable.clone()
-    };
-    let rails = LibfabricRail::open_all(&settings)?;
-    Ok(rails.into_iter().map(|rail| Arc::new(rail) as Arc<dyn Rail>).collect())
+    libfabric::open(config, suitable)
 }
 
-fn open_verbs(config: &Config) -> Result<Vec<Arc<dyn Rail>>, RailError> {
-    let with = |devices| verbs::open(&VerbsSettings { devices, ..config.verbs.clone() });
-    let near = nearest(config);
-    let rails = if !config.verbs.devices.is_empty() {
-        verbs::open(&config.verbs)
-    } else if let Some(selection) = &config.rdma_devices {
-        let selected = selected(config, selection)?;
-        let is_near = |name: &DeviceName| near.iter().any(|near| near.device == name.device);
-        let both: Vec<_> = selected.iter().filter(|name| is_near(name)).cloned().collect();
-        with(if both.is_empty() { selected } else { both })
-    } else if near.is_empty() {
-        verbs::open(&config.verbs)
-    } else {
-        with(near).or_else(|e| {
-            tracing::warn!(
-                "the RDMA devices nearest to the GPU are of no use, others are tried, to which the way is longer: {e}"
-            );
-            verbs::open(&config.verbs)
-        })
-    }?;
-    Ok(rails.into_iter().map(|rail| Arc::new(rail) as Arc<dyn Rail>).collect())
+#[cfg(not(feature = "libfabric"))]
+fn open_libfabric(_: &Config, _: &LibfabricSettings) -> Result<Vec<Arc<dyn Rail>>, RailError> {
+    Err(absent("libfabric"))
 }
 
-/// The devices nearest to the endpoint's GPU; none where there is no GPU.
-fn nearest(config: &Config) -> Vec<DeviceName> {
-    places::nearest_rdma(config.gpu_index).iter().filter_map(|name| name.parse().ok()).collect()
-}
-
-/// The ports that a selection takes, of those that carry traffic.
-fn selected(config: &Config, selection: &Selection) -> Result<Vec<DeviceName>, RailError> {
-    let all = verbs::list(config.verbs.library.as_deref())?;
-    let ports = all.iter().flat_map(|device| device.ports.iter().map(move |port| (device, port)));
-    let taken = ports
-        .filter(|(device, port)| port.is_active && selection.takes(&device.name, Some(port.number)))
-        .map(|(device, port)| DeviceName { device: device.name.clone(), port: Some(port.number) });
-    let taken: Vec<_> = taken.collect();
-    if taken.is_empty() {
-        let all: Vec<_> = all.iter().map(|device| device.name.as_str()).collect();
-        return Err(RailError::Unavailable(format!(
-            "UCCL_IB_HCA={selection} leaves no RDMA port that is up; devices here: {}",
-            if all.is_empty() { "none".to_owned() } else { all.join(", ") }
-        )));
-    }
-    Ok(taken)
+#[cfg(not(all(feature = "verbs", feature = "libfabric")))]
+fn absent(feature: &str) -> RailError {
+    RailError::Unavailable(format!("this build has none of it: the feature `{feature}` is off"))
 }

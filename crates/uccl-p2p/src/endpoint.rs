@@ -1,9 +1,10 @@
-//! The endpoint: what callers hold.
+//! The endpoint, the handle that callers use.
 
 mod address;
 mod at_once;
 mod stream;
 mod transfers;
+mod words;
 
 use std::{
     net::SocketAddr,
@@ -39,18 +40,19 @@ use crate::{
     process::Process,
 };
 
-/// How often a call looks for notifications before it looks at the clock.
+/// How often a call looks for notifications between two looks at the clock.
 const LOOKS: u32 = 8;
-/// How often a waiting call asks whether to go on.
+/// How often a waiting call asks whether it was interrupted.
 const SLICE: Duration = Duration::from_millis(50);
 
-/// One process's engine for one GPU (or none). Clones share the engine; it closes with the last, as by
-/// [`close`](Self::close). Who has memory that may go needs that call's answer: it says whether peers let go of it.
+/// One process's engine for one GPU (or none). Clones share the engine. When the last clone is dropped, it closes as
+/// [`close`](Self::close) does. To free memory that was registered, call `close` yourself: its result says whether
+/// peers may still touch the memory.
 ///
-/// It belongs to the process that made it. In a child made by `fork` every call fails with [`Error::Forked`], and
-/// [`close`](Self::close) and drop do nothing; the child makes an endpoint of its own. A child that lives keeps its
-/// parent's sockets open: on this host peers still see the parent's death at once, over TCP only when
-/// something waits for it, by its silence.
+/// It belongs to the process that made it. In a child made by `fork`, every call fails with [`Error::Forked`], and
+/// [`close`](Self::close) and drop do nothing; the child has to make its own endpoint. A living child keeps its
+/// parent's sockets open. When the parent dies, peers on this host still see it at once; peers over TCP see it only by
+/// its silence, when something waits for it.
 #[derive(Clone)]
 pub struct Endpoint {
     handle: Arc<Handle>,
@@ -66,13 +68,13 @@ struct Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         if !self.process.is_this() {
-            // What the parent has must not be let go here: not its memory, nor its sockets, nor its GPUs' or NICs' objects.
+            // A forked child must not release what its parent uses: memory, sockets, objects of GPUs and NICs.
             std::mem::forget((Arc::clone(&self.core), Arc::clone(&self.greeting)));
             return;
         }
         if let Err(e) = self.core.end() {
             tracing::warn!("an endpoint is dropped: {e}");
-            // What may still be touched stays: memory from `alloc`, payloads, registrations with devices.
+            // Leak what peers may still touch: memory from `alloc`, payloads, registrations with devices.
             std::mem::forget(Arc::clone(&self.core));
         }
     }
@@ -88,7 +90,7 @@ impl Endpoint {
         Self::start_on(config, near)
     }
 
-    /// With workers on these CPUs, or anywhere.
+    /// Starts an endpoint whose workers run on the CPUs `near`, or anywhere.
     pub(crate) fn start_on(config: Config, near: Option<CpuList>) -> Result<Self> {
         let process = Process::this()?;
         let workers = Workers::new(config.num_cpus, near)?;
@@ -101,18 +103,18 @@ impl Endpoint {
         Ok(Self { handle: Arc::new(Handle { core, greeting, addr, process }) })
     }
 
-    /// The engine, for those who only look at what never changes.
+    /// The engine, without a check of the process: for reading what never changes.
     pub(crate) fn core(&self) -> &Arc<Core> {
         &self.handle.core
     }
 
-    /// The engine, in the process that it belongs to.
+    /// The engine. Fails in a forked child.
     fn here(&self) -> Result<&Arc<Core>> {
         self.handle.process.check()?;
         Ok(&self.handle.core)
     }
 
-    /// The settings it runs with.
+    /// The settings that the endpoint runs with.
     pub fn config(&self) -> &Config {
         &self.core().config
     }
@@ -122,7 +124,7 @@ impl Endpoint {
         self.handle.addr
     }
 
-    /// Random, and so unlike that of any other endpoint: what tells a peer that was restarted from the one before.
+    /// A random number that tells this endpoint from all others. A peer that was restarted has a new one.
     pub fn instance(&self) -> u64 {
         self.core().instance
     }
@@ -138,8 +140,8 @@ impl Endpoint {
         self.connect_to(addr, timeout, false, interrupt)
     }
 
-    /// The same with an endpoint that may not be there yet, as when all processes of a job start at once and know
-    /// each other's ports: within `timeout` it is waited for.
+    /// Connects to an endpoint that may not be listening yet, as when all processes of a job start at once and know
+    /// each other's ports. Tries again until `timeout` has passed.
     pub fn connect_when_up(
         &self,
         addr: SocketAddr,
@@ -162,7 +164,7 @@ impl Endpoint {
         Ok(conn.id)
     }
 
-    /// Waits for a peer that connected and hands its connection over.
+    /// Waits until a peer has connected, and returns its connection.
     pub fn accept(
         &self,
         timeout: Option<Duration>,
@@ -189,7 +191,7 @@ impl Endpoint {
         }
     }
 
-    /// From now on connections are taken as they come; accept will not return them.
+    /// From now on every incoming connection is taken as it comes, and `accept` does not return it.
     pub fn start_passive_accept(&self) -> Result<()> {
         let core = self.here()?;
         core.usable()?;
@@ -199,9 +201,10 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Closes a connection; its unfinished transfers fail. When this returns nothing of them touches memory of this
-    /// endpoint any more, but for those that failed with [`Error::StillTouched`], whose memory must stay allocated. What
-    /// had reached the peer may still land in its memory until it knows, and it may reach regions that stay registered.
+    /// Closes a connection; its unfinished transfers fail. When this returns, none of them touches memory of this
+    /// endpoint any more, except those that failed with [`Error::StillTouched`]: their memory must stay allocated. Data
+    /// that already reached the peer may still land in the peer's memory, until the peer knows of the end. Until then
+    /// the peer may also reach regions that stay registered.
     pub fn disconnect(&self, conn: ConnId) -> Result<()> {
         let core = self.here()?;
         match core.conn(conn) {
@@ -217,23 +220,25 @@ impl Endpoint {
         Ok(())
     }
 
-    /// What is known of a connection, also of one that was lost and not yet disconnected.
+    /// What is known of a connection, including one that was lost and not yet disconnected.
     pub fn connection(&self, conn: ConnId) -> Result<ConnInfo> {
         self.here()?.conn_info(conn)
     }
 
-    /// The path that one-sided data to and from this memory of the peer's takes: `mapped` (memory from
-    /// [`Self::alloc`] on this host), `cma`, `cuda_ipc` or `shm`; `verbs` or `libfabric`; `tcp`.
+    /// The path of one-sided transfers to and from this memory of the peer's: `mapped` (memory from [`Self::alloc`] on
+    /// this host), `cma`, `cuda_ipc` or `shm`; `verbs` or `libfabric`; `tcp`.
     pub fn path(&self, conn: ConnId, advert: &Advert) -> Result<&'static str> {
         let conn = self.here()?.conn(conn)?;
         let all = Span { addr: 0, len: advert.len as usize };
         let remote = remote_span(&conn, 0, all, advert)?;
-        let rails = conn.rails_up().map(|rails| rails.lane.link());
-        Ok(rails.unwrap_or_else(|| conn.lanes[0].path_to(&remote)))
+        let rails = conn.rails_up().map(|rails| rails.link());
+        let host = || conn.links.host.as_ref().map(|host| host.path_to(&remote));
+        Ok(rails.or_else(host).unwrap_or_else(|| conn.lanes[0].caps().link))
     }
 
-    /// The same between this memory of the peer's and a region of ours, for long transfers: `owner` where the
-    /// peer makes the copy, because GPUs of its own reach its locked host memory and ours do not.
+    /// The path of long one-sided transfers between this memory of the peer's and a local region. It is `owner` where
+    /// the peer makes the copy, because its GPUs reach its locked host memory and ours do not; else as for
+    /// [`Self::path`].
     pub fn path_from(&self, conn: ConnId, mr: MrId, advert: &Advert) -> Result<&'static str> {
         let core = self.here()?;
         let (open, mr) = (core.conn(conn)?, core.mrs.get(mr)?);
@@ -260,18 +265,19 @@ impl Endpoint {
         core.add_region(Span { addr: ptr, len })
     }
 
-    /// Ends a region: when this returns `Ok`, no peer's access lands in it any more.
+    /// Ends a region: when this returns `Ok`, no access by a peer lands in it any more.
     ///
-    /// A region that unfinished transfers of this endpoint use is refused. A peer of this host that is
-    /// in the middle of an access is waited for, also one whose connection has been given up, at most for
-    /// the endpoint's timeout. Then its connection is given up, and [`Error::StillTouched`] says that it may still
-    /// touch the memory, which must stay allocated. No new access can begin, and the same call waits again.
+    /// Refuses a region that unfinished transfers of this endpoint use. Waits for peers of this host that are in the
+    /// middle of an access, even if their connection was given up already, for at most the endpoint's timeout. Then the
+    /// connection is given up, and [`Error::StillTouched`] says that the peer may still touch the memory, which must
+    /// stay allocated. No new access can begin. Call this again to wait again.
     pub fn deregister(&self, mr: MrId) -> Result<()> {
         self.here()?.release_region(mr)
     }
 
-    /// Whether a region's memory is of the allocation still in which it was registered, as far as the driver tells: where
-    /// that was freed, something else may be at its address, which peers do not reach by this region.
+    /// Whether a region's memory still belongs to the allocation in which it was registered, as far as the driver
+    /// tells. After that allocation was freed, other data may be at its address; peers cannot reach that through this
+    /// region.
     pub fn is_same_memory(&self, mr: MrId) -> Result<bool> {
         Ok(self.here()?.mrs.get(mr)?.is_same_memory())
     }
@@ -282,7 +288,7 @@ impl Endpoint {
         Ok((mr.span.addr, mr.span.len))
     }
 
-    /// The region that `len` bytes at `ptr` lie in: of several, the one that begins last.
+    /// The region that contains the `len` bytes at `ptr`. If there are several: the one that begins last.
     pub fn region_holding(&self, ptr: usize, len: usize) -> Option<MrId> {
         self.here().ok()?.mrs.holding(Span { addr: ptr, len }).map(|mr| mr.id)
     }
@@ -296,16 +302,17 @@ impl Endpoint {
         Ok(RegionInfo { addr, len, kind: mr.kind, numa_node, nic })
     }
 
-    /// The CPUs that worker threads keep to, near to the GPU; `None` if they run wherever the process may,
-    /// or have not begun yet.
+    /// The CPUs near the GPU that worker threads keep to; `None` if they run wherever the process may, or have not
+    /// started yet.
     pub fn worker_cpus(&self) -> Option<CpuList> {
         self.core().workers.cpus().cloned()
     }
 
-    /// What lets a peer read and write `len` bytes at `ptr` of a region.
+    /// Makes an advert, with which a peer can read and write the `len` bytes at `ptr` of a region.
     ///
-    /// It names these bytes and holds the key of the region: an honest peer keeps to them, and the owner keeps
-    /// whoever holds it to the region. What a peer must not reach belongs into a region of its own; regions may overlap.
+    /// The advert names these bytes and contains the key of the whole region. Honest peers keep to the bytes; the owner
+    /// only makes sure that accesses stay inside the region. Put what a peer must not reach into a region of its own;
+    /// regions may overlap.
     pub fn advertise(&self, mr: MrId, ptr: usize, len: usize) -> Result<Advert> {
         let core = self.here()?;
         core.usable()?;
@@ -317,7 +324,7 @@ impl Endpoint {
         Ok(self.advert_of(&mr, span))
     }
 
-    /// What lets a peer read and write each of these pieces; none of them if one is outside its region.
+    /// Makes an advert for each of these pieces. Fails if one is outside its region.
     pub fn advertise_all(&self, iovs: &[Iov]) -> Result<Vec<Advert>> {
         let core = self.here()?;
         core.usable()?;
@@ -367,7 +374,7 @@ impl Endpoint {
         self.finish(claim, &transfer, interrupt).map(drop)
     }
 
-    /// A connection of an endpoint that can be used.
+    /// The connection, if the endpoint and the connection can be used.
     fn usable_conn(&self, conn: ConnId) -> Result<Arc<Connection>> {
         let core = self.here()?;
         core.usable()?;
@@ -382,6 +389,7 @@ impl Endpoint {
     ) -> Result<Arc<Transfer>> {
         let transfer = conn.admit(Plan {
             kind: Kind::Notif,
+            context: 0,
             conn: Arc::clone(conn),
             bytes: payload.as_ref().len() as u64,
             timeout: self.deadline_of(timeout),
@@ -395,7 +403,7 @@ impl Endpoint {
         settle(hold, posted)
     }
 
-    /// Takes the notifications that have arrived, in order per connection.
+    /// Takes the notifications that have arrived; those of one connection are in order.
     pub fn take_notifs(&self) -> Result<Vec<Notification>> {
         let core = self.here()?;
         let taken = core.take_notifs();
@@ -409,7 +417,7 @@ impl Endpoint {
         Ok(core.take_notifs())
     }
 
-    /// Waits until notifications are there or `timeout` has passed, and takes them.
+    /// Waits until a notification has arrived or `timeout` has passed; takes the notifications that are there.
     pub fn wait_notifs(
         &self,
         timeout: Option<Duration>,
@@ -434,14 +442,14 @@ impl Endpoint {
         }
     }
 
-    /// Takes what has been delivered, or makes progress for as long as threads spin.
+    /// Takes the notifications that have arrived; if there are none, makes progress for as long as threads spin.
     fn spin_for_notifs(&self, started: Instant, until: Option<Instant>) -> Vec<Notification> {
         let core = self.core();
         let conns = core.open_conns();
-        // All the while: workers that see nobody in between would take in what this one waits for.
+        // Held throughout: without claims, workers would take in the events that this call waits for.
         let claims: SmallVec<[_; 8]> = conns.iter().map(|conn| conn.claim()).collect();
         loop {
-            // Looking costs less than the clock.
+            // A look costs less than reading the clock.
             for _ in 0..LOOKS {
                 let taken = core.take_notifs();
                 if !taken.is_empty() {
@@ -471,7 +479,7 @@ impl Endpoint {
         Ok(SharedBuf { inner, len })
     }
 
-    /// Counters.
+    /// Counters of this endpoint.
     pub fn stats(&self) -> Result<Stats> {
         let core = self.here()?;
         let counters = &core.counters;
@@ -492,14 +500,15 @@ impl Endpoint {
         })
     }
 
-    /// Fails what is unfinished, revokes every region, closes every connection, stops and joins the workers.
+    /// Fails unfinished transfers, revokes every region, closes every connection, stops and joins the workers.
     ///
-    /// When this returns `Ok`, no peer's access lands in this endpoint's memory any more. Peers of this host that are in
-    /// the middle of an access are waited for, at most for the endpoint's timeout for all together. Then
-    /// [`Error::StillTouched`] names the regions that must stay allocated, and the same call waits again. So it does for a
-    /// worker that the kernel holds up in the middle of a copy, which has 5 seconds at least, and keeps what it uses.
+    /// When this returns `Ok`, no access by a peer lands in this endpoint's memory any more. Waits for peers of this
+    /// host that are in the middle of an access, for at most the endpoint's timeout in all. Then
+    /// [`Error::StillTouched`] names the regions that must stay allocated. Call this again to wait again. A worker that
+    /// the kernel holds up in the middle of a copy leads to the same error; it gets at least 5 seconds, and keeps what
+    /// it uses.
     pub fn close(&self) -> Result<()> {
-        // In a child made by `fork` there is nothing to close.
+        // A child made by `fork` has nothing to close.
         self.here().map_or(Ok(()), Core::close)
     }
 }

@@ -9,7 +9,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a call was refused or a transfer failed.
 ///
-/// Cheap to clone: a finished transfer hands out the same error as often as it is asked.
+/// Cheap to clone: a finished transfer returns the same error each time that it is asked.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -102,48 +102,56 @@ pub enum Error {
         /// What the device said.
         reason: String,
     },
-    /// The deadline passed. The transfer has been fenced: no byte of it lands any more, at the peer unless the connection
-    /// was lost over it.
+    /// The deadline passed. The transfer has been fenced: no byte of it lands any more. If the connection was lost over
+    /// it, that does not hold for the peer's memory.
     #[error("deadline of {after:?} passed{}", match .peer { Some(p) => format!(" waiting for {p}"), None => String::new() })]
     DeadlineExceeded {
         /// The deadline, counted from the post.
         after: Duration,
-        /// Who was waited for.
+        /// The peer that the transfer waited for; `None` if it waited for copies by this process.
         peer: Option<Arc<str>>,
     },
-    /// The transfer was cancelled, here or by the peer. It has been fenced: no byte of it lands any more, at the peer
-    /// unless the connection was lost over it.
+    /// The transfer was cancelled, here or by the peer. It has been fenced: no byte of it lands any more. If the
+    /// connection was lost over it, that does not hold for the peer's memory.
     #[error("cancelled by {by}")]
     Cancelled {
         /// Who cancelled.
         by: Arc<str>,
+    },
+    /// An earlier write of the same context has failed, so a strong signal cannot say that all its bytes are there.
+    #[error(
+        "an earlier write of context {context} failed, so its strong signals are not sent any more: use another context"
+    )]
+    ContextFailed {
+        /// The context.
+        context: u32,
     },
     /// The peer is gone or silent; the connection has been closed.
     #[error("lost {peer}: {reason}")]
     ConnectionLost {
         /// Who is gone.
         peer: Arc<str>,
-        /// What was seen.
+        /// What was noticed.
         reason: String,
     },
-    /// Memory cannot be given back yet: it must stay allocated. Deregister the regions (or close the endpoint) again
-    /// to wait again.
+    /// Memory cannot be given back yet: it must stay allocated. To wait again, deregister the regions (or close the
+    /// endpoint) again.
     #[error(
         "{} cannot be given back: {by} may still touch the memory ({reason}); keep it allocated, and deregister or close again to wait again",
         list(.regions)
     )]
     StillTouched {
-        /// The regions; none where it is about what the endpoint has of its own.
+        /// The regions; none if only memory of the endpoint itself is concerned.
         regions: Arc<[MrId]>,
         /// Who may touch them.
         by: Arc<str>,
-        /// What is known of that.
+        /// Why they may.
         reason: Arc<str>,
     },
     /// A connection could not be made.
     #[error("cannot connect to {addr}: {reason}")]
     Connect {
-        /// Where to.
+        /// The peer's address.
         addr: SocketAddr,
         /// Why not.
         reason: String,
@@ -173,7 +181,7 @@ pub enum Error {
     /// The endpoint has been closed.
     #[error("the endpoint is closed")]
     Closed,
-    /// The endpoint belongs to another process, of which this one was forked.
+    /// The endpoint belongs to another process, from which this one was forked.
     #[error("this endpoint belongs to process {owner}: a forked child makes its own")]
     Forked {
         /// The process that made it.

@@ -1,6 +1,6 @@
-//! The names callers hold: connections, regions and transfers.
+//! The ids that callers hold: of connections, regions and transfers.
 //!
-//! Each carries a generation, so a name that outlived its object is refused, never mistaken.
+//! Each contains a generation, so an id that outlives its object is refused and never taken for another object's.
 
 use std::fmt;
 
@@ -19,17 +19,17 @@ macro_rules! id {
 }
 
 id!(
-    /// Names a connection of one endpoint.
+    /// The id of a connection of one endpoint.
     ConnId,
     "connection"
 );
 id!(
-    /// Names a registered memory region of one endpoint.
+    /// The id of a registered memory region of one endpoint.
     MrId,
     "region"
 );
 id!(
-    /// Names a transfer of one endpoint.
+    /// The id of a transfer of one endpoint.
     TransferId,
     "transfer"
 );

@@ -1,7 +1,4 @@
-//! The point-to-point engine: endpoints, regions, connections, transfers, notifications.
-//!
-//! An [`Endpoint`] listens, connects, registers memory and moves it. Every transfer ends: done, or
-//! failed with an [`Error`] that says why.
+#![doc = include_str!("../README.md")]
 
 #[cfg(test)]
 mod chaos_tests;

@@ -1,5 +1,5 @@
-//! Which process something belongs to. A child made by `fork` has its parent's memory and descriptors and none of its
-//! threads: what was made before belongs to the parent.
+//! Tells a process from its forked children. A child made by `fork` has its parent's memory and descriptors, but none
+//! of its threads: what was made before the fork belongs to the parent.
 
 use std::sync::{
     OnceLock,
@@ -8,10 +8,10 @@ use std::sync::{
 
 use crate::error::{Error, Result};
 
-/// How many forks lie between this process and the first one that asked.
+/// How many forks lie between this process and the first process that asked.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// A process, told from its children without a system call.
+/// A process. Telling it from its children takes no system call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Process {
     forks: u32,
@@ -19,10 +19,10 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// This one.
+    /// The calling process.
     ///
     /// # Errors
-    /// When the system has no memory to note that children are to be counted.
+    /// The system has no memory to register the function that counts forks.
     pub(crate) fn this() -> Result<Self> {
         static COUNTED: OnceLock<i32> = OnceLock::new();
         // SAFETY: a function that may be called in a child at any time: it adds to a number.
@@ -35,18 +35,18 @@ impl Process {
         Ok(Self { forks: forks(), pid: std::process::id() })
     }
 
-    /// Whether it is the one that asks.
+    /// Whether it is the calling process.
     pub(crate) fn is_this(self) -> bool {
         self.forks == forks()
     }
 
-    /// Refuses what a child of it asks for.
+    /// Fails if the calling process is a child of it.
     pub(crate) fn check(self) -> Result<()> {
         if self.is_this() { Ok(()) } else { Err(Error::Forked { owner: self.pid }) }
     }
 }
 
-/// A number that a child and its parent do not share, once an endpoint was made.
+/// A number that differs between a child and its parent, once an endpoint has been made.
 pub(crate) fn forks() -> u32 {
     FORKS.load(Relaxed)
 }

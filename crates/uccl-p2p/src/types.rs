@@ -1,4 +1,4 @@
-//! What callers ask for, and what they are told.
+//! What callers pass to the engine, and what they get back.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -12,13 +12,14 @@ use uccl_device::{MemoryKind, NearNic};
 use uccl_fabric::alloc;
 pub use uccl_fabric::lane::Moves;
 use uccl_wire::advert::Advert;
+pub use uccl_wire::message::Change;
 
 use crate::{
     error::Error,
     ids::{ConnId, MrId, TransferId},
 };
 
-/// What a waiting call asks now and then (at least every 50 ms): go on, or stop?
+/// A waiting call asks this now and then (at least every 50 ms) whether to go on.
 pub trait Interrupt {
     /// True stops the waiting call with [`Error::Interrupted`].
     fn interrupted(&mut self) -> bool;
@@ -57,47 +58,91 @@ pub struct Iov {
     pub len: usize,
 }
 
-/// What is asked of a connection: n iovs moved as one.
+/// A transfer that a caller asks for: n iovs that are moved together.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// Over which connection.
+    /// The connection to use.
     pub conn: ConnId,
     /// What to do.
     pub op: Op,
-    /// Local memory, one piece an iov.
+    /// Local memory, one piece per iov.
     pub iovs: &'a [Iov],
-    /// The peer's memory, one advert an iov; empty for send and recv.
+    /// The peer's memory, one advert per iov; empty for send and recv.
     pub adverts: &'a [Advert],
     /// Delivered to the peer after the data, if given (read, write and send).
     pub notif: Option<&'a [u8]>,
     /// Deadline from now; `None` takes the endpoint's, zero waits for ever.
     pub timeout: Option<Duration>,
-    /// The transfer begins after what is on this stream when it is posted. `None`: the caller has waited for
-    /// whatever makes or uses the memory.
+    /// A stream: the transfer begins after the work that is on it at the time of the post. `None`: the caller has
+    /// already waited for whatever produces or uses the memory.
     pub after: Option<CudaStream>,
+    /// A word in the peer's memory that changes when all bytes of a write are visible there, before the notification is
+    /// sent. With a signal, a write may have no iovs.
+    pub signal: Option<Signal>,
+    /// The scope of strong signals: such a signal waits for the writes that were posted earlier in the same context.
+    pub context: u32,
 }
 
-impl<'a> Request<'a> {
-    /// A transfer with nothing besides: no notification, the endpoint's deadline, at once. `adverts` is empty for
-    /// send and recv.
+/// A word in the peer's memory that a write changes exactly once, when all its bytes are visible there (also to the
+/// GPU, if it is GPU memory). The word does not change if the write fails or is cancelled, or if its deadline passes
+/// first.
+///
+/// The word is an integer of eight bytes, aligned to eight, in memory that the peer has registered. A reader that loads
+/// it atomically with acquire order, and sees the new value, also sees the bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Signal {
+    /// Where the word is: at the beginning of the advert.
+    pub advert: Advert,
+    /// How the word changes.
+    pub change: Change,
+    /// Whether the change also waits for all writes that were posted earlier in the same context over the same
+    /// connection: all of them must have succeeded. Once one of them has failed, the context can have no strong signals
+    /// any more.
+    pub strong: bool,
+}
+
+/// The value that a call waits for in a word.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Until {
+    /// This value or more.
+    AtLeast(u64),
+    /// Exactly this value.
+    Equals(u64),
+}
+
+impl Until {
+    /// Whether the value `word` ends the wait.
     #[must_use]
-    pub fn new(conn: ConnId, op: Op, iovs: &'a [Iov], adverts: &'a [Advert]) -> Self {
-        Self { conn, op, iovs, adverts, notif: None, timeout: None, after: None }
+    pub fn is_met_by(self, word: u64) -> bool {
+        match self {
+            Self::AtLeast(value) => word >= value,
+            Self::Equals(value) => word == value,
+        }
     }
 }
 
-/// Where a transfer stands.
+impl<'a> Request<'a> {
+    /// A plain transfer: no notification, no signal, no stream to wait for, the endpoint's deadline. `adverts` is empty
+    /// for send and recv.
+    #[must_use]
+    pub fn new(conn: ConnId, op: Op, iovs: &'a [Iov], adverts: &'a [Advert]) -> Self {
+        let (notif, timeout, after, signal, context) = (None, None, None, None, 0);
+        Self { conn, op, iovs, adverts, notif, timeout, after, signal, context }
+    }
+}
+
+/// The state of a transfer.
 #[derive(Clone, Debug)]
 pub enum Status {
     /// Not finished.
     Pending,
-    /// Finished well.
+    /// Finished with success.
     Done(Outcome),
-    /// Finished badly. Asked again, the answer is the same.
+    /// Failed. Asking again gives the same answer.
     Failed(Error),
 }
 
-/// What became of a request that was tried.
+/// The result of [`Endpoint::try_run`](super::Endpoint::try_run).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Tried {
     /// It is done.
@@ -118,7 +163,7 @@ pub struct Outcome {
 /// A connection that accept returned.
 #[derive(Clone, Debug)]
 pub struct Accepted {
-    /// Its name here.
+    /// The connection's id here.
     pub conn: ConnId,
     /// Where the peer connected from.
     pub ip: IpAddr,
@@ -126,12 +171,12 @@ pub struct Accepted {
     pub gpu_index: u32,
 }
 
-/// What a notification is to say.
+/// The payload of a notification to send.
 #[derive(Clone, Debug)]
 pub enum NotifPayload<'a> {
-    /// The caller may use it again at once: where it is long, it is copied.
+    /// The caller may reuse it as soon as the call returns: a long one is copied.
     Borrowed(&'a [u8]),
-    /// Kept until the peer has it, and not copied.
+    /// Kept until the peer has received it, and not copied.
     Shared(Bytes),
 }
 
@@ -174,36 +219,36 @@ impl From<Vec<u8>> for NotifPayload<'_> {
     }
 }
 
-/// A message that a peer sent, delivered after the data it follows.
+/// A notification from a peer, delivered after the data that it follows.
 #[derive(Clone, Debug)]
 pub struct Notification {
     /// The connection it came over.
     pub conn: ConnId,
-    /// What it says.
+    /// Its payload.
     pub payload: Vec<u8>,
 }
 
-/// What is known of a connection.
+/// Information about a connection.
 #[derive(Clone, Debug, Serialize)]
 pub struct ConnInfo {
     /// The peer's address.
     pub addr: SocketAddr,
-    /// Which endpoint the peer is ([`super::Endpoint::instance`]).
+    /// The peer's instance number ([`super::Endpoint::instance`]).
     pub instance: u64,
     /// The peer's GPU.
     pub gpu_index: u32,
-    /// How the peer is named in errors.
+    /// The peer's name in errors.
     pub peer: String,
     /// Whether the peer is on this host.
     pub same_host: bool,
-    /// The path one-sided data takes: `cma`, `shm`, `tcp` (and `mapped` for memory from alloc).
+    /// The path of one-sided data: `cma`, `shm`, `tcp`, `verbs` or `libfabric` (and `mapped` for memory from alloc).
     pub path: String,
-    /// How the data moves there. Over rails that is as the regions have it that are registered here, and those of the
-    /// peer's that have been reached: `Staged` as soon as the devices do not take one of them, and others have to copy
-    /// it; `Tcp` as soon as one goes over the streams.
+    /// How the data moves on that path. Over rails this depends on the regions registered here, and on those of the
+    /// peer's that have been reached: `Staged` as soon as the devices do not accept one of them, so that its data has
+    /// to be copied; `Tcp` as soon as the data of one goes over the streams.
     #[serde(serialize_with = "as_word")]
     pub moves: Moves,
-    /// Number of lanes that live.
+    /// Number of streams that live or, over rails, of paths that work.
     pub lanes: usize,
     /// Whether stream data carries checksums.
     pub checksum: bool,
@@ -213,7 +258,7 @@ fn as_word<S: Serializer>(moves: &Moves, serializer: S) -> Result<S::Ok, S::Erro
     serializer.serialize_str(moves.name())
 }
 
-/// What is known of a region.
+/// Information about a region.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct RegionInfo {
@@ -223,11 +268,11 @@ pub struct RegionInfo {
     pub len: usize,
     /// What kind of memory it is.
     pub kind: MemoryKind,
-    /// The NUMA node that host memory was on when it was registered: its first page, on a machine with
-    /// several nodes, where the kernel tells.
+    /// The NUMA node of host memory: that of its first page at the time of the call, on a machine with several nodes,
+    /// where the kernel tells.
     pub numa_node: Option<u32>,
-    /// The NIC nearest to it that can be used: that of its GPU, or of its node; where neither is known, that
-    /// of the endpoint's GPU. `None` where no NIC is up. NICs are looked at once in a process.
+    /// The nearest usable NIC: nearest to its GPU or its node; if neither is known, to the endpoint's GPU. `None` if no
+    /// NIC is up. A process looks up its NICs only once.
     pub nic: Option<NearNic>,
 }
 
@@ -241,9 +286,9 @@ pub struct Stats {
     pub regions: u64,
     /// Transfers posted here.
     pub transfers_posted: u64,
-    /// Transfers finished well.
+    /// Transfers that finished with success.
     pub transfers_done: u64,
-    /// Transfers failed.
+    /// Transfers that failed.
     pub transfers_failed: u64,
     /// Payload bytes sent by this endpoint's transfers (write, send).
     pub bytes_sent: u64,
@@ -259,7 +304,7 @@ pub struct Stats {
     pub refused_handshakes: u64,
     /// Lanes that died while their connection went on.
     pub lanes_lost: u64,
-    /// Copies between our locked host memory and peers' GPU memory that we made because they asked.
+    /// Copies between our locked host memory and peers' GPU memory that we made because the peers asked.
     pub copied_for_peers: u64,
 }
 
@@ -289,7 +334,7 @@ impl SharedBuf {
     }
 }
 
-/// A CUDA stream, as frameworks name theirs.
+/// A CUDA stream, identified as in frameworks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CudaStream {
     pub(crate) device: u32,
@@ -301,7 +346,7 @@ impl CudaStream {
     /// ordinal.
     ///
     /// # Safety
-    /// There is such a stream until the calls that it is given to have returned.
+    /// The stream must exist until every call that it is passed to has returned.
     #[must_use]
     pub unsafe fn new(device: u32, handle: u64) -> Self {
         Self { device, handle }

@@ -10,7 +10,7 @@ mod support;
 use std::{env, fs, path::PathBuf, sync::LazyLock, time::Duration};
 
 use tempfile::TempDir;
-use uccl_fabric::libfabric::{Devices, LibfabricRail, LibfabricSettings};
+use uccl_libfabric::{Devices, LibfabricRail, LibfabricSettings};
 use uccl_p2p::{Config, Transport, Uninterrupted};
 
 use self::support::{Pair, pair_of, path};

@@ -2,14 +2,21 @@
 
 mod support;
 
-use std::time::{Duration, Instant};
-
-use uccl_p2p::{
-    Config, Endpoint, Error, Op, Transport, Uninterrupted,
-    device::{MemoryKind, Place, Topology},
+use std::{
+    sync::atomic::{AtomicU64, Ordering::Acquire},
+    time::{Duration, Instant},
 };
 
-use self::support::{Pair, advert, config, iov, pair_of, path, pattern, register, request};
+use uccl_p2p::{
+    Change, Config, Endpoint, Error, Op, Request, Signal, Transport, Tried, Uninterrupted,
+    device::{MemoryKind, Place, Topology},
+    wire::advert::Advert,
+};
+
+use self::support::{
+    Pair, advert, advert_word, config, finish, iov, pair_of, path, pattern, register,
+    register_words, request,
+};
 
 fn pair_with(change: impl Fn(&mut Config)) -> Pair {
     pair_of([&change, &change])
@@ -22,6 +29,7 @@ pub(crate) fn pairs() -> Vec<(&'static str, Pair)> {
         ("local", pair_with(|config| config.transport = Transport::Local)),
         ("shm", pair_with(|config| (config.transport, config.cma) = (Transport::Local, false))),
         ("tcp", pair_with(|config| config.transport = Transport::Tcp)),
+        ("fifo", pair_with(|config| config.transport = Transport::Fifo)),
         (
             "tcp x3",
             pair_with(|config| {
@@ -61,6 +69,82 @@ fn the_path_is_the_links() {
         // The kernel may forbid copies between processes.
         let known: &[&str] = if kind == "local" { &["cma", "shm"] } else { &[kind] };
         assert!(known.contains(&path), "{link}: {path}");
+    }
+}
+
+/// The word is changed where it is mapped, with no help of its owner's.
+#[test]
+fn a_signal_to_mapped_memory_is_applied_by_who_gives_it() {
+    let p = pair_with(|config| (config.transport, config.cma) = (Transport::Local, false));
+    let (from, to) = (p.a.alloc(4096).expect("memory"), p.b.alloc(4096).expect("memory"));
+    // SAFETY: aligned, zeroed, and there until the end of the test.
+    let of_b = unsafe { std::slice::from_raw_parts(to.as_ptr().cast::<AtomicU64>(), 512) };
+    // SAFETY: nobody else looks at the memory.
+    let from = unsafe { std::slice::from_raw_parts_mut(from.as_ptr(), from.len()) };
+    from.fill(7);
+    let (here, there) = (register(&p.a, from), register_words(&p.b, of_b));
+    let (last, word) = (&of_b[510], &of_b[511]);
+    let (iovs, adverts) = ([iov(here, &from[..8])], [advert_word(&p.b, there, last)]);
+    let advert = advert_word(&p.b, there, word);
+    until_mapped(&p, &[advert]);
+    let change = |change| Some(Signal { advert, change, strong: true });
+    let write = request(p.to_b, Op::Write, &iovs, &adverts);
+    for signal in [change(Change::Add(2)), change(Change::Set(9)), change(Change::Add(1))] {
+        let tried = p.a.try_run(&Request { signal, ..write }).expect("written");
+        assert!(matches!(tried, Tried::Done(_)), "the owner was asked");
+    }
+    assert_eq!((last.load(Acquire), word.load(Acquire)), (0x0707_0707_0707_0707, 10));
+    let forged = Advert { key: advert.key ^ 1, ..advert };
+    let signal = Some(Signal { advert: forged, change: Change::Set(1), strong: false });
+    let refused = p.a.run(&Request { signal, ..write }, &mut Uninterrupted);
+    assert!(matches!(refused, Err(Error::RemoteAccess { .. })), "{refused:?}");
+    assert_eq!(word.load(Acquire), 10);
+    for (ep, mr) in [(&p.a, here), (&p.b, there)] {
+        ep.deregister(mr).expect("unused");
+    }
+}
+
+/// A word that is mapped could be changed at once, but stands for a write that is still being copied.
+#[test]
+fn a_strong_signal_to_mapped_memory_waits_for_a_long_write() {
+    const LEN: usize = 48 << 20;
+    let p = pair_with(|config| config.transport = Transport::Local);
+    let (from, to) = (p.a.alloc(LEN).expect("memory"), p.b.alloc(LEN).expect("memory"));
+    let words = p.b.alloc(4096).expect("memory");
+    // SAFETY: aligned, zeroed, and there until the end of the test.
+    let words = unsafe { std::slice::from_raw_parts(words.as_ptr().cast::<AtomicU64>(), 512) };
+    // SAFETY: nobody else looks at the memory while a transfer has it.
+    let (from, to) = unsafe {
+        let from = std::slice::from_raw_parts_mut(from.as_ptr(), LEN);
+        (from, std::slice::from_raw_parts_mut(to.as_ptr(), LEN))
+    };
+    let (here, there) = (register(&p.a, from), register(&p.b, to));
+    let of_words = register_words(&p.b, words);
+    let (data, word) =
+        (advert_word(&p.b, of_words, &words[0]), advert_word(&p.b, of_words, &words[9]));
+    until_mapped(&p, &[advert(&p.b, there, to), word]);
+    for round in 1..=8_u8 {
+        from.fill(round);
+        let (iovs, adverts) = ([iov(here, from)], [advert(&p.b, there, to)]);
+        let long = Request { context: 5, ..request(p.to_b, Op::Write, &iovs, &adverts) };
+        let long = p.a.post(&long).expect("posted");
+        let signal = Some(Signal { advert: word, change: Change::Add(1), strong: true });
+        let (iovs, adverts) = ([iov(here, &from[..8])], [data]);
+        let short = request(p.to_b, Op::Write, &iovs, &adverts);
+        let done = p.a.run(&Request { context: 5, signal, ..short }, &mut Uninterrupted);
+        done.expect("signalled");
+        assert_eq!(words[9].load(Acquire), u64::from(round));
+        assert!(to.iter().all(|byte| *byte == round), "the signal came before the bytes");
+        finish(&p.a, long).expect("written");
+    }
+}
+
+/// Waits until a worker has taken in what the owner offers.
+fn until_mapped(p: &Pair, adverts: &[Advert]) {
+    let begun = Instant::now();
+    while !adverts.iter().all(|advert| p.a.path(p.to_b, advert).expect("a path") == "mapped") {
+        assert!(begun.elapsed() < Duration::from_secs(20), "the memory is not mapped");
+        std::thread::yield_now();
     }
 }
 

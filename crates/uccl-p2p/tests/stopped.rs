@@ -196,15 +196,8 @@ impl AskedRound {
         let mr = register(&ep, &mut memory);
         let conn = ep.connect(addr.parse().expect("an address"), None, &mut Uninterrupted);
         let iovs = [Iov { mr, ptr: memory.as_ptr() as usize, len: LEN }];
-        let request = Request {
-            conn: conn.expect("connected"),
-            op,
-            iovs: &iovs,
-            adverts: &[read_hex(advert)],
-            notif: None,
-            timeout: None,
-            after: None,
-        };
+        let adverts = [read_hex(advert)];
+        let request = Request::new(conn.expect("connected"), op, &iovs, &adverts);
         ep.run(&request, &mut Uninterrupted).expect("copied");
         assert!(memory.iter().all(|byte| *byte == SENT));
         let posted: Vec<_> = (0..20).map(|_| ep.post(&request).expect("posted")).collect();

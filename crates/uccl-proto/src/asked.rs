@@ -8,17 +8,17 @@ use uccl_wire::{
 
 use crate::Violation;
 
-/// Slots of regions.
+/// Slots of regions in the region table.
 pub type Slots = SmallVec<[u32; 4]>;
 
 struct Copy<T> {
     id: u64,
-    /// Slots of our regions that it is about.
+    /// Slots of our regions that it uses.
     slots: Slots,
     pieces: usize,
-    /// What makes it, once that has begun.
+    /// The driver's handle for the copy, once it has begun.
     handle: Option<T>,
-    /// A region that it is about was deregistered.
+    /// Whether a region that it uses was deregistered.
     is_revoked: bool,
 }
 
@@ -27,13 +27,13 @@ struct Copy<T> {
 pub enum CopyEnd {
     /// All of it was made.
     Copied,
-    /// It was called off, by the peer or because a region was deregistered.
+    /// It was ended early, by the peer or because a region was deregistered.
     Fenced,
-    /// It could not be made. The peer tries it over its lanes, and learns the reason there.
+    /// It could not be made. The peer then tries its lanes, and learns the reason there.
     Failed,
 }
 
-/// What the peer asked for and we have not answered.
+/// The peer's asks that we have not answered.
 pub struct Asked<T> {
     open: Vec<Copy<T>>,
     pieces: usize,
@@ -46,7 +46,8 @@ impl<T> Default for Asked<T> {
 }
 
 impl<T: Clone> Asked<T> {
-    /// Notes an ask, before its regions are looked at: whoever deregisters one looks here after having revoked it.
+    /// Notes an ask, before its regions are checked: a thread that deregisters a region revokes it first and then looks
+    /// here.
     pub(crate) fn note(&mut self, id: u64, pieces: &AskPieces<'_>) -> Result<(), Violation> {
         let count = pieces.iter().len();
         if self.open.len() >= MAX_ASKS || self.pieces + count > MAX_ASKED_PIECES {
@@ -63,7 +64,7 @@ impl<T: Clone> Asked<T> {
         Ok(())
     }
 
-    /// Adds slots of regions that a copy is about; whether some are new.
+    /// Adds slots of regions that a copy uses. Returns whether some are new.
     pub fn add(&mut self, id: u64, regions: Slots) -> bool {
         let Some(copy) = self.find(id) else { return false };
         let known = copy.slots.len();
@@ -73,19 +74,19 @@ impl<T: Clone> Asked<T> {
         copy.slots.len() > known
     }
 
-    /// A copy has begun.
+    /// Notes that a copy has begun.
     pub fn begun(&mut self, id: u64, handle: T) {
         if let Some(copy) = self.find(id) {
             copy.handle = Some(handle);
         }
     }
 
-    /// What makes a copy, if it has begun.
+    /// The handle of a copy, if it has begun.
     pub(crate) fn handle(&mut self, id: u64) -> Option<T> {
         self.find(id)?.handle.clone()
     }
 
-    /// Nothing of a copy moves any more: encodes the answer. No message if the connection has ended.
+    /// Encodes the answer to a copy of which no data moves any more. Encodes nothing if the connection has ended.
     pub fn ended(&mut self, id: u64, end: CopyEnd, out: &mut Vec<u8>) {
         let answer = match end {
             CopyEnd::Copied => Answer::Copied,
@@ -98,14 +99,14 @@ impl<T: Clone> Asked<T> {
         self.answer(id, answer, out);
     }
 
-    /// Encodes the answer to an ask that has come to nothing.
+    /// Encodes the answer to an ask for which no copy was begun.
     pub fn answer(&mut self, id: u64, answer: Answer, out: &mut Vec<u8>) {
         let Some(at) = self.open.iter().position(|copy| copy.id == id) else { return };
         self.pieces -= self.open.remove(at).pieces;
         message::answer(id, answer, out);
     }
 
-    /// A region was revoked: the copies that are about it and have begun. `None` if there are none, begun or not.
+    /// Notes that a region was revoked. Returns the copies that use it and have begun; `None` if no ask uses it at all.
     pub fn revoke(&mut self, slot: u32) -> Option<SmallVec<[T; 4]>> {
         let mut to_end = None;
         for copy in self.open.iter_mut().filter(|copy| copy.slots.contains(&slot)) {

@@ -1,4 +1,4 @@
-//! Copies that we ask the peer for, which owns the memory on its side and copies it better.
+//! Copies that we ask the peer for, because it owns the memory on its side and copies it better.
 
 use uccl_wire::message::{
     self, Answer, AskPiece, Direction, MAX_ASK_PIECES, MAX_ASKED_PIECES, MAX_ASKS,
@@ -6,17 +6,17 @@ use uccl_wire::message::{
 
 use crate::{Violation, numbered::Numbered};
 
-/// A peer that has declined so often in a row is not asked any more.
+/// After so many declined asks in a row, the peer is not asked any more.
 const PATIENCE: u32 = 8;
 
 struct Ask<A> {
     handle: A,
     pieces: usize,
-    /// The peer has been told that we want it no more.
+    /// Whether the peer has been told that we do not want it any more.
     is_withdrawn: bool,
 }
 
-/// What the peer was asked for and has not answered.
+/// Asks that the peer has not answered.
 pub struct Asks<A> {
     open: Numbered<Ask<A>>,
     pieces: usize,
@@ -31,7 +31,7 @@ impl<A> Default for Asks<A> {
 }
 
 impl<A> Asks<A> {
-    /// Whether the peer may be asked for so many pieces more.
+    /// Whether the peer may be asked for so many more pieces.
     pub fn admits(&self, pieces: usize) -> bool {
         pieces <= MAX_ASK_PIECES
             && self.open.len() < MAX_ASKS
@@ -39,7 +39,7 @@ impl<A> Asks<A> {
             && self.declined < PATIENCE
     }
 
-    /// Encodes an ask that was admitted. Its answer gives the handle back.
+    /// Encodes an ask that [`Self::admits`] has allowed. Its answer gives the handle back.
     pub fn ask(
         &mut self,
         direction: Direction,
@@ -53,7 +53,7 @@ impl<A> Asks<A> {
         self.open.push(ask);
     }
 
-    /// The peer does nothing about an ask any more.
+    /// Notes the peer's answer: it is done with the ask.
     pub(crate) fn answered(&mut self, id: u64, answer: Answer) -> Result<A, Violation> {
         let ask = self.open.remove(id).ok_or(Violation::UnknownAsk(id))?;
         self.pieces -= ask.pieces;
@@ -65,12 +65,12 @@ impl<A> Asks<A> {
         Ok(ask.handle)
     }
 
-    /// Whether such an ask has not been answered.
+    /// Whether a matching ask has not been answered.
     pub fn any(&mut self, is_it: impl Fn(&A) -> bool) -> bool {
         self.open.iter_mut().any(|(_, ask)| is_it(&ask.handle))
     }
 
-    /// Encodes the withdrawal of one such ask, which the peer answers as ever; false if there is none left.
+    /// Encodes the withdrawal of one matching ask. The peer still answers the ask. False if there is none left.
     pub fn withdraw_one(&mut self, is_it: impl Fn(&A) -> bool, out: &mut Vec<u8>) -> bool {
         let mut open = self.open.iter_mut();
         let Some((id, ask)) = open.find(|(_, ask)| !ask.is_withdrawn && is_it(&ask.handle)) else {

@@ -6,17 +6,17 @@ use uccl_wire::message::{MAX_ASSEMBLED, MORE, PREFIX_LEN};
 
 use crate::Violation;
 
-/// The fragments of a message that is not whole yet.
+/// The fragments of a message that is not complete yet.
 #[derive(Default)]
 pub struct Assembler {
     fragments: Vec<u8>,
 }
 
 impl Assembler {
-    /// Takes what came in, and gives the message once it is whole.
+    /// Takes incoming bytes. Returns the message once it is complete.
     ///
     /// # Errors
-    /// When the fragments make no message.
+    /// The fragments do not make up a message.
     pub fn take<'a>(&mut self, bytes: &'a [u8]) -> Result<Option<Cow<'a, [u8]>>, Violation> {
         let Some((prefix, body)) = bytes.split_at_checked(PREFIX_LEN) else {
             return Err(Violation::Short(bytes.len()));
@@ -39,7 +39,7 @@ impl Assembler {
     }
 }
 
-/// Cuts a message that is longer than a lane takes: each fragment's head and its part of the message.
+/// Cuts a message that is longer than a lane takes. Each item is a fragment's head and its part of the message.
 pub fn fragments(message: &[u8], max: usize) -> impl Iterator<Item = ([u8; PREFIX_LEN], &[u8])> {
     let (prefix, body) = message.split_at(PREFIX_LEN.min(message.len()));
     let chunks = body.chunks(max.saturating_sub(PREFIX_LEN).max(1));

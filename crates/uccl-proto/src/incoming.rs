@@ -1,5 +1,5 @@
-//! What we receive two-sidedly: receives that wait for their sends, and sends that wait for their receives. The two meet
-//! in order.
+//! Sends that we receive: receives that wait for their sends, and sends that wait for their receives. They meet in
+//! order.
 
 use std::collections::VecDeque;
 
@@ -13,7 +13,7 @@ use crate::{
 /// A send that came before its receive.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Arrived {
-    /// Its data came with it.
+    /// Its data came with the message.
     Eager {
         /// Its number.
         seq: u64,
@@ -22,11 +22,11 @@ pub enum Arrived {
         /// Their bytes, one after another.
         data: Vec<u8>,
     },
-    /// Its data is to be fetched.
+    /// Its data has to be fetched.
     Rendezvous {
         /// Its number.
         seq: u64,
-        /// Where each iov is.
+        /// Where the data of each iov is.
         sources: Vec<Source>,
     },
 }
@@ -53,24 +53,24 @@ impl Arrived {
     }
 }
 
-/// What becomes of a send that the peer wants back.
+/// What happened to a send that the peer wants back.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) enum Withdrawn<R> {
-    /// No receive had met it: it has been answered as cancelled.
+    /// No receive had met it. The answer says that it was cancelled.
     Unmet,
-    /// The receive that fetches it is to end.
+    /// A receive is fetching it; that has to end.
     Fetching(R),
-    /// It has been received.
+    /// It has been received already.
     Received,
 }
 
-/// Receives and sends that have not met, and receives that fetch their data.
+/// Receives and sends that have not met, and receives that are fetching data.
 pub struct Incoming<R> {
     posted: VecDeque<R>,
     arrived: VecDeque<Arrived>,
     bytes: usize,
     pieces: usize,
-    /// By the number of their send.
+    /// Each with the number of its send.
     fetching: Vec<(u64, R)>,
 }
 
@@ -82,7 +82,7 @@ impl<R> Default for Incoming<R> {
 }
 
 impl<R: Clone> Incoming<R> {
-    /// Starts a receive. It meets the oldest send that waits; `None`: it waits itself.
+    /// Starts a receive. Returns the oldest send that waits, which it meets; `None`: the receive waits.
     pub fn receive(&mut self, receive: R) -> Option<(R, Arrived)> {
         let Some(arrived) = self.next_arrived() else {
             self.posted.push_back(receive);
@@ -94,7 +94,7 @@ impl<R: Clone> Incoming<R> {
         Some((receive, arrived))
     }
 
-    /// A send came with its data: the receive that it meets, or none.
+    /// Handles a send that came with its data. Returns the receive that it meets, if there is one.
     pub(crate) fn eager(
         &mut self,
         seq: u64,
@@ -104,13 +104,13 @@ impl<R: Clone> Incoming<R> {
         if let Some(receive) = self.posted.pop_front() {
             return Ok(Some(receive));
         }
-        // Before its data is copied.
+        // Before the data is copied.
         self.check_room(data.len(), lens.iter().len())?;
         self.keep(Arrived::Eager { seq, lens: lens.iter().collect(), data: data.to_vec() });
         Ok(None)
     }
 
-    /// A send came whose data is to be fetched: the receive that fetches it, or none.
+    /// Handles a send whose data has to be fetched. Returns the receive that fetches it, if there is one.
     pub(crate) fn rendezvous(
         &mut self,
         seq: u64,
@@ -155,7 +155,7 @@ impl<R: Clone> Incoming<R> {
         self.posted.remove(at)
     }
 
-    /// The peer wants a send back.
+    /// Handles the peer's wish to have a send back.
     pub(crate) fn cancelled(&mut self, seq: u64, out: &mut Vec<u8>) -> Withdrawn<R> {
         if let Some(at) = self.arrived.iter().position(|arrived| arrived.seq() == seq) {
             if let Some(arrived) = self.arrived.remove(at) {
@@ -168,7 +168,7 @@ impl<R: Clone> Incoming<R> {
         fetching.map_or(Withdrawn::Received, |(_, receive)| Withdrawn::Fetching(receive.clone()))
     }
 
-    /// Nothing of a send's data moves any more: encodes the answer to it.
+    /// Encodes the answer to a send. Its data must not move any more.
     pub fn finish(&mut self, seq: u64, verdict: Verdict, out: &mut Vec<u8>) {
         if let Some(at) = self.fetching.iter().position(|(fetched, _)| *fetched == seq) {
             self.fetching.swap_remove(at);
@@ -232,7 +232,7 @@ mod tests {
         assert_eq!((inbox.bytes, inbox.pieces), (0, 0));
     }
 
-    /// An honest peer knows what was agreed, and keeps to it.
+    /// An honest peer knows what was agreed and keeps to it.
     #[test]
     fn what_no_receive_has_met_is_bounded_in_bytes() {
         let mut inbox = Inbox::default();

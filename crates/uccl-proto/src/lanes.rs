@@ -1,27 +1,27 @@
-//! Lanes that are lost while their connection lives: their unfinished operations go to the others.
+//! Lanes that are lost while their connection lives: the other lanes take over their unfinished operations.
 //!
-//! Any lane but the first, which carries the messages, can be lost. What was posted on it may still be on its way to the
-//! peer, so an operation is posted again only when nothing of the first attempt can land any more: when our end is dead,
-//! and the peer has said that its end is, too. Until then the operations wait as orphans of their lane.
+//! Any lane but the first, which carries the messages, can be lost. Its operations may still be on their way to the
+//! peer. So an operation is posted again only when nothing of the first attempt can land any more: our end is dead, and
+//! the peer has said that its end is dead, too. Until then the operations wait as orphans of their lane.
 
 use uccl_wire::message;
 
 use crate::Violation;
 
-/// The lanes of a connection that are lost.
+/// The lost lanes of a connection.
 pub struct Lanes<O> {
-    /// One a lane, as far as they are lost.
+    /// One entry per lane, up to the last that was lost.
     fates: Vec<Fate<O>>,
-    /// The connection is at its end: nothing is posted again.
+    /// Whether the connection has ended: nothing is posted again.
     is_closed: bool,
 }
 
 /// What is known of a lane that is lost.
 struct Fate<O> {
-    /// Our end is dead since then.
+    /// When our end died; `None` while it lives.
     dead_since_ms: Option<u64>,
     is_peer_dead: bool,
-    /// Operations that wait for both.
+    /// Operations that wait until both ends are dead.
     orphans: Vec<O>,
 }
 
@@ -42,26 +42,26 @@ impl<O> Fate<O> {
         self.dead_since_ms.is_some() && self.is_peer_dead
     }
 
-    /// The operations that can be posted again now, once neither end lives.
+    /// If both ends are dead: the operations, which can be posted again now.
     fn settle(&mut self) -> Option<Vec<O>> {
         self.is_settled().then(|| std::mem::take(&mut self.orphans))
     }
 }
 
-/// What becomes of an operation whose lane is lost.
+/// What to do with an operation whose lane is lost.
 #[derive(PartialEq, Eq, Debug)]
 pub enum Orphan<O> {
-    /// It ends: its connection does.
+    /// It ends, because its connection does.
     End(O),
-    /// It is posted again.
+    /// Post it again.
     Post(O),
-    /// It waits until neither end of its lane lives.
+    /// It waits until both ends of its lane are dead.
     Waits,
 }
 
 impl<O> Lanes<O> {
-    /// Our end of a lane is dead: encodes that for the peer. The operations that are to be posted again, once the
-    /// peer's end is dead as well.
+    /// Notes that our end of a lane is dead, and encodes that for the peer. If the peer's end is dead as well, returns
+    /// the operations to post again.
     pub fn our_end_died(&mut self, lane: u16, now_ms: u64, out: &mut Vec<u8>) -> Option<Vec<O>> {
         message::lane_down(lane, out);
         let fate = self.fate(lane.into());
@@ -69,7 +69,7 @@ impl<O> Lanes<O> {
         fate.settle()
     }
 
-    /// The peer's end of a lane is dead. The operations that are to be posted again, once ours is as well.
+    /// Notes that the peer's end of a lane is dead. If our end is dead as well, returns the operations to post again.
     pub(crate) fn peer_end_died(
         &mut self,
         lane: u16,
@@ -86,7 +86,7 @@ impl<O> Lanes<O> {
         Ok(fate.settle())
     }
 
-    /// An operation has ended with its lane.
+    /// Decides about an operation that has ended because its lane died.
     pub fn orphaned(&mut self, lane: usize, operation: O) -> Orphan<O> {
         if lane == 0 || self.is_closed {
             return Orphan::End(operation);
@@ -99,13 +99,13 @@ impl<O> Lanes<O> {
         Orphan::Waits
     }
 
-    /// Since when the peer owes us the word that its end of some lane is dead.
+    /// Since when the peer owes us a message that its end of some lane is dead.
     pub fn owed_since_ms(&self) -> Option<u64> {
         let owed = self.fates.iter().filter(|fate| !fate.is_peer_dead);
         owed.filter_map(|fate| fate.dead_since_ms).min()
     }
 
-    /// The connection ends, and nothing is posted again. Gives back what waited.
+    /// The connection ends, and nothing is posted again. Returns the operations that waited.
     pub fn close(&mut self) -> Vec<O> {
         self.is_closed = true;
         std::mem::take(&mut self.fates).into_iter().flat_map(|fate| fate.orphans).collect()

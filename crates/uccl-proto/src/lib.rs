@@ -1,9 +1,9 @@
 //! The protocol of a connection: what its two ends say to each other, and what follows from it.
 //!
-//! A [`Session`] is one end. It is plain data: it does no I/O, takes no lock, reads no clock, starts no thread and touches
-//! nobody's memory. Whoever drives it tells it what has happened (a call, a message, the end of an operation, the time),
-//! writes the messages that it encodes to the first lane *in the order in which it encodes them*, and does what its
-//! answers ask for. So both ends run in one thread, in virtual time, under any schedule that a test can think of.
+//! A [`Session`] is one end. It is plain data: it does no I/O, takes no lock, reads no clock, starts no thread and
+//! touches nobody's memory. Its driver tells it what has happened (a call, a message, the end of an operation, the
+//! time), writes the messages that it encodes to the first lane *in the order in which it encodes them*, and does what
+//! its answers ask for. So a test can run both ends in one thread, in virtual time, under any schedule.
 //!
 //! ```text
 //!   sender                                receiver
@@ -21,6 +21,7 @@
 //! | [`incoming`] | receives that wait for sends, sends that wait for receives: the two meet in order |
 //! | [`notifications`] | notifications of the peer, which are delivered in order, long ones after they have been fetched |
 //! | [`asks`], [`asked`] | copies that an owner of memory makes for its peer: those we asked for, and those we make |
+//! | [`signals`] | words of the peer's memory that we change, and of ours that the peer changes, each exactly once |
 //! | [`lanes`] | lanes that are lost, and their operations, which are posted again when neither end of a lane lives |
 //! | [`liveness`] | when a silent peer is asked for a sign of life, and when it is given up |
 //! | [`assembler`] | messages that come in fragments |
@@ -38,18 +39,21 @@ pub mod notifications;
 mod numbered;
 pub mod outgoing;
 mod session;
+pub mod signals;
 
 pub use self::session::{Event, Session};
 
 use uccl_wire::message::{MAX_ASSEMBLED, MessageError};
 
-/// What the driver keeps for each thing that a session knows: the session hands it back and never looks inside.
+/// The types of what the driver keeps for each item of a session. The session hands them back and never looks inside.
 pub trait Handles {
     /// A send of ours, until the peer has answered it.
     type Send;
     /// A notification of ours, until the peer has answered it.
     type Notif;
-    /// A receive of ours, until it has been answered.
+    /// A signal of ours, until the peer has answered it.
+    type Signal;
+    /// A receive, until its send has been answered.
     type Receive: Clone;
     /// A copy that we asked the peer for.
     type Ask;
@@ -59,54 +63,68 @@ pub trait Handles {
     type Operation;
 }
 
-/// A list of what the peer has not answered is full.
+/// The list of what the peer has not answered is full.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{what} is full: {limit}")]
 pub struct Full {
     /// Which list.
     pub what: &'static str,
-    /// How much it takes.
+    /// How many entries it can have.
     pub limit: usize,
 }
 
-/// How the peer broke the protocol. The connection ends with it.
+/// How the peer broke the protocol. The connection ends because of it.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Violation {
-    /// A message that cannot be read.
+    /// A message that cannot be decoded.
     #[error(transparent)]
     Message(#[from] MessageError),
-    /// A message without a prefix.
+    /// A message that is shorter than its prefix.
     #[error("a message of {0} bytes")]
     Short(usize),
-    /// Fragments that add up to too much.
+    /// Fragments of a message that is too long.
     #[error("a message of more than {MAX_ASSEMBLED} bytes")]
     Long,
     /// A fragment of one message among those of another.
     #[error("fragments of different messages are mixed")]
     Mixed,
-    /// Sends that no receive has met, beyond what was agreed.
+    /// More sends that no receive has met than was agreed.
     #[error("more unanswered sends than agreed")]
     Sends,
-    /// Notifications that nobody has taken, beyond what was agreed.
+    /// More notifications that nobody has taken than was agreed.
     #[error("more unanswered notifications than agreed")]
     Notifs,
-    /// Asks that we have not answered, beyond what was agreed.
+    /// More asks that we have not answered than was agreed.
     #[error("more unanswered asks than agreed")]
     Asks,
-    /// A number that stands for another ask.
+    /// More signals that we have not answered than was agreed.
+    #[error("more unanswered signals than agreed")]
+    Signals,
+    /// A signal out of turn: it may have been applied already.
+    #[error("signal {id} after signal {last}")]
+    SignalOrder {
+        /// Its number.
+        id: u64,
+        /// The last one's.
+        last: u64,
+    },
+    /// An answer to a signal that is not open.
+    #[error("an ack of signal {0}, which is not under way")]
+    UnknownSignal(u64),
+    /// An ask with the number of another open ask.
     #[error("a second ask {0}")]
     RepeatedAsk(u64),
-    /// An answer to nothing.
+    /// An answer to a send that is not open.
     #[error("an end of send {0}, which is not under way")]
     UnknownSend(u64),
-    /// An answer to nothing.
+    /// An answer to a notification that is not open.
     #[error("an ack of notification {0}, which is not under way")]
     UnknownNotif(u64),
-    /// An answer to nothing.
+    /// An answer to an ask that is not open.
     #[error("an answer to ask {0}, which is not under way")]
     UnknownAsk(u64),
-    /// The end of a lane that cannot end.
+    /// The end of a lane that there is not, or of the first, which ends only with the connection.
     #[error("the end of lane {lane}, of {lanes}")]
     UnknownLane {
         /// Which one.

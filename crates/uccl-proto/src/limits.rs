@@ -1,14 +1,17 @@
-//! What the two ends have agreed on: how much one keeps for the other.
+//! How much one end keeps for the other, as agreed between the two.
 
-/// Longest send or notification that travels with its message, in bytes.
+/// Longest send or notification whose data is in the message, in bytes.
 pub const EAGER_MAX: usize = 32 << 10;
-/// Most iovs of a send that travels with its message.
+/// Most iovs of a send whose data is in the message.
 pub const EAGER_IOVS: usize = 1024;
-/// Bytes of sends, and again of notifications, that may have travelled with their messages and not be answered.
+/// Most unanswered bytes that were sent inside messages. A sender counts sends and notifications together; a receiver
+/// allows as much for each of the two.
 pub const EAGER_WINDOW: usize = 1 << 20;
-/// Sends that may wait for their receives.
+/// Most sends that may wait for their receives.
 pub const MAX_UNEXPECTED: usize = 65_536;
-/// Iovs of such sends, together. Senders know it, and go no further.
+/// Most iovs of these sends in all. Senders keep to it.
 pub const MAX_PIECES: usize = 4 << 20;
-/// Notifications that may wait to be delivered. Senders know it, and go no further.
+/// Most notifications that may wait to be delivered. Senders keep to it.
 pub const MAX_WAITING: usize = 65_536;
+/// Most signals that may be unanswered. Senders keep to it.
+pub const MAX_SIGNALS: usize = 65_536;

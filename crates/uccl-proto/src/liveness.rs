@@ -1,13 +1,16 @@
-//! When a lane that is silent although something waits for it is asked for a sign of life, and when it is given up.
+//! Decides when to ask a silent lane for a sign of life, and when to give it up. Silence counts only while something
+//! waits for the lane.
 
 use smallvec::SmallVec;
 
-/// We may have been stopped ourselves: some looks must have gone by since a peer was asked, not only time.
+/// How many looks must have gone by since the ping before a lane is given up. Time alone does not suffice: this process
+/// may have been stopped.
 const LOOKS: u32 = 5;
-/// Looks count that are so far apart, as a part of the timeout: whoever waits looks, and many may wait.
+/// Only looks count that are at least this part of the timeout apart: every thread that waits looks, and there may be
+/// many.
 const LOOKS_A_TIMEOUT: u64 = 20;
 
-/// The lanes of a connection, as far as something waits for them.
+/// What is known of each lane of a connection.
 pub struct Liveness {
     watches: SmallVec<[Watch; 1]>,
 }
@@ -21,41 +24,41 @@ impl Liveness {
         self.watches.len()
     }
 
-    /// Nothing waits for a lane.
+    /// Notes that nothing waits for a lane.
     pub fn rest(&mut self, lane: usize) {
         self.watches[lane] = Watch::default();
     }
 
-    /// A look at a lane that something waits for, and that was last heard at `heard`. All times are in milliseconds.
+    /// Looks at a lane that something waits for. It was last heard at `heard`. All times are in milliseconds.
     pub fn look(&mut self, lane: usize, now: u64, heard: u64, timeout_ms: u64) -> Look {
         self.watches[lane].look(now, heard, timeout_ms)
     }
 }
 
-/// What is known of a lane's being alive.
+/// What is known of a lane's signs of life.
 #[derive(Default)]
 struct Watch {
     /// Since when something waits for it.
     waiting_since_ms: Option<u64>,
     ping_ms: Option<u64>,
     looks_since_ping: u32,
-    /// When the last look was that counted.
+    /// The time of the last look that counted.
     looked_ms: u64,
 }
 
-/// What a look at a lane says.
+/// The result of a look at a lane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Look {
-    /// There is nothing to be done.
+    /// There is nothing to do.
     Fine,
-    /// It is to be asked for a sign of life.
+    /// Ask it for a sign of life.
     Ping,
-    /// It has not answered for so many milliseconds.
+    /// It has been silent for so many milliseconds.
     Silent(u64),
 }
 
 impl Watch {
-    /// A look at a lane that was last heard at `heard`; both times are in milliseconds.
+    /// Looks at a lane that was last heard at `heard`; all times are in milliseconds.
     fn look(&mut self, now: u64, heard: u64, timeout_ms: u64) -> Look {
         let since = *self.waiting_since_ms.get_or_insert(now);
         let silent = now.saturating_sub(heard.max(since));
@@ -84,7 +87,7 @@ mod tests {
 
     const TIMEOUT_MS: u64 = 1000;
 
-    /// Looks every 10 ms by so many threads, from when the peer was heard last; says when it is given up.
+    /// Lets `threads` threads look every 10 ms, from when the peer was last heard. Returns when the peer is given up.
     fn given_up_at(watch: &mut Watch, from: u64, threads: u32) -> u64 {
         for now in (from..).step_by(10) {
             for _ in 0..threads {
@@ -110,7 +113,7 @@ mod tests {
         for threads in [1, 100] {
             let mut watch = Watch::default();
             assert_eq!(watch.look(0, 0, TIMEOUT_MS), Look::Fine);
-            // We did not run for long: the peer could not be asked.
+            // This process did not run for long, so the peer could not be asked.
             let resumed = 20 * TIMEOUT_MS;
             let at = given_up_at(&mut watch, resumed, threads);
             assert!(at - resumed >= TIMEOUT_MS / 5, "{threads} threads: after {} ms", at - resumed);

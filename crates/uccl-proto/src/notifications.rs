@@ -1,4 +1,4 @@
-//! Notifications that come in: delivered in order, fetched first where they are long.
+//! Incoming notifications: they are delivered in order, and long ones are fetched first.
 
 use std::collections::VecDeque;
 
@@ -15,19 +15,19 @@ enum Waiting {
     There(Source),
 }
 
-/// What is to be done about the oldest notification that has not been delivered.
+/// What to do with the oldest notification that has not been delivered.
 #[derive(PartialEq, Eq, Debug)]
 pub enum Next {
-    /// It is delivered, after its answer has been sent: whoever is told may close the connection at once.
+    /// Deliver it, after its answer has been sent: whoever receives it may close the connection at once.
     Deliver(Vec<u8>),
-    /// Its payload is to be fetched.
+    /// Fetch its payload.
     Fetch {
         /// Its number.
         id: u64,
         /// Where the payload is.
         source: Source,
     },
-    /// There is none, or it is being fetched.
+    /// There is none, or its payload is being fetched.
     Nothing,
 }
 
@@ -39,7 +39,7 @@ pub struct Notifications {
 }
 
 impl Notifications {
-    /// One came with its message.
+    /// Adds a notification that came with its payload.
     pub(crate) fn arrived(&mut self, id: u64, payload: &[u8]) -> Result<(), Violation> {
         if self.bytes + payload.len() > EAGER_WINDOW {
             return Err(Violation::Notifs);
@@ -49,7 +49,7 @@ impl Notifications {
         Ok(())
     }
 
-    /// One is there to be fetched.
+    /// Adds a notification whose payload has to be fetched.
     pub(crate) fn announced(&mut self, id: u64, source: Source) -> Result<(), Violation> {
         self.push(id, Waiting::There(source))
     }
@@ -62,7 +62,7 @@ impl Notifications {
         Ok(())
     }
 
-    /// What comes next; encodes the answer to what is delivered.
+    /// What to do next. If that is a delivery, encodes the answer.
     pub fn next(&mut self, out: &mut Vec<u8>) -> Next {
         let Some((id, waiting)) = self.queue.front_mut() else { return Next::Nothing };
         let id = *id;
@@ -78,8 +78,8 @@ impl Notifications {
         }
     }
 
-    /// The payload of a notification has been fetched, or cannot be: encodes the answer, after which it is delivered,
-    /// or not. False if nobody waits for it.
+    /// Notes that a payload has been fetched (`is_here`), or cannot be fetched. Encodes the answer, after which the
+    /// notification is delivered or dropped. False if nobody waits for it.
     pub fn fetched(&mut self, id: u64, is_here: bool, out: &mut Vec<u8>) -> bool {
         let is_first = self
             .queue

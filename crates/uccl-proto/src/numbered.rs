@@ -1,4 +1,4 @@
-//! Things under consecutive numbers, taken out in any order but mostly in the order they came.
+//! Items with consecutive numbers. They are taken out in any order, but mostly in the order in which they were added.
 
 use std::collections::VecDeque;
 
@@ -39,18 +39,18 @@ impl<T> Numbered<T> {
         entry
     }
 
-    /// How many there are, counted from the oldest that has not been taken out.
+    /// How many there are, from the oldest that has not been taken out to the newest.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Those that have not been taken out, with their numbers.
+    /// The entries that have not been taken out, with their numbers.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (u64, &mut T)> {
         let entries = (self.first..).zip(&mut self.entries);
         entries.filter_map(|(number, entry)| Some((number, entry.as_mut()?)))
     }
 
-    /// Takes all out.
+    /// Takes out all entries.
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = T> {
         self.first = self.next();
         std::mem::take(&mut self.entries).into_iter().flatten()

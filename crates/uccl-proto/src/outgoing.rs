@@ -1,7 +1,7 @@
-//! What we send two-sidedly: sends and notifications that the peer has not answered.
+//! Our sends and notifications that the peer has not answered.
 //!
-//! Short ones travel with their message as long as the peer's answers keep up; the peer fetches the others with keys that
-//! are made for just that.
+//! Short ones carry their data in the message, as long as the peer's answers keep up. The peer fetches the data of the
+//! others, with keys made only for that.
 
 use uccl_wire::message::{self, Source};
 
@@ -14,13 +14,13 @@ use crate::{
 /// How data reaches a peer that receives it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Way {
-    /// With its message.
+    /// In the message.
     Eager,
     /// The peer fetches it.
     Rendezvous,
 }
 
-/// Something that the peer has not answered.
+/// A send or a notification that the peer has not answered.
 struct Sent<T> {
     handle: T,
     eager: usize,
@@ -29,9 +29,9 @@ struct Sent<T> {
 
 /// Sends and notifications that the peer has not answered.
 pub struct Outgoing<H: Handles> {
-    /// Bytes that travelled with their messages.
+    /// Bytes that were sent inside messages.
     eager: usize,
-    /// Iovs of sends: the peer keeps a list of them until its receives come.
+    /// Iovs of sends. The peer keeps a list of them until its receives come.
     pieces: usize,
     sends: Numbered<Sent<H::Send>>,
     notifs: Numbered<Sent<H::Notif>>,
@@ -44,7 +44,7 @@ impl<H: Handles> Default for Outgoing<H> {
 }
 
 impl<H: Handles> Outgoing<H> {
-    /// How a send of so many bytes in so many iovs goes. `is_readable`: its memory can be copied into a message.
+    /// How to send so many bytes in so many iovs. `is_readable`: the memory can be copied into a message.
     ///
     /// # Errors
     /// The peer has to keep too many iovs already.
@@ -57,7 +57,7 @@ impl<H: Handles> Outgoing<H> {
         Ok(if is_short { Way::Eager } else { Way::Rendezvous })
     }
 
-    /// Encodes the head of an eager send, behind which its data follows; says its number.
+    /// Encodes the head of an eager send. The driver appends the data. Returns the send's number.
     pub fn eager_send(
         &mut self,
         lens: impl ExactSizeIterator<Item = u32> + Clone,
@@ -70,7 +70,7 @@ impl<H: Handles> Outgoing<H> {
         self.push_send(sent)
     }
 
-    /// Encodes a send that the peer fetches; says its number.
+    /// Encodes a send that the peer fetches. Returns its number.
     pub fn rendezvous_send(
         &mut self,
         sources: impl ExactSizeIterator<Item = Source>,
@@ -90,10 +90,10 @@ impl<H: Handles> Outgoing<H> {
         seq
     }
 
-    /// How a notification of so many bytes goes.
+    /// How to send a notification of so many bytes.
     ///
     /// # Errors
-    /// The peer has not taken in too many already; those that nobody here waits for any more count as well.
+    /// Too many notifications are unanswered. Those that nobody here waits for any more count as well.
     pub fn admit_notif(&self, len: usize) -> Result<Way, Full> {
         if self.notifs.len() >= MAX_WAITING {
             let what = "the list of notifications that the peer has not taken in";
@@ -102,7 +102,7 @@ impl<H: Handles> Outgoing<H> {
         Ok(if self.has_room(len) { Way::Eager } else { Way::Rendezvous })
     }
 
-    /// Encodes the head of an eager notification, behind which its payload of so many bytes follows; says its number.
+    /// Encodes the head of an eager notification of `len` bytes. The driver appends the payload. Returns its number.
     pub fn eager_notif(&mut self, len: usize, handle: H::Notif, out: &mut Vec<u8>) -> u64 {
         let id = self.notifs.next();
         message::notif_head(id, out);
@@ -111,7 +111,7 @@ impl<H: Handles> Outgoing<H> {
         id
     }
 
-    /// Encodes a notification whose payload the peer fetches; says its number.
+    /// Encodes a notification whose payload the peer fetches. Returns its number.
     pub fn rendezvous_notif(&mut self, source: Source, handle: H::Notif, out: &mut Vec<u8>) -> u64 {
         let id = self.notifs.next();
         message::notif_rts(id, source, out);
@@ -119,7 +119,7 @@ impl<H: Handles> Outgoing<H> {
         id
     }
 
-    /// Encodes that we want a send back, which the peer answers as ever; false if it has answered.
+    /// Encodes that we want a send back. The peer still answers it. False if it has answered already.
     pub fn cancel_send(&mut self, seq: u64, out: &mut Vec<u8>) -> bool {
         let is_open = self.sends.contains(seq);
         if is_open {
@@ -128,7 +128,7 @@ impl<H: Handles> Outgoing<H> {
         is_open
     }
 
-    /// The peer has answered a send.
+    /// Notes the peer's answer to a send.
     pub(crate) fn send_ended(&mut self, seq: u64) -> Result<H::Send, Violation> {
         let sent = self.sends.remove(seq).ok_or(Violation::UnknownSend(seq))?;
         self.eager -= sent.eager;
@@ -136,14 +136,14 @@ impl<H: Handles> Outgoing<H> {
         Ok(sent.handle)
     }
 
-    /// The peer has answered a notification.
+    /// Notes the peer's answer to a notification.
     pub(crate) fn notif_ended(&mut self, id: u64) -> Result<H::Notif, Violation> {
         let sent = self.notifs.remove(id).ok_or(Violation::UnknownNotif(id))?;
         self.eager -= sent.eager;
         Ok(sent.handle)
     }
 
-    /// Bytes that travelled with their messages and are not answered.
+    /// Bytes that were sent inside messages and are not answered.
     pub fn eager_bytes(&self) -> usize {
         self.eager
     }

@@ -1,8 +1,11 @@
-//! One end of a connection: its parts together, and what each message of the peer comes to.
+//! One end of a connection: it holds the parts together, and handles each message of the peer.
 
 use std::borrow::Cow;
 
-use uccl_wire::message::{Answer, AskPieces, Direction, Lens, Message, Sources, Verdict};
+use uccl_wire::{
+    frame::Status,
+    message::{Answer, AskPieces, Change, Direction, Lens, Message, Place, Sources, Verdict},
+};
 
 use crate::{
     Handles, Violation,
@@ -14,34 +17,37 @@ use crate::{
     liveness::Liveness,
     notifications::Notifications,
     outgoing::Outgoing,
+    signals::Signals,
 };
 
 /// One end of a connection.
 pub struct Session<H: Handles> {
-    /// Sends and notifications of ours.
+    /// Our sends and notifications.
     pub outgoing: Outgoing<H>,
-    /// Receives of ours, and sends of the peer's.
+    /// Our receives and the peer's sends.
     pub incoming: Incoming<H::Receive>,
-    /// Notifications of the peer's.
+    /// The peer's notifications.
     pub notifications: Notifications,
-    /// Copies that we ask for.
+    /// Signals of both ends.
+    pub signals: Signals<H::Signal>,
+    /// Copies that we ask the peer for.
     pub asks: Asks<H::Ask>,
     /// Copies that the peer asks for.
     pub asked: Asked<H::Asked>,
     /// Lanes that are lost.
     pub lanes: Lanes<H::Operation>,
-    /// Signs of life.
+    /// When to give up silent lanes.
     pub liveness: Liveness,
     assembler: Assembler,
     is_closed: bool,
 }
 
-/// What a message of the peer's asks the driver to do.
+/// What a message of the peer asks the driver to do.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event<'m, H: Handles> {
     /// Nothing.
     Nothing,
-    /// A receive has met its send: its data is copied to where the receive wants it, and the send is answered
+    /// A receive has met its send: copy the data to where the receive wants it, and answer the send
     /// ([`Incoming::finish`]).
     Received {
         /// The receive.
@@ -53,22 +59,22 @@ pub enum Event<'m, H: Handles> {
         /// The iovs' bytes, one after another.
         data: &'m [u8],
     },
-    /// A receive has met its send: the data is fetched, and the send is answered ([`Incoming::finish`]).
+    /// A receive has met its send: fetch the data, and answer the send ([`Incoming::finish`]).
     Fetch {
         /// The receive.
         receive: H::Receive,
         /// The number of the send.
         seq: u64,
-        /// Where each iov is.
+        /// Where the data of each iov is.
         sources: Sources<'m>,
     },
-    /// The peer wants back what a receive fetches: it is to end.
+    /// The peer wants a send back that this receive is fetching: end the receive.
     EndReceive(H::Receive),
     /// The peer has answered a send.
     SendEnded {
         /// The send.
         send: H::Send,
-        /// What became of it.
+        /// How it ended.
         verdict: Verdict,
     },
     /// The peer has answered a notification.
@@ -78,48 +84,66 @@ pub enum Event<'m, H: Handles> {
         /// Whether it could be delivered.
         is_delivered: bool,
     },
+    /// Change a word of ours at once, and answer ([`Signals::answer`]).
+    Signal {
+        /// The number of the signal.
+        id: u64,
+        /// Where the word is.
+        word: Place,
+        /// How to change it.
+        change: Change,
+    },
+    /// The peer has answered a signal.
+    SignalEnded {
+        /// The signal.
+        signal: H::Signal,
+        /// `Ok` if the word has been changed, else why not.
+        status: Status,
+    },
     /// Notifications may be there to be delivered ([`Notifications::next`]).
     Notified,
     /// The peer has answered an ask.
     AskEnded {
         /// The ask.
         ask: H::Ask,
-        /// What became of it.
+        /// What it says.
         answer: Answer,
     },
-    /// The peer asks for a copy, which is answered ([`Asked::ended`], [`Asked::answer`]).
+    /// The peer asks for a copy: make it, and answer ([`Asked::ended`], [`Asked::answer`]).
     Copy {
         /// The number of the ask.
         id: u64,
-        /// Which way.
+        /// In which direction.
         direction: Direction,
-        /// What is to be copied.
+        /// What to copy.
         pieces: AskPieces<'m>,
     },
-    /// The peer does not want a copy any more: it is to end.
+    /// The peer does not want a copy any more: end it.
     EndCopy(H::Asked),
-    /// The peer has lost its end of a lane: ours is to be ended.
+    /// The peer has lost its end of a lane: end ours.
     LaneDown {
         /// Which lane.
         lane: usize,
-        /// What is to be posted again, if neither end lives now.
+        /// Operations to post again, if both ends are dead now.
         orphans: Option<Vec<H::Operation>>,
     },
-    /// A lane of the peer's says something to ours.
+    /// A note from the peer's end of a lane to ours.
     Note {
         /// Which lane.
         lane: u16,
-        /// What, for that lane alone to understand.
+        /// The note, which only that lane understands.
         note: &'m [u8],
     },
 }
 
-/// What a session knew when its connection ended.
+/// What was unfinished when the connection ended.
 pub struct Closed<H: Handles> {
     /// Sends that were not answered.
     pub sends: Vec<H::Send>,
     /// Notifications that were not answered.
     pub notifs: Vec<H::Notif>,
+    /// Signals that were not answered: each of them has been applied already, or never will be.
+    pub signals: Vec<H::Signal>,
     /// Asks that were not answered.
     pub asks: Vec<H::Ask>,
     /// Operations that waited to be posted again.
@@ -127,13 +151,14 @@ pub struct Closed<H: Handles> {
 }
 
 impl<H: Handles> Session<H> {
-    /// Of a connection with so many lanes.
+    /// For a connection with so many lanes.
     #[must_use]
     pub fn new(lanes: usize) -> Self {
         Self {
             outgoing: Outgoing::default(),
             incoming: Incoming::default(),
             notifications: Notifications::default(),
+            signals: Signals::default(),
             asks: Asks::default(),
             asked: Asked::default(),
             lanes: Lanes::default(),
@@ -143,18 +168,18 @@ impl<H: Handles> Session<H> {
         }
     }
 
-    /// Takes what came in on the first lane, and gives the message once it is whole.
+    /// Takes bytes that came in on the first lane. Returns the message once it is complete.
     ///
     /// # Errors
-    /// When the fragments make no message.
+    /// The fragments do not make up a message.
     pub fn assemble<'a>(&mut self, bytes: &'a [u8]) -> Result<Option<Cow<'a, [u8]>>, Violation> {
         self.assembler.take(bytes)
     }
 
-    /// Takes a message of the peer's, and encodes what is to be sent about it at once, if anything.
+    /// Handles a message from the peer. Encodes the answer, if one has to be sent at once.
     ///
     /// # Errors
-    /// The peer has broken the protocol: the connection ends.
+    /// The peer has broken the protocol; end the connection.
     pub fn hear<'m>(
         &mut self,
         message: Message<'m>,
@@ -190,6 +215,13 @@ impl<H: Handles> Session<H> {
             Message::NotifAck { id, ok } => {
                 Event::NotifEnded { notif: self.outgoing.notif_ended(id)?, is_delivered: ok }
             }
+            Message::Signal { id, word, change } => {
+                self.signals.heard(id)?;
+                Event::Signal { id, word, change }
+            }
+            Message::SignalAck { id, status } => {
+                Event::SignalEnded { signal: self.signals.ended(id)?, status }
+            }
             Message::Ask { id, direction, pieces } => {
                 self.asked.note(id, &pieces)?;
                 Event::Copy { id, direction, pieces }
@@ -208,18 +240,20 @@ impl<H: Handles> Session<H> {
         })
     }
 
-    /// Whether the connection has ended: nothing is to be added any more.
+    /// Whether the connection has ended: nothing must be added any more.
     pub fn is_closed(&self) -> bool {
         self.is_closed
     }
 
-    /// The connection has ended. Gives back what the peer may still be at.
+    /// Ends the session with its connection. Returns what the peer may still be using.
     pub fn close(&mut self) -> Closed<H> {
         self.is_closed = true;
         let (sends, notifs) = self.outgoing.close();
         self.incoming.close();
         self.notifications.close();
         self.asked.close();
-        Closed { sends, notifs, asks: self.asks.close(), orphans: self.lanes.close() }
+        let (signals, asks, orphans) =
+            (self.signals.close(), self.asks.close(), self.lanes.close());
+        Closed { sends, notifs, signals, asks, orphans }
     }
 }

@@ -7,18 +7,22 @@ use uccl_wire::advert::{ADVERT_LEN, Advert};
 use crate::{
     args::{self, Args, Named, Positional, Signature},
     buffer::{self, BufferView},
-    call::{self, CONN, MR, MR_V, NUM_IOVS, PTR, PTR_V, SIZE, SIZE_V, Table},
-    column::packed_length,
+    call::Table,
+    column::{packed_length, same_length},
     endpoint::PyEndpoint,
     error::{Stop, settle},
     memory::Memory,
+    params::Param,
 };
 
-static ADVERTISE: Signature<5> =
-    Signature { function: "advertise", params: [CONN, MR, PTR, SIZE, &["out_buf"]], positional: 5 };
+static ADVERTISE: Signature<5> = Signature {
+    function: "advertise",
+    params: [Param::Conn, Param::Mr, Param::Ptr, Param::Size, Param::OutBuf],
+    positional: 5,
+};
 static ADVERTISEV: Signature<6> = Signature {
     function: "advertisev",
-    params: [CONN, MR_V, PTR_V, SIZE_V, &["out_buf_list", "out_buf_v"], NUM_IOVS],
+    params: [Param::Conn, Param::MrV, Param::PtrV, Param::SizeV, Param::OutBufV, Param::NumIovs],
     positional: 6,
 };
 
@@ -30,10 +34,14 @@ pub(crate) fn advertise<'py>(
     kwargs: Named<'_, 'py>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let a = ADVERTISE.bind_from(usize::from(!names_conn(args, kwargs)), args, kwargs)?;
-    let out = a.get(4).map(Out::of).transpose()?;
-    let memory = Memory::of(a.need(2)?)?;
-    let ask =
-        Ask { conn: a.opt(0)?, mr: a.req(1)?, ptr: memory.addr, len: memory.sized(a.opt(3)?)? };
+    let out = a.get(Param::OutBuf).map(Out::of).transpose()?;
+    let memory = Memory::of(a.need(Param::Ptr)?)?;
+    let ask = Ask {
+        conn: a.opt(Param::Conn)?,
+        mr: a.req(Param::Mr)?,
+        ptr: memory.addr,
+        len: memory.sized(a.opt(Param::Size)?)?,
+    };
     let made = make(ep, &ask);
     match out {
         Some(mut out) => {
@@ -61,9 +69,9 @@ pub(crate) fn advertisev<'py>(
     };
     let a = ADVERTISEV.bind_from(usize::from(!has_conn), args, kwargs)?;
     // The fifth positional is the number of iovs in both releases; in the README it is the buffers.
-    let (outs, count) = match a.get(4) {
+    let (outs, count) = match a.get(Param::OutBufV) {
         Some(n) if args::integer(n).is_some() => (None, Some(n)),
-        outs => (outs, a.get(5)),
+        outs => (outs, a.get(Param::NumIovs)),
     };
     let count = count.map(|n| n.extract::<usize>()).transpose()?;
     match outs.map(Outs::of).transpose()? {
@@ -93,7 +101,7 @@ fn make_all(
         outs.expect(a.function(), table.count)?;
     }
     let iovs = table.iovs(ep, Op::Send)?;
-    if let Some(conn) = a.opt(0)? {
+    if let Some(conn) = a.opt(Param::Conn)? {
         ep.core.connection(ConnId(conn))?;
     }
     if let Some(mr) = ep.regions.readonly_of(&iovs) {
@@ -130,11 +138,14 @@ fn readonly(mr: MrId) -> Stop {
 /// Whether the first positional argument is a connection. Three are either region, address and size,
 /// or connection, region and an object that knows its size.
 fn names_conn(args: Positional<'_, '_>, kwargs: Named<'_, '_>) -> bool {
-    if ADVERTISE.names(0, kwargs) {
+    if Param::Conn.is_named(kwargs) {
         // Then it cannot also be positional: the positionals start at the region.
         return false;
     }
-    let named = (1..=3).filter(|&i| ADVERTISE.names(i, kwargs)).count();
+    let named = [Param::Mr, Param::Ptr, Param::Size]
+        .into_iter()
+        .filter(|param| param.is_named(kwargs))
+        .count();
     match args.len() + named {
         0..=2 => false,
         3 => {
@@ -192,7 +203,7 @@ impl Outs {
     fn expect(&self, function: &str, count: usize) -> Result<(), Stop> {
         match self {
             Self::Packed(view) => packed_length::<ADVERT_LEN>(function, count, view),
-            Self::Each(outs) => call::same_length(function, count, outs.len()),
+            Self::Each(outs) => same_length(function, count, outs.len()),
         }
     }
 

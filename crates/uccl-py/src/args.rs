@@ -1,6 +1,6 @@
-//! Arguments under the names of both generations of callers.
+//! Arguments, by their parameters.
 //!
-//! A parameter has one position and any number of names: programs written for different releases call
+//! A parameter has one position in a call and any number of names: programs written for different releases call
 //! the same thing `ptr`, `src` or `data_ptr`.
 
 use std::{ffi::c_ulong, time::Duration};
@@ -12,20 +12,17 @@ use pyo3::{
     types::{PyDict, PyInt, PyList, PyString, PyTuple},
 };
 
-use crate::error::Stop;
+use crate::{error::Stop, params::Param};
 
 /// What a Python call passed.
 pub(crate) type Positional<'a, 'py> = &'a Bound<'py, PyTuple>;
 /// What a Python call passed by name.
 pub(crate) type Named<'a, 'py> = Option<&'a Bound<'py, PyDict>>;
 
-/// The names of one parameter; errors use the first.
-pub(crate) type Names = &'static [&'static str];
-
 /// A function's parameters, in order; those from `positional` on are keyword only.
 pub(crate) struct Signature<const N: usize> {
     pub(crate) function: &'static str,
-    pub(crate) params: [Names; N],
+    pub(crate) params: [Param; N],
     pub(crate) positional: usize,
 }
 
@@ -67,7 +64,8 @@ impl<const N: usize> Signature<N> {
         for (name, value) in kwargs.into_iter().flat_map(|k| k.iter()) {
             let name = name.cast_into::<PyString>()?;
             let name = name.to_cow()?;
-            let Some(i) = self.params.iter().position(|names| names.contains(&&*name)) else {
+            let Some(i) = self.params.iter().position(|param| param.names().contains(&&*name))
+            else {
                 return Err(PyTypeError::new_err(format!(
                     "{}() got an unexpected keyword argument '{name}'",
                     self.function
@@ -76,116 +74,125 @@ impl<const N: usize> Signature<N> {
             if values[i].replace(value).is_some() {
                 return Err(PyTypeError::new_err(format!(
                     "{}() got multiple values for argument '{}'",
-                    self.function, self.params[i][0]
+                    self.function,
+                    self.params[i].names()[0]
                 )));
             }
         }
         Ok(Args { signature: self, values })
     }
 
-    /// Whether a keyword argument of this call names parameter `i`.
-    pub(crate) fn names(&self, i: usize, kwargs: Named<'_, '_>) -> bool {
-        kwargs.is_some_and(|k| self.params[i].iter().any(|name| k.contains(*name).unwrap_or(false)))
+    fn position(&self, param: Param) -> Option<usize> {
+        self.params.iter().position(|other| *other == param)
+    }
+}
+
+impl Param {
+    /// Whether a keyword argument names it.
+    pub(crate) fn is_named(self, kwargs: Named<'_, '_>) -> bool {
+        let is_there = |name: &&str| kwargs.is_some_and(|k| k.contains(*name).unwrap_or(false));
+        self.names().iter().any(is_there)
     }
 }
 
 impl<'py, const N: usize> Args<'py, N> {
-    /// The function's name.
     pub(crate) fn function(&self) -> &'static str {
         self.signature.function
     }
 
     /// The argument, if given.
-    pub(crate) fn get(&self, i: usize) -> Option<&Bound<'py, PyAny>> {
-        self.values[i].as_ref().filter(|v| !v.is_none())
+    pub(crate) fn get(&self, param: Param) -> Option<&Bound<'py, PyAny>> {
+        let value = self.values.get(self.signature.position(param)?)?;
+        value.as_ref().filter(|v| !v.is_none())
     }
 
     /// The argument; a TypeError that names it if missing.
-    pub(crate) fn need(&self, i: usize) -> PyResult<&Bound<'py, PyAny>> {
-        self.get(i).ok_or_else(|| {
+    pub(crate) fn need(&self, param: Param) -> PyResult<&Bound<'py, PyAny>> {
+        self.get(param).ok_or_else(|| {
             PyTypeError::new_err(format!(
                 "{}() missing required argument '{}'",
-                self.signature.function, self.signature.params[i][0]
+                self.signature.function,
+                param.names()[0]
             ))
         })
     }
 
     /// The argument as a `T`, if given.
-    pub(crate) fn opt<'a, T: FromPyObject<'a, 'py>>(&'a self, i: usize) -> PyResult<Option<T>> {
-        self.get(i).map(|v| self.convert(i, v)).transpose()
+    pub(crate) fn opt<'a, T: FromPyObject<'a, 'py>>(&'a self, param: Param) -> PyResult<Option<T>> {
+        self.get(param).map(|v| self.convert(param, v)).transpose()
     }
 
     /// The argument as a `T`.
-    pub(crate) fn req<'a, T: FromPyObject<'a, 'py>>(&'a self, i: usize) -> PyResult<T> {
-        self.convert(i, self.need(i)?)
+    pub(crate) fn req<'a, T: FromPyObject<'a, 'py>>(&'a self, param: Param) -> PyResult<T> {
+        self.convert(param, self.need(param)?)
     }
 
     /// The argument as the id of something.
-    pub(crate) fn id(&self, i: usize) -> PyResult<u64> {
-        let value = self.need(i)?;
-        exact_int(value).map_or_else(|| self.convert(i, value), Ok)
+    pub(crate) fn id(&self, param: Param) -> PyResult<u64> {
+        let value = self.need(param)?;
+        exact_int(value).map_or_else(|| self.convert(param, value), Ok)
     }
 
     /// The argument as a size, if given.
-    pub(crate) fn size(&self, i: usize) -> PyResult<Option<usize>> {
-        let Some(value) = self.get(i) else { return Ok(None) };
+    pub(crate) fn size(&self, param: Param) -> PyResult<Option<usize>> {
+        let Some(value) = self.get(param) else { return Ok(None) };
         match exact_int(value) {
             Some(size) => Ok(Some(size as usize)),
-            None => self.convert(i, value).map(Some),
+            None => self.convert(param, value).map(Some),
         }
     }
 
     /// The argument as a list of `T`.
     pub(crate) fn list<T>(
         &self,
-        i: usize,
+        param: Param,
         convert: impl FnMut(&Bound<'py, PyAny>) -> PyResult<T>,
     ) -> PyResult<Vec<T>> {
-        self.name_error(i, list(self.need(i)?, convert))
+        self.name_error(param, list(self.need(param)?, convert))
     }
 
     /// Seconds as a duration, if given. Infinity is `Duration::ZERO`, which waits for ever.
-    pub(crate) fn seconds(&self, i: usize) -> PyResult<Option<Duration>> {
-        self.opt::<f64>(i)?.map(seconds).transpose()
+    pub(crate) fn seconds(&self, param: Param) -> PyResult<Option<Duration>> {
+        self.opt::<f64>(param)?.map(seconds).transpose()
     }
 
     fn convert<'a, T: FromPyObject<'a, 'py>>(
         &self,
-        i: usize,
+        param: Param,
         value: &'a Bound<'py, PyAny>,
     ) -> PyResult<T> {
-        self.name_error(i, value.extract::<T>().map_err(Into::into))
+        self.name_error(param, value.extract::<T>().map_err(Into::into))
     }
 
     /// What `make` makes of the argument.
     pub(crate) fn with<T>(
         &self,
-        i: usize,
+        param: Param,
         make: impl FnOnce(&Bound<'py, PyAny>) -> PyResult<T>,
     ) -> PyResult<T> {
-        self.name_error(i, make(self.need(i)?))
+        self.name_error(param, make(self.need(param)?))
     }
 
     /// The result; a TypeError says which argument it is about.
-    pub(crate) fn named<T>(&self, i: usize, result: Result<T, Stop>) -> Result<T, Stop> {
+    pub(crate) fn named<T>(&self, param: Param, result: Result<T, Stop>) -> Result<T, Stop> {
         result.map_err(|stop| match stop {
-            Stop::Raise(e) => Stop::Raise(self.name(i, e)),
+            Stop::Raise(e) => Stop::Raise(self.name(param, e)),
             refused => refused,
         })
     }
 
-    fn name_error<T>(&self, i: usize, result: PyResult<T>) -> PyResult<T> {
-        result.map_err(|e| self.name(i, e))
+    fn name_error<T>(&self, param: Param, result: PyResult<T>) -> PyResult<T> {
+        result.map_err(|e| self.name(param, e))
     }
 
     /// Says which argument a TypeError is about.
-    fn name(&self, i: usize, e: PyErr) -> PyErr {
-        match self.values[i].as_ref().map(|v| v.py()) {
+    fn name(&self, param: Param, e: PyErr) -> PyErr {
+        match self.get(param).map(|v| v.py()) {
             Some(py) if e.get_type(py).is(py.get_type::<PyTypeError>()) => {
                 PyTypeError::new_err(format!(
                     "{}() argument '{}': {}",
                     self.signature.function,
-                    self.signature.params[i][0],
+                    param.names()[0],
                     e.value(py)
                 ))
             }

@@ -3,44 +3,74 @@
 use std::time::Duration;
 
 use pyo3::{exceptions::PyTypeError, prelude::*};
-use uccl_p2p::{ConnId, CudaStream, Iov, MrId, Op, Request};
+use uccl_p2p::{ConnId, CudaStream, Iov, MrId, Op, Request, Signal};
 use uccl_wire::advert::{ADVERT_LEN, Advert};
 
 use crate::{
-    args::{Args, Named, Names, Positional, Signature},
+    args::{Args, Named, Positional, Signature},
     buffer,
-    column::{Blobs, Column},
+    column::{Blobs, Column, same_length},
     endpoint::PyEndpoint,
-    error::Stop,
+    error::{Stop, settle},
+    interrupt::waiting,
     memory::Memory,
-    stream,
+    meta::advert,
+    params::Param,
+    signal, stream,
 };
-
-pub(crate) const CONN: Names = &["conn_id"];
-pub(crate) const MR: Names = &["mr_id"];
-pub(crate) const PTR: Names = &["ptr", "src", "dst", "addr", "data_ptr"];
-pub(crate) const SIZE: Names = &["size", "len"];
-pub(crate) const MR_V: Names = &["mr_id_v", "mr_id_list", "mr_ids"];
-pub(crate) const PTR_V: Names =
-    &["ptr_v", "data_ptr_v", "ptr_list", "src_list", "dst_list", "addr_list", "ptrs"];
-pub(crate) const SIZE_V: Names = &["size_v", "size_list", "len_list", "sizes"];
-pub(crate) const NUM_IOVS: Names = &["num_iovs"];
-pub(crate) const NOTIF: Names = &["notif"];
-pub(crate) const TIMEOUT: Names = &["timeout"];
-pub(crate) const STREAM: Names = &["stream"];
-const META: Names = &["meta", "slot_item", "meta_blob"];
-const META_V: Names = &["meta_blob_v", "slot_item_list", "meta_v", "metas"];
 
 /// `send` and `recv`.
 pub(crate) const fn two_sided(function: &'static str) -> Signature<7> {
-    Signature { function, params: [CONN, MR, PTR, SIZE, NOTIF, TIMEOUT, STREAM], positional: 4 }
+    Signature {
+        function,
+        params: [
+            Param::Conn,
+            Param::Mr,
+            Param::Ptr,
+            Param::Size,
+            Param::Notif,
+            Param::Timeout,
+            Param::Stream,
+        ],
+        positional: 4,
+    }
 }
 
-/// `read` and `write`.
+/// `read`.
 pub(crate) const fn one_sided(function: &'static str) -> Signature<8> {
     Signature {
         function,
-        params: [CONN, MR, PTR, SIZE, META, NOTIF, TIMEOUT, STREAM],
+        params: [
+            Param::Conn,
+            Param::Mr,
+            Param::Ptr,
+            Param::Size,
+            Param::Meta,
+            Param::Notif,
+            Param::Timeout,
+            Param::Stream,
+        ],
+        positional: 5,
+    }
+}
+
+/// `write`.
+pub(crate) const fn write(function: &'static str) -> Signature<11> {
+    Signature {
+        function,
+        params: [
+            Param::Conn,
+            Param::Mr,
+            Param::Ptr,
+            Param::Size,
+            Param::Meta,
+            Param::Notif,
+            Param::Timeout,
+            Param::Stream,
+            Param::Signal,
+            Param::Strong,
+            Param::Context,
+        ],
         positional: 5,
     }
 }
@@ -49,16 +79,57 @@ pub(crate) const fn one_sided(function: &'static str) -> Signature<8> {
 pub(crate) const fn two_sided_v(function: &'static str) -> Signature<8> {
     Signature {
         function,
-        params: [CONN, MR_V, PTR_V, SIZE_V, NUM_IOVS, NOTIF, TIMEOUT, STREAM],
+        params: [
+            Param::Conn,
+            Param::MrV,
+            Param::PtrV,
+            Param::SizeV,
+            Param::NumIovs,
+            Param::Notif,
+            Param::Timeout,
+            Param::Stream,
+        ],
         positional: 5,
     }
 }
 
-/// `readv` and `writev`.
+/// `readv`.
 pub(crate) const fn one_sided_v(function: &'static str) -> Signature<9> {
     Signature {
         function,
-        params: [CONN, MR_V, PTR_V, SIZE_V, META_V, NUM_IOVS, NOTIF, TIMEOUT, STREAM],
+        params: [
+            Param::Conn,
+            Param::MrV,
+            Param::PtrV,
+            Param::SizeV,
+            Param::MetaV,
+            Param::NumIovs,
+            Param::Notif,
+            Param::Timeout,
+            Param::Stream,
+        ],
+        positional: 6,
+    }
+}
+
+/// `writev`.
+pub(crate) const fn write_v(function: &'static str) -> Signature<12> {
+    Signature {
+        function,
+        params: [
+            Param::Conn,
+            Param::MrV,
+            Param::PtrV,
+            Param::SizeV,
+            Param::MetaV,
+            Param::NumIovs,
+            Param::Notif,
+            Param::Timeout,
+            Param::Stream,
+            Param::Signal,
+            Param::Strong,
+            Param::Context,
+        ],
         positional: 6,
     }
 }
@@ -93,6 +164,8 @@ pub(crate) struct Extras {
     pub(crate) notif: Option<Vec<u8>>,
     pub(crate) timeout: Option<Duration>,
     pub(crate) stream: Option<CudaStream>,
+    pub(crate) signal: Option<Signal>,
+    pub(crate) context: u32,
 }
 
 impl Call {
@@ -105,20 +178,43 @@ impl Call {
             notif: self.extras.notif.as_deref(),
             timeout: self.extras.timeout,
             after: self.extras.stream,
+            signal: self.extras.signal,
+            context: self.extras.context,
         }
     }
 }
 
 impl Extras {
-    /// From the parameters `i` (notif), `i + 1` (timeout) and `i + 2` (stream).
-    pub(crate) fn of<const N: usize>(
-        ep: &PyEndpoint,
-        args: &Args<'_, N>,
-        i: usize,
-    ) -> PyResult<Self> {
-        let notif = args.get(i).map(|n| buffer::bytes(n).map(|b| b.into_owned())).transpose()?;
-        let stream = args.get(i + 2).map(|stream| stream::of(ep, stream)).transpose()?;
-        Ok(Self { notif, timeout: args.seconds(i + 1)?, stream })
+    /// From the parameters that the call has of them.
+    pub(crate) fn of<const N: usize>(ep: &PyEndpoint, args: &Args<'_, N>) -> Result<Self, Stop> {
+        let bytes = |notif| buffer::bytes(notif).map(|bytes| bytes.into_owned());
+        let notif = args.get(Param::Notif).map(bytes).transpose()?;
+        let stream =
+            args.get(Param::Stream).map(|stream| stream::of(&ep.core, stream)).transpose()?;
+        let signal = signal::of(args)?;
+        let context = args.opt(Param::Context)?.unwrap_or(0);
+        Ok(Self { notif, timeout: args.seconds(Param::Timeout)?, stream, signal, context })
+    }
+}
+
+impl PyEndpoint {
+    /// Runs a transfer to its end.
+    pub(crate) fn run(&self, py: Python<'_>, call: Result<Call, Stop>) -> PyResult<bool> {
+        let ran = call.and_then(|call| {
+            let request = call.request();
+            waiting(py, &self.core, |core, interrupt| core.run(&request, interrupt))??;
+            Ok(true)
+        });
+        settle(ran, false)
+    }
+
+    pub(crate) fn post(&self, py: Python<'_>, call: Result<Call, Stop>) -> PyResult<(bool, u64)> {
+        let core = &self.core;
+        let posted = call.and_then(|call| {
+            let request = call.request();
+            Ok((true, py.detach(|| core.post(&request))?.0))
+        });
+        settle(posted, (false, 0))
     }
 }
 
@@ -131,26 +227,26 @@ pub(crate) fn scalar_two_sided(
     kwargs: Named<'_, '_>,
 ) -> Result<Call, Stop> {
     let a = signature.bind(args, kwargs)?;
-    let iov = iov(ep, op, a.id(1)?, a.need(2)?, a.size(3)?)?;
-    let extras = Extras::of(ep, &a, 4)?;
+    let iov = iov(ep, op, a.id(Param::Mr)?, a.need(Param::Ptr)?, a.size(Param::Size)?)?;
+    let extras = Extras::of(ep, &a)?;
     let adverts = Pieces::Many(Vec::new());
-    Ok(Call { conn: ConnId(a.id(0)?), op, iovs: Pieces::One(iov), adverts, extras })
+    Ok(Call { conn: ConnId(a.id(Param::Conn)?), op, iovs: Pieces::One(iov), adverts, extras })
 }
 
 /// `read(conn_id, mr_id, ptr, size, meta)`, `write(...)`.
-pub(crate) fn scalar_one_sided(
+pub(crate) fn scalar_one_sided<const N: usize>(
     ep: &PyEndpoint,
     op: Op,
-    signature: &'static Signature<8>,
+    signature: &'static Signature<N>,
     args: Positional<'_, '_>,
     kwargs: Named<'_, '_>,
 ) -> Result<Call, Stop> {
     let a = signature.bind(args, kwargs)?;
-    let iov = iov(ep, op, a.id(1)?, a.need(2)?, a.size(3)?)?;
-    let advert = advert(a.need(4)?)?;
-    let extras = Extras::of(ep, &a, 5)?;
+    let iov = iov(ep, op, a.id(Param::Mr)?, a.need(Param::Ptr)?, a.size(Param::Size)?)?;
+    let advert = advert(a.need(Param::Meta)?)?;
+    let extras = Extras::of(ep, &a)?;
     let (iovs, adverts) = (Pieces::One(iov), Pieces::One(advert));
-    Ok(Call { conn: ConnId(a.id(0)?), op, iovs, adverts, extras })
+    Ok(Call { conn: ConnId(a.id(Param::Conn)?), op, iovs, adverts, extras })
 }
 
 /// `sendv(conn_id, mr_id_v, ptr_v, size_v, num_iovs)`, `recvv(...)`.
@@ -162,43 +258,31 @@ pub(crate) fn vector_two_sided(
     kwargs: Named<'_, '_>,
 ) -> Result<Call, Stop> {
     let a = signature.bind(args, kwargs)?;
-    let iovs = Table::of(&a, a.size(4)?)?.iovs(ep, op)?;
-    let extras = Extras::of(ep, &a, 5)?;
+    let iovs = Table::of(&a, a.size(Param::NumIovs)?)?.iovs(ep, op)?;
+    let extras = Extras::of(ep, &a)?;
     let adverts = Pieces::Many(Vec::new());
-    Ok(Call { conn: ConnId(a.id(0)?), op, iovs: Pieces::Many(iovs), adverts, extras })
+    Ok(Call { conn: ConnId(a.id(Param::Conn)?), op, iovs: Pieces::Many(iovs), adverts, extras })
 }
 
 /// `readv(conn_id, mr_id_v, ptr_v, size_v, meta_blob_v, num_iovs)`, `writev(...)`.
-pub(crate) fn vector_one_sided(
+pub(crate) fn vector_one_sided<const N: usize>(
     ep: &PyEndpoint,
     op: Op,
-    signature: &'static Signature<9>,
+    signature: &'static Signature<N>,
     args: Positional<'_, '_>,
     kwargs: Named<'_, '_>,
 ) -> Result<Call, Stop> {
     let a = signature.bind(args, kwargs)?;
-    let table = Table::of(&a, a.size(5)?)?;
-    let metas: Blobs<'_, ADVERT_LEN> = a.with(4, Blobs::of)?;
+    let table = Table::of(&a, a.size(Param::NumIovs)?)?;
+    let metas: Blobs<'_, ADVERT_LEN> = a.with(Param::MetaV, Blobs::of)?;
     // Lengths are checked before contents: a list of the wrong length raises whatever is in it.
     metas.expect(signature.function, table.count)?;
     let iovs = table.iovs(ep, op)?;
     let decode = |meta: &[u8; ADVERT_LEN]| Advert::decode(meta);
-    let adverts = a.named(4, metas.decode(table.count, decode, advert))?;
-    let extras = Extras::of(ep, &a, 6)?;
+    let adverts = a.named(Param::MetaV, metas.decode(table.count, decode, advert))?;
+    let extras = Extras::of(ep, &a)?;
     let (iovs, adverts) = (Pieces::Many(iovs), Pieces::Many(adverts));
-    Ok(Call { conn: ConnId(a.id(0)?), op, iovs, adverts, extras })
-}
-
-/// The 64 bytes that `advertise` made.
-pub(crate) fn advert(meta: &Bound<'_, PyAny>) -> Result<Advert, Stop> {
-    let bytes = buffer::bytes(meta)?;
-    if bytes.len() != ADVERT_LEN {
-        return Err(Stop::runtime(format!(
-            "meta must be exactly {ADVERT_LEN} bytes (what advertise returned), not {}",
-            bytes.len()
-        )));
-    }
-    Advert::decode(&bytes).map_err(Stop::refuse)
+    Ok(Call { conn: ConnId(a.id(Param::Conn)?), op, iovs, adverts, extras })
 }
 
 /// The memory at an address, checked to be writable if the operation writes it.
@@ -208,16 +292,6 @@ pub(crate) fn memory(op: Op, ptr: &Bound<'_, PyAny>) -> PyResult<Memory> {
         return Err(PyTypeError::new_err("a read-only buffer cannot be the destination"));
     }
     Ok(memory)
-}
-
-/// Raises if two lists of one call differ in length.
-pub(crate) fn same_length(function: &str, expected: usize, got: usize) -> Result<(), Stop> {
-    if expected == got {
-        return Ok(());
-    }
-    Err(Stop::runtime(format!(
-        "{function}(): all lists must have num_iovs items ({expected} and {got} given)"
-    )))
 }
 
 /// Whether the operation writes local memory.
@@ -258,10 +332,10 @@ pub(crate) struct Table<'a, 'py, const N: usize> {
 }
 
 impl<'a, 'py, const N: usize> Table<'a, 'py, N> {
-    /// From the parameters 1 (regions), 2 (pointers) and 3 (sizes); all are `count` long, if that is given.
+    /// From the parameters that hold them; all are `count` long, if that is given.
     pub(crate) fn of(args: &'a Args<'py, N>, count: Option<usize>) -> Result<Self, Stop> {
-        let mrs = args.with(1, Column::of)?;
-        let spans = Spans::of(args, 2)?;
+        let mrs = args.with(Param::MrV, Column::of)?;
+        let spans = Spans::of(args)?;
         let count = count.unwrap_or(mrs.len());
         same_length(args.function(), count, mrs.len())?;
         spans.expect(count)?;
@@ -271,7 +345,8 @@ impl<'a, 'py, const N: usize> Table<'a, 'py, N> {
     /// The pieces, which the operation may use.
     pub(crate) fn iovs(&self, ep: &PyEndpoint, op: Op) -> Result<Vec<Iov>, Stop> {
         let mut iovs = vec![UNSIZED; self.count];
-        self.args.named(1, self.mrs.fill_integers(&mut iovs, |iov, mr| iov.mr = MrId(mr)))?;
+        self.args
+            .named(Param::MrV, self.mrs.fill_integers(&mut iovs, |iov, mr| iov.mr = MrId(mr)))?;
         self.spans.fill(op, &mut iovs)?;
         writable(ep, op, &iovs)?;
         Ok(iovs)
@@ -286,15 +361,14 @@ pub(crate) struct Spans<'a, 'py, const N: usize> {
     args: &'a Args<'py, N>,
     ptrs: Column<'py>,
     sizes: Option<Column<'py>>,
-    at: usize,
 }
 
 impl<'a, 'py, const N: usize> Spans<'a, 'py, N> {
-    /// From the parameters `at` (pointers) and `at + 1` (sizes).
-    pub(crate) fn of(args: &'a Args<'py, N>, at: usize) -> PyResult<Self> {
-        let ptrs = args.with(at, Column::of)?;
-        let sizes = args.get(at + 1).map(|_| args.with(at + 1, Column::of)).transpose()?;
-        Ok(Self { args, ptrs, sizes, at })
+    /// From the parameters that hold them.
+    pub(crate) fn of(args: &'a Args<'py, N>) -> PyResult<Self> {
+        let ptrs = args.with(Param::PtrV, Column::of)?;
+        let sizes = args.get(Param::SizeV).map(|_| args.with(Param::SizeV, Column::of));
+        Ok(Self { args, ptrs, sizes: sizes.transpose()? })
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -319,7 +393,7 @@ impl<'a, 'py, const N: usize> Spans<'a, 'py, N> {
             place.lies_in(memory);
             Ok(())
         });
-        self.args.named(self.at, filled)?;
+        self.args.named(Param::PtrV, filled)?;
         let sized = match &self.sizes {
             Some(sizes) => sizes.fill(
                 places,
@@ -334,7 +408,7 @@ impl<'a, 'py, const N: usize> Spans<'a, 'py, N> {
             ),
             None => places.iter_mut().try_for_each(|place| has_size(place.iov())),
         };
-        self.args.named(self.at + 1, sized)
+        self.args.named(Param::SizeV, sized)
     }
 }
 

@@ -183,7 +183,7 @@ impl<'py, const LEN: usize> Blobs<'py, LEN> {
     pub(crate) fn expect(&self, function: &str, count: usize) -> Result<(), Stop> {
         match self {
             Self::Packed(view) => packed_length::<LEN>(function, count, view),
-            Self::Items(items) => crate::call::same_length(function, count, items.len()),
+            Self::Items(items) => same_length(function, count, items.len()),
         }
     }
 
@@ -214,6 +214,16 @@ impl<'py, const LEN: usize> Blobs<'py, LEN> {
         }
         Ok(decoded)
     }
+}
+
+/// Raises if two lists of one call differ in length.
+pub(crate) fn same_length(function: &str, expected: usize, got: usize) -> Result<(), Stop> {
+    if expected == got {
+        return Ok(());
+    }
+    Err(Stop::runtime(format!(
+        "{function}(): all lists must have num_iovs items ({expected} and {got} given)"
+    )))
 }
 
 /// Raises unless a buffer has `count` blobs of `LEN` bytes.

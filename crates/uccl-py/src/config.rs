@@ -12,27 +12,28 @@ use uccl_p2p::{Checksum, Config, Transport};
 use crate::{
     args::{Named, Positional, Signature},
     buffer, error,
+    params::Param,
 };
 
 static NEW: Signature<16> = Signature {
     function: "Endpoint",
     params: [
-        &["local_gpu_idx", "gpu_index"],
-        &["num_cpus"],
-        &["psk"],
-        &["bind"],
-        &["port", "listen_port"],
-        &["base_port"],
-        &["timeout"],
-        &["transfer_timeout"],
-        &["transport"],
-        &["tcp_streams"],
-        &["tcp_congestion"],
-        &["checksum"],
-        &["cma"],
-        &["ipc"],
-        &["spin_us"],
-        &["numa_affinity"],
+        Param::GpuIndex,
+        Param::NumCpus,
+        Param::Psk,
+        Param::Bind,
+        Param::Port,
+        Param::BasePort,
+        Param::Timeout,
+        Param::TransferTimeout,
+        Param::Transport,
+        Param::TcpStreams,
+        Param::TcpCongestion,
+        Param::Checksum,
+        Param::Cma,
+        Param::Ipc,
+        Param::SpinUs,
+        Param::NumaAffinity,
     ],
     positional: 2,
 };
@@ -45,27 +46,30 @@ pub(crate) fn config(args: Positional<'_, '_>, kwargs: Named<'_, '_>) -> PyResul
         let text = CString::new(notice).unwrap_or_default();
         PyErr::warn(args.py(), &args.py().get_type::<PyUserWarning>(), &text, 1)?;
     }
-    set(&mut config.gpu_index, a.opt(0)?);
-    set(&mut config.num_cpus, a.opt(1)?);
-    if let Some(psk) = a.get(2) {
+    set(&mut config.gpu_index, a.opt(Param::GpuIndex)?);
+    set(&mut config.num_cpus, a.opt(Param::NumCpus)?);
+    if let Some(psk) = a.get(Param::Psk) {
         config.psk = Some(secret(psk)?);
     }
-    if let Some(bind) = a.opt::<String>(3)? {
+    if let Some(bind) = a.opt::<String>(Param::Bind)? {
         let ip = bind.parse::<IpAddr>();
         config.bind = Some(ip.map_err(|e| PyValueError::new_err(format!("bind={bind:?}: {e}")))?);
     }
-    config.port = a.opt(4)?.or(config.port);
-    set(&mut config.base_port, a.opt(5)?);
-    set(&mut config.timeout, a.seconds(6)?);
-    set(&mut config.transfer_timeout, a.seconds(7)?);
-    set(&mut config.transport, a.opt::<String>(8)?.map(|s| transport(&s)).transpose()?);
-    set(&mut config.tcp_streams, a.opt(9)?);
-    config.tcp_congestion = a.opt(10)?.or(config.tcp_congestion);
-    set(&mut config.checksum, a.get(11).map(checksum).transpose()?);
-    set(&mut config.cma, a.opt(12)?);
-    set(&mut config.ipc, a.opt(13)?);
-    set(&mut config.spin, a.opt(14)?.map(Duration::from_micros));
-    set(&mut config.numa_affinity, a.opt(15)?);
+    config.port = a.opt(Param::Port)?.or(config.port);
+    set(&mut config.base_port, a.opt(Param::BasePort)?);
+    set(&mut config.timeout, a.seconds(Param::Timeout)?);
+    set(&mut config.transfer_timeout, a.seconds(Param::TransferTimeout)?);
+    set(
+        &mut config.transport,
+        a.opt::<String>(Param::Transport)?.map(|s| transport(&s)).transpose()?,
+    );
+    set(&mut config.tcp_streams, a.opt(Param::TcpStreams)?);
+    config.tcp_congestion = a.opt(Param::TcpCongestion)?.or(config.tcp_congestion);
+    set(&mut config.checksum, a.get(Param::Checksum).map(checksum).transpose()?);
+    set(&mut config.cma, a.opt(Param::Cma)?);
+    set(&mut config.ipc, a.opt(Param::Ipc)?);
+    set(&mut config.spin, a.opt(Param::SpinUs)?.map(Duration::from_micros));
+    set(&mut config.numa_affinity, a.opt(Param::NumaAffinity)?);
     Ok(config)
 }
 

@@ -1,16 +1,18 @@
 //! Descriptors of registered tensors, and transfers between them.
 
 use pyo3::{exceptions::PyRuntimeError, prelude::*};
-use uccl_p2p::{ConnId, Iov, MrId, Op};
+use uccl_p2p::{ConnId, Error, Iov, MrId, Op};
 use uccl_wire::descs::{self, XferDesc};
 
 use crate::{
     args::{self, Named, Positional, Signature},
-    call::{CONN, Call, Extras, NOTIF, Pieces, STREAM, TIMEOUT},
+    call::{Call, Extras, Pieces},
     endpoint::PyEndpoint,
     error::Stop,
     memory::Memory,
-    regions, reuse,
+    params::Param,
+    registration,
+    reuse::Leaving,
 };
 
 /// What a descriptor says that names no region of this process.
@@ -19,13 +21,13 @@ const NO_REGION: u64 = u64::MAX;
 static TRANSFER: Signature<7> = Signature {
     function: "transfer",
     params: [
-        CONN,
-        &["op_name"],
-        &["local_desc_list", "local_descs"],
-        &["remote_desc_list", "remote_descs"],
-        NOTIF,
-        TIMEOUT,
-        STREAM,
+        Param::Conn,
+        Param::OpName,
+        Param::LocalDescs,
+        Param::RemoteDescs,
+        Param::Notif,
+        Param::Timeout,
+        Param::Stream,
     ],
     positional: 4,
 };
@@ -129,8 +131,33 @@ pub(crate) fn register(
     let memories = tensors.iter().enumerate().map(|(i, tensor)| of_tensor(i, tensor));
     let memories = memories.collect::<PyResult<Vec<_>>>()?;
     let ranges: Vec<_> = memories.iter().map(|m| (m.addr, m.len.unwrap_or_default())).collect();
-    let mrs = reuse::add_all(ep, py, memories)?;
+    let mrs = add_all(ep, py, memories)?;
     mrs.into_iter().zip(ranges).map(|(mr, range)| describe(ep, mr, range)).collect()
+}
+
+/// Registers tensors, all or none, or finds the regions that they lie in.
+fn add_all(ep: &PyEndpoint, py: Python<'_>, tensors: Vec<Memory>) -> Result<Vec<MrId>, Stop> {
+    let mut mrs = Vec::with_capacity(tensors.len());
+    for tensor in tensors {
+        match add(ep, py, tensor) {
+            Ok(mr) => mrs.push(mr),
+            Err(stop) => {
+                for mr in mrs {
+                    // What was made just now ends, and what was there stays as it was.
+                    let _ = remove(ep, py, mr);
+                }
+                return Err(stop);
+            }
+        }
+    }
+    Ok(mrs)
+}
+
+fn add(ep: &PyEndpoint, py: Python<'_>, tensor: Memory) -> Result<MrId, Stop> {
+    let range = (tensor.addr, tensor.len.unwrap_or_default(), tensor.is_readonly());
+    let mr = py.detach(|| ep.reuse.join(&ep.core, range))?;
+    ep.regions.keep(mr, tensor.owner);
+    Ok(mr)
 }
 
 fn describe(ep: &PyEndpoint, mr: MrId, (addr, len): (usize, usize)) -> Result<PyXferDesc, Stop> {
@@ -170,10 +197,23 @@ pub(crate) fn deregister(
     descs: &Bound<'_, PyAny>,
 ) -> Result<(), Stop> {
     let mut first_failure = Ok(());
-    for mr in regions::ids(descs)?.into_iter().filter(|&mr| mr != NO_REGION) {
-        first_failure = first_failure.and(reuse::remove(ep, py, MrId(mr)));
+    for mr in ids(descs)?.into_iter().filter(|&mr| mr != NO_REGION) {
+        first_failure = first_failure.and(remove(ep, py, MrId(mr)));
     }
     Ok(first_failure?)
+}
+
+/// Their region ids.
+fn ids(descs: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
+    args::list(descs, |desc| desc.getattr("mr_id")?.extract())
+}
+
+/// Ends a tensor's use of its region, and with the last one the region.
+fn remove(ep: &PyEndpoint, py: Python<'_>, mr: MrId) -> Result<(), Error> {
+    match ep.reuse.leave(mr) {
+        Leaving::Others => Ok(()),
+        Leaving::Last(ending) => registration::end(ep, py, mr, ending),
+    }
 }
 
 /// `get_serialized_descs(descs)`.
@@ -200,7 +240,7 @@ pub(crate) fn transfer(
 ) -> Result<Call, Stop> {
     let a = TRANSFER.bind(args, kwargs)?;
     let clone = |desc: &Bound<'_, PyAny>| Ok(desc.cast::<PyXferDesc>()?.borrow().clone());
-    let (local, remote) = (a.list(2, clone)?, a.list(3, clone)?);
+    let (local, remote) = (a.list(Param::LocalDescs, clone)?, a.list(Param::RemoteDescs, clone)?);
     if local.len() != remote.len() {
         return Err(Stop::runtime(format!(
             "local and remote descriptors must be as many ({} and {} given)",
@@ -208,12 +248,12 @@ pub(crate) fn transfer(
             remote.len()
         )));
     }
-    let op = match a.req::<String>(1)?.as_str() {
+    let op = match a.req::<String>(Param::OpName)?.as_str() {
         "read" => Op::Read,
         "write" => Op::Write,
         name => return Err(Stop::runtime(format!("Invalid op_name: {name}"))),
     };
-    let conn = ConnId(a.req(0)?);
+    let conn = ConnId(a.req(Param::Conn)?);
     if let Err(e) = ep.core.connection(conn) {
         return Err(Stop::runtime(format!("Invalid conn_id: {e}")));
     }
@@ -231,7 +271,7 @@ pub(crate) fn transfer(
         iovs.push(iov(local)?);
         adverts.push(remote.desc.advert().map_err(Stop::refuse)?);
     }
-    let extras = Extras::of(ep, &a, 4)?;
+    let extras = Extras::of(ep, &a)?;
     Ok(Call { conn, op, iovs: Pieces::Many(iovs), adverts: Pieces::Many(adverts), extras })
 }
 

@@ -3,12 +3,6 @@
 //! They are the calls with regions underneath: local memory is registered for the length of a transfer, which keeps
 //! its object, and advertised memory as [`advertised`](crate::advertised) has it.
 
-use std::{
-    collections::HashMap,
-    sync::atomic::{AtomicUsize, Ordering},
-};
-
-use parking_lot::Mutex;
 use pyo3::prelude::*;
 use uccl_p2p::{ConnId, Error, Iov, MrId, Op, Status, TransferId};
 use uccl_wire::{
@@ -17,65 +11,67 @@ use uccl_wire::{
 };
 
 use crate::{
-    advertised::{self, Advertised},
-    args::{Args, Named, Names, Positional, Signature},
+    args::{Args, Named, Positional, Signature},
     buffer,
-    call::{
-        self, CONN, Call, Extras, NOTIF, NUM_IOVS, PTR, PTR_V, Pieces, Place, SIZE, SIZE_V, STREAM,
-        Spans, TIMEOUT,
-    },
+    call::{self, Call, Extras, Pieces, Place, Spans},
     column::Blobs,
     endpoint::PyEndpoint,
-    error::{self, Stop, settle},
+    error::{self, Stop},
     memory::{Memory, Owner, too_long},
+    params::Param,
     regions::register,
+    registration::deregister,
 };
-
-const INFO: Names = &["info", "info_blob"];
-const INFO_V: Names = &["info_v", "info_list"];
 
 /// `send_ipc` and `recv_ipc`.
 pub(crate) const fn two_sided(function: &'static str) -> Signature<6> {
-    Signature { function, params: [CONN, PTR, SIZE, NOTIF, TIMEOUT, STREAM], positional: 3 }
+    Signature {
+        function,
+        params: [Param::Conn, Param::Ptr, Param::Size, Param::Notif, Param::Timeout, Param::Stream],
+        positional: 3,
+    }
 }
 
 /// `read_ipc` and `write_ipc`.
 pub(crate) const fn one_sided(function: &'static str) -> Signature<7> {
-    Signature { function, params: [CONN, PTR, SIZE, INFO, NOTIF, TIMEOUT, STREAM], positional: 4 }
+    Signature {
+        function,
+        params: [
+            Param::Conn,
+            Param::Ptr,
+            Param::Size,
+            Param::Info,
+            Param::Notif,
+            Param::Timeout,
+            Param::Stream,
+        ],
+        positional: 4,
+    }
 }
 
 /// `readv_ipc` and `writev_ipc`.
 pub(crate) const fn one_sided_v(function: &'static str) -> Signature<8> {
     Signature {
         function,
-        params: [CONN, PTR_V, SIZE_V, INFO_V, NUM_IOVS, NOTIF, TIMEOUT, STREAM],
+        params: [
+            Param::Conn,
+            Param::PtrV,
+            Param::SizeV,
+            Param::InfoV,
+            Param::NumIovs,
+            Param::Notif,
+            Param::Timeout,
+            Param::Stream,
+        ],
         positional: 5,
     }
 }
 
-static ADVERTISE: Signature<3> =
-    Signature { function: "advertise_ipc", params: [CONN, PTR, SIZE], positional: 3 };
-static ADVERTISEV: Signature<4> = Signature {
-    function: "advertisev_ipc",
-    params: [CONN, PTR_V, SIZE_V, NUM_IOVS],
-    positional: 4,
-};
-
-/// Regions that no caller named.
-#[derive(Default)]
-pub(crate) struct Implicit {
-    /// Of transfers not yet known to have ended.
-    transfers: Mutex<HashMap<u64, Vec<MrId>>>,
-    /// How many transfers that is, for a look without the lock.
-    count: AtomicUsize,
-    pub(crate) advertised: Advertised,
-}
-
 /// A piece of local memory whose region is not made yet.
 pub(crate) struct Local {
-    iov: Iov,
+    pub(crate) iov: Iov,
     /// The object that it is of, and how long that is.
-    object: Option<(Owner, usize)>,
+    pub(crate) object: Option<(Owner, usize)>,
 }
 
 impl Local {
@@ -130,28 +126,6 @@ impl Temporary<'_> {
     }
 }
 
-/// Ends regions, and lets go of their objects; the error is the first of those that a peer may still touch, which
-/// are kept.
-pub(crate) fn deregister(ep: &PyEndpoint, py: Python<'_>, mrs: Vec<MrId>) -> Result<(), Error> {
-    if mrs.is_empty() {
-        return Ok(());
-    }
-    let mut ended = Ok(());
-    let gone = py.detach(|| {
-        let end = |mr: &MrId| match ep.core.deregister(*mr) {
-            // An endpoint that was closed has ended it.
-            Ok(()) | Err(Error::UnknownRegion(_)) => true,
-            Err(e) => {
-                ended = std::mem::replace(&mut ended, Ok(())).and(Err(e));
-                false
-            }
-        };
-        mrs.into_iter().filter(end).collect::<Vec<_>>()
-    });
-    gone.into_iter().for_each(|mr| drop(ep.regions.forget(mr)));
-    ended
-}
-
 /// A transfer whose memory is not registered yet.
 pub(crate) struct IpcCall {
     conn: ConnId,
@@ -170,9 +144,15 @@ pub(crate) fn scalar_two_sided(
     kwargs: Named<'_, '_>,
 ) -> Result<IpcCall, Stop> {
     let a = signature.bind(args, kwargs)?;
-    let pieces = Pieces::One(piece(op, a.need(1)?, a.size(2)?)?);
-    let extras = Extras::of(ep, &a, 3)?;
-    Ok(IpcCall { conn: ConnId(a.id(0)?), op, pieces, adverts: Pieces::Many(Vec::new()), extras })
+    let pieces = Pieces::One(piece(op, a.need(Param::Ptr)?, a.size(Param::Size)?)?);
+    let extras = Extras::of(ep, &a)?;
+    Ok(IpcCall {
+        conn: ConnId(a.id(Param::Conn)?),
+        op,
+        pieces,
+        adverts: Pieces::Many(Vec::new()),
+        extras,
+    })
 }
 
 /// `read_ipc(conn_id, ptr, size, info)`, `write_ipc(...)`.
@@ -184,10 +164,10 @@ pub(crate) fn scalar_one_sided(
     kwargs: Named<'_, '_>,
 ) -> Result<IpcCall, Stop> {
     let a = signature.bind(args, kwargs)?;
-    let pieces = Pieces::One(piece(op, a.need(1)?, a.size(2)?)?);
-    let adverts = Pieces::One(advert(a.need(3)?)?);
-    let extras = Extras::of(ep, &a, 4)?;
-    Ok(IpcCall { conn: ConnId(a.id(0)?), op, pieces, adverts, extras })
+    let pieces = Pieces::One(piece(op, a.need(Param::Ptr)?, a.size(Param::Size)?)?);
+    let adverts = Pieces::One(advert(a.need(Param::Info)?)?);
+    let extras = Extras::of(ep, &a)?;
+    Ok(IpcCall { conn: ConnId(a.id(Param::Conn)?), op, pieces, adverts, extras })
 }
 
 /// `readv_ipc(conn_id, ptr_v, size_v, info_v)`, `writev_ipc(...)`.
@@ -199,15 +179,15 @@ pub(crate) fn vector_one_sided(
     kwargs: Named<'_, '_>,
 ) -> Result<IpcCall, Stop> {
     let a = signature.bind(args, kwargs)?;
-    let spans = Spans::of(&a, 1)?;
-    let count = count(&a, &spans, 4)?;
-    let infos: Blobs<'_, IPC_INFO_LEN> = a.with(3, Blobs::of)?;
+    let spans = Spans::of(&a)?;
+    let count = count(&a, &spans)?;
+    let infos: Blobs<'_, IPC_INFO_LEN> = a.with(Param::InfoV, Blobs::of)?;
     infos.expect(signature.function, count)?;
     let pieces = Pieces::Many(pieces(op, &spans, count)?);
-    let adverts = a.named(3, infos.decode(count, |info| decode(info), advert))?;
+    let adverts = a.named(Param::InfoV, infos.decode(count, |info| decode(info), advert))?;
     let adverts = Pieces::Many(adverts);
-    let extras = Extras::of(ep, &a, 5)?;
-    Ok(IpcCall { conn: ConnId(a.id(0)?), op, pieces, adverts, extras })
+    let extras = Extras::of(ep, &a)?;
+    Ok(IpcCall { conn: ConnId(a.id(Param::Conn)?), op, pieces, adverts, extras })
 }
 
 /// Runs a call to its end.
@@ -219,7 +199,6 @@ pub(crate) fn run(ep: &PyEndpoint, py: Python<'_>, call: Result<IpcCall, Stop>) 
     Ok(ran? && error::ok(ended))
 }
 
-/// Starts a call.
 pub(crate) fn post(
     ep: &PyEndpoint,
     py: Python<'_>,
@@ -233,78 +212,29 @@ pub(crate) fn post(
         let ended = temporary.end(py);
         return posted.map(|_| error::or_refuse(ended.map(|()| (false, 0)), (false, 0)));
     };
-    let mut transfers = ep.implicit.transfers.lock();
-    transfers.insert(transfer, temporary.mrs);
-    ep.implicit.count.store(transfers.len(), Ordering::Release);
+    ep.implicit.add(TransferId(transfer), temporary.mrs);
     Ok((true, transfer))
 }
 
 /// Ends the regions of a transfer that has ended.
 pub(crate) fn ended(ep: &PyEndpoint, py: Python<'_>, transfer: TransferId) -> Result<(), Error> {
-    if ep.implicit.count.load(Ordering::Acquire) == 0 {
-        return Ok(());
-    }
-    let mrs = {
-        let mut transfers = ep.implicit.transfers.lock();
-        let mrs = transfers.remove(&transfer.0);
-        ep.implicit.count.store(transfers.len(), Ordering::Release);
-        mrs
-    };
-    deregister(ep, py, mrs.unwrap_or_default())
+    deregister(ep, py, ep.implicit.take(transfer))
 }
 
 /// Ends the regions of transfers that ended without anybody asking.
 fn sweep(ep: &PyEndpoint, py: Python<'_>) {
     const FEW: usize = 256;
-    if ep.implicit.count.load(Ordering::Acquire) < FEW {
+    if ep.implicit.count() < FEW {
         return;
     }
     let over = py.detach(|| {
-        let transfers: Vec<u64> = ep.implicit.transfers.lock().keys().copied().collect();
         let is_over = |id: &TransferId| !matches!(ep.core.poll(*id), Ok(Status::Pending));
-        transfers.into_iter().map(TransferId).filter(is_over).collect::<Vec<_>>()
+        ep.implicit.transfers().into_iter().filter(is_over).collect::<Vec<_>>()
     });
     for transfer in over {
         // Nobody asks for this transfer any more: what a peer may still touch stays registered.
         let _ = ended(ep, py, transfer);
     }
-}
-
-/// `advertise_ipc(conn_id, ptr, size)`.
-pub(crate) fn advertise(
-    ep: &Bound<'_, PyEndpoint>,
-    args: Positional<'_, '_>,
-    kwargs: Named<'_, '_>,
-) -> PyResult<Option<Vec<u8>>> {
-    let a = ADVERTISE.bind(args, kwargs)?;
-    let conn = ConnId(a.id(0)?);
-    let piece = settle(piece(Op::Recv, a.need(1)?, a.size(2)?).map(Some), None)?;
-    let Some(piece) = piece else { return Ok(None) };
-    settle(make(ep, conn, piece).map(Some), None)
-}
-
-/// `advertisev_ipc(conn_id, ptr_v, size_v)`.
-pub(crate) fn advertisev(
-    ep: &Bound<'_, PyEndpoint>,
-    args: Positional<'_, '_>,
-    kwargs: Named<'_, '_>,
-) -> PyResult<Option<Vec<Vec<u8>>>> {
-    let a = ADVERTISEV.bind(args, kwargs)?;
-    let conn = ConnId(a.id(0)?);
-    let spans = Spans::of(&a, 1)?;
-    let pieces = count(&a, &spans, 3).and_then(|count| pieces(Op::Recv, &spans, count));
-    let pieces = settle(pieces.map(Some), None)?;
-    let Some(pieces) = pieces else { return Ok(None) };
-    let made = pieces.into_iter().map(|piece| make(ep, conn, piece)).collect();
-    settle(Result::<Vec<_>, _>::map(made, Some), None)
-}
-
-fn make(ep: &Bound<'_, PyEndpoint>, conn: ConnId, piece: Local) -> Result<Vec<u8>, Stop> {
-    let Local { iov, object } = piece;
-    let mr = advertised::add(ep, (conn, iov.ptr, iov.len), object.map(|(owner, _)| owner))?;
-    let ep = ep.get();
-    let advert = ep.core.advertise(mr, iov.ptr, iov.len)?;
-    Ok(ep.ipc_info(&advert).to_vec())
 }
 
 fn prepare(call: IpcCall, temporary: &mut Temporary<'_>) -> Result<Call, Stop> {
@@ -319,24 +249,23 @@ fn prepare(call: IpcCall, temporary: &mut Temporary<'_>) -> Result<Call, Stop> {
     Ok(Call { conn, op, iovs, adverts, extras })
 }
 
-fn piece(op: Op, ptr: &Bound<'_, PyAny>, size: Option<usize>) -> Result<Local, Stop> {
+pub(crate) fn piece(op: Op, ptr: &Bound<'_, PyAny>, size: Option<usize>) -> Result<Local, Stop> {
     let memory: Memory = call::memory(op, ptr)?;
     let len = memory.sized(size)?;
     Local::of(memory, len)
 }
 
-/// How many pieces there are; the parameter `at` may say so too.
-fn count<const N: usize>(
+/// How many pieces there are; a parameter may say so too.
+pub(crate) fn count<const N: usize>(
     a: &Args<'_, N>,
     spans: &Spans<'_, '_, N>,
-    at: usize,
 ) -> Result<usize, Stop> {
-    let count = a.opt(at)?.unwrap_or(spans.len());
+    let count = a.opt(Param::NumIovs)?.unwrap_or(spans.len());
     spans.expect(count)?;
     Ok(count)
 }
 
-fn pieces<const N: usize>(
+pub(crate) fn pieces<const N: usize>(
     op: Op,
     spans: &Spans<'_, '_, N>,
     count: usize,

@@ -4,6 +4,7 @@
 //! like by `uccl-wire`.
 
 mod advertise;
+mod advertise_ipc;
 mod advertised;
 mod args;
 mod buffer;
@@ -13,15 +14,21 @@ mod config;
 mod descs;
 mod endpoint;
 mod error;
+mod implicit;
+mod interrupt;
 mod ipc;
 mod json;
 mod memory;
+mod meta;
+mod methods;
 mod nixl;
+mod params;
 mod peers;
 mod regions;
+mod registration;
 mod reuse;
 mod shared;
-mod signals;
+mod signal;
 mod stream;
 
 use pyo3::prelude::*;

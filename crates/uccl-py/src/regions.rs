@@ -1,4 +1,4 @@
-//! Registration, and what keeps registered objects allocated.
+//! What keeps registered objects allocated, and registration, which relies on that.
 
 use std::{
     collections::HashMap,
@@ -6,21 +6,9 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use pyo3::prelude::*;
-use uccl_p2p::{Endpoint, Iov, MrId};
+use uccl_p2p::{Endpoint, Error, Iov, MrId};
 
-use crate::{
-    args::{self, Named, Positional, Signature},
-    call::{self, PTR, PTR_V, SIZE, SIZE_V},
-    endpoint::PyEndpoint,
-    error::Stop,
-    memory::{Memory, Owner},
-    reuse::Ending,
-};
-
-static REG: Signature<3> =
-    Signature { function: "reg", params: [PTR, SIZE, &["floatType", "float_type"]], positional: 3 };
-static REGV: Signature<2> = Signature { function: "regv", params: [PTR_V, SIZE_V], positional: 2 };
+use crate::memory::Owner;
 
 /// The objects whose memory is registered.
 #[derive(Default)]
@@ -85,104 +73,9 @@ fn is_readonly(owners: Option<&Vec<Owner>>) -> bool {
 }
 
 /// Registers `len` bytes at `ptr`.
-pub(crate) fn register(core: &Endpoint, ptr: usize, len: usize) -> Result<MrId, uccl_p2p::Error> {
+pub(crate) fn register(core: &Endpoint, ptr: usize, len: usize) -> Result<MrId, Error> {
     // SAFETY: the memory stays allocated until the region is deregistered: an object's because its
     // owner is kept until then, and an address's because that is what reg()'s documentation asks of
     // its caller.
     unsafe { core.register(ptr, len) }
-}
-
-/// Registers memory and keeps its owner.
-pub(crate) fn add(
-    ep: &PyEndpoint,
-    py: Python<'_>,
-    memory: Memory,
-    len: usize,
-) -> Result<MrId, Stop> {
-    memory.fits(len)?;
-    let (core, ptr) = (&ep.core, memory.addr);
-    let mr = py.detach(|| register(core, ptr, len))?;
-    ep.regions.keep(mr, memory.owner);
-    Ok(mr)
-}
-
-/// `reg(ptr, size, floatType)`.
-pub(crate) fn reg(
-    ep: &PyEndpoint,
-    py: Python<'_>,
-    args: Positional<'_, '_>,
-    kwargs: Named<'_, '_>,
-) -> Result<u64, Stop> {
-    let a = REG.bind(args, kwargs)?;
-    let memory = Memory::of(a.need(0)?)?;
-    let len = memory.sized(a.opt(1)?)?;
-    Ok(add(ep, py, memory, len)?.0)
-}
-
-/// `regv(ptrs, sizes)`: all or none.
-pub(crate) fn regv(
-    ep: &PyEndpoint,
-    py: Python<'_>,
-    args: Positional<'_, '_>,
-    kwargs: Named<'_, '_>,
-) -> Result<Vec<u64>, Stop> {
-    let a = REGV.bind(args, kwargs)?;
-    let memories = a.list(0, Memory::of)?;
-    let sizes = match a.get(1) {
-        Some(_) => a.list(1, |size| size.extract())?,
-        None => vec![None; memories.len()],
-    };
-    call::same_length("regv", memories.len(), sizes.len())?;
-    add_all(ep, py, memories, sizes)
-}
-
-/// Registers all, or none.
-fn add_all(
-    ep: &PyEndpoint,
-    py: Python<'_>,
-    memories: Vec<Memory>,
-    sizes: Vec<Option<usize>>,
-) -> Result<Vec<u64>, Stop> {
-    let mut mrs = Vec::with_capacity(memories.len());
-    for (memory, size) in memories.into_iter().zip(sizes) {
-        let added = memory.sized(size).map_err(Stop::from).and_then(|len| add(ep, py, memory, len));
-        match added {
-            Ok(mr) => mrs.push(mr.0),
-            Err(stop) => {
-                for mr in mrs {
-                    // The regions were made just now; nothing but success can come of this.
-                    let _ = remove(ep, py, MrId(mr));
-                }
-                return Err(stop);
-            }
-        }
-    }
-    Ok(mrs)
-}
-
-/// Ends a region, whoever shares it, and lets go of its owners.
-pub(crate) fn remove(ep: &PyEndpoint, py: Python<'_>, mr: MrId) -> Result<(), uccl_p2p::Error> {
-    end(ep, py, mr, ep.reuse.take(mr))
-}
-
-/// Ends a region that is not shared any more.
-pub(crate) fn end(
-    ep: &PyEndpoint,
-    py: Python<'_>,
-    mr: MrId,
-    ending: Option<Ending>,
-) -> Result<(), uccl_p2p::Error> {
-    let core = &ep.core;
-    let ended = py.detach(|| core.deregister(mr));
-    if ended.is_ok() {
-        drop(ep.regions.forget(mr));
-    } else if let Some(ending) = ending.filter(|_| core.region(mr).is_ok()) {
-        ep.reuse.put_back(ending);
-    }
-    ended
-}
-
-/// `deregister_memory(descs)`'s region ids.
-pub(crate) fn ids(descs: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
-    args::list(descs, |desc| desc.getattr("mr_id")?.extract())
 }

@@ -4,10 +4,9 @@
 use std::collections::{BTreeMap, HashMap};
 
 use parking_lot::Mutex;
-use pyo3::prelude::*;
-use uccl_p2p::{Error, MrId};
+use uccl_p2p::{Endpoint, Error, MrId};
 
-use crate::{endpoint::PyEndpoint, error::Stop, memory::Memory, regions};
+use crate::regions::register;
 
 /// Start and length in bytes of a region, and whether it is read-only: peers get keys for the others alone.
 type Range = (usize, usize, bool);
@@ -67,8 +66,23 @@ impl Reuse {
         }
     }
 
+    /// The region that a range lies in, or a new one of its own, with one user more.
+    pub(crate) fn join(&self, core: &Endpoint, range: Range) -> Result<MrId, Error> {
+        let mut tensors = self.regions.lock();
+        if let Some(shared) = tensors.around(range) {
+            shared.users += 1;
+            return Ok(shared.mr);
+        }
+        let (addr, len, _) = range;
+        let mr = register(core, addr, len)?;
+        if len > 0 {
+            tensors.insert(range, Shared { mr, users: 1 });
+        }
+        Ok(mr)
+    }
+
     /// Counts a user less; with the last one the region is about to end.
-    fn leave(&self, mr: MrId) -> Leaving {
+    pub(crate) fn leave(&self, mr: MrId) -> Leaving {
         let mut tensors = self.regions.lock();
         let tensors = &mut *tensors;
         let shared = tensors.by_id.get(&mr).and_then(|range| tensors.by_range.get_mut(range));
@@ -88,56 +102,7 @@ impl Reuse {
 }
 
 /// Who uses a region beside the one who leaves.
-enum Leaving {
+pub(crate) enum Leaving {
     Others,
     Last(Option<Ending>),
-}
-
-/// Registers tensors, all or none, or finds the regions that they lie in.
-pub(crate) fn add_all(
-    ep: &PyEndpoint,
-    py: Python<'_>,
-    tensors: Vec<Memory>,
-) -> Result<Vec<MrId>, Stop> {
-    let mut mrs = Vec::with_capacity(tensors.len());
-    for tensor in tensors {
-        match add(ep, py, tensor) {
-            Ok(mr) => mrs.push(mr),
-            Err(stop) => {
-                for mr in mrs {
-                    // What was made just now ends, and what was there stays as it was.
-                    let _ = remove(ep, py, mr);
-                }
-                return Err(stop);
-            }
-        }
-    }
-    Ok(mrs)
-}
-
-fn add(ep: &PyEndpoint, py: Python<'_>, tensor: Memory) -> Result<MrId, Stop> {
-    let (addr, len) = (tensor.addr, tensor.len.unwrap_or_default());
-    let range = (addr, len, tensor.is_readonly());
-    let mr = py.detach(|| {
-        let mut tensors = ep.reuse.regions.lock();
-        if let Some(shared) = tensors.around(range) {
-            shared.users += 1;
-            return Ok(shared.mr);
-        }
-        let mr = regions::register(&ep.core, addr, len)?;
-        if len > 0 {
-            tensors.insert(range, Shared { mr, users: 1 });
-        }
-        Ok::<_, Error>(mr)
-    })?;
-    ep.regions.keep(mr, tensor.owner);
-    Ok(mr)
-}
-
-/// Ends a tensor's use of its region, and with the last one the region.
-pub(crate) fn remove(ep: &PyEndpoint, py: Python<'_>, mr: MrId) -> Result<(), Error> {
-    match ep.reuse.leave(mr) {
-        Leaving::Others => Ok(()),
-        Leaving::Last(ending) => regions::end(ep, py, mr, ending),
-    }
 }

@@ -1,14 +1,14 @@
 //! CUDA streams, as frameworks hand them around.
 
 use pyo3::{exceptions::PyTypeError, intern, prelude::*};
-use uccl_p2p::CudaStream;
+use uccl_p2p::{CudaStream, Endpoint};
 
-use crate::{args, endpoint::PyEndpoint};
+use crate::args;
 
 /// A `torch.cuda.Stream`, a CuPy stream, or the handle of a stream on the endpoint's GPU.
-pub(crate) fn of(ep: &PyEndpoint, stream: &Bound<'_, PyAny>) -> PyResult<CudaStream> {
+pub(crate) fn of(core: &Endpoint, stream: &Bound<'_, PyAny>) -> PyResult<CudaStream> {
     let (device, handle) = match args::integer(stream) {
-        Some(handle) => (ep.core.config().gpu_index, handle? as u64),
+        Some(handle) => (core.config().gpu_index, handle? as u64),
         None => of_object(stream)?,
     };
     // SAFETY: the caller's object is borrowed for the call that it was passed to; a number is the caller's

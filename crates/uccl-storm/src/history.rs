@@ -17,7 +17,6 @@ const KEPT: usize = 600;
 static LINES: Mutex<VecDeque<(u64, String)>> = Mutex::new(VecDeque::new());
 static BROKEN: AtomicBool = AtomicBool::new(false);
 
-/// Keeps a line.
 pub(crate) fn note(what: String) {
     let mut lines = LINES.lock();
     if lines.len() == KEPT {

@@ -16,7 +16,6 @@ pub(crate) enum Link {
     Mapped,
     /// Copies that owners are asked for.
     Owner,
-    /// TCP streams.
     Tcp,
     /// RDMA verbs, where there is a device.
     Verbs,

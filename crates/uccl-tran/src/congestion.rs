@@ -1,31 +1,31 @@
-//! How many bytes may be on their way.
+//! Congestion control: how many bytes may be under way.
 //!
-//! Delay-based, after Swift (Kumar et al., SIGCOMM 2020), without its pacing below one message: a floor in messages
-//! takes its place.
+//! It is based on delay, after Swift (Kumar et al., SIGCOMM 2020). Swift paces windows below one message; here a
+//! minimum number of messages takes the place of that.
 
 use std::time::{Duration, Instant};
 
 use crate::{ParamsError, rtt::Rtt};
 
-/// How the window of bytes on their way follows what the path shows.
+/// Parameters of the window, which limits the bytes under way and adapts to the path's delay and losses.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Congestion {
-    /// The window at the start.
+    /// The window at the start, in bytes.
     pub start_bytes: u64,
     /// It never shrinks below this,
     pub floor_bytes: u64,
     /// nor grows beyond this.
     pub ceiling_bytes: u64,
-    /// So many messages may always be on their way, however long they are.
+    /// This many messages may always be under way, however long they are.
     pub floor_messages: u32,
-    /// Growth per round trip while the path is not full.
+    /// Growth per round trip while the path is not full, in bytes.
     pub gain_bytes: u64,
-    /// The delay beyond the least round trip that is aimed at, time spent in queues, with a window of `start_bytes`: half
-    /// of it for large windows, up to four times as much for small ones.
+    /// The target delay beyond the least round trip, which is time spent in queues, for a window of `start_bytes`. It
+    /// is half of this for large windows and up to four times this for small ones.
     pub target: Duration,
-    /// The largest part of the window that one round trip takes away.
+    /// The largest fraction of the window that one round trip takes away, 0 to 1.
     pub max_decrease: f64,
-    /// The part that a round trip with losses takes away; 0 where losses say nothing of queues.
+    /// The fraction that a round trip with losses takes away, 0 to 1; 0 if losses say nothing about queues.
     pub loss_decrease: f64,
 }
 
@@ -94,7 +94,8 @@ impl Window {
         self.params.floor_messages
     }
 
-    /// `bytes` have landed, after `delay` if that was measured; `full` if the window was the limit.
+    /// Adapts to `bytes` having landed, after `delay` if that was measured. `full` says whether the window was the
+    /// limit.
     pub(crate) fn landed(
         &mut self,
         now: Instant,
@@ -116,7 +117,7 @@ impl Window {
         }
     }
 
-    /// Something was lost.
+    /// Shrinks the window after a loss.
     pub(crate) fn lost(&mut self, now: Instant, rtt: &Rtt) {
         self.shrink(now, rtt, self.params.loss_decrease);
     }
@@ -126,14 +127,14 @@ impl Window {
         self.set(0.0);
     }
 
-    /// A small window may wait longer, or who measures the least round trip while others fill the queue would
-    /// push them out for good.
+    /// The target for the time in queues. It is longer for small windows: otherwise a sender that measures the least
+    /// round trip while others fill the queue would push them out for good.
     fn queue_target(&self) -> Duration {
         let smaller = (self.params.start_bytes as f64 / self.bytes).sqrt();
         self.params.target.mul_f64(smaller.clamp(0.5, 4.0))
     }
 
-    /// Takes a part away, once a round trip.
+    /// Takes away a fraction of the window, at most once a round trip.
     fn shrink(&mut self, now: Instant, rtt: &Rtt, part: f64) {
         self.searching = false;
         let since = self.shrunk_at.map(|at| now.saturating_duration_since(at));

@@ -1,6 +1,6 @@
 //! Reliable delivery over paths that lose messages silently, as unreliable connected queue pairs (UC) do.
 //!
-//! The crate does no I/O, has no clock and starts no threads: its user posts, polls and waits, and says what
+//! The crate does no I/O, has no clock and starts no threads. Its user posts, polls and waits, and tells it what
 //! happened and when.
 //!
 //! ```text
@@ -23,44 +23,46 @@
 //!
 //! # The promise
 //!
-//! A message that was sent ends once: [`Event::Delivered`], it has landed; or [`Event::Lost`], it never lands.
-//! Until then it may land at any moment, so its memory must be left alone on both sides. After `Lost` it may be
-//! sent again, here or over another path, and is a new message with a new number. So there is at most one
-//! attempt of a message on its way, ever: what the owner of its memory does after `Delivered` is not
-//! overwritten by a second one, and the receiver sees each message once.
+//! Every message that was sent ends exactly once: with [`Event::Delivered`], when it has landed, or with
+//! [`Event::Lost`], when it can never land. Until then it may land at any moment, so nobody may touch its memory on
+//! either side. After `Lost` it may be sent again, over this or another path, as a new message with a new number. So at
+//! most one attempt of a message is under way at any time: nothing overwrites what the owner of the memory does after
+//! `Delivered`, and the receiver sees each message once.
 //!
-//! What makes this provable is order. A path delivers in order of posting (up to [`Params::reorder`]), so when
-//! number n has come, everything before n - `reorder` has come or never will. A timeout proves nothing: after
-//! silence the sender does not repeat messages, it sends a **probe**, an empty write with a number, whose
-//! acknowledgement settles all that was posted before it. A probe touches no memory, costs some bytes where a
-//! message may be megabytes, and gets through where a long message would be lost once more. Unlike a message it
-//! may be sent again under its number, as long as it is the last: silence does not use up numbers.
+//! Order makes this provable. A path delivers in the order of posting (up to [`Params::reorder`]), so when number n has
+//! come, everything before n - `reorder` has come or never will. A timeout proves nothing, so after a silence the
+//! sender does not repeat messages. It sends a **probe**, an empty write with a number; the acknowledgement of the
+//! probe settles everything that was posted before it. A probe touches no memory, costs some bytes where a message may
+//! be megabytes, and gets through where a long message would be lost once more. Unlike a message, a probe may be sent
+//! again under the same number, as long as that is the last number. So silence does not use up numbers.
 //!
-//! A path that breaks this order breaks the promise, and shows it only afterwards: a number comes whose end may have been
-//! told. [`Receiver::on_packet`] then fails with [`OutOfOrder`]: the path is of no more use, nor is another one over the same
-//! network. So this protocol is for networks that keep the packets of a queue pair in order, as InfiniBand and Ethernet with one
-//! route for each flow do; on others at most what was on its way before the first such number may land late.
+//! A path that does not keep this order breaks the promise, and that shows only afterwards: a number arrives whose end
+//! may have been reported already. [`Receiver::on_packet`] then fails with [`OutOfOrder`]. The path must not be used
+//! any more, nor any other path over the same network. So this protocol is for networks that keep the packets of a
+//! queue pair in order, as InfiniBand and Ethernet with one route for each flow do. On other networks, at most the
+//! messages that were under way before the first such number may land late.
 //!
 //! # Numbers
 //!
-//! Inside, numbers are 64 bits and begin at 0; the immediate has the lower 32 of number + [`Params::first`].
-//! The sender has at most [`Params::window`] + `reorder` + 1 numbers unsettled, never more than an acknowledgement
-//! tells of, so each acknowledgement tells all that all earlier ones told, and any of them may be lost, repeated or overtaken.
-//! Both sides refuse numbers that the other cannot have meant.
+//! Internally, numbers have 64 bits and begin at 0; the immediate holds the lower 32 bits of number +
+//! [`Params::first`]. The sender has at most [`Params::window`] + `reorder` + 1 numbers unsettled, never more than an
+//! acknowledgement covers. So each acknowledgement repeats what all earlier ones said, and any of them may be lost,
+//! repeated or overtaken. Both sides refuse numbers that the other cannot have meant.
 //!
 //! # Time
 //!
-//! [`Sender::next_timeout`] and [`Receiver::next_timeout`] say when to call `on_timeout` or `poll_ack`. The probe timeout
-//! is QUIC's (RFC 9002): smoothed round trip, four times its variation, and the time that a receiver holds
-//! acknowledgements back; doubled while there is silence. A path that is silent for [`Params::dead_after`] while something is on
-//! its way is given up for good: [`Event::PathDead`]. What has not ended then is in [`Sender::unsettled`]; it may
-//! still land until the queue pair has been torn down.
+//! [`Sender::next_timeout`] and [`Receiver::next_timeout`] say when to call `on_timeout` or `poll_ack`. The probe
+//! timeout is QUIC's (RFC 9002): the smoothed round trip, plus four times its variation, plus the longest time for
+//! which a receiver holds acknowledgements back; it doubles while there is silence. If a path is silent for
+//! [`Params::dead_after`] while something is under way, it is given up for good: [`Event::PathDead`].
+//! [`Sender::unsettled`] lists the messages that have not ended then. They may still land until the queue pair has been
+//! torn down.
 //!
-//! # How much is on its way
+//! # How much is under way
 //!
-//! [`Congestion`] bounds it in bytes by delay, as Swift does: above a target the window shrinks in proportion to the
-//! excess, below it grows by a constant each round trip. Loss counts little, since a path may lose messages for
-//! other reasons. `tests/congestion.rs` measures what this gives.
+//! [`Congestion`] limits the bytes under way according to delay, as Swift does: above a target delay the window shrinks
+//! in proportion to the excess; below it, the window grows by a constant each round trip. Loss counts little, since a
+//! path may lose messages for other reasons. `tests/congestion.rs` measures the result.
 #![forbid(unsafe_code)]
 
 mod congestion;

@@ -1,4 +1,4 @@
-//! How many messages are lost, lately.
+//! The rate at which messages were lost lately.
 
 /// A moving average over messages that have ended.
 #[derive(Clone, Copy, Default, Debug)]
@@ -7,12 +7,12 @@ pub(crate) struct LossRate {
     seen: u32,
 }
 
-/// The newest message weighs one in so many.
+/// The newest message has a weight of one in this many.
 const MEMORY: u32 = 128;
 
 impl LossRate {
     pub(crate) fn record(&mut self, lost: bool) {
-        // A plain average until there are enough to forget some.
+        // A plain average until this many messages have ended.
         self.seen = (self.seen + 1).min(MEMORY);
         self.rate += (f64::from(u8::from(lost)) - self.rate) / f64::from(self.seen);
     }

@@ -1,4 +1,4 @@
-//! What both ends of a path agree on.
+//! The parameters of a path, on which both ends agree.
 
 use std::time::Duration;
 
@@ -6,28 +6,29 @@ use uccl_wire::ack::ACK_SPAN;
 
 use crate::Congestion;
 
-/// How a path is used. Both ends must have the same `first`, and `ack_delay` of the receiver must not be above the sender's.
+/// The parameters of a path. Both ends must have the same `first`, and the receiver's `ack_delay` must not be above the
+/// sender's.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Params {
     /// Most messages that have not ended at any time; at most 256 less `reorder`.
     pub window: u32,
-    /// By how many numbers a message may be overtaken on the path; 0 for a queue pair.
+    /// How many later messages may overtake a message on the path; 0 for a queue pair.
     pub reorder: u32,
-    /// The number of the first message as its immediate has it.
+    /// The immediate of the first message.
     pub first: u32,
-    /// The receiver acknowledges after so many messages,
+    /// The receiver acknowledges after this many messages,
     pub ack_every: u32,
-    /// or so long after the first that it has not acknowledged.
+    /// or this long after the first message that it has not acknowledged.
     pub ack_delay: Duration,
     /// The round trip that is assumed before one has been measured.
     pub initial_rtt: Duration,
     /// Shortest silence after which the sender probes.
     pub min_probe: Duration,
-    /// Longest one, however often it was doubled.
+    /// Longest silence after which it probes, however often the time was doubled.
     pub max_probe: Duration,
     /// The silence after which the path is given up.
     pub dead_after: Duration,
-    /// Bounds the bytes on their way; `None` leaves that to `window`.
+    /// Limits the bytes under way. With `None`, only `window` limits what is under way.
     pub congestion: Option<Congestion>,
 }
 
@@ -52,7 +53,7 @@ impl Default for Params {
 #[derive(Clone, Copy, PartialEq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParamsError {
-    /// An acknowledgement would not tell of all that may be on its way.
+    /// An acknowledgement would not cover all the numbers that may be under way.
     #[error(
         "a window of {window} and a reorder distance of {reorder} need {} numbers; \
          an acknowledgement tells of {ACK_SPAN}", u64::from(*window) + u64::from(*reorder)
@@ -63,7 +64,7 @@ pub enum ParamsError {
         /// [`Params::reorder`].
         reorder: u32,
     },
-    /// Nothing could ever be sent, or acknowledged.
+    /// A parameter is 0, so nothing could ever be sent or acknowledged.
     #[error("{0} must not be 0")]
     Zero(&'static str),
     /// A range whose end is before its start.
@@ -75,7 +76,7 @@ pub enum ParamsError {
 }
 
 impl Params {
-    /// The parameters, if they can be used.
+    /// Returns the parameters if they can be used.
     pub(crate) fn checked(self) -> Result<Self, ParamsError> {
         let zeros = [
             ("window", self.window == 0),

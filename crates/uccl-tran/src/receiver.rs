@@ -1,4 +1,4 @@
-//! The side that counts what comes.
+//! The receiver: counts the messages that arrive.
 
 use std::time::Instant;
 
@@ -6,38 +6,39 @@ use uccl_wire::ack::{ACK_SPAN, Ack};
 
 use crate::{Params, ParamsError};
 
-/// By how much a number may be ahead of what was acknowledged: a window, what may be reordered, and two rounds of probes.
+/// How far a number may be ahead of the last acknowledged one: a window, what may be reordered, and two rounds of
+/// probes.
 const LEAD: u32 = 2 * ACK_SPAN;
 
-/// What a number that came is.
+/// What the receiver makes of a number that has arrived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// It comes for the first time.
+    /// It arrives for the first time.
     New,
     /// It is a probe that has come before.
     Duplicate,
-    /// It is earlier than the first number: nobody sent it. It does not count.
+    /// It is before the first number, so nobody sent it. It does not count.
     TooOld,
-    /// No sender of these parameters can have come so far. It does not count.
+    /// It is further ahead than a sender with these parameters can be. It does not count.
     TooNew,
 }
 
-/// The path has shown that it is not what the protocol stands on, after the fact: a message may have landed whose end was
-/// told. It must not be used any more, nor any other over the same network.
+/// The path does not keep the order that the protocol relies on. This shows only afterwards: a message may have landed
+/// whose end had been reported already. The path must not be used any more, nor any other over the same network.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OutOfOrder {
-    /// What should have come before was taken for lost, and has come after all.
+    /// A message that may have been taken for lost has arrived after all.
     #[error(
         "the path does not keep order: {by} messages overtook one, where at most {allowed} may"
     )]
     Overtaken {
-        /// How many numbers came before it that are later.
+        /// How far the largest number that came before it is ahead of it.
         by: u64,
         /// [`Params::reorder`].
         allowed: u32,
     },
-    /// What has landed has landed once more.
+    /// A message that had landed has landed once more.
     #[error("the path repeats messages: number {imm:#x} has come twice")]
     Repeated {
         /// Its immediate.
@@ -45,29 +46,29 @@ pub enum OutOfOrder {
     },
 }
 
-/// Counts the messages that come over a path and writes acknowledgements.
+/// The receiving end of a path: counts the messages that arrive, and writes acknowledgements.
 #[derive(Debug)]
 pub struct Receiver {
     params: Params,
     /// One after the largest number that has come.
     next: u64,
-    /// Which of the numbers before the largest have come, as an [`Ack`] has them.
+    /// Which of the numbers before the largest have come, in the format of an [`Ack`].
     before: [u64; 4],
     /// When the largest came.
     largest_at: Option<Instant>,
     /// One after the largest number that was acknowledged.
     acked: u64,
-    /// Messages since, and when the first of them came.
+    /// How many messages have come since the last acknowledgement, and when the first of them came.
     waiting: u32,
     waiting_since: Option<Instant>,
     at_once: bool,
 }
 
 impl Receiver {
-    /// The receiving end of a path.
+    /// Makes the receiving end of a path.
     ///
     /// # Errors
-    /// The parameters cannot be used.
+    /// When the parameters cannot be used.
     pub fn new(params: Params) -> Result<Self, ParamsError> {
         Ok(Self {
             params: params.checked()?,
@@ -81,10 +82,10 @@ impl Receiver {
         })
     }
 
-    /// A message with this immediate has come.
+    /// Records that a message with this immediate has come.
     ///
     /// # Errors
-    /// The path must not be used any more.
+    /// When the path has not kept the order. It must not be used any more.
     pub fn on_packet(&mut self, now: Instant, imm: u32) -> Result<Verdict, OutOfOrder> {
         let verdict = self.record(now, imm)?;
         match verdict {
@@ -98,11 +99,11 @@ impl Receiver {
         Ok(verdict)
     }
 
-    /// A message of length 0 with this immediate has come: the sender has heard nothing for a while, and waits for an
-    /// acknowledgement. It may come more than once.
+    /// Records that a probe has come: a message of length 0 with this immediate. The sender has heard nothing for a
+    /// while and waits for an acknowledgement. A probe may come more than once.
     ///
     /// # Errors
-    /// The path must not be used any more.
+    /// When the path has not kept the order. It must not be used any more.
     pub fn on_probe(&mut self, now: Instant, imm: u32) -> Result<Verdict, OutOfOrder> {
         let verdict = self.record(now, imm)?;
         self.at_once |= !matches!(verdict, Verdict::TooNew);
@@ -119,13 +120,13 @@ impl Receiver {
         }
     }
 
-    /// An acknowledgement of all that has come since the last one, whether it is due or not. For who has nothing else
-    /// to do: a lone message is then acknowledged without delay.
+    /// An acknowledgement of everything that has come since the last one, due or not; none if nothing has. For callers
+    /// with nothing else to do: a lone message is then acknowledged without delay.
     pub fn flush(&mut self, now: Instant) -> Option<Ack> {
         if self.at_once || self.waiting > 0 { self.write(now) } else { None }
     }
 
-    /// When [`Receiver::poll_ack`] is to be called, if nothing comes before.
+    /// When to call [`Receiver::poll_ack`] if no message comes before.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Instant> {
         self.waiting_since.map(|since| since + self.params.ack_delay)
@@ -133,12 +134,12 @@ impl Receiver {
 
     fn record(&mut self, now: Instant, imm: u32) -> Result<Verdict, OutOfOrder> {
         let expected = self.params.first.wrapping_add(self.next as u32);
-        // How far beyond what is expected, or before it.
+        // How far it is after the expected number, or before it if negative.
         let ahead = imm.wrapping_sub(expected) as i32;
         let Some(number) = self.next.checked_add_signed(ahead.into()) else {
             return Ok(Verdict::TooOld);
         };
-        // The sender goes no further than its window and its probes beyond what was acknowledged.
+        // The sender goes no further beyond the last acknowledged number than its window and its probes.
         if number > self.acked + u64::from(LEAD) {
             return Ok(Verdict::TooNew);
         }
@@ -151,13 +152,13 @@ impl Receiver {
         Ok(Verdict::New)
     }
 
-    /// A number `back` before the largest.
+    /// Records a number that is `back` before the largest.
     fn record_earlier(&mut self, back: u64) -> Result<Verdict, OutOfOrder> {
         let allowed = self.params.reorder;
         let late = OutOfOrder::Overtaken { by: back, allowed };
         let bit = match back.checked_sub(1) {
             Some(bit) if bit < u64::from(ACK_SPAN) => bit as usize,
-            // What is not remembered came too late, or twice.
+            // It is too old to be remembered: it has come too late, or twice.
             Some(_) => return Err(late),
             None => {
                 self.at_once = true;
@@ -170,14 +171,14 @@ impl Receiver {
             return Ok(Verdict::Duplicate);
         }
         if back > u64::from(allowed) {
-            // The sender may have been told that it never comes.
+            // The sender may have been told that this message never lands.
             return Err(late);
         }
         *word |= mask;
         Ok(Verdict::New)
     }
 
-    /// Makes `number`, which is not below `next`, the largest.
+    /// Makes `number` the largest. It is not below `next`.
     fn advance(&mut self, number: u64) {
         let by = number + 1 - self.next;
         shift(&mut self.before, by);
@@ -188,7 +189,7 @@ impl Receiver {
         self.next = number + 1;
     }
 
-    /// Whether the number that as many have overtaken as may is missing: it is lost, and the sender should know.
+    /// Whether the number `reorder` + 1 before the largest is missing. Then it is lost, and the sender should know.
     fn found_missing(&self) -> bool {
         let back = self.params.reorder + 1;
         u64::from(back) < self.next && !self.ack(0).has(back)
@@ -207,7 +208,7 @@ impl Receiver {
     }
 }
 
-/// Moves bits towards the end, by any number.
+/// Shifts the bits towards the end, by any number of places.
 fn shift(words: &mut [u64; 4], by: u64) {
     let (whole, bits) = (by / 64, by % 64);
     let old = *words;
@@ -315,7 +316,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a set of all that came.
+        /// Compares the receiver with a set of all numbers that came.
         #[test]
         fn tells_what_came(steps in prop::collection::vec((0u64..300, any::<bool>()), 1..200)) {
             const REORDER: u64 = 64;

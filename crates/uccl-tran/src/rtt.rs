@@ -1,10 +1,10 @@
-//! The round trip, as RFC 9002 (section 5) estimates it.
+//! The estimate of the round trip, as in RFC 9002 (section 5).
 
 use std::time::{Duration, Instant};
 
-/// The least round trip is that of the last one or two of these.
+/// The least round trip is taken over the last one or two periods of this length.
 const MIN_EPOCH: Duration = Duration::from_secs(10);
-/// What a timer may be late by; a probe timeout is no closer to the round trip.
+/// How late a timer may be. A probe timeout exceeds the round trip by at least this.
 const GRANULARITY: Duration = Duration::from_micros(100);
 
 #[derive(Clone, Copy, Debug)]
@@ -14,7 +14,7 @@ pub(crate) struct Rtt {
     measured: Option<Least>,
 }
 
-/// The least round trip, which is forgotten in time: paths change.
+/// The least round trip lately. Older ones are forgotten, as paths change.
 #[derive(Clone, Copy, Debug)]
 struct Least {
     since: Instant,
@@ -27,8 +27,8 @@ impl Rtt {
         Self { smoothed: initial, variation: initial / 2, measured: None }
     }
 
-    /// Takes a measurement; `held` is how long the receiver says to have kept the acknowledgement. The round trip
-    /// without that, as far as it can be believed.
+    /// Records a measured round trip. `held` is how long the receiver claims to have held the acknowledgement back.
+    /// Returns the round trip without that time, or with it if the claim cannot be true.
     pub(crate) fn record(&mut self, now: Instant, sample: Duration, held: Duration) -> Duration {
         let Some(least) = &mut self.measured else {
             self.measured = Some(Least { since: now, before: sample, now: sample });
@@ -40,7 +40,7 @@ impl Rtt {
         }
         least.now = least.now.min(sample);
         let without = sample.saturating_sub(held);
-        // A peer that exaggerates must not bring the round trip below what is possible.
+        // A peer that exaggerates must not bring the round trip below the least that was measured.
         let sample = if without >= least.min() { without } else { sample };
         self.variation = (self.variation * 3 + self.smoothed.abs_diff(sample)) / 4;
         self.smoothed = (self.smoothed * 7 + sample) / 8;
@@ -51,12 +51,12 @@ impl Rtt {
         self.smoothed
     }
 
-    /// The least lately; the assumed one before any was measured.
+    /// The least round trip lately, or the assumed one before any was measured.
     pub(crate) fn least(&self) -> Duration {
         self.measured.map_or(self.smoothed, |least| least.min())
     }
 
-    /// How long an answer may take.
+    /// How long to wait for an answer before probing.
     pub(crate) fn probe_after(&self, held_at_most: Duration) -> Duration {
         self.smoothed + (self.variation * 4).max(GRANULARITY) + held_at_most
     }
@@ -87,7 +87,7 @@ mod tests {
         let (mut rtt, now) = (Rtt::new(MS), Instant::now());
         rtt.record(now, 2 * MS, Duration::ZERO);
         assert_eq!(rtt.record(now, 10 * MS, 7 * MS), 3 * MS);
-        // Not more than there is above the least.
+        // The claimed time does not count if it leaves less than the least round trip.
         assert_eq!(rtt.record(now, 10 * MS, Duration::from_secs(4)), 10 * MS);
         assert_eq!(rtt.least(), 2 * MS);
     }

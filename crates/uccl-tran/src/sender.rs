@@ -1,4 +1,4 @@
-//! The side that posts.
+//! The sender: numbers the messages that are posted.
 
 mod flight;
 #[cfg(test)]
@@ -20,16 +20,16 @@ use crate::{
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct PacketNumber(pub u32);
 
-/// What a [`Sender`] has to say.
+/// An event that a [`Sender`] reports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// This item has landed, and nothing of it is on its way.
+    /// The item has landed, and nothing of it is under way any more.
     Delivered(u64),
-    /// This item has not landed and never will: to be sent again.
+    /// The item has not landed and never will. It may be sent again.
     Lost(u64),
     /// Post an empty write with this immediate, now.
     Probe(PacketNumber),
-    /// Nothing has been heard for too long. Said once; what has not ended is in [`Sender::unsettled`].
+    /// The path was silent for too long. Reported once. [`Sender::unsettled`] lists the items that have not ended.
     PathDead,
 }
 
@@ -37,12 +37,12 @@ pub enum Event {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SendError {
-    /// To be tried again after an acknowledgement, and after [`Sender::poll`] has nothing more to say.
+    /// The window is full. Try again after an acknowledgement, once [`Sender::poll`] has no more events.
     #[error("{messages} messages with {bytes} bytes are on their way, as many as may be")]
     Full {
         /// Messages that have not ended.
         messages: u32,
-        /// Bytes of those that are on their way.
+        /// Bytes of the messages under way.
         bytes: u64,
     },
     /// The path was given up.
@@ -50,16 +50,16 @@ pub enum SendError {
     PathDead(Duration),
 }
 
-/// Why an acknowledgement was refused. Nothing has changed.
+/// Why an acknowledgement was refused. A refused acknowledgement changes nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refused {
-    /// It is about a number that was not sent.
+    /// It covers a number that was not sent.
     #[error("{acked:#x} was acknowledged; {sent} numbers from {first:#x} on were sent")]
     NeverSent {
-        /// The number.
+        /// The immediate of that number.
         acked: u32,
-        /// The first number.
+        /// The immediate of the first number.
         first: u32,
         /// How many were sent.
         sent: u64,
@@ -69,7 +69,7 @@ pub enum Refused {
     PathDead,
 }
 
-/// Numbers the messages that are posted to a path, and learns from acknowledgements how they ended.
+/// The sending end of a path: numbers the messages that are posted, and learns from acknowledgements how they ended.
 #[derive(Debug)]
 pub struct Sender {
     params: Params,
@@ -77,12 +77,12 @@ pub struct Sender {
     rtt: Rtt,
     loss: LossRate,
     window: Option<Window>,
-    /// When the silence began that the probe timeout counts from, and that before death.
+    /// Since when the path is silent, for the probe timeout; and since when, for giving the path up.
     quiet_since: Instant,
     heard_at: Instant,
-    /// Probe timeouts since something was heard.
+    /// How many probe timeouts have passed since something was heard.
     silences: u32,
-    /// The next of the probes that are being sent.
+    /// The number of the next probe, while a round of probes is being sent.
     probing: Option<u64>,
     life: Life,
 }
@@ -90,16 +90,16 @@ pub struct Sender {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Life {
     Alive,
-    /// Given up, and that is still to be said.
+    /// Given up, and not reported yet.
     Ending,
     Dead,
 }
 
 impl Sender {
-    /// The sending end of a path.
+    /// Makes the sending end of a path.
     ///
     /// # Errors
-    /// The parameters cannot be used.
+    /// When the parameters cannot be used.
     pub fn new(params: Params, now: Instant) -> Result<Self, ParamsError> {
         let params = params.checked()?;
         Ok(Self {
@@ -127,11 +127,12 @@ impl Sender {
             })
     }
 
-    /// Takes a message of this length, to be posted before anything else is sent or polled; its number is its
-    /// immediate. `item` is what events call it, and means nothing here.
+    /// Registers a message of this length. The caller must post it, with the returned number as its immediate, before
+    /// it sends or polls anything else. `item` is the caller's name for the message, which events repeat; it has no
+    /// meaning here.
     ///
     /// # Errors
-    /// It must not be posted now.
+    /// When the message must not be posted now.
     pub fn send(&mut self, now: Instant, item: u64, bytes: u64) -> Result<PacketNumber, SendError> {
         if self.life != Life::Alive {
             return Err(SendError::PathDead(self.params.dead_after));
@@ -143,16 +144,16 @@ impl Sender {
         if self.flight.messages() == 0 {
             (self.quiet_since, self.heard_at, self.silences) = (now, now, 0);
         }
-        // What comes last does what a probe would.
+        // This message, as the last one, does what a probe would do.
         self.probing = None;
         let number = self.flight.push(Sent { at: now, item, bytes, state: State::Message });
         Ok(self.wire(number))
     }
 
-    /// Takes an acknowledgement. One that has nothing new to say changes nothing.
+    /// Handles an acknowledgement. One that says nothing new changes nothing.
     ///
     /// # Errors
-    /// It is about numbers that were not sent, and has changed nothing.
+    /// When it covers numbers that were not sent, or the path was given up. Then it has changed nothing.
     pub fn on_ack(&mut self, now: Instant, ack: &Ack) -> Result<(), Refused> {
         if self.life != Life::Alive {
             return Err(Refused::PathDead);
@@ -180,7 +181,7 @@ impl Sender {
         Ok(())
     }
 
-    /// To be called when [`Sender::next_timeout`] has come; earlier it does nothing.
+    /// Call this when [`Sender::next_timeout`] has come. Earlier it does nothing.
     pub fn on_timeout(&mut self, now: Instant) {
         if self.next_timeout().is_none_or(|at| now < at) {
             return;
@@ -197,7 +198,7 @@ impl Sender {
         self.probing = Some(self.flight.first_probe_at_end());
     }
 
-    /// When [`Sender::on_timeout`] is to be called, if no acknowledgement comes before.
+    /// When to call [`Sender::on_timeout`] if no acknowledgement comes before.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Instant> {
         let waits = self.life == Life::Alive && self.flight.messages() > 0;
@@ -207,7 +208,7 @@ impl Sender {
         })
     }
 
-    /// What has happened; to be asked until there is nothing.
+    /// The next event. Call this until it returns none.
     pub fn poll(&mut self, now: Instant) -> Option<Event> {
         if let Some(event) = self.flight.report() {
             return Some(event);
@@ -220,39 +221,39 @@ impl Sender {
         Some(Event::Probe(self.wire(number)))
     }
 
-    /// Items that have not ended. Once the path is dead they never will: they can go another way when the queue
-    /// pair has been torn down, since until then they may still land.
+    /// The items that have not ended. Once the path is dead they never will. They may still land until the queue pair
+    /// has been torn down; after that they can be sent another way.
     pub fn unsettled(&self) -> impl Iterator<Item = u64> {
         self.flight.unsettled()
     }
 
-    /// Messages on their way.
+    /// How many messages are under way.
     #[must_use]
     pub fn in_flight(&self) -> u32 {
         self.flight.messages()
     }
 
-    /// The part of messages that was lost lately, 0 to 1: a message is lost whole, so where this is much, shorter ones
-    /// get through better.
+    /// The fraction of messages that was lost lately, 0 to 1. A message is lost whole, so if this is high, shorter
+    /// messages get through better.
     #[must_use]
     pub fn loss_rate(&self) -> f64 {
         self.loss.get()
     }
 
-    /// The round trip, smoothed.
+    /// The smoothed round trip.
     #[must_use]
     pub fn rtt(&self) -> Duration {
         self.rtt.smoothed()
     }
 
-    /// The bytes that may be on their way; `None` if only messages are counted.
+    /// How many bytes may be under way; `None` if only messages are counted.
     #[must_use]
     pub fn window_bytes(&self) -> Option<u64> {
         self.window.map(|window| window.bytes())
     }
 
-    /// The next number of a round of probes: those at the end again, and new ones until as many are there as prove
-    /// that what was posted before is lost.
+    /// The next number of a round of probes. A round repeats the probes at the end, then adds new ones until there are
+    /// enough to prove that everything posted before them is lost unless it has come.
     fn next_probe(&mut self, now: Instant) -> Option<u64> {
         let at = self.probing?.max(self.flight.first());
         if let Some(number) = self.flight.repeat_probe(at) {
@@ -278,7 +279,7 @@ impl Sender {
         PacketNumber(self.params.first.wrapping_add(number as u32))
     }
 
-    /// The largest number that an acknowledgement is about, if all that it is about was sent.
+    /// The largest number that an acknowledgement covers, if all that it covers was sent.
     fn expand(&self, ack: &Ack) -> Result<u64, Refused> {
         let sent = self.flight.next();
         let refused = |back: u32| Refused::NeverSent {
@@ -287,7 +288,7 @@ impl Sender {
             sent,
         };
         let end = self.wire(sent).0;
-        // How far before the end; what is after it is further back than anything could be.
+        // How far it is before the end. A number after the end wraps around to a distance larger than any real one.
         let back = end.wrapping_sub(ack.largest).wrapping_sub(1);
         let known = back <= i32::MAX as u32 && u64::from(back) < sent;
         let largest = if known { sent - 1 - u64::from(back) } else { return Err(refused(0)) };

@@ -13,9 +13,8 @@ use crate::{
     gpu_offer::{GpuOffer, Means},
     handshake::{CmaProbe, Handshake, Hello, HelloKind, Progress, Psk, Refusal, RefuseCode, Role},
     ipc_info::IpcInfo,
-    iwarp::{self, IwarpAddress, TOKEN_LEN},
     libfabric::{FabricAddress, FabricKey},
-    message::{self, Answer, AskPiece, Direction, Message, Place, Source, Verdict},
+    message::{self, Answer, AskPiece, Change, Direction, Message, Place, Source, Verdict},
     metadata::{Device, Metadata},
     named::Named,
     rails::{Grant, Note, PathId, PathKey, RailOffer, RegionId, StagedPiece},
@@ -45,8 +44,6 @@ pub const PARSERS: &[Parser] = &[
     Parser { name: "handshake", takes: handshake },
     Parser { name: "hello", takes: hello },
     Parser { name: "ipc info", takes: ipc_info },
-    Parser { name: "iwarp address", takes: iwarp_address },
-    Parser { name: "iwarp request", takes: iwarp_request },
     Parser { name: "message", takes: message },
     Parser { name: "metadata", takes: metadata },
     Parser { name: "metadata text", takes: metadata_text },
@@ -85,8 +82,6 @@ pub fn samples() -> Vec<Vec<u8>> {
     samples.extend(sample_fabric());
     samples.extend(Named { name: b"name", message: b"message" }.encode());
     samples.push(sample_verbs_address().encode());
-    samples.push(sample_iwarp_address().encode());
-    samples.push(iwarp::Request { token: [6; TOKEN_LEN], queue_pair: 3 }.encode().to_vec());
     samples.extend(by_index.encode());
     samples.extend(by_bdf.encode());
     samples.extend(sample_hello().encode());
@@ -118,19 +113,6 @@ fn sample_verbs_address() -> VerbsAddress {
     }
 }
 
-fn sample_iwarp_address() -> IwarpAddress {
-    IwarpAddress {
-        queue_pairs: 4,
-        reads_answered: 16,
-        ip: [10, 77, 0, 1].into(),
-        port: 40001,
-        token: [6; TOKEN_LEN],
-        fence_addr: 0x7f00_0000_1000,
-        fence_key: 0xabcd,
-        knock_port: 40002,
-    }
-}
-
 /// One frame of each shape: header, descriptors, payload, trailer.
 fn sample_frames() -> Vec<Vec<u8>> {
     let mut write =
@@ -147,7 +129,7 @@ fn sample_frames() -> Vec<Vec<u8>> {
 
 fn sample_messages() -> Vec<Vec<u8>> {
     let source = Source { addr: 0x1000, len: 3, key: 9, slot: 2 };
-    let mut samples = vec![Vec::new(); 12];
+    let mut samples = vec![Vec::new(); 14];
     message::eager_head(1, [3].into_iter(), &mut samples[0]);
     samples[0].extend_from_slice(b"abc");
     message::rts(2, [source].into_iter(), &mut samples[1]);
@@ -164,6 +146,8 @@ fn sample_messages() -> Vec<Vec<u8>> {
     message::ask_cancel(11, &mut samples[10]);
     message::link_head(1, &mut samples[11]);
     samples[11].extend_from_slice(b"note");
+    message::signal(1, place, Change::Add(1), &mut samples[12]);
+    message::signal_ack(1, Status::Denied, &mut samples[13]);
     samples
 }
 
@@ -304,18 +288,6 @@ fn message(bytes: &[u8]) -> bool {
 fn verbs_address(bytes: &[u8]) -> bool {
     let Ok(address) = VerbsAddress::decode(bytes) else { return false };
     assert_eq!(address.encode(), bytes, "it is written as it was read");
-    true
-}
-
-fn iwarp_address(bytes: &[u8]) -> bool {
-    let Ok(address) = IwarpAddress::decode(bytes) else { return false };
-    assert_eq!(address.encode(), bytes, "it is written as it was read");
-    true
-}
-
-fn iwarp_request(bytes: &[u8]) -> bool {
-    let Some(request) = iwarp::Request::decode(bytes) else { return false };
-    assert!(bytes.starts_with(&request.encode()), "it is written as it was read");
     true
 }
 

@@ -15,7 +15,6 @@ pub mod fuzz;
 pub mod gpu_offer;
 pub mod handshake;
 pub mod ipc_info;
-pub mod iwarp;
 pub mod libfabric;
 pub mod message;
 pub mod metadata;

@@ -50,6 +50,10 @@ pub enum Tag {
     Rts = 2,
     /// The sender wants its send back.
     SendCancel = 4,
+    /// A word of the receiver's memory is to be changed.
+    Signal = 13,
+    /// What became of a signal.
+    SignalAck = 14,
 }
 
 impl Tag {
@@ -67,6 +71,8 @@ impl Tag {
             10 => Self::Answer,
             11 => Self::AskCancel,
             12 => Self::Link,
+            13 => Self::Signal,
+            14 => Self::SignalAck,
             _ => return None,
         })
     }
@@ -102,6 +108,32 @@ pub enum MessageError {
     /// A verdict that this version does not know.
     #[error("unknown verdict {0}")]
     Verdict(u8),
+    /// A change that this version does not know.
+    #[error("unknown change of a word {0}")]
+    Change(u64),
+}
+
+/// Bytes of the word that a signal changes. It is aligned to as many.
+pub const SIGNAL_LEN: u64 = 8;
+
+/// What a signal does to a word: a little-endian integer of [`SIGNAL_LEN`] bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// The word becomes this.
+    Set(u64),
+    /// This is added to the word, which wraps around.
+    Add(u64),
+}
+
+impl Change {
+    /// What becomes of a word.
+    #[must_use]
+    pub fn of(self, word: u64) -> u64 {
+        match self {
+            Self::Set(value) => value,
+            Self::Add(value) => word.wrapping_add(value),
+        }
+    }
 }
 
 /// How a send ended at its receiver.
@@ -267,6 +299,22 @@ pub enum Message<'a> {
     SendCancel {
         /// The send.
         seq: u64,
+    },
+    /// A word of the receiver's memory is to be changed, once.
+    Signal {
+        /// Numbers the signal: each is one more than the one before, from 1.
+        id: u64,
+        /// Where the word is.
+        word: Place,
+        /// What is done to it.
+        change: Change,
+    },
+    /// What became of a signal.
+    SignalAck {
+        /// The signal.
+        id: u64,
+        /// Ok: the word has been changed. Else it has not.
+        status: Status,
     },
 }
 
@@ -441,6 +489,24 @@ pub fn notif_ack(id: u64, ok: bool, out: &mut Vec<u8>) {
     out.push(ok.into());
 }
 
+/// A word of the receiver's memory is to be changed.
+pub fn signal(id: u64, word: Place, change: Change, out: &mut Vec<u8>) {
+    start(Tag::Signal, id, out);
+    let (code, value) = match change {
+        Change::Set(value) => (0u64, value),
+        Change::Add(value) => (1, value),
+    };
+    out.extend_from_slice(&code.to_le_bytes());
+    out.extend_from_slice(&value.to_le_bytes());
+    word.encode_to(out);
+}
+
+/// What became of a signal.
+pub fn signal_ack(id: u64, status: Status, out: &mut Vec<u8>) {
+    start(Tag::SignalAck, id, out);
+    out.push(status as u8);
+}
+
 fn start(tag: Tag, id: u64, out: &mut Vec<u8>) {
     out.extend_from_slice(&[tag as u8, 0, 0, 0, 0, 0, 0, 0]);
     out.extend_from_slice(&id.to_le_bytes());
@@ -539,6 +605,24 @@ impl<'a> Message<'a> {
             Tag::Link => {
                 let lane = u16::try_from(id).map_err(|_| MessageError::Lane(id))?;
                 Self::Link { lane, note: body }
+            }
+            Tag::Signal => {
+                let (change, place) = body.split_at_checked(16).ok_or_else(wrong)?;
+                if place.len() != PLACE_LEN {
+                    return Err(wrong());
+                }
+                let (code, value) = change.split_at(8);
+                let change = match (word(code), word(value)) {
+                    (0, value) => Change::Set(value),
+                    (1, value) => Change::Add(value),
+                    (other, _) => return Err(MessageError::Change(other)),
+                };
+                Self::Signal { id, word: Place::decode(place), change }
+            }
+            Tag::SignalAck => {
+                let [status] = *body else { return Err(wrong()) };
+                let status = Status::from_u8(status).ok_or(MessageError::Status(status))?;
+                Self::SignalAck { id, status }
             }
             Tag::AskCancel | Tag::SendCancel | Tag::NotifAck | Tag::LaneDown => return Err(wrong()),
         })
@@ -662,6 +746,39 @@ mod tests {
         let source = Source { addr: 1, len: MAX_NOTIF + 1, key: 3, slot: 4 };
         notif_rts(8, source, &mut out);
         assert_eq!(Message::decode(&out), Err(MessageError::Notif(MAX_NOTIF + 1)));
+    }
+
+    #[test]
+    fn signals_survive_the_wire() {
+        let place = Place { addr: 0x1000, key: 9, slot: 2 };
+        let mut out = Vec::new();
+        for change in [Change::Set(u64::MAX), Change::Add(7)] {
+            out.clear();
+            signal(3, place, change, &mut out);
+            assert_eq!(Message::decode(&out), Ok(Message::Signal { id: 3, word: place, change }));
+            let wrong = |len| Err(MessageError::Length(Some(Tag::Signal), len));
+            out.push(0);
+            assert_eq!(Message::decode(&out), wrong(out.len()));
+            out.truncate(out.len() - 2);
+            assert_eq!(Message::decode(&out), wrong(out.len()));
+            out.truncate(PREFIX_LEN + 8 + 15);
+            assert_eq!(Message::decode(&out), wrong(out.len()));
+        }
+        out.clear();
+        signal(3, place, Change::Set(1), &mut out);
+        out[PREFIX_LEN + 8] = 2;
+        assert_eq!(Message::decode(&out), Err(MessageError::Change(2)));
+        out.clear();
+        signal_ack(4, Status::Denied, &mut out);
+        let ack = Message::SignalAck { id: 4, status: Status::Denied };
+        assert_eq!(Message::decode(&out), Ok(ack));
+        *out.last_mut().unwrap() = 200;
+        assert_eq!(Message::decode(&out), Err(MessageError::Status(200)));
+        out.pop();
+        let wrong = MessageError::Length(Some(Tag::SignalAck), out.len());
+        assert_eq!(Message::decode(&out), Err(wrong));
+        assert_eq!(Change::Set(5).of(9), 5);
+        assert_eq!(Change::Add(5).of(u64::MAX), 4, "it wraps around");
     }
 
     /// Who takes the data apart goes by the lengths.

@@ -50,7 +50,7 @@ end() {
   $at ip addr add 10.77.$1.$3/24 dev $dev
   $at ip neigh replace 10.77.$1.$other lladdr $mac:0$other dev $dev nud permanent
   [ -z "$NETEM" ] || $at tc qdisc replace dev $dev root netem limit 100000 $NETEM
-  $at rdma link add $DRIVER$1$2 type $DRIVER netdev $dev
+  $at rdma link add rxe$1$2 type rxe netdev $dev
 }
 if [ -n "$PEER_NETNS" ]; then
   ip netns add $PEER_NETNS

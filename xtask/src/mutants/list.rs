@@ -33,7 +33,6 @@ struct List {
     mutant: Vec<Mutant>,
 }
 
-/// All mutants.
 pub(super) fn read() -> Result<Vec<Mutant>> {
     let file = tree::root().join("xtask/mutants.toml");
     let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;

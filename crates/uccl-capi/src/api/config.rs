@@ -45,7 +45,7 @@ pub unsafe extern "C" fn uccl_config_new(config: *mut *mut uccl_config_t) -> ucc
 }
 
 /// Changes a setting: `name` is the environment variable (UCCL_P2P_TIMEOUT_MS) or what follows its prefix, in
-/// lower case (timeout_ms); the README lists them. Beside those there are `gpu_index`, the GPU that the
+/// lower case (timeout_ms); docs/settings.md lists them. Beside those there are `gpu_index`, the GPU that the
 /// endpoint serves (0), and `port`, the port that it listens on (0 for any; the base port plus the GPU's index
 /// if that is free).
 #[unsafe(no_mangle)]

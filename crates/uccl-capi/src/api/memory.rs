@@ -147,7 +147,7 @@ pub unsafe extern "C" fn uccl_moves(
 }
 
 /// Writes the name of the path that data takes to and from memory which the peer advertised: "cma", "shm",
-/// "mapped", "cuda_ipc" or "tcp", as the README explains. 16 bytes have room for it.
+/// "mapped", "cuda_ipc" or "tcp", as docs/status.md explains. 16 bytes have room for it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uccl_path(
     endpoint: *const uccl_endpoint_t,

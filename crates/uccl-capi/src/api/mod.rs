@@ -7,14 +7,15 @@
 
 mod config;
 mod endpoint;
+mod library;
 mod memory;
 mod notif;
-mod status;
+pub(crate) mod status;
 mod transfer;
 
 use std::time::Duration;
 
-pub use self::{config::*, endpoint::*, memory::*, notif::*, status::*, transfer::*};
+pub use self::{config::*, endpoint::*, library::*, memory::*, notif::*, status::*, transfer::*};
 use crate::failure::{Answer, Failure, run};
 
 /// The status of a call that has nothing else to say.

@@ -2,8 +2,6 @@ use std::ffi::{CStr, c_char};
 
 use uccl_p2p::Error;
 
-use crate::failure;
-
 /// What a call came to. Failures are negative; `uccl_last_error` says more about them.
 #[repr(i32)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -60,7 +58,9 @@ impl uccl_status_t {
             Error::OutsideRegion { .. } | Error::OutsideAdvert { .. } => Self::UCCL_OUT_OF_RANGE,
             Error::ForeignAdvert { .. } | Error::RemoteAccess { .. } => Self::UCCL_REFUSED,
             Error::Truncated { .. } => Self::UCCL_TRUNCATED,
-            Error::Cancelled { .. } | Error::Interrupted => Self::UCCL_CANCELLED,
+            Error::Cancelled { .. } | Error::ContextFailed { .. } | Error::Interrupted => {
+                Self::UCCL_CANCELLED
+            }
             Error::DeadlineExceeded { .. } | Error::Timeout(_) => Self::UCCL_DEADLINE,
             Error::Connect { .. } => Self::UCCL_CONNECT_FAILED,
             Error::ConnectionLost { .. } => Self::UCCL_CONNECTION_LOST,
@@ -107,24 +107,6 @@ pub extern "C" fn uccl_status_name(status: i32) -> *const c_char {
     uccl_status_t::name(status).as_ptr()
 }
 
-/// Why the last call of this thread that failed did, and what to do about it; an empty text if none has failed.
-/// Calls that succeed leave it. The next failure on this thread overwrites it.
-#[unsafe(no_mangle)]
-pub extern "C" fn uccl_last_error() -> *const c_char {
-    failure::last()
-}
-
-/// The version of the library, such as "0.1.0".
-#[unsafe(no_mangle)]
-pub extern "C" fn uccl_version() -> *const c_char {
-    const VERSION: &CStr =
-        match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
-            Ok(version) => version,
-            Err(_) => c"",
-        };
-    VERSION.as_ptr()
-}
-
 #[cfg(test)]
 mod tests {
     use std::{io, time::Duration};
@@ -158,6 +140,7 @@ mod tests {
             (Error::Truncated { sent: 2, capacity: 1 }, uccl_status_t::UCCL_TRUNCATED),
             (Error::Cancelled { by: peer() }, uccl_status_t::UCCL_CANCELLED),
             (Error::Interrupted, uccl_status_t::UCCL_CANCELLED),
+            (Error::ContextFailed { context: 1 }, uccl_status_t::UCCL_CANCELLED),
             (
                 Error::DeadlineExceeded { after: Duration::ZERO, peer: None },
                 uccl_status_t::UCCL_DEADLINE,

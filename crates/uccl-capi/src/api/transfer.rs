@@ -1,7 +1,10 @@
 use std::ffi::c_void;
 
 use smallvec::SmallVec;
-use uccl_p2p::{ConnId, Endpoint, Iov, MrId, Op, Request, Status, TransferId, Uninterrupted};
+use uccl_p2p::{
+    Change, ConnId, Endpoint, Iov, MrId, Op, Request, Signal, Status, TransferId, Uninterrupted,
+    Until,
+};
 use uccl_wire::{advert::Advert, message::MAX_IOVS};
 
 use super::{
@@ -39,6 +42,32 @@ pub enum uccl_op_t {
     UCCL_RECV = 3,
 }
 
+/// What a signal does to a word.
+#[repr(i32)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum uccl_change_t {
+    /// The word becomes the value.
+    UCCL_SET = 0,
+    /// The value is added to the word, which wraps around.
+    UCCL_ADD = 1,
+}
+
+/// A word of the peer's memory that a write changes, once, when all its bytes are visible there. It stays as it is when
+/// the write fails or is cancelled. The word is an integer of eight bytes, aligned to eight.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct uccl_signal_t {
+    /// Where the word is: it begins where the advert does.
+    pub word: uccl_advert_t,
+    /// What it becomes, or what is added to it.
+    pub value: u64,
+    /// One of uccl_change_t.
+    pub change: i32,
+    /// Not 0: not before all writes have ended well, too, that were posted before in the request's context. Once one of
+    /// these has failed, the context has no such signals any more.
+    pub strong: i32,
+}
+
 /// A transfer: any number of pieces moved as one. Set all of it to zero first, then what is needed, and
 /// `timeout_ms`.
 #[repr(C)]
@@ -51,7 +80,7 @@ pub struct uccl_request_t {
     pub iovs: *const uccl_iov_t,
     /// The peer's memory, one advert a piece, each at least as long; NULL for UCCL_SEND and UCCL_RECV.
     pub adverts: *const uccl_advert_t,
-    /// How many pieces there are, 1 to 65,536.
+    /// How many pieces there are, 1 to 65,536; with a signal there may be none.
     pub count: usize,
     /// A notification that the peer gets when the data is there, or NULL. Not with UCCL_RECV.
     pub notif: *const c_void,
@@ -59,6 +88,10 @@ pub struct uccl_request_t {
     pub notif_len: usize,
     /// Milliseconds until the transfer fails: UCCL_TIMEOUT_DEFAULT, UCCL_TIMEOUT_NEVER or a positive number.
     pub timeout_ms: i64,
+    /// A word of the peer's that changes when a write's bytes are there, before the notification goes out, or NULL.
+    pub signal: *const uccl_signal_t,
+    /// The scope of strong signals: what is posted in one context is in the order in which it is posted.
+    pub context: u32,
 }
 
 /// A request as the engine has it.
@@ -69,6 +102,8 @@ struct Call<'a> {
     adverts: SmallVec<[Advert; 4]>,
     notif: Option<&'a [u8]>,
     timeout_ms: i64,
+    signal: Option<Signal>,
+    context: u32,
 }
 
 impl<'a> Call<'a> {
@@ -112,6 +147,9 @@ impl<'a> Call<'a> {
             // One of no bytes is one too, if it is somewhere.
             notif: (!request.notif.is_null()).then_some(notif),
             timeout_ms: request.timeout_ms,
+            // SAFETY: the caller's promise.
+            signal: unsafe { request.signal.as_ref() }.map(signal_of).transpose()?,
+            context: request.context,
         })
     }
 
@@ -119,6 +157,8 @@ impl<'a> Call<'a> {
         Ok(Request {
             notif: self.notif,
             timeout: deadline(self.timeout_ms)?,
+            signal: self.signal,
+            context: self.context,
             ..Request::new(self.conn, self.op, &self.iovs, &self.adverts)
         })
     }
@@ -127,6 +167,16 @@ impl<'a> Call<'a> {
     fn run(&self, endpoint: &Endpoint) -> Answer<u64> {
         Ok(endpoint.run(&self.request()?, &mut Uninterrupted)?.bytes)
     }
+}
+
+fn signal_of(signal: &uccl_signal_t) -> Answer<Signal> {
+    let change = match signal.change {
+        change if change == uccl_change_t::UCCL_SET as i32 => Change::Set(signal.value),
+        change if change == uccl_change_t::UCCL_ADD as i32 => Change::Add(signal.value),
+        change => return Err(Failure::invalid(format!("{change} is none of uccl_change_t"))),
+    };
+    let advert = Advert::decode(&signal.word.bytes)?;
+    Ok(Signal { advert, change, strong: signal.strong != 0 })
 }
 
 /// The pieces of a call that waits, and nothing besides.
@@ -147,6 +197,8 @@ fn plain(
         notif: std::ptr::null(),
         notif_len: 0,
         timeout_ms,
+        signal: std::ptr::null(),
+        context: 0,
     }
 }
 
@@ -276,6 +328,28 @@ pub unsafe extern "C" fn uccl_wait(
         let status = endpoint.wait(TransferId(transfer), patience, &mut Uninterrupted)?;
         // SAFETY: NULL, or a place for a number.
         unsafe { stands(status, bytes) }
+    })
+}
+
+/// Waits until the word of eight bytes at `ptr` in region `mr`, which peers' signals change, is `at_least` or more; what a
+/// signal that made it so stands for is there. `value`, if not NULL, gets what it is then. UCCL_DEADLINE if that takes
+/// longer than said. A word in a GPU's memory is waited for by a stream or a kernel.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn uccl_wait_signal(
+    endpoint: *const uccl_endpoint_t,
+    mr: u64,
+    ptr: *const c_void,
+    at_least: u64,
+    timeout_ms: i64,
+    value: *mut u64,
+) -> uccl_status_t {
+    call(|| {
+        let (endpoint, timeout) = (self::endpoint(endpoint)?, deadline(timeout_ms)?);
+        let (ptr, until) = (args::address(ptr.cast_mut()), Until::AtLeast(at_least));
+        let seen = endpoint.wait_word(MrId(mr), ptr, until, timeout, &mut Uninterrupted)?;
+        // SAFETY: NULL, or a place for a number.
+        unsafe { put_if_wanted(value, seen) };
+        Ok(())
     })
 }
 

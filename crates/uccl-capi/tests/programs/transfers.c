@@ -106,6 +106,26 @@ static void round_of(int number) {
   WELL(uccl_take_notifs(b, 0, see, &seen, NULL));
   CHECK(seen.count == 3);
 
+  /* A word of the peer's, when the bytes are there. */
+  static _Alignas(8) uint64_t words[2];
+  uint64_t mr_words, seen_value = 0;
+  uccl_signal_t signal = {.value = 5, .change = UCCL_ADD, .strong = 1};
+  words[0] = words[1] = 0;
+  WELL(uccl_register(b, words, sizeof words, &mr_words));
+  WELL(uccl_advertise(b, mr_words, &words[1], sizeof words[1], &signal.word));
+  uccl_request_t signalled = {.conn = conn, .op = UCCL_WRITE, .iovs = from, .adverts = adverts, .count = PIECES,
+                              .timeout_ms = 10000, .signal = &signal, .context = 3};
+  WELL(uccl_run(a, &signalled, NULL));
+  signalled.count = 0;
+  WELL(uccl_post(a, &signalled, &transfer));
+  WELL(uccl_wait_signal(b, mr_words, &words[1], 10, 10000, &seen_value));
+  WELL(uccl_wait(a, transfer, 10000, NULL));
+  CHECK(seen_value == 10 && words[0] == 0 && words[1] == 10);
+  CHECK(uccl_wait_signal(b, mr_words, &words[0], 1, 10, NULL) == UCCL_DEADLINE);
+  signal.change = 7;
+  CHECK(uccl_run(a, &signalled, NULL) == UCCL_INVALID_ARGUMENT);
+  WELL(uccl_deregister(b, mr_words));
+
   /* Memory that the peer maps. */
   void *shared;
   WELL(uccl_alloc(b, SIZE, &shared));

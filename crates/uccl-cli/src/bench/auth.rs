@@ -5,7 +5,10 @@ use hmac::{Hmac, KeyInit, Mac};
 use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 
-use super::control::{Channel, VERSION};
+use super::{
+    control::{Channel, VERSION},
+    role::Role,
+};
 
 const NONCE_LEN: usize = 32;
 
@@ -21,12 +24,6 @@ struct Hello {
 #[derive(Serialize, Deserialize)]
 struct Proof {
     proof: Vec<u8>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Role {
-    Lead,
-    Serve,
 }
 
 /// Greets the other side and returns its name. Nothing that it says is acted on before it has proved

@@ -14,9 +14,8 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use uccl_p2p::{Interrupt, wire::advert::Advert};
 
 use super::{
-    limits::LimitRequest,
+    kinds::{ChecksumMode, Direction, OpKind, TransportKind},
     place::Places,
-    plan::{ChecksumMode, Direction, OpKind, TransportKind},
 };
 
 /// Both sides must be of one version.
@@ -74,6 +73,20 @@ pub(crate) enum Reply {
     Prepared { adverts: Vec<WireAdvert> },
     /// The part of a phase begins now.
     Ready,
+}
+
+/// What the leading side needs of the other for a limit.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum LimitRequest {
+    /// Memory that the other may reach into; held until the next request, which must be a release.
+    Memory { len: u64 },
+    /// Ping-pong in the memory behind this process's file descriptor.
+    Shared { pid: u32, fd: i32 },
+    /// Send back what arrives, 64 bytes at a time.
+    TcpEcho,
+    /// Receive whatever comes.
+    TcpSink,
 }
 
 /// How an endpoint is to behave.

@@ -4,15 +4,19 @@ mod auth;
 mod buffer;
 mod control;
 mod flag;
-mod gpu_buffer;
+mod kinds;
 mod limits;
 mod ordered;
+mod pattern;
 mod peer;
+mod pieces;
 mod place;
 mod plan;
 mod plot;
 mod report;
+mod role;
 mod run;
+mod server;
 mod side;
 mod size;
 mod stats;
@@ -25,22 +29,19 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use uccl_device::{Topology, cuda::Gpus};
 
 use self::{
+    kinds::{DeviceKind, TransportKind},
     peer::Peer,
-    place::{DeviceKind, Place},
-    plan::TransportKind,
+    place::Place,
     report::{GpuNames, Machine, Report, Row, Sink, Verified},
     run::Session,
 };
-pub(crate) use self::{
-    peer::{SUBCOMMAND, serve_parent},
-    plan::BenchArgs,
-};
+pub(crate) use self::{peer::SUBCOMMAND, plan::BenchArgs, server::serve_parent};
 
 /// Runs what was asked for. An error if a byte arrived wrong.
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     args.check()?;
     if let Some(addr) = &args.listen {
-        return peer::listen(addr, args.once);
+        return server::listen(addr, args.once);
     }
     let mut peer = match &args.connect {
         Some(addr) => Peer::connect(addr)?,
@@ -200,10 +201,10 @@ impl Output {
             })?)?;
         }
         if let Some(sink) = &args.csv {
-            sink.write(&report::csv(&self.rows))?;
+            sink.write(&report::csv(&self.rows)?)?;
         }
         if let Some(path) = &args.plot {
-            report::write_file(path, &plot::svg(&self.rows, "uccl bench"))?;
+            report::write_file(path, &plot::svg(&self.rows, "uccl bench")?)?;
         }
         let wrong = self.rows.iter().filter(|row| row.verified == Verified::No).count();
         match wrong {

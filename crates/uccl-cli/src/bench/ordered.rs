@@ -11,8 +11,8 @@ use uccl_p2p::CudaStream;
 
 use super::{
     buffer::{HostBuffer, POISON},
+    kinds::OpKind,
     place,
-    plan::OpKind,
 };
 
 /// Bytes of a transfer that work on the stream touches, at most: its first ones.

@@ -1,23 +1,16 @@
-//! The side that serves: started by the leading side on this host, or listening for one on another.
+//! The other side, as the leading side knows it: started on this host, or reached on another.
 
 use std::{
-    io,
-    net::{IpAddr, Ipv4Addr, Shutdown, TcpListener, TcpStream},
-    os::{fd::AsFd, unix::net::UnixStream},
+    net::{IpAddr, Ipv4Addr, Shutdown, TcpStream},
+    os::unix::net::UnixStream,
     process::{Child, Command, Stdio},
     thread::JoinHandle,
 };
 
 use anyhow::{Context, Result, bail};
-use rustix::process::{Signal, set_parent_process_death_signal};
 use uccl_p2p::Config;
 
-use super::{
-    auth::{Role, greet},
-    control::{Channel, Phase, Point, Reply, Request, WireAdvert},
-    limits, place,
-    side::{Listening, Prepared, Side},
-};
+use super::{auth::greet, control::Channel, role::Role};
 
 /// The hidden subcommand that a spawned peer runs.
 pub(crate) const SUBCOMMAND: &str = "bench-peer";
@@ -36,7 +29,7 @@ pub(crate) struct Peer {
 }
 
 /// Who serves on this host.
-enum Started {
+pub(super) enum Started {
     /// Another process.
     Process(Child),
     /// A thread of this one, for as long as the socket is open.
@@ -44,19 +37,7 @@ enum Started {
 }
 
 impl Peer {
-    /// Starts one in this process.
-    pub(crate) fn start_thread() -> Result<Self> {
-        let (ours, theirs) = UnixStream::pair().context("cannot make a pair of sockets")?;
-        let thread = std::thread::Builder::new().name("bench-peer".into()).spawn({
-            let (reader, writer) = (theirs.try_clone()?.into(), theirs.into());
-            move || serve(Channel::new(reader, writer))
-        });
-        let thread = Some(thread.context("cannot start a thread")?);
-        let channel = Channel::new(ours.try_clone()?.into(), ours.try_clone()?.into());
-        Self::greeted(channel, Started::Thread { thread, socket: ours })
-    }
-
-    fn greeted(channel: Channel, started: Started) -> Result<Self> {
+    pub(super) fn greeted(channel: Channel, started: Started) -> Result<Self> {
         let ip = Ipv4Addr::LOCALHOST.into();
         let started = Some(started);
         let mut peer = Self { channel, ip, host: String::new(), gpu: 0, started };
@@ -123,139 +104,13 @@ impl Drop for Peer {
 const DEFAULT_PORT: u16 = 28190;
 
 /// An address that names no port gets the default one.
-fn with_port(addr: &str) -> String {
+pub(super) fn with_port(addr: &str) -> String {
     match addr.parse::<IpAddr>() {
         Ok(IpAddr::V6(ip)) => format!("[{ip}]:{DEFAULT_PORT}"),
         _ if addr.contains(':') => addr.to_owned(),
         _ => format!("{addr}:{DEFAULT_PORT}"),
     }
 }
-
-/// Runs as the second process of a benchmark on this host.
-pub(crate) fn serve_parent() -> Result<()> {
-    // Closed pipes end it too, but not while it is stuck.
-    set_parent_process_death_signal(Some(Signal::KILL)).context("cannot be tied to the parent")?;
-    let reader = io::stdin().as_fd().try_clone_to_owned()?;
-    let writer = io::stdout().as_fd().try_clone_to_owned()?;
-    serve(Channel::new(reader, writer))
-}
-
-/// Serves whoever started this.
-fn serve(mut channel: Channel) -> Result<()> {
-    greet(&mut channel, Role::Serve, None)?;
-    Server::new(channel, None).serve()
-}
-
-/// Listens for leading sides and serves one after the other.
-pub(crate) fn listen(addr: &str, once: bool) -> Result<()> {
-    let addr = with_port(addr);
-    let listener = TcpListener::bind(&addr).with_context(|| {
-        format!("cannot listen on {addr}: is another one running? Take another port")
-    })?;
-    let psk = Config::from_env()?.psk;
-    eprintln!(
-        "listening on {}; on the other host: uccl bench --connect <this host>",
-        listener.local_addr()?
-    );
-    loop {
-        let (stream, from) = listener.accept()?;
-        match serve_one(stream, psk.as_deref()) {
-            Ok(host) => eprintln!("{from} ({host}): done"),
-            Err(error) => eprintln!("{from}: {error:#}"),
-        }
-        if once {
-            return Ok(());
-        }
-    }
-}
-
-fn serve_one(stream: TcpStream, psk: Option<&[u8]>) -> Result<String> {
-    let ip = stream.peer_addr()?.ip();
-    let mut channel = Channel::over(stream)?;
-    let host = greet(&mut channel, Role::Serve, psk)?;
-    eprintln!("{ip} ({host}): begins");
-    Server::new(channel, Some(ip)).serve()?;
-    Ok(host)
-}
-
-/// What the serving side holds between requests. Memory of a point goes before its endpoint does.
-struct Server {
-    prepared: Option<Prepared>,
-    side: Option<Side>,
-    channel: Channel,
-    /// The leading side's address; none if it is this process's parent.
-    lead: Option<IpAddr>,
-}
-
-impl Server {
-    fn new(channel: Channel, lead: Option<IpAddr>) -> Self {
-        Self { prepared: None, side: None, channel, lead }
-    }
-
-    /// Answers until the leading side hangs up.
-    fn serve(mut self) -> Result<()> {
-        while let Some(request) = self.channel.next()? {
-            let reply = self.answer(request).unwrap_or_else(|error| {
-                let error = format!("{error:#}");
-                Reply::Failed { error }
-            });
-            self.channel.send(&reply)?;
-        }
-        Ok(())
-    }
-
-    fn answer(&mut self, request: Request) -> Result<Reply> {
-        match request {
-            Request::Check { seed } => {
-                let prepared = self.prepared.as_ref().context(NOT_PREPARED)?;
-                Ok(Reply::Checked { wrong: prepared.check(seed)? })
-            }
-            Request::Close => {
-                self.prepared = None;
-                self.side = None;
-                Ok(Reply::Done)
-            }
-            Request::Fill { seed } => {
-                self.prepared.as_mut().context(NOT_PREPARED)?.fill(seed)?;
-                Ok(Reply::Done)
-            }
-            Request::Go(phase) => self.go(&phase),
-            Request::Limit(limit) => limits::serve(&limit, &mut self.channel, self.lead),
-            Request::Open(open) => {
-                let listening = Listening::start(&open)?;
-                let gpu = open.gpu.map(place::name).transpose()?;
-                self.channel.send(&Reply::Opened { port: listening.port(), gpu })?;
-                self.side = Some(listening.accept(&mut self.channel.watch_words()?)?);
-                Ok(Reply::Accepted)
-            }
-            Request::Prepare { point, adverts } => self.prepare(point, adverts),
-            Request::Release => {
-                self.prepared = None;
-                Ok(Reply::Done)
-            }
-        }
-    }
-
-    fn prepare(&mut self, point: Point, adverts: Vec<WireAdvert>) -> Result<Reply> {
-        self.prepared = None;
-        let side = self.side.as_ref().context("memory was asked for before a connection")?;
-        let mut prepared = Prepared::new(side, point, Role::Serve)?;
-        prepared.meet(adverts)?;
-        let adverts = prepared.adverts()?;
-        self.prepared = Some(prepared);
-        Ok(Reply::Prepared { adverts })
-    }
-
-    fn go(&mut self, phase: &Phase) -> Result<Reply> {
-        let side = self.side.as_ref().context(NOT_PREPARED)?;
-        let prepared = self.prepared.as_mut().context(NOT_PREPARED)?;
-        self.channel.send(&Reply::Ready)?;
-        let took = prepared.go(side, phase, &self.channel)?;
-        Ok(Reply::Finished { elapsed_ns: took.elapsed.as_nanos() as u64 })
-    }
-}
-
-const NOT_PREPARED: &str = "something was asked for before the memory for it";
 
 #[cfg(test)]
 mod tests {

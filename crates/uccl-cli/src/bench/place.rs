@@ -3,23 +3,13 @@
 use std::fmt;
 
 use anyhow::{Result, bail};
-use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use uccl_device::cuda::{Context, Gpus};
 
-use super::{auth::Role, plan::Memory};
-
-/// Whose memory buffers are.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum DeviceKind {
-    /// The host's, pageable: what --memory says.
-    Cpu,
-    /// A GPU's.
-    Gpu,
-    /// The host's, locked by the GPU's driver.
-    Pinned,
-}
+use super::{
+    kinds::{DeviceKind, Memory},
+    role::Role,
+};
 
 /// Where buffers of one side lie.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]

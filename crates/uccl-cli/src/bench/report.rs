@@ -123,7 +123,6 @@ pub(crate) struct Report<'a> {
     pub(crate) gpus: GpuNames,
     /// Seconds that each point may take.
     pub(crate) duration_s: f64,
-    /// What was measured.
     pub(crate) rows: &'a [Row],
 }
 
@@ -192,16 +191,17 @@ pub(crate) fn json(report: &Report<'_>) -> Result<String> {
 }
 
 const CSV_HEADER: &str = "op,path,transport,memory,peer_memory,direction,size_bytes,iovs,total_bytes,inflight,\
-                          count,gb_per_s,p50_us,p99_us,min_us,verified,note\n";
+                          count,gb_per_s,p50_us,p99_us,min_us,verified,note";
 
-pub(crate) fn csv(rows: &[Row]) -> String {
-    let mut text = CSV_HEADER.to_owned();
+pub(crate) fn csv(rows: &[Row]) -> Result<String> {
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    writer.write_record(CSV_HEADER.split(','))?;
     for row in rows {
         let latency = |pick: fn(&Latency) -> f64| number(row.latency_us.as_ref().map(pick));
-        let optional = |text: &Option<String>| quoted(text.as_deref().unwrap_or_default());
-        let cells = [
-            quoted(&row.op),
-            quoted(&row.path),
+        let optional = |text: &Option<String>| text.clone().unwrap_or_default();
+        writer.write_record([
+            row.op.clone(),
+            row.path.clone(),
             optional(&row.transport),
             optional(&row.memory),
             optional(&row.peer_memory),
@@ -215,25 +215,15 @@ pub(crate) fn csv(rows: &[Row]) -> String {
             latency(|l| l.p50),
             latency(|l| l.p99),
             latency(|l| l.min),
-            quoted(row.verified.name()),
+            row.verified.name().to_owned(),
             optional(&row.note),
-        ];
-        text.push_str(&cells.join(","));
-        text.push('\n');
+        ])?;
     }
-    text
+    Ok(String::from_utf8(writer.into_inner()?)?)
 }
 
 fn number(value: Option<f64>) -> String {
     value.map_or_else(String::new, |value| format!("{value:.6}"))
-}
-
-/// Quoted as RFC 4180 has it, where that is needed.
-fn quoted(text: &str) -> String {
-    match text.contains([',', '"', '\n', '\r']) {
-        true => format!("\"{}\"", text.replace('"', "\"\"")),
-        false => text.to_owned(),
-    }
 }
 
 #[cfg(test)]
@@ -258,7 +248,7 @@ pub(crate) mod tests {
     fn csv_has_a_cell_for_each_heading() {
         let mut wordy = row("write", "cma", 64, 1.5);
         wordy.note = Some("slow, \"very\"".into());
-        let text = csv(&[wordy, Row::limit("tcp-rtt", 64)]);
+        let text = csv(&[wordy, Row::limit("tcp-rtt", 64)]).expect("CSV");
         let lines: Vec<_> = text.lines().collect();
         let headings = CSV_HEADER.split(',').count();
         assert_eq!(lines.len(), 3);

@@ -5,12 +5,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use super::{
-    auth::Role,
     control::{Open, Phase, Point, Reply, Request, unexpected},
+    kinds::{Direction, Memory, OpKind, TransportKind},
     peer::Peer,
     place,
-    plan::{BenchArgs, Direction, Memory, OpKind, TransportKind},
+    plan::BenchArgs,
     report::{GpuNames, Row, Verified},
+    role::Role,
     side::{Listening, Prepared, Side},
     stats::{Latencies, gb_per_s, median},
 };

@@ -11,21 +11,25 @@ use std::{
 use anyhow::{Context, Result, anyhow, bail};
 use quanta::Instant;
 use uccl_p2p::{
-    Bytes, Checksum, Config, ConnId, Endpoint, Error, Iov, MrId, Op, Request, Status, TransferId,
-    wire::advert::Advert,
+    Bytes, Change, Checksum, Config, ConnId, Endpoint, Error, Iov, MrId, Op, Request, Signal,
+    Status, TransferId, wire::advert::Advert,
 };
 
 use super::{
-    auth::Role,
-    buffer::{self, Buffer, Pieces},
+    buffer::{Buffer, POISON},
     control::{Channel, HangUp, Open, Phase, Point, WireAdvert},
     flag::Flag,
+    kinds::{ChecksumMode, OpKind},
     ordered::Ordered,
+    pattern,
+    pieces::Pieces,
     place::{self, Place},
-    plan::{ChecksumMode, OpKind},
+    role::Role,
     stats::Latencies,
 };
 
+/// Bytes of a word for signals.
+const WORD: usize = 8;
 /// How long two endpoints may take to meet.
 const MEET: Duration = Duration::from_secs(10);
 
@@ -109,6 +113,10 @@ struct Slot {
     iovs: Vec<Iov>,
     /// What of the peer's memory it meets; empty for two-sided operations.
     adverts: Vec<Advert>,
+    /// Where a word for signals is, if the point has any.
+    word: Option<Iov>,
+    /// The peer's word.
+    signal: Option<Signal>,
 }
 
 impl Slot {
@@ -125,11 +133,14 @@ impl Slots {
     fn new(side: &Side, point: &Point, role: Role) -> Result<Self> {
         let place = point.places.of(role);
         let len = usize::try_from(point.size).context("--size is larger than an address")?;
+        let is_signalled = point.op == OpKind::Signal;
         let pieces = Pieces::new(point.iovs, len).context("--size times --iovs is too large")?;
         let mut this =
             Self { endpoint: side.endpoint.clone(), pieces, slots: Vec::new(), ordered: None };
         for _ in 0..point.slots {
-            let buffer = Buffer::new(&side.endpoint, place, pieces.buffer_len())?;
+            let word_at = pieces.buffer_len().next_multiple_of(WORD);
+            let room = if is_signalled { word_at + WORD } else { pieces.buffer_len() };
+            let buffer = Buffer::new(&side.endpoint, place, room)?;
             let (address, len) = (buffer.address(), buffer.len());
             // SAFETY: the buffer lives in the slot beside its region, and is let go of only after the
             // region has been deregistered (see Drop).
@@ -139,7 +150,8 @@ impl Slots {
                 Iov { mr, ptr, len: piece.len() }
             };
             let iovs = pieces.iter().map(iov).collect();
-            this.slots.push(Slot { buffer, mr, iovs, adverts: Vec::new() });
+            let word = is_signalled.then(|| iov(word_at..word_at + WORD));
+            this.slots.push(Slot { buffer, mr, iovs, adverts: Vec::new(), word, signal: None });
         }
         Ok(this)
     }
@@ -155,17 +167,23 @@ impl Slots {
 
     fn advertise(&self) -> Result<Vec<WireAdvert>> {
         let advert = |iov: &Iov| Ok(self.endpoint.advertise(iov.mr, iov.ptr, iov.len)?.into());
-        self.slots.iter().flat_map(|slot| &slot.iovs).map(advert).collect()
+        self.slots.iter().flat_map(|slot| slot.iovs.iter().chain(&slot.word)).map(advert).collect()
     }
 
     fn meet(&mut self, adverts: Vec<WireAdvert>) -> Result<()> {
-        let wanted: usize = self.slots.iter().map(|slot| slot.iovs.len()).sum();
+        let count = |slot: &Slot| slot.iovs.len() + usize::from(slot.word.is_some());
+        let wanted: usize = self.slots.iter().map(count).sum();
         if adverts.len() != wanted {
             bail!("the other side sent {} adverts, not {wanted}", adverts.len());
         }
         let mut adverts = adverts.into_iter().map(Advert::from);
         for slot in &mut self.slots {
             slot.adverts = adverts.by_ref().take(slot.iovs.len()).collect();
+            let word = slot.word.and_then(|_| adverts.next());
+            // What the word holds already: nothing but the pieces may change.
+            let change = Change::Set(u64::from_ne_bytes([POISON; WORD]));
+            let signal = |advert| Signal { advert, change, strong: false };
+            slot.signal = word.map(signal);
         }
         Ok(())
     }
@@ -330,7 +348,7 @@ impl Prepared {
     pub(crate) fn go(&mut self, side: &Side, phase: &Phase, channel: &Channel) -> Result<Took> {
         if let Some(seed) = phase.seed {
             let mut payload = vec![0; self.payload.len()];
-            buffer::fill(&mut payload, seed);
+            pattern::fill(&mut payload, seed);
             self.payload = payload.into();
         }
         let first = self.rounds;
@@ -368,7 +386,7 @@ impl Prepared {
             }
             OpKind::Read => side.transfers(phase, Op::Read, self.active.as_ref(), watch),
             OpKind::Send => side.transfers(phase, Op::Send, self.active.as_ref(), watch),
-            OpKind::Write | OpKind::Pingpong => {
+            OpKind::Write | OpKind::Pingpong | OpKind::Signal => {
                 side.transfers(phase, Op::Write, self.active.as_ref(), watch)
             }
         }
@@ -377,7 +395,7 @@ impl Prepared {
     fn serve_all(&self, side: &Side, phase: &Phase, watch: &mut HangUp) -> Result<()> {
         match self.point.op {
             OpKind::Notif => side.notified(phase.count, &self.expected(phase), watch),
-            OpKind::Read | OpKind::Write | OpKind::Pingpong => Ok(()),
+            OpKind::Read | OpKind::Write | OpKind::Pingpong | OpKind::Signal => Ok(()),
             OpKind::Send => {
                 side.transfers(phase, Op::Recv, self.passive.as_ref(), watch).map(|_| ())
             }
@@ -446,7 +464,7 @@ impl Expected {
         if payload.len() != self.len {
             bail!("a notification of {} bytes arrived as {}", self.len, payload.len());
         }
-        match self.seed.and_then(|seed| buffer::mismatch(payload, seed)) {
+        match self.seed.and_then(|seed| pattern::mismatch(payload, seed)) {
             Some(at) => bail!("a notification arrived wrong from its byte {at} on"),
             None => Ok(()),
         }
@@ -533,15 +551,8 @@ impl Side {
     }
 
     fn request<'a>(&self, op: Op, slot: &'a Slot) -> Request<'a> {
-        Request {
-            conn: self.conn,
-            op,
-            iovs: &slot.iovs,
-            adverts: &slot.adverts,
-            notif: None,
-            timeout: Some(self.timeout),
-            after: None,
-        }
+        let plain = Request::new(self.conn, op, &slot.iovs, &slot.adverts);
+        Request { timeout: Some(self.timeout), signal: slot.signal, ..plain }
     }
 
     /// Posts a phase's transfers, as many at once as it allows, and sees each to its end.

@@ -3,8 +3,11 @@
 use uccl_device::Topology;
 use uccl_p2p::{Config, Transport};
 
-use super::{Path, TRANSPORT, fastest, gbits};
-use crate::rdma::{Rdma, VerbsDevice};
+use super::{Path, TRANSPORT, fastest};
+use crate::{
+    rdma::{Rdma, VerbsDevice},
+    units::gbits,
+};
 
 /// What the settings leave of it.
 pub(super) fn other_host(topology: &Topology, rdma: &Rdma, config: &Config) -> Path {
@@ -12,6 +15,7 @@ pub(super) fn other_host(topology: &Topology, rdma: &Rdma, config: &Config) -> P
         Transport::Local => {
             Path::none(format!("{TRANSPORT}=local allows this host's memory alone"))
         }
+        Transport::Fifo => Path::none(format!("{TRANSPORT}=fifo allows named pipes alone")),
         Transport::Tcp => tcp(topology, &format!("{TRANSPORT}=tcp allows nothing else")),
         Transport::Auto => best(topology, rdma, config),
         forced => forced_devices(rdma, config, forced),

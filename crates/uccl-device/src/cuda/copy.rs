@@ -3,17 +3,17 @@
 use std::ffi::c_void;
 
 use super::{
-    context::Context,
+    device::Context,
     driver::Driver,
     error::GpuError,
     raw::{MemLocation, MemcpyAttributes, SOURCE_IN_STREAM_ORDER},
     stream::Stream,
 };
 
-/// Between which kinds of memory. Managed memory counts as the device's.
+/// The kinds of memory that a copy goes from and to. Managed memory counts as the device's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
-    /// From a device to the same or another one; the stream's must be able to reach both.
+    /// From a device to the same or another one. The stream's device must be able to reach both.
     DeviceToDevice,
     /// From a device to the host.
     DeviceToHost,
@@ -24,24 +24,24 @@ pub enum Direction {
 /// One piece of a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BatchCopy {
-    /// Where to.
+    /// The destination address.
     pub destination: u64,
-    /// Where from.
+    /// The source address.
     pub source: u64,
-    /// How many bytes.
+    /// Its length in bytes.
     pub len_bytes: usize,
 }
 
 impl Stream {
-    /// Enqueues one copy. It is asynchronous for device memory and for pinned host memory; with pageable
-    /// memory the driver may wait, and stages.
+    /// Enqueues one copy. It is asynchronous for device memory and for pinned host memory. With pageable memory the
+    /// driver stages the copy and may wait.
     ///
     /// # Errors
-    /// [`GpuError::Driver`] if the driver refuses, as it does for addresses that it does not know.
+    /// [`GpuError::Driver`] if the driver refuses, for example because it does not know an address.
     ///
     /// # Safety
-    /// Both ranges are memory of the kinds that the direction says, and stay so until the copy has ended,
-    /// which an event or the stream tells; nothing else writes to them or reads the destination until then.
+    /// Both ranges must be memory of the kinds that the direction names, and stay so until the copy has ended, as an
+    /// event or the stream tells. Until then nothing else may write to them or read the destination.
     pub unsafe fn copy(
         &self,
         destination: u64,
@@ -73,14 +73,13 @@ impl Stream {
         )
     }
 
-    /// Enqueues a copy between two GPUs that need not be able to reach each other: where they cannot, the
-    /// driver takes the bytes through the host.
+    /// Enqueues a copy between two GPUs. If they cannot reach each other, the driver moves the bytes through the host.
     ///
     /// # Errors
     /// [`GpuError::Driver`] if the driver refuses, [`GpuError::Missing`] if it has no such copy.
     ///
     /// # Safety
-    /// As for [`Self::copy`]; each address is of memory of its context's GPU.
+    /// As for [`Self::copy`]; and each address must be in memory of its context's GPU.
     pub unsafe fn copy_between(
         &self,
         (to, destination): (&Context, u64),
@@ -118,15 +117,15 @@ impl Stream {
         driver.copy_batch_v2.is_some() || driver.copy_batch_v1.is_some()
     }
 
-    /// Enqueues many copies in one call. They happen in any order, after what is on the stream already.
-    /// Not for a default stream.
+    /// Enqueues many copies in one call. They run in any order, after everything that is on the stream already. It does
+    /// not work on a default stream.
     ///
     /// # Errors
     /// [`GpuError::Missing`] if the driver is too old, [`GpuError::Driver`] if it refuses: then any of the
     /// copies may have been enqueued.
     ///
     /// # Safety
-    /// As for [`Self::copy`], for each of them; and no two destinations overlap.
+    /// As for [`Self::copy`], for each of the copies; and no two destinations may overlap.
     pub unsafe fn copy_batch(&self, copies: &BatchArrays) -> Result<(), GpuError> {
         if copies.sizes.is_empty() {
             return Ok(());
@@ -171,7 +170,7 @@ impl Stream {
     }
 }
 
-/// Copies in the shape in which the driver wants them. Kept and refilled, it allocates nothing.
+/// A list of copies in the form that the driver takes. If it is kept and refilled, it allocates nothing.
 #[derive(Clone, Debug, Default)]
 pub struct BatchArrays {
     destinations: Vec<u64>,
@@ -180,7 +179,7 @@ pub struct BatchArrays {
 }
 
 impl BatchArrays {
-    /// Forgets what it holds, and keeps its memory.
+    /// Removes all copies, and keeps the allocated memory.
     pub fn clear(&mut self) {
         self.destinations.clear();
         self.sources.clear();

@@ -1,4 +1,6 @@
-//! The GPUs that this process sees.
+//! A GPU, as the driver reports it.
+
+mod context;
 
 use std::{
     ffi::{CStr, c_char},
@@ -7,154 +9,22 @@ use std::{
     sync::{Mutex, OnceLock, PoisonError},
 };
 
-use crate::{pci::PciAddress, source::Source};
-
+pub use self::context::{Context, Current};
 use super::{
-    context::Context,
-    driver::{Driver, Vendor},
-    error::{GpuError, Unusable},
-    facts::GpuLink,
-    presence,
+    driver::Driver,
+    error::GpuError,
+    link::GpuLink,
     raw::{DeviceId, Uuid, device_attribute, peer_attribute},
     uuid::GpuUuid,
 };
+use crate::{pci::PciAddress, source::Source};
 
-/// What the first look found.
-static GPUS: OnceLock<Gpus> = OnceLock::new();
-
-/// The GPUs that this process sees, in the driver's order.
-#[derive(Debug)]
-pub struct Gpus {
-    found: Result<Found, Refusal>,
-}
-
-/// Why there are none, and the same in words.
-#[derive(Debug)]
-struct Refusal {
-    why: Unusable,
-    words: String,
-}
-
-impl From<Unusable> for Refusal {
-    fn from(why: Unusable) -> Self {
-        Self { words: why.to_string(), why }
-    }
-}
-
-impl Refusal {
-    fn error(&self) -> GpuError {
-        GpuError::Unavailable { reason: self.words.clone() }
-    }
-}
-
-#[derive(Debug)]
-struct Found {
-    driver: &'static Driver,
-    devices: Vec<Device>,
-}
-
-impl Gpus {
-    /// Looks for them, the first time; then remembers.
-    ///
-    /// The driver obeys `CUDA_VISIBLE_DEVICES` as it is at the first look. From then on it works in this
-    /// process alone and not in its forks.
-    pub fn get() -> &'static Self {
-        GPUS.get_or_init(|| Self::look(Vendor::Cuda.libraries()))
-    }
-
-    /// As [`Self::get`], if anyone in this process uses GPUs; else nothing, and the driver stays as it is:
-    /// where nobody uses GPUs no address is a GPU's, and forks may begin to use them.
-    pub fn in_use() -> Option<&'static Self> {
-        (GPUS.get().is_some() || presence::cuda_is_in_use()).then(Self::get)
-    }
-
-    /// None, and why.
-    pub fn none(reason: impl Into<String>) -> Self {
-        Self { found: Err(Unusable::Unwanted(reason.into()).into()) }
-    }
-
-    fn look(libraries: &[&str]) -> Self {
-        let found = Driver::load(Vendor::Cuda, libraries).and_then(|driver| {
-            // Devices and their contexts refer to it for as long as the process runs.
-            let driver: &'static Driver = Box::leak(Box::new(driver));
-            let devices = Device::all(driver).map_err(Unusable::Unanswered)?;
-            Ok(Found { driver, devices })
-        });
-        Self { found: found.map_err(Refusal::from) }
-    }
-
-    /// All of them; none without a driver.
-    pub fn devices(&self) -> &[Device] {
-        self.found.as_ref().map(|found| found.devices.as_slice()).unwrap_or_default()
-    }
-
-    /// Why there are none; nothing if there are some.
-    pub fn why_none(&self) -> Option<&str> {
-        match &self.found {
-            Err(refusal) => Some(&refusal.words),
-            Ok(found) if found.devices.is_empty() => Some("the driver sees no GPU"),
-            Ok(_) => None,
-        }
-    }
-
-    /// Why the driver cannot be used; nothing if it can, also where it sees no GPU.
-    pub fn unusable(&self) -> Option<&Unusable> {
-        self.found.as_ref().err().map(|refusal| &refusal.why)
-    }
-
-    /// Whether AMD's driver is there with every entry point that is needed, and the number that it gives as
-    /// its version; else why not. Nothing here uses it yet: no AMD GPU was ever at hand to run on.
-    ///
-    /// # Errors
-    /// Why it cannot be used.
-    pub fn look_for_hip() -> Result<i32, String> {
-        let driver = Driver::load(Vendor::Hip, Vendor::Hip.libraries());
-        driver.map(|driver| driver.version()).map_err(|why| why.to_string())
-    }
-
-    /// The CUDA version that the driver supports: major and minor.
-    pub fn driver_version(&self) -> Option<(u32, u32)> {
-        let version = u32::try_from(self.found.as_ref().ok()?.driver.version()).ok()?;
-        Some((version / 1000, version % 1000 / 10))
-    }
-
-    /// The GPU with an ordinal.
-    ///
-    /// # Errors
-    /// [`GpuError::Unavailable`] without a driver, [`GpuError::NoSuchDevice`] for an ordinal out of range.
-    pub fn device(&self, ordinal: u32) -> Result<&Device, GpuError> {
-        let devices = match &self.found {
-            Ok(found) => &found.devices,
-            Err(refusal) => return Err(refusal.error()),
-        };
-        let count = devices.len() as u32;
-        (devices.get(ordinal as usize)).ok_or(GpuError::NoSuchDevice { ordinal, count })
-    }
-
-    /// The GPU with a UUID, if this process sees it.
-    pub fn by_uuid(&self, uuid: GpuUuid) -> Option<&Device> {
-        self.devices().iter().find(|device| device.uuid == uuid)
-    }
-
-    /// The GPU at a PCI address, if this process sees it.
-    pub fn by_pci(&self, pci: PciAddress) -> Option<&Device> {
-        self.devices().iter().find(|device| device.pci == pci)
-    }
-
-    pub(crate) fn driver(&self) -> Result<&'static Driver, GpuError> {
-        match &self.found {
-            Ok(found) => Ok(found.driver),
-            Err(refusal) => Err(refusal.error()),
-        }
-    }
-}
-
-/// What a GPU can execute: 9.0 for Hopper.
+/// A GPU's compute capability, which says what code it can execute: 9.0 for Hopper.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Capability {
-    /// Before the point.
+    /// The number before the point.
     pub major: u32,
-    /// After it.
+    /// The number after the point.
     pub minor: u32,
 }
 
@@ -164,7 +34,7 @@ impl fmt::Display for Capability {
     }
 }
 
-/// A GPU as the driver shows it.
+/// A GPU, as the driver reports it.
 #[derive(Debug)]
 pub struct Device {
     driver: &'static Driver,
@@ -180,12 +50,12 @@ pub struct Device {
     memory_bytes: usize,
     exports_descriptors: bool,
     context: OnceLock<&'static Context>,
-    /// Held while the context is taken, which must happen once.
+    /// Held while the context is retained, which must happen only once.
     taking: Mutex<()>,
 }
 
 impl Device {
-    fn all(driver: &'static Driver) -> Result<Vec<Self>, GpuError> {
+    pub(crate) fn all(driver: &'static Driver) -> Result<Vec<Self>, GpuError> {
         let mut count = 0;
         // SAFETY: the pointer is to a live integer.
         let code = unsafe { (driver.device_count)(&raw mut count) };
@@ -236,27 +106,27 @@ impl Device {
         self.ordinal
     }
 
-    /// What its maker calls it.
+    /// The vendor's name for the model.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What names it in every process.
+    /// Its UUID, the same in every process.
     pub fn uuid(&self) -> GpuUuid {
         self.uuid
     }
 
-    /// Where it is on the PCI bus.
+    /// Its PCI address.
     pub fn pci(&self) -> PciAddress {
         self.pci
     }
 
-    /// The NUMA node that it hangs off, where the kernel says.
+    /// The NUMA node that it is attached to; `None` if the kernel does not say.
     pub fn numa_node(&self) -> Option<u32> {
         self.numa_node
     }
 
-    /// What it can execute.
+    /// Its compute capability.
     pub fn capability(&self) -> Capability {
         self.capability
     }
@@ -266,7 +136,7 @@ impl Device {
         self.multiprocessors
     }
 
-    /// How many copies can run beside each other and beside kernels.
+    /// How many copies can run at the same time, beside kernels.
     pub fn copy_engines(&self) -> u32 {
         self.copy_engines
     }
@@ -281,7 +151,7 @@ impl Device {
         self.exports_descriptors
     }
 
-    /// Whether it can reach the other's memory, once that is enabled.
+    /// Whether it can reach the other's memory once peer access is enabled.
     ///
     /// # Errors
     /// [`GpuError::Driver`] if the driver does not say.
@@ -314,11 +184,11 @@ impl Device {
         Ok(if atomics != 0 { GpuLink::Nvlink } else { GpuLink::Pcie })
     }
 
-    /// Its primary context, retained at the first call, which also loads the copy kernels. That takes some hundred milliseconds and some
-    /// hundred MiB of the GPU's memory, unless someone in the process has it already.
+    /// Its primary context. The first call retains it and loads the copy kernels. That takes some hundred milliseconds
+    /// and some hundred MiB of the GPU's memory, unless someone in the process has retained it already.
     ///
     /// # Errors
-    /// [`GpuError::Driver`] if the driver refuses, as it does if the memory does not suffice.
+    /// [`GpuError::Driver`] if the driver refuses, for example because the GPU has too little memory left.
     pub fn context(&'static self) -> Result<&'static Context, GpuError> {
         if let Some(context) = self.context.get() {
             return Ok(context);
@@ -327,15 +197,15 @@ impl Device {
         if let Some(context) = self.context.get() {
             return Ok(context);
         }
-        // The GPU's, which is never let go of.
+        // Leaked, as the GPU's context is never released.
         let context: &'static Context = Box::leak(Box::new(Context::retain(self.driver, self)?));
-        // Before others have the context, and can hold a stream of it: see `reaper`. Where they cannot be used, copy
-        // engines copy.
+        // Load the kernels before others have the context and can hold one of its streams: see `reaper`. If the kernels
+        // cannot be used, copy engines do the copying.
         let _ = context.kernels();
         Ok(self.context.get_or_init(|| context))
     }
 
-    /// Whether anyone in this process has its primary context.
+    /// Whether anyone in this process has retained its primary context.
     pub(crate) fn is_active(&self) -> bool {
         let (mut flags, mut active) = (0, 0);
         // SAFETY: both pointers are to live integers, and the device is one that the driver named.
@@ -373,7 +243,7 @@ impl Query {
         Ok(name.to_string_lossy().into_owned())
     }
 
-    /// The second version differs for parts of a GPU (MIG), which are not the whole.
+    /// The second version of the call returns another UUID for a part of a GPU (MIG) than for the whole GPU.
     fn uuid(&self) -> Result<GpuUuid, GpuError> {
         let mut uuid = Uuid::default();
         let ask = Driver::need(
@@ -402,31 +272,5 @@ impl Query {
         let code = unsafe { (self.driver.device_total_memory)(&raw mut bytes, self.id) };
         self.driver.check(code, format_args!("asking for the memory of GPU {}", self.ordinal))?;
         Ok(bytes)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn without_a_driver_there_are_no_gpus_and_a_reason() {
-        for gpus in [Gpus::look(&["libno-such-driver.so.1"]), Gpus::none("switched off")] {
-            assert!(gpus.devices().is_empty());
-            assert!(gpus.why_none().is_some_and(|reason| !reason.is_empty()));
-            assert_eq!(gpus.driver_version(), None);
-            let error = gpus.device(0).expect_err("no GPU");
-            assert!(matches!(&error, GpuError::Unavailable { .. }), "{error}");
-            assert!(gpus.driver().is_err());
-            assert!(gpus.by_uuid(GpuUuid([0; 16])).is_none());
-        }
-    }
-
-    #[test]
-    fn a_driver_without_gpus_says_so() {
-        // Whatever this machine has, a look at it ends and is consistent.
-        let gpus = Gpus::get();
-        assert_eq!(gpus.devices().is_empty(), gpus.why_none().is_some());
-        assert!(gpus.device(u32::MAX).is_err());
     }
 }

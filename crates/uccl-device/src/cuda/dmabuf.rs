@@ -1,4 +1,4 @@
-//! A GPU's memory as a file that other devices' drivers understand.
+//! A GPU's memory as a dma-buf, a file that other devices' drivers can use.
 
 use std::{
     ffi::c_void,
@@ -6,23 +6,23 @@ use std::{
 };
 
 use super::{
-    device::Gpus, driver::Driver, error::GpuError, pointer::classify, raw::RANGE_HANDLE_DMA_BUF,
+    driver::Driver, error::GpuError, gpus::Gpus, pointer::classify, raw::RANGE_HANDLE_DMA_BUF,
 };
 
 /// A file that stands for a range of a GPU's memory, in whole pages.
 ///
-/// It keeps the memory from being given back, but not from being freed: whoever registers it with a device
-/// ends the registration first.
+/// It keeps the physical memory from being reused, but does not prevent the owner from freeing it. So whoever registers
+/// the file with a device must end that registration before the memory is freed.
 #[derive(Debug)]
 pub struct DmaBuf {
     /// The file.
     pub fd: OwnedFd,
-    /// Where in the file the memory begins that was asked for, in bytes.
+    /// The offset in the file, in bytes, at which the requested memory begins.
     pub offset: u64,
 }
 
 impl DmaBuf {
-    /// Makes one for `len_bytes` of a GPU's memory.
+    /// Makes a file for `len_bytes` of a GPU's memory.
     ///
     /// # Errors
     /// [`GpuError::Missing`] if the driver is older than 11.7, [`GpuError::Driver`] if it refuses: it

@@ -1,7 +1,8 @@
 //! The driver's entry points, found at run time.
 //!
-//! One table serves both vendors: an entry has CUDA's name and HIP's, and HIP's takes the same arguments.
-//! What only CUDA has, or only newer drivers have, is optional, and its absence is a path not taken.
+//! One table serves both vendors: each entry has CUDA's name and HIP's, with the same arguments. Entries that only CUDA
+//! or only newer drivers have are optional. Where one is missing, the code takes another path or fails with
+//! [`GpuError::Missing`].
 
 use std::{
     error::Error as _,
@@ -16,13 +17,13 @@ use super::{
     raw::{self, *},
 };
 
-/// Whose driver it is.
+/// The vendor of a driver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Vendor {
     /// NVIDIA: `libcuda.so.1`.
     Cuda,
-    /// AMD: `libamdhip64.so`. Its entry points are listed and looked up; nothing has been run on it, and
-    /// its numbers for device attributes are not CUDA's, so [`super::Gpus`] does not use it yet.
+    /// AMD: `libamdhip64.so`. Its entry points are listed and looked up, but nothing has been run on it. Its numbers
+    /// for device attributes differ from CUDA's, so [`super::Gpus`] does not use it yet.
     Hip,
 }
 
@@ -51,7 +52,7 @@ macro_rules! entry_points {
         required { $( $name:ident ( $($type:ty),* ) = $cuda:literal, $hip:tt; )* }
         optional { $( $maybe:ident ( $($maybe_type:ty),* ) = $maybe_cuda:literal, $maybe_hip:tt; )* }
     ) => {
-        /// What was found in a driver's library, which stays loaded.
+        /// The functions found in a driver's library, which stays loaded.
         pub(crate) struct Driver {
             $( pub(crate) $name: unsafe extern "C" fn($($type),*) -> Code, )*
             $( pub(crate) $maybe: Option<unsafe extern "C" fn($($maybe_type),*) -> Code>, )*
@@ -95,7 +96,7 @@ fn choose(vendor: Vendor, cuda: &'static str, hip: Option<&'static str>) -> Opti
 }
 
 /// # Safety
-/// `F` is the type of a function pointer, and that of the function with this name.
+/// `F` must be the function pointer type of the function with this name.
 unsafe fn find<F: Copy>(library: &Library, name: Option<&str>) -> Option<F> {
     // SAFETY: the caller's promise; the pointer is used as long as the library stays loaded.
     unsafe { library.get::<F>(name?) }.ok().map(|symbol| *symbol)
@@ -211,6 +212,7 @@ entry_points! {
         range_handle(*mut c_void, DevicePtr, usize, i32, u64) =
             "cuMemGetHandleForAddressRange", "hipMemGetHandleForAddressRange";
         stream_wait_value(Handle, DevicePtr, u32, u32) = "cuStreamWaitValue32_v2", _;
+        stream_wait_value_64(Handle, DevicePtr, u64, u32) = "cuStreamWaitValue64_v2", _;
         pool_allocate(*mut DevicePtr, usize, Handle) = "cuMemAllocAsync", "hipMallocAsync";
         pool_free(DevicePtr, Handle) = "cuMemFreeAsync", "hipFreeAsync";
     }
@@ -223,14 +225,14 @@ impl fmt::Debug for Driver {
 }
 
 impl Driver {
-    /// Loads the first of `libraries` that is there, and initialises the driver.
+    /// Loads the first of `libraries` that can be loaded, and initialises the driver.
     ///
     /// # Errors
     /// Why there is none that can be used.
     pub(crate) fn load(vendor: Vendor, libraries: &[&str]) -> Result<Self, Unusable> {
         let mut reasons = Vec::new();
         for name in libraries {
-            // SAFETY: the vendor's driver, whose initialisers are made to run in any process.
+            // SAFETY: the vendor's driver, whose initialisers may run in any process.
             match unsafe { Library::new(*name) } {
                 Ok(library) => {
                     let library_name = || (*name).to_owned();
@@ -258,7 +260,7 @@ impl Driver {
     }
 
     fn initialise(&self) -> Result<(), Failure> {
-        // SAFETY: takes flags, of which there are none.
+        // SAFETY: it takes flags; 0 sets none.
         let code = unsafe { (self.init)(0) };
         if code == SUCCESS { Ok(()) } else { Err(self.failure(code)) }
     }
@@ -271,7 +273,7 @@ impl Driver {
         version
     }
 
-    /// A code in the driver's own words.
+    /// The driver's name and text for a code.
     pub(crate) fn failure(&self, code: Code) -> Failure {
         Failure {
             code,
@@ -280,7 +282,7 @@ impl Driver {
         }
     }
 
-    /// An error unless the code says success.
+    /// Turns a code other than success into an error.
     pub(crate) fn check(&self, code: Code, doing: fmt::Arguments<'_>) -> Result<(), GpuError> {
         if code == raw::SUCCESS {
             return Ok(());
@@ -294,7 +296,7 @@ impl Driver {
     }
 }
 
-/// What one of the two functions says of a code.
+/// The text that one of the driver's two functions returns for a code.
 fn words(
     say: unsafe extern "C" fn(Code, *mut *const c_char) -> Code,
     code: Code,
@@ -305,7 +307,7 @@ fn words(
     if !found {
         return None;
     }
-    // SAFETY: not null, a string constant with an end, in a library that is never unloaded.
+    // SAFETY: not null; a string constant that ends with 0, in a library that is never unloaded.
     unsafe { CStr::from_ptr(text) }.to_str().ok()
 }
 

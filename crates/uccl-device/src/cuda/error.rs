@@ -1,4 +1,4 @@
-//! What a driver can answer.
+//! The errors of GPU drivers.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ pub struct Failure {
     pub code: i32,
     /// Its name, such as `CUDA_ERROR_INVALID_VALUE`.
     pub name: &'static str,
-    /// What the driver says about it.
+    /// The driver's description of it.
     pub text: &'static str,
 }
 
@@ -19,8 +19,8 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Codes after which every call in the same context fails in the same way, until the process ends:
-/// ECC and NVLink errors, contained faults, and what kernels die of.
+/// Codes after which every call in the same context fails in the same way until the process ends: ECC and NVLink
+/// errors, contained faults, and the errors that kill kernels.
 const STICKY: &[i32] = &[214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721];
 
 impl Failure {
@@ -34,36 +34,36 @@ impl Failure {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unusable {
-    /// The driver's library is not there, or cannot be loaded; in the loader's words.
+    /// The driver's library does not exist or cannot be loaded. The text is the loader's message.
     #[error("{0}")]
     NoLibrary(String),
     /// The library is older than what is needed, or not a driver's.
     #[error("{library} cannot be used: {reason}")]
     Incomplete {
-        /// Its name.
+        /// The library's name.
         library: String,
-        /// What it lacks.
+        /// What is missing.
         reason: String,
     },
-    /// The library is there, and the driver does not start.
+    /// The library was loaded, but the driver does not start.
     #[error("{library}: {failure}")]
     Refused {
-        /// Its name.
+        /// The library's name.
         library: String,
-        /// Its answer.
+        /// The driver's error.
         failure: Failure,
         /// The CUDA version that it supports, as 1000 * major + 10 * minor; 0 if it does not say.
         version: i32,
     },
-    /// The driver has started, and does not say what there is.
+    /// The driver has started, but does not list its GPUs.
     #[error("{0}")]
     Unanswered(GpuError),
-    /// Someone wants none.
+    /// GPUs were switched off, for the reason given.
     #[error("{0}")]
     Unwanted(String),
 }
 
-/// Why something with a GPU could not be done.
+/// Why an operation on a GPU failed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GpuError {
@@ -73,10 +73,10 @@ pub enum GpuError {
         /// Why not.
         reason: String,
     },
-    /// An ordinal that this process does not see.
+    /// This process sees no GPU with this ordinal.
     #[error("there is no GPU {ordinal}: this process sees {count}")]
     NoSuchDevice {
-        /// What was asked for.
+        /// The ordinal that was asked for.
         ordinal: u32,
         /// How many there are; ordinals are below it.
         count: u32,
@@ -86,16 +86,16 @@ pub enum GpuError {
     Driver {
         /// What was being done.
         doing: String,
-        /// The answer.
+        /// The driver's error.
         failure: Failure,
     },
-    /// The driver refused because the context is lost. Nothing succeeds on that GPU in this process any
-    /// more, whatever is tried: it is the fault of some earlier work, by anyone in the process.
+    /// The driver refused because the context is lost. From then on every call on that GPU fails in this process. The
+    /// cause is some earlier work, by anyone in the process.
     #[error("{doing}: {failure}; this process has lost the GPU's context and must be restarted")]
     Poisoned {
         /// What was being done.
         doing: String,
-        /// The answer.
+        /// The driver's error.
         failure: Failure,
     },
     /// The driver is too old, or another vendor's.
@@ -104,20 +104,20 @@ pub enum GpuError {
         /// The entry point's name.
         entry: &'static str,
     },
-    /// Memory that no other process can be given; it can be reached by staging only.
+    /// The memory cannot be shared with another process, which can reach it only by staging.
     #[error("memory at {address:#x} cannot be shared with another process: {why}")]
     NotExportable {
-        /// Where it is.
+        /// The memory's address.
         address: u64,
-        /// What stands in the way.
+        /// Why it cannot be shared.
         why: String,
     },
     /// Two GPUs that cannot reach each other's memory.
     #[error("GPU {from} cannot reach the memory of GPU {to}")]
     NoPeerAccess {
-        /// Who wants to reach it.
+        /// The ordinal of the GPU that is to reach the memory.
         from: u32,
-        /// Whose memory it is.
+        /// The ordinal of the GPU whose memory it is.
         to: u32,
     },
     /// Every descriptor slot is in use by a launch that has not ended.
@@ -134,18 +134,18 @@ pub enum GpuError {
         /// How many are taken.
         most: usize,
     },
-    /// The system refused something that has no driver's code.
+    /// Something other than a driver call failed.
     #[error("{doing}: {reason}")]
     System {
         /// What was being done.
         doing: String,
-        /// What the system said.
+        /// Why it failed.
         reason: String,
     },
 }
 
 impl GpuError {
-    /// The error for a code, told from what was being done.
+    /// The error for a driver's code, with what was being done.
     pub(crate) fn of(failure: Failure, doing: fmt::Arguments<'_>) -> Self {
         let doing = doing.to_string();
         match failure.is_sticky() {

@@ -3,13 +3,13 @@
 use std::{fmt, ptr};
 
 use super::{
-    context::Context,
+    device::Context,
     error::GpuError,
     raw::{EVENT_DISABLE_TIMING, Handle},
     stream::Stream,
 };
 
-/// A point in a stream. Until it is recorded it counts as having happened.
+/// A point in a stream. Before it is recorded, it counts as having happened.
 pub struct Event {
     context: &'static Context,
     raw: Handle,
@@ -27,7 +27,7 @@ impl fmt::Debug for Event {
 }
 
 impl Event {
-    /// Makes one that measures no time, which makes it cheap.
+    /// Makes an event that measures no time, which makes it cheap.
     ///
     /// # Errors
     /// [`GpuError::Driver`] if the driver refuses.
@@ -40,11 +40,7 @@ impl Event {
         Ok(Self { context, raw })
     }
 
-    pub(crate) fn raw(&self) -> Handle {
-        self.raw
-    }
-
-    /// Makes it the point after everything that was enqueued on the stream, which is of the same GPU.
+    /// Records the event: it becomes the point after everything enqueued on the stream, which must be of the same GPU.
     ///
     /// # Errors
     /// [`GpuError::Driver`] if the driver refuses.
@@ -58,7 +54,7 @@ impl Event {
     /// Whether it has happened.
     ///
     /// # Errors
-    /// Whatever the work before it ended with.
+    /// The error with which the work before it ended.
     pub fn is_done(&self) -> Result<bool, GpuError> {
         let _current = self.context.make_current()?;
         // SAFETY: the handle lives.
@@ -69,7 +65,7 @@ impl Event {
     /// Waits until it has happened.
     ///
     /// # Errors
-    /// Whatever the work before it ended with.
+    /// The error with which the work before it ended.
     pub fn synchronize(&self) -> Result<(), GpuError> {
         let _current = self.context.make_current()?;
         // SAFETY: the handle lives.
@@ -82,5 +78,18 @@ impl Drop for Event {
     fn drop(&mut self) {
         // SAFETY: made by this, and not used after this.
         self.context.quietly(|driver| unsafe { (driver.event_destroy)(self.raw) });
+    }
+}
+
+impl Stream {
+    /// Makes work enqueued from now on wait until the event has happened, on whichever GPU. The CPU does not wait.
+    ///
+    /// # Errors
+    /// [`GpuError::Driver`] if the driver refuses.
+    pub fn wait(&self, event: &Event) -> Result<(), GpuError> {
+        let _current = self.context().make_current()?;
+        // SAFETY: both handles live; there are no flags.
+        let code = unsafe { (self.context().driver().stream_wait_event)(self.raw(), event.raw, 0) };
+        self.context().check(code, format_args!("letting a stream wait for an event"))
     }
 }

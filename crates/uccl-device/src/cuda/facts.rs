@@ -1,53 +1,38 @@
-//! What the driver says of the GPUs that this process sees, in plain values.
+//! What the driver reports about the GPUs that this process sees, as plain values.
 
 use serde::{Serialize, Serializer};
 
 use crate::pci::PciAddress;
 
 use super::{
-    device::{Capability, Device, Gpus},
+    device::{Capability, Device},
+    gpus::Gpus,
+    link::GpuLink,
     uuid::GpuUuid,
 };
 
-/// How one GPU reaches another's memory.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
-#[serde(rename_all = "lowercase")]
-#[non_exhaustive]
-pub enum GpuLink {
-    /// It is its own.
-    Itself,
-    /// Over NVLink, with or without switches. Told from atomic operations working on the other's memory,
-    /// which PCIe does not carry between GPUs.
-    Nvlink,
-    /// Over PCIe.
-    Pcie,
-    /// Not at all: copies go through the host's memory.
-    None,
-}
-
-/// A GPU as the driver shows it to this process.
+/// A GPU, as the driver shows it to this process.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct VisibleGpu {
     /// Its number in this process.
     pub ordinal: u32,
-    /// What names it in every process.
+    /// Its UUID, the same in every process.
     pub uuid: GpuUuid,
-    /// Where it is on the PCI bus.
+    /// Its PCI address.
     pub pci: PciAddress,
-    /// What its maker calls it.
+    /// The vendor's name for the model.
     pub name: String,
     /// All of its memory, in bytes.
     pub memory_bytes: usize,
-    /// What it can execute.
+    /// Its compute capability.
     pub capability: Capability,
-    /// How it reaches the memory of each GPU that this process sees, by their ordinals; `None` where the
-    /// driver does not say.
+    /// How it reaches the memory of each GPU that this process sees, by ordinal; `None` if the driver does not say.
     pub links: Vec<Option<GpuLink>>,
 }
 
 impl VisibleGpu {
-    /// A GPU that reaches no other, of unknown make.
+    /// A GPU of an unknown model that reaches no other.
     pub fn new(ordinal: u32, uuid: GpuUuid, pci: PciAddress) -> Self {
         Self {
             ordinal,
@@ -62,7 +47,7 @@ impl VisibleGpu {
 }
 
 impl Gpus {
-    /// What the driver says of each. Asks it anew, some microseconds for each pair of GPUs.
+    /// The facts about each GPU. Asks the driver each time, which takes some microseconds for each pair of GPUs.
     pub fn facts(&self) -> Vec<VisibleGpu> {
         self.devices().iter().map(|device| self.facts_of(device)).collect()
     }

@@ -1,11 +1,11 @@
-//! Memory of one process in another.
+//! Sharing one process's GPU memory with another.
 //!
-//! Two ways: an IPC handle, 64 bytes that name a whole allocation made by `cuMemAlloc` or `cudaMalloc`;
-//! and file descriptors, for memory made by `cuMemCreate` ([`super::vmm`]). Which one it takes is a matter
-//! of the memory; some has neither, and must be staged.
+//! There are two ways: an IPC handle, 64 bytes that name a whole allocation made by `cuMemAlloc` or `cudaMalloc`; and
+//! file descriptors, for memory made by `cuMemCreate` ([`super::vmm`]). The kind of memory decides which one applies.
+//! Some memory has neither and must be staged.
 //!
-//! What the owner frees stays mapped in the process that opened it: the driver keeps the physical memory
-//! until the last mapping is gone. What was copied there since is lost, and nothing else happens.
+//! Memory that the owner frees stays mapped in the process that opened it: the driver keeps the physical memory until
+//! the last mapping is gone. Bytes copied there after that are lost, and nothing else happens.
 
 use std::{
     collections::HashMap,
@@ -17,9 +17,9 @@ use std::{
 use crate::memory::MemoryKind;
 
 use super::{
-    context::Context,
-    device::Gpus,
+    device::Context,
     error::GpuError,
+    gpus::Gpus,
     pointer::{Allocation, Pointer, classify},
     raw::{IPC_LAZY_PEER_ACCESS, IpcMemHandle},
     reaper,
@@ -28,7 +28,7 @@ use super::{
 
 /// The 64 bytes that name an allocation to other processes (`CUipcMemHandle`).
 ///
-/// Who has them can write to the memory: they are as secret as the memory's contents.
+/// Whoever has the handle can write to the memory, so it is as secret as the memory's contents.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct IpcHandle(pub [u8; 64]);
 
@@ -38,44 +38,44 @@ impl fmt::Debug for IpcHandle {
     }
 }
 
-/// An allocation for another process, by handle.
+/// An allocation that another process can open by a handle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LegacyExport {
-    /// What names it.
+    /// The handle.
     pub handle: IpcHandle,
-    /// Where the allocation begins in its owner; what the other process opens begins there too.
+    /// The allocation's address in its owner. The mapping in the other process begins with the same byte.
     pub base: u64,
-    /// The allocation's bytes.
+    /// The allocation's length in bytes.
     pub len_bytes: usize,
 }
 
-/// A piece of memory for another process, by file descriptor.
+/// A piece of memory that another process can map by a file descriptor.
 #[derive(Debug)]
 pub struct FdExport {
-    /// The descriptor. The memory is not given back before it is closed: send it and close it.
+    /// The descriptor. The memory is not freed before it is closed: send it, then close it.
     pub fd: OwnedFd,
-    /// Where the piece is mapped in its owner.
+    /// The address at which the piece is mapped in its owner.
     pub base: u64,
-    /// Its bytes.
+    /// Its length in bytes.
     pub len_bytes: usize,
 }
 
 /// What another process needs to reach some memory.
 #[derive(Debug)]
 pub enum Exported {
-    /// A handle to the one allocation that it is in.
+    /// A handle to the allocation that contains the memory.
     Legacy(LegacyExport),
-    /// The pieces that it is in, in the order of their addresses and side by side.
+    /// The pieces that contain the memory, adjacent and in the order of their addresses.
     Descriptors(Vec<FdExport>),
 }
 
-/// Exports memory, each allocation once.
+/// Exports memory. Keeps the handle of each allocation for the next time.
 #[derive(Debug, Default)]
 pub struct Exporter {
     known: Mutex<HashMap<u64, (Allocation, IpcHandle)>>,
 }
 
-/// Handles that are kept at most; asking for one again costs microseconds.
+/// Most handles that are kept. Asking for one again costs microseconds.
 const MOST_KNOWN: usize = 4096;
 /// More pieces than any sensible range is made of.
 const MOST_PIECES: usize = 1 << 16;
@@ -83,8 +83,8 @@ const MOST_PIECES: usize = 1 << 16;
 impl Exporter {
     /// Makes what another process needs to reach `len_bytes` at an address.
     ///
-    /// A handle is asked for once; after the memory was freed and its address given out again, the handle
-    /// is a new one. Descriptors are made anew each time, since one that is kept would keep the memory.
+    /// A handle is asked for once. If the memory was freed and its address given out again, a new handle is made.
+    /// Descriptors are made anew each time, since a descriptor that is kept would keep the memory.
     ///
     /// # Errors
     /// [`GpuError::NotExportable`] if there is no way, [`GpuError::Driver`] if the driver refuses.
@@ -122,7 +122,7 @@ impl Exporter {
         let code = unsafe { (context.driver().ipc_export)(&raw mut handle, base) };
         context.check(code, format_args!("making an IPC handle for {base:#x}"))?;
         let handle = IpcHandle(handle.0);
-        // What overlaps was freed, or this could not have been allocated.
+        // Known allocations that overlap this one were freed, or this one could not have been allocated.
         known.retain(|_, (old, _)| end(old) <= base || old.base >= base + len_bytes as u64);
         if known.len() >= MOST_KNOWN {
             known.clear();
@@ -131,8 +131,8 @@ impl Exporter {
         Ok(LegacyExport { handle, base, len_bytes })
     }
 
-    /// Forgets the allocation that an address is in, once nobody is to reach it any more. What was freed
-    /// without this is noticed when its address is exported again, and forgotten in time.
+    /// Forgets the handle of the allocation that contains an address, once nobody is to reach it any more. If this is
+    /// not called for freed memory, that is noticed when its address is exported again.
     pub fn forget(&self, address: u64) {
         lock(&self.known).retain(|_, (old, _)| address < old.base || end(old) <= address);
     }
@@ -217,19 +217,19 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The process that memory belongs to, as the importer's owner tells processes apart.
+/// The process that memory belongs to. The importer's owner chooses the numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct PeerId(pub u64);
 
-/// Opens other processes' memory, each handle once for each GPU that is to reach it.
+/// Opens other processes' memory. Each handle is opened once for each GPU that is to reach it.
 #[derive(Debug, Default)]
 pub struct Importer {
     open: Mutex<HashMap<(PeerId, u32, IpcHandle), Weak<Mapping>>>,
 }
 
 impl Importer {
-    /// Opens a handle for the GPU of a context, or finds it open. It is closed when the last user has
-    /// dropped it.
+    /// Opens a handle for the GPU of a context, or returns the mapping that is open already. It is closed when its last
+    /// user drops it.
     ///
     /// # Errors
     /// [`GpuError::Driver`] for a handle that is forged, stale or of this same process, or if this GPU
@@ -251,7 +251,7 @@ impl Importer {
         Ok(mapping)
     }
 
-    /// Maps pieces side by side, in their order, for the GPU of a context. The descriptors are not needed
+    /// Maps pieces side by side, in the given order, for the GPU of a context. The descriptors are not needed
     /// afterwards.
     ///
     /// # Errors
@@ -281,7 +281,7 @@ pub struct Mapping {
     context: &'static Context,
     address: u64,
     len_bytes: usize,
-    /// What unmaps it, if it was mapped by descriptors.
+    /// The range that unmaps it when dropped, if it was mapped by descriptors.
     range: Option<AddressRange>,
 }
 
@@ -323,12 +323,13 @@ impl Mapping {
         Ok(Self { context, address: range.address(), len_bytes: total, range: Some(range) })
     }
 
-    /// Where it begins in this process: what the owner's allocation, or its first piece, begins with.
+    /// Its address in this process. It begins with the first byte of the owner's allocation, or of the first piece.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Lets another GPU reach it. What was opened by a handle is opened anew for each GPU.
+    /// Lets another GPU reach it. This does nothing for memory opened by a handle, which is opened separately for each
+    /// GPU.
     ///
     /// # Errors
     /// [`GpuError::Driver`] if that GPU cannot reach it.
@@ -336,7 +337,7 @@ impl Mapping {
         self.range.as_ref().map_or(Ok(()), |range| range.allow_peer(peer))
     }
 
-    /// Its bytes, as this process's driver knows them.
+    /// Its length in bytes, as this process's driver reports it.
     pub fn len_bytes(&self) -> usize {
         self.len_bytes
     }
@@ -351,7 +352,7 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         if self.range.is_none() {
             let address = self.address;
-            // SAFETY: opened by this, counted by the driver; who uses the memory promises to have ended.
+            // SAFETY: opened by this, and the driver counts openings; users of the memory promise to have ended.
             reaper::later(self.context, move |driver| unsafe { (driver.ipc_close)(address) }, None);
         }
     }

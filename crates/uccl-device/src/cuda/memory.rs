@@ -1,11 +1,11 @@
-//! Memory that is taken from the driver, or made known to it.
+//! Memory that the driver allocates or locks.
 
 use std::{ffi::c_void, fmt, ptr::NonNull};
 
 use crate::numa::NodeMemory;
 
 use super::{
-    context::Context,
+    device::Context,
     driver::Driver,
     error::GpuError,
     raw::{
@@ -16,7 +16,7 @@ use super::{
     stream::Stream,
 };
 
-/// A GPU's memory. It goes back to the driver some time after this is dropped, when the GPU's work has ended.
+/// A GPU's memory. It is freed some time after this is dropped, when the GPU's work has ended.
 #[derive(Debug)]
 pub struct DeviceBuffer {
     context: &'static Context,
@@ -25,7 +25,7 @@ pub struct DeviceBuffer {
 }
 
 impl DeviceBuffer {
-    /// Takes memory, at least 256-byte aligned and with any contents.
+    /// Allocates memory, at least 256-byte aligned and with any contents.
     ///
     /// # Errors
     /// [`GpuError::Driver`] if there is not enough, or for 0 bytes.
@@ -39,7 +39,7 @@ impl DeviceBuffer {
         Ok(Self { context, address, len_bytes })
     }
 
-    /// Where it begins, for the GPU.
+    /// Its address, for the GPU.
     pub fn address(&self) -> u64 {
         self.address
     }
@@ -49,7 +49,7 @@ impl DeviceBuffer {
         self.len_bytes
     }
 
-    /// Whose memory it is.
+    /// The context of the GPU whose memory it is.
     pub fn context(&self) -> &'static Context {
         self.context
     }
@@ -63,12 +63,12 @@ impl Drop for DeviceBuffer {
     }
 }
 
-/// Managed memory, which moves between host and GPU as it is touched.
+/// Managed memory, which moves between host and GPU when one of them touches it.
 #[derive(Debug)]
 pub struct ManagedBuffer(DeviceBuffer);
 
 impl ManagedBuffer {
-    /// Takes memory.
+    /// Allocates memory.
     ///
     /// # Errors
     /// [`GpuError::Driver`] if the driver refuses.
@@ -81,13 +81,13 @@ impl ManagedBuffer {
         Ok(Self(DeviceBuffer { context, address, len_bytes }))
     }
 
-    /// Where it begins, for everyone.
+    /// Its address, for the CPU and for GPUs.
     pub fn address(&self) -> u64 {
         self.0.address
     }
 }
 
-/// Memory from a GPU's default pool, as `cudaMallocAsync` gives it.
+/// Memory from a GPU's default pool, as `cudaMallocAsync` allocates it.
 #[derive(Debug)]
 pub struct PoolBuffer<'a> {
     stream: &'a Stream,
@@ -95,10 +95,10 @@ pub struct PoolBuffer<'a> {
 }
 
 impl<'a> PoolBuffer<'a> {
-    /// Takes memory, in the order of the stream.
+    /// Allocates memory, in the order of the stream.
     ///
     /// # Errors
-    /// [`GpuError::Missing`] for an old driver, [`GpuError::Driver`] if it refuses.
+    /// [`GpuError::Missing`] if the driver is too old, [`GpuError::Driver`] if it refuses.
     pub fn new(stream: &'a Stream, len_bytes: usize) -> Result<Self, GpuError> {
         let context = stream.context();
         let allocate = Driver::need(context.driver().pool_allocate, "cuMemAllocAsync")?;
@@ -111,7 +111,7 @@ impl<'a> PoolBuffer<'a> {
         Ok(Self { stream, address })
     }
 
-    /// Where it begins, for the GPU.
+    /// Its address, for the GPU.
     pub fn address(&self) -> u64 {
         self.address
     }
@@ -120,14 +120,14 @@ impl<'a> PoolBuffer<'a> {
 impl Drop for PoolBuffer<'_> {
     fn drop(&mut self) {
         self.stream.context().quietly(|driver| match driver.pool_free {
-            // SAFETY: taken by this, and given back after all that is on the stream.
+            // SAFETY: allocated by this, and freed after everything that is on the stream.
             Some(free) => unsafe { free(self.address, self.stream.raw()) },
             None => 0,
         });
     }
 }
 
-/// Host memory that is locked, and that every GPU of this process can reach at the same address.
+/// Locked host memory, which every GPU of this process can reach at the same address.
 #[derive(Debug)]
 pub struct PinnedBuffer {
     pages: Pages,
@@ -135,26 +135,25 @@ pub struct PinnedBuffer {
     len_bytes: usize,
 }
 
-/// Whose pages they are.
+/// Who owns the pages.
 #[derive(Debug)]
 enum Pages {
-    /// The driver's, to be given back to it.
+    /// The driver, which frees them.
     Driver(&'static Context),
-    /// Ours, kept by what locks them.
+    /// We do. The registration that locks them keeps them.
     Own { _locked: HostRegistration },
 }
 
-// SAFETY: it owns plain memory, reached through raw pointers or through a borrow of this.
+// SAFETY: it owns plain memory, which is reached through raw pointers or through a borrow of this.
 unsafe impl Send for PinnedBuffer {}
 // SAFETY: as above.
 unsafe impl Sync for PinnedBuffer {}
 
 impl PinnedBuffer {
-    /// Takes memory, page-aligned and zeroed. It is on the NUMA node that the calling thread's memory comes
-    /// from.
+    /// Allocates memory, page-aligned and zeroed, on the NUMA node from which the calling thread's memory comes.
     ///
     /// # Errors
-    /// [`GpuError::Driver`] if the driver refuses, as for more than may be locked.
+    /// [`GpuError::Driver`] if the driver refuses, for example because no more memory may be locked.
     pub fn new(context: &'static Context, len_bytes: usize) -> Result<Self, GpuError> {
         let _current = context.make_current()?;
         let mut start = std::ptr::null_mut();
@@ -174,8 +173,8 @@ impl PinnedBuffer {
         Ok(Self { pages: Pages::Driver(context), start, len_bytes })
     }
 
-    /// As [`Self::new`], on the NUMA node of the context's GPU where the kernel names one and lets this
-    /// process choose: what is staged for a GPU does not cross between sockets.
+    /// Like [`Self::new`], but on the NUMA node of the context's GPU, if the kernel names that node and lets this
+    /// process choose it. Data staged for the GPU then does not cross between sockets.
     ///
     /// # Errors
     /// [`GpuError::System`] if there is no memory, [`GpuError::Driver`] if the driver does not lock it.
@@ -195,12 +194,12 @@ impl PinnedBuffer {
         Ok(Self { pages: Pages::Own { _locked: locked }, start, len_bytes })
     }
 
-    /// Where it begins, for the CPU and for GPUs.
+    /// Its address, for the CPU and for GPUs.
     pub fn address(&self) -> u64 {
         self.start.addr().get() as u64
     }
 
-    /// Where it begins.
+    /// A pointer to its first byte.
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
@@ -213,7 +212,7 @@ impl PinnedBuffer {
     /// Its bytes.
     ///
     /// # Safety
-    /// No GPU and nobody else writes to it while the slice lives.
+    /// No GPU and nobody else may write to it while the slice lives.
     pub unsafe fn as_slice(&self) -> &[u8] {
         // SAFETY: memory of this length, initialised by `new`; the caller's promise.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len_bytes) }
@@ -222,7 +221,7 @@ impl PinnedBuffer {
     /// Its bytes.
     ///
     /// # Safety
-    /// No GPU and nobody else reads or writes it while the slice lives.
+    /// No GPU and nobody else may read or write it while the slice lives.
     pub unsafe fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: memory of this length, initialised by `new`; the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len_bytes) }
@@ -231,7 +230,7 @@ impl PinnedBuffer {
 
 impl Drop for PinnedBuffer {
     fn drop(&mut self) {
-        // What is ours goes with its registration.
+        // Our own pages are freed with their registration.
         let Pages::Driver(context) = &self.pages else { return };
         let start = self.address();
         let free = move |driver: &Driver| {
@@ -242,7 +241,7 @@ impl Drop for PinnedBuffer {
     }
 }
 
-/// Host memory that is locked while this lives, and that every GPU of this process can reach at the same address.
+/// Host memory that is locked while this lives. Every GPU of this process can reach it at the same address.
 #[derive(Debug)]
 pub struct HostRegistration {
     context: &'static Context,
@@ -250,7 +249,7 @@ pub struct HostRegistration {
     memory: Option<Kept>,
 }
 
-/// What keeps locked memory mapped.
+/// The owner of locked memory, which keeps it mapped.
 struct Kept(Box<dyn Send + Sync>);
 
 impl fmt::Debug for Kept {
@@ -260,14 +259,14 @@ impl fmt::Debug for Kept {
 }
 
 impl HostRegistration {
-    /// Locks memory, and keeps what keeps it mapped: `memory` is dropped some time after this is, when the driver has
-    /// let go.
+    /// Locks memory that `memory` keeps mapped. `memory` is dropped some time after this is, when the driver has
+    /// unlocked it.
     ///
     /// # Errors
-    /// [`GpuError::Driver`] if the driver refuses: memory that is locked already, or that cannot be.
+    /// [`GpuError::Driver`] if the driver refuses: the memory is locked already or cannot be locked.
     ///
     /// # Safety
-    /// The range is mapped, and stays mapped until `memory` is dropped.
+    /// The range must be mapped, and stay mapped until `memory` is dropped.
     pub unsafe fn new(
         context: &'static Context,
         address: u64,
@@ -288,8 +287,7 @@ impl Drop for HostRegistration {
     fn drop(&mut self) {
         let address = self.address;
         let unlock = move |driver: &Driver| {
-            // SAFETY: locked by this, and mapped still by the promise made to `new`. The driver waits for work that
-            // uses it.
+            // SAFETY: locked by this, and still mapped, as promised to `new`. The driver waits for work that uses it.
             unsafe { (driver.host_unregister)(address as usize as *mut c_void) }
         };
         let memory = self.memory.take().map(|kept| kept.0 as Box<dyn Send>);

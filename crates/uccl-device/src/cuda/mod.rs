@@ -1,21 +1,18 @@
 //! GPUs through the vendor's driver, which is loaded at run time.
 //!
-//! Nothing here is linked: [`Gpus::get`] looks for `libcuda.so.1` once, and a machine without one has no
-//! GPUs and a reason for that. Each GPU has its primary context, the one that the CUDA runtime and so
-//! every framework uses; it is retained on first use and kept until the process ends. No call leaves the
-//! caller's current context changed.
+//! Nothing here is linked with CUDA: [`Gpus::get`] looks for `libcuda.so.1` once. A machine without that library has no
+//! GPUs, and a reason why. Each GPU has a primary context, the one that the CUDA runtime and so every framework uses.
+//! It is retained on first use and kept until the process ends. No call leaves the caller's current context changed.
 //!
-//! The driver counts in device addresses, which are plain numbers here (`u64`): they are never
-//! dereferenced by the CPU. What hands such addresses to the GPU is `unsafe`, and its contract says what
-//! must stay alive until when.
+//! Device addresses are plain numbers here (`u64`), which the CPU never dereferences. Functions that hand such
+//! addresses to the GPU are `unsafe`; their contract says what must stay alive until when.
 //!
-//! After `fork` the driver does not work in the child: start processes that use GPUs anew.
+//! After `fork` the driver does not work in the child: start processes that use GPUs as new programs (`exec`).
 //!
 //! AMD's driver (`libamdhip64`) has the same entry points under other names. They are listed in the same
 //! table and looked up by the same code; that code was never run on an AMD GPU, and [`Gpus::get`] does not
 //! use it.
 
-mod context;
 mod copy;
 mod device;
 mod dmabuf;
@@ -24,7 +21,9 @@ mod error;
 mod event;
 mod facts;
 pub mod gather;
+mod gpus;
 mod ipc;
+mod link;
 mod memory;
 mod module;
 mod pointer;
@@ -37,14 +36,15 @@ mod uuid;
 mod visible;
 mod vmm;
 
-pub use context::{Context, Current};
 pub use copy::{BatchArrays, BatchCopy, Direction};
-pub use device::{Capability, Device, Gpus};
+pub use device::{Capability, Context, Current, Device};
 pub use dmabuf::DmaBuf;
 pub use error::{Failure, GpuError, Unusable};
 pub use event::Event;
-pub use facts::{GpuLink, VisibleGpu};
+pub use facts::VisibleGpu;
+pub use gpus::Gpus;
 pub use ipc::{Exported, Exporter, FdExport, Importer, IpcHandle, LegacyExport, Mapping, PeerId};
+pub use link::GpuLink;
 pub use memory::{DeviceBuffer, HostRegistration, ManagedBuffer, PinnedBuffer, PoolBuffer};
 pub use module::{Function, Grid, Module};
 pub use pointer::{Allocation, Pointer, classify};

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    context::Context,
+    device::Context,
     driver::Driver,
     error::GpuError,
     raw::{Handle, JIT_ERROR_LOG, JIT_ERROR_LOG_BYTES},
@@ -14,7 +14,7 @@ use super::{
     stream::Stream,
 };
 
-/// Kernels in a context.
+/// Kernels that are loaded in a context.
 pub struct Module {
     context: &'static Context,
     raw: Handle,
@@ -31,41 +31,41 @@ impl fmt::Debug for Module {
     }
 }
 
-/// How many threads run a kernel.
+/// How many blocks and threads run a kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Grid {
     /// Blocks of threads (CTAs).
     pub blocks: u32,
-    /// Threads in each.
+    /// Threads in each block.
     pub threads: u32,
 }
 
 impl Module {
     /// Loads a cubin, a fatbin, or PTX, which the driver compiles and keeps in its cache on disk. The driver waits for
-    /// every stream of the context that waits for the host, and holds up other threads meanwhile: not for use once
-    /// streams may be held.
+    /// every stream of the context that waits for the host, and holds up other threads meanwhile. So do not call this
+    /// once streams may be held.
     ///
     /// # Errors
-    /// [`GpuError::Driver`] if the driver cannot use it: not for this GPU, or made for a newer driver.
+    /// [`GpuError::Driver`] if the driver cannot use it: it is for another GPU or a newer driver.
     pub fn load(context: &'static Context, image: &CStr) -> Result<Self, GpuError> {
         // SAFETY: text that ends in a zero byte.
         unsafe { Self::load_raw(context, image.as_ptr().cast()) }
     }
 
-    /// Loads an image that says itself how long it is.
+    /// Loads an image that contains its own length.
     ///
     /// # Errors
     /// As for [`Self::load`].
     ///
     /// # Safety
-    /// It is a whole cubin or fatbin as NVIDIA's tools make them.
+    /// It must be a whole cubin or fatbin as NVIDIA's tools make them.
     pub unsafe fn load_binary(context: &'static Context, image: &[u8]) -> Result<Self, GpuError> {
         // SAFETY: the caller's promise.
         unsafe { Self::load_raw(context, image.as_ptr().cast()) }
     }
 
     /// # Safety
-    /// An image that says where it ends.
+    /// It must be an image that contains its length, or text that ends in a zero byte.
     unsafe fn load_raw(context: &'static Context, image: *const c_void) -> Result<Self, GpuError> {
         let _current = context.make_current()?;
         let mut log = [0_u8; 2048];
@@ -110,7 +110,7 @@ impl Drop for Module {
     fn drop(&mut self) {
         let module = self.raw as usize;
         let unload = move |driver: &Driver| {
-            // SAFETY: loaded by this; who launches its kernels promises that it lives.
+            // SAFETY: loaded by this; whoever launches its kernels promises that the module outlives them.
             unsafe { (driver.module_unload)(module as Handle) }
         };
         reaper::later(self.context, unload, None);
@@ -132,12 +132,12 @@ impl Stream {
     /// Launches a kernel that takes one struct by value.
     ///
     /// # Errors
-    /// [`GpuError::Driver`] if the driver refuses; what the kernel dies of shows later.
+    /// [`GpuError::Driver`] if the driver refuses. Errors in the kernel itself show in later calls.
     ///
     /// # Safety
-    /// The function's module is of the stream's context and lives until the kernel has ended; `P` is laid
-    /// out as the kernel's parameter; and the kernel, run with it, touches nothing but memory that stays
-    /// valid and unshared until it has ended.
+    /// The function's module must be of the stream's context and live until the kernel has ended. `P` must be laid out
+    /// like the kernel's parameter. With this parameter, the kernel must touch only memory that stays valid and
+    /// unshared until it has ended.
     pub unsafe fn launch<P>(
         &self,
         function: Function,

@@ -1,40 +1,40 @@
-//! What kind of memory an address is.
+//! Finds out what kind of memory is at an address.
 
 use std::ffi::c_void;
 
 use crate::memory::MemoryKind;
 
 use super::{
-    device::Gpus,
     driver::Driver,
     error::GpuError,
+    gpus::Gpus,
     raw::{
         Code, DevicePtr, HANDLE_TYPE_FD, INVALID_CONTEXT, SUCCESS, memory_type,
         pointer_attribute as attribute,
     },
 };
 
-/// A stretch of memory that was allocated as one.
+/// A piece of memory that was allocated as a whole.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub struct Allocation {
-    /// Where it begins.
+    /// Its address.
     pub base: u64,
-    /// Its bytes.
+    /// Its length in bytes.
     pub len_bytes: usize,
-    /// A number that no other allocation of this process has had: the same address with another number is
-    /// other memory.
+    /// A number that is unique among all allocations that this process has ever had: the same address with another
+    /// number is other memory.
     pub id: u64,
 }
 
-/// What the driver knows of an address.
+/// What the driver knows about an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Pointer {
     /// What kind of memory it is.
     pub kind: MemoryKind,
-    /// What it is part of; `None` for pageable memory, of which the driver knows nothing. Where several
-    /// pieces of physical memory are mapped side by side it is the piece at the address.
+    /// The allocation it is part of. `None` for pageable memory, about which the driver knows nothing. If several
+    /// pieces of physical memory are mapped side by side, it is the piece at the address.
     pub allocation: Option<Allocation>,
     /// Whether `cuIpcGetMemHandle` takes it.
     pub legacy_ipc: bool,
@@ -54,13 +54,14 @@ impl Pointer {
     };
 }
 
-/// Asks the driver what kind of memory is at an address; pageable memory if nobody in this process uses one.
+/// Asks the driver what kind of memory is at an address. If nobody in this process uses a GPU, the answer is pageable
+/// memory.
 ///
-/// Needs no context on the calling thread, and takes none.
+/// The calling thread needs no current context, and its context stays as it is.
 ///
 /// # Errors
-/// [`GpuError::Driver`] if the driver does not answer; [`GpuError::System`] for an address that is
-/// reserved and has no memory behind it, where the driver tells (580 takes it for pageable memory).
+/// [`GpuError::Driver`] if the driver does not answer; [`GpuError::System`] for an address that is reserved and has no
+/// memory behind it, if the driver recognises that (version 580 reports pageable memory).
 pub fn classify(address: u64) -> Result<Pointer, GpuError> {
     let Some(gpus) = Gpus::in_use() else { return Ok(Pointer::PAGEABLE) };
     match gpus.driver() {
@@ -69,7 +70,7 @@ pub fn classify(address: u64) -> Result<Pointer, GpuError> {
     }
 }
 
-/// What is asked, in one call. What drivers before 12.0 do not know is last.
+/// The attributes that are asked for, in one call. Those that drivers before 12.0 do not know come last.
 const QUESTIONS: [i32; 13] = [
     attribute::MEMORY_TYPE,
     attribute::DEVICE_ORDINAL,
@@ -86,11 +87,11 @@ const QUESTIONS: [i32; 13] = [
     attribute::MEMORY_BLOCK_ID,
 ];
 
-/// How many of them every driver since 11.2 knows.
+/// How many of them every driver since 11.2 knows: the first ones.
 const OLD_QUESTIONS: usize = 9;
 
-/// The answers, in the order of the questions. Each slot is wide enough for any answer, and zero where
-/// the driver writes fewer bytes.
+/// The answers, in the order of the questions. Each slot is wide enough for any answer. Bytes that the driver does not
+/// write stay zero.
 struct Answers([u64; QUESTIONS.len()]);
 
 impl Answers {
@@ -118,7 +119,7 @@ impl Answers {
         }
     }
 
-    /// For drivers that want a context to be current, whichever it is.
+    /// Asks with some context current, for drivers that need one, whichever it is.
     fn fill_in_some_context(
         &mut self,
         gpus: &'static Gpus,
@@ -126,7 +127,7 @@ impl Answers {
         address: DevicePtr,
     ) -> Result<Code, GpuError> {
         let Some(device) = gpus.devices().iter().find(|device| device.is_active()) else {
-            // Nobody has used a GPU yet, so that no memory can be a GPU's.
+            // Nobody has used a GPU yet, so no memory can be a GPU's.
             self.0 = [0; QUESTIONS.len()];
             return Ok(SUCCESS);
         };
@@ -160,8 +161,8 @@ impl Answers {
         Ok(Pointer { kind, allocation, legacy_ipc, shares_descriptor, pooled })
     }
 
-    /// Memory that was mapped piece by piece is known by its piece: its range spans all of them. Other
-    /// memory is known by its range: small allocations share a physical piece.
+    /// The allocation of memory that was mapped piece by piece is the piece at the address, as its range spans all
+    /// pieces. The allocation of other memory is its range, as small allocations share a physical piece.
     fn allocation(&self, in_pieces: bool) -> Option<Allocation> {
         let whole = [attribute::RANGE_START, attribute::RANGE_SIZE, attribute::BUFFER_ID];
         let piece = [attribute::MAPPING_BASE, attribute::MAPPING_SIZE, attribute::MEMORY_BLOCK_ID];

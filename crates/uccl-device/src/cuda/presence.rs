@@ -1,4 +1,4 @@
-//! Whether somebody in this process uses CUDA, asked at every registration and so to be answered in no time.
+//! Tells whether anyone in this process uses CUDA. This is asked at every registration, so it must be fast.
 
 use std::{
     ffi::c_void,
@@ -17,38 +17,38 @@ use super::{
     raw::{Code, Handle, NOT_INITIALISED},
 };
 
-/// `RTLD_NOLOAD` of Linux's C libraries: find what is loaded, load nothing.
+/// `RTLD_NOLOAD` of Linux's C libraries: find a library that is loaded already, and load nothing.
 const ONLY_IF_LOADED: i32 = 4;
 
 type GetCurrent = unsafe extern "C" fn(*mut Handle) -> Code;
 
 static DRIVER: Awaited<GetCurrent> = Awaited::new();
 
-/// Whether someone in this process has loaded CUDA's driver and begun to use it. Neither is done here.
+/// Whether anyone in this process has loaded CUDA's driver and initialised it. This function does neither.
 pub(super) fn cuda_is_in_use() -> bool {
     let find = || Vendor::Cuda.libraries().iter().find_map(|name| find_get_current(name));
     let Some(get_current) = DRIVER.get(loads(), find) else { return false };
     let mut current = ptr::null_mut();
-    // SAFETY: the pointer is to a live handle, and the library is loaded for good. The call works in any process,
-    // and says so in one that has not begun.
+    // SAFETY: the pointer is to a live handle, and the library stays loaded. The call works in any process; where the
+    // driver is not initialised, it returns an error that says so.
     unsafe { get_current(&raw mut current) != NOT_INITIALISED }
 }
 
 fn find_get_current(library: &str) -> Option<GetCurrent> {
-    // SAFETY: nothing is loaded that is not loaded already, so no initialiser runs.
+    // SAFETY: this loads no library, so no initialiser runs.
     let library = unsafe { Library::open(Some(library), RTLD_LAZY | ONLY_IF_LOADED) }.ok()?;
     // SAFETY: the type is that of CUDA's headers.
     let found = *unsafe { library.get::<GetCurrent>(b"cuCtxGetCurrent") }.ok()?;
-    // A use of the library that never ends: it stays loaded.
+    // Never closed, so that the library stays loaded.
     std::mem::forget(library);
     Some(found)
 }
 
-/// Something of a library that others may load. As long as nothing was loaded since it was looked for in vain, it is
-/// not looked for again: the loader searches all its paths for what it does not know.
+/// A symbol of a library that others may load. After a vain search, it is not searched for again until another library
+/// has been loaded: the loader would search all its paths for a library that it does not know.
 struct Awaited<T> {
     found: OnceLock<T>,
-    /// What [`loads`] was when it was last looked for in vain; 0 if it never was.
+    /// The value of [`loads`] at the last vain search; 0 if there was none.
     absent_at: AtomicU64,
 }
 
@@ -57,7 +57,8 @@ impl<T: Copy> Awaited<T> {
         Self { found: OnceLock::new(), absent_at: AtomicU64::new(0) }
     }
 
-    /// What was found, or what `find` finds. `loads` was counted before, so that what is loaded meanwhile counts as later.
+    /// Returns the symbol, and searches for it with `find` if that may help. `loads` was counted before, so a library
+    /// that is loaded meanwhile counts as later.
     fn get(&self, loads: u64, find: impl FnOnce() -> Option<T>) -> Option<T> {
         if let Some(found) = self.found.get() {
             return Some(*found);
@@ -73,11 +74,11 @@ impl<T: Copy> Awaited<T> {
     }
 }
 
-/// How many libraries this process has loaded so far, also those that are gone again; 0 where the loader does not tell.
+/// How many libraries this process has loaded so far, including those unloaded again; 0 if the loader does not tell.
 fn loads() -> u64 {
     unsafe extern "C" fn first(info: *mut dl_phdr_info, size: size_t, loads: *mut c_void) -> c_int {
         if size >= std::mem::offset_of!(dl_phdr_info, dlpi_subs) {
-            // SAFETY: the loader's struct, which reaches as far as the member; and the integer below.
+            // SAFETY: the loader's struct, which is long enough to contain the member; and the integer below.
             unsafe { *loads.cast::<u64>() = (*info).dlpi_adds };
         }
         // The count is the same for all: one is enough.

@@ -1,4 +1,4 @@
-//! The driver's types and numbers, as `cuda.h` gives them (CUDA 13.0; none has changed since 11.2).
+//! The driver's types and constants, as in `cuda.h` (CUDA 13.0; none has changed since 11.2).
 
 use std::ffi::c_void;
 

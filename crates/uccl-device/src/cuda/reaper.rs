@@ -1,17 +1,18 @@
-//! Gives back to the driver what it must wait for, on a thread that nobody waits for.
+//! The reaper: a thread that makes those driver calls, mostly to free something, for which the driver may have to wait.
+//! Nobody waits for this thread.
 //!
 //! While a stream waits for the host (`cuStreamWaitValue32`), these calls do not return: `cuMemFree`, `cuMemFreeHost`,
 //! `cuMemHostUnregister`, `cuIpcCloseMemHandle`, `cuModuleLoadDataEx`, `cuModuleUnload` and `cuCtxSynchronize`. While
-//! one of the first five waits so, every other thread that allocates or enqueues a copy on that GPU waits as well, so
-//! that a thread of their own is not enough: the copy may be the one that the stream waits for. (Measured: H100 and
-//! H200, drivers 580.159.03 and .04, CUDA 13.) Hence:
+//! one of the first five waits so, every other thread that allocates or enqueues a copy on that GPU waits too. So it is
+//! not enough to make these calls on another thread: the copy that is held up may be the one that the stream waits for.
+//! (Measured: H100 and H200, drivers 580.159.03 and .04, CUDA 13.) Hence:
 //!
-//! - what a drop would have to say in one of these calls is left to the reaper ([`later`]);
-//! - the reaper says nothing while a [`Signal`](super::Signal) is out ([`hold_begins`]), and none is made while the
-//!   reaper speaks;
-//! - kernels are loaded when a context is taken, before anything of it can be held.
+//! - a drop leaves such a call to the reaper ([`later`]);
+//! - the reaper makes no call while a [`Signal`](super::Signal) exists ([`hold_begins`]), and no signal is made while
+//!   the reaper is in a call;
+//! - kernels are loaded when a context is retained, before any of its streams can be held.
 //!
-//! The thread is there while something is to be given back. At exit it is waited for, for a second.
+//! The thread runs while there are calls to make. At exit the process waits for it, for a second.
 
 use std::{
     collections::VecDeque,
@@ -20,12 +21,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{context::Context, driver::Driver, raw::Code};
+use super::{device::Context, driver::Driver, raw::Code};
 
-/// How long the end of the process waits for what is being given back.
+/// How long the process waits at exit for the remaining calls.
 const EXIT_PATIENCE: Duration = Duration::from_secs(1);
 
-/// What is to be said to the driver, with the memory that must stay until it has been.
+/// A call to make to the driver, and the memory that must stay until the call has returned.
 struct Return {
     context: &'static Context,
     say: Box<dyn FnOnce(&Driver) -> Code + Send>,
@@ -34,14 +35,14 @@ struct Return {
 
 struct State {
     returns: VecDeque<Return>,
-    /// Signals that have not been given.
+    /// How many signals have not been given.
     holds: usize,
-    /// The reaper is in the driver.
+    /// The reaper is in a driver call.
     speaking: bool,
-    /// It is there, or has just ended.
+    /// The reaper's thread, which runs or has just ended.
     thread: Option<JoinHandle<()>>,
     is_running: bool,
-    /// Whether the end of the process has been prepared for, and has come.
+    /// Whether `at_exit` is registered, and whether the process is exiting.
     watches_exit: bool,
     exiting: bool,
 }
@@ -82,7 +83,7 @@ fn wait_until(
     true
 }
 
-/// Says something to the driver when no stream is held, on another thread. `keep` is let go of afterwards.
+/// Makes a driver call on the reaper's thread, when no stream is held. `keep` is dropped after the call.
 pub(crate) fn later(
     context: &'static Context,
     say: impl FnOnce(&Driver) -> Code + Send + 'static,
@@ -91,7 +92,7 @@ pub(crate) fn later(
     let mut state = state();
     state.returns.push_back(Return { context, say: Box::new(say), keep });
     if state.exiting {
-        // The driver takes back what is left; what it may still be using stays.
+        // The driver frees what is left. Memory that it may still be using is leaked.
         std::mem::forget(state.returns.pop_back());
         return;
     }
@@ -101,14 +102,15 @@ pub(crate) fn later(
     CHANGED.notify_all();
 }
 
-/// Starts the thread. Where the system gives none, what waits is given back when the next one is started.
+/// Starts the thread. If the system has no thread left, the calls wait until one is started for a later call.
 fn start(state: &mut State) {
     if !state.watches_exit {
-        // SAFETY: the function is there as long as this code is: a library that is unloaded runs it before.
+        // SAFETY: the function exists as long as this code does: a library that is unloaded runs its exit handlers
+        // first.
         state.watches_exit = unsafe { libc::atexit(at_exit) } == 0;
     }
     if let Some(ended) = state.thread.take() {
-        // It has left its loop, and returns.
+        // It has left its loop and is about to return.
         let _ = ended.join();
     }
     let thread = thread::Builder::new().name("uccl-gpu-reaper".to_owned()).spawn(reap);
@@ -150,8 +152,8 @@ extern "C" fn at_exit() {
     }
 }
 
-/// A stream may be made to wait from now on, until [`hold_ends`]. Waits while the reaper is in the driver, which waits
-/// for work of the caller's that runs already.
+/// Announces that streams may be made to wait for the host, until [`hold_ends`]. If the reaper is in a driver call,
+/// this first waits for the call, which ends when the GPU's present work does.
 pub(crate) fn hold_begins() {
     let mut state = state();
     while state.speaking {
@@ -160,15 +162,15 @@ pub(crate) fn hold_begins() {
     state.holds += 1;
 }
 
-/// The signal has been given.
+/// Announces that a signal has been given.
 pub(crate) fn hold_ends() {
     let mut state = state();
     state.holds = state.holds.saturating_sub(1);
     CHANGED.notify_all();
 }
 
-/// Waits until all that was dropped so far is with the driver again; false if that takes longer than `patience`, as
-/// it does while a stream is held. For whoever counts the driver's memory.
+/// Waits until everything dropped so far has been freed. False if that takes longer than `patience`, as it does while a
+/// stream is held. For callers that measure the driver's memory.
 pub fn wait_until_given_back(patience: Duration) -> bool {
     wait_until(state(), patience, |state| state.returns.is_empty() && !state.speaking)
 }

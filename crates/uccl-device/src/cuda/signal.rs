@@ -1,5 +1,5 @@
-//! Words of host memory that streams wait for: how the CPU lets a GPU go on, without either waiting for the
-//! other's attention.
+//! Signals: words of host memory that streams wait for. With them the CPU can let a GPU go on, and neither has to
+//! interrupt the other.
 
 use std::{
     ptr::NonNull,
@@ -11,14 +11,15 @@ use std::{
 
 use super::{Context, GpuError, PinnedBuffer, Stream, driver::Driver, reaper};
 
-/// Words in a page, each on a cache line of its own.
+/// How many words are allocated at a time, each on a cache line of its own.
 const WORDS: usize = 64;
 const LINE: usize = 64;
-/// The stream goes on once the word has come round to the value or beyond (`CU_STREAM_WAIT_VALUE_GEQ`).
+/// The stream goes on once the word is at the value or beyond it, where it may wrap around
+/// (`CU_STREAM_WAIT_VALUE_GEQ`).
 const AT_LEAST: u32 = 0;
 
-/// Words that nobody waits for. They are used again and never given back: a stream that has not come to its
-/// wait yet may still look at one, and finds it at or beyond the value.
+/// Words that no signal uses. They are reused and never freed: a stream that has not come to its wait yet may still
+/// look at a word, and then finds it at or beyond the value.
 static SPARE: Mutex<Vec<Word>> = Mutex::new(Vec::new());
 
 /// A word in memory that is locked for as long as the process runs.
@@ -32,13 +33,13 @@ unsafe impl Sync for Word {}
 
 impl Word {
     fn get(&self) -> &AtomicU32 {
-        // SAFETY: in locked memory that is never freed, aligned, and reached through atomics alone.
+        // SAFETY: it lies in locked memory that is never freed, is aligned, and is accessed only as an atomic.
         unsafe { self.0.as_ref() }
     }
 }
 
-/// Something that streams wait for until it is dropped. While one is there, nothing is given back to the driver that it
-/// would have to wait for a held stream with.
+/// A signal that streams wait for until it is dropped. While one exists, no driver call is made that frees something
+/// and would have to wait for a held stream.
 #[derive(Debug)]
 pub struct Signal {
     word: Option<Word>,
@@ -46,8 +47,8 @@ pub struct Signal {
 }
 
 impl Signal {
-    /// A signal that has not been given. Waits while memory is being given back to the driver, which lasts as long as
-    /// work that the GPU has already.
+    /// Makes a signal that has not been given. If the reaper is freeing something, this waits for that, which takes as
+    /// long as the work that the GPU already has.
     ///
     /// # Errors
     /// [`GpuError::Driver`] if no more host memory can be locked.
@@ -56,7 +57,7 @@ impl Signal {
         if spare.is_empty() {
             let page = PinnedBuffer::new(context, WORDS * LINE)?;
             let start = page.as_ptr();
-            // Never freed, as the words say.
+            // Never freed, as streams may look at the words at any time.
             std::mem::forget(page);
             spare.extend((0..WORDS).filter_map(|i| {
                 let word = start.wrapping_add(i * LINE).cast::<AtomicU32>();
@@ -70,10 +71,10 @@ impl Signal {
         Ok(Self { word, value: value.wrapping_add(1) })
     }
 
-    /// Has what is enqueued on the stream from now on wait until this is dropped.
+    /// Makes work enqueued on the stream from now on wait until this is dropped.
     ///
     /// # Errors
-    /// [`GpuError::Missing`] where the driver knows no such wait, [`GpuError::Driver`] if it refuses.
+    /// [`GpuError::Missing`] if the driver has no such wait, [`GpuError::Driver`] if it refuses.
     pub fn hold(&self, stream: &Stream) -> Result<(), GpuError> {
         let context = stream.context();
         let wait = Driver::need(context.driver().stream_wait_value, "cuStreamWaitValue32")?;
@@ -87,7 +88,7 @@ impl Signal {
 }
 
 impl Drop for Signal {
-    /// Gives the signal.
+    /// Gives the signal: streams that wait for it go on.
     fn drop(&mut self) {
         if let Some(word) = self.word.take() {
             word.get().store(self.value, Ordering::Release);

@@ -1,25 +1,25 @@
-//! Streams: work on a GPU that happens in order.
+//! Streams: queues of work on a GPU, each of which runs in order.
 
 use std::{fmt, ptr};
 
 use super::{
-    context::Context,
+    device::Context,
+    driver::Driver,
     error::GpuError,
-    event::Event,
     raw::{Handle, STREAM_NON_BLOCKING},
 };
 
-/// Which stream's work goes first when both have some.
+/// The priority of a stream's work over that of others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Priority {
-    /// Like everyone else's.
+    /// The same as other streams'.
     #[default]
     Normal,
-    /// Before everyone else's.
+    /// Before that of normal streams.
     High,
 }
 
-/// A stream, made here or someone else's.
+/// A stream, made here or borrowed.
 pub struct Stream {
     context: &'static Context,
     raw: Handle,
@@ -38,7 +38,7 @@ impl fmt::Debug for Stream {
 }
 
 impl Stream {
-    /// Makes one that does not wait for the default stream.
+    /// Makes a stream that does not wait for the default stream.
     ///
     /// # Errors
     /// [`GpuError::Driver`] if the driver refuses.
@@ -63,11 +63,11 @@ impl Stream {
         Ok(Self { context, raw, owned: true })
     }
 
-    /// Someone else's, as the number that frameworks give (`torch.cuda.Stream.cuda_stream`). 0 is the
-    /// default stream, 1 and 2 are the legacy and the per-thread default stream.
+    /// Borrows someone else's stream, given by the number that frameworks use (`torch.cuda.Stream.cuda_stream`). 0 is
+    /// the default stream, 1 the legacy and 2 the per-thread default stream.
     ///
     /// # Safety
-    /// It is a stream of this context, and outlives what is made here.
+    /// It must be a stream of this context, and outlive the value returned.
     pub unsafe fn borrow(context: &'static Context, raw: u64) -> Self {
         Self { context, raw: raw as usize as Handle, owned: false }
     }
@@ -86,22 +86,27 @@ impl Stream {
         self.raw
     }
 
-    /// Lets what is enqueued from now on wait until the event has happened, on whichever GPU, without
-    /// holding up the CPU.
+    /// Makes work enqueued from now on wait until a word in memory has reached a value. Words may wrap around: the word
+    /// has reached the value when it is ahead of it by less than 2^63. The word has eight bytes, is aligned to eight,
+    /// and lies in memory that GPUs reach.
     ///
     /// # Errors
-    /// [`GpuError::Driver`] if the driver refuses.
-    pub fn wait(&self, event: &Event) -> Result<(), GpuError> {
+    /// [`GpuError::Missing`] if the driver has no such wait, [`GpuError::Driver`] if it refuses.
+    pub fn wait_for_word(&self, address: u64, at_least: u64) -> Result<(), GpuError> {
+        /// `CU_STREAM_WAIT_VALUE_GEQ`.
+        const AT_LEAST: u32 = 0;
+        let wait = self.context.driver().stream_wait_value_64;
+        let wait = Driver::need(wait, "cuStreamWaitValue64")?;
         let _current = self.context.make_current()?;
-        // SAFETY: both handles live; there are no flags.
-        let code = unsafe { (self.context.driver().stream_wait_event)(self.raw, event.raw(), 0) };
-        self.context.check(code, format_args!("letting a stream wait for an event"))
+        // SAFETY: the stream lives; the driver refuses other memory.
+        let code = unsafe { wait(self.raw, address, at_least, AT_LEAST) };
+        self.context.check(code, format_args!("letting a stream wait for a word"))
     }
 
-    /// Whether everything that was enqueued has ended.
+    /// Whether all enqueued work has ended.
     ///
     /// # Errors
-    /// Whatever it ended with.
+    /// The error with which the work ended.
     pub fn is_idle(&self) -> Result<bool, GpuError> {
         let _current = self.context.make_current()?;
         // SAFETY: the handle lives.
@@ -109,10 +114,10 @@ impl Stream {
         self.context.finished(code, format_args!("looking at a stream"))
     }
 
-    /// Waits until everything that was enqueued has ended.
+    /// Waits until all enqueued work has ended.
     ///
     /// # Errors
-    /// Whatever it ended with.
+    /// The error with which the work ended.
     pub fn synchronize(&self) -> Result<(), GpuError> {
         let _current = self.context.make_current()?;
         // SAFETY: the handle lives.
@@ -122,7 +127,7 @@ impl Stream {
 }
 
 impl Drop for Stream {
-    /// What is enqueued goes on.
+    /// Work that is enqueued goes on.
     fn drop(&mut self) {
         if self.owned {
             // SAFETY: made by this, and not used after this.

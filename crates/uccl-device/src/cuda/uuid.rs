@@ -1,14 +1,14 @@
-//! What names a GPU everywhere.
+//! A GPU's UUID.
 
 use std::{fmt, str::FromStr};
 
 use serde::{Serialize, Serializer};
 
-/// A GPU's UUID: the same in every process of a machine, whatever it can see.
+/// A GPU's UUID: the same in every process of a machine, whichever GPUs the process can see.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GpuUuid(pub [u8; 16]);
 
-/// Not a GPU's UUID.
+/// A text that is not a GPU's UUID.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0:?} is not a GPU's UUID; one looks like GPU-01234567-89ab-cdef-0123-456789abcdef")]
 pub struct ParseGpuUuidError(String);

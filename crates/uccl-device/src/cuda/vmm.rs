@@ -1,8 +1,8 @@
-//! Memory in two parts: physical pieces, and addresses at which they are mapped.
+//! Virtual memory management: physical pieces of memory, and the addresses at which they are mapped.
 //!
-//! `cuMemCreate` and what is built on it (torch's `expandable_segments`, for one) make memory that plain
-//! IPC handles cannot name. A piece can be handed to another process as a file descriptor if whoever made
-//! it asked for that; torch's segments are many such pieces side by side in one range of addresses.
+//! `cuMemCreate` and what is built on it (for example torch's `expandable_segments`) make memory that plain IPC handles
+//! cannot name. A piece can be given to another process as a file descriptor if its creator asked for that. Torch's
+//! segments are many such pieces side by side in one range of addresses.
 
 use std::{
     ffi::c_void,
@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{
-    context::Context,
+    device::Context,
     driver::Driver,
     error::GpuError,
     raw::{
@@ -19,7 +19,7 @@ use super::{
     },
 };
 
-/// A piece of physical memory. It lives as long as this, a mapping, or a descriptor of it anywhere.
+/// A piece of physical memory. It exists as long as this, a mapping of it, or a descriptor of it in any process.
 #[derive(Debug)]
 pub struct Physical {
     context: &'static Context,
@@ -27,7 +27,7 @@ pub struct Physical {
 }
 
 impl Physical {
-    /// Takes memory of a GPU; the length is a multiple of [`Self::granularity`].
+    /// Allocates memory of a GPU. The length must be a multiple of [`Self::granularity`].
     ///
     /// # Errors
     /// [`GpuError::Driver`] if the driver refuses, [`GpuError::Missing`] if it is too old.
@@ -46,7 +46,7 @@ impl Physical {
         Ok(Self { context, raw })
     }
 
-    /// What lengths of memory of a GPU are multiples of, in bytes.
+    /// The granularity of a GPU's memory: lengths must be multiples of this, in bytes.
     ///
     /// # Errors
     /// As for [`Self::new`].
@@ -90,8 +90,8 @@ impl Physical {
         Ok(properties.requested_handle_types & HANDLE_TYPE_FD != 0)
     }
 
-    /// A descriptor of it for another process. The memory is not given back before the descriptor is
-    /// closed: send it and close it.
+    /// Makes a descriptor of it for another process. The memory is not freed before the descriptor is closed: send it,
+    /// then close it.
     ///
     /// # Errors
     /// [`GpuError::Driver`] if it was not made to be shared.
@@ -151,7 +151,7 @@ pub struct AddressRange {
 }
 
 impl AddressRange {
-    /// Reserves addresses, a multiple of [`Physical::granularity`].
+    /// Reserves a range of addresses. The length must be a multiple of [`Physical::granularity`].
     ///
     /// # Errors
     /// [`GpuError::Driver`] if the driver refuses, [`GpuError::Missing`] if it is too old.
@@ -168,7 +168,7 @@ impl AddressRange {
         Ok(Self { context, base, len_bytes, mapped: Vec::new() })
     }
 
-    /// Where it begins.
+    /// Its first address.
     pub fn address(&self) -> u64 {
         self.base
     }
@@ -178,11 +178,12 @@ impl AddressRange {
         self.len_bytes
     }
 
-    /// Maps a piece of that length, for reading and writing by the GPU of this context.
+    /// Maps a whole piece, whose length is `len_bytes`, at an offset. The GPU of this context can then read and write
+    /// it.
     ///
     /// # Errors
-    /// [`GpuError::System`] if it does not lie in the range; [`GpuError::Driver`] if the driver refuses, as
-    /// for a length that is not the piece's.
+    /// [`GpuError::System`] if it does not lie in the range; [`GpuError::Driver`] if the driver refuses, for example
+    /// because the length is not the piece's.
     pub fn map(
         &mut self,
         offset: usize,
@@ -198,7 +199,7 @@ impl AddressRange {
         let map = Driver::need(self.context.driver().vmm_map, "cuMemMap")?;
         let address = self.base + offset as u64;
         let current = self.context.make_current()?;
-        // SAFETY: addresses of this range, which are not mapped or else refused; the piece lives.
+        // SAFETY: the addresses are in this range, and the driver refuses any that are mapped already; the piece lives.
         let code = unsafe { map(address, len_bytes, 0, piece.raw, 0) };
         self.context.check(code, format_args!("mapping {len_bytes} bytes at {address:#x}"))?;
         self.mapped.push((address, len_bytes));
@@ -231,7 +232,7 @@ impl Drop for AddressRange {
         self.context.quietly(|driver| {
             if let Some(unmap) = driver.vmm_unmap {
                 for (address, len) in &self.mapped {
-                    // SAFETY: mapped by this; who uses the memory promises to have ended.
+                    // SAFETY: mapped by this; users of the memory promise to have ended.
                     unsafe { unmap(*address, *len) };
                 }
             }

@@ -1,76 +1,102 @@
 //! Copies between chunks of locked host memory and the memory of GPUs.
 
+use std::{fmt, sync::Arc};
+
 use smallvec::SmallVec;
 use uccl_device::cuda::{Direction, Event, GpuError, Gpus, Priority, gather::Piece};
 
 use super::{Chunk, Engine, Route};
-use crate::{
-    chaos::{FakeCopies, GpuFaults},
-    mem::{Located, Span},
-};
+use crate::mem::{Located, Span};
 
-/// Who copies between a GPU's memory and the host memory that its bytes pass through.
-#[derive(Clone, Default, Debug)]
+/// A substitute that copies instead of GPUs. What is called device memory is then host memory. Copies end in the
+/// order in which they were started.
+pub trait StandIn: Send {
+    /// Starts a copy and returns its identifier.
+    ///
+    /// # Safety
+    /// The memory must stay valid, and nobody else may use it, until the copy has ended.
+    unsafe fn start(&mut self, pieces: &[Piece]) -> u64;
+
+    /// The result of a copy; `None` while it runs.
+    fn ended(&mut self, name: u64) -> Option<Result<(), GpuError>>;
+
+    /// Waits until all started copies have ended.
+    fn settle(&mut self);
+}
+
+/// Who copies between a GPU's memory and the host memory that stages its bytes.
+#[derive(Clone, Default)]
 pub enum CopyBy {
     /// The GPUs.
     #[default]
     Gpus,
-    /// The CPU, as late as told; what is called device memory is the host's.
-    Chaos(GpuFaults),
+    /// A substitute; the function makes one for each half of a lane.
+    StandIn(Arc<dyn Fn() -> Box<dyn StandIn> + Send + Sync>),
 }
 
-/// What one half of a lane copies with. Copies of one direction end in the order in which they were started.
-pub(crate) struct Copier {
+impl fmt::Debug for CopyBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Gpus => "Gpus",
+            Self::StandIn(_) => "StandIn",
+        })
+    }
+}
+
+/// Makes the copies of one half of a lane. Copies of one direction end in the order in which they were started.
+pub struct Copier {
     by: By,
     pieces: Vec<Piece>,
 }
 
 enum By {
     Gpus(Vec<Engine>),
-    Chaos(FakeCopies),
+    StandIn(Box<dyn StandIn>),
 }
 
-/// A copy that was started, and the chunk that it fills or empties.
-pub(crate) struct Copying {
+/// A copy that was started, with the chunk that it fills or empties.
+pub struct Copying {
     chunk: Chunk,
     moving: Moving,
-    /// Regions of ours that it touches for the peer.
+    /// The slots of our regions that it accesses for the peer.
     slots: SmallVec<[u32; 4]>,
 }
 
 enum Moving {
-    /// On these GPUs, each with the event of its end.
+    /// On these GPUs, each with the event that marks its end.
     Gpus(SmallVec<[(u32, Event); 1]>),
-    Chaos(u64),
+    StandIn(u64),
 }
 
 impl Copier {
-    pub(crate) fn new(by: &CopyBy) -> Self {
+    /// A copier that has made no copy yet.
+    #[must_use]
+    pub fn new(by: &CopyBy) -> Self {
         let by = match by {
             CopyBy::Gpus => By::Gpus(Vec::new()),
-            CopyBy::Chaos(faults) => By::Chaos(FakeCopies::new(faults)),
+            CopyBy::StandIn(make) => By::StandIn(make()),
         };
         Self { by, pieces: Vec::new() }
     }
 
-    /// A chunk near a GPU.
+    /// A chunk near a GPU, which is given by its ordinal.
     ///
     /// # Errors
     /// When there is no such GPU, or no more memory can be locked.
-    pub(crate) fn chunk(&self, device: u32) -> Result<Chunk, GpuError> {
+    pub fn chunk(&self, device: u32) -> Result<Chunk, GpuError> {
         match &self.by {
             By::Gpus(_) => Chunk::near(device),
-            By::Chaos(_) => Ok(Chunk::plain()),
+            By::StandIn(_) => Ok(Chunk::plain()),
         }
     }
 
-    /// Starts to copy between a chunk's first bytes and pieces of memory, one behind the other; what is the
-    /// host's among these is copied at once. After an error nothing moves any more.
+    /// Starts to copy between the first bytes of a chunk and pieces of memory, in their order. Host memory among the
+    /// pieces is copied at once. After an error no copy runs any more.
     ///
     /// # Safety
-    /// The pieces together fit the chunk. They must be there, and nobody else may use them, until the copy has
-    /// ended: the regions of `slots` while it [may touch](Self::may_touch) them.
-    pub(crate) unsafe fn start(
+    /// The pieces together must fit the chunk. They must stay valid, and nobody else may use them, until the copy has
+    /// ended; those in the regions of `slots`, while it [may touch](Self::may_touch) them.
+    pub unsafe fn start(
         &mut self,
         chunk: Chunk,
         memory: &[Located],
@@ -103,11 +129,12 @@ impl Copier {
                 );
             }
         }
-        if let By::Chaos(_) = self.by {
+        if let By::StandIn(_) = self.by {
             self.list(chunk, memory, direction, |device| device.is_some());
         }
-        if let By::Chaos(copies) = &mut self.by {
-            return Ok(Moving::Chaos(copies.start(&self.pieces)));
+        if let By::StandIn(copies) = &mut self.by {
+            // SAFETY: the caller's promise.
+            return Ok(Moving::StandIn(unsafe { copies.start(&self.pieces) }));
         }
         let mut devices: SmallVec<[u32; 1]> = memory.iter().filter_map(|at| at.device).collect();
         devices.sort_unstable();
@@ -127,7 +154,7 @@ impl Copier {
         Ok(Moving::Gpus(events))
     }
 
-    /// Has a GPU copy what is listed.
+    /// Makes a GPU copy the listed pieces.
     ///
     /// # Safety
     /// As for [`Self::start`].
@@ -140,7 +167,7 @@ impl Copier {
         unsafe { engine_of(engines, device)?.copy(pieces, route) }
     }
 
-    /// Lists the pieces on some devices, or the host's.
+    /// Lists the pieces whose device passes `on`; host memory has `None`.
     fn list(
         &mut self,
         chunk: &Chunk,
@@ -164,22 +191,22 @@ impl Copier {
         }
     }
 
-    /// How a copy ended, if it has.
-    pub(crate) fn ended(&mut self, copying: &Copying) -> Option<Result<(), GpuError>> {
+    /// The result of a copy; `None` while it runs.
+    pub fn ended(&mut self, copying: &Copying) -> Option<Result<(), GpuError>> {
         match (&copying.moving, &mut self.by) {
             (Moving::Gpus(events), _) => all_ended(events.iter().map(|(_, event)| event.is_done())),
-            (Moving::Chaos(name), By::Chaos(copies)) => copies.ended(*name),
-            (Moving::Chaos(_), By::Gpus(_)) => Some(Ok(())),
+            (Moving::StandIn(name), By::StandIn(copies)) => copies.ended(*name),
+            (Moving::StandIn(_), By::Gpus(_)) => Some(Ok(())),
         }
     }
 
-    /// Whether a copy may be touching this region of ours.
-    pub(crate) fn may_touch(&mut self, copying: &Copying, slot: u32) -> bool {
+    /// Whether a copy may be accessing our region in this slot.
+    pub fn may_touch(&mut self, copying: &Copying, slot: u32) -> bool {
         copying.slots.contains(&slot) && self.ended(copying).is_none()
     }
 
     /// Gives back the chunk of a copy that has ended.
-    pub(crate) fn release(&mut self, copying: Copying) -> Chunk {
+    pub fn release(&mut self, copying: Copying) -> Chunk {
         if let (Moving::Gpus(events), By::Gpus(engines)) = (copying.moving, &mut self.by) {
             for (device, event) in events {
                 if let Some(engine) = engines.iter_mut().find(|engine| engine.device() == device) {
@@ -190,17 +217,17 @@ impl Copier {
         copying.chunk
     }
 
-    /// Waits until nothing that was started moves any more.
-    pub(crate) fn settle(&mut self) {
+    /// Waits until all started copies have ended.
+    pub fn settle(&mut self) {
         match &mut self.by {
             By::Gpus(engines) => engines.iter().for_each(Engine::settle),
-            By::Chaos(copies) => copies.settle(),
+            By::StandIn(copies) => copies.settle(),
         }
     }
 }
 
-/// How copies of several GPUs ended, once all have: while one of them copies, it is at the chunk and at the regions,
-/// whatever has become of the others. The first error is told.
+/// The result of a copy over several GPUs, once all of them have ended: a GPU that still copies uses the chunk and
+/// the regions, even if another GPU has failed. Returns the first error.
 fn all_ended(ends: impl Iterator<Item = Result<bool, GpuError>>) -> Option<Result<(), GpuError>> {
     let mut told = Ok(());
     for end in ends {

@@ -1,52 +1,53 @@
-//! What copies for one GPU: a stream, the gather/scatter kernel, and events that tell of the end.
+//! Copies for one GPU, with a stream, the gather/scatter kernel, and events that mark the end.
 
 use uccl_device::cuda::{
     Context, Direction, Event, GpuError, Priority, Stream,
     gather::{Completion, LaunchOptions, Launcher, LauncherConfig, Piece, Tables},
 };
 
-/// Pieces of this many bytes on average are the copy engines'; with smaller ones, what the engines take
-/// to begin each piece costs more than they gain (measured on H200s over NVLink, where one piece costs an
-/// engine 2.4 us and the kernel 30 ns; the engines are 8 % faster on what is large).
+/// Copy engines copy pieces of at least this many bytes on average. With smaller pieces, the time that an engine
+/// takes to begin each piece costs more than it gains (measured on H200s over NVLink, where one piece costs an engine
+/// 2.4 us and the kernel 30 ns; the engines are 8 % faster on large pieces).
 const ENGINE_PIECE: u64 = 4 << 20;
-/// From this average on, and with this many pieces, the kernel and an engine share what is pushed to another GPU:
-/// together they are 1 to 2 % faster than the kernel alone, with this part of the bytes for the engine (measured
-/// as above; what is pulled is slower so).
+/// From this average size and this number of pieces on, the kernel and an engine share a push to another GPU; the
+/// engine gets this percentage of the pieces. Together they are 1 to 2 % faster than the kernel alone (measured as
+/// above; a pull is slower that way).
 const SHARED_PIECE: u64 = 512 << 10;
 const SHARED_COUNT: usize = 16;
 const ENGINE_PERCENT: usize = 30;
 
 /// One GPU's copying, for one lane or half of one.
 #[derive(Debug)]
-pub(crate) struct Engine {
+pub struct Engine {
     context: &'static Context,
     priority: Priority,
     stream: Stream,
-    /// What copies beside the kernel, and where the stream waits for it.
+    /// The copy engine's stream beside the kernel's, and the event with which `stream` waits for it.
     aside: Option<(Stream, Event)>,
-    /// Made at its first use. `Err` where the driver does not take the kernels: engines copy then.
+    /// Made at its first use. `Err` if the driver rejects the kernels: then engines copy.
     launcher: Option<Result<Launcher, GpuError>>,
     spare: Vec<Event>,
-    /// For whoever lists pieces: room that is used again.
-    pub(crate) pieces: Vec<Piece>,
+    /// A buffer for lists of pieces, which callers reuse.
+    pub pieces: Vec<Piece>,
 }
 
-/// Copies that travel together: in which direction, and whether GPUs reach every address.
+/// What the copies of one call have in common.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Route {
-    pub(crate) direction: Direction,
-    /// All of it is device memory or locked host memory.
-    pub(crate) by_kernel: bool,
-    /// From this GPU's memory to another's.
-    pub(crate) is_push: bool,
-    /// The copy engines have long copies. An engine keeps to the stream that it is at for as long as there is more
-    /// on it: what is short would wait for the end of all (seen on H200s).
-    pub(crate) engines_are_busy: bool,
+pub struct Route {
+    /// Between which kinds of memory.
+    pub direction: Direction,
+    /// All of it is device memory or locked host memory, so the kernel can copy it.
+    pub by_kernel: bool,
+    /// The copies go from this GPU's memory to another's.
+    pub is_push: bool,
+    /// The copy engines have long copies. An engine stays with one stream for as long as that stream has work: a
+    /// short copy would wait for the end of all of it (seen on H200s).
+    pub engines_are_busy: bool,
 }
 
 impl Engine {
-    /// With a high priority, its kernels begin before those that wait on streams of a normal one.
-    pub(crate) fn new(context: &'static Context, priority: Priority) -> Result<Self, GpuError> {
+    /// Makes an engine. With a high priority, its kernels begin before those that wait on streams of a normal one.
+    pub fn new(context: &'static Context, priority: Priority) -> Result<Self, GpuError> {
         let stream = Stream::new(context, priority)?;
         Ok(Self {
             context,
@@ -60,21 +61,17 @@ impl Engine {
     }
 
     /// The ordinal of the GPU.
-    pub(crate) fn device(&self) -> u32 {
+    pub fn device(&self) -> u32 {
         self.context.device().ordinal()
     }
 
-    /// Enqueues copies; the event tells of their end. After an error some may have been enqueued: a
-    /// [fence](Self::fence) tells of their end, or it must [settle](Self::settle).
+    /// Enqueues copies. The event marks their end. After an error some may have been enqueued: then get a
+    /// [fence](Self::fence) that marks their end, or [settle](Self::settle).
     ///
     /// # Safety
-    /// The memory is there, of the kinds that the route says, and reachable by this GPU, until the event
-    /// has happened.
-    pub(crate) unsafe fn copy(
-        &mut self,
-        pieces: &[Piece],
-        route: Route,
-    ) -> Result<Event, GpuError> {
+    /// The memory must stay valid, of the kinds that the route says, and reachable by this GPU, until the event has
+    /// happened.
+    pub unsafe fn copy(&mut self, pieces: &[Piece], route: Route) -> Result<Event, GpuError> {
         let total: u64 = pieces.iter().map(|piece| piece.len_bytes).sum();
         let mean = total / (pieces.len().max(1) as u64);
         let is_the_kernels = pieces.len() > 1 && mean < ENGINE_PIECE || route.engines_are_busy;
@@ -95,8 +92,8 @@ impl Engine {
         self.record()
     }
 
-    /// An event after all that was enqueued, also where the last copy was refused halfway.
-    pub(crate) fn fence(&mut self) -> Result<Event, GpuError> {
+    /// An event after all enqueued copies, even if the last call of [`copy`](Self::copy) failed halfway.
+    pub fn fence(&mut self) -> Result<Event, GpuError> {
         if let Some((aside, joined)) = &self.aside {
             joined.record(aside)?;
             self.stream.wait(joined)?;
@@ -113,7 +110,7 @@ impl Engine {
         Ok(event)
     }
 
-    /// Has the kernel copy; false if it cannot.
+    /// Copies with the kernel; false if it cannot be used.
     ///
     /// # Safety
     /// As for [`Self::copy`].
@@ -128,7 +125,7 @@ impl Engine {
                 // SAFETY: the caller's promise.
                 match unsafe { launcher.launch(&self.stream, part, options) } {
                     Ok(_) => break,
-                    // Launches end without anybody's help.
+                    // Earlier launches end by themselves.
                     Err(GpuError::Busy { .. }) => std::thread::yield_now(),
                     Err(e) => return Err(e),
                 }
@@ -137,7 +134,7 @@ impl Engine {
         Ok(true)
     }
 
-    /// Has an engine copy while the kernel does; the stream goes on when both have ended.
+    /// Copies with an engine beside the kernel. The stream waits until both have ended.
     ///
     /// # Safety
     /// As for [`Self::copy`].
@@ -160,12 +157,12 @@ impl Engine {
     }
 
     /// Takes back an event that has happened.
-    pub(crate) fn reuse(&mut self, event: Event) {
+    pub fn reuse(&mut self, event: Event) {
         self.spare.push(event);
     }
 
-    /// Waits until nothing runs any more. After an error nothing does.
-    pub(crate) fn settle(&self) {
+    /// Waits until no copy runs any more. After an error none does.
+    pub fn settle(&self) {
         let _ = self.stream.synchronize();
         if let Some((aside, _)) = &self.aside {
             let _ = aside.synchronize();
@@ -173,7 +170,7 @@ impl Engine {
     }
 }
 
-/// Has an engine copy pieces, one after the other.
+/// Makes a copy engine copy pieces, one after the other.
 ///
 /// # Safety
 /// As for [`Engine::copy`].

@@ -1,23 +1,17 @@
-//! What links that copy GPU memory have in common: what copies, and the locked host memory that bytes of a
-//! GPU pass through where a link reaches host memory only.
+//! Shared by all links that copy GPU memory: the copiers, and the locked host memory that stages the bytes of a GPU
+//! where a link reaches host memory only.
 
 mod copier;
 mod engine;
 mod pinned;
+mod put;
+mod share;
 
-use std::sync::Arc;
-
-use uccl_device::cuda::GpuError;
-
-pub use self::copier::CopyBy;
-pub(crate) use self::{
-    copier::{Copier, Copying},
+pub(crate) use self::put::change_word;
+pub use self::{
+    copier::{Copier, CopyBy, Copying, StandIn},
     engine::{Engine, Route},
     pinned::{CHUNK, Chunk, Slab},
+    put::put,
+    share::GpuShare,
 };
-use crate::lane::OpError;
-
-/// How a GPU's refusal reaches the operation that it ends.
-pub(crate) fn op_error(e: GpuError) -> OpError {
-    OpError::Gpu(Arc::new(e))
-}

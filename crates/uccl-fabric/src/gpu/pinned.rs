@@ -1,5 +1,5 @@
-//! Chunks of locked host memory, taken for as long as bytes pass through them and used again by the next
-//! who needs one: locking memory costs more than copying it.
+//! Chunks of locked host memory that stage bytes. A chunk is given back after use and used again: locking memory
+//! costs more than copying it.
 
 use std::sync::{Arc, OnceLock};
 
@@ -8,12 +8,12 @@ use uccl_device::cuda::{GpuError, Gpus, PinnedBuffer};
 
 use crate::mem::Span;
 
-/// Bytes of a chunk. Long enough that what it costs to start a copy is small beside it, and short enough
-/// that a few of them stay in the CPU's cache.
-pub(crate) const CHUNK: usize = 512 << 10;
+/// Bytes of a chunk. Long enough that the cost of starting a copy is small, and short enough that a few chunks stay
+/// in the CPU's cache.
+pub const CHUNK: usize = 512 << 10;
 
-/// A chunk near a GPU. Every GPU of the process reaches it.
-pub(crate) struct Chunk {
+/// A chunk of host memory near a GPU. Every GPU of the process reaches it, unless it is [plain](Self::plain).
+pub struct Chunk {
     device: u32,
     memory: Option<Memory>,
 }
@@ -22,13 +22,12 @@ enum Memory {
     Locked(PinnedBuffer),
     /// For copies that no GPU makes.
     Plain(Box<[u8]>),
-    /// One of a slab's.
+    /// One chunk of a slab, by its index.
     Part(Arc<Slab>, usize),
 }
 
-/// Chunks that lie one behind the other, for who registers them all at once. Who uses which is their owner's to
-/// know.
-pub(crate) struct Slab {
+/// Contiguous chunks, for an owner that registers them all at once. The owner keeps track of which are in use.
+pub struct Slab {
     memory: Memory,
     chunks: usize,
 }
@@ -38,24 +37,24 @@ impl Slab {
     ///
     /// # Errors
     /// When there is no such GPU, or no more memory can be locked.
-    pub(crate) fn near(device: u32, chunks: usize) -> Result<Self, GpuError> {
+    pub fn near(device: u32, chunks: usize) -> Result<Self, GpuError> {
         let context = Gpus::get().device(device)?.context()?;
         let memory = Memory::Locked(PinnedBuffer::near(context, chunks * CHUNK)?);
         Ok(Self { memory, chunks })
     }
 
     /// Chunks that no GPU reaches.
-    pub(crate) fn plain(chunks: usize) -> Self {
+    pub fn plain(chunks: usize) -> Self {
         Self { memory: Memory::Plain(vec![0; chunks * CHUNK].into_boxed_slice()), chunks }
     }
 
-    /// All of it.
-    pub(crate) fn span(&self) -> Span {
+    /// The memory of all its chunks.
+    pub fn span(&self) -> Span {
         Span { addr: self.memory.addr(), len: self.chunks * CHUNK }
     }
 
-    /// One chunk, by its place. There are not more than were asked for.
-    pub(crate) fn chunk(self: &Arc<Self>, at: usize) -> Chunk {
+    /// The chunk at an index. An index beyond the end gives the last chunk.
+    pub fn chunk(self: &Arc<Self>, at: usize) -> Chunk {
         let part = Memory::Part(Arc::clone(self), at.min(self.chunks.saturating_sub(1)));
         Chunk { device: 0, memory: Some(part) }
     }
@@ -71,8 +70,8 @@ impl Memory {
     }
 }
 
-/// Chunks that nobody uses right now, by the GPU that they are near. As many exist as were ever in use at once,
-/// and each user limits his own.
+/// Unused chunks, by the GPU that they are near. Chunks are not freed, so as many exist as were ever in use at once;
+/// each user limits its own.
 fn spare() -> &'static Mutex<Vec<(u32, PinnedBuffer)>> {
     static SPARE: OnceLock<Mutex<Vec<(u32, PinnedBuffer)>>> = OnceLock::new();
     SPARE.get_or_init(Mutex::default)
@@ -83,7 +82,7 @@ impl Chunk {
     ///
     /// # Errors
     /// When there is no such GPU, or no more memory can be locked.
-    pub(crate) fn near(device: u32) -> Result<Self, GpuError> {
+    pub fn near(device: u32) -> Result<Self, GpuError> {
         let mut spare = spare().lock();
         if let Some(at) = spare.iter().position(|(other, _)| *other == device) {
             let (_, buffer) = spare.swap_remove(at);
@@ -96,13 +95,13 @@ impl Chunk {
     }
 
     /// A chunk that no GPU reaches.
-    pub(crate) fn plain() -> Self {
+    pub fn plain() -> Self {
         let bytes = vec![0; CHUNK].into_boxed_slice();
         Self { device: 0, memory: Some(Memory::Plain(bytes)) }
     }
 
-    /// Where it begins, for the CPU and for GPUs.
-    pub(crate) fn addr(&self) -> usize {
+    /// Its start address, for the CPU and for GPUs.
+    pub fn addr(&self) -> usize {
         self.memory.as_ref().map_or(0, Memory::addr)
     }
 }

@@ -1,10 +1,10 @@
-//! A small lock-free memory of what has been looked up, so that it need not be again.
+//! A small lock-free cache of lookups.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::sync::Word;
 
-/// How many lines a memo has; indices that fall on one line displace each other.
+/// How many lines a memo has. Indices on the same line displace each other.
 const LINES: usize = 256;
 
 /// `N` words under a sequence number that is odd while they change.
@@ -15,22 +15,24 @@ struct Line<W, const N: usize> {
     words: [W; N],
 }
 
-/// A direct-mapped cache of `N`-word values, for any number of threads. A reader never waits, and a
-/// writer that meets another leaves it be.
+/// A direct-mapped cache of `N`-word values, for any number of threads. A reader never waits; a writer that finds
+/// another writer on its line gives up.
 #[derive(Debug)]
-pub(crate) struct Memo<const N: usize, W = AtomicU64> {
+pub struct Memo<const N: usize, W = AtomicU64> {
     lines: Box<[Line<W, N>]>,
 }
 
-impl<const N: usize> Memo<N> {
-    pub(crate) fn new() -> Self {
+impl<const N: usize> Default for Memo<N> {
+    /// An empty memo.
+    fn default() -> Self {
         Self::with_lines(LINES)
     }
 }
 
 impl<const N: usize, W: Word> Memo<N, W> {
-    /// With `lines` lines, at least one.
-    pub(crate) fn with_lines(lines: usize) -> Self {
+    /// An empty memo with `lines` lines, at least one.
+    #[must_use]
+    pub fn with_lines(lines: usize) -> Self {
         let line = |_| Line { sequence: W::new(0), words: std::array::from_fn(|_| W::new(0)) };
         Self { lines: (0..lines.max(1)).map(line).collect() }
     }
@@ -40,10 +42,10 @@ impl<const N: usize, W: Word> Memo<N, W> {
         &self.lines[index as usize % self.lines.len()]
     }
 
-    /// What was put under `index` or under one that shares its line, whole, unless it is changing. All
-    /// zeroes where nothing was put.
+    /// The value last put under `index`, or under another index on its line; `None` while it is changing. All zeroes
+    /// if nothing was put.
     #[inline(always)]
-    pub(crate) fn get(&self, index: u32) -> Option<[u64; N]> {
+    pub fn get(&self, index: u32) -> Option<[u64; N]> {
         let line = self.line(index);
         let before = line.sequence.load(Ordering::Acquire);
         let value = std::array::from_fn(|i| line.words[i].load(Ordering::Relaxed));
@@ -52,7 +54,9 @@ impl<const N: usize, W: Word> Memo<N, W> {
         (before == after && before & 1 == 0).then_some(value)
     }
 
-    pub(crate) fn put(&self, index: u32, value: &[u64; N]) {
+    /// Puts a value under `index` and displaces what is on its line. Does nothing while another thread writes that
+    /// line.
+    pub fn put(&self, index: u32, value: &[u64; N]) {
         let line = self.line(index);
         let before = line.sequence.load(Ordering::Relaxed);
         let mine = before & 1 == 0

@@ -10,9 +10,9 @@
 //! | 4, 5 | the first 128 bits of SHA-256(key, slot), both little-endian |
 //! | 6, 7 | id of the shared memory, and where in it the region starts |
 //!
-//! Words 1 to 7 change only while the version is even, so that a reader who finds the same odd version
-//! before and after has read one region whole. Keys are not in the table: a peer shows that it was given
-//! one by knowing what hashes to the digest.
+//! Words 1 to 7 change only while the version is even. So a reader that sees the same odd version before and after
+//! its reads has read one region whole. The table holds digests, not keys: a peer can check a key that it was given,
+//! but cannot learn one.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -26,25 +26,25 @@ use super::memo::Memo;
 use super::segment::{MapMode, Mapping, Segment, Words};
 use super::sync::Word;
 use crate::mem::{Access, RemoteSpan, Span};
-use crate::region::{AccessError, Rights, SharedBacking};
+use crate::rights::{AccessError, Rights, SharedBacking, offset_within};
 
-/// How many regions a table publishes; those in later slots are reached by asking their owner.
+/// How many regions a table publishes. To access a region in a later slot, a peer asks the owner.
 pub const PUBLISHED_REGIONS: usize = 1 << 16;
 
-const ENTRY_WORDS: usize = 8;
+/// Words of an entry.
+pub const ENTRY_WORDS: usize = 8;
 const TABLE_BYTES: usize = PUBLISHED_REGIONS * ENTRY_WORDS * 8;
 
-const READ: u64 = 1;
-const WRITE: u64 = 2;
+/// Flags in word 3, beside the bits of the rights.
 const BACKED: u64 = 4;
 const DEVICE: u64 = 8;
 const LOCKED: u64 = 16;
 
 /// Words 1 to 7 of an entry.
-pub(crate) type Fields = [u64; 7];
+pub type Fields = [u64; 7];
 
 /// Puts a region into a dead entry.
-pub(crate) fn publish<W: Word>(entry: &[W; ENTRY_WORDS], fields: &Fields) {
+pub fn publish<W: Word>(entry: &[W; ENTRY_WORDS], fields: &Fields) {
     let version = entry[0].load(Ordering::Relaxed);
     // A reader that sees any of the new fields sees the even version too.
     W::fence(Ordering::Release);
@@ -54,21 +54,21 @@ pub(crate) fn publish<W: Word>(entry: &[W; ENTRY_WORDS], fields: &Fields) {
     entry[0].store(version.wrapping_add(1) | 1, Ordering::Release);
 }
 
-/// Marks an entry dead. Hazard words looked at after this tell which accesses are still under way.
-pub(crate) fn retire<W: Word>(entry: &[W; ENTRY_WORDS]) {
+/// Marks an entry dead. Hazard words read after this show which accesses are still under way.
+pub fn retire<W: Word>(entry: &[W; ENTRY_WORDS]) {
     let version = entry[0].load(Ordering::Relaxed);
     if version & 1 == 1 {
         entry[0].store(version.wrapping_add(1), Ordering::SeqCst);
     }
 }
 
-/// The version, to be looked at under a hazard.
+/// The version of an entry. To rely on it, claim a hazard on the slot first.
 #[inline(always)]
-pub(crate) fn version<W: Word>(entry: &[W; ENTRY_WORDS]) -> u64 {
+pub fn version<W: Word>(entry: &[W; ENTRY_WORDS]) -> u64 {
     entry[0].load(Ordering::SeqCst)
 }
 
-/// The living region of an entry with its version. `None` when there is none, or it is changing.
+/// The version and fields of an entry. `None` if it holds no live region, or changed during the read.
 pub(crate) fn read<W: Word>(entry: &[W; ENTRY_WORDS]) -> Option<(u64, Fields)> {
     let before = version(entry);
     let fields = std::array::from_fn(|i| entry[i + 1].load(Ordering::Relaxed));
@@ -77,7 +77,7 @@ pub(crate) fn read<W: Word>(entry: &[W; ENTRY_WORDS]) -> Option<(u64, Fields)> {
     (before & 1 == 1 && before == after).then_some((before, fields))
 }
 
-/// What peers can check a key against, and not find it from.
+/// A digest that peers can check a key against, but not compute the key from.
 fn digest(key: u64, slot: u32) -> [u64; 2] {
     let hash =
         Sha256::new().chain_update(key.to_le_bytes()).chain_update(slot.to_le_bytes()).finalize();
@@ -91,7 +91,7 @@ fn entry(words: &Words, slot: u32) -> Option<&[core::sync::atomic::AtomicU64; EN
     words.as_slice().get(slot as usize * ENTRY_WORDS..)?.first_chunk()
 }
 
-/// What a region is, as its owner publishes it.
+/// A region, as its owner publishes it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Listing {
     pub(crate) span: Span,
@@ -124,8 +124,7 @@ impl PublishedTable {
         let Listing { span, rights, backing, kind } = *listing;
         let [low, high] = digest(key, slot);
         let flag = |set: bool, bit: u64| if set { bit } else { 0 };
-        let bits = flag(rights.read, READ)
-            | flag(rights.write, WRITE)
+        let bits = rights.to_bits()
             | flag(backing.is_some(), BACKED)
             | flag(kind.device_only().is_some(), DEVICE)
             | flag(kind == MemoryKind::Pinned, LOCKED);
@@ -140,7 +139,7 @@ impl PublishedTable {
     }
 }
 
-/// Why a region of the peer's cannot be touched from here.
+/// Why this process cannot access a region of the peer's by itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PeerCheck {
     /// Its slot is beyond the published table: ask the owner.
@@ -151,10 +150,10 @@ pub enum PeerCheck {
     Refused(#[from] AccessError),
 }
 
-/// A region of the peer's, as found in its table by someone who has its key.
+/// A region of the peer's, read from its table by a process that has the key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Checked {
-    /// The entry's version then; the finding holds while it stays.
+    /// The entry's version when it was read. The description is valid while the version stays the same.
     pub version: u64,
     /// Where the region starts in the owner's process.
     pub addr: u64,
@@ -171,19 +170,19 @@ pub struct Checked {
 }
 
 impl Checked {
-    /// Whether the access lies within the region and its rights, and how far into it.
+    /// Checks that the access lies within the region and its rights. Returns its offset in the region, in bytes.
     ///
     /// # Errors
     /// [`AccessError::OutOfBounds`] or [`AccessError::Denied`].
     #[inline]
     pub fn admit(&self, span: &RemoteSpan, access: Access) -> Result<u64, AccessError> {
         self.rights.admit(access)?;
-        crate::region::offset_within(self.addr, self.len, span.addr, span.len)
+        offset_within(self.addr, self.len, span.addr, span.len)
     }
 
     fn from_fields(version: u64, fields: &Fields) -> Self {
         let [addr, len, bits, _, _, id, offset] = *fields;
-        let rights = Rights { read: bits & READ != 0, write: bits & WRITE != 0 };
+        let rights = Rights::from_bits(bits);
         let backing = (bits & BACKED != 0)
             .then(|| u32::try_from(id).ok().map(|id| SharedBacking { id, offset }))
             .flatten();
@@ -192,7 +191,7 @@ impl Checked {
     }
 }
 
-/// A peer's table, mapped read-only, and a memory of the keys already checked against it.
+/// A peer's table, mapped read-only, with a cache of the keys already checked against it.
 #[derive(Debug)]
 pub struct PeerTable {
     words: Words,
@@ -204,7 +203,7 @@ impl PeerTable {
     /// Maps the table whose memfd the peer handed over.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidData`] when it is not such a table, or what the system says.
+    /// [`io::ErrorKind::InvalidData`] when it is not such a table; otherwise what the system says.
     pub fn map(fd: OwnedFd) -> io::Result<Self> {
         let segment = Arc::new(Mapping::of(fd, MapMode::ReadOnly, TABLE_BYTES)?);
         if segment.len() != TABLE_BYTES {
@@ -214,28 +213,28 @@ impl PeerTable {
             ));
         }
         let words = Words::new(&segment, 0, PUBLISHED_REGIONS * ENTRY_WORDS)?;
-        Ok(Self { words, memo: Memo::new() })
+        Ok(Self { words, memo: Memo::default() })
     }
 
-    /// The version of a slot's entry, or `None` beyond the table. Look at it after claiming a hazard: if
-    /// it is still that of [`Checked`], the region lives until the hazard is cleared.
+    /// The version of a slot's entry, or `None` beyond the table. Read it after claiming a hazard: if it is still
+    /// that of [`Checked`], the region lives until the hazard is cleared.
     #[inline(always)]
     pub fn version(&self, slot: u32) -> Option<u64> {
         entry(&self.words, slot).map(version)
     }
 
-    /// Checks an access against the table. The answer is good at this moment only, unless a hazard on
-    /// the slot was claimed before asking: then until that is cleared.
+    /// Checks an access against the table. If a hazard on the slot was claimed before this call, the answer holds
+    /// until the hazard is cleared; otherwise it may be outdated at once.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason for the refusal.
     pub fn check(&self, span: &RemoteSpan, access: Access) -> Result<Checked, PeerCheck> {
         let checked = self.find(span)?;
         checked.admit(span, access)?;
         Ok(checked)
     }
 
-    /// The region that `span` has the key of, whatever its range.
+    /// Finds the region with the slot and key of `span`. Does not check the range.
     ///
     /// # Errors
     /// [`PeerCheck::Unpublished`], or [`AccessError::UnknownKey`].
@@ -264,7 +263,7 @@ impl PeerTable {
         let (version, fields) = read(entry).ok_or(AccessError::UnknownKey)?;
         let [addr, len, bits, low, high, id, offset] = fields;
         let expected = digest(span.key, span.slot);
-        // Without a branch between the halves, so that time tells nothing of how much was right.
+        // No branch between the halves: the time taken must not tell which half was right.
         if (expected[0] ^ low) | (expected[1] ^ high) != 0 {
             return Err(AccessError::UnknownKey);
         }
@@ -297,7 +296,7 @@ mod tests {
         let before = insert(&table, None);
         let peer = map(&table);
         let after = insert(&table, Some(BACKING));
-        // Twice: looked up, then remembered.
+        // Twice: first from the table, then from the cache.
         for _ in 0..2 {
             for (region, backing) in [(before, None), (after, Some(BACKING))] {
                 let found = peer.check(&region.remote(), Access::Write).unwrap();
@@ -315,7 +314,7 @@ mod tests {
         let all = region.remote();
         let forged = RemoteSpan { key: all.key ^ (1 << 40), ..all };
         let longer = RemoteSpan { len: 65, ..all };
-        // The right one in between, so that what is remembered is asked too.
+        // Valid requests come in between, so that the second round also asks the cache.
         for _ in 0..2 {
             for remote in [forged, longer, RemoteSpan { slot: 1, ..all }, all] {
                 for access in [Access::Read, Access::Write] {
@@ -359,7 +358,7 @@ mod tests {
         ] {
             let span = Span { addr: 0x1000, len: 64 };
             let region = table.insert_kind(kind, span, Rights::ALL, None).unwrap();
-            // Twice: looked up, then remembered.
+            // Twice: first from the table, then from the cache.
             for _ in 0..2 {
                 let found = peer.find(&region.remote()).unwrap();
                 assert_eq!((found.device, found.locked), (device, locked), "{kind}");

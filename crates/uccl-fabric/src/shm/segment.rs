@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicU64;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-/// `TMPFS_MAGIC` of `linux/magic.h`: where memfds live, huge page ones aside.
+/// `TMPFS_MAGIC` of `linux/magic.h`: the file system of all memfds except those with huge pages.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
 /// What a mapping of a peer's segment allows.
@@ -23,7 +23,7 @@ pub enum MapMode {
     ReadWrite,
 }
 
-/// A segment as it is mapped here. Unmapped when dropped.
+/// Our mapping of a segment. Unmapped when dropped.
 ///
 /// Its size cannot change (that is sealed, and [`of`](Self::of) insists on it), so an access within
 /// its length never faults.
@@ -79,7 +79,7 @@ impl Segment {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        // Newer kernels want to be told that nothing in it will be executed; older ones do not know the flag.
+        // Newer kernels want to be told that nothing in the file will be executed; older ones do not know the flag.
         let fd = rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL)
             .or_else(|_| rustix::fs::memfd_create(name, flags))?;
         rustix::fs::ftruncate(&fd, len as u64)?;
@@ -102,7 +102,8 @@ impl Mapping {
     /// [`io::ErrorKind::InvalidData`] when the file is not a memfd that cannot shrink, is empty, or is
     /// longer than `max_len`; otherwise what the system says.
     pub fn of(fd: OwnedFd, mode: MapMode, max_len: usize) -> io::Result<Self> {
-        // Huge page files can fault for want of pages whatever their size, so they are refused too.
+        // An access to a huge page file can fault for want of free pages, whatever the file's size, so those are
+        // refused too.
         let plain = rustix::fs::fstatfs(&fd)?.f_type as i64 == TMPFS_MAGIC;
         let sealed = plain
             && rustix::fs::fcntl_get_seals(&fd)
@@ -129,11 +130,11 @@ impl Mapping {
         Ok(Self { base, len, mode })
     }
 
-    /// Asks for its pages now, so that the first touches do not fault one by one. Without effect on
-    /// kernels before 5.14.
+    /// Allocates all of its pages now, so that the first accesses do not fault one by one. Without effect on kernels
+    /// before 5.14.
     ///
     /// # Errors
-    /// When the memory is not there.
+    /// When there is not enough memory.
     pub fn populate(&self) -> io::Result<()> {
         let advice = match self.mode {
             MapMode::ReadOnly => Advice::LinuxPopulateRead,
@@ -176,13 +177,13 @@ impl Drop for Mapping {
 
 /// `count` atomic words in shared memory, kept mapped.
 #[derive(Clone, Debug)]
-pub(crate) struct Words {
+pub struct Words {
     base: NonNull<AtomicU64>,
     count: usize,
     _mapping: Arc<Mapping>,
 }
 
-// SAFETY: it stands for a shared slice of atomics, which is both.
+// SAFETY: it is a shared slice of atomics, which is `Send` and `Sync`.
 unsafe impl Send for Words {}
 // SAFETY: as above.
 unsafe impl Sync for Words {}
@@ -190,7 +191,7 @@ unsafe impl Sync for Words {}
 impl Words {
     /// The `count` words at byte `offset`. Storing to them needs a writable mapping: the caller sees to
     /// that, or never stores.
-    pub(crate) fn new(mapping: &Arc<Mapping>, offset: usize, count: usize) -> io::Result<Self> {
+    pub fn new(mapping: &Arc<Mapping>, offset: usize, count: usize) -> io::Result<Self> {
         let end = count.checked_mul(8).and_then(|len| len.checked_add(offset));
         if !offset.is_multiple_of(8) || end.is_none_or(|end| end > mapping.len()) {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -200,8 +201,10 @@ impl Words {
         Ok(Self { base, count, _mapping: Arc::clone(mapping) })
     }
 
+    /// The words.
     #[inline(always)]
-    pub(crate) fn as_slice(&self) -> &[AtomicU64] {
+    #[must_use]
+    pub fn as_slice(&self) -> &[AtomicU64] {
         // SAFETY: `new` checked bounds and alignment, the mapping is held, shared memory is zeroed or
         // written by a peer, and any 64 bits are a valid word.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.count) }

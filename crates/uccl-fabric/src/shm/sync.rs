@@ -1,18 +1,24 @@
-//! The one kind of atomic that the shared structures are made of.
+//! The atomic word that the shared structures are made of.
 //!
-//! The structures are generic over [`Word`], so that what loom explores is the code that runs: with
-//! [`core::sync::atomic::AtomicU64`] they lie in shared memory, with loom's under its scheduler.
+//! The structures are generic over [`Word`], so that loom explores the code that runs: with
+//! [`core::sync::atomic::AtomicU64`] they lie in shared memory, with loom's atomics under its scheduler.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
 /// A 64-bit atomic word, and the fence that goes with it.
-pub(crate) trait Word: Send + Sync {
+pub trait Word: Send + Sync {
     /// A word outside of shared memory.
     fn new(value: u64) -> Self;
+    /// Its value.
     fn load(&self, order: Ordering) -> u64;
+    /// Stores a value.
     fn store(&self, value: u64, order: Ordering);
+    /// Stores a value and returns the old one.
     fn swap(&self, value: u64, order: Ordering) -> u64;
+    /// Stores `new` if the value is `current`. Returns the old value, as an error if it was another. Sequentially
+    /// consistent.
     fn compare_exchange(&self, current: u64, new: u64) -> Result<u64, u64>;
+    /// Orders accesses, also to other words.
     fn fence(order: Ordering);
     /// Orders a sequentially consistent read-modify-write before a sequentially consistent load.
     ///
@@ -84,4 +90,12 @@ impl Word for loom::sync::atomic::AtomicU64 {
     fn fence_for_loom() {
         loom::sync::atomic::fence(Ordering::SeqCst);
     }
+}
+
+/// Explores what up to three preemptions can do; all interleavings would take minutes.
+#[cfg(loom)]
+pub fn explore(model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(model);
 }

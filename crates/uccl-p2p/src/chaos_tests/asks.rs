@@ -3,7 +3,8 @@
 use std::sync::atomic::Ordering::SeqCst;
 
 use fastrand::Rng;
-use uccl_fabric::{chaos::each_seed, mem::Span, region::Rights};
+use uccl_chaos::each_seed;
+use uccl_fabric::{mem::Span, region::Rights};
 use uccl_wire::message::{self, Answer, AskPiece, Direction, Place};
 
 use super::{
@@ -150,6 +151,8 @@ fn an_owner_that_does_not_end_it_is_given_up() {
 fn memory_that_is_being_copied_for_a_peer_is_not_given_back() {
     let asked = Asked::post(1, Op::Write, u32::MAX, SHORT);
     asked.until_under_way();
+    // Whoever is first to give the peer up: the copy goes on.
+    let copy = asked.sides[1].lanes[0].hold_copy();
     let refused = std::thread::scope(|scope| {
         let refused = scope.spawn(|| asked.sides[1].ep.deregister(asked.there));
         // It is not merely waited for.
@@ -157,6 +160,7 @@ fn memory_that_is_being_copied_for_a_peer_is_not_given_back() {
         refused.join().expect("no panic").expect_err("a copy is under way")
     });
     assert!(refused.to_string().contains("may still touch"), "{refused}");
+    drop(copy);
     asked.sides[0].until("the end of a transfer", || asked.is_done());
     asked.leave();
 }
@@ -195,9 +199,11 @@ fn memory_is_not_given_back_while_a_part_of_it_is_copied() {
     // As when the send ends.
     drop(grants);
     drop(lease);
+    // Whoever is first to give the peer up: the copy goes on.
+    let copy = sides[0].lanes[0].hold_copy();
     let refused = sides[0].ep.deregister(mr).expect_err("a copy is under way");
     assert!(refused.to_string().contains("may still touch"), "{refused}");
-    drop(target);
+    drop((copy, target));
     sides.iter_mut().for_each(Side::leave);
 }
 

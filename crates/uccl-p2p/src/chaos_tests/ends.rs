@@ -6,7 +6,7 @@ use std::{
 };
 
 use fastrand::Rng;
-use uccl_fabric::chaos::GateHold;
+use uccl_chaos::GateHold;
 
 use super::{
     PATIENT, SHORT, lost,

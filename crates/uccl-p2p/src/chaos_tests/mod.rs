@@ -11,8 +11,8 @@ mod world;
 use std::time::Duration;
 
 use fastrand::Rng;
+use uccl_chaos::each_seed;
 use uccl_device::cuda::GpuError;
-use uccl_fabric::chaos::each_seed;
 
 use self::{
     workload::{Plan, Workload, move_one},

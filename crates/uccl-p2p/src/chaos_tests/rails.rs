@@ -3,10 +3,8 @@
 use std::{sync::mpsc, time::Duration};
 
 use fastrand::Rng;
-use uccl_fabric::{
-    chaos::{GpuFaults, RailFaults, each_seed},
-    gpu::CopyBy,
-};
+use uccl_chaos::{GpuFaults, RailFaults, each_seed};
+use uccl_fabric::gpu::CopyBy;
 use uccl_wire::rails::{Note, RegionId};
 
 use super::{
@@ -41,7 +39,7 @@ fn workload(seed: u64, rails: ByRails<'_>, plan: Plan, longest: usize) -> Worklo
 }
 
 fn up(side: &Side) -> usize {
-    side.connection().rails.as_ref().map_or(0, |rails| rails.lane.paths_up())
+    side.connection().links.rails.as_ref().map_or(0, |rails| rails.paths_up())
 }
 
 #[test]
@@ -116,7 +114,7 @@ fn memory_that_no_rail_takes_goes_another_way() {
 }
 
 fn copies(delay_polls: u32, fail_at: Option<u64>) -> CopyBy {
-    CopyBy::Chaos(GpuFaults { delay_polls, fail_at, seed: 1 })
+    CopyBy::from(GpuFaults { delay_polls, fail_at, seed: 1 })
 }
 
 fn some_copies(rng: &mut Rng) -> CopyBy {
@@ -272,15 +270,15 @@ fn a_region_is_given_back_when_devices_have_seen_it() {
 fn a_peer_that_asks_and_reads_no_answer_is_cut() {
     let sides = ByRails::new(&[RailFaults::default()]).join(1);
     let conn = sides[1].connection();
-    let rails = conn.rails.as_ref().expect("rails");
-    let lane = rails.index as u16;
+    let rails = conn.links.rails.as_ref().expect("rails");
+    let lane = conn.rails_place() as u16;
     let mut ask = Vec::new();
     Note::Ask(RegionId { slot: 7, key: 7 }).encode_to(&mut ask);
     sides[1].lanes[0].inner().pipe().stall();
     let asked = 4 << 20;
     let refused = (0..asked).find_map(|_| {
         // A worker may be passing on what was answered before.
-        while rails.lane.has_notes() {
+        while rails.has_notes() {
             conn.forward_notes();
         }
         conn.on_link(lane, &ask).err()
@@ -459,7 +457,7 @@ fn a_rail_that_does_not_answer_holds_up_nobody() {
     let silent = RailFaults { delay_polls: u32::MAX, ..RailFaults::default() };
     let rails = [RailFaults::default(), silent];
     let mut sides = ByRails::new(&rails).join(1);
-    let paths = sides[0].connection().rails.as_ref().expect("rails").lane.describe();
+    let paths = sides[0].connection().links.rails.as_ref().expect("rails").describe();
     let why: Vec<_> = paths.into_iter().map(|(_, state)| state.err()).collect();
     assert_eq!(why, [None, Some("not tried yet".to_owned())]);
     move_one(&sides, &mut Rng::with_seed(1), Op::Write, 3 << 20).expect("one rail is enough");

@@ -2,7 +2,10 @@
 
 use std::{
     collections::HashMap,
-    sync::atomic::{AtomicU32, Ordering::Relaxed},
+    sync::atomic::{
+        AtomicU32, AtomicU64,
+        Ordering::{Acquire, Relaxed},
+    },
     time::{Duration, Instant},
 };
 
@@ -10,7 +13,10 @@ use fastrand::Rng;
 use uccl_device::cuda::GpuError;
 
 use super::world::{FAR, Memory, Side};
-use crate::{Error, MrId, Op, Request, Status, TransferId, Uninterrupted, engine::deferred::Mark};
+use crate::{
+    Change, Error, MrId, Op, Request, Signal, Status, TransferId, Uninterrupted,
+    engine::deferred::Mark,
+};
 
 /// What is done beside posting and waiting.
 #[derive(Clone, Copy, Default)]
@@ -56,7 +62,37 @@ struct Job {
     revoked: bool,
     op: Op,
     notif: Option<u64>,
+    /// What the signal of a write adds one to.
+    word: Option<Word>,
     reused: bool,
+}
+
+/// A word at the peer, and where it is registered.
+struct Word {
+    memory: Box<AtomicU64>,
+    mr: Option<MrId>,
+}
+
+impl Word {
+    fn on(side: &Side) -> Self {
+        let memory = Box::new(AtomicU64::new(0));
+        // SAFETY: an atomic, which stays until the endpoint has been closed.
+        let mr = unsafe { side.ep.register(memory.as_ptr() as usize, 8) };
+        Self { memory, mr: Some(mr.expect("registered")) }
+    }
+
+    fn signal(&self, side: &Side) -> Signal {
+        let mr = self.mr.expect("registered");
+        let advert = side.ep.advertise(mr, self.memory.as_ptr() as usize, 8);
+        let advert = advert.expect("advertised");
+        Signal { advert, change: Change::Add(1), strong: false }
+    }
+
+    fn is_signalled(&self) -> bool {
+        let times = self.memory.load(Acquire);
+        assert!(times <= 1, "a signal was applied {times} times");
+        times == 1
+    }
 }
 
 /// A send or a receive.
@@ -137,15 +173,7 @@ impl Workload {
     fn request<'a>(&mut self, by: usize, op: Op) -> Request<'a> {
         let short = self.plan.deadlines && self.rng.u8(0..6) == 0;
         let timeout = short.then(|| Duration::from_millis(self.rng.u64(1..40)));
-        Request {
-            conn: self.sides[by].conn,
-            op,
-            iovs: &[],
-            adverts: &[],
-            notif: None,
-            timeout,
-            after: None,
-        }
+        Request { timeout, ..Request::new(self.sides[by].conn, op, &[], &[]) }
     }
 
     fn post(&mut self, by: usize, request: &Request<'_>) -> Option<Posted> {
@@ -193,7 +221,10 @@ impl Workload {
         let adverts = remote.adverts(&self.sides[1 - by], remote_mr);
         let notif = (self.rng.u8(0..4) == 0).then(|| self.number());
         let payload = notif.map(notif_of);
+        let is_signalled = op == Op::Write && self.rng.bool();
+        let mut word = is_signalled.then(|| Word::on(&self.sides[1 - by]));
         let request = Request {
+            signal: word.as_ref().map(|word| word.signal(&self.sides[1 - by])),
             iovs: &iovs,
             adverts: &adverts,
             notif: payload.as_deref(),
@@ -203,8 +234,22 @@ impl Workload {
         let (local, remote) = (Some(local_mr), Some(remote_mr));
         if let Some(posted) = posted {
             let (revoked, reused) = (false, false);
-            self.jobs.push(Job { posted, source, dest, remote, local, revoked, op, notif, reused });
+            self.jobs.push(Job {
+                posted,
+                source,
+                dest,
+                remote,
+                local,
+                revoked,
+                op,
+                notif,
+                word,
+                reused,
+            });
         } else {
+            let mr = word.as_mut().and_then(|word| word.mr.take());
+            mr.into_iter().for_each(|mr| self.sides[1 - by].ep.deregister(mr).expect("unused"));
+            word.into_iter().for_each(|word| assert!(!word.is_signalled(), "it was refused"));
             self.sides[by].ep.deregister(local_mr).expect("unused");
             self.sides[1 - by].ep.deregister(remote_mr).expect("unused");
         }
@@ -307,6 +352,7 @@ impl Workload {
                 self.data_is_there(number);
             }
         }
+        self.signals_stand_for_bytes();
         let eps = [0, 1].map(|by| self.sides[by].ep.clone());
         for posted in self.all_posted().filter(|posted| posted.end.is_none()) {
             posted.note(eps[posted.by].poll(posted.id).expect("it is known"));
@@ -323,6 +369,30 @@ impl Workload {
                 job.dest.pieces() == job.source.pieces(),
                 "a notification came before its data"
             );
+        }
+    }
+
+    /// A signal comes after the bytes that it stands for, and once.
+    fn signals_stand_for_bytes(&self) {
+        for job in self.jobs.iter().filter(|job| !job.reused) {
+            if job.word.as_ref().is_some_and(Word::is_signalled) {
+                assert!(job.dest.pieces() == job.source.pieces(), "a signal came before its bytes");
+            }
+        }
+    }
+
+    /// What is signalled has ended well, and what has ended well is signalled; where only the notification behind it
+    /// failed, or the connection was lost, either may be.
+    fn check_signals(&self) {
+        for job in &self.jobs {
+            let Some(word) = &job.word else { continue };
+            let end = job.posted.end.as_ref().expect("it has ended");
+            match end {
+                Ok(_) => assert!(word.is_signalled(), "a write was not signalled"),
+                Err(Error::ConnectionLost { .. }) => assert!(self.plan.loss),
+                Err(_) if job.notif.is_some() => {}
+                Err(e) => assert!(!word.is_signalled(), "signalled, and ended with {e}"),
+            }
         }
     }
 
@@ -371,6 +441,7 @@ impl Workload {
         }
         self.look();
         self.check_reasons();
+        self.check_signals();
         self.check_notifs();
         self.check_halves();
     }
@@ -471,6 +542,8 @@ impl Workload {
             for (side, mr) in [(by, job.local.take()), (1 - by, job.remote.take())] {
                 mr.into_iter().for_each(|mr| self.sides[side].ep.deregister(mr).expect("unused"));
             }
+            let word = job.word.as_mut().and_then(|word| word.mr.take());
+            word.into_iter().for_each(|mr| self.sides[1 - by].ep.deregister(mr).expect("unused"));
         }
         for half in self.sends.iter_mut().chain(&mut self.recvs) {
             let mr = half.mr.take().expect("once");
@@ -479,6 +552,10 @@ impl Workload {
         for side in &mut self.sides {
             assert_eq!(side.ep.stats().expect("ours").regions, 0);
             side.leave();
+        }
+        // Nor a signal.
+        if !self.plan.loss {
+            self.check_signals();
         }
         for job in &self.jobs {
             assert!(job.reused && job.dest.unchanged(), "a byte landed after the end");

@@ -6,22 +6,23 @@ use std::{
 };
 
 use fastrand::Rng;
-use uccl_fabric::{
-    chaos::{
-        ChaosEnd, ChaosLane, ChaosPipe, ChaosRail, Faults, LaneFaults, RailFaults, RailNetwork,
-        pair_of,
-    },
-    gpu::CopyBy,
-    lane::Lane,
-    rma::{Rails, RmaLane, Role, rail::Rail},
-    stream::{StreamLane, StreamOptions},
+use uccl_chaos::{
+    ChaosEnd, ChaosLane, ChaosPipe, ChaosRail, Faults, LaneFaults, RailFaults, RailNetwork, pair_of,
 };
+use uccl_fabric::{
+    gpu::CopyBy,
+    lane::{HostLane, MessageLane, RailLane},
+    rail::Rail,
+};
+use uccl_rma::{Rails, RmaLane, Role};
+use uccl_stream::{StreamLane, StreamOptions};
 
 use crate::{
     Config, ConnId, Endpoint, Iov, MrId, Transport,
     engine::{
         connection::{Connection, Peer, Workers},
         core::Devices,
+        links::Links,
     },
     wire::advert::Advert,
 };
@@ -109,8 +110,9 @@ impl<'a> ByRails<'a> {
     pub(super) fn join(self, seed: u64) -> [Side; 2] {
         let sides = self.join_untried(seed);
         sides[0].until("the first try of every rail", || {
-            let settled =
-                |side: &Side| side.connection().rails.as_ref().is_some_and(|r| r.lane.is_settled());
+            let settled = |side: &Side| {
+                side.connection().links.rails.as_ref().is_some_and(|r| r.is_settled())
+            };
             sides.iter().all(settled)
         });
         sides
@@ -244,9 +246,13 @@ fn side(
         instance: other.core().instance,
         same_host: true,
     };
-    let dynamic = lanes.iter().map(|lane| Arc::clone(lane) as Arc<dyn Lane>).collect();
+    let streams: Vec<_> =
+        lanes.iter().map(|lane| Arc::clone(lane) as Arc<dyn MessageLane>).collect();
+    let host = lanes.first().map(|lane| Arc::clone(lane) as Arc<dyn HostLane>);
+    let rails_at_work = rail_lane.map(|lane| lane as Arc<dyn RailLane>);
+    let links = Links { streams, host, rails: rails_at_work };
     let conn = core
-        .add_conn(|id| Arc::new(Connection::new(id, Arc::clone(core), peer, dynamic, rail_lane)))
+        .add_conn(|id| Arc::new(Connection::new(id, Arc::clone(core), peer, links)))
         .expect("a connection");
     Workers::attach(core, &conn).expect("attached");
     Side { ep: ep.clone(), conn: conn.id, lanes, rails, inner: Arc::downgrade(&conn) }

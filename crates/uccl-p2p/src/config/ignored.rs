@@ -1,8 +1,9 @@
-//! What the environment may ask for, for UCCL, and has no effect here: said once, so that nobody waits for it.
+//! Variables of UCCL that have no effect here. Each one that is set is reported once, so that nobody waits for its
+//! effect.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// A variable, what it may be without asking for anything, and what there is in its place.
+/// A variable, the values with which it asks for nothing, and what to use in its place.
 struct Ignored {
     name: &'static str,
     harmless: &'static [&'static str],
@@ -43,8 +44,8 @@ const IGNORED: &[Ignored] = &[
     ignored("UCCL_TCP_OOB_PORT", "UCCL_P2P_BASE_PORT sets the well-known ports"),
 ];
 
-/// A sentence for each variable in the environment that has no effect here: each once in a process, for those who
-/// ask first.
+/// A sentence for each variable in the environment that has no effect here. Each is returned once in a process, to the
+/// first caller.
 #[must_use]
 pub fn take_notices() -> Vec<String> {
     static TOLD: AtomicBool = AtomicBool::new(false);

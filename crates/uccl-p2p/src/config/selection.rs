@@ -1,9 +1,9 @@
-//! Devices chosen by their names, as NCCL and UCCL have it.
+//! Selecting devices by name, as NCCL and UCCL do.
 
 use std::str::FromStr;
 
-/// Which devices or interfaces may be used. `mlx5,eth1` are those whose names begin so, `=eth0` those that are called so,
-/// and `^` before either all others; `mlx5_0:1` is one port of a device.
+/// Which devices or interfaces may be used. `mlx5,eth1` selects those whose names begin so, `=eth0` exactly that name,
+/// and `^` in front selects all others; `mlx5_0:1` is one port of a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Selection {
     text: String,
@@ -13,7 +13,7 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// Whether a device is among them, or a port of it.
+    /// Whether a device, or a port of it, is selected.
     #[must_use]
     pub fn takes(&self, name: &str, port: Option<u8>) -> bool {
         let named = self.names.iter().any(|(wanted, wanted_port)| {

@@ -1,15 +1,13 @@
-//! The table of settings: what the environment calls each, and what it does to the configuration.
+//! The table of settings: the environment variable of each, and how it changes the configuration.
 
 use std::{str::FromStr, time::Duration};
 
-use uccl_fabric::{
-    libfabric::{Devices, LibfabricSettings, Threading},
-    verbs::{ParseDeviceNameError, RelaxedOrdering, VerbsSettings},
-};
+use uccl_libfabric::{Devices, LibfabricSettings, Threading};
+use uccl_verbs::{ParseDeviceNameError, RelaxedOrdering, VerbsSettings};
 
 use super::{Checksum, Config, Setting};
 
-/// What UCCL and NCCL call the same, where that is not how it is called here.
+/// Names that UCCL and NCCL give to the same setting, where they differ from ours.
 pub(super) const TWINS: &[(&str, &[&str])] = &[
     ("UCCL_IB_HCA", &["NCCL_IB_HCA"]),
     ("UCCL_P2P_NUMA_AFFINITY", &["UCCL_PIN_TO_NUMA"]),
@@ -18,7 +16,7 @@ pub(super) const TWINS: &[(&str, &[&str])] = &[
     ("UCCL_SOCKET_IFNAME", &["NCCL_SOCKET_IFNAME"]),
 ];
 
-/// Every setting. The README's table is made from this.
+/// Every setting. The table of docs/settings.md is made from this.
 pub(super) const SETTINGS: &[Setting] = &[
     Setting {
         name: "UCCL_CHUNK_SIZE_KB",
@@ -283,13 +281,13 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting {
         name: "UCCL_P2P_TCP_STREAMS",
         default: "chosen",
-        doc: "TCP streams of a connection, 1 to 64",
+        doc: "TCP streams of a connection, 1 to 63",
         apply: |config, value| match number(value)? {
-            n @ 0..=64 => {
+            n @ 0..=63 => {
                 config.tcp_streams = n;
                 Ok(())
             }
-            _ => Err("at most 64".into()),
+            _ => Err("at most 63".into()),
         },
     },
     Setting {
@@ -309,7 +307,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting {
         name: "UCCL_P2P_TRANSPORT",
         default: "auto",
-        doc: "Which links may be used: `auto` (the best that both sides have), `local` (same-host memory), `tcp`, `verbs` (RDMA; also `ib`), `libfabric`, and of its providers `cxi` and `efa`. All but `auto` mean that link or nothing",
+        doc: "Which links may be used: `auto` (the best that both sides have), `local` (same-host memory), `tcp`, `verbs` (RDMA; also `ib`), `libfabric`, and of its providers `cxi` and `efa`; `fifo` (named pipes between processes of a host that both ask for them: the example of a link). All but `auto` mean that link or nothing",
         apply: |config, value| {
             config.transport = value.parse()?;
             Ok(())
@@ -332,7 +330,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     },
 ];
 
-/// What the environment cannot change, because it differs between the endpoints of a process.
+/// Settings that the environment cannot change, because they differ between the endpoints of a process.
 pub(super) const PER_ENDPOINT: &[Setting] = &[
     Setting {
         name: "gpu_index",
@@ -352,7 +350,7 @@ fn number<T: FromStr>(value: &str) -> Result<T, String> {
     value.parse().map_err(|_| "not a number in range".to_owned())
 }
 
-/// A number among what can be set about RDMA verbs, which say themselves what they take.
+/// Sets one of the numbers for RDMA verbs, which check their values themselves.
 fn rdma<T: FromStr>(
     config: &mut Config,
     value: &str,
@@ -365,7 +363,7 @@ fn rdma<T: FromStr>(
     Ok(())
 }
 
-/// The same for libfabric.
+/// Sets one of the numbers for libfabric.
 fn fabric(
     config: &mut Config,
     value: &str,

@@ -1,9 +1,10 @@
-//! Where an endpoint listens, and what it tells peers of that.
+//! The address where an endpoint listens, and what it tells peers of it.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 
 use uccl_device::Interface;
-use uccl_fabric::{fdpass::FdListener, tcp};
+use uccl_local::fdpass::FdListener;
+use uccl_stream::tcp;
 use uccl_wire::metadata::{Device, Metadata};
 
 use super::Endpoint;
@@ -21,7 +22,7 @@ impl Endpoint {
         Metadata { ip: addr.ip(), port: addr.port(), device }
     }
 
-    /// The same with the GPU's PCI address, if there is such a GPU.
+    /// The same, with the GPU's PCI address in place of its index, if there is such a GPU.
     pub fn metadata_by_pci(&self) -> Metadata {
         let metadata = self.metadata();
         match places::pci_address(self.config().gpu_index) {
@@ -31,7 +32,7 @@ impl Endpoint {
     }
 }
 
-/// The address of a peer: what it says of itself (`10.0.0.1:28100?0`), or where it is (`node7:28100`, `[fe80::1]:28100`).
+/// A peer's address, from its metadata (`10.0.0.1:28100?0`) or from a host and port (`node7:28100`, `[fe80::1]:28100`).
 ///
 /// # Errors
 /// [`Error::Invalid`] says what is wrong with it.
@@ -47,10 +48,10 @@ pub fn parse_address(text: &str) -> Result<SocketAddr> {
     resolve(host, port)
 }
 
-/// The address of a port of a host, which is named, or given by its IP (an IPv6 one with or without brackets).
+/// The address of a port on a host. The host is given by name or by IP (IPv6 with or without brackets).
 ///
 /// # Errors
-/// [`Error::Invalid`]: the port is none, or nobody knows the host.
+/// [`Error::Invalid`]: the port is 0, or the host is not known.
 pub fn resolve(host: &str, port: u16) -> Result<SocketAddr> {
     if port == 0 {
         return Err(Error::Invalid("nobody listens on port 0".into()));
@@ -67,7 +68,7 @@ pub fn resolve(host: &str, port: u16) -> Result<SocketAddr> {
 }
 
 impl Config {
-    /// Where the endpoint for a GPU listens if nobody says otherwise.
+    /// The port on which the endpoint for a GPU listens by default.
     ///
     /// # Errors
     /// [`Error::Invalid`]: there is no such port.
@@ -83,12 +84,12 @@ impl Config {
     }
 }
 
-/// The index that a name of a GPU has; a PCI address, which says nothing about ports, counts as GPU 0.
+/// The GPU index that `name` stands for; 0 for a PCI address, which says nothing about ports.
 pub fn gpu_index(name: &str) -> i64 {
     name.parse().unwrap_or(0)
 }
 
-/// Opens the listening socket, and says where peers find it.
+/// Opens the listening socket, and returns the address at which peers find it.
 pub(super) fn listen(config: &Config) -> Result<(std::net::TcpListener, SocketAddr)> {
     let any = |port| match config.bind {
         Some(ip) => SocketAddr::new(ip, port),
@@ -102,7 +103,7 @@ pub(super) fn listen(config: &Config) -> Result<(std::net::TcpListener, SocketAd
     let mut last = std::io::Error::from(std::io::ErrorKind::AddrInUse);
     for port in ports {
         let opened = tcp::listen(any(port)).or_else(|e| match config.bind {
-            // A kernel without IPv6.
+            // The kernel has no IPv6.
             None => tcp::listen(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port)),
             Some(_) => Err(e),
         });
@@ -121,12 +122,12 @@ pub(super) fn listen(config: &Config) -> Result<(std::net::TcpListener, SocketAd
     Err(Error::os(format!("listening on {}", any(port)), last))
 }
 
-/// The address that an endpoint with these settings tells its peers: the one that it is bound to, or else one
-/// that they reach this host at, on an interface that is selected, or on the NIC nearest to its GPU if they reach
-/// several equally well.
+/// The address that an endpoint with these settings tells its peers. It is the address that the endpoint is bound to,
+/// if any. Otherwise it is one at which peers reach this host: on a selected interface, or, if peers reach several
+/// equally well, on the NIC nearest to the endpoint's GPU.
 ///
 /// # Errors
-/// [`Error::Invalid`]: no interface that is selected has an address.
+/// [`Error::Invalid`]: no selected interface has an address.
 pub fn told_ip(config: &Config) -> Result<IpAddr> {
     if let Some(ip) = config.bind.filter(|ip| !ip.is_unspecified()) {
         return Ok(ip);
@@ -142,7 +143,8 @@ pub fn told_ip(config: &Config) -> Result<IpAddr> {
     }
 }
 
-/// An address of an interface that is selected: `ip` if it is one, else IPv4 before IPv6, and what only this host reaches last.
+/// An address of a selected interface: `ip` if it is one. Otherwise IPv4 comes before IPv6, and an address that only
+/// this host reaches comes last.
 fn selected_ip(selection: &Selection, interfaces: &[Interface], ip: IpAddr) -> Result<IpAddr> {
     let usable =
         |interface: &&Interface| interface.is_up() && selection.takes(&interface.name, None);
@@ -166,7 +168,7 @@ fn is_link_local(ip: &IpAddr) -> bool {
     matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 
-/// The address that others would reach this host at: the one that the default route leaves from.
+/// The address at which others would reach this host: the source address of the default route.
 pub fn reachable_ip() -> IpAddr {
     let from = |bind: &str, to: &str| {
         let socket = UdpSocket::bind(bind).ok()?;
@@ -191,7 +193,7 @@ fn first_interface_ip() -> Option<IpAddr> {
     ips.first().copied()
 }
 
-/// Listens for processes of this host; without it they use TCP.
+/// Listens for processes of this host. If that fails, they use TCP.
 pub(super) fn listen_locally() -> (Option<FdListener>, String) {
     let mut name = [0; 16];
     if getrandom::fill(&mut name).is_err() {

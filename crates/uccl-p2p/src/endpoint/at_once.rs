@@ -1,5 +1,5 @@
-//! Transfers of one piece that their caller waits for: made on the spot where that takes no longer than to make a
-//! transfer of them, and then looked at for a moment.
+//! Transfers of one piece whose caller waits for them. A piece is moved on the spot where that takes no longer than
+//! making a transfer. Other pieces are posted, and become transfers only if they have not ended after a moment.
 
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -8,33 +8,33 @@ use std::{
 
 use smallvec::{SmallVec, smallvec};
 use uccl_fabric::{
-    lane::{Completion, Lane, OpKind, OpName, Posted},
+    lane::{Completion, HostLane, Lane, OpKind, OpName, Posted},
     mem::{RemoteSpan, Span},
 };
 
 use super::{
     Endpoint, LOOKS, Op, Outcome, Request,
-    transfers::{Begun, remote_span, settle},
+    transfers::{Begun, check_signal, remote_span, settle, word_of},
 };
 use crate::{
     engine::{
-        connection::{Connection, Piece, RailLane, Transfer},
+        connection::{Connection, Piece, Transfer},
         deadline,
         now::Now,
         regions::{Lease, contains, outside},
         timers,
-        transfer::{After, Carrier as _, Plan},
+        transfer::{After, Carrier as _, Plan, Word},
         work::Work,
     },
     error::Result,
 };
 
-/// Looks at rails before a transfer is made of what they carry: a device's answer takes microseconds.
+/// How often a call looks at rails before it makes a transfer of the operation: a device's answer takes microseconds.
 const LOOKS_BEFORE_A_TRANSFER: u32 = 1024;
 /// How long a call waits for a GPU's copy before it makes a transfer of it.
 const MOMENT: Duration = Duration::from_millis(1);
 
-/// One piece to be read or written.
+/// One piece to read or write.
 pub(super) struct Single {
     op: Op,
     kind: OpKind,
@@ -42,6 +42,8 @@ pub(super) struct Single {
     lease: Lease,
     local: Span,
     remote: RemoteSpan,
+    context: u32,
+    signal: Option<(Word, bool)>,
     timeout: Option<Duration>,
 }
 
@@ -50,10 +52,25 @@ impl Single {
         let (local, remote) = (smallvec![self.local], smallvec![self.remote]);
         Work { kind: self.kind, memory: self.lease.mr().kind, local, remote }
     }
+
+    /// The plan of the transfer that it becomes.
+    fn plan(&self, after: After, endpoint: &Endpoint) -> Plan<Connection> {
+        Plan {
+            kind: self.op.into(),
+            context: self.context,
+            conn: Arc::clone(&self.conn),
+            bytes: self.local.len as u64,
+            timeout: endpoint.deadline_of(self.timeout),
+            leases: smallvec![self.lease.clone()],
+            after,
+            targets: SmallVec::new(),
+        }
+    }
 }
 
 impl Endpoint {
-    /// One piece to be read or written with nothing besides, looked up and checked.
+    /// Looks up and checks a request for one piece to read or write, without a notification or a stream. `None`: it is
+    /// another kind of request.
     pub(super) fn single(&self, request: &Request<'_>) -> Result<Option<Single>> {
         let ([iov], [advert], None, None) =
             (request.iovs, request.adverts, request.notif, request.after)
@@ -72,39 +89,82 @@ impl Endpoint {
             return Err(outside(0, lease.mr(), local));
         }
         let remote = remote_span(&conn, 0, local, advert)?;
-        let (op, timeout) = (request.op, request.timeout);
-        Ok(Some(Single { op, kind, conn, lease, local, remote, timeout }))
+        let Request { op, timeout, context, signal, .. } = *request;
+        if signal.is_some() {
+            check_signal(request)?;
+        }
+        let signal = match &signal {
+            Some(signal) => Some((word_of(&conn, request, signal)?, signal.strong)),
+            None => None,
+        };
+        Ok(Some(Single { op, kind, conn, lease, local, remote, context, signal, timeout }))
     }
 
-    /// The way with the least on it: short pieces to or from a process of this host on this thread, what a GPU
-    /// copies, and what rails carry. `None`: it takes the longer way, where the owner also refuses in its own words.
+    /// Begins a piece in the shortest way: a short piece to or from a process of this host is copied on this thread;
+    /// what a GPU copies or rails carry is posted. `None`: it has to become a transfer right away. That is also the way
+    /// to the owner's own error message.
     pub(super) fn begin_now(&self, single: &Single) -> Result<Option<Begun>> {
-        if let Some(outcome) = self.copy_short(single) {
-            return Ok(Some(Begun::Done(outcome)));
+        let Single { conn, lease, local, remote, signal, .. } = single;
+        let short = self.make_now(single)?;
+        if short.is_some() || signal.is_some() {
+            return Ok(short);
         }
-        let Single { conn, lease, local, remote, .. } = single;
         let memory = lease.mr().kind;
-        match &conn.lanes[..] {
+        match &conn.links.host {
             _ if local.len == 0 => Ok(None),
-            [lane] if lane.is_copied_by_gpu(memory, remote) => self.copy_now(single, &**lane),
-            [_, _, ..] => self.carry_now(single),
-            _ => Ok(None),
+            None => self.carry_now(single),
+            Some(host) if host.is_copied_by_gpu(memory, remote) => self.copy_now(single, &**host),
+            Some(_) => Ok(None),
+        }
+    }
+
+    /// Moves a short piece, and changes its signal's word, if that takes no longer than starting a transfer. `None`:
+    /// start it.
+    pub(super) fn make_now(&self, single: &Single) -> Result<Option<Begun>> {
+        match single.signal {
+            Some((word, strong)) => self.signal_now(single, word, strong),
+            None => Ok(self.copy_short(single).map(Begun::Done)),
         }
     }
 
     /// Copies a short piece to or from a process of this host, on this thread.
-    pub(super) fn copy_short(&self, single: &Single) -> Option<Outcome> {
+    fn copy_short(&self, single: &Single) -> Option<Outcome> {
         let Single { kind, conn, lease, local, remote, .. } = single;
         if !lease.mr().kind.is_host_accessible() {
             return None;
         }
         // SAFETY: inside a region, which the lease keeps registered.
-        let copied = unsafe { conn.lanes[0].try_now(*kind, *local, remote) };
+        let copied = unsafe { conn.links.host.as_ref()?.try_now(*kind, *local, remote) };
         matches!(copied, Some(Ok(()))).then(|| self.done_now(single))
     }
 
-    /// Has a GPU copy one piece, and waits a moment: most such copies end before a transfer could be made.
-    fn copy_now(&self, single: &Single, lane: &dyn Lane) -> Result<Option<Begun>> {
+    /// Copies a short piece, as [`copy_short`](Self::copy_short) does, and changes its signal's word.
+    fn signal_now(&self, single: &Single, word: Word, strong: bool) -> Result<Option<Begun>> {
+        let conn = &single.conn;
+        if strong && !conn.is_context_clear(single.context) {
+            return Ok(None);
+        }
+        let Single { lease, local, remote, .. } = single;
+        let Some(lane) = &conn.links.host else { return Ok(None) };
+        if single.kind == OpKind::Write && lease.mr().kind.is_host_accessible() {
+            // SAFETY: inside a region, which the lease keeps registered.
+            let done = unsafe { lane.try_signalled(*local, remote, &word.span, word.change) };
+            if let Some(Ok(())) = done {
+                return Ok(Some(Begun::Done(self.done_now(single))));
+            }
+        }
+        let Some(outcome) = self.copy_short(single) else { return Ok(None) };
+        if let Some(Ok(())) = lane.try_signal(&word.span, word.change) {
+            return Ok(Some(Begun::Done(outcome)));
+        }
+        // Asks the owner, which changes the word or says why not.
+        let transfer = conn.admit(single.plan(After::of(Some(word), None), self))?;
+        let hold = transfer.hold();
+        settle(hold, Ok(())).map(|transfer| Some(Begun::Under(transfer)))
+    }
+
+    /// Makes a GPU copy one piece, and waits a moment: most such copies end before a transfer could be made.
+    fn copy_now(&self, single: &Single, lane: &dyn HostLane) -> Result<Option<Begun>> {
         let (now, name) = match self.post_now(single, single.work(), lane) {
             Ok(under_way) => under_way,
             Err(over) => return Ok(over),
@@ -124,33 +184,34 @@ impl Endpoint {
         }
     }
 
-    /// Has rails carry one piece, and looks at them for a while. What does not end well by then goes on as a
-    /// transfer's, so that what rails cannot do is done another way.
+    /// Posts one piece on the rails, and looks at them for a while. If it has not succeeded by then, it becomes a
+    /// transfer, so that what the rails cannot do is done another way.
     fn carry_now(&self, single: &Single) -> Result<Option<Begun>> {
         let (conn, work) = (&single.conn, single.work());
         let rails = conn.rails_for(&work).filter(|_| !self.config().always_ask_owners);
-        let Some(RailLane { lane, index }) = rails else { return Ok(None) };
-        let (now, name) = match self.post_now(single, work.clone(), &**lane) {
+        let Some(lane) = rails else { return Ok(None) };
+        let place = conn.rails_place();
+        let (now, name) = match self.post_now(single, work.clone(), lane) {
             Ok(under_way) => under_way,
             Err(over) => return Ok(over),
         };
         conn.forward_notes();
         let _claim = conn.claim();
-        // What waits for a word of the peer's is not seen here.
+        // Stops when the operation waits for a message from the peer, which cannot be seen here.
         let is_seen = |_: &u32| !now.has_ended() && lane.is_under_way();
         (0..LOOKS_BEFORE_A_TRANSFER).take_while(is_seen).for_each(|_| {
-            conn.progress_lane(*index);
+            conn.progress_lane(place);
         });
         if let Some(Ok(())) = now.result() {
             return Ok(Some(Begun::Done(self.done_now(single))));
         }
         let heir = |transfer: &Arc<Transfer>| {
-            Arc::new(Piece { transfer: Arc::clone(transfer), work, lane: *index }) as _
+            Arc::new(Piece { transfer: Arc::clone(transfer), work, lane: place }) as _
         };
-        self.outlast(single, (*index as u16, name), &now, heir).map(Some)
+        self.outlast(single, (place as u16, name), &now, heir).map(Some)
     }
 
-    /// Posts one piece on a lane. `Err`: it is over, or takes the longer way.
+    /// Posts one piece on a lane. `Err`: it has been done, or (`None`) has to become a transfer right away.
     fn post_now(
         &self,
         single: &Single,
@@ -167,7 +228,7 @@ impl Endpoint {
         }
     }
 
-    /// Makes a transfer of what takes longer. Where there is no room for one, it is called off.
+    /// Makes a transfer of an operation that takes longer. If there is no room for a transfer, ends the operation.
     fn outlast(
         &self,
         single: &Single,
@@ -175,21 +236,17 @@ impl Endpoint {
         now: &Now,
         heir: impl FnOnce(&Arc<Transfer>) -> Arc<dyn Completion>,
     ) -> Result<Begun> {
-        let admitted = single.conn.admit(Plan {
-            kind: single.op.into(),
-            conn: Arc::clone(&single.conn),
-            bytes: single.local.len as u64,
-            timeout: self.deadline_of(single.timeout),
-            leases: smallvec![single.lease.clone()],
-            after: After::Publish,
-            targets: SmallVec::new(),
-        });
+        let admitted = single.conn.admit(single.plan(After::Publish, self));
         let transfer = match admitted {
             Ok(transfer) => transfer,
             Err(full) => {
                 self.call_off(&single.conn, name, now);
                 let ended_well = matches!(now.result(), Some(Ok(())));
-                return if ended_well { Ok(Begun::Done(self.done_now(single))) } else { Err(full) };
+                if ended_well {
+                    return Ok(Begun::Done(self.done_now(single)));
+                }
+                single.conn.note_failed_context(single.context);
+                return Err(full);
             }
         };
         let hold = transfer.hold();
@@ -199,8 +256,9 @@ impl Endpoint {
         settle(hold, Ok(())).map(Begun::Under)
     }
 
-    /// Ends what is under way. Its memory is let go only when it has ended; a peer that does not let it is given up.
-    /// What even the end of the connection does not end, memory is kept for by its aftermath.
+    /// Ends an operation that is under way, and waits for its end: only then may its memory be given back. A peer that
+    /// does not let it end is given up. If the operation outlives even the connection, the connection's aftermath keeps
+    /// its memory.
     fn call_off(&self, conn: &Arc<Connection>, (lane, name): (u16, OpName), now: &Now) {
         let (begun, patience) = (Instant::now(), timers::to_end(self.config()));
         while !now.has_ended() && !conn.has_ended() {
@@ -216,7 +274,7 @@ impl Endpoint {
         }
     }
 
-    /// Counts a transfer that was made on the spot.
+    /// Counts a transfer that was done on the spot.
     fn done_now(&self, single: &Single) -> Outcome {
         let (counters, bytes) = (&self.core().counters, single.local.len as u64);
         counters.posted.fetch_add(1, Relaxed);

@@ -16,7 +16,7 @@ impl CudaStream {
         Ok(unsafe { Stream::borrow(context, self.handle) })
     }
 
-    /// An event that happens when what is on the stream now has been done.
+    /// An event that happens when all work that is on the stream now has been done.
     pub(super) fn mark(self) -> Result<Box<dyn Mark>> {
         let stream = self.borrow()?;
         let event = Event::new(stream.context());

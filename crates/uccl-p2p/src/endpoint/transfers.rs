@@ -1,4 +1,4 @@
-//! Transfers: checked, begun, looked at, waited for and ended.
+//! Transfers: how they are checked, begun, polled, waited for and ended.
 
 use std::{
     sync::Arc,
@@ -6,11 +6,16 @@ use std::{
 };
 
 use smallvec::SmallVec;
-use uccl_device::cuda::Signal;
+use uccl_device::cuda;
 use uccl_fabric::mem::{RemoteSpan, Span};
-use uccl_wire::{advert::Advert, message::MAX_IOVS};
+use uccl_wire::{
+    advert::Advert,
+    message::{MAX_IOVS, SIGNAL_LEN},
+};
 
-use super::{CudaStream, Endpoint, Interrupt, Op, Outcome, Request, Status, Tried, Uninterrupted};
+use super::{
+    CudaStream, Endpoint, Interrupt, Op, Outcome, Request, Signal, Status, Tried, Uninterrupted,
+};
 use crate::{
     engine::{
         connection::{Claim, Connection, Found, Hold, Transfer},
@@ -18,7 +23,7 @@ use crate::{
         deferred::{Mark, Start},
         regions::{self, Lease},
         timers,
-        transfer::{After, Fence, Plan},
+        transfer::{After, Fence, Plan, Word},
         wait,
         work::Pieces,
     },
@@ -26,7 +31,8 @@ use crate::{
     ids::{MrId, TransferId},
 };
 
-/// What is one-sided is cut into operations that lanes take; the two sides of a send and a recv compare whole lists.
+/// Most iovs of a read or a write: it is cut into operations that lanes take. Sends and recvs have a lower limit,
+/// because their two sides compare whole lists.
 const MAX_ONE_SIDED_IOVS: usize = 1 << 20;
 
 /// What a call that waits has begun.
@@ -42,17 +48,21 @@ impl Endpoint {
         self.post_behind(request, request.after.map(CudaStream::mark).transpose()?)
     }
 
-    /// Makes a transfer if that takes no longer than to start it, and else starts it: one that is made has no name.
+    /// Does a transfer at once if that takes no longer than to start it, and else starts it. A transfer that was done
+    /// at once has no id.
     pub fn try_run(&self, request: &Request<'_>) -> Result<Tried> {
-        if let Some(single) = self.single(request)?
-            && let Some(outcome) = self.copy_short(&single)
-        {
-            return Ok(Tried::Done(outcome));
+        let made = match self.single(request)? {
+            Some(single) => self.make_now(&single)?,
+            None => None,
+        };
+        match made {
+            Some(Begun::Done(outcome)) => Ok(Tried::Done(outcome)),
+            Some(Begun::Under(transfer)) => Ok(Tried::Under(transfer.id)),
+            None => self.post(request).map(Tried::Under),
         }
-        self.post(request).map(Tried::Under)
     }
 
-    /// Starts a transfer when a mark is reached.
+    /// Starts a transfer that begins when the mark is reached.
     pub(crate) fn post_behind(
         &self,
         request: &Request<'_>,
@@ -64,7 +74,7 @@ impl Endpoint {
         Ok(transfer.id)
     }
 
-    /// Starts a transfer and waits for its end. Interrupted, it cancels the transfer first.
+    /// Starts a transfer and waits for its end. If it is interrupted, it cancels the transfer before it returns.
     pub fn run(&self, request: &Request<'_>, interrupt: &mut dyn Interrupt) -> Result<Outcome> {
         let begun = match self.single(request)? {
             Some(single) => self.begin_now(&single)?,
@@ -85,8 +95,8 @@ impl Endpoint {
         }
     }
 
-    /// Waits for the end of a transfer. Its connection is to be claimed before it is posted: a worker that sees nobody there
-    /// takes in what the caller is about to wait for.
+    /// Waits for the end of a transfer. The caller has to claim the connection before it posts the transfer: a worker
+    /// that sees no claim consumes the events that the caller is about to wait for.
     pub(super) fn finish(
         &self,
         claim: Claim<'_>,
@@ -104,7 +114,7 @@ impl Endpoint {
         }
     }
 
-    /// Where a transfer stands. Looking at one that is unfinished moves it along.
+    /// The state of a transfer. Asking about an unfinished one makes progress on its connection.
     pub fn poll(&self, transfer: TransferId) -> Result<Status> {
         match self.here()?.transfers.find(transfer)? {
             Found::Ended(status) => Ok(status),
@@ -118,7 +128,7 @@ impl Endpoint {
         }
     }
 
-    /// Waits for a transfer's end, at most `timeout`; the transfer goes on if that passes.
+    /// Waits for a transfer's end, for at most `timeout`. The transfer goes on after that.
     pub fn wait(
         &self,
         transfer: TransferId,
@@ -135,12 +145,13 @@ impl Endpoint {
         }
     }
 
-    /// Has what is enqueued on a stream from now on wait until the transfer has ended, well or badly, without
-    /// holding up the caller. At a transfer's deadline, which ends it, the stream goes on at the latest.
+    /// Makes what is enqueued on a stream from now on wait until the transfer has ended, with success or failure. Does
+    /// not block the caller. The stream goes on at the transfer's deadline at the latest, because that ends the
+    /// transfer.
     pub fn hold_stream(&self, transfer: TransferId, stream: CudaStream) -> Result<()> {
         let Found::Live(transfer) = self.here()?.transfers.find(transfer)? else { return Ok(()) };
         let stream = stream.borrow()?;
-        let signal = Signal::new(stream.context());
+        let signal = cuda::Signal::new(stream.context());
         let held = signal.and_then(|signal| signal.hold(&stream).map(|()| signal));
         transfer.keep(held.map_err(|e| Error::Invalid(format!("stream: {e}")))?);
         Ok(())
@@ -150,8 +161,9 @@ impl Endpoint {
     /// status says whether it had finished before.
     ///
     /// A peer that does not confirm that within the endpoint's timeout is given up with its connection
-    /// ([`check_connection`](Self::check_connection) tells). Then it holds for this side only, and what had reached the peer may
-    /// land there until it knows; where memory of this side may be touched as well, the status is [`Error::StillTouched`].
+    /// ([`check_connection`](Self::check_connection) tells). Then the promise holds for this side only: what had
+    /// reached the peer may land there until it knows of the end. Where memory of this side may still be touched as
+    /// well, the status is [`Error::StillTouched`].
     pub fn cancel(&self, transfer: TransferId) -> Result<Status> {
         Ok(match self.here()?.transfers.find(transfer)? {
             Found::Ended(status) => status,
@@ -159,7 +171,7 @@ impl Endpoint {
         })
     }
 
-    /// As [`cancel`](Self::cancel), for a transfer that is at hand: nothing keeps it from being ended.
+    /// The same as [`cancel`](Self::cancel), for a transfer that has been looked up. It always succeeds.
     fn end(&self, transfer: &Arc<Transfer>) -> Status {
         let (started, patience) = (Instant::now(), timers::to_end(self.config()));
         while !transfer.finished() {
@@ -177,7 +189,7 @@ impl Endpoint {
     }
 
     /// Ends every unfinished transfer that uses a region, as [`Self::cancel`] does, so that the region can be
-    /// deregistered; says how many.
+    /// deregistered. Returns how many there were.
     pub fn cancel_all_using(&self, mr: MrId) -> Result<usize> {
         let mut using = self.here()?.transfers.unfinished(|_| true);
         using
@@ -192,7 +204,7 @@ impl Endpoint {
         Some(timeout.unwrap_or(self.config().transfer_timeout)).filter(|timeout| !timeout.is_zero())
     }
 
-    /// Checks a request, and posts it. Every refusal happens before a byte moves.
+    /// Checks a request and posts it. A request that is refused has moved no byte.
     fn start(&self, request: &Request<'_>, after: Option<Box<dyn Mark>>) -> Result<Arc<Transfer>> {
         self.start_over(self.usable_conn(request.conn)?, request, after)
     }
@@ -204,14 +216,17 @@ impl Endpoint {
         after: Option<Box<dyn Mark>>,
     ) -> Result<Arc<Transfer>> {
         check_shape(request)?;
+        let word = request.signal.map(|signal| word_of(&conn, request, &signal)).transpose()?;
         let Checked { leases, spans, pieces, bytes } = self.check(request, &conn)?;
+        let notif = request.notif.map(<[u8]>::to_vec);
         let transfer = conn.admit(Plan {
             kind: request.op.into(),
+            context: request.context,
             conn: Arc::clone(&conn),
             bytes: if request.op == Op::Recv { 0 } else { bytes },
             timeout: self.deadline_of(request.timeout),
             leases,
-            after: request.notif.map_or(After::Publish, |notif| After::Notify(notif.to_vec())),
+            after: After::of(word, notif),
             targets: if request.op == Op::Recv { spans.clone() } else { SmallVec::new() },
         })?;
         let start = match request.op {
@@ -220,7 +235,11 @@ impl Endpoint {
             Op::Recv => Start::Recv,
         };
         let hold = transfer.hold();
-        let posted = conn.begin(&transfer, start, after);
+        let followed = match request.signal {
+            Some(signal) if signal.strong => conn.follow_context(&transfer),
+            _ => Ok(()),
+        };
+        let posted = followed.and_then(|()| conn.begin(&transfer, start, after));
         settle(hold, posted)
     }
 
@@ -251,28 +270,28 @@ impl Endpoint {
     }
 }
 
-/// What is known of a request that may be posted.
+/// What the checks have found out about a request.
 #[derive(Default)]
 struct Checked {
     leases: SmallVec<[Lease; 1]>,
-    /// Local memory of what is two-sided.
+    /// Local memory of a send or a recv.
     spans: SmallVec<[Span; 1]>,
-    /// Both sides' memory of what is one-sided.
+    /// Both sides' memory of a read or a write.
     pieces: Pieces,
     bytes: u64,
 }
 
 impl Checked {
     fn lease(&mut self, mr: &regions::Found<'_>) {
-        // Another lease does no harm: callers that take turns among a few regions get one of each.
+        // A second lease does no harm. Callers that take turns among a few regions get one lease of each.
         if !self.leases.iter().rev().take(8).any(|lease| lease.mr().id == mr.id) {
             self.leases.push(mr.lease());
         }
     }
 }
 
-/// The post itself is over; if it failed, so does the transfer, at once. Where its connection has ended meanwhile,
-/// so does the transfer.
+/// Ends the post itself. If it failed, the transfer fails at once. If the connection has ended meanwhile, the transfer
+/// ends too.
 pub(super) fn settle(hold: Hold, posted: Result<()>) -> Result<Arc<Transfer>> {
     let transfer = Arc::clone(hold.transfer());
     if let Err(e) = posted {
@@ -288,9 +307,12 @@ fn check_shape(request: &Request<'_>) -> Result<()> {
     let n = request.iovs.len();
     let one_sided = matches!(request.op, Op::Read | Op::Write);
     let most = if one_sided { MAX_ONE_SIDED_IOVS } else { MAX_IOVS };
-    if n == 0 || n > most {
-        return Err(Error::Invalid(format!("{n} iovs: a {:?} has 1 to {most}", request.op)));
+    let least = if request.signal.is_some() { 0 } else { 1 };
+    if n < least || n > most {
+        let why = format!("{n} iovs: a {:?} has {least} to {most}", request.op);
+        return Err(Error::Invalid(why));
     }
+    check_signal(request)?;
     let adverts = if one_sided { n } else { 0 };
     if request.adverts.len() != adverts {
         return Err(Error::Invalid(format!(
@@ -303,6 +325,28 @@ fn check_shape(request: &Request<'_>) -> Result<()> {
         return Err(Error::Invalid("a receive cannot carry a notification".into()));
     }
     Ok(())
+}
+
+/// Refuses a signal with anything but a write: only a write makes bytes visible at the peer.
+pub(super) fn check_signal(request: &Request<'_>) -> Result<()> {
+    if request.signal.is_some() && request.op != Op::Write {
+        return Err(Error::Invalid("only a write carries a signal".into()));
+    }
+    Ok(())
+}
+
+/// The word of a signal, as the peer addresses it.
+pub(super) fn word_of(conn: &Connection, request: &Request<'_>, signal: &Signal) -> Result<Word> {
+    let Signal { advert, change, .. } = *signal;
+    if advert.len < SIGNAL_LEN || !advert.addr.is_multiple_of(SIGNAL_LEN) {
+        return Err(Error::Invalid(format!(
+            "the word of a signal has {SIGNAL_LEN} bytes at a multiple of as many: the advert is of {} bytes at {:#x}",
+            advert.len, advert.addr
+        )));
+    }
+    let here = Span { addr: 0, len: SIGNAL_LEN as usize };
+    // The index in an error about a foreign advert: the signal's advert counts as the one after the iovs'.
+    Ok(Word { span: remote_span(conn, request.iovs.len(), here, &advert)?, change })
 }
 
 pub(super) fn remote_span(

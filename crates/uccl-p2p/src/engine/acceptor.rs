@@ -1,4 +1,4 @@
-//! The side that is connected to: handshakes, none of which can hold up another.
+//! The accepting side: runs handshakes, none of which can hold up another.
 
 use std::{
     collections::HashMap,
@@ -11,15 +11,12 @@ use std::{
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use slab::Slab;
-use uccl_fabric::{
+use uccl_local as local;
+use uccl_local::{
+    LocalLane, Setup,
     fdpass::{FdListener, FdSocket},
-    gpu::CopyBy,
-    lane::Lane,
-    local::{self, LocalLane, Setup},
-    rma::Role,
-    stream::{StreamLane, StreamOptions},
-    tcp::{TcpOptions, TcpPipe},
 };
+use uccl_rma::Role;
 use uccl_wire::{
     frame::{HEADER_LEN, Header, Kind},
     handshake::{Handshake, Hello, HelloKind, NONCE_LEN, Progress, Refusal, RefuseCode},
@@ -28,6 +25,8 @@ use uccl_wire::{
 use super::{
     connection::{Connection, Core, Workers},
     greeting::{self, Greeting, MAX_LANES},
+    lanes,
+    links::Links,
     workers::ACCEPTOR,
 };
 use crate::{
@@ -35,15 +34,16 @@ use crate::{
     types::Accepted,
 };
 
-/// Handshakes under way at a time, those that have been shaken and those that have not each; beyond, the oldest of the
-/// same kind gives way.
+/// Most handshakes at a time: this many that are finished and wait for the rest of their connection, and as many that
+/// are not. Beyond that the oldest of the same kind is dropped.
 const MAX_PENDING: usize = 256;
-/// Longest that a handshake may take, where the connection's timeout is longer or none.
+/// Longest time for a handshake, where the connection's timeout is longer or off.
 const MAX_TIME: Duration = Duration::from_secs(10);
 
-/// How long nobody is accepted after that failed: for want of descriptors, most likely, and others may close theirs.
+/// How long to stop accepting after an accept failed. Most likely there were no descriptors left, and others may close
+/// some.
 const PAUSE: Duration = Duration::from_millis(50);
-/// How often people are told of that.
+/// How often a failed accept is logged.
 const WARN: Duration = Duration::from_secs(30);
 
 const TCP: u64 = 1 << 40;
@@ -56,11 +56,11 @@ struct Pending {
 }
 
 enum Stream {
-    /// Shaking hands.
+    /// The handshake is under way.
     Shaking { tcp: TcpStream, addr: SocketAddr, handshake: Box<Handshake> },
-    /// The first lane of a connection: has shaken hands, waits for the word that makes it one.
+    /// The first lane of a connection. Its handshake is finished; it waits for the `Establish` message.
     First(Box<First>),
-    /// Another process of this host, to say which connection it belongs to.
+    /// A process of this host, which is going to say to which connection it belongs.
     Local(FdSocket),
 }
 
@@ -81,23 +81,23 @@ pub(crate) struct Acceptor {
     greeting: Arc<Greeting>,
     pending: Slab<Pending>,
     scratch: Vec<u8>,
-    /// Until when nobody is accepted, and the listeners are not watched.
+    /// No accept before this time; until then the listeners are not watched.
     paused_until: Option<Instant>,
     warned: Option<Instant>,
 }
 
 impl Pending {
-    /// Whether its handshake is over: with a key, whoever is there has proven to have it.
+    /// Whether its handshake is finished. If a secret is set, the peer has proven that it has the secret.
     fn is_proven(&self) -> bool {
         matches!(self.stream, Stream::First(_))
     }
 }
 
-/// What became of a stream that was looked at.
+/// What to do after a look at a stream.
 enum Next {
-    /// It is still on its way.
+    /// Keep it and wait for more.
     Wait,
-    /// It has become something else, or nothing: forget it.
+    /// Forget it: it has become part of something else, or has ended.
     Gone,
 }
 
@@ -118,7 +118,7 @@ impl Acceptor {
         }
     }
 
-    /// Has those who come wake the worker.
+    /// Makes the listeners wake the worker.
     pub(crate) fn attach(&self, epoll: &OwnedFd) -> Result<()> {
         watch(epoll, self.listener.as_fd(), TCP)?;
         if let Some(uds) = &self.uds {
@@ -127,12 +127,12 @@ impl Acceptor {
         Ok(())
     }
 
-    /// Whether handshakes are under way, or a pause, whose time must be looked after.
+    /// Whether handshakes or a pause are under way, whose end has to be checked.
     pub(crate) fn is_busy(&self) -> bool {
         !self.pending.is_empty() || self.paused_until.is_some()
     }
 
-    /// Something can be done about `token`.
+    /// Handles an event for `token`.
     pub(crate) fn ready(&mut self, core: &Arc<Core>, epoll: &OwnedFd, token: u64) {
         match token {
             TCP => self.accept_tcp(core, epoll),
@@ -141,7 +141,7 @@ impl Acceptor {
         }
     }
 
-    /// Drops handshakes that take too long, and ends a pause.
+    /// Drops handshakes that take too long. Ends a pause that is over.
     pub(crate) fn expire(&mut self, epoll: &OwnedFd) {
         if self.paused_until.is_some_and(|until| until <= Instant::now()) {
             self.paused_until = match self.attach(epoll) {
@@ -175,7 +175,8 @@ impl Acceptor {
                     if tcp.set_nonblocking(true).is_err() || getrandom::fill(&mut nonce).is_err() {
                         continue;
                     }
-                    // A reply that waits for its neighbour costs a connect tens of milliseconds.
+                    // With Nagle's algorithm, a reply can wait for the next one, and connecting takes tens of
+                    // milliseconds longer.
                     let _ = tcp.set_nodelay(true);
                     let Ok(psk) = psk else { continue };
                     let handshake = Box::new(Handshake::acceptor(psk, nonce));
@@ -199,7 +200,7 @@ impl Acceptor {
         }
     }
 
-    /// Accepts nobody for a while: who waits at a listener would wake the worker again at once.
+    /// Stops accepting for a while: otherwise whoever waits at a listener would wake the worker again at once.
     fn pause(&mut self, epoll: &OwnedFd, e: &io::Error) {
         let now = Instant::now();
         self.paused_until = Some(now + PAUSE);
@@ -229,7 +230,7 @@ impl Acceptor {
         self.look(core, epoll, index);
     }
 
-    /// Has the oldest give way if there are too many: of those that have proven who they are, or of those that have not.
+    /// If there are too many, drops the oldest: of those whose handshake is finished if `proven`, else of the others.
     fn make_room(&mut self, epoll: &OwnedFd, proven: bool) {
         let alike = || self.pending.iter().filter(|(_, other)| other.is_proven() == proven);
         if alike().count() >= MAX_PENDING
@@ -241,7 +242,7 @@ impl Acceptor {
 
     fn forget(&mut self, epoll: &OwnedFd, index: usize) {
         if let Some(gone) = self.pending.try_remove(index) {
-            // Some streams live on as lanes, which are watched anew.
+            // The socket of some streams goes on as a lane, which is watched anew.
             let _ = epoll::delete(epoll, fd_of(&gone.stream));
         }
     }
@@ -258,7 +259,7 @@ impl Acceptor {
         }
     }
 
-    /// Goes on with a handshake.
+    /// Continues a handshake with what has come in.
     fn shake(&mut self, core: &Arc<Core>, epoll: &OwnedFd, index: usize) -> Next {
         let Some(Pending { stream: Stream::Shaking { tcp, handshake, .. }, .. }) =
             self.pending.get_mut(index)
@@ -296,7 +297,7 @@ impl Acceptor {
         }
     }
 
-    /// The peer has said who it is.
+    /// The peer's hello has arrived: answers it.
     fn shaken(&mut self, core: &Arc<Core>, epoll: &OwnedFd, index: usize, peer: Hello) -> Next {
         let token = match peer.kind {
             HelloKind::NewConnection => match random_token() {
@@ -341,7 +342,7 @@ impl Acceptor {
         }
         let first =
             First { tcp, addr, peer, token, word: Vec::new(), lanes: HashMap::new(), local: None };
-        // The clone is another descriptor: it is watched in place of the first.
+        // The clone is another descriptor, so it has to be watched in place of the first.
         let _ = epoll::delete(epoll, fd_of(&pending.stream));
         pending.stream = Stream::First(Box::new(first));
         if watch(epoll, fd_of(&pending.stream), index as u64).is_err() {
@@ -350,7 +351,7 @@ impl Acceptor {
         self.await_word(core, epoll, index)
     }
 
-    /// The connection that waits for this lane of the peer's.
+    /// The connection under way that this further lane of the peer's belongs to.
     fn first_with(&self, token: u128, lane: u16, peer: &Hello) -> Option<usize> {
         let wants = |first: &First| {
             let is_meant = first.token == token && first.peer.instance == peer.instance;
@@ -362,7 +363,7 @@ impl Acceptor {
         })
     }
 
-    /// Waits for the word that makes lanes a connection.
+    /// Reads the `Establish` message, which turns the lanes into a connection.
     fn await_word(&mut self, core: &Arc<Core>, epoll: &OwnedFd, index: usize) -> Next {
         let Some(Pending { stream: Stream::First(first), .. }) = self.pending.get_mut(index) else {
             return Next::Gone;
@@ -394,7 +395,7 @@ impl Acceptor {
         Next::Gone
     }
 
-    /// Another process of this host says which connection it belongs to.
+    /// Reads which connection another process of this host belongs to, and makes the local lane.
     fn join_local(&mut self, core: &Arc<Core>, epoll: &OwnedFd, index: usize) -> Next {
         let Some(Pending { stream: Stream::Local(socket), .. }) = self.pending.get_mut(index)
         else {
@@ -431,31 +432,28 @@ impl Acceptor {
     }
 }
 
-/// Lanes become a connection, and the peer is told.
+/// Makes a connection of the lanes, and tells the peer.
 fn establish(core: &Arc<Core>, greeting: &Greeting, mut first: First, lanes: u16) -> Result<()> {
     let (same_host, local) = (greeting.same_host(&first.peer), lanes == 0);
     let mut answer = first.tcp.try_clone().map_err(|e| Error::os("sharing a socket", e))?;
-    let lanes: Vec<Arc<dyn Lane>> = if local {
+    let links = if local {
         let lane = first.local.take();
         let lane =
             lane.ok_or_else(|| Error::Invalid("a local connection without its lane".into()))?;
-        vec![Arc::new(lane)]
+        Links::within_host(Arc::new(lane))
     } else {
         let mut streams = vec![first.tcp];
         for index in 1..lanes {
             let stream = first.lanes.remove(&index);
             streams.push(stream.ok_or_else(|| Error::Invalid("a lane is missing".into()))?);
         }
-        let checksum = greeting::checksum(&core.config, &first.peer, same_host);
-        streams.into_iter().map(|stream| tcp_lane(core, stream, checksum)).collect::<Result<_>>()?
+        let agreed = greeting.agreed(core, &first.peer, Role::Acceptor, first.token)?;
+        lanes::make(core, streams, &agreed)?
     };
     let peer = greeting::peer_of(&first.peer, first.addr, same_host);
     let gpu_index = peer.gpu_index;
-    let count = lanes.len() as u64;
-    let rails = greeting::rails_possible(&core.config, &first.peer) && !local;
-    let rails = if rails { Some(core.rail_lane(Role::Acceptor)?) } else { None };
-    let conn =
-        core.add_conn(|id| Arc::new(Connection::new(id, Arc::clone(core), peer, lanes, rails)))?;
+    let count = links.streams.len() as u64;
+    let conn = core.add_conn(|id| Arc::new(Connection::new(id, Arc::clone(core), peer, links)))?;
     if let Err(e) = say(&mut answer, &Header::bare(Kind::Establish, 0, count).encode()) {
         conn.fail(Error::os("answering a peer", e));
         return Err(Error::Invalid("the peer left during the handshake".into()));
@@ -467,34 +465,19 @@ fn establish(core: &Arc<Core>, greeting: &Greeting, mut first: First, lanes: u16
     Ok(())
 }
 
-/// A lane of a connected socket.
-pub(crate) fn tcp_lane(
-    core: &Arc<Core>,
-    stream: TcpStream,
-    checksum: bool,
-) -> Result<Arc<dyn Lane>> {
-    let options =
-        TcpOptions { congestion: core.config.tcp_congestion.clone(), timeout: core.config.timeout };
-    let (pipe, tx, rx) =
-        TcpPipe::new(stream, &options).map_err(|e| Error::os("setting up a TCP lane", e))?;
-    let options =
-        StreamOptions { regions: Arc::clone(&core.mrs.table), checksum, copy_by: CopyBy::Gpus };
-    Ok(Arc::new(StreamLane::new(pipe, tx, rx, options)))
-}
-
 fn refuse(core: &Core, tcp: &mut TcpStream, handshake: &mut Handshake) -> Next {
     core.counters.refused_handshakes.fetch_add(1, Relaxed);
-    // Whoever is refused need not listen.
+    // The peer may not read why it was refused.
     let _ = say(tcp, &handshake.pending_output());
     Next::Gone
 }
 
-/// Sends the few bytes of a handshake, which fit every socket's buffer.
+/// Sends the few bytes of a handshake, which fit into every socket's buffer.
 fn say(tcp: &mut TcpStream, bytes: &[u8]) -> io::Result<()> {
     tcp.write_all(bytes)
 }
 
-/// Whether the next connection may be accepted all the same.
+/// Whether the listener can go on accepting after this error.
 fn is_passing(e: &io::Error) -> bool {
     matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted)
 }

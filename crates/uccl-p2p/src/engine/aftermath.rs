@@ -1,7 +1,7 @@
-//! Peers that were given up, and may not know it yet: they may be stopped in the middle of an access to our memory.
+//! Peers that were given up and may not know it yet: they may have stopped in the middle of an access to our memory.
 //!
-//! What they may be touching is neither given back by a deregistration, nor does a transfer that the peer was asked to
-//! copy for end, before they are through with it or have died.
+//! Until such a peer is done or has died, memory that it may be touching is not given back by a deregistration, and
+//! transfers for which it was asked to copy do not end.
 
 use std::{sync::Arc, time::Instant};
 
@@ -15,13 +15,13 @@ use super::{
 use crate::error::Error;
 
 impl Core {
-    /// Watches what the peer of a connection whose lanes are dead may still be at, also with keys that it was given
-    /// for a while, and what this process is.
+    /// Called when the lanes of a connection are dead. Watches what the peer may still be touching, including memory
+    /// that was lent with keys made for one message, and what this process itself is still copying.
     pub(crate) fn watch_aftermath(&self, conn: &Arc<Connection>, lent: Vec<Lent>) {
-        let aftermaths = conn.lanes.iter().filter_map(|lane| lane.aftermath());
+        let aftermaths = conn.links.host.iter().filter_map(|lane| lane.aftermath());
         let aftermaths: Vec<Arc<dyn Aftermath>> = aftermaths.map(Arc::from).collect();
         if aftermaths.is_empty() {
-            // No peer touches anything by itself.
+            // The peer does not access memory by itself.
             return;
         }
         let (peer, since) = (Arc::clone(&conn.peer.name), Instant::now());
@@ -33,13 +33,13 @@ impl Core {
         self.workers.hurry();
     }
 
-    /// Ends what waited for peers that are through, or have kept it waiting for too long, and forgets peers that
-    /// have come to their end; says whether some have not.
+    /// Ends what waited for peers that are done, or that took too long, and forgets peers that touch nothing any more.
+    /// Returns whether some may still touch memory.
     pub(crate) fn look_after_aftermaths(&self) -> bool {
         let mut free = Vec::new();
         let mut copied = Vec::new();
         let mut stuck = Vec::new();
-        // Before they are forgotten, and with nothing locked: operations end.
+        // Before peers are forgotten, and without a lock: this ends operations.
         self.aftermaths.all().iter().for_each(|aftermath| aftermath.look());
         let left = {
             let mut given_up = self.aftermaths.0.lock();
@@ -54,7 +54,7 @@ impl Core {
             });
             !given_up.is_empty()
         };
-        // Transfers end, and whoever waits for them goes on: nothing is locked here.
+        // Without a lock: transfers end here, and threads that wait for them run on.
         drop((free, copied));
         for (hold, peer) in stuck {
             let transfer = hold.transfer();
@@ -63,7 +63,7 @@ impl Core {
         left
     }
 
-    /// A peer that was given up and may be touching a region.
+    /// A given-up peer that may be touching this region.
     pub(crate) fn toucher_left(&self, ending: &Ending) -> Option<Arc<str>> {
         let given_up = self.aftermaths.0.lock();
         let toucher = given_up.iter().find(|left| left.touches(ending.mr.region.slot));
@@ -77,5 +77,5 @@ fn still_touched(transfer: &Transfer, by: Arc<str>) -> Error {
     Error::StillTouched { regions, by, reason: IN_THE_MIDDLE.into() }
 }
 
-/// What keeps a peer's hands on memory.
+/// Why memory cannot be given back, as text for errors.
 pub(crate) const IN_THE_MIDDLE: &str = "it is stuck in the middle of an access";

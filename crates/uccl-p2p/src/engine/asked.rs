@@ -1,7 +1,7 @@
 //! Copies that we make for the peer, because our GPUs reach our locked host memory and the peer's do not.
 //!
-//! Each becomes a transfer that nobody here has asked for. What the peer may touch is decided as ever, by the
-//! keys that it knows; the memory cannot be deregistered meanwhile without that being ended.
+//! Each copy is a transfer that no caller here has asked for. As always, the keys that the peer knows decide what it
+//! may touch. Deregistering the memory ends the copy first.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -22,7 +22,7 @@ use super::{
 use crate::error::Error;
 
 impl Connection {
-    /// The peer asks for a copy.
+    /// Begins a copy that the peer asks for, or refuses it.
     pub(super) fn begin_copy(
         self: &Arc<Self>,
         id: u64,
@@ -38,7 +38,7 @@ impl Connection {
         }
     }
 
-    /// What an ask comes to, if the memory is the peer's to touch and we can do it.
+    /// The work that an ask stands for, if the peer may touch the memory and we can do the copy.
     fn admit_ask(
         &self,
         id: u64,
@@ -47,17 +47,19 @@ impl Connection {
     ) -> Result<Work, Answer> {
         let (mut work, regions) = self.locate(direction, pieces)?;
         if self.talk.lock().session.asked.add(id, regions) {
-            // Some have keys that were made for parts of them, and may have gone before that was noted.
+            // Some keys are for parts of regions. Such a region may have been revoked before its slot was noted: check
+            // again.
             work = self.locate(direction, pieces)?.0;
         }
-        let able = || self.lanes[0].copies_as_owner(work.memory, &work.remote);
+        let host = self.links.host.as_ref();
+        let able = || host.is_some_and(|host| host.copies_as_owner(work.memory, &work.remote));
         if !self.core.config.always_ask_owners && !able() {
             return Err(Answer::Declined);
         }
         Ok(work)
     }
 
-    /// What an ask comes to, and the slots of the regions that it is about.
+    /// The work that an ask stands for, and the slots of the regions that it uses.
     fn locate(
         &self,
         direction: Direction,
@@ -95,10 +97,11 @@ impl Connection {
     fn begin_asked(self: &Arc<Self>, id: u64, work: Work) -> Result<Arc<Transfer>, Answer> {
         let plan = Plan {
             kind: Kind::Asked,
+            context: 0,
             conn: Arc::clone(self),
             bytes: work.len_bytes(),
             timeout: None,
-            // Not leases, which would have a deregistration refused.
+            // No leases: a deregistration would be refused because of them.
             leases: smallvec![],
             after: After::Answer(id),
             targets: smallvec![],
@@ -109,7 +112,7 @@ impl Connection {
         Ok(transfer)
     }
 
-    /// A copy for the peer has ended: the peer is told.
+    /// Tells the peer how a copy for it has ended.
     pub(crate) fn copy_ended(&self, id: u64, error: Option<&Error>, fence: Option<Fence>) {
         let end = match error {
             None => CopyEnd::Copied,
@@ -125,12 +128,12 @@ impl Connection {
         self.tell(|session, out| session.asked.ended(id, end, out));
     }
 
-    /// Ends copies for the peer that are about a region which was revoked; whether there are any left.
+    /// Ends copies for the peer that use a revoked region. Returns whether any are left.
     pub(crate) fn end_copies(self: &Arc<Self>, slot: u32) -> bool {
         let to_end = self.talk.lock().session.asked.revoke(slot);
         let are_left = to_end.is_some();
         for transfer in to_end.unwrap_or_default() {
-            // Once begun, workers carry a fence on.
+            // Once a fence has begun, workers go on with it.
             if !transfer.fencing.load(Ordering::Acquire) {
                 self.fence(&transfer, Fence::PeerCancel);
             }

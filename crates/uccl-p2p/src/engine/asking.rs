@@ -1,12 +1,13 @@
-//! Having the owner of memory copy, where its GPUs reach what ours do not: what is between a GPU's memory
-//! here and locked host memory that is the peer's alone.
+//! Asks the owner of memory to copy, where its GPUs reach what ours do not: between a GPU's memory here and locked host
+//! memory of the peer.
 //!
-//! An operation becomes a message with keys made for just that, and the peer's answer is its end. Whatever
-//! speaks against it (the peer declines, too much is unanswered, our memory cannot be opened by others)
-//! leaves the operation to the lanes.
+//! An operation becomes a message with keys made only for it, and the peer's answer ends it. If something speaks
+//! against it (the peer declines, too much is unanswered, our memory cannot be opened by others), the operation is left
+//! to the lanes.
 
 use std::sync::Arc;
 
+use uccl_device::MemoryKind;
 use uccl_fabric::{
     lane::{Completion, OpError, OpKind},
     mem::RemoteSpan,
@@ -22,11 +23,11 @@ use super::{
     work::Work,
 };
 
-/// What is shorter is not worth two messages: the peer's and ours take some microseconds, in which copies
-/// through a locked buffer (8 to 10 GB/s) move about as much.
+/// Less is not worth two messages: the peer's and ours take some microseconds, in which copies through a locked buffer
+/// (8 to 10 GB/s) move about as much.
 const MIN_BYTES: u64 = 64 << 10;
 impl Connection {
-    /// Asks the peer to copy what it copies better; what is left is for the lanes.
+    /// Asks the peer to make the copies that it makes better. Returns the work that is left for the lanes.
     pub(crate) fn ask_owner(&self, transfer: &Arc<Transfer>, work: Work) -> Work {
         let always = self.core.config.always_ask_owners;
         if !always && work.len_bytes() < MIN_BYTES {
@@ -35,7 +36,7 @@ impl Connection {
         let better = if always {
             vec![true; work.pieces()]
         } else {
-            self.lanes[0].owner_copies(work.memory, &work.remote)
+            self.owner_copies(work.memory, &work.remote)
         };
         if better.is_empty() {
             return work;
@@ -53,14 +54,20 @@ impl Connection {
         rest
     }
 
-    /// Whether the peer is asked to copy between this memory of its own and a region of ours, if it is much.
+    /// Whether a long copy between this memory of the peer's and a region of ours is left to the peer.
     pub(crate) fn asks_owner(&self, mr: &Mr, remote: RemoteSpan) -> bool {
         let always = self.core.config.always_ask_owners;
-        let better = || self.lanes[0].owner_copies(mr.kind, &[remote]).contains(&true);
+        let better = || self.owner_copies(mr.kind, &[remote]).contains(&true);
         always || mr.region.backing.is_some() && better()
     }
 
-    /// Asks for one operation, or gives it back.
+    /// Which pieces the peer copies better. Empty if the peer is on another host or copies none of them better.
+    fn owner_copies(&self, ours: MemoryKind, remote: &[RemoteSpan]) -> Vec<bool> {
+        let host = self.links.host.as_ref();
+        host.map_or_else(Vec::new, |host| host.owner_copies(ours, remote))
+    }
+
+    /// Asks for one operation, or returns the work if that is not possible.
     fn ask(&self, transfer: &Arc<Transfer>, work: Work) -> Result<(), Work> {
         let (direction, rights) = match work.kind {
             OpKind::Read => (Direction::FromOwner, Rights::WRITE),
@@ -87,7 +94,7 @@ impl Connection {
         Ok(())
     }
 
-    /// The peer says how an ask of ours ended: it does nothing about it any more.
+    /// Handles the peer's answer to an ask: the peer is done with it.
     pub(super) fn ask_ended(self: &Arc<Self>, ask: Ask, answer: Answer) {
         let Ask { transfer, work, grants } = ask;
         drop(grants);
@@ -107,12 +114,12 @@ impl Connection {
         }
     }
 
-    /// Whether the peer has not answered what it was asked for a transfer.
+    /// Whether the peer has not answered an ask of a transfer.
     pub(crate) fn is_asking_for(&self, transfer: &Arc<Transfer>) -> bool {
         self.talk.lock().session.asks.any(|ask| ask.is_of(transfer))
     }
 
-    /// Tells the peer that a transfer wants nothing of it any more; its answers end the asks.
+    /// Withdraws all asks of a transfer. The peer's answers end them.
     pub(crate) fn withdraw_asks(&self, transfer: &Arc<Transfer>) {
         while self.tell(|session, out| session.asks.withdraw_one(|ask| ask.is_of(transfer), out)) {}
     }

@@ -1,4 +1,4 @@
-//! A lane as its worker sees it: watched, left to callers, or looked after.
+//! A lane as its worker sees it: armed, left to callers, or looked after.
 
 use std::sync::{
     Arc,
@@ -15,12 +15,12 @@ pub(crate) struct Attached<C> {
     pub(crate) conn: Arc<C>,
     pub(super) link: Arc<dyn Lane>,
     pub(crate) lane: usize,
-    /// Which worker looks after it, and what its events are called there.
+    /// The worker that looks after it, and the token of the lane's events there.
     pub(super) shard: usize,
     pub(super) token: u64,
-    /// Its worker sleeps until the lane shows something.
+    /// Whether its worker sleeps until the lane shows something.
     pub(super) is_armed: AtomicBool,
-    /// Its worker sleeps for some time and leaves it to callers.
+    /// Whether its worker sleeps for a certain time and leaves the lane to callers.
     pub(super) is_left: AtomicBool,
     pub(super) care: Mutex<Care>,
 }
@@ -44,12 +44,12 @@ impl<C> Attached<C> {
         }
     }
 
-    /// It has shown something.
+    /// Notes that the lane has shown something.
     pub(super) fn woken(&self) {
         self.care.lock().woken();
     }
 
-    /// Its worker is awake, and looks after it.
+    /// Notes that its worker is awake and looks after the lane.
     pub(super) fn heated(&self) {
         self.is_armed.store(false, SeqCst);
         self.is_left.store(false, SeqCst);
@@ -60,7 +60,7 @@ impl<C> Attached<C> {
         self.is_armed.load(SeqCst)
     }
 
-    /// Notes that its worker is about to be woken; false if that does not leave it to callers.
+    /// Notes that its worker is about to be woken; false if the worker does not leave the lane to callers.
     pub(crate) fn take_back(&self) -> bool {
         self.is_left.swap(false, SeqCst)
     }

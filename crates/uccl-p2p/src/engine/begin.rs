@@ -1,4 +1,4 @@
-//! How transfers begin: at once, or when a CUDA stream has come so far.
+//! How transfers begin: at once, or when a CUDA stream has reached a mark.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ impl Connection {
         }
     }
 
-    /// Begins what waits no longer; says whether there was any.
+    /// Begins transfers that need not wait any longer; returns whether there were any.
     pub(crate) fn begin_due(self: &Arc<Self>) -> bool {
         if !self.deferred.any() {
             return false;
@@ -71,7 +71,7 @@ impl Connection {
         any
     }
 
-    /// Ends a transfer that has not begun; false if it has.
+    /// Ends a transfer that has not begun; false if it has begun.
     pub(crate) fn withdraw_deferred(&self, transfer: &Arc<Transfer>, error: Error) -> bool {
         let is_there = self.deferred.remove(transfer);
         if is_there {

@@ -1,33 +1,35 @@
 //! Who makes progress on a connection: the callers that wait on it, or its workers.
 //!
-//! A caller that waits *claims* its connection, and workers leave the lanes alone: who spins is not disturbed by threads that
-//! wake for nothing. A claim counts only while its caller looks at the lanes or sleeps on them. One that is held up elsewhere
-//! keeps nobody from being served.
+//! A caller that waits *claims* its connection, and workers leave its lanes alone: a caller that spins is not disturbed
+//! by threads that wake for nothing. A claim counts only while its caller looks at the lanes or sleeps on them. So a
+//! caller that is held up elsewhere does not keep others from being served.
 //!
-//! Nobody knows whether a caller that leaves comes back at once, and to wake a worker at the end of each short call would cost
-//! more than the call. So a worker watches the lanes, and learns from what it is woken for: what no caller would have done
-//! has it watch on, claims or not; when it was woken a few times for nothing, or for what a caller was about to do, it looks
-//! again only after some time. That is about as long as callers have been coming and going, and never more than a
-//! millisecond, unless one caller has been at it all the while: then the end of its claim wakes the worker.
+//! Nobody knows whether a caller that leaves comes back at once, and waking a worker at the end of each short call
+//! would cost more than the call. So a worker watches the lanes, and learns from what wakes it. If it did work that no
+//! caller would have done, it goes on watching, whether there are claims or not. If it was woken a few times for
+//! nothing, or for work that a caller was about to do, it stays away and looks again only after some time. That is
+//! about as long as callers have been coming and going, and at most a millisecond. Only if one caller has been there
+//! all the while does it stay away for longer: then the end of the claim wakes the worker.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*},
     time::{Duration, Instant},
 };
 
-/// A claim whose caller has not looked at the lanes for so long does not count.
+/// A claim does not count if its caller has not looked at the lanes for this long.
 const LAPSE: Duration = Duration::from_millis(1);
-/// How long a worker stays away at first, and at most: doubling each time that callers are still there. Each look costs
-/// callers some microseconds where no processor is free.
+/// How long a worker stays away at first, and at most. The time doubles whenever callers are still there. Each look
+/// costs callers some microseconds where no processor is free.
 pub(super) const AWAY: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(1));
-/// How long it stays away while one caller is at it: the end of the claim wakes it, and a claim may lapse.
+/// How long it stays away while one caller is there all the time: the end of the claim wakes it, and a claim may lapse.
 const AWAY_LONG: Duration = Duration::from_millis(2);
-/// The same for lanes over which no peer asks for anything: they wait for nobody but the callers.
+/// The same for lanes that carry no messages: nothing comes over them but what the callers wait for.
 const AWAY_QUIET: Duration = Duration::from_millis(5);
-/// Callers that were there so long ago may be about to come again.
+/// Callers that were there this recently may be about to come again.
 const LATELY: Duration = Duration::from_millis(10);
-/// How often a worker may be woken for nothing after it was of use often, and after each time that it was: more than once, as
-/// where two sides answer each other by turns, each call of this side's wakes it for nothing too.
+/// How many times a worker may be woken for nothing: at most, and how many times more after each time that it was of
+/// use. More than once, because where two sides answer each other in turns, each call of this side wakes it for nothing
+/// as well.
 const CREDIT: u8 = 8;
 const CREDIT_FOR_USE: u8 = 2;
 
@@ -37,11 +39,11 @@ pub(crate) struct Claims {
     callers: AtomicU32,
     /// Claims that have ended.
     ended: AtomicU64,
-    /// Looks at the lanes during claims, some of them.
+    /// Number of looks at the lanes during claims. Some looks are not counted.
     beats: AtomicU64,
-    /// Workers wait for the last caller to leave.
+    /// Whether workers wait for the last caller to leave.
     is_awaited: AtomicBool,
-    /// A caller has gone to sleep elsewhere, and none has come since.
+    /// Whether a caller has gone to sleep elsewhere, and none has come since.
     is_deserted: AtomicBool,
 }
 
@@ -53,22 +55,22 @@ impl Claims {
         }
     }
 
-    /// A caller is not coming back before a worker has done something.
+    /// Notes that a caller will not come back before a worker has done something.
     pub(super) fn desert(&self) {
         self.is_deserted.store(true, SeqCst);
     }
 
-    /// Whether callers come and go, and may be between two calls.
+    /// Whether callers come and go: one may be between two calls.
     pub(super) fn may_come(&self) -> bool {
         !self.is_deserted.load(SeqCst)
     }
 
-    /// The caller of a claim has looked at the lanes.
+    /// Notes that the caller of a claim has looked at the lanes.
     pub(crate) fn beat(&self) {
         self.beats.fetch_add(1, Relaxed);
     }
 
-    /// Ends a claim.
+    /// Ends a claim. Returns who has to be told.
     pub(super) fn end(&self) -> Left {
         self.ended.fetch_add(1, Relaxed);
         if self.callers.fetch_sub(1, SeqCst) > 1 {
@@ -78,41 +80,41 @@ impl Claims {
         if is_awaited { Left::Workers } else { Left::Nobody }
     }
 
-    /// Whether a caller is at it.
+    /// Whether there is any claim.
     pub(super) fn any(&self) -> bool {
         self.callers.load(SeqCst) > 0
     }
 
-    /// Has the end of the last claim wake the workers; false if there is none.
+    /// Makes the end of the last claim wake the workers. Returns false if there is no claim.
     fn await_end(&self) -> bool {
         self.is_awaited.store(true, SeqCst);
         self.any()
     }
 }
 
-/// Who waits for something when a claim has ended.
+/// Who waits for the end of a claim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Left {
     /// Other callers.
     Others,
     /// Workers.
     Workers,
-    /// Nobody is known to.
+    /// Nobody, as far as is known.
     Nobody,
 }
 
-/// What a worker knows of the callers that are at a lane.
+/// What a worker knows about the callers of a lane.
 #[derive(Debug)]
 pub(crate) struct Care {
     beats: u64,
-    /// When those were seen to have become more.
+    /// When `beats` was last seen to have grown.
     beaten: Option<Instant>,
-    /// Claims that had ended at the last look, and when the worker stayed away last.
+    /// Claims that had ended at the last look (`seen`), and when the worker stayed away last (`ended`).
     seen: u64,
     ended: u64,
-    /// When callers were seen there last.
+    /// When callers were last seen there.
     called: Option<Instant>,
-    /// The lane has shown something, and nothing was found there yet.
+    /// The lane has woken the worker, which has found nothing to do yet.
     woken: bool,
     credit: u8,
     away: Duration,
@@ -134,14 +136,15 @@ impl Default for Care {
 }
 
 impl Care {
-    /// The lane has shown something.
+    /// Notes that the lane has woken the worker.
     pub(crate) fn woken(&mut self) {
         self.woken = true;
     }
 
-    /// The worker has done something, beginning at `begun`. Callers would have done it, if some were there then: it has
-    /// only taken a processor and the lane from them. So would one that was between two calls: where there are processors
-    /// enough, a worker that spins is faster than a caller that begins its next call.
+    /// Notes that the worker has done something, which it began at `begun`. If callers were there then, they would have
+    /// done it: the worker has only taken a processor and the lane from them. The same holds for a caller that was
+    /// between two calls: where there are enough processors, a worker that spins is faster than a caller that begins
+    /// its next call.
     pub(crate) fn has_done(&mut self, were_callers_there: bool, claims: &Claims, begun: Instant) {
         self.woken = false;
         let is_between = self.called.is_some_and(|called| begun - called < AWAY.0);
@@ -151,7 +154,7 @@ impl Care {
         };
     }
 
-    /// Whether the lane is left to callers. `asleep`: some of them sleep on it.
+    /// Whether the worker leaves the lane to callers. `asleep`: some of them sleep on it.
     pub(crate) fn leaves(&mut self, claims: &Claims, asleep: bool, now: Instant) -> bool {
         let ended = claims.ended.load(Relaxed);
         if std::mem::replace(&mut self.seen, ended) != ended || claims.any() {
@@ -168,12 +171,12 @@ impl Care {
         claims.any() && self.beaten.is_some_and(|beaten| now - beaten < LAPSE)
     }
 
-    /// Whether callers were there of late.
+    /// Whether callers were there recently.
     pub(crate) fn has_callers(&self, now: Instant) -> bool {
         self.called.is_some_and(|called| now - called < LATELY)
     }
 
-    /// Before the worker sleeps: how long it stays away, if the lane is left to callers.
+    /// Called before the worker sleeps: how long it stays away, if it leaves the lane to callers.
     pub(crate) fn stays_away(
         &mut self,
         claims: &Claims,
@@ -208,7 +211,7 @@ mod tests {
 
     const US: Duration = Duration::from_micros(1);
 
-    /// A worker that was woken for nothing until it stays away.
+    /// The care of a worker that was woken for nothing so often that it stays away.
     fn weary(claims: &Claims, now: Instant) -> Care {
         let mut care = Care::default();
         for _ in 0..CREDIT {
@@ -238,7 +241,7 @@ mod tests {
         assert!(care.leaves(&claims, true, last + LAPSE * 2), "it sleeps on the lanes");
     }
 
-    /// How long it stays away from a caller that makes call after call, for so long.
+    /// Checks how long it stays away from a caller that makes one call after another during this time.
     fn stays_away_from_calls(
         care: &mut Care,
         claims: &Claims,
@@ -306,7 +309,8 @@ mod tests {
         claims.end();
         care.leaves(&claims, false, start);
         care.has_done(false, &claims, start + AWAY.0);
-        // What it watches for is now what callers wait for, now its own: long after the last of them has left.
+        // The last caller has left long ago, and what callers waited for is the worker's own work now: it goes on
+        // watching.
         let mut now = start;
         for _ in 0..100 {
             claims.begin();

@@ -1,4 +1,4 @@
-//! The side that connects: on the caller's thread, within a deadline.
+//! The connecting side. It runs on the caller's thread, within a deadline.
 
 use std::{
     io::{self, Read, Write},
@@ -9,20 +9,19 @@ use std::{
 };
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use uccl_fabric::{
-    fdpass::FdSocket,
-    local::{self, LocalLane, Setup},
-    rma::Role,
-};
+use uccl_local as local;
+use uccl_local::{LocalLane, Setup, fdpass::FdSocket};
+use uccl_rma::Role;
 use uccl_wire::{
     frame::{HEADER_LEN, Header, Kind},
     handshake::{Handshake, Hello, HelloKind, NONCE_LEN, Progress},
 };
 
 use super::{
-    acceptor::tcp_lane,
     connection::{Connection, Core, Workers},
     greeting::{self, Greeting},
+    lanes,
+    links::Links,
     transfer::Carrier as _,
 };
 use crate::{
@@ -31,14 +30,14 @@ use crate::{
     types::Interrupt,
 };
 
-/// How often a waiting caller is asked whether to go on.
+/// How often a waiting call asks whether it was interrupted.
 const SLICE: Duration = Duration::from_millis(50);
 
-/// Rails are mostly up before a caller who waits for them would have slept.
+/// How long to wait for rails without a sleep. Mostly they are up before a sleep would have ended.
 const NO_NAP: Duration = Duration::from_millis(2);
 const NAP: Duration = Duration::from_micros(200);
 
-/// How long after the first failure a peer that is not there yet is looked for again; doubled each time, up to [`SLICE`].
+/// How long after the first failure to try again, if the peer is not there yet. Doubles each time, up to [`SLICE`].
 const FIRST_RETRY: Duration = Duration::from_millis(1);
 
 /// Whom to connect to, and how long to try.
@@ -48,25 +47,25 @@ pub(crate) struct Target {
     pub(crate) addr: SocketAddr,
     /// How long it may take; zero means for ever.
     pub(crate) timeout: Duration,
-    /// Whether a peer that is not there yet is waited for.
+    /// Whether to wait for a peer that is not there yet.
     pub(crate) awaited: bool,
 }
 
-/// A caller's patience.
+/// How long a caller waits, and how it can be interrupted.
 struct Patience<'a> {
     addr: SocketAddr,
     until: Option<Instant>,
     timeout: Duration,
-    /// Why nobody was there when last looked for.
+    /// Why the peer was not there at the last try.
     absent: Option<io::Error>,
     interrupt: &'a mut dyn Interrupt,
 }
 
-/// Why no hands were shaken.
+/// Why a handshake did not succeed.
 enum Unmet {
-    /// Nobody is there, or went away before saying a word: somebody who is starting looks like that.
+    /// Nobody listens, or the peer left before it said anything: a peer that is still starting looks like that.
     Nobody(io::Error),
-    /// Somebody is there, and it did not work; or there is no time left.
+    /// The peer is there, but the handshake failed; or there is no time left.
     Failed(Error),
 }
 
@@ -76,7 +75,7 @@ impl From<Error> for Unmet {
     }
 }
 
-/// Whether this is what a socket says when nobody listens, or who listened has gone.
+/// Whether a socket's error means that nobody listens, or that the listener has gone.
 fn is_nobody(e: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(e.kind(), ConnectionRefused | ConnectionReset | ConnectionAborted | BrokenPipe)
@@ -95,7 +94,7 @@ impl Patience<'_> {
         })
     }
 
-    /// Waits until the socket is ready, or patience ends.
+    /// Waits until the socket is ready. Fails when the time is up or the caller was interrupted.
     fn wait(&mut self, fd: &impl AsFd, flags: PollFlags) -> Result<()> {
         loop {
             let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
@@ -116,7 +115,7 @@ impl Patience<'_> {
         }
     }
 
-    /// Sleeps for a moment, which the end of patience and an interrupt cut short.
+    /// Sleeps for `nap`, or less if the time is up before; fails if the caller was interrupted.
     fn nap(&mut self, nap: Duration) -> Result<()> {
         let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
         std::thread::sleep(left.unwrap_or(nap).min(nap));
@@ -163,7 +162,7 @@ impl Patience<'_> {
         if is_nobody(&e) { Unmet::Nobody(e) } else { Unmet::Failed(self.failed(e)) }
     }
 
-    /// The error of somebody who does not wait for the peer to be there.
+    /// Turns [`Unmet`] into an error, for callers that do not wait for the peer to be there.
     fn settled<T>(&self, met: Result<T, Unmet>) -> Result<T> {
         met.map_err(|unmet| match unmet {
             Unmet::Nobody(e) => self.failed(e),
@@ -189,14 +188,15 @@ impl Patience<'_> {
             return Err(self.unmet(e));
         }
         let tcp = TcpStream::from(socket);
-        // Who asks for a port of this host that is free may be given that very port to ask from, and meets itself.
+        // The kernel may use a free port of this host as the socket's own port. If that is the port it connects to, the
+        // socket has met itself.
         if tcp.local_addr().is_ok_and(|own| own == self.addr) {
             return Err(Unmet::Nobody(io::ErrorKind::ConnectionRefused.into()));
         }
         Ok(tcp)
     }
 
-    /// Opens a socket and shakes hands over it.
+    /// Opens a socket and does the handshake over it.
     fn shake(
         &mut self,
         core: &Core,
@@ -217,7 +217,7 @@ impl Patience<'_> {
             let output = handshake.pending_output();
             let sent = self.send(&mut tcp, &output);
             let received = sent.and_then(|()| self.recv(&mut tcp, &mut bytes));
-            // Who has spoken is there: if it leaves now, that is its answer.
+            // A peer that has spoken is there: if it leaves now, it has failed the handshake.
             let n = if heard { self.settled(received)? } else { received? };
             heard = true;
             match handshake.feed(&bytes[..n]) {
@@ -227,7 +227,7 @@ impl Patience<'_> {
                     return Err(self.failed("the peer sent bytes before they were due").into());
                 }
                 Err(e) => {
-                    // The peer learns why if it still listens.
+                    // Tell the peer why, in case it still listens.
                     let _ = tcp.write(&handshake.pending_output());
                     return Err(self.failed(e).into());
                 }
@@ -235,7 +235,7 @@ impl Patience<'_> {
         }
     }
 
-    /// Shakes hands with somebody who may not be there yet.
+    /// Does the handshake with a peer that may not be there yet.
     fn meet(&mut self, core: &Core, greeting: &Greeting) -> Result<(TcpStream, Hello)> {
         let mut nap = FIRST_RETRY;
         loop {
@@ -253,12 +253,12 @@ impl Patience<'_> {
         }
     }
 
-    /// Waits until every rail has been tried or has had its time. Where nothing else is allowed, one of them must work.
+    /// Waits until every rail has been tried, or time is up. Where only rails are allowed, one of them must work.
     fn settle(&mut self, conn: &Arc<Connection>) -> Result<()> {
-        let Some(rails) = &conn.rails else { return Ok(()) };
+        let Some(rails) = &conn.links.rails else { return Ok(()) };
         let mut claim = conn.claim();
         let begun = Instant::now();
-        while !rails.lane.is_settled() {
+        while !rails.is_settled() {
             conn.progress();
             if conn.is_failed() {
                 return Err(conn.lost_error());
@@ -275,13 +275,13 @@ impl Patience<'_> {
             let nap = if begun.elapsed() < NO_NAP { Duration::ZERO } else { NAP };
             std::thread::sleep(nap);
         }
-        if rails.lane.paths_up() == 0 && conn.core.config.transport.needs_rails() {
+        if rails.paths_up() == 0 && conn.core.config.transport.needs_rails() {
             return Err(self.failed(format!("no rail works: {}", conn.why_no_rails())));
         }
         Ok(())
     }
 
-    /// Says that the lanes are a connection now, and waits for the peer to agree.
+    /// Tells the peer that the lanes are now a connection, and waits for its answer.
     fn establish(&mut self, tcp: &mut TcpStream, lanes: u16) -> Result<()> {
         let word = Header::bare(Kind::Establish, 0, lanes.into()).encode();
         let sent = self.send(tcp, &word);
@@ -343,14 +343,16 @@ pub(crate) fn connect(
         ));
     }
     let peer = greeting::peer_of(&hello, addr, same_host);
-    let list = |lanes, rails| {
-        core.add_conn(|id| Arc::new(Connection::new(id, Arc::clone(core), peer, lanes, rails)))
-    };
+    let list =
+        |links| core.add_conn(|id| Arc::new(Connection::new(id, Arc::clone(core), peer, links)));
     let (conn, word) = match local {
-        // Before the word, from which on the peer copies by itself: who gives memory back finds it here.
-        Some(lane) => (list(vec![Arc::new(lane)], None)?, Some(tcp)),
+        // Before the `Establish` message, after which the peer copies by itself: a thread that gives memory back has to
+        // find this connection in the list.
+        Some(lane) => (list(Links::within_host(Arc::new(lane)))?, Some(tcp)),
         None => {
-            let count = greeting::lanes(&core.config, &hello, same_host);
+            let agreed = greeting.agreed(core, &hello, Role::Connector, hello.token)?;
+            let count =
+                if agreed.fifo { 1 } else { greeting::lanes(&core.config, &hello, same_host) };
             let mut streams = Vec::new();
             for lane_index in 1..count {
                 let kind = HelloKind::JoinLane { token: hello.token, lane_index };
@@ -359,16 +361,12 @@ pub(crate) fn connect(
             }
             patience.establish(&mut tcp, count)?;
             streams.insert(0, tcp);
-            let checksum = greeting::checksum(&core.config, &hello, same_host);
-            let lanes = streams.into_iter().map(|stream| tcp_lane(core, stream, checksum));
-            let lanes = lanes.collect::<Result<_>>()?;
-            let rails = if rails { Some(core.rail_lane(Role::Connector)?) } else { None };
-            (list(lanes, rails)?, None)
+            (list(lanes::make(core, streams, &agreed)?)?, None)
         }
     };
     if let Err(e) = complete(core, &conn, word, &mut patience) {
         conn.close(e.clone());
-        // Another thread may be ending it: it is listed until then.
+        // Another thread may be ending it, and it stays listed until then.
         conn.wait_for_end();
         core.forget_conn(conn.id);
         return Err(e);
@@ -376,7 +374,8 @@ pub(crate) fn connect(
     Ok(conn)
 }
 
-/// Makes a connection that is listed one that works; `word` is where the peer is told of it, unless it was.
+/// Turns a listed connection into one that works. `word` is the socket for the `Establish` message, if that has not
+/// been sent yet.
 fn complete(
     core: &Arc<Core>,
     conn: &Arc<Connection>,

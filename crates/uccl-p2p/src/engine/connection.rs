@@ -1,6 +1,7 @@
 //! Connections: lanes to one peer, and what is outstanding on them.
 
 use std::{
+    collections::BTreeSet,
     net::SocketAddr,
     sync::{
         Arc,
@@ -10,10 +11,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use uccl_fabric::{
-    lane::{Lane, LaneError, MessageSink, Moves, OpName},
-    rma::RmaLane,
-};
+use uccl_fabric::lane::{Lane, LaneError, MessageLane, MessageSink, Moves, OpName};
 use uccl_proto::assembler::fragments;
 
 use super::{
@@ -22,6 +20,7 @@ use super::{
     core,
     deferred::Deferred,
     fates::{self, Lanes},
+    links::Links,
     loans,
     park::Parker,
     talk,
@@ -34,7 +33,7 @@ use crate::{
     types::{Accepted, ConnInfo},
 };
 
-/// What is generic over the connections that it serves.
+/// The parts of the engine that are generic over the connection type, for this one.
 pub(crate) type Transfer = transfer::Transfer<Connection>;
 pub(crate) type Hold = transfer::Hold<Connection>;
 pub(crate) type Found = transfer::Found<Connection>;
@@ -48,16 +47,9 @@ pub(crate) type Core = core::Core<Connection>;
 pub(crate) type Workers = workers::Workers<Connection>;
 pub(crate) type Attached = attached::Attached<Connection>;
 
-/// The lane over all rails of a connection.
-pub(crate) struct RailLane {
-    pub(crate) lane: Arc<RmaLane>,
-    /// Its place among the connection's lanes.
-    pub(crate) index: usize,
-}
-
-/// Who is at the other end.
+/// The peer at the other end.
 pub(crate) struct Peer {
-    /// How errors name it.
+    /// Its name in errors.
     pub(crate) name: Arc<str>,
     pub(crate) addr: SocketAddr,
     pub(crate) gpu_index: u32,
@@ -70,48 +62,49 @@ pub(crate) struct Connection {
     pub(crate) id: ConnId,
     pub(crate) core: Arc<Core>,
     pub(crate) peer: Peer,
-    /// The first one carries messages; its death is the connection's.
     pub(crate) lanes: Vec<Arc<dyn Lane>>,
-    /// The last of them, if it is over rails.
-    pub(crate) rails: Option<RailLane>,
-    /// Who is to be told of the connection when its rails have been tried.
+    pub(crate) links: Links,
+    /// What `accept` returns once the connection's rails have been tried.
     pub(crate) accepting: Mutex<Option<Accepted>>,
-    /// Which of the others are lost.
+    /// Which lanes are lost.
     pub(crate) fates: Lanes,
     pub(crate) attached: Mutex<Vec<Arc<Attached>>>,
-    /// What the two ends have said to each other. Messages are sent with it locked, in the order in which it encodes them.
+    /// The protocol session. It stays locked while a message is sent, so that messages are sent in the order in which
+    /// they were encoded.
     pub(crate) talk: Mutex<Talk>,
     pub(crate) deferred: Deferred<Self>,
+    /// Contexts in which a write has failed.
+    pub(super) failed_contexts: Mutex<BTreeSet<u32>>,
     lost: Mutex<Option<Error>>,
-    /// It is at its end.
+    /// The connection has failed or was closed; its lanes may still touch memory.
     failed: AtomicBool,
-    /// And no lane touches memory any more.
+    /// No lane touches memory any more.
     ended: AtomicBool,
     pub(crate) pending: AtomicUsize,
-    /// Callers that sleep on the lanes.
+    /// Callers that sleep until a lane shows something.
     sleepers: Mutex<Vec<Arc<Parker>>>,
     pub(crate) claims: Claims,
-    /// Lanes of which callers may have taken in what would have woken a worker, one bit each.
+    /// Lanes, one bit each, whose events callers may have consumed: a worker that sleeps on them would not wake.
     borrowed: AtomicU64,
 }
 
-/// How a lane that is not over rails moves data, by the name of its link.
+/// How a lane other than the rail lane moves data, by the name of its link.
 fn moves_over(link: &str) -> Moves {
     match link {
         "tcp" => Moves::Tcp,
-        "shm" => Moves::Staged,
+        "shm" | "fifo" => Moves::Staged,
         _ => Moves::Direct,
     }
 }
 
-/// A caller makes progress itself; workers keep off.
+/// While this exists, a caller makes progress itself and workers keep off.
 pub(crate) struct Claim<'a>(&'a Connection);
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
         let left = self.0.claims.end();
         if left == Left::Others {
-            // Others may sleep on what this one has taken in: a wake-up, or what it told of.
+            // Another caller may sleep and wait for an event that this caller has consumed.
             self.0.hand_over();
         }
         self.0.return_lanes();
@@ -122,12 +115,12 @@ impl Drop for Claim<'_> {
 }
 
 impl Claim<'_> {
-    /// The caller has looked at the lanes.
+    /// Notes that the caller has looked at the lanes.
     pub(crate) fn beat(&self) {
         self.0.claims.beat();
     }
 
-    /// Does something that may take any time, and that is nothing to the lanes: workers look after them meanwhile.
+    /// Runs something that may take long and does not involve the lanes. Workers look after the lanes meanwhile.
     pub(crate) fn aside<T>(self, act: impl FnOnce() -> T) -> (Self, T) {
         let conn = self.0;
         drop(self);
@@ -137,18 +130,10 @@ impl Claim<'_> {
 }
 
 impl Connection {
-    /// With these lanes, the first of which carries messages, and one over rails.
-    pub(crate) fn new(
-        id: ConnId,
-        core: Arc<Core>,
-        peer: Peer,
-        mut lanes: Vec<Arc<dyn Lane>>,
-        rails: Option<Arc<RmaLane>>,
-    ) -> Self {
-        let index = lanes.len();
-        lanes.extend(rails.iter().map(|lane| Arc::clone(lane) as Arc<dyn Lane>));
+    /// A connection that consists of these lanes.
+    pub(crate) fn new(id: ConnId, core: Arc<Core>, peer: Peer, links: Links) -> Self {
+        let lanes = links.lanes();
         Self {
-            rails: rails.map(|lane| RailLane { lane, index }),
             accepting: Mutex::default(),
             id,
             core,
@@ -156,8 +141,10 @@ impl Connection {
             fates: Lanes::default(),
             talk: Mutex::new(Talk::new(lanes.len())),
             lanes,
+            links,
             attached: Mutex::default(),
             deferred: Deferred::default(),
+            failed_contexts: Mutex::default(),
             lost: Mutex::default(),
             failed: AtomicBool::new(false),
             ended: AtomicBool::new(false),
@@ -170,9 +157,9 @@ impl Connection {
 
     pub(crate) fn info(&self) -> ConnInfo {
         let caps = self.lanes[0].caps();
-        let rails = self.rails_up().map(|rails| (rails.lane.link(), rails.lane.paths_up()));
+        let rails = self.rails_up().map(|rails| (rails.link(), rails.paths_up()));
         let moves = match self.rails_up() {
-            Some(rails) => rails.lane.moves(),
+            Some(rails) => rails.moves(),
             None => moves_over(caps.link),
         };
         let (link, lanes) = rails.unwrap_or_else(|| (caps.link, self.streams().count()));
@@ -189,12 +176,12 @@ impl Connection {
         }
     }
 
-    /// As [`Self::lost_error`], with what was seen where nothing was noted yet.
+    /// The same as [`Self::lost_error`], for when no error has been noted yet: `reason` is what was seen.
     pub(crate) fn lost_to(&self, reason: impl ToString) -> Error {
         Error::ConnectionLost { peer: Arc::clone(&self.peer.name), reason: reason.to_string() }
     }
 
-    /// Whether it is at its end. Its lanes may still touch memory.
+    /// Whether it has failed or was closed. Its lanes may still touch memory.
     pub(crate) fn is_failed(&self) -> bool {
         self.failed.load(Acquire)
     }
@@ -205,7 +192,7 @@ impl Connection {
         Claim(self)
     }
 
-    /// Does what can be done on every lane without blocking.
+    /// Makes what progress is possible on every lane without blocking.
     pub(crate) fn progress(self: &Arc<Self>) -> bool {
         let mut moved = false;
         for lane in 0..self.lanes.len() {
@@ -234,7 +221,7 @@ impl Connection {
         true
     }
 
-    /// Whether the connection outlives a lane that died of this.
+    /// Whether the connection survives when this lane dies with this error.
     pub(crate) fn survives(&self, lane: usize, e: &LaneError) -> bool {
         lane > 0 && !matches!(e, LaneError::Closed | LaneError::Protocol(_))
     }
@@ -249,9 +236,9 @@ impl Connection {
         self.fail(error);
     }
 
-    /// Ends the connection. When this returns no memory is touched through it any more, and every transfer on it
-    /// has ended, or ends with the last [hold](Transfer::hold) on it; unless another thread ends it already.
-    /// Must not be called from a completion or a message.
+    /// Ends the connection. When this returns, nothing touches memory through it any more, and every transfer on it has
+    /// ended or ends when the last [hold](Transfer::hold) on it is dropped. If another thread is ending it already,
+    /// this returns at once, before that is true. Must not be called from a completion or a message.
     pub(crate) fn fail(self: &Arc<Self>, e: Error) {
         {
             let mut lost = self.lost.lock();
@@ -264,7 +251,7 @@ impl Connection {
         tracing::debug!(conn = %self.id, peer = %self.peer.name, "connection ends: {e}");
         let attached = std::mem::take(&mut *self.attached.lock());
         self.core.workers.detach(&attached);
-        // Before lanes are killed: what they had is not to be posted again.
+        // Before the lanes are killed, so that their operations are not posted again.
         let orphans = self.talk.lock().session.lanes.close();
         drop(orphans);
         self.accepting.lock().take();
@@ -274,24 +261,24 @@ impl Connection {
         let lent = asks.chain(closed.sends.into_iter().chain(closed.notifs).flat_map(Sent::lent));
         let lent = lent.collect();
         self.deferred.clear();
-        // Before the transfers end, whose memory may be deregistered then.
+        // Before the transfers end, because their memory may be deregistered then.
         self.core.watch_aftermath(self, lent);
         self.core.look_after_aftermaths();
-        // Before the transfers are looked at: one that is posted meanwhile is among them, or sees this.
+        // Before the list of transfers is read: a transfer that is posted now is either in the list, or sees this flag.
         self.ended.store(true, SeqCst);
         let unfinished = self.unfinished();
         unfinished.iter().for_each(|transfer| transfer.end_with_connection());
         self.core.conn_lost(self, e);
     }
 
-    /// Ends the connection in good order, as [`fail`](Self::fail) does.
+    /// Tells the peer that the connection ends, then ends it as [`fail`](Self::fail) does.
     pub(crate) fn close(self: &Arc<Self>, e: Error) {
-        self.living().for_each(|(_, lane)| lane.bye());
+        self.streams().for_each(|(_, lane)| lane.bye());
         self.fail(e);
     }
 
-    /// Waits until a connection that was closed has ended, and every transfer on it. Another thread may be ending
-    /// it, and peers that copy for us have as long as a peer has to let a transfer end.
+    /// Waits until a closed connection and every transfer on it have ended. Another thread may be ending it. Peers that
+    /// copy for us get as much time as they get to let a transfer end.
     pub(crate) fn wait_for_end(self: &Arc<Self>) {
         while !self.has_ended() || !self.unfinished().is_empty() {
             self.core.look_after_aftermaths();
@@ -299,11 +286,10 @@ impl Connection {
         }
     }
 
-    /// Whether all that is left of these operations is for this process to do.
+    /// Whether only this process still has work to do for these operations.
     pub(crate) fn is_ours(&self, ops: &[(u16, OpName)]) -> bool {
-        ops.iter().all(|(lane, op)| {
-            self.lanes.get(usize::from(*lane)).is_some_and(|lane| lane.is_ours(*op))
-        })
+        let host = self.links.host.as_ref();
+        ops.iter().all(|(lane, op)| *lane == 0 && host.is_some_and(|host| host.is_ours(*op)))
     }
 
     pub(super) fn unfinished(self: &Arc<Self>) -> Vec<Arc<Transfer>> {
@@ -334,7 +320,7 @@ impl Connection {
         }
     }
 
-    /// Ends a transfer early, as far as that goes right now; may be called again until it has ended.
+    /// Starts to end a transfer early, as far as that is possible now; may be called again until it has ended.
     pub(crate) fn fence(self: &Arc<Self>, transfer: &Arc<Transfer>, why: Fence) {
         let ops = {
             let mut body = transfer.body.lock();
@@ -345,7 +331,7 @@ impl Connection {
         let first = !transfer.fencing.swap(true, AcqRel);
         for (lane, op) in ops {
             let lane = usize::from(lane);
-            // What a lost lane had ends with it.
+            // The operations of a lost lane end with the lane.
             if !self.fates.lost(lane) {
                 self.lanes[lane].cancel(op);
             }
@@ -354,6 +340,7 @@ impl Connection {
         if transfer.finished() || self.withdraw_deferred(transfer, transfer.fence_error(why)) {
             return;
         }
+        transfer.stop_following();
         self.withdraw_asks(transfer);
         match transfer.kind {
             _ if transfer.notifying.load(Relaxed) => self.withdraw_notif(transfer),
@@ -364,36 +351,41 @@ impl Connection {
         }
     }
 
-    /// Sends a message made of parts, cut into fragments where it is longer than the lane takes. The
-    /// first part begins with the message's prefix. Callers hold the lock of the session, which keeps
-    /// fragments together and messages in order.
+    /// The lane that carries messages.
+    pub(super) fn messages(&self) -> &dyn MessageLane {
+        &*self.links.streams[0]
+    }
+
+    /// Sends a message that consists of these parts; the first part begins with the message's prefix. A message longer
+    /// than the lane takes is cut into fragments. The caller must hold the session's lock: it keeps the fragments
+    /// together and the messages in order.
     pub(crate) fn send_message(&self, parts: &[&[u8]]) {
-        let lane = &self.lanes[0];
+        let lane = self.messages();
         let max = lane.caps().max_message;
         let len: usize = parts.iter().map(|part| part.len()).sum();
         let sent =
             if len <= max { lane.send(parts) } else { self.send_fragments(&parts.concat(), max) };
         if sent.is_err() {
-            // The lane is dead: whoever makes progress next ends the connection.
+            // The lane is dead: the next thread that makes progress ends the connection.
             self.kick();
         } else if self.lanes.len() > 1 && lane.has_work() {
-            // Who makes progress on another lane does not look after this one.
+            // A caller that makes progress on another lane does not look after this one.
             self.kick_lane(0);
             self.ring_sleepers();
         }
     }
 
     fn send_fragments(&self, message: &[u8], max: usize) -> Result<(), LaneError> {
-        fragments(message, max).try_for_each(|(head, part)| self.lanes[0].send(&[&head, part]))
+        fragments(message, max).try_for_each(|(head, part)| self.messages().send(&[&head, part]))
     }
 
-    /// Has a worker look after lanes that have something to do.
+    /// Wakes the workers, to look after all lanes.
     pub(crate) fn kick(&self) {
         self.core.workers.kick(&self.attached.lock());
     }
 
-    /// Has somebody look after lanes that have work of their own: a worker, and whoever sleeps on them
-    /// without watching for what they need now.
+    /// If a lane or a deferred transfer has work to do, wakes the workers and the callers that sleep on the lanes: what
+    /// they watch for may not show that work.
     pub(crate) fn kick_if_busy(&self) {
         if self.deferred.any() || self.living().any(|(_, lane)| lane.has_work()) {
             self.kick();
@@ -401,8 +393,8 @@ impl Connection {
         }
     }
 
-    /// Notes that a caller may have taken in what would have woken the lane's worker: by arming the lane, or by
-    /// looking at rails.
+    /// Notes that a caller may have consumed an event that would have woken the lane's worker: by arming the lane, or
+    /// by looking at rails.
     pub(crate) fn borrow_lane(&self, lane: usize) {
         let bit = fates::bit(lane);
         if self.borrowed.load(Relaxed) & bit == 0 {
@@ -410,8 +402,8 @@ impl Connection {
         }
     }
 
-    /// A caller leaves off making progress: workers that sleep on what it has borrowed must look for themselves,
-    /// and prepare their sleep anew.
+    /// A caller stops making progress. A worker that sleeps on a lane whose events the caller may have consumed is
+    /// woken: it looks for itself, and arms the lane anew before it sleeps again.
     fn return_lanes(&self) {
         if self.borrowed.load(Relaxed) == 0 {
             return;
@@ -425,17 +417,17 @@ impl Connection {
         sleeping.for_each(|attached| self.core.workers.kick(std::slice::from_ref(attached)));
     }
 
-    /// Callers stay away for a while: workers that have left lanes to them look after those again.
+    /// Callers stay away for a while: workers that have left lanes to them look after the lanes again.
     pub(crate) fn leave_to_workers(&self) {
-        // Before the look: a worker that stays away after it sees this.
+        // Before the list is read: a worker that leaves its lane to callers later sees this.
         self.claims.desert();
         let attached = self.attached.lock();
         let left = attached.iter().filter(|attached| attached.take_back());
         left.for_each(|attached| self.core.workers.kick(std::slice::from_ref(attached)));
     }
 
-    /// Wakes one of the callers that sleep on the lanes: whoever was awake is not going to look after
-    /// what has come.
+    /// Wakes one of the callers that sleep on the lanes, because the caller that was awake will not look after new
+    /// events.
     pub(crate) fn hand_over(&self) {
         if let Some(sleeper) = self.sleepers.lock().first() {
             sleeper.ring();
@@ -447,16 +439,22 @@ impl Connection {
         self.sleepers.lock().iter().for_each(|sleeper| sleeper.ring());
     }
 
-    /// Has workers take part in work that can be shared.
+    /// Wakes workers to take part, if there is work that several threads can share.
     pub(crate) fn call_help(&self) {
+        if !self.links.host.as_ref().is_some_and(|host| host.wants_help()) {
+            return;
+        }
         for attached in self.attached.lock().iter() {
-            if self.lanes[attached.lane].wants_help() {
-                Workers::call_help(&self.core, attached);
-            }
+            Workers::call_help(&self.core, attached);
         }
     }
 
-    /// Has a worker look after one lane.
+    /// Does one part of the work that threads can share; false when there is none.
+    pub(super) fn help(&self) -> bool {
+        self.links.host.as_ref().is_some_and(|host| host.help())
+    }
+
+    /// Wakes the worker of one lane.
     pub(crate) fn kick_lane(&self, lane: usize) {
         let attached = self.attached.lock();
         attached
@@ -465,7 +463,7 @@ impl Connection {
             .for_each(|attached| self.core.workers.kick(std::slice::from_ref(attached)));
     }
 
-    /// Takes one lane out of the care of workers.
+    /// Stops workers from looking after one lane.
     pub(crate) fn detach_lane(&self, lane: usize) {
         let gone: Vec<_> = {
             let mut attached = self.attached.lock();
@@ -474,7 +472,7 @@ impl Connection {
         self.core.workers.detach(&gone);
     }
 
-    /// Whether callers sleep on the lanes.
+    /// Whether any caller sleeps on the lanes.
     pub(crate) fn has_sleepers(&self) -> bool {
         !self.sleepers.lock().is_empty()
     }
@@ -484,7 +482,7 @@ impl Connection {
         self.sleepers.lock().push(Arc::clone(parker));
     }
 
-    /// Notes that it is awake again.
+    /// Notes that the caller is awake again.
     pub(crate) fn sleeper_goes(&self, parker: &Arc<Parker>) {
         self.sleepers.lock().retain(|other| !Arc::ptr_eq(other, parker));
     }
@@ -519,7 +517,10 @@ impl Carrier for Connection {
             After::Notify(payload) if verdict.is_ok() && fence.is_none() => {
                 return self.notify_after(transfer, payload);
             }
-            After::Notify(_) => {
+            After::Signal(word, notif) if verdict.is_ok() && fence.is_none() => {
+                return self.signal_after(transfer, word, notif);
+            }
+            After::Notify(_) | After::Signal(..) => {
                 let fenced = fence.map_or(Ok(()), |fence| Err(transfer.fence_error(fence)));
                 return transfer.publish(verdict.and(fenced));
             }
@@ -532,6 +533,12 @@ impl Carrier for Connection {
         transfer.publish(verdict);
     }
 
+    fn transfer_fails(&self, transfer: &Transfer) {
+        if transfer.kind == Kind::Write {
+            self.note_failed_context(transfer.context);
+        }
+    }
+
     fn transfer_ended(&self, transfer: &Transfer, is_done: bool) {
         self.pending.fetch_sub(1, AcqRel);
         self.count(transfer, is_done);
@@ -539,7 +546,7 @@ impl Carrier for Connection {
     }
 }
 
-/// Where a lane's messages go.
+/// Receives a lane's messages.
 struct Sink<'a>(&'a Arc<Connection>);
 
 impl MessageSink for Sink<'_> {

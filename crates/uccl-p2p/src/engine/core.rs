@@ -1,4 +1,4 @@
-//! What the parts of an endpoint share.
+//! The state that all parts of an endpoint share.
 
 use std::{
     collections::VecDeque,
@@ -11,7 +11,7 @@ use std::{
 
 use parking_lot::{Condvar, Mutex, RwLock};
 use slab::Slab;
-use uccl_fabric::rma::Rails;
+use uccl_rma::Rails;
 
 use super::{
     given_up::Aftermaths,
@@ -26,9 +26,28 @@ use crate::{
     types::{Accepted, ConnInfo, Notification, Op},
 };
 
-/// Bytes of notifications that may wait to be taken before peers are made to wait.
+/// Bytes of notifications that may wait to be taken, before peers have to wait.
 pub(crate) const NOTIF_LIMIT: usize = 256 << 20;
-/// What a notification counts beside its payload: empty ones take memory, too.
+/// Threads that wait for words which peers change by signals.
+#[derive(Default)]
+pub(crate) struct Signalled {
+    lock: Mutex<()>,
+    changed: Condvar,
+}
+
+impl Signalled {
+    /// Tells them that a word has changed.
+    pub(crate) fn notify(&self) {
+        self.changed.notify_all();
+    }
+
+    /// Sleeps until a word may have changed.
+    pub(crate) fn sleep(&self, at_most: Duration) {
+        self.changed.wait_for(&mut self.lock.lock(), at_most);
+    }
+}
+
+/// What a notification counts in addition to its payload: empty ones take memory, too.
 const NOTIF_CHARGE: usize = 128;
 /// Connections that may wait for accept.
 pub(crate) const MAX_ACCEPTS: usize = 1024;
@@ -36,11 +55,11 @@ pub(crate) const MAX_ACCEPTS: usize = 1024;
 /// The devices of an endpoint.
 pub(crate) struct Devices {
     pub(crate) rails: Arc<Rails>,
-    /// Why there are none, for people.
+    /// Why there are none, as text for people.
     pub(crate) why_none: String,
 }
 
-/// A connection by name.
+/// What is known of a connection id.
 pub(super) enum Entry<C> {
     Lost(ConnId, Error, Box<ConnInfo>),
     Open(Arc<C>),
@@ -68,7 +87,7 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// A caller's transfer has ended well: an operation that moved so many bytes, or a notification.
+    /// Counts a caller's successful transfer: an operation that moved `bytes`, or a notification.
     pub(crate) fn ended_well(&self, op: Option<Op>, bytes: u64) {
         let (moved, much) = match op {
             Some(Op::Read | Op::Recv) => (&self.bytes_received, bytes),
@@ -80,13 +99,13 @@ impl Counters {
     }
 }
 
-/// What one endpoint is made of, but for its threads.
+/// The state of one endpoint, without its threads.
 pub(crate) struct Core<C: Carrier> {
     pub(crate) config: Config,
     /// Random; a restarted endpoint has another.
     pub(crate) instance: u64,
     pub(crate) mrs: Mrs,
-    /// Devices that move memory one-sidedly, once they have been opened.
+    /// The rails and their registrations, once they have been opened.
     pub(crate) rails: OnceLock<Devices>,
     pub(crate) transfers: Transfers<C>,
     pub(crate) workers: Workers<C>,
@@ -94,7 +113,7 @@ pub(crate) struct Core<C: Carrier> {
     pub(crate) closed: AtomicBool,
     pub(crate) panicked: OnceLock<Arc<str>>,
     pub(super) conns: RwLock<Conns<C>>,
-    /// Peers that were given up, and may not know it yet.
+    /// Peers that were given up and may still touch memory.
     pub(crate) aftermaths: Aftermaths<C>,
     pub(crate) accepts: Mutex<Accepts<C>>,
     pub(crate) accepted: Condvar,
@@ -102,14 +121,15 @@ pub(crate) struct Core<C: Carrier> {
     pub(super) have_notifs: AtomicBool,
     pub(crate) notif_bytes: AtomicUsize,
     pub(crate) notified: Condvar,
+    pub(crate) signalled: Signalled,
 }
 
 /// Connections that wait for accept.
 pub(crate) struct Accepts<C> {
     pub(crate) waiting: VecDeque<Accepted>,
-    /// Nobody calls accept: connections are simply there.
+    /// Whether callers do not use `accept`: connections are usable as they come.
     pub(crate) passive: bool,
-    /// Those that do not wait yet, as their rails have not been tried, and since when.
+    /// Connections that do not wait for accept yet because their rails have not been tried, and since when.
     pub(super) untried: Vec<(Weak<C>, Instant)>,
 }
 
@@ -139,10 +159,11 @@ impl<C: Carrier> Core<C> {
             have_notifs: AtomicBool::new(false),
             notif_bytes: AtomicUsize::new(0),
             notified: Condvar::new(),
+            signalled: Signalled::default(),
         })
     }
 
-    /// Refuses calls to an endpoint that is closed or broken.
+    /// Fails if the endpoint is closed or a worker has panicked.
     pub(crate) fn usable(&self) -> Result<()> {
         if let Some(message) = self.panicked.get() {
             return Err(Error::Panicked(Arc::clone(message)));
@@ -169,7 +190,7 @@ impl<C: Carrier> Core<C> {
     }
 }
 
-/// What a notification counts while it waits.
+/// How many bytes a notification counts while it waits.
 pub(super) fn charge(notif: &Notification) -> usize {
     notif.payload.len() + NOTIF_CHARGE
 }

@@ -1,4 +1,4 @@
-//! Ending transfers early: when their time is up, or when somebody asks.
+//! Ending transfers early: when their time is up, or when the caller or the peer asks for it.
 
 use std::{
     sync::{Arc, atomic::Ordering::Acquire},
@@ -13,7 +13,7 @@ use super::{
 use crate::error::Error;
 
 impl Core {
-    /// Fences transfers whose deadline is near, and carries on with fences that are under way.
+    /// Fences transfers whose deadline is near, and goes on with fences that are under way.
     pub(crate) fn enforce_deadlines(&self) {
         let now = Instant::now();
         let due = self.transfers.unfinished(|transfer| {
@@ -24,8 +24,9 @@ impl Core {
     }
 }
 
-/// Ends a transfer if its time is up. A peer that does not let it end is given up in time: with its
-/// connection gone nothing of the transfer moves either. What only we are at ends by itself, and is nobody's fault.
+/// Fences a transfer whose deadline is near. A peer that does not let it end in time is given up: once its connection
+/// is gone, no byte of the transfer moves. If only this process still copies, the transfer ends by itself and nobody is
+/// given up.
 pub(crate) fn enforce(transfer: &Arc<Transfer>, now: Instant) {
     if transfer.finished() {
         return;
@@ -43,12 +44,12 @@ pub(crate) fn enforce(transfer: &Arc<Transfer>, now: Instant) {
     }
 }
 
-/// The peer does not answer a fence: the connection is cut.
+/// Ends the connection of a peer that does not answer a fence.
 pub(crate) fn give_up_peer(transfer: &Transfer, reason: &str) {
     give_up(&transfer.conn, reason);
 }
 
-/// The peer does not let something end: the connection is cut.
+/// Ends the connection of a peer that does not let something end.
 pub(crate) fn give_up(conn: &Arc<Connection>, reason: &str) {
     conn.fail(Error::ConnectionLost {
         peer: Arc::clone(&conn.peer.name),

@@ -1,8 +1,8 @@
 //! Transfers that wait for a CUDA stream before they begin.
 //!
-//! An event marks how far the stream had come when the transfer was posted; whoever makes progress on the
-//! connection looks whether it has happened. Sends begin in the order in which they were posted, and so do
-//! receives, for that is how the peers' halves find each other.
+//! An event marks how far the stream had come when the transfer was posted. Whoever makes progress on the connection
+//! checks whether the event has happened. Sends begin in the order in which they were posted, and so do receives: that
+//! order decides which send meets which receive.
 
 use std::{
     collections::VecDeque,
@@ -23,9 +23,9 @@ use super::{
 };
 use crate::types::Op;
 
-/// A place on a stream.
+/// A point on a stream.
 pub(crate) trait Mark: Send + Sync {
-    /// Whether the stream has come so far.
+    /// Whether the stream has reached it.
     fn is_reached(&self) -> std::result::Result<bool, GpuError>;
 }
 
@@ -43,7 +43,7 @@ pub(crate) enum Start {
 }
 
 impl Start {
-    /// Which order it keeps, if any.
+    /// The group in which it keeps its order: 0 for receives, 1 for sends, `None` if it keeps none.
     pub(super) fn order(&self) -> Option<usize> {
         match self {
             Self::OneSided(..) => None,
@@ -55,27 +55,27 @@ impl Start {
 
 /// A transfer that has not begun.
 pub(super) struct Waiting<C: Carrier> {
-    /// What it waits for; nothing if it only keeps its place behind others.
+    /// What it waits for; `None` if it only waits for its turn behind others.
     pub(super) after: Option<Box<dyn Mark>>,
     pub(super) transfer: Arc<Transfer<C>>,
     pub(super) start: Start,
 }
 
-/// What may begin.
+/// A transfer that may begin.
 pub(super) struct Due<C: Carrier> {
     pub(super) first: Waiting<C>,
-    /// Nobody but who begins it knows of it: it ends when that is done.
+    /// Held while it begins. If the connection ends meanwhile, the transfer ends when this is dropped.
     pub(super) hold: Hold<C>,
-    /// What its stream failed of.
+    /// The error, if the stream that it waited for failed.
     pub(super) failed: Option<GpuError>,
 }
 
 /// The transfers of a connection that have not begun.
 pub(crate) struct Deferred<C: Carrier> {
     waiting: Mutex<VecDeque<Waiting<C>>>,
-    /// Held while some of them begin, so that they do so in order.
+    /// Locked while some of them begin, so that they begin in order.
     pub(super) beginning: Mutex<()>,
-    /// How many there are, those that begin just now included; of these, receives and sends.
+    /// How many there are, including those that are just beginning; below, how many of them are receives and sends.
     open: AtomicUsize,
     ordered: [AtomicUsize; 2],
 }
@@ -92,7 +92,7 @@ impl<C: Carrier> Default for Deferred<C> {
 }
 
 impl<C: Carrier> Deferred<C> {
-    /// Whether any is there.
+    /// Whether any transfer has not begun.
     pub(crate) fn any(&self) -> bool {
         self.open.load(SeqCst) > 0
     }
@@ -116,7 +116,7 @@ impl<C: Carrier> Deferred<C> {
         self.open.fetch_sub(1, SeqCst);
     }
 
-    /// Takes out those that may begin.
+    /// Takes out the transfers that may begin now.
     pub(super) fn take_due(&self) -> Vec<Due<C>> {
         let mut held = [false; 2];
         let mut waiting = self.waiting.lock();
@@ -141,7 +141,7 @@ impl<C: Carrier> Deferred<C> {
         due
     }
 
-    /// Takes a transfer out; false if it is not there.
+    /// Takes a transfer out; false if it is not waiting here.
     pub(super) fn remove(&self, transfer: &Arc<Transfer<C>>) -> bool {
         let mut waiting = self.waiting.lock();
         let at = waiting.iter().position(|other| Arc::ptr_eq(&other.transfer, transfer));
@@ -152,7 +152,7 @@ impl<C: Carrier> Deferred<C> {
         removed.is_some()
     }
 
-    /// Forgets all.
+    /// Forgets all transfers.
     pub(crate) fn clear(&self) {
         let cleared = std::mem::take(&mut *self.waiting.lock());
         cleared.iter().for_each(|waiting| self.ended(waiting.start.order()));

@@ -1,13 +1,13 @@
-//! Lanes that die while their connection lives: their unfinished operations go to the others.
+//! Lanes that die while their connection lives: the other lanes take over their unfinished operations.
 //!
-//! Any lane but the first, which carries the messages, can be lost. What was posted on it may still be on
-//! its way to the peer, so a piece is posted again only when nothing of the first attempt can land any
-//! more: when our end is dead (`Lane::kill` has returned), and the peer has said that its end is, too.
-//! Until then the pieces wait as orphans of their lane. A side that loses a lane, or hears that the peer
-//! has lost it, kills its end and says so with [`LaneDown`](uccl_wire::message::Message::LaneDown).
+//! Any lane but the first, which carries the messages, can be lost. Its operations may still be on their way to the
+//! peer. So a piece is posted again only when nothing of the first attempt can land any more: our end is dead
+//! (`Lane::kill` has returned), and the peer has said that its end is dead, too. Until then the pieces wait as orphans
+//! of their lane. A side that loses a lane, or hears that the peer has lost it, kills its end and says so with
+//! [`LaneDown`](uccl_wire::message::Message::LaneDown).
 //!
-//! Noting that a lane is lost touches no lane, so it can be done from completions and messages;
-//! whoever makes progress next, a worker if nobody else, kills it.
+//! Marking a lane as lost touches no lane, so completions and messages can do it. The next thread that makes progress,
+//! a worker if nobody else, kills the lane.
 
 use std::sync::{Arc, atomic::Ordering::*};
 
@@ -42,7 +42,7 @@ impl Connection {
         self.lanes.iter().enumerate().filter(|(lane, _)| !self.fates.lost(*lane))
     }
 
-    /// Since when the peer owes us the word that its end of some lane is dead.
+    /// Since when the peer owes us a message that its end of some lane is dead.
     pub(crate) fn peer_owes_since_ms(&self) -> Option<u64> {
         if self.fates.lost.load(Acquire) == 0 {
             return None;
@@ -50,8 +50,8 @@ impl Connection {
         self.talk.lock().session.lanes.owed_since_ms()
     }
 
-    /// Notes that a lane other than the first is lost, and has it looked after. May be called from
-    /// completions and messages.
+    /// Marks a lane other than the first as lost, and wakes a thread that kills it. May be called from completions and
+    /// messages.
     pub(crate) fn condemn(&self, lane: usize, why: impl std::fmt::Display) {
         if self.fates.lost.fetch_or(bit(lane), AcqRel) & bit(lane) != 0 {
             return;
@@ -64,8 +64,8 @@ impl Connection {
         self.ring_sleepers();
     }
 
-    /// Kills our end of a lane that is lost, and tells the peer; false if that has been done. Must not be
-    /// called from a completion or a message.
+    /// Kills our end of a lost lane, and tells the peer; false if that was done before. Must not be called from a
+    /// completion or a message.
     pub(crate) fn end_lane(self: &Arc<Self>, lane: usize) -> bool {
         if self.fates.ending.fetch_or(bit(lane), AcqRel) & bit(lane) != 0 {
             return false;
@@ -78,19 +78,19 @@ impl Connection {
         true
     }
 
-    /// Kills a lane that is of no more use.
+    /// Marks a lane as lost, and kills it.
     pub(crate) fn lose_lane(self: &Arc<Self>, lane: usize, why: impl std::fmt::Display) {
         self.condemn(lane, why);
         self.end_lane(lane);
     }
 
-    /// The peer's end of a lane is dead.
+    /// Handles the peer's message that its end of a lane is dead.
     pub(super) fn peer_lost_lane(self: &Arc<Self>, lane: usize, orphans: Option<Vec<Arc<Piece>>>) {
         self.condemn(lane, "the peer has lost it");
         self.lane_settled(orphans);
     }
 
-    /// Neither end of a lane lives, if its operations are here: they are posted again.
+    /// If `orphans` are given, both ends of their lane are dead: posts them again.
     fn lane_settled(self: &Arc<Self>, orphans: Option<Vec<Arc<Piece>>>) {
         if let Some(orphans) = orphans {
             self.core.counters.lanes_lost.fetch_add(1, Relaxed);
@@ -98,7 +98,7 @@ impl Connection {
         }
     }
 
-    /// An operation has ended with its lane.
+    /// Handles an operation that has ended because its lane died.
     fn orphaned(self: &Arc<Self>, piece: Arc<Piece>) {
         let lane = piece.lane;
         let orphan = self.talk.lock().session.lanes.orphaned(lane, piece);
@@ -112,7 +112,7 @@ impl Connection {
         }
     }
 
-    /// Posts operations again, on the lanes that are left; those that are to end do.
+    /// Posts operations again on the lanes that are left. Those that were called off end instead.
     fn adopt(self: &Arc<Self>, orphans: Vec<Arc<Piece>>) {
         if orphans.is_empty() {
             return;

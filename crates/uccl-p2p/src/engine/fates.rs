@@ -1,13 +1,13 @@
-//! Which lanes of a connection are lost, for those who look often.
+//! Which lanes of a connection are lost, for threads that check often.
 
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
-/// The lanes that are lost. The session knows what becomes of their operations.
+/// The lanes that are lost. The session decides what happens to their operations.
 #[derive(Default)]
 pub(crate) struct Lanes {
-    /// Lanes not to be used any more, one bit each.
+    /// Lost lanes, one bit each: they must not be used any more.
     pub(super) lost: AtomicU64,
-    /// Those of them that somebody has begun to kill, or has killed.
+    /// Lost lanes that a thread has begun to kill, or has killed.
     pub(super) ending: AtomicU64,
 }
 
@@ -17,12 +17,12 @@ impl Lanes {
         self.lost.load(Acquire) & bit(lane) != 0
     }
 
-    /// Whether a lane is lost, and its killing at least begun.
+    /// Whether a lane is lost and a thread has at least begun to kill it.
     pub(crate) fn ending(&self, lane: usize) -> bool {
         self.ending.load(Acquire) & bit(lane) != 0
     }
 
-    /// Whether some lane waits to be killed.
+    /// Whether a lost lane still has to be killed.
     pub(crate) fn to_be_ended(&self) -> bool {
         self.lost.load(Acquire) & !self.ending.load(Acquire) != 0
     }
@@ -30,6 +30,6 @@ impl Lanes {
 
 /// The bit that stands for a lane.
 pub(super) fn bit(lane: usize) -> u64 {
-    // A connection has no more lanes than bits; what it has not is not lost.
+    // A connection has fewer lanes than a word has bits (`greeting.rs`). A lane that it does not have is not lost.
     u32::try_from(lane).ok().and_then(|lane| 1u64.checked_shl(lane)).unwrap_or(0)
 }

@@ -1,4 +1,4 @@
-//! Peers that were given up, as far as they may be touching memory of ours.
+//! Peers that were given up and may still be touching our memory.
 
 use std::{sync::Arc, time::Instant};
 
@@ -12,14 +12,14 @@ use super::{
 };
 use crate::config::Config;
 
-/// A peer whose lanes are dead here.
+/// A peer whose lanes are dead on this side.
 pub(super) struct GivenUp<C: Carrier> {
     pub(super) peer: Arc<str>,
     pub(super) since: Instant,
     pub(super) aftermaths: Vec<Arc<dyn Aftermath>>,
     pub(super) lent: Vec<Lent<C>>,
-    /// Transfers that do not end before the copies that this process itself still makes: of which of them these are, no
-    /// lane tells.
+    /// Transfers that must not end before the copies that this process itself still makes. No lane tells which
+    /// transfers these copies belong to, so all unfinished ones are held.
     pub(super) copied: Vec<Hold<C>>,
 }
 
@@ -28,7 +28,7 @@ impl<C: Carrier> GivenUp<C> {
         self.aftermaths.iter().any(|aftermath| aftermath.touches(slot))
     }
 
-    /// Whether the peer may be touching the region of this slot, by its own key or by one made for a part.
+    /// Whether the peer may be touching the region in this slot, with its key or with one made for a part of it.
     pub(super) fn touches(&self, slot: u32) -> bool {
         let mut lent = self.lent.iter().filter(|lent| lent.part_of == Some(slot));
         self.touches_slot(slot) || lent.any(|lent| self.touches_slot(lent.revoked.slot()))
@@ -42,7 +42,7 @@ impl<C: Carrier> GivenUp<C> {
         self.aftermaths.iter().all(|aftermath| aftermath.is_over())
     }
 
-    /// What was lent and is not touched any more. Its key is revoked: nothing begins there.
+    /// Takes out the lent memory that is not touched any more. Its key is revoked, so no new access begins.
     pub(super) fn take_back(&mut self) -> Vec<Lent<C>> {
         if self.is_over() {
             return std::mem::take(&mut self.lent);
@@ -55,7 +55,7 @@ impl<C: Carrier> GivenUp<C> {
         self.lent.extract_if(.., is_free).collect()
     }
 
-    /// Transfers that have been held for as long as may be.
+    /// Takes out the transfers that were held for as long as is allowed.
     pub(super) fn stuck(&mut self, config: &Config) -> Vec<Hold<C>> {
         if !timers::is_over(self.since, timers::to_end(config)) {
             return Vec::new();
@@ -75,7 +75,7 @@ impl<C: Carrier> Default for Aftermaths<C> {
 }
 
 impl<C: Carrier> Aftermaths<C> {
-    /// Forgets them all: nothing of the endpoint is left to be touched.
+    /// Forgets all of them: the endpoint has nothing left that they could touch.
     pub(crate) fn forget(&self) {
         let forgotten = std::mem::take(&mut *self.0.lock());
         drop(forgotten);

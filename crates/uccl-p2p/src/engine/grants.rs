@@ -1,4 +1,4 @@
-//! How keys are made for one send, notification or ask.
+//! Makes the keys for one send, notification or ask.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use super::{
 use crate::error::{Error, Result};
 
 impl Connection {
-    /// Makes keys for pieces of registered memory: one a region, for as much of it as the pieces cover.
+    /// Makes keys for pieces of registered memory: one per region, for the part of it that the pieces cover.
     pub(crate) fn grant(
         &self,
         leases: &[Lease],
@@ -50,13 +50,13 @@ fn no_key(e: impl std::fmt::Display) -> Error {
     Error::Invalid(format!("cannot make a key for the peer: {e}"))
 }
 
-/// What some pieces cover of a region.
+/// The part of a region that some pieces cover.
 struct Part {
     lease: usize,
     span: Span,
 }
 
-/// Which regions pieces lie in.
+/// The parts of regions that pieces lie in.
 struct Covers {
     parts: SmallVec<[Part; 1]>,
     /// Which part each piece is in.
@@ -74,8 +74,8 @@ impl Covers {
         Ok(covers)
     }
 
-    /// The part that a piece is in, which it may make longer. Pieces mostly follow each other in one region,
-    /// or go round several: the last part and the one after it are looked at first.
+    /// The part that a piece is in; it grows if necessary. Pieces mostly follow each other in one region, or take turns
+    /// among several, so the last part and the one after it are tried first.
     fn part_of(&mut self, leases: &[Lease], span: Span, last: usize) -> Result<usize> {
         let holds = |part: &Part| contains(leases[part.lease].mr().span, span);
         let near = (last..last + 2).find(|at| self.parts.get(*at).is_some_and(holds));

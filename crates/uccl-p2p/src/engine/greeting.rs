@@ -1,28 +1,34 @@
-//! What an endpoint says of itself in a handshake, and what it makes of what a peer says.
+//! What an endpoint says about itself in a handshake, and what follows from what the peer says.
 
 use std::net::SocketAddr;
 
 use uccl_device::HostIdentity;
-use uccl_fabric::cma::{self, Process};
+use uccl_local::cma::{self, Process};
+use uccl_rma::Role;
 use uccl_wire::handshake::{ChecksumPref, CmaProbe, Features, Hello, HelloKind, Psk};
 
-use super::connection::{Core, Peer};
+use super::{
+    connection::{Core, Peer},
+    lanes::Agreed,
+};
 use crate::{
-    config::{Checksum, Config},
+    config::{Checksum, Config, Transport},
     devices,
     error::{Error, Result},
 };
 
 /// Most TCP lanes of a connection.
-pub(crate) const MAX_LANES: u16 = 64;
+pub(crate) const MAX_LANES: u16 = 63;
+// Each lane has a bit of one word (`fates.rs`), the one over rails as well.
+const _: () = assert!((MAX_LANES as u32) < u64::BITS);
 
-/// What an endpoint says of itself, the same to everybody.
+/// What an endpoint says about itself; the same to every peer.
 pub(crate) struct Greeting {
     host: uccl_wire::handshake::HostIdentity,
     hostname: String,
     listen_port: u16,
     uds_name: String,
-    /// Peers that can read this can reach our memory.
+    /// A peer that can read this from our memory can reach our memory.
     nonce: Box<[u8; 16]>,
 }
 
@@ -52,6 +58,9 @@ impl Greeting {
         }
         if devices::possible(config) {
             features = features.with(Features::RAILS);
+        }
+        if config.transport == Transport::Fifo {
+            features = features.with(Features::FIFO);
         }
         if config.cma {
             features = features.with(Features::CMA);
@@ -85,7 +94,7 @@ impl Greeting {
         self.host.boot_id == peer.host.boot_id && self.host.boot_id != [0; 16]
     }
 
-    /// Whether the peer's unix socket can be reached from here, and is wanted.
+    /// Whether a local lane is wanted, and the peer's unix socket can be reached from here.
     pub(crate) fn local_possible(&self, core: &Core, peer: &Hello) -> bool {
         core.config.transport.allows_local()
             && self.same_host(peer)
@@ -94,7 +103,30 @@ impl Greeting {
             && !peer.uds_name.is_empty()
     }
 
-    /// The peer's process, if its memory can be reached: which is tried, not guessed.
+    /// What the two ends have agreed on for their lanes, unless they use only the lane within their host.
+    ///
+    /// # Errors
+    /// One end wants named pipes, and the other does not want them or cannot use them.
+    pub(crate) fn agreed(
+        &self,
+        core: &Core,
+        peer: &Hello,
+        role: Role,
+        token: u128,
+    ) -> Result<Agreed> {
+        let (config, same_host) = (&core.config, self.same_host(peer));
+        let (ours, theirs) =
+            (config.transport == Transport::Fifo, peer.features.contains(Features::FIFO));
+        if ours != theirs || ours && !same_host {
+            return Err(Error::Invalid(
+                "named pipes are for two processes of one host that both ask for them (UCCL_P2P_TRANSPORT=fifo)".into(),
+            ));
+        }
+        let checksum = checksum(config, peer, same_host);
+        Ok(Agreed { role, token, checksum, rails: rails_possible(config, peer), fifo: ours })
+    }
+
+    /// The peer's process, if its memory can be reached. This is tried, not guessed.
     pub(crate) fn process(&self, core: &Core, peer: &Hello, pid: Option<i32>) -> Option<Process> {
         let probe = peer.cma_probe.filter(|_| core.config.cma)?;
         if self.host.pid_ns != peer.host.pid_ns {
@@ -112,7 +144,7 @@ impl Greeting {
     }
 }
 
-/// Who the peer is, as the engine keeps it.
+/// The engine's record of the peer.
 pub(crate) fn peer_of(hello: &Hello, addr: SocketAddr, same_host: bool) -> Peer {
     let host = if hello.hostname.is_empty() { "?" } else { &hello.hostname };
     let name = format!("{host} (pid {}, gpu {}) at {addr}", hello.pid, hello.gpu_index);
@@ -125,8 +157,8 @@ pub(crate) fn peer_of(hello: &Hello, addr: SocketAddr, same_host: bool) -> Peer 
     }
 }
 
-/// Whether data between the two carries a checksum: where it crosses a network, or where one side asks
-/// for it, unless one forbids it.
+/// Whether data between the two ends carries a checksum: where it crosses a network or one side asks for it, unless one
+/// side forbids it.
 pub(crate) fn checksum(config: &Config, peer: &Hello, same_host: bool) -> bool {
     match (config.checksum, peer.checksum) {
         (Checksum::Off, _) | (_, ChecksumPref::Off) => false,
@@ -135,17 +167,17 @@ pub(crate) fn checksum(config: &Config, peer: &Hello, same_host: bool) -> bool {
     }
 }
 
-/// Whether both ends may have devices that move memory one-sidedly.
+/// Whether both ends may have rails.
 pub(crate) fn rails_possible(config: &Config, peer: &Hello) -> bool {
     devices::possible(config) && peer.features.contains(Features::RAILS)
 }
 
-/// TCP lanes of a connection, if one of the two says how many.
+/// Number of TCP lanes of a connection: the larger number that one of the two asks for, or else a suitable one.
 pub(crate) fn lanes(config: &Config, peer: &Hello, same_host: bool) -> u16 {
     let asked = (config.tcp_streams as u16).max(peer.wanted_lanes);
     let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
     let chosen = match asked {
-        // On one host the processors are what limits, and both ends use them.
+        // On one host the processors are the limit, and both ends use them.
         0 if same_host => (cpus / 4).clamp(1, 4) as u16,
         0 => cpus.clamp(1, 4) as u16,
         n => n,

@@ -1,4 +1,4 @@
-//! What is done about peers and lanes that fall silent although something waits for them.
+//! What happens when peers and lanes are silent although something waits for them.
 
 use std::sync::{Arc, atomic::Ordering::Acquire};
 
@@ -8,14 +8,15 @@ use uccl_proto::liveness::Look;
 use super::connection::Connection;
 
 impl Connection {
-    /// Gives up what has been silent for too long although something waits for it: with the first lane
-    /// the peer, and another lane if the peer is heard on the first.
+    /// Gives up what has been silent for too long while something waits for it. If that is the first lane, gives up the
+    /// peer; if it is another lane, gives up only the lane, provided that the peer is heard on the first.
     pub(crate) fn check_liveness(self: &Arc<Self>) {
         let timeout_ms = self.core.config.timeout.as_millis() as u64;
         if timeout_ms == 0 || self.pending.load(Acquire) == 0 || self.is_failed() {
             return;
         }
-        for (n, lane) in self.living() {
+        // The rail lane finds by itself which of its paths are silent.
+        for (n, lane) in self.streams() {
             let (is_idle, now) = (n > 0 && lane.load() == 0, clock::coarse_ms());
             let look = {
                 let liveness = &mut self.talk.lock().session.liveness;
@@ -28,7 +29,7 @@ impl Connection {
             match look {
                 Look::Fine => {}
                 Look::Ping => {
-                    // A lane that cannot be pinged is dead, which the next progress notices.
+                    // A lane that cannot be pinged is dead. The next progress notices that.
                     let _ = lane.ping();
                     self.kick_if_busy();
                 }
@@ -36,7 +37,7 @@ impl Connection {
                     let reason = format!("no sign of life for {}", seconds(ms));
                     return self.fail(self.lost_to(reason));
                 }
-                // Pinged as often as this lane, the first one has answered or will be given up.
+                // The first lane is pinged as often as this one, so it answers as well or is given up.
                 Look::Silent(ms) if self.heard_first_within(timeout_ms / 2) => {
                     self.lose_lane(n, format_args!("silent for {}", seconds(ms)));
                 }
@@ -47,14 +48,14 @@ impl Connection {
     }
 
     fn heard_first_within(&self, ms: u64) -> bool {
-        clock::coarse_ms().saturating_sub(self.lanes[0].last_heard_ms()) < ms
+        clock::coarse_ms().saturating_sub(self.messages().last_heard_ms()) < ms
     }
 
-    /// A peer that does not give up its end of a lane that died keeps transfers from ending.
+    /// Gives up a peer that does not end its side of a dead lane: it keeps transfers from ending.
     fn check_debts(self: &Arc<Self>, timeout_ms: u64) {
         let Some(since) = self.peer_owes_since_ms() else { return };
         let owed = clock::coarse_ms().saturating_sub(since);
-        // It has been heard lately, so it is not we who were stopped.
+        // The peer was heard recently, so it was not this process that was stopped.
         if owed > timeout_ms && self.heard_first_within(timeout_ms / 2) {
             let reason = format!("it did not give up a lane that died, for {}", seconds(owed));
             self.fail(self.lost_to(reason));

@@ -1,4 +1,4 @@
-//! Keys that are made for one send, notification or ask, and what a peer may be at with them when it is given up.
+//! Keys made for one send, notification or ask, and memory that a given-up peer may still access with them.
 
 use std::sync::Arc;
 
@@ -15,23 +15,23 @@ use super::transfer::{Carrier, Hold, Transfer};
 /// The grants of one message.
 pub(crate) type Grants = SmallVec<[Grant; 1]>;
 
-/// A key that the peer reaches some of our memory with; revoked when dropped.
+/// A key for some of our memory, made for the peer; revoked when dropped.
 pub(crate) struct Grant {
     pub(crate) region: Region,
     table: Arc<RegionTable>,
-    /// The slot of the region that the memory is a part of, if it is registered.
+    /// The slot of the registered region that contains the memory, if there is one.
     part_of: Option<u32>,
 }
 
 impl Grant {
-    /// Of a region in a table, which is a part of the region in another slot, or of none that the caller has.
+    /// For a region in `table`. `part_of` is the slot of the caller's region that contains it; `None` if there is none.
     pub(super) fn new(region: Region, table: Arc<RegionTable>, part_of: Option<u32>) -> Self {
         Self { region, table, part_of }
     }
 
-    /// Ends it, for a peer that may be in the middle of an access: what is to be watched until it is not. Where the
-    /// memory is the caller's, the transfer does not end before: the caller may change it then, and a peer that still
-    /// reads would take the change for what was sent.
+    /// Revokes the key of a peer that may be in the middle of an access. Returns what has to be watched until the peer
+    /// is done. If the memory is the caller's, its transfer does not end before that: after the end the caller may
+    /// change the memory, and a peer that still reads would take the change for what was sent.
     pub(crate) fn end<C: Carrier>(self, transfer: &Arc<Transfer<C>>) -> Option<Lent<C>> {
         let revoked = self.table.revoke(self.region.slot, self.region.key).ok()?;
         let hold = self.part_of.map(|_| transfer.hold());
@@ -41,20 +41,20 @@ impl Grant {
 
 impl Drop for Grant {
     fn drop(&mut self) {
-        // The peer has answered or is gone, so it is at nothing.
+        // The peer has answered or is gone, so it is not in the middle of an access.
         drop(self.table.revoke(self.region.slot, self.region.key));
     }
 }
 
-/// Memory of ours that a peer who was given up may be touching with a key that was made for it.
+/// Memory of ours that a given-up peer may still touch with a key that was made for it.
 pub(crate) struct Lent<C: Carrier> {
-    /// The slot of the region that it is of, if it is registered.
+    /// The slot of the registered region that contains it, if there is one.
     pub(crate) part_of: Option<u32>,
     /// The key's slot.
     pub(crate) revoked: Revoked,
-    /// The transfer that does not end before.
+    /// Keeps the transfer from ending while the peer may touch the memory.
     pub(crate) hold: Option<Hold<C>>,
-    /// The memory, where it is nobody else's.
+    /// The memory itself, if nothing else keeps it allocated.
     pub(crate) _payload: Option<Bytes>,
 }
 

@@ -1,4 +1,4 @@
-//! Notifications of the peer's: delivered in order, fetched first where they are long.
+//! Notifications from the peer: they are delivered in order, and long ones are fetched first.
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
@@ -16,11 +16,11 @@ use super::{
 use crate::types::{Notification, Op};
 
 impl Connection {
-    /// Delivers what can be delivered in order, and fetches what comes next.
+    /// Delivers the notifications that can be delivered in order, and fetches the payload of the next one if need be.
     pub(crate) fn resume_notifs(self: &Arc<Self>) {
         let mut fetch = None;
         {
-            // All the while, so that they are delivered in order.
+            // Locked throughout, so that notifications are delivered in order.
             let mut talk = self.talk.lock();
             let Talk { session, message } = &mut *talk;
             while self.core.notif_bytes.load(Relaxed) <= NOTIF_LIMIT {
@@ -51,6 +51,7 @@ impl Connection {
             RemoteSpan { addr: source.addr, len: source.len, key: source.key, slot: source.slot };
         let plan = Plan {
             kind: Kind::Fetch,
+            context: 0,
             conn: Arc::clone(self),
             bytes: source.len,
             timeout: None,
@@ -69,7 +70,7 @@ impl Connection {
         }
     }
 
-    /// A long notification is here, or cannot be had.
+    /// Called when the payload of a long notification is here, or could not be fetched.
     pub(crate) fn notif_fetched(self: &Arc<Self>, id: u64, payload: Option<Payload>) {
         {
             let mut talk = self.talk.lock();

@@ -1,4 +1,4 @@
-//! Operations that their caller waits for on the spot: no transfer is made of them unless they take long.
+//! Operations that their caller waits for on the spot. They become part of a transfer only if they take long.
 
 use std::sync::{
     Arc,
@@ -8,7 +8,7 @@ use std::sync::{
 use parking_lot::Mutex;
 use uccl_fabric::lane::{Completion, OpResult};
 
-/// The end of such an operation.
+/// Notes how such an operation ends.
 #[derive(Default)]
 pub(crate) struct Now {
     ended: AtomicBool,
@@ -18,7 +18,7 @@ pub(crate) struct Now {
 #[derive(Default)]
 struct State {
     result: Option<OpResult>,
-    /// What the operation has become a part of.
+    /// The completion in the transfer that the operation has become a part of.
     heir: Option<Arc<dyn Completion>>,
 }
 
@@ -33,7 +33,7 @@ impl Now {
         self.state.lock().result.clone()
     }
 
-    /// Makes it an operation of a transfer, which expects it: `heir` is told of its end.
+    /// Makes the operation part of a transfer, which must expect it: `heir` is told of its end.
     pub(crate) fn hand_to(&self, heir: Arc<dyn Completion>) {
         let mut state = self.state.lock();
         match state.result.take() {

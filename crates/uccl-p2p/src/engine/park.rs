@@ -23,7 +23,7 @@ impl Parker {
         Ok(Self(fd))
     }
 
-    /// This thread's own; made at its first use. A forked child's thread has another than its parent's.
+    /// This thread's bell, made at its first use. A thread of a forked child gets another one than its parent's.
     pub(crate) fn of_thread() -> Result<Arc<Self>> {
         thread_local! {
             static PARKER: std::cell::RefCell<Option<(u32, Arc<Parker>)>> = const { std::cell::RefCell::new(None) };
@@ -39,11 +39,11 @@ impl Parker {
     }
 
     pub(crate) fn ring(&self) {
-        // Full means that it has been rung often enough.
+        // If the counter is full, the bell has been rung often enough.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Forgets what has been rung.
+    /// Forgets all rings so far.
     pub(crate) fn clear(&self) {
         let _ = rustix::io::read(&self.0, &mut [0u8; 8]);
     }

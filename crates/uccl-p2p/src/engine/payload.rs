@@ -1,4 +1,4 @@
-//! Memory of long notifications: not filled before it is used, and in large pages where it is new.
+//! Memory for long notifications: not zeroed before use, and in large pages where it comes from the kernel.
 
 use bytes::Bytes;
 use rustix::mm::{Advice, madvise};
@@ -6,7 +6,7 @@ use uccl_fabric::mem::Span;
 
 use crate::types::NotifPayload;
 
-/// What the allocator takes from the kernel anew each time, with a fault for each page of it.
+/// From this size on, the allocator gets memory from the kernel each time, with a page fault for each page of it.
 const NEW: usize = 32 << 20;
 const LARGE_PAGE: usize = 2 << 20;
 
@@ -26,7 +26,7 @@ impl Payload {
         Self { bytes, len }
     }
 
-    /// Where it is. It stays there.
+    /// Its address and length. It does not move.
     pub(crate) fn span(&mut self) -> Span {
         Span { addr: self.bytes.as_mut_ptr() as usize, len: self.len }
     }
@@ -42,7 +42,7 @@ impl Payload {
     }
 }
 
-/// What is to be sent, for as long as the peer takes: what is borrowed is copied.
+/// Keeps a payload for as long as the peer needs it: a borrowed one is copied.
 pub(crate) fn kept(payload: NotifPayload<'_>) -> Bytes {
     match payload {
         NotifPayload::Shared(bytes) => bytes,
@@ -54,7 +54,7 @@ pub(crate) fn kept(payload: NotifPayload<'_>) -> Bytes {
     }
 }
 
-/// Has the kernel back memory with large pages, where it has them: small ones take as long as the copy.
+/// Asks the kernel for large pages where it has them: faults on small ones take as long as the copy itself.
 fn ask_for_large_pages(bytes: &mut Vec<u8>) {
     let spare = bytes.spare_capacity_mut().as_mut_ptr_range();
     let start = (spare.start as usize).next_multiple_of(LARGE_PAGE);

@@ -1,13 +1,13 @@
 //! Where an endpoint's GPU and its memory are on this machine: which CPUs, NICs and addresses are near.
 //!
-//! The machine is read once in a process, when someone first asks, and what is found then is kept. CUDA is never initialised for it: until
-//! someone else has, the PCI bus and the environment say which GPU an index means.
+//! The machine is read once in a process, at the first question, and the result is kept. This never initialises CUDA:
+//! until someone else has, the PCI bus and the environment say which GPU an index means.
 
 use std::{collections::HashMap, net::IpAddr, sync::OnceLock, thread, time::Duration};
 
 use parking_lot::Mutex;
 use uccl_device::{
-    CpuList, InterfaceKind, MemoryKind, NearNic, NicKind, NicState, Place, Topology,
+    CpuList, InterfaceKind, MemoryKind, NearNic, Place, Topology,
     affinity::{allowed_cpus, keep_on},
     numa,
 };
@@ -15,9 +15,9 @@ use uccl_fabric::mem::Span;
 
 use crate::config::Config;
 
-/// A caller and a worker at each end of a connection within this machine may spin at a time.
+/// Threads that may spin at a time: a caller and a worker at each end of a connection within this machine.
 const SPINNERS: usize = 4;
-/// With fewer processors, a worker that spins for longer keeps callers of its process from what it has done for them.
+/// With fewer processors than that, a worker that spins for longer keeps callers of its process from running.
 const CROWDED_SPIN: Duration = Duration::from_micros(10);
 
 /// How long workers spin before they sleep, on lanes that callers use as well.
@@ -40,13 +40,13 @@ struct Scheduling {
     period_ns: u64,
 }
 
-/// How long a turn of a worker on its processor is to be; the kernel grants no shorter one.
+/// The time slice that a worker asks for; the kernel grants no shorter one.
 const TURN_NS: u64 = 100_000;
 /// How late a worker may be woken from a nap.
 const LATE_NS: libc::c_ulong = 1_000;
 
-/// Asks for short turns on the processor, and so for early ones: the calling thread does little, and others spin until
-/// it has. Linux grants that from 6.12 on; what a kernel refuses is not needed.
+/// Asks for short time slices, and so for early ones: the calling thread does little at a time, and others spin until
+/// it is done. Linux grants that from 6.12 on. It is not needed where a kernel refuses.
 pub(crate) fn be_prompt() {
     let size = size_of::<Scheduling>() as u32;
     let mut own = Scheduling { size, ..Scheduling::default() };
@@ -63,11 +63,11 @@ pub(crate) fn be_prompt() {
 
 struct Machine {
     topology: Topology,
-    /// What was asked for before.
+    /// Answers that were given before.
     nearest: Mutex<HashMap<Place, Option<NearNic>>>,
 }
 
-/// `None` where nothing can be read.
+/// The machine, read at the first call; `None` where nothing can be read.
 fn machine() -> Option<&'static Machine> {
     static MACHINE: OnceLock<Option<Machine>> = OnceLock::new();
     let read = || {
@@ -93,14 +93,14 @@ pub(crate) fn pci_address(index: u32) -> Option<String> {
     machine()?.topology.gpu_address(index).map(|address| address.to_string())
 }
 
-/// The NUMA node that host memory begins on, where there are several and the kernel tells.
+/// The NUMA node of the first page of host memory, where there are several nodes and the kernel tells.
 pub(crate) fn node_of(kind: MemoryKind, span: Span) -> Option<u32> {
     let asks = kind.device().is_none() && span.len > 0 && has_several_nodes();
     asks.then(|| numa::node_at(span.addr))?
 }
 
-/// The NIC nearest to memory of this kind, on this node, of an endpoint for this GPU. Host memory of
-/// which nothing is known is taken to be where the endpoint's GPU is.
+/// The NIC nearest to memory of this kind on this node, for an endpoint of this GPU. Host memory on an unknown node
+/// counts as near the endpoint's GPU.
 pub(crate) fn nearest_nic(kind: MemoryKind, node: Option<u32>, gpu: u32) -> Option<NearNic> {
     let machine = machine()?;
     let place = match (kind.device(), node) {
@@ -111,8 +111,11 @@ pub(crate) fn nearest_nic(kind: MemoryKind, node: Option<u32>, gpu: u32) -> Opti
     machine.nearest_nic(place.unwrap_or(Place::Host))
 }
 
-/// The RDMA devices that are all as near to a GPU as the nearest; none where there is no such GPU.
+/// All RDMA devices that are equally near to a GPU and nearest to it; none if there is no such GPU.
+#[cfg(feature = "verbs")]
 pub(crate) fn nearest_rdma(gpu: u32) -> Vec<String> {
+    use uccl_device::{NicKind, NicState};
+
     let near = || {
         let nics = machine()?.topology.nics_near(of_gpu(gpu)?, NicKind::Rdma);
         let up: Vec<_> = nics.into_iter().filter(|nic| nic.state == NicState::Up).collect();
@@ -130,8 +133,8 @@ impl Machine {
     }
 }
 
-/// The address to tell peers, if `ip` is what the routes suggest: on a NIC nearer to the GPU, if others
-/// reach that as well. Interfaces come and go, so that they are looked at anew.
+/// The address to tell peers. `ip` is what the routes suggest; an address on a NIC nearer to the GPU is taken instead
+/// if others reach that as well. Interfaces come and go, so they are read at each call.
 pub(crate) fn address_near(gpu: u32, ip: IpAddr) -> IpAddr {
     let near = || {
         let known = &machine()?.topology.interfaces;
@@ -151,8 +154,8 @@ pub(crate) fn cpus_for_workers(config: &Config) -> Option<CpuList> {
     near_and_enough(&machine()?.topology, place, &allowed, config.num_cpus)
 }
 
-/// The CPUs near to a place that a process may use, unless they are all that it may use, or too few for
-/// the workers while others would have nothing to do.
+/// The CPUs near a place, of those that the process may use. `None` if these are all CPUs that it may use, or if they
+/// are too few for the workers while other CPUs would have nothing to do.
 fn near_and_enough(
     topology: &Topology,
     place: Place,
@@ -164,7 +167,7 @@ fn near_and_enough(
     (both.len() >= workers && both != *allowed).then_some(both)
 }
 
-/// Keeps the calling thread on these CPUs, and says where it may run now.
+/// Keeps the calling thread on these CPUs, and returns those on which it may run now.
 pub(crate) fn settle(cpus: &CpuList) -> Option<CpuList> {
     match keep_on(cpus) {
         Ok(kept) if !kept.is_empty() => {
@@ -191,7 +194,7 @@ mod tests {
         text.parse().expect("a list")
     }
 
-    /// A machine of these nodes with one GPU, on the last.
+    /// A machine with these nodes and one GPU, on the last node.
     fn with_gpu(nodes: &[&str]) -> (Topology, Place) {
         let root = TempDir::new().expect("a temporary folder");
         let file = |path: &str, text: &str| {
@@ -222,11 +225,11 @@ mod tests {
         let kept = |allowed, workers| near_and_enough(&topology, place, &cpus(allowed), workers);
         assert_eq!(kept("0-7", 4), Some(cpus("4-7")));
         assert_eq!(kept("2-5", 2), Some(cpus("4-5")));
-        // Nothing to choose from, nothing near, and too little near.
+        // All CPUs are near, no CPU is near, and too few are near.
         assert_eq!(kept("4-5", 1), None);
         assert_eq!(kept("0-3", 1), None);
         assert_eq!(kept("0-4", 4), None);
-        // Of a place on no known node nothing is near.
+        // No CPU is near a place on no known node.
         assert_eq!(near_and_enough(&topology, Place::Host, &cpus("0-7"), 1), None);
     }
 

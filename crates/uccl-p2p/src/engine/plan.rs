@@ -1,12 +1,12 @@
-//! From a transfer to operations: large ones are cut, and lanes are chosen by what each has outstanding.
+//! From transfers to operations: large ones are cut, and go to the lanes with the least outstanding.
 
 use std::sync::Arc;
 
 use uccl_device::MemoryKind;
-use uccl_fabric::lane::{Lane, LaneError, OpKind, Operation, Posted, RemoteSpans, Spans};
+use uccl_fabric::lane::{LaneError, MessageLane, OpKind, Operation, Posted, RemoteSpans, Spans};
 
 use super::{
-    connection::{Connection, Piece, RailLane, Transfer},
+    connection::{Connection, Piece, Transfer},
     work::{Cut, Memory, Work},
 };
 use crate::types::Op;
@@ -15,7 +15,7 @@ use crate::types::Op;
 const STRIPE: u64 = 512 << 10;
 
 impl Connection {
-    /// Posts the operations of a transfer. Local and remote pieces pair up.
+    /// Posts the operations of a transfer. Local and remote pieces belong together in pairs.
     pub(crate) fn post_ops(
         self: &Arc<Self>,
         transfer: &Arc<Transfer>,
@@ -44,17 +44,18 @@ impl Connection {
         }
     }
 
-    /// Posts the operations of one kind of local memory: over rails if they reach it.
+    /// Posts work on one kind of local memory. If the rails reach the memory, it is one operation of the rail lane,
+    /// which cuts and spreads it itself. Otherwise it goes over the streams.
     pub(super) fn post_work(self: &Arc<Self>, transfer: &Arc<Transfer>, work: Work) {
-        let Some(RailLane { index, .. }) = self.rails_for(&work) else {
+        if self.rails_for(&work).is_none() {
             return self.post_on_streams(transfer, work);
-        };
+        }
         transfer.expect_ops(1);
-        self.post_piece(Piece { transfer: Arc::clone(transfer), work, lane: *index });
+        self.post_piece(Piece { transfer: Arc::clone(transfer), work, lane: self.rails_place() });
         self.forward_notes();
     }
 
-    /// Posts them on the lanes that any memory can be sent over.
+    /// Posts work over the streams, which reach any memory. Large work is cut and spread over them.
     pub(super) fn post_on_streams(self: &Arc<Self>, transfer: &Arc<Transfer>, work: Work) {
         let total = work.len_bytes();
         if self.lanes[0].caps().checksum && total > 0 {
@@ -74,12 +75,11 @@ impl Connection {
     }
 
     fn most_pieces(&self, memory: MemoryKind) -> usize {
-        let most = |lane: &Arc<dyn Lane>| match memory.device() {
+        let most = |lane: &Arc<dyn MessageLane>| match memory.device() {
             Some(_) => lane.caps().max_gpu_pieces,
             None => lane.caps().max_pieces,
         };
-        let streams = self.lanes.iter().enumerate().filter(|(lane, _)| self.is_stream(*lane));
-        streams.map(|(_, lane)| most(lane)).min().unwrap_or(1)
+        self.links.streams.iter().map(most).min().unwrap_or(1)
     }
 
     fn post_one(self: &Arc<Self>, transfer: &Arc<Transfer>, work: Work) {
@@ -93,7 +93,7 @@ impl Connection {
         }
     }
 
-    /// Posts an operation that its transfer expects already, on its lane or on another that takes it.
+    /// Posts an operation, on its lane or on another that takes it. Its transfer must expect it already.
     pub(crate) fn post_piece(self: &Arc<Self>, mut piece: Piece) {
         loop {
             let lane = piece.lane;
@@ -125,7 +125,7 @@ impl Connection {
         Ok(())
     }
 
-    /// An operation could not be begun: whoever makes progress next ends the connection.
+    /// Notes that an operation could not be posted. The next thread that makes progress ends the connection.
     fn not_posted(&self, transfer: &Arc<Transfer>, e: LaneError) {
         transfer.note_error(self.lost_to(e));
         transfer.op_ended();

@@ -1,4 +1,4 @@
-//! Who has something to do is served, whoever else is at work or held up.
+//! Every thread with something to do is served, even while others are at work or held up.
 
 use std::{
     sync::{
@@ -9,21 +9,28 @@ use std::{
     time::Duration,
 };
 
+use uccl_device::MemoryKind;
 use uccl_fabric::{
+    alloc::Shareable,
     clock,
-    lane::{Caps, Interest, Lane, LaneError, MessageSink, OpName, Operation, Posted},
+    lane::{
+        Aftermath, Caps, HostLane, Interest, Lane, LaneError, MessageLane, MessageSink, OpKind,
+        OpName, OpResult, Operation, Posted,
+    },
+    mem::{RemoteSpan, Span},
 };
-use uccl_wire::advert::Advert;
+use uccl_wire::{advert::Advert, message::Change};
 
 use super::{
     connection::{Connection, Peer, Workers},
+    links::Links,
     park::Parker,
 };
 use crate::{
     Config, ConnId, Endpoint, Interrupt, Iov, MrId, Op, Request, Transport, Uninterrupted,
 };
 
-/// Far away: what must happen happens before.
+/// Longer than anything takes that has to happen.
 const FAR: Duration = Duration::from_secs(20);
 
 fn endpoint() -> Endpoint {
@@ -90,7 +97,7 @@ fn a_caller_that_looks_at_nothing_keeps_nobody_from_being_served() {
     (0..100).for_each(|_| writer.write());
 }
 
-/// Held up when it asks whether to go on, as by a lock that another thread has.
+/// An interrupt that is held up when it is asked, as by a lock that another thread holds.
 struct HeldUp {
     entered: mpsc::Sender<()>,
     go_on: mpsc::Receiver<()>,
@@ -129,7 +136,7 @@ fn a_caller_that_is_held_up_keeps_nobody_from_being_served() {
     assert!(waiter.join().expect("no panic"), "the writes ended before it went on");
 }
 
-/// A lane with work that others may share, and that does not end.
+/// A lane with endless work that several threads may share.
 struct Endless {
     bell: Parker,
     helped: AtomicU64,
@@ -156,10 +163,6 @@ impl Lane for Endless {
         Err(LaneError::Killed)
     }
 
-    fn send(&self, _: &[&[u8]]) -> Result<(), LaneError> {
-        Ok(())
-    }
-
     fn progress(&self, _: &dyn MessageSink) -> Result<bool, LaneError> {
         Ok(false)
     }
@@ -167,6 +170,34 @@ impl Lane for Endless {
     fn cancel(&self, _: OpName) {}
 
     fn load(&self) -> u64 {
+        0
+    }
+
+    fn has_work(&self) -> bool {
+        false
+    }
+
+    fn touched_by_peer(&self, _: u32) -> bool {
+        false
+    }
+
+    fn arm(&self) -> bool {
+        true
+    }
+
+    fn interest(&self) -> Interest<'_> {
+        Interest { fd: self.bell.fd(), write: false, end: None }
+    }
+
+    fn kill(&self) {}
+}
+
+impl MessageLane for Endless {
+    fn send(&self, _: &[&[u8]]) -> Result<(), LaneError> {
+        Ok(())
+    }
+
+    fn queued_bytes(&self) -> usize {
         0
     }
 
@@ -178,7 +209,47 @@ impl Lane for Endless {
         Ok(())
     }
 
-    fn has_work(&self) -> bool {
+    fn bye(&self) {}
+}
+
+impl HostLane for Endless {
+    fn path_to(&self, _: &RemoteSpan) -> &'static str {
+        "endless"
+    }
+
+    fn owner_copies(&self, _: MemoryKind, _: &[RemoteSpan]) -> Vec<bool> {
+        Vec::new()
+    }
+
+    fn copies_as_owner(&self, _: MemoryKind, _: &[RemoteSpan]) -> bool {
+        false
+    }
+
+    unsafe fn try_now(&self, _: OpKind, _: Span, _: &RemoteSpan) -> Option<OpResult> {
+        None
+    }
+
+    unsafe fn try_signalled(
+        &self,
+        _: Span,
+        _: &RemoteSpan,
+        _: &RemoteSpan,
+        _: Change,
+    ) -> Option<OpResult> {
+        None
+    }
+
+    fn try_signal(&self, _: &RemoteSpan, _: Change) -> Option<OpResult> {
+        None
+    }
+
+    fn is_copied_by_gpu(&self, _: MemoryKind, _: &RemoteSpan) -> bool {
+        false
+    }
+
+    fn progress_copies(&self) {}
+
+    fn is_ours(&self, _: OpName) -> bool {
         false
     }
 
@@ -191,17 +262,13 @@ impl Lane for Endless {
         self.wants_help()
     }
 
-    fn arm(&self) -> bool {
-        true
+    fn aftermath(&self) -> Option<Box<dyn Aftermath>> {
+        None
     }
 
-    fn interest(&self) -> Interest<'_> {
-        Interest { fd: self.bell.fd(), write: false, end: None }
-    }
+    fn offer(&self, _: &Shareable) {}
 
-    fn bye(&self) {}
-
-    fn kill(&self) {}
+    fn retract(&self, _: u32) {}
 }
 
 #[test]
@@ -217,8 +284,8 @@ fn a_worker_that_helps_accepts_connections_meanwhile() {
         instance: 1,
         same_host: true,
     };
-    let lanes: Vec<Arc<dyn Lane>> = vec![Arc::clone(&lane) as _];
-    let make = |id| Arc::new(Connection::new(id, Arc::clone(core), peer, lanes, None));
+    let links = Links::within_host(Arc::clone(&lane));
+    let make = |id| Arc::new(Connection::new(id, Arc::clone(core), peer, links));
     let conn = core.add_conn(make).expect("a connection");
     Workers::attach(core, &conn).expect("attached");
     conn.call_help();

@@ -1,15 +1,13 @@
-//! Connections over devices that move memory one-sidedly, beside the lanes that carry their messages.
+//! The lane over rails (devices that move memory one-sidedly), beside the streams that carry messages.
 
 use std::sync::Arc;
 
-use uccl_fabric::{
-    lane::{Completion, Lane, OpError},
-    rma::{Rails, RmaLane, Role},
-};
+use uccl_fabric::lane::{Completion, MessageLane, OpError, RailLane};
+use uccl_rma::{Rails, RmaLane, Role};
 use uccl_wire::message::{self, PREFIX_LEN};
 
 use super::{
-    connection::{Connection, Core, RailLane, Transfer},
+    connection::{Connection, Core, Transfer},
     core::Devices,
     sends::MAX_QUEUED,
     work::Work,
@@ -20,8 +18,8 @@ use crate::{
     types::Accepted,
 };
 
-/// Bytes that wait for a peer that goes on asking. Whoever reads what comes never leaves so many: of what we send by
-/// ourselves, less may wait.
+/// Most bytes of messages that may wait for a peer which goes on asking. A peer that reads what it gets never leaves so
+/// many unread, because less than this may wait of what we send unasked ([`MAX_QUEUED`]).
 const MAX_UNREAD: usize = 2 * MAX_QUEUED;
 
 impl Core {
@@ -34,14 +32,14 @@ impl Core {
             Devices { rails: Arc::new(Rails::new(rails)), why_none }
         });
         if opened {
-            // Regions that are added from now on find the devices by themselves.
+            // Regions that are added later are shown to the devices when they are added.
             self.mrs
                 .each(|mr| devices.rails.add(mr.region.slot, mr.span, mr.kind, mr.region.rights));
         }
         devices
     }
 
-    /// A lane over the rails that the two ends have.
+    /// Makes a lane over the rails that both ends have.
     pub(crate) fn rail_lane(&self, role: Role) -> Result<Arc<RmaLane>> {
         let (rails, regions) = (Arc::clone(&self.devices().rails), Arc::clone(&self.mrs.table));
         let stall = Some(self.config.timeout);
@@ -51,54 +49,54 @@ impl Core {
 }
 
 impl Connection {
-    /// What one end of the rails' lane says to the other goes with the messages of the first lane.
+    /// Sends the rail lane's notes to its other end, as messages on the first lane.
     pub(crate) fn forward_notes(&self) {
-        let Some(RailLane { lane, index }) = &self.rails else { return };
+        let Some(lane) = &self.links.rails else { return };
         while lane.has_notes() {
             let Some(_in_order) = self.talk.try_lock() else {
-                // Whoever looks after that lane next tries again.
-                return self.kick_lane(*index);
+                // Another thread holds the session: the worker that is woken here tries again.
+                return self.kick_lane(self.rails_place());
             };
             let Some(note) = lane.take_note() else { return };
             let mut bytes = Vec::with_capacity(PREFIX_LEN + 64);
-            message::link_head(*index as u16, &mut bytes);
+            message::link_head(self.rails_place() as u16, &mut bytes);
             note.encode_to(&mut bytes);
             self.send_message(&[&bytes]);
         }
     }
 
-    /// The peer's end of a lane has something to say to ours.
+    /// Hands a note from the peer's end of a lane to our end.
     pub(crate) fn on_link(self: &Arc<Self>, lane: u16, note: &[u8]) -> Result<(), String> {
-        let Some(rails) = self.rails.as_ref().filter(|rails| rails.index == usize::from(lane))
-        else {
+        let is_theirs = usize::from(lane) == self.rails_place();
+        let Some(rails) = self.links.rails.as_ref().filter(|_| is_theirs) else {
             return Err(format!("a note for lane {lane}, which takes none"));
         };
-        rails.lane.hear(note)?;
+        rails.hear(note)?;
         self.forward_notes();
-        let waiting = self.lanes[0].queued_bytes();
+        let waiting = self.messages().queued_bytes();
         if waiting > MAX_UNREAD {
             return Err(format!("more is asked than is read of the answers: {waiting} bytes wait"));
         }
-        if rails.lane.is_settled() {
+        if rails.is_settled() {
             self.offer_accept();
         }
         Ok(())
     }
 
-    /// Hands the connection to whoever accepts, now or when its rails have been tried or have had their time.
+    /// Offers the connection to `accept`: now, or when its rails have been tried or their time is up.
     pub(crate) fn accept_when_settled(self: &Arc<Self>, accepted: Accepted) {
         *self.accepting.lock() = Some(accepted);
-        let is_settled = || self.rails.as_ref().is_none_or(|rails| rails.lane.is_settled());
+        let is_settled = || self.links.rails.as_ref().is_none_or(|rails| rails.is_settled());
         if !is_settled() {
             self.core.await_rails(self);
         }
-        // Again: the last of them may have been tried meanwhile.
+        // Checked again, because the last rail may have been tried meanwhile.
         if is_settled() {
             self.offer_accept();
         }
     }
 
-    /// The peer has not said in time that the rails have been tried.
+    /// Called when the peer has not said in time that the rails have been tried: goes on without them.
     pub(super) fn do_without_rails(self: &Arc<Self>) {
         if self.rails_up().is_none() && self.core.config.transport.needs_rails() {
             let why = self.why_no_rails();
@@ -113,51 +111,54 @@ impl Connection {
         }
     }
 
-    /// The rails, if they carry what is between this memory of ours and the peer's.
-    pub(crate) fn rails_for(&self, work: &Work) -> Option<&RailLane> {
-        let rails = self.rails.as_ref()?;
-        let lost = self.fates.lost(rails.index);
-        (!lost && work.len_bytes() > 0 && rails.lane.reaches(&work.local, work.memory))
-            .then_some(rails)
+    /// The rail lane, if it is not lost and reaches this work's local memory.
+    pub(crate) fn rails_for(&self, work: &Work) -> Option<&dyn RailLane> {
+        let rails = &**self.links.rails.as_ref()?;
+        let lost = self.fates.lost(self.rails_place());
+        (!lost && work.len_bytes() > 0 && rails.reaches(&work.local, work.memory)).then_some(rails)
     }
 
-    /// The lanes over rails that work now.
-    pub(crate) fn rails_up(&self) -> Option<&RailLane> {
-        self.rails.as_ref().filter(|rails| rails.lane.paths_up() > 0)
+    /// The rail lane, if at least one of its paths works now.
+    pub(crate) fn rails_up(&self) -> Option<&dyn RailLane> {
+        self.links.rails.as_deref().filter(|rails| rails.paths_up() > 0)
     }
 
-    /// The rails, if something is on its way over them: it is back sooner than a socket can be asked.
-    pub(super) fn rails_under_way(&self) -> Option<&RailLane> {
-        self.rails
-            .as_ref()
-            .filter(|rails| rails.lane.is_under_way() && !self.fates.lost(rails.index))
+    /// The index of the rail lane, if there is one: the last.
+    pub(crate) fn rails_place(&self) -> usize {
+        self.links.streams.len()
     }
 
-    /// Whether a lane is not the rails'.
+    /// The rail lane, if operations are under way on it: they end sooner than a socket could be polled.
+    pub(super) fn rails_under_way(&self) -> Option<&dyn RailLane> {
+        let lost = || self.fates.lost(self.rails_place());
+        self.links.rails.as_deref().filter(|rails| rails.is_under_way() && !lost())
+    }
+
+    /// Whether a lane is a stream, and not the rail lane.
     pub(super) fn is_stream(&self, index: usize) -> bool {
-        self.rails.as_ref().is_none_or(|rails| rails.index != index)
+        index < self.rails_place()
     }
 
-    /// The living lanes that are not the rails'.
-    pub(super) fn streams(&self) -> impl Iterator<Item = (usize, &Arc<dyn Lane>)> {
-        self.living().filter(|(index, _)| self.is_stream(*index))
+    /// The streams that are not lost.
+    pub(super) fn streams(&self) -> impl Iterator<Item = (usize, &Arc<dyn MessageLane>)> {
+        self.links.streams.iter().enumerate().filter(|(index, _)| !self.fates.lost(*index))
     }
 
-    /// The rails do not reach what an operation is about, or not any more: the other lanes do it.
+    /// Does work over the streams that the rails do not reach, or do not reach any more.
     pub(super) fn post_elsewhere(self: &Arc<Self>, transfer: &Arc<Transfer>, work: Work) {
         let is_fenced = transfer.body.lock().fence.is_some();
         if is_fenced || self.is_failed() {
-            // What that means is told by the fence, or by the connection.
+            // The fence or the connection decides which error the caller sees.
             return Arc::clone(transfer).complete(Err(OpError::LaneDown));
         }
         self.post_on_streams(transfer, work);
         transfer.op_ended();
     }
 
-    /// Why no rail works, for people.
+    /// Why no rail works, as text for people.
     pub(crate) fn why_no_rails(&self) -> String {
-        let Some(rails) = &self.rails else { return "the peer offers none".into() };
-        let paths = rails.lane.describe();
+        let Some(rails) = &self.links.rails else { return "the peer offers none".into() };
+        let paths = rails.describe();
         if paths.is_empty() {
             let Devices { rails, why_none } = self.core.devices();
             return match rails.all() {

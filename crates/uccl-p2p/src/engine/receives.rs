@@ -1,10 +1,10 @@
-//! Receives: how they begin, and what is done when they meet their sends.
+//! Receives: how they begin, and what happens when they meet their sends.
 
 use std::sync::{Arc, atomic::Ordering};
 
 use smallvec::SmallVec;
 use uccl_fabric::{
-    cuda_ipc,
+    gpu,
     lane::{RemoteSpans, Spans},
     mem::{RemoteSpan, Span},
 };
@@ -21,7 +21,7 @@ use crate::{
 };
 
 impl Connection {
-    /// Starts a receive. Its transfer expects one operation to end: the meeting with its send.
+    /// Starts a receive. Its transfer has one operation more, which ends after it has met its send.
     pub(crate) fn post_recv(self: &Arc<Self>, transfer: &Arc<Transfer>) -> Result<()> {
         let met = {
             let session = &mut self.talk.lock().session;
@@ -58,7 +58,7 @@ impl Connection {
                 self.call_help();
             }
         }
-        // The meeting itself, which the transfer has waited for.
+        // Ends the operation that stands for meeting the send.
         transfer.op_ended();
         self.kick_if_busy();
     }
@@ -83,7 +83,7 @@ impl Connection {
                     rest = after;
                     if !on_host {
                         // SAFETY: as below; the driver knows whose memory it is.
-                        if let Err(e) = unsafe { cuda_ipc::put(target.addr, bytes) } {
+                        if let Err(e) = unsafe { gpu::put(target.addr, bytes) } {
                             let (peer, reason) = (Arc::clone(&self.peer.name), e.to_string());
                             transfer.note_error(Error::Gpu { peer, reason });
                         }
@@ -106,9 +106,10 @@ impl Connection {
         transfer.op_ended();
     }
 
-    /// The peer wants an end to something of its own: it is answered when nothing of it moves any more.
+    /// Ends a transfer for a peer that wants something of its own back. The peer gets its answer when no data moves any
+    /// more.
     pub(super) fn end_for_peer(&self, transfer: &Transfer) {
-        // Lanes must not be touched from here: a worker carries the fence out.
+        // Lanes must not be touched from here, so a worker carries out the fence.
         transfer.body.lock().fence.get_or_insert(Fence::PeerCancel);
         transfer.fencing.store(true, Ordering::Release);
         self.core.workers.wake_all();
@@ -125,7 +126,7 @@ impl Connection {
         }
     }
 
-    /// Tells the sender of something that was received how that went.
+    /// Tells the sender how the receive of its data ended.
     pub(crate) fn finish_receive(&self, seq: u64, error: Option<&Error>, fence: Option<Fence>) {
         let verdict = match error {
             None => Verdict::Received,
@@ -137,14 +138,14 @@ impl Connection {
     }
 }
 
-/// A receive has met its send: where the data goes.
+/// Notes that a receive has met its send. Returns where the data goes.
 fn meet(transfer: &Transfer, seq: u64) -> SmallVec<[Span; 1]> {
     let mut body = transfer.body.lock();
     body.after = After::Fin(seq);
     std::mem::take(&mut body.targets)
 }
 
-/// Whether what was sent fits what was posted; says how much it is.
+/// Checks that the sent iovs fit the posted ones. Returns the length of the data.
 fn fit(targets: &[Span], sent: usize, len: impl Fn(usize) -> u64) -> Result<u64> {
     if targets.len() != sent {
         return Err(Error::Invalid(format!(

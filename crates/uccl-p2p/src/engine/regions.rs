@@ -1,4 +1,4 @@
-//! Registered memory by the names that callers hold.
+//! Registered memory, by the ids that callers hold.
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +15,7 @@ use uccl_device::{
 };
 use uccl_fabric::{
     alloc::{self, Shareable},
-    cuda_ipc::GpuShare,
+    gpu::GpuShare,
     mem::Span,
     regcache::{RegCache, Registration},
     region::{Region, RegionTable, Revoked, Rights, SharedBacking},
@@ -34,34 +34,34 @@ pub(crate) struct Mr {
     pub(crate) span: Span,
     pub(crate) region: Region,
     pub(crate) kind: MemoryKind,
-    /// The allocations that its first and its last byte are of, where the driver tells them apart.
+    /// The allocations of its first and its last byte, where the driver tells allocations apart.
     allocations: [Option<u64>; 2],
     leases: AtomicUsize,
-    /// What it lies in, if peers of this host can reach that by themselves: memory from `alloc`, kept
-    /// alive, or a GPU's.
+    /// The memory that contains it, if peers of this host can reach that by themselves: memory from `alloc`, which this
+    /// keeps alive, or a GPU's memory.
     pub(crate) memory: Mutex<Option<Registration<Shareable>>>,
 }
 
 impl Mr {
-    /// Whether the memory is of the allocation still that it was of. What nobody tells is believed.
+    /// Whether the memory is still of the allocation that it was registered in; true where the driver does not tell.
     pub(crate) fn is_same_memory(&self) -> bool {
         self.allocations[0].is_none()
             || allocations(self.span).is_ok_and(|now| now == self.allocations)
     }
 
-    /// The NUMA node that host memory begins on now, where there are several and the kernel tells. Asked when it
-    /// is wanted: it takes a system call, and memory that nobody has touched yet is nowhere.
+    /// The NUMA node of the first page of host memory, where there are several nodes and the kernel tells. Read at each
+    /// call, not when registering: it takes a system call, and memory that nobody has touched yet is on no node.
     pub(crate) fn node(&self) -> Option<u32> {
         places::node_of(self.kind, self.span)
     }
 
-    /// The NIC nearest to memory like this on that node that can be used, for an endpoint of this GPU. Remembered
-    /// after the first look at memory of its place.
+    /// The nearest usable NIC to memory of this kind on that node, for an endpoint of this GPU. The answer is
+    /// remembered for all memory at the same place.
     pub(crate) fn nearest_nic(&self, node: Option<u32>, gpu: u32) -> Option<NearNic> {
         places::nearest_nic(self.kind, node, gpu)
     }
 
-    /// Where a part of the region is in shared memory, if it is.
+    /// Where a part of the region is within shared memory, if the region is shared.
     pub(crate) fn backing_of(&self, span: Span) -> Option<SharedBacking> {
         let backing = self.region.backing?;
         let offset = backing.offset + (span.addr - self.span.addr) as u64;
@@ -69,14 +69,14 @@ impl Mr {
     }
 }
 
-/// What the driver calls the allocations of the first and the last byte.
+/// The driver's ids of the allocations of the first and the last byte.
 fn allocations(span: Span) -> std::result::Result<[Option<u64>; 2], GpuError> {
     let last = span.addr + span.len.saturating_sub(1);
     let id = |addr| Ok(classify(addr as u64)?.allocation.map(|allocation| allocation.id));
     Ok([id(span.addr)?, id(last)?])
 }
 
-/// A transfer of this endpoint uses the region: it cannot be deregistered meanwhile.
+/// A transfer of this endpoint uses the region. While this exists, the region cannot be deregistered.
 pub(crate) struct Lease(Arc<Mr>);
 
 impl Lease {
@@ -90,7 +90,7 @@ impl Lease {
     }
 }
 
-/// A region that was looked up and cannot be taken out before this ends: only now can a lease of it be made.
+/// A region that was looked up. While this exists, the region stays listed, so that a lease of it can be made.
 pub(crate) struct Found<'a>(&'a Arc<Mr>);
 
 impl Found<'_> {
@@ -107,10 +107,10 @@ impl std::ops::Deref for Found<'_> {
     }
 }
 
-/// A region that was revoked: no access to it begins any more, but some may be under way.
+/// A region that was revoked: no new access to it can begin, but accesses may be under way.
 pub(crate) struct Ending {
     pub(crate) mr: Arc<Mr>,
-    /// Until it is let go of: keeps its slot from being used again.
+    /// Keeps the slot from being used again, until the memory has been let go.
     revoked: Mutex<Option<Revoked>>,
 }
 
@@ -120,13 +120,14 @@ impl Ending {
         self.mr.leases.load(SeqCst) > 0
     }
 
-    /// Lets go of all that the region had, once however many wait for it: `release` says whether it is time to.
+    /// Calls `release` for the region, which lets go of its memory or says why not yet. Once that has succeeded, later
+    /// calls do nothing, however many threads wait for it.
     pub(crate) fn let_go<E>(&self, release: impl FnOnce(&Mr) -> Result<(), E>) -> Result<(), E> {
         let mut revoked = self.revoked.lock();
-        // Afterwards nobody looks: whoever is at its slot is at another region.
+        // Afterwards `release` must not be called any more: the slot may belong to another region.
         if revoked.is_some() {
             release(&self.mr)?;
-            // Only now: devices know the region by its slot.
+            // After `release`: devices know the region by its slot.
             *revoked = None;
         }
         Ok(())
@@ -148,9 +149,9 @@ impl Drop for Lease {
 #[derive(Default)]
 struct ById {
     live: BTreeMap<MrId, Arc<Mr>>,
-    /// Revoked, and not known to be at rest.
+    /// Regions that were revoked and may still be touched.
     ending: BTreeMap<MrId, Arc<Ending>>,
-    /// No region can be added any more.
+    /// The endpoint is closed: no region can be added.
     closed: bool,
 }
 
@@ -158,15 +159,15 @@ struct ById {
 pub(crate) struct Mrs {
     pub(crate) table: Arc<RegionTable>,
     by_id: RwLock<ById>,
-    /// Memory that peers of this host can reach and regions lie in, whole.
+    /// The shared memory that regions lie in: all that peers of this host can reach by themselves.
     shared: RegCache<Shareable>,
     next: AtomicU64,
-    /// GPU memory is among these.
+    /// Whether that includes GPU memory.
     ipc: bool,
 }
 
 impl Mrs {
-    /// No regions. Peers of this host may reach GPU memory by themselves only with `ipc`.
+    /// An empty list of regions. Peers of this host can reach GPU memory by themselves only if `ipc` is set.
     pub(crate) fn new(ipc: bool) -> Result<Self> {
         let table = RegionTable::new().map_err(|e| Error::os("making the region table", e))?;
         Ok(Self {
@@ -183,8 +184,8 @@ impl Mrs {
         by_id.live.len() + by_id.ending.len()
     }
 
-    /// Adds a region, which is not let go of before the lease ends. The first one in memory that peers of this host can
-    /// reach has it offered to them.
+    /// Adds a region, which is not released before the lease ends. If it is the first region in memory that peers of
+    /// this host can reach, `offer` is called with that memory.
     pub(crate) fn insert(&self, span: Span, offer: impl FnOnce(&Shareable)) -> Result<Lease> {
         if span.addr.checked_add(span.len).is_none() {
             return Err(Error::Invalid(format!(
@@ -216,18 +217,18 @@ impl Mrs {
         let mut by_id = self.by_id.write();
         if by_id.closed {
             drop(by_id);
-            // Nobody has its key.
+            // Nobody has its key yet.
             drop(self.table.revoke(region.slot, region.key));
             self.let_go(&mr, |_| {});
             return Err(Error::Closed);
         }
-        // Before it is there for others to end.
+        // Before other threads can see the region and end it.
         let lease = Lease::of(&mr);
         by_id.live.insert(id, mr);
         Ok(lease)
     }
 
-    /// What a range lies in, if peers of this host can reach that.
+    /// The memory that contains the range, if peers of this host can reach that by themselves.
     fn share(
         &self,
         span: Span,
@@ -260,13 +261,12 @@ impl Mrs {
         }
     }
 
-    /// Memory that peers of this host can reach and regions lie in.
+    /// All memory with regions in it that peers of this host can reach by themselves.
     pub(crate) fn shared_memory(&self) -> Vec<Shareable> {
         self.shared.all()
     }
 
-    /// A region that has been taken out lets go of what it lies in; with the last one there `retract` is
-    /// called.
+    /// Lets go of the memory that a revoked region lies in. If it was the last region there, `retract` is called.
     pub(crate) fn let_go(&self, mr: &Mr, retract: impl FnOnce(&Shareable)) {
         self.unshare(mr.memory.lock().take(), retract);
     }
@@ -275,7 +275,7 @@ impl Mrs {
         self.look_up(id, |found| Arc::clone(found.0))
     }
 
-    /// Calls `with` for a region, which is not taken out meanwhile.
+    /// Calls `with` for a region. The region stays listed meanwhile.
     #[inline]
     pub(crate) fn look_up<T>(&self, id: MrId, with: impl FnOnce(Found<'_>) -> T) -> Result<T> {
         let by_id = self.by_id.read();
@@ -287,15 +287,15 @@ impl Mrs {
         self.by_id.read().live.values().for_each(each);
     }
 
-    /// The region that memory lies in; of several, the one that begins last.
+    /// The region that contains this memory. If there are several: the one that begins last.
     pub(crate) fn holding(&self, span: Span) -> Option<Arc<Mr>> {
         let by_id = self.by_id.read();
         let around = by_id.live.values().filter(|mr| contains(mr.span, span));
         around.max_by_key(|mr| (mr.span.addr, mr.id)).cloned()
     }
 
-    /// Revokes a region, unless a transfer of ours uses it. One that was revoked before and has not come to rest is
-    /// there still.
+    /// Revokes a region, unless a transfer of ours uses it. For a region that was revoked before and may still be
+    /// touched, returns that one.
     pub(crate) fn revoke(&self, id: MrId) -> Result<Arc<Ending>> {
         let mut by_id = self.by_id.write();
         if let Some(ending) = by_id.ending.get(&id) {
@@ -312,7 +312,7 @@ impl Mrs {
         Ok(by_id.end(&self.table, mr))
     }
 
-    /// Revokes all regions, also those that transfers of ours use. None can be added any more.
+    /// Revokes all regions, including those that transfers of ours use. No region can be added any more.
     pub(crate) fn revoke_all(&self) -> Vec<Arc<Ending>> {
         let mut by_id = self.by_id.write();
         by_id.closed = true;
@@ -322,14 +322,14 @@ impl Mrs {
         by_id.ending.values().cloned().collect()
     }
 
-    /// Forgets a region that has been let go of.
+    /// Forgets a region whose memory has been let go.
     pub(crate) fn forget(&self, id: MrId) {
         let ended = self.by_id.write().ending.remove(&id);
         drop(ended);
     }
 
-    /// Finds the region of every iov and checks that the iov lies inside it, or with `clamp` that it begins
-    /// there, and ends it where the region ends; calls `each` with them.
+    /// Finds the region of every iov, and calls `each` with them. Fails if an iov is not inside its region. With
+    /// `clamp` it has only to begin there, and is cut off where the region ends.
     pub(crate) fn resolve(
         &self,
         iovs: &[Iov],
@@ -359,7 +359,7 @@ impl Mrs {
 
 impl ById {
     fn end(&mut self, table: &RegionTable, mr: Arc<Mr>) -> Arc<Ending> {
-        // It is there: nobody else revokes a region that is listed here.
+        // The region is listed here, so nobody else has revoked it.
         let revoked = Mutex::new(table.revoke(mr.region.slot, mr.region.key).ok());
         let id = mr.id;
         let ending = Arc::new(Ending { mr, revoked });
@@ -419,7 +419,7 @@ mod tests {
         let start = memory.as_ptr() as usize;
         let resolve = |ptr, len, clamp| {
             let mut spans = Vec::new();
-            // The second one: the first is looked up, and those behind it may be of the same region.
+            // The iov under test is the second one: the first is looked up, and later ones reuse its region.
             let iovs = [Iov { mr, ptr: start, len: 1 }, Iov { mr, ptr, len }];
             let resolved = mrs.resolve(&iovs, clamp, |_, _, span| {
                 spans.push(span);

@@ -1,4 +1,4 @@
-//! The connections of an endpoint: by name, by what they are told of, and as they wait for accept.
+//! The connections of an endpoint: their ids, what is announced to all of them, and those that wait for accept.
 
 use std::{
     sync::{Arc, atomic::Ordering::*},
@@ -6,7 +6,7 @@ use std::{
 };
 
 use smallvec::SmallVec;
-use uccl_fabric::{alloc::Shareable, lane::Lane, mem::Span, rma::rail::RailError};
+use uccl_fabric::{alloc::Shareable, lane::HostLane, mem::Span, rail::RailError};
 
 use super::{
     connection::{Connection, Core},
@@ -20,7 +20,7 @@ use crate::{
     ids::{ConnId, MrId},
     types::{Accepted, ConnInfo, Notification},
 };
-/// Lost connections whose reason is kept for those who ask.
+/// Number of lost connections whose reason is kept, for callers that ask.
 const KEPT_LOST: usize = 1024;
 impl Accepts<Connection> {
     fn forget_ended(&mut self) {
@@ -29,7 +29,7 @@ impl Accepts<Connection> {
 }
 
 impl Core {
-    /// Adds a connection, made by `make` under the name it will have.
+    /// Adds a connection. `make` makes it, and gets the id that it will have.
     pub(crate) fn add_conn(
         &self,
         make: impl FnOnce(ConnId) -> Arc<Connection>,
@@ -54,7 +54,7 @@ impl Core {
         }
     }
 
-    /// What is known of a connection, also of one that is lost.
+    /// What is known of a connection, including one that is lost.
     pub(crate) fn conn_info(&self, id: ConnId) -> Result<ConnInfo> {
         match self.conns.read().slab.get(index(id)) {
             Some(Entry::Open(conn)) if conn.id == id => Ok(conn.info()),
@@ -72,8 +72,8 @@ impl Core {
         open.collect()
     }
 
-    /// Keeps nothing of a lost connection but the reason, unless it is forgotten already: its place may be another's
-    /// by now.
+    /// Replaces a lost connection by the reason for its loss. Does nothing if it was forgotten already: its slot may
+    /// belong to another connection by now.
     pub(crate) fn conn_lost(&self, conn: &Connection, e: Error) {
         let lost = Entry::Lost(conn.id, e, Box::new(conn.info()));
         let mut conns = self.conns.write();
@@ -93,7 +93,7 @@ impl Core {
         self.accepts.lock().waiting.retain(|accepted| accepted.conn != conn.id);
     }
 
-    /// Forgets a connection. True if it was there, open or lost.
+    /// Forgets a connection. Returns true if it was there, open or lost.
     pub(crate) fn forget_conn(&self, id: ConnId) -> bool {
         let mut conns = self.conns.write();
         let known = match conns.slab.get(index(id)) {
@@ -110,26 +110,27 @@ impl Core {
         known
     }
 
-    /// Lets a new peer of this host map the shared memory that is registered.
+    /// Offers all shared memory that is registered to a new peer of this host, which may then map it.
     pub(crate) fn offer_memory_to(&self, conn: &Connection) {
         for memory in self.mrs.shared_memory() {
-            conn.lanes.iter().for_each(|lane| lane.offer(&memory));
+            conn.links.host.iter().for_each(|lane| lane.offer(&memory));
         }
     }
 
-    /// Adds a region, and lets the peers of this host map its memory if that is shared.
+    /// Adds a region. If its memory is shared, offers it to the peers of this host, which may then map it.
     pub(crate) fn add_region(self: &Arc<Self>, span: Span) -> Result<MrId> {
-        let offer = |memory: &Shareable| self.for_each_lane(|lane| lane.offer(memory));
+        let offer = |memory: &Shareable| self.for_each_host(|lane| lane.offer(memory));
         let lease = self.mrs.insert(span, offer)?;
         let mr = lease.mr();
         if let Some(Devices { rails, .. }) = self.rails.get() {
-            // A region that ends meanwhile keeps its slot, and is taken from the devices again, for its lease.
+            // If the region is ended meanwhile: the lease keeps its slot from being reused, and the region is taken
+            // from the devices again.
             rails.add(mr.region.slot, mr.span, mr.kind, mr.region.rights);
         }
         let id = mr.id;
         drop(lease);
         if let Err(e) = self.usable() {
-            // The memory is the caller's again, as if it had come too late.
+            // The endpoint has closed meanwhile: the memory is the caller's again, as if this call had come too late.
             return match self.release_region(id) {
                 Ok(()) | Err(Error::UnknownRegion(_)) => Err(e),
                 Err(touched) => Err(touched),
@@ -138,36 +139,38 @@ impl Core {
         Ok(id)
     }
 
-    /// A region has ended: devices let go of it, and peers forget its memory, unless others lie in it. An error says
-    /// why a device did not, which may still reach the memory.
+    /// Called when a region has ended. Devices let go of it. Peers forget its memory, unless other regions lie in it.
+    /// An error says why a device did not let go: it may still reach the memory.
     pub(crate) fn let_go_of_memory(&self, mr: &Mr) -> std::result::Result<(), RailError> {
         if let Some(Devices { rails, .. }) = self.rails.get() {
             rails.remove(mr.region.slot)?;
         }
-        self.mrs.let_go(mr, |memory| self.for_each_lane(|lane| lane.retract(memory.id())));
+        self.mrs.let_go(mr, |memory| self.for_each_host(|lane| lane.retract(memory.id())));
         Ok(())
     }
 
-    fn for_each_lane(&self, each: impl Fn(&dyn Lane)) {
+    /// Calls `each` with the lane to each peer of this host.
+    fn for_each_host(&self, each: impl Fn(&dyn HostLane)) {
         for conn in self.open_conns() {
-            conn.lanes.iter().for_each(|lane| each(&**lane));
+            conn.links.host.iter().for_each(|lane| each(&**lane));
         }
     }
 
-    /// Whether so many connections wait for accept that there is no place for another.
+    /// Whether the queue of connections that wait for accept is full.
     pub(crate) fn has_unaccepted(&self) -> bool {
         let mut accepts = self.accepts.lock();
         accepts.forget_ended();
         accepts.waiting.len() + accepts.untried.len() >= MAX_ACCEPTS
     }
 
-    /// Notes a connection that waits for accept when its rails have been tried, or have had their time.
+    /// Notes a connection whose rails are being tried. It waits for accept once they have been tried, or their time is
+    /// up.
     pub(super) fn await_rails(&self, conn: &Arc<Connection>) {
         self.accepts.lock().untried.push((Arc::downgrade(conn), Instant::now()));
         self.workers.hurry();
     }
 
-    /// Does without rails that have had their time; says whether some have it still.
+    /// Goes on without rails whose time is up. Returns whether some still have time.
     pub(crate) fn look_after_untried(&self) -> bool {
         let time = timers::to_try_rails(&self.config);
         let late: Vec<_> = {
@@ -178,7 +181,7 @@ impl Core {
             accepts.forget_ended();
             accepts.untried.extract_if(.., |(_, since)| timers::is_over(*since, time)).collect()
         };
-        // Nothing is locked here.
+        // No lock is held here.
         late.iter().filter_map(|(conn, _)| conn.upgrade()).for_each(|conn| conn.do_without_rails());
         !self.accepts.lock().untried.is_empty()
     }
@@ -186,14 +189,14 @@ impl Core {
     pub(crate) fn offer_accept(&self, accepted: Accepted) {
         let mut accepts = self.accepts.lock();
         accepts.untried.retain(|(conn, _)| conn.upgrade().is_some_and(|c| c.id != accepted.conn));
-        // Under the lock: one that ends from now on leaves again.
+        // Under the lock: a connection that ends from now on removes itself again.
         if !accepts.passive && self.conn(accepted.conn).is_ok() {
             accepts.waiting.push_back(accepted);
             self.accepted.notify_one();
         }
     }
 
-    /// Takes what has been delivered, and lets in what had to wait.
+    /// Takes the delivered notifications, and lets in those that had to wait for room.
     pub(crate) fn take_notifs(&self) -> Vec<Notification> {
         if !self.have_notifs.load(Acquire) {
             return Vec::new();
@@ -241,7 +244,7 @@ mod tests {
             a.disconnect(conn).expect("it was there");
         }
         let begun = Instant::now();
-        // A worker sees to it: nobody calls anything.
+        // A worker does it; nobody calls anything.
         while [&a, &b].iter().any(|ep| !ep.core().aftermaths.is_empty()) {
             assert!(begun.elapsed() < Duration::from_secs(20), "peers are watched for ever");
             std::thread::sleep(Duration::from_millis(1));
@@ -269,7 +272,7 @@ mod tests {
         let is_there = |id| !matches!(ends[0].poll(id).expect("known"), Status::Pending);
         let sent = [send(), send()];
         until("the first fits", || is_there(sent[0]));
-        // What is sent behind them is answered after them.
+        // A send that follows them is answered after them.
         let mut memory = [[0_u64; 2]; 2];
         let iovs = [0, 1].map(|at| {
             let (ptr, len) = (memory[at].as_mut_ptr() as usize, 16);

@@ -1,7 +1,7 @@
-//! Giving memory back: regions are revoked, what may still touch them is waited for, and who does not let go is named.
+//! Giving memory back: regions are revoked, accesses to them are waited for, and an error names who does not let go.
 //!
-//! `deregister`, `close` and the end of the last handle all go through here. A region that was revoked stays on the
-//! list of those that are ending until nothing touches it any more, so that a wait that was in vain can be repeated.
+//! `deregister`, `close` and dropping the last handle all go through here. A revoked region stays in the list of ending
+//! regions until nothing touches it any more, so that a wait that was in vain can be repeated.
 
 use std::{
     sync::{
@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use uccl_fabric::rma::rail::RailError;
+use uccl_fabric::rail::RailError;
 
 use super::{
     aftermath::IN_THE_MIDDLE,
@@ -27,19 +27,19 @@ use crate::{
     ids::MrId,
 };
 
-/// For so long a wait lets others have its processor, and then sleeps: most accesses are over in microseconds.
+/// How long a wait only yields its processor before it begins to sleep: most accesses are over in microseconds.
 const BRISK: Duration = Duration::from_micros(200);
 const NAP: Duration = Duration::from_micros(200);
 
-/// Connections that are ended at a time: each may have to wait for a copy that the kernel holds up.
+/// Connections that are ended at the same time: each may have to wait for a copy that the kernel holds up.
 const AT_A_TIME: usize = 64;
 
-/// When a time that begins now is over; never, if there is none.
+/// The end of a period that begins now; `None` for a zero period, which does not end.
 fn until(time: Duration) -> Option<Instant> {
     (!time.is_zero()).then(|| Instant::now() + time)
 }
 
-/// Ends connections, none of which waits for another.
+/// Ends connections in parallel, so that none has to wait for another.
 fn beside_each_other(conns: &[Arc<Connection>], end: impl Fn(&Arc<Connection>) + Sync) {
     let next = AtomicUsize::new(0);
     let end_some = || {
@@ -50,20 +50,20 @@ fn beside_each_other(conns: &[Arc<Connection>], end: impl Fn(&Arc<Connection>) +
     std::thread::scope(|scope| {
         for _ in 1..conns.len().min(AT_A_TIME) {
             let thread = std::thread::Builder::new().name("uccl-close".into());
-            // Without it, the others do its part.
+            // Without this thread, the others end its connections.
             let _ = thread.spawn_scoped(scope, end_some);
         }
         end_some();
     });
 }
 
-/// Who may touch a region.
+/// A peer, device or endpoint that may touch a region.
 struct Toucher {
     name: Arc<str>,
     reason: Arc<str>,
-    /// Its connection, unless that was given up before.
+    /// Its connection, unless that was given up already.
     conn: Option<Arc<Connection>>,
-    /// Whether that may change by itself.
+    /// Whether waiting may help.
     is_passing: bool,
 }
 
@@ -89,21 +89,21 @@ impl Toucher {
 }
 
 impl Core {
-    /// Revokes a region and waits until nothing touches it any more, at most for the endpoint's timeout: then
-    /// who does is given up, and the region may be waited for again.
+    /// Revokes a region and waits until nothing touches it any more, for at most the endpoint's timeout. Then the peer
+    /// that touches it is given up, and a further call waits again.
     pub(crate) fn release_region(self: &Arc<Self>, id: MrId) -> Result<()> {
         let ending = self.mrs.revoke(id)?;
         self.drain(vec![ending], until(timers::to_let_go(&self.config)))
     }
 
-    /// Ends everything. No region can be added any more, nothing touches those that there were: that is waited
-    /// for, at most for the endpoint's timeout, and may be waited for again. So are the workers.
+    /// Closes the endpoint. No region can be added any more. Waits until nothing touches the regions that there were,
+    /// for at most the endpoint's timeout, and for the workers. A further call waits again.
     pub(crate) fn close(self: &Arc<Self>) -> Result<()> {
         self.closed.store(true, SeqCst);
-        // All that is waited for has its time from now on.
+        // All waits below count their time from here.
         let let_go = until(timers::to_let_go(&self.config));
         let stopped = until(timers::to_stop(&self.config));
-        // In this order: whom a lane does not tell that it ends finds the regions gone.
+        // Regions first: a peer that is not told by its lane of the end then finds the regions revoked.
         let endings = self.mrs.revoke_all();
         beside_each_other(&self.open_conns(), |conn| {
             conn.close(Error::Closed);
@@ -127,8 +127,8 @@ impl Core {
         Err(Error::StillTouched { regions: [].into(), by, reason })
     }
 
-    /// As [`close`](Self::close), for an endpoint that nobody holds any more: what a close has waited for in vain
-    /// is not waited for again.
+    /// The same as [`close`](Self::close), when the last handle is dropped. If a close has waited in vain, this does
+    /// not wait again.
     pub(crate) fn end(self: &Arc<Self>) -> Result<()> {
         if !self.closed.load(SeqCst) {
             return self.close();
@@ -136,7 +136,7 @@ impl Core {
         self.drain(self.mrs.revoke_all(), Some(Instant::now()))
     }
 
-    /// Waits until nothing touches these regions, and lets go of each as soon as that is so.
+    /// Waits until nothing touches these regions. Lets go of each as soon as nothing touches it.
     pub(crate) fn drain(
         self: &Arc<Self>,
         mut endings: Vec<Arc<Ending>>,
@@ -144,7 +144,7 @@ impl Core {
     ) -> Result<()> {
         let started = Instant::now();
         loop {
-            // Before the look: who is given up was at it when the time was over.
+            // Before the check below: a peer is given up only if it still touches a region after the time is up.
             let is_late = until.is_some_and(|until| until <= Instant::now());
             let mut toucher: Option<Toucher> = None;
             endings.retain(|ending| match self.let_go_if_untouched(ending) {
@@ -158,7 +158,7 @@ impl Core {
             if is_late || !toucher.is_passing {
                 return Err(give_up(&endings, toucher));
             }
-            // The end of what has kept a transfer from ending is seen by whoever looks.
+            // This finds out that a given-up peer is done, and ends the transfers that waited for it.
             self.look_after_aftermaths();
             match started.elapsed() < BRISK {
                 true => std::thread::yield_now(),
@@ -178,14 +178,14 @@ impl Core {
         Ok(())
     }
 
-    /// Who may be touching a region; one of them, but all are asked to end it.
+    /// One of those that may touch a region; all of them are asked to stop.
     fn toucher(self: &Arc<Self>, ending: &Ending) -> Option<Toucher> {
         let slot = ending.mr.region.slot;
         let mut touching = None;
         for conn in self.open_conns() {
             let asked = conn.end_copies(slot);
             if asked || conn.lanes.iter().any(|lane| lane.touched_by_peer(slot)) {
-                // It may have to be asked.
+                // The lane may have a note for the peer, which asks it to stop.
                 conn.forward_notes();
                 touching = Some(conn);
             }
@@ -193,7 +193,7 @@ impl Core {
         if let Some(conn) = touching {
             return Some(Toucher::peer(&Arc::clone(&conn.peer.name), Some(conn)));
         }
-        // In this order: a connection that ends is here before it is no longer there.
+        // After the connections: one that ends is added to the aftermaths before it leaves the list of connections.
         if let Some(peer) = self.toucher_left(ending) {
             return Some(Toucher::peer(&peer, None));
         }
@@ -205,7 +205,7 @@ impl Core {
     }
 }
 
-/// Who keeps regions for too long loses the connection.
+/// Makes the error, and ends the connection of a peer that has touched regions for too long.
 fn give_up(endings: &[Arc<Ending>], toucher: Toucher) -> Error {
     let regions: Arc<[MrId]> = endings.iter().map(|ending| ending.mr.id).collect();
     let Toucher { name: by, reason, conn, .. } = toucher;

@@ -1,4 +1,4 @@
-//! Sends and notifications of ours: how they begin, and what the peer's answers come to.
+//! Our sends and notifications: how they begin, and how the peer's answers end them.
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
@@ -22,12 +22,12 @@ use crate::{
 pub(super) const MAX_QUEUED: usize = 32 << 20;
 
 impl Connection {
-    /// Refuses what would only wait: on a connection that has ended, or whose peer takes nothing in.
+    /// Fails if a message would only wait: the connection has ended, or the peer does not read.
     pub(super) fn check_open(&self, session: &Session) -> Result<()> {
         if session.is_closed() {
             return Err(self.lost_error());
         }
-        if self.lanes[0].queued_bytes() > MAX_QUEUED {
+        if self.messages().queued_bytes() > MAX_QUEUED {
             return Err(Error::Full {
                 what: "the connection's queue of messages in bytes",
                 limit: MAX_QUEUED,
@@ -36,7 +36,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Starts a send. Its transfer expects one operation to end: the peer's answer.
+    /// Starts a send. Its transfer has one operation more, which the peer's answer ends.
     pub(crate) fn post_send(&self, transfer: &Arc<Transfer>, spans: &[Span]) -> Result<()> {
         let len: usize = spans.iter().map(|span| span.len).sum();
         let is_readable = transfer.is_host_accessible();
@@ -65,12 +65,12 @@ impl Connection {
                 seq
             }
         };
-        // Under the lock, which a cancel takes before it reads the number.
+        // Still under the session's lock: a cancel takes it before it reads the number.
         transfer.seq.store(seq, Relaxed);
         Ok(())
     }
 
-    /// Sends a notification. The transfer expects one operation to end: the peer's answer.
+    /// Sends a notification. The transfer has one operation more, which the peer's answer ends.
     pub(crate) fn post_notif(
         &self,
         transfer: &Arc<Transfer>,
@@ -96,7 +96,7 @@ impl Connection {
                 let span = Span { addr: payload.as_ptr() as usize, len };
                 let grant = self.grant_private(span)?;
                 let source = source_of(&grant.region, span);
-                // The grant goes before the payload that it is for.
+                // When this is dropped, the grant is dropped before the payload that it is for.
                 let mut sent = Sent::of(transfer);
                 sent.grants.push(grant);
                 sent.payload = Some(payload);
@@ -107,7 +107,7 @@ impl Connection {
         Ok(())
     }
 
-    /// A transfer's data has landed: its notification goes out.
+    /// Sends the notification of a transfer whose data has landed.
     pub(crate) fn notify_after(&self, transfer: &Arc<Transfer>, payload: Vec<u8>) {
         transfer.expect_ops(1);
         transfer.notifying.store(true, Relaxed);
@@ -117,10 +117,10 @@ impl Connection {
         }
     }
 
-    /// The peer says how a send of ours ended.
+    /// Handles the peer's answer to a send.
     pub(super) fn send_ended(&self, sent: Sent, verdict: Verdict) {
         let Sent { transfer, grants, .. } = sent;
-        // Before the transfer ends, whose memory may be deregistered then.
+        // Before the transfer ends, because its memory may be deregistered then.
         drop(grants);
         let bytes = transfer.bytes.load(Relaxed);
         match verdict {
@@ -140,7 +140,7 @@ impl Connection {
         transfer.op_ended();
     }
 
-    /// The peer says whether a notification arrived.
+    /// Handles the peer's answer to a notification.
     pub(super) fn notif_ended(&self, sent: Sent, is_delivered: bool) {
         if !is_delivered {
             sent.transfer.note_error(Error::RemoteAccess {
@@ -151,12 +151,12 @@ impl Connection {
         sent.transfer.op_ended();
     }
 
-    /// Asks the peer to give a send back; its answer ends the transfer.
+    /// Asks the peer to give up a send. Its answer ends the transfer.
     pub(crate) fn withdraw_send(&self, transfer: &Transfer) {
         self.tell(|session, out| session.outgoing.cancel_send(transfer.seq.load(Relaxed), out));
     }
 
-    /// Stops waiting for a notification to be answered. The peer may have it already.
+    /// Stops waiting for the answer to a notification. The peer may have received it already.
     pub(crate) fn withdraw_notif(&self, transfer: &Arc<Transfer>) {
         let fence = transfer.body.lock().fence.unwrap_or(Fence::Cancel);
         transfer.publish(Err(transfer.fence_error(fence)));
@@ -227,15 +227,15 @@ mod tests {
         }
     }
 
-    /// The peer keeps what has travelled with its message until a receive meets it. It ends a connection on which that
-    /// is more than was agreed.
+    /// The peer keeps data that came with its message until a receive takes it. It ends the connection if there is more
+    /// of that than was agreed.
     #[test]
     fn what_travels_with_its_message_and_is_not_received_fits_a_window() {
         let (mut from, mut to) = (vec![7; EAGER_MAX], vec![0; EAGER_MAX]);
         let pair = joined();
         let (here, there) = (register(&pair.a, &mut from), register(&pair.b, &mut to));
         let conn = pair.a.core().conn(pair.to_b).expect("a connection");
-        // The last ones are to be fetched.
+        // The peer has to fetch the last ones.
         let sends: Vec<_> = (0..EAGER_WINDOW / EAGER_MAX + 8).map(|_| pair.send(here)).collect();
         assert_eq!(conn.talk.lock().session.outgoing.eager_bytes(), EAGER_WINDOW);
         for send in sends {
@@ -267,7 +267,7 @@ mod tests {
         assert!(from == to);
     }
 
-    /// The peer keeps a list of the pieces of what no receive has met, and both ends know how long that may get.
+    /// The peer keeps a list of the pieces of sends that no receive has met. Both ends know how long it may get.
     #[test]
     fn sends_of_many_pieces_that_nobody_receives_are_refused_and_end_nothing() {
         let Joined { a, b, to_b, to_a } = joined();
@@ -282,7 +282,7 @@ mod tests {
         let send = Request::new(to_b, Op::Send, &here, &[]);
         let post = || loop {
             match a.post(&send) {
-                // Until the lane has taken in what was posted before.
+                // The lane has to send first what was posted before.
                 Err(Error::Full { limit: MAX_QUEUED, .. }) => std::thread::yield_now(),
                 other => return other,
             }
@@ -291,7 +291,7 @@ mod tests {
             post().expect("there is room");
         }
         assert!(matches!(post(), Err(Error::Full { limit: MAX_PIECES, .. })));
-        // What is answered makes room.
+        // An answered send makes room.
         let recv = Request::new(to_a, Op::Recv, &there, &[]);
         b.run(&recv, &mut Uninterrupted).expect("received");
         while matches!(post(), Err(Error::Full { .. })) {

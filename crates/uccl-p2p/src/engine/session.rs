@@ -1,5 +1,5 @@
-//! How the engine drives the protocol: what a session encodes is sent in the order in which it is encoded, and what a
-//! message asks for is done.
+//! How the engine drives the protocol: messages are sent in the order in which the session encodes them, and incoming
+//! messages are acted on.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use uccl_wire::message::Message;
 use super::connection::{Connection, Session, Talk};
 
 impl Connection {
-    /// Tells the session something, and sends the message that it encodes about it, if any.
+    /// Calls the session, and sends the message that it encodes, if any.
     pub(crate) fn tell<T>(&self, something: impl FnOnce(&mut Session, &mut Vec<u8>) -> T) -> T {
         let mut talk = self.talk.lock();
         let Talk { session, message } = &mut *talk;
@@ -21,7 +21,7 @@ impl Connection {
         told
     }
 
-    /// Takes what came in on the first lane. An error says how the peer broke the protocol.
+    /// Handles bytes that came in on the first lane. An error says how the peer broke the protocol.
     pub(super) fn hear(self: &Arc<Self>, bytes: &[u8]) -> Result<(), String> {
         let whole = {
             let mut talk = self.talk.lock();
@@ -42,6 +42,8 @@ impl Connection {
             Event::EndReceive(transfer) | Event::EndCopy(transfer) => self.end_for_peer(&transfer),
             Event::SendEnded { send, verdict } => self.send_ended(send, verdict),
             Event::NotifEnded { notif, is_delivered } => self.notif_ended(notif, is_delivered),
+            Event::Signal { id, word, change } => self.take_signal(id, word, change),
+            Event::SignalEnded { signal, status } => self.signal_ended(&signal, status),
             Event::Notified => self.resume_notifs(),
             Event::AskEnded { ask, answer } => self.ask_ended(ask, answer),
             Event::Copy { id, direction, pieces } => self.begin_copy(id, direction, pieces),

@@ -1,4 +1,4 @@
-//! A connection's session, and what the engine keeps for each thing that the session knows.
+//! A connection's session, and what the engine keeps for each item of the session.
 
 use std::{marker::PhantomData, sync::Arc};
 
@@ -11,12 +11,13 @@ use super::{
     work::Work,
 };
 
-/// What the engine keeps, for connections of this kind.
+/// The types that the engine keeps for each item, for connections of type `C`.
 pub(crate) struct Kept<C>(PhantomData<C>);
 
 impl<C: Carrier> Handles for Kept<C> {
     type Send = Sent<C>;
     type Notif = Sent<C>;
+    type Signal = Arc<Transfer<C>>;
     type Receive = Arc<Transfer<C>>;
     type Ask = Ask<C>;
     type Asked = Arc<Transfer<C>>;
@@ -26,12 +27,12 @@ impl<C: Carrier> Handles for Kept<C> {
 /// One end of a connection, as the protocol sees it.
 pub(crate) struct Talk<C: Carrier> {
     pub(crate) session: Session<Kept<C>>,
-    /// Room for a message, or for its head.
+    /// Buffer for a message or its head.
     pub(crate) message: Vec<u8>,
 }
 
 impl<C: Carrier> Talk<C> {
-    /// Of a connection with so many lanes.
+    /// For a connection with so many lanes.
     pub(crate) fn new(lanes: usize) -> Self {
         Self { session: Session::new(lanes), message: Vec::new() }
     }
@@ -41,7 +42,7 @@ impl<C: Carrier> Talk<C> {
 pub(crate) struct Sent<C: Carrier> {
     pub(super) transfer: Arc<Transfer<C>>,
     pub(super) grants: Grants,
-    /// What a granted notification says.
+    /// The payload of a notification that the peer fetches.
     pub(super) payload: Option<Bytes>,
 }
 
@@ -50,25 +51,25 @@ impl<C: Carrier> Sent<C> {
         Self { transfer: Arc::clone(transfer), grants: Grants::new(), payload: None }
     }
 
-    /// What the peer may be using of it.
+    /// The memory that the peer may still be using.
     pub(super) fn lent(self) -> impl Iterator<Item = Lent<C>> {
         let Self { transfer, grants, mut payload } = self;
         let lent = grants.into_iter().filter_map(move |grant| grant.end(&transfer));
-        // A payload has one key.
+        // A payload has only one key.
         lent.map(move |lent| Lent { _payload: payload.take(), ..lent })
     }
 }
 
-/// Something that the peer was asked to copy and has not answered.
+/// A copy that the peer was asked for and has not answered.
 pub(crate) struct Ask<C: Carrier> {
     pub(super) transfer: Arc<Transfer<C>>,
-    /// For the lanes, should the peer decline.
+    /// What the lanes have to do if the peer declines.
     pub(super) work: Work,
     pub(super) grants: Grants,
 }
 
 impl<C: Carrier> Ask<C> {
-    /// What the peer may be using of it.
+    /// The memory that the peer may still be using.
     pub(super) fn lent(self) -> impl Iterator<Item = Lent<C>> {
         let Self { transfer, grants, .. } = self;
         grants.into_iter().filter_map(move |grant| grant.end(&transfer))
@@ -83,7 +84,7 @@ impl<C: Carrier> Ask<C> {
 pub(crate) struct Piece<C: Carrier> {
     pub(crate) transfer: Arc<Transfer<C>>,
     pub(crate) work: Work,
-    /// Where it was posted.
+    /// The lane on which it was posted.
     pub(crate) lane: usize,
 }
 

@@ -1,4 +1,4 @@
-//! How a worker looks after a lane: whether it does, or leaves it to callers, and what it sleeps on.
+//! How a worker treats a lane: whether it looks after it or leaves it to callers, and what it sleeps on.
 
 use std::{
     os::fd::{AsFd, OwnedFd},
@@ -12,7 +12,7 @@ use super::{claims::AWAY, connection::Attached};
 
 impl Attached {
     pub(super) fn progress(&self, now: Instant) -> bool {
-        // Not afterwards: a caller may begin at once with what has come.
+        // Checked before: a caller may begin as soon as something has come.
         let are_callers_there = self.conn.claims.any();
         let moved = self.conn.progress_lane(self.lane);
         if moved {
@@ -21,33 +21,33 @@ impl Attached {
         moved
     }
 
-    /// Whether nothing is left to do for it.
+    /// Whether the lane needs a worker no longer.
     pub(super) fn is_over(&self) -> bool {
         self.conn.is_failed() || self.conn.fates.ending(self.lane)
     }
 
-    /// Whether there is something to do for it that shows nowhere.
+    /// Whether the lane has work that its descriptor does not show.
     pub(super) fn has_work(&self) -> bool {
         self.is_lost() || self.conn.deferred.any() || self.link.has_work()
     }
 
-    /// Whether it waits to be killed.
+    /// Whether the lane has to be killed.
     fn is_lost(&self) -> bool {
         self.conn.fates.lost(self.lane)
     }
 
-    /// Whether callers look after it. Asleep they do not see that a lane is to be killed.
+    /// Whether callers look after the lane. They do not if it has to be killed: sleeping callers do not see that.
     pub(super) fn left_to_callers(&self, now: Instant) -> bool {
         let leaves = || self.care.lock().leaves(&self.conn.claims, self.conn.has_sleepers(), now);
         !self.is_lost() && leaves()
     }
 
-    /// Whether callers have used it of late.
+    /// Whether callers have used the lane recently.
     pub(super) fn has_callers(&self, now: Instant) -> bool {
         self.care.lock().has_callers(now)
     }
 
-    /// Before its worker sleeps: how long that stays away, if callers look after it.
+    /// Called before the worker sleeps: how long it stays away, if callers look after the lane.
     pub(super) fn stays_away(&self, now: Instant) -> Option<Duration> {
         if self.is_lost() {
             return None;
@@ -56,11 +56,11 @@ impl Attached {
         let (claims, asleep) = (&self.conn.claims, self.conn.has_sleepers());
         let away = self.care.lock().stays_away(claims, asleep, hears, now);
         self.is_left.store(away.is_some(), SeqCst);
-        // Whoever leaves after this look sees that it is left.
+        // A caller that leaves after this check sees that the lane is left to callers.
         away.filter(|away| claims.any() || *away <= AWAY.1 && claims.may_come())
     }
 
-    /// Has its events wake the worker; false when there is something to do right now.
+    /// Makes the lane's events wake the worker; false when there is something to do right now.
     pub(super) fn arm(&self, epoll: &OwnedFd) -> bool {
         let lane = &self.link;
         if self.is_over() {
@@ -72,11 +72,11 @@ impl Attached {
         if self.lane == 0 && self.conn.deferred.any() {
             return false;
         }
-        // Before it is: who takes in what the lane has to show from now on wakes us.
+        // Set before arming: from now on, a thread that consumes what the lane shows wakes us.
         self.is_armed.store(true, SeqCst);
         if !lane.arm() {
             self.is_armed.store(false, SeqCst);
-            // Arming has taken in the wake-up of whoever sleeps there.
+            // Arming may have consumed the event for which a caller sleeps.
             self.conn.hand_over();
             return false;
         }
@@ -87,7 +87,7 @@ impl Attached {
         }
         let armed =
             epoll::modify(epoll, interest.fd.as_fd(), EventData::new_u64(self.token), flags);
-        // What is not watched has been detached meanwhile.
+        // A lane that is not watched has been detached meanwhile.
         armed.is_ok() || self.is_over()
     }
 }

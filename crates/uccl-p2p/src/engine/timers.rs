@@ -1,22 +1,22 @@
-//! How long what is waited for. Every time after which something is given up is told here, and derives from a setting:
-//! `timeout`, which a peer has to answer, or a transfer's own.
+//! How long transfers and memory wait for a peer before it is given up (`liveness.rs` judges silence). Each time derives
+//! from a setting: `timeout`, within which a peer has to answer, or a transfer's own timeout.
 
 use std::time::{Duration, Instant};
 
 use super::transfer::{Carrier, Transfer};
 use crate::config::Config;
 
-/// What a peer has to end what is called off where `timeout` is off and silence is never given up: a cancel has to
-/// come to an end all the same.
+/// How long a peer may take to end what was called off, if `timeout` is off and silence is never given up: a cancel has
+/// to come to an end all the same.
 const WITHOUT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A transfer begins to end so long before its deadline, that it has ended by then: a tenth of its time, at most a
+/// How long before its deadline a transfer begins to end, so that it has ended by then: a tenth of its time, at most a
 /// fortieth of the connection's.
 fn to_fence(config: &Config, timeout: Duration) -> Duration {
     (timeout / 10).min(to_end(config) / 40)
 }
 
-/// How long a peer may take to let a transfer end that is called off: by a cancel, or by its deadline.
+/// How long a peer may take to let a transfer end that was called off by a cancel or its deadline.
 pub(crate) fn to_end(config: &Config) -> Duration {
     if config.timeout.is_zero() { WITHOUT_TIMEOUT } else { config.timeout }
 }
@@ -31,7 +31,7 @@ pub(crate) fn to_let_go(config: &Config) -> Duration {
     config.timeout
 }
 
-/// How long a worker may take to end. It may be in the middle of a copy, or be ending a lane that is.
+/// How long a worker may take to end. It may be in the middle of a copy, or may be ending a lane that is.
 const TO_LEAVE: Duration = Duration::from_secs(5);
 
 /// How long workers are waited for when their endpoint closes.
@@ -39,7 +39,7 @@ pub(crate) fn to_stop(config: &Config) -> Duration {
     if config.timeout.is_zero() { Duration::ZERO } else { config.timeout.max(TO_LEAVE) }
 }
 
-/// Whether a time has passed; nothing is for ever.
+/// Whether a time has passed; a zero time never passes.
 pub(crate) fn is_over(since: Instant, time: Duration) -> bool {
     !time.is_zero() && since.elapsed() > time
 }

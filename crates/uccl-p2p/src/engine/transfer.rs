@@ -15,8 +15,9 @@ use smallvec::SmallVec;
 use uccl_device::cuda::Signal;
 use uccl_fabric::{
     lane::{Completion, OpError, OpName, OpResult},
-    mem::Span,
+    mem::{RemoteSpan, Span},
 };
+use uccl_wire::message::Change;
 
 use super::{
     park::Parker,
@@ -32,19 +33,19 @@ use crate::{
 
 /// Most transfers that may be unfinished at a time.
 pub(crate) const MAX_PENDING: usize = 65_536;
-/// Finished transfers whose result is kept for those who ask again.
+/// Finished transfers whose result is kept, for callers that ask again.
 const KEPT: usize = 16_384;
 
 const PENDING: u8 = 0;
 const DONE: u8 = 1;
 const FAILED: u8 = 2;
 
-/// What a transfer is, as far as ending it goes.
+/// The kind of a transfer. It decides how the transfer ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
-    /// What the peer asked for.
+    /// A copy that the peer asked this process to make.
     Asked,
-    /// Of a notification that the peer sent; nobody asked for it here.
+    /// The fetch of a notification's payload from the peer that sent it; no caller here asked for it.
     Fetch,
     Notif,
     Read,
@@ -54,7 +55,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Whether it is a caller's: the peer has brought about the others.
+    /// Whether a caller of this process started it. The peer caused the other kinds.
     pub(crate) fn is_callers(self) -> bool {
         !matches!(self, Self::Asked | Self::Fetch)
     }
@@ -84,30 +85,69 @@ impl From<Op> for Kind {
 
 /// What happens once all operations have ended.
 pub(crate) enum After {
-    /// The result is published.
+    /// Publish the result.
     Publish,
-    /// A notification goes out, and its arrival is waited for.
+    /// Send a notification, and wait until it has arrived.
     Notify(Vec<u8>),
-    /// The sender of what was received is told.
+    /// Change a word of the peer's memory, then send the notification, if there is one.
+    Signal(Word, Option<Vec<u8>>),
+    /// Tell the peer how the receive of its send of this number has ended.
     Fin(u64),
-    /// The peer that asked for it is told.
+    /// Tell the peer how the copy for its ask of this number has ended.
     Answer(u64),
-    /// The notification whose payload was fetched is delivered.
+    /// Deliver the notification whose payload was fetched.
     Deliver { id: u64, payload: Payload },
+}
+
+impl After {
+    /// Changes the word if there is one, then sends the notification if there is one.
+    pub(crate) fn of(word: Option<Word>, notif: Option<Vec<u8>>) -> Self {
+        match (word, notif) {
+            (Some(word), notif) => Self::Signal(word, notif),
+            (None, Some(notif)) => Self::Notify(notif),
+            (None, None) => Self::Publish,
+        }
+    }
+}
+
+/// A word in the peer's memory, and the change to make to it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Word {
+    pub(crate) span: RemoteSpan,
+    pub(crate) change: Change,
+}
+
+/// A transfer that waits for another one to end.
+pub(crate) struct Follower<C> {
+    transfer: Arc<Transfer<C>>,
+    is_told: AtomicBool,
+}
+
+impl<C: Carrier> Follower<C> {
+    /// Called when the other transfer has ended, or when this one stops waiting for it.
+    fn tell(&self, failed: bool) {
+        if self.is_told.swap(true, AcqRel) {
+            return;
+        }
+        if failed {
+            self.transfer.note_error(Error::ContextFailed { context: self.transfer.context });
+        }
+        self.transfer.op_ended();
+    }
 }
 
 /// Why a transfer is being ended early.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fence {
     Cancel,
-    /// Its time is up, and the peer has something to do before it can end.
+    /// Its deadline is near, and the peer still has something to do for it.
     Deadline,
-    /// Its time is up, and what is left of it are copies that this process makes.
+    /// Its deadline is near, and only copies that this process makes are left.
     OwnDeadline,
     PeerCancel,
 }
 
-pub(crate) struct Body {
+pub(crate) struct Body<C> {
     result: Option<Result<Outcome>>,
     error: Option<Error>,
     pub(crate) leases: SmallVec<[Lease; 1]>,
@@ -115,28 +155,32 @@ pub(crate) struct Body {
     pub(crate) after: After,
     pub(crate) fence: Option<Fence>,
     pub(crate) fenced_at: Option<Instant>,
-    /// For a recv: where its data goes, one capacity an iov.
+    /// For a recv: where its data goes, one span per iov.
     pub(crate) targets: SmallVec<[Span; 1]>,
     waiters: SmallVec<[Arc<Parker>; 1]>,
-    /// What streams wait for: given when the transfer has ended.
+    /// Signals that CUDA streams wait for, given when the transfer has ended.
     signals: Vec<Signal>,
+    /// Transfers that wait for this one.
+    followers: Vec<Arc<Follower<C>>>,
+    /// One entry for each transfer that this one waits for.
+    following: Vec<Arc<Follower<C>>>,
 }
 
-/// What carries transfers: their connection.
+/// What a transfer needs of the connection that carries it.
 pub(crate) trait Carrier: Send + Sync + Sized {
-    /// How errors name the peer.
+    /// The peer's name in errors.
     fn peer(&self) -> &Arc<str>;
 
-    /// Why it is of no more use.
+    /// Why the connection was lost.
     fn lost_error(&self) -> Error;
 
-    /// Whether no memory is touched through it any more, nor ever will be.
+    /// Whether the connection has ended: nothing will touch memory through it any more.
     fn has_ended(&self) -> bool;
 
-    /// Whether all that is left of a transfer, of which these operations have not ended, is for this process to do.
+    /// Whether only this process still has work to do for a transfer. `ops` are its operations that have not ended.
     fn is_up_to_us(&self, transfer: &Arc<Transfer<Self>>, ops: &[(u16, OpName)]) -> bool;
 
-    /// All operations of a transfer have ended, well or badly: does what comes after.
+    /// Does what comes `after`, when all operations of a transfer have ended, with success or failure.
     fn go_on(
         self: &Arc<Self>,
         transfer: &Arc<Transfer<Self>>,
@@ -145,7 +189,10 @@ pub(crate) trait Carrier: Send + Sync + Sized {
         fence: Option<Fence>,
     );
 
-    /// A transfer has ended.
+    /// Notes that a transfer fails. Called before anybody can see that it has ended.
+    fn transfer_fails(&self, transfer: &Transfer<Self>);
+
+    /// Notes that a transfer has ended.
     fn transfer_ended(&self, transfer: &Transfer<Self>, is_done: bool);
 }
 
@@ -153,23 +200,25 @@ pub(crate) trait Carrier: Send + Sync + Sized {
 pub(crate) struct Transfer<C> {
     pub(crate) id: TransferId,
     pub(crate) kind: Kind,
+    /// The scope of strong signals that it belongs to.
+    pub(crate) context: u32,
     pub(crate) conn: Arc<C>,
     state: AtomicU8,
     /// Operations that have not ended, and one for the post itself.
     ops_left: AtomicU32,
-    /// What keeps it from ending with its connection.
+    /// Number of [`Hold`]s, which keep it from ending with its connection.
     holds: AtomicU32,
     pub(crate) bytes: AtomicU64,
     /// Numbers a send or a notification on its connection.
     pub(crate) seq: AtomicU64,
     pub(crate) posted: Instant,
     pub(crate) timeout: Option<Duration>,
-    /// Cheap look at [`Body::fence`].
+    /// Set after [`Body::fence`]; can be read without the lock.
     pub(crate) fencing: AtomicBool,
-    /// Its data is done; its notification is not answered.
+    /// Its data has been moved, but its notification has not been answered.
     pub(crate) notifying: AtomicBool,
     checksummed: AtomicBool,
-    pub(crate) body: Mutex<Body>,
+    pub(crate) body: Mutex<Body<C>>,
 }
 
 impl<C: Carrier> Transfer<C> {
@@ -208,7 +257,7 @@ impl<C: Carrier> Transfer<C> {
         self.body.lock().waiters.retain(|waiter| !Arc::ptr_eq(waiter, parker));
     }
 
-    /// Keeps a signal until the transfer ends; gives it at once if it has.
+    /// Keeps a signal until the transfer ends; gives it at once if the transfer has ended.
     pub(crate) fn keep(&self, signal: Signal) {
         let mut body = self.body.lock();
         if body.result.is_none() {
@@ -216,7 +265,7 @@ impl<C: Carrier> Transfer<C> {
         }
     }
 
-    /// What kinds of memory its local side is.
+    /// The kinds of its local memory.
     pub(crate) fn memory(&self) -> Memory {
         let body = self.body.lock();
         let mut kinds = body.leases.iter().map(|lease| lease.mr().kind);
@@ -228,27 +277,27 @@ impl<C: Carrier> Transfer<C> {
         Memory::Several(Kinds(kinds.collect()))
     }
 
-    /// Whether the CPU reaches all of its local side.
+    /// Whether the CPU reaches all of its local memory.
     pub(crate) fn is_host_accessible(&self) -> bool {
         let body = self.body.lock();
         body.leases.iter().all(|lease| lease.mr().kind.is_host_accessible())
     }
 
-    /// Whether the peer has to do something before it can end. Else what is left of it are copies that this process
-    /// makes by itself.
+    /// Whether the peer still has to do something before it can end. Otherwise only copies that this process makes are
+    /// left.
     pub(crate) fn waits_for_peer(self: &Arc<Self>) -> bool {
         let ops = self.body.lock().ops.clone();
         let by_us = !ops.is_empty() && !self.notifying.load(Relaxed);
         !(by_us && self.conn.is_up_to_us(self, &ops))
     }
 
-    /// Keeps it from ending with its connection: its memory may still be touched.
+    /// Keeps it from ending with its connection, because its memory may still be touched.
     pub(crate) fn hold(self: &Arc<Self>) -> Hold<C> {
         self.holds.fetch_add(1, SeqCst);
         Hold(Arc::clone(self))
     }
 
-    /// Ends it, unless it has ended or something holds it: its connection has ended.
+    /// Ends it because its connection has ended, unless it has ended already or something holds it.
     pub(crate) fn end_with_connection(self: &Arc<Self>) {
         if self.finished() || self.holds.load(SeqCst) > 0 {
             return;
@@ -258,12 +307,34 @@ impl<C: Carrier> Transfer<C> {
         self.publish(Err(error));
     }
 
+    /// Makes `other` wait until this transfer ends.
+    pub(crate) fn lead(self: &Arc<Self>, other: &Arc<Self>) {
+        let follower =
+            Arc::new(Follower { transfer: Arc::clone(other), is_told: AtomicBool::new(false) });
+        other.expect_ops(1);
+        other.body.lock().following.push(Arc::clone(&follower));
+        let has_failed = {
+            let mut body = self.body.lock();
+            match &body.result {
+                Some(result) => result.is_err(),
+                None => return body.followers.push(follower),
+            }
+        };
+        follower.tell(has_failed);
+    }
+
+    /// Stops waiting for other transfers.
+    pub(crate) fn stop_following(&self) {
+        let following = std::mem::take(&mut self.body.lock().following);
+        following.iter().for_each(|follower| follower.tell(false));
+    }
+
     /// Counts operations that are about to be posted.
     pub(crate) fn expect_ops(&self, n: u32) {
         self.ops_left.fetch_add(n, Relaxed);
     }
 
-    /// Notes a reason to fail; the first one counts.
+    /// Notes a reason to fail; the first one is kept.
     pub(crate) fn note_error(&self, e: Error) {
         self.body.lock().error.get_or_insert(e);
     }
@@ -272,8 +343,7 @@ impl<C: Carrier> Transfer<C> {
         self.checksummed.store(checked, Relaxed);
     }
 
-    /// An operation (or the post itself) has ended. With the last one the transfer goes on to what
-    /// comes after.
+    /// An operation (or the post itself) has ended. After the last one the transfer does what [`Body::after`] says.
     pub(crate) fn op_ended(self: &Arc<Self>) {
         if self.ops_left.fetch_sub(1, AcqRel) == 1 {
             self.ops_done();
@@ -294,8 +364,8 @@ impl<C: Carrier> Transfer<C> {
         self.conn.go_on(self, after, verdict, fence);
     }
 
-    /// What an operation's failure means to the caller.
-    fn op_error(&self, e: OpError) -> Error {
+    /// The error that the caller sees when an operation failed.
+    pub(super) fn op_error(&self, e: OpError) -> Error {
         let peer = Arc::clone(self.conn.peer());
         let fence = self.body.lock().fence;
         match (&e, fence) {
@@ -314,7 +384,7 @@ impl<C: Carrier> Transfer<C> {
         }
     }
 
-    /// What being ended early by `fence` means to the caller.
+    /// The error that the caller sees when `fence` ended the transfer early.
     pub(crate) fn fence_error(&self, fence: Fence) -> Error {
         match fence {
             Fence::Cancel => Error::Cancelled { by: "the caller".into() },
@@ -329,35 +399,44 @@ impl<C: Carrier> Transfer<C> {
         }
     }
 
-    /// Ends the transfer. The first result stands.
+    /// Ends the transfer with this result, unless it has one already.
     pub(crate) fn publish(self: &Arc<Self>, verdict: Result<()>) {
         let outcome = Outcome {
             bytes: self.bytes.load(Relaxed),
             checksummed: self.checksummed.load(Relaxed),
         };
         let ok = verdict.is_ok();
-        let (waiters, leases, signals) = {
+        let (waiters, leases, signals, followers) = {
             let mut body = self.body.lock();
             if body.result.is_some() {
                 return;
             }
             body.result = Some(verdict.map(|()| outcome));
-            self.state.store(if ok { DONE } else { FAILED }, Release);
             body.targets = SmallVec::new();
             (
                 std::mem::take(&mut body.waiters),
                 std::mem::take(&mut body.leases),
                 std::mem::take(&mut body.signals),
+                std::mem::take(&mut body.followers),
             )
         };
+        // Before anybody can see that it has ended. The caller may then deregister its memory, and a strong signal that
+        // follows must not announce bytes that are not there.
         drop(leases);
         drop(signals);
+        if !ok {
+            self.conn.transfer_fails(self);
+        }
+        self.state.store(if ok { DONE } else { FAILED }, Release);
         self.conn.transfer_ended(self, ok);
         waiters.iter().for_each(|waiter| waiter.ring());
+        // It does not wait for other transfers any more.
+        drop(std::mem::take(&mut self.body.lock().following));
+        followers.iter().for_each(|follower| follower.tell(!ok));
     }
 }
 
-/// A transfer that does not end with its connection before this is dropped.
+/// While this exists, the transfer does not end with its connection.
 pub(crate) struct Hold<C: Carrier>(Arc<Transfer<C>>);
 
 impl<C: Carrier> Hold<C> {
@@ -368,7 +447,7 @@ impl<C: Carrier> Hold<C> {
 
 impl<C: Carrier> Drop for Hold<C> {
     fn drop(&mut self) {
-        // Of this and the end of the connection one sees the other.
+        // The connection may end at the same time: either this sees its end, or its end sees no hold.
         if self.0.holds.fetch_sub(1, SeqCst) == 1 && self.0.conn.has_ended() {
             self.0.end_with_connection();
         }
@@ -385,9 +464,10 @@ impl<C: Carrier> Completion for Transfer<C> {
     }
 }
 
-/// What a transfer is made of.
+/// What a transfer is made from.
 pub(crate) struct Plan<C> {
     pub(crate) kind: Kind,
+    pub(crate) context: u32,
     pub(crate) conn: Arc<C>,
     pub(crate) bytes: u64,
     pub(crate) timeout: Option<Duration>,
@@ -396,7 +476,7 @@ pub(crate) struct Plan<C> {
     pub(crate) targets: SmallVec<[Span; 1]>,
 }
 
-/// Transfers by name: the unfinished ones, and those that finished not long ago.
+/// Transfers by id: the unfinished ones, and the results of those that finished not long ago.
 pub(crate) struct Transfers<C> {
     inner: Mutex<Inner<C>>,
     pub(crate) pending: AtomicUsize,
@@ -407,9 +487,9 @@ enum Slot<C> {
     Live(Arc<Transfer<C>>),
 }
 
-/// A transfer that was asked for by name.
+/// A transfer that was looked up by its id.
 pub(crate) enum Found<C> {
-    /// It has ended; nothing but its result is left.
+    /// It has ended; only its result is kept.
     Ended(Status),
     /// It may not have ended.
     Live(Arc<Transfer<C>>),
@@ -444,6 +524,7 @@ impl<C: Carrier> Transfers<C> {
         let transfer = Arc::new(Transfer {
             id,
             kind: plan.kind,
+            context: plan.context,
             conn: plan.conn,
             state: AtomicU8::new(PENDING),
             ops_left: AtomicU32::new(1),
@@ -465,6 +546,8 @@ impl<C: Carrier> Transfers<C> {
                 fenced_at: None,
                 targets: plan.targets,
                 signals: Vec::new(),
+                followers: Vec::new(),
+                following: Vec::new(),
                 waiters: SmallVec::new(),
             }),
         });
@@ -482,7 +565,7 @@ impl<C: Carrier> Transfers<C> {
         }
     }
 
-    /// Notes that a transfer has ended: its result is kept, until many more have ended.
+    /// Notes that a transfer has ended. Its result is kept until many more have ended.
     pub(crate) fn ended(&self, transfer: &Transfer<C>) {
         self.pending.fetch_sub(1, AcqRel);
         let ended = Slot::Ended(transfer.id, transfer.status());
@@ -499,7 +582,7 @@ impl<C: Carrier> Transfers<C> {
         drop(live);
     }
 
-    /// The unfinished transfers that `pick` wants.
+    /// The unfinished transfers for which `pick` is true.
     pub(crate) fn unfinished(&self, pick: impl Fn(&Transfer<C>) -> bool) -> Vec<Arc<Transfer<C>>> {
         let inner = self.inner.lock();
         let live = inner.slots.iter().filter_map(|(_, slot)| match slot {

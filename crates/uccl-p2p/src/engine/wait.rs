@@ -17,26 +17,27 @@ use super::{
 };
 use crate::{error::Error, types::Interrupt};
 
-/// A caller asks whether to go on at least this often.
+/// A sleeping caller asks at least this often whether it was interrupted.
 const SLICE: Duration = Duration::from_millis(50);
-/// While it is awake it asks this often.
+/// A caller that is awake asks this often.
 const ASK: Duration = Duration::from_millis(10);
-/// With much outstanding, spinning only takes the processor from whoever moves the data, unless that is a device.
+/// How long to spin with more than [`MUCH`] bytes outstanding on a lane. Spinning for longer only takes the processor
+/// from the thread that moves the data. Does not apply to lanes whose data a device moves.
 const SHORT_SPIN: Duration = Duration::from_micros(5);
 const MUCH: u64 = 128 << 10;
-/// Spinning for longer, a thread lets others have its processor: the peer's may be among them.
+/// After spinning for this long, a thread lets others have its processor: the peer's thread may be among them.
 pub(crate) const YIELD_AFTER: Duration = Duration::from_micros(20);
-/// Looks, while spinning, between two at the clock.
+/// How many looks at the lanes to make, while spinning, between two looks at the clock.
 const LOOKS: u32 = 16;
-/// The same while rails are under way, which are looked at without a system call; the other lanes are looked at no
-/// more often than the clock then.
+/// The same while rails are under way: looking at them takes no system call. The other lanes are then looked at only as
+/// often as the clock.
 const LOOKS_AT_RAILS: u32 = 512;
 
-/// What a caller does for a moment who cannot sleep on anything.
+/// How long a caller sleeps if it cannot wait for descriptors.
 const NAP: Duration = Duration::from_millis(1);
 
-/// The caller was interrupted. Nothing else ends a wait early: who stops waiting without having ended a transfer would
-/// leave its memory to a peer.
+/// The caller was interrupted. Nothing else ends a wait early: a caller that stops waiting without ending its transfer
+/// would leave its memory to a peer.
 #[derive(Debug)]
 pub(crate) struct Interrupted;
 
@@ -46,7 +47,7 @@ impl From<Interrupted> for Error {
     }
 }
 
-/// Waits until the transfer has ended or `until` has come. `Ok(false)`: it has not ended. The claim is on its connection.
+/// Waits until the transfer has ended or `until` has come. `Ok(false)`: it has not ended. `claim` is on its connection.
 pub(crate) fn wait(
     mut claim: Claim<'_>,
     transfer: &Arc<Transfer>,
@@ -67,7 +68,7 @@ pub(crate) fn wait(
         let rails = conn.rails_under_way();
         let is_due = looks.is_multiple_of(if rails.is_some() { LOOKS_AT_RAILS } else { LOOKS });
         let moved = match rails {
-            Some(rails) if !is_due => conn.progress_lane(rails.index),
+            Some(_) if !is_due => conn.progress_lane(conn.rails_place()),
             _ => conn.progress(),
         };
         if transfer.finished() {
@@ -84,7 +85,7 @@ pub(crate) fn wait(
         let now = Instant::now();
         if now - *asked.get_or_insert(now) >= ASK || fence_at.is_some_and(|at| at <= now) {
             asked = Some(now);
-            // It may have to wait for something that other threads hold.
+            // The callback may wait for something that other threads hold.
             let interrupted;
             (claim, interrupted) = claim.aside(|| interrupt.interrupted());
             if interrupted {
@@ -107,7 +108,7 @@ pub(crate) fn wait(
     }
 }
 
-/// Sleeps until a lane can be progressed, the transfer has ended, or a slice of time has passed.
+/// Sleeps until a lane shows something, the transfer has ended, or a slice of time has passed.
 fn sleep(conn: &Connection, transfer: &Transfer, until: Option<Instant>, now: Instant) {
     let Ok(parker) = Parker::of_thread() else {
         // There are no descriptors left.
@@ -117,7 +118,7 @@ fn sleep(conn: &Connection, transfer: &Transfer, until: Option<Instant>, now: In
     if !transfer.watch(&parker) {
         return;
     }
-    // Before the lanes are armed: who posts after that rings.
+    // Before the lanes are armed: a thread that posts after that rings the bell.
     conn.sleeper_comes(&parker);
     sleep_on(conn, &parker, nap(transfer, until, now));
     conn.sleeper_goes(&parker);
@@ -139,7 +140,7 @@ fn sleep_on(conn: &Connection, parker: &Parker, nap: Duration) {
         conn.borrow_lane(index);
         lane.arm()
     };
-    // Nothing shows when a stream has come so far that a transfer may begin: it is looked at.
+    // No descriptor shows that a stream has reached the point at which a transfer may begin: it has to be polled.
     if conn.deferred.any() || conn.fates.to_be_ended() || !conn.living().all(arm) {
         return;
     }
@@ -157,7 +158,7 @@ fn sleep_on(conn: &Connection, parker: &Parker, nap: Duration) {
     fds.push(PollFd::from_borrowed_fd(parker.fd(), PollFlags::IN));
     match poll(&mut fds, Some(&timeout)) {
         Ok(_) | Err(rustix::io::Errno::INTR) => {}
-        // No memory, or more of them than the process may have open by now.
+        // No memory, or more descriptors than the process may have open by now.
         Err(_) => std::thread::sleep(NAP),
     }
 }

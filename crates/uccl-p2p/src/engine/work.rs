@@ -1,4 +1,4 @@
-//! What is to be moved: pieces of local and remote memory that pair up, merged, sorted by their kind and cut.
+//! What a transfer has to move: pairs of local and remote pieces, merged, sorted by kind and cut.
 
 use std::sync::Arc;
 
@@ -11,12 +11,12 @@ use uccl_fabric::{
 use super::regions::contains;
 use crate::ids::MrId;
 
-/// Local and remote memory of a transfer, iov by iov, neighbours merged.
+/// Local and remote memory of a transfer, iov by iov. Neighbours are merged.
 #[derive(Default)]
 pub(crate) struct Pieces {
     pub(crate) local: Spans,
     pub(crate) remote: RemoteSpans,
-    /// The region of the last one's local memory.
+    /// The region of the last iov's local memory.
     last: Option<MrId>,
 }
 
@@ -27,8 +27,8 @@ impl Pieces {
         self.remote.reserve(iovs);
     }
 
-    /// Adds an iov. Neighbours stay apart where one region ends and another begins, on either side: a device names
-    /// each of the two by a key of its own.
+    /// Adds an iov. Neighbours are not merged where one region ends and another begins, on either side: devices use a
+    /// different key for each region.
     pub(crate) fn push(&mut self, mr: MrId, local: Span, remote: RemoteSpan) {
         let last = self.last.replace(mr);
         if last == Some(mr)
@@ -46,11 +46,11 @@ impl Pieces {
     }
 }
 
-/// What one operation is to do.
+/// The work of one operation.
 #[derive(Clone)]
 pub(crate) struct Work {
     pub(crate) kind: OpKind,
-    /// The kind of the local memory, all of it.
+    /// The kind of all of the local memory.
     pub(crate) memory: MemoryKind,
     pub(crate) local: Spans,
     pub(crate) remote: RemoteSpans,
@@ -61,7 +61,7 @@ impl Work {
         self.local.iter().map(|span| span.len as u64).sum()
     }
 
-    /// One operation of it.
+    /// The operation that does all of it.
     pub(crate) fn operation(self, done: Arc<dyn Completion>) -> Operation {
         let Self { kind, memory, local, remote } = self;
         Operation { kind, local, memory, remote, done }
@@ -74,7 +74,7 @@ pub(crate) enum Memory {
     Several(Kinds),
 }
 
-/// Where which kind of memory is.
+/// Spans of memory and their kinds.
 pub(crate) struct Kinds(pub(crate) Vec<(Span, MemoryKind)>);
 
 impl Kinds {
@@ -117,7 +117,7 @@ impl Work {
         self.remote.append(&mut other.remote);
     }
 
-    /// The pieces that are marked, and the others.
+    /// The pieces that are marked, and the others, as two works.
     pub(super) fn partition(self, marks: &[bool]) -> (Self, Self) {
         let (mut marked, mut others) = (self.nothing(), self.nothing());
         for ((local, remote), mark) in self.local.into_iter().zip(self.remote).zip(marks) {
@@ -128,7 +128,7 @@ impl Work {
         (marked, others)
     }
 
-    /// Cuts it into parts of at most so many pieces.
+    /// Cuts it into parts of at most `most` pieces.
     pub(super) fn chunks(self, most: usize) -> impl Iterator<Item = Self> {
         let count = self.pieces();
         (0..count).step_by(most).map(move |start| {
@@ -151,7 +151,7 @@ impl<'a> Cut<'a> {
         Self { local: &work.local, remote: &work.remote, offset: 0 }
     }
 
-    /// The next part, of at most so many bytes and pieces.
+    /// The next part, of at most `limit` bytes and `max_pieces` pieces.
     pub(super) fn next(&mut self, limit: u64, max_pieces: usize) -> Option<(Spans, RemoteSpans)> {
         let most = self.local.len().min(max_pieces);
         let (mut local, mut remote) =

@@ -1,5 +1,5 @@
-//! Worker threads: they progress lanes that no caller is progressing, sleep when there is nothing to
-//! do, and look after deadlines.
+//! Worker threads. They make progress on lanes for which no caller does, sleep when there is nothing to do, and look
+//! after deadlines.
 
 use std::{
     collections::VecDeque,
@@ -23,12 +23,12 @@ use super::{
 };
 use crate::error::{Error, Result};
 
-/// While transfers are unfinished, their deadlines are looked at this often.
+/// How often deadlines are checked while transfers are unfinished.
 const HOUSEKEEPING: Duration = Duration::from_millis(20);
-/// How often a spinning worker looks for other lanes that want it.
+/// How often a spinning worker looks for events of other lanes.
 const GLANCE: Duration = Duration::from_micros(50);
 
-/// How long a worker sleeps that has found nothing to do on a lane which it could not arm.
+/// How long a worker sleeps after it found nothing to do on a lane that it could not arm.
 const NAP: Duration = Duration::from_micros(20);
 
 impl Workers {
@@ -45,12 +45,12 @@ impl Workers {
         if !shard.started.swap(true, SeqCst)
             && let Err(e) = spawn(core, index, None)
         {
-            // The first worker does without it.
+            // The first worker does this one's work.
             tracing::warn!("worker {index} does not start: {e}");
         }
     }
 
-    /// Puts a connection's lanes under the care of workers.
+    /// Gives a connection's lanes to workers.
     pub(crate) fn attach(core: &Arc<Core>, conn: &Arc<Connection>) -> Result<()> {
         let this = &core.workers;
         let first = (conn.id.0 & 0xFFFF_FFFF) as usize;
@@ -76,14 +76,14 @@ impl Workers {
             home.kick(Kick::Lane(attached));
         }
         if conn.is_failed() {
-            // It ended before it was wholly attached, when there was less to detach.
+            // The connection ended while it was being attached: its end has not detached all of them.
             let attached = std::mem::take(&mut *conn.attached.lock());
             this.detach(&attached);
         }
         Ok(())
     }
 
-    /// Has another thread take part in a lane's work.
+    /// Makes another thread take part in a lane's work.
     pub(crate) fn call_help(core: &Arc<Core>, attached: &Arc<Attached>) {
         let this = &core.workers;
         let index = this.next_helper.fetch_add(1, Relaxed) % this.shards.len();
@@ -94,7 +94,7 @@ impl Workers {
 
 fn spawn(core: &Arc<Core>, index: usize, acceptor: Option<Acceptor>) -> Result<()> {
     let for_thread = Arc::clone(core);
-    // Held until the thread is on the list: who stops joins what is on it, and nothing comes after.
+    // Locked until the thread is in the list: `stop` joins the threads in the list, and none may be added afterwards.
     let mut threads = core.workers.threads.lock();
     if core.workers.stopping() {
         return Err(Error::Closed);
@@ -128,7 +128,7 @@ fn spawn(core: &Arc<Core>, index: usize, acceptor: Option<Acceptor>) -> Result<(
     Ok(())
 }
 
-/// A worker panicked: the endpoint's transfers fail with its message, the process lives.
+/// A worker panicked: fails the endpoint's transfers with its message. The process lives on.
 fn give_up(core: &Arc<Core>, message: String) {
     tracing::error!("a worker panicked: {message}");
     let message: Arc<str> = message.into();
@@ -143,22 +143,22 @@ fn message_of(panic: &(dyn std::any::Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "unknown".into())
 }
 
-/// One thread.
+/// A worker thread.
 struct Worker {
     shard: usize,
     /// How long it spins for more work before it sleeps.
     spin: Duration,
-    /// The same on lanes that callers use as well.
+    /// The same, on lanes that callers use as well.
     spin_beside_callers: Duration,
-    /// Lanes that are not armed: they have just had something to do, or callers hold them.
+    /// Lanes that are not armed, because they have just had something to do or callers look after them.
     hot: Vec<Arc<Attached>>,
-    /// Lanes in whose work it takes part.
+    /// Lanes in whose shared work it takes part.
     helping: VecDeque<Arc<Attached>>,
     acceptor: Option<Acceptor>,
     events: Vec<Event>,
     looked: Instant,
     idle_looks: u32,
-    /// How often in a row some lane could not be armed although there was nothing to do.
+    /// How many times in a row some lane could not be armed although there was nothing to do.
     failed_arms: u32,
 }
 
@@ -169,7 +169,7 @@ impl Worker {
                 self.failed_arms = 0;
             }
             let timeout = self.prepare_sleep(core);
-            // Its bell may have been answered while spinning, and does not ring again.
+            // Spinning may have consumed the bell, which does not ring again.
             if core.workers.stopping() {
                 return;
             }
@@ -182,10 +182,10 @@ impl Worker {
         &core.workers.shards[self.shard]
     }
 
-    /// Progresses hot lanes, and helps with others, until they have been quiet for a while. What was woken for nothing
-    /// sleeps again at once.
+    /// Makes progress on hot lanes and helps with others, until they have been quiet for a while. If there was nothing
+    /// to do, returns at once so that the worker sleeps again.
     ///
-    /// Says whether anything was done.
+    /// Returns whether anything was done.
     fn spin(&mut self, core: &Arc<Core>) -> bool {
         let mut now = Instant::now();
         let mut glanced = now;
@@ -220,16 +220,16 @@ impl Worker {
         }
     }
 
-    /// How long it spins on the lanes that are hot.
+    /// How long to spin on the lanes that are hot now.
     fn spin_at(&self, now: Instant) -> Duration {
         let has_callers = self.hot.iter().any(|attached| attached.has_callers(now));
         if has_callers { self.spin_beside_callers } else { self.spin }
     }
 
-    /// Takes part in work that can be shared, a piece of it at a time: there may be other things to do.
+    /// Does one part of the work that threads can share. Only one, because there may be other things to do.
     fn help(&mut self) -> bool {
         while let Some(attached) = self.helping.pop_front() {
-            if attached.conn.lanes[attached.lane].help() {
+            if attached.conn.help() {
                 self.helping.push_back(attached);
                 return true;
             }
@@ -237,12 +237,13 @@ impl Worker {
         false
     }
 
-    /// Arms what is hot, and says how long to sleep; `None` is until something happens.
+    /// Arms the hot lanes. Returns how long to sleep; `None` means until something happens.
     fn prepare_sleep(&mut self, core: &Arc<Core>) -> Option<Duration> {
         let shard = self.shard(core);
         let now = Instant::now();
         let mut timeout: Option<Duration> = None;
-        // Others are at a lane that shows nothing and cannot be armed, and may wait for this processor.
+        // Another thread is at work on a lane that shows nothing and cannot be armed. It may be waiting for this
+        // processor.
         let retry = if self.failed_arms > 1 { NAP } else { Duration::ZERO };
         let mut failed = false;
         self.hot.retain(|attached| {
@@ -265,7 +266,7 @@ impl Worker {
         if self.acceptor.as_ref().is_some_and(Acceptor::is_busy) {
             timeout = Some(timeout.unwrap_or(HOUSEKEEPING).min(HOUSEKEEPING));
         }
-        // Announced before the look, so that whoever posts after it sees it.
+        // Set before the checks below: a caller that posts after them sees it.
         shard.unhurried.store(true, SeqCst);
         if core.transfers.pending.load(SeqCst) > 0
             || self.idle_looks < 5
@@ -334,7 +335,7 @@ impl Worker {
         }
     }
 
-    /// Ends what is past its deadline, and gives up peers that are silent.
+    /// Ends transfers that are past their deadline, and gives up peers that are silent.
     fn housekeep(&mut self, core: &Arc<Core>) {
         if self.shard > 0 || self.looked.elapsed() < HOUSEKEEPING {
             return;
@@ -352,7 +353,7 @@ impl Worker {
     }
 }
 
-/// Waits for events. The kernel counts an epoll's time in milliseconds: what is shorter is left to `poll`.
+/// Waits for events. The kernel measures an epoll's timeout in milliseconds, so shorter timeouts use `poll`.
 fn wait_on(
     epoll: &OwnedFd,
     events: &mut Vec<Event>,

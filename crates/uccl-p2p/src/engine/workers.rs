@@ -1,4 +1,4 @@
-//! The workers of an endpoint: what each sleeps on, and how they are woken and stopped.
+//! The workers of an endpoint: what each sleeps on, how they are woken, and how they are stopped.
 //!
 //! Each worker sleeps on one epoll. A lane is armed there once at a time: its event wakes the worker
 //! once, and it is armed again only when the worker goes back to sleep. Lanes that callers progress
@@ -22,7 +22,7 @@ use uccl_device::CpuList;
 use super::{attached::Attached, park::Parker, places};
 use crate::error::{Error, Result};
 
-/// Who waits for workers to end lets others have its processor for so long, and then sleeps for so long at a time.
+/// How long a thread that waits for workers to end only yields its processor; then also how long each of its naps is.
 const BRISK: Duration = Duration::from_micros(200);
 
 pub(super) const BELL: u64 = 0;
@@ -32,7 +32,7 @@ pub(crate) const ACCEPTOR: u64 = 1 << 62;
 pub(super) enum Kick<C> {
     /// Progress this lane.
     Lane(Arc<Attached<C>>),
-    /// Take part in its work.
+    /// Take part in the lane's shared work.
     Help(Arc<Attached<C>>),
 }
 
@@ -43,7 +43,7 @@ pub(super) struct Shard<C> {
     pub(super) kicks: Mutex<Vec<Kick<C>>>,
     pub(super) lanes: Mutex<HashMap<u64, Arc<Attached<C>>>>,
     pub(super) started: AtomicBool,
-    /// Asleep without looking at deadlines.
+    /// Whether it sleeps without looking at deadlines.
     pub(super) unhurried: AtomicBool,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct Workers<C> {
     pub(super) shards: Vec<Shard<C>>,
     pub(super) threads: Mutex<Vec<JoinHandle<()>>>,
     stop: AtomicBool,
-    /// The CPUs to keep them on, and those that the first may run on since.
+    /// The CPUs to keep the workers on (`near`), and those on which the first has been kept (`settled`).
     near: Option<CpuList>,
     settled: OnceLock<CpuList>,
     pub(super) next_token: AtomicU64,
@@ -60,7 +60,7 @@ pub(crate) struct Workers<C> {
 }
 
 impl<C> Workers<C> {
-    /// `near` is where they are to run, if not anywhere.
+    /// `near`: the CPUs on which workers run; `None` for any.
     pub(crate) fn new(count: usize, near: Option<CpuList>) -> Result<Self> {
         let shards = (0..count.max(1)).map(|_| Shard::new()).collect::<Result<_>>()?;
         Ok(Self {
@@ -74,27 +74,27 @@ impl<C> Workers<C> {
         })
     }
 
-    /// Takes lanes out of the care of workers.
+    /// Stops workers from looking after lanes.
     pub(crate) fn detach(&self, lanes: &[Arc<Attached<C>>]) {
         for attached in lanes {
             let shard = &self.shards[attached.shard];
             shard.lanes.lock().remove(&attached.token);
             let interest = attached.link.interest();
-            // A descriptor that is not watched is what was wanted.
+            // A descriptor that was not watched is fine.
             for fd in [Some(interest.fd), interest.end].into_iter().flatten() {
                 let _ = epoll::delete(&shard.epoll, fd);
             }
         }
     }
 
-    /// Has workers progress these lanes now.
+    /// Makes workers look after these lanes now.
     pub(crate) fn kick(&self, lanes: &[Arc<Attached<C>>]) {
         for attached in lanes {
             self.shards[attached.shard].kick(Kick::Lane(Arc::clone(attached)));
         }
     }
 
-    /// Makes sure that deadlines are looked at from now on.
+    /// Makes sure that the first worker checks deadlines from now on.
     pub(crate) fn hurry(&self) {
         let first = &self.shards[0];
         if first.unhurried.swap(false, SeqCst) {
@@ -106,12 +106,12 @@ impl<C> Workers<C> {
         self.shards.iter().for_each(|shard| shard.bell.ring());
     }
 
-    /// The CPUs that workers keep to, once the first has begun to.
+    /// The CPUs that workers keep to, once the first worker has started.
     pub(crate) fn cpus(&self) -> Option<&CpuList> {
         self.settled.get()
     }
 
-    /// The calling thread is a worker.
+    /// Moves the calling thread, a worker, to its CPUs.
     pub(super) fn settle(&self) {
         if let Some(cpus) = self.near.as_ref().and_then(places::settle) {
             let _ = self.settled.set(cpus);
@@ -122,8 +122,8 @@ impl<C> Workers<C> {
         self.stop.load(Acquire)
     }
 
-    /// Stops every thread, and joins those that end by then, but for one that calls this; says how many have not. They end by
-    /// themselves, keep what they use, and are waited for again by who calls this again.
+    /// Stops every thread, and joins those that end before `until`, except the calling one. Returns how many have not
+    /// ended. These keep what they use and end by themselves; a further call waits for them again.
     pub(crate) fn stop(&self, until: Option<Instant>) -> usize {
         self.stop.store(true, SeqCst);
         self.wake_all();
@@ -135,7 +135,7 @@ impl<C> Workers<C> {
             if left == 0 || is_late {
                 break left;
             }
-            // Not under the lock: one that has something to start asks for it, and then ends.
+            // Without the lock: a worker that is about to start another one needs it before it ends.
             match begun.elapsed() < BRISK {
                 true => std::thread::yield_now(),
                 false => std::thread::sleep(BRISK),
@@ -158,7 +158,7 @@ impl<C> Workers<C> {
         }
     }
 
-    /// How many threads have not ended, but for the calling one.
+    /// How many threads have not ended, not counting the calling one.
     pub(crate) fn running(&self) -> usize {
         let own = std::thread::current().id();
         self.threads.lock().iter().filter(|thread| thread.thread().id() != own).count()

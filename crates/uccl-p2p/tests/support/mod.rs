@@ -3,7 +3,7 @@
 pub(crate) mod place;
 pub(crate) mod suite;
 
-use std::time::Duration;
+use std::{sync::atomic::AtomicU64, time::Duration};
 
 use uccl_p2p::{
     Config, ConnId, Endpoint, Error, Iov, MrId, Op, Request, Status, TransferId, Transport,
@@ -58,6 +58,16 @@ pub(crate) fn iov(mr: MrId, memory: &[u8]) -> Iov {
 
 pub(crate) fn advert(ep: &Endpoint, mr: MrId, memory: &[u8]) -> Advert {
     ep.advertise(mr, memory.as_ptr() as usize, memory.len()).expect("advertised")
+}
+
+/// Registers words that peers' signals change.
+pub(crate) fn register_words(ep: &Endpoint, words: &[AtomicU64]) -> MrId {
+    // SAFETY: as in `register`; atomics may be changed by anyone.
+    unsafe { ep.register(words.as_ptr() as usize, size_of_val(words)) }.expect("registered")
+}
+
+pub(crate) fn advert_word(ep: &Endpoint, mr: MrId, word: &AtomicU64) -> Advert {
+    ep.advertise(mr, word.as_ptr() as usize, size_of_val(word)).expect("advertised")
 }
 
 /// What carries bytes from one endpoint to the other's memory.

@@ -1,13 +1,16 @@
 //! What every link must do: run over all pairs that a test binary has, as it says in `pairs`.
 
-use std::time::Duration;
-
-use uccl_p2p::{
-    Endpoint, Error, Iov, Op, Request, Status, TransferId, Tried, Uninterrupted,
-    wire::advert::Advert,
+use std::{
+    sync::atomic::{AtomicU64, Ordering::Acquire},
+    time::Duration,
 };
 
-use super::{advert, finish, iov, pattern, register, request};
+use uccl_p2p::{
+    Change, Endpoint, Error, Iov, Op, Request, Signal, Status, TransferId, Tried, Uninterrupted,
+    Until, wire::advert::Advert,
+};
+
+use super::{advert, advert_word, finish, iov, pattern, register, register_words, request};
 use crate::pairs;
 
 const SIZES: [usize; 9] = [0, 1, 64, 4096, 33_000, 256 << 10, (1 << 20) + 3, 8 << 20, 40 << 20];
@@ -182,6 +185,210 @@ fn notifications_follow_their_data() {
             finish(&p.a, *id).expect("answered");
         }
         assert!(from == to, "{link}");
+    }
+}
+
+/// Words that signals change.
+fn words<const N: usize>() -> [AtomicU64; N] {
+    std::array::from_fn(|_| AtomicU64::new(0))
+}
+
+fn signal(advert: Advert, change: Change) -> Option<Signal> {
+    Some(Signal { advert, change, strong: false })
+}
+
+#[test]
+fn signals_follow_the_bytes_that_they_stand_for() {
+    for (link, p) in pairs() {
+        let limit = Some(Duration::from_secs(20));
+        let of_b = words::<2>();
+        let m = register_words(&p.b, &of_b);
+        let word = |at: usize| advert_word(&p.b, m, &of_b[at]);
+        for (round, len) in SIZES.into_iter().enumerate() {
+            let round = round as u64 + 1;
+            let (mut from, mut to) = (pattern(len.max(1), round as u8), vec![0xEE; len.max(1)]);
+            let (here, there) = (register(&p.a, &mut from), register(&p.b, &mut to));
+            let (iovs, adverts) = ([iov(here, &from[..len])], [advert(&p.b, there, &to[..len])]);
+            let write = request(p.to_b, Op::Write, &iovs, &adverts);
+            let set = Request { signal: signal(word(0), Change::Set(round)), ..write };
+            let id = p.a.post(&set).expect("posted");
+            let until = Until::AtLeast(round);
+            let at = |word: &AtomicU64| word.as_ptr() as usize;
+            let seen = p.b.wait_word(m, at(&of_b[0]), until, limit, &mut Uninterrupted);
+            // The user of a link that needs its owner's help may be at work elsewhere.
+            assert_eq!(seen.expect(link), round, "{link} {len}");
+            assert!(from[..len] == to[..len], "{link} {len}: a signal before its bytes");
+            finish(&p.a, id).expect("written");
+            to.fill(0xEE);
+            let add = Request { signal: signal(word(1), Change::Add(10)), ..write };
+            p.a.run(&add, &mut Uninterrupted).expect("written");
+            assert_eq!(of_b[1].load(Acquire), 10 * round, "{link} {len}: done, and not visible");
+            assert!(from[..len] == to[..len], "{link} {len}");
+            for (ep, mr) in [(&p.a, here), (&p.b, there)] {
+                ep.deregister(mr).expect("unused");
+            }
+        }
+        p.b.deregister(m).expect("unused");
+    }
+}
+
+#[test]
+fn a_signal_needs_no_bytes_and_comes_before_the_notification() {
+    for (link, p) in pairs() {
+        let of_b = words::<1>();
+        let m = register_words(&p.b, &of_b);
+        let signal = signal(advert_word(&p.b, m, &of_b[0]), Change::Add(u64::MAX));
+        let none = Request { signal, ..request(p.to_b, Op::Write, &[], &[]) };
+        let done = p.a.run(&none, &mut Uninterrupted).expect(link);
+        assert_eq!((done.bytes, of_b[0].load(Acquire)), (0, u64::MAX), "{link}");
+        let notified = Request { notif: Some(b"signalled"), ..none };
+        let id = p.a.post(&notified).expect("posted");
+        let limit = Some(Duration::from_secs(20));
+        let heard = p.b.wait_notifs(limit, &mut Uninterrupted).expect("notified");
+        assert_eq!(of_b[0].load(Acquire), u64::MAX - 1, "{link}");
+        assert_eq!(heard[0].payload, b"signalled", "{link}");
+        finish(&p.a, id).expect("done");
+        p.b.deregister(m).expect("unused");
+    }
+}
+
+#[test]
+fn nothing_is_signalled_that_is_not_there_or_not_allowed() {
+    for (link, p) in pairs() {
+        let of_b = words::<2>();
+        let m = register_words(&p.b, &of_b);
+        let good = advert_word(&p.b, m, &of_b[0]);
+        for len in [64, 100_000] {
+            let (mut from, mut to) = (pattern(len, 7), vec![0xEE; len]);
+            let (here, there) = (register(&p.a, &mut from), register(&p.b, &mut to));
+            let (iovs, bytes) = ([iov(here, &from)], advert(&p.b, there, &to));
+            let write = |bytes: Advert, word: Advert| {
+                let adverts = [bytes];
+                let write = request(p.to_b, Op::Write, &iovs, &adverts);
+                let signal = signal(word, Change::Add(1));
+                p.a.run(&Request { signal, ..write }, &mut Uninterrupted)
+            };
+            let forged = |advert: Advert| Advert { key: advert.key ^ 1, ..advert };
+            let refused = write(forged(bytes), good);
+            assert!(matches!(refused, Err(Error::RemoteAccess { .. })), "{link} {refused:?}");
+            let refused = write(bytes, forged(good));
+            assert!(matches!(refused, Err(Error::RemoteAccess { .. })), "{link} {refused:?}");
+            let beyond = Advert { addr: good.addr + 16, ..good };
+            let refused = write(bytes, beyond);
+            assert!(matches!(refused, Err(Error::RemoteAccess { .. })), "{link} {refused:?}");
+            for wrong in [Advert { addr: good.addr + 4, ..good }, Advert { len: 7, ..good }] {
+                let refused = write(bytes, wrong);
+                assert!(matches!(refused, Err(Error::Invalid(_))), "{link} {refused:?}");
+            }
+            let foreign = Advert { instance: good.instance ^ 1, ..good };
+            assert!(matches!(write(bytes, foreign), Err(Error::ForeignAdvert { .. })), "{link}");
+            for (ep, mr) in [(&p.a, here), (&p.b, there)] {
+                ep.deregister(mr).expect("unused");
+            }
+        }
+        let read = request(p.to_b, Op::Read, &[], &[]);
+        let read = Request { signal: signal(good, Change::Add(1)), ..read };
+        assert!(matches!(p.a.run(&read, &mut Uninterrupted), Err(Error::Invalid(_))), "{link}");
+        p.b.deregister(m).expect("unused");
+        let revoked = Request { op: Op::Write, ..read };
+        let revoked = p.a.run(&revoked, &mut Uninterrupted);
+        assert!(matches!(revoked, Err(Error::RemoteAccess { .. })), "{link} {revoked:?}");
+        assert!(of_b.iter().all(|word| word.load(Acquire) == 0), "{link}");
+    }
+}
+
+/// Long writes of a context, and behind each a short one whose strong signal stands for all of them.
+#[test]
+fn strong_signals_stand_for_all_of_their_context() {
+    for (link, p) in pairs() {
+        let limit = Some(Duration::from_secs(20));
+        let of_b = words::<1>();
+        let m = register_words(&p.b, &of_b);
+        let (mut from, mut to) = (pattern(6 << 20, 9), vec![0; 6 << 20]);
+        let (here, there) = (register(&p.a, &mut from), register(&p.b, &mut to));
+        let signal = Some(Signal {
+            advert: advert_word(&p.b, m, &of_b[0]),
+            change: Change::Add(1),
+            strong: true,
+        });
+        for round in 1..=8 {
+            let mut ids = Vec::new();
+            for (from, to) in from.chunks(1 << 20).zip(to.chunks(1 << 20)) {
+                let (iovs, adverts) = ([iov(here, from)], [advert(&p.b, there, to)]);
+                let write = request(p.to_b, Op::Write, &iovs, &adverts);
+                ids.push(p.a.post(&Request { context: 5, ..write }).expect("posted"));
+            }
+            let none = Request { signal, context: 5, ..request(p.to_b, Op::Write, &[], &[]) };
+            ids.push(p.a.post(&none).expect("posted"));
+            let (at, until) = (of_b[0].as_ptr() as usize, Until::Equals(round));
+            p.b.wait_word(m, at, until, limit, &mut Uninterrupted).expect(link);
+            assert!(from == to, "{link}: a strong signal before a write of its context");
+            for id in ids {
+                finish(&p.a, id).expect("done");
+            }
+            to.fill(0);
+        }
+        // One that fails, and none is sent any more; another context has nothing to do with it.
+        let forged = advert(&p.b, there, &to);
+        let forged = [Advert { key: forged.key ^ 1, ..forged }];
+        let iovs = [iov(here, &from)];
+        let failing = Request { context: 5, ..request(p.to_b, Op::Write, &iovs, &forged) };
+        let failing = p.a.post(&failing);
+        let none = Request { signal, context: 5, ..request(p.to_b, Op::Write, &[], &[]) };
+        let signalled = p.a.post(&none).and_then(|id| finish(&p.a, id));
+        assert!(matches!(signalled, Err(Error::ContextFailed { context: 5 })), "{link}");
+        assert!(failing.and_then(|id| finish(&p.a, id)).is_err(), "{link}");
+        let signalled = p.a.run(&none, &mut Uninterrupted);
+        assert!(matches!(signalled, Err(Error::ContextFailed { context: 5 })), "{link}");
+        assert_eq!(of_b[0].load(Acquire), 8, "{link}");
+        p.a.run(&Request { context: 6, ..none }, &mut Uninterrupted).expect(link);
+        assert_eq!(of_b[0].load(Acquire), 9, "{link}");
+        for (ep, mr) in [(&p.a, here), (&p.b, there), (&p.b, m)] {
+            ep.deregister(mr).expect("unused");
+        }
+    }
+}
+
+#[test]
+fn signals_of_several_threads_add_up() {
+    const EACH: u64 = 300;
+    for (link, p) in pairs() {
+        let of_b = words::<1>();
+        let m = register_words(&p.b, &of_b);
+        let signal = signal(advert_word(&p.b, m, &of_b[0]), Change::Add(1));
+        let (mut from, mut to) = (pattern(4096, 1), vec![0; 4096]);
+        let (here, there) = (register(&p.a, &mut from), register(&p.b, &mut to));
+        let (iovs, adverts) = ([iov(here, &from)], [advert(&p.b, there, &to)]);
+        let write = Request { signal, ..request(p.to_b, Op::Write, &iovs, &adverts) };
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for _ in 0..EACH {
+                        p.a.run(&write, &mut Uninterrupted).expect(link);
+                    }
+                });
+            }
+        });
+        assert_eq!(of_b[0].load(Acquire), 3 * EACH, "{link}");
+        for (ep, mr) in [(&p.a, here), (&p.b, there), (&p.b, m)] {
+            ep.deregister(mr).expect("unused");
+        }
+    }
+}
+
+#[test]
+fn a_word_that_does_not_change_is_waited_for_as_long_as_was_said() {
+    for (link, p) in pairs().into_iter().take(1) {
+        let of_b = words::<2>();
+        let m = register_words(&p.b, &of_b);
+        let at = of_b[0].as_ptr() as usize;
+        let soon = Some(Duration::from_millis(30));
+        let wait = |at, until| p.b.wait_word(m, at, until, soon, &mut Uninterrupted);
+        assert!(matches!(wait(at, Until::AtLeast(1)), Err(Error::Timeout(_))), "{link}");
+        assert_eq!(wait(at, Until::Equals(0)).expect("it is"), 0, "{link}");
+        assert!(matches!(wait(at + 4, Until::Equals(0)), Err(Error::Invalid(_))), "{link}");
+        assert!(matches!(wait(at + 16, Until::Equals(0)), Err(Error::OutsideRegion { .. })));
+        p.b.deregister(m).expect("unused");
     }
 }
 

@@ -4,7 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use uccl_proto::{Handles, Session, incoming::Arrived, lanes::Orphan, outgoing::Way};
-use uccl_wire::message::{Answer, Source, Verdict};
+use uccl_wire::{
+    frame::Status,
+    message::{Answer, Change, Place, Source, Verdict},
+};
 
 /// Handles are the numbers under which the records are found.
 #[derive(Debug, PartialEq, Eq)]
@@ -13,6 +16,7 @@ pub(crate) struct Sim;
 impl Handles for Sim {
     type Send = u64;
     type Notif = u64;
+    type Signal = u64;
     type Receive = u64;
     type Ask = u64;
     type Asked = u64;
@@ -56,7 +60,18 @@ pub(crate) struct Operation {
     /// Its lane has told that it died.
     pub(crate) is_orphan: bool,
     pub(crate) has_ended: bool,
+    /// What is to be told of its end at the peer.
+    pub(crate) signal: Option<Signal>,
 }
+
+/// A signal that an operation carries: its number goes to the peer, and something is added to a word there.
+pub(crate) struct Signal {
+    pub(crate) is_applied: bool,
+    pub(crate) answer: Option<Status>,
+}
+
+/// Words of each end that signals add to.
+pub(crate) const WORDS: usize = 4;
 
 /// What becomes of our end of a lane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -76,6 +91,8 @@ pub(crate) struct End {
     pub(crate) asks: Vec<Option<Answer>>,
     pub(crate) copies: BTreeMap<u64, Copy>,
     pub(crate) operations: Vec<Operation>,
+    /// Words that the peer's signals add to.
+    pub(crate) words: [u64; WORDS],
     pub(crate) lanes: Vec<LaneState>,
     /// Keys with which the peer reaches memory of ours.
     pub(crate) keys: BTreeSet<u64>,
@@ -84,6 +101,8 @@ pub(crate) struct End {
     /// Notifications of the peer that were delivered, by their place among all.
     pub(crate) delivered: u64,
     pub(crate) heard_ms: u64,
+    /// The last of the peer's signals that a hostile peer had this end apply.
+    pub(crate) signals_heard: u64,
 }
 
 /// Keys of sends and of notifications are apart.
@@ -103,11 +122,13 @@ impl End {
             asks: Vec::new(),
             copies: BTreeMap::new(),
             operations: Vec::new(),
+            words: [0; WORDS],
             lanes: vec![LaneState::Alive; lanes],
             keys: BTreeSet::new(),
             last_met: None,
             delivered: 0,
             heard_ms: 0,
+            signals_heard: 0,
         }
     }
 
@@ -198,6 +219,26 @@ impl End {
         let notif = &mut self.notifs[id as usize];
         assert_eq!(notif.ended.replace(is_delivered), None, "notification {id} ends twice");
         self.keys.remove(&(NOTIFS | id));
+    }
+
+    /// An operation has ended: its signal, if it carries one.
+    pub(crate) fn operation_ended(&mut self, id: u64) -> Vec<u8> {
+        let operation = &mut self.operations[id as usize];
+        assert!(!std::mem::replace(&mut operation.has_ended, true), "operation {id} ends twice");
+        let mut message = Vec::new();
+        if operation.signal.is_some() {
+            // The peer of the simulation finds the operation by the value.
+            let word = Place { addr: id % WORDS as u64, key: id, slot: 0 };
+            let sent = self.session.signals.send(word, Change::Add(id + 1), id, &mut message);
+            sent.expect("there is room");
+        }
+        message
+    }
+
+    /// The peer has answered the signal of an operation.
+    pub(crate) fn signal_ended(&mut self, id: u64, status: Status) {
+        let signal = self.operations[id as usize].signal.as_mut().expect("it carries one");
+        assert_eq!(signal.answer.replace(status), None, "signal {id} ends twice");
     }
 
     /// A lane that takes operations.

@@ -2,11 +2,15 @@
 
 use fastrand::Rng;
 use uccl_proto::{Event, Violation, asked::CopyEnd, incoming::Arrived, notifications::Next};
-use uccl_wire::message::{
-    self, Answer, AskPiece, Direction, MAX_ASKED_PIECES, MAX_ASKS, Message, Place, Source, Verdict,
+use uccl_wire::{
+    frame::Status,
+    message::{
+        self, Answer, AskPiece, Change, Direction, MAX_ASKED_PIECES, MAX_ASKS, Message, Place,
+        Source, Verdict,
+    },
 };
 
-use crate::end::{Copy, End};
+use crate::end::{Copy, End, Operation, Signal};
 
 /// Messages a seed, if the connection lives for so long.
 const MESSAGES: u64 = 150;
@@ -32,7 +36,15 @@ pub(crate) fn run(seed: u64) -> u64 {
 
 /// The victim has sends, receives and asks of its own that the peer may answer.
 fn begin(victim: &mut End, rng: &mut Rng) {
-    match rng.u8(..4) {
+    match rng.u8(..5) {
+        4 => {
+            let signal = Some(Signal { is_applied: false, answer: None });
+            let id = victim.operations.len() as u64;
+            let (lane, attempts) = (0, 1);
+            let (is_orphan, has_ended) = (false, false);
+            victim.operations.push(Operation { lane, attempts, is_orphan, has_ended, signal });
+            drop(victim.operation_ended(id));
+        }
         0 => drop(victim.send(vec![rng.u32(..100); rng.usize(..3)], rng.bool())),
         1 => {
             if let Some((receive, arrived)) = victim.receive(vec![64; rng.usize(..3)]) {
@@ -70,6 +82,15 @@ fn hear(victim: &mut End, rng: &mut Rng, bytes: &[u8]) -> Result<(), Violation> 
         Event::AskEnded { ask, answer } => {
             assert_eq!(victim.asks[ask as usize].replace(answer), None, "ask {ask} ends twice");
         }
+        Event::Signal { id, .. } => {
+            // A victim that does not answer is one whose memory is busy.
+            assert_eq!(id, victim.signals_heard + 1, "out of turn, or twice");
+            victim.signals_heard = id;
+            if rng.bool() {
+                victim.session.signals.answer(id, Status::Ok, &mut out);
+            }
+        }
+        Event::SignalEnded { signal, status } => victim.signal_ended(signal, status),
         Event::Notified => {
             while let Next::Deliver(_) = victim.session.notifications.next(&mut out) {}
         }
@@ -105,13 +126,19 @@ fn message(victim: &End, rng: &mut Rng, step: u64) -> Vec<u8> {
     let sends = victim.sends.iter().filter(|send| send.ended.is_none()).map(|send| send.seq);
     let notifs = (1..).zip(&victim.notifs).filter(|(_, notif)| notif.ended.is_none());
     let asks = (1..).zip(&victim.asks).filter(|(_, answer)| answer.is_none());
+    let is_open = |operation: &Operation| {
+        operation.signal.as_ref().is_some_and(|signal| signal.answer.is_none())
+    };
+    let signals = (1..).zip(&victim.operations).filter(|(_, operation)| is_open(operation));
     // What nothing open could answer is not answered, mostly.
-    let mut kind = rng.u8(..14);
+    let mut kind = rng.u8(..16);
     let id = match kind {
         2 => number(sends, rng),
         6 => number(notifs.map(|(id, _)| id), rng),
         8 => number(asks.map(|(id, _)| id), rng),
         9 => number(victim.copies.keys().copied(), rng),
+        14 => number(std::iter::once(victim.signals_heard + 1), rng),
+        15 => number(signals.map(|(id, _)| id), rng),
         _ => step + 1,
     };
     let is_known = match kind {
@@ -121,6 +148,8 @@ fn message(victim: &End, rng: &mut Rng, step: u64) -> Vec<u8> {
             .get((id as usize).wrapping_sub(1))
             .is_some_and(|notif| notif.ended.is_none()),
         8 => victim.asks.get((id as usize).wrapping_sub(1)).is_some_and(Option::is_none),
+        14 => id == victim.signals_heard + 1,
+        15 => victim.operations.get((id as usize).wrapping_sub(1)).is_some_and(is_open),
         10 | 12 => false,
         _ => true,
     };
@@ -154,6 +183,8 @@ fn message(victim: &End, rng: &mut Rng, step: u64) -> Vec<u8> {
         10 => message::lane_down(rng.u16(..4), &mut out),
         11 => message::link_head(rng.u16(..5), &mut out),
         12 => out.extend((0..rng.usize(..64)).map(|_| rng.u8(..))),
+        14 => message::signal(id, place(rng), Change::Add(rng.u64(..)), &mut out),
+        15 => message::signal_ack(id, Status::Denied, &mut out),
         _ => message::link_head(0, &mut out),
     }
     // Damaged, cut, or a fragment.

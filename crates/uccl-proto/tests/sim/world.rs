@@ -11,9 +11,12 @@ use uccl_proto::{
     liveness::Look,
     notifications::Next,
 };
-use uccl_wire::message::{Answer, AskPiece, Direction, Message, Place, Verdict};
+use uccl_wire::{
+    frame::Status,
+    message::{Answer, AskPiece, Change, Direction, Message, Place, Verdict},
+};
 
-use crate::end::{Copy, End, LaneState, Operation, bytes_of};
+use crate::end::{Copy, End, LaneState, Operation, Signal, WORDS, bytes_of};
 
 /// Steps in which something new is begun.
 const BEGINNINGS: u32 = 200;
@@ -117,6 +120,7 @@ impl World {
         self.call_all_off();
         self.settle();
         self.check_ended();
+        self.check_words();
         self.close();
         self.steps
     }
@@ -344,11 +348,13 @@ impl World {
 
     fn begin_operation(&mut self, of: usize) {
         let id = self.ends[of].operations.len() as u64;
+        let is_signalled = self.rng.bool();
         self.ends[of].operations.push(Operation {
             lane: 0,
             attempts: 0,
             is_orphan: false,
             has_ended: false,
+            signal: is_signalled.then_some(Signal { is_applied: false, answer: None }),
         });
         self.post(of, id);
     }
@@ -365,8 +371,7 @@ impl World {
     }
 
     fn land(&mut self, of: usize, id: u64, attempt: u32) {
-        let Operation { lane, attempts, is_orphan, has_ended } =
-            self.ends[of].operations[id as usize];
+        let Operation { lane, attempts, is_orphan, .. } = self.ends[of].operations[id as usize];
         let is_latest = attempt == attempts;
         if self.ends[1 - of].lanes[lane] == LaneState::Dead && is_latest {
             // The peer's end takes nothing any more: the poster's end learns of it by the loss of its lane.
@@ -377,8 +382,8 @@ impl World {
         }
         // It lands: our end is told, unless that is dead or has been told otherwise.
         if self.ends[of].lanes[lane] != LaneState::Dead && !is_orphan {
-            assert!(!has_ended, "operation {id} ends twice");
-            self.ends[of].operations[id as usize].has_ended = true;
+            let signal = self.ends[of].operation_ended(id);
+            self.say(of, signal);
         }
     }
 
@@ -457,6 +462,13 @@ impl World {
                 assert!(self.ends[1 - to].delivered > notif, "told before it was so");
                 self.ends[to].notif_ended(notif, is_delivered);
             }
+            Event::Signal { id, word, change } => self.apply(to, id, word, change),
+            Event::SignalEnded { signal, status } => {
+                let operation = &self.ends[to].operations[signal as usize];
+                let is_applied = operation.signal.as_ref().is_some_and(|signal| signal.is_applied);
+                assert_eq!(status == Status::Ok, is_applied, "signal {signal}");
+                self.ends[to].signal_ended(signal, status);
+            }
             // A user who is slow lets them wait.
             Event::Notified if !self.is_heavy && self.rng.bool() => self.take(to),
             Event::Notified if !self.is_heavy => self.later(Happening::Take { at: to }),
@@ -493,6 +505,39 @@ impl World {
             None => assert!(verdict == Verdict::Cancelled && is_wanted_back, "send {id}"),
         }
         self.ends[at].send_ended(id, verdict);
+    }
+
+    /// Changes a word for the peer's operation, unless its region has been revoked.
+    fn apply(&mut self, at: usize, id: u64, word: Place, change: Change) {
+        let Change::Add(value) = change else { panic!("all are additions") };
+        let operation = &mut self.ends[1 - at].operations[(value - 1) as usize];
+        assert!(operation.has_ended, "a signal stands for bytes that are not there");
+        let signal = operation.signal.as_mut().expect("it carries one");
+        assert!(!signal.is_applied, "a signal is applied twice");
+        let status = if self.rng.u8(..) < 10 { Status::UnknownKey } else { Status::Ok };
+        if status == Status::Ok {
+            signal.is_applied = true;
+            let word = &mut self.ends[at].words[word.addr as usize];
+            *word = change.of(*word);
+        }
+        let mut out = Vec::new();
+        self.ends[at].session.signals.answer(id, status, &mut out);
+        self.say(at, out);
+    }
+
+    /// Each word is the sum of the signals that were applied to it, as their sender was told.
+    fn check_words(&self) {
+        for at in 0..2 {
+            let mut words = [0; WORDS];
+            for (id, operation) in (0..).zip(&self.ends[1 - at].operations) {
+                let Some(signal) = &operation.signal else { continue };
+                assert!(signal.answer.is_some(), "a signal was not answered");
+                if signal.is_applied {
+                    words[id as usize % WORDS] += id + 1;
+                }
+            }
+            assert_eq!(self.ends[at].words, words);
+        }
     }
 
     fn begin_copy(&mut self, at: usize, id: u64, slots: Vec<u32>) {
@@ -625,6 +670,11 @@ impl World {
             assert_eq!(closed.sends, open.map(|(id, _)| id as u64).collect::<Vec<_>>());
             let open = end.notifs.iter().enumerate().filter(|(_, notif)| notif.ended.is_none());
             assert_eq!(closed.notifs, open.map(|(id, _)| id as u64).collect::<Vec<_>>());
+            let open = (0..).zip(&end.operations).filter(|(_, operation)| {
+                let signal = operation.signal.as_ref().filter(|_| operation.has_ended);
+                signal.is_some_and(|signal| signal.answer.is_none())
+            });
+            assert_eq!(closed.signals, open.map(|(id, _)| id).collect::<Vec<_>>());
             let open = end.asks.iter().enumerate().filter(|(_, answer)| answer.is_none());
             assert_eq!(closed.asks, open.map(|(id, _)| id as u64).collect::<Vec<_>>());
             assert!(end.session.is_closed());

@@ -1,5 +1,10 @@
 //! A hand: a thread with plots of its own, which does one thing after the other at random.
 
+mod fate;
+mod grants;
+mod letters;
+mod moves;
+
 use std::{
     ops::Range,
     sync::{Arc, atomic::Ordering::SeqCst, mpsc::Receiver},
@@ -8,11 +13,9 @@ use std::{
 
 use uccl_p2p::{Error, MrId};
 
+use self::{grants::Grant, letters::Letter, moves::Move};
 use super::{
     EndArgs, fork,
-    grants::Grant,
-    letters::Letter,
-    moves::Move,
     world::{Shared, World},
 };
 use crate::{
@@ -47,16 +50,16 @@ const DISCONNECTS: u32 = 1500;
 const FORKS: u32 = 1500;
 
 pub(crate) struct Hand {
-    pub(crate) number: usize,
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) world: Arc<World>,
-    pub(crate) rng: fastrand::Rng,
+    number: usize,
+    shared: Arc<Shared>,
+    world: Arc<World>,
+    rng: fastrand::Rng,
     words: Receiver<Word>,
-    pub(crate) plots: Vec<Plot>,
+    plots: Vec<Plot>,
     /// The peer's memory that is ours.
-    pub(crate) grants: Vec<Grant>,
-    pub(crate) moves: Vec<Move>,
-    pub(crate) letters: Vec<Letter>,
+    grants: Vec<Grant>,
+    moves: Vec<Move>,
+    letters: Vec<Letter>,
     does: EndArgs,
 }
 
@@ -100,11 +103,10 @@ impl Hand {
         self.shared.hands_ended.fetch_add(1, SeqCst);
     }
 
-    pub(crate) fn note(&self, what: impl AsRef<str>) {
+    fn note(&self, what: impl AsRef<str>) {
         history::note(format!("h{} {}", self.number, what.as_ref()));
     }
 
-    /// One thing.
     fn turn(&mut self) {
         self.follow_world();
         while let Ok(word) = self.words.try_recv() {
@@ -156,13 +158,20 @@ impl Hand {
         }
     }
 
+    /// Until when something must have ended that has this deadline.
+    fn until(&self, timeout: Option<Duration>) -> Duration {
+        let config = self.world.ep.config();
+        let timeout = timeout.unwrap_or(config.transfer_timeout);
+        clock::active() + timeout + config.timeout + watch::SLACK
+    }
+
     /// Plots that a test of theirs is true for.
-    pub(crate) fn some_plot(&mut self, fits: impl Fn(&Plot) -> bool) -> Option<usize> {
+    fn some_plot(&mut self, fits: impl Fn(&Plot) -> bool) -> Option<usize> {
         let fitting: Vec<_> = (0..self.plots.len()).filter(|i| fits(&self.plots[*i])).collect();
         (!fitting.is_empty()).then(|| fitting[self.rng.usize(0..fitting.len())])
     }
 
-    pub(crate) fn check(&self, plot: usize, when: &str) {
+    fn check(&self, plot: usize, when: &str) {
         let plot = &self.plots[plot];
         if plot.held != Use::Kept {
             plot.check(0..plot.len, when);
@@ -170,7 +179,7 @@ impl Hand {
     }
 
     /// Nobody may write there from now on.
-    pub(crate) fn guard(&mut self, plot: usize, range: Range<usize>) {
+    fn guard(&mut self, plot: usize, range: Range<usize>) {
         let stamp = self.shared.stamp();
         self.plots[plot].fill(range, Pattern::guard(stamp));
     }
@@ -205,7 +214,7 @@ impl Hand {
         self.deregister_plot(i, mr);
     }
 
-    pub(crate) fn deregister_plot(&mut self, i: usize, mr: MrId) {
+    fn deregister_plot(&mut self, i: usize, mr: MrId) {
         self.note(format!("deregister {mr} ({:?}) ...", self.plots[i].held));
         let ep = &self.world.ep;
         let ended = watch::call("deregister", ep.config().timeout, || ep.deregister(mr));
@@ -229,17 +238,17 @@ impl Hand {
     }
 
     /// A call could not be sure that nobody writes a plot any more.
-    pub(crate) fn keep(&mut self, i: usize) {
+    fn keep(&mut self, i: usize) {
         self.plots[i].held = Use::Kept;
         self.shared.counts.kept.fetch_add(1, SeqCst);
     }
 
     /// Whether the endpoint is closed, or about to be.
-    pub(crate) fn is_going(&self) -> bool {
+    fn is_going(&self) -> bool {
         matches!(self.world.ep.advertise_all(&[]), Err(Error::Closed))
     }
 
-    pub(crate) fn is_mine_again(&mut self, i: usize, why: &str) {
+    fn is_mine_again(&mut self, i: usize, why: &str) {
         if let Use::Granted(_, id) = self.plots[i].held {
             history::say(&Word::Revoked { hand: self.number, id });
             self.plots[i].check_is_data(why);

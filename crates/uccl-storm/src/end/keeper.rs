@@ -8,7 +8,7 @@ use std::{
 use uccl_p2p::{ConnId, Error, Uninterrupted};
 
 use super::{
-    EndArgs, letters,
+    EndArgs, notifs,
     world::{Shared, World},
 };
 use crate::{history, watch, word::Word};
@@ -50,7 +50,7 @@ impl Keeper {
             self.connect(&world);
             // What closes it is done on this thread, and a child of ours does not come here.
             for notif in world.ep.take_notifs().unwrap_or_default() {
-                letters::deliver(&notif.payload, &self.doors);
+                notifs::deliver(&notif.payload, &self.doors);
             }
             if self.closes && !self.shared.is_ending() && self.rng.u32(0..CLOSES) == 0 {
                 self.close(&world);

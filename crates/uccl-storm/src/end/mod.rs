@@ -1,11 +1,9 @@
 //! One of the two processes.
 
 mod fork;
-mod grants;
 mod hand;
 mod keeper;
-mod letters;
-mod moves;
+mod notifs;
 mod world;
 
 use std::{

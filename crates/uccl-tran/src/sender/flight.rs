@@ -1,4 +1,4 @@
-//! What was posted and has not ended: a ring of messages and probes by number.
+//! The messages and probes that were posted and have not ended, in a ring by number.
 
 use std::time::Instant;
 
@@ -6,7 +6,7 @@ use uccl_wire::ack::Ack;
 
 use crate::Event;
 
-/// Something that was posted.
+/// A message or probe that was posted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sent {
     pub(super) at: Instant,
@@ -17,22 +17,22 @@ pub(super) struct Sent {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
-    /// A message on its way.
+    /// A message under way.
     Message,
-    /// A message that has landed, which is to be reported.
+    /// A message that has landed and is still to be reported.
     Landed,
-    /// A message that never lands, which is to be reported.
+    /// A message that never lands and is still to be reported.
     Lost,
-    /// A probe on its way,
+    /// A probe under way,
     Probe,
     /// one that was sent more than once.
     ProbeAgain,
-    /// Nothing more to be said.
+    /// Ended, and reported if it was a message.
     Over,
 }
 
 impl State {
-    /// Whether its acknowledgement tells the round trip.
+    /// Whether its acknowledgement measures the round trip. That of a probe sent twice does not.
     pub(super) fn times(self) -> bool {
         matches!(self, Self::Message | Self::Probe)
     }
@@ -46,7 +46,7 @@ pub(super) struct Landed {
     pub(super) bytes: u64,
 }
 
-/// The numbers `first..next`, in a ring that is as large as it ever needs to be.
+/// The numbers `first..next`, in a ring that never has to grow.
 #[derive(Debug)]
 pub(super) struct Flight {
     ring: Vec<Option<Sent>>,
@@ -54,7 +54,7 @@ pub(super) struct Flight {
     next: u64,
     /// One after the largest number that was acknowledged.
     acked: u64,
-    /// Everything before has come or was found lost.
+    /// Every number before this has come or was found lost.
     settled: u64,
     messages: u32,
     bytes: u64,
@@ -82,7 +82,7 @@ impl Flight {
         self.first
     }
 
-    /// The number that comes next.
+    /// The next number.
     pub(super) fn next(&self) -> u64 {
         self.next
     }
@@ -92,12 +92,12 @@ impl Flight {
         self.next - self.first
     }
 
-    /// Messages on their way.
+    /// How many messages are under way.
     pub(super) fn messages(&self) -> u32 {
         self.messages
     }
 
-    /// Their bytes.
+    /// Bytes of the messages under way.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -107,7 +107,7 @@ impl Flight {
         self.probes_at_end
     }
 
-    /// The first of them, or the next number if there are none.
+    /// The first probe at the end, or the next number if there is none.
     pub(super) fn first_probe_at_end(&self) -> u64 {
         self.next - u64::from(self.probes_at_end)
     }
@@ -126,7 +126,7 @@ impl Flight {
         number as usize & (self.ring.len() - 1)
     }
 
-    /// Adds what is posted next; its number.
+    /// Adds a message or probe that is to be posted, and returns its number.
     pub(super) fn push(&mut self, sent: Sent) -> u64 {
         if sent.state == State::Message {
             self.messages += 1;
@@ -143,7 +143,7 @@ impl Flight {
         number
     }
 
-    /// The first probe on its way from `at` on, which is now sent once more.
+    /// The first probe under way from `at` on. Marks it as sent more than once.
     pub(super) fn repeat_probe(&mut self, at: u64) -> Option<u64> {
         (at..self.next).find(|number| {
             let probe = self
@@ -153,7 +153,7 @@ impl Flight {
         })
     }
 
-    /// Takes note of all that an acknowledgement says has come.
+    /// Records all numbers that an acknowledgement says have come.
     pub(super) fn land(&mut self, largest: u64, ack: &Ack) -> Landed {
         let mut landed = Landed::default();
         for number in self.settled.max(self.first)..=largest {
@@ -178,8 +178,8 @@ impl Flight {
         landed
     }
 
-    /// Takes note that what is more than `reorder` before the largest that came never comes; how many messages
-    /// were lost.
+    /// Records as lost what is more than `reorder` before the largest acknowledged number and has not come. Returns how
+    /// many messages were lost.
     pub(super) fn lose_before(&mut self, reorder: u32) -> u32 {
         let settled = self.acked.saturating_sub(u64::from(reorder) + 1);
         let (mut messages, mut bytes) = (0, 0);
@@ -207,7 +207,7 @@ impl Flight {
         self.forget();
     }
 
-    /// The next message that has ended, oldest first.
+    /// The event for the next message that has ended, oldest first.
     pub(super) fn report(&mut self) -> Option<Event> {
         if self.unreported == 0 {
             return None;
@@ -227,8 +227,8 @@ impl Flight {
         event
     }
 
-    /// Gives back the numbers at the front about which nothing more is to be said. Probes ask about messages; where
-    /// none are left, nobody waits for their answer.
+    /// Drops the numbers at the front that need no more reports. Probes ask about messages; when no messages are under
+    /// way, nobody waits for the answers to probes, so these are dropped too.
     fn forget(&mut self) {
         let idle = self.messages == 0;
         while self.get(self.first).is_some_and(|sent| match sent.state {
@@ -243,7 +243,7 @@ impl Flight {
         }
     }
 
-    /// Items of messages on their way.
+    /// Items of the messages under way.
     pub(super) fn unsettled(&self) -> impl Iterator<Item = u64> {
         let sent = (self.first..self.next).filter_map(|number| self.get(number));
         sent.filter(|sent| sent.state == State::Message).map(|sent| sent.item)

@@ -104,7 +104,7 @@ fn a_probe_settles_what_came_before_it() {
     assert_eq!(sender.send(now, 1, 1000), Ok(PacketNumber(3u32.wrapping_add(FIRST))));
 }
 
-/// Else a peer that only repeats itself would keep a dead path alive.
+/// Otherwise a peer that only repeats itself would keep a dead path alive.
 #[test]
 fn an_acknowledgement_with_nothing_new_does_not_end_the_silence() {
     let start = Instant::now();
@@ -131,7 +131,7 @@ fn the_window_is_what_an_acknowledgement_can_tell_of() {
     send_all(&mut sender, start, 0..250);
     let full = SendError::Full { messages: 250, bytes: 250_000 };
     assert_eq!(sender.send(start, 250, 1), Err(full));
-    // However long the silence, probes go round in the numbers that are left.
+    // However long the silence lasts, probes use no more than the numbers that are left.
     for _ in 0..20 {
         let now = sender.next_timeout().unwrap();
         sender.on_timeout(now);

@@ -88,6 +88,8 @@ impl Features {
     pub const SHARED_MEMORY: Self = Self(1 << 3);
     /// The endpoint may have devices that move memory one-sidedly, and will tell which.
     pub const RAILS: Self = Self(1 << 4);
+    /// Peers on this host are to use named pipes.
+    pub const FIFO: Self = Self(1 << 5);
 
     /// Whether every bit of `other` is set.
     pub const fn contains(self, other: Self) -> bool {

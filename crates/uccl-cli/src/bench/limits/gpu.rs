@@ -8,8 +8,7 @@ use uccl_device::cuda::{Context, Direction, Priority, Stream};
 
 use super::{Row, Size, rate_of, sized};
 use crate::bench::{
-    buffer::HostBuffer,
-    gpu_buffer::GpuBuffer,
+    buffer::{GpuBuffer, HostBuffer},
     place::{self, Place, Places},
 };
 

@@ -25,31 +25,16 @@ use std::{
 };
 
 use anyhow::{Result, bail};
-use serde::{Deserialize, Serialize};
 
 use super::{
-    control::{Channel, Reply},
+    control::{Channel, LimitRequest, Reply},
+    kinds::DeviceKind,
     peer::Peer,
-    place::DeviceKind,
     plan::BenchArgs,
     report::Row,
     size::Size,
     stats::{Latencies, gb_per_s, median},
 };
-
-/// What the leading side needs of the other for a limit.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum LimitRequest {
-    /// Memory that the other may reach into; held until the next request, which must be a release.
-    Memory { len: u64 },
-    /// Ping-pong in the memory behind this process's file descriptor.
-    Shared { pid: u32, fd: i32 },
-    /// Send back what arrives, 64 bytes at a time.
-    TcpEcho,
-    /// Receive whatever comes.
-    TcpSink,
-}
 
 /// Does the other side's part. `lead` is the leading side's address, or nothing if it is this process's
 /// parent: only a parent may name file descriptors and be told addresses.

@@ -2,32 +2,32 @@
 
 use std::ffi::CStr;
 
-use crate::cuda::{context::Context, error::GpuError, module::Module};
+use crate::cuda::{device::Context, error::GpuError, module::Module};
 
-/// The kernels as PTX: every GPU from Ampere on runs it, after the driver has compiled it, once for each
-/// driver and GPU: it keeps what it compiled in its cache on disk.
+/// The kernels as PTX. Every GPU from Ampere on runs it. The driver compiles it once for each driver and GPU, and keeps
+/// the result in its cache on disk.
 const PTX: &str = concat!(include_str!("../../../ptx/copy.ptx"), "\0");
 
-/// Machine code for the GPUs that are named in xtask/src/kernels.rs, if it was there when this was built.
+/// Machine code for the GPUs named in xtask/src/kernels.rs, if it was there at build time.
 #[cfg(uccl_fatbin)]
 static FATBIN: Option<&Aligned<[u8]>> =
     Some(&Aligned(*include_bytes!(env!("UCCL_KERNELS_FATBIN_PATH"))));
 #[cfg(not(uccl_fatbin))]
 static FATBIN: Option<&Aligned<[u8]>> = None;
 
-/// The driver reads the beginning as a struct.
+/// Aligned, as the driver reads the beginning as a struct.
 #[repr(C, align(16))]
 struct Aligned<T: ?Sized>(T);
 
-/// Loads the kernels: machine code if there is some, this driver takes it, and it is not to be `portable`;
-/// else PTX.
+/// Loads the kernels. Machine code is used if there is some, the driver takes it, and `portable` is not set; otherwise
+/// PTX.
 pub(super) fn load(context: &'static Context, portable: bool) -> Result<Module, GpuError> {
     if let Some(fatbin) = FATBIN.filter(|_| !portable) {
-        // SAFETY: whole, as `cargo xtask kernels` has made it.
+        // SAFETY: a whole fatbin, as `cargo xtask kernels` has made it.
         match unsafe { Module::load_binary(context, &fatbin.0) } {
             Ok(module) => return Ok(module),
             Err(lost @ GpuError::Poisoned { .. }) => return Err(lost),
-            // Made for a newer driver or another GPU.
+            // It was made for a newer driver or another GPU: try PTX.
             Err(_) => {}
         }
     }
@@ -38,7 +38,7 @@ pub(super) fn load(context: &'static Context, portable: bool) -> Result<Module, 
     Module::load(context, text)
 }
 
-/// Whether there is machine code, so that no driver has to compile anything.
+/// Whether this build has machine code, so that the driver need not compile anything.
 pub(super) const fn has_machine_code() -> bool {
     FATBIN.is_some()
 }

@@ -1,4 +1,4 @@
-//! Launches the copy kernels, with tables in memory that is kept for the purpose.
+//! Launches the copy kernels, with tables in memory that the launcher keeps for this purpose.
 
 use std::sync::{
     Arc,
@@ -6,8 +6,8 @@ use std::sync::{
 };
 
 use crate::cuda::{
-    context::Context,
     copy::Direction,
+    device::Context,
     error::GpuError,
     event::Event,
     memory::{DeviceBuffer, PinnedBuffer},
@@ -18,16 +18,16 @@ use crate::cuda::{
 use super::{
     image,
     params::{
-        CopySmall, CopyTable, CopyWide, Cursor, Head, LANES, MOST_THREADS, Piece, SMALL_PIECES,
-        SMALL_WARPS, WIDE_PIECES, WIDE_WARPS,
+        CopySmall, CopyTable, CopyWide, Cursor, Head, Inline, LANES, MOST_THREADS, Piece,
+        SMALL_PIECES, SMALL_WARPS, WIDE_PIECES, WIDE_WARPS,
     },
     partition::{partition, warps_worth},
 };
 
-/// How a launch tells that it has ended.
+/// How a launch reports that it has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Completion {
-    /// An event is recorded behind it.
+    /// An event is recorded after it on the stream.
     #[default]
     Event,
     /// The kernel writes to host memory, which costs neither call nor interrupt.
@@ -37,52 +37,52 @@ pub enum Completion {
 /// How the tables of pieces reach the GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Tables {
-    /// As suits the number of pieces and bytes.
+    /// Chosen by the number of pieces and bytes.
     #[default]
     Auto,
-    /// With the launch, in 4 KiB; falls back to `Wide` for more.
+    /// With the launch's parameters, in 4 KiB; falls back to `Wide` for more.
     Small,
-    /// With the launch, in 32 KiB; falls back to `Host` for more.
+    /// With the launch's parameters, in 32 KiB; falls back to `Host` for more.
     Wide,
     /// The GPU reads them from host memory.
     Host,
-    /// They are copied to the GPU's memory, on the same stream.
+    /// They are first copied to the GPU's memory, on the same stream.
     Device,
 }
 
-/// What a launcher keeps.
+/// The capacity of a launcher.
 #[derive(Clone, Copy, Debug)]
 pub struct LauncherConfig {
     /// How many launches can be under way.
     pub slots: usize,
-    /// How many pieces one launch takes; more are several launches, one after the other.
+    /// How many pieces one launch takes. More pieces are split into several launches, one after the other.
     pub pieces: usize,
-    /// Blocks of threads of one launch at most, each of 8 warps.
+    /// Most blocks of threads of one launch. Each block has 8 warps.
     pub most_blocks: u32,
-    /// Let the driver compile the kernels even where this build has machine code for the GPU.
+    /// Let the driver compile the kernels, even if this build has machine code for the GPU.
     pub portable: bool,
 }
 
 impl LauncherConfig {
-    /// For a GPU: as many blocks as it has multiprocessors.
+    /// The configuration for a GPU: 16 slots, 4096 pieces, and as many blocks as it has multiprocessors.
     pub fn of(context: &Context) -> Self {
         let most_blocks = context.device().multiprocessors().max(1);
         Self { slots: 16, pieces: 4096, most_blocks, portable: false }
     }
 }
 
-/// How a launch is made.
+/// The options of one launch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LaunchOptions {
-    /// Blocks of threads at most; the launcher's own limit if 0.
+    /// Most blocks of threads; 0 means the launcher's own limit.
     pub blocks: u32,
-    /// How it tells that it has ended.
+    /// How the launch reports that it has ended.
     pub completion: Completion,
     /// How the tables reach the GPU.
     pub tables: Tables,
 }
 
-/// A launch that was made.
+/// A launch that was enqueued. [`Launcher::is_done`] tells when it has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use = "the memory must stay as it is until the launch has ended"]
 pub struct Launch {
@@ -92,9 +92,9 @@ pub struct Launch {
 
 /// Warps of a block.
 const BLOCK_WARPS: u32 = MOST_THREADS / LANES;
-/// Flags and counters lie this far apart, so that no two share a line.
+/// Flags and counters lie this many bytes apart, so that no two share a cache line.
 const LINE: usize = 128;
-/// Looks at a flag between two looks at the context, which is where a kernel that died shows.
+/// The context is probed once in this many looks at a flag: only the context shows that a kernel died.
 const LOOKS: u32 = 4096;
 
 /// Launches the copy kernels in one context.
@@ -120,12 +120,12 @@ pub(crate) struct Kernels {
     table: Function,
     small: Function,
     wide: Function,
-    /// Where they are.
+    /// The module that holds them. It must stay loaded.
     _module: Module,
 }
 
 impl Kernels {
-    /// Loads them, and looks all of them up: what is looked up later might be loaded only then.
+    /// Loads the kernels and looks up each of them: the driver might load a kernel only when it is looked up.
     pub(crate) fn load(context: &'static Context, portable: bool) -> Result<Self, GpuError> {
         let module = image::load(context, portable)?;
         Ok(Self {
@@ -145,7 +145,7 @@ struct Slot {
     looks: u32,
 }
 
-/// Where in a slot's memory its parts are.
+/// The offsets of the parts of a slot's memory.
 #[derive(Clone, Copy)]
 struct Places {
     flag: usize,
@@ -165,7 +165,7 @@ impl Places {
 }
 
 impl Launcher {
-    /// Takes memory for the slots; the kernels are the context's, unless others are to be used.
+    /// Allocates memory for the slots. Uses the context's kernels, or with `portable` a set of its own.
     ///
     /// # Errors
     /// [`GpuError::Driver`] if the driver does not take the kernels (CUDA before 12.1, a GPU before Ampere), or
@@ -249,7 +249,7 @@ impl Launcher {
         let Some(slot) = self.slots.get_mut(launch.slot) else { return Ok(true) };
         let Some((ticket, completion)) = slot.under_way else { return Ok(true) };
         if ticket != launch.ticket {
-            // The slot was used again, which it is only after its last launch has ended.
+            // The slot was used again, which happens only after its last launch has ended.
             return Ok(true);
         }
         let done = match completion {
@@ -267,7 +267,7 @@ impl Launcher {
         Ok(done)
     }
 
-    /// Waits until a launch has ended, looking at it all the time.
+    /// Waits until a launch has ended, by polling without a pause.
     ///
     /// # Errors
     /// Whatever it ended with.
@@ -278,7 +278,7 @@ impl Launcher {
         Ok(())
     }
 
-    /// How many of the next slots are free, as far as `wanted`.
+    /// How many of the next slots are free, up to `wanted`.
     fn free_slots(&mut self, wanted: usize) -> Result<usize, GpuError> {
         for free in 0..wanted {
             let slot = (self.next + free) % self.slots.len();
@@ -378,11 +378,11 @@ impl Launcher {
         let (slot, places) = (self.next, Places::of(&self.config));
         let most_warps = blocks * BLOCK_WARPS;
         let cursors = self.host_at(slot, places.cursors) as usize as *mut Cursor;
-        // SAFETY: this part of this slot, which is free, is as long; aligned, and any bytes are cursors.
+        // SAFETY: this part of the slot, which is free, is that long; it is aligned, and any bytes are valid cursors.
         let cursors = unsafe { std::slice::from_raw_parts_mut(cursors, most_warps as usize + 1) };
         let warps = partition(pieces, most_warps, cursors);
         let table = self.host_at(slot, places.pieces) as usize as *mut Piece;
-        // SAFETY: this part of this slot, which is free, has room for as many as a launch takes.
+        // SAFETY: this part of the slot, which is free, has room for as many pieces as a launch takes.
         unsafe { table.copy_from_nonoverlapping(pieces.as_ptr(), pieces.len()) };
         let mut p = CopyTable {
             head: Head { warps, ..head },
@@ -392,7 +392,7 @@ impl Launcher {
         if on_device {
             let (to, from) = (self.device_at(slot, places.cursors), p.cursors);
             let len = places.pieces - places.cursors + size_of_val(pieces);
-            // SAFETY: this slot's memory, which stays as it is until the kernel behind it has ended.
+            // SAFETY: this slot's memory, which stays as it is until the kernel that follows has ended.
             unsafe { stream.copy(to, from, len, Direction::HostToDevice) }?;
             p.pieces = self.device_at(slot, places.pieces);
             p.cursors = to;
@@ -418,8 +418,18 @@ impl Launcher {
     }
 }
 
+impl<const PIECES: usize, const CURSORS: usize> Inline<PIECES, CURSORS> {
+    /// Writes a launch's tables, which must fit. Returns how many warps have work.
+    fn fill(&mut self, pieces: &[Piece], head: Head, most_warps: u32) -> u32 {
+        let warps = partition(pieces, most_warps, &mut self.cursors);
+        self.pieces.iter_mut().zip(pieces).for_each(|(place, piece)| *place = *piece);
+        self.head = Head { warps, ..head };
+        warps
+    }
+}
+
 impl Drop for Launcher {
-    /// Waits for what is under way: it reads this memory.
+    /// Waits for the launches under way, as they read this memory.
     fn drop(&mut self) {
         for slot in 0..self.slots.len() {
             while let Some((ticket, _)) = self.slots.get(slot).and_then(|slot| slot.under_way) {
@@ -433,7 +443,7 @@ impl Drop for Launcher {
     }
 }
 
-/// How the tables travel: what was asked for if they fit.
+/// How the tables reach the GPU: as wanted, if they fit.
 fn choose(wanted: Tables, pieces: &[Piece], most_warps: u32) -> Tables {
     let worth = warps_worth(pieces).min(u64::from(most_warps));
     let small = pieces.len() <= SMALL_PIECES;
@@ -448,7 +458,7 @@ fn choose(wanted: Tables, pieces: &[Piece], most_warps: u32) -> Tables {
     }
 }
 
-/// Few warps on as many multiprocessors as there may be, rather than many on few.
+/// Spreads the warps over as many blocks as allowed: few warps on many multiprocessors are better than many on few.
 fn grid(warps: u32, blocks: u32) -> Grid {
     let blocks = blocks.max(1);
     let per_block = warps.div_ceil(blocks).clamp(1, BLOCK_WARPS);

@@ -1,5 +1,5 @@
-//! The kernel's indexing, on the CPU: the same head, body, funnel and tail as `kernels/copy.cu`, for every
-//! lane, over memory that notices what is read or written outside a piece, or written twice.
+//! A model of the kernel's indexing on the CPU: the same head, body, funnel and tail as `kernels/copy.cu`, for every
+//! lane. Its memory notices a read or write outside a piece, and a second write to a byte.
 
 use std::{collections::HashMap, ops::Range};
 

@@ -1,22 +1,20 @@
-//! What a launch takes: `kernels/copy.cuh` in Rust.
+//! The parameters of the kernels: `kernels/copy.cuh` in Rust.
 
 use std::mem::{offset_of, size_of};
-
-use super::partition::partition;
 
 /// `UcclPiece`: one piece of a vector.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Piece {
-    /// Where to.
+    /// The destination address.
     pub destination: u64,
-    /// Where from.
+    /// The source address.
     pub source: u64,
-    /// How many bytes.
+    /// Its length in bytes.
     pub len_bytes: u64,
 }
 
-/// `UcclCursor`: where a warp's share begins, and its predecessor's ends.
+/// `UcclCursor`: where a warp's share begins and the previous warp's share ends.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Cursor {
@@ -27,21 +25,21 @@ pub(crate) struct Cursor {
     pub(crate) zero: u32,
 }
 
-/// `UcclHead`: what every kernel takes.
+/// `UcclHead`: the parameters that all kernels have in common.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Head {
-    /// The address of host memory that gets the ticket once all is copied, or 0.
+    /// The address of host memory to which the kernel writes the ticket once all is copied; 0 for none.
     pub(crate) flag: u64,
     pub(crate) ticket: u64,
-    /// The address of a zeroed `u32` of device memory, of this launch alone.
+    /// The address of a zeroed `u32` in device memory, which only this launch uses.
     pub(crate) counter: u64,
     /// How many warps have work.
     pub(crate) warps: u32,
     pub(crate) zero: u32,
 }
 
-/// `UcclCopyTable`: the tables are elsewhere.
+/// `UcclCopyTable`: the addresses of tables that are not part of the parameters.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CopyTable {
@@ -50,16 +48,16 @@ pub(crate) struct CopyTable {
     pub(crate) cursors: u64,
 }
 
-/// Threads of a block at most.
+/// Most threads of a block.
 pub(crate) const MOST_THREADS: u32 = 256;
-/// Threads that share a piece.
+/// Threads that copy a piece together: one warp.
 pub(crate) const LANES: u32 = 32;
 pub(crate) const SMALL_PIECES: usize = 100;
 pub(crate) const SMALL_WARPS: usize = 100;
 pub(crate) const WIDE_PIECES: usize = 256;
 pub(crate) const WIDE_WARPS: usize = 1056;
 
-/// Tables that travel with the launch.
+/// Parameters that contain the tables.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Inline<const PIECES: usize, const CURSORS: usize> {
@@ -76,14 +74,6 @@ impl<const PIECES: usize, const CURSORS: usize> Inline<PIECES, CURSORS> {
             cursors: [Cursor::default(); CURSORS],
         }
     }
-
-    /// Writes a launch's tables, and says how many warps have work. The pieces fit.
-    pub(crate) fn fill(&mut self, pieces: &[Piece], head: Head, most_warps: u32) -> u32 {
-        let warps = partition(pieces, most_warps, &mut self.cursors);
-        self.pieces.iter_mut().zip(pieces).for_each(|(place, piece)| *place = *piece);
-        self.head = Head { warps, ..head };
-        warps
-    }
 }
 
 /// `UcclCopySmall`.
@@ -91,7 +81,7 @@ pub(crate) type CopySmall = Inline<SMALL_PIECES, { SMALL_WARPS + 1 }>;
 /// `UcclCopyWide`.
 pub(crate) type CopyWide = Inline<WIDE_PIECES, { WIDE_WARPS + 1 }>;
 
-/// C++ that compiles only if the kernels' structs and numbers are those of this build.
+/// C++ that compiles only if the kernels' structs and constants match those of this build.
 pub fn layout_assertions() -> String {
     let mut text = String::from("#include \"copy.cuh\"\n#include <stddef.h>\n");
     let mut same = |cuda: &str, rust: usize| {

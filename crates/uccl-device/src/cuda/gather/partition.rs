@@ -2,27 +2,27 @@
 
 use super::params::{Cursor, Piece};
 
-/// What beginning a piece costs, in bytes that could have been copied meanwhile: about one round trip to
-/// memory of the one round that a warp has in flight.
+/// The cost of starting a piece, in bytes that could have been copied in that time: about one round trip to memory,
+/// with one round of a warp in flight.
 const PIECE_COST: i128 = 2048;
-/// Bytes below which nothing is cut: one round of a warp.
+/// A share has at least this many bytes: one round of a warp.
 pub(crate) const LEAST_SHARE: i128 = 4096;
-/// What is left of a share is not worth beginning a piece with.
+/// If a share has room for fewer bytes than this, no piece is started in it.
 const LEAST_CUT: i128 = 1024;
-/// Cuts are at multiples of this in the destination, so that every store fills whole sectors.
+/// Cuts are at multiples of this many bytes in the destination, so that every store fills whole sectors.
 const GRAIN: u64 = 128;
 
-/// How many warps the pieces are worth.
+/// How many warps the pieces can make use of.
 pub(crate) fn warps_worth(pieces: &[Piece]) -> u64 {
     let bytes: u128 = pieces.iter().map(|piece| u128::from(piece.len_bytes)).sum();
     let shares = bytes.div_ceil(LEAST_SHARE as u128).max(pieces.len() as u128);
     u64::try_from(shares).unwrap_or(u64::MAX)
 }
 
-/// Cuts `pieces` into at most `most_warps` shares, which is at least one. Fills the beginning of `cursors`,
-/// one more than shares, and says how many shares there are: none if there are no bytes.
+/// Cuts `pieces` into at most `most_warps` shares. `most_warps` is at least one. Fills the beginning of `cursors`, with
+/// one more entry than there are shares, and returns the number of shares: 0 if there are no bytes.
 ///
-/// `cursors` has room for one more than `most_warps`.
+/// `cursors` must have room for `most_warps` + 1 entries.
 pub(crate) fn partition(pieces: &[Piece], most_warps: u32, cursors: &mut [Cursor]) -> u32 {
     let most_warps = most_warps.min(cursors.len().saturating_sub(1) as u32);
     let cost: i128 = pieces.iter().map(cost).sum();
@@ -40,9 +40,9 @@ fn cost(piece: &Piece) -> i128 {
     if piece.len_bytes == 0 { 0 } else { i128::from(piece.len_bytes) + PIECE_COST }
 }
 
-/// The cutting, under way. What a share took too much or too little is carried over to the next, so that
-/// the shares so far never have less than their part of the whole but for `LEAST_CUT` and the cost of a piece:
-/// that is how many of them suffice.
+/// The state of the cutting. If a share takes too much or too little, the difference is carried over to the next. So
+/// the shares so far never have less than their part of the whole, except for `LEAST_CUT` and the cost of a piece. That
+/// is why `most_warps` shares suffice.
 struct Cuts<'a> {
     cursors: &'a mut [Cursor],
     warps: u32,
@@ -53,7 +53,7 @@ struct Cuts<'a> {
 impl<'a> Cuts<'a> {
     fn new(cost: i128, most_warps: u32, cursors: &'a mut [Cursor]) -> Self {
         let most = i128::from(most_warps);
-        // Each cut makes one more piece, and the last share may be left with a rest.
+        // Each cut makes one more piece, and the last share may have some bytes left over.
         let whole = cost + most * PIECE_COST + PIECE_COST + LEAST_CUT;
         let share = ((whole + most - 1) / most).max(LEAST_SHARE + PIECE_COST);
         let mut cuts = Self { cursors, warps: 0, share, left: 0 };
@@ -95,7 +95,7 @@ impl<'a> Cuts<'a> {
     }
 }
 
-/// The least number of bytes, not below `room`, after which a destination is at a grain.
+/// The smallest number of bytes, at least `room`, after which a destination is at a multiple of [`GRAIN`].
 fn whole_grains(destination: u64, room: u64) -> u64 {
     room + (GRAIN - destination.wrapping_add(room) % GRAIN) % GRAIN
 }
@@ -106,7 +106,7 @@ mod tests {
 
     use super::*;
 
-    /// The parts of pieces in each share, as a warp goes through them.
+    /// The parts of pieces in each share, in the order in which a warp copies them.
     fn shares(pieces: &[Piece], most_warps: u32) -> Vec<Vec<(usize, u64, u64)>> {
         let mut cursors = vec![Cursor::default(); most_warps as usize + 1];
         let warps = partition(pieces, most_warps, &mut cursors) as usize;

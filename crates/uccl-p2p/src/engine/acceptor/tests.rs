@@ -1,4 +1,4 @@
-//! An endpoint that strangers talk to.
+//! Tests with peers that do not behave like an endpoint.
 
 use std::os::fd::AsRawFd;
 
@@ -13,7 +13,7 @@ fn endpoint() -> Endpoint {
     Endpoint::new(config()).expect("an endpoint")
 }
 
-/// A peer that does everything itself.
+/// A peer that does every step of the protocol itself.
 struct Stranger {
     core: Arc<Core>,
     greeting: Greeting,
@@ -32,7 +32,7 @@ impl Stranger {
         tcp
     }
 
-    /// Shakes hands; the error says why not.
+    /// Does the handshake; the error says why it failed.
     fn shake(&self, kind: HelloKind) -> Result<(TcpStream, Hello), String> {
         let mut tcp = self.open();
         let hello = self.greeting.hello(&self.core, kind, 0);
@@ -54,7 +54,7 @@ impl Stranger {
     }
 }
 
-/// Says that the lanes are a connection; the number of lanes that the answer tells.
+/// Sends the `Establish` message; returns the number of lanes in the answer.
 fn establish(tcp: &mut TcpStream, lanes: u64) -> u64 {
     let word = Header::bare(Kind::Establish, 0, lanes).encode();
     tcp.write_all(&word).expect("it is there");
@@ -69,7 +69,7 @@ fn who_has_shaken_hands_does_not_give_way_to_who_has_not() {
     let stranger = Stranger::new(&own, &other);
     let (mut first, _) = stranger.shake(HelloKind::NewConnection).expect("a handshake");
     let mut silent: Vec<_> = (0..MAX_PENDING + 40).map(|_| stranger.open()).collect();
-    // By now there have been more than there is room for.
+    // By now more have connected than there is room for.
     let oldest = silent[0].read(&mut [0]);
     assert!(
         matches!(oldest, Ok(0)) || oldest.is_err_and(|e| e.kind() != io::ErrorKind::WouldBlock)
@@ -93,7 +93,7 @@ fn a_lane_joins_once_and_under_a_number_that_there_is() {
     assert_eq!(establish(&mut first, 3), 3);
 }
 
-/// What an epoll tells of the listeners.
+/// The listeners that the epoll shows.
 fn shown(epoll: &OwnedFd) -> Vec<u64> {
     let mut events: Vec<epoll::Event> = Vec::with_capacity(8);
     let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -102,7 +102,7 @@ fn shown(epoll: &OwnedFd) -> Vec<u64> {
     events.iter().map(|event| event.data.u64() & !ACCEPTOR).collect()
 }
 
-/// Every accept of the listener fails from now on, as without descriptors, and it shows that somebody waits.
+/// Makes every accept of the listener fail, as without descriptors, and makes it show that somebody waits.
 fn break_listener(listener: &impl AsRawFd) {
     let broken = TcpListener::bind("127.0.0.1:0").expect("a listener");
     rustix::net::shutdown(&broken, rustix::net::Shutdown::Both).expect("a socket");
@@ -135,7 +135,7 @@ fn a_listener_that_cannot_accept_is_left_alone_for_a_while() {
             (vec![], true),
             "who looks turns in circles"
         );
-        // Not before its time.
+        // Does not resume before its time.
         acceptor.paused_until = Some(Instant::now() + Duration::from_secs(3600));
         acceptor.expire(&epoll);
         assert_eq!((shown(&epoll), acceptor.is_busy()), (vec![], true));
@@ -149,7 +149,7 @@ fn a_listener_that_cannot_accept_is_left_alone_for_a_while() {
     }
 }
 
-/// An endpoint that waits for rails, and a stranger who has connected and never says anything of them.
+/// An endpoint that waits for rails, and a peer that has connected and never says anything about them.
 fn with_untried_rails(timeout: Duration) -> (Endpoint, Stranger, TcpStream) {
     let transport = Transport::Verbs;
     let own = Endpoint::new(Config { transport, ..config() }).expect("an endpoint");

@@ -1,19 +1,20 @@
-//! An endpoint that connects to one whose every step is waited for.
+//! Tests of connecting, with a peer that holds each of its steps back.
 
 use std::{
     net::TcpListener,
     os::fd::{AsFd, OwnedFd},
 };
 
-use uccl_fabric::{
+use uccl_fabric::shm::{MapMode, Mapping};
+use uccl_local::{
     fdpass::FdListener,
-    shm::{Accesses, Hazards, MapMode, Mapping, hazard::HAZARD_BYTES},
+    shm::{Accesses, Hazards, hazard::HAZARD_BYTES},
 };
 
 use super::*;
 use crate::{Config, Endpoint, MrId, Uninterrupted};
 
-/// What must happen has happened long before.
+/// Longer than anything takes that has to happen.
 const FAR: Duration = Duration::from_secs(20);
 
 fn endpoint(timeout: Duration) -> Endpoint {
@@ -38,7 +39,7 @@ fn patiently<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// A peer of this host that has taken the word which makes a connection, and has not answered it.
+/// A peer of this host that has received the `Establish` message and has not answered it.
 struct Peer {
     tcp: TcpStream,
     _lane: LocalLane,
@@ -48,7 +49,7 @@ struct Peer {
 }
 
 impl Peer {
-    /// Listens; what it returns meets who connects.
+    /// Listens. The function that it returns plays the peer for whoever connects.
     fn listen() -> (SocketAddr, impl FnOnce() -> Self) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
         let addr = listener.local_addr().expect("bound");
@@ -78,7 +79,7 @@ impl Peer {
         let invitation = patiently(|| socket.recv().expect("an invitation"));
         let segment: OwnedFd = invitation.fds[0].as_fd().try_clone_to_owned().expect("a copy");
         let segment = Mapping::of(segment, MapMode::ReadWrite, usize::MAX).expect("mapped");
-        // Those of the side that was connected to come second.
+        // The second half holds the hazards of the side that was connected to.
         let hazards = Hazards::new(&Arc::new(segment), HAZARD_BYTES).expect("they fit");
         let regions = Arc::clone(&own.core().mrs.table);
         let setup = Setup { regions, process: None, checksum: false };
@@ -100,14 +101,14 @@ impl Peer {
     }
 }
 
-/// What the peer does then.
+/// What the peer does in the end.
 enum Then {
     Nothing,
     Answer,
     Leave,
 }
 
-/// A peer that copies as soon as it may, which is before this side hears that there is a connection.
+/// Tests a peer that copies as soon as it may: before this side has heard that there is a connection.
 fn is_waited_for(then: Then, give_back: fn(&Endpoint, MrId) -> Result<()>) {
     let ep = endpoint(Duration::from_millis(200));
     let mut memory = [0_u8; 64];
@@ -138,7 +139,7 @@ fn is_waited_for(then: Then, give_back: fn(&Endpoint, MrId) -> Result<()>) {
         drop(copies);
         give_back(&ep, mr).expect("the peer has let go");
         if let Some(connecting) = connecting {
-            // Too late: it was given up.
+            // Too late: the connection was given up.
             peer.answer();
             connecting.join().expect("no panic").expect_err("it has ended");
         }

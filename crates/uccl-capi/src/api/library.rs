@@ -1,0 +1,23 @@
+//! What the library says of itself: why a call failed, and its version.
+
+use std::ffi::{CStr, c_char};
+
+use crate::failure;
+
+/// Why the last call of this thread that failed did, and what to do about it; an empty text if none has failed.
+/// Calls that succeed leave it. The next failure on this thread overwrites it.
+#[unsafe(no_mangle)]
+pub extern "C" fn uccl_last_error() -> *const c_char {
+    failure::last()
+}
+
+/// The version of the library, such as "0.1.0".
+#[unsafe(no_mangle)]
+pub extern "C" fn uccl_version() -> *const c_char {
+    const VERSION: &CStr =
+        match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+            Ok(version) => version,
+            Err(_) => c"",
+        };
+    VERSION.as_ptr()
+}

@@ -1,0 +1,466 @@
+//! A lane around a lane, with faults of its own.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering::SeqCst},
+};
+
+use parking_lot::Mutex;
+use uccl_device::MemoryKind;
+use uccl_fabric::{
+    alloc::Shareable,
+    lane::{
+        Aftermath, Caps, Completion, HostLane, Interest, Lane, LaneError, MessageLane, MessageSink,
+        OpError, OpKind, OpName, OpResult, Operation, Posted,
+    },
+    mem::{RemoteSpan, Span},
+};
+use uccl_wire::message::Change;
+
+use super::gate::{Gate, GateHold};
+
+/// What goes wrong on a [`ChaosLane`]. The default is nothing.
+#[derive(Clone, Debug, Default)]
+pub struct LaneFaults {
+    /// Completions are held for a random number of [`Lane::progress`] calls up to this, which puts them
+    /// in another order.
+    pub hold_completions: u32,
+    /// So many of a hundred writes are done twice; such a write ends when both have ended.
+    pub repeat_writes_percent: u8,
+    /// So many of a hundred operations fail at once, with [`OpError::LocalFault`].
+    pub fail_posts_percent: u8,
+    /// The lane is lost when this many operations have been posted.
+    pub lose_after: Option<u64>,
+    /// It claims that the ends of its operations are not up to the peer.
+    pub is_ours: bool,
+}
+
+/// A lane with faults. See [`LaneFaults`].
+pub struct ChaosLane<L> {
+    inner: L,
+    /// The lane inside, where it is between processes of one host.
+    as_host: Option<fn(&L) -> &dyn HostLane>,
+    faults: LaneFaults,
+    state: Mutex<State>,
+    held: Arc<Mutex<Holding>>,
+    kills: Arc<Gate>,
+    looks: Arc<Gate>,
+    copies: Arc<AtomicBool>,
+    touched: Mutex<Touched>,
+}
+
+/// What its peer is said to be at in our memory, whatever the lane inside knows.
+#[derive(Default)]
+struct Touched {
+    slot: Option<u32>,
+    asked: u64,
+}
+
+/// A copy of a killed lane's own that does not end before this is dropped: in the kernel, which waits for a page that its
+/// owner does not provide (`process_vm_writev(2)` and `userfaultfd(2)`).
+pub struct CopyHold {
+    copies: Arc<AtomicBool>,
+    held: Arc<Mutex<Holding>>,
+}
+
+impl Drop for CopyHold {
+    fn drop(&mut self) {
+        self.copies.store(false, SeqCst);
+        let due = {
+            let mut holding = self.held.lock();
+            holding.over = true;
+            std::mem::take(&mut holding.held)
+        };
+        due.into_iter().for_each(|held| held.done.complete(held.result));
+    }
+}
+
+/// What is left of a killed lane: copies that are held, and what the lane inside tells.
+struct Copies {
+    held: Arc<AtomicBool>,
+    inner: Option<Box<dyn Aftermath>>,
+}
+
+impl Copies {
+    fn is_held(&self) -> bool {
+        self.held.load(SeqCst)
+    }
+}
+
+impl Aftermath for Copies {
+    fn copies(&self) -> bool {
+        self.is_held() || self.inner.as_ref().is_some_and(|inner| inner.copies())
+    }
+
+    fn touches(&self, slot: u32) -> bool {
+        self.is_held() || self.inner.as_ref().is_some_and(|inner| inner.touches(slot))
+    }
+
+    fn look(&self) {
+        self.inner.iter().for_each(|inner| inner.look());
+    }
+
+    fn is_over(&self) -> bool {
+        !self.is_held() && self.inner.as_ref().is_none_or(|inner| inner.is_over())
+    }
+}
+
+/// Completions that are held back.
+#[derive(Default)]
+struct Holding {
+    held: Vec<Held>,
+    /// The lane has been killed: nothing is held back any more.
+    over: bool,
+}
+
+struct State {
+    rng: fastrand::Rng,
+    posted: u64,
+    lost: bool,
+    /// The second half of a repeated write, by the name of the first.
+    repeats: HashMap<OpName, OpName>,
+}
+
+/// A completion that its owner has not heard of yet.
+struct Held {
+    done: Arc<dyn Completion>,
+    result: OpResult,
+    /// `None` until somebody has drawn it.
+    polls: Option<u32>,
+}
+
+/// What the inner lane tells: it is held back.
+struct Catch {
+    held: Arc<Mutex<Holding>>,
+    done: Arc<dyn Completion>,
+    /// How many have not ended, and how the others did.
+    left: Mutex<(u32, Option<OpResult>)>,
+}
+
+impl Completion for Catch {
+    fn complete(self: Arc<Self>, result: OpResult) {
+        let mut left = self.left.lock();
+        left.0 -= 1;
+        let ended = match (left.1.take(), result) {
+            // What the lane had of the other copy may land yet.
+            (Some(Err(OpError::LaneDown)), _) | (_, Err(OpError::LaneDown)) => {
+                Err(OpError::LaneDown)
+            }
+            // A write of which one copy landed has landed.
+            (Some(Ok(())), _) => Ok(()),
+            (_, result) => result,
+        };
+        if left.0 > 0 {
+            left.1 = Some(ended);
+        } else {
+            let (done, result) = (Arc::clone(&self.done), ended);
+            drop(left);
+            let mut holding = self.held.lock();
+            if holding.over {
+                drop(holding);
+                return done.complete(result);
+            }
+            holding.held.push(Held { done, result, polls: None });
+        }
+    }
+}
+
+impl<L: MessageLane> ChaosLane<L> {
+    pub fn new(inner: L, seed: u64, faults: LaneFaults) -> Self {
+        let rng = fastrand::Rng::with_seed(seed);
+        let state = State { rng, posted: 0, lost: false, repeats: HashMap::new() };
+        let (state, held, kills) = (Mutex::new(state), Arc::default(), Arc::default());
+        let (copies, touched, looks) = (Arc::default(), Mutex::default(), Arc::default());
+        Self { inner, as_host: None, faults, state, held, kills, looks, copies, touched }
+    }
+
+    /// The same with a lane between processes of one host, all of which goes on working.
+    pub fn of_host(inner: L, seed: u64, faults: LaneFaults) -> Self
+    where
+        L: HostLane,
+    {
+        Self { as_host: Some(|inner| inner), ..Self::new(inner, seed, faults) }
+    }
+
+    pub fn inner(&self) -> &L {
+        &self.inner
+    }
+
+    /// Loses the lane: from now on it is as if its link had gone.
+    pub fn lose(&self) {
+        self.state.lock().lost = true;
+    }
+
+    /// Has whoever kills the lane wait.
+    pub fn hold_kill(&self) -> GateHold {
+        self.kills.hold()
+    }
+
+    /// Has whoever makes progress wait, as in the kernel for a page that never comes.
+    pub fn hold_progress(&self) -> GateHold {
+        self.looks.hold()
+    }
+
+    /// From now on the peer is said to be at the region of this slot, or at none.
+    pub fn touch(&self, slot: Option<u32>) {
+        *self.touched.lock() = Touched { slot, asked: 0 };
+    }
+
+    /// How often somebody has asked about that region.
+    pub fn asked_about_touched(&self) -> u64 {
+        self.touched.lock().asked
+    }
+
+    /// Has copies be under way, also when the lane has been killed: nothing ends.
+    pub fn hold_copy(&self) -> CopyHold {
+        self.copies.store(true, SeqCst);
+        CopyHold { copies: Arc::clone(&self.copies), held: Arc::clone(&self.held) }
+    }
+
+    /// How many operations were posted.
+    pub fn posted(&self) -> u64 {
+        self.state.lock().posted
+    }
+
+    fn host(&self) -> Option<&dyn HostLane> {
+        self.as_host.map(|host| host(&self.inner))
+    }
+
+    /// The same while the lane is not lost, one time of two: what is done at once is done the longer way as well.
+    fn host_at_random(&self) -> Option<&dyn HostLane> {
+        let host = self.host()?;
+        let is_tried = self.check().is_ok() && self.state.lock().rng.bool();
+        is_tried.then_some(host)
+    }
+
+    fn check(&self) -> Result<(), LaneError> {
+        if self.state.lock().lost {
+            return Err(io::Error::from(io::ErrorKind::ConnectionReset).into());
+        }
+        Ok(())
+    }
+
+    /// Tells the owners of completions that have been held for long enough; all of them, and of those that
+    /// come later at once, if the lane is over.
+    fn release(&self, over: bool) -> bool {
+        if self.copies.load(SeqCst) {
+            return false;
+        }
+        let due = {
+            let mut state = self.state.lock();
+            let mut holding = self.held.lock();
+            holding.over |= over;
+            let mut due = Vec::new();
+            for mut one in std::mem::take(&mut holding.held) {
+                let polls =
+                    one.polls.unwrap_or_else(|| state.rng.u32(0..=self.faults.hold_completions));
+                if over || polls == 0 {
+                    due.push(one);
+                } else {
+                    one.polls = Some(polls - 1);
+                    holding.held.push(one);
+                }
+            }
+            if self.faults.hold_completions > 0 {
+                state.rng.shuffle(&mut due);
+            }
+            due
+        };
+        let any = !due.is_empty();
+        due.into_iter().for_each(|held| held.done.complete(held.result));
+        any
+    }
+}
+
+impl<L: MessageLane> Lane for ChaosLane<L> {
+    fn caps(&self) -> Caps {
+        let caps = self.inner.caps();
+        Caps { ordered: caps.ordered && self.faults.hold_completions == 0, ..caps }
+    }
+
+    unsafe fn post(&self, op: Operation) -> Result<Posted, LaneError> {
+        self.check()?;
+        let repeat = {
+            let mut state = self.state.lock();
+            state.posted += 1;
+            state.lost |= self.faults.lose_after == Some(state.posted);
+            if state.rng.u8(0..100) < self.faults.fail_posts_percent {
+                return Ok(Posted::Done(Err(OpError::LocalFault)));
+            }
+            op.kind == OpKind::Write && state.rng.u8(0..100) < self.faults.repeat_writes_percent
+        };
+        let left = Mutex::new((1 + u32::from(repeat), None));
+        let catch = Arc::new(Catch { held: Arc::clone(&self.held), done: op.done, left });
+        let copy = || Operation {
+            kind: op.kind,
+            local: op.local.clone(),
+            memory: op.memory,
+            remote: op.remote.clone(),
+            done: Arc::clone(&catch) as Arc<dyn Completion>,
+        };
+        // SAFETY: the caller's completion is called after those of all copies.
+        let first = unsafe { self.inner.post(copy())? };
+        let Posted::Pending(name) = first else {
+            // Nothing is under way, so nothing is held and nothing repeated.
+            return Ok(first);
+        };
+        if repeat {
+            // SAFETY: as above.
+            match unsafe { self.inner.post(copy()) } {
+                Ok(Posted::Pending(second)) => {
+                    self.state.lock().repeats.insert(name, second);
+                }
+                Ok(Posted::Done(result)) => catch.complete(result),
+                // The first copy hears of it too.
+                Err(_) => catch.complete(Err(OpError::LaneDown)),
+            }
+        }
+        Ok(Posted::Pending(name))
+    }
+
+    fn progress(&self, sink: &dyn MessageSink) -> Result<bool, LaneError> {
+        self.looks.pass();
+        self.check()?;
+        let moved = self.inner.progress(sink);
+        Ok(self.release(false) | moved?)
+    }
+
+    fn cancel(&self, op: OpName) {
+        self.inner.cancel(op);
+        let second = self.state.lock().repeats.remove(&op);
+        second.into_iter().for_each(|second| self.inner.cancel(second));
+    }
+
+    fn load(&self) -> u64 {
+        self.inner.load()
+    }
+
+    fn has_work(&self) -> bool {
+        self.inner.has_work() || !self.held.lock().held.is_empty()
+    }
+
+    fn touched_by_peer(&self, slot: u32) -> bool {
+        let mut touched = self.touched.lock();
+        let is_touched = touched.slot == Some(slot);
+        touched.asked += u64::from(is_touched);
+        is_touched || self.inner.touched_by_peer(slot)
+    }
+
+    fn arm(&self) -> bool {
+        self.held.lock().held.is_empty() && self.check().is_ok() && self.inner.arm()
+    }
+
+    fn interest(&self) -> Interest<'_> {
+        self.inner.interest()
+    }
+
+    fn kill(&self) {
+        self.kills.pass();
+        self.inner.kill();
+        self.release(true);
+    }
+}
+
+impl<L: MessageLane> MessageLane for ChaosLane<L> {
+    fn send(&self, parts: &[&[u8]]) -> Result<(), LaneError> {
+        self.check()?;
+        self.inner.send(parts)
+    }
+
+    fn queued_bytes(&self) -> usize {
+        self.inner.queued_bytes()
+    }
+
+    fn last_heard_ms(&self) -> u64 {
+        self.inner.last_heard_ms()
+    }
+
+    fn ping(&self) -> Result<(), LaneError> {
+        self.check()?;
+        self.inner.ping()
+    }
+
+    fn bye(&self) {
+        self.inner.bye();
+    }
+}
+
+/// What the lane inside can do between processes of one host; over a lane that is not between such, nothing, beside the
+/// faults.
+impl<L: MessageLane> HostLane for ChaosLane<L> {
+    fn path_to(&self, remote: &RemoteSpan) -> &'static str {
+        self.host().map_or(self.caps().link, |host| host.path_to(remote))
+    }
+
+    fn owner_copies(&self, ours: MemoryKind, remote: &[RemoteSpan]) -> Vec<bool> {
+        self.host().map_or_else(Vec::new, |host| host.owner_copies(ours, remote))
+    }
+
+    fn copies_as_owner(&self, ours: MemoryKind, remote: &[RemoteSpan]) -> bool {
+        self.host().is_some_and(|host| host.copies_as_owner(ours, remote))
+    }
+
+    unsafe fn try_now(&self, kind: OpKind, local: Span, remote: &RemoteSpan) -> Option<OpResult> {
+        let host = self.host_at_random()?;
+        // SAFETY: the caller's promise.
+        unsafe { host.try_now(kind, local, remote) }
+    }
+
+    unsafe fn try_signalled(
+        &self,
+        local: Span,
+        remote: &RemoteSpan,
+        word: &RemoteSpan,
+        change: Change,
+    ) -> Option<OpResult> {
+        let host = self.host_at_random()?;
+        // SAFETY: the caller's promise.
+        unsafe { host.try_signalled(local, remote, word, change) }
+    }
+
+    fn try_signal(&self, word: &RemoteSpan, change: Change) -> Option<OpResult> {
+        self.host_at_random()?.try_signal(word, change)
+    }
+
+    fn is_copied_by_gpu(&self, ours: MemoryKind, remote: &RemoteSpan) -> bool {
+        self.host().is_some_and(|host| host.is_copied_by_gpu(ours, remote))
+    }
+
+    fn progress_copies(&self) {
+        if let Some(host) = self.host() {
+            host.progress_copies();
+        }
+    }
+
+    fn is_ours(&self, op: OpName) -> bool {
+        self.faults.is_ours || self.host().is_some_and(|host| host.is_ours(op))
+    }
+
+    fn wants_help(&self) -> bool {
+        self.host().is_some_and(HostLane::wants_help)
+    }
+
+    fn help(&self) -> bool {
+        self.host().is_some_and(HostLane::help)
+    }
+
+    fn aftermath(&self) -> Option<Box<dyn Aftermath>> {
+        let inner = self.host().and_then(HostLane::aftermath);
+        let copies = Copies { held: Arc::clone(&self.copies), inner };
+        (copies.inner.is_some() || copies.is_held()).then(|| Box::new(copies) as _)
+    }
+
+    fn offer(&self, memory: &Shareable) {
+        if let Some(host) = self.host() {
+            host.offer(memory);
+        }
+    }
+
+    fn retract(&self, id: u32) {
+        if let Some(host) = self.host() {
+            host.retract(id);
+        }
+    }
+}

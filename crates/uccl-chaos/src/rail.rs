@@ -1,0 +1,503 @@
+//! Rails within this process: devices that are slow, out of order, full, cut and unplugged as told.
+//!
+//! What real devices do to who relies on them is kept: a request lands at any time between its post and its end,
+//! and one whose poster has dropped his channel may still land, until the other end is dropped as well.
+
+use std::{
+    collections::HashMap,
+    os::fd::BorrowedFd,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use fastrand::Rng;
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use uccl_device::MemoryKind;
+use uccl_fabric::{
+    lane::{OpKind, access_of},
+    mem::Span,
+    rail::{
+        Channel, Ended, Limits, Rail, RailError, RailInfo, Registration, RemoteKey, Request,
+        RequestError,
+    },
+    region::Rights,
+};
+
+use super::gate::{Gate, GateHold};
+
+/// What goes wrong on a rail. The default is a rail without faults.
+#[derive(Clone, Debug)]
+pub struct RailFaults {
+    /// A request ends after a random number of looks up to this.
+    pub delay_polls: u32,
+    /// Most requests under way.
+    pub depth: usize,
+    /// Longest request in bytes.
+    pub chunk_bytes: u64,
+    /// Requests end in any order.
+    pub reorder: bool,
+    /// The channel breaks at a request with this probability, in thousandths.
+    pub break_permille: u32,
+    /// Memory is not taken, with this probability in per cent, unless it is locked.
+    pub refuse_memory_percent: u32,
+}
+
+impl Default for RailFaults {
+    fn default() -> Self {
+        Self {
+            delay_polls: 0,
+            depth: 64,
+            chunk_bytes: 64 << 10,
+            reorder: false,
+            break_permille: 0,
+            refuse_memory_percent: 0,
+        }
+    }
+}
+
+/// What joins rails: every rail of one network reaches every other.
+#[derive(Clone, Default)]
+pub struct RailNetwork(Arc<Mutex<Network>>);
+
+#[derive(Default)]
+struct Network {
+    next: u64,
+    ends: HashMap<u64, End>,
+    memory: HashMap<u64, Known>,
+    carried: u64,
+}
+
+/// Memory that a device was shown.
+#[derive(Clone, Copy)]
+struct Known {
+    span: Span,
+    rights: Rights,
+}
+
+/// One end of a channel.
+struct End {
+    peer: Option<u64>,
+    under_way: Vec<UnderWay>,
+    /// Writes of a peer that has dropped his end, which have not landed yet.
+    ghosts: Vec<Ghost>,
+}
+
+struct UnderWay {
+    request: Request,
+    polls: u32,
+}
+
+struct Ghost {
+    key: u64,
+    addr: u64,
+    bytes: Vec<u8>,
+    polls: u32,
+}
+
+/// A device of a [`RailNetwork`].
+pub struct ChaosRail {
+    info: RailInfo,
+    network: RailNetwork,
+    faults: RailFaults,
+    refuse_memory_percent: AtomicU32,
+    plug: Arc<Mutex<Plug>>,
+    rng: Mutex<Rng>,
+    registrations: Arc<Gate>,
+}
+
+/// Whether the device works.
+#[derive(Default)]
+struct Plug {
+    is_in: bool,
+    /// Counts how often it was pulled: channels from before are lost.
+    pulled: u64,
+    broken: u64,
+    /// Nothing that is requested moves.
+    is_stuck: bool,
+    /// It does not let go of memory.
+    is_holding: bool,
+    /// Its channels do not end.
+    is_slow_to_end: bool,
+}
+
+struct Memory {
+    network: RailNetwork,
+    plug: Arc<Mutex<Plug>>,
+    key: u64,
+    base: u64,
+}
+
+struct ChaosChannel {
+    id: u64,
+    address: [u8; 8],
+    network: RailNetwork,
+    faults: RailFaults,
+    plug: Arc<Mutex<Plug>>,
+    born: u64,
+    rng: Rng,
+    broken: bool,
+}
+
+impl RailNetwork {
+    /// A device that is plugged in.
+    pub fn rail(&self, name: &str, seed: u64, faults: RailFaults) -> Arc<ChaosRail> {
+        let info = RailInfo {
+            name: name.to_owned(),
+            link: "chaos".into(),
+            network: String::new(),
+            pci: None,
+            speed_mbps: None,
+            is_software: true,
+        };
+        let plug = Arc::new(Mutex::new(Plug { is_in: true, ..Plug::default() }));
+        let rng = Mutex::new(Rng::with_seed(seed));
+        let refuse_memory_percent = faults.refuse_memory_percent.into();
+        let network = self.clone();
+        let registrations = Arc::default();
+        Arc::new(ChaosRail {
+            info,
+            network,
+            faults,
+            refuse_memory_percent,
+            plug,
+            rng,
+            registrations,
+        })
+    }
+
+    /// How many bytes its rails have carried.
+    pub fn carried(&self) -> u64 {
+        self.0.lock().carried
+    }
+
+    /// How many ends and how many registrations there are.
+    pub fn count(&self) -> (usize, usize) {
+        let network = self.0.lock();
+        (network.ends.len(), network.memory.len())
+    }
+}
+
+impl ChaosRail {
+    /// Pulls it out: all its channels are lost, and there are no new ones.
+    pub fn pull(&self) {
+        let mut plug = self.plug.lock();
+        plug.is_in = false;
+        plug.pulled += 1;
+    }
+
+    pub fn plug(&self) {
+        self.plug.lock().is_in = true;
+    }
+
+    /// Loses all its channels.
+    pub fn cut(&self) {
+        self.plug.lock().pulled += 1;
+    }
+
+    /// Refuses memory with another probability from now on.
+    pub fn refuse_memory(&self, percent: u32) {
+        self.refuse_memory_percent.store(percent, Relaxed);
+    }
+
+    /// From now on nothing that is requested of it moves or ends, and its channels do not break.
+    pub fn stick(&self) {
+        self.plug.lock().is_stuck = true;
+    }
+
+    /// Undoes [`Self::stick`].
+    pub fn unstick(&self) {
+        self.plug.lock().is_stuck = false;
+    }
+
+    /// Whether the drop of a channel of its waits, until this is called again.
+    pub fn hold_ends(&self, holds: bool) {
+        self.plug.lock().is_slow_to_end = holds;
+    }
+
+    /// Has whoever registers memory with it wait.
+    pub fn hold_registrations(&self) -> GateHold {
+        self.registrations.hold()
+    }
+
+    /// Whether it keeps memory whose registration ends, and says so.
+    pub fn hold_memory(&self, holds: bool) {
+        self.plug.lock().is_holding = holds;
+    }
+
+    /// What it is on.
+    pub fn network(&self) -> &RailNetwork {
+        &self.network
+    }
+
+    /// How often a channel broke by itself.
+    pub fn broken(&self) -> u64 {
+        self.plug.lock().broken
+    }
+}
+
+static NEXT_KEY: AtomicU64 = AtomicU64::new(1);
+
+impl Rail for ChaosRail {
+    fn info(&self) -> &RailInfo {
+        &self.info
+    }
+
+    fn is_up(&self) -> bool {
+        self.plug.lock().is_in
+    }
+
+    fn register(
+        &self,
+        span: Span,
+        kind: MemoryKind,
+        rights: Rights,
+    ) -> Result<Box<dyn Registration>, RailError> {
+        self.registrations.pass();
+        let refuses = self.rng.lock().u32(0..100) < self.refuse_memory_percent.load(Relaxed);
+        if refuses && kind != MemoryKind::Pinned {
+            return Err(RailError::Unavailable("it does not like this memory".into()));
+        }
+        // No two regions have the same key or the same base, so that mixing them up shows.
+        let key = NEXT_KEY.fetch_add(1, Relaxed);
+        self.network.0.lock().memory.insert(key, Known { span, rights });
+        let (network, plug) = (self.network.clone(), Arc::clone(&self.plug));
+        Ok(Box::new(Memory { network, plug, key, base: key << 40 }))
+    }
+
+    fn open(&self) -> Result<Box<dyn Channel>, RailError> {
+        let plug = self.plug.lock();
+        if !plug.is_in {
+            return Err(RailError::Gone("it was pulled".into()));
+        }
+        let mut network = self.network.0.lock();
+        network.next += 1;
+        let id = network.next;
+        let end = End { peer: None, under_way: Vec::new(), ghosts: Vec::new() };
+        network.ends.insert(id, end);
+        Ok(Box::new(ChaosChannel {
+            id,
+            address: id.to_le_bytes(),
+            network: self.network.clone(),
+            faults: self.faults.clone(),
+            plug: Arc::clone(&self.plug),
+            born: plug.pulled,
+            rng: Rng::with_seed(self.rng.lock().u64(..)),
+            broken: false,
+        }))
+    }
+}
+
+impl Registration for Memory {
+    fn end(&self) -> Result<(), RailError> {
+        if self.plug.lock().is_holding {
+            return Err(RailError::Unavailable("it does not let go".into()));
+        }
+        self.network.0.lock().memory.remove(&self.key);
+        Ok(())
+    }
+
+    fn local_key(&self) -> u64 {
+        self.key
+    }
+
+    fn remote_key(&self) -> RemoteKey {
+        RemoteKey { base: self.base, key: SmallVec::from_slice(&self.key.to_le_bytes()) }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.network.0.lock().memory.remove(&self.key);
+    }
+}
+
+impl Network {
+    /// What a key and an address of ours name, if a peer may do that there.
+    fn locate(&self, kind: OpKind, key: u64, addr: u64, len: usize) -> Option<u64> {
+        let Known { span, rights } = self.memory.get(&key)?;
+        rights.admit(access_of(kind)).ok()?;
+        let offset = addr.checked_sub(key << 40)?;
+        let fits = offset.checked_add(len as u64).is_some_and(|end| end <= span.len as u64);
+        fits.then_some(span.addr as u64 + offset)
+    }
+
+    fn carry_out(&mut self, request: &Request) -> Result<(), RequestError> {
+        let Request { kind, local, local_key, remote_addr, remote_key, .. } = *request;
+        if local.len == 0 {
+            return Ok(());
+        }
+        let Known { span: ours, .. } = self.memory.get(&local_key).ok_or(RequestError::Local)?;
+        let inside = local.addr >= ours.addr && local.addr + local.len <= ours.addr + ours.len;
+        if !inside {
+            return Err(RequestError::Local);
+        }
+        let there = self.locate(kind, remote_key, remote_addr, local.len);
+        let there = there.ok_or(RequestError::Access)?;
+        match kind {
+            OpKind::Write => copy(local.addr as u64, there, local.len),
+            OpKind::Read => copy(there, local.addr as u64, local.len),
+        }
+        self.carried += local.len as u64;
+        Ok(())
+    }
+
+    fn land(&mut self, id: u64) {
+        let Some(end) = self.ends.get_mut(&id) else { return };
+        let mut ghosts = std::mem::take(&mut end.ghosts);
+        ghosts.retain_mut(|ghost| {
+            let lands = ghost.polls == 0;
+            ghost.polls = ghost.polls.saturating_sub(1);
+            if lands
+                && let Some(at) =
+                    self.locate(OpKind::Write, ghost.key, ghost.addr, ghost.bytes.len())
+            {
+                copy(ghost.bytes.as_ptr() as u64, at, ghost.bytes.len());
+            }
+            !lands
+        });
+        if let Some(end) = self.ends.get_mut(&id) {
+            end.ghosts = ghosts;
+        }
+    }
+}
+
+fn copy(from: u64, to: u64, len: usize) {
+    // SAFETY: both lie in registered memory, which its owner keeps valid until the registration ends, and that
+    // takes the network's lock, under which this is called; or one is a buffer of ours. The two may overlap.
+    unsafe { std::ptr::copy(from as *const u8, to as *mut u8, len) }
+}
+
+impl ChaosChannel {
+    fn check(&mut self) -> Result<(), RailError> {
+        if self.plug.lock().pulled != self.born {
+            return Err(RailError::Lost("it was cut".into()));
+        }
+        if self.broken { Err(RailError::Lost("it broke".into())) } else { Ok(()) }
+    }
+}
+
+impl Channel for ChaosChannel {
+    fn address(&self) -> &[u8] {
+        &self.address
+    }
+
+    fn connect(&mut self, peer: &[u8]) -> Result<(), RailError> {
+        let peer: [u8; 8] =
+            peer.try_into().map_err(|_| RailError::Peer("no address of a channel".into()))?;
+        let mut network = self.network.0.lock();
+        let Some(end) = network.ends.get_mut(&self.id) else { return Ok(()) };
+        end.peer = Some(u64::from_le_bytes(peer));
+        Ok(())
+    }
+
+    fn limits(&self) -> Limits {
+        let RailFaults { chunk_bytes, depth, .. } = self.faults;
+        Limits { max_bytes: 1 << 30, chunk_bytes, depth, window_bytes: 4 * chunk_bytes }
+    }
+
+    fn probe(&mut self, tag: u64) -> Result<(), RailError> {
+        let request = Request::of_nothing(tag);
+        self.check()?;
+        let mut network = self.network.0.lock();
+        if let Some(end) = network.ends.get_mut(&self.id) {
+            end.under_way.push(UnderWay { request, polls: self.faults.delay_polls });
+        }
+        Ok(())
+    }
+
+    unsafe fn post(&mut self, requests: &[Request]) -> Result<usize, RailError> {
+        self.check()?;
+        let (network, faults) = (Arc::clone(&self.network.0), &self.faults);
+        let mut network = network.lock();
+        let Some(end) = network.ends.get_mut(&self.id) else { return Ok(0) };
+        let room = faults.depth.saturating_sub(end.under_way.len()).min(requests.len());
+        let most = if faults.reorder { self.rng.usize(0..=room) } else { room };
+        for request in &requests[..most] {
+            let polls = self.rng.u32(0..=faults.delay_polls);
+            end.under_way.push(UnderWay { request: *request, polls });
+            self.broken |= self.rng.u32(0..1000) < faults.break_permille;
+        }
+        if self.broken {
+            self.plug.lock().broken += 1;
+        }
+        Ok(most)
+    }
+
+    fn poll(&mut self, ended: &mut Vec<Ended>) -> Result<(), RailError> {
+        let checked = self.check();
+        let network = Arc::clone(&self.network.0);
+        let mut network = network.lock();
+        network.land(self.id);
+        checked?;
+        if self.plug.lock().is_stuck {
+            return Ok(());
+        }
+        let Some(end) = network.ends.get_mut(&self.id) else { return Ok(()) };
+        let Some(peer) = end.peer else { return Ok(()) };
+        let mut under_way = std::mem::take(&mut end.under_way);
+        if !under_way.is_empty() && !network.ends.contains_key(&peer) {
+            return Err(RailError::Lost("the other end was dropped".into()));
+        }
+        if self.faults.reorder {
+            self.rng.shuffle(&mut under_way);
+        }
+        let mut waits = false;
+        under_way.retain_mut(|one| {
+            waits = one.polls > 0 || waits && !self.faults.reorder;
+            one.polls = one.polls.saturating_sub(1);
+            if waits {
+                return true;
+            }
+            let result = network.carry_out(&one.request);
+            ended.push(Ended { tag: one.request.tag, result });
+            false
+        });
+        if let Some(end) = network.ends.get_mut(&self.id) {
+            end.under_way = under_way;
+        }
+        Ok(())
+    }
+
+    fn import(&mut self, key: &[u8]) -> Result<u64, RailError> {
+        let key: [u8; 8] =
+            key.try_into().map_err(|_| RailError::Peer("no key of a region".into()))?;
+        Ok(u64::from_le_bytes(key))
+    }
+
+    fn arm(&mut self) -> Result<bool, RailError> {
+        Ok(true)
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn wake_in(&self, _: Instant) -> Option<Duration> {
+        Some(Duration::from_micros(200))
+    }
+}
+
+impl Drop for ChaosChannel {
+    fn drop(&mut self) {
+        while self.plug.lock().is_slow_to_end {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let mut network = self.network.0.lock();
+        let Some(end) = network.ends.remove(&self.id) else { return };
+        let ghost = |one: UnderWay| {
+            let Request { kind, local, remote_addr: addr, remote_key: key, .. } = one.request;
+            let mut bytes = vec![0; local.len];
+            copy(local.addr as u64, bytes.as_mut_ptr() as u64, local.len);
+            let polls = one.polls + self.rng.u32(0..20);
+            (kind == OpKind::Write && local.len > 0).then_some(Ghost { key, addr, bytes, polls })
+        };
+        let ghosts: Vec<_> = end.under_way.into_iter().filter_map(ghost).collect();
+        if let Some(peer) = end.peer.and_then(|peer| network.ends.get_mut(&peer)) {
+            peer.ghosts.extend(ghosts);
+        }
+    }
+}

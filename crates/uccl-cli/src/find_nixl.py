@@ -1,0 +1,1 @@
+../../../python/uccl/nixl/_find.py

@@ -1,0 +1,53 @@
+//! How operations ended.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use uccl_fabric::{
+    lane::{Completion, OpName, OpResult},
+    mem::Span,
+};
+
+/// Told how an operation ended, once.
+pub(crate) struct Done {
+    state: Mutex<State>,
+    /// Where the bytes of a write must be when it ends well, and what they are.
+    lands: Option<(Span, Vec<u8>)>,
+}
+
+#[derive(Default)]
+struct State {
+    name: Option<OpName>,
+    result: Option<OpResult>,
+}
+
+impl Done {
+    pub(crate) fn new(lands: Option<(Span, Vec<u8>)>) -> Arc<Self> {
+        Arc::new(Self { state: Mutex::default(), lands })
+    }
+
+    pub(crate) fn result(&self) -> Option<OpResult> {
+        self.state.lock().result.clone()
+    }
+
+    /// What to cancel it by, if it did not end at once.
+    pub(crate) fn name(&self) -> Option<OpName> {
+        self.state.lock().name
+    }
+
+    pub(crate) fn is_named(&self, name: OpName) {
+        self.state.lock().name = Some(name);
+    }
+}
+
+impl Completion for Done {
+    fn complete(self: Arc<Self>, result: OpResult) {
+        if let (Some((span, bytes)), Ok(())) = (&self.lands, &result) {
+            // SAFETY: the check keeps the memory until both ends are gone.
+            let there = unsafe { std::slice::from_raw_parts(span.addr as *const u8, span.len) };
+            assert!(there == bytes, "a write has ended whose bytes are not there");
+        }
+        let before = self.state.lock().result.replace(result);
+        assert!(before.is_none(), "an operation ended twice: first as {before:?}");
+    }
+}

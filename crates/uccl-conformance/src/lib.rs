@@ -1,0 +1,47 @@
+//! What every link must do, as checks that run over a pair of its lanes.
+//!
+//! A link's own tests call [`run`] with a function that makes two joined [`End`]s, both in this process; wrappers around
+//! lanes do the same. Each check gets a pair of its own. What a check is about is in its name and first lines; the
+//! contract that it checks is in [`uccl_fabric::lane`].
+//!
+//! Memory on a GPU is not moved here: where there is a GPU, the engine's suite does that over whole endpoints.
+
+#![allow(missing_docs, reason = "only this workspace's tests call it")]
+
+mod checks;
+mod done;
+mod end;
+mod memory;
+mod pair;
+mod rails;
+
+pub use self::{
+    end::{Devices, End, Inbox},
+    rails::over_rails,
+};
+
+/// A check, and its name.
+type Check = (&'static str, fn(&pair::Pair));
+
+/// Runs every check, each over a new pair. Ends of which the first connects and the second accepts, where that makes a
+/// difference.
+///
+/// # Panics
+/// When one does not hold; the output says which, and over which link.
+pub fn run(link: &str, join: impl Fn() -> [End; 2]) {
+    for (check, holds) in checks::ALL {
+        let _told = Told(link, check);
+        holds(&pair::Pair::new(join()));
+    }
+}
+
+/// Says which check it is that does not hold.
+struct Told<'a>(&'a str, &'a str);
+
+impl Drop for Told<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}: {} does not hold", self.0, self.1);
+        }
+    }
+}

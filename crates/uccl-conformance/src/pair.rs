@@ -1,0 +1,200 @@
+//! Two ends in one process, and how they are driven.
+
+use std::{
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, poll};
+use uccl_device::MemoryKind;
+use uccl_fabric::{
+    alloc::{Shareable, lookup},
+    lane::{
+        Completion, LaneError, OpError, OpKind, OpResult, Operation, Posted, RemoteSpans, Spans,
+    },
+    mem::Span,
+    region::{Region, Rights},
+};
+
+use crate::{done::Done, end::End, memory::Memory};
+
+/// What must happen has happened by then.
+pub(crate) const FAR: Duration = Duration::from_secs(60);
+
+/// Two ends of a link, joined.
+pub(crate) struct Pair {
+    pub(crate) a: End,
+    pub(crate) b: End,
+    /// Memory of the check's, which goes when the lanes and their devices have gone.
+    kept: Mutex<Vec<Arc<Memory>>>,
+}
+
+impl Pair {
+    /// Of these, which may have to talk before they can do something.
+    pub(crate) fn new([a, b]: [End; 2]) -> Self {
+        let pair = Self { a, b, kept: Mutex::default() };
+        pair.until_up();
+        pair
+    }
+
+    /// Waits until both ends can do something: rails come and go.
+    pub(crate) fn until_up(&self) {
+        let is_up = |end: &End| end.rails.as_ref().is_none_or(|rails| rails.paths_up() > 0);
+        self.until("the link is up", || is_up(&self.a) && is_up(&self.b));
+    }
+
+    /// Memory that the peer cannot map.
+    pub(crate) fn private(&self, len: usize) -> Arc<Memory> {
+        self.keep(Memory::private(len))
+    }
+
+    /// Memory that the peer can map.
+    pub(crate) fn shared(&self, len: usize) -> Arc<Memory> {
+        self.keep(Memory::shared(len))
+    }
+
+    fn keep(&self, memory: Memory) -> Arc<Memory> {
+        let memory = Arc::new(memory);
+        self.kept.lock().push(Arc::clone(&memory));
+        memory
+    }
+
+    /// Lets both ends go on; whether something moved.
+    ///
+    /// # Errors
+    /// One of them is dead.
+    pub(crate) fn turn(&self) -> Result<bool, LaneError> {
+        let mut moved = false;
+        for (from, to) in [(&self.a, &self.b), (&self.b, &self.a)] {
+            moved |= from.lane.progress(&from.inbox)?;
+            let (Some(from), Some(to)) = (&from.rails, &to.rails) else { continue };
+            while let Some(note) = from.take_note() {
+                let mut bytes = Vec::new();
+                note.encode_to(&mut bytes);
+                to.hear(&bytes).expect("an honest peer");
+                moved = true;
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Lets both ends go on so often.
+    pub(crate) fn turns(&self, count: usize) {
+        (0..count).for_each(|_| _ = self.turn().expect("both ends live"));
+    }
+
+    /// Lets both go on until something is so.
+    pub(crate) fn until(&self, what: &str, mut is_so: impl FnMut() -> bool) {
+        let begun = Instant::now();
+        while !is_so() {
+            assert!(begun.elapsed() < FAR, "not so for {FAR:?}: {what}");
+            if !self.turn().expect("both ends live") {
+                thread::yield_now();
+            }
+        }
+    }
+
+    /// The same with both asleep whenever there is nothing to do: what nothing wakes them for never comes.
+    pub(crate) fn until_asleep(&self, what: &str, mut is_so: impl FnMut() -> bool) {
+        while !is_so() {
+            let moved = self.turn().expect("both ends live");
+            let is_armed = !moved && self.a.lane.arm() && self.b.lane.arm();
+            // After they are armed: what comes from now on wakes.
+            if is_armed && !is_so() {
+                let fds = [&self.a, &self.b].map(|end| end.lane.interest());
+                let mut fds = fds.each_ref().map(|interest| {
+                    let writable = if interest.write { PollFlags::OUT } else { PollFlags::empty() };
+                    PollFd::from_borrowed_fd(interest.fd, PollFlags::IN | writable)
+                });
+                let wait = FAR.try_into().expect("a short time");
+                let woken = poll(&mut fds, Some(&wait)).expect("polled");
+                assert!(woken > 0, "asleep for ever: {what}");
+            }
+        }
+    }
+
+    /// A region of the second end's, which the first may use so.
+    pub(crate) fn region(&self, memory: &Memory, rights: Rights) -> Region {
+        let (owner, span) = (&self.b, memory.span());
+        let backing = lookup(span).map(|(backing, _)| backing);
+        let region = owner.regions.insert(span, rights, backing).expect("a region");
+        if let Some(devices) = &owner.devices {
+            devices.add(&region);
+        }
+        if let (Some(host), Memory::Shared(buf)) = (&owner.host, memory) {
+            host.offer(&Shareable::Host(Arc::clone(buf)));
+            let peer = self.a.host.as_ref().expect("a lane of the same kind");
+            self.until_asleep("offered memory is mapped", || {
+                peer.path_to(&region.remote()) == "mapped"
+            });
+        }
+        region
+    }
+
+    /// Takes a region back, as its owner does: when this returns, nothing touches it any more.
+    pub(crate) fn take_back(&self, region: &Region) {
+        let owner = &self.b;
+        let revoked = owner.regions.revoke(region.slot, region.key).expect("it lives");
+        if let Some(devices) = &owner.devices {
+            devices.retire(region.slot);
+        }
+        self.until("a region is let go", || !owner.lane.touched_by_peer(region.slot));
+        if let Some(devices) = &owner.devices {
+            self.until("devices are done", || !devices.is_busy_with(region.slot));
+            devices.remove(region.slot);
+        }
+        drop(revoked);
+    }
+
+    /// Has the first end post an operation on memory of its own, which is the pair's.
+    pub(crate) fn post(
+        &self,
+        kind: OpKind,
+        local: impl IntoIterator<Item = Span>,
+        remote: RemoteSpans,
+        lands: Option<(Span, Vec<u8>)>,
+    ) -> Arc<Done> {
+        let local: Spans = local.into_iter().collect();
+        for span in &local {
+            self.learn(*span);
+        }
+        let done = Done::new(lands);
+        let told = Arc::clone(&done) as Arc<dyn Completion>;
+        let op = Operation { kind, local, memory: MemoryKind::Host, remote, done: told };
+        // SAFETY: the pair keeps the memory until both lanes are killed.
+        match unsafe { self.a.lane.post(op) } {
+            Ok(Posted::Pending(name)) => done.is_named(name),
+            Ok(Posted::Done(result)) => Arc::clone(&done).complete(result),
+            Err(_) => Arc::clone(&done).complete(Err(OpError::LaneDown)),
+        }
+        done
+    }
+
+    /// Shows memory of the first end's to its devices, as registering it does.
+    fn learn(&self, span: Span) {
+        let Some(devices) = &self.a.devices else { return };
+        let region = self.a.regions.insert(span, Rights::NONE, None).expect("a region");
+        devices.add(&region);
+    }
+
+    /// Carries out an operation on one piece of each side.
+    pub(crate) fn carry(&self, kind: OpKind, local: Span, remote: RemoteSpans) -> OpResult {
+        self.end_of(&self.post(kind, [local], remote, None))
+    }
+
+    /// Waits for the end of an operation, and says what it was.
+    pub(crate) fn end_of(&self, done: &Done) -> OpResult {
+        self.until("an operation ends", || done.result().is_some());
+        done.result().expect("it has ended")
+    }
+}
+
+impl Drop for Pair {
+    /// Afterwards nothing of a check's memory is touched.
+    fn drop(&mut self) {
+        self.a.lane.kill();
+        self.b.lane.kill();
+    }
+}

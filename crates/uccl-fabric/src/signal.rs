@@ -1,0 +1,105 @@
+//! Signals: changes that are made to words of registered memory for a peer.
+//!
+//! A signal word is [`SIGNAL_LEN`] bytes long, aligned to its length, and changes as a whole: an atomic load, by the
+//! CPU or a GPU, sees the old value or the new one. A reader that sees the new value with acquire order also sees the
+//! data that the signal announces.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use uccl_wire::{
+    frame::Status,
+    message::{Change, SIGNAL_LEN},
+};
+
+use crate::{
+    gpu,
+    mem::RemoteSpan,
+    region::{RegionTable, Rights},
+    status_of,
+};
+
+/// The word is not aligned to its length.
+#[derive(Debug)]
+pub struct Unaligned;
+
+/// Changes a word that the CPU reaches.
+///
+/// # Safety
+/// [`SIGNAL_LEN`] bytes must be there, readable and writable, and only accessed as an atomic meanwhile.
+pub unsafe fn change_word(at: *mut u8, change: Change) -> Result<(), Unaligned> {
+    let at = at.cast::<u64>();
+    if !at.is_aligned() {
+        return Err(Unaligned);
+    }
+    // SAFETY: the caller's promise, and it is aligned.
+    let word = unsafe { AtomicU64::from_ptr(at) };
+    match change {
+        Change::Set(value) => word.store(value, Ordering::Release),
+        Change::Add(value) => {
+            word.fetch_add(value, Ordering::AcqRel);
+        }
+    }
+    Ok(())
+}
+
+/// Changes a word of ours for a peer, if the peer has the right. The region cannot be revoked meanwhile.
+///
+/// The copy engine changes a word in GPU memory, while this waits; no kernel is launched.
+///
+/// # Errors
+/// The reason for the refusal, as a wire status: then nothing has changed.
+pub fn apply(table: &RegionTable, word: &RemoteSpan, change: Change) -> Result<(), Status> {
+    let refuse = |status| {
+        table.note_refusal();
+        status
+    };
+    if word.len != SIGNAL_LEN || !word.addr.is_multiple_of(SIGNAL_LEN) {
+        return Err(refuse(Status::Protocol));
+    }
+    let regions = table.lock();
+    let located = regions.locate(word, Rights::SIGNAL).map_err(|e| refuse(status_of(e)))?;
+    let at = located.span.addr;
+    match located.device {
+        // SAFETY: the word is registered, and stays so under the lock. Users read words that signals change as
+        // atomics.
+        None => unsafe { change_word(at as *mut u8, change) }.map_err(|_| Status::Protocol),
+        Some(device) => {
+            // SAFETY: as above.
+            unsafe { gpu::change_word(device, at, change) }.map_err(|_| Status::Fault)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mem::Span;
+
+    #[test]
+    fn a_word_changes_for_who_may_and_only_where_it_is_aligned() {
+        let table = RegionTable::new().expect("a table");
+        let memory: Vec<AtomicU64> = (0..4).map(AtomicU64::new).collect();
+        let span = Span { addr: memory.as_ptr() as usize, len: 32 };
+        let all = table.insert(span, Rights::ALL, None).expect("there is room").remote();
+        let written = table.insert(span, Rights::WRITE, None).expect("there is room").remote();
+        let word = |of: RemoteSpan, at| RemoteSpan { addr: of.addr + at, len: SIGNAL_LEN, ..of };
+        assert_eq!(apply(&table, &word(all, 8), Change::Set(7)), Ok(()));
+        assert_eq!(apply(&table, &word(all, 24), Change::Add(u64::MAX)), Ok(()));
+        let seen = || memory.iter().map(|word| word.load(Ordering::Acquire)).collect::<Vec<_>>();
+        assert_eq!(seen(), [0, 7, 2, 2]);
+        for (word, why) in [
+            (word(written, 0), Status::Denied),
+            (word(all, 4), Status::Protocol),
+            (RemoteSpan { len: 4, ..all }, Status::Protocol),
+            (word(all, 32), Status::OutOfBounds),
+            (RemoteSpan { key: all.key ^ 1, ..word(all, 0) }, Status::UnknownKey),
+        ] {
+            assert_eq!(apply(&table, &word, Change::Set(9)), Err(why), "{word:?}");
+        }
+        assert_eq!(seen(), [0, 7, 2, 2]);
+        assert_eq!(table.refused(), 5);
+        drop(table.revoke(all.slot, all.key).expect("it is there"));
+        assert_eq!(apply(&table, &word(all, 0), Change::Set(9)), Err(Status::UnknownKey));
+        assert_eq!(seen(), [0, 7, 2, 2]);
+    }
+}

@@ -1,0 +1,204 @@
+//! Two named pipes between processes of one host, as a pipe of bytes.
+//!
+//! This is the smallest link there is, kept as an example: `docs/new-link.md` walks through it. The end that was connected
+//! to [offers](offer) a pair of FIFOs under a name that both ends know; the other [joins](join) them and removes the
+//! names. [`uccl_stream`](https://docs.rs/uccl-stream) makes a lane of what they return.
+
+use std::{
+    io,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use parking_lot::Mutex;
+use rustix::{
+    event::epoll,
+    fs::{CWD, Mode, OFlags},
+    io::Errno,
+    pipe,
+};
+use uccl_fabric::{
+    mem::Span,
+    pipe::{Pipe, PipeRx, PipeTx, uninterrupted},
+};
+
+/// What the kernel keeps of either direction, where it lets a user have so much.
+const CAPACITY: usize = 1 << 20;
+/// A byte by which the joining end says that it is there: until it comes, an empty FIFO means nothing.
+const HELLO: u8 = 0x55;
+
+/// Both directions of an end.
+pub struct FifoPipe(Arc<Ends>);
+/// The sending half.
+pub struct FifoTx {
+    ends: Arc<Ends>,
+    /// Whether room wakes who sleeps.
+    is_armed: bool,
+}
+/// The receiving half.
+pub struct FifoRx {
+    ends: Arc<Ends>,
+    /// The peer has both FIFOs open: from now on an empty one without a writer has ended.
+    is_joined: bool,
+}
+
+/// The FIFOs of an end; none once it is cut.
+struct Ends {
+    /// Open for reading as well, so that bytes can be taken back, and a FIFO without a reader is no error.
+    outgoing: Mutex<Option<OwnedFd>>,
+    incoming: Mutex<Option<OwnedFd>>,
+    /// Readable when bytes have come, or room that was waited for.
+    epoll: OwnedFd,
+    /// Removed by who joins, or at the end.
+    names: [PathBuf; 2],
+}
+
+/// Makes two FIFOs in `folder` whose names begin with `name`, and opens them: the end that is joined.
+///
+/// # Errors
+/// The names are taken, or the folder cannot be written.
+pub fn offer(folder: &Path, name: &str) -> io::Result<(FifoPipe, FifoTx, FifoRx)> {
+    let names = names(folder, name);
+    for path in &names {
+        rustix::fs::mkfifoat(CWD, path, Mode::RUSR | Mode::WUSR)?;
+    }
+    Ok(Ends::open(names)?.halves(false))
+}
+
+/// Opens the FIFOs that the peer has made, and removes their names.
+///
+/// # Errors
+/// They are not there, or are another user's.
+pub fn join(folder: &Path, name: &str) -> io::Result<(FifoPipe, FifoTx, FifoRx)> {
+    let [to_us, to_peer] = names(folder, name);
+    let ends = Ends::open([to_peer, to_us])?;
+    ends.remove_names();
+    if let Some(outgoing) = &*ends.outgoing.lock() {
+        rustix::io::write(outgoing, &[HELLO])?;
+    }
+    Ok(ends.halves(true))
+}
+
+/// From the offering end to the joining one, and back.
+fn names(folder: &Path, name: &str) -> [PathBuf; 2] {
+    ["out", "in"].map(|direction| folder.join(format!("{name}-{direction}")))
+}
+
+impl Ends {
+    fn open(names: [PathBuf; 2]) -> io::Result<Self> {
+        let flags = OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let open = |path: &Path, mode| rustix::fs::open(path, flags | mode, Mode::empty());
+        let (outgoing, incoming) =
+            (open(&names[0], OFlags::RDWR)?, open(&names[1], OFlags::RDONLY)?);
+        // Refused to users who have many pipes: then it is as large as it is.
+        let _ = pipe::fcntl_setpipe_size(&outgoing, CAPACITY);
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let data = epoll::EventData::new_u64(0);
+        epoll::add(&epoll, &incoming, data, epoll::EventFlags::IN)?;
+        epoll::add(&epoll, &outgoing, data, epoll::EventFlags::empty())?;
+        let [outgoing, incoming] = [outgoing, incoming].map(|fifo| Mutex::new(Some(fifo)));
+        Ok(Self { outgoing, incoming, epoll, names })
+    }
+
+    fn halves(self, is_joined: bool) -> (FifoPipe, FifoTx, FifoRx) {
+        let ends = Arc::new(self);
+        (
+            FifoPipe(Arc::clone(&ends)),
+            FifoTx { ends: Arc::clone(&ends), is_armed: false },
+            FifoRx { ends, is_joined },
+        )
+    }
+
+    fn remove_names(&self) {
+        self.names.iter().for_each(|path| _ = std::fs::remove_file(path));
+    }
+
+    /// Whether room for bytes wakes who sleeps.
+    fn watch_room(&self, outgoing: &OwnedFd, is_watched: bool) -> io::Result<()> {
+        let flags = if is_watched { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
+        Ok(epoll::modify(&self.epoll, outgoing, epoll::EventData::new_u64(0), flags)?)
+    }
+}
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        self.remove_names();
+    }
+}
+
+impl PipeTx for FifoTx {
+    unsafe fn send(&mut self, spans: &[Span]) -> io::Result<usize> {
+        let outgoing = self.ends.outgoing.lock();
+        let outgoing = outgoing.as_ref().ok_or(io::ErrorKind::BrokenPipe)?;
+        if self.is_armed {
+            self.ends.watch_room(outgoing, false)?;
+            self.is_armed = false;
+        }
+        vectored(spans, |iov, count| {
+            // SAFETY: the caller's memory is readable during the call, and the list has as many entries.
+            unsafe { libc::writev(outgoing.as_raw_fd(), iov, count) }
+        })
+        .map(|sent| sent.unwrap_or(0))
+    }
+
+    fn arm(&mut self) -> io::Result<bool> {
+        let outgoing = self.ends.outgoing.lock();
+        self.ends.watch_room(outgoing.as_ref().ok_or(io::ErrorKind::BrokenPipe)?, true)?;
+        self.is_armed = true;
+        Ok(true)
+    }
+}
+
+impl PipeRx for FifoRx {
+    unsafe fn recv(&mut self, spans: &[Span]) -> io::Result<Option<usize>> {
+        let incoming = self.ends.incoming.lock();
+        let incoming = incoming.as_ref().ok_or(io::ErrorKind::BrokenPipe)?;
+        if !self.is_joined {
+            let mut hello = [0];
+            match rustix::io::read(incoming, &mut hello) {
+                Ok(0) | Err(Errno::AGAIN) => return Ok(None),
+                Ok(_) => self.is_joined = true,
+                Err(e) => return Err(e.into()),
+            }
+        }
+        vectored(spans, |iov, count| {
+            // SAFETY: the caller's memory is writable during the call, and the list has as many entries.
+            unsafe { libc::readv(incoming.as_raw_fd(), iov, count) }
+        })
+    }
+}
+
+impl Pipe for FifoPipe {
+    type Tx = FifoTx;
+    type Rx = FifoRx;
+
+    const LINK: &'static str = "fifo";
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.0.epoll.as_fd()
+    }
+
+    fn room_is_writable(&self) -> bool {
+        false
+    }
+
+    fn cut(&self) {
+        // What the peer has not read never arrives.
+        if let Some(outgoing) = self.0.outgoing.lock().take() {
+            let mut rest = vec![0; 64 << 10];
+            while rustix::io::read(&outgoing, &mut rest).is_ok_and(|taken| taken > 0) {}
+        }
+        drop(self.0.incoming.lock().take());
+    }
+}
+
+/// A vectored call over as many of the spans as one takes; `None` when it would block.
+fn vectored(
+    spans: &[Span],
+    call: impl Fn(*const libc::iovec, libc::c_int) -> isize,
+) -> io::Result<Option<usize>> {
+    let iovec = |span: &Span| libc::iovec { iov_base: span.addr as *mut _, iov_len: span.len };
+    let iov: Vec<_> = spans.iter().take(libc::UIO_MAXIOV as usize).map(iovec).collect();
+    uninterrupted(|| call(iov.as_ptr(), iov.len() as libc::c_int))
+}

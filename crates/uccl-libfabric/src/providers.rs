@@ -1,0 +1,121 @@
+//! What we know about particular providers, all in one place.
+//!
+//! What a provider demands is read from its `fi_info` and honoured. Here is only what its `fi_info` does not say.
+
+use std::ffi::c_int;
+
+use super::{library::Library, raw};
+
+/// All memory registration modes that we support.
+const ALL_MODES: i32 = raw::FI_MR_LOCAL
+    | raw::FI_MR_RAW
+    | raw::FI_MR_VIRT_ADDR
+    | raw::FI_MR_ALLOCATED
+    | raw::FI_MR_PROV_KEY
+    | raw::FI_MR_ENDPOINT
+    | raw::FI_MR_HMEM;
+
+/// Providers from best to worst, used when the settings name none. Providers in neither list, such as `psm3` and `opx`,
+/// which belong to particular NICs, come between the two.
+const PREFERENCE: &[&str] = &["cxi", "efa"];
+const SOCKETS: &[&str] = &["tcp", "net", "tcp;ofi_rxm", "sockets"];
+
+/// The rank of a provider; less is better. `None`: it is used only if the settings name it.
+///
+/// `shm` and similar providers stay within a host, for which this library has a link of its own; and as their peers
+/// access a process's memory themselves, ending a channel does not keep them out. `udp;ofi_rxd` is a demonstration.
+/// `verbs;ofi_rxm` keeps registrations (see [`keeps_registrations`]), and there is a separate link for verbs.
+pub(super) fn rank(provider: &str) -> Option<usize> {
+    let place = |list: &[&str]| list.iter().position(|name| *name == provider);
+    let layers: Vec<&str> = provider.split(';').collect();
+    if ["shm", "sm2", "lnx", "udp", "verbs"].contains(&layers[0]) || layers[0].starts_with("off_") {
+        return None;
+    }
+    let last = PREFERENCE.len() + 1;
+    place(PREFERENCE).or_else(|| place(SOCKETS).map(|at| last + at)).or(Some(PREFERENCE.len()))
+}
+
+/// The registration modes that a provider is told we support.
+///
+/// With `FI_MR_VIRT_ADDR` allowed, `shm` lets the initiator copy without a check of the key; without it, the owner of
+/// the memory copies and checks the key. With `FI_MR_PROV_KEY` allowed, `cxi` keeps regions reachable after they were
+/// closed (`FI_CXI_PROV_KEY_CACHE`); without it, keys are ours, random, and end with the region.
+pub(super) fn modes(provider: &str) -> i32 {
+    match provider {
+        "shm" | "sm2" => ALL_MODES & !raw::FI_MR_VIRT_ADDR,
+        "cxi" => ALL_MODES & !raw::FI_MR_PROV_KEY & !raw::FI_MR_VIRT_ADDR,
+        _ => ALL_MODES,
+    }
+}
+
+/// Whether the provider caches registrations in a way that neither hints nor calls can prevent, so that it leaves
+/// memory registered with the device after a registration was closed, or gives two registrations the same key.
+///
+/// `verbs` does, for up to `FI_MR_CACHE_MAX_COUNT` regions. `efa` does not where it asks for `FI_MR_LOCAL`.
+pub(super) fn keeps_registrations(provider: &str, library: &Library) -> bool {
+    provider.starts_with("verbs")
+        && library.setting("FI_MR_CACHE_MAX_COUNT").as_deref() != Some("0")
+        && library.setting("FI_MR_CACHE_MONITOR").as_deref() != Some("disabled")
+}
+
+/// Whether the peer itself carries out our requests on our memory, so that the requests must have ended before a
+/// channel does.
+pub(super) fn peer_does_the_work(provider: &str) -> bool {
+    matches!(provider, "shm" | "sm2" | "lnx")
+}
+
+/// Options of an endpoint that we switch off, each with a description. Between processes of one host, `efa` moves data
+/// through shared memory: the peer then accesses our memory by itself, without a check of keys. It also calls CUDA
+/// while it does that, and CUDA may wait for a thread that waits for us.
+pub(super) fn not_permitted(provider: &str) -> &'static [(c_int, &'static str)] {
+    match provider {
+        "efa" => &[
+            (raw::FI_OPT_CUDA_API_PERMITTED, "its use of CUDA"),
+            (raw::FI_OPT_SHARED_MEMORY_PERMITTED, "its shared memory"),
+        ],
+        _ => &[],
+    }
+}
+
+/// What to do if a provider is missing.
+pub(super) fn remedy(provider: &str) -> &'static str {
+    match provider {
+        "cxi" => {
+            "It needs a Slingshot NIC (cxi0, ... in /sys/class/cxi), its driver, and the libfabric that comes \
+             with them: see whether UCCL_LIBFABRIC_SO must name it"
+        }
+        "efa" => {
+            "It needs an Elastic Fabric Adapter (rdmap*, efa_* in /sys/class/infiniband), its driver, and the \
+             libfabric of AWS's installer, in /opt/amazon/efa: see whether UCCL_LIBFABRIC_SO must name it"
+        }
+        "tcp" => {
+            "Before libfabric 1.18 it has no reliable datagrams by itself: ask for tcp;ofi_rxm there"
+        }
+        "verbs;ofi_rxm" => "It needs an RDMA NIC with an IP address (`ibv_devices`, `rdma link`)",
+        _ => "`fi_info -l` says what the library has, FI_PROVIDER_PATH where it looks for more",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nics_come_before_sockets_and_the_own_host_not_at_all() {
+        let mut names =
+            ["sockets", "tcp;ofi_rxm", "psm3", "shm", "efa", "tcp", "cxi", "verbs;ofi_rxm"]
+                .to_vec();
+        names.retain(|name| rank(name).is_some());
+        names.sort_by_key(|name| rank(name));
+        assert_eq!(names, ["cxi", "efa", "psm3", "tcp", "tcp;ofi_rxm", "sockets"]);
+    }
+
+    #[test]
+    fn efa_is_permitted_neither_shared_memory_nor_cuda() {
+        let options = |provider| not_permitted(provider).iter().map(|(option, _)| *option);
+        let of_efa: Vec<_> = options("efa").collect();
+        assert!(of_efa.contains(&raw::FI_OPT_SHARED_MEMORY_PERMITTED));
+        assert!(of_efa.contains(&raw::FI_OPT_CUDA_API_PERMITTED));
+        assert_eq!(options("cxi").count(), 0, "it has no such options");
+    }
+}

@@ -1,0 +1,201 @@
+//! Copies that were enqueued together, until a GPU has made them.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use uccl_device::{
+    MemoryKind,
+    cuda::{Context, Direction, Event, gather::Piece},
+};
+use uccl_fabric::{
+    gpu::{Engine, Route},
+    lane::{OpError, OpKind, OpResult, access_of},
+    mem::{Access, RemoteSpan, Span},
+};
+
+use super::opened::Place;
+use crate::shm::{Direct, OwnedHazard};
+
+/// The most distinct regions in one flight: each takes a hazard word, and there are 64.
+pub(super) const MAX_SLOTS: usize = 32;
+
+/// Hazard words, one for each region of a flight.
+pub(super) type Hazards = SmallVec<[OwnedHazard; 1]>;
+
+/// Copies that were enqueued together. If it is dropped before they have ended, what it holds is leaked, because a
+/// GPU still uses it.
+pub(super) struct Flight(Option<Enqueued>);
+
+struct Enqueued {
+    event: Event,
+    engine: Arc<Mutex<Engine>>,
+    /// Why only a part was enqueued. The event marks the end of that part.
+    failed: Option<OpError>,
+    _held: Held,
+}
+
+/// Keeps the peer's memory in place during the copy: the hazards tell its owner, the places our driver.
+struct Held {
+    _places: SmallVec<[Place; 1]>,
+    _hazards: Hazards,
+}
+
+/// How to copy, and by which GPU.
+#[derive(Clone, Copy)]
+pub(super) struct Way<'a> {
+    pub(super) direct: &'a Direct,
+    pub(super) kind: OpKind,
+    /// The kind of our memory.
+    pub(super) memory: MemoryKind,
+    pub(super) context: &'static Context,
+    /// Whether the GPU has slices of long operations, which this copy is to pass.
+    pub(super) passes_slices: bool,
+}
+
+impl Way<'_> {
+    /// Enqueues copies between pieces that pair up, under hazards that were claimed for their regions.
+    ///
+    /// # Errors
+    /// Nothing moves then. [`OpError::HostOnly`]: the GPU does not reach the peer's memory.
+    ///
+    /// # Safety
+    /// Our pieces must stay valid until the flight has ended.
+    pub(super) unsafe fn enqueue(
+        self,
+        pairs: impl Iterator<Item = (Span, RemoteSpan)> + Clone,
+        engine: &Arc<Mutex<Engine>>,
+        hazards: Hazards,
+    ) -> Result<Flight, OpError> {
+        let access = access_of(self.kind);
+        let mut copying = engine.lock();
+        let mut pieces = std::mem::take(&mut copying.pieces);
+        pieces.clear();
+        let mut here = pairs.clone().map(|(here, _)| here);
+        let there = pairs.map(|(_, there)| there);
+        let found = self.direct.gpu_places(access, there, self.context, |there| {
+            pieces.extend(here.next().map(|here| piece(access, here, there)));
+        });
+        let enqueued = found.and_then(|there| {
+            let route = Route {
+                engines_are_busy: self.passes_slices,
+                ..route(self.kind, self.memory, there.device)
+            };
+            // SAFETY: the caller's promise for our side; the hazards and the places hold the peer's.
+            let (event, failed) = match unsafe { copying.copy(&pieces, route) } {
+                Ok(event) => (event, None),
+                Err(e) => (after_failure(&mut copying, &e)?, Some(OpError::from(e))),
+            };
+            Ok((there.places, event, failed))
+        });
+        copying.pieces = pieces;
+        drop(copying);
+        let (places, event, failed) = enqueued?;
+        let held = Held { _places: places, _hazards: hazards };
+        let engine = Arc::clone(engine);
+        Ok(Flight(Some(Enqueued { event, engine, failed, _held: held })))
+    }
+}
+
+/// An event for the end of the copies that were enqueued before the GPU refused more. If that fails too, no copy runs
+/// any more when this returns.
+fn after_failure(copying: &mut Engine, e: &uccl_device::cuda::GpuError) -> Result<Event, OpError> {
+    copying.fence().map_err(|_| {
+        copying.settle();
+        OpError::from(e.clone())
+    })
+}
+
+impl Flight {
+    /// Why only a part was enqueued, if that is so.
+    pub(super) fn failed(&self) -> Option<&OpError> {
+        self.0.as_ref()?.failed.as_ref()
+    }
+
+    /// The result; `None` while the copies run.
+    pub(super) fn ended(&self) -> Option<OpResult> {
+        let Some(enqueued) = &self.0 else { return Some(Ok(())) };
+        let result = match enqueued.event.is_done() {
+            Ok(false) => return None,
+            Ok(true) => Ok(()),
+            Err(e) => Err(OpError::from(e)),
+        };
+        Some(enqueued.failed.clone().map_or(result, Err))
+    }
+
+    /// Releases what an ended flight held.
+    pub(super) fn land(mut self) {
+        let Some(Enqueued { event, engine, .. }) = self.0.take() else { return };
+        // No wait: a thread that is enqueuing may be in the driver for long, and an event costs little.
+        if let Some(mut engine) = engine.try_lock() {
+            engine.reuse(event);
+        }
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        if self.ended().is_none() {
+            std::mem::forget(self.0.take());
+        }
+    }
+}
+
+/// Claims hazard words, which tell the owner which regions are accessed. `None` while flights of ours use too many
+/// words.
+pub(super) fn claim(direct: &Direct, remote: impl Iterator<Item = RemoteSpan>) -> Option<Hazards> {
+    let mut slots: SmallVec<[u32; MAX_SLOTS]> = SmallVec::new();
+    for span in remote {
+        // Neighbours mostly lie in one region.
+        if slots.last() != Some(&span.slot) {
+            slots.push(span.slot);
+        }
+    }
+    slots.sort_unstable();
+    slots.dedup();
+    slots.iter().map(|slot| direct.claim_owned(*slot)).collect()
+}
+
+/// The route of copies between our memory and the peer's. The peer's memory is a GPU's, or locked.
+fn route(kind: OpKind, ours: MemoryKind, device_there: bool) -> Route {
+    let here = ours.device().is_some();
+    let (from, to) = match kind {
+        OpKind::Read => (device_there, here),
+        OpKind::Write => (here, device_there),
+    };
+    let direction = match (from, to) {
+        (true, true) => Direction::DeviceToDevice,
+        (true, false) => Direction::DeviceToHost,
+        (false, _) => Direction::HostToDevice,
+    };
+    let is_push = from && to && kind == OpKind::Write;
+    Route { direction, by_kernel: ours != MemoryKind::Host, is_push, engines_are_busy: false }
+}
+
+fn piece(access: Access, here: Span, there: u64) -> Piece {
+    let (local, len_bytes) = (here.addr as u64, here.len as u64);
+    match access {
+        Access::Read => Piece { destination: local, source: there, len_bytes },
+        Access::Write => Piece { destination: there, source: local, len_bytes },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_route_knows_who_reaches_what() {
+        use MemoryKind::{Cuda, Host, Pinned};
+        let gpu = Cuda { device: 0 };
+        let of = |kind, ours, device| {
+            let route = route(kind, ours, device);
+            (route.direction, route.by_kernel)
+        };
+        assert_eq!(of(OpKind::Write, gpu, true), (Direction::DeviceToDevice, true));
+        assert_eq!(of(OpKind::Write, gpu, false), (Direction::DeviceToHost, true));
+        assert_eq!(of(OpKind::Read, gpu, false), (Direction::HostToDevice, true));
+        assert_eq!(of(OpKind::Write, Pinned, true), (Direction::HostToDevice, true));
+        assert_eq!(of(OpKind::Read, Host, true), (Direction::DeviceToHost, false));
+    }
+}

@@ -1,0 +1,339 @@
+//! Copies by GPUs that one lane has under way, or waiting.
+
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Instant,
+};
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use uccl_device::{
+    MemoryKind,
+    cuda::{Context, Gpus, Priority},
+};
+use uccl_fabric::{
+    gpu::Engine,
+    lane::{Completion, OpError, OpKind, OpName, OpResult, Operation, access_of},
+    mem::RemoteSpan,
+};
+
+use super::{
+    flight::{Flight, MAX_SLOTS, Way, claim},
+    ledger::Ledger,
+    queue::{Pieces, Plan, Queue},
+    turns::Turns,
+};
+use crate::shm::Direct;
+
+/// Copies by GPUs that are under way, or wait.
+#[derive(Default)]
+pub struct GpuJobs {
+    gpus: Mutex<OfGpus>,
+    /// Short operations that were enqueued at once.
+    flights: Mutex<Vec<Short>>,
+    /// Short operations for which there were no hazard words: they wait for nothing else.
+    late: Arc<Queue>,
+    late_turns: Turns,
+    ledger: Arc<Ledger>,
+    next: AtomicU64,
+}
+
+#[derive(Default)]
+struct OfGpus {
+    list: SmallVec<[Arc<OneGpu>; 1]>,
+    /// No more GPUs are added.
+    closed: bool,
+}
+
+/// The lane's engines and its queue for one GPU.
+struct OneGpu {
+    context: &'static Context,
+    /// For short operations: a stream where they do not wait for slices of long ones.
+    short: Arc<Mutex<Engine>>,
+    long: Arc<Mutex<Engine>>,
+    /// Long operations that wait for the GPU.
+    queue: Arc<Queue>,
+    turns: Arc<Turns>,
+}
+
+/// An operation that was enqueued at once.
+struct Short {
+    flight: Flight,
+    bytes: u64,
+    done: Arc<dyn Completion>,
+}
+
+/// What is posted: some pieces of an operation.
+pub(crate) struct Posting<'a> {
+    pub(crate) kind: OpKind,
+    /// What kind of memory ours is.
+    pub(crate) memory: MemoryKind,
+    /// All pieces of the operation.
+    pub(crate) pieces: &'a Arc<Pieces>,
+    /// The pieces that are posted.
+    pub(crate) range: Range<usize>,
+    /// Whether they are enqueued in slices; else at once.
+    pub(crate) in_slices: bool,
+    /// Called at the end.
+    pub(crate) done: &'a Arc<dyn Completion>,
+}
+
+impl Posting<'_> {
+    /// The posted pieces as a separate operation.
+    pub(crate) fn operation(&self) -> Operation {
+        let Self { kind, memory, pieces, range, done, .. } = self;
+        Operation {
+            kind: *kind,
+            local: pieces.local[range.clone()].into(),
+            memory: *memory,
+            remote: pieces.remote[range.clone()].into(),
+            done: Arc::clone(done),
+        }
+    }
+}
+
+impl GpuJobs {
+    /// Makes a GPU copy pieces of an operation, and calls `done` at their end. At least one side must be GPU memory,
+    /// and the pieces must lie in few enough regions, as `batches` cuts them.
+    ///
+    /// # Errors
+    /// Nothing moves then. [`OpError::HostOnly`]: no GPU of this process reaches both sides.
+    ///
+    /// # Safety
+    /// The local pieces must stay valid until `done` has been called.
+    pub(crate) unsafe fn post(
+        &self,
+        direct: &Arc<Direct>,
+        posting: &Posting<'_>,
+    ) -> Result<OpName, OpError> {
+        let Posting { kind, memory, pieces, ref range, in_slices, done } = *posting;
+        let (local, remote) = (&pieces.local[range.clone()], &pieces.remote[range.clone()]);
+        let bytes = local.iter().map(|span| span.len as u64).sum();
+        // Counted before other threads can see anything of the operation.
+        let opening = self.ledger.open(bytes);
+        let context = context_of(direct, memory, remote)?;
+        let gpu = self.gpu(context)?;
+        let name = OpName(self.next.fetch_add(1, Relaxed));
+        let passes_slices = gpu.turns.is_flying();
+        let way = Way { direct, kind, memory, context, passes_slices };
+        let is_first = || self.ledger.queued() == 0 || self.late.is_empty();
+        if !in_slices
+            && is_first()
+            && let Some(hazards) = claim(direct, remote.iter().copied())
+        {
+            let pairs = local.iter().copied().zip(remote.iter().copied());
+            // SAFETY: the caller's promise.
+            let flight = unsafe { way.enqueue(pairs, &gpu.short, hazards)? };
+            let done = Arc::clone(done);
+            self.flights.lock().push(Short { flight, bytes, done });
+            opening.keep();
+            return Ok(name);
+        }
+        // This only checks that the GPU reaches the memory. It is looked up again, under hazards, before it is
+        // accessed.
+        direct.gpu_places(access_of(kind), remote.iter().copied(), context, |_| ())?;
+        let (queue, turns, engine) = match in_slices {
+            true => (&gpu.queue, &*gpu.turns, &gpu.long),
+            false => (&self.late, &self.late_turns, &gpu.short),
+        };
+        let plan = Plan {
+            name,
+            kind,
+            memory,
+            pieces: Arc::clone(pieces),
+            range: range.clone(),
+            direct: Arc::clone(direct),
+            context,
+            engine: Arc::clone(engine),
+            ledger: Arc::clone(&self.ledger),
+        };
+        queue.push(plan, Arc::clone(done))?;
+        opening.keep();
+        turns.join(queue);
+        turns.drive();
+        Ok(name)
+    }
+
+    fn gpu(&self, context: &'static Context) -> Result<Arc<OneGpu>, OpError> {
+        let ordinal = context.device().ordinal();
+        let mut gpus = self.gpus.lock();
+        if gpus.closed {
+            return Err(OpError::LaneDown);
+        }
+        let found = gpus.list.iter().find(|gpu| gpu.context.device().ordinal() == ordinal);
+        if let Some(gpu) = found {
+            return Ok(Arc::clone(gpu));
+        }
+        let engine =
+            |priority| Engine::new(context, priority).map(|engine| Arc::new(Mutex::new(engine)));
+        let (short, long) = (engine(Priority::High)?, engine(Priority::Normal)?);
+        let turns = Turns::of(ordinal);
+        let gpu = Arc::new(OneGpu { context, short, long, queue: Arc::default(), turns });
+        gpus.list.push(Arc::clone(&gpu));
+        Ok(gpu)
+    }
+
+    fn gpus(&self) -> SmallVec<[Arc<OneGpu>; 1]> {
+        self.gpus.lock().list.clone()
+    }
+
+    /// Whether copies are under way or wait, or have ended but their completions have not been called.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.ledger.is_open()
+    }
+
+    /// Bytes to be copied.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.ledger.bytes()
+    }
+
+    /// Finds the flights that have ended, releases what they held, and enqueues more copies where it may. Calls no
+    /// completions.
+    pub(crate) fn drive(&self) {
+        self.harvest();
+        if self.ledger.queued() > 0 {
+            self.late_turns.drive();
+            self.gpus().iter().for_each(|gpu| gpu.turns.drive());
+        }
+    }
+
+    fn harvest(&self) {
+        let mut flights = self.flights.lock();
+        let mut results: SmallVec<[OpResult; 4]> = SmallVec::new();
+        let ended = flights.extract_if(.., |short| {
+            let result = short.flight.ended();
+            let has_ended = result.is_some();
+            results.extend(result);
+            has_ended
+        });
+        let ended: SmallVec<[Short; 4]> = ended.collect();
+        drop(flights);
+        for (Short { flight, bytes, done }, result) in ended.into_iter().zip(results) {
+            flight.land();
+            self.ledger.moved(bytes);
+            self.ledger.landed(done, result);
+        }
+    }
+
+    /// Enqueues more copies where it may, and calls the completions of operations that have ended. True if there were
+    /// any.
+    pub fn progress(&self) -> bool {
+        if !self.is_busy() {
+            return false;
+        }
+        self.drive();
+        self.ledger.tell()
+    }
+
+    /// Enqueues no more of an operation. It ends with the copies that the GPU has.
+    pub(crate) fn cancel(&self, name: OpName) {
+        if !self.late.cancel(name) {
+            self.gpus().iter().any(|gpu| gpu.queue.cancel(name));
+        }
+    }
+
+    /// Enqueues nothing more of any waiting operation, and accepts no new ones.
+    pub(crate) fn close(&self) {
+        self.late.close();
+        let gpus = {
+            let mut gpus = self.gpus.lock();
+            gpus.closed = true;
+            gpus.list.clone()
+        };
+        gpus.iter().for_each(|gpu| gpu.queue.close());
+    }
+
+    /// Waits until all completions have been called, at most until `until`. True if they have.
+    pub(crate) fn finish(&self, until: Instant) -> bool {
+        while self.is_busy() {
+            if !self.progress() {
+                if Instant::now() > until {
+                    return false;
+                }
+                std::thread::yield_now();
+            }
+        }
+        true
+    }
+}
+
+impl Drop for GpuJobs {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Cuts pieces into parts that each lie in at most [`MAX_SLOTS`] regions.
+pub(crate) fn batches(remote: &[RemoteSpan]) -> SmallVec<[Range<usize>; 1]> {
+    let mut batches = SmallVec::new();
+    let (mut start, mut slots) = (0, SmallVec::<[u32; MAX_SLOTS]>::new());
+    let mut last = None;
+    for (at, span) in remote.iter().enumerate() {
+        if last.replace(span.slot) == Some(span.slot) || slots.contains(&span.slot) {
+            continue;
+        }
+        if slots.len() == MAX_SLOTS {
+            batches.push(start..at);
+            start = at;
+            slots.clear();
+        }
+        slots.push(span.slot);
+    }
+    batches.push(start..remote.len());
+    batches
+}
+
+/// The GPU that copies: ours if our memory is a GPU's, otherwise the one that the peer's memory is on.
+fn context_of(
+    direct: &Direct,
+    ours: MemoryKind,
+    remote: &[RemoteSpan],
+) -> Result<&'static Context, OpError> {
+    if let Some(device) = ours.device() {
+        return Gpus::get()
+            .device(device)
+            .and_then(|device| device.context())
+            .map_err(OpError::from);
+    }
+    let gpu_there = remote.iter().find_map(|span| direct.gpu_of(span));
+    let opened = gpu_there.ok_or(OpError::HostOnly("neither side is known to be a GPU's"))?;
+    match opened.context() {
+        Some(context) => context.map_err(OpError::from),
+        None => Err(OpError::HostOnly(
+            "the peer's GPU is not visible to this process (CUDA_VISIBLE_DEVICES), and our memory is the host's",
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_touch_few_enough_regions_and_cover_all_pieces() {
+        let mut rng = fastrand::Rng::with_seed(3);
+        for _ in 0..200 {
+            let (count, slots) = (rng.usize(1..400), rng.u32(1..100));
+            let remote: Vec<_> = (0..count)
+                .map(|_| RemoteSpan { addr: 0, len: 1, key: 0, slot: rng.u32(0..slots) })
+                .collect();
+            let parts = batches(&remote);
+            let mut at = 0;
+            for part in &parts {
+                assert_eq!(part.start, at);
+                at = part.end;
+                let mut slots: Vec<_> = remote[part.clone()].iter().map(|span| span.slot).collect();
+                slots.sort_unstable();
+                slots.dedup();
+                assert!(!slots.is_empty() && slots.len() <= MAX_SLOTS);
+            }
+            assert_eq!(at, count);
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! GPU memory of this host: copied by GPUs, straight between the memories of two processes.
+//!
+//! Memory on a GPU is offered to the peers of this host when it is registered
+//! ([`GpuShare`](uccl_fabric::gpu::GpuShare)). A peer opens it when it first copies there ([`OpenedGpu`]). The thread
+//! that posts a copy enqueues it, or one that makes progress, and an event marks its end ([`GpuJobs`]); the owner of
+//! the remote memory takes no part. The rules of host memory hold here too: a region is found in the peer's published
+//! table by its key, and while a copy runs a hazard word tells the owner.
+//!
+//! A GPU gets a few slices of a long operation at a time (`queue.rs`), and lanes take turns (`turns.rs`). So a
+//! waiting operation can be cancelled, and holds up nobody else.
+
+mod bounce;
+mod descriptors;
+mod flight;
+mod jobs;
+mod ledger;
+mod opened;
+mod queue;
+mod turns;
+
+pub(crate) use self::{
+    bounce::Bouncers,
+    jobs::{Posting, batches},
+    queue::{Pieces, is_sliced},
+};
+pub use self::{
+    jobs::GpuJobs,
+    opened::{Keep, LockedHost, OpenedGpu, Owner, Place},
+};

@@ -1,0 +1,287 @@
+//! Large copies between address spaces, made in chunks by any threads that have time.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Instant,
+};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use uccl_device::MemoryKind;
+use uccl_fabric::{
+    gpu,
+    lane::{Completion, OpError, OpResult, Operation, RemoteSpans, Spans, access_of},
+    mem::{Access, RemoteSpan, Span},
+};
+
+use super::sharing::Hands;
+
+/// The bytes that one thread copies at a time: enough to be worth taking a chunk, few enough that the threads end
+/// together.
+const CHUNK: usize = gpu::CHUNK;
+/// The most pieces of a chunk: each costs the kernel about as much as copying 4 KiB.
+pub(super) const CHUNK_PIECES: usize = 64;
+
+/// A copy in progress.
+pub(super) struct Job {
+    pub(super) hands: Hands,
+    access: Access,
+    memory: MemoryKind,
+    local: Spans,
+    remote: RemoteSpans,
+    /// Bytes that all jobs of the lane have yet to copy.
+    load: Arc<AtomicU64>,
+    state: Mutex<State>,
+    idle: Condvar,
+}
+
+/// The end of a job from which a chunk is taken. Threads that copy far from each other do not contend for the locks
+/// of the same page tables.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum End {
+    Back,
+    Front,
+}
+
+struct State {
+    /// What has not been given out: from here ...
+    index: usize,
+    offset: usize,
+    /// ... to the end of the piece before this one, or so many bytes into this one.
+    end_index: usize,
+    end_offset: usize,
+    /// Chunks being copied right now.
+    active: usize,
+    /// Bytes that the load still counts.
+    left: u64,
+    error: Option<OpError>,
+    /// No chunk is given out any more.
+    closed: bool,
+    done: Option<Arc<dyn Completion>>,
+}
+
+/// The part of a job that one thread copies at a time. Its local and remote pieces pair up.
+pub(super) struct Chunk {
+    pub(super) access: Access,
+    /// The kind of the local memory.
+    pub(super) memory: MemoryKind,
+    pub(super) local: Spans,
+    pub(super) remote: RemoteSpans,
+}
+
+impl Job {
+    /// Local and remote pieces must pair up. `load` counts the bytes that are not copied yet.
+    pub(super) fn new(op: Operation, hands: Hands, load: &Arc<AtomicU64>) -> Self {
+        let left = op.len();
+        load.fetch_add(left, Relaxed);
+        let Operation { kind, local, memory, remote, done } = op;
+        let access = access_of(kind);
+        let state = State {
+            index: 0,
+            offset: 0,
+            end_index: local.len(),
+            end_offset: 0,
+            active: 0,
+            left,
+            error: None,
+            closed: false,
+            done: Some(done),
+        };
+        Self {
+            hands,
+            access,
+            memory,
+            local,
+            remote,
+            load: Arc::clone(load),
+            state: Mutex::new(state),
+            idle: Condvar::new(),
+        }
+    }
+
+    /// The next chunk from one end, for the caller to copy and then to report with [`Self::copied`].
+    pub(super) fn next(&self, from: End) -> Option<Chunk> {
+        let mut state = self.state.lock();
+        if state.closed {
+            return None;
+        }
+        let mut chunk = Chunk {
+            access: self.access,
+            memory: self.memory,
+            local: Spans::new(),
+            remote: RemoteSpans::new(),
+        };
+        let mut left = CHUNK;
+        while left > 0 && chunk.local.len() < CHUNK_PIECES {
+            let taken = match from {
+                End::Front => state.take_front(&self.local, left),
+                End::Back => state.take_back(&self.local, left),
+            };
+            let Some((index, offset, len)) = taken else { break };
+            let (span, peer) = (self.local[index], self.remote[index]);
+            chunk.local.push(Span { addr: span.addr + offset, len });
+            let addr = peer.addr + offset as u64;
+            chunk.remote.push(RemoteSpan { addr, len: len as u64, ..peer });
+            left -= len;
+        }
+        state.closed = state.is_given_out();
+        state.active += 1;
+        Some(chunk)
+    }
+
+    /// Whether all of it has been given out.
+    pub(super) fn is_closed(&self) -> bool {
+        self.state.lock().closed
+    }
+
+    /// Whether it has ended: nobody copies a chunk of it, and nobody will.
+    pub(super) fn has_ended(&self) -> bool {
+        self.state.lock().done.is_none()
+    }
+
+    /// Reports the end of a chunk of so many bytes.
+    pub(super) fn copied(&self, bytes: u64, result: OpResult) {
+        let mut state = self.state.lock();
+        state.active -= 1;
+        state.left -= bytes;
+        self.load.fetch_sub(bytes, Relaxed);
+        if let Err(e) = result {
+            state.error.get_or_insert(e);
+            state.closed = true;
+        }
+        self.settle(state);
+    }
+
+    /// Gives out no more chunks; the job ends when those given out are done.
+    pub(super) fn close(&self, why: OpError) {
+        let mut state = self.state.lock();
+        if !state.closed {
+            state.error.get_or_insert(why);
+            state.closed = true;
+        }
+        self.settle(state);
+    }
+
+    /// Waits until no thread copies a chunk of a closed job. False if one still does at `until`.
+    pub(super) fn wait_idle(&self, until: Instant) -> bool {
+        let mut state = self.state.lock();
+        self.idle.wait_while_until(&mut state, |state| state.active > 0, until);
+        state.active == 0
+    }
+
+    fn settle(&self, mut state: MutexGuard<'_, State>) {
+        if !state.closed || state.active > 0 {
+            return;
+        }
+        let Some(done) = state.done.take() else { return };
+        // After an error: the bytes that were never given out.
+        self.load.fetch_sub(std::mem::take(&mut state.left), Relaxed);
+        let result = state.error.take().map_or(Ok(()), Err);
+        self.idle.notify_all();
+        drop(state);
+        done.complete(result);
+    }
+}
+
+impl Chunk {
+    /// How many bytes it is.
+    pub(super) fn len(&self) -> u64 {
+        self.local.iter().map(|span| span.len as u64).sum()
+    }
+}
+
+impl State {
+    fn is_given_out(&self) -> bool {
+        (self.index, self.offset) >= (self.end_index, self.end_offset)
+    }
+
+    /// Takes at most `most` bytes of the first piece that is left. Returns its index, the offset in it, and how many.
+    fn take_front(&mut self, pieces: &[Span], most: usize) -> Option<(usize, usize, usize)> {
+        if self.is_given_out() {
+            return None;
+        }
+        let (index, offset) = (self.index, self.offset);
+        let end = if index == self.end_index { self.end_offset } else { pieces[index].len };
+        let len = (end - offset).min(most);
+        self.offset += len;
+        if self.offset == pieces[index].len {
+            (self.index, self.offset) = (index + 1, 0);
+        }
+        Some((index, offset, len))
+    }
+
+    /// As [`take_front`](Self::take_front), of the last piece that is left.
+    fn take_back(&mut self, pieces: &[Span], most: usize) -> Option<(usize, usize, usize)> {
+        if self.is_given_out() {
+            return None;
+        }
+        if self.end_offset == 0 {
+            self.end_index -= 1;
+            self.end_offset = pieces[self.end_index].len;
+        }
+        let start = if self.end_index == self.index { self.offset } else { 0 };
+        let len = (self.end_offset - start).min(most);
+        self.end_offset -= len;
+        Some((self.end_index, self.end_offset, len))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uccl_fabric::lane::OpKind;
+
+    struct Ignored;
+
+    impl Completion for Ignored {
+        fn complete(self: Arc<Self>, _: OpResult) {}
+    }
+
+    #[test]
+    fn chunks_from_both_ends_cover_every_byte_once() {
+        let mut rng = fastrand::Rng::with_seed(11);
+        for _ in 0..200 {
+            let lens: Vec<usize> =
+                (0..rng.usize(1..300)).map(|_| rng.usize(0..3) * rng.usize(0..400_000)).collect();
+            let starts = lens.iter().scan(0, |at, len| Some(std::mem::replace(at, *at + len + 1)));
+            let local: Spans = starts.zip(&lens).map(|(addr, &len)| Span { addr, len }).collect();
+            let remote: RemoteSpans = local
+                .iter()
+                .map(|s| RemoteSpan { addr: s.addr as u64, len: s.len as u64, key: 1, slot: 0 })
+                .collect();
+            let job = Job::new(
+                Operation {
+                    kind: OpKind::Read,
+                    local: local.clone(),
+                    memory: MemoryKind::Host,
+                    remote,
+                    done: Arc::new(Ignored),
+                },
+                Hands::Many,
+                &Arc::default(),
+            );
+            let mut given = Vec::new();
+            while let Some(chunk) = job.next(if rng.bool() { End::Front } else { End::Back }) {
+                assert!(chunk.local.iter().map(|span| span.len).sum::<usize>() <= CHUNK);
+                for (here, there) in chunk.local.iter().zip(&chunk.remote) {
+                    assert_eq!((here.addr as u64, here.len as u64), (there.addr, there.len));
+                    given.push((here.addr, here.len));
+                }
+                job.copied(chunk.len(), Ok(()));
+            }
+            given.retain(|(_, len)| *len > 0);
+            given.sort_unstable();
+            let mut merged: Vec<(usize, usize)> = Vec::new();
+            for (addr, len) in given {
+                match merged.last_mut() {
+                    Some(last) if last.0 + last.1 == addr => last.1 += len,
+                    _ => merged.push((addr, len)),
+                }
+            }
+            let all: Vec<_> = local.iter().filter(|s| s.len > 0).map(|s| (s.addr, s.len)).collect();
+            assert_eq!(merged, all);
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! Who copies what: this process's CPU, a GPU of ours, or both sides through the rings.
+
+use std::{ops::Range, sync::Arc, time::Instant};
+
+use uccl_device::MemoryKind;
+use uccl_fabric::{
+    lane::{Lane, LaneError, OpError, OpName, Operation, Posted, RemoteSpans, Spans, access_of},
+    mem::RemoteSpan,
+};
+
+use super::{AT_ONCE, GPU, INLINE, JOB, LocalLane, job::CHUNK_PIECES, sharing::Hands};
+use crate::{
+    cuda_ipc::{Pieces, Posting, batches, is_sliced},
+    shm::Reach,
+};
+
+/// Who copies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Way {
+    /// This process's CPU.
+    Direct,
+    /// A GPU of this process, to or from GPU memory of the peer's.
+    Gpu,
+    /// A GPU of this process, to or from host memory that it reaches.
+    GpuToHost,
+    /// Both sides, through the rings.
+    Stream,
+}
+
+impl LocalLane {
+    /// Posts an operation on the path that its memory needs, or in parts on several paths.
+    ///
+    /// # Safety
+    /// As for [`Lane::post`].
+    pub(super) unsafe fn route(&self, op: Operation) -> Result<Posted, LaneError> {
+        let (way, apart) = self.ways(op.memory, &op.remote);
+        if !apart {
+            // SAFETY: the caller's promise.
+            return unsafe { self.post_one_way(way, op) };
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.post_apart(&op) }
+    }
+
+    /// The path of the first piece, and whether another piece needs a different one. Neighbours mostly lie in one
+    /// region.
+    fn ways(&self, ours: MemoryKind, remote: &[RemoteSpan]) -> (Way, bool) {
+        let Some(first) = remote.first() else { return (Way::Stream, false) };
+        let way = self.way(ours, first);
+        let mut last = first;
+        let apart = remote.iter().any(|span| {
+            let same = (span.slot, span.key) == (last.slot, last.key);
+            last = span;
+            !same && self.way(ours, span) != way
+        });
+        (way, apart)
+    }
+
+    /// Who copies a piece between memory of this kind and the peer's.
+    fn way(&self, ours: MemoryKind, remote: &RemoteSpan) -> Way {
+        let on_gpu = ours.device().is_some();
+        match self.direct.reach(remote) {
+            Reach::Gpu => Way::Gpu,
+            Reach::Mapped if on_gpu => Way::GpuToHost,
+            Reach::Cma | Reach::Mapped => Way::Direct,
+            Reach::None => Way::Stream,
+        }
+    }
+
+    /// Whether a GPU copies such a piece.
+    pub(super) fn is_gpu_way(&self, ours: MemoryKind, remote: &RemoteSpan) -> bool {
+        matches!(self.way(ours, remote), Way::Gpu | Way::GpuToHost)
+    }
+
+    /// Posts pieces that need different paths as separate operations.
+    ///
+    /// # Safety
+    /// As for [`Lane::post`].
+    unsafe fn post_apart(&self, op: &Operation) -> Result<Posted, LaneError> {
+        let mut parts: Vec<(Way, Spans, RemoteSpans)> = Vec::new();
+        for (local, remote) in op.local.iter().zip(&op.remote) {
+            let way = self.way(op.memory, remote);
+            let at = parts.iter().position(|part| part.0 == way).unwrap_or_else(|| {
+                parts.push((way, Spans::new(), RemoteSpans::new()));
+                parts.len() - 1
+            });
+            parts[at].1.push(*local);
+            parts[at].2.push(*remote);
+        }
+        let split = self.splits.begin(parts.len(), &op.done);
+        for (way, local, remote) in parts {
+            let (kind, memory) = (op.kind, op.memory);
+            let part = Operation { kind, local, memory, remote, done: split.done() };
+            // SAFETY: the caller's promise.
+            split.add(unsafe { self.post_one_way(way, part) });
+        }
+        Ok(split.posted())
+    }
+
+    /// Posts pieces that all take one path.
+    ///
+    /// # Safety
+    /// As for [`Lane::post`].
+    unsafe fn post_one_way(&self, way: Way, op: Operation) -> Result<Posted, LaneError> {
+        match way {
+            // SAFETY: the caller's promise.
+            Way::Gpu | Way::GpuToHost => unsafe { self.post_gpu(op) },
+            // SAFETY: the caller's promise.
+            Way::Stream => unsafe { self.post_stream(op) },
+            // SAFETY: the caller's promise.
+            Way::Direct => unsafe { self.post_direct(op) },
+        }
+    }
+
+    /// Copies a short operation right now; a longer one becomes a job.
+    ///
+    /// # Safety
+    /// As for [`Lane::post`].
+    unsafe fn post_direct(&self, op: Operation) -> Result<Posted, LaneError> {
+        if self.bell.ended() {
+            return Err(LaneError::Ended);
+        }
+        let (len, few) = (op.len(), self.has_few(&op));
+        if few && len <= INLINE {
+            // SAFETY: the caller's promise.
+            return Ok(Posted::Done(unsafe {
+                self.copy(access_of(op.kind), &op.local, &op.remote)
+            }));
+        }
+        if op.memory.device().is_some() {
+            return self.jobs.post(op, Hands::Many, JOB).map(Posted::Pending);
+        }
+        let hands = self.sharing.choose(len);
+        if few && len <= AT_ONCE && hands == Hands::One {
+            let started = Instant::now();
+            // SAFETY: the caller's promise.
+            let copied = unsafe { self.copy(access_of(op.kind), &op.local, &op.remote) };
+            if copied.is_ok() {
+                self.sharing.learn(hands, len, started.elapsed());
+            }
+            return Ok(Posted::Done(copied));
+        }
+        let done = self.sharing.timed(hands, len, Arc::clone(&op.done));
+        self.jobs.post(Operation { done, ..op }, hands, JOB).map(Posted::Pending)
+    }
+
+    /// Whether the CPU copies it in few steps: through the kernel, each piece costs as much as some thousand bytes.
+    fn has_few(&self, op: &Operation) -> bool {
+        let mapped = |first| self.direct.reach(first) == Reach::Mapped;
+        let few = || op.remote.len() <= CHUNK_PIECES || op.remote.first().is_some_and(mapped);
+        op.memory.device().is_none() && few()
+    }
+
+    /// Makes a GPU copy. Pieces that none of our GPUs reaches go through the rings.
+    ///
+    /// # Safety
+    /// As for [`Lane::post`].
+    unsafe fn post_gpu(&self, op: Operation) -> Result<Posted, LaneError> {
+        if self.bell.ended() {
+            return Err(LaneError::Ended);
+        }
+        let in_slices = is_sliced(op.len());
+        let Operation { kind, local, memory, remote, done } = op;
+        let pieces = Arc::new(Pieces { local, remote });
+        let batches = batches(&pieces.remote);
+        let posting = |range: &Range<usize>, done| {
+            let (pieces, range) = (&pieces, range.clone());
+            Posting { kind, memory, pieces, range, in_slices, done }
+        };
+        if let [all] = &batches[..] {
+            // SAFETY: the caller's promise.
+            return unsafe { self.launch(&posting(all, &done)) };
+        }
+        let split = self.splits.begin(batches.len(), &done);
+        let done = split.done();
+        for range in &batches {
+            // SAFETY: the caller's promise.
+            split.add(unsafe { self.launch(&posting(range, &done)) });
+        }
+        Ok(split.posted())
+    }
+
+    /// Makes a GPU copy some pieces. If memory is missing, receives the peer's latest offers and tries again.
+    ///
+    /// # Safety
+    /// As for [`Lane::post`].
+    unsafe fn launch(&self, posting: &Posting<'_>) -> Result<Posted, LaneError> {
+        // SAFETY: the caller's promise.
+        let launch = || unsafe { self.gpu.post(&self.direct, posting) };
+        let launched = match launch() {
+            Err(OpError::HostOnly(_)) => {
+                self.bell.listen();
+                launch()
+            }
+            launched => launched,
+        };
+        match launched {
+            Ok(name) => Ok(Posted::Pending(OpName(name.0 | GPU))),
+            // SAFETY: the caller's promise.
+            Err(OpError::HostOnly(_)) => unsafe { self.post_stream(posting.operation()) },
+            Err(e) => Ok(Posted::Done(Err(e))),
+        }
+    }
+
+    /// Sends pieces through the rings, in as many frames as they take.
+    ///
+    /// # Safety
+    /// As for [`Lane::post`].
+    unsafe fn post_stream(&self, op: Operation) -> Result<Posted, LaneError> {
+        let (most, count) = (self.stream.caps().max_pieces, op.remote.len());
+        if count <= most {
+            // SAFETY: the caller's promise.
+            return unsafe { self.stream.post(op) };
+        }
+        let split = self.splits.begin(count.div_ceil(most), &op.done);
+        for start in (0..count).step_by(most) {
+            let part = op.part(start..count.min(start + most), &split.done());
+            // SAFETY: the caller's promise.
+            split.add(unsafe { self.stream.post(part) });
+        }
+        Ok(split.posted())
+    }
+}

@@ -1,0 +1,145 @@
+//! Decides whether several threads share a copy.
+//!
+//! With a processor free for a second thread, a shared copy takes half the time. With none, it takes a tenth more
+//! than copying alone: it is handed out, and then waits for a thread that does not get to run. Nothing tells how busy
+//! the machine is, so both are tried and timed.
+
+use std::{
+    array,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use uccl_fabric::lane::{Completion, OpResult};
+
+use super::INLINE;
+
+/// Lengths are classed by powers of two, from the first above [`INLINE`] to 1 GiB; longer copies are always shared.
+const CLASSES: usize = 12;
+/// How often the way that seems slower is tried again.
+const TRY_EVERY: u32 = 128;
+/// The weight of one copy in the average of its way: one part in so many.
+const MEMORY: u32 = 8;
+
+/// Who copies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Hands {
+    /// One thread: the one that posts it, or one that makes progress.
+    One,
+    /// Every thread that has time.
+    Many,
+}
+
+/// Times of the copies of one class of lengths.
+#[derive(Default)]
+struct Class {
+    posts: AtomicU32,
+    /// Nanoseconds per MiB by one thread and by many; 0 before the first copy.
+    ns_a_mib: [AtomicU32; 2],
+}
+
+/// What was measured of a lane's copies.
+#[derive(Default)]
+pub(super) struct Sharing {
+    classes: [Class; CLASSES],
+}
+
+impl Sharing {
+    /// Who should copy so many bytes, more than [`INLINE`].
+    pub(super) fn choose(&self, len: u64) -> Hands {
+        let Some(class) = self.class(len) else { return Hands::Many };
+        let [one, many] = array::from_fn(|i| class.ns_a_mib[i].load(Relaxed));
+        let faster = if many <= one { Hands::Many } else { Hands::One };
+        match class.posts.fetch_add(1, Relaxed) % TRY_EVERY {
+            0 if faster == Hands::Many => Hands::One,
+            0 => Hands::Many,
+            _ => faster,
+        }
+    }
+
+    /// Records how long a copy of `len` bytes took.
+    pub(super) fn learn(&self, hands: Hands, len: u64, took: Duration) {
+        let Some(class) = self.class(len) else { return };
+        let known = &class.ns_a_mib[hands as usize];
+        let seen = (took.as_nanos() << 20) / u128::from(len);
+        let seen = u32::try_from(seen).unwrap_or(u32::MAX).max(1);
+        let before = known.load(Relaxed);
+        let mixed = before - before / MEMORY + seen / MEMORY;
+        known.store(if before == 0 { seen } else { mixed.max(1) }, Relaxed);
+    }
+
+    /// A completion that records how long the copy took.
+    pub(super) fn timed(
+        self: &Arc<Self>,
+        hands: Hands,
+        len: u64,
+        done: Arc<dyn Completion>,
+    ) -> Arc<dyn Completion> {
+        Arc::new(Timed { sharing: Arc::clone(self), hands, len, started: Instant::now(), done })
+    }
+
+    fn class(&self, len: u64) -> Option<&Class> {
+        let doublings = len.saturating_sub(1) / INLINE;
+        self.classes.get(doublings.checked_ilog2()? as usize)
+    }
+}
+
+struct Timed {
+    sharing: Arc<Sharing>,
+    hands: Hands,
+    len: u64,
+    started: Instant,
+    done: Arc<dyn Completion>,
+}
+
+impl Completion for Timed {
+    fn complete(self: Arc<Self>, result: OpResult) {
+        if result.is_ok() {
+            self.sharing.learn(self.hands, self.len, self.started.elapsed());
+        }
+        Arc::clone(&self.done).complete(result);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many of the next thousand copies one thread makes, if copies by one and by many take so long.
+    fn by_one(sharing: &Sharing, len: u64, one_us: u64, many_us: u64) -> usize {
+        let mut alone = 0;
+        for _ in 0..1000 {
+            let hands = sharing.choose(len);
+            let us = if hands == Hands::One { one_us } else { many_us };
+            sharing.learn(hands, len, Duration::from_micros(us));
+            alone += usize::from(hands == Hands::One);
+        }
+        alone
+    }
+
+    #[test]
+    fn the_faster_way_is_taken_and_the_other_tried() {
+        let (sharing, len) = (Sharing::default(), 1 << 20);
+        let idle = by_one(&sharing, len, 60, 35);
+        assert!((1..100).contains(&idle), "{idle}");
+        // The machine has become busy, and then idle again.
+        let busy = by_one(&sharing, len, 60, 70);
+        assert!((800..1000).contains(&busy), "{busy}");
+        let idle = by_one(&sharing, len, 60, 35);
+        assert!((1..500).contains(&idle), "{idle}");
+    }
+
+    #[test]
+    fn lengths_learn_apart_and_long_ones_are_shared() {
+        let sharing = Sharing::default();
+        by_one(&sharing, INLINE + 1, 10, 20);
+        assert!(by_one(&sharing, INLINE * 2 + 1, 20, 10) < 100);
+        for len in [INLINE + (1 << 30), 1 << 40] {
+            assert_eq!(by_one(&sharing, len, 10, 20), 0, "{len}");
+        }
+        assert!(sharing.class(1 << 30).is_some());
+    }
+}

@@ -1,0 +1,132 @@
+//! The peer's memory as GPUs of this process reach it.
+
+use std::{io, sync::Arc};
+
+use smallvec::SmallVec;
+use uccl_device::cuda::Context;
+use uccl_fabric::{
+    lane::OpError,
+    mem::{Access, RemoteSpan},
+    status_of,
+};
+use uccl_wire::frame::Status;
+
+use super::{
+    accesses::OwnedHazard,
+    direct::Direct,
+    published::{Checked, PeerCheck},
+};
+use crate::cuda_ipc::{Keep, OpenedGpu, Place};
+
+/// How a GPU of ours reaches ranges of the peer's memory.
+#[derive(Debug, Default)]
+pub(crate) struct GpuPlaces {
+    /// Keeps the ranges reachable.
+    pub(crate) places: SmallVec<[Place; 1]>,
+    /// The ranges are GPU memory; otherwise locked host memory.
+    pub(crate) device: bool,
+}
+
+impl Direct {
+    /// Records GPU memory that the peer offered.
+    ///
+    /// # Errors
+    /// As for [`PeerMappings::insert_gpu`](super::PeerMappings::insert_gpu).
+    pub(crate) fn insert_gpu(&self, id: u32, memory: OpenedGpu) -> io::Result<()> {
+        self.mappings.insert_gpu(id, memory)
+    }
+
+    /// Claims a hazard for an access that outlives the call; `None` when all words for such accesses are in use.
+    pub(crate) fn claim_owned(&self, slot: u32) -> Option<OwnedHazard> {
+        self.accesses.try_claim_owned(slot)
+    }
+
+    /// The GPU memory that contains a range, if that is GPU memory and was offered.
+    pub(crate) fn gpu_of(&self, remote: &RemoteSpan) -> Option<Arc<OpenedGpu>> {
+        let checked = self.table.find(remote).ok()?;
+        checked.backing.filter(|_| checked.device).and_then(|backing| self.mappings.gpu(backing.id))
+    }
+
+    /// Whether the region of a range is locked host memory that only the peer's GPUs reach: no other process can map
+    /// it.
+    pub(crate) fn is_locked_privately(&self, remote: &RemoteSpan) -> bool {
+        self.table.find(remote).is_ok_and(|found| found.locked && found.backing.is_none())
+    }
+
+    /// Calls `each` with the address at which a GPU of ours reaches each range. The addresses may be used under
+    /// hazards claimed before this call.
+    pub(crate) fn gpu_places(
+        &self,
+        access: Access,
+        remote: impl IntoIterator<Item = RemoteSpan>,
+        context: &'static Context,
+        mut each: impl FnMut(u64),
+    ) -> Result<GpuPlaces, OpError> {
+        self.admits().map_err(|_| OpError::LaneDown)?;
+        let mut found = GpuPlaces::default();
+        // The pieces of a vector are mostly in one region, so its place is looked up once.
+        let mut last: Option<(u32, u64, Checked, u64)> = None;
+        for span in remote {
+            let (checked, base) = match last {
+                Some((slot, key, checked, base)) if (slot, key) == (span.slot, span.key) => {
+                    (checked, base)
+                }
+                _ => {
+                    let checked = self.table.find(&span).map_err(|check| match check {
+                        PeerCheck::Refused(e) => OpError::Remote(status_of(e)),
+                        PeerCheck::Unpublished => OpError::HostOnly("the peer's table is full"),
+                    })?;
+                    let base = self.gpu_place(&checked, context, &mut found)?;
+                    last = Some((span.slot, span.key, checked, base));
+                    (checked, base)
+                }
+            };
+            let offset = checked.admit(&span, access);
+            let offset = offset.map_err(|e| OpError::Remote(status_of(e)))?;
+            each(base + offset);
+        }
+        Ok(found)
+    }
+
+    /// The address at which a GPU reaches the start of a region.
+    fn gpu_place(
+        &self,
+        checked: &Checked,
+        context: &'static Context,
+        found: &mut GpuPlaces,
+    ) -> Result<u64, OpError> {
+        let first = found.places.is_empty();
+        let backing = checked.backing.ok_or(OpError::HostOnly(if checked.device {
+            "the peer's memory cannot be opened by another process"
+        } else {
+            "the peer's host memory is not from alloc"
+        }))?;
+        let (place, offset) = if checked.device {
+            let memory = self.mappings.gpu(backing.id);
+            let memory = memory.ok_or(OpError::HostOnly("the peer's offer has not come"))?;
+            if !memory.holds(backing.offset, checked.len) {
+                return Err(OpError::Remote(Status::OutOfBounds));
+            }
+            let place = memory.place(context).map_err(|e| {
+                tracing::debug!("GPU memory of the peer's is not reached: {e}");
+                OpError::HostOnly("the peer's GPU memory cannot be opened")
+            })?;
+            (place, backing.offset)
+        } else {
+            let locked = self.mappings.locked(backing.id, context);
+            let locked =
+                locked.ok_or(OpError::HostOnly("the peer's host memory cannot be locked"))?;
+            if !locked.holds(backing.offset, checked.len) {
+                return Err(OpError::Remote(Status::OutOfBounds));
+            }
+            (Place { address: locked.address(), keep: Keep::Locked(locked) }, backing.offset)
+        };
+        if !first && found.device != checked.device {
+            return Err(OpError::HostOnly("one vector reaches both GPU and host memory"));
+        }
+        found.device = checked.device;
+        let base = place.address + offset;
+        found.places.push(place);
+        Ok(base)
+    }
+}

@@ -1,0 +1,437 @@
+//! What a GPU has not been given yet can be taken back, and others pass it: on a driver that is none, whose copies stay
+//! where they are until they are let by.
+
+#[path = "../../uccl-device/tests/fake_driver/mod.rs"]
+mod fake_driver;
+mod support;
+
+use std::{
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use parking_lot::{Mutex, MutexGuard};
+use smallvec::smallvec;
+use uccl_device::{
+    MemoryKind,
+    cuda::{Context, DeviceBuffer, Gpus},
+};
+use uccl_fabric::{
+    alloc::Shareable,
+    gpu::GpuShare,
+    lane::{Completion, HostLane, Lane, OpError, OpKind, OpName, OpResult, Operation, Posted},
+    mem::{RemoteSpan, Span},
+    region::{Region, RegionTable, Rights, SharedBacking},
+};
+use uccl_local::LocalLane;
+use uccl_wire::frame::Status;
+
+use self::{
+    fake_driver::Fake,
+    support::{Anything, End, lanes, patiently},
+};
+
+/// What an operation is cut into, and what a GPU has at once.
+const SLICE: usize = 32 << 20;
+const TURN: usize = 4 * SLICE;
+const GIB: usize = 1 << 30;
+const ANY: u64 = u64::MAX;
+/// For so long something that must not happen is watched not to.
+const WATCH: Duration = Duration::from_millis(100);
+
+/// The driver, which one test has at a time.
+struct Driver {
+    fake: Fake,
+    before: u64,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl Driver {
+    /// Paused.
+    fn paused() -> Self {
+        static ALONE: Mutex<()> = Mutex::new(());
+        let alone = ALONE.lock();
+        let fake = fake_driver::load();
+        fake.pause(true);
+        Self { fake, before: fake.launched(), _alone: alone }
+    }
+
+    /// Counts from now on.
+    fn anew(mut self) -> Self {
+        self.before = self.fake.launched();
+        self
+    }
+
+    /// Bytes that streams were told to copy since.
+    fn launched(&self) -> usize {
+        (self.fake.launched() - self.before) as usize
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.fake.refuse_after(None);
+        self.fake.stall(false);
+        self.fake.pause(false);
+    }
+}
+
+fn context(gpu: u32) -> &'static Context {
+    Gpus::get().device(gpu).expect("a GPU").context().expect("its context")
+}
+
+/// A lane, and memory on two GPUs between which it copies.
+struct Pair {
+    ours: LocalLane,
+    theirs: LocalLane,
+    here: DeviceBuffer,
+    /// The peer's.
+    _there: DeviceBuffer,
+    regions: Arc<RegionTable>,
+    region: Region,
+}
+
+fn pair(len: usize) -> Pair {
+    let table = || Arc::new(RegionTable::new().expect("a table"));
+    let (own, regions) = (table(), table());
+    let (ours, theirs) = lanes(&own, &regions);
+    let memory = |gpu| DeviceBuffer::new(context(gpu), len).expect("memory");
+    let (here, there) = (memory(0), memory(1));
+    let span = Span { addr: there.address() as usize, len };
+    let share = GpuShare::of(span).expect("it can be shared");
+    let offset = (span.addr - share.span().addr) as u64;
+    let backing = Some(SharedBacking { id: share.id(), offset });
+    let region = regions
+        .insert_kind(MemoryKind::Cuda { device: 1 }, span, Rights::ALL, backing)
+        .expect("registered");
+    theirs.offer(&Shareable::Gpu(share));
+    Pair { ours, theirs, here, _there: there, regions, region }
+}
+
+impl Pair {
+    /// Posts a write of pieces one behind the other.
+    fn write(&self, lens: &[usize]) -> (Arc<End>, OpName) {
+        let end = Arc::new(End::default());
+        let done = Arc::clone(&end) as Arc<dyn Completion>;
+        let remote = self.region.remote();
+        let starts = lens.iter().scan(0, |at, len| Some(std::mem::replace(at, *at + len)));
+        let (local, remote) = starts
+            .zip(lens)
+            .map(|(at, &len)| {
+                let local = Span { addr: self.here.address() as usize + at, len };
+                (local, RemoteSpan { addr: remote.addr + at as u64, len: len as u64, ..remote })
+            })
+            .collect();
+        let memory = MemoryKind::Cuda { device: 0 };
+        let op = Operation { kind: OpKind::Write, local, memory, remote, done };
+        // SAFETY: the memory is dropped after the lanes.
+        match unsafe { self.ours.post(op) } {
+            Ok(Posted::Pending(name)) => (end, name),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn progress(&self) {
+        self.ours.progress(&Anything).expect("a living lane");
+    }
+
+    /// Makes progress until so many bytes are left.
+    fn until_left(&self, bytes: usize) {
+        patiently(|| {
+            self.progress();
+            (self.ours.load() <= bytes as u64).then_some(())
+        });
+        assert_eq!(self.ours.load(), bytes as u64);
+    }
+
+    fn result(&self, end: &End) -> OpResult {
+        patiently(|| {
+            self.progress();
+            end.result()
+        })
+    }
+}
+
+#[test]
+fn a_cancelled_write_ends_with_what_the_gpu_has_of_it() {
+    let driver = Driver::paused();
+    let pair = pair(GIB);
+    let (end, name) = pair.write(&[GIB]);
+    assert_eq!(driver.launched(), TURN, "a turn's worth is enqueued");
+    pair.ours.cancel(name);
+    driver.fake.pass(3, ANY);
+    pair.until_left(GIB - 3 * SLICE);
+    assert_eq!(end.result(), None, "the GPU still copies");
+    driver.fake.pass(1, ANY);
+    assert_eq!(pair.result(&end), Err(OpError::Cancelled));
+    assert_eq!((driver.launched(), pair.ours.load()), (TURN, 0));
+    assert!(!pair.ours.has_work());
+    // And the lane goes on.
+    driver.fake.pause(false);
+    for len in [64, 3 * SLICE + 5] {
+        let (end, _) = pair.write(&[len]);
+        assert_eq!(pair.result(&end), Ok(()));
+    }
+}
+
+#[test]
+fn all_of_a_long_vector_lands_where_it_should() {
+    let driver = Driver::paused();
+    driver.fake.pause(false);
+    let pair = pair(6 * SLICE);
+    let lens = [SLICE / 2 + 1, 0, 3 * SLICE, 7, SLICE, SLICE / 4 - 3];
+    let len: usize = lens.iter().sum();
+    let bytes = |address: u64| {
+        // SAFETY: this driver's GPUs have the host's memory; nothing is copied while it is looked at.
+        unsafe { std::slice::from_raw_parts_mut(address as *mut u8, 6 * SLICE) }
+    };
+    let source = bytes(pair.here.address());
+    source.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i >> 3) as u8 ^ i as u8 | 1);
+    let (end, _) = pair.write(&lens);
+    assert_eq!(pair.result(&end), Ok(()));
+    assert_eq!(driver.launched(), len);
+    let there = bytes(pair.region.span.addr as u64);
+    assert!(there[..len] == source[..len] && there[len..].iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn a_short_write_passes_a_long_one() {
+    let driver = Driver::paused();
+    let pair = pair(GIB);
+    let (long, name) = pair.write(&[GIB]);
+    let (short, _) = pair.write(&[64]);
+    assert_eq!(driver.launched(), TURN + 64, "it is enqueued at once");
+    // By a kernel: a copy engine keeps to the slices for as long as more of them follow.
+    driver.fake.pass(1, 0);
+    assert_eq!(pair.result(&short), Ok(()));
+    assert_eq!((long.result(), pair.ours.load()), (None, GIB as u64));
+    pair.ours.cancel(name);
+    driver.fake.pause(false);
+    assert_eq!(pair.result(&long), Err(OpError::Cancelled));
+}
+
+#[test]
+fn lanes_take_turns_and_whoever_makes_progress_serves_all() {
+    let driver = Driver::paused();
+    let (one, other) = (pair(GIB), pair(GIB));
+    // This driver lets copies of the newest streams by first.
+    let (warm, _) = other.write(&[64]);
+    driver.fake.pass(1, ANY);
+    assert_eq!(other.result(&warm), Ok(()));
+    let driver = driver.anew();
+    let (first, first_name) = one.write(&[GIB]);
+    let (second, second_name) = other.write(&[GIB]);
+    assert_eq!(driver.launched(), TURN, "all of it the first lane's");
+    for slices in 1..=4 {
+        driver.fake.pass(1, ANY);
+        one.until_left(GIB - slices * SLICE);
+        assert_eq!(driver.launched(), TURN + slices * SLICE);
+    }
+    // What is enqueued now is the second lane's: of the first one's nothing has to be waited for.
+    one.ours.cancel(first_name);
+    assert_eq!(one.result(&first), Err(OpError::Cancelled));
+    other.ours.cancel(second_name);
+    other.progress();
+    assert_eq!(second.result(), None);
+    driver.fake.pass(4, ANY);
+    assert_eq!(other.result(&second), Err(OpError::Cancelled));
+    assert_eq!(driver.launched(), 2 * TURN);
+}
+
+#[test]
+fn a_lane_that_has_had_its_turn_has_the_next_after_the_other() {
+    let driver = Driver::paused();
+    let (one, other) = (pair(GIB), pair(GIB));
+    let ((first, first_name), (second, second_name)) = (one.write(&[GIB]), other.write(&[GIB]));
+    for slices in 1..=8 {
+        driver.fake.pass(1, ANY);
+        patiently(|| {
+            other.progress();
+            (driver.launched() == TURN + slices * SLICE).then_some(())
+        });
+    }
+    assert_eq!([one.ours.load(), other.ours.load()], [(GIB - TURN) as u64; 2]);
+    other.ours.cancel(second_name);
+    assert_eq!(other.result(&second), Err(OpError::Cancelled), "it is the first one's turn again");
+    one.ours.cancel(first_name);
+    driver.fake.pause(false);
+    assert_eq!(one.result(&first), Err(OpError::Cancelled));
+}
+
+#[test]
+fn a_refused_slice_fails_its_operation_when_those_before_it_have_ended() {
+    let driver = Driver::paused();
+    let pair = pair(GIB);
+    driver.fake.refuse_after(Some(2));
+    let (end, _) = pair.write(&[GIB]);
+    driver.fake.refuse_after(None);
+    assert_eq!(driver.launched(), 2 * SLICE);
+    driver.fake.pass(1, ANY);
+    pair.until_left(GIB - SLICE);
+    assert_eq!(end.result(), None, "a slice moves still");
+    driver.fake.pass(1, ANY);
+    let told = pair.result(&end);
+    assert!(matches!(told, Err(OpError::Gpu(_))), "{told:?}");
+    assert_eq!((driver.launched(), pair.ours.load()), (2 * SLICE, 0));
+}
+
+#[test]
+fn a_short_write_that_is_refused_halfway_fails_when_its_first_half_has_ended() {
+    let driver = Driver::paused();
+    let pair = pair(SLICE);
+    driver.fake.refuse_after(Some(1));
+    let (end, _) = pair.write(&[SLICE / 4, SLICE / 4]);
+    driver.fake.refuse_after(None);
+    assert_eq!(driver.launched(), SLICE / 4);
+    pair.progress();
+    assert_eq!(end.result(), None);
+    driver.fake.pass(1, ANY);
+    let told = pair.result(&end);
+    assert!(matches!(told, Err(OpError::Gpu(_))), "{told:?}");
+}
+
+#[test]
+fn memory_that_its_owner_takes_back_is_left_by_the_slices_that_wait() {
+    let driver = Driver::paused();
+    let pair = pair(GIB);
+    let (end, _) = pair.write(&[GIB]);
+    let slot = pair.region.slot;
+    let _revoked = pair.regions.revoke(slot, pair.region.key).expect("registered");
+    assert!(pair.theirs.touched_by_peer(slot));
+    driver.fake.pass(4, ANY);
+    assert_eq!(pair.result(&end), Err(OpError::Remote(Status::UnknownKey)));
+    assert_eq!(driver.launched(), TURN);
+    assert!(!pair.theirs.touched_by_peer(slot));
+}
+
+#[test]
+fn short_writes_beyond_the_hazard_words_wait_for_no_poster() {
+    let driver = Driver::paused();
+    let pair = pair(4096);
+    let writes: Vec<_> = (0..100).map(|_| pair.write(&[64])).collect();
+    let enqueued = driver.launched() / 64;
+    assert!(enqueued < 100, "there are as many words");
+    let (last, name) = writes.last().expect("100");
+    pair.ours.cancel(*name);
+    assert_eq!(pair.result(last), Err(OpError::Cancelled), "it has not been enqueued");
+    driver.fake.pause(false);
+    for (end, _) in &writes[..99] {
+        assert_eq!(pair.result(end), Ok(()));
+    }
+    assert_eq!((driver.launched(), pair.ours.load()), (99 * 64, 0));
+}
+
+#[test]
+fn a_kill_takes_back_what_waits_and_waits_for_the_rest() {
+    let driver = Driver::paused();
+    let pair = pair(GIB);
+    let writes = [pair.write(&[GIB]).0, pair.write(&[SLICE]).0, pair.write(&[64]).0];
+    thread::scope(|scope| {
+        let killed = scope.spawn(|| pair.ours.kill());
+        assert_eq!(patiently(|| writes[1].result()), Err(OpError::LaneDown));
+        thread::sleep(WATCH);
+        assert!(!killed.is_finished(), "the GPU still copies");
+        assert!(pair.theirs.touched_by_peer(pair.region.slot), "and the owner hears of it");
+        driver.fake.pause(false);
+    });
+    let told = writes.map(|end| end.result());
+    assert_eq!(told, [Some(Err(OpError::LaneDown)), Some(Err(OpError::LaneDown)), Some(Ok(()))]);
+    assert_eq!(driver.launched(), TURN + 64);
+    assert!(!pair.theirs.touched_by_peer(pair.region.slot));
+}
+
+#[test]
+fn a_kill_tells_what_another_lane_has_seen_end() {
+    let driver = Driver::paused();
+    let (one, other) = (pair(SLICE), pair(GIB));
+    let (end, _) = one.write(&[SLICE]);
+    let (_, long) = other.write(&[GIB]);
+    other.ours.cancel(long);
+    driver.fake.pause(false);
+    patiently(|| {
+        other.progress();
+        (one.ours.load() == 0).then_some(())
+    });
+    assert_eq!(end.result(), None);
+    one.ours.kill();
+    assert_eq!(end.result(), Some(Ok(())));
+}
+
+/// Its poster has claimed the words, and is in the driver.
+#[test]
+fn a_kill_waits_for_who_is_enqueuing() {
+    for lens in [&[64][..], &[GIB]] {
+        let driver = Driver::paused();
+        driver.fake.pause(false);
+        let pair = pair(GIB);
+        driver.fake.stall(true);
+        thread::scope(|scope| {
+            let posted = scope.spawn(|| pair.write(lens));
+            patiently(|| (driver.fake.stalled() > 0).then_some(()));
+            let killed = scope.spawn(|| pair.ours.kill());
+            thread::sleep(WATCH);
+            assert!(!killed.is_finished() && !posted.is_finished());
+            driver.fake.stall(false);
+            killed.join().expect("killed");
+            let launched = driver.launched();
+            let (end, _) = posted.join().expect("posted");
+            let told = end.result().expect("all are told before a kill returns");
+            match lens {
+                [64] => assert_eq!(told, Ok(())),
+                _ => assert_eq!(told, Err(OpError::LaneDown)),
+            }
+            assert_eq!(driver.launched(), launched, "enqueued behind the lane's end");
+        });
+    }
+}
+
+#[test]
+fn what_a_gpu_does_not_end_is_told_to_whoever_takes_memory_back() {
+    let driver = Driver::paused();
+    let pair = pair(GIB);
+    let (long, _) = pair.write(&[GIB]);
+    let (short, _) = pair.write(&[64]);
+    let left = pair.ours.aftermath().expect("a peer that copies by itself");
+    let begun = Instant::now();
+    pair.ours.kill();
+    assert!(begun.elapsed() < support::PATIENCE, "it waits for a bounded time");
+    assert_eq!((long.result(), short.result()), (None, None), "the GPU still copies");
+    drop(pair.theirs);
+    assert!(left.touches(pair.region.slot) && !left.is_over());
+    drop(pair.ours);
+    assert!(left.touches(pair.region.slot) && !left.is_over());
+    driver.fake.pause(false);
+    patiently(|| (!left.touches(pair.region.slot)).then_some(()));
+    assert!(!left.is_over(), "their posters do not know");
+    left.look();
+    assert!(left.is_over());
+    assert_eq!(long.result(), Some(Err(OpError::LaneDown)));
+    assert_eq!(short.result(), Some(Ok(())));
+}
+
+/// The name of the first copy by a GPU once stood for an operation with parts in the rings.
+#[test]
+fn what_a_gpu_copies_is_nobody_elses_to_end() {
+    let driver = Driver::paused();
+    let pair = pair(GIB);
+    let (_, name) = pair.write(&[GIB]);
+    let private = vec![0u8; 4 << 20];
+    let span = Span { addr: private.as_ptr() as usize, len: private.len() };
+    let region = pair.regions.insert(span, Rights::ALL, None).expect("registered");
+    let done = Arc::new(End::default());
+    let through_rings = Operation {
+        kind: OpKind::Write,
+        local: smallvec![span],
+        memory: MemoryKind::Host,
+        remote: smallvec![region.remote()],
+        done: Arc::clone(&done) as _,
+    };
+    // SAFETY: the lane is killed before the memory goes.
+    let posted = unsafe { pair.ours.post(through_rings) };
+    let Ok(Posted::Pending(rings)) = posted else { panic!("{posted:?}") };
+    assert!(pair.ours.is_ours(name) && !pair.ours.is_ours(rings));
+    driver.fake.pause(false);
+    pair.ours.kill();
+    pair.theirs.kill();
+}

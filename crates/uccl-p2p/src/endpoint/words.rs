@@ -1,0 +1,135 @@
+//! Waiting for words of this endpoint's memory that peers change by signals.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering::Acquire},
+    time::{Duration, Instant},
+};
+
+use smallvec::SmallVec;
+use uccl_device::MemoryKind;
+use uccl_fabric::mem::Span;
+use uccl_wire::message::SIGNAL_LEN;
+
+use super::{CudaStream, Endpoint, Interrupt, LOOKS, SLICE, Until};
+use crate::{
+    engine::{
+        regions::{Lease, contains, outside},
+        wait,
+    },
+    error::{Error, Result},
+    ids::MrId,
+};
+
+/// How long a caller sleeps between two looks: a peer that changes a word in mapped memory wakes nobody.
+const NAP: Duration = Duration::from_micros(100);
+
+impl Endpoint {
+    /// Waits until a word is what `until` asks for, and returns its value. The data that the signal announces is
+    /// visible then. The word has eight bytes, at a multiple of eight, in a region of host memory.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] when `timeout` has passed (by default the endpoint's for transfers; zero waits for ever).
+    pub fn wait_word(
+        &self,
+        mr: MrId,
+        ptr: usize,
+        until: Until,
+        timeout: Option<Duration>,
+        interrupt: &mut dyn Interrupt,
+    ) -> Result<u64> {
+        let lease = self.word(mr, ptr)?;
+        if !lease.mr().kind.is_host_accessible() {
+            let why = "the word is a GPU's: have a stream wait for it, or poll it in a kernel";
+            return Err(Error::Invalid(why.into()));
+        }
+        // SAFETY: aligned, and in a region that the lease keeps registered.
+        let word = unsafe { AtomicU64::from_ptr(ptr as *mut u64) };
+        let look = || Some(word.load(Acquire)).filter(|value| until.is_met_by(*value));
+        if let Some(value) = look() {
+            return Ok(value);
+        }
+        let timeout = timeout.unwrap_or(self.config().transfer_timeout);
+        let started = Instant::now();
+        let mut asked = started;
+        loop {
+            let core = self.here()?;
+            core.usable()?;
+            if let Some(value) = self.spin_for_word(started, &look) {
+                return Ok(value);
+            }
+            if !timeout.is_zero() && started.elapsed() >= timeout {
+                return Err(Error::Timeout(timeout));
+            }
+            core.open_conns().iter().for_each(|conn| conn.leave_to_workers());
+            core.signalled.sleep(NAP);
+            if let Some(value) = look() {
+                return Ok(value);
+            }
+            if asked.elapsed() >= SLICE {
+                asked = Instant::now();
+                if interrupt.interrupted() {
+                    return Err(Error::Interrupted);
+                }
+            }
+        }
+    }
+
+    /// Looks at a word and makes progress, for as long as threads spin.
+    fn spin_for_word(&self, started: Instant, look: &impl Fn() -> Option<u64>) -> Option<u64> {
+        let conns = self.core().open_conns();
+        let claims: SmallVec<[_; 8]> = conns.iter().map(|conn| conn.claim()).collect();
+        while started.elapsed() < self.config().spin {
+            for _ in 0..LOOKS {
+                if let Some(value) = look() {
+                    return Some(value);
+                }
+                conns.iter().for_each(|conn| {
+                    conn.progress();
+                });
+            }
+            claims.iter().for_each(|claim| claim.beat());
+            if started.elapsed() >= wait::YIELD_AFTER {
+                std::thread::yield_now();
+            }
+        }
+        look()
+    }
+
+    /// Makes what is enqueued on a stream from now on wait until a word has reached a value. Words may wrap around: a
+    /// word has reached the value if it is less than 2^63 ahead of it. The word must be in GPU memory or in locked host
+    /// memory.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where the driver does not let the stream wait for it.
+    pub fn hold_stream_for_word(
+        &self,
+        stream: CudaStream,
+        mr: MrId,
+        ptr: usize,
+        at_least: u64,
+    ) -> Result<()> {
+        let lease = self.word(mr, ptr)?;
+        if lease.mr().kind == MemoryKind::Host {
+            let why = "no stream can wait for the word: it is in host memory that is not locked";
+            return Err(Error::Invalid(why.into()));
+        }
+        let held = stream.borrow()?.wait_for_word(ptr as u64, at_least);
+        held.map_err(|e| Error::Invalid(format!("stream: {e}")))
+    }
+
+    /// Checks that there is a word, and keeps its region registered.
+    fn word(&self, mr: MrId, ptr: usize) -> Result<Lease> {
+        let core = self.here()?;
+        core.usable()?;
+        let lease = core.mrs.look_up(mr, |mr| mr.lease())?;
+        let span = Span { addr: ptr, len: SIGNAL_LEN as usize };
+        if !contains(lease.mr().span, span) {
+            return Err(outside(0, lease.mr(), span));
+        }
+        if !(ptr as u64).is_multiple_of(SIGNAL_LEN) {
+            let why = format!("a word is at a multiple of {SIGNAL_LEN}: {ptr:#x} is none");
+            return Err(Error::Invalid(why));
+        }
+        Ok(lease)
+    }
+}

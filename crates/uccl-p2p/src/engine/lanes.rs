@@ -1,0 +1,67 @@
+//! Makes the lanes between two endpoints after their handshake, over the links that they have agreed on.
+
+use std::{env, net::TcpStream, sync::Arc};
+
+use uccl_fabric::{gpu::CopyBy, lane::MessageLane, pipe::Pipe};
+use uccl_rma::Role;
+use uccl_stream::{
+    StreamLane, StreamOptions,
+    tcp::{TcpOptions, TcpPipe},
+};
+
+use super::{connection::Core, links::Links};
+use crate::error::{Error, Result};
+
+/// What the two ends have agreed on.
+pub(crate) struct Agreed {
+    /// Which of the two this is.
+    pub(crate) role: Role,
+    /// A number that only the two ends of this connection know.
+    pub(crate) token: u128,
+    /// Whether data carries a checksum.
+    pub(crate) checksum: bool,
+    /// Whether there are rails beside the streams.
+    pub(crate) rails: bool,
+    /// Whether bytes go through named pipes instead of sockets.
+    pub(crate) fifo: bool,
+}
+
+/// Makes lanes over connected sockets, or over named pipes in their place.
+pub(crate) fn make(core: &Arc<Core>, sockets: Vec<TcpStream>, agreed: &Agreed) -> Result<Links> {
+    let streams = if agreed.fifo {
+        vec![over_fifos(core, agreed)?]
+    } else {
+        let streams = sockets.into_iter().map(|socket| over_tcp(core, socket, agreed));
+        streams.collect::<Result<_>>()?
+    };
+    let rails = agreed.rails.then(|| core.rail_lane(agreed.role)).transpose()?;
+    Ok(Links { streams, host: None, rails: rails.map(|lane| lane as _) })
+}
+
+fn over_tcp(core: &Arc<Core>, socket: TcpStream, agreed: &Agreed) -> Result<Arc<dyn MessageLane>> {
+    let config = &core.config;
+    let options = TcpOptions { congestion: config.tcp_congestion.clone(), timeout: config.timeout };
+    let pipe = TcpPipe::new(socket, &options);
+    Ok(stream(core, pipe.map_err(|e| Error::os("setting up a TCP lane", e))?, agreed))
+}
+
+fn over_fifos(core: &Arc<Core>, agreed: &Agreed) -> Result<Arc<dyn MessageLane>> {
+    let (folder, name) = (env::temp_dir(), format!("uccl-{:032x}", agreed.token));
+    let pipe = match agreed.role {
+        Role::Acceptor => uccl_fifo::offer(&folder, &name),
+        Role::Connector => uccl_fifo::join(&folder, &name),
+    };
+    let io = |e| Error::os(format!("opening named pipes in {}", folder.display()), e);
+    Ok(stream(core, pipe.map_err(io)?, agreed))
+}
+
+/// Makes a lane over a byte stream.
+fn stream<P: Pipe>(
+    core: &Core,
+    (pipe, tx, rx): (P, P::Tx, P::Rx),
+    agreed: &Agreed,
+) -> Arc<dyn MessageLane> {
+    let (regions, checksum) = (Arc::clone(&core.mrs.table), agreed.checksum);
+    let options = StreamOptions { regions, checksum, copy_by: CopyBy::Gpus };
+    Arc::new(StreamLane::new(pipe, tx, rx, options))
+}

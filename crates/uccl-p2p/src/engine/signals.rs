@@ -1,0 +1,114 @@
+//! Signals: words in the peer's memory that writes change when all their bytes are there, and words in ours that the
+//! peer changes.
+//!
+//! A lane that reaches the word changes it at once. Otherwise a message on the first lane asks the owner to change it.
+//! The owner always answers, unless the connection ends. A signal is never sent twice.
+
+use std::sync::{Arc, atomic::Ordering::Relaxed};
+
+use uccl_fabric::{
+    lane::{OpError, OpResult},
+    mem::RemoteSpan,
+    signal,
+};
+use uccl_wire::{
+    frame::Status,
+    message::{Change, Place, SIGNAL_LEN},
+};
+
+use super::{
+    connection::{Connection, Talk, Transfer},
+    transfer::{After, Kind, Word},
+};
+use crate::error::{Error, Result};
+
+impl Connection {
+    /// Sends the signal of a transfer whose bytes are visible at the peer. Its notification, if any, follows.
+    pub(super) fn signal_after(
+        &self,
+        transfer: &Arc<Transfer>,
+        word: Word,
+        notif: Option<Vec<u8>>,
+    ) {
+        transfer.body.lock().after = notif.map_or(After::Publish, After::Notify);
+        transfer.expect_ops(1);
+        let failed = match self.try_signal(word) {
+            Some(changed) => changed.err().map(|e| transfer.op_error(e)),
+            None => match self.post_signal(transfer, word) {
+                Ok(()) => return,
+                Err(e) => Some(e),
+            },
+        };
+        failed.into_iter().for_each(|e| transfer.note_error(e));
+        transfer.op_ended();
+    }
+
+    /// Changes a word at once, if the lane reaches it.
+    pub(crate) fn try_signal(&self, word: Word) -> Option<OpResult> {
+        self.links.host.as_ref()?.try_signal(&word.span, word.change)
+    }
+
+    /// Asks the owner of a word to change it. The peer's answer ends one operation of the transfer.
+    fn post_signal(&self, transfer: &Arc<Transfer>, word: Word) -> Result<()> {
+        let RemoteSpan { addr, key, slot, .. } = word.span;
+        let mut talk = self.talk.lock();
+        let Talk { session, message } = &mut *talk;
+        self.check_open(session)?;
+        message.clear();
+        let place = Place { addr, key, slot };
+        session.signals.send(place, word.change, Arc::clone(transfer), message)?;
+        self.send_message(&[message]);
+        Ok(())
+    }
+
+    /// Handles the peer's answer to a signal.
+    pub(super) fn signal_ended(&self, transfer: &Arc<Transfer>, status: Status) {
+        if status != Status::Ok {
+            transfer.note_error(transfer.op_error(OpError::Remote(status)));
+        }
+        transfer.op_ended();
+    }
+
+    /// Changes a word of ours for the peer, and answers.
+    pub(super) fn take_signal(&self, id: u64, place: Place, change: Change) {
+        let Place { addr, key, slot } = place;
+        let word = RemoteSpan { addr, len: SIGNAL_LEN, key, slot };
+        let changed = signal::apply(&self.core.mrs.table, &word, change);
+        let status = changed.err().unwrap_or(Status::Ok);
+        self.core.signalled.notify();
+        self.tell(|session, out| session.signals.answer(id, status, out));
+    }
+
+    /// Makes a strong signal wait for the writes that were posted before it in its context.
+    ///
+    /// # Errors
+    /// One of these writes has failed.
+    pub(crate) fn follow_context(self: &Arc<Self>, transfer: &Arc<Transfer>) -> Result<()> {
+        // Before the check below: a failing write is noted as failed before anybody can see that it has ended.
+        for earlier in self.unfinished() {
+            let is_before = earlier.kind == Kind::Write && earlier.context == transfer.context;
+            if is_before && !Arc::ptr_eq(&earlier, transfer) {
+                earlier.lead(transfer);
+            }
+        }
+        self.check_context(transfer.context)
+    }
+
+    /// Refuses a strong signal if a write of its context has failed.
+    pub(crate) fn check_context(&self, context: u32) -> Result<()> {
+        match self.failed_contexts.lock().contains(&context) {
+            true => Err(Error::ContextFailed { context }),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether a strong signal of this context has nothing to wait for.
+    pub(crate) fn is_context_clear(&self, context: u32) -> bool {
+        self.pending.load(Relaxed) == 0 && self.check_context(context).is_ok()
+    }
+
+    /// Notes that a write of a context has failed.
+    pub(crate) fn note_failed_context(&self, context: u32) {
+        self.failed_contexts.lock().insert(context);
+    }
+}

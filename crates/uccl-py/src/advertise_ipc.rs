@@ -1,0 +1,155 @@
+//! `advertise_ipc` and `advertisev_ipc`.
+
+use pyo3::{
+    exceptions::PyRuntimeError,
+    prelude::*,
+    types::{PyCFunction, PyDict, PyMemoryView, PyTuple, PyWeakrefMethods, PyWeakrefReference},
+};
+use uccl_p2p::{ConnId, Error, MrId, Op};
+
+use crate::{
+    advertised::{Key, Life},
+    args::{Named, Positional, Signature},
+    call::Spans,
+    endpoint::PyEndpoint,
+    error::{Stop, settle},
+    ipc::{Local, count, piece, pieces},
+    memory::Owner,
+    params::Param,
+    registration::deregister,
+};
+
+/// Views of views are followed so far.
+const MOST_VIEWS: usize = 32;
+
+static ADVERTISE: Signature<3> = Signature {
+    function: "advertise_ipc",
+    params: [Param::Conn, Param::Ptr, Param::Size],
+    positional: 3,
+};
+static ADVERTISEV: Signature<4> = Signature {
+    function: "advertisev_ipc",
+    params: [Param::Conn, Param::PtrV, Param::SizeV, Param::NumIovs],
+    positional: 4,
+};
+
+/// `advertise_ipc(conn_id, ptr, size)`.
+pub(crate) fn advertise(
+    ep: &Bound<'_, PyEndpoint>,
+    args: Positional<'_, '_>,
+    kwargs: Named<'_, '_>,
+) -> PyResult<Option<Vec<u8>>> {
+    let a = ADVERTISE.bind(args, kwargs)?;
+    let conn = ConnId(a.id(Param::Conn)?);
+    let piece = settle(piece(Op::Recv, a.need(Param::Ptr)?, a.size(Param::Size)?).map(Some), None)?;
+    let Some(piece) = piece else { return Ok(None) };
+    settle(make(ep, conn, piece).map(Some), None)
+}
+
+/// `advertisev_ipc(conn_id, ptr_v, size_v)`.
+pub(crate) fn advertisev(
+    ep: &Bound<'_, PyEndpoint>,
+    args: Positional<'_, '_>,
+    kwargs: Named<'_, '_>,
+) -> PyResult<Option<Vec<Vec<u8>>>> {
+    let a = ADVERTISEV.bind(args, kwargs)?;
+    let conn = ConnId(a.id(Param::Conn)?);
+    let spans = Spans::of(&a)?;
+    let pieces = count(&a, &spans).and_then(|count| pieces(Op::Recv, &spans, count));
+    let pieces = settle(pieces.map(Some), None)?;
+    let Some(pieces) = pieces else { return Ok(None) };
+    let made = pieces.into_iter().map(|piece| make(ep, conn, piece)).collect();
+    settle(Result::<Vec<_>, _>::map(made, Some), None)
+}
+
+fn make(ep: &Bound<'_, PyEndpoint>, conn: ConnId, piece: Local) -> Result<Vec<u8>, Stop> {
+    let Local { iov, object } = piece;
+    let mr = add(ep, (conn, iov.ptr, iov.len), object.map(|(owner, _)| owner))?;
+    let ep = ep.get();
+    let advert = ep.core.advertise(mr, iov.ptr, iov.len)?;
+    Ok(ep.ipc_info(&advert).to_vec())
+}
+
+/// The region of a range, made unless it is there.
+fn add(ep: &Bound<'_, PyEndpoint>, key: Key, owner: Option<Owner>) -> Result<MrId, Stop> {
+    let (py, this) = (ep.py(), ep.get());
+    this.core.connection(key.0)?;
+    // A list of objects may be changed meanwhile: what is watched stays until its end is waited for.
+    let (mut life, _alive) = match owner {
+        Some(owner) => Life::of(ep, key, owner)?,
+        None => (Life::Address, None),
+    };
+    // Before it is registered anew: what is made for peers of this host is shared by the regions of an allocation.
+    let stale = py.detach(|| this.advertised.take_stale(&this.core, key));
+    let stale = stale.into_iter().map(|entry| entry.mr).collect();
+    // Its memory has gone already, and who may still be touching that is waited for when the endpoint is closed.
+    let _ = deregister(this, py, stale);
+    // No Python code runs while it is locked: what that frees may be watched.
+    let (mr, keep) = py.detach(|| this.advertised.add(&this.core, key, &mut life))?;
+    if let (Life::Kept(owner), true) = (life, keep) {
+        this.regions.keep(mr, Some(owner));
+    }
+    Ok(mr)
+}
+
+/// Ends the regions that were advertised over a connection.
+pub(crate) fn disconnected(ep: &PyEndpoint, py: Python<'_>, conn: ConnId) -> Result<(), Error> {
+    let ended = ep.advertised.take_of(conn);
+    deregister(ep, py, ended.iter().map(|entry| entry.mr).collect())
+}
+
+/// An object that is watched goes: its memory is there until this returns.
+fn gone(ep: &PyEndpoint, key: Key, watch: &Bound<'_, PyAny>) -> PyResult<()> {
+    let ended = ep.advertised.unwatch(key, watch);
+    match deregister(ep, watch.py(), ended.into_iter().collect()) {
+        Err(e @ Error::StillTouched { .. }) => Err(PyRuntimeError::new_err(e.to_string())),
+        _ => Ok(()),
+    }
+}
+
+impl Life {
+    /// That of an object, and the object that is watched.
+    fn of<'py>(
+        ep: &Bound<'py, PyEndpoint>,
+        key: Key,
+        owner: Owner,
+    ) -> PyResult<(Self, Option<Bound<'py, PyAny>>)> {
+        let Some(object) = owner.object(ep.py()) else { return Ok((Self::Kept(owner), None)) };
+        let root = root(object)?;
+        let this = PyWeakrefReference::new(ep)?.unbind();
+        let on_end = move |args: &Bound<'_, PyTuple>, _: Option<&Bound<'_, PyDict>>| {
+            let ep = this.bind(args.py()).upgrade_as::<PyEndpoint>()?;
+            ep.map_or(Ok(()), |ep| gone(ep.get(), key, &args.get_item(0)?))
+        };
+        let on_end = PyCFunction::new_closure(ep.py(), None, None, on_end)?;
+        match PyWeakrefReference::new_with(&root, on_end) {
+            Ok(watch) => {
+                let life = Self::Watched(root.as_ptr() as usize, watch.unbind());
+                Ok((life, Some(root)))
+            }
+            // Python does not tell when it goes.
+            Err(_) => Ok((Self::Kept(owner), None)),
+        }
+    }
+}
+
+/// The object whose memory a view shows; views come and go.
+fn root(mut object: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> {
+    let py = object.py();
+    for _ in 0..MOST_VIEWS {
+        let base = if object.hasattr(pyo3::intern!(py, "data_ptr"))? {
+            object.getattr_opt(pyo3::intern!(py, "_base"))?
+        } else if object.hasattr(pyo3::intern!(py, "__array_interface__"))? {
+            object.getattr_opt(pyo3::intern!(py, "base"))?
+        } else if object.is_instance_of::<PyMemoryView>() {
+            object.getattr_opt(pyo3::intern!(py, "obj"))?
+        } else {
+            None
+        };
+        match base.filter(|base| !base.is_none()) {
+            Some(base) => object = base,
+            None => break,
+        }
+    }
+    Ok(object)
+}

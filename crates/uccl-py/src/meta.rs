@@ -1,0 +1,18 @@
+//! Adverts, as callers carry them.
+
+use pyo3::prelude::*;
+use uccl_wire::advert::{ADVERT_LEN, Advert};
+
+use crate::{buffer, error::Stop};
+
+/// The 64 bytes that `advertise` made.
+pub(crate) fn advert(meta: &Bound<'_, PyAny>) -> Result<Advert, Stop> {
+    let bytes = buffer::bytes(meta)?;
+    if bytes.len() != ADVERT_LEN {
+        return Err(Stop::runtime(format!(
+            "meta must be exactly {ADVERT_LEN} bytes (what advertise returned), not {}",
+            bytes.len()
+        )));
+    }
+    Advert::decode(&bytes).map_err(Stop::refuse)
+}

@@ -1,0 +1,130 @@
+//! `reg`, `regv` and `dereg`: regions that begin and end.
+
+use pyo3::prelude::*;
+use uccl_p2p::{Error, MrId};
+
+use crate::{
+    args::{Named, Positional, Signature},
+    column::same_length,
+    endpoint::PyEndpoint,
+    error::Stop,
+    memory::Memory,
+    params::Param,
+    regions::register,
+    reuse::Ending,
+};
+
+static REG: Signature<3> = Signature {
+    function: "reg",
+    params: [Param::Ptr, Param::Size, Param::FloatType],
+    positional: 3,
+};
+static REGV: Signature<2> =
+    Signature { function: "regv", params: [Param::PtrV, Param::SizeV], positional: 2 };
+
+/// Registers memory and keeps its owner.
+fn add(ep: &PyEndpoint, py: Python<'_>, memory: Memory, len: usize) -> Result<MrId, Stop> {
+    memory.fits(len)?;
+    let (core, ptr) = (&ep.core, memory.addr);
+    let mr = py.detach(|| register(core, ptr, len))?;
+    ep.regions.keep(mr, memory.owner);
+    Ok(mr)
+}
+
+/// `reg(ptr, size, floatType)`.
+pub(crate) fn reg(
+    ep: &PyEndpoint,
+    py: Python<'_>,
+    args: Positional<'_, '_>,
+    kwargs: Named<'_, '_>,
+) -> Result<u64, Stop> {
+    let a = REG.bind(args, kwargs)?;
+    let memory = Memory::of(a.need(Param::Ptr)?)?;
+    let len = memory.sized(a.opt(Param::Size)?)?;
+    Ok(add(ep, py, memory, len)?.0)
+}
+
+/// `regv(ptrs, sizes)`: all or none.
+pub(crate) fn regv(
+    ep: &PyEndpoint,
+    py: Python<'_>,
+    args: Positional<'_, '_>,
+    kwargs: Named<'_, '_>,
+) -> Result<Vec<u64>, Stop> {
+    let a = REGV.bind(args, kwargs)?;
+    let memories = a.list(Param::PtrV, Memory::of)?;
+    let sizes = match a.get(Param::SizeV) {
+        Some(_) => a.list(Param::SizeV, |size| size.extract())?,
+        None => vec![None; memories.len()],
+    };
+    same_length("regv", memories.len(), sizes.len())?;
+    add_all(ep, py, memories, sizes)
+}
+
+/// Registers all, or none.
+fn add_all(
+    ep: &PyEndpoint,
+    py: Python<'_>,
+    memories: Vec<Memory>,
+    sizes: Vec<Option<usize>>,
+) -> Result<Vec<u64>, Stop> {
+    let mut mrs = Vec::with_capacity(memories.len());
+    for (memory, size) in memories.into_iter().zip(sizes) {
+        let added = memory.sized(size).map_err(Stop::from).and_then(|len| add(ep, py, memory, len));
+        match added {
+            Ok(mr) => mrs.push(mr.0),
+            Err(stop) => {
+                for mr in mrs {
+                    // The regions were made just now; nothing but success can come of this.
+                    let _ = remove(ep, py, MrId(mr));
+                }
+                return Err(stop);
+            }
+        }
+    }
+    Ok(mrs)
+}
+
+/// Ends a region, whoever shares it, and lets go of its owners.
+pub(crate) fn remove(ep: &PyEndpoint, py: Python<'_>, mr: MrId) -> Result<(), Error> {
+    end(ep, py, mr, ep.reuse.take(mr))
+}
+
+/// Ends a region that is not shared any more.
+pub(crate) fn end(
+    ep: &PyEndpoint,
+    py: Python<'_>,
+    mr: MrId,
+    ending: Option<Ending>,
+) -> Result<(), Error> {
+    let core = &ep.core;
+    let ended = py.detach(|| core.deregister(mr));
+    if ended.is_ok() {
+        drop(ep.regions.forget(mr));
+    } else if let Some(ending) = ending.filter(|_| core.region(mr).is_ok()) {
+        ep.reuse.put_back(ending);
+    }
+    ended
+}
+
+/// Ends regions, and lets go of their objects; the error is the first of those that a peer may still touch, which
+/// are kept.
+pub(crate) fn deregister(ep: &PyEndpoint, py: Python<'_>, mrs: Vec<MrId>) -> Result<(), Error> {
+    if mrs.is_empty() {
+        return Ok(());
+    }
+    let mut ended = Ok(());
+    let gone = py.detach(|| {
+        let end = |mr: &MrId| match ep.core.deregister(*mr) {
+            // An endpoint that was closed has ended it.
+            Ok(()) | Err(Error::UnknownRegion(_)) => true,
+            Err(e) => {
+                ended = std::mem::replace(&mut ended, Ok(())).and(Err(e));
+                false
+            }
+        };
+        mrs.into_iter().filter(end).collect::<Vec<_>>()
+    });
+    gone.into_iter().for_each(|mr| drop(ep.regions.forget(mr)));
+    ended
+}

@@ -1,0 +1,411 @@
+//! The notes that the two ends exchange: they pair rails, make channels and give them up, ask for keys and take them
+//! back.
+
+use std::time::{Duration, Instant};
+
+use uccl_fabric::rail::RailError;
+use uccl_fabric::region::{Described, Rights};
+use uccl_wire::{
+    frame::Status,
+    rails::{Grant, LANDING, MAX_RAILS, Note, PathId, PathKey, RailOffer, RegionId},
+};
+
+use super::{RmaLane, Role};
+use crate::{lent::Due, path::Path, pinned::Pinned, state::State};
+
+/// How long a connection waits for the other paths once the first one works.
+const LATECOMERS: Duration = Duration::from_millis(500);
+
+impl RmaLane {
+    /// Handles a note from the peer.
+    pub(super) fn take(&self, state: &mut State, note: Note) -> Result<(), String> {
+        match (note, self.role) {
+            (Note::Offer(theirs), _) => return self.on_offer(state, &theirs),
+            (Note::Open { id, rail, address }, Role::Acceptor) => {
+                return self.on_open(state, id, rail, &address);
+            }
+            (Note::Opened { id, address }, Role::Connector) => {
+                return self.on_opened(state, id, &address);
+            }
+            (Note::Refused { id, why }, Role::Connector) => {
+                return self.on_refused(state, id, &why);
+            }
+            (Note::Ready(id), Role::Acceptor) => {
+                let at = state.index_of(id)?;
+                self.path_came_up(state, at);
+            }
+            (Note::Down(id), _) => return self.on_down(state, id),
+            (Note::Settled, Role::Acceptor) => state.settled = true,
+            (Note::Ask(region), _) => self.on_ask(state, region),
+            (Note::Grant(region, grant), _) => {
+                let State { keys, paths, .. } = state;
+                keys.granted(region, grant, |id, key| import(paths, id, key));
+                state.unpark();
+            }
+            (Note::Deny(region, status), _) => {
+                state.keys.denied(region, status);
+                state.unpark();
+                self.pump(state);
+                // Slots are reused, so a later operation has to ask again.
+                state.keys.forget(region);
+            }
+            (Note::Revoke(region), _) => {
+                if state.lent.releasing.contains(&region) {
+                    return Err(format!("the end of {region:?}, which is ending"));
+                }
+                state.keys.forget(region);
+                state.lent.releasing.push(region);
+                state.release_if_unused(region);
+            }
+            (Note::Released(RegionId { slot, key }), _) => {
+                if state.lent.by_slot.get(&slot) == Some(&(key, true)) {
+                    state.lent.by_slot.remove(&slot);
+                }
+            }
+            (Note::Stage { chunk, write, pieces }, _) => {
+                return self.on_stage(state, chunk, write, &pieces);
+            }
+            (Note::Staged { chunk, status }, _) => return state.on_staged(chunk, status),
+            (note, role) => return Err(format!("the {role:?} was told {note:?}")),
+        }
+        Ok(())
+    }
+
+    fn on_offer(&self, state: &mut State, theirs: &[RailOffer]) -> Result<(), String> {
+        if std::mem::replace(&mut state.offered, true) {
+            return Err("a second offer of rails".into());
+        }
+        let ours = self.rails.offer();
+        match self.role {
+            Role::Acceptor => state.notes.push_back(Note::Offer(ours)),
+            Role::Connector => {
+                let now = Instant::now();
+                let pairs = pair(&ours, theirs).into_iter().enumerate();
+                let path =
+                    |(n, (ours, theirs))| Path::new(n as u16, ours, theirs as u16, Some(now));
+                state.paths = pairs.map(path).collect();
+                self.open_due(state);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes our ends of the channels whose attempt is due. True if there were any.
+    pub(super) fn open_due(&self, state: &mut State) -> bool {
+        if self.role == Role::Acceptor || state.paths.iter().all(|path| path.retry_at().is_none()) {
+            return false;
+        }
+        let (now, mut opened) = (Instant::now(), false);
+        let State { paths, bell, notes, .. } = state;
+        let due = |path: &&mut Path| path.retry_at().is_some_and(|at| at <= now);
+        for path in paths.iter_mut().filter(due) {
+            let Some(rail) = self.rails.all().get(path.ours) else { continue };
+            if !rail.is_up() {
+                path.postpone("its port is down");
+                continue;
+            }
+            opened = true;
+            match rail.open() {
+                Ok(channel) => {
+                    let id = PathId { attempt: path.id.attempt.wrapping_add(1), ..path.id };
+                    let address = channel.address().to_vec();
+                    path.opening(id.attempt, channel, bell);
+                    notes.push_back(Note::Open { id, rail: path.theirs, address });
+                }
+                Err(e) => {
+                    path.lose(&e.to_string(), bell);
+                    path.settle(true);
+                }
+            }
+        }
+        opened
+    }
+
+    fn on_open(
+        &self,
+        state: &mut State,
+        id: PathId,
+        rail: u16,
+        address: &[u8],
+    ) -> Result<(), String> {
+        let ours = usize::from(rail);
+        if ours >= self.rails.all().len() {
+            return Err(format!("a channel for rail {rail}, which was not offered"));
+        }
+        let State { paths, bell, notes, .. } = state;
+        // Each rail has one path, so the peer cannot make more paths than there are rails.
+        let known = paths.iter().position(|path| path.id.path == id.path || path.ours == ours);
+        let at = known.unwrap_or_else(|| {
+            paths.push(Path::new(id.path, ours, 0, None));
+            paths.len() - 1
+        });
+        let path = &mut paths[at];
+        if path.id.path != id.path || path.ours != ours || !path.is_idle() {
+            return Err(format!("a channel for path {} and rail {rail}, which have one", id.path));
+        }
+        match self.rails.all()[ours].open() {
+            Ok(channel) => {
+                path.opening(id.attempt, channel, bell);
+                path.join(address);
+            }
+            Err(e) => {
+                path.id = id;
+                path.why = Some(e.to_string());
+                notes.push_back(Note::Refused { id, why: e.to_string() });
+            }
+        }
+        Ok(())
+    }
+
+    fn on_opened(&self, state: &mut State, id: PathId, address: &[u8]) -> Result<(), String> {
+        let at = state.index_of(id)?;
+        let path = &mut state.paths[at];
+        if path.is_dying() {
+            return Ok(());
+        }
+        path.join(address);
+        Ok(())
+    }
+
+    /// Our end is joined with the peer's. The accepting end sends its address; the connecting end sends a probe.
+    pub(super) fn on_joined(&self, state: &mut State, at: usize) {
+        let State { paths, notes, .. } = state;
+        let path = &mut paths[at];
+        match (self.role, path.address()) {
+            (Role::Acceptor, Some(address)) => {
+                notes.push_back(Note::Opened { id: path.id, address: address.to_vec() });
+            }
+            _ => {
+                if let Err(e) = path.probe() {
+                    self.lose_path(state, at, &e.to_string());
+                }
+            }
+        }
+    }
+
+    pub(super) fn on_not_joined(&self, state: &mut State, at: usize, why: String) {
+        if self.role == Role::Connector {
+            return self.lose_path(state, at, &why);
+        }
+        let State { paths, bell, .. } = state;
+        paths[at].lose(&why, bell);
+        paths[at].refusal = Some(why);
+    }
+
+    /// Our end of a channel is gone: tells the peer.
+    pub(super) fn on_gone(&self, state: &mut State, at: usize) {
+        let State { paths, notes, .. } = state;
+        let path = &mut paths[at];
+        if let Some(why) = path.refusal.take() {
+            // Nothing was ever requested on it, so the peer need not answer.
+            path.settle(false);
+            notes.push_back(Note::Refused { id: path.id, why });
+            return;
+        }
+        notes.push_back(Note::Down(path.id));
+        if path.peer_gone {
+            self.settle_path(state, at);
+        }
+    }
+
+    /// The peer makes no end for this channel: drops ours.
+    fn on_refused(&self, state: &mut State, id: PathId, why: &str) -> Result<(), String> {
+        let at = state.index_of(id)?;
+        let State { paths, bell, .. } = state;
+        let path = &mut paths[at];
+        if path.is_idle() {
+            return Ok(());
+        }
+        path.lose(&format!("the peer: {why}"), bell);
+        if path.is_ending() {
+            path.peer_gone = true;
+        } else {
+            self.settle_path(state, at);
+        }
+        Ok(())
+    }
+
+    fn on_down(&self, state: &mut State, id: PathId) -> Result<(), String> {
+        let at = state.index_of(id)?;
+        if state.paths[at].is_idle() {
+            // We refused the channel, and the peer had given it up already.
+            return Ok(());
+        }
+        if !state.paths[at].is_dying() {
+            self.lose_path(state, at, "the peer has lost it");
+        }
+        if state.paths[at].is_ending() {
+            // It is settled when ours has gone as well.
+            state.paths[at].peer_gone = true;
+        } else {
+            self.settle_path(state, at);
+        }
+        Ok(())
+    }
+
+    /// Both ends of a path's channel are gone, so nothing that was on it can land any more: its parts may be requested
+    /// again.
+    pub(super) fn settle_path(&self, state: &mut State, at: usize) {
+        let orphans = state.paths[at].settle(self.role == Role::Connector);
+        state.again.extend(orphans);
+        state.pass_on_releases();
+    }
+
+    fn on_ask(&self, state: &mut State, region: RegionId) {
+        if region == LANDING {
+            let granted = self.grant_landing(state);
+            return state.answer(region, granted);
+        }
+        let described = match self.regions.describe(region.slot, region.key) {
+            Ok(described) => described,
+            Err(status) => return state.answer(region, Err(status)),
+        };
+        let rights = described.rights;
+        let pinned = self.rails.of_slot(described.region);
+        match pinned.filter(|pinned| pinned.narrow(self.rails.all(), rights)) {
+            Some(pinned) => state.lent.due.push(Due { region, pinned, rights }),
+            None => {
+                let grant = self.grant(state, region, described);
+                state.answer(region, Ok(grant));
+            }
+        }
+    }
+
+    /// Answers the questions whose devices have finished registering. True if there were any.
+    pub(super) fn answer_due(&self, state: &mut State) -> bool {
+        if state.lent.due.is_empty() {
+            return false;
+        }
+        let due = std::mem::take(&mut state.lent.due);
+        let is_over = |due: &Due| !due.pinned.is_narrowing(due.rights);
+        let (over, still): (Vec<_>, Vec<_>) = due.into_iter().partition(is_over);
+        state.lent.due = still;
+        for Due { region, .. } in &over {
+            // The region may have ended meanwhile.
+            let described = self.regions.describe(region.slot, region.key);
+            let granted = described.map(|described| self.grant(state, *region, described));
+            state.answer(*region, granted);
+        }
+        !over.is_empty()
+    }
+
+    /// Makes the grant for a region. The caller holds the state's lock, so a later revoke of the region finds that it
+    /// was lent.
+    fn grant(&self, state: &mut State, region: RegionId, described: Described) -> Grant {
+        let Described { span, rights, kind, region: root } = described;
+        let pinned = self.rails.of_slot(root);
+        let paths =
+            pinned.map_or_else(Vec::new, |pinned| self.keys_of(state, &pinned, span.addr, rights));
+        let staged = paths.is_empty() && self.has_landing_for(state, kind);
+        if root == region.slot && (staged || !paths.is_empty()) {
+            state.lent.by_slot.insert(region.slot, (region.key, false));
+        }
+        let (addr, len) = (span.addr as u64, span.len as u64);
+        Grant { addr, len, read: rights.read, write: rights.write, staged, paths }
+    }
+
+    /// The keys with which a peer that has these rights names the memory at this address: one for each path whose
+    /// device takes it.
+    pub(super) fn keys_of(
+        &self,
+        state: &mut State,
+        pinned: &Pinned,
+        addr: usize,
+        rights: Rights,
+    ) -> Vec<PathKey> {
+        let key_of = |path: &mut Path| {
+            let id = path.id;
+            let registration = pinned.for_peer(path.ours, rights)?;
+            let channel = path.channel_of(id)?;
+            let exported: Result<_, RailError> = channel.export(registration);
+            let key = exported.inspect_err(|e| tracing::warn!("no key for a peer: {e}")).ok()?;
+            Some(PathKey { id, base: pinned.base_of(addr, &key), key: key.key.to_vec() })
+        };
+        let up = state.paths.iter_mut().filter(|path| path.is_up());
+        up.filter_map(key_of).collect()
+    }
+
+    /// On the connecting end: sends `Settled` when every path has been tried, or [`LATECOMERS`] has passed since the
+    /// first came up.
+    pub(super) fn settle(&self, state: &mut State) {
+        if state.settled || self.role != Role::Connector || !state.offered {
+            return;
+        }
+        let late = state.first_up.is_some_and(|at| at.elapsed() > LATECOMERS);
+        if late || state.paths.iter().all(Path::is_settled) {
+            state.settled = true;
+            state.notes.push_back(Note::Settled);
+        }
+    }
+}
+
+impl State {
+    /// Answers the peer's question about a region.
+    fn answer(&mut self, region: RegionId, granted: Result<Grant, Status>) {
+        self.notes.push_back(match granted {
+            Ok(grant) => Note::Grant(region, grant),
+            Err(status) => Note::Deny(region, status),
+        });
+    }
+
+    fn index_of(&self, id: PathId) -> Result<usize, String> {
+        let at = self.paths.iter().position(|path| path.id == id);
+        at.ok_or_else(|| format!("{id:?}, which there is not"))
+    }
+}
+
+fn import(paths: &mut [Path], id: PathId, key: &[u8]) -> Option<u64> {
+    let channel = paths.iter_mut().find_map(|path| path.channel_of(id))?;
+    channel.import(key).inspect_err(|e| tracing::warn!("a peer's key is of no use: {e}")).ok()
+}
+
+/// Pairs our rails with the peer's: first those of the same network, then the others in order.
+fn pair(ours: &[RailOffer], theirs: &[RailOffer]) -> Vec<(usize, usize)> {
+    let mut partner = vec![None; ours.len()];
+    let mut taken = vec![false; theirs.len()];
+    let near = |a: &RailOffer, b: &RailOffer| !a.network.is_empty() && a.network == b.network;
+    for same_network in [true, false] {
+        for (i, our) in
+            ours.iter().enumerate().filter(|(i, _)| partner[*i].is_none()).collect::<Vec<_>>()
+        {
+            let fits = |j: &usize| {
+                let their = &theirs[*j];
+                !taken[*j] && their.link == our.link && (!same_network || near(our, their))
+            };
+            if let Some(j) = (0..theirs.len()).find(fits) {
+                (partner[i], taken[j]) = (Some(j), true);
+            }
+        }
+    }
+    let pairs = partner.into_iter().enumerate();
+    pairs.filter_map(|(i, j)| Some((i, j?))).take(MAX_RAILS).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rails(of: &[(&str, &str)]) -> Vec<RailOffer> {
+        let offer = |(link, network): &(&str, &str)| RailOffer {
+            name: String::new(),
+            link: (*link).to_owned(),
+            network: (*network).to_owned(),
+        };
+        of.iter().map(offer).collect()
+    }
+
+    #[test]
+    fn rails_of_one_network_are_joined() {
+        let ours = rails(&[("verbs", "a"), ("verbs", "b"), ("verbs", "c")]);
+        let theirs = rails(&[("verbs", "c"), ("verbs", "x"), ("verbs", "a"), ("verbs", "y")]);
+        assert_eq!(pair(&ours, &theirs), [(0, 2), (1, 1), (2, 0)]);
+    }
+
+    #[test]
+    fn rails_of_other_links_are_not_joined() {
+        let ours = rails(&[("verbs", ""), ("libfabric:tcp", "")]);
+        let theirs = rails(&[("libfabric:tcp", ""), ("libfabric:shm", "")]);
+        assert_eq!(pair(&ours, &theirs), [(1, 0)]);
+        assert_eq!(pair(&ours, &[]), []);
+    }
+}

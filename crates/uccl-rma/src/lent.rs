@@ -1,0 +1,46 @@
+//! Our regions whose keys the peer has been given.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use uccl_fabric::region::Rights;
+use uccl_wire::rails::{Note, RegionId};
+
+use super::{path::ASIDE_LOOK, pinned::Pinned};
+
+/// The regions that are lent to the peer, and the answers that it waits for.
+#[derive(Default)]
+pub(super) struct Lent {
+    /// The lent regions by slot: the key, and whether the peer has been sent `Revoke`.
+    pub(super) by_slot: HashMap<u32, (u64, bool)>,
+    /// Regions of the peer's that it has revoked while requests of ours for them were under way.
+    pub(super) releasing: Vec<RegionId>,
+    /// Questions of the peer that are answered when devices have registered the region.
+    pub(super) due: Vec<Due>,
+}
+
+/// A question whose answer waits for a registration.
+pub(super) struct Due {
+    pub(super) region: RegionId,
+    pub(super) pinned: Arc<Pinned>,
+    pub(super) rights: Rights,
+}
+
+impl Lent {
+    /// Takes a region's key back, if the peer has it. True until the peer has sent `Released`.
+    pub(super) fn revoke(&mut self, slot: u32, notes: &mut VecDeque<Note>) -> bool {
+        let Some((key, told)) = self.by_slot.get_mut(&slot) else { return false };
+        if !std::mem::replace(told, true) {
+            notes.push_back(Note::Revoke(RegionId { slot, key: *key }));
+        }
+        true
+    }
+
+    /// How soon to check whether a registration that an answer waits for is done.
+    pub(super) fn wake_in(&self) -> Option<Duration> {
+        (!self.due.is_empty()).then_some(ASIDE_LOOK)
+    }
+}

@@ -1,0 +1,457 @@
+//! A path is a pair of rails and the channel over it. The channel is made, used, lost, and made again.
+
+use std::time::{Duration, Instant};
+
+use slab::Slab;
+use uccl_fabric::rail::{Channel, Ended, Limits, RailError, Request, RequestError};
+use uccl_wire::rails::PathId;
+
+use super::{
+    aside::{Ending, Joining},
+    bell::Bell,
+    flight::Part,
+};
+
+/// How soon after a loss the next attempt comes. Each later attempt waits twice as long, up to [`LAST_RETRY`].
+const FIRST_RETRY: Duration = Duration::from_millis(20);
+const LAST_RETRY: Duration = Duration::from_millis(500);
+/// How long a probe may take, if the device itself does not report a failure earlier.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(4);
+/// A device that was full is tried again after this time at the latest.
+const FULL_RETRY: Duration = Duration::from_millis(1);
+/// How soon to check again on work that other threads do, such as joining a channel or ending it.
+pub(super) const ASIDE_LOOK: Duration = Duration::from_millis(1);
+/// After this long without a completion, the port is checked: it may be down, and the device slow to report it.
+const SILENCE: Duration = Duration::from_millis(200);
+/// The clock is read once in this many looks that find nothing.
+const LOOKS_A_CLOCK: u32 = 1024;
+/// The tag of a probe among a channel's requests.
+const PROBE: u64 = u64::MAX;
+
+/// Where the channel of a path stands.
+enum State {
+    /// There is none. The connecting end makes one at this time; the accepting end waits.
+    Idle { retry_at: Option<Instant> },
+    /// Our end is made. The connecting end waits for the address of the peer's end; the accepting end waits for
+    /// `Ready`.
+    Opening(Box<dyn Channel>),
+    /// Our end is being joined with the other.
+    Joining(Joining),
+    /// Both ends are made. The connecting end has sent a probe, at this time, to find out whether the channel works.
+    Probing(Box<dyn Channel>, Instant),
+    /// It works.
+    Up(Box<dyn Channel>),
+    /// Our end is being dropped, on a thread of its own.
+    Ending(Ending),
+    /// Our end is gone. The peer's may not be: what was under way may still land.
+    Dying,
+}
+
+/// A pair of rails.
+pub(super) struct Path {
+    pub(super) id: PathId,
+    /// The index of our rail.
+    pub(super) ours: usize,
+    /// The index of the peer's rail. Used only by the connecting end.
+    pub(super) theirs: u16,
+    state: State,
+    /// Whether an attempt has ended, with or without success.
+    pub(super) tried: bool,
+    backoff: Duration,
+    /// Why the last attempt failed, or the channel was lost.
+    pub(super) why: Option<String>,
+    limits: Limits,
+    /// The parts under way, by the tag of their request.
+    posted: Slab<Part>,
+    bytes: u64,
+    /// Requests that the device has not taken yet.
+    batch: Vec<Request>,
+    /// The parts of a lost channel. They are requested again when both of its ends are gone.
+    orphans: Vec<Part>,
+    /// The peer's end is gone, and ours is not yet.
+    pub(super) peer_gone: bool,
+    /// If set: once our end is gone, the peer is sent `Refused` with this reason.
+    pub(super) refusal: Option<String>,
+    /// How many looks have found nothing since a request last ended; and the first time after that at which the clock
+    /// was read.
+    quiet_looks: u32,
+    quiet_since: Option<Instant>,
+    ended: Vec<Ended>,
+}
+
+/// How a request names our memory.
+#[derive(Clone, Copy)]
+pub(super) struct Local {
+    pub(super) key: u64,
+    /// The number of the registration that the key is of.
+    pub(super) registration: u64,
+}
+
+/// What a look at a path found.
+pub(super) enum Looked {
+    /// Nothing has changed for the path as a whole. True if requests have ended.
+    Fine(bool),
+    /// Our end is joined with the peer's.
+    Joined,
+    /// Our end could not be joined with the peer's, for this reason.
+    NotJoined(String),
+    /// The probe got through: the path works.
+    CameUp,
+    /// Nothing has ended for a while.
+    Silent,
+    /// The channel is lost, for this reason.
+    Lost(String),
+    /// Our end of a lost channel is gone now.
+    Gone,
+}
+
+impl Path {
+    /// A path without a channel. The connecting end makes one at `retry_at`.
+    pub(super) fn new(path: u16, ours: usize, theirs: u16, retry_at: Option<Instant>) -> Self {
+        Self {
+            id: PathId { path, attempt: 0 },
+            ours,
+            theirs,
+            state: State::Idle { retry_at },
+            tried: false,
+            backoff: FIRST_RETRY,
+            why: None,
+            limits: Limits { max_bytes: 0, chunk_bytes: 0, depth: 0, window_bytes: 0 },
+            posted: Slab::new(),
+            bytes: 0,
+            batch: Vec::new(),
+            orphans: Vec::new(),
+            peer_gone: false,
+            refusal: None,
+            quiet_looks: 0,
+            quiet_since: None,
+            ended: Vec::new(),
+        }
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        matches!(self.state, State::Up(_))
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        matches!(self.state, State::Idle { .. })
+    }
+
+    /// Whether it works or its first attempt has failed.
+    pub(super) fn is_settled(&self) -> bool {
+        self.is_up() || self.tried
+    }
+
+    /// When the next attempt is due.
+    pub(super) fn retry_at(&self) -> Option<Instant> {
+        match self.state {
+            State::Idle { retry_at } => retry_at,
+            _ => None,
+        }
+    }
+
+    /// Puts the next attempt off for a short time.
+    pub(super) fn postpone(&mut self, why: &str) {
+        self.tried = true;
+        self.why = Some(why.to_owned());
+        self.state = State::Idle { retry_at: Some(Instant::now() + FIRST_RETRY * 2) };
+    }
+
+    fn channel(&mut self) -> Option<&mut Box<dyn Channel>> {
+        match &mut self.state {
+            State::Opening(channel) | State::Probing(channel, _) | State::Up(channel) => {
+                Some(channel)
+            }
+            State::Idle { .. } | State::Joining(_) | State::Ending(_) | State::Dying => None,
+        }
+    }
+
+    /// The address of our end, while the channel is opening.
+    pub(super) fn address(&self) -> Option<&[u8]> {
+        if let State::Opening(channel) = &self.state { Some(channel.address()) } else { None }
+    }
+
+    /// The channel, if it belongs to this attempt and is not lost.
+    pub(super) fn channel_of(&mut self, id: PathId) -> Option<&mut Box<dyn Channel>> {
+        if self.id == id { self.channel() } else { None }
+    }
+
+    /// Takes our end of a channel, made for this attempt.
+    pub(super) fn opening(&mut self, attempt: u32, mut channel: Box<dyn Channel>, bell: &Bell) {
+        // Arm it, as a thread may already be asleep on the bell. If arming fails, the next look fails too.
+        let _ = channel.arm();
+        if let Some(fd) = channel.fd()
+            && let Err(e) = bell.watch(fd)
+        {
+            tracing::warn!("a channel is looked at only when its peers are awake: {e}");
+        }
+        self.id.attempt = attempt;
+        self.state = State::Opening(channel);
+    }
+
+    /// The peer's end is made: starts to join ours with it. [`Self::look`] tells when that is done.
+    pub(super) fn join(&mut self, address: &[u8]) {
+        self.state = match std::mem::replace(&mut self.state, State::Dying) {
+            State::Opening(channel) => State::Joining(Joining::of(channel, address.to_vec())),
+            other => other,
+        };
+    }
+
+    fn joined(&mut self) -> Looked {
+        let State::Joining(joining) = std::mem::replace(&mut self.state, State::Dying) else {
+            return Looked::Fine(false);
+        };
+        let Some((channel, joined)) = joining.end() else {
+            self.state = State::Ending(Ending::past());
+            return Looked::NotJoined("the system has no thread left".into());
+        };
+        self.state = State::Opening(channel);
+        joined.map_or_else(|e| Looked::NotJoined(e.to_string()), |()| Looked::Joined)
+    }
+
+    /// Sends a probe to find out whether the channel works.
+    pub(super) fn probe(&mut self) -> Result<(), RailError> {
+        match std::mem::replace(&mut self.state, State::Dying) {
+            State::Opening(mut channel) => {
+                let probed = channel.probe(PROBE);
+                self.state = State::Probing(channel, Instant::now());
+                probed
+            }
+            other => {
+                self.state = other;
+                Ok(())
+            }
+        }
+    }
+
+    /// Marks the path as working. False if it has no channel, or one that works already.
+    pub(super) fn come_up(&mut self) -> bool {
+        match std::mem::replace(&mut self.state, State::Dying) {
+            State::Opening(channel) | State::Probing(channel, _) => {
+                self.limits = channel.limits();
+                self.state = State::Up(channel);
+                (self.tried, self.why) = (true, None);
+                true
+            }
+            other => {
+                self.state = other;
+                false
+            }
+        }
+    }
+
+    /// Drops our end. The path is dying until both our end and the peer's are gone.
+    pub(super) fn lose(&mut self, why: &str, bell: &Bell) {
+        self.state = match std::mem::replace(&mut self.state, State::Dying) {
+            State::Opening(channel) | State::Probing(channel, _) | State::Up(channel) => {
+                if let Some(fd) = channel.fd() {
+                    bell.unwatch(fd);
+                }
+                self.peer_gone = false;
+                State::Ending(Ending::of(channel))
+            }
+            State::Joining(joining) => {
+                self.peer_gone = false;
+                State::Ending(Ending::of_joining(joining))
+            }
+            other => other,
+        };
+        (self.tried, self.why) = (true, Some(why.to_owned()));
+        self.orphans.extend(self.posted.drain());
+        self.batch.clear();
+        self.bytes = 0;
+    }
+
+    pub(super) fn is_dying(&self) -> bool {
+        matches!(self.state, State::Ending(_) | State::Dying)
+    }
+
+    /// Whether our end is being dropped and not gone yet.
+    pub(super) fn is_ending(&self) -> bool {
+        matches!(self.state, State::Ending(_))
+    }
+
+    /// Both ends are gone, or the peer never had one. Returns the parts that may be requested again. If our end is
+    /// still being dropped, this waits for it.
+    pub(super) fn settle(&mut self, connects: bool) -> Vec<Part> {
+        let retry_at = connects.then(|| Instant::now() + self.backoff);
+        self.backoff = (self.backoff * 2).min(LAST_RETRY);
+        (self.state, self.peer_gone) = (State::Idle { retry_at }, false);
+        std::mem::take(&mut self.orphans)
+    }
+
+    /// Whether it has parts under way.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.posted.is_empty()
+    }
+
+    /// Bytes under way.
+    pub(super) fn load(&self) -> u64 {
+        self.bytes
+    }
+
+    /// How many bytes of a part it takes now. None if it is full.
+    pub(super) fn room_for(&self, len: usize) -> Option<usize> {
+        if self.posted.len() >= self.limits.depth || self.bytes >= self.limits.window_bytes {
+            return None;
+        }
+        Some((len as u64).min(self.limits.chunk_bytes).min(self.limits.max_bytes) as usize)
+    }
+
+    /// Adds a part to the next batch.
+    pub(super) fn add(&mut self, part: Part, ours: Local, remote_addr: u64, remote_key: u64) {
+        let Local { key: local_key, registration } = ours;
+        let part = Part { registration, ..part };
+        if self.posted.is_empty() {
+            self.quiet_since = None;
+        }
+        let tag = self.posted.insert(part) as u64;
+        self.bytes += part.local.len as u64;
+        let (kind, local) = (part.kind, part.local);
+        self.batch.push(Request { kind, local, local_key, remote_addr, remote_key, tag });
+    }
+
+    /// Posts the batch, as far as the device takes it.
+    ///
+    /// # Safety
+    /// The memory of all parts must stay valid until they have ended, or the path is lost.
+    pub(super) unsafe fn flush(&mut self) -> Result<(), RailError> {
+        if self.batch.is_empty() {
+            return Ok(());
+        }
+        let State::Up(channel) = &mut self.state else { return Ok(()) };
+        // SAFETY: the caller's promise.
+        let posted = unsafe { channel.post(&self.batch)? };
+        self.batch.drain(..posted.min(self.batch.len()));
+        self.limits = channel.limits();
+        Ok(())
+    }
+
+    /// Polls the channel, and appends the parts that have ended to `parts`.
+    pub(super) fn look(
+        &mut self,
+        stall: Option<Duration>,
+        parts: &mut Vec<(Part, Result<(), RequestError>)>,
+    ) -> Looked {
+        let (channel, probing) = match &mut self.state {
+            State::Up(channel) => (channel, None),
+            State::Joining(joining) if joining.is_over() => return self.joined(),
+            State::Opening(channel) => (channel, None),
+            State::Probing(channel, since) => (channel, Some(*since)),
+            State::Ending(ending) if ending.is_over() => {
+                self.state = State::Dying;
+                return Looked::Gone;
+            }
+            State::Idle { .. } | State::Joining(_) | State::Ending(_) | State::Dying => {
+                return Looked::Fine(false);
+            }
+        };
+        let polled = channel.poll(&mut self.ended);
+        let (mut moved, mut works) = (false, false);
+        for Ended { tag, result } in self.ended.drain(..) {
+            moved = true;
+            if tag == PROBE {
+                works |= result.is_ok();
+            } else if let Some(part) = self.posted.try_remove(tag as usize) {
+                self.bytes -= part.local.len as u64;
+                if result.is_ok() {
+                    self.backoff = FIRST_RETRY;
+                }
+                parts.push((part, result));
+            }
+        }
+        if let Err(e) = polled {
+            return Looked::Lost(e.to_string());
+        }
+        if works && probing.is_some() {
+            return Looked::CameUp;
+        }
+        if probing.is_some_and(|since| since.elapsed() > PROBE_TIMEOUT) {
+            return Looked::Lost("nothing gets through".into());
+        }
+        if moved {
+            (self.quiet_looks, self.quiet_since) = (0, None);
+        } else if !self.posted.is_empty() {
+            self.quiet_looks = self.quiet_looks.wrapping_add(1);
+            // Reading a clock is not free everywhere.
+            if self.quiet_looks.is_multiple_of(LOOKS_A_CLOCK) {
+                return self.listen(stall);
+            }
+        }
+        Looked::Fine(moved)
+    }
+
+    /// Parts are under way and none has ended: judges by how long.
+    fn listen(&mut self, stall: Option<Duration>) -> Looked {
+        let quiet = self.quiet_for(Instant::now());
+        match stall.filter(|stall| quiet > *stall) {
+            Some(stall) => Looked::Lost(format!("nothing has ended for {stall:?}")),
+            None if quiet >= SILENCE => Looked::Silent,
+            None => Looked::Fine(false),
+        }
+    }
+
+    /// How long no part under way has ended, counted from the first call since one did.
+    fn quiet_for(&mut self, now: Instant) -> Duration {
+        now.saturating_duration_since(*self.quiet_since.get_or_insert(now))
+    }
+
+    /// Prepares for sleep. False if there is something to do. Also says after how long the path must be looked at.
+    pub(super) fn arm(
+        &mut self,
+        now: Instant,
+        stall: Option<Duration>,
+    ) -> (bool, Option<Duration>) {
+        // If arming fails, the channel is lost: no sleep, and the next look reports the loss.
+        let armed = self.channel().is_none_or(|channel| channel.arm().unwrap_or(false));
+        let patience = (!self.posted.is_empty()).then(|| {
+            // Makes the look after this sleep read the clock.
+            self.quiet_looks = LOOKS_A_CLOCK - 1;
+            let rest = stall.map_or(SILENCE, |stall| stall.saturating_sub(self.quiet_for(now)));
+            rest.clamp(FULL_RETRY, SILENCE)
+        });
+        (armed, [self.wake_in(now), patience].into_iter().flatten().min())
+    }
+
+    /// After how long it must be looked at, even without an event.
+    pub(super) fn wake_in(&self, now: Instant) -> Option<Duration> {
+        let (channel, own) = match &self.state {
+            State::Idle { retry_at } => {
+                return retry_at.map(|at| at.saturating_duration_since(now));
+            }
+            State::Joining(_) | State::Ending(_) => return Some(ASIDE_LOOK),
+            State::Dying => return None,
+            State::Probing(channel, _) => (channel, Some(PROBE_TIMEOUT)),
+            // No event tells when the device has room for the rest of the batch.
+            State::Up(channel) if !self.batch.is_empty() => (channel, Some(FULL_RETRY)),
+            State::Opening(channel) | State::Up(channel) => (channel, None),
+        };
+        [channel.wake_in(now), own].into_iter().flatten().min()
+    }
+
+    /// Whether a part of this operation is under way on our channel.
+    pub(super) fn carries(&self, flight: usize) -> bool {
+        self.posted.iter().any(|(_, part)| part.flight == flight)
+    }
+
+    /// Whether our device may be reaching our memory by the registration of this number.
+    pub(super) fn is_at_work_with(&self, registration: u64) -> bool {
+        let ending = if self.is_ending() { &self.orphans[..] } else { &[] };
+        let parts = self.posted.iter().map(|(_, part)| part).chain(ending);
+        parts.into_iter().any(|part| part.registration == registration)
+    }
+
+    /// Whether a part for the peer's region of this slot and key is under way.
+    pub(super) fn uses(&self, slot: u32, key: u64) -> bool {
+        let parts = self.posted.iter().map(|(_, part)| part).chain(&self.orphans);
+        parts.into_iter().any(|part| (part.remote.slot, part.remote.key) == (slot, key))
+    }
+
+    /// Ends the path and forgets its parts, for a lane that is killed.
+    pub(super) fn end(&mut self, bell: &Bell) {
+        self.lose("shut down", bell);
+        self.orphans.clear();
+        // Dropping the old state waits until our end is gone.
+        self.state = State::Idle { retry_at: None };
+    }
+}

@@ -1,0 +1,286 @@
+//! Memory that is registered with devices.
+
+mod narrow;
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::*},
+    },
+};
+
+use uccl_device::MemoryKind;
+use uccl_fabric::rail::{Rail, RailError, Registration, RemoteKey};
+use uccl_fabric::{lane::Moves, mem::Span, region::Rights};
+
+use self::narrow::Narrow;
+
+/// For each rail, the registration or why there is none.
+type ByRail = Vec<Result<Box<dyn Registration>, RailError>>;
+
+/// Memory that is registered with every device that takes it.
+pub(super) struct Pinned {
+    /// Its number, which no other registration of this endpoint has.
+    pub(super) number: u64,
+    span: Span,
+    kind: MemoryKind,
+    rights: Rights,
+    by_rail: ByRail,
+    /// How the memory moves, as far as our own devices decide that.
+    moves: Moves,
+    /// Registrations of the same memory for peers with fewer rights: read only, and write only. Made when the first
+    /// such peer asks.
+    narrow: [Narrow; 2],
+    is_retired: AtomicBool,
+}
+
+/// Memory that is to be registered.
+#[derive(Clone, Copy)]
+pub(super) struct ToPin {
+    pub(super) span: Span,
+    pub(super) kind: MemoryKind,
+    /// What peers may do with it.
+    pub(super) rights: Rights,
+}
+
+impl Pinned {
+    pub(super) fn new(number: u64, memory: ToPin, by_rail: ByRail, moves: Moves) -> Self {
+        let ToPin { span, kind, rights } = memory;
+        let narrow = [(); 2].map(|()| Narrow::new(by_rail.len()));
+        let is_retired = AtomicBool::new(false);
+        Self { number, span, kind, rights, by_rail, moves, narrow, is_retired }
+    }
+
+    /// The device's registration, if it took the memory.
+    pub(super) fn with(&self, rail: usize) -> Option<&dyn Registration> {
+        self.by_rail.get(rail)?.as_deref().ok()
+    }
+
+    /// The registration whose key gives a peer exactly these rights: our own, or one that was [made](Self::narrow) for
+    /// peers with fewer rights.
+    pub(super) fn for_peer(&self, rail: usize, rights: Rights) -> Option<&dyn Registration> {
+        let whole = self.with(rail)?;
+        if rights == self.rights { Some(whole) } else { self.narrow_of(rights)?.with(rail) }
+    }
+
+    /// Starts to make, on another thread, the registrations that [`Self::for_peer`] will need and that are missing.
+    /// True while they are being made.
+    pub(super) fn narrow(&self, rails: &[Arc<dyn Rail>], rights: Rights) -> bool {
+        let Self { span, kind, .. } = *self;
+        let takes = |rail| self.with(rail).is_some();
+        let needed = self.narrow_of(rights).filter(|_| rights != self.rights && !self.is_retired());
+        needed.is_some_and(|narrow| narrow.make(ToPin { span, kind, rights }, rails, takes))
+    }
+
+    /// Whether a registration is being made for peers with these rights.
+    pub(super) fn is_narrowing(&self, rights: Rights) -> bool {
+        self.narrow_of(rights).is_some_and(Narrow::is_making)
+    }
+
+    /// Whether a registration is being made for any peer.
+    pub(super) fn is_busy(&self) -> bool {
+        self.narrow.iter().any(Narrow::is_making)
+    }
+
+    fn narrow_of(&self, rights: Rights) -> Option<&Narrow> {
+        match rights {
+            Rights::READ => Some(&self.narrow[0]),
+            Rights::WRITE => Some(&self.narrow[1]),
+            _ => None,
+        }
+    }
+
+    /// Whether the memory is covered.
+    pub(super) fn covers(&self, span: Span) -> bool {
+        let offset = span.addr.checked_sub(self.span.addr);
+        offset.is_some_and(|offset| offset <= self.span.len && span.len <= self.span.len - offset)
+    }
+
+    /// The address at which peers reach memory that this registration covers, when they use this key.
+    pub(super) fn base_of(&self, addr: usize, key: &RemoteKey) -> u64 {
+        key.base.wrapping_add((addr - self.span.addr) as u64)
+    }
+
+    /// Marks the registration as retired: no new request uses it, though earlier ones may be under way. True the first
+    /// time.
+    pub(super) fn retire(&self) -> bool {
+        !self.is_retired.swap(true, AcqRel)
+    }
+
+    pub(super) fn is_retired(&self) -> bool {
+        self.is_retired.load(Acquire)
+    }
+
+    /// Ends the registration with every device.
+    ///
+    /// # Errors
+    /// What the first device said that failed. It may still reach the memory; call this again.
+    pub(super) fn end(&self) -> Result<(), RailError> {
+        self.retire();
+        let whole = self.by_rail.iter().flatten().map(|registration| registration.end());
+        // Ends each of them, even if others fail.
+        let ended = whole.fold(Ok(()), Result::and);
+        self.narrow.iter().map(end_narrow).fold(ended, Result::and)
+    }
+}
+
+fn end_narrow(narrow: &Narrow) -> Result<(), RailError> {
+    let made = narrow.end().ok_or_else(|| {
+        RailError::Unavailable("its memory is being registered for a peer right now".into())
+    })?;
+    made.map(|registration| registration.end()).fold(Ok(()), Result::and)
+}
+
+/// All registrations of an endpoint.
+#[derive(Default)]
+pub(super) struct Book {
+    regions: HashMap<u32, Arc<Pinned>>,
+    /// How many regions do not move directly: the staged ones, and those that go over TCP.
+    slow: [usize; 2],
+    /// All registrations by class of length, address and number. A lookup searches each class by itself, so long
+    /// regions do not make it walk through all the short ones.
+    by_class: BTreeMap<(u32, usize, u64), Arc<Pinned>>,
+    /// How many registrations each class has.
+    in_class: BTreeMap<u32, usize>,
+}
+
+/// The class of a length: the number of its bits. Within a class, no length is twice another or more.
+fn class_of(len: usize) -> u32 {
+    usize::BITS - len.leading_zeros()
+}
+
+fn place_of(pinned: &Pinned) -> (u32, usize, u64) {
+    (class_of(pinned.span.len), pinned.span.addr, pinned.number)
+}
+
+impl Book {
+    pub(super) fn add(&mut self, pinned: &Arc<Pinned>) {
+        let place = place_of(pinned);
+        if self.by_class.insert(place, Arc::clone(pinned)).is_none() {
+            *self.in_class.entry(place.0).or_default() += 1;
+        }
+    }
+
+    /// Adds a region's registration. False if the region has one already.
+    pub(super) fn add_region(&mut self, slot: u32, pinned: &Arc<Pinned>) -> bool {
+        let is_new = !self.regions.contains_key(&slot);
+        if is_new {
+            self.regions.insert(slot, Arc::clone(pinned));
+            self.add(pinned);
+            if let Some(count) = self.slow_like(pinned) {
+                *count += 1;
+            }
+        }
+        is_new
+    }
+
+    pub(super) fn of_slot(&self, slot: u32) -> Option<&Arc<Pinned>> {
+        self.regions.get(&slot)
+    }
+
+    pub(super) fn remove(&mut self, pinned: &Pinned) {
+        let place = place_of(pinned);
+        if self.by_class.remove(&place).is_some()
+            && let Some(count) = self.in_class.get_mut(&place.0)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.in_class.remove(&place.0);
+            }
+        }
+    }
+
+    pub(super) fn remove_region(&mut self, slot: u32) {
+        if let Some(pinned) = self.regions.remove(&slot) {
+            self.remove(&pinned);
+            if let Some(count) = self.slow_like(&pinned) {
+                *count -= 1;
+            }
+        }
+    }
+
+    fn slow_like(&mut self, pinned: &Pinned) -> Option<&mut usize> {
+        match pinned.moves {
+            Moves::Direct => None,
+            Moves::Staged => Some(&mut self.slow[0]),
+            Moves::Tcp => Some(&mut self.slow[1]),
+        }
+    }
+
+    /// The slowest way in which any region moves.
+    pub(super) fn slowest(&self) -> Moves {
+        match self.slow {
+            [0, 0] => Moves::Direct,
+            [_, 0] => Moves::Staged,
+            _ => Moves::Tcp,
+        }
+    }
+
+    /// The shortest registration that covers this memory and is not retired.
+    pub(super) fn over(&self, span: Span) -> Option<&Arc<Pinned>> {
+        let covers = |pinned: &&Arc<Pinned>| pinned.covers(span) && !pinned.is_retired();
+        let classes = self.in_class.range(class_of(span.len)..);
+        let mut shortest = classes.map(|(class, _)| {
+            self.near(*class, span.addr).filter(covers).min_by_key(|p| p.span.len)
+        });
+        shortest.find_map(|shortest| shortest)
+    }
+
+    /// The registrations of this class that begin near enough before an address to possibly reach it.
+    fn near(&self, class: u32, addr: usize) -> impl Iterator<Item = &Arc<Pinned>> {
+        let longest = usize::MAX.checked_shr(usize::BITS - class).unwrap_or(0);
+        let first = addr.saturating_sub(longest);
+        self.by_class.range((class, first, 0)..=(class, addr, u64::MAX)).map(|(_, pinned)| pinned)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pinned(number: u64, addr: usize, len: usize) -> Arc<Pinned> {
+        let (span, kind) = (Span { addr, len }, MemoryKind::Host);
+        let memory = ToPin { span, kind, rights: Rights::ALL };
+        Arc::new(Pinned::new(number, memory, Vec::new(), Moves::Direct))
+    }
+
+    #[test]
+    fn a_long_region_has_no_other_looked_through() {
+        let mut book = Book::default();
+        book.add(&pinned(0, 0, 1 << 40));
+        for n in 1..1000 {
+            book.add(&pinned(n as u64, n << 12, 4096));
+        }
+        let looked =
+            |addr| book.in_class.keys().map(|c| book.near(*c, addr).count()).sum::<usize>();
+        assert!((0..1000).all(|n: usize| looked(n << 12) <= 4));
+        let over = |addr, len| book.over(Span { addr, len }).map(|pinned| pinned.number);
+        assert_eq!((over(700 << 12, 4096), over(700 << 12, 4097)), (Some(700), Some(0)));
+        assert_eq!(over(1 << 40, 1), None);
+    }
+
+    #[test]
+    fn what_is_found_is_the_shortest() {
+        let mut rng = fastrand::Rng::with_seed(1);
+        let (mut book, mut all): (_, Vec<Arc<Pinned>>) = (Book::default(), Vec::new());
+        for number in 0..2000 {
+            let new = pinned(number, rng.usize(0..300), 1 << rng.u32(0..9) | rng.usize(0..64));
+            book.add(&new);
+            all.push(new);
+            if rng.bool() {
+                let old = all.swap_remove(rng.usize(0..all.len()));
+                book.remove(&old);
+            }
+            if let Some(any) = all.get(rng.usize(0..20)) {
+                any.retire();
+            }
+            let span = Span { addr: rng.usize(0..300), len: rng.usize(0..300) };
+            let living = all.iter().filter(|one| one.covers(span) && !one.is_retired());
+            let expected = living.map(|one| one.span.len).min();
+            assert_eq!(book.over(span).map(|one| one.span.len), expected, "{span:?}");
+        }
+        all.iter().for_each(|one| book.remove(one));
+        assert!(book.by_class.is_empty() && book.in_class.is_empty());
+    }
+}

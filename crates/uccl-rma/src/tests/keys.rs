@@ -1,0 +1,232 @@
+//! What a peer can do with the keys that it was given, whatever it says.
+
+use uccl_fabric::{
+    lane::OpKind::{Read, Write},
+    rail::{Channel, Ended, Rail as _, Request, RequestError},
+};
+use uccl_wire::{
+    frame::Status,
+    rails::{Grant, Note, RegionId},
+};
+
+use super::*;
+
+/// The grant that one end sends to a peer that asks about a region.
+fn granted(end: &End, region: &Region) -> Grant {
+    end.hear(&Note::Ask(id_of(region))).expect("a sound note");
+    let began = Instant::now();
+    loop {
+        assert!(began.elapsed() < FAR, "there is no answer");
+        match end.lane.take_note() {
+            Some(Note::Grant(_, grant)) => return grant,
+            None => end.progress(),
+            note => panic!("{note:?}"),
+        }
+    }
+}
+
+/// A peer on the same network that uses keys without asking.
+struct Hostile {
+    channel: Box<dyn Channel>,
+    _other: Box<dyn Channel>,
+    bytes: Vec<u8>,
+    local_key: u64,
+    _registration: Box<dyn uccl_fabric::rail::Registration>,
+}
+
+impl Hostile {
+    fn new(network: &RailNetwork) -> Self {
+        let rail = network.rail("hostile", 9, RailFaults::default());
+        let (mut channel, mut other) = (rail.open().expect("open"), rail.open().expect("open"));
+        channel.connect(other.address()).expect("joined");
+        other.connect(channel.address()).expect("joined");
+        let bytes = vec![0xee; 256];
+        let span = Span { addr: bytes.as_ptr().expose_provenance(), len: bytes.len() };
+        let registration = rail.register(span, MemoryKind::Host, Rights::ALL).expect("taken");
+        let local_key = registration.local_key();
+        Self { channel, _other: other, bytes, local_key, _registration: registration }
+    }
+
+    /// Tries to reach the first bytes of a region with a key that its owner gave.
+    fn tries(&mut self, kind: OpKind, grant: &Grant) -> Result<(), RequestError> {
+        let path = grant.paths.first().expect("a key");
+        let remote_key = self.channel.import(&path.key).expect("a key");
+        let local = Span { addr: self.bytes.as_ptr().expose_provenance(), len: 8 };
+        let request = Request {
+            kind,
+            local,
+            local_key: self.local_key,
+            remote_addr: path.base,
+            remote_key,
+            tag: 1,
+        };
+        // SAFETY: the bytes live as long as the channel, which completes its requests within a few polls.
+        assert_eq!(unsafe { self.channel.post(&[request]) }.expect("it lives"), 1);
+        let mut ended: Vec<Ended> = Vec::new();
+        while ended.is_empty() {
+            self.channel.poll(&mut ended).expect("it lives");
+        }
+        ended.remove(0).result
+    }
+}
+
+/// Slots are small numbers, which anybody can guess.
+#[test]
+fn who_does_not_know_a_region_is_told_no_key() {
+    let ends = Ends::joined();
+    let bytes = vec![7; 4096];
+    let region = ends.b.register(&bytes);
+    let asked = |id| {
+        ends.b.hear(&Note::Ask(id)).expect("a sound note");
+        ends.b.lane.take_note()
+    };
+    let id = id_of(&region);
+    for forged in [RegionId { key: id.key ^ 1, ..id }, RegionId { slot: id.slot + 1, ..id }] {
+        assert_eq!(asked(forged), Some(Note::Deny(forged, Status::UnknownKey)));
+    }
+    assert_eq!(ends.b.regions.refused(), 2);
+    granted(&ends.b, &region);
+    drop(ends.b.regions.revoke(region.slot, region.key).expect("registered"));
+    assert_eq!(asked(id), Some(Note::Deny(id, Status::UnknownKey)));
+}
+
+#[test]
+fn a_part_that_may_be_read_is_not_written_by_its_key() {
+    let ends = Ends::joined();
+    let bytes = vec![7; 4096];
+    let region = ends.b.register(&bytes);
+    let sent = part(region.span, 1024, 512);
+    let sent = ends.b.regions.insert_part(region.slot, MemoryKind::Host, sent, Rights::READ, None);
+    let sent = sent.expect("a part");
+    let mut hostile = Hostile::new(&ends.network);
+
+    let grant = granted(&ends.b, &sent);
+    assert!(grant.read && !grant.write);
+    assert_eq!(hostile.tries(Read, &grant), Ok(()));
+    assert_eq!(hostile.bytes[..8], [7; 8]);
+    assert_eq!(hostile.tries(Write, &grant), Err(RequestError::Access));
+    assert!(bytes.iter().all(|byte| *byte == 7));
+
+    let whole = granted(&ends.b, &region);
+    assert_ne!(whole.paths[0].key, grant.paths[0].key);
+    ends.b.rails.remove(region.slot).expect("the device lets go");
+    for grant in [grant, whole] {
+        assert_eq!(hostile.tries(Read, &grant), Err(RequestError::Access), "both keys have ended");
+    }
+}
+
+#[test]
+fn what_a_device_refused_for_a_part_is_tried_again() {
+    let ends = Ends::joined();
+    let bytes = vec![7; 4096];
+    let region = ends.b.register(&bytes);
+    let send = |at| {
+        let sent = part(region.span, at, 512);
+        let (kind, rights) = (MemoryKind::Host, Rights::READ);
+        ends.b.regions.insert_part(region.slot, kind, sent, rights, None).expect("a part")
+    };
+    ends.b.rail().refuse_memory(100);
+    // The pauses grow: of four questions, the device is tried at the first, the second and the fourth.
+    for at in 0..4 {
+        assert!(granted(&ends.b, &send(at)).paths.is_empty(), "the device takes it");
+    }
+    ends.b.rail().refuse_memory(0);
+    let reached = (4..8).filter(|at| !granted(&ends.b, &send(*at)).paths.is_empty()).count();
+    assert_eq!(reached, 1, "three pass, and then it is tried");
+    assert!(!granted(&ends.b, &send(8)).paths.is_empty());
+    ends.b.rails.remove(region.slot).expect("the device lets go");
+    assert_eq!(ends.network.count().1, 0, "nothing is left");
+}
+
+#[test]
+fn a_key_ends_with_its_region_though_another_lies_around_it() {
+    let ends = Ends::joined();
+    let bytes = vec![7; 4096];
+    let outer = ends.b.register(&bytes);
+    let inner = ends.b.register(&bytes[512..1024]);
+    let mut hostile = Hostile::new(&ends.network);
+    let grants = [&outer, &inner].map(|region| granted(&ends.b, region));
+    ends.b.rails.remove(inner.slot).expect("the device lets go");
+    assert_eq!(hostile.tries(Write, &grants[1]), Err(RequestError::Access));
+    assert_eq!(hostile.tries(Read, &grants[0]), Ok(()), "the outer region lives");
+    assert!(bytes.iter().all(|byte| *byte == 7));
+}
+
+#[test]
+fn a_device_that_does_not_let_go_is_told_of_and_may_be_asked_again() {
+    let ends = Ends::joined();
+    let bytes = vec![7; 4096];
+    let region = ends.b.register(&bytes);
+    let mut hostile = Hostile::new(&ends.network);
+    let grant = granted(&ends.b, &region);
+    ends.b.rail().hold_memory(true);
+    for _ in 0..2 {
+        ends.b.rails.remove(region.slot).expect_err("it does not let go");
+    }
+    assert_eq!(hostile.tries(Read, &grant), Ok(()), "as was said");
+    ends.b.rail().hold_memory(false);
+    ends.b.rails.remove(region.slot).expect("it lets go");
+    assert_eq!(hostile.tries(Read, &grant), Err(RequestError::Access));
+    ends.b.rails.remove(region.slot).expect("there is nothing left to do");
+}
+
+#[test]
+fn a_region_is_touched_while_our_own_device_works_by_its_registration() {
+    let ends = Ends::joined();
+    let (ours, theirs) = (vec![1u8; 4096], vec![2u8; 4096]);
+    let remote = ends.b.register(&theirs).remote();
+    let _outer = ends.a.register(&ours);
+    let inner = ends.a.register(&ours[512..1024]);
+    let local = part(inner.span, 0, 64);
+    let remote = RemoteSpan { len: 64, ..remote };
+    // The key is known from now on.
+    let first = ends.a.post(Read, local, remote);
+    ends.until("the first read has ended", || first.result().is_some());
+
+    ends.a.rail().stick();
+    let second = ends.a.post(Read, local, remote);
+    assert!(ends.a.lane.touched_by_peer(inner.slot), "the device may write there");
+    ends.a.rail().unstick();
+    ends.until("the second read has ended", || second.result().is_some());
+    assert!(!ends.a.lane.touched_by_peer(inner.slot));
+    // What comes later has nothing to do with it, though it is for the same bytes.
+    ends.a.rail().stick();
+    let third = ends.a.post(Read, local, remote);
+    assert!(!ends.a.lane.touched_by_peer(inner.slot));
+    ends.a.rails.remove(inner.slot).expect("the device lets go");
+    ends.a.rail().unstick();
+    ends.until("the third read has ended", || third.result().is_some());
+    assert_eq!([second.result(), third.result()], [Some(Ok(())), Some(Ok(()))]);
+    let fourth = ends.a.post(Read, local, remote);
+    ends.until("the fourth read has ended", || fourth.result().is_some());
+    assert_eq!(fourth.result(), Some(Ok(())), "the outer region is still there");
+}
+
+/// The owner's devices would not refuse a late request: another region keeps the same memory registered.
+#[test]
+fn a_region_is_not_released_while_something_is_on_its_way_there() {
+    let ends = Ends::joined();
+    let (ours, theirs) = (vec![1u8; 4096], vec![2u8; 4096]);
+    let _local = ends.a.register(&ours);
+    let region = ends.b.register(&theirs);
+    let _same = ends.b.register(&theirs);
+    let local = Span { addr: ours.as_ptr().expose_provenance(), len: 64 };
+    let remote = RemoteSpan { len: 64, ..region.remote() };
+    let first = ends.a.post(Write, local, remote);
+    ends.until("the first write has ended", || first.result().is_some());
+
+    ends.a.rail().stick();
+    let second = ends.a.post(Write, local, remote);
+    assert!(ends.b.lane.touched_by_peer(region.slot));
+    for _ in 0..20 {
+        ends.turn();
+    }
+    assert!(ends.b.lane.touched_by_peer(region.slot), "a write is on its way");
+    assert!(second.result().is_none());
+    // Nor while the write may still land: our channel is lost, but its other end still exists.
+    ends.a.rail().cut();
+    ends.a.progress();
+    assert!(ends.b.lane.touched_by_peer(region.slot), "a write may land");
+    ends.a.rail().unstick();
+    ends.until("both ends are gone", || !ends.b.lane.touched_by_peer(region.slot));
+}

@@ -1,0 +1,109 @@
+//! The operations and answers that wait to be sent, and how far each has been.
+
+use uccl_fabric::lane::{OpName, RemoteSpans, Spans};
+use uccl_wire::checked::Crc;
+use uccl_wire::frame::Desc;
+
+use crate::cursor::Cursor;
+
+/// Operations of at most this many bytes are copied into their frame when they are posted, so that many of them share
+/// one system call.
+pub(crate) const SHORT: usize = 2 << 10;
+
+/// One of our operations that has not been sent wholly.
+pub(crate) struct Own {
+    pub(crate) name: OpName,
+    pub(crate) kind: OwnKind,
+    pub(crate) local: Spans,
+    pub(crate) remote: RemoteSpans,
+    /// The GPU, if only that GPU reaches our memory.
+    pub(crate) device: Option<u32>,
+    pub(crate) local_at: Cursor,
+    pub(crate) remote_at: Cursor,
+    pub(crate) left: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum OwnKind {
+    /// Ends the write of this name, which was cut.
+    Fence,
+    Read,
+    Write,
+}
+
+impl Own {
+    pub(crate) fn new(name: OpName, kind: OwnKind, local: Spans, remote: RemoteSpans) -> Self {
+        let left = local.iter().map(|span| span.len as u64).sum();
+        let (local_at, remote_at) = (Cursor::default(), Cursor::default());
+        Self { name, kind, local, remote, device: None, local_at, remote_at, left }
+    }
+
+    /// The same operation, from or to the memory of a GPU.
+    pub(crate) fn on(self, device: Option<u32>) -> Self {
+        Self { device, ..self }
+    }
+
+    /// Whether it is sent as one short frame.
+    pub(crate) fn is_short(&self) -> bool {
+        self.kind == OwnKind::Write && self.left <= SHORT as u64 && !self.begun()
+    }
+
+    /// Whether its data must be fetched from a GPU.
+    pub(crate) fn is_fetched(&self) -> bool {
+        self.kind == OwnKind::Write && self.device.is_some() && self.left > 0
+    }
+
+    pub(crate) fn begun(&self) -> bool {
+        self.local_at.index + self.local_at.offset + self.remote_at.index + self.remote_at.offset
+            > 0
+    }
+}
+
+/// Data that the peer asked for.
+pub(crate) struct Reply {
+    pub(crate) op: u64,
+    pub(crate) pieces: Vec<Desc>,
+    /// Some of it is GPU memory.
+    pub(crate) is_fetched: bool,
+    pub(crate) at: Cursor,
+    pub(crate) left: u64,
+    /// The peer wants no more of it.
+    pub(crate) is_stopped: bool,
+}
+
+impl Reply {
+    pub(crate) fn new(op: u64, pieces: Vec<Desc>, is_fetched: bool) -> Self {
+        let left = pieces.iter().map(|piece| piece.len).sum();
+        Self { op, pieces, is_fetched, at: Cursor::default(), left, is_stopped: false }
+    }
+
+    /// Ends it: no more data is sent.
+    pub(crate) fn stop(&mut self) {
+        self.pieces.clear();
+        (self.is_fetched, self.at, self.left, self.is_stopped) =
+            (false, Cursor::default(), 0, true);
+    }
+}
+
+/// A data frame whose header and descriptors have been written.
+pub(crate) struct Frame {
+    pub(crate) len: usize,
+    /// The checksum of the header and descriptors.
+    pub(crate) crc: Option<Crc>,
+    pub(crate) turn: Turn,
+}
+
+/// Whether a frame is ours or the peer's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Turn {
+    /// An answer with data that the peer asked for.
+    Reply,
+    /// A frame of our operation `name`; `last` if it is the operation's last one.
+    Own { name: OpName, last: bool },
+}
+
+impl Turn {
+    pub(crate) fn is_own(self) -> bool {
+        matches!(self, Self::Own { .. })
+    }
+}

@@ -1,0 +1,221 @@
+//! Receives payload for GPU memory into chunks of locked memory, and copies it from there to its place.
+
+use std::sync::atomic::Ordering::SeqCst;
+
+use uccl_fabric::{
+    lane::{LaneError, OpError},
+    mem::{Access, Located, Span},
+    pipe::PipeRx,
+    region::AccessError,
+    status_of,
+};
+use uccl_wire::frame::{Kind, Status};
+
+use super::{
+    Rx, Surroundings,
+    begin::Targets,
+    payload::{fill, read_result},
+};
+use crate::{
+    cursor::Cursor,
+    remote_of,
+    upload::{End, Filling, Landed, Purpose},
+};
+
+impl<P: PipeRx> Rx<P> {
+    /// Whether copies by GPUs are under way. Only a look shows their end.
+    pub(crate) fn is_copying(&self) -> bool {
+        !self.uploader.is_idle()
+    }
+
+    /// Whether a copy may be writing our region in this slot.
+    pub(crate) fn touches(&mut self, slot: u32) -> bool {
+        self.uploader.touches(slot)
+    }
+
+    /// Ends operations whose data has landed. True if any data has.
+    pub(super) fn land(&mut self, around: &Surroundings<'_>) -> bool {
+        let mut any = false;
+        while let Some(landed) = self.uploader.landed() {
+            any = true;
+            self.landed(landed, around);
+        }
+        any
+    }
+
+    fn landed(&mut self, landed: Landed, around: &Surroundings<'_>) {
+        let Landed { purpose, result, end } = landed;
+        if let Err(e) = result {
+            match purpose {
+                Purpose::Read(name) => around.ops.lock().doom(name, OpError::from(e)),
+                Purpose::Write(op) => {
+                    tracing::warn!("data of a peer's write could not be copied to a GPU: {e}");
+                    self.uploader.fail(purpose, Status::Fault);
+                    if self.write.as_ref().is_some_and(|write| write.op == op) {
+                        self.fail_write(Status::Fault);
+                    }
+                }
+            }
+        }
+        match (purpose, end) {
+            (Purpose::Write(op), Some(End::Ack(status))) => self.answers.ack(op, status),
+            (Purpose::Read(name), Some(End::Data(target))) => {
+                let op = around.ops.lock().remove(name);
+                if let Some(op) = op {
+                    let result = read_result(&op, &target);
+                    op.done.complete(result);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether the current frame must wait for copies to end: it must not overtake them, and only copies to GPUs keep
+    /// their order among themselves.
+    pub(super) fn must_wait(&self, targets: &Result<Targets, AccessError>) -> bool {
+        if self.uploader.is_idle() {
+            return false;
+        }
+        match self.header.kind {
+            Kind::Write => targets.as_ref().is_ok_and(|targets| targets.host),
+            Kind::Read | Kind::Message | Kind::Fence => true,
+            _ => false,
+        }
+    }
+
+    /// Where the memory is that a write is for.
+    pub(super) fn targets(&self, around: &Surroundings<'_>) -> Result<Targets, AccessError> {
+        self.locate_all(Access::Write, around)
+    }
+
+    /// Where the memory is that the descriptors name.
+    pub(super) fn locate_all(
+        &self,
+        access: Access,
+        around: &Surroundings<'_>,
+    ) -> Result<Targets, AccessError> {
+        let regions = around.regions.lock();
+        let mut targets = Targets::default();
+        for desc in &self.descs {
+            match regions.locate(&remote_of(desc), access)?.device {
+                Some(device) => targets.device = Some(device),
+                None => targets.host = true,
+            }
+        }
+        Ok(targets)
+    }
+
+    /// The GPU that the payload of the current frame goes to, unless the payload is discarded.
+    pub(super) fn device_wanting_data(&self) -> Option<u32> {
+        let wanted = match self.header.kind {
+            Kind::Write => self.write_ok(),
+            _ => self.read.as_ref().is_some_and(|(_, target)| target.failed.is_none()),
+        };
+        self.device.filter(|_| wanted)
+    }
+
+    /// Receives payload into a chunk.
+    pub(super) fn receive_for(
+        &mut self,
+        device: u32,
+        around: &Surroundings<'_>,
+    ) -> Result<Option<(usize, usize)>, LaneError> {
+        let Some(room) = self.room_for(device) else { return Ok(None) };
+        let len = room.len.min(self.left as usize);
+        self.iov.push(Span { len, ..room });
+        let before = self.left;
+        let counts = self.receive_into(true)?;
+        self.uploader.filled((before - self.left) as usize);
+        if self.uploader.is_full() {
+            self.upload(around);
+        }
+        Ok(counts)
+    }
+
+    /// Where the next payload goes. `None`: copies must end first, or no chunk could be had, and the operation has
+    /// failed.
+    pub(super) fn room_for(&mut self, device: u32) -> Option<Span> {
+        match self.uploader.room(device, self.at) {
+            Ok(Some(room)) => return Some(room),
+            Ok(None) => self.stalled = true,
+            Err(e) => self.fail_upload(e),
+        }
+        None
+    }
+
+    /// Copies payload from the staging buffer into a chunk that has room for it.
+    pub(super) fn place_for_device(&mut self, from: usize, n: usize) {
+        let Some(room) = self.device.and_then(|device| self.room_for(device)) else { return };
+        let to = Span { len: n, ..room };
+        // SAFETY: the caller has seen that there is room.
+        unsafe { fill(to, &self.staging[from..from + n]) };
+        self.uploader.filled(n);
+    }
+
+    /// Starts to copy the chunk that is being filled to the place of its bytes.
+    pub(super) fn upload(&mut self, around: &Surroundings<'_>) {
+        let Some(Filling { chunk, len, at }) = self.uploader.take() else { return };
+        if self.device_wanting_data().is_none() {
+            return;
+        }
+        let regions = around.regions.lock();
+        if let Err(e) = self.locate_filled(&regions, len, at) {
+            return self.fail_write(status_of(e));
+        }
+        let (purpose, slots) = match (&self.read, self.header.kind) {
+            (Some((name, _)), Kind::Data) => (Purpose::Read(*name), &[][..]),
+            _ => (Purpose::Write(self.header.op), &self.descs[at.index..]),
+        };
+        let slots = slots.iter().map(|desc| desc.slot);
+        around.copying.store(true, SeqCst);
+        // SAFETY: the memory is in regions checked under the lock that is held, and counts as touched until the copy
+        // has ended; or it is the memory of a read, which does not end before the copy.
+        let started = unsafe { self.uploader.start(purpose, chunk, &self.located, slots) };
+        drop(regions);
+        if let Err(e) = started {
+            self.fail_upload(e);
+        }
+    }
+
+    /// Lists the memory that `len` bytes of payload from `at` on belong to.
+    fn locate_filled(
+        &mut self,
+        regions: &uccl_fabric::region::Locked<'_>,
+        len: usize,
+        at: Cursor,
+    ) -> Result<(), AccessError> {
+        self.located.clear();
+        if let (Some((_, target)), Kind::Data) = (&self.read, self.header.kind) {
+            let device = target.device;
+            self.iov.clear();
+            at.ahead(&target.spans, len, usize::MAX, &mut self.iov);
+            self.located.extend(self.iov.iter().map(|span| Located { span: *span, device }));
+            return Ok(());
+        }
+        let (mut offset, mut left) = (at.offset, len);
+        for desc in self.descs.iter().skip(at.index) {
+            if left == 0 {
+                break;
+            }
+            let Located { span, device } = regions.locate(&remote_of(desc), Access::Write)?;
+            let len = (span.len - offset).min(left);
+            self.located.push(Located { span: Span { addr: span.addr + offset, len }, device });
+            left -= len;
+            offset = 0;
+        }
+        Ok(())
+    }
+
+    /// Fails the current operation, whose data cannot be copied.
+    fn fail_upload(&mut self, e: uccl_device::cuda::GpuError) {
+        match &mut self.read {
+            Some((_, target)) if self.header.kind == Kind::Data => {
+                target.failed.get_or_insert(OpError::from(e));
+            }
+            _ => {
+                tracing::warn!("data of a peer's write cannot be copied to a GPU: {e}");
+                self.fail_write(Status::Fault);
+            }
+        }
+    }
+}

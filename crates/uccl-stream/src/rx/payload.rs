@@ -1,0 +1,220 @@
+//! The payload of a frame, and the frame's end.
+
+use uccl_fabric::{
+    lane::{LaneError, OpError, OpResult},
+    mem::{Access, Span},
+    pipe::PipeRx,
+    status_of,
+};
+use uccl_wire::frame::{Kind, Status, TRAILER_LEN, Trailer};
+
+use super::{Rx, State, Surroundings, unexpected};
+use crate::{
+    ops::{InFlight, ReadTarget},
+    remote_of,
+    upload::{End, Purpose},
+};
+
+impl<P: PipeRx> Rx<P> {
+    pub(super) fn step_payload(&mut self, around: &Surroundings<'_>) -> Result<bool, LaneError> {
+        let have = self.end - self.start;
+        if self.left == 0 {
+            self.state = State::Trailer;
+            self.upload(around);
+            return Ok(true);
+        }
+        if have == 0 {
+            return Ok(false);
+        }
+        let n = (have as u64).min(self.left) as usize;
+        if self.header.kind == Kind::Message {
+            return self.step_message(n, around);
+        }
+        let from = self.start;
+        let device = self.device_wanting_data();
+        let n = match device {
+            Some(device) => n.min(self.room_for(device).map_or(0, |room| room.len)),
+            None => n,
+        };
+        if n == 0 {
+            return Ok(!self.stalled);
+        }
+        if let Some(crc) = &mut self.crc {
+            crc.add(&self.staging[from..from + n]);
+        }
+        match self.header.kind {
+            _ if device.is_some() => self.place_for_device(from, n),
+            Kind::Write => self.place_write(from, n, around),
+            _ => self.place_data(from, n),
+        }
+        self.placed(n);
+        self.start += n;
+        if self.uploader.is_full() {
+            self.upload(around);
+        }
+        Ok(true)
+    }
+
+    /// Hands over a message straight from the staging buffer, if it is there in one piece.
+    fn step_message(&mut self, n: usize, around: &Surroundings<'_>) -> Result<bool, LaneError> {
+        let whole = self.message.is_empty() && n as u64 == self.header.len;
+        let len = n + TRAILER_LEN;
+        if whole && self.end - self.start >= len {
+            let bytes = &self.staging[self.start..self.start + len];
+            let (payload, trailer) = bytes.split_at(n);
+            if let Some(crc) = &mut self.crc {
+                crc.add(payload);
+            }
+            self.start += len;
+            self.left = 0;
+            self.state = State::Header;
+            let Some(trailer) = trailer.first_chunk() else { return Ok(false) };
+            let (_, crc_ok) = self.trailer(trailer)?;
+            return deliver(crc_ok, payload, around).map(|()| true);
+        }
+        if whole {
+            return Ok(false);
+        }
+        let bytes = &self.staging[self.start..self.start + n];
+        if let Some(crc) = &mut self.crc {
+            crc.add(bytes);
+        }
+        self.message.extend_from_slice(bytes);
+        self.start += n;
+        self.left -= n as u64;
+        Ok(true)
+    }
+
+    /// Copies payload from the staging buffer into the regions it is for.
+    fn place_write(&mut self, from: usize, n: usize, around: &Surroundings<'_>) {
+        let guard = around.regions.lock();
+        let mut at = self.at;
+        let mut done = 0;
+        while done < n && self.write_ok() {
+            let Some(desc) = self.descs.get(at.index) else { return };
+            match guard.check(&remote_of(desc), Access::Write) {
+                Ok(span) => {
+                    let len = (span.len - at.offset).min(n - done);
+                    let to = Span { addr: span.addr + at.offset, len };
+                    // SAFETY: inside a region, checked under the lock that is held.
+                    unsafe { fill(to, &self.staging[from + done..from + done + len]) };
+                    done += len;
+                    at.advance(|i| self.descs.get(i).map(|desc| desc.len as usize), len);
+                }
+                Err(e) => self.fail_write(status_of(e)),
+            }
+        }
+    }
+
+    /// Copies payload from the staging buffer into the memory of our read.
+    fn place_data(&self, from: usize, n: usize) {
+        let Some((_, target)) = &self.read else { return };
+        if target.failed.is_some() {
+            return;
+        }
+        let mut at = self.at;
+        let mut done = 0;
+        while done < n {
+            let Some(span) = target.spans.get(at.index) else { return };
+            let len = (span.len - at.offset).min(n - done);
+            let to = Span { addr: span.addr + at.offset, len };
+            // SAFETY: the memory of a read stays valid until it has ended.
+            unsafe { fill(to, &self.staging[from + done..from + done + len]) };
+            done += len;
+            at.advance(|i| target.spans.get(i).map(|span| span.len), len);
+        }
+    }
+
+    /// Ends a frame, of which the trailer has come.
+    pub(super) fn finish(
+        &mut self,
+        (trailer, crc_ok): (Trailer, bool),
+        around: &Surroundings<'_>,
+    ) -> Result<(), LaneError> {
+        match self.header.kind {
+            Kind::Write => {
+                if trailer.status != Status::Ok {
+                    self.fail_write(trailer.status);
+                } else if !crc_ok {
+                    self.fail_write(Status::Checksum);
+                }
+                // The data that has come since the pipe was cut was thrown away, so an answer would be false. It
+                // could still reach the peer, if this side cuts a pipe in shared memory. So none is sent, and the
+                // peer learns that the lane has ended.
+                if self.header.last
+                    && let Some(write) = self.write.take()
+                    && !self.is_cut
+                {
+                    if self.uploader.is_idle() {
+                        self.answers.ack(write.op, write.status);
+                    } else {
+                        self.uploader.end(Purpose::Write(write.op), End::Ack(write.status));
+                    }
+                }
+            }
+            Kind::Data => self.finish_data(trailer.status, crc_ok, around)?,
+            Kind::Message => {
+                let message = std::mem::take(&mut self.message);
+                deliver(crc_ok, &message, around)?;
+                self.message = message;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn finish_data(
+        &mut self,
+        status: Status,
+        crc_ok: bool,
+        around: &Surroundings<'_>,
+    ) -> Result<(), LaneError> {
+        let Some((name, mut target)) = self.read.take() else { return Ok(()) };
+        if status != Status::Ok {
+            target.failed.get_or_insert(OpError::Remote(status));
+        } else if !crc_ok {
+            target.failed.get_or_insert(OpError::Checksum);
+        }
+        let mut ops = around.ops.lock();
+        if !self.header.last {
+            if let Some(op) = ops.get_mut(name) {
+                target.at = self.at;
+                op.target = Some(target);
+            }
+            return Ok(());
+        }
+        if target.device.is_some() && !self.uploader.is_idle() {
+            self.uploader.end(Purpose::Read(name), End::Data(target));
+            return Ok(());
+        }
+        let Some(op) = ops.remove(name) else { return Ok(()) };
+        drop(ops);
+        let result = read_result(&op, &target);
+        op.done.complete(result);
+        Ok(())
+    }
+}
+
+pub(super) fn read_result(op: &InFlight, target: &ReadTarget) -> OpResult {
+    match op.doomed.as_ref().or(target.failed.as_ref()) {
+        Some(e) => Err(e.clone()),
+        None if target.received != op.len => Err(OpError::Remote(Status::Protocol)),
+        None => Ok(()),
+    }
+}
+
+fn deliver(crc_ok: bool, message: &[u8], around: &Surroundings<'_>) -> Result<(), LaneError> {
+    if !crc_ok {
+        return Err(unexpected("a message with a wrong checksum"));
+    }
+    around.sink.message(message).map_err(LaneError::Protocol)
+}
+/// Copies `bytes` to memory that belongs to a caller.
+///
+/// # Safety
+/// The span must be writable, and as long as `bytes`.
+pub(super) unsafe fn fill(to: Span, bytes: &[u8]) {
+    debug_assert_eq!(to.len, bytes.len());
+    // SAFETY: as the caller promises; our staging buffer is nobody else's.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.addr as *mut u8, bytes.len()) }
+}

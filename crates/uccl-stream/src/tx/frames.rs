@@ -1,0 +1,206 @@
+//! Chooses the frame that is sent next, and writes its start.
+
+use parking_lot::Mutex;
+use uccl_fabric::{
+    mem::{RemoteSpan, Span},
+    pipe::PipeTx,
+};
+use uccl_wire::checked::{Crc, seal};
+use uccl_wire::frame::{Desc, Header, Kind, MAX_DESCS, MAX_PAYLOAD, Status};
+
+use super::{GATHERED, Tx, TxSurroundings};
+use crate::{
+    ops::Ops,
+    queue::{Frame, OwnKind, Turn},
+    remote_of,
+};
+
+impl<P: PipeTx> Tx<P> {
+    /// Begins the next frame: our operations and the peer's take turns.
+    pub(super) fn begin(&mut self, around: &TxSurroundings<'_>) {
+        self.fetch(around);
+        if self.begin_fetched(around.ops) {
+            return;
+        }
+        self.replies_turn = !self.replies_turn;
+        if self.replies_turn && self.begin_reply() {
+            return;
+        }
+        if !self.begin_own(around.ops) {
+            self.begin_reply();
+        }
+    }
+
+    fn begin_own(&mut self, ops: &Mutex<Ops>) -> bool {
+        if self.fetcher.holds(true) {
+            return false;
+        }
+        while let Some(own) = self.own.front() {
+            if own.is_fetched() {
+                return false;
+            }
+            let (name, kind, is_short) = (own.name, own.kind, own.is_short());
+            if is_short && self.control_len() >= GATHERED {
+                return false;
+            }
+            let mut ops = ops.lock();
+            self.blocked = !ops.begin(name);
+            if self.blocked {
+                return false;
+            }
+            match kind {
+                OwnKind::Write if is_short => self.gather(),
+                OwnKind::Write => {
+                    drop(ops);
+                    self.begin_write();
+                    return true;
+                }
+                OwnKind::Read => self.send_read(),
+                OwnKind::Fence => {
+                    self.push_bare(Kind::Fence, name.0);
+                    self.own.pop_front();
+                }
+            }
+            // Not earlier: an operation that has been sent may end at any time.
+            ops.sent(name);
+        }
+        false
+    }
+
+    /// Moves the first of our operations to the short frames.
+    fn gather(&mut self) {
+        let Some(own) = self.own.pop_front() else { return };
+        // SAFETY: the spans of our own operations stay valid until these have ended.
+        unsafe { self.push_short(own.name, &own.local, &own.remote) };
+    }
+
+    fn send_read(&mut self) {
+        let Some(own) = self.own.pop_front() else { return };
+        let header = Header {
+            descs: own.remote.len() as u16,
+            checked: self.checked,
+            ..Header::bare(Kind::Read, own.name.0, own.left)
+        };
+        push_head(&mut self.control, &header, &own.remote);
+    }
+
+    fn begin_write(&mut self) {
+        if let Some(frame) = self.cut_write(MAX_PAYLOAD) {
+            self.start(frame, None);
+        }
+    }
+
+    /// Cuts a frame of at most so many bytes from the first of our operations: writes its start, and lists the memory
+    /// of its data.
+    pub(super) fn cut_write(&mut self, most: u64) -> Option<Frame> {
+        let own = self.own.front_mut()?;
+        self.head.clear();
+        self.pieces.clear();
+        let pieces = own.remote.iter().skip(own.remote_at.index).take(MAX_DESCS).copied();
+        let len = cut(pieces, own.remote_at.offset, most, &mut self.pieces);
+        self.payload.clear();
+        own.local_at.ahead(&own.local, len, usize::MAX, &mut self.payload);
+        own.local_at.advance(|i| own.local.get(i).map(|span| span.len), len);
+        own.remote_at.advance(|i| own.remote.get(i).map(|piece| piece.len as usize), len);
+        own.left -= len as u64;
+        let last = own.left == 0;
+        let header = Header {
+            kind: Kind::Write,
+            last,
+            checked: self.checked,
+            descs: self.pieces.len() as u16,
+            op: own.name.0,
+            len: len as u64,
+            aux: 0,
+        };
+        let turn = Turn::Own { name: own.name, last };
+        let crc = push_head(&mut self.head, &header, &self.pieces);
+        if last {
+            self.own.pop_front();
+        }
+        Some(Frame { len, crc, turn })
+    }
+
+    fn begin_reply(&mut self) -> bool {
+        if self.fetcher.holds(false) || self.replies.front().is_some_and(|reply| reply.is_fetched) {
+            return false;
+        }
+        let is_stopped = self.replies.front().is_some_and(|reply| reply.is_stopped);
+        let Some(frame) = self.cut_reply(MAX_PAYLOAD) else { return false };
+        self.start(frame, None);
+        if is_stopped {
+            self.poison(Status::Cut);
+        }
+        true
+    }
+
+    /// Cuts a frame of at most so many bytes from the first of the peer's reads: writes its start, and lists the
+    /// memory of its data.
+    pub(super) fn cut_reply(&mut self, most: u64) -> Option<Frame> {
+        let reply = self.replies.front_mut()?;
+        let len = reply.left.min(most) as usize;
+        self.pieces.clear();
+        let pieces = reply.pieces.iter().skip(reply.at.index).map(remote_of);
+        cut(pieces, reply.at.offset, len as u64, &mut self.pieces);
+        self.pieces.retain(|piece| piece.len > 0);
+        reply.at.advance(|i| reply.pieces.get(i).map(|piece| piece.len as usize), len);
+        reply.left -= len as u64;
+        let last = reply.left == 0;
+        let header = Header {
+            kind: Kind::Data,
+            last,
+            checked: self.checked,
+            descs: 0,
+            op: reply.op,
+            len: len as u64,
+            aux: 0,
+        };
+        self.head.clear();
+        let crc = push_head(&mut self.head, &header, &[]);
+        self.payload.clear();
+        self.payload.extend(
+            self.pieces.iter().map(|p| Span { addr: p.addr as usize, len: p.len as usize }),
+        );
+        if last {
+            self.replies.pop_front();
+        }
+        Some(Frame { len, crc, turn: Turn::Reply })
+    }
+}
+
+/// Appends the first `most` bytes of `pieces`, without the first `offset` bytes. Returns how many there were.
+fn cut(
+    pieces: impl Iterator<Item = RemoteSpan>,
+    offset: usize,
+    most: u64,
+    out: &mut Vec<RemoteSpan>,
+) -> usize {
+    let (mut left, mut offset) = (most, offset as u64);
+    for piece in pieces {
+        let len = (piece.len - offset).min(left);
+        out.push(RemoteSpan { addr: piece.addr + offset, len, ..piece });
+        left -= len;
+        offset = 0;
+        if left == 0 {
+            break;
+        }
+    }
+    (most - left) as usize
+}
+
+/// Appends a header and its descriptors. The caller must add what follows to the returned checksum.
+pub(super) fn push_head(out: &mut Vec<u8>, header: &Header, pieces: &[RemoteSpan]) -> Option<Crc> {
+    let start = out.len();
+    out.extend_from_slice(&seal(header));
+    pieces.iter().for_each(|piece| desc_of(piece).encode_to(out));
+    let mut crc = header.checked.then(Crc::new)?;
+    crc.add(&out[start..]);
+    if !pieces.is_empty() {
+        out.extend_from_slice(&Crc::trailer(Some(&crc), Status::Ok).encode());
+    }
+    Some(crc)
+}
+
+fn desc_of(piece: &RemoteSpan) -> Desc {
+    Desc { addr: piece.addr, len: piece.len, key: piece.key, slot: piece.slot }
+}

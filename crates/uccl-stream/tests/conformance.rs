@@ -1,0 +1,80 @@
+//! What every link must do, over TCP, over pipes that misbehave, and over lanes that do.
+
+use std::{
+    net::{TcpListener, TcpStream},
+    sync::Arc,
+    time::Duration,
+};
+
+use uccl_chaos::{ChaosLane, Faults, LaneFaults, pair_of};
+use uccl_conformance::End;
+use uccl_fabric::{gpu::CopyBy, pipe::Pipe, region::RegionTable};
+use uccl_stream::{
+    StreamLane, StreamOptions,
+    tcp::{TcpOptions, TcpPipe},
+};
+
+fn table() -> Arc<RegionTable> {
+    Arc::new(RegionTable::new().expect("a table"))
+}
+
+fn lane<P: Pipe>(
+    (pipe, tx, rx): (P, P::Tx, P::Rx),
+    regions: &Arc<RegionTable>,
+    checksum: bool,
+) -> StreamLane<P> {
+    let options = StreamOptions { regions: Arc::clone(regions), checksum, copy_by: CopyBy::Gpus };
+    StreamLane::new(pipe, tx, rx, options)
+}
+
+fn end<P: Pipe>(parts: (P, P::Tx, P::Rx), checksum: bool) -> End {
+    let regions = table();
+    End::of_messages(Arc::new(lane(parts, &regions, checksum)), regions)
+}
+
+fn over_tcp(checksum: bool) -> [End; 2] {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a socket");
+    let address = listener.local_addr().expect("an address");
+    let one = TcpStream::connect(address).expect("connected");
+    let (other, _) = listener.accept().expect("accepted");
+    let options = TcpOptions { congestion: None, timeout: Duration::from_secs(10) };
+    [one, other].map(|socket| end(TcpPipe::new(socket, &options).expect("a pipe"), checksum))
+}
+
+#[test]
+fn tcp() {
+    uccl_conformance::run("tcp", || over_tcp(false));
+}
+
+#[test]
+fn tcp_with_checksums() {
+    uccl_conformance::run("tcp with checksums", || over_tcp(true));
+}
+
+#[test]
+fn pipes_that_split_and_delay() {
+    let faults = Faults {
+        capacity_bytes: 100_000,
+        split_bytes: 20_000,
+        delay_polls: 2,
+        ..Faults::default()
+    };
+    uccl_conformance::run("a slow pipe", || {
+        let (a, b) = pair_of(5, faults.clone(), faults.clone()).expect("a pipe");
+        [end(a, false), end(b, false)]
+    });
+}
+
+#[test]
+fn lanes_that_hold_completions_and_repeat_writes() {
+    let faults =
+        LaneFaults { hold_completions: 3, repeat_writes_percent: 30, ..LaneFaults::default() };
+    uccl_conformance::run("a chaos lane", || {
+        let (a, b) = pair_of(6, Faults::default(), Faults::default()).expect("a pipe");
+        [a, b].map(|parts| {
+            let regions = table();
+            let lane = ChaosLane::new(lane(parts, &regions, false), 7, faults.clone());
+            End::of_messages(Arc::new(lane), regions)
+        })
+    });
+}

@@ -1,0 +1,13 @@
+//! Channels over real RDMA devices: whatever is there, soft-RoCE in a guest for one.
+//!
+//! Tests of faults cut cables and are for a network that loses nothing else: soft-RoCE now and then forgets
+//! a read that was refused if the refusal is lost. The others hold with packets lost as well.
+
+mod conformance;
+mod devices;
+mod faults;
+mod hostile;
+mod registration;
+mod sleep;
+mod support;
+mod transfers;

@@ -1,0 +1,206 @@
+//! `cargo xtask dist`: everything that a release consists of, in `target/dist`. Nothing is uploaded.
+
+mod cross;
+mod emulated;
+mod environment;
+mod notes;
+mod wheel;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use anyhow::{Context, Result, ensure};
+use clap::{Args, ValueEnum};
+
+use crate::{
+    kernels::{self, KernelsArgs},
+    package,
+    shell::Program,
+    tree,
+};
+
+/// Build what a release consists of into target/dist: wheels, source distribution, crates, notes, sums
+///
+/// What cannot be had on this machine is named and left out. Only what should work and does not is an error.
+#[derive(Args)]
+pub(crate) struct DistArgs {
+    /// Make these alone, and keep what else is in target/dist [default: all, anew]
+    #[arg(long, value_delimiter = ',', value_name = "PART,...")]
+    only: Vec<Part>,
+    /// Also with changes that are not committed
+    #[arg(long)]
+    allow_dirty: bool,
+}
+
+/// What is made, in this order.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// The newest section of CHANGELOG.md
+    Notes,
+    /// The crates, each compiled from its package
+    Crates,
+    /// Machine code of the GPU kernels, for the wheels
+    Kernels,
+    /// The wheel for aarch64
+    Arm,
+    /// The wheel for x86-64
+    X86,
+    /// The source distribution for pip, from which a wheel is built
+    Sdist,
+}
+
+impl Part {
+    fn make(self, args: &DistArgs) -> Result<Made> {
+        match self {
+            Self::Notes => notes::write(&folder()).map(Made::from),
+            Self::Crates => crates(args),
+            Self::Kernels => machine_code(),
+            Self::Arm => wheel::make(&cross::AARCH64),
+            Self::X86 => wheel::make(&cross::X86_64),
+            Self::Sdist => wheel::sdist(),
+        }
+    }
+
+    fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+}
+
+/// What came of a part.
+#[derive(Default)]
+struct Made {
+    /// What was found of it, a line each.
+    found: Vec<String>,
+    /// What was left out, and what is lacking for it.
+    lacks: Vec<String>,
+}
+
+impl From<String> for Made {
+    fn from(found: String) -> Self {
+        Self { found: vec![found], lacks: Vec::new() }
+    }
+}
+
+impl Made {
+    /// Nothing was made, because something is lacking.
+    fn lacking(what: impl Into<String>) -> Self {
+        Self { found: Vec::new(), lacks: vec![what.into()] }
+    }
+}
+
+/// Makes all that is asked for, even after a failure.
+pub(crate) fn run(args: &DistArgs) -> Result<ExitCode> {
+    let mut results = Vec::new();
+    prepare(args)?;
+    for part in Part::value_variants() {
+        if args.only.is_empty() || args.only.contains(part) {
+            println!("\n=== {}", part.name());
+            results.push((part.name(), part.make(args)));
+        }
+    }
+    write_sums(&folder())?;
+    print_results(&results)?;
+    let failed = results.iter().any(|(_, result)| result.is_err());
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Where everything is put.
+fn folder() -> PathBuf {
+    tree::target().join("dist")
+}
+
+/// Makes the folder, without what an earlier version left there.
+fn prepare(args: &DistArgs) -> Result<()> {
+    let folder = folder();
+    ensure!(
+        args.allow_dirty || is_committed()?,
+        "there are changes that are not committed: commit them, or say --allow-dirty to try things out"
+    );
+    if args.only.is_empty() && folder.exists() {
+        fs::remove_dir_all(&folder)
+            .with_context(|| format!("cannot remove {}", folder.display()))?;
+    }
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))
+}
+
+fn is_committed() -> Result<bool> {
+    let (well, said) = Program::new("git").args(["status", "--porcelain"]).ask()?;
+    ensure!(well, "git status: {said}");
+    Ok(said.is_empty())
+}
+
+fn crates(args: &DistArgs) -> Result<Made> {
+    let files = package::crates(args.allow_dirty)?;
+    package::compile(&files)?;
+    for file in &files {
+        let name = file.file_name().unwrap_or_default();
+        fs::copy(file, folder().join(name)).with_context(|| file.display().to_string())?;
+    }
+    Ok(format!("{} crates, each compiled from its package", files.len()).into())
+}
+
+/// Makes what the next build embeds.
+fn machine_code() -> Result<Made> {
+    if let Err(error) = kernels::fetch() {
+        return Ok(Made::lacking(format!(
+            "lacks CUDA's compiler, so that wheels have PTX and what kernels/out has: {error:#}"
+        )));
+    }
+    kernels::run(&KernelsArgs { check: false })?;
+    Ok("machine code and PTX of the kernels, which the wheels contain".to_owned().into())
+}
+
+/// The files of a release, by name.
+fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(folder).with_context(|| folder.display().to_string())?;
+    let mut files = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+    files.sort();
+    Ok(files)
+}
+
+/// Writes what `sha256sum --check SHA256SUMS` reads.
+fn write_sums(folder: &Path) -> Result<()> {
+    let sums = folder.join("SHA256SUMS");
+    let names: Vec<_> = files(folder)?
+        .iter()
+        .filter(|file| **file != sums)
+        .filter_map(|file| file.file_name().map(ToOwned::to_owned))
+        .collect();
+    if names.is_empty() {
+        return Ok(());
+    }
+    let (well, said) = Program::new("sha256sum").args(names).in_folder(folder).ask()?;
+    ensure!(well, "sha256sum: {said}");
+    fs::write(&sums, format!("{said}\n")).with_context(|| sums.display().to_string())
+}
+
+fn print_results(results: &[(String, Result<Made>)]) -> Result<()> {
+    println!("\n{}:", folder().display());
+    for file in files(&folder())? {
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        println!("  {:>7} KiB  {name}", fs::metadata(&file)?.len().div_ceil(1024));
+    }
+    let lines = |of: fn(&Made) -> &Vec<String>| {
+        results.iter().flat_map(move |(part, result)| {
+            let lines = result.iter().flat_map(of);
+            lines.map(move |line| format!("  {part}: {line}"))
+        })
+    };
+    println!();
+    lines(|made| &made.found).for_each(|line| println!("{line}"));
+    for (index, line) in lines(|made| &made.lacks).enumerate() {
+        if index == 0 {
+            println!("\nLeft out:");
+        }
+        println!("{line}");
+    }
+    for (part, result) in results {
+        if let Err(error) = result {
+            println!("\n{part} FAILED: {error:#}");
+        }
+    }
+    Ok(())
+}
