@@ -209,7 +209,7 @@ pub(crate) fn tests() -> Result<Done> {
     let result = match failed.is_empty() {
         true => Ok(()),
         false => {
-            Err(anyhow!(failed.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")))
+            Err(anyhow!(failed.iter().map(|e| format!("{e:#}")).collect::<Vec<_>>().join("\n")))
         }
     };
     done.detail = format!("{passed} passed");

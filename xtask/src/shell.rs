@@ -126,11 +126,21 @@ pub(crate) fn run_several(
             println!("\n$ {program}");
             let mut out = stdout().lock();
             let _ = out.write_all(&said).and_then(|()| out.flush());
-            String::from_utf8_lossy(&said).lines().for_each(|line| look(&plain(line)));
-            result
+            let said = String::from_utf8_lossy(&said);
+            said.lines().for_each(|line| look(&plain(line)));
+            result.with_context(|| last_lines(&said))
         });
         shown.collect()
     })
+}
+
+/// How many lines of a failed program's output its error repeats: other programs' output may follow it by the page.
+const REPEATED: usize = 40;
+
+fn last_lines(said: &str) -> String {
+    let lines: Vec<_> = said.lines().collect();
+    let last = &lines[lines.len().saturating_sub(REPEATED)..];
+    format!("its last lines:\n  {}\n", last.join("\n  "))
 }
 
 /// A program to run.

@@ -1,0 +1,105 @@
+//! Where in the ranks' windows a call's data goes.
+//!
+//! Calls are numbered, and placed one behind the other, around and around, at the same place in every window: all ranks
+//! make the same calls in the same order and compute the same places. Before a rank writes to a peer's place it waits
+//! until this peer has ended the earlier calls whose places overlap. Small calls therefore never wait for the one
+//! before them, and a call as large as the window waits for exactly that one.
+
+use std::collections::VecDeque;
+
+use smallvec::SmallVec;
+
+/// How many calls may be under way at once: each has words of its own (see [`crate::protocol`]).
+pub const SLOTS: usize = 8;
+
+/// Where a call's data is, and which earlier calls must have ended at a peer before it is written there.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Place {
+    /// The call's number; the first is 1.
+    pub call: u64,
+    /// Where it begins, in bytes from the start of the pool.
+    pub offset: usize,
+    /// Numbers of calls.
+    pub after: SmallVec<[u64; SLOTS]>,
+}
+
+/// The places of a window's last calls.
+#[derive(Debug)]
+pub struct Places {
+    next_call: u64,
+    next_offset: usize,
+    recent: VecDeque<(u64, std::ops::Range<usize>)>,
+}
+
+impl Default for Places {
+    fn default() -> Self {
+        Self::from_call(1)
+    }
+}
+
+impl Places {
+    /// Begins with this number, in an empty window.
+    #[must_use]
+    pub fn from_call(call: u64) -> Self {
+        Self { next_call: call, next_offset: 0, recent: VecDeque::new() }
+    }
+
+    /// The number that the next call will have.
+    #[must_use]
+    pub fn next_call(&self) -> u64 {
+        self.next_call
+    }
+
+    /// The next call's place, of `len` bytes in a pool of `pool` bytes; `None` if that is too much.
+    pub fn take(&mut self, len: usize, pool: usize) -> Option<Place> {
+        if len > pool {
+            return None;
+        }
+        let offset = if self.next_offset + len <= pool { self.next_offset } else { 0 };
+        let range = offset..offset + len;
+        let call = self.next_call;
+        let overlaps = |other: &std::ops::Range<usize>| other.start < range.end && range.start < other.end;
+        // The call that used the same words counts as overlapping.
+        let is_before = |(other, place): &&(u64, _)| call - other == SLOTS as u64 || overlaps(place);
+        let after = self.recent.iter().filter(is_before).map(|(other, _)| *other).collect();
+        self.recent.push_back((call, range));
+        if self.recent.len() > SLOTS {
+            self.recent.pop_front();
+        }
+        self.next_call += 1;
+        self.next_offset = offset + len;
+        Some(Place { call, offset, after })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn taken(places: &mut Places, len: usize) -> (u64, usize, Vec<u64>) {
+        let place = places.take(len, 100).unwrap();
+        (place.call, place.offset, place.after.to_vec())
+    }
+
+    #[test]
+    fn calls_go_around_and_wait_for_what_they_overlap() {
+        let mut places = Places::default();
+        assert_eq!(taken(&mut places, 40), (1, 0, vec![]));
+        assert_eq!(taken(&mut places, 40), (2, 40, vec![]));
+        assert_eq!(taken(&mut places, 40), (3, 0, vec![1]));
+        assert_eq!(taken(&mut places, 100), (4, 0, vec![1, 2, 3]));
+        assert_eq!(taken(&mut places, 10), (5, 0, vec![1, 3, 4]));
+        assert_eq!(places.take(101, 100), None);
+        assert_eq!(places.next_call(), 6);
+    }
+
+    #[test]
+    fn words_are_used_again_only_after_their_last_call() {
+        let mut places = Places::default();
+        for call in 1..=50u64 {
+            let (number, _, after) = taken(&mut places, 1);
+            let expected: Vec<u64> = call.checked_sub(SLOTS as u64).filter(|old| *old > 0).into_iter().collect();
+            assert_eq!((number, after), (call, expected));
+        }
+    }
+}

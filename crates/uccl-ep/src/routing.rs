@@ -1,0 +1,185 @@
+//! Which tokens go to which ranks: from the experts that each token chose.
+
+use crate::error::{Error, Result};
+
+/// The most experts that a token may choose.
+pub const MAX_TOP_K: usize = 32;
+/// The most experts of a group of ranks.
+pub const MAX_EXPERTS: usize = 2048;
+
+/// The experts that each of a rank's tokens chose.
+#[derive(Clone, Copy, Debug)]
+pub struct Choices<'a> {
+    /// `tokens * top_k` numbers of experts, row by row; a negative number is no choice.
+    pub experts: &'a [i32],
+    /// Choices of a token.
+    pub top_k: usize,
+    /// Experts of all ranks together; rank `r` has those from `r * experts / ranks`.
+    pub num_experts: usize,
+    /// Ranks of the group.
+    pub ranks: usize,
+}
+
+/// Where a rank's tokens go. A token goes once to each rank that has an expert of its choice.
+///
+/// A token's place among those that go to the same rank is how many before it go there too, so the order is the same
+/// each time, without a sort and without a counter that several threads add to.
+#[derive(Clone, Debug)]
+pub struct Routing {
+    tokens: usize,
+    top_k: usize,
+    ranks: usize,
+    num_experts: usize,
+    experts: Vec<i32>,
+    /// The tokens for rank `r` are `to[starts[r]..starts[r + 1]]`, ascending.
+    starts: Vec<usize>,
+    to: Vec<u32>,
+    per_expert: Vec<u32>,
+}
+
+impl Routing {
+    /// The routing that follows from choices.
+    ///
+    /// # Errors
+    /// A number is out of its range, or a token chose an expert twice.
+    pub fn new(choices: Choices<'_>) -> Result<Self> {
+        let Choices { experts, top_k, num_experts, ranks } = choices;
+        if top_k == 0 || top_k > MAX_TOP_K {
+            return Err(Error::invalid(format!("top-k is 1 to {MAX_TOP_K}, not {top_k}")));
+        }
+        if num_experts == 0 || num_experts > MAX_EXPERTS || num_experts % ranks != 0 {
+            let why = format!(
+                "the number of experts is a multiple of the {ranks} ranks and {MAX_EXPERTS} at most, not {num_experts}"
+            );
+            return Err(Error::invalid(why));
+        }
+        let rows = experts.chunks_exact(top_k);
+        let mut per_expert = vec![0; num_experts];
+        for (token, row) in rows.clone().enumerate() {
+            for (k, expert) in row.iter().enumerate() {
+                let Ok(expert) = usize::try_from(*expert) else { continue };
+                let count = per_expert.get_mut(expert).ok_or_else(|| {
+                    Error::invalid(format!("token {token} chose expert {expert} of {num_experts}"))
+                })?;
+                *count += 1;
+                if row[..k].contains(&row[k]) {
+                    return Err(Error::invalid(format!("token {token} chose expert {expert} twice")));
+                }
+            }
+        }
+        let local = num_experts / ranks;
+        let tokens = rows.len();
+        let (starts, to) = listed(ranks, |rank, to| {
+            let is_for_rank = |row: &[i32]| row.iter().any(|&e| e >= 0 && e as usize / local == rank);
+            let chosen = rows.clone().enumerate().filter(|(_, row)| is_for_rank(row));
+            to.extend(chosen.map(|(token, _)| token as u32));
+        });
+        let experts = experts[..tokens * top_k].to_vec();
+        Ok(Self { tokens, top_k, ranks, num_experts, experts, starts, to, per_expert })
+    }
+
+    /// The routing of tokens without choices: `goes[token * ranks + rank]`.
+    #[must_use]
+    pub fn by_rank(goes: &[bool], ranks: usize) -> Self {
+        let (starts, to) = listed(ranks, |rank, to| {
+            let chosen = goes.chunks_exact(ranks).enumerate().filter(|(_, goes)| goes[rank]);
+            to.extend(chosen.map(|(token, _)| token as u32));
+        });
+        let (experts, per_expert) = (Vec::new(), Vec::new());
+        let tokens = goes.len() / ranks;
+        Self { tokens, top_k: 0, ranks, num_experts: 0, experts, starts, to, per_expert }
+    }
+
+    /// How many tokens there are.
+    #[must_use]
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// Choices of a token; none if the ranks were given instead.
+    #[must_use]
+    pub fn top_k(&self) -> usize {
+        self.top_k
+    }
+
+    /// Experts of all ranks together.
+    #[must_use]
+    pub fn num_experts(&self) -> usize {
+        self.num_experts
+    }
+
+    /// Experts of each rank.
+    #[must_use]
+    pub fn local_experts(&self) -> usize {
+        self.num_experts / self.ranks
+    }
+
+    /// Ranks of the group.
+    #[must_use]
+    pub fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    /// The tokens that go to a rank, ascending.
+    #[must_use]
+    pub fn to(&self, rank: usize) -> &[u32] {
+        &self.to[self.starts[rank]..self.starts[rank + 1]]
+    }
+
+    /// What a token chose.
+    #[must_use]
+    pub fn choices(&self, token: usize) -> &[i32] {
+        &self.experts[token * self.top_k..(token + 1) * self.top_k]
+    }
+
+    /// How many tokens chose each of a rank's experts.
+    #[must_use]
+    pub fn per_expert_of(&self, rank: usize) -> &[u32] {
+        let local = self.local_experts();
+        &self.per_expert[rank * local..(rank + 1) * local]
+    }
+}
+
+/// Lists, one for each rank, behind each other.
+fn listed(ranks: usize, mut list: impl FnMut(usize, &mut Vec<u32>)) -> (Vec<usize>, Vec<u32>) {
+    let (mut starts, mut to) = (vec![0], Vec::new());
+    for rank in 0..ranks {
+        list(rank, &mut to);
+        starts.push(to.len());
+    }
+    (starts, to)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn routing(experts: &[i32], top_k: usize) -> Result<Routing> {
+        Routing::new(Choices { experts, top_k, num_experts: 6, ranks: 3 })
+    }
+
+    #[test]
+    fn a_token_goes_once_to_each_rank_that_it_needs() {
+        let routing = routing(&[0, 1, -1, 5, 2, 0, -1, -1, -1], 3).unwrap();
+        assert_eq!([0, 1, 2].map(|rank| routing.to(rank)), [&[0, 1][..], &[1], &[1]]);
+        assert_eq!([0, 1, 2].map(|rank| routing.per_expert_of(rank)), [[2, 1], [1, 0], [0, 1]]);
+        assert_eq!((routing.tokens(), routing.choices(1)), (3, &[5, 2, 0][..]));
+    }
+
+    #[test]
+    fn choices_that_cannot_be_are_named() {
+        let why = |experts: &[i32]| routing(experts, 2).unwrap_err().to_string();
+        assert_eq!(why(&[0, 1, 2, 6]), "token 1 chose expert 6 of 6");
+        assert_eq!(why(&[0, 1, 3, 3]), "token 1 chose expert 3 twice");
+        assert!(routing(&[], 33).unwrap_err().to_string().contains("not 33"));
+        let odd = Routing::new(Choices { experts: &[], top_k: 1, num_experts: 7, ranks: 3 });
+        assert!(odd.unwrap_err().to_string().contains("not 7"));
+    }
+
+    #[test]
+    fn ranks_without_experts() {
+        let routing = Routing::by_rank(&[true, false, true, true], 2);
+        assert_eq!((routing.to(0), routing.to(1)), (&[0, 1][..], &[1][..]));
+        assert_eq!((routing.tokens(), routing.local_experts()), (2, 0));
+    }
+}
