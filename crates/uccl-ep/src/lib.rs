@@ -1,9 +1,21 @@
-//! Expert parallelism.
+//! Expert parallelism: the tokens of every rank go to the ranks of the experts that they chose (dispatch), and what the
+//! experts made of them comes back and is summed (combine).
+//!
+//! The parts, from the ground up: [`numerics`], the formats that tokens travel in; [`routing`], which tokens go where;
+//! [`record`], how they lie in memory; [`placing`], where in the ranks' windows a call's data goes; [`protocol`], what
+//! ranks say to each other; [`Group`], one rank's end of all that; [`dispatch`] and [`combine`], what callers ask of it.
 
-pub mod error;
+pub mod combine;
+pub mod dispatch;
+mod error;
+mod group;
 pub mod numerics;
 pub mod placing;
 pub mod protocol;
+pub mod record;
 pub mod routing;
+mod window;
 
 pub use error::{Error, Phase, Result};
+pub use group::{Config, Exchange, Group, Interrupted};
+pub use window::control_len;

@@ -9,6 +9,7 @@ pub mod advert;
 pub mod checked;
 pub(crate) mod cursor;
 pub mod descs;
+pub mod ep_card;
 pub mod frame;
 #[doc(hidden)]
 pub mod fuzz;

@@ -1,0 +1,466 @@
+//! What experts made of tokens comes back, and is summed.
+
+use std::{slice, sync::Arc};
+
+use smallvec::SmallVec;
+
+use crate::{
+    dispatch::{Handle, Room},
+    error::{Error, Phase, Result},
+    group::{Group, Interrupted, Until, Wait},
+    numerics::{bf16, logfmt, quantise::GROUP, sum},
+    placing::Place,
+    protocol::{Call, Step, Takes},
+    record::{HEADER, Row},
+    routing::{MAX_TOP_K, Routing},
+};
+
+/// What a rank sends back for each token.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sends {
+    /// The token's one row.
+    Row,
+    /// Its row of each expert.
+    EachExpert,
+    /// The sum of its rows of all experts of this rank, in order of choice, rounded to bf16.
+    SumOfExperts,
+}
+
+/// How a token's sum is made of the rows that come back. Each sum is made in f32 and rounded once.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Sums {
+    /// Rank by rank, ascending. Weights are summed too.
+    ByRank,
+    /// Choice by choice. A rank's one row counts as the last of its choices. Weights are those of the choice's rank.
+    ByChoice,
+    /// Choice by choice, each multiplied by its weight: one for each choice of each token.
+    Weighted(*const f32),
+}
+
+/// Rows of bf16 that go back.
+#[derive(Clone, Copy, Debug)]
+pub struct Results {
+    /// The first row.
+    pub rows: *const u8,
+    /// How many rows there are.
+    pub len: usize,
+    /// Bytes from one row to the next.
+    pub stride: usize,
+    /// Values of a row.
+    pub hidden: usize,
+    /// What is sent of them.
+    pub sends: Sends,
+    /// Weights that go back too: one for each choice of each row, or, by experts, one for each row.
+    pub weights: Option<*const f32>,
+    /// Whether rows are packed as LogFMT-10 on their way.
+    pub is_packed: bool,
+}
+
+/// Memory for the sums.
+#[derive(Clone, Copy, Debug)]
+pub struct Combined {
+    /// The first row of bf16; as long as one another.
+    pub rows: *mut u16,
+    /// How they are made.
+    pub sums: Sums,
+    /// Up to two rows for each token that each sum begins with.
+    pub bias: [Option<*const u16>; 2],
+    /// Weights: one for each choice of each token.
+    pub weights: Option<*mut f32>,
+}
+
+/// A combine under way.
+pub struct Combine {
+    group: Arc<Group>,
+    handle: Arc<Handle>,
+    results: Results,
+    row: Row,
+    /// Tokens of each rank that have rows in its place at once.
+    at_once: usize,
+    call: Call,
+}
+
+// SAFETY: what its pointers lead to may be used by any thread, as `Combine::begin` demands.
+unsafe impl Send for Combine {}
+
+impl Combine {
+    /// Begins to send rows back to where their tokens came from. Where all fit at once ([`Room::Tokens`]) they have been
+    /// sent when this returns.
+    ///
+    /// # Errors
+    /// Arguments are wrong, or a peer is late.
+    ///
+    /// # Safety
+    /// `results` describes memory with those rows and weights that `handle` tells of, which any thread may read, until
+    /// this returns or, in rounds, until the combine is over or dropped.
+    pub unsafe fn begin(
+        handle: &Arc<Handle>,
+        results: Results,
+        is_interrupted: &mut Interrupted<'_>,
+    ) -> Result<Self> {
+        let (group, routing) = (&handle.group, &handle.routing);
+        check(handle, &results)?;
+        let (ranks, top_k) = (group.ranks(), routing.top_k());
+        let Results { hidden, sends, weights, is_packed, .. } = results;
+        let slots = match sends {
+            Sends::EachExpert => top_k,
+            Sends::Row | Sends::SumOfExperts if top_k == 0 => ranks,
+            Sends::Row | Sends::SumOfExperts => ranks.min(top_k),
+        };
+        let values = if is_packed { logfmt::max_len(hidden) } else { 2 * hidden };
+        let row = Row { values, weights: weights.map_or(0, |_| top_k), slots };
+        let (at_once, len) = match handle.room {
+            Room::Tokens(tokens) => (tokens, row.place(ranks, tokens)),
+            Room::Bytes(len) => (row.tokens_in(ranks, len), len),
+        };
+        let rounds_of = |tokens: usize| tokens.div_ceil(at_once.max(1));
+        let most = handle.counts.tokens_of.iter().max().map_or(0, |most| *most as usize);
+        if at_once == 0 && most > 0 || u16::try_from(rounds_of(most)).is_err() {
+            let why = format!("{most} tokens do not come back in {:?}; make the buffer larger", handle.room);
+            return Err(Error::invalid(why));
+        }
+        let place = group.place(len)?;
+        let rounds = group.rounds(|to| rounds_of(handle.counts.tokens_of[to] as usize) as u16);
+        let call = Call::new(place, Takes::AllTogether, &rounds);
+        let (group, handle) = (Arc::clone(group), Arc::clone(handle));
+        let mut combine = Self { group, handle, results, row, at_once, call };
+        if matches!(combine.handle.room, Room::Tokens(_)) {
+            combine.drive(Until::SentAll, is_interrupted, &mut |_, _| Ok(()))?;
+        }
+        Ok(combine)
+    }
+
+    /// Sums what comes back, and ends the call.
+    ///
+    /// # Errors
+    /// A peer is late, or combines something else.
+    ///
+    /// # Safety
+    /// `combined` has memory for each of this rank's tokens, which only this call uses.
+    pub unsafe fn finish(mut self, combined: Combined, is_interrupted: &mut Interrupted<'_>) -> Result<()> {
+        let mut sum = Summing::new(self.results.hidden);
+        self.drive(Until::Over, is_interrupted, &mut |combine, (offset, round)| {
+            combine.compare_headers(offset)?;
+            let tokens = combine.handle.routing.tokens();
+            let first = usize::from(round) * combine.at_once;
+            for token in first..tokens.min(first + combine.at_once) {
+                // SAFETY: as the caller has it.
+                unsafe { combine.sum(offset, token, &combined, &mut sum) };
+            }
+            Ok(())
+        })
+    }
+
+    fn drive(
+        &mut self,
+        until: Until,
+        is_interrupted: &mut Interrupted<'_>,
+        take: &mut dyn FnMut(&Self, (usize, u16)) -> Result<()>,
+    ) -> Result<()> {
+        let group = Arc::clone(&self.group);
+        let mut wait = Wait { phase: Phase::Combine, is_interrupted: &mut || is_interrupted() };
+        let nothing = Call::new(Place { call: 0, offset: 0, after: Default::default() }, Takes::AllTogether, &[]);
+        let mut call = std::mem::replace(&mut self.call, nothing);
+        let offset = call.place().offset;
+        let driven = group.drive(&mut call, until, &mut wait, |_, step| match step {
+            Step::Send { to, mark } => {
+                self.send(offset, to, mark.round);
+                Ok(())
+            }
+            Step::Take { round, .. } => take(self, (offset, round)),
+            Step::Tell { .. } => Ok(()),
+        });
+        self.call = call;
+        driven
+    }
+
+    fn header(&self) -> [u32; HEADER / 4] {
+        let Row { values, weights, slots } = self.row;
+        let mut header = [0; HEADER / 4];
+        let all = [values, weights, slots, self.at_once, usize::from(self.results.is_packed), KIND];
+        header[..all.len()].copy_from_slice(&all.map(|value| value as u32));
+        header
+    }
+
+    fn compare_headers(&self, offset: usize) -> Result<()> {
+        let names = ["bytes of a row", "weights of a row", "rows of a token", "slots", "packed rows", "kind of call"];
+        let ours = self.header();
+        for peer in (0..self.group.ranks()).filter(|rank| !self.group.is_masked(*rank)) {
+            let header = self.group.window().own().pool(offset + peer * HEADER, HEADER);
+            // SAFETY: a place begins with a header of each rank, which it has written before its mark.
+            let theirs = unsafe { slice::from_raw_parts(header.cast::<u32>(), HEADER / 4) };
+            for (at, what) in names.into_iter().enumerate() {
+                if theirs[at] != ours[at] {
+                    let [theirs, ours] = [theirs[at], ours[at]].map(u64::from);
+                    let (phase, rank) = (Phase::Combine, self.group.rank());
+                    return Err(Error::Disagree { phase, rank, peer, what, theirs, ours });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Which of a token's slots a rank's one row has.
+    fn slot_of(&self, rank: usize, choices: &[i32], routing: &Routing) -> usize {
+        match choices.len() < self.group.ranks() && !choices.is_empty() {
+            true => master(rank, choices, routing).unwrap_or(0),
+            false => rank,
+        }
+    }
+
+    /// Writes the rows of a round to a rank's place.
+    fn send(&self, offset: usize, to: usize, round: u16) {
+        let Some(view) = self.group.window().of(to) else { return };
+        let ranks = self.group.ranks();
+        if round == 0 {
+            let header = view.pool(offset + self.group.rank() * HEADER, HEADER);
+            // SAFETY: a place begins with a header of each rank; this one is ours to write until the mark.
+            unsafe { header.cast::<u32>().copy_from_nonoverlapping(self.header().as_ptr(), HEADER / 4) };
+        }
+        let width = self.handle.width();
+        let first = usize::from(round) * self.at_once;
+        let mut summing = Summing::new(self.results.hidden);
+        for at in self.handle.rows_from(to) {
+            let entry = &self.handle.table[at * width..][..width];
+            let token = entry[0] as usize;
+            if token < first || token >= first + self.at_once {
+                continue;
+            }
+            let slot_at = |slot| view.pool(offset + self.row.at(ranks, self.at_once, slot, token - first), self.row.stride());
+            // SAFETY: rows and weights may be read, as `begin` demands; each slot that is written is this rank's until
+            // the mark, and has room for a row.
+            unsafe { self.send_token(entry, at, &slot_at, &mut summing) };
+        }
+    }
+
+    /// Writes what goes back for one token.
+    ///
+    /// # Safety
+    /// `slot_at` gives memory for a row of a slot.
+    unsafe fn send_token(&self, entry: &[i32], at: usize, slot_at: &dyn Fn(usize) -> *mut u8, summing: &mut Summing) {
+        let rows = entry[2..].iter().enumerate().filter_map(|(k, row)| Some((k, usize::try_from(*row).ok()?)));
+        // SAFETY: as the caller has it; each row was compared with the number of rows in `check`.
+        unsafe {
+            match self.results.sends {
+                Sends::EachExpert => {
+                    for (k, row) in rows {
+                        let out = slot_at(k);
+                        self.put(self.result(row), out);
+                        self.put_weight(out, k, row);
+                    }
+                }
+                Sends::Row => {
+                    let out = slot_at(self.own_slot(at));
+                    self.put(self.result(at), out);
+                    if let Some(weights) = self.results.weights {
+                        let to = out.add(self.row.weights_at()).cast::<f32>();
+                        to.copy_from_nonoverlapping(weights.add(at * self.row.weights), self.row.weights);
+                    }
+                }
+                Sends::SumOfExperts => {
+                    let out = slot_at(self.own_slot(at));
+                    summing.clear();
+                    if self.results.weights.is_some() {
+                        out.add(self.row.weights_at()).cast::<f32>().write_bytes(0, self.row.weights);
+                    }
+                    for (k, row) in rows {
+                        sum::add(&mut summing.sum, self.result(row));
+                        self.put_weight(out, k, row);
+                    }
+                    sum::round(&summing.sum, &mut summing.row);
+                    self.put(&summing.row, out);
+                }
+            }
+        }
+    }
+
+    /// The slot of this rank's one row of the `at`th token that arrived.
+    fn own_slot(&self, at: usize) -> usize {
+        let ranks = self.group.ranks();
+        let top_k = self.handle.routing.top_k();
+        if top_k == 0 || ranks <= top_k {
+            return self.group.rank();
+        }
+        self.handle.masters.get(at).map_or(0, |master| usize::from(*master))
+    }
+
+    /// A row that goes back.
+    ///
+    /// # Safety
+    /// There is such a row.
+    unsafe fn result(&self, row: usize) -> &[u16] {
+        // SAFETY: as the caller has it; `check` saw that rows are aligned.
+        unsafe { slice::from_raw_parts(self.results.rows.add(row * self.results.stride).cast(), self.results.hidden) }
+    }
+
+    /// # Safety
+    /// `out` has room for a row.
+    unsafe fn put(&self, row: &[u16], out: *mut u8) {
+        // SAFETY: as the caller has it.
+        unsafe {
+            match self.results.is_packed {
+                true => _ = logfmt::encode(row, slice::from_raw_parts_mut(out, self.row.values)),
+                false => out.copy_from_nonoverlapping(row.as_ptr().cast(), 2 * row.len()),
+            }
+        }
+    }
+
+    /// # Safety
+    /// `out` has room for a row, and `row` is one that has a weight.
+    unsafe fn put_weight(&self, out: *mut u8, k: usize, row: usize) {
+        let Some(weights) = self.results.weights else { return };
+        // SAFETY: as the caller has it.
+        unsafe { out.add(self.row.weights_at()).cast::<f32>().add(k).write(weights.add(row).read()) };
+    }
+
+    /// Makes a token's sum.
+    ///
+    /// # Safety
+    /// `combined` has memory for it.
+    unsafe fn sum(&self, offset: usize, token: usize, combined: &Combined, summing: &mut Summing) {
+        let (routing, hidden) = (&self.handle.routing, self.results.hidden);
+        let top_k = routing.top_k();
+        summing.clear();
+        for bias in combined.bias.iter().flatten() {
+            // SAFETY: a bias has a row for each token.
+            sum::add(&mut summing.sum, unsafe { slice::from_raw_parts(bias.add(token * hidden), hidden) });
+        }
+        let out_weights = combined.weights.map(|weights| {
+            // SAFETY: there is a weight for each choice of each token.
+            unsafe { slice::from_raw_parts_mut(weights.add(token * top_k), top_k) }
+        });
+        let out_weights = out_weights.unwrap_or_default();
+        out_weights.fill(0.0);
+        let at_once = token % self.at_once;
+        for term in self.terms(token, combined.sums) {
+            let slot = self.row.at(self.group.ranks(), self.at_once, term.slot, at_once);
+            let row = self.group.window().own().pool(offset + slot, self.row.stride());
+            // SAFETY: the row was written before its rank's mark.
+            let values = unsafe { self.values(row, &mut summing.row) };
+            match combined.sums {
+                Sums::ByRank | Sums::ByChoice => sum::add(&mut summing.sum, values),
+                Sums::Weighted(weights) => {
+                    // SAFETY: there is a weight for each choice of each token.
+                    let weight = unsafe { weights.add(token * top_k + term.choice).read() };
+                    sum::add_weighted(&mut summing.sum, weight, values);
+                }
+            }
+            if self.row.weights > 0 {
+                // SAFETY: the row's weights were written with it.
+                let weights = unsafe { slice::from_raw_parts(row.add(self.row.weights_at()).cast::<f32>(), top_k) };
+                for (k, (out, weight)) in out_weights.iter_mut().zip(weights).enumerate() {
+                    // The row of one expert has one weight.
+                    let has_it = self.results.sends != Sends::EachExpert || k == term.choice;
+                    match combined.sums {
+                        _ if !has_it => {}
+                        Sums::ByRank => *out += weight,
+                        _ if self.rank_of(routing.choices(token)[k]) == Some(term.rank) => *out = *weight,
+                        _ => {}
+                    }
+                }
+            }
+        }
+        // SAFETY: there is a row for each token.
+        let out = unsafe { slice::from_raw_parts_mut(combined.rows.add(token * hidden), hidden) };
+        sum::round(&summing.sum, out);
+    }
+
+    /// # Safety
+    /// `row` is a row that was written.
+    unsafe fn values<'a>(&self, row: *mut u8, unpacked: &'a mut [u16]) -> &'a [u16] {
+        // SAFETY: as the caller has it; rows are aligned, and nobody writes to this one until the call has ended.
+        unsafe {
+            if !self.results.is_packed {
+                return slice::from_raw_parts(row.cast(), unpacked.len());
+            }
+            logfmt::decode(slice::from_raw_parts(row, self.row.values), unpacked);
+        }
+        unpacked
+    }
+
+    fn rank_of(&self, choice: i32) -> Option<usize> {
+        Some(usize::try_from(choice).ok()? / self.handle.routing.local_experts())
+    }
+
+    /// A token's terms, in the order of its sum.
+    fn terms(&self, token: usize, sums: Sums) -> SmallVec<[Term; MAX_TOP_K]> {
+        let routing = &self.handle.routing;
+        let is_there = |rank: &usize| !self.group.is_masked(*rank);
+        let mut terms = SmallVec::<[Term; MAX_TOP_K]>::new();
+        let choices = if routing.top_k() > 0 { routing.choices(token) } else { &[] };
+        if self.results.sends == Sends::EachExpert {
+            for (k, choice) in choices.iter().enumerate() {
+                if let Some(rank) = self.rank_of(*choice).filter(is_there) {
+                    terms.push(Term { rank, slot: k, choice: k });
+                }
+            }
+        } else {
+            let goes = |rank: &usize| match choices {
+                [] => routing.to(*rank).binary_search(&(token as u32)).is_ok(),
+                _ => master(*rank, choices, routing).is_some(),
+            };
+            for rank in (0..self.group.ranks()).filter(goes).filter(is_there) {
+                let choice = master(rank, choices, routing).unwrap_or(0);
+                terms.push(Term { rank, slot: self.slot_of(rank, choices, routing), choice });
+            }
+        }
+        match sums {
+            Sums::ByRank => terms.sort_by_key(|term| term.rank),
+            Sums::ByChoice | Sums::Weighted(_) => terms.sort_by_key(|term| term.choice),
+        }
+        terms
+    }
+}
+
+const KIND: usize = 2;
+
+/// One row of a token's sum.
+#[derive(Clone, Copy, Default)]
+struct Term {
+    rank: usize,
+    slot: usize,
+    choice: usize,
+}
+
+/// A sum, and a row that is unpacked or rounded.
+struct Summing {
+    sum: Vec<f32>,
+    row: Vec<u16>,
+}
+
+impl Summing {
+    fn new(hidden: usize) -> Self {
+        Self { sum: vec![0.0; hidden], row: vec![bf16::from_f32(0.0); hidden] }
+    }
+
+    fn clear(&mut self) {
+        self.sum.fill(0.0);
+    }
+}
+
+/// The last of a token's choices that is a rank's.
+fn master(rank: usize, choices: &[i32], routing: &Routing) -> Option<usize> {
+    let local = routing.local_experts();
+    choices.iter().rposition(|choice| usize::try_from(*choice).is_ok_and(|choice| choice / local == rank))
+}
+
+fn check(handle: &Handle, results: &Results) -> Result<()> {
+    let Results { rows, len, stride, hidden, sends, is_packed, .. } = *results;
+    if !rows.addr().is_multiple_of(2) || stride % 2 != 0 {
+        return Err(Error::invalid("rows of bf16 are aligned to 2 bytes"));
+    }
+    if is_packed && hidden % GROUP != 0 {
+        return Err(Error::invalid(format!("rows to pack have a multiple of {GROUP} values, not {hidden}")));
+    }
+    let last = match sends {
+        Sends::Row => handle.counts.total(),
+        Sends::EachExpert | Sends::SumOfExperts => {
+            let rows = handle.table.chunks_exact(handle.width()).flat_map(|entry| &entry[2..]);
+            rows.max().map_or(0, |last| (last + 1) as usize)
+        }
+    };
+    match last <= len {
+        true => Ok(()),
+        false => Err(Error::invalid(format!("{len} rows are given, and the handle tells of {last}"))),
+    }
+}

@@ -1,0 +1,155 @@
+//! How tokens lie in a place: byte layouts that ranks share.
+//!
+//! ```text
+//! dispatch:  an area for each rank that sends:  header | counts of the receiver's experts | records
+//!            a record:                          payload | scales | choices | weights | token
+//! combine:   a header for each rank that sends, then rows: slot by slot, token by token
+//!            a row:                             values | weights
+//! ```
+//!
+//! Parts begin at multiples of 32 bytes, but for choices, weights and token, which are behind each other.
+
+/// Bytes of a header.
+pub const HEADER: usize = 64;
+const ALIGN: usize = 32;
+
+fn align(len: usize) -> usize {
+    len.next_multiple_of(ALIGN)
+}
+
+/// A token on its way to a rank with its experts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Record {
+    /// Bytes of the payload.
+    pub payload: usize,
+    /// Words of four bytes that scale it.
+    pub scales: usize,
+    /// Choices of a token; each has a weight.
+    pub top_k: usize,
+}
+
+impl Record {
+    /// Where the scales begin.
+    #[must_use]
+    pub fn scales_at(&self) -> usize {
+        align(self.payload)
+    }
+
+    /// Where the choices begin: an i32 each.
+    #[must_use]
+    pub fn choices_at(&self) -> usize {
+        self.scales_at() + align(4 * self.scales)
+    }
+
+    /// Where the weights begin: an f32 each.
+    #[must_use]
+    pub fn weights_at(&self) -> usize {
+        self.choices_at() + 4 * self.top_k
+    }
+
+    /// Where the token's number begins: a u32.
+    #[must_use]
+    pub fn token_at(&self) -> usize {
+        self.weights_at() + 4 * self.top_k
+    }
+
+    /// Bytes from one record to the next.
+    #[must_use]
+    pub fn stride(&self) -> usize {
+        align(self.token_at() + 4)
+    }
+
+    /// Where the records of an area begin, behind the header and the counts of `local_experts`.
+    #[must_use]
+    pub fn first_at(local_experts: usize) -> usize {
+        (HEADER + 4 * local_experts).next_multiple_of(64)
+    }
+
+    /// Bytes of an area with `slots` records.
+    #[must_use]
+    pub fn area(&self, local_experts: usize, slots: usize) -> usize {
+        Self::first_at(local_experts) + (slots * self.stride()).next_multiple_of(64)
+    }
+
+    /// How many records an area of `len` bytes has.
+    #[must_use]
+    pub fn slots_in(&self, local_experts: usize, len: usize) -> usize {
+        (len.saturating_sub(Self::first_at(local_experts)) & !63) / self.stride()
+    }
+}
+
+/// A row on its way back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Row {
+    /// Bytes of its values at most.
+    pub values: usize,
+    /// Weights that come along: as many as a token has choices, or none.
+    pub weights: usize,
+    /// Rows of a token: as many as it has choices, or as there are ranks.
+    pub slots: usize,
+}
+
+impl Row {
+    /// Where the weights begin.
+    #[must_use]
+    pub fn weights_at(&self) -> usize {
+        align(self.values)
+    }
+
+    /// Bytes from one row to the next.
+    #[must_use]
+    pub fn stride(&self) -> usize {
+        self.weights_at() + align(4 * self.weights)
+    }
+
+    /// Bytes of a place with rows for `tokens`, which `ranks` send.
+    #[must_use]
+    pub fn place(&self, ranks: usize, tokens: usize) -> usize {
+        HEADER * ranks + (tokens * self.slots * self.stride()).next_multiple_of(64)
+    }
+
+    /// Where the row in a token's slot begins, in a place for `tokens` that `ranks` send.
+    #[must_use]
+    pub fn at(&self, ranks: usize, tokens: usize, slot: usize, token: usize) -> usize {
+        HEADER * ranks + (slot * tokens + token) * self.stride()
+    }
+
+    /// How many tokens have rows in a place of `len` bytes.
+    #[must_use]
+    pub fn tokens_in(&self, ranks: usize, len: usize) -> usize {
+        (len.saturating_sub(HEADER * ranks) & !63) / (self.slots * self.stride())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_record_is_no_longer_than_its_parts() {
+        let bf16 = Record { payload: 14_336, scales: 0, top_k: 8 };
+        let fp8 = Record { payload: 7_168, scales: 56, top_k: 8 };
+        assert_eq!((bf16.stride(), fp8.stride()), (14_432, 7_488));
+        assert_eq!((fp8.scales_at(), fp8.choices_at(), fp8.token_at()), (7_168, 7_392, 7_456));
+        assert_eq!(Row { values: 14_336, weights: 8, slots: 2 }.stride(), 14_368);
+    }
+
+    proptest! {
+        #[test]
+        fn what_fits_in_a_length_takes_no_more_than_it(
+            payload in 1usize..20_000, scales in 0usize..200, top_k in 0usize..=32, len in 0usize..1 << 22,
+            local in 0usize..300, ranks in 1usize..32,
+        ) {
+            let record = Record { payload, scales, top_k };
+            let slots = record.slots_in(local, len);
+            prop_assert!(slots == 0 || record.area(local, slots) <= len);
+            prop_assert!(record.area(local, slots + 1) > len & !63);
+            let row = Row { values: payload, weights: top_k, slots: top_k.max(1) };
+            let tokens = row.tokens_in(ranks, len);
+            prop_assert!(tokens == 0 || row.place(ranks, tokens) <= len);
+            prop_assert!(row.place(ranks, tokens + 1) > len & !63);
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! A rank's window: memory that its peers write to, and its mappings of theirs.
+//!
+//! A window begins with words for each rank (see [`crate::protocol`]), a cache line of each kind, and then has the pool
+//! in which calls are placed.
+
+use std::{
+    fs, io,
+    os::fd::{AsRawFd, OwnedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use rustix::fs::{Mode, OFlags};
+use uccl_fabric::shm::{MapMode, Mapping, Segment};
+use uccl_wire::ep_card::{EpCard, HOST_LEN};
+
+use crate::{
+    error::{Error, Result},
+    placing::SLOTS,
+    protocol::{Mark, Words},
+};
+
+const LINE: usize = 64;
+/// Lines of each rank: `arrived`, `taken`, and its fault with the window's nonce.
+const LINES: usize = 3;
+const PAGE: usize = 4096;
+
+/// Bytes before the pool, for as many ranks.
+#[must_use]
+pub fn control_len(ranks: usize) -> usize {
+    (ranks * LINES * LINE).next_multiple_of(PAGE)
+}
+
+/// One rank's mapping of a window: its own, or a peer's.
+#[derive(Clone, Debug)]
+pub(crate) struct View {
+    mapping: Arc<Mapping>,
+    ranks: usize,
+}
+
+impl View {
+    fn word(&self, rank: usize, line: usize, index: usize) -> &AtomicU64 {
+        assert!(rank < self.ranks && line < LINES && index < SLOTS, "a word that windows have");
+        let at = (rank * LINES + line) * LINE + index * 8;
+        // SAFETY: inside the control part, which every window has (`of_peer` checks the length); aligned, as mappings
+        // are to pages; the mapping lives as long as the borrow; words are only ever used as atomics.
+        unsafe { AtomicU64::from_ptr(self.mapping.as_ptr().add(at).cast()) }
+    }
+
+    fn arrived(&self, from: usize, slot: usize) -> &AtomicU64 {
+        self.word(from, 0, slot)
+    }
+
+    fn taken(&self, by: usize, slot: usize) -> &AtomicU64 {
+        self.word(by, 1, slot)
+    }
+
+    fn fault(&self, of: usize) -> &AtomicU64 {
+        self.word(of, 2, 0)
+    }
+
+    fn nonce(&self) -> &AtomicU64 {
+        self.word(0, 2, 1)
+    }
+
+    /// Bytes of the pool.
+    pub(crate) fn pool_len(&self) -> usize {
+        self.mapping.len() - control_len(self.ranks)
+    }
+
+    /// `len` bytes of the pool. Peers may write to them at any time: whoever reads has seen a mark.
+    pub(crate) fn pool(&self, at: usize, len: usize) -> *mut u8 {
+        let is_inside = at.checked_add(len).is_some_and(|end| end <= self.pool_len());
+        assert!(is_inside, "{len} bytes at {at} of a pool of {}", self.pool_len());
+        // SAFETY: inside the mapping, as just checked.
+        unsafe { self.mapping.as_ptr().add(control_len(self.ranks) + at) }
+    }
+}
+
+/// A rank's own window and those of its peers.
+pub(crate) struct Window {
+    me: usize,
+    segment: Segment,
+    own: View,
+    /// By rank; its own too.
+    views: Vec<Option<View>>,
+    nonce: u64,
+}
+
+impl Window {
+    pub(crate) fn new(me: usize, ranks: usize, pool: usize) -> Result<Self> {
+        let pool = pool.next_multiple_of(PAGE);
+        let len = control_len(ranks) + pool;
+        let what = || format!("making a window of {len} bytes");
+        let os = |source| Error::Os { what: what(), source };
+        let segment = Segment::create("uccl-ep", len).map_err(os)?;
+        let own = View { mapping: Arc::clone(&segment), ranks };
+        let nonce = getrandom::u64().map_err(|e| os(io::Error::other(e)))?;
+        own.nonce().store(nonce, Ordering::Release);
+        let views = (0..ranks).map(|rank| (rank == me).then(|| own.clone())).collect();
+        Ok(Self { me, segment, own, views, nonce })
+    }
+
+    /// What peers need to map it.
+    pub(crate) fn card(&self, next_call: u64) -> Result<EpCard> {
+        Ok(EpCard {
+            rank: self.me as u32,
+            ranks: self.own.ranks as u32,
+            pool: self.own.pool_len() as u64,
+            pid: std::process::id(),
+            descriptor: self.segment.fd().as_raw_fd() as u32,
+            nonce: self.nonce,
+            next_call,
+            host: host()?,
+        })
+    }
+
+    /// Maps a peer's window.
+    ///
+    /// # Errors
+    /// It is on another host, or not reachable by this process.
+    pub(crate) fn open(&mut self, card: &EpCard) -> Result<()> {
+        let rank = card.rank as usize;
+        let view = if rank == self.me { self.own.clone() } else { self.of_peer(card)? };
+        self.views[rank] = Some(view);
+        Ok(())
+    }
+
+    fn of_peer(&self, card: &EpCard) -> Result<View> {
+        let path = format!("/proc/{}/fd/{}", card.pid, card.descriptor);
+        let what = || format!("opening the window of rank {} at {path}", card.rank);
+        let os = |source| Error::Os { what: what(), source };
+        if card.host != host()? {
+            let why = "it is on another host, and ranks of several hosts are not supported yet";
+            return Err(os(io::Error::new(io::ErrorKind::Unsupported, why)));
+        }
+        let flags = OFlags::RDWR | OFlags::CLOEXEC;
+        let fd: OwnedFd = rustix::fs::open(&*path, flags, Mode::empty()).map_err(|e| os(e.into()))?;
+        let mapping = Mapping::of(fd, MapMode::ReadWrite, usize::MAX).map_err(os)?;
+        let expected = control_len(self.own.ranks) + card.pool as usize;
+        let view = View { mapping: Arc::new(mapping), ranks: self.own.ranks };
+        let is_it = view.mapping.len() == expected && view.nonce().load(Ordering::Acquire) == card.nonce;
+        is_it.then_some(view).ok_or_else(|| os(io::Error::other("it is another process's memory")))
+    }
+
+    pub(crate) fn own(&self) -> &View {
+        &self.own
+    }
+
+    /// The window of a rank that is there.
+    pub(crate) fn of(&self, rank: usize) -> Option<&View> {
+        self.views[rank].as_ref()
+    }
+
+    /// Tells a rank that data is in its place. All that was written there before is visible to whoever sees the mark.
+    pub(crate) fn set_arrived(&self, at: usize, mark: Mark) {
+        if let Some(view) = self.of(at) {
+            view.arrived(self.me, mark.call as usize % SLOTS).store(mark.to_word(), Ordering::Release);
+        }
+    }
+
+    /// Tells a rank how far its data was taken out.
+    pub(crate) fn set_taken(&self, at: usize, mark: Mark) {
+        if let Some(view) = self.of(at) {
+            view.taken(self.me, mark.call as usize % SLOTS).store(mark.to_word(), Ordering::Release);
+        }
+    }
+
+    /// Tells all peers that this rank gave up on a call.
+    pub(crate) fn set_fault(&self, call: u64) {
+        for view in self.views.iter().flatten() {
+            view.fault(self.me).store(call, Ordering::Release);
+        }
+    }
+
+    /// The call that a rank gave up on.
+    pub(crate) fn fault(&self, of: usize) -> Option<u64> {
+        Some(self.own.fault(of).load(Ordering::Acquire)).filter(|call| *call != 0)
+    }
+}
+
+impl Words for Window {
+    fn arrived(&self, from: usize, slot: usize) -> Mark {
+        Mark::of_word(self.own.arrived(from, slot).load(Ordering::Acquire))
+    }
+
+    fn taken(&self, by: usize, slot: usize) -> Mark {
+        Mark::of_word(self.own.taken(by, slot).load(Ordering::Acquire))
+    }
+}
+
+/// The kernel that this process runs on.
+fn host() -> Result<[u8; HOST_LEN]> {
+    let path = "/proc/sys/kernel/random/boot_id";
+    let os = |source| Error::Os { what: format!("reading {path}"), source };
+    let text = fs::read(path).map_err(os)?;
+    text.first_chunk().copied().ok_or_else(|| os(io::ErrorKind::InvalidData.into()))
+}
