@@ -116,7 +116,10 @@ impl Combine {
         let rounds_of = |tokens: usize| tokens.div_ceil(at_once.max(1));
         let most = handle.counts.tokens_of.iter().max().map_or(0, |most| *most as usize);
         if at_once == 0 && most > 0 || u16::try_from(rounds_of(most)).is_err() {
-            let why = format!("{most} tokens do not come back in {:?}; make the buffer larger", handle.room);
+            let why = format!(
+                "{most} tokens do not come back in {:?}; make the buffer larger",
+                handle.room
+            );
             return Err(Error::invalid(why));
         }
         let place = group.place(len)?;
@@ -137,7 +140,11 @@ impl Combine {
     ///
     /// # Safety
     /// `combined` has memory for each of this rank's tokens, which only this call uses.
-    pub unsafe fn finish(mut self, combined: Combined, is_interrupted: &mut Interrupted<'_>) -> Result<()> {
+    pub unsafe fn finish(
+        mut self,
+        combined: Combined,
+        is_interrupted: &mut Interrupted<'_>,
+    ) -> Result<()> {
         let mut sum = Summing::new(self.results.hidden);
         self.drive(Until::Over, is_interrupted, &mut |combine, (offset, round)| {
             combine.compare_headers(offset)?;
@@ -159,7 +166,11 @@ impl Combine {
     ) -> Result<()> {
         let group = Arc::clone(&self.group);
         let mut wait = Wait { phase: Phase::Combine, is_interrupted: &mut || is_interrupted() };
-        let nothing = Call::new(Place { call: 0, offset: 0, after: Default::default() }, Takes::AllTogether, &[]);
+        let nothing = Call::new(
+            Place { call: 0, offset: 0, after: Default::default() },
+            Takes::AllTogether,
+            &[],
+        );
         let mut call = std::mem::replace(&mut self.call, nothing);
         let offset = call.place().offset;
         let driven = group.drive(&mut call, until, &mut wait, |_, step| match step {
@@ -183,7 +194,14 @@ impl Combine {
     }
 
     fn compare_headers(&self, offset: usize) -> Result<()> {
-        let names = ["bytes of a row", "weights of a row", "rows of a token", "slots", "packed rows", "kind of call"];
+        let names = [
+            "bytes of a row",
+            "weights of a row",
+            "rows of a token",
+            "slots",
+            "packed rows",
+            "kind of call",
+        ];
         let ours = self.header();
         for peer in (0..self.group.ranks()).filter(|rank| !self.group.is_masked(*rank)) {
             let header = self.group.window().own().pool(offset + peer * HEADER, HEADER);
@@ -215,7 +233,9 @@ impl Combine {
         if round == 0 {
             let header = view.pool(offset + self.group.rank() * HEADER, HEADER);
             // SAFETY: a place begins with a header of each rank; this one is ours to write until the mark.
-            unsafe { header.cast::<u32>().copy_from_nonoverlapping(self.header().as_ptr(), HEADER / 4) };
+            unsafe {
+                header.cast::<u32>().copy_from_nonoverlapping(self.header().as_ptr(), HEADER / 4)
+            };
         }
         let width = self.handle.width();
         let first = usize::from(round) * self.at_once;
@@ -226,7 +246,12 @@ impl Combine {
             if token < first || token >= first + self.at_once {
                 continue;
             }
-            let slot_at = |slot| view.pool(offset + self.row.at(ranks, self.at_once, slot, token - first), self.row.stride());
+            let slot_at = |slot| {
+                view.pool(
+                    offset + self.row.at(ranks, self.at_once, slot, token - first),
+                    self.row.stride(),
+                )
+            };
             // SAFETY: rows and weights may be read, as `begin` demands; each slot that is written is this rank's until
             // the mark, and has room for a row.
             unsafe { self.send_token(entry, at, &slot_at, &mut summing) };
@@ -237,8 +262,17 @@ impl Combine {
     ///
     /// # Safety
     /// `slot_at` gives memory for a row of a slot.
-    unsafe fn send_token(&self, entry: &[i32], at: usize, slot_at: &dyn Fn(usize) -> *mut u8, summing: &mut Summing) {
-        let rows = entry[2..].iter().enumerate().filter_map(|(k, row)| Some((k, usize::try_from(*row).ok()?)));
+    unsafe fn send_token(
+        &self,
+        entry: &[i32],
+        at: usize,
+        slot_at: &dyn Fn(usize) -> *mut u8,
+        summing: &mut Summing,
+    ) {
+        let rows = entry[2..]
+            .iter()
+            .enumerate()
+            .filter_map(|(k, row)| Some((k, usize::try_from(*row).ok()?)));
         // SAFETY: as the caller has it; each row was compared with the number of rows in `check`.
         unsafe {
             match self.results.sends {
@@ -254,14 +288,19 @@ impl Combine {
                     self.put(self.result(at), out);
                     if let Some(weights) = self.results.weights {
                         let to = out.add(self.row.weights_at()).cast::<f32>();
-                        to.copy_from_nonoverlapping(weights.add(at * self.row.weights), self.row.weights);
+                        to.copy_from_nonoverlapping(
+                            weights.add(at * self.row.weights),
+                            self.row.weights,
+                        );
                     }
                 }
                 Sends::SumOfExperts => {
                     let out = slot_at(self.own_slot(at));
                     summing.clear();
                     if self.results.weights.is_some() {
-                        out.add(self.row.weights_at()).cast::<f32>().write_bytes(0, self.row.weights);
+                        out.add(self.row.weights_at())
+                            .cast::<f32>()
+                            .write_bytes(0, self.row.weights);
                     }
                     for (k, row) in rows {
                         sum::add(&mut summing.sum, self.result(row));
@@ -290,7 +329,12 @@ impl Combine {
     /// There is such a row.
     unsafe fn result(&self, row: usize) -> &[u16] {
         // SAFETY: as the caller has it; `check` saw that rows are aligned.
-        unsafe { slice::from_raw_parts(self.results.rows.add(row * self.results.stride).cast(), self.results.hidden) }
+        unsafe {
+            slice::from_raw_parts(
+                self.results.rows.add(row * self.results.stride).cast(),
+                self.results.hidden,
+            )
+        }
     }
 
     /// # Safety
@@ -310,7 +354,9 @@ impl Combine {
     unsafe fn put_weight(&self, out: *mut u8, k: usize, row: usize) {
         let Some(weights) = self.results.weights else { return };
         // SAFETY: as the caller has it.
-        unsafe { out.add(self.row.weights_at()).cast::<f32>().add(k).write(weights.add(row).read()) };
+        unsafe {
+            out.add(self.row.weights_at()).cast::<f32>().add(k).write(weights.add(row).read())
+        };
     }
 
     /// Makes a token's sum.
@@ -323,7 +369,9 @@ impl Combine {
         summing.clear();
         for bias in combined.bias.iter().flatten() {
             // SAFETY: a bias has a row for each token.
-            sum::add(&mut summing.sum, unsafe { slice::from_raw_parts(bias.add(token * hidden), hidden) });
+            sum::add(&mut summing.sum, unsafe {
+                slice::from_raw_parts(bias.add(token * hidden), hidden)
+            });
         }
         let out_weights = combined.weights.map(|weights| {
             // SAFETY: there is a weight for each choice of each token.
@@ -347,14 +395,18 @@ impl Combine {
             }
             if self.row.weights > 0 {
                 // SAFETY: the row's weights were written with it.
-                let weights = unsafe { slice::from_raw_parts(row.add(self.row.weights_at()).cast::<f32>(), top_k) };
+                let weights = unsafe {
+                    slice::from_raw_parts(row.add(self.row.weights_at()).cast::<f32>(), top_k)
+                };
                 for (k, (out, weight)) in out_weights.iter_mut().zip(weights).enumerate() {
                     // The row of one expert has one weight.
                     let has_it = self.results.sends != Sends::EachExpert || k == term.choice;
                     match combined.sums {
                         _ if !has_it => {}
                         Sums::ByRank => *out += weight,
-                        _ if self.rank_of(routing.choices(token)[k]) == Some(term.rank) => *out = *weight,
+                        _ if self.rank_of(routing.choices(token)[k]) == Some(term.rank) => {
+                            *out = *weight
+                        }
                         _ => {}
                     }
                 }
@@ -441,7 +493,9 @@ impl Summing {
 /// The last of a token's choices that is a rank's.
 fn master(rank: usize, choices: &[i32], routing: &Routing) -> Option<usize> {
     let local = routing.local_experts();
-    choices.iter().rposition(|choice| usize::try_from(*choice).is_ok_and(|choice| choice / local == rank))
+    choices
+        .iter()
+        .rposition(|choice| usize::try_from(*choice).is_ok_and(|choice| choice / local == rank))
 }
 
 fn check(handle: &Handle, results: &Results) -> Result<()> {
@@ -450,7 +504,9 @@ fn check(handle: &Handle, results: &Results) -> Result<()> {
         return Err(Error::invalid("rows of bf16 are aligned to 2 bytes"));
     }
     if is_packed && hidden % GROUP != 0 {
-        return Err(Error::invalid(format!("rows to pack have a multiple of {GROUP} values, not {hidden}")));
+        return Err(Error::invalid(format!(
+            "rows to pack have a multiple of {GROUP} values, not {hidden}"
+        )));
     }
     let last = match sends {
         Sends::Row => handle.counts.total(),
@@ -461,6 +517,8 @@ fn check(handle: &Handle, results: &Results) -> Result<()> {
     };
     match last <= len {
         true => Ok(()),
-        false => Err(Error::invalid(format!("{len} rows are given, and the handle tells of {last}"))),
+        false => {
+            Err(Error::invalid(format!("{len} rows are given, and the handle tells of {last}")))
+        }
     }
 }

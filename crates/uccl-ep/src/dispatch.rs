@@ -224,7 +224,10 @@ impl Dispatch {
         let record = record_of(&tokens, &routing)?;
         let ranks = group.ranks();
         if routing.ranks() != ranks {
-            return Err(Error::invalid(format!("the routing is for {} ranks of {ranks}", routing.ranks())));
+            return Err(Error::invalid(format!(
+                "the routing is for {} ranks of {ranks}",
+                routing.ranks()
+            )));
         }
         let local = routing.local_experts();
         let slots = match room {
@@ -238,7 +241,9 @@ impl Dispatch {
         }
         let rounds = most.div_ceil(slots.max(1));
         if slots == 0 && most > 0 || u16::try_from(rounds).is_err() {
-            let why = format!("{most} tokens for one rank do not fit in {room:?}; make the buffer larger");
+            let why = format!(
+                "{most} tokens for one rank do not fit in {room:?}; make the buffer larger"
+            );
             return Err(Error::invalid(why));
         }
         let area = record.area(local, slots);
@@ -247,7 +252,8 @@ impl Dispatch {
         let call = Call::new(place, Takes::EachAlone, &rounds);
         let (group, counts) = (Arc::clone(group), None);
         let quantised = Quantised::default();
-        let mut dispatch = Self { group, routing, room, record, slots, area, tokens, quantised, call, counts };
+        let mut dispatch =
+            Self { group, routing, room, record, slots, area, tokens, quantised, call, counts };
         // SAFETY: as the caller has it.
         unsafe { dispatch.quantise() };
         if matches!(room, Room::Tokens(_)) {
@@ -261,13 +267,20 @@ impl Dispatch {
     unsafe fn quantise(&mut self) {
         let Payload::Quantised(hidden, how) = self.tokens.payload else { return };
         let (tokens, words) = (self.routing.tokens(), how.words(hidden));
-        let mut quantised = Quantised { payloads: vec![0; tokens * hidden], scales: vec![0; tokens * words] };
-        let rows = quantised.payloads.chunks_exact_mut(hidden).zip(quantised.scales.chunks_exact_mut(words));
+        let mut quantised =
+            Quantised { payloads: vec![0; tokens * hidden], scales: vec![0; tokens * words] };
+        let rows = quantised
+            .payloads
+            .chunks_exact_mut(hidden)
+            .zip(quantised.scales.chunks_exact_mut(words));
         for (token, (payload, scales)) in rows.enumerate() {
             // SAFETY: the row of this token, of `hidden` bf16; read as bytes' worth of u16 wherever it is aligned, which
             // `record_of` has checked.
             let row = unsafe {
-                slice::from_raw_parts(self.tokens.rows.add(token * self.tokens.stride).cast::<u16>(), hidden)
+                slice::from_raw_parts(
+                    self.tokens.rows.add(token * self.tokens.stride).cast::<u16>(),
+                    hidden,
+                )
             };
             quantise::row(row, how, payload, scales);
         }
@@ -281,7 +294,8 @@ impl Dispatch {
     pub fn counts(&mut self, is_interrupted: &mut Interrupted<'_>) -> Result<&Counts> {
         if self.counts.is_none() {
             self.drive(Until::HeardAll, is_interrupted, None)?;
-            let counts = self.heard().inspect_err(|_| self.group.window().set_fault(self.call.number()))?;
+            let counts =
+                self.heard().inspect_err(|_| self.group.window().set_fault(self.call.number()))?;
             self.counts = Some(counts);
         }
         self.counts.as_ref().ok_or_else(|| Error::invalid("no counts"))
@@ -290,19 +304,38 @@ impl Dispatch {
     /// Reads the headers, and compares them with what this rank would write.
     fn heard(&self) -> Result<Counts> {
         let (ranks, local) = (self.group.ranks(), self.routing.local_experts());
-        let mut counts =
-            Counts { from: vec![0; ranks], per_expert: vec![0; ranks * local], tokens_of: vec![0; ranks] };
+        let mut counts = Counts {
+            from: vec![0; ranks],
+            per_expert: vec![0; ranks * local],
+            tokens_of: vec![0; ranks],
+        };
         for from in (0..ranks).filter(|rank| !self.group.is_masked(*rank)) {
             let area = self.group.window().own().pool(self.area_at(from), self.area);
             // SAFETY: the area begins with a header and counts, which the sender has written before its mark.
             let words = unsafe { slice::from_raw_parts(area.cast::<u32>(), HEADER / 4 + local) };
-            let names = ["", "", "bytes of payload", "words of scales", "top-k", "experts", "slots", "kind of call"];
+            let names = [
+                "",
+                "",
+                "bytes of payload",
+                "words of scales",
+                "top-k",
+                "experts",
+                "slots",
+                "kind of call",
+            ];
             let ours = self.header(0);
             for at in 2..names.len() {
                 if words[at] != ours[at] {
                     let [theirs, ours] = [words[at], ours[at]].map(u64::from);
                     let (phase, rank) = (Phase::Dispatch, self.group.rank());
-                    return Err(Error::Disagree { phase, rank, peer: from, what: names[at], theirs, ours });
+                    return Err(Error::Disagree {
+                        phase,
+                        rank,
+                        peer: from,
+                        what: names[at],
+                        theirs,
+                        ours,
+                    });
                 }
             }
             counts.from[from] = words[0];
@@ -358,17 +391,28 @@ impl Dispatch {
         Ok(Handle { group, routing, room: self.room, counts, table, masters })
     }
 
-    fn drive(&mut self, until: Until, is_interrupted: &mut Interrupted<'_>, mut sink: Option<&mut Sink<'_>>) -> Result<()> {
+    fn drive(
+        &mut self,
+        until: Until,
+        is_interrupted: &mut Interrupted<'_>,
+        mut sink: Option<&mut Sink<'_>>,
+    ) -> Result<()> {
         let group = Arc::clone(&self.group);
         let mut wait = Wait { phase: Phase::Dispatch, is_interrupted: &mut || is_interrupted() };
         // The call is driven while what it sends is read from the rest.
-        let nothing = Call::new(Place { call: 0, offset: 0, after: Default::default() }, Takes::EachAlone, &[]);
+        let nothing = Call::new(
+            Place { call: 0, offset: 0, after: Default::default() },
+            Takes::EachAlone,
+            &[],
+        );
         let mut call = std::mem::replace(&mut self.call, nothing);
         let offset = call.place().offset;
         let driven = group.drive(&mut call, until, &mut wait, |_, step| {
             match (step, &mut sink) {
                 (Step::Send { to, mark }, _) => self.send(offset, to, mark.round),
-                (Step::Take { from: Some(from), round }, Some(sink)) => self.take(offset, from, round, sink),
+                (Step::Take { from: Some(from), round }, Some(sink)) => {
+                    self.take(offset, from, round, sink)
+                }
                 _ => {}
             }
             Ok(())
@@ -388,13 +432,21 @@ impl Dispatch {
             unsafe {
                 area.cast::<u32>().copy_from_nonoverlapping(header.as_ptr(), header.len());
                 let counts = self.routing.per_expert_of(to);
-                area.add(HEADER).cast::<u32>().copy_from_nonoverlapping(counts.as_ptr(), counts.len());
+                area.add(HEADER)
+                    .cast::<u32>()
+                    .copy_from_nonoverlapping(counts.as_ptr(), counts.len());
             }
         }
-        let tokens = self.routing.to(to).iter().skip(usize::from(round) * self.slots).take(self.slots);
+        let tokens =
+            self.routing.to(to).iter().skip(usize::from(round) * self.slots).take(self.slots);
         for (slot, token) in tokens.enumerate() {
             // SAFETY: an area has `slots` records behind its first; they are ours to write until the mark.
-            unsafe { self.write(area.add(Record::first_at(local) + slot * self.record.stride()), *token as usize) };
+            unsafe {
+                self.write(
+                    area.add(Record::first_at(local) + slot * self.record.stride()),
+                    *token as usize,
+                )
+            };
         }
     }
 
@@ -408,12 +460,16 @@ impl Dispatch {
         // may be read, as `begin` demands. Numbers are written unaligned.
         unsafe {
             match tokens.payload {
-                Payload::Bytes(len) => out.copy_from_nonoverlapping(tokens.rows.add(token * tokens.stride), len),
+                Payload::Bytes(len) => {
+                    out.copy_from_nonoverlapping(tokens.rows.add(token * tokens.stride), len)
+                }
                 Payload::Quantised(hidden, _) => {
                     let payload = &self.quantised.payloads[token * hidden..][..hidden];
                     out.copy_from_nonoverlapping(payload.as_ptr(), hidden);
                     let scales = &self.quantised.scales[token * record.scales..][..record.scales];
-                    out.add(record.scales_at()).cast::<u32>().copy_from_nonoverlapping(scales.as_ptr(), scales.len());
+                    out.add(record.scales_at())
+                        .cast::<u32>()
+                        .copy_from_nonoverlapping(scales.as_ptr(), scales.len());
                 }
             }
             if let Some(scales) = &tokens.scales {
@@ -425,10 +481,14 @@ impl Dispatch {
             }
             if record.top_k > 0 {
                 let choices = routing.choices(token);
-                out.add(record.choices_at()).cast::<i32>().copy_from_nonoverlapping(choices.as_ptr(), record.top_k);
+                out.add(record.choices_at())
+                    .cast::<i32>()
+                    .copy_from_nonoverlapping(choices.as_ptr(), record.top_k);
                 let to = out.add(record.weights_at()).cast::<f32>();
                 match tokens.weights {
-                    Some(weights) => to.copy_from_nonoverlapping(weights.add(token * record.top_k), record.top_k),
+                    Some(weights) => {
+                        to.copy_from_nonoverlapping(weights.add(token * record.top_k), record.top_k)
+                    }
                     None => to.write_bytes(0, record.top_k),
                 }
             }
@@ -463,8 +523,11 @@ fn record_of(tokens: &Tokens, routing: &Routing) -> Result<Record> {
         Payload::Bytes(payload) => Ok(Record { payload, scales: given, top_k }),
         Payload::Quantised(hidden, how) => {
             let unit = if how == Scales::Exponent { 4 * quantise::GROUP } else { quantise::GROUP };
-            if hidden % unit != 0 || !tokens.rows.addr().is_multiple_of(2) || tokens.stride % 2 != 0 {
-                return Err(Error::invalid(format!("rows to quantise have a multiple of {unit} bf16, not {hidden}")));
+            if hidden % unit != 0 || !tokens.rows.addr().is_multiple_of(2) || tokens.stride % 2 != 0
+            {
+                return Err(Error::invalid(format!(
+                    "rows to quantise have a multiple of {unit} bf16, not {hidden}"
+                )));
             }
             Ok(Record { payload: hidden, scales: how.words(hidden), top_k })
         }
@@ -504,12 +567,19 @@ impl Sink<'_> {
         let mut weights = [0.0; crate::routing::MAX_TOP_K];
         // SAFETY: a record is all there, and its numbers are aligned, as its parts are.
         let token = unsafe {
-            record.add(layout.choices_at()).cast::<i32>().copy_to_nonoverlapping(choices.as_mut_ptr(), top_k);
-            record.add(layout.weights_at()).cast::<f32>().copy_to_nonoverlapping(weights.as_mut_ptr(), top_k);
+            record
+                .add(layout.choices_at())
+                .cast::<i32>()
+                .copy_to_nonoverlapping(choices.as_mut_ptr(), top_k);
+            record
+                .add(layout.weights_at())
+                .cast::<f32>()
+                .copy_to_nonoverlapping(weights.as_mut_ptr(), top_k);
             record.add(layout.token_at()).cast::<u32>().read()
         };
         let first = dispatch.group.rank() * local;
-        let local_of = |choice: i32| usize::try_from(choice).ok()?.checked_sub(first).filter(|e| *e < local);
+        let local_of =
+            |choice: i32| usize::try_from(choice).ok()?.checked_sub(first).filter(|e| *e < local);
         let width = 2 + top_k;
         let table = &mut self.table[at * width..][..width];
         (table[0], table[1]) = (token as i32, from as i32);
@@ -527,7 +597,11 @@ impl Sink<'_> {
                             out.put(at * top_k + k, local.map_or(-1, |local| local as i32));
                         }
                         if let Some(out) = self.outputs.weights {
-                            out.add(at * top_k + k).write(if is_foreign { 0.0 } else { weights[k] });
+                            out.add(at * top_k + k).write(if is_foreign {
+                                0.0
+                            } else {
+                                weights[k]
+                            });
                         }
                     }
                 }

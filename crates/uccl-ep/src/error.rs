@@ -98,7 +98,10 @@ fn overdue(phase: Phase, rank: usize, awaited: &[Awaited], waited: Duration) -> 
     let mut text = format!("{phase} on rank {rank} is not over after {waited:?}");
     for Awaited { peer, what, expected, seen } in awaited {
         let Mark { call, round, .. } = seen;
-        text += &format!("; rank {peer}: {what} of call {} round {} expected, ", expected.call, expected.round);
+        text += &format!(
+            "; rank {peer}: {what} of call {} round {} expected, ",
+            expected.call, expected.round
+        );
         text += &match call {
             0 => "nothing seen".to_owned(),
             _ => format!("call {call} round {round} seen"),

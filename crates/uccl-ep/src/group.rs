@@ -72,7 +72,9 @@ impl Group {
         let verdict = opened.as_ref().err().map(ToString::to_string).unwrap_or_default();
         let verdicts = exchange(verdict.into_bytes())?;
         let processes = opened?;
-        let failed = |(_, text): &(usize, &Option<Vec<u8>>)| text.as_ref().is_some_and(|text| !text.is_empty());
+        let failed = |(_, text): &(usize, &Option<Vec<u8>>)| {
+            text.as_ref().is_some_and(|text| !text.is_empty())
+        };
         if let Some((peer, text)) = verdicts.iter().enumerate().find(failed) {
             let text = String::from_utf8_lossy(text.as_deref().unwrap_or_default());
             let why = format!("could not join: {text}");
@@ -112,7 +114,8 @@ impl Group {
     /// There is no such rank, or it has no window here.
     pub fn mask(&self, rank: usize, is_masked: bool) -> Result<()> {
         let masked = self.masked.get(rank);
-        let masked = masked.ok_or_else(|| Error::invalid(format!("no rank {rank} of {}", self.ranks())))?;
+        let masked =
+            masked.ok_or_else(|| Error::invalid(format!("no rank {rank} of {}", self.ranks())))?;
         if !is_masked && self.window.of(rank).is_none() {
             return Err(Error::invalid(format!("rank {rank} has not joined")));
         }
@@ -134,7 +137,9 @@ impl Group {
     pub(crate) fn place(&self, len: usize) -> Result<Place> {
         let pool = self.pool_len();
         self.places.lock().take(len, pool).ok_or_else(|| {
-            let why = format!("the call needs {len} bytes of the buffer, which has {pool}; make it with more");
+            let why = format!(
+                "the call needs {len} bytes of the buffer, which has {pool}; make it with more"
+            );
             Error::invalid(why)
         })
     }
@@ -169,7 +174,9 @@ impl Group {
                     window.set_arrived(to, mark);
                     call.sent(to);
                 }),
-                Some(step @ Step::Take { from, .. }) => act(call, step).map(|()| call.took(from, window)),
+                Some(step @ Step::Take { from, .. }) => {
+                    act(call, step).map(|()| call.took(from, window))
+                }
                 None if until.is_reached(call, window) => return Ok(()),
                 None => self.wait(call, wait, &mut patience),
             };
@@ -258,8 +265,12 @@ fn open_all(
             return Ok(None);
         }
         let pid = i32::try_from(card.pid).ok().and_then(Pid::from_raw);
-        let pid = pid.ok_or_else(|| Error::invalid(format!("rank {rank}: no process {}", card.pid)))?;
-        let os = |e: rustix::io::Errno| Error::Os { what: format!("watching rank {rank}"), source: e.into() };
+        let pid =
+            pid.ok_or_else(|| Error::invalid(format!("rank {rank}: no process {}", card.pid)))?;
+        let os = |e: rustix::io::Errno| Error::Os {
+            what: format!("watching rank {rank}"),
+            source: e.into(),
+        };
         pidfd_open(pid, PidfdFlags::empty()).map(Some).map_err(os)
     };
     cards.iter().enumerate().map(open).collect()

@@ -3,7 +3,8 @@
 //! Calls are numbered, and placed one behind the other, around and around, at the same place in every window: all ranks
 //! make the same calls in the same order and compute the same places. Before a rank writes to a peer's place it waits
 //! until this peer has ended the earlier calls whose places overlap. Small calls therefore never wait for the one
-//! before them, and a call as large as the window waits for exactly that one.
+//! before them, and a call as large as the window waits for exactly that one. A round is no longer than a few calls, so that
+//! what they touch stays in caches.
 
 use std::collections::VecDeque;
 
@@ -11,6 +12,9 @@ use smallvec::SmallVec;
 
 /// How many calls may be under way at once: each has words of its own (see [`crate::protocol`]).
 pub const SLOTS: usize = 8;
+
+/// Calls of a round: two dispatches and two combines may be under way at a time.
+const ROUND: usize = 4;
 
 /// Where a call's data is, and which earlier calls must have ended at a peer before it is written there.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -55,12 +59,15 @@ impl Places {
         if len > pool {
             return None;
         }
-        let offset = if self.next_offset + len <= pool { self.next_offset } else { 0 };
+        let round = pool.min(len.saturating_mul(ROUND));
+        let offset = if self.next_offset + len <= round { self.next_offset } else { 0 };
         let range = offset..offset + len;
         let call = self.next_call;
-        let overlaps = |other: &std::ops::Range<usize>| other.start < range.end && range.start < other.end;
+        let overlaps =
+            |other: &std::ops::Range<usize>| other.start < range.end && range.start < other.end;
         // The call that used the same words counts as overlapping.
-        let is_before = |(other, place): &&(u64, _)| call - other == SLOTS as u64 || overlaps(place);
+        let is_before =
+            |(other, place): &&(u64, _)| call - other == SLOTS as u64 || overlaps(place);
         let after = self.recent.iter().filter(is_before).map(|(other, _)| *other).collect();
         self.recent.push_back((call, range));
         if self.recent.len() > SLOTS {
@@ -89,8 +96,14 @@ mod tests {
         assert_eq!(taken(&mut places, 40), (3, 0, vec![1]));
         assert_eq!(taken(&mut places, 100), (4, 0, vec![1, 2, 3]));
         assert_eq!(taken(&mut places, 10), (5, 0, vec![1, 3, 4]));
+        assert_eq!(taken(&mut places, 20), (6, 10, vec![1, 3, 4]));
+        assert_eq!(
+            taken(&mut places, 5),
+            (7, 0, vec![1, 3, 4, 5]),
+            "a round of small calls is short"
+        );
         assert_eq!(places.take(101, 100), None);
-        assert_eq!(places.next_call(), 6);
+        assert_eq!(places.next_call(), 8);
     }
 
     #[test]
@@ -98,7 +111,10 @@ mod tests {
         let mut places = Places::default();
         for call in 1..=50u64 {
             let (number, _, after) = taken(&mut places, 1);
-            let expected: Vec<u64> = call.checked_sub(SLOTS as u64).filter(|old| *old > 0).into_iter().collect();
+            // The one that used the same words, and the one that had the same place.
+            let before = [SLOTS as u64, ROUND as u64]
+                .map(|ago| call.checked_sub(ago).filter(|old| *old > 0));
+            let expected: Vec<u64> = before.into_iter().flatten().collect();
             assert_eq!((number, after), (call, expected));
         }
     }

@@ -63,14 +63,17 @@ impl Routing {
                 })?;
                 *count += 1;
                 if row[..k].contains(&row[k]) {
-                    return Err(Error::invalid(format!("token {token} chose expert {expert} twice")));
+                    return Err(Error::invalid(format!(
+                        "token {token} chose expert {expert} twice"
+                    )));
                 }
             }
         }
         let local = num_experts / ranks;
         let tokens = rows.len();
         let (starts, to) = listed(ranks, |rank, to| {
-            let is_for_rank = |row: &[i32]| row.iter().any(|&e| e >= 0 && e as usize / local == rank);
+            let is_for_rank =
+                |row: &[i32]| row.iter().any(|&e| e >= 0 && e as usize / local == rank);
             let chosen = rows.clone().enumerate().filter(|(_, row)| is_for_rank(row));
             to.extend(chosen.map(|(token, _)| token as u32));
         });
@@ -78,16 +81,23 @@ impl Routing {
         Ok(Self { tokens, top_k, ranks, num_experts, experts, starts, to, per_expert })
     }
 
-    /// The routing of tokens without choices: `goes[token * ranks + rank]`.
-    #[must_use]
-    pub fn by_rank(goes: &[bool], ranks: usize) -> Self {
+    /// The routing of tokens without choices: `goes[token * ranks + rank]`. `per_expert` has, for each expert of all
+    /// ranks, how many tokens will be told to its rank.
+    ///
+    /// # Errors
+    /// The experts are not the same number for each rank.
+    pub fn by_rank(goes: &[bool], per_expert: &[u32], ranks: usize) -> Result<Self> {
+        let num_experts = per_expert.len();
+        if num_experts > MAX_EXPERTS || num_experts % ranks != 0 {
+            return Err(Error::invalid(format!("{num_experts} experts for {ranks} ranks")));
+        }
         let (starts, to) = listed(ranks, |rank, to| {
             let chosen = goes.chunks_exact(ranks).enumerate().filter(|(_, goes)| goes[rank]);
             to.extend(chosen.map(|(token, _)| token as u32));
         });
-        let (experts, per_expert) = (Vec::new(), Vec::new());
+        let (experts, per_expert) = (Vec::new(), per_expert.to_vec());
         let tokens = goes.len() / ranks;
-        Self { tokens, top_k: 0, ranks, num_experts: 0, experts, starts, to, per_expert }
+        Ok(Self { tokens, top_k: 0, ranks, num_experts, experts, starts, to, per_expert })
     }
 
     /// How many tokens there are.
@@ -177,9 +187,10 @@ mod tests {
     }
 
     #[test]
-    fn ranks_without_experts() {
-        let routing = Routing::by_rank(&[true, false, true, true], 2);
+    fn ranks_may_be_given_instead_of_choices() {
+        let routing = Routing::by_rank(&[true, false, true, true], &[2, 1], 2).unwrap();
         assert_eq!((routing.to(0), routing.to(1)), (&[0, 1][..], &[1][..]));
-        assert_eq!((routing.tokens(), routing.local_experts()), (2, 0));
+        assert_eq!((routing.tokens(), routing.per_expert_of(1)), (2, &[1][..]));
+        assert!(Routing::by_rank(&[], &[1, 2, 3], 2).is_err());
     }
 }

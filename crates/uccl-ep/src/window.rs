@@ -137,11 +137,13 @@ impl Window {
             return Err(os(io::Error::new(io::ErrorKind::Unsupported, why)));
         }
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
-        let fd: OwnedFd = rustix::fs::open(&*path, flags, Mode::empty()).map_err(|e| os(e.into()))?;
+        let fd: OwnedFd =
+            rustix::fs::open(&*path, flags, Mode::empty()).map_err(|e| os(e.into()))?;
         let mapping = Mapping::of(fd, MapMode::ReadWrite, usize::MAX).map_err(os)?;
         let expected = control_len(self.own.ranks) + card.pool as usize;
         let view = View { mapping: Arc::new(mapping), ranks: self.own.ranks };
-        let is_it = view.mapping.len() == expected && view.nonce().load(Ordering::Acquire) == card.nonce;
+        let is_it =
+            view.mapping.len() == expected && view.nonce().load(Ordering::Acquire) == card.nonce;
         is_it.then_some(view).ok_or_else(|| os(io::Error::other("it is another process's memory")))
     }
 
@@ -157,14 +159,16 @@ impl Window {
     /// Tells a rank that data is in its place. All that was written there before is visible to whoever sees the mark.
     pub(crate) fn set_arrived(&self, at: usize, mark: Mark) {
         if let Some(view) = self.of(at) {
-            view.arrived(self.me, mark.call as usize % SLOTS).store(mark.to_word(), Ordering::Release);
+            view.arrived(self.me, mark.call as usize % SLOTS)
+                .store(mark.to_word(), Ordering::Release);
         }
     }
 
     /// Tells a rank how far its data was taken out.
     pub(crate) fn set_taken(&self, at: usize, mark: Mark) {
         if let Some(view) = self.of(at) {
-            view.taken(self.me, mark.call as usize % SLOTS).store(mark.to_word(), Ordering::Release);
+            view.taken(self.me, mark.call as usize % SLOTS)
+                .store(mark.to_word(), Ordering::Release);
         }
     }
 

@@ -15,7 +15,12 @@ use uccl_ep::{
 };
 
 /// Runs `rank` for each rank of a group, in threads of their own.
-fn world<T: Send>(ranks: usize, pool: usize, timeout: Duration, rank: impl Fn(Arc<Group>) -> T + Sync) -> Vec<T> {
+fn world<T: Send>(
+    ranks: usize,
+    pool: usize,
+    timeout: Duration,
+    rank: impl Fn(Arc<Group>) -> T + Sync,
+) -> Vec<T> {
     let (board, barrier) = (Mutex::new(vec![None; ranks]), Barrier::new(ranks));
     let join = |me: usize| {
         let mut exchange = |mine: Vec<u8>| {
@@ -53,10 +58,12 @@ impl Own {
         for _ in 0..tokens {
             let mut all: Vec<i32> = (0..num_experts as i32).collect();
             random.shuffle(&mut all);
-            experts.extend(all.iter().take(top_k).map(|e| if random.u8(..6) == 0 { -1 } else { *e }));
+            experts
+                .extend(all.iter().take(top_k).map(|e| if random.u8(..6) == 0 { -1 } else { *e }));
         }
         // Sums of these are exact in bf16.
-        let rows = (0..tokens * HIDDEN).map(|_| bf16::from_f32(random.i32(-4..=4) as f32)).collect();
+        let rows =
+            (0..tokens * HIDDEN).map(|_| bf16::from_f32(random.i32(-4..=4) as f32)).collect();
         let weights = (0..tokens * top_k).map(|_| random.i32(0..=2) as f32).collect();
         let choices = Choices { experts: &experts, top_k, num_experts, ranks };
         let routing = Arc::new(Routing::new(choices).unwrap());
@@ -66,7 +73,13 @@ impl Own {
     fn tokens(&self) -> Tokens {
         let rows = self.rows.as_ptr().cast();
         let payload = Payload::Bytes(2 * HIDDEN);
-        Tokens { rows, stride: 2 * HIDDEN, payload, scales: None, weights: Some(self.weights.as_ptr()) }
+        Tokens {
+            rows,
+            stride: 2 * HIDDEN,
+            payload,
+            scales: None,
+            weights: Some(self.weights.as_ptr()),
+        }
     }
 }
 
@@ -81,9 +94,16 @@ fn never() -> bool {
 }
 
 /// Dispatches, and puts what arrives rank by rank, or by experts that begin at multiples of `by_experts`.
-fn dispatched(group: &Arc<Group>, own: &Own, room: Room, by_experts: Option<usize>) -> Result<Arrived> {
+fn dispatched(
+    group: &Arc<Group>,
+    own: &Own,
+    room: Room,
+    by_experts: Option<usize>,
+) -> Result<Arrived> {
     // SAFETY: the vectors live until the dispatch is over.
-    let mut dispatch = unsafe { Dispatch::begin(group, Arc::clone(&own.routing), own.tokens(), room, &mut never)? };
+    let mut dispatch = unsafe {
+        Dispatch::begin(group, Arc::clone(&own.routing), own.tokens(), room, &mut never)?
+    };
     let counts = dispatch.counts(&mut never)?;
     let top_k = own.routing.top_k();
     let (layout, len, weights_of_row) = match by_experts {
@@ -120,14 +140,21 @@ fn combined(own: &Own, arrived: &Arrived, sends: Sends, sums: Sums) -> Result<Ve
     let combine = unsafe { Combine::begin(&arrived.handle, results, &mut never)? };
     let mut rows = vec![0; own.rows.len()];
     let mut weights = vec![0.0; own.weights.len()];
-    let combined =
-        Combined { rows: rows.as_mut_ptr(), sums, bias: [None; 2], weights: Some(weights.as_mut_ptr()) };
+    let combined = Combined {
+        rows: rows.as_mut_ptr(),
+        sums,
+        bias: [None; 2],
+        weights: Some(weights.as_mut_ptr()),
+    };
     // SAFETY: there is a row, and weights, for each token.
     unsafe { combine.finish(combined, &mut never)? };
     for (weight, (expert, own)) in weights.iter().zip(own.experts.iter().zip(&own.weights)) {
         let expected = if *expert < 0 { 0.0 } else { *own };
         // Summed by rank, a weight comes back from each rank that the token went to.
-        assert!(sums == Sums::ByRank || *weight == expected, "{weight} for {own} of expert {expert}");
+        assert!(
+            sums == Sums::ByRank || *weight == expected,
+            "{weight} for {own} of expert {expert}"
+        );
     }
     Ok(rows)
 }
@@ -154,19 +181,29 @@ fn experts_that_change_nothing_give_back_a_multiple() {
             ] {
                 let arrived = dispatched(&group, &own, room, by_experts).unwrap();
                 let weighted = Sums::Weighted(own.weights.as_ptr());
-                let all = [Sums::ByChoice, if sends == Sends::EachExpert { weighted } else { Sums::ByRank }];
+                let all = [
+                    Sums::ByChoice,
+                    if sends == Sends::EachExpert { weighted } else { Sums::ByRank },
+                ];
                 for sums in all {
                     let out = combined(&own, &arrived, sends, sums).unwrap();
                     for token in 0..own.routing.tokens() {
-                        let chosen = || (token * top_k..(token + 1) * top_k).filter(|k| own.experts[*k] >= 0);
-                        let goes = (0..ranks).filter(|rank| own.routing.to(*rank).contains(&(token as u32)));
+                        let chosen = || {
+                            (token * top_k..(token + 1) * top_k).filter(|k| own.experts[*k] >= 0)
+                        };
+                        let goes = (0..ranks)
+                            .filter(|rank| own.routing.to(*rank).contains(&(token as u32)));
                         let by = match (sends, sums) {
                             (Sends::Row, _) => goes.count() as f32,
                             (_, Sums::Weighted(_)) => chosen().map(|k| own.weights[k]).sum(),
                             _ => chosen().count() as f32,
                         };
                         let row = &own.rows[token * HIDDEN..][..HIDDEN];
-                        assert_eq!(out[token * HIDDEN..][..HIDDEN], times(row, by), "seed {seed} token {token}");
+                        assert_eq!(
+                            out[token * HIDDEN..][..HIDDEN],
+                            times(row, by),
+                            "seed {seed} token {token}"
+                        );
                     }
                 }
             }
@@ -210,7 +247,8 @@ fn a_rank_that_does_not_come_is_named() {
         let error = errors[rank].as_ref().expect("rank 1 is absent");
         let text = error.to_string();
         // The first to fail tells the other.
-        let names_it = text.contains("rank 1: data of call 1 round 0 expected, nothing seen") || text.contains("gave up on call 1");
+        let names_it = text.contains("rank 1: data of call 1 round 0 expected, nothing seen")
+            || text.contains("gave up on call 1");
         assert!(names_it && text.starts_with(&format!("dispatch on rank {rank}")), "{text}");
     }
     assert!(errors.iter().flatten().any(|e| matches!(e, Error::Overdue { .. })));
@@ -222,8 +260,13 @@ fn ranks_that_differ_are_told_in_what() {
         let own = Own::new(1, group.rank(), 2, 1 + group.rank(), 8);
         dispatched(&group, &own, Room::Tokens(8), None).err().map(|e| e.to_string())
     });
-    let text = errors.iter().flatten().find(|text| text.contains("top-k")).expect("one of them sees it");
-    assert!(text.contains("rank 1 has top-k 2, this rank 1") || text.contains("rank 0 has top-k 1, this rank 2"), "{text}");
+    let text =
+        errors.iter().flatten().find(|text| text.contains("top-k")).expect("one of them sees it");
+    assert!(
+        text.contains("rank 1 has top-k 2, this rank 1")
+            || text.contains("rank 0 has top-k 1, this rank 2"),
+        "{text}"
+    );
 }
 
 #[test]

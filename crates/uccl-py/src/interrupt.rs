@@ -45,8 +45,16 @@ pub(crate) fn waiting<T: Send>(
     core: &Endpoint,
     call: impl FnOnce(&Endpoint, &mut dyn Interrupt) -> T + Send,
 ) -> PyResult<T> {
+    listening(py, |signals| call(core, signals))
+}
+
+/// As [`waiting`], for calls that have no endpoint.
+pub(crate) fn listening<T: Send>(
+    py: Python<'_>,
+    call: impl FnOnce(&mut dyn Interrupt) -> T + Send,
+) -> PyResult<T> {
     let mut signals = Signals { raised: None, next: None };
-    let result = py.detach(|| call(core, &mut signals));
+    let result = py.detach(|| call(&mut signals));
     match signals.raised {
         Some(e) => Err(e),
         None => Ok(result),

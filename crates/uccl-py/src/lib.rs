@@ -1,6 +1,6 @@
 //! The Python extension module `uccl._core`: the engine under UCCL's names.
 //!
-//! It translates arguments and answers; what a call does is decided by `uccl-p2p`, and what bytes look
+//! It translates arguments and answers; what a call does is decided by `uccl-p2p` and `uccl-ep`, and what bytes look
 //! like by `uccl-wire`.
 
 mod advertise;
@@ -13,6 +13,7 @@ mod column;
 mod config;
 mod descs;
 mod endpoint;
+mod ep;
 mod error;
 mod implicit;
 mod interrupt;
@@ -52,6 +53,13 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<descs::PyXferDesc>()?;
     m.add_class::<descs::PyXferHandle>()?;
     m.add_class::<shared::PySharedMemory>()?;
+    m.add_class::<ep::PyGroup>()?;
+    m.add_class::<ep::PyRouting>()?;
+    m.add_class::<ep::PyDispatch>()?;
+    m.add_class::<ep::PyHandle>()?;
+    m.add_class::<ep::PyCombine>()?;
+    m.add_function(wrap_pyfunction!(ep::record_len, m)?)?;
+    m.add_function(wrap_pyfunction!(ep::row_place_len, m)?)?;
     m.add_function(wrap_pyfunction!(last_error, m)?)?;
     m.add_function(wrap_pyfunction!(get_oob_ip, m)?)?;
     m.add_function(wrap_pyfunction!(nixl::_nixl_plugin_dir, m)?)?;

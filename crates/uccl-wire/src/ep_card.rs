@@ -88,8 +88,11 @@ impl EpCard {
         let Ok(bytes) = <&[u8; EP_CARD_LEN]>::try_from(bytes) else {
             return Err(EpCardError::WrongLength(bytes.len()));
         };
-        let word = |at: usize| u32::from_le_bytes(bytes[4 * at..].first_chunk().copied().unwrap_or_default());
-        let long = |at: usize| u64::from_le_bytes(bytes[at..].first_chunk().copied().unwrap_or_default());
+        let word = |at: usize| {
+            u32::from_le_bytes(bytes[4 * at..].first_chunk().copied().unwrap_or_default())
+        };
+        let long =
+            |at: usize| u64::from_le_bytes(bytes[at..].first_chunk().copied().unwrap_or_default());
         if word(0) != MAGIC {
             return Err(EpCardError::WrongMagic(word(0)));
         }

@@ -40,7 +40,10 @@ mod tests {
         for _ in 0..1_000_000 {
             let value = f32::from_bits(random.u32(..));
             let (ours, theirs) = (from_f32(value), bf16::from_f32(value));
-            assert!(ours == theirs.to_bits() || value.is_nan() && to_f32(ours).is_nan(), "{value:e}");
+            assert!(
+                ours == theirs.to_bits() || value.is_nan() && to_f32(ours).is_nan(),
+                "{value:e}"
+            );
         }
         assert_eq!(from_f32(f32::MAX), 0x7f80, "it is nearer to infinity");
         assert!(to_f32(from_f32(f32::from_bits(0x7f80_0001))).is_nan());

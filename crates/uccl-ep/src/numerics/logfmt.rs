@@ -70,7 +70,8 @@ pub fn encode(row: &[u16], out: &mut [u8]) -> usize {
     let mut len = bounds.len();
     for (group, bounds) in groups.iter().zip(bounds.as_chunks_mut::<BOUNDS>().0) {
         let magnitudes = || group.iter().map(|bits| bits & 0x7fff);
-        let (largest, smallest) = (magnitudes().max().unwrap_or(0), magnitudes().min().unwrap_or(0));
+        let (largest, smallest) =
+            (magnitudes().max().unwrap_or(0), magnitudes().min().unwrap_or(0));
         *bounds = (u32::from(largest) | u32::from(smallest) << 16).to_le_bytes();
         let taken = match Codes::of(largest, smallest) {
             Some(codes) => pack(group, &codes, values),
@@ -90,7 +91,8 @@ pub fn encode(row: &[u16], out: &mut [u8]) -> usize {
 /// Four values in five bytes at a time.
 fn pack(group: &[u16; GROUP], codes: &Codes, out: &mut [u8]) -> usize {
     for (four, out) in group.as_chunks::<4>().0.iter().zip(out.as_chunks_mut::<5>().0) {
-        let all = four.iter().rev().fold(0u64, |all, bits| all << 10 | u64::from(codes.encode(*bits)));
+        let all =
+            four.iter().rev().fold(0u64, |all, bits| all << 10 | u64::from(codes.encode(*bits)));
         out.copy_from_slice(&all.to_le_bytes()[..5]);
     }
     PACKED
@@ -143,7 +145,8 @@ mod tests {
 
     #[test]
     fn large_and_even_groups_stay_as_they_are() {
-        for group in [vec![1.5; GROUP], vec![0.25; GROUP], (0..GROUP).map(|at| at as f32).collect()] {
+        for group in [vec![1.5; GROUP], vec![0.25; GROUP], (0..GROUP).map(|at| at as f32).collect()]
+        {
             assert_eq!(through(&group), (BOUNDS + PLAIN, group));
         }
         let (_, spoilt) = through(&[f32::NAN; GROUP]);
@@ -161,7 +164,10 @@ mod tests {
         for (value, back) in values.iter().zip(&back) {
             // Half a step: the group reaches over 2^32 at most, in 510 steps, and a bf16 has eight bits.
             let bound = value.abs() * (32.0f32 / 510.0 / 2.0).exp2() * 1.01 + 1e-9;
-            assert!(back.abs() <= bound && (value.abs() < 1e-6 || value.signum() == back.signum()), "{value} {back}");
+            assert!(
+                back.abs() <= bound && (value.abs() < 1e-6 || value.signum() == back.signum()),
+                "{value} {back}"
+            );
             assert!((value - back).abs() <= value.abs() * 0.03 + 1e-9, "{value} {back}");
         }
         assert_eq!((back[0].to_bits(), back[1].to_bits()), (0, 1 << 31));
@@ -180,7 +186,8 @@ mod tests {
         let mut random = fastrand::Rng::with_seed(4);
         let mut row = vec![0; 3 * GROUP];
         for _ in 0..2_000 {
-            let packed: Vec<u8> = (0..random.usize(..max_len(row.len()))).map(|_| random.u8(..)).collect();
+            let packed: Vec<u8> =
+                (0..random.usize(..max_len(row.len()))).map(|_| random.u8(..)).collect();
             decode(&packed, &mut row);
         }
     }

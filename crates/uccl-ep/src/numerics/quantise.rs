@@ -93,10 +93,13 @@ mod tests {
     #[test]
     fn rounded_scales_are_powers_of_two_that_reach() {
         // 448 is reached exactly by 2^0; what is a little more needs 2^1.
-        for (largest, inverse) in [(448.0, 1.0f32), (450.0, 2.0), (7.0, 1.0 / 64.0), (0.0, 0.5f32.powi(22))] {
+        for (largest, inverse) in
+            [(448.0, 1.0f32), (450.0, 2.0), (7.0, 1.0 / 64.0), (0.0, 0.5f32.powi(22))]
+        {
             let (out, scales) = quantised(&[largest; GROUP], Scales::PowerOfTwo);
             assert_eq!(f32::from_bits(scales[0]), inverse, "{largest}");
-            let nearest = e4m3::to_f32(e4m3::from_f32(bf16::to_f32(bf16::from_f32(largest)) / inverse));
+            let nearest =
+                e4m3::to_f32(e4m3::from_f32(bf16::to_f32(bf16::from_f32(largest)) / inverse));
             assert_eq!(e4m3::to_f32(out[0]), nearest);
         }
     }

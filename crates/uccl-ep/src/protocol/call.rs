@@ -78,7 +78,8 @@ impl Call {
     /// A call in which `rounds[r]` rounds (at least one) go to rank `r`, or `None` if the rank is not there.
     #[must_use]
     pub fn new(place: Place, takes: Takes, rounds: &[Option<u16>]) -> Self {
-        let sending = |rounds: &Option<u16>| rounds.map(|rounds| Sending { rounds: rounds.max(1), next: 0 });
+        let sending =
+            |rounds: &Option<u16>| rounds.map(|rounds| Sending { rounds: rounds.max(1), next: 0 });
         let receiving = |rounds: &Option<u16>| rounds.map(|_| Receiving::default());
         Self {
             place,
@@ -143,7 +144,8 @@ impl Call {
     pub fn next_send(&mut self, words: &impl Words) -> Option<Step> {
         (0..self.sending.len()).find_map(|to| {
             let sending = self.sending[to]?;
-            let is_next = sending.next < sending.rounds && self.lacks_room(to, sending, words).is_none();
+            let is_next =
+                sending.next < sending.rounds && self.lacks_room(to, sending, words).is_none();
             let mark = self.mark(sending.next, sending.next + 1 == sending.rounds);
             is_next.then_some(Step::Send { to, mark })
         })
@@ -248,7 +250,12 @@ impl Call {
             let receiving = (*receiving)?;
             let waits = !receiving.is_done && !self.has_arrived(peer, receiving, words);
             let expected = self.mark(receiving.round, false);
-            waits.then_some(Awaited { peer, what: "data", expected, seen: words.arrived(peer, slot) })
+            waits.then_some(Awaited {
+                peer,
+                what: "data",
+                expected,
+                seen: words.arrived(peer, slot),
+            })
         });
         sends.chain(receives).collect()
     }

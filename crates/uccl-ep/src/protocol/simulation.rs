@@ -35,8 +35,18 @@ impl Words for Window {
 
 enum Flying {
     /// Bytes of a write, and then its mark.
-    Data { to: usize, from: usize, cells: Vec<(usize, Cell)>, left: Vec<usize>, mark: Mark },
-    Told { to: usize, from: usize, mark: Mark },
+    Data {
+        to: usize,
+        from: usize,
+        cells: Vec<(usize, Cell)>,
+        left: Vec<usize>,
+        mark: Mark,
+    },
+    Told {
+        to: usize,
+        from: usize,
+        mark: Mark,
+    },
 }
 
 /// What all ranks do, one call after the other.
@@ -68,15 +78,20 @@ impl World {
     fn new(seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
         let ranks = random.usize(1..=5);
-        let plans: Vec<_> = (0..random.usize(1..=14)).map(|_| Plan::random(&mut random, ranks)).collect();
+        let plans: Vec<_> =
+            (0..random.usize(1..=14)).map(|_| Plan::random(&mut random, ranks)).collect();
         let none = Mark::of_word(0);
         let window = Window {
             arrived: vec![[none; SLOTS]; ranks],
             taken: vec![[none; SLOTS]; ranks],
             cells: vec![None; POOL],
         };
-        let rank =
-            || Rank { places: Places::default(), calls: Vec::new(), next_plan: 0, window: window.clone() };
+        let rank = || Rank {
+            places: Places::default(),
+            calls: Vec::new(),
+            next_plan: 0,
+            window: window.clone(),
+        };
         let ranks = (0..ranks).map(|_| rank()).collect();
         Self { random, plans, ranks, network: Vec::new(), took: HashMap::new() }
     }
@@ -87,13 +102,20 @@ impl World {
             if step > 200_000 {
                 return Err("no end in sight".into());
             }
-            if self.ranks.iter().all(|rank| rank.next_plan == self.plans.len() && rank.calls.is_empty()) {
+            if self
+                .ranks
+                .iter()
+                .all(|rank| rank.next_plan == self.plans.len() && rank.calls.is_empty())
+            {
                 return self.check_all_taken();
             }
             let moved = if self.random.bool() { self.deliver() } else { self.act()? };
             // Only when nothing is left on either side is it a deadlock.
             if !moved && !self.deliver() && !self.act_anywhere()? {
-                return Err(format!("nothing can happen any more, after {step} steps{}", self.state()));
+                return Err(format!(
+                    "nothing can happen any more, after {step} steps{}",
+                    self.state()
+                ));
             }
         }
         unreachable!("the loop returns")
@@ -168,7 +190,8 @@ impl World {
         match step {
             Step::Send { to, mark } => {
                 let area = offset + me * width;
-                let cells: Vec<_> = (area..area + width).map(|cell| (cell, (mark.call, mark.round, me))).collect();
+                let cells: Vec<_> =
+                    (area..area + width).map(|cell| (cell, (mark.call, mark.round, me))).collect();
                 let left = (0..cells.len()).collect();
                 call.sent(to);
                 self.network.push(Flying::Data { to, from: me, cells, left, mark });
@@ -182,7 +205,9 @@ impl World {
                     for cell in area..area + width {
                         let seen = self.ranks[me].window.cells[cell];
                         if seen != Some((number, round, from)) {
-                            return Err(format!("rank {me} takes {seen:?} for call {number} round {round} of {from}"));
+                            return Err(format!(
+                                "rank {me} takes {seen:?} for call {number} round {round} of {from}"
+                            ));
                         }
                     }
                     *self.took.entry((me, from, number, round)).or_default() += 1;
@@ -234,7 +259,9 @@ impl World {
                     for round in 0..*rounds {
                         let times = self.took.get(&(to, from, call, round)).copied().unwrap_or(0);
                         if times != 1 {
-                            return Err(format!("rank {to} took round {round} of {from} in call {call} {times} times"));
+                            return Err(format!(
+                                "rank {to} took round {round} of {from} in call {call} {times} times"
+                            ));
                         }
                     }
                 }

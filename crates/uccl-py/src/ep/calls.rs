@@ -1,0 +1,233 @@
+//! Dispatches and combines under way.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use pyo3::{exceptions::PyValueError, prelude::*};
+use uccl_ep::{
+    Result,
+    combine::{Combine, Combined, Results, Sends, Sums},
+    dispatch::{Choices, Dispatch, Layout, Outputs, Payload, Room, ScalesIn, ScalesOut, Tokens},
+    numerics::quantise::Scales,
+};
+
+use super::{PyGroup, PyHandle, PyRouting, exception};
+use crate::interrupt::listening;
+
+/// Memory whose addresses Python gave: it keeps the tensors until the call has ended.
+struct Given<T>(T);
+
+// SAFETY: tensors belong to no thread.
+unsafe impl<T> Send for Given<T> {}
+
+impl<T> Given<T> {
+    fn into_inner(self) -> T {
+        self.0
+    }
+}
+
+/// Runs a call of the engine without the GIL.
+fn engine<T: Send>(
+    py: Python<'_>,
+    call: impl FnOnce(&mut dyn FnMut() -> bool) -> Result<T> + Send,
+) -> PyResult<T> {
+    let done = listening(py, |signals| call(&mut || signals.interrupted()))?;
+    done.map_err(|e| exception(&e))
+}
+
+fn address<T>(at: usize) -> Option<*mut T> {
+    (at != 0).then_some(at as *mut T)
+}
+
+/// `(address, words of a token, token stride, word stride)`.
+type ScalesGiven = (usize, usize, usize, usize);
+
+fn payload(kind: &str, len: usize) -> PyResult<Payload> {
+    Ok(match kind {
+        "bytes" => Payload::Bytes(len),
+        "exact" => Payload::Quantised(len, Scales::Exact),
+        "power" => Payload::Quantised(len, Scales::PowerOfTwo),
+        "exponent" => Payload::Quantised(len, Scales::Exponent),
+        other => return Err(PyValueError::new_err(format!("no payload {other:?}"))),
+    })
+}
+
+/// A dispatch under way.
+#[pyclass(name = "EpDispatch", module = "uccl._core", frozen)]
+pub(crate) struct PyDispatch {
+    dispatch: Mutex<Option<Dispatch>>,
+}
+
+#[pymethods]
+impl PyDispatch {
+    /// Begins to send tokens. `slots` bounds the tokens of each rank; else `room` is how many bytes the call takes.
+    #[new]
+    #[pyo3(signature = (group, routing, *, rows, stride, kind, len, scales=None, weights=0, slots=None, room=0))]
+    #[expect(clippy::too_many_arguments, reason = "Python names them")]
+    fn new(
+        py: Python<'_>,
+        group: &PyGroup,
+        routing: &PyRouting,
+        rows: usize,
+        stride: usize,
+        kind: &str,
+        len: usize,
+        scales: Option<ScalesGiven>,
+        weights: usize,
+        slots: Option<usize>,
+        room: usize,
+    ) -> PyResult<Self> {
+        let scales = scales.map(|(words, count, token_stride, word_stride)| ScalesIn {
+            words: words as *const u32,
+            count,
+            token_stride,
+            word_stride,
+        });
+        let weights = address(weights).map(<*mut f32>::cast_const);
+        let tokens = Tokens {
+            rows: rows as *const u8,
+            stride,
+            payload: payload(kind, len)?,
+            scales,
+            weights,
+        };
+        let room = slots.map_or(Room::Bytes(room), Room::Tokens);
+        let (group, routing, tokens) =
+            (Arc::clone(&group.group), Arc::clone(&routing.routing), Given(tokens));
+        let dispatch = engine(py, move |interrupted| {
+            let tokens = tokens.into_inner();
+            // SAFETY: `uccl.ep` passes tensors of these sizes, and keeps them until the dispatch has ended.
+            unsafe { Dispatch::begin(&group, routing, tokens, room, interrupted) }
+        })?;
+        Ok(Self { dispatch: Mutex::new(Some(dispatch)) })
+    }
+
+    /// How much arrives, when every rank has said so: tokens by rank, and rows by local expert.
+    fn counts(&self, py: Python<'_>) -> PyResult<(Vec<u32>, Vec<u32>)> {
+        engine(py, |interrupted| {
+            let mut dispatch = self.dispatch.lock();
+            let dispatch = dispatch.as_mut().ok_or_else(over)?;
+            let counts = dispatch.counts(interrupted)?;
+            Ok((counts.from.clone(), counts.of_experts()))
+        })
+    }
+
+    /// Takes out what arrives. `starts`, if given, are the first rows of this rank's experts.
+    #[pyo3(signature = (*, len, rows, stride, scales=None, choices=0, is_64=false, weights=0, zeroes_foreign=false, starts=None))]
+    #[expect(clippy::too_many_arguments, reason = "Python names them")]
+    fn receive(
+        &self,
+        py: Python<'_>,
+        len: usize,
+        rows: usize,
+        stride: usize,
+        scales: Option<ScalesGiven>,
+        choices: usize,
+        is_64: bool,
+        weights: usize,
+        zeroes_foreign: bool,
+        starts: Option<Vec<usize>>,
+    ) -> PyResult<PyHandle> {
+        let scales = scales.map(|(words, row_stride, expert_stride, word_stride)| ScalesOut {
+            words: words as *mut u32,
+            row_stride,
+            expert_stride,
+            word_stride,
+        });
+        let choices = match is_64 {
+            true => address(choices).map(Choices::I64),
+            false => address(choices).map(Choices::I32),
+        };
+        let outputs = Given(Outputs {
+            len,
+            rows: rows as *mut u8,
+            stride,
+            scales,
+            choices,
+            weights: address(weights),
+            zeroes_foreign_weights: zeroes_foreign,
+        });
+        let layout = starts.map_or(Layout::Rows, Layout::Experts);
+        let handle = engine(py, move |interrupted| {
+            let outputs = outputs.into_inner();
+            let dispatch = self.dispatch.lock().take().ok_or_else(over)?;
+            // SAFETY: `uccl.ep` passes tensors with as many rows, which nobody else has yet.
+            unsafe { dispatch.receive(outputs, &layout, interrupted) }
+        })?;
+        Ok(PyHandle { handle: Arc::new(handle) })
+    }
+}
+
+fn over() -> uccl_ep::Error {
+    uccl_ep::Error::Invalid("this call is over; a hook is called once".into())
+}
+
+/// A combine under way.
+#[pyclass(name = "EpCombine", module = "uccl._core", frozen)]
+pub(crate) struct PyCombine {
+    combine: Mutex<Option<Combine>>,
+}
+
+#[pymethods]
+impl PyCombine {
+    /// Begins to send rows back. `sends` is "row", "each" or "sum".
+    #[new]
+    #[pyo3(signature = (handle, *, rows, len, stride, hidden, sends, weights=0, is_packed=false))]
+    #[expect(clippy::too_many_arguments, reason = "Python names them")]
+    fn new(
+        py: Python<'_>,
+        handle: &PyHandle,
+        rows: usize,
+        len: usize,
+        stride: usize,
+        hidden: usize,
+        sends: &str,
+        weights: usize,
+        is_packed: bool,
+    ) -> PyResult<Self> {
+        let sends = match sends {
+            "row" => Sends::Row,
+            "each" => Sends::EachExpert,
+            "sum" => Sends::SumOfExperts,
+            other => return Err(PyValueError::new_err(format!("nothing is sent as {other:?}"))),
+        };
+        let weights = address(weights).map(<*mut f32>::cast_const);
+        let rows = rows as *const u8;
+        let results = Given(Results { rows, len, stride, hidden, sends, weights, is_packed });
+        let handle = Arc::clone(&handle.handle);
+        let combine = engine(py, move |interrupted| {
+            let results = results.into_inner();
+            // SAFETY: `uccl.ep` passes tensors of these sizes, and keeps them until the combine has ended.
+            unsafe { Combine::begin(&handle, results, interrupted) }
+        })?;
+        Ok(Self { combine: Mutex::new(Some(combine)) })
+    }
+
+    /// Sums what comes back. `sums` is "rank", "choice" or "weighted", with weights of choices.
+    #[pyo3(signature = (*, rows, sums, choice_weights=0, bias=(0, 0), weights=0))]
+    fn finish(
+        &self,
+        py: Python<'_>,
+        rows: usize,
+        sums: &str,
+        choice_weights: usize,
+        bias: (usize, usize),
+        weights: usize,
+    ) -> PyResult<()> {
+        let sums = match sums {
+            "rank" => Sums::ByRank,
+            "choice" => Sums::ByChoice,
+            "weighted" => Sums::Weighted(choice_weights as *const f32),
+            other => return Err(PyValueError::new_err(format!("no sums by {other:?}"))),
+        };
+        let bias = [bias.0, bias.1].map(|bias| address(bias).map(<*mut u16>::cast_const));
+        let combined =
+            Given(Combined { rows: rows as *mut u16, sums, bias, weights: address(weights) });
+        engine(py, move |interrupted| {
+            let combined = combined.into_inner();
+            let combine = self.combine.lock().take().ok_or_else(over)?;
+            // SAFETY: `uccl.ep` passes tensors with a row for each token, which nobody else has yet.
+            unsafe { combine.finish(combined, interrupted) }
+        })
+    }
+}

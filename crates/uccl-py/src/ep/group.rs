@@ -1,0 +1,182 @@
+//! Groups, and where their tokens go.
+
+use std::{slice, sync::Arc, time::Duration};
+
+use pyo3::{exceptions::PyValueError, prelude::*, types::PyBytes};
+use uccl_ep::{
+    Config, Error, Group,
+    routing::{Choices, Routing},
+};
+
+use super::exception;
+
+/// One rank's end of a group.
+#[pyclass(name = "EpGroup", module = "uccl._core", frozen)]
+pub(crate) struct PyGroup {
+    pub(super) group: Arc<Group>,
+}
+
+#[pymethods]
+impl PyGroup {
+    /// Joins a group. `exchange(bytes)` returns what all ranks gave it, in order of rank; None for one that is not there.
+    #[new]
+    #[pyo3(signature = (*, rank, ranks, pool, timeout, masks_late, exchange))]
+    fn new(
+        rank: usize,
+        ranks: usize,
+        pool: usize,
+        timeout: f64,
+        masks_late: bool,
+        exchange: &Bound<'_, PyAny>,
+    ) -> PyResult<Self> {
+        let timeout = Duration::try_from_secs_f64(timeout)
+            .map_err(|e| PyValueError::new_err(e.to_string()))?;
+        let config = Config { rank, ranks, pool, timeout, masks_late };
+        let mut raised = None;
+        let mut all = |mine: Vec<u8>| {
+            let given = exchange.call1((PyBytes::new(exchange.py(), &mine),));
+            given.and_then(|all| all.extract::<Vec<Option<Vec<u8>>>>()).map_err(|e| {
+                let why = Error::Invalid(format!("the exchange among ranks failed: {e}"));
+                raised = Some(e);
+                why
+            })
+        };
+        let joined = Group::join(config, &mut all);
+        match (joined, raised) {
+            (_, Some(e)) => Err(e),
+            (Ok(group), None) => Ok(Self { group }),
+            (Err(e), None) => Err(exception(&e)),
+        }
+    }
+
+    /// Which rank this is.
+    #[getter]
+    fn rank(&self) -> usize {
+        self.group.rank()
+    }
+
+    /// How many ranks there are.
+    #[getter]
+    fn ranks(&self) -> usize {
+        self.group.ranks()
+    }
+
+    /// The address of the pool.
+    #[getter]
+    fn pool(&self) -> usize {
+        self.group.pool().addr()
+    }
+
+    /// Bytes of the pool.
+    #[getter]
+    fn pool_len(&self) -> usize {
+        self.group.pool_len()
+    }
+
+    /// Leaves a rank out of the calls that follow, or lets it take part again.
+    fn mask(&self, rank: usize, is_masked: bool) -> PyResult<()> {
+        self.group.mask(rank, is_masked).map_err(|e| exception(&e))
+    }
+
+    /// By rank, whether it is left out.
+    fn masks(&self) -> Vec<bool> {
+        (0..self.group.ranks()).map(|rank| self.group.is_masked(rank)).collect()
+    }
+}
+
+/// Where a rank's tokens go.
+#[pyclass(name = "EpRouting", module = "uccl._core", frozen)]
+pub(crate) struct PyRouting {
+    pub(super) routing: Arc<Routing>,
+}
+
+#[pymethods]
+impl PyRouting {
+    /// By the experts that tokens chose: `tokens * top_k` integers at `experts`.
+    #[staticmethod]
+    #[pyo3(signature = (*, experts, is_64, tokens, top_k, num_experts, ranks))]
+    fn by_choices(
+        py: Python<'_>,
+        experts: usize,
+        is_64: bool,
+        tokens: usize,
+        top_k: usize,
+        num_experts: usize,
+        ranks: usize,
+    ) -> PyResult<Self> {
+        let count = tokens * top_k;
+        let narrow = |wide: &i64| i32::try_from(*wide).unwrap_or(i32::MAX);
+        let experts: Vec<i32> = match (count, is_64) {
+            (0, _) => Vec::new(),
+            // SAFETY: the caller passes a tensor of as many contiguous integers of this size.
+            (_, true) => unsafe { slice::from_raw_parts(experts as *const i64, count) }
+                .iter()
+                .map(narrow)
+                .collect(),
+            // SAFETY: as above.
+            (_, false) => unsafe { slice::from_raw_parts(experts as *const i32, count) }.to_vec(),
+        };
+        let choices = Choices { experts: &experts, top_k, num_experts, ranks };
+        let routing = py.detach(|| Routing::new(choices)).map_err(|e| exception(&e))?;
+        Ok(Self { routing: Arc::new(routing) })
+    }
+
+    /// By ranks: `tokens * ranks` bytes at `goes`, each 0 or 1. `per_expert` counts the tokens of each expert.
+    #[staticmethod]
+    #[pyo3(signature = (*, goes, tokens, per_expert, ranks))]
+    fn by_rank(goes: usize, tokens: usize, per_expert: Vec<u32>, ranks: usize) -> PyResult<Self> {
+        let goes: Vec<bool> = match tokens * ranks {
+            0 => Vec::new(),
+            // SAFETY: the caller passes a tensor of as many contiguous bytes.
+            count => unsafe { slice::from_raw_parts(goes as *const u8, count) }
+                .iter()
+                .map(|go| *go != 0)
+                .collect(),
+        };
+        let routing = Routing::by_rank(&goes, &per_expert, ranks).map_err(|e| exception(&e))?;
+        Ok(Self { routing: Arc::new(routing) })
+    }
+
+    /// How many tokens there are.
+    #[getter]
+    fn tokens(&self) -> usize {
+        self.routing.tokens()
+    }
+
+    /// Choices of a token.
+    #[getter]
+    fn top_k(&self) -> usize {
+        self.routing.top_k()
+    }
+
+    /// Experts of each rank.
+    #[getter]
+    fn local_experts(&self) -> usize {
+        self.routing.local_experts()
+    }
+
+    /// By rank, how many tokens go there.
+    fn per_rank(&self) -> Vec<usize> {
+        (0..self.routing.ranks()).map(|rank| self.routing.to(rank).len()).collect()
+    }
+
+    /// By expert, how many tokens chose it.
+    fn per_expert(&self) -> Vec<u32> {
+        (0..self.routing.ranks())
+            .flat_map(|rank| self.routing.per_expert_of(rank))
+            .copied()
+            .collect()
+    }
+
+    /// By token and rank, whether it goes there.
+    fn goes(&self) -> Vec<u8> {
+        let ranks = self.routing.ranks();
+        let mut goes = vec![0; self.routing.tokens() * ranks];
+        for rank in 0..ranks {
+            for token in self.routing.to(rank) {
+                goes[*token as usize * ranks + rank] = 1;
+            }
+        }
+        goes
+    }
+}

@@ -1,0 +1,35 @@
+"""Expert parallelism: tokens go to the ranks of their experts, and what those made of them comes back.
+
+The interface is DeepEP's, of both generations: :class:`Buffer` has its first, :class:`ElasticBuffer` its second.
+Tensors are torch's, on the CPU so far; torch is imported when this module is.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from uccl.ep._buffer import Buffer, Config, destroy_uccl, initialize_uccl
+from uccl.ep._elastic import (
+    ElasticBuffer,
+    EPHandle,
+    get_logical_domain_size,
+    get_physical_domain_size,
+)
+from uccl.ep._events import EventHandle, EventOverlap
+
+#: The dtype of choices that callers make; 32 bits are taken too.
+topk_idx_t = torch.int64
+
+__all__ = [
+    "Buffer",
+    "Config",
+    "EPHandle",
+    "ElasticBuffer",
+    "EventHandle",
+    "EventOverlap",
+    "destroy_uccl",
+    "get_logical_domain_size",
+    "get_physical_domain_size",
+    "initialize_uccl",
+    "topk_idx_t",
+]

@@ -1,0 +1,577 @@
+"""DeepEP's first interface: low latency and normal mode on one buffer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from uccl import _core
+from uccl.ep._events import EventHandle, EventOverlap, done, wait_for
+from uccl.ep._group import (
+    Hook,
+    Ranks,
+    address,
+    align,
+    check,
+    pool_tensor,
+    refuse_unknown,
+    routing_of,
+    scales_in,
+    weights_address,
+)
+from uccl.ep._memory import Memory
+
+GROUP = 128
+MAX_TOP_K = 32
+#: Tokens of each rank that normal mode's hint has room for at once; more go in rounds.
+TOKENS_AT_ONCE = 512
+#: The experts of a rank that hints have room for.
+LOCAL_EXPERTS = 256
+
+
+class Config:
+    """How normal mode was tuned in DeepEP. Here only the size hints mean something."""
+
+    def __init__(
+        self,
+        num_sms: int = 20,
+        num_max_nvl_chunked_send_tokens: int = 6,
+        num_max_nvl_chunked_recv_tokens: int = 256,
+        num_max_rdma_chunked_send_tokens: int = 6,
+        num_max_rdma_chunked_recv_tokens: int = 256,
+    ) -> None:
+        if num_max_nvl_chunked_send_tokens >= num_max_nvl_chunked_recv_tokens:
+            raise ValueError(
+                f"num_max_nvl_chunked_send_tokens ({num_max_nvl_chunked_send_tokens}) is less than "
+                f"num_max_nvl_chunked_recv_tokens ({num_max_nvl_chunked_recv_tokens})"
+            )
+        self.num_sms = num_sms
+        self.num_max_nvl_chunked_send_tokens = num_max_nvl_chunked_send_tokens
+        self.num_max_nvl_chunked_recv_tokens = num_max_nvl_chunked_recv_tokens
+        self.num_max_rdma_chunked_send_tokens = num_max_rdma_chunked_send_tokens
+        self.num_max_rdma_chunked_recv_tokens = num_max_rdma_chunked_recv_tokens
+
+    def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+        """Bytes of a buffer for rows of ``hidden_bytes``: two calls, each with room for 512 tokens of each rank."""
+        area = _core.ep_record_len(hidden_bytes, GROUP, MAX_TOP_K, LOCAL_EXPERTS, TOKENS_AT_ONCE)
+        return 2 * align(num_ranks * area, 128)
+
+    def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+        """0: one buffer does for all ranks."""
+        return 0
+
+
+class NormalHandle(tuple):
+    """What :meth:`Buffer.combine` needs of :meth:`Buffer.dispatch`: a tuple, as callers know it, and more."""
+
+    native: Any
+    num_tokens: int
+
+
+class LowLatencyHandle(tuple):
+    """``(src_info, layout_range, num_max_dispatch_tokens_per_rank, hidden, num_experts)``, and more."""
+
+    native: Any
+    owner: Any
+
+
+class Buffer:
+    """Memory of a group of ranks, and the calls that move tokens through it.
+
+    Making one is collective; dropping one is not. ``num_nvl_bytes`` and ``num_rdma_bytes`` together are what calls
+    have room for. A call waits ``timeout`` seconds for its peers (``UCCL_EP_TIMEOUT_SECS``, or 100), then it fails and
+    names them, or, with ``enable_shrink``, goes on without them.
+    """
+
+    num_sms: int = 20
+
+    def __init__(
+        self,
+        group: Any = None,
+        num_nvl_bytes: int = 0,
+        num_rdma_bytes: int = 0,
+        low_latency_mode: bool = False,
+        num_qps_per_rank: int = 24,
+        allow_nvlink_for_low_latency_mode: bool = True,
+        allow_mnnvl: bool = False,
+        explicitly_destroy: bool = False,
+        enable_shrink: bool = False,
+        comm: Any = None,
+        *,
+        is_intranode: bool | None = None,
+        timeout: float | None = None,
+        **unknown: Any,
+    ) -> None:
+        refuse_unknown("Buffer", unknown)
+        self._ranks = Ranks(group, comm)
+        self.group = group
+        self.rank, self.group_size = self._ranks.rank, self._ranks.size
+        self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
+        self.low_latency_mode = low_latency_mode
+        self.explicitly_destroy = explicitly_destroy
+        self._memory = Memory()
+        self._native = self._ranks.join(num_nvl_bytes + num_rdma_bytes, timeout, enable_shrink)
+
+    @property
+    def runtime(self) -> Any:
+        """The engine's end of the group."""
+        if self._native is None:
+            raise RuntimeError("the buffer has been destroyed")
+        return self._native
+
+    def destroy(self) -> None:
+        """Lets go of the buffer's memory. Local: it says nothing to other ranks."""
+        self._native = None
+
+    @classmethod
+    def set_num_sms(cls, num_sms: int) -> None:
+        """Remembers how many SMs callers want; the CPU has none."""
+        if num_sms <= 0 or num_sms % 2:
+            raise ValueError(f"num_sms is even and more than 0, not {num_sms}")
+        cls.num_sms = num_sms
+
+    @staticmethod
+    def is_sm90_compiled() -> bool:
+        """Whether FP8 is there; it always is."""
+        return True
+
+    @staticmethod
+    def capture() -> EventOverlap:
+        """The work of the current stream up to now."""
+        return EventOverlap(EventHandle())
+
+    @staticmethod
+    def get_low_latency_rdma_size_hint(
+        num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
+    ) -> int:
+        """Bytes that low latency mode needs: room for two dispatches and two combines at a time, of any top-k."""
+        tokens, local = num_max_dispatch_tokens_per_rank, num_experts // num_ranks
+        top_k = min(MAX_TOP_K, num_experts)
+        dispatch = num_ranks * _core.ep_record_len(2 * hidden, 0, top_k, local, tokens)
+        packed = hidden // GROUP * (2 * GROUP + 4)
+        combine = _core.ep_row_place_len(packed, 0, top_k, num_ranks, tokens)
+        return align(2 * (dispatch + combine), 128)
+
+    @staticmethod
+    def get_dispatch_config(num_ranks: int) -> Config:
+        """A configuration; all are the same here."""
+        return Config(Buffer.num_sms)
+
+    @staticmethod
+    def get_combine_config(num_ranks: int) -> Config:
+        """A configuration; all are the same here."""
+        return Config(Buffer.num_sms)
+
+    def get_comm_stream(self) -> None:
+        """None: the CPU has no streams."""
+
+    def get_local_buffer_tensor(
+        self,
+        dtype: torch.dtype,
+        size: torch.Size | None = None,
+        offset: int = 0,
+        use_rdma_buffer: bool = False,
+    ) -> torch.Tensor:
+        """This rank's own memory. What is written there is lost with the next call."""
+        start = offset + (self.num_nvl_bytes if use_rdma_buffer else 0)
+        count = None if size is None else size.numel()
+        flat = pool_tensor(self.runtime, dtype, start, count)
+        return flat if size is None else flat.view(size)
+
+    # Normal mode.
+
+    def get_dispatch_layout(
+        self,
+        topk_idx: torch.Tensor,
+        num_experts: int,
+        previous_event: EventHandle | EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, EventOverlap]:
+        """Counts tokens: by rank ``[R]`` i32, by node (None in one), by expert ``[E]`` i32, and ``[n, R]`` bool."""
+        wait_for(previous_event)
+        routing = routing_of(topk_idx, num_experts, self.group_size)
+        goes = torch.tensor(routing.goes(), dtype=torch.uint8).view(-1, self.group_size).bool()
+        per_rank = torch.tensor(routing.per_rank(), dtype=torch.int32)
+        per_expert = torch.tensor(routing.per_expert(), dtype=torch.int32)
+        return per_rank, None, per_expert, goes, done(async_finish, topk_idx)
+
+    def dispatch(
+        self,
+        x: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+        handle: NormalHandle | None = None,
+        num_tokens_per_rank: torch.Tensor | None = None,
+        num_tokens_per_rdma_rank: torch.Tensor | None = None,
+        is_token_in_rank: torch.Tensor | None = None,
+        num_tokens_per_expert: torch.Tensor | None = None,
+        topk_idx: torch.Tensor | None = None,
+        topk_weights: torch.Tensor | None = None,
+        expert_alignment: int = 1,
+        num_worst_tokens: int = 0,
+        config: Config | None = None,
+        previous_event: EventHandle | EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, list[int] | None, NormalHandle | None, EventOverlap]:
+        """Sends each token once to each rank that has one of its experts.
+
+        ``x`` is ``[n, H]``, or that and its scales ``[n, S]`` of four bytes each. What arrives is in order of rank and
+        token: ``recv_x`` (and scales), ``recv_topk_idx`` with numbers of this rank's experts (-1 for others),
+        ``recv_topk_weights`` (0 for others), the tokens of each local expert, aligned up, a handle, and an event. With
+        ``num_worst_tokens`` there are as many rows, and nothing is counted on the host. With a ``handle`` of an
+        earlier call, tokens go where they went then, and only ``recv_x`` and the event are returned.
+        """
+        wait_for(previous_event)
+        rows, scales = x if isinstance(x, tuple) else (x, None)
+        check("x", rows, (None, None))
+        if handle is not None:
+            if topk_idx is not None or topk_weights is not None:
+                raise ValueError("with a handle, topk_idx and topk_weights are None")
+            routing = handle.native.routing
+        elif topk_idx is not None:
+            if num_tokens_per_expert is None:
+                raise ValueError("num_tokens_per_expert is missing; get_dispatch_layout has it")
+            routing = routing_of(topk_idx, num_tokens_per_expert.numel(), self.group_size)
+        else:
+            routing = self._routing_by_rank(rows.shape[0], is_token_in_rank, num_tokens_per_expert)
+        if routing.tokens != rows.shape[0]:
+            raise ValueError(f"x has {rows.shape[0]} tokens, and {routing.tokens} are routed")
+        if topk_weights is not None:
+            check("topk_weights", topk_weights, (routing.tokens, routing.top_k), torch.float32)
+        native = _core.EpDispatch(
+            self.runtime,
+            routing,
+            rows=address(rows),
+            stride=rows.shape[1] * rows.element_size(),
+            kind="bytes",
+            len=rows.shape[1] * rows.element_size(),
+            scales=scales_in(scales, rows.shape[0]),
+            weights=address(topk_weights),
+            room=self._room(),
+        )
+        counts, per_expert = native.counts()
+        arrived, top_k = sum(counts), routing.top_k
+        have = num_worst_tokens or arrived
+        recv = self._memory.empty((have, rows.shape[1]), rows.dtype)
+        recv_scales = None if scales is None else torch.empty((have, *scales.shape[1:]), dtype=scales.dtype)
+        idx = weights = None
+        if handle is None and topk_idx is not None:
+            idx = torch.empty((have, top_k), dtype=topk_idx.dtype)
+            idx[arrived:] = -1
+        if handle is None and topk_weights is not None:
+            weights = torch.empty((have, top_k), dtype=torch.float32)
+        words = 0 if recv_scales is None else recv_scales[0:1].numel()
+        got = native.receive(
+            len=have,
+            rows=address(recv),
+            stride=recv.shape[1] * recv.element_size(),
+            scales=None if recv_scales is None else (address(recv_scales), words, 0, 1),
+            choices=address(idx),
+            is_64=idx is not None and idx.dtype == torch.int64,
+            weights=address(weights),
+            zeroes_foreign=True,
+        )
+        recv_x = recv if recv_scales is None else (recv, recv_scales)
+        event = done(async_finish, rows, recv)
+        if handle is not None:
+            return recv_x, None, None, None, None, event
+        per_expert = [] if num_worst_tokens else [align(count, expert_alignment) for count in per_expert]
+        return recv_x, idx, weights, per_expert, self._normal_handle(got), event
+
+    def _room(self) -> int:
+        """Bytes of a call of normal mode: two are under way at a time."""
+        return self.runtime.pool_len // 2 // 64 * 64
+
+    def _routing_by_rank(self, tokens: int, goes: torch.Tensor | None, per_expert: torch.Tensor | None) -> Any:
+        if goes is None or per_expert is None:
+            raise ValueError("without topk_idx, is_token_in_rank and num_tokens_per_expert are needed")
+        check("is_token_in_rank", goes, (tokens, self.group_size), torch.bool)
+        return _core.EpRouting.by_rank(
+            goes=address(goes), tokens=tokens, per_expert=per_expert.tolist(), ranks=self.group_size
+        )
+
+    def _normal_handle(self, native: Any) -> NormalHandle:
+        routing, ranks = native.routing, self.group_size
+        prefix = torch.zeros((ranks, ranks), dtype=torch.int32)
+        prefix[:, self.rank] = torch.tensor(native.counts(), dtype=torch.int32).cumsum(0)
+        table = torch.tensor(native.table(), dtype=torch.int32).view(-1, 2 + routing.top_k)
+        goes = torch.tensor(routing.goes(), dtype=torch.uint8).view(-1, ranks).bool()
+        channels = prefix.new_empty((ranks, 0))
+        handle = NormalHandle((prefix, channels, channels, table[:, 0].contiguous(), goes, goes.int() - 1))
+        handle.native, handle.num_tokens = native, routing.tokens
+        return handle
+
+    def combine(
+        self,
+        x: torch.Tensor,
+        handle: NormalHandle,
+        topk_weights: torch.Tensor | None = None,
+        bias: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
+        config: Config | None = None,
+        previous_event: EventHandle | EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
+        """Sums what ranks made of each token, without weights: ``[m, H]`` bf16 to ``[n, H]``.
+
+        Sums are made in f32, from the biases on and rank by rank, and rounded once. ``topk_weights`` ``[m, K]`` are
+        summed to ``[n, K]``.
+        """
+        wait_for(previous_event)
+        routing = handle.native.routing
+        arrived = sum(handle.native.counts())
+        check("x", x, (None, None), torch.bfloat16)
+        if x.shape[0] < arrived:
+            raise ValueError(f"x has {x.shape[0]} rows, and {arrived} tokens arrived")
+        out, out_weights = combined_tensors(self._memory, routing, x.shape[1], topk_weights)
+        if topk_weights is not None:
+            check("topk_weights", topk_weights, (x.shape[0], routing.top_k), torch.float32)
+        combine = _core.EpCombine(
+            handle.native,
+            rows=address(x),
+            len=x.shape[0],
+            stride=2 * x.shape[1],
+            hidden=x.shape[1],
+            sends="row",
+            weights=weights_address(topk_weights),
+        )
+        combine.finish(
+            rows=address(out),
+            sums="rank",
+            bias=biases(bias, out),
+            weights=address(out_weights),
+        )
+        return out, out_weights, done(async_finish, x, out)
+
+    def internode_dispatch(self, *args: Any, **keywords: Any) -> Any:
+        """As :meth:`dispatch`."""
+        return self.dispatch(*args, **keywords)
+
+    def internode_combine(self, *args: Any, **keywords: Any) -> Any:
+        """As :meth:`combine`."""
+        return self.combine(*args, **keywords)
+
+    # Low latency mode.
+
+    def low_latency_dispatch(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        num_max_dispatch_tokens_per_rank: int,
+        num_experts: int,
+        cumulative_local_expert_recv_stats: torch.Tensor | None = None,
+        dispatch_wait_recv_cost_stats: torch.Tensor | None = None,
+        use_fp8: bool = True,
+        round_scale: bool = False,
+        use_ue8m0: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+        **unknown: Any,
+    ) -> tuple[Any, torch.Tensor, LowLatencyHandle, EventOverlap, Hook | None]:
+        """Sends each token to its experts: ``[n, H]`` bf16 to ``[E/R, R*T, H]``, quantised on the way with ``use_fp8``.
+
+        Scales, one for 128 channels, are ``[E/R, R*T, H/128]`` f32, or ``[E/R, R*T, H/512]`` of four exponents each
+        with ``use_ue8m0``; rows of one scale are contiguous. The first ``count[e]`` rows of expert ``e`` are valid, in order
+        of rank and token. With ``return_recv_hook`` tensors are filled when the hook has been called.
+        """
+        refuse_unknown("low_latency_dispatch", {**unknown, "dispatch_wait_recv_cost_stats": dispatch_wait_recv_cost_stats})
+        if async_finish and return_recv_hook:
+            raise ValueError("async_finish and return_recv_hook exclude each other")
+        if use_ue8m0 and not round_scale:
+            raise ValueError("use_ue8m0 needs round_scale")
+        check("x", x, (None, None), torch.bfloat16)
+        (tokens, hidden), most = x.shape, num_max_dispatch_tokens_per_rank
+        if hidden % GROUP:
+            raise ValueError(f"hidden is a multiple of {GROUP}, not {hidden}")
+        routing = routing_of(topk_idx, num_experts, self.group_size)
+        if routing.tokens != tokens:
+            raise ValueError(f"x has {tokens} tokens, and topk_idx {routing.tokens}")
+        local, rows = num_experts // self.group_size, self.group_size * most
+        kind, words = "bytes", 0
+        if use_fp8:
+            kind = "exponent" if use_ue8m0 else "power" if round_scale else "exact"
+            words = hidden // (4 * GROUP if use_ue8m0 else GROUP)
+        recv = self._memory.empty((local, rows, hidden), torch.float8_e4m3fn if use_fp8 else torch.bfloat16)
+        scales = self._memory.empty((local, words, rows), torch.int32 if use_ue8m0 else torch.float32)
+        count = torch.empty(local, dtype=torch.int32)
+        src_info = torch.empty((local, rows), dtype=torch.int32)
+        layout_range = torch.empty((local, self.group_size), dtype=torch.int64)
+        handle = LowLatencyHandle((src_info, layout_range, most, hidden, num_experts))
+        handle.native, handle.owner = None, self.runtime
+        native = _core.EpDispatch(
+            self.runtime,
+            routing,
+            rows=address(x),
+            stride=2 * hidden,
+            kind=kind,
+            len=hidden if use_fp8 else 2 * hidden,
+            slots=most,
+        )
+
+        def receive() -> None:
+            _, per_expert = native.counts()
+            handle.native = native.receive(
+                len=local * rows,
+                rows=address(recv),
+                stride=hidden * recv.element_size(),
+                scales=(address(scales), 1, (words - 1) * rows, rows) if words else None,
+                starts=[expert * rows for expert in range(local)],
+            )
+            count.copy_(torch.tensor(per_expert, dtype=torch.int32))
+            if cumulative_local_expert_recv_stats is not None:
+                cumulative_local_expert_recv_stats.add_(count)
+            fill_layout(handle, routing.top_k)
+
+        if not return_recv_hook:
+            receive()
+        recv_x = (recv, scales.transpose(1, 2)) if use_fp8 else recv
+        event = done(async_finish, x, recv)
+        return recv_x, count, handle, event, receive if return_recv_hook else None
+
+    def low_latency_combine(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor,
+        handle: LowLatencyHandle,
+        use_logfmt: bool = False,
+        zero_copy: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+        out: torch.Tensor | None = None,
+        combine_wait_recv_cost_stats: torch.Tensor | None = None,
+        overlap: bool = False,
+        packed_recv_count: torch.Tensor | None = None,
+        comp_signal: torch.Tensor | None = None,
+        block_m: int = 64,
+        threshold: int = 0,
+        num_sms: int = 3,
+        src_signals: torch.Tensor | None = None,
+        src_signal_expect_value: int = 0,
+        **unknown: Any,
+    ) -> tuple[torch.Tensor, EventOverlap, Hook | None]:
+        """Sums what experts made of each token, each times its weight: ``[E/R, R*T, H]`` bf16 to ``[n, H]``.
+
+        Sums are made in f32, choice by choice, and rounded once. ``use_logfmt`` packs rows to ten bits a value where their
+        magnitudes are below 1. ``overlap``, which sends rows as their experts finish, is refused.
+        """
+        stats = {"combine_wait_recv_cost_stats": combine_wait_recv_cost_stats, "overlap": overlap}
+        refuse_unknown("low_latency_combine", {**unknown, **stats})
+        if async_finish and return_recv_hook:
+            raise ValueError("async_finish and return_recv_hook exclude each other")
+        if zero_copy and use_logfmt:
+            raise ValueError("zero_copy and use_logfmt exclude each other")
+        if handle.native is None:
+            raise RuntimeError("the dispatch's hook has not been called")
+        if handle.owner is not self._native:
+            raise RuntimeError("the handle is of another buffer, or of this one before ranks joined anew")
+        _, _, most, hidden, num_experts = handle
+        local, rows = num_experts // self.group_size, self.group_size * most
+        check("x", x, (local, rows, hidden), torch.bfloat16)
+        routing = handle.native.routing
+        shape = (routing.tokens, routing.top_k)
+        check("topk_idx", topk_idx, shape, torch.int64, torch.int32)
+        check("topk_weights", topk_weights, shape, torch.float32)
+        if out is None:
+            out = self._memory.empty((routing.tokens, hidden), torch.bfloat16)
+        check("out", out, (routing.tokens, hidden), torch.bfloat16)
+        combine = _core.EpCombine(
+            handle.native,
+            rows=address(x),
+            len=local * rows,
+            stride=2 * hidden,
+            hidden=hidden,
+            sends="each",
+            is_packed=use_logfmt,
+        )
+
+        def receive() -> None:
+            combine.finish(rows=address(out), sums="weighted", choice_weights=address(topk_weights))
+
+        if not return_recv_hook:
+            receive()
+        return out, done(async_finish, x, out), receive if return_recv_hook else None
+
+    def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
+        """Memory ``[E/R, R*T, H]`` bf16 for experts to write to. Rows are copied from it once, as from any other."""
+        _, _, most, hidden, num_experts = handle
+        shape = (num_experts // self.group_size, self.group_size * most, hidden)
+        return self._memory.empty(shape, torch.bfloat16)
+
+    def clean_low_latency_buffer(
+        self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int
+    ) -> None:
+        """Waits for all ranks. There is nothing to clean: what a call leaves behind is told apart by its number."""
+        self._ranks.exchange(b"")
+
+    def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
+        """Leaves a rank out of the calls that follow, or lets it take part again."""
+        self.runtime.mask(rank_to_mask, mask)
+
+    def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
+        """Writes to ``mask_status`` ``[R]`` i32 which ranks are left out."""
+        check("mask_status", mask_status, (self.group_size,), torch.int32)
+        mask_status.copy_(torch.tensor(self.runtime.masks(), dtype=torch.int32))
+
+    def low_latency_clean_mask_buffer(self) -> None:
+        """Lets all ranks take part again."""
+        for rank in range(self.group_size):
+            self.runtime.mask(rank, False)
+
+
+def fill_layout(handle: LowLatencyHandle, top_k: int) -> None:
+    """Fills a handle's tensors: the token of each row, and where the rows of each rank begin and how many they are."""
+    src_info, layout_range, *_ = handle
+    local, ranks = layout_range.shape
+    table = torch.tensor(handle.native.table(), dtype=torch.int32).view(-1, 2 + top_k)
+    rows = table[:, 2:].to(torch.int64)
+    tokens = table[:, :1].expand_as(rows)
+    is_row = rows >= 0
+    src_info.view(-1)[rows[is_row]] = tokens[is_row]
+    counts = torch.tensor(handle.native.per_expert(), dtype=torch.int64).view(ranks, local).t()
+    begins = counts.cumsum(1) - counts
+    layout_range.copy_(begins << 32 | counts)
+
+
+def combined_tensors(
+    memory: Memory, routing: Any, hidden: int, weights: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Tensors for the sums of a rank's tokens."""
+    out = memory.empty((routing.tokens, hidden), torch.bfloat16)
+    if weights is None:
+        return out, None
+    return out, torch.empty((routing.tokens, routing.top_k), dtype=torch.float32)
+
+
+def biases(bias: Any, out: torch.Tensor) -> tuple[int, int]:
+    """Addresses of up to two biases, which are as ``out``."""
+    given = bias if isinstance(bias, tuple) else (bias, None)
+    if len(given) > 2:
+        raise ValueError(f"there are up to two biases, not {len(given)}")
+    first, second = (*given, None)[:2]
+    for tensor in (first, second):
+        if tensor is not None:
+            check("bias", tensor, tuple(out.shape), torch.bfloat16)
+    return address(first), address(second)
+
+
+def initialize_uccl(
+    scratch: Any,
+    scratch_nbytes: int,
+    rank: int,
+    num_ranks: int,
+    group: Any,
+    num_experts: int = 0,
+    is_intranode: bool | None = None,
+    use_normal_mode: bool = False,
+    rdma_buffer_is_host_allocated: bool = False,
+    **unknown: Any,
+) -> tuple[list[Any], None]:
+    """What UCCL's programs call before they make a :class:`Buffer`. Buffers see to all of it themselves."""
+    refuse_unknown("initialize_uccl", unknown)
+    return [], None
+
+
+def destroy_uccl(proxies: Any, workers: Any) -> None:
+    """What UCCL's programs call at the end: there is nothing to destroy."""

@@ -1,0 +1,429 @@
+"""DeepEP's second interface: one dispatch and one combine, for any number of tokens."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from uccl import _core
+from uccl.ep._buffer import biases, combined_tensors
+from uccl.ep._events import EventHandle, EventOverlap, done, wait_for
+from uccl.ep._group import (
+    Ranks,
+    address,
+    align,
+    check,
+    pool_tensor,
+    refuse_unknown,
+    routing_of,
+    scales_in,
+    weights_address,
+)
+from uccl.ep._memory import Memory
+
+MAX_TOP_K = 32
+LOCAL_EXPERTS = 256
+UNIT = 2 << 20
+#: GB/s of a GPU's links to its peers, where nobody says: an H200's.
+NVLINK_GBS = 430.0
+
+
+@dataclass
+class EPHandle:
+    """What a combine, or a dispatch of the same tokens again, needs of a dispatch. Counts are of this rank's experts."""
+
+    do_expand: bool
+    num_experts: int
+    expert_alignment: int
+    num_max_tokens_per_rank: int
+    num_sms: int
+    #: ``[n, K]``: what was dispatched by.
+    topk_idx: torch.Tensor
+    #: Rows for tokens, and for tokens and experts; the most there can be where the host did not wait for counts.
+    num_recv_tokens: int
+    num_expanded_tokens: int
+    #: Aligned counts; empty where the host did not wait for them.
+    num_recv_tokens_per_expert_list: list[int]
+    #: ``[R]`` i32: how many tokens arrived from the ranks up to each.
+    psum_num_recv_tokens_per_scaleup_rank: torch.Tensor
+    #: ``[E/R]`` i32: inclusive sums of aligned counts; expanded: where the last row of each expert ends.
+    psum_num_recv_tokens_per_expert: torch.Tensor
+    #: ``[E/R]`` i32.
+    num_unaligned_recv_tokens_per_expert: torch.Tensor
+    #: ``[m, K + 2]`` i32: ``rank * T + token``, ``rank * K + last choice``, and the row of each choice, or -1.
+    recv_src_metadata: torch.Tensor
+    native: Any = field(repr=False)
+    owner: Any = field(repr=False)
+
+
+class ElasticBuffer:
+    """Memory of a group of ranks, and the calls that move tokens through it.
+
+    Making one is collective; dropping one is not. ``num_bytes``, or what the four sizes after it need, is what calls
+    have room for: nothing more is used. Arguments that tune GPUs and NICs are taken and mean nothing on the CPU.
+    """
+
+    def __init__(
+        self,
+        group: Any,
+        num_bytes: int | None = None,
+        num_cpu_bytes: int = 0,
+        num_max_tokens_per_rank: int = 0,
+        hidden: int = 0,
+        num_topk: int = 0,
+        use_fp8_dispatch: bool = False,
+        deterministic: bool = False,
+        allow_hybrid_mode: bool = True,
+        allow_multiple_reduction: bool = True,
+        prefer_overlap_with_compute: bool = True,
+        sl_idx: int = 3,
+        num_allocated_qps: int = 0,
+        num_cpu_timeout_secs: float = 300,
+        num_gpu_timeout_secs: float = 100,
+        explicitly_destroy: bool = False,
+        **unknown: Any,
+    ) -> None:
+        refuse_unknown("ElasticBuffer", {**unknown, "num_cpu_bytes": num_cpu_bytes or None})
+        self._ranks = Ranks(group)
+        if num_bytes is None:
+            if not num_max_tokens_per_rank or not hidden:
+                raise ValueError("give num_bytes, or num_max_tokens_per_rank, hidden and num_topk")
+            num_bytes = self.get_buffer_size_hint(
+                group,
+                num_max_tokens_per_rank,
+                hidden,
+                num_topk,
+                use_fp8_dispatch,
+                allow_hybrid_mode,
+                allow_multiple_reduction,
+            )
+        self.group = group
+        self.rank_idx, self.num_ranks = self._ranks.rank, self._ranks.size
+        self.num_bytes = num_bytes
+        self.num_max_tokens_per_rank = num_max_tokens_per_rank
+        self.num_allocated_qps = num_allocated_qps
+        self.allow_hybrid_mode = allow_hybrid_mode
+        self.allow_multiple_reduction = allow_multiple_reduction
+        self.prefer_overlap_with_compute = prefer_overlap_with_compute
+        self.deterministic = deterministic
+        self.explicitly_destroy = explicitly_destroy
+        self.nccl_comm_handle = None
+        self.num_scaleout_ranks, self.num_scaleup_ranks = self.get_logical_domain_size()
+        self.scaleout_rank_idx, self.scaleup_rank_idx = 0, self.rank_idx
+        self.num_rdma_ranks, self.num_nvlink_ranks = self.get_physical_domain_size()
+        self._memory = Memory()
+        self._native = self._ranks.join(num_bytes, num_cpu_timeout_secs, masks_late=False)
+
+    @property
+    def runtime(self) -> Any:
+        """The engine's end of the group."""
+        if self._native is None:
+            raise RuntimeError("the buffer has been destroyed")
+        return self._native
+
+    def destroy(self) -> None:
+        """Lets go of the buffer's memory. Local: it says nothing to other ranks."""
+        self._native = None
+
+    @staticmethod
+    def get_buffer_size_hint(
+        group: Any,
+        num_max_tokens_per_rank: int,
+        hidden: int,
+        num_topk: int = 0,
+        use_fp8_dispatch: bool = False,
+        allow_hybrid_mode: bool = True,
+        allow_multiple_reduction: bool = True,
+    ) -> int:
+        """Bytes that a dispatch and a combine of such sizes need, one after the other."""
+        ranks, tokens = group.size(), num_max_tokens_per_rank
+        top_k = num_topk or MAX_TOP_K
+        payload, scales = (hidden, -(-hidden // 32)) if use_fp8_dispatch else (2 * hidden, 0)
+        dispatch = ranks * _core.ep_record_len(payload, scales, top_k, LOCAL_EXPERTS, tokens)
+        slots = min(ranks, top_k) if allow_multiple_reduction else top_k
+        combine = _core.ep_row_place_len(2 * hidden, top_k, slots, ranks, tokens)
+        return align(max(dispatch, combine), UNIT)
+
+    def barrier(
+        self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True
+    ) -> None:
+        """Waits for all ranks."""
+        self._ranks.exchange(b"")
+
+    @staticmethod
+    def capture() -> EventHandle:
+        """The work of the current stream up to now."""
+        return EventHandle()
+
+    def get_comm_stream(self) -> None:
+        """None: the CPU has no streams."""
+
+    def get_physical_domain_size(self) -> tuple[int, int]:
+        """Nodes, and ranks of each."""
+        return get_physical_domain_size(self.group)
+
+    def get_logical_domain_size(self) -> tuple[int, int]:
+        """Nodes, and ranks of each, as dispatch sees them."""
+        return get_logical_domain_size(self.group, self.allow_hybrid_mode)
+
+    def get_theoretical_num_sms(
+        self,
+        num_experts: int,
+        num_topk: int,
+        num_scaleout_topk: int = 0,
+        rdma_gbs: float = 0.0,
+        nvlink_gbs: float = 0.0,
+        sm_read_gbs: float = 200.0,
+        sm_write_gbs: float = 50.0,
+    ) -> int:
+        """How many SMs of a GPU would keep its links busy: from the bytes that each token reads, writes and sends."""
+        ranks, gbs = self.num_ranks, nvlink_gbs or NVLINK_GBS
+        if ranks == 1:
+            return 4
+        missed = math.comb(num_experts - num_experts // ranks, num_topk) / math.comb(num_experts, num_topk)
+        copies = ranks * (1 - missed)
+        rate = gbs / (1 - 1 / ranks)
+        sms = math.ceil(1.25 * max(rate / copies / sm_read_gbs, rate / sm_write_gbs))
+        return align(max(4, sms), 2)
+
+    def get_theoretical_num_qps(self, num_sms: int) -> int:
+        """How many queue pairs DeepEP would use for these SMs."""
+        return min(num_sms, 9)
+
+    def get_local_buffer_tensor(self, dtype: torch.dtype, offset: int = 0) -> torch.Tensor:
+        """This rank's own memory. What is written there is lost with the next call."""
+        return pool_tensor(self.runtime, dtype, offset, None)
+
+    def dispatch(
+        self,
+        x: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+        topk_idx: torch.Tensor | None = None,
+        topk_weights: torch.Tensor | None = None,
+        cumulative_local_expert_recv_stats: torch.Tensor | None = None,
+        num_experts: int | None = None,
+        num_max_tokens_per_rank: int | None = None,
+        expert_alignment: int | None = None,
+        num_sms: int = 0,
+        num_qps: int = 0,
+        previous_event: EventHandle | EventOverlap | None = None,
+        previous_event_before_epilogue: EventHandle | EventOverlap | None = None,
+        async_with_compute_stream: bool = False,
+        allocate_on_comm_stream: bool = False,
+        handle: EPHandle | None = None,
+        do_handle_copy: bool = True,
+        do_cpu_sync: bool | None = None,
+        do_expand: bool = False,
+        do_zero_padding: bool = False,
+        use_tma_aligned_col_major_sf: bool = False,
+    ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, EPHandle, EventOverlap]:
+        """Sends each token once to each rank that has one of its experts.
+
+        ``x`` is ``[n, H]`` of any dtype whose rows are a multiple of 32 bytes, or that and opaque scales ``[n, S]`` of four
+        bytes each. What arrives is in order of rank and token: one row for each token, or, with ``do_expand``, one for
+        each token and local expert, where experts begin at multiples of ``expert_alignment``. Rows behind those that
+        arrived are not written; ``recv_topk_idx`` is -1 there. With a ``handle`` tokens go where they went then.
+        """
+        wait_for(previous_event)
+        wait_for(previous_event_before_epilogue)
+        rows, scales = x if isinstance(x, tuple) else (x, None)
+        check("x", rows, (None, None))
+        tokens, row_bytes = rows.shape[0], rows.shape[1] * rows.element_size()
+        if row_bytes % 32:
+            raise ValueError(f"rows of x are a multiple of 32 bytes, not {row_bytes}")
+        if handle is not None:
+            if topk_idx is not None or cumulative_local_expert_recv_stats is not None:
+                raise ValueError("with a handle, topk_idx and cumulative_local_expert_recv_stats are None")
+            self._check_handle(handle)
+            num_experts, do_expand = handle.num_experts, handle.do_expand
+            expert_alignment = handle.expert_alignment
+            num_max_tokens_per_rank = handle.num_max_tokens_per_rank
+            routing, topk_idx = handle.native.routing, handle.topk_idx
+            do_cpu_sync = False if do_cpu_sync is None else do_cpu_sync
+        else:
+            if topk_idx is None or num_experts is None:
+                raise ValueError("topk_idx and num_experts are needed, or a handle")
+            routing = routing_of(topk_idx, num_experts, self.num_ranks)
+            topk_idx = topk_idx.clone() if do_handle_copy else topk_idx
+            do_cpu_sync = True if do_cpu_sync is None else do_cpu_sync
+        most = self.num_max_tokens_per_rank if num_max_tokens_per_rank is None else num_max_tokens_per_rank
+        if routing.tokens != tokens:
+            raise ValueError(f"x has {tokens} tokens, and {routing.tokens} are routed")
+        alignment, local, top_k = expert_alignment or 1, routing.local_experts, routing.top_k
+        if topk_weights is not None:
+            check("topk_weights", topk_weights, (tokens, top_k), torch.float32)
+        native = _core.EpDispatch(
+            self.runtime,
+            routing,
+            rows=address(rows),
+            stride=row_bytes,
+            kind="bytes",
+            len=row_bytes,
+            scales=scales_in(scales, tokens),
+            weights=address(topk_weights),
+            slots=most,
+        )
+        counts, per_expert = native.counts()
+        arrived = sum(counts)
+        aligned = [align(count, alignment) for count in per_expert]
+        ends = torch.tensor(aligned, dtype=torch.int32).cumsum(0).to(torch.int32)
+        starts = [0, *ends.tolist()][:local]
+        exact = handle is not None and handle.num_recv_tokens_per_expert_list
+        if do_cpu_sync or exact:
+            have, expanded = arrived, sum(aligned)
+        else:
+            have = self.num_ranks * most
+            expanded = align(have * min(top_k, local) + (alignment - 1) * local, alignment)
+        out_rows = expanded if do_expand else have
+        recv = self._memory.empty((out_rows, rows.shape[1]), rows.dtype)
+        recv_scales = self._scales_for(scales, out_rows, use_tma_aligned_col_major_sf)
+        idx = weights = None
+        if not do_expand:
+            idx = torch.empty((out_rows, top_k), dtype=topk_idx.dtype)
+            idx[arrived:] = -1
+        if topk_weights is not None:
+            weights = torch.empty((out_rows,) if do_expand else (out_rows, top_k), dtype=torch.float32)
+        got = native.receive(
+            len=out_rows,
+            rows=address(recv),
+            stride=row_bytes,
+            scales=None
+            if recv_scales is None
+            else (address(recv_scales), recv_scales.stride(0), 0, recv_scales.stride(1)),
+            choices=address(idx),
+            is_64=idx is not None and idx.dtype == torch.int64,
+            weights=address(weights),
+            starts=starts if do_expand else None,
+        )
+        if do_expand and do_zero_padding:
+            for start, count, size in zip(starts, per_expert, aligned):
+                gap = slice(start + count, start + size)
+                for tensor in (recv, recv_scales, weights):
+                    if tensor is not None:
+                        tensor[gap] = 0
+        unaligned = torch.tensor(per_expert, dtype=torch.int32)
+        if cumulative_local_expert_recv_stats is not None:
+            cumulative_local_expert_recv_stats.add_(unaligned)
+        recv_x = recv if recv_scales is None else (recv, recv_scales)
+        event = done(async_with_compute_stream, rows, recv)
+        if handle is not None:
+            return recv_x, idx, weights, handle, event
+        made = EPHandle(
+            do_expand=do_expand,
+            num_experts=num_experts,
+            expert_alignment=alignment,
+            num_max_tokens_per_rank=most,
+            num_sms=num_sms,
+            topk_idx=topk_idx,
+            num_recv_tokens=have,
+            num_expanded_tokens=expanded,
+            num_recv_tokens_per_expert_list=aligned if do_cpu_sync else [],
+            psum_num_recv_tokens_per_scaleup_rank=torch.tensor(counts, dtype=torch.int32)
+            .cumsum(0)
+            .to(torch.int32),
+            psum_num_recv_tokens_per_expert=ends - ends.new_tensor(aligned) + unaligned if do_expand else ends,
+            num_unaligned_recv_tokens_per_expert=unaligned,
+            recv_src_metadata=source_metadata(got, most, top_k),
+            native=got,
+            owner=self.runtime,
+        )
+        return recv_x, idx, weights, made, event
+
+    def _scales_for(
+        self, scales: torch.Tensor | None, rows: int, is_col_major: bool
+    ) -> torch.Tensor | None:
+        if scales is None:
+            return None
+        words = scales.shape[1] if scales.dim() == 2 else 1
+        if not is_col_major:
+            return torch.empty((rows, words), dtype=scales.dtype)
+        return torch.empty((words, align(rows, 4)), dtype=scales.dtype)[:, :rows].t()
+
+    def _check_handle(self, handle: EPHandle) -> None:
+        if handle.owner is not self._native:
+            raise RuntimeError("the handle is of another buffer, or of this one before ranks joined anew")
+
+    def combine(
+        self,
+        x: torch.Tensor,
+        handle: EPHandle,
+        topk_weights: torch.Tensor | None = None,
+        bias: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
+        num_sms: int = 0,
+        num_qps: int = 0,
+        previous_event: EventHandle | EventOverlap | None = None,
+        previous_event_before_epilogue: EventHandle | EventOverlap | None = None,
+        async_with_compute_stream: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
+        """Sums what ranks made of each token, without weights: rows as dispatch gave them to ``[n, H]`` bf16.
+
+        Sums are made in f32, from the biases on, in order of each rank's last choice of the token, and rounded once.
+        Expanded rows of one rank are summed and rounded first, with ``allow_multiple_reduction``; without it each counts by
+        itself. ``combined_topk_weights`` ``[n, K]`` are what the ranks of the choices give back.
+        """
+        wait_for(previous_event)
+        wait_for(previous_event_before_epilogue)
+        self._check_handle(handle)
+        routing = handle.native.routing
+        check("x", x, (None, None), torch.bfloat16)
+        rows, hidden = x.shape
+        sends = ("sum" if self.allow_multiple_reduction else "each") if handle.do_expand else "row"
+        if sends == "each" and topk_weights is not None:
+            raise ValueError("expanded rows have no topk_weights without allow_multiple_reduction")
+        if topk_weights is not None:
+            shape = (rows,) if handle.do_expand else (rows, routing.top_k)
+            check("topk_weights", topk_weights, shape, torch.float32)
+        out, out_weights = combined_tensors(self._memory, routing, hidden, topk_weights)
+        combine = _core.EpCombine(
+            handle.native,
+            rows=address(x),
+            len=rows,
+            stride=2 * hidden,
+            hidden=hidden,
+            sends=sends,
+            weights=weights_address(topk_weights),
+        )
+        combine.finish(rows=address(out), sums="choice", bias=biases(bias, out), weights=address(out_weights))
+        return out, out_weights, done(async_with_compute_stream, x, out)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("engram_", "pp_", "agrs_")) or name in EXPERIMENTAL:
+            raise NotImplementedError(f"ElasticBuffer.{name} is experimental in DeepEP, and not here")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+#: What no framework calls.
+EXPERIMENTAL = frozenset(
+    {
+        "get_engram_storage_size_hint",
+        "get_pp_buffer_size_hint",
+        "get_agrs_num_max_session_bytes",
+        "get_agrs_buffer_size_hint",
+        "create_agrs_session",
+        "destroy_agrs_session",
+        "all_gather",
+    }
+)
+
+
+def source_metadata(native: Any, most: int, top_k: int) -> torch.Tensor:
+    """``[m, K + 2]``; see :class:`EPHandle`."""
+    table = torch.tensor(native.table(), dtype=torch.int32).view(-1, 2 + top_k)
+    masters = torch.tensor(native.masters(), dtype=torch.int32)
+    rank = table[:, 1].clone()
+    table[:, 0] += rank * most
+    table[:, 1] = rank * top_k + masters
+    return table
+
+
+def get_physical_domain_size(group: Any) -> tuple[int, int]:
+    """Nodes of a group, and ranks of each; all ranks are on one node so far."""
+    return 1, group.size()
+
+
+def get_logical_domain_size(group: Any, allow_hybrid_mode: bool = True) -> tuple[int, int]:
+    """Nodes of a group, and ranks of each, as dispatch sees them."""
+    return get_physical_domain_size(group) if allow_hybrid_mode else (1, group.size())

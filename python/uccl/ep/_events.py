@@ -1,0 +1,65 @@
+"""When something has been done.
+
+On the CPU a call has done what it does when it returns, or when its hook does, so an event is always over.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+
+class EventHandle:
+    """The work that was given to the current stream before this."""
+
+    def current_stream_wait(self) -> None:
+        """Makes the current stream wait for that work."""
+
+
+class EventOverlap:
+    """An event, or none, and what lives as long as the work before it."""
+
+    def __init__(
+        self, event: EventHandle | None = None, extra_tensors: tuple[Any, ...] | None = None
+    ) -> None:
+        self.event = event
+        self.extra_tensors = extra_tensors
+        self._hooks: list[Callable[[], Any]] = []
+
+    def current_stream_wait(self, release_handle: bool = False) -> None:
+        """Makes the current stream wait for the event, which there must be."""
+        if self.event is None:
+            raise RuntimeError("there is no event to wait for: the call was not asynchronous")
+        self.event.current_stream_wait()
+        hooks, self._hooks = self._hooks, []
+        for hook in hooks:
+            hook()
+        if release_handle:
+            self.event = self.extra_tensors = None
+
+    def register_hook_after_wait(self, hook: Callable[[], Any]) -> None:
+        """Has ``hook`` called by the next wait."""
+        self._hooks.append(hook)
+
+    def __call__(self) -> None:
+        """As :meth:`current_stream_wait`."""
+        self.current_stream_wait()
+
+    def __enter__(self) -> EventOverlap:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.event is not None:
+            self.current_stream_wait()
+
+
+def wait_for(event: EventHandle | EventOverlap | None) -> None:
+    """Waits for an event of any of the kinds that callers pass."""
+    if isinstance(event, EventOverlap):
+        event = event.event
+    if event is not None:
+        event.current_stream_wait()
+
+
+def done(is_async: bool, *tensors: Any) -> EventOverlap:
+    """What a call returns: with an event if it was asynchronous."""
+    return EventOverlap(EventHandle(), tensors) if is_async else EventOverlap()

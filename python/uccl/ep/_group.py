@@ -1,0 +1,144 @@
+"""Ranks that find each other, by whatever group the caller has."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any, Callable
+
+import torch
+
+from uccl import _core
+
+#: Seconds that a call waits for its peers, unless the caller says.
+TIMEOUT = "UCCL_EP_TIMEOUT_SECS"
+DEFAULT_TIMEOUT = 100.0
+
+
+def timeout_of(seconds: float | None) -> float:
+    """The seconds that were said, or the environment's, or a hundred."""
+    if seconds is None:
+        seconds = float(os.environ.get(TIMEOUT, DEFAULT_TIMEOUT))
+    if seconds <= 0:
+        raise ValueError(f"a timeout is more than 0 seconds, not {seconds}")
+    return seconds
+
+
+class Ranks:
+    """A torch process group (gloo or NCCL), or an MPI communicator."""
+
+    def __init__(self, group: Any, comm: Any = None) -> None:
+        if group is None and comm is None:
+            raise ValueError("a buffer needs the ranks' group (or comm, an MPI communicator)")
+        self.group, self._comm = group, comm
+        if group is not None:
+            self.rank, self.size = group.rank(), group.size()
+        else:
+            self.rank, self.size = comm.Get_rank(), comm.Get_size()
+
+    def exchange(self, mine: bytes) -> list[bytes]:
+        """What every rank gives, in order of rank."""
+        if self.group is None:
+            return list(self._comm.allgather(mine))
+        everyone: list[Any] = [None] * self.size
+        torch.distributed.all_gather_object(everyone, mine, group=self.group)
+        return everyone
+
+    def join(self, pool: int, timeout: float | None, masks_late: bool) -> Any:
+        """This rank's end of the group."""
+        return _core.EpGroup(
+            rank=self.rank,
+            ranks=self.size,
+            pool=max(pool, 1),
+            timeout=timeout_of(timeout),
+            masks_late=masks_late,
+            exchange=self.exchange,
+        )
+
+
+def refuse_unknown(where: str, keywords: dict[str, Any]) -> None:
+    """Takes keywords that other libraries have, as long as they ask for nothing."""
+    asked = sorted(name for name, value in keywords.items() if value is not None and value is not False)
+    if asked:
+        raise NotImplementedError(f"{where} does not have {', '.join(asked)}")
+
+
+def pool_tensor(native: Any, dtype: torch.dtype, offset: int, count: int | None) -> torch.Tensor:
+    """Elements of a rank's own pool, ``offset`` bytes from its start."""
+    size = torch.empty(0, dtype=dtype).element_size()
+    most = (native.pool_len - offset) // size
+    count = most if count is None else count
+    if offset < 0 or count < 0 or count > most:
+        raise ValueError(f"{count} elements at byte {offset} of a pool of {native.pool_len} bytes")
+    memory = (ctypes.c_ubyte * (count * size)).from_address(native.pool + offset)
+    # The pool lives as long as the tensor.
+    memory.uccl_group = native  # type: ignore[attr-defined]
+    return torch.frombuffer(memory, dtype=dtype) if count else torch.empty(0, dtype=dtype)
+
+
+def on_cpu(name: str, tensor: torch.Tensor) -> None:
+    """Raises for a tensor that is somewhere else."""
+    if tensor.device.type != "cpu":
+        raise NotImplementedError(f"{name} is on {tensor.device}; only tensors on the CPU are supported so far")
+
+
+def check(name: str, tensor: torch.Tensor, shape: tuple[int | None, ...], *dtypes: torch.dtype) -> torch.Tensor:
+    """The tensor, if it is contiguous, on the CPU, and of this shape (None: any length) and one of these dtypes."""
+    on_cpu(name, tensor)
+    fits = tensor.dim() == len(shape) and all(
+        want is None or have == want for have, want in zip(tensor.shape, shape)
+    )
+    if not fits:
+        want = ", ".join("any" if length is None else str(length) for length in shape)
+        raise ValueError(f"{name} has the shape {tuple(tensor.shape)}, and should have ({want})")
+    if dtypes and tensor.dtype not in dtypes:
+        raise ValueError(f"{name} is of {tensor.dtype}, and should be of {' or '.join(map(str, dtypes))}")
+    if not tensor.is_contiguous():
+        raise ValueError(f"{name} is not contiguous")
+    return tensor
+
+
+def address(tensor: torch.Tensor | None) -> int:
+    """Where a tensor is; 0 for none, and for one without elements."""
+    return 0 if tensor is None or tensor.numel() == 0 else tensor.data_ptr()
+
+
+def weights_address(weights: torch.Tensor | None) -> int:
+    """Where weights are. All ranks give them or none does, so those of no token are told from none."""
+    return 0 if weights is None else address(weights) or 1
+
+
+def scales_in(scales: torch.Tensor | None, tokens: int) -> tuple[int, int, int, int] | None:
+    """Scales of four bytes each, of any strides: address, words of a token, strides by token and by word."""
+    if scales is None:
+        return None
+    on_cpu("scales", scales)
+    if scales.dim() == 1:
+        scales = scales.unsqueeze(1)
+    if scales.element_size() != 4 or scales.dim() != 2 or scales.shape[0] != tokens:
+        raise ValueError(
+            f"scales are of {scales.dtype} and {tuple(scales.shape)}, and should be of 4 bytes and ({tokens}, any)"
+        )
+    return address(scales), scales.shape[1], scales.stride(0), scales.stride(1)
+
+
+def routing_of(topk_idx: torch.Tensor, num_experts: int, ranks: int) -> Any:
+    """Where tokens go, by their choices."""
+    check("topk_idx", topk_idx, (None, None), torch.int64, torch.int32)
+    tokens, top_k = topk_idx.shape
+    return _core.EpRouting.by_choices(
+        experts=address(topk_idx),
+        is_64=topk_idx.dtype == torch.int64,
+        tokens=tokens,
+        top_k=top_k,
+        num_experts=num_experts,
+        ranks=ranks,
+    )
+
+
+def align(count: int, to: int) -> int:
+    """The next multiple."""
+    return -(-count // to) * to
+
+
+Hook = Callable[[], None]
