@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use crate::{deny, kernels, libfabric, nixl, python};
+use crate::{deny, ep, kernels, libfabric, nixl, python};
 
 /// Downloads it, in the order in which it is needed.
 pub(crate) fn run() -> Result<()> {
@@ -11,7 +11,9 @@ pub(crate) fn run() -> Result<()> {
         return Ok(());
     }
     // One that cannot be had keeps nothing from the others.
-    for fetch in [deny::fetch, kernels::fetch, python::fetch, nixl::fetch, libfabric::fetch] {
+    for fetch in
+        [deny::fetch, kernels::fetch, python::fetch, nixl::fetch, ep::fetch, libfabric::fetch]
+    {
         if let Err(error) = fetch() {
             println!("{error:#}");
         }

@@ -8,6 +8,7 @@ mod demo;
 mod deny;
 mod dist;
 mod done;
+mod ep;
 mod fetch;
 mod guest;
 mod hammer;

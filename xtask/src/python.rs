@@ -57,7 +57,8 @@ pub(crate) fn tests() -> Result<Done> {
     let python = with_wheel()?;
     let mut done = Done::default();
     // Those have environments of their own.
-    let result = pytest(&python, &["--ignore=tests/nixl", "tests"], &mut done);
+    let others = ["--ignore=tests/nixl", "--ignore=tests/ep", "tests"];
+    let result = pytest(&python, &others, &mut done);
     done.or_failed(result)
 }
 
@@ -80,8 +81,11 @@ pub(crate) fn tests_in_guest() -> Result<Done> {
         .args(["--rails=1", "--cpus=2", "--timeout=300", "--"])
         .args([&python])
         .env("UCCL_TEST_TRANSPORTS", "verbs");
-    let ended =
-        watch(program, &["--ignore=tests/nixl", "-m", "rails", "-k", IN_GUEST, "tests"], &mut done);
+    let ended = watch(
+        program,
+        &["--ignore=tests/nixl", "--ignore=tests/ep", "-m", "rails", "-k", IN_GUEST, "tests"],
+        &mut done,
+    );
     done.or_failed(ended)
 }
 

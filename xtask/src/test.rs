@@ -12,7 +12,7 @@ use clap::{Args, ValueEnum};
 use crate::{
     capi, circles, deny,
     done::Done,
-    guest, hammer, headers, kernels, libfabric, lint, loom, mutants, nixl, package, prefetch,
+    ep, guest, hammer, headers, kernels, libfabric, lint, loom, mutants, nixl, package, prefetch,
     python, readme,
     report::{left_out, passed_in},
     settings,
@@ -213,6 +213,12 @@ const STEPS: &[Step] = &[
         group: Group::Python,
         about: "the backend UCCL in stock NIXL, oldest and newest release",
         run: |_| nixl::tests(),
+    },
+    Step {
+        name: "ep",
+        group: Group::Python,
+        about: "expert parallelism among processes, with torch",
+        run: |_| ep::tests(),
     },
     Step {
         name: "examples",

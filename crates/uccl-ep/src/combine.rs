@@ -162,7 +162,7 @@ impl Combine {
         &mut self,
         until: Until,
         is_interrupted: &mut Interrupted<'_>,
-        take: &mut dyn FnMut(&Self, (usize, u16)) -> Result<()>,
+        take: &mut Take<'_>,
     ) -> Result<()> {
         let group = Arc::clone(&self.group);
         let mut wait = Wait { phase: Phase::Combine, is_interrupted: &mut || is_interrupted() };
@@ -464,6 +464,9 @@ impl Combine {
     }
 }
 
+/// Takes a round out of the place that begins at an offset.
+type Take<'a> = dyn FnMut(&Combine, (usize, u16)) -> Result<()> + 'a;
+
 const KIND: usize = 2;
 
 /// One row of a token's sum.
@@ -500,10 +503,10 @@ fn master(rank: usize, choices: &[i32], routing: &Routing) -> Option<usize> {
 
 fn check(handle: &Handle, results: &Results) -> Result<()> {
     let Results { rows, len, stride, hidden, sends, is_packed, .. } = *results;
-    if !rows.addr().is_multiple_of(2) || stride % 2 != 0 {
+    if !rows.addr().is_multiple_of(2) || !stride.is_multiple_of(2) {
         return Err(Error::invalid("rows of bf16 are aligned to 2 bytes"));
     }
-    if is_packed && hidden % GROUP != 0 {
+    if is_packed && !hidden.is_multiple_of(GROUP) {
         return Err(Error::invalid(format!(
             "rows to pack have a multiple of {GROUP} values, not {hidden}"
         )));

@@ -523,7 +523,9 @@ fn record_of(tokens: &Tokens, routing: &Routing) -> Result<Record> {
         Payload::Bytes(payload) => Ok(Record { payload, scales: given, top_k }),
         Payload::Quantised(hidden, how) => {
             let unit = if how == Scales::Exponent { 4 * quantise::GROUP } else { quantise::GROUP };
-            if hidden % unit != 0 || !tokens.rows.addr().is_multiple_of(2) || tokens.stride % 2 != 0
+            if !hidden.is_multiple_of(unit)
+                || !tokens.rows.addr().is_multiple_of(2)
+                || !tokens.stride.is_multiple_of(2)
             {
                 return Err(Error::invalid(format!(
                     "rows to quantise have a multiple of {unit} bf16, not {hidden}"

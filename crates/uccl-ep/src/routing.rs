@@ -47,7 +47,7 @@ impl Routing {
         if top_k == 0 || top_k > MAX_TOP_K {
             return Err(Error::invalid(format!("top-k is 1 to {MAX_TOP_K}, not {top_k}")));
         }
-        if num_experts == 0 || num_experts > MAX_EXPERTS || num_experts % ranks != 0 {
+        if num_experts == 0 || num_experts > MAX_EXPERTS || !num_experts.is_multiple_of(ranks) {
             let why = format!(
                 "the number of experts is a multiple of the {ranks} ranks and {MAX_EXPERTS} at most, not {num_experts}"
             );
@@ -88,7 +88,7 @@ impl Routing {
     /// The experts are not the same number for each rank.
     pub fn by_rank(goes: &[bool], per_expert: &[u32], ranks: usize) -> Result<Self> {
         let num_experts = per_expert.len();
-        if num_experts > MAX_EXPERTS || num_experts % ranks != 0 {
+        if num_experts > MAX_EXPERTS || !num_experts.is_multiple_of(ranks) {
             return Err(Error::invalid(format!("{num_experts} experts for {ranks} ranks")));
         }
         let (starts, to) = listed(ranks, |rank, to| {

@@ -192,7 +192,7 @@ class Buffer:
         """Counts tokens: by rank ``[R]`` i32, by node (None in one), by expert ``[E]`` i32, and ``[n, R]`` bool."""
         wait_for(previous_event)
         routing = routing_of(topk_idx, num_experts, self.group_size)
-        goes = torch.tensor(routing.goes(), dtype=torch.uint8).view(-1, self.group_size).bool()
+        goes = torch.tensor(routing.goes(), dtype=torch.bool).view(-1, self.group_size)
         per_rank = torch.tensor(routing.per_rank(), dtype=torch.int32)
         per_expert = torch.tensor(routing.per_expert(), dtype=torch.int32)
         return per_rank, None, per_expert, goes, done(async_finish, topk_idx)
@@ -296,7 +296,7 @@ class Buffer:
         prefix = torch.zeros((ranks, ranks), dtype=torch.int32)
         prefix[:, self.rank] = torch.tensor(native.counts(), dtype=torch.int32).cumsum(0)
         table = torch.tensor(native.table(), dtype=torch.int32).view(-1, 2 + routing.top_k)
-        goes = torch.tensor(routing.goes(), dtype=torch.uint8).view(-1, ranks).bool()
+        goes = torch.tensor(routing.goes(), dtype=torch.bool).view(-1, ranks)
         channels = prefix.new_empty((ranks, 0))
         handle = NormalHandle((prefix, channels, channels, table[:, 0].contiguous(), goes, goes.int() - 1))
         handle.native, handle.num_tokens = native, routing.tokens

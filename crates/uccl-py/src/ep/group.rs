@@ -169,12 +169,12 @@ impl PyRouting {
     }
 
     /// By token and rank, whether it goes there.
-    fn goes(&self) -> Vec<u8> {
+    fn goes(&self) -> Vec<bool> {
         let ranks = self.routing.ranks();
-        let mut goes = vec![0; self.routing.tokens() * ranks];
+        let mut goes = vec![false; self.routing.tokens() * ranks];
         for rank in 0..ranks {
             for token in self.routing.to(rank) {
-                goes[*token as usize * ranks + rank] = 1;
+                goes[*token as usize * ranks + rank] = true;
             }
         }
         goes

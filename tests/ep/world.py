@@ -1,0 +1,87 @@
+"""Ranks in processes of their own, which outlive a test: importing torch takes them seconds."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any, Callable
+
+#: The most ranks that a test has.
+MOST = 4
+#: Seconds that a function may take on all ranks.
+LIMIT = 50
+
+
+def serve(rank: int, folder: str, pipe: Any) -> None:
+    """What a rank's process does: calls the functions that come, and sends back what they return."""
+    # A rank that fails leaves the others waiting.
+    os.environ["UCCL_EP_TIMEOUT_SECS"] = "15"
+    # The distribution that has no more than this name, unless it is installed.
+    sys.path.append(str(Path(__file__).parents[2] / "python" / "deep_ep"))
+    import torch
+
+    torch.set_num_threads(1)
+    dist = torch.distributed
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=MOST)
+    groups = {size: dist.new_group(list(range(size))) for size in range(1, MOST + 1)}
+    while True:
+        task = pipe.recv()
+        if task is None:
+            break
+        size, function, args = task
+        try:
+            answer = function(groups[size], *args) if rank < size else None
+            pipe.send((True, answer))
+        except Exception:
+            pipe.send((False, traceback.format_exc()))
+    dist.destroy_process_group()
+
+
+class World:
+    """Processes of ranks."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._folder = tempfile.TemporaryDirectory()
+        self._ranks = []
+        for rank in range(MOST):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=serve, args=(rank, self._folder.name, theirs), daemon=True)
+            process.start()
+            self._ranks.append((process, ours))
+
+    def run(self, ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """What ``function(group, *args)`` returns on each of so many ranks."""
+        for _, pipe in self._ranks:
+            pipe.send((ranks, function, args))
+        answers = []
+        for rank, (process, pipe) in enumerate(self._ranks):
+            if not pipe.poll(LIMIT):
+                self.end()
+                raise TimeoutError(f"rank {rank} (process {process.pid}) does not answer")
+            answers.append(pipe.recv())
+        failed = [f"rank {rank}:\n{text}" for rank, (well, text) in enumerate(answers) if not well]
+        if failed:
+            raise AssertionError("\n".join(failed))
+        return [answer for _, answer in answers[:ranks]]
+
+    def end(self) -> None:
+        """Ends the processes."""
+        for process, pipe in self._ranks:
+            if process.is_alive():
+                try:
+                    pipe.send(None)
+                except OSError:
+                    pass
+        for process, _ in self._ranks:
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._folder.cleanup()
+
+
