@@ -1,6 +1,7 @@
 """Moves tensors between GPUs and hosts over whatever link joins them.
 
-The point-to-point engine is :mod:`uccl.p2p`; :func:`nixl_plugin_dir` brings it to NIXL.
+The point-to-point engine is :mod:`uccl.p2p`; :func:`nixl_plugin_dir` brings it to NIXL. Expert parallelism is
+:mod:`uccl.ep`, which needs torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, SupportsIndex, Union, overload
@@ -7,10 +7,17 @@ from typing_extensions import Buffer, Self, TypeAlias, disjoint_base, final
 
 __all__ = [
     "Endpoint",
+    "EpCombine",
+    "EpDispatch",
+    "EpGroup",
+    "EpHandle",
+    "EpRouting",
     "SharedMemory",
     "XferDesc",
     "XferHandle",
     "__version__",
+    "ep_record_len",
+    "ep_row_place_len",
     "get_oob_ip",
     "last_error",
 ]
@@ -591,3 +598,106 @@ class Endpoint:
         traceback: TracebackType | None = None,
     ) -> None: ...
     def _alloc(self, size: int) -> SharedMemory: ...
+
+class EpGroup:
+    def __init__(
+        self,
+        *,
+        rank: int,
+        ranks: int,
+        pool: int,
+        timeout: float,
+        masks_late: bool,
+        exchange: Callable[[bytes], list[bytes | None]],
+    ) -> None: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def ranks(self) -> int: ...
+    @property
+    def pool(self) -> int: ...
+    @property
+    def pool_len(self) -> int: ...
+    def mask(self, rank: int, is_masked: bool) -> None: ...
+    def masks(self) -> list[bool]: ...
+
+class EpRouting:
+    @staticmethod
+    def by_choices(
+        *, experts: int, is_64: bool, tokens: int, top_k: int, num_experts: int, ranks: int
+    ) -> EpRouting: ...
+    @staticmethod
+    def by_rank(*, goes: int, tokens: int, per_expert: list[int], ranks: int) -> EpRouting: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def local_experts(self) -> int: ...
+    def per_rank(self) -> list[int]: ...
+    def per_expert(self) -> list[int]: ...
+    def goes(self) -> list[bool]: ...
+
+class EpHandle:
+    @property
+    def routing(self) -> EpRouting: ...
+    def table(self) -> list[int]: ...
+    def masters(self) -> list[int]: ...
+    def counts(self) -> list[int]: ...
+    def per_expert(self) -> list[int]: ...
+
+class EpDispatch:
+    def __init__(
+        self,
+        group: EpGroup,
+        routing: EpRouting,
+        *,
+        rows: int,
+        stride: int,
+        kind: str,
+        len: int,
+        scales: tuple[int, int, int, int] | None = None,
+        weights: int = 0,
+        slots: int | None = None,
+        room: int = 0,
+    ) -> None: ...
+    def counts(self) -> tuple[list[int], list[int]]: ...
+    def receive(
+        self,
+        *,
+        len: int,
+        rows: int,
+        stride: int,
+        scales: tuple[int, int, int, int] | None = None,
+        choices: int = 0,
+        is_64: bool = False,
+        weights: int = 0,
+        zeroes_foreign: bool = False,
+        starts: list[int] | None = None,
+    ) -> EpHandle: ...
+
+class EpCombine:
+    def __init__(
+        self,
+        handle: EpHandle,
+        *,
+        rows: int,
+        len: int,
+        stride: int,
+        hidden: int,
+        sends: str,
+        weights: int = 0,
+        is_packed: bool = False,
+    ) -> None: ...
+    def finish(
+        self,
+        *,
+        rows: int,
+        sums: str,
+        choice_weights: int = 0,
+        bias: tuple[int, int] = (0, 0),
+        weights: int = 0,
+    ) -> None: ...
+
+def ep_record_len(payload: int, scales: int, top_k: int, local_experts: int, slots: int) -> int: ...
+def ep_row_place_len(values: int, weights: int, slots: int, ranks: int, tokens: int) -> int: ...
