@@ -8,7 +8,7 @@ use crate::{
     dispatch::{Handle, Room},
     error::{Error, Phase, Result},
     group::{Group, Interrupted, Until, Wait},
-    numerics::{bf16, logfmt, quantise::GROUP, sum},
+    numerics::{logfmt, quantise::GROUP, sum},
     placing::Place,
     protocol::{Call, Step, Takes},
     record::{HEADER, Row},
@@ -145,14 +145,14 @@ impl Combine {
         combined: Combined,
         is_interrupted: &mut Interrupted<'_>,
     ) -> Result<()> {
-        let mut sum = Summing::new(self.results.hidden);
+        let mut unpacked = vec![0; self.unpacked_len()];
         self.drive(Until::Over, is_interrupted, &mut |combine, (offset, round)| {
             combine.compare_headers(offset)?;
             let tokens = combine.handle.routing.tokens();
             let first = usize::from(round) * combine.at_once;
             for token in first..tokens.min(first + combine.at_once) {
                 // SAFETY: as the caller has it.
-                unsafe { combine.sum(offset, token, &combined, &mut sum) };
+                unsafe { combine.sum(offset, token, &combined, &mut unpacked) };
             }
             Ok(())
         })
@@ -239,7 +239,7 @@ impl Combine {
         }
         let width = self.handle.width();
         let first = usize::from(round) * self.at_once;
-        let mut summing = Summing::new(self.results.hidden);
+        let mut rounded = vec![0; self.results.hidden];
         for at in self.handle.rows_from(to) {
             let entry = &self.handle.table[at * width..][..width];
             let token = entry[0] as usize;
@@ -254,7 +254,7 @@ impl Combine {
             };
             // SAFETY: rows and weights may be read, as `begin` demands; each slot that is written is this rank's until
             // the mark, and has room for a row.
-            unsafe { self.send_token(entry, at, &slot_at, &mut summing) };
+            unsafe { self.send_token(entry, at, &slot_at, &mut rounded) };
         }
     }
 
@@ -267,7 +267,7 @@ impl Combine {
         entry: &[i32],
         at: usize,
         slot_at: &dyn Fn(usize) -> *mut u8,
-        summing: &mut Summing,
+        rounded: &mut [u16],
     ) {
         let rows = entry[2..]
             .iter()
@@ -296,18 +296,18 @@ impl Combine {
                 }
                 Sends::SumOfExperts => {
                     let out = slot_at(self.own_slot(at));
-                    summing.clear();
                     if self.results.weights.is_some() {
                         out.add(self.row.weights_at())
                             .cast::<f32>()
                             .write_bytes(0, self.row.weights);
                     }
+                    let mut terms = Rows::new();
                     for (k, row) in rows {
-                        sum::add(&mut summing.sum, self.result(row));
+                        terms.push(self.result(row));
                         self.put_weight(out, k, row);
                     }
-                    sum::round(&summing.sum, &mut summing.row);
-                    self.put(&summing.row, out);
+                    sum::plain(&terms, rounded);
+                    self.put(rounded, out);
                 }
             }
         }
@@ -359,75 +359,92 @@ impl Combine {
         };
     }
 
+    /// How many values the rows of a token have that have to be unpacked.
+    fn unpacked_len(&self) -> usize {
+        if self.results.is_packed { self.row.slots * self.results.hidden } else { 0 }
+    }
+
     /// Makes a token's sum.
     ///
     /// # Safety
     /// `combined` has memory for it.
-    unsafe fn sum(&self, offset: usize, token: usize, combined: &Combined, summing: &mut Summing) {
-        let (routing, hidden) = (&self.handle.routing, self.results.hidden);
-        let top_k = routing.top_k();
-        summing.clear();
+    unsafe fn sum(&self, offset: usize, token: usize, combined: &Combined, unpacked: &mut [u16]) {
+        let (hidden, top_k) = (self.results.hidden, self.handle.routing.top_k());
+        let terms = self.terms(token, combined.sums);
+        let mut rows = Rows::new();
         for bias in combined.bias.iter().flatten() {
             // SAFETY: a bias has a row for each token.
-            sum::add(&mut summing.sum, unsafe {
-                slice::from_raw_parts(bias.add(token * hidden), hidden)
-            });
+            rows.push(unsafe { slice::from_raw_parts(bias.add(token * hidden), hidden) });
         }
-        let out_weights = combined.weights.map(|weights| {
-            // SAFETY: there is a weight for each choice of each token.
-            unsafe { slice::from_raw_parts_mut(weights.add(token * top_k), top_k) }
-        });
-        let out_weights = out_weights.unwrap_or_default();
-        out_weights.fill(0.0);
-        let at_once = token % self.at_once;
-        for term in self.terms(token, combined.sums) {
-            let slot = self.row.at(self.group.ranks(), self.at_once, term.slot, at_once);
-            let row = self.group.window().own().pool(offset + slot, self.row.stride());
-            // SAFETY: the row was written before its rank's mark.
-            let values = unsafe { self.values(row, &mut summing.row) };
-            match combined.sums {
-                Sums::ByRank | Sums::ByChoice => sum::add(&mut summing.sum, values),
-                Sums::Weighted(weights) => {
-                    // SAFETY: there is a weight for each choice of each token.
-                    let weight = unsafe { weights.add(token * top_k + term.choice).read() };
-                    sum::add_weighted(&mut summing.sum, weight, values);
-                }
-            }
-            if self.row.weights > 0 {
-                // SAFETY: the row's weights were written with it.
-                let weights = unsafe {
-                    slice::from_raw_parts(row.add(self.row.weights_at()).cast::<f32>(), top_k)
-                };
-                for (k, (out, weight)) in out_weights.iter_mut().zip(weights).enumerate() {
-                    // The row of one expert has one weight.
-                    let has_it = self.results.sends != Sends::EachExpert || k == term.choice;
-                    match combined.sums {
-                        _ if !has_it => {}
-                        Sums::ByRank => *out += weight,
-                        _ if self.rank_of(routing.choices(token)[k]) == Some(term.rank) => {
-                            *out = *weight
-                        }
-                        _ => {}
-                    }
-                }
+        let mut free = unpacked;
+        for term in &terms {
+            let row = self.row_of(offset, token, term);
+            if self.results.is_packed {
+                let (own, rest) = std::mem::take(&mut free).split_at_mut(hidden);
+                free = rest;
+                // SAFETY: the row was written before its rank's mark, and nobody writes to it until the call has ended.
+                logfmt::decode(unsafe { slice::from_raw_parts(row, self.row.values) }, own);
+                rows.push(own);
+            } else {
+                // SAFETY: as above; rows are aligned.
+                rows.push(unsafe { slice::from_raw_parts(row.cast(), hidden) });
             }
         }
         // SAFETY: there is a row for each token.
         let out = unsafe { slice::from_raw_parts_mut(combined.rows.add(token * hidden), hidden) };
-        sum::round(&summing.sum, out);
+        match combined.sums {
+            Sums::ByRank | Sums::ByChoice => sum::plain(&rows, out),
+            Sums::Weighted(weights) => {
+                // SAFETY: there is a weight for each choice of each token.
+                let of = |term: &Term| unsafe { weights.add(token * top_k + term.choice).read() };
+                let weights: SmallVec<[f32; MAX_TOP_K]> = terms.iter().map(of).collect();
+                sum::weighted(&rows, &weights, out);
+            }
+        }
+        if let Some(weights) = combined.weights {
+            // SAFETY: there is a weight for each choice of each token.
+            let out = unsafe { slice::from_raw_parts_mut(weights.add(token * top_k), top_k) };
+            self.sum_weights(offset, token, combined.sums, &terms, out);
+        }
     }
 
-    /// # Safety
-    /// `row` is a row that was written.
-    unsafe fn values<'a>(&self, row: *mut u8, unpacked: &'a mut [u16]) -> &'a [u16] {
-        // SAFETY: as the caller has it; rows are aligned, and nobody writes to this one until the call has ended.
-        unsafe {
-            if !self.results.is_packed {
-                return slice::from_raw_parts(row.cast(), unpacked.len());
-            }
-            logfmt::decode(slice::from_raw_parts(row, self.row.values), unpacked);
+    /// The row of a term, in this rank's place.
+    fn row_of(&self, offset: usize, token: usize, term: &Term) -> *mut u8 {
+        let at = self.row.at(self.group.ranks(), self.at_once, term.slot, token % self.at_once);
+        self.group.window().own().pool(offset + at, self.row.stride())
+    }
+
+    /// What comes back of a token's weights.
+    fn sum_weights(
+        &self,
+        offset: usize,
+        token: usize,
+        sums: Sums,
+        terms: &[Term],
+        out: &mut [f32],
+    ) {
+        out.fill(0.0);
+        if self.row.weights == 0 {
+            return;
         }
-        unpacked
+        let choices = self.handle.routing.choices(token);
+        for term in terms {
+            let row = self.row_of(offset, token, term);
+            // SAFETY: the row's weights were written with it.
+            let weights = unsafe {
+                slice::from_raw_parts(row.add(self.row.weights_at()).cast::<f32>(), out.len())
+            };
+            for (k, (out, weight)) in out.iter_mut().zip(weights).enumerate() {
+                // The row of one expert has one weight.
+                let has_it = self.results.sends != Sends::EachExpert || k == term.choice;
+                match sums {
+                    _ if !has_it => {}
+                    Sums::ByRank => *out += weight,
+                    _ if self.rank_of(choices[k]) == Some(term.rank) => *out = *weight,
+                    _ => {}
+                }
+            }
+        }
     }
 
     fn rank_of(&self, choice: i32) -> Option<usize> {
@@ -477,21 +494,8 @@ struct Term {
     choice: usize,
 }
 
-/// A sum, and a row that is unpacked or rounded.
-struct Summing {
-    sum: Vec<f32>,
-    row: Vec<u16>,
-}
-
-impl Summing {
-    fn new(hidden: usize) -> Self {
-        Self { sum: vec![0.0; hidden], row: vec![bf16::from_f32(0.0); hidden] }
-    }
-
-    fn clear(&mut self) {
-        self.sum.fill(0.0);
-    }
-}
+/// The rows of a token's sum: its biases, and one for each choice or rank.
+type Rows<'a> = SmallVec<[&'a [u16]; MAX_TOP_K + 2]>;
 
 /// The last of a token's choices that is a rank's.
 fn master(rank: usize, choices: &[i32], routing: &Routing) -> Option<usize> {

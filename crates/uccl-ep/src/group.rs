@@ -311,7 +311,7 @@ struct Patience {
 
 /// Looks before the processor is offered to others: a peer may be waiting for it.
 const SPINS: u32 = 64;
-const YIELDS: u32 = 256;
+const YIELDS: u32 = 4096;
 const NAP: Duration = Duration::from_micros(50);
 
 impl Patience {

@@ -421,7 +421,7 @@ class Buffer:
             count.copy_(torch.tensor(per_expert, dtype=torch.int32))
             if cumulative_local_expert_recv_stats is not None:
                 cumulative_local_expert_recv_stats.add_(count)
-            fill_layout(handle, routing.top_k)
+            handle.native.fill_low_latency(src_info.data_ptr(), layout_range.data_ptr(), rows)
 
         if not return_recv_hook:
             receive()
@@ -518,20 +518,6 @@ class Buffer:
         """Lets all ranks take part again."""
         for rank in range(self.group_size):
             self.runtime.mask(rank, False)
-
-
-def fill_layout(handle: LowLatencyHandle, top_k: int) -> None:
-    """Fills a handle's tensors: the token of each row, and where the rows of each rank begin and how many they are."""
-    src_info, layout_range, *_ = handle
-    local, ranks = layout_range.shape
-    table = torch.tensor(handle.native.table(), dtype=torch.int32).view(-1, 2 + top_k)
-    rows = table[:, 2:].to(torch.int64)
-    tokens = table[:, :1].expand_as(rows)
-    is_row = rows >= 0
-    src_info.view(-1)[rows[is_row]] = tokens[is_row]
-    counts = torch.tensor(handle.native.per_expert(), dtype=torch.int64).view(ranks, local).t()
-    begins = counts.cumsum(1) - counts
-    layout_range.copy_(begins << 32 | counts)
 
 
 def combined_tensors(

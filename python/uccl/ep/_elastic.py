@@ -325,7 +325,7 @@ class ElasticBuffer:
             .to(torch.int32),
             psum_num_recv_tokens_per_expert=ends - ends.new_tensor(aligned) + unaligned if do_expand else ends,
             num_unaligned_recv_tokens_per_expert=unaligned,
-            recv_src_metadata=source_metadata(got, most, top_k),
+            recv_src_metadata=source_metadata(got, arrived, most, top_k),
             native=got,
             owner=self.runtime,
         )
@@ -409,13 +409,11 @@ EXPERIMENTAL = frozenset(
 )
 
 
-def source_metadata(native: Any, most: int, top_k: int) -> torch.Tensor:
+def source_metadata(native: Any, arrived: int, most: int, top_k: int) -> torch.Tensor:
     """``[m, K + 2]``; see :class:`EPHandle`."""
-    table = torch.tensor(native.table(), dtype=torch.int32).view(-1, 2 + top_k)
-    masters = torch.tensor(native.masters(), dtype=torch.int32)
-    rank = table[:, 1].clone()
-    table[:, 0] += rank * most
-    table[:, 1] = rank * top_k + masters
+    table = torch.empty((arrived, 2 + top_k), dtype=torch.int32)
+    if arrived:
+        native.fill_source_metadata(table.data_ptr(), most)
     return table
 
 

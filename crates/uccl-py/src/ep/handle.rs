@@ -21,23 +21,59 @@ impl PyHandle {
         PyRouting { routing: Arc::clone(&self.handle.routing) }
     }
 
+    /// Fills what low latency mode's callers read, for `slots` rows of each local expert: tokens of rows (i32), and, by
+    /// expert and rank, where its rows begin and how many they are (i64).
+    fn fill_low_latency(&self, py: Python<'_>, src_info: usize, layout_range: usize, slots: usize) {
+        let handle = &self.handle;
+        py.detach(|| {
+            let (src_info, layout_range) = (src_info as *mut i32, layout_range as *mut i64);
+            for entry in handle.table.chunks_exact(handle.width()) {
+                for row in entry[2..].iter().filter(|row| **row >= 0) {
+                    // SAFETY: `uccl.ep` passes a tensor with an integer for each row.
+                    unsafe { src_info.add(*row as usize).write(entry[0]) };
+                }
+            }
+            let (ranks, local) = (handle.group.ranks(), handle.routing.local_experts());
+            for expert in 0..local {
+                let mut begin = 0;
+                for rank in 0..ranks {
+                    let count = i64::from(handle.counts.per_expert[rank * local + expert]);
+                    // SAFETY: `uccl.ep` passes a tensor with an integer for each expert and rank.
+                    unsafe { layout_range.add(expert * ranks + rank).write(begin << 32 | count) };
+                    begin += count;
+                }
+                debug_assert!(begin <= slots as i64, "rows of an expert");
+            }
+        });
+    }
+
+    /// Fills `[m, K + 2]` i32 for the tokens that arrived: `rank * most + token`, `rank * K + the last choice of its that
+    /// is this rank's`, and, by choice, the row that it has by experts, or -1.
+    fn fill_source_metadata(&self, py: Python<'_>, out: usize, most: i32) {
+        let handle = &self.handle;
+        py.detach(|| {
+            let (out, width) = (out as *mut i32, handle.width());
+            let top_k = handle.routing.top_k() as i32;
+            for (at, entry) in handle.table.chunks_exact(width).enumerate() {
+                let (token, rank, master) = (entry[0], entry[1], i32::from(handle.masters[at]));
+                // SAFETY: `uccl.ep` passes a tensor with as many integers as the table has.
+                unsafe {
+                    let row = out.add(at * width);
+                    row.copy_from_nonoverlapping(entry.as_ptr(), width);
+                    row.write(rank * most + token);
+                    row.add(1).write(rank * top_k + master);
+                }
+            }
+        });
+    }
+
     /// For each token that arrived: its number, its rank, and, by choice, the row that it has by experts, or -1.
     fn table(&self) -> Vec<i32> {
         self.handle.table.clone()
     }
 
-    /// For each token that arrived, the last of its choices that is this rank's.
-    fn masters(&self) -> Vec<u16> {
-        self.handle.masters.iter().copied().map(u16::from).collect()
-    }
-
     /// By rank, how many tokens came from it.
     fn counts(&self) -> Vec<u32> {
         self.handle.counts.from.clone()
-    }
-
-    /// By rank and local expert, how many rows came.
-    fn per_expert(&self) -> Vec<u32> {
-        self.handle.counts.per_expert.clone()
     }
 }
