@@ -688,6 +688,7 @@ class EpCombine:
         sends: str,
         weights: int = 0,
         is_packed: bool = False,
+        stays: bool = False,
     ) -> None: ...
     def finish(
         self,

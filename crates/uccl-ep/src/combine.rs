@@ -54,6 +54,8 @@ pub struct Results {
     pub weights: Option<*const f32>,
     /// Whether rows are packed as LogFMT-10 on their way.
     pub is_packed: bool,
+    /// Whether rows stay as they are until the combine has ended: this rank's own tokens are then summed from them.
+    pub stays: bool,
 }
 
 /// Memory for the sums.
@@ -92,7 +94,7 @@ impl Combine {
     ///
     /// # Safety
     /// `results` describes memory with those rows and weights that `handle` tells of, which any thread may read, until
-    /// this returns or, in rounds, until the combine is over or dropped.
+    /// this returns or, in rounds and with `stays`, until the combine is over or dropped.
     pub unsafe fn begin(
         handle: &Arc<Handle>,
         results: Results,
@@ -237,6 +239,9 @@ impl Combine {
                 header.cast::<u32>().copy_from_nonoverlapping(self.header().as_ptr(), HEADER / 4)
             };
         }
+        if to == self.group.rank() && self.sums_own_in_place() {
+            return;
+        }
         let width = self.handle.width();
         let first = usize::from(round) * self.at_once;
         let mut rounded = vec![0; self.results.hidden];
@@ -359,6 +364,25 @@ impl Combine {
         };
     }
 
+    /// Whether rows for this rank's own tokens are read where they are, and not copied to its place.
+    fn sums_own_in_place(&self) -> bool {
+        let Results { sends, weights, is_packed, stays, .. } = self.results;
+        stays && !is_packed && weights.is_none() && sends != Sends::SumOfExperts
+    }
+
+    /// The row of a term that is this rank's own.
+    fn own_row(&self, token: usize, term: &Term) -> Option<usize> {
+        let me = self.group.rank();
+        let nth = self.handle.routing.to(me).binary_search(&(token as u32)).ok()?;
+        let at = self.handle.rows_from(me).start + nth;
+        match self.results.sends {
+            Sends::Row => Some(at),
+            Sends::EachExpert | Sends::SumOfExperts => {
+                usize::try_from(self.handle.table[at * self.handle.width() + 2 + term.choice]).ok()
+            }
+        }
+    }
+
     /// How many values the rows of a token have that have to be unpacked.
     fn unpacked_len(&self) -> usize {
         if self.results.is_packed { self.row.slots * self.results.hidden } else { 0 }
@@ -377,7 +401,14 @@ impl Combine {
             rows.push(unsafe { slice::from_raw_parts(bias.add(token * hidden), hidden) });
         }
         let mut free = unpacked;
+        let (me, in_place) = (self.group.rank(), self.sums_own_in_place());
         for term in &terms {
+            if term.rank == me && in_place {
+                let row = self.own_row(token, term);
+                // SAFETY: the table's rows are there (`check`), and stay as they are until the combine has ended.
+                rows.extend(row.map(|row| unsafe { self.result(row) }));
+                continue;
+            }
             let row = self.row_of(offset, token, term);
             if self.results.is_packed {
                 let (own, rest) = std::mem::take(&mut free).split_at_mut(hidden);

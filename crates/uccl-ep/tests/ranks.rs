@@ -126,15 +126,22 @@ fn dispatched(
     Ok(Arrived { rows, weights, handle })
 }
 
-fn combined(own: &Own, arrived: &Arrived, sends: Sends, sums: Sums) -> Result<Vec<u16>> {
+fn combined(
+    own: &Own,
+    arrived: &Arrived,
+    sends: Sends,
+    sums: Sums,
+    stays: bool,
+) -> Result<Vec<u16>> {
     let results = Results {
         rows: arrived.rows.as_ptr().cast(),
         len: arrived.rows.len() / HIDDEN,
         stride: 2 * HIDDEN,
         hidden: HIDDEN,
         sends,
-        weights: Some(arrived.weights.as_ptr()),
+        weights: (!stays).then_some(arrived.weights.as_ptr()),
         is_packed: false,
+        stays,
     };
     // SAFETY: the vectors live until the combine is over.
     let combine = unsafe { Combine::begin(&arrived.handle, results, &mut never)? };
@@ -152,7 +159,7 @@ fn combined(own: &Own, arrived: &Arrived, sends: Sends, sums: Sums) -> Result<Ve
         let expected = if *expert < 0 { 0.0 } else { *own };
         // Summed by rank, a weight comes back from each rank that the token went to.
         assert!(
-            sums == Sums::ByRank || *weight == expected,
+            stays || sums == Sums::ByRank || *weight == expected,
             "{weight} for {own} of expert {expert}"
         );
     }
@@ -185,8 +192,10 @@ fn experts_that_change_nothing_give_back_a_multiple() {
                     Sums::ByChoice,
                     if sends == Sends::EachExpert { weighted } else { Sums::ByRank },
                 ];
-                for sums in all {
-                    let out = combined(&own, &arrived, sends, sums).unwrap();
+                for (sums, stays) in
+                    all.map(|sums| [(sums, false), (sums, true)]).into_iter().flatten()
+                {
+                    let out = combined(&own, &arrived, sends, sums, stays).unwrap();
                     for token in 0..own.routing.tokens() {
                         let chosen = || {
                             (token * top_k..(token + 1) * top_k).filter(|k| own.experts[*k] >= 0)

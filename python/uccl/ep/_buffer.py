@@ -335,6 +335,7 @@ class Buffer:
             hidden=x.shape[1],
             sends="row",
             weights=weights_address(topk_weights),
+            stays=True,
         )
         combine.finish(
             rows=address(out),
@@ -484,6 +485,7 @@ class Buffer:
             hidden=hidden,
             sends="each",
             is_packed=use_logfmt,
+            stays=not return_recv_hook,
         )
 
         def receive() -> None:

@@ -385,6 +385,7 @@ class ElasticBuffer:
             hidden=hidden,
             sends=sends,
             weights=weights_address(topk_weights),
+            stays=True,
         )
         combine.finish(rows=address(out), sums="choice", bias=biases(bias, out), weights=address(out_weights))
         return out, out_weights, done(async_with_compute_stream, x, out)

@@ -172,7 +172,7 @@ pub(crate) struct PyCombine {
 impl PyCombine {
     /// Begins to send rows back. `sends` is "row", "each" or "sum".
     #[new]
-    #[pyo3(signature = (handle, *, rows, len, stride, hidden, sends, weights=0, is_packed=false))]
+    #[pyo3(signature = (handle, *, rows, len, stride, hidden, sends, weights=0, is_packed=false, stays=false))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
         py: Python<'_>,
@@ -184,6 +184,7 @@ impl PyCombine {
         sends: &str,
         weights: usize,
         is_packed: bool,
+        stays: bool,
     ) -> PyResult<Self> {
         let sends = match sends {
             "row" => Sends::Row,
@@ -193,7 +194,8 @@ impl PyCombine {
         };
         let weights = address(weights).map(<*mut f32>::cast_const);
         let rows = rows as *const u8;
-        let results = Given(Results { rows, len, stride, hidden, sends, weights, is_packed });
+        let results =
+            Given(Results { rows, len, stride, hidden, sends, weights, is_packed, stays });
         let handle = Arc::clone(&handle.handle);
         let combine = engine(py, move |interrupted| {
             let results = results.into_inner();
