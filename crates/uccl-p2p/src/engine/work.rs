@@ -106,7 +106,7 @@ impl Work {
         self.local.len()
     }
 
-    fn nothing(&self) -> Self {
+    pub(super) fn nothing(&self) -> Self {
         let (local, remote) = (Spans::new(), RemoteSpans::new());
         Self { kind: self.kind, memory: self.memory, local, remote }
     }
@@ -136,47 +136,6 @@ impl Work {
             let (local, remote) = (self.local[range.clone()].into(), self.remote[range].into());
             Self { local, remote, ..self.nothing() }
         })
-    }
-}
-
-/// What is left of a transfer's pieces while it is cut into operations.
-pub(super) struct Cut<'a> {
-    local: &'a [Span],
-    remote: &'a [RemoteSpan],
-    offset: usize,
-}
-
-impl<'a> Cut<'a> {
-    pub(super) fn of(work: &'a Work) -> Self {
-        Self { local: &work.local, remote: &work.remote, offset: 0 }
-    }
-
-    /// The next part, of at most `limit` bytes and `max_pieces` pieces.
-    pub(super) fn next(&mut self, limit: u64, max_pieces: usize) -> Option<(Spans, RemoteSpans)> {
-        let most = self.local.len().min(max_pieces);
-        let (mut local, mut remote) =
-            (Spans::with_capacity(most), RemoteSpans::with_capacity(most));
-        let mut left = limit as usize;
-        while let (Some(span), Some(peer)) = (self.local.first(), self.remote.first()) {
-            if left == 0 || local.len() == max_pieces {
-                break;
-            }
-            let len = (span.len - self.offset).min(left);
-            local.push(Span { addr: span.addr + self.offset, len });
-            remote.push(RemoteSpan {
-                addr: peer.addr + self.offset as u64,
-                len: len as u64,
-                ..*peer
-            });
-            left -= len;
-            self.offset += len;
-            if self.offset == span.len {
-                self.local = &self.local[1..];
-                self.remote = &self.remote[1..];
-                self.offset = 0;
-            }
-        }
-        (!local.is_empty()).then_some((local, remote))
     }
 }
 
