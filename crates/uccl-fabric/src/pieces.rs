@@ -82,7 +82,8 @@ pub trait Pieces: Copy {
 
     /// How long they are together.
     fn len_bytes(self) -> u64 {
-        Stretch::all(self).parts(self).map(|piece| piece.len_bytes() as u64).sum()
+        let pieces = (0..self.count()).filter_map(|index| self.get(index));
+        pieces.map(|piece| piece.len_bytes() as u64).sum()
     }
 }
 
@@ -142,12 +143,6 @@ impl Stretch {
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.from >= self.to
-    }
-
-    /// The index of its first piece.
-    #[must_use]
-    pub fn index(self) -> usize {
-        self.from.index
     }
 
     /// Its first piece, as far as it is in the stretch.
