@@ -145,35 +145,49 @@ impl Stretch {
         self.from >= self.to
     }
 
-    /// Its first piece, as far as it is in the stretch.
+    /// How much of its first piece is in the stretch.
     #[inline]
-    pub fn first<L: Pieces>(self, pieces: L) -> Option<L::Piece> {
+    fn len_of_first(self, pieces: impl Pieces) -> Option<usize> {
         if self.is_empty() {
             return None;
         }
         let Place { index, offset } = self.from;
-        let piece = pieces.get(index)?;
-        let end = if index == self.to.index { self.to.offset } else { piece.len_bytes() };
-        Some(piece.part(offset, end - offset))
+        let len = pieces.get(index)?.len_bytes();
+        Some(if index == self.to.index { self.to.offset } else { len } - offset)
+    }
+
+    /// Its first piece, as far as it is in the stretch.
+    #[inline]
+    pub fn first<L: Pieces>(self, pieces: L) -> Option<L::Piece> {
+        let len = self.len_of_first(pieces)?;
+        Some(pieces.get(self.from.index)?.part(self.from.offset, len))
     }
 
     /// Takes the first piece out, or the first `most` bytes of it.
     #[inline]
     pub fn take_first<L: Pieces>(&mut self, pieces: L, most: usize) -> Option<L::Piece> {
-        let piece = self.first(pieces)?;
-        let len = piece.len_bytes().min(most);
-        self.pass(piece.len_bytes(), len);
-        Some(piece.part(0, len))
+        let Place { index, offset } = self.from;
+        // Mostly a whole piece goes.
+        if offset == 0 && index < self.to.index {
+            let piece = pieces.get(index)?;
+            if piece.len_bytes() <= most {
+                self.from.index += 1;
+                return Some(piece);
+            }
+        }
+        self.take_some(pieces, most)
     }
 
-    /// Goes over so many bytes of the first piece, of which `left` are in the stretch.
-    #[inline]
-    fn pass(&mut self, left: usize, len: usize) {
-        if len < left || self.from.index == self.to.index {
-            self.from.offset += len;
+    fn take_some<L: Pieces>(&mut self, pieces: L, most: usize) -> Option<L::Piece> {
+        let Place { index, offset } = self.from;
+        let (left, piece) = (self.len_of_first(pieces)?, pieces.get(index)?);
+        let len = left.min(most);
+        if len == left && index < self.to.index {
+            self.from = Place { index: index + 1, offset: 0 };
         } else {
-            self.from = Place { index: self.from.index + 1, offset: 0 };
+            self.from.offset += len;
         }
+        Some(piece.part(offset, len))
     }
 
     /// Takes the last piece out, or the last `most` bytes of it.
@@ -190,29 +204,29 @@ impl Stretch {
         Some(piece.part(end - len, len))
     }
 
-    /// Takes out the first `most` bytes, and the empty pieces that follow them.
+    /// Takes out the first `most` bytes, and the empty pieces that follow them, piece by piece. What is not asked for
+    /// stays.
     #[inline]
-    pub fn cut<L: Pieces>(&mut self, pieces: L, most: usize) -> Self {
+    pub fn take_parts<L: Pieces>(&mut self, pieces: L, most: usize) -> Taking<'_, L> {
+        Taking { pieces, rest: self, left: most }
+    }
+
+    /// Takes out what [`take_parts`](Self::take_parts) does.
+    #[inline]
+    pub fn cut(&mut self, pieces: impl Pieces, most: usize) -> Self {
         self.cut_few(pieces, most, usize::MAX)
     }
 
     /// As [`cut`](Self::cut), but of at most `count` pieces.
-    pub fn cut_few<L: Pieces>(&mut self, pieces: L, most: usize, count: usize) -> Self {
-        let (from, mut left) = (self.from, most);
-        for _ in 0..count {
-            let Some(len) = self.first(pieces).map(|piece| piece.len_bytes()) else { break };
-            if left == 0 && len > 0 {
-                break;
-            }
-            let taken = len.min(left);
-            self.pass(len, taken);
-            left -= taken;
-        }
+    #[inline]
+    pub fn cut_few(&mut self, pieces: impl Pieces, most: usize, count: usize) -> Self {
+        let from = self.from;
+        self.take_parts(pieces, most).take(count).for_each(drop);
         Self { from, to: self.from }
     }
 
     /// Takes out the last `most` bytes, of at most `count` pieces.
-    pub fn cut_back<L: Pieces>(&mut self, pieces: L, most: usize, count: usize) -> Self {
+    pub fn cut_back(&mut self, pieces: impl Pieces, most: usize, count: usize) -> Self {
         let (to, mut left) = (self.to, most);
         for _ in 0..count {
             if left == 0 {
@@ -245,6 +259,28 @@ impl Stretch {
             remote.push(there);
         }
         (local, remote)
+    }
+}
+
+/// Takes pieces out of a [`Stretch`].
+#[derive(Debug)]
+pub struct Taking<'a, L> {
+    pieces: L,
+    rest: &'a mut Stretch,
+    left: usize,
+}
+
+impl<L: Pieces> Iterator for Taking<'_, L> {
+    type Item = L::Piece;
+
+    #[inline]
+    fn next(&mut self) -> Option<L::Piece> {
+        if self.left == 0 && self.rest.len_of_first(self.pieces)? > 0 {
+            return None;
+        }
+        let piece = self.rest.take_first(self.pieces, self.left)?;
+        self.left -= piece.len_bytes();
+        Some(piece)
     }
 }
 

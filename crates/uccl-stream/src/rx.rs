@@ -210,7 +210,7 @@ impl<P: PipeRx> Rx<P> {
         if direct && let Some((_, target)) = &self.read {
             if target.failed.is_none() {
                 let (spans, mut rest) = (&target.spans[..], self.rest);
-                self.iov.extend(rest.cut_few(spans, self.left as usize, PIECES).parts(spans));
+                self.iov.extend(rest.take_parts(spans, self.left as usize).take(PIECES));
             }
             return self.receive_into(true);
         }

@@ -391,10 +391,9 @@ impl<P: PipeTx> Tx<P> {
         let limit = (current.payload_len - done).min(step);
         let before = self.iov.len();
         let (payload, mut rest) = (&self.payload[..], current.rest);
-        let ahead = rest.cut_few(payload, limit, PIECES);
-        self.iov.extend(ahead.parts(payload));
-        let ahead = ahead.len_bytes(payload) as usize;
+        self.iov.extend(rest.take_parts(payload, limit).take(PIECES));
         let until = self.iov.len();
+        let ahead = self.iov[before..].len_bytes() as usize;
         let trailer;
         if done + ahead == current.payload_len
             && current.crc.as_ref().is_none_or(|_| current.summed == current.payload_len)

@@ -452,8 +452,9 @@ impl Walk<'_> {
     /// The local spans must be memory that the access may touch; `there` must be null or mapped for the
     /// length of `remote`.
     unsafe fn piece(&mut self, there: *mut u8, remote: &RemoteSpan) -> Result<(), DirectError> {
-        let mut at = 0;
-        for here in self.rest.cut(self.local, remote.len as usize).parts(self.local) {
+        let (mut at, len) = (0, remote.len as usize);
+        while at < len {
+            let Some(here) = self.rest.take_first(self.local, len - at) else { return Ok(()) };
             if there.is_null() {
                 self.queue.push((here, (remote.addr + at as u64, here.len as u64)));
                 if self.queue.len() == QUEUE {

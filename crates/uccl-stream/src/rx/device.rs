@@ -187,11 +187,11 @@ impl<P: PipeRx> Rx<P> {
         self.located.clear();
         if let (Some((_, target)), Kind::Data) = (&self.read, self.header.kind) {
             let device = target.device;
-            let spans = rest.cut(&target.spans[..], len).parts(&target.spans[..]);
+            let spans = rest.take_parts(&target.spans[..], len);
             self.located.extend(spans.map(|span| Located { span, device }));
             return Ok(());
         }
-        for desc in rest.cut(&self.descs[..], len).parts(&self.descs[..]) {
+        for desc in rest.take_parts(&self.descs[..], len) {
             self.located.push(regions.locate(&remote_of(&desc), Access::Write)?);
         }
         Ok(())

@@ -109,7 +109,7 @@ impl<P: PipeRx> Rx<P> {
             return;
         }
         let (spans, mut rest, mut from) = (&target.spans[..], self.rest, from);
-        for to in rest.cut(spans, n).parts(spans) {
+        for to in rest.take_parts(spans, n) {
             // SAFETY: the memory of a read stays valid until it has ended.
             unsafe { fill(to, &self.staging[from..from + to.len]) };
             from += to.len;

@@ -97,12 +97,11 @@ impl<P: PipeTx> Tx<P> {
         let own = self.own.front_mut()?;
         self.head.clear();
         self.pieces.clear();
-        let theirs = own.theirs.cut_few(&own.remote[..], most as usize, MAX_DESCS);
-        self.pieces.extend(theirs.parts(&own.remote[..]));
+        self.pieces.extend(own.theirs.take_parts(&own.remote[..], most as usize).take(MAX_DESCS));
         let len = self.pieces.as_slice().len_bytes();
-        let ours = own.ours.cut(&own.local[..], len as usize);
         self.payload.clear();
-        self.payload.extend(ours.parts(&own.local[..]).filter(|span| span.len > 0));
+        let ours = own.ours.take_parts(&own.local[..], len as usize);
+        self.payload.extend(ours.filter(|span| span.len > 0));
         own.left -= len;
         let last = own.left == 0;
         let header = Header {
@@ -141,7 +140,7 @@ impl<P: PipeTx> Tx<P> {
         let reply = self.replies.front_mut()?;
         let len = reply.left.min(most) as usize;
         self.pieces.clear();
-        let pieces = reply.rest.cut(&reply.pieces[..], len).parts(&reply.pieces[..]);
+        let pieces = reply.rest.take_parts(&reply.pieces[..], len);
         self.pieces.extend(pieces.filter(|piece| piece.len > 0).map(|piece| remote_of(&piece)));
         reply.left -= len as u64;
         let last = reply.left == 0;
