@@ -309,6 +309,25 @@ impl<L: Pieces> Iterator for Parts<L> {
 
 impl<L: Pieces> ExactSizeIterator for Parts<L> {}
 
+/// Sorts pairs by what `key` says of each. The groups are in the order of their first pairs.
+pub fn group<K: PartialEq>(
+    pieces: (&[Span], &[RemoteSpan]),
+    mut key: impl FnMut(Span, RemoteSpan) -> K,
+) -> Vec<(K, (Spans, RemoteSpans))> {
+    let mut groups: Vec<(K, (Spans, RemoteSpans))> = Vec::new();
+    for (here, there) in Stretch::all(pieces).parts(pieces) {
+        let its = key(here, there);
+        let at = groups.iter().position(|(key, _)| *key == its).unwrap_or_else(|| {
+            groups.push((its, Default::default()));
+            groups.len() - 1
+        });
+        let (local, remote) = &mut groups[at].1;
+        local.push(here);
+        remote.push(there);
+    }
+    groups
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::{collection::vec, prelude::*};
@@ -397,6 +416,17 @@ mod tests {
     fn a_part_of_a_forged_piece_does_not_overflow() {
         let forged = RemoteSpan { addr: u64::MAX, len: u64::MAX, key: 1, slot: 1 };
         assert_eq!(forged.part(2, 3), RemoteSpan { addr: 1, len: 3, ..forged });
+    }
+
+    #[test]
+    fn groups_keep_the_order_of_their_pairs() {
+        let lists = lists(&[1, 2, 3, 4, 0]);
+        let groups = group(both(&lists), |here, _| here.len % 2);
+        let seen = groups.iter().map(|(key, (local, remote))| {
+            assert!(remote.iter().map(|there| there.len as usize).eq(local.iter().map(|l| l.len)));
+            (*key, local.iter().map(|here| here.len).collect())
+        });
+        assert_eq!(seen.collect::<Vec<_>>(), [(1, vec![1, 3]), (0, vec![2, 4, 0])]);
     }
 
     fn lens() -> impl Strategy<Value = Vec<usize>> {

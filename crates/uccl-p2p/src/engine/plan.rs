@@ -34,7 +34,7 @@ impl Connection {
                 self.ask_or_post(transfer, all);
             }
             Memory::Several(kinds) => {
-                kinds.split(all).for_each(|part| self.ask_or_post(transfer, part));
+                kinds.split(&all).for_each(|part| self.ask_or_post(transfer, part));
             }
         }
     }

@@ -6,6 +6,7 @@ use uccl_device::MemoryKind;
 use uccl_fabric::{
     lane::{Completion, OpKind, Operation, RemoteSpans, Spans},
     mem::{RemoteSpan, Span},
+    pieces::{Pieces as _, group},
 };
 
 use super::regions::contains;
@@ -58,7 +59,7 @@ pub(crate) struct Work {
 
 impl Work {
     pub(super) fn len_bytes(&self) -> u64 {
-        self.local.iter().map(|span| span.len as u64).sum()
+        self.local.as_slice().len_bytes()
     }
 
     /// The operation that does all of it.
@@ -84,19 +85,10 @@ impl Kinds {
     }
 
     /// Cuts work into parts of one kind of memory each.
-    pub(super) fn split(&self, work: Work) -> impl Iterator<Item = Work> + use<> {
-        let mut parts: Vec<Work> = Vec::new();
-        for (span, remote) in work.local.into_iter().zip(work.remote) {
-            let memory = self.of(span);
-            let at = parts.iter().position(|part| part.memory == memory).unwrap_or_else(|| {
-                let (local, remote) = (Spans::new(), RemoteSpans::new());
-                parts.push(Work { kind: work.kind, memory, local, remote });
-                parts.len() - 1
-            });
-            parts[at].local.push(span);
-            parts[at].remote.push(remote);
-        }
-        parts.into_iter()
+    pub(super) fn split(&self, work: &Work) -> impl Iterator<Item = Work> + use<> {
+        let parts = group((&work.local[..], &work.remote[..]), |local, _| self.of(local));
+        let kind = work.kind;
+        parts.into_iter().map(move |(memory, (local, remote))| Work { kind, memory, local, remote })
     }
 }
 
