@@ -2,7 +2,7 @@
 //!
 //! An engine sees every link as a [`lane::Lane`]. A link over a byte stream implements [`pipe::Pipe`], a link over
 //! RDMA devices [`rail::Rail`]. The crate also holds what all links need: [`region`]s, [`signal`]s, memory that peers
-//! can map ([`alloc`]), and the staging of GPU memory ([`gpu`]).
+//! can map ([`alloc`]), lists of [`pieces`], and the staging of GPU memory ([`gpu`]).
 
 pub mod alloc;
 pub mod clock;
@@ -10,6 +10,7 @@ pub mod gpu;
 pub mod lane;
 pub mod mem;
 pub mod network;
+pub mod pieces;
 pub mod pipe;
 pub mod rail;
 pub mod regcache;

@@ -13,7 +13,8 @@ use uccl_device::MemoryKind;
 use uccl_fabric::{
     gpu,
     lane::{Completion, OpError, OpResult, Operation, RemoteSpans, Spans, access_of},
-    mem::{Access, RemoteSpan, Span},
+    mem::Access,
+    pieces::{Pieces as _, Stretch},
 };
 
 use super::sharing::Hands;
@@ -46,12 +47,8 @@ pub(super) enum End {
 }
 
 struct State {
-    /// What has not been given out: from here ...
-    index: usize,
-    offset: usize,
-    /// ... to the end of the piece before this one, or so many bytes into this one.
-    end_index: usize,
-    end_offset: usize,
+    /// What has not been given out.
+    rest: Stretch,
     /// Chunks being copied right now.
     active: usize,
     /// Bytes that the load still counts.
@@ -79,10 +76,7 @@ impl Job {
         let Operation { kind, local, memory, remote, done } = op;
         let access = access_of(kind);
         let state = State {
-            index: 0,
-            offset: 0,
-            end_index: local.len(),
-            end_offset: 0,
+            rest: Stretch::all((&local[..], &remote[..])),
             active: 0,
             left,
             error: None,
@@ -107,28 +101,16 @@ impl Job {
         if state.closed {
             return None;
         }
-        let mut chunk = Chunk {
-            access: self.access,
-            memory: self.memory,
-            local: Spans::new(),
-            remote: RemoteSpans::new(),
+        let pieces = (&self.local[..], &self.remote[..]);
+        let cut = match from {
+            End::Front => state.rest.cut_few(pieces, CHUNK, CHUNK_PIECES),
+            End::Back => state.rest.cut_back(pieces, CHUNK, CHUNK_PIECES),
         };
-        let mut left = CHUNK;
-        while left > 0 && chunk.local.len() < CHUNK_PIECES {
-            let taken = match from {
-                End::Front => state.take_front(&self.local, left),
-                End::Back => state.take_back(&self.local, left),
-            };
-            let Some((index, offset, len)) = taken else { break };
-            let (span, peer) = (self.local[index], self.remote[index]);
-            chunk.local.push(Span { addr: span.addr + offset, len });
-            let addr = peer.addr + offset as u64;
-            chunk.remote.push(RemoteSpan { addr, len: len as u64, ..peer });
-            left -= len;
-        }
-        state.closed = state.is_given_out();
+        state.closed = state.rest.is_empty();
         state.active += 1;
-        Some(chunk)
+        drop(state);
+        let (local, remote) = cut.to_lists(pieces);
+        Some(Chunk { access: self.access, memory: self.memory, local, remote })
     }
 
     /// Whether all of it has been given out.
@@ -188,50 +170,17 @@ impl Job {
 impl Chunk {
     /// How many bytes it is.
     pub(super) fn len(&self) -> u64 {
-        self.local.iter().map(|span| span.len as u64).sum()
-    }
-}
-
-impl State {
-    fn is_given_out(&self) -> bool {
-        (self.index, self.offset) >= (self.end_index, self.end_offset)
-    }
-
-    /// Takes at most `most` bytes of the first piece that is left. Returns its index, the offset in it, and how many.
-    fn take_front(&mut self, pieces: &[Span], most: usize) -> Option<(usize, usize, usize)> {
-        if self.is_given_out() {
-            return None;
-        }
-        let (index, offset) = (self.index, self.offset);
-        let end = if index == self.end_index { self.end_offset } else { pieces[index].len };
-        let len = (end - offset).min(most);
-        self.offset += len;
-        if self.offset == pieces[index].len {
-            (self.index, self.offset) = (index + 1, 0);
-        }
-        Some((index, offset, len))
-    }
-
-    /// As [`take_front`](Self::take_front), of the last piece that is left.
-    fn take_back(&mut self, pieces: &[Span], most: usize) -> Option<(usize, usize, usize)> {
-        if self.is_given_out() {
-            return None;
-        }
-        if self.end_offset == 0 {
-            self.end_index -= 1;
-            self.end_offset = pieces[self.end_index].len;
-        }
-        let start = if self.end_index == self.index { self.offset } else { 0 };
-        let len = (self.end_offset - start).min(most);
-        self.end_offset -= len;
-        Some((self.end_index, self.end_offset, len))
+        self.local.as_slice().len_bytes()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use uccl_fabric::lane::OpKind;
+    use uccl_fabric::{
+        lane::OpKind,
+        mem::{RemoteSpan, Span},
+    };
 
     struct Ignored;
 

@@ -4,8 +4,9 @@ use std::{ops::Range, sync::Arc, time::Instant};
 
 use uccl_device::MemoryKind;
 use uccl_fabric::{
-    lane::{Lane, LaneError, OpError, OpName, Operation, Posted, RemoteSpans, Spans, access_of},
+    lane::{Lane, LaneError, OpError, OpName, Operation, Posted, access_of},
     mem::RemoteSpan,
+    pieces::group,
 };
 
 use super::{AT_ONCE, GPU, INLINE, JOB, LocalLane, job::CHUNK_PIECES, sharing::Hands};
@@ -77,18 +78,10 @@ impl LocalLane {
     /// # Safety
     /// As for [`Lane::post`].
     unsafe fn post_apart(&self, op: &Operation) -> Result<Posted, LaneError> {
-        let mut parts: Vec<(Way, Spans, RemoteSpans)> = Vec::new();
-        for (local, remote) in op.local.iter().zip(&op.remote) {
-            let way = self.way(op.memory, remote);
-            let at = parts.iter().position(|part| part.0 == way).unwrap_or_else(|| {
-                parts.push((way, Spans::new(), RemoteSpans::new()));
-                parts.len() - 1
-            });
-            parts[at].1.push(*local);
-            parts[at].2.push(*remote);
-        }
+        let way_of = |_, remote| self.way(op.memory, &remote);
+        let parts = group((&op.local[..], &op.remote[..]), way_of);
         let split = self.splits.begin(parts.len(), &op.done);
-        for (way, local, remote) in parts {
+        for (way, (local, remote)) in parts {
             let (kind, memory) = (op.kind, op.memory);
             let part = Operation { kind, local, memory, remote, done: split.done() };
             // SAFETY: the caller's promise.

@@ -6,51 +6,18 @@ use uccl_device::MemoryKind;
 use uccl_fabric::{
     lane::{Completion, OpError, OpKind, OpResult, Operation, RemoteSpans, Spans},
     mem::{RemoteSpan, Span},
+    pieces::{Piece as _, Stretch},
 };
-
-/// The memory of both sides, of equal length, and how much of it is taken already.
-pub(super) struct Both {
-    local: Spans,
-    remote: RemoteSpans,
-    /// Where the rest begins: the index of the piece and the offset in it, in our memory and in the peer's.
-    here: (usize, usize),
-    there: (usize, u64),
-}
-
-impl Both {
-    pub(super) fn new(local: Spans, remote: RemoteSpans) -> Self {
-        Self { local, remote, here: (0, 0), there: (0, 0) }
-    }
-
-    /// The next stretch that is contiguous on both sides, as long as possible. Does not take it.
-    pub(super) fn next(&mut self) -> Option<(Span, RemoteSpan)> {
-        // Skip pieces that are empty or used up.
-        while self.local.get(self.here.0)?.len == self.here.1 {
-            self.here = (self.here.0 + 1, 0);
-        }
-        while self.remote.get(self.there.0)?.len == self.there.1 {
-            self.there = (self.there.0 + 1, 0);
-        }
-        let (local, remote) = (self.local[self.here.0], self.remote[self.there.0]);
-        let len = (local.len - self.here.1).min((remote.len - self.there.1) as usize);
-        let addr = remote.addr + self.there.1;
-        let local = Span { addr: local.addr + self.here.1, len };
-        Some((local, RemoteSpan { addr, len: len as u64, ..remote }))
-    }
-
-    /// Takes `len` bytes of what [`Self::next`] returned.
-    pub(super) fn take(&mut self, len: usize) {
-        self.here.1 += len;
-        self.there.1 += len as u64;
-    }
-}
 
 /// An operation under way.
 pub(super) struct Flight {
     pub(super) kind: OpKind,
     /// The kind of our memory.
     pub(super) memory: MemoryKind,
-    both: Both,
+    local: Spans,
+    remote: RemoteSpans,
+    /// What is still to be requested.
+    rest: Stretch,
     done: Arc<dyn Completion>,
     len: u64,
     left: u64,
@@ -82,15 +49,12 @@ pub(super) struct Part {
 impl Part {
     /// Splits it after `len` bytes: the first part, and the rest if there is one.
     pub(super) fn split(self, len: usize) -> (Self, Option<Self>) {
-        if len >= self.local.len {
+        let (both, whole) = ((self.local, self.remote), self.local.len);
+        if len >= whole {
             return (self, None);
         }
-        let (mut first, mut rest) = (self, self);
-        (first.local.len, first.remote.len) = (len, len as u64);
-        rest.local = Span { addr: self.local.addr + len, len: self.local.len - len };
-        rest.remote.addr += len as u64;
-        rest.remote.len -= len as u64;
-        (first, Some(rest))
+        let with = |(local, remote)| Self { local, remote, ..self };
+        (with(both.part(0, len)), Some(with(both.part(len, whole - len))))
     }
 }
 
@@ -98,10 +62,15 @@ impl Flight {
     pub(super) fn new(op: Operation, generation: u32) -> Self {
         let len = op.len();
         let Operation { kind, local, memory, remote, done } = op;
+        let mut rest = Stretch::all((&local[..], &remote[..]));
+        // Devices are not asked for empty pieces: a cut takes those behind it along.
+        rest.cut((&local[..], &remote[..]), 0);
         Self {
             kind,
             memory,
-            both: Both::new(local, remote),
+            local,
+            remote,
+            rest,
             done,
             len,
             left: len,
@@ -122,18 +91,18 @@ impl Flight {
     }
 
     /// The next contiguous part, as long as possible. Does not take it.
-    pub(super) fn next(&mut self, flight: usize) -> Option<Part> {
+    pub(super) fn next(&self, flight: usize) -> Option<Part> {
         if self.left() == 0 {
             return None;
         }
-        let (local, remote) = self.both.next()?;
+        let (local, remote) = self.rest.first((&self.local[..], &self.remote[..]))?;
         let kind = self.kind;
         Some(Part { flight, kind, local, remote, batch: None, refusals: 0, registration: 0 })
     }
 
     /// Takes `len` bytes of what [`Self::next`] returned.
     pub(super) fn take(&mut self, len: usize) {
-        self.both.take(len);
+        self.rest.cut((&self.local[..], &self.remote[..]), len);
         self.left -= len as u64;
     }
 

@@ -5,7 +5,6 @@
 //! so the answer to a fence means that everything before the fence has landed or has been dropped.
 
 mod crc;
-mod cursor;
 mod fetch;
 mod ops;
 mod queue;

@@ -3,9 +3,12 @@
 use std::sync::Arc;
 
 use slab::Slab;
-use uccl_fabric::lane::{Completion, OpError, OpKind, OpName, Operation, Spans};
+use uccl_fabric::{
+    lane::{Completion, OpError, OpKind, OpName, Operation, Spans},
+    pieces::Stretch,
+};
 
-use super::{MAX_READS, MAX_WRITES, cursor::Cursor};
+use super::{MAX_READS, MAX_WRITES};
 
 /// An operation that has not ended.
 pub(super) struct InFlight {
@@ -36,8 +39,8 @@ pub(super) struct ReadTarget {
     pub(super) spans: Spans,
     /// The GPU, if only that GPU reaches it.
     pub(super) device: Option<u32>,
-    /// Where the next byte goes.
-    pub(super) at: Cursor,
+    /// Where the data goes that has not arrived.
+    pub(super) rest: Stretch,
     /// Bytes that have arrived.
     pub(super) received: u64,
     /// If set, further data is discarded, and the read ends with this error.
@@ -69,7 +72,7 @@ impl Ops {
         let target = (op.kind == OpKind::Read).then(|| ReadTarget {
             spans: op.local.clone(),
             device: op.memory.device_only(),
-            at: Cursor::default(),
+            rest: Stretch::all(&op.local[..]),
             received: 0,
             failed: None,
         });

@@ -1,10 +1,11 @@
 //! The operations and answers that wait to be sent, and how far each has been.
 
-use uccl_fabric::lane::{OpName, RemoteSpans, Spans};
+use uccl_fabric::{
+    lane::{OpName, RemoteSpans, Spans},
+    pieces::{Pieces as _, Stretch},
+};
 use uccl_wire::checked::Crc;
 use uccl_wire::frame::Desc;
-
-use crate::cursor::Cursor;
 
 /// Operations of at most this many bytes are copied into their frame when they are posted, so that many of them share
 /// one system call.
@@ -18,8 +19,9 @@ pub(crate) struct Own {
     pub(crate) remote: RemoteSpans,
     /// The GPU, if only that GPU reaches our memory.
     pub(crate) device: Option<u32>,
-    pub(crate) local_at: Cursor,
-    pub(crate) remote_at: Cursor,
+    /// What has not been sent, here and at the peer: a read may have more pieces there.
+    pub(crate) ours: Stretch,
+    pub(crate) theirs: Stretch,
     pub(crate) left: u64,
 }
 
@@ -33,9 +35,9 @@ pub(crate) enum OwnKind {
 
 impl Own {
     pub(crate) fn new(name: OpName, kind: OwnKind, local: Spans, remote: RemoteSpans) -> Self {
-        let left = local.iter().map(|span| span.len as u64).sum();
-        let (local_at, remote_at) = (Cursor::default(), Cursor::default());
-        Self { name, kind, local, remote, device: None, local_at, remote_at, left }
+        let left = local.as_slice().len_bytes();
+        let (ours, theirs) = (Stretch::all(&local[..]), Stretch::all(&remote[..]));
+        Self { name, kind, local, remote, device: None, ours, theirs, left }
     }
 
     /// The same operation, from or to the memory of a GPU.
@@ -54,8 +56,7 @@ impl Own {
     }
 
     pub(crate) fn begun(&self) -> bool {
-        self.local_at.index + self.local_at.offset + self.remote_at.index + self.remote_at.offset
-            > 0
+        self.theirs != Stretch::all(&self.remote[..])
     }
 }
 
@@ -65,7 +66,8 @@ pub(crate) struct Reply {
     pub(crate) pieces: Vec<Desc>,
     /// Some of it is GPU memory.
     pub(crate) is_fetched: bool,
-    pub(crate) at: Cursor,
+    /// What has not been sent.
+    pub(crate) rest: Stretch,
     pub(crate) left: u64,
     /// The peer wants no more of it.
     pub(crate) is_stopped: bool,
@@ -73,15 +75,15 @@ pub(crate) struct Reply {
 
 impl Reply {
     pub(crate) fn new(op: u64, pieces: Vec<Desc>, is_fetched: bool) -> Self {
-        let left = pieces.iter().map(|piece| piece.len).sum();
-        Self { op, pieces, is_fetched, at: Cursor::default(), left, is_stopped: false }
+        let (rest, left) = (Stretch::all(&pieces[..]), pieces.as_slice().len_bytes());
+        Self { op, pieces, is_fetched, rest, left, is_stopped: false }
     }
 
     /// Ends it: no more data is sent.
     pub(crate) fn stop(&mut self) {
         self.pieces.clear();
-        (self.is_fetched, self.at, self.left, self.is_stopped) =
-            (false, Cursor::default(), 0, true);
+        (self.is_fetched, self.rest, self.left, self.is_stopped) =
+            (false, Stretch::default(), 0, true);
     }
 }
 

@@ -12,6 +12,7 @@ use uccl_fabric::{
     gpu::CopyBy,
     lane::{LaneError, MessageSink, OpError, OpName},
     mem::{Access, Located, Span},
+    pieces::Stretch,
     pipe::PipeRx,
     region::RegionTable,
     status_of,
@@ -23,7 +24,6 @@ use uccl_wire::frame::{
 
 use super::{
     crc::add_span,
-    cursor::Cursor,
     ops::{Ops, ReadTarget},
     queue::Reply,
     remote_of,
@@ -106,7 +106,8 @@ pub(super) struct Rx<P> {
     left: u64,
     crc: Option<Crc>,
     descs: Vec<Desc>,
-    at: Cursor,
+    /// Where the payload goes that has not been placed: in the memory of the descriptors, or of the read.
+    rest: Stretch,
     write: Option<Incoming>,
     read: Option<(OpName, ReadTarget)>,
     uploader: Uploader,
@@ -134,7 +135,7 @@ impl<P: PipeRx> Rx<P> {
             left: 0,
             crc: None,
             descs: Vec::new(),
-            at: Cursor::default(),
+            rest: Stretch::default(),
             write: None,
             read: None,
             uploader: Uploader::new(copy_by),
@@ -208,7 +209,8 @@ impl<P: PipeRx> Rx<P> {
         }
         if direct && let Some((_, target)) = &self.read {
             if target.failed.is_none() {
-                self.at.ahead(&target.spans, self.left as usize, PIECES, &mut self.iov);
+                let (spans, mut rest) = (&target.spans[..], self.rest);
+                self.iov.extend(rest.take_parts(spans, self.left as usize).take(PIECES));
             }
             return self.receive_into(true);
         }
@@ -220,13 +222,9 @@ impl<P: PipeRx> Rx<P> {
         if !self.write_ok() {
             return;
         }
-        let mut offset = self.at.offset as u64;
-        for desc in self.descs.iter().skip(self.at.index).take(PIECES) {
-            match regions.check(&remote_of(desc), Access::Write) {
-                Ok(span) => self.iov.push(Span {
-                    addr: span.addr + offset as usize,
-                    len: span.len - offset as usize,
-                }),
+        for desc in self.rest.parts(&self.descs[..]).take(PIECES) {
+            match regions.check(&remote_of(&desc), Access::Write) {
+                Ok(span) => self.iov.push(span),
                 Err(e) => {
                     if self.iov.is_empty() {
                         self.fail_write(status_of(e));
@@ -234,7 +232,6 @@ impl<P: PipeRx> Rx<P> {
                     break;
                 }
             }
-            offset = 0;
         }
     }
 
@@ -328,11 +325,12 @@ impl<P: PipeRx> Rx<P> {
     fn placed(&mut self, n: usize) {
         match (&mut self.read, self.header.kind) {
             (Some((_, target)), Kind::Data) => {
-                let spans = &target.spans;
-                self.at.advance(|i| spans.get(i).map(|span| span.len), n);
+                self.rest.cut(&target.spans[..], n);
                 target.received += n as u64;
             }
-            _ => self.at.advance(|i| self.descs.get(i).map(|desc| desc.len as usize), n),
+            _ => {
+                self.rest.cut(&self.descs[..], n);
+            }
         }
         self.left -= n as u64;
     }

@@ -10,6 +10,7 @@ use uccl_fabric::{
     gpu::{Chunk, CopyBy},
     lane::{OpName, RemoteSpans, Spans},
     mem::{Access, Located, RemoteSpan, Span},
+    pieces::{Pieces as _, Stretch},
     pipe::PipeTx,
     region::RegionTable,
     status_of,
@@ -21,7 +22,6 @@ use self::frames::push_head;
 use super::{
     MAX_READS, MAX_WRITES,
     crc::add_span,
-    cursor::Cursor,
     fetch::Fetcher,
     ops::Ops,
     queue::{Frame, Own, OwnKind, Reply, Turn},
@@ -51,8 +51,8 @@ static FILLER: [u8; 64 << 10] = [0; 64 << 10];
 struct Current {
     payload_len: usize,
     sent: usize,
-    /// The next byte of payload to be sent.
-    at: Cursor,
+    /// The payload that has not been sent.
+    rest: Stretch,
     crc: Option<Crc>,
     /// Payload bytes that the checksum covers so far.
     summed: usize,
@@ -195,7 +195,7 @@ impl<P: PipeTx> Tx<P> {
             checked: self.checked,
             descs: remote.len() as u16,
             op: name.0,
-            len: local.iter().map(|span| span.len as u64).sum(),
+            len: local.len_bytes(),
             aux: 0,
         };
         let mut crc = push_head(&mut self.control, &header, remote);
@@ -312,11 +312,11 @@ impl<P: PipeTx> Tx<P> {
             self.payload.iter().for_each(|span| unsafe { add_span(crc, *span) });
             summed = payload_len;
         }
-        let (status, at) = (Status::Ok, Cursor::default());
+        let (status, rest) = (Status::Ok, Stretch::all(&self.payload[..]));
         self.current = Some(Current {
             payload_len,
             sent: 0,
-            at,
+            rest,
             crc,
             summed,
             turn,
@@ -338,8 +338,8 @@ impl<P: PipeTx> Tx<P> {
                 self.payload.push(Span { addr: FILLER.as_ptr() as usize, len });
                 left -= len;
             }
-            current.at = Cursor::default();
-            current.at.advance(|i| self.payload.get(i).map(|span| span.len), sent);
+            current.rest = Stretch::all(&self.payload[..]);
+            current.rest.cut(&self.payload[..], sent);
         }
     }
 
@@ -349,7 +349,7 @@ impl<P: PipeTx> Tx<P> {
         };
         if current.guarded && current.status == Status::Ok {
             let guard = around.regions.lock();
-            let status = check_all(&guard, &self.pieces[current.at.index..]);
+            let status = check_all(&guard, current.rest.parts(&self.pieces[..]));
             if status != Status::Ok {
                 self.poison(status);
             }
@@ -390,8 +390,10 @@ impl<P: PipeTx> Tx<P> {
         };
         let limit = (current.payload_len - done).min(step);
         let before = self.iov.len();
-        let ahead = current.at.ahead(&self.payload, limit, PIECES, &mut self.iov);
+        let (payload, mut rest) = (&self.payload[..], current.rest);
+        self.iov.extend(rest.take_parts(payload, limit).take(PIECES));
         let until = self.iov.len();
+        let ahead = self.iov[before..].len_bytes() as usize;
         let trailer;
         if done + ahead == current.payload_len
             && current.crc.as_ref().is_none_or(|_| current.summed == current.payload_len)
@@ -417,7 +419,7 @@ impl<P: PipeTx> Tx<P> {
             }
         }
         current.summed = current.summed.max(payload_sent);
-        current.at.advance(|i| self.payload.get(i).map(|span| span.len), payload_sent - done);
+        current.rest.cut(payload, payload_sent - done);
         current.sent += of_frame;
         if current.sent == head + current.payload_len + TRAILER_LEN {
             if let Turn::Own { name, last: true } = current.turn {
@@ -447,11 +449,11 @@ impl<P: PipeTx> Tx<P> {
     }
 }
 
-fn check_all(regions: &uccl_fabric::region::Locked<'_>, pieces: &[RemoteSpan]) -> Status {
-    pieces
-        .iter()
-        .find_map(|piece| regions.check(piece, Access::Read).err())
-        .map_or(Status::Ok, status_of)
+fn check_all(
+    regions: &uccl_fabric::region::Locked<'_>,
+    mut pieces: impl Iterator<Item = RemoteSpan>,
+) -> Status {
+    pieces.find_map(|piece| regions.check(&piece, Access::Read).err()).map_or(Status::Ok, status_of)
 }
 
 fn span_of(bytes: &[u8]) -> Span {

@@ -8,10 +8,11 @@ use uccl_fabric::{
     gpu::{CHUNK, Chunk, Copier, CopyBy, Copying},
     lane::OpName,
     mem::{Located, Span},
+    pieces::Stretch,
 };
 use uccl_wire::frame::Status;
 
-use super::{cursor::Cursor, ops::ReadTarget};
+use super::ops::ReadTarget;
 
 /// The most chunks that are copied to GPUs at once.
 const AHEAD: usize = 4;
@@ -38,8 +39,8 @@ pub(super) struct Filling {
     pub(super) chunk: Chunk,
     /// Bytes in the chunk.
     pub(super) len: usize,
-    /// Where in its operation's memory the first byte belongs.
-    pub(super) at: Cursor,
+    /// What of its operation's memory follows, from the place of the first byte on.
+    pub(super) rest: Stretch,
 }
 
 /// A copy that was started, or the end of an operation.
@@ -80,14 +81,14 @@ impl Uploader {
         copies.into_iter().any(|copy| copier.may_touch(copy, slot))
     }
 
-    /// Room for data that belongs at `at` in its operation's memory. `None`: copies must end first.
-    pub(super) fn room(&mut self, device: u32, at: Cursor) -> Result<Option<Span>, GpuError> {
+    /// Room for data that belongs at the start of `rest`. `None`: copies must end first.
+    pub(super) fn room(&mut self, device: u32, rest: Stretch) -> Result<Option<Span>, GpuError> {
         if self.filling.is_none() {
             if self.under_way.len() >= AHEAD {
                 return Ok(None);
             }
             let chunk = self.copier.chunk(device)?;
-            self.filling = Some(Filling { chunk, len: 0, at });
+            self.filling = Some(Filling { chunk, len: 0, rest });
         }
         Ok(self.filling.as_ref().map(|filling| Span {
             addr: filling.chunk.addr() + filling.len,

@@ -19,6 +19,7 @@ use uccl_fabric::{
     gpu::Engine,
     lane::{Completion, OpError, OpKind, OpName, OpResult, Operation, access_of},
     mem::RemoteSpan,
+    pieces::Pieces as _,
 };
 
 use super::{
@@ -112,7 +113,7 @@ impl GpuJobs {
     ) -> Result<OpName, OpError> {
         let Posting { kind, memory, pieces, ref range, in_slices, done } = *posting;
         let (local, remote) = (&pieces.local[range.clone()], &pieces.remote[range.clone()]);
-        let bytes = local.iter().map(|span| span.len as u64).sum();
+        let bytes = local.len_bytes();
         // Counted before other threads can see anything of the operation.
         let opening = self.ledger.open(bytes);
         let context = context_of(direct, memory, remote)?;

@@ -11,6 +11,7 @@ use uccl_fabric::{
     gpu::Engine,
     lane::{Completion, OpError, OpKind, OpName, OpResult, RemoteSpans, Spans},
     mem::{RemoteSpan, Span},
+    pieces::{Pieces as _, Stretch},
 };
 
 use super::{
@@ -58,10 +59,8 @@ pub(super) struct Sliced {
 
 /// How far it has come.
 struct State {
-    /// What has not been given out begins in this piece ...
-    index: usize,
-    /// ... so many bytes into it.
-    offset: usize,
+    /// What has not been given out.
+    rest: Stretch,
     /// Slices given out that have not ended.
     active: usize,
     /// Bytes that the lane's load still counts.
@@ -72,18 +71,11 @@ struct State {
     done: Option<Arc<dyn Completion>>,
 }
 
-/// A range of an operation's pieces, of which the first and the last may be partial.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Cut {
-    from: (usize, usize),
-    to: (usize, usize),
-    bytes: u64,
-}
-
 /// A part of an operation that was given out. Call [`enqueue`](Self::enqueue), which also reports a failure.
 pub(super) struct Slice {
     of: Arc<Sliced>,
-    cut: Cut,
+    cut: Stretch,
+    bytes: u64,
     hazards: Hazards,
 }
 
@@ -172,14 +164,20 @@ impl Queue {
     }
 }
 
+impl Plan {
+    /// The pieces of this operation.
+    fn pieces(&self) -> (&[Span], &[RemoteSpan]) {
+        (&self.pieces.local[self.range.clone()], &self.pieces.remote[self.range.clone()])
+    }
+}
+
 impl Sliced {
     fn new(plan: Plan, done: Arc<dyn Completion>) -> Self {
-        let left = plan.pieces.local[plan.range.clone()].iter().map(|span| span.len as u64).sum();
+        let pieces = plan.pieces();
         let state = State {
-            index: plan.range.start,
-            offset: 0,
+            rest: Stretch::all(pieces),
             active: 0,
-            left,
+            left: pieces.len_bytes(),
             error: None,
             closed: false,
             done: Some(done),
@@ -194,39 +192,19 @@ impl Sliced {
         if state.closed {
             return Next::Nothing;
         }
-        let local = &self.plan.pieces.local[..self.plan.range.end];
-        let cut = cut(local, (state.index, state.offset), most);
-        let Some(hazards) = claim(&self.plan.direct, self.pairs(cut).map(|(_, there)| there))
-        else {
-            return Next::Later;
-        };
-        (state.index, state.offset) = cut.to;
-        state.closed = state.index == self.plan.range.end;
+        let (pieces, mut rest) = (self.plan.pieces(), state.rest);
+        let cut = rest.cut(pieces, most as usize);
+        let there = cut.parts(pieces).map(|(_, there)| there);
+        let Some(hazards) = claim(&self.plan.direct, there) else { return Next::Later };
+        state.rest = rest;
+        state.closed = rest.is_empty();
         state.active += 1;
-        Next::Slice(Slice { of: Arc::clone(self), cut, hazards })
+        let bytes = cut.len_bytes(pieces);
+        Next::Slice(Slice { of: Arc::clone(self), cut, bytes, hazards })
     }
 
     fn is_closed(&self) -> bool {
         self.state.lock().closed
-    }
-
-    /// The pieces of a slice.
-    fn pairs(&self, cut: Cut) -> impl Iterator<Item = (Span, RemoteSpan)> + Clone {
-        let Cut { from, to, .. } = cut;
-        // The last piece counts if a part of it is in the slice.
-        let end = to.0 + usize::from(to.1 > 0);
-        let Pieces { local, remote } = &*self.plan.pieces;
-        let both = local[from.0..end].iter().zip(&remote[from.0..end]);
-        both.enumerate().map(move |(at, (here, there))| {
-            let start = if at == 0 { from.1 } else { 0 };
-            let len = if from.0 + at == to.0 { to.1 - start } else { here.len - start };
-            let whole = len == here.len;
-            let there_len = if whole { there.len } else { len as u64 };
-            (
-                Span { addr: here.addr + start, len },
-                RemoteSpan { addr: there.addr + start as u64, len: there_len, ..*there },
-            )
-        })
     }
 
     /// A slice has ended.
@@ -269,26 +247,26 @@ impl Sliced {
 
 impl Slice {
     pub(super) fn bytes(&self) -> u64 {
-        self.cut.bytes
+        self.bytes
     }
 
     /// Enqueues the slice on the GPU. `None`: it failed, and no copy of it runs. After a failed slice no other slice
     /// of its operation is given out.
     pub(super) fn enqueue(self) -> Option<Flying> {
-        let Self { of, cut, hazards } = self;
+        let Self { of, cut, bytes, hazards } = self;
         let &Plan { kind, memory, ref direct, context, ref engine, .. } = &of.plan;
         let way = Way { direct, kind, memory, context, passes_slices: false };
         // SAFETY: the local memory of an operation stays valid until the operation has ended, and that waits for its
         // slices.
-        match unsafe { way.enqueue(of.pairs(cut), engine, hazards) } {
+        match unsafe { way.enqueue(cut.parts(of.plan.pieces()), engine, hazards) } {
             Ok(flight) => {
                 if let Some(e) = flight.failed() {
                     of.close(e.clone());
                 }
-                Some(Flying { flight, of, bytes: cut.bytes })
+                Some(Flying { flight, of, bytes })
             }
             Err(e) => {
-                of.ended(cut.bytes, Err(e));
+                of.ended(bytes, Err(e));
                 None
             }
         }
@@ -305,52 +283,5 @@ impl Flying {
     pub(super) fn land(self, result: OpResult) {
         self.flight.land();
         self.of.ended(self.bytes, result);
-    }
-}
-
-/// The next pieces from `from` on, of at most `most` bytes together.
-fn cut(local: &[Span], from: (usize, usize), most: u64) -> Cut {
-    let ((mut index, mut offset), mut bytes) = (from, 0);
-    while let Some(span) = local.get(index) {
-        let (here, room) = ((span.len - offset) as u64, most - bytes);
-        if here > room {
-            // The cast fits: `room` is less than the length of a piece.
-            offset += room as usize;
-            bytes += room;
-            break;
-        }
-        bytes += here;
-        (index, offset) = (index + 1, 0);
-    }
-    Cut { from, to: (index, offset), bytes }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn slices_cover_every_byte_once_and_in_order() {
-        let mut rng = fastrand::Rng::with_seed(5);
-        for _ in 0..500 {
-            let most = rng.u64(1..2000);
-            let local: Vec<Span> = (0..rng.usize(1..50))
-                .map(|at| Span { addr: at << 20, len: rng.usize(0..3) * rng.usize(0..3000) })
-                .collect();
-            let (mut at, mut sum) = ((0, 0), 0);
-            while at.0 < local.len() {
-                let slice = cut(&local, at, most);
-                assert_eq!(slice.from, at);
-                assert!(slice.bytes <= most && slice.to > at, "{slice:?}");
-                let before = |(index, offset): (usize, usize)| {
-                    local[..index].iter().map(|span| span.len).sum::<usize>() + offset
-                };
-                assert_eq!(slice.bytes as usize, before(slice.to) - before(at));
-                at = slice.to;
-                sum += slice.bytes as usize;
-                assert!(at.0 == local.len() || slice.bytes == most, "{slice:?} could be longer");
-            }
-            assert_eq!((at.1, sum), (0, local.iter().map(|span| span.len).sum()));
-        }
     }
 }

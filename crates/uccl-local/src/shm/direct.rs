@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use uccl_fabric::mem::{Access, RemoteSpan, Span};
+use uccl_fabric::pieces::Stretch;
 use uccl_fabric::region::{AccessError, Rights, offset_within};
 use uccl_fabric::signal::change_word;
 use uccl_wire::message::Change;
@@ -349,8 +350,9 @@ impl Direct {
             self.check_all(access, &remote[first..])?;
         }
         let mut rest = remote;
+        let process = self.process.as_ref();
         let mut walk =
-            Walk { local, done: 0, access, process: self.process.as_ref(), queue: Vec::new() };
+            Walk { local, rest: Stretch::all(local), access, process, queue: Vec::new() };
         loop {
             let (batch, after) = rest.split_at(first);
             self.admits()?;
@@ -432,8 +434,8 @@ impl<'a> Held<'a> {
 /// The local side of a copy, paired piece by piece with the remote one.
 struct Walk<'a> {
     local: &'a [Span],
-    /// How much of the first local span is done.
-    done: usize,
+    /// What of it is not done.
+    rest: Stretch,
     access: Access,
     process: Option<&'a Process>,
     /// Pieces that will go through the kernel in one call.
@@ -450,41 +452,23 @@ impl Walk<'_> {
     /// The local spans must be memory that the access may touch; `there` must be null or mapped for the
     /// length of `remote`.
     unsafe fn piece(&mut self, there: *mut u8, remote: &RemoteSpan) -> Result<(), DirectError> {
-        let mut at = 0;
-        while at < remote.len {
-            let Some(here) = self.next(remote.len - at) else { return Ok(()) };
+        let (mut at, len) = (0, remote.len as usize);
+        while at < len {
+            let Some(here) = self.rest.take_first(self.local, len - at) else { return Ok(()) };
             if there.is_null() {
-                self.queue.push((here, (remote.addr + at, here.len as u64)));
+                self.queue.push((here, (remote.addr + at as u64, here.len as u64)));
                 if self.queue.len() == QUEUE {
                     // SAFETY: the caller's promise.
                     unsafe { self.flush()? };
                 }
             } else {
-                let there = there.wrapping_add(at as usize);
+                let there = there.wrapping_add(at);
                 // SAFETY: the caller's promise; `at + here.len` is within the span.
                 unsafe { move_bytes(self.access, here.addr as *mut u8, there, here.len) };
             }
-            at += here.len as u64;
+            at += here.len;
         }
         Ok(())
-    }
-
-    /// The next contiguous local bytes, at most `most`.
-    fn next(&mut self, most: u64) -> Option<Span> {
-        loop {
-            let (first, rest) = self.local.split_first()?;
-            let left = first.len - self.done;
-            let len = left.min(usize::try_from(most).unwrap_or(usize::MAX));
-            let span = Span { addr: first.addr + self.done, len };
-            self.done += len;
-            if len == left {
-                self.local = rest;
-                self.done = 0;
-            }
-            if len > 0 {
-                return Some(span);
-            }
-        }
     }
 
     /// # Safety

@@ -3,11 +3,14 @@
 use std::sync::Arc;
 
 use uccl_device::MemoryKind;
-use uccl_fabric::lane::{LaneError, MessageLane, OpKind, Operation, Posted, RemoteSpans, Spans};
+use uccl_fabric::{
+    lane::{LaneError, MessageLane, OpKind, Operation, Posted, RemoteSpans, Spans},
+    pieces::Stretch,
+};
 
 use super::{
     connection::{Connection, Piece, Transfer},
-    work::{Cut, Memory, Work},
+    work::{Memory, Work},
 };
 use crate::types::Op;
 
@@ -31,7 +34,7 @@ impl Connection {
                 self.ask_or_post(transfer, all);
             }
             Memory::Several(kinds) => {
-                kinds.split(all).for_each(|part| self.ask_or_post(transfer, part));
+                kinds.split(&all).for_each(|part| self.ask_or_post(transfer, part));
             }
         }
     }
@@ -67,10 +70,12 @@ impl Connection {
             return self.post_one(transfer, work);
         }
         let limit = total.div_ceil(stripes).next_multiple_of(4096);
-        let Work { kind, memory, .. } = work;
-        let mut cut = Cut::of(&work);
-        while let Some((local, remote)) = cut.next(limit, max_pieces) {
-            self.post_one(transfer, Work { kind, memory, local, remote });
+        let pieces = (&work.local[..], &work.remote[..]);
+        let mut rest = Stretch::all(pieces);
+        while !rest.is_empty() {
+            let cut = rest.cut_few(pieces, limit as usize, max_pieces);
+            let (local, remote) = cut.to_lists(pieces);
+            self.post_one(transfer, Work { local, remote, ..work.nothing() });
         }
     }
 

@@ -6,6 +6,7 @@ use uccl_device::MemoryKind;
 use uccl_fabric::{
     lane::{Completion, OpKind, Operation, RemoteSpans, Spans},
     mem::{RemoteSpan, Span},
+    pieces::{Pieces as _, group},
 };
 
 use super::regions::contains;
@@ -58,7 +59,7 @@ pub(crate) struct Work {
 
 impl Work {
     pub(super) fn len_bytes(&self) -> u64 {
-        self.local.iter().map(|span| span.len as u64).sum()
+        self.local.as_slice().len_bytes()
     }
 
     /// The operation that does all of it.
@@ -84,19 +85,10 @@ impl Kinds {
     }
 
     /// Cuts work into parts of one kind of memory each.
-    pub(super) fn split(&self, work: Work) -> impl Iterator<Item = Work> + use<> {
-        let mut parts: Vec<Work> = Vec::new();
-        for (span, remote) in work.local.into_iter().zip(work.remote) {
-            let memory = self.of(span);
-            let at = parts.iter().position(|part| part.memory == memory).unwrap_or_else(|| {
-                let (local, remote) = (Spans::new(), RemoteSpans::new());
-                parts.push(Work { kind: work.kind, memory, local, remote });
-                parts.len() - 1
-            });
-            parts[at].local.push(span);
-            parts[at].remote.push(remote);
-        }
-        parts.into_iter()
+    pub(super) fn split(&self, work: &Work) -> impl Iterator<Item = Work> + use<> {
+        let parts = group((&work.local[..], &work.remote[..]), |local, _| self.of(local));
+        let kind = work.kind;
+        parts.into_iter().map(move |(memory, (local, remote))| Work { kind, memory, local, remote })
     }
 }
 
@@ -106,7 +98,7 @@ impl Work {
         self.local.len()
     }
 
-    fn nothing(&self) -> Self {
+    pub(super) fn nothing(&self) -> Self {
         let (local, remote) = (Spans::new(), RemoteSpans::new());
         Self { kind: self.kind, memory: self.memory, local, remote }
     }
@@ -136,47 +128,6 @@ impl Work {
             let (local, remote) = (self.local[range.clone()].into(), self.remote[range].into());
             Self { local, remote, ..self.nothing() }
         })
-    }
-}
-
-/// What is left of a transfer's pieces while it is cut into operations.
-pub(super) struct Cut<'a> {
-    local: &'a [Span],
-    remote: &'a [RemoteSpan],
-    offset: usize,
-}
-
-impl<'a> Cut<'a> {
-    pub(super) fn of(work: &'a Work) -> Self {
-        Self { local: &work.local, remote: &work.remote, offset: 0 }
-    }
-
-    /// The next part, of at most `limit` bytes and `max_pieces` pieces.
-    pub(super) fn next(&mut self, limit: u64, max_pieces: usize) -> Option<(Spans, RemoteSpans)> {
-        let most = self.local.len().min(max_pieces);
-        let (mut local, mut remote) =
-            (Spans::with_capacity(most), RemoteSpans::with_capacity(most));
-        let mut left = limit as usize;
-        while let (Some(span), Some(peer)) = (self.local.first(), self.remote.first()) {
-            if left == 0 || local.len() == max_pieces {
-                break;
-            }
-            let len = (span.len - self.offset).min(left);
-            local.push(Span { addr: span.addr + self.offset, len });
-            remote.push(RemoteSpan {
-                addr: peer.addr + self.offset as u64,
-                len: len as u64,
-                ..*peer
-            });
-            left -= len;
-            self.offset += len;
-            if self.offset == span.len {
-                self.local = &self.local[1..];
-                self.remote = &self.remote[1..];
-                self.offset = 0;
-            }
-        }
-        (!local.is_empty()).then_some((local, remote))
     }
 }
 

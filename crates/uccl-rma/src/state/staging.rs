@@ -17,6 +17,7 @@ use uccl_device::cuda::{Direction, GpuError};
 use uccl_fabric::{
     lane::{OpError, OpKind, RemoteSpans, Spans},
     mem::{Located, RemoteSpan},
+    pieces::{Piece as _, Stretch},
 };
 use uccl_wire::{
     frame::Status,
@@ -26,7 +27,7 @@ use uccl_wire::{
 use super::{Hold, State};
 use crate::{
     bounce::{Area, CHUNKS, Copy, Whose},
-    flight::{Both, Part},
+    flight::Part,
     keys::{Missing, region_of},
     rails::Rails,
 };
@@ -241,9 +242,13 @@ impl State {
             (Some(chunk), Some(addr)) => smallvec![landing_chunk(addr, chunk, len)],
             _ => remote.clone(),
         };
-        let mut both = Both::new(local, remote);
-        while let Some((local, remote)) = both.next() {
-            both.take(local.len);
+        let (mut ours, mut theirs) = (Stretch::all(&local[..]), Stretch::all(&remote[..]));
+        while let (Some(here), Some(there)) = (ours.first(&local[..]), theirs.first(&remote[..])) {
+            // A chunk is one piece, whatever passes through it.
+            let len = here.len_bytes().min(there.len_bytes());
+            ours.cut(&local[..], len);
+            theirs.cut(&remote[..], len);
+            let (local, remote) = (here.part(0, len), there.part(0, len));
             self.again.push_back(Part {
                 flight,
                 kind,

@@ -3,6 +3,7 @@
 use uccl_fabric::{
     lane::{LaneError, OpError, OpKind, OpName},
     mem::Access,
+    pieces::Stretch,
     pipe::PipeRx,
     region::AccessError,
     status_of,
@@ -10,7 +11,7 @@ use uccl_fabric::{
 use uccl_wire::frame::{Header, Kind, Status};
 
 use super::{Incoming, Rx, State, Surroundings, unexpected};
-use crate::{cursor::Cursor, ops::Sent, queue::Reply};
+use crate::{ops::Sent, queue::Reply};
 
 impl<P: PipeRx> Rx<P> {
     /// Begins a frame. Its descriptors are known only if they are `sound`. False: earlier data must land first.
@@ -28,7 +29,7 @@ impl<P: PipeRx> Rx<P> {
             return Ok(false);
         }
         self.left = self.header.len;
-        self.at = Cursor::default();
+        self.rest = Stretch::all(&self.descs[..]);
         self.device = None;
         self.state = if self.header.kind.has_trailer() { State::Payload } else { State::Header };
         let op = self.header.op;
@@ -103,7 +104,7 @@ impl<P: PipeRx> Rx<P> {
         if target.received + self.header.len > len {
             return Err(unexpected("more data than was asked for"));
         }
-        self.at = target.at;
+        self.rest = target.rest;
         self.device = target.device;
         self.read = Some((name, target));
         Ok(())

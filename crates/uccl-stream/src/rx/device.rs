@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use uccl_fabric::{
     lane::{LaneError, OpError},
     mem::{Access, Located, Span},
+    pieces::Stretch,
     pipe::PipeRx,
     region::AccessError,
     status_of,
@@ -17,7 +18,6 @@ use super::{
     payload::{fill, read_result},
 };
 use crate::{
-    cursor::Cursor,
     remote_of,
     upload::{End, Filling, Landed, Purpose},
 };
@@ -135,7 +135,7 @@ impl<P: PipeRx> Rx<P> {
     /// Where the next payload goes. `None`: copies must end first, or no chunk could be had, and the operation has
     /// failed.
     pub(super) fn room_for(&mut self, device: u32) -> Option<Span> {
-        match self.uploader.room(device, self.at) {
+        match self.uploader.room(device, self.rest) {
             Ok(Some(room)) => return Some(room),
             Ok(None) => self.stalled = true,
             Err(e) => self.fail_upload(e),
@@ -154,19 +154,19 @@ impl<P: PipeRx> Rx<P> {
 
     /// Starts to copy the chunk that is being filled to the place of its bytes.
     pub(super) fn upload(&mut self, around: &Surroundings<'_>) {
-        let Some(Filling { chunk, len, at }) = self.uploader.take() else { return };
+        let Some(Filling { chunk, len, rest }) = self.uploader.take() else { return };
         if self.device_wanting_data().is_none() {
             return;
         }
         let regions = around.regions.lock();
-        if let Err(e) = self.locate_filled(&regions, len, at) {
+        if let Err(e) = self.locate_filled(&regions, len, rest) {
             return self.fail_write(status_of(e));
         }
         let (purpose, slots) = match (&self.read, self.header.kind) {
-            (Some((name, _)), Kind::Data) => (Purpose::Read(*name), &[][..]),
-            _ => (Purpose::Write(self.header.op), &self.descs[at.index..]),
+            (Some((name, _)), Kind::Data) => (Purpose::Read(*name), Stretch::default()),
+            _ => (Purpose::Write(self.header.op), rest),
         };
-        let slots = slots.iter().map(|desc| desc.slot);
+        let slots = slots.parts(&self.descs[..]).map(|desc| desc.slot);
         around.copying.store(true, SeqCst);
         // SAFETY: the memory is in regions checked under the lock that is held, and counts as touched until the copy
         // has ended; or it is the memory of a read, which does not end before the copy.
@@ -177,31 +177,22 @@ impl<P: PipeRx> Rx<P> {
         }
     }
 
-    /// Lists the memory that `len` bytes of payload from `at` on belong to.
+    /// Lists the memory that the first `len` bytes of `rest` are.
     fn locate_filled(
         &mut self,
         regions: &uccl_fabric::region::Locked<'_>,
         len: usize,
-        at: Cursor,
+        mut rest: Stretch,
     ) -> Result<(), AccessError> {
         self.located.clear();
         if let (Some((_, target)), Kind::Data) = (&self.read, self.header.kind) {
             let device = target.device;
-            self.iov.clear();
-            at.ahead(&target.spans, len, usize::MAX, &mut self.iov);
-            self.located.extend(self.iov.iter().map(|span| Located { span: *span, device }));
+            let spans = rest.take_parts(&target.spans[..], len);
+            self.located.extend(spans.map(|span| Located { span, device }));
             return Ok(());
         }
-        let (mut offset, mut left) = (at.offset, len);
-        for desc in self.descs.iter().skip(at.index) {
-            if left == 0 {
-                break;
-            }
-            let Located { span, device } = regions.locate(&remote_of(desc), Access::Write)?;
-            let len = (span.len - offset).min(left);
-            self.located.push(Located { span: Span { addr: span.addr + offset, len }, device });
-            left -= len;
-            offset = 0;
+        for desc in rest.take_parts(&self.descs[..], len) {
+            self.located.push(regions.locate(&remote_of(&desc), Access::Write)?);
         }
         Ok(())
     }

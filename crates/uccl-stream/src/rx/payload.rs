@@ -88,18 +88,14 @@ impl<P: PipeRx> Rx<P> {
     /// Copies payload from the staging buffer into the regions it is for.
     fn place_write(&mut self, from: usize, n: usize, around: &Surroundings<'_>) {
         let guard = around.regions.lock();
-        let mut at = self.at;
-        let mut done = 0;
+        let (mut rest, mut done) = (self.rest, 0);
         while done < n && self.write_ok() {
-            let Some(desc) = self.descs.get(at.index) else { return };
-            match guard.check(&remote_of(desc), Access::Write) {
-                Ok(span) => {
-                    let len = (span.len - at.offset).min(n - done);
-                    let to = Span { addr: span.addr + at.offset, len };
+            let Some(desc) = rest.take_first(&self.descs[..], n - done) else { return };
+            match guard.check(&remote_of(&desc), Access::Write) {
+                Ok(to) => {
                     // SAFETY: inside a region, checked under the lock that is held.
-                    unsafe { fill(to, &self.staging[from + done..from + done + len]) };
-                    done += len;
-                    at.advance(|i| self.descs.get(i).map(|desc| desc.len as usize), len);
+                    unsafe { fill(to, &self.staging[from + done..][..to.len]) };
+                    done += to.len;
                 }
                 Err(e) => self.fail_write(status_of(e)),
             }
@@ -112,16 +108,11 @@ impl<P: PipeRx> Rx<P> {
         if target.failed.is_some() {
             return;
         }
-        let mut at = self.at;
-        let mut done = 0;
-        while done < n {
-            let Some(span) = target.spans.get(at.index) else { return };
-            let len = (span.len - at.offset).min(n - done);
-            let to = Span { addr: span.addr + at.offset, len };
+        let (spans, mut rest, mut from) = (&target.spans[..], self.rest, from);
+        for to in rest.take_parts(spans, n) {
             // SAFETY: the memory of a read stays valid until it has ended.
-            unsafe { fill(to, &self.staging[from + done..from + done + len]) };
-            done += len;
-            at.advance(|i| target.spans.get(i).map(|span| span.len), len);
+            unsafe { fill(to, &self.staging[from..from + to.len]) };
+            from += to.len;
         }
     }
 
@@ -178,7 +169,7 @@ impl<P: PipeRx> Rx<P> {
         let mut ops = around.ops.lock();
         if !self.header.last {
             if let Some(op) = ops.get_mut(name) {
-                target.at = self.at;
+                target.rest = self.rest;
                 op.target = Some(target);
             }
             return Ok(());

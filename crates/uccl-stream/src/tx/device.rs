@@ -61,8 +61,8 @@ impl<P: PipeTx> Tx<P> {
             return false;
         };
         let regions = around.regions.lock();
-        let refused = |piece| regions.locate(&remote_of(piece), Access::Read).is_err();
-        if reply.pieces.iter().skip(reply.at.index).any(refused) {
+        let refused = |piece| regions.locate(&remote_of(&piece), Access::Read).is_err();
+        if reply.rest.parts(&reply.pieces[..]).any(refused) {
             // Treated as host memory from here on: the check before the send refuses it.
             reply.is_fetched = false;
             return false;

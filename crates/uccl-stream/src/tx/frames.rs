@@ -3,6 +3,7 @@
 use parking_lot::Mutex;
 use uccl_fabric::{
     mem::{RemoteSpan, Span},
+    pieces::Pieces as _,
     pipe::PipeTx,
 };
 use uccl_wire::checked::{Crc, seal};
@@ -96,13 +97,12 @@ impl<P: PipeTx> Tx<P> {
         let own = self.own.front_mut()?;
         self.head.clear();
         self.pieces.clear();
-        let pieces = own.remote.iter().skip(own.remote_at.index).take(MAX_DESCS).copied();
-        let len = cut(pieces, own.remote_at.offset, most, &mut self.pieces);
+        self.pieces.extend(own.theirs.take_parts(&own.remote[..], most as usize).take(MAX_DESCS));
+        let len = self.pieces.as_slice().len_bytes();
         self.payload.clear();
-        own.local_at.ahead(&own.local, len, usize::MAX, &mut self.payload);
-        own.local_at.advance(|i| own.local.get(i).map(|span| span.len), len);
-        own.remote_at.advance(|i| own.remote.get(i).map(|piece| piece.len as usize), len);
-        own.left -= len as u64;
+        let ours = own.ours.take_parts(&own.local[..], len as usize);
+        self.payload.extend(ours.filter(|span| span.len > 0));
+        own.left -= len;
         let last = own.left == 0;
         let header = Header {
             kind: Kind::Write,
@@ -110,7 +110,7 @@ impl<P: PipeTx> Tx<P> {
             checked: self.checked,
             descs: self.pieces.len() as u16,
             op: own.name.0,
-            len: len as u64,
+            len,
             aux: 0,
         };
         let turn = Turn::Own { name: own.name, last };
@@ -118,7 +118,7 @@ impl<P: PipeTx> Tx<P> {
         if last {
             self.own.pop_front();
         }
-        Some(Frame { len, crc, turn })
+        Some(Frame { len: len as usize, crc, turn })
     }
 
     fn begin_reply(&mut self) -> bool {
@@ -140,10 +140,8 @@ impl<P: PipeTx> Tx<P> {
         let reply = self.replies.front_mut()?;
         let len = reply.left.min(most) as usize;
         self.pieces.clear();
-        let pieces = reply.pieces.iter().skip(reply.at.index).map(remote_of);
-        cut(pieces, reply.at.offset, len as u64, &mut self.pieces);
-        self.pieces.retain(|piece| piece.len > 0);
-        reply.at.advance(|i| reply.pieces.get(i).map(|piece| piece.len as usize), len);
+        let pieces = reply.rest.take_parts(&reply.pieces[..], len);
+        self.pieces.extend(pieces.filter(|piece| piece.len > 0).map(|piece| remote_of(&piece)));
         reply.left -= len as u64;
         let last = reply.left == 0;
         let header = Header {
@@ -166,26 +164,6 @@ impl<P: PipeTx> Tx<P> {
         }
         Some(Frame { len, crc, turn: Turn::Reply })
     }
-}
-
-/// Appends the first `most` bytes of `pieces`, without the first `offset` bytes. Returns how many there were.
-fn cut(
-    pieces: impl Iterator<Item = RemoteSpan>,
-    offset: usize,
-    most: u64,
-    out: &mut Vec<RemoteSpan>,
-) -> usize {
-    let (mut left, mut offset) = (most, offset as u64);
-    for piece in pieces {
-        let len = (piece.len - offset).min(left);
-        out.push(RemoteSpan { addr: piece.addr + offset, len, ..piece });
-        left -= len;
-        offset = 0;
-        if left == 0 {
-            break;
-        }
-    }
-    (most - left) as usize
 }
 
 /// Appends a header and its descriptors. The caller must add what follows to the returned checksum.

@@ -1,0 +1,484 @@
+//! Lists of pieces, walked and cut: one side of an operation, or both sides together.
+//!
+//! A slice of pieces is a list, and two lists that pair up are a list of pairs: `(&op.local[..], &op.remote[..])`. Each
+//! part of a pair is contiguous on both sides. A [`Stretch`] says which bytes of a list are meant. It borrows nothing,
+//! so it can be kept beside the list while the list is used up.
+
+use uccl_wire::frame::Desc;
+
+use crate::{
+    lane::{RemoteSpans, Spans},
+    mem::{RemoteSpan, Span},
+};
+
+/// A piece of memory, or several of one length.
+pub trait Piece: Copy {
+    /// How long it is.
+    fn len_bytes(&self) -> usize;
+
+    /// `len` bytes of it, from `offset` on. Addresses wrap: one that a peer named may not have been checked yet.
+    #[must_use]
+    fn part(&self, offset: usize, len: usize) -> Self;
+}
+
+impl Piece for Span {
+    #[inline]
+    fn len_bytes(&self) -> usize {
+        self.len
+    }
+
+    #[inline]
+    fn part(&self, offset: usize, len: usize) -> Self {
+        Self { addr: self.addr.wrapping_add(offset), len }
+    }
+}
+
+impl Piece for RemoteSpan {
+    #[inline]
+    fn len_bytes(&self) -> usize {
+        self.len as usize
+    }
+
+    #[inline]
+    fn part(&self, offset: usize, len: usize) -> Self {
+        Self { addr: self.addr.wrapping_add(offset as u64), len: len as u64, ..*self }
+    }
+}
+
+impl Piece for Desc {
+    #[inline]
+    fn len_bytes(&self) -> usize {
+        self.len as usize
+    }
+
+    #[inline]
+    fn part(&self, offset: usize, len: usize) -> Self {
+        Self { addr: self.addr.wrapping_add(offset as u64), len: len as u64, ..*self }
+    }
+}
+
+impl<A: Piece, B: Piece> Piece for (A, B) {
+    #[inline]
+    fn len_bytes(&self) -> usize {
+        self.0.len_bytes()
+    }
+
+    #[inline]
+    fn part(&self, offset: usize, len: usize) -> Self {
+        (self.0.part(offset, len), self.1.part(offset, len))
+    }
+}
+
+/// Pieces in order.
+pub trait Pieces: Copy {
+    /// What they are.
+    type Piece: Piece;
+
+    /// How many there are.
+    fn count(self) -> usize;
+
+    /// One of them.
+    fn get(self, index: usize) -> Option<Self::Piece>;
+
+    /// How long they are together.
+    fn len_bytes(self) -> u64 {
+        let pieces = (0..self.count()).filter_map(|index| self.get(index));
+        pieces.map(|piece| piece.len_bytes() as u64).sum()
+    }
+}
+
+impl<P: Piece> Pieces for &[P] {
+    type Piece = P;
+
+    #[inline]
+    fn count(self) -> usize {
+        self.len()
+    }
+
+    #[inline]
+    fn get(self, index: usize) -> Option<P> {
+        <[P]>::get(self, index).copied()
+    }
+}
+
+/// Two lists whose pieces pair up: there are as many in one as in the other, and each has the length of its partner.
+impl<A: Pieces, B: Pieces> Pieces for (A, B) {
+    type Piece = (A::Piece, B::Piece);
+
+    #[inline]
+    fn count(self) -> usize {
+        self.0.count()
+    }
+
+    #[inline]
+    fn get(self, index: usize) -> Option<Self::Piece> {
+        Some((self.0.get(index)?, self.1.get(index)?))
+    }
+}
+
+/// So many bytes into one of the pieces. Where a piece ends, the place is the start of the next.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Place {
+    index: usize,
+    offset: usize,
+}
+
+/// The bytes of a list of pieces from one place to another, and the empty pieces among them. All methods that take a
+/// list expect the one that the stretch was made for.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Stretch {
+    from: Place,
+    to: Place,
+}
+
+impl Stretch {
+    /// All of a list.
+    #[inline]
+    pub fn all(pieces: impl Pieces) -> Self {
+        Self { from: Place::default(), to: Place { index: pieces.count(), offset: 0 } }
+    }
+
+    /// Whether there is no piece in it, not even an empty one.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self.from >= self.to
+    }
+
+    /// How much of its first piece is in the stretch.
+    #[inline]
+    fn len_of_first(self, pieces: impl Pieces) -> Option<usize> {
+        if self.is_empty() {
+            return None;
+        }
+        let Place { index, offset } = self.from;
+        let len = pieces.get(index)?.len_bytes();
+        Some(if index == self.to.index { self.to.offset } else { len } - offset)
+    }
+
+    /// Its first piece, as far as it is in the stretch.
+    #[inline]
+    pub fn first<L: Pieces>(self, pieces: L) -> Option<L::Piece> {
+        let len = self.len_of_first(pieces)?;
+        Some(pieces.get(self.from.index)?.part(self.from.offset, len))
+    }
+
+    /// Takes the first piece out, or the first `most` bytes of it.
+    #[inline]
+    pub fn take_first<L: Pieces>(&mut self, pieces: L, most: usize) -> Option<L::Piece> {
+        let Place { index, offset } = self.from;
+        // Mostly a whole piece goes.
+        if offset == 0 && index < self.to.index {
+            let piece = pieces.get(index)?;
+            if piece.len_bytes() <= most {
+                self.from.index += 1;
+                return Some(piece);
+            }
+        }
+        self.take_some(pieces, most)
+    }
+
+    fn take_some<L: Pieces>(&mut self, pieces: L, most: usize) -> Option<L::Piece> {
+        let Place { index, offset } = self.from;
+        let (left, piece) = (self.len_of_first(pieces)?, pieces.get(index)?);
+        let len = left.min(most);
+        if len == left && index < self.to.index {
+            self.from = Place { index: index + 1, offset: 0 };
+        } else {
+            self.from.offset += len;
+        }
+        Some(piece.part(offset, len))
+    }
+
+    /// Takes the last piece out, or the last `most` bytes of it.
+    pub fn take_last<L: Pieces>(&mut self, pieces: L, most: usize) -> Option<L::Piece> {
+        if self.is_empty() {
+            return None;
+        }
+        let index = if self.to.offset > 0 { self.to.index } else { self.to.index - 1 };
+        let piece = pieces.get(index)?;
+        let end = if self.to.offset > 0 { self.to.offset } else { piece.len_bytes() };
+        let start = if index == self.from.index { self.from.offset } else { 0 };
+        let len = (end - start).min(most);
+        self.to = Place { index, offset: end - len };
+        Some(piece.part(end - len, len))
+    }
+
+    /// Takes out the first `most` bytes, and the empty pieces that follow them, piece by piece. What is not asked for
+    /// stays.
+    #[inline]
+    pub fn take_parts<L: Pieces>(&mut self, pieces: L, most: usize) -> Taking<'_, L> {
+        Taking { pieces, rest: self, left: most }
+    }
+
+    /// Takes out what [`take_parts`](Self::take_parts) does.
+    #[inline]
+    pub fn cut(&mut self, pieces: impl Pieces, most: usize) -> Self {
+        self.cut_few(pieces, most, usize::MAX)
+    }
+
+    /// As [`cut`](Self::cut), but of at most `count` pieces.
+    #[inline]
+    pub fn cut_few(&mut self, pieces: impl Pieces, most: usize, count: usize) -> Self {
+        let from = self.from;
+        self.take_parts(pieces, most).take(count).for_each(drop);
+        Self { from, to: self.from }
+    }
+
+    /// Takes out the last `most` bytes, of at most `count` pieces.
+    pub fn cut_back(&mut self, pieces: impl Pieces, most: usize, count: usize) -> Self {
+        let (to, mut left) = (self.to, most);
+        for _ in 0..count {
+            if left == 0 {
+                break;
+            }
+            left -= self.take_last(pieces, left).map_or(left, |piece| piece.len_bytes());
+        }
+        Self { from: self.to, to }
+    }
+
+    /// Its pieces, of which the first and the last may be partial.
+    #[inline]
+    pub fn parts<L: Pieces>(self, pieces: L) -> Parts<L> {
+        Parts { pieces, rest: self }
+    }
+
+    /// How many bytes it is.
+    pub fn len_bytes(self, pieces: impl Pieces) -> u64 {
+        self.parts(pieces).map(|piece| piece.len_bytes() as u64).sum()
+    }
+
+    /// Its pieces as lists of their own.
+    pub fn to_lists(self, pieces: (&[Span], &[RemoteSpan])) -> (Spans, RemoteSpans) {
+        let parts = self.parts(pieces);
+        let count = parts.len();
+        let (mut local, mut remote) =
+            (Spans::with_capacity(count), RemoteSpans::with_capacity(count));
+        for (here, there) in parts {
+            local.push(here);
+            remote.push(there);
+        }
+        (local, remote)
+    }
+}
+
+/// Takes pieces out of a [`Stretch`].
+#[derive(Debug)]
+pub struct Taking<'a, L> {
+    pieces: L,
+    rest: &'a mut Stretch,
+    left: usize,
+}
+
+impl<L: Pieces> Iterator for Taking<'_, L> {
+    type Item = L::Piece;
+
+    #[inline]
+    fn next(&mut self) -> Option<L::Piece> {
+        if self.left == 0 && self.rest.len_of_first(self.pieces)? > 0 {
+            return None;
+        }
+        let piece = self.rest.take_first(self.pieces, self.left)?;
+        self.left -= piece.len_bytes();
+        Some(piece)
+    }
+}
+
+/// The pieces of a [`Stretch`].
+#[derive(Clone, Debug)]
+pub struct Parts<L> {
+    pieces: L,
+    rest: Stretch,
+}
+
+impl<L: Pieces> Iterator for Parts<L> {
+    type Item = L::Piece;
+
+    #[inline]
+    fn next(&mut self) -> Option<L::Piece> {
+        self.rest.take_first(self.pieces, usize::MAX)
+    }
+
+    #[inline]
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let Stretch { from, to } = self.rest;
+        let count = (to.index + usize::from(to.offset > 0)).saturating_sub(from.index);
+        (count, Some(count))
+    }
+}
+
+impl<L: Pieces> ExactSizeIterator for Parts<L> {}
+
+/// Sorts pairs by what `key` says of each. The groups are in the order of their first pairs.
+pub fn group<K: PartialEq>(
+    pieces: (&[Span], &[RemoteSpan]),
+    mut key: impl FnMut(Span, RemoteSpan) -> K,
+) -> Vec<(K, (Spans, RemoteSpans))> {
+    let mut groups: Vec<(K, (Spans, RemoteSpans))> = Vec::new();
+    for (here, there) in Stretch::all(pieces).parts(pieces) {
+        let its = key(here, there);
+        let at = groups.iter().position(|(key, _)| *key == its).unwrap_or_else(|| {
+            groups.push((its, Default::default()));
+            groups.len() - 1
+        });
+        let (local, remote) = &mut groups[at].1;
+        local.push(here);
+        remote.push(there);
+    }
+    groups
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+
+    type Lists = (Vec<Span>, Vec<RemoteSpan>);
+
+    /// Pieces of these lengths. No two of them are adjacent, and the address of each byte there is that here plus 7.
+    fn lists(lens: &[usize]) -> Lists {
+        let at = |index: usize| index << 20;
+        let local = lens.iter().enumerate().map(|(i, &len)| Span { addr: at(i), len });
+        let remote = lens.iter().enumerate().map(|(i, &len)| RemoteSpan {
+            addr: at(i) as u64 + 7,
+            len: len as u64,
+            key: i as u64,
+            slot: i as u32,
+        });
+        (local.collect(), remote.collect())
+    }
+
+    fn both((local, remote): &Lists) -> (&[Span], &[RemoteSpan]) {
+        (local, remote)
+    }
+
+    /// Addresses and lengths here, after a check that those of the peer's side are as they must be.
+    fn seen(stretch: Stretch, lists: &Lists) -> Vec<(usize, usize)> {
+        let parts = stretch.parts(both(lists));
+        assert_eq!(parts.len(), parts.clone().count());
+        let (local, remote) = stretch.to_lists(both(lists));
+        assert!(parts.clone().eq(local.iter().copied().zip(remote.iter().copied())));
+        let seen = parts.map(|(here, there)| {
+            assert_eq!((here.addr as u64 + 7, here.len as u64), (there.addr, there.len));
+            assert_eq!((there.key, u64::from(there.slot)), (here.addr as u64 >> 20, there.key));
+            (here.addr, here.len)
+        });
+        seen.collect()
+    }
+
+    /// The bytes of some parts, with parts that follow each other joined.
+    fn joined(mut parts: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
+        parts.sort_unstable();
+        let mut joined: Vec<(usize, usize)> = Vec::new();
+        for (addr, len) in parts {
+            match joined.last_mut() {
+                Some(last) if last.0 + last.1 == addr => last.1 += len,
+                _ => joined.push((addr, len)),
+            }
+        }
+        joined
+    }
+
+    #[test]
+    fn a_cut_goes_through_a_piece_and_takes_the_empty_ones_behind_it() {
+        let lists = lists(&[10, 0, 20, 0]);
+        let at = |index: usize| index << 20;
+        let mut rest = Stretch::all(both(&lists));
+        assert_eq!(rest.len_bytes(both(&lists)), 30);
+        assert_eq!(seen(rest.cut(both(&lists), 4), &lists), [(at(0), 4)]);
+        assert_eq!(seen(rest.cut(both(&lists), 6), &lists), [(at(0) + 4, 6), (at(1), 0)]);
+        assert_eq!(seen(rest.cut(both(&lists), 99), &lists), [(at(2), 20), (at(3), 0)]);
+        assert!(rest.is_empty() && rest.first(both(&lists)).is_none());
+    }
+
+    #[test]
+    fn empty_pieces_alone_are_walked_too() {
+        let lists = lists(&[0, 0]);
+        let mut rest = Stretch::all(both(&lists));
+        assert_eq!(seen(rest.cut_few(both(&lists), 8, 1), &lists), [(0, 0)]);
+        assert!(!rest.is_empty());
+        assert_eq!(seen(rest.cut_back(both(&lists), 8, 9), &lists), [(1 << 20, 0)]);
+        assert!(rest.is_empty());
+    }
+
+    #[test]
+    fn a_list_that_has_shrunk_has_nothing_more() {
+        let lists = lists(&[5, 5]);
+        let mut rest = Stretch::all(&lists.0[..]);
+        rest.cut(&lists.0[..], 7);
+        assert_eq!(rest.first(&lists.0[..1]), None);
+        assert!(rest.cut(&lists.0[..1], 3).is_empty());
+        assert_eq!(rest.take_last(&lists.0[..1], 3), None);
+    }
+
+    #[test]
+    fn a_part_of_a_forged_piece_does_not_overflow() {
+        let forged = RemoteSpan { addr: u64::MAX, len: u64::MAX, key: 1, slot: 1 };
+        assert_eq!(forged.part(2, 3), RemoteSpan { addr: 1, len: 3, ..forged });
+    }
+
+    #[test]
+    fn groups_keep_the_order_of_their_pairs() {
+        let lists = lists(&[1, 2, 3, 4, 0]);
+        let groups = group(both(&lists), |here, _| here.len % 2);
+        let seen = groups.iter().map(|(key, (local, remote))| {
+            assert!(remote.iter().map(|there| there.len as usize).eq(local.iter().map(|l| l.len)));
+            (*key, local.iter().map(|here| here.len).collect())
+        });
+        assert_eq!(seen.collect::<Vec<_>>(), [(1, vec![1, 3]), (0, vec![2, 4, 0])]);
+    }
+
+    fn lens() -> impl Strategy<Value = Vec<usize>> {
+        vec(prop_oneof![1 => Just(0usize), 3 => 1usize..3000], 0..40)
+    }
+
+    /// From which end a cut is made, and of how many bytes and pieces at most.
+    fn cuts() -> impl Strategy<Value = Vec<(bool, usize, usize)>> {
+        vec((any::<bool>(), 1usize..5000, 1usize..9), 1..20)
+    }
+
+    proptest! {
+        #[test]
+        fn cuts_from_both_ends_take_every_byte_and_every_piece_once(lens in lens(), cuts in cuts()) {
+            let lists = lists(&lens);
+            let (pieces, mut rest) = (both(&lists), Stretch::all(both(&lists)));
+            let (mut front, mut back) = (Vec::new(), Vec::new());
+            for (is_front, most, count) in cuts.into_iter().cycle() {
+                if rest.is_empty() {
+                    break;
+                }
+                let cut = match is_front {
+                    true => rest.cut_few(pieces, most, count),
+                    false => rest.cut_back(pieces, most, count),
+                };
+                let taken = seen(cut, &lists);
+                let len = cut.len_bytes(pieces);
+                prop_assert!(!taken.is_empty() && taken.len() <= count && len <= most as u64);
+                let could_be_longer = len < most as u64 && taken.len() < count;
+                prop_assert!(!could_be_longer || rest.is_empty());
+                match is_front {
+                    true => front.extend(taken),
+                    false => back.splice(..0, taken).for_each(drop),
+                }
+            }
+            front.append(&mut back);
+            prop_assert!(front.is_sorted(), "in order");
+            let whole: Vec<_> = lens.iter().enumerate().map(|(i, &len)| (i << 20, len)).collect();
+            prop_assert_eq!(joined(front), whole);
+        }
+
+        #[test]
+        fn what_is_taken_a_little_at_a_time_is_what_is_walked(lens in lens(), most in 1usize..700) {
+            let (local, _) = lists(&lens);
+            let pieces = &local[..];
+            let (mut forth, mut back) = (Stretch::all(pieces), Stretch::all(pieces));
+            let first = std::iter::from_fn(|| forth.take_first(pieces, most)).map(|p| (p.addr, p.len));
+            let last = std::iter::from_fn(|| back.take_last(pieces, most)).map(|p| (p.addr, p.len));
+            let whole: Vec<_> = local.iter().map(|piece| (piece.addr, piece.len)).collect();
+            prop_assert_eq!(joined(first.collect()), whole.clone());
+            prop_assert_eq!(joined(last.collect()), whole);
+            prop_assert_eq!(pieces.len_bytes(), lens.iter().sum::<usize>() as u64);
+        }
+    }
+}
