@@ -118,4 +118,12 @@ mod tests {
             assert_eq!((number, after), (call, expected));
         }
     }
+
+    #[test]
+    fn words_are_used_again_only_after_their_last_call_wherever_that_was() {
+        let mut places = Places::default();
+        let all = [1, 4, 4, 4, 5, 8, 10, 15, 20].map(|len| taken(&mut places, len));
+        assert!(all[..8].iter().all(|(.., after)| after.is_empty()), "none overlaps: {all:?}");
+        assert_eq!(all[8], (9, 51, vec![1]));
+    }
 }
