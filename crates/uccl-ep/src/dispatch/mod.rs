@@ -1,7 +1,16 @@
 //! Tokens go to the ranks of their experts.
 
+mod handle;
+mod memory;
+mod sink;
+
 use std::{slice, sync::Arc};
 
+use self::sink::Sink;
+pub use self::{
+    handle::{Counts, Handle},
+    memory::{Choices, Layout, Outputs, Payload, Room, ScalesIn, ScalesOut, Tokens},
+};
 use crate::{
     error::{Error, Phase, Result},
     group::{Group, Interrupted, Until, Wait},
@@ -11,175 +20,6 @@ use crate::{
     record::{HEADER, Record},
     routing::Routing,
 };
-
-/// How a token's payload is made of its row.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Payload {
-    /// As it is: so many bytes.
-    Bytes(usize),
-    /// Rows of this many bf16, quantised here.
-    Quantised(usize, Scales),
-}
-
-/// A rank's tokens in memory. Strides of scales are in words of four bytes.
-#[derive(Clone, Copy, Debug)]
-pub struct Tokens {
-    /// The first row.
-    pub rows: *const u8,
-    /// Bytes from one row to the next.
-    pub stride: usize,
-    /// What is made of a row.
-    pub payload: Payload,
-    /// Scales that come with the rows: opaque words.
-    pub scales: Option<ScalesIn>,
-    /// A weight for each choice, if there are any.
-    pub weights: Option<*const f32>,
-}
-
-/// Scales of tokens: word `w` of token `t` is at `t * token_stride + w * word_stride`.
-#[derive(Clone, Copy, Debug)]
-pub struct ScalesIn {
-    /// The first word.
-    pub words: *const u32,
-    /// Words of a token.
-    pub count: usize,
-    /// From one token to the next.
-    pub token_stride: usize,
-    /// From one word to the next.
-    pub word_stride: usize,
-}
-
-/// How much of the window a call uses.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Room {
-    /// Slots for this many tokens of each rank, which no rank exceeds.
-    Tokens(usize),
-    /// This many bytes; what does not fit at once goes in rounds.
-    Bytes(usize),
-}
-
-/// Where what arrives is put.
-#[derive(Clone, Debug)]
-pub enum Layout {
-    /// A row for each token, those of rank 0 first, in the order of their rank.
-    Rows,
-    /// A row for each token and local expert; the rows of expert `e` begin at `starts[e]`.
-    Experts(Vec<usize>),
-}
-
-/// Memory for what arrives. There is a row for each that [`Layout`] has.
-#[derive(Clone, Copy, Debug)]
-pub struct Outputs {
-    /// How many rows there are.
-    pub len: usize,
-    /// Payloads: the first row.
-    pub rows: *mut u8,
-    /// Bytes from one row to the next.
-    pub stride: usize,
-    /// Scales.
-    pub scales: Option<ScalesOut>,
-    /// The choices of each row, as numbers of this rank's experts, -1 for others ([`Layout::Rows`]).
-    pub choices: Option<Choices>,
-    /// Weights: one for each choice of each row, or, by experts, one for each row.
-    pub weights: Option<*mut f32>,
-    /// Whether weights of other ranks' experts become 0.
-    pub zeroes_foreign_weights: bool,
-}
-
-/// Where scales go: word `w` of a row is at `row * row_stride + expert * expert_stride + w * word_stride`.
-#[derive(Clone, Copy, Debug)]
-pub struct ScalesOut {
-    /// The first word.
-    pub words: *mut u32,
-    /// From one row to the next.
-    pub row_stride: usize,
-    /// Added for each expert before the row's.
-    pub expert_stride: usize,
-    /// From one word to the next.
-    pub word_stride: usize,
-}
-
-/// Integers of either size.
-#[derive(Clone, Copy, Debug)]
-pub enum Choices {
-    /// Of 32 bits.
-    I32(*mut i32),
-    /// Of 64 bits.
-    I64(*mut i64),
-}
-
-impl Choices {
-    /// # Safety
-    /// There is an integer `at`.
-    unsafe fn put(self, at: usize, value: i32) {
-        // SAFETY: as the caller has it.
-        unsafe {
-            match self {
-                Self::I32(all) => all.add(at).write(value),
-                Self::I64(all) => all.add(at).write(i64::from(value)),
-            }
-        }
-    }
-}
-
-/// How much arrives.
-#[derive(Clone, Debug)]
-pub struct Counts {
-    /// Tokens that each rank sends to this one.
-    pub from: Vec<u32>,
-    /// How many of them chose each of this rank's experts, rank by rank.
-    pub per_expert: Vec<u32>,
-    /// Tokens that each rank has.
-    pub tokens_of: Vec<u32>,
-}
-
-impl Counts {
-    /// Tokens that arrive.
-    #[must_use]
-    pub fn total(&self) -> usize {
-        self.from.iter().map(|count| *count as usize).sum()
-    }
-
-    /// Rows of each of this rank's experts.
-    #[must_use]
-    pub fn of_experts(&self) -> Vec<u32> {
-        let local = self.per_expert.len() / self.from.len();
-        let of = |expert| self.per_expert.iter().skip(expert).step_by(local).sum();
-        (0..local).map(of).collect()
-    }
-}
-
-/// What a combine needs to know of the dispatch before it.
-#[derive(Clone)]
-pub struct Handle {
-    /// Where the ranks are.
-    pub group: Arc<Group>,
-    /// Where this rank's own tokens went.
-    pub routing: Arc<Routing>,
-    /// How much of the window the dispatch used.
-    pub room: Room,
-    /// What arrived.
-    pub counts: Counts,
-    /// For each token that arrived: its number at its rank, its rank, and, for each choice, the row that it has by experts, or -1.
-    pub table: Vec<i32>,
-    /// For each token that arrived: the last of its choices that is this rank's.
-    pub masters: Vec<u8>,
-}
-
-impl Handle {
-    /// Integers of a row of the table.
-    #[must_use]
-    pub fn width(&self) -> usize {
-        2 + self.routing.top_k()
-    }
-
-    /// Tokens of the table that came from a rank.
-    #[must_use]
-    pub(crate) fn rows_from(&self, rank: usize) -> std::ops::Range<usize> {
-        let start = self.counts.from[..rank].iter().sum::<u32>() as usize;
-        start..start + self.counts.from[rank] as usize
-    }
-}
 
 /// A dispatch under way.
 pub struct Dispatch {
@@ -338,6 +178,14 @@ impl Dispatch {
                     });
                 }
             }
+            let [theirs, most] = [words[0], words[1].min(MAX_TOKENS)].map(u64::from);
+            let slots = if matches!(self.room, Room::Tokens(_)) { self.slots as u64 } else { most };
+            if theirs > most.min(slots) {
+                let (phase, rank, what) =
+                    (Phase::Dispatch, self.group.rank(), "tokens for this rank");
+                let ours = most.min(slots);
+                return Err(Error::Disagree { phase, rank, peer: from, what, theirs, ours });
+            }
             counts.from[from] = words[0];
             counts.tokens_of[from] = words[1];
             counts.per_expert[from * local..][..local].copy_from_slice(&words[HEADER / 4..]);
@@ -374,17 +222,7 @@ impl Dispatch {
         is_interrupted: &mut Interrupted<'_>,
     ) -> Result<Handle> {
         let counts = self.counts(is_interrupted)?.clone();
-        let table = vec![-1; counts.total() * (2 + self.routing.top_k())];
-        let (next, last) = match layout {
-            Layout::Rows => (Vec::new(), counts.total()),
-            Layout::Experts(starts) => first_rows(&counts, starts),
-        };
-        if last > outputs.len {
-            let why = format!("{last} rows arrive, and there is room for {}", outputs.len);
-            return Err(Error::invalid(why));
-        }
-        let masters = vec![0; counts.total()];
-        let mut sink = Sink { outputs, layout, next, table, masters };
+        let mut sink = Sink::new(outputs, layout, &counts, self.routing.top_k())?;
         self.drive(Until::Over, is_interrupted, Some(&mut sink))?;
         let (group, routing) = (self.group, self.routing);
         let Sink { table, masters, .. } = sink;
@@ -508,13 +346,16 @@ impl Dispatch {
         for slot in 0..count.saturating_sub(before).min(self.slots) {
             // SAFETY: an area has `slots` records, which the sender has written before its mark.
             let record = unsafe { area.add(Record::first_at(local) + slot * self.record.stride()) };
-            sink.put(self, from, first + slot, record);
+            // SAFETY: as above.
+            unsafe { sink.put(self, from, first + slot, record) };
         }
     }
 }
 
 /// Tells a dispatch's header from a combine's.
 const KIND: usize = 1;
+/// More tokens than any rank has: a header that says more is none.
+const MAX_TOKENS: u32 = 1 << 28;
 
 fn record_of(tokens: &Tokens, routing: &Routing) -> Result<Record> {
     let top_k = routing.top_k();
@@ -532,116 +373,6 @@ fn record_of(tokens: &Tokens, routing: &Routing) -> Result<Record> {
                 )));
             }
             Ok(Record { payload: hidden, scales: how.words(hidden), top_k })
-        }
-    }
-}
-
-/// By rank and expert, the row of the first token; and how many rows there must be.
-fn first_rows(counts: &Counts, starts: &[usize]) -> (Vec<usize>, usize) {
-    let local = starts.len();
-    let mut next = starts.to_vec();
-    let mut first = Vec::with_capacity(counts.per_expert.len());
-    for of_rank in counts.per_expert.chunks_exact(local.max(1)) {
-        first.extend_from_slice(&next);
-        for (next, count) in next.iter_mut().zip(of_rank) {
-            *next += *count as usize;
-        }
-    }
-    (first, next.into_iter().max().unwrap_or(0))
-}
-
-/// Where tokens that arrive go.
-struct Sink<'a> {
-    outputs: Outputs,
-    layout: &'a Layout,
-    /// By rank and expert, the row of its next token ([`Layout::Experts`]).
-    next: Vec<usize>,
-    table: Vec<i32>,
-    masters: Vec<u8>,
-}
-
-impl Sink<'_> {
-    /// Puts a record, the `at`th that arrives, where it belongs.
-    fn put(&mut self, dispatch: &Dispatch, from: usize, at: usize, record: *const u8) {
-        let layout = &dispatch.record;
-        let (top_k, local) = (layout.top_k, dispatch.routing.local_experts());
-        let mut choices = [0; crate::routing::MAX_TOP_K];
-        let mut weights = [0.0; crate::routing::MAX_TOP_K];
-        // SAFETY: a record is all there, and its numbers are aligned, as its parts are.
-        let token = unsafe {
-            record
-                .add(layout.choices_at())
-                .cast::<i32>()
-                .copy_to_nonoverlapping(choices.as_mut_ptr(), top_k);
-            record
-                .add(layout.weights_at())
-                .cast::<f32>()
-                .copy_to_nonoverlapping(weights.as_mut_ptr(), top_k);
-            record.add(layout.token_at()).cast::<u32>().read()
-        };
-        let first = dispatch.group.rank() * local;
-        let local_of =
-            |choice: i32| usize::try_from(choice).ok()?.checked_sub(first).filter(|e| *e < local);
-        let width = 2 + top_k;
-        let table = &mut self.table[at * width..][..width];
-        (table[0], table[1]) = (token as i32, from as i32);
-        let own = choices[..top_k].iter().rposition(|choice| local_of(*choice).is_some());
-        self.masters[at] = own.unwrap_or(0) as u8;
-        match self.layout {
-            Layout::Rows => {
-                self.copy(layout, record, at, 0);
-                for k in 0..top_k {
-                    let local = local_of(choices[k]);
-                    let is_foreign = local.is_none() && self.outputs.zeroes_foreign_weights;
-                    // SAFETY: there are `top_k` choices and weights for each row, as `receive` demands.
-                    unsafe {
-                        if let Some(out) = self.outputs.choices {
-                            out.put(at * top_k + k, local.map_or(-1, |local| local as i32));
-                        }
-                        if let Some(out) = self.outputs.weights {
-                            out.add(at * top_k + k).write(if is_foreign {
-                                0.0
-                            } else {
-                                weights[k]
-                            });
-                        }
-                    }
-                }
-            }
-            Layout::Experts(_) => {
-                for k in 0..top_k {
-                    let Some(expert) = local_of(choices[k]) else { continue };
-                    let next = &mut self.next[from * local + expert];
-                    let row = *next;
-                    // A peer whose counts are not those of its records gets no further than this.
-                    if row >= self.outputs.len {
-                        continue;
-                    }
-                    *next += 1;
-                    self.table[at * width + 2 + k] = row as i32;
-                    self.copy(layout, record, row, expert);
-                    if let Some(out) = self.outputs.weights {
-                        // SAFETY: there is a weight for each row, as `receive` demands.
-                        unsafe { out.add(row).write(weights[k]) };
-                    }
-                }
-            }
-        }
-    }
-
-    /// Copies a record's payload and scales to a row.
-    fn copy(&self, layout: &Record, record: *const u8, row: usize, expert: usize) {
-        let Outputs { rows, stride, scales, .. } = self.outputs;
-        // SAFETY: the record is all there, and there is room for each row, as `receive` demands.
-        unsafe {
-            rows.add(row * stride).copy_from_nonoverlapping(record, layout.payload);
-            if let Some(out) = scales {
-                let words = record.add(layout.scales_at()).cast::<u32>();
-                let to = out.words.add(row * out.row_stride + expert * out.expert_stride);
-                for word in 0..layout.scales {
-                    to.add(word * out.word_stride).write(words.add(word).read());
-                }
-            }
         }
     }
 }

@@ -1,0 +1,113 @@
+//! Where tokens are, and where those that arrive go: what callers describe of their memory.
+
+use crate::numerics::quantise::Scales;
+
+/// How a token's payload is made of its row.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Payload {
+    /// As it is: so many bytes.
+    Bytes(usize),
+    /// Rows of this many bf16, quantised here.
+    Quantised(usize, Scales),
+}
+
+/// A rank's tokens in memory. Strides of scales are in words of four bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Tokens {
+    /// The first row.
+    pub rows: *const u8,
+    /// Bytes from one row to the next.
+    pub stride: usize,
+    /// What is made of a row.
+    pub payload: Payload,
+    /// Scales that come with the rows: opaque words.
+    pub scales: Option<ScalesIn>,
+    /// A weight for each choice, if there are any.
+    pub weights: Option<*const f32>,
+}
+
+/// Scales of tokens: word `w` of token `t` is at `t * token_stride + w * word_stride`.
+#[derive(Clone, Copy, Debug)]
+pub struct ScalesIn {
+    /// The first word.
+    pub words: *const u32,
+    /// Words of a token.
+    pub count: usize,
+    /// From one token to the next.
+    pub token_stride: usize,
+    /// From one word to the next.
+    pub word_stride: usize,
+}
+
+/// How much of the window a call uses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Room {
+    /// Slots for this many tokens of each rank, which no rank exceeds.
+    Tokens(usize),
+    /// This many bytes; what does not fit at once goes in rounds.
+    Bytes(usize),
+}
+
+/// Where what arrives is put.
+#[derive(Clone, Debug)]
+pub enum Layout {
+    /// A row for each token, those of rank 0 first, in the order of their rank.
+    Rows,
+    /// A row for each token and local expert; the rows of expert `e` begin at `starts[e]`.
+    Experts(Vec<usize>),
+}
+
+/// Memory for what arrives. There is a row for each that [`Layout`] has.
+#[derive(Clone, Copy, Debug)]
+pub struct Outputs {
+    /// How many rows there are.
+    pub len: usize,
+    /// Payloads: the first row.
+    pub rows: *mut u8,
+    /// Bytes from one row to the next.
+    pub stride: usize,
+    /// Scales.
+    pub scales: Option<ScalesOut>,
+    /// The choices of each row, as numbers of this rank's experts, -1 for others ([`Layout::Rows`]).
+    pub choices: Option<Choices>,
+    /// Weights: one for each choice of each row, or, by experts, one for each row.
+    pub weights: Option<*mut f32>,
+    /// Whether weights of other ranks' experts become 0.
+    pub zeroes_foreign_weights: bool,
+}
+
+/// Where scales go: word `w` of a row is at `row * row_stride + expert * expert_stride + w * word_stride`.
+#[derive(Clone, Copy, Debug)]
+pub struct ScalesOut {
+    /// The first word.
+    pub words: *mut u32,
+    /// From one row to the next.
+    pub row_stride: usize,
+    /// Added for each expert before the row's.
+    pub expert_stride: usize,
+    /// From one word to the next.
+    pub word_stride: usize,
+}
+
+/// Integers of either size.
+#[derive(Clone, Copy, Debug)]
+pub enum Choices {
+    /// Of 32 bits.
+    I32(*mut i32),
+    /// Of 64 bits.
+    I64(*mut i64),
+}
+
+impl Choices {
+    /// # Safety
+    /// There is an integer `at`.
+    pub(super) unsafe fn put(self, at: usize, value: i32) {
+        // SAFETY: as the caller has it.
+        unsafe {
+            match self {
+                Self::I32(all) => all.add(at).write(value),
+                Self::I64(all) => all.add(at).write(i64::from(value)),
+            }
+        }
+    }
+}
