@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 
 import pytest
 
@@ -367,6 +369,56 @@ def test_a_rank_that_does_not_come_is_named(world):
     for rank in (0, 2):
         assert texts[rank].startswith(f"dispatch on rank {rank}"), texts
     assert any("rank 1: data of call 1 round 0 expected, nothing seen" in text for text in texts), texts
+
+
+def different(group) -> str:
+    """Ranks that do not dispatch alike."""
+    from uccl.ep import Buffer
+
+    buffer = Buffer(group, 0, 1 << 20, timeout=5)
+    x, experts = torch.zeros(2, 512).bfloat16(), torch.zeros(2, 1, dtype=torch.int64)
+    try:
+        buffer.low_latency_dispatch(x, experts, 2, 6, use_fp8=group.rank() == 1)
+    except RuntimeError as e:
+        return str(e)
+    return "nothing"
+
+
+def test_ranks_that_differ_are_told_in_what(world):
+    texts = world.run(2, different)
+    words = ["rank 1 has bytes of payload 512, this rank 1024", "rank 0 has bytes of payload 1024, this rank 512"]
+    assert any(text.endswith(of) for text, of in zip(texts, words)), texts
+    assert all(text.endswith(of) or "gave up" in text for text, of in zip(texts, words)), texts
+
+
+def killed(group) -> str:
+    """Rank 1 dies in the middle of a call."""
+    from uccl.ep import Buffer
+
+    buffer = Buffer(group, 0, 1 << 20, timeout=40)
+    x, experts = torch.zeros(2, 512).bfloat16(), torch.zeros(2, 1, dtype=torch.int64)
+    if group.rank() == 1:
+        buffer.low_latency_dispatch(x, experts, 2, 6, use_fp8=False, return_recv_hook=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        got, _, handle, _, _ = buffer.low_latency_dispatch(x, experts, 2, 6, use_fp8=False)
+        buffer.low_latency_combine(got, experts, torch.ones(2, 1), handle)
+    except RuntimeError as e:
+        return str(e)
+    return "nothing"
+
+
+def test_a_rank_that_dies_is_seen():
+    from world import World
+
+    # Of its own: what is left of it is of no use.
+    world = World()
+    try:
+        texts = world.run(3, killed, lost=(1,))
+    finally:
+        world.end()
+    assert any("rank 1 has ended" in str(text) for text in texts), texts
+    assert all("rank 1 has ended" in text or "gave up" in text for text in (texts[0], texts[2])), texts
 
 
 def masked(group) -> list[int]:

@@ -54,12 +54,18 @@ class World:
             process.start()
             self._ranks.append((process, ours))
 
-    def run(self, ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """What ``function(group, *args)`` returns on each of so many ranks."""
+    def run(
+        self, ranks: int, function: Callable[..., Any], *args: Any, lost: tuple[int, ...] = ()
+    ) -> list[Any]:
+        """What ``function(group, *args)`` returns on each of so many ranks; None on one that ends in it."""
         for _, pipe in self._ranks:
             pipe.send((ranks, function, args))
         answers = []
         for rank, (process, pipe) in enumerate(self._ranks):
+            if rank in lost:
+                process.join(LIMIT)
+                answers.append((process.exitcode is not None, "it is still there"))
+                continue
             if not pipe.poll(LIMIT):
                 self.end()
                 raise TimeoutError(f"rank {rank} (process {process.pid}) does not answer")
@@ -67,7 +73,7 @@ class World:
         failed = [f"rank {rank}:\n{text}" for rank, (well, text) in enumerate(answers) if not well]
         if failed:
             raise AssertionError("\n".join(failed))
-        return [answer for _, answer in answers[:ranks]]
+        return [None if rank in lost else answer for rank, (_, answer) in enumerate(answers[:ranks])]
 
     def end(self) -> None:
         """Ends the processes."""

@@ -8,10 +8,11 @@ use crate::{
     dispatch::{Handle, Room},
     error::{Error, Phase, Result},
     group::{Group, Interrupted, Until, Wait},
+    header::Header,
     numerics::{logfmt, quantise::GROUP, sum},
     placing::Place,
     protocol::{Call, Step, Takes},
-    record::{HEADER, Row},
+    record::Row,
     routing::{MAX_TOP_K, Routing},
 };
 
@@ -112,8 +113,8 @@ impl Combine {
         let values = if is_packed { logfmt::max_len(hidden) } else { 2 * hidden };
         let row = Row { values, weights: weights.map_or(0, |_| top_k), slots };
         let (at_once, len) = match handle.room {
-            Room::Tokens(tokens) => (tokens, row.place(ranks, tokens)),
-            Room::Bytes(len) => (row.tokens_in(ranks, len), len),
+            Room::Tokens(tokens) => (tokens, row.place(tokens)),
+            Room::Bytes(len) => (row.tokens_in(len), len),
         };
         let rounds_of = |tokens: usize| tokens.div_ceil(at_once.max(1));
         let most = handle.counts.tokens_of.iter().max().map_or(0, |most| *most as usize);
@@ -148,8 +149,8 @@ impl Combine {
         is_interrupted: &mut Interrupted<'_>,
     ) -> Result<()> {
         let mut unpacked = vec![0; self.unpacked_len()];
-        self.drive(Until::Over, is_interrupted, &mut |combine, (offset, round)| {
-            combine.compare_headers(offset)?;
+        self.drive(Until::Over, is_interrupted, &mut |combine, Round { call, offset, round }| {
+            combine.compare_headers(call)?;
             let tokens = combine.handle.routing.tokens();
             let first = usize::from(round) * combine.at_once;
             for token in first..tokens.min(first + combine.at_once) {
@@ -175,47 +176,34 @@ impl Combine {
         );
         let mut call = std::mem::replace(&mut self.call, nothing);
         let offset = call.place().offset;
-        let driven = group.drive(&mut call, until, &mut wait, |_, step| match step {
+        let driven = group.drive(&mut call, until, &mut wait, |call, step| match step {
             Step::Send { to, mark } => {
-                self.send(offset, to, mark.round);
+                self.send(to, Round { call: mark.call, offset, round: mark.round });
                 Ok(())
             }
-            Step::Take { round, .. } => take(self, (offset, round)),
+            Step::Take { round, .. } => take(self, Round { call: call.number(), offset, round }),
             Step::Tell { .. } => Ok(()),
         });
         self.call = call;
         driven
     }
 
-    fn header(&self) -> [u32; HEADER / 4] {
+    fn header(&self) -> Header<5, 0> {
         let Row { values, weights, slots } = self.row;
-        let mut header = [0; HEADER / 4];
-        let all = [values, weights, slots, self.at_once, usize::from(self.results.is_packed), KIND];
-        header[..all.len()].copy_from_slice(&all.map(|value| value as u32));
-        header
+        let agreed = [
+            ("bytes of a row", values),
+            ("weights of a row", weights),
+            ("rows of a token", slots),
+            ("slots", self.at_once),
+            ("packed rows", usize::from(self.results.is_packed)),
+        ];
+        Header { phase: Phase::Combine, agreed, told: [] }
     }
 
-    fn compare_headers(&self, offset: usize) -> Result<()> {
-        let names = [
-            "bytes of a row",
-            "weights of a row",
-            "rows of a token",
-            "slots",
-            "packed rows",
-            "kind of call",
-        ];
-        let ours = self.header();
+    fn compare_headers(&self, call: u64) -> Result<()> {
         for peer in (0..self.group.ranks()).filter(|rank| !self.group.is_masked(*rank)) {
-            let header = self.group.window().own().pool(offset + peer * HEADER, HEADER);
-            // SAFETY: a place begins with a header of each rank, which it has written before its mark.
-            let theirs = unsafe { slice::from_raw_parts(header.cast::<u32>(), HEADER / 4) };
-            for (at, what) in names.into_iter().enumerate() {
-                if theirs[at] != ours[at] {
-                    let [theirs, ours] = [theirs[at], ours[at]].map(u64::from);
-                    let (phase, rank) = (Phase::Combine, self.group.rank());
-                    return Err(Error::Disagree { phase, rank, peer, what, theirs, ours });
-                }
-            }
+            let theirs = self.group.window().header(peer, call);
+            self.header().told_by(self.group.rank(), peer, theirs)?;
         }
         Ok(())
     }
@@ -229,15 +217,11 @@ impl Combine {
     }
 
     /// Writes the rows of a round to a rank's place.
-    fn send(&self, offset: usize, to: usize, round: u16) {
-        let Some(view) = self.group.window().of(to) else { return };
-        let ranks = self.group.ranks();
+    fn send(&self, to: usize, Round { call, offset, round }: Round) {
+        let window = self.group.window();
+        let Some(view) = window.of(to) else { return };
         if round == 0 {
-            let header = view.pool(offset + self.group.rank() * HEADER, HEADER);
-            // SAFETY: a place begins with a header of each rank; this one is ours to write until the mark.
-            unsafe {
-                header.cast::<u32>().copy_from_nonoverlapping(self.header().as_ptr(), HEADER / 4)
-            };
+            window.set_header(to, call, self.header().to_words());
         }
         if to == self.group.rank() && self.sums_own_in_place() {
             return;
@@ -253,7 +237,7 @@ impl Combine {
             }
             let slot_at = |slot| {
                 view.pool(
-                    offset + self.row.at(ranks, self.at_once, slot, token - first),
+                    offset + self.row.at(self.at_once, slot, token - first),
                     self.row.stride(),
                 )
             };
@@ -441,7 +425,7 @@ impl Combine {
 
     /// The row of a term, in this rank's place.
     fn row_of(&self, offset: usize, token: usize, term: &Term) -> *mut u8 {
-        let at = self.row.at(self.group.ranks(), self.at_once, term.slot, token % self.at_once);
+        let at = self.row.at(self.at_once, term.slot, token % self.at_once);
         self.group.window().own().pool(offset + at, self.row.stride())
     }
 
@@ -512,10 +496,16 @@ impl Combine {
     }
 }
 
-/// Takes a round out of the place that begins at an offset.
-type Take<'a> = dyn FnMut(&Combine, (usize, u16)) -> Result<()> + 'a;
+/// Takes a round out.
+type Take<'a> = dyn FnMut(&Combine, Round) -> Result<()> + 'a;
 
-const KIND: usize = 2;
+/// One round of a call, and where the call's place begins.
+#[derive(Clone, Copy)]
+struct Round {
+    call: u64,
+    offset: usize,
+    round: u16,
+}
 
 /// One row of a token's sum.
 #[derive(Clone, Copy, Default)]

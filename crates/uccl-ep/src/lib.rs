@@ -9,6 +9,7 @@ pub mod combine;
 pub mod dispatch;
 mod error;
 mod group;
+mod header;
 pub mod numerics;
 pub mod placing;
 pub mod protocol;

@@ -1,16 +1,14 @@
 //! How tokens lie in a place: byte layouts that ranks share.
 //!
 //! ```text
-//! dispatch:  an area for each rank that sends:  header | counts of the receiver's experts | records
+//! dispatch:  an area for each rank that sends:  counts of the receiver's experts | records
 //!            a record:                          payload | scales | choices | weights | token
-//! combine:   a header for each rank that sends, then rows: slot by slot, token by token
+//! combine:   rows: slot by slot, token by token
 //!            a row:                             values | weights
 //! ```
 //!
 //! Parts begin at multiples of 32 bytes, but for choices, weights and token, which are behind each other.
 
-/// Bytes of a header.
-pub const HEADER: usize = 64;
 const ALIGN: usize = 32;
 
 fn align(len: usize) -> usize {
@@ -59,10 +57,10 @@ impl Record {
         align(self.token_at() + 4)
     }
 
-    /// Where the records of an area begin, behind the header and the counts of `local_experts`.
+    /// Where the records of an area begin, behind the counts of `local_experts`.
     #[must_use]
     pub fn first_at(local_experts: usize) -> usize {
-        (HEADER + 4 * local_experts).next_multiple_of(64)
+        (4 * local_experts).next_multiple_of(64)
     }
 
     /// Bytes of an area with `slots` records.
@@ -102,22 +100,22 @@ impl Row {
         self.weights_at() + align(4 * self.weights)
     }
 
-    /// Bytes of a place with rows for `tokens`, which `ranks` send.
+    /// Bytes of a place with rows for `tokens`.
     #[must_use]
-    pub fn place(&self, ranks: usize, tokens: usize) -> usize {
-        HEADER * ranks + (tokens * self.slots * self.stride()).next_multiple_of(64)
+    pub fn place(&self, tokens: usize) -> usize {
+        (tokens * self.slots * self.stride()).next_multiple_of(64)
     }
 
-    /// Where the row in a token's slot begins, in a place for `tokens` that `ranks` send.
+    /// Where the row in a token's slot begins, in a place for `tokens`.
     #[must_use]
-    pub fn at(&self, ranks: usize, tokens: usize, slot: usize, token: usize) -> usize {
-        HEADER * ranks + (slot * tokens + token) * self.stride()
+    pub fn at(&self, tokens: usize, slot: usize, token: usize) -> usize {
+        (slot * tokens + token) * self.stride()
     }
 
     /// How many tokens have rows in a place of `len` bytes.
     #[must_use]
-    pub fn tokens_in(&self, ranks: usize, len: usize) -> usize {
-        (len.saturating_sub(HEADER * ranks) & !63) / (self.slots * self.stride())
+    pub fn tokens_in(&self, len: usize) -> usize {
+        (len & !63) / (self.slots * self.stride())
     }
 }
 
@@ -140,16 +138,16 @@ mod tests {
         #[test]
         fn what_fits_in_a_length_takes_no_more_than_it(
             payload in 1usize..20_000, scales in 0usize..200, top_k in 0usize..=32, len in 0usize..1 << 22,
-            local in 0usize..300, ranks in 1usize..32,
+            local in 0usize..300,
         ) {
             let record = Record { payload, scales, top_k };
             let slots = record.slots_in(local, len);
             prop_assert!(slots == 0 || record.area(local, slots) <= len);
             prop_assert!(record.area(local, slots + 1) > len & !63);
             let row = Row { values: payload, weights: top_k, slots: top_k.max(1) };
-            let tokens = row.tokens_in(ranks, len);
-            prop_assert!(tokens == 0 || row.place(ranks, tokens) <= len);
-            prop_assert!(row.place(ranks, tokens + 1) > len & !63);
+            let tokens = row.tokens_in(len);
+            prop_assert!(tokens == 0 || row.place(tokens) <= len);
+            prop_assert!(row.place(tokens + 1) > len & !63);
         }
     }
 }

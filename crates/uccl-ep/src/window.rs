@@ -1,7 +1,7 @@
 //! A rank's window: memory that its peers write to, and its mappings of theirs.
 //!
-//! A window begins with words for each rank (see [`crate::protocol`]), a cache line of each kind, and then has the pool
-//! in which calls are placed.
+//! A window begins with words for each rank (see [`crate::protocol`]), a cache line of each kind, and its headers of the
+//! calls that may be under way; then comes the pool in which calls are placed.
 
 use std::{
     fs, io,
@@ -18,13 +18,15 @@ use uccl_wire::ep_card::{EpCard, HOST_LEN};
 
 use crate::{
     error::{Error, Result},
+    header,
     placing::SLOTS,
     protocol::{Mark, Words},
 };
 
 const LINE: usize = 64;
-/// Lines of each rank: `arrived`, `taken`, and its fault with the window's nonce.
-const LINES: usize = 3;
+/// Lines of each rank: `arrived`, `taken`, its fault with the window's nonce, and its headers.
+const LINES: usize = 3 + SLOTS;
+const _: () = assert!(header::WORDS * 8 == LINE && SLOTS * 8 <= LINE);
 const PAGE: usize = 4096;
 
 /// Bytes before the pool, for as many ranks.
@@ -59,6 +61,10 @@ impl View {
 
     fn fault(&self, of: usize) -> &AtomicU64 {
         self.word(of, 2, 0)
+    }
+
+    fn header(&self, of: usize, call: u64, index: usize) -> &AtomicU64 {
+        self.word(of, 3 + call as usize % SLOTS, index)
     }
 
     fn nonce(&self) -> &AtomicU64 {
@@ -154,6 +160,20 @@ impl Window {
     /// The window of a rank that is there.
     pub(crate) fn of(&self, rank: usize) -> Option<&View> {
         self.views[rank].as_ref()
+    }
+
+    /// Tells a rank of a call, before its data.
+    pub(crate) fn set_header(&self, at: usize, call: u64, words: header::Words) {
+        if let Some(view) = self.of(at) {
+            for (index, word) in words.into_iter().enumerate() {
+                view.header(self.me, call, index).store(word, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// What a rank told of a call, once its mark has been seen.
+    pub(crate) fn header(&self, from: usize, call: u64) -> header::Words {
+        std::array::from_fn(|index| self.own.header(from, call, index).load(Ordering::Relaxed))
     }
 
     /// Tells a rank that data is in its place. All that was written there before is visible to whoever sees the mark.

@@ -150,7 +150,7 @@ class Buffer:
         top_k = min(MAX_TOP_K, num_experts)
         dispatch = num_ranks * _core.ep_record_len(2 * hidden, 0, top_k, local, tokens)
         packed = hidden // GROUP * (2 * GROUP + 4)
-        combine = _core.ep_row_place_len(packed, 0, top_k, num_ranks, tokens)
+        combine = _core.ep_row_place_len(packed, 0, top_k, tokens)
         return align(2 * (dispatch + combine), 128)
 
     @staticmethod

@@ -144,7 +144,7 @@ class ElasticBuffer:
         payload, scales = (hidden, -(-hidden // 32)) if use_fp8_dispatch else (2 * hidden, 0)
         dispatch = ranks * _core.ep_record_len(payload, scales, top_k, LOCAL_EXPERTS, tokens)
         slots = min(ranks, top_k) if allow_multiple_reduction else top_k
-        combine = _core.ep_row_place_len(2 * hidden, top_k, slots, ranks, tokens)
+        combine = _core.ep_row_place_len(2 * hidden, top_k, slots, tokens)
         return align(max(dispatch, combine), UNIT)
 
     def barrier(

@@ -14,10 +14,11 @@ pub use self::{
 use crate::{
     error::{Error, Phase, Result},
     group::{Group, Interrupted, Until, Wait},
+    header::Header,
     numerics::quantise::{self, Scales},
     placing::Place,
-    protocol::{Call, Step, Takes},
-    record::{HEADER, Record},
+    protocol::{Call, Mark, Step, Takes},
+    record::Record,
     routing::Routing,
 };
 
@@ -150,35 +151,10 @@ impl Dispatch {
             tokens_of: vec![0; ranks],
         };
         for from in (0..ranks).filter(|rank| !self.group.is_masked(*rank)) {
-            let area = self.group.window().own().pool(self.area_at(from), self.area);
-            // SAFETY: the area begins with a header and counts, which the sender has written before its mark.
-            let words = unsafe { slice::from_raw_parts(area.cast::<u32>(), HEADER / 4 + local) };
-            let names = [
-                "",
-                "",
-                "bytes of payload",
-                "words of scales",
-                "top-k",
-                "experts",
-                "slots",
-                "kind of call",
-            ];
-            let ours = self.header(0);
-            for at in 2..names.len() {
-                if words[at] != ours[at] {
-                    let [theirs, ours] = [words[at], ours[at]].map(u64::from);
-                    let (phase, rank) = (Phase::Dispatch, self.group.rank());
-                    return Err(Error::Disagree {
-                        phase,
-                        rank,
-                        peer: from,
-                        what: names[at],
-                        theirs,
-                        ours,
-                    });
-                }
-            }
-            let [theirs, most] = [words[0], words[1].min(MAX_TOKENS)].map(u64::from);
+            let window = self.group.window();
+            let theirs = window.header(from, self.call.number());
+            let [theirs, tokens] = self.header(0).told_by(self.group.rank(), from, theirs)?;
+            let most = tokens.min(MAX_TOKENS);
             let slots = if matches!(self.room, Room::Tokens(_)) { self.slots as u64 } else { most };
             if theirs > most.min(slots) {
                 let (phase, rank, what) =
@@ -186,21 +162,27 @@ impl Dispatch {
                 let ours = most.min(slots);
                 return Err(Error::Disagree { phase, rank, peer: from, what, theirs, ours });
             }
-            counts.from[from] = words[0];
-            counts.tokens_of[from] = words[1];
-            counts.per_expert[from * local..][..local].copy_from_slice(&words[HEADER / 4..]);
+            counts.from[from] = theirs as u32;
+            counts.tokens_of[from] = most as u32;
+            let area = window.own().pool(self.area_at(from), self.area);
+            // SAFETY: the area begins with counts, which the sender has written before its mark.
+            let words = unsafe { slice::from_raw_parts(area.cast::<u32>(), local) };
+            counts.per_expert[from * local..][..local].copy_from_slice(words);
         }
         Ok(counts)
     }
 
-    fn header(&self, to: usize) -> [u32; HEADER / 4] {
+    fn header(&self, to: usize) -> Header<5, 2> {
         let Record { payload, scales, top_k } = self.record;
-        let [tokens, count] = [self.routing.tokens(), self.routing.to(to).len()];
-        let experts = self.routing.num_experts();
-        let mut header = [0; HEADER / 4];
-        let values = [count, tokens, payload, scales, top_k, experts, self.slots, KIND];
-        header[..values.len()].copy_from_slice(&values.map(|value| value as u32));
-        header
+        let agreed = [
+            ("bytes of payload", payload),
+            ("words of scales", scales),
+            ("top-k", top_k),
+            ("experts", self.routing.num_experts()),
+            ("slots", self.slots),
+        ];
+        let told = [self.routing.to(to).len(), self.routing.tokens()];
+        Header { phase: Phase::Dispatch, agreed, told }
     }
 
     /// Where a rank's area is in the pool.
@@ -247,7 +229,7 @@ impl Dispatch {
         let offset = call.place().offset;
         let driven = group.drive(&mut call, until, &mut wait, |_, step| {
             match (step, &mut sink) {
-                (Step::Send { to, mark }, _) => self.send(offset, to, mark.round),
+                (Step::Send { to, mark }, _) => self.send(offset, to, mark),
                 (Step::Take { from: Some(from), round }, Some(sink)) => {
                     self.take(offset, from, round, sink)
                 }
@@ -260,20 +242,16 @@ impl Dispatch {
     }
 
     /// Writes a round to a rank's place.
-    fn send(&self, offset: usize, to: usize, round: u16) {
-        let Some(view) = self.group.window().of(to) else { return };
+    fn send(&self, offset: usize, to: usize, mark: Mark) {
+        let (window, round) = (self.group.window(), mark.round);
+        let Some(view) = window.of(to) else { return };
         let area = view.pool(offset + self.group.rank() * self.area, self.area);
         let local = self.routing.local_experts();
         if round == 0 {
-            let header = self.header(to);
-            // SAFETY: an area begins with a header and counts, and is ours to write until the mark.
-            unsafe {
-                area.cast::<u32>().copy_from_nonoverlapping(header.as_ptr(), header.len());
-                let counts = self.routing.per_expert_of(to);
-                area.add(HEADER)
-                    .cast::<u32>()
-                    .copy_from_nonoverlapping(counts.as_ptr(), counts.len());
-            }
+            window.set_header(to, mark.call, self.header(to).to_words());
+            let counts = self.routing.per_expert_of(to);
+            // SAFETY: an area begins with counts, and is ours to write until the mark.
+            unsafe { area.cast::<u32>().copy_from_nonoverlapping(counts.as_ptr(), counts.len()) };
         }
         let tokens =
             self.routing.to(to).iter().skip(usize::from(round) * self.slots).take(self.slots);
@@ -352,10 +330,8 @@ impl Dispatch {
     }
 }
 
-/// Tells a dispatch's header from a combine's.
-const KIND: usize = 1;
 /// More tokens than any rank has: a header that says more is none.
-const MAX_TOKENS: u32 = 1 << 28;
+const MAX_TOKENS: u64 = 1 << 28;
 
 fn record_of(tokens: &Tokens, routing: &Routing) -> Result<Record> {
     let top_k = routing.top_k();

@@ -44,12 +44,6 @@ pub(crate) fn record_len(
 
 /// Bytes of a combine's place.
 #[pyfunction(name = "ep_row_place_len")]
-pub(crate) fn row_place_len(
-    values: usize,
-    weights: usize,
-    slots: usize,
-    ranks: usize,
-    tokens: usize,
-) -> usize {
-    Row { values, weights, slots }.place(ranks, tokens)
+pub(crate) fn row_place_len(values: usize, weights: usize, slots: usize, tokens: usize) -> usize {
+    Row { values, weights, slots }.place(tokens)
 }
