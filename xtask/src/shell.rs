@@ -417,7 +417,9 @@ mod tests {
         assert_eq!(seen[0][..1], seen[1][..1], "{seen:?}");
         assert_eq!(seen[2][..1], seen[3][..1], "{seen:?}");
         let failed: Vec<_> = results.iter().filter_map(|r| r.as_ref().err()).collect();
-        assert!(matches!(failed[..], [error] if error.to_string().contains("exit status: 3")));
+        let [error] = failed[..] else { panic!("{failed:?}") };
+        let error = format!("{error:#}");
+        assert!(error.contains("exit status: 3") && error.contains("\n  b ends\n"), "{error}");
     }
 
     #[test]

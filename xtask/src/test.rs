@@ -380,7 +380,10 @@ mod tests {
         };
         assert_eq!(chosen(&[]).len(), STEPS.len());
         assert_eq!(chosen(&["fmt", "loom"]), ["tools", "fmt", "loom"]);
-        assert_eq!(chosen(&["python"]), ["tools", "wheel", "pytest", "nixl", "examples", "rails"]);
+        assert_eq!(
+            chosen(&["python"]),
+            ["tools", "wheel", "pytest", "nixl", "ep", "examples", "rails"]
+        );
         assert!(known("pytest").is_ok() && known("lint").is_ok() && known("linty").is_err());
     }
 }

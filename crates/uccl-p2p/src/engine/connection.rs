@@ -322,11 +322,12 @@ impl Connection {
 
     /// Starts to end a transfer early, as far as that is possible now; may be called again until it has ended.
     pub(crate) fn fence(self: &Arc<Self>, transfer: &Arc<Transfer>, why: Fence) {
-        let ops = {
+        let (why, ops) = {
             let mut body = transfer.body.lock();
-            body.fence.get_or_insert(why);
+            // The first reason stands: a worker may come by here with another while the first caller is still at it.
+            let why = *body.fence.get_or_insert(why);
             body.fenced_at.get_or_insert_with(Instant::now);
-            body.ops.clone()
+            (why, body.ops.clone())
         };
         let first = !transfer.fencing.swap(true, AcqRel);
         for (lane, op) in ops {
