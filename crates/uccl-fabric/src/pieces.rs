@@ -166,20 +166,22 @@ impl Stretch {
                 return Some(piece);
             }
         }
-        self.take_some(pieces, most)
+        let (piece, from) = self.some_of_first(pieces, most)?;
+        self.from = from;
+        Some(piece)
     }
 
-    /// Apart, so that loops over whole pieces stay short.
+    /// The first `most` bytes of the first piece, and where what follows begins. Apart, and by value, so that loops
+    /// over whole pieces stay short and keep their place in registers.
     #[inline(never)]
-    fn take_some<L: Pieces>(&mut self, pieces: L, most: usize) -> Option<L::Piece> {
+    fn some_of_first<L: Pieces>(self, pieces: L, most: usize) -> Option<(L::Piece, Place)> {
         let piece = self.first(pieces)?;
-        let len = piece.len_bytes().min(most);
-        if len == piece.len_bytes() && self.from.index < self.to.index {
-            self.from = Place { index: self.from.index + 1, offset: 0 };
-        } else {
-            self.from.offset += len;
-        }
-        Some(piece.part(0, len))
+        let (len, Place { index, offset }) = (piece.len_bytes().min(most), self.from);
+        let from = match len == piece.len_bytes() && index < self.to.index {
+            true => Place { index: index + 1, offset: 0 },
+            false => Place { index, offset: offset + len },
+        };
+        Some((piece.part(0, len), from))
     }
 
     /// Takes the last piece out, or the last `most` bytes of it. Returns how many bytes.
@@ -221,9 +223,11 @@ impl Stretch {
 
     /// As [`cut`](Self::cut), but of at most `count` pieces.
     pub fn cut_few(&mut self, pieces: impl Pieces, most: usize, count: usize) -> Self {
-        let from = self.from;
-        self.take_parts(pieces, most).take(count).for_each(drop);
-        Self { from, to: self.from }
+        let mut rest = *self;
+        rest.take_parts(pieces, most).take(count).for_each(drop);
+        let cut = Self { from: self.from, to: rest.from };
+        *self = rest;
+        cut
     }
 
     /// Takes out the last `most` bytes, of at most `count` pieces.
