@@ -177,6 +177,7 @@ impl Chunk {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use smallvec::smallvec;
     use uccl_fabric::{
         lane::OpKind,
         mem::{RemoteSpan, Span},
@@ -189,48 +190,26 @@ mod tests {
     }
 
     #[test]
-    fn chunks_from_both_ends_cover_every_byte_once() {
-        let mut rng = fastrand::Rng::with_seed(11);
-        for _ in 0..200 {
-            let lens: Vec<usize> =
-                (0..rng.usize(1..300)).map(|_| rng.usize(0..3) * rng.usize(0..400_000)).collect();
-            let starts = lens.iter().scan(0, |at, len| Some(std::mem::replace(at, *at + len + 1)));
-            let local: Spans = starts.zip(&lens).map(|(addr, &len)| Span { addr, len }).collect();
-            let remote: RemoteSpans = local
-                .iter()
-                .map(|s| RemoteSpan { addr: s.addr as u64, len: s.len as u64, key: 1, slot: 0 })
-                .collect();
-            let job = Job::new(
-                Operation {
-                    kind: OpKind::Read,
-                    local: local.clone(),
-                    memory: MemoryKind::Host,
-                    remote,
-                    done: Arc::new(Ignored),
-                },
-                Hands::Many,
-                &Arc::default(),
-            );
-            let mut given = Vec::new();
-            while let Some(chunk) = job.next(if rng.bool() { End::Front } else { End::Back }) {
-                assert!(chunk.local.iter().map(|span| span.len).sum::<usize>() <= CHUNK);
-                for (here, there) in chunk.local.iter().zip(&chunk.remote) {
-                    assert_eq!((here.addr as u64, here.len as u64), (there.addr, there.len));
-                    given.push((here.addr, here.len));
-                }
+    fn chunks_from_both_ends_are_short_enough_and_are_all_of_it() {
+        for (count, len) in [(1, 3 * CHUNK + 5), (3 * CHUNK_PIECES + 1, 4096), (5, CHUNK / 2 + 1)] {
+            let (addr, key, slot) = (4096, 1, 0);
+            let remote = RemoteSpan { addr, len: len as u64, key, slot };
+            let op = Operation {
+                kind: OpKind::Read,
+                local: smallvec![Span { addr: addr as usize, len }; count],
+                memory: MemoryKind::Host,
+                remote: smallvec![remote; count],
+                done: Arc::new(Ignored),
+            };
+            let load = Arc::default();
+            let job = Job::new(op, Hands::Many, &load);
+            let mut ends = [End::Front, End::Back].into_iter().cycle();
+            while let Some(chunk) = ends.next().and_then(|end| job.next(end)) {
+                assert!(chunk.len() <= CHUNK as u64 && chunk.local.len() <= CHUNK_PIECES);
+                assert!(chunk.len() > 0 && !job.has_ended());
                 job.copied(chunk.len(), Ok(()));
             }
-            given.retain(|(_, len)| *len > 0);
-            given.sort_unstable();
-            let mut merged: Vec<(usize, usize)> = Vec::new();
-            for (addr, len) in given {
-                match merged.last_mut() {
-                    Some(last) if last.0 + last.1 == addr => last.1 += len,
-                    _ => merged.push((addr, len)),
-                }
-            }
-            let all: Vec<_> = local.iter().filter(|s| s.len > 0).map(|s| (s.addr, s.len)).collect();
-            assert_eq!(merged, all);
+            assert!(job.has_ended() && load.load(Relaxed) == 0, "{count} pieces");
         }
     }
 }

@@ -222,7 +222,9 @@ impl<P: PipeRx> Rx<P> {
         if !self.write_ok() {
             return;
         }
-        for desc in self.rest.parts(&self.descs[..]).take(PIECES) {
+        let mut rest = self.rest;
+        for _ in 0..PIECES {
+            let Some(desc) = rest.take_first(&self.descs[..], usize::MAX) else { break };
             match regions.check(&remote_of(&desc), Access::Write) {
                 Ok(span) => self.iov.push(span),
                 Err(e) => {

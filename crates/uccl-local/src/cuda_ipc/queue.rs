@@ -199,7 +199,7 @@ impl Sliced {
         state.rest = rest;
         state.closed = rest.is_empty();
         state.active += 1;
-        let bytes = cut.len_bytes(pieces);
+        let bytes = cut.parts(pieces).map(|(here, _)| here.len as u64).sum();
         Next::Slice(Slice { of: Arc::clone(self), cut, bytes, hazards })
     }
 
