@@ -18,7 +18,10 @@ use self::{
     workload::{Plan, Workload, move_one},
     world::{LaneChaos, Memory, Side, join},
 };
-use crate::{Error, Op, Request, Status, Uninterrupted, engine::deferred::Mark};
+use crate::{
+    Error, Op, Request, Status, Uninterrupted,
+    engine::{deferred::Mark, transfer::Fence},
+};
 
 const PATIENT: Duration = Duration::from_secs(20);
 const SHORT: Duration = Duration::from_millis(500);
@@ -186,6 +189,35 @@ fn a_stream_that_fails_fails_what_waits_for_it_and_nothing_else() {
     assert!(why.contains("the stream is lost"), "{why}");
     assert!(memory.unchanged());
     move_one(&sides, &mut rng, Op::Write, 1000).expect("the connection lives");
+    sides[0].ep.deregister(mr).expect("unused");
+    sides.iter_mut().for_each(Side::leave);
+}
+
+/// A stream that has not come so far yet.
+struct Busy;
+
+impl Mark for Busy {
+    fn is_reached(&self) -> Result<bool, GpuError> {
+        Ok(false)
+    }
+}
+
+#[test]
+fn a_cancel_stays_a_cancel_when_a_worker_goes_on_with_it() {
+    let mut rng = Rng::with_seed(1);
+    let mut sides = join(1, &[LaneChaos::default()], PATIENT);
+    let memory = Memory::new(&mut rng, &[1000]);
+    let mr = sides[0].register(&memory);
+    let iovs = memory.iovs(mr);
+    let request = Request::new(sides[0].conn, Op::Send, &iovs, &[]);
+    let id = sides[0].ep.post_behind(&request, Some(Box::new(Busy))).expect("posted");
+    let transfers = sides[0].ep.core().transfers.unfinished(|_| true);
+    let [transfer] = &transfers[..] else { panic!("{} transfers", transfers.len()) };
+    // So far has the caller come when a worker sees that the transfer is being ended.
+    transfer.body.lock().fence = Some(Fence::Cancel);
+    transfer.conn.fence(transfer, Fence::Deadline);
+    let status = sides[0].ep.wait(id, None, &mut Uninterrupted).expect("known");
+    assert!(matches!(status, Status::Failed(Error::Cancelled { .. })), "{status:?}");
     sides[0].ep.deregister(mr).expect("unused");
     sides.iter_mut().for_each(Side::leave);
 }
