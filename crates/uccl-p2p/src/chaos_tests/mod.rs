@@ -216,6 +216,7 @@ fn a_cancel_stays_a_cancel_when_a_worker_goes_on_with_it() {
     // So far has the caller come when a worker sees that the transfer is being ended.
     transfer.body.lock().fence = Some(Fence::Cancel);
     transfer.conn.fence(transfer, Fence::Deadline);
+    drop(transfers);
     let status = sides[0].ep.wait(id, None, &mut Uninterrupted).expect("known");
     assert!(matches!(status, Status::Failed(Error::Cancelled { .. })), "{status:?}");
     sides[0].ep.deregister(mr).expect("unused");
