@@ -10,10 +10,10 @@ use crate::{
     group::{Group, Interrupted, Until, Wait},
     header::Header,
     numerics::{logfmt, quantise::GROUP, sum},
-    placing::Place,
     protocol::{Call, Step, Takes},
     record::Row,
-    routing::{MAX_TOP_K, Routing},
+    routing::MAX_TOP_K,
+    window::View,
 };
 
 /// What a rank sends back for each token.
@@ -74,17 +74,21 @@ pub struct Combined {
 
 /// A combine under way.
 pub struct Combine {
-    group: Arc<Group>,
+    part: Part,
+    call: Call,
+}
+
+/// What this rank sends back, and how a place is divided.
+struct Part {
     handle: Arc<Handle>,
     results: Results,
     row: Row,
     /// Tokens of each rank that have rows in its place at once.
     at_once: usize,
-    call: Call,
 }
 
 // SAFETY: what its pointers lead to may be used by any thread, as `Combine::begin` demands.
-unsafe impl Send for Combine {}
+unsafe impl Send for Part {}
 
 impl Combine {
     /// Begins to send rows back to where their tokens came from. Where all fit at once ([`Room::Tokens`]) they have been
@@ -128,10 +132,10 @@ impl Combine {
         let place = group.place(len)?;
         let rounds = group.rounds(|to| rounds_of(handle.counts.tokens_of[to] as usize) as u16);
         let call = Call::new(place, Takes::AllTogether, &rounds);
-        let (group, handle) = (Arc::clone(group), Arc::clone(handle));
-        let mut combine = Self { group, handle, results, row, at_once, call };
-        if matches!(combine.handle.room, Room::Tokens(_)) {
-            combine.drive(Until::SentAll, is_interrupted, &mut |_, _| Ok(()))?;
+        let part = Part { handle: Arc::clone(handle), results, row, at_once };
+        let mut combine = Self { part, call };
+        if matches!(handle.room, Room::Tokens(_)) {
+            combine.drive(Until::SentAll, is_interrupted, &mut |_, _, _| Ok(()))?;
         }
         Ok(combine)
     }
@@ -148,14 +152,14 @@ impl Combine {
         combined: Combined,
         is_interrupted: &mut Interrupted<'_>,
     ) -> Result<()> {
-        let mut unpacked = vec![0; self.unpacked_len()];
-        self.drive(Until::Over, is_interrupted, &mut |combine, Round { call, offset, round }| {
-            combine.compare_headers(call)?;
-            let tokens = combine.handle.routing.tokens();
-            let first = usize::from(round) * combine.at_once;
-            for token in first..tokens.min(first + combine.at_once) {
+        let mut unpacked = vec![0; self.part.unpacked_len()];
+        self.drive(Until::Over, is_interrupted, &mut |part, call, round| {
+            part.compare_headers(call)?;
+            let tokens = part.handle.routing.tokens();
+            let first = usize::from(round) * part.at_once;
+            for token in first..tokens.min(first + part.at_once) {
                 // SAFETY: as the caller has it.
-                unsafe { combine.sum(offset, token, &combined, &mut unpacked) };
+                unsafe { part.sum(call, token, &combined, &mut unpacked) };
             }
             Ok(())
         })
@@ -167,25 +171,22 @@ impl Combine {
         is_interrupted: &mut Interrupted<'_>,
         take: &mut Take<'_>,
     ) -> Result<()> {
-        let group = Arc::clone(&self.group);
-        let mut wait = Wait { phase: Phase::Combine, is_interrupted: &mut || is_interrupted() };
-        let nothing = Call::new(
-            Place { call: 0, offset: 0, after: Default::default() },
-            Takes::AllTogether,
-            &[],
-        );
-        let mut call = std::mem::replace(&mut self.call, nothing);
-        let offset = call.place().offset;
-        let driven = group.drive(&mut call, until, &mut wait, |call, step| match step {
+        let Self { part, call } = self;
+        let mut wait = Wait { phase: Phase::Combine, is_interrupted };
+        part.group().drive(call, until, &mut wait, |call, step| match step {
             Step::Send { to, mark } => {
-                self.send(to, Round { call: mark.call, offset, round: mark.round });
+                part.send(call, to, mark.round);
                 Ok(())
             }
-            Step::Take { round, .. } => take(self, Round { call: call.number(), offset, round }),
+            Step::Take { round, .. } => take(part, call, round),
             Step::Tell { .. } => Ok(()),
-        });
-        self.call = call;
-        driven
+        })
+    }
+}
+
+impl Part {
+    fn group(&self) -> &Group {
+        &self.handle.group
     }
 
     fn header(&self) -> Header<5, 0> {
@@ -200,47 +201,41 @@ impl Combine {
         Header { phase: Phase::Combine, agreed, told: [] }
     }
 
-    fn compare_headers(&self, call: u64) -> Result<()> {
-        for peer in (0..self.group.ranks()).filter(|rank| !self.group.is_masked(*rank)) {
-            let theirs = self.group.window().header(peer, call);
-            self.header().told_by(self.group.rank(), peer, theirs)?;
+    fn compare_headers(&self, call: &Call) -> Result<()> {
+        let group = self.group();
+        for peer in (0..group.ranks()).filter(|rank| !group.is_masked(*rank)) {
+            let theirs = group.window().header(peer, call.number());
+            self.header().told_by(group.rank(), peer, theirs)?;
         }
         Ok(())
     }
 
-    /// Which of a token's slots a rank's one row has.
-    fn slot_of(&self, rank: usize, choices: &[i32], routing: &Routing) -> usize {
-        match choices.len() < self.group.ranks() && !choices.is_empty() {
-            true => master(rank, choices, routing).unwrap_or(0),
-            false => rank,
-        }
+    /// Which of a token's slots a rank's one row has. `last` is the last of the token's choices that is this rank's.
+    fn slot_of(&self, rank: usize, last: usize) -> usize {
+        let top_k = self.handle.routing.top_k();
+        if top_k == 0 || self.group().ranks() <= top_k { rank } else { last }
     }
 
     /// Writes the rows of a round to a rank's place.
-    fn send(&self, to: usize, Round { call, offset, round }: Round) {
-        let window = self.group.window();
+    fn send(&self, call: &Call, to: usize, round: u16) {
+        let window = self.group().window();
         let Some(view) = window.of(to) else { return };
         if round == 0 {
-            window.set_header(to, call, self.header().to_words());
+            window.set_header(to, call.number(), self.header().to_words());
         }
-        if to == self.group.rank() && self.sums_own_in_place() {
+        if to == self.group().rank() && self.sums_own_in_place() {
             return;
         }
         let width = self.handle.width();
         let first = usize::from(round) * self.at_once;
         let mut rounded = vec![0; self.results.hidden];
-        for at in self.handle.rows_from(to) {
+        for at in self.handle.counts.rows_from(to) {
             let entry = &self.handle.table[at * width..][..width];
             let token = entry[0] as usize;
             if token < first || token >= first + self.at_once {
                 continue;
             }
-            let slot_at = |slot| {
-                view.pool(
-                    offset + self.row.at(self.at_once, slot, token - first),
-                    self.row.stride(),
-                )
-            };
+            let slot_at = |slot| self.row_in(view, call, slot, token - first);
             // SAFETY: rows and weights may be read, as `begin` demands; each slot that is written is this rank's until
             // the mark, and has room for a row.
             unsafe { self.send_token(entry, at, &slot_at, &mut rounded) };
@@ -258,10 +253,10 @@ impl Combine {
         slot_at: &dyn Fn(usize) -> *mut u8,
         rounded: &mut [u16],
     ) {
-        let rows = entry[2..]
-            .iter()
-            .enumerate()
-            .filter_map(|(k, row)| Some((k, usize::try_from(*row).ok()?)));
+        let rows = entry[2..].iter().enumerate();
+        let rows = rows.filter_map(|(k, row)| Some((k, usize::try_from(*row).ok()?)));
+        let one_slot =
+            || slot_at(self.slot_of(self.group().rank(), self.handle.masters[at].into()));
         // SAFETY: as the caller has it; each row was compared with the number of rows in `check`.
         unsafe {
             match self.results.sends {
@@ -273,7 +268,7 @@ impl Combine {
                     }
                 }
                 Sends::Row => {
-                    let out = slot_at(self.own_slot(at));
+                    let out = one_slot();
                     self.put(self.result(at), out);
                     if let Some(weights) = self.results.weights {
                         let to = out.add(self.row.weights_at()).cast::<f32>();
@@ -284,7 +279,7 @@ impl Combine {
                     }
                 }
                 Sends::SumOfExperts => {
-                    let out = slot_at(self.own_slot(at));
+                    let out = one_slot();
                     if self.results.weights.is_some() {
                         out.add(self.row.weights_at())
                             .cast::<f32>()
@@ -300,16 +295,6 @@ impl Combine {
                 }
             }
         }
-    }
-
-    /// The slot of this rank's one row of the `at`th token that arrived.
-    fn own_slot(&self, at: usize) -> usize {
-        let ranks = self.group.ranks();
-        let top_k = self.handle.routing.top_k();
-        if top_k == 0 || ranks <= top_k {
-            return self.group.rank();
-        }
-        self.handle.masters.get(at).map_or(0, |master| usize::from(*master))
     }
 
     /// A row that goes back.
@@ -356,9 +341,9 @@ impl Combine {
 
     /// The row of a term that is this rank's own.
     fn own_row(&self, token: usize, term: &Term) -> Option<usize> {
-        let me = self.group.rank();
+        let me = self.group().rank();
         let nth = self.handle.routing.to(me).binary_search(&(token as u32)).ok()?;
-        let at = self.handle.rows_from(me).start + nth;
+        let at = self.handle.counts.rows_from(me).start + nth;
         match self.results.sends {
             Sends::Row => Some(at),
             Sends::EachExpert | Sends::SumOfExperts => {
@@ -376,7 +361,7 @@ impl Combine {
     ///
     /// # Safety
     /// `combined` has memory for it.
-    unsafe fn sum(&self, offset: usize, token: usize, combined: &Combined, unpacked: &mut [u16]) {
+    unsafe fn sum(&self, call: &Call, token: usize, combined: &Combined, unpacked: &mut [u16]) {
         let (hidden, top_k) = (self.results.hidden, self.handle.routing.top_k());
         let terms = self.terms(token, combined.sums);
         let mut rows = Rows::new();
@@ -385,7 +370,7 @@ impl Combine {
             rows.push(unsafe { slice::from_raw_parts(bias.add(token * hidden), hidden) });
         }
         let mut free = unpacked;
-        let (me, in_place) = (self.group.rank(), self.sums_own_in_place());
+        let (me, in_place) = (self.group().rank(), self.sums_own_in_place());
         for term in &terms {
             if term.rank == me && in_place {
                 let row = self.own_row(token, term);
@@ -393,7 +378,7 @@ impl Combine {
                 rows.extend(row.map(|row| unsafe { self.result(row) }));
                 continue;
             }
-            let row = self.row_of(offset, token, term);
+            let row = self.row_of(call, token, term);
             if self.results.is_packed {
                 let (own, rest) = std::mem::take(&mut free).split_at_mut(hidden);
                 free = rest;
@@ -419,32 +404,32 @@ impl Combine {
         if let Some(weights) = combined.weights {
             // SAFETY: there is a weight for each choice of each token.
             let out = unsafe { slice::from_raw_parts_mut(weights.add(token * top_k), top_k) };
-            self.sum_weights(offset, token, combined.sums, &terms, out);
+            self.sum_weights(call, token, combined.sums, &terms, out);
         }
     }
 
+    /// A slot's row of a token of the round, in a window.
+    fn row_in(&self, view: &View, call: &Call, slot: usize, token: usize) -> *mut u8 {
+        let at = self.row.at(self.at_once, slot, token);
+        view.pool(call.place().offset + at, self.row.stride())
+    }
+
     /// The row of a term, in this rank's place.
-    fn row_of(&self, offset: usize, token: usize, term: &Term) -> *mut u8 {
-        let at = self.row.at(self.at_once, term.slot, token % self.at_once);
-        self.group.window().own().pool(offset + at, self.row.stride())
+    fn row_of(&self, call: &Call, token: usize, term: &Term) -> *mut u8 {
+        self.row_in(self.group().window().own(), call, term.slot, token % self.at_once)
     }
 
     /// What comes back of a token's weights.
-    fn sum_weights(
-        &self,
-        offset: usize,
-        token: usize,
-        sums: Sums,
-        terms: &[Term],
-        out: &mut [f32],
-    ) {
+    fn sum_weights(&self, call: &Call, token: usize, sums: Sums, terms: &[Term], out: &mut [f32]) {
         out.fill(0.0);
         if self.row.weights == 0 {
             return;
         }
-        let choices = self.handle.routing.choices(token);
+        let routing = &self.handle.routing;
+        let choices = routing.choices(token);
+        let rank_of = |choice| routing.owner(choice).map(|(rank, _)| rank);
         for term in terms {
-            let row = self.row_of(offset, token, term);
+            let row = self.row_of(call, token, term);
             // SAFETY: the row's weights were written with it.
             let weights = unsafe {
                 slice::from_raw_parts(row.add(self.row.weights_at()).cast::<f32>(), out.len())
@@ -455,37 +440,35 @@ impl Combine {
                 match sums {
                     _ if !has_it => {}
                     Sums::ByRank => *out += weight,
-                    _ if self.rank_of(choices[k]) == Some(term.rank) => *out = *weight,
+                    _ if rank_of(choices[k]) == Some(term.rank) => *out = *weight,
                     _ => {}
                 }
             }
         }
     }
 
-    fn rank_of(&self, choice: i32) -> Option<usize> {
-        Some(usize::try_from(choice).ok()? / self.handle.routing.local_experts())
-    }
-
     /// A token's terms, in the order of its sum.
     fn terms(&self, token: usize, sums: Sums) -> SmallVec<[Term; MAX_TOP_K]> {
-        let routing = &self.handle.routing;
-        let is_there = |rank: &usize| !self.group.is_masked(*rank);
+        let (group, routing) = (self.group(), &self.handle.routing);
+        let is_there = |rank: &usize| !group.is_masked(*rank);
         let mut terms = SmallVec::<[Term; MAX_TOP_K]>::new();
-        let choices = if routing.top_k() > 0 { routing.choices(token) } else { &[] };
+        let choices = routing.choices(token);
         if self.results.sends == Sends::EachExpert {
             for (k, choice) in choices.iter().enumerate() {
-                if let Some(rank) = self.rank_of(*choice).filter(is_there) {
+                let rank = routing.owner(*choice).map(|(rank, _)| rank);
+                if let Some(rank) = rank.filter(is_there) {
                     terms.push(Term { rank, slot: k, choice: k });
                 }
             }
         } else {
-            let goes = |rank: &usize| match choices {
-                [] => routing.to(*rank).binary_search(&(token as u32)).is_ok(),
-                _ => master(*rank, choices, routing).is_some(),
-            };
-            for rank in (0..self.group.ranks()).filter(goes).filter(is_there) {
-                let choice = master(rank, choices, routing).unwrap_or(0);
-                terms.push(Term { rank, slot: self.slot_of(rank, choices, routing), choice });
+            for rank in (0..group.ranks()).filter(is_there) {
+                let last = match choices {
+                    [] => routing.to(rank).binary_search(&(token as u32)).is_ok().then_some(0),
+                    _ => routing.last_choice(rank, choices),
+                };
+                if let Some(choice) = last {
+                    terms.push(Term { rank, slot: self.slot_of(rank, choice), choice });
+                }
             }
         }
         match sums {
@@ -497,15 +480,7 @@ impl Combine {
 }
 
 /// Takes a round out.
-type Take<'a> = dyn FnMut(&Combine, Round) -> Result<()> + 'a;
-
-/// One round of a call, and where the call's place begins.
-#[derive(Clone, Copy)]
-struct Round {
-    call: u64,
-    offset: usize,
-    round: u16,
-}
+type Take<'a> = dyn FnMut(&Part, &Call, u16) -> Result<()> + 'a;
 
 /// One row of a token's sum.
 #[derive(Clone, Copy, Default)]
@@ -517,14 +492,6 @@ struct Term {
 
 /// The rows of a token's sum: its biases, and one for each choice or rank.
 type Rows<'a> = SmallVec<[&'a [u16]; MAX_TOP_K + 2]>;
-
-/// The last of a token's choices that is a rank's.
-fn master(rank: usize, choices: &[i32], routing: &Routing) -> Option<usize> {
-    let local = routing.local_experts();
-    choices
-        .iter()
-        .rposition(|choice| usize::try_from(*choice).is_ok_and(|choice| choice / local == rank))
-}
 
 fn check(handle: &Handle, results: &Results) -> Result<()> {
     let Results { rows, len, stride, hidden, sends, is_packed, .. } = *results;

@@ -10,11 +10,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    fd::OwnedFd,
-    process::{Pid, PidfdFlags, pidfd_open},
-};
+use uccl_local::cma::Process;
 use uccl_wire::ep_card::EpCard;
 
 use crate::{
@@ -52,7 +48,7 @@ pub struct Group {
     places: Mutex<Places>,
     masked: Vec<AtomicBool>,
     /// Processes of the peers; none of this process.
-    processes: Vec<Option<OwnedFd>>,
+    processes: Vec<Option<Process>>,
 }
 
 impl Group {
@@ -66,7 +62,7 @@ impl Group {
             return Err(Error::invalid(format!("there is no rank {me} of {ranks}")));
         }
         let mut window = Window::new(me, ranks, pool)?;
-        let cards = exchange(window.card(1)?.encode().to_vec())?;
+        let cards = exchange(window.card(1).encode().to_vec())?;
         let opened = open_all(config, &mut window, &cards);
         // A rank that failed tells the others why, so that none waits for it in vain.
         let verdict = opened.as_ref().err().map(ToString::to_string).unwrap_or_default();
@@ -154,7 +150,7 @@ impl Group {
         &self,
         call: &mut Call,
         until: Until,
-        wait: &mut Wait<'_>,
+        wait: &mut Wait<'_, '_>,
         mut act: impl FnMut(&Call, Step) -> Result<()>,
     ) -> Result<()> {
         let window = &self.window;
@@ -192,7 +188,12 @@ impl Group {
     }
 
     /// Waits a moment; an error when that has no end in sight.
-    fn wait(&self, call: &mut Call, wait: &mut Wait<'_>, patience: &mut Patience) -> Result<()> {
+    fn wait(
+        &self,
+        call: &mut Call,
+        wait: &mut Wait<'_, '_>,
+        patience: &mut Patience,
+    ) -> Result<()> {
         if !patience.pause() {
             return Ok(());
         }
@@ -205,7 +206,9 @@ impl Group {
             let peer = late.peer;
             let why = match self.window.fault(peer) {
                 Some(other) => format!("gave up on call {other}"),
-                None if self.has_ended(peer) => "has ended".to_owned(),
+                None if self.processes[peer].as_ref().is_some_and(Process::has_ended) => {
+                    "has ended".to_owned()
+                }
                 None => continue,
             };
             match self.config.masks_late {
@@ -228,12 +231,6 @@ impl Group {
         self.masked[peer].store(true, Ordering::Relaxed);
         call.drop_rank(peer);
     }
-
-    fn has_ended(&self, peer: usize) -> bool {
-        let Some(process) = &self.processes[peer] else { return false };
-        let mut waits = [PollFd::new(process, PollFlags::IN)];
-        poll(&mut waits, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
-    }
 }
 
 /// Maps the windows of all ranks that are there, and watches their processes.
@@ -241,7 +238,7 @@ fn open_all(
     config: Config,
     window: &mut Window,
     cards: &[Option<Vec<u8>>],
-) -> Result<Vec<Option<OwnedFd>>> {
+) -> Result<Vec<Option<Process>>> {
     let Config { rank: me, ranks, .. } = config;
     if cards.len() != ranks {
         return Err(Error::invalid(format!("{} cards for {ranks} ranks", cards.len())));
@@ -264,14 +261,8 @@ fn open_all(
         if card.pid == std::process::id() {
             return Ok(None);
         }
-        let pid = i32::try_from(card.pid).ok().and_then(Pid::from_raw);
-        let pid =
-            pid.ok_or_else(|| Error::invalid(format!("rank {rank}: no process {}", card.pid)))?;
-        let os = |e: rustix::io::Errno| Error::Os {
-            what: format!("watching rank {rank}"),
-            source: e.into(),
-        };
-        pidfd_open(pid, PidfdFlags::empty()).map(Some).map_err(os)
+        let os = |source| Error::Os { what: format!("watching rank {rank}"), source };
+        Process::open(card.pid.cast_signed()).map(Some).map_err(os)
     };
     cards.iter().enumerate().map(open).collect()
 }
@@ -298,9 +289,9 @@ impl Until {
 }
 
 /// What a call that waits needs to know.
-pub(crate) struct Wait<'a> {
+pub(crate) struct Wait<'a, 'b> {
     pub(crate) phase: Phase,
-    pub(crate) is_interrupted: &'a mut Interrupted<'a>,
+    pub(crate) is_interrupted: &'a mut Interrupted<'b>,
 }
 
 /// Looks without a pause, then yields, then naps.

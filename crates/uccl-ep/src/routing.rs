@@ -72,9 +72,8 @@ impl Routing {
         let local = num_experts / ranks;
         let tokens = rows.len();
         let (starts, to) = listed(ranks, |rank, to| {
-            let is_for_rank =
-                |row: &[i32]| row.iter().any(|&e| e >= 0 && e as usize / local == rank);
-            let chosen = rows.clone().enumerate().filter(|(_, row)| is_for_rank(row));
+            let chosen = rows.clone().enumerate();
+            let chosen = chosen.filter(|(_, row)| last_choice_of(rank, row, local).is_some());
             to.extend(chosen.map(|(token, _)| token as u32));
         });
         let experts = experts[..tokens * top_k].to_vec();
@@ -142,12 +141,35 @@ impl Routing {
         &self.experts[token * self.top_k..(token + 1) * self.top_k]
     }
 
+    /// Of a choice, the rank that has the expert, and which of the rank's experts it is.
+    #[must_use]
+    pub fn owner(&self, choice: i32) -> Option<(usize, usize)> {
+        owner_of(choice, self.local_experts())
+    }
+
+    /// The last of a token's choices that is a rank's.
+    #[must_use]
+    pub fn last_choice(&self, rank: usize, choices: &[i32]) -> Option<usize> {
+        last_choice_of(rank, choices, self.local_experts())
+    }
+
     /// How many tokens chose each of a rank's experts.
     #[must_use]
     pub fn per_expert_of(&self, rank: usize) -> &[u32] {
         let local = self.local_experts();
         &self.per_expert[rank * local..(rank + 1) * local]
     }
+}
+
+fn owner_of(choice: i32, local_experts: usize) -> Option<(usize, usize)> {
+    let choice = usize::try_from(choice).ok()?;
+    Some((choice / local_experts, choice % local_experts))
+}
+
+fn last_choice_of(rank: usize, choices: &[i32], local_experts: usize) -> Option<usize> {
+    let is_its =
+        |choice: &i32| owner_of(*choice, local_experts).is_some_and(|(its, _)| its == rank);
+    choices.iter().rposition(is_its)
 }
 
 /// Lists, one for each rank, behind each other.

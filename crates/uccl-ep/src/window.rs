@@ -4,7 +4,7 @@
 //! calls that may be under way; then comes the pool in which calls are placed.
 
 use std::{
-    fs, io,
+    io,
     os::fd::{AsRawFd, OwnedFd},
     sync::{
         Arc,
@@ -13,7 +13,8 @@ use std::{
 };
 
 use rustix::fs::{Mode, OFlags};
-use uccl_fabric::shm::{MapMode, Mapping, Segment};
+use uccl_device::HostIdentity;
+use uccl_fabric::shm::{MapMode, Mapping, Segment, segment};
 use uccl_wire::ep_card::{EpCard, HOST_LEN};
 
 use crate::{
@@ -39,16 +40,21 @@ pub fn control_len(ranks: usize) -> usize {
 #[derive(Clone, Debug)]
 pub(crate) struct View {
     mapping: Arc<Mapping>,
-    ranks: usize,
+    words: segment::Words,
+    control_len: usize,
 }
 
 impl View {
+    /// # Errors
+    /// It is too short for the words of so many ranks.
+    fn new(mapping: Arc<Mapping>, ranks: usize) -> io::Result<Self> {
+        let control_len = control_len(ranks);
+        let words = segment::Words::new(&mapping, 0, control_len / 8)?;
+        Ok(Self { mapping, words, control_len })
+    }
+
     fn word(&self, rank: usize, line: usize, index: usize) -> &AtomicU64 {
-        assert!(rank < self.ranks && line < LINES && index < SLOTS, "a word that windows have");
-        let at = (rank * LINES + line) * LINE + index * 8;
-        // SAFETY: inside the control part, which every window has (`of_peer` checks the length); aligned, as mappings
-        // are to pages; the mapping lives as long as the borrow; words are only ever used as atomics.
-        unsafe { AtomicU64::from_ptr(self.mapping.as_ptr().add(at).cast()) }
+        &self.words.as_slice()[(rank * LINES + line) * (LINE / 8) + index]
     }
 
     fn arrived(&self, from: usize, slot: usize) -> &AtomicU64 {
@@ -73,7 +79,7 @@ impl View {
 
     /// Bytes of the pool.
     pub(crate) fn pool_len(&self) -> usize {
-        self.mapping.len() - control_len(self.ranks)
+        self.mapping.len() - self.control_len
     }
 
     /// `len` bytes of the pool. Peers may write to them at any time: whoever reads has seen a mark.
@@ -81,13 +87,14 @@ impl View {
         let is_inside = at.checked_add(len).is_some_and(|end| end <= self.pool_len());
         assert!(is_inside, "{len} bytes at {at} of a pool of {}", self.pool_len());
         // SAFETY: inside the mapping, as just checked.
-        unsafe { self.mapping.as_ptr().add(control_len(self.ranks) + at) }
+        unsafe { self.mapping.as_ptr().add(self.control_len + at) }
     }
 }
 
 /// A rank's own window and those of its peers.
 pub(crate) struct Window {
     me: usize,
+    host: [u8; HOST_LEN],
     segment: Segment,
     own: View,
     /// By rank; its own too.
@@ -102,25 +109,25 @@ impl Window {
         let what = || format!("making a window of {len} bytes");
         let os = |source| Error::Os { what: what(), source };
         let segment = Segment::create("uccl-ep", len).map_err(os)?;
-        let own = View { mapping: Arc::clone(&segment), ranks };
+        let own = View::new(Arc::clone(&segment), ranks).map_err(os)?;
         let nonce = getrandom::u64().map_err(|e| os(io::Error::other(e)))?;
         own.nonce().store(nonce, Ordering::Release);
         let views = (0..ranks).map(|rank| (rank == me).then(|| own.clone())).collect();
-        Ok(Self { me, segment, own, views, nonce })
+        Ok(Self { me, host: host()?, segment, own, views, nonce })
     }
 
     /// What peers need to map it.
-    pub(crate) fn card(&self, next_call: u64) -> Result<EpCard> {
-        Ok(EpCard {
+    pub(crate) fn card(&self, next_call: u64) -> EpCard {
+        EpCard {
             rank: self.me as u32,
-            ranks: self.own.ranks as u32,
+            ranks: self.views.len() as u32,
             pool: self.own.pool_len() as u64,
             pid: std::process::id(),
             descriptor: self.segment.fd().as_raw_fd() as u32,
             nonce: self.nonce,
             next_call,
-            host: host()?,
-        })
+            host: self.host,
+        }
     }
 
     /// Maps a peer's window.
@@ -138,7 +145,7 @@ impl Window {
         let path = format!("/proc/{}/fd/{}", card.pid, card.descriptor);
         let what = || format!("opening the window of rank {} at {path}", card.rank);
         let os = |source| Error::Os { what: what(), source };
-        if card.host != host()? {
+        if card.host != self.host {
             let why = "it is on another host, and ranks of several hosts are not supported yet";
             return Err(os(io::Error::new(io::ErrorKind::Unsupported, why)));
         }
@@ -146,10 +153,9 @@ impl Window {
         let fd: OwnedFd =
             rustix::fs::open(&*path, flags, Mode::empty()).map_err(|e| os(e.into()))?;
         let mapping = Mapping::of(fd, MapMode::ReadWrite, usize::MAX).map_err(os)?;
-        let expected = control_len(self.own.ranks) + card.pool as usize;
-        let view = View { mapping: Arc::new(mapping), ranks: self.own.ranks };
-        let is_it =
-            view.mapping.len() == expected && view.nonce().load(Ordering::Acquire) == card.nonce;
+        let view = View::new(Arc::new(mapping), self.views.len()).map_err(os)?;
+        let is_it = view.pool_len() as u64 == card.pool
+            && view.nonce().load(Ordering::Acquire) == card.nonce;
         is_it.then_some(view).ok_or_else(|| os(io::Error::other("it is another process's memory")))
     }
 
@@ -217,8 +223,10 @@ impl Words for Window {
 
 /// The kernel that this process runs on.
 fn host() -> Result<[u8; HOST_LEN]> {
-    let path = "/proc/sys/kernel/random/boot_id";
-    let os = |source| Error::Os { what: format!("reading {path}"), source };
-    let text = fs::read(path).map_err(os)?;
-    text.first_chunk().copied().ok_or_else(|| os(io::ErrorKind::InvalidData.into()))
+    let boot_id = HostIdentity::of_this_process().boot_id;
+    let bytes = boot_id.as_ref().and_then(|id| id.as_bytes().first_chunk().copied());
+    bytes.ok_or_else(|| {
+        let source = io::ErrorKind::InvalidData.into();
+        Error::Os { what: "reading the kernel's boot id".into(), source }
+    })
 }

@@ -23,6 +23,12 @@ impl Counts {
         self.from.iter().map(|count| *count as usize).sum()
     }
 
+    /// Which of the tokens that arrive are from a rank.
+    pub(crate) fn rows_from(&self, rank: usize) -> std::ops::Range<usize> {
+        let start = self.from[..rank].iter().sum::<u32>() as usize;
+        start..start + self.from[rank] as usize
+    }
+
     /// Rows of each of this rank's experts.
     #[must_use]
     pub fn of_experts(&self) -> Vec<u32> {
@@ -54,12 +60,5 @@ impl Handle {
     #[must_use]
     pub fn width(&self) -> usize {
         2 + self.routing.top_k()
-    }
-
-    /// Tokens of the table that came from a rank.
-    #[must_use]
-    pub(crate) fn rows_from(&self, rank: usize) -> std::ops::Range<usize> {
-        let start = self.counts.from[..rank].iter().sum::<u32>() as usize;
-        start..start + self.counts.from[rank] as usize
     }
 }

@@ -16,14 +16,21 @@ use crate::{
     group::{Group, Interrupted, Until, Wait},
     header::Header,
     numerics::quantise::{self, Scales},
-    placing::Place,
-    protocol::{Call, Mark, Step, Takes},
+    protocol::{Call, Step, Takes},
     record::Record,
     routing::Routing,
+    window::View,
 };
 
 /// A dispatch under way.
 pub struct Dispatch {
+    part: Part,
+    call: Call,
+    counts: Option<Counts>,
+}
+
+/// What this rank sends, and how a place is divided.
+struct Part {
     group: Arc<Group>,
     routing: Arc<Routing>,
     room: Room,
@@ -32,8 +39,6 @@ pub struct Dispatch {
     area: usize,
     tokens: Tokens,
     quantised: Quantised,
-    call: Call,
-    counts: Option<Counts>,
 }
 
 /// Rows that were quantised: payloads and scales.
@@ -44,7 +49,7 @@ struct Quantised {
 }
 
 // SAFETY: what its pointers lead to may be used by any thread, as `Dispatch::begin` demands.
-unsafe impl Send for Dispatch {}
+unsafe impl Send for Part {}
 
 impl Dispatch {
     /// Begins to send a rank's tokens. Where all fit at once ([`Room::Tokens`]) they have been sent when this returns.
@@ -91,41 +96,15 @@ impl Dispatch {
         let place = group.place(area * ranks)?;
         let rounds = group.rounds(|to| routing.to(to).len().div_ceil(slots.max(1)) as u16);
         let call = Call::new(place, Takes::EachAlone, &rounds);
-        let (group, counts) = (Arc::clone(group), None);
-        let quantised = Quantised::default();
-        let mut dispatch =
-            Self { group, routing, room, record, slots, area, tokens, quantised, call, counts };
         // SAFETY: as the caller has it.
-        unsafe { dispatch.quantise() };
+        let quantised = unsafe { quantised(&tokens, routing.tokens()) };
+        let group = Arc::clone(group);
+        let part = Part { group, routing, room, record, slots, area, tokens, quantised };
+        let mut dispatch = Self { part, call, counts: None };
         if matches!(room, Room::Tokens(_)) {
             dispatch.drive(Until::SentAll, is_interrupted, None)?;
         }
         Ok(dispatch)
-    }
-
-    /// # Safety
-    /// The tokens' memory may be read.
-    unsafe fn quantise(&mut self) {
-        let Payload::Quantised(hidden, how) = self.tokens.payload else { return };
-        let (tokens, words) = (self.routing.tokens(), how.words(hidden));
-        let mut quantised =
-            Quantised { payloads: vec![0; tokens * hidden], scales: vec![0; tokens * words] };
-        let rows = quantised
-            .payloads
-            .chunks_exact_mut(hidden)
-            .zip(quantised.scales.chunks_exact_mut(words));
-        for (token, (payload, scales)) in rows.enumerate() {
-            // SAFETY: the row of this token, of `hidden` bf16; read as bytes' worth of u16 wherever it is aligned, which
-            // `record_of` has checked.
-            let row = unsafe {
-                slice::from_raw_parts(
-                    self.tokens.rows.add(token * self.tokens.stride).cast::<u16>(),
-                    hidden,
-                )
-            };
-            quantise::row(row, how, payload, scales);
-        }
-        self.quantised = quantised;
     }
 
     /// How much arrives; waits until every rank has said so.
@@ -133,17 +112,62 @@ impl Dispatch {
     /// # Errors
     /// A peer is late, or makes another call.
     pub fn counts(&mut self, is_interrupted: &mut Interrupted<'_>) -> Result<&Counts> {
-        if self.counts.is_none() {
-            self.drive(Until::HeardAll, is_interrupted, None)?;
-            let counts =
-                self.heard().inspect_err(|_| self.group.window().set_fault(self.call.number()))?;
-            self.counts = Some(counts);
-        }
-        self.counts.as_ref().ok_or_else(|| Error::invalid("no counts"))
+        let counts = match self.counts.take() {
+            Some(counts) => counts,
+            None => {
+                self.drive(Until::HeardAll, is_interrupted, None)?;
+                let give_up = |_: &Error| self.part.group.window().set_fault(self.call.number());
+                self.part.heard(&self.call).inspect_err(give_up)?
+            }
+        };
+        Ok(self.counts.insert(counts))
     }
 
+    /// Takes out what arrives, and ends the call.
+    ///
+    /// # Errors
+    /// A peer is late.
+    ///
+    /// # Safety
+    /// `outputs` has memory for every row of `layout`, which only this call uses.
+    pub unsafe fn receive(
+        mut self,
+        outputs: Outputs,
+        layout: &Layout,
+        is_interrupted: &mut Interrupted<'_>,
+    ) -> Result<Handle> {
+        let counts = self.counts(is_interrupted)?.clone();
+        let mut sink = Sink::new(outputs, layout, &counts, self.part.routing.top_k())?;
+        self.drive(Until::Over, is_interrupted, Some((&mut sink, &counts)))?;
+        let Part { group, routing, room, .. } = self.part;
+        let Sink { table, masters, .. } = sink;
+        Ok(Handle { group, routing, room, counts, table, masters })
+    }
+
+    fn drive(
+        &mut self,
+        until: Until,
+        is_interrupted: &mut Interrupted<'_>,
+        mut sink: Option<(&mut Sink<'_>, &Counts)>,
+    ) -> Result<()> {
+        let Self { part, call, .. } = self;
+        let mut wait = Wait { phase: Phase::Dispatch, is_interrupted };
+        part.group.drive(call, until, &mut wait, |call, step| {
+            match (step, &mut sink) {
+                (Step::Send { to, mark }, _) => part.send(call, to, mark.round),
+                (Step::Take { from: Some(from), round }, Some((sink, counts))) => {
+                    part.take(call, from, round, counts, sink);
+                }
+                _ => {}
+            }
+            Ok(())
+        })
+    }
+}
+
+impl Part {
     /// Reads the headers, and compares them with what this rank would write.
-    fn heard(&self) -> Result<Counts> {
+    fn heard(&self, call: &Call) -> Result<Counts> {
         let (ranks, local) = (self.group.ranks(), self.routing.local_experts());
         let mut counts = Counts {
             from: vec![0; ranks],
@@ -152,19 +176,21 @@ impl Dispatch {
         };
         for from in (0..ranks).filter(|rank| !self.group.is_masked(*rank)) {
             let window = self.group.window();
-            let theirs = window.header(from, self.call.number());
+            let theirs = window.header(from, call.number());
             let [theirs, tokens] = self.header(0).told_by(self.group.rank(), from, theirs)?;
-            let most = tokens.min(MAX_TOKENS);
-            let slots = if matches!(self.room, Room::Tokens(_)) { self.slots as u64 } else { most };
-            if theirs > most.min(slots) {
-                let (phase, rank, what) =
-                    (Phase::Dispatch, self.group.rank(), "tokens for this rank");
-                let ours = most.min(slots);
+            let tokens = tokens.min(MAX_TOKENS as u64);
+            let ours = match self.room {
+                Room::Tokens(slots) => tokens.min(slots as u64),
+                Room::Bytes(_) => tokens,
+            };
+            if theirs > ours {
+                let (phase, rank) = (Phase::Dispatch, self.group.rank());
+                let what = "tokens for this rank";
                 return Err(Error::Disagree { phase, rank, peer: from, what, theirs, ours });
             }
             counts.from[from] = theirs as u32;
-            counts.tokens_of[from] = most as u32;
-            let area = window.own().pool(self.area_at(from), self.area);
+            counts.tokens_of[from] = tokens as u32;
+            let area = self.area(window.own(), call, from);
             // SAFETY: the area begins with counts, which the sender has written before its mark.
             let words = unsafe { slice::from_raw_parts(area.cast::<u32>(), local) };
             counts.per_expert[from * local..][..local].copy_from_slice(words);
@@ -185,70 +211,23 @@ impl Dispatch {
         Header { phase: Phase::Dispatch, agreed, told }
     }
 
-    /// Where a rank's area is in the pool.
-    fn area_at(&self, from: usize) -> usize {
-        self.call.place().offset + from * self.area
+    /// The area of a rank's data in a window.
+    fn area(&self, view: &View, call: &Call, from: usize) -> *mut u8 {
+        view.pool(call.place().offset + from * self.area, self.area)
     }
 
-    /// Takes out what arrives, and ends the call.
-    ///
-    /// # Errors
-    /// A peer is late.
-    ///
-    /// # Safety
-    /// `outputs` has memory for every row of `layout`, which only this call uses.
-    pub unsafe fn receive(
-        mut self,
-        outputs: Outputs,
-        layout: &Layout,
-        is_interrupted: &mut Interrupted<'_>,
-    ) -> Result<Handle> {
-        let counts = self.counts(is_interrupted)?.clone();
-        let mut sink = Sink::new(outputs, layout, &counts, self.routing.top_k())?;
-        self.drive(Until::Over, is_interrupted, Some(&mut sink))?;
-        let (group, routing) = (self.group, self.routing);
-        let Sink { table, masters, .. } = sink;
-        Ok(Handle { group, routing, room: self.room, counts, table, masters })
-    }
-
-    fn drive(
-        &mut self,
-        until: Until,
-        is_interrupted: &mut Interrupted<'_>,
-        mut sink: Option<&mut Sink<'_>>,
-    ) -> Result<()> {
-        let group = Arc::clone(&self.group);
-        let mut wait = Wait { phase: Phase::Dispatch, is_interrupted: &mut || is_interrupted() };
-        // The call is driven while what it sends is read from the rest.
-        let nothing = Call::new(
-            Place { call: 0, offset: 0, after: Default::default() },
-            Takes::EachAlone,
-            &[],
-        );
-        let mut call = std::mem::replace(&mut self.call, nothing);
-        let offset = call.place().offset;
-        let driven = group.drive(&mut call, until, &mut wait, |_, step| {
-            match (step, &mut sink) {
-                (Step::Send { to, mark }, _) => self.send(offset, to, mark),
-                (Step::Take { from: Some(from), round }, Some(sink)) => {
-                    self.take(offset, from, round, sink)
-                }
-                _ => {}
-            }
-            Ok(())
-        });
-        self.call = call;
-        driven
+    /// Where an area's record is, from the area's start.
+    fn record_at(&self, slot: usize) -> usize {
+        Record::first_at(self.routing.local_experts()) + slot * self.record.stride()
     }
 
     /// Writes a round to a rank's place.
-    fn send(&self, offset: usize, to: usize, mark: Mark) {
-        let (window, round) = (self.group.window(), mark.round);
+    fn send(&self, call: &Call, to: usize, round: u16) {
+        let window = self.group.window();
         let Some(view) = window.of(to) else { return };
-        let area = view.pool(offset + self.group.rank() * self.area, self.area);
-        let local = self.routing.local_experts();
+        let area = self.area(view, call, self.group.rank());
         if round == 0 {
-            window.set_header(to, mark.call, self.header(to).to_words());
+            window.set_header(to, call.number(), self.header(to).to_words());
             let counts = self.routing.per_expert_of(to);
             // SAFETY: an area begins with counts, and is ours to write until the mark.
             unsafe { area.cast::<u32>().copy_from_nonoverlapping(counts.as_ptr(), counts.len()) };
@@ -257,12 +236,7 @@ impl Dispatch {
             self.routing.to(to).iter().skip(usize::from(round) * self.slots).take(self.slots);
         for (slot, token) in tokens.enumerate() {
             // SAFETY: an area has `slots` records behind its first; they are ours to write until the mark.
-            unsafe {
-                self.write(
-                    area.add(Record::first_at(local) + slot * self.record.stride()),
-                    *token as usize,
-                )
-            };
+            unsafe { self.write(area.add(self.record_at(slot)), *token as usize) };
         }
     }
 
@@ -313,25 +287,41 @@ impl Dispatch {
     }
 
     /// Takes a rank's round out.
-    fn take(&self, offset: usize, from: usize, round: u16, sink: &mut Sink<'_>) {
-        let view = self.group.window().own();
-        let area = view.pool(offset + from * self.area, self.area);
-        let local = self.routing.local_experts();
+    fn take(&self, call: &Call, from: usize, round: u16, counts: &Counts, sink: &mut Sink<'_>) {
+        let area = self.area(self.group.window().own(), call, from);
         let before = usize::from(round) * self.slots;
-        let Some(counts) = &self.counts else { return };
-        let first = counts.from[..from].iter().sum::<u32>() as usize + before;
-        let count = counts.from[from] as usize;
-        for slot in 0..count.saturating_sub(before).min(self.slots) {
+        let rows = counts.rows_from(from);
+        for slot in 0..rows.len().saturating_sub(before).min(self.slots) {
             // SAFETY: an area has `slots` records, which the sender has written before its mark.
-            let record = unsafe { area.add(Record::first_at(local) + slot * self.record.stride()) };
-            // SAFETY: as above.
-            unsafe { sink.put(self, from, first + slot, record) };
+            unsafe {
+                sink.put(self, from, rows.start + before + slot, area.add(self.record_at(slot)))
+            };
         }
     }
 }
 
 /// More tokens than any rank has: a header that says more is none.
-const MAX_TOKENS: u64 = 1 << 28;
+const MAX_TOKENS: usize = 1 << 28;
+
+/// What is quantised of a rank's tokens.
+///
+/// # Safety
+/// There are so many tokens, and they may be read.
+unsafe fn quantised(tokens: &Tokens, count: usize) -> Quantised {
+    let Payload::Quantised(hidden, how) = tokens.payload else { return Quantised::default() };
+    let words = how.words(hidden);
+    let mut payloads = vec![0; count * hidden];
+    let mut scales = vec![0; count * words];
+    let rows = payloads.chunks_exact_mut(hidden).zip(scales.chunks_exact_mut(words));
+    for (token, (payload, scales)) in rows.enumerate() {
+        // SAFETY: the row of this token, of `hidden` bf16; `record_of` has seen that it is aligned.
+        let row = unsafe {
+            slice::from_raw_parts(tokens.rows.add(token * tokens.stride).cast::<u16>(), hidden)
+        };
+        quantise::row(row, how, payload, scales);
+    }
+    Quantised { payloads, scales }
+}
 
 fn record_of(tokens: &Tokens, routing: &Routing) -> Result<Record> {
     let top_k = routing.top_k();

@@ -1,6 +1,6 @@
 //! Puts tokens that arrive where they belong.
 
-use super::{Counts, Dispatch, Layout, Outputs};
+use super::{Counts, Layout, Outputs, Part};
 use crate::{
     error::{Error, Result},
     record::Record,
@@ -56,15 +56,9 @@ impl<'a> Sink<'a> {
     ///
     /// # Safety
     /// `record` is all there.
-    pub(super) unsafe fn put(
-        &mut self,
-        dispatch: &Dispatch,
-        from: usize,
-        at: usize,
-        record: *const u8,
-    ) {
-        let layout = &dispatch.record;
-        let (top_k, local) = (layout.top_k, dispatch.routing.local_experts());
+    pub(super) unsafe fn put(&mut self, part: &Part, from: usize, at: usize, record: *const u8) {
+        let (layout, routing, me) = (&part.record, &part.routing, part.group.rank());
+        let (top_k, local) = (layout.top_k, routing.local_experts());
         let mut choices = [0; MAX_TOP_K];
         let mut weights = [0.0; MAX_TOP_K];
         // SAFETY: a record is all there, and its numbers are aligned, as its parts are.
@@ -79,14 +73,13 @@ impl<'a> Sink<'a> {
                 .copy_to_nonoverlapping(weights.as_mut_ptr(), top_k);
             record.add(layout.token_at()).cast::<u32>().read()
         };
-        let first = dispatch.group.rank() * local;
-        let local_of =
-            |choice: i32| usize::try_from(choice).ok()?.checked_sub(first).filter(|e| *e < local);
+        let local_of = |choice| {
+            routing.owner(choice).filter(|(rank, _)| *rank == me).map(|(_, expert)| expert)
+        };
         let width = 2 + top_k;
         let table = &mut self.table[at * width..][..width];
         (table[0], table[1]) = (token as i32, from as i32);
-        let own = choices[..top_k].iter().rposition(|choice| local_of(*choice).is_some());
-        self.masters[at] = own.unwrap_or(0) as u8;
+        self.masters[at] = routing.last_choice(me, &choices[..top_k]).unwrap_or(0) as u8;
         match self.layout {
             Layout::Rows => {
                 // SAFETY: as the caller has it.
