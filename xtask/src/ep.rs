@@ -1,10 +1,13 @@
 //! The tests of expert parallelism: several processes, with torch, in an environment of their own.
 
-use std::{fs, path::PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Result;
 
-use crate::{done::Done, prefetch, python, tree};
+use crate::{
+    done::Done,
+    python::{self, Wanted},
+};
 
 /// What they need: the torch that users have, which comes with CUDA's libraries.
 const TORCH: &str = "torch==2.11.0";
@@ -30,24 +33,9 @@ pub(crate) fn fetch() -> Result<()> {
     environment().map(drop)
 }
 
-/// Their environment, made unless it is there; or why torch cannot be had.
+/// The Python of their environment, made unless it is there; or why torch cannot be had.
 fn environment() -> Result<Result<PathBuf, String>> {
-    prefetch::wait();
-    let folder = tree::scratch().join("ep");
-    let requirements = fs::read_to_string(tree::root().join("tests/requirements.txt"))?;
-    let wanted = format!("{TORCH}\n{requirements}");
-    let stamp = folder.join("requirements.txt");
-    let python = folder.join("bin/python");
-    if fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
-        return Ok(Ok(python));
-    }
-    let python = python::make_environment(&folder, true)?;
-    println!("{TORCH} into {}", folder.display());
-    let wanted_file = ["--requirement", "tests/requirements.txt"];
-    let (well, said) = python::pip(&python).args([TORCH]).args(wanted_file).ask()?;
-    if !well {
-        return Ok(Err(said.lines().last().unwrap_or("pip failed").to_owned()));
-    }
-    fs::write(stamp, wanted)?;
-    Ok(Ok(python))
+    let wanted = Wanted { whole: &[TORCH], tests: true, ..Wanted::default() };
+    let folder = python::environment_of("ep", &wanted)?;
+    Ok(folder.map(|folder| folder.join("bin/python")))
 }

@@ -51,7 +51,10 @@ pub(crate) fn fetch() -> Result<()> {
 
 /// The folder with the library, made unless it is there; or why it cannot be had.
 fn environment() -> Result<Result<PathBuf, String>> {
-    let folder = python::environment_of("libfabric", &[PACKAGE])?;
+    let folder = python::environment_of(
+        "libfabric",
+        &python::Wanted { alone: &[PACKAGE], ..Default::default() },
+    )?;
     Ok(folder.and_then(|folder| match folder.join(LIBRARY).exists() {
         true => Ok(folder),
         false => Err(format!("it has no {LIBRARY}")),

@@ -153,7 +153,7 @@ pub(crate) fn fetch() -> Result<()> {
 fn environment() -> Result<PathBuf> {
     prefetch::wait();
     let folder = tree::root().join(".venv");
-    let wanted = fs::read_to_string(tree::root().join("tests/requirements.txt"))?;
+    let wanted = fs::read_to_string(tree::root().join(TEST_REQUIREMENTS))?;
     let stamp = folder.join("requirements.txt");
     let python = folder.join("bin/python");
     let works = Program::new(&python).args(["-m", "pip", "--version"]).works();
@@ -163,28 +163,51 @@ fn environment() -> Result<PathBuf> {
     if !works {
         make_environment(&folder, false)?;
     }
-    pip(&python).args(["--requirement", "tests/requirements.txt"]).run()?;
+    pip(&python).args(["--requirement", TEST_REQUIREMENTS]).run()?;
     fs::write(stamp, wanted)?;
     Ok(python)
 }
 
-/// An environment with these packages of PyPI, without what they depend on, made unless it is there: its folder; or why
-/// it cannot be had.
-pub(crate) fn environment_of(name: &str, packages: &[&str]) -> Result<Result<PathBuf, String>> {
+/// What an environment has of PyPI.
+#[derive(Default)]
+pub(crate) struct Wanted<'a> {
+    /// Packages without what they depend on.
+    pub(crate) alone: &'a [&'a str],
+    /// Packages with what they depend on.
+    pub(crate) whole: &'a [&'a str],
+    /// Whether it has what the tests in Python need, too.
+    pub(crate) tests: bool,
+}
+
+const TEST_REQUIREMENTS: &str = "tests/requirements.txt";
+
+/// An environment with packages of PyPI, made unless it is there: its folder; or why it cannot be had.
+pub(crate) fn environment_of(name: &str, wanted: &Wanted<'_>) -> Result<Result<PathBuf, String>> {
     prefetch::wait();
+    let Wanted { alone, whole, tests } = wanted;
     let folder = tree::scratch().join(name);
     let stamp = folder.join("requirements.txt");
-    let wanted = packages.join("\n");
-    if fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
+    let mut text = [*alone, *whole].concat().join("\n");
+    if *tests {
+        text = format!("{text}\n{}", fs::read_to_string(tree::root().join(TEST_REQUIREMENTS))?);
+    }
+    if fs::read_to_string(&stamp).is_ok_and(|installed| installed == text) {
         return Ok(Ok(folder));
     }
     let python = make_environment(&folder, true)?;
-    println!("{} into {}", packages.join(", "), folder.display());
-    let (well, said) = pip(&python).args(["--no-deps"]).args(packages).ask()?;
-    if !well {
-        return Ok(Err(said.lines().last().unwrap_or("pip failed").to_owned()));
+    println!("{} into {}", [*alone, *whole].concat().join(", "), folder.display());
+    let requirements: &[&str] = if *tests { &["--requirement", TEST_REQUIREMENTS] } else { &[] };
+    let rest = [*whole, requirements].concat();
+    for (options, packages) in [(&["--no-deps"][..], *alone), (&[], &rest)] {
+        if packages.is_empty() {
+            continue;
+        }
+        let (well, said) = pip(&python).args(options).args(packages).ask()?;
+        if !well {
+            return Ok(Err(said.lines().last().unwrap_or("pip failed").to_owned()));
+        }
     }
-    fs::write(stamp, wanted)?;
+    fs::write(stamp, text)?;
     Ok(Ok(folder))
 }
 

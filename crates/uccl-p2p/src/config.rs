@@ -45,7 +45,8 @@ impl Transport {
     }
 
     /// Whether a connection must have rails.
-    pub(crate) fn needs_rails(self) -> bool {
+    #[must_use]
+    pub fn needs_rails(self) -> bool {
         matches!(self, Self::Verbs | Self::Libfabric | Self::Cxi | Self::Efa)
     }
 }

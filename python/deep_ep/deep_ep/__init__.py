@@ -3,33 +3,8 @@
 A distribution of its own, so that nobody gets this name who has not asked for it.
 """
 
-from uccl.ep import (
-    Buffer,
-    Config,
-    ElasticBuffer,
-    EPHandle,
-    EventHandle,
-    EventOverlap,
-    destroy_uccl,
-    get_logical_domain_size,
-    get_physical_domain_size,
-    initialize_uccl,
-    topk_idx_t,
-)
+from uccl.ep import *  # noqa: F403
+from uccl.ep import __all__ as __all__
 
 #: The version of DeepEP whose interface this is.
 __version__ = "2.1.0"
-
-__all__ = [
-    "Buffer",
-    "Config",
-    "EPHandle",
-    "ElasticBuffer",
-    "EventHandle",
-    "EventOverlap",
-    "destroy_uccl",
-    "get_logical_domain_size",
-    "get_physical_domain_size",
-    "initialize_uccl",
-    "topk_idx_t",
-]

@@ -20,14 +20,12 @@ from uccl.ep._group import (
     scales_in,
     weights_address,
 )
+from uccl.ep._joined import LOCAL_EXPERTS, MAX_TOP_K, Joined
 from uccl.ep._memory import Memory
 
 GROUP = 128
-MAX_TOP_K = 32
 #: Tokens of each rank that normal mode's hint has room for at once; more go in rounds.
 TOKENS_AT_ONCE = 512
-#: The experts of a rank that hints have room for.
-LOCAL_EXPERTS = 256
 
 
 class Config:
@@ -76,7 +74,7 @@ class LowLatencyHandle(tuple):
     owner: Any
 
 
-class Buffer:
+class Buffer(Joined):
     """Memory of a group of ranks, and the calls that move tokens through it.
 
     Making one is collective; dropping one is not. ``num_nvl_bytes`` and ``num_rdma_bytes`` together are what calls
@@ -104,25 +102,12 @@ class Buffer:
         **unknown: Any,
     ) -> None:
         refuse_unknown("Buffer", unknown)
-        self._ranks = Ranks(group, comm)
-        self.group = group
-        self.rank, self.group_size = self._ranks.rank, self._ranks.size
+        ranks = Ranks(group, comm)
+        super().__init__(ranks, num_nvl_bytes + num_rdma_bytes, timeout, enable_shrink)
+        self.rank, self.group_size = ranks.rank, ranks.size
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.low_latency_mode = low_latency_mode
         self.explicitly_destroy = explicitly_destroy
-        self._memory = Memory()
-        self._native = self._ranks.join(num_nvl_bytes + num_rdma_bytes, timeout, enable_shrink)
-
-    @property
-    def runtime(self) -> Any:
-        """The engine's end of the group."""
-        if self._native is None:
-            raise RuntimeError("the buffer has been destroyed")
-        return self._native
-
-    def destroy(self) -> None:
-        """Lets go of the buffer's memory. Local: it says nothing to other ranks."""
-        self._native = None
 
     @classmethod
     def set_num_sms(cls, num_sms: int) -> None:
@@ -163,9 +148,6 @@ class Buffer:
         """A configuration; all are the same here."""
         return Config(Buffer.num_sms)
 
-    def get_comm_stream(self) -> None:
-        """None: the CPU has no streams."""
-
     def get_local_buffer_tensor(
         self,
         dtype: torch.dtype,
@@ -192,7 +174,7 @@ class Buffer:
         """Counts tokens: by rank ``[R]`` i32, by node (None in one), by expert ``[E]`` i32, and ``[n, R]`` bool."""
         wait_for(previous_event)
         routing = routing_of(topk_idx, num_experts, self.group_size)
-        goes = torch.tensor(routing.goes(), dtype=torch.bool).view(-1, self.group_size)
+        goes = where_to(routing, self.group_size)
         per_rank = torch.tensor(routing.per_rank(), dtype=torch.int32)
         per_expert = torch.tensor(routing.per_expert(), dtype=torch.int32)
         return per_rank, None, per_expert, goes, done(async_finish, topk_idx)
@@ -277,7 +259,7 @@ class Buffer:
         if handle is not None:
             return recv_x, None, None, None, None, event
         per_expert = [] if num_worst_tokens else [align(count, expert_alignment) for count in per_expert]
-        return recv_x, idx, weights, per_expert, self._normal_handle(got), event
+        return recv_x, idx, weights, per_expert, self._normal_handle(got, is_token_in_rank), event
 
     def _room(self) -> int:
         """Bytes of a call of normal mode: two are under way at a time."""
@@ -291,14 +273,14 @@ class Buffer:
             goes=address(goes), tokens=tokens, per_expert=per_expert.tolist(), ranks=self.group_size
         )
 
-    def _normal_handle(self, native: Any) -> NormalHandle:
-        routing, ranks = native.routing, self.group_size
+    def _normal_handle(self, native: Any, goes: torch.Tensor | None) -> NormalHandle:
+        routing, ranks, counts = native.routing, self.group_size, native.counts()
         prefix = torch.zeros((ranks, ranks), dtype=torch.int32)
-        prefix[:, self.rank] = torch.tensor(native.counts(), dtype=torch.int32).cumsum(0)
-        table = torch.tensor(native.table(), dtype=torch.int32).view(-1, 2 + routing.top_k)
-        goes = torch.tensor(routing.goes(), dtype=torch.bool).view(-1, ranks)
+        prefix[:, self.rank] = torch.tensor(counts, dtype=torch.int32).cumsum(0)
+        tokens = source_metadata(native, sum(counts), 0, routing.top_k)[:, 0].contiguous()
+        goes = where_to(routing, ranks) if goes is None else goes
         channels = prefix.new_empty((ranks, 0))
-        handle = NormalHandle((prefix, channels, channels, table[:, 0].contiguous(), goes, goes.int() - 1))
+        handle = NormalHandle((prefix, channels, channels, tokens, goes, goes.int() - 1))
         handle.native, handle.num_tokens = native, routing.tokens
         return handle
 
@@ -520,6 +502,20 @@ class Buffer:
         """Lets all ranks take part again."""
         for rank in range(self.group_size):
             self.runtime.mask(rank, False)
+
+
+def where_to(routing: Any, ranks: int) -> torch.Tensor:
+    """``[n, R]`` bool: which tokens go to which rank."""
+    return torch.tensor(routing.goes(), dtype=torch.bool).view(-1, ranks)
+
+
+def source_metadata(native: Any, arrived: int, most: int, top_k: int) -> torch.Tensor:
+    """``[m, K + 2]`` i32 for the tokens that arrived: ``rank * most + token``, ``rank * K + the last choice of its``,
+    and, by choice, the row that it has by experts, or -1."""
+    table = torch.empty((arrived, 2 + top_k), dtype=torch.int32)
+    if arrived:
+        native.fill_source_metadata(table.data_ptr(), most)
+    return table
 
 
 def combined_tensors(

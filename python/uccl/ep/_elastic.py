@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from uccl import _core
-from uccl.ep._buffer import biases, combined_tensors
+from uccl.ep._buffer import biases, combined_tensors, source_metadata
 from uccl.ep._events import EventHandle, EventOverlap, done, wait_for
 from uccl.ep._group import (
     Ranks,
@@ -22,10 +22,8 @@ from uccl.ep._group import (
     scales_in,
     weights_address,
 )
-from uccl.ep._memory import Memory
+from uccl.ep._joined import LOCAL_EXPERTS, MAX_TOP_K, Joined
 
-MAX_TOP_K = 32
-LOCAL_EXPERTS = 256
 UNIT = 2 << 20
 #: GB/s of a GPU's links to its peers, where nobody says: an H200's.
 NVLINK_GBS = 430.0
@@ -59,7 +57,7 @@ class EPHandle:
     owner: Any = field(repr=False)
 
 
-class ElasticBuffer:
+class ElasticBuffer(Joined):
     """Memory of a group of ranks, and the calls that move tokens through it.
 
     Making one is collective; dropping one is not. ``num_bytes``, or what the four sizes after it need, is what calls
@@ -87,7 +85,7 @@ class ElasticBuffer:
         **unknown: Any,
     ) -> None:
         refuse_unknown("ElasticBuffer", {**unknown, "num_cpu_bytes": num_cpu_bytes or None})
-        self._ranks = Ranks(group)
+        ranks = Ranks(group)
         if num_bytes is None:
             if not num_max_tokens_per_rank or not hidden:
                 raise ValueError("give num_bytes, or num_max_tokens_per_rank, hidden and num_topk")
@@ -100,8 +98,8 @@ class ElasticBuffer:
                 allow_hybrid_mode,
                 allow_multiple_reduction,
             )
-        self.group = group
-        self.rank_idx, self.num_ranks = self._ranks.rank, self._ranks.size
+        super().__init__(ranks, num_bytes, num_cpu_timeout_secs, masks_late=False)
+        self.rank_idx, self.num_ranks = ranks.rank, ranks.size
         self.num_bytes = num_bytes
         self.num_max_tokens_per_rank = num_max_tokens_per_rank
         self.num_allocated_qps = num_allocated_qps
@@ -114,19 +112,6 @@ class ElasticBuffer:
         self.num_scaleout_ranks, self.num_scaleup_ranks = self.get_logical_domain_size()
         self.scaleout_rank_idx, self.scaleup_rank_idx = 0, self.rank_idx
         self.num_rdma_ranks, self.num_nvlink_ranks = self.get_physical_domain_size()
-        self._memory = Memory()
-        self._native = self._ranks.join(num_bytes, num_cpu_timeout_secs, masks_late=False)
-
-    @property
-    def runtime(self) -> Any:
-        """The engine's end of the group."""
-        if self._native is None:
-            raise RuntimeError("the buffer has been destroyed")
-        return self._native
-
-    def destroy(self) -> None:
-        """Lets go of the buffer's memory. Local: it says nothing to other ranks."""
-        self._native = None
 
     @staticmethod
     def get_buffer_size_hint(
@@ -157,9 +142,6 @@ class ElasticBuffer:
     def capture() -> EventHandle:
         """The work of the current stream up to now."""
         return EventHandle()
-
-    def get_comm_stream(self) -> None:
-        """None: the CPU has no streams."""
 
     def get_physical_domain_size(self) -> tuple[int, int]:
         """Nodes, and ranks of each."""
@@ -408,14 +390,6 @@ EXPERIMENTAL = frozenset(
         "all_gather",
     }
 )
-
-
-def source_metadata(native: Any, arrived: int, most: int, top_k: int) -> torch.Tensor:
-    """``[m, K + 2]``; see :class:`EPHandle`."""
-    table = torch.empty((arrived, 2 + top_k), dtype=torch.int32)
-    if arrived:
-        native.fill_source_metadata(table.data_ptr(), most)
-    return table
 
 
 def get_physical_domain_size(group: Any) -> tuple[int, int]:

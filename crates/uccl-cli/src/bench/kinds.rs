@@ -86,7 +86,7 @@ impl TransportKind {
 
     /// Whether it is a device's, which the settings may keep to one interface.
     pub(crate) fn needs_devices(self) -> bool {
-        matches!(self, Self::Verbs | Self::Libfabric | Self::Cxi | Self::Efa)
+        self.setting().is_some_and(Transport::needs_rails)
     }
 }
 

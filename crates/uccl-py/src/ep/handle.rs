@@ -67,11 +67,6 @@ impl PyHandle {
         });
     }
 
-    /// For each token that arrived: its number, its rank, and, by choice, the row that it has by experts, or -1.
-    fn table(&self) -> Vec<i32> {
-        self.handle.table.clone()
-    }
-
     /// By rank, how many tokens came from it.
     fn counts(&self) -> Vec<u32> {
         self.handle.counts.from.clone()

@@ -1,5 +1,5 @@
 """Names that callers look for here."""
 
-from uccl.ep import EventHandle, EventOverlap
+from deep_ep.utils import EventHandle, EventOverlap
 
 __all__ = ["EventHandle", "EventOverlap"]

@@ -1,0 +1,36 @@
+"""What both buffers are: one rank's end of a group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uccl.ep._group import Ranks
+from uccl.ep._memory import Memory
+
+MAX_TOP_K = 32
+#: The experts of a rank that size hints have room for.
+LOCAL_EXPERTS = 256
+
+
+class Joined:
+    """One rank's end of a group, and the memory that its calls return tensors in."""
+
+    def __init__(self, ranks: Ranks, pool: int, timeout: float | None, masks_late: bool) -> None:
+        self._ranks = ranks
+        self.group = ranks.group
+        self._memory = Memory()
+        self._native = ranks.join(pool, timeout, masks_late)
+
+    @property
+    def runtime(self) -> Any:
+        """The engine's end of the group."""
+        if self._native is None:
+            raise RuntimeError("the buffer has been destroyed")
+        return self._native
+
+    def destroy(self) -> None:
+        """Lets go of the buffer's memory. Local: it says nothing to other ranks."""
+        self._native = None
+
+    def get_comm_stream(self) -> None:
+        """None: the CPU has no streams."""
