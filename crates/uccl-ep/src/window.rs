@@ -104,8 +104,9 @@ pub(crate) struct Window {
 
 impl Window {
     pub(crate) fn new(me: usize, ranks: usize, pool: usize) -> Result<Self> {
-        let pool = pool.next_multiple_of(PAGE);
-        let len = control_len(ranks) + pool;
+        let len = pool.checked_next_multiple_of(PAGE);
+        let len = len.and_then(|pool| pool.checked_add(control_len(ranks)));
+        let len = len.ok_or_else(|| Error::invalid(format!("a pool of {pool} bytes")))?;
         let what = || format!("making a window of {len} bytes");
         let os = |source| Error::Os { what: what(), source };
         let segment = Segment::create("uccl-ep", len).map_err(os)?;

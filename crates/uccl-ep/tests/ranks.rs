@@ -286,5 +286,8 @@ fn what_has_no_room_is_refused_with_the_sizes() {
         assert!(text.contains("bytes of the buffer, which has 4096"), "{text}");
         let text = dispatched(&group, &own, Room::Tokens(0), None).err().unwrap().to_string();
         assert!(text.contains("room for 0 of each rank"), "{text}");
+        // Bytes for so many would wrap around to few.
+        let text = dispatched(&group, &own, Room::Tokens(1 << 59), None).err().unwrap().to_string();
+        assert!(text.contains("576460752303423488"), "{text}");
     });
 }

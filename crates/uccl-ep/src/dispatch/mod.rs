@@ -77,6 +77,10 @@ impl Dispatch {
         }
         let local = routing.local_experts();
         let slots = match room {
+            Room::Tokens(slots) if slots > MAX_TOKENS => {
+                let why = format!("room for {MAX_TOKENS} tokens of each rank at most, not {slots}");
+                return Err(Error::invalid(why));
+            }
             Room::Tokens(slots) => slots,
             Room::Bytes(len) => record.slots_in(local, (len / ranks) & !63),
         };
@@ -300,7 +304,7 @@ impl Part {
     }
 }
 
-/// More tokens than any rank has: a header that says more is none.
+/// More tokens than any rank has. Bytes for as many do not overflow.
 const MAX_TOKENS: usize = 1 << 28;
 
 /// What is quantised of a rank's tokens.
