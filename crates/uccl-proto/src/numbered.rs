@@ -25,8 +25,9 @@ impl<T> Numbered<T> {
         self.entries.push_back(Some(entry));
     }
 
-    pub(crate) fn contains(&self, number: u64) -> bool {
-        self.at(number).is_some_and(|at| self.entries.get(at).is_some_and(Option::is_some))
+    pub(crate) fn get_mut(&mut self, number: u64) -> Option<&mut T> {
+        let at = self.at(number)?;
+        self.entries.get_mut(at)?.as_mut()
     }
 
     pub(crate) fn remove(&mut self, number: u64) -> Option<T> {
@@ -73,7 +74,8 @@ mod tests {
         }
         assert_eq!(numbered.next(), 4);
         assert_eq!(numbered.remove(2), Some("two"));
-        assert!(!numbered.contains(2) && numbered.contains(3));
+        assert_eq!(numbered.get_mut(2), None);
+        assert_eq!(numbered.get_mut(3), Some(&mut "three"));
         assert_eq!(numbered.remove(2), None);
         let left: Vec<_> = numbered.iter_mut().map(|(number, name)| (number, *name)).collect();
         assert_eq!(left, [(1, "one"), (3, "three")]);

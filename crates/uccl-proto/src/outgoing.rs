@@ -25,6 +25,14 @@ struct Sent<T> {
     handle: T,
     eager: usize,
     pieces: usize,
+    /// We have told the peer that we want it back.
+    is_withdrawn: bool,
+}
+
+impl<T> Sent<T> {
+    fn new(handle: T, eager: usize, pieces: usize) -> Self {
+        Self { handle, eager, pieces, is_withdrawn: false }
+    }
 }
 
 /// Sends and notifications that the peer has not answered.
@@ -65,7 +73,7 @@ impl<H: Handles> Outgoing<H> {
         out: &mut Vec<u8>,
     ) -> u64 {
         let eager = lens.clone().map(|len| len as usize).sum();
-        let sent = Sent { handle, eager, pieces: lens.len() };
+        let sent = Sent::new(handle, eager, lens.len());
         message::eager_head(self.sends.next(), lens, out);
         self.push_send(sent)
     }
@@ -77,7 +85,7 @@ impl<H: Handles> Outgoing<H> {
         handle: H::Send,
         out: &mut Vec<u8>,
     ) -> u64 {
-        let sent = Sent { handle, eager: 0, pieces: sources.len() };
+        let sent = Sent::new(handle, 0, sources.len());
         message::rts(self.sends.next(), sources, out);
         self.push_send(sent)
     }
@@ -107,7 +115,7 @@ impl<H: Handles> Outgoing<H> {
         let id = self.notifs.next();
         message::notif_head(id, out);
         self.eager += len;
-        self.notifs.push(Sent { handle, eager: len, pieces: 0 });
+        self.notifs.push(Sent::new(handle, len, 0));
         id
     }
 
@@ -115,17 +123,19 @@ impl<H: Handles> Outgoing<H> {
     pub fn rendezvous_notif(&mut self, source: Source, handle: H::Notif, out: &mut Vec<u8>) -> u64 {
         let id = self.notifs.next();
         message::notif_rts(id, source, out);
-        self.notifs.push(Sent { handle, eager: 0, pieces: 0 });
+        self.notifs.push(Sent::new(handle, 0, 0));
         id
     }
 
-    /// Encodes that we want a send back. The peer still answers it. False if it has answered already.
+    /// Encodes that we want a send back. The peer still answers it. False, and nothing, if we have said so, if the peer
+    /// has answered already, or if no send has this number.
     pub fn cancel_send(&mut self, seq: u64, out: &mut Vec<u8>) -> bool {
-        let is_open = self.sends.contains(seq);
-        if is_open {
-            message::send_cancel(seq, out);
+        let Some(sent) = self.sends.get_mut(seq) else { return false };
+        if std::mem::replace(&mut sent.is_withdrawn, true) {
+            return false;
         }
-        is_open
+        message::send_cancel(seq, out);
+        true
     }
 
     /// Notes the peer's answer to a send.

@@ -51,24 +51,28 @@ impl Connection {
         let Some(_beginning) = self.deferred.beginning.try_lock() else { return false };
         let due = self.deferred.take_due();
         let any = !due.is_empty();
-        for Due { first: Waiting { transfer, start, .. }, hold, failed } in due {
-            let order = start.order();
-            let begun = match failed {
-                Some(e) => {
-                    let reason = format!("the stream that it waited for failed: {e}");
-                    Err(Error::Gpu { peer: Arc::clone(&self.peer.name), reason })
-                }
-                None => self.begin_now(&transfer, start),
-            };
-            if let Err(e) = begun {
-                transfer.note_error(e.clone());
-                transfer.publish(Err(e));
-            }
-            transfer.op_ended();
-            drop(hold);
-            self.deferred.ended(order);
-        }
+        due.into_iter().for_each(|due| self.begin_one(due));
         any
+    }
+
+    /// Begins a transfer that may begin. Somebody may be ending it already, but has not found it where it waited.
+    pub(super) fn begin_one(self: &Arc<Self>, due: Due<Self>) {
+        let Due { first: Waiting { transfer, start, .. }, hold, failed } = due;
+        let order = start.order();
+        let begun = match failed {
+            Some(e) => {
+                let reason = format!("the stream that it waited for failed: {e}");
+                Err(Error::Gpu { peer: Arc::clone(&self.peer.name), reason })
+            }
+            None => self.begin_now(&transfer, start),
+        };
+        if let Err(e) = begun {
+            transfer.note_error(e.clone());
+            transfer.publish(Err(e));
+        }
+        transfer.op_ended();
+        drop(hold);
+        self.deferred.ended(order);
     }
 
     /// Ends a transfer that has not begun; false if it has begun.

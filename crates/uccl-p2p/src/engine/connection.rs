@@ -329,7 +329,7 @@ impl Connection {
             body.fenced_at.get_or_insert_with(Instant::now);
             (why, body.ops.clone())
         };
-        let first = !transfer.fencing.swap(true, AcqRel);
+        transfer.fencing.store(true, Release);
         for (lane, op) in ops {
             let lane = usize::from(lane);
             // The operations of a lost lane end with the lane.
@@ -346,8 +346,8 @@ impl Connection {
         match transfer.kind {
             _ if transfer.notifying.load(Relaxed) => self.withdraw_notif(transfer),
             Kind::Recv => self.withdraw_recv(transfer),
-            Kind::Send if first => self.withdraw_send(transfer),
-            Kind::Notif if first => self.withdraw_notif(transfer),
+            Kind::Send => self.withdraw_send(transfer),
+            Kind::Notif => self.withdraw_notif(transfer),
             _ => {}
         }
     }

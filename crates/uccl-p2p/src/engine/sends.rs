@@ -151,7 +151,8 @@ impl Connection {
         sent.transfer.op_ended();
     }
 
-    /// Asks the peer to give up a send. Its answer ends the transfer.
+    /// Asks the peer to give up a send, unless it has been asked, or the send has not begun. Its answer ends the
+    /// transfer.
     pub(crate) fn withdraw_send(&self, transfer: &Transfer) {
         self.tell(|session, out| session.outgoing.cancel_send(transfer.seq.load(Relaxed), out));
     }
@@ -177,12 +178,16 @@ unsafe fn bytes_of<'a>(span: Span) -> &'a [u8] {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use uccl_device::cuda::GpuError;
     use uccl_proto::limits::{EAGER_MAX, EAGER_WINDOW, MAX_PIECES};
     use uccl_wire::message::MAX_IOVS;
 
     use super::*;
     use crate::{
         Config, ConnId, Endpoint, Iov, Op, Request, Status, TransferId, Transport, Uninterrupted,
+        engine::deferred::{Due, Mark},
     };
 
     struct Joined {
@@ -265,6 +270,41 @@ mod tests {
         assert_eq!(table.len(), 1, "it was called off");
         [&pair.a, &pair.b].iter().for_each(|ep| ep.close().expect("closed"));
         assert!(from == to);
+    }
+
+    /// A stream that has come so far.
+    struct Reached(AtomicBool);
+
+    impl Mark for Arc<Reached> {
+        fn is_reached(&self) -> std::result::Result<bool, GpuError> {
+            Ok(self.0.load(Relaxed))
+        }
+    }
+
+    /// Who begins it has taken it from those that wait when the caller cancels it: the first look at it finds nothing
+    /// to withdraw.
+    #[test]
+    fn a_send_that_begins_while_it_is_cancelled_ends() {
+        let pair = joined();
+        let mut from = vec![7; 100];
+        let iovs = [register(&pair.a, &mut from)];
+        let conn = pair.a.core().conn(pair.to_b).expect("a connection");
+        let nobody_else = conn.deferred.beginning.lock();
+        let reached = Arc::new(Reached(AtomicBool::new(false)));
+        let request = Request::new(pair.to_b, Op::Send, &iovs, &[]);
+        let mark: Box<dyn Mark> = Box::new(Arc::clone(&reached));
+        let send = pair.a.post_behind(&request, Some(mark)).expect("posted");
+        reached.0.store(true, Relaxed);
+        let due = conn.deferred.take_due();
+        let [Due { first, .. }] = &due[..] else { panic!("{} may begin", due.len()) };
+        conn.fence(&first.transfer, Fence::Cancel);
+        due.into_iter().for_each(|due| conn.begin_one(due));
+        drop(nobody_else);
+        let ended = pair.a.cancel(send).expect("known");
+        assert!(matches!(ended, Status::Failed(Error::Cancelled { .. })), "{ended:?}");
+        pair.a.check_connection(pair.to_b).expect("the connection lives");
+        drop(conn);
+        [pair.a, pair.b].iter().for_each(|ep| ep.close().expect("closed"));
     }
 
     /// The peer keeps a list of the pieces of sends that no receive has met. Both ends know how long it may get.

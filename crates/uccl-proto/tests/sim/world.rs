@@ -576,13 +576,13 @@ impl World {
     fn want_back(&mut self, at: usize, id: usize) {
         let end = &mut self.ends[at];
         let send = &mut end.sends[id];
-        if std::mem::replace(&mut send.is_wanted_back, true) {
-            return;
-        }
+        let is_first = !std::mem::replace(&mut send.is_wanted_back, true);
         let mut out = Vec::new();
-        let is_open = end.session.outgoing.cancel_send(send.seq, &mut out);
-        assert_eq!(is_open, send.ended.is_none());
-        self.say(at, out);
+        let is_said = end.session.outgoing.cancel_send(send.seq, &mut out);
+        assert_eq!(is_said, is_first && send.ended.is_none());
+        if is_said {
+            self.say(at, out);
+        }
     }
 
     fn withdraw(&mut self, at: usize, id: u64) {
