@@ -25,7 +25,7 @@ pub(crate) fn config(transport: Transport) -> Config {
         port: Some(0),
         transport,
         num_cpus: 2,
-        timeout: Duration::from_secs(5),
+        timeout: place::patience(),
         transfer_timeout: Duration::from_secs(20),
         ..Config::default()
     }

@@ -1,8 +1,11 @@
 //! Where an endpoint is: with us, or at the other end of a cable, in a network namespace of its own.
 
-use std::{env, fs::File, net::IpAddr, os::fd::AsFd};
+use std::{env, fs::File, net::IpAddr, os::fd::AsFd, time::Duration};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+/// The variable that names the file of the other end's network namespace, in the guests of `cargo xtask guest --apart`.
+const PEER_NETNS: &str = "RDMA_VM_PEER_NETNS";
 
 /// A network namespace, and the address that an endpoint there is bound to.
 pub(crate) struct Place {
@@ -12,10 +15,10 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Of the first endpoint and the second: apart where `RDMA_VM_PEER_NETNS` names the file of the other end's
-    /// namespace, as in the guests of `cargo xtask guest --apart`; else both here, on the loopback interface.
+    /// Of the first endpoint and the second: apart where [`PEER_NETNS`] is set; else both here, on the loopback
+    /// interface.
     pub(crate) fn both() -> [Self; 2] {
-        let Ok(file) = env::var("RDMA_VM_PEER_NETNS") else {
+        let Ok(file) = env::var(PEER_NETNS) else {
             return [(); 2].map(|()| Self { ip: [127, 0, 0, 1].into(), netns: None });
         };
         let there = File::open(&file).unwrap_or_else(|e| panic!("{file}: {e}"));
@@ -35,6 +38,12 @@ impl Place {
         };
         std::thread::scope(|scope| scope.spawn(there).join()).expect("no panic there")
     }
+}
+
+/// How long an end waits for the other. Guests share their processors with whatever else the machine does, and some lose
+/// packets.
+pub(crate) fn patience() -> Duration {
+    Duration::from_secs(if env::var_os(PEER_NETNS).is_some() { 20 } else { 5 })
 }
 
 fn first_address(variable: &str) -> IpAddr {
