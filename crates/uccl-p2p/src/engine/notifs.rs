@@ -27,8 +27,9 @@ impl Connection {
                 message.clear();
                 match session.notifications.next(message) {
                     Next::Deliver(payload) => {
-                        self.send_message(&[message]);
+                        // Before the sender can see that it has been delivered.
                         self.core.push_notif(Notification { conn: self.id, payload });
+                        self.send_message(&[message]);
                     }
                     Next::Fetch { id, source } => {
                         fetch = Some((id, source));
@@ -79,13 +80,49 @@ impl Connection {
             if !session.notifications.fetched(id, payload.is_some(), message) {
                 return;
             }
-            self.send_message(&[message]);
             if let Some(payload) = payload {
                 // SAFETY: all of it has been fetched.
                 let payload = unsafe { payload.filled() };
                 self.core.push_notif(Notification { conn: self.id, payload });
             }
+            self.send_message(&[message]);
         }
         self.resume_notifs();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use uccl_proto::limits::EAGER_MAX;
+
+    use crate::{Config, Endpoint, Status, Transport, Uninterrupted};
+
+    /// The sender sees the end of a notification only when the peer's caller can take it, whether it came with its
+    /// message or was fetched.
+    #[test]
+    fn what_has_been_delivered_can_be_taken() {
+        let end = || {
+            let (bind, port) = (Some([127, 0, 0, 1].into()), Some(0));
+            let config = Config { bind, port, transport: Transport::Tcp, ..Config::default() };
+            Endpoint::new(config).expect("an endpoint")
+        };
+        let (a, b) = (end(), end());
+        let to_b = a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");
+        b.accept(None, &mut Uninterrupted).expect("accepted");
+        for len in [10, 2 * EAGER_MAX] {
+            let full = b.core().notifs.lock();
+            let sent = a.send_notif(to_b, vec![7_u8; len], None).expect("posted");
+            let soon = Some(Duration::from_millis(100));
+            let status = a.wait(sent, soon, &mut Uninterrupted).expect("known");
+            assert!(matches!(status, Status::Pending), "{status:?}");
+            drop(full);
+            let status = a.wait(sent, None, &mut Uninterrupted).expect("known");
+            assert!(matches!(status, Status::Done(_)), "{status:?}");
+            let taken = b.take_notifs().expect("open");
+            assert_eq!(taken.iter().map(|n| n.payload.len()).collect::<Vec<_>>(), [len]);
+        }
+        [a, b].iter().for_each(|ep| ep.close().expect("closed"));
     }
 }
