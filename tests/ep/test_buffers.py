@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
+from pathlib import Path
 
 import pytest
 
@@ -419,6 +421,79 @@ def test_a_rank_that_dies_is_seen():
         world.end()
     assert any("rank 1 has ended" in str(text) for text in texts), texts
     assert all("rank 1 has ended" in text or "gave up" in text for text in (texts[0], texts[2])), texts
+
+
+def stopped(group, timeout: float, pause: float) -> list[str]:
+    """Rank 0 stops rank 1 for a while, each time a little later in a call."""
+    from uccl.ep import Buffer
+
+    buffer = Buffer(group, 0, 1 << 20, timeout=timeout)
+    x, experts = torch.full((4, 512), 3.0).bfloat16(), torch.tensor([[0, 2], [1, 4], [3, 5], [2, 3]])
+    pids = [0] * group.size()
+    torch.distributed.all_gather_object(pids, os.getpid(), group)
+    ends = []
+    for delay in (0.0, 0.0005, 0.002, 0.01):
+        torch.distributed.barrier(group)
+        halt = threading.Timer(delay, os.kill, (pids[1], signal.SIGSTOP))
+        go_on = threading.Timer(delay + pause, os.kill, (pids[1], signal.SIGCONT))
+        timers = [halt, go_on] if group.rank() == 0 else []
+        for timer in timers:
+            timer.start()
+        try:
+            for _ in range(20):
+                got, _, handle, _, _ = buffer.low_latency_dispatch(x, experts, 4, 6, use_fp8=False)
+                out, _, _ = buffer.low_latency_combine(got, experts, torch.full((4, 2), 0.5), handle)
+                assert torch.equal(out, x), out
+        except (TimeoutError, RuntimeError) as e:
+            ends.append(str(e))
+            break
+        finally:
+            for timer in timers:
+                timer.join()
+    torch.distributed.barrier(group)
+    return ends
+
+
+def test_a_rank_that_is_stopped_for_less_than_the_deadline_is_waited_for(world):
+    assert world.run(3, stopped, 10.0, 0.2) == [[], [], []]
+
+
+def test_a_rank_that_is_stopped_for_longer_is_named_and_told(world):
+    texts = world.run(3, stopped, 0.5, 2.0)
+    assert all(len(of_rank) == 1 for of_rank in texts), texts
+    assert any("rank 1: " in texts[rank][0] for rank in (0, 2)), texts
+    assert "gave up" in texts[1][0], texts
+
+
+def rounds(group) -> list[tuple[int, int, int]]:
+    """Makes, uses and destroys buffers, some in vain; the descriptors, mappings and threads after 20 and after 100."""
+    from uccl.ep import Buffer
+
+    def held() -> tuple[int, int, int]:
+        maps = Path("/proc/self/maps").read_text()
+        memories = sum("memfd:" in line for line in maps.splitlines())
+        return len(os.listdir("/proc/self/fd")), memories, len(os.listdir("/proc/self/task"))
+
+    x, experts = torch.zeros(2, 512).bfloat16(), torch.tensor([[0, 2], [1, 3]])
+    counts = []
+    for n in range(100):
+        buffer = Buffer(group, 0, 1 << 20, timeout=5, explicitly_destroy=True)
+        fails = n % 10 == 9
+        try:
+            buffer.low_latency_dispatch(x, experts, 2, 4, use_fp8=fails and group.rank() == 1)
+            assert not fails
+        except RuntimeError as e:
+            assert fails, e
+        buffer.destroy()
+        if n in (19, 99):
+            torch.distributed.barrier(group)
+            counts.append(held())
+    return counts
+
+
+def test_nothing_grows_over_a_hundred_rounds(world):
+    for early, last in world.run(2, rounds):
+        assert early == last
 
 
 def masked(group) -> list[int]:
