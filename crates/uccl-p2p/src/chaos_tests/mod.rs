@@ -24,7 +24,7 @@ use crate::{
 };
 
 const PATIENT: Duration = Duration::from_secs(20);
-const SHORT: Duration = Duration::from_millis(500);
+const SHORT: Duration = Duration::from_secs(1);
 
 fn some_lanes(rng: &mut Rng, count: usize) -> Vec<LaneChaos> {
     (0..count).map(|_| LaneChaos::some(rng)).collect()

@@ -171,12 +171,15 @@ impl<C: Carrier> Core<C> {
         if self.closed.load(Acquire) { Err(Error::Closed) } else { Ok(()) }
     }
 
-    pub(crate) fn push_notif(&self, notif: Notification) {
+    /// Puts a notification where callers take it, and `answer`s its sender. Nobody can take it before the sender has been
+    /// answered: who has it may close at once. And whoever knows of the answer finds it.
+    pub(crate) fn push_notif(&self, notif: Notification, answer: impl FnOnce()) {
         self.counters.notifs_received.fetch_add(1, Relaxed);
         self.notif_bytes.fetch_add(charge(&notif), Relaxed);
         let mut notifs = self.notifs.lock();
-        notifs.push_back(notif);
         self.have_notifs.store(true, Release);
+        answer();
+        notifs.push_back(notif);
         drop(notifs);
         self.notified.notify_all();
     }

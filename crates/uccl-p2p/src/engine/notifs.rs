@@ -27,9 +27,8 @@ impl Connection {
                 message.clear();
                 match session.notifications.next(message) {
                     Next::Deliver(payload) => {
-                        // Before the sender can see that it has been delivered.
-                        self.core.push_notif(Notification { conn: self.id, payload });
-                        self.send_message(&[message]);
+                        let notif = Notification { conn: self.id, payload };
+                        self.core.push_notif(notif, || self.send_message(&[message]));
                     }
                     Next::Fetch { id, source } => {
                         fetch = Some((id, source));
@@ -80,12 +79,15 @@ impl Connection {
             if !session.notifications.fetched(id, payload.is_some(), message) {
                 return;
             }
-            if let Some(payload) = payload {
-                // SAFETY: all of it has been fetched.
-                let payload = unsafe { payload.filled() };
-                self.core.push_notif(Notification { conn: self.id, payload });
+            let answer = || self.send_message(&[message]);
+            match payload {
+                None => answer(),
+                Some(payload) => {
+                    // SAFETY: all of it has been fetched.
+                    let payload = unsafe { payload.filled() };
+                    self.core.push_notif(Notification { conn: self.id, payload }, answer);
+                }
             }
-            self.send_message(&[message]);
         }
         self.resume_notifs();
     }
