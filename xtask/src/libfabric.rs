@@ -51,10 +51,7 @@ pub(crate) fn fetch() -> Result<()> {
 
 /// The folder with the library, made unless it is there; or why it cannot be had.
 fn environment() -> Result<Result<PathBuf, String>> {
-    let folder = python::environment_of(
-        "libfabric",
-        &python::Wanted { alone: &[PACKAGE], ..Default::default() },
-    )?;
+    let folder = python::environment_of("libfabric", &python::Wanted::alone(&[PACKAGE]))?;
     Ok(folder.and_then(|folder| match folder.join(LIBRARY).exists() {
         true => Ok(folder),
         false => Err(format!("it has no {LIBRARY}")),

@@ -54,7 +54,7 @@ fn environment(release: &str) -> Result<Result<PathBuf, String>> {
     let nixl = [format!("nixl-cu12=={release}"), format!("nixl=={release}")];
     // It declares CUDA's stack, which it does not need here.
     let alone = &nixl.each_ref().map(String::as_str);
-    let wanted = Wanted { alone, tests: true, ..Wanted::default() };
+    let wanted = Wanted { tests: true, ..Wanted::alone(alone) };
     let folder = python::environment_of(&format!("nixl-{release}"), &wanted)?;
     Ok(folder.map(|folder| folder.join("bin/python")))
 }

@@ -179,6 +179,13 @@ pub(crate) struct Wanted<'a> {
     pub(crate) tests: bool,
 }
 
+impl<'a> Wanted<'a> {
+    /// These packages, without what they depend on.
+    pub(crate) fn alone(packages: &'a [&'a str]) -> Self {
+        Self { alone: packages, ..Self::default() }
+    }
+}
+
 const TEST_REQUIREMENTS: &str = "tests/requirements.txt";
 
 /// An environment with packages of PyPI, made unless it is there: its folder; or why it cannot be had.
