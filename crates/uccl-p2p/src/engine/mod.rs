@@ -1,8 +1,8 @@
 //! How transfers become operations on lanes, and how they end.
 //!
-//! Locks are taken in this order: a lane's receive half, a connection's session (`talk`), a transfer's body, a lane's
-//! sending half, the list of transfers. Ending a connection takes a lane's halves, so it never happens from a completion or
-//! a message.
+//! Locks are taken in this order: a lane's receive half, a connection's session (`talk`), a transfer's body, the list of
+//! notifications, a lane's sending half, the list of transfers. Ending a connection takes a lane's halves, so it never
+//! happens from a completion or a message.
 
 pub(crate) mod acceptor;
 pub(crate) mod aftermath;
@@ -48,5 +48,7 @@ pub(crate) mod work;
 pub(crate) mod worker;
 pub(crate) mod workers;
 
+#[cfg(test)]
+mod joined;
 #[cfg(test)]
 mod progress_tests;

@@ -99,23 +99,17 @@ mod tests {
 
     use uccl_proto::limits::EAGER_MAX;
 
-    use crate::{Config, Endpoint, Status, Transport, Uninterrupted};
+    use crate::{Status, Uninterrupted, engine::joined::Joined};
 
     /// The sender sees the end of a notification only when the peer's caller can take it, whether it came with its
     /// message or was fetched.
     #[test]
     fn what_has_been_delivered_can_be_taken() {
-        let end = || {
-            let (bind, port) = (Some([127, 0, 0, 1].into()), Some(0));
-            let config = Config { bind, port, transport: Transport::Tcp, ..Config::default() };
-            Endpoint::new(config).expect("an endpoint")
-        };
-        let (a, b) = (end(), end());
-        let to_b = a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");
-        b.accept(None, &mut Uninterrupted).expect("accepted");
+        let pair = Joined::by_tcp();
+        let (a, b) = (&pair.a, &pair.b);
         for len in [10, 2 * EAGER_MAX] {
             let full = b.core().notifs.lock();
-            let sent = a.send_notif(to_b, vec![7_u8; len], None).expect("posted");
+            let sent = a.send_notif(pair.to_b, vec![7_u8; len], None).expect("posted");
             let soon = Some(Duration::from_millis(100));
             let status = a.wait(sent, soon, &mut Uninterrupted).expect("known");
             assert!(matches!(status, Status::Pending), "{status:?}");
@@ -125,6 +119,6 @@ mod tests {
             let taken = b.take_notifs().expect("open");
             assert_eq!(taken.iter().map(|n| n.payload.len()).collect::<Vec<_>>(), [len]);
         }
-        [a, b].iter().for_each(|ep| ep.close().expect("closed"));
+        pair.close();
     }
 }

@@ -23,6 +23,7 @@ use uccl_wire::{advert::Advert, message::Change};
 
 use super::{
     connection::{Connection, Peer, Workers},
+    joined::on_loopback,
     links::Links,
     park::Parker,
 };
@@ -34,14 +35,8 @@ use crate::{
 const FAR: Duration = Duration::from_secs(20);
 
 fn endpoint() -> Endpoint {
-    let config = Config {
-        bind: Some([127, 0, 0, 1].into()),
-        port: Some(0),
-        transport: Transport::Tcp,
-        num_cpus: 1,
-        transfer_timeout: FAR,
-        ..Config::default()
-    };
+    let config =
+        Config { transport: Transport::Tcp, num_cpus: 1, transfer_timeout: FAR, ..on_loopback() };
     Endpoint::new(config).expect("an endpoint")
 }
 

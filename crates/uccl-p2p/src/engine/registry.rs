@@ -226,16 +226,14 @@ mod tests {
         time::{Duration, Instant},
     };
 
-    use crate::{Accepted, Config, Endpoint, Iov, Op, Request, Status, Transport, Uninterrupted};
+    use crate::{
+        Accepted, Config, Endpoint, Iov, Op, Request, Status, Transport, Uninterrupted,
+        engine::joined::on_loopback,
+    };
 
     #[test]
     fn peers_that_have_ended_are_not_watched_any_more() {
-        let config = || Config {
-            bind: Some([127, 0, 0, 1].into()),
-            port: Some(0),
-            transport: Transport::Local,
-            ..Config::default()
-        };
+        let config = || Config { transport: Transport::Local, ..on_loopback() };
         let (a, b) = (Endpoint::new(config()), Endpoint::new(config()));
         let (a, b) = (a.expect("an endpoint"), b.expect("an endpoint"));
         for _ in 0..3 {
@@ -251,10 +249,6 @@ mod tests {
         }
     }
 
-    fn config() -> Config {
-        Config { bind: Some([127, 0, 0, 1].into()), port: Some(0), ..Config::default() }
-    }
-
     fn until(what: &str, mut done: impl FnMut() -> bool) {
         let begun = Instant::now();
         while !done() {
@@ -265,7 +259,8 @@ mod tests {
 
     #[test]
     fn empty_notifications_count_too() {
-        let ends = [config(), config()].map(|config| Endpoint::new(config).expect("an endpoint"));
+        let ends = [on_loopback(), on_loopback()]
+            .map(|config| Endpoint::new(config).expect("an endpoint"));
         let conn = ends[0].connect(ends[1].addr(), None, &mut Uninterrupted).expect("connected");
         ends[1].core().notif_bytes.store(super::NOTIF_LIMIT, Relaxed);
         let send = || ends[0].send_notif(conn, b"", None).expect("posted");
@@ -293,7 +288,8 @@ mod tests {
 
     #[test]
     fn connections_that_end_do_not_wait_for_accept() {
-        let ends = [config(), config()].map(|config| Endpoint::new(config).expect("an endpoint"));
+        let ends = [on_loopback(), on_loopback()]
+            .map(|config| Endpoint::new(config).expect("an endpoint"));
         let waiting = || ends[1].core().accepts.lock().waiting.len();
         let connect = || ends[0].connect(ends[1].addr(), None, &mut Uninterrupted);
         let first = connect().expect("connected");
@@ -308,7 +304,8 @@ mod tests {
 
     #[test]
     fn so_many_connections_wait_for_accept_and_no_more() {
-        let ends = [config(), config()].map(|config| Endpoint::new(config).expect("an endpoint"));
+        let ends = [on_loopback(), on_loopback()]
+            .map(|config| Endpoint::new(config).expect("an endpoint"));
         let waits = |at: usize| Accepted {
             conn: crate::ConnId(at as u64),
             ip: [127, 0, 0, 1].into(),
@@ -325,9 +322,8 @@ mod tests {
 
     #[test]
     fn a_connection_that_ends_late_leaves_its_successor_alone() {
-        let config =
-            || Config { bind: Some([127, 0, 0, 1].into()), port: Some(0), ..Config::default() };
-        let ends = [config(), config()].map(|config| Endpoint::new(config).expect("an endpoint"));
+        let ends = [on_loopback(), on_loopback()]
+            .map(|config| Endpoint::new(config).expect("an endpoint"));
         let connect = || {
             let conn =
                 ends[0].connect(ends[1].addr(), None, &mut Uninterrupted).expect("connected");

@@ -178,36 +178,18 @@ unsafe fn bytes_of<'a>(span: Span) -> &'a [u8] {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicBool;
-
     use uccl_device::cuda::GpuError;
     use uccl_proto::limits::{EAGER_MAX, EAGER_WINDOW, MAX_PIECES};
     use uccl_wire::message::MAX_IOVS;
 
     use super::*;
     use crate::{
-        Config, ConnId, Endpoint, Iov, Op, Request, Status, TransferId, Transport, Uninterrupted,
-        engine::deferred::{Due, Mark},
+        Endpoint, Iov, Op, Request, Status, TransferId, Uninterrupted,
+        engine::{
+            deferred::{Due, Mark},
+            joined::Joined,
+        },
     };
-
-    struct Joined {
-        a: Endpoint,
-        b: Endpoint,
-        to_b: ConnId,
-        to_a: ConnId,
-    }
-
-    fn joined() -> Joined {
-        let end = || {
-            let (bind, port) = (Some([127, 0, 0, 1].into()), Some(0));
-            let config = Config { bind, port, transport: Transport::Tcp, ..Config::default() };
-            Endpoint::new(config).expect("an endpoint")
-        };
-        let (a, b) = (end(), end());
-        let to_b = a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");
-        let to_a = b.accept(None, &mut Uninterrupted).expect("accepted").conn;
-        Joined { a, b, to_b, to_a }
-    }
 
     fn register(ep: &Endpoint, memory: &mut [u8]) -> Iov {
         let (ptr, len) = (memory.as_mut_ptr() as usize, memory.len());
@@ -237,7 +219,7 @@ mod tests {
     #[test]
     fn what_travels_with_its_message_and_is_not_received_fits_a_window() {
         let (mut from, mut to) = (vec![7; EAGER_MAX], vec![0; EAGER_MAX]);
-        let pair = joined();
+        let pair = Joined::by_tcp();
         let (here, there) = (register(&pair.a, &mut from), register(&pair.b, &mut to));
         let conn = pair.a.core().conn(pair.to_b).expect("a connection");
         // The peer has to fetch the last ones.
@@ -249,14 +231,14 @@ mod tests {
         }
         assert_eq!(conn.talk.lock().session.outgoing.eager_bytes(), 0);
         drop(conn);
-        [pair.a, pair.b].iter().for_each(|ep| ep.close().expect("closed"));
+        pair.close();
         assert!(from == to);
     }
 
     #[test]
     fn a_key_that_was_made_for_a_send_ends_with_it() {
         let (mut from, mut to) = (vec![7; 3 * EAGER_MAX], vec![0; 3 * EAGER_MAX]);
-        let pair = joined();
+        let pair = Joined::by_tcp();
         let (here, there) = (register(&pair.a, &mut from), register(&pair.b, &mut to));
         let table = &pair.a.core().mrs.table;
         let send = pair.send(here);
@@ -268,16 +250,16 @@ mod tests {
         let ended = pair.a.cancel(send).expect("known");
         assert!(matches!(ended, Status::Failed(Error::Cancelled { .. })), "{ended:?}");
         assert_eq!(table.len(), 1, "it was called off");
-        [&pair.a, &pair.b].iter().for_each(|ep| ep.close().expect("closed"));
+        pair.close();
         assert!(from == to);
     }
 
     /// A stream that has come so far.
-    struct Reached(AtomicBool);
+    struct Reached;
 
-    impl Mark for Arc<Reached> {
+    impl Mark for Reached {
         fn is_reached(&self) -> std::result::Result<bool, GpuError> {
-            Ok(self.0.load(Relaxed))
+            Ok(true)
         }
     }
 
@@ -285,16 +267,13 @@ mod tests {
     /// to withdraw.
     #[test]
     fn a_send_that_begins_while_it_is_cancelled_ends() {
-        let pair = joined();
+        let pair = Joined::by_tcp();
         let mut from = vec![7; 100];
         let iovs = [register(&pair.a, &mut from)];
         let conn = pair.a.core().conn(pair.to_b).expect("a connection");
         let nobody_else = conn.deferred.beginning.lock();
-        let reached = Arc::new(Reached(AtomicBool::new(false)));
         let request = Request::new(pair.to_b, Op::Send, &iovs, &[]);
-        let mark: Box<dyn Mark> = Box::new(Arc::clone(&reached));
-        let send = pair.a.post_behind(&request, Some(mark)).expect("posted");
-        reached.0.store(true, Relaxed);
+        let send = pair.a.post_behind(&request, Some(Box::new(Reached))).expect("posted");
         let due = conn.deferred.take_due();
         let [Due { first, .. }] = &due[..] else { panic!("{} may begin", due.len()) };
         conn.fence(&first.transfer, Fence::Cancel);
@@ -304,13 +283,13 @@ mod tests {
         assert!(matches!(ended, Status::Failed(Error::Cancelled { .. })), "{ended:?}");
         pair.a.check_connection(pair.to_b).expect("the connection lives");
         drop(conn);
-        [pair.a, pair.b].iter().for_each(|ep| ep.close().expect("closed"));
+        pair.close();
     }
 
     /// The peer keeps a list of the pieces of sends that no receive has met. Both ends know how long it may get.
     #[test]
     fn sends_of_many_pieces_that_nobody_receives_are_refused_and_end_nothing() {
-        let Joined { a, b, to_b, to_a } = joined();
+        let Joined { a, b, to_b, to_a } = Joined::by_tcp();
         let memory = [7_u8; 8];
         let pieces_of = |ep: &Endpoint| {
             let (ptr, len) = (memory.as_ptr() as usize, 8);

@@ -377,12 +377,10 @@ mod tests {
 
     use uccl_device::{CpuList, affinity::allowed_cpus};
 
-    use crate::{Config, Endpoint};
+    use crate::{Endpoint, engine::joined::on_loopback};
 
     fn endpoint(near: Option<CpuList>) -> Endpoint {
-        let bind = Some([127, 0, 0, 1].into());
-        let config = Config { bind, port: Some(0), ..Config::default() };
-        Endpoint::start_on(config, near).expect("an endpoint")
+        Endpoint::start_on(on_loopback(), near).expect("an endpoint")
     }
 
     #[test]

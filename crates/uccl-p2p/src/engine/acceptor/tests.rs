@@ -3,14 +3,13 @@
 use std::os::fd::AsRawFd;
 
 use super::*;
-use crate::{Config, Endpoint, Transport, engine::core::MAX_ACCEPTS};
-
-fn config() -> Config {
-    Config { bind: Some([127, 0, 0, 1].into()), port: Some(0), ..Config::default() }
-}
+use crate::{
+    Config, Endpoint, Transport,
+    engine::{core::MAX_ACCEPTS, joined::on_loopback},
+};
 
 fn endpoint() -> Endpoint {
-    Endpoint::new(config()).expect("an endpoint")
+    Endpoint::new(on_loopback()).expect("an endpoint")
 }
 
 /// A peer that does every step of the protocol itself.
@@ -152,8 +151,8 @@ fn a_listener_that_cannot_accept_is_left_alone_for_a_while() {
 /// An endpoint that waits for rails, and a peer that has connected and never says anything about them.
 fn with_untried_rails(timeout: Duration) -> (Endpoint, Stranger, TcpStream) {
     let transport = Transport::Verbs;
-    let own = Endpoint::new(Config { transport, ..config() }).expect("an endpoint");
-    let other = Endpoint::new(Config { transport, timeout, ..config() }).expect("an endpoint");
+    let own = Endpoint::new(Config { transport, ..on_loopback() }).expect("an endpoint");
+    let other = Endpoint::new(Config { transport, timeout, ..on_loopback() }).expect("an endpoint");
     let stranger = Stranger::new(&own, &other);
     let (mut first, _) = stranger.shake(HelloKind::NewConnection).expect("a handshake");
     assert_eq!(establish(&mut first, 1), 1);

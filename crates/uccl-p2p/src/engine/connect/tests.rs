@@ -12,20 +12,14 @@ use uccl_local::{
 };
 
 use super::*;
-use crate::{Config, Endpoint, MrId, Uninterrupted};
+use crate::{Config, Endpoint, MrId, Uninterrupted, engine::joined::on_loopback};
 
 /// Longer than anything takes that has to happen.
 const FAR: Duration = Duration::from_secs(20);
 
 fn endpoint(timeout: Duration) -> Endpoint {
-    Endpoint::new(Config {
-        bind: Some([127, 0, 0, 1].into()),
-        port: Some(0),
-        transport: Transport::Local,
-        timeout,
-        ..Config::default()
-    })
-    .expect("an endpoint")
+    Endpoint::new(Config { transport: Transport::Local, timeout, ..on_loopback() })
+        .expect("an endpoint")
 }
 
 fn patiently<T>(mut attempt: impl FnMut() -> Option<T>) -> T {

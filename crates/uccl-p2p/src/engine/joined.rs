@@ -1,0 +1,30 @@
+//! Endpoints on the loopback interface, and two that are connected, for tests.
+
+use crate::{Config, ConnId, Endpoint, Transport, Uninterrupted};
+
+/// The settings of an endpoint on the loopback interface, at any free port.
+pub(super) fn on_loopback() -> Config {
+    Config { bind: Some([127, 0, 0, 1].into()), port: Some(0), ..Config::default() }
+}
+
+/// Two endpoints that are connected.
+pub(super) struct Joined {
+    pub(super) a: Endpoint,
+    pub(super) b: Endpoint,
+    pub(super) to_b: ConnId,
+    pub(super) to_a: ConnId,
+}
+
+impl Joined {
+    pub(super) fn by_tcp() -> Self {
+        let config = || Config { transport: Transport::Tcp, ..on_loopback() };
+        let [a, b] = [config(), config()].map(|config| Endpoint::new(config).expect("an endpoint"));
+        let to_b = a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");
+        let to_a = b.accept(None, &mut Uninterrupted).expect("accepted").conn;
+        Self { a, b, to_b, to_a }
+    }
+
+    pub(super) fn close(self) {
+        [self.a, self.b].iter().for_each(|ep| ep.close().expect("closed"));
+    }
+}
