@@ -25,7 +25,7 @@ use self::{
 pub use crate::types::*;
 use crate::{
     config::{Config, take_notices},
-    engine::{
+    drive::{
         acceptor::Acceptor,
         connect,
         connection::{Connection, Core, Transfer, Workers},

@@ -4,8 +4,8 @@
 mod chaos_tests;
 pub mod config;
 mod devices;
+mod drive;
 pub mod endpoint;
-mod engine;
 pub mod error;
 pub mod ids;
 mod process;

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     Error, MrId, Op, Request, Status, TransferId, Uninterrupted,
-    engine::{
+    drive::{
         connection::{Found, Transfer},
         deadline,
         transfer::Fence,

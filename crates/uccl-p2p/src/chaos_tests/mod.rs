@@ -20,7 +20,7 @@ use self::{
 };
 use crate::{
     Error, Op, Request, Status, Uninterrupted,
-    engine::{deferred::Mark, transfer::Fence},
+    drive::{deferred::Mark, transfer::Fence},
 };
 
 const PATIENT: Duration = Duration::from_secs(20);

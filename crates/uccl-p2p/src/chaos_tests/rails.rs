@@ -14,7 +14,7 @@ use super::{
     world::{ByRails, FAR, Memory, Side},
 };
 use crate::{
-    Accepted, Error, Iov, Moves, MrId, Op, Request, Uninterrupted, engine::transfer::MAX_PENDING,
+    Accepted, Error, Iov, Moves, MrId, Op, Request, Uninterrupted, drive::transfer::MAX_PENDING,
     wire::advert::Advert,
 };
 

@@ -15,7 +15,7 @@ use uccl_device::cuda::GpuError;
 use super::world::{FAR, Memory, Side};
 use crate::{
     Change, Error, MrId, Op, Request, Signal, Status, TransferId, Uninterrupted,
-    engine::deferred::Mark,
+    drive::deferred::Mark,
 };
 
 /// What is done beside posting and waiting.

@@ -19,7 +19,7 @@ use uccl_stream::{StreamLane, StreamOptions};
 
 use crate::{
     Config, ConnId, Endpoint, Iov, MrId, Transport,
-    engine::{
+    drive::{
         connection::{Connection, Peer, Workers},
         core::Devices,
         links::Links,

@@ -7,7 +7,7 @@ use uccl_verbs::{DeviceName, VerbsSettings};
 
 use crate::{
     config::{Config, Selection},
-    engine::places,
+    drive::places,
 };
 
 /// Opens the devices that are named, else those nearest to the GPU, else all.

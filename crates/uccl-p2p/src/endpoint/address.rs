@@ -10,7 +10,7 @@ use uccl_wire::metadata::{Device, Metadata};
 use super::Endpoint;
 use crate::{
     config::{Config, Selection},
-    engine::places,
+    drive::places,
     error::{Error, Result},
 };
 

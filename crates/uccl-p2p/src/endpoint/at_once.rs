@@ -17,7 +17,7 @@ use super::{
     transfers::{Begun, check_signal, remote_span, settle, word_of},
 };
 use crate::{
-    engine::{
+    drive::{
         connection::{Connection, Piece, Transfer},
         deadline,
         now::Now,

@@ -3,7 +3,7 @@
 use uccl_device::cuda::{Event, Gpus, Stream};
 
 use crate::{
-    engine::deferred::Mark,
+    drive::deferred::Mark,
     error::{Error, Result},
     types::CudaStream,
 };

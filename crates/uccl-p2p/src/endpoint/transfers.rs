@@ -17,7 +17,7 @@ use super::{
     CudaStream, Endpoint, Interrupt, Op, Outcome, Request, Signal, Status, Tried, Uninterrupted,
 };
 use crate::{
-    engine::{
+    drive::{
         connection::{Claim, Connection, Found, Hold, Transfer},
         deadline,
         deferred::{Mark, Start},

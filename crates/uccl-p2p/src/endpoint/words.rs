@@ -12,7 +12,7 @@ use uccl_wire::message::SIGNAL_LEN;
 
 use super::{CudaStream, Endpoint, Interrupt, LOOKS, SLICE, Until};
 use crate::{
-    engine::{
+    drive::{
         regions::{Lease, contains, outside},
         wait,
     },

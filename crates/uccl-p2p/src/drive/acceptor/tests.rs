@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use super::*;
 use crate::{
     Config, Endpoint, Transport,
-    engine::{core::MAX_ACCEPTS, joined::on_loopback},
+    drive::{core::MAX_ACCEPTS, joined::on_loopback},
 };
 
 fn endpoint() -> Endpoint {

@@ -377,7 +377,7 @@ mod tests {
 
     use uccl_device::{CpuList, affinity::allowed_cpus};
 
-    use crate::{Endpoint, engine::joined::on_loopback};
+    use crate::{Endpoint, drive::joined::on_loopback};
 
     fn endpoint(near: Option<CpuList>) -> Endpoint {
         Endpoint::start_on(on_loopback(), near).expect("an endpoint")

@@ -185,7 +185,7 @@ mod tests {
     use super::*;
     use crate::{
         Endpoint, Iov, Op, Request, Status, TransferId, Uninterrupted,
-        engine::{
+        drive::{
             deferred::{Due, Mark},
             joined::Joined,
         },

@@ -228,7 +228,7 @@ mod tests {
 
     use crate::{
         Accepted, Config, Endpoint, Iov, Op, Request, Status, Transport, Uninterrupted,
-        engine::joined::on_loopback,
+        drive::joined::on_loopback,
     };
 
     #[test]

@@ -12,7 +12,7 @@ use uccl_local::{
 };
 
 use super::*;
-use crate::{Config, Endpoint, MrId, Uninterrupted, engine::joined::on_loopback};
+use crate::{Config, Endpoint, MrId, Uninterrupted, drive::joined::on_loopback};
 
 /// Longer than anything takes that has to happen.
 const FAR: Duration = Duration::from_secs(20);

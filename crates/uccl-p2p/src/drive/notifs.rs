@@ -99,7 +99,7 @@ mod tests {
 
     use uccl_proto::limits::EAGER_MAX;
 
-    use crate::{Status, Uninterrupted, engine::joined::Joined};
+    use crate::{Status, Uninterrupted, drive::joined::Joined};
 
     /// The sender sees the end of a notification only when the peer's caller can take it, whether it came with its
     /// message or was fetched.
