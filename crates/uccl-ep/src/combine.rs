@@ -10,7 +10,7 @@ use crate::{
     group::{Group, Interrupted, Until, Wait},
     header::Header,
     numerics::{logfmt, quantise::GROUP, sum},
-    protocol::{Call, Step, Takes},
+    protocol::{Call, Step, Stream, Takes},
     record::Row,
     routing::MAX_TOP_K,
     window::View,
@@ -130,8 +130,9 @@ impl Combine {
             return Err(Error::invalid(why));
         }
         let place = group.place(len)?;
-        let rounds = group.rounds(|to| rounds_of(handle.counts.tokens_of[to] as usize) as u16);
-        let call = Call::new(place, Takes::AllTogether, &rounds);
+        let rounds =
+            |stream: &Stream| rounds_of(handle.counts.tokens_of[stream.about] as usize) as u16;
+        let call = Call::new(place, Takes::AllTogether, group.parties(), rounds);
         let part = Part { handle: Arc::clone(handle), results, row, at_once };
         let mut combine = Self { part, call };
         if matches!(handle.room, Room::Tokens(_)) {
@@ -174,12 +175,12 @@ impl Combine {
         let Self { part, call } = self;
         let mut wait = Wait { phase: Phase::Combine, is_interrupted };
         part.group().drive(call, until, &mut wait, |call, step| match step {
-            Step::Send { to, mark } => {
-                part.send(call, to, mark.round);
+            Step::Send { stream, mark } => {
+                part.send(call, &stream, mark.round);
                 Ok(())
             }
             Step::Take { round, .. } => take(part, call, round),
-            Step::Tell { .. } => Ok(()),
+            Step::Relay { .. } | Step::Tell { .. } => Ok(()),
         })
     }
 }
@@ -203,9 +204,9 @@ impl Part {
 
     fn compare_headers(&self, call: &Call) -> Result<()> {
         let group = self.group();
-        for peer in (0..group.ranks()).filter(|rank| !group.is_masked(*rank)) {
-            let theirs = group.window().header(peer, call.number());
-            self.header().told_by(group.rank(), peer, theirs)?;
+        for stream in call.arriving() {
+            let theirs = group.window().header(stream, call.number());
+            self.header().told_by(group.rank(), stream.peer, theirs)?;
         }
         Ok(())
     }
@@ -217,11 +218,11 @@ impl Part {
     }
 
     /// Writes the rows of a round to a rank's place.
-    fn send(&self, call: &Call, to: usize, round: u16) {
-        let window = self.group().window();
+    fn send(&self, call: &Call, stream: &Stream, round: u16) {
+        let (window, to) = (self.group().window(), stream.peer);
         let Some(view) = window.of(to) else { return };
         if round == 0 {
-            window.set_header(to, call.number(), self.header().to_words());
+            window.set_header(stream, call.number(), self.header().to_words());
         }
         if to == self.group().rank() && self.sums_own_in_place() {
             return;

@@ -96,10 +96,14 @@ impl Error {
 
 fn overdue(phase: Phase, rank: usize, awaited: &[Awaited], waited: Duration) -> String {
     let mut text = format!("{phase} on rank {rank} is not over after {waited:?}");
-    for Awaited { peer, what, expected, seen } in awaited {
+    for Awaited { peer, about, what, expected, seen } in awaited {
         let Mark { call, round, .. } = seen;
+        let relays = match about == peer || *about == rank {
+            true => String::new(),
+            false => format!(", which relays for rank {about}"),
+        };
         text += &format!(
-            "; rank {peer}: {what} of call {} round {} expected, ",
+            "; rank {peer}{relays}: {what} of call {} round {} expected, ",
             expected.call, expected.round
         );
         text += &match call {

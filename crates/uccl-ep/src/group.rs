@@ -16,7 +16,7 @@ use uccl_wire::ep_card::EpCard;
 use crate::{
     error::{Error, Phase, Result},
     placing::{Place, Places},
-    protocol::{Call, Step},
+    protocol::{Call, Parties, Step, Streams},
     window::Window,
 };
 
@@ -140,9 +140,11 @@ impl Group {
         })
     }
 
-    /// Rounds for the ranks that are there.
-    pub(crate) fn rounds(&self, of: impl Fn(usize) -> u16) -> Vec<Option<u16>> {
-        (0..self.ranks()).map(|rank| (!self.is_masked(rank)).then(|| of(rank))).collect()
+    /// Who takes part in a call that begins now.
+    pub(crate) fn parties(&self) -> Parties {
+        let (me, ranks) = (self.rank(), self.ranks());
+        let is_there = (0..ranks).map(|rank| !self.is_masked(rank)).collect();
+        Parties { me, is_there, streams: Streams::flat(me, ranks) }
     }
 
     /// Does the steps of a call until `until`. `act` copies what is sent or taken.
@@ -156,22 +158,20 @@ impl Group {
         let window = &self.window;
         let mut patience = Patience::new();
         let driven = loop {
-            let step = match until {
-                Until::SentAll => call.next_send(window),
-                Until::HeardAll => call.next(window, false),
-                Until::Over => call.next(window, true),
-            };
+            let step = call.next(window, until == Until::Over);
             let done = match step {
-                Some(Step::Tell { to, mark }) => {
-                    window.set_taken(to, mark);
+                Some(Step::Tell { to, word, mark }) => {
+                    window.set_taken(to, word, mark);
                     Ok(())
                 }
-                Some(step @ Step::Send { to, mark }) => act(call, step).map(|()| {
-                    window.set_arrived(to, mark);
-                    call.sent(to);
-                }),
-                Some(step @ Step::Take { from, .. }) => {
-                    act(call, step).map(|()| call.took(from, window))
+                Some(step @ (Step::Send { stream, mark } | Step::Relay { stream, mark })) => {
+                    act(call, step).map(|()| {
+                        window.set_arrived(&stream, mark);
+                        call.sent(&stream, window);
+                    })
+                }
+                Some(step @ Step::Take { stream, .. }) => {
+                    act(call, step).map(|()| call.took(stream, window))
                 }
                 None if until.is_reached(call, window) => return Ok(()),
                 None => self.wait(call, wait, &mut patience),

@@ -10,6 +10,7 @@ pub mod dispatch;
 mod error;
 mod group;
 mod header;
+pub mod nodes;
 pub mod numerics;
 pub mod placing;
 pub mod protocol;

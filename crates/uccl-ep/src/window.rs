@@ -21,7 +21,7 @@ use crate::{
     error::{Error, Result},
     header,
     placing::SLOTS,
-    protocol::{Mark, Words},
+    protocol::{Mark, Stream, Words},
 };
 
 const LINE: usize = 64;
@@ -53,24 +53,24 @@ impl View {
         Ok(Self { mapping, words, control_len })
     }
 
-    fn word(&self, rank: usize, line: usize, index: usize) -> &AtomicU64 {
-        &self.words.as_slice()[(rank * LINES + line) * (LINE / 8) + index]
+    fn word(&self, word: usize, line: usize, index: usize) -> &AtomicU64 {
+        &self.words.as_slice()[(word * LINES + line) * (LINE / 8) + index]
     }
 
-    fn arrived(&self, from: usize, slot: usize) -> &AtomicU64 {
-        self.word(from, 0, slot)
+    fn arrived(&self, word: usize, slot: usize) -> &AtomicU64 {
+        self.word(word, 0, slot)
     }
 
-    fn taken(&self, by: usize, slot: usize) -> &AtomicU64 {
-        self.word(by, 1, slot)
+    fn taken(&self, word: usize, slot: usize) -> &AtomicU64 {
+        self.word(word, 1, slot)
     }
 
     fn fault(&self, of: usize) -> &AtomicU64 {
         self.word(of, 2, 0)
     }
 
-    fn header(&self, of: usize, call: u64, index: usize) -> &AtomicU64 {
-        self.word(of, 3 + call as usize % SLOTS, index)
+    fn header(&self, word: usize, call: u64, index: usize) -> &AtomicU64 {
+        self.word(word, 3 + call as usize % SLOTS, index)
     }
 
     fn nonce(&self) -> &AtomicU64 {
@@ -169,33 +169,33 @@ impl Window {
         self.views[rank].as_ref()
     }
 
-    /// Tells a rank of a call, before its data.
-    pub(crate) fn set_header(&self, at: usize, call: u64, words: header::Words) {
-        if let Some(view) = self.of(at) {
+    /// Tells a stream's peer of a call, before its data.
+    pub(crate) fn set_header(&self, stream: &Stream, call: u64, words: header::Words) {
+        if let Some(view) = self.of(stream.peer) {
             for (index, word) in words.into_iter().enumerate() {
-                view.header(self.me, call, index).store(word, Ordering::Relaxed);
+                view.header(stream.there, call, index).store(word, Ordering::Relaxed);
             }
         }
     }
 
-    /// What a rank told of a call, once its mark has been seen.
-    pub(crate) fn header(&self, from: usize, call: u64) -> header::Words {
-        std::array::from_fn(|index| self.own.header(from, call, index).load(Ordering::Relaxed))
+    /// What a stream's peer told of a call, once its mark has been seen.
+    pub(crate) fn header(&self, stream: &Stream, call: u64) -> header::Words {
+        let word = |index| self.own.header(stream.here, call, index).load(Ordering::Relaxed);
+        std::array::from_fn(word)
     }
 
-    /// Tells a rank that data is in its place. All that was written there before is visible to whoever sees the mark.
-    pub(crate) fn set_arrived(&self, at: usize, mark: Mark) {
-        if let Some(view) = self.of(at) {
-            view.arrived(self.me, mark.call as usize % SLOTS)
+    /// Tells a stream's peer that data is in its place. All that was written there before is visible to whoever sees the mark.
+    pub(crate) fn set_arrived(&self, stream: &Stream, mark: Mark) {
+        if let Some(view) = self.of(stream.peer) {
+            view.arrived(stream.there, mark.call as usize % SLOTS)
                 .store(mark.to_word(), Ordering::Release);
         }
     }
 
-    /// Tells a rank how far its data was taken out.
-    pub(crate) fn set_taken(&self, at: usize, mark: Mark) {
+    /// Tells a rank, by one of its words, how far data was taken out.
+    pub(crate) fn set_taken(&self, at: usize, word: usize, mark: Mark) {
         if let Some(view) = self.of(at) {
-            view.taken(self.me, mark.call as usize % SLOTS)
-                .store(mark.to_word(), Ordering::Release);
+            view.taken(word, mark.call as usize % SLOTS).store(mark.to_word(), Ordering::Release);
         }
     }
 
@@ -213,12 +213,12 @@ impl Window {
 }
 
 impl Words for Window {
-    fn arrived(&self, from: usize, slot: usize) -> Mark {
-        Mark::of_word(self.own.arrived(from, slot).load(Ordering::Acquire))
+    fn arrived(&self, word: usize, slot: usize) -> Mark {
+        Mark::of_word(self.own.arrived(word, slot).load(Ordering::Acquire))
     }
 
-    fn taken(&self, by: usize, slot: usize) -> Mark {
-        Mark::of_word(self.own.taken(by, slot).load(Ordering::Acquire))
+    fn taken(&self, word: usize, slot: usize) -> Mark {
+        Mark::of_word(self.own.taken(word, slot).load(Ordering::Acquire))
     }
 }
 

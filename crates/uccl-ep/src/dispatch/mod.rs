@@ -16,7 +16,7 @@ use crate::{
     group::{Group, Interrupted, Until, Wait},
     header::Header,
     numerics::quantise::{self, Scales},
-    protocol::{Call, Step, Takes},
+    protocol::{Call, Step, Stream, Takes},
     record::Record,
     routing::Routing,
     window::View,
@@ -98,8 +98,8 @@ impl Dispatch {
         }
         let area = record.area(local, slots);
         let place = group.place(area * ranks)?;
-        let rounds = group.rounds(|to| routing.to(to).len().div_ceil(slots.max(1)) as u16);
-        let call = Call::new(place, Takes::EachAlone, &rounds);
+        let rounds = |stream: &Stream| routing.to(stream.peer).len().div_ceil(slots.max(1)) as u16;
+        let call = Call::new(place, Takes::EachAlone, group.parties(), rounds);
         // SAFETY: as the caller has it.
         let quantised = unsafe { quantised(&tokens, routing.tokens()) };
         let group = Arc::clone(group);
@@ -158,9 +158,9 @@ impl Dispatch {
         let mut wait = Wait { phase: Phase::Dispatch, is_interrupted };
         part.group.drive(call, until, &mut wait, |call, step| {
             match (step, &mut sink) {
-                (Step::Send { to, mark }, _) => part.send(call, to, mark.round),
-                (Step::Take { from: Some(from), round }, Some((sink, counts))) => {
-                    part.take(call, from, round, counts, sink);
+                (Step::Send { stream, mark }, _) => part.send(call, &stream, mark.round),
+                (Step::Take { stream: Some(stream), round }, Some((sink, counts))) => {
+                    part.take(call, stream.about, round, counts, sink);
                 }
                 _ => {}
             }
@@ -178,9 +178,9 @@ impl Part {
             per_expert: vec![0; ranks * local],
             tokens_of: vec![0; ranks],
         };
-        for from in (0..ranks).filter(|rank| !self.group.is_masked(*rank)) {
-            let window = self.group.window();
-            let theirs = window.header(from, call.number());
+        for stream in call.arriving() {
+            let (window, from) = (self.group.window(), stream.about);
+            let theirs = window.header(stream, call.number());
             let [theirs, tokens] = self.header(0).told_by(self.group.rank(), from, theirs)?;
             let tokens = tokens.min(MAX_TOKENS as u64);
             let ours = match self.room {
@@ -226,12 +226,12 @@ impl Part {
     }
 
     /// Writes a round to a rank's place.
-    fn send(&self, call: &Call, to: usize, round: u16) {
-        let window = self.group.window();
+    fn send(&self, call: &Call, stream: &Stream, round: u16) {
+        let (window, to) = (self.group.window(), stream.peer);
         let Some(view) = window.of(to) else { return };
         let area = self.area(view, call, self.group.rank());
         if round == 0 {
-            window.set_header(to, call.number(), self.header(to).to_words());
+            window.set_header(stream, call.number(), self.header(to).to_words());
             let counts = self.routing.per_expert_of(to);
             // SAFETY: an area begins with counts, and is ours to write until the mark.
             unsafe { area.cast::<u32>().copy_from_nonoverlapping(counts.as_ptr(), counts.len()) };
