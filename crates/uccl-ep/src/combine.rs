@@ -9,11 +9,11 @@ use crate::{
     error::{Error, Phase, Result},
     group::{Group, Interrupted, Until, Wait},
     header::Header,
+    nodes::Nodes,
     numerics::{logfmt, quantise::GROUP, sum},
     protocol::{Call, Step, Stream, Takes},
     record::Row,
     routing::MAX_TOP_K,
-    window::View,
 };
 
 /// What a rank sends back for each token.
@@ -132,7 +132,7 @@ impl Combine {
         let place = group.place(len)?;
         let rounds =
             |stream: &Stream| rounds_of(handle.counts.tokens_of[stream.about] as usize) as u16;
-        let call = Call::new(place, Takes::AllTogether, group.parties(), rounds);
+        let call = Call::new(place, Takes::AllTogether, group.parties(Nodes::one(ranks)), rounds);
         let part = Part { handle: Arc::clone(handle), results, row, at_once };
         let mut combine = Self { part, call };
         if matches!(handle.room, Room::Tokens(_)) {
@@ -219,10 +219,10 @@ impl Part {
 
     /// Writes the rows of a round to a rank's place.
     fn send(&self, call: &Call, stream: &Stream, round: u16) {
-        let (window, to) = (self.group().window(), stream.peer);
-        let Some(view) = window.of(to) else { return };
+        let Some(mut letter) = self.group().window().letter(stream) else { return };
+        let to = stream.about;
         if round == 0 {
-            window.set_header(stream, call.number(), self.header().to_words());
+            letter.tell(call.number(), self.header().to_words());
         }
         if to == self.group().rank() && self.sums_own_in_place() {
             return;
@@ -236,10 +236,11 @@ impl Part {
             if token < first || token >= first + self.at_once {
                 continue;
             }
-            let slot_at = |slot| self.row_in(view, call, slot, token - first);
+            let mut slot_at =
+                |slot| letter.at(self.row_at(call, slot, token - first), self.row.stride());
             // SAFETY: rows and weights may be read, as `begin` demands; each slot that is written is this rank's until
             // the mark, and has room for a row.
-            unsafe { self.send_token(entry, at, &slot_at, &mut rounded) };
+            unsafe { self.send_token(entry, at, &mut slot_at, &mut rounded) };
         }
     }
 
@@ -251,13 +252,12 @@ impl Part {
         &self,
         entry: &[i32],
         at: usize,
-        slot_at: &dyn Fn(usize) -> *mut u8,
+        slot_at: &mut dyn FnMut(usize) -> *mut u8,
         rounded: &mut [u16],
     ) {
         let rows = entry[2..].iter().enumerate();
         let rows = rows.filter_map(|(k, row)| Some((k, usize::try_from(*row).ok()?)));
-        let one_slot =
-            || slot_at(self.slot_of(self.group().rank(), self.handle.masters[at].into()));
+        let one_slot = || self.slot_of(self.group().rank(), self.handle.masters[at].into());
         // SAFETY: as the caller has it; each row was compared with the number of rows in `check`.
         unsafe {
             match self.results.sends {
@@ -269,7 +269,7 @@ impl Part {
                     }
                 }
                 Sends::Row => {
-                    let out = one_slot();
+                    let out = slot_at(one_slot());
                     self.put(self.result(at), out);
                     if let Some(weights) = self.results.weights {
                         let to = out.add(self.row.weights_at()).cast::<f32>();
@@ -280,7 +280,7 @@ impl Part {
                     }
                 }
                 Sends::SumOfExperts => {
-                    let out = one_slot();
+                    let out = slot_at(one_slot());
                     if self.results.weights.is_some() {
                         out.add(self.row.weights_at())
                             .cast::<f32>()
@@ -409,15 +409,15 @@ impl Part {
         }
     }
 
-    /// A slot's row of a token of the round, in a window.
-    fn row_in(&self, view: &View, call: &Call, slot: usize, token: usize) -> *mut u8 {
-        let at = self.row.at(self.at_once, slot, token);
-        view.pool(call.place().offset + at, self.row.stride())
+    /// Where a slot's row of a token of the round begins in a pool.
+    fn row_at(&self, call: &Call, slot: usize, token: usize) -> usize {
+        call.place().offset + self.row.at(self.at_once, slot, token)
     }
 
     /// The row of a term, in this rank's place.
     fn row_of(&self, call: &Call, token: usize, term: &Term) -> *mut u8 {
-        self.row_in(self.group().window().own(), call, term.slot, token % self.at_once)
+        let at = self.row_at(call, term.slot, token % self.at_once);
+        self.group().window().own().pool(at, self.row.stride())
     }
 
     /// What comes back of a token's weights.

@@ -15,8 +15,10 @@ use uccl_wire::ep_card::EpCard;
 
 use crate::{
     error::{Error, Phase, Result},
+    nodes::Nodes,
     placing::{Place, Places},
     protocol::{Call, Parties, Step, Streams},
+    routing::MAX_RANKS_OF_NODE,
     window::Window,
 };
 
@@ -33,6 +35,8 @@ pub struct Config {
     pub timeout: Duration,
     /// Whether a peer that is late is masked, and the call goes on without it, instead of failing.
     pub masks_late: bool,
+    /// Which node this rank is on; ranks of one host are on one, unless this says otherwise.
+    pub node: Option<u64>,
 }
 
 /// Gives every rank what every rank gives, in order of rank; `None` for a rank that is not there.
@@ -44,6 +48,7 @@ pub type Interrupted<'a> = dyn FnMut() -> bool + 'a;
 /// One rank's end of a group. Dropping it says nothing to the others.
 pub struct Group {
     config: Config,
+    nodes: Nodes,
     window: Window,
     places: Mutex<Places>,
     masked: Vec<AtomicBool>,
@@ -57,17 +62,17 @@ impl Group {
     /// # Errors
     /// A rank's window cannot be reached, or ranks do not agree on the group. All ranks fail then.
     pub fn join(config: Config, exchange: &mut Exchange<'_>) -> Result<Arc<Self>> {
-        let Config { rank: me, ranks, pool, .. } = config;
+        let Config { rank: me, ranks, pool, node, .. } = config;
         if me >= ranks {
             return Err(Error::invalid(format!("there is no rank {me} of {ranks}")));
         }
-        let mut window = Window::new(me, ranks, pool)?;
+        let mut window = Window::new(me, ranks, pool, node)?;
         let cards = exchange(window.card(1).encode().to_vec())?;
         let opened = open_all(config, &mut window, &cards);
         // A rank that failed tells the others why, so that none waits for it in vain.
         let verdict = opened.as_ref().err().map(ToString::to_string).unwrap_or_default();
         let verdicts = exchange(verdict.into_bytes())?;
-        let processes = opened?;
+        let (processes, nodes) = opened?;
         let failed = |(_, text): &(usize, &Option<Vec<u8>>)| {
             text.as_ref().is_some_and(|text| !text.is_empty())
         };
@@ -77,7 +82,8 @@ impl Group {
             return Err(Error::PeerLost { phase: Phase::Join, rank: me, peer, why });
         }
         let masked = cards.iter().map(|card| AtomicBool::new(card.is_none())).collect();
-        Ok(Arc::new(Self { config, window, places: Mutex::default(), masked, processes }))
+        let places = Mutex::default();
+        Ok(Arc::new(Self { config, nodes, window, places, masked, processes }))
     }
 
     /// Which rank this is.
@@ -90,6 +96,22 @@ impl Group {
     #[must_use]
     pub fn ranks(&self) -> usize {
         self.config.ranks
+    }
+
+    /// How ranks are spread over nodes: all as on one, unless each node has as many, one behind the other.
+    #[must_use]
+    pub fn nodes(&self) -> Nodes {
+        self.nodes
+    }
+
+    /// The nodes that tokens can be relayed on: there are several, of several ranks each, and nobody is left out. A group that masks
+    /// ranks relays nothing, because a relay that is lost would take its peers on other nodes with it.
+    #[must_use]
+    pub fn relays(&self) -> Option<Nodes> {
+        let Nodes { count, ranks } = self.nodes;
+        let is_whole = (0..self.ranks()).all(|rank| !self.is_masked(rank));
+        let can = count > 1 && (2..=MAX_RANKS_OF_NODE).contains(&ranks);
+        (can && is_whole && !self.config.masks_late).then_some(self.nodes)
     }
 
     /// Bytes of the pool.
@@ -132,6 +154,8 @@ impl Group {
     /// The next call's place.
     pub(crate) fn place(&self, len: usize) -> Result<Place> {
         let pool = self.pool_len();
+        // What is in a place is aligned as the place is.
+        let len = len.next_multiple_of(64);
         self.places.lock().take(len, pool).ok_or_else(|| {
             let why = format!(
                 "the call needs {len} bytes of the buffer, which has {pool}; make it with more"
@@ -140,11 +164,15 @@ impl Group {
         })
     }
 
-    /// Who takes part in a call that begins now.
-    pub(crate) fn parties(&self) -> Parties {
+    /// Who takes part in a call that begins now, if it relays on so many nodes.
+    pub(crate) fn parties(&self, nodes: Nodes) -> Parties {
         let (me, ranks) = (self.rank(), self.ranks());
         let is_there = (0..ranks).map(|rank| !self.is_masked(rank)).collect();
-        Parties { me, is_there, streams: Streams::flat(me, ranks) }
+        let streams = match nodes.count {
+            1 => Streams::flat(me, ranks),
+            _ => Streams::two_level(me, nodes),
+        };
+        Parties { me, is_there, streams }
     }
 
     /// Does the steps of a call until `until`. `act` copies what is sent or taken.
@@ -238,11 +266,12 @@ fn open_all(
     config: Config,
     window: &mut Window,
     cards: &[Option<Vec<u8>>],
-) -> Result<Vec<Option<Process>>> {
+) -> Result<(Vec<Option<Process>>, Nodes)> {
     let Config { rank: me, ranks, .. } = config;
     if cards.len() != ranks {
         return Err(Error::invalid(format!("{} cards for {ranks} ranks", cards.len())));
     }
+    let mut nodes = vec![None; ranks];
     let open = |(rank, card): (usize, &Option<Vec<u8>>)| {
         let Some(card) = card else { return Ok(None) };
         let card = EpCard::decode(card).map_err(|e| Error::invalid(format!("rank {rank}: {e}")))?;
@@ -258,13 +287,15 @@ fn open_all(
             }
         }
         window.open(&card)?;
+        nodes[rank] = Some((card.host, card.node));
         if card.pid == std::process::id() {
             return Ok(None);
         }
         let os = |source| Error::Os { what: format!("watching rank {rank}"), source };
         Process::open(card.pid.cast_signed()).map(Some).map_err(os)
     };
-    cards.iter().enumerate().map(open).collect()
+    let processes = cards.iter().enumerate().map(open).collect::<Result<_>>()?;
+    Ok((processes, Nodes::of(&nodes)))
 }
 
 /// How far a call is driven.

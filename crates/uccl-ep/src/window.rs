@@ -1,6 +1,6 @@
 //! A rank's window: memory that its peers write to, and its mappings of theirs.
 //!
-//! A window begins with words for each rank (see [`crate::protocol`]), a cache line of each kind, and its headers of the
+//! A window begins with the words of streams (see [`crate::protocol`]), a cache line of each kind, and their headers of the
 //! calls that may be under way; then comes the pool in which calls are placed.
 
 use std::{
@@ -25,7 +25,7 @@ use crate::{
 };
 
 const LINE: usize = 64;
-/// Lines of each rank: `arrived`, `taken`, its fault with the window's nonce, and its headers.
+/// Lines of a stream: `arrived`, `taken`, the fault of the rank with its number and the window's nonce, and its headers.
 const LINES: usize = 3 + SLOTS;
 const _: () = assert!(header::WORDS * 8 == LINE && SLOTS * 8 <= LINE);
 const PAGE: usize = 4096;
@@ -33,7 +33,8 @@ const PAGE: usize = 4096;
 /// Bytes before the pool, for as many ranks.
 #[must_use]
 pub fn control_len(ranks: usize) -> usize {
-    (ranks * LINES * LINE).next_multiple_of(PAGE)
+    // No spreading over nodes has more words: see `protocol::words_of`.
+    (3 * ranks * LINES * LINE).next_multiple_of(PAGE)
 }
 
 /// One rank's mapping of a window: its own, or a peer's.
@@ -95,6 +96,7 @@ impl View {
 pub(crate) struct Window {
     me: usize,
     host: [u8; HOST_LEN],
+    node: u64,
     segment: Segment,
     own: View,
     /// By rank; its own too.
@@ -103,7 +105,7 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    pub(crate) fn new(me: usize, ranks: usize, pool: usize) -> Result<Self> {
+    pub(crate) fn new(me: usize, ranks: usize, pool: usize, node: Option<u64>) -> Result<Self> {
         let len = pool.checked_next_multiple_of(PAGE);
         let len = len.and_then(|pool| pool.checked_add(control_len(ranks)));
         let len = len.ok_or_else(|| Error::invalid(format!("a pool of {pool} bytes")))?;
@@ -114,7 +116,8 @@ impl Window {
         let nonce = getrandom::u64().map_err(|e| os(io::Error::other(e)))?;
         own.nonce().store(nonce, Ordering::Release);
         let views = (0..ranks).map(|rank| (rank == me).then(|| own.clone())).collect();
-        Ok(Self { me, host: host()?, segment, own, views, nonce })
+        let (host, node) = (host()?, node.unwrap_or_default());
+        Ok(Self { me, host, node, segment, own, views, nonce })
     }
 
     /// What peers need to map it.
@@ -127,6 +130,7 @@ impl Window {
             descriptor: self.segment.fd().as_raw_fd() as u32,
             nonce: self.nonce,
             next_call,
+            node: self.node,
             host: self.host,
         }
     }
@@ -169,13 +173,9 @@ impl Window {
         self.views[rank].as_ref()
     }
 
-    /// Tells a stream's peer of a call, before its data.
-    pub(crate) fn set_header(&self, stream: &Stream, call: u64, words: header::Words) {
-        if let Some(view) = self.of(stream.peer) {
-            for (index, word) in words.into_iter().enumerate() {
-                view.header(stream.there, call, index).store(word, Ordering::Relaxed);
-            }
-        }
+    /// Begins to write to the window of a stream's peer; `None` if it is not there any more.
+    pub(crate) fn letter(&self, stream: &Stream) -> Option<Letter<'_>> {
+        Some(Letter { view: self.of(stream.peer)?, word: stream.there })
     }
 
     /// What a stream's peer told of a call, once its mark has been seen.
@@ -219,6 +219,26 @@ impl Words for Window {
 
     fn taken(&self, word: usize, slot: usize) -> Mark {
         Mark::of_word(self.own.taken(word, slot).load(Ordering::Acquire))
+    }
+}
+
+/// What is being written to a rank's window.
+pub(crate) struct Letter<'a> {
+    view: &'a View,
+    word: usize,
+}
+
+impl Letter<'_> {
+    /// Tells the rank of a call.
+    pub(crate) fn tell(&mut self, call: u64, words: header::Words) {
+        for (index, word) in words.into_iter().enumerate() {
+            self.view.header(self.word, call, index).store(word, Ordering::Relaxed);
+        }
+    }
+
+    /// Memory for `len` bytes at `at` of the rank's pool: to be filled before the next is asked for.
+    pub(crate) fn at(&mut self, at: usize, len: usize) -> *mut u8 {
+        self.view.pool(at, len)
     }
 }
 

@@ -10,17 +10,29 @@ use uccl_ep::{
     Config, Error, Group, Result,
     combine::{Combine, Combined, Results, Sends, Sums},
     dispatch::{Dispatch, Handle, Layout, Outputs, Payload, Room, Tokens},
+    nodes::Nodes,
     numerics::bf16,
     routing::{Choices, Routing},
 };
 
-/// Runs `rank` for each rank of a group, in threads of their own.
+/// Runs `rank` for each rank of a group on one node, in threads of their own.
 fn world<T: Send>(
     ranks: usize,
     pool: usize,
     timeout: Duration,
     rank: impl Fn(Arc<Group>) -> T + Sync,
 ) -> Vec<T> {
+    world_on(Nodes::one(ranks), pool, timeout, rank)
+}
+
+/// The same, on several nodes.
+fn world_on<T: Send>(
+    nodes: Nodes,
+    pool: usize,
+    timeout: Duration,
+    rank: impl Fn(Arc<Group>) -> T + Sync,
+) -> Vec<T> {
+    let ranks = nodes.all_ranks();
     let (board, barrier) = (Mutex::new(vec![None; ranks]), Barrier::new(ranks));
     let join = |me: usize| {
         let mut exchange = |mine: Vec<u8>| {
@@ -30,7 +42,8 @@ fn world<T: Send>(
             barrier.wait();
             Ok(all)
         };
-        let config = Config { rank: me, ranks, pool, timeout, masks_late: false };
+        let node = Some(nodes.node_of(me) as u64);
+        let config = Config { rank: me, ranks, pool, timeout, masks_late: false, node };
         rank(Group::join(config, &mut exchange).unwrap())
     };
     thread::scope(|scope| {
@@ -68,6 +81,14 @@ impl Own {
         let choices = Choices { experts: &experts, top_k, num_experts, ranks };
         let routing = Arc::new(Routing::new(choices).unwrap());
         Self { rows, experts, weights, routing }
+    }
+
+    /// The same, relayed where the group can.
+    fn relayed(mut self, group: &Group) -> Self {
+        let routing = Routing::clone(&self.routing);
+        let nodes = group.relays().unwrap_or(Nodes::one(group.ranks()));
+        self.routing = Arc::new(routing.relayed(nodes).unwrap());
+        self
     }
 
     fn tokens(&self) -> Tokens {
@@ -220,26 +241,41 @@ fn experts_that_change_nothing_give_back_a_multiple() {
     }
 }
 
+/// How groups are spread in tests: on one node, and on several.
+const SPREAD: [Nodes; 4] = [
+    Nodes { count: 1, ranks: 3 },
+    Nodes { count: 2, ranks: 1 },
+    Nodes { count: 2, ranks: 2 },
+    Nodes { count: 4, ranks: 2 },
+];
+
 #[test]
-fn rows_arrive_by_rank_and_token() {
-    world(3, 1 << 20, Duration::from_secs(20), |group| {
-        let owns = [0, 1, 2].map(|rank| Own::new(7, rank, 3, 2, 40));
-        let me = group.rank();
-        for room in [Room::Tokens(40), Room::Bytes(3 * 2048)] {
-            let arrived = dispatched(&group, &owns[me], room, None).unwrap();
-            let mut at = 0;
-            for (rank, own) in owns.iter().enumerate() {
-                for token in own.routing.to(me) {
-                    let row = &own.rows[*token as usize * HIDDEN..][..HIDDEN];
-                    assert_eq!(arrived.rows[at * HIDDEN..][..HIDDEN], *row);
-                    let entry = &arrived.handle.table[at * 4..][..2];
-                    assert_eq!(entry, [*token as i32, rank as i32]);
-                    at += 1;
+fn rows_arrive_by_rank_and_token_however_ranks_are_spread() {
+    for nodes in SPREAD {
+        let ranks = nodes.all_ranks();
+        world_on(nodes, 1 << 20, Duration::from_secs(20), |group| {
+            let own = |rank| Own::new(7, rank, ranks, 2, 40).relayed(&group);
+            let owns: Vec<_> = (0..ranks).map(own).collect();
+            let me = group.rank();
+            // Room for all tokens at once, and for few of them.
+            for room in [Room::Tokens(40), Room::Bytes(ranks * 2048), Room::Bytes(ranks * 5000)] {
+                let arrived = dispatched(&group, &owns[me], room, None).unwrap();
+                let mut at = 0;
+                for (rank, own) in owns.iter().enumerate() {
+                    for token in own.routing.to(me) {
+                        let row = &own.rows[*token as usize * HIDDEN..][..HIDDEN];
+                        assert_eq!(arrived.rows[at * HIDDEN..][..HIDDEN], *row);
+                        let weights = &own.weights[*token as usize * 2..][..2];
+                        assert_eq!(arrived.weights[at * 2..][..2], *weights);
+                        let entry = &arrived.handle.table[at * 4..][..2];
+                        assert_eq!(entry, [*token as i32, rank as i32]);
+                        at += 1;
+                    }
                 }
+                assert_eq!(at * HIDDEN, arrived.rows.len());
             }
-            assert_eq!(at * HIDDEN, arrived.rows.len());
-        }
-    });
+        });
+    }
 }
 
 #[test]

@@ -11,16 +11,17 @@
 //! | 24 | u64 | bytes of the pool |
 //! | 32 | u64 | nonce, which the window has too |
 //! | 40 | u64 | number of the next call |
-//! | 48 | 36 B | the kernel's boot id, as text |
+//! | 48 | u64 | node |
+//! | 56 | 36 B | the kernel's boot id, as text |
 //!
 //! All numbers are little endian.
 
 /// Bytes of a card.
-pub const EP_CARD_LEN: usize = 84;
+pub const EP_CARD_LEN: usize = 92;
 /// Bytes of a boot id.
 pub const HOST_LEN: usize = 36;
 
-const MAGIC: u32 = 0x5543_4501;
+const MAGIC: u32 = 0x5543_4502;
 
 /// A card; see the module.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,6 +40,8 @@ pub struct EpCard {
     pub nonce: u64,
     /// The number of its next call.
     pub next_call: u64,
+    /// Ranks of one kernel and node are near each other.
+    pub node: u64,
     /// The boot id of its kernel.
     pub host: [u8; HOST_LEN],
 }
@@ -72,11 +75,11 @@ impl EpCard {
         for (word, out) in words.iter().zip(out.as_chunks_mut::<4>().0) {
             *out = word.to_le_bytes();
         }
-        let longs = [self.pool, self.nonce, self.next_call];
-        for (long, out) in longs.iter().zip(out[24..48].as_chunks_mut::<8>().0) {
+        let longs = [self.pool, self.nonce, self.next_call, self.node];
+        for (long, out) in longs.iter().zip(out[24..56].as_chunks_mut::<8>().0) {
             *out = long.to_le_bytes();
         }
-        out[48..].copy_from_slice(&self.host);
+        out[56..].copy_from_slice(&self.host);
         out
     }
 
@@ -100,9 +103,9 @@ impl EpCard {
         if rank >= ranks {
             return Err(EpCardError::NoSuchRank { rank, ranks });
         }
-        let [pool, nonce, next_call] = [24, 32, 40].map(long);
-        let host = bytes[48..].first_chunk().copied().unwrap_or([0; HOST_LEN]);
-        Ok(Self { rank, ranks, pid, descriptor, pool, nonce, next_call, host })
+        let [pool, nonce, next_call, node] = [24, 32, 40, 48].map(long);
+        let host = bytes[56..].first_chunk().copied().unwrap_or([0; HOST_LEN]);
+        Ok(Self { rank, ranks, pid, descriptor, pool, nonce, next_call, node, host })
     }
 }
 
@@ -115,14 +118,14 @@ mod tests {
     proptest! {
         #[test]
         fn a_card_survives_its_bytes(
-            numbers: [u32; 3], longs: [u64; 3], ranks in 1u32.., host in proptest::array::uniform32(0u8..),
+            numbers: [u32; 3], longs: [u64; 4], ranks in 1u32.., host in proptest::array::uniform32(0u8..),
         ) {
             let [rank, pid, descriptor] = numbers;
-            let [pool, nonce, next_call] = longs;
+            let [pool, nonce, next_call, node] = longs;
             let mut id = [b'-'; HOST_LEN];
             id[..32].copy_from_slice(&host);
             let rank = rank % ranks;
-            let card = EpCard { rank, ranks, pid, descriptor, pool, nonce, next_call, host: id };
+            let card = EpCard { rank, ranks, pid, descriptor, pool, nonce, next_call, node, host: id };
             prop_assert_eq!(EpCard::decode(&card.encode()), Ok(card));
         }
 

@@ -31,7 +31,7 @@ impl PyGroup {
     ) -> PyResult<Self> {
         let timeout = Duration::try_from_secs_f64(timeout)
             .map_err(|e| PyValueError::new_err(e.to_string()))?;
-        let config = Config { rank, ranks, pool, timeout, masks_late };
+        let config = Config { rank, ranks, pool, timeout, masks_late, node: None };
         let mut raised = None;
         let mut all = |mine: Vec<u8>| {
             let given = exchange.call1((PyBytes::new(exchange.py(), &mine),));
