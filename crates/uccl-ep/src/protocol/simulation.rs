@@ -56,9 +56,9 @@ enum Flying {
 }
 
 impl Flying {
-    fn from(&self) -> usize {
+    fn ends(&self) -> (usize, usize) {
         match self {
-            Self::Data { from, .. } | Self::Told { from, .. } => *from,
+            Self::Data { from, to, .. } | Self::Told { from, to, .. } => (*from, *to),
         }
     }
 }
@@ -91,6 +91,8 @@ struct World {
     network: Vec<Flying>,
     /// How often a rank took a round: (rank, stream's peer, about, call, round).
     took: HashMap<(usize, usize, usize, u64, u16), u32>,
+    /// From one rank to another, most of what is said takes many calls.
+    slow: Option<(usize, usize)>,
     /// A rank that goes away, and after how many steps.
     goes: Option<(usize, usize)>,
 }
@@ -106,8 +108,11 @@ impl World {
         // Without one of its ranks, a group uses no relays.
         let goes = (ranks > 1 && random.u8(..4) == 0)
             .then(|| (random.usize(..ranks), random.usize(..400)));
-        let plan = |random: &mut _| Plan::random(random, nodes, goes.is_none());
-        let plans: Vec<_> = (0..random.usize(1..=14)).map(|_| plan(&mut random)).collect();
+        let slow = (random.u8(..4) == 0).then(|| (random.usize(..ranks), random.usize(..ranks)));
+        let relayed = if goes.is_none() { [0, 8, 15][random.usize(..3)] } else { 0 };
+        let plan = |random: &mut _| Plan::random(random, nodes, relayed);
+        let most = if slow.is_some() { 2 * SLOTS + 4 } else { SLOTS + 6 };
+        let plans: Vec<_> = (0..random.usize(1..=most)).map(|_| plan(&mut random)).collect();
         let none = Mark::of_word(0);
         let window = Window {
             arrived: vec![[none; SLOTS]; words_of(nodes)],
@@ -123,7 +128,7 @@ impl World {
             is_gone: false,
         };
         let ranks = (0..ranks).map(|_| rank()).collect();
-        Self { random, nodes, plans, ranks, network: Vec::new(), took: HashMap::new(), goes }
+        Self { random, nodes, plans, ranks, network: Vec::new(), took: HashMap::new(), slow, goes }
     }
 
     /// Runs until all ranks have made all calls; says what is wrong.
@@ -141,7 +146,9 @@ impl World {
             }
             let moved = if self.random.bool() { self.deliver() } else { self.act()? };
             // Only when nothing is left on either side is it a deadlock.
-            if !moved && !self.deliver() && !self.act_anywhere()? && self.all_know_who_is_gone() {
+            let moved =
+                moved || self.deliver() || self.act_anywhere()? || self.deliver_of(|_, _| true);
+            if !moved && self.all_know_who_is_gone() {
                 return Err(format!(
                     "nothing can happen any more, after {step} steps{}",
                     self.state()
@@ -160,7 +167,7 @@ impl World {
     fn go_away_or_drop(&mut self, gone: usize) {
         if !self.ranks[gone].is_gone {
             self.ranks[gone].is_gone = true;
-            self.network.retain(|flying| flying.from() != gone);
+            self.network.retain(|flying| flying.ends().0 != gone);
         }
         let at = self.random.usize(..self.ranks.len());
         let rank = &mut self.ranks[at];
@@ -274,12 +281,21 @@ impl World {
         Ok(())
     }
 
-    /// Something arrives.
+    /// Something arrives that is not slow, or, once in a while, that is.
     fn deliver(&mut self) -> bool {
-        if self.network.is_empty() {
-            return false;
-        }
-        let at = self.random.usize(..self.network.len());
+        let may_be_slow = self.random.u16(..4096) == 0;
+        self.deliver_of(|flying, slow| may_be_slow || slow != Some(flying.ends()))
+    }
+
+    fn deliver_of(&mut self, which: impl Fn(&Flying, Option<(usize, usize)>) -> bool) -> bool {
+        let all = 0..self.network.len();
+        let may: Vec<_> = all.filter(|at| which(&self.network[*at], self.slow)).collect();
+        let Some(at) = self.random.choice(may) else { return false };
+        self.deliver_at(at);
+        true
+    }
+
+    fn deliver_at(&mut self, at: usize) {
         let is_lane_lost = self.random.u8(..16) == 0;
         let is_over = match &mut self.network[at] {
             Flying::Told { to, word, mark, .. } => {
@@ -304,7 +320,6 @@ impl World {
         if is_over {
             self.network.swap_remove(at);
         }
-        true
     }
 
     /// Every rank took each round once of each stream that arrives at it, unless one end of it has gone.
@@ -342,10 +357,11 @@ fn expect(window: &Window, area: std::ops::Range<usize>, want: Cell) -> Result<(
 }
 
 impl Plan {
-    fn random(random: &mut fastrand::Rng, nodes: Nodes, may_relay: bool) -> Self {
+    /// Of sixteen plans, `relayed` have relays, where there are several nodes.
+    fn random(random: &mut fastrand::Rng, nodes: Nodes, relayed: u8) -> Self {
         let ranks = nodes.all_ranks();
         let takes = if random.bool() { Takes::EachAlone } else { Takes::AllTogether };
-        let is_two_level = may_relay && nodes.count > 1 && random.u8(..4) > 0;
+        let is_two_level = nodes.count > 1 && random.u8(..16) < relayed;
         let mut round = || if random.u8(..3) == 0 { random.u16(1..=4) } else { 1 };
         let rounds = match takes {
             Takes::EachAlone => (0..ranks).map(|_| (0..ranks).map(|_| round()).collect()).collect(),
