@@ -1,9 +1,12 @@
 //! What experts made of tokens comes back, and is summed.
 
+mod relay;
+
 use std::{slice, sync::Arc};
 
 use smallvec::SmallVec;
 
+use self::relay::Levels;
 use crate::{
     dispatch::{Handle, Room},
     error::{Error, Phase, Result},
@@ -38,6 +41,15 @@ pub enum Sums {
     Weighted(*const f32),
 }
 
+/// The order in which a node's relay sums the rows of its ranks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Order {
+    /// Rank by rank, ascending. Weights are summed too.
+    ByRank,
+    /// By the last of each rank's choices. Weights are those of the choice's rank.
+    ByChoice,
+}
+
 /// Rows of bf16 that go back.
 #[derive(Clone, Copy, Debug)]
 pub struct Results {
@@ -55,6 +67,9 @@ pub struct Results {
     pub weights: Option<*const f32>,
     /// Whether rows are packed as LogFMT-10 on their way.
     pub is_packed: bool,
+    /// Whether, after a dispatch with relays, a node's rows of a token are summed at its relay and rounded to bf16, and the sum goes
+    /// across; in the order that the sum of nodes has too. Else every row goes all the way.
+    pub relays: Option<Order>,
     /// Whether rows stay as they are until the combine has ended: this rank's own tokens are then summed from them.
     pub stays: bool,
 }
@@ -83,6 +98,8 @@ struct Part {
     handle: Arc<Handle>,
     results: Results,
     row: Row,
+    /// How a place is divided, if rows are relayed.
+    levels: Option<Levels>,
     /// Tokens of each rank that have rows in its place at once.
     at_once: usize,
 }
@@ -109,10 +126,11 @@ impl Combine {
         check(handle, &results)?;
         let (ranks, top_k) = (group.ranks(), routing.top_k());
         let Results { hidden, sends, weights, is_packed, .. } = results;
-        let slots = match sends {
-            Sends::EachExpert => top_k,
-            Sends::Row | Sends::SumOfExperts if top_k == 0 => ranks,
-            Sends::Row | Sends::SumOfExperts => ranks.min(top_k),
+        let levels = Levels::of(handle, &results)?;
+        let slots = match (&levels, sends) {
+            (Some(levels), _) => levels.slots(),
+            (None, Sends::EachExpert) => top_k,
+            (None, Sends::Row | Sends::SumOfExperts) => one_of(ranks, top_k),
         };
         let values = if is_packed { logfmt::max_len(hidden) } else { 2 * hidden };
         let row = Row { values, weights: weights.map_or(0, |_| top_k), slots };
@@ -130,10 +148,11 @@ impl Combine {
             return Err(Error::invalid(why));
         }
         let place = group.place(len)?;
+        let nodes = levels.as_ref().map_or(Nodes::one(ranks), |levels| levels.nodes);
         let rounds =
             |stream: &Stream| rounds_of(handle.counts.tokens_of[stream.about] as usize) as u16;
-        let call = Call::new(place, Takes::AllTogether, group.parties(Nodes::one(ranks)), rounds);
-        let part = Part { handle: Arc::clone(handle), results, row, at_once };
+        let call = Call::new(place, Takes::AllTogether, group.parties(nodes), rounds);
+        let part = Part { handle: Arc::clone(handle), results, row, levels, at_once };
         let mut combine = Self { part, call };
         if matches!(handle.room, Room::Tokens(_)) {
             combine.drive(Until::SentAll, is_interrupted, &mut |_, _, _| Ok(()))?;
@@ -153,14 +172,22 @@ impl Combine {
         combined: Combined,
         is_interrupted: &mut Interrupted<'_>,
     ) -> Result<()> {
-        let mut unpacked = vec![0; self.part.unpacked_len()];
+        self.part.check_order(combined.sums)?;
+        let mut scratch = vec![0; self.part.scratch_len()];
         self.drive(Until::Over, is_interrupted, &mut |part, call, round| {
             part.compare_headers(call)?;
             let tokens = part.handle.routing.tokens();
             let first = usize::from(round) * part.at_once;
             for token in first..tokens.min(first + part.at_once) {
                 // SAFETY: as the caller has it.
-                unsafe { part.sum(call, token, &combined, &mut unpacked) };
+                unsafe {
+                    match &part.levels {
+                        None => part.sum(call, token, &combined, &mut scratch),
+                        Some(levels) => {
+                            part.sum_nodes(levels, call, token, &combined, &mut scratch)
+                        }
+                    }
+                }
             }
             Ok(())
         })
@@ -180,7 +207,8 @@ impl Combine {
                 Ok(())
             }
             Step::Take { round, .. } => take(part, call, round),
-            Step::Relay { .. } | Step::Tell { .. } => Ok(()),
+            Step::Relay { stream, mark } => part.pass_on(call, &stream, mark),
+            Step::Tell { .. } => Ok(()),
         })
     }
 }
@@ -190,7 +218,7 @@ impl Part {
         &self.handle.group
     }
 
-    fn header(&self) -> Header<5, 0> {
+    fn header(&self) -> Header<6, 0> {
         let Row { values, weights, slots } = self.row;
         let agreed = [
             ("bytes of a row", values),
@@ -198,23 +226,31 @@ impl Part {
             ("rows of a token", slots),
             ("slots", self.at_once),
             ("packed rows", usize::from(self.results.is_packed)),
+            (
+                "sums of nodes (1 by rank, 2 by choice)",
+                self.results.relays.map_or(0, |by| 1 + by as usize),
+            ),
         ];
         Header { phase: Phase::Combine, agreed, told: [] }
     }
 
     fn compare_headers(&self, call: &Call) -> Result<()> {
-        let group = self.group();
-        for stream in call.arriving() {
-            let theirs = group.window().header(stream, call.number());
-            self.header().told_by(group.rank(), stream.peer, theirs)?;
-        }
-        Ok(())
+        call.arriving().try_for_each(|stream| self.compare_header(call, stream))
     }
 
-    /// Which of a token's slots a rank's one row has. `last` is the last of the token's choices that is this rank's.
-    fn slot_of(&self, rank: usize, last: usize) -> usize {
-        let top_k = self.handle.routing.top_k();
-        if top_k == 0 || self.group().ranks() <= top_k { rank } else { last }
+    fn compare_header(&self, call: &Call, stream: &Stream) -> Result<()> {
+        let theirs = self.group().window().header(stream, call.number());
+        self.header().told_by(self.group().rank(), stream.peer, theirs).map(|[]| ())
+    }
+
+    /// Which of the slots of a token of rank `about` this rank's one row has. `last` is the last of the token's choices that is
+    /// this rank's.
+    fn slot_of(&self, about: usize, last: usize) -> usize {
+        let (me, top_k) = (self.group().rank(), self.handle.routing.top_k());
+        match &self.levels {
+            None => slot_of_one(me, self.group().ranks(), top_k, last),
+            Some(levels) => levels.near(about, me, last),
+        }
     }
 
     /// Writes the rows of a round to a rank's place.
@@ -257,7 +293,7 @@ impl Part {
     ) {
         let rows = entry[2..].iter().enumerate();
         let rows = rows.filter_map(|(k, row)| Some((k, usize::try_from(*row).ok()?)));
-        let one_slot = || self.slot_of(self.group().rank(), self.handle.masters[at].into());
+        let one_slot = || self.slot_of(entry[1] as usize, self.handle.masters[at].into());
         // SAFETY: as the caller has it; each row was compared with the number of rows in `check`.
         unsafe {
             match self.results.sends {
@@ -353,9 +389,10 @@ impl Part {
         }
     }
 
-    /// How many values the rows of a token have that have to be unpacked.
-    fn unpacked_len(&self) -> usize {
-        if self.results.is_packed { self.row.slots * self.results.hidden } else { 0 }
+    /// How many values a token has on their way to its sum: rows that are unpacked, or the sum of this node.
+    fn scratch_len(&self) -> usize {
+        let rows = if self.results.is_packed { self.row.slots } else { 1 };
+        rows * self.results.hidden
     }
 
     /// Makes a token's sum.
@@ -423,29 +460,31 @@ impl Part {
     /// What comes back of a token's weights.
     fn sum_weights(&self, call: &Call, token: usize, sums: Sums, terms: &[Term], out: &mut [f32]) {
         out.fill(0.0);
-        if self.row.weights == 0 {
-            return;
-        }
         let routing = &self.handle.routing;
         let choices = routing.choices(token);
-        let rank_of = |choice| routing.owner(choice).map(|(rank, _)| rank);
         for term in terms {
+            // The row of one expert has one weight.
+            let has_it = |k| self.results.sends != Sends::EachExpert || k == term.choice;
+            let is_its =
+                |k: usize| routing.owner(choices[k]).is_some_and(|(rank, _)| rank == term.rank);
             let row = self.row_of(call, token, term);
-            // SAFETY: the row's weights were written with it.
-            let weights = unsafe {
-                slice::from_raw_parts(row.add(self.row.weights_at()).cast::<f32>(), out.len())
-            };
-            for (k, (out, weight)) in out.iter_mut().zip(weights).enumerate() {
-                // The row of one expert has one weight.
-                let has_it = self.results.sends != Sends::EachExpert || k == term.choice;
-                match sums {
-                    _ if !has_it => {}
-                    Sums::ByRank => *out += weight,
-                    _ if rank_of(choices[k]) == Some(term.rank) => *out = *weight,
-                    _ => {}
-                }
+            // SAFETY: a rank has written its row before its mark.
+            let weights = unsafe { self.weights_of(row) };
+            match sums {
+                Sums::ByRank => add(weights, has_it, out),
+                _ => put(weights, |k| has_it(k) && is_its(k), out),
             }
         }
+    }
+
+    /// The weights that a row came with; none if rows have none.
+    ///
+    /// # Safety
+    /// `row` is one that was written.
+    unsafe fn weights_of<'a>(&self, row: *mut u8) -> &'a [f32] {
+        let Row { weights, .. } = self.row;
+        // SAFETY: the row's weights were written with it.
+        unsafe { slice::from_raw_parts(row.add(self.row.weights_at()).cast::<f32>(), weights) }
     }
 
     /// A token's terms, in the order of its sum.
@@ -468,7 +507,8 @@ impl Part {
                     _ => routing.last_choice(rank, choices),
                 };
                 if let Some(choice) = last {
-                    terms.push(Term { rank, slot: self.slot_of(rank, choice), choice });
+                    let slot = slot_of_one(rank, group.ranks(), routing.top_k(), choice);
+                    terms.push(Term { rank, slot, choice });
                 }
             }
         }
@@ -478,6 +518,28 @@ impl Part {
         }
         terms
     }
+}
+
+/// Slots of a token for one row of each of so many ranks, or nodes: of each choice, if these are fewer.
+fn one_of(count: usize, top_k: usize) -> usize {
+    if top_k == 0 { count } else { count.min(top_k) }
+}
+
+/// Which of them one has. `last` is the last of the token's choices that is its.
+fn slot_of_one(nth: usize, count: usize, top_k: usize, last: usize) -> usize {
+    if one_of(count, top_k) == count { nth } else { last }
+}
+
+/// Adds those weights that count.
+fn add(weights: &[f32], counts: impl Fn(usize) -> bool, out: &mut [f32]) {
+    let all = out.iter_mut().zip(weights).enumerate();
+    all.filter(|(k, _)| counts(*k)).for_each(|(_, (out, weight))| *out += weight);
+}
+
+/// Copies those weights that count.
+fn put(weights: &[f32], counts: impl Fn(usize) -> bool, out: &mut [f32]) {
+    let all = out.iter_mut().zip(weights).enumerate();
+    all.filter(|(k, _)| counts(*k)).for_each(|(_, (out, weight))| *out = *weight);
 }
 
 /// Takes a round out.

@@ -8,7 +8,7 @@ use std::{
 
 use uccl_ep::{
     Config, Error, Group, Result,
-    combine::{Combine, Combined, Results, Sends, Sums},
+    combine::{Combine, Combined, Order, Results, Sends, Sums},
     dispatch::{Dispatch, Handle, Layout, Outputs, Payload, Room, Tokens},
     nodes::Nodes,
     numerics::bf16,
@@ -147,13 +147,17 @@ fn dispatched(
     Ok(Arrived { rows, weights, handle })
 }
 
-fn combined(
-    own: &Own,
-    arrived: &Arrived,
+/// How a test combines.
+#[derive(Clone, Copy)]
+struct How {
     sends: Sends,
     sums: Sums,
+    relays: Option<Order>,
     stays: bool,
-) -> Result<Vec<u16>> {
+}
+
+fn combined(own: &Own, arrived: &Arrived, how: How) -> Result<Vec<u16>> {
+    let How { sends, sums, relays, stays } = how;
     let results = Results {
         rows: arrived.rows.as_ptr().cast(),
         len: arrived.rows.len() / HIDDEN,
@@ -162,6 +166,7 @@ fn combined(
         sends,
         weights: (!stays).then_some(arrived.weights.as_ptr()),
         is_packed: false,
+        relays,
         stays,
     };
     // SAFETY: the vectors live until the combine is over.
@@ -193,13 +198,33 @@ fn times(row: &[u16], by: f32) -> Vec<u16> {
     row.iter().map(|bits| bf16::from_f32(bf16::to_f32(*bits) * by + 0.0)).collect()
 }
 
+/// The ways that rows of a dispatch may come back.
+fn ways(own: &Own, sends: Sends) -> Vec<How> {
+    let weighted = (Sums::Weighted(own.weights.as_ptr()), None);
+    let (choice, rank) = (Sums::ByChoice, Sums::ByRank);
+    let sums = match sends {
+        Sends::EachExpert => vec![(choice, None), weighted],
+        // Without relays these say nothing.
+        _ => vec![
+            (choice, None),
+            (choice, Some(Order::ByChoice)),
+            (rank, None),
+            (rank, Some(Order::ByRank)),
+        ],
+    };
+    let how = |(sums, relays)| [true, false].map(|stays| How { sends, sums, relays, stays });
+    sums.into_iter().flat_map(how).collect()
+}
+
 #[test]
 fn experts_that_change_nothing_give_back_a_multiple() {
     for seed in 0..60 {
-        let ranks = 1 + seed as usize % 5;
-        let top_k = 1 + seed as usize % 4;
-        world(ranks, 1 << 20, Duration::from_secs(20), |group| {
-            let own = Own::new(seed, group.rank(), ranks, top_k, 30);
+        let ranks = 1 + seed as usize / 3 % 5;
+        let nodes = [Nodes::one(ranks), Nodes { count: 2, ranks: 2 }, Nodes { count: 3, ranks: 2 }];
+        let nodes = nodes[seed as usize % 3];
+        let (ranks, top_k) = (nodes.all_ranks(), 1 + seed as usize % 4);
+        world_on(nodes, 1 << 21, Duration::from_secs(20), |group| {
+            let own = Own::new(seed, group.rank(), ranks, top_k, 30).relayed(&group);
             for (room, by_experts, sends) in [
                 (Room::Tokens(30), Some(30 * ranks), Sends::EachExpert),
                 (Room::Tokens(30), Some(30 * ranks), Sends::SumOfExperts),
@@ -208,22 +233,15 @@ fn experts_that_change_nothing_give_back_a_multiple() {
                 (Room::Bytes(ranks * 4096), None, Sends::Row),
             ] {
                 let arrived = dispatched(&group, &own, room, by_experts).unwrap();
-                let weighted = Sums::Weighted(own.weights.as_ptr());
-                let all = [
-                    Sums::ByChoice,
-                    if sends == Sends::EachExpert { weighted } else { Sums::ByRank },
-                ];
-                for (sums, stays) in
-                    all.map(|sums| [(sums, false), (sums, true)]).into_iter().flatten()
-                {
-                    let out = combined(&own, &arrived, sends, sums, stays).unwrap();
+                for how in ways(&own, sends) {
+                    let out = combined(&own, &arrived, how).unwrap();
                     for token in 0..own.routing.tokens() {
                         let chosen = || {
                             (token * top_k..(token + 1) * top_k).filter(|k| own.experts[*k] >= 0)
                         };
                         let goes = (0..ranks)
                             .filter(|rank| own.routing.to(*rank).contains(&(token as u32)));
-                        let by = match (sends, sums) {
+                        let by = match (sends, how.sums) {
                             (Sends::Row, _) => goes.count() as f32,
                             (_, Sums::Weighted(_)) => chosen().map(|k| own.weights[k]).sum(),
                             _ => chosen().count() as f32,
