@@ -13,7 +13,6 @@ use crate::{
     protocol::{Call, Step, Takes},
     record::Row,
     routing::MAX_TOP_K,
-    window::View,
 };
 
 /// What a rank sends back for each token.
@@ -219,9 +218,9 @@ impl Part {
     /// Writes the rows of a round to a rank's place.
     fn send(&self, call: &Call, to: usize, round: u16) {
         let window = self.group().window();
-        let Some(view) = window.of(to) else { return };
+        let Some(mut letter) = window.letter(to) else { return };
         if round == 0 {
-            window.set_header(to, call.number(), self.header().to_words());
+            letter.tell(call.number(), self.header().to_words());
         }
         if to == self.group().rank() && self.sums_own_in_place() {
             return;
@@ -235,10 +234,11 @@ impl Part {
             if token < first || token >= first + self.at_once {
                 continue;
             }
-            let slot_at = |slot| self.row_in(view, call, slot, token - first);
+            let mut slot_at =
+                |slot| letter.at(self.row_at(call, slot, token - first), self.row.stride());
             // SAFETY: rows and weights may be read, as `begin` demands; each slot that is written is this rank's until
             // the mark, and has room for a row.
-            unsafe { self.send_token(entry, at, &slot_at, &mut rounded) };
+            unsafe { self.send_token(entry, at, &mut slot_at, &mut rounded) };
         }
     }
 
@@ -250,13 +250,12 @@ impl Part {
         &self,
         entry: &[i32],
         at: usize,
-        slot_at: &dyn Fn(usize) -> *mut u8,
+        slot_at: &mut dyn FnMut(usize) -> *mut u8,
         rounded: &mut [u16],
     ) {
         let rows = entry[2..].iter().enumerate();
         let rows = rows.filter_map(|(k, row)| Some((k, usize::try_from(*row).ok()?)));
-        let one_slot =
-            || slot_at(self.slot_of(self.group().rank(), self.handle.masters[at].into()));
+        let one_slot = || self.slot_of(self.group().rank(), self.handle.masters[at].into());
         // SAFETY: as the caller has it; each row was compared with the number of rows in `check`.
         unsafe {
             match self.results.sends {
@@ -268,7 +267,7 @@ impl Part {
                     }
                 }
                 Sends::Row => {
-                    let out = one_slot();
+                    let out = slot_at(one_slot());
                     self.put(self.result(at), out);
                     if let Some(weights) = self.results.weights {
                         let to = out.add(self.row.weights_at()).cast::<f32>();
@@ -279,7 +278,7 @@ impl Part {
                     }
                 }
                 Sends::SumOfExperts => {
-                    let out = one_slot();
+                    let out = slot_at(one_slot());
                     if self.results.weights.is_some() {
                         out.add(self.row.weights_at())
                             .cast::<f32>()
@@ -408,15 +407,15 @@ impl Part {
         }
     }
 
-    /// A slot's row of a token of the round, in a window.
-    fn row_in(&self, view: &View, call: &Call, slot: usize, token: usize) -> *mut u8 {
-        let at = self.row.at(self.at_once, slot, token);
-        view.pool(call.place().offset + at, self.row.stride())
+    /// Where a slot's row of a token of the round begins in a pool.
+    fn row_at(&self, call: &Call, slot: usize, token: usize) -> usize {
+        call.place().offset + self.row.at(self.at_once, slot, token)
     }
 
     /// The row of a term, in this rank's place.
     fn row_of(&self, call: &Call, token: usize, term: &Term) -> *mut u8 {
-        self.row_in(self.group().window().own(), call, term.slot, token % self.at_once)
+        let at = self.row_at(call, term.slot, token % self.at_once);
+        self.group().window().own().pool(at, self.row.stride())
     }
 
     /// What comes back of a token's weights.

@@ -3,7 +3,7 @@
 use std::{
     sync::{Arc, Barrier, Mutex},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use uccl_ep::{
@@ -13,15 +13,44 @@ use uccl_ep::{
     numerics::bf16,
     routing::{Choices, Routing},
 };
+use uccl_p2p::Transport;
 
-/// Runs `rank` for each rank of a group, in threads of their own.
-fn world<T: Send>(
-    ranks: usize,
+/// Which ranks there are, and how they reach each other.
+#[derive(Clone, Copy)]
+struct Ranks {
+    count: usize,
+    /// Ranks of one host are kept apart by as many nodes.
+    nodes: usize,
+    transport: Transport,
     pool: usize,
     timeout: Duration,
-    rank: impl Fn(Arc<Group>) -> T + Sync,
-) -> Vec<T> {
-    let (board, barrier) = (Mutex::new(vec![None; ranks]), Barrier::new(ranks));
+}
+
+impl Ranks {
+    /// Ranks that map each other's windows.
+    fn near(count: usize) -> Self {
+        let timeout = Duration::from_secs(20);
+        Self { count, nodes: 1, transport: Transport::Tcp, pool: 1 << 20, timeout }
+    }
+
+    /// Ranks on several nodes.
+    fn apart(count: usize, nodes: usize, transport: Transport) -> Self {
+        Self { nodes, transport, ..Self::near(count) }
+    }
+
+    fn config(&self, rank: usize) -> Config {
+        let Self { count: ranks, nodes, transport, pool, timeout } = *self;
+        let bind = Some([127, 0, 0, 1].into());
+        let network = uccl_p2p::Config { transport, bind, num_cpus: 1, ..Default::default() };
+        let node = Some((rank * nodes / ranks) as u64);
+        let (masks_late, network) = (false, Some(network));
+        Config { rank, ranks, pool, timeout, masks_late, node, network }
+    }
+}
+
+/// Runs `rank` for each rank of a group, in threads of their own.
+fn world<T: Send>(ranks: Ranks, rank: impl Fn(Arc<Group>) -> T + Sync) -> Vec<T> {
+    let (board, barrier) = (Mutex::new(vec![None; ranks.count]), Barrier::new(ranks.count));
     let join = |me: usize| {
         let mut exchange = |mine: Vec<u8>| {
             board.lock().unwrap()[me] = Some(mine);
@@ -30,11 +59,11 @@ fn world<T: Send>(
             barrier.wait();
             Ok(all)
         };
-        let config = Config { rank: me, ranks, pool, timeout, masks_late: false };
-        rank(Group::join(config, &mut exchange).unwrap())
+        rank(Group::join(ranks.config(me), &mut exchange).unwrap())
     };
+    let join = &join;
     thread::scope(|scope| {
-        let ranks: Vec<_> = (0..ranks).map(|me| scope.spawn(move || join(me))).collect::<Vec<_>>();
+        let ranks: Vec<_> = (0..ranks.count).map(|me| scope.spawn(move || join(me))).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
 }
@@ -172,12 +201,12 @@ fn times(row: &[u16], by: f32) -> Vec<u16> {
     row.iter().map(|bits| bf16::from_f32(bf16::to_f32(*bits) * by + 0.0)).collect()
 }
 
-#[test]
-fn experts_that_change_nothing_give_back_a_multiple() {
-    for seed in 0..60 {
-        let ranks = 1 + seed as usize % 5;
-        let top_k = 1 + seed as usize % 4;
-        world(ranks, 1 << 20, Duration::from_secs(20), |group| {
+/// Dispatches and combines in every way; experts change nothing.
+fn multiples(places: Ranks, seeds: std::ops::Range<u64>) {
+    let ranks = places.count;
+    world(places, |group| {
+        for seed in seeds.clone() {
+            let top_k = 1 + seed as usize % 4;
             let own = Own::new(seed, group.rank(), ranks, top_k, 30);
             for (room, by_experts, sends) in [
                 (Room::Tokens(30), Some(30 * ranks), Sends::EachExpert),
@@ -216,13 +245,52 @@ fn experts_that_change_nothing_give_back_a_multiple() {
                     }
                 }
             }
-        });
+        }
+    });
+}
+
+#[test]
+fn experts_that_change_nothing_give_back_a_multiple() {
+    for ranks in 1..=5 {
+        multiples(Ranks::near(ranks), 0..12);
     }
 }
 
 #[test]
+fn ranks_on_several_nodes_get_the_same_as_ranks_on_one() {
+    for (ranks, nodes) in [(2, 2), (4, 2), (4, 4), (8, 4)] {
+        multiples(Ranks::apart(ranks, nodes, Transport::Tcp), 0..4);
+    }
+}
+
+#[test]
+fn nodes_reach_each_other_over_every_link_of_this_machine() {
+    for transport in [Transport::Auto, Transport::Local, Transport::Fifo] {
+        multiples(Ranks::apart(4, 2, transport), 0..3);
+    }
+}
+
+#[test]
+fn tokens_for_a_far_rank_go_in_one_write() {
+    world(Ranks::apart(2, 2, Transport::Tcp), |group| {
+        let own = Own::new(7, group.rank(), 2, 2, 40);
+        assert!(own.routing.to(1 - group.rank()).len() > 1);
+        let posted = || group.network_stats().map(|stats| stats.transfers_posted).unwrap();
+        let before = posted();
+        dispatched(&group, &own, Room::Tokens(40), None).unwrap();
+        // The proxy may be behind.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while posted() < before + 2 && Instant::now() < deadline {
+            thread::yield_now();
+        }
+        // The tokens with their mark, and the word that says that the other's were taken.
+        assert_eq!(posted(), before + 2);
+    });
+}
+
+#[test]
 fn rows_arrive_by_rank_and_token() {
-    world(3, 1 << 20, Duration::from_secs(20), |group| {
+    world(Ranks::near(3), |group| {
         let owns = [0, 1, 2].map(|rank| Own::new(7, rank, 3, 2, 40));
         let me = group.rank();
         for room in [Room::Tokens(40), Room::Bytes(3 * 2048)] {
@@ -244,7 +312,7 @@ fn rows_arrive_by_rank_and_token() {
 
 #[test]
 fn a_rank_that_does_not_come_is_named() {
-    let errors = world(3, 1 << 18, Duration::from_millis(300), |group| {
+    let errors = world(Ranks { timeout: Duration::from_millis(300), ..Ranks::near(3) }, |group| {
         let own = Own::new(1, group.rank(), 3, 2, 8);
         let is_absent = group.rank() == 1;
         let done = (!is_absent).then(|| dispatched(&group, &own, Room::Tokens(8), None).err());
@@ -265,7 +333,7 @@ fn a_rank_that_does_not_come_is_named() {
 
 #[test]
 fn ranks_that_differ_are_told_in_what() {
-    let errors = world(2, 1 << 18, Duration::from_secs(5), |group| {
+    let errors = world(Ranks::near(2), |group| {
         let own = Own::new(1, group.rank(), 2, 1 + group.rank(), 8);
         dispatched(&group, &own, Room::Tokens(8), None).err().map(|e| e.to_string())
     });
@@ -280,7 +348,7 @@ fn ranks_that_differ_are_told_in_what() {
 
 #[test]
 fn what_has_no_room_is_refused_with_the_sizes() {
-    world(2, 4096, Duration::from_secs(5), |group| {
+    world(Ranks { pool: 4096, ..Ranks::near(2) }, |group| {
         let own = Own::new(3, group.rank(), 2, 2, 30);
         let text = dispatched(&group, &own, Room::Tokens(30), None).err().unwrap().to_string();
         assert!(text.contains("bytes of the buffer, which has 4096"), "{text}");

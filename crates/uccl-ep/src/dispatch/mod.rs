@@ -19,7 +19,6 @@ use crate::{
     protocol::{Call, Step, Takes},
     record::Record,
     routing::Routing,
-    window::View,
 };
 
 /// A dispatch under way.
@@ -194,7 +193,7 @@ impl Part {
             }
             counts.from[from] = theirs as u32;
             counts.tokens_of[from] = tokens as u32;
-            let area = self.area(window.own(), call, from);
+            let area = self.area(call, from);
             // SAFETY: the area begins with counts, which the sender has written before its mark.
             let words = unsafe { slice::from_raw_parts(area.cast::<u32>(), local) };
             counts.per_expert[from * local..][..local].copy_from_slice(words);
@@ -215,9 +214,14 @@ impl Part {
         Header { phase: Phase::Dispatch, agreed, told }
     }
 
-    /// The area of a rank's data in a window.
-    fn area(&self, view: &View, call: &Call, from: usize) -> *mut u8 {
-        view.pool(call.place().offset + from * self.area, self.area)
+    /// Where the area of a rank's data begins in a pool.
+    fn area_at(&self, call: &Call, from: usize) -> usize {
+        call.place().offset + from * self.area
+    }
+
+    /// The area of a rank's data in this rank's window.
+    fn area(&self, call: &Call, from: usize) -> *mut u8 {
+        self.group.window().own().pool(self.area_at(call, from), self.area)
     }
 
     /// Where an area's record is, from the area's start.
@@ -228,19 +232,21 @@ impl Part {
     /// Writes a round to a rank's place.
     fn send(&self, call: &Call, to: usize, round: u16) {
         let window = self.group.window();
-        let Some(view) = window.of(to) else { return };
-        let area = self.area(view, call, self.group.rank());
+        let Some(mut letter) = window.letter(to) else { return };
+        let area = self.area_at(call, self.group.rank());
         if round == 0 {
-            window.set_header(to, call.number(), self.header(to).to_words());
+            letter.tell(call.number(), self.header(to).to_words());
             let counts = self.routing.per_expert_of(to);
+            let out = letter.at(area, Record::first_at(counts.len()));
             // SAFETY: an area begins with counts, and is ours to write until the mark.
-            unsafe { area.cast::<u32>().copy_from_nonoverlapping(counts.as_ptr(), counts.len()) };
+            unsafe { out.cast::<u32>().copy_from_nonoverlapping(counts.as_ptr(), counts.len()) };
         }
         let tokens =
             self.routing.to(to).iter().skip(usize::from(round) * self.slots).take(self.slots);
         for (slot, token) in tokens.enumerate() {
-            // SAFETY: an area has `slots` records behind its first; they are ours to write until the mark.
-            unsafe { self.write(area.add(self.record_at(slot)), *token as usize) };
+            let out = letter.at(area + self.record_at(slot), self.record.stride());
+            // SAFETY: an area has `slots` records behind its counts; they are ours to write until the mark.
+            unsafe { self.write(out, *token as usize) };
         }
     }
 
@@ -292,7 +298,7 @@ impl Part {
 
     /// Takes a rank's round out.
     fn take(&self, call: &Call, from: usize, round: u16, counts: &Counts, sink: &mut Sink<'_>) {
-        let area = self.area(self.group.window().own(), call, from);
+        let area = self.area(call, from);
         let before = usize::from(round) * self.slots;
         let rows = counts.rows_from(from);
         for slot in 0..rows.len().saturating_sub(before).min(self.slots) {
