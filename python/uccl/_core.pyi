@@ -608,6 +608,7 @@ class EpGroup:
         pool: int,
         timeout: float,
         masks_late: bool,
+        node: int | None,
         exchange: Callable[[bytes], list[bytes | None]],
     ) -> None: ...
     @property

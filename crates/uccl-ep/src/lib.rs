@@ -8,6 +8,7 @@
 pub mod combine;
 pub mod dispatch;
 mod error;
+mod far;
 mod group;
 mod header;
 pub mod nodes;
@@ -16,8 +17,9 @@ pub mod placing;
 pub mod protocol;
 pub mod record;
 pub mod routing;
+mod view;
 mod window;
 
 pub use error::{Error, Phase, Result};
 pub use group::{Config, Exchange, Group, Interrupted};
-pub use window::control_len;
+pub use view::control_len;

@@ -3,7 +3,7 @@
 use std::{
     sync::{Arc, Barrier, Mutex},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use uccl_ep::{
@@ -11,29 +11,47 @@ use uccl_ep::{
     combine::{Combine, Combined, Order, Results, Sends, Sums},
     dispatch::{Dispatch, Handle, Layout, Outputs, Payload, Room, Tokens},
     nodes::Nodes,
-    numerics::bf16,
+    numerics::{bf16, sum},
     routing::{Choices, Routing},
 };
+use uccl_p2p::Transport;
 
-/// Runs `rank` for each rank of a group on one node, in threads of their own.
-fn world<T: Send>(
-    ranks: usize,
+/// Which ranks there are, and how they reach each other.
+#[derive(Clone, Copy)]
+struct Ranks {
+    count: usize,
+    /// Ranks of one host are kept apart by as many nodes.
+    nodes: usize,
+    transport: Transport,
     pool: usize,
     timeout: Duration,
-    rank: impl Fn(Arc<Group>) -> T + Sync,
-) -> Vec<T> {
-    world_on(Nodes::one(ranks), pool, timeout, rank)
 }
 
-/// The same, on several nodes.
-fn world_on<T: Send>(
-    nodes: Nodes,
-    pool: usize,
-    timeout: Duration,
-    rank: impl Fn(Arc<Group>) -> T + Sync,
-) -> Vec<T> {
-    let ranks = nodes.all_ranks();
-    let (board, barrier) = (Mutex::new(vec![None; ranks]), Barrier::new(ranks));
+impl Ranks {
+    /// Ranks that map each other's windows.
+    fn near(count: usize) -> Self {
+        let timeout = Duration::from_secs(20);
+        Self { count, nodes: 1, transport: Transport::Tcp, pool: 1 << 20, timeout }
+    }
+
+    /// Ranks on several nodes.
+    fn apart(count: usize, nodes: usize, transport: Transport) -> Self {
+        Self { nodes, transport, ..Self::near(count) }
+    }
+
+    fn config(&self, rank: usize) -> Config {
+        let Self { count: ranks, nodes, transport, pool, timeout } = *self;
+        let bind = Some([127, 0, 0, 1].into());
+        let network = uccl_p2p::Config { transport, bind, num_cpus: 1, ..Default::default() };
+        let node = Some((rank * nodes / ranks) as u64);
+        let (masks_late, network) = (false, Some(network));
+        Config { rank, ranks, pool, timeout, masks_late, node, network }
+    }
+}
+
+/// Runs `rank` for each rank of a group, in threads of their own.
+fn world<T: Send>(ranks: Ranks, rank: impl Fn(Arc<Group>) -> T + Sync) -> Vec<T> {
+    let (board, barrier) = (Mutex::new(vec![None; ranks.count]), Barrier::new(ranks.count));
     let join = |me: usize| {
         let mut exchange = |mine: Vec<u8>| {
             board.lock().unwrap()[me] = Some(mine);
@@ -42,12 +60,11 @@ fn world_on<T: Send>(
             barrier.wait();
             Ok(all)
         };
-        let node = Some(nodes.node_of(me) as u64);
-        let config = Config { rank: me, ranks, pool, timeout, masks_late: false, node };
-        rank(Group::join(config, &mut exchange).unwrap())
+        rank(Group::join(ranks.config(me), &mut exchange).unwrap())
     };
+    let join = &join;
     thread::scope(|scope| {
-        let ranks: Vec<_> = (0..ranks).map(|me| scope.spawn(move || join(me))).collect::<Vec<_>>();
+        let ranks: Vec<_> = (0..ranks.count).map(|me| scope.spawn(move || join(me))).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
 }
@@ -216,15 +233,15 @@ fn ways(own: &Own, sends: Sends) -> Vec<How> {
     sums.into_iter().flat_map(how).collect()
 }
 
-#[test]
-fn experts_that_change_nothing_give_back_a_multiple() {
-    for seed in 0..60 {
-        let ranks = 1 + seed as usize / 3 % 5;
-        let nodes = [Nodes::one(ranks), Nodes { count: 2, ranks: 2 }, Nodes { count: 3, ranks: 2 }];
-        let nodes = nodes[seed as usize % 3];
-        let (ranks, top_k) = (nodes.all_ranks(), 1 + seed as usize % 4);
-        world_on(nodes, 1 << 21, Duration::from_secs(20), |group| {
-            let own = Own::new(seed, group.rank(), ranks, top_k, 30).relayed(&group);
+/// Dispatches and combines in every way; experts change nothing.
+fn multiples(places: Ranks, seeds: std::ops::Range<u64>) {
+    let ranks = places.count;
+    world(places, |group| {
+        let relayed = [false, true].into_iter().take(if group.relays().is_some() { 2 } else { 1 });
+        for (seed, is_relayed) in relayed.flat_map(|is| seeds.clone().map(move |seed| (seed, is))) {
+            let top_k = 1 + seed as usize % 4;
+            let own = Own::new(seed, group.rank(), ranks, top_k, 30);
+            let own = if is_relayed { own.relayed(&group) } else { own };
             for (room, by_experts, sends) in [
                 (Room::Tokens(30), Some(30 * ranks), Sends::EachExpert),
                 (Room::Tokens(30), Some(30 * ranks), Sends::SumOfExperts),
@@ -255,23 +272,53 @@ fn experts_that_change_nothing_give_back_a_multiple() {
                     }
                 }
             }
-        });
+        }
+    });
+}
+
+#[test]
+fn experts_that_change_nothing_give_back_a_multiple() {
+    for ranks in 1..=5 {
+        multiples(Ranks::near(ranks), 0..12);
     }
 }
 
-/// How groups are spread in tests: on one node, and on several.
-const SPREAD: [Nodes; 4] = [
-    Nodes { count: 1, ranks: 3 },
-    Nodes { count: 2, ranks: 1 },
-    Nodes { count: 2, ranks: 2 },
-    Nodes { count: 4, ranks: 2 },
-];
+#[test]
+fn ranks_on_several_nodes_get_the_same_as_ranks_on_one() {
+    for (ranks, nodes) in [(2, 2), (4, 2), (4, 4), (8, 4)] {
+        multiples(Ranks::apart(ranks, nodes, Transport::Tcp), 0..4);
+    }
+}
+
+#[test]
+fn nodes_reach_each_other_over_every_link_of_this_machine() {
+    for transport in [Transport::Auto, Transport::Local, Transport::Fifo] {
+        multiples(Ranks::apart(4, 2, transport), 0..3);
+    }
+}
+
+#[test]
+fn tokens_for_a_far_rank_go_in_one_write() {
+    world(Ranks::apart(2, 2, Transport::Tcp), |group| {
+        let own = Own::new(7, group.rank(), 2, 2, 40);
+        assert!(own.routing.to(1 - group.rank()).len() > 1);
+        let posted = || group.network_stats().map(|stats| stats.transfers_posted).unwrap();
+        let before = posted();
+        dispatched(&group, &own, Room::Tokens(40), None).unwrap();
+        // The proxy may be behind.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while posted() < before + 2 && Instant::now() < deadline {
+            thread::yield_now();
+        }
+        // The tokens with their mark, and the word that says that the other's were taken.
+        assert_eq!(posted(), before + 2);
+    });
+}
 
 #[test]
 fn rows_arrive_by_rank_and_token_however_ranks_are_spread() {
-    for nodes in SPREAD {
-        let ranks = nodes.all_ranks();
-        world_on(nodes, 1 << 20, Duration::from_secs(20), |group| {
+    for (ranks, nodes) in [(3, 1), (2, 2), (4, 2), (8, 4)] {
+        world(Ranks::apart(ranks, nodes, Transport::Tcp), |group| {
             let own = |rank| Own::new(7, rank, ranks, 2, 40).relayed(&group);
             let owns: Vec<_> = (0..ranks).map(own).collect();
             let me = group.rank();
@@ -296,9 +343,92 @@ fn rows_arrive_by_rank_and_token_however_ranks_are_spread() {
     }
 }
 
+/// What a rank makes of a token of another: sums of these are not exact.
+fn made(by: usize, rank: usize, token: usize) -> Vec<u16> {
+    let seed = (by * 64 + rank) * 1024 + token;
+    let mut random = fastrand::Rng::with_seed(seed as u64);
+    (0..HIDDEN).map(|_| bf16::from_f32(random.f32() * 8.0 - 4.0)).collect()
+}
+
+fn sum_of(rows: &[Vec<u16>]) -> Vec<u16> {
+    let rows: Vec<_> = rows.iter().map(Vec::as_slice).collect();
+    let mut out = vec![0; HIDDEN];
+    sum::plain(&rows, &mut out);
+    out
+}
+
+#[test]
+fn a_sum_is_rounded_at_each_node_and_at_the_end() {
+    for (ranks, nodes) in [(4, 2), (6, 3), (6, 2)] {
+        world(Ranks::apart(ranks, nodes, Transport::Tcp), |group| {
+            let (me, of_node) = (group.rank(), ranks / nodes);
+            let own = Own::new(5, me, ranks, 6, 40).relayed(&group);
+            let mut arrived = dispatched(&group, &own, Room::Tokens(40), None).unwrap();
+            for (row, entry) in arrived.rows.chunks_mut(HIDDEN).zip(arrived.handle.table.chunks(8))
+            {
+                row.copy_from_slice(&made(me, entry[1] as usize, entry[0] as usize));
+            }
+            let mut has_rounded = false;
+            for (sums, order) in [(Sums::ByRank, Order::ByRank), (Sums::ByChoice, Order::ByChoice)]
+            {
+                let how = How { sends: Sends::Row, sums, relays: Some(order), stays: true };
+                let out = combined(&own, &arrived, how).unwrap();
+                for (token, out) in out.chunks(HIDDEN).enumerate() {
+                    let choices = own.routing.choices(token);
+                    let by =
+                        |rank: usize| own.routing.last_choice(rank, choices).map(|k| (k, rank));
+                    let in_order = |mut all: Vec<(usize, usize)>| {
+                        all.sort_by_key(|(k, nth)| if order == Order::ByRank { *nth } else { *k });
+                        all.into_iter().map(|(_, nth)| nth)
+                    };
+                    let of = |node: usize| (node * of_node..(node + 1) * of_node).filter_map(by);
+                    let node_sum = |node| {
+                        let rows = in_order(of(node).collect()).map(|rank| made(rank, me, token));
+                        sum_of(&rows.collect::<Vec<_>>())
+                    };
+                    let last = |node| of(node).map(|(k, _)| k).max().map(|k| (k, node));
+                    let sums = in_order((0..nodes).filter_map(last).collect()).map(node_sum);
+                    assert_eq!(out, sum_of(&sums.collect::<Vec<_>>()), "token {token} {order:?}");
+                    let all = in_order((0..ranks).filter_map(by).collect());
+                    let once = sum_of(&all.map(|rank| made(rank, me, token)).collect::<Vec<_>>());
+                    has_rounded |= out != once;
+                }
+            }
+            assert!(has_rounded || own.routing.tokens() == 0, "one rounding would give the same");
+        });
+    }
+}
+
+#[test]
+fn a_token_for_several_ranks_of_a_node_crosses_once() {
+    let bytes = |is_relayed: bool| -> u64 {
+        let sent = world(Ranks::apart(4, 2, Transport::Tcp), |group| {
+            let own = Own::new(9, group.rank(), 4, 8, 40);
+            let own = if is_relayed { own.relayed(&group) } else { own };
+            let arrived = dispatched(&group, &own, Room::Tokens(40), None).unwrap();
+            let relays = Some(Order::ByRank);
+            let how = How { sends: Sends::Row, sums: Sums::ByRank, relays, stays: true };
+            combined(&own, &arrived, how).unwrap();
+            // What a peer has may not be counted yet.
+            let deadline = Instant::now() + Duration::from_secs(20);
+            loop {
+                let stats = group.network_stats().unwrap();
+                if stats.transfers_done == stats.transfers_posted || Instant::now() > deadline {
+                    return stats.bytes_sent;
+                }
+                thread::yield_now();
+            }
+        });
+        sent.into_iter().sum()
+    };
+    let (flat, relayed) = (bytes(false), bytes(true));
+    assert!(relayed > 0 && 10 * relayed < 7 * flat, "{relayed} bytes with relays, {flat} without");
+    eprintln!("{relayed} bytes crossed with relays, {flat} without");
+}
+
 #[test]
 fn a_rank_that_does_not_come_is_named() {
-    let errors = world(3, 1 << 18, Duration::from_millis(300), |group| {
+    let errors = world(Ranks { timeout: Duration::from_millis(300), ..Ranks::near(3) }, |group| {
         let own = Own::new(1, group.rank(), 3, 2, 8);
         let is_absent = group.rank() == 1;
         let done = (!is_absent).then(|| dispatched(&group, &own, Room::Tokens(8), None).err());
@@ -319,7 +449,7 @@ fn a_rank_that_does_not_come_is_named() {
 
 #[test]
 fn ranks_that_differ_are_told_in_what() {
-    let errors = world(2, 1 << 18, Duration::from_secs(5), |group| {
+    let errors = world(Ranks::near(2), |group| {
         let own = Own::new(1, group.rank(), 2, 1 + group.rank(), 8);
         dispatched(&group, &own, Room::Tokens(8), None).err().map(|e| e.to_string())
     });
@@ -334,7 +464,7 @@ fn ranks_that_differ_are_told_in_what() {
 
 #[test]
 fn what_has_no_room_is_refused_with_the_sizes() {
-    world(2, 4096, Duration::from_secs(5), |group| {
+    world(Ranks { pool: 4096, ..Ranks::near(2) }, |group| {
         let own = Own::new(3, group.rank(), 2, 2, 30);
         let text = dispatched(&group, &own, Room::Tokens(30), None).err().unwrap().to_string();
         assert!(text.contains("bytes of the buffer, which has 4096"), "{text}");

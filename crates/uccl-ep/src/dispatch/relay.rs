@@ -43,15 +43,14 @@ impl Part {
         if mark.round == 0 {
             let told = [to.tokens.len(), routing.tokens()];
             letter.tell(call.number(), self.header(told).to_words());
+            let out = letter.at(inbox, areas.goes_at());
             for (local, rank) in nodes.ranks_of(nodes.node_of(stream.peer)).enumerate() {
                 let counts = routing.per_expert_of(rank);
-                let out = letter.at(inbox + areas.told_at(local), 4 * (1 + counts.len()));
-                // SAFETY: there is room for the counts of a rank, which is ours to write until the mark.
+                // SAFETY: there is room for the counts of all ranks, which is ours to write until the mark.
                 unsafe {
-                    out.cast::<u32>().write(routing.to(rank).len() as u32);
-                    out.cast::<u32>()
-                        .add(1)
-                        .copy_from_nonoverlapping(counts.as_ptr(), counts.len());
+                    let out = out.add(areas.told_at(local)).cast::<u32>();
+                    out.write(routing.to(rank).len() as u32);
+                    out.add(1).copy_from_nonoverlapping(counts.as_ptr(), counts.len());
                 }
             }
         }
