@@ -616,6 +616,8 @@ class EpGroup:
     @property
     def ranks(self) -> int: ...
     @property
+    def nodes(self) -> tuple[int, int]: ...
+    @property
     def pool(self) -> int: ...
     @property
     def pool_len(self) -> int: ...
@@ -660,6 +662,7 @@ class EpDispatch:
         weights: int = 0,
         slots: int | None = None,
         room: int = 0,
+        relays: bool = False,
     ) -> None: ...
     def counts(self) -> tuple[list[int], list[int]]: ...
     def receive(
@@ -689,6 +692,7 @@ class EpCombine:
         weights: int = 0,
         is_packed: bool = False,
         stays: bool = False,
+        relays: str | None = None,
     ) -> None: ...
     def finish(
         self,

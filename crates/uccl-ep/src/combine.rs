@@ -127,13 +127,21 @@ impl Combine {
         let (ranks, top_k) = (group.ranks(), routing.top_k());
         let Results { hidden, sends, weights, is_packed, .. } = results;
         let levels = Levels::of(handle, &results)?;
+        let values = if is_packed { logfmt::max_len(hidden) } else { 2 * hidden };
+        let weights = weights.map_or(0, |_| top_k);
+        // Where every row goes all the way, a place may be smaller. All ranks see that alike.
+        let levels = levels.filter(|levels| match handle.room {
+            Room::Tokens(tokens) => {
+                Row { values, weights, slots: levels.slots() }.place(tokens) <= group.pool_len()
+            }
+            Room::Bytes(_) => true,
+        });
         let slots = match (&levels, sends) {
             (Some(levels), _) => levels.slots(),
             (None, Sends::EachExpert) => top_k,
             (None, Sends::Row | Sends::SumOfExperts) => one_of(ranks, top_k),
         };
-        let values = if is_packed { logfmt::max_len(hidden) } else { 2 * hidden };
-        let row = Row { values, weights: weights.map_or(0, |_| top_k), slots };
+        let row = Row { values, weights, slots };
         let (at_once, len) = match handle.room {
             Room::Tokens(tokens) => (tokens, row.place(tokens)),
             Room::Bytes(len) => (row.tokens_in(len), len),

@@ -343,6 +343,20 @@ fn rows_arrive_by_rank_and_token_however_ranks_are_spread() {
     }
 }
 
+#[test]
+fn a_pool_without_room_for_relays_does_without() {
+    // Rows go to each rank's 40 slots of 352 bytes; inboxes would be more than the rest of a page.
+    let places = Ranks { pool: 4 * 40 * 352 + 4096, ..Ranks::apart(4, 2, Transport::Tcp) };
+    world(places, |group| {
+        let own = Own::new(9, group.rank(), 4, 2, 40).relayed(&group);
+        let arrived = dispatched(&group, &own, Room::Tokens(40), None).unwrap();
+        assert_eq!((own.routing.nodes().count, arrived.handle.relayed.len()), (2, 1));
+        let relays = Some(Order::ByRank);
+        let how = How { sends: Sends::Row, sums: Sums::ByRank, relays, stays: true };
+        combined(&own, &arrived, how).unwrap();
+    });
+}
+
 /// What a rank makes of a token of another: sums of these are not exact.
 fn made(by: usize, rank: usize, token: usize) -> Vec<u16> {
     let seed = (by * 64 + rank) * 1024 + token;

@@ -34,7 +34,7 @@ impl Levels {
         if results.sends == Sends::EachExpert || results.is_packed {
             return Err(Error::invalid("a relay sums one row of each rank, which is not packed"));
         }
-        Ok(Some(Self { nodes, order, top_k }))
+        Ok(Some(Self { nodes, order, top_k }).filter(|_| handle.relayed.len() == nodes.count))
     }
 
     /// Rows of a token.

@@ -16,6 +16,7 @@ use crate::{
     error::{Error, Phase, Result},
     group::{Group, Interrupted, Until, Wait},
     header::Header,
+    nodes::Nodes,
     numerics::quantise::{self, Scales},
     protocol::{Call, Mark, Step, Stream, Takes},
     record::{Areas, Record},
@@ -69,7 +70,7 @@ impl Dispatch {
         room: Room,
         is_interrupted: &mut Interrupted<'_>,
     ) -> Result<Self> {
-        let areas = areas_of(group, &tokens, &routing)?;
+        let mut areas = areas_of(group, &tokens, &routing)?;
         let slots = match room {
             Room::Tokens(slots) if slots > MAX_TOKENS => {
                 let why = format!("room for {MAX_TOKENS} tokens of each rank at most, not {slots}");
@@ -78,8 +79,13 @@ impl Dispatch {
             Room::Tokens(slots) => slots,
             Room::Bytes(len) => areas.slots_in(len),
         };
+        if matches!(room, Room::Tokens(_)) && areas.place(slots) > group.pool_len() {
+            // Without inboxes a place is smaller. All ranks see that alike.
+            areas.nodes = Nodes::one(group.ranks());
+        }
         let parties = group.parties(areas.nodes);
-        let over = |stream: &Stream| relay::tokens_over(&routing, group.rank(), stream).len();
+        let over =
+            |stream: &Stream| relay::tokens_over(&routing, areas.nodes, group.rank(), stream).len();
         let most = parties.streams.own.iter().map(over).max().unwrap_or(0);
         if matches!(room, Room::Tokens(_)) && most.max(routing.tokens()) > slots {
             let why = format!("{} tokens, and room for {slots} of each rank", routing.tokens());

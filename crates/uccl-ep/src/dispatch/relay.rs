@@ -5,13 +5,18 @@ use std::slice;
 use super::{Head, Part, Relayed};
 use crate::{
     error::Result,
+    nodes::Nodes,
     protocol::{Call, Mark, Stream},
     routing::{MAX_TOP_K, Routing},
 };
 
 /// The tokens that leave this rank over a stream of its own.
-pub(super) fn tokens_over<'a>(routing: &'a Routing, me: usize, stream: &Stream) -> &'a [u32] {
-    let nodes = routing.nodes();
+pub(super) fn tokens_over<'a>(
+    routing: &'a Routing,
+    nodes: Nodes,
+    me: usize,
+    stream: &Stream,
+) -> &'a [u32] {
     let node = nodes.node_of(stream.peer);
     match node == nodes.node_of(me) {
         true => routing.to(stream.peer),

@@ -62,6 +62,13 @@ impl PyGroup {
         self.group.ranks()
     }
 
+    /// Nodes, and ranks of each: one, unless all have as many ranks, one behind the other.
+    #[getter]
+    fn nodes(&self) -> (usize, usize) {
+        let nodes = self.group.nodes();
+        (nodes.count, nodes.ranks)
+    }
+
     /// The address of the pool.
     #[getter]
     fn pool(&self) -> usize {
