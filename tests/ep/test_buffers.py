@@ -474,7 +474,8 @@ def test_a_rank_that_is_stopped_for_longer_is_named_and_told(world, nodes):
     texts = world.run(3, stopped, 0.5, 2.0, nodes=nodes)
     assert all(len(of_rank) == 1 for of_rank in texts), texts
     assert any("rank 1: " in texts[rank][0] for rank in (0, 2)), texts
-    assert "gave up" in texts[1][0], texts
+    # Between nodes, the others may have ended the connection meanwhile.
+    assert "gave up" in texts[1][0] or (nodes > 1 and "lost " in texts[1][0]), texts
 
 
 def rounds(group) -> list[tuple[int, int, int]]:
