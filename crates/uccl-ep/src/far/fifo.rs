@@ -157,3 +157,153 @@ impl Fifo<Shared> {
         Ok(Self::new(Shared(segment::Words::new(&Arc::clone(&segment), 0, words)?), slots))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ring(slots: u64) -> (Fifo<Shared>, Popper<Shared>) {
+        let fifo = Fifo::in_memory(slots).unwrap();
+        (fifo.clone(), Popper::new(fifo))
+    }
+
+    #[test]
+    fn a_full_ring_takes_nothing_until_something_is_popped() {
+        let (fifo, mut popper) = ring(4);
+        for lap in 0..5 {
+            for at in 0..4 {
+                assert!(fifo.try_push([lap, at]));
+            }
+            assert!(!fifo.try_push([9, 9]) && !fifo.push([9, 9], Instant::now()));
+            for at in 0..4 {
+                assert_eq!(
+                    popper.pop().map(|halves| halves.map(|half| half & !LAP)),
+                    Some([lap, at])
+                );
+            }
+            assert_eq!(popper.pop(), None);
+            assert_eq!((fifo.pushed(), popper.popped()), (4 * (lap + 1), 4 * (lap + 1)));
+        }
+    }
+
+    #[test]
+    fn half_a_command_is_not_seen_in_any_lap() {
+        let (fifo, mut popper) = ring(2);
+        for at in 0..9 {
+            // What a device does whose stores of eight bytes land one by one, in either order.
+            let bit = lap(at, 2);
+            let order = if at % 3 == 0 { [1, 0] } else { [0, 1] };
+            fifo.word(HEAD).store(at + 1, Ordering::Relaxed);
+            assert_eq!(popper.pop(), None, "nothing has landed");
+            fifo.slot(at)[order[0]].store(5 | bit, Ordering::Release);
+            assert_eq!(popper.pop(), None, "half {} of command {at} has landed", order[0]);
+            fifo.slot(at)[order[1]].store(5 | bit, Ordering::Release);
+            assert_eq!(popper.pop(), Some([5 | bit; 2]));
+        }
+    }
+
+    #[test]
+    fn producers_that_push_at_once_lose_nothing() {
+        let (fifo, mut popper) = ring(8);
+        const EACH: u64 = 20_000;
+        let deadline = Instant::now() + Duration::from_secs(60);
+        thread::scope(|scope| {
+            for producer in 0..3 {
+                let fifo = fifo.clone();
+                scope.spawn(move || {
+                    for number in 0..EACH {
+                        assert!(fifo.push([producer, number], deadline));
+                    }
+                });
+            }
+            let mut next = [0; 3];
+            while next != [EACH; 3] {
+                assert!(Instant::now() < deadline);
+                let Some([producer, number]) = popper.pop().map(|all| all.map(|half| half & !LAP))
+                else {
+                    thread::yield_now();
+                    continue;
+                };
+                assert_eq!(number, next[producer as usize], "of producer {producer}");
+                next[producer as usize] += 1;
+            }
+        });
+        assert_eq!(popper.pop(), None);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::{sync::atomic::AtomicU64, thread};
+    use uccl_fabric::shm::sync::explore;
+
+    use super::*;
+
+    #[derive(Clone)]
+    struct Watched(loom::sync::Arc<Vec<AtomicU64>>);
+
+    impl Storage for Watched {
+        type Word = AtomicU64;
+
+        fn words(&self) -> &[AtomicU64] {
+            &self.0
+        }
+    }
+
+    fn ring(slots: u64) -> Fifo<Watched> {
+        let words = (0..words_of(slots)).map(|_| AtomicU64::new(0)).collect();
+        Fifo::new(Watched(loom::sync::Arc::new(words)), slots)
+    }
+
+    /// Pops so many, each of whose halves are alike.
+    fn popped(fifo: Fifo<Watched>, count: usize) -> Vec<u64> {
+        let mut popper = Popper::new(fifo);
+        let mut all = Vec::new();
+        while all.len() < count {
+            match popper.pop().map(|halves| halves.map(|half| half & !LAP)) {
+                Some([first, second]) => {
+                    assert_eq!(first, second, "two commands are mixed");
+                    all.push(first);
+                }
+                None => thread::yield_now(),
+            }
+        }
+        all
+    }
+
+    #[test]
+    fn loom_a_command_is_seen_whole_in_every_lap() {
+        explore(|| {
+            let fifo = ring(1);
+            let producer = fifo.clone();
+            let pushing = thread::spawn(move || {
+                for number in 1..=3 {
+                    while !producer.try_push([number, number]) {
+                        thread::yield_now();
+                    }
+                }
+            });
+            assert_eq!(popped(fifo, 3), [1, 2, 3]);
+            pushing.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn loom_two_producers_share_a_ring() {
+        explore(|| {
+            let fifo = ring(2);
+            let pushing = [1, 2].map(|number| {
+                let producer = fifo.clone();
+                thread::spawn(move || {
+                    while !producer.try_push([number, number]) {
+                        thread::yield_now();
+                    }
+                })
+            });
+            let mut all = popped(fifo, 2);
+            all.sort_unstable();
+            assert_eq!(all, [1, 2]);
+            pushing.into_iter().for_each(|pushing| pushing.join().unwrap());
+        });
+    }
+}

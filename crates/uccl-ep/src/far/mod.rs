@@ -54,8 +54,9 @@ impl Listening {
     ) -> Result<Self> {
         let network = network.map_or_else(uccl_p2p::Config::from_env, Ok);
         let network = network.map_err(failed("reading the network's settings"))?;
-        // Who waits in a call decides for how long; see `Group`.
-        let network = uccl_p2p::Config { timeout, transfer_timeout: timeout, ..network };
+        // Who waits in a call gives up first, and can tell its peers so.
+        let patience = 2 * timeout;
+        let network = uccl_p2p::Config { timeout: patience, transfer_timeout: patience, ..network };
         let endpoint = Endpoint::new(network).map_err(failed("making an endpoint"))?;
         let (at, len) = (window.as_ptr().addr(), window.len());
         // SAFETY: the mapping is kept until the endpoint has closed, or for ever.
@@ -154,7 +155,7 @@ impl Far {
             popper: Popper::new(fifo.clone()),
             source: (mr, outbox.as_ptr().addr()),
             peers: cards.iter().zip(&conns).map(peer).collect(),
-            timeout,
+            timeout: 2 * timeout,
             most: ring / 4,
         };
         let proxy = thread::Builder::new()
