@@ -98,3 +98,18 @@ def in_order(terms: list[torch.Tensor], bias: list[torch.Tensor], hidden: int) -
     for term in [*bias, *terms]:
         total = total + term.float()
     return total.bfloat16()
+
+
+def at_nodes(
+    terms: list[tuple[int, torch.Tensor]], nodes: tuple[int, int], hidden: int
+) -> list[torch.Tensor]:
+    """A token's terms, which are of ranks, after relays: the sum of each node's, rounded, in the order of their last terms.
+    There are relays where there are several nodes of several ranks."""
+    count, ranks = nodes
+    if count == 1 or ranks == 1:
+        return [term for _, term in terms]
+    of: dict[int, list[torch.Tensor]] = {}
+    for rank, term in terms:
+        # The node moves behind those whose last term comes before.
+        of[rank // ranks] = [*of.pop(rank // ranks, []), term]
+    return [in_order(rows, [], hidden) for rows in of.values()]

@@ -186,7 +186,8 @@ def normal(group, seeds: list[int], hidden: int) -> None:
             out, out_weights, _ = buffer.combine(made, handle, topk_weights=grads, bias=biases)
             for token, row in enumerate(case.experts[me].tolist()):
                 at = sorted({ref.owner(e, case.num_experts, ranks) for e in row if e >= 0})
-                terms = [case.made(me, token, rank) for rank in at]
+                terms = [(rank, case.made(me, token, rank)) for rank in at]
+                terms = ref.at_nodes(terms, buffer.runtime.nodes, hidden)
                 want = ref.in_order(terms, [biases[0][token], biases[1][token]], hidden)
                 equal(out[token], want, f"seed {seed} token {token}")
             assert out_weights.shape == case.weights[me].shape
@@ -255,6 +256,8 @@ def elastic(group, seeds: list[int], hidden: int) -> None:
                     equal(out_weights, want_weights, f"weights, seed {seed} expand {expand}")
                 for token, row in enumerate(case.experts[me].tolist()):
                     terms = elastic_terms(case, me, token, row, expand, several)
+                    # Without reduction each row goes all the way.
+                    terms = ref.at_nodes(terms, buffer.runtime.nodes if several else (1, ranks), hidden)
                     want = ref.in_order(terms, [case.bias[me][token]], hidden)
                     equal(out[token], want, f"seed {seed} token {token} {expand} {several}")
                 again, _, _, same, _ = buffer.dispatch((case.x[me], packs), handle=handle)
@@ -264,17 +267,18 @@ def elastic(group, seeds: list[int], hidden: int) -> None:
 
 
 def elastic_terms(case: Case, me: int, token: int, row: list[int], expand: bool, several: bool):
-    """A token's terms, in the order of the last choice of each rank; or choice by choice."""
+    """A token's terms and their ranks, in the order of the last choice of each rank; or choice by choice."""
     if expand and not several:
-        return [case.made(me, token, e) for e in row if e >= 0]
+        owner = lambda e: ref.owner(e, case.num_experts, case.ranks)  # noqa: E731
+        return [(owner(e), case.made(me, token, e)) for e in row if e >= 0]
     last = {ref.owner(e, case.num_experts, case.ranks): k for k, e in enumerate(row) if e >= 0}
     terms = []
     for rank in sorted(last, key=last.__getitem__):
         if not expand:
-            terms.append(case.made(me, token, rank))
+            terms.append((rank, case.made(me, token, rank)))
             continue
         own = [e for e in row if e >= 0 and ref.owner(e, case.num_experts, case.ranks) == rank]
-        terms.append(ref.in_order([case.made(me, token, e) for e in own], [], case.hidden))
+        terms.append((rank, ref.in_order([case.made(me, token, e) for e in own], [], case.hidden)))
     return terms
 
 
