@@ -288,13 +288,14 @@ fn tokens_for_a_far_rank_go_in_one_write() {
     });
 }
 
-#[test]
-fn rows_arrive_by_rank_and_token() {
-    world(Ranks::near(3), |group| {
-        let owns = [0, 1, 2].map(|rank| Own::new(7, rank, 3, 2, 40));
+/// Compares what arrives with what each rank sends.
+fn rows_arrive(ranks: Ranks, most: usize, rooms: &[Room]) {
+    let count = ranks.count;
+    world(ranks, |group| {
+        let owns: Vec<_> = (0..count).map(|rank| Own::new(7, rank, count, 2, most)).collect();
         let me = group.rank();
-        for room in [Room::Tokens(40), Room::Bytes(3 * 2048)] {
-            let arrived = dispatched(&group, &owns[me], room, None).unwrap();
+        for room in rooms {
+            let arrived = dispatched(&group, &owns[me], *room, None).unwrap();
             let mut at = 0;
             for (rank, own) in owns.iter().enumerate() {
                 for token in own.routing.to(me) {
@@ -308,6 +309,36 @@ fn rows_arrive_by_rank_and_token() {
             assert_eq!(at * HIDDEN, arrived.rows.len());
         }
     });
+}
+
+#[test]
+fn rows_arrive_by_rank_and_token() {
+    rows_arrive(Ranks::near(3), 40, &[Room::Tokens(40), Room::Bytes(3 * 2048)]);
+}
+
+#[test]
+fn more_than_an_outbox_holds_arrives_in_parts() {
+    let ranks = Ranks { pool: 64 << 20, ..Ranks::apart(2, 2, Transport::Tcp) };
+    let all = Room::Tokens(60_000);
+    // An outbox has 4 MiB, and a token of these takes 288 bytes.
+    assert!((0..2).any(|me| Own::new(7, me, 2, 2, 60_000).routing.to(1 - me).len() > 20_000));
+    rows_arrive(ranks, 60_000, &[all, all, all]);
+}
+
+#[test]
+fn a_far_rank_that_goes_away_is_named_with_what_was_expected_of_it() {
+    let errors = world(Ranks::apart(3, 3, Transport::Tcp), |group| {
+        let own = Own::new(1, group.rank(), 3, 2, 8);
+        let is_there = group.rank() != 1;
+        is_there.then(|| dispatched(&group, &own, Room::Tokens(8), None).err())
+    });
+    let texts: Vec<_> = errors.iter().flatten().flatten().map(ToString::to_string).collect();
+    assert_eq!(texts.len(), 2, "{texts:?}");
+    for text in &texts {
+        // The first to fail tells the other, and may be gone before that has heard of it.
+        assert!(text.starts_with("dispatch on rank ") && text.contains(" expected, "), "{text}");
+    }
+    assert!(texts.iter().any(|text| text.contains(": rank 1 ")), "{texts:?}");
 }
 
 #[test]
