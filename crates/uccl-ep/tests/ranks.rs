@@ -315,31 +315,38 @@ fn tokens_for_a_far_rank_go_in_one_write() {
     });
 }
 
+/// Compares what arrives with what each rank sends, relayed where it can be.
+fn rows_arrive(ranks: Ranks, most: usize, rooms: &[Room]) {
+    let count = ranks.count;
+    world(ranks, |group| {
+        let own = |rank| Own::new(7, rank, count, 2, most).relayed(&group);
+        let owns: Vec<_> = (0..count).map(own).collect();
+        let me = group.rank();
+        for room in rooms {
+            let arrived = dispatched(&group, &owns[me], *room, None).unwrap();
+            let mut at = 0;
+            for (rank, own) in owns.iter().enumerate() {
+                for token in own.routing.to(me) {
+                    let row = &own.rows[*token as usize * HIDDEN..][..HIDDEN];
+                    assert_eq!(arrived.rows[at * HIDDEN..][..HIDDEN], *row);
+                    let weights = &own.weights[*token as usize * 2..][..2];
+                    assert_eq!(arrived.weights[at * 2..][..2], *weights);
+                    let entry = &arrived.handle.table[at * 4..][..2];
+                    assert_eq!(entry, [*token as i32, rank as i32]);
+                    at += 1;
+                }
+            }
+            assert_eq!(at * HIDDEN, arrived.rows.len());
+        }
+    });
+}
+
 #[test]
 fn rows_arrive_by_rank_and_token_however_ranks_are_spread() {
     for (ranks, nodes) in [(3, 1), (2, 2), (4, 2), (8, 4)] {
-        world(Ranks::apart(ranks, nodes, Transport::Tcp), |group| {
-            let own = |rank| Own::new(7, rank, ranks, 2, 40).relayed(&group);
-            let owns: Vec<_> = (0..ranks).map(own).collect();
-            let me = group.rank();
-            // Room for all tokens at once, and for few of them.
-            for room in [Room::Tokens(40), Room::Bytes(ranks * 2048), Room::Bytes(ranks * 5000)] {
-                let arrived = dispatched(&group, &owns[me], room, None).unwrap();
-                let mut at = 0;
-                for (rank, own) in owns.iter().enumerate() {
-                    for token in own.routing.to(me) {
-                        let row = &own.rows[*token as usize * HIDDEN..][..HIDDEN];
-                        assert_eq!(arrived.rows[at * HIDDEN..][..HIDDEN], *row);
-                        let weights = &own.weights[*token as usize * 2..][..2];
-                        assert_eq!(arrived.weights[at * 2..][..2], *weights);
-                        let entry = &arrived.handle.table[at * 4..][..2];
-                        assert_eq!(entry, [*token as i32, rank as i32]);
-                        at += 1;
-                    }
-                }
-                assert_eq!(at * HIDDEN, arrived.rows.len());
-            }
-        });
+        // Room for all tokens at once, and for few of them.
+        let rooms = [Room::Tokens(40), Room::Bytes(ranks * 2048), Room::Bytes(ranks * 5000)];
+        rows_arrive(Ranks::apart(ranks, nodes, Transport::Tcp), 40, &rooms);
     }
 }
 
@@ -438,6 +445,31 @@ fn a_token_for_several_ranks_of_a_node_crosses_once() {
     let (flat, relayed) = (bytes(false), bytes(true));
     assert!(relayed > 0 && 10 * relayed < 7 * flat, "{relayed} bytes with relays, {flat} without");
     eprintln!("{relayed} bytes crossed with relays, {flat} without");
+}
+
+#[test]
+fn more_than_an_outbox_holds_arrives_in_parts() {
+    let ranks = Ranks { pool: 64 << 20, ..Ranks::apart(2, 2, Transport::Tcp) };
+    let all = Room::Tokens(60_000);
+    // An outbox has 4 MiB, and a token of these takes 288 bytes.
+    assert!((0..2).any(|me| Own::new(7, me, 2, 2, 60_000).routing.to(1 - me).len() > 20_000));
+    rows_arrive(ranks, 60_000, &[all, all, all]);
+}
+
+#[test]
+fn a_far_rank_that_goes_away_is_named_with_what_was_expected_of_it() {
+    let errors = world(Ranks::apart(3, 3, Transport::Tcp), |group| {
+        let own = Own::new(1, group.rank(), 3, 2, 8);
+        let is_there = group.rank() != 1;
+        is_there.then(|| dispatched(&group, &own, Room::Tokens(8), None).err())
+    });
+    let texts: Vec<_> = errors.iter().flatten().flatten().map(ToString::to_string).collect();
+    assert_eq!(texts.len(), 2, "{texts:?}");
+    for text in &texts {
+        // The first to fail tells the other, and may be gone before that has heard of it.
+        assert!(text.starts_with("dispatch on rank ") && text.contains(" expected, "), "{text}");
+    }
+    assert!(texts.iter().any(|text| text.contains(": rank 1 ")), "{texts:?}");
 }
 
 #[test]

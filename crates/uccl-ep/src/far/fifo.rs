@@ -30,6 +30,8 @@ pub(super) trait Storage {
 
 /// The slots that were claimed.
 const HEAD: usize = 0;
+/// The tail as a producer saw it last: the proxy's own line is read only where the ring seems full.
+const SEEN: usize = 1;
 /// The commands that were popped; on a cache line of its own.
 const TAIL: usize = 16;
 /// The first slot's first half.
@@ -72,9 +74,7 @@ impl<S: Storage> Fifo<S> {
     pub(super) fn try_push(&self, halves: [u64; 2]) -> bool {
         let mut at = self.word(HEAD).load(Ordering::Relaxed);
         loop {
-            // The proxy's loads of the slot come before its tail.
-            let tail = self.word(TAIL).load(Ordering::Acquire);
-            if at.wrapping_sub(tail) as i64 >= self.slots as i64 {
+            if !self.has_room(at) {
                 return false;
             }
             match self.word(HEAD).compare_exchange(at, at + 1) {
@@ -87,6 +87,17 @@ impl<S: Storage> Fifo<S> {
         first.store(halves[0] | lap, Ordering::Release);
         second.store(halves[1] | lap, Ordering::Release);
         true
+    }
+
+    /// Whether the proxy is done with the slot: its loads come before its tail, which comes before what was seen of it.
+    fn has_room(&self, at: u64) -> bool {
+        let is_free = |tail: u64| (at.wrapping_sub(tail) as i64) < self.slots as i64;
+        if is_free(self.word(SEEN).load(Ordering::Acquire)) {
+            return true;
+        }
+        let tail = self.word(TAIL).load(Ordering::Acquire);
+        self.word(SEEN).store(tail, Ordering::Release);
+        is_free(tail)
     }
 
     /// The same, and waits for room until a deadline. False if it has passed.
@@ -112,12 +123,16 @@ const FULL_NAP: Duration = Duration::from_micros(20);
 pub(super) struct Popper<S> {
     fifo: Fifo<S>,
     tail: u64,
+    told: u64,
 }
+
+/// Producers are told of as many parts of a full ring, and of less where nothing follows.
+const TOLD_OF: u64 = 8;
 
 impl<S: Storage> Popper<S> {
     /// There is one for a ring, and nothing has been popped from it yet.
     pub(super) fn new(fifo: Fifo<S>) -> Self {
-        Self { fifo, tail: 0 }
+        Self { fifo, tail: 0, told: 0 }
     }
 
     /// The next command, with the ring's bits in it; `None` if it is not all there.
@@ -125,11 +140,22 @@ impl<S: Storage> Popper<S> {
         let lap = lap(self.tail, self.fifo.slots);
         let halves = self.fifo.slot(self.tail).map(|half| half.load(Ordering::Acquire));
         if halves.iter().any(|half| half & LAP != lap) {
+            self.tell();
             return None;
         }
         self.tail += 1;
-        self.fifo.word(TAIL).store(self.tail, Ordering::Release);
+        if self.tail.is_multiple_of((self.fifo.slots / TOLD_OF).max(1)) {
+            self.tell();
+        }
         Some(halves)
+    }
+
+    /// Tells producers what was popped.
+    fn tell(&mut self) {
+        if self.told != self.tail {
+            self.told = self.tail;
+            self.fifo.word(TAIL).store(self.tail, Ordering::Release);
+        }
     }
 
     /// How many commands were popped in all.
