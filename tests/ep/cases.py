@@ -80,9 +80,10 @@ class Draw(random.Random):
         )
 
     def rows(self, count: int, hidden: int) -> torch.Tensor:
-        """``[count, hidden]`` bf16: each block of 128 has a magnitude of its own, from nothing to large."""
+        """``[count, hidden]`` bf16: each block of 128 has a magnitude of its own, from nothing to the largest."""
         blocks = torch.randn(count, hidden // 128, 128, generator=self.torch)
-        exponents = torch.randint(-30, 31, (count, hidden // 128, 1), generator=self.torch)
+        most = self.choice([30, 120])
+        exponents = torch.randint(-most, most + 1, (count, hidden // 128, 1), generator=self.torch)
         rows = torch.ldexp(blocks, exponents)
         rows[torch.rand(count, hidden // 128, generator=self.torch) < 0.1] = 0
         return rows.view(count, hidden).bfloat16()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 import time
@@ -17,6 +18,7 @@ torch = pytest.importorskip("torch")
 from cases import Call, Draw, Sizes, listed, same
 from oracle import elastic, formats, low_latency, normal
 from oracle.elastic import Rounding
+from oracle.routing import Shape
 
 pytestmark = [pytest.mark.xdist_group("many-ranks"), pytest.mark.timeout(600)]
 
@@ -279,6 +281,51 @@ def test_a_masked_rank_sends_nothing_and_counts_for_nothing(many: Any) -> None:
 
 def test_rows_of_ten_bits_a_value_are_the_nearest_that_there_are(many: Any) -> None:
     check(many, few_or_many, packed)
+
+
+def narrow(group: Any, seed: int) -> None:
+    """NVFP4: two values in a byte, and scales in tiles of 128 rows by 4."""
+    from uccl.ep import Buffer
+
+    draw, rank, ranks = Draw(seed), group.rank(), group.size()
+    few_or_many(draw)
+    most, shape = 128 // ranks * draw.choice([1, 2]), Shape(ranks, ranks * draw.choice([1, 3]))
+    sizes = Sizes(shape, draw.choice([128, 512]), 1, most)
+    call = draw.call(sizes)
+    room = Buffer.get_low_latency_rdma_size_hint(most, sizes.hidden, ranks, shape.experts)
+    buffer = Buffer(group, 0, room, low_latency_mode=True)
+    scale = 6 * formats.MOST_E4M3 / 4
+    (values, scales), count, _, _, _ = buffer.low_latency_dispatch(
+        call.ys[rank],
+        call.choices[rank],
+        most,
+        shape.experts,
+        use_fp8=False,
+        use_nvfp4=True,
+        x_global_scale=torch.tensor(scale),
+    )
+    wanted = low_latency.dispatch(call.ys, call.choices, shape, rank, low_latency.Format())
+    values, scales = values.permute(2, 0, 1), scales.permute(5, 0, 1, 2, 3, 4)
+    for expert, arrived in enumerate(wanted):
+        m = len(arrived.tokens)
+        assert count[expert] == m
+        codes, of_rows = formats.to_nvfp4(arrived.rows, scale)
+        same("values", values[expert, :m].contiguous(), codes)
+        padded = torch.zeros((ranks * most, of_rows.shape[1]), dtype=torch.uint8)
+        padded[:m] = 1
+        there = low_latency.nvfp4_swizzled(padded) == 1
+        padded[:m] = of_rows
+        tiles = scales[expert].contiguous().view(torch.uint8)
+        same("scales", tiles[there], low_latency.nvfp4_swizzled(padded)[there])
+    buffer.destroy()
+
+
+def test_two_values_in_a_byte_have_a_scale_for_sixteen(many: Any) -> None:
+    from uccl.ep import Buffer
+
+    if "use_nvfp4" not in inspect.signature(Buffer.low_latency_dispatch).parameters:
+        pytest.skip("lacks NVFP4 in low latency mode")
+    check(many, lambda draw: draw.choice([1, 2, 4]), narrow)
 
 
 # ---- the first interface, many tokens ----
