@@ -55,7 +55,7 @@ class Draw(random.Random):
         super().__init__(seed)
         self.torch = torch.Generator().manual_seed(seed)
 
-    def sizes(self, ranks: int, nodes: int = 1, multiple_of: int = 128) -> Sizes:
+    def sizes(self, ranks: int, multiple_of: int = 128) -> Sizes:
         """Sizes for so many ranks; ``multiple_of`` divides the hidden size."""
         local = self.choice([1, 2, 3, 5, 8, EXPERTS // ranks, self.randint(1, EXPERTS // ranks)])
         local = max(1, min(local, EXPERTS // ranks))
@@ -65,7 +65,7 @@ class Draw(random.Random):
         top_k = min(top_k, experts)
         room = min(CHANNELS // (ranks * hidden), CHOICES // (ranks * top_k), 512)
         most = max(1, self.choice([room, self.randint(1, max(room, 1))]))
-        return Sizes(Shape(ranks, experts, nodes), hidden, top_k, most)
+        return Sizes(Shape(ranks, experts), hidden, top_k, most)
 
     def call(self, sizes: Sizes) -> Call:
         """Inputs of one call. The number of tokens differs by rank, and some have none."""
@@ -107,6 +107,13 @@ class Draw(random.Random):
             self.shuffle(row)
             out[token] = torch.tensor(row)
         return out
+
+
+def lacks_nodes() -> bool:
+    """Whether ranks of one host cannot be kept apart as if on several nodes."""
+    from uccl.ep import _group
+
+    return not hasattr(_group, "NODE")
 
 
 def same(name: str, seen: torch.Tensor, wanted: torch.Tensor) -> None:

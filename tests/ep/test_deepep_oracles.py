@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from cases import lacks_nodes
 from oracle import elastic, low_latency
 from oracle.elastic import Rounding
 from oracle.routing import Shape
@@ -175,7 +176,10 @@ def many_tokens(group: Any, kind: str, with_choices: bool, worst: bool) -> None:
     in_rank = torch.stack([(owners == other).any(1) for other in range(ranks)], dim=1)
     config = Buffer.get_dispatch_config(ranks)
     per_rank, per_node, per_expert, is_in_rank, _ = buffer.get_dispatch_layout(choices, EXPERTS)
-    assert torch.equal(is_in_rank, in_rank) and per_node is None
+    assert torch.equal(is_in_rank, in_rank)
+    if per_node is not None:
+        on_node = in_rank.unflatten(1, (len(per_node), -1)).any(2)
+        assert torch.equal(per_node, on_node.sum(0).int())
     assert torch.equal(per_rank, in_rank.sum(0).int())
     assert per_expert.tolist() == [int((choices == expert).sum()) for expert in range(EXPERTS)]
     x = torch.full((TOKENS, HIDDEN), float(rank), dtype=torch.bfloat16)
@@ -240,11 +244,14 @@ def many_tokens(group: Any, kind: str, with_choices: bool, worst: bool) -> None:
     buffer.destroy()
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize("kind", ["telling", "random", "fp8"])
-def test_many_tokens_arrive_by_rank_and_come_back_within_tolerance(world, kind) -> None:
+def test_many_tokens_arrive_by_rank_and_come_back_within_tolerance(world, kind, nodes) -> None:
+    if nodes > 1 and lacks_nodes():
+        pytest.skip("lacks nodes on one host (UCCL_EP_NODE)")
     for with_choices in (True, False):
         for worst in (False, True):
-            world.run(RANKS, many_tokens, kind, with_choices, worst)
+            world.run(RANKS, many_tokens, kind, with_choices, worst, nodes=nodes)
 
 
 def second(group: Any, multiple: bool, expand: bool, sync: bool) -> str:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import os
 import random
@@ -15,7 +16,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases import Call, Draw, Sizes, listed, same
+from cases import Call, Draw, Sizes, lacks_nodes, listed, same
 from oracle import elastic, formats, low_latency, normal
 from oracle.elastic import Rounding
 from oracle.routing import Shape
@@ -28,16 +29,20 @@ NAN = float("nan")
 
 
 def check(
-    world: Any, ranks_of: Callable[[Draw], int], function: Callable[..., None], *args: Any
+    world: Any,
+    size: Callable[[Draw], tuple[int, int]],
+    function: Callable[..., None],
+    seconds: int = SECONDS,
 ) -> None:
-    """Runs a function on the ranks of random cases."""
+    """Runs a function on the ranks of random cases; ``size`` draws how many there are, and on how many nodes."""
     said = os.environ.get("UCCL_EP_CASE_SEED")
     most = int(os.environ.get("UCCL_EP_CASES", "0"))
     seed = int(said) if said else random.SystemRandom().randrange(2**40)
-    end, done = time.monotonic() + SECONDS, 0
+    end, done = time.monotonic() + seconds, 0
     while True:
+        ranks, nodes = size(Draw(seed))
         try:
-            world.run(ranks_of(Draw(seed)), function, seed, *args)
+            world.run(ranks, function, seed, nodes=nodes)
         except AssertionError as error:
             raise AssertionError(f"UCCL_EP_CASE_SEED={seed}: {error}") from None
         done, seed = done + 1, seed + 1
@@ -46,9 +51,25 @@ def check(
     print(f"{done} cases, the last UCCL_EP_CASE_SEED={seed - 1}")
 
 
-def few_or_many(draw: Draw) -> int:
-    """From 1 to 16 ranks."""
-    return draw.choice([1, 2, 2, 3, 4, 4, 5, 7, 8, 16])
+def one_node(draw: Draw) -> tuple[int, int]:
+    """From 1 to 16 ranks of one node."""
+    return draw.choice([1, 2, 2, 3, 4, 4, 5, 7, 8, 16]), 1
+
+
+def several(draw: Draw) -> tuple[int, int]:
+    """From 2 to 8 ranks of one node."""
+    return draw.choice([2, 3, 4, 5, 8]), 1
+
+
+def apart(draw: Draw) -> tuple[int, int]:
+    """From 2 to 12 ranks of two to four nodes."""
+    nodes = draw.choice([2, 2, 3, 4])
+    return nodes * draw.choice([1, 2, 2, 3]), nodes
+
+
+def inputs_of(seed: int) -> Draw:
+    """What a case draws for its ranks: not from the seed that said how many there are, or one would follow from the other."""
+    return Draw(seed + 1)
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -66,8 +87,7 @@ class FewTokens:
     def __init__(self, group: Any, seed: int, **keywords: Any) -> None:
         from uccl.ep import Buffer
 
-        self.draw, self.rank = Draw(seed), group.rank()
-        few_or_many(self.draw)
+        self.draw, self.rank = inputs_of(seed), group.rank()
         self.form = self.draw.choice(
             [
                 low_latency.Format(),
@@ -272,23 +292,22 @@ def test_each_step_of_a_weighted_sum_is_rounded_once(many: Any) -> None:
 
 
 def test_few_tokens_go_to_their_experts_and_come_back_weighted(many: Any) -> None:
-    check(many, few_or_many, few_tokens)
+    check(many, one_node, few_tokens)
 
 
 def test_a_masked_rank_sends_nothing_and_counts_for_nothing(many: Any) -> None:
-    check(many, lambda draw: max(2, few_or_many(draw)), masked)
+    check(many, several, masked)
 
 
 def test_rows_of_ten_bits_a_value_are_the_nearest_that_there_are(many: Any) -> None:
-    check(many, few_or_many, packed)
+    check(many, one_node, packed)
 
 
 def narrow(group: Any, seed: int) -> None:
     """NVFP4: two values in a byte, and scales in tiles of 128 rows by 4."""
     from uccl.ep import Buffer
 
-    draw, rank, ranks = Draw(seed), group.rank(), group.size()
-    few_or_many(draw)
+    draw, rank, ranks = inputs_of(seed), group.rank(), group.size()
     most, shape = 128 // ranks * draw.choice([1, 2]), Shape(ranks, ranks * draw.choice([1, 3]))
     sizes = Sizes(shape, draw.choice([128, 512]), 1, most)
     call = draw.call(sizes)
@@ -325,7 +344,7 @@ def test_two_values_in_a_byte_have_a_scale_for_sixteen(many: Any) -> None:
 
     if "use_nvfp4" not in inspect.signature(Buffer.low_latency_dispatch).parameters:
         pytest.skip("lacks NVFP4 in low latency mode")
-    check(many, lambda draw: draw.choice([1, 2, 4]), narrow)
+    check(many, lambda draw: (draw.choice([1, 2, 4]), 1), narrow)
 
 
 # ---- the first interface, many tokens ----
@@ -344,8 +363,7 @@ class ManyTokens:
     def __init__(self, group: Any, seed: int) -> None:
         from uccl.ep import Buffer
 
-        self.draw, self.rank = Draw(seed), group.rank()
-        few_or_many(self.draw)
+        self.draw, self.rank = inputs_of(seed), group.rank()
         self.sizes = self.draw.sizes(group.size())
         self.shape = self.sizes.shape
         room = Buffer.get_dispatch_config(group.size()).get_nvl_buffer_size_hint(
@@ -477,7 +495,7 @@ def many_tokens(group: Any, seed: int) -> None:
 
 
 def test_many_tokens_go_to_their_ranks_and_come_back_summed(many: Any) -> None:
-    check(many, few_or_many, many_tokens)
+    check(many, one_node, many_tokens)
 
 
 # ---- the second interface ----
@@ -486,13 +504,11 @@ def test_many_tokens_go_to_their_ranks_and_come_back_summed(many: Any) -> None:
 class Elastic:
     """One rank's calls of a case of the second interface."""
 
-    def __init__(self, group: Any, seed: int, nodes: int = 1) -> None:
+    def __init__(self, group: Any, seed: int) -> None:
         from uccl.ep import ElasticBuffer
 
-        self.draw, self.rank = Draw(seed), group.rank()
-        few_or_many(self.draw)
-        self.sizes: Sizes = self.draw.sizes(group.size(), nodes)
-        self.shape = self.sizes.shape
+        self.draw, self.rank = inputs_of(seed), group.rank()
+        self.sizes: Sizes = self.draw.sizes(group.size())
         self.multiple = self.draw.random() < 0.6
         self.expand = self.draw.random() < 0.5
         self.alignment = self.draw.choice([1, 1, 8, 128])
@@ -502,8 +518,11 @@ class Elastic:
             hidden=self.sizes.hidden,
             num_topk=self.sizes.top_k,
             allow_multiple_reduction=self.multiple,
+            allow_hybrid_mode=self.draw.random() < 0.7,
             num_cpu_timeout_secs=15,
         )
+        nodes, _ = self.buffer.get_logical_domain_size()
+        self.shape = dataclasses.replace(self.sizes.shape, nodes=nodes)
         self.stats = torch.zeros(self.shape.local, dtype=torch.int32)
         self.counted = [0] * self.shape.local
 
@@ -701,9 +720,9 @@ class Elastic:
         return torch.where(chosen >= 0, given, torch.zeros_like(given))
 
 
-def elastic_calls(group: Any, seed: int, nodes: int = 1) -> None:
+def elastic_calls(group: Any, seed: int) -> None:
     """Two handles alive, each combined, used again for other rows, and combined again."""
-    rank = Elastic(group, seed, nodes)
+    rank = Elastic(group, seed)
     calls = [rank.draw.call(rank.sizes) for _ in range(2)]
     returned = []
     for call in calls:
@@ -726,38 +745,14 @@ def again(rank: Elastic, call: Call, handle: Any, total: int) -> Any:
 def test_the_second_interface_gives_rows_by_rank_or_expert_and_rounds_where_it_says(
     many: Any,
 ) -> None:
-    check(many, few_or_many, elastic_calls)
+    check(many, one_node, elastic_calls)
 
 
-def on_nodes(group: Any, seed: int) -> None:
-    """The same with ranks that are told to be of different nodes."""
-    ranks, nodes = nodes_of(Draw(seed))
-    os.environ["UCCL_EP_NODE"] = str(group.rank() * nodes // ranks)
-    try:
-        elastic_calls(group, seed, nodes)
-    finally:
-        del os.environ["UCCL_EP_NODE"]
+# ---- several nodes ----
 
 
-def nodes_of(draw: Draw) -> tuple[int, int]:
-    """Ranks, and how many nodes they are on."""
-    nodes = draw.choice([2, 2, 3, 4])
-    return nodes * draw.choice([1, 2, 2, 3]), nodes
-
-
-def nodes_seen(group: Any) -> int:
-    """How many nodes the engine sees when each rank is told to be one."""
-    from uccl.ep import ElasticBuffer
-
-    os.environ["UCCL_EP_NODE"] = str(group.rank())
-    try:
-        buffer = ElasticBuffer(group, num_max_tokens_per_rank=1, hidden=128, num_topk=1)
-        return int(buffer.get_physical_domain_size()[0])
-    finally:
-        del os.environ["UCCL_EP_NODE"]
-
-
-def test_nodes_round_once_more_between_them(many: Any) -> None:
-    if many.run(2, nodes_seen) != [2, 2]:
-        pytest.skip("lacks nodes of one host (UCCL_EP_NODE)")
-    check(many, lambda draw: nodes_of(draw)[0], on_nodes)
+@pytest.mark.parametrize("function", [few_tokens, many_tokens, elastic_calls])
+def test_ranks_of_several_nodes_get_the_same(many: Any, function: Callable[..., None]) -> None:
+    if lacks_nodes():
+        pytest.skip("lacks nodes on one host (UCCL_EP_NODE)")
+    check(many, apart, function, SECONDS // 2)

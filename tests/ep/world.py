@@ -20,6 +20,8 @@ def serve(rank: int, most: int, folder: str, pipe: Any) -> None:
     """What a rank's process does: calls the functions that come, and sends back what they return."""
     # A rank that fails leaves the others waiting.
     os.environ["UCCL_EP_TIMEOUT_SECS"] = "15"
+    # Hosts do not share memory, and neither should ranks that are to be on several.
+    os.environ["UCCL_P2P_TRANSPORT"] = "tcp"
     # The distribution that has no more than this name, unless it is installed.
     sys.path.append(str(Path(__file__).parents[2] / "python" / "deep_ep"))
     import torch
@@ -32,7 +34,8 @@ def serve(rank: int, most: int, folder: str, pipe: Any) -> None:
         task = pipe.recv()
         if task is None:
             break
-        size, function, args = task
+        size, nodes, function, args = task
+        os.environ["UCCL_EP_NODE"] = str(rank * nodes // size)
         try:
             answer = function(groups[size], *args) if rank < size else None
             pipe.send((True, answer))
@@ -57,11 +60,17 @@ class World:
             self._ranks.append((process, ours))
 
     def run(
-        self, ranks: int, function: Callable[..., Any], *args: Any, lost: tuple[int, ...] = ()
+        self,
+        ranks: int,
+        function: Callable[..., Any],
+        *args: Any,
+        nodes: int = 1,
+        lost: tuple[int, ...] = (),
     ) -> list[Any]:
-        """What ``function(group, *args)`` returns on each of so many ranks; None on one that ends in it."""
+        """What ``function(group, *args)`` returns on each of so many ranks, which are kept apart as if on so many nodes; None on
+        one that ends in it."""
         for _, pipe in self._ranks:
-            pipe.send((ranks, function, args))
+            pipe.send((ranks, nodes, function, args))
         answers = []
         for rank, (process, pipe) in enumerate(self._ranks):
             if rank in lost:
