@@ -73,7 +73,7 @@ def inputs_of(seed: int) -> Draw:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as whole numbers."""
+    """Its memory as whole numbers."""
     kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
     return tensor.view(kinds[tensor.element_size()])
 
@@ -396,8 +396,8 @@ class ManyTokens:
             )
             same(name, bits(got[:m].contiguous()), wanted)
 
-    def dispatch(self, call: Call, inputs: list[Any]) -> tuple[normal.Arrived, Any]:
-        """Dispatches and compares; returns what arrived, and the handle."""
+    def dispatch(self, call: Call, inputs: list[Any]) -> tuple[normal.Arrived, Any, int]:
+        """Dispatches and compares; returns what arrived, the handle, and how many rows there are."""
         mine, alignment = self.rank, self.draw.choice([1, 1, 8, 128])
         counts = normal.layout(call.choices[mine], self.shape)
         per_rank, _, per_expert, in_rank, _ = self.buffer.get_dispatch_layout(
@@ -429,14 +429,13 @@ class ManyTokens:
         # Each rank knows what it receives itself.
         listed("prefixes", handle[0][:, mine], [of_source[mine] for of_source in arrived.prefix])
         listed("source tokens", handle[3][:m], [token for _, token in arrived.tokens])
-        arrived.rows = rows
-        return arrived, handle
+        return arrived, handle, rows
 
-    def combine(self, call: Call, arrived: normal.Arrived, handle: Any) -> None:
+    def combine(self, call: Call, arrived: normal.Arrived, handle: Any, total: int) -> None:
         """Combines and compares."""
         mine, m, hidden = self.rank, len(arrived.tokens), self.sizes.hidden
-        rows = torch.full((arrived.rows, hidden), NAN, dtype=torch.bfloat16)
-        weights = torch.full((arrived.rows, self.sizes.top_k), NAN)
+        rows = torch.full((total, hidden), NAN, dtype=torch.bfloat16)
+        weights = torch.full((total, self.sizes.top_k), NAN)
         for row, (source, token) in enumerate(arrived.tokens):
             rows[row] = call.answer(source, token, mine)
         weights[:m] = arrived.weights
@@ -484,13 +483,13 @@ def many_tokens(group: Any, seed: int) -> None:
     calls = [rank.draw.call(rank.sizes) for _ in range(2)]
     returned = [rank.dispatch(call, rank.inputs(call)) for call in calls]
     for number in rank.draw.sample([0, 1], 2):
-        call, (arrived, handle) = calls[number], returned[number]
-        rank.combine(call, arrived, handle)
+        call, (arrived, handle, total) = calls[number], returned[number]
+        rank.combine(call, arrived, handle, total)
         others = [rank.draw.rows(len(x), rank.sizes.hidden) for x in call.xs]
         x, *between, again, _ = rank.buffer.dispatch(others[rank.rank], handle=handle)
         assert between == [None] * 3 and again is None
         rank.check_rows(others, arrived, x)
-        rank.combine(call, arrived, handle)
+        rank.combine(call, arrived, handle, total)
     rank.buffer.destroy()
 
 
@@ -577,7 +576,7 @@ class Elastic:
                 self.shape, self.sizes.most, self.sizes.top_k, self.alignment
             )
         else:
-            total = elastic.worst_rows(self.shape, self.sizes.most, self.sizes.top_k)
+            total = self.shape.ranks * self.sizes.most
         assert values.shape == (total, x.shape[1]), f"{tuple(values.shape)}, not {total} rows"
         if packs is not None and column_major and total:
             assert packs.stride() == (1, -(-total // 4) * 4), f"strides {packs.stride()}"

@@ -75,11 +75,6 @@ def dispatch(
     return Arrived(tokens, local, counts, aligned, per_scaleup_rank, expanded, metadata)
 
 
-def worst_rows(shape: Shape, most: int, top_k: int) -> int:
-    """Rows without ``do_expand`` when nothing is counted on the host."""
-    return shape.ranks * most
-
-
 def worst_expanded_rows(shape: Shape, most: int, top_k: int, alignment: int) -> int:
     """Rows with ``do_expand`` when nothing is counted on the host."""
     rows = shape.ranks * most * min(top_k, shape.local)
