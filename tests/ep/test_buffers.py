@@ -35,6 +35,37 @@ def test_sizes_that_users_have(world):
     world.run(2, sizes)
 
 
+def in_place(group, with_hook: bool) -> None:
+    """Combines of what experts wrote to the buffer's own memory, again and again; and one of other memory is refused."""
+    from uccl.ep import Buffer
+
+    hidden, tokens, num_experts, ranks = 512, 9, 4 * group.size(), group.size()
+    buffer = Buffer(group, 0, Buffer.get_low_latency_rdma_size_hint(tokens, hidden, ranks, num_experts))
+    torch.manual_seed(group.rank())
+    for call in range(12):
+        x = torch.randint(-4, 5, (tokens, hidden)).bfloat16()
+        experts = torch.rand(tokens, num_experts).topk(2).indices
+        got, _, handle, _, _ = buffer.low_latency_dispatch(x, experts, tokens, num_experts, use_fp8=False)
+        made = buffer.get_next_low_latency_combine_buffer(handle)
+        made.copy_(got * (call + 1))
+        out, _, hook = buffer.low_latency_combine(
+            made, experts, torch.ones(tokens, 2), handle, zero_copy=True, return_recv_hook=with_hook
+        )
+        # Peers may read it yet: the next call's is another one, or waits for their end.
+        del made
+        if hook is not None:
+            hook()
+        assert torch.equal(out, (x.float() * (call + 1) * 2).bfloat16()), call
+    with pytest.raises(ValueError, match="get_next_low_latency_combine_buffer"):
+        other = torch.zeros_like(got)
+        buffer.low_latency_combine(other, experts, torch.ones(tokens, 2), handle, zero_copy=True)
+
+
+@pytest.mark.parametrize("with_hook", [False, True])
+def test_a_combine_in_place_is_what_a_copied_one_is(world, with_hook):
+    world.run(3, in_place, with_hook)
+
+
 def refusals(group) -> list[str]:
     """What wrong arguments are answered with."""
     from uccl.ep import Buffer, ElasticBuffer
