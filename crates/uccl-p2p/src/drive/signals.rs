@@ -9,16 +9,17 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 use uccl_fabric::{
     lane::{OpError, OpResult},
     mem::RemoteSpan,
-    signal,
+    signal::{self, Word},
 };
 use uccl_wire::{
     frame::Status,
-    message::{Change, Place, SIGNAL_LEN},
+    message::Place,
+    signal::{Change, SIGNAL_LEN},
 };
 
 use super::{
     connection::{Connection, Talk, Transfer},
-    transfer::{After, Kind, Word},
+    transfer::{After, Kind},
 };
 use crate::error::{Error, Result};
 
@@ -72,8 +73,8 @@ impl Connection {
     /// Changes a word of ours for the peer, and answers.
     pub(super) fn take_signal(&self, id: u64, place: Place, change: Change) {
         let Place { addr, key, slot } = place;
-        let word = RemoteSpan { addr, len: SIGNAL_LEN, key, slot };
-        let changed = signal::apply(&self.core.mrs.table, &word, change);
+        let span = RemoteSpan { addr, len: SIGNAL_LEN, key, slot };
+        let changed = signal::apply(&self.core.mrs.table, &Word { span, change });
         let status = changed.err().unwrap_or(Status::Ok);
         self.core.signalled.notify();
         self.tell(|session, out| session.signals.answer(id, status, out));

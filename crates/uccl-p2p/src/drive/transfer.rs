@@ -15,9 +15,9 @@ use smallvec::SmallVec;
 use uccl_device::cuda::Signal;
 use uccl_fabric::{
     lane::{Completion, OpError, OpName, OpResult},
-    mem::{RemoteSpan, Span},
+    mem::Span,
+    signal::Word,
 };
-use uccl_wire::message::Change;
 
 use super::{
     park::Parker,
@@ -108,13 +108,6 @@ impl After {
             (None, None) => Self::Publish,
         }
     }
-}
-
-/// A word in the peer's memory, and the change to make to it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Word {
-    pub(crate) span: RemoteSpan,
-    pub(crate) change: Change,
 }
 
 /// A transfer that waits for another one to end.
