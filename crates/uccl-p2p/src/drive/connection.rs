@@ -55,6 +55,8 @@ pub(crate) struct Peer {
     pub(crate) gpu_index: u32,
     pub(crate) instance: u64,
     pub(crate) same_host: bool,
+    /// It changes words for signals that come with writes. Older versions do not know such writes.
+    pub(crate) takes_signals: bool,
 }
 
 /// Lanes to one peer.

@@ -287,6 +287,7 @@ fn a_worker_that_helps_accepts_connections_meanwhile() {
         gpu_index: 0,
         instance: 1,
         same_host: true,
+        takes_signals: true,
     };
     let links = Links::within_host(Arc::clone(&lane));
     let make = |id| Arc::new(Connection::new(id, Arc::clone(core), peer, links));

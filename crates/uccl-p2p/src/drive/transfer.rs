@@ -159,6 +159,15 @@ pub(crate) struct Body<C> {
     following: Vec<Arc<Follower<C>>>,
 }
 
+impl<C> Body<C> {
+    /// Whether it has a signal that depends on nothing but its own bytes: it waits for no other transfer, has not
+    /// failed, and is not being ended.
+    fn has_free_signal(&self) -> bool {
+        let is_free = self.following.is_empty() && self.error.is_none() && self.fence.is_none();
+        is_free && matches!(self.after, After::Signal(..))
+    }
+}
+
 /// What a transfer needs of the connection that carries it.
 pub(crate) trait Carrier: Send + Sync + Sized {
     /// The peer's name in errors.
@@ -255,6 +264,29 @@ impl<C: Carrier> Transfer<C> {
         let mut body = self.body.lock();
         if body.result.is_none() {
             body.signals.push(signal);
+        }
+    }
+
+    /// Whether its signal may be sent along with its only operation: nothing else decides whether the word changes.
+    pub(super) fn carries_signal(&self) -> bool {
+        self.body.lock().has_free_signal()
+    }
+
+    /// Takes the signal out, to be sent along with its only operation. `None`: the signal has to follow.
+    pub(super) fn take_signal(&self) -> Option<Word> {
+        let mut body = self.body.lock();
+        if !body.has_free_signal() {
+            return None;
+        }
+        match std::mem::replace(&mut body.after, After::Publish) {
+            After::Signal(word, notif) => {
+                body.after = After::of(None, notif);
+                Some(word)
+            }
+            other => {
+                body.after = other;
+                None
+            }
         }
     }
 
