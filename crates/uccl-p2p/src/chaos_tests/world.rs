@@ -245,6 +245,7 @@ fn side(
         gpu_index: 0,
         instance: other.core().instance,
         same_host: true,
+        takes_signals: true,
     };
     let streams: Vec<_> =
         lanes.iter().map(|lane| Arc::clone(lane) as Arc<dyn MessageLane>).collect();

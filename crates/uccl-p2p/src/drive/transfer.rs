@@ -15,9 +15,9 @@ use smallvec::SmallVec;
 use uccl_device::cuda::Signal;
 use uccl_fabric::{
     lane::{Completion, OpError, OpName, OpResult},
-    mem::{RemoteSpan, Span},
+    mem::Span,
+    signal::Word,
 };
-use uccl_wire::message::Change;
 
 use super::{
     park::Parker,
@@ -110,13 +110,6 @@ impl After {
     }
 }
 
-/// A word in the peer's memory, and the change to make to it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Word {
-    pub(crate) span: RemoteSpan,
-    pub(crate) change: Change,
-}
-
 /// A transfer that waits for another one to end.
 pub(crate) struct Follower<C> {
     transfer: Arc<Transfer<C>>,
@@ -164,6 +157,15 @@ pub(crate) struct Body<C> {
     followers: Vec<Arc<Follower<C>>>,
     /// One entry for each transfer that this one waits for.
     following: Vec<Arc<Follower<C>>>,
+}
+
+impl<C> Body<C> {
+    /// Whether it has a signal that depends on nothing but its own bytes: it waits for no other transfer, has not
+    /// failed, and is not being ended.
+    fn has_free_signal(&self) -> bool {
+        let is_free = self.following.is_empty() && self.error.is_none() && self.fence.is_none();
+        is_free && matches!(self.after, After::Signal(..))
+    }
 }
 
 /// What a transfer needs of the connection that carries it.
@@ -262,6 +264,29 @@ impl<C: Carrier> Transfer<C> {
         let mut body = self.body.lock();
         if body.result.is_none() {
             body.signals.push(signal);
+        }
+    }
+
+    /// Whether its signal may be sent along with its only operation: nothing else decides whether the word changes.
+    pub(super) fn carries_signal(&self) -> bool {
+        self.body.lock().has_free_signal()
+    }
+
+    /// Takes the signal out, to be sent along with its only operation. `None`: the signal has to follow.
+    pub(super) fn take_signal(&self) -> Option<Word> {
+        let mut body = self.body.lock();
+        if !body.has_free_signal() {
+            return None;
+        }
+        match std::mem::replace(&mut body.after, After::Publish) {
+            After::Signal(word, notif) => {
+                body.after = After::of(None, notif);
+                Some(word)
+            }
+            other => {
+                body.after = other;
+                None
+            }
         }
     }
 

@@ -10,6 +10,7 @@ use smallvec::{SmallVec, smallvec};
 use uccl_fabric::{
     lane::{Completion, HostLane, Lane, OpKind, OpName, Posted},
     mem::{RemoteSpan, Span},
+    signal::Word,
 };
 
 use super::{
@@ -23,7 +24,7 @@ use crate::{
         now::Now,
         regions::{Lease, contains, outside},
         timers,
-        transfer::{After, Carrier as _, Plan, Word},
+        transfer::{After, Carrier as _, Plan},
         work::Work,
     },
     error::Result,
