@@ -116,7 +116,11 @@ fn all_options() -> Vec<LaunchOptions> {
     let tables = [Tables::Auto, Tables::Small, Tables::Wide, Tables::Host, Tables::Device];
     let completions = [Completion::Event, Completion::Flag];
     let all = tables.into_iter().flat_map(|tables| {
-        completions.map(|completion| LaunchOptions { blocks: 0, completion, tables })
+        completions.map(|completion| LaunchOptions {
+            completion,
+            tables,
+            ..LaunchOptions::default()
+        })
     });
     all.collect()
 }

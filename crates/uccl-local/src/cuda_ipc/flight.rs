@@ -169,7 +169,13 @@ fn route(kind: OpKind, ours: MemoryKind, device_there: bool) -> Route {
         (false, _) => Direction::HostToDevice,
     };
     let is_push = from && to && kind == OpKind::Write;
-    Route { direction, by_kernel: ours != MemoryKind::Host, is_push, engines_are_busy: false }
+    Route {
+        direction,
+        by_kernel: ours != MemoryKind::Host,
+        is_push,
+        engines_are_busy: false,
+        word: None,
+    }
 }
 
 fn piece(access: Access, here: Span, there: u64) -> Piece {
