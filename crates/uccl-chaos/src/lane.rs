@@ -16,6 +16,7 @@ use uccl_fabric::{
         OpError, OpKind, OpName, OpResult, Operation, Posted,
     },
     mem::{RemoteSpan, Span},
+    signal::Word,
 };
 use uccl_wire::message::Change;
 
@@ -422,6 +423,21 @@ impl<L: MessageLane> HostLane for ChaosLane<L> {
 
     fn try_signal(&self, word: &RemoteSpan, change: Change) -> Option<OpResult> {
         self.host_at_random()?.try_signal(word, change)
+    }
+
+    fn signals_by_gpu(&self, write: &Operation, word: &Word) -> bool {
+        self.host_at_random().is_some_and(|host| host.signals_by_gpu(write, word))
+    }
+
+    unsafe fn post_signalled_by_gpu(
+        &self,
+        write: Operation,
+        word: Word,
+    ) -> Result<Posted, LaneError> {
+        self.check()?;
+        let Some(host) = self.host() else { return Err(LaneError::Killed) };
+        // SAFETY: the caller's promise.
+        unsafe { host.post_signalled_by_gpu(write, word) }
     }
 
     fn is_copied_by_gpu(&self, ours: MemoryKind, remote: &RemoteSpan) -> bool {

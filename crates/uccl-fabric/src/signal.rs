@@ -18,6 +18,15 @@ use crate::{
     status_of,
 };
 
+/// A word of the peer's memory, and the change to make to it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Word {
+    /// Where it is, [`SIGNAL_LEN`] bytes.
+    pub span: RemoteSpan,
+    /// What happens to it.
+    pub change: Change,
+}
+
 /// The word is not aligned to its length.
 #[derive(Debug)]
 pub struct Unaligned;

@@ -29,6 +29,7 @@ use uccl_fabric::{
         OpKind, OpName, OpResult, Operation, Posted, access_of,
     },
     mem::{Access, RemoteSpan, Span},
+    signal::Word,
     status_of,
 };
 use uccl_stream::StreamLane;
@@ -361,6 +362,19 @@ impl HostLane for LocalLane {
 
     fn is_copied_by_gpu(&self, ours: MemoryKind, remote: &RemoteSpan) -> bool {
         self.is_gpu_way(ours, remote)
+    }
+
+    fn signals_by_gpu(&self, write: &Operation, word: &Word) -> bool {
+        self.gpu_signals(write, word)
+    }
+
+    unsafe fn post_signalled_by_gpu(
+        &self,
+        write: Operation,
+        word: Word,
+    ) -> Result<Posted, LaneError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.post_gpu(write, Some(word)) }
     }
 
     fn progress_copies(&self) {

@@ -18,6 +18,7 @@ use uccl_fabric::{
         OpName, OpResult, Operation, Posted,
     },
     mem::{RemoteSpan, Span},
+    signal::Word,
 };
 use uccl_wire::{advert::Advert, message::Change};
 
@@ -208,6 +209,14 @@ impl MessageLane for Endless {
 }
 
 impl HostLane for Endless {
+    fn signals_by_gpu(&self, _: &Operation, _: &Word) -> bool {
+        false
+    }
+
+    unsafe fn post_signalled_by_gpu(&self, _: Operation, _: Word) -> Result<Posted, LaneError> {
+        Err(LaneError::Killed)
+    }
+
     fn path_to(&self, _: &RemoteSpan) -> &'static str {
         "endless"
     }
