@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use uccl_device::MemoryKind;
 use uccl_fabric::{
-    lane::{LaneError, MessageLane, OpKind, Operation, Posted, RemoteSpans, Spans},
+    lane::{Completion, LaneError, MessageLane, OpKind, Operation, Posted, RemoteSpans, Spans},
     pieces::Stretch,
 };
 
@@ -31,12 +31,34 @@ impl Connection {
         match transfer.memory() {
             Memory::One(memory) => {
                 all.memory = memory;
-                self.ask_or_post(transfer, all);
+                if !self.post_with_signal(transfer, &all) {
+                    self.ask_or_post(transfer, all);
+                }
             }
             Memory::Several(kinds) => {
                 kinds.split(&all).for_each(|part| self.ask_or_post(transfer, part));
             }
         }
+    }
+
+    /// Posts all that a transfer writes, and its signal, as one job of a GPU of ours. False: nothing has been posted.
+    fn post_with_signal(self: &Arc<Self>, transfer: &Arc<Transfer>, work: &Work) -> bool {
+        let (Some(host), Some(word)) = (&self.links.host, transfer.own_signal()) else {
+            return false;
+        };
+        let write = work.clone().operation(transfer.clone());
+        if !host.signals_by_gpu(&write, &word) {
+            return false;
+        }
+        transfer.signal_goes_along();
+        transfer.expect_ops(1);
+        // SAFETY: as in `post_on`.
+        match unsafe { host.post_signalled_by_gpu(write, word) } {
+            Ok(Posted::Pending(name)) => transfer.body.lock().ops.push((0, name)),
+            Ok(Posted::Done(result)) => Arc::clone(transfer).complete(result),
+            Err(e) => self.not_posted(transfer, e),
+        }
+        true
     }
 
     fn ask_or_post(self: &Arc<Self>, transfer: &Arc<Transfer>, work: Work) {

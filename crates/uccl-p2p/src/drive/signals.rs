@@ -9,7 +9,7 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 use uccl_fabric::{
     lane::{OpError, OpResult},
     mem::RemoteSpan,
-    signal,
+    signal::{self, Word},
 };
 use uccl_wire::{
     frame::Status,
@@ -18,7 +18,7 @@ use uccl_wire::{
 
 use super::{
     connection::{Connection, Talk, Transfer},
-    transfer::{After, Kind, Word},
+    transfer::{After, Kind},
 };
 use crate::error::{Error, Result};
 

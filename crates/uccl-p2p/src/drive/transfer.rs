@@ -15,9 +15,9 @@ use smallvec::SmallVec;
 use uccl_device::cuda::Signal;
 use uccl_fabric::{
     lane::{Completion, OpError, OpName, OpResult},
-    mem::{RemoteSpan, Span},
+    mem::Span,
+    signal::Word,
 };
-use uccl_wire::message::Change;
 
 use super::{
     park::Parker,
@@ -108,13 +108,6 @@ impl After {
             (None, None) => Self::Publish,
         }
     }
-}
-
-/// A word in the peer's memory, and the change to make to it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Word {
-    pub(crate) span: RemoteSpan,
-    pub(crate) change: Change,
 }
 
 /// A transfer that waits for another one to end.
@@ -305,6 +298,24 @@ impl<C: Carrier> Transfer<C> {
         let fence = self.body.lock().fence;
         let error = fence.map_or_else(|| self.conn.lost_error(), |fence| self.fence_error(fence));
         self.publish(Err(error));
+    }
+
+    /// The word of its signal, if the signal waits for nothing but the transfer's own bytes.
+    pub(super) fn own_signal(&self) -> Option<Word> {
+        let body = self.body.lock();
+        match body.after {
+            After::Signal(word, _) if body.following.is_empty() => Some(word),
+            _ => None,
+        }
+    }
+
+    /// Notes that an operation takes its signal along. Only the notification, if any, is left for the end.
+    pub(super) fn signal_goes_along(&self) {
+        let mut body = self.body.lock();
+        body.after = match std::mem::replace(&mut body.after, After::Publish) {
+            After::Signal(_, notif) => After::of(None, notif),
+            other => other,
+        };
     }
 
     /// Makes `other` wait until this transfer ends.

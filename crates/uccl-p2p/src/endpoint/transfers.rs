@@ -7,7 +7,10 @@ use std::{
 
 use smallvec::SmallVec;
 use uccl_device::cuda;
-use uccl_fabric::mem::{RemoteSpan, Span};
+use uccl_fabric::{
+    mem::{RemoteSpan, Span},
+    signal::Word,
+};
 use uccl_wire::{
     advert::Advert,
     message::{MAX_IOVS, SIGNAL_LEN},
@@ -23,7 +26,7 @@ use crate::{
         deferred::{Mark, Start},
         regions::{self, Lease},
         timers,
-        transfer::{After, Fence, Plan, Word},
+        transfer::{After, Fence, Plan},
         wait,
         work::Pieces,
     },
