@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Runs this tree beside an earlier commit of it, in turn on this machine: has a change made anything slower?
 
-What is small and what is large, on one host and over TCP: 64 bytes as a write, a send and a notification, 64 KiB and 16 MiB as
-a write and a send, and 1024 pieces of 4 KiB in one write.
+On one host and over TCP: 64 bytes and 4 KiB as a write, a read, a send and a notification, 64 KiB to 64 MiB as a
+write, a read and a send, and 1024 pieces of 4 KiB in one write. With `--only gpu`, what `gpu.py` measures of this project's command.
 """
 
 import argparse
@@ -11,17 +11,20 @@ import sys
 from pathlib import Path
 
 import bars
+import gpu_cases
 import summary
 from cases import KIB, MIB, Case
 from paths import ROOT, WORK
 from peers import Context, Failed, Peer, Sample
 from peers import uccl as command
-from rounds import Bench, present, say
+from rounds import Bench, names, present, say
 
 BEFORE = "before"
 #: What an earlier commit's speed is held to: less than this of it is a loss, and more may be noise.
 KEPT = 0.97
 LINKS = ("local", "tcp")
+SECTIONS = ("host", "gpu")
+SIZES = (64 * KIB, MIB, 16 * MIB, 64 * MIB)
 
 
 def arguments() -> argparse.Namespace:
@@ -31,13 +34,17 @@ def arguments() -> argparse.Namespace:
     made.add_argument("--before", metavar="REVISION", default="HEAD~1", help="the earlier commit, built if need be")
     made.add_argument("--before-bin", type=Path, help="its command, where it is built already")
     made.add_argument("--uccl-bin", type=Path, default=ROOT / "target/release/uccl", help="this tree's command")
+    made.add_argument("--only", metavar="SECTION,...", default="host", help=f"sections: {', '.join(SECTIONS)}")
+    made.add_argument("--gpus", default="0,1", help="the GPU of the side that measures, and of the other")
     made.add_argument("--rounds", type=int, default=9, help="rounds")
     made.add_argument("--seconds", type=float, default=0.4, help="seconds a value is measured")
     made.add_argument("--max-minutes", type=float, default=20, help="start no more work after so long")
     made.add_argument("--revision", help="of this tree, where git cannot tell")
     made.add_argument("--json", metavar="FILE", help="also write everything as JSON")
     made.add_argument("--check", action="store_true", help="exit 1 when a bar that was measured is not met")
-    return made.parse_args()
+    options = made.parse_args()
+    options.only = names(made, "--only", options.only, SECTIONS)
+    return options
 
 
 def git(*words: str) -> str:
@@ -69,8 +76,9 @@ def build(revision: str) -> Path:
 class Build(Peer):
     """`uccl bench` of one build. Every byte is looked at in a last, untimed round."""
 
-    def __init__(self, name: str, binary: Path):
+    def __init__(self, name: str, binary: Path, gpus: str):
         self.name, self._binary = name, binary
+        self._gpus = gpus.split(",")
 
     def available(self, context: Context) -> str | None:
         return command.why_no_binary(self._binary)
@@ -84,7 +92,7 @@ class Build(Peer):
     def measure(self, cases: list[Case], context: Context) -> list[Sample]:
         group = cases[0].group
         words = [
-            *("bench", "--json", "-", "--transport", group.link, "--op", group.op, "--iovs", str(group.iovs)),
+            *("bench", "--json", "-", "--op", group.op, "--iovs", str(group.iovs), *self._memory(group)),
             *("--size", ",".join(str(case.size) for case in cases), "--inflight", "1", "--buffers", "1"),
             *("--duration", f"{round(context.seconds * 1000)}ms"),
         ]
@@ -95,14 +103,34 @@ class Build(Peer):
             raise Failed(f"wrong bytes of sizes {wrong}" if wrong else "a size is missing from its rows")
         return [Sample(case, command.value(by_size[case.size], case.unit)) for case in cases]
 
+    def _memory(self, case: Case) -> list[str]:
+        """The link, and whose memory is on its ends."""
+        transport = ["--transport", "local" if case.link == "gpu" else case.link]
+        if case.memory in ("any", "host"):
+            return transport
+        if case.memory == "alloc":
+            return [*transport, "--memory", "alloc"]
+        ours, theirs = self._gpus
+        return [*transport, "--device", "gpu", "--peer-device", case.memory, "--gpu", ours, "--peer-gpu", theirs]
 
-def groups() -> list[list[Case]]:
+
+def groups(only: set[str]) -> list[list[Case]]:
     """What is measured: cases that differ only in size together."""
+    cases = [*(host() if "host" in only else []), *(gpu_cases.plan(set(gpu_cases.SECTIONS)) if "gpu" in only else [])]
+    by_group: dict[Case, list[Case]] = {}
+    for case in cases:
+        by_group.setdefault(case.group, []).append(case)
+    return list(by_group.values())
+
+
+def host() -> list[Case]:
     made = []
     for link in LINKS:
-        made += [[Case(link, op, 64, unit="us")] for op in ("write", "send", "notif")]
-        made += [[Case(link, op, size) for size in (64 * KIB, 16 * MIB)] for op in ("write", "send")]
-        made.append([Case(link, "write", 4 * KIB, iovs=1024)])
+        made += [Case(link, op, size, unit="us") for op in ("write", "read", "send", "notif") for size in (64, 4 * KIB)]
+        made += [Case(link, op, size) for op in ("write", "read", "send") for size in SIZES]
+        made.append(Case(link, "write", 4 * KIB, iovs=1024))
+    made += [Case("local", "write", size, memory="alloc", unit="us") for size in (64, 4 * KIB)]
+    made += [Case("local", op, size, memory="alloc") for op in ("write", "read") for size in (64 * KIB, MIB, 64 * MIB)]
     return made
 
 
@@ -119,12 +147,13 @@ def main() -> int:
     except Failed as failed:
         say(str(failed))
         return 2
-    builds = [Build(bars.OURS, options.uccl_bin.resolve()), Build(BEFORE, before.resolve())]
+    binaries = {bars.OURS: options.uccl_bin, BEFORE: before}
+    builds = [Build(name, binary.resolve(), options.gpus) for name, binary in binaries.items()]
     context = Context(seconds=options.seconds, uccl_bin=options.uccl_bin)
     running, said = present(builds, [build.name for build in builds], context)
     if len(running) < len(builds):
         return 2
-    cases = groups()
+    cases = groups(options.only)
     bench = Bench(options, context, running, cases)
     bench.run()
     verdicts = [bars.judge(bar(case), bench.results) for group in cases for case in group]

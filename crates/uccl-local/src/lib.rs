@@ -33,7 +33,7 @@ use uccl_fabric::{
     status_of,
 };
 use uccl_stream::StreamLane;
-use uccl_wire::{frame::Status, message::Change};
+use uccl_wire::{frame::Status, signal::Change};
 
 use self::{
     bell::Bell,
@@ -264,6 +264,16 @@ impl Lane for LocalLane {
 impl MessageLane for LocalLane {
     fn send(&self, parts: &[&[u8]]) -> Result<(), LaneError> {
         self.stream.send(parts)
+    }
+
+    /// Only what goes through the rings as a whole.
+    fn carries_signal(&self, op: &Operation) -> bool {
+        self.is_streamed(op)
+    }
+
+    unsafe fn post_signalled(&self, op: Operation, word: Word) -> Result<Posted, LaneError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.stream.post_signalled(op, word) }
     }
 
     fn queued_bytes(&self) -> usize {

@@ -4,7 +4,7 @@ use std::{ops::Range, sync::Arc, time::Instant};
 
 use uccl_device::MemoryKind;
 use uccl_fabric::{
-    lane::{Lane, LaneError, OpError, OpName, Operation, Posted, access_of},
+    lane::{Lane, LaneError, MessageLane, OpError, OpName, Operation, Posted, access_of},
     mem::RemoteSpan,
     pieces::group,
     signal::Word,
@@ -67,6 +67,14 @@ impl LocalLane {
             Reach::Cma | Reach::Mapped => Way::Direct,
             Reach::None => Way::Stream,
         }
+    }
+
+    /// Whether all of a write goes through the rings, in one operation.
+    pub(super) fn is_streamed(&self, op: &Operation) -> bool {
+        let is_one = op.remote.len() <= self.stream.caps().max_pieces;
+        is_one
+            && self.ways(op.memory, &op.remote) == (Way::Stream, false)
+            && self.stream.carries_signal(op)
     }
 
     /// Whether a GPU copies such a piece.

@@ -20,7 +20,7 @@ use uccl_fabric::{
 };
 use uccl_wire::{
     frame::Status,
-    message::{Change, SIGNAL_LEN},
+    signal::{Change, SIGNAL_LEN},
 };
 
 use self::{

@@ -29,6 +29,7 @@ use uccl_fabric::{
     mem::RemoteSpan,
     pipe::{Pipe, PipeRx, PipeTx},
     region::RegionTable,
+    signal::Word,
 };
 use uccl_wire::frame::{Desc, Kind, MAX_DESC_BYTES, MAX_DESCS, MAX_MESSAGE, Status};
 
@@ -187,6 +188,40 @@ impl<P: Pipe> StreamLane<P> {
         ops.take_reopened()
     }
 
+    /// Starts an operation, and sends a signal along with it if there is one.
+    ///
+    /// # Safety
+    /// As for [`Lane::post`].
+    unsafe fn start(&self, op: Operation, word: Option<Word>) -> Result<Posted, LaneError> {
+        let Some(op) = sayable(op) else {
+            return Ok(Posted::Done(Err(OpError::Remote(Status::Protocol))));
+        };
+        let mut tx = self.tx.lock();
+        // Under the lock: a kill takes it too, and ends what it finds.
+        self.alive()?;
+        let mut ops = self.ops.lock();
+        let name = ops.insert(&op);
+        self.load.store(ops.bytes + ops.len() as u64, Relaxed);
+        let is_short = op.kind == OpKind::Write && op.len() <= SHORT as u64;
+        if is_short && op.memory.is_host_accessible() && tx.takes_short() && ops.begin(name) {
+            // SAFETY: the caller keeps the local pieces valid until the operation has ended, and it cannot end while
+            // the operations are locked.
+            unsafe { tx.push_short(name, &op.local, &op.remote, word) };
+            ops.sent(name);
+            drop(ops);
+        } else {
+            drop(ops);
+            let kind = match op.kind {
+                OpKind::Write => OwnKind::Write,
+                OpKind::Read => OwnKind::Read,
+            };
+            let own = Own::new(name, kind, op.local, op.remote);
+            tx.push_own(own.on(op.memory.device_only()).with(word));
+        }
+        self.flush(&mut tx);
+        Ok(Posted::Pending(name))
+    }
+
     /// Whether copies by GPUs are under way.
     fn is_copying(&self) -> bool {
         self.fetching.load(SeqCst) || self.uploading.load(SeqCst)
@@ -223,33 +258,8 @@ impl<P: Pipe> Lane for StreamLane<P> {
     }
 
     unsafe fn post(&self, op: Operation) -> Result<Posted, LaneError> {
-        let Some(op) = sayable(op) else {
-            return Ok(Posted::Done(Err(OpError::Remote(Status::Protocol))));
-        };
-        let mut tx = self.tx.lock();
-        // Under the lock: a kill takes it too, and ends what it finds.
-        self.alive()?;
-        let mut ops = self.ops.lock();
-        let name = ops.insert(&op);
-        self.load.store(ops.bytes + ops.len() as u64, Relaxed);
-        let is_short = op.kind == OpKind::Write && op.len() <= SHORT as u64;
-        if is_short && op.memory.is_host_accessible() && tx.takes_short() && ops.begin(name) {
-            // SAFETY: the caller keeps the local pieces valid until the operation has ended, and it cannot end while
-            // the operations are locked.
-            unsafe { tx.push_short(name, &op.local, &op.remote) };
-            ops.sent(name);
-            drop(ops);
-        } else {
-            drop(ops);
-            let kind = match op.kind {
-                OpKind::Write => OwnKind::Write,
-                OpKind::Read => OwnKind::Read,
-            };
-            let own = Own::new(name, kind, op.local, op.remote);
-            tx.push_own(own.on(op.memory.device_only()));
-        }
-        self.flush(&mut tx);
-        Ok(Posted::Pending(name))
+        // SAFETY: the caller's promise.
+        unsafe { self.start(op, None) }
     }
 
     fn progress(&self, sink: &dyn MessageSink) -> Result<bool, LaneError> {
@@ -378,6 +388,15 @@ impl<P: Pipe> MessageLane for StreamLane<P> {
         }
         self.flush(&mut tx);
         Ok(())
+    }
+
+    fn carries_signal(&self, op: &Operation) -> bool {
+        op.kind == OpKind::Write
+    }
+
+    unsafe fn post_signalled(&self, op: Operation, word: Word) -> Result<Posted, LaneError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.start(op, Some(word)) }
     }
 
     fn queued_bytes(&self) -> usize {

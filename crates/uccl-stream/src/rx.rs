@@ -15,11 +15,12 @@ use uccl_fabric::{
     pieces::Stretch,
     pipe::PipeRx,
     region::RegionTable,
+    signal::Word,
     status_of,
 };
 use uccl_wire::checked::{Crc, unseal};
 use uccl_wire::frame::{
-    DESC_LEN, Desc, HEADER_LEN, Header, Kind, Status, TRAILER_LEN, Trailer, decode_descs,
+    Desc, HEADER_LEN, Header, Kind, Status, TRAILER_LEN, Trailer, decode_descs,
 };
 
 use super::{
@@ -106,6 +107,8 @@ pub(super) struct Rx<P> {
     left: u64,
     crc: Option<Crc>,
     descs: Vec<Desc>,
+    /// The signal of the current frame.
+    word: Option<Word>,
     /// Where the payload goes that has not been placed: in the memory of the descriptors, or of the read.
     rest: Stretch,
     write: Option<Incoming>,
@@ -135,6 +138,7 @@ impl<P: PipeRx> Rx<P> {
             left: 0,
             crc: None,
             descs: Vec::new(),
+            word: None,
             rest: Stretch::default(),
             write: None,
             read: None,
@@ -374,7 +378,7 @@ impl<P: PipeRx> Rx<P> {
 
     fn step_descs(&mut self) -> Result<bool, LaneError> {
         let have = &self.staging[self.start..self.end];
-        let len = usize::from(self.header.descs) * DESC_LEN;
+        let len = self.header.descs_len();
         let Some((bytes, rest)) = have.split_at_checked(len) else { return Ok(false) };
         let mut sound = true;
         if let Some(crc) = &mut self.crc
@@ -387,8 +391,11 @@ impl<P: PipeRx> Rx<P> {
         }
         self.start += len;
         self.descs.clear();
+        self.word = None;
         if sound && matches!(self.header.kind, Kind::Read | Kind::Write) {
-            decode_descs(&self.header, bytes, &mut self.descs).map_err(protocol)?;
+            let word = decode_descs(&self.header, bytes, &mut self.descs).map_err(protocol)?;
+            let word = word.zip(self.header.signal);
+            self.word = word.map(|(desc, change)| Word { span: remote_of(&desc), change });
         }
         self.state = State::Begin { sound };
         Ok(true)

@@ -13,6 +13,7 @@ use uccl_fabric::{
     pieces::{Pieces as _, Stretch},
     pipe::PipeTx,
     region::RegionTable,
+    signal::Word,
     status_of,
 };
 use uccl_wire::checked::{Crc, seal};
@@ -188,17 +189,17 @@ impl<P: PipeTx> Tx<P> {
         name: OpName,
         local: &[Span],
         remote: &[RemoteSpan],
+        word: Option<Word>,
     ) {
         let header = Header {
-            kind: Kind::Write,
-            last: true,
             checked: self.checked,
             descs: remote.len() as u16,
-            op: name.0,
             len: local.len_bytes(),
-            aux: 0,
+            signal: word.map(|word| word.change),
+            ..Header::bare(Kind::Write, name.0, 0)
         };
-        let mut crc = push_head(&mut self.control, &header, remote);
+        let pieces = remote.iter().copied().chain(word.map(|word| word.span));
+        let mut crc = push_head(&mut self.control, &header, pieces);
         let start = self.control.len();
         for span in local.iter().filter(|span| span.len > 0) {
             // SAFETY: readable, as the caller promises.
@@ -215,15 +216,7 @@ impl<P: PipeTx> Tx<P> {
     /// Queues a message frame. Sends it straight from the caller's parts as far as the pipe takes it.
     pub(super) fn push_message(&mut self, parts: &[&[u8]]) -> io::Result<()> {
         let len = parts.iter().map(|part| part.len() as u64).sum();
-        let header = Header {
-            kind: Kind::Message,
-            last: true,
-            checked: self.checked,
-            descs: 0,
-            op: 0,
-            len,
-            aux: 0,
-        };
+        let header = Header { checked: self.checked, len, ..Header::bare(Kind::Message, 0, 0) };
         let header = seal(&header);
         let mut crc = self.checked.then(Crc::new);
         if let Some(crc) = &mut crc {

@@ -9,6 +9,7 @@ use uccl_fabric::{
     lane::OpName,
     mem::{Located, Span},
     pieces::Stretch,
+    signal::Word,
 };
 use uccl_wire::frame::Status;
 
@@ -28,8 +29,8 @@ pub(super) enum Purpose {
 
 /// How an operation ends once its data has landed.
 pub(super) enum End {
-    /// The peer gets this answer.
-    Ack(Status),
+    /// The peer gets this answer. If it is a good one, the word changes first.
+    Ack(Status, Option<Word>),
     /// Our read ends.
     Data(ReadTarget),
 }
@@ -142,7 +143,7 @@ impl Uploader {
     /// Changes the answer to a write whose data did not all land.
     pub(super) fn fail(&mut self, purpose: Purpose, status: Status) {
         for upload in self.under_way.iter_mut().filter(|upload| upload.purpose == purpose) {
-            if let Some(End::Ack(ack)) = &mut upload.end {
+            if let Some(End::Ack(ack, _)) = &mut upload.end {
                 *ack = status;
             }
         }

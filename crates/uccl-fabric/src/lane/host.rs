@@ -1,7 +1,7 @@
 //! Lanes between processes of one host, which access each other's memory directly.
 
 use uccl_device::MemoryKind;
-use uccl_wire::message::Change;
+use uccl_wire::signal::Change;
 
 use super::{LaneError, MessageLane, OpKind, OpName, OpResult, Operation, Posted};
 use crate::{

@@ -7,7 +7,7 @@ use uccl_device::cuda::{Context, gather::WordChange};
 use uccl_fabric::{lane::OpError, mem::RemoteSpan, region::Rights, signal::Word, status_of};
 use uccl_wire::{
     frame::Status,
-    message::{Change, SIGNAL_LEN},
+    signal::{Change, SIGNAL_LEN},
 };
 
 use super::{

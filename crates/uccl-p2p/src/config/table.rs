@@ -94,7 +94,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting {
         name: "UCCL_IB_PCI_RELAXED_ORDERING",
         default: "2",
-        doc: "`1` lets RDMA devices reorder their writes to memory on the PCI bus, which many machines need for full speed; `2` does where it can be asked for, `0` does not. They have arrived all the same when a transfer's end is told; who watches memory instead must not take a late byte as a sign of earlier ones",
+        doc: "`1` lets RDMA devices reorder their writes to memory on the PCI bus, which many machines need for full speed; `2` does where it can be asked for, `0` does not. When a transfer has ended, all bytes are there. A program that polls memory must not conclude from the last byte that the earlier ones have come",
         apply: |config, value| {
             config.verbs.relaxed_ordering = match value {
                 "0" => RelaxedOrdering::Never,

@@ -554,4 +554,8 @@ impl MessageSink for Sink<'_> {
     fn message(&self, bytes: &[u8]) -> Result<(), String> {
         self.0.hear(bytes)
     }
+
+    fn signalled(&self) {
+        self.0.core.signalled.notify();
+    }
 }

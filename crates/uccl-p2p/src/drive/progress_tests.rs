@@ -20,7 +20,7 @@ use uccl_fabric::{
     mem::{RemoteSpan, Span},
     signal::Word,
 };
-use uccl_wire::{advert::Advert, message::Change};
+use uccl_wire::{advert::Advert, signal::Change};
 
 use super::{
     connection::{Connection, Peer, Workers},
@@ -191,6 +191,14 @@ impl Lane for Endless {
 impl MessageLane for Endless {
     fn send(&self, _: &[&[u8]]) -> Result<(), LaneError> {
         Ok(())
+    }
+
+    fn carries_signal(&self, _: &Operation) -> bool {
+        false
+    }
+
+    unsafe fn post_signalled(&self, _: Operation, _: Word) -> Result<Posted, LaneError> {
+        Err(LaneError::Killed)
     }
 
     fn queued_bytes(&self) -> usize {

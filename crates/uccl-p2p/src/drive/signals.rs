@@ -13,7 +13,8 @@ use uccl_fabric::{
 };
 use uccl_wire::{
     frame::Status,
-    message::{Change, Place, SIGNAL_LEN},
+    message::Place,
+    signal::{Change, SIGNAL_LEN},
 };
 
 use super::{
@@ -72,8 +73,8 @@ impl Connection {
     /// Changes a word of ours for the peer, and answers.
     pub(super) fn take_signal(&self, id: u64, place: Place, change: Change) {
         let Place { addr, key, slot } = place;
-        let word = RemoteSpan { addr, len: SIGNAL_LEN, key, slot };
-        let changed = signal::apply(&self.core.mrs.table, &word, change);
+        let span = RemoteSpan { addr, len: SIGNAL_LEN, key, slot };
+        let changed = signal::apply(&self.core.mrs.table, &Word { span, change });
         let status = changed.err().unwrap_or(Status::Ok);
         self.core.signalled.notify();
         self.tell(|session, out| session.signals.answer(id, status, out));

@@ -129,22 +129,11 @@ impl Endpoint {
     pub(super) fn make_now(&self, single: &Single) -> Result<Option<Begun>> {
         match single.signal {
             Some((word, strong)) => self.signal_now(single, word, strong),
-            None => Ok(self.copy_short(single).map(Begun::Done)),
+            None => Ok(copy_short(single).then(|| Begun::Done(self.done_now(single)))),
         }
     }
 
-    /// Copies a short piece to or from a process of this host, on this thread.
-    fn copy_short(&self, single: &Single) -> Option<Outcome> {
-        let Single { kind, conn, lease, local, remote, .. } = single;
-        if !lease.mr().kind.is_host_accessible() {
-            return None;
-        }
-        // SAFETY: inside a region, which the lease keeps registered.
-        let copied = unsafe { conn.links.host.as_ref()?.try_now(*kind, *local, remote) };
-        matches!(copied, Some(Ok(()))).then(|| self.done_now(single))
-    }
-
-    /// Copies a short piece, as [`copy_short`](Self::copy_short) does, and changes its signal's word.
+    /// Copies a short piece, as [`copy_short`] does, and changes its signal's word.
     fn signal_now(&self, single: &Single, word: Word, strong: bool) -> Result<Option<Begun>> {
         let conn = &single.conn;
         if strong && !conn.is_context_clear(single.context) {
@@ -159,9 +148,11 @@ impl Endpoint {
                 return Ok(Some(Begun::Done(self.done_now(single))));
             }
         }
-        let Some(outcome) = self.copy_short(single) else { return Ok(None) };
+        if !copy_short(single) {
+            return Ok(None);
+        }
         if let Some(Ok(())) = lane.try_signal(&word.span, word.change) {
-            return Ok(Some(Begun::Done(outcome)));
+            return Ok(Some(Begun::Done(self.done_now(single))));
         }
         // Asks the owner, which changes the word or says why not.
         let transfer = conn.admit(single.plan(After::of(Some(word), None), self))?;
@@ -306,4 +297,16 @@ impl Endpoint {
         counters.ended_well(Some(single.op), bytes);
         Outcome { bytes, checksummed: false }
     }
+}
+
+/// Copies a short piece to or from a process of this host, on this thread.
+fn copy_short(single: &Single) -> bool {
+    let Single { kind, conn, lease, local, remote, .. } = single;
+    let Some(lane) = &conn.links.host else { return false };
+    if !lease.mr().kind.is_host_accessible() {
+        return false;
+    }
+    // SAFETY: inside a region, which the lease keeps registered.
+    let copied = unsafe { lane.try_now(*kind, *local, remote) };
+    matches!(copied, Some(Ok(())))
 }

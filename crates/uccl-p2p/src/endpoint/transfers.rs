@@ -11,10 +11,7 @@ use uccl_fabric::{
     mem::{RemoteSpan, Span},
     signal::Word,
 };
-use uccl_wire::{
-    advert::Advert,
-    message::{MAX_IOVS, SIGNAL_LEN},
-};
+use uccl_wire::{advert::Advert, message::MAX_IOVS, signal::SIGNAL_LEN};
 
 use super::{
     CudaStream, Endpoint, Interrupt, Op, Outcome, Request, Signal, Status, Tried, Uninterrupted,

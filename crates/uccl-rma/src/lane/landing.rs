@@ -127,6 +127,8 @@ mod tests {
         fn message(&self, _: &[u8]) -> Result<(), String> {
             Ok(())
         }
+
+        fn signalled(&self) {}
     }
 
     /// One end, with a region that its rail does not take. Its copies advance only when `progress` is called.

@@ -58,7 +58,9 @@ impl<P: PipeRx> Rx<P> {
             }
         }
         match (purpose, end) {
-            (Purpose::Write(op), Some(End::Ack(status))) => self.answers.ack(op, status),
+            (Purpose::Write(op), Some(End::Ack(status, word))) => {
+                self.end_write(op, status, word, around);
+            }
             (Purpose::Read(name), Some(End::Data(target))) => {
                 let op = around.ops.lock().remove(name);
                 if let Some(op) = op {
