@@ -47,7 +47,7 @@ impl Connection {
             return false;
         };
         let write = work.clone().operation(transfer.clone());
-        if !host.signals_by_gpu(&write, &word) {
+        if !(Self::is_for_gpu(&word) && host.signals_by_gpu(&write, &word)) {
             return false;
         }
         transfer.signal_goes_along();

@@ -171,7 +171,7 @@ impl Endpoint {
         let posted = self.post_now(single, single.work(), |op| match word {
             // SAFETY: `post_now` keeps the memory.
             None => unsafe { lane.post(op) },
-            Some(word) if lane.signals_by_gpu(&op, &word) => {
+            Some(word) if Connection::is_for_gpu(&word) && lane.signals_by_gpu(&op, &word) => {
                 // SAFETY: as above.
                 unsafe { lane.post_signalled_by_gpu(op, word) }
             }
