@@ -447,6 +447,21 @@ impl<L: MessageLane> HostLane for ChaosLane<L> {
         self.host_at_random()?.try_signal(word, change)
     }
 
+    fn signals_by_gpu(&self, write: &Operation, word: &Word) -> bool {
+        self.host_at_random().is_some_and(|host| host.signals_by_gpu(write, word))
+    }
+
+    unsafe fn post_signalled_by_gpu(
+        &self,
+        write: Operation,
+        word: Word,
+    ) -> Result<Posted, LaneError> {
+        self.check()?;
+        let Some(host) = self.host() else { return Err(LaneError::Killed) };
+        // SAFETY: the caller's promise.
+        unsafe { host.post_signalled_by_gpu(write, word) }
+    }
+
     fn is_copied_by_gpu(&self, ours: MemoryKind, remote: &RemoteSpan) -> bool {
         self.host().is_some_and(|host| host.is_copied_by_gpu(ours, remote))
     }

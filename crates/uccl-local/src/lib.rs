@@ -374,6 +374,19 @@ impl HostLane for LocalLane {
         self.is_gpu_way(ours, remote)
     }
 
+    fn signals_by_gpu(&self, write: &Operation, word: &Word) -> bool {
+        self.gpu_signals(write, word)
+    }
+
+    unsafe fn post_signalled_by_gpu(
+        &self,
+        write: Operation,
+        word: Word,
+    ) -> Result<Posted, LaneError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.post_gpu(write, Some(word)) }
+    }
+
     fn progress_copies(&self) {
         self.gpu.progress();
     }

@@ -162,7 +162,13 @@ impl Copier {
         let Self { by: By::Gpus(engines), pieces } = self else {
             return Err(GpuError::NoSuchDevice { ordinal: device, count: 0 });
         };
-        let route = Route { direction, by_kernel: true, is_push: false, engines_are_busy: false };
+        let route = Route {
+            direction,
+            by_kernel: true,
+            is_push: false,
+            engines_are_busy: false,
+            word: None,
+        };
         // SAFETY: the caller's promise.
         unsafe { engine_of(engines, device)?.copy(pieces, route) }
     }

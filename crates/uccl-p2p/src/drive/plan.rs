@@ -78,35 +78,48 @@ impl Connection {
         }
     }
 
-    /// Posts a write and its signal as one operation of the first lane, if that is possible. Otherwise returns the work.
+    /// Posts a write and its signal as one operation of the first lane, or as one job of a GPU of ours, if that is
+    /// possible. Otherwise returns the work.
     ///
     /// No operation of the first lane is ever posted again, because the connection ends with it. So the word changes
     /// once.
     fn post_signalled(&self, transfer: &Arc<Transfer>, work: Work) -> Option<Work> {
-        let is_wanted = self.peer.takes_signals && transfer.carries_signal();
-        let is_alone = || {
-            self.is_one_operation(&work)
-                && self.rails_for(&work).is_none()
-                && !self.asks_about(&work)
-        };
-        if !is_wanted || !is_alone() {
+        let Some(word) = transfer.free_signal() else { return Some(work) };
+        let op = work.clone().operation(Arc::clone(transfer) as _);
+        let by_gpu = self.links.host.as_ref();
+        let by_gpu =
+            by_gpu.filter(|host| Self::is_for_gpu(&word) && host.signals_by_gpu(&op, &word));
+        if by_gpu.is_none() && !self.streams_take_signal(&work, &op) {
             return Some(work);
         }
-        let op = work.clone().operation(Arc::clone(transfer) as _);
-        let is_carried = self.messages().carries_signal(&op);
-        let Some(word) = is_carried.then(|| transfer.take_signal()).flatten() else {
-            return Some(work);
-        };
-        self.note_checksum(transfer, &work);
+        let Some(word) = transfer.take_signal() else { return Some(work) };
         transfer.expect_ops(1);
         let done = Arc::clone(&op.done);
         // SAFETY: as for other operations of a transfer.
-        match unsafe { self.messages().post_signalled(op, word) } {
+        let posted = unsafe {
+            match by_gpu {
+                Some(host) => host.post_signalled_by_gpu(op, word),
+                None => {
+                    self.note_checksum(transfer, &work);
+                    self.messages().post_signalled(op, word)
+                }
+            }
+        };
+        match posted {
             Ok(Posted::Pending(name)) => transfer.body.lock().ops.push((0, name)),
             Ok(Posted::Done(result)) => done.complete(result),
             Err(e) => self.not_posted(transfer, e),
         }
         None
+    }
+
+    /// Whether a write is one operation of the first lane, which takes a signal along.
+    fn streams_take_signal(&self, work: &Work, op: &Operation) -> bool {
+        self.peer.takes_signals
+            && self.is_one_operation(work)
+            && self.rails_for(work).is_none()
+            && !self.asks_about(work)
+            && self.messages().carries_signal(op)
     }
 
     /// Notes that the data of a transfer carries a checksum, if it does.

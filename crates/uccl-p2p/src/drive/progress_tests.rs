@@ -217,6 +217,14 @@ impl MessageLane for Endless {
 }
 
 impl HostLane for Endless {
+    fn signals_by_gpu(&self, _: &Operation, _: &Word) -> bool {
+        false
+    }
+
+    unsafe fn post_signalled_by_gpu(&self, _: Operation, _: Word) -> Result<Posted, LaneError> {
+        Err(LaneError::Killed)
+    }
+
     fn path_to(&self, _: &RemoteSpan) -> &'static str {
         "endless"
     }

@@ -45,6 +45,12 @@ impl Connection {
         transfer.op_ended();
     }
 
+    /// Whether a GPU of ours may change the word behind its copies. It does not add: for writers whom no GPU serves the
+    /// owner adds, by two copies, and an addition between these would be lost.
+    pub(crate) fn is_for_gpu(word: &Word) -> bool {
+        matches!(word.change, Change::Set(_))
+    }
+
     /// Changes a word at once, if the lane reaches it.
     pub(crate) fn try_signal(&self, word: Word) -> Option<OpResult> {
         self.links.host.as_ref()?.try_signal(&word.span, word.change)

@@ -160,11 +160,14 @@ pub(crate) struct Body<C> {
 }
 
 impl<C> Body<C> {
-    /// Whether it has a signal that depends on nothing but its own bytes: it waits for no other transfer, has not
-    /// failed, and is not being ended.
-    fn has_free_signal(&self) -> bool {
+    /// Its signal, if that depends on nothing but its own bytes: it waits for no other transfer, has not failed, and is
+    /// not being ended.
+    fn free_signal(&self) -> Option<Word> {
         let is_free = self.following.is_empty() && self.error.is_none() && self.fence.is_none();
-        is_free && matches!(self.after, After::Signal(..))
+        match self.after {
+            After::Signal(word, _) if is_free => Some(word),
+            _ => None,
+        }
     }
 }
 
@@ -267,27 +270,19 @@ impl<C: Carrier> Transfer<C> {
         }
     }
 
-    /// Whether its signal may be sent along with its only operation: nothing else decides whether the word changes.
-    pub(super) fn carries_signal(&self) -> bool {
-        self.body.lock().has_free_signal()
+    /// The signal that may be sent along with its only operation, because nothing else decides whether the word changes.
+    pub(super) fn free_signal(&self) -> Option<Word> {
+        self.body.lock().free_signal()
     }
 
     /// Takes the signal out, to be sent along with its only operation. `None`: the signal has to follow.
     pub(super) fn take_signal(&self) -> Option<Word> {
         let mut body = self.body.lock();
-        if !body.has_free_signal() {
-            return None;
+        let word = body.free_signal()?;
+        if let After::Signal(_, notif) = std::mem::replace(&mut body.after, After::Publish) {
+            body.after = After::of(None, notif);
         }
-        match std::mem::replace(&mut body.after, After::Publish) {
-            After::Signal(word, notif) => {
-                body.after = After::of(None, notif);
-                Some(word)
-            }
-            other => {
-                body.after = other;
-                None
-            }
-        }
+        Some(word)
     }
 
     /// The kinds of its local memory.
