@@ -29,7 +29,7 @@ const MIN_BYTES: u64 = 64 << 10;
 impl Connection {
     /// Asks the peer to make the copies that it makes better. Returns the work that is left for the lanes.
     pub(crate) fn ask_owner(&self, transfer: &Arc<Transfer>, work: Work) -> Work {
-        let always = self.core.config.always_ask_owners;
+        let always = self.core.config.ask_owners;
         if !always && work.len_bytes() < MIN_BYTES {
             return work;
         }
@@ -56,7 +56,7 @@ impl Connection {
 
     /// Whether a long copy between this memory of the peer's and a region of ours is left to the peer.
     pub(crate) fn asks_owner(&self, mr: &Mr, remote: RemoteSpan) -> bool {
-        let always = self.core.config.always_ask_owners;
+        let always = self.core.config.ask_owners;
         let better = || self.owner_copies(mr.kind, &[remote]).contains(&true);
         always || mr.region.backing.is_some() && better()
     }
@@ -81,7 +81,7 @@ impl Connection {
         let granted = self.grant(&transfer.body.lock().leases, &work.local, rights);
         let Ok((sources, grants)) = granted else { return Err(work) };
         let offered = |grant: &Grant| grant.region.backing.is_some();
-        if !self.core.config.always_ask_owners && !grants.iter().all(offered) {
+        if !self.core.config.ask_owners && !grants.iter().all(offered) {
             return Err(work);
         }
         transfer.expect_ops(1);
