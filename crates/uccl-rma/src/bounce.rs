@@ -108,8 +108,9 @@ impl Line {
     }
 
     fn clear(&mut self) {
-        self.copier.settle();
-        self.under_way.clear();
+        while !self.under_way.is_empty() {
+            drop(self.ended());
+        }
     }
 }
 
@@ -144,7 +145,7 @@ impl Copies {
         };
         let chunk = area.slab.chunk(chunk.into());
         // SAFETY: the caller's promise.
-        let copying = unsafe { line.copier.start(chunk, memory, slots, direction)? };
+        let copying = unsafe { line.copier.start(chunk, memory, slots, direction) };
         line.under_way.push_back((copying, whose));
         Ok(())
     }

@@ -6,6 +6,7 @@ mod engine;
 mod pinned;
 mod put;
 mod share;
+mod staging;
 
 pub(crate) use self::put::change_word;
 pub use self::{
@@ -14,4 +15,5 @@ pub use self::{
     pinned::{CHUNK, Chunk, Slab},
     put::put,
     share::GpuShare,
+    staging::{Ended, PATIENCE, Staging},
 };

@@ -49,9 +49,7 @@ impl<P: PipeRx> Rx<P> {
         }
         self.placed(n);
         self.start += n;
-        if self.uploader.is_full() {
-            self.upload(around);
-        }
+        self.upload_if_full(around);
         Ok(true)
     }
 
@@ -139,7 +137,7 @@ impl<P: PipeRx> Rx<P> {
                     if self.uploader.is_idle() {
                         self.answers.ack(write.op, write.status);
                     } else {
-                        self.uploader.end(Purpose::Write(write.op), End::Ack(write.status));
+                        self.end_after_copies(Purpose::Write(write.op), End::Ack(write.status));
                     }
                 }
             }
@@ -175,7 +173,7 @@ impl<P: PipeRx> Rx<P> {
             return Ok(());
         }
         if target.device.is_some() && !self.uploader.is_idle() {
-            self.uploader.end(Purpose::Read(name), End::Data(target));
+            self.end_after_copies(Purpose::Read(name), End::Data(target));
             return Ok(());
         }
         let Some(op) = ops.remove(name) else { return Ok(()) };
