@@ -182,6 +182,14 @@ fn a_cancelled_read_ends_when_what_a_gpu_copies_of_it_has_landed() {
 }
 
 #[test]
+fn a_read_that_the_peer_refuses_halfway_ends_when_its_copies_have_ended() {
+    let dest = Patch::new(&mut Rng::with_seed(1), &[50_000]);
+    let (mut stage, name, done) = half_read(&dest);
+    stage.say(&Header::bare(Kind::Ack, name.0, Status::Fault as u64).encode());
+    assert_eq!(end_of(&stage, &done, &dest), Some(Err(OpError::Remote(Status::Fault))));
+}
+
+#[test]
 fn a_kill_waits_for_late_copies_and_ends_a_cancelled_read() {
     let dest = Patch::new(&mut Rng::with_seed(1), &[50_000]);
     let (stage, name, done) = half_read(&dest);
