@@ -40,7 +40,7 @@ impl fmt::Debug for CopyBy {
 }
 
 /// Starts copies, and tells when they have ended.
-pub struct Copier {
+pub(super) struct Copier {
     by: By,
     pieces: Vec<Piece>,
 }
@@ -51,7 +51,7 @@ enum By {
 }
 
 /// A copy that was started, with the chunk that it fills or empties.
-pub struct Copying {
+pub(super) struct Copying {
     chunk: Chunk,
     moving: Moving,
     /// Why it could be started in part only, or not at all.
@@ -68,7 +68,7 @@ enum Moving {
 
 impl Copier {
     /// A copier that has made no copy yet.
-    pub fn new(by: &CopyBy) -> Self {
+    pub(super) fn new(by: &CopyBy) -> Self {
         let by = match by {
             CopyBy::Gpus => By::Gpus(Vec::new()),
             CopyBy::StandIn(make) => By::StandIn(make()),
@@ -80,7 +80,7 @@ impl Copier {
     ///
     /// # Errors
     /// When there is no such GPU, or no more memory can be locked.
-    pub fn chunk(&self, device: u32) -> Result<Chunk, GpuError> {
+    pub(super) fn chunk(&self, device: u32) -> Result<Chunk, GpuError> {
         match &self.by {
             By::Gpus(_) => Chunk::near(device),
             By::StandIn(_) => Ok(Chunk::plain()),
@@ -94,7 +94,7 @@ impl Copier {
     /// # Safety
     /// The pieces together must fit the chunk. They must stay valid, and nobody else may use them, until the copy has
     /// ended; those in the regions of `slots`, while it [may touch](Self::may_touch) them.
-    pub unsafe fn start(
+    pub(super) unsafe fn start(
         &mut self,
         chunk: Chunk,
         memory: &[Located],
@@ -207,7 +207,7 @@ impl Copier {
     }
 
     /// The result of a copy; `None` while it runs.
-    pub fn ended(&mut self, copying: &Copying) -> Option<Result<(), GpuError>> {
+    pub(super) fn ended(&mut self, copying: &Copying) -> Option<Result<(), GpuError>> {
         let ended = match (&copying.moving, &mut self.by) {
             (Moving::Gpus(events), _) => all_ended(events.iter().map(|(_, event)| event.is_done())),
             (Moving::StandIn(name), By::StandIn(copies)) => copies.ended(*name),
@@ -217,12 +217,12 @@ impl Copier {
     }
 
     /// Whether a copy may be accessing our region in this slot.
-    pub fn may_touch(&mut self, copying: &Copying, slot: u32) -> bool {
+    pub(super) fn may_touch(&mut self, copying: &Copying, slot: u32) -> bool {
         copying.slots.contains(&slot) && self.ended(copying).is_none()
     }
 
     /// Gives back the chunk of a copy that has ended.
-    pub fn release(&mut self, copying: Copying) -> Chunk {
+    pub(super) fn release(&mut self, copying: Copying) -> Chunk {
         if let (Moving::Gpus(events), By::Gpus(engines)) = (copying.moving, &mut self.by) {
             for (device, event) in events {
                 if let Some(engine) = engines.iter_mut().find(|engine| engine.device() == device) {

@@ -10,7 +10,7 @@ mod staging;
 
 pub(crate) use self::put::change_word;
 pub use self::{
-    copier::{Copier, CopyBy, Copying, StandIn},
+    copier::{CopyBy, StandIn},
     engine::{Engine, Route},
     pinned::{CHUNK, Chunk, Slab},
     put::put,
