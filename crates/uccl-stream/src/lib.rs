@@ -5,7 +5,6 @@
 //! so the answer to a fence means that everything before the fence has landed or has been dropped.
 
 mod crc;
-mod fetch;
 mod ops;
 mod queue;
 mod rx;
@@ -227,10 +226,10 @@ impl<P: Pipe> StreamLane<P> {
         self.fetching.load(SeqCst) || self.uploading.load(SeqCst)
     }
 
-    fn fail_all(&self) {
+    fn fail_all(&self, why: &OpError) {
         let ops = self.ops.lock().drain();
         self.count_load();
-        ops.into_iter().for_each(|op| op.done.complete(Err(OpError::LaneDown)));
+        ops.into_iter().for_each(|op| op.done.complete(Err(why.clone())));
     }
 }
 
@@ -296,14 +295,15 @@ impl<P: Pipe> Lane for StreamLane<P> {
                         target.failed.get_or_insert(OpError::Cancelled);
                         target.spans = Spans::new();
                     }
-                    rx.discard(name);
-                    let done = Arc::clone(&op.done);
-                    op.done = Arc::new(Nobody);
+                    let is_over = rx.discard(name);
+                    let done = is_over.then(|| std::mem::replace(&mut op.done, Arc::new(Nobody)));
                     drop((rx, ops));
                     tx.push_bare(Kind::Stop, name.0);
                     self.flush(&mut tx);
                     drop(tx);
-                    done.complete(Err(OpError::Cancelled));
+                    if let Some(done) = done {
+                        done.complete(Err(OpError::Cancelled));
+                    }
                     return;
                 }
             }
@@ -369,10 +369,10 @@ impl<P: Pipe> Lane for StreamLane<P> {
         // A thread inside a half leaves it first: halves never block.
         let mut rx = self.rx.lock();
         let mut tx = self.tx.lock();
-        tx.clear();
-        rx.reset();
+        let ended = [tx.clear(), rx.reset()].into_iter().collect::<Result<(), _>>();
         drop((rx, tx));
-        self.fail_all();
+        // An operation whose memory a GPU may still use must not be tried again over another lane.
+        self.fail_all(&ended.map_or_else(OpError::from, |()| OpError::LaneDown));
     }
 }
 

@@ -6,8 +6,9 @@ mod frames;
 use std::{collections::VecDeque, io, sync::atomic::AtomicBool};
 
 use parking_lot::Mutex;
+use uccl_device::cuda::{Direction, GpuError};
 use uccl_fabric::{
-    gpu::{Chunk, CopyBy},
+    gpu::{Chunk, CopyBy, PATIENCE, Staging},
     lane::{OpName, RemoteSpans, Spans},
     mem::{Access, Located, RemoteSpan, Span},
     pieces::{Pieces as _, Stretch},
@@ -19,11 +20,10 @@ use uccl_fabric::{
 use uccl_wire::checked::{Crc, seal};
 use uccl_wire::frame::{DESC_LEN, HEADER_LEN, Header, Kind, MAX_DESCS, Status, TRAILER_LEN};
 
-use self::frames::push_head;
+use self::{device::Fetched, frames::push_head};
 use super::{
     MAX_READS, MAX_WRITES,
     crc::add_span,
-    fetch::Fetcher,
     ops::Ops,
     queue::{Frame, Own, OwnKind, Reply, Turn},
 };
@@ -77,7 +77,10 @@ pub(super) struct Tx<P> {
     answer_bytes: usize,
     own: VecDeque<Own>,
     replies: VecDeque<Reply>,
-    fetcher: Fetcher,
+    /// The frames whose data GPUs are copying, in the order in which they will be sent.
+    fetching: Staging<Fetched>,
+    /// Buffers of fetched frames that were sent.
+    heads: Vec<Vec<u8>>,
     current: Option<Current>,
     head: Vec<u8>,
     payload: Vec<Span>,
@@ -110,7 +113,8 @@ impl<P: PipeTx> Tx<P> {
             answer_bytes: 0,
             own: VecDeque::new(),
             replies: VecDeque::new(),
-            fetcher: Fetcher::new(copy_by),
+            fetching: Staging::new(copy_by, Direction::DeviceToHost),
+            heads: Vec::new(),
             current: None,
             head: Vec::new(),
             payload: Vec::new(),
@@ -130,7 +134,7 @@ impl<P: PipeTx> Tx<P> {
             || self.current.is_some()
             || !(self.own.is_empty() || self.blocked)
             || !self.replies.is_empty()
-            || !self.fetcher.is_idle()
+            || !self.fetching.is_idle()
     }
 
     /// Whether so many answers wait that we receive nothing more from the peer. A peer that follows the protocol
@@ -176,7 +180,7 @@ impl<P: PipeTx> Tx<P> {
         let overtakes = self.current.as_ref().is_some_and(|now| now.turn.is_own() && now.sent == 0);
         self.own.is_empty()
             && !overtakes
-            && !self.fetcher.holds(true)
+            && !self.is_fetching(true)
             && self.control_len() < CONTROL_LIMIT
     }
 
@@ -263,15 +267,18 @@ impl<P: PipeTx> Tx<P> {
     }
 
     /// Drops everything that waits, for a lane that dies.
-    pub(super) fn clear(&mut self) {
+    ///
+    /// # Errors
+    /// When copies by GPUs do not end.
+    pub(super) fn clear(&mut self) -> Result<(), GpuError> {
         self.own.clear();
         self.replies.clear();
-        self.fetcher.clear();
         self.current = None;
         self.control.clear();
         self.control_sent = 0;
         self.answers.clear();
         self.answer_bytes = 0;
+        self.fetching.clear(PATIENCE)
     }
 
     /// Sends what the pipe takes. True if anything was sent.

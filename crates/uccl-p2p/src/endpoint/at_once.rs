@@ -201,7 +201,7 @@ impl Endpoint {
     /// transfer, so that what the rails cannot do is done another way.
     fn carry_now(&self, single: &Single) -> Result<Option<Begun>> {
         let (conn, work) = (&single.conn, single.work());
-        let rails = conn.rails_for(&work).filter(|_| !self.config().always_ask_owners);
+        let rails = conn.rails_for(&work).filter(|_| !self.config().ask_owners);
         let Some(lane) = rails else { return Ok(None) };
         let place = conn.rails_place();
         // SAFETY: `post_now` keeps the memory.

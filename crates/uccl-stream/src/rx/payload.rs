@@ -50,9 +50,7 @@ impl<P: PipeRx> Rx<P> {
         }
         self.placed(n);
         self.start += n;
-        if self.uploader.is_full() {
-            self.upload(around);
-        }
+        self.upload_if_full(around);
         Ok(true)
     }
 
@@ -136,7 +134,7 @@ impl<P: PipeRx> Rx<P> {
                     match self.uploader.is_idle() {
                         true => self.end_write(op, status, self.word, around),
                         false => {
-                            self.uploader.end(Purpose::Write(op), End::Ack(status, self.word));
+                            self.end_after_copies(Purpose::Write(op), End::Ack(status, self.word));
                         }
                     }
                 }
@@ -195,7 +193,7 @@ impl<P: PipeRx> Rx<P> {
             return Ok(());
         }
         if target.device.is_some() && !self.uploader.is_idle() {
-            self.uploader.end(Purpose::Read(name), End::Data(target));
+            self.end_after_copies(Purpose::Read(name), End::Data(target));
             return Ok(());
         }
         let Some(op) = ops.remove(name) else { return Ok(()) };

@@ -33,7 +33,7 @@ impl<P: PipeTx> Tx<P> {
     }
 
     fn begin_own(&mut self, ops: &Mutex<Ops>) -> bool {
-        if self.fetcher.holds(true) {
+        if self.is_fetching(true) {
             return false;
         }
         while let Some(own) = self.own.front() {
@@ -124,7 +124,7 @@ impl<P: PipeTx> Tx<P> {
     }
 
     fn begin_reply(&mut self) -> bool {
-        if self.fetcher.holds(false) || self.replies.front().is_some_and(|reply| reply.is_fetched) {
+        if self.is_fetching(false) || self.replies.front().is_some_and(|reply| reply.is_fetched) {
             return false;
         }
         let is_stopped = self.replies.front().is_some_and(|reply| reply.is_stopped);
