@@ -1,4 +1,4 @@
-"""Ranks in processes of their own, which outlive a test: importing torch takes them seconds."""
+"""Ranks in processes of their own, which outlive a test: starting them takes a second or two."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import traceback
 from pathlib import Path
 from typing import Any, Callable
 
-#: The most ranks that a test has.
+#: The most ranks that most tests have.
 MOST = 4
 #: Seconds that a function may take on all ranks.
 LIMIT = 50
 
 
-def serve(rank: int, folder: str, pipe: Any) -> None:
+def serve(rank: int, most: int, folder: str, pipe: Any) -> None:
     """What a rank's process does: calls the functions that come, and sends back what they return."""
     # A rank that fails leaves the others waiting.
     os.environ["UCCL_EP_TIMEOUT_SECS"] = "15"
@@ -28,8 +28,8 @@ def serve(rank: int, folder: str, pipe: Any) -> None:
 
     torch.set_num_threads(1)
     dist = torch.distributed
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=MOST)
-    groups = {size: dist.new_group(list(range(size))) for size in range(1, MOST + 1)}
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=most)
+    groups = {size: dist.new_group(list(range(size))) for size in range(1, most + 1)}
     while True:
         task = pipe.recv()
         if task is None:
@@ -47,13 +47,15 @@ def serve(rank: int, folder: str, pipe: Any) -> None:
 class World:
     """Processes of ranks."""
 
-    def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
+    def __init__(self, most: int = MOST) -> None:
+        # A server that has imported torch once, and forks.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch"])
         self._folder = tempfile.TemporaryDirectory()
         self._ranks = []
-        for rank in range(MOST):
+        for rank in range(most):
             ours, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(rank, self._folder.name, theirs), daemon=True)
+            process = context.Process(target=serve, args=(rank, most, self._folder.name, theirs), daemon=True)
             process.start()
             self._ranks.append((process, ours))
 

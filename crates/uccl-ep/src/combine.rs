@@ -1,13 +1,18 @@
 //! What experts made of tokens comes back, and is summed.
 
+mod reading;
 mod relay;
 
 use std::{slice, sync::Arc};
 
 use smallvec::SmallVec;
 
-use self::relay::Levels;
+use self::{
+    reading::{Sources, block_of},
+    relay::Levels,
+};
 use crate::{
+    blocks::Block,
     dispatch::{Handle, Room},
     error::{Error, Phase, Result},
     group::{Group, Interrupted, Until, Wait},
@@ -70,7 +75,8 @@ pub struct Results {
     /// Whether, after a dispatch with relays, a node's rows of a token are summed at its relay and rounded to bf16, and the sum goes
     /// across; in the order that the sum of nodes has too. Else every row goes all the way.
     pub relays: Option<Order>,
-    /// Whether rows stay as they are until the combine has ended: this rank's own tokens are then summed from them.
+    /// Whether rows stay as they are until the combine has ended: this rank's own tokens are then summed from them, and
+    /// peers read rows that are in a [`Block`] where they are.
     pub stays: bool,
 }
 
@@ -91,6 +97,8 @@ pub struct Combined {
 pub struct Combine {
     part: Part,
     call: Call,
+    /// Whether the end waits for those that read this rank's block.
+    waits_for_readers: bool,
 }
 
 /// What this rank sends back, and how a place is divided.
@@ -100,6 +108,8 @@ struct Part {
     row: Row,
     /// How a place is divided, if rows are relayed.
     levels: Option<Levels>,
+    /// What peers read rows from.
+    block: Option<Arc<Block>>,
     /// Tokens of each rank that have rows in its place at once.
     at_once: usize,
 }
@@ -160,15 +170,25 @@ impl Combine {
         let rounds =
             |stream: &Stream| rounds_of(handle.counts.tokens_of[stream.about] as usize) as u16;
         let call = Call::new(place, Takes::AllTogether, group.parties(nodes), rounds);
-        let part = Part { handle: Arc::clone(handle), results, row, levels, at_once };
-        let mut combine = Self { part, call };
+        let block = block_of(group, &results, levels.as_ref());
+        if let Some(block) = &block {
+            group.note_reading(block, call.number());
+        }
+        let part = Part { handle: Arc::clone(handle), results, row, levels, block, at_once };
+        let mut combine = Self { part, call, waits_for_readers: true };
         if matches!(handle.room, Room::Tokens(_)) {
             combine.drive(Until::SentAll, is_interrupted, &mut |_, _, _| Ok(()))?;
         }
         Ok(combine)
     }
 
-    /// Sums what comes back, and ends the call.
+    /// Lets the end of the call not wait for peers that read this rank's rows in a block: whoever writes there next
+    /// waits for [`Group::is_read`].
+    pub fn leave_rows(&mut self) {
+        self.waits_for_readers = false;
+    }
+
+    /// Sums what comes back, and ends the call. Then nobody reads this rank's rows any more, unless they were left.
     ///
     /// # Errors
     /// A peer is late, or combines something else.
@@ -182,15 +202,18 @@ impl Combine {
     ) -> Result<()> {
         self.part.check_order(combined.sums)?;
         let mut scratch = vec![0; self.part.scratch_len()];
+        if self.part.block.is_some() && self.waits_for_readers {
+            self.call.wait_for_readers();
+        }
         self.drive(Until::Over, is_interrupted, &mut |part, call, round| {
-            part.compare_headers(call)?;
+            let sources = Sources::of(part, call)?;
             let tokens = part.handle.routing.tokens();
             let first = usize::from(round) * part.at_once;
             for token in first..tokens.min(first + part.at_once) {
                 // SAFETY: as the caller has it.
                 unsafe {
                     match &part.levels {
-                        None => part.sum(call, token, &combined, &mut scratch),
+                        None => part.sum((call, &sources), token, &combined, &mut scratch)?,
                         Some(levels) => {
                             part.sum_nodes(levels, call, token, &combined, &mut scratch)
                         }
@@ -207,7 +230,7 @@ impl Combine {
         is_interrupted: &mut Interrupted<'_>,
         take: &mut Take<'_>,
     ) -> Result<()> {
-        let Self { part, call } = self;
+        let Self { part, call, .. } = self;
         let mut wait = Wait { phase: Phase::Combine, is_interrupted };
         part.group().drive(call, until, &mut wait, |call, step| match step {
             Step::Send { stream, mark } => {
@@ -226,7 +249,7 @@ impl Part {
         &self.handle.group
     }
 
-    fn header(&self) -> Header<6, 0> {
+    fn header(&self) -> Header<6, 1> {
         let Row { values, weights, slots } = self.row;
         let agreed = [
             ("bytes of a row", values),
@@ -239,16 +262,15 @@ impl Part {
                 self.results.relays.map_or(0, |by| 1 + by as usize),
             ),
         ];
-        Header { phase: Phase::Combine, agreed, told: [] }
+        let told = [self.block.as_ref().map_or(0, |block| block.word() as usize)];
+        Header { phase: Phase::Combine, agreed, told }
     }
 
-    fn compare_headers(&self, call: &Call) -> Result<()> {
-        call.arriving().try_for_each(|stream| self.compare_header(call, stream))
-    }
-
-    fn compare_header(&self, call: &Call, stream: &Stream) -> Result<()> {
+    /// What a stream's peer tells if it agrees: its block, or 0.
+    fn told(&self, call: &Call, stream: &Stream) -> Result<u64> {
         let theirs = self.group().window().header(stream, call.number());
-        self.header().told_by(self.group().rank(), stream.peer, theirs).map(|[]| ())
+        let [block] = self.header().told_by(self.group().rank(), stream.peer, theirs)?;
+        Ok(block)
     }
 
     /// Which of the slots of a token of rank `about` this rank's one row has. `last` is the last of the token's choices that is
@@ -361,6 +383,9 @@ impl Part {
     unsafe fn put(&self, row: &[u16], out: *mut u8) {
         // SAFETY: as the caller has it.
         unsafe {
+            if let Some(block) = &self.block {
+                return out.cast::<u64>().write(block.offset_of(row.as_ptr().cast()));
+            }
             match self.results.is_packed {
                 true => _ = logfmt::encode(row, slice::from_raw_parts_mut(out, self.row.values)),
                 false => out.copy_from_nonoverlapping(row.as_ptr().cast(), 2 * row.len()),
@@ -405,9 +430,18 @@ impl Part {
 
     /// Makes a token's sum.
     ///
+    /// # Errors
+    /// A peer tells of a row where none is.
+    ///
     /// # Safety
     /// `combined` has memory for it.
-    unsafe fn sum(&self, call: &Call, token: usize, combined: &Combined, unpacked: &mut [u16]) {
+    unsafe fn sum(
+        &self,
+        (call, sources): (&Call, &Sources),
+        token: usize,
+        combined: &Combined,
+        unpacked: &mut [u16],
+    ) -> Result<()> {
         let (hidden, top_k) = (self.results.hidden, self.handle.routing.top_k());
         let terms = self.terms(token, combined.sums);
         let mut rows = Rows::new();
@@ -432,8 +466,10 @@ impl Part {
                 logfmt::decode(unsafe { slice::from_raw_parts(row, self.row.values) }, own);
                 rows.push(own);
             } else {
-                // SAFETY: as above; rows are aligned.
-                rows.push(unsafe { slice::from_raw_parts(row.cast(), hidden) });
+                // SAFETY: as above; rows are aligned, and those in blocks stay until the call has ended here.
+                rows.push(unsafe {
+                    slice::from_raw_parts(sources.row(self, term.rank, row)?.cast(), hidden)
+                });
             }
         }
         // SAFETY: there is a row for each token.
@@ -452,6 +488,7 @@ impl Part {
             let out = unsafe { slice::from_raw_parts_mut(weights.add(token * top_k), top_k) };
             self.sum_weights(call, token, combined.sums, &terms, out);
         }
+        Ok(())
     }
 
     /// Where a slot's row of a token of the round begins in a pool.

@@ -1,6 +1,7 @@
 //! One rank's end of a group of ranks.
 
 use std::{
+    ops::Range,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -10,14 +11,16 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 use uccl_local::cma::Process;
 use uccl_wire::ep_card::{EpCard, EpEndpoint};
 
 use crate::{
+    blocks::{Block, Blocks},
     error::{Error, Phase, Result, described},
     nodes::Nodes,
-    placing::{Place, Places},
-    protocol::{Call, Parties, Step, Streams},
+    placing::{Place, Places, SLOTS},
+    protocol::{Call, Parties, Step, Streams, Words},
     routing::MAX_RANKS_OF_NODE,
     window::Window,
 };
@@ -58,6 +61,7 @@ pub struct Group {
     masked: Vec<AtomicBool>,
     /// Processes of the peers; none of this process.
     processes: Vec<Option<Process>>,
+    blocks: Blocks,
 }
 
 impl Group {
@@ -76,7 +80,7 @@ impl Group {
         // A rank that failed tells the others why, so that none waits for it in vain.
         let verdict = reached.as_ref().err().map(ToString::to_string).unwrap_or_default();
         let verdicts = exchange(verdict.into_bytes())?;
-        let (processes, nodes) = reached?;
+        let Reached { processes, nodes, blocks } = reached?;
         let failed = |(_, text): &(usize, &Option<Vec<u8>>)| {
             text.as_ref().is_some_and(|text| !text.is_empty())
         };
@@ -87,7 +91,7 @@ impl Group {
         }
         let masked = (0..ranks).map(|rank| AtomicBool::new(!window.has(rank))).collect();
         let places = Mutex::default();
-        Ok(Arc::new(Self { config, nodes, window, places, masked, processes }))
+        Ok(Arc::new(Self { config, nodes, window, places, masked, processes, blocks }))
     }
 
     /// Which rank this is.
@@ -155,6 +159,50 @@ impl Group {
     #[must_use]
     pub fn is_masked(&self, rank: usize) -> bool {
         self.masked[rank].load(Ordering::Relaxed)
+    }
+
+    /// Makes memory that peers can read where it is: a combine of rows in it copies none.
+    ///
+    /// # Errors
+    /// There is not enough.
+    pub fn block(&self, len: usize) -> Result<Arc<Block>> {
+        self.blocks.make(len)
+    }
+
+    /// Whether memory is in a block of this rank.
+    #[must_use]
+    pub fn has_block(&self, memory: &Range<usize>) -> bool {
+        self.blocks.find(memory).is_some()
+    }
+
+    /// Whether nobody reads from a block any more, so that it may be written to.
+    #[must_use]
+    pub fn is_read(&self, block: &Block) -> bool {
+        let mut calls = block.calls.lock();
+        self.forget_ended(&mut calls);
+        calls.is_empty()
+    }
+
+    /// A call reads from a block.
+    pub(crate) fn note_reading(&self, block: &Block, call: u64) {
+        let mut calls = block.calls.lock();
+        self.forget_ended(&mut calls);
+        calls.push(call);
+    }
+
+    /// Forgets calls that all ranks have ended.
+    fn forget_ended(&self, calls: &mut SmallVec<[u64; SLOTS]>) {
+        calls.retain(|call| {
+            let has_ended = |rank: usize| {
+                let mark = self.window.taken(rank, *call as usize % SLOTS);
+                mark.call > *call || mark.call == *call && mark.is_last
+            };
+            !(0..self.ranks()).all(|rank| self.is_masked(rank) || has_ended(rank))
+        });
+    }
+
+    pub(crate) fn blocks(&self) -> &Blocks {
+        &self.blocks
     }
 
     pub(crate) fn window(&self) -> &Window {
@@ -277,13 +325,20 @@ impl Group {
     }
 }
 
+/// What a rank has when it has reached the others.
+struct Reached {
+    processes: Processes,
+    nodes: Nodes,
+    blocks: Blocks,
+}
+
 /// Reaches the windows of all ranks that are there, and watches the processes of those that are near. The error inside is this
 /// rank's own, and the others have to be told of it.
 fn reach_all(
     config: &Config,
     window: &mut Window,
     exchange: &mut Exchange<'_>,
-) -> Result<Result<(Processes, Nodes)>> {
+) -> Result<Result<Reached>> {
     let Config { rank: me, timeout, .. } = *config;
     let cards = exchange(window.card(1, None).encode().to_vec())?;
     let cards = match cards_of(config, window, &cards) {
@@ -295,7 +350,9 @@ fn reach_all(
     // All ranks see the same, so all take part in what follows.
     if known.all(|card| first.is_some_and(|first| first.is_near(card))) {
         let nodes = Nodes::one(cards.len());
-        return Ok(map_near(window, &cards, me).map(|processes| (processes, nodes)));
+        let blocks = Blocks::new(&cards, me);
+        let reached = |processes| Reached { processes, nodes, blocks };
+        return Ok(map_near(window, &cards, me).map(reached));
     }
     let node_of = |card: &Option<EpCard>| card.map(|card| (card.host, card.node));
     let nodes = Nodes::of(&cards.iter().map(node_of).collect::<Vec<_>>());
@@ -308,7 +365,7 @@ fn reach_all(
         let lost = |(peer, why)| Error::PeerLost { phase: Phase::Join, rank: me, peer, why };
         let far = far_of(&cards, me).map_err(lost)?;
         window.join_far(listening.connect(me, &far).map_err(lost)?, &far);
-        Ok((processes, nodes))
+        Ok(Reached { processes, nodes, blocks: Blocks::new(&cards, me) })
     }))
 }
 
@@ -388,7 +445,7 @@ impl Until {
         match self {
             Self::SentAll => call.has_sent_all(),
             Self::HeardAll => call.has_heard_all(window),
-            Self::Over => call.is_over(),
+            Self::Over => call.is_over(window),
         }
     }
 }

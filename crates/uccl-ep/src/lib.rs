@@ -3,8 +3,9 @@
 //!
 //! The parts, from the ground up: [`numerics`], the formats that tokens travel in; [`routing`], which tokens go where;
 //! [`record`], how they lie in memory; [`placing`], where in the ranks' windows a call's data goes; [`protocol`], what
-//! ranks say to each other; [`Group`], one rank's end of all that; [`dispatch`] and [`combine`], what callers ask of it.
+//! ranks say to each other; [`Block`], memory that peers read where it is; [`Group`], one rank's end of all that; [`dispatch`] and [`combine`], what callers ask of it.
 
+mod blocks;
 pub mod combine;
 pub mod dispatch;
 mod error;
@@ -20,6 +21,7 @@ pub mod routing;
 mod view;
 mod window;
 
+pub use blocks::Block;
 pub use error::{Error, Phase, Result};
 pub use group::{Config, Exchange, Group, Interrupted};
 pub use view::control_len;

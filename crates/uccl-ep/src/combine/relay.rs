@@ -89,7 +89,7 @@ impl Part {
 
     /// Sums what this node's ranks give back of a rank's tokens on another node, and sends the sums there.
     pub(super) fn pass_on(&self, call: &Call, stream: &Stream, mark: Mark) -> Result<()> {
-        call.inputs_about(stream.about).try_for_each(|input| self.compare_header(call, input))?;
+        call.inputs_about(stream.about).try_for_each(|input| self.told(call, input).map(drop))?;
         let Some(levels) = &self.levels else { return Ok(()) };
         let Some(mut letter) = self.group().window().letter(stream) else { return Ok(()) };
         if mark.round == 0 {

@@ -104,6 +104,7 @@ pub struct Call {
     /// What is to be told yet: whom, by which word, and what.
     tell: SmallVec<[(usize, usize, Mark); 8]>,
     is_ended: bool,
+    waits_for_readers: bool,
 }
 
 /// Who takes part in a call, and by which streams.
@@ -156,6 +157,7 @@ impl Call {
             is_there,
             tell: SmallVec::new(),
             is_ended: false,
+            waits_for_readers: false,
         }
     }
 
@@ -196,10 +198,28 @@ impl Call {
         self.own.iter().all(Sending::has_sent_all)
     }
 
+    /// Has the call end only when all peers have: they read this rank's memory until then.
+    pub fn wait_for_readers(&mut self) {
+        self.waits_for_readers = true;
+    }
+
     /// Whether nothing is left to do.
     #[must_use]
-    pub fn is_over(&self) -> bool {
-        self.is_ended && self.tell.is_empty() && self.has_sent_all()
+    pub fn is_over(&self, words: &impl Words) -> bool {
+        let is_done = self.is_ended && self.tell.is_empty() && self.has_sent_all();
+        is_done && self.readers(words).next().is_none()
+    }
+
+    /// The peers that have not ended, where the call waits for them.
+    fn readers(&self, words: &impl Words) -> impl Iterator<Item = Awaited> {
+        let expected = self.mark(0, true);
+        let peers = (0..self.is_there.len()).filter(|peer| self.is_there[*peer]);
+        let readers = peers.filter_map(move |peer| {
+            let seen = words.taken(peer, self.slot());
+            let reads = seen.call <= expected.call && seen != expected;
+            reads.then_some(Awaited { peer, about: self.me, what: "end", expected, seen })
+        });
+        readers.filter(|_| self.waits_for_readers)
     }
 
     /// Whether the first round of every stream is there.
@@ -364,7 +384,8 @@ impl Call {
             let seen = words.arrived(here, self.slot());
             waits.then_some(Awaited { peer, about, what: "data", expected, seen })
         });
-        sends.chain(receives).collect()
+        let readers = self.readers(words).filter(|_| self.is_ended);
+        sends.chain(receives).chain(readers).collect()
     }
 }
 
@@ -394,7 +415,7 @@ pub struct Awaited {
     pub peer: usize,
     /// The rank whose tokens it is about.
     pub about: usize,
-    /// Data, or room for data.
+    /// Data, room for data, or its end of the call.
     pub what: &'static str,
     /// The mark that it should have set.
     pub expected: Mark,

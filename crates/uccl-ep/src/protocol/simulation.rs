@@ -4,7 +4,8 @@
 //! a signal promises; marks of different writes overtake each other. A lane that is lost has its writes
 //! made again: their bytes land a second time, but never after the mark. A rank may go away for good; the others drop it one after
 //! another. The simulation checks that a rank takes, and passes on, exactly what was sent to it for that call and round, that
-//! nobody writes where somebody has yet to read, and that all calls end.
+//! nobody writes where somebody has yet to read, that a call that is read has an end only when nobody reads, and that all calls
+//! end.
 
 use std::collections::HashMap;
 
@@ -71,6 +72,8 @@ struct Plan {
     width: usize,
     /// `rounds[from][to]`; of a combine, `to` is the rank whose tokens they are.
     rounds: Vec<Vec<u16>>,
+    /// Whether peers read the ranks' own memory until they have ended.
+    is_read: bool,
 }
 
 struct Rank {
@@ -174,7 +177,8 @@ impl World {
         if self.random.u8(..8) == 0 && !rank.has_dropped[gone] {
             rank.has_dropped[gone] = true;
             rank.calls.iter_mut().for_each(|(_, call)| call.drop_rank(gone));
-            rank.calls.retain(|(_, call)| !call.is_over());
+            let window = &rank.window;
+            rank.calls.retain(|(_, call)| !call.is_over(window));
         }
     }
 
@@ -230,16 +234,40 @@ impl World {
             let at = (at + first) % rank.calls.len();
             let (plan, call) = &mut rank.calls[at];
             let plan = *plan;
-            if let Some(step) = call.next(&rank.window, true) {
+            let step = call.next(&rank.window, true);
+            if let Some(step) = step {
                 self.do_step(me, at, plan, step)?;
-                let is_over = self.ranks[me].calls[at].1.is_over();
-                if is_over {
-                    self.ranks[me].calls.remove(at);
-                }
+            }
+            let rank = &mut self.ranks[me];
+            let is_over = rank.calls[at].1.is_over(&rank.window);
+            if is_over {
+                self.check_read(me, plan)?;
+                self.ranks[me].calls.remove(at);
+            }
+            if step.is_some() || is_over {
                 return Ok(true);
             }
         }
         Ok(false)
+    }
+
+    /// Nobody reads a rank's memory when its call is over: every rank has taken the last round of what it sent.
+    fn check_read(&self, me: usize, plan: usize) -> Result<(), String> {
+        let (call, plan) = (plan as u64 + 1, &self.plans[plan]);
+        let has_dropped = &self.ranks[me].has_dropped;
+        let readers = (0..self.ranks.len()).filter(|rank| plan.is_read && !has_dropped[*rank]);
+        for to in readers {
+            let arriving = plan.arriving(to, self.nodes);
+            for Stream { peer, about, .. } in arriving.iter().filter(|stream| stream.peer == me) {
+                let last = plan.rounds_at(to, *about, self.nodes) - 1;
+                if !self.took.contains_key(&(to, *peer, *about, call, last)) {
+                    return Err(format!(
+                        "call {call} is over at rank {me}, and rank {to} reads yet"
+                    ));
+                }
+            }
+        }
+        Ok(())
     }
 
     fn do_step(&mut self, me: usize, at: usize, plan: usize, step: Step) -> Result<(), String> {
@@ -327,11 +355,7 @@ impl World {
         let is_gone = |rank: usize| self.ranks[rank].is_gone;
         for (plan, call) in self.plans.iter().zip(1..) {
             for me in (0..self.ranks.len()).filter(|rank| !is_gone(*rank)) {
-                let streams = plan.streams(me, self.nodes);
-                let arriving = match plan.takes {
-                    Takes::EachAlone => streams.arriving,
-                    Takes::AllTogether => streams.own,
-                };
+                let arriving = plan.arriving(me, self.nodes);
                 for Stream { peer, about, .. } in arriving.iter().filter(|s| !is_gone(s.peer)) {
                     for round in 0..plan.rounds_at(me, *about, self.nodes) {
                         let key = (me, *peer, *about, call, round);
@@ -370,7 +394,8 @@ impl Plan {
                 vec![to; ranks]
             }
         };
-        let mut plan = Self { takes, is_two_level, width: 0, rounds };
+        let is_read = !is_two_level && random.bool();
+        let mut plan = Self { takes, is_two_level, width: 0, rounds, is_read };
         plan.width = random.usize(1..=CELLS * ranks / plan.areas(nodes));
         plan
     }
@@ -379,6 +404,15 @@ impl Plan {
         match self.is_two_level {
             true => Streams::two_level(me, nodes),
             false => Streams::flat(me, nodes.all_ranks()),
+        }
+    }
+
+    /// Those that a rank takes rounds of.
+    fn arriving(&self, me: usize, nodes: Nodes) -> Vec<Stream> {
+        let streams = self.streams(me, nodes);
+        match self.takes {
+            Takes::EachAlone => streams.arriving,
+            Takes::AllTogether => streams.own,
         }
     }
 
@@ -399,10 +433,14 @@ impl Plan {
         let place = rank.places.take(self.width * self.areas(nodes), pool).expect("plans fit");
         let is_there = rank.has_dropped.iter().map(|has_dropped| !has_dropped).collect();
         let parties = Parties { me, is_there, streams: self.streams(me, nodes) };
-        Call::new(place, self.takes, parties, |stream| match self.takes {
+        let mut call = Call::new(place, self.takes, parties, |stream| match self.takes {
             Takes::EachAlone => self.rounds[me][stream.peer],
             Takes::AllTogether => self.rounds[me][stream.about],
-        })
+        });
+        if self.is_read {
+            call.wait_for_readers();
+        }
+        call
     }
 
     /// How many rounds arrive at a rank of what is about another.
