@@ -60,6 +60,8 @@ def in_place(group, with_hook: bool) -> None:
         if hook is not None:
             hook()
         assert torch.equal(out, (x.float() * (call + 1) * 2).bfloat16()), call
+    # Not so when the buffer goes away.
+    torch.distributed.barrier(group)
     with pytest.raises(ValueError, match="get_next_low_latency_combine_buffer"):
         other = torch.zeros_like(got)
         buffer.low_latency_combine(other, experts, torch.ones(tokens, 2), handle, zero_copy=True)

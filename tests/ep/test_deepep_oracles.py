@@ -138,6 +138,8 @@ def few_tokens(
         out=out,
     )
     ended() if hook else event.current_stream_wait()
+    # Others read `given` until they have called theirs.
+    torch.distributed.barrier(group)
     assert combined is out and not out.isnan().any()
     total = weights.masked_fill(choices == -1, 0).sum(1, keepdim=True)
     seen = difference(x.float() * total, combined.float())

@@ -441,8 +441,8 @@ class Buffer(Joined):
 
         Sums are made in f32, choice by choice, and rounded once. ``use_logfmt`` packs rows to ten bits a value where their
         magnitudes are below 1. Peers read ``x`` where it is if it is what a dispatch or
-        :meth:`get_next_low_latency_combine_buffer` returned; with a hook, only with ``zero_copy``, and ``x`` must stay until
-        all ranks have called theirs. ``overlap``, which sends rows as their experts finish, is refused.
+        :meth:`get_next_low_latency_combine_buffer` returned; with a hook, only with ``zero_copy``, and ``x`` and the buffer must
+        stay until all ranks have called theirs. ``overlap``, which sends rows as their experts finish, is refused.
         """
         stats = {"combine_wait_recv_cost_stats": combine_wait_recv_cost_stats, "overlap": overlap}
         refuse_unknown("low_latency_combine", {**unknown, **stats})
