@@ -8,7 +8,7 @@ use std::{slice, sync::Arc};
 use smallvec::SmallVec;
 
 use self::{
-    reading::{Sources, block_of},
+    reading::{Sources, block_with, is_read},
     relay::Levels,
 };
 use crate::{
@@ -170,10 +170,11 @@ impl Combine {
         let rounds =
             |stream: &Stream| rounds_of(handle.counts.tokens_of[stream.about] as usize) as u16;
         let call = Call::new(place, Takes::AllTogether, group.parties(nodes), rounds);
-        let block = block_of(group, &results, levels.as_ref());
+        let block = block_with(group, &results);
         if let Some(block) = &block {
             group.note_reading(block, call.number());
         }
+        let block = block.filter(|_| is_read(group, &results, levels.as_ref()));
         let part = Part { handle: Arc::clone(handle), results, row, levels, block, at_once };
         let mut combine = Self { part, call, waits_for_readers: true };
         if matches!(handle.room, Room::Tokens(_)) {

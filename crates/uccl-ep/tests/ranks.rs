@@ -604,6 +604,7 @@ fn rows_in_a_block_are_sent_between_nodes() {
             let own = some_own(&group, ranks).relayed(&group);
             let arrived = dispatched(&group, &own, Room::Tokens(20), Some(20 * ranks)).unwrap();
             let (block, combine) = begun(&group, &own, &arrived);
+            assert!(!group.is_read(&block), "own rows are summed yet");
             all.wait();
             // They have been sent: only this rank's own tokens are summed from what is there now.
             let len = 2 * arrived.rows.len();

@@ -12,17 +12,18 @@ use crate::{
     protocol::Call,
 };
 
-/// The block that peers read rows from: rows are in one, stay, and go back as they are. A relay has no use for the place of a row.
-pub(super) fn block_of(
-    group: &Group,
-    results: &Results,
-    levels: Option<&Levels>,
-) -> Option<Arc<Block>> {
-    let Results { rows, len, stride, sends, weights, is_packed, stays, .. } = *results;
-    let is_whole = stays && !is_packed && weights.is_none() && sends != Sends::SumOfExperts;
+/// The block that rows stay in until the combine has ended, whoever reads them there.
+pub(super) fn block_with(group: &Group, results: &Results) -> Option<Arc<Block>> {
+    let Results { rows, len, stride, stays, .. } = *results;
     let memory = rows.addr()..rows.addr().checked_add(len.checked_mul(stride)?)?;
-    let is_read = is_whole && len > 0 && levels.is_none() && group.blocks().are_near();
-    is_read.then(|| group.blocks().find(&memory))?
+    (stays && len > 0).then(|| group.blocks().find(&memory))?
+}
+
+/// Whether peers read rows from their block: they go back as they are. A relay has no use for the place of a row.
+pub(super) fn is_read(group: &Group, results: &Results, levels: Option<&Levels>) -> bool {
+    let Results { sends, weights, is_packed, .. } = *results;
+    let is_whole = !is_packed && weights.is_none() && sends != Sends::SumOfExperts;
+    is_whole && levels.is_none() && group.blocks().are_near()
 }
 
 /// By rank, the block that its slots tell of; none of those whose slots have rows.
