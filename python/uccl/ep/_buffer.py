@@ -357,8 +357,11 @@ class Buffer(Joined):
         Scales, one for 128 channels, are ``[E/R, R*T, H/128]`` f32, or ``[E/R, R*T, H/512]`` of four exponents each
         with ``use_ue8m0``; rows of one scale are contiguous. The first ``count[e]`` rows of expert ``e`` are valid, in order
         of rank and token. With ``return_recv_hook`` tensors are filled when the hook has been called.
+        To ``dispatch_wait_recv_cost_stats`` ``[R]`` i64 is added, for each rank, how many nanoseconds the receive waited
+        for its tokens.
         """
-        refuse_unknown("low_latency_dispatch", {**unknown, "dispatch_wait_recv_cost_stats": dispatch_wait_recv_cost_stats})
+        refuse_unknown("low_latency_dispatch", unknown)
+        self._check_stats("dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats)
         if async_finish and return_recv_hook:
             raise ValueError("async_finish and return_recv_hook exclude each other")
         if use_ue8m0 and not round_scale:
@@ -395,6 +398,8 @@ class Buffer(Joined):
 
         def receive() -> None:
             _, per_expert = native.counts()
+            if dispatch_wait_recv_cost_stats is not None:
+                dispatch_wait_recv_cost_stats.add_(torch.tensor(native.waited()))
             handle.native = native.receive(
                 len=local * rows,
                 rows=address(recv),
@@ -440,10 +445,11 @@ class Buffer(Joined):
         Sums are made in f32, choice by choice, and rounded once. ``use_logfmt`` packs rows to ten bits a value where their
         magnitudes are below 1. Peers read ``x`` where it is if it is what a dispatch or
         :meth:`get_next_low_latency_combine_buffer` returned; with a hook, only with ``zero_copy``, and ``x`` must stay until
-        all ranks have called theirs. ``overlap``, which sends rows as their experts finish, is refused.
+        all ranks have called theirs. To ``combine_wait_recv_cost_stats`` ``[R]`` i64 is added, for each rank, how many
+        nanoseconds the receive waited for its rows. ``overlap``, which sends rows as their experts finish, is refused.
         """
-        stats = {"combine_wait_recv_cost_stats": combine_wait_recv_cost_stats, "overlap": overlap}
-        refuse_unknown("low_latency_combine", {**unknown, **stats})
+        refuse_unknown("low_latency_combine", {**unknown, "overlap": overlap})
+        self._check_stats("combine_wait_recv_cost_stats", combine_wait_recv_cost_stats)
         if async_finish and return_recv_hook:
             raise ValueError("async_finish and return_recv_hook exclude each other")
         if zero_copy and use_logfmt:
@@ -477,11 +483,17 @@ class Buffer(Joined):
         )
 
         def receive() -> None:
-            combine.finish(rows=address(out), sums="weighted", choice_weights=address(topk_weights))
+            waited = combine.finish(rows=address(out), sums="weighted", choice_weights=address(topk_weights))
+            if combine_wait_recv_cost_stats is not None:
+                combine_wait_recv_cost_stats.add_(torch.tensor(waited))
 
         if not return_recv_hook:
             receive()
         return out, done(async_finish, x, out), receive if return_recv_hook else None
+
+    def _check_stats(self, name: str, stats: torch.Tensor | None) -> None:
+        if stats is not None:
+            check(name, stats, (self.group_size,), torch.int64)
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
         """Memory ``[E/R, R*T, H]`` bf16 for experts to write to, which nobody reads any more. Other ranks read rows from

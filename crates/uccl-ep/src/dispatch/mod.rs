@@ -4,7 +4,7 @@ mod handle;
 mod memory;
 mod sink;
 
-use std::{slice, sync::Arc};
+use std::{slice, sync::Arc, time::Duration};
 
 use self::sink::Sink;
 pub use self::{
@@ -19,6 +19,7 @@ use crate::{
     protocol::{Call, Step, Takes},
     record::Record,
     routing::Routing,
+    waits::Waits,
     window::View,
 };
 
@@ -26,6 +27,7 @@ use crate::{
 pub struct Dispatch {
     part: Part,
     call: Call,
+    waits: Waits,
     counts: Option<Counts>,
 }
 
@@ -104,7 +106,7 @@ impl Dispatch {
         let quantised = unsafe { quantised(&tokens, routing.tokens()) };
         let group = Arc::clone(group);
         let part = Part { group, routing, room, record, slots, area, tokens, quantised };
-        let mut dispatch = Self { part, call, counts: None };
+        let mut dispatch = Self { part, call, waits: Waits::new(ranks), counts: None };
         if matches!(room, Room::Tokens(_)) {
             dispatch.drive(Until::SentAll, is_interrupted, None)?;
         }
@@ -125,6 +127,12 @@ impl Dispatch {
             }
         };
         Ok(self.counts.insert(counts))
+    }
+
+    /// By rank, how long [`counts`](Self::counts) waited for it. Data that was there before took none of that time.
+    #[must_use]
+    pub fn waited(&self) -> Vec<Duration> {
+        self.waits.waited()
     }
 
     /// Takes out what arrives, and ends the call.
@@ -154,8 +162,9 @@ impl Dispatch {
         is_interrupted: &mut Interrupted<'_>,
         mut sink: Option<(&mut Sink<'_>, &Counts)>,
     ) -> Result<()> {
-        let Self { part, call, .. } = self;
-        let mut wait = Wait { phase: Phase::Dispatch, is_interrupted };
+        let Self { part, call, waits, .. } = self;
+        let waits = (until != Until::SentAll).then_some(waits);
+        let mut wait = Wait { phase: Phase::Dispatch, is_interrupted, waits };
         part.group.drive(call, until, &mut wait, |call, step| {
             match (step, &mut sink) {
                 (Step::Send { to, mark }, _) => part.send(call, to, mark.round),

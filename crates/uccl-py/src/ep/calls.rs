@@ -1,6 +1,6 @@
 //! Dispatches and combines under way.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use pyo3::{exceptions::PyValueError, prelude::*};
@@ -112,6 +112,13 @@ impl PyDispatch {
         })
     }
 
+    /// By rank, the nanoseconds that `counts` waited for it.
+    fn waited(&self) -> PyResult<Vec<u64>> {
+        let dispatch = self.dispatch.lock();
+        let waited = dispatch.as_ref().ok_or_else(|| exception(&over()))?.waited();
+        Ok(waited.into_iter().map(nanoseconds).collect())
+    }
+
     /// Takes out what arrives. `starts`, if given, are the first rows of this rank's experts.
     #[pyo3(signature = (*, len, rows, stride, scales=None, choices=0, is_64=false, weights=0, zeroes_foreign=false, starts=None))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
@@ -156,6 +163,10 @@ impl PyDispatch {
         })?;
         Ok(PyHandle { handle: Arc::new(handle) })
     }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn over() -> uccl_ep::Error {
@@ -210,7 +221,8 @@ impl PyCombine {
         Ok(Self { combine: Mutex::new(Some(combine)) })
     }
 
-    /// Sums what comes back. `sums` is "rank", "choice" or "weighted", with weights of choices.
+    /// Sums what comes back. `sums` is "rank", "choice" or "weighted", with weights of choices. Returns, by rank, the nanoseconds
+    /// that this waited for it.
     #[pyo3(signature = (*, rows, sums, choice_weights=0, bias=(0, 0), weights=0))]
     fn finish(
         &self,
@@ -220,7 +232,7 @@ impl PyCombine {
         choice_weights: usize,
         bias: (usize, usize),
         weights: usize,
-    ) -> PyResult<()> {
+    ) -> PyResult<Vec<u64>> {
         let sums = match sums {
             "rank" => Sums::ByRank,
             "choice" => Sums::ByChoice,
@@ -230,11 +242,12 @@ impl PyCombine {
         let bias = [bias.0, bias.1].map(|bias| address(bias).map(<*mut u16>::cast_const));
         let combined =
             Given(Combined { rows: rows as *mut u16, sums, bias, weights: address(weights) });
-        engine(py, move |interrupted| {
+        let waited = engine(py, move |interrupted| {
             let combined = combined.into_inner();
             let combine = self.combine.lock().take().ok_or_else(over)?;
             // SAFETY: `uccl.ep` passes tensors with a row for each token, which nobody else has yet.
             unsafe { combine.finish(combined, interrupted) }
-        })
+        })?;
+        Ok(waited.into_iter().map(nanoseconds).collect())
     }
 }
