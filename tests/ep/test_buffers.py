@@ -78,7 +78,9 @@ def refusals(group) -> list[str]:
         lambda: Buffer(group, 1 << 20, 0, use_magic=True),
         lambda: buffer.low_latency_dispatch(x, experts, 3, 4),
         lambda: buffer.low_latency_dispatch(x, experts + 9, 4, 4),
-        lambda: buffer.low_latency_dispatch(x, experts, 4, 4, use_nvfp4=True),
+        lambda: buffer.low_latency_dispatch(x, experts, 4, 4, use_nvfp4=True, x_global_scale=torch.ones(2)),
+        lambda: buffer.low_latency_dispatch(x, experts, 4, 4, use_nvfp4=True, x_global_scale=torch.tensor(0.0)),
+        lambda: buffer.low_latency_dispatch(x, experts, 4, 4, x_global_scale=torch.tensor(1.0)),
         lambda: buffer.low_latency_dispatch(x.float(), experts, 4, 4),
         lambda: buffer.low_latency_dispatch(x, experts, 4, 4, use_ue8m0=True),
         lambda: buffer.low_latency_dispatch(
@@ -106,7 +108,9 @@ def test_refusals_name_value_and_limit(world):
     for texts in world.run(2, refusals):
         for text, words in zip(
             texts,
-            ["use_magic", "room for 3", "expert 9 of 4", "use_nvfp4", "torch.float32", "round_scale"]
+            ["use_magic", "room for 3", "expert 9 of 4"]
+            + ["should have one element", "more than 0, not 0", "x_global_scale needs use_nvfp4"]
+            + ["torch.float32", "round_scale"]
             + ["dispatch_wait_recv_cost_stats has the shape (2, 2)"]
             + ["num_tokens_per_expert", "num_bytes", "experimental", "bytes of the buffer"],
         ):

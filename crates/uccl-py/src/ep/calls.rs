@@ -42,12 +42,13 @@ fn address<T>(at: usize) -> Option<*mut T> {
 /// `(address, words of a token, token stride, word stride)`.
 type ScalesGiven = (usize, usize, usize, usize);
 
-fn payload(kind: &str, len: usize) -> PyResult<Payload> {
+fn payload(kind: &str, len: usize, global_scale: f32) -> PyResult<Payload> {
     Ok(match kind {
         "bytes" => Payload::Bytes(len),
         "exact" => Payload::Quantised(len, Scales::Exact),
         "power" => Payload::Quantised(len, Scales::PowerOfTwo),
         "exponent" => Payload::Quantised(len, Scales::Exponent),
+        "nvfp4" => Payload::Nvfp4(len, global_scale),
         other => return Err(PyValueError::new_err(format!("no payload {other:?}"))),
     })
 }
@@ -62,7 +63,7 @@ pub(crate) struct PyDispatch {
 impl PyDispatch {
     /// Begins to send tokens. `slots` bounds the tokens of each rank; else `room` is how many bytes the call takes.
     #[new]
-    #[pyo3(signature = (group, routing, *, rows, stride, kind, len, scales=None, weights=0, slots=None, room=0))]
+    #[pyo3(signature = (group, routing, *, rows, stride, kind, len, global_scale=1.0, scales=None, weights=0, slots=None, room=0))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
         py: Python<'_>,
@@ -72,6 +73,7 @@ impl PyDispatch {
         stride: usize,
         kind: &str,
         len: usize,
+        global_scale: f32,
         scales: Option<ScalesGiven>,
         weights: usize,
         slots: Option<usize>,
@@ -87,7 +89,7 @@ impl PyDispatch {
         let tokens = Tokens {
             rows: rows as *const u8,
             stride,
-            payload: payload(kind, len)?,
+            payload: payload(kind, len, global_scale)?,
             scales,
             weights,
         };
@@ -119,8 +121,9 @@ impl PyDispatch {
         Ok(waited.into_iter().map(nanoseconds).collect())
     }
 
-    /// Takes out what arrives. `starts`, if given, are the first rows of this rank's experts.
-    #[pyo3(signature = (*, len, rows, stride, scales=None, choices=0, is_64=false, weights=0, zeroes_foreign=false, starts=None))]
+    /// Takes out what arrives. `starts`, if given, are the first rows of this rank's experts. `tiles` for
+    /// scales are their address, and how many rows of them each expert has.
+    #[pyo3(signature = (*, len, rows, stride, scales=None, tiles=None, choices=0, is_64=false, weights=0, zeroes_foreign=false, starts=None))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn receive(
         &self,
@@ -129,18 +132,20 @@ impl PyDispatch {
         rows: usize,
         stride: usize,
         scales: Option<ScalesGiven>,
+        tiles: Option<(usize, usize)>,
         choices: usize,
         is_64: bool,
         weights: usize,
         zeroes_foreign: bool,
         starts: Option<Vec<usize>>,
     ) -> PyResult<PyHandle> {
-        let scales = scales.map(|(words, row_stride, expert_stride, word_stride)| ScalesOut {
-            words: words as *mut u32,
-            row_stride,
-            expert_stride,
-            word_stride,
-        });
+        let strided = |(words, row_stride, expert_stride, word_stride)| {
+            let words = words as *mut u32;
+            ScalesOut::Strided { words, row_stride, expert_stride, word_stride }
+        };
+        let in_tiles =
+            |(words, tile_rows)| ScalesOut::Tiled { words: words as *mut u32, tile_rows };
+        let scales = scales.map(strided).or(tiles.map(in_tiles));
         let choices = match is_64 {
             true => address(choices).map(Choices::I64),
             false => address(choices).map(Choices::I32),
