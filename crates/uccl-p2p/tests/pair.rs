@@ -41,21 +41,21 @@ pub(crate) fn pairs() -> Vec<(&'static str, Pair)> {
         (
             "local, asked",
             pair_with(|config| {
-                (config.transport, config.always_ask_owners) = (Transport::Local, true);
+                (config.transport, config.ask_owners) = (Transport::Local, true);
             }),
         ),
         (
             "shm, asked",
             pair_with(|config| {
                 (config.transport, config.cma) = (Transport::Local, false);
-                config.always_ask_owners = true;
+                config.ask_owners = true;
             }),
         ),
         (
             "tcp x3, asked",
             pair_with(|config| {
                 (config.transport, config.tcp_streams) = (Transport::Tcp, 3);
-                config.always_ask_owners = true;
+                config.ask_owners = true;
             }),
         ),
     ]

@@ -124,6 +124,12 @@ pub(super) const SETTINGS: &[Setting] = &[
         },
     },
     Setting {
+        name: "UCCL_P2P_ASK_OWNERS",
+        default: "0",
+        doc: "`1` asks the peer that owns memory to copy to and from it wherever that is possible, and copies for peers that ask, so that the owner's processors do the work; both ends must set it. `0` asks only where the owner's GPUs reach what this process's do not",
+        apply: |config, value| flag(value).map(|ask| config.ask_owners = ask),
+    },
+    Setting {
         name: "UCCL_P2P_BASE_PORT",
         default: "28100",
         doc: "Where well-known ports start: an endpoint listens on this plus its GPU index if that is free, else on any port",
