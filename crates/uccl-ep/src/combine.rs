@@ -2,7 +2,7 @@
 
 mod reading;
 
-use std::{slice, sync::Arc};
+use std::{slice, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 
@@ -17,6 +17,7 @@ use crate::{
     protocol::{Call, Step, Takes},
     record::Row,
     routing::MAX_TOP_K,
+    waits::Waits,
     window::View,
 };
 
@@ -81,6 +82,7 @@ pub struct Combined {
 pub struct Combine {
     part: Part,
     call: Call,
+    waits: Waits,
     /// Whether the end waits for those that read this rank's block.
     waits_for_readers: bool,
 }
@@ -146,7 +148,8 @@ impl Combine {
             group.note_reading(block, call.number());
         }
         let part = Part { handle: Arc::clone(handle), results, row, block, at_once };
-        let mut combine = Self { part, call, waits_for_readers: true };
+        let waits = Waits::new(ranks);
+        let mut combine = Self { part, call, waits, waits_for_readers: true };
         if matches!(handle.room, Room::Tokens(_)) {
             combine.drive(Until::SentAll, is_interrupted, &mut |_, _, _| Ok(()))?;
         }
@@ -160,6 +163,7 @@ impl Combine {
     }
 
     /// Sums what comes back, and ends the call. Then nobody reads this rank's rows any more, unless they were left.
+    /// Returns, by rank, how long this waited for its rows.
     ///
     /// # Errors
     /// A peer is late, or combines something else.
@@ -170,7 +174,7 @@ impl Combine {
         mut self,
         combined: Combined,
         is_interrupted: &mut Interrupted<'_>,
-    ) -> Result<()> {
+    ) -> Result<Vec<Duration>> {
         let mut unpacked = vec![0; self.part.unpacked_len()];
         if self.part.block.is_some() && self.waits_for_readers {
             self.call.wait_for_readers();
@@ -184,7 +188,8 @@ impl Combine {
                 unsafe { part.sum((call, &sources), token, &combined, &mut unpacked) }?;
             }
             Ok(())
-        })
+        })?;
+        Ok(self.waits.waited())
     }
 
     fn drive(
@@ -193,8 +198,9 @@ impl Combine {
         is_interrupted: &mut Interrupted<'_>,
         take: &mut Take<'_>,
     ) -> Result<()> {
-        let Self { part, call, .. } = self;
-        let mut wait = Wait { phase: Phase::Combine, is_interrupted };
+        let Self { part, call, waits, .. } = self;
+        let waits = (until != Until::SentAll).then_some(waits);
+        let mut wait = Wait { phase: Phase::Combine, is_interrupted, waits };
         part.group().drive(call, until, &mut wait, |call, step| match step {
             Step::Send { to, mark } => {
                 part.send(call, to, mark.round);

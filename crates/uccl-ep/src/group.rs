@@ -20,6 +20,7 @@ use crate::{
     error::{Error, Phase, Result},
     placing::{Place, Places, SLOTS},
     protocol::{Call, Step, Words},
+    waits::Waits,
     window::Window,
 };
 
@@ -206,6 +207,9 @@ impl Group {
         let window = &self.window;
         let mut patience = Patience::new();
         let driven = loop {
+            if let Some(waits) = &mut wait.waits {
+                waits.look(|rank| call.has_heard(rank, window));
+            }
             let step = match until {
                 Until::SentAll => call.next_send(window),
                 Until::HeardAll => call.next(window, false),
@@ -342,6 +346,8 @@ impl Until {
 pub(crate) struct Wait<'a, 'b> {
     pub(crate) phase: Phase,
     pub(crate) is_interrupted: &'a mut Interrupted<'b>,
+    /// Where a receive counts its time.
+    pub(crate) waits: Option<&'a mut Waits>,
 }
 
 /// Looks without a pause, then yields, then naps.

@@ -16,6 +16,7 @@ pub mod placing;
 pub mod protocol;
 pub mod record;
 pub mod routing;
+mod waits;
 mod window;
 
 pub use blocks::Block;

@@ -406,12 +406,15 @@ fn a_row_outside_its_block_is_refused() {
     world(2, 1 << 20, Duration::from_secs(20), |group| {
         let own = some_own(&group, 2);
         let arrived = dispatched(&group, &own, Room::Tokens(20), Some(40)).unwrap();
-        let (_block, combine) = begun(&group, &own, &arrived);
+        let (block, combine) = begun(&group, &own, &arrived);
         all.wait();
         // SAFETY: all have sent, and nobody takes before all have met again.
         unsafe { group.pool().write_bytes(0xff, group.pool_len()) };
         all.wait();
         let why = summed(combine, &own).unwrap_err().to_string();
+        // A peer that comes later maps the block.
+        all.wait();
+        drop(block);
         assert!(
             why.contains("tells of a row at 18446744073709551615") || why.contains("gave up"),
             "{why}"

@@ -148,7 +148,9 @@ impl Call {
         (0..self.receiving.len()).all(|rank| self.has_heard(rank, words))
     }
 
-    fn has_heard(&self, rank: usize, words: &impl Words) -> bool {
+    /// Whether the first round of a rank is there.
+    #[must_use]
+    pub fn has_heard(&self, rank: usize, words: &impl Words) -> bool {
         self.receiving[rank].is_none_or(|receiving| {
             receiving.is_done || receiving.round > 0 || self.has_arrived(rank, receiving, words)
         })
