@@ -98,3 +98,20 @@ fn ranks_that_differ_are_told_in_what() {
     let is_named = ["rank 1 has top-k 2, this rank 1", "rank 0 has top-k 1, this rank 2"];
     assert!(is_named.iter().any(|said| told.contains(said)), "{told}");
 }
+
+#[test]
+#[ignore = "measures, and asserts nothing"]
+fn how_long_calls_take() {
+    let Some(_alone) = alone() else { return };
+    let large = Case { hidden: 7168, top_k: 8, slots: 128, local_experts: 32, ..CASE };
+    for ranks in [1, 2, 4] {
+        for kind in [None, Some(Scales::Exact)] {
+            for blocks in [4, 8, 16, 32] {
+                let took = Case { ranks, kind, blocks, ..large }.time(100);
+                println!(
+                    "{ranks} ranks, {kind:?}, {blocks} blocks: {took:?} a dispatch and combine"
+                );
+            }
+        }
+    }
+}

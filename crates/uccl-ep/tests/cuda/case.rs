@@ -1,6 +1,9 @@
 //! One rank's inputs, and what the two devices make of them.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use uccl_ep::{
     Group, Result,
@@ -109,8 +112,13 @@ impl Case {
 
     fn inputs(&self, me: usize, round: usize) -> Inputs {
         let seed = (self.seed * 64 + me as u64) * 64 + round as u64;
+        let tokens = fastrand::Rng::with_seed(seed).usize(0..=self.slots);
+        self.inputs_of(me, round, tokens)
+    }
+
+    fn inputs_of(&self, me: usize, round: usize, tokens: usize) -> Inputs {
+        let seed = (self.seed * 64 + me as u64) * 64 + round as u64;
         let mut random = fastrand::Rng::with_seed(seed);
-        let tokens = random.usize(0..=self.slots);
         let mut experts = Vec::new();
         for _ in 0..tokens {
             let mut all: Vec<i32> = (0..self.num_experts() as i32).collect();
@@ -251,6 +259,31 @@ impl Case {
             blocks: self.blocks,
         };
         cuda::Group::join(config, &mut ranks.exchange(me)).expect("it joins")
+    }
+
+    /// How long a dispatch and its combine take on the GPU, one behind the other, with as many tokens as there are slots.
+    pub(crate) fn time(self, rounds: u32) -> Duration {
+        let took = world(self.ranks, |ranks, me| {
+            let inputs = self.inputs_of(me, 0, self.slots);
+            let group = self.join(ranks, me, Duration::from_secs(20));
+            let gpu = Gpu::new();
+            let round = OnGpu::new(&self, &gpu, &inputs);
+            let run = |rounds: u32| {
+                ranks.meet();
+                let began = Instant::now();
+                for _ in 0..rounds {
+                    round.enqueue(&self, &group, &gpu);
+                }
+                gpu.stream.synchronize().expect("kernels end well");
+                began.elapsed() / rounds.max(1)
+            };
+            run(5);
+            let took = run(rounds);
+            group.check().expect("calls go well");
+            ranks.meet();
+            took
+        });
+        took.into_iter().max().unwrap_or_default()
     }
 
     /// Ranks that do not come, and those that make other calls: what each that comes is told.
