@@ -157,20 +157,40 @@ __device__ __forceinline__ void copy_share(const UcclPiece* pieces, const UcclCu
   }
 }
 
-// Tells the host, once the last block has come here.
-__device__ __forceinline__ void finish(const UcclHead& head) {
-  if (head.flag == 0) return;
-  // The barrier and then the fence put the whole block's stores before this thread's.
-  __syncthreads();
-  if (threadIdx.x != 0) return;
+// Whoever sees the new value with acquire order, a GPU or the CPU, sees all that is before this thread.
+__device__ __forceinline__ void release(u64 address, u64 value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
+__device__ __forceinline__ void release_add(u64 address, u64 value) {
+  asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
+// Whether all other blocks have come here before this one's first thread, which asks.
+__device__ __forceinline__ bool is_last(const UcclHead& head) {
+  if (gridDim.x == 1) return true;
   __threadfence_system();
   u32* counter = reinterpret_cast<u32*>(head.counter);
-  if (atomicAdd(counter, 1) + 1 == gridDim.x) {
-    *counter = 0;
-    __threadfence_system();
-    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(head.flag), "l"(head.ticket)
-                 : "memory");
+  if (atomicAdd(counter, 1) + 1 != gridDim.x) return false;
+  *counter = 0;
+  __threadfence_system();
+  return true;
+}
+
+// Changes the word and tells the host, once the last block has come here.
+__device__ __forceinline__ void finish(const UcclHead& head) {
+  if (head.flag == 0 && head.word == 0) return;
+  // The barrier, and then a fence or the release, put the whole block's stores before this thread's.
+  __syncthreads();
+  if (threadIdx.x != 0 || !is_last(head)) return;
+  if (head.word != 0) {
+    if (head.adds) {
+      release_add(head.word, head.value);
+    } else {
+      release(head.word, head.value);
+    }
   }
+  if (head.flag != 0) release(head.flag, head.ticket);
 }
 
 __device__ __forceinline__ void run(const UcclHead& head, const UcclPiece* pieces,

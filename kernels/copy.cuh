@@ -24,8 +24,10 @@ struct UcclHead {
   u64 flag;     // host memory for `ticket` once all is copied, or null
   u64 ticket;
   u64 counter;  // device memory, a zeroed u32 for each launch under way
+  u64 word;     // eight bytes that this GPU reaches, to be changed once all is copied, or null
+  u64 value;    // what to set the word to, or to add to it
   u32 warps;    // how many have work; there is one more cursor
-  u32 zero;
+  u32 adds;     // 1: add to the word; 0: set it
 };
 
 // The tables are elsewhere.

@@ -7,6 +7,7 @@ from typing_extensions import Buffer, Self, TypeAlias, disjoint_base, final
 
 __all__ = [
     "Endpoint",
+    "EpBlock",
     "EpCombine",
     "EpDispatch",
     "EpGroup",
@@ -618,8 +619,15 @@ class EpGroup:
     def pool(self) -> int: ...
     @property
     def pool_len(self) -> int: ...
+    def has_block(self, address: int, len: int) -> bool: ...
     def mask(self, rank: int, is_masked: bool) -> None: ...
     def masks(self) -> list[bool]: ...
+
+class EpBlock:
+    def __init__(self, group: EpGroup, len: int) -> None: ...
+    @property
+    def address(self) -> int: ...
+    def is_read(self) -> bool: ...
 
 class EpRouting:
     @staticmethod
@@ -688,6 +696,7 @@ class EpCombine:
         weights: int = 0,
         is_packed: bool = False,
         stays: bool = False,
+        leaves: bool = False,
     ) -> None: ...
     def finish(
         self,

@@ -17,3 +17,14 @@ def world():
     ranks = World()
     yield ranks
     ranks.end()
+
+
+@pytest.fixture(scope="session")
+def many():
+    """More processes of ranks than most tests want."""
+    pytest.importorskip("torch")
+    from world import World
+
+    ranks = World(16)
+    yield ranks
+    ranks.end()

@@ -1,4 +1,4 @@
-"""Ranks in processes of their own, which outlive a test: importing torch takes them seconds."""
+"""Ranks in processes of their own, which outlive a test: starting them takes a second or two."""
 
 from __future__ import annotations
 
@@ -10,29 +10,32 @@ import traceback
 from pathlib import Path
 from typing import Any, Callable
 
-#: The most ranks that a test has.
+#: The most ranks that most tests have.
 MOST = 4
 #: Seconds that a function may take on all ranks.
 LIMIT = 50
 
 
-def serve(rank: int, folder: str, pipe: Any) -> None:
+def serve(rank: int, most: int, folder: str, pipe: Any) -> None:
     """What a rank's process does: calls the functions that come, and sends back what they return."""
     # A rank that fails leaves the others waiting.
     os.environ["UCCL_EP_TIMEOUT_SECS"] = "15"
+    # Hosts do not share memory, and neither should ranks that are to be on several.
+    os.environ["UCCL_P2P_TRANSPORT"] = "tcp"
     # The distribution that has no more than this name, unless it is installed.
     sys.path.append(str(Path(__file__).parents[2] / "python" / "deep_ep"))
     import torch
 
     torch.set_num_threads(1)
     dist = torch.distributed
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=MOST)
-    groups = {size: dist.new_group(list(range(size))) for size in range(1, MOST + 1)}
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=most)
+    groups = {size: dist.new_group(list(range(size))) for size in range(1, most + 1)}
     while True:
         task = pipe.recv()
         if task is None:
             break
-        size, function, args = task
+        size, nodes, function, args = task
+        os.environ["UCCL_EP_NODE"] = str(rank * nodes // size)
         try:
             answer = function(groups[size], *args) if rank < size else None
             pipe.send((True, answer))
@@ -44,22 +47,30 @@ def serve(rank: int, folder: str, pipe: Any) -> None:
 class World:
     """Processes of ranks."""
 
-    def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
+    def __init__(self, most: int = MOST) -> None:
+        # A server that has imported torch once, and forks.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch"])
         self._folder = tempfile.TemporaryDirectory()
         self._ranks = []
-        for rank in range(MOST):
+        for rank in range(most):
             ours, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(rank, self._folder.name, theirs), daemon=True)
+            process = context.Process(target=serve, args=(rank, most, self._folder.name, theirs), daemon=True)
             process.start()
             self._ranks.append((process, ours))
 
     def run(
-        self, ranks: int, function: Callable[..., Any], *args: Any, lost: tuple[int, ...] = ()
+        self,
+        ranks: int,
+        function: Callable[..., Any],
+        *args: Any,
+        nodes: int = 1,
+        lost: tuple[int, ...] = (),
     ) -> list[Any]:
-        """What ``function(group, *args)`` returns on each of so many ranks; None on one that ends in it."""
+        """What ``function(group, *args)`` returns on each of so many ranks, which are kept apart as if on so many nodes; None on
+        one that ends in it."""
         for _, pipe in self._ranks:
-            pipe.send((ranks, function, args))
+            pipe.send((ranks, nodes, function, args))
         answers = []
         for rank, (process, pipe) in enumerate(self._ranks):
             if rank in lost:

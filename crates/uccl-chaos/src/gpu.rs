@@ -76,11 +76,4 @@ impl StandIn for FakeCopies {
         let reason = || GpuError::Unavailable { reason: "chaos".to_owned() };
         has_ended.then(|| if self.failed == Some(name) { Err(reason()) } else { Ok(()) })
     }
-
-    /// Copies all that waits.
-    fn settle(&mut self) {
-        while !self.waiting.is_empty() {
-            self.copy_first();
-        }
-    }
 }

@@ -16,8 +16,9 @@ use uccl_fabric::{
         OpError, OpKind, OpName, OpResult, Operation, Posted,
     },
     mem::{RemoteSpan, Span},
+    signal::Word,
 };
-use uccl_wire::message::Change;
+use uccl_wire::signal::Change;
 
 use super::gate::{Gate, GateHold};
 
@@ -224,6 +225,20 @@ impl<L: MessageLane> ChaosLane<L> {
         self.state.lock().posted
     }
 
+    /// Counts an operation that is posted. False: it is to fail.
+    fn admits(&self) -> Result<bool, LaneError> {
+        self.check()?;
+        let mut state = self.state.lock();
+        state.posted += 1;
+        state.lost |= self.faults.lose_after == Some(state.posted);
+        Ok(state.rng.u8(0..100) >= self.faults.fail_posts_percent)
+    }
+
+    /// What so many copies of an operation tell, which ends with the last of them.
+    fn catch(&self, done: Arc<dyn Completion>, copies: u32) -> Arc<Catch> {
+        Arc::new(Catch { held: Arc::clone(&self.held), done, left: Mutex::new((copies, None)) })
+    }
+
     fn host(&self) -> Option<&dyn HostLane> {
         self.as_host.map(|host| host(&self.inner))
     }
@@ -281,18 +296,12 @@ impl<L: MessageLane> Lane for ChaosLane<L> {
     }
 
     unsafe fn post(&self, op: Operation) -> Result<Posted, LaneError> {
-        self.check()?;
-        let repeat = {
-            let mut state = self.state.lock();
-            state.posted += 1;
-            state.lost |= self.faults.lose_after == Some(state.posted);
-            if state.rng.u8(0..100) < self.faults.fail_posts_percent {
-                return Ok(Posted::Done(Err(OpError::LocalFault)));
-            }
-            op.kind == OpKind::Write && state.rng.u8(0..100) < self.faults.repeat_writes_percent
-        };
-        let left = Mutex::new((1 + u32::from(repeat), None));
-        let catch = Arc::new(Catch { held: Arc::clone(&self.held), done: op.done, left });
+        if !self.admits()? {
+            return Ok(Posted::Done(Err(OpError::LocalFault)));
+        }
+        let repeat = op.kind == OpKind::Write
+            && self.state.lock().rng.u8(0..100) < self.faults.repeat_writes_percent;
+        let catch = self.catch(op.done, 1 + u32::from(repeat));
         let copy = || Operation {
             kind: op.kind,
             local: op.local.clone(),
@@ -369,6 +378,20 @@ impl<L: MessageLane> MessageLane for ChaosLane<L> {
         self.inner.send(parts)
     }
 
+    fn carries_signal(&self, op: &Operation) -> bool {
+        self.inner.carries_signal(op)
+    }
+
+    /// Never twice: the word would change twice.
+    unsafe fn post_signalled(&self, op: Operation, word: Word) -> Result<Posted, LaneError> {
+        if !self.admits()? {
+            return Ok(Posted::Done(Err(OpError::LocalFault)));
+        }
+        let done = self.catch(op.done, 1);
+        // SAFETY: the caller's completion is called after this one.
+        unsafe { self.inner.post_signalled(Operation { done, ..op }, word) }
+    }
+
     fn queued_bytes(&self) -> usize {
         self.inner.queued_bytes()
     }
@@ -422,6 +445,21 @@ impl<L: MessageLane> HostLane for ChaosLane<L> {
 
     fn try_signal(&self, word: &RemoteSpan, change: Change) -> Option<OpResult> {
         self.host_at_random()?.try_signal(word, change)
+    }
+
+    fn signals_by_gpu(&self, write: &Operation, word: &Word) -> bool {
+        self.host_at_random().is_some_and(|host| host.signals_by_gpu(write, word))
+    }
+
+    unsafe fn post_signalled_by_gpu(
+        &self,
+        write: Operation,
+        word: Word,
+    ) -> Result<Posted, LaneError> {
+        self.check()?;
+        let Some(host) = self.host() else { return Err(LaneError::Killed) };
+        // SAFETY: the caller's promise.
+        unsafe { host.post_signalled_by_gpu(write, word) }
     }
 
     fn is_copied_by_gpu(&self, ours: MemoryKind, remote: &RemoteSpan) -> bool {

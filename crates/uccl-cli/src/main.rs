@@ -33,6 +33,9 @@ enum Command {
     /// Serve the benchmark that started this process.
     #[command(name = bench::SUBCOMMAND, hide = true)]
     BenchPeer,
+    /// Be a rank of the benchmark that started this process.
+    #[command(name = bench::RANK_SUBCOMMAND, hide = true)]
+    BenchRank,
     Doctor(doctor::DoctorArgs),
     NixlDir(nixl_dir::NixlDirArgs),
     /// Try to reach the memory of the process that started this one.
@@ -61,6 +64,7 @@ fn run(command: Command) -> Result<ExitCode> {
     match command {
         Command::Bench(args) => bench::run(&args.with_preset())?,
         Command::BenchPeer => bench::serve_parent()?,
+        Command::BenchRank => bench::serve_rank()?,
         Command::Doctor(args) => return doctor::run(&args),
         Command::NixlDir(args) => nixl_dir::run(&args)?,
         Command::Probe(args) => probe::serve_parent(&args)?,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use uccl_fabric::{
-    lane::{Completion, OpName, OpResult},
+    lane::{Completion, LaneError, OpError, OpName, OpResult, Posted},
     mem::Span,
 };
 
@@ -35,8 +35,13 @@ impl Done {
         self.state.lock().name
     }
 
-    pub(crate) fn is_named(&self, name: OpName) {
-        self.state.lock().name = Some(name);
+    /// Its operation has been posted, to this effect.
+    pub(crate) fn is_posted(self: &Arc<Self>, posted: Result<Posted, LaneError>) {
+        match posted {
+            Ok(Posted::Pending(name)) => self.state.lock().name = Some(name),
+            Ok(Posted::Done(result)) => Arc::clone(self).complete(result),
+            Err(_) => Arc::clone(self).complete(Err(OpError::LaneDown)),
+        }
     }
 }
 

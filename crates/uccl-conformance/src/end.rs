@@ -1,6 +1,9 @@
 //! One end of a pair of lanes.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering::Relaxed},
+};
 
 use parking_lot::Mutex;
 use uccl_fabric::{
@@ -59,13 +62,17 @@ impl End {
     }
 }
 
-/// Messages that came in, in order.
+/// Messages that came in, in order, and how many words have changed.
 #[derive(Default)]
-pub struct Inbox(pub Mutex<Vec<Vec<u8>>>);
+pub struct Inbox(pub Mutex<Vec<Vec<u8>>>, pub AtomicUsize);
 
 impl MessageSink for Inbox {
     fn message(&self, bytes: &[u8]) -> Result<(), String> {
         self.0.lock().push(bytes.to_vec());
         Ok(())
+    }
+
+    fn signalled(&self) {
+        self.1.fetch_add(1, Relaxed);
     }
 }

@@ -11,11 +11,10 @@ use rustix::event::{PollFd, PollFlags, poll};
 use uccl_device::MemoryKind;
 use uccl_fabric::{
     alloc::{Shareable, lookup},
-    lane::{
-        Completion, LaneError, OpError, OpKind, OpResult, Operation, Posted, RemoteSpans, Spans,
-    },
+    lane::{Completion, LaneError, OpKind, OpResult, Operation, RemoteSpans, Spans},
     mem::Span,
     region::{Region, Rights},
+    signal::Word,
 };
 
 use crate::{done::Done, end::End, memory::Memory};
@@ -164,12 +163,24 @@ impl Pair {
         let told = Arc::clone(&done) as Arc<dyn Completion>;
         let op = Operation { kind, local, memory: MemoryKind::Host, remote, done: told };
         // SAFETY: the pair keeps the memory until both lanes are killed.
-        match unsafe { self.a.lane.post(op) } {
-            Ok(Posted::Pending(name)) => done.is_named(name),
-            Ok(Posted::Done(result)) => Arc::clone(&done).complete(result),
-            Err(_) => Arc::clone(&done).complete(Err(OpError::LaneDown)),
-        }
+        done.is_posted(unsafe { self.a.lane.post(op) });
         done
+    }
+
+    /// Has the first end write, and send a signal along. `None`: its lane does not carry one with such a write.
+    pub(crate) fn post_signalled(
+        &self,
+        local: Spans,
+        remote: RemoteSpans,
+        word: Word,
+    ) -> Option<Arc<Done>> {
+        let (kind, memory) = (OpKind::Write, MemoryKind::Host);
+        let done = Done::new(None);
+        let op = Operation { kind, local, memory, remote, done: Arc::clone(&done) as _ };
+        let lane = self.a.messages.as_ref().filter(|lane| lane.carries_signal(&op))?;
+        // SAFETY: the pair keeps the memory until both lanes are killed.
+        done.is_posted(unsafe { lane.post_signalled(op, word) });
+        Some(done)
     }
 
     /// Shows memory of the first end's to its devices, as registering it does.

@@ -207,7 +207,7 @@ fn ways_for_one(route: &Route, tools: &Tools, len: usize) -> Result<Vec<Way>, Gp
         ("kernel, flag, 32 blocks", Completion::Flag, Tables::Auto, 32),
         ("kernel, flag, 64 blocks", Completion::Flag, Tables::Auto, 64),
     ] {
-        let options = LaunchOptions { blocks, completion, tables };
+        let options = LaunchOptions { blocks, completion, tables, word: None };
         ways.push(tools.kernel(name.to_owned(), pieces.clone(), options));
     }
     Ok(ways)
@@ -267,7 +267,8 @@ fn vectors(route: &Route, tools: &Tools, rounds: usize) -> Result<(), Box<dyn Er
             ways.push(tools.kernel(format!("kernel, {blocks} blocks"), pieces.clone(), options));
         }
         for tables in [Tables::Host, Tables::Device] {
-            let options = LaunchOptions { blocks: 0, completion: Completion::Flag, tables };
+            let completion = Completion::Flag;
+            let options = LaunchOptions { completion, tables, ..LaunchOptions::default() };
             ways.push(tools.kernel(
                 format!("kernel, all, {tables:?} table"),
                 pieces.clone(),

@@ -1,10 +1,14 @@
 //! What experts made of tokens comes back, and is summed.
 
+mod reading;
+
 use std::{slice, sync::Arc};
 
 use smallvec::SmallVec;
 
+use self::reading::{Sources, block_of};
 use crate::{
+    blocks::Block,
     dispatch::{Handle, Room},
     error::{Error, Phase, Result},
     group::{Group, Interrupted, Until, Wait},
@@ -55,7 +59,8 @@ pub struct Results {
     pub weights: Option<*const f32>,
     /// Whether rows are packed as LogFMT-10 on their way.
     pub is_packed: bool,
-    /// Whether rows stay as they are until the combine has ended: this rank's own tokens are then summed from them.
+    /// Whether rows stay as they are until the combine has ended: this rank's own tokens are then summed from them, and
+    /// peers read rows that are in a [`Block`] where they are.
     pub stays: bool,
 }
 
@@ -76,6 +81,8 @@ pub struct Combined {
 pub struct Combine {
     part: Part,
     call: Call,
+    /// Whether the end waits for those that read this rank's block.
+    waits_for_readers: bool,
 }
 
 /// What this rank sends back, and how a place is divided.
@@ -83,6 +90,8 @@ struct Part {
     handle: Arc<Handle>,
     results: Results,
     row: Row,
+    /// What peers read rows from.
+    block: Option<Arc<Block>>,
     /// Tokens of each rank that have rows in its place at once.
     at_once: usize,
 }
@@ -132,15 +141,25 @@ impl Combine {
         let place = group.place(len)?;
         let rounds = group.rounds(|to| rounds_of(handle.counts.tokens_of[to] as usize) as u16);
         let call = Call::new(place, Takes::AllTogether, &rounds);
-        let part = Part { handle: Arc::clone(handle), results, row, at_once };
-        let mut combine = Self { part, call };
+        let block = block_of(group, &results);
+        if let Some(block) = &block {
+            group.note_reading(block, call.number());
+        }
+        let part = Part { handle: Arc::clone(handle), results, row, block, at_once };
+        let mut combine = Self { part, call, waits_for_readers: true };
         if matches!(handle.room, Room::Tokens(_)) {
             combine.drive(Until::SentAll, is_interrupted, &mut |_, _, _| Ok(()))?;
         }
         Ok(combine)
     }
 
-    /// Sums what comes back, and ends the call.
+    /// Lets the end of the call not wait for peers that read this rank's rows in a block: whoever writes there next
+    /// waits for [`Group::is_read`].
+    pub fn leave_rows(&mut self) {
+        self.waits_for_readers = false;
+    }
+
+    /// Sums what comes back, and ends the call. Then nobody reads this rank's rows any more, unless they were left.
     ///
     /// # Errors
     /// A peer is late, or combines something else.
@@ -153,13 +172,16 @@ impl Combine {
         is_interrupted: &mut Interrupted<'_>,
     ) -> Result<()> {
         let mut unpacked = vec![0; self.part.unpacked_len()];
+        if self.part.block.is_some() && self.waits_for_readers {
+            self.call.wait_for_readers();
+        }
         self.drive(Until::Over, is_interrupted, &mut |part, call, round| {
-            part.compare_headers(call)?;
+            let sources = Sources::of(part, call)?;
             let tokens = part.handle.routing.tokens();
             let first = usize::from(round) * part.at_once;
             for token in first..tokens.min(first + part.at_once) {
                 // SAFETY: as the caller has it.
-                unsafe { part.sum(call, token, &combined, &mut unpacked) };
+                unsafe { part.sum((call, &sources), token, &combined, &mut unpacked) }?;
             }
             Ok(())
         })
@@ -171,7 +193,7 @@ impl Combine {
         is_interrupted: &mut Interrupted<'_>,
         take: &mut Take<'_>,
     ) -> Result<()> {
-        let Self { part, call } = self;
+        let Self { part, call, .. } = self;
         let mut wait = Wait { phase: Phase::Combine, is_interrupted };
         part.group().drive(call, until, &mut wait, |call, step| match step {
             Step::Send { to, mark } => {
@@ -189,7 +211,7 @@ impl Part {
         &self.handle.group
     }
 
-    fn header(&self) -> Header<5, 0> {
+    fn header(&self) -> Header<5, 1> {
         let Row { values, weights, slots } = self.row;
         let agreed = [
             ("bytes of a row", values),
@@ -198,16 +220,8 @@ impl Part {
             ("slots", self.at_once),
             ("packed rows", usize::from(self.results.is_packed)),
         ];
-        Header { phase: Phase::Combine, agreed, told: [] }
-    }
-
-    fn compare_headers(&self, call: &Call) -> Result<()> {
-        let group = self.group();
-        for peer in (0..group.ranks()).filter(|rank| !group.is_masked(*rank)) {
-            let theirs = group.window().header(peer, call.number());
-            self.header().told_by(group.rank(), peer, theirs)?;
-        }
-        Ok(())
+        let told = [self.block.as_ref().map_or(0, |block| block.word() as usize)];
+        Header { phase: Phase::Combine, agreed, told }
     }
 
     /// Which of a token's slots a rank's one row has. `last` is the last of the token's choices that is this rank's.
@@ -316,6 +330,9 @@ impl Part {
     unsafe fn put(&self, row: &[u16], out: *mut u8) {
         // SAFETY: as the caller has it.
         unsafe {
+            if let Some(block) = &self.block {
+                return out.cast::<u64>().write(block.offset_of(row.as_ptr().cast()));
+            }
             match self.results.is_packed {
                 true => _ = logfmt::encode(row, slice::from_raw_parts_mut(out, self.row.values)),
                 false => out.copy_from_nonoverlapping(row.as_ptr().cast(), 2 * row.len()),
@@ -359,9 +376,18 @@ impl Part {
 
     /// Makes a token's sum.
     ///
+    /// # Errors
+    /// A peer tells of a row where none is.
+    ///
     /// # Safety
     /// `combined` has memory for it.
-    unsafe fn sum(&self, call: &Call, token: usize, combined: &Combined, unpacked: &mut [u16]) {
+    unsafe fn sum(
+        &self,
+        (call, sources): (&Call, &Sources),
+        token: usize,
+        combined: &Combined,
+        unpacked: &mut [u16],
+    ) -> Result<()> {
         let (hidden, top_k) = (self.results.hidden, self.handle.routing.top_k());
         let terms = self.terms(token, combined.sums);
         let mut rows = Rows::new();
@@ -386,8 +412,10 @@ impl Part {
                 logfmt::decode(unsafe { slice::from_raw_parts(row, self.row.values) }, own);
                 rows.push(own);
             } else {
-                // SAFETY: as above; rows are aligned.
-                rows.push(unsafe { slice::from_raw_parts(row.cast(), hidden) });
+                // SAFETY: as above; rows are aligned, and those in blocks stay until the call has ended here.
+                rows.push(unsafe {
+                    slice::from_raw_parts(sources.row(self, term.rank, row)?.cast(), hidden)
+                });
             }
         }
         // SAFETY: there is a row for each token.
@@ -406,6 +434,7 @@ impl Part {
             let out = unsafe { slice::from_raw_parts_mut(weights.add(token * top_k), top_k) };
             self.sum_weights(call, token, combined.sums, &terms, out);
         }
+        Ok(())
     }
 
     /// A slot's row of a token of the round, in a window.

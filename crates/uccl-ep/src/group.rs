@@ -1,6 +1,7 @@
 //! One rank's end of a group of ranks.
 
 use std::{
+    ops::Range,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -10,13 +11,15 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 use uccl_local::cma::Process;
 use uccl_wire::ep_card::EpCard;
 
 use crate::{
+    blocks::{Block, Blocks},
     error::{Error, Phase, Result},
-    placing::{Place, Places},
-    protocol::{Call, Step},
+    placing::{Place, Places, SLOTS},
+    protocol::{Call, Step, Words},
     window::Window,
 };
 
@@ -49,6 +52,7 @@ pub struct Group {
     masked: Vec<AtomicBool>,
     /// Processes of the peers; none of this process.
     processes: Vec<Option<Process>>,
+    blocks: Blocks,
 }
 
 impl Group {
@@ -77,7 +81,9 @@ impl Group {
             return Err(Error::PeerLost { phase: Phase::Join, rank: me, peer, why });
         }
         let masked = cards.iter().map(|card| AtomicBool::new(card.is_none())).collect();
-        Ok(Arc::new(Self { config, window, places: Mutex::default(), masked, processes }))
+        let known = |card: &Option<Vec<u8>>| EpCard::decode(card.as_deref()?).ok();
+        let blocks = Blocks::new(&cards.iter().map(known).collect::<Vec<_>>(), me);
+        Ok(Arc::new(Self { config, window, places: Mutex::default(), masked, processes, blocks }))
     }
 
     /// Which rank this is.
@@ -123,6 +129,50 @@ impl Group {
     #[must_use]
     pub fn is_masked(&self, rank: usize) -> bool {
         self.masked[rank].load(Ordering::Relaxed)
+    }
+
+    /// Makes memory that peers can read where it is: a combine of rows in it copies none.
+    ///
+    /// # Errors
+    /// There is not enough.
+    pub fn block(&self, len: usize) -> Result<Arc<Block>> {
+        self.blocks.make(len)
+    }
+
+    /// Whether memory is in a block of this rank.
+    #[must_use]
+    pub fn has_block(&self, memory: &Range<usize>) -> bool {
+        self.blocks.find(memory).is_some()
+    }
+
+    /// Whether nobody reads from a block any more, so that it may be written to.
+    #[must_use]
+    pub fn is_read(&self, block: &Block) -> bool {
+        let mut calls = block.calls.lock();
+        self.forget_ended(&mut calls);
+        calls.is_empty()
+    }
+
+    /// A call reads from a block.
+    pub(crate) fn note_reading(&self, block: &Block, call: u64) {
+        let mut calls = block.calls.lock();
+        self.forget_ended(&mut calls);
+        calls.push(call);
+    }
+
+    /// Forgets calls that all ranks have ended.
+    fn forget_ended(&self, calls: &mut SmallVec<[u64; SLOTS]>) {
+        calls.retain(|call| {
+            let has_ended = |rank: usize| {
+                let mark = self.window.taken(rank, *call as usize % SLOTS);
+                mark.call > *call || mark.call == *call && mark.is_last
+            };
+            !(0..self.ranks()).all(|rank| self.is_masked(rank) || has_ended(rank))
+        });
+    }
+
+    pub(crate) fn blocks(&self) -> &Blocks {
+        &self.blocks
     }
 
     pub(crate) fn window(&self) -> &Window {
@@ -283,7 +333,7 @@ impl Until {
         match self {
             Self::SentAll => call.has_sent_all(),
             Self::HeardAll => call.has_heard_all(window),
-            Self::Over => call.is_over(),
+            Self::Over => call.is_over(window),
         }
     }
 }

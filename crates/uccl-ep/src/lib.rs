@@ -3,9 +3,10 @@
 //!
 //! The parts, from the ground up: [`numerics`], the formats that tokens travel in; [`routing`], which tokens go where;
 //! [`record`], how they lie in memory; [`placing`], where in the ranks' windows a call's data goes; [`protocol`], what
-//! ranks say to each other; [`Group`], one rank's end of all that; [`dispatch`] and [`combine`], what callers ask of it;
-//! [`cuda`], the same for few tokens of ranks that have GPUs.
+//! ranks say to each other; [`Block`], memory that peers read where it is; [`Group`], one rank's end of all that;
+//! [`dispatch`] and [`combine`], what callers ask of it; [`cuda`], the same for few tokens of ranks that have GPUs.
 
+mod blocks;
 pub mod combine;
 pub mod cuda;
 pub mod dispatch;
@@ -19,6 +20,7 @@ pub mod record;
 pub mod routing;
 mod window;
 
+pub use blocks::Block;
 pub use error::{Error, Phase, Result};
 pub use group::{Config, Exchange, Group, Interrupted};
 pub use window::control_len;

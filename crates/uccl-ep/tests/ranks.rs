@@ -7,7 +7,7 @@ use std::{
 };
 
 use uccl_ep::{
-    Config, Error, Group, Result,
+    Block, Config, Error, Group, Result,
     combine::{Combine, Combined, Results, Sends, Sums},
     dispatch::{Dispatch, Handle, Layout, Outputs, Payload, Room, Tokens},
     numerics::bf16,
@@ -289,5 +289,144 @@ fn what_has_no_room_is_refused_with_the_sizes() {
         // Bytes for so many would wrap around to few.
         let text = dispatched(&group, &own, Room::Tokens(1 << 59), None).err().unwrap().to_string();
         assert!(text.contains("576460752303423488"), "{text}");
+    });
+}
+
+/// What experts made of tokens, in a block, and a combine of it under way, its rows left to the block.
+fn begun(group: &Arc<Group>, own: &Own, arrived: &Arrived) -> (Arc<Block>, Combine) {
+    let block = group.block(2 * arrived.rows.len()).unwrap();
+    let rows = block.as_ptr().cast::<u16>();
+    // SAFETY: the block has room for the rows, and nobody reads it yet.
+    unsafe { rows.copy_from_nonoverlapping(arrived.rows.as_ptr(), arrived.rows.len()) };
+    let results = Results {
+        rows: rows.cast(),
+        len: arrived.rows.len() / HIDDEN,
+        stride: 2 * HIDDEN,
+        hidden: HIDDEN,
+        sends: Sends::EachExpert,
+        weights: None,
+        is_packed: false,
+        stays: true,
+    };
+    assert!(group.is_read(&block) && !own.rows.is_empty());
+    // SAFETY: the block lives until the combine is over.
+    let mut combine = unsafe { Combine::begin(&arrived.handle, results, &mut never) }.unwrap();
+    combine.leave_rows();
+    (block, combine)
+}
+
+/// Ends a combine whose sums take each choice once.
+fn summed(combine: Combine, own: &Own) -> Result<Vec<u16>> {
+    let mut rows = vec![0; own.rows.len()];
+    let (sums, bias) = (Sums::ByChoice, [None; 2]);
+    let combined = Combined { rows: rows.as_mut_ptr(), sums, bias, weights: None };
+    // SAFETY: there is a row for each token.
+    unsafe { combine.finish(combined, &mut never)? };
+    Ok(rows)
+}
+
+/// A rank's tokens, all of which have a choice that is not none.
+fn some_own(group: &Group, ranks: usize) -> Own {
+    (0..)
+        .map(|seed| Own::new(seed, group.rank(), ranks, 3, 20))
+        .find(|own| !own.rows.is_empty())
+        .unwrap()
+}
+
+#[test]
+fn rows_in_a_block_are_read_where_they_are_and_not_before_all_have_ended() {
+    let all = Barrier::new(3);
+    world(3, 1 << 20, Duration::from_secs(20), |group| {
+        let own = some_own(&group, 3);
+        let arrived = dispatched(&group, &own, Room::Tokens(20), Some(60)).unwrap();
+        let (block, combine) = begun(&group, &own, &arrived);
+        all.wait();
+        // They have been sent, and are changed nonetheless: each becomes its double.
+        let rows = block.as_ptr().cast::<u16>();
+        for (at, bits) in arrived.rows.iter().enumerate() {
+            let double = bf16::from_f32(2.0 * bf16::to_f32(*bits));
+            // SAFETY: the block has as many values, and nobody reads before all have met again.
+            unsafe { rows.add(at).write(double) };
+        }
+        all.wait();
+        let is_last = group.rank() == 2;
+        if is_last {
+            thread::sleep(Duration::from_millis(100));
+        }
+        let out = summed(combine, &own).unwrap();
+        assert!(is_last || !group.is_read(&block), "rank 2 reads yet");
+        for (token, out) in out.chunks(HIDDEN).enumerate() {
+            let chosen = own.routing.choices(token).iter().filter(|choice| **choice >= 0).count();
+            let row = &own.rows[token * HIDDEN..][..HIDDEN];
+            assert_eq!(*out, times(row, 2.0 * chosen as f32), "token {token}");
+        }
+        all.wait();
+        assert!(group.is_read(&block));
+    });
+}
+
+#[test]
+fn a_combine_of_a_block_ends_when_all_have_read_it() {
+    world(2, 1 << 20, Duration::from_secs(20), |group| {
+        let own = some_own(&group, 2);
+        let arrived = dispatched(&group, &own, Room::Tokens(20), Some(40)).unwrap();
+        let block = group.block(2 * arrived.rows.len()).unwrap();
+        let rows = block.as_ptr().cast::<u16>();
+        for round in 0..20 {
+            // SAFETY: the block has room for the rows, and the combine before has ended.
+            unsafe { rows.copy_from_nonoverlapping(arrived.rows.as_ptr(), arrived.rows.len()) };
+            let results = Results {
+                rows: rows.cast(),
+                len: arrived.rows.len() / HIDDEN,
+                stride: 2 * HIDDEN,
+                hidden: HIDDEN,
+                sends: Sends::EachExpert,
+                weights: None,
+                is_packed: false,
+                stays: true,
+            };
+            // SAFETY: the block lives until the combine is over.
+            let combine = unsafe { Combine::begin(&arrived.handle, results, &mut never) }.unwrap();
+            if round % 2 == group.rank() {
+                thread::sleep(Duration::from_millis(5));
+            }
+            let out = summed(combine, &own).unwrap();
+            assert!(group.is_read(&block));
+            // What a peer would read if it were not done.
+            // SAFETY: nobody reads any more.
+            unsafe { rows.write_bytes(0xff, arrived.rows.len()) };
+            assert!(out.iter().all(|bits| *bits != 0xffff), "round {round}");
+        }
+    });
+}
+
+#[test]
+fn a_row_outside_its_block_is_refused() {
+    let all = Barrier::new(2);
+    world(2, 1 << 20, Duration::from_secs(20), |group| {
+        let own = some_own(&group, 2);
+        let arrived = dispatched(&group, &own, Room::Tokens(20), Some(40)).unwrap();
+        let (_block, combine) = begun(&group, &own, &arrived);
+        all.wait();
+        // SAFETY: all have sent, and nobody takes before all have met again.
+        unsafe { group.pool().write_bytes(0xff, group.pool_len()) };
+        all.wait();
+        let why = summed(combine, &own).unwrap_err().to_string();
+        assert!(
+            why.contains("tells of a row at 18446744073709551615") || why.contains("gave up"),
+            "{why}"
+        );
+    });
+}
+
+#[test]
+fn memory_is_in_a_block_or_not() {
+    world(1, 4096, Duration::from_secs(5), |group| {
+        let block = group.block(100).unwrap();
+        let start = block.as_ptr().addr();
+        assert!(group.has_block(&(start..start + 100)));
+        assert!(!group.has_block(&(start..start + 101)) && !group.has_block(&(start - 1..start)));
+        drop(block);
+        assert!(!group.has_block(&(start..start + 100)));
     });
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use uccl_wire::{
     frame::Status,
-    message::{Change, SIGNAL_LEN},
+    signal::{Change, SIGNAL_LEN},
 };
 
 use crate::{
@@ -17,6 +17,15 @@ use crate::{
     region::{RegionTable, Rights},
     status_of,
 };
+
+/// A word of the peer's memory, and the change to make to it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Word {
+    /// Where it is, [`SIGNAL_LEN`] bytes.
+    pub span: RemoteSpan,
+    /// What happens to it.
+    pub change: Change,
+}
 
 /// The word is not aligned to its length.
 #[derive(Debug)]
@@ -48,24 +57,25 @@ pub unsafe fn change_word(at: *mut u8, change: Change) -> Result<(), Unaligned> 
 ///
 /// # Errors
 /// The reason for the refusal, as a wire status: then nothing has changed.
-pub fn apply(table: &RegionTable, word: &RemoteSpan, change: Change) -> Result<(), Status> {
+pub fn apply(table: &RegionTable, word: &Word) -> Result<(), Status> {
+    let Word { span, change } = word;
     let refuse = |status| {
         table.note_refusal();
         status
     };
-    if word.len != SIGNAL_LEN || !word.addr.is_multiple_of(SIGNAL_LEN) {
+    if span.len != SIGNAL_LEN || !span.addr.is_multiple_of(SIGNAL_LEN) {
         return Err(refuse(Status::Protocol));
     }
     let regions = table.lock();
-    let located = regions.locate(word, Rights::SIGNAL).map_err(|e| refuse(status_of(e)))?;
+    let located = regions.locate(span, Rights::SIGNAL).map_err(|e| refuse(status_of(e)))?;
     let at = located.span.addr;
     match located.device {
         // SAFETY: the word is registered, and stays so under the lock. Users read words that signals change as
         // atomics.
-        None => unsafe { change_word(at as *mut u8, change) }.map_err(|_| Status::Protocol),
+        None => unsafe { change_word(at as *mut u8, *change) }.map_err(|_| Status::Protocol),
         Some(device) => {
             // SAFETY: as above.
-            unsafe { gpu::change_word(device, at, change) }.map_err(|_| Status::Fault)
+            unsafe { gpu::change_word(device, at, *change) }.map_err(|_| Status::Fault)
         }
     }
 }
@@ -83,8 +93,9 @@ mod tests {
         let all = table.insert(span, Rights::ALL, None).expect("there is room").remote();
         let written = table.insert(span, Rights::WRITE, None).expect("there is room").remote();
         let word = |of: RemoteSpan, at| RemoteSpan { addr: of.addr + at, len: SIGNAL_LEN, ..of };
-        assert_eq!(apply(&table, &word(all, 8), Change::Set(7)), Ok(()));
-        assert_eq!(apply(&table, &word(all, 24), Change::Add(u64::MAX)), Ok(()));
+        let apply = |span, change| apply(&table, &Word { span, change });
+        assert_eq!(apply(word(all, 8), Change::Set(7)), Ok(()));
+        assert_eq!(apply(word(all, 24), Change::Add(u64::MAX)), Ok(()));
         let seen = || memory.iter().map(|word| word.load(Ordering::Acquire)).collect::<Vec<_>>();
         assert_eq!(seen(), [0, 7, 2, 2]);
         for (word, why) in [
@@ -94,12 +105,12 @@ mod tests {
             (word(all, 32), Status::OutOfBounds),
             (RemoteSpan { key: all.key ^ 1, ..word(all, 0) }, Status::UnknownKey),
         ] {
-            assert_eq!(apply(&table, &word, Change::Set(9)), Err(why), "{word:?}");
+            assert_eq!(apply(word, Change::Set(9)), Err(why), "{word:?}");
         }
         assert_eq!(seen(), [0, 7, 2, 2]);
         assert_eq!(table.refused(), 5);
         drop(table.revoke(all.slot, all.key).expect("it is there"));
-        assert_eq!(apply(&table, &word(all, 0), Change::Set(9)), Err(Status::UnknownKey));
+        assert_eq!(apply(word(all, 0), Change::Set(9)), Err(Status::UnknownKey));
         assert_eq!(seen(), [0, 7, 2, 2]);
     }
 }

@@ -29,10 +29,11 @@ use uccl_fabric::{
         OpKind, OpName, OpResult, Operation, Posted, access_of,
     },
     mem::{Access, RemoteSpan, Span},
+    signal::Word,
     status_of,
 };
 use uccl_stream::StreamLane;
-use uccl_wire::{frame::Status, message::Change};
+use uccl_wire::{frame::Status, signal::Change};
 
 use self::{
     bell::Bell,
@@ -265,6 +266,16 @@ impl MessageLane for LocalLane {
         self.stream.send(parts)
     }
 
+    /// Only what goes through the rings as a whole.
+    fn carries_signal(&self, op: &Operation) -> bool {
+        self.is_streamed(op)
+    }
+
+    unsafe fn post_signalled(&self, op: Operation, word: Word) -> Result<Posted, LaneError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.stream.post_signalled(op, word) }
+    }
+
     fn queued_bytes(&self) -> usize {
         self.stream.queued_bytes()
     }
@@ -361,6 +372,19 @@ impl HostLane for LocalLane {
 
     fn is_copied_by_gpu(&self, ours: MemoryKind, remote: &RemoteSpan) -> bool {
         self.is_gpu_way(ours, remote)
+    }
+
+    fn signals_by_gpu(&self, write: &Operation, word: &Word) -> bool {
+        self.gpu_signals(write, word)
+    }
+
+    unsafe fn post_signalled_by_gpu(
+        &self,
+        write: Operation,
+        word: Word,
+    ) -> Result<Posted, LaneError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.post_gpu(write, Some(word)) }
     }
 
     fn progress_copies(&self) {

@@ -4,14 +4,15 @@ use std::{ops::Range, sync::Arc, time::Instant};
 
 use uccl_device::MemoryKind;
 use uccl_fabric::{
-    lane::{Lane, LaneError, OpError, OpName, Operation, Posted, access_of},
+    lane::{Lane, LaneError, MessageLane, OpError, OpName, Operation, Posted, access_of},
     mem::RemoteSpan,
     pieces::group,
+    signal::Word,
 };
 
 use super::{AT_ONCE, GPU, INLINE, JOB, LocalLane, job::CHUNK_PIECES, sharing::Hands};
 use crate::{
-    cuda_ipc::{Pieces, Posting, batches, is_sliced},
+    cuda_ipc::{GpuJobs, Pieces, Posting, batches, is_sliced},
     shm::Reach,
 };
 
@@ -68,6 +69,14 @@ impl LocalLane {
         }
     }
 
+    /// Whether all of a write goes through the rings, in one operation.
+    pub(super) fn is_streamed(&self, op: &Operation) -> bool {
+        let is_one = op.remote.len() <= self.stream.caps().max_pieces;
+        is_one
+            && self.ways(op.memory, &op.remote) == (Way::Stream, false)
+            && self.stream.carries_signal(op)
+    }
+
     /// Whether a GPU copies such a piece.
     pub(super) fn is_gpu_way(&self, ours: MemoryKind, remote: &RemoteSpan) -> bool {
         matches!(self.way(ours, remote), Way::Gpu | Way::GpuToHost)
@@ -97,7 +106,7 @@ impl LocalLane {
     unsafe fn post_one_way(&self, way: Way, op: Operation) -> Result<Posted, LaneError> {
         match way {
             // SAFETY: the caller's promise.
-            Way::Gpu | Way::GpuToHost => unsafe { self.post_gpu(op) },
+            Way::Gpu | Way::GpuToHost => unsafe { self.post_gpu(op, None) },
             // SAFETY: the caller's promise.
             Way::Stream => unsafe { self.post_stream(op) },
             // SAFETY: the caller's promise.
@@ -144,11 +153,25 @@ impl LocalLane {
         op.memory.device().is_none() && few()
     }
 
-    /// Makes a GPU copy. Pieces that none of our GPUs reaches go through the rings.
+    /// Whether a GPU that makes all copies of a write changes this word behind them, in one job.
+    pub(super) fn gpu_signals(&self, op: &Operation, word: &Word) -> bool {
+        let (way, apart) = self.ways(op.memory, &op.remote);
+        matches!(way, Way::Gpu | Way::GpuToHost)
+            && !apart
+            && batches(&op.remote).len() == 1
+            && GpuJobs::signals(&self.direct, op.memory, word)
+    }
+
+    /// Makes a GPU copy, and change a signal's word then. Pieces that none of our GPUs reaches go through the rings,
+    /// unless a signal follows them.
     ///
     /// # Safety
     /// As for [`Lane::post`].
-    unsafe fn post_gpu(&self, op: Operation) -> Result<Posted, LaneError> {
+    pub(super) unsafe fn post_gpu(
+        &self,
+        op: Operation,
+        word: Option<Word>,
+    ) -> Result<Posted, LaneError> {
         if self.bell.ended() {
             return Err(LaneError::Ended);
         }
@@ -158,7 +181,7 @@ impl LocalLane {
         let batches = batches(&pieces.remote);
         let posting = |range: &Range<usize>, done| {
             let (pieces, range) = (&pieces, range.clone());
-            Posting { kind, memory, pieces, range, in_slices, done }
+            Posting { kind, memory, pieces, range, in_slices, word, done }
         };
         if let [all] = &batches[..] {
             // SAFETY: the caller's promise.
@@ -190,7 +213,9 @@ impl LocalLane {
         match launched {
             Ok(name) => Ok(Posted::Pending(OpName(name.0 | GPU))),
             // SAFETY: the caller's promise.
-            Err(OpError::HostOnly(_)) => unsafe { self.post_stream(posting.operation()) },
+            Err(OpError::HostOnly(_)) if posting.word.is_none() => unsafe {
+                self.post_stream(posting.operation())
+            },
             Err(e) => Ok(Posted::Done(Err(e))),
         }
     }

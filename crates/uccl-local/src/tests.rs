@@ -30,6 +30,8 @@ impl MessageSink for NoMessages {
     fn message(&self, _: &[u8]) -> Result<(), String> {
         Err("nobody sends messages".into())
     }
+
+    fn signalled(&self) {}
 }
 
 struct Told(mpsc::Sender<OpResult>);

@@ -1,8 +1,9 @@
-//! What a GPU has not been given yet can be taken back, and others pass it: on a driver that is none, whose copies stay
-//! where they are until they are let by.
+//! What a GPU has not been given yet can be taken back, and others pass it.
 
 #[path = "../../uccl-device/tests/fake_driver/mod.rs"]
 mod fake_driver;
+#[path = "support/gpus.rs"]
+mod gpus;
 mod support;
 
 use std::{
@@ -11,147 +12,22 @@ use std::{
     time::{Duration, Instant},
 };
 
-use parking_lot::{Mutex, MutexGuard};
 use smallvec::smallvec;
-use uccl_device::{
-    MemoryKind,
-    cuda::{Context, DeviceBuffer, Gpus},
-};
+use uccl_device::MemoryKind;
 use uccl_fabric::{
-    alloc::Shareable,
-    gpu::GpuShare,
-    lane::{Completion, HostLane, Lane, OpError, OpKind, OpName, OpResult, Operation, Posted},
-    mem::{RemoteSpan, Span},
-    region::{Region, RegionTable, Rights, SharedBacking},
+    lane::{HostLane, Lane, OpError, OpKind, Operation, Posted},
+    mem::Span,
+    region::Rights,
 };
-use uccl_local::LocalLane;
 use uccl_wire::frame::Status;
 
 use self::{
-    fake_driver::Fake,
-    support::{Anything, End, lanes, patiently},
+    gpus::{ANY, Driver, GIB, SLICE, TURN, pair},
+    support::{End, patiently},
 };
 
-/// What an operation is cut into, and what a GPU has at once.
-const SLICE: usize = 32 << 20;
-const TURN: usize = 4 * SLICE;
-const GIB: usize = 1 << 30;
-const ANY: u64 = u64::MAX;
 /// For so long something that must not happen is watched not to.
 const WATCH: Duration = Duration::from_millis(100);
-
-/// The driver, which one test has at a time.
-struct Driver {
-    fake: Fake,
-    before: u64,
-    _alone: MutexGuard<'static, ()>,
-}
-
-impl Driver {
-    /// Paused.
-    fn paused() -> Self {
-        static ALONE: Mutex<()> = Mutex::new(());
-        let alone = ALONE.lock();
-        let fake = fake_driver::load();
-        fake.pause(true);
-        Self { fake, before: fake.launched(), _alone: alone }
-    }
-
-    /// Counts from now on.
-    fn anew(mut self) -> Self {
-        self.before = self.fake.launched();
-        self
-    }
-
-    /// Bytes that streams were told to copy since.
-    fn launched(&self) -> usize {
-        (self.fake.launched() - self.before) as usize
-    }
-}
-
-impl Drop for Driver {
-    fn drop(&mut self) {
-        self.fake.refuse_after(None);
-        self.fake.stall(false);
-        self.fake.pause(false);
-    }
-}
-
-fn context(gpu: u32) -> &'static Context {
-    Gpus::get().device(gpu).expect("a GPU").context().expect("its context")
-}
-
-/// A lane, and memory on two GPUs between which it copies.
-struct Pair {
-    ours: LocalLane,
-    theirs: LocalLane,
-    here: DeviceBuffer,
-    /// The peer's.
-    _there: DeviceBuffer,
-    regions: Arc<RegionTable>,
-    region: Region,
-}
-
-fn pair(len: usize) -> Pair {
-    let table = || Arc::new(RegionTable::new().expect("a table"));
-    let (own, regions) = (table(), table());
-    let (ours, theirs) = lanes(&own, &regions);
-    let memory = |gpu| DeviceBuffer::new(context(gpu), len).expect("memory");
-    let (here, there) = (memory(0), memory(1));
-    let span = Span { addr: there.address() as usize, len };
-    let share = GpuShare::of(span).expect("it can be shared");
-    let offset = (span.addr - share.span().addr) as u64;
-    let backing = Some(SharedBacking { id: share.id(), offset });
-    let region = regions
-        .insert_kind(MemoryKind::Cuda { device: 1 }, span, Rights::ALL, backing)
-        .expect("registered");
-    theirs.offer(&Shareable::Gpu(share));
-    Pair { ours, theirs, here, _there: there, regions, region }
-}
-
-impl Pair {
-    /// Posts a write of pieces one behind the other.
-    fn write(&self, lens: &[usize]) -> (Arc<End>, OpName) {
-        let end = Arc::new(End::default());
-        let done = Arc::clone(&end) as Arc<dyn Completion>;
-        let remote = self.region.remote();
-        let starts = lens.iter().scan(0, |at, len| Some(std::mem::replace(at, *at + len)));
-        let (local, remote) = starts
-            .zip(lens)
-            .map(|(at, &len)| {
-                let local = Span { addr: self.here.address() as usize + at, len };
-                (local, RemoteSpan { addr: remote.addr + at as u64, len: len as u64, ..remote })
-            })
-            .collect();
-        let memory = MemoryKind::Cuda { device: 0 };
-        let op = Operation { kind: OpKind::Write, local, memory, remote, done };
-        // SAFETY: the memory is dropped after the lanes.
-        match unsafe { self.ours.post(op) } {
-            Ok(Posted::Pending(name)) => (end, name),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn progress(&self) {
-        self.ours.progress(&Anything).expect("a living lane");
-    }
-
-    /// Makes progress until so many bytes are left.
-    fn until_left(&self, bytes: usize) {
-        patiently(|| {
-            self.progress();
-            (self.ours.load() <= bytes as u64).then_some(())
-        });
-        assert_eq!(self.ours.load(), bytes as u64);
-    }
-
-    fn result(&self, end: &End) -> OpResult {
-        patiently(|| {
-            self.progress();
-            end.result()
-        })
-    }
-}
 
 #[test]
 fn a_cancelled_write_ends_with_what_the_gpu_has_of_it() {

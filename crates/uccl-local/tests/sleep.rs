@@ -26,6 +26,8 @@ impl MessageSink for NoMessages {
     fn message(&self, bytes: &[u8]) -> Result<(), String> {
         Err(format!("a message of {} bytes that nobody sent", bytes.len()))
     }
+
+    fn signalled(&self) {}
 }
 
 #[derive(Default)]

@@ -125,10 +125,9 @@ pub struct Config {
     pub verbs: VerbsSettings,
     /// How libfabric is used.
     pub libfabric: LibfabricSettings,
-    /// Makes this endpoint ask owners of memory to copy wherever that is possible, and copy when it is asked. Tests use
-    /// it on machines without a GPU.
-    #[doc(hidden)]
-    pub always_ask_owners: bool,
+    /// Whether peers that own memory are asked to copy to and from it wherever that is possible, and are copied for when
+    /// they ask. Else they are asked only where their GPUs reach what ours do not.
+    pub ask_owners: bool,
 }
 
 impl Default for Config {
@@ -155,7 +154,7 @@ impl Default for Config {
             spin: Duration::from_micros(100),
             verbs: VerbsSettings::default(),
             libfabric: LibfabricSettings::default(),
-            always_ask_owners: false,
+            ask_owners: false,
         }
     }
 }
@@ -307,6 +306,7 @@ mod tests {
         assert_eq!(config.transport, Transport::Tcp);
         assert!(!with("UCCL_P2P_DISABLE_CMA", "1").expect("understood").cma);
         assert!(!with("UCCL_P2P_NUMA_AFFINITY", "0").expect("understood").numa_affinity);
+        assert!(with("UCCL_P2P_ASK_OWNERS", "1").expect("understood").ask_owners);
         let config = with("UCCL_P2P_TIMEOUT_MS", "250").expect("understood");
         assert_eq!(config.timeout, Duration::from_millis(250));
         assert_eq!(with("UCCL_P2P_BIND", "").expect("empty is unset").bind, None);

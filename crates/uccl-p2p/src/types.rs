@@ -12,7 +12,7 @@ use uccl_device::{MemoryKind, NearNic};
 use uccl_fabric::alloc;
 pub use uccl_fabric::lane::Moves;
 use uccl_wire::advert::Advert;
-pub use uccl_wire::message::Change;
+pub use uccl_wire::signal::Change;
 
 use crate::{
     error::Error,

@@ -5,14 +5,15 @@
 mod fake_driver;
 
 use std::{
+    sync::atomic::{AtomicU64, Ordering::SeqCst},
     thread,
     time::{Duration, Instant},
 };
 
 use parking_lot::{Mutex, MutexGuard};
 use uccl_p2p::{
-    Config, ConnId, Endpoint, Error, Iov, Op, Request, Status, TransferId, Transport,
-    Uninterrupted,
+    Change, Config, ConnId, Endpoint, Error, Iov, Op, Request, Signal, Status, TransferId,
+    Transport, Uninterrupted,
     device::cuda::{Context, DeviceBuffer, Gpus},
     wire::advert::Advert,
 };
@@ -143,4 +144,29 @@ fn a_cancel_of_a_long_write_waits_for_what_the_gpu_has() {
     });
     assert_eq!(scene.launched(), TURN);
     scene.still_writes();
+}
+
+/// The owner would change it by copies of its own, which this driver counts.
+#[test]
+fn a_word_on_a_gpu_is_set_without_its_owner() {
+    let scene = scene();
+    scene.fake.pause(false);
+    let word = Advert { addr: scene.advert.addr + 64, len: 8, ..scene.advert };
+    // SAFETY: this driver's GPUs have the host's memory; the word is accessed as an atomic.
+    let seen = unsafe { AtomicU64::from_ptr((scene._memory[1].address() + 64) as *mut u64) };
+    let (iovs, adverts) = ([Iov { len: 8, ..scene.iov }], [Advert { len: 8, ..scene.advert }]);
+    scene.still_writes();
+    for (value, waits) in [(5, true), (6, false)] {
+        let before = scene.launched();
+        let signal = Some(Signal { advert: word, change: Change::Set(value), strong: false });
+        let request = Request { signal, ..Request::new(scene.to_b, Op::Write, &iovs, &adverts) };
+        if waits {
+            assert_eq!(scene.a.run(&request, &mut Uninterrupted).expect("written").bytes, 8);
+        } else {
+            let transfer = scene.a.post(&request).expect("posted");
+            let ended = scene.a.wait(transfer, Some(PATIENCE), &mut Uninterrupted);
+            assert!(matches!(ended, Ok(Status::Done(_))), "{ended:?}");
+        }
+        assert_eq!((seen.load(SeqCst), scene.launched() - before), (value, 8));
+    }
 }

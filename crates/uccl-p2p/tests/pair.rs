@@ -41,21 +41,21 @@ pub(crate) fn pairs() -> Vec<(&'static str, Pair)> {
         (
             "local, asked",
             pair_with(|config| {
-                (config.transport, config.always_ask_owners) = (Transport::Local, true);
+                (config.transport, config.ask_owners) = (Transport::Local, true);
             }),
         ),
         (
             "shm, asked",
             pair_with(|config| {
                 (config.transport, config.cma) = (Transport::Local, false);
-                config.always_ask_owners = true;
+                config.ask_owners = true;
             }),
         ),
         (
             "tcp x3, asked",
             pair_with(|config| {
                 (config.transport, config.tcp_streams) = (Transport::Tcp, 3);
-                config.always_ask_owners = true;
+                config.ask_owners = true;
             }),
         ),
     ]
@@ -239,7 +239,15 @@ fn what_has_moved_is_counted_whichever_way_it_took() {
             }
         }
         p.a.run_notif(p.to_b, b"told", None, &mut Uninterrupted).expect("told");
-        let moved = (1 << 20) + 64;
+        let word = [AtomicU64::new(0)];
+        let words = register_words(&p.b, &word);
+        let change = Change::Add(1);
+        let signal = Signal { advert: advert_word(&p.b, words, &word[0]), change, strong: false };
+        let piece = [iov(here, &ours[..64])];
+        let write = request(p.to_b, Op::Write, &piece, &advert);
+        p.a.run(&Request { signal: Some(signal), ..write }, &mut Uninterrupted).expect("written");
+        let received = (1 << 20) + 64;
+        let sent = received + 64;
         let counts = || {
             let now = p.a.stats().expect("ours");
             [
@@ -252,7 +260,7 @@ fn what_has_moved_is_counted_whichever_way_it_took() {
         };
         // Whoever ended the last one may still be counting it.
         let begun = Instant::now();
-        while counts() != [5, 5, moved, moved, 1] {
+        while counts() != [6, 6, sent, received, 1] {
             let counts = counts();
             assert!(begun.elapsed() < Duration::from_secs(20), "{link}: {counts:?}");
             std::thread::yield_now();

@@ -23,14 +23,14 @@ fn endpoint() -> Endpoint {
     endpoint_with(true)
 }
 
-fn endpoint_with(always_ask_owners: bool) -> Endpoint {
+fn endpoint_with(ask_owners: bool) -> Endpoint {
     Endpoint::new(Config {
         bind: Some([127, 0, 0, 1].into()),
         port: Some(0),
         transport: Transport::Local,
         num_cpus: 1,
         timeout: Duration::from_millis(500),
-        always_ask_owners,
+        ask_owners,
         ..Config::default()
     })
     .expect("an endpoint")

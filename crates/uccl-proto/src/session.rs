@@ -4,7 +4,8 @@ use std::borrow::Cow;
 
 use uccl_wire::{
     frame::Status,
-    message::{Answer, AskPieces, Change, Direction, Lens, Message, Place, Sources, Verdict},
+    message::{Answer, AskPieces, Direction, Lens, Message, Place, Sources, Verdict},
+    signal::Change,
 };
 
 use crate::{

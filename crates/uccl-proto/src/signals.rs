@@ -6,7 +6,8 @@
 
 use uccl_wire::{
     frame::Status,
-    message::{self, Change, Place},
+    message::{self, Place},
+    signal::Change,
 };
 
 use crate::{Full, Violation, limits::MAX_SIGNALS, numbered::Numbered};

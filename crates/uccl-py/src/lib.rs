@@ -55,6 +55,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<shared::PySharedMemory>()?;
     m.add_class::<ep::PyGroup>()?;
     m.add_class::<ep::PyRouting>()?;
+    m.add_class::<ep::PyBlock>()?;
     m.add_class::<ep::PyDispatch>()?;
     m.add_class::<ep::PyHandle>()?;
     m.add_class::<ep::PyCombine>()?;

@@ -1,7 +1,7 @@
 //! Locked host memory, through which bytes pass where no rail takes the memory that they are in; and the copies between
 //! the two.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 use uccl_device::{
@@ -9,7 +9,7 @@ use uccl_device::{
     cuda::{Direction, GpuError},
 };
 use uccl_fabric::{
-    gpu::{CHUNK, Copier, CopyBy, Copying, Slab},
+    gpu::{CHUNK, CopyBy, Ended, PATIENCE, Slab, Staging},
     mem::{Located, Span},
 };
 use uccl_wire::rails::LANDING_CHUNK;
@@ -75,43 +75,8 @@ pub(super) enum Whose {
     Peer(u16),
 }
 
-/// The copies under way, in both directions. Copies of the same direction end in the order in which they began.
-pub(super) struct Copies {
-    down: Line,
-    up: Line,
-}
-
-struct Line {
-    copier: Copier,
-    under_way: VecDeque<(Copying, Whose)>,
-}
-
-impl Line {
-    fn new(by: &CopyBy) -> Self {
-        Self { copier: Copier::new(by), under_way: VecDeque::new() }
-    }
-
-    fn ended(&mut self) -> Option<(Whose, Result<(), GpuError>)> {
-        let result = self.copier.ended(&self.under_way.front()?.0)?;
-        let (copying, whose) = self.under_way.pop_front()?;
-        drop(self.copier.release(copying));
-        Some((whose, result))
-    }
-
-    fn holds(&self, whose: Whose) -> bool {
-        self.under_way.iter().any(|(_, other)| *other == whose)
-    }
-
-    fn may_touch(&mut self, slot: u32) -> bool {
-        let Self { copier, under_way } = self;
-        under_way.iter().any(|(copying, _)| copier.may_touch(copying, slot))
-    }
-
-    fn clear(&mut self) {
-        self.copier.settle();
-        self.under_way.clear();
-    }
-}
+/// The copies under way: to chunks, and from chunks.
+pub(super) struct Copies([Staging<Whose>; 2]);
 
 /// A request to copy between a chunk and memory of this process.
 pub(super) struct Copy<'a> {
@@ -125,54 +90,50 @@ pub(super) struct Copy<'a> {
 
 impl Copies {
     pub(super) fn new(by: &CopyBy) -> Self {
-        Self { down: Line::new(by), up: Line::new(by) }
+        let both = [Direction::DeviceToHost, Direction::HostToDevice];
+        Self(both.map(|direction| Staging::new(by, direction)))
     }
 
-    /// Starts a copy. [`Self::ended`] reports its end.
-    ///
-    /// # Errors
-    /// When the copy could not be started. Then none of it moves.
+    /// Starts a copy. [`Self::ended`] reports its end, and that it could not be started.
     ///
     /// # Safety
     /// The memory must fit the chunk, and nobody else may use the chunk until the copy has ended. The memory must stay
     /// valid until then; memory of the regions of `slots`, while they [may be touched](Self::may_touch).
-    pub(super) unsafe fn start(&mut self, copy: Copy<'_>, whose: Whose) -> Result<(), GpuError> {
+    pub(super) unsafe fn start(&mut self, copy: Copy<'_>, whose: Whose) {
         let Copy { area, chunk, memory, slots, direction } = copy;
-        let line = match direction {
-            Direction::DeviceToHost => &mut self.down,
-            _ => &mut self.up,
-        };
-        let chunk = area.slab.chunk(chunk.into());
+        let Self([down, up]) = self;
+        let staging = if direction == Direction::DeviceToHost { down } else { up };
         // SAFETY: the caller's promise.
-        let copying = unsafe { line.copier.start(chunk, memory, slots, direction)? };
-        line.under_way.push_back((copying, whose));
-        Ok(())
+        unsafe { staging.start(whose, area.slab.chunk(chunk.into()), memory, slots) };
     }
 
     /// The next copy that has ended, if there is one.
-    pub(super) fn ended(&mut self) -> Option<(Whose, Result<(), GpuError>)> {
-        self.down.ended().or_else(|| self.up.ended())
+    pub(super) fn ended(&mut self) -> Option<Ended<Whose>> {
+        self.0.iter_mut().find_map(Staging::ended)
     }
 
     /// Whether some copies have not ended. No event tells when they do.
     pub(super) fn are_under_way(&self) -> bool {
-        !self.down.under_way.is_empty() || !self.up.under_way.is_empty()
+        !self.0.iter().all(Staging::is_idle)
     }
 
     /// Whether a copy that the peer asked for through this chunk has not ended yet.
     pub(super) fn is_copying_for_peer(&self, chunk: u16) -> bool {
         let whose = Whose::Peer(chunk);
-        self.down.holds(whose) || self.up.holds(whose)
+        self.0.iter().flat_map(Staging::waiting).any(|other| *other == whose)
     }
 
     /// Whether a copy for the peer may be touching this region of ours.
     pub(super) fn may_touch(&mut self, slot: u32) -> bool {
-        self.down.may_touch(slot) || self.up.may_touch(slot)
+        self.0.iter_mut().any(|staging| staging.touches(slot))
     }
 
     /// Waits for all copies, and forgets them.
-    pub(super) fn clear(&mut self) {
-        self.down.clear();
-        self.up.clear();
+    ///
+    /// # Errors
+    /// When some do not end. Then they are kept.
+    pub(super) fn clear(&mut self) -> Result<(), GpuError> {
+        let Self([down, up]) = self;
+        down.clear(PATIENCE).and(up.clear(PATIENCE))
     }
 }

@@ -9,9 +9,10 @@ use std::{
 };
 
 use slab::Slab;
+use uccl_device::cuda::GpuError;
 use uccl_fabric::rail::RequestError;
 use uccl_fabric::{
-    gpu::CopyBy,
+    gpu::{CopyBy, Ended},
     lane::{Completion, OpError, OpResult, Operation},
     mem::Span,
 };
@@ -132,7 +133,7 @@ impl State {
         self.killed = true;
         let Self { paths, bell, .. } = self;
         paths.iter_mut().for_each(|path| path.end(bell));
-        self.copies.clear();
+        let copied = self.copies.clear();
         (self.staging, self.landing) = Default::default();
         self.queue.clear();
         self.parked.clear();
@@ -140,8 +141,10 @@ impl State {
         self.notes.clear();
         self.lent = Lent::default();
         self.outstanding = 0;
+        // An operation whose memory a GPU may still use must not be tried again over another lane.
+        let why = copied.map_or_else(OpError::from, |()| OpError::LaneDown);
         for mut flight in self.flights.drain() {
-            flight.fail(OpError::LaneDown);
+            flight.fail(why.clone());
             self.endings.push(flight.end());
         }
     }
@@ -297,11 +300,11 @@ impl State {
     /// Handles the copies that have ended. True if there were any.
     pub(super) fn look_at_copies(&mut self) -> bool {
         let mut moved = false;
-        while let Some((whose, result)) = self.copies.ended() {
+        while let Some(Ended { what, result }) = self.copies.ended() {
             moved = true;
-            match whose {
-                Whose::Batch(at) => self.batch_copied(at, result),
-                Whose::Peer(chunk) => self.peer_copied(chunk, result.is_ok()),
+            match what {
+                Whose::Batch(at) => self.batch_copied(at, result.map(drop)),
+                Whose::Peer(chunk) => self.peer_copied(chunk, result.map(drop)),
             }
         }
         moved
@@ -343,8 +346,14 @@ impl State {
     }
 
     /// A copy that the peer asked for has ended.
-    pub(super) fn peer_copied(&mut self, chunk: u16, is_whole: bool) {
-        let status = if is_whole { Status::Ok } else { Status::Fault };
+    fn peer_copied(&mut self, chunk: u16, result: Result<(), GpuError>) {
+        let status = match result {
+            Ok(()) => Status::Ok,
+            Err(e) => {
+                tracing::warn!("data of a peer's could not be copied to or from a GPU: {e}");
+                Status::Fault
+            }
+        };
         self.notes.push_back(Note::Staged { chunk, status });
     }
 

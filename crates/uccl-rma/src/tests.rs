@@ -30,6 +30,8 @@ impl MessageSink for Nobody {
     fn message(&self, _: &[u8]) -> Result<(), String> {
         Ok(())
     }
+
+    fn signalled(&self) {}
 }
 
 /// The result of an operation, once it has ended.

@@ -50,7 +50,7 @@ impl Link {
         match self {
             Self::Rings => config.cma = false,
             Self::Mapped => config.cma = rng.bool(),
-            Self::Owner => config.always_ask_owners = true,
+            Self::Owner => config.ask_owners = true,
             Self::Verbs => {
                 config.bind = std::env::var("UCCL_STORM_BIND").ok().and_then(|ip| ip.parse().ok())
             }

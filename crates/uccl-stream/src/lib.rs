@@ -5,7 +5,6 @@
 //! so the answer to a fence means that everything before the fence has landed or has been dropped.
 
 mod crc;
-mod fetch;
 mod ops;
 mod queue;
 mod rx;
@@ -29,6 +28,7 @@ use uccl_fabric::{
     mem::RemoteSpan,
     pipe::{Pipe, PipeRx, PipeTx},
     region::RegionTable,
+    signal::Word,
 };
 use uccl_wire::frame::{Desc, Kind, MAX_DESC_BYTES, MAX_DESCS, MAX_MESSAGE, Status};
 
@@ -187,15 +187,49 @@ impl<P: Pipe> StreamLane<P> {
         ops.take_reopened()
     }
 
+    /// Starts an operation, and sends a signal along with it if there is one.
+    ///
+    /// # Safety
+    /// As for [`Lane::post`].
+    unsafe fn start(&self, op: Operation, word: Option<Word>) -> Result<Posted, LaneError> {
+        let Some(op) = sayable(op) else {
+            return Ok(Posted::Done(Err(OpError::Remote(Status::Protocol))));
+        };
+        let mut tx = self.tx.lock();
+        // Under the lock: a kill takes it too, and ends what it finds.
+        self.alive()?;
+        let mut ops = self.ops.lock();
+        let name = ops.insert(&op);
+        self.load.store(ops.bytes + ops.len() as u64, Relaxed);
+        let is_short = op.kind == OpKind::Write && op.len() <= SHORT as u64;
+        if is_short && op.memory.is_host_accessible() && tx.takes_short() && ops.begin(name) {
+            // SAFETY: the caller keeps the local pieces valid until the operation has ended, and it cannot end while
+            // the operations are locked.
+            unsafe { tx.push_short(name, &op.local, &op.remote, word) };
+            ops.sent(name);
+            drop(ops);
+        } else {
+            drop(ops);
+            let kind = match op.kind {
+                OpKind::Write => OwnKind::Write,
+                OpKind::Read => OwnKind::Read,
+            };
+            let own = Own::new(name, kind, op.local, op.remote);
+            tx.push_own(own.on(op.memory.device_only()).with(word));
+        }
+        self.flush(&mut tx);
+        Ok(Posted::Pending(name))
+    }
+
     /// Whether copies by GPUs are under way.
     fn is_copying(&self) -> bool {
         self.fetching.load(SeqCst) || self.uploading.load(SeqCst)
     }
 
-    fn fail_all(&self) {
+    fn fail_all(&self, why: &OpError) {
         let ops = self.ops.lock().drain();
         self.count_load();
-        ops.into_iter().for_each(|op| op.done.complete(Err(OpError::LaneDown)));
+        ops.into_iter().for_each(|op| op.done.complete(Err(why.clone())));
     }
 }
 
@@ -223,33 +257,8 @@ impl<P: Pipe> Lane for StreamLane<P> {
     }
 
     unsafe fn post(&self, op: Operation) -> Result<Posted, LaneError> {
-        let Some(op) = sayable(op) else {
-            return Ok(Posted::Done(Err(OpError::Remote(Status::Protocol))));
-        };
-        let mut tx = self.tx.lock();
-        // Under the lock: a kill takes it too, and ends what it finds.
-        self.alive()?;
-        let mut ops = self.ops.lock();
-        let name = ops.insert(&op);
-        self.load.store(ops.bytes + ops.len() as u64, Relaxed);
-        let is_short = op.kind == OpKind::Write && op.len() <= SHORT as u64;
-        if is_short && op.memory.is_host_accessible() && tx.takes_short() && ops.begin(name) {
-            // SAFETY: the caller keeps the local pieces valid until the operation has ended, and it cannot end while
-            // the operations are locked.
-            unsafe { tx.push_short(name, &op.local, &op.remote) };
-            ops.sent(name);
-            drop(ops);
-        } else {
-            drop(ops);
-            let kind = match op.kind {
-                OpKind::Write => OwnKind::Write,
-                OpKind::Read => OwnKind::Read,
-            };
-            let own = Own::new(name, kind, op.local, op.remote);
-            tx.push_own(own.on(op.memory.device_only()));
-        }
-        self.flush(&mut tx);
-        Ok(Posted::Pending(name))
+        // SAFETY: the caller's promise.
+        unsafe { self.start(op, None) }
     }
 
     fn progress(&self, sink: &dyn MessageSink) -> Result<bool, LaneError> {
@@ -286,14 +295,15 @@ impl<P: Pipe> Lane for StreamLane<P> {
                         target.failed.get_or_insert(OpError::Cancelled);
                         target.spans = Spans::new();
                     }
-                    rx.discard(name);
-                    let done = Arc::clone(&op.done);
-                    op.done = Arc::new(Nobody);
+                    let is_over = rx.discard(name);
+                    let done = is_over.then(|| std::mem::replace(&mut op.done, Arc::new(Nobody)));
                     drop((rx, ops));
                     tx.push_bare(Kind::Stop, name.0);
                     self.flush(&mut tx);
                     drop(tx);
-                    done.complete(Err(OpError::Cancelled));
+                    if let Some(done) = done {
+                        done.complete(Err(OpError::Cancelled));
+                    }
                     return;
                 }
             }
@@ -359,10 +369,10 @@ impl<P: Pipe> Lane for StreamLane<P> {
         // A thread inside a half leaves it first: halves never block.
         let mut rx = self.rx.lock();
         let mut tx = self.tx.lock();
-        tx.clear();
-        rx.reset();
+        let ended = [tx.clear(), rx.reset()].into_iter().collect::<Result<(), _>>();
         drop((rx, tx));
-        self.fail_all();
+        // An operation whose memory a GPU may still use must not be tried again over another lane.
+        self.fail_all(&ended.map_or_else(OpError::from, |()| OpError::LaneDown));
     }
 }
 
@@ -378,6 +388,15 @@ impl<P: Pipe> MessageLane for StreamLane<P> {
         }
         self.flush(&mut tx);
         Ok(())
+    }
+
+    fn carries_signal(&self, op: &Operation) -> bool {
+        op.kind == OpKind::Write
+    }
+
+    unsafe fn post_signalled(&self, op: Operation, word: Word) -> Result<Posted, LaneError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.start(op, Some(word)) }
     }
 
     fn queued_bytes(&self) -> usize {

@@ -3,6 +3,7 @@
 use uccl_fabric::{
     lane::{OpName, RemoteSpans, Spans},
     pieces::{Pieces as _, Stretch},
+    signal::Word,
 };
 use uccl_wire::checked::Crc;
 use uccl_wire::frame::Desc;
@@ -19,6 +20,8 @@ pub(crate) struct Own {
     pub(crate) remote: RemoteSpans,
     /// The GPU, if only that GPU reaches our memory.
     pub(crate) device: Option<u32>,
+    /// The signal that travels with the last frame of a write.
+    pub(crate) word: Option<Word>,
     /// What has not been sent, here and at the peer: a read may have more pieces there.
     pub(crate) ours: Stretch,
     pub(crate) theirs: Stretch,
@@ -37,12 +40,17 @@ impl Own {
     pub(crate) fn new(name: OpName, kind: OwnKind, local: Spans, remote: RemoteSpans) -> Self {
         let left = local.as_slice().len_bytes();
         let (ours, theirs) = (Stretch::all(&local[..]), Stretch::all(&remote[..]));
-        Self { name, kind, local, remote, device: None, ours, theirs, left }
+        Self { name, kind, local, remote, device: None, word: None, ours, theirs, left }
     }
 
     /// The same operation, from or to the memory of a GPU.
     pub(crate) fn on(self, device: Option<u32>) -> Self {
         Self { device, ..self }
+    }
+
+    /// The same operation with a signal, or without one.
+    pub(crate) fn with(self, word: Option<Word>) -> Self {
+        Self { word, ..self }
     }
 
     /// Whether it is sent as one short frame.

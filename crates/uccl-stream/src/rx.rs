@@ -8,18 +8,20 @@ mod payload;
 use std::sync::atomic::AtomicBool;
 
 use parking_lot::Mutex;
+use uccl_device::cuda::{Direction, GpuError};
 use uccl_fabric::{
-    gpu::CopyBy,
+    gpu::{CopyBy, PATIENCE, Staging},
     lane::{LaneError, MessageSink, OpError, OpName},
     mem::{Access, Located, Span},
     pieces::Stretch,
     pipe::PipeRx,
     region::RegionTable,
+    signal::Word,
     status_of,
 };
 use uccl_wire::checked::{Crc, unseal};
 use uccl_wire::frame::{
-    DESC_LEN, Desc, HEADER_LEN, Header, Kind, Status, TRAILER_LEN, Trailer, decode_descs,
+    Desc, HEADER_LEN, Header, Kind, Status, TRAILER_LEN, Trailer, decode_descs,
 };
 
 use super::{
@@ -27,7 +29,7 @@ use super::{
     ops::{Ops, ReadTarget},
     queue::Reply,
     remote_of,
-    upload::Uploader,
+    upload::{End, Filling, Purpose, Upload},
 };
 
 /// Bytes read ahead of the frame they belong to. A whole message fits.
@@ -106,11 +108,16 @@ pub(super) struct Rx<P> {
     left: u64,
     crc: Option<Crc>,
     descs: Vec<Desc>,
+    /// The signal of the current frame.
+    word: Option<Word>,
     /// Where the payload goes that has not been placed: in the memory of the descriptors, or of the read.
     rest: Stretch,
     write: Option<Incoming>,
     read: Option<(OpName, ReadTarget)>,
-    uploader: Uploader,
+    /// The chunk that is being received for a GPU.
+    filling: Option<Filling>,
+    /// Data on its way to GPUs, in the order in which it came.
+    uploader: Staging<Upload>,
     /// The GPU that some or all of the payload goes to.
     device: Option<u32>,
     /// Nothing more can be done before copies by GPUs have ended.
@@ -135,10 +142,12 @@ impl<P: PipeRx> Rx<P> {
             left: 0,
             crc: None,
             descs: Vec::new(),
+            word: None,
             rest: Stretch::default(),
             write: None,
             read: None,
-            uploader: Uploader::new(copy_by),
+            filling: None,
+            uploader: Staging::new(copy_by, Direction::HostToDevice),
             device: None,
             stalled: false,
             is_cut: false,
@@ -148,25 +157,31 @@ impl<P: PipeRx> Rx<P> {
         }
     }
 
-    /// Discards the data of this read, if the read is being filled right now.
-    pub(super) fn discard(&mut self, name: OpName) {
+    /// Discards the data of this read, which was cancelled. False: some of it is being copied, and the read ends when
+    /// that has landed.
+    pub(super) fn discard(&mut self, name: OpName) -> bool {
         if let Some((current, target)) = &mut self.read
             && *current == name
         {
             target.failed.get_or_insert(OpError::Cancelled);
             target.spans.clear();
         }
-        if !self.uploader.is_idle() {
-            self.uploader.settle();
+        let purpose = Purpose::Read(name);
+        let is_uploading = self.is_uploading(purpose);
+        if is_uploading {
+            self.end_after_copies(purpose, End::Cancelled);
         }
+        !is_uploading
     }
 
     /// Forgets everything, for a lane that dies.
-    pub(super) fn reset(&mut self) {
-        self.uploader.clear();
-        self.read = None;
-        self.write = None;
+    ///
+    /// # Errors
+    /// When copies by GPUs do not end.
+    pub(super) fn reset(&mut self) -> Result<(), GpuError> {
+        (self.read, self.write, self.filling) = (None, None, None);
         (self.start, self.end) = (0, 0);
+        self.uploader.clear(PATIENCE)
     }
 
     /// Receives what the pipe has. True if there was anything.
@@ -374,7 +389,7 @@ impl<P: PipeRx> Rx<P> {
 
     fn step_descs(&mut self) -> Result<bool, LaneError> {
         let have = &self.staging[self.start..self.end];
-        let len = usize::from(self.header.descs) * DESC_LEN;
+        let len = self.header.descs_len();
         let Some((bytes, rest)) = have.split_at_checked(len) else { return Ok(false) };
         let mut sound = true;
         if let Some(crc) = &mut self.crc
@@ -387,8 +402,11 @@ impl<P: PipeRx> Rx<P> {
         }
         self.start += len;
         self.descs.clear();
+        self.word = None;
         if sound && matches!(self.header.kind, Kind::Read | Kind::Write) {
-            decode_descs(&self.header, bytes, &mut self.descs).map_err(protocol)?;
+            let word = decode_descs(&self.header, bytes, &mut self.descs).map_err(protocol)?;
+            let word = word.zip(self.header.signal);
+            self.word = word.map(|(desc, change)| Word { span: remote_of(&desc), change });
         }
         self.state = State::Begin { sound };
         Ok(true)

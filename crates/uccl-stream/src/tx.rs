@@ -6,23 +6,24 @@ mod frames;
 use std::{collections::VecDeque, io, sync::atomic::AtomicBool};
 
 use parking_lot::Mutex;
+use uccl_device::cuda::{Direction, GpuError};
 use uccl_fabric::{
-    gpu::{Chunk, CopyBy},
+    gpu::{Chunk, CopyBy, PATIENCE, Staging},
     lane::{OpName, RemoteSpans, Spans},
     mem::{Access, Located, RemoteSpan, Span},
     pieces::{Pieces as _, Stretch},
     pipe::PipeTx,
     region::RegionTable,
+    signal::Word,
     status_of,
 };
 use uccl_wire::checked::{Crc, seal};
 use uccl_wire::frame::{DESC_LEN, HEADER_LEN, Header, Kind, MAX_DESCS, Status, TRAILER_LEN};
 
-use self::frames::push_head;
+use self::{device::Fetched, frames::push_head};
 use super::{
     MAX_READS, MAX_WRITES,
     crc::add_span,
-    fetch::Fetcher,
     ops::Ops,
     queue::{Frame, Own, OwnKind, Reply, Turn},
 };
@@ -76,7 +77,10 @@ pub(super) struct Tx<P> {
     answer_bytes: usize,
     own: VecDeque<Own>,
     replies: VecDeque<Reply>,
-    fetcher: Fetcher,
+    /// The frames whose data GPUs are copying, in the order in which they will be sent.
+    fetching: Staging<Fetched>,
+    /// Buffers of fetched frames that were sent.
+    heads: Vec<Vec<u8>>,
     current: Option<Current>,
     head: Vec<u8>,
     payload: Vec<Span>,
@@ -109,7 +113,8 @@ impl<P: PipeTx> Tx<P> {
             answer_bytes: 0,
             own: VecDeque::new(),
             replies: VecDeque::new(),
-            fetcher: Fetcher::new(copy_by),
+            fetching: Staging::new(copy_by, Direction::DeviceToHost),
+            heads: Vec::new(),
             current: None,
             head: Vec::new(),
             payload: Vec::new(),
@@ -129,7 +134,7 @@ impl<P: PipeTx> Tx<P> {
             || self.current.is_some()
             || !(self.own.is_empty() || self.blocked)
             || !self.replies.is_empty()
-            || !self.fetcher.is_idle()
+            || !self.fetching.is_idle()
     }
 
     /// Whether so many answers wait that we receive nothing more from the peer. A peer that follows the protocol
@@ -175,7 +180,7 @@ impl<P: PipeTx> Tx<P> {
         let overtakes = self.current.as_ref().is_some_and(|now| now.turn.is_own() && now.sent == 0);
         self.own.is_empty()
             && !overtakes
-            && !self.fetcher.holds(true)
+            && !self.is_fetching(true)
             && self.control_len() < CONTROL_LIMIT
     }
 
@@ -188,17 +193,17 @@ impl<P: PipeTx> Tx<P> {
         name: OpName,
         local: &[Span],
         remote: &[RemoteSpan],
+        word: Option<Word>,
     ) {
         let header = Header {
-            kind: Kind::Write,
-            last: true,
             checked: self.checked,
             descs: remote.len() as u16,
-            op: name.0,
             len: local.len_bytes(),
-            aux: 0,
+            signal: word.map(|word| word.change),
+            ..Header::bare(Kind::Write, name.0, 0)
         };
-        let mut crc = push_head(&mut self.control, &header, remote);
+        let pieces = remote.iter().copied().chain(word.map(|word| word.span));
+        let mut crc = push_head(&mut self.control, &header, pieces);
         let start = self.control.len();
         for span in local.iter().filter(|span| span.len > 0) {
             // SAFETY: readable, as the caller promises.
@@ -215,15 +220,7 @@ impl<P: PipeTx> Tx<P> {
     /// Queues a message frame. Sends it straight from the caller's parts as far as the pipe takes it.
     pub(super) fn push_message(&mut self, parts: &[&[u8]]) -> io::Result<()> {
         let len = parts.iter().map(|part| part.len() as u64).sum();
-        let header = Header {
-            kind: Kind::Message,
-            last: true,
-            checked: self.checked,
-            descs: 0,
-            op: 0,
-            len,
-            aux: 0,
-        };
+        let header = Header { checked: self.checked, len, ..Header::bare(Kind::Message, 0, 0) };
         let header = seal(&header);
         let mut crc = self.checked.then(Crc::new);
         if let Some(crc) = &mut crc {
@@ -270,15 +267,18 @@ impl<P: PipeTx> Tx<P> {
     }
 
     /// Drops everything that waits, for a lane that dies.
-    pub(super) fn clear(&mut self) {
+    ///
+    /// # Errors
+    /// When copies by GPUs do not end.
+    pub(super) fn clear(&mut self) -> Result<(), GpuError> {
         self.own.clear();
         self.replies.clear();
-        self.fetcher.clear();
         self.current = None;
         self.control.clear();
         self.control_sent = 0;
         self.answers.clear();
         self.answer_bytes = 0;
+        self.fetching.clear(PATIENCE)
     }
 
     /// Sends what the pipe takes. True if anything was sent.

@@ -2,10 +2,12 @@
 
 mod support;
 
+use std::sync::Arc;
+
 use fastrand::Rng;
 use uccl_chaos::{Faults, GpuFaults};
 use uccl_device::MemoryKind;
-use uccl_fabric::lane::{Lane, OpError, OpKind};
+use uccl_fabric::lane::{Lane, OpError, OpKind, OpName, OpResult};
 use uccl_fabric::mem::{RemoteSpan, Span};
 use uccl_fabric::region::Rights;
 use uccl_wire::frame::{
@@ -133,6 +135,68 @@ fn a_fence_waits_for_copies() {
     }
     assert!(dest.now() == fenced, "nothing lands after the answer");
     assert!(dest.pieces_of(&fenced).iter().all(|byte| *byte == 0xAB), "all landed before");
+}
+
+/// A read of ours into a GPU's memory, half of which has come and is copied late.
+fn half_read(dest: &Patch) -> (Stage, OpName, Arc<Done>) {
+    let len = dest.spans()[0].len;
+    let late = GpuFaults { delay_polls: 1000, seed: 3, ..GpuFaults::default() };
+    let mut stage = stage_with_gpu(2 * len, late);
+    let done = Done::watching(dest.whole());
+    let remote = RemoteSpan { addr: 4096, len: len as u64, key: 1, slot: 0 };
+    let (gpu, remote) = (MemoryKind::Cuda { device: 0 }, [remote].into_iter().collect());
+    let posted = stage.side.post_from(gpu, OpKind::Read, dest.spans(), remote, &done);
+    let name = posted.expect("alive");
+    stage.hear();
+    let half = len / 2;
+    let frame =
+        Header { last: false, len: half as u64, ..Header::bare(Kind::Data, name.0, 0) }.encode();
+    [&frame[..], &vec![0xAB; half], &trailer()].iter().for_each(|said| _ = stage.say(said));
+    stage.side.progress().expect("alive");
+    assert!(dest.now() == dest.before, "the copy is late");
+    (stage, name, done)
+}
+
+/// Makes progress until an operation has ended, and for a while after that: nothing lands any more.
+fn end_of(stage: &Stage, done: &Done, dest: &Patch) -> Option<OpResult> {
+    let mut looks = 0;
+    while done.result().is_none() && looks < 10_000 {
+        stage.side.progress().expect("alive");
+        looks += 1;
+    }
+    (0..2000).for_each(|_| _ = stage.side.progress().expect("alive"));
+    assert!(done.result().is_none() || dest.now() == done.held(), "it landed after the end");
+    done.result()
+}
+
+/// Who cancels does not wait for a GPU.
+#[test]
+fn a_cancelled_read_ends_when_what_a_gpu_copies_of_it_has_landed() {
+    let dest = Patch::new(&mut Rng::with_seed(1), &[50_000]);
+    let (stage, name, done) = half_read(&dest);
+    stage.side.lane.cancel(name);
+    stage.side.lane.cancel(name);
+    assert_eq!(done.result(), None);
+    assert!(stage.side.lane.has_work(), "somebody must look");
+    assert_eq!(end_of(&stage, &done, &dest), Some(Err(OpError::Cancelled)));
+}
+
+#[test]
+fn a_read_that_the_peer_refuses_halfway_ends_when_its_copies_have_ended() {
+    let dest = Patch::new(&mut Rng::with_seed(1), &[50_000]);
+    let (mut stage, name, done) = half_read(&dest);
+    stage.say(&Header::bare(Kind::Ack, name.0, Status::Fault as u64).encode());
+    assert_eq!(end_of(&stage, &done, &dest), Some(Err(OpError::Remote(Status::Fault))));
+}
+
+#[test]
+fn a_kill_waits_for_late_copies_and_ends_a_cancelled_read() {
+    let dest = Patch::new(&mut Rng::with_seed(1), &[50_000]);
+    let (stage, name, done) = half_read(&dest);
+    stage.side.lane.cancel(name);
+    stage.side.lane.kill();
+    assert_eq!(done.result(), Some(Err(OpError::LaneDown)));
+    assert_eq!(dest.pieces_of(&done.held())[..25_000], [0xAB; 25_000]);
 }
 
 /// The peer sends no more of it than the frame that is on its way, and the lane is free for others.

@@ -12,6 +12,7 @@ use uccl_fabric::mem::RemoteSpan;
 use uccl_fabric::region::Rights;
 use uccl_wire::checked::{Crc, seal};
 use uccl_wire::frame::{Desc, HEADER_LEN, Header, Kind, Status, Trailer};
+use uccl_wire::signal::{Change, SIGNAL_LEN};
 
 use support::{
     Done, Patch,
@@ -329,14 +330,25 @@ fn some_frame(rng: &mut Rng, targets: &[RemoteSpan], op: u64) -> Vec<u8> {
         Kind::Data | Kind::Message => rng.u64(0..3000),
         _ => 0,
     };
+    let change = Change::Set(rng.u64(..));
+    let signal = (kind == Kind::Write && rng.bool()).then_some(change);
+    if signal.is_some() {
+        let RemoteSpan { addr, key, slot, .. } = targets[rng.usize(0..targets.len())];
+        let addr = addr.next_multiple_of(8).wrapping_add(rng.u64(0..200)).wrapping_sub(100);
+        let addr = if rng.bool() { addr & !7 } else { addr };
+        Desc { addr, len: SIGNAL_LEN, key, slot }.encode_to(&mut body);
+    }
     let header = Header {
-        kind,
         last: rng.u32(0..5) > 0,
         checked: rng.u32(0..20) == 0,
         descs: descs as u16,
-        op: if rng.bool() { op } else { rng.u64(0..5) },
         len,
-        aux: if kind == Kind::Read { sum } else { rng.u64(0..3) },
+        signal,
+        ..Header::bare(
+            kind,
+            if rng.bool() { op } else { rng.u64(0..5) },
+            if kind == Kind::Read { sum } else { rng.u64(0..3) },
+        )
     };
     let payload = usize::try_from(len).unwrap_or(0).min(100_000);
     let mut frame = [&header.encode()[..], &body, &vec![0xAB; payload]].concat();
@@ -352,10 +364,11 @@ fn nothing_a_peer_says_writes_beside_a_region() {
         for round in 0..100 {
             let mut rng = Rng::with_seed(seed << 8 | round);
             let mut stage = stage(200_000);
-            // Memory, of which the peer may write one part, and read another.
+            // Memory, of which the peer may write and signal in one part, and read another.
             let patch = Patch::new(&mut rng, &[500, 300, 200]);
             let parts = patch.spans();
-            let open = [(parts[0], Rights::WRITE), (parts[1], Rights::READ)]
+            let first = parts[0];
+            let open = [(first, Rights::WRITE), (first, Rights::SIGNAL), (parts[1], Rights::READ)]
                 .map(|(span, rights)| stage.side.register(span, rights).remote());
             let dest = Patch::new(&mut rng, &[700]);
             let done = Done::watching(dest.whole());

@@ -75,7 +75,7 @@ impl Crc {
 
 #[cfg(test)]
 mod tests {
-    use crate::frame::Kind;
+    use crate::{frame::Kind, signal::Change};
 
     use super::*;
 
@@ -95,8 +95,11 @@ mod tests {
 
     #[test]
     fn a_damaged_header_is_no_header() {
-        for kind in [Kind::Ack, Kind::Fence, Kind::Read, Kind::Write, Kind::Message] {
-            let header = Header { checked: true, ..Header::bare(kind, 0x1234_5678_9ABC, 7) };
+        let kinds = [Kind::Ack, Kind::Fence, Kind::Read, Kind::Write, Kind::Message];
+        let bare = |kind| Header::bare(kind, 0x1234_5678_9ABC, 7);
+        let signalled = Header { signal: Some(Change::Add(7)), ..bare(Kind::Write) };
+        for header in kinds.map(bare).into_iter().chain([Header { aux: 0, ..signalled }]) {
+            let (kind, header) = (header.kind, Header { checked: true, ..header });
             let bytes = seal(&header);
             assert_eq!(unseal(&bytes), Ok(header));
             for place in 0..HEADER_LEN {

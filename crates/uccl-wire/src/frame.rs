@@ -4,12 +4,17 @@
 //! frames with payload, an 8-byte trailer. All integers are little endian. Lanes with checksums seal
 //! their headers and put another trailer behind the descriptors: see [`crate::checked`].
 //!
+//! The last frame of a write may carry a signal. Its flags say what happens to the word, `aux` is the value, and one
+//! more descriptor, which `descs` does not count, names the word.
+//!
 //! ```text
 //! 0     1      2      4      8     16     24     32
 //! +-----+------+------+------+-----+------+------+-- - --+-- - --+---------+
 //! |kind |flags |descs |magic | op  | len  | aux  | descs |payload| trailer |
 //! +-----+------+------+------+-----+------+------+-- - --+-- - --+---------+
 //! ```
+
+use crate::signal::{Change, SIGNAL_LEN};
 
 /// Bytes of a frame header.
 pub const HEADER_LEN: usize = 32;
@@ -26,6 +31,15 @@ pub const MAX_PAYLOAD: u64 = 4 << 20;
 pub const MAX_MESSAGE: usize = 64 << 10;
 
 const MAGIC: u32 = 0x7563_6C31;
+
+/// The frame is the last of its operation.
+const LAST: u8 = 1;
+/// The trailer carries a checksum.
+const CHECKED: u8 = 1 << 1;
+/// The frame carries a signal.
+const SIGNAL: u8 = 1 << 2;
+/// The signal adds to its word; without this flag it sets the word.
+const ADD: u8 = 1 << 3;
 
 /// What a frame is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -139,6 +153,12 @@ pub enum FrameError {
     /// More payload than a frame may have, or payload where none belongs.
     #[error("{0} bytes of payload do not belong in a {1:?} frame")]
     Len(u64, Kind),
+    /// Flags that this version does not know, or that do not belong in such a frame.
+    #[error("the flags {0:#06b} do not belong in a {1:?} frame")]
+    Flags(u8, Kind),
+    /// The word of a signal has another length than words have.
+    #[error("a signal changes {SIGNAL_LEN} bytes, not {0}")]
+    Word(u64),
     /// The descriptors do not add up to the payload.
     #[error("descriptors of {descs} bytes for {len} bytes of data")]
     Sum {
@@ -164,26 +184,34 @@ pub struct Header {
     pub op: u64,
     /// Bytes of payload.
     pub len: u64,
-    /// Depends on the kind.
+    /// Depends on the kind. Zero if there is a signal, whose value takes the place.
     pub aux: u64,
+    /// What happens to a word of the receiver's when all bytes of the write are there.
+    pub signal: Option<Change>,
 }
 
 impl Header {
     /// A frame without descriptors and payload.
     pub fn bare(kind: Kind, op: u64, aux: u64) -> Self {
-        Self { kind, last: true, checked: false, descs: 0, op, len: 0, aux }
+        Self { kind, last: true, checked: false, descs: 0, op, len: 0, aux, signal: None }
     }
 
     /// The header's bytes.
     pub fn encode(&self) -> [u8; HEADER_LEN] {
         let mut out = [0; HEADER_LEN];
+        let (change, aux) = match self.signal {
+            None => (0, self.aux),
+            Some(Change::Set(value)) => (SIGNAL, value),
+            Some(Change::Add(value)) => (SIGNAL | ADD, value),
+        };
+        let flag = |is_set, flag| if is_set { flag } else { 0 };
         out[0] = self.kind as u8;
-        out[1] = u8::from(self.last) | u8::from(self.checked) << 1;
+        out[1] = flag(self.last, LAST) | flag(self.checked, CHECKED) | change;
         out[2..4].copy_from_slice(&self.descs.to_le_bytes());
         out[4..8].copy_from_slice(&MAGIC.to_le_bytes());
         out[8..16].copy_from_slice(&self.op.to_le_bytes());
         out[16..24].copy_from_slice(&self.len.to_le_bytes());
-        out[24..32].copy_from_slice(&self.aux.to_le_bytes());
+        out[24..32].copy_from_slice(&aux.to_le_bytes());
         out
     }
 
@@ -194,14 +222,27 @@ impl Header {
             return Err(FrameError::Magic(magic));
         }
         let kind = Kind::from_u8(bytes[0]).ok_or(FrameError::Kind(bytes[0]))?;
+        let (flags, aux) = (bytes[1], u64_at(bytes, 24));
+        let (aux, signal) = match flags & !(LAST | CHECKED) {
+            0 => (aux, None),
+            SIGNAL => (0, Some(Change::Set(aux))),
+            change if change == SIGNAL | ADD => (0, Some(Change::Add(aux))),
+            _ => return Err(FrameError::Flags(flags, kind)),
+        };
+        let last = flags & LAST != 0;
+        // Not all bytes of the write are there before its last frame has come.
+        if signal.is_some() && !(last && kind == Kind::Write) {
+            return Err(FrameError::Flags(flags, kind));
+        }
         let header = Self {
             kind,
-            last: bytes[1] & 1 != 0,
-            checked: bytes[1] & 2 != 0,
+            last,
+            checked: flags & CHECKED != 0,
             descs: u16::from_le_bytes([bytes[2], bytes[3]]),
             op: u64_at(bytes, 8),
             len: u64_at(bytes, 16),
-            aux: u64_at(bytes, 24),
+            aux,
+            signal,
         };
         header.check()?;
         Ok(header)
@@ -224,6 +265,11 @@ impl Header {
             return Err(FrameError::Status(self.aux));
         }
         Ok(())
+    }
+
+    /// Bytes of the descriptors behind the header, that of a signal's word included.
+    pub fn descs_len(&self) -> usize {
+        (usize::from(self.descs) + usize::from(self.signal.is_some())) * DESC_LEN
     }
 
     /// The status of an ack.
@@ -277,12 +323,17 @@ impl Desc {
     }
 }
 
-/// Reads the descriptors of `header` from `bytes`, which must be exactly theirs, into `out`.
-pub fn decode_descs(header: &Header, bytes: &[u8], out: &mut Vec<Desc>) -> Result<(), FrameError> {
+/// Reads the descriptors of `header` from `bytes`, which must be exactly theirs: those of its data into `out`. Returns
+/// that of the word which its signal changes.
+pub fn decode_descs(
+    header: &Header,
+    bytes: &[u8],
+    out: &mut Vec<Desc>,
+) -> Result<Option<Desc>, FrameError> {
     out.clear();
     let mut sum = 0u64;
-    for chunk in bytes.as_chunks::<DESC_LEN>().0.iter().take(usize::from(header.descs)) {
-        let desc = Desc::decode(chunk);
+    let mut descs = bytes.as_chunks::<DESC_LEN>().0.iter().map(Desc::decode);
+    for desc in descs.by_ref().take(usize::from(header.descs)) {
         // 1024 lengths of 40 bits cannot overflow 64.
         sum += desc.len;
         out.push(desc);
@@ -291,7 +342,13 @@ pub fn decode_descs(header: &Header, bytes: &[u8], out: &mut Vec<Desc>) -> Resul
     if sum != expected || out.len() != usize::from(header.descs) {
         return Err(FrameError::Sum { descs: sum, len: expected });
     }
-    Ok(())
+    if header.signal.is_none() {
+        return Ok(None);
+    }
+    match descs.next() {
+        Some(word) if word.len == SIGNAL_LEN => Ok(Some(word)),
+        word => Err(FrameError::Word(word.map_or(0, |word| word.len))),
+    }
 }
 
 /// The end of a frame with payload.
@@ -344,8 +401,23 @@ mod tests {
                 descs: 0,
                 len: if data { len } else { 0 },
                 aux: if kind == Kind::Ack { aux % 5 } else { aux },
+                signal: None,
             };
             prop_assert_eq!(Header::decode(&header.encode()), Ok(header));
+        }
+
+        #[test]
+        fn signals_survive_the_wire(value: u64, add: bool, checked: bool, len in 0u64..64, slot in 0..=MAX_SLOT) {
+            let signal = Some(if add { Change::Add(value) } else { Change::Set(value) });
+            let header = Header { descs: 1, len, checked, signal, ..Header::bare(Kind::Write, 7, 0) };
+            prop_assert_eq!(Header::decode(&header.encode()), Ok(header));
+            let data = Desc { addr: 1, len, key: 2, slot };
+            let word = Desc { addr: value, len: SIGNAL_LEN, key: value, slot };
+            let (mut bytes, mut out) = (Vec::new(), Vec::new());
+            [data, word].iter().for_each(|desc| desc.encode_to(&mut bytes));
+            prop_assert_eq!(bytes.len(), header.descs_len());
+            prop_assert_eq!(decode_descs(&header, &bytes, &mut out), Ok(Some(word)));
+            prop_assert_eq!(out, vec![data]);
         }
 
         #[test]
@@ -386,10 +458,49 @@ mod tests {
                 Header { descs: 1, ..Header::bare(Kind::Read, 1, said) },
             ] {
                 let sum = Err(FrameError::Sum { descs: 8, len: said });
-                let want = if sound { Ok(()) } else { sum };
+                let want = if sound { Ok(None) } else { sum };
                 assert_eq!(decode_descs(&header, &bytes, &mut out), want, "{header:?}");
             }
         }
+    }
+
+    #[test]
+    fn only_the_last_frame_of_a_write_carries_a_signal() {
+        for kind in (1u8..=11).map(|v| Kind::from_u8(v).expect("1 to 11 are kinds")) {
+            for last in [false, true] {
+                let signal = Some(Change::Add(1));
+                let header = Header { last, signal, ..Header::bare(kind, 1, 0) };
+                let read = Header::decode(&header.encode());
+                if kind == Kind::Write && last {
+                    assert_eq!(read, Ok(header));
+                } else {
+                    assert!(
+                        matches!(read, Err(FrameError::Flags(..))),
+                        "{kind:?} {last}: {read:?}"
+                    );
+                }
+            }
+        }
+        // Flags that say nothing.
+        let mut bytes = Header::bare(Kind::Write, 1, 0).encode();
+        for change in [ADD, 1 << 4, SIGNAL | 1 << 7] {
+            bytes[1] = LAST | change;
+            let refused = FrameError::Flags(bytes[1], Kind::Write);
+            assert_eq!(Header::decode(&bytes), Err(refused));
+        }
+    }
+
+    #[test]
+    fn a_signal_changes_one_word_and_no_more() {
+        let signal = Some(Change::Set(5));
+        let header = Header { signal, ..Header::bare(Kind::Write, 1, 0) };
+        let mut out = Vec::new();
+        for len in [0, 4, 7, 9, 1 << 30] {
+            let mut bytes = Vec::new();
+            Desc { addr: 8, len, key: 2, slot: 3 }.encode_to(&mut bytes);
+            assert_eq!(decode_descs(&header, &bytes, &mut out), Err(FrameError::Word(len)));
+        }
+        assert_eq!(decode_descs(&header, &[], &mut out), Err(FrameError::Word(0)));
     }
 
     #[test]

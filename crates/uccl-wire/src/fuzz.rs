@@ -9,15 +9,16 @@ use crate::{
     advert::Advert,
     checked,
     descs::{XferDesc, decode_descs, encode_descs},
-    frame::{self, DESC_LEN, Desc, HEADER_LEN, Header, Kind, Status, Trailer},
+    frame::{self, Desc, HEADER_LEN, Header, Kind, Status, Trailer},
     gpu_offer::{GpuOffer, Means},
     handshake::{CmaProbe, Handshake, Hello, HelloKind, Progress, Psk, Refusal, RefuseCode, Role},
     ipc_info::IpcInfo,
     libfabric::{FabricAddress, FabricKey},
-    message::{self, Answer, AskPiece, Change, Direction, Message, Place, Source, Verdict},
+    message::{self, Answer, AskPiece, Direction, Message, Place, Source, Verdict},
     metadata::{Device, Metadata},
     named::Named,
     rails::{Grant, Note, PathId, PathKey, RailOffer, RegionId, StagedPiece},
+    signal::{Change, SIGNAL_LEN},
     verbs::{LinkLayer, QueuePair, VerbsAddress},
 };
 
@@ -120,11 +121,18 @@ fn sample_frames() -> Vec<Vec<u8>> {
     Desc { addr: 0x1000, len: 3, key: 9, slot: 2 }.encode_to(&mut write);
     write.extend_from_slice(b"abc");
     write.extend_from_slice(&Trailer { crc: 1, status: Status::Ok }.encode());
+    let signal = Some(Change::Add(1));
+    let mut signalled =
+        Header { descs: 1, len: 3, signal, ..Header::bare(Kind::Write, 7, 0) }.encode().to_vec();
+    Desc { addr: 0x1000, len: 3, key: 9, slot: 2 }.encode_to(&mut signalled);
+    Desc { addr: 0x1008, len: SIGNAL_LEN, key: 9, slot: 2 }.encode_to(&mut signalled);
+    signalled.extend_from_slice(b"abc");
+    signalled.extend_from_slice(&Trailer { crc: 1, status: Status::Ok }.encode());
     let mut read = Header { descs: 1, ..Header::bare(Kind::Read, 8, 3) }.encode().to_vec();
     Desc { addr: 0x1000, len: 3, key: 9, slot: 2 }.encode_to(&mut read);
     let fence = Header { checked: true, ..Header::bare(Kind::Fence, 9, 0) };
     let ack = Header::bare(Kind::Ack, 7, 0).encode().to_vec();
-    vec![write, read, ack, checked::seal(&fence).to_vec()]
+    vec![write, signalled, read, ack, checked::seal(&fence).to_vec()]
 }
 
 fn sample_messages() -> Vec<Vec<u8>> {
@@ -244,11 +252,13 @@ fn frame(bytes: &[u8]) -> bool {
     let Ok(header) = Header::decode(head) else { return false };
     assert_eq!(Header::decode(&header.encode()), Ok(header), "it is written as it was read");
     let mut descs = Vec::new();
-    let len = usize::from(header.descs) * DESC_LEN;
-    if let Some((bytes, rest)) = rest.split_at_checked(len)
+    if let Some((bytes, rest)) = rest.split_at_checked(header.descs_len())
         && matches!(header.kind, Kind::Read | Kind::Write)
     {
-        let sums = frame::decode_descs(&header, bytes, &mut descs).is_ok();
+        let word = frame::decode_descs(&header, bytes, &mut descs);
+        let sums = word.is_ok();
+        let is_word = |word: Desc| header.signal.is_some() && word.len == SIGNAL_LEN;
+        assert!(word.ok().flatten().is_none_or(is_word), "a signal, and nothing else, has a word");
         let named: u64 = descs.iter().map(|desc| desc.len).sum();
         let wanted = if header.kind == Kind::Read { header.aux } else { header.len };
         assert!(!sums || named == wanted, "the descriptors name what the header says");

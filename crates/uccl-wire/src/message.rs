@@ -3,7 +3,7 @@
 //! The first byte is the kind, the second the flag [`MORE`]; a message longer than a lane takes is
 //! cut into fragments that all but the last carry the flag. Integers are little endian.
 
-use crate::frame::Status;
+use crate::{frame::Status, signal::Change};
 
 /// Set on every fragment of a message but the last.
 pub const MORE: u8 = 1;
@@ -111,29 +111,6 @@ pub enum MessageError {
     /// A change that this version does not know.
     #[error("unknown change of a word {0}")]
     Change(u64),
-}
-
-/// Bytes of the word that a signal changes. It is aligned to as many.
-pub const SIGNAL_LEN: u64 = 8;
-
-/// What a signal does to a word: a little-endian integer of [`SIGNAL_LEN`] bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Change {
-    /// The word becomes this.
-    Set(u64),
-    /// This is added to the word, which wraps around.
-    Add(u64),
-}
-
-impl Change {
-    /// What becomes of a word.
-    #[must_use]
-    pub fn of(self, word: u64) -> u64 {
-        match self {
-            Self::Set(value) => value,
-            Self::Add(value) => word.wrapping_add(value),
-        }
-    }
 }
 
 /// How a send ended at its receiver.
@@ -777,8 +754,6 @@ mod tests {
         out.pop();
         let wrong = MessageError::Length(Some(Tag::SignalAck), out.len());
         assert_eq!(Message::decode(&out), Err(wrong));
-        assert_eq!(Change::Set(5).of(9), 5);
-        assert_eq!(Change::Add(5).of(u64::MAX), 4, "it wraps around");
     }
 
     /// Who takes the data apart goes by the lengths.

@@ -375,7 +375,8 @@ class Buffer(Joined):
         if use_fp8:
             kind = "exponent" if use_ue8m0 else "power" if round_scale else "exact"
             words = hidden // (4 * GROUP if use_ue8m0 else GROUP)
-        recv = self._memory.empty((local, rows, hidden), torch.float8_e4m3fn if use_fp8 else torch.bfloat16)
+        dtype = torch.float8_e4m3fn if use_fp8 else torch.bfloat16
+        recv = self._memory.shared(self.runtime, (local, rows, hidden), dtype)
         scales = self._memory.empty((local, words, rows), torch.int32 if use_ue8m0 else torch.float32)
         count = torch.empty(local, dtype=torch.int32)
         src_info = torch.empty((local, rows), dtype=torch.int32)
@@ -437,7 +438,9 @@ class Buffer(Joined):
         """Sums what experts made of each token, each times its weight: ``[E/R, R*T, H]`` bf16 to ``[n, H]``.
 
         Sums are made in f32, choice by choice, and rounded once. ``use_logfmt`` packs rows to ten bits a value where their
-        magnitudes are below 1. ``overlap``, which sends rows as their experts finish, is refused.
+        magnitudes are below 1. Peers read ``x`` where it is if it is what a dispatch or
+        :meth:`get_next_low_latency_combine_buffer` returned; with a hook, only with ``zero_copy``, and ``x`` must stay until
+        all ranks have called theirs. ``overlap``, which sends rows as their experts finish, is refused.
         """
         stats = {"combine_wait_recv_cost_stats": combine_wait_recv_cost_stats, "overlap": overlap}
         refuse_unknown("low_latency_combine", {**unknown, **stats})
@@ -452,6 +455,8 @@ class Buffer(Joined):
         _, _, most, hidden, num_experts = handle
         local, rows = num_experts // self.group_size, self.group_size * most
         check("x", x, (local, rows, hidden), torch.bfloat16)
+        if zero_copy and not self.runtime.has_block(address(x), x.numel() * x.element_size()):
+            raise ValueError("with zero_copy, x is what get_next_low_latency_combine_buffer returned")
         routing = handle.native.routing
         shape = (routing.tokens, routing.top_k)
         check("topk_idx", topk_idx, shape, torch.int64, torch.int32)
@@ -467,7 +472,8 @@ class Buffer(Joined):
             hidden=hidden,
             sends="each",
             is_packed=use_logfmt,
-            stays=not return_recv_hook,
+            stays=zero_copy or not return_recv_hook,
+            leaves=return_recv_hook,
         )
 
         def receive() -> None:
@@ -478,10 +484,11 @@ class Buffer(Joined):
         return out, done(async_finish, x, out), receive if return_recv_hook else None
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
-        """Memory ``[E/R, R*T, H]`` bf16 for experts to write to. Rows are copied from it once, as from any other."""
+        """Memory ``[E/R, R*T, H]`` bf16 for experts to write to, which nobody reads any more. Other ranks read rows from
+        it, so that a combine with ``zero_copy`` copies none. Each call needs a new one."""
         _, _, most, hidden, num_experts = handle
         shape = (num_experts // self.group_size, self.group_size * most, hidden)
-        return self._memory.empty(shape, torch.bfloat16)
+        return self._memory.shared(self.runtime, shape, torch.bfloat16)
 
     def clean_low_latency_buffer(
         self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int

@@ -3,6 +3,7 @@
 mod auth;
 mod buffer;
 mod control;
+mod ep;
 mod flag;
 mod kinds;
 mod limits;
@@ -28,17 +29,26 @@ use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use uccl_device::{Topology, cuda::Gpus};
 
+pub(crate) use self::{
+    ep::{RANK_SUBCOMMAND, serve_rank},
+    peer::SUBCOMMAND,
+    plan::BenchArgs,
+    server::serve_parent,
+};
 use self::{
     kinds::{DeviceKind, TransportKind},
     peer::Peer,
     place::Place,
+    plan::What,
     report::{GpuNames, Machine, Report, Row, Sink, Verified},
     run::Session,
 };
-pub(crate) use self::{peer::SUBCOMMAND, plan::BenchArgs, server::serve_parent};
 
 /// Runs what was asked for. An error if a byte arrived wrong.
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
+    if let Some(What::Ep(args)) = &args.what {
+        return ep::run(args);
+    }
     args.check()?;
     if let Some(addr) = &args.listen {
         return server::listen(addr, args.once);

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use clap::{Args, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum};
 
 use super::{
     control::Point,
+    ep::EpArgs,
     kinds::{ChecksumMode, DeviceKind, Direction, Memory, OpKind, TransportKind},
     place::{Place, Places},
     report::Sink,
@@ -49,6 +50,12 @@ impl Preset {
     }
 }
 
+/// What else there is to measure.
+#[derive(Subcommand, Debug)]
+pub(crate) enum What {
+    Ep(EpArgs),
+}
+
 /// Measure transfers between two processes.
 ///
 /// Without --listen or --connect, a second process is started on this host. Latency is the time of a
@@ -58,7 +65,10 @@ impl Preset {
 /// transfer has buffers of its own, unless --buffers says otherwise; iovs are never adjacent in memory.
 /// --inflight 1 measures both on the same transfers and one buffer.
 #[derive(Args, Debug)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    pub(crate) what: Option<What>,
     /// A well-known measurement; other options that are given override its own
     #[arg(long, value_enum)]
     pub(crate) preset: Option<Preset>,

@@ -9,7 +9,7 @@ mod transfers;
 
 use crate::Check;
 
-pub(crate) const ALL: [Check; 17] = [
+pub(crate) const ALL: [Check; 21] = [
     ("a write is there when it has ended, and reads give it back", transfers::any_length),
     ("pieces of a vector go where they belong", transfers::vectors),
     ("many operations at a time end once each, and leave nothing", transfers::many_at_a_time),
@@ -26,5 +26,12 @@ pub(crate) const ALL: [Check; 17] = [
     ("messages come whole and in order, after the data that they follow", messages::in_order),
     ("a ping is answered", messages::ping),
     ("a word changes when its bytes are there, by right only", signals::by_the_writer),
+    ("a signal comes with its write, once, when the bytes are there", signals::with_a_write),
+    (
+        "a write that is refused does not signal, and one that may not signal fails",
+        signals::refused,
+    ),
+    ("a write that is cancelled signals if it ends well, and only then", signals::cancelled),
+    ("a word that was taken back keeps its value", signals::taken_back),
     ("who sleeps is woken", sleep::woken),
 ];

@@ -53,7 +53,8 @@ struct work {
     enum kind kind;
     struct piece one, *pieces;
     size_t count;
-    uint64_t *flag, ticket;
+    uint64_t *flag, ticket, *changes, amount;
+    uint32_t adds;
     volatile uint32_t *word;
     uint32_t value;
     struct stream *other;
@@ -160,6 +161,10 @@ static void run(struct work *w) {
     case KERNEL:
         for (size_t i = 0; i < w->count; i++)
             memmove((void *)w->pieces[i].to, (void *)w->pieces[i].from, w->pieces[i].len);
+        if (w->changes && w->adds)
+            __atomic_fetch_add(w->changes, w->amount, __ATOMIC_RELEASE);
+        else if (w->changes)
+            __atomic_store_n(w->changes, w->amount, __ATOMIC_RELEASE);
         if (w->flag)
             __atomic_store_n(w->flag, w->ticket, __ATOMIC_RELEASE);
         break;
@@ -384,6 +389,10 @@ code cuDeviceGetAttribute(int *value, int which, int device) {
 
 code cuDeviceGetUuid(char *uuid, int device) { return memset(uuid, 'f', 16), uuid[15] = (char)device, 0; }
 code cuDeviceCanAccessPeer(int *can, int a, int b) { return (void)a, (void)b, *can = 1, 0; }
+/* Of the two only atomic operations are asked about. */
+code cuDeviceGetP2PAttribute(int *value, int which, int a, int b) {
+    return (void)which, (void)a, (void)b, *value = 1, 0;
+}
 code cuDevicePrimaryCtxRetain(handle *context, int device) { return *context = (handle)(intptr_t)(device + 1), 0; }
 code cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
     return (void)device, *flags = 0, *active = 1, 0;
@@ -616,8 +625,8 @@ code cuModuleGetFunction(handle *found, handle module, const char *name) {
 
 /* As kernels/copy.cuh has them. */
 struct head {
-    uint64_t flag, ticket, counter;
-    uint32_t warps, zero;
+    uint64_t flag, ticket, counter, word, value;
+    uint32_t warps, adds;
 };
 struct cursor {
     uint64_t offset;
@@ -644,6 +653,7 @@ code cuLaunchKernel(handle f, unsigned gx, unsigned gy, unsigned gz, unsigned bx
         cursors = (const struct cursor *)places[1];
     }
     struct work w = {.kind = KERNEL, .flag = (uint64_t *)head->flag, .ticket = head->ticket};
+    w.changes = (uint64_t *)head->word, w.amount = head->value, w.adds = head->adds;
     w.count = head->warps ? cursors[head->warps].piece : 0;
     w.pieces = malloc(w.count * sizeof *pieces + 1);
     memcpy(w.pieces, pieces, w.count * sizeof *pieces);

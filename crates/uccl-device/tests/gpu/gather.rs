@@ -2,7 +2,7 @@
 
 use uccl_device::cuda::{
     Context, DeviceBuffer, GpuError, Gpus, PinnedBuffer, Stream,
-    gather::{Completion, LaunchOptions, Launcher, LauncherConfig, Piece, Tables},
+    gather::{Completion, LaunchOptions, Launcher, LauncherConfig, Piece, Tables, WordChange},
 };
 
 use crate::support::{Peer, assert_same, buffer, download, gpus, pattern, peers, stream, upload};
@@ -116,7 +116,11 @@ fn all_options() -> Vec<LaunchOptions> {
     let tables = [Tables::Auto, Tables::Small, Tables::Wide, Tables::Host, Tables::Device];
     let completions = [Completion::Event, Completion::Flag];
     let all = tables.into_iter().flat_map(|tables| {
-        completions.map(|completion| LaunchOptions { blocks: 0, completion, tables })
+        completions.map(|completion| LaunchOptions {
+            completion,
+            tables,
+            ..LaunchOptions::default()
+        })
     });
     all.collect()
 }
@@ -343,5 +347,40 @@ fn memory_that_was_written_by_a_copy_is_seen_by_a_kernel() {
         upload(context, source.address(), &wanted);
         copy(&mut launcher, &through, &[piece], LaunchOptions::default());
         assert_same(&download(context, destination.address(), 4096), &wanted, "a new round");
+    }
+}
+
+#[test]
+fn a_word_changes_once_behind_the_copies() {
+    let Some(found) = gpus(1) else { return };
+    let context = found[0];
+    let mut launcher = Launcher::new(context, LauncherConfig::of(context)).expect("kernels");
+    let (through, len) = (stream(context), 4 << 20);
+    let source = buffer(context, &pattern(3, len));
+    let to = DeviceBuffer::new(context, len).expect("device memory");
+    let piece = |at: usize, len: usize| Piece {
+        destination: to.address() + at as u64,
+        source: source.address() + at as u64,
+        len_bytes: len as u64,
+    };
+    let words = buffer(context, &[0; 24]);
+    let mut expected = 0_u64;
+    let all = [
+        vec![],
+        vec![piece(0, 8)],
+        vec![piece(5, 3 << 20)],
+        (0..300).map(|i| piece(i * 64, 31)).collect(),
+    ];
+    for (options, pieces) in all_options().into_iter().flat_map(|o| all.iter().map(move |p| (o, p)))
+    {
+        for adds in [true, false] {
+            let value = if adds { u64::MAX - 6 } else { expected ^ 0x1234_5678_9abc };
+            let word = Some(WordChange { address: words.address() + 8, value, adds });
+            expected = if adds { expected.wrapping_add(value) } else { value };
+            copy(&mut launcher, &through, pieces, LaunchOptions { word, ..options });
+            let found = download(context, words.address(), 24);
+            let wanted = [0, expected, 0].map(u64::to_ne_bytes).concat();
+            assert_same(&found, &wanted, &format!("{} pieces, {options:?}", pieces.len()));
+        }
     }
 }

@@ -48,7 +48,7 @@ fn scale_of(amax: f32, is_power_of_two: bool) -> (f32, f32) {
 
 /// Quantises a row of bf16 (`row`, whose length is a multiple of [`GROUP`]) to `out`, one byte for each channel.
 /// `scales` has [`Scales::words`] words.
-#[multiversion(targets("x86_64+avx2+fma+f16c", "x86_64+avx512f+avx512bw+avx512vl+fma"))]
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512vl+fma", "x86_64+avx2+fma+f16c"))]
 pub fn row(row: &[u16], how: Scales, out: &mut [u8], scales: &mut [u32]) {
     let is_power_of_two = how != Scales::Exact;
     if how == Scales::Exponent {

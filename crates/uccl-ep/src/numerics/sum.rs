@@ -12,37 +12,40 @@ const BLOCK: usize = 64;
 ///
 /// # Panics
 /// A row is shorter than `out`.
-#[multiversion(targets("x86_64+avx2+fma", "x86_64+avx512f+avx512bw+avx512vl+fma"))]
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512vl+fma", "x86_64+avx2+fma"))]
 pub fn plain(rows: &[&[u16]], out: &mut [u16]) {
-    for (block, out) in out.chunks_mut(BLOCK).enumerate() {
-        let mut sum = [0.0f32; BLOCK];
-        for row in rows {
-            for (sum, bits) in sum.iter_mut().zip(&row[block * BLOCK..][..out.len()]) {
-                *sum += bf16::to_f32(*bits);
-            }
-        }
-        for (sum, out) in sum.iter().zip(out) {
-            *out = bf16::from_f32(*sum);
-        }
-    }
+    in_blocks(rows, out, |sum, _, value| sum + value);
 }
 
 /// `out = weights[0] * rows[0] + ...`, where each row is multiplied and added with one rounding (fused).
 ///
 /// # Panics
-/// A row is shorter than `out`.
-#[multiversion(targets("x86_64+avx2+fma", "x86_64+avx512f+avx512bw+avx512vl+fma"))]
+/// A row is shorter than `out`, or there are more rows than weights.
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512vl+fma", "x86_64+avx2+fma"))]
 pub fn weighted(rows: &[&[u16]], weights: &[f32], out: &mut [u16]) {
-    for (block, out) in out.chunks_mut(BLOCK).enumerate() {
-        let mut sum = [0.0f32; BLOCK];
-        for (row, weight) in rows.iter().zip(weights) {
-            for (sum, bits) in sum.iter_mut().zip(&row[block * BLOCK..][..out.len()]) {
-                *sum = bf16::to_f32(*bits).mul_add(*weight, *sum);
+    in_blocks(rows, out, |sum, row, value| value.mul_add(weights[row], sum));
+}
+
+/// Sums whole blocks, whose loops have a fixed length, and then the rest. `add(sum, row, value)` adds a row's value.
+#[inline(always)]
+fn in_blocks(rows: &[&[u16]], out: &mut [u16], add: impl Fn(f32, usize, f32) -> f32) {
+    let (blocks, rest) = out.as_chunks_mut::<BLOCK>();
+    let start = blocks.len() * BLOCK;
+    for (at, out) in blocks.iter_mut().enumerate() {
+        let mut sums = [0.0f32; BLOCK];
+        for (nth, row) in rows.iter().enumerate() {
+            let values = &row[at * BLOCK..][..BLOCK];
+            for (sum, bits) in sums.iter_mut().zip(values) {
+                *sum = add(*sum, nth, bf16::to_f32(*bits));
             }
         }
-        for (sum, out) in sum.iter().zip(out) {
-            *out = bf16::from_f32(*sum);
+        for (out, sum) in out.iter_mut().zip(sums) {
+            *out = bf16::from_f32(sum);
         }
+    }
+    for (at, out) in rest.iter_mut().enumerate() {
+        let values = rows.iter().map(|row| bf16::to_f32(row[start + at])).enumerate();
+        *out = bf16::from_f32(values.fold(0.0, |sum, (nth, value)| add(sum, nth, value)));
     }
 }
 

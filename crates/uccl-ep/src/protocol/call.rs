@@ -72,6 +72,7 @@ pub struct Call {
     /// What is to be told yet.
     tell: SmallVec<[(usize, Mark); 8]>,
     is_ended: bool,
+    waits_for_readers: bool,
 }
 
 impl Call {
@@ -88,6 +89,7 @@ impl Call {
             receiving: rounds.iter().map(receiving).collect(),
             tell: SmallVec::new(),
             is_ended: false,
+            waits_for_readers: false,
         }
     }
 
@@ -117,10 +119,27 @@ impl Call {
         self.sending.iter().flatten().all(|sending| sending.next == sending.rounds)
     }
 
+    /// Has the call end only when all peers have: they read this rank's memory until then.
+    pub fn wait_for_readers(&mut self) {
+        self.waits_for_readers = true;
+    }
+
     /// Whether nothing is left to do.
     #[must_use]
-    pub fn is_over(&self) -> bool {
-        self.is_ended && self.tell.is_empty() && self.has_sent_all()
+    pub fn is_over(&self, words: &impl Words) -> bool {
+        let is_done = self.is_ended && self.tell.is_empty() && self.has_sent_all();
+        is_done && self.readers(words).next().is_none()
+    }
+
+    /// The peers that have not ended, where the call waits for them.
+    fn readers(&self, words: &impl Words) -> impl Iterator<Item = Awaited> {
+        let expected = self.mark(0, true);
+        let peers = self.sending.iter().enumerate().filter_map(move |(peer, sending)| {
+            let seen = words.taken(peer, self.slot());
+            let reads = sending.is_some() && seen.call <= expected.call && seen != expected;
+            reads.then_some(Awaited { peer, what: "end", expected, seen })
+        });
+        peers.filter(|_| self.waits_for_readers)
     }
 
     /// Whether the first round of every rank is there.
@@ -257,7 +276,8 @@ impl Call {
                 seen: words.arrived(peer, slot),
             })
         });
-        sends.chain(receives).collect()
+        let readers = self.readers(words).filter(|_| self.is_ended);
+        sends.chain(receives).chain(readers).collect()
     }
 }
 
@@ -266,7 +286,7 @@ impl Call {
 pub struct Awaited {
     /// The rank that should have set it.
     pub peer: usize,
-    /// Data, or room for data.
+    /// Data, room for data, or its end of the call.
     pub what: &'static str,
     /// The mark that it should have set.
     pub expected: Mark,

@@ -3,7 +3,8 @@
 //! A write's bytes land one by one, in any order and as late as the schedule says; its mark is set after them, since that is what
 //! a signal promises; marks of different writes overtake each other. A lane that is lost has its writes
 //! made again: their bytes land a second time, but never after the mark. The simulation checks that a rank takes
-//! exactly what was sent to it for that call and round, that nobody writes where somebody has yet to read, and that all calls end.
+//! exactly what was sent to it for that call and round, that nobody writes where somebody has yet to read, that a call that is
+//! read has an end only when nobody reads, and that all calls end.
 
 use std::collections::HashMap;
 
@@ -56,6 +57,8 @@ struct Plan {
     width: usize,
     /// `rounds[from][to]`.
     rounds: Vec<Vec<u16>>,
+    /// Whether peers read the ranks' own memory until they have ended.
+    is_read: bool,
 }
 
 struct Rank {
@@ -160,7 +163,11 @@ impl World {
             let plan = &self.plans[rank.next_plan];
             let place = rank.places.take(plan.width * ranks, POOL).expect("plans fit");
             let rounds: Vec<_> = plan.rounds[me].iter().map(|rounds| Some(*rounds)).collect();
-            rank.calls.push((rank.next_plan, Call::new(place, plan.takes, &rounds)));
+            let mut call = Call::new(place, plan.takes, &rounds);
+            if plan.is_read {
+                call.wait_for_readers();
+            }
+            rank.calls.push((rank.next_plan, call));
             rank.next_plan += 1;
             return Ok(true);
         }
@@ -171,16 +178,32 @@ impl World {
             let at = (at + first) % rank.calls.len();
             let (plan, call) = &mut rank.calls[at];
             let plan = *plan;
-            if let Some(step) = call.next(&rank.window, true) {
+            let step = call.next(&rank.window, true);
+            if let Some(step) = step {
                 self.do_step(me, at, plan, step)?;
-                let is_over = self.ranks[me].calls[at].1.is_over();
-                if is_over {
-                    self.ranks[me].calls.remove(at);
-                }
+            }
+            let rank = &mut self.ranks[me];
+            let is_over = rank.calls[at].1.is_over(&rank.window);
+            if is_over {
+                self.check_read(me, plan)?;
+                self.ranks[me].calls.remove(at);
+            }
+            if step.is_some() || is_over {
                 return Ok(true);
             }
         }
         Ok(false)
+    }
+
+    /// Nobody reads a rank's memory when its call is over.
+    fn check_read(&self, me: usize, plan: usize) -> Result<(), String> {
+        let (call, Plan { rounds, is_read, .. }) = (plan as u64 + 1, &self.plans[plan]);
+        for (to, rounds) in rounds[me].iter().enumerate().filter(|_| *is_read) {
+            if !self.took.contains_key(&(to, me, call, rounds - 1)) {
+                return Err(format!("call {call} is over at rank {me}, and rank {to} reads yet"));
+            }
+        }
+        Ok(())
     }
 
     fn do_step(&mut self, me: usize, at: usize, plan: usize, step: Step) -> Result<(), String> {
@@ -282,7 +305,7 @@ impl Plan {
                 vec![to; ranks]
             }
         };
-        Self { takes, width: random.usize(1..=POOL / ranks), rounds }
+        Self { takes, width: random.usize(1..=POOL / ranks), rounds, is_read: random.bool() }
     }
 }
 

@@ -8,8 +8,7 @@ use uccl_device::cuda::{Direction, Event, GpuError, Gpus, Priority, gather::Piec
 use super::{Chunk, Engine, Route};
 use crate::mem::{Located, Span};
 
-/// A substitute that copies instead of GPUs. What is called device memory is then host memory. Copies end in the
-/// order in which they were started.
+/// A substitute that copies instead of GPUs. What is called device memory is then host memory.
 pub trait StandIn: Send {
     /// Starts a copy and returns its identifier.
     ///
@@ -19,9 +18,6 @@ pub trait StandIn: Send {
 
     /// The result of a copy; `None` while it runs.
     fn ended(&mut self, name: u64) -> Option<Result<(), GpuError>>;
-
-    /// Waits until all started copies have ended.
-    fn settle(&mut self);
 }
 
 /// Who copies between a GPU's memory and the host memory that stages its bytes.
@@ -43,8 +39,8 @@ impl fmt::Debug for CopyBy {
     }
 }
 
-/// Makes the copies of one half of a lane. Copies of one direction end in the order in which they were started.
-pub struct Copier {
+/// Starts copies, and tells when they have ended.
+pub(super) struct Copier {
     by: By,
     pieces: Vec<Piece>,
 }
@@ -55,9 +51,11 @@ enum By {
 }
 
 /// A copy that was started, with the chunk that it fills or empties.
-pub struct Copying {
+pub(super) struct Copying {
     chunk: Chunk,
     moving: Moving,
+    /// Why it could be started in part only, or not at all.
+    failed: Option<GpuError>,
     /// The slots of our regions that it accesses for the peer.
     slots: SmallVec<[u32; 4]>,
 }
@@ -70,8 +68,7 @@ enum Moving {
 
 impl Copier {
     /// A copier that has made no copy yet.
-    #[must_use]
-    pub fn new(by: &CopyBy) -> Self {
+    pub(super) fn new(by: &CopyBy) -> Self {
         let by = match by {
             CopyBy::Gpus => By::Gpus(Vec::new()),
             CopyBy::StandIn(make) => By::StandIn(make()),
@@ -83,7 +80,7 @@ impl Copier {
     ///
     /// # Errors
     /// When there is no such GPU, or no more memory can be locked.
-    pub fn chunk(&self, device: u32) -> Result<Chunk, GpuError> {
+    pub(super) fn chunk(&self, device: u32) -> Result<Chunk, GpuError> {
         match &self.by {
             By::Gpus(_) => Chunk::near(device),
             By::StandIn(_) => Ok(Chunk::plain()),
@@ -91,23 +88,24 @@ impl Copier {
     }
 
     /// Starts to copy between the first bytes of a chunk and pieces of memory, in their order. Host memory among the
-    /// pieces is copied at once. After an error no copy runs any more.
+    /// pieces is copied at once. A copy that cannot be started ends with the reason, once what was begun of it has
+    /// ended.
     ///
     /// # Safety
     /// The pieces together must fit the chunk. They must stay valid, and nobody else may use them, until the copy has
     /// ended; those in the regions of `slots`, while it [may touch](Self::may_touch) them.
-    pub unsafe fn start(
+    pub(super) unsafe fn start(
         &mut self,
         chunk: Chunk,
         memory: &[Located],
         slots: impl IntoIterator<Item = u32>,
         direction: Direction,
-    ) -> Result<Copying, GpuError> {
+    ) -> Copying {
         // SAFETY: the caller's promise; the chunk is kept until the copy has ended.
-        let moving = unsafe { self.start_moving(&chunk, memory, direction)? };
+        let (moving, started) = unsafe { self.start_moving(&chunk, memory, direction) };
         let mut slots: SmallVec<[u32; 4]> = slots.into_iter().collect();
         slots.dedup();
-        Ok(Copying { chunk, moving, slots })
+        Copying { chunk, moving, failed: started.err(), slots }
     }
 
     /// # Safety
@@ -117,7 +115,7 @@ impl Copier {
         chunk: &Chunk,
         memory: &[Located],
         direction: Direction,
-    ) -> Result<Moving, GpuError> {
+    ) -> (Moving, Result<(), GpuError>) {
         self.list(chunk, memory, direction, |device| device.is_none());
         for piece in &self.pieces {
             // SAFETY: the caller's promise; a chunk is nobody else's memory.
@@ -134,37 +132,60 @@ impl Copier {
         }
         if let By::StandIn(copies) = &mut self.by {
             // SAFETY: the caller's promise.
-            return Ok(Moving::StandIn(unsafe { copies.start(&self.pieces) }));
+            return (Moving::StandIn(unsafe { copies.start(&self.pieces) }), Ok(()));
         }
         let mut devices: SmallVec<[u32; 1]> = memory.iter().filter_map(|at| at.device).collect();
         devices.sort_unstable();
         devices.dedup();
         let mut events = SmallVec::new();
+        let mut started = Ok(());
         for device in devices {
             self.list(chunk, memory, direction, |other| other == Some(device));
             // SAFETY: the caller's promise.
-            match unsafe { self.start_on(device, direction) } {
-                Ok(event) => events.push((device, event)),
-                Err(e) => {
-                    self.settle();
-                    return Err(e);
-                }
+            let (event, result) = unsafe { self.start_on(device, direction) };
+            events.extend(event.map(|event| (device, event)));
+            started = result;
+            if started.is_err() {
+                break;
             }
         }
-        Ok(Moving::Gpus(events))
+        (Moving::Gpus(events), started)
     }
 
-    /// Makes a GPU copy the listed pieces.
+    /// Makes a GPU copy the listed pieces. The event marks the end of what was begun, after an error too.
     ///
     /// # Safety
     /// As for [`Self::start`].
-    unsafe fn start_on(&mut self, device: u32, direction: Direction) -> Result<Event, GpuError> {
+    unsafe fn start_on(
+        &mut self,
+        device: u32,
+        direction: Direction,
+    ) -> (Option<Event>, Result<(), GpuError>) {
         let Self { by: By::Gpus(engines), pieces } = self else {
-            return Err(GpuError::NoSuchDevice { ordinal: device, count: 0 });
+            return (None, Err(GpuError::NoSuchDevice { ordinal: device, count: 0 }));
         };
-        let route = Route { direction, by_kernel: true, is_push: false, engines_are_busy: false };
+        let engine = match engine_of(engines, device) {
+            Ok(engine) => engine,
+            Err(e) => return (None, Err(e)),
+        };
+        let route = Route {
+            direction,
+            by_kernel: true,
+            is_push: false,
+            engines_are_busy: false,
+            word: None,
+        };
         // SAFETY: the caller's promise.
-        unsafe { engine_of(engines, device)?.copy(pieces, route) }
+        match unsafe { engine.copy(pieces, route) } {
+            Ok(event) => (Some(event), Ok(())),
+            Err(e) => {
+                let begun = engine.fence();
+                if begun.is_err() {
+                    engine.settle();
+                }
+                (begun.ok(), Err(e))
+            }
+        }
     }
 
     /// Lists the pieces whose device passes `on`; host memory has `None`.
@@ -192,21 +213,22 @@ impl Copier {
     }
 
     /// The result of a copy; `None` while it runs.
-    pub fn ended(&mut self, copying: &Copying) -> Option<Result<(), GpuError>> {
-        match (&copying.moving, &mut self.by) {
+    pub(super) fn ended(&mut self, copying: &Copying) -> Option<Result<(), GpuError>> {
+        let ended = match (&copying.moving, &mut self.by) {
             (Moving::Gpus(events), _) => all_ended(events.iter().map(|(_, event)| event.is_done())),
             (Moving::StandIn(name), By::StandIn(copies)) => copies.ended(*name),
             (Moving::StandIn(_), By::Gpus(_)) => Some(Ok(())),
-        }
+        }?;
+        Some(copying.failed.clone().map_or(ended, Err))
     }
 
     /// Whether a copy may be accessing our region in this slot.
-    pub fn may_touch(&mut self, copying: &Copying, slot: u32) -> bool {
+    pub(super) fn may_touch(&mut self, copying: &Copying, slot: u32) -> bool {
         copying.slots.contains(&slot) && self.ended(copying).is_none()
     }
 
     /// Gives back the chunk of a copy that has ended.
-    pub fn release(&mut self, copying: Copying) -> Chunk {
+    pub(super) fn release(&mut self, copying: Copying) -> Chunk {
         if let (Moving::Gpus(events), By::Gpus(engines)) = (copying.moving, &mut self.by) {
             for (device, event) in events {
                 if let Some(engine) = engines.iter_mut().find(|engine| engine.device() == device) {
@@ -215,14 +237,6 @@ impl Copier {
             }
         }
         copying.chunk
-    }
-
-    /// Waits until all started copies have ended.
-    pub fn settle(&mut self) {
-        match &mut self.by {
-            By::Gpus(engines) => engines.iter().for_each(Engine::settle),
-            By::StandIn(copies) => copies.settle(),
-        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use uccl_device::cuda::{
     Context, Direction, Event, GpuError, Priority, Stream,
-    gather::{Completion, LaunchOptions, Launcher, LauncherConfig, Piece, Tables},
+    gather::{LaunchOptions, Launcher, LauncherConfig, Piece, WordChange},
 };
 
 /// Copy engines copy pieces of at least this many bytes on average. With smaller pieces, the time that an engine
@@ -43,6 +43,17 @@ pub struct Route {
     /// The copy engines have long copies. An engine stays with one stream for as long as that stream has work: a
     /// short copy would wait for the end of all of it (seen on H200s).
     pub engines_are_busy: bool,
+    /// A word to change once all of it is there.
+    pub word: Option<WordChange>,
+}
+
+impl Route {
+    /// Whether the kernel copies pieces of so many bytes on average. It also copies a single piece that a change of a
+    /// word follows, as one launch then does both.
+    fn is_the_kernels(&self, count: usize, mean: u64) -> bool {
+        let one_launch = count > 1 || self.word.is_some();
+        self.by_kernel && (one_launch && mean < ENGINE_PIECE || self.engines_are_busy)
+    }
 }
 
 impl Engine {
@@ -65,29 +76,41 @@ impl Engine {
         self.context.device().ordinal()
     }
 
-    /// Enqueues copies. The event marks their end. After an error some may have been enqueued: then get a
-    /// [fence](Self::fence) that marks their end, or [settle](Self::settle).
+    /// Enqueues copies, and the change of the route's word behind them. The event marks their end. After an error some
+    /// copies may have been enqueued, but the word does not change: then get a [fence](Self::fence) that marks their
+    /// end, or [settle](Self::settle).
     ///
     /// # Safety
     /// The memory must stay valid, of the kinds that the route says, and reachable by this GPU, until the event has
-    /// happened.
+    /// happened. The word is as for [`Launcher::launch`].
     pub unsafe fn copy(&mut self, pieces: &[Piece], route: Route) -> Result<Event, GpuError> {
         let total: u64 = pieces.iter().map(|piece| piece.len_bytes).sum();
         let mean = total / (pieces.len().max(1) as u64);
-        let is_the_kernels = pieces.len() > 1 && mean < ENGINE_PIECE || route.engines_are_busy;
-        let by_kernel = route.by_kernel && is_the_kernels;
+        let by_kernel = route.is_the_kernels(pieces.len(), mean);
         let shares = route.is_push && !route.engines_are_busy;
         let shared = shares && mean >= SHARED_PIECE && pieces.len() >= SHARED_COUNT;
         let aside = if shared { pieces.len() * ENGINE_PERCENT / 100 } else { 0 };
+        // Known before anything moves.
+        if route.word.is_some() {
+            self.launcher()?;
+        }
+        // With the launch itself where that has all pieces, else by another one behind all copies.
+        let within = route.word.filter(|_| aside == 0);
         // SAFETY: the caller's promise.
-        unsafe {
-            if by_kernel && self.launch(&pieces[aside..])? {
+        let changed = unsafe {
+            if by_kernel && self.launch(&pieces[aside..], within)? {
                 if aside > 0 {
                     self.copy_aside(&pieces[..aside], route.direction)?;
                 }
+                within
             } else {
                 enqueue(&self.stream, pieces, route.direction)?;
+                None
             }
+        };
+        if changed != route.word {
+            // SAFETY: the caller's promise.
+            unsafe { self.launch(&[], route.word)? };
         }
         self.record()
     }
@@ -110,28 +133,57 @@ impl Engine {
         Ok(event)
     }
 
-    /// Copies with the kernel; false if it cannot be used.
+    /// What launches the kernel.
+    fn launcher(&mut self) -> Result<&mut Launcher, GpuError> {
+        let context = self.context;
+        let make = || Launcher::new(context, LauncherConfig::of(context));
+        self.launcher.get_or_insert_with(make).as_mut().map_err(|e| e.clone())
+    }
+
+    /// Copies with the kernel, and has it change a word then; false if it cannot be used.
     ///
     /// # Safety
     /// As for [`Self::copy`].
-    unsafe fn launch(&mut self, pieces: &[Piece]) -> Result<bool, GpuError> {
-        let context = self.context;
-        let make = || Launcher::new(context, LauncherConfig::of(context));
-        let Ok(launcher) = self.launcher.get_or_insert_with(make) else { return Ok(false) };
-        let options =
-            LaunchOptions { blocks: 0, completion: Completion::Event, tables: Tables::Auto };
-        for part in pieces.chunks(launcher.most_pieces().max(1)) {
-            loop {
-                // SAFETY: the caller's promise.
-                match unsafe { launcher.launch(&self.stream, part, options) } {
-                    Ok(_) => break,
-                    // Earlier launches end by themselves.
-                    Err(GpuError::Busy { .. }) => std::thread::yield_now(),
-                    Err(e) => return Err(e),
-                }
+    unsafe fn launch(
+        &mut self,
+        pieces: &[Piece],
+        word: Option<WordChange>,
+    ) -> Result<bool, GpuError> {
+        let Ok(most) = self.launcher().map(|launcher| launcher.most_pieces().max(1)) else {
+            return Ok(false);
+        };
+        let mut rest = pieces;
+        loop {
+            let (part, others) = rest.split_at(rest.len().min(most));
+            let word = word.filter(|_| others.is_empty());
+            // SAFETY: the caller's promise.
+            unsafe { self.launch_part(part, LaunchOptions { word, ..LaunchOptions::default() })? };
+            if others.is_empty() {
+                return Ok(true);
+            }
+            rest = others;
+        }
+    }
+
+    /// Launches the kernel once, as soon as the launcher has room.
+    ///
+    /// # Safety
+    /// As for [`Self::copy`].
+    unsafe fn launch_part(
+        &mut self,
+        part: &[Piece],
+        options: LaunchOptions,
+    ) -> Result<(), GpuError> {
+        let Some(Ok(launcher)) = &mut self.launcher else { return Ok(()) };
+        loop {
+            // SAFETY: the caller's promise.
+            match unsafe { launcher.launch(&self.stream, part, options) } {
+                Ok(_) => return Ok(()),
+                // Earlier launches end by themselves.
+                Err(GpuError::Busy { .. }) => std::thread::yield_now(),
+                Err(e) => return Err(e),
             }
         }
-        Ok(true)
     }
 
     /// Copies with an engine beside the kernel. The stream waits until both have ended.

@@ -6,12 +6,14 @@ mod engine;
 mod pinned;
 mod put;
 mod share;
+mod staging;
 
 pub(crate) use self::put::change_word;
 pub use self::{
-    copier::{Copier, CopyBy, Copying, StandIn},
+    copier::{CopyBy, StandIn},
     engine::{Engine, Route},
     pinned::{CHUNK, Chunk, Slab},
     put::put,
     share::GpuShare,
+    staging::{Ended, PATIENCE, Staging},
 };

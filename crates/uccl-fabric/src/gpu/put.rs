@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use parking_lot::Mutex;
 use uccl_device::cuda::{Direction, GpuError, Gpus, Priority, Stream, classify};
-use uccl_wire::message::Change;
+use uccl_wire::signal::Change;
 
 /// One stream for each GPU that was written to.
 static STREAMS: LazyLock<Mutex<Vec<(u32, Stream)>>> = LazyLock::new(Mutex::default);

@@ -1,12 +1,13 @@
 //! Lanes between processes of one host, which access each other's memory directly.
 
 use uccl_device::MemoryKind;
-use uccl_wire::message::Change;
+use uccl_wire::signal::Change;
 
-use super::{MessageLane, OpKind, OpName, OpResult};
+use super::{LaneError, MessageLane, OpKind, OpName, OpResult, Operation, Posted};
 use crate::{
     alloc::Shareable,
     mem::{RemoteSpan, Span},
+    signal::Word,
 };
 
 /// What may still happen after a lane was killed here. The peer may not know of the kill yet, and may be stopped in
@@ -67,6 +68,25 @@ pub trait HostLane: MessageLane {
     /// Whether one of our GPUs would copy between memory of this kind and the peer's, as far as is known beforehand.
     /// Such a copy ends soon, and [`progress_copies`](Self::progress_copies) completes it.
     fn is_copied_by_gpu(&self, ours: MemoryKind, remote: &RemoteSpan) -> bool;
+
+    /// Whether a GPU of ours makes all of a write, and then changes this word of the peer's in the same job, as far as
+    /// is known beforehand.
+    fn signals_by_gpu(&self, write: &Operation, word: &Word) -> bool;
+
+    /// Starts a write as [`Lane::post`](super::Lane::post) does, for which
+    /// [`signals_by_gpu`](Self::signals_by_gpu) holds. The word changes once, when all bytes of the write are visible
+    /// to the peer, and before the write ends. If the write fails, the word does not change.
+    ///
+    /// # Safety
+    /// As for [`Lane::post`](super::Lane::post).
+    ///
+    /// # Errors
+    /// The lane is dead.
+    unsafe fn post_signalled_by_gpu(
+        &self,
+        write: Operation,
+        word: Word,
+    ) -> Result<Posted, LaneError>;
 
     /// Completes the copies that GPUs have finished. Does less than [`Lane::progress`](super::Lane::progress), for a
     /// thread that waits for one of these copies.

@@ -1,11 +1,15 @@
 //! Lanes that carry messages too.
 
-use super::{Lane, LaneError};
+use super::{Lane, LaneError, Operation, Posted};
+use crate::signal::Word;
 
 /// Receives the messages of a lane, in order. The rules of [`Completion`](super::Completion) hold.
 pub trait MessageSink {
     /// Handles one message. An error says why the message is invalid; it kills the lane.
     fn message(&self, bytes: &[u8]) -> Result<(), String>;
+
+    /// Called when a signal that came with a write has changed a word of ours.
+    fn signalled(&self);
 }
 
 /// A lane that also carries messages, in order. The first lane of a connection is one.
@@ -16,6 +20,21 @@ pub trait MessageLane: Lane {
     /// # Errors
     /// The lane is dead.
     fn send(&self, parts: &[&[u8]]) -> Result<(), LaneError>;
+
+    /// Whether the lane can send a signal along with this write. Otherwise the signal follows the write when that has
+    /// ended.
+    fn carries_signal(&self, op: &Operation) -> bool;
+
+    /// Starts a write as [`Lane::post`] does, and sends a signal along with it. The peer's end changes the word once,
+    /// when all bytes of the write are visible there and before the write ends. If the write fails at the peer, the
+    /// word does not change. If the word may not be changed, the write fails, although its bytes are there.
+    ///
+    /// # Safety
+    /// As for [`Lane::post`].
+    ///
+    /// # Errors
+    /// The lane is dead.
+    unsafe fn post_signalled(&self, op: Operation, word: Word) -> Result<Posted, LaneError>;
 
     /// Bytes of messages that wait for room. A sender that can wait should, while there are many.
     fn queued_bytes(&self) -> usize;

@@ -175,8 +175,8 @@ impl Checked {
     /// # Errors
     /// [`AccessError::OutOfBounds`] or [`AccessError::Denied`].
     #[inline]
-    pub fn admit(&self, span: &RemoteSpan, access: Access) -> Result<u64, AccessError> {
-        self.rights.admit(access)?;
+    pub fn admit(&self, span: &RemoteSpan, needed: impl Into<Rights>) -> Result<u64, AccessError> {
+        self.rights.admit(needed)?;
         offset_within(self.addr, self.len, span.addr, span.len)
     }
 

@@ -1,22 +1,28 @@
 //! Copies between a GPU's memory and host memory that no GPU reaches: through locked host memory.
 
 use parking_lot::Mutex;
-use uccl_device::cuda::{Direction, GpuError, Gpus, Priority, Stream};
+use uccl_device::cuda::{Direction, GpuError};
 use uccl_fabric::{
-    gpu::{CHUNK, Chunk},
+    gpu::{CHUNK, Chunk, CopyBy, PATIENCE, Staging},
     lane::{OpError, OpResult},
-    mem::{Access, Span},
+    mem::{Access, Located, Span},
 };
 
-/// A chunk and a stream to fill and empty it.
+/// What one thread needs to copy to or from one GPU.
 struct Bouncer {
-    stream: Stream,
-    chunk: Chunk,
+    device: u32,
+    access: Access,
+    staging: Staging<()>,
+    /// A buffer for lists of memory.
+    memory: Vec<Located>,
 }
 
 /// Unused bouncers. As many are made as threads copy at once.
 #[derive(Default)]
-pub(crate) struct Bouncers(Mutex<Vec<Bouncer>>);
+pub(crate) struct Bouncers {
+    by: CopyBy,
+    spare: Mutex<Vec<Bouncer>>,
+}
 
 impl Bouncers {
     /// Copies between `local`, a GPU's memory of at most [`CHUNK`] bytes in all, and other memory, through host
@@ -31,62 +37,126 @@ impl Bouncers {
         local: &[Span],
         there: impl FnOnce(Span) -> OpResult,
     ) -> OpResult {
-        let bouncer = self.take(device).map_err(OpError::from)?;
         let len = local.iter().map(|span| span.len).sum();
         if len > CHUNK {
             return Err(OpError::HostOnly("a part is longer than a chunk"));
         }
-        let host = Span { addr: bouncer.chunk.addr(), len };
-        let by_gpu = |direction| {
-            // SAFETY: the caller's promise; the chunk is ours until it is given back.
-            unsafe { bouncer.move_all(local, direction) }.map_err(OpError::from)
-        };
+        let mut bouncer = self.take(device, access);
+        let chunk = bouncer.staging.chunk(device)?;
+        let host = Span { addr: chunk.addr(), len };
+        // SAFETY: the caller's promise.
+        let mut by_gpu = |chunk| unsafe { bouncer.move_all(chunk, local) }.map_err(OpError::from);
         let result = match access {
-            Access::Read => there(host).and_then(|()| by_gpu(Direction::HostToDevice)),
-            Access::Write => by_gpu(Direction::DeviceToHost).and_then(|()| there(host)),
+            Access::Read => there(host).and_then(|()| by_gpu(chunk).map(drop)),
+            // The chunk is kept until its bytes are there.
+            Access::Write => by_gpu(chunk).and_then(|_chunk| there(host)),
         };
-        self.0.lock().push(bouncer);
+        if bouncer.staging.is_idle() {
+            self.spare.lock().push(bouncer);
+        }
         result
     }
 
-    fn take(&self, device: u32) -> Result<Bouncer, GpuError> {
-        let mut spare = self.0.lock();
-        let at = spare.iter().position(|other| other.device() == device);
-        if let Some(at) = at {
-            return Ok(spare.swap_remove(at));
+    fn take(&self, device: u32, access: Access) -> Bouncer {
+        let mut spare = self.spare.lock();
+        let fits = |other: &Bouncer| other.device == device && other.access == access;
+        if let Some(at) = spare.iter().position(fits) {
+            return spare.swap_remove(at);
         }
-        drop(spare);
-        let context = Gpus::get().device(device)?.context()?;
-        Ok(Bouncer { stream: Stream::new(context, Priority::High)?, chunk: Chunk::near(device)? })
+        let direction = match access {
+            Access::Read => Direction::HostToDevice,
+            Access::Write => Direction::DeviceToHost,
+        };
+        let staging = Staging::new(&self.by, direction);
+        Bouncer { device, access, staging, memory: Vec::new() }
     }
 }
 
 impl Bouncer {
-    fn device(&self) -> u32 {
-        self.stream.context().device().ordinal()
-    }
-
-    /// Copies pieces of GPU memory to or from the chunk, one behind the other, and waits.
+    /// Copies pieces of GPU memory to or from a chunk, and waits. Returns the chunk.
+    ///
+    /// # Errors
+    /// The GPU's reason. If the copy goes on for ever, that, and the chunk is kept for it.
     ///
     /// # Safety
     /// The pieces are memory of this GPU, or of one that it reaches, and together fit the chunk.
-    unsafe fn move_all(&self, pieces: &[Span], direction: Direction) -> Result<(), GpuError> {
-        let mut at = self.chunk.addr() as u64;
-        let mut enqueued = Ok(());
-        for piece in pieces.iter().filter(|piece| piece.len > 0) {
-            let (to, from) = match direction {
-                Direction::DeviceToHost => (at, piece.addr as u64),
-                _ => (piece.addr as u64, at),
-            };
-            // SAFETY: the caller's promise.
-            enqueued = unsafe { self.stream.copy(to, from, piece.len, direction) };
-            if enqueued.is_err() {
-                break;
-            }
-            at += piece.len as u64;
+    unsafe fn move_all(
+        &mut self,
+        chunk: Chunk,
+        pieces: &[Span],
+    ) -> Result<Option<Chunk>, GpuError> {
+        let device = Some(self.device);
+        self.memory.clear();
+        self.memory.extend(pieces.iter().map(|span| Located { span: *span, device }));
+        // SAFETY: the caller's promise.
+        unsafe { self.staging.start((), chunk, &self.memory, []) };
+        self.staging.settle(PATIENCE)?;
+        self.staging.ended().map_or(Ok(None), |ended| ended.result)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uccl_chaos::GpuFaults;
+    use uccl_device::cuda::GpuError;
+
+    use super::*;
+
+    fn bouncers(fail_at: Option<u64>) -> Bouncers {
+        let by = CopyBy::from(GpuFaults { delay_polls: 5, fail_at, seed: 1 });
+        Bouncers { by, spare: Mutex::default() }
+    }
+
+    /// Copies two pieces of what passes for a GPU's memory, and calls `there` with the host memory between.
+    fn bounce(
+        bouncers: &Bouncers,
+        access: Access,
+        memory: &mut [u8; 6],
+        there: impl FnOnce(&mut [u8]) -> OpResult,
+    ) -> OpResult {
+        let at = memory.as_mut_ptr() as usize;
+        let pieces = [Span { addr: at + 4, len: 2 }, Span { addr: at, len: 4 }];
+        let there = |host: Span| {
+            // SAFETY: the bouncer's chunk, which no copy uses meanwhile.
+            there(unsafe { std::slice::from_raw_parts_mut(host.addr as *mut u8, host.len) })
+        };
+        // SAFETY: the memory is borrowed for the call.
+        unsafe { bouncers.copy(0, access, &pieces, there) }
+    }
+
+    #[test]
+    fn bytes_bounce_both_ways_in_the_order_of_their_pieces() {
+        let bouncers = bouncers(None);
+        let mut memory = [1, 2, 3, 4, 5, 6];
+        for _ in 0..3 {
+            memory = [1, 2, 3, 4, 5, 6];
+            let seen = bounce(&bouncers, Access::Write, &mut memory, |host| {
+                assert_eq!(host, [5, 6, 1, 2, 3, 4]);
+                Ok(())
+            });
+            assert_eq!(seen, Ok(()));
+            let filled = bounce(&bouncers, Access::Read, &mut memory, |host| {
+                host.copy_from_slice(&[9, 8, 7, 6, 5, 4]);
+                Ok(())
+            });
+            assert_eq!(filled, Ok(()));
+            assert_eq!(std::hint::black_box(&mut memory), &[7, 6, 5, 4, 9, 8]);
         }
-        // Also after an error: copies that were enqueued use the chunk.
-        let ended = self.stream.synchronize();
-        enqueued.and(ended)
+        assert_eq!(bouncers.spare.lock().len(), 2, "one for each direction is used again");
+        let there = |_: &mut [u8]| Err(OpError::LocalFault);
+        assert_eq!(bounce(&bouncers, Access::Read, &mut memory, there), Err(OpError::LocalFault));
+        assert_eq!(memory, [7, 6, 5, 4, 9, 8]);
+    }
+
+    #[test]
+    fn a_failed_copy_tells_the_gpus_reason_and_the_next_one_works() {
+        let bouncers = bouncers(Some(0));
+        let mut memory = [1; 6];
+        let failed = bounce(&bouncers, Access::Write, &mut memory, |_| panic!("no bytes came"));
+        assert!(
+            matches!(&failed, Err(OpError::Gpu(e)) if matches!(**e, GpuError::Unavailable { .. })),
+            "{failed:?}"
+        );
+        assert_eq!(bounce(&bouncers, Access::Write, &mut memory, |_| Ok(())), Ok(()));
     }
 }

@@ -12,12 +12,13 @@ use uccl_fabric::{
     gpu::{Engine, Route},
     lane::{OpError, OpKind, OpResult, access_of},
     mem::{Access, RemoteSpan, Span},
+    signal::Word,
 };
 
 use super::opened::Place;
 use crate::shm::{Direct, OwnedHazard};
 
-/// The most distinct regions in one flight: each takes a hazard word, and there are 64.
+/// The most distinct regions in one flight, beside that of a signal's word: each takes a hazard word, and there are 64.
 pub(super) const MAX_SLOTS: usize = 32;
 
 /// Hazard words, one for each region of a flight.
@@ -38,6 +39,7 @@ struct Enqueued {
 /// Keeps the peer's memory in place during the copy: the hazards tell its owner, the places our driver.
 struct Held {
     _places: SmallVec<[Place; 1]>,
+    _word: SmallVec<[Place; 1]>,
     _hazards: Hazards,
 }
 
@@ -51,13 +53,17 @@ pub(super) struct Way<'a> {
     pub(super) context: &'static Context,
     /// Whether the GPU has slices of long operations, which this copy is to pass.
     pub(super) passes_slices: bool,
+    /// The signal that follows the copies.
+    pub(super) word: Option<Word>,
 }
 
 impl Way<'_> {
-    /// Enqueues copies between pieces that pair up, under hazards that were claimed for their regions.
+    /// Enqueues copies between pieces that pair up, and their signal, under hazards that were claimed for all their
+    /// regions.
     ///
     /// # Errors
-    /// Nothing moves then. [`OpError::HostOnly`]: the GPU does not reach the peer's memory.
+    /// Nothing moves then, and the word does not change. [`OpError::HostOnly`]: the GPU does not reach the peer's
+    /// memory, or the word.
     ///
     /// # Safety
     /// Our pieces must stay valid until the flight has ended.
@@ -77,8 +83,11 @@ impl Way<'_> {
             pieces.extend(here.next().map(|here| piece(access, here, there)));
         });
         let enqueued = found.and_then(|there| {
+            let word = self.word.map(|word| self.direct.gpu_word(&word, self.context));
+            let (word, word_places) = word.transpose()?.unzip();
             let route = Route {
                 engines_are_busy: self.passes_slices,
+                word,
                 ..route(self.kind, self.memory, there.device)
             };
             // SAFETY: the caller's promise for our side; the hazards and the places hold the peer's.
@@ -86,12 +95,13 @@ impl Way<'_> {
                 Ok(event) => (event, None),
                 Err(e) => (after_failure(&mut copying, &e)?, Some(OpError::from(e))),
             };
-            Ok((there.places, event, failed))
+            let word_places = word_places.map_or_else(SmallVec::new, |found| found.places);
+            Ok(((there.places, word_places), event, failed))
         });
         copying.pieces = pieces;
         drop(copying);
-        let (places, event, failed) = enqueued?;
-        let held = Held { _places: places, _hazards: hazards };
+        let ((places, word), event, failed) = enqueued?;
+        let held = Held { _places: places, _word: word, _hazards: hazards };
         let engine = Arc::clone(engine);
         Ok(Flight(Some(Enqueued { event, engine, failed, _held: held })))
     }
@@ -169,7 +179,13 @@ fn route(kind: OpKind, ours: MemoryKind, device_there: bool) -> Route {
         (false, _) => Direction::HostToDevice,
     };
     let is_push = from && to && kind == OpKind::Write;
-    Route { direction, by_kernel: ours != MemoryKind::Host, is_push, engines_are_busy: false }
+    Route {
+        direction,
+        by_kernel: ours != MemoryKind::Host,
+        is_push,
+        engines_are_busy: false,
+        word: None,
+    }
 }
 
 fn piece(access: Access, here: Span, there: u64) -> Piece {

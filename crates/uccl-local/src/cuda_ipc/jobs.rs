@@ -20,6 +20,7 @@ use uccl_fabric::{
     lane::{Completion, OpError, OpKind, OpName, OpResult, Operation, access_of},
     mem::RemoteSpan,
     pieces::Pieces as _,
+    signal::Word,
 };
 
 use super::{
@@ -79,6 +80,8 @@ pub(crate) struct Posting<'a> {
     pub(crate) range: Range<usize>,
     /// Whether they are enqueued in slices; else at once.
     pub(crate) in_slices: bool,
+    /// The signal that follows them.
+    pub(crate) word: Option<Word>,
     /// Called at the end.
     pub(crate) done: &'a Arc<dyn Completion>,
 }
@@ -98,11 +101,11 @@ impl Posting<'_> {
 }
 
 impl GpuJobs {
-    /// Makes a GPU copy pieces of an operation, and calls `done` at their end. At least one side must be GPU memory,
+    /// Makes a GPU copy pieces of an operation and then change the signal's word, and calls `done` at the end. At least one side must be GPU memory,
     /// and the pieces must lie in few enough regions, as `batches` cuts them.
     ///
     /// # Errors
-    /// Nothing moves then. [`OpError::HostOnly`]: no GPU of this process reaches both sides.
+    /// Nothing moves then. [`OpError::HostOnly`]: no GPU of this process reaches both sides, and the word.
     ///
     /// # Safety
     /// The local pieces must stay valid until `done` has been called.
@@ -111,7 +114,7 @@ impl GpuJobs {
         direct: &Arc<Direct>,
         posting: &Posting<'_>,
     ) -> Result<OpName, OpError> {
-        let Posting { kind, memory, pieces, ref range, in_slices, done } = *posting;
+        let Posting { kind, memory, pieces, ref range, in_slices, word, done } = *posting;
         let (local, remote) = (&pieces.local[range.clone()], &pieces.remote[range.clone()]);
         let bytes = local.len_bytes();
         // Counted before other threads can see anything of the operation.
@@ -120,11 +123,11 @@ impl GpuJobs {
         let gpu = self.gpu(context)?;
         let name = OpName(self.next.fetch_add(1, Relaxed));
         let passes_slices = gpu.turns.is_flying();
-        let way = Way { direct, kind, memory, context, passes_slices };
+        let way = Way { direct, kind, memory, context, passes_slices, word };
         let is_first = || self.ledger.queued() == 0 || self.late.is_empty();
         if !in_slices
             && is_first()
-            && let Some(hazards) = claim(direct, remote.iter().copied())
+            && let Some(hazards) = claim(direct, with_word(remote, word))
         {
             let pairs = local.iter().copied().zip(remote.iter().copied());
             // SAFETY: the caller's promise.
@@ -137,6 +140,7 @@ impl GpuJobs {
         // This only checks that the GPU reaches the memory. It is looked up again, under hazards, before it is
         // accessed.
         direct.gpu_places(access_of(kind), remote.iter().copied(), context, |_| ())?;
+        word.map(|word| direct.gpu_word(&word, context)).transpose()?;
         let (queue, turns, engine) = match in_slices {
             true => (&gpu.queue, &*gpu.turns, &gpu.long),
             false => (&self.late, &self.late_turns, &gpu.short),
@@ -151,12 +155,23 @@ impl GpuJobs {
             context,
             engine: Arc::clone(engine),
             ledger: Arc::clone(&self.ledger),
+            word,
         };
         queue.push(plan, Arc::clone(done))?;
         opening.keep();
         turns.join(queue);
         turns.drive();
         Ok(name)
+    }
+
+    /// Whether a GPU of ours that copies between memory of this kind and the peer's changes such a word behind the
+    /// copies, as far as is known beforehand.
+    pub(crate) fn signals(direct: &Direct, ours: MemoryKind, word: &Word) -> bool {
+        // Our own GPU: another's could have to wait for work of its owner's.
+        let device = ours.device().map(|device| Gpus::get().device(device));
+        let context = device.and_then(|device| device.and_then(|device| device.context()).ok());
+        context
+            .is_some_and(|context| context.has_kernels() && direct.gpu_word(word, context).is_ok())
     }
 
     fn gpu(&self, context: &'static Context) -> Result<Arc<OneGpu>, OpError> {
@@ -268,6 +283,11 @@ impl Drop for GpuJobs {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+/// The peer's memory that is accessed, a signal's word included.
+fn with_word(remote: &[RemoteSpan], word: Option<Word>) -> impl Iterator<Item = RemoteSpan> {
+    remote.iter().copied().chain(word.map(|word| word.span))
 }
 
 /// Cuts pieces into parts that each lie in at most [`MAX_SLOTS`] regions.

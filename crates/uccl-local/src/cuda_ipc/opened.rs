@@ -12,7 +12,8 @@ use std::{
 
 use parking_lot::Mutex;
 use uccl_device::cuda::{
-    Context, GpuError, GpuUuid, Gpus, HostRegistration, Importer, IpcHandle, Mapping, PeerId,
+    Context, GpuError, GpuLink, GpuUuid, Gpus, HostRegistration, Importer, IpcHandle, Mapping,
+    PeerId,
 };
 use uccl_wire::gpu_offer::{GpuOffer, Means};
 
@@ -91,6 +92,13 @@ impl OpenedGpu {
     #[must_use]
     pub fn holds(&self, offset: u64, len: u64) -> bool {
         offset.checked_add(len).is_some_and(|end| end <= self.offer.len)
+    }
+
+    /// Whether atomic operations of a GPU of ours work on it.
+    pub(crate) fn takes_atomics_of(&self, context: &Context) -> bool {
+        let there = Gpus::get().by_uuid(GpuUuid(self.offer.gpu));
+        let link = there.and_then(|there| context.device().link_to(there).ok());
+        matches!(link, Some(GpuLink::Itself | GpuLink::Nvlink))
     }
 
     /// The address at which the GPU of a context reaches the start of the memory. Opens the memory the first time.

@@ -12,6 +12,7 @@ use uccl_fabric::{
     lane::{Completion, OpError, OpKind, OpName, OpResult, RemoteSpans, Spans},
     mem::{RemoteSpan, Span},
     pieces::{Pieces as _, Stretch},
+    signal::Word,
 };
 
 use super::{
@@ -49,6 +50,8 @@ pub(super) struct Plan {
     pub(super) context: &'static Context,
     pub(super) engine: Arc<Mutex<Engine>>,
     pub(super) ledger: Arc<Ledger>,
+    /// The signal that goes with the last slice.
+    pub(super) word: Option<Word>,
 }
 
 /// An operation that is enqueued slice by slice.
@@ -77,6 +80,8 @@ pub(super) struct Slice {
     cut: Stretch,
     bytes: u64,
     hazards: Hazards,
+    /// The signal, which stands for the slices before this one too: a GPU copies them in order.
+    word: Option<Word>,
 }
 
 /// A slice that a GPU has.
@@ -194,13 +199,15 @@ impl Sliced {
         }
         let (pieces, mut rest) = (self.plan.pieces(), state.rest);
         let cut = rest.cut(pieces, most as usize);
+        let word = self.plan.word.filter(|_| rest.is_empty());
         let there = cut.parts(pieces).map(|(_, there)| there);
+        let there = there.chain(word.map(|word| word.span));
         let Some(hazards) = claim(&self.plan.direct, there) else { return Next::Later };
         state.rest = rest;
         state.closed = rest.is_empty();
         state.active += 1;
         let bytes = cut.parts(pieces).map(|(here, _)| here.len as u64).sum();
-        Next::Slice(Slice { of: Arc::clone(self), cut, bytes, hazards })
+        Next::Slice(Slice { of: Arc::clone(self), cut, bytes, hazards, word })
     }
 
     fn is_closed(&self) -> bool {
@@ -253,9 +260,9 @@ impl Slice {
     /// Enqueues the slice on the GPU. `None`: it failed, and no copy of it runs. After a failed slice no other slice
     /// of its operation is given out.
     pub(super) fn enqueue(self) -> Option<Flying> {
-        let Self { of, cut, bytes, hazards } = self;
+        let Self { of, cut, bytes, hazards, word } = self;
         let &Plan { kind, memory, ref direct, context, ref engine, .. } = &of.plan;
-        let way = Way { direct, kind, memory, context, passes_slices: false };
+        let way = Way { direct, kind, memory, context, passes_slices: false, word };
         // SAFETY: the local memory of an operation stays valid until the operation has ended, and that waits for its
         // slices.
         match unsafe { way.enqueue(cut.parts(of.plan.pieces()), engine, hazards) } {

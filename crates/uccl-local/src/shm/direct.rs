@@ -11,7 +11,7 @@ use uccl_fabric::mem::{Access, RemoteSpan, Span};
 use uccl_fabric::pieces::Stretch;
 use uccl_fabric::region::{AccessError, Rights, offset_within};
 use uccl_fabric::signal::change_word;
-use uccl_wire::message::Change;
+use uccl_wire::signal::Change;
 
 use super::accesses::{Accesses, HazardGuard, patiently};
 use super::copy::copy_bytes;

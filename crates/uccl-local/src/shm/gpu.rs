@@ -3,13 +3,12 @@
 use std::{io, sync::Arc};
 
 use smallvec::SmallVec;
-use uccl_device::cuda::Context;
-use uccl_fabric::{
-    lane::OpError,
-    mem::{Access, RemoteSpan},
-    status_of,
+use uccl_device::cuda::{Context, gather::WordChange};
+use uccl_fabric::{lane::OpError, mem::RemoteSpan, region::Rights, signal::Word, status_of};
+use uccl_wire::{
+    frame::Status,
+    signal::{Change, SIGNAL_LEN},
 };
-use uccl_wire::frame::Status;
 
 use super::{
     accesses::OwnedHazard,
@@ -57,7 +56,7 @@ impl Direct {
     /// hazards claimed before this call.
     pub(crate) fn gpu_places(
         &self,
-        access: Access,
+        needed: impl Into<Rights> + Copy,
         remote: impl IntoIterator<Item = RemoteSpan>,
         context: &'static Context,
         mut each: impl FnMut(u64),
@@ -81,11 +80,35 @@ impl Direct {
                     (checked, base)
                 }
             };
-            let offset = checked.admit(&span, access);
+            let offset = checked.admit(&span, needed);
             let offset = offset.map_err(|e| OpError::Remote(status_of(e)))?;
             each(base + offset);
         }
         Ok(found)
+    }
+
+    /// The change that a GPU of ours makes to a word of the peer's, and what keeps the word reachable. The rule of
+    /// [`gpu_places`](Self::gpu_places) holds.
+    pub(crate) fn gpu_word(
+        &self,
+        word: &Word,
+        context: &'static Context,
+    ) -> Result<(WordChange, GpuPlaces), OpError> {
+        let Word { span, change } = word;
+        if span.len != SIGNAL_LEN || !span.addr.is_multiple_of(SIGNAL_LEN) {
+            return Err(OpError::Remote(Status::Protocol));
+        }
+        let mut address = 0;
+        let found = self.gpu_places(Rights::SIGNAL, [*span], context, |there| address = there)?;
+        let (value, adds) = match *change {
+            Change::Set(value) => (value, false),
+            Change::Add(value) => (value, true),
+        };
+        // Where the link carries no atomic operations, an addition of ours could undo one of somebody else's.
+        if adds && !self.gpu_of(span).is_some_and(|memory| memory.takes_atomics_of(context)) {
+            return Err(OpError::HostOnly("no atomic operation reaches the signal's word"));
+        }
+        Ok((WordChange { address, value, adds }, found))
     }
 
     /// The address at which a GPU reaches the start of a region.

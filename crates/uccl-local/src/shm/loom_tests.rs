@@ -8,7 +8,6 @@ use uccl_fabric::mem::Span;
 
 use super::accesses::{announce, claim, clear, ended, in_use};
 use super::hazard;
-use super::memo::Memo;
 use super::published::{publish, retire, version};
 use super::ring::{Consumer, Producer, Storage};
 use super::sync::explore;

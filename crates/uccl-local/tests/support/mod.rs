@@ -33,6 +33,8 @@ impl MessageSink for Anything {
     fn message(&self, _: &[u8]) -> Result<(), String> {
         Ok(())
     }
+
+    fn signalled(&self) {}
 }
 
 /// How an operation ended.

@@ -201,7 +201,7 @@ fn open_rails(ep: &Endpoint, role: Role, ends: Option<Ends>) -> Railed {
     (is_railed.then(|| core.rail_lane(role).expect("a lane")), rails)
 }
 
-fn endpoint(timeout: Duration, always_ask_owners: bool) -> Endpoint {
+fn endpoint(timeout: Duration, ask_owners: bool) -> Endpoint {
     let config = Config {
         bind: Some([127, 0, 0, 1].into()),
         port: Some(0),
@@ -210,7 +210,7 @@ fn endpoint(timeout: Duration, always_ask_owners: bool) -> Endpoint {
         timeout,
         transfer_timeout: FAR,
         spin: Duration::from_micros(20),
-        always_ask_owners,
+        ask_owners,
         ..Config::default()
     };
     Endpoint::new(config).expect("an endpoint")
@@ -245,6 +245,7 @@ fn side(
         gpu_index: 0,
         instance: other.core().instance,
         same_host: true,
+        takes_signals: true,
     };
     let streams: Vec<_> =
         lanes.iter().map(|lane| Arc::clone(lane) as Arc<dyn MessageLane>).collect();

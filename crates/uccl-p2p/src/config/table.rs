@@ -94,7 +94,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting {
         name: "UCCL_IB_PCI_RELAXED_ORDERING",
         default: "2",
-        doc: "`1` lets RDMA devices reorder their writes to memory on the PCI bus, which many machines need for full speed; `2` does where it can be asked for, `0` does not. They have arrived all the same when a transfer's end is told; who watches memory instead must not take a late byte as a sign of earlier ones",
+        doc: "`1` lets RDMA devices reorder their writes to memory on the PCI bus, which many machines need for full speed; `2` does where it can be asked for, `0` does not. When a transfer has ended, all bytes are there. A program that polls memory must not conclude from the last byte that the earlier ones have come",
         apply: |config, value| {
             config.verbs.relaxed_ordering = match value {
                 "0" => RelaxedOrdering::Never,
@@ -122,6 +122,12 @@ pub(super) const SETTINGS: &[Setting] = &[
             config.libfabric.library = Some(value.into());
             Ok(())
         },
+    },
+    Setting {
+        name: "UCCL_P2P_ASK_OWNERS",
+        default: "0",
+        doc: "`1` asks the peer that owns memory to copy to and from it wherever that is possible, and copies for peers that ask, so that the owner's processors do the work; both ends must set it. `0` asks only where the owner's GPUs reach what this process's do not",
+        apply: |config, value| flag(value).map(|ask| config.ask_owners = ask),
     },
     Setting {
         name: "UCCL_P2P_BASE_PORT",

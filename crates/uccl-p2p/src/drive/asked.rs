@@ -53,7 +53,7 @@ impl Connection {
         }
         let host = self.links.host.as_ref();
         let able = || host.is_some_and(|host| host.copies_as_owner(work.memory, &work.remote));
-        if !self.core.config.always_ask_owners && !able() {
+        if !self.core.config.ask_owners && !able() {
             return Err(Answer::Declined);
         }
         Ok(work)

@@ -29,18 +29,15 @@ const MIN_BYTES: u64 = 64 << 10;
 impl Connection {
     /// Asks the peer to make the copies that it makes better. Returns the work that is left for the lanes.
     pub(crate) fn ask_owner(&self, transfer: &Arc<Transfer>, work: Work) -> Work {
-        let always = self.core.config.always_ask_owners;
-        if !always && work.len_bytes() < MIN_BYTES {
+        if !self.asks_about(&work) {
             return work;
         }
+        let always = self.core.config.ask_owners;
         let better = if always {
             vec![true; work.pieces()]
         } else {
             self.owner_copies(work.memory, &work.remote)
         };
-        if better.is_empty() {
-            return work;
-        }
         let (asked, mut rest) = work.partition(&better);
         if !always && asked.len_bytes() < MIN_BYTES {
             rest.append(asked);
@@ -54,9 +51,15 @@ impl Connection {
         rest
     }
 
+    /// Whether the peer may be asked to make some of these copies.
+    pub(super) fn asks_about(&self, work: &Work) -> bool {
+        let better = || !self.owner_copies(work.memory, &work.remote).is_empty();
+        self.core.config.ask_owners || work.len_bytes() >= MIN_BYTES && better()
+    }
+
     /// Whether a long copy between this memory of the peer's and a region of ours is left to the peer.
     pub(crate) fn asks_owner(&self, mr: &Mr, remote: RemoteSpan) -> bool {
-        let always = self.core.config.always_ask_owners;
+        let always = self.core.config.ask_owners;
         let better = || self.owner_copies(mr.kind, &[remote]).contains(&true);
         always || mr.region.backing.is_some() && better()
     }
@@ -81,7 +84,7 @@ impl Connection {
         let granted = self.grant(&transfer.body.lock().leases, &work.local, rights);
         let Ok((sources, grants)) = granted else { return Err(work) };
         let offered = |grant: &Grant| grant.region.backing.is_some();
-        if !self.core.config.always_ask_owners && !grants.iter().all(offered) {
+        if !self.core.config.ask_owners && !grants.iter().all(offered) {
             return Err(work);
         }
         transfer.expect_ops(1);

@@ -55,6 +55,8 @@ pub(crate) struct Peer {
     pub(crate) gpu_index: u32,
     pub(crate) instance: u64,
     pub(crate) same_host: bool,
+    /// It changes words for signals that come with writes. Older versions do not know such writes.
+    pub(crate) takes_signals: bool,
 }
 
 /// Lanes to one peer.
@@ -553,5 +555,9 @@ struct Sink<'a>(&'a Arc<Connection>);
 impl MessageSink for Sink<'_> {
     fn message(&self, bytes: &[u8]) -> Result<(), String> {
         self.0.hear(bytes)
+    }
+
+    fn signalled(&self) {
+        self.0.core.signalled.notify();
     }
 }

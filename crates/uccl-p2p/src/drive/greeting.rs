@@ -52,7 +52,7 @@ impl Greeting {
 
     pub(crate) fn hello(&self, core: &Core, kind: HelloKind, token: u128) -> Hello {
         let config = &core.config;
-        let mut features = Features::CHECKSUM;
+        let mut features = Features::CHECKSUM.with(Features::SIGNALS);
         if config.transport.allows_local() {
             features = features.with(Features::LOCAL).with(Features::SHARED_MEMORY);
         }
@@ -154,6 +154,7 @@ pub(crate) fn peer_of(hello: &Hello, addr: SocketAddr, same_host: bool) -> Peer 
         gpu_index: hello.gpu_index,
         instance: hello.instance,
         same_host,
+        takes_signals: hello.features.contains(Features::SIGNALS),
     }
 }
 

@@ -31,7 +31,9 @@ impl Connection {
         match transfer.memory() {
             Memory::One(memory) => {
                 all.memory = memory;
-                self.ask_or_post(transfer, all);
+                if let Some(all) = self.post_signalled(transfer, all) {
+                    self.ask_or_post(transfer, all);
+                }
             }
             Memory::Several(kinds) => {
                 kinds.split(&all).for_each(|part| self.ask_or_post(transfer, part));
@@ -60,15 +62,12 @@ impl Connection {
 
     /// Posts work over the streams, which reach any memory. Large work is cut and spread over them.
     pub(super) fn post_on_streams(self: &Arc<Self>, transfer: &Arc<Transfer>, work: Work) {
-        let total = work.len_bytes();
-        if self.lanes[0].caps().checksum && total > 0 {
-            transfer.note_checksum(true);
-        }
-        let max_pieces = self.most_pieces(work.memory);
-        let stripes = (total / STRIPE).clamp(1, self.streams().count().max(1) as u64);
-        if stripes == 1 && work.local.len() <= max_pieces {
+        self.note_checksum(transfer, &work);
+        if self.is_one_operation(&work) {
             return self.post_one(transfer, work);
         }
+        let (total, max_pieces) = (work.len_bytes(), self.most_pieces(work.memory));
+        let stripes = self.stripes(total);
         let limit = total.div_ceil(stripes).next_multiple_of(4096);
         let pieces = (&work.local[..], &work.remote[..]);
         let mut rest = Stretch::all(pieces);
@@ -77,6 +76,67 @@ impl Connection {
             let (local, remote) = cut.to_lists(pieces);
             self.post_one(transfer, Work { local, remote, ..work.nothing() });
         }
+    }
+
+    /// Posts a write and its signal as one operation of the first lane, or as one job of a GPU of ours, if that is
+    /// possible. Otherwise returns the work.
+    ///
+    /// No operation of the first lane is ever posted again, because the connection ends with it. So the word changes
+    /// once.
+    fn post_signalled(&self, transfer: &Arc<Transfer>, work: Work) -> Option<Work> {
+        let Some(word) = transfer.free_signal() else { return Some(work) };
+        let op = work.clone().operation(Arc::clone(transfer) as _);
+        let by_gpu = self.links.host.as_ref();
+        let by_gpu =
+            by_gpu.filter(|host| Self::is_for_gpu(&word) && host.signals_by_gpu(&op, &word));
+        if by_gpu.is_none() && !self.streams_take_signal(&work, &op) {
+            return Some(work);
+        }
+        let Some(word) = transfer.take_signal() else { return Some(work) };
+        transfer.expect_ops(1);
+        let done = Arc::clone(&op.done);
+        // SAFETY: as for other operations of a transfer.
+        let posted = unsafe {
+            match by_gpu {
+                Some(host) => host.post_signalled_by_gpu(op, word),
+                None => {
+                    self.note_checksum(transfer, &work);
+                    self.messages().post_signalled(op, word)
+                }
+            }
+        };
+        match posted {
+            Ok(Posted::Pending(name)) => transfer.body.lock().ops.push((0, name)),
+            Ok(Posted::Done(result)) => done.complete(result),
+            Err(e) => self.not_posted(transfer, e),
+        }
+        None
+    }
+
+    /// Whether a write is one operation of the first lane, which takes a signal along.
+    fn streams_take_signal(&self, work: &Work, op: &Operation) -> bool {
+        self.peer.takes_signals
+            && self.is_one_operation(work)
+            && self.rails_for(work).is_none()
+            && !self.asks_about(work)
+            && self.messages().carries_signal(op)
+    }
+
+    /// Notes that the data of a transfer carries a checksum, if it does.
+    fn note_checksum(&self, transfer: &Transfer, work: &Work) {
+        if self.lanes[0].caps().checksum && work.len_bytes() > 0 {
+            transfer.note_checksum(true);
+        }
+    }
+
+    /// Whether the streams carry it as one operation.
+    fn is_one_operation(&self, work: &Work) -> bool {
+        self.stripes(work.len_bytes()) == 1 && work.pieces() <= self.most_pieces(work.memory)
+    }
+
+    /// Over how many streams so many bytes are spread.
+    fn stripes(&self, bytes: u64) -> u64 {
+        (bytes / STRIPE).clamp(1, self.streams().count().max(1) as u64)
     }
 
     fn most_pieces(&self, memory: MemoryKind) -> usize {

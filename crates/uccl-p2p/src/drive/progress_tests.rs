@@ -18,8 +18,9 @@ use uccl_fabric::{
         OpName, OpResult, Operation, Posted,
     },
     mem::{RemoteSpan, Span},
+    signal::Word,
 };
-use uccl_wire::{advert::Advert, message::Change};
+use uccl_wire::{advert::Advert, signal::Change};
 
 use super::{
     connection::{Connection, Peer, Workers},
@@ -192,6 +193,14 @@ impl MessageLane for Endless {
         Ok(())
     }
 
+    fn carries_signal(&self, _: &Operation) -> bool {
+        false
+    }
+
+    unsafe fn post_signalled(&self, _: Operation, _: Word) -> Result<Posted, LaneError> {
+        Err(LaneError::Killed)
+    }
+
     fn queued_bytes(&self) -> usize {
         0
     }
@@ -208,6 +217,14 @@ impl MessageLane for Endless {
 }
 
 impl HostLane for Endless {
+    fn signals_by_gpu(&self, _: &Operation, _: &Word) -> bool {
+        false
+    }
+
+    unsafe fn post_signalled_by_gpu(&self, _: Operation, _: Word) -> Result<Posted, LaneError> {
+        Err(LaneError::Killed)
+    }
+
     fn path_to(&self, _: &RemoteSpan) -> &'static str {
         "endless"
     }
@@ -278,6 +295,7 @@ fn a_worker_that_helps_accepts_connections_meanwhile() {
         gpu_index: 0,
         instance: 1,
         same_host: true,
+        takes_signals: true,
     };
     let links = Links::within_host(Arc::clone(&lane));
     let make = |id| Arc::new(Connection::new(id, Arc::clone(core), peer, links));

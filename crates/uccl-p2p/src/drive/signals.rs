@@ -1,24 +1,26 @@
 //! Signals: words in the peer's memory that writes change when all their bytes are there, and words in ours that the
 //! peer changes.
 //!
-//! A lane that reaches the word changes it at once. Otherwise a message on the first lane asks the owner to change it.
-//! The owner always answers, unless the connection ends. A signal is never sent twice.
+//! A lane that reaches the word changes it at once. A write that is one operation of the first lane takes its signal along
+//! (`plan.rs`). Otherwise a message on the first lane asks the owner to change the word. The owner always answers, unless
+//! the connection ends. A signal is never sent twice.
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use uccl_fabric::{
     lane::{OpError, OpResult},
     mem::RemoteSpan,
-    signal,
+    signal::{self, Word},
 };
 use uccl_wire::{
     frame::Status,
-    message::{Change, Place, SIGNAL_LEN},
+    message::Place,
+    signal::{Change, SIGNAL_LEN},
 };
 
 use super::{
     connection::{Connection, Talk, Transfer},
-    transfer::{After, Kind, Word},
+    transfer::{After, Kind},
 };
 use crate::error::{Error, Result};
 
@@ -41,6 +43,12 @@ impl Connection {
         };
         failed.into_iter().for_each(|e| transfer.note_error(e));
         transfer.op_ended();
+    }
+
+    /// Whether a GPU of ours may change the word behind its copies. It does not add: for writers whom no GPU serves the
+    /// owner adds, by two copies, and an addition between these would be lost.
+    pub(crate) fn is_for_gpu(word: &Word) -> bool {
+        matches!(word.change, Change::Set(_))
     }
 
     /// Changes a word at once, if the lane reaches it.
@@ -72,8 +80,8 @@ impl Connection {
     /// Changes a word of ours for the peer, and answers.
     pub(super) fn take_signal(&self, id: u64, place: Place, change: Change) {
         let Place { addr, key, slot } = place;
-        let word = RemoteSpan { addr, len: SIGNAL_LEN, key, slot };
-        let changed = signal::apply(&self.core.mrs.table, &word, change);
+        let span = RemoteSpan { addr, len: SIGNAL_LEN, key, slot };
+        let changed = signal::apply(&self.core.mrs.table, &Word { span, change });
         let status = changed.err().unwrap_or(Status::Ok);
         self.core.signalled.notify();
         self.tell(|session, out| session.signals.answer(id, status, out));
@@ -110,5 +118,45 @@ impl Connection {
     /// Notes that a write of a context has failed.
     pub(crate) fn note_failed_context(&self, context: u32) {
         self.failed_contexts.lock().insert(context);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::atomic::{AtomicU64, Ordering::Acquire},
+        thread,
+        time::{Duration, Instant},
+    };
+
+    use super::{super::joined::Joined, Change};
+    use crate::{Op, Request, Signal, Uninterrupted};
+
+    /// Longer than anything takes that has to happen.
+    const FAR: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn who_waits_for_a_word_is_woken_by_a_signal_that_comes_with_its_write() {
+        let p = Joined::by_tcp();
+        let word = Box::new(AtomicU64::new(0));
+        let at = word.as_ptr() as usize;
+        // SAFETY: an atomic, which stays until the endpoint has been closed.
+        let mr = unsafe { p.b.register(at, 8) }.expect("registered");
+        let advert = p.b.advertise(mr, at, 8).expect("advertised");
+        let signal = Some(Signal { advert, change: Change::Add(1), strong: false });
+        let write = Request { signal, ..Request::new(p.to_b, Op::Write, &[], &[]) };
+        let begun = Instant::now();
+        let mut written = 0;
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| p.b.core().signalled.sleep(FAR));
+            // More than one, because the first may come before the waiter sleeps.
+            while !waiter.is_finished() {
+                p.a.run(&write, &mut Uninterrupted).expect("signalled");
+                written += 1;
+            }
+        });
+        assert!(begun.elapsed() < FAR / 2, "{written} signals did not wake the waiter");
+        assert_eq!(word.load(Acquire), written, "each changed the word once");
+        p.close();
     }
 }

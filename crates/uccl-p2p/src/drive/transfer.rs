@@ -15,9 +15,9 @@ use smallvec::SmallVec;
 use uccl_device::cuda::Signal;
 use uccl_fabric::{
     lane::{Completion, OpError, OpName, OpResult},
-    mem::{RemoteSpan, Span},
+    mem::Span,
+    signal::Word,
 };
-use uccl_wire::message::Change;
 
 use super::{
     park::Parker,
@@ -110,13 +110,6 @@ impl After {
     }
 }
 
-/// A word in the peer's memory, and the change to make to it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Word {
-    pub(crate) span: RemoteSpan,
-    pub(crate) change: Change,
-}
-
 /// A transfer that waits for another one to end.
 pub(crate) struct Follower<C> {
     transfer: Arc<Transfer<C>>,
@@ -164,6 +157,18 @@ pub(crate) struct Body<C> {
     followers: Vec<Arc<Follower<C>>>,
     /// One entry for each transfer that this one waits for.
     following: Vec<Arc<Follower<C>>>,
+}
+
+impl<C> Body<C> {
+    /// Its signal, if that depends on nothing but its own bytes: it waits for no other transfer, has not failed, and is
+    /// not being ended.
+    fn free_signal(&self) -> Option<Word> {
+        let is_free = self.following.is_empty() && self.error.is_none() && self.fence.is_none();
+        match self.after {
+            After::Signal(word, _) if is_free => Some(word),
+            _ => None,
+        }
+    }
 }
 
 /// What a transfer needs of the connection that carries it.
@@ -263,6 +268,21 @@ impl<C: Carrier> Transfer<C> {
         if body.result.is_none() {
             body.signals.push(signal);
         }
+    }
+
+    /// The signal that may be sent along with its only operation, because nothing else decides whether the word changes.
+    pub(super) fn free_signal(&self) -> Option<Word> {
+        self.body.lock().free_signal()
+    }
+
+    /// Takes the signal out, to be sent along with its only operation. `None`: the signal has to follow.
+    pub(super) fn take_signal(&self) -> Option<Word> {
+        let mut body = self.body.lock();
+        let word = body.free_signal()?;
+        if let After::Signal(_, notif) = std::mem::replace(&mut body.after, After::Publish) {
+            body.after = After::of(None, notif);
+        }
+        Some(word)
     }
 
     /// The kinds of its local memory.

@@ -8,8 +8,9 @@ use std::{
 
 use smallvec::{SmallVec, smallvec};
 use uccl_fabric::{
-    lane::{Completion, HostLane, Lane, OpKind, OpName, Posted},
+    lane::{Completion, HostLane, LaneError, OpError, OpKind, OpName, Operation, Posted},
     mem::{RemoteSpan, Span},
+    signal::Word,
 };
 
 use super::{
@@ -23,7 +24,7 @@ use crate::{
         now::Now,
         regions::{Lease, contains, outside},
         timers,
-        transfer::{After, Carrier as _, Plan, Word},
+        transfer::{After, Carrier as _, Plan},
         work::Work,
     },
     error::Result,
@@ -104,17 +105,22 @@ impl Endpoint {
     /// what a GPU copies or rails carry is posted. `None`: it has to become a transfer right away. That is also the way
     /// to the owner's own error message.
     pub(super) fn begin_now(&self, single: &Single) -> Result<Option<Begun>> {
-        let Single { conn, lease, local, remote, signal, .. } = single;
+        let Single { conn, lease, local, remote, signal, context, .. } = single;
         let short = self.make_now(single)?;
-        if short.is_some() || signal.is_some() {
+        if short.is_some() {
             return Ok(short);
         }
         let memory = lease.mr().kind;
-        match &conn.links.host {
+        match (&conn.links.host, signal) {
             _ if local.len == 0 => Ok(None),
-            None => self.carry_now(single),
-            Some(host) if host.is_copied_by_gpu(memory, remote) => self.copy_now(single, &**host),
-            Some(_) => Ok(None),
+            (None, None) => self.carry_now(single),
+            (Some(host), None) if host.is_copied_by_gpu(memory, remote) => {
+                self.copy_now(single, &**host, None)
+            }
+            (Some(host), Some((word, strong))) if !strong || conn.is_context_clear(*context) => {
+                self.copy_now(single, &**host, Some(*word))
+            }
+            _ => Ok(None),
         }
     }
 
@@ -123,22 +129,11 @@ impl Endpoint {
     pub(super) fn make_now(&self, single: &Single) -> Result<Option<Begun>> {
         match single.signal {
             Some((word, strong)) => self.signal_now(single, word, strong),
-            None => Ok(self.copy_short(single).map(Begun::Done)),
+            None => Ok(copy_short(single).then(|| Begun::Done(self.done_now(single)))),
         }
     }
 
-    /// Copies a short piece to or from a process of this host, on this thread.
-    fn copy_short(&self, single: &Single) -> Option<Outcome> {
-        let Single { kind, conn, lease, local, remote, .. } = single;
-        if !lease.mr().kind.is_host_accessible() {
-            return None;
-        }
-        // SAFETY: inside a region, which the lease keeps registered.
-        let copied = unsafe { conn.links.host.as_ref()?.try_now(*kind, *local, remote) };
-        matches!(copied, Some(Ok(()))).then(|| self.done_now(single))
-    }
-
-    /// Copies a short piece, as [`copy_short`](Self::copy_short) does, and changes its signal's word.
+    /// Copies a short piece, as [`copy_short`] does, and changes its signal's word.
     fn signal_now(&self, single: &Single, word: Word, strong: bool) -> Result<Option<Begun>> {
         let conn = &single.conn;
         if strong && !conn.is_context_clear(single.context) {
@@ -153,9 +148,11 @@ impl Endpoint {
                 return Ok(Some(Begun::Done(self.done_now(single))));
             }
         }
-        let Some(outcome) = self.copy_short(single) else { return Ok(None) };
+        if !copy_short(single) {
+            return Ok(None);
+        }
         if let Some(Ok(())) = lane.try_signal(&word.span, word.change) {
-            return Ok(Some(Begun::Done(outcome)));
+            return Ok(Some(Begun::Done(self.done_now(single))));
         }
         // Asks the owner, which changes the word or says why not.
         let transfer = conn.admit(single.plan(After::of(Some(word), None), self))?;
@@ -163,9 +160,24 @@ impl Endpoint {
         settle(hold, Ok(())).map(|transfer| Some(Begun::Under(transfer)))
     }
 
-    /// Makes a GPU copy one piece, and waits a moment: most such copies end before a transfer could be made.
-    fn copy_now(&self, single: &Single, lane: &dyn HostLane) -> Result<Option<Begun>> {
-        let (now, name) = match self.post_now(single, single.work(), lane) {
+    /// Makes a GPU copy one piece, and change a signal's word then, and waits a moment: most such copies end before a
+    /// transfer could be made. `None`: the piece has to become a transfer right away, and its word has not changed.
+    fn copy_now(
+        &self,
+        single: &Single,
+        lane: &dyn HostLane,
+        word: Option<Word>,
+    ) -> Result<Option<Begun>> {
+        let posted = self.post_now(single, single.work(), |op| match word {
+            // SAFETY: `post_now` keeps the memory.
+            None => unsafe { lane.post(op) },
+            Some(word) if Connection::is_for_gpu(&word) && lane.signals_by_gpu(&op, &word) => {
+                // SAFETY: as above.
+                unsafe { lane.post_signalled_by_gpu(op, word) }
+            }
+            Some(_) => Ok(Posted::Done(Err(OpError::Unreachable))),
+        });
+        let (now, name) = match posted {
             Ok(under_way) => under_way,
             Err(over) => return Ok(over),
         };
@@ -176,8 +188,9 @@ impl Endpoint {
         }
         match now.result() {
             Some(Ok(())) => Ok(Some(Begun::Done(self.done_now(single)))),
-            Some(Err(_)) => Ok(None),
-            None => {
+            Some(Err(_)) if word.is_none() => Ok(None),
+            // A signal is not given a second time, whatever became of the first.
+            _ => {
                 let heir = |transfer: &Arc<Transfer>| Arc::clone(transfer) as _;
                 self.outlast(single, (0, name), &now, heir).map(Some)
             }
@@ -188,10 +201,12 @@ impl Endpoint {
     /// transfer, so that what the rails cannot do is done another way.
     fn carry_now(&self, single: &Single) -> Result<Option<Begun>> {
         let (conn, work) = (&single.conn, single.work());
-        let rails = conn.rails_for(&work).filter(|_| !self.config().always_ask_owners);
+        let rails = conn.rails_for(&work).filter(|_| !self.config().ask_owners);
         let Some(lane) = rails else { return Ok(None) };
         let place = conn.rails_place();
-        let (now, name) = match self.post_now(single, work.clone(), lane) {
+        // SAFETY: `post_now` keeps the memory.
+        let posted = self.post_now(single, work.clone(), |op| unsafe { lane.post(op) });
+        let (now, name) = match posted {
             Ok(under_way) => under_way,
             Err(over) => return Ok(over),
         };
@@ -211,17 +226,18 @@ impl Endpoint {
         self.outlast(single, (place as u16, name), &now, heir).map(Some)
     }
 
-    /// Posts one piece on a lane. `Err`: it has been done, or (`None`) has to become a transfer right away.
+    /// Posts one piece by a lane's `post`. `Err`: it has been done, or (`None`) has to become a transfer right away.
+    ///
+    /// The piece is inside a region, which a lease keeps registered until the operation has ended: this one, or that of
+    /// the transfer that it becomes.
     fn post_now(
         &self,
         single: &Single,
         work: Work,
-        lane: &dyn Lane,
+        post: impl FnOnce(Operation) -> Result<Posted, LaneError>,
     ) -> Result<(Arc<Now>, OpName), Option<Begun>> {
         let now = Arc::new(Now::default());
-        // SAFETY: inside a region, which a lease keeps registered until the operation has ended: this one, or
-        // that of the transfer that it becomes.
-        match unsafe { lane.post(work.operation(Arc::clone(&now) as _)) } {
+        match post(work.operation(Arc::clone(&now) as _)) {
             Ok(Posted::Pending(name)) => Ok((now, name)),
             Ok(Posted::Done(Ok(()))) => Err(Some(Begun::Done(self.done_now(single)))),
             Ok(Posted::Done(Err(_))) | Err(_) => Err(None),
@@ -281,4 +297,16 @@ impl Endpoint {
         counters.ended_well(Some(single.op), bytes);
         Outcome { bytes, checksummed: false }
     }
+}
+
+/// Copies a short piece to or from a process of this host, on this thread.
+fn copy_short(single: &Single) -> bool {
+    let Single { kind, conn, lease, local, remote, .. } = single;
+    let Some(lane) = &conn.links.host else { return false };
+    if !lease.mr().kind.is_host_accessible() {
+        return false;
+    }
+    // SAFETY: inside a region, which the lease keeps registered.
+    let copied = unsafe { lane.try_now(*kind, *local, remote) };
+    matches!(copied, Some(Ok(())))
 }

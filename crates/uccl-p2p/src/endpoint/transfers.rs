@@ -7,11 +7,11 @@ use std::{
 
 use smallvec::SmallVec;
 use uccl_device::cuda;
-use uccl_fabric::mem::{RemoteSpan, Span};
-use uccl_wire::{
-    advert::Advert,
-    message::{MAX_IOVS, SIGNAL_LEN},
+use uccl_fabric::{
+    mem::{RemoteSpan, Span},
+    signal::Word,
 };
+use uccl_wire::{advert::Advert, message::MAX_IOVS, signal::SIGNAL_LEN};
 
 use super::{
     CudaStream, Endpoint, Interrupt, Op, Outcome, Request, Signal, Status, Tried, Uninterrupted,
@@ -23,7 +23,7 @@ use crate::{
         deferred::{Mark, Start},
         regions::{self, Lease},
         timers,
-        transfer::{After, Fence, Plan, Word},
+        transfer::{After, Fence, Plan},
         wait,
         work::Pieces,
     },

@@ -8,7 +8,7 @@ use std::{
 use smallvec::SmallVec;
 use uccl_device::MemoryKind;
 use uccl_fabric::mem::Span;
-use uccl_wire::message::SIGNAL_LEN;
+use uccl_wire::signal::SIGNAL_LEN;
 
 use super::{CudaStream, Endpoint, Interrupt, LOOKS, SLICE, Until};
 use crate::{

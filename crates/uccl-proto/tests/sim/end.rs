@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use uccl_proto::{Handles, Session, incoming::Arrived, lanes::Orphan, outgoing::Way};
 use uccl_wire::{
     frame::Status,
-    message::{Answer, Change, Place, Source, Verdict},
+    message::{Answer, Place, Source, Verdict},
+    signal::Change,
 };
 
 /// Handles are the numbers under which the records are found.

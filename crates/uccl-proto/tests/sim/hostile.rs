@@ -5,9 +5,10 @@ use uccl_proto::{Event, Violation, asked::CopyEnd, incoming::Arrived, notificati
 use uccl_wire::{
     frame::Status,
     message::{
-        self, Answer, AskPiece, Change, Direction, MAX_ASKED_PIECES, MAX_ASKS, Message, Place,
-        Source, Verdict,
+        self, Answer, AskPiece, Direction, MAX_ASKED_PIECES, MAX_ASKS, Message, Place, Source,
+        Verdict,
     },
+    signal::Change,
 };
 
 use crate::end::{Copy, End, Operation, Signal};

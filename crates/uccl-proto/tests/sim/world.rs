@@ -13,7 +13,8 @@ use uccl_proto::{
 };
 use uccl_wire::{
     frame::Status,
-    message::{Answer, AskPiece, Change, Direction, Message, Place, Verdict},
+    message::{Answer, AskPiece, Direction, Message, Place, Verdict},
+    signal::Change,
 };
 
 use crate::end::{Copy, End, LaneState, Operation, Signal, WORDS, bytes_of};

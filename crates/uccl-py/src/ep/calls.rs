@@ -170,9 +170,9 @@ pub(crate) struct PyCombine {
 
 #[pymethods]
 impl PyCombine {
-    /// Begins to send rows back. `sends` is "row", "each" or "sum".
+    /// Begins to send rows back. `sends` is "row", "each" or "sum". `leaves` rows in a block to those that read them.
     #[new]
-    #[pyo3(signature = (handle, *, rows, len, stride, hidden, sends, weights=0, is_packed=false, stays=false))]
+    #[pyo3(signature = (handle, *, rows, len, stride, hidden, sends, weights=0, is_packed=false, stays=false, leaves=false))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
         py: Python<'_>,
@@ -185,6 +185,7 @@ impl PyCombine {
         weights: usize,
         is_packed: bool,
         stays: bool,
+        leaves: bool,
     ) -> PyResult<Self> {
         let sends = match sends {
             "row" => Sends::Row,
@@ -200,7 +201,11 @@ impl PyCombine {
         let combine = engine(py, move |interrupted| {
             let results = results.into_inner();
             // SAFETY: `uccl.ep` passes tensors of these sizes, and keeps them until the combine has ended.
-            unsafe { Combine::begin(&handle, results, interrupted) }
+            let mut combine = unsafe { Combine::begin(&handle, results, interrupted) }?;
+            if leaves {
+                combine.leave_rows();
+            }
+            Ok(combine)
         })?;
         Ok(Self { combine: Mutex::new(Some(combine)) })
     }

@@ -73,6 +73,11 @@ impl PyGroup {
         self.group.pool_len()
     }
 
+    /// Whether memory is in a block of this rank.
+    fn has_block(&self, address: usize, len: usize) -> bool {
+        self.group.has_block(&(address..address.saturating_add(len)))
+    }
+
     /// Leaves a rank out of the calls that follow, or lets it take part again.
     fn mask(&self, rank: usize, is_masked: bool) -> PyResult<()> {
         self.group.mask(rank, is_masked).map_err(|e| exception(&e))

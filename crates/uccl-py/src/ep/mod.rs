@@ -1,5 +1,6 @@
 //! Expert parallelism: the engine's calls, with memory as addresses. `uccl.ep` makes tensors of them.
 
+mod block;
 mod calls;
 mod group;
 mod handle;
@@ -14,6 +15,7 @@ use uccl_ep::{
 };
 
 pub(crate) use self::{
+    block::PyBlock,
     calls::{PyCombine, PyDispatch},
     group::{PyGroup, PyRouting},
     handle::PyHandle,

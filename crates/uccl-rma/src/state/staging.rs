@@ -212,9 +212,7 @@ impl State {
         let copy = Copy { area, chunk, memory: &memory, slots: SmallVec::new(), direction };
         // SAFETY: the chunk belongs to the batch until the batch ends. The operation's memory stays valid until the
         // operation has ended, which is after the batch, or until the lane is killed, which waits for the copies.
-        if let Err(e) = unsafe { copies.start(copy, Whose::Batch(at)) } {
-            self.end_batch(at, Some(OpError::from(e)));
-        }
+        unsafe { copies.start(copy, Whose::Batch(at)) };
     }
 
     /// Asks the peer to copy between its memory and its chunk.

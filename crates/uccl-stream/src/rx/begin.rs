@@ -11,7 +11,11 @@ use uccl_fabric::{
 use uccl_wire::frame::{Header, Kind, Status};
 
 use super::{Incoming, Rx, State, Surroundings, unexpected};
-use crate::{ops::Sent, queue::Reply};
+use crate::{
+    ops::Sent,
+    queue::Reply,
+    upload::{End, Purpose},
+};
 
 impl<P: PipeRx> Rx<P> {
     /// Begins a frame. Its descriptors are known only if they are `sound`. False: earlier data must land first.
@@ -132,13 +136,24 @@ impl<P: PipeRx> Rx<P> {
             }
             Some(_) => {}
         }
-        let Some(op) = ops.remove(name) else { return Ok(()) };
-        drop(ops);
         let result = match status {
             Status::Ok => Ok(()),
             Status::Cut => Err(OpError::Cancelled),
             status => Err(OpError::Remote(status)),
         };
+        let purpose = Purpose::Read(name);
+        if let Some(op) = ops.get_mut(name)
+            && self.is_uploading(purpose)
+        {
+            let Some(target) = op.target.take() else {
+                return Err(unexpected("an ack behind the last data of a read"));
+            };
+            op.doomed = op.doomed.take().or(result.err());
+            self.end_after_copies(purpose, End::Data(target));
+            return Ok(());
+        }
+        let Some(op) = ops.remove(name) else { return Ok(()) };
+        drop(ops);
         op.done.complete(op.doomed.map_or(result, Err));
         Ok(())
     }

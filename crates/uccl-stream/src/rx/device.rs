@@ -1,9 +1,11 @@
 //! Receives payload for GPU memory into chunks of locked memory, and copies it from there to its place.
 
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, atomic::Ordering::SeqCst};
 
+use uccl_device::cuda::GpuError;
 use uccl_fabric::{
-    lane::{LaneError, OpError},
+    gpu::Ended,
+    lane::{LaneError, OpError, OpName},
     mem::{Access, Located, Span},
     pieces::Stretch,
     pipe::PipeRx,
@@ -18,8 +20,8 @@ use super::{
     payload::{fill, read_result},
 };
 use crate::{
-    remote_of,
-    upload::{End, Filling, Landed, Purpose},
+    Nobody, remote_of,
+    upload::{End, Filling, Purpose, Upload},
 };
 
 impl<P: PipeRx> Rx<P> {
@@ -36,38 +38,48 @@ impl<P: PipeRx> Rx<P> {
     /// Ends operations whose data has landed. True if any data has.
     pub(super) fn land(&mut self, around: &Surroundings<'_>) -> bool {
         let mut any = false;
-        while let Some(landed) = self.uploader.landed() {
+        while let Some(Ended { what, result }) = self.uploader.ended() {
             any = true;
-            self.landed(landed, around);
+            if let Err(e) = result {
+                self.fail_landed(what.purpose, e, around);
+            }
+            match (what.purpose, what.end) {
+                // All data of the write has landed.
+                (Purpose::Write(op), Some(End::Ack(status, word))) => {
+                    self.end_write(op, status, word, around);
+                }
+                (Purpose::Read(name), Some(end)) => end_read(name, end, around),
+                _ => {}
+            }
         }
         any
     }
 
-    fn landed(&mut self, landed: Landed, around: &Surroundings<'_>) {
-        let Landed { purpose, result, end } = landed;
-        if let Err(e) = result {
-            match purpose {
-                Purpose::Read(name) => around.ops.lock().doom(name, OpError::from(e)),
-                Purpose::Write(op) => {
-                    tracing::warn!("data of a peer's write could not be copied to a GPU: {e}");
-                    self.uploader.fail(purpose, Status::Fault);
-                    if self.write.as_ref().is_some_and(|write| write.op == op) {
-                        self.fail_write(Status::Fault);
-                    }
-                }
+    /// Data of an operation did not land.
+    fn fail_landed(&mut self, purpose: Purpose, e: GpuError, around: &Surroundings<'_>) {
+        let op = match purpose {
+            Purpose::Read(name) => return around.ops.lock().doom(name, OpError::from(e)),
+            Purpose::Write(op) => op,
+        };
+        tracing::warn!("data of a peer's write could not be copied to a GPU: {e}");
+        for upload in self.uploader.waiting_mut().filter(|upload| upload.purpose == purpose) {
+            if let Some(End::Ack(status, _)) = &mut upload.end {
+                *status = Status::Fault;
             }
         }
-        match (purpose, end) {
-            (Purpose::Write(op), Some(End::Ack(status))) => self.answers.ack(op, status),
-            (Purpose::Read(name), Some(End::Data(target))) => {
-                let op = around.ops.lock().remove(name);
-                if let Some(op) = op {
-                    let result = read_result(&op, &target);
-                    op.done.complete(result);
-                }
-            }
-            _ => {}
+        if self.write.as_ref().is_some_and(|write| write.op == op) {
+            self.fail_write(Status::Fault);
         }
+    }
+
+    /// Whether an operation, or data of it, waits for copies.
+    pub(super) fn is_uploading(&self, purpose: Purpose) -> bool {
+        self.uploader.waiting().any(|upload| upload.purpose == purpose)
+    }
+
+    /// Ends an operation when the copies under way have landed.
+    pub(super) fn end_after_copies(&mut self, purpose: Purpose, end: End) {
+        self.uploader.follow(Upload { purpose, end: Some(end) }, Ok(()));
     }
 
     /// Whether the current frame must wait for copies to end: it must not overtake them, and only copies to GPUs keep
@@ -125,22 +137,38 @@ impl<P: PipeRx> Rx<P> {
         self.iov.push(Span { len, ..room });
         let before = self.left;
         let counts = self.receive_into(true)?;
-        self.uploader.filled((before - self.left) as usize);
-        if self.uploader.is_full() {
-            self.upload(around);
-        }
+        self.filled((before - self.left) as usize);
+        self.upload_if_full(around);
         Ok(counts)
     }
 
     /// Where the next payload goes. `None`: copies must end first, or no chunk could be had, and the operation has
     /// failed.
     pub(super) fn room_for(&mut self, device: u32) -> Option<Span> {
-        match self.uploader.room(device, self.rest) {
-            Ok(Some(room)) => return Some(room),
-            Ok(None) => self.stalled = true,
-            Err(e) => self.fail_upload(e),
+        if self.filling.is_none() {
+            if self.uploader.is_full() {
+                self.stalled = true;
+                return None;
+            }
+            match self.uploader.chunk(device) {
+                Ok(chunk) => self.filling = Some(Filling { chunk, len: 0, rest: self.rest }),
+                Err(e) => self.fail_upload(e),
+            }
         }
-        None
+        self.filling.as_ref().map(Filling::room)
+    }
+
+    /// Records that this many bytes were put into the room.
+    fn filled(&mut self, len: usize) {
+        if let Some(filling) = &mut self.filling {
+            filling.len += len;
+        }
+    }
+
+    pub(super) fn upload_if_full(&mut self, around: &Surroundings<'_>) {
+        if self.filling.as_ref().is_some_and(|filling| filling.room().len == 0) {
+            self.upload(around);
+        }
     }
 
     /// Copies payload from the staging buffer into a chunk that has room for it.
@@ -149,12 +177,12 @@ impl<P: PipeRx> Rx<P> {
         let to = Span { len: n, ..room };
         // SAFETY: the caller has seen that there is room.
         unsafe { fill(to, &self.staging[from..from + n]) };
-        self.uploader.filled(n);
+        self.filled(n);
     }
 
     /// Starts to copy the chunk that is being filled to the place of its bytes.
     pub(super) fn upload(&mut self, around: &Surroundings<'_>) {
-        let Some(Filling { chunk, len, rest }) = self.uploader.take() else { return };
+        let Some(Filling { chunk, len, rest }) = self.filling.take() else { return };
         if self.device_wanting_data().is_none() {
             return;
         }
@@ -170,11 +198,8 @@ impl<P: PipeRx> Rx<P> {
         around.copying.store(true, SeqCst);
         // SAFETY: the memory is in regions checked under the lock that is held, and counts as touched until the copy
         // has ended; or it is the memory of a read, which does not end before the copy.
-        let started = unsafe { self.uploader.start(purpose, chunk, &self.located, slots) };
+        unsafe { self.uploader.start(Upload { purpose, end: None }, chunk, &self.located, slots) };
         drop(regions);
-        if let Err(e) = started {
-            self.fail_upload(e);
-        }
     }
 
     /// Lists the memory that the first `len` bytes of `rest` are.
@@ -198,7 +223,7 @@ impl<P: PipeRx> Rx<P> {
     }
 
     /// Fails the current operation, whose data cannot be copied.
-    fn fail_upload(&mut self, e: uccl_device::cuda::GpuError) {
+    fn fail_upload(&mut self, e: GpuError) {
         match &mut self.read {
             Some((_, target)) if self.header.kind == Kind::Data => {
                 target.failed.get_or_insert(OpError::from(e));
@@ -208,5 +233,25 @@ impl<P: PipeRx> Rx<P> {
                 self.fail_write(Status::Fault);
             }
         }
+    }
+}
+
+/// Ends a read of ours, none of whose data is being copied any more.
+fn end_read(name: OpName, end: End, around: &Surroundings<'_>) {
+    let mut ops = around.ops.lock();
+    if let End::Data(target) = end {
+        let op = ops.remove(name);
+        drop(ops);
+        if let Some(op) = op {
+            let result = read_result(&op, &target);
+            op.done.complete(result);
+        }
+        return;
+    }
+    // More of its data may come from the peer, and is thrown away.
+    let done = ops.get_mut(name).map(|op| std::mem::replace(&mut op.done, Arc::new(Nobody)));
+    drop(ops);
+    if let Some(done) = done {
+        done.complete(Err(OpError::Cancelled));
     }
 }

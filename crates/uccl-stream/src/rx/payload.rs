@@ -4,11 +4,12 @@ use uccl_fabric::{
     lane::{LaneError, OpError, OpResult},
     mem::{Access, Span},
     pipe::PipeRx,
+    signal::{self, Word},
     status_of,
 };
 use uccl_wire::frame::{Kind, Status, TRAILER_LEN, Trailer};
 
-use super::{Rx, State, Surroundings, unexpected};
+use super::{Incoming, Rx, State, Surroundings, unexpected};
 use crate::{
     ops::{InFlight, ReadTarget},
     remote_of,
@@ -49,9 +50,7 @@ impl<P: PipeRx> Rx<P> {
         }
         self.placed(n);
         self.start += n;
-        if self.uploader.is_full() {
-            self.upload(around);
-        }
+        self.upload_if_full(around);
         Ok(true)
     }
 
@@ -129,17 +128,14 @@ impl<P: PipeRx> Rx<P> {
                 } else if !crc_ok {
                     self.fail_write(Status::Checksum);
                 }
-                // The data that has come since the pipe was cut was thrown away, so an answer would be false. It
-                // could still reach the peer, if this side cuts a pipe in shared memory. So none is sent, and the
-                // peer learns that the lane has ended.
                 if self.header.last
-                    && let Some(write) = self.write.take()
-                    && !self.is_cut
+                    && let Some(Incoming { op, status }) = self.write.take()
                 {
-                    if self.uploader.is_idle() {
-                        self.answers.ack(write.op, write.status);
-                    } else {
-                        self.uploader.end(Purpose::Write(write.op), End::Ack(write.status));
+                    match self.uploader.is_idle() {
+                        true => self.end_write(op, status, self.word, around),
+                        false => {
+                            self.end_after_copies(Purpose::Write(op), End::Ack(status, self.word));
+                        }
                     }
                 }
             }
@@ -152,6 +148,28 @@ impl<P: PipeRx> Rx<P> {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Ends a write of the peer's, all of whose bytes are visible here if its status is good: changes the word of its
+    /// signal, and answers.
+    pub(super) fn end_write(
+        &mut self,
+        op: u64,
+        status: Status,
+        word: Option<Word>,
+        around: &Surroundings<'_>,
+    ) {
+        // The data that has come since the pipe was cut was thrown away, so a signal or an answer would be false. An
+        // answer could still reach the peer, if this side cuts a pipe in shared memory. So none is sent, and the peer
+        // learns that the lane has ended.
+        if self.is_cut {
+            return;
+        }
+        let refused = word.filter(|_| status == Status::Ok).and_then(|word| {
+            let changed = signal::apply(around.regions, &word);
+            changed.map(|()| around.sink.signalled()).err()
+        });
+        self.answers.ack(op, refused.unwrap_or(status));
     }
 
     fn finish_data(
@@ -175,7 +193,7 @@ impl<P: PipeRx> Rx<P> {
             return Ok(());
         }
         if target.device.is_some() && !self.uploader.is_idle() {
-            self.uploader.end(Purpose::Read(name), End::Data(target));
+            self.end_after_copies(Purpose::Read(name), End::Data(target));
             return Ok(());
         }
         let Some(op) = ops.remove(name) else { return Ok(()) };

@@ -1,10 +1,10 @@
 //! Sends data from GPU memory, in frames of at most a chunk each, whose data is copied ahead.
 
-use std::sync::atomic::Ordering::SeqCst;
+use std::{mem, sync::atomic::Ordering::SeqCst};
 
 use parking_lot::Mutex;
 use uccl_fabric::{
-    gpu::CHUNK,
+    gpu::{CHUNK, Chunk, Ended},
     lane::OpError,
     mem::{Access, Located, Span},
     pipe::PipeTx,
@@ -12,23 +12,38 @@ use uccl_fabric::{
 use uccl_wire::frame::Status;
 
 use super::{Tx, TxSurroundings};
-use crate::{fetch::Ready, ops::Ops, queue::Turn, remote_of};
+use crate::{
+    ops::Ops,
+    queue::{Frame, Turn},
+    remote_of,
+};
+
+/// A frame whose data is being copied.
+pub(super) struct Fetched {
+    head: Vec<u8>,
+    frame: Frame,
+}
 
 impl<P: PipeTx> Tx<P> {
     /// Whether copies by GPUs are under way. Only a look shows their end.
     pub(crate) fn is_copying(&self) -> bool {
-        !self.fetcher.is_idle()
+        !self.fetching.is_idle()
     }
 
     /// Whether a copy may be reading our region in this slot.
     pub(crate) fn touches(&mut self, slot: u32) -> bool {
-        self.fetcher.touches(slot)
+        self.fetching.touches(slot)
+    }
+
+    /// Whether data of our own operations (`own`), or else of the peer's reads, is being copied.
+    pub(super) fn is_fetching(&self, own: bool) -> bool {
+        self.fetching.waiting().any(|fetched| fetched.frame.turn.is_own() == own)
     }
 
     /// Starts to copy the data of the next frames to chunks, as far as there is room. Our operations and the peer's
     /// take turns.
     pub(super) fn fetch(&mut self, around: &TxSurroundings<'_>) {
-        while self.fetcher.has_room() {
+        while !self.fetching.is_full() {
             self.fetch_replies = !self.fetch_replies;
             let fetched = match self.fetch_replies {
                 true => self.fetch_reply(around) || self.fetch_own(around.ops),
@@ -52,7 +67,7 @@ impl<P: PipeTx> Tx<P> {
         self.located.extend(self.payload.iter().map(|span| Located { span: *span, device }));
         // SAFETY: the memory of our own operations stays valid until these have ended, and they cannot end before
         // this frame has been sent.
-        unsafe { self.fetcher.start(&mut self.head, frame, &self.located, []) };
+        unsafe { self.start_fetch(frame) };
         true
     }
 
@@ -73,22 +88,44 @@ impl<P: PipeTx> Tx<P> {
             self.pieces.iter().filter_map(|piece| regions.locate(piece, Access::Read).ok()),
         );
         around.copying.store(true, SeqCst);
-        let slots = self.pieces.iter().map(|piece| piece.slot);
         // SAFETY: the memory is in regions checked under the lock that is held, and counts as touched until the copy
         // has ended.
-        unsafe { self.fetcher.start(&mut self.head, frame, &self.located, slots) };
+        unsafe { self.start_fetch(frame) };
         true
+    }
+
+    /// Starts to copy the located memory, the data of the frame that was cut last.
+    ///
+    /// # Safety
+    /// The memory must be at most a chunk, and stay valid until the frame begins; memory in the peer's pieces, while it
+    /// is [touched](Self::touches).
+    unsafe fn start_fetch(&mut self, frame: Frame) {
+        let head = mem::replace(&mut self.head, self.heads.pop().unwrap_or_default());
+        let device = self.located.iter().find_map(|at| at.device).unwrap_or(0);
+        // The pieces of our own operations are the peer's regions, not ours.
+        let is_own = frame.turn.is_own();
+        let slots = self.pieces.iter().filter(|_| !is_own).map(|piece| piece.slot);
+        let fetched = Fetched { head, frame };
+        match self.fetching.chunk(device) {
+            // SAFETY: the caller's promise.
+            Ok(chunk) => unsafe { self.fetching.start(fetched, chunk, &self.located, slots) },
+            Err(e) => self.fetching.follow(fetched, Err(e)),
+        }
     }
 
     /// Begins the first frame that was fetched, if its copy has ended.
     pub(super) fn begin_fetched(&mut self, ops: &Mutex<Ops>) -> bool {
-        let Some(Ready { head, frame, chunk }) = self.fetcher.ready() else { return false };
-        self.fetcher.recycle(std::mem::replace(&mut self.head, head));
+        let Some(Ended { what, result }) = self.fetching.ended() else { return false };
+        let Fetched { head, frame } = what;
+        let mut sent = mem::replace(&mut self.head, head);
+        sent.clear();
+        self.heads.push(sent);
         self.payload.clear();
-        match chunk {
+        match result {
             Ok(chunk) => {
-                self.payload.push(Span { addr: chunk.addr(), len: frame.len });
-                self.start(frame, Some(chunk));
+                let filled = |chunk: &Chunk| Span { addr: chunk.addr(), len: frame.len };
+                self.payload.extend(chunk.as_ref().map(filled));
+                self.start(frame, chunk);
             }
             Err(e) => {
                 if let Turn::Own { name, .. } = frame.turn {

@@ -33,7 +33,7 @@ impl<P: PipeTx> Tx<P> {
     }
 
     fn begin_own(&mut self, ops: &Mutex<Ops>) -> bool {
-        if self.fetcher.holds(true) {
+        if self.is_fetching(true) {
             return false;
         }
         while let Some(own) = self.own.front() {
@@ -72,7 +72,7 @@ impl<P: PipeTx> Tx<P> {
     fn gather(&mut self) {
         let Some(own) = self.own.pop_front() else { return };
         // SAFETY: the spans of our own operations stay valid until these have ended.
-        unsafe { self.push_short(own.name, &own.local, &own.remote) };
+        unsafe { self.push_short(own.name, &own.local, &own.remote, own.word) };
     }
 
     fn send_read(&mut self) {
@@ -82,7 +82,7 @@ impl<P: PipeTx> Tx<P> {
             checked: self.checked,
             ..Header::bare(Kind::Read, own.name.0, own.left)
         };
-        push_head(&mut self.control, &header, &own.remote);
+        push_head(&mut self.control, &header, own.remote.iter().copied());
     }
 
     fn begin_write(&mut self) {
@@ -104,17 +104,19 @@ impl<P: PipeTx> Tx<P> {
         self.payload.extend(ours.filter(|span| span.len > 0));
         own.left -= len;
         let last = own.left == 0;
+        // Only the last frame carries the signal: the owner has all bytes when that has come.
+        let word = own.word.filter(|_| last);
         let header = Header {
-            kind: Kind::Write,
             last,
             checked: self.checked,
             descs: self.pieces.len() as u16,
-            op: own.name.0,
             len,
-            aux: 0,
+            signal: word.map(|word| word.change),
+            ..Header::bare(Kind::Write, own.name.0, 0)
         };
         let turn = Turn::Own { name: own.name, last };
-        let crc = push_head(&mut self.head, &header, &self.pieces);
+        let pieces = self.pieces.iter().copied().chain(word.map(|word| word.span));
+        let crc = push_head(&mut self.head, &header, pieces);
         if last {
             self.own.pop_front();
         }
@@ -122,7 +124,7 @@ impl<P: PipeTx> Tx<P> {
     }
 
     fn begin_reply(&mut self) -> bool {
-        if self.fetcher.holds(false) || self.replies.front().is_some_and(|reply| reply.is_fetched) {
+        if self.is_fetching(false) || self.replies.front().is_some_and(|reply| reply.is_fetched) {
             return false;
         }
         let is_stopped = self.replies.front().is_some_and(|reply| reply.is_stopped);
@@ -145,16 +147,13 @@ impl<P: PipeTx> Tx<P> {
         reply.left -= len as u64;
         let last = reply.left == 0;
         let header = Header {
-            kind: Kind::Data,
             last,
             checked: self.checked,
-            descs: 0,
-            op: reply.op,
             len: len as u64,
-            aux: 0,
+            ..Header::bare(Kind::Data, reply.op, 0)
         };
         self.head.clear();
-        let crc = push_head(&mut self.head, &header, &[]);
+        let crc = push_head(&mut self.head, &header, []);
         self.payload.clear();
         self.payload.extend(
             self.pieces.iter().map(|p| Span { addr: p.addr as usize, len: p.len as usize }),
@@ -166,14 +165,19 @@ impl<P: PipeTx> Tx<P> {
     }
 }
 
-/// Appends a header and its descriptors. The caller must add what follows to the returned checksum.
-pub(super) fn push_head(out: &mut Vec<u8>, header: &Header, pieces: &[RemoteSpan]) -> Option<Crc> {
+/// Appends a header and its descriptors: those of the data, and that of the signal's word. The caller must add what
+/// follows to the returned checksum.
+pub(super) fn push_head(
+    out: &mut Vec<u8>,
+    header: &Header,
+    pieces: impl IntoIterator<Item = RemoteSpan>,
+) -> Option<Crc> {
     let start = out.len();
     out.extend_from_slice(&seal(header));
-    pieces.iter().for_each(|piece| desc_of(piece).encode_to(out));
+    pieces.into_iter().for_each(|piece| desc_of(&piece).encode_to(out));
     let mut crc = header.checked.then(Crc::new)?;
     crc.add(&out[start..]);
-    if !pieces.is_empty() {
+    if header.descs_len() > 0 {
         out.extend_from_slice(&Crc::trailer(Some(&crc), Status::Ok).encode());
     }
     Some(crc)

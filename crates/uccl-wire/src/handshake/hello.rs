@@ -90,6 +90,8 @@ impl Features {
     pub const RAILS: Self = Self(1 << 4);
     /// Peers on this host are to use named pipes.
     pub const FIFO: Self = Self(1 << 5);
+    /// The endpoint changes the word of a signal that comes with a write.
+    pub const SIGNALS: Self = Self(1 << 6);
 
     /// Whether every bit of `other` is set.
     pub const fn contains(self, other: Self) -> bool {

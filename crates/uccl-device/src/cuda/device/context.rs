@@ -76,6 +76,11 @@ impl Context {
         self.kernels.get_or_init(|| Kernels::load(self, false).map(Arc::new)).clone()
     }
 
+    /// Whether the copy kernels can be used.
+    pub fn has_kernels(&'static self) -> bool {
+        self.kernels().is_ok()
+    }
+
     /// Makes it this thread's current context until the guard is dropped; then the thread gets its previous context
     /// back. Costs three short calls into the driver if it is the thread's context already.
     ///

@@ -19,7 +19,7 @@ use super::{
     image,
     params::{
         CopySmall, CopyTable, CopyWide, Cursor, Head, Inline, LANES, MOST_THREADS, Piece,
-        SMALL_PIECES, SMALL_WARPS, WIDE_PIECES, WIDE_WARPS,
+        SMALL_PIECES, SMALL_WARPS, WIDE_PIECES, WIDE_WARPS, WordChange,
     },
     partition::{partition, warps_worth},
 };
@@ -80,6 +80,8 @@ pub struct LaunchOptions {
     pub completion: Completion,
     /// How the tables reach the GPU.
     pub tables: Tables,
+    /// A word to change when all bytes are there. Who sees the change with acquire order sees the bytes.
+    pub word: Option<WordChange>,
 }
 
 /// A launch that was enqueued. [`Launcher::is_done`] tells when it has ended.
@@ -203,7 +205,8 @@ impl Launcher {
         self.config.slots * self.config.pieces
     }
 
-    /// Enqueues a copy of all pieces, in any order. Never blocks, and allocates nothing.
+    /// Enqueues a copy of all pieces, in any order, and then the change of the word. Without pieces only the word
+    /// changes. Never blocks, and allocates nothing.
     ///
     /// # Errors
     /// [`GpuError::Busy`] if too many launches are under way, and nothing was enqueued;
@@ -213,7 +216,8 @@ impl Launcher {
     /// # Safety
     /// The stream is of this launcher's context. The kernels reach every address through that context (peer access
     /// is enabled, host memory is locked) until the launch has ended; no destination overlaps another or a
-    /// source; and nothing else writes to either or reads a destination until then.
+    /// source; and nothing else writes to either or reads a destination until then. The word is aligned, and others
+    /// access it only as an atomic; where it is to be added to, the link to it carries atomic operations.
     pub unsafe fn launch(
         &mut self,
         stream: &Stream,
@@ -231,8 +235,10 @@ impl Launcher {
         let (mut rest, size) = (pieces, self.config.pieces);
         loop {
             let (these, others) = rest.split_at(rest.len().min(size));
+            let word = options.word.filter(|_| others.is_empty());
             // SAFETY: the caller's promise.
-            let launch = unsafe { self.launch_one(stream, these, options) }?;
+            let launch =
+                unsafe { self.launch_one(stream, these, LaunchOptions { word, ..options }) }?;
             if others.is_empty() {
                 return Ok(launch);
             }
@@ -303,13 +309,15 @@ impl Launcher {
         let (slot, ticket) = (self.next, self.tickets);
         let places = Places::of(&self.config);
         let flagged = options.completion == Completion::Flag;
-        let head = Head {
+        let mut head = Head {
             flag: if flagged { self.host_at(slot, places.flag) } else { 0 },
             ticket,
             counter: self.device_at(slot, places.flag),
-            warps: 0,
-            zero: 0,
+            ..Head::default()
         };
+        if let Some(WordChange { address, value, adds }) = options.word {
+            head = Head { word: address, value, adds: u32::from(adds), ..head };
+        }
         let blocks = match options.blocks {
             0 => self.config.most_blocks,
             blocks => blocks.min(self.config.most_blocks),

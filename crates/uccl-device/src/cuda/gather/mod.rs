@@ -12,4 +12,4 @@ mod partition;
 
 pub(crate) use launcher::Kernels;
 pub use launcher::{Completion, Launch, LaunchOptions, Launcher, LauncherConfig, Tables};
-pub use params::{Piece, layout_assertions};
+pub use params::{Piece, WordChange, layout_assertions};

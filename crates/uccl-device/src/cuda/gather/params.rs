@@ -14,6 +14,17 @@ pub struct Piece {
     pub len_bytes: u64,
 }
 
+/// A change to a word of 8 bytes, for whoever watches it: other GPUs and the CPU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WordChange {
+    /// The word's address, a multiple of 8.
+    pub address: u64,
+    /// The value to set or to add.
+    pub value: u64,
+    /// Whether the value is added, in one atomic step; otherwise it is set.
+    pub adds: bool,
+}
+
 /// `UcclCursor`: where a warp's share begins and the previous warp's share ends.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -34,9 +45,14 @@ pub(crate) struct Head {
     pub(crate) ticket: u64,
     /// The address of a zeroed `u32` in device memory, which only this launch uses.
     pub(crate) counter: u64,
+    /// The address of the word that the kernel changes once all is copied; 0 for none.
+    pub(crate) word: u64,
+    /// What to set the word to, or to add to it.
+    pub(crate) value: u64,
     /// How many warps have work.
     pub(crate) warps: u32,
-    pub(crate) zero: u32,
+    /// 1: adds to the word; 0: sets it.
+    pub(crate) adds: u32,
 }
 
 /// `UcclCopyTable`: the addresses of tables that are not part of the parameters.
@@ -97,7 +113,8 @@ pub fn layout_assertions() -> String {
     layout!("UcclPiece", Piece, [destination as "dst", source as "src", len_bytes as "len"]);
     layout!("UcclCursor", Cursor, [offset as "offset", piece as "piece", zero as "zero"]);
     layout!("UcclHead", Head, [
-        flag as "flag", ticket as "ticket", counter as "counter", warps as "warps", zero as "zero"
+        flag as "flag", ticket as "ticket", counter as "counter", word as "word", value as "value",
+        warps as "warps", adds as "adds"
     ]);
     layout!("UcclCopyTable", CopyTable, [
         head as "head", pieces as "pieces", cursors as "cursors"

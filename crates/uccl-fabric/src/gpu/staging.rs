@@ -1,0 +1,195 @@
+//! Staging: the bytes of GPU memory pass through chunks of locked host memory, on their way to a link or from one.
+//!
+//! ```text
+//!   to a link      free -> a GPU fills it -> ready -> on the link -> free
+//!   from a link    free -> on the link -> a GPU empties it -> free
+//! ```
+//!
+//! The link owns a chunk while it is ready or on the link, and [`Staging`] owns it while a GPU uses it. A chunk that is
+//! dropped is free. Nothing here sleeps or calls back: the link looks.
+
+use std::{
+    collections::VecDeque,
+    mem,
+    time::{Duration, Instant},
+};
+
+use uccl_device::cuda::{Direction, GpuError};
+
+use super::{
+    Chunk, CopyBy,
+    copier::{Copier, Copying},
+};
+use crate::mem::Located;
+
+/// How many chunks a link has GPUs use at once, where nothing else limits it: enough for copies and the link to work at
+/// the same time.
+const AHEAD: usize = 4;
+
+/// How long a lane that ends waits for GPUs. A chunk takes them well under a millisecond, so one that takes longer
+/// than this waits for work of somebody else's that does not end.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The copies of one direction, and what the link does (`T`) after each. Their ends are told in the order in which they
+/// were started, whatever the order in which they end.
+pub struct Staging<T> {
+    copier: Copier,
+    direction: Direction,
+    line: VecDeque<(Step, T)>,
+}
+
+/// What must happen before the link goes on.
+enum Step {
+    Copy(Copying),
+    /// Nothing: this is its result.
+    Known(Result<(), GpuError>),
+}
+
+/// A copy whose end is told.
+pub struct Ended<T> {
+    /// What the link does now.
+    pub what: T,
+    /// The chunk, if there was one; or the GPU's reason.
+    pub result: Result<Option<Chunk>, GpuError>,
+}
+
+impl<T> Staging<T> {
+    /// Copies from GPUs to chunks ([`Direction::DeviceToHost`]), or from chunks to GPUs.
+    #[must_use]
+    pub fn new(by: &CopyBy, direction: Direction) -> Self {
+        Self { copier: Copier::new(by), direction, line: VecDeque::new() }
+    }
+
+    /// Whether all ends have been told.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.line.is_empty()
+    }
+
+    /// Whether ends must be told before more is started.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.line.len() >= AHEAD
+    }
+
+    /// What the link will do after the copies, in their order.
+    pub fn waiting(&self) -> impl Iterator<Item = &T> {
+        self.line.iter().map(|(_, what)| what)
+    }
+
+    /// As [`Self::waiting`], to be changed.
+    pub fn waiting_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.line.iter_mut().map(|(_, what)| what)
+    }
+
+    /// Whether a copy may be accessing our region in this slot.
+    pub fn touches(&mut self, slot: u32) -> bool {
+        let Self { copier, line, .. } = self;
+        copies(line).any(|copying| copier.may_touch(copying, slot))
+    }
+
+    /// A free chunk near a GPU, which is given by its ordinal.
+    ///
+    /// # Errors
+    /// When there is no such GPU, or no more memory can be locked.
+    pub fn chunk(&self, device: u32) -> Result<Chunk, GpuError> {
+        self.copier.chunk(device)
+    }
+
+    /// Starts to copy between the first bytes of a chunk and pieces of memory, in their order. A copy that cannot be
+    /// started [ends](Self::ended) with the reason.
+    ///
+    /// # Safety
+    /// The pieces together must fit the chunk. They must stay valid, and nobody else may use them, until the end is
+    /// told or [`Self::settle`] has succeeded; those in the regions of `slots`, while they are
+    /// [touched](Self::touches).
+    pub unsafe fn start(
+        &mut self,
+        what: T,
+        chunk: Chunk,
+        memory: &[Located],
+        slots: impl IntoIterator<Item = u32>,
+    ) {
+        // SAFETY: the caller's promise.
+        let copying = unsafe { self.copier.start(chunk, memory, slots, self.direction) };
+        self.line.push_back((Step::Copy(copying), what));
+    }
+
+    /// Has the link do something after all copies so far, and tells it this result.
+    pub fn follow(&mut self, what: T, result: Result<(), GpuError>) {
+        self.line.push_back((Step::Known(result), what));
+    }
+
+    /// The next end, if it has come.
+    pub fn ended(&mut self) -> Option<Ended<T>> {
+        let result = match &self.line.front()?.0 {
+            Step::Copy(copying) => self.copier.ended(copying)?,
+            Step::Known(result) => result.clone(),
+        };
+        let (step, what) = self.line.pop_front()?;
+        let chunk = match step {
+            Step::Copy(copying) => Some(self.copier.release(copying)),
+            Step::Known(_) => None,
+        };
+        Some(Ended { what, result: result.map(|()| chunk) })
+    }
+
+    /// Waits until no copy runs any more. Their ends are still to be told.
+    ///
+    /// # Errors
+    /// When some still run after `patience`.
+    pub fn settle(&mut self, patience: Duration) -> Result<(), GpuError> {
+        let until = Instant::now() + patience;
+        loop {
+            let left = self.running();
+            if left == 0 {
+                return Ok(());
+            }
+            if Instant::now() >= until {
+                return Err(GpuError::System {
+                    doing: "waiting for copies by GPUs".to_owned(),
+                    reason: format!(
+                        "{left} have not ended after {patience:?}, and still use their memory"
+                    ),
+                });
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// [Settles](Self::settle), and forgets what was to be done after the copies.
+    ///
+    /// # Errors
+    /// As for [`Self::settle`]. Then nothing is forgotten.
+    pub fn clear(&mut self, patience: Duration) -> Result<(), GpuError> {
+        self.settle(patience)?;
+        self.line.clear();
+        Ok(())
+    }
+
+    /// How many copies have not ended.
+    fn running(&mut self) -> usize {
+        let Self { copier, line, .. } = self;
+        copies(line).filter(|copying| copier.ended(copying).is_none()).count()
+    }
+}
+
+fn copies<T>(line: &VecDeque<(Step, T)>) -> impl Iterator<Item = &Copying> {
+    line.iter().filter_map(|(step, _)| match step {
+        Step::Copy(copying) => Some(copying),
+        Step::Known(_) => None,
+    })
+}
+
+impl<T> Drop for Staging<T> {
+    fn drop(&mut self) {
+        if self.running() > 0 {
+            // A GPU goes on with what it was given. So it keeps the chunks, and what it reads its orders from.
+            mem::forget(mem::take(&mut self.line));
+            mem::forget(mem::replace(&mut self.copier, Copier::new(&CopyBy::Gpus)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,238 @@
+//! Staging with copies that end in any order, late, with an error, or never.
+
+use std::{collections::VecDeque, ptr, sync::Arc};
+
+use parking_lot::Mutex;
+use uccl_device::cuda::gather::Piece;
+
+use super::*;
+use crate::{
+    gpu::{CHUNK, StandIn},
+    mem::Span,
+};
+
+const SLOT: u32 = 7;
+
+#[derive(Default)]
+struct Script {
+    copies: Vec<Copy>,
+    /// Looks at copies so far.
+    looks: u64,
+    /// From this look on, all copies have ended.
+    all_end_at: Option<u64>,
+}
+
+struct Copy {
+    pieces: Vec<Piece>,
+    result: Option<Result<(), GpuError>>,
+}
+
+impl Script {
+    fn end(&mut self, name: usize, result: Result<(), GpuError>) {
+        let copy = &mut self.copies[name];
+        if copy.result.is_some() {
+            return;
+        }
+        for piece in copy.pieces.iter().filter(|_| result.is_ok()) {
+            let (from, to) = (piece.source as *const u8, piece.destination as *mut u8);
+            // SAFETY: who started the copy keeps its memory until it has ended.
+            unsafe { ptr::copy_nonoverlapping(from, to, piece.len_bytes as usize) };
+        }
+        copy.result = Some(result);
+    }
+}
+
+/// Copies that end when the test says so.
+struct Actor(Arc<Mutex<Script>>);
+
+impl StandIn for Actor {
+    unsafe fn start(&mut self, pieces: &[Piece]) -> u64 {
+        let mut script = self.0.lock();
+        script.copies.push(Copy { pieces: pieces.to_vec(), result: None });
+        script.copies.len() as u64 - 1
+    }
+
+    fn ended(&mut self, name: u64) -> Option<Result<(), GpuError>> {
+        let mut script = self.0.lock();
+        script.looks += 1;
+        if script.all_end_at.is_some_and(|at| at <= script.looks) {
+            (0..script.copies.len()).for_each(|name| script.end(name, Ok(())));
+        }
+        script.copies[name as usize].result.clone()
+    }
+}
+
+fn staging(direction: Direction) -> (Staging<usize>, Arc<Mutex<Script>>) {
+    let script = Arc::new(Mutex::new(Script::default()));
+    let actors = Arc::clone(&script);
+    let by = CopyBy::StandIn(Arc::new(move || Box::new(Actor(Arc::clone(&actors)))));
+    let staging = Staging::new(&by, direction);
+    // Only the staging has an actor now.
+    drop(by);
+    (staging, script)
+}
+
+fn failure(name: usize) -> GpuError {
+    GpuError::Unavailable { reason: name.to_string() }
+}
+
+fn located(memory: &mut [u8]) -> Located {
+    let span = Span { addr: memory.as_mut_ptr() as usize, len: memory.len() };
+    Located { span, device: Some(0) }
+}
+
+/// Starts to copy memory to a chunk.
+fn start(staging: &mut Staging<usize>, what: usize, memory: &mut [u8]) {
+    let chunk = staging.chunk(0).expect("memory");
+    // SAFETY: the tests keep their memory for as long as a copy of it can run.
+    unsafe { staging.start(what, chunk, &[located(memory)], [SLOT]) };
+}
+
+fn bytes_of(chunk: &Chunk, len: usize) -> Vec<u8> {
+    // SAFETY: no copy of the chunk runs any more, and it is longer than this.
+    unsafe { std::slice::from_raw_parts(chunk.addr() as *const u8, len).to_vec() }
+}
+
+/// What a test expects to be told next.
+enum Expected {
+    Copy(usize),
+    Known(Result<(), GpuError>),
+}
+
+#[test]
+fn ends_are_told_in_order_once_each_with_their_own_bytes_or_reason() {
+    for seed in 0..300 {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut memory: Vec<[u8; 16]> = (0..200).map(|i| [i as u8; 16]).collect();
+        let (mut staging, script) = staging(Direction::DeviceToHost);
+        let mut line: VecDeque<(usize, Expected)> = VecDeque::new();
+        let (mut begun, mut told) = (0, 0);
+        while told < memory.len() {
+            match rng.u32(0..10) {
+                0..4 if begun < memory.len() && !staging.is_full() => {
+                    line.push_back((begun, Expected::Copy(script.lock().copies.len())));
+                    start(&mut staging, begun, &mut memory[begun]);
+                    begun += 1;
+                }
+                4 if begun < memory.len() => {
+                    let result = if rng.bool() { Ok(()) } else { Err(failure(begun)) };
+                    line.push_back((begun, Expected::Known(result.clone())));
+                    staging.follow(begun, result);
+                    begun += 1;
+                }
+                5..8 => {
+                    let mut script = script.lock();
+                    if let Some(name) = rng.choice(0..script.copies.len()) {
+                        let result = if rng.u32(0..4) > 0 { Ok(()) } else { Err(failure(name)) };
+                        script.end(name, result);
+                    }
+                }
+                _ => {
+                    let expected = line.front().and_then(|(what, expected)| match expected {
+                        Expected::Copy(name) => {
+                            Some((*what, script.lock().copies[*name].result.clone()?))
+                        }
+                        Expected::Known(result) => Some((*what, result.clone())),
+                    });
+                    let Some(Ended { what, result }) = staging.ended() else {
+                        assert!(expected.is_none(), "seed {seed}");
+                        continue;
+                    };
+                    let (_, of) = line.pop_front().expect("something was started");
+                    if let (Expected::Copy(_), Ok(chunk)) = (&of, &result) {
+                        let chunk = chunk.as_ref().expect("a copy has a chunk");
+                        assert_eq!(bytes_of(chunk, 16), memory[what], "seed {seed}");
+                    }
+                    assert_eq!(Some((what, result.map(drop))), expected, "seed {seed}");
+                    told += 1;
+                }
+            }
+            assert!(staging.waiting().copied().eq(line.iter().map(|(what, _)| *what)));
+        }
+        assert!(staging.is_idle() && staging.ended().is_none());
+    }
+}
+
+#[test]
+fn bytes_go_from_chunks_to_pieces_in_their_order() {
+    let (mut staging, script) = staging(Direction::HostToDevice);
+    let mut memory = [[0_u8; 3], [0; 3]];
+    let pieces = [1, 0].map(|at| located(&mut memory[at]));
+    let chunk = staging.chunk(0).expect("memory");
+    // SAFETY: the chunk is ours, and the memory outlives the copy.
+    unsafe {
+        ptr::copy_nonoverlapping([1_u8, 2, 3, 4, 5, 6].as_ptr(), chunk.addr() as *mut u8, 6);
+        staging.start(0, chunk, &pieces, []);
+    }
+    script.lock().end(0, Ok(()));
+    assert!(staging.ended().is_some_and(|ended| ended.result.is_ok()));
+    assert_eq!(std::hint::black_box(&mut memory), &[[4, 5, 6], [1, 2, 3]]);
+}
+
+#[test]
+fn no_more_than_four_chunks_are_ahead() {
+    let (mut staging, script) = staging(Direction::DeviceToHost);
+    let mut memory = [1; 4];
+    for what in 0..AHEAD {
+        assert!(!staging.is_full());
+        start(&mut staging, what, &mut memory);
+    }
+    assert!(staging.is_full());
+    script.lock().end(1, Ok(()));
+    assert!(staging.ended().is_none() && staging.is_full(), "the first has not ended");
+    script.lock().end(0, Ok(()));
+    assert!(staging.ended().is_some() && !staging.is_full());
+    script.lock().all_end_at = Some(0);
+    staging.clear(PATIENCE).expect("they end");
+}
+
+#[test]
+fn a_region_is_touched_until_its_copy_has_ended_even_if_that_is_not_told_yet() {
+    let (mut staging, script) = staging(Direction::DeviceToHost);
+    let mut memory = [1; 4];
+    start(&mut staging, 0, &mut memory);
+    assert!(staging.touches(SLOT) && !staging.touches(SLOT + 1));
+    script.lock().end(0, Err(failure(0)));
+    assert!(!staging.touches(SLOT) && !staging.is_idle());
+}
+
+#[test]
+fn settling_waits_for_late_copies_and_their_ends_are_told_after_it() {
+    let (mut staging, script) = staging(Direction::DeviceToHost);
+    let mut memory = [3; 4];
+    (0..3).for_each(|what| start(&mut staging, what, &mut memory));
+    staging.follow(3, Ok(()));
+    script.lock().all_end_at = Some(1000);
+    staging.settle(PATIENCE).expect("they end");
+    assert!(script.lock().copies.iter().all(|copy| copy.result.is_some()));
+    let told = std::iter::from_fn(|| staging.ended()).map(|ended| ended.what);
+    assert!(told.eq(0..4));
+}
+
+#[test]
+fn what_does_not_end_is_told_and_keeps_its_region_and_its_chunk() {
+    let (mut staging, script) = staging(Direction::HostToDevice);
+    let mut memory = vec![0_u8; CHUNK];
+    start(&mut staging, 0, &mut memory);
+    start(&mut staging, 1, &mut memory);
+    script.lock().end(0, Ok(()));
+    let why = staging.clear(Duration::from_millis(1)).expect_err("one never ends").to_string();
+    assert!(why.contains("1 have not ended after 1ms"), "{why}");
+    assert!(staging.touches(SLOT) && staging.waiting().count() == 2);
+    drop(staging);
+    assert_eq!(Arc::strong_count(&script), 2, "the actor is kept");
+    // The chunk is there still, for a copy that ends after all.
+    script.lock().end(1, Ok(()));
+}
+
+#[test]
+fn a_copy_that_cannot_be_started_ends_with_the_reason() {
+    let mut staging = Staging::new(&CopyBy::Gpus, Direction::DeviceToHost);
+    let mut memory = [1; 4];
+    let nowhere = Located { device: Some(1 << 20), ..located(&mut memory) };
+    // SAFETY: there is no such GPU, so nothing is copied.
+    unsafe { staging.start(5, Chunk::plain(), &[nowhere], [SLOT]) };
+    assert!(!staging.touches(SLOT));
+    let ended = staging.ended().expect("there is nothing to wait for");
+    assert!(ended.what == 5 && ended.result.is_err());
+}

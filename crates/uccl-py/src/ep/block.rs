@@ -1,0 +1,37 @@
+//! Memory that peers read where it is.
+
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use uccl_ep::{Block, Group};
+
+use super::{PyGroup, exception};
+
+/// Memory that peers read where it is. It lives as long as this.
+#[pyclass(name = "EpBlock", module = "uccl._core", frozen)]
+pub(crate) struct PyBlock {
+    block: Arc<Block>,
+    group: Arc<Group>,
+}
+
+#[pymethods]
+impl PyBlock {
+    /// Makes one of `len` bytes.
+    #[new]
+    fn new(group: &PyGroup, len: usize) -> PyResult<Self> {
+        let group = Arc::clone(&group.group);
+        let block = group.block(len).map_err(|e| exception(&e))?;
+        Ok(Self { block, group })
+    }
+
+    /// Its address.
+    #[getter]
+    fn address(&self) -> usize {
+        self.block.as_ptr().addr()
+    }
+
+    /// Whether nobody reads it any more.
+    fn is_read(&self) -> bool {
+        self.group.is_read(&self.block)
+    }
+}

@@ -1,0 +1,117 @@
+"""The first interface, few tokens: rows by expert, weighted sums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable
+
+import torch
+
+from . import formats
+from .routing import Shape, Token, tokens_of_expert
+
+
+@dataclass
+class Arrived:
+    """What one expert of a rank receives, row by row, in order of rank and token."""
+
+    tokens: list[Token]
+    rows: torch.Tensor
+    """``[count, H]`` bf16, or bytes of E4M3."""
+    scales: torch.Tensor | None
+    """None, ``[count, H/128]`` f32, or ``[count, H/512]`` i32."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """How rows are quantised on the way."""
+
+    use_fp8: bool = False
+    round_scale: bool = False
+    use_ue8m0: bool = False
+
+
+def quantised(x: torch.Tensor, form: Format) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """``[n, H]`` bf16 as it is sent: rows, and scales if there are any."""
+    if not form.use_fp8:
+        return x, None
+    rows, scales = formats.quantise(x, form.round_scale)
+    return rows, formats.to_ue8m0(scales) if form.use_ue8m0 else scales
+
+
+def dispatch(
+    xs: list[torch.Tensor], choices: list[torch.Tensor], shape: Shape, rank: int, form: Format
+) -> list[Arrived]:
+    """What each expert of a rank receives. ``xs``: ``[n, H]`` bf16 of each rank; ``choices``: ``[n, K]``."""
+    sent = [quantised(x, form) for x in xs]
+    received = []
+    for expert in range(rank * shape.local, (rank + 1) * shape.local):
+        tokens = tokens_of_expert(choices, expert)
+        rows = [sent[source][0][token] for source, token in tokens]
+        scales = None
+        if form.use_fp8:
+            scales = stacked([sent[source][1][token] for source, token in tokens], sent[0][1])
+        received.append(Arrived(tokens, stacked(rows, sent[0][0]), scales))
+    return received
+
+
+def stacked(rows: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    """Rows as a matrix, which may have none."""
+    return torch.stack(rows) if rows else like.new_empty((0, like.shape[1]))
+
+
+def decoded(rows: torch.Tensor, scales: torch.Tensor, use_ue8m0: bool) -> torch.Tensor:
+    """Bytes of E4M3 and their scales as ``[m, H]`` f32."""
+    if use_ue8m0:
+        exponents = torch.stack([(scales >> (8 * place)) & 255 for place in range(4)], dim=2)
+        scales = torch.ldexp(torch.ones(exponents.shape), exponents - 127).flatten(1)
+    blocks = formats.blocks_of(formats.from_e4m3(rows), formats.BLOCK)
+    return (blocks * scales[:, :, None]).view(rows.shape)
+
+
+def layout_range(
+    choices: list[torch.Tensor], shape: Shape, rank: int
+) -> list[list[tuple[int, int]]]:
+    """Of each expert of a rank and each source: where its rows begin, and how many there are."""
+    ranges = []
+    for expert in range(rank * shape.local, (rank + 1) * shape.local):
+        sources = [source for source, _ in tokens_of_expert(choices, expert)]
+        counts = [sources.count(source) for source in range(shape.ranks)]
+        ranges.append([(sum(counts[:source]), count) for source, count in enumerate(counts)])
+    return ranges
+
+
+def combine(
+    answer: Callable[[int, int], torch.Tensor],
+    choices: torch.Tensor,
+    weights: torch.Tensor,
+    hidden: int,
+    left_out: Callable[[int], bool] = lambda expert: False,
+) -> torch.Tensor:
+    """``[n, H]`` bf16: of each token the weighted sum of what its experts answer.
+
+    ``answer(token, expert)`` is ``[H]`` bf16. ``sum = fma(weight, row, sum)`` in f32, choice by choice. Experts that
+    ``left_out`` names count for nothing.
+    """
+    out = torch.zeros((choices.shape[0], hidden), dtype=torch.bfloat16)
+    for token, row in enumerate(choices.tolist()):
+        total = torch.zeros(hidden)
+        for k, expert in enumerate(row):
+            if expert < 0 or left_out(expert):
+                continue
+            weight = weights[token, k].expand(hidden)
+            total = formats.fma(weight, answer(token, expert).float(), total)
+        out[token] = total.bfloat16()
+    return out
+
+
+def nvfp4_swizzled(scales: torch.Tensor) -> torch.Tensor:
+    """``[m, H/16]`` bytes of one expert, ``m`` a multiple of 128, as ``[32, 4, m/128, 4, H/64]``: the 128x4 tiles."""
+    rows, columns = scales.shape
+    out = scales.new_zeros((32, 4, rows // 128, 4, columns // 4))
+    for row in range(rows):
+        for column in range(columns):
+            out[row % 32, row % 128 // 32, row // 128, column % 4, column // 4] = scales[
+                row, column
+            ]
+    return out
