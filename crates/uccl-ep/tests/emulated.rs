@@ -22,6 +22,7 @@ const SMALL: Case = Case {
     rounds: 2,
     places: 4,
     blocks: 2,
+    late: Duration::ZERO,
 };
 
 #[test]
@@ -43,6 +44,8 @@ fn calls_take_the_places_of_calls_that_have_ended() {
     for places in [1, 2] {
         Case { hidden: 128, rounds: 12, places, ..SMALL }.run();
     }
+    let late = Duration::from_millis(100);
+    Case { hidden: 128, rounds: 4, places: 1, late, ..SMALL }.run();
 }
 
 #[test]

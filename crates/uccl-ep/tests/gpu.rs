@@ -20,6 +20,7 @@ const CASE: Case = Case {
     rounds: 3,
     places: 4,
     blocks: 8,
+    late: Duration::ZERO,
 };
 
 const KINDS: [Option<Scales>; 4] =
@@ -78,6 +79,8 @@ fn calls_take_the_places_of_calls_that_have_ended() {
     for places in [1, 2, 3] {
         Case { seed: 50, rounds: 40, places, ranks: 4, hidden: 256, ..CASE }.run();
     }
+    let late = Duration::from_millis(100);
+    Case { seed: 51, rounds: 4, places: 1, late, ..CASE }.run();
 }
 
 #[test]
