@@ -84,12 +84,7 @@ impl Dispatch {
             area,
             rows: tokens.rows,
             row_stride: tokens.stride as u64,
-            how: match tokens.payload {
-                Payload::Bytes(_) => how::COPIED,
-                Payload::Quantised(_, Scales::Exact) => how::EXACT,
-                Payload::Quantised(_, Scales::PowerOfTwo) => how::POWER,
-                Payload::Quantised(_, Scales::Exponent) => how::EXPONENT,
-            },
+            how: how_of(tokens.payload)?,
             zero: 0,
         };
         // SAFETY: both kernels take this struct; the module is never unloaded; the caller's promise. Windows are reached for
@@ -154,6 +149,21 @@ impl Handle {
     }
 }
 
+/// The kernels' name of a payload.
+fn how_of(payload: Payload) -> Result<u32> {
+    Ok(match payload {
+        Payload::Bytes(_) => how::COPIED,
+        Payload::Quantised(_, Scales::Exact) => how::EXACT,
+        Payload::Quantised(_, Scales::PowerOfTwo) => how::POWER,
+        Payload::Quantised(_, Scales::Exponent) => how::EXPONENT,
+        Payload::Nvfp4(..) => return Err(no_nvfp4()),
+    })
+}
+
+fn no_nvfp4() -> Error {
+    Error::invalid("GPUs do not quantise to NVFP4 yet: send FP8 or bf16")
+}
+
 fn record_of(tokens: &Tokens, top_k: usize) -> Result<Record> {
     let record = match tokens.payload {
         Payload::Bytes(payload) => Record { payload, scales: 0, top_k },
@@ -166,6 +176,7 @@ fn record_of(tokens: &Tokens, top_k: usize) -> Result<Record> {
             }
             Record { payload: hidden, scales: how.words(hidden), top_k }
         }
+        Payload::Nvfp4(..) => return Err(no_nvfp4()),
     };
     check_rows("rows", tokens.rows, tokens.stride, record.payload)?;
     Ok(record)

@@ -184,7 +184,7 @@ impl Case {
             len: local * rows,
             rows: got.rows.as_mut_ptr(),
             stride: self.row_len(),
-            scales: self.kind.map(|_| ScalesOut {
+            scales: self.kind.map(|_| ScalesOut::Strided {
                 words: got.scales.as_mut_ptr(),
                 row_stride: 1,
                 expert_stride: (words - 1) * rows,
