@@ -609,12 +609,15 @@ class EpGroup:
         pool: int,
         timeout: float,
         masks_late: bool,
+        node: int | None,
         exchange: Callable[[bytes], list[bytes | None]],
     ) -> None: ...
     @property
     def rank(self) -> int: ...
     @property
     def ranks(self) -> int: ...
+    @property
+    def nodes(self) -> tuple[int, int]: ...
     @property
     def pool(self) -> int: ...
     @property
@@ -668,6 +671,7 @@ class EpDispatch:
         weights: int = 0,
         slots: int | None = None,
         room: int = 0,
+        relays: bool = False,
     ) -> None: ...
     def counts(self) -> tuple[list[int], list[int]]: ...
     def waited(self) -> list[int]: ...
@@ -700,6 +704,7 @@ class EpCombine:
         is_packed: bool = False,
         stays: bool = False,
         leaves: bool = False,
+        relays: str | None = None,
     ) -> None: ...
     def finish(
         self,

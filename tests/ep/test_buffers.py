@@ -15,6 +15,10 @@ torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.xdist_group("ep"), pytest.mark.timeout(60)]
 
 
+#: Ranks that map each other's memory, and ranks between some of which there is a network.
+on_nodes = pytest.mark.parametrize("nodes", [1, 2])
+
+
 def sizes(group) -> None:
     """Sizes that users have: one call each."""
     from uccl.ep import Buffer
@@ -135,8 +139,9 @@ def late(group) -> str:
     return "nothing"
 
 
-def test_a_rank_that_does_not_come_is_named(world):
-    texts = world.run(3, late)
+@on_nodes
+def test_a_rank_that_does_not_come_is_named(world, nodes):
+    texts = world.run(3, late, nodes=nodes)
     for rank in (0, 2):
         assert texts[rank].startswith(f"dispatch on rank {rank}"), texts
     assert any("rank 1: data of call 1 round 0 expected, nothing seen" in text for text in texts), texts
@@ -234,8 +239,9 @@ def different(group) -> str:
     return "nothing"
 
 
-def test_ranks_that_differ_are_told_in_what(world):
-    texts = world.run(2, different)
+@on_nodes
+def test_ranks_that_differ_are_told_in_what(world, nodes):
+    texts = world.run(2, different, nodes=nodes)
     words = ["rank 1 has bytes of payload 512, this rank 1024", "rank 0 has bytes of payload 1024, this rank 512"]
     assert any(text.endswith(of) for text, of in zip(texts, words)), texts
     assert all(text.endswith(of) or "gave up" in text for text, of in zip(texts, words)), texts
@@ -258,17 +264,21 @@ def killed(group) -> str:
     return "nothing"
 
 
-def test_a_rank_that_dies_is_seen():
+@on_nodes
+def test_a_rank_that_dies_is_seen(nodes):
     from world import World
 
     # Of its own: what is left of it is of no use.
     world = World()
     try:
-        texts = world.run(3, killed, lost=(1,))
+        texts = world.run(3, killed, nodes=3 if nodes > 1 else 1, lost=(1,))
     finally:
         world.end()
-    assert any("rank 1 has ended" in str(text) for text in texts), texts
-    assert all("rank 1 has ended" in text or "gave up" in text for text in (texts[0], texts[2])), texts
+    # What ends between hosts is the connection.
+    ends = "rank 1 has ended" if nodes == 1 else "lost "
+    assert any("rank 1 " in str(text) and ends in str(text) for text in texts), texts
+    assert all(ends in text or "gave up" in text for text in (texts[0], texts[2])), texts
+    assert any("expected" in str(text) for text in texts), texts
 
 
 def stopped(group, timeout: float, pause: float) -> list[str]:
@@ -302,15 +312,18 @@ def stopped(group, timeout: float, pause: float) -> list[str]:
     return ends
 
 
-def test_a_rank_that_is_stopped_for_less_than_the_deadline_is_waited_for(world):
-    assert world.run(3, stopped, 10.0, 0.2) == [[], [], []]
+@on_nodes
+def test_a_rank_that_is_stopped_for_less_than_the_deadline_is_waited_for(world, nodes):
+    assert world.run(3, stopped, 10.0, 0.2, nodes=nodes) == [[], [], []]
 
 
-def test_a_rank_that_is_stopped_for_longer_is_named_and_told(world):
-    texts = world.run(3, stopped, 0.5, 2.0)
+@on_nodes
+def test_a_rank_that_is_stopped_for_longer_is_named_and_told(world, nodes):
+    texts = world.run(3, stopped, 0.5, 2.0, nodes=nodes)
     assert all(len(of_rank) == 1 for of_rank in texts), texts
     assert any("rank 1: " in texts[rank][0] for rank in (0, 2)), texts
-    assert "gave up" in texts[1][0], texts
+    # Between nodes, the others may have ended the connection meanwhile.
+    assert "gave up" in texts[1][0] or (nodes > 1 and "lost " in texts[1][0]), texts
 
 
 def rounds(group) -> list[tuple[int, int, int]]:
@@ -339,8 +352,9 @@ def rounds(group) -> list[tuple[int, int, int]]:
     return counts
 
 
-def test_nothing_grows_over_a_hundred_rounds(world):
-    for early, last in world.run(2, rounds):
+@on_nodes
+def test_nothing_grows_over_a_hundred_rounds(world, nodes):
+    for early, last in world.run(2, rounds, nodes=nodes):
         assert early == last
 
 
@@ -362,8 +376,9 @@ def masked(group) -> list[int]:
     return status.tolist()
 
 
-def test_late_ranks_are_masked_where_that_was_asked_for(world):
-    assert world.run(3, masked) == [[0, 1, 0], [0, 0, 0], [0, 1, 0]]
+@on_nodes
+def test_late_ranks_are_masked_where_that_was_asked_for(world, nodes):
+    assert world.run(3, masked, nodes=nodes) == [[0, 1, 0], [0, 0, 0], [0, 1, 0]]
 
 
 def two_alive(group) -> None:
@@ -396,8 +411,9 @@ def two_alive(group) -> None:
             assert torch.equal(out, x * 2)
 
 
-def test_two_batches_at_a_time(world):
-    world.run(3, two_alive)
+@on_nodes
+def test_two_batches_at_a_time(world, nodes):
+    world.run(3, two_alive, nodes=nodes)
 
 
 def test_plans_are_no_larger_than_deepeps():

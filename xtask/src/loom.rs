@@ -8,7 +8,7 @@ use crate::{shell::Program, tree};
 pub(crate) fn run() -> Result<()> {
     let flags = std::env::var("RUSTFLAGS").unwrap_or_default();
     Program::cargo(&["test", "--locked", "--release", "--package=uccl-fabric"])
-        .args(["--package=uccl-local", "--lib", "loom"])
+        .args(["--package=uccl-local", "--package=uccl-ep", "--lib", "loom"])
         .env("RUSTFLAGS", format!("{flags} --cfg loom").trim())
         .env("CARGO_TARGET_DIR", tree::target().join("loom"))
         // Models run for longer than it takes to build them, but not by so much.

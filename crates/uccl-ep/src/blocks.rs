@@ -86,10 +86,10 @@ pub(crate) struct Blocks {
 }
 
 impl Blocks {
-    /// `cards` are those of all ranks, and `me` is this one. Ranks of another host have no blocks here.
+    /// `cards` are those of all ranks, and `me` is this one. Ranks of another node have no blocks here.
     pub(crate) fn new(cards: &[Option<EpCard>], me: usize) -> Self {
         let own = cards.get(me).copied().flatten();
-        let is_near = |card: &EpCard| own.is_some_and(|own| own.host == card.host);
+        let is_near = |card: &EpCard| own.is_some_and(|own| own.is_near(card));
         let peer = |card: &Option<EpCard>| {
             card.filter(is_near).map(|card| Peer { pid: card.pid, nonce: card.nonce })
         };

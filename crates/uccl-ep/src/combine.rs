@@ -1,24 +1,28 @@
 //! What experts made of tokens comes back, and is summed.
 
 mod reading;
+mod relay;
 
 use std::{slice, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 
-use self::reading::{Sources, block_of};
+use self::{
+    reading::{Sources, block_of},
+    relay::Levels,
+};
 use crate::{
     blocks::Block,
     dispatch::{Handle, Room},
     error::{Error, Phase, Result},
     group::{Group, Interrupted, Until, Wait},
     header::Header,
+    nodes::Nodes,
     numerics::{logfmt, quantise::GROUP, sum},
-    protocol::{Call, Step, Takes},
+    protocol::{Call, Step, Stream, Takes},
     record::Row,
     routing::MAX_TOP_K,
     waits::Waits,
-    window::View,
 };
 
 /// What a rank sends back for each token.
@@ -43,6 +47,15 @@ pub enum Sums {
     Weighted(*const f32),
 }
 
+/// The order in which a node's relay sums the rows of its ranks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Order {
+    /// Rank by rank, ascending. Weights are summed too.
+    ByRank,
+    /// By the last of each rank's choices. Weights are those of the choice's rank.
+    ByChoice,
+}
+
 /// Rows of bf16 that go back.
 #[derive(Clone, Copy, Debug)]
 pub struct Results {
@@ -60,6 +73,9 @@ pub struct Results {
     pub weights: Option<*const f32>,
     /// Whether rows are packed as LogFMT-10 on their way.
     pub is_packed: bool,
+    /// Whether, after a dispatch with relays, a node's rows of a token are summed at its relay and rounded to bf16, and the sum goes
+    /// across; in the order that the sum of nodes has too. Else every row goes all the way.
+    pub relays: Option<Order>,
     /// Whether rows stay as they are until the combine has ended: this rank's own tokens are then summed from them, and
     /// peers read rows that are in a [`Block`] where they are.
     pub stays: bool,
@@ -92,6 +108,8 @@ struct Part {
     handle: Arc<Handle>,
     results: Results,
     row: Row,
+    /// How a place is divided, if rows are relayed.
+    levels: Option<Levels>,
     /// What peers read rows from.
     block: Option<Arc<Block>>,
     /// Tokens of each rank that have rows in its place at once.
@@ -120,13 +138,22 @@ impl Combine {
         check(handle, &results)?;
         let (ranks, top_k) = (group.ranks(), routing.top_k());
         let Results { hidden, sends, weights, is_packed, .. } = results;
-        let slots = match sends {
-            Sends::EachExpert => top_k,
-            Sends::Row | Sends::SumOfExperts if top_k == 0 => ranks,
-            Sends::Row | Sends::SumOfExperts => ranks.min(top_k),
-        };
+        let levels = Levels::of(handle, &results)?;
         let values = if is_packed { logfmt::max_len(hidden) } else { 2 * hidden };
-        let row = Row { values, weights: weights.map_or(0, |_| top_k), slots };
+        let weights = weights.map_or(0, |_| top_k);
+        // Where every row goes all the way, a place may be smaller. All ranks see that alike.
+        let levels = levels.filter(|levels| match handle.room {
+            Room::Tokens(tokens) => {
+                Row { values, weights, slots: levels.slots() }.place(tokens) <= group.pool_len()
+            }
+            Room::Bytes(_) => true,
+        });
+        let slots = match (&levels, sends) {
+            (Some(levels), _) => levels.slots(),
+            (None, Sends::EachExpert) => top_k,
+            (None, Sends::Row | Sends::SumOfExperts) => one_of(ranks, top_k),
+        };
+        let row = Row { values, weights, slots };
         let (at_once, len) = match handle.room {
             Room::Tokens(tokens) => (tokens, row.place(tokens)),
             Room::Bytes(len) => (row.tokens_in(len), len),
@@ -141,13 +168,15 @@ impl Combine {
             return Err(Error::invalid(why));
         }
         let place = group.place(len)?;
-        let rounds = group.rounds(|to| rounds_of(handle.counts.tokens_of[to] as usize) as u16);
-        let call = Call::new(place, Takes::AllTogether, &rounds);
-        let block = block_of(group, &results);
+        let nodes = levels.as_ref().map_or(Nodes::one(ranks), |levels| levels.nodes);
+        let rounds =
+            |stream: &Stream| rounds_of(handle.counts.tokens_of[stream.about] as usize) as u16;
+        let call = Call::new(place, Takes::AllTogether, group.parties(nodes), rounds);
+        let block = block_of(group, &results, levels.as_ref());
         if let Some(block) = &block {
             group.note_reading(block, call.number());
         }
-        let part = Part { handle: Arc::clone(handle), results, row, block, at_once };
+        let part = Part { handle: Arc::clone(handle), results, row, levels, block, at_once };
         let waits = Waits::new(ranks);
         let mut combine = Self { part, call, waits, waits_for_readers: true };
         if matches!(handle.room, Room::Tokens(_)) {
@@ -175,7 +204,8 @@ impl Combine {
         combined: Combined,
         is_interrupted: &mut Interrupted<'_>,
     ) -> Result<Vec<Duration>> {
-        let mut unpacked = vec![0; self.part.unpacked_len()];
+        self.part.check_order(combined.sums)?;
+        let mut scratch = vec![0; self.part.scratch_len()];
         if self.part.block.is_some() && self.waits_for_readers {
             self.call.wait_for_readers();
         }
@@ -185,7 +215,14 @@ impl Combine {
             let first = usize::from(round) * part.at_once;
             for token in first..tokens.min(first + part.at_once) {
                 // SAFETY: as the caller has it.
-                unsafe { part.sum((call, &sources), token, &combined, &mut unpacked) }?;
+                unsafe {
+                    match &part.levels {
+                        None => part.sum((call, &sources), token, &combined, &mut scratch)?,
+                        Some(levels) => {
+                            part.sum_nodes(levels, call, token, &combined, &mut scratch)
+                        }
+                    }
+                }
             }
             Ok(())
         })?;
@@ -202,11 +239,12 @@ impl Combine {
         let waits = (until != Until::SentAll).then_some(waits);
         let mut wait = Wait { phase: Phase::Combine, is_interrupted, waits };
         part.group().drive(call, until, &mut wait, |call, step| match step {
-            Step::Send { to, mark } => {
-                part.send(call, to, mark.round);
+            Step::Send { stream, mark } => {
+                part.send(call, &stream, mark.round);
                 Ok(())
             }
             Step::Take { round, .. } => take(part, call, round),
+            Step::Relay { stream, mark } => part.pass_on(call, &stream, mark),
             Step::Tell { .. } => Ok(()),
         })
     }
@@ -217,7 +255,7 @@ impl Part {
         &self.handle.group
     }
 
-    fn header(&self) -> Header<5, 1> {
+    fn header(&self) -> Header<6, 1> {
         let Row { values, weights, slots } = self.row;
         let agreed = [
             ("bytes of a row", values),
@@ -225,23 +263,38 @@ impl Part {
             ("rows of a token", slots),
             ("slots", self.at_once),
             ("packed rows", usize::from(self.results.is_packed)),
+            (
+                "sums of nodes (1 by rank, 2 by choice)",
+                self.results.relays.map_or(0, |by| 1 + by as usize),
+            ),
         ];
         let told = [self.block.as_ref().map_or(0, |block| block.word() as usize)];
         Header { phase: Phase::Combine, agreed, told }
     }
 
-    /// Which of a token's slots a rank's one row has. `last` is the last of the token's choices that is this rank's.
-    fn slot_of(&self, rank: usize, last: usize) -> usize {
-        let top_k = self.handle.routing.top_k();
-        if top_k == 0 || self.group().ranks() <= top_k { rank } else { last }
+    /// What a stream's peer tells if it agrees: its block, or 0.
+    fn told(&self, call: &Call, stream: &Stream) -> Result<u64> {
+        let theirs = self.group().window().header(stream, call.number());
+        let [block] = self.header().told_by(self.group().rank(), stream.peer, theirs)?;
+        Ok(block)
+    }
+
+    /// Which of the slots of a token of rank `about` this rank's one row has. `last` is the last of the token's choices that is
+    /// this rank's.
+    fn slot_of(&self, about: usize, last: usize) -> usize {
+        let (me, top_k) = (self.group().rank(), self.handle.routing.top_k());
+        match &self.levels {
+            None => slot_of_one(me, self.group().ranks(), top_k, last),
+            Some(levels) => levels.near(about, me, last),
+        }
     }
 
     /// Writes the rows of a round to a rank's place.
-    fn send(&self, call: &Call, to: usize, round: u16) {
-        let window = self.group().window();
-        let Some(view) = window.of(to) else { return };
+    fn send(&self, call: &Call, stream: &Stream, round: u16) {
+        let Some(mut letter) = self.group().window().letter(stream) else { return };
+        let to = stream.about;
         if round == 0 {
-            window.set_header(to, call.number(), self.header().to_words());
+            letter.tell(call.number(), self.header().to_words());
         }
         if to == self.group().rank() && self.sums_own_in_place() {
             return;
@@ -255,10 +308,11 @@ impl Part {
             if token < first || token >= first + self.at_once {
                 continue;
             }
-            let slot_at = |slot| self.row_in(view, call, slot, token - first);
+            let mut slot_at =
+                |slot| letter.at(self.row_at(call, slot, token - first), self.row.stride());
             // SAFETY: rows and weights may be read, as `begin` demands; each slot that is written is this rank's until
             // the mark, and has room for a row.
-            unsafe { self.send_token(entry, at, &slot_at, &mut rounded) };
+            unsafe { self.send_token(entry, at, &mut slot_at, &mut rounded) };
         }
     }
 
@@ -270,13 +324,12 @@ impl Part {
         &self,
         entry: &[i32],
         at: usize,
-        slot_at: &dyn Fn(usize) -> *mut u8,
+        slot_at: &mut dyn FnMut(usize) -> *mut u8,
         rounded: &mut [u16],
     ) {
         let rows = entry[2..].iter().enumerate();
         let rows = rows.filter_map(|(k, row)| Some((k, usize::try_from(*row).ok()?)));
-        let one_slot =
-            || slot_at(self.slot_of(self.group().rank(), self.handle.masters[at].into()));
+        let one_slot = || self.slot_of(entry[1] as usize, self.handle.masters[at].into());
         // SAFETY: as the caller has it; each row was compared with the number of rows in `check`.
         unsafe {
             match self.results.sends {
@@ -288,7 +341,7 @@ impl Part {
                     }
                 }
                 Sends::Row => {
-                    let out = one_slot();
+                    let out = slot_at(one_slot());
                     self.put(self.result(at), out);
                     if let Some(weights) = self.results.weights {
                         let to = out.add(self.row.weights_at()).cast::<f32>();
@@ -299,7 +352,7 @@ impl Part {
                     }
                 }
                 Sends::SumOfExperts => {
-                    let out = one_slot();
+                    let out = slot_at(one_slot());
                     if self.results.weights.is_some() {
                         out.add(self.row.weights_at())
                             .cast::<f32>()
@@ -375,9 +428,10 @@ impl Part {
         }
     }
 
-    /// How many values the rows of a token have that have to be unpacked.
-    fn unpacked_len(&self) -> usize {
-        if self.results.is_packed { self.row.slots * self.results.hidden } else { 0 }
+    /// How many values a token has on their way to its sum: rows that are unpacked, or the sum of this node.
+    fn scratch_len(&self) -> usize {
+        let rows = if self.results.is_packed { self.row.slots } else { 1 };
+        rows * self.results.hidden
     }
 
     /// Makes a token's sum.
@@ -443,43 +497,45 @@ impl Part {
         Ok(())
     }
 
-    /// A slot's row of a token of the round, in a window.
-    fn row_in(&self, view: &View, call: &Call, slot: usize, token: usize) -> *mut u8 {
-        let at = self.row.at(self.at_once, slot, token);
-        view.pool(call.place().offset + at, self.row.stride())
+    /// Where a slot's row of a token of the round begins in a pool.
+    fn row_at(&self, call: &Call, slot: usize, token: usize) -> usize {
+        call.place().offset + self.row.at(self.at_once, slot, token)
     }
 
     /// The row of a term, in this rank's place.
     fn row_of(&self, call: &Call, token: usize, term: &Term) -> *mut u8 {
-        self.row_in(self.group().window().own(), call, term.slot, token % self.at_once)
+        let at = self.row_at(call, term.slot, token % self.at_once);
+        self.group().window().own().pool(at, self.row.stride())
     }
 
     /// What comes back of a token's weights.
     fn sum_weights(&self, call: &Call, token: usize, sums: Sums, terms: &[Term], out: &mut [f32]) {
         out.fill(0.0);
-        if self.row.weights == 0 {
-            return;
-        }
         let routing = &self.handle.routing;
         let choices = routing.choices(token);
-        let rank_of = |choice| routing.owner(choice).map(|(rank, _)| rank);
         for term in terms {
+            // The row of one expert has one weight.
+            let has_it = |k| self.results.sends != Sends::EachExpert || k == term.choice;
+            let is_its =
+                |k: usize| routing.owner(choices[k]).is_some_and(|(rank, _)| rank == term.rank);
             let row = self.row_of(call, token, term);
-            // SAFETY: the row's weights were written with it.
-            let weights = unsafe {
-                slice::from_raw_parts(row.add(self.row.weights_at()).cast::<f32>(), out.len())
-            };
-            for (k, (out, weight)) in out.iter_mut().zip(weights).enumerate() {
-                // The row of one expert has one weight.
-                let has_it = self.results.sends != Sends::EachExpert || k == term.choice;
-                match sums {
-                    _ if !has_it => {}
-                    Sums::ByRank => *out += weight,
-                    _ if rank_of(choices[k]) == Some(term.rank) => *out = *weight,
-                    _ => {}
-                }
+            // SAFETY: a rank has written its row before its mark.
+            let weights = unsafe { self.weights_of(row) };
+            match sums {
+                Sums::ByRank => add(weights, has_it, out),
+                _ => put(weights, |k| has_it(k) && is_its(k), out),
             }
         }
+    }
+
+    /// The weights that a row came with; none if rows have none.
+    ///
+    /// # Safety
+    /// `row` is one that was written.
+    unsafe fn weights_of<'a>(&self, row: *mut u8) -> &'a [f32] {
+        let Row { weights, .. } = self.row;
+        // SAFETY: the row's weights were written with it.
+        unsafe { slice::from_raw_parts(row.add(self.row.weights_at()).cast::<f32>(), weights) }
     }
 
     /// A token's terms, in the order of its sum.
@@ -502,7 +558,8 @@ impl Part {
                     _ => routing.last_choice(rank, choices),
                 };
                 if let Some(choice) = last {
-                    terms.push(Term { rank, slot: self.slot_of(rank, choice), choice });
+                    let slot = slot_of_one(rank, group.ranks(), routing.top_k(), choice);
+                    terms.push(Term { rank, slot, choice });
                 }
             }
         }
@@ -512,6 +569,28 @@ impl Part {
         }
         terms
     }
+}
+
+/// Slots of a token for one row of each of so many ranks, or nodes: of each choice, if these are fewer.
+fn one_of(count: usize, top_k: usize) -> usize {
+    if top_k == 0 { count } else { count.min(top_k) }
+}
+
+/// Which of them one has. `last` is the last of the token's choices that is its.
+fn slot_of_one(nth: usize, count: usize, top_k: usize, last: usize) -> usize {
+    if one_of(count, top_k) == count { nth } else { last }
+}
+
+/// Adds those weights that count.
+fn add(weights: &[f32], counts: impl Fn(usize) -> bool, out: &mut [f32]) {
+    let all = out.iter_mut().zip(weights).enumerate();
+    all.filter(|(k, _)| counts(*k)).for_each(|(_, (out, weight))| *out += weight);
+}
+
+/// Copies those weights that count.
+fn put(weights: &[f32], counts: impl Fn(usize) -> bool, out: &mut [f32]) {
+    let all = out.iter_mut().zip(weights).enumerate();
+    all.filter(|(k, _)| counts(*k)).for_each(|(_, (out, weight))| *out = *weight);
 }
 
 /// Takes a round out.

@@ -91,6 +91,14 @@ pub enum Error {
         /// What the system says.
         source: io::Error,
     },
+    /// The network between nodes cannot be used.
+    #[error("{what}: {source}")]
+    Network {
+        /// What was tried.
+        what: &'static str,
+        /// Why it failed.
+        source: uccl_p2p::Error,
+    },
 }
 
 impl Error {
@@ -101,16 +109,24 @@ impl Error {
 
 fn overdue(phase: Phase, rank: usize, awaited: &[Awaited], waited: Duration) -> String {
     let mut text = format!("{phase} on rank {rank} is not over after {waited:?}");
-    for Awaited { peer, what, expected, seen } in awaited {
-        let Mark { call, round, .. } = seen;
-        text += &format!(
-            "; rank {peer}: {what} of call {} round {} expected, ",
-            expected.call, expected.round
-        );
-        text += &match call {
-            0 => "nothing seen".to_owned(),
-            _ => format!("call {call} round {round} seen"),
+    for late in awaited {
+        let (peer, about) = (late.peer, late.about);
+        let relays = match about == peer || about == rank {
+            true => String::new(),
+            false => format!(", which relays for rank {about}"),
         };
+        text += &format!("; rank {peer}{relays}: {}", described(late));
     }
     text
+}
+
+/// What was expected of a peer, and what was seen.
+pub(crate) fn described(late: &Awaited) -> String {
+    let Awaited { what, expected, seen, .. } = late;
+    let Mark { call, round, .. } = seen;
+    let seen = match call {
+        0 => "nothing seen".to_owned(),
+        _ => format!("call {call} round {round} seen"),
+    };
+    format!("{what} of call {} round {} expected, {seen}", expected.call, expected.round)
 }

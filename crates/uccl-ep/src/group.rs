@@ -13,19 +13,21 @@ use std::{
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use uccl_local::cma::Process;
-use uccl_wire::ep_card::EpCard;
+use uccl_wire::ep_card::{EpCard, EpEndpoint};
 
 use crate::{
     blocks::{Block, Blocks},
-    error::{Error, Phase, Result},
+    error::{Error, Phase, Result, described},
+    nodes::Nodes,
     placing::{Place, Places, SLOTS},
-    protocol::{Call, Step, Words},
+    protocol::{Call, Parties, Step, Streams, Words},
+    routing::MAX_RANKS_OF_NODE,
     waits::Waits,
     window::Window,
 };
 
 /// How a rank takes part in a group.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Config {
     /// Which rank this is.
     pub rank: usize,
@@ -37,6 +39,12 @@ pub struct Config {
     pub timeout: Duration,
     /// Whether a peer that is late is masked, and the call goes on without it, instead of failing.
     pub masks_late: bool,
+    /// Ranks of one host and one node map each other's windows; the network is between all others. `None`: ranks whose processes
+    /// can see each other are on one node.
+    pub node: Option<u64>,
+    /// How the network is used, but for its timeouts, which follow from `timeout`. `None`: as the environment says
+    /// ([`uccl_p2p::Config::from_env`]).
+    pub network: Option<uccl_p2p::Config>,
 }
 
 /// Gives every rank what every rank gives, in order of rank; `None` for a rank that is not there.
@@ -48,6 +56,7 @@ pub type Interrupted<'a> = dyn FnMut() -> bool + 'a;
 /// One rank's end of a group. Dropping it says nothing to the others.
 pub struct Group {
     config: Config,
+    nodes: Nodes,
     window: Window,
     places: Mutex<Places>,
     masked: Vec<AtomicBool>,
@@ -57,22 +66,22 @@ pub struct Group {
 }
 
 impl Group {
-    /// Joins the ranks of a group: each calls this, and each maps the windows of all others.
+    /// Joins the ranks of a group: each calls this, maps the windows of those that are near, and connects to those that are
+    /// far.
     ///
     /// # Errors
     /// A rank's window cannot be reached, or ranks do not agree on the group. All ranks fail then.
     pub fn join(config: Config, exchange: &mut Exchange<'_>) -> Result<Arc<Self>> {
-        let Config { rank: me, ranks, pool, .. } = config;
+        let Config { rank: me, ranks, pool, node, .. } = config;
         if me >= ranks {
             return Err(Error::invalid(format!("there is no rank {me} of {ranks}")));
         }
-        let mut window = Window::new(me, ranks, pool)?;
-        let cards = exchange(window.card(1).encode().to_vec())?;
-        let opened = open_all(config, &mut window, &cards);
+        let mut window = Window::new(me, ranks, pool, node)?;
+        let reached = reach_all(&config, &mut window, exchange)?;
         // A rank that failed tells the others why, so that none waits for it in vain.
-        let verdict = opened.as_ref().err().map(ToString::to_string).unwrap_or_default();
+        let verdict = reached.as_ref().err().map(ToString::to_string).unwrap_or_default();
         let verdicts = exchange(verdict.into_bytes())?;
-        let processes = opened?;
+        let Reached { processes, nodes, blocks } = reached?;
         let failed = |(_, text): &(usize, &Option<Vec<u8>>)| {
             text.as_ref().is_some_and(|text| !text.is_empty())
         };
@@ -81,10 +90,9 @@ impl Group {
             let why = format!("could not join: {text}");
             return Err(Error::PeerLost { phase: Phase::Join, rank: me, peer, why });
         }
-        let masked = cards.iter().map(|card| AtomicBool::new(card.is_none())).collect();
-        let known = |card: &Option<Vec<u8>>| EpCard::decode(card.as_deref()?).ok();
-        let blocks = Blocks::new(&cards.iter().map(known).collect::<Vec<_>>(), me);
-        Ok(Arc::new(Self { config, window, places: Mutex::default(), masked, processes, blocks }))
+        let masked = (0..ranks).map(|rank| AtomicBool::new(!window.has(rank))).collect();
+        let places = Mutex::default();
+        Ok(Arc::new(Self { config, nodes, window, places, masked, processes, blocks }))
     }
 
     /// Which rank this is.
@@ -99,6 +107,22 @@ impl Group {
         self.config.ranks
     }
 
+    /// How ranks are spread over nodes: all as on one, unless each node has as many, one behind the other.
+    #[must_use]
+    pub fn nodes(&self) -> Nodes {
+        self.nodes
+    }
+
+    /// The nodes that tokens can be relayed on: there are several, of several ranks each, and nobody is left out. A group that masks
+    /// ranks relays nothing, because a relay that is lost would take its peers on other nodes with it.
+    #[must_use]
+    pub fn relays(&self) -> Option<Nodes> {
+        let Nodes { count, ranks } = self.nodes;
+        let is_whole = (0..self.ranks()).all(|rank| !self.is_masked(rank));
+        let can = count > 1 && (2..=MAX_RANKS_OF_NODE).contains(&ranks);
+        (can && is_whole && !self.config.masks_late).then_some(self.nodes)
+    }
+
     /// Bytes of the pool.
     #[must_use]
     pub fn pool_len(&self) -> usize {
@@ -111,6 +135,12 @@ impl Group {
         self.window.own().pool(0, self.pool_len())
     }
 
+    /// What went over the network; `None` if all ranks are near.
+    #[must_use]
+    pub fn network_stats(&self) -> Option<uccl_p2p::Stats> {
+        self.window.network_stats()
+    }
+
     /// Leaves a rank out of the calls that follow, or lets it take part again.
     ///
     /// # Errors
@@ -119,7 +149,7 @@ impl Group {
         let masked = self.masked.get(rank);
         let masked =
             masked.ok_or_else(|| Error::invalid(format!("no rank {rank} of {}", self.ranks())))?;
-        if !is_masked && self.window.of(rank).is_none() {
+        if !is_masked && !self.window.has(rank) {
             return Err(Error::invalid(format!("rank {rank} has not joined")));
         }
         masked.store(is_masked, Ordering::Relaxed);
@@ -183,6 +213,8 @@ impl Group {
     /// The next call's place.
     pub(crate) fn place(&self, len: usize) -> Result<Place> {
         let pool = self.pool_len();
+        // A far peer's place begins at a multiple of what a write is measured in.
+        let len = len.next_multiple_of(64);
         self.places.lock().take(len, pool).ok_or_else(|| {
             let why = format!(
                 "the call needs {len} bytes of the buffer, which has {pool}; make it with more"
@@ -191,9 +223,15 @@ impl Group {
         })
     }
 
-    /// Rounds for the ranks that are there.
-    pub(crate) fn rounds(&self, of: impl Fn(usize) -> u16) -> Vec<Option<u16>> {
-        (0..self.ranks()).map(|rank| (!self.is_masked(rank)).then(|| of(rank))).collect()
+    /// Who takes part in a call that begins now, if it relays on so many nodes.
+    pub(crate) fn parties(&self, nodes: Nodes) -> Parties {
+        let (me, ranks) = (self.rank(), self.ranks());
+        let is_there = (0..ranks).map(|rank| !self.is_masked(rank)).collect();
+        let streams = match nodes.count {
+            1 => Streams::flat(me, ranks),
+            _ => Streams::two_level(me, nodes),
+        };
+        Parties { me, is_there, streams }
     }
 
     /// Does the steps of a call until `until`. `act` copies what is sent or taken.
@@ -210,22 +248,20 @@ impl Group {
             if let Some(waits) = &mut wait.waits {
                 waits.look(|rank| call.has_heard(rank, window));
             }
-            let step = match until {
-                Until::SentAll => call.next_send(window),
-                Until::HeardAll => call.next(window, false),
-                Until::Over => call.next(window, true),
-            };
+            let step = call.next(window, until == Until::Over);
             let done = match step {
-                Some(Step::Tell { to, mark }) => {
-                    window.set_taken(to, mark);
+                Some(Step::Tell { to, word, mark }) => {
+                    window.set_taken(to, word, mark);
                     Ok(())
                 }
-                Some(step @ Step::Send { to, mark }) => act(call, step).map(|()| {
-                    window.set_arrived(to, mark);
-                    call.sent(to);
-                }),
-                Some(step @ Step::Take { from, .. }) => {
-                    act(call, step).map(|()| call.took(from, window))
+                Some(step @ (Step::Send { stream, mark } | Step::Relay { stream, mark })) => {
+                    act(call, step).map(|()| {
+                        window.set_arrived(&stream, mark);
+                        call.sent(&stream, window);
+                    })
+                }
+                Some(step @ Step::Take { stream, .. }) => {
+                    act(call, step).map(|()| call.took(stream, window))
                 }
                 None if until.is_reached(call, window) => return Ok(()),
                 None => self.wait(call, wait, &mut patience),
@@ -258,17 +294,12 @@ impl Group {
         let awaited = call.awaited(&self.window);
         for late in &awaited {
             let peer = late.peer;
-            let why = match self.window.fault(peer) {
-                Some(other) => format!("gave up on call {other}"),
-                None if self.processes[peer].as_ref().is_some_and(Process::has_ended) => {
-                    "has ended".to_owned()
-                }
-                None => continue,
-            };
-            match self.config.masks_late {
-                true => self.go_on_without(peer, call),
-                false => return Err(Error::PeerLost { phase, rank, peer, why }),
+            let Some(why) = self.failure(peer) else { continue };
+            if !self.config.masks_late {
+                let why = format!("{why}; {}", described(late));
+                return Err(Error::PeerLost { phase, rank, peer, why });
             }
+            self.go_on_without(peer, call);
         }
         let waited = patience.since.elapsed();
         if waited < self.config.timeout {
@@ -281,23 +312,81 @@ impl Group {
         Ok(())
     }
 
+    /// Why nothing is to be expected of a peer any more.
+    fn failure(&self, peer: usize) -> Option<String> {
+        if let Some(call) = self.window.fault(peer) {
+            return Some(format!("gave up on call {call}"));
+        }
+        match &self.processes[peer] {
+            Some(process) => process.has_ended().then(|| "has ended".to_owned()),
+            None => self.window.failure(peer),
+        }
+    }
+
     fn go_on_without(&self, peer: usize, call: &mut Call) {
         self.masked[peer].store(true, Ordering::Relaxed);
         call.drop_rank(peer);
     }
 }
 
-/// Maps the windows of all ranks that are there, and watches their processes.
-fn open_all(
-    config: Config,
+/// What a rank has when it has reached the others.
+struct Reached {
+    processes: Processes,
+    nodes: Nodes,
+    blocks: Blocks,
+}
+
+/// Reaches the windows of all ranks that are there, and watches the processes of those that are near. The error inside is this
+/// rank's own, and the others have to be told of it.
+fn reach_all(
+    config: &Config,
     window: &mut Window,
+    exchange: &mut Exchange<'_>,
+) -> Result<Result<Reached>> {
+    let Config { rank: me, timeout, .. } = *config;
+    let cards = exchange(window.card(1, None).encode().to_vec())?;
+    let cards = match cards_of(config, window, &cards) {
+        Ok(cards) => cards,
+        Err(e) => return Ok(Err(e)),
+    };
+    let mut known = cards.iter().flatten();
+    let first = known.next();
+    // All ranks see the same, so all take part in what follows.
+    if known.all(|card| first.is_some_and(|first| first.is_near(card))) {
+        let nodes = Nodes::one(cards.len());
+        let blocks = Blocks::new(&cards, me);
+        let reached = |processes| Reached { processes, nodes, blocks };
+        return Ok(map_near(window, &cards, me).map(reached));
+    }
+    let node_of = |card: &Option<EpCard>| card.map(|card| (card.host, card.node));
+    let nodes = Nodes::of(&cards.iter().map(node_of).collect::<Vec<_>>());
+    let listening = window.listen(config.network.clone(), timeout);
+    let endpoint = listening.as_ref().ok().map(|listening| listening.card());
+    let cards = exchange(window.card(1, endpoint).encode().to_vec())?;
+    Ok(listening.and_then(|listening| {
+        let cards = cards_of(config, window, &cards)?;
+        let processes = map_near(window, &cards, me)?;
+        let lost = |(peer, why)| Error::PeerLost { phase: Phase::Join, rank: me, peer, why };
+        let far = far_of(&cards, me).map_err(lost)?;
+        window.join_far(listening.connect(me, &far).map_err(lost)?, &far);
+        Ok(Reached { processes, nodes, blocks: Blocks::new(&cards, me) })
+    }))
+}
+
+/// By rank; none of this process, and none of another node.
+type Processes = Vec<Option<Process>>;
+
+/// Reads the cards of all ranks, and sees whether they agree with this rank.
+fn cards_of(
+    config: &Config,
+    window: &Window,
     cards: &[Option<Vec<u8>>],
-) -> Result<Vec<Option<Process>>> {
-    let Config { rank: me, ranks, .. } = config;
+) -> Result<Vec<Option<EpCard>>> {
+    let Config { rank: me, ranks, .. } = *config;
     if cards.len() != ranks {
         return Err(Error::invalid(format!("{} cards for {ranks} ranks", cards.len())));
     }
-    let open = |(rank, card): (usize, &Option<Vec<u8>>)| {
+    let read = |(rank, card): (usize, &Option<Vec<u8>>)| {
         let Some(card) = card else { return Ok(None) };
         let card = EpCard::decode(card).map_err(|e| Error::invalid(format!("rank {rank}: {e}")))?;
         let agree = [
@@ -311,7 +400,19 @@ fn open_all(
                 return Err(Error::Disagree { phase, rank: me, peer: rank, what, theirs, ours });
             }
         }
-        window.open(&card)?;
+        Ok(Some(card))
+    };
+    cards.iter().enumerate().map(read).collect()
+}
+
+/// Maps the windows of the ranks that are near, and watches their processes.
+fn map_near(window: &mut Window, cards: &[Option<EpCard>], me: usize) -> Result<Processes> {
+    let own = window.card(1, None);
+    let open = |(rank, card): (usize, &Option<EpCard>)| {
+        let Some(card) = card.filter(|card| card.is_near(&own) && rank != me) else {
+            return Ok(None);
+        };
+        window.map(&card)?;
         if card.pid == std::process::id() {
             return Ok(None);
         }
@@ -319,6 +420,17 @@ fn open_all(
         Process::open(card.pid.cast_signed()).map(Some).map_err(os)
     };
     cards.iter().enumerate().map(open).collect()
+}
+
+/// The endpoints of the ranks that are far; the error is a rank that has none.
+fn far_of(cards: &[Option<EpCard>], me: usize) -> Result<Vec<Option<EpEndpoint>>, (usize, String)> {
+    let own = cards[me];
+    let endpoint = |(rank, card): (usize, &Option<EpCard>)| {
+        let is_far = |card: &EpCard| own.is_some_and(|own| !own.is_near(card));
+        let Some(card) = card.filter(is_far) else { return Ok(None) };
+        card.endpoint.map(Some).ok_or_else(|| (rank, "has no endpoint for other nodes".to_owned()))
+    };
+    cards.iter().enumerate().map(endpoint).collect()
 }
 
 /// How far a call is driven.

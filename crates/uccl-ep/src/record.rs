@@ -1,13 +1,17 @@
 //! How tokens lie in a place: byte layouts that ranks share.
 //!
 //! ```text
-//! dispatch:  an area for each rank that sends:  counts of the receiver's experts | records
+//! dispatch:  an area for each rank that sends:  records of the round | counts of the receiver's experts | records
+//!            an inbox for each other node, if tokens are relayed:
+//!                                               of each rank of this node: tokens, counts of its experts | where each goes | records
 //!            a record:                          payload | scales | choices | weights | token
 //! combine:   rows: slot by slot, token by token
 //!            a row:                             values | weights
 //! ```
 //!
 //! Parts begin at multiples of 32 bytes, but for choices, weights and token, which are behind each other.
+
+use crate::nodes::Nodes;
 
 const ALIGN: usize = 32;
 
@@ -57,10 +61,10 @@ impl Record {
         align(self.token_at() + 4)
     }
 
-    /// Where the records of an area begin, behind the counts of `local_experts`.
+    /// Where the records of an area begin, behind the number of them in this round and the counts of `local_experts` (u32).
     #[must_use]
     pub fn first_at(local_experts: usize) -> usize {
-        (4 * local_experts).next_multiple_of(64)
+        (4 * (1 + local_experts)).next_multiple_of(64)
     }
 
     /// Bytes of an area with `slots` records.
@@ -73,6 +77,76 @@ impl Record {
     #[must_use]
     pub fn slots_in(&self, local_experts: usize, len: usize) -> usize {
         (len.saturating_sub(Self::first_at(local_experts)) & !63) / self.stride()
+    }
+}
+
+/// How a dispatch's place is divided: an area for each rank, and, where tokens are relayed, an inbox for each other node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Areas {
+    /// What lies in them.
+    pub record: Record,
+    /// Experts of each rank.
+    pub local_experts: usize,
+    /// The nodes that tokens are relayed on; one if they are not.
+    pub nodes: Nodes,
+}
+
+impl Areas {
+    /// Bytes of a place with `slots` records in each area.
+    #[must_use]
+    pub fn place(&self, slots: usize) -> usize {
+        self.inbox_at(slots, self.nodes.count - 1)
+    }
+
+    /// How many records each area of a place of `len` bytes has.
+    #[must_use]
+    pub fn slots_in(&self, len: usize) -> usize {
+        let Self { record, local_experts, nodes } = self;
+        let (ranks, inboxes) = (nodes.all_ranks(), nodes.count - 1);
+        if inboxes == 0 {
+            return record.slots_in(*local_experts, (len / ranks) & !63);
+        }
+        // Records, and the words of where they go, are rounded up to 64 bytes.
+        let fixed =
+            ranks * (Record::first_at(*local_experts) + 63) + inboxes * (self.goes_at() + 2 * 63);
+        let of_slot = ranks * record.stride() + inboxes * (record.stride() + 8);
+        len.saturating_sub(fixed) / of_slot
+    }
+
+    /// Where a rank's area begins.
+    #[must_use]
+    pub fn area_at(&self, slots: usize, rank: usize) -> usize {
+        rank * self.record.area(self.local_experts, slots)
+    }
+
+    /// Where the inbox of the `nth` other node begins.
+    #[must_use]
+    pub fn inbox_at(&self, slots: usize, nth: usize) -> usize {
+        self.area_at(slots, self.nodes.all_ranks()) + nth * self.inbox(slots)
+    }
+
+    /// Bytes of an inbox.
+    #[must_use]
+    pub fn inbox(&self, slots: usize) -> usize {
+        self.first_of_inbox(slots) + (slots * self.record.stride()).next_multiple_of(64)
+    }
+
+    /// Where in an inbox it is told of a rank of the node how many tokens go to it, and to each of its experts (u32).
+    #[must_use]
+    pub fn told_at(&self, local: usize) -> usize {
+        4 * local * (1 + self.local_experts)
+    }
+
+    /// Where in an inbox it is told of each record to which ranks of the node it goes (u64).
+    #[must_use]
+    pub fn goes_at(&self) -> usize {
+        self.told_at(self.nodes.ranks).next_multiple_of(64)
+    }
+
+    /// Where the records of an inbox begin.
+    #[must_use]
+    pub fn first_of_inbox(&self, slots: usize) -> usize {
+        self.goes_at() + (8 * slots).next_multiple_of(64)
     }
 }
 
@@ -144,6 +218,11 @@ mod tests {
             let slots = record.slots_in(local, len);
             prop_assert!(slots == 0 || record.area(local, slots) <= len);
             prop_assert!(record.area(local, slots + 1) > len & !63);
+            for nodes in [Nodes::one(3), Nodes { count: 3, ranks: 2 }] {
+                let areas = Areas { record, local_experts: local, nodes };
+                let slots = areas.slots_in(len);
+                prop_assert!(slots == 0 || areas.place(slots) <= len);
+            }
             let row = Row { values: payload, weights: top_k, slots: top_k.max(1) };
             let tokens = row.tokens_in(len);
             prop_assert!(tokens == 0 || row.place(tokens) <= len);

@@ -1,11 +1,16 @@
 //! Which tokens go to which ranks: from the experts that each token chose.
 
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    nodes::Nodes,
+};
 
 /// The most experts that a token may choose.
 pub const MAX_TOP_K: usize = 32;
 /// The most experts of a group of ranks.
 pub const MAX_EXPERTS: usize = 2048;
+/// The most ranks of a node, where tokens are relayed.
+pub const MAX_RANKS_OF_NODE: usize = u64::BITS as usize;
 
 /// The experts that each of a rank's tokens chose.
 #[derive(Clone, Copy, Debug)]
@@ -35,6 +40,17 @@ pub struct Routing {
     starts: Vec<usize>,
     to: Vec<u32>,
     per_expert: Vec<u32>,
+    /// By node; none if tokens are not relayed.
+    to_node: Vec<ToNode>,
+}
+
+/// The tokens that go to a node.
+#[derive(Clone, Default, Debug)]
+pub struct ToNode {
+    /// Their numbers, ascending.
+    pub tokens: Vec<u32>,
+    /// For each of them: bit `i` if it goes to the node's rank number `i`.
+    pub goes: Vec<u64>,
 }
 
 impl Routing {
@@ -77,7 +93,8 @@ impl Routing {
             to.extend(chosen.map(|(token, _)| token as u32));
         });
         let experts = experts[..tokens * top_k].to_vec();
-        Ok(Self { tokens, top_k, ranks, num_experts, experts, starts, to, per_expert })
+        let to_node = Vec::new();
+        Ok(Self { tokens, top_k, ranks, num_experts, experts, starts, to, per_expert, to_node })
     }
 
     /// The routing of tokens without choices: `goes[token * ranks + rank]`. `per_expert` has, for each expert of all
@@ -95,8 +112,47 @@ impl Routing {
             to.extend(chosen.map(|(token, _)| token as u32));
         });
         let (experts, per_expert) = (Vec::new(), per_expert.to_vec());
-        let tokens = goes.len() / ranks;
-        Ok(Self { tokens, top_k: 0, ranks, num_experts, experts, starts, to, per_expert })
+        let (tokens, to_node) = (goes.len() / ranks, Vec::new());
+        Ok(Self { tokens, top_k: 0, ranks, num_experts, experts, starts, to, per_expert, to_node })
+    }
+
+    /// The same, where a token goes once to each other node that it needs, to the relay there.
+    ///
+    /// # Errors
+    /// The nodes have other ranks, or more than [`MAX_RANKS_OF_NODE`] each.
+    pub fn relayed(mut self, nodes: Nodes) -> Result<Self> {
+        if nodes.all_ranks() != self.ranks || nodes.ranks > MAX_RANKS_OF_NODE {
+            return Err(Error::invalid(format!(
+                "{} ranks are not relayed on {} nodes with {} ranks each; a node has {MAX_RANKS_OF_NODE} at most",
+                self.ranks, nodes.count, nodes.ranks
+            )));
+        }
+        let to_node = |node| {
+            let mut goes = vec![0; self.tokens];
+            for (local, rank) in nodes.ranks_of(node).enumerate() {
+                for token in self.to(rank) {
+                    goes[*token as usize] |= 1 << local;
+                }
+            }
+            let some = goes.iter().enumerate().filter(|(_, goes)| **goes != 0);
+            let (tokens, goes) = some.map(|(token, goes)| (token as u32, goes)).unzip();
+            ToNode { tokens, goes }
+        };
+        self.to_node = (0..nodes.count).map(to_node).collect();
+        Ok(self)
+    }
+
+    /// The nodes that tokens are relayed on; one if they are not.
+    #[must_use]
+    pub fn nodes(&self) -> Nodes {
+        let count = self.to_node.len().max(1);
+        Nodes { count, ranks: self.ranks / count }
+    }
+
+    /// The tokens that go to a node, where they are relayed.
+    #[must_use]
+    pub fn to_node(&self, node: usize) -> &ToNode {
+        &self.to_node[node]
     }
 
     /// How many tokens there are.
@@ -153,6 +209,12 @@ impl Routing {
         last_choice_of(rank, choices, self.local_experts())
     }
 
+    /// The last of a token's choices that is a node's, of as many as tokens are relayed on.
+    #[must_use]
+    pub fn last_choice_of_node(&self, node: usize, choices: &[i32]) -> Option<usize> {
+        last_choice_of(node, choices, self.local_experts() * self.nodes().ranks)
+    }
+
     /// How many tokens chose each of a rank's experts.
     #[must_use]
     pub fn per_expert_of(&self, rank: usize) -> &[u32] {
@@ -196,6 +258,20 @@ mod tests {
         assert_eq!([0, 1, 2].map(|rank| routing.to(rank)), [&[0, 1][..], &[1], &[1]]);
         assert_eq!([0, 1, 2].map(|rank| routing.per_expert_of(rank)), [[2, 1], [1, 0], [0, 1]]);
         assert_eq!((routing.tokens(), routing.choices(1)), (3, &[5, 2, 0][..]));
+    }
+
+    #[test]
+    fn a_token_goes_once_to_each_node_that_it_needs() {
+        let experts = [0, 1, -1, 5, 2, 0, -1, -1, -1, 7, 6, 4];
+        let choices = Choices { experts: &experts, top_k: 3, num_experts: 8, ranks: 4 };
+        let routing = Routing::new(choices).unwrap().relayed(Nodes { count: 2, ranks: 2 }).unwrap();
+        let to = |node| (&routing.to_node(node).tokens[..], &routing.to_node(node).goes[..]);
+        assert_eq!(to(0), (&[0, 1][..], &[0b01, 0b11][..]));
+        assert_eq!(to(1), (&[1, 3][..], &[0b01, 0b11][..]));
+        assert_eq!(routing.last_choice_of_node(1, routing.choices(1)), Some(0));
+        assert_eq!(routing.last_choice_of_node(0, routing.choices(3)), None);
+        let why = Routing::new(choices).unwrap().relayed(Nodes { count: 3, ranks: 1 });
+        assert!(why.unwrap_err().to_string().contains("4 ranks are not relayed on 3 nodes"));
     }
 
     #[test]

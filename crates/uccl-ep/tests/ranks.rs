@@ -3,25 +3,55 @@
 use std::{
     sync::{Arc, Barrier, Mutex},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use uccl_ep::{
     Block, Config, Error, Group, Result,
-    combine::{Combine, Combined, Results, Sends, Sums},
+    combine::{Combine, Combined, Order, Results, Sends, Sums},
     dispatch::{Dispatch, Handle, Layout, Outputs, Payload, Room, Tokens},
-    numerics::bf16,
+    nodes::Nodes,
+    numerics::{bf16, sum},
     routing::{Choices, Routing},
 };
+use uccl_p2p::Transport;
 
-/// Runs `rank` for each rank of a group, in threads of their own.
-fn world<T: Send>(
-    ranks: usize,
+/// Which ranks there are, and how they reach each other.
+#[derive(Clone, Copy)]
+struct Ranks {
+    count: usize,
+    /// Ranks of one host are kept apart by as many nodes.
+    nodes: usize,
+    transport: Transport,
     pool: usize,
     timeout: Duration,
-    rank: impl Fn(Arc<Group>) -> T + Sync,
-) -> Vec<T> {
-    let (board, barrier) = (Mutex::new(vec![None; ranks]), Barrier::new(ranks));
+}
+
+impl Ranks {
+    /// Ranks that map each other's windows.
+    fn near(count: usize) -> Self {
+        let timeout = Duration::from_secs(20);
+        Self { count, nodes: 1, transport: Transport::Tcp, pool: 1 << 20, timeout }
+    }
+
+    /// Ranks on several nodes.
+    fn apart(count: usize, nodes: usize, transport: Transport) -> Self {
+        Self { nodes, transport, ..Self::near(count) }
+    }
+
+    fn config(&self, rank: usize) -> Config {
+        let Self { count: ranks, nodes, transport, pool, timeout } = *self;
+        let bind = Some([127, 0, 0, 1].into());
+        let network = uccl_p2p::Config { transport, bind, num_cpus: 1, ..Default::default() };
+        let node = Some((rank * nodes / ranks) as u64);
+        let (masks_late, network) = (false, Some(network));
+        Config { rank, ranks, pool, timeout, masks_late, node, network }
+    }
+}
+
+/// Runs `rank` for each rank of a group, in threads of their own.
+fn world<T: Send>(ranks: Ranks, rank: impl Fn(Arc<Group>) -> T + Sync) -> Vec<T> {
+    let (board, barrier) = (Mutex::new(vec![None; ranks.count]), Barrier::new(ranks.count));
     let join = |me: usize| {
         let mut exchange = |mine: Vec<u8>| {
             board.lock().unwrap()[me] = Some(mine);
@@ -30,11 +60,11 @@ fn world<T: Send>(
             barrier.wait();
             Ok(all)
         };
-        let config = Config { rank: me, ranks, pool, timeout, masks_late: false };
-        rank(Group::join(config, &mut exchange).unwrap())
+        rank(Group::join(ranks.config(me), &mut exchange).unwrap())
     };
+    let join = &join;
     thread::scope(|scope| {
-        let ranks: Vec<_> = (0..ranks).map(|me| scope.spawn(move || join(me))).collect::<Vec<_>>();
+        let ranks: Vec<_> = (0..ranks.count).map(|me| scope.spawn(move || join(me))).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
 }
@@ -68,6 +98,14 @@ impl Own {
         let choices = Choices { experts: &experts, top_k, num_experts, ranks };
         let routing = Arc::new(Routing::new(choices).unwrap());
         Self { rows, experts, weights, routing }
+    }
+
+    /// The same, relayed where the group can.
+    fn relayed(mut self, group: &Group) -> Self {
+        let routing = Routing::clone(&self.routing);
+        let nodes = group.relays().unwrap_or(Nodes::one(group.ranks()));
+        self.routing = Arc::new(routing.relayed(nodes).unwrap());
+        self
     }
 
     fn tokens(&self) -> Tokens {
@@ -126,13 +164,17 @@ fn dispatched(
     Ok(Arrived { rows, weights, handle })
 }
 
-fn combined(
-    own: &Own,
-    arrived: &Arrived,
+/// How a test combines.
+#[derive(Clone, Copy)]
+struct How {
     sends: Sends,
     sums: Sums,
+    relays: Option<Order>,
     stays: bool,
-) -> Result<Vec<u16>> {
+}
+
+fn combined(own: &Own, arrived: &Arrived, how: How) -> Result<Vec<u16>> {
+    let How { sends, sums, relays, stays } = how;
     let results = Results {
         rows: arrived.rows.as_ptr().cast(),
         len: arrived.rows.len() / HIDDEN,
@@ -141,6 +183,7 @@ fn combined(
         sends,
         weights: (!stays).then_some(arrived.weights.as_ptr()),
         is_packed: false,
+        relays,
         stays,
     };
     // SAFETY: the vectors live until the combine is over.
@@ -172,13 +215,33 @@ fn times(row: &[u16], by: f32) -> Vec<u16> {
     row.iter().map(|bits| bf16::from_f32(bf16::to_f32(*bits) * by + 0.0)).collect()
 }
 
-#[test]
-fn experts_that_change_nothing_give_back_a_multiple() {
-    for seed in 0..60 {
-        let ranks = 1 + seed as usize % 5;
-        let top_k = 1 + seed as usize % 4;
-        world(ranks, 1 << 20, Duration::from_secs(20), |group| {
+/// The ways that rows of a dispatch may come back.
+fn ways(own: &Own, sends: Sends) -> Vec<How> {
+    let weighted = (Sums::Weighted(own.weights.as_ptr()), None);
+    let (choice, rank) = (Sums::ByChoice, Sums::ByRank);
+    let sums = match sends {
+        Sends::EachExpert => vec![(choice, None), weighted],
+        // Without relays these say nothing.
+        _ => vec![
+            (choice, None),
+            (choice, Some(Order::ByChoice)),
+            (rank, None),
+            (rank, Some(Order::ByRank)),
+        ],
+    };
+    let how = |(sums, relays)| [true, false].map(|stays| How { sends, sums, relays, stays });
+    sums.into_iter().flat_map(how).collect()
+}
+
+/// Dispatches and combines in every way; experts change nothing.
+fn multiples(places: Ranks, seeds: std::ops::Range<u64>) {
+    let ranks = places.count;
+    world(places, |group| {
+        let relayed = [false, true].into_iter().take(if group.relays().is_some() { 2 } else { 1 });
+        for (seed, is_relayed) in relayed.flat_map(|is| seeds.clone().map(move |seed| (seed, is))) {
+            let top_k = 1 + seed as usize % 4;
             let own = Own::new(seed, group.rank(), ranks, top_k, 30);
+            let own = if is_relayed { own.relayed(&group) } else { own };
             for (room, by_experts, sends) in [
                 (Room::Tokens(30), Some(30 * ranks), Sends::EachExpert),
                 (Room::Tokens(30), Some(30 * ranks), Sends::SumOfExperts),
@@ -187,22 +250,15 @@ fn experts_that_change_nothing_give_back_a_multiple() {
                 (Room::Bytes(ranks * 4096), None, Sends::Row),
             ] {
                 let arrived = dispatched(&group, &own, room, by_experts).unwrap();
-                let weighted = Sums::Weighted(own.weights.as_ptr());
-                let all = [
-                    Sums::ByChoice,
-                    if sends == Sends::EachExpert { weighted } else { Sums::ByRank },
-                ];
-                for (sums, stays) in
-                    all.map(|sums| [(sums, false), (sums, true)]).into_iter().flatten()
-                {
-                    let out = combined(&own, &arrived, sends, sums, stays).unwrap();
+                for how in ways(&own, sends) {
+                    let out = combined(&own, &arrived, how).unwrap();
                     for token in 0..own.routing.tokens() {
                         let chosen = || {
                             (token * top_k..(token + 1) * top_k).filter(|k| own.experts[*k] >= 0)
                         };
                         let goes = (0..ranks)
                             .filter(|rank| own.routing.to(*rank).contains(&(token as u32)));
-                        let by = match (sends, sums) {
+                        let by = match (sends, how.sums) {
                             (Sends::Row, _) => goes.count() as f32,
                             (_, Sums::Weighted(_)) => chosen().map(|k| own.weights[k]).sum(),
                             _ => chosen().count() as f32,
@@ -216,22 +272,65 @@ fn experts_that_change_nothing_give_back_a_multiple() {
                     }
                 }
             }
-        });
+        }
+    });
+}
+
+#[test]
+fn experts_that_change_nothing_give_back_a_multiple() {
+    for ranks in 1..=5 {
+        multiples(Ranks::near(ranks), 0..12);
     }
 }
 
 #[test]
-fn rows_arrive_by_rank_and_token() {
-    world(3, 1 << 20, Duration::from_secs(20), |group| {
-        let owns = [0, 1, 2].map(|rank| Own::new(7, rank, 3, 2, 40));
+fn ranks_on_several_nodes_get_the_same_as_ranks_on_one() {
+    for (ranks, nodes) in [(2, 2), (4, 2), (4, 4), (8, 4)] {
+        multiples(Ranks::apart(ranks, nodes, Transport::Tcp), 0..4);
+    }
+}
+
+#[test]
+fn nodes_reach_each_other_over_every_link_of_this_machine() {
+    for transport in [Transport::Auto, Transport::Local, Transport::Fifo] {
+        multiples(Ranks::apart(4, 2, transport), 0..3);
+    }
+}
+
+#[test]
+fn tokens_for_a_far_rank_go_in_one_write() {
+    world(Ranks::apart(2, 2, Transport::Tcp), |group| {
+        let own = Own::new(7, group.rank(), 2, 2, 40);
+        assert!(own.routing.to(1 - group.rank()).len() > 1);
+        let posted = || group.network_stats().map(|stats| stats.transfers_posted).unwrap();
+        let before = posted();
+        dispatched(&group, &own, Room::Tokens(40), None).unwrap();
+        // The proxy may be behind.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while posted() < before + 2 && Instant::now() < deadline {
+            thread::yield_now();
+        }
+        // The tokens with their mark, and the word that says that the other's were taken.
+        assert_eq!(posted(), before + 2);
+    });
+}
+
+/// Compares what arrives with what each rank sends, relayed where it can be.
+fn rows_arrive(ranks: Ranks, most: usize, rooms: &[Room]) {
+    let count = ranks.count;
+    world(ranks, |group| {
+        let own = |rank| Own::new(7, rank, count, 2, most).relayed(&group);
+        let owns: Vec<_> = (0..count).map(own).collect();
         let me = group.rank();
-        for room in [Room::Tokens(40), Room::Bytes(3 * 2048)] {
-            let arrived = dispatched(&group, &owns[me], room, None).unwrap();
+        for room in rooms {
+            let arrived = dispatched(&group, &owns[me], *room, None).unwrap();
             let mut at = 0;
             for (rank, own) in owns.iter().enumerate() {
                 for token in own.routing.to(me) {
                     let row = &own.rows[*token as usize * HIDDEN..][..HIDDEN];
                     assert_eq!(arrived.rows[at * HIDDEN..][..HIDDEN], *row);
+                    let weights = &own.weights[*token as usize * 2..][..2];
+                    assert_eq!(arrived.weights[at * 2..][..2], *weights);
                     let entry = &arrived.handle.table[at * 4..][..2];
                     assert_eq!(entry, [*token as i32, rank as i32]);
                     at += 1;
@@ -243,8 +342,139 @@ fn rows_arrive_by_rank_and_token() {
 }
 
 #[test]
+fn rows_arrive_by_rank_and_token_however_ranks_are_spread() {
+    for (ranks, nodes) in [(3, 1), (2, 2), (4, 2), (8, 4)] {
+        // Room for all tokens at once, and for few of them.
+        let rooms = [Room::Tokens(40), Room::Bytes(ranks * 2048), Room::Bytes(ranks * 5000)];
+        rows_arrive(Ranks::apart(ranks, nodes, Transport::Tcp), 40, &rooms);
+    }
+}
+
+#[test]
+fn a_pool_without_room_for_relays_does_without() {
+    // Rows go to each rank's 40 slots of 288 bytes; inboxes would be more than the rest of a page.
+    let places = Ranks { pool: 4 * 40 * 288 + 4096, ..Ranks::apart(4, 2, Transport::Tcp) };
+    world(places, |group| {
+        let own = Own::new(9, group.rank(), 4, 2, 40).relayed(&group);
+        let arrived = dispatched(&group, &own, Room::Tokens(40), None).unwrap();
+        assert_eq!((own.routing.nodes().count, arrived.handle.relayed.len()), (2, 1));
+        let relays = Some(Order::ByRank);
+        let how = How { sends: Sends::Row, sums: Sums::ByRank, relays, stays: true };
+        combined(&own, &arrived, how).unwrap();
+    });
+}
+
+/// What a rank makes of a token of another: sums of these are not exact.
+fn made(by: usize, rank: usize, token: usize) -> Vec<u16> {
+    let seed = (by * 64 + rank) * 1024 + token;
+    let mut random = fastrand::Rng::with_seed(seed as u64);
+    (0..HIDDEN).map(|_| bf16::from_f32(random.f32() * 8.0 - 4.0)).collect()
+}
+
+fn sum_of(rows: &[Vec<u16>]) -> Vec<u16> {
+    let rows: Vec<_> = rows.iter().map(Vec::as_slice).collect();
+    let mut out = vec![0; HIDDEN];
+    sum::plain(&rows, &mut out);
+    out
+}
+
+#[test]
+fn a_sum_is_rounded_at_each_node_and_at_the_end() {
+    for (ranks, nodes) in [(4, 2), (6, 3), (6, 2)] {
+        world(Ranks::apart(ranks, nodes, Transport::Tcp), |group| {
+            let (me, of_node) = (group.rank(), ranks / nodes);
+            let own = Own::new(5, me, ranks, 6, 40).relayed(&group);
+            let mut arrived = dispatched(&group, &own, Room::Tokens(40), None).unwrap();
+            for (row, entry) in arrived.rows.chunks_mut(HIDDEN).zip(arrived.handle.table.chunks(8))
+            {
+                row.copy_from_slice(&made(me, entry[1] as usize, entry[0] as usize));
+            }
+            let mut has_rounded = false;
+            for (sums, order) in [(Sums::ByRank, Order::ByRank), (Sums::ByChoice, Order::ByChoice)]
+            {
+                let how = How { sends: Sends::Row, sums, relays: Some(order), stays: true };
+                let out = combined(&own, &arrived, how).unwrap();
+                for (token, out) in out.chunks(HIDDEN).enumerate() {
+                    let choices = own.routing.choices(token);
+                    let by =
+                        |rank: usize| own.routing.last_choice(rank, choices).map(|k| (k, rank));
+                    let in_order = |mut all: Vec<(usize, usize)>| {
+                        all.sort_by_key(|(k, nth)| if order == Order::ByRank { *nth } else { *k });
+                        all.into_iter().map(|(_, nth)| nth)
+                    };
+                    let of = |node: usize| (node * of_node..(node + 1) * of_node).filter_map(by);
+                    let node_sum = |node| {
+                        let rows = in_order(of(node).collect()).map(|rank| made(rank, me, token));
+                        sum_of(&rows.collect::<Vec<_>>())
+                    };
+                    let last = |node| of(node).map(|(k, _)| k).max().map(|k| (k, node));
+                    let sums = in_order((0..nodes).filter_map(last).collect()).map(node_sum);
+                    assert_eq!(out, sum_of(&sums.collect::<Vec<_>>()), "token {token} {order:?}");
+                    let all = in_order((0..ranks).filter_map(by).collect());
+                    let once = sum_of(&all.map(|rank| made(rank, me, token)).collect::<Vec<_>>());
+                    has_rounded |= out != once;
+                }
+            }
+            assert!(has_rounded || own.routing.tokens() == 0, "one rounding would give the same");
+        });
+    }
+}
+
+#[test]
+fn a_token_for_several_ranks_of_a_node_crosses_once() {
+    let bytes = |is_relayed: bool| -> u64 {
+        let sent = world(Ranks::apart(4, 2, Transport::Tcp), |group| {
+            let own = Own::new(9, group.rank(), 4, 8, 40);
+            let own = if is_relayed { own.relayed(&group) } else { own };
+            let arrived = dispatched(&group, &own, Room::Tokens(40), None).unwrap();
+            let relays = Some(Order::ByRank);
+            let how = How { sends: Sends::Row, sums: Sums::ByRank, relays, stays: true };
+            combined(&own, &arrived, how).unwrap();
+            // What a peer has may not be counted yet.
+            let deadline = Instant::now() + Duration::from_secs(20);
+            loop {
+                let stats = group.network_stats().unwrap();
+                if stats.transfers_done == stats.transfers_posted || Instant::now() > deadline {
+                    return stats.bytes_sent;
+                }
+                thread::yield_now();
+            }
+        });
+        sent.into_iter().sum()
+    };
+    let (flat, relayed) = (bytes(false), bytes(true));
+    assert!(relayed > 0 && 10 * relayed < 7 * flat, "{relayed} bytes with relays, {flat} without");
+    eprintln!("{relayed} bytes crossed with relays, {flat} without");
+}
+
+#[test]
+fn more_than_an_outbox_holds_arrives_in_parts() {
+    let ranks = Ranks { pool: 64 << 20, ..Ranks::apart(2, 2, Transport::Tcp) };
+    let all = Room::Tokens(60_000);
+    // An outbox has 4 MiB, and a token of these takes 288 bytes.
+    assert!((0..2).any(|me| Own::new(7, me, 2, 2, 60_000).routing.to(1 - me).len() > 20_000));
+    rows_arrive(ranks, 60_000, &[all, all, all]);
+}
+
+#[test]
+fn a_far_rank_that_goes_away_is_named_with_what_was_expected_of_it() {
+    let errors = world(Ranks::apart(3, 3, Transport::Tcp), |group| {
+        let own = Own::new(1, group.rank(), 3, 2, 8);
+        let is_there = group.rank() != 1;
+        is_there.then(|| dispatched(&group, &own, Room::Tokens(8), None).err())
+    });
+    let texts: Vec<_> = errors.iter().flatten().flatten().map(ToString::to_string).collect();
+    assert_eq!(texts.len(), 2, "{texts:?}");
+    for text in &texts {
+        // The first to fail tells the other, and may be gone before that has heard of it.
+        assert!(text.starts_with("dispatch on rank ") && text.contains(" expected, "), "{text}");
+    }
+    assert!(texts.iter().any(|text| text.contains(": rank 1 ")), "{texts:?}");
+}
+
+#[test]
 fn a_rank_that_does_not_come_is_named() {
-    let errors = world(3, 1 << 18, Duration::from_millis(300), |group| {
+    let errors = world(Ranks { timeout: Duration::from_millis(300), ..Ranks::near(3) }, |group| {
         let own = Own::new(1, group.rank(), 3, 2, 8);
         let is_absent = group.rank() == 1;
         let done = (!is_absent).then(|| dispatched(&group, &own, Room::Tokens(8), None).err());
@@ -265,7 +495,7 @@ fn a_rank_that_does_not_come_is_named() {
 
 #[test]
 fn ranks_that_differ_are_told_in_what() {
-    let errors = world(2, 1 << 18, Duration::from_secs(5), |group| {
+    let errors = world(Ranks::near(2), |group| {
         let own = Own::new(1, group.rank(), 2, 1 + group.rank(), 8);
         dispatched(&group, &own, Room::Tokens(8), None).err().map(|e| e.to_string())
     });
@@ -280,7 +510,7 @@ fn ranks_that_differ_are_told_in_what() {
 
 #[test]
 fn what_has_no_room_is_refused_with_the_sizes() {
-    world(2, 4096, Duration::from_secs(5), |group| {
+    world(Ranks { pool: 4096, ..Ranks::near(2) }, |group| {
         let own = Own::new(3, group.rank(), 2, 2, 30);
         let text = dispatched(&group, &own, Room::Tokens(30), None).err().unwrap().to_string();
         assert!(text.contains("bytes of the buffer, which has 4096"), "{text}");
@@ -306,6 +536,7 @@ fn begun(group: &Arc<Group>, own: &Own, arrived: &Arrived) -> (Arc<Block>, Combi
         sends: Sends::EachExpert,
         weights: None,
         is_packed: false,
+        relays: None,
         stays: true,
     };
     assert!(group.is_read(&block) && !own.rows.is_empty());
@@ -336,7 +567,7 @@ fn some_own(group: &Group, ranks: usize) -> Own {
 #[test]
 fn rows_in_a_block_are_read_where_they_are_and_not_before_all_have_ended() {
     let all = Barrier::new(3);
-    world(3, 1 << 20, Duration::from_secs(20), |group| {
+    world(Ranks::near(3), |group| {
         let own = some_own(&group, 3);
         let arrived = dispatched(&group, &own, Room::Tokens(20), Some(60)).unwrap();
         let (block, combine) = begun(&group, &own, &arrived);
@@ -366,8 +597,33 @@ fn rows_in_a_block_are_read_where_they_are_and_not_before_all_have_ended() {
 }
 
 #[test]
+fn rows_in_a_block_are_sent_between_nodes() {
+    for (ranks, nodes) in [(2, 2), (4, 2)] {
+        let all = Barrier::new(ranks);
+        world(Ranks::apart(ranks, nodes, Transport::Tcp), |group| {
+            let own = some_own(&group, ranks).relayed(&group);
+            let arrived = dispatched(&group, &own, Room::Tokens(20), Some(20 * ranks)).unwrap();
+            let (block, combine) = begun(&group, &own, &arrived);
+            all.wait();
+            // They have been sent: only this rank's own tokens are summed from what is there now.
+            let len = 2 * arrived.rows.len();
+            // SAFETY: the block has as many bytes, and nobody reads before all have met again.
+            unsafe { block.as_ptr().write_bytes(0, len) };
+            all.wait();
+            let out = summed(combine, &own).unwrap();
+            for (token, out) in out.chunks(HIDDEN).enumerate() {
+                let owners = own.routing.choices(token).iter().map(|k| own.routing.owner(*k));
+                let sent = owners.flatten().filter(|(rank, _)| *rank != group.rank()).count();
+                let row = &own.rows[token * HIDDEN..][..HIDDEN];
+                assert_eq!(*out, times(row, sent as f32), "token {token}");
+            }
+        });
+    }
+}
+
+#[test]
 fn a_combine_of_a_block_ends_when_all_have_read_it() {
-    world(2, 1 << 20, Duration::from_secs(20), |group| {
+    world(Ranks::near(2), |group| {
         let own = some_own(&group, 2);
         let arrived = dispatched(&group, &own, Room::Tokens(20), Some(40)).unwrap();
         let block = group.block(2 * arrived.rows.len()).unwrap();
@@ -383,6 +639,7 @@ fn a_combine_of_a_block_ends_when_all_have_read_it() {
                 sends: Sends::EachExpert,
                 weights: None,
                 is_packed: false,
+                relays: None,
                 stays: true,
             };
             // SAFETY: the block lives until the combine is over.
@@ -403,7 +660,7 @@ fn a_combine_of_a_block_ends_when_all_have_read_it() {
 #[test]
 fn a_row_outside_its_block_is_refused() {
     let all = Barrier::new(2);
-    world(2, 1 << 20, Duration::from_secs(20), |group| {
+    world(Ranks::near(2), |group| {
         let own = some_own(&group, 2);
         let arrived = dispatched(&group, &own, Room::Tokens(20), Some(40)).unwrap();
         let (block, combine) = begun(&group, &own, &arrived);
@@ -424,7 +681,7 @@ fn a_row_outside_its_block_is_refused() {
 
 #[test]
 fn memory_is_in_a_block_or_not() {
-    world(1, 4096, Duration::from_secs(5), |group| {
+    world(Ranks { pool: 4096, ..Ranks::near(1) }, |group| {
         let block = group.block(100).unwrap();
         let start = block.as_ptr().addr();
         assert!(group.has_block(&(start..start + 100)));

@@ -7,20 +7,34 @@
 //! | 8 | u32 | ranks of the group |
 //! | 12 | u32 | process |
 //! | 16 | u32 | descriptor of the window there |
-//! | 20 | u32 | 0 |
+//! | 20 | u16 | port of the endpoint; 0 if there is none, and then all that follows of it is 0 too |
+//! | 22 | u16 | 0 |
 //! | 24 | u64 | bytes of the pool |
 //! | 32 | u64 | nonce, which the window has too |
 //! | 40 | u64 | number of the next call |
-//! | 48 | 36 B | the kernel's boot id, as text |
+//! | 48 | u64 | node |
+//! | 56 | 36 B | the kernel's boot id, as text |
+//! | 92 | u32 | 0 |
+//! | 96 | 16 B | the endpoint's IP address; IPv4 as an IPv6 address |
+//! | 112 | u64 | the endpoint's instance |
+//! | 120 | 64 B | advert of the window |
 //!
 //! All numbers are little endian.
 
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use crate::advert::{ADVERT_LEN, Advert, AdvertError};
+
 /// Bytes of a card.
-pub const EP_CARD_LEN: usize = 84;
+pub const EP_CARD_LEN: usize = 184;
 /// Bytes of a boot id.
 pub const HOST_LEN: usize = 36;
 
-const MAGIC: u32 = 0x5543_4501;
+const MAGIC: u32 = 0x5543_4502;
+const HOST_AT: usize = 56;
+const IP_AT: usize = 96;
+const INSTANCE_AT: usize = 112;
+const ADVERT_AT: usize = 120;
 
 /// A card; see the module.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,8 +53,23 @@ pub struct EpCard {
     pub nonce: u64,
     /// The number of its next call.
     pub next_call: u64,
+    /// Ranks of one node, on one kernel, map each other's windows.
+    pub node: u64,
     /// The boot id of its kernel.
     pub host: [u8; HOST_LEN],
+    /// How ranks of other nodes reach it.
+    pub endpoint: Option<EpEndpoint>,
+}
+
+/// How ranks of other nodes reach a window.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct EpEndpoint {
+    /// Where the rank's endpoint listens.
+    pub addr: SocketAddr,
+    /// The number that tells the endpoint from all others.
+    pub instance: u64,
+    /// All of the window.
+    pub window: Advert,
 }
 
 /// Why bytes are not a card.
@@ -61,6 +90,9 @@ pub enum EpCardError {
         /// The ranks it says there are.
         ranks: u32,
     },
+    /// The window's advert is none.
+    #[error("the window's advert: {0}")]
+    Advert(#[from] AdvertError),
 }
 
 impl EpCard {
@@ -68,15 +100,25 @@ impl EpCard {
     #[must_use]
     pub fn encode(&self) -> [u8; EP_CARD_LEN] {
         let mut out = [0; EP_CARD_LEN];
-        let words = [MAGIC, self.rank, self.ranks, self.pid, self.descriptor, 0];
+        let port = self.endpoint.map_or(0, |endpoint| endpoint.addr.port());
+        let words = [MAGIC, self.rank, self.ranks, self.pid, self.descriptor, port.into()];
         for (word, out) in words.iter().zip(out.as_chunks_mut::<4>().0) {
             *out = word.to_le_bytes();
         }
-        let longs = [self.pool, self.nonce, self.next_call];
-        for (long, out) in longs.iter().zip(out[24..48].as_chunks_mut::<8>().0) {
+        let longs = [self.pool, self.nonce, self.next_call, self.node];
+        for (long, out) in longs.iter().zip(out[24..HOST_AT].as_chunks_mut::<8>().0) {
             *out = long.to_le_bytes();
         }
-        out[48..].copy_from_slice(&self.host);
+        out[HOST_AT..][..HOST_LEN].copy_from_slice(&self.host);
+        if let Some(EpEndpoint { addr, instance, window }) = self.endpoint {
+            let ip = match addr.ip() {
+                IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+                IpAddr::V6(ip) => ip,
+            };
+            out[IP_AT..INSTANCE_AT].copy_from_slice(&ip.octets());
+            out[INSTANCE_AT..ADVERT_AT].copy_from_slice(&instance.to_le_bytes());
+            out[ADVERT_AT..].copy_from_slice(&window.encode());
+        }
         out
     }
 
@@ -88,11 +130,8 @@ impl EpCard {
         let Ok(bytes) = <&[u8; EP_CARD_LEN]>::try_from(bytes) else {
             return Err(EpCardError::WrongLength(bytes.len()));
         };
-        let word = |at: usize| {
-            u32::from_le_bytes(bytes[4 * at..].first_chunk().copied().unwrap_or_default())
-        };
-        let long =
-            |at: usize| u64::from_le_bytes(bytes[at..].first_chunk().copied().unwrap_or_default());
+        let word = |at: usize| u32::from_le_bytes(field(bytes, 4 * at));
+        let long = |at: usize| u64::from_le_bytes(field(bytes, at));
         if word(0) != MAGIC {
             return Err(EpCardError::WrongMagic(word(0)));
         }
@@ -100,10 +139,30 @@ impl EpCard {
         if rank >= ranks {
             return Err(EpCardError::NoSuchRank { rank, ranks });
         }
-        let [pool, nonce, next_call] = [24, 32, 40].map(long);
-        let host = bytes[48..].first_chunk().copied().unwrap_or([0; HOST_LEN]);
-        Ok(Self { rank, ranks, pid, descriptor, pool, nonce, next_call, host })
+        let [pool, nonce, next_call, node] = [24, 32, 40, 48].map(long);
+        let endpoint = match u16::from_le_bytes(field(bytes, 20)) {
+            0 => None,
+            port => {
+                let ip = IpAddr::from(Ipv6Addr::from(field::<16>(bytes, IP_AT))).to_canonical();
+                let window = Advert::decode(&field::<ADVERT_LEN>(bytes, ADVERT_AT))?;
+                let addr = SocketAddr::new(ip, port);
+                Some(EpEndpoint { addr, instance: long(INSTANCE_AT), window })
+            }
+        };
+        let host = field(bytes, HOST_AT);
+        Ok(Self { rank, ranks, pid, descriptor, pool, nonce, next_call, node, host, endpoint })
     }
+
+    /// Whether the ranks of both cards can map each other's windows.
+    #[must_use]
+    pub fn is_near(&self, other: &Self) -> bool {
+        (self.host, self.node) == (other.host, other.node)
+    }
+}
+
+/// The bytes of a field, which are there.
+fn field<const LEN: usize>(bytes: &[u8; EP_CARD_LEN], at: usize) -> [u8; LEN] {
+    bytes[at..].first_chunk().copied().unwrap_or([0; LEN])
 }
 
 #[cfg(test)]
@@ -112,22 +171,33 @@ mod tests {
 
     use super::*;
 
+    fn endpoint(at: ([u8; 16], u16), numbers: [u64; 3]) -> EpEndpoint {
+        let [instance, key, len] = numbers;
+        let (ip, port) = (IpAddr::from(Ipv6Addr::from(at.0)).to_canonical(), at.1);
+        let window = Advert { addr: 1 << 20, len: len >> 1, key, slot: 7, instance: 9 };
+        EpEndpoint { addr: SocketAddr::new(ip, port), instance, window }
+    }
+
     proptest! {
         #[test]
         fn a_card_survives_its_bytes(
-            numbers: [u32; 3], longs: [u64; 3], ranks in 1u32.., host in proptest::array::uniform32(0u8..),
+            numbers: [u32; 3], longs: [u64; 4], ranks in 1u32.., host in proptest::array::uniform32(0u8..),
+            far in proptest::option::of((any::<[u8; 16]>(), 1u16.., any::<[u64; 3]>())),
         ) {
             let [rank, pid, descriptor] = numbers;
-            let [pool, nonce, next_call] = longs;
+            let [pool, nonce, next_call, node] = longs;
             let mut id = [b'-'; HOST_LEN];
             id[..32].copy_from_slice(&host);
             let rank = rank % ranks;
-            let card = EpCard { rank, ranks, pid, descriptor, pool, nonce, next_call, host: id };
+            let endpoint = far.map(|(ip, port, numbers)| endpoint((ip, port), numbers));
+            let card = EpCard {
+                rank, ranks, pid, descriptor, pool, nonce, next_call, node, host: id, endpoint,
+            };
             prop_assert_eq!(EpCard::decode(&card.encode()), Ok(card));
         }
 
         #[test]
-        fn any_bytes_are_refused_or_a_card(bytes in proptest::collection::vec(0u8.., 0..100)) {
+        fn any_bytes_are_refused_or_a_card(bytes in proptest::collection::vec(0u8.., 0..200)) {
             if let Ok(card) = EpCard::decode(&bytes) {
                 prop_assert!(card.rank < card.ranks);
             }
@@ -138,5 +208,10 @@ mod tests {
     fn what_is_no_card_is_named() {
         assert_eq!(EpCard::decode(&[0; 3]), Err(EpCardError::WrongLength(3)));
         assert_eq!(EpCard::decode(&[0; EP_CARD_LEN]), Err(EpCardError::WrongMagic(0)));
+        let mut bytes = [0; EP_CARD_LEN];
+        bytes[..12].copy_from_slice(&[2, 0x45, 0x43, 0x55, 0, 0, 0, 0, 1, 0, 0, 0]);
+        assert!(EpCard::decode(&bytes).is_ok_and(|card| card.endpoint.is_none()));
+        bytes[20] = 1;
+        assert!(matches!(EpCard::decode(&bytes), Err(EpCardError::Advert(_))));
     }
 }

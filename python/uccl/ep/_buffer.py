@@ -231,6 +231,7 @@ class Buffer(Joined):
             scales=scales_in(scales, rows.shape[0]),
             weights=address(topk_weights),
             room=self._room(),
+            relays=True,
         )
         counts, per_expert = native.counts()
         arrived, top_k = sum(counts), routing.top_k
@@ -297,8 +298,8 @@ class Buffer(Joined):
     ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
         """Sums what ranks made of each token, without weights: ``[m, H]`` bf16 to ``[n, H]``.
 
-        Sums are made in f32, from the biases on and rank by rank, and rounded once. ``topk_weights`` ``[m, K]`` are
-        summed to ``[n, K]``.
+        Sums are made in f32, from the biases on and rank by rank, and rounded once; on several nodes, the sum of each
+        node is made first and rounded too. ``topk_weights`` ``[m, K]`` are summed to ``[n, K]``.
         """
         wait_for(previous_event)
         routing = handle.native.routing
@@ -318,6 +319,7 @@ class Buffer(Joined):
             sends="row",
             weights=weights_address(topk_weights),
             stays=True,
+            relays="rank",
         )
         combine.finish(
             rows=address(out),

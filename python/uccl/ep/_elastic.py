@@ -110,7 +110,7 @@ class ElasticBuffer(Joined):
         self.explicitly_destroy = explicitly_destroy
         self.nccl_comm_handle = None
         self.num_scaleout_ranks, self.num_scaleup_ranks = self.get_logical_domain_size()
-        self.scaleout_rank_idx, self.scaleup_rank_idx = 0, self.rank_idx
+        self.scaleout_rank_idx, self.scaleup_rank_idx = divmod(self.rank_idx, self.num_scaleup_ranks)
         self.num_rdma_ranks, self.num_nvlink_ranks = self.get_physical_domain_size()
 
     @staticmethod
@@ -145,11 +145,12 @@ class ElasticBuffer(Joined):
 
     def get_physical_domain_size(self) -> tuple[int, int]:
         """Nodes, and ranks of each."""
-        return get_physical_domain_size(self.group)
+        nodes, ranks = self.runtime.nodes
+        return nodes, ranks
 
     def get_logical_domain_size(self) -> tuple[int, int]:
         """Nodes, and ranks of each, as dispatch sees them."""
-        return get_logical_domain_size(self.group, self.allow_hybrid_mode)
+        return self.get_physical_domain_size() if self.allow_hybrid_mode else (1, self.num_ranks)
 
     def get_theoretical_num_sms(
         self,
@@ -246,6 +247,7 @@ class ElasticBuffer(Joined):
             scales=scales_in(scales, tokens),
             weights=address(topk_weights),
             slots=most,
+            relays=self.allow_hybrid_mode,
         )
         counts, per_expert = native.counts()
         arrived = sum(counts)
@@ -343,8 +345,8 @@ class ElasticBuffer(Joined):
         """Sums what ranks made of each token, without weights: rows as dispatch gave them to ``[n, H]`` bf16.
 
         Sums are made in f32, from the biases on, in order of each rank's last choice of the token, and rounded once.
-        Expanded rows of one rank are summed and rounded first, with ``allow_multiple_reduction``; without it each counts by
-        itself. ``combined_topk_weights`` ``[n, K]`` are what the ranks of the choices give back.
+        With ``allow_multiple_reduction``, expanded rows of one rank are summed and rounded first, and then, in hybrid mode
+        on several nodes, the rows of each node; without it each counts by itself. ``combined_topk_weights`` ``[n, K]`` are what the ranks of the choices give back.
         """
         wait_for(previous_event)
         wait_for(previous_event_before_epilogue)
@@ -368,6 +370,7 @@ class ElasticBuffer(Joined):
             sends=sends,
             weights=weights_address(topk_weights),
             stays=True,
+            relays="choice" if self.allow_multiple_reduction else None,
         )
         combine.finish(rows=address(out), sums="choice", bias=biases(bias, out), weights=address(out_weights))
         return out, out_weights, done(async_with_compute_stream, x, out)

@@ -13,6 +13,8 @@ from uccl import _core
 #: Seconds that a call waits for its peers, unless the caller says.
 TIMEOUT = "UCCL_EP_TIMEOUT_SECS"
 DEFAULT_TIMEOUT = 100.0
+#: Ranks of one host that have different numbers here reach each other over the network, as if they were on several hosts.
+NODE = "UCCL_EP_NODE"
 
 
 def timeout_of(seconds: float | None) -> float:
@@ -22,6 +24,16 @@ def timeout_of(seconds: float | None) -> float:
     if seconds <= 0:
         raise ValueError(f"a timeout is more than 0 seconds, not {seconds}")
     return seconds
+
+
+def node_of_environment() -> int | None:
+    """The number that was said, if any."""
+    text = os.environ.get(NODE, "")
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) >= 1 << 64:
+        raise ValueError(f"{NODE} is a number from 0 to 2^64 - 1, not {text!r}")
+    return int(text)
 
 
 class Ranks:
@@ -52,6 +64,7 @@ class Ranks:
             pool=max(pool, 1),
             timeout=timeout_of(timeout),
             masks_late=masks_late,
+            node=node_of_environment(),
             exchange=self.exchange,
         )
 

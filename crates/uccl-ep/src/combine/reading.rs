@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use uccl_fabric::shm::Mapping;
 
-use super::{Part, Results, Sends};
+use super::{Part, Results, Sends, relay::Levels};
 use crate::{
     blocks::Block,
     error::{Error, Phase, Result},
@@ -12,12 +12,16 @@ use crate::{
     protocol::Call,
 };
 
-/// The block that peers read rows from: rows are in one, stay, and go back as they are.
-pub(super) fn block_of(group: &Group, results: &Results) -> Option<Arc<Block>> {
+/// The block that peers read rows from: rows are in one, stay, and go back as they are. A relay has no use for the place of a row.
+pub(super) fn block_of(
+    group: &Group,
+    results: &Results,
+    levels: Option<&Levels>,
+) -> Option<Arc<Block>> {
     let Results { rows, len, stride, sends, weights, is_packed, stays, .. } = *results;
     let is_whole = stays && !is_packed && weights.is_none() && sends != Sends::SumOfExperts;
     let memory = rows.addr()..rows.addr().checked_add(len.checked_mul(stride)?)?;
-    let is_read = is_whole && len > 0 && group.blocks().are_near();
+    let is_read = is_whole && len > 0 && levels.is_none() && group.blocks().are_near();
     is_read.then(|| group.blocks().find(&memory))?
 }
 
@@ -28,18 +32,14 @@ impl Sources {
     /// Compares what peers say of the call with what this rank does, and maps the blocks that they tell of.
     pub(super) fn of(part: &Part, call: &Call) -> Result<Self> {
         let group = part.group();
-        let source = |peer: usize| {
-            if group.is_masked(peer) {
-                return Ok(None);
+        let mut sources = vec![None; group.ranks()];
+        for stream in call.arriving() {
+            let (peer, word) = (stream.peer, part.told(call, stream)?);
+            if word != 0 && peer != group.rank() {
+                sources[peer] = Some(group.blocks().of_peer(peer, word)?);
             }
-            let theirs = group.window().header(peer, call.number());
-            match part.header().told_by(group.rank(), peer, theirs)? {
-                [0] => Ok(None),
-                [_] if peer == group.rank() => Ok(None),
-                [word] => group.blocks().of_peer(peer, word).map(Some),
-            }
-        };
-        (0..group.ranks()).map(source).collect::<Result<_>>().map(Self)
+        }
+        Ok(Self(sources))
     }
 
     /// Where the row of a slot is.

@@ -18,7 +18,7 @@ use crate::{
     group::Exchange,
     header::Header,
     placing::{Place, Places, SLOTS},
-    window::control_len,
+    view::control_len,
 };
 
 /// How a rank takes part in a group.

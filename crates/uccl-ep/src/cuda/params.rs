@@ -286,8 +286,8 @@ pub fn layout_assertions() -> String {
         ("UCCL_EP_EXACT", how::EXACT as usize),
         ("UCCL_EP_POWER", how::POWER as usize),
         ("UCCL_EP_EXPONENT", how::EXPONENT as usize),
-        ("LINE", crate::window::LINE),
-        ("LINES", crate::window::LINES),
+        ("LINE", crate::view::LINE),
+        ("LINES", crate::view::LINES),
     ] {
         same(cuda, rust);
     }

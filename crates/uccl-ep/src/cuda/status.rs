@@ -57,6 +57,7 @@ impl Status {
                 let what = if self.what == ROOM { "room" } else { "data" };
                 let awaited = |peer| Awaited {
                     peer,
+                    about: peer,
                     what,
                     expected: Mark::of_word(self.expected[peer]),
                     seen: Mark::of_word(self.seen[peer]),

@@ -11,20 +11,24 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use uccl_device::cuda::{
-    Context, DeviceBuffer, Direction, Exported, Exporter, Importer, IpcHandle, Mapping, PeerId,
-    PinnedBuffer, Priority, Stream,
+use uccl_device::{
+    HostIdentity,
+    cuda::{
+        Context, DeviceBuffer, Direction, Exported, Exporter, Importer, IpcHandle, Mapping, PeerId,
+        PinnedBuffer, Priority, Stream,
+    },
 };
 use uccl_wire::ep_gpu_card::EpGpuCard;
 
 use crate::{
     error::{Error, Result},
-    window::{self, control_len},
+    view::{self, control_len},
+    window::host_of,
 };
 
 const PAGE: usize = 4096;
 /// Where a window's nonce is: the second word of the line of rank 0's fault.
-const NONCE_AT: u64 = (2 * window::LINE + 8) as u64;
+const NONCE_AT: u64 = (8 * view::NONCE_AT) as u64;
 
 /// The windows of this process's ranks, by nonce.
 static WINDOWS: LazyLock<Mutex<HashMap<u64, Weak<DeviceBuffer>>>> = LazyLock::new(Mutex::default);
@@ -105,7 +109,7 @@ impl Window {
             pool: self.pool as u64,
             nonce: self.nonce,
             process: process()?,
-            host: window::host()?,
+            host: host_of(&HostIdentity::of_this_process())?,
             handle: export.handle.0,
         })
     }
@@ -123,7 +127,7 @@ impl Window {
     fn reach(&self, card: &EpGpuCard) -> Result<Reached> {
         let what = || format!("opening the window of rank {}", card.rank);
         let os = |source| Error::Os { what: what(), source };
-        if card.host != window::host()? {
+        if card.host != host_of(&HostIdentity::of_this_process())? {
             let why = "it is on another host, and GPUs of several hosts are not supported yet";
             return Err(os(io::Error::new(io::ErrorKind::Unsupported, why)));
         }

@@ -53,6 +53,19 @@ pub struct Handle {
     pub table: Vec<i32>,
     /// For each token that arrived: the last of its choices that is this rank's.
     pub masters: Vec<u8>,
+    /// By node: what this rank passed on from it. None if tokens are not relayed.
+    pub relayed: Vec<Relayed>,
+}
+
+/// The tokens of one rank that a relay passed on, in the order of their numbers.
+#[derive(Clone, Default, Debug)]
+pub struct Relayed {
+    /// Their numbers at their rank.
+    pub tokens: Vec<u32>,
+    /// For each of them: bit `i` if it went to this node's rank number `i`.
+    pub goes: Vec<u64>,
+    /// What they chose.
+    pub choices: Vec<i32>,
 }
 
 impl Handle {

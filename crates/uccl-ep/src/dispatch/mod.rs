@@ -2,28 +2,30 @@
 
 mod handle;
 mod memory;
+mod relay;
 mod sink;
 
 use std::{slice, sync::Arc, time::Duration};
 
 use self::sink::Sink;
 pub use self::{
-    handle::{Counts, Handle},
+    handle::{Counts, Handle, Relayed},
     memory::{Choices, Layout, Outputs, Payload, Room, ScalesIn, ScalesOut, Tokens},
 };
 use crate::{
     error::{Error, Phase, Result},
     group::{Group, Interrupted, Until, Wait},
     header::Header,
+    nodes::Nodes,
     numerics::{
         nvfp4,
         quantise::{self, Scales},
     },
-    protocol::{Call, Step, Takes},
-    record::Record,
+    protocol::{Call, Mark, Step, Stream, Takes},
+    record::{Areas, Record},
     routing::Routing,
     waits::Waits,
-    window::View,
+    window::Letter,
 };
 
 /// A dispatch under way.
@@ -32,6 +34,8 @@ pub struct Dispatch {
     call: Call,
     waits: Waits,
     counts: Option<Counts>,
+    /// By node.
+    relayed: Vec<Relayed>,
 }
 
 /// What this rank sends, and how a place is divided.
@@ -39,9 +43,8 @@ struct Part {
     group: Arc<Group>,
     routing: Arc<Routing>,
     room: Room,
-    record: Record,
+    areas: Areas,
     slots: usize,
-    area: usize,
     tokens: Tokens,
     quantised: Quantised,
 }
@@ -72,24 +75,23 @@ impl Dispatch {
         room: Room,
         is_interrupted: &mut Interrupted<'_>,
     ) -> Result<Self> {
-        let record = record_of(&tokens, &routing)?;
-        let ranks = group.ranks();
-        if routing.ranks() != ranks {
-            return Err(Error::invalid(format!(
-                "the routing is for {} ranks of {ranks}",
-                routing.ranks()
-            )));
-        }
-        let local = routing.local_experts();
+        let mut areas = areas_of(group, &tokens, &routing)?;
         let slots = match room {
             Room::Tokens(slots) if slots > MAX_TOKENS => {
                 let why = format!("room for {MAX_TOKENS} tokens of each rank at most, not {slots}");
                 return Err(Error::invalid(why));
             }
             Room::Tokens(slots) => slots,
-            Room::Bytes(len) => record.slots_in(local, (len / ranks) & !63),
+            Room::Bytes(len) => areas.slots_in(len),
         };
-        let most = (0..ranks).map(|rank| routing.to(rank).len()).max().unwrap_or(0);
+        if matches!(room, Room::Tokens(_)) && areas.place(slots) > group.pool_len() {
+            // Without inboxes a place is smaller. All ranks see that alike.
+            areas.nodes = Nodes::one(group.ranks());
+        }
+        let parties = group.parties(areas.nodes);
+        let over =
+            |stream: &Stream| relay::tokens_over(&routing, areas.nodes, group.rank(), stream).len();
+        let most = parties.streams.own.iter().map(over).max().unwrap_or(0);
         if matches!(room, Room::Tokens(_)) && most.max(routing.tokens()) > slots {
             let why = format!("{} tokens, and room for {slots} of each rank", routing.tokens());
             return Err(Error::invalid(why));
@@ -101,15 +103,16 @@ impl Dispatch {
             );
             return Err(Error::invalid(why));
         }
-        let area = record.area(local, slots);
-        let place = group.place(area * ranks)?;
-        let rounds = group.rounds(|to| routing.to(to).len().div_ceil(slots.max(1)) as u16);
-        let call = Call::new(place, Takes::EachAlone, &rounds);
+        let place = group.place(areas.place(slots))?;
+        let rounds = |stream: &Stream| over(stream).div_ceil(slots.max(1)) as u16;
+        let call = Call::new(place, Takes::EachAlone, parties, rounds);
         // SAFETY: as the caller has it.
-        let quantised = unsafe { quantised(&tokens, record, routing.tokens()) };
+        let quantised = unsafe { quantised(&tokens, areas.record, routing.tokens()) };
+        let relayed = vec![Relayed::default(); areas.nodes.count];
         let group = Arc::clone(group);
-        let part = Part { group, routing, room, record, slots, area, tokens, quantised };
-        let mut dispatch = Self { part, call, waits: Waits::new(ranks), counts: None };
+        let waits = Waits::new(group.ranks());
+        let part = Part { group, routing, room, areas, slots, tokens, quantised };
+        let mut dispatch = Self { part, call, waits, counts: None, relayed };
         if matches!(room, Room::Tokens(_)) {
             dispatch.drive(Until::SentAll, is_interrupted, None)?;
         }
@@ -156,7 +159,7 @@ impl Dispatch {
         self.drive(Until::Over, is_interrupted, Some((&mut sink, &counts)))?;
         let Part { group, routing, room, .. } = self.part;
         let Sink { table, masters, .. } = sink;
-        Ok(Handle { group, routing, room, counts, table, masters })
+        Ok(Handle { group, routing, room, counts, table, masters, relayed: self.relayed })
     }
 
     fn drive(
@@ -165,14 +168,21 @@ impl Dispatch {
         is_interrupted: &mut Interrupted<'_>,
         mut sink: Option<(&mut Sink<'_>, &Counts)>,
     ) -> Result<()> {
-        let Self { part, call, waits, .. } = self;
+        let Self { part, call, waits, relayed, .. } = self;
         let waits = (until != Until::SentAll).then_some(waits);
         let mut wait = Wait { phase: Phase::Dispatch, is_interrupted, waits };
         part.group.drive(call, until, &mut wait, |call, step| {
             match (step, &mut sink) {
-                (Step::Send { to, mark }, _) => part.send(call, to, mark.round),
-                (Step::Take { from: Some(from), round }, Some((sink, counts))) => {
-                    part.take(call, from, round, counts, sink);
+                (Step::Send { stream, mark }, _) => match part.is_across(&stream) {
+                    true => part.send_across(call, &stream, mark),
+                    false => part.send(call, &stream, mark),
+                },
+                (Step::Relay { stream, mark }, _) => {
+                    let node = part.areas.nodes.node_of(stream.about);
+                    part.pass_on(call, &stream, mark, &mut relayed[node])?;
+                }
+                (Step::Take { stream: Some(stream), .. }, Some((sink, counts))) => {
+                    part.take(call, stream.about, counts, sink);
                 }
                 _ => {}
             }
@@ -190,11 +200,9 @@ impl Part {
             per_expert: vec![0; ranks * local],
             tokens_of: vec![0; ranks],
         };
-        for from in (0..ranks).filter(|rank| !self.group.is_masked(*rank)) {
-            let window = self.group.window();
-            let theirs = window.header(from, call.number());
-            let [theirs, tokens] = self.header(0).told_by(self.group.rank(), from, theirs)?;
-            let tokens = tokens.min(MAX_TOKENS as u64);
+        for stream in call.arriving() {
+            let [theirs, tokens] = self.told_over(call, stream)?;
+            let from = stream.about;
             let ours = match self.room {
                 Room::Tokens(slots) => tokens.min(slots as u64),
                 Room::Bytes(_) => tokens,
@@ -206,16 +214,24 @@ impl Part {
             }
             counts.from[from] = theirs as u32;
             counts.tokens_of[from] = tokens as u32;
-            let area = self.area(window.own(), call, from);
-            // SAFETY: the area begins with counts, which the sender has written before its mark.
-            let words = unsafe { slice::from_raw_parts(area.cast::<u32>(), local) };
+            let area = self.area(call, from);
+            // SAFETY: behind its first word, the area begins with counts, which the sender has written before its mark.
+            let words = unsafe { slice::from_raw_parts(area.cast::<u32>().add(1), local) };
             counts.per_expert[from * local..][..local].copy_from_slice(words);
         }
         Ok(counts)
     }
 
-    fn header(&self, to: usize) -> Header<5, 2> {
-        let Record { payload, scales, top_k } = self.record;
+    /// What is told over a stream, if its sender agrees with this rank: tokens that come over it, and all of the rank's.
+    fn told_over(&self, call: &Call, stream: &Stream) -> Result<[u64; 2]> {
+        let theirs = self.group.window().header(stream, call.number());
+        let told = self.header([0; 2]).told_by(self.group.rank(), stream.about, theirs)?;
+        let [over, tokens] = told;
+        Ok([over, tokens.min(MAX_TOKENS as u64)])
+    }
+
+    fn header(&self, told: [usize; 2]) -> Header<5, 2> {
+        let Record { payload, scales, top_k } = self.areas.record;
         let agreed = [
             ("bytes of payload", payload),
             ("words of scales", scales),
@@ -223,36 +239,69 @@ impl Part {
             ("experts", self.routing.num_experts()),
             ("slots", self.slots),
         ];
-        let told = [self.routing.to(to).len(), self.routing.tokens()];
         Header { phase: Phase::Dispatch, agreed, told }
     }
 
-    /// The area of a rank's data in a window.
-    fn area(&self, view: &View, call: &Call, from: usize) -> *mut u8 {
-        view.pool(call.place().offset + from * self.area, self.area)
+    /// Where the area of a rank's data begins in a pool.
+    fn area_at(&self, call: &Call, from: usize) -> usize {
+        call.place().offset + self.areas.area_at(self.slots, from)
+    }
+
+    /// The area of a rank's data in this rank's window.
+    fn area(&self, call: &Call, from: usize) -> *mut u8 {
+        let len = self.areas.record.area(self.areas.local_experts, self.slots);
+        self.group.window().own().pool(self.area_at(call, from), len)
     }
 
     /// Where an area's record is, from the area's start.
     fn record_at(&self, slot: usize) -> usize {
-        Record::first_at(self.routing.local_experts()) + slot * self.record.stride()
+        Record::first_at(self.areas.local_experts) + slot * self.areas.record.stride()
     }
 
-    /// Writes a round to a rank's place.
-    fn send(&self, call: &Call, to: usize, round: u16) {
-        let window = self.group.window();
-        let Some(view) = window.of(to) else { return };
-        let area = self.area(view, call, self.group.rank());
-        if round == 0 {
-            window.set_header(to, call.number(), self.header(to).to_words());
-            let counts = self.routing.per_expert_of(to);
-            // SAFETY: an area begins with counts, and is ours to write until the mark.
-            unsafe { area.cast::<u32>().copy_from_nonoverlapping(counts.as_ptr(), counts.len()) };
+    /// Writes a round to the place of a rank of this node, or, where tokens are not relayed, of any rank.
+    fn send(&self, call: &Call, stream: &Stream, mark: Mark) {
+        let Some(mut letter) = self.group.window().letter(stream) else { return };
+        let tokens = self.routing.to(stream.peer);
+        let round = self.round_of(tokens.len(), mark.round);
+        let head = Head {
+            told: [tokens.len(), self.routing.tokens()],
+            in_round: round.len(),
+            per_expert: self.routing.per_expert_of(stream.peer),
+        };
+        self.write_head(call, stream, &mut letter, &head, mark);
+        let area = self.area_at(call, stream.about);
+        for (slot, token) in tokens[round].iter().enumerate() {
+            let out = letter.at(area + self.record_at(slot), self.areas.record.stride());
+            // SAFETY: an area has `slots` records, which are ours to write until the mark.
+            unsafe { self.write(out, *token as usize) };
         }
-        let tokens =
-            self.routing.to(to).iter().skip(usize::from(round) * self.slots).take(self.slots);
-        for (slot, token) in tokens.enumerate() {
-            // SAFETY: an area has `slots` records behind its first; they are ours to write until the mark.
-            unsafe { self.write(area.add(self.record_at(slot)), *token as usize) };
+    }
+
+    /// Which of so many tokens go in a round.
+    fn round_of(&self, tokens: usize, round: u16) -> std::ops::Range<usize> {
+        let first = tokens.min(usize::from(round) * self.slots);
+        first..tokens.min(first + self.slots)
+    }
+
+    /// Tells the receiver of what is in its area, and, in the first round, of what comes in all of them.
+    fn write_head(
+        &self,
+        call: &Call,
+        stream: &Stream,
+        letter: &mut Letter<'_>,
+        head: &Head<'_>,
+        mark: Mark,
+    ) {
+        let area = self.area_at(call, stream.about);
+        let counts = if mark.round == 0 { head.per_expert } else { &[] };
+        if mark.round == 0 {
+            letter.tell(call.number(), self.header(head.told).to_words());
+        }
+        let out = letter.at(area, 4 * (1 + counts.len())).cast::<u32>();
+        // SAFETY: an area begins with a count and those of the receiver's experts, and is ours to write until the mark.
+        unsafe {
+            out.write(head.in_round as u32);
+            out.add(1).copy_from_nonoverlapping(counts.as_ptr(), counts.len());
         }
     }
 
@@ -261,7 +310,7 @@ impl Part {
     /// # Safety
     /// There is room for one.
     unsafe fn write(&self, out: *mut u8, token: usize) {
-        let Self { record, tokens, routing, .. } = self;
+        let Self { areas: Areas { record, .. }, tokens, routing, .. } = self;
         // SAFETY: `out` has room for a record, whose parts are where `record` says; the token's row, scales and weights
         // may be read, as `begin` demands. Numbers are written unaligned.
         unsafe {
@@ -303,18 +352,31 @@ impl Part {
         }
     }
 
-    /// Takes a rank's round out.
-    fn take(&self, call: &Call, from: usize, round: u16, counts: &Counts, sink: &mut Sink<'_>) {
-        let area = self.area(self.group.window().own(), call, from);
-        let before = usize::from(round) * self.slots;
+    /// Takes a round of a rank's tokens out.
+    fn take(&self, call: &Call, from: usize, counts: &Counts, sink: &mut Sink<'_>) {
+        let area = self.area(call, from);
+        // SAFETY: an area begins with a count, which was written before its mark.
+        let in_round = unsafe { area.cast::<u32>().read() } as usize;
         let rows = counts.rows_from(from);
-        for slot in 0..rows.len().saturating_sub(before).min(self.slots) {
+        for slot in 0..in_round.min(self.slots) {
+            let at = rows.start + sink.taken[from];
+            // A peer whose rounds have more than it told gets no further than this.
+            if at >= rows.end {
+                return;
+            }
+            sink.taken[from] += 1;
             // SAFETY: an area has `slots` records, which the sender has written before its mark.
-            unsafe {
-                sink.put(self, from, rows.start + before + slot, area.add(self.record_at(slot)))
-            };
+            unsafe { sink.put(self, from, at, area.add(self.record_at(slot))) };
         }
     }
+}
+
+/// What a receiver is told of an area.
+struct Head<'a> {
+    /// Tokens for it, and all that the rank has.
+    told: [usize; 2],
+    in_round: usize,
+    per_expert: &'a [u32],
 }
 
 /// More tokens than any rank has. Bytes for as many do not overflow.
@@ -344,6 +406,23 @@ unsafe fn quantised(tokens: &Tokens, record: Record, count: usize) -> Quantised 
         }
     }
     Quantised { payloads, scales }
+}
+
+/// How a place is divided for these tokens.
+fn areas_of(group: &Group, tokens: &Tokens, routing: &Routing) -> Result<Areas> {
+    let (record, ranks, nodes) = (record_of(tokens, routing)?, group.ranks(), routing.nodes());
+    if routing.ranks() != ranks {
+        let why = format!("the routing is for {} ranks of {ranks}", routing.ranks());
+        return Err(Error::invalid(why));
+    }
+    if nodes.count > 1 && group.relays() != Some(nodes) {
+        let why = format!(
+            "the routing relays on {} nodes of {} ranks, and this group does not",
+            nodes.count, nodes.ranks
+        );
+        return Err(Error::invalid(why));
+    }
+    Ok(Areas { record, local_experts: routing.local_experts(), nodes })
 }
 
 fn record_of(tokens: &Tokens, routing: &Routing) -> Result<Record> {

@@ -27,6 +27,8 @@ pub(super) struct Sink<'a> {
     layout: &'a Layout,
     /// By rank and expert, the row of its next token ([`Layout::Experts`]).
     next: Vec<usize>,
+    /// By rank, how many of its tokens have been taken out.
+    pub(super) taken: Vec<usize>,
     pub(super) table: Vec<i32>,
     pub(super) masters: Vec<u8>,
 }
@@ -49,7 +51,8 @@ impl<'a> Sink<'a> {
         }
         let table = vec![-1; counts.total() * (2 + top_k)];
         let masters = vec![0; counts.total()];
-        Ok(Self { outputs, layout, next, table, masters })
+        let taken = vec![0; counts.from.len()];
+        Ok(Self { outputs, layout, next, taken, table, masters })
     }
 
     /// Puts a record, the `at`th that arrives, where it belongs.
@@ -57,7 +60,7 @@ impl<'a> Sink<'a> {
     /// # Safety
     /// `record` is all there.
     pub(super) unsafe fn put(&mut self, part: &Part, from: usize, at: usize, record: *const u8) {
-        let (layout, routing, me) = (&part.record, &part.routing, part.group.rank());
+        let (layout, routing, me) = (&part.areas.record, &part.routing, part.group.rank());
         let (top_k, local) = (layout.top_k, routing.local_experts());
         let mut choices = [0; MAX_TOP_K];
         let mut weights = [0.0; MAX_TOP_K];

@@ -2,40 +2,50 @@
 
 use smallvec::SmallVec;
 
-use super::Mark;
+use super::{
+    Mark,
+    streams::{Stream, Streams},
+};
 use crate::placing::{Place, SLOTS};
 
-/// The words of a rank's window that its peers set, for the calls that may be under way.
+/// The words of a rank's window that its peers set, for the calls that may be under way. A word has a number: see [`Stream`].
 pub trait Words {
     /// What a peer says of its data here.
-    fn arrived(&self, from: usize, slot: usize) -> Mark;
+    fn arrived(&self, word: usize, slot: usize) -> Mark;
     /// What a peer says of our data there.
-    fn taken(&self, by: usize, slot: usize) -> Mark;
+    fn taken(&self, word: usize, slot: usize) -> Mark;
 }
 
 /// How a rank takes what it receives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Takes {
-    /// The round of each rank by itself, as a dispatch does.
+    /// The round of each stream by itself, as a dispatch does.
     EachAlone,
-    /// A round when all ranks' parts of it are there, as a combine does. All ranks send the same number of rounds.
+    /// A round when all streams' parts of it are there, as a combine does. All of them have the same number of rounds.
     AllTogether,
 }
 
 /// What can be done now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// Write this round to a rank's place, and set its `arrived` to the mark.
+    /// Write a round of this rank's own to the peer's place, and set its `arrived` to the mark.
     Send {
-        /// The rank.
-        to: usize,
+        /// Where it goes.
+        stream: Stream,
         /// Its round and whether it is the last.
         mark: Mark,
     },
-    /// Take a round out of this rank's own place. `from` is `None` if it is that of all ranks.
+    /// The same with what came over the [inputs](Call::inputs_about) of the rank that the stream is about.
+    Relay {
+        /// Where it goes.
+        stream: Stream,
+        /// Its round and whether it is the last.
+        mark: Mark,
+    },
+    /// Take a round out of this rank's own place: that of a stream, or, if there is none, of all.
     Take {
-        /// The rank that sent it.
-        from: Option<usize>,
+        /// Where it came from.
+        stream: Option<Stream>,
         /// The round.
         round: u16,
     },
@@ -43,50 +53,108 @@ pub enum Step {
     Tell {
         /// The rank.
         to: usize,
+        /// The word's number.
+        word: usize,
         /// What it is told.
         mark: Mark,
     },
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Sending {
-    rounds: u16,
+    stream: Stream,
+    /// `None`: as many as arrive.
+    rounds: Option<u16>,
     next: u16,
 }
 
-#[derive(Clone, Copy, Default, Debug)]
+impl Sending {
+    fn has_sent_all(&self) -> bool {
+        self.rounds == Some(self.next)
+    }
+}
+
+#[derive(Clone, Debug)]
 struct Receiving {
+    stream: Stream,
     round: u16,
     is_done: bool,
+}
+
+/// Streams that a rank passes on: a round goes out when it has come over all inputs, which are free when it has gone out over all
+/// outputs.
+#[derive(Clone, Debug)]
+struct Relay {
+    inputs: Vec<Receiving>,
+    outputs: Vec<Sending>,
 }
 
 /// One rank's part in one call. [`next`](Self::next) says what can be done now; whoever does it says so, with
 /// [`sent`](Self::sent) or [`took`](Self::took), before it asks again.
 #[derive(Debug)]
 pub struct Call {
+    me: usize,
     place: Place,
     takes: Takes,
-    /// By rank; `None`: it is not there.
-    sending: Vec<Option<Sending>>,
-    receiving: Vec<Option<Receiving>>,
-    /// What is to be told yet.
-    tell: SmallVec<[(usize, Mark); 8]>,
+    own: Vec<Sending>,
+    arriving: Vec<Receiving>,
+    relays: Vec<Relay>,
+    /// By rank, whether it is there.
+    is_there: Vec<bool>,
+    /// What is to be told yet: whom, by which word, and what.
+    tell: SmallVec<[(usize, usize, Mark); 8]>,
     is_ended: bool,
     waits_for_readers: bool,
 }
 
+/// Who takes part in a call, and by which streams.
+#[derive(Clone, Debug)]
+pub struct Parties {
+    /// This rank.
+    pub me: usize,
+    /// By rank, whether it is there.
+    pub is_there: Vec<bool>,
+    /// This rank's streams.
+    pub streams: Streams,
+}
+
 impl Call {
-    /// A call in which `rounds[r]` rounds (at least one) go to rank `r`, or `None` if the rank is not there.
+    /// A call in which so many `rounds` (at least one) go out over each stream of this rank's own. Relays are for calls in
+    /// which all ranks are there.
     #[must_use]
-    pub fn new(place: Place, takes: Takes, rounds: &[Option<u16>]) -> Self {
-        let sending =
-            |rounds: &Option<u16>| rounds.map(|rounds| Sending { rounds: rounds.max(1), next: 0 });
-        let receiving = |rounds: &Option<u16>| rounds.map(|_| Receiving::default());
+    pub fn new(
+        place: Place,
+        takes: Takes,
+        parties: Parties,
+        rounds: impl Fn(&Stream) -> u16,
+    ) -> Self {
+        let Parties { me, is_there, streams } = parties;
+        let own =
+            |stream: Stream| Sending { stream, rounds: Some(rounds(&stream).max(1)), next: 0 };
+        let passed = |stream: Stream| Sending { stream, rounds: None, next: 0 };
+        let receiving = |stream: Stream| Receiving { stream, round: 0, is_done: false };
+        let (leaving, arriving) = match takes {
+            Takes::EachAlone => (streams.own, streams.arriving),
+            Takes::AllTogether => (streams.arriving, streams.own),
+        };
+        let relays = streams.relayed.into_iter().map(|relayed| {
+            let (across, local) = (vec![relayed.across], relayed.local);
+            let (inputs, outputs) = match takes {
+                Takes::EachAlone => (across, local),
+                Takes::AllTogether => (local, across),
+            };
+            let inputs = inputs.into_iter().map(receiving).collect();
+            Relay { inputs, outputs: outputs.into_iter().map(passed).collect() }
+        });
+        let there = |stream: &Stream| is_there[stream.peer];
         Self {
+            me,
             place,
             takes,
-            sending: rounds.iter().map(sending).collect(),
-            receiving: rounds.iter().map(receiving).collect(),
+            own: leaving.into_iter().filter(there).map(own).collect(),
+            arriving: arriving.into_iter().filter(there).map(receiving).collect(),
+            relays: relays.collect(),
+            is_there,
             tell: SmallVec::new(),
             is_ended: false,
             waits_for_readers: false,
@@ -105,18 +173,29 @@ impl Call {
         &self.place
     }
 
+    /// The streams that rounds arrive by.
+    pub fn arriving(&self) -> impl Iterator<Item = &Stream> {
+        self.arriving.iter().map(|receiving| &receiving.stream)
+    }
+
+    /// The streams that bring what this rank passes on for another.
+    pub fn inputs_about(&self, rank: usize) -> impl Iterator<Item = &Stream> {
+        let inputs = self.relays.iter().flat_map(|relay| &relay.inputs);
+        inputs.map(|input| &input.stream).filter(move |stream| stream.about == rank)
+    }
+
     fn slot(&self) -> usize {
-        self.place.call as usize % SLOTS
+        slot_of(self.place.call)
     }
 
     fn mark(&self, round: u16, is_last: bool) -> Mark {
         Mark { call: self.place.call, round, is_last }
     }
 
-    /// Whether all has been sent that this rank sends.
+    /// Whether all of its own has been sent that this rank sends.
     #[must_use]
     pub fn has_sent_all(&self) -> bool {
-        self.sending.iter().flatten().all(|sending| sending.next == sending.rounds)
+        self.own.iter().all(Sending::has_sent_all)
     }
 
     /// Has the call end only when all peers have: they read this rank's memory until then.
@@ -134,152 +213,207 @@ impl Call {
     /// The peers that have not ended, where the call waits for them.
     fn readers(&self, words: &impl Words) -> impl Iterator<Item = Awaited> {
         let expected = self.mark(0, true);
-        let peers = self.sending.iter().enumerate().filter_map(move |(peer, sending)| {
+        let peers = (0..self.is_there.len()).filter(|peer| self.is_there[*peer]);
+        let readers = peers.filter_map(move |peer| {
             let seen = words.taken(peer, self.slot());
-            let reads = sending.is_some() && seen.call <= expected.call && seen != expected;
-            reads.then_some(Awaited { peer, what: "end", expected, seen })
+            let reads = seen.call <= expected.call && seen != expected;
+            reads.then_some(Awaited { peer, about: self.me, what: "end", expected, seen })
         });
-        peers.filter(|_| self.waits_for_readers)
+        readers.filter(|_| self.waits_for_readers)
     }
 
-    /// Whether the first round of every rank is there.
+    /// Whether the first round of every stream is there.
     #[must_use]
     pub fn has_heard_all(&self, words: &impl Words) -> bool {
-        (0..self.receiving.len()).all(|rank| self.has_heard(rank, words))
+        self.arriving.iter().all(|receiving| self.has_begun(receiving, words))
     }
 
-    /// Whether the first round of a rank is there.
+    /// Whether the first round of every stream that a peer sends is there.
     #[must_use]
-    pub fn has_heard(&self, rank: usize, words: &impl Words) -> bool {
-        self.receiving[rank].is_none_or(|receiving| {
-            receiving.is_done || receiving.round > 0 || self.has_arrived(rank, receiving, words)
-        })
+    pub fn has_heard(&self, peer: usize, words: &impl Words) -> bool {
+        let of_peer = |receiving: &&Receiving| receiving.stream.peer == peer;
+        self.arriving.iter().filter(of_peer).all(|receiving| self.has_begun(receiving, words))
     }
 
-    fn has_arrived(&self, from: usize, receiving: Receiving, words: &impl Words) -> bool {
-        let mark = words.arrived(from, self.slot());
+    fn has_begun(&self, receiving: &Receiving, words: &impl Words) -> bool {
+        receiving.is_done || receiving.round > 0 || self.has_arrived(receiving, words)
+    }
+
+    fn has_arrived(&self, receiving: &Receiving, words: &impl Words) -> bool {
+        let mark = words.arrived(receiving.stream.here, self.slot());
         !receiving.is_done && (mark.call, mark.round) == (self.place.call, receiving.round)
     }
 
-    /// What can be sent now.
-    pub fn next_send(&mut self, words: &impl Words) -> Option<Step> {
-        (0..self.sending.len()).find_map(|to| {
-            let sending = self.sending[to]?;
-            let is_next =
-                sending.next < sending.rounds && self.lacks_room(to, sending, words).is_none();
-            let mark = self.mark(sending.next, sending.next + 1 == sending.rounds);
-            is_next.then_some(Step::Send { to, mark })
+    /// What can be done now: only where `may_take`, rounds are taken out.
+    pub fn next(&mut self, words: &impl Words, may_take: bool) -> Option<Step> {
+        if let Some((to, word, mark)) = self.tell.pop() {
+            return Some(Step::Tell { to, word, mark });
+        }
+        let send = self.next_send(words).or_else(|| self.next_relayed(words));
+        if send.is_some() || !may_take || self.is_ended {
+            return send;
+        }
+        match self.takes {
+            Takes::EachAlone => {
+                let next = self.arriving.iter().find(|next| self.has_arrived(next, words))?;
+                Some(Step::Take { stream: Some(next.stream), round: next.round })
+            }
+            Takes::AllTogether => {
+                let round = self.arriving.first()?.round;
+                let all = self.arriving.iter().all(|next| self.has_arrived(next, words));
+                all.then_some(Step::Take { stream: None, round })
+            }
+        }
+    }
+
+    fn next_send(&self, words: &impl Words) -> Option<Step> {
+        let may_go = |sending: &&Sending| {
+            !sending.has_sent_all() && self.lacks_room(sending, words).is_none()
+        };
+        let Sending { stream, rounds, next } = *self.own.iter().find(may_go)?;
+        Some(Step::Send { stream, mark: self.mark(next, rounds == Some(next + 1)) })
+    }
+
+    fn next_relayed(&self, words: &impl Words) -> Option<Step> {
+        self.relays.iter().find_map(|relay| {
+            let mark = self.relays_now(relay, words)?;
+            let may_go = |sending: &&Sending| {
+                sending.next == mark.round && self.lacks_room(sending, words).is_none()
+            };
+            let Sending { stream, .. } = *relay.outputs.iter().find(may_go)?;
+            Some(Step::Relay { stream, mark })
         })
     }
 
-    /// What can be done now, but sending: only where `may_take`, rounds are taken out.
-    pub fn next(&mut self, words: &impl Words, may_take: bool) -> Option<Step> {
-        if let Some((to, mark)) = self.tell.pop() {
-            return Some(Step::Tell { to, mark });
-        }
-        if let Some(send) = self.next_send(words) {
-            return Some(send);
-        }
-        if !may_take || self.is_ended {
-            return None;
-        }
-        match self.takes {
-            Takes::EachAlone => (0..self.receiving.len()).find_map(|from| {
-                let receiving = self.receiving[from]?;
-                let has_arrived = self.has_arrived(from, receiving, words);
-                has_arrived.then_some(Step::Take { from: Some(from), round: receiving.round })
-            }),
-            Takes::AllTogether => {
-                let round = self.receiving.iter().flatten().next()?.round;
-                let has_arrived = |(from, receiving): (usize, &Option<Receiving>)| {
-                    receiving.is_none_or(|receiving| self.has_arrived(from, receiving, words))
-                };
-                let all = self.receiving.iter().enumerate().all(has_arrived);
-                all.then_some(Step::Take { from: None, round })
-            }
-        }
+    /// The round that has come over all inputs.
+    fn relays_now(&self, relay: &Relay, words: &impl Words) -> Option<Mark> {
+        let all = relay.inputs.iter().all(|input| self.has_arrived(input, words));
+        let first = relay.inputs.first().filter(|_| all)?;
+        Some(words.arrived(first.stream.here, self.slot()))
     }
 
-    /// The mark of a rank's `taken` that has to be there, and is not, before the next round is written to its place.
-    fn lacks_room(&self, to: usize, sending: Sending, words: &impl Words) -> Option<Mark> {
-        let taken = |mark: &Mark| words.taken(to, mark.call as usize % SLOTS);
+    /// What has to be told, and is not, before the next round is written: by whom, and its mark.
+    fn lacks_room(&self, sending: &Sending, words: &impl Words) -> Option<(usize, Mark)> {
+        let Stream { peer, here, .. } = sending.stream;
         if let Some(before) = sending.next.checked_sub(1) {
-            return Some(self.mark(before, false)).filter(|mark| taken(mark) != *mark);
+            let mark = self.mark(before, false);
+            return (words.taken(here, self.slot()) != mark).then_some((peer, mark));
         }
-        let ended = |call: &u64| Mark { call: *call, round: 0, is_last: true };
-        // A later call has the word already if it went ahead of this one, and it waited for the same end.
-        let lacks = |mark: &Mark| taken(mark).call <= mark.call && taken(mark) != *mark;
-        self.place.after.iter().map(ended).find(lacks)
+        self.place.after.iter().find_map(|call| {
+            let mark = Mark { call: *call, round: 0, is_last: true };
+            // A later call has the word already if it went ahead of this one, and it waited for the same end.
+            let lacks = |rank: &usize| {
+                let seen = words.taken(*rank, slot_of(*call));
+                self.is_there[*rank] && seen.call <= mark.call && seen != mark
+            };
+            // With relays, a rank ends a call without having heard of this one that it read its last words: so it hears that from
+            // all before it sends. They would overtake each other otherwise.
+            let is_of_all = !self.relays.is_empty() && call + SLOTS as u64 == self.place.call;
+            let rank = match is_of_all {
+                true => (0..self.is_there.len()).find(lacks),
+                false => Some(peer).filter(lacks),
+            };
+            rank.map(|rank| (rank, mark))
+        })
     }
 
-    /// A round has been written, and `arrived` set.
-    pub fn sent(&mut self, to: usize) {
-        if let Some(sending) = &mut self.sending[to] {
+    /// A round has been written, and `arrived` set. `words` still say what they did.
+    pub fn sent(&mut self, stream: &Stream, words: &impl Words) {
+        // No two streams that leave a rank share words.
+        let is_it = |sending: &&mut Sending| sending.stream == *stream;
+        if let Some(sending) = self.own.iter_mut().find(is_it) {
             sending.next += 1;
+            return;
         }
-    }
-
-    /// A round has been taken out; `from` as in [`Step::Take`]. `words` still say what they did.
-    pub fn took(&mut self, from: Option<usize>, words: &impl Words) {
-        for rank in 0..self.receiving.len() {
-            if from.is_some_and(|from| from != rank) {
-                continue;
-            }
-            let is_last = words.arrived(rank, self.slot()).is_last;
-            let Some(receiving) = &mut self.receiving[rank] else { continue };
-            let round = receiving.round;
-            (receiving.round, receiving.is_done) = (round + 1, is_last);
-            if !is_last {
-                self.tell.push((rank, self.mark(round, false)));
+        let slot = self.slot();
+        for relay in &mut self.relays {
+            let Some(sending) = relay.outputs.iter_mut().find(is_it) else { continue };
+            sending.next += 1;
+            let round = relay.inputs.first().map_or(0, |input| input.round);
+            if relay.outputs.iter().all(|output| output.next > round) {
+                for input in &mut relay.inputs {
+                    took(input, words, slot, &mut self.tell);
+                }
             }
         }
-        if self.receiving.iter().flatten().all(|receiving| receiving.is_done) {
-            self.end();
-        }
+        self.end_if_done();
     }
 
-    fn end(&mut self) {
+    /// A round has been taken out; `stream` as in [`Step::Take`]. `words` still say what they did.
+    pub fn took(&mut self, stream: Option<Stream>, words: &impl Words) {
+        let slot = self.slot();
+        for receiving in &mut self.arriving {
+            if stream.is_none_or(|stream| stream == receiving.stream) {
+                took(receiving, words, slot, &mut self.tell);
+            }
+        }
+        self.end_if_done();
+    }
+
+    fn end_if_done(&mut self) {
+        let inputs = self.relays.iter().flat_map(|relay| &relay.inputs);
+        let is_done = self.arriving.iter().chain(inputs).all(|receiving| receiving.is_done);
+        if !is_done || self.is_ended {
+            return;
+        }
         self.is_ended = true;
-        for rank in 0..self.receiving.len() {
-            if self.receiving[rank].is_some() {
-                self.tell.push((rank, self.mark(0, true)));
-            }
-        }
+        let mark = self.mark(0, true);
+        let there = (0..self.is_there.len()).filter(|rank| self.is_there[*rank]);
+        self.tell.extend(there.map(|rank| (rank, self.me, mark)));
     }
 
-    /// A rank is not there any more: nothing is sent to it and nothing awaited.
+    /// A rank is not there any more: nothing is sent to it and nothing awaited. For calls without relays.
     pub fn drop_rank(&mut self, rank: usize) {
-        (self.sending[rank], self.receiving[rank]) = (None, None);
-        self.tell.retain(|(to, _)| *to != rank);
-        if !self.is_ended && self.receiving.iter().flatten().all(|receiving| receiving.is_done) {
-            self.end();
-        }
+        self.own.retain(|sending| sending.stream.peer != rank);
+        self.arriving.retain(|receiving| receiving.stream.peer != rank);
+        self.tell.retain(|(to, ..)| *to != rank);
+        self.is_there[rank] = false;
+        self.end_if_done();
     }
 
     /// What the call waits for: a rank, the mark that it should have set, and the one that it has set.
     #[must_use]
     pub fn awaited(&self, words: &impl Words) -> Vec<Awaited> {
-        let slot = self.slot();
-        let sends = self.sending.iter().enumerate().filter_map(|(peer, sending)| {
-            let sending = (*sending)?;
-            let sending = Some(sending).filter(|sending| sending.next < sending.rounds)?;
-            let expected = self.lacks_room(peer, sending, words)?;
-            let seen = words.taken(peer, expected.call as usize % SLOTS);
-            Some(Awaited { peer, what: "room", expected, seen })
+        let relayed = self.relays.iter().filter_map(|relay| {
+            let round = self.relays_now(relay, words)?.round;
+            Some(relay.outputs.iter().filter(move |output| output.next == round))
         });
-        let receives = self.receiving.iter().enumerate().filter_map(|(peer, receiving)| {
-            let receiving = (*receiving)?;
-            let waits = !receiving.is_done && !self.has_arrived(peer, receiving, words);
+        let leaving = self.own.iter().filter(|sending| !sending.has_sent_all());
+        let sends = leaving.chain(relayed.flatten()).filter_map(|sending| {
+            let (peer, expected) = self.lacks_room(sending, words)?;
+            let word = if sending.next > 0 { sending.stream.here } else { peer };
+            let seen = words.taken(word, slot_of(expected.call));
+            Some(Awaited { peer, about: sending.stream.about, what: "room", expected, seen })
+        });
+        let inputs = self.relays.iter().flat_map(|relay| &relay.inputs);
+        let receives = self.arriving.iter().chain(inputs).filter_map(|receiving| {
+            let Stream { peer, about, here, .. } = receiving.stream;
+            let waits = !receiving.is_done && !self.has_arrived(receiving, words);
             let expected = self.mark(receiving.round, false);
-            waits.then_some(Awaited {
-                peer,
-                what: "data",
-                expected,
-                seen: words.arrived(peer, slot),
-            })
+            let seen = words.arrived(here, self.slot());
+            waits.then_some(Awaited { peer, about, what: "data", expected, seen })
         });
         let readers = self.readers(words).filter(|_| self.is_ended);
         sends.chain(receives).chain(readers).collect()
+    }
+}
+
+fn slot_of(call: u64) -> usize {
+    call as usize % SLOTS
+}
+
+/// A round of a stream has been taken out.
+fn took(
+    receiving: &mut Receiving,
+    words: &impl Words,
+    slot: usize,
+    tell: &mut SmallVec<[(usize, usize, Mark); 8]>,
+) {
+    let Stream { peer, here, there, .. } = receiving.stream;
+    let mark = words.arrived(here, slot);
+    (receiving.round, receiving.is_done) = (receiving.round + 1, mark.is_last);
+    if !mark.is_last {
+        tell.push((peer, there, Mark { is_last: false, ..mark }));
     }
 }
 
@@ -288,6 +422,8 @@ impl Call {
 pub struct Awaited {
     /// The rank that should have set it.
     pub peer: usize,
+    /// The rank whose tokens it is about.
+    pub about: usize,
     /// Data, room for data, or its end of the call.
     pub what: &'static str,
     /// The mark that it should have set.

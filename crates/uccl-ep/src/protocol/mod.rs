@@ -1,11 +1,15 @@
 //! What ranks say to each other in a call, and what follows from it: plain data, no memory, clock, lock or thread.
 //!
-//! A call is a dispatch or a combine. In each, every rank sends every rank one or more *rounds* of data. Two words tell how far
-//! they are, and every rank has a pair of them for each peer and each of the calls that may be under way:
+//! A call is a dispatch or a combine. In each, ranks send each other one or more *rounds* of data over [`Stream`]s: every rank to
+//! every rank, or, with several nodes, to the ranks of its node and to a *relay* on each other node, which passes rounds on. Two
+//! words tell how far a stream is, and every rank has a pair of them for each of its streams and each of the calls that may be
+//! under way:
 //!
 //! - `arrived`, which the sender sets at the receiver when a round's data is there;
-//! - `taken`, which the receiver sets at the sender when it has taken a round out, so that the next one may be written,
-//!   and, once it has taken all rounds of *all* ranks, to say that it has *ended* the call.
+//! - `taken`, which the receiver sets at the sender when it has taken a round out, so that the next one may be written.
+//!   A relay has taken a round out when it has passed it on to all that it goes to.
+//!
+//! Once a rank has taken all rounds of *all* streams, it tells all ranks that it has *ended* the call.
 //!
 //! A call writes to a peer's place when this peer has ended the earlier calls that overlap it (see
 //! [`placing`](crate::placing)). Nothing is ever reset, and no call needs a barrier: a word carries the number of its
@@ -16,8 +20,10 @@ mod call;
 mod mark;
 #[cfg(test)]
 mod simulation;
+mod streams;
 
 pub use self::{
-    call::{Awaited, Call, Step, Takes, Words},
+    call::{Awaited, Call, Parties, Step, Takes, Words},
     mark::Mark,
+    streams::{Relayed, Stream, Streams, words_of},
 };

@@ -2,20 +2,24 @@
 //!
 //! A write's bytes land one by one, in any order and as late as the schedule says; its mark is set after them, since that is what
 //! a signal promises; marks of different writes overtake each other. A lane that is lost has its writes
-//! made again: their bytes land a second time, but never after the mark. The simulation checks that a rank takes
-//! exactly what was sent to it for that call and round, that nobody writes where somebody has yet to read, that a call that is
-//! read has an end only when nobody reads, and that all calls end.
+//! made again: their bytes land a second time, but never after the mark. A rank may go away for good; the others drop it one after
+//! another. The simulation checks that a rank takes, and passes on, exactly what was sent to it for that call and round, that
+//! nobody writes where somebody has yet to read, that a call that is read has an end only when nobody reads, and that all calls
+//! end.
 
 use std::collections::HashMap;
 
-use super::{Call, Mark, Step, Takes, Words};
-use crate::placing::{Places, SLOTS};
+use super::{Call, Mark, Parties, Step, Stream, Streams, Takes, Words, words_of};
+use crate::{
+    nodes::Nodes,
+    placing::{Places, SLOTS},
+};
 
-/// Cells of a window: enough for a few calls.
-const POOL: usize = 24;
+/// Cells of each rank's part of a window: enough for a few calls.
+const CELLS: usize = 8;
 
-/// What a cell of a place holds: call, round, sender.
-type Cell = (u64, u16, usize);
+/// What a cell of a place holds: call, round, who wrote it, whose tokens it is about.
+type Cell = (u64, u16, usize, usize);
 
 #[derive(Clone)]
 struct Window {
@@ -25,12 +29,12 @@ struct Window {
 }
 
 impl Words for Window {
-    fn arrived(&self, from: usize, slot: usize) -> Mark {
-        self.arrived[from][slot]
+    fn arrived(&self, word: usize, slot: usize) -> Mark {
+        self.arrived[word][slot]
     }
 
-    fn taken(&self, by: usize, slot: usize) -> Mark {
-        self.taken[by][slot]
+    fn taken(&self, word: usize, slot: usize) -> Mark {
+        self.taken[word][slot]
     }
 }
 
@@ -39,6 +43,7 @@ enum Flying {
     Data {
         to: usize,
         from: usize,
+        word: usize,
         cells: Vec<(usize, Cell)>,
         left: Vec<usize>,
         mark: Mark,
@@ -46,16 +51,26 @@ enum Flying {
     Told {
         to: usize,
         from: usize,
+        word: usize,
         mark: Mark,
     },
+}
+
+impl Flying {
+    fn ends(&self) -> (usize, usize) {
+        match self {
+            Self::Data { from, to, .. } | Self::Told { from, to, .. } => (*from, *to),
+        }
+    }
 }
 
 /// What all ranks do, one call after the other.
 struct Plan {
     takes: Takes,
-    /// Cells of each rank's area.
+    is_two_level: bool,
+    /// Cells of each stream's area.
     width: usize,
-    /// `rounds[from][to]`.
+    /// `rounds[from][to]`; of a combine, `to` is the rank whose tokens they are.
     rounds: Vec<Vec<u16>>,
     /// Whether peers read the ranks' own memory until they have ended.
     is_read: bool,
@@ -66,55 +81,77 @@ struct Rank {
     calls: Vec<(usize, Call)>,
     next_plan: usize,
     window: Window,
+    /// By rank, whether this one has dropped it.
+    has_dropped: Vec<bool>,
+    is_gone: bool,
 }
 
 struct World {
     random: fastrand::Rng,
+    nodes: Nodes,
     plans: Vec<Plan>,
     ranks: Vec<Rank>,
     network: Vec<Flying>,
-    /// How often a rank took a round: (rank, from, call, round).
-    took: HashMap<(usize, usize, u64, u16), u32>,
+    /// How often a rank took a round: (rank, stream's peer, about, call, round).
+    took: HashMap<(usize, usize, usize, u64, u16), u32>,
+    /// From one rank to another, most of what is said takes many calls.
+    slow: Option<(usize, usize)>,
+    /// A rank that goes away, and after how many steps.
+    goes: Option<(usize, usize)>,
 }
 
 impl World {
     fn new(seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
-        let ranks = random.usize(1..=5);
-        let plans: Vec<_> =
-            (0..random.usize(1..=14)).map(|_| Plan::random(&mut random, ranks)).collect();
+        let count = random.usize(1..=4);
+        // Large groups take long, and find little that small ones do not.
+        let most = if random.u8(..16) == 0 { 5 } else { [5, 3, 2, 2][count - 1] };
+        let nodes = Nodes { count, ranks: random.usize(1..=most) };
+        let ranks = nodes.all_ranks();
+        // Without one of its ranks, a group uses no relays.
+        let goes = (ranks > 1 && random.u8(..4) == 0)
+            .then(|| (random.usize(..ranks), random.usize(..400)));
+        let slow = (random.u8(..4) == 0).then(|| (random.usize(..ranks), random.usize(..ranks)));
+        let relayed = if goes.is_none() { [0, 8, 15][random.usize(..3)] } else { 0 };
+        let plan = |random: &mut _| Plan::random(random, nodes, relayed);
+        let most = if slow.is_some() { 2 * SLOTS + 4 } else { SLOTS + 6 };
+        let plans: Vec<_> = (0..random.usize(1..=most)).map(|_| plan(&mut random)).collect();
         let none = Mark::of_word(0);
         let window = Window {
-            arrived: vec![[none; SLOTS]; ranks],
-            taken: vec![[none; SLOTS]; ranks],
-            cells: vec![None; POOL],
+            arrived: vec![[none; SLOTS]; words_of(nodes)],
+            taken: vec![[none; SLOTS]; words_of(nodes)],
+            cells: vec![None; CELLS * ranks],
         };
         let rank = || Rank {
             places: Places::default(),
             calls: Vec::new(),
             next_plan: 0,
             window: window.clone(),
+            has_dropped: vec![false; ranks],
+            is_gone: false,
         };
         let ranks = (0..ranks).map(|_| rank()).collect();
-        Self { random, plans, ranks, network: Vec::new(), took: HashMap::new() }
+        Self { random, nodes, plans, ranks, network: Vec::new(), took: HashMap::new(), slow, goes }
     }
 
     /// Runs until all ranks have made all calls; says what is wrong.
     fn run(mut self) -> Result<(), String> {
         for step in 0.. {
-            if step > 200_000 {
+            if step > 1_000_000 {
                 return Err("no end in sight".into());
             }
-            if self
-                .ranks
-                .iter()
-                .all(|rank| rank.next_plan == self.plans.len() && rank.calls.is_empty())
-            {
+            if let Some((rank, _)) = self.goes.filter(|(_, after)| step >= *after) {
+                self.go_away_or_drop(rank);
+            }
+            let is_done = |rank: &Rank| rank.next_plan == self.plans.len() && rank.calls.is_empty();
+            if self.ranks.iter().all(|rank| rank.is_gone || is_done(rank)) {
                 return self.check_all_taken();
             }
             let moved = if self.random.bool() { self.deliver() } else { self.act()? };
             // Only when nothing is left on either side is it a deadlock.
-            if !moved && !self.deliver() && !self.act_anywhere()? {
+            let moved =
+                moved || self.deliver() || self.act_anywhere()? || self.deliver_of(|_, _| true);
+            if !moved && self.all_know_who_is_gone() {
                 return Err(format!(
                     "nothing can happen any more, after {step} steps{}",
                     self.state()
@@ -124,15 +161,37 @@ impl World {
         unreachable!("the loop returns")
     }
 
+    fn all_know_who_is_gone(&self) -> bool {
+        let Some((gone, _)) = self.goes else { return true };
+        self.ranks.iter().all(|rank| rank.is_gone || rank.has_dropped[gone])
+    }
+
+    /// A rank goes away, with what it has written and is not there yet; or another rank notices.
+    fn go_away_or_drop(&mut self, gone: usize) {
+        if !self.ranks[gone].is_gone {
+            self.ranks[gone].is_gone = true;
+            self.network.retain(|flying| flying.ends().0 != gone);
+        }
+        let at = self.random.usize(..self.ranks.len());
+        let rank = &mut self.ranks[at];
+        if self.random.u8(..8) == 0 && !rank.has_dropped[gone] {
+            rank.has_dropped[gone] = true;
+            rank.calls.iter_mut().for_each(|(_, call)| call.drop_rank(gone));
+            let window = &rank.window;
+            rank.calls.retain(|(_, call)| !call.is_over(window));
+        }
+    }
+
     /// What each rank waits for.
     fn state(&self) -> String {
-        let mut text = String::new();
+        let mut text = format!(" ({:?})", self.nodes);
         for (me, rank) in self.ranks.iter().enumerate() {
             for (_, call) in &rank.calls {
                 text += &format!("\nrank {me} in call {}: ", call.number());
                 for wait in call.awaited(&rank.window) {
-                    let super::Awaited { peer, what, expected, seen } = wait;
-                    text += &format!("{what} of {peer} ({expected:?}, not {seen:?}) ");
+                    let super::Awaited { peer, about, what, expected, seen } = wait;
+                    text +=
+                        &format!("{what} of {peer} about {about} ({expected:?}, not {seen:?}) ");
                 }
             }
         }
@@ -155,18 +214,15 @@ impl World {
 
     /// One rank begins a call, or goes on with one of those that it has begun.
     fn act_at(&mut self, me: usize) -> Result<bool, String> {
-        let ranks = self.ranks.len();
         let rank = &mut self.ranks[me];
+        if rank.is_gone {
+            return Ok(false);
+        }
         // A hook that is called late: two calls are begun before the first is ended.
         let may_begin = rank.calls.len() < 2 && rank.next_plan < self.plans.len();
         if may_begin && (rank.calls.is_empty() || self.random.u8(..4) == 0) {
             let plan = &self.plans[rank.next_plan];
-            let place = rank.places.take(plan.width * ranks, POOL).expect("plans fit");
-            let rounds: Vec<_> = plan.rounds[me].iter().map(|rounds| Some(*rounds)).collect();
-            let mut call = Call::new(place, plan.takes, &rounds);
-            if plan.is_read {
-                call.wait_for_readers();
-            }
+            let call = plan.begin(me, self.nodes, rank);
             rank.calls.push((rank.next_plan, call));
             rank.next_plan += 1;
             return Ok(true);
@@ -195,66 +251,86 @@ impl World {
         Ok(false)
     }
 
-    /// Nobody reads a rank's memory when its call is over.
+    /// Nobody reads a rank's memory when its call is over: every rank has taken the last round of what it sent.
     fn check_read(&self, me: usize, plan: usize) -> Result<(), String> {
-        let (call, Plan { rounds, is_read, .. }) = (plan as u64 + 1, &self.plans[plan]);
-        for (to, rounds) in rounds[me].iter().enumerate().filter(|_| *is_read) {
-            if !self.took.contains_key(&(to, me, call, rounds - 1)) {
-                return Err(format!("call {call} is over at rank {me}, and rank {to} reads yet"));
+        let (call, plan) = (plan as u64 + 1, &self.plans[plan]);
+        let has_dropped = &self.ranks[me].has_dropped;
+        let readers = (0..self.ranks.len()).filter(|rank| plan.is_read && !has_dropped[*rank]);
+        for to in readers {
+            let arriving = plan.arriving(to, self.nodes);
+            for Stream { peer, about, .. } in arriving.iter().filter(|stream| stream.peer == me) {
+                let last = plan.rounds_at(to, *about, self.nodes) - 1;
+                if !self.took.contains_key(&(to, *peer, *about, call, last)) {
+                    return Err(format!(
+                        "call {call} is over at rank {me}, and rank {to} reads yet"
+                    ));
+                }
             }
         }
         Ok(())
     }
 
     fn do_step(&mut self, me: usize, at: usize, plan: usize, step: Step) -> Result<(), String> {
-        let width = self.plans[plan].width;
-        let call = &mut self.ranks[me].calls[at].1;
+        let Rank { window, calls, .. } = &mut self.ranks[me];
+        let call = &mut calls[at].1;
+        let plan = &self.plans[plan];
         let offset = call.place().offset;
+        let area = |word| plan.area(offset, word, self.nodes);
         match step {
-            Step::Send { to, mark } => {
-                let area = offset + me * width;
-                let cells: Vec<_> =
-                    (area..area + width).map(|cell| (cell, (mark.call, mark.round, me))).collect();
-                let left = (0..cells.len()).collect();
-                call.sent(to);
-                self.network.push(Flying::Data { to, from: me, cells, left, mark });
-            }
-            Step::Tell { to, mark } => self.network.push(Flying::Told { to, from: me, mark }),
-            Step::Take { from, round } => {
-                let number = call.number();
-                let all = 0..self.ranks.len();
-                for from in all.filter(|rank| from.is_none_or(|from| from == *rank)) {
-                    let area = offset + from * width;
-                    for cell in area..area + width {
-                        let seen = self.ranks[me].window.cells[cell];
-                        if seen != Some((number, round, from)) {
-                            return Err(format!(
-                                "rank {me} takes {seen:?} for call {number} round {round} of {from}"
-                            ));
-                        }
+            Step::Send { stream, mark } | Step::Relay { stream, mark } => {
+                if matches!(step, Step::Relay { .. }) {
+                    for input in call.inputs_about(stream.about) {
+                        let want = (mark.call, mark.round, input.peer, input.about);
+                        expect(window, area(input.here), want)
+                            .map_err(|why| format!("rank {me} passes on {why}"))?;
                     }
-                    *self.took.entry((me, from, number, round)).or_default() += 1;
                 }
-                let rank = &mut self.ranks[me];
-                rank.calls[at].1.took(from, &rank.window);
+                let Stream { peer: to, there: word, about, .. } = stream;
+                let value = (mark.call, mark.round, me, about);
+                let cells: Vec<_> = area(word).map(|cell| (cell, value)).collect();
+                let left = (0..cells.len()).collect();
+                call.sent(&stream, window);
+                self.network.push(Flying::Data { to, from: me, word, cells, left, mark });
+            }
+            Step::Tell { to, word, mark } => {
+                self.network.push(Flying::Told { to, from: me, word, mark });
+            }
+            Step::Take { stream, round } => {
+                let number = call.number();
+                let all = call.arriving().filter(|other| stream.is_none_or(|it| it == **other));
+                for Stream { peer, about, here, .. } in all {
+                    expect(window, area(*here), (number, round, *peer, *about))
+                        .map_err(|why| format!("rank {me} takes {why}"))?;
+                    *self.took.entry((me, *peer, *about, number, round)).or_default() += 1;
+                }
+                call.took(stream, window);
             }
         }
         Ok(())
     }
 
-    /// Something arrives.
+    /// Something arrives that is not slow, or, once in a while, that is.
     fn deliver(&mut self) -> bool {
-        if self.network.is_empty() {
-            return false;
-        }
-        let at = self.random.usize(..self.network.len());
+        let may_be_slow = self.random.u16(..4096) == 0;
+        self.deliver_of(|flying, slow| may_be_slow || slow != Some(flying.ends()))
+    }
+
+    fn deliver_of(&mut self, which: impl Fn(&Flying, Option<(usize, usize)>) -> bool) -> bool {
+        let all = 0..self.network.len();
+        let may: Vec<_> = all.filter(|at| which(&self.network[*at], self.slow)).collect();
+        let Some(at) = self.random.choice(may) else { return false };
+        self.deliver_at(at);
+        true
+    }
+
+    fn deliver_at(&mut self, at: usize) {
         let is_lane_lost = self.random.u8(..16) == 0;
         let is_over = match &mut self.network[at] {
-            Flying::Told { to, from, mark } => {
-                self.ranks[*to].window.taken[*from][mark.call as usize % SLOTS] = *mark;
+            Flying::Told { to, word, mark, .. } => {
+                self.ranks[*to].window.taken[*word][mark.call as usize % SLOTS] = *mark;
                 true
             }
-            Flying::Data { to, from, cells, left, mark } => {
+            Flying::Data { to, word, cells, left, mark, .. } => {
                 if let Some(next) = left.pop() {
                     let (cell, value) = cells[next];
                     self.ranks[*to].window.cells[cell] = Some(value);
@@ -264,7 +340,7 @@ impl World {
                     self.random.shuffle(left);
                     false
                 } else {
-                    self.ranks[*to].window.arrived[*from][mark.call as usize % SLOTS] = *mark;
+                    self.ranks[*to].window.arrived[*word][mark.call as usize % SLOTS] = *mark;
                     true
                 }
             }
@@ -272,18 +348,21 @@ impl World {
         if is_over {
             self.network.swap_remove(at);
         }
-        true
     }
 
+    /// Every rank took each round once of each stream that arrives at it, unless one end of it has gone.
     fn check_all_taken(&self) -> Result<(), String> {
+        let is_gone = |rank: usize| self.ranks[rank].is_gone;
         for (plan, call) in self.plans.iter().zip(1..) {
-            for (from, rounds) in plan.rounds.iter().enumerate() {
-                for (to, rounds) in rounds.iter().enumerate() {
-                    for round in 0..*rounds {
-                        let times = self.took.get(&(to, from, call, round)).copied().unwrap_or(0);
+            for me in (0..self.ranks.len()).filter(|rank| !is_gone(*rank)) {
+                let arriving = plan.arriving(me, self.nodes);
+                for Stream { peer, about, .. } in arriving.iter().filter(|s| !is_gone(s.peer)) {
+                    for round in 0..plan.rounds_at(me, *about, self.nodes) {
+                        let key = (me, *peer, *about, call, round);
+                        let times = self.took.get(&key).copied().unwrap_or(0);
                         if times != 1 {
                             return Err(format!(
-                                "rank {to} took round {round} of {from} in call {call} {times} times"
+                                "rank {me} took round {round} of {peer} about {about} in call {call} {times} times"
                             ));
                         }
                     }
@@ -294,9 +373,19 @@ impl World {
     }
 }
 
+fn expect(window: &Window, area: std::ops::Range<usize>, want: Cell) -> Result<(), String> {
+    match area.clone().find(|cell| window.cells[*cell] != Some(want)) {
+        Some(cell) => Err(format!("{:?} for {want:?}", window.cells[cell])),
+        None => Ok(()),
+    }
+}
+
 impl Plan {
-    fn random(random: &mut fastrand::Rng, ranks: usize) -> Self {
+    /// Of sixteen plans, `relayed` have relays, where there are several nodes.
+    fn random(random: &mut fastrand::Rng, nodes: Nodes, relayed: u8) -> Self {
+        let ranks = nodes.all_ranks();
         let takes = if random.bool() { Takes::EachAlone } else { Takes::AllTogether };
+        let is_two_level = nodes.count > 1 && random.u8(..16) < relayed;
         let mut round = || if random.u8(..3) == 0 { random.u16(1..=4) } else { 1 };
         let rounds = match takes {
             Takes::EachAlone => (0..ranks).map(|_| (0..ranks).map(|_| round()).collect()).collect(),
@@ -305,7 +394,65 @@ impl Plan {
                 vec![to; ranks]
             }
         };
-        Self { takes, width: random.usize(1..=POOL / ranks), rounds, is_read: random.bool() }
+        let is_read = !is_two_level && random.bool();
+        let mut plan = Self { takes, is_two_level, width: 0, rounds, is_read };
+        plan.width = random.usize(1..=CELLS * ranks / plan.areas(nodes));
+        plan
+    }
+
+    fn streams(&self, me: usize, nodes: Nodes) -> Streams {
+        match self.is_two_level {
+            true => Streams::two_level(me, nodes),
+            false => Streams::flat(me, nodes.all_ranks()),
+        }
+    }
+
+    /// Those that a rank takes rounds of.
+    fn arriving(&self, me: usize, nodes: Nodes) -> Vec<Stream> {
+        let streams = self.streams(me, nodes);
+        match self.takes {
+            Takes::EachAlone => streams.arriving,
+            Takes::AllTogether => streams.own,
+        }
+    }
+
+    /// How many areas a place has: one for each word that streams have.
+    fn areas(&self, nodes: Nodes) -> usize {
+        let ranks = nodes.all_ranks();
+        if self.is_two_level { words_of(nodes) - ranks } else { ranks }
+    }
+
+    /// The cells of a stream in a place.
+    fn area(&self, place: usize, word: usize, nodes: Nodes) -> std::ops::Range<usize> {
+        let nth = if self.is_two_level { word - nodes.all_ranks() } else { word };
+        place + nth * self.width..place + (nth + 1) * self.width
+    }
+
+    fn begin(&self, me: usize, nodes: Nodes, rank: &mut Rank) -> Call {
+        let pool = rank.window.cells.len();
+        let place = rank.places.take(self.width * self.areas(nodes), pool).expect("plans fit");
+        let is_there = rank.has_dropped.iter().map(|has_dropped| !has_dropped).collect();
+        let parties = Parties { me, is_there, streams: self.streams(me, nodes) };
+        let mut call = Call::new(place, self.takes, parties, |stream| match self.takes {
+            Takes::EachAlone => self.rounds[me][stream.peer],
+            Takes::AllTogether => self.rounds[me][stream.about],
+        });
+        if self.is_read {
+            call.wait_for_readers();
+        }
+        call
+    }
+
+    /// How many rounds arrive at a rank of what is about another.
+    fn rounds_at(&self, me: usize, about: usize, nodes: Nodes) -> u16 {
+        let is_across = nodes.node_of(me) != nodes.node_of(about);
+        match self.takes {
+            Takes::EachAlone if self.is_two_level && is_across => {
+                let relay = nodes.rank(nodes.node_of(me), nodes.local_of(about));
+                self.rounds[about][relay]
+            }
+            Takes::EachAlone | Takes::AllTogether => self.rounds[about][me],
+        }
     }
 }
 
@@ -314,7 +461,7 @@ fn seeds() -> std::ops::Range<u64> {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
     match number("UCCL_EP_SEED") {
         Some(seed) => seed..seed + 1,
-        None => 0..number("UCCL_EP_SCHEDULES").unwrap_or(20_000),
+        None => 0..number("UCCL_EP_SCHEDULES").unwrap_or(10_000),
     }
 }
 

@@ -156,6 +156,8 @@ impl Case {
             pool: self.pool(),
             timeout: Duration::from_secs(60),
             masks_late: false,
+            node: None,
+            network: None,
         };
         let group = Group::join(config, &mut ranks.exchange(me)).expect("it joins");
         let got = inputs.iter().map(|inputs| self.round_on_cpu(&group, inputs)).collect();
@@ -223,6 +225,7 @@ impl Case {
                 sends: Sends::EachExpert,
                 weights: None,
                 is_packed: false,
+                relays: None,
                 stays: true,
             };
             let sums = Combined {

@@ -6,9 +6,10 @@ use parking_lot::Mutex;
 use pyo3::{exceptions::PyValueError, prelude::*};
 use uccl_ep::{
     Result,
-    combine::{Combine, Combined, Results, Sends, Sums},
+    combine::{Combine, Combined, Order, Results, Sends, Sums},
     dispatch::{Choices, Dispatch, Layout, Outputs, Payload, Room, ScalesIn, ScalesOut, Tokens},
     numerics::quantise::Scales,
+    routing::Routing,
 };
 
 use super::{PyGroup, PyHandle, PyRouting, exception};
@@ -61,9 +62,9 @@ pub(crate) struct PyDispatch {
 
 #[pymethods]
 impl PyDispatch {
-    /// Begins to send tokens. `slots` bounds the tokens of each rank; else `room` is how many bytes the call takes.
+    /// Begins to send tokens; with `relays`, once to each other node, where the group can. `slots` bounds the tokens of each rank; else `room` is how many bytes the call takes.
     #[new]
-    #[pyo3(signature = (group, routing, *, rows, stride, kind, len, global_scale=1.0, scales=None, weights=0, slots=None, room=0))]
+    #[pyo3(signature = (group, routing, *, rows, stride, kind, len, global_scale=1.0, scales=None, weights=0, slots=None, room=0, relays=false))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
         py: Python<'_>,
@@ -78,6 +79,7 @@ impl PyDispatch {
         weights: usize,
         slots: Option<usize>,
         room: usize,
+        relays: bool,
     ) -> PyResult<Self> {
         let scales = scales.map(|(words, count, token_stride, word_stride)| ScalesIn {
             words: words as *const u32,
@@ -98,6 +100,12 @@ impl PyDispatch {
             (Arc::clone(&group.group), Arc::clone(&routing.routing), Given(tokens));
         let dispatch = engine(py, move |interrupted| {
             let tokens = tokens.into_inner();
+            let routing = match group.relays() {
+                Some(nodes) if relays && routing.nodes().count == 1 => {
+                    Arc::new(Routing::clone(&routing).relayed(nodes)?)
+                }
+                _ => routing,
+            };
             // SAFETY: `uccl.ep` passes tensors of these sizes, and keeps them until the dispatch has ended.
             unsafe { Dispatch::begin(&group, routing, tokens, room, interrupted) }
         })?;
@@ -186,9 +194,10 @@ pub(crate) struct PyCombine {
 
 #[pymethods]
 impl PyCombine {
-    /// Begins to send rows back. `sends` is "row", "each" or "sum". `leaves` rows in a block to those that read them.
+    /// Begins to send rows back. `sends` is "row", "each" or "sum". `relays`, "rank" or "choice", is the order in which relays sum
+    /// them; without it every row goes all the way. `leaves` rows in a block to those that read them.
     #[new]
-    #[pyo3(signature = (handle, *, rows, len, stride, hidden, sends, weights=0, is_packed=false, stays=false, leaves=false))]
+    #[pyo3(signature = (handle, *, rows, len, stride, hidden, sends, weights=0, is_packed=false, stays=false, leaves=false, relays=None))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
         py: Python<'_>,
@@ -202,6 +211,7 @@ impl PyCombine {
         is_packed: bool,
         stays: bool,
         leaves: bool,
+        relays: Option<&str>,
     ) -> PyResult<Self> {
         let sends = match sends {
             "row" => Sends::Row,
@@ -209,10 +219,18 @@ impl PyCombine {
             "sum" => Sends::SumOfExperts,
             other => return Err(PyValueError::new_err(format!("nothing is sent as {other:?}"))),
         };
+        let relays = match relays {
+            None => None,
+            Some("rank") => Some(Order::ByRank),
+            Some("choice") => Some(Order::ByChoice),
+            Some(other) => {
+                return Err(PyValueError::new_err(format!("no relays sum by {other:?}")));
+            }
+        };
         let weights = address(weights).map(<*mut f32>::cast_const);
         let rows = rows as *const u8;
         let results =
-            Given(Results { rows, len, stride, hidden, sends, weights, is_packed, stays });
+            Given(Results { rows, len, stride, hidden, sends, weights, is_packed, relays, stays });
         let handle = Arc::clone(&handle.handle);
         let combine = engine(py, move |interrupted| {
             let results = results.into_inner();

@@ -20,18 +20,19 @@ pub(crate) struct PyGroup {
 impl PyGroup {
     /// Joins a group. `exchange(bytes)` returns what all ranks gave it, in order of rank; None for one that is not there.
     #[new]
-    #[pyo3(signature = (*, rank, ranks, pool, timeout, masks_late, exchange))]
+    #[pyo3(signature = (*, rank, ranks, pool, timeout, masks_late, node, exchange))]
     fn new(
         rank: usize,
         ranks: usize,
         pool: usize,
         timeout: f64,
         masks_late: bool,
+        node: Option<u64>,
         exchange: &Bound<'_, PyAny>,
     ) -> PyResult<Self> {
         let timeout = Duration::try_from_secs_f64(timeout)
             .map_err(|e| PyValueError::new_err(e.to_string()))?;
-        let config = Config { rank, ranks, pool, timeout, masks_late };
+        let config = Config { rank, ranks, pool, timeout, masks_late, node, network: None };
         let mut raised = None;
         let mut all = |mine: Vec<u8>| {
             let given = exchange.call1((PyBytes::new(exchange.py(), &mine),));
@@ -59,6 +60,13 @@ impl PyGroup {
     #[getter]
     fn ranks(&self) -> usize {
         self.group.ranks()
+    }
+
+    /// Nodes, and ranks of each: one, unless all have as many ranks, one behind the other.
+    #[getter]
+    fn nodes(&self) -> (usize, usize) {
+        let nodes = self.group.nodes();
+        (nodes.count, nodes.ranks)
     }
 
     /// The address of the pool.

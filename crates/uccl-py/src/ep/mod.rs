@@ -27,7 +27,7 @@ fn exception(error: &Error) -> PyErr {
     match error {
         Error::Invalid(_) => PyValueError::new_err(text),
         Error::Overdue { .. } => PyTimeoutError::new_err(text),
-        Error::Os { .. } => PyOSError::new_err(text),
+        Error::Os { .. } | Error::Network { .. } => PyOSError::new_err(text),
         _ => PyRuntimeError::new_err(text),
     }
 }

@@ -37,8 +37,15 @@ pub(crate) fn measure(
 ) -> Result<Vec<Timed>> {
     let shape = ranks.shape;
     pin(rank, shape.ranks)?;
-    let config =
-        Config { rank, ranks: shape.ranks, pool: pool(shape), timeout: TIMEOUT, masks_late: false };
+    let config = Config {
+        rank,
+        ranks: shape.ranks,
+        pool: pool(shape),
+        timeout: TIMEOUT,
+        masks_late: false,
+        node: None,
+        network: None,
+    };
     let group = Group::join(config, exchange)?;
     let choices = shape.choices(rank);
     let routing = |experts: &[i32]| {
@@ -279,6 +286,7 @@ impl Rank {
             sends: if is_elastic { Sends::SumOfExperts } else { Sends::EachExpert },
             weights: None,
             is_packed: false,
+            relays: None,
             stays: true,
         };
         let combined = Combined {

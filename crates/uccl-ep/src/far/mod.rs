@@ -1,0 +1,316 @@
+//! Peers on other nodes: their windows are not mapped but written to, by an endpoint of this rank.
+//!
+//! What goes to a peer is put together in its [`outbox`], and told to a proxy by [`fifo`], one command for each piece; the
+//! [`proxy`] sends all pieces up to a signal as one write with that signal.
+
+mod command;
+mod fifo;
+mod outbox;
+mod proxy;
+
+use std::{
+    mem,
+    sync::{Arc, atomic::Ordering},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use parking_lot::MutexGuard;
+use uccl_fabric::shm::{Mapping, Segment};
+use uccl_p2p::{ConnId, Endpoint, Uninterrupted};
+use uccl_wire::ep_card::EpEndpoint;
+
+use self::{
+    command::{Command, UNIT},
+    fifo::{Fifo, Popper, Shared},
+    outbox::Outbox,
+    proxy::{Desk, Peer, Proxy},
+};
+use crate::error::{Error, Result};
+
+/// Commands that a rank's producers may be ahead of its proxy.
+const SLOTS: u64 = 2048;
+/// The most bytes that are under way to one peer.
+const OUTBOX: usize = 4 << 20;
+/// How long a group that is dropped waits for its peers to have what was sent to them.
+const LINGER: Duration = Duration::from_secs(5);
+/// How long who waits for room, or for writes to end, sleeps between two looks.
+const NAP: Duration = Duration::from_micros(50);
+
+/// A rank's endpoint, before it is connected.
+pub(crate) struct Listening {
+    endpoint: Endpoint,
+    window: Arc<Mapping>,
+    card: EpEndpoint,
+    timeout: Duration,
+}
+
+impl Listening {
+    /// Registers the window, so that peers can write to it.
+    pub(crate) fn new(
+        network: Option<uccl_p2p::Config>,
+        window: &Arc<Mapping>,
+        timeout: Duration,
+    ) -> Result<Self> {
+        let network = network.map_or_else(uccl_p2p::Config::from_env, Ok);
+        let network = network.map_err(failed("reading the network's settings"))?;
+        // Who waits in a call gives up first, and can tell its peers so.
+        let patience = 2 * timeout;
+        let network = uccl_p2p::Config { timeout: patience, transfer_timeout: patience, ..network };
+        let endpoint = Endpoint::new(network).map_err(failed("making an endpoint"))?;
+        let (at, len) = (window.as_ptr().addr(), window.len());
+        // SAFETY: the mapping is kept until the endpoint has closed, or for ever.
+        let mr = unsafe { endpoint.register(at, len) };
+        let advert = mr.and_then(|mr| endpoint.advertise(mr, at, len));
+        let window_advert = advert.map_err(failed("registering the window"))?;
+        let card = EpEndpoint {
+            addr: endpoint.addr(),
+            instance: endpoint.instance(),
+            window: window_advert,
+        };
+        Ok(Self { endpoint, window: Arc::clone(window), card, timeout })
+    }
+
+    /// What peers need to write to the window.
+    pub(crate) fn card(&self) -> EpEndpoint {
+        self.card
+    }
+
+    /// Connects to the far peers: this rank to those behind it, and those before it to this rank. An error is the rank
+    /// that is missing, and why.
+    pub(crate) fn connect(
+        self,
+        me: usize,
+        cards: &[Option<EpEndpoint>],
+    ) -> Result<Far, (usize, String)> {
+        let deadline = Instant::now() + self.timeout;
+        let mut conns = vec![None; cards.len()];
+        for (rank, card) in cards.iter().enumerate().skip(me + 1) {
+            let Some(card) = card else { continue };
+            let left = deadline.saturating_duration_since(Instant::now());
+            let left = Some(left.max(Duration::from_millis(1)));
+            let conn = self.endpoint.connect(card.addr, left, &mut Uninterrupted);
+            conns[rank] = Some(conn.map_err(|e| (rank, e.to_string()))?);
+        }
+        loop {
+            let missing = |rank: &usize| cards[*rank].is_some() && conns[*rank].is_none();
+            let Some(missing) = (0..me).find(missing) else { break };
+            let left = deadline.saturating_duration_since(Instant::now());
+            let left = Some(left.max(Duration::from_millis(1)));
+            let why = |e| (missing, format!("has not connected: {e}"));
+            let conn = self.endpoint.accept(left, &mut Uninterrupted).map_err(why)?.conn;
+            let instance = self.endpoint.connection(conn).map_err(why)?.instance;
+            let is_its = |card: &Option<EpEndpoint>| card.is_some_and(|c| c.instance == instance);
+            match cards[..me].iter().position(is_its) {
+                Some(rank) => conns[rank] = Some(conn),
+                // A stranger.
+                None => drop(self.endpoint.disconnect(conn)),
+            }
+        }
+        let failed = |e: Error| (me, e.to_string());
+        Far::start(self, cards, conns).map_err(failed)
+    }
+}
+
+/// This rank's way to peers on other nodes.
+pub(crate) struct Far {
+    endpoint: Endpoint,
+    conns: Vec<Option<ConnId>>,
+    desk: Arc<Desk>,
+    fifo: Fifo<Shared>,
+    outbox: Arc<Mapping>,
+    window: Arc<Mapping>,
+    proxy: Option<JoinHandle<()>>,
+    timeout: Duration,
+}
+
+impl Far {
+    fn start(
+        listening: Listening,
+        cards: &[Option<EpEndpoint>],
+        conns: Vec<Option<ConnId>>,
+    ) -> Result<Self> {
+        let Listening { endpoint, window, timeout, .. } = listening;
+        let ring = OUTBOX.min(window.len()).next_multiple_of(UNIT);
+        let far = cards.iter().flatten().count();
+        let os = |what| move |source| Error::Os { what, source };
+        let memory = Segment::create("uccl-ep-outbox", ring * far)
+            .map_err(os(format!("making an outbox of {} bytes", ring * far)))?;
+        let outbox = Arc::clone(&memory);
+        // SAFETY: the mapping is kept until the endpoint has closed, or for ever.
+        let mr = unsafe { endpoint.register(outbox.as_ptr().addr(), outbox.len()) };
+        let mr = mr.map_err(failed("registering the outbox"))?;
+        let mut bases = (0..far).map(|at| at * ring);
+        let outbox_of = |card: &Option<EpEndpoint>| {
+            card.as_ref().and_then(|_| Some(Outbox::new(bases.next()?, ring)))
+        };
+        let desk = Arc::new(Desk::new(cards.iter().map(outbox_of).collect()));
+        let fifo = Fifo::in_memory(SLOTS).map_err(os("making a ring of commands".to_owned()))?;
+        let peer = |(card, conn): (&Option<EpEndpoint>, &Option<ConnId>)| {
+            Some(Peer::new((*conn)?, card.as_ref()?.window))
+        };
+        let proxy = Proxy {
+            endpoint: endpoint.clone(),
+            desk: Arc::clone(&desk),
+            popper: Popper::new(fifo.clone()),
+            source: (mr, outbox.as_ptr().addr()),
+            peers: cards.iter().zip(&conns).map(peer).collect(),
+            timeout: 2 * timeout,
+            most: ring / 4,
+        };
+        let proxy = thread::Builder::new()
+            .name("uccl-ep-proxy".into())
+            .spawn(move || proxy.run())
+            .map_err(os("starting a thread".to_owned()))?;
+        let proxy = Some(proxy);
+        Ok(Self { endpoint, conns, desk, fifo, outbox, window, proxy, timeout })
+    }
+
+    /// Begins to write to a peer's window. `None` if nothing can be written there any more.
+    pub(crate) fn letter(&self, to: usize) -> Option<Letter<'_>> {
+        let outbox = self.desk.outboxes.get(to)?.as_ref()?;
+        let deadline = Instant::now() + self.timeout;
+        let head = outbox.lock(deadline);
+        if head.is_none() {
+            outbox.fail(|| "did not take what was sent to it in time".to_owned());
+        }
+        let (head, pending, scrap) = (head?, None, Vec::new());
+        Some(Letter { far: self, outbox, to, head, deadline, pending, scrap })
+    }
+
+    /// Sets a word of a peer's window, when all that was written there before is there.
+    pub(crate) fn signal(&self, to: usize, word: usize, mark: u64) {
+        self.push(Command::Signal { peer: to as u16, word: word as u32, mark }, self.deadline());
+        self.wake();
+    }
+
+    fn deadline(&self) -> Instant {
+        Instant::now() + self.timeout
+    }
+
+    fn push(&self, command: Command, deadline: Instant) {
+        let (Command::Write { peer, .. } | Command::Signal { peer, .. }) = command;
+        let Some(outbox) = &self.desk.outboxes[usize::from(peer)] else { return };
+        let Some(halves) = command.to_halves() else {
+            return outbox.fail(|| format!("cannot be reached by {command:?}"));
+        };
+        if !self.fifo.try_push(halves) {
+            self.wake();
+            if !self.fifo.push(halves, deadline) {
+                outbox.fail(|| "is behind others that do not take what is sent".to_owned());
+            }
+        }
+    }
+
+    fn wake(&self) {
+        if let Some(proxy) = &self.proxy {
+            self.desk.wake(proxy.thread());
+        }
+    }
+
+    /// Why a peer cannot be written to, or is not heard any more.
+    pub(crate) fn failure(&self, peer: usize) -> Option<String> {
+        let outbox = self.desk.outboxes.get(peer)?.as_ref()?;
+        let conn = self.conns[peer]?;
+        let lost = || self.endpoint.check_connection(conn).err().map(|e| e.to_string());
+        outbox.failure().map(str::to_owned).or_else(lost)
+    }
+
+    /// What the endpoint has counted.
+    pub(crate) fn stats(&self) -> Option<uccl_p2p::Stats> {
+        self.endpoint.stats().ok()
+    }
+
+    /// Waits until all peers have what was sent to them, for so long at most. Whether they have.
+    pub(crate) fn quiet(&self, timeout: Duration) -> bool {
+        let (pushed, deadline) = (self.fifo.pushed(), Instant::now() + timeout);
+        self.desk.outboxes.iter().flatten().for_each(Outbox::hurry);
+        self.wake();
+        while self.desk.done.load(Ordering::Acquire) < pushed {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            thread::sleep(NAP);
+        }
+        true
+    }
+}
+
+impl Drop for Far {
+    fn drop(&mut self) {
+        // A peer may still wait for the last word.
+        self.quiet(LINGER.min(self.timeout));
+        self.desk.is_closed.store(true, Ordering::Release);
+        self.wake();
+        let ended = self.proxy.take().map(JoinHandle::join);
+        if self.endpoint.close().is_err() || matches!(ended, Some(Err(_))) {
+            // Peers may still write to the one, or the kernel read the other.
+            mem::forget((Arc::clone(&self.window), Arc::clone(&self.outbox)));
+        }
+    }
+}
+
+/// What is being written to one peer's window.
+pub(crate) struct Letter<'a> {
+    far: &'a Far,
+    outbox: &'a Outbox,
+    to: usize,
+    head: MutexGuard<'a, u64>,
+    deadline: Instant,
+    /// The piece that is being filled.
+    pending: Option<Command>,
+    /// Room for what is not sent.
+    scrap: Vec<u64>,
+}
+
+impl Letter<'_> {
+    /// Memory for `len` bytes that will be `target` bytes from the start of the window. The piece before it is all there.
+    pub(crate) fn at(&mut self, target: usize, len: usize) -> *mut u8 {
+        self.push();
+        let (peer, len) = (self.to as u16, len.next_multiple_of(UNIT));
+        let Some(source) = self.room(len) else {
+            // To a peer that has failed nothing is sent, and what it would have been sent is thrown away.
+            self.scrap.resize(len / 8, 0);
+            return self.scrap.as_mut_ptr().cast();
+        };
+        self.pending = Some(Command::Write { peer, source, target, len });
+        // SAFETY: inside the mapping, of which the ring is a part.
+        unsafe { self.far.outbox.as_ptr().add(source) }
+    }
+
+    /// Waits for room. `None`: the peer has failed, or does so now, as it has taken nothing for too long.
+    fn room(&mut self, len: usize) -> Option<usize> {
+        let outbox = self.outbox;
+        if !outbox.holds(len) {
+            outbox.fail(|| format!("cannot be sent {len} bytes in one piece"));
+        }
+        while outbox.failure().is_none() {
+            if let Some(source) = outbox.room(&mut self.head, len) {
+                return Some(source);
+            }
+            outbox.hurry();
+            self.far.wake();
+            if Instant::now() >= self.deadline {
+                outbox.fail(|| "did not take what was sent to it in time".to_owned());
+            }
+            thread::sleep(NAP);
+        }
+        None
+    }
+
+    fn push(&mut self) {
+        if let Some(command) = self.pending.take() {
+            self.far.push(command, self.deadline);
+        }
+    }
+}
+
+impl Drop for Letter<'_> {
+    fn drop(&mut self) {
+        self.push();
+    }
+}
+
+fn failed(what: &'static str) -> impl Fn(uccl_p2p::Error) -> Error {
+    move |source| Error::Network { what, source }
+}

@@ -1,0 +1,222 @@
+//! The thread that carries out commands: it gathers what goes to one peer into few writes, each with the signal behind it.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering, fence},
+    },
+    thread,
+    time::Duration,
+};
+
+use uccl_p2p::{
+    Change, ConnId, Endpoint, Iov, MrId, Op, Request, Signal, Status, TransferId,
+    wire::advert::Advert,
+};
+
+use super::{
+    command::Command,
+    fifo::{Popper, Storage},
+    outbox::Outbox,
+};
+
+/// What producers and the proxy share.
+pub(super) struct Desk {
+    /// By rank; none for those that are near.
+    pub(super) outboxes: Vec<Option<Outbox>>,
+    /// The commands that have been carried out in all: the peers have what they say, or have failed.
+    pub(super) done: AtomicU64,
+    pub(super) is_closed: AtomicBool,
+    is_asleep: AtomicBool,
+}
+
+impl Desk {
+    pub(super) fn new(outboxes: Vec<Option<Outbox>>) -> Self {
+        let (done, flag) = (AtomicU64::new(0), || AtomicBool::new(false));
+        Self { outboxes, done, is_closed: flag(), is_asleep: flag() }
+    }
+
+    /// Wakes the proxy, if it sleeps, after something was pushed.
+    pub(super) fn wake(&self, proxy: &thread::Thread) {
+        fence(Ordering::SeqCst);
+        if self.is_asleep.load(Ordering::Relaxed) {
+            proxy.unpark();
+        }
+    }
+}
+
+/// A peer, as the proxy knows it.
+pub(super) struct Peer {
+    pub(super) conn: ConnId,
+    /// All of its window.
+    pub(super) window: Advert,
+    /// What will be posted next.
+    iovs: Vec<Iov>,
+    adverts: Vec<Advert>,
+    bytes: usize,
+    /// Up to where the outbox is empty once all that was gathered is there.
+    position: u64,
+    /// What was posted, in order.
+    under_way: VecDeque<UnderWay>,
+}
+
+struct UnderWay {
+    transfer: TransferId,
+    has_data: bool,
+    position: u64,
+}
+
+impl Peer {
+    pub(super) fn new(conn: ConnId, window: Advert) -> Self {
+        let (iovs, adverts, under_way) = (Vec::new(), Vec::new(), VecDeque::new());
+        Self { conn, window, iovs, adverts, bytes: 0, position: 0, under_way }
+    }
+
+    fn advert(&self, at: usize, len: usize) -> Advert {
+        Advert { addr: self.window.addr + at as u64, len: len as u64, ..self.window }
+    }
+}
+
+pub(super) struct Proxy<S> {
+    pub(super) endpoint: Endpoint,
+    pub(super) desk: Arc<Desk>,
+    pub(super) popper: Popper<S>,
+    /// The memory to send from: its region and its address.
+    pub(super) source: (MrId, usize),
+    /// By rank.
+    pub(super) peers: Vec<Option<Peer>>,
+    /// How long a peer may take for a write.
+    pub(super) timeout: Duration,
+    /// Bytes that are gathered without a signal before they are sent.
+    pub(super) most: usize,
+}
+
+/// Commands that are taken before the writes under way are looked at.
+const BATCH: usize = 256;
+/// Rounds without work before the proxy sleeps.
+const SPINS: u32 = 64;
+/// How long it sleeps while writes are under way, and while nothing is.
+const NAP: Duration = Duration::from_micros(50);
+const SLEEP: Duration = Duration::from_millis(20);
+
+impl<S: Storage> Proxy<S> {
+    /// Carries out commands until the desk is closed.
+    pub(super) fn run(mut self) {
+        let mut idle = 0;
+        while !self.desk.is_closed.load(Ordering::Acquire) {
+            let has_worked = self.take_commands() | self.look_at_peers();
+            match has_worked {
+                true => idle = 0,
+                false => self.rest(&mut idle),
+            }
+        }
+    }
+
+    fn take_commands(&mut self) -> bool {
+        for taken in 0..BATCH {
+            let Some(halves) = self.popper.pop() else { return taken > 0 };
+            self.carry_out(Command::of_halves(halves));
+        }
+        true
+    }
+
+    fn carry_out(&mut self, command: Command) {
+        match command {
+            Command::Write { peer, source, target, len } => {
+                let Some((to, outbox)) = self.peer(peer) else { return };
+                to.position = outbox.end_of(to.position, source, len);
+                let advert = to.advert(target, len);
+                let (mr, base) = self.source;
+                let Some(to) = self.peers[usize::from(peer)].as_mut() else { return };
+                to.iovs.push(Iov { mr, ptr: base + source, len });
+                to.adverts.push(advert);
+                to.bytes += len;
+                if to.bytes >= self.most {
+                    self.post(peer.into(), None);
+                }
+            }
+            Command::Signal { peer, word, mark } => self.post(peer.into(), Some((word, mark))),
+        }
+    }
+
+    /// A far peer that has not failed.
+    fn peer(&mut self, rank: u16) -> Option<(&mut Peer, &Outbox)> {
+        let peer = self.peers.get_mut(usize::from(rank))?.as_mut()?;
+        let outbox = self.desk.outboxes[usize::from(rank)].as_ref()?;
+        outbox.failure().is_none().then_some((peer, outbox))
+    }
+
+    /// Posts what was gathered for a peer, with the signal that follows it.
+    fn post(&mut self, rank: usize, signal: Option<(u32, u64)>) {
+        let Some(outbox) = &self.desk.outboxes[rank] else { return };
+        let Some(peer) = &mut self.peers[rank] else { return };
+        let signal = signal.map(|(word, mark)| Signal {
+            advert: peer.advert(8 * word as usize, 8),
+            change: Change::Set(mark),
+            // The writes of two calls may be mixed, and long ones are sent in parts.
+            strong: peer.under_way.iter().any(|write| write.has_data),
+        });
+        let mut request = Request::new(peer.conn, Op::Write, &peer.iovs, &peer.adverts);
+        (request.signal, request.timeout) = (signal, Some(self.timeout));
+        if outbox.failure().is_none() {
+            match self.endpoint.post(&request) {
+                Ok(transfer) => {
+                    let (has_data, position) = (!peer.iovs.is_empty(), peer.position);
+                    peer.under_way.push_back(UnderWay { transfer, has_data, position });
+                }
+                Err(e) => outbox.fail(|| format!("cannot be written to: {e}")),
+            }
+        }
+        peer.iovs.clear();
+        peer.adverts.clear();
+        peer.bytes = 0;
+    }
+
+    /// Posts what somebody waits for, and sees which writes have ended. Whether any has.
+    fn look_at_peers(&mut self) -> bool {
+        let (mut has_ended, mut is_quiet) = (false, true);
+        for rank in 0..self.peers.len() {
+            let Some(outbox) = &self.desk.outboxes[rank] else { continue };
+            if outbox.was_hurried() && self.peers[rank].as_ref().is_some_and(|peer| peer.bytes > 0)
+            {
+                self.post(rank, None);
+            }
+            let Some(peer) = &mut self.peers[rank] else { continue };
+            let Some(outbox) = &self.desk.outboxes[rank] else { continue };
+            while let Some(write) = peer.under_way.front() {
+                match self.endpoint.poll(write.transfer) {
+                    Ok(Status::Pending) => break,
+                    Ok(Status::Done(_)) => outbox.taken(write.position),
+                    Ok(Status::Failed(e)) | Err(e) => {
+                        outbox.fail(|| format!("cannot be written to: {e}"))
+                    }
+                }
+                peer.under_way.pop_front();
+                has_ended = true;
+            }
+            is_quiet &= peer.under_way.is_empty() && peer.bytes == 0;
+        }
+        if is_quiet {
+            self.desk.done.store(self.popper.popped(), Ordering::Release);
+        }
+        has_ended
+    }
+
+    /// Waits for commands, or for writes to end.
+    fn rest(&mut self, idle: &mut u32) {
+        *idle += 1;
+        if *idle < SPINS {
+            thread::yield_now();
+            return;
+        }
+        self.desk.is_asleep.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        // A producer that has not seen the flag has pushed before.
+        if !self.take_commands() && !self.desk.is_closed.load(Ordering::Acquire) {
+            let is_busy = self.peers.iter().flatten().any(|peer| !peer.under_way.is_empty());
+            thread::park_timeout(if is_busy { NAP } else { SLEEP });
+        }
+        self.desk.is_asleep.store(false, Ordering::Relaxed);
+    }
+}
