@@ -443,7 +443,7 @@ class Buffer(Joined):
 
         Sums are made in f32, choice by choice, and rounded once. ``use_logfmt`` packs rows to ten bits a value where their
         magnitudes are below 1. Peers read ``x`` where it is if it is what a dispatch or
-        :meth:`get_next_low_latency_combine_buffer` returned; with a hook, only with ``zero_copy``, and ``x`` must stay until
+        :meth:`get_next_low_latency_combine_buffer` returned; with a hook, only with ``zero_copy``, and ``x`` must stay as it is until
         all ranks have called theirs. To ``combine_wait_recv_cost_stats`` ``[R]`` i64 is added, for each rank, how many
         nanoseconds the receive waited for its rows. ``overlap``, which sends rows as their experts finish, is refused.
         """
