@@ -3,10 +3,12 @@
 //!
 //! The parts, from the ground up: [`numerics`], the formats that tokens travel in; [`routing`], which tokens go where;
 //! [`record`], how they lie in memory; [`placing`], where in the ranks' windows a call's data goes; [`protocol`], what
-//! ranks say to each other; [`Block`], memory that peers read where it is; [`Group`], one rank's end of all that; [`dispatch`] and [`combine`], what callers ask of it.
+//! ranks say to each other; [`Block`], memory that peers read where it is; [`Group`], one rank's end of all that;
+//! [`dispatch`] and [`combine`], what callers ask of it; [`cuda`], the same for few tokens of ranks that have GPUs.
 
 mod blocks;
 pub mod combine;
+pub mod cuda;
 pub mod dispatch;
 mod error;
 mod group;

@@ -24,9 +24,9 @@ use crate::{
     protocol::{Mark, Words},
 };
 
-const LINE: usize = 64;
+pub(crate) const LINE: usize = 64;
 /// Lines of each rank: `arrived`, `taken`, its fault with the window's nonce, and its headers.
-const LINES: usize = 3 + SLOTS;
+pub(crate) const LINES: usize = 3 + SLOTS;
 const _: () = assert!(header::WORDS * 8 == LINE && SLOTS * 8 <= LINE);
 const PAGE: usize = 4096;
 
@@ -223,7 +223,7 @@ impl Words for Window {
 }
 
 /// The kernel that this process runs on.
-fn host() -> Result<[u8; HOST_LEN]> {
+pub(crate) fn host() -> Result<[u8; HOST_LEN]> {
     let boot_id = HostIdentity::of_this_process().boot_id;
     let bytes = boot_id.as_ref().and_then(|id| id.as_bytes().first_chunk().copied());
     bytes.ok_or_else(|| {
