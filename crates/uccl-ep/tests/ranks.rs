@@ -10,6 +10,7 @@ use uccl_ep::{
     Block, Config, Error, Group, Result,
     combine::{Combine, Combined, Order, Results, Sends, Sums},
     dispatch::{Dispatch, Handle, Layout, Outputs, Payload, Room, Tokens},
+    let_go,
     nodes::Nodes,
     numerics::{bf16, sum},
     routing::{Choices, Routing},
@@ -653,6 +654,26 @@ fn a_combine_of_a_block_ends_when_all_have_read_it() {
             // SAFETY: nobody reads any more.
             unsafe { rows.write_bytes(0xff, arrived.rows.len()) };
             assert!(out.iter().all(|bits| *bits != 0xffff), "round {round}");
+        }
+    });
+}
+
+#[test]
+fn a_block_that_is_let_go_stays_until_peers_have_read_it() {
+    let all = Barrier::new(2);
+    world(Ranks::near(2), |group| {
+        let own = some_own(&group, 2);
+        let arrived = dispatched(&group, &own, Room::Tokens(20), Some(40)).unwrap();
+        let (block, combine) = begun(&group, &own, &arrived);
+        let is_early = group.rank() == 0;
+        if !is_early {
+            all.wait();
+        }
+        summed(combine, &own).unwrap();
+        let_go(group, block);
+        drop(arrived);
+        if is_early {
+            all.wait();
         }
     });
 }

@@ -363,8 +363,8 @@ class Buffer(Joined):
         with ``use_ue8m0``; rows of one scale are contiguous. With ``use_nvfp4`` two E2M1 of a row share a byte,
         ``[R*T, H/2, E/R]`` u8, the first the lower half, and there is an E4M3 scale for 16 channels,
         ``amax / 6 * x_global_scale``, in tiles of 128 rows by 4 scales: scale ``s`` of row ``r`` of expert ``e`` is
-        ``[r % 32, r % 128 // 32, r // 128, s % 4, s // 4, e]``. ``use_fp8`` then says nothing. The first ``count[e]`` rows of expert ``e`` are valid, in order
-        of rank and token. With ``return_recv_hook`` tensors are filled when the hook has been called.
+        ``[r % 32, r % 128 // 32, r // 128, s % 4, s // 4, e]``. ``use_fp8`` then says nothing.
+        The first ``count[e]`` rows of expert ``e`` are valid, in order of rank and token. With ``return_recv_hook`` tensors are filled when the hook has been called.
         To ``dispatch_wait_recv_cost_stats`` ``[R]`` i64 is added, for each rank, how many nanoseconds the receive waited
         for its tokens.
         """
@@ -445,7 +445,7 @@ class Buffer(Joined):
 
         Sums are made in f32, choice by choice, and rounded once. ``use_logfmt`` packs rows to ten bits a value where their
         magnitudes are below 1. Peers read ``x`` where it is if it is what a dispatch or
-        :meth:`get_next_low_latency_combine_buffer` returned; with a hook, only with ``zero_copy``, and ``x`` must stay until
+        :meth:`get_next_low_latency_combine_buffer` returned; with a hook, only with ``zero_copy``, and ``x`` must stay as it is until
         all ranks have called theirs. To ``combine_wait_recv_cost_stats`` ``[R]`` i64 is added, for each rank, how many
         nanoseconds the receive waited for its rows. ``overlap``, which sends rows as their experts finish, is refused.
         """
