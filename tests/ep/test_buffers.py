@@ -66,9 +66,10 @@ def in_place(group, with_hook: bool) -> None:
         buffer.low_latency_combine(other, experts, torch.ones(tokens, 2), handle, zero_copy=True)
 
 
+@on_nodes
 @pytest.mark.parametrize("with_hook", [False, True])
-def test_a_combine_in_place_is_what_a_copied_one_is(world, with_hook):
-    world.run(3, in_place, with_hook)
+def test_a_combine_in_place_is_what_a_copied_one_is(world, with_hook, nodes):
+    world.run(3, in_place, with_hook, nodes=nodes)
 
 
 def refusals(group) -> list[str]:

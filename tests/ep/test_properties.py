@@ -367,12 +367,13 @@ class ManyTokens:
 
         self.draw, self.rank = inputs_of(seed), group.rank()
         self.sizes = self.draw.sizes(group.size())
-        self.shape = self.sizes.shape
         room = Buffer.get_dispatch_config(group.size()).get_nvl_buffer_size_hint(
             self.sizes.hidden * 2, group.size()
         )
-        # At times with room for a token or two of each rank: tokens go in rounds.
-        self.buffer = Buffer(group, room if self.draw.random() < 0.5 else group.size() * 40_000)
+        # At times with room for a token or two of each rank, and of each node: tokens go in rounds.
+        self.buffer = Buffer(group, room if self.draw.random() < 0.5 else group.size() * 60_000)
+        nodes, _ = self.buffer.runtime.nodes
+        self.shape = dataclasses.replace(self.sizes.shape, nodes=nodes)
 
     def inputs(self, call: Call) -> list[Any]:
         """``x`` of each rank: bf16, or bytes and scales."""
@@ -652,11 +653,11 @@ class Elastic:
             master = {rank: k for k, rank in elastic.masters(row, self.shape)}[self.rank]
             wanted.append([names[0], source * self.sizes.top_k + master, *names[1:]])
         seen = handle.recv_src_metadata[:m]
+        if not self.expand:
+            seen, wanted = seen[:, :2], [row[:2] for row in wanted]
         if self.shape.nodes > 1:
             # The second names a slot.
             seen, wanted = seen[:, [0, *range(2, seen.shape[1])]], [[a, *b] for a, _, *b in wanted]
-        if not self.expand:
-            seen, wanted = seen[:, :2], [row[:2] for row in wanted]
         listed("metadata", seen, wanted)
 
     def parts(self, call: Call, token: int) -> list[elastic.Part]:

@@ -305,6 +305,8 @@ class ElasticBuffer(Joined):
             num_expanded_tokens=expanded,
             num_recv_tokens_per_expert_list=aligned if do_cpu_sync else [],
             psum_num_recv_tokens_per_scaleup_rank=torch.tensor(counts, dtype=torch.int32)
+            .view(-1, self.num_scaleup_ranks)
+            .sum(0)
             .cumsum(0)
             .to(torch.int32),
             psum_num_recv_tokens_per_expert=ends - ends.new_tensor(aligned) + unaligned if do_expand else ends,

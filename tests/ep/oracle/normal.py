@@ -81,18 +81,32 @@ def combine(
 ) -> torch.Tensor:
     """``[n, H]`` bf16: of each token the biases, then what each of its ranks answers, ascending, summed in f32.
 
-    ``answer(token, rank)`` is ``[H]`` bf16; ``biases`` are up to two ``[n, H]`` bf16.
+    Of several nodes, each sums the answers of its ranks first, and rounds the sum to bf16. ``answer(token, rank)`` is
+    ``[H]`` bf16; ``biases`` are up to two ``[n, H]`` bf16.
     """
     out = torch.zeros((choices.shape[0], hidden), dtype=torch.bfloat16)
     for token, row in enumerate(choices.tolist()):
         total = torch.zeros(hidden)
         for bias in biases:
             total = total + bias[token].float()
-        for rank in range(shape.ranks):
-            if places_on_rank(row, shape, rank):
-                total = total + answer(token, rank).float()
+        ranks = [rank for rank in range(shape.ranks) if places_on_rank(row, shape, rank)]
+        answers = [(rank // shape.node_ranks, answer(token, rank).float()) for rank in ranks]
+        if shape.nodes > 1:
+            answers = rounded_by_node(answers, hidden)
+        for _, values in answers:
+            total = total + values
         out[token] = total.bfloat16()
     return out
+
+
+def rounded_by_node(
+    answers: list[tuple[int, torch.Tensor]], hidden: int
+) -> list[tuple[int, torch.Tensor]]:
+    """Of each node that answers, ascending, the sum, rounded to bf16."""
+    sums: dict[int, torch.Tensor] = {}
+    for node, values in answers:
+        sums[node] = sums.get(node, torch.zeros(hidden)) + values
+    return [(node, values.bfloat16().float()) for node, values in sums.items()]
 
 
 def combine_weights(
