@@ -666,6 +666,7 @@ class EpDispatch:
         stride: int,
         kind: str,
         len: int,
+        global_scale: float = 1.0,
         scales: tuple[int, int, int, int] | None = None,
         weights: int = 0,
         slots: int | None = None,
@@ -673,6 +674,7 @@ class EpDispatch:
         relays: bool = False,
     ) -> None: ...
     def counts(self) -> tuple[list[int], list[int]]: ...
+    def waited(self) -> list[int]: ...
     def receive(
         self,
         *,
@@ -680,6 +682,7 @@ class EpDispatch:
         rows: int,
         stride: int,
         scales: tuple[int, int, int, int] | None = None,
+        tiles: tuple[int, int] | None = None,
         choices: int = 0,
         is_64: bool = False,
         weights: int = 0,
@@ -711,7 +714,7 @@ class EpCombine:
         choice_weights: int = 0,
         bias: tuple[int, int] = (0, 0),
         weights: int = 0,
-    ) -> None: ...
+    ) -> list[int]: ...
 
 def ep_record_len(payload: int, scales: int, top_k: int, local_experts: int, slots: int) -> int: ...
 def ep_row_place_len(values: int, weights: int, slots: int, tokens: int) -> int: ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -84,9 +85,14 @@ def refusals(group) -> list[str]:
         lambda: Buffer(group, 1 << 20, 0, use_magic=True),
         lambda: buffer.low_latency_dispatch(x, experts, 3, 4),
         lambda: buffer.low_latency_dispatch(x, experts + 9, 4, 4),
-        lambda: buffer.low_latency_dispatch(x, experts, 4, 4, use_nvfp4=True),
+        lambda: buffer.low_latency_dispatch(x, experts, 4, 4, use_nvfp4=True, x_global_scale=torch.ones(2)),
+        lambda: buffer.low_latency_dispatch(x, experts, 4, 4, use_nvfp4=True, x_global_scale=torch.tensor(0.0)),
+        lambda: buffer.low_latency_dispatch(x, experts, 4, 4, x_global_scale=torch.tensor(1.0)),
         lambda: buffer.low_latency_dispatch(x.float(), experts, 4, 4),
         lambda: buffer.low_latency_dispatch(x, experts, 4, 4, use_ue8m0=True),
+        lambda: buffer.low_latency_dispatch(
+            x, experts, 4, 4, dispatch_wait_recv_cost_stats=torch.zeros(2, 2, dtype=torch.int64)
+        ),
         lambda: buffer.dispatch(x, topk_idx=experts),
         lambda: ElasticBuffer(group),
         lambda: ElasticBuffer(group, num_bytes=1 << 20).engram_write,
@@ -109,7 +115,10 @@ def test_refusals_name_value_and_limit(world):
     for texts in world.run(2, refusals):
         for text, words in zip(
             texts,
-            ["use_magic", "room for 3", "expert 9 of 4", "use_nvfp4", "torch.float32", "round_scale"]
+            ["use_magic", "room for 3", "expert 9 of 4"]
+            + ["should have one element", "more than 0, not 0", "x_global_scale needs use_nvfp4"]
+            + ["torch.float32", "round_scale"]
+            + ["dispatch_wait_recv_cost_stats has the shape (2, 2)"]
             + ["num_tokens_per_expert", "num_bytes", "experimental", "bytes of the buffer"],
         ):
             assert words in text, texts
@@ -139,6 +148,85 @@ def test_a_rank_that_does_not_come_is_named(world, nodes):
     for rank in (0, 2):
         assert texts[rank].startswith(f"dispatch on rank {rank}"), texts
     assert any("rank 1: data of call 1 round 0 expected, nothing seen" in text for text in texts), texts
+
+
+#: What rank 1 sleeps before each of its calls, in seconds.
+SLEEP = 0.4
+
+
+def waits(group, with_hook: bool, folder: str) -> list[list[int]]:
+    """What the wait statistics say after a dispatch, a second one, and a combine, before each of which rank 1 sleeps."""
+    from uccl.ep import Buffer
+
+    rank, ranks = group.rank(), group.size()
+    buffer = Buffer(group, 0, 1 << 20, low_latency_mode=True)
+    x, experts = torch.ones(2, 512).bfloat16(), torch.tensor([[0, 1], [2, 5]])
+    of_dispatch, of_combine = (torch.zeros(ranks, dtype=torch.int64) for _ in range(2))
+
+    def called(number: int, call):
+        """Rank 1 comes when the others have, and slept; they look out for it at once."""
+        if rank == 1:
+            while not all(Path(folder, f"{number}.{peer}").exists() for peer in range(ranks) if peer != 1):
+                time.sleep(0.001)
+            time.sleep(SLEEP)
+        else:
+            Path(folder, f"{number}.{rank}").touch()
+        *returned, hook = call()
+        if hook is not None:
+            hook()
+        return returned
+
+    def dispatch():
+        return buffer.low_latency_dispatch(
+            x, experts, 2, 6, use_fp8=False, dispatch_wait_recv_cost_stats=of_dispatch, return_recv_hook=with_hook
+        )
+
+    seen = []
+    for number in range(2):
+        rows, _, handle, _ = called(number, dispatch)
+        seen.append(of_dispatch.tolist())
+
+    def combine():
+        weights = torch.ones(2, 2)
+        return buffer.low_latency_combine(
+            rows, experts, weights, handle, return_recv_hook=with_hook, combine_wait_recv_cost_stats=of_combine
+        )
+
+    out, _ = called(2, combine)
+    assert torch.equal(out, 2 * x)
+    return [*seen, of_combine.tolist()]
+
+
+@pytest.mark.parametrize("with_hook", [False, True])
+def test_statistics_tell_which_rank_was_waited_for_and_how_long(world, tmp_path, with_hook):
+    everyone = world.run(3, waits, with_hook, str(tmp_path))
+    # A rank's own data is there, and a scheduler may hold up a rank that is to look out for the late one.
+    least = SLEEP / 4 * 1e9
+    for rank in (0, 2):
+        first, second, combined = everyone[rank]
+        assert [first[rank], second[rank], combined[rank]] == [0, 0, 0], everyone
+        assert first[1] > least and second[1] > first[1] + least and combined[1] > least, everyone
+    for times in everyone[1]:
+        assert times[1] == 0 and max(times) < least, everyone
+
+
+def late_hook(group) -> list[int]:
+    """What a rank waited that calls its hook when all is there."""
+    from uccl.ep import Buffer
+
+    stats = torch.zeros(group.size(), dtype=torch.int64)
+    buffer = Buffer(group, 0, 1 << 20, low_latency_mode=True)
+    x, experts = torch.ones(2, 512).bfloat16(), torch.tensor([[0, 1], [2, 5]])
+    *_, hook = buffer.low_latency_dispatch(
+        x, experts, 2, 6, dispatch_wait_recv_cost_stats=stats, return_recv_hook=True
+    )
+    torch.distributed.barrier(group)
+    hook()
+    return stats.tolist()
+
+
+def test_data_that_was_there_before_the_hook_was_not_waited_for(world):
+    assert world.run(3, late_hook) == [[0, 0, 0]] * 3
 
 
 def different(group) -> str:

@@ -89,6 +89,53 @@ def vllm_low_latency(group) -> None:
     buffer.destroy()
 
 
+#: The values of E2M1, by code.
+E2M1 = torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def nvfp4_low_latency(group) -> None:
+    """vLLM and SGLang with NVFP4 weights: packed rows, scales in tiles, one global scale."""
+    import deep_ep
+
+    x, ids, weights, num_experts = batch(group)
+    ranks, local = group.size(), num_experts // group.size()
+    most = 128
+    size = deep_ep.Buffer.get_low_latency_rdma_size_hint(most, HIDDEN, ranks, num_experts)
+    buffer = deep_ep.Buffer(group, 0, size, low_latency_mode=True, num_qps_per_rank=local)
+    # The largest value of any rank is 4.
+    global_scale = torch.tensor(448 * 6 / 4)
+    expert_x, expert_num_tokens, handle, event, hook = buffer.low_latency_dispatch(
+        x,
+        ids,
+        most,
+        num_experts,
+        use_fp8=False,
+        use_nvfp4=True,
+        x_global_scale=global_scale,
+        async_finish=False,
+        return_recv_hook=True,
+    )
+    hook()
+    packed, scales = expert_x[0].permute(2, 0, 1), expert_x[1]
+    assert packed.dtype == torch.uint8 and packed.shape == (local, ranks * most, HIDDEN // 2)
+    tile_rows = ranks * most // 128
+    assert scales.dtype == torch.float8_e4m3fn and scales.shape == (32, 4, tile_rows, 4, HIDDEN // 64, local)
+    # As the format says, not as memory has it: rows of experts, scale by scale.
+    scales = scales.float().permute(5, 2, 1, 0, 4, 3).reshape(local, ranks * most, HIDDEN // 16)
+    codes = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(2)
+    rows = (E2M1[codes.long()] * scales.repeat_interleave(16, -1) / global_scale).bfloat16()
+    for expert, count in enumerate(expert_num_tokens.tolist()):
+        rows[expert, count:] = float("nan")
+    output, _, hook = buffer.low_latency_combine(
+        x=rows, topk_idx=ids, topk_weights=weights, handle=handle, async_finish=False, return_recv_hook=True
+    )
+    hook()
+    # The values next to a group's largest are a third apart.
+    largest = x.view(len(x), -1, 16).abs().amax(-1).repeat_interleave(16, -1).float()
+    error = (output.float() - 2 * x.float()).abs()
+    assert (error <= 2 * largest * (1 / 6 + 1 / 16)).all(), error.max()
+
+
 def vllm_high_throughput(group) -> None:
     """vLLM's high throughput backend: layout, dispatch, combine, with configurations and captured events."""
     import deep_ep
@@ -356,7 +403,16 @@ def uccl_program(group) -> None:
     destroy_uccl(proxies, workers)
 
 
-CALLERS = [vllm_low_latency, vllm_high_throughput, vllm_elastic, sglang, sglang_elastic, megatron, uccl_program]
+CALLERS = [
+    vllm_low_latency,
+    nvfp4_low_latency,
+    vllm_high_throughput,
+    vllm_elastic,
+    sglang,
+    sglang_elastic,
+    megatron,
+    uccl_program,
+]
 
 
 @pytest.mark.parametrize("caller", CALLERS, ids=lambda caller: caller.__name__)

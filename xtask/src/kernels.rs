@@ -1,6 +1,6 @@
 //! `cargo xtask kernels`: compiles the CUDA kernels, with a toolchain that comes from PyPI.
 //!
-//! What is checked in is PTX, which is text: `crates/uccl-device/ptx`. It is made anew by this command, and
+//! What is checked in is PTX, which is text: `crates/*/ptx`. It is made anew by this command, and
 //! compared by `--check`. Machine code goes to `kernels/out`, where the next build finds it.
 
 use std::{
@@ -46,18 +46,41 @@ const PTX_VERSIONS: (&str, &str) = (".version 9.0\n", ".version 8.1\n");
 /// Two blocks of 256 threads fit on a multiprocessor.
 const MOST_REGISTERS: u32 = 128;
 
-/// The kernels' sources, by name.
-const SOURCES: [&str; 1] = ["copy"];
+/// A source of kernels.
+struct Source {
+    name: &'static str,
+    /// The crate that its PTX is part of.
+    package: &'static str,
+    /// The crate's example that prints the layout of the kernels' parameters.
+    layout: &'static str,
+    /// Whether builds take machine code of it.
+    has_machine_code: bool,
+}
+
+/// The kernels' sources.
+const SOURCES: [Source; 2] = [
+    Source {
+        name: "copy",
+        package: "uccl-device",
+        layout: "kernel_layout",
+        has_machine_code: true,
+    },
+    Source { name: "ep", package: "uccl-ep", layout: "ep_kernel_layout", has_machine_code: false },
+];
+
+/// A hint for the assembler that PTX of the needed version does not have.
+const NEWER_HINT: &str = ".pragma \"used_bytes_mask";
 
 /// Compiles everything, or compares it.
 pub(crate) fn run(args: &KernelsArgs) -> Result<()> {
     let toolchain = Toolchain::provide()?;
     let folder = tree::scratch().join("kernels");
     fs::create_dir_all(&folder)?;
-    toolchain.check_layout(&folder)?;
-    for name in SOURCES {
+    let built = built::examples()?;
+    for Source { name, package, layout, has_machine_code } in SOURCES {
+        toolchain.check_layout(built.example(layout)?, &folder)?;
         let ptx = toolchain.ptx(name, &folder)?;
-        let kept = tree::root().join("crates/uccl-device/ptx").join(format!("{name}.ptx"));
+        let kept = tree::root().join(format!("crates/{package}/ptx/{name}.ptx"));
         if args.check {
             let same = fs::read_to_string(&kept).is_ok_and(|kept| kept == ptx);
             ensure!(
@@ -70,7 +93,7 @@ pub(crate) fn run(args: &KernelsArgs) -> Result<()> {
             println!("wrote {}", kept.display());
         }
         let cubins = toolchain.assemble(name, &folder)?;
-        if !args.check {
+        if !args.check && has_machine_code {
             toolchain.join(name, &cubins, &folder)?;
         }
     }
@@ -105,9 +128,8 @@ impl Toolchain {
     }
 
     /// Whether the structs of kernels and library are the same, as the compiler sees them.
-    fn check_layout(&self, folder: &Path) -> Result<()> {
-        let built = built::examples()?;
-        let assertions = match Program::new(built.example("kernel_layout")?).ask()? {
+    fn check_layout(&self, example: &Path, folder: &Path) -> Result<()> {
+        let assertions = match Program::new(example).ask()? {
             (true, text) => text,
             (false, said) => bail!("the layout of the kernels' parameters: {said}"),
         };
@@ -131,7 +153,11 @@ impl Toolchain {
         let made = fs::read_to_string(&output)?;
         let (written, needed) = PTX_VERSIONS;
         ensure!(made.contains(written), "{} does not say {written}", output.display());
-        let ptx = made.replacen(written, needed, 1);
+        let mut ptx = made.replacen(written, needed, 1);
+        if ptx.contains(NEWER_HINT) {
+            let lines = ptx.split_inclusive('\n').filter(|line| !line.contains(NEWER_HINT));
+            ptx = lines.collect();
+        }
         fs::write(&output, &ptx)?;
         Ok(ptx)
     }

@@ -3,7 +3,7 @@
 mod reading;
 mod relay;
 
-use std::{slice, sync::Arc};
+use std::{slice, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 
@@ -22,6 +22,7 @@ use crate::{
     protocol::{Call, Step, Stream, Takes},
     record::Row,
     routing::MAX_TOP_K,
+    waits::Waits,
 };
 
 /// What a rank sends back for each token.
@@ -97,6 +98,7 @@ pub struct Combined {
 pub struct Combine {
     part: Part,
     call: Call,
+    waits: Waits,
     /// Whether the end waits for those that read this rank's block.
     waits_for_readers: bool,
 }
@@ -176,7 +178,8 @@ impl Combine {
         }
         let block = block.filter(|_| is_read(group, &results, levels.as_ref()));
         let part = Part { handle: Arc::clone(handle), results, row, levels, block, at_once };
-        let mut combine = Self { part, call, waits_for_readers: true };
+        let waits = Waits::new(ranks);
+        let mut combine = Self { part, call, waits, waits_for_readers: true };
         if matches!(handle.room, Room::Tokens(_)) {
             combine.drive(Until::SentAll, is_interrupted, &mut |_, _, _| Ok(()))?;
         }
@@ -190,6 +193,7 @@ impl Combine {
     }
 
     /// Sums what comes back, and ends the call. Then nobody reads this rank's rows any more, unless they were left.
+    /// Returns, by rank, how long this waited for its rows.
     ///
     /// # Errors
     /// A peer is late, or combines something else.
@@ -200,7 +204,7 @@ impl Combine {
         mut self,
         combined: Combined,
         is_interrupted: &mut Interrupted<'_>,
-    ) -> Result<()> {
+    ) -> Result<Vec<Duration>> {
         self.part.check_order(combined.sums)?;
         let mut scratch = vec![0; self.part.scratch_len()];
         if self.part.block.is_some() && self.waits_for_readers {
@@ -222,7 +226,8 @@ impl Combine {
                 }
             }
             Ok(())
-        })
+        })?;
+        Ok(self.waits.waited())
     }
 
     fn drive(
@@ -231,8 +236,9 @@ impl Combine {
         is_interrupted: &mut Interrupted<'_>,
         take: &mut Take<'_>,
     ) -> Result<()> {
-        let Self { part, call, .. } = self;
-        let mut wait = Wait { phase: Phase::Combine, is_interrupted };
+        let Self { part, call, waits, .. } = self;
+        let waits = (until != Until::SentAll).then_some(waits);
+        let mut wait = Wait { phase: Phase::Combine, is_interrupted, waits };
         part.group().drive(call, until, &mut wait, |call, step| match step {
             Step::Send { stream, mark } => {
                 part.send(call, &stream, mark.round);

@@ -2,6 +2,8 @@
 
 use std::{fmt, io, time::Duration};
 
+use uccl_device::cuda::GpuError;
+
 use crate::protocol::{Awaited, Mark};
 
 /// The result of a call.
@@ -78,6 +80,9 @@ pub enum Error {
     /// The caller was interrupted.
     #[error("interrupted")]
     Interrupted,
+    /// A GPU or its driver refuses something.
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
     /// The system refuses something.
     #[error("{what}: {source}")]
     Os {

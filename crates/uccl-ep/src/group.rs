@@ -22,6 +22,7 @@ use crate::{
     placing::{Place, Places, SLOTS},
     protocol::{Call, Parties, Step, Streams, Words},
     routing::MAX_RANKS_OF_NODE,
+    waits::Waits,
     window::Window,
 };
 
@@ -244,6 +245,9 @@ impl Group {
         let window = &self.window;
         let mut patience = Patience::new();
         let driven = loop {
+            if let Some(waits) = &mut wait.waits {
+                waits.look(|rank| call.has_heard(rank, window));
+            }
             let step = call.next(window, until == Until::Over);
             let done = match step {
                 Some(Step::Tell { to, word, mark }) => {
@@ -454,6 +458,8 @@ impl Until {
 pub(crate) struct Wait<'a, 'b> {
     pub(crate) phase: Phase,
     pub(crate) is_interrupted: &'a mut Interrupted<'b>,
+    /// Where a receive counts its time.
+    pub(crate) waits: Option<&'a mut Waits>,
 }
 
 /// Looks without a pause, then yields, then naps.

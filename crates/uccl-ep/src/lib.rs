@@ -3,15 +3,18 @@
 //!
 //! The parts, from the ground up: [`numerics`], the formats that tokens travel in; [`routing`], which tokens go where;
 //! [`record`], how they lie in memory; [`placing`], where in the ranks' windows a call's data goes; [`protocol`], what
-//! ranks say to each other; [`Block`], memory that peers read where it is; [`Group`], one rank's end of all that; [`dispatch`] and [`combine`], what callers ask of it.
+//! ranks say to each other; [`Block`], memory that peers read where it is; [`Group`], one rank's end of all that;
+//! [`dispatch`] and [`combine`], what callers ask of it; [`cuda`], the same for few tokens of ranks that have GPUs.
 
 mod blocks;
 pub mod combine;
+pub mod cuda;
 pub mod dispatch;
 mod error;
 mod far;
 mod group;
 mod header;
+mod leaving;
 pub mod nodes;
 pub mod numerics;
 pub mod placing;
@@ -19,9 +22,11 @@ pub mod protocol;
 pub mod record;
 pub mod routing;
 mod view;
+mod waits;
 mod window;
 
 pub use blocks::Block;
 pub use error::{Error, Phase, Result};
 pub use group::{Config, Exchange, Group, Interrupted};
+pub use leaving::let_go;
 pub use view::control_len;

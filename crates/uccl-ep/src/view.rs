@@ -12,9 +12,9 @@ use uccl_fabric::shm::{Mapping, segment};
 
 use crate::{header, placing::SLOTS};
 
-const LINE: usize = 64;
+pub(crate) const LINE: usize = 64;
 /// Lines of a stream: `arrived`, `taken`, the fault of the rank with its number and the window's nonce, and its headers.
-const LINES: usize = 3 + SLOTS;
+pub(crate) const LINES: usize = 3 + SLOTS;
 const _: () = assert!(header::WORDS * 8 == LINE && SLOTS * 8 <= LINE);
 pub(crate) const PAGE: usize = 4096;
 

@@ -242,7 +242,7 @@ impl Letter<'_> {
 }
 
 /// The kernel that this process runs on.
-fn host_of(identity: &HostIdentity) -> Result<[u8; HOST_LEN]> {
+pub(crate) fn host_of(identity: &HostIdentity) -> Result<[u8; HOST_LEN]> {
     let boot_id = identity.boot_id.as_ref();
     boot_id.and_then(|id| id.as_bytes().first_chunk().copied()).ok_or_else(|| {
         let source = io::ErrorKind::InvalidData.into();

@@ -10,6 +10,7 @@ use uccl_ep::{
     Block, Config, Error, Group, Result,
     combine::{Combine, Combined, Order, Results, Sends, Sums},
     dispatch::{Dispatch, Handle, Layout, Outputs, Payload, Room, Tokens},
+    let_go,
     nodes::Nodes,
     numerics::{bf16, sum},
     routing::{Choices, Routing},
@@ -659,19 +660,40 @@ fn a_combine_of_a_block_ends_when_all_have_read_it() {
 }
 
 #[test]
+fn a_block_that_is_let_go_stays_until_peers_have_read_it() {
+    let all = Barrier::new(2);
+    world(Ranks::near(2), |group| {
+        let own = some_own(&group, 2);
+        let arrived = dispatched(&group, &own, Room::Tokens(20), Some(40)).unwrap();
+        let (block, combine) = begun(&group, &own, &arrived);
+        let is_early = group.rank() == 0;
+        if !is_early {
+            all.wait();
+        }
+        summed(combine, &own).unwrap();
+        let_go(group, block);
+        drop(arrived);
+        if is_early {
+            all.wait();
+        }
+    });
+}
+
+#[test]
 fn a_row_outside_its_block_is_refused() {
     let all = Barrier::new(2);
     world(Ranks::near(2), |group| {
         let own = some_own(&group, 2);
         let arrived = dispatched(&group, &own, Room::Tokens(20), Some(40)).unwrap();
-        let (_block, combine) = begun(&group, &own, &arrived);
+        let (block, combine) = begun(&group, &own, &arrived);
         all.wait();
         // SAFETY: all have sent, and nobody takes before all have met again.
         unsafe { group.pool().write_bytes(0xff, group.pool_len()) };
         all.wait();
         let why = summed(combine, &own).unwrap_err().to_string();
-        // A peer may be about to map the block.
+        // A peer that comes later maps the block.
         all.wait();
+        drop(block);
         assert!(
             why.contains("tells of a row at 18446744073709551615") || why.contains("gave up"),
             "{why}"

@@ -76,8 +76,8 @@ pub struct EpEndpoint {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EpCardError {
-    /// A card is exactly [`EP_CARD_LEN`] bytes.
-    #[error("a rank's card is {EP_CARD_LEN} bytes long, not {0}")]
+    /// Cards have another length.
+    #[error("a rank's card is not {0} bytes long")]
     WrongLength(usize),
     /// The bytes are something else, or of another version.
     #[error("not a rank's card: its magic is {0:#010x}")]

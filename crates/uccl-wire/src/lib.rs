@@ -10,6 +10,7 @@ pub mod checked;
 pub(crate) mod cursor;
 pub mod descs;
 pub mod ep_card;
+pub mod ep_gpu_card;
 pub mod frame;
 #[doc(hidden)]
 pub mod fuzz;

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from uccl import _core
+from uccl.ep._arriving import GROUP, Format
 from uccl.ep._events import EventHandle, EventOverlap, done, wait_for
 from uccl.ep._group import (
     Hook,
@@ -23,7 +24,6 @@ from uccl.ep._group import (
 from uccl.ep._joined import LOCAL_EXPERTS, MAX_TOP_K, Joined
 from uccl.ep._memory import Memory
 
-GROUP = 128
 #: Tokens of each rank that normal mode's hint has room for at once; more go in rounds.
 TOKENS_AT_ONCE = 512
 
@@ -352,19 +352,27 @@ class Buffer(Joined):
         use_ue8m0: bool = False,
         async_finish: bool = False,
         return_recv_hook: bool = False,
+        *,
+        use_nvfp4: bool = False,
+        x_global_scale: torch.Tensor | float | None = None,
         **unknown: Any,
     ) -> tuple[Any, torch.Tensor, LowLatencyHandle, EventOverlap, Hook | None]:
         """Sends each token to its experts: ``[n, H]`` bf16 to ``[E/R, R*T, H]``, quantised on the way with ``use_fp8``.
 
         Scales, one for 128 channels, are ``[E/R, R*T, H/128]`` f32, or ``[E/R, R*T, H/512]`` of four exponents each
-        with ``use_ue8m0``; rows of one scale are contiguous. The first ``count[e]`` rows of expert ``e`` are valid, in order
-        of rank and token. With ``return_recv_hook`` tensors are filled when the hook has been called.
+        with ``use_ue8m0``; rows of one scale are contiguous. With ``use_nvfp4`` two E2M1 of a row share a byte,
+        ``[R*T, H/2, E/R]`` u8, the first the lower half, and there is an E4M3 scale for 16 channels,
+        ``amax / 6 * x_global_scale``, in tiles of 128 rows by 4 scales: scale ``s`` of row ``r`` of expert ``e`` is
+        ``[r % 32, r % 128 // 32, r // 128, s % 4, s // 4, e]``. ``use_fp8`` then says nothing.
+        The first ``count[e]`` rows of expert ``e`` are valid, in order of rank and token. With ``return_recv_hook`` tensors are filled when the hook has been called.
+        To ``dispatch_wait_recv_cost_stats`` ``[R]`` i64 is added, for each rank, how many nanoseconds the receive waited
+        for its tokens.
         """
-        refuse_unknown("low_latency_dispatch", {**unknown, "dispatch_wait_recv_cost_stats": dispatch_wait_recv_cost_stats})
+        refuse_unknown("low_latency_dispatch", unknown)
+        self._check_stats("dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats)
         if async_finish and return_recv_hook:
             raise ValueError("async_finish and return_recv_hook exclude each other")
-        if use_ue8m0 and not round_scale:
-            raise ValueError("use_ue8m0 needs round_scale")
+        form = Format.of(use_fp8, round_scale, use_ue8m0, use_nvfp4, x_global_scale)
         check("x", x, (None, None), torch.bfloat16)
         (tokens, hidden), most = x.shape, num_max_dispatch_tokens_per_rank
         if hidden % GROUP:
@@ -373,13 +381,7 @@ class Buffer(Joined):
         if routing.tokens != tokens:
             raise ValueError(f"x has {tokens} tokens, and topk_idx {routing.tokens}")
         local, rows = num_experts // self.group_size, self.group_size * most
-        kind, words = "bytes", 0
-        if use_fp8:
-            kind = "exponent" if use_ue8m0 else "power" if round_scale else "exact"
-            words = hidden // (4 * GROUP if use_ue8m0 else GROUP)
-        dtype = torch.float8_e4m3fn if use_fp8 else torch.bfloat16
-        recv = self._memory.shared(self.runtime, (local, rows, hidden), dtype)
-        scales = self._memory.empty((local, words, rows), torch.int32 if use_ue8m0 else torch.float32)
+        arriving = form.arriving(self._memory, self.runtime, (local, rows, hidden))
         count = torch.empty(local, dtype=torch.int32)
         src_info = torch.empty((local, rows), dtype=torch.int32)
         layout_range = torch.empty((local, self.group_size), dtype=torch.int64)
@@ -390,18 +392,21 @@ class Buffer(Joined):
             routing,
             rows=address(x),
             stride=2 * hidden,
-            kind=kind,
-            len=hidden if use_fp8 else 2 * hidden,
+            kind=form.kind,
+            len=2 * hidden if form.kind == "bytes" else hidden,
+            global_scale=form.global_scale,
             slots=most,
         )
 
         def receive() -> None:
             _, per_expert = native.counts()
+            if dispatch_wait_recv_cost_stats is not None:
+                dispatch_wait_recv_cost_stats.add_(torch.tensor(native.waited()))
             handle.native = native.receive(
                 len=local * rows,
-                rows=address(recv),
-                stride=hidden * recv.element_size(),
-                scales=(address(scales), 1, (words - 1) * rows, rows) if words else None,
+                rows=address(arriving.values),
+                stride=arriving.values.stride(1) * arriving.values.element_size(),
+                **arriving.scales,
                 starts=[expert * rows for expert in range(local)],
             )
             count.copy_(torch.tensor(per_expert, dtype=torch.int32))
@@ -411,9 +416,8 @@ class Buffer(Joined):
 
         if not return_recv_hook:
             receive()
-        recv_x = (recv, scales.transpose(1, 2)) if use_fp8 else recv
-        event = done(async_finish, x, recv)
-        return recv_x, count, handle, event, receive if return_recv_hook else None
+        event = done(async_finish, x, arriving.values)
+        return arriving.returned, count, handle, event, receive if return_recv_hook else None
 
     def low_latency_combine(
         self,
@@ -441,11 +445,12 @@ class Buffer(Joined):
 
         Sums are made in f32, choice by choice, and rounded once. ``use_logfmt`` packs rows to ten bits a value where their
         magnitudes are below 1. Peers read ``x`` where it is if it is what a dispatch or
-        :meth:`get_next_low_latency_combine_buffer` returned; with a hook, only with ``zero_copy``, and ``x`` and the buffer must
-        stay until all ranks have called theirs. ``overlap``, which sends rows as their experts finish, is refused.
+        :meth:`get_next_low_latency_combine_buffer` returned; with a hook, only with ``zero_copy``, and ``x`` must stay as it is until
+        all ranks have called theirs. To ``combine_wait_recv_cost_stats`` ``[R]`` i64 is added, for each rank, how many
+        nanoseconds the receive waited for its rows. ``overlap``, which sends rows as their experts finish, is refused.
         """
-        stats = {"combine_wait_recv_cost_stats": combine_wait_recv_cost_stats, "overlap": overlap}
-        refuse_unknown("low_latency_combine", {**unknown, **stats})
+        refuse_unknown("low_latency_combine", {**unknown, "overlap": overlap})
+        self._check_stats("combine_wait_recv_cost_stats", combine_wait_recv_cost_stats)
         if async_finish and return_recv_hook:
             raise ValueError("async_finish and return_recv_hook exclude each other")
         if zero_copy and use_logfmt:
@@ -479,11 +484,17 @@ class Buffer(Joined):
         )
 
         def receive() -> None:
-            combine.finish(rows=address(out), sums="weighted", choice_weights=address(topk_weights))
+            waited = combine.finish(rows=address(out), sums="weighted", choice_weights=address(topk_weights))
+            if combine_wait_recv_cost_stats is not None:
+                combine_wait_recv_cost_stats.add_(torch.tensor(waited))
 
         if not return_recv_hook:
             receive()
         return out, done(async_finish, x, out), receive if return_recv_hook else None
+
+    def _check_stats(self, name: str, stats: torch.Tensor | None) -> None:
+        if stats is not None:
+            check(name, stats, (self.group_size,), torch.int64)
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
         """Memory ``[E/R, R*T, H]`` bf16 for experts to write to, which nobody reads any more. Other ranks read rows from

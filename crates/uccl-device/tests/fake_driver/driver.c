@@ -12,7 +12,8 @@
  * What tests control: fake_pause(1) has copies and kernels (no fills) stay where they are until fake_pause(0), but for as many as
  * fake_pass() lets by; fake_refuse() has copies refused after so many more; fake_stall(1) has calls that enqueue copies
  * not return until fake_stall(0), and fake_stalled() counts them; fake_launched() counts the bytes that streams were told
- * to copy, fake_blocked() the calls that wait. Kernels are known by their names.
+ * to copy, fake_blocked() the calls that wait. Kernels are known by their names; fake_emulate() adds one, which a function
+ * runs on a thread of its own.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -36,7 +37,14 @@ struct piece {
     uint64_t len;
 };
 
-enum kind { COPY, FILL, KERNEL, WAIT_VALUE, WAIT_EVENT };
+enum kind { COPY, FILL, KERNEL, EMULATED, WAIT_VALUE, WAIT_EVENT };
+
+struct emulated {
+    const char *name;
+    size_t len;
+    void (*kernel)(const void *);
+    void (*emulate)(void (*)(const void *), unsigned, unsigned, const void *);
+};
 
 struct stream;
 
@@ -51,6 +59,10 @@ struct work {
     uint32_t value;
     struct stream *other;
     uint64_t until;
+    const struct emulated *emulated;
+    unsigned blocks, threads;
+    void *parameter;
+    int has_begun, is_over;
 };
 
 struct stream {
@@ -81,6 +93,9 @@ struct function {
 static const struct function functions[] = {
     {"uccl_copy_table", 0, 0}, {"uccl_copy_small", 100, 101}, {"uccl_copy_wide", 256, 1057}};
 
+static struct emulated emulations[16];
+static int emulated_count;
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 /* Held by calls that wait for a GPU and hold up others; taken for a moment by those. */
@@ -101,8 +116,27 @@ static void pass(int gpu) {
 
 /* The lock is held from here on. */
 
+static void *emulate(void *work) {
+    struct work *w = work;
+    w->emulated->emulate(w->emulated->kernel, w->blocks, w->threads, w->parameter);
+    __atomic_store_n(&w->is_over, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+static int has_run(struct work *w) {
+    pthread_t thread;
+    if (!w->has_begun) {
+        w->has_begun = pthread_create(&thread, NULL, emulate, w) == 0;
+        if (w->has_begun)
+            pthread_detach(thread);
+    }
+    return __atomic_load_n(&w->is_over, __ATOMIC_ACQUIRE);
+}
+
 static int is_ready(struct work *w) {
     switch (w->kind) {
+    case EMULATED:
+        return has_run(w);
     case WAIT_VALUE:
         return (int32_t)(*w->word - w->value) >= 0;
     case WAIT_EVENT:
@@ -138,6 +172,7 @@ static void run(struct work *w) {
         break;
     }
     free(w->pieces);
+    free(w->parameter);
     free(w);
 }
 
@@ -306,6 +341,14 @@ int fake_blocked(void) {
     int calls = blocked;
     pthread_mutex_unlock(&lock);
     return calls;
+}
+
+/* A kernel of this name takes a parameter of so many bytes. */
+void fake_emulate(struct emulated one) {
+    pthread_mutex_lock(&lock);
+    if (emulated_count < (int)(sizeof emulations / sizeof *emulations))
+        emulations[emulated_count++] = one;
+    pthread_mutex_unlock(&lock);
 }
 
 /* The driver's. */
@@ -574,6 +617,9 @@ code cuModuleGetFunction(handle *found, handle module, const char *name) {
     for (size_t i = 0; i < sizeof functions / sizeof *functions; i++)
         if (strcmp(functions[i].name, name) == 0)
             return *found = (handle)&functions[i], 0;
+    for (int i = 0; i < emulated_count; i++)
+        if (strcmp(emulations[i].name, name) == 0)
+            return *found = &emulations[i], 0;
     return 500;
 }
 
@@ -589,7 +635,13 @@ struct cursor {
 
 code cuLaunchKernel(handle f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                     unsigned shared, handle h, void **parameters, void **extra) {
-    (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)extra;
+    (void)gy, (void)gz, (void)by, (void)bz, (void)shared, (void)extra;
+    const struct emulated *emulated = f;
+    if (emulated >= emulations && emulated < emulations + emulated_count) {
+        struct work w = {.kind = EMULATED, .emulated = emulated, .blocks = gx, .threads = bx};
+        w.parameter = memcpy(malloc(emulated->len), parameters[0], emulated->len);
+        return enqueue(h, w);
+    }
     const struct function *kernel = f;
     const struct head *head = parameters[0];
     const char *tables = (const char *)(head + 1);

@@ -1,7 +1,7 @@
 //! CUDA's driver where there is none: `driver.c`, compiled and loaded under the driver's name.
 
 use std::{
-    ffi::{CStr, CString, c_int, c_void},
+    ffi::{CStr, CString, c_char, c_int, c_void},
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     process::Command,
@@ -18,6 +18,21 @@ pub(crate) struct Fake {
     refuse: extern "C" fn(c_int),
     launched: extern "C" fn() -> u64,
     blocked: extern "C" fn() -> c_int,
+    emulate: extern "C" fn(Emulated),
+}
+
+/// A kernel that a function runs, on a thread of its own.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Emulated {
+    /// Its name.
+    pub(crate) name: *const c_char,
+    /// Bytes of its parameter.
+    pub(crate) len: usize,
+    /// The kernel, as the function takes it.
+    pub(crate) kernel: *const c_void,
+    /// The function: kernel, blocks, threads, parameter.
+    pub(crate) emulate: *const c_void,
 }
 
 #[allow(dead_code, reason = "no test needs all of it")]
@@ -55,6 +70,11 @@ impl Fake {
     /// How many calls wait for streams that wait for the host.
     pub(crate) fn blocked(self) -> i32 {
         (self.blocked)()
+    }
+
+    /// Has a kernel, which lives as long as the process.
+    pub(crate) fn emulate(self, kernel: Emulated) {
+        (self.emulate)(kernel);
     }
 }
 
@@ -95,6 +115,10 @@ pub(crate) fn load() -> Fake {
                 blocked: std::mem::transmute::<*mut c_void, extern "C" fn() -> c_int>(find(
                     library,
                     c"fake_blocked",
+                )),
+                emulate: std::mem::transmute::<*mut c_void, extern "C" fn(Emulated)>(find(
+                    library,
+                    c"fake_emulate",
                 )),
             }
         }

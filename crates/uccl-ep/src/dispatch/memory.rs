@@ -3,12 +3,14 @@
 use crate::numerics::quantise::Scales;
 
 /// How a token's payload is made of its row.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Payload {
     /// As it is: so many bytes.
     Bytes(usize),
-    /// Rows of this many bf16, quantised here.
+    /// Rows of this many bf16, quantised here to FP8.
     Quantised(usize, Scales),
+    /// Rows of this many bf16, quantised here to NVFP4 with this global scale.
+    Nvfp4(usize, f32),
 }
 
 /// A rank's tokens in memory. Strides of scales are in words of four bytes.
@@ -76,17 +78,57 @@ pub struct Outputs {
     pub zeroes_foreign_weights: bool,
 }
 
-/// Where scales go: word `w` of a row is at `row * row_stride + expert * expert_stride + w * word_stride`.
+/// Where scales go.
 #[derive(Clone, Copy, Debug)]
-pub struct ScalesOut {
-    /// The first word.
-    pub words: *mut u32,
-    /// From one row to the next.
-    pub row_stride: usize,
-    /// Added for each expert before the row's.
-    pub expert_stride: usize,
-    /// From one word to the next.
-    pub word_stride: usize,
+pub enum ScalesOut {
+    /// Word `w` of a row is at `row * row_stride + expert * expert_stride + w * word_stride`.
+    Strided {
+        /// The first word.
+        words: *mut u32,
+        /// From one row to the next.
+        row_stride: usize,
+        /// Added for each expert before the row's.
+        expert_stride: usize,
+        /// From one word to the next.
+        word_stride: usize,
+    },
+    /// In tiles of 128 rows and one word, as the GPU's products of scaled blocks read them: an expert has tiles for its
+    /// rows, and in each of these rows of tiles one tile for each word. Row `r` of a tile has its word at `r % 32 * 4 + r / 32`.
+    Tiled {
+        /// The first word.
+        words: *mut u32,
+        /// Rows of tiles of each expert.
+        tile_rows: usize,
+    },
+}
+
+/// Rows of a tile.
+const TILE: usize = 128;
+
+impl ScalesOut {
+    /// Where the first word of a row goes, and how far it is from one of the row's `count` words to the next. The row is
+    /// an expert's `nth`.
+    ///
+    /// # Safety
+    /// There is such a row.
+    pub(super) unsafe fn of_row(
+        self,
+        (row, expert, nth): (usize, usize, usize),
+        count: usize,
+    ) -> (*mut u32, usize) {
+        match self {
+            Self::Strided { words, row_stride, expert_stride, word_stride } => {
+                // SAFETY: as the caller has it.
+                (unsafe { words.add(row * row_stride + expert * expert_stride) }, word_stride)
+            }
+            Self::Tiled { words, tile_rows } => {
+                let tile = (expert * tile_rows + nth / TILE) * count;
+                let inside = nth % 32 * 4 + nth % TILE / 32;
+                // SAFETY: as the caller has it.
+                (unsafe { words.add(tile * TILE + inside) }, TILE)
+            }
+        }
+    }
 }
 
 /// Integers of either size.

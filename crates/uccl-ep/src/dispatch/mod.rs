@@ -5,7 +5,7 @@ mod memory;
 mod relay;
 mod sink;
 
-use std::{slice, sync::Arc};
+use std::{slice, sync::Arc, time::Duration};
 
 use self::sink::Sink;
 pub use self::{
@@ -17,10 +17,14 @@ use crate::{
     group::{Group, Interrupted, Until, Wait},
     header::Header,
     nodes::Nodes,
-    numerics::quantise::{self, Scales},
+    numerics::{
+        nvfp4,
+        quantise::{self, Scales},
+    },
     protocol::{Call, Mark, Step, Stream, Takes},
     record::{Areas, Record},
     routing::Routing,
+    waits::Waits,
     window::Letter,
 };
 
@@ -28,6 +32,7 @@ use crate::{
 pub struct Dispatch {
     part: Part,
     call: Call,
+    waits: Waits,
     counts: Option<Counts>,
     /// By node.
     relayed: Vec<Relayed>,
@@ -102,11 +107,12 @@ impl Dispatch {
         let rounds = |stream: &Stream| over(stream).div_ceil(slots.max(1)) as u16;
         let call = Call::new(place, Takes::EachAlone, parties, rounds);
         // SAFETY: as the caller has it.
-        let quantised = unsafe { quantised(&tokens, routing.tokens()) };
+        let quantised = unsafe { quantised(&tokens, areas.record, routing.tokens()) };
         let relayed = vec![Relayed::default(); areas.nodes.count];
         let group = Arc::clone(group);
+        let waits = Waits::new(group.ranks());
         let part = Part { group, routing, room, areas, slots, tokens, quantised };
-        let mut dispatch = Self { part, call, counts: None, relayed };
+        let mut dispatch = Self { part, call, waits, counts: None, relayed };
         if matches!(room, Room::Tokens(_)) {
             dispatch.drive(Until::SentAll, is_interrupted, None)?;
         }
@@ -127,6 +133,12 @@ impl Dispatch {
             }
         };
         Ok(self.counts.insert(counts))
+    }
+
+    /// By rank, how long [`counts`](Self::counts) waited for it. Data that was there before took none of that time.
+    #[must_use]
+    pub fn waited(&self) -> Vec<Duration> {
+        self.waits.waited()
     }
 
     /// Takes out what arrives, and ends the call.
@@ -156,8 +168,9 @@ impl Dispatch {
         is_interrupted: &mut Interrupted<'_>,
         mut sink: Option<(&mut Sink<'_>, &Counts)>,
     ) -> Result<()> {
-        let Self { part, call, relayed, .. } = self;
-        let mut wait = Wait { phase: Phase::Dispatch, is_interrupted };
+        let Self { part, call, waits, relayed, .. } = self;
+        let waits = (until != Until::SentAll).then_some(waits);
+        let mut wait = Wait { phase: Phase::Dispatch, is_interrupted, waits };
         part.group.drive(call, until, &mut wait, |call, step| {
             match (step, &mut sink) {
                 (Step::Send { stream, mark }, _) => match part.is_across(&stream) {
@@ -305,9 +318,10 @@ impl Part {
                 Payload::Bytes(len) => {
                     out.copy_from_nonoverlapping(tokens.rows.add(token * tokens.stride), len)
                 }
-                Payload::Quantised(hidden, _) => {
-                    let payload = &self.quantised.payloads[token * hidden..][..hidden];
-                    out.copy_from_nonoverlapping(payload.as_ptr(), hidden);
+                Payload::Quantised(..) | Payload::Nvfp4(..) => {
+                    let len = record.payload;
+                    let payload = &self.quantised.payloads[token * len..][..len];
+                    out.copy_from_nonoverlapping(payload.as_ptr(), len);
                     let scales = &self.quantised.scales[token * record.scales..][..record.scales];
                     out.add(record.scales_at())
                         .cast::<u32>()
@@ -372,18 +386,24 @@ const MAX_TOKENS: usize = 1 << 28;
 ///
 /// # Safety
 /// There are so many tokens, and they may be read.
-unsafe fn quantised(tokens: &Tokens, count: usize) -> Quantised {
-    let Payload::Quantised(hidden, how) = tokens.payload else { return Quantised::default() };
-    let words = how.words(hidden);
-    let mut payloads = vec![0; count * hidden];
-    let mut scales = vec![0; count * words];
-    let rows = payloads.chunks_exact_mut(hidden).zip(scales.chunks_exact_mut(words));
+unsafe fn quantised(tokens: &Tokens, record: Record, count: usize) -> Quantised {
+    let (Payload::Quantised(hidden, _) | Payload::Nvfp4(hidden, _)) = tokens.payload else {
+        return Quantised::default();
+    };
+    let mut payloads = vec![0; count * record.payload];
+    let mut scales = vec![0; count * record.scales];
+    let rows =
+        payloads.chunks_exact_mut(record.payload).zip(scales.chunks_exact_mut(record.scales));
     for (token, (payload, scales)) in rows.enumerate() {
         // SAFETY: the row of this token, of `hidden` bf16; `record_of` has seen that it is aligned.
         let row = unsafe {
             slice::from_raw_parts(tokens.rows.add(token * tokens.stride).cast::<u16>(), hidden)
         };
-        quantise::row(row, how, payload, scales);
+        match tokens.payload {
+            Payload::Bytes(_) => {}
+            Payload::Quantised(_, how) => quantise::row(row, how, payload, scales),
+            Payload::Nvfp4(_, global_scale) => nvfp4::row(row, global_scale, payload, scales),
+        }
     }
     Quantised { payloads, scales }
 }
@@ -412,15 +432,25 @@ fn record_of(tokens: &Tokens, routing: &Routing) -> Result<Record> {
         Payload::Bytes(payload) => Ok(Record { payload, scales: given, top_k }),
         Payload::Quantised(hidden, how) => {
             let unit = if how == Scales::Exponent { 4 * quantise::GROUP } else { quantise::GROUP };
-            if !hidden.is_multiple_of(unit)
-                || !tokens.rows.addr().is_multiple_of(2)
-                || !tokens.stride.is_multiple_of(2)
-            {
-                return Err(Error::invalid(format!(
-                    "rows to quantise have a multiple of {unit} bf16, not {hidden}"
-                )));
-            }
+            check_rows(tokens, hidden, unit)?;
             Ok(Record { payload: hidden, scales: how.words(hidden), top_k })
         }
+        Payload::Nvfp4(hidden, global_scale) => {
+            check_rows(tokens, hidden, nvfp4::UNIT)?;
+            if !(global_scale > 0.0 && global_scale.is_finite()) {
+                let why = format!("a global scale is finite and more than 0, not {global_scale}");
+                return Err(Error::invalid(why));
+            }
+            Ok(Record { payload: hidden / 2, scales: hidden / nvfp4::UNIT, top_k })
+        }
     }
+}
+
+/// Refuses rows of `hidden` bf16 that cannot be quantised, because they are not aligned or have no multiple of `unit`.
+fn check_rows(tokens: &Tokens, hidden: usize, unit: usize) -> Result<()> {
+    let is_aligned = tokens.rows.addr().is_multiple_of(2) && tokens.stride.is_multiple_of(2);
+    if hidden > 0 && hidden.is_multiple_of(unit) && is_aligned {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("rows to quantise have a multiple of {unit} bf16, not {hidden}")))
 }

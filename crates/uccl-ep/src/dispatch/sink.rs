@@ -138,9 +138,13 @@ impl<'a> Sink<'a> {
             rows.add(row * stride).copy_from_nonoverlapping(record, layout.payload);
             if let Some(out) = scales {
                 let words = record.add(layout.scales_at()).cast::<u32>();
-                let to = out.words.add(row * out.row_stride + expert * out.expert_stride);
+                let nth = match self.layout {
+                    Layout::Rows => row,
+                    Layout::Experts(starts) => row - starts[expert],
+                };
+                let (to, stride) = out.of_row((row, expert, nth), layout.scales);
                 for word in 0..layout.scales {
-                    to.add(word * out.word_stride).write(words.add(word).read());
+                    to.add(word * stride).write(words.add(word).read());
                 }
             }
         }

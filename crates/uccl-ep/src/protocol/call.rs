@@ -225,9 +225,18 @@ impl Call {
     /// Whether the first round of every stream is there.
     #[must_use]
     pub fn has_heard_all(&self, words: &impl Words) -> bool {
-        self.arriving.iter().all(|receiving| {
-            receiving.is_done || receiving.round > 0 || self.has_arrived(receiving, words)
-        })
+        self.arriving.iter().all(|receiving| self.has_begun(receiving, words))
+    }
+
+    /// Whether the first round of every stream that a peer sends is there.
+    #[must_use]
+    pub fn has_heard(&self, peer: usize, words: &impl Words) -> bool {
+        let of_peer = |receiving: &&Receiving| receiving.stream.peer == peer;
+        self.arriving.iter().filter(of_peer).all(|receiving| self.has_begun(receiving, words))
+    }
+
+    fn has_begun(&self, receiving: &Receiving, words: &impl Words) -> bool {
+        receiving.is_done || receiving.round > 0 || self.has_arrived(receiving, words)
     }
 
     fn has_arrived(&self, receiving: &Receiving, words: &impl Words) -> bool {

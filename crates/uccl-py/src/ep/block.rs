@@ -3,15 +3,21 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use uccl_ep::{Block, Group};
+use uccl_ep::{Block, Group, let_go};
 
 use super::{PyGroup, exception};
 
-/// Memory that peers read where it is. It lives as long as this.
+/// Memory that peers read where it is. It lives as long as this, and as peers may read it.
 #[pyclass(name = "EpBlock", module = "uccl._core", frozen)]
 pub(crate) struct PyBlock {
     block: Arc<Block>,
     group: Arc<Group>,
+}
+
+impl Drop for PyBlock {
+    fn drop(&mut self) {
+        let_go(Arc::clone(&self.group), Arc::clone(&self.block));
+    }
 }
 
 #[pymethods]

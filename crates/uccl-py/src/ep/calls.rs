@@ -1,6 +1,6 @@
 //! Dispatches and combines under way.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use pyo3::{exceptions::PyValueError, prelude::*};
@@ -43,12 +43,13 @@ fn address<T>(at: usize) -> Option<*mut T> {
 /// `(address, words of a token, token stride, word stride)`.
 type ScalesGiven = (usize, usize, usize, usize);
 
-fn payload(kind: &str, len: usize) -> PyResult<Payload> {
+fn payload(kind: &str, len: usize, global_scale: f32) -> PyResult<Payload> {
     Ok(match kind {
         "bytes" => Payload::Bytes(len),
         "exact" => Payload::Quantised(len, Scales::Exact),
         "power" => Payload::Quantised(len, Scales::PowerOfTwo),
         "exponent" => Payload::Quantised(len, Scales::Exponent),
+        "nvfp4" => Payload::Nvfp4(len, global_scale),
         other => return Err(PyValueError::new_err(format!("no payload {other:?}"))),
     })
 }
@@ -63,7 +64,7 @@ pub(crate) struct PyDispatch {
 impl PyDispatch {
     /// Begins to send tokens; with `relays`, once to each other node, where the group can. `slots` bounds the tokens of each rank; else `room` is how many bytes the call takes.
     #[new]
-    #[pyo3(signature = (group, routing, *, rows, stride, kind, len, scales=None, weights=0, slots=None, room=0, relays=false))]
+    #[pyo3(signature = (group, routing, *, rows, stride, kind, len, global_scale=1.0, scales=None, weights=0, slots=None, room=0, relays=false))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
         py: Python<'_>,
@@ -73,6 +74,7 @@ impl PyDispatch {
         stride: usize,
         kind: &str,
         len: usize,
+        global_scale: f32,
         scales: Option<ScalesGiven>,
         weights: usize,
         slots: Option<usize>,
@@ -89,7 +91,7 @@ impl PyDispatch {
         let tokens = Tokens {
             rows: rows as *const u8,
             stride,
-            payload: payload(kind, len)?,
+            payload: payload(kind, len, global_scale)?,
             scales,
             weights,
         };
@@ -120,8 +122,16 @@ impl PyDispatch {
         })
     }
 
-    /// Takes out what arrives. `starts`, if given, are the first rows of this rank's experts.
-    #[pyo3(signature = (*, len, rows, stride, scales=None, choices=0, is_64=false, weights=0, zeroes_foreign=false, starts=None))]
+    /// By rank, the nanoseconds that `counts` waited for it.
+    fn waited(&self) -> PyResult<Vec<u64>> {
+        let dispatch = self.dispatch.lock();
+        let waited = dispatch.as_ref().ok_or_else(|| exception(&over()))?.waited();
+        Ok(waited.into_iter().map(nanoseconds).collect())
+    }
+
+    /// Takes out what arrives. `starts`, if given, are the first rows of this rank's experts. `tiles` for
+    /// scales are their address, and how many rows of them each expert has.
+    #[pyo3(signature = (*, len, rows, stride, scales=None, tiles=None, choices=0, is_64=false, weights=0, zeroes_foreign=false, starts=None))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn receive(
         &self,
@@ -130,18 +140,20 @@ impl PyDispatch {
         rows: usize,
         stride: usize,
         scales: Option<ScalesGiven>,
+        tiles: Option<(usize, usize)>,
         choices: usize,
         is_64: bool,
         weights: usize,
         zeroes_foreign: bool,
         starts: Option<Vec<usize>>,
     ) -> PyResult<PyHandle> {
-        let scales = scales.map(|(words, row_stride, expert_stride, word_stride)| ScalesOut {
-            words: words as *mut u32,
-            row_stride,
-            expert_stride,
-            word_stride,
-        });
+        let strided = |(words, row_stride, expert_stride, word_stride)| {
+            let words = words as *mut u32;
+            ScalesOut::Strided { words, row_stride, expert_stride, word_stride }
+        };
+        let in_tiles =
+            |(words, tile_rows)| ScalesOut::Tiled { words: words as *mut u32, tile_rows };
+        let scales = scales.map(strided).or(tiles.map(in_tiles));
         let choices = match is_64 {
             true => address(choices).map(Choices::I64),
             false => address(choices).map(Choices::I32),
@@ -164,6 +176,10 @@ impl PyDispatch {
         })?;
         Ok(PyHandle { handle: Arc::new(handle) })
     }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn over() -> uccl_ep::Error {
@@ -228,7 +244,8 @@ impl PyCombine {
         Ok(Self { combine: Mutex::new(Some(combine)) })
     }
 
-    /// Sums what comes back. `sums` is "rank", "choice" or "weighted", with weights of choices.
+    /// Sums what comes back. `sums` is "rank", "choice" or "weighted", with weights of choices. Returns, by rank, the nanoseconds
+    /// that this waited for it.
     #[pyo3(signature = (*, rows, sums, choice_weights=0, bias=(0, 0), weights=0))]
     fn finish(
         &self,
@@ -238,7 +255,7 @@ impl PyCombine {
         choice_weights: usize,
         bias: (usize, usize),
         weights: usize,
-    ) -> PyResult<()> {
+    ) -> PyResult<Vec<u64>> {
         let sums = match sums {
             "rank" => Sums::ByRank,
             "choice" => Sums::ByChoice,
@@ -248,11 +265,12 @@ impl PyCombine {
         let bias = [bias.0, bias.1].map(|bias| address(bias).map(<*mut u16>::cast_const));
         let combined =
             Given(Combined { rows: rows as *mut u16, sums, bias, weights: address(weights) });
-        engine(py, move |interrupted| {
+        let waited = engine(py, move |interrupted| {
             let combined = combined.into_inner();
             let combine = self.combine.lock().take().ok_or_else(over)?;
             // SAFETY: `uccl.ep` passes tensors with a row for each token, which nobody else has yet.
             unsafe { combine.finish(combined, interrupted) }
-        })
+        })?;
+        Ok(waited.into_iter().map(nanoseconds).collect())
     }
 }

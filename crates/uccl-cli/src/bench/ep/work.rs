@@ -268,7 +268,7 @@ impl Rank {
             let words = (memory.scales.as_mut_ptr(), (words - 1) * most);
             let (words, expert_stride) = words;
             outputs.scales =
-                Some(ScalesOut { words, row_stride: 1, expert_stride, word_stride: most });
+                Some(ScalesOut::Strided { words, row_stride: 1, expert_stride, word_stride: most });
         }
         outputs.weights = is_elastic.then_some(memory.row_weights.as_mut_ptr());
         // SAFETY: `memory` has as many rows, weights and scales as experts may get, and nobody else uses it.

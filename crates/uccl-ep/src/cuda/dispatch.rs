@@ -1,0 +1,197 @@
+//! Tokens go to the ranks of their experts.
+
+use std::sync::Arc;
+
+use uccl_device::cuda::{Grid, Stream};
+
+use super::{
+    group::Group,
+    memory::{Choices, Outputs, Tokens, check_rows},
+    params::{Area, CallParams, MAX_TOKENS, Receive, Routes, Send, THREADS, how},
+};
+use crate::{
+    dispatch::Payload,
+    error::{Error, Phase, Result},
+    header::Header,
+    numerics::quantise::{GROUP, Scales},
+    record::Record,
+};
+
+/// What ranks must have alike.
+pub(super) const AGREED: [&str; 5] =
+    ["bytes of payload", "words of scales", "top-k", "experts", "slots"];
+
+/// A dispatch that was begun.
+pub struct Dispatch {
+    group: Arc<Group>,
+    call: CallParams,
+    routes: Routes,
+    area: Area,
+    slots: usize,
+}
+
+/// What a combine needs of its dispatch.
+pub struct Handle {
+    pub(super) group: Arc<Group>,
+    pub(super) routes: Routes,
+    pub(super) slots: usize,
+}
+
+impl Dispatch {
+    /// Enqueues the sending of a rank's tokens. No rank has more than `slots`.
+    ///
+    /// # Errors
+    /// Arguments are wrong, or an earlier call has failed.
+    ///
+    /// # Safety
+    /// The stream is of the group's context. `tokens` and `choices` describe memory that the GPU may read until this work
+    /// has ended, and `scratch` has [`scratch_len`](super::scratch_len) bytes, aligned to 8, which only this dispatch uses
+    /// until then.
+    pub unsafe fn begin(
+        group: &Arc<Group>,
+        tokens: &Tokens,
+        choices: &Choices,
+        slots: usize,
+        (scratch, stream): (u64, &Stream),
+    ) -> Result<Self> {
+        group.check()?;
+        let ranks = group.ranks();
+        choices.check(ranks)?;
+        if choices.tokens > slots || slots > MAX_TOKENS {
+            let why = format!(
+                "{} tokens, and room for {slots} of each rank, of {MAX_TOKENS} at most",
+                choices.tokens
+            );
+            return Err(Error::invalid(why));
+        }
+        let record = record_of(tokens, choices.top_k)?;
+        let local = choices.num_experts / ranks;
+        let area = area_of(&record, local, slots);
+        let place = group.place(record.area(local, slots) * ranks)?;
+        let agreed = [record.payload, record.scales, record.top_k, choices.num_experts, slots];
+        let header = Header::<5, 2> {
+            phase: Phase::Dispatch,
+            agreed: std::array::from_fn(|at| (AGREED[at], agreed[at])),
+            // How many tokens there are for each rank is known to the kernel.
+            told: [0, choices.tokens],
+        };
+        let call = group.call(&place, &header);
+        let routes = choices.routes(ranks, scratch);
+        let send = Send {
+            group: group.params(),
+            call,
+            routes,
+            area,
+            rows: tokens.rows,
+            row_stride: tokens.stride as u64,
+            how: how_of(tokens.payload)?,
+            zero: 0,
+        };
+        // SAFETY: both kernels take this struct; the module is never unloaded; the caller's promise. Windows are reached for
+        // as long as the group lives, and freed when the GPU's work has ended.
+        unsafe {
+            stream.launch(group.kernels().route, Grid { blocks: 1, threads: THREADS }, &send)?;
+            group.launch(stream, group.kernels().send, &send)?;
+        }
+        Ok(Self { group: Arc::clone(group), call, routes, area, slots })
+    }
+
+    /// Enqueues the taking out of what arrives, which ends the call.
+    ///
+    /// # Errors
+    /// Arguments are wrong, or an earlier call has failed.
+    ///
+    /// # Safety
+    /// The stream is of the group's context, and comes after the work of [`begin`](Self::begin). `outputs` has memory for
+    /// `slots` rows of each rank for each local expert, which only this call uses until its work has ended.
+    pub unsafe fn receive(self, outputs: &Outputs, stream: &Stream) -> Result<Handle> {
+        let Self { group, call, routes, area, slots } = self;
+        group.check()?;
+        check_rows("rows", outputs.rows, outputs.stride, area.payload as usize)?;
+        let scales = match outputs.scales {
+            Some(scales) => scales,
+            None if area.scales == 0 => {
+                super::ScalesOut { words: 0, row_stride: 0, expert_stride: 0, word_stride: 0 }
+            }
+            None => return Err(Error::invalid("quantised rows have scales")),
+        };
+        let receive = Receive {
+            group: group.params(),
+            call,
+            area,
+            rows: outputs.rows,
+            row_stride: outputs.stride as u64,
+            scales: scales.words,
+            scales_row: scales.row_stride as u64,
+            scales_expert: scales.expert_stride as u64,
+            scales_word: scales.word_stride as u64,
+            count: outputs.count,
+            stats: outputs.stats,
+            src_info: outputs.table.src_info,
+            origin: outputs.table.origin,
+            layout_range: outputs.table.layout_range,
+            expert_rows: (slots * group.ranks()) as u32,
+            slots: slots as u32,
+            top_k: routes.top_k,
+            local_experts: routes.local_experts,
+        };
+        // SAFETY: the kernel takes this struct; otherwise as above.
+        unsafe { group.launch(stream, group.kernels().receive, &receive)? };
+        Ok(Handle { group, routes, slots })
+    }
+}
+
+impl Handle {
+    /// Rows of each local expert.
+    #[must_use]
+    pub fn expert_rows(&self) -> usize {
+        self.slots * self.group.ranks()
+    }
+}
+
+/// The kernels' name of a payload.
+fn how_of(payload: Payload) -> Result<u32> {
+    Ok(match payload {
+        Payload::Bytes(_) => how::COPIED,
+        Payload::Quantised(_, Scales::Exact) => how::EXACT,
+        Payload::Quantised(_, Scales::PowerOfTwo) => how::POWER,
+        Payload::Quantised(_, Scales::Exponent) => how::EXPONENT,
+        Payload::Nvfp4(..) => return Err(no_nvfp4()),
+    })
+}
+
+fn no_nvfp4() -> Error {
+    Error::invalid("GPUs do not quantise to NVFP4 yet: send FP8 or bf16")
+}
+
+fn record_of(tokens: &Tokens, top_k: usize) -> Result<Record> {
+    let record = match tokens.payload {
+        Payload::Bytes(payload) => Record { payload, scales: 0, top_k },
+        Payload::Quantised(hidden, how) => {
+            let unit = if how == Scales::Exponent { 4 * GROUP } else { GROUP };
+            if !hidden.is_multiple_of(unit) {
+                return Err(Error::invalid(format!(
+                    "rows to quantise have a multiple of {unit} bf16, not {hidden}"
+                )));
+            }
+            Record { payload: hidden, scales: how.words(hidden), top_k }
+        }
+        Payload::Nvfp4(..) => return Err(no_nvfp4()),
+    };
+    check_rows("rows", tokens.rows, tokens.stride, record.payload)?;
+    Ok(record)
+}
+
+fn area_of(record: &Record, local: usize, slots: usize) -> Area {
+    Area {
+        len: record.area(local, slots) as u64,
+        first: Record::first_at(local) as u32,
+        stride: record.stride() as u32,
+        payload: record.payload as u32,
+        scales: record.scales as u32,
+        scales_at: record.scales_at() as u32,
+        choices_at: record.choices_at() as u32,
+        places_at: record.weights_at() as u32,
+        token_at: record.token_at() as u32,
+    }
+}

@@ -1,0 +1,242 @@
+//! One rank's end of a group whose ranks have GPUs.
+
+use std::{sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use uccl_device::cuda::{Context, DeviceBuffer, Function, Gpus, Grid, Priority, Stream};
+use uccl_wire::ep_gpu_card::EpGpuCard;
+
+use super::{
+    combine, dispatch,
+    kernels::Kernels,
+    params::{CallParams, GroupParams, MAX_RANKS, Own, THREADS},
+    status::Reports,
+    window::Window,
+};
+use crate::{
+    error::{Error, Phase, Result},
+    group::Exchange,
+    header::Header,
+    placing::{Place, Places, SLOTS},
+    view::control_len,
+};
+
+/// How a rank takes part in a group.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// Which rank this is.
+    pub rank: usize,
+    /// How many ranks there are, [`MAX_RANKS`] at most.
+    pub ranks: usize,
+    /// Bytes of the pool in which calls are placed; all ranks have the same.
+    pub pool: usize,
+    /// How long a call waits for its peers.
+    pub timeout: Duration,
+    /// The GPU, by the number that the driver gives it.
+    pub device: u32,
+    /// Blocks of a launch; 0: as many as the GPU has multiprocessors. The blocks of all ranks on a GPU have to fit on it
+    /// at the same time, because they wait for each other.
+    pub blocks: u32,
+}
+
+/// One rank's end of a group. Dropping it says nothing to the others.
+///
+/// Calls are enqueued on a stream and do not wait. One that fails, because a peer is late, ends like any other; what it was to
+/// write is then undefined, and [`check`](Self::check) and each call after it return the error. The GPU's context stays usable.
+pub struct Group {
+    config: Config,
+    context: &'static Context,
+    window: Window,
+    places: Mutex<Places>,
+    kernels: Arc<Kernels>,
+    own: DeviceBuffer,
+    reports: Reports,
+}
+
+impl Group {
+    /// Joins the ranks of a group: each calls this, and each reaches the windows of all others.
+    ///
+    /// # Errors
+    /// A rank's window cannot be reached, or ranks do not agree on the group. All ranks fail then.
+    pub fn join(config: Config, exchange: &mut Exchange<'_>) -> Result<Arc<Self>> {
+        let prepared = Self::prepare(config);
+        // A rank that failed sends no card, so that the others do not wait for it in vain.
+        let card = match &prepared {
+            Ok((_, card)) => card.encode().to_vec(),
+            Err(_) => Vec::new(),
+        };
+        let cards = exchange(card)?;
+        let joined = prepared.and_then(|(mut group, _)| {
+            group.open_all(&cards)?;
+            Ok(group)
+        });
+        let verdict = joined.as_ref().err().map(ToString::to_string).unwrap_or_default();
+        let verdicts = exchange(verdict.into_bytes())?;
+        let group = joined?;
+        let failed = |(_, text): &(usize, &Option<Vec<u8>>)| {
+            text.as_ref().is_some_and(|text| !text.is_empty())
+        };
+        if let Some((peer, text)) = verdicts.iter().enumerate().find(failed) {
+            let text = String::from_utf8_lossy(text.as_deref().unwrap_or_default());
+            let why = format!("could not join: {text}");
+            return Err(Error::PeerLost { phase: Phase::Join, rank: config.rank, peer, why });
+        }
+        Ok(Arc::new(group))
+    }
+
+    fn prepare(config: Config) -> Result<(Self, EpGpuCard)> {
+        let Config { rank, ranks, pool, device, blocks, .. } = config;
+        if rank >= ranks || ranks > MAX_RANKS {
+            let why = format!("rank {rank} of {ranks}; a group on GPUs has up to {MAX_RANKS}");
+            return Err(Error::invalid(why));
+        }
+        let context = Gpus::get().device(device)?.context()?;
+        let kernels = Kernels::of(context)?;
+        let window = Window::new(context, rank, ranks, pool)?;
+        let own = DeviceBuffer::new(context, size_of::<Own>())?;
+        let stream = Stream::new(context, Priority::Normal)?;
+        // SAFETY: nobody else has it yet, and the stream is waited for.
+        unsafe { stream.fill(own.address(), 0, own.len_bytes())? };
+        stream.synchronize()?;
+        let card = window.card(ranks)?;
+        let most = context.device().multiprocessors().max(1);
+        let config = Config { blocks: if blocks == 0 { most } else { blocks }, ..config };
+        let (places, reports) = (Mutex::default(), Reports::new(context)?);
+        Ok((Self { config, context, window, places, kernels, own, reports }, card))
+    }
+
+    fn open_all(&mut self, cards: &[Option<Vec<u8>>]) -> Result<()> {
+        let Config { rank: me, ranks, .. } = self.config;
+        if cards.len() != ranks {
+            return Err(Error::invalid(format!("{} cards for {ranks} ranks", cards.len())));
+        }
+        for (rank, card) in cards.iter().enumerate() {
+            let card = card.as_deref().unwrap_or_default();
+            let card =
+                EpGpuCard::decode(card).map_err(|e| Error::invalid(format!("rank {rank}: {e}")))?;
+            let agree = [
+                ("its rank", u64::from(card.rank), rank as u64),
+                ("as the number of ranks", u64::from(card.ranks), ranks as u64),
+                ("as bytes of the pool", card.pool, self.window.pool_len() as u64),
+            ];
+            for (what, theirs, ours) in agree {
+                if theirs != ours {
+                    let phase = Phase::Join;
+                    return Err(Error::Disagree {
+                        phase,
+                        rank: me,
+                        peer: rank,
+                        what,
+                        theirs,
+                        ours,
+                    });
+                }
+            }
+            self.window.open(&card)?;
+        }
+        Ok(())
+    }
+
+    /// Which rank this is.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.config.rank
+    }
+
+    /// How many ranks there are.
+    #[must_use]
+    pub fn ranks(&self) -> usize {
+        self.config.ranks
+    }
+
+    /// Bytes of the pool.
+    #[must_use]
+    pub fn pool_len(&self) -> usize {
+        self.window.pool_len()
+    }
+
+    /// The GPU's context.
+    #[must_use]
+    pub fn context(&self) -> &'static Context {
+        self.context
+    }
+
+    /// Whether all calls have gone well that have ended.
+    ///
+    /// # Errors
+    /// What the first call failed with that failed.
+    pub fn check(&self) -> Result<()> {
+        match self.reports.read() {
+            Some(told) => Err(told.to_error(self.rank(), [&dispatch::AGREED, &combine::AGREED])),
+            None => Ok(()),
+        }
+    }
+
+    /// Has calls end that wait for peers. They and all calls after them fail.
+    pub fn interrupt(&self) {
+        self.reports.poison();
+    }
+
+    /// The next call's place.
+    pub(super) fn place(&self, len: usize) -> Result<Place> {
+        let pool = self.pool_len();
+        self.places.lock().take(len, pool).ok_or_else(|| {
+            let why = format!(
+                "the call needs {len} bytes of the buffer, which has {pool}; make it with more"
+            );
+            Error::invalid(why)
+        })
+    }
+
+    pub(super) fn kernels(&self) -> &Kernels {
+        &self.kernels
+    }
+
+    pub(super) fn params(&self) -> GroupParams {
+        let mut windows = [0; MAX_RANKS];
+        windows.iter_mut().zip(self.window.addresses()).for_each(|(to, at)| *to = at);
+        GroupParams {
+            windows,
+            own: self.own.address(),
+            status: self.reports.address(),
+            timeout_ns: u64::try_from(self.config.timeout.as_nanos()).unwrap_or(u64::MAX),
+            rank: self.config.rank as u32,
+            ranks: self.config.ranks as u32,
+        }
+    }
+
+    /// What kernels need to know of a call.
+    pub(super) fn call<const AGREED: usize, const TOLD: usize>(
+        &self,
+        place: &Place,
+        header: &Header<AGREED, TOLD>,
+    ) -> CallParams {
+        let mut after = [0; SLOTS];
+        after.iter_mut().zip(&place.after).for_each(|(to, call)| *to = *call);
+        CallParams {
+            number: place.call,
+            place: (control_len(self.ranks()) + place.offset) as u64,
+            after,
+            header: header.to_words(),
+            after_count: place.after.len() as u32,
+            agreed: 1 + AGREED as u32,
+            phase: if header.phase == Phase::Combine { 2 } else { 1 },
+            zero: 0,
+        }
+    }
+
+    /// Launches a kernel on as many blocks as the group has.
+    ///
+    /// # Safety
+    /// As for [`Stream::launch`].
+    pub(super) unsafe fn launch<P>(
+        &self,
+        stream: &Stream,
+        kernel: Function,
+        parameter: &P,
+    ) -> Result<()> {
+        let grid = Grid { blocks: self.config.blocks, threads: THREADS };
+        // SAFETY: as the caller has it.
+        unsafe { stream.launch(kernel, grid, parameter) }.map_err(Error::from)
+    }
+}

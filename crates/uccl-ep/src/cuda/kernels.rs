@@ -1,0 +1,72 @@
+//! The compiled kernels, which are part of this library.
+
+use std::{
+    collections::HashMap,
+    ffi::CStr,
+    sync::{Arc, LazyLock},
+};
+
+use parking_lot::Mutex;
+use uccl_device::cuda::{Context, Function, GpuError, Module};
+
+/// The kernels as PTX, which every GPU from Ampere on runs. The driver compiles it once for each driver and GPU.
+const PTX: &str = concat!(include_str!("../../ptx/ep.ptx"), "\0");
+
+/// The kernels in a context.
+pub(super) struct Kernels {
+    pub(super) route: Function,
+    pub(super) send: Function,
+    pub(super) receive: Function,
+    pub(super) give_back: Function,
+    pub(super) sum: Function,
+    /// It must stay loaded.
+    _module: Module,
+}
+
+impl Kernels {
+    /// The kernels of a GPU, which are loaded at the first call.
+    pub(super) fn of(context: &'static Context) -> Result<Arc<Self>, GpuError> {
+        static LOADED: LazyLock<Mutex<HashMap<u32, Arc<Kernels>>>> = LazyLock::new(Mutex::default);
+        let mut loaded = LOADED.lock();
+        let ordinal = context.device().ordinal();
+        if let Some(kernels) = loaded.get(&ordinal) {
+            return Ok(Arc::clone(kernels));
+        }
+        let kernels = Arc::new(Self::load(context)?);
+        loaded.insert(ordinal, Arc::clone(&kernels));
+        Ok(kernels)
+    }
+
+    /// Looks up each kernel: the driver might load a kernel only then, and waits for other kernels while it does.
+    fn load(context: &'static Context) -> Result<Self, GpuError> {
+        let text = CStr::from_bytes_with_nul(PTX.as_bytes()).map_err(|error| GpuError::System {
+            doing: "loading kernels".to_owned(),
+            reason: error.to_string(),
+        })?;
+        let module = Module::load(context, text)?;
+        Ok(Self {
+            route: module.function(c"uccl_ep_route")?,
+            send: module.function(c"uccl_ep_send")?,
+            receive: module.function(c"uccl_ep_receive")?,
+            give_back: module.function(c"uccl_ep_return")?,
+            sum: module.function(c"uccl_ep_sum")?,
+            _module: module,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_are_there_for_drivers_of_cuda_12_1_and_later() {
+        assert!(CStr::from_bytes_with_nul(PTX.as_bytes()).is_ok());
+        for line in [".version 8.1\n", ".target sm_80\n"] {
+            assert!(PTX.contains(line), "{line}");
+        }
+        for name in ["route", "send", "receive", "return", "sum"] {
+            assert!(PTX.contains(&format!(".entry uccl_ep_{name}(")), "{name}");
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Where a rank's tensors are: what callers describe of a GPU's memory. Addresses are those that the GPU reaches, aligned
+//! to 16 bytes where rows of bytes begin; 0 is none.
+
+use crate::{
+    dispatch::Payload,
+    error::{Error, Result},
+    routing::{MAX_EXPERTS, MAX_TOP_K},
+};
+
+use super::params::{MAX_TOKENS, Routes};
+
+/// A rank's tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct Tokens {
+    /// The first row.
+    pub rows: u64,
+    /// Bytes from one row to the next, a multiple of 16.
+    pub stride: usize,
+    /// What is made of a row.
+    pub payload: Payload,
+}
+
+/// The experts that each of a rank's tokens chose.
+#[derive(Clone, Copy, Debug)]
+pub struct Choices {
+    /// `tokens * top_k` integers, row by row; a negative one is no choice.
+    pub experts: u64,
+    /// Whether they have 64 bits, or 32.
+    pub is_64: bool,
+    /// How many tokens there are.
+    pub tokens: usize,
+    /// Choices of a token.
+    pub top_k: usize,
+    /// Experts of all ranks together; rank `r` has those from `r * experts / ranks`.
+    pub num_experts: usize,
+}
+
+/// Where what arrives is put: by expert, each with rows for `slots` tokens of each rank.
+#[derive(Clone, Copy, Debug)]
+pub struct Outputs {
+    /// Payloads: the first row.
+    pub rows: u64,
+    /// Bytes from one row to the next, a multiple of 16.
+    pub stride: usize,
+    /// Scales, where rows are quantised.
+    pub scales: Option<ScalesOut>,
+    /// i32 by expert: how many rows it got.
+    pub count: u64,
+    /// The same, to which they are added, or 0.
+    pub stats: u64,
+    /// What a combine needs.
+    pub table: Table,
+}
+
+/// What a dispatch tells of its rows.
+#[derive(Clone, Copy, Debug)]
+pub struct Table {
+    /// i32 by row: the token's number at its rank.
+    pub src_info: u64,
+    /// i32 by row: `rank * 32 + choice`.
+    pub origin: u64,
+    /// i64 by expert and rank: `first row << 32 | count`.
+    pub layout_range: u64,
+}
+
+/// Where scales go: word `w` of a row is at `row * row_stride + expert * expert_stride + w * word_stride`, in words.
+#[derive(Clone, Copy, Debug)]
+pub struct ScalesOut {
+    /// The first word.
+    pub words: u64,
+    /// From one row to the next.
+    pub row_stride: usize,
+    /// Added for each expert before the row's.
+    pub expert_stride: usize,
+    /// From one word to the next.
+    pub word_stride: usize,
+}
+
+/// Rows of bf16 that go back: those of a dispatch, each by its expert.
+#[derive(Clone, Copy, Debug)]
+pub struct Results {
+    /// The first row.
+    pub rows: u64,
+    /// Bytes from one row to the next, a multiple of 16.
+    pub stride: usize,
+    /// Values of a row, a multiple of 8.
+    pub hidden: usize,
+    /// What the dispatch told.
+    pub table: Table,
+}
+
+/// Memory for the sums.
+#[derive(Clone, Copy, Debug)]
+pub struct Combined {
+    /// The first row of bf16; one behind the other.
+    pub rows: u64,
+    /// f32 weights, one for each choice of each token.
+    pub weights: u64,
+    /// The choices that the dispatch had.
+    pub experts: u64,
+}
+
+/// Memory that a dispatch uses until its combine has ended: bytes of it.
+#[must_use]
+pub fn scratch_len(choices: &Choices, ranks: usize) -> usize {
+    Scratch::of(choices, ranks).len
+}
+
+/// Where the parts of a dispatch's scratch memory begin.
+struct Scratch {
+    slots: usize,
+    places: usize,
+    experts: usize,
+    counts: usize,
+    len: usize,
+}
+
+impl Scratch {
+    fn of(choices: &Choices, ranks: usize) -> Self {
+        let Choices { tokens, top_k, num_experts, .. } = *choices;
+        let slots = 8 * tokens;
+        let places = slots + 4 * tokens * ranks;
+        let experts = places + 4 * tokens * top_k;
+        let counts = experts + 4 * num_experts;
+        Self { slots, places, experts, counts, len: counts + 4 * ranks }
+    }
+}
+
+impl Choices {
+    /// Fails for what kernels cannot do.
+    pub(super) fn check(&self, ranks: usize) -> Result<()> {
+        let Self { tokens, top_k, num_experts, .. } = *self;
+        if top_k == 0 || top_k > MAX_TOP_K {
+            return Err(Error::invalid(format!("top-k is 1 to {MAX_TOP_K}, not {top_k}")));
+        }
+        if num_experts == 0 || num_experts > MAX_EXPERTS || !num_experts.is_multiple_of(ranks) {
+            let why = format!(
+                "the number of experts is a multiple of the {ranks} ranks and {MAX_EXPERTS} at most, not {num_experts}"
+            );
+            return Err(Error::invalid(why));
+        }
+        if tokens > MAX_TOKENS {
+            let why = format!("{tokens} tokens, and a call on a GPU has {MAX_TOKENS} at most");
+            return Err(Error::invalid(why));
+        }
+        Ok(())
+    }
+
+    /// With the scratch memory at an address.
+    pub(super) fn routes(&self, ranks: usize, scratch: u64) -> Routes {
+        let places = Scratch::of(self, ranks);
+        let at = |offset: usize| scratch + offset as u64;
+        Routes {
+            choices: self.experts,
+            masks: scratch,
+            slots: at(places.slots),
+            places: at(places.places),
+            experts: at(places.experts),
+            counts: at(places.counts),
+            tokens: self.tokens as u32,
+            top_k: self.top_k as u32,
+            local_experts: (self.num_experts / ranks) as u32,
+            is_64: u32::from(self.is_64),
+        }
+    }
+}
+
+/// Fails unless rows can be moved in vectors of 16 bytes.
+pub(super) fn check_rows(what: &str, rows: u64, stride: usize, len: usize) -> Result<()> {
+    if rows.is_multiple_of(16) && stride.is_multiple_of(16) && len.is_multiple_of(16) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "{what} of {len} bytes, {stride} apart, at {rows:#x}: a GPU takes multiples of 16"
+    )))
+}

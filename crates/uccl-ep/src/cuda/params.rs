@@ -1,0 +1,295 @@
+//! The parameters of the kernels: `kernels/ep.cuh` in Rust. Addresses are those that the GPU reaches.
+
+use std::mem::{align_of, offset_of, size_of};
+
+use crate::{header, placing::SLOTS, routing::MAX_EXPERTS, routing::MAX_TOP_K};
+
+/// The most ranks of a group on GPUs: a rank is a bit of a word.
+pub const MAX_RANKS: usize = 64;
+/// The most tokens of a rank in a call on a GPU.
+pub const MAX_TOKENS: usize = 65_535;
+
+pub(super) const THREADS: u32 = 256;
+
+/// `UcclEpOwn`: words that only a rank's own kernels use.
+#[repr(C)]
+pub(super) struct Own {
+    pub(super) has_failed: u32,
+    pub(super) zero: [u32; 15],
+    pub(super) ended: [[u32; SLOTS]; 2],
+}
+
+/// `UcclEpStatus`: what kernels tell the host.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Status {
+    pub(super) poison: u32,
+    pub(super) state: u32,
+    pub(super) phase: u32,
+    pub(super) what: u32,
+    pub(super) call: u64,
+    pub(super) late: u64,
+    pub(super) waited_ns: u64,
+    pub(super) expected: [u64; MAX_RANKS],
+    pub(super) seen: [u64; MAX_RANKS],
+}
+
+/// `Status::state`.
+pub(super) mod state {
+    pub(in crate::cuda) const OVERDUE: u32 = 1;
+    pub(in crate::cuda) const GAVE_UP: u32 = 2;
+    pub(in crate::cuda) const POISONED: u32 = 3;
+    pub(in crate::cuda) const DISAGREE: u32 = 4;
+    pub(in crate::cuda) const WRONG_CHOICE: u32 = 5;
+}
+
+/// `Status::what` of a call that lacks room; otherwise it lacks data.
+pub(super) const ROOM: u32 = 1;
+
+/// `UcclEpGroup`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct GroupParams {
+    pub(super) windows: [u64; MAX_RANKS],
+    pub(super) own: u64,
+    pub(super) status: u64,
+    pub(super) timeout_ns: u64,
+    pub(super) rank: u32,
+    pub(super) ranks: u32,
+}
+
+/// `UcclEpCall`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct CallParams {
+    pub(super) number: u64,
+    pub(super) place: u64,
+    pub(super) after: [u64; SLOTS],
+    pub(super) header: header::Words,
+    pub(super) after_count: u32,
+    pub(super) agreed: u32,
+    pub(super) phase: u32,
+    pub(super) zero: u32,
+}
+
+/// `UcclEpRoutes`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Routes {
+    pub(super) choices: u64,
+    pub(super) masks: u64,
+    pub(super) slots: u64,
+    pub(super) places: u64,
+    pub(super) experts: u64,
+    pub(super) counts: u64,
+    pub(super) tokens: u32,
+    pub(super) top_k: u32,
+    pub(super) local_experts: u32,
+    pub(super) is_64: u32,
+}
+
+/// `UcclEpArea`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Area {
+    pub(super) len: u64,
+    pub(super) first: u32,
+    pub(super) stride: u32,
+    pub(super) payload: u32,
+    pub(super) scales: u32,
+    pub(super) scales_at: u32,
+    pub(super) choices_at: u32,
+    pub(super) places_at: u32,
+    pub(super) token_at: u32,
+}
+
+/// `Send::how`.
+pub(super) mod how {
+    pub(in crate::cuda) const COPIED: u32 = 0;
+    pub(in crate::cuda) const EXACT: u32 = 1;
+    pub(in crate::cuda) const POWER: u32 = 2;
+    pub(in crate::cuda) const EXPONENT: u32 = 3;
+}
+
+/// `UcclEpSend`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Send {
+    pub(super) group: GroupParams,
+    pub(super) call: CallParams,
+    pub(super) routes: Routes,
+    pub(super) area: Area,
+    pub(super) rows: u64,
+    pub(super) row_stride: u64,
+    pub(super) how: u32,
+    pub(super) zero: u32,
+}
+
+/// `UcclEpReceive`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Receive {
+    pub(super) group: GroupParams,
+    pub(super) call: CallParams,
+    pub(super) area: Area,
+    pub(super) rows: u64,
+    pub(super) row_stride: u64,
+    pub(super) scales: u64,
+    pub(super) scales_row: u64,
+    pub(super) scales_expert: u64,
+    pub(super) scales_word: u64,
+    pub(super) count: u64,
+    pub(super) stats: u64,
+    pub(super) src_info: u64,
+    pub(super) origin: u64,
+    pub(super) layout_range: u64,
+    pub(super) expert_rows: u32,
+    pub(super) slots: u32,
+    pub(super) top_k: u32,
+    pub(super) local_experts: u32,
+}
+
+/// `UcclEpReturn`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Return {
+    pub(super) group: GroupParams,
+    pub(super) call: CallParams,
+    pub(super) rows: u64,
+    pub(super) row_stride: u64,
+    pub(super) src_info: u64,
+    pub(super) origin: u64,
+    pub(super) layout_range: u64,
+    pub(super) slot_stride: u64,
+    pub(super) row_len: u32,
+    pub(super) expert_rows: u32,
+    pub(super) slots: u32,
+    pub(super) top_k: u32,
+    pub(super) local_experts: u32,
+    pub(super) zero: u32,
+}
+
+/// `UcclEpSum`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Sum {
+    pub(super) group: GroupParams,
+    pub(super) call: CallParams,
+    pub(super) routes: Routes,
+    pub(super) weights: u64,
+    pub(super) out: u64,
+    pub(super) slot_stride: u64,
+    pub(super) row_len: u32,
+    pub(super) slots: u32,
+}
+
+/// C++ that compiles only if the kernels' structs and constants match those of this build.
+#[must_use]
+pub fn layout_assertions() -> String {
+    let mut text = String::from("#include \"ep_wait.cuh\"\n#include <stddef.h>\n");
+    let mut same = |cuda: &str, rust: usize| {
+        text += &format!("static_assert({cuda} == {rust}, \"{cuda} is {rust} in Rust\");\n");
+    };
+    macro_rules! layout {
+        ($c:literal, $rust:ty, [$($field:ident),*]) => {
+            same(concat!("sizeof(", $c, ")"), size_of::<$rust>());
+            same(concat!("alignof(", $c, ")"), align_of::<$rust>());
+            $(
+                let offset = concat!("offsetof(", $c, ", ", stringify!($field), ")");
+                same(offset, offset_of!($rust, $field));
+            )*
+        };
+    }
+    layout!("UcclEpOwn", Own, [has_failed, zero, ended]);
+    layout!(
+        "UcclEpStatus",
+        Status,
+        [poison, state, phase, what, call, late, waited_ns, expected, seen]
+    );
+    layout!("UcclEpGroup", GroupParams, [windows, own, status, timeout_ns, rank, ranks]);
+    layout!(
+        "UcclEpCall",
+        CallParams,
+        [number, place, after, header, after_count, agreed, phase, zero]
+    );
+    layout!(
+        "UcclEpRoutes",
+        Routes,
+        [choices, masks, slots, places, experts, counts, tokens, top_k, local_experts, is_64]
+    );
+    layout!(
+        "UcclEpArea",
+        Area,
+        [len, first, stride, payload, scales, scales_at, choices_at, places_at, token_at]
+    );
+    layout!("UcclEpSend", Send, [group, call, routes, area, rows, row_stride, how, zero]);
+    layout!(
+        "UcclEpReceive",
+        Receive,
+        [
+            group,
+            call,
+            area,
+            rows,
+            row_stride,
+            scales,
+            scales_row,
+            scales_expert,
+            scales_word,
+            count,
+            stats,
+            src_info,
+            origin,
+            layout_range,
+            expert_rows,
+            slots,
+            top_k,
+            local_experts
+        ]
+    );
+    layout!(
+        "UcclEpReturn",
+        Return,
+        [
+            group,
+            call,
+            rows,
+            row_stride,
+            src_info,
+            origin,
+            layout_range,
+            slot_stride,
+            row_len,
+            expert_rows,
+            slots,
+            top_k,
+            local_experts,
+            zero
+        ]
+    );
+    layout!("UcclEpSum", Sum, [group, call, routes, weights, out, slot_stride, row_len, slots]);
+    for (cuda, rust) in [
+        ("UCCL_EP_MOST_RANKS", MAX_RANKS),
+        ("UCCL_EP_MOST_EXPERTS", MAX_EXPERTS),
+        ("UCCL_EP_MOST_TOP_K", MAX_TOP_K),
+        ("UCCL_EP_MOST_TOKENS", MAX_TOKENS),
+        ("UCCL_EP_SLOTS", SLOTS),
+        ("UCCL_EP_HEADER", header::WORDS),
+        ("UCCL_EP_THREADS", THREADS as usize),
+        ("UCCL_EP_OVERDUE", state::OVERDUE as usize),
+        ("UCCL_EP_GAVE_UP", state::GAVE_UP as usize),
+        ("UCCL_EP_POISONED", state::POISONED as usize),
+        ("UCCL_EP_DISAGREE", state::DISAGREE as usize),
+        ("UCCL_EP_WRONG_CHOICE", state::WRONG_CHOICE as usize),
+        ("UCCL_EP_ROOM", ROOM as usize),
+        ("UCCL_EP_COPIED", how::COPIED as usize),
+        ("UCCL_EP_EXACT", how::EXACT as usize),
+        ("UCCL_EP_POWER", how::POWER as usize),
+        ("UCCL_EP_EXPONENT", how::EXPONENT as usize),
+        ("LINE", crate::view::LINE),
+        ("LINES", crate::view::LINES),
+    ] {
+        same(cuda, rust);
+    }
+    text
+}

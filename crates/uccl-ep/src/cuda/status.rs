@@ -1,0 +1,111 @@
+//! What kernels tell the host of a call that failed, and what follows.
+
+use std::time::Duration;
+
+use uccl_device::cuda::{Context, GpuError, PinnedBuffer};
+
+use super::params::{MAX_RANKS, ROOM, Status, state};
+use crate::{
+    error::{Error, Phase},
+    protocol::{Awaited, Mark},
+};
+
+/// Words of host memory that a rank's kernels write to when a call fails.
+pub(super) struct Reports {
+    memory: PinnedBuffer,
+}
+
+impl Reports {
+    pub(super) fn new(context: &'static Context) -> Result<Self, GpuError> {
+        Ok(Self { memory: PinnedBuffer::new(context, size_of::<Status>())? })
+    }
+
+    pub(super) fn address(&self) -> u64 {
+        self.memory.address()
+    }
+
+    fn place(&self) -> *mut Status {
+        self.memory.as_ptr().cast()
+    }
+
+    /// Has all kernels that wait end.
+    pub(super) fn poison(&self) {
+        // SAFETY: the memory is that long and page-aligned; GPUs only read this word.
+        unsafe { (&raw mut (*self.place()).poison).write_volatile(1) };
+    }
+
+    /// What was told, if a call has failed.
+    pub(super) fn read(&self) -> Option<Status> {
+        // SAFETY: as above. The state is written once, behind all else.
+        let state = unsafe { (&raw const (*self.place()).state).read_volatile() };
+        std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
+        // SAFETY: any bytes are valid, and nobody writes any more.
+        (state != 0).then(|| unsafe { self.place().read_volatile() })
+    }
+}
+
+impl Status {
+    /// As the error that the CPU's calls end with. `names` are what ranks agree on, of a dispatch and of a combine.
+    pub(super) fn to_error(self, rank: usize, names: [&[&'static str]; 2]) -> Error {
+        let is_combine = self.phase == 2;
+        let phase = if is_combine { Phase::Combine } else { Phase::Dispatch };
+        let peer = (self.late.trailing_zeros() as usize).min(MAX_RANKS - 1);
+        let (expected, seen) = (self.expected[peer], self.seen[peer]);
+        match self.state {
+            state::OVERDUE => {
+                let is_late = |rank: &usize| self.late >> rank & 1 == 1;
+                let what = if self.what == ROOM { "room" } else { "data" };
+                let awaited = |peer| Awaited {
+                    peer,
+                    about: peer,
+                    what,
+                    expected: Mark::of_word(self.expected[peer]),
+                    seen: Mark::of_word(self.seen[peer]),
+                };
+                let awaited = (0..MAX_RANKS).filter(is_late).map(awaited).collect();
+                let waited = Duration::from_nanos(self.waited_ns);
+                Error::Overdue { phase, rank, awaited, waited }
+            }
+            state::GAVE_UP => {
+                let why = format!("gave up on call {seen}");
+                Error::PeerLost { phase, rank, peer, why }
+            }
+            state::POISONED => Error::Interrupted,
+            state::DISAGREE => {
+                let names = names[usize::from(is_combine)];
+                let what = match self.what.checked_sub(1) {
+                    None => "as kind of call (1 dispatch, 2 combine)",
+                    Some(at) => names.get(at as usize).copied().unwrap_or("tokens for this rank"),
+                };
+                Error::Disagree { phase, rank, peer, what, theirs: seen, ours: expected }
+            }
+            _ => Error::invalid(format!(
+                "choice {seen} of token {expected} is no expert, or one that the token chose before"
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(state: u32) -> Status {
+        let (mut expected, mut seen) = ([0; MAX_RANKS], [0; MAX_RANKS]);
+        expected[2] = Mark { call: 9, round: 0, is_last: true }.to_word();
+        (expected[3], seen[3]) = (9, 8);
+        let late = if state == state::OVERDUE { 0b1100 } else { 0b1000 };
+        Status { poison: 0, state, phase: 1, what: 1, call: 9, late, waited_ns: 5, expected, seen }
+    }
+
+    #[test]
+    fn what_kernels_tell_are_the_errors_of_the_cpu() {
+        let said = |state| told(state).to_error(1, [&["top-k"], &[]]).to_string();
+        let late = "rank 2: room of call 9 round 0 expected, nothing seen; rank 3: room of call 0";
+        assert!(said(state::OVERDUE).contains(late), "{}", said(state::OVERDUE));
+        assert_eq!(said(state::GAVE_UP), "dispatch on rank 1: rank 3 gave up on call 8");
+        assert_eq!(said(state::DISAGREE), "dispatch on rank 1: rank 3 has top-k 8, this rank 9");
+        assert!(said(state::WRONG_CHOICE).starts_with("choice 8 of token 9"));
+        assert_eq!(said(state::POISONED), "interrupted");
+    }
+}

@@ -1,0 +1,182 @@
+//! A rank's window in a GPU's memory, and where this GPU reaches those of its peers.
+//!
+//! It is laid out as a window of the CPU: words for each rank, then the pool. Peers of this process use its address; peers of
+//! other processes of the host open it by a handle. A window that its rank has let go of stays for as long as a peer of
+//! this process holds it, and the driver keeps it for those that have opened it: late stores hit no other memory.
+
+use std::{
+    collections::HashMap,
+    io,
+    sync::{Arc, LazyLock, OnceLock, Weak},
+};
+
+use parking_lot::Mutex;
+use uccl_device::{
+    HostIdentity,
+    cuda::{
+        Context, DeviceBuffer, Direction, Exported, Exporter, Importer, IpcHandle, Mapping, PeerId,
+        PinnedBuffer, Priority, Stream,
+    },
+};
+use uccl_wire::ep_gpu_card::EpGpuCard;
+
+use crate::{
+    error::{Error, Result},
+    view::{self, control_len},
+    window::host_of,
+};
+
+const PAGE: usize = 4096;
+/// Where a window's nonce is: the second word of the line of rank 0's fault.
+const NONCE_AT: u64 = (8 * view::NONCE_AT) as u64;
+
+/// The windows of this process's ranks, by nonce.
+static WINDOWS: LazyLock<Mutex<HashMap<u64, Weak<DeviceBuffer>>>> = LazyLock::new(Mutex::default);
+
+/// What other processes' windows were opened with.
+static IMPORTER: LazyLock<Importer> = LazyLock::new(Importer::default);
+
+/// A window that this GPU reaches.
+enum Reached {
+    Own(Arc<DeviceBuffer>),
+    Opened(Arc<Mapping>),
+}
+
+impl Reached {
+    fn address(&self) -> u64 {
+        match self {
+            Self::Own(memory) => memory.address(),
+            Self::Opened(mapping) => mapping.address(),
+        }
+    }
+}
+
+/// A rank's own window and those of its peers.
+pub(super) struct Window {
+    memory: Arc<DeviceBuffer>,
+    context: &'static Context,
+    me: usize,
+    pool: usize,
+    nonce: u64,
+    peers: Vec<Reached>,
+}
+
+impl Window {
+    /// A window with so many bytes for the calls of `ranks`.
+    pub(super) fn new(
+        context: &'static Context,
+        me: usize,
+        ranks: usize,
+        pool: usize,
+    ) -> Result<Self> {
+        let invalid = || Error::invalid(format!("a pool of {pool} bytes"));
+        let pool = pool.checked_next_multiple_of(PAGE).ok_or_else(invalid)?;
+        let len = control_len(ranks).checked_add(pool).ok_or_else(invalid)?;
+        let memory = Arc::new(DeviceBuffer::new(context, len)?);
+        let nonce = random()?;
+        let stream = Stream::new(context, Priority::Normal)?;
+        let mut words = PinnedBuffer::new(context, 8)?;
+        // SAFETY: nobody else has it yet.
+        unsafe { words.as_mut_slice() }.copy_from_slice(&nonce.to_ne_bytes());
+        let (to, from) = (memory.address() + NONCE_AT, words.address());
+        // SAFETY: nobody else has the window yet, and both live until the stream has been waited for.
+        unsafe {
+            stream.fill(memory.address(), 0, control_len(ranks))?;
+            stream.copy(to, from, 8, Direction::HostToDevice)?;
+        }
+        stream.synchronize()?;
+        let mut known = WINDOWS.lock();
+        known.retain(|_, window| window.strong_count() > 0);
+        known.insert(nonce, Arc::downgrade(&memory));
+        Ok(Self { memory, context, me, pool, nonce, peers: Vec::new() })
+    }
+
+    /// Bytes of the pool.
+    pub(super) fn pool_len(&self) -> usize {
+        self.pool
+    }
+
+    /// What peers need to reach it.
+    pub(super) fn card(&self, ranks: usize) -> Result<EpGpuCard> {
+        let exported =
+            Exporter::default().export(self.memory.address(), self.memory.len_bytes())?;
+        let Exported::Legacy(export) = exported else {
+            return Err(Error::invalid("the window's memory has no handle for other processes"));
+        };
+        Ok(EpGpuCard {
+            rank: self.me as u32,
+            ranks: ranks as u32,
+            pool: self.pool as u64,
+            nonce: self.nonce,
+            process: process()?,
+            host: host_of(&HostIdentity::of_this_process())?,
+            handle: export.handle.0,
+        })
+    }
+
+    /// Reaches a peer's window: those of ranks 0, 1, and so on, one after the other.
+    pub(super) fn open(&mut self, card: &EpGpuCard) -> Result<()> {
+        let reached = match card.rank as usize == self.me {
+            true => Reached::Own(Arc::clone(&self.memory)),
+            false => self.reach(card)?,
+        };
+        self.peers.push(reached);
+        Ok(())
+    }
+
+    fn reach(&self, card: &EpGpuCard) -> Result<Reached> {
+        let what = || format!("opening the window of rank {}", card.rank);
+        let os = |source| Error::Os { what: what(), source };
+        if card.host != host_of(&HostIdentity::of_this_process())? {
+            let why = "it is on another host, and GPUs of several hosts are not supported yet";
+            return Err(os(io::Error::new(io::ErrorKind::Unsupported, why)));
+        }
+        if card.process == process()? {
+            let memory = WINDOWS.lock().get(&card.nonce).and_then(Weak::upgrade);
+            let memory = memory.ok_or_else(|| os(io::Error::other("it is gone")))?;
+            self.context.enable_peer(memory.context())?;
+            return Ok(Reached::Own(memory));
+        }
+        let handle = IpcHandle(card.handle);
+        let mapping = IMPORTER.open(self.context, PeerId(card.process), handle)?;
+        let is_it = self.read_word(mapping.address() + NONCE_AT)? == card.nonce;
+        is_it
+            .then_some(Reached::Opened(mapping))
+            .ok_or_else(|| os(io::Error::other("it is another process's memory")))
+    }
+
+    fn read_word(&self, address: u64) -> Result<u64> {
+        let stream = Stream::new(self.context, Priority::Normal)?;
+        let word = PinnedBuffer::new(self.context, 8)?;
+        // SAFETY: a window has that word, and both live until the stream has been waited for.
+        unsafe { stream.copy(word.address(), address, 8, Direction::DeviceToHost)? };
+        stream.synchronize()?;
+        // SAFETY: the copy has ended.
+        let bytes = unsafe { word.as_slice() };
+        Ok(u64::from_ne_bytes(bytes.first_chunk().copied().unwrap_or_default()))
+    }
+
+    /// Where this GPU reaches the ranks' windows.
+    pub(super) fn addresses(&self) -> impl Iterator<Item = u64> {
+        self.peers.iter().map(Reached::address)
+    }
+}
+
+fn random() -> Result<u64> {
+    getrandom::u64().map_err(|e| Error::Os {
+        what: "drawing a random number".to_owned(),
+        source: io::Error::other(e),
+    })
+}
+
+/// A number that this process has and no other.
+fn process() -> Result<u64> {
+    static NUMBER: OnceLock<u64> = OnceLock::new();
+    match NUMBER.get() {
+        Some(number) => Ok(*number),
+        None => {
+            let number = random()?;
+            Ok(*NUMBER.get_or_init(|| number))
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! How long a receive waits for each rank.
+
+use std::time::{Duration, Instant};
+
+/// By rank, how long this one waited for the first round of its data: from the beginning of the receive until the data was
+/// seen. Nothing for data that was there before.
+#[derive(Debug)]
+pub(crate) struct Waits {
+    since: Option<Instant>,
+    waited: Vec<Option<Duration>>,
+}
+
+impl Waits {
+    pub(crate) fn new(ranks: usize) -> Self {
+        Self { since: None, waited: vec![None; ranks] }
+    }
+
+    /// Notes whose data is there by now. Called first when the receive begins, then again and again.
+    pub(crate) fn look(&mut self, has_heard: impl Fn(usize) -> bool) {
+        if self.since.is_some() && self.waited.iter().all(Option::is_some) {
+            return;
+        }
+        for (rank, waited) in self.waited.iter_mut().enumerate() {
+            if waited.is_none() && has_heard(rank) {
+                *waited = Some(self.since.map_or(Duration::ZERO, |since| since.elapsed()));
+            }
+        }
+        self.since.get_or_insert_with(Instant::now);
+    }
+
+    /// How long each rank was waited for; nothing for one whose data has not been seen.
+    pub(crate) fn waited(&self) -> Vec<Duration> {
+        self.waited.iter().map(|waited| waited.unwrap_or_default()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_there_at_first_costs_nothing_and_what_comes_later_its_time() {
+        let mut waits = Waits::new(3);
+        waits.look(|rank| rank == 0);
+        std::thread::sleep(Duration::from_millis(2));
+        waits.look(|rank| rank < 2);
+        let [own, second, third] = *waits.waited() else { panic!("three ranks") };
+        assert_eq!((own, third), (Duration::ZERO, Duration::ZERO));
+        assert!(second >= Duration::from_millis(2), "{second:?}");
+        std::thread::sleep(Duration::from_millis(2));
+        waits.look(|_| true);
+        let waited = waits.waited();
+        assert_eq!(waited[..2], [own, second]);
+        assert!(waited[2] >= second + Duration::from_millis(2), "{waited:?}");
+    }
+}

@@ -1,0 +1,478 @@
+//! One rank's inputs, and what the two devices make of them.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use uccl_ep::{
+    Group, Result,
+    combine::{Combine, Combined, Results, Sends, Sums},
+    cuda,
+    dispatch::{Dispatch, Layout, Outputs, Payload, Room, ScalesOut, Tokens},
+    numerics::{bf16, quantise::Scales},
+    routing::{Choices, Routing},
+};
+
+use super::{Gpu, Ranks, world};
+
+/// Calls that all ranks make.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Case {
+    pub(crate) seed: u64,
+    pub(crate) ranks: usize,
+    pub(crate) local_experts: usize,
+    pub(crate) top_k: usize,
+    pub(crate) hidden: usize,
+    /// How rows are quantised.
+    pub(crate) kind: Option<Scales>,
+    /// Tokens of a rank at most.
+    pub(crate) slots: usize,
+    /// Dispatches, each with its combine.
+    pub(crate) rounds: usize,
+    /// How many calls' bytes the pool has room for.
+    pub(crate) places: usize,
+    pub(crate) blocks: u32,
+    /// How long the last rank leaves rows that have come back where they are, before it sums them.
+    pub(crate) late: Duration,
+}
+
+/// What a rank has for one round.
+struct Inputs {
+    rows: Vec<u16>,
+    experts: Vec<i32>,
+    weights: Vec<f32>,
+    /// What its experts make of what arrives, whatever that is.
+    made: Vec<u16>,
+}
+
+/// What a rank gets of one round.
+#[derive(PartialEq)]
+struct Got {
+    rows: Vec<u8>,
+    scales: Vec<u32>,
+    count: Vec<u32>,
+    src_info: Vec<i32>,
+    layout_range: Vec<i64>,
+    sums: Vec<u16>,
+}
+
+/// What nobody has written to.
+const UNTOUCHED: u8 = 0x5a;
+
+impl Case {
+    /// Runs it on both devices, and compares.
+    pub(crate) fn run(self) {
+        world(self.ranks, |ranks, me| {
+            let inputs: Vec<_> = (0..self.rounds).map(|round| self.inputs(me, round)).collect();
+            let expected = self.on_cpu(ranks, me, &inputs);
+            ranks.meet();
+            let found = self.on_gpu(ranks, me, &inputs);
+            for (round, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                let at = format!("{self:?}, rank {me}, round {round}");
+                assert_same(&at, "counts", &found.count, &expected.count);
+                assert_same(&at, "ranges", &found.layout_range, &expected.layout_range);
+                assert_same(&at, "source tokens", &found.src_info, &expected.src_info);
+                assert_same(&at, "rows", &found.rows, &expected.rows);
+                assert_same(&at, "scales", &found.scales, &expected.scales);
+                assert_same(&at, "sums", &found.sums, &expected.sums);
+            }
+        });
+    }
+
+    fn num_experts(&self) -> usize {
+        self.ranks * self.local_experts
+    }
+
+    fn expert_rows(&self) -> usize {
+        self.ranks * self.slots
+    }
+
+    fn row_len(&self) -> usize {
+        if self.kind.is_some() { self.hidden } else { 2 * self.hidden }
+    }
+
+    fn payload(&self) -> Payload {
+        match self.kind {
+            Some(how) => Payload::Quantised(self.hidden, how),
+            None => Payload::Bytes(2 * self.hidden),
+        }
+    }
+
+    fn words(&self) -> usize {
+        self.kind.map_or(0, |how| how.words(self.hidden))
+    }
+
+    /// Bytes for as many calls as there are places.
+    fn pool(&self) -> usize {
+        use uccl_ep::record::{Record, Row};
+        let record = Record { payload: self.row_len(), scales: self.words(), top_k: self.top_k };
+        let dispatch = self.ranks * record.area(self.local_experts, self.slots);
+        let combine = Row { values: 2 * self.hidden, weights: 0, slots: self.top_k };
+        self.places * dispatch.max(combine.place(self.slots))
+    }
+
+    fn inputs(&self, me: usize, round: usize) -> Inputs {
+        let seed = (self.seed * 64 + me as u64) * 64 + round as u64;
+        let tokens = fastrand::Rng::with_seed(seed).usize(0..=self.slots);
+        self.inputs_of(me, round, tokens)
+    }
+
+    fn inputs_of(&self, me: usize, round: usize, tokens: usize) -> Inputs {
+        let seed = (self.seed * 64 + me as u64) * 64 + round as u64;
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut experts = Vec::new();
+        for _ in 0..tokens {
+            let mut all: Vec<i32> = (0..self.num_experts() as i32).collect();
+            random.shuffle(&mut all);
+            all.resize(all.len().max(self.top_k), -1);
+            let chosen = all.iter().take(self.top_k);
+            experts.extend(chosen.map(|e| if random.u8(..6) == 0 { -1 } else { *e }));
+        }
+        let mut value = |spread: i32| {
+            let exponent = random.i32(-spread..=spread) as f32;
+            bf16::from_f32((random.f32() - 0.5) * exponent.exp2())
+        };
+        let mut rows: Vec<u16> = (0..tokens * self.hidden).map(|_| value(6)).collect();
+        // Groups of zeros, of tiny values and with a NaN: what quantising treats apart.
+        for (group, values) in rows.chunks_mut(128).enumerate() {
+            match group % 11 {
+                3 => values.fill(0),
+                5 => values.iter_mut().for_each(|v| *v = *v & 0x80ff | 0x0700),
+                7 if self.kind.is_some() => values[group % 128] = 0x7fc1,
+                _ => {}
+            }
+        }
+        let made_len = self.local_experts * self.expert_rows() * self.hidden;
+        let made = (0..made_len).map(|_| value(3)).collect();
+        let weights = (0..tokens * self.top_k).map(|_| random.f32()).collect();
+        Inputs { rows, experts, weights, made }
+    }
+
+    fn on_cpu(&self, ranks: &Ranks, me: usize, inputs: &[Inputs]) -> Vec<Got> {
+        let config = uccl_ep::Config {
+            rank: me,
+            ranks: self.ranks,
+            pool: self.pool(),
+            timeout: Duration::from_secs(60),
+            masks_late: false,
+            node: None,
+            network: None,
+        };
+        let group = Group::join(config, &mut ranks.exchange(me)).expect("it joins");
+        let got = inputs.iter().map(|inputs| self.round_on_cpu(&group, inputs)).collect();
+        ranks.meet();
+        got
+    }
+
+    fn round_on_cpu(&self, group: &Arc<Group>, inputs: &Inputs) -> Got {
+        let (rows, local, words) = (self.expert_rows(), self.local_experts, self.words());
+        let choices = Choices {
+            experts: &inputs.experts,
+            top_k: self.top_k,
+            num_experts: self.num_experts(),
+            ranks: self.ranks,
+        };
+        let routing = Arc::new(Routing::new(choices).expect("choices"));
+        let tokens = Tokens {
+            rows: inputs.rows.as_ptr().cast(),
+            stride: 2 * self.hidden,
+            payload: self.payload(),
+            scales: None,
+            weights: None,
+        };
+        let mut got = self.untouched(inputs);
+        let outputs = Outputs {
+            len: local * rows,
+            rows: got.rows.as_mut_ptr(),
+            stride: self.row_len(),
+            scales: self.kind.map(|_| ScalesOut::Strided {
+                words: got.scales.as_mut_ptr(),
+                row_stride: 1,
+                expert_stride: (words - 1) * rows,
+                word_stride: rows,
+            }),
+            choices: None,
+            weights: None,
+            zeroes_foreign_weights: false,
+        };
+        let layout = Layout::Experts((0..local).map(|expert| expert * rows).collect());
+        let room = Room::Tokens(self.slots);
+        // SAFETY: the vectors live until the calls are over, and are as long as is said.
+        unsafe {
+            let dispatch = Dispatch::begin(group, routing, tokens, room, &mut || false);
+            let received = dispatch.and_then(|d| d.receive(outputs, &layout, &mut || false));
+            let handle = Arc::new(received.expect("a dispatch"));
+            got.count = handle.counts.of_experts();
+            for entry in handle.table.chunks_exact(handle.width()) {
+                for row in entry[2..].iter().filter(|row| **row >= 0) {
+                    got.src_info[*row as usize] = entry[0];
+                }
+            }
+            for expert in 0..local {
+                let mut begin = 0;
+                for rank in 0..self.ranks {
+                    let count = i64::from(handle.counts.per_expert[rank * local + expert]);
+                    got.layout_range[expert * self.ranks + rank] = begin << 32 | count;
+                    begin += count;
+                }
+            }
+            let results = Results {
+                rows: inputs.made.as_ptr().cast(),
+                len: local * rows,
+                stride: 2 * self.hidden,
+                hidden: self.hidden,
+                sends: Sends::EachExpert,
+                weights: None,
+                is_packed: false,
+                relays: None,
+                stays: true,
+            };
+            let sums = Combined {
+                rows: got.sums.as_mut_ptr(),
+                sums: Sums::Weighted(inputs.weights.as_ptr()),
+                bias: [None; 2],
+                weights: None,
+            };
+            let combine = Combine::begin(&handle, results, &mut || false);
+            combine.and_then(|combine| combine.finish(sums, &mut || false)).expect("a combine");
+        }
+        got
+    }
+
+    fn untouched(&self, inputs: &Inputs) -> Got {
+        let rows = self.local_experts * self.expert_rows();
+        let word = u32::from_ne_bytes([UNTOUCHED; 4]);
+        Got {
+            rows: vec![UNTOUCHED; rows * self.row_len()],
+            scales: vec![word; rows * self.words()],
+            count: vec![word; self.local_experts],
+            src_info: vec![word.cast_signed(); rows],
+            layout_range: vec![-1; self.num_experts()],
+            sums: vec![0x5a5a; inputs.rows.len()],
+        }
+    }
+
+    /// One rank's end of a group on the GPU.
+    pub(crate) fn join(&self, ranks: &Ranks, me: usize, timeout: Duration) -> Arc<cuda::Group> {
+        let config = cuda::Config {
+            rank: me,
+            ranks: self.ranks,
+            pool: self.pool(),
+            timeout,
+            device: 0,
+            blocks: self.blocks,
+        };
+        cuda::Group::join(config, &mut ranks.exchange(me)).expect("it joins")
+    }
+
+    /// How long a dispatch and its combine take on the GPU, one behind the other, with as many tokens as there are slots.
+    pub(crate) fn time(self, rounds: u32) -> Duration {
+        let took = world(self.ranks, |ranks, me| {
+            let inputs = self.inputs_of(me, 0, self.slots);
+            let group = self.join(ranks, me, Duration::from_secs(20));
+            let gpu = Gpu::new();
+            let round = OnGpu::new(&self, &gpu, &inputs);
+            let run = |rounds: u32| {
+                ranks.meet();
+                let began = Instant::now();
+                for _ in 0..rounds {
+                    round.enqueue(&self, &group, &gpu);
+                }
+                gpu.stream.synchronize().expect("kernels end well");
+                began.elapsed() / rounds.max(1)
+            };
+            run(5);
+            let took = run(rounds);
+            group.check().expect("calls go well");
+            ranks.meet();
+            took
+        });
+        took.into_iter().max().unwrap_or_default()
+    }
+
+    /// Ranks that do not come, and those that make other calls: what each that comes is told.
+    pub(crate) fn fails(
+        self,
+        timeout: Duration,
+        as_seen_by: impl Fn(usize) -> Option<Self> + Sync,
+    ) -> Vec<String> {
+        world(self.ranks, |ranks, me| {
+            let group = self.join(ranks, me, timeout);
+            let gpu = Gpu::new();
+            let case = as_seen_by(me);
+            let inputs = case.map(|case| case.inputs(me, 0));
+            let on_gpu = case.zip(inputs.as_ref());
+            let on_gpu = on_gpu.map(|(case, inputs)| (case, OnGpu::new(&case, &gpu, inputs)));
+            ranks.meet();
+            if let Some((case, on_gpu)) = &on_gpu {
+                // The other rank's fault may be known before all is enqueued.
+                let _ = on_gpu.enqueue_dispatch(case, &group, &gpu);
+            }
+            gpu.stream.synchronize().expect("kernels end, and the context stays usable");
+            let told = group.check().err().map(|e| e.to_string()).unwrap_or_default();
+            ranks.meet();
+            told
+        })
+    }
+
+    fn on_gpu(&self, ranks: &Ranks, me: usize, inputs: &[Inputs]) -> Vec<Got> {
+        let group = self.join(ranks, me, Duration::from_secs(20));
+        let gpu = Gpu::new();
+        let rounds: Vec<_> = inputs.iter().map(|inputs| OnGpu::new(self, &gpu, inputs)).collect();
+        ranks.meet();
+        // All rounds are enqueued before any is waited for.
+        for round in &rounds {
+            round.enqueue(self, &group, &gpu);
+        }
+        gpu.stream.synchronize().expect("kernels end well");
+        group.check().unwrap_or_else(|e| panic!("{self:?}: {e}"));
+        ranks.meet();
+        let got = rounds.iter().map(|round| round.got(self, &gpu)).collect();
+        ranks.meet();
+        got
+    }
+}
+
+/// A round's memory on the GPU.
+pub(crate) struct OnGpu<'a> {
+    inputs: &'a Inputs,
+    tokens: u64,
+    experts: u64,
+    weights: u64,
+    made: u64,
+    scratch: u64,
+    rows: u64,
+    scales: u64,
+    count: u64,
+    table: cuda::Table,
+    sums: u64,
+}
+
+impl<'a> OnGpu<'a> {
+    fn new(case: &Case, gpu: &Gpu, inputs: &'a Inputs) -> Self {
+        let blank = case.untouched(inputs);
+        let rows = case.local_experts * case.expert_rows();
+        let scratch = cuda::scratch_len(&case.choices(inputs, 0), case.ranks);
+        Self {
+            inputs,
+            tokens: gpu.upload(&inputs.rows),
+            experts: case.upload_choices(gpu, inputs),
+            weights: gpu.upload(&inputs.weights),
+            made: gpu.upload(&inputs.made),
+            scratch: gpu.upload(&vec![0xeeu8; scratch]),
+            rows: gpu.upload(&blank.rows),
+            scales: gpu.upload(&blank.scales),
+            count: gpu.upload(&blank.count),
+            table: cuda::Table {
+                src_info: gpu.upload(&blank.src_info),
+                origin: gpu.upload(&vec![-1i32; rows]),
+                layout_range: gpu.upload(&blank.layout_range),
+            },
+            sums: gpu.upload(&blank.sums),
+        }
+    }
+
+    fn enqueue_dispatch(
+        &self,
+        case: &Case,
+        group: &Arc<cuda::Group>,
+        gpu: &Gpu,
+    ) -> Result<Arc<cuda::Handle>> {
+        let (rows, words) = (case.expert_rows(), case.words());
+        let choices = case.choices(self.inputs, self.experts);
+        let tokens =
+            cuda::Tokens { rows: self.tokens, stride: 2 * case.hidden, payload: case.payload() };
+        let outputs = cuda::Outputs {
+            rows: self.rows,
+            stride: case.row_len(),
+            scales: case.kind.map(|_| cuda::ScalesOut {
+                words: self.scales,
+                row_stride: 1,
+                expert_stride: (words - 1) * rows,
+                word_stride: rows,
+            }),
+            count: self.count,
+            stats: 0,
+            table: self.table,
+        };
+        let (scratch, stream) = (self.scratch, &gpu.stream);
+        // SAFETY: the memory is as long as is said, and lives until the stream has been waited for.
+        unsafe {
+            let dispatch =
+                cuda::Dispatch::begin(group, &tokens, &choices, case.slots, (scratch, stream));
+            dispatch.and_then(|dispatch| dispatch.receive(&outputs, stream)).map(Arc::new)
+        }
+    }
+
+    fn enqueue(&self, case: &Case, group: &Arc<cuda::Group>, gpu: &Gpu) {
+        let handle = self.enqueue_dispatch(case, group, gpu).expect("a dispatch");
+        let results = cuda::Results {
+            rows: self.made,
+            stride: 2 * case.hidden,
+            hidden: case.hidden,
+            table: self.table,
+        };
+        let sums = cuda::Combined { rows: self.sums, weights: self.weights, experts: self.experts };
+        let stream = &gpu.stream;
+        // SAFETY: the memory is as long as is said, and lives until the stream has been waited for.
+        unsafe {
+            let combine = cuda::Combine::begin(&handle, &results, stream);
+            let combine = combine.expect("a combine");
+            if group.rank() + 1 == group.ranks() {
+                std::thread::sleep(case.late);
+            }
+            combine.finish(&sums, stream).expect("sums");
+        }
+    }
+
+    fn got(&self, case: &Case, gpu: &Gpu) -> Got {
+        let rows = case.local_experts * case.expert_rows();
+        Got {
+            rows: gpu.download(self.rows, rows * case.row_len()),
+            scales: gpu.download(self.scales, rows * case.words()),
+            count: gpu.download(self.count, case.local_experts),
+            src_info: gpu.download(self.table.src_info, rows),
+            layout_range: gpu.download(self.table.layout_range, case.num_experts()),
+            sums: gpu.download(self.sums, self.inputs.rows.len()),
+        }
+    }
+}
+
+impl Case {
+    fn choices(&self, inputs: &Inputs, experts: u64) -> cuda::Choices {
+        cuda::Choices {
+            experts,
+            is_64: self.is_64(),
+            tokens: inputs.experts.len() / self.top_k,
+            top_k: self.top_k,
+            num_experts: self.num_experts(),
+        }
+    }
+
+    fn is_64(&self) -> bool {
+        self.seed % 2 == 1
+    }
+
+    fn upload_choices(&self, gpu: &Gpu, inputs: &Inputs) -> u64 {
+        match self.is_64() {
+            true => gpu.upload(&inputs.experts.iter().map(|e| i64::from(*e)).collect::<Vec<_>>()),
+            false => gpu.upload(&inputs.experts),
+        }
+    }
+}
+
+/// Where two differ, which says more than both in full.
+fn assert_same<T: PartialEq + std::fmt::Debug>(at: &str, what: &str, found: &[T], wanted: &[T]) {
+    assert_eq!(found.len(), wanted.len(), "{at}: {what}");
+    let differ: Vec<_> = (0..found.len()).filter(|i| found[*i] != wanted[*i]).collect();
+    if let Some(first) = differ.first() {
+        let all = format!("{} of {} {what} differ", differ.len(), found.len());
+        let some: Vec<_> = differ
+            .iter()
+            .take(8)
+            .map(|i| format!("[{i}] {:x?} is not {:x?}", found[*i], wanted[*i]))
+            .collect();
+        panic!("{at}: {all}, the first at {first}: {}", some.join(", "));
+    }
+}

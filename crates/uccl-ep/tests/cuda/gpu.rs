@@ -1,0 +1,74 @@
+//! A rank's memory on a GPU.
+
+use std::cell::RefCell;
+
+use uccl_device::cuda::{Context, DeviceBuffer, Direction, Gpus, PinnedBuffer, Priority, Stream};
+
+/// Whether there is a GPU; says what is lacking.
+pub(crate) fn has_gpu() -> bool {
+    let why = Gpus::get().why_none();
+    if let Some(why) = why {
+        let name = std::thread::current().name().unwrap_or("a test").to_owned();
+        eprintln!("skipped: {name}: lacks a GPU ({why})");
+    }
+    why.is_none()
+}
+
+/// A stream, and memory that is kept until this is dropped: freeing waits for kernels, and they may wait for other ranks.
+pub(crate) struct Gpu {
+    pub(crate) context: &'static Context,
+    pub(crate) stream: Stream,
+    kept: RefCell<Vec<DeviceBuffer>>,
+    staging: RefCell<Vec<PinnedBuffer>>,
+}
+
+impl Gpu {
+    pub(crate) fn new() -> Self {
+        let context = Gpus::get().device(0).and_then(|gpu| gpu.context()).expect("a context");
+        let stream = Stream::new(context, Priority::Normal).expect("a stream");
+        Self { context, stream, kept: RefCell::default(), staging: RefCell::default() }
+    }
+
+    fn pinned(&self, len: usize) -> PinnedBuffer {
+        PinnedBuffer::new(self.context, len.max(1)).expect("locked memory")
+    }
+
+    /// Memory with these bytes.
+    pub(crate) fn upload<T: Copy>(&self, values: &[T]) -> u64 {
+        let len = size_of_val(values);
+        let buffer = DeviceBuffer::new(self.context, len.max(16)).expect("memory");
+        let pinned = self.pinned(len);
+        // SAFETY: as many bytes; nobody else has either.
+        unsafe { pinned.as_ptr().copy_from_nonoverlapping(values.as_ptr().cast(), len) };
+        if len > 0 {
+            // SAFETY: both live until the stream has been waited for.
+            unsafe {
+                self.stream.copy(buffer.address(), pinned.address(), len, Direction::HostToDevice)
+            }
+            .expect("a copy");
+        }
+        self.stream.synchronize().expect("it ends well");
+        let address = buffer.address();
+        self.kept.borrow_mut().push(buffer);
+        self.staging.borrow_mut().push(pinned);
+        address
+    }
+
+    /// What is in memory. All that was enqueued has ended.
+    pub(crate) fn download<T: Copy + Default>(&self, address: u64, count: usize) -> Vec<T> {
+        let mut values = vec![T::default(); count];
+        let len = size_of_val(&values[..]);
+        if len == 0 {
+            return values;
+        }
+        let pinned = self.pinned(len);
+        // SAFETY: both live until the stream has been waited for.
+        unsafe { self.stream.copy(pinned.address(), address, len, Direction::DeviceToHost) }
+            .expect("a copy");
+        self.stream.synchronize().expect("it ends well");
+        // SAFETY: as many bytes, which the copy has written.
+        unsafe { values.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(pinned.as_ptr(), len) };
+        self.staging.borrow_mut().push(pinned);
+        values
+    }
+}

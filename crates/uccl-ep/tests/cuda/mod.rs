@@ -1,0 +1,13 @@
+//! Groups of the CPU and groups of GPUs make the same calls, and the same bytes. Ranks are threads.
+
+#![allow(dead_code, unused_imports, reason = "each test binary uses a part")]
+
+mod case;
+mod gpu;
+mod ranks;
+
+pub(crate) use self::{case::Case, gpu::has_gpu};
+use self::{
+    gpu::Gpu,
+    ranks::{Ranks, world},
+};

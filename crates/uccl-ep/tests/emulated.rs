@@ -1,0 +1,74 @@
+//! The kernels on a CPU: a driver that is none, and a GPU that is none. What they do and what host code asks of them is
+//! tested where there is no GPU; not how they order their memory.
+
+#[path = "cuda/mod.rs"]
+mod cuda;
+mod emulator;
+
+use std::time::Duration;
+
+use uccl_ep::numerics::quantise::Scales;
+
+use self::cuda::Case;
+
+const SMALL: Case = Case {
+    seed: 1,
+    ranks: 2,
+    local_experts: 3,
+    top_k: 2,
+    hidden: 512,
+    kind: None,
+    slots: 5,
+    rounds: 2,
+    places: 4,
+    blocks: 2,
+    late: Duration::ZERO,
+};
+
+#[test]
+fn a_gpu_makes_the_bytes_of_the_cpu() {
+    emulator::load();
+    let kinds = [None, Some(Scales::Exact), Some(Scales::PowerOfTwo), Some(Scales::Exponent)];
+    for (seed, kind) in (0..).zip(kinds) {
+        let ranks = 1 + seed as usize % 3;
+        Case { seed, ranks, kind, top_k: 1 + seed as usize, ..SMALL }.run();
+    }
+    // Widths that no warp fills, and more tokens than threads of a warp.
+    Case { hidden: 640, kind: Some(Scales::Exact), slots: 40, rounds: 1, ..SMALL }.run();
+    Case { hidden: 8, slots: 70, local_experts: 40, top_k: 32, rounds: 1, ..SMALL }.run();
+}
+
+#[test]
+fn calls_take_the_places_of_calls_that_have_ended() {
+    emulator::load();
+    for places in [1, 2] {
+        Case { hidden: 128, rounds: 12, places, ..SMALL }.run();
+    }
+    let late = Duration::from_millis(100);
+    Case { hidden: 128, rounds: 4, places: 1, late, ..SMALL }.run();
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named() {
+    emulator::load();
+    let told = SMALL.fails(Duration::from_millis(500), |me| (me == 0).then_some(SMALL));
+    let late = "rank 1: data of call 1 round 0 expected, nothing seen";
+    assert!(
+        told[0].starts_with("dispatch on rank 0 is not over") && told[0].contains(late),
+        "{told:?}"
+    );
+    assert_eq!(told[1], "");
+}
+
+#[test]
+fn ranks_that_differ_are_told_in_what() {
+    emulator::load();
+    let told = SMALL.fails(Duration::from_secs(20), |me| Some(Case { top_k: 1 + me, ..SMALL }));
+    let told = told.join(" / ");
+    assert!(told.contains("has top-k") || told.contains("gave up on call 1"), "{told}");
+    assert!(
+        told.contains("rank 1 has top-k 2, this rank 1")
+            || told.contains("rank 0 has top-k 1, this rank 2"),
+        "{told}"
+    );
+}

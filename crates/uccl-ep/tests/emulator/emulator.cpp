@@ -1,0 +1,190 @@
+// Runs the kernels of expert parallelism on a CPU. All threads of a launch take turns on the thread that calls it, so
+// blocks that wait for each other, and launches on other threads, get on.
+
+#include <sched.h>
+#include <setjmp.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <memory>
+#include <vector>
+
+#include "../../../../kernels/ep.cu"
+
+namespace {
+
+constexpr size_t STACK = 64 << 10;
+
+struct Warp {
+  u64 values[32];
+  u32 given = 0, seen = 0;
+  u32 rounds = 0;
+};
+
+struct Block {
+  std::vector<Warp> warps;
+  std::unique_ptr<char[]> shared;
+  u32 waiting = 0, left, rounds = 0;
+};
+
+struct Thread {
+  u32 thread, block;
+  jmp_buf at;
+  bool has_begun = false, is_over = false;
+};
+
+struct Launch {
+  u32 blocks, threads;
+  const void* parameter;
+  void (*kernel)(const void*);
+  std::vector<Block> all_blocks;
+  std::vector<Thread> all_threads;
+  char* stacks;
+  Thread* running = nullptr;
+  jmp_buf scheduler;
+  u32 idle = 0;
+};
+
+thread_local Launch* launch;
+
+void begin() {
+  Thread* me = launch->running;
+  launch->kernel(launch->parameter);
+  me->is_over = true;
+  launch->all_blocks[me->block].left--;
+  _longjmp(launch->scheduler, 1);
+}
+
+void give_turn(Launch& l, size_t i) {
+  Thread& thread = l.all_threads[i];
+  l.running = &thread;
+  if (_setjmp(l.scheduler) != 0) return;
+  if (thread.has_begun) _longjmp(thread.at, 1);
+  thread.has_begun = true;
+  ucontext_t context;
+  getcontext(&context);
+  context.uc_stack.ss_sp = l.stacks + i * STACK;
+  context.uc_stack.ss_size = STACK;
+  context.uc_link = nullptr;
+  makecontext(&context, begin, 0);
+  setcontext(&context);
+}
+
+Thread& self() { return *launch->running; }
+Block& own_block() { return launch->all_blocks[self().block]; }
+
+void run(u32 blocks, u32 threads, const void* parameter, void (*kernel)(const void*)) {
+  Launch l;
+  l.blocks = blocks, l.threads = threads, l.parameter = parameter, l.kernel = kernel;
+  l.all_blocks.resize(blocks);
+  l.all_threads.resize(size_t{blocks} * threads);
+  for (Block& block : l.all_blocks) block.warps.resize(threads / 32), block.left = threads;
+  for (size_t i = 0; i < l.all_threads.size(); i++) {
+    l.all_threads[i].thread = static_cast<u32>(i % threads);
+    l.all_threads[i].block = static_cast<u32>(i / threads);
+  }
+  size_t len = l.all_threads.size() * STACK;
+  l.stacks = static_cast<char*>(mmap(nullptr, len, PROT_READ | PROT_WRITE,
+                                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  if (l.stacks == MAP_FAILED) abort();
+  launch = &l;
+  for (bool is_over = false; !is_over;) {
+    is_over = true;
+    for (size_t i = 0; i < l.all_threads.size(); i++) {
+      if (l.all_threads[i].is_over) continue;
+      is_over = false;
+      give_turn(l, i);
+    }
+    sched_yield();
+  }
+  launch = nullptr;
+  munmap(l.stacks, len);
+}
+
+template <typename Parameter, void (*KERNEL)(Parameter)>
+void kernel(const void* parameter) {
+  KERNEL(*static_cast<const Parameter*>(parameter));
+}
+
+}  // namespace
+
+namespace emulated {
+
+Place thread() { return {self().thread}; }
+Place block() { return {self().block}; }
+Place threads() { return {launch->threads}; }
+Place blocks() { return {launch->blocks}; }
+
+void* shared(size_t len) {
+  Block& block = own_block();
+  // Memory that nobody has written to has any contents.
+  if (!block.shared) {
+    block.shared.reset(new char[len]);
+    memset(block.shared.get(), 0xa5, len);
+  }
+  return block.shared.get();
+}
+
+void turn() {
+  if (_setjmp(self().at) == 0) _longjmp(launch->scheduler, 1);
+}
+
+void wait_for_block() {
+  Block& block = own_block();
+  u32 round = block.rounds;
+  if (++block.waiting == block.left) {
+    block.waiting = 0;
+    block.rounds++;
+    return;
+  }
+  while (block.rounds == round) turn();
+}
+
+// A value is there until every lane has seen all.
+const u64* exchange(u64 value) {
+  Warp& warp = own_block().warps[self().thread / 32];
+  u32 round = warp.rounds;
+  warp.values[self().thread % 32] = value;
+  if (++warp.given == 32) {
+    warp.given = 0;
+    warp.rounds++;
+  }
+  while (warp.rounds == round) turn();
+  return warp.values;
+}
+
+void exchanged() {
+  Warp& warp = own_block().warps[self().thread / 32];
+  u32 round = warp.rounds;
+  if (++warp.seen == 32) {
+    warp.seen = 0;
+    warp.rounds++;
+  }
+  while (warp.rounds == round) turn();
+}
+
+}  // namespace emulated
+
+struct Emulated {
+  const char* name;
+  size_t len;
+  void (*kernel)(const void*);
+};
+
+extern "C" {
+
+extern const Emulated emulated_kernels[];
+const Emulated emulated_kernels[] = {
+    {"uccl_ep_route", sizeof(UcclEpSend), kernel<const UcclEpSend, uccl_ep_route>},
+    {"uccl_ep_send", sizeof(UcclEpSend), kernel<const UcclEpSend, uccl_ep_send>},
+    {"uccl_ep_receive", sizeof(UcclEpReceive), kernel<const UcclEpReceive, uccl_ep_receive>},
+    {"uccl_ep_return", sizeof(UcclEpReturn), kernel<const UcclEpReturn, uccl_ep_return>},
+    {"uccl_ep_sum", sizeof(UcclEpSum), kernel<const UcclEpSum, uccl_ep_sum>},
+    {nullptr, 0, nullptr},
+};
+
+void emulate(void (*kernel)(const void*), u32 blocks, u32 threads, const void* parameter) {
+  run(blocks, threads, parameter, kernel);
+}
+}

@@ -1,0 +1,69 @@
+//! A GPU on a CPU: the kernels compiled for it, and the driver that runs them.
+
+#[path = "../../../uccl-device/tests/fake_driver/mod.rs"]
+mod fake_driver;
+
+use std::{
+    ffi::{CStr, CString, c_char, c_void},
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::Once,
+};
+
+use self::fake_driver::Emulated;
+
+/// A kernel, as emulator.cpp lists it.
+#[repr(C)]
+struct Listed {
+    name: *const c_char,
+    len: usize,
+    kernel: *const c_void,
+}
+
+/// Loads both, before anything asks for a driver.
+pub(crate) fn load() {
+    static LOADED: Once = Once::new();
+    LOADED.call_once(|| {
+        let driver = fake_driver::load();
+        let path = CString::new(build().as_os_str().as_bytes()).expect("a path");
+        // SAFETY: our own library, without initialisers.
+        let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
+        assert!(!library.is_null(), "{path:?} cannot be loaded");
+        let emulate = find(library, c"emulate");
+        let mut listed = find(library, c"emulated_kernels").cast::<Listed>();
+        // SAFETY: a list in the library, which stays loaded; the last entry has no name.
+        unsafe {
+            while !(*listed).name.is_null() {
+                let Listed { name, len, kernel } = listed.read();
+                driver.emulate(Emulated { name, len, kernel, emulate });
+                listed = listed.add(1);
+            }
+        }
+    });
+}
+
+fn find(library: *mut c_void, name: &CStr) -> *const c_void {
+    // SAFETY: the library is loaded.
+    let found = unsafe { libc::dlsym(library, name.as_ptr()) };
+    assert!(!found.is_null(), "there is no {name:?}");
+    found
+}
+
+/// Compiles the kernels for this CPU. Tests may do so at the same time, each under a name of its own.
+fn build() -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulator");
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let library = folder.join(format!("{}.so", std::process::id()));
+    let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/emulator");
+    let status = Command::new("c++")
+        .args(["-x", "c++", "-std=c++17", "-O1", "-fPIC", "-shared", "-ffp-contract=off"])
+        .args(["-U_FORTIFY_SOURCE", "-I"])
+        .args([&here, &here.join("emulator.cpp")])
+        .arg("-o")
+        .arg(&library)
+        .status()
+        .expect("c++ runs");
+    assert!(status.success(), "c++ failed with {status}");
+    library
+}

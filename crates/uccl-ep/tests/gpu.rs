@@ -1,0 +1,120 @@
+//! Groups on a GPU, all ranks of them on one. Each kernel of a rank waits for the other ranks' kernels, so few blocks each.
+
+#[path = "cuda/mod.rs"]
+mod cuda;
+
+use std::time::Duration;
+
+use uccl_ep::numerics::quantise::Scales;
+
+use self::cuda::{Case, has_gpu};
+
+const CASE: Case = Case {
+    seed: 1,
+    ranks: 2,
+    local_experts: 4,
+    top_k: 4,
+    hidden: 1024,
+    kind: None,
+    slots: 32,
+    rounds: 3,
+    places: 4,
+    blocks: 8,
+    late: Duration::ZERO,
+};
+
+const KINDS: [Option<Scales>; 4] =
+    [None, Some(Scales::Exact), Some(Scales::PowerOfTwo), Some(Scales::Exponent)];
+
+/// One test at a time has the GPU: kernels of different tests would wait for each other's memory calls.
+static GPU: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
+fn alone() -> Option<std::sync::MutexGuard<'static, ()>> {
+    let guard = GPU.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    has_gpu().then_some(guard)
+}
+
+#[test]
+fn one_rank_makes_the_bytes_of_the_cpu() {
+    let Some(_alone) = alone() else { return };
+    for (seed, kind) in (0..).zip(KINDS) {
+        Case { seed, ranks: 1, kind, ..CASE }.run();
+    }
+}
+
+#[test]
+fn two_and_four_ranks_make_the_bytes_of_the_cpu() {
+    let Some(_alone) = alone() else { return };
+    for (seed, kind) in (0..).zip(KINDS) {
+        for ranks in [2, 4] {
+            Case { seed, ranks, kind, ..CASE }.run();
+        }
+    }
+}
+
+#[test]
+fn rows_of_every_width_make_the_bytes_of_the_cpu() {
+    let Some(_alone) = alone() else { return };
+    for (seed, hidden) in (10..).zip([128, 256, 640, 1536, 4096, 7168]) {
+        for kind in [None, Some(Scales::Exact), Some(Scales::PowerOfTwo)] {
+            Case { seed, hidden, kind, slots: 128, rounds: 1, ..CASE }.run();
+        }
+    }
+    let exponent = Some(Scales::Exponent);
+    Case { seed: 20, hidden: 7168, kind: exponent, top_k: 8, slots: 128, rounds: 1, ..CASE }.run();
+}
+
+#[test]
+fn many_experts_and_choices_make_the_bytes_of_the_cpu() {
+    let Some(_alone) = alone() else { return };
+    for (seed, top_k) in (30..).zip([1, 8, 31, 32]) {
+        Case { seed, top_k, local_experts: 64, hidden: 128, slots: 100, ..CASE }.run();
+    }
+    Case { seed: 40, local_experts: 512, hidden: 128, top_k: 6, ranks: 4, ..CASE }.run();
+}
+
+#[test]
+fn calls_take_the_places_of_calls_that_have_ended() {
+    let Some(_alone) = alone() else { return };
+    for places in [1, 2, 3] {
+        Case { seed: 50, rounds: 40, places, ranks: 4, hidden: 256, ..CASE }.run();
+    }
+    let late = Duration::from_millis(100);
+    Case { seed: 51, rounds: 4, places: 1, late, ..CASE }.run();
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named_and_the_gpu_stays_usable() {
+    let Some(_alone) = alone() else { return };
+    let told = CASE.fails(Duration::from_millis(500), |me| (me == 0).then_some(CASE));
+    let late = "rank 1: data of call 1 round 0 expected, nothing seen";
+    assert!(told[0].starts_with("dispatch on rank 0 is not over"), "{told:?}");
+    assert!(told[0].contains(late) && told[1].is_empty(), "{told:?}");
+    CASE.run();
+}
+
+#[test]
+fn ranks_that_differ_are_told_in_what() {
+    let Some(_alone) = alone() else { return };
+    let told = CASE.fails(Duration::from_secs(5), |me| Some(Case { top_k: 1 + me, ..CASE }));
+    let told = told.join(" / ");
+    let is_named = ["rank 1 has top-k 2, this rank 1", "rank 0 has top-k 1, this rank 2"];
+    assert!(is_named.iter().any(|said| told.contains(said)), "{told}");
+}
+
+#[test]
+#[ignore = "measures, and asserts nothing"]
+fn how_long_calls_take() {
+    let Some(_alone) = alone() else { return };
+    let large = Case { hidden: 7168, top_k: 8, slots: 128, local_experts: 32, ..CASE };
+    for ranks in [1, 2, 4] {
+        for kind in [None, Some(Scales::Exact)] {
+            for blocks in [4, 8, 16, 32] {
+                let took = Case { ranks, kind, blocks, ..large }.time(100);
+                println!(
+                    "{ranks} ranks, {kind:?}, {blocks} blocks: {took:?} a dispatch and combine"
+                );
+            }
+        }
+    }
+}

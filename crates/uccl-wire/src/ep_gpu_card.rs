@@ -1,0 +1,131 @@
+//! What a rank whose window is a GPU's memory tells the others of its group.
+//!
+//! | offset | type | field |
+//! | --- | --- | --- |
+//! | 0 | u32 | magic and version |
+//! | 4 | u32 | rank |
+//! | 8 | u32 | ranks of the group |
+//! | 12 | u32 | 0 |
+//! | 16 | u64 | bytes of the pool |
+//! | 24 | u64 | nonce, which the window has too |
+//! | 32 | u64 | a random number of its process |
+//! | 40 | 36 B | the kernel's boot id, as text |
+//! | 76 | 64 B | the handle by which other processes open the window |
+//!
+//! All numbers are little endian. Who has the handle can write to the window.
+
+use crate::ep_card::{EpCardError, HOST_LEN};
+
+/// Bytes of a card.
+pub const EP_GPU_CARD_LEN: usize = 140;
+
+const MAGIC: u32 = 0x5543_4701;
+
+/// A card; see the module.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct EpGpuCard {
+    /// Which rank it is.
+    pub rank: u32,
+    /// How many ranks there are.
+    pub ranks: u32,
+    /// Bytes of its pool.
+    pub pool: u64,
+    /// A random number that the window has too.
+    pub nonce: u64,
+    /// A random number that its process has.
+    pub process: u64,
+    /// The boot id of its kernel.
+    pub host: [u8; HOST_LEN],
+    /// What other processes open the window by.
+    pub handle: [u8; 64],
+}
+
+impl EpGpuCard {
+    /// As bytes.
+    #[must_use]
+    pub fn encode(&self) -> [u8; EP_GPU_CARD_LEN] {
+        let mut out = [0; EP_GPU_CARD_LEN];
+        for (word, out) in [MAGIC, self.rank, self.ranks, 0].iter().zip(out.as_chunks_mut::<4>().0)
+        {
+            *out = word.to_le_bytes();
+        }
+        let longs = [self.pool, self.nonce, self.process];
+        for (long, out) in longs.iter().zip(out[16..40].as_chunks_mut::<8>().0) {
+            *out = long.to_le_bytes();
+        }
+        out[40..76].copy_from_slice(&self.host);
+        out[76..].copy_from_slice(&self.handle);
+        out
+    }
+
+    /// Reads a card.
+    ///
+    /// # Errors
+    /// The bytes are not a card.
+    pub fn decode(bytes: &[u8]) -> Result<Self, EpCardError> {
+        let Ok(bytes) = <&[u8; EP_GPU_CARD_LEN]>::try_from(bytes) else {
+            return Err(EpCardError::WrongLength(bytes.len()));
+        };
+        let word = |at: usize| {
+            u32::from_le_bytes(bytes[4 * at..].first_chunk().copied().unwrap_or_default())
+        };
+        let long =
+            |at: usize| u64::from_le_bytes(bytes[at..].first_chunk().copied().unwrap_or_default());
+        if word(0) != MAGIC {
+            return Err(EpCardError::WrongMagic(word(0)));
+        }
+        let [rank, ranks] = [1, 2].map(word);
+        if rank >= ranks {
+            return Err(EpCardError::NoSuchRank { rank, ranks });
+        }
+        let [pool, nonce, process] = [16, 24, 32].map(long);
+        let host = bytes[40..].first_chunk().copied().unwrap_or([0; HOST_LEN]);
+        let handle = bytes[76..].first_chunk().copied().unwrap_or([0; 64]);
+        Ok(Self { rank, ranks, pool, nonce, process, host, handle })
+    }
+}
+
+impl std::fmt::Debug for EpGpuCard {
+    /// Without the handle, which is a secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { rank, ranks, pool, .. } = self;
+        write!(f, "EpGpuCard {{ rank: {rank}, ranks: {ranks}, pool: {pool}, .. }}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_card_survives_its_bytes(
+            rank: u32, longs: [u64; 3], ranks in 1u32.., host in proptest::array::uniform32(0u8..),
+        ) {
+            let mut id = [b'-'; HOST_LEN];
+            id[..32].copy_from_slice(&host);
+            let mut handle = [7; 64];
+            handle[..32].copy_from_slice(&host);
+            let [pool, nonce, process] = longs;
+            let rank = rank % ranks;
+            let card = EpGpuCard { rank, ranks, pool, nonce, process, host: id, handle };
+            prop_assert_eq!(EpGpuCard::decode(&card.encode()), Ok(card));
+        }
+
+        #[test]
+        fn any_bytes_are_refused_or_a_card(bytes in proptest::collection::vec(0u8.., 0..200)) {
+            if let Ok(card) = EpGpuCard::decode(&bytes) {
+                prop_assert!(card.rank < card.ranks);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_card_is_named() {
+        assert_eq!(EpGpuCard::decode(&[0; 3]), Err(EpCardError::WrongLength(3)));
+        let cpu = EpGpuCard::decode(&[0; EP_GPU_CARD_LEN]);
+        assert_eq!(cpu, Err(EpCardError::WrongMagic(0)));
+    }
+}

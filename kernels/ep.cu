@@ -1,0 +1,36 @@
+// Expert parallelism with few tokens: the kernels of a dispatch and of a combine.
+//
+// A dispatch is three launches: `route` (one block), `send`, `receive`; a combine is `return` and `sum`. The blocks of a
+// launch that waits for peers are few enough to run at the same time, those of all ranks of a GPU together.
+
+#include "ep_combine.cuh"
+
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 2)
+    uccl_ep_route(const __grid_constant__ UcclEpSend p) {
+  UCCL_SHARED(Routing, s);
+  route(p, s);
+}
+
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 2)
+    uccl_ep_send(const __grid_constant__ UcclEpSend p) {
+  UCCL_SHARED(Waiting, s);
+  dispatch_send(p, s);
+}
+
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 2)
+    uccl_ep_receive(const __grid_constant__ UcclEpReceive p) {
+  UCCL_SHARED(Arriving, s);
+  dispatch_receive(p, s);
+}
+
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 2)
+    uccl_ep_return(const __grid_constant__ UcclEpReturn p) {
+  UCCL_SHARED(Returning, s);
+  combine_send(p, s);
+}
+
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 2)
+    uccl_ep_sum(const __grid_constant__ UcclEpSum p) {
+  UCCL_SHARED(Waiting, s);
+  combine_receive(p, s);
+}

@@ -1,0 +1,164 @@
+// What the kernels of expert parallelism take. Mirrored in crates/uccl-ep/src/cuda/params.rs: `cargo xtask kernels
+// --check` compares sizes and offsets.
+#pragma once
+
+#include <machine.cuh>
+
+// A rank is a bit of a word.
+constexpr u32 UCCL_EP_MOST_RANKS = 64;
+constexpr u32 UCCL_EP_MOST_EXPERTS = 2048;
+// A choice is a lane of a warp.
+constexpr u32 UCCL_EP_MOST_TOP_K = 32;
+// Positions of a token among those of an expert have 16 bits while they are counted.
+constexpr u32 UCCL_EP_MOST_TOKENS = 65535;
+// Calls that may be under way.
+constexpr u32 UCCL_EP_SLOTS = 8;
+constexpr u32 UCCL_EP_HEADER = 8;
+constexpr u32 UCCL_EP_THREADS = 256;
+
+// Words that only this rank's kernels use: whether a call has failed, and how many blocks have come to the end of a step.
+struct UcclEpOwn {
+  u32 has_failed;
+  u32 zero[15];
+  u32 ended[2][UCCL_EP_SLOTS];
+};
+
+// What the host is told, in its memory. `state` is set last.
+struct UcclEpStatus {
+  u32 poison;  // the host ends all waits
+  u32 state;
+  u32 phase;
+  u32 what;
+  u64 call;
+  u64 late;  // a bit for each rank that it is about
+  u64 waited_ns;
+  u64 expected[UCCL_EP_MOST_RANKS];
+  u64 seen[UCCL_EP_MOST_RANKS];
+};
+
+// UcclEpStatus::state.
+constexpr u32 UCCL_EP_OVERDUE = 1;
+constexpr u32 UCCL_EP_GAVE_UP = 2;
+constexpr u32 UCCL_EP_POISONED = 3;
+constexpr u32 UCCL_EP_DISAGREE = 4;
+constexpr u32 UCCL_EP_WRONG_CHOICE = 5;
+
+// UcclEpStatus::what, of an overdue call.
+constexpr u32 UCCL_EP_DATA = 0;
+constexpr u32 UCCL_EP_ROOM = 1;
+
+struct UcclEpGroup {
+  u64 windows[UCCL_EP_MOST_RANKS];  // by rank
+  u64 own;
+  u64 status;
+  u64 timeout_ns;
+  u32 rank;
+  u32 ranks;
+};
+
+struct UcclEpCall {
+  u64 number;
+  u64 place;                   // in bytes from the start of a window
+  u64 after[UCCL_EP_SLOTS];    // calls that a peer must have ended before its place is written to
+  u64 header[UCCL_EP_HEADER];  // what this rank tells
+  u32 after_count;
+  u32 agreed;  // words of the header that all ranks have alike
+  u32 phase;
+  u32 zero;
+};
+
+// Choices of tokens, and where they lead; see ep_route.cuh.
+struct UcclEpRoutes {
+  u64 choices;  // tokens * top_k integers
+  u64 masks;    // u64 by token: the ranks that it goes to
+  u64 slots;    // i32 by token and rank: its place among those that go there, or -1
+  u64 places;   // i32 by token and choice: its place among those that chose the expert
+  u64 experts;  // u32 by expert: how many tokens chose it
+  u64 counts;   // u32 by rank: how many tokens go there
+  u32 tokens;
+  u32 top_k;
+  u32 local_experts;
+  u32 is_64;
+};
+
+// How tokens lie in a place.
+struct UcclEpArea {
+  u64 len;       // bytes of a rank's area
+  u32 first;     // where its records begin
+  u32 stride;    // bytes from one to the next
+  u32 payload;   // bytes
+  u32 scales;    // words
+  u32 scales_at;
+  u32 choices_at;
+  u32 places_at;  // where records of the CPU have weights
+  u32 token_at;
+};
+
+// How a payload is made of a row.
+constexpr u32 UCCL_EP_COPIED = 0;
+constexpr u32 UCCL_EP_EXACT = 1;
+constexpr u32 UCCL_EP_POWER = 2;
+constexpr u32 UCCL_EP_EXPONENT = 3;
+
+struct UcclEpSend {
+  UcclEpGroup group;
+  UcclEpCall call;
+  UcclEpRoutes routes;
+  UcclEpArea area;
+  u64 rows;
+  u64 row_stride;
+  u32 how;
+  u32 zero;
+};
+
+struct UcclEpReceive {
+  UcclEpGroup group;
+  UcclEpCall call;
+  UcclEpArea area;
+  u64 rows;
+  u64 row_stride;
+  u64 scales;  // words, at row * row + expert * expert + word * word
+  u64 scales_row;
+  u64 scales_expert;
+  u64 scales_word;
+  u64 count;         // i32 by expert
+  u64 stats;         // the same, added to; or null
+  u64 src_info;      // i32 by row: the token
+  u64 origin;        // i32 by row: rank * 32 + choice
+  u64 layout_range;  // i64 by expert and rank: first << 32 | count
+  u32 expert_rows;   // rows of each expert
+  u32 slots;
+  u32 top_k;
+  u32 local_experts;
+};
+
+struct UcclEpReturn {
+  UcclEpGroup group;
+  UcclEpCall call;
+  u64 rows;
+  u64 row_stride;
+  u64 src_info;
+  u64 origin;
+  u64 layout_range;
+  u64 slot_stride;  // bytes from one row of a place to the next
+  u32 row_len;      // bytes
+  u32 expert_rows;
+  u32 slots;
+  u32 top_k;
+  u32 local_experts;
+  u32 zero;
+};
+
+struct UcclEpSum {
+  UcclEpGroup group;
+  UcclEpCall call;
+  UcclEpRoutes routes;
+  u64 weights;
+  u64 out;
+  u64 slot_stride;
+  u32 row_len;
+  u32 slots;
+};
+
+static_assert(sizeof(UcclEpReceive) <= 4096, "the parameters of every driver");
+static_assert(sizeof(UcclEpSend) <= 4096, "the parameters of every driver");

@@ -1,0 +1,151 @@
+// What experts made of tokens comes back, and is summed.
+#pragma once
+
+#include "ep_dispatch.cuh"
+
+// What a block knows of the rows that go back.
+struct Returning {
+  Waiting waiting;
+  u32 starts[UCCL_EP_MOST_EXPERTS + 1];  // by local expert, how many rows are before its first
+  u32 sums[UCCL_EP_THREADS];
+};
+
+// Turns counts, of which there are `count`, into the sums of those before them. `all[count]` becomes the sum of all.
+__device__ __forceinline__ void scan(u32* all, u32 count, u32* sums) {
+  u32 share = (count + blockDim.x - 1) / blockDim.x;
+  u32 begin = min(threadIdx.x * share, count), end = min(begin + share, count);
+  u32 sum = 0;
+  for (u32 i = begin; i < end; i++) sum += all[i];
+  sums[threadIdx.x] = sum;
+  __syncthreads();
+  if (warp_of_thread() == 0) {
+    u32 before = 0;
+#pragma unroll 1
+    for (u32 first = 0; first < blockDim.x; first += LANES) {
+      u32 own = sums[first + lane_of_thread()], up_to = own;
+#pragma unroll
+      for (u32 step = 1; step < LANES; step *= 2) {
+        u32 other = __shfl_up_sync(ALL, up_to, step);
+        if (lane_of_thread() >= step) up_to += other;
+      }
+      sums[first + lane_of_thread()] = before + up_to - own;
+      before += __shfl_sync(ALL, up_to, LANES - 1);
+    }
+    if (lane_of_thread() == 0) all[count] = before;
+  }
+  __syncthreads();
+  u32 before = sums[threadIdx.x];
+  for (u32 i = begin; i < end; i++) {
+    u32 own = all[i];
+    all[i] = before;
+    before += own;
+  }
+  __syncthreads();
+}
+
+// The last of `count` ascending numbers that is not more than `at`; the first is 0.
+__device__ __forceinline__ u32 find(const u32* starts, u32 count, u32 at) {
+  u32 low = 0, high = count;
+#pragma unroll 1
+  while (high - low > 1) {
+    u32 middle = (low + high) / 2;
+    if (starts[middle] <= at) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+__device__ __forceinline__ void send_header(const UcclEpGroup& g, const UcclEpCall& c) {
+#pragma unroll 1
+  for (u32 i = threadIdx.x; i < g.ranks * UCCL_EP_HEADER; i += blockDim.x) {
+    u32 to = i / UCCL_EP_HEADER, word = i % UCCL_EP_HEADER;
+    reinterpret_cast<u64*>(header_of(g, to, g.rank, c.number))[word] = c.header[word];
+  }
+}
+
+__device__ __forceinline__ void send_row(const UcclEpReturn& p, const Returning& s, u32 at) {
+  u32 expert = find(s.starts, p.local_experts, at);
+  u64 row = static_cast<u64>(expert) * p.expert_rows + (at - s.starts[expert]);
+  u32 origin = reinterpret_cast<const u32*>(p.origin)[row];
+  u32 token = reinterpret_cast<const u32*>(p.src_info)[row];
+  u32 rank = origin / UCCL_EP_MOST_TOP_K, k = origin % UCCL_EP_MOST_TOP_K;
+  // Tensors that the caller has spoilt reach no other memory.
+  if (rank >= p.group.ranks || k >= p.top_k || token >= p.slots) return;
+  u64 slot = static_cast<u64>(k) * p.slots + token;
+  u64 to = p.group.windows[rank] + p.call.place + slot * p.slot_stride;
+  // One lane has the only target.
+  Targets targets[1] = {{to, 1}};
+  copy_to_all(targets, p.rows + row * p.row_stride, p.row_len / 16);
+}
+
+__device__ __forceinline__ void combine_send(const UcclEpReturn& p, Returning& s) {
+  if (!wait_for_room(p.group, p.call, s.waiting)) return;
+  const u64* ranges = reinterpret_cast<const u64*>(p.layout_range);
+#pragma unroll 1
+  for (u32 expert = threadIdx.x; expert < p.local_experts; expert += blockDim.x) {
+    u64 last = ranges[expert * p.group.ranks + p.group.ranks - 1];
+    s.starts[expert] = min(static_cast<u32>(last >> 32) + static_cast<u32>(last), p.expert_rows);
+  }
+  __syncthreads();
+  scan(s.starts, p.local_experts, s.sums);
+  u32 total = s.starts[p.local_experts];
+#pragma unroll 1
+  for (u32 at = blockIdx.x; at < total; at += gridDim.x) send_row(p, s, at);
+  if (!is_last_block(p.group, p.call, STEP_SEND, s.waiting)) return;
+  send_header(p.group, p.call);
+  tell_arrived(p.group, p.call);
+}
+
+// Sums the rows of a token's choices, in their order. The warps of a block share the work.
+__device__ __forceinline__ void sum_token(const UcclEpSum& p, u32 token) {
+  u32 lane = lane_of_thread();
+  Targets rows = {0, 0};
+  float weight = 0.0f;
+  bool is_chosen = false;
+  if (lane < p.routes.top_k) {
+    u64 at = static_cast<u64>(token) * p.routes.top_k + lane;
+    is_chosen = choice_of(p.routes, p.group.ranks, at) != NO_EXPERT;
+    weight = reinterpret_cast<const float*>(p.weights)[at];
+    u64 slot = static_cast<u64>(lane) * p.slots + token;
+    rows.mine = p.group.windows[p.group.rank] + p.call.place + slot * p.slot_stride;
+  }
+  rows.has = __ballot_sync(ALL, is_chosen);
+  u32 count = p.row_len / 16;
+#pragma unroll 1
+  for (u32 first = warp_of_thread() * LANES; first < count; first += warps_of_block() * LANES) {
+    u32 at = first + lane;
+    Sums sums = {};
+#pragma unroll 1
+    for (u32 left = rows.has; left != 0;) {
+      Vector v[ROUND];
+      float weights[ROUND];
+      u32 taken = 0;
+#pragma unroll
+      for (u32 i = 0; i < ROUND; i++) {
+        if (left != 0) {
+          int k = __ffs(static_cast<int>(left)) - 1;
+          left &= left - 1;
+          taken = i + 1;
+          u64 row = __shfl_sync(ALL, rows.mine, k);
+          weights[i] = __shfl_sync(ALL, weight, k);
+          if (at < count) v[i] = load_vector(row + 16ull * at);
+        }
+      }
+#pragma unroll
+      for (u32 i = 0; i < ROUND; i++) {
+        if (i < taken && at < count) add_weighted(sums, v[i], weights[i]);
+      }
+    }
+    if (at < count) store_vector(p.out + token * static_cast<u64>(p.row_len) + 16ull * at, rounded(sums));
+  }
+}
+
+__device__ __forceinline__ void combine_receive(const UcclEpSum& p, Waiting& w) {
+  if (!wait_for_data(p.group, p.call, w)) return;
+#pragma unroll 1
+  for (u32 token = blockIdx.x; token < p.routes.tokens; token += gridDim.x) sum_token(p, token);
+  if (is_last_block(p.group, p.call, STEP_RECEIVE, w)) tell_taken(p.group, p.call);
+}

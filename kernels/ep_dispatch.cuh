@@ -1,0 +1,258 @@
+// Tokens go to the ranks of their experts.
+#pragma once
+
+#include "ep_numerics.cuh"
+#include "ep_route.cuh"
+
+// Lanes that share a group of 128 channels, with 16 each.
+constexpr u32 GROUP_LANES = 8;
+constexpr u32 GROUP = 128;
+// Channels that a warp quantises at a time.
+constexpr u32 WARP_CHANNELS = 512;
+
+// Where a token's records go: a lane has those of two ranks.
+__device__ __forceinline__ void records_of(const UcclEpSend& p, u32 token, Targets (&to)[2]) {
+  const int* slots = reinterpret_cast<const int*>(p.routes.slots);
+#pragma unroll
+  for (u32 half = 0; half < 2; half++) {
+    u32 rank = half * LANES + lane_of_thread();
+    bool is_rank = rank < p.group.ranks;
+    int slot = is_rank ? slots[static_cast<u64>(token) * p.group.ranks + rank] : -1;
+    to[half].has = __ballot_sync(ALL, slot >= 0);
+    to[half].mine = 0;
+    if (slot >= 0) {
+      u64 area = p.group.windows[rank] + p.call.place + p.group.rank * p.area.len;
+      to[half].mine = area + p.area.first + static_cast<u64>(slot) * p.area.stride;
+    }
+  }
+}
+
+// Quantises a row once and writes it to each record. The warps of a block share the work.
+__device__ __forceinline__ void send_quantised(const UcclEpSend& p, u64 row,
+                                               const Targets (&to)[2]) {
+  u32 lane = lane_of_thread();
+#pragma unroll 1
+  for (u32 first = warp_of_thread() * WARP_CHANNELS; first < p.area.payload;
+       first += warps_of_block() * WARP_CHANNELS) {
+    u32 channel = first + lane * (GROUP / GROUP_LANES);
+    bool is_inside = channel < p.area.payload;
+    Vector a = {0, 0, 0, 0}, b = {0, 0, 0, 0};
+    if (is_inside) {
+      a = load_vector(row + 2ull * channel);
+      b = load_vector(row + 2ull * channel + 16);
+    }
+    u32 amax = amax_of(amax_of(0, a), b);
+#pragma unroll
+    for (u32 other = 1; other < GROUP_LANES; other *= 2) {
+      amax = max(amax, __shfl_xor_sync(ALL, amax, static_cast<int>(other)));
+    }
+    Scale s = scale_of(amax, p.how != UCCL_EP_EXACT);
+    Vector out = {
+        e4m3_pair(a.x, s.scale) | e4m3_pair(a.y, s.scale) << 16,
+        e4m3_pair(a.z, s.scale) | e4m3_pair(a.w, s.scale) << 16,
+        e4m3_pair(b.x, s.scale) | e4m3_pair(b.y, s.scale) << 16,
+        e4m3_pair(b.z, s.scale) | e4m3_pair(b.w, s.scale) << 16,
+    };
+    u32 word = __float_as_uint(s.inverse);
+    // The group's number, or, where four groups share a word, the word's.
+    u32 word_at = channel / GROUP;
+    bool has_word = is_inside && lane % GROUP_LANES == 0;
+    if (p.how == UCCL_EP_EXPONENT) {
+      u32 byte = word >> 23;
+      u32 shared = 0;
+#pragma unroll
+      for (u32 i = 0; i < 4; i++) shared |= __shfl_sync(ALL, byte, static_cast<int>(i * GROUP_LANES)) << (8 * i);
+      word = shared;
+      word_at = first / WARP_CHANNELS;
+      has_word = lane == 0;
+    }
+#pragma unroll
+    for (u32 half = 0; half < 2; half++) {
+      for_each(to[half], [&](u64 record) {
+        if (is_inside) store_vector(record + channel, out);
+        if (has_word) {
+          *reinterpret_cast<u32*>(record + p.area.scales_at + 4ull * word_at) = word;
+        }
+      });
+    }
+  }
+}
+
+// What goes with a token: its choices, its places among those of their experts, and its number.
+__device__ __forceinline__ void send_choices(const UcclEpSend& p, u32 token,
+                                             const Targets (&to)[2]) {
+  u32 k = lane_of_thread();
+  int choice = -1, place = -1;
+  if (k < p.routes.top_k) {
+    u64 at = static_cast<u64>(token) * p.routes.top_k + k;
+    choice = static_cast<int>(choice_of(p.routes, p.group.ranks, at));
+    place = reinterpret_cast<const int*>(p.routes.places)[at];
+  }
+#pragma unroll
+  for (u32 half = 0; half < 2; half++) {
+    for_each(to[half], [&](u64 record) {
+      if (k < p.routes.top_k) {
+        *reinterpret_cast<int*>(record + p.area.choices_at + 4ull * k) = choice;
+        *reinterpret_cast<int*>(record + p.area.places_at + 4ull * k) = place;
+      }
+      if (k == 0) *reinterpret_cast<u32*>(record + p.area.token_at) = token;
+    });
+  }
+}
+
+// Tells each rank how much there is for it.
+__device__ __forceinline__ void send_counts(const UcclEpSend& p) {
+  const UcclEpGroup& g = p.group;
+  u32 local = p.routes.local_experts;
+#pragma unroll 1
+  for (u32 i = threadIdx.x; i < g.ranks * local; i += blockDim.x) {
+    u64 area = g.windows[i / local] + p.call.place + g.rank * p.area.len;
+    reinterpret_cast<u32*>(area)[i % local] = reinterpret_cast<const u32*>(p.routes.experts)[i];
+  }
+#pragma unroll 1
+  for (u32 i = threadIdx.x; i < g.ranks * UCCL_EP_HEADER; i += blockDim.x) {
+    u32 to = i / UCCL_EP_HEADER, word = i % UCCL_EP_HEADER;
+    u64 value = p.call.header[word];
+    // The first word that is told and not agreed on.
+    if (word == p.call.agreed) value = reinterpret_cast<const u32*>(p.routes.counts)[to];
+    reinterpret_cast<u64*>(header_of(g, to, g.rank, p.call.number))[word] = value;
+  }
+}
+
+__device__ __forceinline__ void dispatch_send(const UcclEpSend& p, Waiting& w) {
+  if (!wait_for_room(p.group, p.call, w)) return;
+#pragma unroll 1
+  for (u32 token = blockIdx.x; token < p.routes.tokens; token += gridDim.x) {
+    Targets to[2];
+    records_of(p, token, to);
+    u64 row = p.rows + token * p.row_stride;
+    if (p.how == UCCL_EP_COPIED) {
+      copy_to_all(to, row, p.area.payload / 16);
+    } else {
+      send_quantised(p, row, to);
+    }
+    if (warp_of_thread() == 0) send_choices(p, token, to);
+  }
+  if (!is_last_block(p.group, p.call, STEP_SEND, w)) return;
+  send_counts(p);
+  tell_arrived(p.group, p.call);
+}
+
+// What a block knows of what arrives.
+struct Arriving {
+  Waiting waiting;
+  u32 starts[UCCL_EP_MOST_RANKS + 1];  // by rank, how many records are before its first
+  u32 begins[UCCL_EP_MOST_EXPERTS];    // by rank and local expert, the row of its first token
+};
+
+// Reads the counts, and says where each rank's rows begin. The first block tells the caller.
+__device__ __forceinline__ bool count_arriving(const UcclEpReceive& p, Arriving& s) {
+  const UcclEpGroup& g = p.group;
+  u32 local = p.local_experts;
+  u64 place = g.windows[g.rank] + p.call.place;
+  if (threadIdx.x < g.ranks) {
+    const u64* header =
+        reinterpret_cast<const u64*>(header_of(g, g.rank, threadIdx.x, p.call.number));
+    u64 count = header[p.call.agreed], tokens = header[p.call.agreed + 1];
+    u64 most = min(tokens, static_cast<u64>(p.slots));
+    if (count > most) {
+      s.waiting.expected[threadIdx.x] = most;
+      s.waiting.seen[threadIdx.x] = count;
+      note_fault(s.waiting, UCCL_EP_DISAGREE, p.call.agreed, threadIdx.x);
+    }
+    s.starts[threadIdx.x + 1] = static_cast<u32>(count);
+  }
+#pragma unroll 1
+  for (u32 i = threadIdx.x; i < g.ranks * local; i += blockDim.x) {
+    const u32* counts = reinterpret_cast<const u32*>(place + (i / local) * p.area.len);
+    s.begins[i] = counts[i % local];
+  }
+  if (!is_sound(g, p.call, s.waiting)) return false;
+  if (threadIdx.x == 0) {
+    s.starts[0] = 0;
+#pragma unroll 1
+    for (u32 rank = 0; rank < g.ranks; rank++) s.starts[rank + 1] += s.starts[rank];
+  }
+#pragma unroll 1
+  for (u32 expert = threadIdx.x; expert < local; expert += blockDim.x) {
+    u32 begin = 0;
+#pragma unroll 1
+    for (u32 rank = 0; rank < g.ranks; rank++) {
+      u32 count = s.begins[rank * local + expert];
+      s.begins[rank * local + expert] = begin;
+      if (blockIdx.x == 0) {
+        reinterpret_cast<u64*>(p.layout_range)[expert * g.ranks + rank] =
+            static_cast<u64>(begin) << 32 | count;
+      }
+      begin += count;
+    }
+    if (blockIdx.x == 0) {
+      reinterpret_cast<u32*>(p.count)[expert] = begin;
+      if (p.stats != 0) reinterpret_cast<u32*>(p.stats)[expert] += begin;
+    }
+  }
+  __syncthreads();
+  return true;
+}
+
+// The rank whose record is the `at`th that arrives.
+__device__ __forceinline__ u32 sender_of(const UcclEpReceive& p, const Arriving& s, u32 at) {
+  u32 sender = 0;
+#pragma unroll
+  for (u32 half = 0; half < 2; half++) {
+    u32 rank = half * LANES + lane_of_thread();
+    sender += __popc(__ballot_sync(ALL, rank < p.group.ranks && s.starts[rank + 1] <= at));
+  }
+  return sender;
+}
+
+// Copies a record to the rows of its experts. The warps of a block share the work.
+__device__ __forceinline__ void receive_record(const UcclEpReceive& p, const Arriving& s, u32 at) {
+  const UcclEpGroup& g = p.group;
+  u32 from = sender_of(p, s, at), lane = lane_of_thread();
+  u64 area = g.windows[g.rank] + p.call.place + from * p.area.len;
+  u64 record = area + p.area.first + static_cast<u64>(at - s.starts[from]) * p.area.stride;
+  // A lane has a choice: the row, if the expert is here.
+  u32 expert = NO_EXPERT, row = 0;
+  if (lane < p.top_k) {
+    u32 choice = *reinterpret_cast<const u32*>(record + p.area.choices_at + 4ull * lane);
+    u32 place = *reinterpret_cast<const u32*>(record + p.area.places_at + 4ull * lane);
+    u32 local = choice - g.rank * p.local_experts;
+    if (choice != NO_EXPERT && local < p.local_experts) {
+      u32 nth = s.begins[from * p.local_experts + local] + place;
+      // A peer whose counts are not those of its records gets no further than this.
+      if (nth < p.expert_rows) {
+        expert = local;
+        row = local * p.expert_rows + nth;
+      }
+    }
+  }
+  Targets rows[1] = {{p.rows + row * p.row_stride, __ballot_sync(ALL, expert != NO_EXPERT)}};
+  copy_to_all(rows, record, p.area.payload / 16);
+  u64 word_of_row = p.scales + 4 * (row * p.scales_row + expert * p.scales_expert);
+  Targets scales = {word_of_row, rows[0].has};
+#pragma unroll 1
+  for (u32 first = warp_of_thread() * LANES; first < p.area.scales;
+       first += warps_of_block() * LANES) {
+    u32 word = first + lane;
+    bool is_inside = word < p.area.scales;
+    u32 scale = is_inside ? *reinterpret_cast<const u32*>(record + p.area.scales_at + 4ull * word) : 0;
+    for_each(scales, [&](u64 out) {
+      if (is_inside) *reinterpret_cast<u32*>(out + 4 * (word * p.scales_word)) = scale;
+    });
+  }
+  if (warp_of_thread() == 0 && expert != NO_EXPERT) {
+    u32 token = *reinterpret_cast<const u32*>(record + p.area.token_at);
+    reinterpret_cast<u32*>(p.src_info)[row] = token;
+    reinterpret_cast<u32*>(p.origin)[row] = from * UCCL_EP_MOST_TOP_K + lane;
+  }
+}
+
+__device__ __forceinline__ void dispatch_receive(const UcclEpReceive& p, Arriving& s) {
+  if (!wait_for_data(p.group, p.call, s.waiting)) return;
+  if (!count_arriving(p, s)) return;
+  u32 total = s.starts[p.group.ranks];
+#pragma unroll 1
+  for (u32 at = blockIdx.x; at < total; at += gridDim.x) receive_record(p, s, at);
+  if (is_last_block(p.group, p.call, STEP_RECEIVE, s.waiting)) tell_taken(p.group, p.call);
+}

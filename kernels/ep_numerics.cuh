@@ -1,0 +1,86 @@
+// The formats of numerics/ in Rust, to the same bits.
+#pragma once
+
+#include "ep.cuh"
+
+__device__ __forceinline__ float bf16_to_f32(u32 bits) { return __uint_as_float(bits << 16); }
+
+// The nearest, ties to even; a NaN stays one.
+__device__ __forceinline__ u32 bf16_from_f32(float value) {
+  u32 bits = __float_as_uint(value);
+  u32 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
+  return is_nan ? (bits >> 16) | 0x40 : rounded;
+}
+
+// The nearest E4M3, saturating, ties to even. The sign is given: a product that is NaN has none.
+__device__ __forceinline__ u32 e4m3_from_f32(float value, u32 sign) {
+  constexpr u32 REBIAS = (127 - 7) << 23;
+  constexpr float SUBNORMAL_MAGIC = 16384.0f;
+  u32 magnitude_bits = __float_as_uint(value) & 0x7fffffff;
+  float magnitude = __uint_as_float(magnitude_bits);
+  u32 rebiased = magnitude_bits - REBIAS;
+  u32 normal = (rebiased + 0x7ffff + ((rebiased >> 20) & 1)) >> 20;
+  // The addition rounds to the step of subnormal values.
+  u32 subnormal = __float_as_uint(__fadd_rn(magnitude, SUBNORMAL_MAGIC)) -
+                  __float_as_uint(SUBNORMAL_MAGIC);
+  u32 nearest = magnitude < 0.015625f ? subnormal : normal;
+  u32 finite = magnitude > 448.0f ? 0x7e : nearest;
+  return sign | (magnitude_bits > 0x7f800000 ? 0x7f : finite);
+}
+
+struct Scale {
+  float scale, inverse;
+};
+
+// For a group whose largest magnitude is the bf16 `amax`.
+__device__ __forceinline__ Scale scale_of(u32 amax, bool is_power_of_two) {
+  float most = bf16_to_f32(amax);
+  // As maxNum: of a NaN and a number, the number.
+  most = most > 1e-4f ? most : 1e-4f;
+  if (!is_power_of_two) return {__fdiv_rn(448.0f, most), __fdiv_rn(most, 448.0f)};
+  u32 bits = __float_as_uint(__fdiv_rn(most, 448.0f));
+  u32 exponent = (bits >> 23) + ((bits & 0x7fffff) != 0);
+  return {__uint_as_float((254 - exponent) << 23), __uint_as_float(exponent << 23)};
+}
+
+// Two bf16 as two E4M3.
+__device__ __forceinline__ u32 e4m3_pair(u32 pair, float scale) {
+  u32 low = e4m3_from_f32(__fmul_rn(bf16_to_f32(pair & 0xffff), scale), (pair >> 8) & 0x80);
+  u32 high = e4m3_from_f32(__fmul_rn(bf16_to_f32(pair >> 16), scale), (pair >> 24) & 0x80);
+  return low | high << 8;
+}
+
+// The larger of magnitudes so far and those of eight bf16.
+__device__ __forceinline__ u32 amax_of(u32 most, const Vector& v) {
+  u32 words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (u32 i = 0; i < 4; i++) {
+    most = max(most, words[i] & 0x7fff);
+    most = max(most, (words[i] >> 16) & 0x7fff);
+  }
+  return most;
+}
+
+// Sums of eight values.
+struct Sums {
+  float of[8];
+};
+
+__device__ __forceinline__ void add_weighted(Sums& sums, const Vector& v, float weight) {
+  u32 words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (u32 i = 0; i < 4; i++) {
+    sums.of[2 * i] = __fmaf_rn(bf16_to_f32(words[i] & 0xffff), weight, sums.of[2 * i]);
+    sums.of[2 * i + 1] = __fmaf_rn(bf16_to_f32(words[i] >> 16), weight, sums.of[2 * i + 1]);
+  }
+}
+
+__device__ __forceinline__ Vector rounded(const Sums& sums) {
+  u32 words[4];
+#pragma unroll
+  for (u32 i = 0; i < 4; i++) {
+    words[i] = bf16_from_f32(sums.of[2 * i]) | bf16_from_f32(sums.of[2 * i + 1]) << 16;
+  }
+  return {words[0], words[1], words[2], words[3]};
+}

@@ -1,0 +1,62 @@
+// What the kernels of expert parallelism need of a GPU and of no kernel's subject: words that ranks share, vectors of
+// 16 bytes, time. Tests put a header of this name before it, which has a CPU do the same.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// Memory of a block's threads together: one struct for a kernel.
+#define UCCL_SHARED(Type, name) __shared__ Type name
+
+struct Vector {
+  u32 x, y, z, w;
+};
+
+// Each byte is read once: keep it out of L1.
+__device__ __forceinline__ Vector load_vector(u64 address) {
+  Vector v;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(address)
+               : "memory");
+  return v;
+}
+
+__device__ __forceinline__ void store_vector(u64 address, Vector v) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(v.x), "r"(v.y),
+               "r"(v.z), "r"(v.w)
+               : "memory");
+}
+
+// What was written before the word was set is seen after it is read so.
+__device__ __forceinline__ u64 load_acquire(u64 address) {
+  u64 value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void store_release(u64 address, u64 value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
+// A word that the host, or another block, may set at any time.
+__device__ __forceinline__ u32 look(u64 address) {
+  u32 value;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ u32 look_shared(const u32& word) {
+  return *const_cast<const volatile u32*>(&word);
+}
+
+__device__ __forceinline__ u64 now_ns() {
+  u64 now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
+  return now;
+}
+
+// Between two looks at a word.
+__device__ __forceinline__ void relax() { __nanosleep(40); }

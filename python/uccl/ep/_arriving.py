@@ -1,0 +1,82 @@
+"""Tensors for what arrives in low latency mode, and how rows are quantised on the way there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from uccl.ep._group import address, align, on_cpu
+from uccl.ep._memory import Memory
+
+#: Channels that share a scale in FP8.
+GROUP = 128
+#: Rows of a tile of scales.
+TILE = 128
+
+
+@dataclass(frozen=True)
+class Format:
+    """How rows are quantised: a kind that the engine knows, and NVFP4's global scale."""
+
+    kind: str = "bytes"
+    global_scale: float = 1.0
+
+    @staticmethod
+    def of(
+        use_fp8: bool, round_scale: bool, use_ue8m0: bool, use_nvfp4: bool, x_global_scale: torch.Tensor | float | None
+    ) -> Format:
+        """The format that callers' arguments ask for. NVFP4 goes before FP8, which callers have unless they say no."""
+        if use_ue8m0 and not round_scale:
+            raise ValueError("use_ue8m0 needs round_scale")
+        if use_nvfp4:
+            return Format("nvfp4", global_scale_of(x_global_scale))
+        if x_global_scale is not None:
+            raise ValueError("x_global_scale needs use_nvfp4")
+        if not use_fp8:
+            return Format()
+        return Format("exponent" if use_ue8m0 else "power" if round_scale else "exact")
+
+    def arriving(self, memory: Memory, runtime: Any, shape: tuple[int, int, int]) -> Arriving:
+        """Tensors for ``(local experts, rows, hidden)``."""
+        local, rows, hidden = shape
+        if self.kind == "nvfp4":
+            tile_rows = align(rows, TILE) // TILE
+            packed = memory.empty((local, rows, hidden // 2), torch.uint8)
+            scales = memory.empty((local, tile_rows, hidden // 64, 32, 4, 4), torch.float8_e4m3fn)
+            returned = packed.permute(1, 2, 0), scales.permute(3, 4, 1, 5, 2, 0)
+            return Arriving(packed, returned, {"tiles": (address(scales), tile_rows)})
+        if self.kind == "bytes":
+            values = memory.shared(runtime, shape, torch.bfloat16)
+            return Arriving(values, values, {})
+        values = memory.shared(runtime, shape, torch.float8_e4m3fn)
+        is_packed = self.kind == "exponent"
+        words = hidden // (4 * GROUP if is_packed else GROUP)
+        scales = memory.empty((local, words, rows), torch.int32 if is_packed else torch.float32)
+        strides = address(scales), 1, (words - 1) * rows, rows
+        return Arriving(values, (values, scales.transpose(1, 2)), {"scales": strides})
+
+
+@dataclass(frozen=True)
+class Arriving:
+    """Tensors that a dispatch fills."""
+
+    values: torch.Tensor
+    """A row of each expert after the other."""
+    returned: Any
+    """What callers get."""
+    scales: dict[str, Any]
+    """Where the engine puts scales."""
+
+
+def global_scale_of(scale: torch.Tensor | float | None) -> float:
+    """NVFP4's global scale, 1 if there is none."""
+    if scale is None:
+        return 1.0
+    if isinstance(scale, torch.Tensor):
+        on_cpu("x_global_scale", scale)
+        if scale.numel() != 1:
+            raise ValueError(f"x_global_scale has the shape {tuple(scale.shape)}, and should have one element")
+        return float(scale.item())
+    return float(scale)
