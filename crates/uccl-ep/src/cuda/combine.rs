@@ -8,16 +8,13 @@ use super::{
     dispatch::Handle,
     memory::{Combined, Results, check_rows},
     params::{CallParams, Return, Routes, Sum},
+    status::COMBINE_AGREED,
 };
 use crate::{
     error::{Phase, Result},
     header::Header,
     record::Row,
 };
-
-/// What ranks must have alike.
-pub(super) const AGREED: [&str; 5] =
-    ["bytes of a row", "weights of a row", "rows of a token", "slots", "packed rows"];
 
 /// A combine that was begun.
 pub struct Combine {
@@ -45,7 +42,7 @@ impl Combine {
         let agreed = [row.values, row.weights, row.slots, *slots, 0];
         let header = Header::<5, 0> {
             phase: Phase::Combine,
-            agreed: std::array::from_fn(|at| (AGREED[at], agreed[at])),
+            agreed: std::array::from_fn(|at| (COMBINE_AGREED[at], agreed[at])),
             told: [],
         };
         let call = group.call(&place, &header);

@@ -8,6 +8,7 @@ use super::{
     group::Group,
     memory::{Choices, Outputs, Tokens, check_rows},
     params::{Area, CallParams, MAX_TOKENS, Receive, Routes, Send, THREADS, how},
+    status::DISPATCH_AGREED,
 };
 use crate::{
     dispatch::Payload,
@@ -16,10 +17,6 @@ use crate::{
     numerics::quantise::{GROUP, Scales},
     record::Record,
 };
-
-/// What ranks must have alike.
-pub(super) const AGREED: [&str; 5] =
-    ["bytes of payload", "words of scales", "top-k", "experts", "slots"];
 
 /// A dispatch that was begun.
 pub struct Dispatch {
@@ -71,7 +68,7 @@ impl Dispatch {
         let agreed = [record.payload, record.scales, record.top_k, choices.num_experts, slots];
         let header = Header::<5, 2> {
             phase: Phase::Dispatch,
-            agreed: std::array::from_fn(|at| (AGREED[at], agreed[at])),
+            agreed: std::array::from_fn(|at| (DISPATCH_AGREED[at], agreed[at])),
             // How many tokens there are for each rank is known to the kernel.
             told: [0, choices.tokens],
         };

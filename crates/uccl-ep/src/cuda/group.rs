@@ -7,7 +7,6 @@ use uccl_device::cuda::{Context, DeviceBuffer, Function, Gpus, Grid, Priority, S
 use uccl_wire::ep_gpu_card::EpGpuCard;
 
 use super::{
-    combine, dispatch,
     kernels::Kernels,
     params::{CallParams, GroupParams, MAX_RANKS, Own, THREADS},
     status::Reports,
@@ -167,7 +166,7 @@ impl Group {
     /// What the first call failed with that failed.
     pub fn check(&self) -> Result<()> {
         match self.reports.read() {
-            Some(told) => Err(told.to_error(self.rank(), [&dispatch::AGREED, &combine::AGREED])),
+            Some(told) => Err(told.to_error(self.rank())),
             None => Ok(()),
         }
     }

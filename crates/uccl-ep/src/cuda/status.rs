@@ -44,9 +44,16 @@ impl Reports {
     }
 }
 
+/// What ranks must have alike for a dispatch.
+pub(super) const DISPATCH_AGREED: [&str; 5] =
+    ["bytes of payload", "words of scales", "top-k", "experts", "slots"];
+/// The same for a combine.
+pub(super) const COMBINE_AGREED: [&str; 5] =
+    ["bytes of a row", "weights of a row", "rows of a token", "slots", "packed rows"];
+
 impl Status {
-    /// As the error that the CPU's calls end with. `names` are what ranks agree on, of a dispatch and of a combine.
-    pub(super) fn to_error(self, rank: usize, names: [&[&'static str]; 2]) -> Error {
+    /// As the error that the CPU's calls end with.
+    pub(super) fn to_error(self, rank: usize) -> Error {
         let is_combine = self.phase == 2;
         let phase = if is_combine { Phase::Combine } else { Phase::Dispatch };
         let peer = (self.late.trailing_zeros() as usize).min(MAX_RANKS - 1);
@@ -72,7 +79,7 @@ impl Status {
             }
             state::POISONED => Error::Interrupted,
             state::DISAGREE => {
-                let names = names[usize::from(is_combine)];
+                let names = if is_combine { COMBINE_AGREED } else { DISPATCH_AGREED };
                 let what = match self.what.checked_sub(1) {
                     None => "as kind of call (1 dispatch, 2 combine)",
                     Some(at) => names.get(at as usize).copied().unwrap_or("tokens for this rank"),
@@ -95,12 +102,14 @@ mod tests {
         expected[2] = Mark { call: 9, round: 0, is_last: true }.to_word();
         (expected[3], seen[3]) = (9, 8);
         let late = if state == state::OVERDUE { 0b1100 } else { 0b1000 };
-        Status { poison: 0, state, phase: 1, what: 1, call: 9, late, waited_ns: 5, expected, seen }
+        // The third of what is agreed on, or that it is room.
+        let what = if state == state::DISAGREE { 3 } else { 1 };
+        Status { poison: 0, state, phase: 1, what, call: 9, late, waited_ns: 5, expected, seen }
     }
 
     #[test]
     fn what_kernels_tell_are_the_errors_of_the_cpu() {
-        let said = |state| told(state).to_error(1, [&["top-k"], &[]]).to_string();
+        let said = |state| told(state).to_error(1).to_string();
         let late = "rank 2: room of call 9 round 0 expected, nothing seen; rank 3: room of call 0";
         assert!(said(state::OVERDUE).contains(late), "{}", said(state::OVERDUE));
         assert_eq!(said(state::GAVE_UP), "dispatch on rank 1: rank 3 gave up on call 8");

@@ -3,6 +3,7 @@
 mod ranks;
 mod report;
 mod shape;
+mod task;
 mod work;
 
 use anyhow::{Context, Result};
@@ -11,7 +12,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use uccl_device::Topology;
 
 pub(crate) use self::ranks::{RANK_SUBCOMMAND, serve_rank};
-use self::{ranks::Ranks, report::Report, shape::Shape};
+use self::{report::Report, shape::Shape, task::Ranks};
 use super::report::{Machine, Sink};
 
 /// Measure dispatch and combine of expert parallelism between ranks of this host.

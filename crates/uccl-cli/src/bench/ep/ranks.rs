@@ -12,34 +12,15 @@ use anyhow::{Context, Result, anyhow, bail};
 use serde::{Deserialize, Serialize};
 use uccl_ep::Exchange;
 
-use super::{shape::Shape, work};
+use super::{
+    task::{Ranks, Timed},
+    work,
+};
 
 /// What starts a rank as a process.
 pub(crate) const RANK_SUBCOMMAND: &str = "bench-ep-rank";
 /// A message of a rank is no longer: a card, or the times of its rounds.
 const LONGEST: usize = 1 << 26;
-
-/// Ranks that make the same calls.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Ranks {
-    pub(crate) shape: Shape,
-    pub(crate) rounds: u32,
-}
-
-/// What a rank measured of one kind of call.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Timed {
-    /// What was called.
-    pub(crate) name: String,
-    /// Bytes of the rows that experts read or write.
-    pub(crate) bytes: u64,
-    /// Those of them that are other ranks'.
-    pub(crate) foreign: u64,
-    /// How long each round's call took.
-    pub(crate) calls: Vec<Duration>,
-    /// How long each round's copy of as many bytes took.
-    pub(crate) copies: Vec<Duration>,
-}
 
 impl Ranks {
     /// Runs each as a thread of this process.

@@ -5,7 +5,7 @@ use std::{fmt, time::Duration};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use super::{ranks::Timed, shape::Shape};
+use super::{shape::Shape, task::Timed};
 use crate::bench::{
     report::Machine,
     stats::{Latencies, Latency},

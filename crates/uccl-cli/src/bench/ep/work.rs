@@ -20,8 +20,8 @@ use uccl_ep::{
 };
 
 use super::{
-    ranks::{Ranks, Timed},
     shape::Shape,
+    task::{Ranks, Timed},
 };
 
 /// Rounds before those that are timed: memory is touched, and the first one is verified.

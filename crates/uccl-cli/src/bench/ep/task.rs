@@ -1,0 +1,29 @@
+//! What ranks are asked to do, and what they measured.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::shape::Shape;
+
+/// Ranks that make the same calls.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Ranks {
+    pub(crate) shape: Shape,
+    pub(crate) rounds: u32,
+}
+
+/// What a rank measured of one kind of call.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Timed {
+    /// What was called.
+    pub(crate) name: String,
+    /// Bytes of the rows that experts read or write.
+    pub(crate) bytes: u64,
+    /// Those of them that are other ranks'.
+    pub(crate) foreign: u64,
+    /// How long each round's call took.
+    pub(crate) calls: Vec<Duration>,
+    /// How long each round's copy of as many bytes took.
+    pub(crate) copies: Vec<Duration>,
+}
