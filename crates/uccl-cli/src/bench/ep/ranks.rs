@@ -5,7 +5,6 @@ use std::{
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     sync::{Barrier, Mutex},
     thread,
-    time::Duration,
 };
 
 use anyhow::{Context, Result, anyhow, bail};
