@@ -18,6 +18,7 @@ use uccl_wire::ep_card::{EpCard, EpEndpoint};
 use crate::{
     blocks::{Block, Blocks},
     error::{Error, Phase, Result, described},
+    joining::{Exchange, agree, all_joined},
     nodes::Nodes,
     placing::{Place, Places, SLOTS},
     protocol::{Call, Parties, Step, Streams, Words},
@@ -47,9 +48,6 @@ pub struct Config {
     pub network: Option<uccl_p2p::Config>,
 }
 
-/// Gives every rank what every rank gives, in order of rank; `None` for a rank that is not there.
-pub type Exchange<'a> = dyn FnMut(Vec<u8>) -> Result<Vec<Option<Vec<u8>>>> + 'a;
-
 /// Asked now and then by a call that waits: true ends it.
 pub type Interrupted<'a> = dyn FnMut() -> bool + 'a;
 
@@ -78,18 +76,7 @@ impl Group {
         }
         let mut window = Window::new(me, ranks, pool, node)?;
         let reached = reach_all(&config, &mut window, exchange)?;
-        // A rank that failed tells the others why, so that none waits for it in vain.
-        let verdict = reached.as_ref().err().map(ToString::to_string).unwrap_or_default();
-        let verdicts = exchange(verdict.into_bytes())?;
-        let Reached { processes, nodes, blocks } = reached?;
-        let failed = |(_, text): &(usize, &Option<Vec<u8>>)| {
-            text.as_ref().is_some_and(|text| !text.is_empty())
-        };
-        if let Some((peer, text)) = verdicts.iter().enumerate().find(failed) {
-            let text = String::from_utf8_lossy(text.as_deref().unwrap_or_default());
-            let why = format!("could not join: {text}");
-            return Err(Error::PeerLost { phase: Phase::Join, rank: me, peer, why });
-        }
+        let Reached { processes, nodes, blocks } = all_joined(me, reached, exchange)?;
         let masked = (0..ranks).map(|rank| AtomicBool::new(!window.has(rank))).collect();
         let places = Mutex::default();
         Ok(Arc::new(Self { config, nodes, window, places, masked, processes, blocks }))
@@ -389,17 +376,12 @@ fn cards_of(
     let read = |(rank, card): (usize, &Option<Vec<u8>>)| {
         let Some(card) = card else { return Ok(None) };
         let card = EpCard::decode(card).map_err(|e| Error::invalid(format!("rank {rank}: {e}")))?;
-        let agree = [
+        let facts = [
             ("its rank", u64::from(card.rank), rank as u64),
             ("as the number of ranks", u64::from(card.ranks), ranks as u64),
             ("as bytes of the pool", card.pool, window.own().pool_len() as u64),
         ];
-        for (what, theirs, ours) in agree {
-            if theirs != ours {
-                let phase = Phase::Join;
-                return Err(Error::Disagree { phase, rank: me, peer: rank, what, theirs, ours });
-            }
-        }
+        agree(me, rank, facts)?;
         Ok(Some(card))
     };
     cards.iter().enumerate().map(read).collect()

@@ -14,6 +14,7 @@ mod error;
 mod far;
 mod group;
 mod header;
+mod joining;
 mod leaving;
 pub mod nodes;
 pub mod numerics;
@@ -27,6 +28,7 @@ mod window;
 
 pub use blocks::Block;
 pub use error::{Error, Phase, Result};
-pub use group::{Config, Exchange, Group, Interrupted};
+pub use group::{Config, Group, Interrupted};
+pub use joining::Exchange;
 pub use leaving::let_go;
 pub use view::control_len;

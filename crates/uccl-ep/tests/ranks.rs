@@ -523,13 +523,9 @@ fn what_has_no_room_is_refused_with_the_sizes() {
     });
 }
 
-/// What experts made of tokens, in a block, and a combine of it under way, its rows left to the block.
-fn begun(group: &Arc<Group>, own: &Own, arrived: &Arrived) -> (Arc<Block>, Combine) {
-    let block = group.block(2 * arrived.rows.len()).unwrap();
-    let rows = block.as_ptr().cast::<u16>();
-    // SAFETY: the block has room for the rows, and nobody reads it yet.
-    unsafe { rows.copy_from_nonoverlapping(arrived.rows.as_ptr(), arrived.rows.len()) };
-    let results = Results {
+/// What experts made of tokens, a row for each that arrived, which stays as it is.
+fn results_in(rows: *const u16, arrived: &Arrived) -> Results {
+    Results {
         rows: rows.cast(),
         len: arrived.rows.len() / HIDDEN,
         stride: 2 * HIDDEN,
@@ -539,7 +535,16 @@ fn begun(group: &Arc<Group>, own: &Own, arrived: &Arrived) -> (Arc<Block>, Combi
         is_packed: false,
         relays: None,
         stays: true,
-    };
+    }
+}
+
+/// What experts made of tokens, in a block, and a combine of it under way, its rows left to the block.
+fn begun(group: &Arc<Group>, own: &Own, arrived: &Arrived) -> (Arc<Block>, Combine) {
+    let block = group.block(2 * arrived.rows.len()).unwrap();
+    let rows = block.as_ptr().cast::<u16>();
+    // SAFETY: the block has room for the rows, and nobody reads it yet.
+    unsafe { rows.copy_from_nonoverlapping(arrived.rows.as_ptr(), arrived.rows.len()) };
+    let results = results_in(rows, arrived);
     assert!(group.is_read(&block) && !own.rows.is_empty());
     // SAFETY: the block lives until the combine is over.
     let mut combine = unsafe { Combine::begin(&arrived.handle, results, &mut never) }.unwrap();
@@ -633,17 +638,7 @@ fn a_combine_of_a_block_ends_when_all_have_read_it() {
         for round in 0..20 {
             // SAFETY: the block has room for the rows, and the combine before has ended.
             unsafe { rows.copy_from_nonoverlapping(arrived.rows.as_ptr(), arrived.rows.len()) };
-            let results = Results {
-                rows: rows.cast(),
-                len: arrived.rows.len() / HIDDEN,
-                stride: 2 * HIDDEN,
-                hidden: HIDDEN,
-                sends: Sends::EachExpert,
-                weights: None,
-                is_packed: false,
-                relays: None,
-                stays: true,
-            };
+            let results = results_in(rows, &arrived);
             // SAFETY: the block lives until the combine is over.
             let combine = unsafe { Combine::begin(&arrived.handle, results, &mut never) }.unwrap();
             if round % 2 == group.rank() {

@@ -52,6 +52,17 @@ impl Module {
         unsafe { Self::load_raw(context, image.as_ptr().cast()) }
     }
 
+    /// Loads PTX that ends in a zero byte, as [`load`](Self::load) does.
+    ///
+    /// # Errors
+    /// As for [`load`](Self::load), and if the text does not end so.
+    pub fn load_ptx(context: &'static Context, text: &str) -> Result<Self, GpuError> {
+        let text = CStr::from_bytes_with_nul(text.as_bytes()).map_err(|error| {
+            GpuError::System { doing: "loading kernels".to_owned(), reason: error.to_string() }
+        })?;
+        Self::load(context, text)
+    }
+
     /// Loads an image that contains its own length.
     ///
     /// # Errors

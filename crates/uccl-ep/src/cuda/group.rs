@@ -14,8 +14,8 @@ use super::{
 };
 use crate::{
     error::{Error, Phase, Result},
-    group::Exchange,
     header::Header,
+    joining::{Exchange, agree, all_joined},
     placing::{Place, Places, SLOTS},
     view::control_len,
 };
@@ -69,18 +69,7 @@ impl Group {
             group.open_all(&cards)?;
             Ok(group)
         });
-        let verdict = joined.as_ref().err().map(ToString::to_string).unwrap_or_default();
-        let verdicts = exchange(verdict.into_bytes())?;
-        let group = joined?;
-        let failed = |(_, text): &(usize, &Option<Vec<u8>>)| {
-            text.as_ref().is_some_and(|text| !text.is_empty())
-        };
-        if let Some((peer, text)) = verdicts.iter().enumerate().find(failed) {
-            let text = String::from_utf8_lossy(text.as_deref().unwrap_or_default());
-            let why = format!("could not join: {text}");
-            return Err(Error::PeerLost { phase: Phase::Join, rank: config.rank, peer, why });
-        }
-        Ok(Arc::new(group))
+        all_joined(config.rank, joined, exchange).map(Arc::new)
     }
 
     fn prepare(config: Config) -> Result<(Self, EpGpuCard)> {
@@ -113,24 +102,12 @@ impl Group {
             let card = card.as_deref().unwrap_or_default();
             let card =
                 EpGpuCard::decode(card).map_err(|e| Error::invalid(format!("rank {rank}: {e}")))?;
-            let agree = [
+            let facts = [
                 ("its rank", u64::from(card.rank), rank as u64),
                 ("as the number of ranks", u64::from(card.ranks), ranks as u64),
                 ("as bytes of the pool", card.pool, self.window.pool_len() as u64),
             ];
-            for (what, theirs, ours) in agree {
-                if theirs != ours {
-                    let phase = Phase::Join;
-                    return Err(Error::Disagree {
-                        phase,
-                        rank: me,
-                        peer: rank,
-                        what,
-                        theirs,
-                        ours,
-                    });
-                }
-            }
+            agree(me, rank, facts)?;
             self.window.open(&card)?;
         }
         Ok(())

@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashMap,
-    ffi::CStr,
     sync::{Arc, LazyLock},
 };
 
@@ -39,11 +38,7 @@ impl Kernels {
 
     /// Looks up each kernel: the driver might load a kernel only then, and waits for other kernels while it does.
     fn load(context: &'static Context) -> Result<Self, GpuError> {
-        let text = CStr::from_bytes_with_nul(PTX.as_bytes()).map_err(|error| GpuError::System {
-            doing: "loading kernels".to_owned(),
-            reason: error.to_string(),
-        })?;
-        let module = Module::load(context, text)?;
+        let module = Module::load_ptx(context, PTX)?;
         Ok(Self {
             route: module.function(c"uccl_ep_route")?,
             send: module.function(c"uccl_ep_send")?,
@@ -57,6 +52,8 @@ impl Kernels {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::CStr;
+
     use super::*;
 
     #[test]

@@ -1,7 +1,5 @@
 //! The compiled kernels that are part of this library.
 
-use std::ffi::CStr;
-
 use crate::cuda::{device::Context, error::GpuError, module::Module};
 
 /// The kernels as PTX. Every GPU from Ampere on runs it. The driver compiles it once for each driver and GPU, and keeps
@@ -31,11 +29,7 @@ pub(super) fn load(context: &'static Context, portable: bool) -> Result<Module, 
             Err(_) => {}
         }
     }
-    let text = CStr::from_bytes_with_nul(PTX.as_bytes()).map_err(|error| GpuError::System {
-        doing: "loading kernels".to_owned(),
-        reason: error.to_string(),
-    })?;
-    Module::load(context, text)
+    Module::load_ptx(context, PTX)
 }
 
 /// Whether this build has machine code, so that the driver need not compile anything.
@@ -45,6 +39,8 @@ pub(super) const fn has_machine_code() -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::CStr;
+
     use super::*;
 
     #[test]
