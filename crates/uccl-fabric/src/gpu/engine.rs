@@ -2,7 +2,7 @@
 
 use uccl_device::cuda::{
     Context, Direction, Event, GpuError, Priority, Stream,
-    gather::{LaunchOptions, Launcher, LauncherConfig, Piece, WordChange},
+    gather::{Completion, LaunchOptions, Launcher, LauncherConfig, Piece, WordChange},
 };
 
 /// Copy engines copy pieces of at least this many bytes on average. With smaller pieces, the time that an engine
@@ -156,8 +156,11 @@ impl Engine {
         loop {
             let (part, others) = rest.split_at(rest.len().min(most));
             let word = word.filter(|_| others.is_empty());
+            // The launcher looks at a flag, and not at an event of its own beside the one that marks the end of all.
+            let completion = Completion::Flag;
+            let options = LaunchOptions { word, completion, ..LaunchOptions::default() };
             // SAFETY: the caller's promise.
-            unsafe { self.launch_part(part, LaunchOptions { word, ..LaunchOptions::default() })? };
+            unsafe { self.launch_part(part, options)? };
             if others.is_empty() {
                 return Ok(true);
             }
