@@ -17,6 +17,7 @@ use crate::{
     error::{Error, Result},
     far::{self, Far, Listening},
     header,
+    joining::MakeEndpoint,
     placing::SLOTS,
     protocol::{Mark, Stream, Words},
     view::{self, PAGE, View, control_len},
@@ -83,8 +84,9 @@ impl Window {
         &self,
         network: Option<uccl_p2p::Config>,
         timeout: Duration,
+        make: &mut MakeEndpoint<'_>,
     ) -> Result<Listening> {
-        Listening::new(network, self.own.mapping(), timeout)
+        Listening::new(network, make, self.own.mapping(), timeout)
     }
 
     /// Maps the window of a near peer.
