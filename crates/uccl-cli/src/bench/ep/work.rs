@@ -208,6 +208,7 @@ impl Rank {
             payload: Payload::Bytes(0),
             scales: None,
             weights: None,
+            stays: true,
         };
         let routing = Arc::clone(&self.meet);
         // SAFETY: there is no token, and no row of one.
@@ -250,6 +251,7 @@ impl Rank {
             payload,
             scales: None,
             weights: is_elastic.then_some(memory.ones.as_ptr()),
+            stays: true,
         };
         let (routing, room) = (Arc::clone(&self.routing), Room::Tokens(self.shape.num_tokens));
         // SAFETY: `x` has a row for each token and `ones` a weight for each choice, and both stay.
