@@ -24,6 +24,7 @@ use crate::{
     placing::{Place, Places, SLOTS},
     protocol::{Call, Parties, Step, Streams, Words},
     routing::MAX_RANKS_OF_NODE,
+    scratch::Scratch,
     waits::Waits,
     window::Window,
 };
@@ -62,6 +63,7 @@ pub struct Group {
     /// Processes of the peers; none of this process.
     processes: Vec<Option<Process>>,
     blocks: Blocks,
+    scratch: Scratch,
 }
 
 impl Group {
@@ -92,8 +94,8 @@ impl Group {
         let reached = reach_all(&config, &mut window, exchange, make)?;
         let Reached { processes, nodes, blocks } = all_joined(me, reached, exchange)?;
         let masked = (0..ranks).map(|rank| AtomicBool::new(!window.has(rank))).collect();
-        let places = Mutex::default();
-        Ok(Arc::new(Self { config, nodes, window, places, masked, processes, blocks }))
+        let (places, scratch) = (Mutex::default(), Scratch::default());
+        Ok(Arc::new(Self { config, nodes, window, places, masked, processes, blocks, scratch }))
     }
 
     /// Which rank this is.
@@ -205,6 +207,10 @@ impl Group {
 
     pub(crate) fn blocks(&self) -> &Blocks {
         &self.blocks
+    }
+
+    pub(crate) fn scratch(&self) -> &Scratch {
+        &self.scratch
     }
 
     pub(crate) fn window(&self) -> &Window {

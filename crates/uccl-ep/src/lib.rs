@@ -22,6 +22,8 @@ pub mod placing;
 pub mod protocol;
 pub mod record;
 pub mod routing;
+mod scratch;
+mod streaming;
 mod view;
 mod waits;
 mod window;

@@ -131,6 +131,7 @@ impl Own {
             payload,
             scales: None,
             weights: Some(self.weights.as_ptr()),
+            stays: true,
         }
     }
 }
@@ -348,6 +349,79 @@ fn tokens_for_a_far_rank_go_in_one_write() {
         // The tokens with their mark, and the word that says that the other's were taken.
         assert_eq!(posted(), before + 2);
     });
+}
+
+/// What a token's row is full of.
+fn filling(rank: usize, token: usize) -> u8 {
+    (1 + rank * 100 + token) as u8
+}
+
+/// Dispatches rows that are larger than caches together, and changes them as soon as they may be changed.
+fn large_rows_arrive(stays: bool) {
+    const TOKENS: usize = 100;
+    // Rows begin and end within lines.
+    const LEN: usize = 20_008;
+    world(Ranks { pool: 16 << 20, ..Ranks::near(2) }, |group| {
+        let me = group.rank();
+        // Tokens for this rank's experts, for the other's, and for both.
+        let experts: Vec<i32> = (0..TOKENS as i32)
+            .flat_map(|token| [token % 8, (token + 1 + token / 8 % 7) % 8])
+            .collect();
+        let chosen = Choices { experts: &experts, top_k: 2, num_experts: 8, ranks: 2 };
+        let mut rows: Vec<u8> =
+            (0..TOKENS).flat_map(|token| vec![filling(me, token); LEN]).collect();
+        let tokens = Tokens {
+            rows: rows.as_ptr(),
+            stride: LEN,
+            payload: Payload::Bytes(LEN),
+            scales: None,
+            weights: None,
+            stays,
+        };
+        let routing = Arc::new(Routing::new(chosen).unwrap());
+        // SAFETY: rows live until the dispatch is over, and change only where it allows that.
+        let mut dispatch = unsafe {
+            Dispatch::begin(&group, routing, tokens, Room::Tokens(TOKENS), &mut never).unwrap()
+        };
+        if !stays {
+            rows.fill(0xff);
+        }
+        let most = 2 * TOKENS;
+        let len = dispatch.counts(&mut never).unwrap().of_experts().len() * most;
+        let mut out = vec![0u8; len * LEN];
+        let outputs = Outputs {
+            len,
+            rows: out.as_mut_ptr(),
+            stride: LEN,
+            scales: None,
+            choices: None,
+            weights: None,
+            zeroes_foreign_weights: false,
+        };
+        let layout = Layout::Experts((0..len / most).map(|expert| expert * most).collect());
+        // SAFETY: there is memory for as many rows.
+        let handle = unsafe { dispatch.receive(outputs, &layout, &mut never).unwrap() };
+        let mut arrived = 0;
+        for entry in handle.table.chunks_exact(handle.width()) {
+            let expected = filling(entry[1] as usize, entry[0] as usize);
+            for row in entry[2..].iter().filter(|row| **row >= 0) {
+                arrived += 1;
+                let row = &out[*row as usize * LEN..][..LEN];
+                assert!(row.iter().all(|byte| *byte == expected), "{entry:?}");
+            }
+        }
+        assert!(arrived * LEN > 2 << 20, "{arrived} rows");
+    });
+}
+
+#[test]
+fn rows_larger_than_caches_arrive() {
+    large_rows_arrive(true);
+}
+
+#[test]
+fn rows_may_change_once_they_have_been_sent_unless_they_stay() {
+    large_rows_arrive(false);
 }
 
 /// Compares what arrives with what each rank sends, relayed where it can be.

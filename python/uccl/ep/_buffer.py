@@ -408,6 +408,7 @@ class Buffer(Joined):
             len=2 * hidden if form.kind == "bytes" else hidden,
             global_scale=form.global_scale,
             slots=most,
+            stays=not return_recv_hook,
         )
 
         def receive() -> None:

@@ -254,6 +254,7 @@ class ElasticBuffer(Joined):
             weights=address(topk_weights),
             slots=most,
             relays=self.allow_hybrid_mode,
+            stays=True,
         )
         counts, per_expert = native.counts()
         arrived = sum(counts)

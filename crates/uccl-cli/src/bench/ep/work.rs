@@ -205,6 +205,7 @@ impl Rank {
             payload: Payload::Bytes(0),
             scales: None,
             weights: None,
+            stays: true,
         };
         let routing = Arc::clone(&self.meet);
         // SAFETY: there is no token, and no row of one.
@@ -244,6 +245,7 @@ impl Rank {
             payload,
             scales: None,
             weights: has_weights.then_some(memory.ones.as_ptr()),
+            stays: true,
         };
         let routing = Arc::clone(if work.may_relay() { &self.relayed } else { &self.flat });
         let room = match is_normal {
