@@ -6,8 +6,8 @@ write, a read and a send, and 1024 pieces of 4 KiB in one write. With `--only gp
 with `python`, short messages from Python; with `nixl`, what NIXL's callers pay for posting many short pieces.
 
 Where the kernel puts the threads of two processes makes a difference of 10 % and more from one start to the next, of one
-program too. So processes are started anew for each value, many times and for a short time each, and a row is "unclear"
-where its interval does not tell.
+program too. So rounds are many and short, each starts its processes anew, and a row is "unclear" where its interval does
+not tell.
 """
 
 import argparse
