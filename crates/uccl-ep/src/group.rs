@@ -302,6 +302,10 @@ impl Group {
         for late in &awaited {
             let peer = late.peer;
             let Some(why) = self.failure(peer) else { continue };
+            // What it did before it ended may have come since.
+            if !call.awaited(&self.window).contains(late) {
+                continue;
+            }
             if !self.config.masks_late {
                 let why = format!("{why}; {}", described(late));
                 return Err(Error::PeerLost { phase, rank, peer, why });

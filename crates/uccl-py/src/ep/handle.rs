@@ -5,12 +5,12 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use uccl_ep::dispatch::Handle;
 
-use super::PyRouting;
+use super::{PyRouting, apart::Apart};
 
 /// What a combine needs of its dispatch.
 #[pyclass(name = "EpHandle", module = "uccl._core", frozen)]
 pub(crate) struct PyHandle {
-    pub(super) handle: Arc<Handle>,
+    pub(super) handle: Apart<Arc<Handle>>,
 }
 
 #[pymethods]

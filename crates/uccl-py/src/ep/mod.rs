@@ -1,5 +1,6 @@
 //! Expert parallelism: the engine's calls, with memory as addresses. `uccl.ep` makes tensors of them.
 
+mod apart;
 mod block;
 mod calls;
 mod group;

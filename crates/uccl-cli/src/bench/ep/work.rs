@@ -249,7 +249,7 @@ impl Rank {
         };
         let routing = Arc::clone(if work.may_relay() { &self.relayed } else { &self.flat });
         let room = match is_normal {
-            true => Room::Bytes(self.group.pool_len() / 2 & !63),
+            true => Room::Bytes(self.group.pool_len() / 2 / 64 * 64),
             false => Room::Tokens(self.shape.num_tokens),
         };
         // SAFETY: `x` has a row for each token and `ones` a weight for each choice, and both stay.
