@@ -28,6 +28,7 @@ use crate::{
     protocol::{Call, Mark, Step, Stream, Takes},
     record::{Areas, Record},
     routing::Routing,
+    streaming,
     waits::Waits,
     window::Letter,
 };
@@ -155,6 +156,8 @@ impl Dispatch {
         let counts = self.counts(is_interrupted)?.clone();
         let mut sink = Sink::new(outputs, layout, &counts, self.part.areas.record)?;
         self.drive(Until::Over, is_interrupted, Some((&mut sink, &counts)))?;
+        // SAFETY: as the caller has it.
+        unsafe { sink.write_scales(self.part.areas.record.scales) };
         let Part { group, routing, room, .. } = self.part;
         let Sink { table, masters, .. } = sink;
         Ok(Handle { group, routing, room, counts, table, masters, relayed: self.relayed })
@@ -400,8 +403,7 @@ impl Part {
                 sink.put(self, Arrival { from, at, record, payload });
             }
         }
-        // SAFETY: the sender writes to the area again when it has been told that this round was taken.
-        unsafe { sink.settle(&self.areas.record) };
+        streaming::fence();
     }
 }
 

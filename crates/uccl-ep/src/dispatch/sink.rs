@@ -1,8 +1,10 @@
 //! Puts tokens that arrive where they belong.
 
+use std::slice;
+
 use smallvec::SmallVec;
 
-use super::{Counts, Layout, Outputs, Part, ScalesOut};
+use super::{Counts, Layout, Outputs, Part};
 use crate::{
     error::{Error, Result},
     record::Record,
@@ -41,16 +43,17 @@ pub(super) struct Sink<'a> {
     pub(super) masters: Vec<u8>,
     /// Whether payloads are copied past the caches.
     streams: bool,
-    /// Scales of rows that have been copied.
-    scales: Vec<Scaled>,
+    /// Scales of tokens, and the rows that they belong to.
+    scales: Vec<u32>,
+    scaled: Vec<Scaled>,
 }
 
-/// Scales that belong to a row.
+/// A row whose scales begin at a word.
 #[derive(Clone, Copy)]
 struct Scaled {
     row: usize,
     expert: usize,
-    words: *const u32,
+    words: usize,
 }
 
 /// A token that has arrived.
@@ -88,11 +91,11 @@ impl<'a> Sink<'a> {
         let table = vec![-1; counts.total() * (2 + top_k)];
         let masters = vec![0; counts.total()];
         let taken = vec![0; counts.from.len()];
-        let scales = Vec::new();
-        Ok(Self { outputs, layout, next, taken, table, masters, streams, scales })
+        let (scales, scaled) = (Vec::new(), Vec::new());
+        Ok(Self { outputs, layout, next, taken, table, masters, streams, scales, scaled })
     }
 
-    /// Puts a token where it belongs, but for its scales: see [`settle`](Self::settle).
+    /// Puts a token where it belongs, but for its scales: see [`write_scales`](Self::write_scales).
     ///
     /// # Safety
     /// Its record and its payload are all there.
@@ -121,6 +124,12 @@ impl<'a> Sink<'a> {
         let table = &mut self.table[at * width..][..width];
         (table[0], table[1]) = (token as i32, from as i32);
         self.masters[at] = routing.last_choice(me, &choices[..top_k]).unwrap_or(0) as u8;
+        if self.outputs.scales.is_some() {
+            // SAFETY: a record has aligned words for its scales.
+            let words = unsafe { record.add(layout.scales_at()).cast::<u32>() };
+            let words = unsafe { slice::from_raw_parts(words, layout.scales) };
+            self.scales.extend_from_slice(words);
+        }
         match self.layout {
             Layout::Rows => {
                 // SAFETY: as the caller has it.
@@ -168,58 +177,48 @@ impl<'a> Sink<'a> {
     /// Copies a token's payload to a row.
     ///
     /// # Safety
-    /// Its record and its payload are all there.
+    /// The payload is all there.
     unsafe fn copy(&mut self, layout: &Record, arrival: Arrival, row: usize, expert: usize) {
-        let Arrival { record, payload, .. } = arrival;
-        // SAFETY: they are all there, and there is room for each row, as `receive` demands.
+        let payload = arrival.payload;
+        // SAFETY: it is all there, and there is room for each row, as `receive` demands.
         unsafe {
             let to = self.outputs.rows.add(row * self.outputs.stride);
             match self.streams {
                 true => streaming::copy(payload, to, layout.payload),
                 false => to.copy_from_nonoverlapping(payload, layout.payload),
             }
-            if self.outputs.scales.is_some() {
-                let words = record.add(layout.scales_at()).cast::<u32>();
-                self.scales.push(Scaled { row, expert, words });
-            }
+        }
+        if self.outputs.scales.is_some() {
+            let words = self.scales.len() - layout.scales;
+            self.scaled.push(Scaled { row, expert, words });
         }
     }
 
-    /// Writes the scales of the tokens that were put since the last time. Row by row each word would go to a line of its own, where
-    /// words of one row are far apart. Then all that was put is ordered before stores that follow.
+    /// Writes the scales of all tokens. Token by token, each word would go to a line and a page of its own, where words of one row are
+    /// far apart.
     ///
     /// # Safety
-    /// Records of these tokens are still there.
-    pub(super) unsafe fn settle(&mut self, layout: &Record) {
-        if let Some(out) = self.outputs.scales {
-            self.scales.sort_unstable_by_key(|scaled| scaled.row);
-            let of_experts = self.scales.chunk_by(|one, next| one.expert == next.expert);
-            for line in of_experts.flat_map(|rows| rows.chunks(ROWS_OF_LINE)) {
-                // SAFETY: records are there, as the caller has it, and there is room for each row, as `receive` demands.
-                unsafe { self.write_scales(out, line, layout.scales) };
-            }
-            self.scales.clear();
-        }
-        streaming::fence();
-    }
-
-    /// # Safety
-    /// There are `count` words, and room for them, for each of the rows.
-    unsafe fn write_scales(&self, out: ScalesOut, rows: &[Scaled], count: usize) {
-        let place = |scaled: &Scaled| {
-            let nth = match self.layout {
-                Layout::Rows => scaled.row,
-                Layout::Experts(starts) => scaled.row - starts[scaled.expert],
+    /// Outputs have room for all rows.
+    pub(super) unsafe fn write_scales(&mut self, count: usize) {
+        let Some(out) = self.outputs.scales else { return };
+        self.scaled.sort_unstable_by_key(|scaled| scaled.row);
+        let of_experts = self.scaled.chunk_by(|one, next| one.expert == next.expert);
+        for rows in of_experts.flat_map(|rows| rows.chunks(ROWS_OF_LINE)) {
+            let place = |scaled: &Scaled| {
+                let nth = match self.layout {
+                    Layout::Rows => scaled.row,
+                    Layout::Experts(starts) => scaled.row - starts[scaled.expert],
+                };
+                // SAFETY: there is such a row, as the caller has it.
+                let (to, stride) = unsafe { out.of_row((scaled.row, scaled.expert, nth), count) };
+                (&self.scales[scaled.words..][..count], to, stride)
             };
-            // SAFETY: as the caller has it.
-            let (to, stride) = unsafe { out.of_row((scaled.row, scaled.expert, nth), count) };
-            (scaled.words, to, stride)
-        };
-        let places: SmallVec<[_; ROWS_OF_LINE]> = rows.iter().map(place).collect();
-        for word in 0..count {
-            for (from, to, stride) in &places {
-                // SAFETY: as the caller has it.
-                unsafe { to.add(word * stride).write(from.add(word).read()) };
+            let places: SmallVec<[_; ROWS_OF_LINE]> = rows.iter().map(place).collect();
+            for word in 0..count {
+                for (words, to, stride) in &places {
+                    // SAFETY: a row has room for all of its words, as the caller has it.
+                    unsafe { to.add(word * stride).write(words[word]) };
+                }
             }
         }
     }
