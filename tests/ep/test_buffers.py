@@ -366,7 +366,8 @@ def rounds(group) -> list[tuple[int, ...]]:
 @on_nodes
 def test_nothing_grows_over_a_hundred_rounds(world, nodes):
     for early, last in world.run(2, rounds, nodes=nodes):
-        assert early == last
+        # What the test before left behind may have gone meanwhile.
+        assert all(now <= then for then, now in zip(early, last)), (early, last)
 
 
 def masked(group) -> list[int]:
