@@ -31,6 +31,6 @@ mod window;
 pub use blocks::Block;
 pub use error::{Error, Phase, Result};
 pub use group::{Config, Group, Interrupted};
-pub use joining::Exchange;
+pub use joining::{Exchange, MakeEndpoint};
 pub use leaving::let_go;
 pub use view::control_len;

@@ -1,5 +1,7 @@
 //! Whole groups in threads of one process: what is dispatched and combined is compared with what is computed here.
 
+mod chaos;
+
 use std::{
     sync::{Arc, Barrier, Mutex},
     thread,
@@ -7,7 +9,7 @@ use std::{
 };
 
 use uccl_ep::{
-    Block, Config, Error, Group, Result,
+    Block, Config, Error, Exchange, Group, Result,
     combine::{Combine, Combined, Order, Results, Sends, Sums},
     dispatch::{Dispatch, Handle, Layout, Outputs, Payload, Room, Tokens},
     let_go,
@@ -15,6 +17,7 @@ use uccl_ep::{
     numerics::{bf16, sum},
     routing::{Choices, Routing},
 };
+use uccl_libfabric::{LibfabricRail, LibfabricSettings};
 use uccl_p2p::Transport;
 
 /// Which ranks there are, and how they reach each other.
@@ -52,7 +55,17 @@ impl Ranks {
 
 /// Runs `rank` for each rank of a group, in threads of their own.
 fn world<T: Send>(ranks: Ranks, rank: impl Fn(Arc<Group>) -> T + Sync) -> Vec<T> {
-    let (board, barrier) = (Mutex::new(vec![None; ranks.count]), Barrier::new(ranks.count));
+    let join = |me: usize, exchange: &mut Exchange<'_>| Group::join(ranks.config(me), exchange);
+    world_by(ranks.count, join, rank)
+}
+
+/// The same where the caller says how a rank joins.
+fn world_by<T: Send>(
+    count: usize,
+    join: impl Fn(usize, &mut Exchange<'_>) -> Result<Arc<Group>> + Sync,
+    rank: impl Fn(Arc<Group>) -> T + Sync,
+) -> Vec<T> {
+    let (board, barrier) = (Mutex::new(vec![None; count]), Barrier::new(count));
     let join = |me: usize| {
         let mut exchange = |mine: Vec<u8>| {
             board.lock().unwrap()[me] = Some(mine);
@@ -61,11 +74,11 @@ fn world<T: Send>(ranks: Ranks, rank: impl Fn(Arc<Group>) -> T + Sync) -> Vec<T>
             barrier.wait();
             Ok(all)
         };
-        rank(Group::join(ranks.config(me), &mut exchange).unwrap())
+        rank(join(me, &mut exchange).unwrap())
     };
     let join = &join;
     thread::scope(|scope| {
-        let ranks: Vec<_> = (0..ranks.count).map(|me| scope.spawn(move || join(me))).collect();
+        let ranks: Vec<_> = (0..count).map(|me| scope.spawn(move || join(me))).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
 }
@@ -237,45 +250,46 @@ fn ways(own: &Own, sends: Sends) -> Vec<How> {
 
 /// Dispatches and combines in every way; experts change nothing.
 fn multiples(places: Ranks, seeds: std::ops::Range<u64>) {
-    let ranks = places.count;
-    world(places, |group| {
-        let relayed = [false, true].into_iter().take(if group.relays().is_some() { 2 } else { 1 });
-        for (seed, is_relayed) in relayed.flat_map(|is| seeds.clone().map(move |seed| (seed, is))) {
-            let top_k = 1 + seed as usize % 4;
-            let own = Own::new(seed, group.rank(), ranks, top_k, 30);
-            let own = if is_relayed { own.relayed(&group) } else { own };
-            for (room, by_experts, sends) in [
-                (Room::Tokens(30), Some(30 * ranks), Sends::EachExpert),
-                (Room::Tokens(30), Some(30 * ranks), Sends::SumOfExperts),
-                (Room::Tokens(30), None, Sends::Row),
-                // Room for few tokens: rounds.
-                (Room::Bytes(ranks * 4096), None, Sends::Row),
-            ] {
-                let arrived = dispatched(&group, &own, room, by_experts).unwrap();
-                for how in ways(&own, sends) {
-                    let out = combined(&own, &arrived, how).unwrap();
-                    for token in 0..own.routing.tokens() {
-                        let chosen = || {
-                            (token * top_k..(token + 1) * top_k).filter(|k| own.experts[*k] >= 0)
-                        };
-                        let goes = (0..ranks)
-                            .filter(|rank| own.routing.to(*rank).contains(&(token as u32)));
-                        let by = match (sends, how.sums) {
-                            (Sends::Row, _) => goes.count() as f32,
-                            (_, Sums::Weighted(_)) => chosen().map(|k| own.weights[k]).sum(),
-                            _ => chosen().count() as f32,
-                        };
-                        let row = &own.rows[token * HIDDEN..][..HIDDEN];
-                        assert_eq!(
-                            out[token * HIDDEN..][..HIDDEN],
-                            times(row, by),
-                            "seed {seed} token {token}"
-                        );
-                    }
+    world(places, |group| multiples_of(&group, seeds.clone()));
+}
+
+fn multiples_of(group: &Arc<Group>, seeds: std::ops::Range<u64>) {
+    let ranks = group.ranks();
+    let relayed = [false, true].into_iter().take(if group.relays().is_some() { 2 } else { 1 });
+    for (seed, is_relayed) in relayed.flat_map(|is| seeds.clone().map(move |seed| (seed, is))) {
+        let top_k = 1 + seed as usize % 4;
+        let own = Own::new(seed, group.rank(), ranks, top_k, 30);
+        let own = if is_relayed { own.relayed(group) } else { own };
+        for (room, by_experts, sends) in [
+            (Room::Tokens(30), Some(30 * ranks), Sends::EachExpert),
+            (Room::Tokens(30), Some(30 * ranks), Sends::SumOfExperts),
+            (Room::Tokens(30), None, Sends::Row),
+            // Room for few tokens: rounds.
+            (Room::Bytes(ranks * 4096), None, Sends::Row),
+        ] {
+            let arrived = dispatched(group, &own, room, by_experts).unwrap();
+            for how in ways(&own, sends) {
+                let out = combined(&own, &arrived, how).unwrap();
+                for token in 0..own.routing.tokens() {
+                    let chosen =
+                        || (token * top_k..(token + 1) * top_k).filter(|k| own.experts[*k] >= 0);
+                    let goes =
+                        (0..ranks).filter(|rank| own.routing.to(*rank).contains(&(token as u32)));
+                    let by = match (sends, how.sums) {
+                        (Sends::Row, _) => goes.count() as f32,
+                        (_, Sums::Weighted(_)) => chosen().map(|k| own.weights[k]).sum(),
+                        _ => chosen().count() as f32,
+                    };
+                    let row = &own.rows[token * HIDDEN..][..HIDDEN];
+                    assert_eq!(
+                        out[token * HIDDEN..][..HIDDEN],
+                        times(row, by),
+                        "seed {seed} token {token}"
+                    );
                 }
             }
         }
-    });
+    }
 }
 
 #[test]
@@ -296,6 +310,26 @@ fn ranks_on_several_nodes_get_the_same_as_ranks_on_one() {
 fn nodes_reach_each_other_over_every_link_of_this_machine() {
     for transport in [Transport::Auto, Transport::Local, Transport::Fifo] {
         multiples(Ranks::apart(4, 2, transport), 0..3);
+    }
+}
+
+#[test]
+fn nodes_reach_each_other_over_rails() {
+    let named = std::env::var("UCCL_TEST_LIBFABRIC").ok();
+    for provider in named.as_deref().unwrap_or("tcp;ofi_rxm").split(',') {
+        let provider = Some(provider.to_owned());
+        let libfabric = LibfabricSettings { provider, ..LibfabricSettings::default() };
+        if let Err(why) = LibfabricRail::open_all(&libfabric) {
+            eprintln!("skipped: {why}");
+            continue;
+        }
+        let ranks = Ranks::apart(4, 2, Transport::Libfabric);
+        let join = |me: usize, exchange: &mut Exchange<'_>| {
+            let mut config = ranks.config(me);
+            config.network.iter_mut().for_each(|network| network.libfabric = libfabric.clone());
+            Group::join(config, exchange)
+        };
+        world_by(ranks.count, join, |group| multiples_of(&group, 0..3));
     }
 }
 

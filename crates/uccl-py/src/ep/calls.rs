@@ -12,7 +12,7 @@ use uccl_ep::{
     routing::Routing,
 };
 
-use super::{PyGroup, PyHandle, PyRouting, exception};
+use super::{PyGroup, PyHandle, PyRouting, apart::Apart, exception};
 use crate::interrupt::listening;
 
 /// Memory whose addresses Python gave: it keeps the tensors until the call has ended.
@@ -177,7 +177,7 @@ impl PyDispatch {
             // SAFETY: `uccl.ep` passes tensors with as many rows, which nobody else has yet.
             unsafe { dispatch.receive(outputs, &layout, interrupted) }
         })?;
-        Ok(PyHandle { handle: Arc::new(handle) })
+        Ok(PyHandle { handle: Apart::new(Arc::new(handle)) })
     }
 }
 

@@ -8,12 +8,12 @@ use uccl_ep::{
     routing::{Choices, Routing},
 };
 
-use super::exception;
+use super::{apart::Apart, exception};
 
 /// One rank's end of a group.
 #[pyclass(name = "EpGroup", module = "uccl._core", frozen)]
 pub(crate) struct PyGroup {
-    pub(super) group: Arc<Group>,
+    pub(super) group: Apart<Arc<Group>>,
 }
 
 #[pymethods]
@@ -21,31 +21,36 @@ impl PyGroup {
     /// Joins a group. `exchange(bytes)` returns what all ranks gave it, in order of rank; None for one that is not there.
     #[new]
     #[pyo3(signature = (*, rank, ranks, pool, timeout, masks_late, node, exchange))]
+    #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
+        py: Python<'_>,
         rank: usize,
         ranks: usize,
         pool: usize,
         timeout: f64,
         masks_late: bool,
         node: Option<u64>,
-        exchange: &Bound<'_, PyAny>,
+        exchange: Py<PyAny>,
     ) -> PyResult<Self> {
         let timeout = Duration::try_from_secs_f64(timeout)
             .map_err(|e| PyValueError::new_err(e.to_string()))?;
         let config = Config { rank, ranks, pool, timeout, masks_late, node, network: None };
         let mut raised = None;
         let mut all = |mine: Vec<u8>| {
-            let given = exchange.call1((PyBytes::new(exchange.py(), &mine),));
-            given.and_then(|all| all.extract::<Vec<Option<Vec<u8>>>>()).map_err(|e| {
-                let why = Error::Invalid(format!("the exchange among ranks failed: {e}"));
-                raised = Some(e);
-                why
+            Python::attach(|py| {
+                let given = exchange.call1(py, (PyBytes::new(py, &mine),));
+                given.and_then(|all| all.extract::<Vec<Option<Vec<u8>>>>(py)).map_err(|e| {
+                    let why = Error::Invalid(format!("the exchange among ranks failed: {e}"));
+                    raised = Some(e);
+                    why
+                })
             })
         };
-        let joined = Group::join(config, &mut all);
+        // Other threads go on while this rank waits for its peers.
+        let joined = py.detach(|| Group::join(config, &mut all));
         match (joined, raised) {
             (_, Some(e)) => Err(e),
-            (Ok(group), None) => Ok(Self { group }),
+            (Ok(group), None) => Ok(Self { group: Apart::new(group) }),
             (Err(e), None) => Err(exception(&e)),
         }
     }
