@@ -1,4 +1,5 @@
 //! Copies past the caches, to memory that is larger than they are: a store that goes there directly does not read the line first.
+//! Who reads such memory asks for it ahead.
 
 /// Bytes of a line of memory.
 const LINE: usize = 64;
@@ -53,6 +54,18 @@ pub(crate) fn fence() {
     unsafe {
         std::arch::x86_64::_mm_sfence();
     }
+}
+
+/// Asks for the line at an address, which may be any.
+#[inline(always)]
+pub(crate) fn prefetch<T>(at: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 has it, and it does not fault.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
 }
 
 #[cfg(test)]

@@ -125,9 +125,10 @@ impl<'a> Sink<'a> {
         (table[0], table[1]) = (token as i32, from as i32);
         self.masters[at] = routing.last_choice(me, &choices[..top_k]).unwrap_or(0) as u8;
         if self.outputs.scales.is_some() {
-            // SAFETY: a record has aligned words for its scales.
-            let words = unsafe { record.add(layout.scales_at()).cast::<u32>() };
-            let words = unsafe { slice::from_raw_parts(words, layout.scales) };
+            // SAFETY: a record is all there, and has aligned words for its scales.
+            let words = unsafe {
+                slice::from_raw_parts(record.add(layout.scales_at()).cast(), layout.scales)
+            };
             self.scales.extend_from_slice(words);
         }
         match self.layout {

@@ -4,9 +4,12 @@
 use multiversion::multiversion;
 
 use super::bf16;
+use crate::streaming;
 
 /// Elements that are summed at a time: their sums stay in registers.
 const BLOCK: usize = 64;
+/// Elements of a row that are asked for before they are needed: rows that were written past the caches come from memory.
+const AHEAD: usize = 16 * BLOCK;
 
 /// `out = rows[0] + rows[1] + ...`; zeros if there are none.
 ///
@@ -35,6 +38,10 @@ fn in_blocks(rows: &[&[u16]], out: &mut [u16], add: impl Fn(f32, usize, f32) -> 
         let mut sums = [0.0f32; BLOCK];
         for (nth, row) in rows.iter().enumerate() {
             let values = &row[at * BLOCK..][..BLOCK];
+            // A block is two lines.
+            let ahead = values.as_ptr().wrapping_add(AHEAD);
+            streaming::prefetch(ahead);
+            streaming::prefetch(ahead.wrapping_add(BLOCK / 2));
             for (sum, bits) in sums.iter_mut().zip(values) {
                 *sum = add(*sum, nth, bf16::to_f32(*bits));
             }
