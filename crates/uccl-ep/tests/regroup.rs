@@ -130,7 +130,9 @@ impl Own {
         let sum = |(row, experts): (&[u16], &[i32])| {
             let is_there = |expert: &&i32| there.contains(&(**expert as usize * RANKS / EXPERTS));
             let times = experts.iter().filter(is_there).count() as f32;
-            row.iter().map(move |v| bf16::from_f32(times * bf16::to_f32(*v))).collect::<Vec<_>>()
+            row.iter()
+                .map(move |v| bf16::from_f32(times * bf16::to_f32(*v) + 0.0))
+                .collect::<Vec<_>>()
         };
         tokens.flat_map(sum).collect()
     }
@@ -322,6 +324,25 @@ fn what_a_rank_writes_that_was_replaced_is_seen_by_nobody() {
             (2..40).for_each(|seed| round(&group, seed, &ALL));
             let sent = old.join().unwrap();
             assert!(sent > 0 || places.nodes > 1);
+        });
+    }
+}
+
+#[test]
+fn a_rank_that_was_masked_for_some_calls_takes_part_again() {
+    for places in [NEAR, APART] {
+        let board = Board::default();
+        ranks(|me| {
+            let group = places.join(me, &mut board.meeting("first".into(), me, &ALL)).unwrap();
+            for turn in 0..4 {
+                let there: Vec<_> =
+                    ALL.into_iter().filter(|rank| (*rank == 1) == (me == 1)).collect();
+                let others = ALL.into_iter().filter(|rank| !there.contains(rank));
+                others.clone().for_each(|rank| group.mask(rank, true).unwrap());
+                (0..=turn).for_each(|nth| round(&group, 10 * turn + nth, &there));
+                others.for_each(|rank| group.mask(rank, false).unwrap());
+                (5..9).for_each(|nth| round(&group, 10 * turn + nth, &ALL));
+            }
         });
     }
 }
