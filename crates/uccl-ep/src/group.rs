@@ -204,6 +204,12 @@ impl Group {
         Ok(())
     }
 
+    /// Whether a rank is there, masked or not.
+    #[must_use]
+    pub fn has(&self, rank: usize) -> bool {
+        self.pids.get(rank).is_some_and(Option::is_some)
+    }
+
     /// Whether a rank is left out.
     #[must_use]
     pub fn is_masked(&self, rank: usize) -> bool {
