@@ -13,16 +13,18 @@ use std::{
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use uccl_local::cma::Process;
+use uccl_p2p::Endpoint;
 use uccl_wire::ep_card::{EpCard, EpEndpoint};
 
 use crate::{
     blocks::{Block, Blocks},
     error::{Error, Phase, Result, described},
-    joining::{Exchange, Position, agree, all_joined},
+    joining::{Exchange, MakeEndpoint, Position, agree, all_joined},
     nodes::Nodes,
     placing::{Place, Places, SLOTS},
     protocol::{Call, Parties, Step, Streams, Words},
     routing::MAX_RANKS_OF_NODE,
+    scratch::Scratch,
     waits::Waits,
     window::Window,
 };
@@ -68,6 +70,7 @@ pub struct Group {
     /// By rank, the process that joined as it.
     pids: Vec<Option<u32>>,
     blocks: Blocks,
+    scratch: Scratch,
 }
 
 impl Group {
@@ -77,11 +80,24 @@ impl Group {
     /// # Errors
     /// A rank's window cannot be reached, or ranks do not agree on the group. All ranks fail then.
     pub fn join(config: Config, exchange: &mut Exchange<'_>) -> Result<Arc<Self>> {
+        Self::join_by(config, exchange, &mut Endpoint::new)
+    }
+
+    /// The same where the caller makes the endpoint, if there are far ranks: of the network's settings, with the group's
+    /// timeouts.
+    ///
+    /// # Errors
+    /// As [`join`](Self::join) has them, or there is no endpoint.
+    pub fn join_by(
+        config: Config,
+        exchange: &mut Exchange<'_>,
+        make: &mut MakeEndpoint<'_>,
+    ) -> Result<Arc<Self>> {
         let Config { rank: me, ranks, .. } = config;
         if me >= ranks {
             return Err(Error::invalid(format!("there is no rank {me} of {ranks}")));
         }
-        Self::meet(config, Position::FIRST, exchange)
+        Self::meet(config, Position::FIRST, exchange, make)
     }
 
     /// The group with the ranks that are there now: every rank that stays calls this, and a rank that comes
@@ -96,7 +112,8 @@ impl Group {
         self.check_is_last(Phase::Join)?;
         let Self { generation, .. } = *self;
         let next_call = self.places.lock().next_call();
-        let next = Self::meet(self.config.clone(), Position { generation, next_call }, exchange)?;
+        let position = Position { generation, next_call };
+        let next = Self::meet(self.config.clone(), position, exchange, &mut Endpoint::new)?;
         self.next_generation.store(next.generation, Ordering::Relaxed);
         let has_gone =
             |rank: &usize| next.pids[*rank].is_none_or(|pid| self.pids[*rank] != Some(pid));
@@ -108,10 +125,15 @@ impl Group {
         Ok(next)
     }
 
-    fn meet(config: Config, position: Position, exchange: &mut Exchange<'_>) -> Result<Arc<Self>> {
+    fn meet(
+        config: Config,
+        position: Position,
+        exchange: &mut Exchange<'_>,
+        make: &mut MakeEndpoint<'_>,
+    ) -> Result<Arc<Self>> {
         let Config { rank: me, ranks, pool, node, .. } = config;
         let mut window = Window::new(me, ranks, pool, node)?;
-        let reached = reach_all(&config, &mut window, position, exchange)?;
+        let reached = reach_all(&config, &mut window, position, exchange, make)?;
         let Reached { processes, nodes, blocks, position, pids } =
             all_joined(me, reached, exchange)?;
         Ok(Arc::new(Self {
@@ -125,6 +147,7 @@ impl Group {
             processes,
             pids,
             blocks,
+            scratch: Scratch::default(),
         }))
     }
 
@@ -258,6 +281,10 @@ impl Group {
 
     pub(crate) fn blocks(&self) -> &Blocks {
         &self.blocks
+    }
+
+    pub(crate) fn scratch(&self) -> &Scratch {
+        &self.scratch
     }
 
     pub(crate) fn window(&self) -> &Window {
@@ -399,6 +426,7 @@ fn reach_all(
     window: &mut Window,
     position: Position,
     exchange: &mut Exchange<'_>,
+    make: &mut MakeEndpoint<'_>,
 ) -> Result<Result<Reached>> {
     let Config { rank: me, timeout, .. } = *config;
     let cards = exchange(window.card(position, None).encode().to_vec())?;
@@ -418,7 +446,7 @@ fn reach_all(
     }
     let node_of = |card: &Option<EpCard>| card.map(|card| (card.host, card.node));
     let nodes = Nodes::of(&cards.iter().map(node_of).collect::<Vec<_>>());
-    let listening = window.listen(config.network.clone(), timeout);
+    let listening = window.listen(config.network.clone(), timeout, make);
     let endpoint = listening.as_ref().ok().map(|listening| listening.card());
     let cards = exchange(window.card(position, endpoint).encode().to_vec())?;
     Ok(listening.and_then(|listening| {

@@ -144,6 +144,7 @@ impl Own {
             payload: Payload::Bytes(2 * HIDDEN),
             scales: None,
             weights: None,
+            stays: false,
         };
         let routing = Arc::clone(&self.routing);
         // SAFETY: all has been sent when this returns.

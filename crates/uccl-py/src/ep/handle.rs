@@ -21,6 +21,12 @@ impl PyHandle {
         PyRouting { routing: Arc::clone(&self.handle.routing) }
     }
 
+    /// Over how many nodes tokens were relayed; 1 if they were not.
+    #[getter]
+    fn relays(&self) -> usize {
+        self.handle.relayed.len()
+    }
+
     /// Fills what low latency mode's callers read, for `slots` rows of each local expert: tokens of rows (i32), and, by
     /// expert and rank, where its rows begin and how many they are (i64).
     fn fill_low_latency(&self, py: Python<'_>, src_info: usize, layout_range: usize, slots: usize) {
