@@ -136,6 +136,7 @@ impl Combine {
         is_interrupted: &mut Interrupted<'_>,
     ) -> Result<Self> {
         let (group, routing) = (&handle.group, &handle.routing);
+        group.check_is_last(Phase::Combine)?;
         check(handle, &results)?;
         let (ranks, top_k) = (group.ranks(), routing.top_k());
         let Results { hidden, sends, weights, is_packed, .. } = results;

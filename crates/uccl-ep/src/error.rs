@@ -77,6 +77,21 @@ pub enum Error {
         /// This rank's value.
         ours: u64,
     },
+    /// Ranks have come or gone since the dispatch that the call belongs to. Nothing was done.
+    #[error(
+        "{phase} on rank {rank}: what it belongs to is of generation {of} of the group, which has generation {is} since ranks \
+         came or went; dispatch again"
+    )]
+    Stale {
+        /// What this rank was at.
+        phase: Phase,
+        /// This rank.
+        rank: usize,
+        /// The generation of the dispatch, or of the group that was asked.
+        of: u32,
+        /// The group's generation.
+        is: u32,
+    },
     /// The caller was interrupted.
     #[error("interrupted")]
     Interrupted,

@@ -4,7 +4,7 @@ use std::{
     ops::Range,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     thread,
     time::{Duration, Instant},
@@ -19,7 +19,7 @@ use uccl_wire::ep_card::{EpCard, EpEndpoint};
 use crate::{
     blocks::{Block, Blocks},
     error::{Error, Phase, Result, described},
-    joining::{Exchange, MakeEndpoint, agree, all_joined},
+    joining::{Exchange, MakeEndpoint, Position, agree, all_joined},
     nodes::Nodes,
     placing::{Place, Places, SLOTS},
     protocol::{Call, Parties, Step, Streams, Words},
@@ -34,7 +34,7 @@ use crate::{
 pub struct Config {
     /// Which rank this is.
     pub rank: usize,
-    /// How many ranks there are.
+    /// How many ranks there are, with those that are not there yet.
     pub ranks: usize,
     /// Bytes of the pool in which calls are placed; all ranks have the same.
     pub pool: usize,
@@ -54,14 +54,21 @@ pub struct Config {
 pub type Interrupted<'a> = dyn FnMut() -> bool + 'a;
 
 /// One rank's end of a group. Dropping it says nothing to the others.
+///
+/// It is of one *generation*: the ranks that met. When ranks come or go, those that are there [meet anew](Self::regroup).
 pub struct Group {
     config: Config,
+    generation: u32,
+    /// The generation that came after; 0 if this is the last.
+    next_generation: AtomicU32,
     nodes: Nodes,
     window: Window,
     places: Mutex<Places>,
     masked: Vec<AtomicBool>,
     /// Processes of the peers; none of this process.
     processes: Vec<Option<Process>>,
+    /// By rank, the process that joined as it.
+    pids: Vec<Option<u32>>,
     blocks: Blocks,
     scratch: Scratch,
 }
@@ -86,16 +93,77 @@ impl Group {
         exchange: &mut Exchange<'_>,
         make: &mut MakeEndpoint<'_>,
     ) -> Result<Arc<Self>> {
-        let Config { rank: me, ranks, pool, node, .. } = config;
+        let Config { rank: me, ranks, .. } = config;
         if me >= ranks {
             return Err(Error::invalid(format!("there is no rank {me} of {ranks}")));
         }
+        Self::meet(config, Position::FIRST, exchange, make)
+    }
+
+    /// The group with the ranks that are there now: every rank that stays calls this, and a rank that comes
+    /// [joins](Self::join), with the same exchange. Those that give nothing to the exchange are left out.
+    ///
+    /// Ranks meet in new windows. What a rank that has gone, or was stopped and goes on, may yet write to the old ones is seen by
+    /// nobody; the old ones stay until the calls that were begun in them are over. New calls of this group are refused.
+    ///
+    /// # Errors
+    /// As [`join`](Self::join); this group then stays as it is.
+    pub fn regroup(&self, exchange: &mut Exchange<'_>) -> Result<Arc<Self>> {
+        self.check_is_last(Phase::Join)?;
+        let Self { generation, .. } = *self;
+        let next_call = self.places.lock().next_call();
+        let position = Position { generation, next_call };
+        let next = Self::meet(self.config.clone(), position, exchange, &mut Endpoint::new)?;
+        self.next_generation.store(next.generation, Ordering::Relaxed);
+        let has_gone =
+            |rank: &usize| next.pids[*rank].is_none_or(|pid| self.pids[*rank] != Some(pid));
+        for rank in (0..self.ranks()).filter(has_gone) {
+            // Who looks whether blocks are read, or lets go of this group, does not wait for it.
+            self.masked[rank].store(true, Ordering::Relaxed);
+            self.window.give_up(rank);
+        }
+        Ok(next)
+    }
+
+    fn meet(
+        config: Config,
+        position: Position,
+        exchange: &mut Exchange<'_>,
+        make: &mut MakeEndpoint<'_>,
+    ) -> Result<Arc<Self>> {
+        let Config { rank: me, ranks, pool, node, .. } = config;
         let mut window = Window::new(me, ranks, pool, node)?;
-        let reached = reach_all(&config, &mut window, exchange, make)?;
-        let Reached { processes, nodes, blocks } = all_joined(me, reached, exchange)?;
-        let masked = (0..ranks).map(|rank| AtomicBool::new(!window.has(rank))).collect();
-        let (places, scratch) = (Mutex::default(), Scratch::default());
-        Ok(Arc::new(Self { config, nodes, window, places, masked, processes, blocks, scratch }))
+        let reached = reach_all(&config, &mut window, position, exchange, make)?;
+        let Reached { processes, nodes, blocks, position, pids } =
+            all_joined(me, reached, exchange)?;
+        Ok(Arc::new(Self {
+            config,
+            generation: position.generation,
+            next_generation: AtomicU32::new(0),
+            nodes,
+            places: Mutex::new(Places::from_call(position.next_call)),
+            masked: (0..ranks).map(|rank| AtomicBool::new(!window.has(rank))).collect(),
+            window,
+            processes,
+            pids,
+            blocks,
+            scratch: Scratch::default(),
+        }))
+    }
+
+    /// How often ranks have met, this time included.
+    #[must_use]
+    pub fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    /// # Errors
+    /// Ranks have met anew since.
+    pub fn check_is_last(&self, phase: Phase) -> Result<()> {
+        match self.next_generation.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            is => Err(Error::Stale { phase, rank: self.rank(), of: self.generation, is }),
+        }
     }
 
     /// Which rank this is.
@@ -157,6 +225,12 @@ impl Group {
         }
         masked.store(is_masked, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Whether a rank is there, masked or not.
+    #[must_use]
+    pub fn has(&self, rank: usize) -> bool {
+        self.pids.get(rank).is_some_and(Option::is_some)
     }
 
     /// Whether a rank is left out.
@@ -343,8 +417,10 @@ impl Group {
 /// What a rank has when it has reached the others.
 struct Reached {
     processes: Processes,
+    pids: Vec<Option<u32>>,
     nodes: Nodes,
     blocks: Blocks,
+    position: Position,
 }
 
 /// Reaches the windows of all ranks that are there, and watches the processes of those that are near. The error inside is this
@@ -352,11 +428,12 @@ struct Reached {
 fn reach_all(
     config: &Config,
     window: &mut Window,
+    position: Position,
     exchange: &mut Exchange<'_>,
     make: &mut MakeEndpoint<'_>,
 ) -> Result<Result<Reached>> {
     let Config { rank: me, timeout, .. } = *config;
-    let cards = exchange(window.card(1, None).encode().to_vec())?;
+    let cards = exchange(window.card(position, None).encode().to_vec())?;
     let cards = match cards_of(config, window, &cards) {
         Ok(cards) => cards,
         Err(e) => return Ok(Err(e)),
@@ -367,22 +444,35 @@ fn reach_all(
     if known.all(|card| first.is_some_and(|first| first.is_near(card))) {
         let nodes = Nodes::one(cards.len());
         let blocks = Blocks::new(&cards, me);
-        let reached = |processes| Reached { processes, nodes, blocks };
+        let (position, pids) = (met_at(&cards), pids_of(&cards));
+        let reached = |processes| Reached { processes, pids, nodes, blocks, position };
         return Ok(map_near(window, &cards, me).map(reached));
     }
     let node_of = |card: &Option<EpCard>| card.map(|card| (card.host, card.node));
     let nodes = Nodes::of(&cards.iter().map(node_of).collect::<Vec<_>>());
     let listening = window.listen(config.network.clone(), timeout, make);
     let endpoint = listening.as_ref().ok().map(|listening| listening.card());
-    let cards = exchange(window.card(1, endpoint).encode().to_vec())?;
+    let cards = exchange(window.card(position, endpoint).encode().to_vec())?;
     Ok(listening.and_then(|listening| {
         let cards = cards_of(config, window, &cards)?;
         let processes = map_near(window, &cards, me)?;
         let lost = |(peer, why)| Error::PeerLost { phase: Phase::Join, rank: me, peer, why };
         let far = far_of(&cards, me).map_err(lost)?;
         window.join_far(listening.connect(me, &far).map_err(lost)?, &far);
-        Ok(Reached { processes, nodes, blocks: Blocks::new(&cards, me) })
+        let (position, pids) = (met_at(&cards), pids_of(&cards));
+        Ok(Reached { processes, pids, nodes, blocks: Blocks::new(&cards, me), position })
     }))
+}
+
+/// Where the ranks of these cards go on.
+fn met_at(cards: &[Option<EpCard>]) -> Position {
+    let position =
+        |card: &EpCard| Position { generation: card.generation, next_call: card.next_call };
+    Position::after(cards.iter().flatten().map(position))
+}
+
+fn pids_of(cards: &[Option<EpCard>]) -> Vec<Option<u32>> {
+    cards.iter().map(|card| card.map(|card| card.pid)).collect()
 }
 
 /// By rank; none of this process, and none of another node.
@@ -414,7 +504,7 @@ fn cards_of(
 
 /// Maps the windows of the ranks that are near, and watches their processes.
 fn map_near(window: &mut Window, cards: &[Option<EpCard>], me: usize) -> Result<Processes> {
-    let own = window.card(1, None);
+    let own = window.card(Position::FIRST, None);
     let open = |(rank, card): (usize, &Option<EpCard>)| {
         let Some(card) = card.filter(|card| card.is_near(&own) && rank != me) else {
             return Ok(None);

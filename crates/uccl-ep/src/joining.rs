@@ -10,6 +10,30 @@ pub type Exchange<'a> = dyn FnMut(Vec<u8>) -> Result<Vec<Option<Vec<u8>>>> + 'a;
 /// Makes the endpoint of a rank that has far peers, with these settings.
 pub type MakeEndpoint<'a> = dyn FnMut(uccl_p2p::Config) -> uccl_p2p::Result<Endpoint> + 'a;
 
+/// How far a rank is in a group.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Position {
+    /// How often it has met others.
+    pub(crate) generation: u32,
+    /// The number of its next call.
+    pub(crate) next_call: u64,
+}
+
+impl Position {
+    /// Of a rank that comes for the first time.
+    pub(crate) const FIRST: Self = Self { generation: 0, next_call: 1 };
+
+    /// Where ranks go on that were so far. Calls that failed, or that a rank was not there for, leave ranks at different calls: all
+    /// go on behind the furthest, so that no number is used twice.
+    pub(crate) fn after(ranks: impl Iterator<Item = Self>) -> Self {
+        let furthest = ranks.fold(Self::FIRST, |a, b| Self {
+            generation: a.generation.max(b.generation),
+            next_call: a.next_call.max(b.next_call),
+        });
+        Self { generation: furthest.generation.saturating_add(1), ..furthest }
+    }
+}
+
 /// What a rank's card says of the group: what it is, what the card has, and what this rank has.
 pub(crate) type Facts = [(&'static str, u64, u64); 3];
 

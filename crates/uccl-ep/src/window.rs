@@ -16,7 +16,7 @@ use crate::{
     error::{Error, Result},
     far::{self, Far, Listening},
     header,
-    joining::MakeEndpoint,
+    joining::{MakeEndpoint, Position},
     nodes::Node,
     placing::SLOTS,
     protocol::{Mark, Stream, Words},
@@ -62,7 +62,8 @@ impl Window {
     }
 
     /// What peers need to reach it.
-    pub(crate) fn card(&self, next_call: u64, endpoint: Option<EpEndpoint>) -> EpCard {
+    pub(crate) fn card(&self, position: Position, endpoint: Option<EpEndpoint>) -> EpCard {
+        let Position { generation, next_call } = position;
         EpCard {
             rank: self.me as u32,
             ranks: self.peers.len() as u32,
@@ -71,6 +72,7 @@ impl Window {
             descriptor: self.segment.fd().as_raw_fd() as u32,
             nonce: self.nonce,
             next_call,
+            generation,
             node: self.node,
             host: self.host,
             endpoint,
@@ -133,6 +135,11 @@ impl Window {
     /// Why a far peer cannot be reached any more.
     pub(crate) fn failure(&self, peer: usize) -> Option<String> {
         self.far.as_ref()?.failure(peer)
+    }
+
+    /// Nothing more is sent to a peer, and nobody waits until it has what was sent.
+    pub(crate) fn give_up(&self, peer: usize) {
+        self.far.iter().for_each(|far| far.give_up(peer));
     }
 
     /// What went over the network.

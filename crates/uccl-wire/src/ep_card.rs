@@ -14,7 +14,7 @@
 //! | 40 | u64 | number of the next call |
 //! | 48 | u64 | node |
 //! | 56 | 36 B | the kernel's boot id, as text |
-//! | 92 | u32 | 0 |
+//! | 92 | u32 | generation |
 //! | 96 | 16 B | the endpoint's IP address; IPv4 as an IPv6 address |
 //! | 112 | u64 | the endpoint's instance |
 //! | 120 | 64 B | advert of the window |
@@ -30,8 +30,9 @@ pub const EP_CARD_LEN: usize = 184;
 /// Bytes of a boot id.
 pub const HOST_LEN: usize = 36;
 
-const MAGIC: u32 = 0x5543_4502;
+const MAGIC: u32 = 0x5543_4503;
 const HOST_AT: usize = 56;
+const GENERATION_AT: usize = 92;
 const IP_AT: usize = 96;
 const INSTANCE_AT: usize = 112;
 const ADVERT_AT: usize = 120;
@@ -53,6 +54,8 @@ pub struct EpCard {
     pub nonce: u64,
     /// The number of its next call.
     pub next_call: u64,
+    /// How often it has met others in this group; 0 for a rank that comes for the first time.
+    pub generation: u32,
     /// Ranks of one node, on one kernel, map each other's windows.
     pub node: u64,
     /// The boot id of its kernel.
@@ -110,6 +113,7 @@ impl EpCard {
             *out = long.to_le_bytes();
         }
         out[HOST_AT..][..HOST_LEN].copy_from_slice(&self.host);
+        out[GENERATION_AT..IP_AT].copy_from_slice(&self.generation.to_le_bytes());
         if let Some(EpEndpoint { addr, instance, window }) = self.endpoint {
             let ip = match addr.ip() {
                 IpAddr::V4(ip) => ip.to_ipv6_mapped(),
@@ -150,7 +154,20 @@ impl EpCard {
             }
         };
         let host = field(bytes, HOST_AT);
-        Ok(Self { rank, ranks, pid, descriptor, pool, nonce, next_call, node, host, endpoint })
+        let generation = u32::from_le_bytes(field(bytes, GENERATION_AT));
+        Ok(Self {
+            rank,
+            ranks,
+            pid,
+            descriptor,
+            pool,
+            nonce,
+            next_call,
+            generation,
+            node,
+            host,
+            endpoint,
+        })
     }
 
     /// Whether the ranks of both cards can map each other's windows.
@@ -181,17 +198,17 @@ mod tests {
     proptest! {
         #[test]
         fn a_card_survives_its_bytes(
-            numbers: [u32; 3], longs: [u64; 4], ranks in 1u32.., host in proptest::array::uniform32(0u8..),
+            numbers: [u32; 4], longs: [u64; 4], ranks in 1u32.., host in proptest::array::uniform32(0u8..),
             far in proptest::option::of((any::<[u8; 16]>(), 1u16.., any::<[u64; 3]>())),
         ) {
-            let [rank, pid, descriptor] = numbers;
+            let [rank, pid, descriptor, generation] = numbers;
             let [pool, nonce, next_call, node] = longs;
             let mut id = [b'-'; HOST_LEN];
             id[..32].copy_from_slice(&host);
             let rank = rank % ranks;
             let endpoint = far.map(|(ip, port, numbers)| endpoint((ip, port), numbers));
             let card = EpCard {
-                rank, ranks, pid, descriptor, pool, nonce, next_call, node, host: id, endpoint,
+                rank, ranks, pid, descriptor, pool, nonce, next_call, generation, node, host: id, endpoint,
             };
             prop_assert_eq!(EpCard::decode(&card.encode()), Ok(card));
         }
@@ -209,7 +226,7 @@ mod tests {
         assert_eq!(EpCard::decode(&[0; 3]), Err(EpCardError::WrongLength(3)));
         assert_eq!(EpCard::decode(&[0; EP_CARD_LEN]), Err(EpCardError::WrongMagic(0)));
         let mut bytes = [0; EP_CARD_LEN];
-        bytes[..12].copy_from_slice(&[2, 0x45, 0x43, 0x55, 0, 0, 0, 0, 1, 0, 0, 0]);
+        bytes[..12].copy_from_slice(&[3, 0x45, 0x43, 0x55, 0, 0, 0, 0, 1, 0, 0, 0]);
         assert!(EpCard::decode(&bytes).is_ok_and(|card| card.endpoint.is_none()));
         bytes[20] = 1;
         assert!(matches!(EpCard::decode(&bytes), Err(EpCardError::Advert(_))));

@@ -92,6 +92,9 @@ class Buffer(Joined):
     Making one is collective; dropping one is not. ``num_nvl_bytes`` and ``num_rdma_bytes`` together are what calls
     have room for. A call waits ``timeout`` seconds for its peers (``UCCL_EP_TIMEOUT_SECS``, or 100), then it fails and
     names them, or, with ``enable_shrink``, goes on without them.
+
+    With ``store``, a ``torch.distributed.Store``, ranks may come and go: see :meth:`connect_ranks`. A rank that has no
+    group gives its ``rank`` and for how many ``num_ranks`` there is room, and is alone until it is connected.
     """
 
     num_sms: int = 20
@@ -111,10 +114,13 @@ class Buffer(Joined):
         *,
         is_intranode: bool | None = None,
         timeout: float | None = None,
+        store: Any = None,
+        rank: int | None = None,
+        num_ranks: int | None = None,
         **unknown: Any,
     ) -> None:
         refuse_unknown("Buffer", unknown)
-        ranks = Ranks(group, comm)
+        ranks = Ranks(group, comm, store, rank, num_ranks)
         super().__init__(ranks, num_nvl_bytes + num_rdma_bytes, timeout, enable_shrink)
         self.rank, self.group_size = ranks.rank, ranks.size
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
@@ -222,6 +228,7 @@ class Buffer(Joined):
         if handle is not None:
             if topk_idx is not None or topk_weights is not None:
                 raise ValueError("with a handle, topk_idx and topk_weights are None")
+            handle.native.check_is_last()
             routing = handle.native.routing
         elif topk_idx is not None:
             if num_tokens_per_expert is None:
@@ -398,7 +405,7 @@ class Buffer(Joined):
         src_info = torch.empty((local, rows), dtype=torch.int32)
         layout_range = torch.empty((local, self.group_size), dtype=torch.int64)
         handle = LowLatencyHandle((src_info, layout_range, most, hidden, num_experts))
-        handle.native, handle.owner = None, self.runtime
+        handle.native, handle.owner = None, self
         native = _core.EpDispatch(
             self.runtime,
             routing,
@@ -470,8 +477,7 @@ class Buffer(Joined):
             raise ValueError("zero_copy and use_logfmt exclude each other")
         if handle.native is None:
             raise RuntimeError("the dispatch's hook has not been called")
-        if handle.owner is not self._native:
-            raise RuntimeError("the handle is of another buffer, or of this one before ranks joined anew")
+        self._check_owner(handle)
         _, _, most, hidden, num_experts = handle
         local, rows = num_experts // self.group_size, self.group_size * most
         check("x", x, (local, rows, hidden), torch.bfloat16)
@@ -520,21 +526,12 @@ class Buffer(Joined):
         self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int
     ) -> None:
         """Waits for all ranks. There is nothing to clean: what a call leaves behind is told apart by its number."""
-        self._ranks.exchange(b"")
+        self._barrier()
 
-    def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
-        """Leaves a rank out of the calls that follow, or lets it take part again."""
-        self.runtime.mask(rank_to_mask, mask)
-
-    def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
-        """Writes to ``mask_status`` ``[R]`` i32 which ranks are left out."""
-        check("mask_status", mask_status, (self.group_size,), torch.int32)
-        mask_status.copy_(torch.tensor(self.runtime.masks(), dtype=torch.int32))
-
-    def low_latency_clean_mask_buffer(self) -> None:
-        """Lets all ranks take part again."""
-        for rank in range(self.group_size):
-            self.runtime.mask(rank, False)
+    #: The names that DeepEP has for these.
+    low_latency_update_mask_buffer = Joined.update_mask_buffer
+    low_latency_query_mask_buffer = Joined.query_mask_buffer
+    low_latency_clean_mask_buffer = Joined.clean_mask_buffer
 
 
 def where_to(routing: Any, ranks: int) -> torch.Tensor:

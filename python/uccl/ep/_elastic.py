@@ -83,13 +83,17 @@ class ElasticBuffer(Joined):
         num_cpu_timeout_secs: float = 300,
         num_gpu_timeout_secs: float = 100,
         explicitly_destroy: bool = False,
+        *,
+        store: Any = None,
+        rank: int | None = None,
+        num_ranks: int | None = None,
         **unknown: Any,
     ) -> None:
         refuse_unknown("ElasticBuffer", {**unknown, "num_cpu_bytes": num_cpu_bytes or None})
-        ranks = Ranks(group)
+        ranks = Ranks(group, None, store, rank, num_ranks)
         if num_bytes is None:
-            if not num_max_tokens_per_rank or not hidden:
-                raise ValueError("give num_bytes, or num_max_tokens_per_rank, hidden and num_topk")
+            if group is None or not num_max_tokens_per_rank or not hidden:
+                raise ValueError("give num_bytes, or a group, num_max_tokens_per_rank, hidden and num_topk")
             num_bytes = self.get_buffer_size_hint(
                 group,
                 num_max_tokens_per_rank,
@@ -110,9 +114,16 @@ class ElasticBuffer(Joined):
         self.deterministic = deterministic
         self.explicitly_destroy = explicitly_destroy
         self.nccl_comm_handle = None
+        self._look_at_nodes()
+
+    def _look_at_nodes(self) -> None:
         self.num_scaleout_ranks, self.num_scaleup_ranks = self.get_logical_domain_size()
         self.scaleout_rank_idx, self.scaleup_rank_idx = divmod(self.rank_idx, self.num_scaleup_ranks)
         self.num_rdma_ranks, self.num_nvlink_ranks = self.get_physical_domain_size()
+
+    def _regroup(self, ranks: set[int], store: Any) -> None:
+        super()._regroup(ranks, store)
+        self._look_at_nodes()
 
     @staticmethod
     def get_buffer_size_hint(
@@ -142,7 +153,7 @@ class ElasticBuffer(Joined):
         self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True
     ) -> None:
         """Waits for all ranks."""
-        self._ranks.exchange(b"")
+        self._barrier()
 
     @staticmethod
     def capture() -> EventHandle:
@@ -225,7 +236,8 @@ class ElasticBuffer(Joined):
         if handle is not None:
             if topk_idx is not None or cumulative_local_expert_recv_stats is not None:
                 raise ValueError("with a handle, topk_idx and cumulative_local_expert_recv_stats are None")
-            self._check_handle(handle)
+            self._check_owner(handle)
+            handle.native.check_is_last()
             num_experts, do_expand = handle.num_experts, handle.do_expand
             expert_alignment = handle.expert_alignment
             num_max_tokens_per_rank = handle.num_max_tokens_per_rank
@@ -320,7 +332,7 @@ class ElasticBuffer(Joined):
             num_unaligned_recv_tokens_per_expert=unaligned,
             recv_src_metadata=source_metadata(got, arrived, most, top_k),
             native=got,
-            owner=self.runtime,
+            owner=self,
         )
         return recv_x, idx, weights, made, event
 
@@ -333,10 +345,6 @@ class ElasticBuffer(Joined):
         if not is_col_major:
             return torch.empty((rows, words), dtype=scales.dtype)
         return torch.empty((words, align(rows, 4)), dtype=scales.dtype)[:, :rows].t()
-
-    def _check_handle(self, handle: EPHandle) -> None:
-        if handle.owner is not self._native:
-            raise RuntimeError("the handle is of another buffer, or of this one before ranks joined anew")
 
     def combine(
         self,
@@ -359,7 +367,7 @@ class ElasticBuffer(Joined):
         """
         wait_for(previous_event)
         wait_for(previous_event_before_epilogue)
-        self._check_handle(handle)
+        self._check_owner(handle)
         routing = handle.native.routing
         check("x", x, (None, None), torch.bfloat16)
         rows, hidden = x.shape

@@ -37,24 +37,42 @@ def node_of_environment() -> int | None:
 
 
 class Ranks:
-    """A torch process group (gloo or NCCL), or an MPI communicator."""
+    """A torch process group (gloo or NCCL), or an MPI communicator; or a rank by itself, which meets others by a store."""
 
-    def __init__(self, group: Any, comm: Any = None) -> None:
-        if group is None and comm is None:
-            raise ValueError("a buffer needs the ranks' group (or comm, an MPI communicator)")
-        self.group, self._comm = group, comm
+    def __init__(
+        self,
+        group: Any,
+        comm: Any = None,
+        store: Any = None,
+        rank: int | None = None,
+        num_ranks: int | None = None,
+    ) -> None:
+        self.group, self._comm, self.store = group, comm, store
         if group is not None:
             self.rank, self.size = group.rank(), group.size()
-        else:
+        elif comm is not None:
             self.rank, self.size = comm.Get_rank(), comm.Get_size()
+        elif store is None or rank is None or num_ranks is None:
+            raise ValueError(
+                "a buffer needs the ranks' group (or comm, an MPI communicator; or store, rank and num_ranks)"
+            )
+        else:
+            self.rank, self.size = rank, num_ranks
 
-    def exchange(self, mine: bytes) -> list[bytes]:
-        """What every rank gives, in order of rank."""
-        if self.group is None:
-            return list(self._comm.allgather(mine))
+    def exchange(self, mine: bytes) -> list[bytes | None]:
+        """What every rank gives, in order of rank; a rank that has only a store is alone until it is connected."""
         everyone: list[Any] = [None] * self.size
-        torch.distributed.all_gather_object(everyone, mine, group=self.group)
+        if self.group is not None:
+            torch.distributed.all_gather_object(everyone, mine, group=self.group)
+        elif self._comm is not None:
+            everyone = list(self._comm.allgather(mine))
+        else:
+            everyone[self.rank] = mine
         return everyone
+
+    def is_whole(self, ranks: list[int]) -> bool:
+        """Whether these are all ranks of the group or communicator."""
+        return (self.group is not None or self._comm is not None) and ranks == list(range(self.size))
 
     def join(self, pool: int, timeout: float | None, masks_late: bool) -> Any:
         """This rank's end of the group."""

@@ -1,10 +1,13 @@
-"""What both buffers are: one rank's end of a group."""
+"""What both buffers are: one rank's end of a group, whose ranks may come and go."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable, Iterable
 
-from uccl.ep._group import Ranks
+import torch
+
+from uccl.ep._group import Ranks, check, timeout_of
+from uccl.ep._meeting import Meeting
 from uccl.ep._memory import Memory
 
 MAX_TOP_K = 32
@@ -18,8 +21,10 @@ class Joined:
     def __init__(self, ranks: Ranks, pool: int, timeout: float | None, masks_late: bool) -> None:
         self._ranks = ranks
         self.group = ranks.group
+        self._timeout = timeout_of(timeout)
         self._memory = Memory()
         self._native = ranks.join(pool, timeout, masks_late)
+        self._last_meeting: Meeting | None = None
 
     @property
     def runtime(self) -> Any:
@@ -34,3 +39,82 @@ class Joined:
 
     def get_comm_stream(self) -> None:
         """None: the CPU has no streams."""
+
+    @property
+    def generation(self) -> int:
+        """How often ranks have met. A handle of an earlier generation is refused."""
+        return self.runtime.generation
+
+    def connect_ranks(self, ranks: Iterable[int], activate: bool = True, store: Any = None) -> None:
+        """Has ranks take part that were not there, or are there again.
+
+        Every rank that takes part calls this, with those that it does not know yet: the new ones with all others. They meet by
+        ``store``, a ``torch.distributed.Store``, or the one that the buffer was made with; without any, all ranks of the
+        group meet by the group. Without ``activate`` the ranks are masked until :meth:`update_mask_buffer` lets
+        them take part; all have to make as many calls until then.
+        """
+        new = self._checked(ranks)
+        self._regroup(self._active() | new, store)
+        if not activate:
+            for rank in new - {self._ranks.rank}:
+                self.runtime.mask(rank, True)
+
+    def disconnect_ranks(self, ranks: Iterable[int], store: Any = None) -> None:
+        """Lets go of ranks, and of the memory of theirs that was mapped. Every rank that stays calls this, as
+        :meth:`connect_ranks`; those that leave destroy their buffers, or have ended."""
+        gone = self._checked(ranks)
+        if self._ranks.rank in gone:
+            raise ValueError(f"rank {self._ranks.rank} is this one; it leaves by destroy()")
+        self._regroup(self._active() - gone, store)
+
+    def update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
+        """Leaves a rank out of the calls that follow, or lets it take part again."""
+        self.runtime.mask(rank_to_mask, mask)
+
+    def query_mask_buffer(self, mask_status: torch.Tensor) -> None:
+        """Writes to ``mask_status`` ``[R]`` i32 which ranks are left out, because they are masked or not there."""
+        check("mask_status", mask_status, (self._ranks.size,), torch.int32)
+        mask_status.copy_(torch.tensor(self.runtime.masks(), dtype=torch.int32))
+
+    def clean_mask_buffer(self) -> None:
+        """Lets all ranks take part again that are there."""
+        for rank, is_there in enumerate(self.runtime.there()):
+            if is_there:
+                self.runtime.mask(rank, False)
+
+    def _active(self) -> set[int]:
+        return {rank for rank, is_masked in enumerate(self.runtime.masks()) if not is_masked} | {self._ranks.rank}
+
+    def _checked(self, ranks: Iterable[int]) -> set[int]:
+        given, size = set(ranks), self._ranks.size
+        strangers = sorted(rank for rank in given if not 0 <= rank < size)
+        if strangers:
+            raise ValueError(f"no rank {strangers[0]}: the buffer was made for {size} ranks")
+        return given
+
+    def _regroup(self, ranks: set[int], store: Any) -> None:
+        self._native = self._meet(ranks, store, self.runtime.regroup)
+        # Tensors that callers hold keep the memory that was shared with the ranks before.
+        self._memory = Memory()
+
+    def _barrier(self) -> None:
+        """Waits for all ranks that take part."""
+        self._meet(self._active(), None, lambda exchange: exchange(b""))
+
+    def _meet(self, ranks: set[int], store: Any, meet: Callable[[Any], Any]) -> Any:
+        """What ``meet`` returns, which is given a function by which these ranks give each other bytes."""
+        all_of_them, store = sorted(ranks), store or self._ranks.store
+        if store is None:
+            if not self._ranks.is_whole(all_of_them):
+                raise ValueError(f"ranks {all_of_them} of {self._ranks.size} need a store to meet by")
+            return meet(self._ranks.exchange)
+        meeting = Meeting(store, self._ranks.rank, all_of_them, self._ranks.size, self._timeout)
+        met = meet(meeting.exchange)
+        if self._last_meeting is not None:
+            self._last_meeting.clear()
+        self._last_meeting = meeting
+        return met
+
+    def _check_owner(self, handle: Any) -> None:
+        if handle.owner is not self:
+            raise RuntimeError("the handle is of another buffer")

@@ -74,6 +74,7 @@ impl Dispatch {
         room: Room,
         is_interrupted: &mut Interrupted<'_>,
     ) -> Result<Self> {
+        group.check_is_last(Phase::Dispatch)?;
         let mut areas = areas_of(group, &tokens, &routing)?;
         let slots = match room {
             Room::Tokens(slots) if slots > MAX_TOKENS => {

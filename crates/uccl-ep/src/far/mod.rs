@@ -220,6 +220,13 @@ impl Far {
         outbox.failure().map(str::to_owned).or_else(lost)
     }
 
+    /// Nothing more is sent to a peer.
+    pub(crate) fn give_up(&self, peer: usize) {
+        if let Some(Some(outbox)) = self.desk.outboxes.get(peer) {
+            outbox.fail(|| "has left the group".to_owned());
+        }
+    }
+
     /// What the endpoint has counted.
     pub(crate) fn stats(&self) -> Option<uccl_p2p::Stats> {
         self.endpoint.stats().ok()

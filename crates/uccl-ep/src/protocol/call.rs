@@ -358,8 +358,8 @@ impl Call {
         }
         self.is_ended = true;
         let mark = self.mark(0, true);
-        let there = (0..self.is_there.len()).filter(|rank| self.is_there[*rank]);
-        self.tell.extend(there.map(|rank| (rank, self.me, mark)));
+        // Ranks that are left out hear of it too: one that takes part in a later call writes to this place then.
+        self.tell.extend((0..self.is_there.len()).map(|rank| (rank, self.me, mark)));
     }
 
     /// A rank is not there any more: nothing is sent to it and nothing awaited. For calls without relays.

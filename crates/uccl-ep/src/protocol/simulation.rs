@@ -2,8 +2,9 @@
 //!
 //! A write's bytes land one by one, in any order and as late as the schedule says; its mark is set after them, since that is what
 //! a signal promises; marks of different writes overtake each other. A lane that is lost has its writes
-//! made again: their bytes land a second time, but never after the mark. A rank may go away for good; the others drop it one after
-//! another. The simulation checks that a rank takes, and passes on, exactly what was sent to it for that call and round, that
+//! made again: their bytes land a second time, but never after the mark. A rank may go away; the others drop it one after
+//! another. At some call all may meet anew, and with them a rank in the place of the one that went: then each has a new window, while what the
+//! old ones have written yet lands in the old windows, in which calls that were begun before end. The simulation checks that a rank takes, and passes on, exactly what was sent to it for that call and round, that
 //! nobody writes where somebody has yet to read, that a call that is read has an end only when nobody reads, and that all calls
 //! end.
 
@@ -11,6 +12,7 @@ use std::collections::HashMap;
 
 use super::{Call, Mark, Parties, Step, Stream, Streams, Takes, Words, words_of};
 use crate::{
+    joining::Position,
     nodes::Nodes,
     placing::{Places, SLOTS},
 };
@@ -28,6 +30,14 @@ struct Window {
     cells: Vec<Option<Cell>>,
 }
 
+impl Window {
+    fn emptied(&self) -> Self {
+        let none = [Mark::of_word(0); SLOTS];
+        let words = || vec![none; self.arrived.len()];
+        Self { arrived: words(), taken: words(), cells: vec![None; self.cells.len()] }
+    }
+}
+
 impl Words for Window {
     fn arrived(&self, word: usize, slot: usize) -> Mark {
         self.arrived[word][slot]
@@ -41,6 +51,7 @@ impl Words for Window {
 enum Flying {
     /// Bytes of a write, and then its mark.
     Data {
+        generation: usize,
         to: usize,
         from: usize,
         word: usize,
@@ -49,6 +60,7 @@ enum Flying {
         mark: Mark,
     },
     Told {
+        generation: usize,
         to: usize,
         from: usize,
         word: usize,
@@ -78,12 +90,35 @@ struct Plan {
 
 struct Rank {
     places: Places,
+    /// The number of a call's plan, and the call.
     calls: Vec<(usize, Call)>,
     next_plan: usize,
-    window: Window,
-    /// By rank, whether this one has dropped it.
-    has_dropped: Vec<bool>,
+    /// One for each time that ranks have met.
+    windows: Vec<Window>,
+    /// By generation and rank, whether this one has dropped it.
+    has_dropped: [Vec<bool>; 2],
     is_gone: bool,
+}
+
+impl Rank {
+    fn new(position: Position, windows: Vec<Window>, ranks: usize) -> Self {
+        Self {
+            places: Places::from_call(position.next_call),
+            calls: Vec::new(),
+            next_plan: position.next_call as usize - 1,
+            windows,
+            has_dropped: [vec![false; ranks], vec![false; ranks]],
+            is_gone: false,
+        }
+    }
+}
+
+/// When all ranks meet anew.
+#[derive(Clone, Copy)]
+struct Meeting {
+    /// Before the call of this plan.
+    before: usize,
+    is_over: bool,
 }
 
 struct World {
@@ -98,6 +133,11 @@ struct World {
     slow: Option<(usize, usize)>,
     /// A rank that goes away, and after how many steps.
     goes: Option<(usize, usize)>,
+    /// In which generation it went.
+    went: Option<usize>,
+    /// Whether it was stopped and not killed: what it has written lands all the same.
+    leaves_writes: bool,
+    meeting: Option<Meeting>,
 }
 
 impl World {
@@ -122,16 +162,59 @@ impl World {
             taken: vec![[none; SLOTS]; words_of(nodes)],
             cells: vec![None; CELLS * ranks],
         };
-        let rank = || Rank {
-            places: Places::default(),
-            calls: Vec::new(),
-            next_plan: 0,
-            window: window.clone(),
-            has_dropped: vec![false; ranks],
-            is_gone: false,
-        };
+        let first = Position::after([].into_iter());
+        let rank = || Rank::new(first, vec![window.clone()], ranks);
         let ranks = (0..ranks).map(|_| rank()).collect();
-        Self { random, nodes, plans, ranks, network: Vec::new(), took: HashMap::new(), slow, goes }
+        let meeting = (random.u8(..4) == 0)
+            .then(|| Meeting { before: random.usize(..plans.len()), is_over: false });
+        let leaves_writes = meeting.is_some() && random.bool();
+        let (network, took, went) = (Vec::new(), HashMap::new(), None);
+        Self {
+            random,
+            nodes,
+            plans,
+            ranks,
+            network,
+            took,
+            slow,
+            goes,
+            went,
+            leaves_writes,
+            meeting,
+        }
+    }
+
+    /// The meeting before which a plan's calls are made, or after: the number of their windows.
+    fn generation_of(&self, plan: usize) -> usize {
+        usize::from(self.meeting.is_some_and(|meeting| plan >= meeting.before))
+    }
+
+    /// Has all ranks meet once those that are there have come to it: one that has gone is replaced, at the call that the others
+    /// agree on.
+    fn meet(&mut self) {
+        let Some(Meeting { before, is_over: false }) = self.meeting else { return };
+        let mut there = self.ranks.iter().filter(|rank| !rank.is_gone);
+        if !there.all(|rank| rank.next_plan == before) {
+            return;
+        }
+        // A rank that is replaced makes all of its calls anew, and comes with the first number.
+        let all = self.ranks.iter().map(|rank| match rank.is_gone {
+            true => Position::FIRST,
+            false => Position { generation: 1, next_call: rank.places.next_call() },
+        });
+        let position = Position::after(all);
+        let ranks = self.ranks.len();
+        for rank in &mut self.ranks {
+            let empty = rank.windows[0].emptied();
+            let windows = vec![rank.windows[0].clone(), empty];
+            if rank.is_gone {
+                *rank = Rank::new(position, windows, ranks);
+                continue;
+            }
+            (rank.windows, rank.places) = (windows, Places::from_call(position.next_call));
+            rank.next_plan = position.next_call as usize - 1;
+        }
+        self.meeting = Some(Meeting { before, is_over: true });
     }
 
     /// Runs until all ranks have made all calls; says what is wrong.
@@ -143,6 +226,7 @@ impl World {
             if let Some((rank, _)) = self.goes.filter(|(_, after)| step >= *after) {
                 self.go_away_or_drop(rank);
             }
+            self.meet();
             let is_done = |rank: &Rank| rank.next_plan == self.plans.len() && rank.calls.is_empty();
             if self.ranks.iter().all(|rank| rank.is_gone || is_done(rank)) {
                 return self.check_all_taken();
@@ -163,22 +247,32 @@ impl World {
 
     fn all_know_who_is_gone(&self) -> bool {
         let Some((gone, _)) = self.goes else { return true };
-        self.ranks.iter().all(|rank| rank.is_gone || rank.has_dropped[gone])
+        let others = || self.ranks.iter().enumerate().filter(|(rank, _)| *rank != gone);
+        self.went.is_some_and(|went| others().all(|(_, rank)| rank.has_dropped[went][gone]))
     }
 
     /// A rank goes away, with what it has written and is not there yet; or another rank notices.
     fn go_away_or_drop(&mut self, gone: usize) {
-        if !self.ranks[gone].is_gone {
+        let went = *self.went.get_or_insert_with(|| {
             self.ranks[gone].is_gone = true;
-            self.network.retain(|flying| flying.ends().0 != gone);
-        }
+            if !self.leaves_writes {
+                self.network.retain(|flying| flying.ends().0 != gone);
+            }
+            usize::from(self.meeting.is_some_and(|meeting| meeting.is_over))
+        });
         let at = self.random.usize(..self.ranks.len());
+        let before = self.meeting.map_or(usize::MAX, |meeting| meeting.before);
         let rank = &mut self.ranks[at];
-        if self.random.u8(..8) == 0 && !rank.has_dropped[gone] {
-            rank.has_dropped[gone] = true;
-            rank.calls.iter_mut().for_each(|(_, call)| call.drop_rank(gone));
-            let window = &rank.window;
-            rank.calls.retain(|(_, call)| !call.is_over(window));
+        if self.random.u8(..8) == 0 && at != gone && !rank.has_dropped[went][gone] {
+            rank.has_dropped[..=went].iter_mut().for_each(|dropped| dropped[gone] = true);
+            let windows = &rank.windows;
+            rank.calls.retain_mut(|(plan, call)| {
+                let generation = usize::from(*plan >= before);
+                if generation <= went {
+                    call.drop_rank(gone);
+                }
+                !call.is_over(&windows[generation])
+            });
         }
     }
 
@@ -186,9 +280,9 @@ impl World {
     fn state(&self) -> String {
         let mut text = format!(" ({:?})", self.nodes);
         for (me, rank) in self.ranks.iter().enumerate() {
-            for (_, call) in &rank.calls {
+            for (plan, call) in &rank.calls {
                 text += &format!("\nrank {me} in call {}: ", call.number());
-                for wait in call.awaited(&rank.window) {
+                for wait in call.awaited(&rank.windows[self.generation_of(*plan)]) {
                     let super::Awaited { peer, about, what, expected, seen } = wait;
                     text +=
                         &format!("{what} of {peer} about {about} ({expected:?}, not {seen:?}) ");
@@ -214,15 +308,21 @@ impl World {
 
     /// One rank begins a call, or goes on with one of those that it has begun.
     fn act_at(&mut self, me: usize) -> Result<bool, String> {
+        let generation = self.generation_of(self.ranks[me].next_plan);
         let rank = &mut self.ranks[me];
         if rank.is_gone {
             return Ok(false);
         }
         // A hook that is called late: two calls are begun before the first is ended.
-        let may_begin = rank.calls.len() < 2 && rank.next_plan < self.plans.len();
+        let may_begin = rank.calls.len() < 2
+            && rank.next_plan < self.plans.len()
+            && generation < rank.windows.len();
         if may_begin && (rank.calls.is_empty() || self.random.u8(..4) == 0) {
             let plan = &self.plans[rank.next_plan];
-            let call = plan.begin(me, self.nodes, rank);
+            let call = plan.begin((me, generation), self.nodes, rank);
+            if call.number() != rank.next_plan as u64 + 1 {
+                return Err(format!("rank {me} has call {} twice", call.number()));
+            }
             rank.calls.push((rank.next_plan, call));
             rank.next_plan += 1;
             return Ok(true);
@@ -230,16 +330,16 @@ impl World {
         // Hooks may be called in any order.
         let first = self.random.usize(..2);
         for at in 0..rank.calls.len() {
+            let at = (at + first) % self.ranks[me].calls.len();
+            let plan = self.ranks[me].calls[at].0;
+            let generation = self.generation_of(plan);
             let rank = &mut self.ranks[me];
-            let at = (at + first) % rank.calls.len();
-            let (plan, call) = &mut rank.calls[at];
-            let plan = *plan;
-            let step = call.next(&rank.window, true);
+            let step = rank.calls[at].1.next(&rank.windows[generation], true);
             if let Some(step) = step {
                 self.do_step(me, at, plan, step)?;
             }
             let rank = &mut self.ranks[me];
-            let is_over = rank.calls[at].1.is_over(&rank.window);
+            let is_over = rank.calls[at].1.is_over(&rank.windows[generation]);
             if is_over {
                 self.check_read(me, plan)?;
                 self.ranks[me].calls.remove(at);
@@ -253,8 +353,8 @@ impl World {
 
     /// Nobody reads a rank's memory when its call is over: every rank has taken the last round of what it sent.
     fn check_read(&self, me: usize, plan: usize) -> Result<(), String> {
+        let has_dropped = &self.ranks[me].has_dropped[self.generation_of(plan)];
         let (call, plan) = (plan as u64 + 1, &self.plans[plan]);
-        let has_dropped = &self.ranks[me].has_dropped;
         let readers = (0..self.ranks.len()).filter(|rank| plan.is_read && !has_dropped[*rank]);
         for to in readers {
             let arriving = plan.arriving(to, self.nodes);
@@ -271,7 +371,9 @@ impl World {
     }
 
     fn do_step(&mut self, me: usize, at: usize, plan: usize, step: Step) -> Result<(), String> {
-        let Rank { window, calls, .. } = &mut self.ranks[me];
+        let generation = self.generation_of(plan);
+        let Rank { windows, calls, .. } = &mut self.ranks[me];
+        let window = &windows[generation];
         let call = &mut calls[at].1;
         let plan = &self.plans[plan];
         let offset = call.place().offset;
@@ -290,10 +392,11 @@ impl World {
                 let cells: Vec<_> = area(word).map(|cell| (cell, value)).collect();
                 let left = (0..cells.len()).collect();
                 call.sent(&stream, window);
-                self.network.push(Flying::Data { to, from: me, word, cells, left, mark });
+                let from = me;
+                self.network.push(Flying::Data { generation, to, from, word, cells, left, mark });
             }
             Step::Tell { to, word, mark } => {
-                self.network.push(Flying::Told { to, from: me, word, mark });
+                self.network.push(Flying::Told { generation, to, from: me, word, mark });
             }
             Step::Take { stream, round } => {
                 let number = call.number();
@@ -317,30 +420,46 @@ impl World {
 
     fn deliver_of(&mut self, which: impl Fn(&Flying, Option<(usize, usize)>) -> bool) -> bool {
         let all = 0..self.network.len();
-        let may: Vec<_> = all.filter(|at| which(&self.network[*at], self.slow)).collect();
+        let may = |at: &usize| which(&self.network[*at], self.slow) && self.may_land(*at);
+        let may: Vec<_> = all.filter(may).collect();
         let Some(at) = self.random.choice(may) else { return false };
         self.deliver_at(at);
         true
     }
 
+    /// What a stopped rank has written lands when it goes on. It may be stopped until no call uses the windows that it writes to: before
+    /// that, ranks that go on without it are not safe from it.
+    fn may_land(&self, at: usize) -> bool {
+        let is_its = |gone: usize| self.network[at].ends().0 == gone;
+        let is_stopped = self.leaves_writes && self.went == Some(0);
+        let Some((gone, _)) = self.goes.filter(|_| is_stopped) else { return true };
+        let (Flying::Data { generation, .. } | Flying::Told { generation, .. }) = self.network[at];
+        let mut calls = self.ranks.iter().filter(|rank| !rank.is_gone).flat_map(|rank| &rank.calls);
+        let goes_on = self.meeting.is_some_and(|meeting| meeting.is_over)
+            && calls.all(|(plan, _)| self.generation_of(*plan) == 1);
+        generation == 1 || !is_its(gone) || goes_on
+    }
+
     fn deliver_at(&mut self, at: usize) {
         let is_lane_lost = self.random.u8(..16) == 0;
         let is_over = match &mut self.network[at] {
-            Flying::Told { to, word, mark, .. } => {
-                self.ranks[*to].window.taken[*word][mark.call as usize % SLOTS] = *mark;
+            Flying::Told { generation, to, word, mark, .. } => {
+                self.ranks[*to].windows[*generation].taken[*word][mark.call as usize % SLOTS] =
+                    *mark;
                 true
             }
-            Flying::Data { to, word, cells, left, mark, .. } => {
+            Flying::Data { generation, to, word, cells, left, mark, .. } => {
+                let window = &mut self.ranks[*to].windows[*generation];
                 if let Some(next) = left.pop() {
                     let (cell, value) = cells[next];
-                    self.ranks[*to].window.cells[cell] = Some(value);
+                    window.cells[cell] = Some(value);
                     if is_lane_lost {
                         *left = (0..cells.len()).collect();
                     }
                     self.random.shuffle(left);
                     false
                 } else {
-                    self.ranks[*to].window.arrived[*word][mark.call as usize % SLOTS] = *mark;
+                    window.arrived[*word][mark.call as usize % SLOTS] = *mark;
                     true
                 }
             }
@@ -352,8 +471,11 @@ impl World {
 
     /// Every rank took each round once of each stream that arrives at it, unless one end of it has gone.
     fn check_all_taken(&self) -> Result<(), String> {
-        let is_gone = |rank: usize| self.ranks[rank].is_gone;
-        for (plan, call) in self.plans.iter().zip(1..) {
+        for (nth, plan) in self.plans.iter().enumerate() {
+            let call = nth as u64 + 1;
+            let went = self.went.filter(|went| self.generation_of(nth) <= *went);
+            let gone = went.and(self.goes).map(|(gone, _)| gone);
+            let is_gone = |rank: usize| gone == Some(rank);
             for me in (0..self.ranks.len()).filter(|rank| !is_gone(*rank)) {
                 let arriving = plan.arriving(me, self.nodes);
                 for Stream { peer, about, .. } in arriving.iter().filter(|s| !is_gone(s.peer)) {
@@ -428,10 +550,11 @@ impl Plan {
         place + nth * self.width..place + (nth + 1) * self.width
     }
 
-    fn begin(&self, me: usize, nodes: Nodes, rank: &mut Rank) -> Call {
-        let pool = rank.window.cells.len();
+    fn begin(&self, (me, generation): (usize, usize), nodes: Nodes, rank: &mut Rank) -> Call {
+        let pool = rank.windows[0].cells.len();
         let place = rank.places.take(self.width * self.areas(nodes), pool).expect("plans fit");
-        let is_there = rank.has_dropped.iter().map(|has_dropped| !has_dropped).collect();
+        let is_there =
+            rank.has_dropped[generation].iter().map(|has_dropped| !has_dropped).collect();
         let parties = Parties { me, is_there, streams: self.streams(me, nodes) };
         let mut call = Call::new(place, self.takes, parties, |stream| match self.takes {
             Takes::EachAlone => self.rounds[me][stream.peer],

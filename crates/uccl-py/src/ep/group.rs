@@ -4,7 +4,7 @@ use std::{slice, sync::Arc, time::Duration};
 
 use pyo3::{exceptions::PyValueError, prelude::*, types::PyBytes};
 use uccl_ep::{
-    Config, Error, Group,
+    Config, Error, Exchange, Group,
     routing::{Choices, Routing},
 };
 
@@ -35,24 +35,18 @@ impl PyGroup {
         let timeout = Duration::try_from_secs_f64(timeout)
             .map_err(|e| PyValueError::new_err(e.to_string()))?;
         let config = Config { rank, ranks, pool, timeout, masks_late, node, network: None };
-        let mut raised = None;
-        let mut all = |mine: Vec<u8>| {
-            Python::attach(|py| {
-                let given = exchange.call1(py, (PyBytes::new(py, &mine),));
-                given.and_then(|all| all.extract::<Vec<Option<Vec<u8>>>>(py)).map_err(|e| {
-                    let why = Error::Invalid(format!("the exchange among ranks failed: {e}"));
-                    raised = Some(e);
-                    why
-                })
-            })
-        };
-        // Other threads go on while this rank waits for its peers.
-        let joined = py.detach(|| Group::join(config, &mut all));
-        match (joined, raised) {
-            (_, Some(e)) => Err(e),
-            (Ok(group), None) => Ok(Self { group: Apart::new(group) }),
-            (Err(e), None) => Err(exception(&e)),
-        }
+        Self::met(py, &exchange, |exchange| Group::join(config, exchange))
+    }
+
+    /// The group with the ranks that are there now: those that give something to `exchange`.
+    fn regroup(&self, py: Python<'_>, exchange: Py<PyAny>) -> PyResult<Self> {
+        Self::met(py, &exchange, |exchange| self.group.regroup(exchange))
+    }
+
+    /// How often ranks have met.
+    #[getter]
+    fn generation(&self) -> u32 {
+        self.group.generation()
     }
 
     /// Which rank this is.
@@ -91,6 +85,11 @@ impl PyGroup {
         self.group.has_block(&(address..address.saturating_add(len)))
     }
 
+    /// By rank, whether it is there, masked or not.
+    fn there(&self) -> Vec<bool> {
+        (0..self.group.ranks()).map(|rank| self.group.has(rank)).collect()
+    }
+
     /// Leaves a rank out of the calls that follow, or lets it take part again.
     fn mask(&self, rank: usize, is_masked: bool) -> PyResult<()> {
         self.group.mask(rank, is_masked).map_err(|e| exception(&e))
@@ -99,6 +98,34 @@ impl PyGroup {
     /// By rank, whether it is left out.
     fn masks(&self) -> Vec<bool> {
         (0..self.group.ranks()).map(|rank| self.group.is_masked(rank)).collect()
+    }
+}
+
+impl PyGroup {
+    /// A group whose ranks meet by a function of Python's; an exception of its own is raised as it is.
+    fn met(
+        py: Python<'_>,
+        exchange: &Py<PyAny>,
+        meet: impl Send + FnOnce(&mut Exchange<'_>) -> uccl_ep::Result<Arc<Group>>,
+    ) -> PyResult<Self> {
+        let mut raised = None;
+        let mut all = |mine: Vec<u8>| {
+            Python::attach(|py| {
+                let given = exchange.call1(py, (PyBytes::new(py, &mine),));
+                given.and_then(|all| all.extract::<Vec<Option<Vec<u8>>>>(py)).map_err(|e| {
+                    let why = Error::Invalid(format!("the exchange among ranks failed: {e}"));
+                    raised = Some(e);
+                    why
+                })
+            })
+        };
+        // Other threads go on while this rank waits for its peers.
+        let met = py.detach(|| meet(&mut all));
+        match (met, raised) {
+            (_, Some(e)) => Err(e),
+            (Ok(group), None) => Ok(Self { group: Apart::new(group) }),
+            (Err(e), None) => Err(exception(&e)),
+        }
     }
 }
 

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use uccl_ep::dispatch::Handle;
+use uccl_ep::{Phase, dispatch::Handle};
 
-use super::{PyRouting, apart::Apart};
+use super::{PyRouting, apart::Apart, exception};
 
 /// What a combine needs of its dispatch.
 #[pyclass(name = "EpHandle", module = "uccl._core", frozen)]
@@ -71,6 +71,11 @@ impl PyHandle {
                 }
             }
         });
+    }
+
+    /// Raises if ranks have come or gone since the dispatch.
+    fn check_is_last(&self) -> PyResult<()> {
+        self.handle.group.check_is_last(Phase::Dispatch).map_err(|e| exception(&e))
     }
 
     /// By rank, how many tokens came from it.

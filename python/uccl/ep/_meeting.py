@@ -1,0 +1,85 @@
+"""Ranks that meet by a store: for those that no process group has together, because some have gone or come later."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Any
+
+#: Seconds between two looks at the store: each takes longer than the one before, up to the last. A wait of the store's own would
+#: not be interrupted, and torch logs each that ends without a key.
+FIRST_NAP, LAST_NAP = 0.001, 0.05
+
+
+class Meeting:
+    """What some ranks give each other over a ``torch.distributed.Store``, turn by turn.
+
+    All of them know who meets. Each *asks* with a number that nobody had before, and the first of them gives all who asked the name
+    of this meeting: so what is left of earlier ones, or of a process that has died, is never taken for an answer.
+    """
+
+    def __init__(self, store: Any, me: int, ranks: list[int], size: int, timeout: float) -> None:
+        self._store, self._me, self._ranks, self._size = store, me, ranks, size
+        self._timeout = timeout
+        self._prefix = f"uccl.ep/{'.'.join(map(str, ranks))}"
+        self._name, self._turn = "", 0
+
+    def exchange(self, mine: bytes) -> list[bytes | None]:
+        """What every rank gives, in order of rank; None for those that do not meet."""
+        deadline = time.monotonic() + self._timeout
+        if not self._name:
+            self._name = self._begin(deadline)
+        self._turn += 1
+        self._store.set(self._key(self._turn, self._me), mine)
+        self._wait({rank: self._key(self._turn, rank) for rank in self._ranks}, deadline)
+        given: list[bytes | None] = [None] * self._size
+        for rank in self._ranks:
+            given[rank] = self._store.get(self._key(self._turn, rank))
+        # Who gives something in this turn has read what was given in the one before.
+        if self._turn > 1:
+            self._store.delete_key(self._key(self._turn - 1, self._me))
+        return given
+
+    def clear(self) -> None:
+        """Removes what is left in the store, once all have begun another meeting, or have gone."""
+        for rank in self._ranks:
+            self._store.delete_key(self._key(self._turn, rank))
+
+    def _key(self, turn: int, rank: int) -> str:
+        return f"{self._prefix}/{self._name}/{turn}/{rank}"
+
+    def _begin(self, deadline: float) -> str:
+        """The meeting's name."""
+        ours = secrets.token_hex(8)
+        asked = {rank: f"{self._prefix}/asked/{rank}" for rank in self._ranks}
+        self._store.set(asked[self._me], ours)
+        try:
+            if self._me == self._ranks[0]:
+                self._wait(asked, deadline)
+                for rank in self._ranks:
+                    theirs = self._store.get(asked[rank]).decode()
+                    self._store.delete_key(asked[rank])
+                    self._store.set(f"{self._prefix}/named/{theirs}", ours)
+            named = f"{self._prefix}/named/{ours}"
+            self._wait({self._ranks[0]: named}, deadline, asked)
+            name = self._store.get(named).decode()
+            self._store.delete_key(named)
+            return name
+        except BaseException:
+            self._store.delete_key(asked[self._me])
+            raise
+
+    def _wait(self, keys: dict[int, str], deadline: float, asked: dict[int, str] | None = None) -> None:
+        """Waits for keys of ranks. Who has not given its own, or has not ``asked``, is named when that takes too long."""
+        nap = FIRST_NAP
+        while not self._store.check(list(keys.values())):
+            time.sleep(nap)
+            nap = min(2 * nap, LAST_NAP)
+            if time.monotonic() >= deadline:
+                others = [(rank, key) for rank, key in (asked or keys).items() if rank != self._me]
+                absent = [rank for rank, key in others if not self._store.check([key])] or list(keys)
+                named = ", ".join(map(str, absent))
+                raise TimeoutError(
+                    f"join on rank {self._me} is not over after {self._timeout} s: of ranks {self._ranks}, {named} "
+                    f"{'is' if len(absent) == 1 else 'are'} missing"
+                )

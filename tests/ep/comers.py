@@ -1,0 +1,204 @@
+"""Ranks in processes that end and are started again, and meet by a store that outlives them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Callable
+
+#: Ranks that there is room for, and what their calls have.
+RANKS = 3
+EXPERTS, TOKENS, HIDDEN, TOP_K = 6, 16, 512, 3
+#: Seconds that a command may take.
+LIMIT = 50
+
+
+def serve(rank: int, options: dict[str, Any], port: int, pipe: Any) -> None:
+    """What a rank's process does: makes its buffer, calls the functions that come, and sends back what they return."""
+    os.environ["UCCL_P2P_TRANSPORT"] = "tcp"
+    os.environ["UCCL_EP_NODE"] = str(rank * options["nodes"] // RANKS)
+    import torch
+    from uccl.ep import Buffer
+
+    torch.set_num_threads(1)
+    store = torch.distributed.TCPStore("127.0.0.1", port, timeout=timedelta(seconds=LIMIT))
+    size = Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, RANKS, EXPERTS)
+    made = {"enable_shrink": options["masks"], "timeout": options["timeout"]}
+    buffer = Buffer(None, 0, size, low_latency_mode=True, store=store, rank=rank, num_ranks=RANKS, **made)
+    while True:
+        function, args = pipe.recv()
+        try:
+            answer = True, function(buffer, *args)
+        except Exception as e:
+            answer = False, f"{type(e).__name__}: {e}\n{traceback.format_exc()}"
+        pipe.send(answer)
+
+
+class Comers:
+    """The processes, some of which are there."""
+
+    def __init__(self, nodes: int = 1, masks: bool = False, timeout: float = 20) -> None:
+        import torch
+
+        self._options = {"nodes": nodes, "masks": masks, "timeout": timeout}
+        # A server that has imported torch once, and forks.
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["torch"])
+        self.store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._ranks: dict[int, tuple[Any, Any]] = {}
+        self._stopped: list[Any] = []
+
+    def start(self, *ranks: int) -> None:
+        """Starts processes of ranks, each with a buffer of its own."""
+        for rank in ranks:
+            ours, theirs = self._context.Pipe()
+            args = (rank, self._options, self.store.port, theirs)
+            process = self._context.Process(target=serve, args=args, daemon=True)
+            process.start()
+            self._ranks[rank] = process, ours
+
+    def tell(self, rank: int, function: Callable[..., Any], *args: Any) -> None:
+        """Has a rank begin with ``function(buffer, *args)``."""
+        self._ranks[rank][1].send((function, args))
+
+    def heard(self, rank: int) -> Any:
+        """What it returned."""
+        well, answer = self.told(rank)
+        if not well:
+            raise AssertionError(f"rank {rank}: {answer}")
+        return answer
+
+    def told(self, rank: int) -> tuple[bool, Any]:
+        """Whether it returned, and what; or what it raised."""
+        process, pipe = self._ranks[rank]
+        if not pipe.poll(LIMIT):
+            raise TimeoutError(f"rank {rank} (process {process.pid}) does not answer")
+        return pipe.recv()
+
+    def run(self, ranks: list[int], function: Callable[..., Any], *args: Any) -> list[Any]:
+        """What ``function(buffer, *args)`` returns on each of these ranks."""
+        for rank in ranks:
+            self.tell(rank, function, *args)
+        return [self.heard(rank) for rank in ranks]
+
+    def connect(self) -> None:
+        """Has all ranks meet."""
+        self.run(list(range(RANKS)), connected, list(range(RANKS)))
+
+    def lose(self, rank: int) -> None:
+        """Waits for the end of a rank's process, which has killed itself."""
+        process, pipe = self._ranks.pop(rank)
+        process.join(LIMIT)
+        assert process.exitcode == -signal.SIGKILL, process.exitcode
+        process.close()
+        pipe.close()
+
+    def stop(self, rank: int) -> Any:
+        """Stops a rank's process; returns it and its pipe."""
+        held = self._ranks.pop(rank)
+        os.kill(held[0].pid, signal.SIGSTOP)
+        self._stopped.append(held[0])
+        return held
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for process in [process for process, _ in self._ranks.values()] + self._stopped:
+            process.kill()
+            process.join()
+
+
+def connected(buffer: Any, ranks: list[int]) -> int:
+    buffer.connect_ranks(ranks)
+    return buffer.generation
+
+
+def disconnected(buffer: Any, ranks: list[int]) -> int:
+    buffer.disconnect_ranks(ranks)
+    return buffer.generation
+
+
+def inputs(rank: int, seed: int) -> tuple[Any, Any, Any]:
+    """A rank's tokens, choices and weights."""
+    import torch
+
+    random = torch.Generator().manual_seed(seed * RANKS + rank)
+    x = torch.randn(TOKENS, HIDDEN, generator=random).bfloat16()
+    experts = torch.rand(TOKENS, EXPERTS, generator=random).topk(TOP_K).indices
+    return x, experts, torch.rand(TOKENS, TOP_K, generator=random)
+
+
+def calls(buffer: Any, seed: int, count: int = 1) -> list[list[int]]:
+    """What dispatches and combines give: the bits of all that is valid."""
+    import torch
+
+    bits = []
+    for nth in range(seed, seed + count):
+        x, experts, weights = inputs(buffer.rank, nth)
+        (rows, scales), counts, handle, _, _ = buffer.low_latency_dispatch(x, experts, TOKENS, EXPERTS)
+        made = torch.zeros(*rows.shape, dtype=torch.bfloat16)
+        for expert, valid in enumerate(counts.tolist()):
+            scale = scales[expert, :valid].repeat_interleave(128, dim=1)
+            made[expert, :valid] = (rows[expert, :valid].float() * scale).bfloat16()
+            bits.append(made[expert, :valid].view(torch.int16).flatten().tolist())
+        out, _, _ = buffer.low_latency_combine(made, experts, weights, handle)
+        bits.append(out.view(torch.int16).flatten().tolist())
+    return bits
+
+
+def dies(buffer: Any, when: str) -> None:
+    """A rank that is killed in some phase of a call."""
+    import torch
+
+    def end() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if when == "before":
+        end()
+    if when == "anywhere":
+        threading.Timer(0.02, end).start()
+        seed = 0
+        while True:
+            calls(buffer, seed := seed + 1)
+    x, experts, weights = inputs(buffer.rank, 1)
+    _, _, handle, _, hook = buffer.low_latency_dispatch(x, experts, TOKENS, EXPERTS, return_recv_hook=True)
+    if when == "in dispatch":
+        end()
+    hook()
+    if when == "between":
+        end()
+    rows = torch.zeros(EXPERTS // RANKS, RANKS * TOKENS, HIDDEN, dtype=torch.bfloat16)
+    buffer.low_latency_combine(rows, experts, weights, handle, return_recv_hook=True)
+    end()
+
+
+def survives(buffer: Any, count: int) -> list[int]:
+    """Makes calls; which ranks are masked then."""
+    import torch
+
+    status = torch.zeros(RANKS, dtype=torch.int32)
+    calls(buffer, 1, count)
+    buffer.query_mask_buffer(status)
+    return status.tolist()
+
+
+def held(buffer: Any) -> dict[str, int]:
+    """The least within a moment of what the process holds: what is lost stays, and what a peer's end closes goes a moment later."""
+    looks = []
+    for _ in range(10):
+        maps = Path("/proc/self/maps").read_text()
+        looks.append(
+            {
+                "descriptors": len(os.listdir("/proc/self/fd")),
+                "windows": sum("memfd:" in line for line in maps.splitlines()),
+                "threads": len(os.listdir("/proc/self/task")),
+                "pages": int(Path("/proc/self/statm").read_text().split()[1]),
+            }
+        )
+        time.sleep(0.03)
+    return {name: min(look[name] for look in looks) for name in looks[0]}
