@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from uccl.ep._group import Ranks
+import torch
+
+from uccl.ep._gpu import LowLatency
+from uccl.ep._group import CPU, Ranks
 from uccl.ep._memory import Memory
 
 MAX_TOP_K = 32
@@ -15,22 +18,33 @@ LOCAL_EXPERTS = 256
 class Joined:
     """One rank's end of a group, and the memory that its calls return tensors in."""
 
-    def __init__(self, ranks: Ranks, pool: int, timeout: float | None, masks_late: bool) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        pool: int,
+        timeout: float | None,
+        masks_late: bool,
+        device: torch.device | None = None,
+    ) -> None:
         self._ranks = ranks
         self.group = ranks.group
         self._memory = Memory()
-        self._native = ranks.join(pool, timeout, masks_late)
+        self.device = CPU if device is None else device
+        self._gpu = None if device is None else LowLatency(ranks, pool, timeout, device)
+        self._native = ranks.join(pool, timeout, masks_late) if self._gpu is None else self._gpu.native
 
     @property
     def runtime(self) -> Any:
         """The engine's end of the group."""
         if self._native is None:
             raise RuntimeError("the buffer has been destroyed")
+        if self._gpu is not None:
+            raise NotImplementedError(f"the buffer is on {self.device}, where only low latency mode is there so far")
         return self._native
 
     def destroy(self) -> None:
         """Lets go of the buffer's memory. Local: it says nothing to other ranks."""
-        self._native = None
+        self._native = self._gpu = None
 
     def get_comm_stream(self) -> None:
         """None: the CPU has no streams."""

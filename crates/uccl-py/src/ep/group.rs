@@ -2,13 +2,13 @@
 
 use std::{slice, sync::Arc, time::Duration};
 
-use pyo3::{exceptions::PyValueError, prelude::*, types::PyBytes};
+use pyo3::{exceptions::PyValueError, prelude::*};
 use uccl_ep::{
-    Config, Error, Group,
+    Config, Group,
     routing::{Choices, Routing},
 };
 
-use super::exception;
+use super::{exception, with_exchange};
 
 /// One rank's end of a group.
 #[pyclass(name = "EpGroup", module = "uccl._core", frozen)]
@@ -33,21 +33,8 @@ impl PyGroup {
         let timeout = Duration::try_from_secs_f64(timeout)
             .map_err(|e| PyValueError::new_err(e.to_string()))?;
         let config = Config { rank, ranks, pool, timeout, masks_late, node, network: None };
-        let mut raised = None;
-        let mut all = |mine: Vec<u8>| {
-            let given = exchange.call1((PyBytes::new(exchange.py(), &mine),));
-            given.and_then(|all| all.extract::<Vec<Option<Vec<u8>>>>()).map_err(|e| {
-                let why = Error::Invalid(format!("the exchange among ranks failed: {e}"));
-                raised = Some(e);
-                why
-            })
-        };
-        let joined = Group::join(config, &mut all);
-        match (joined, raised) {
-            (_, Some(e)) => Err(e),
-            (Ok(group), None) => Ok(Self { group }),
-            (Err(e), None) => Err(exception(&e)),
-        }
+        let group = with_exchange(exchange, |exchange| Group::join(config, exchange))?;
+        Ok(Self { group })
     }
 
     /// Which rank this is.
