@@ -21,6 +21,7 @@ __all__ = [
     "XferDesc",
     "XferHandle",
     "__version__",
+    "ep_cuda_combine_scratch_len",
     "ep_cuda_scratch_len",
     "ep_record_len",
     "ep_row_place_len",
@@ -729,6 +730,7 @@ class EpCudaGroup:
         ranks: int,
         pool: int,
         timeout: float,
+        masks_late: bool,
         device: int,
         blocks: int,
         exchange: Callable[[bytes], list[bytes | None]],
@@ -736,6 +738,7 @@ class EpCudaGroup:
     @property
     def pool_len(self) -> int: ...
     def check(self) -> None: ...
+    def mask(self, *, left_out: int, let_in: int, status: int, stream: int) -> None: ...
     def interrupt(self) -> None: ...
 
 class EpCudaDispatch:
@@ -764,6 +767,7 @@ class EpCudaDispatch:
         scales: tuple[int, int, int, int] | None,
         count: int,
         stats: int,
+        waits: int,
         table: tuple[int, int, int],
     ) -> EpCudaHandle: ...
 
@@ -778,10 +782,12 @@ class EpCudaCombine:
         rows: int,
         hidden: int,
         table: tuple[int, int, int],
+        scratch: int,
         stream: int,
     ) -> None: ...
-    def finish(self, *, rows: int, weights: int, experts: int) -> None: ...
+    def finish(self, *, rows: int, weights: int, experts: int, waits: int) -> None: ...
 
+def ep_cuda_combine_scratch_len() -> int: ...
 def ep_cuda_scratch_len(tokens: int, top_k: int, num_experts: int, ranks: int) -> int: ...
 def ep_record_len(payload: int, scales: int, top_k: int, local_experts: int, slots: int) -> int: ...
 def ep_row_place_len(values: int, weights: int, slots: int, tokens: int) -> int: ...

@@ -167,3 +167,16 @@ class FewTokens:
                     hook()
                 assert "out" not in options or combined is options["out"]
                 same("sums", combined.cpu(), self.wanted(call))
+
+    def without(self, out: int, call: Call) -> None:
+        """A dispatch and a combine that leave a rank out."""
+        returned = self.dispatch(call, False)
+        nothing = Call(list(call.xs), list(call.ys), list(call.choices), list(call.weights))
+        nothing.choices[out] = torch.full_like(call.choices[out], -1)
+        arrived = self.check_dispatch(nothing, returned)
+        combined, _, _ = self.combine(call, returned[2], arrived)
+        wanted = self.wanted(call, left_out=lambda expert: self.shape.owner(expert) == out)
+        same("sums", combined.cpu(), wanted)
+        status = torch.zeros(self.shape.ranks, dtype=torch.int32, device=self.device)
+        self.buffer.low_latency_query_mask_buffer(status)
+        listed("masked", status != 0, [number == out for number in range(self.shape.ranks)])

@@ -87,16 +87,7 @@ def masked(group: Any, seed: int) -> None:
     if rank.rank == out:
         return
     rank.buffer.low_latency_update_mask_buffer(out, True)
-    status = torch.zeros(rank.shape.ranks, dtype=torch.int32)
-    rank.buffer.low_latency_query_mask_buffer(status)
-    listed("masked", status != 0, [number == out for number in range(rank.shape.ranks)])
-    returned = rank.dispatch(call, False)
-    nothing = Call(list(call.xs), list(call.ys), list(call.choices), list(call.weights))
-    nothing.choices[out] = torch.full_like(call.choices[out], -1)
-    arrived = rank.check_dispatch(nothing, returned)
-    combined, _, _ = rank.combine(call, returned[2], arrived)
-    wanted = rank.wanted(call, left_out=lambda expert: rank.shape.owner(expert) == out)
-    same("sums", combined, wanted)
+    rank.without(out, call)
 
 
 def packed(group: Any, seed: int) -> None:

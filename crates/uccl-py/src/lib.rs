@@ -66,6 +66,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(ep::record_len, m)?)?;
     m.add_function(wrap_pyfunction!(ep::row_place_len, m)?)?;
     m.add_function(wrap_pyfunction!(ep::cuda_scratch_len, m)?)?;
+    m.add_function(wrap_pyfunction!(ep::cuda_combine_scratch_len, m)?)?;
     m.add_function(wrap_pyfunction!(last_error, m)?)?;
     m.add_function(wrap_pyfunction!(get_oob_ip, m)?)?;
     m.add_function(wrap_pyfunction!(nixl::_nixl_plugin_dir, m)?)?;

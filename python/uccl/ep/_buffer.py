@@ -107,8 +107,6 @@ class Buffer(Joined):
     ) -> None:
         refuse_unknown("Buffer", unknown)
         ranks, gpu = Ranks(group, comm), device_of(group, device)
-        if gpu is not None and enable_shrink:
-            raise NotImplementedError("enable_shrink is not there yet on GPUs")
         super().__init__(ranks, num_nvl_bytes + num_rdma_bytes, timeout, enable_shrink, gpu)
         self.rank, self.group_size = ranks.rank, ranks.size
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
@@ -384,9 +382,8 @@ class Buffer(Joined):
         if hidden % GROUP:
             raise ValueError(f"hidden is a multiple of {GROUP}, not {hidden}")
         if self._gpu is not None:
-            if dispatch_wait_recv_cost_stats is not None:
-                raise NotImplementedError("dispatch_wait_recv_cost_stats is not there yet on GPUs")
-            call = self._gpu.dispatch(x, topk_idx, (most, num_experts), form, cumulative_local_expert_recv_stats)
+            stats = cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats
+            call = self._gpu.dispatch(x, topk_idx, (most, num_experts), form, stats)
             handle = self._low_latency_handle((*call.told, most, hidden, num_experts))
 
             def arrive() -> None:
@@ -481,12 +478,13 @@ class Buffer(Joined):
         local, rows = num_experts // self.group_size, self.group_size * most
         check("x", x, (local, rows, hidden), torch.bfloat16, device=self.device)
         if self._gpu is not None:
-            if use_logfmt or combine_wait_recv_cost_stats is not None:
-                raise NotImplementedError("use_logfmt and combine_wait_recv_cost_stats are not there yet on GPUs")
-            out, finish = self._gpu.combine(x, topk_idx, topk_weights, handle.native, out)
+            if use_logfmt:
+                raise NotImplementedError("use_logfmt is not there yet on GPUs")
+            to = out, combine_wait_recv_cost_stats
+            back = self._gpu.combine(x, (topk_idx, topk_weights), handle.native, to)
             if not return_recv_hook:
-                finish()
-            return out, done(async_finish, x, out), finish if return_recv_hook else None
+                back.finish()
+            return back.out, done(async_finish, x, back.out), back.finish if return_recv_hook else None
         if zero_copy and not self.runtime.has_block(address(x), x.numel() * x.element_size()):
             raise ValueError("with zero_copy, x is what get_next_low_latency_combine_buffer returned")
         routing = handle.native.routing
@@ -529,7 +527,7 @@ class Buffer(Joined):
 
     def _check_stats(self, name: str, stats: torch.Tensor | None) -> None:
         if stats is not None:
-            check(name, stats, (self.group_size,), torch.int64)
+            check(name, stats, (self.group_size,), torch.int64, device=self.device)
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
         """Memory ``[E/R, R*T, H]`` bf16 for experts to write to, which nobody reads any more. Other ranks read rows from
@@ -548,15 +546,28 @@ class Buffer(Joined):
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
         """Leaves a rank out of the calls that follow, or lets it take part again."""
-        self.runtime.mask(rank_to_mask, mask)
+        if self._gpu is None:
+            self.runtime.mask(rank_to_mask, mask)
+        elif not 0 <= rank_to_mask < self.group_size:
+            raise ValueError(f"no rank {rank_to_mask} of {self.group_size}")
+        elif mask:
+            self._gpu.mask(left_out=1 << rank_to_mask)
+        else:
+            self._gpu.mask(let_in=1 << rank_to_mask)
 
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
         """Writes to ``mask_status`` ``[R]`` i32 which ranks are left out."""
-        check("mask_status", mask_status, (self.group_size,), torch.int32)
+        check("mask_status", mask_status, (self.group_size,), torch.int32, device=self.device)
+        if self._gpu is not None:
+            self._gpu.mask(status=mask_status)
+            return
         mask_status.copy_(torch.tensor(self.runtime.masks(), dtype=torch.int32))
 
     def low_latency_clean_mask_buffer(self) -> None:
         """Lets all ranks take part again."""
+        if self._gpu is not None:
+            self._gpu.mask(let_in=(1 << self.group_size) - 1)
+            return
         for rank in range(self.group_size):
             self.runtime.mask(rank, False)
 

@@ -81,17 +81,39 @@ class Begun:
     """Enqueues the arrival of all of it."""
 
 
+@dataclass(frozen=True)
+class Returning:
+    """A combine that was begun, and what its sums need."""
+
+    native: Any
+    scratch: torch.Tensor
+    chosen: tuple[torch.Tensor, torch.Tensor]
+    out: torch.Tensor
+    waits: torch.Tensor | None
+
+    def finish(self) -> None:
+        """Enqueues the sums."""
+        experts, weights = self.chosen
+        self.native.finish(
+            rows=address(self.out), weights=address(weights), experts=address(experts), waits=address(self.waits)
+        )
+
+
 class LowLatency:
     """One rank's end of a group whose ranks have GPUs."""
 
-    def __init__(self, ranks: Ranks, pool: int, timeout: float | None, device: torch.device) -> None:
+    def __init__(
+        self, ranks: Ranks, pool: int, timeout: float | None, masks_late: bool, device: torch.device
+    ) -> None:
         torch.cuda.init()
         self.device, self.ranks = device, ranks.size
+        self._last: torch.cuda.Stream | None = None
         self.native = _core.EpCudaGroup(
             rank=ranks.rank,
             ranks=ranks.size,
             pool=max(pool, 1),
             timeout=timeout_of(timeout),
+            masks_late=masks_late,
             device=device.index,
             blocks=blocks_of(ranks, device),
             exchange=ranks.exchange,
@@ -103,17 +125,17 @@ class LowLatency:
         topk_idx: torch.Tensor,
         sizes: tuple[int, int],
         form: Format,
-        stats: torch.Tensor | None,
+        added_to: tuple[torch.Tensor | None, torch.Tensor | None],
     ) -> Begun:
-        """Begins to send tokens; ``sizes`` are the most tokens of a rank and the number of experts."""
-        most, num_experts = sizes
+        """Begins to send tokens; ``sizes`` are the most tokens of a rank and the number of experts. Counts by expert, and nanoseconds that
+        ranks were waited for, are added to two tensors if there are any."""
+        (most, num_experts), (stats, waits) = sizes, added_to
         check("x", x, (None, None), torch.bfloat16, device=self.device)
         (tokens, hidden), local, rows = x.shape, num_experts // self.ranks, self.ranks * most
         check("topk_idx", topk_idx, (tokens, None), torch.int64, torch.int32, device=self.device)
         if stats is not None:
             check("cumulative_local_expert_recv_stats", stats, (local,), torch.int32, device=self.device)
-        stream = torch.cuda.current_stream(self.device)
-        top_k = topk_idx.shape[1]
+        stream, top_k = self._stream(), topk_idx.shape[1]
         arriving = form.arriving(self, self.native, (local, rows, hidden))
         count = self.empty((local,), torch.int32)
         src_info, origin = (self.empty((local, rows), torch.int32) for _ in range(2))
@@ -142,6 +164,7 @@ class LowLatency:
                 scales=arriving.scales.get("scales"),
                 count=address(count),
                 stats=address(stats),
+                waits=address(waits),
                 table=(address(src_info), address(origin), address(layout_range)),
             )
             return Rows(handle, src_info, origin, layout_range, scratch, (tokens, top_k), stream)
@@ -149,32 +172,57 @@ class LowLatency:
         return Begun(arriving.returned, count, (src_info, layout_range), receive)
 
     def combine(
-        self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, rows: Rows, out: torch.Tensor | None
-    ) -> tuple[torch.Tensor, Callable[[], None]]:
-        """Begins to send rows back. Returns a tensor for the sums, and what enqueues these."""
-        hidden = x.shape[-1]
+        self,
+        x: torch.Tensor,
+        chosen: tuple[torch.Tensor, torch.Tensor],
+        rows: Rows,
+        to: tuple[torch.Tensor | None, torch.Tensor | None],
+    ) -> Returning:
+        """Begins to send rows back; ``chosen`` are experts and weights, ``to`` are tensors for the sums and for waits, if the caller has
+        any."""
+        hidden, (topk_idx, topk_weights), (out, waits) = x.shape[-1], chosen, to
         check("topk_idx", topk_idx, rows.shape, torch.int64, torch.int32, device=self.device)
         check("topk_weights", topk_weights, rows.shape, torch.float32, device=self.device)
         if out is None:
             out = self.empty((rows.shape[0], hidden), torch.bfloat16)
         check("out", out, (rows.shape[0], hidden), torch.bfloat16, device=self.device)
-        stream = torch.cuda.current_stream(self.device)
+        stream = self._stream()
         rows.used_on(stream)
+        scratch = self.empty((_core.ep_cuda_combine_scratch_len(),), torch.uint8)
         native = _core.EpCudaCombine(
-            self.native, rows.native, rows=address(x), hidden=hidden, table=rows.table(), stream=stream.cuda_stream
+            self.native,
+            rows.native,
+            rows=address(x),
+            hidden=hidden,
+            table=rows.table(),
+            scratch=scratch.data_ptr(),
+            stream=stream.cuda_stream,
+        )
+        return Returning(native, scratch, chosen, out, waits)
+
+    def mask(self, left_out: int = 0, let_in: int = 0, status: torch.Tensor | None = None) -> None:
+        """Enqueues that ranks, a bit for each, are left out or take part again; ``status`` then says by rank which are left out."""
+        self.native.mask(
+            left_out=left_out, let_in=let_in, status=address(status), stream=self._stream().cuda_stream
         )
 
-        def finish() -> None:
-            native.finish(rows=address(out), weights=address(topk_weights), experts=address(topk_idx))
-
-        return out, finish
+    def _stream(self) -> torch.cuda.Stream:
+        """The current stream, behind the calls that other streams were given. Calls are numbered when a GPU comes to them, and have
+        to be so in the same order on all ranks. In a graph the order is the caller's."""
+        stream = torch.cuda.current_stream(self.device)
+        if torch.cuda.is_current_stream_capturing():
+            return stream
+        if self._last is not None and self._last != stream:
+            stream.wait_stream(self._last)
+        self._last = stream
+        return stream
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """As ``torch.empty``, on this GPU."""
         return torch.empty(shape, dtype=dtype, device=self.device)
 
     def shared(self, native: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Memory for rows that go back. Any will do: rows are written once, straight to the windows of those that sum them."""
+        """Memory for rows that may go back. Any will do: they are written once, straight to the windows of those that sum them."""
         return self.empty(shape, dtype)
 
 

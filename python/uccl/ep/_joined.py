@@ -30,7 +30,7 @@ class Joined:
         self.group = ranks.group
         self._memory = Memory()
         self.device = CPU if device is None else device
-        self._gpu = None if device is None else LowLatency(ranks, pool, timeout, device)
+        self._gpu = None if device is None else LowLatency(ranks, pool, timeout, masks_late, device)
         self._native = ranks.join(pool, timeout, masks_late) if self._gpu is None else self._gpu.native
 
     @property
@@ -46,5 +46,6 @@ class Joined:
         """Lets go of the buffer's memory. Local: it says nothing to other ranks."""
         self._native = self._gpu = None
 
-    def get_comm_stream(self) -> None:
-        """None: the CPU has no streams."""
+    def get_comm_stream(self) -> torch.cuda.Stream | None:
+        """The stream that calls are enqueued on: the current one, or None on the CPU."""
+        return None if self._gpu is None else torch.cuda.current_stream(self.device)

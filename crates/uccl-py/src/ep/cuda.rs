@@ -6,8 +6,8 @@ use parking_lot::Mutex;
 use pyo3::{exceptions::PyValueError, prelude::*};
 use uccl_device::cuda::Stream;
 use uccl_ep::cuda::{
-    Choices, Combine, Combined, Config, Dispatch, Group, Handle, Outputs, Results, ScalesOut,
-    Table, Tokens, scratch_len,
+    COMBINE_SCRATCH_LEN, Choices, Combine, Combined, Config, Dispatch, Group, Handle, Outputs,
+    Results, ScalesOut, Table, Tokens, scratch_len,
 };
 
 use super::{calls::payload, exception, over, with_exchange};
@@ -30,19 +30,21 @@ impl PyCudaGroup {
 impl PyCudaGroup {
     /// Joins a group. `exchange(bytes)` returns what all ranks gave it, in order of rank. A launch has `blocks` blocks.
     #[new]
-    #[pyo3(signature = (*, rank, ranks, pool, timeout, device, blocks, exchange))]
+    #[pyo3(signature = (*, rank, ranks, pool, timeout, masks_late, device, blocks, exchange))]
+    #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
         rank: usize,
         ranks: usize,
         pool: usize,
         timeout: f64,
+        masks_late: bool,
         device: u32,
         blocks: u32,
         exchange: &Bound<'_, PyAny>,
     ) -> PyResult<Self> {
         let timeout = Duration::try_from_secs_f64(timeout)
             .map_err(|e| PyValueError::new_err(e.to_string()))?;
-        let config = Config { rank, ranks, pool, timeout, device, blocks };
+        let config = Config { rank, ranks, pool, timeout, masks_late, device, blocks };
         let group = with_exchange(exchange, |exchange| Group::join(config, exchange))?;
         Ok(Self { group })
     }
@@ -56,6 +58,23 @@ impl PyCudaGroup {
     /// Raises what a call failed with that has failed. It waits for none.
     fn check(&self) -> PyResult<()> {
         self.group.check().map_err(|e| exception(&e))
+    }
+
+    /// Enqueues that ranks, a bit for each, are left out, or take part again; and, unless `status` is 0, that i32 by rank say there which are
+    /// left out then.
+    #[pyo3(signature = (*, left_out, let_in, status, stream))]
+    fn mask(
+        &self,
+        py: Python<'_>,
+        left_out: u64,
+        let_in: u64,
+        status: u64,
+        stream: u64,
+    ) -> PyResult<()> {
+        let stream = self.stream(stream);
+        // SAFETY: `uccl.ep` passes a tensor with an integer for each rank, or 0.
+        let done = py.detach(|| unsafe { self.group.mask((left_out, let_in), status, &stream) });
+        done.map_err(|e| exception(&e))
     }
 
     /// Has all calls end that wait for peers. They fail, and so do those after them.
@@ -74,6 +93,12 @@ pub(crate) fn cuda_scratch_len(
 ) -> usize {
     let choices = Choices { experts: 0, is_64: false, tokens, top_k, num_experts };
     scratch_len(&choices, ranks)
+}
+
+/// Bytes of memory that a combine needs on the GPU until it has ended.
+#[pyfunction(name = "ep_cuda_combine_scratch_len")]
+pub(crate) fn cuda_combine_scratch_len() -> usize {
+    COMBINE_SCRATCH_LEN
 }
 
 /// Addresses of `src_info`, `origin` and `layout_range`.
@@ -125,7 +150,7 @@ impl PyCudaDispatch {
 
     /// Enqueues the taking out of what arrives, behind the sending. `scales` are an address, and strides in words by row, expert
     /// and word.
-    #[pyo3(signature = (*, rows, stride, scales, count, stats, table))]
+    #[pyo3(signature = (*, rows, stride, scales, count, stats, waits, table))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn receive(
         &self,
@@ -135,6 +160,7 @@ impl PyCudaDispatch {
         scales: Option<(u64, usize, usize, usize)>,
         count: u64,
         stats: u64,
+        waits: u64,
         table: TableGiven,
     ) -> PyResult<PyCudaHandle> {
         let scales = scales.map(|(words, row_stride, expert_stride, word_stride)| ScalesOut {
@@ -143,7 +169,8 @@ impl PyCudaDispatch {
             expert_stride,
             word_stride,
         });
-        let outputs = Outputs { rows, stride, scales, count, stats, table: self::table(table) };
+        let outputs =
+            Outputs { rows, stride, scales, count, stats, waits, table: self::table(table) };
         let received = py.detach(|| {
             let dispatch = self.dispatch.lock().take().ok_or_else(over)?;
             // SAFETY: `uccl.ep` passes tensors with a row for each token that may come, which nobody else has yet.
@@ -171,7 +198,8 @@ pub(crate) struct PyCudaCombine {
 impl PyCudaCombine {
     /// Enqueues the sending of rows back to where their tokens came from.
     #[new]
-    #[pyo3(signature = (group, handle, *, rows, hidden, table, stream))]
+    #[pyo3(signature = (group, handle, *, rows, hidden, table, scratch, stream))]
+    #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
         py: Python<'_>,
         group: &PyCudaGroup,
@@ -179,20 +207,29 @@ impl PyCudaCombine {
         rows: u64,
         hidden: usize,
         table: TableGiven,
+        scratch: u64,
         stream: u64,
     ) -> PyResult<Self> {
         let stream = group.stream(stream);
         let results = Results { rows, stride: 2 * hidden, hidden, table: self::table(table) };
         // SAFETY: `uccl.ep` passes tensors of these sizes, whose memory torch gives to later work of the stream only.
-        let begun = py.detach(|| unsafe { Combine::begin(&handle.handle, &results, &stream) });
+        let begun =
+            py.detach(|| unsafe { Combine::begin(&handle.handle, &results, (scratch, &stream)) });
         let combine = Mutex::new(Some(begun.map_err(|e| exception(&e))?));
         Ok(Self { combine, stream })
     }
 
     /// Enqueues the sums.
-    #[pyo3(signature = (*, rows, weights, experts))]
-    fn finish(&self, py: Python<'_>, rows: u64, weights: u64, experts: u64) -> PyResult<()> {
-        let combined = Combined { rows, weights, experts };
+    #[pyo3(signature = (*, rows, weights, experts, waits))]
+    fn finish(
+        &self,
+        py: Python<'_>,
+        rows: u64,
+        weights: u64,
+        experts: u64,
+        waits: u64,
+    ) -> PyResult<()> {
+        let combined = Combined { rows, weights, experts, waits };
         let finished = py.detach(|| {
             let combine = self.combine.lock().take().ok_or_else(over)?;
             // SAFETY: `uccl.ep` passes tensors with a row, and weights and choices, for each token of the dispatch.

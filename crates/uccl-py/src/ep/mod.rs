@@ -19,7 +19,10 @@ use uccl_ep::{
 pub(crate) use self::{
     block::PyBlock,
     calls::{PyCombine, PyDispatch},
-    cuda::{PyCudaCombine, PyCudaDispatch, PyCudaGroup, PyCudaHandle, cuda_scratch_len},
+    cuda::{
+        PyCudaCombine, PyCudaDispatch, PyCudaGroup, PyCudaHandle, cuda_combine_scratch_len,
+        cuda_scratch_len,
+    },
     group::{PyGroup, PyRouting},
     handle::PyHandle,
 };
