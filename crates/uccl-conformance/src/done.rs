@@ -3,16 +3,21 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use uccl_fabric::{
-    lane::{Completion, LaneError, OpError, OpName, OpResult, Posted},
-    mem::Span,
-};
+use uccl_fabric::lane::{Completion, LaneError, OpError, OpName, OpResult, Posted};
+
+use crate::memory::Memory;
 
 /// Told how an operation ended, once.
 pub(crate) struct Done {
     state: Mutex<State>,
-    /// Where the bytes of a write must be when it ends well, and what they are.
-    lands: Option<(Span, Vec<u8>)>,
+    lands: Option<Lands>,
+}
+
+/// Where the bytes of a write must be when it ends well, and what they are.
+pub(crate) struct Lands {
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) at: usize,
+    pub(crate) bytes: Vec<u8>,
 }
 
 #[derive(Default)]
@@ -22,7 +27,7 @@ struct State {
 }
 
 impl Done {
-    pub(crate) fn new(lands: Option<(Span, Vec<u8>)>) -> Arc<Self> {
+    pub(crate) fn new(lands: Option<Lands>) -> Arc<Self> {
         Arc::new(Self { state: Mutex::default(), lands })
     }
 
@@ -47,10 +52,9 @@ impl Done {
 
 impl Completion for Done {
     fn complete(self: Arc<Self>, result: OpResult) {
-        if let (Some((span, bytes)), Ok(())) = (&self.lands, &result) {
-            // SAFETY: the check keeps the memory until both ends are gone.
-            let there = unsafe { std::slice::from_raw_parts(span.addr as *const u8, span.len) };
-            assert!(there == bytes, "a write has ended whose bytes are not there");
+        if let (Some(Lands { memory, at, bytes }), Ok(())) = (&self.lands, &result) {
+            let there = memory.bytes_of(*at, bytes.len());
+            assert!(there == *bytes, "a write has ended whose bytes are not there");
         }
         let before = self.state.lock().result.replace(result);
         assert!(before.is_none(), "an operation ended twice: first as {before:?}");

@@ -4,7 +4,7 @@
 //! lanes do the same. Each check gets a pair of its own. What a check is about is in its name and first lines; the
 //! contract that it checks is in [`uccl_fabric::lane`].
 //!
-//! Memory on a GPU is not moved here: where there is a GPU, the engine's suite does that over whole endpoints.
+//! [`run_on_gpu`] runs them over memory of a GPU, which may be one of a driver that tests load.
 
 #![allow(missing_docs, reason = "only this workspace's tests call it")]
 
@@ -14,6 +14,8 @@ mod end;
 mod memory;
 mod pair;
 mod rails;
+
+use uccl_device::cuda::Context;
 
 pub use self::{
     end::{Devices, End, Inbox},
@@ -29,9 +31,21 @@ type Check = (&'static str, fn(&pair::Pair));
 /// # Panics
 /// When one does not hold; the output says which, and over which link.
 pub fn run(link: &str, join: impl Fn() -> [End; 2]) {
+    run_where(link, None, join);
+}
+
+/// The same with all memory on a GPU, both ends'.
+///
+/// # Panics
+/// As for [`run`].
+pub fn run_on_gpu(link: &str, gpu: &'static Context, join: impl Fn() -> [End; 2]) {
+    run_where(link, Some(gpu), join);
+}
+
+fn run_where(link: &str, gpu: Option<&'static Context>, join: impl Fn() -> [End; 2]) {
     for (check, holds) in checks::ALL {
         let _told = Told(link, check);
-        holds(&pair::Pair::new(join()));
+        holds(&pair::Pair::new(join(), gpu));
     }
 }
 

@@ -2,15 +2,17 @@
 
 use std::sync::Arc;
 
+use uccl_device::cuda::{Context, DeviceBuffer, Direction, Priority, Stream};
 use uccl_fabric::{
     alloc::SharedBuf,
     mem::{RemoteSpan, Span},
 };
 
-/// Memory of one end's, private or such that the peer can map it.
+/// Memory of one end's: private, such that the peer can map it, or a GPU's.
 pub(crate) enum Memory {
     Private(Box<[u64]>, usize),
     Shared(Arc<SharedBuf>),
+    Gpu(DeviceBuffer, usize),
 }
 
 impl Memory {
@@ -22,10 +24,18 @@ impl Memory {
         Self::Shared(SharedBuf::new(len.max(1)).expect("shared memory"))
     }
 
+    pub(crate) fn of_gpu(context: &'static Context, len: usize) -> Self {
+        let buf = DeviceBuffer::new(context, len.max(1)).expect("memory of a GPU");
+        let memory = Self::Gpu(buf, len);
+        memory.fill(0);
+        memory
+    }
+
     pub(crate) fn span(&self) -> Span {
         match self {
             Self::Private(words, len) => Span { addr: words.as_ptr() as usize, len: *len },
             Self::Shared(buf) => buf.span(),
+            Self::Gpu(buf, len) => Span { addr: buf.address() as usize, len: *len },
         }
     }
 
@@ -37,7 +47,17 @@ impl Memory {
 
     /// A copy of what is there. Whoever looks at bytes that are being written sees some of them as they were.
     pub(crate) fn bytes(&self) -> Vec<u8> {
-        let Span { addr, len } = self.span();
+        self.bytes_of(0, self.span().len)
+    }
+
+    pub(crate) fn bytes_of(&self, at: usize, len: usize) -> Vec<u8> {
+        let addr = self.part(at, len).addr;
+        if let Self::Gpu(buf, _) = self {
+            let mut bytes = vec![0; len];
+            let to = bytes.as_mut_ptr() as u64;
+            copy(buf.context(), (to, addr as u64, len), Direction::DeviceToHost);
+            return bytes;
+        }
         // SAFETY: the memory lives, and bytes have no invalid values; what is seen of a race is only compared.
         unsafe { std::slice::from_raw_parts(addr as *const u8, len) }.to_vec()
     }
@@ -45,6 +65,10 @@ impl Memory {
     pub(crate) fn fill_with(&self, bytes: &[u8]) {
         let Span { addr, len } = self.span();
         assert_eq!(len, bytes.len());
+        if let Self::Gpu(buf, _) = self {
+            let from = bytes.as_ptr() as u64;
+            return copy(buf.context(), (addr as u64, from, len), Direction::HostToDevice);
+        }
         // SAFETY: the memory lives, is ours and as long.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), addr as *mut u8, len) };
     }
@@ -52,6 +76,14 @@ impl Memory {
     pub(crate) fn fill(&self, byte: u8) {
         self.fill_with(&vec![byte; self.span().len]);
     }
+}
+
+/// Copies between memory of a GPU and of the host, to and from where and how much, and waits.
+fn copy(context: &'static Context, (to, from, len): (u64, u64, usize), direction: Direction) {
+    let stream = Stream::new(context, Priority::Normal).expect("a stream");
+    // SAFETY: both live until the stream has been waited for.
+    unsafe { stream.copy(to, from, len, direction) }.expect("a copy");
+    stream.synchronize().expect("a copy");
 }
 
 /// A part of a region.

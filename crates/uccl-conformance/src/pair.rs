@@ -8,16 +8,21 @@ use std::{
 
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, poll};
-use uccl_device::MemoryKind;
+use uccl_device::{MemoryKind, cuda::Context};
 use uccl_fabric::{
     alloc::{Shareable, lookup},
+    gpu::GpuShare,
     lane::{Completion, LaneError, OpKind, OpResult, Operation, RemoteSpans, Spans},
     mem::Span,
-    region::{Region, Rights},
+    region::{Region, Rights, SharedBacking},
     signal::Word,
 };
 
-use crate::{done::Done, end::End, memory::Memory};
+use crate::{
+    done::{Done, Lands},
+    end::End,
+    memory::Memory,
+};
 
 /// What must happen has happened by then.
 pub(crate) const FAR: Duration = Duration::from_secs(60);
@@ -26,14 +31,16 @@ pub(crate) const FAR: Duration = Duration::from_secs(60);
 pub(crate) struct Pair {
     pub(crate) a: End,
     pub(crate) b: End,
+    /// Where memory lies, if not with the host.
+    gpu: Option<&'static Context>,
     /// Memory of the check's, which goes when the lanes and their devices have gone.
     kept: Mutex<Vec<Arc<Memory>>>,
 }
 
 impl Pair {
     /// Of these, which may have to talk before they can do something.
-    pub(crate) fn new([a, b]: [End; 2]) -> Self {
-        let pair = Self { a, b, kept: Mutex::default() };
+    pub(crate) fn new([a, b]: [End; 2], gpu: Option<&'static Context>) -> Self {
+        let pair = Self { a, b, gpu, kept: Mutex::default() };
         pair.until_up();
         pair
     }
@@ -44,14 +51,23 @@ impl Pair {
         self.until("the link is up", || is_up(&self.a) && is_up(&self.b));
     }
 
-    /// Memory that the peer cannot map.
+    /// Memory that the peer cannot map, or a GPU's.
     pub(crate) fn private(&self, len: usize) -> Arc<Memory> {
-        self.keep(Memory::private(len))
+        self.keep(self.gpu.map_or_else(|| Memory::private(len), |gpu| Memory::of_gpu(gpu, len)))
     }
 
-    /// Memory that the peer can map.
+    /// Memory that the peer can map, or a GPU's.
     pub(crate) fn shared(&self, len: usize) -> Arc<Memory> {
-        self.keep(Memory::shared(len))
+        self.keep(self.gpu.map_or_else(|| Memory::shared(len), |gpu| Memory::of_gpu(gpu, len)))
+    }
+
+    pub(crate) fn is_on_gpu(&self) -> bool {
+        self.gpu.is_some()
+    }
+
+    fn kind(&self) -> MemoryKind {
+        let device = |gpu: &Context| MemoryKind::Cuda { device: gpu.device().ordinal() };
+        self.gpu.map_or(MemoryKind::Host, device)
     }
 
     fn keep(&self, memory: Memory) -> Arc<Memory> {
@@ -117,8 +133,19 @@ impl Pair {
     /// A region of the second end's, which the first may use so.
     pub(crate) fn region(&self, memory: &Memory, rights: Rights) -> Region {
         let (owner, span) = (&self.b, memory.span());
-        let backing = lookup(span).map(|(backing, _)| backing);
-        let region = owner.regions.insert(span, rights, backing).expect("a region");
+        let share = self.is_on_gpu().then(|| GpuShare::of(span).expect("it can be shared"));
+        let backing = match &share {
+            None => lookup(span).map(|(backing, _)| backing),
+            Some(share) => {
+                let offset = (span.addr - share.span().addr) as u64;
+                Some(SharedBacking { id: share.id(), offset })
+            }
+        };
+        let region =
+            owner.regions.insert_kind(self.kind(), span, rights, backing).expect("a region");
+        if let (Some(host), Some(share)) = (&owner.host, share) {
+            host.offer(&Shareable::Gpu(share));
+        }
         if let Some(devices) = &owner.devices {
             devices.add(&region);
         }
@@ -153,7 +180,7 @@ impl Pair {
         kind: OpKind,
         local: impl IntoIterator<Item = Span>,
         remote: RemoteSpans,
-        lands: Option<(Span, Vec<u8>)>,
+        lands: Option<Lands>,
     ) -> Arc<Done> {
         let local: Spans = local.into_iter().collect();
         for span in &local {
@@ -161,22 +188,27 @@ impl Pair {
         }
         let done = Done::new(lands);
         let told = Arc::clone(&done) as Arc<dyn Completion>;
-        let op = Operation { kind, local, memory: MemoryKind::Host, remote, done: told };
+        let op = Operation { kind, local, memory: self.kind(), remote, done: told };
         // SAFETY: the pair keeps the memory until both lanes are killed.
         done.is_posted(unsafe { self.a.lane.post(op) });
         done
     }
 
-    /// Has the first end write, and send a signal along. `None`: its lane does not carry one with such a write.
+    /// Has the first end write, and signal: by the GPU that writes, or along with the write. `None`: its lane does neither.
     pub(crate) fn post_signalled(
         &self,
         local: Spans,
         remote: RemoteSpans,
         word: Word,
     ) -> Option<Arc<Done>> {
-        let (kind, memory) = (OpKind::Write, MemoryKind::Host);
+        let (kind, memory) = (OpKind::Write, self.kind());
         let done = Done::new(None);
         let op = Operation { kind, local, memory, remote, done: Arc::clone(&done) as _ };
+        if let Some(host) = self.a.host.as_ref().filter(|host| host.signals_by_gpu(&op, &word)) {
+            // SAFETY: the pair keeps the memory until both lanes are killed.
+            done.is_posted(unsafe { host.post_signalled_by_gpu(op, word) });
+            return Some(done);
+        }
         let lane = self.a.messages.as_ref().filter(|lane| lane.carries_signal(&op))?;
         // SAFETY: the pair keeps the memory until both lanes are killed.
         done.is_posted(unsafe { lane.post_signalled(op, word) });

@@ -78,7 +78,11 @@ impl Scene {
 
     /// Posts a write whose signal adds one.
     fn post(&self, lens: &[usize]) -> (Arc<End>, OpName) {
-        let word = self.word(Change::Add(1));
+        self.post_with(lens, Change::Add(1))
+    }
+
+    fn post_with(&self, lens: &[usize], change: Change) -> (Arc<End>, OpName) {
+        let word = self.word(change);
         let (_, op) = self.pair.operation(lens);
         assert!(self.pair.ours.signals_by_gpu(&op, &word));
         let (end, posted) = self.begin(lens, word);
@@ -100,16 +104,17 @@ fn bytes(address: u64, len: usize) -> &'static mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(address as *mut u8, len) }
 }
 
-#[test]
-fn a_word_changes_once_and_only_when_all_bytes_are_there() {
-    const MIB: usize = 1 << 20;
-    let (driver, scene) = paused(4 * SLICE, Rights::ALL);
-    // By one launch, by copy engines and a launch, by both beside each other, and in slices.
-    let all: [&[usize]; 5] = [&[8], &[8, 0, 4096, 3], &[8 * MIB], &[MIB; 20], &[3 * SLICE + 5]];
-    for (round, lens) in all.into_iter().enumerate() {
-        let (before, len) = (round as u64, lens.iter().sum());
-        bytes(scene.pair.here.address(), len).fill(round as u8 + 1);
-        let (end, _) = scene.post(lens);
+const MIB: usize = 1 << 20;
+/// By one launch, by copy engines and a launch, by both beside each other, and in slices.
+const WRITES: [&[usize]; 5] = [&[8], &[8, 0, 4096, 3], &[8 * MIB], &[MIB; 20], &[3 * SLICE + 5]];
+
+/// Makes all writes piece by piece, and looks at the word meanwhile; the change of the n-th makes it n.
+#[track_caller]
+fn check_that_words_follow_their_writes(driver: &Driver, scene: &Scene, change: fn(u64) -> Change) {
+    for (before, lens) in (0..).zip(WRITES) {
+        let (fill, len) = (before as u8 + 1, lens.iter().sum());
+        bytes(scene.pair.here.address(), len).fill(fill);
+        let (end, _) = scene.post_with(lens, change(before + 1));
         let mut works = 0;
         while end.result().is_none() {
             scene.pair.progress();
@@ -120,7 +125,7 @@ fn a_word_changes_once_and_only_when_all_bytes_are_there() {
             }
             if scene.value() != before {
                 let there = bytes(scene.pair.region.span.addr as u64, len);
-                assert!(there.iter().all(|byte| *byte == round as u8 + 1), "{lens:?}: too early");
+                assert!(there.iter().all(|byte| *byte == fill), "{lens:?}: too early");
             }
         }
         assert_eq!((end.result(), scene.value()), (Some(Ok(())), before + 1), "{lens:?}");
@@ -128,6 +133,18 @@ fn a_word_changes_once_and_only_when_all_bytes_are_there() {
         driver.fake.pause(true);
     }
     assert_eq!(scene.words_beside(), [0; 7]);
+}
+
+#[test]
+fn a_word_is_added_to_once_and_only_when_all_bytes_are_there() {
+    let (driver, scene) = paused(4 * SLICE, Rights::ALL);
+    check_that_words_follow_their_writes(&driver, &scene, |_| Change::Add(1));
+}
+
+#[test]
+fn a_word_is_set_once_and_only_when_all_bytes_are_there() {
+    let (driver, scene) = paused(4 * SLICE, Rights::ALL);
+    check_that_words_follow_their_writes(&driver, &scene, Change::Set);
 }
 
 #[test]

@@ -1,13 +1,18 @@
 //! What every link must do, over TCP, over pipes that misbehave, and over lanes that do.
 
+#[path = "../../uccl-device/tests/fake_driver/mod.rs"]
+mod fake_driver;
+
 use std::{
     net::{TcpListener, TcpStream},
+    path::Path,
     sync::Arc,
     time::Duration,
 };
 
 use uccl_chaos::{ChaosLane, Faults, LaneFaults, pair_of};
 use uccl_conformance::End;
+use uccl_device::cuda::Gpus;
 use uccl_fabric::{gpu::CopyBy, pipe::Pipe, region::RegionTable};
 use uccl_stream::{
     StreamLane, StreamOptions,
@@ -49,6 +54,16 @@ fn tcp() {
 #[test]
 fn tcp_with_checksums() {
     uccl_conformance::run("tcp with checksums", || over_tcp(true));
+}
+
+#[test]
+fn tcp_with_memory_of_a_gpu() {
+    // Before anyone asks for a driver: a real one where there is one.
+    if !Path::new("/dev/nvidiactl").exists() {
+        fake_driver::load();
+    }
+    let gpu = Gpus::get().device(0).expect("a GPU").context().expect("its context");
+    uccl_conformance::run_on_gpu("tcp to a GPU", gpu, || over_tcp(false));
 }
 
 #[test]

@@ -22,6 +22,10 @@ pub(crate) fn by_the_writer(pair: &Pair) {
         // Elsewhere the owner changes the word.
         return;
     };
+    if pair.is_on_gpu() {
+        // There the GPU that writes changes it.
+        return;
+    }
     let (from, to) = (pair.private(64), pair.shared(72));
     let region = pair.region(&to, Rights::ALL);
     let (data, word) = (piece(&region.remote(), 0, 64), piece(&region.remote(), 64, 8));

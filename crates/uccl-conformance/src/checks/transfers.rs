@@ -6,12 +6,11 @@ use fastrand::Rng;
 use smallvec::smallvec;
 use uccl_fabric::{
     lane::{OpKind, RemoteSpans, Spans},
-    mem::Span,
     region::Rights,
 };
 
 use crate::{
-    done::Done,
+    done::{Done, Lands},
     memory::{Memory, pattern, piece},
     pair::Pair,
 };
@@ -35,8 +34,8 @@ fn there_and_back(pair: &Pair, len: usize, memory: fn(&Pair, usize) -> Arc<Memor
     back.fill(0xDD);
     let region = pair.region(&to, Rights::ALL);
     let target = piece(&region.remote(), 8, len);
-    let lands = Some((to.part(8, len), bytes[8..8 + len].to_vec()));
-    let done = pair.post(OpKind::Write, [from.part(8, len)], smallvec![target], lands);
+    let lands = Lands { memory: Arc::clone(&to), at: 8, bytes: bytes[8..8 + len].to_vec() };
+    let done = pair.post(OpKind::Write, [from.part(8, len)], smallvec![target], Some(lands));
     assert_eq!(pair.end_of(&done), Ok(()), "{len} bytes");
     let read = pair.carry(OpKind::Read, back.part(8, len), smallvec![target]);
     assert_eq!(read, Ok(()), "{len} bytes");
@@ -102,10 +101,10 @@ pub(crate) fn many_at_a_time(pair: &Pair) {
     from.fill_with(&bytes);
     let region = pair.region(&to, Rights::ALL);
     let post = |n: usize| {
-        let (at, span) = (n * EACH, |memory: &Memory| memory.part(n * EACH, EACH));
-        let lands: (Span, Vec<u8>) = (span(&to), bytes[at..at + EACH].to_vec());
+        let at = n * EACH;
+        let lands = Lands { memory: Arc::clone(&to), at, bytes: bytes[at..at + EACH].to_vec() };
         let remote = smallvec![piece(&region.remote(), at, EACH)];
-        pair.post(OpKind::Write, [span(&from)], remote, Some(lands))
+        pair.post(OpKind::Write, [from.part(at, EACH)], remote, Some(lands))
     };
     let all: Vec<Arc<Done>> = (0..COUNT).map(post).collect();
     pair.until("all have ended", || all.iter().all(|done| done.result().is_some()));

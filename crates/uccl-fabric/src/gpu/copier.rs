@@ -3,9 +3,9 @@
 use std::{fmt, sync::Arc};
 
 use smallvec::SmallVec;
-use uccl_device::cuda::{Direction, Event, GpuError, Gpus, Priority, gather::Piece};
+use uccl_device::cuda::{Direction, GpuError, Gpus, Priority, gather::Piece};
 
-use super::{Chunk, Engine, Route};
+use super::{Chunk, Engine, Mark, Route};
 use crate::mem::{Located, Span};
 
 /// A substitute that copies instead of GPUs. What is called device memory is then host memory.
@@ -61,8 +61,8 @@ pub(super) struct Copying {
 }
 
 enum Moving {
-    /// On these GPUs, each with the event that marks its end.
-    Gpus(SmallVec<[(u32, Event); 1]>),
+    /// On these GPUs, each with the mark of its end.
+    Gpus(SmallVec<[(u32, Mark); 1]>),
     StandIn(u64),
 }
 
@@ -137,22 +137,22 @@ impl Copier {
         let mut devices: SmallVec<[u32; 1]> = memory.iter().filter_map(|at| at.device).collect();
         devices.sort_unstable();
         devices.dedup();
-        let mut events = SmallVec::new();
+        let mut marks = SmallVec::new();
         let mut started = Ok(());
         for device in devices {
             self.list(chunk, memory, direction, |other| other == Some(device));
             // SAFETY: the caller's promise.
-            let (event, result) = unsafe { self.start_on(device, direction) };
-            events.extend(event.map(|event| (device, event)));
+            let (mark, result) = unsafe { self.start_on(device, direction) };
+            marks.extend(mark.map(|mark| (device, mark)));
             started = result;
             if started.is_err() {
                 break;
             }
         }
-        (Moving::Gpus(events), started)
+        (Moving::Gpus(marks), started)
     }
 
-    /// Makes a GPU copy the listed pieces. The event marks the end of what was begun, after an error too.
+    /// Makes a GPU copy the listed pieces. The mark is of the end of what was begun, after an error too.
     ///
     /// # Safety
     /// As for [`Self::start`].
@@ -160,7 +160,7 @@ impl Copier {
         &mut self,
         device: u32,
         direction: Direction,
-    ) -> (Option<Event>, Result<(), GpuError>) {
+    ) -> (Option<Mark>, Result<(), GpuError>) {
         let Self { by: By::Gpus(engines), pieces } = self else {
             return (None, Err(GpuError::NoSuchDevice { ordinal: device, count: 0 }));
         };
@@ -177,7 +177,7 @@ impl Copier {
         };
         // SAFETY: the caller's promise.
         match unsafe { engine.copy(pieces, route) } {
-            Ok(event) => (Some(event), Ok(())),
+            Ok(mark) => (Some(mark), Ok(())),
             Err(e) => {
                 let begun = engine.fence();
                 if begun.is_err() {
@@ -215,7 +215,7 @@ impl Copier {
     /// The result of a copy; `None` while it runs.
     pub(super) fn ended(&mut self, copying: &Copying) -> Option<Result<(), GpuError>> {
         let ended = match (&copying.moving, &mut self.by) {
-            (Moving::Gpus(events), _) => all_ended(events.iter().map(|(_, event)| event.is_done())),
+            (Moving::Gpus(marks), _) => all_ended(marks.iter().map(|(_, mark)| mark.is_done())),
             (Moving::StandIn(name), By::StandIn(copies)) => copies.ended(*name),
             (Moving::StandIn(_), By::Gpus(_)) => Some(Ok(())),
         }?;
@@ -229,10 +229,10 @@ impl Copier {
 
     /// Gives back the chunk of a copy that has ended.
     pub(super) fn release(&mut self, copying: Copying) -> Chunk {
-        if let (Moving::Gpus(events), By::Gpus(engines)) = (copying.moving, &mut self.by) {
-            for (device, event) in events {
+        if let (Moving::Gpus(marks), By::Gpus(engines)) = (copying.moving, &mut self.by) {
+            for (device, mark) in marks {
                 if let Some(engine) = engines.iter_mut().find(|engine| engine.device() == device) {
-                    engine.reuse(event);
+                    engine.reuse(mark);
                 }
             }
         }

@@ -2,7 +2,7 @@
 
 use uccl_device::cuda::{
     Context, Direction, Event, GpuError, Priority, Stream,
-    gather::{LaunchOptions, Launcher, LauncherConfig, Piece, WordChange},
+    gather::{Completion, Flag, LaunchOptions, Launcher, LauncherConfig, Piece, WordChange},
 };
 
 /// Copy engines copy pieces of at least this many bytes on average. With smaller pieces, the time that an engine
@@ -24,11 +24,34 @@ pub struct Engine {
     stream: Stream,
     /// The copy engine's stream beside the kernel's, and the event with which `stream` waits for it.
     aside: Option<(Stream, Event)>,
-    /// Made at its first use. `Err` if the driver rejects the kernels: then engines copy.
-    launcher: Option<Result<Launcher, GpuError>>,
+    launcher: LazyLauncher,
     spare: Vec<Event>,
     /// A buffer for lists of pieces, which callers reuse.
     pub pieces: Vec<Piece>,
+}
+
+/// Marks the end of copies.
+#[derive(Debug)]
+pub struct Mark(Marked);
+
+#[derive(Debug)]
+enum Marked {
+    Event(Event),
+    /// Of the launch that ends last, which spares calls of the driver.
+    Flag(Flag),
+}
+
+impl Mark {
+    /// Whether the copies have ended.
+    ///
+    /// # Errors
+    /// What they ended with.
+    pub fn is_done(&self) -> Result<bool, GpuError> {
+        match &self.0 {
+            Marked::Event(event) => event.is_done(),
+            Marked::Flag(flag) => flag.is_done(),
+        }
+    }
 }
 
 /// What the copies of one call have in common.
@@ -56,6 +79,17 @@ impl Route {
     }
 }
 
+/// What launches the kernel, made at its first use. `Err` if the driver rejects the kernels: then engines copy.
+#[derive(Debug)]
+struct LazyLauncher(Option<Result<Launcher, GpuError>>);
+
+impl LazyLauncher {
+    fn get(&mut self, context: &'static Context) -> Result<&mut Launcher, GpuError> {
+        let make = || Launcher::new(context, LauncherConfig::of(context));
+        self.0.get_or_insert_with(make).as_mut().map_err(|e| e.clone())
+    }
+}
+
 impl Engine {
     /// Makes an engine. With a high priority, its kernels begin before those that wait on streams of a normal one.
     pub fn new(context: &'static Context, priority: Priority) -> Result<Self, GpuError> {
@@ -65,7 +99,7 @@ impl Engine {
             priority,
             stream,
             aside: None,
-            launcher: None,
+            launcher: LazyLauncher(None),
             spare: Vec::new(),
             pieces: Vec::new(),
         })
@@ -76,47 +110,45 @@ impl Engine {
         self.context.device().ordinal()
     }
 
-    /// Enqueues copies, and the change of the route's word behind them. The event marks their end. After an error some
+    /// Enqueues copies, and the change of the route's word behind them. The mark tells of their end. After an error some
     /// copies may have been enqueued, but the word does not change: then get a [fence](Self::fence) that marks their
     /// end, or [settle](Self::settle).
     ///
     /// # Safety
-    /// The memory must stay valid, of the kinds that the route says, and reachable by this GPU, until the event has
-    /// happened. The word is as for [`Launcher::launch`].
-    pub unsafe fn copy(&mut self, pieces: &[Piece], route: Route) -> Result<Event, GpuError> {
+    /// The memory must stay valid, of the kinds that the route says, and reachable by this GPU, until the copies have
+    /// ended. The word is as for [`Launcher::launch`].
+    pub unsafe fn copy(&mut self, pieces: &[Piece], route: Route) -> Result<Mark, GpuError> {
         let total: u64 = pieces.iter().map(|piece| piece.len_bytes).sum();
         let mean = total / (pieces.len().max(1) as u64);
-        let by_kernel = route.is_the_kernels(pieces.len(), mean);
-        let shares = route.is_push && !route.engines_are_busy;
-        let shared = shares && mean >= SHARED_PIECE && pieces.len() >= SHARED_COUNT;
-        let aside = if shared { pieces.len() * ENGINE_PERCENT / 100 } else { 0 };
         // Known before anything moves.
         if route.word.is_some() {
-            self.launcher()?;
+            self.launcher.get(self.context)?;
         }
-        // With the launch itself where that has all pieces, else by another one behind all copies.
-        let within = route.word.filter(|_| aside == 0);
+        let by_kernel =
+            route.is_the_kernels(pieces.len(), mean) && self.launcher.get(self.context).is_ok();
+        let shares = by_kernel && route.is_push && !route.engines_are_busy;
+        let shared = shares && mean >= SHARED_PIECE && pieces.len() >= SHARED_COUNT;
+        let aside = if shared { pieces.len() * ENGINE_PERCENT / 100 } else { 0 };
         // SAFETY: the caller's promise.
-        let changed = unsafe {
-            if by_kernel && self.launch(&pieces[aside..], within)? {
-                if aside > 0 {
-                    self.copy_aside(&pieces[..aside], route.direction)?;
-                }
-                within
-            } else {
+        unsafe {
+            if !by_kernel {
                 enqueue(&self.stream, pieces, route.direction)?;
-                None
+            } else if aside == 0 {
+                return self.launch(pieces, route.word);
+            } else {
+                self.launch(&pieces[aside..], None)?;
+                self.copy_aside(&pieces[..aside], route.direction)?;
             }
-        };
-        if changed != route.word {
-            // SAFETY: the caller's promise.
-            unsafe { self.launch(&[], route.word)? };
+            // Behind all copies.
+            match route.word {
+                Some(_) => self.launch(&[], route.word),
+                None => self.record(),
+            }
         }
-        self.record()
     }
 
-    /// An event after all enqueued copies, even if the last call of [`copy`](Self::copy) failed halfway.
-    pub fn fence(&mut self) -> Result<Event, GpuError> {
+    /// A mark after all enqueued copies, even if the last call of [`copy`](Self::copy) failed halfway.
+    pub fn fence(&mut self) -> Result<Mark, GpuError> {
         if let Some((aside, joined)) = &self.aside {
             joined.record(aside)?;
             self.stream.wait(joined)?;
@@ -124,23 +156,16 @@ impl Engine {
         self.record()
     }
 
-    fn record(&mut self) -> Result<Event, GpuError> {
+    fn record(&mut self) -> Result<Mark, GpuError> {
         let event = match self.spare.pop() {
             Some(event) => event,
             None => Event::new(self.context)?,
         };
         event.record(&self.stream)?;
-        Ok(event)
+        Ok(Mark(Marked::Event(event)))
     }
 
-    /// What launches the kernel.
-    fn launcher(&mut self) -> Result<&mut Launcher, GpuError> {
-        let context = self.context;
-        let make = || Launcher::new(context, LauncherConfig::of(context));
-        self.launcher.get_or_insert_with(make).as_mut().map_err(|e| e.clone())
-    }
-
-    /// Copies with the kernel, and has it change a word then; false if it cannot be used.
+    /// Copies with the kernel, and has it change a word then.
     ///
     /// # Safety
     /// As for [`Self::copy`].
@@ -148,18 +173,16 @@ impl Engine {
         &mut self,
         pieces: &[Piece],
         word: Option<WordChange>,
-    ) -> Result<bool, GpuError> {
-        let Ok(most) = self.launcher().map(|launcher| launcher.most_pieces().max(1)) else {
-            return Ok(false);
-        };
+    ) -> Result<Mark, GpuError> {
+        let most = self.launcher.get(self.context)?.most_pieces().max(1);
         let mut rest = pieces;
         loop {
             let (part, others) = rest.split_at(rest.len().min(most));
             let word = word.filter(|_| others.is_empty());
             // SAFETY: the caller's promise.
-            unsafe { self.launch_part(part, LaunchOptions { word, ..LaunchOptions::default() })? };
+            let flag = unsafe { self.launch_part(part, word)? };
             if others.is_empty() {
-                return Ok(true);
+                return Ok(Mark(Marked::Flag(flag)));
             }
             rest = others;
         }
@@ -172,13 +195,15 @@ impl Engine {
     unsafe fn launch_part(
         &mut self,
         part: &[Piece],
-        options: LaunchOptions,
-    ) -> Result<(), GpuError> {
-        let Some(Ok(launcher)) = &mut self.launcher else { return Ok(()) };
+        word: Option<WordChange>,
+    ) -> Result<Flag, GpuError> {
+        let completion = Completion::Flag;
+        let options = LaunchOptions { word, completion, ..LaunchOptions::default() };
+        let launcher = self.launcher.get(self.context)?;
         loop {
             // SAFETY: the caller's promise.
             match unsafe { launcher.launch(&self.stream, part, options) } {
-                Ok(_) => return Ok(()),
+                Ok(launch) => return Ok(launcher.flag(launch)),
                 // Earlier launches end by themselves.
                 Err(GpuError::Busy { .. }) => std::thread::yield_now(),
                 Err(e) => return Err(e),
@@ -208,9 +233,11 @@ impl Engine {
         self.stream.wait(joined)
     }
 
-    /// Takes back an event that has happened.
-    pub fn reuse(&mut self, event: Event) {
-        self.spare.push(event);
+    /// Takes back the mark of copies that have ended.
+    pub fn reuse(&mut self, mark: Mark) {
+        if let Marked::Event(event) = mark.0 {
+            self.spare.push(event);
+        }
     }
 
     /// Waits until no copy runs any more. After an error none does.

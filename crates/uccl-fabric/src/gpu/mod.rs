@@ -11,7 +11,7 @@ mod staging;
 pub(crate) use self::put::change_word;
 pub use self::{
     copier::{CopyBy, StandIn},
-    engine::{Engine, Route},
+    engine::{Engine, Mark, Route},
     pinned::{CHUNK, Chunk, Slab},
     put::put,
     share::GpuShare,

@@ -6,10 +6,10 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use uccl_device::{
     MemoryKind,
-    cuda::{Context, Direction, Event, gather::Piece},
+    cuda::{Context, Direction, gather::Piece},
 };
 use uccl_fabric::{
-    gpu::{Engine, Route},
+    gpu::{Engine, Mark, Route},
     lane::{OpError, OpKind, OpResult, access_of},
     mem::{Access, RemoteSpan, Span},
     signal::Word,
@@ -29,9 +29,9 @@ pub(super) type Hazards = SmallVec<[OwnedHazard; 1]>;
 pub(super) struct Flight(Option<Enqueued>);
 
 struct Enqueued {
-    event: Event,
+    mark: Mark,
     engine: Arc<Mutex<Engine>>,
-    /// Why only a part was enqueued. The event marks the end of that part.
+    /// Why only a part was enqueued. The mark is of the end of that part.
     failed: Option<OpError>,
     _held: Held,
 }
@@ -91,25 +91,25 @@ impl Way<'_> {
                 ..route(self.kind, self.memory, there.device)
             };
             // SAFETY: the caller's promise for our side; the hazards and the places hold the peer's.
-            let (event, failed) = match unsafe { copying.copy(&pieces, route) } {
-                Ok(event) => (event, None),
+            let (mark, failed) = match unsafe { copying.copy(&pieces, route) } {
+                Ok(mark) => (mark, None),
                 Err(e) => (after_failure(&mut copying, &e)?, Some(OpError::from(e))),
             };
             let word_places = word_places.map_or_else(SmallVec::new, |found| found.places);
-            Ok(((there.places, word_places), event, failed))
+            Ok(((there.places, word_places), mark, failed))
         });
         copying.pieces = pieces;
         drop(copying);
-        let ((places, word), event, failed) = enqueued?;
+        let ((places, word), mark, failed) = enqueued?;
         let held = Held { _places: places, _word: word, _hazards: hazards };
         let engine = Arc::clone(engine);
-        Ok(Flight(Some(Enqueued { event, engine, failed, _held: held })))
+        Ok(Flight(Some(Enqueued { mark, engine, failed, _held: held })))
     }
 }
 
-/// An event for the end of the copies that were enqueued before the GPU refused more. If that fails too, no copy runs
+/// A mark of the end of the copies that were enqueued before the GPU refused more. If that fails too, no copy runs
 /// any more when this returns.
-fn after_failure(copying: &mut Engine, e: &uccl_device::cuda::GpuError) -> Result<Event, OpError> {
+fn after_failure(copying: &mut Engine, e: &uccl_device::cuda::GpuError) -> Result<Mark, OpError> {
     copying.fence().map_err(|_| {
         copying.settle();
         OpError::from(e.clone())
@@ -125,7 +125,7 @@ impl Flight {
     /// The result; `None` while the copies run.
     pub(super) fn ended(&self) -> Option<OpResult> {
         let Some(enqueued) = &self.0 else { return Some(Ok(())) };
-        let result = match enqueued.event.is_done() {
+        let result = match enqueued.mark.is_done() {
             Ok(false) => return None,
             Ok(true) => Ok(()),
             Err(e) => Err(OpError::from(e)),
@@ -135,10 +135,10 @@ impl Flight {
 
     /// Releases what an ended flight held.
     pub(super) fn land(mut self) {
-        let Some(Enqueued { event, engine, .. }) = self.0.take() else { return };
-        // No wait: a thread that is enqueuing may be in the driver for long, and an event costs little.
+        let Some(Enqueued { mark, engine, .. }) = self.0.take() else { return };
+        // No wait: a thread that is enqueuing may be in the driver for long, and a mark costs little.
         if let Some(mut engine) = engine.try_lock() {
-            engine.reuse(event);
+            engine.reuse(mark);
         }
     }
 }

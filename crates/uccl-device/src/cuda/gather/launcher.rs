@@ -1,9 +1,6 @@
 //! Launches the copy kernels, with tables in memory that the launcher keeps for this purpose.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
-};
+use std::sync::Arc;
 
 use crate::cuda::{
     copy::Direction,
@@ -16,6 +13,7 @@ use crate::cuda::{
 };
 
 use super::{
+    flag::Flag,
     image,
     params::{
         CopySmall, CopyTable, CopyWide, Cursor, Head, Inline, LANES, MOST_THREADS, Piece,
@@ -96,9 +94,6 @@ pub struct Launch {
 const BLOCK_WARPS: u32 = MOST_THREADS / LANES;
 /// Flags and counters lie this many bytes apart, so that no two share a cache line.
 const LINE: usize = 128;
-/// The context is probed once in this many looks at a flag: only the context shows that a kernel died.
-const LOOKS: u32 = 4096;
-
 /// Launches the copy kernels in one context.
 #[derive(Debug)]
 pub struct Launcher {
@@ -106,7 +101,7 @@ pub struct Launcher {
     kernels: Arc<Kernels>,
     config: LauncherConfig,
     /// For each slot its flag, cursors and pieces.
-    host: PinnedBuffer,
+    host: Arc<PinnedBuffer>,
     /// For each slot its counter, cursors and pieces.
     device: DeviceBuffer,
     slots: Vec<Slot>,
@@ -142,9 +137,8 @@ impl Kernels {
 #[derive(Debug)]
 struct Slot {
     event: Event,
-    /// The last launch, if it has not been seen to end.
-    under_way: Option<(u64, Completion)>,
-    looks: u32,
+    /// The last launch, if it has not been seen to end, and its flag if it has one.
+    under_way: Option<(u64, Option<Flag>)>,
 }
 
 /// The offsets of the parts of a slot's memory.
@@ -184,12 +178,13 @@ impl Launcher {
             false => context.kernels()?,
         };
         let len = Places::of(&config).len * config.slots;
-        let (host, device) = (PinnedBuffer::new(context, len)?, DeviceBuffer::new(context, len)?);
+        let host = Arc::new(PinnedBuffer::new(context, len)?);
+        let device = DeviceBuffer::new(context, len)?;
         let stream = Stream::new(context, Priority::Normal)?;
         // SAFETY: nobody else has it yet, and the stream is waited for.
         unsafe { stream.fill(device.address(), 0, len) }?;
         stream.synchronize()?;
-        let slot = |_| Event::new(context).map(|event| Slot { event, under_way: None, looks: 0 });
+        let slot = |_| Event::new(context).map(|event| Slot { event, under_way: None });
         let slots = (0..config.slots).map(slot).collect::<Result<_, _>>()?;
         let (small, wide) = (Box::new(CopySmall::new()), Box::new(CopyWide::new()));
         Ok(Self { context, kernels, config, host, device, slots, next: 0, tickets: 0, small, wide })
@@ -251,26 +246,30 @@ impl Launcher {
     /// # Errors
     /// Whatever it ended with.
     pub fn is_done(&mut self, launch: Launch) -> Result<bool, GpuError> {
-        let flag = self.flag(launch.slot);
         let Some(slot) = self.slots.get_mut(launch.slot) else { return Ok(true) };
-        let Some((ticket, completion)) = slot.under_way else { return Ok(true) };
-        if ticket != launch.ticket {
+        let Some((ticket, flag)) = &slot.under_way else { return Ok(true) };
+        if *ticket != launch.ticket {
             // The slot was used again, which happens only after its last launch has ended.
             return Ok(true);
         }
-        let done = match completion {
-            Completion::Event => slot.event.is_done()?,
-            Completion::Flag => flag.load(Ordering::Acquire) == ticket,
+        let done = match flag {
+            None => slot.event.is_done()?,
+            Some(flag) => flag.is_done()?,
         };
         if done {
             slot.under_way = None;
-        } else if completion == Completion::Flag {
-            slot.looks += 1;
-            if slot.looks.is_multiple_of(LOOKS) {
-                self.context.probe()?;
-            }
         }
         Ok(done)
+    }
+
+    /// The flag of a launch that [reports](Completion) by one.
+    pub fn flag(&self, launch: Launch) -> Flag {
+        self.flag_at(launch.slot, launch.ticket)
+    }
+
+    fn flag_at(&self, slot: usize, ticket: u64) -> Flag {
+        let places = Places::of(&self.config);
+        Flag::new(self.context, &self.host, slot * places.len + places.flag, ticket)
     }
 
     /// Waits until a launch has ended, by polling without a pause.
@@ -284,12 +283,18 @@ impl Launcher {
         Ok(())
     }
 
+    /// The launch of a slot that has not been seen to end.
+    fn under_way(&self, slot: usize) -> Option<Launch> {
+        let (ticket, _) = self.slots.get(slot)?.under_way.as_ref()?;
+        Some(Launch { slot, ticket: *ticket })
+    }
+
     /// How many of the next slots are free, up to `wanted`.
     fn free_slots(&mut self, wanted: usize) -> Result<usize, GpuError> {
         for free in 0..wanted {
             let slot = (self.next + free) % self.slots.len();
-            if let Some((ticket, _)) = self.slots.get(slot).and_then(|slot| slot.under_way)
-                && !self.is_done(Launch { slot, ticket })?
+            if let Some(launch) = self.under_way(slot)
+                && !self.is_done(launch)?
             {
                 return Ok(free);
             }
@@ -309,8 +314,9 @@ impl Launcher {
         let (slot, ticket) = (self.next, self.tickets);
         let places = Places::of(&self.config);
         let flagged = options.completion == Completion::Flag;
+        let flag = flagged.then(|| self.flag_at(slot, ticket));
         let mut head = Head {
-            flag: if flagged { self.host_at(slot, places.flag) } else { 0 },
+            flag: flag.as_ref().map_or(0, Flag::address),
             ticket,
             counter: self.device_at(slot, places.flag),
             ..Head::default()
@@ -336,7 +342,7 @@ impl Launcher {
         let used = self.slots.get_mut(slot);
         self.next = (slot + 1) % self.config.slots;
         if let Some(used) = used {
-            used.under_way = Some((ticket, options.completion));
+            used.under_way = Some((ticket, flag));
             if !flagged {
                 used.event.record(stream)?;
             }
@@ -416,14 +422,6 @@ impl Launcher {
     fn device_at(&self, slot: usize, place: usize) -> u64 {
         self.device.address() + (slot * Places::of(&self.config).len + place) as u64
     }
-
-    fn flag(&self, slot: usize) -> &'static AtomicU64 {
-        let slot = slot.min(self.config.slots - 1);
-        let flag = self.host_at(slot, Places::of(&self.config).flag) as usize as *mut u64;
-        // SAFETY: aligned, initialised, in memory of this launcher; the callers keep it no longer than they
-        // borrow the launcher. The GPU writes to it whole.
-        unsafe { AtomicU64::from_ptr(flag) }
-    }
 }
 
 impl<const PIECES: usize, const CURSORS: usize> Inline<PIECES, CURSORS> {
@@ -440,9 +438,9 @@ impl Drop for Launcher {
     /// Waits for the launches under way, as they read this memory.
     fn drop(&mut self) {
         for slot in 0..self.slots.len() {
-            while let Some((ticket, _)) = self.slots.get(slot).and_then(|slot| slot.under_way) {
+            while let Some(launch) = self.under_way(slot) {
                 // After an error nothing runs any more.
-                if self.is_done(Launch { slot, ticket }).unwrap_or(true) {
+                if self.is_done(launch).unwrap_or(true) {
                     break;
                 }
                 std::hint::spin_loop();

@@ -3,6 +3,7 @@
 //! The kernels are `kernels/copy.cu`. The host cuts the work into shares of about equal cost, one for each
 //! warp (partition.rs), and writes the tables where the GPU reads them (launcher.rs).
 
+mod flag;
 mod image;
 mod launcher;
 #[cfg(test)]
@@ -10,6 +11,7 @@ mod model;
 mod params;
 mod partition;
 
+pub use flag::Flag;
 pub(crate) use launcher::Kernels;
 pub use launcher::{Completion, Launch, LaunchOptions, Launcher, LauncherConfig, Tables};
 pub use params::{Piece, WordChange, layout_assertions};
