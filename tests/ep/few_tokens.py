@@ -29,6 +29,7 @@ class FewTokens:
         from uccl.ep import Buffer
 
         self.device = keywords.get("device", "cpu")
+        self.shares_context = "comm" in keywords
         self.draw, self.rank = inputs_of(seed), group.rank()
         self.form = self.draw.choice(
             [
@@ -51,8 +52,8 @@ class FewTokens:
     def dispatch(self, call: Call, hook: bool) -> tuple[Any, ...]:
         """Starts a dispatch: what it returns."""
         return self.buffer.low_latency_dispatch(
-            call.xs[self.rank].to(self.device),
-            call.choices[self.rank].to(self.device),
+            self.there(call.xs[self.rank]),
+            self.there(call.choices[self.rank]),
             self.sizes.most,
             self.shape.experts,
             cumulative_local_expert_recv_stats=self.stats,
@@ -63,6 +64,22 @@ class FewTokens:
             return_recv_hook=hook,
         )
 
+    def there(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor where calls take it."""
+        self.settle()
+        return tensor.to(self.device)
+
+    def here(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor that a call returned, on the CPU."""
+        self.settle()
+        return tensor.cpu()
+
+    def settle(self) -> None:
+        """Waits for this rank's calls, where ranks share a GPU's context: a copy that is behind a waiting kernel holds up the copies of
+        all threads, and with them the rank that the kernel waits for."""
+        if self.shares_context:
+            torch.cuda.current_stream().synchronize()
+
     def check_dispatch(self, call: Call, returned: tuple[Any, ...]) -> list[low_latency.Arrived]:
         """Compares what has arrived; returns it as the oracle has it."""
         rows, count, handle, event, hook = returned
@@ -70,7 +87,7 @@ class FewTokens:
         wanted = low_latency.dispatch(call.xs, call.choices, self.shape, self.rank, self.form)
         values, scales = rows if self.form.use_fp8 else (rows, None)
         strides = scales.stride() if scales is not None else ()
-        values, count, src_info, layout_range = (t.cpu() for t in (values, count, *handle[:2]))
+        values, count, src_info, layout_range = map(self.here, (values, count, *handle[:2]))
         room = self.shape.ranks * self.sizes.most
         assert values.shape == (self.shape.local, room, self.sizes.hidden)
         listed("count", count, [len(arrived.tokens) for arrived in wanted])
@@ -87,7 +104,7 @@ class FewTokens:
             same(f"rows of expert {expert}", bits(values[expert, :m]), bits(arrived.rows))
             if scales is not None:
                 assert strides[2] == room or scales.shape[2] == 1, f"strides {strides}"
-                seen = scales[expert, :m].contiguous().cpu()
+                seen = self.here(scales[expert, :m].contiguous())
                 same(f"scales of expert {expert}", seen, arrived.scales)
         return wanted
 
@@ -110,10 +127,11 @@ class FewTokens:
             rows = there if self.device == "cpu" else rows
         self.answers(call, arrived, rows)
         if self.device != "cpu":
-            rows = there.copy_(rows) if options.get("zero_copy") else rows.to(self.device)
+            self.settle()
+            rows = there.copy_(rows) if options.get("zero_copy") else self.there(rows)
         choices, weights = call.choices[self.rank], call.weights[self.rank]
         return self.buffer.low_latency_combine(
-            rows, choices.to(self.device), weights.to(self.device), handle, **options
+            rows, self.there(choices), self.there(weights), handle, **options
         )
 
     def wanted(self, call: Call, **keywords: Any) -> torch.Tensor:
@@ -133,7 +151,7 @@ class FewTokens:
             "zero_copy": self.draw.random() < 0.3,
         }
         if self.draw.random() < 0.3:
-            like = call.xs[self.rank].to(self.device)
+            like = self.there(call.xs[self.rank])
             options["out"] = torch.full_like(like, NAN)
         return options
 
@@ -154,7 +172,7 @@ class FewTokens:
                 so_far + sum(len(arrived[number][expert].tokens) for number in order)
                 for expert, so_far in enumerate(self.counted)
             ]
-            listed("statistics", self.stats, self.counted)
+            listed("statistics", self.here(self.stats), self.counted)
             order = self.draw.sample([0, 1], 2)
             ended = []
             for number in order:
@@ -166,7 +184,7 @@ class FewTokens:
                 if options["return_recv_hook"]:
                     hook()
                 assert "out" not in options or combined is options["out"]
-                same("sums", combined.cpu(), self.wanted(call))
+                same("sums", self.here(combined), self.wanted(call))
 
     def without(self, out: int, call: Call) -> None:
         """A dispatch and a combine that leave a rank out."""
@@ -176,7 +194,7 @@ class FewTokens:
         arrived = self.check_dispatch(nothing, returned)
         combined, _, _ = self.combine(call, returned[2], arrived)
         wanted = self.wanted(call, left_out=lambda expert: self.shape.owner(expert) == out)
-        same("sums", combined.cpu(), wanted)
+        same("sums", self.here(combined), wanted)
         status = torch.zeros(self.shape.ranks, dtype=torch.int32, device=self.device)
         self.buffer.low_latency_query_mask_buffer(status)
-        listed("masked", status != 0, [number == out for number in range(self.shape.ranks)])
+        listed("masked", self.here(status) != 0, [number == out for number in range(self.shape.ranks)])

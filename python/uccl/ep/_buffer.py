@@ -376,6 +376,8 @@ class Buffer(Joined):
         self._check_stats("dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats)
         if async_finish and return_recv_hook:
             raise ValueError("async_finish and return_recv_hook exclude each other")
+        if self._native is None:
+            raise RuntimeError("the buffer has been destroyed")
         form = Format.of(use_fp8, round_scale, use_ue8m0, use_nvfp4, x_global_scale)
         check("x", x, (None, None), torch.bfloat16, device=self.device)
         (tokens, hidden), most = x.shape, num_max_dispatch_tokens_per_rank

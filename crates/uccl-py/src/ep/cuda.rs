@@ -76,11 +76,6 @@ impl PyCudaGroup {
         let done = py.detach(|| unsafe { self.group.mask((left_out, let_in), status, &stream) });
         done.map_err(|e| exception(&e))
     }
-
-    /// Has all calls end that wait for peers. They fail, and so do those after them.
-    fn interrupt(&self) {
-        self.group.interrupt();
-    }
 }
 
 /// Bytes of memory that a dispatch needs on the GPU until its combine has ended.
