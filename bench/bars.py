@@ -1,6 +1,8 @@
 """What this project must hold, in one table: ratios of medians that were measured side by side in one run."""
 
-from dataclasses import dataclass
+import random
+import statistics
+from dataclasses import dataclass, replace
 
 from cases import DEFAULT, KIB, MIB, Case, human, mapped_sizes, plain_sizes, tcp_sizes
 from results import Results
@@ -9,6 +11,8 @@ OURS = "uccl"
 #: Who measures the machine itself: the referee, and this project's own command where it finds more.
 RAW = ("raw", "limits")
 _BOTH = (DEFAULT, "cubic")
+#: With fewer rounds an interval tells nothing.
+_FEWEST = 8
 
 Ref = tuple[str, Case]
 
@@ -46,14 +50,15 @@ class Bar:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a bar was met: "ok", "NOT", or "absent" when one side was not measured."""
+    """How a bar was met: "ok", "NOT", "unclear" (see `surely`), or "absent" when one side was not measured."""
 
     bar: Bar
     state: str
     ours: float | None
     theirs: float | None
     measured: float | None
-    #: The smallest and largest ratio of a single round, when both sides were measured in the same rounds.
+    #: The smallest and largest ratio of a single round, when both sides were measured in the same rounds; of `surely`
+    #: the interval of the ratio of medians.
     spread: tuple[float, float] | None
     reason: str = ""
     #: Whether either side was measured on a disturbed machine alone: the verdict is then only a hint.
@@ -74,6 +79,30 @@ def judge(bar: Bar, results: Results) -> Verdict:
     met = measured >= bar.at_least if bar.at_least is not None else measured <= bar.at_most
     noisy = any(results.noisy(*ref) for ref in (*bar.ours, *bar.theirs))
     return Verdict(bar, "ok" if met else "NOT", ours, theirs, measured, _spread(bar, results), noisy=noisy)
+
+
+def surely(verdict: Verdict, results: Results) -> Verdict:
+    """A verdict on two peers, "unclear" where the rounds do not suffice to tell: the bar is within the interval that
+    has the true ratio of medians 19 times out of 20."""
+    if verdict.measured is None:
+        return verdict
+    bar = verdict.bar
+    ours, theirs = ([value.value for value in results.values(*refs[0])] for refs in (bar.ours, bar.theirs))
+    low, high = _interval(ours, theirs)
+    limit = bar.at_least if bar.at_least is not None else bar.at_most
+    is_clear = min(len(ours), len(theirs)) >= _FEWEST and not low < limit < high
+    return replace(verdict, spread=(low, high), state=verdict.state if is_clear else "unclear")
+
+
+def _interval(ours: list[float], theirs: list[float]) -> tuple[float, float]:
+    """The interval of the ratio of medians, by drawing rounds again and again (bootstrap)."""
+    drawn = random.Random(1)
+
+    def median(values: list[float]) -> float:
+        return statistics.median(drawn.choices(values, k=len(values)))
+
+    ratios = sorted(median(ours) / median(theirs) for _ in range(1000))
+    return ratios[24], ratios[974]
 
 
 def _best(refs: tuple[Ref, ...], results: Results) -> float | None:

@@ -2,28 +2,40 @@
 """Runs this tree beside an earlier commit of it, in turn on this machine: has a change made anything slower?
 
 On one host and over TCP: 64 bytes and 4 KiB as a write, a read, a send and a notification, 64 KiB to 64 MiB as a
-write, a read and a send, and 1024 pieces of 4 KiB in one write. With `--only gpu`, what `gpu.py` measures of this project's command.
+write, a read and a send, and 1024 pieces of 4 KiB in one write. With `--only gpu`, what `gpu.py` measures of this project's command;
+with `python`, short messages from Python; with `nixl`, what NIXL's callers pay for posting many short pieces.
+
+Where the kernel puts the threads of two processes makes a difference of 10 % and more from one start to the next, of one
+program too. So rounds are many and short, each starts its processes anew, and a row is "unclear" where its interval does
+not tell.
 """
 
 import argparse
+import functools
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import bars
 import gpu_cases
+import nixl_cases
 import summary
+import wheels
+from before_peers import Build, Command, FromNixl, FromPython
 from cases import KIB, MIB, Case
-from paths import ROOT, WORK
-from peers import Context, Failed, Peer, Sample
-from peers import uccl as command
+from nixl_peers import NixlContext
+from paths import PYTHON, ROOT, WORK
+from peers import Failed, Peer
 from rounds import Bench, names, present, say
 
 BEFORE = "before"
 #: What an earlier commit's speed is held to: less than this of it is a loss, and more may be noise.
 KEPT = 0.97
 LINKS = ("local", "tcp")
-SECTIONS = ("host", "gpu")
+SECTIONS = ("host", "gpu", "python", "nixl")
+#: What is measured by the command, and what needs a wheel.
+BY_COMMAND, BY_WHEEL = {"host", "gpu"}, {"python", "nixl"}
 SIZES = (64 * KIB, MIB, 16 * MIB, 64 * MIB)
 
 
@@ -34,10 +46,17 @@ def arguments() -> argparse.Namespace:
     made.add_argument("--before", metavar="REVISION", default="HEAD~1", help="the earlier commit, built if need be")
     made.add_argument("--before-bin", type=Path, help="its command, where it is built already")
     made.add_argument("--uccl-bin", type=Path, default=ROOT / "target/release/uccl", help="this tree's command")
+    made.add_argument("--before-wheel", type=Path, help="its wheel, where it is built already")
+    made.add_argument("--wheel", type=Path, help="this tree's wheel, where it is built already")
+    made.add_argument(
+        "--python",
+        default=str(PYTHON) if PYTHON.exists() else sys.executable,
+        help="the Python that the wheels are for; it has numpy, and NIXL (bench/nixl.py --install)",
+    )
     made.add_argument("--only", metavar="SECTION,...", default="host", help=f"sections: {', '.join(SECTIONS)}")
     made.add_argument("--gpus", default="0,1", help="the GPU of the side that measures, and of the other")
-    made.add_argument("--rounds", type=int, default=9, help="rounds")
-    made.add_argument("--seconds", type=float, default=0.4, help="seconds a value is measured")
+    made.add_argument("--rounds", type=int, default=40, help="rounds")
+    made.add_argument("--seconds", type=float, default=0.1, help="seconds a value is measured")
     made.add_argument("--max-minutes", type=float, default=20, help="start no more work after so long")
     made.add_argument("--revision", help="of this tree, where git cannot tell")
     made.add_argument("--json", metavar="FILE", help="also write everything as JSON")
@@ -54,69 +73,64 @@ def git(*words: str) -> str:
     return done.stdout.strip()
 
 
-def build(revision: str) -> Path:
-    """The command of an earlier commit, built in a tree of its own that is kept for the next run."""
+def tree_of(revision: str) -> Path:
+    """A tree of an earlier commit, kept for the next run."""
     commit = git("rev-parse", "--short=12", f"{revision}^{{commit}}")
     tree = WORK / "before" / commit
     if not tree.exists():
         git("worktree", "add", "--detach", str(tree), commit)
-    say(f"building {commit} ({revision})")
+    return tree
+
+
+def command_of(tree: Path) -> Path:
+    """The command of an earlier commit, built from its tree."""
+    say(f"building the command of {tree.name}")
     target = WORK / "before" / "target"
     done = subprocess.run(
         ["cargo", "build", "--quiet", "--release", "-p", "uccl-cli", "--target-dir", str(target)], cwd=tree
     )
     if done.returncode:
-        raise Failed(f"{commit} does not build")
+        raise Failed(f"{tree.name} does not build")
     made = tree / "uccl"
     made.unlink(missing_ok=True)
     (target / "release/uccl").rename(made)
     return made
 
 
-class Build(Peer):
-    """`uccl bench` of one build. Every byte is looked at in a last, untimed round."""
+def wheel_of(tree: Path, target: Path) -> Path:
+    """A tree's wheel, built with this target folder of cargo's."""
+    say(f"building the wheel of {tree.name}")
+    folder = WORK / "before" / "wheels" / tree.name
+    reason = wheels.build(tree, folder, {"CARGO_TARGET_DIR": str(target)})
+    if reason:
+        raise Failed(f"the wheel of {tree.name} does not build: {reason}")
+    return max(folder.glob("*.whl"), key=lambda file: file.stat().st_mtime)
 
-    def __init__(self, name: str, binary: Path, gpus: str):
-        self.name, self._binary = name, binary
-        self._gpus = gpus.split(",")
 
-    def available(self, context: Context) -> str | None:
-        return command.why_no_binary(self._binary)
-
-    def version(self, context: Context) -> str:
-        return command.version(self._binary)
-
-    def covers(self, case: Case) -> bool:
-        return True
-
-    def measure(self, cases: list[Case], context: Context) -> list[Sample]:
-        group = cases[0].group
-        words = [
-            *("bench", "--json", "-", "--op", group.op, "--iovs", str(group.iovs), *self._memory(group)),
-            *("--size", ",".join(str(case.size) for case in cases), "--inflight", "1", "--buffers", "1"),
-            *("--duration", f"{round(context.seconds * 1000)}ms"),
-        ]
-        found = command.rows(self._binary, words, limit_s=context.limit_s(cases), env={})
-        by_size = {row["size_bytes"]: row for row in found}
-        wrong = [row["size_bytes"] for row in found if row.get("verified") == "no"]
-        if wrong or any(case.size not in by_size for case in cases):
-            raise Failed(f"wrong bytes of sizes {wrong}" if wrong else "a size is missing from its rows")
-        return [Sample(case, command.value(by_size[case.size], case.unit)) for case in cases]
-
-    def _memory(self, case: Case) -> list[str]:
-        """The link, and whose memory is on its ends."""
-        transport = ["--transport", "local" if case.link == "gpu" else case.link]
-        if case.memory in ("any", "host"):
-            return transport
-        if case.memory == "alloc":
-            return [*transport, "--memory", "alloc"]
-        ours, theirs = self._gpus
-        return [*transport, "--device", "gpu", "--peer-device", case.memory, "--gpu", ours, "--peer-gpu", theirs]
+def build_of(name: str, options: argparse.Namespace) -> Build:
+    """One of the two builds, with the parts that the sections ask for. What is not built yet is built."""
+    parts: dict[str, Peer] = {}
+    is_ours = name == bars.OURS
+    tree = functools.cache(lambda: ROOT if is_ours else tree_of(options.before))
+    if BY_COMMAND & set(options.only):
+        binary = options.uccl_bin if is_ours else options.before_bin or command_of(tree())
+        parts[""] = Command(binary.resolve())
+    if BY_WHEEL & set(options.only):
+        target = ROOT / "target" if is_ours else WORK / "before" / "target"
+        wheel = (options.wheel if is_ours else options.before_wheel) or wheel_of(tree(), target)
+        folder = WORK / "before" / "modules" / name
+        reason = wheels.install([wheel.resolve()], folder, options.python)
+        if reason:
+            raise Failed(f"{wheel.name} cannot be unpacked: {reason}")
+        faces = {"python": FromPython, "nixl": FromNixl}
+        parts |= {by: face(folder) for by, face in faces.items() if by in options.only}
+    return Build(name, parts)
 
 
 def groups(only: set[str]) -> list[list[Case]]:
     """What is measured: cases that differ only in size together."""
-    cases = [*(host() if "host" in only else []), *(gpu_cases.plan(set(gpu_cases.SECTIONS)) if "gpu" in only else [])]
+    sections = {"host": host, "gpu": gpu, "python": python, "nixl": nixl}
+    cases = [case for name in SECTIONS if name in only for case in sections[name]()]
     by_group: dict[Case, list[Case]] = {}
     for case in cases:
         by_group.setdefault(case.group, []).append(case)
@@ -134,8 +148,21 @@ def host() -> list[Case]:
     return made
 
 
+def gpu() -> list[Case]:
+    return gpu_cases.plan(set(gpu_cases.SECTIONS))
+
+
+def python() -> list[Case]:
+    shapes = [(link, op, size) for link in LINKS for op in ("write", "read", "send") for size in (64, 4 * KIB)]
+    return [Case(*shape, memory="host", unit="us", by="python") for shape in shapes]
+
+
+def nixl() -> list[Case]:
+    return [replace(case, by="nixl") for case in nixl_cases.plan({"post"})]
+
+
 def bar(case: Case) -> bars.Bar:
-    limit = {"at_most": 1 / KEPT} if case.unit == "us" else {"at_least": KEPT}
+    limit = {"at_least": KEPT} if case.unit == "GB/s" else {"at_most": 1 / KEPT}
     what = f"{case.title()} {bars.human(case.size)}"
     return bars.Bar("before", what, ((bars.OURS, case),), ((BEFORE, case),), **limit)
 
@@ -143,20 +170,24 @@ def bar(case: Case) -> bars.Bar:
 def main() -> int:
     options = arguments()
     try:
-        before = options.before_bin or build(options.before)
+        builds = [build_of(name, options) for name in (bars.OURS, BEFORE)]
     except Failed as failed:
         say(str(failed))
         return 2
-    binaries = {bars.OURS: options.uccl_bin, BEFORE: before}
-    builds = [Build(name, binary.resolve(), options.gpus) for name, binary in binaries.items()]
-    context = Context(seconds=options.seconds, uccl_bin=options.uccl_bin)
+    context = NixlContext(
+        seconds=options.seconds,
+        uccl_bin=options.uccl_bin,
+        gpus=tuple(int(gpu) for gpu in options.gpus.split(",")),
+        python=options.python,
+    )
     running, said = present(builds, [build.name for build in builds], context)
     if len(running) < len(builds):
         return 2
     cases = groups(options.only)
     bench = Bench(options, context, running, cases)
     bench.run()
-    verdicts = [bars.judge(bar(case), bench.results) for group in cases for case in group]
+    judged = (bars.judge(bar(case), bench.results) for group in cases for case in group)
+    verdicts = [bars.surely(verdict, bench.results) for verdict in judged]
     return summary.finish(options, bench, said, verdicts)
 
 

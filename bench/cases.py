@@ -25,6 +25,7 @@ class Case:
     congestion  for TCP: DEFAULT, or the algorithm that every socket is pinned to
     unit        "GB/s" (1e9 bytes a second), "us" (microseconds: one write acknowledged, or one send or "pingpong" one way) or
                 "ns" (nanoseconds of the caller's time for each iov)
+    by          whose call it is where a peer is asked in several ways: "python" or "nixl"; else its command
     """
 
     link: str
@@ -34,6 +35,7 @@ class Case:
     memory: str = "any"
     congestion: str = ""
     unit: str = "GB/s"
+    by: str = ""
 
     @property
     def group(self) -> "Case":
@@ -47,7 +49,7 @@ class Case:
 
     def title(self) -> str:
         """The case in words, without its size."""
-        words = [self.link, self.op]
+        words = [*([self.by] if self.by else []), self.link, self.op]
         if self.iovs > 1:
             words.append(f"x{self.iovs}")
         if self.memory != "any":

@@ -23,7 +23,7 @@ LINKS = {
     OURS: {"local": {}, "tcp": {"UCCL_P2P_TRANSPORT": "tcp", "UCCL_P2P_BIND": "127.0.0.1"}, "gpu": {}},
 }
 #: Where the folder for this project's wheel is found among those that were unpacked.
-_WHEEL = "uccl-py"
+WHEEL = "uccl-py"
 
 
 @dataclass
@@ -101,7 +101,7 @@ class Uccl(Backend):
 
     def _prepare(self, context: NixlContext) -> None:
         super()._prepare(context)
-        wheel = (context.folders or {}).get(_WHEEL)
+        wheel = (context.folders or {}).get(WHEEL)
         path = {}
         if wheel:
             nixl = self.links["local"]._environment(context).get("PYTHONPATH") or os.environ.get("PYTHONPATH")

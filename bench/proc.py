@@ -42,10 +42,11 @@ def _end_group(leader: subprocess.Popen) -> None:
     leader.wait()
 
 
-def why_not(command: list[str], limit_s: int) -> str | None:
+def why_not(command: list[str], limit_s: int, env: dict[str, str] | None = None) -> str | None:
     """Runs a command that says on its last line why it fails, if it does; `None` if it does not."""
+    env = {**os.environ, **(env or {})}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, env=env)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     if done.returncode == 0:

@@ -1,5 +1,7 @@
 """Prints what a run measured: a table a group of cases, and the bars."""
 
+from collections import Counter
+
 from bars import OURS, Verdict
 from cases import human
 from machine import NOISY
@@ -79,8 +81,8 @@ def _congestion(results: Results, peers: list[str], members: list) -> str:
 
 
 def bar_lines(verdicts: list[Verdict]) -> list[str]:
-    """One row a bar: what | bar | measured | ok, NOT or absent."""
-    rows = [["what", "bar", "measured", "rounds", ""]]
+    """One row a bar: what | bar | measured | from where to where | ok, NOT, unclear or absent."""
+    rows = [["what", "bar", "measured", "range", ""]]
     for verdict in verdicts:
         bar = verdict.bar
         if verdict.measured is None:
@@ -97,8 +99,9 @@ def bar_lines(verdicts: list[Verdict]) -> list[str]:
         rows.append(
             [bar.what, bar.limit(), measured, spread, verdict.state + (" ~" if verdict.noisy else "")]
         )
-    counts = {state: sum(verdict.state == state for verdict in verdicts) for state in ("ok", "NOT", "absent")}
-    total = f"{counts['ok']} ok, {counts['NOT']} NOT, {counts['absent']} absent"
+    counts = Counter(verdict.state for verdict in verdicts)
+    unclear = f", {counts['unclear']} unclear" if counts["unclear"] else ""
+    total = f"{counts['ok']} ok, {counts['NOT']} NOT{unclear}, {counts['absent']} absent"
     return ["", "bars: ratios of medians", *aligned(rows), "", total]
 
 

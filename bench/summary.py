@@ -15,7 +15,7 @@ from bars import Verdict
 from rounds import Bench, revision
 
 #: Options that are files.
-_FILES = ("wheels", "uccl_bin", "before_bin", "python", "json", "plugin_dir")
+_FILES = ("wheels", "uccl_bin", "before_bin", "wheel", "before_wheel", "python", "json", "plugin_dir")
 
 
 def gpu_facts() -> list[str]:

@@ -50,10 +50,7 @@ def unpack(folder: Path, python: str) -> tuple[dict[str, Path], dict[str, str]]:
         if not found:
             continue
         target = WORK / "gpu-peers" / peer
-        shutil.rmtree(target, ignore_errors=True)
-        target.mkdir(parents=True)
-        options = ["--no-index", "--no-deps", "--no-compile", "--target", str(target)]
-        reason = _pip(["install", *options, *(str(folder / name) for name in found)], 300, python)
+        reason = install([folder / name for name in found], target, python)
         if reason:
             failures[peer] = reason
         else:
@@ -62,6 +59,22 @@ def unpack(folder: Path, python: str) -> tuple[dict[str, Path], dict[str, str]]:
     return folders, failures
 
 
-def _pip(arguments: list[str], limit_s: int, python: str = sys.executable) -> str | None:
+def install(files: list[Path], target: Path, python: str) -> str | None:
+    """Unpacks wheels into a folder of their own, for that Python; why not, if it cannot be done."""
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    options = ["--no-index", "--no-deps", "--no-compile", "--target", str(target)]
+    return _pip(["install", *options, *map(str, files)], 300, python)
+
+
+def build(tree: Path, folder: Path, env: dict[str, str]) -> str | None:
+    """Builds this project's wheel from a tree of it into a folder; why not, if it cannot be done."""
+    words = ["wheel", "--no-deps", "--wheel-dir", str(folder), str(tree)]
+    return _pip(words, 3600, env=env)
+
+
+def _pip(
+    arguments: list[str], limit_s: int, python: str = sys.executable, env: dict[str, str] | None = None
+) -> str | None:
     command = [python, "-m", "pip", *arguments[:1], "--quiet", "--disable-pip-version-check", *arguments[1:]]
-    return why_not(command, limit_s)
+    return why_not(command, limit_s, env)

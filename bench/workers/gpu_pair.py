@@ -144,7 +144,7 @@ class Target(Side):
 
     def do_check(self, told: dict) -> object:
         case = told["case"]
-        return self.memory(case["memory"]).wrong(case, told["seed"]) if case["op"] == "write" else None
+        return self.memory(case["memory"]).wrong(case, told["seed"]) if case["op"] != "read" else None
 
     def do_end(self, told: dict) -> None:
         self.busy = False
@@ -220,7 +220,7 @@ class Initiator(Side):
         self._seed += 1
         seed = self._seed
         offer = self.ask("begin", case=case, seed=seed)
-        self.local(case).write(case, seed if case["op"] == "write" else None)
+        self.local(case).write(case, seed if case["op"] != "read" else None)
         transfer = self.prepare(case, offer)
         try:
             transfer()

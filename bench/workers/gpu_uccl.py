@@ -1,9 +1,14 @@
-"""This project from Python: two endpoints, blocking calls."""
+"""This project from Python: two endpoints, blocking calls. Of a "send" the target is in a receive all the time."""
 
 import base64
+from collections.abc import Callable
 
 import gpu_pair
 from uccl import p2p
+
+
+#: How long the target waits for a send before it looks whether there is something else to do, in seconds.
+TURN_S = 0.2
 
 
 class Target(gpu_pair.Target):
@@ -13,7 +18,8 @@ class Target(gpu_pair.Target):
         return base64.b64encode(self.endpoint.get_metadata()).decode()
 
     def do_accept(self, told: dict) -> None:
-        if not self.endpoint.accept(timeout=30)[0]:
+        ok, _, _, self.conn = self.endpoint.accept(timeout=30)
+        if not ok:
             raise RuntimeError(p2p.last_error())
 
     def made(self, kind: str, memory: gpu_pair.Memory) -> None:
@@ -21,11 +27,18 @@ class Target(gpu_pair.Target):
 
     def offer(self, case: dict) -> object:
         kind, count = case["memory"], case["iovs"]
+        self.progress = self.receiving(case) if case["op"] == "send" else None
         places = gpu_pair.addresses(self.memory(kind).address, case)
         ok, adverts = self.endpoint.advertisev([self.regions[kind]] * count, places, [case["size"]] * count)
         if not ok:
             raise RuntimeError(p2p.last_error())
         return [base64.b64encode(advert).decode() for advert in adverts]
+
+    def receiving(self, case: dict) -> Callable[[], object]:
+        """One receive of what a case sends, or none."""
+        kind = case["memory"]
+        place = (self.conn, self.regions[kind], self.memory(kind).address, case["size"])
+        return lambda: self.endpoint.recv(*place, timeout=TURN_S)
 
 
 def registered(endpoint: p2p.Endpoint, memory: gpu_pair.Memory) -> int:
@@ -53,7 +66,9 @@ class Initiator(gpu_pair.Initiator):
         memory, size, count = self.local(case), case["size"], case["iovs"]
         adverts = [base64.b64decode(advert) for advert in offer]
         region = self.regions[memory.kind]
-        if count == 1:
+        if case["op"] == "send":
+            call, arguments = self.endpoint.send, (self.conn, region, memory.address, size)
+        elif count == 1:
             call = {"write": self.endpoint.write, "read": self.endpoint.read}[case["op"]]
             arguments = (self.conn, region, memory.address, size, adverts[0])
         else:

@@ -427,6 +427,65 @@ def test_two_batches_at_a_time(world, nodes):
     world.run(3, two_alive, nodes=nodes)
 
 
+def full(group, hinted_for_nodes: bool) -> tuple[int, int]:
+    """Over how many nodes a full call is relayed, and the hint that the buffer is made by."""
+    from uccl.ep import ElasticBuffer
+
+    tokens, hidden, top_k, ranks = 1024, 2048, 8, group.size()
+    size = ElasticBuffer.get_buffer_size_hint(
+        group, tokens, hidden, top_k, allow_hybrid_mode=hinted_for_nodes
+    )
+    buffer = ElasticBuffer(group, size, num_max_tokens_per_rank=tokens, num_cpu_timeout_secs=15)
+    x = torch.full((tokens, hidden), float(group.rank()), dtype=torch.bfloat16)
+    chosen = torch.arange(top_k).expand(tokens, top_k).contiguous()
+    rows, _, _, handle, _ = buffer.dispatch(x, topk_idx=chosen, num_experts=top_k)
+    assert rows.view(ranks, tokens, hidden)[:, 0, 0].tolist() == list(range(ranks))
+    combined, _, _ = buffer.combine(rows, handle)
+    assert (combined == ranks * x).all()
+    return handle.native.relays, size
+
+
+@pytest.mark.parametrize(("ranks", "nodes"), [(4, 1), (4, 2), (4, 4)])
+def test_a_buffer_of_the_hinted_size_relays_full_calls(world, ranks, nodes):
+    relays = nodes if nodes < ranks else 1
+    (seen, size), *others = world.run(ranks, full, True, nodes=nodes)
+    assert others == [(seen, size)] * (ranks - 1) and seen == relays
+    (seen, flat), *_ = world.run(ranks, full, False, nodes=nodes)
+    assert seen == 1 and (flat < size) == (relays > 1)
+
+
+def domains(group) -> tuple[tuple[int, int], ...]:
+    """What the module says of a group's nodes, and then its buffer."""
+    from uccl.ep import ElasticBuffer, get_logical_domain_size, get_physical_domain_size
+
+    buffer = ElasticBuffer(group, 1 << 20, num_cpu_timeout_secs=15)
+    return (
+        get_physical_domain_size(group),
+        get_logical_domain_size(group, True),
+        get_logical_domain_size(group, False),
+        buffer.get_physical_domain_size(),
+    )
+
+
+@pytest.mark.parametrize(("ranks", "nodes"), [(1, 1), (4, 1), (4, 2), (3, 2)])
+def test_a_group_tells_its_nodes_before_there_is_a_buffer(world, ranks, nodes):
+    spread = (nodes, ranks // nodes) if ranks % nodes == 0 else (1, ranks)
+    assert world.run(ranks, domains, nodes=nodes) == [(spread, spread, (1, ranks), spread)] * ranks
+
+
+def test_plans_of_several_nodes_are_no_larger_than_deepeps(monkeypatch):
+    from uccl.ep import ElasticBuffer, _elastic
+
+    # Bytes that DeepEP 2.1 reserves in hybrid mode for bf16, H = 7168, K = 8: 14464 and 14400 for a token.
+    for nodes, ranks in [(2, 2), (2, 8), (8, 2), (4, 8)]:
+        monkeypatch.setattr(_elastic, "get_physical_domain_size", lambda group, spread=(nodes, ranks): spread)
+        for tokens in (1, 128, 4096, 8192):
+            dispatch = (nodes * ranks * tokens + tokens + nodes * (tokens + 1280)) * 14464
+            rows = min(ranks, 8) * nodes * tokens + min(nodes, 8) * tokens + nodes * (tokens + 1280)
+            theirs = -(-max(dispatch, rows * 14400) // (2 << 20)) * (2 << 20)
+            assert ElasticBuffer.get_buffer_size_hint(None, tokens, 7168, 8) <= theirs, (nodes, ranks, tokens)
+
+
 def test_plans_are_no_larger_than_deepeps():
     from uccl.ep import Buffer, ElasticBuffer
 
@@ -442,3 +501,8 @@ def test_plans_are_no_larger_than_deepeps():
             assert ElasticBuffer.get_buffer_size_hint(Group(ranks), tokens, 7168, 8) <= theirs
     # DeepEP's low latency mode reserves 1,908,410,496 bytes.
     assert Buffer.get_low_latency_rdma_size_hint(128, 7168, 8, 256) < 0.6 * 1_908_410_496
+    # What relays need besides, in DeepEP's nodes of eight.
+    config = Buffer.get_dispatch_config(16)
+    both = [config.get_nvl_buffer_size_hint(2 * 7168, 16), config.get_rdma_buffer_size_hint(2 * 7168, 16)]
+    assert 0 < both[1] < both[0] / 15
+    assert config.get_rdma_buffer_size_hint(2 * 7168, 8) == 0

@@ -33,8 +33,10 @@ def check(
     size: Callable[[Draw], tuple[int, int]],
     function: Callable[..., None],
     seconds: int = SECONDS,
+    transport: str = "tcp",
 ) -> None:
-    """Runs a function on the ranks of random cases; ``size`` draws how many there are, and on how many nodes."""
+    """Runs a function on the ranks of random cases; ``size`` draws how many there are, and on how many nodes, between which
+    there is ``transport``."""
     said = os.environ.get("UCCL_EP_CASE_SEED")
     most = int(os.environ.get("UCCL_EP_CASES", "0"))
     seed = int(said) if said else random.SystemRandom().randrange(2**40)
@@ -42,7 +44,7 @@ def check(
     while True:
         ranks, nodes = size(Draw(seed))
         try:
-            world.run(ranks, function, seed, nodes=nodes)
+            world.run(ranks, function, seed, nodes=nodes, transport=transport)
         except AssertionError as error:
             raise AssertionError(f"UCCL_EP_CASE_SEED={seed}: {error}") from None
         done, seed = done + 1, seed + 1
@@ -62,9 +64,9 @@ def several(draw: Draw) -> tuple[int, int]:
 
 
 def apart(draw: Draw) -> tuple[int, int]:
-    """From 2 to 12 ranks of two to four nodes."""
+    """From 2 to 16 ranks of two to four nodes."""
     nodes = draw.choice([2, 2, 3, 4])
-    return nodes * draw.choice([1, 2, 2, 3]), nodes
+    return nodes * draw.choice([1, 2, 2, 3, 4]), nodes
 
 
 # ---- the first interface, few tokens ----
@@ -598,8 +600,29 @@ def test_the_second_interface_gives_rows_by_rank_or_expert_and_rounds_where_it_s
 # ---- several nodes ----
 
 
+@pytest.mark.rails
 @pytest.mark.parametrize("function", [few_tokens, many_tokens, elastic_calls])
-def test_ranks_of_several_nodes_get_the_same(many: Any, function: Callable[..., None]) -> None:
+def test_ranks_of_several_nodes_get_the_same(
+    many: Any, function: Callable[..., None], transport: str
+) -> None:
     if lacks_nodes():
         pytest.skip("lacks nodes on one host (UCCL_EP_NODE)")
-    check(many, apart, function, SECONDS // 2)
+    check(many, apart, function, SECONDS // 3, transport)
+
+
+@pytest.mark.parametrize("function", [few_tokens, masked, many_tokens, elastic_calls])
+def test_streams_between_nodes_may_be_delayed_split_and_cut(
+    many: Any, function: Callable[..., None]
+) -> None:
+    if lacks_nodes():
+        pytest.skip("lacks nodes on one host (UCCL_EP_NODE)")
+    check(many, apart, function, SECONDS // 3, "chaos")
+
+
+@pytest.mark.parametrize("function", [masked, packed])
+def test_masks_and_packed_rows_are_the_same_between_nodes(
+    many: Any, function: Callable[..., None]
+) -> None:
+    if lacks_nodes():
+        pytest.skip("lacks nodes on one host (UCCL_EP_NODE)")
+    check(many, apart, function, SECONDS // 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import sys
@@ -9,6 +10,8 @@ import tempfile
 import traceback
 from pathlib import Path
 from typing import Any, Callable
+
+from middle import STREAMS, in_the_middle
 
 #: The most ranks that most tests have.
 MOST = 4
@@ -20,8 +23,6 @@ def serve(rank: int, most: int, folder: str, pipe: Any) -> None:
     """What a rank's process does: calls the functions that come, and sends back what they return."""
     # A rank that fails leaves the others waiting.
     os.environ["UCCL_EP_TIMEOUT_SECS"] = "15"
-    # Hosts do not share memory, and neither should ranks that are to be on several.
-    os.environ["UCCL_P2P_TRANSPORT"] = "tcp"
     # The distribution that has no more than this name, unless it is installed.
     sys.path.append(str(Path(__file__).parents[2] / "python" / "deep_ep"))
     import torch
@@ -34,14 +35,28 @@ def serve(rank: int, most: int, folder: str, pipe: Any) -> None:
         task = pipe.recv()
         if task is None:
             break
-        size, nodes, function, args = task
+        size, nodes, transport, function, args = task
         os.environ["UCCL_EP_NODE"] = str(rank * nodes // size)
+        way = over(transport)
         try:
-            answer = function(groups[size], *args) if rank < size else None
+            with way:
+                answer = function(groups[size], *args) if rank < size else None
             pipe.send((True, answer))
         except Exception:
             pipe.send((False, traceback.format_exc()))
     dist.destroy_process_group()
+
+
+def over(transport: str) -> contextlib.AbstractContextManager:
+    """Chooses what there is between nodes: a transport, for libfabric with its provider after a colon, or "chaos": TCP through
+    something in the middle."""
+    is_chaos = transport == "chaos"
+    kind, _, provider = ("tcp" if is_chaos else transport).partition(":")
+    os.environ["UCCL_P2P_TRANSPORT"], os.environ["UCCL_LIBFABRIC_PROVIDER"] = kind, provider
+    os.environ.pop("UCCL_P2P_TCP_STREAMS", None)
+    if is_chaos:
+        os.environ["UCCL_P2P_TCP_STREAMS"] = str(STREAMS)
+    return in_the_middle(os.getpid()) if is_chaos else contextlib.nullcontext()
 
 
 class World:
@@ -65,12 +80,13 @@ class World:
         function: Callable[..., Any],
         *args: Any,
         nodes: int = 1,
+        transport: str = "tcp",
         lost: tuple[int, ...] = (),
     ) -> list[Any]:
-        """What ``function(group, *args)`` returns on each of so many ranks, which are kept apart as if on so many nodes; None on
-        one that ends in it."""
+        """What ``function(group, *args)`` returns on each of so many ranks, which are kept apart as if on so many nodes, and reach
+        those of other nodes over ``transport``, as :func:`over` knows it; None on one that ends in it."""
         for _, pipe in self._ranks:
-            pipe.send((ranks, nodes, function, args))
+            pipe.send((ranks, nodes, transport, function, args))
         answers = []
         for rank, (process, pipe) in enumerate(self._ranks):
             if rank in lost:

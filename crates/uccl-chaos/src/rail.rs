@@ -269,8 +269,12 @@ impl Rail for ChaosRail {
     }
 
     fn open(&self) -> Result<Box<dyn Channel>, RailError> {
-        let plug = self.plug.lock();
-        if !plug.is_in {
+        // Whoever holds the network may want the plug: not the other way around.
+        let (is_in, born) = {
+            let plug = self.plug.lock();
+            (plug.is_in, plug.pulled)
+        };
+        if !is_in {
             return Err(RailError::Gone("it was pulled".into()));
         }
         let mut network = self.network.0.lock();
@@ -284,7 +288,7 @@ impl Rail for ChaosRail {
             network: self.network.clone(),
             faults: self.faults.clone(),
             plug: Arc::clone(&self.plug),
-            born: plug.pulled,
+            born,
             rng: Rng::with_seed(self.rng.lock().u64(..)),
             broken: false,
         }))

@@ -235,3 +235,26 @@ fn nixl_dir_names_a_folder_with_all_plugins() {
     assert!(said(&["--plugin", &path("none.so")]).contains("pip install nixl"));
     assert!(said(&["--plugin", &path("none.so"), "--nixl-plugins", &plugins]).contains("g++"));
 }
+
+#[test]
+fn experts_are_measured_on_one_node_and_on_several() {
+    for (nodes, across) in [("1", false), ("2", true)] {
+        let words = "bench ep --ranks 4 --num-tokens 6 --hidden 256 --num-topk 4 --num-experts 8";
+        let words = words.split(' ').chain(["--nodes", nodes, "--rounds", "2", "--json", "-"]);
+        let output = uccl(&words.collect::<Vec<_>>());
+        assert!(output.status.success(), "{output:?}");
+        let report = json(&output);
+        let rows = report["rows"].as_array().expect("rows");
+        let calls =
+            ["low latency combine, in place", "elastic combine, expanded", "normal combine"];
+        for call in calls {
+            let row = rows.iter().find(|row| row["call"] == call).expect(call);
+            let [all, foreign, crosses] = ["bytes", "foreign_bytes", "across_bytes"]
+                .map(|name| row[name].as_f64().expect("a number"));
+            assert!(all > foreign && foreign > crosses && (crosses > 0.0) == across, "{row}");
+        }
+        assert!(
+            String::from_utf8_lossy(&output.stderr).contains(&format!("4 ranks on {nodes} nodes"))
+        );
+    }
+}

@@ -7,6 +7,7 @@ use std::{slice, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 
+pub use self::relay::slots_of;
 use self::{
     reading::{Sources, block_with, is_read},
     relay::Levels,
@@ -151,7 +152,7 @@ impl Combine {
         let slots = match (&levels, sends) {
             (Some(levels), _) => levels.slots(),
             (None, Sends::EachExpert) => top_k,
-            (None, Sends::Row | Sends::SumOfExperts) => one_of(ranks, top_k),
+            (None, Sends::Row | Sends::SumOfExperts) => slots_of(Nodes::one(ranks), top_k),
         };
         let row = Row { values, weights, slots };
         let (at_once, len) = match handle.room {

@@ -13,16 +13,18 @@ use std::{
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use uccl_local::cma::Process;
+use uccl_p2p::Endpoint;
 use uccl_wire::ep_card::{EpCard, EpEndpoint};
 
 use crate::{
     blocks::{Block, Blocks},
     error::{Error, Phase, Result, described},
-    joining::{Exchange, agree, all_joined},
+    joining::{Exchange, MakeEndpoint, agree, all_joined},
     nodes::Nodes,
     placing::{Place, Places, SLOTS},
     protocol::{Call, Parties, Step, Streams, Words},
     routing::MAX_RANKS_OF_NODE,
+    scratch::Scratch,
     waits::Waits,
     window::Window,
 };
@@ -61,6 +63,7 @@ pub struct Group {
     /// Processes of the peers; none of this process.
     processes: Vec<Option<Process>>,
     blocks: Blocks,
+    scratch: Scratch,
 }
 
 impl Group {
@@ -70,16 +73,29 @@ impl Group {
     /// # Errors
     /// A rank's window cannot be reached, or ranks do not agree on the group. All ranks fail then.
     pub fn join(config: Config, exchange: &mut Exchange<'_>) -> Result<Arc<Self>> {
+        Self::join_by(config, exchange, &mut Endpoint::new)
+    }
+
+    /// The same where the caller makes the endpoint, if there are far ranks: of the network's settings, with the group's
+    /// timeouts.
+    ///
+    /// # Errors
+    /// As [`join`](Self::join) has them, or there is no endpoint.
+    pub fn join_by(
+        config: Config,
+        exchange: &mut Exchange<'_>,
+        make: &mut MakeEndpoint<'_>,
+    ) -> Result<Arc<Self>> {
         let Config { rank: me, ranks, pool, node, .. } = config;
         if me >= ranks {
             return Err(Error::invalid(format!("there is no rank {me} of {ranks}")));
         }
         let mut window = Window::new(me, ranks, pool, node)?;
-        let reached = reach_all(&config, &mut window, exchange)?;
+        let reached = reach_all(&config, &mut window, exchange, make)?;
         let Reached { processes, nodes, blocks } = all_joined(me, reached, exchange)?;
         let masked = (0..ranks).map(|rank| AtomicBool::new(!window.has(rank))).collect();
-        let places = Mutex::default();
-        Ok(Arc::new(Self { config, nodes, window, places, masked, processes, blocks }))
+        let (places, scratch) = (Mutex::default(), Scratch::default());
+        Ok(Arc::new(Self { config, nodes, window, places, masked, processes, blocks, scratch }))
     }
 
     /// Which rank this is.
@@ -193,6 +209,10 @@ impl Group {
         &self.blocks
     }
 
+    pub(crate) fn scratch(&self) -> &Scratch {
+        &self.scratch
+    }
+
     pub(crate) fn window(&self) -> &Window {
         &self.window
     }
@@ -282,6 +302,10 @@ impl Group {
         for late in &awaited {
             let peer = late.peer;
             let Some(why) = self.failure(peer) else { continue };
+            // What it did before it ended may have come since.
+            if !call.awaited(&self.window).contains(late) {
+                continue;
+            }
             if !self.config.masks_late {
                 let why = format!("{why}; {}", described(late));
                 return Err(Error::PeerLost { phase, rank, peer, why });
@@ -329,6 +353,7 @@ fn reach_all(
     config: &Config,
     window: &mut Window,
     exchange: &mut Exchange<'_>,
+    make: &mut MakeEndpoint<'_>,
 ) -> Result<Result<Reached>> {
     let Config { rank: me, timeout, .. } = *config;
     let cards = exchange(window.card(1, None).encode().to_vec())?;
@@ -347,7 +372,7 @@ fn reach_all(
     }
     let node_of = |card: &Option<EpCard>| card.map(|card| (card.host, card.node));
     let nodes = Nodes::of(&cards.iter().map(node_of).collect::<Vec<_>>());
-    let listening = window.listen(config.network.clone(), timeout);
+    let listening = window.listen(config.network.clone(), timeout, make);
     let endpoint = listening.as_ref().ok().map(|listening| listening.card());
     let cards = exchange(window.card(1, endpoint).encode().to_vec())?;
     Ok(listening.and_then(|listening| {

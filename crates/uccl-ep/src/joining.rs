@@ -1,9 +1,14 @@
 //! How ranks join: what they exchange, and how all of them learn that one of them cannot.
 
+use uccl_p2p::Endpoint;
+
 use crate::error::{Error, Phase, Result};
 
 /// Gives every rank what every rank gives, in order of rank; `None` for a rank that is not there.
 pub type Exchange<'a> = dyn FnMut(Vec<u8>) -> Result<Vec<Option<Vec<u8>>>> + 'a;
+
+/// Makes the endpoint of a rank that has far peers, with these settings.
+pub type MakeEndpoint<'a> = dyn FnMut(uccl_p2p::Config) -> uccl_p2p::Result<Endpoint> + 'a;
 
 /// What a rank's card says of the group: what it is, what the card has, and what this rank has.
 pub(crate) type Facts = [(&'static str, u64, u64); 3];

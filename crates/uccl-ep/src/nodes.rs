@@ -1,5 +1,54 @@
 //! Ranks on several nodes, as many on each: rank = node * ranks of a node + number on its node.
 
+use std::io;
+
+use uccl_device::HostIdentity;
+use uccl_wire::ep_card::HOST_LEN;
+
+use crate::error::{Error, Result};
+
+/// Where a rank is: ranks of one node map each other's memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Node {
+    /// The boot id of its kernel.
+    pub(crate) host: [u8; HOST_LEN],
+    /// A number that ranks of one node of this kernel share.
+    pub(crate) node: u64,
+}
+
+impl Node {
+    /// This process's. It is on the node with this number, or, without one, with the processes that can see it.
+    ///
+    /// # Errors
+    /// The kernel does not tell its boot id.
+    pub fn of_this_process(node: Option<u64>) -> Result<Self> {
+        let identity = HostIdentity::of_this_process();
+        let node = node.unwrap_or_else(|| node_of(&identity));
+        Ok(Self { host: host_of(&identity)?, node })
+    }
+
+    /// Bytes that are the same for ranks of one node, and only for them.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        [&self.host[..], &self.node.to_le_bytes()].concat()
+    }
+}
+
+/// The kernel that this process runs on.
+pub(crate) fn host_of(identity: &HostIdentity) -> Result<[u8; HOST_LEN]> {
+    let boot_id = identity.boot_id.as_ref();
+    boot_id.and_then(|id| id.as_bytes().first_chunk().copied()).ok_or_else(|| {
+        let source = io::ErrorKind::InvalidData.into();
+        Error::Os { what: "reading the kernel's boot id".into(), source }
+    })
+}
+
+/// The same for processes of one kernel that can map each other's memory: those of other containers cannot.
+fn node_of(identity: &HostIdentity) -> u64 {
+    let [processes, users] = [identity.pid_namespace, identity.user_namespace];
+    processes.unwrap_or(0) << 32 ^ users.unwrap_or(0)
+}
+
 /// How the ranks of a group are spread over nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Nodes {
@@ -17,7 +66,8 @@ impl Nodes {
     }
 
     /// How ranks are spread, by the node that each is on: all as on one, unless each node has as many, one behind the other.
-    pub(crate) fn of<K: PartialEq>(node_of: &[Option<K>]) -> Self {
+    #[must_use]
+    pub fn of<K: PartialEq>(node_of: &[Option<K>]) -> Self {
         let one = Self::one(node_of.len());
         let Some(Some(first)) = node_of.first() else { return one };
         let is_first = |other: &&Option<K>| other.as_ref() == Some(first);

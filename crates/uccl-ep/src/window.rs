@@ -9,7 +9,6 @@ use std::{
 };
 
 use rustix::fs::{Mode, OFlags};
-use uccl_device::HostIdentity;
 use uccl_fabric::shm::{MapMode, Mapping, Segment};
 use uccl_wire::ep_card::{EpCard, EpEndpoint, HOST_LEN};
 
@@ -17,6 +16,8 @@ use crate::{
     error::{Error, Result},
     far::{self, Far, Listening},
     header,
+    joining::MakeEndpoint,
+    nodes::Node,
     placing::SLOTS,
     protocol::{Mark, Stream, Words},
     view::{self, PAGE, View, control_len},
@@ -56,9 +57,7 @@ impl Window {
         own.word(view::NONCE_AT).store(nonce, Ordering::Release);
         let reach = |rank| if rank == me { Reach::Near(own.clone()) } else { Reach::Absent };
         let peers = (0..ranks).map(reach).collect();
-        let identity = HostIdentity::of_this_process();
-        let node = node.unwrap_or_else(|| node_of(&identity));
-        let host = host_of(&identity)?;
+        let Node { host, node } = Node::of_this_process(node)?;
         Ok(Self { me, host, node, segment, own, peers, far: None, nonce })
     }
 
@@ -83,8 +82,9 @@ impl Window {
         &self,
         network: Option<uccl_p2p::Config>,
         timeout: Duration,
+        make: &mut MakeEndpoint<'_>,
     ) -> Result<Listening> {
-        Listening::new(network, self.own.mapping(), timeout)
+        Listening::new(network, make, self.own.mapping(), timeout)
     }
 
     /// Maps the window of a near peer.
@@ -239,19 +239,4 @@ impl Letter<'_> {
             Way::Far(letter, control_len) => letter.at(*control_len + at, len),
         }
     }
-}
-
-/// The kernel that this process runs on.
-pub(crate) fn host_of(identity: &HostIdentity) -> Result<[u8; HOST_LEN]> {
-    let boot_id = identity.boot_id.as_ref();
-    boot_id.and_then(|id| id.as_bytes().first_chunk().copied()).ok_or_else(|| {
-        let source = io::ErrorKind::InvalidData.into();
-        Error::Os { what: "reading the kernel's boot id".into(), source }
-    })
-}
-
-/// The same for processes of one kernel that can map each other's memory: those of other containers cannot.
-fn node_of(identity: &HostIdentity) -> u64 {
-    let [processes, users] = [identity.pid_namespace, identity.user_namespace];
-    processes.unwrap_or(0) << 32 ^ users.unwrap_or(0)
 }

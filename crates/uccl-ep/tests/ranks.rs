@@ -1,5 +1,7 @@
 //! Whole groups in threads of one process: what is dispatched and combined is compared with what is computed here.
 
+mod chaos;
+
 use std::{
     sync::{Arc, Barrier, Mutex},
     thread,
@@ -7,7 +9,7 @@ use std::{
 };
 
 use uccl_ep::{
-    Block, Config, Error, Group, Result,
+    Block, Config, Error, Exchange, Group, Result,
     combine::{Combine, Combined, Order, Results, Sends, Sums},
     dispatch::{Dispatch, Handle, Layout, Outputs, Payload, Room, Tokens},
     let_go,
@@ -15,6 +17,7 @@ use uccl_ep::{
     numerics::{bf16, sum},
     routing::{Choices, Routing},
 };
+use uccl_libfabric::{LibfabricRail, LibfabricSettings};
 use uccl_p2p::Transport;
 
 /// Which ranks there are, and how they reach each other.
@@ -52,7 +55,17 @@ impl Ranks {
 
 /// Runs `rank` for each rank of a group, in threads of their own.
 fn world<T: Send>(ranks: Ranks, rank: impl Fn(Arc<Group>) -> T + Sync) -> Vec<T> {
-    let (board, barrier) = (Mutex::new(vec![None; ranks.count]), Barrier::new(ranks.count));
+    let join = |me: usize, exchange: &mut Exchange<'_>| Group::join(ranks.config(me), exchange);
+    world_by(ranks.count, join, rank)
+}
+
+/// The same where the caller says how a rank joins.
+fn world_by<T: Send>(
+    count: usize,
+    join: impl Fn(usize, &mut Exchange<'_>) -> Result<Arc<Group>> + Sync,
+    rank: impl Fn(Arc<Group>) -> T + Sync,
+) -> Vec<T> {
+    let (board, barrier) = (Mutex::new(vec![None; count]), Barrier::new(count));
     let join = |me: usize| {
         let mut exchange = |mine: Vec<u8>| {
             board.lock().unwrap()[me] = Some(mine);
@@ -61,11 +74,11 @@ fn world<T: Send>(ranks: Ranks, rank: impl Fn(Arc<Group>) -> T + Sync) -> Vec<T>
             barrier.wait();
             Ok(all)
         };
-        rank(Group::join(ranks.config(me), &mut exchange).unwrap())
+        rank(join(me, &mut exchange).unwrap())
     };
     let join = &join;
     thread::scope(|scope| {
-        let ranks: Vec<_> = (0..ranks.count).map(|me| scope.spawn(move || join(me))).collect();
+        let ranks: Vec<_> = (0..count).map(|me| scope.spawn(move || join(me))).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
 }
@@ -118,6 +131,7 @@ impl Own {
             payload,
             scales: None,
             weights: Some(self.weights.as_ptr()),
+            stays: true,
         }
     }
 }
@@ -236,45 +250,46 @@ fn ways(own: &Own, sends: Sends) -> Vec<How> {
 
 /// Dispatches and combines in every way; experts change nothing.
 fn multiples(places: Ranks, seeds: std::ops::Range<u64>) {
-    let ranks = places.count;
-    world(places, |group| {
-        let relayed = [false, true].into_iter().take(if group.relays().is_some() { 2 } else { 1 });
-        for (seed, is_relayed) in relayed.flat_map(|is| seeds.clone().map(move |seed| (seed, is))) {
-            let top_k = 1 + seed as usize % 4;
-            let own = Own::new(seed, group.rank(), ranks, top_k, 30);
-            let own = if is_relayed { own.relayed(&group) } else { own };
-            for (room, by_experts, sends) in [
-                (Room::Tokens(30), Some(30 * ranks), Sends::EachExpert),
-                (Room::Tokens(30), Some(30 * ranks), Sends::SumOfExperts),
-                (Room::Tokens(30), None, Sends::Row),
-                // Room for few tokens: rounds.
-                (Room::Bytes(ranks * 4096), None, Sends::Row),
-            ] {
-                let arrived = dispatched(&group, &own, room, by_experts).unwrap();
-                for how in ways(&own, sends) {
-                    let out = combined(&own, &arrived, how).unwrap();
-                    for token in 0..own.routing.tokens() {
-                        let chosen = || {
-                            (token * top_k..(token + 1) * top_k).filter(|k| own.experts[*k] >= 0)
-                        };
-                        let goes = (0..ranks)
-                            .filter(|rank| own.routing.to(*rank).contains(&(token as u32)));
-                        let by = match (sends, how.sums) {
-                            (Sends::Row, _) => goes.count() as f32,
-                            (_, Sums::Weighted(_)) => chosen().map(|k| own.weights[k]).sum(),
-                            _ => chosen().count() as f32,
-                        };
-                        let row = &own.rows[token * HIDDEN..][..HIDDEN];
-                        assert_eq!(
-                            out[token * HIDDEN..][..HIDDEN],
-                            times(row, by),
-                            "seed {seed} token {token}"
-                        );
-                    }
+    world(places, |group| multiples_of(&group, seeds.clone()));
+}
+
+fn multiples_of(group: &Arc<Group>, seeds: std::ops::Range<u64>) {
+    let ranks = group.ranks();
+    let relayed = [false, true].into_iter().take(if group.relays().is_some() { 2 } else { 1 });
+    for (seed, is_relayed) in relayed.flat_map(|is| seeds.clone().map(move |seed| (seed, is))) {
+        let top_k = 1 + seed as usize % 4;
+        let own = Own::new(seed, group.rank(), ranks, top_k, 30);
+        let own = if is_relayed { own.relayed(group) } else { own };
+        for (room, by_experts, sends) in [
+            (Room::Tokens(30), Some(30 * ranks), Sends::EachExpert),
+            (Room::Tokens(30), Some(30 * ranks), Sends::SumOfExperts),
+            (Room::Tokens(30), None, Sends::Row),
+            // Room for few tokens: rounds.
+            (Room::Bytes(ranks * 4096), None, Sends::Row),
+        ] {
+            let arrived = dispatched(group, &own, room, by_experts).unwrap();
+            for how in ways(&own, sends) {
+                let out = combined(&own, &arrived, how).unwrap();
+                for token in 0..own.routing.tokens() {
+                    let chosen =
+                        || (token * top_k..(token + 1) * top_k).filter(|k| own.experts[*k] >= 0);
+                    let goes =
+                        (0..ranks).filter(|rank| own.routing.to(*rank).contains(&(token as u32)));
+                    let by = match (sends, how.sums) {
+                        (Sends::Row, _) => goes.count() as f32,
+                        (_, Sums::Weighted(_)) => chosen().map(|k| own.weights[k]).sum(),
+                        _ => chosen().count() as f32,
+                    };
+                    let row = &own.rows[token * HIDDEN..][..HIDDEN];
+                    assert_eq!(
+                        out[token * HIDDEN..][..HIDDEN],
+                        times(row, by),
+                        "seed {seed} token {token}"
+                    );
                 }
             }
         }
-    });
+    }
 }
 
 #[test]
@@ -299,6 +314,26 @@ fn nodes_reach_each_other_over_every_link_of_this_machine() {
 }
 
 #[test]
+fn nodes_reach_each_other_over_rails() {
+    let named = std::env::var("UCCL_TEST_LIBFABRIC").ok();
+    for provider in named.as_deref().unwrap_or("tcp;ofi_rxm").split(',') {
+        let provider = Some(provider.to_owned());
+        let libfabric = LibfabricSettings { provider, ..LibfabricSettings::default() };
+        if let Err(why) = LibfabricRail::open_all(&libfabric) {
+            eprintln!("skipped: {why}");
+            continue;
+        }
+        let ranks = Ranks::apart(4, 2, Transport::Libfabric);
+        let join = |me: usize, exchange: &mut Exchange<'_>| {
+            let mut config = ranks.config(me);
+            config.network.iter_mut().for_each(|network| network.libfabric = libfabric.clone());
+            Group::join(config, exchange)
+        };
+        world_by(ranks.count, join, |group| multiples_of(&group, 0..3));
+    }
+}
+
+#[test]
 fn tokens_for_a_far_rank_go_in_one_write() {
     world(Ranks::apart(2, 2, Transport::Tcp), |group| {
         let own = Own::new(7, group.rank(), 2, 2, 40);
@@ -314,6 +349,79 @@ fn tokens_for_a_far_rank_go_in_one_write() {
         // The tokens with their mark, and the word that says that the other's were taken.
         assert_eq!(posted(), before + 2);
     });
+}
+
+/// What a token's row is full of.
+fn filling(rank: usize, token: usize) -> u8 {
+    (1 + rank * 100 + token) as u8
+}
+
+/// Dispatches rows that are larger than caches together, and changes them as soon as they may be changed.
+fn large_rows_arrive(stays: bool) {
+    const TOKENS: usize = 100;
+    // Rows begin and end within lines.
+    const LEN: usize = 20_008;
+    world(Ranks { pool: 16 << 20, ..Ranks::near(2) }, |group| {
+        let me = group.rank();
+        // Tokens for this rank's experts, for the other's, and for both.
+        let experts: Vec<i32> = (0..TOKENS as i32)
+            .flat_map(|token| [token % 8, (token + 1 + token / 8 % 7) % 8])
+            .collect();
+        let chosen = Choices { experts: &experts, top_k: 2, num_experts: 8, ranks: 2 };
+        let mut rows: Vec<u8> =
+            (0..TOKENS).flat_map(|token| vec![filling(me, token); LEN]).collect();
+        let tokens = Tokens {
+            rows: rows.as_ptr(),
+            stride: LEN,
+            payload: Payload::Bytes(LEN),
+            scales: None,
+            weights: None,
+            stays,
+        };
+        let routing = Arc::new(Routing::new(chosen).unwrap());
+        // SAFETY: rows live until the dispatch is over, and change only where it allows that.
+        let mut dispatch = unsafe {
+            Dispatch::begin(&group, routing, tokens, Room::Tokens(TOKENS), &mut never).unwrap()
+        };
+        if !stays {
+            rows.fill(0xff);
+        }
+        let most = 2 * TOKENS;
+        let len = dispatch.counts(&mut never).unwrap().of_experts().len() * most;
+        let mut out = vec![0u8; len * LEN];
+        let outputs = Outputs {
+            len,
+            rows: out.as_mut_ptr(),
+            stride: LEN,
+            scales: None,
+            choices: None,
+            weights: None,
+            zeroes_foreign_weights: false,
+        };
+        let layout = Layout::Experts((0..len / most).map(|expert| expert * most).collect());
+        // SAFETY: there is memory for as many rows.
+        let handle = unsafe { dispatch.receive(outputs, &layout, &mut never).unwrap() };
+        let mut arrived = 0;
+        for entry in handle.table.chunks_exact(handle.width()) {
+            let expected = filling(entry[1] as usize, entry[0] as usize);
+            for row in entry[2..].iter().filter(|row| **row >= 0) {
+                arrived += 1;
+                let row = &out[*row as usize * LEN..][..LEN];
+                assert!(row.iter().all(|byte| *byte == expected), "{entry:?}");
+            }
+        }
+        assert!(arrived * LEN > 2 << 20, "{arrived} rows");
+    });
+}
+
+#[test]
+fn rows_larger_than_caches_arrive() {
+    large_rows_arrive(true);
+}
+
+#[test]
+fn rows_may_change_once_they_have_been_sent_unless_they_stay() {
+    large_rows_arrive(false);
 }
 
 /// Compares what arrives with what each rank sends, relayed where it can be.

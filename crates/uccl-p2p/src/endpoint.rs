@@ -7,6 +7,7 @@ mod transfers;
 mod words;
 
 use std::{
+    io,
     net::SocketAddr,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
@@ -14,7 +15,8 @@ use std::{
 
 use smallvec::{SmallVec, smallvec};
 use uccl_device::CpuList;
-use uccl_fabric::{alloc, mem::Span};
+use uccl_fabric::{alloc, mem::Span, rail::Rail};
+use uccl_rma::Rails;
 use uccl_wire::advert::Advert;
 
 pub use self::address::{gpu_index, parse_address, reachable_ip, resolve, told_ip};
@@ -29,6 +31,7 @@ use crate::{
         acceptor::Acceptor,
         connect,
         connection::{Connection, Core, Transfer, Workers},
+        core::Devices,
         greeting::Greeting,
         places,
         regions::{Mr, contains, outside},
@@ -88,6 +91,20 @@ impl Endpoint {
         }
         let near = places::cpus_for_workers(&config);
         Self::start_on(config, near)
+    }
+
+    /// The same with rails of the caller's, instead of those that this machine has. They are used where the transport
+    /// asks for rails.
+    pub fn with_rails(config: Config, rails: Vec<Arc<dyn Rail>>) -> Result<Self> {
+        let endpoint = Self::new(config)?;
+        let devices =
+            Devices { rails: Arc::new(Rails::new(rails)), why_none: "no rails were given".into() };
+        // Nobody else has the endpoint yet, and its devices are opened for the first region or connection.
+        if endpoint.core().rails.set(devices).is_err() {
+            let busy = io::Error::from(io::ErrorKind::ResourceBusy);
+            return Err(Error::os("giving an endpoint its rails", busy));
+        }
+        Ok(endpoint)
     }
 
     /// Starts an endpoint whose workers run on the CPUs `near`, or anywhere.

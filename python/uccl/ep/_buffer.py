@@ -27,6 +27,8 @@ from uccl.ep._memory import Memory
 
 #: Tokens of each rank that normal mode's hint has room for at once; more go in rounds.
 TOKENS_AT_ONCE = 512
+#: Ranks of a node in DeepEP's first interface.
+RANKS_OF_NODE = 8
 
 
 class Config:
@@ -53,12 +55,22 @@ class Config:
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """Bytes of a buffer for rows of ``hidden_bytes``: two calls, each with room for 512 tokens of each rank."""
-        area = _core.ep_record_len(hidden_bytes, GROUP, MAX_TOP_K, LOCAL_EXPERTS, TOKENS_AT_ONCE)
-        return 2 * align(num_ranks * area, 128)
+        return self._two_calls(hidden_bytes, (1, num_ranks))
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """0: one buffer does for all ranks."""
-        return 0
+        """Bytes that relays need besides, where ranks are on several nodes of eight, as DeepEP counts them; else 0."""
+        nodes, rest = divmod(num_ranks, RANKS_OF_NODE)
+        if rest or nodes < 2:
+            return 0
+        relayed = self._two_calls(hidden_bytes, (nodes, RANKS_OF_NODE))
+        return relayed - self.get_nvl_buffer_size_hint(hidden_bytes, num_ranks)
+
+    @staticmethod
+    def _two_calls(hidden_bytes: int, spread: tuple[int, int]) -> int:
+        length = _core.ep_dispatch_len(
+            hidden_bytes, GROUP, MAX_TOP_K, LOCAL_EXPERTS, TOKENS_AT_ONCE, spread
+        )
+        return 2 * align(length, 128)
 
 
 class NormalHandle(tuple):
@@ -137,7 +149,7 @@ class Buffer(Joined):
         """Bytes that low latency mode needs: room for two dispatches and two combines at a time, of any top-k."""
         tokens, local = num_max_dispatch_tokens_per_rank, num_experts // num_ranks
         top_k = min(MAX_TOP_K, num_experts)
-        dispatch = num_ranks * _core.ep_record_len(2 * hidden, 0, top_k, local, tokens)
+        dispatch = _core.ep_dispatch_len(2 * hidden, 0, top_k, local, tokens, (1, num_ranks))
         packed = hidden // GROUP * (2 * GROUP + 4)
         combine = _core.ep_row_place_len(packed, 0, top_k, tokens)
         return align(2 * (dispatch + combine), 128)
@@ -413,6 +425,7 @@ class Buffer(Joined):
             len=2 * hidden if form.kind == "bytes" else hidden,
             global_scale=form.global_scale,
             slots=most,
+            stays=not return_recv_hook,
         )
 
         def receive() -> None:

@@ -16,6 +16,7 @@ from uccl.ep._group import (
     address,
     align,
     check,
+    node_of_environment,
     pool_tensor,
     refuse_unknown,
     routing_of,
@@ -123,12 +124,17 @@ class ElasticBuffer(Joined):
         allow_hybrid_mode: bool = True,
         allow_multiple_reduction: bool = True,
     ) -> int:
-        """Bytes that a dispatch and a combine of such sizes need, one after the other."""
-        ranks, tokens = group.size(), num_max_tokens_per_rank
-        top_k = num_topk or MAX_TOP_K
+        """Bytes that a dispatch and a combine of such sizes need, one after the other, relayed where the group has several nodes.
+
+        Collective in hybrid mode: see :func:`get_logical_domain_size`.
+        """
+        spread = get_logical_domain_size(group, allow_hybrid_mode)
+        # Nodes of one rank have nothing to relay.
+        spread = spread if spread[1] > 1 else (1, group.size())
+        tokens, top_k = num_max_tokens_per_rank, num_topk or MAX_TOP_K
         payload, scales = (hidden, -(-hidden // 32)) if use_fp8_dispatch else (2 * hidden, 0)
-        dispatch = ranks * _core.ep_record_len(payload, scales, top_k, LOCAL_EXPERTS, tokens)
-        slots = min(ranks, top_k) if allow_multiple_reduction else top_k
+        dispatch = _core.ep_dispatch_len(payload, scales, top_k, LOCAL_EXPERTS, tokens, spread)
+        slots = _core.ep_row_slots(top_k, spread) if allow_multiple_reduction else top_k
         combine = _core.ep_row_place_len(2 * hidden, top_k, slots, tokens)
         return align(max(dispatch, combine), UNIT)
 
@@ -248,6 +254,7 @@ class ElasticBuffer(Joined):
             weights=address(topk_weights),
             slots=most,
             relays=self.allow_hybrid_mode,
+            stays=True,
         )
         counts, per_expert = native.counts()
         arrived = sum(counts)
@@ -398,10 +405,15 @@ EXPERIMENTAL = frozenset(
 
 
 def get_physical_domain_size(group: Any) -> tuple[int, int]:
-    """Nodes of a group, and ranks of each; all ranks are on one node so far."""
-    return 1, group.size()
+    """Nodes of a group, and ranks of each: one, unless all have as many ranks, one behind the other.
+
+    Collective, as ranks tell each other where they are. A group that has no more than a size counts as one node.
+    """
+    if group.size() == 1 or not isinstance(group, torch.distributed.ProcessGroup):
+        return 1, group.size()
+    return _core.ep_nodes(Ranks(group).exchange(_core.ep_node(node_of_environment())))
 
 
 def get_logical_domain_size(group: Any, allow_hybrid_mode: bool = True) -> tuple[int, int]:
-    """Nodes of a group, and ranks of each, as dispatch sees them."""
+    """Nodes of a group, and ranks of each, as dispatch sees them. Collective in hybrid mode."""
     return get_physical_domain_size(group) if allow_hybrid_mode else (1, group.size())

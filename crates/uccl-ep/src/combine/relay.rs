@@ -24,6 +24,17 @@ pub(super) struct Levels {
     top_k: usize,
 }
 
+/// Rows that a token has in a combine's place, where each rank sends one: to its owner, or, on several nodes, to a relay, which
+/// sends one of the node.
+#[must_use]
+pub fn slots_of(nodes: Nodes, top_k: usize) -> usize {
+    let of_node = one_of(nodes.ranks, top_k);
+    match nodes.count {
+        1 => of_node,
+        count => count * of_node + one_of(count, top_k),
+    }
+}
+
 impl Levels {
     /// None if rows are not relayed.
     pub(super) fn of(handle: &Handle, results: &Results) -> Result<Option<Self>> {
@@ -39,7 +50,7 @@ impl Levels {
 
     /// Rows of a token.
     pub(super) fn slots(&self) -> usize {
-        self.nodes.count * self.of_node() + one_of(self.nodes.count, self.top_k)
+        slots_of(self.nodes, self.top_k)
     }
 
     /// Rows of a node's ranks.

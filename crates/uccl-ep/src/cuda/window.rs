@@ -22,8 +22,8 @@ use uccl_wire::ep_gpu_card::EpGpuCard;
 
 use crate::{
     error::{Error, Result},
+    nodes::host_of,
     view::{self, control_len},
-    window::host_of,
 };
 
 const PAGE: usize = 4096;

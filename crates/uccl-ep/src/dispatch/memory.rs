@@ -26,6 +26,8 @@ pub struct Tokens {
     pub scales: Option<ScalesIn>,
     /// A weight for each choice, if there are any.
     pub weights: Option<*const f32>,
+    /// Whether rows stay as they are until the dispatch is over: those for this rank's own experts are then copied only once.
+    pub stays: bool,
 }
 
 /// Scales of tokens: word `w` of token `t` is at `t * token_stride + w * word_stride`.

@@ -2,15 +2,19 @@
 
 mod handle;
 mod memory;
+mod quantised;
 mod relay;
 mod sink;
 
 use std::{slice, sync::Arc, time::Duration};
 
-use self::sink::Sink;
 pub use self::{
     handle::{Counts, Handle, Relayed},
     memory::{Choices, Layout, Outputs, Payload, Room, ScalesIn, ScalesOut, Tokens},
+};
+use self::{
+    quantised::Quantised,
+    sink::{Arrival, Sink},
 };
 use crate::{
     error::{Error, Phase, Result},
@@ -24,6 +28,7 @@ use crate::{
     protocol::{Call, Mark, Step, Stream, Takes},
     record::{Areas, Record},
     routing::Routing,
+    streaming,
     waits::Waits,
     window::Letter,
 };
@@ -46,14 +51,8 @@ struct Part {
     areas: Areas,
     slots: usize,
     tokens: Tokens,
-    quantised: Quantised,
-}
-
-/// Rows that were quantised: payloads and scales.
-#[derive(Default)]
-struct Quantised {
-    payloads: Vec<u8>,
-    scales: Vec<u32>,
+    /// `None` if rows go as they are.
+    quantised: Option<Quantised>,
 }
 
 // SAFETY: what its pointers lead to may be used by any thread, as `Dispatch::begin` demands.
@@ -67,7 +66,7 @@ impl Dispatch {
     ///
     /// # Safety
     /// `tokens` describes memory with a row (and weights, and scales) for each token of `routing`, which any thread may
-    /// read, until this returns or, in rounds, until the dispatch is over or dropped.
+    /// read, until this returns or, in rounds and with `stays`, until the dispatch is over or dropped.
     pub unsafe fn begin(
         group: &Arc<Group>,
         routing: Arc<Routing>,
@@ -107,7 +106,7 @@ impl Dispatch {
         let rounds = |stream: &Stream| over(stream).div_ceil(slots.max(1)) as u16;
         let call = Call::new(place, Takes::EachAlone, parties, rounds);
         // SAFETY: as the caller has it.
-        let quantised = unsafe { quantised(&tokens, areas.record, routing.tokens()) };
+        let quantised = unsafe { Quantised::of(group, &tokens, areas.record, routing.tokens()) };
         let relayed = vec![Relayed::default(); areas.nodes.count];
         let group = Arc::clone(group);
         let waits = Waits::new(group.ranks());
@@ -155,8 +154,10 @@ impl Dispatch {
         is_interrupted: &mut Interrupted<'_>,
     ) -> Result<Handle> {
         let counts = self.counts(is_interrupted)?.clone();
-        let mut sink = Sink::new(outputs, layout, &counts, self.part.routing.top_k())?;
+        let mut sink = Sink::new(outputs, layout, &counts, self.part.areas.record)?;
         self.drive(Until::Over, is_interrupted, Some((&mut sink, &counts)))?;
+        // SAFETY: as the caller has it.
+        unsafe { sink.write_scales(self.part.areas.record.scales) };
         let Part { group, routing, room, .. } = self.part;
         let Sink { table, masters, .. } = sink;
         Ok(Handle { group, routing, room, counts, table, masters, relayed: self.relayed })
@@ -270,10 +271,32 @@ impl Part {
         };
         self.write_head(call, stream, &mut letter, &head, mark);
         let area = self.area_at(call, stream.about);
+        let stays_out = stream.peer == self.group.rank() && self.is_in_place();
         for (slot, token) in tokens[round].iter().enumerate() {
             let out = letter.at(area + self.record_at(slot), self.areas.record.stride());
             // SAFETY: an area has `slots` records, which are ours to write until the mark.
-            unsafe { self.write(out, *token as usize) };
+            unsafe {
+                match stays_out {
+                    true => self.write_rest(out, *token),
+                    false => self.write(out, *token),
+                }
+            }
+        }
+    }
+
+    /// Whether payloads of this rank's tokens are where they are until the dispatch is over. Those for itself stay out of its
+    /// window then.
+    fn is_in_place(&self) -> bool {
+        // In rounds rows stay too: see `begin`.
+        self.quantised.is_some() || self.tokens.stays || matches!(self.room, Room::Bytes(_))
+    }
+
+    /// A token's payload.
+    fn payload(&self, token: u32) -> *const u8 {
+        let token = token as usize;
+        match &self.quantised {
+            Some(quantised) => quantised.payload(token).as_ptr(),
+            None => self.tokens.rows.wrapping_add(token * self.tokens.stride),
         }
     }
 
@@ -309,24 +332,29 @@ impl Part {
     ///
     /// # Safety
     /// There is room for one.
-    unsafe fn write(&self, out: *mut u8, token: usize) {
-        let Self { areas: Areas { record, .. }, tokens, routing, .. } = self;
-        // SAFETY: `out` has room for a record, whose parts are where `record` says; the token's row, scales and weights
-        // may be read, as `begin` demands. Numbers are written unaligned.
+    unsafe fn write(&self, out: *mut u8, token: u32) {
+        // SAFETY: as the caller has it, and the payload may be read, as `begin` demands.
         unsafe {
-            match tokens.payload {
-                Payload::Bytes(len) => {
-                    out.copy_from_nonoverlapping(tokens.rows.add(token * tokens.stride), len)
-                }
-                Payload::Quantised(..) | Payload::Nvfp4(..) => {
-                    let len = record.payload;
-                    let payload = &self.quantised.payloads[token * len..][..len];
-                    out.copy_from_nonoverlapping(payload.as_ptr(), len);
-                    let scales = &self.quantised.scales[token * record.scales..][..record.scales];
-                    out.add(record.scales_at())
-                        .cast::<u32>()
-                        .copy_from_nonoverlapping(scales.as_ptr(), scales.len());
-                }
+            out.copy_from_nonoverlapping(self.payload(token), self.areas.record.payload);
+            self.write_rest(out, token);
+        }
+    }
+
+    /// Writes a token's record but for its payload.
+    ///
+    /// # Safety
+    /// There is room for one.
+    unsafe fn write_rest(&self, out: *mut u8, token: u32) {
+        let Self { areas: Areas { record, .. }, tokens, routing, quantised, .. } = self;
+        let token = token as usize;
+        // SAFETY: `out` has room for a record, whose parts are where `record` says; the token's scales and weights may be
+        // read, as `begin` demands. Numbers are written unaligned.
+        unsafe {
+            if let Some(quantised) = quantised {
+                let scales = quantised.scales(token);
+                out.add(record.scales_at())
+                    .cast::<u32>()
+                    .copy_from_nonoverlapping(scales.as_ptr(), scales.len());
             }
             if let Some(scales) = &tokens.scales {
                 let own = scales.words.add(token * scales.token_stride);
@@ -358,16 +386,24 @@ impl Part {
         // SAFETY: an area begins with a count, which was written before its mark.
         let in_round = unsafe { area.cast::<u32>().read() } as usize;
         let rows = counts.rows_from(from);
+        let stays_out = from == self.group.rank() && self.is_in_place();
+        let own = self.routing.to(self.group.rank());
         for slot in 0..in_round.min(self.slots) {
             let at = rows.start + sink.taken[from];
             // A peer whose rounds have more than it told gets no further than this.
             if at >= rows.end {
-                return;
+                break;
             }
+            let own = own.get(sink.taken[from]).filter(|_| stays_out);
             sink.taken[from] += 1;
             // SAFETY: an area has `slots` records, which the sender has written before its mark.
-            unsafe { sink.put(self, from, at, area.add(self.record_at(slot))) };
+            unsafe {
+                let record = area.add(self.record_at(slot));
+                let payload = own.map_or(record.cast_const(), |token| self.payload(*token));
+                sink.put(self, Arrival { from, at, record, payload });
+            }
         }
+        streaming::fence();
     }
 }
 
@@ -381,32 +417,6 @@ struct Head<'a> {
 
 /// More tokens than any rank has. Bytes for as many do not overflow.
 const MAX_TOKENS: usize = 1 << 28;
-
-/// What is quantised of a rank's tokens.
-///
-/// # Safety
-/// There are so many tokens, and they may be read.
-unsafe fn quantised(tokens: &Tokens, record: Record, count: usize) -> Quantised {
-    let (Payload::Quantised(hidden, _) | Payload::Nvfp4(hidden, _)) = tokens.payload else {
-        return Quantised::default();
-    };
-    let mut payloads = vec![0; count * record.payload];
-    let mut scales = vec![0; count * record.scales];
-    let rows =
-        payloads.chunks_exact_mut(record.payload).zip(scales.chunks_exact_mut(record.scales));
-    for (token, (payload, scales)) in rows.enumerate() {
-        // SAFETY: the row of this token, of `hidden` bf16; `record_of` has seen that it is aligned.
-        let row = unsafe {
-            slice::from_raw_parts(tokens.rows.add(token * tokens.stride).cast::<u16>(), hidden)
-        };
-        match tokens.payload {
-            Payload::Bytes(_) => {}
-            Payload::Quantised(_, how) => quantise::row(row, how, payload, scales),
-            Payload::Nvfp4(_, global_scale) => nvfp4::row(row, global_scale, payload, scales),
-        }
-    }
-    Quantised { payloads, scales }
-}
 
 /// How a place is divided for these tokens.
 fn areas_of(group: &Group, tokens: &Tokens, routing: &Routing) -> Result<Areas> {

@@ -66,7 +66,7 @@ impl Part {
         let (first, stride) = (inbox + areas.first_of_inbox(*slots), areas.record.stride());
         for (slot, token) in to.tokens[round].iter().enumerate() {
             // SAFETY: there is room for `slots` records.
-            unsafe { self.write(letter.at(first + slot * stride, stride), *token as usize) };
+            unsafe { self.write(letter.at(first + slot * stride, stride), *token) };
         }
     }
 

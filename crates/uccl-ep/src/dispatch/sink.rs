@@ -1,11 +1,21 @@
 //! Puts tokens that arrive where they belong.
 
+use std::slice;
+
+use smallvec::SmallVec;
+
 use super::{Counts, Layout, Outputs, Part};
 use crate::{
     error::{Error, Result},
     record::Record,
     routing::MAX_TOP_K,
+    streaming,
 };
+
+/// More bytes than this go past the caches: most of them would be gone from there before they are read.
+const CACHED: usize = 2 << 20;
+/// Rows of an expert whose scales are written together: their words of one group of channels fill a line.
+const ROWS_OF_LINE: usize = 16;
 
 /// By rank and expert, the row of the first token; and how many rows there must be.
 fn first_rows(counts: &Counts, starts: &[usize]) -> (Vec<usize>, usize) {
@@ -31,6 +41,29 @@ pub(super) struct Sink<'a> {
     pub(super) taken: Vec<usize>,
     pub(super) table: Vec<i32>,
     pub(super) masters: Vec<u8>,
+    /// Whether payloads are copied past the caches.
+    streams: bool,
+    /// Scales of tokens, and the rows that they belong to.
+    scales: Vec<u32>,
+    scaled: Vec<Scaled>,
+}
+
+/// A row whose scales begin at a word.
+#[derive(Clone, Copy)]
+struct Scaled {
+    row: usize,
+    expert: usize,
+    words: usize,
+}
+
+/// A token that has arrived.
+#[derive(Clone, Copy)]
+pub(super) struct Arrival {
+    pub(super) from: usize,
+    /// How many arrived before it.
+    pub(super) at: usize,
+    pub(super) record: *const u8,
+    pub(super) payload: *const u8,
 }
 
 impl<'a> Sink<'a> {
@@ -39,12 +72,18 @@ impl<'a> Sink<'a> {
         outputs: Outputs,
         layout: &'a Layout,
         counts: &Counts,
-        top_k: usize,
+        record: Record,
     ) -> Result<Self> {
+        let top_k = record.top_k;
         let (next, last) = match layout {
             Layout::Rows => (Vec::new(), counts.total()),
             Layout::Experts(starts) => first_rows(counts, starts),
         };
+        let rows = match layout {
+            Layout::Rows => counts.total(),
+            Layout::Experts(_) => counts.per_expert.iter().map(|count| *count as usize).sum(),
+        };
+        let streams = rows.saturating_mul(record.payload) > CACHED;
         if last > outputs.len {
             let why = format!("{last} rows arrive, and there is room for {}", outputs.len);
             return Err(Error::invalid(why));
@@ -52,14 +91,16 @@ impl<'a> Sink<'a> {
         let table = vec![-1; counts.total() * (2 + top_k)];
         let masters = vec![0; counts.total()];
         let taken = vec![0; counts.from.len()];
-        Ok(Self { outputs, layout, next, taken, table, masters })
+        let (scales, scaled) = (Vec::new(), Vec::new());
+        Ok(Self { outputs, layout, next, taken, table, masters, streams, scales, scaled })
     }
 
-    /// Puts a record, the `at`th that arrives, where it belongs.
+    /// Puts a token where it belongs, but for its scales: see [`write_scales`](Self::write_scales).
     ///
     /// # Safety
-    /// `record` is all there.
-    pub(super) unsafe fn put(&mut self, part: &Part, from: usize, at: usize, record: *const u8) {
+    /// Its record and its payload are all there.
+    pub(super) unsafe fn put(&mut self, part: &Part, arrival: Arrival) {
+        let Arrival { from, at, record, .. } = arrival;
         let (layout, routing, me) = (&part.areas.record, &part.routing, part.group.rank());
         let (top_k, local) = (layout.top_k, routing.local_experts());
         let mut choices = [0; MAX_TOP_K];
@@ -83,10 +124,16 @@ impl<'a> Sink<'a> {
         let table = &mut self.table[at * width..][..width];
         (table[0], table[1]) = (token as i32, from as i32);
         self.masters[at] = routing.last_choice(me, &choices[..top_k]).unwrap_or(0) as u8;
+        if self.outputs.scales.is_some() {
+            // SAFETY: a record has aligned words for its scales.
+            let words = unsafe { record.add(layout.scales_at()).cast::<u32>() };
+            let words = unsafe { slice::from_raw_parts(words, layout.scales) };
+            self.scales.extend_from_slice(words);
+        }
         match self.layout {
             Layout::Rows => {
                 // SAFETY: as the caller has it.
-                unsafe { self.copy(layout, record, at, 0) };
+                unsafe { self.copy(layout, arrival, at, 0) };
                 for k in 0..top_k {
                     let local = local_of(choices[k]);
                     let is_foreign = local.is_none() && self.outputs.zeroes_foreign_weights;
@@ -117,7 +164,7 @@ impl<'a> Sink<'a> {
                     *next += 1;
                     self.table[at * width + 2 + k] = row as i32;
                     // SAFETY: as the caller has it.
-                    unsafe { self.copy(layout, record, row, expert) };
+                    unsafe { self.copy(layout, arrival, row, expert) };
                     if let Some(out) = self.outputs.weights {
                         // SAFETY: there is a weight for each row, as `receive` demands.
                         unsafe { out.add(row).write(weights[k]) };
@@ -127,24 +174,50 @@ impl<'a> Sink<'a> {
         }
     }
 
-    /// Copies a record's payload and scales to a row.
+    /// Copies a token's payload to a row.
     ///
     /// # Safety
-    /// `record` is all there.
-    unsafe fn copy(&self, layout: &Record, record: *const u8, row: usize, expert: usize) {
-        let Outputs { rows, stride, scales, .. } = self.outputs;
-        // SAFETY: the record is all there, and there is room for each row, as `receive` demands.
+    /// The payload is all there.
+    unsafe fn copy(&mut self, layout: &Record, arrival: Arrival, row: usize, expert: usize) {
+        let payload = arrival.payload;
+        // SAFETY: it is all there, and there is room for each row, as `receive` demands.
         unsafe {
-            rows.add(row * stride).copy_from_nonoverlapping(record, layout.payload);
-            if let Some(out) = scales {
-                let words = record.add(layout.scales_at()).cast::<u32>();
+            let to = self.outputs.rows.add(row * self.outputs.stride);
+            match self.streams {
+                true => streaming::copy(payload, to, layout.payload),
+                false => to.copy_from_nonoverlapping(payload, layout.payload),
+            }
+        }
+        if self.outputs.scales.is_some() {
+            let words = self.scales.len() - layout.scales;
+            self.scaled.push(Scaled { row, expert, words });
+        }
+    }
+
+    /// Writes the scales of all tokens. Token by token, each word would go to a line and a page of its own, where words of one row are
+    /// far apart.
+    ///
+    /// # Safety
+    /// Outputs have room for all rows.
+    pub(super) unsafe fn write_scales(&mut self, count: usize) {
+        let Some(out) = self.outputs.scales else { return };
+        self.scaled.sort_unstable_by_key(|scaled| scaled.row);
+        let of_experts = self.scaled.chunk_by(|one, next| one.expert == next.expert);
+        for rows in of_experts.flat_map(|rows| rows.chunks(ROWS_OF_LINE)) {
+            let place = |scaled: &Scaled| {
                 let nth = match self.layout {
-                    Layout::Rows => row,
-                    Layout::Experts(starts) => row - starts[expert],
+                    Layout::Rows => scaled.row,
+                    Layout::Experts(starts) => scaled.row - starts[scaled.expert],
                 };
-                let (to, stride) = out.of_row((row, expert, nth), layout.scales);
-                for word in 0..layout.scales {
-                    to.add(word * stride).write(words.add(word).read());
+                // SAFETY: there is such a row, as the caller has it.
+                let (to, stride) = unsafe { out.of_row((scaled.row, scaled.expert, nth), count) };
+                (&self.scales[scaled.words..][..count], to, stride)
+            };
+            let places: SmallVec<[_; ROWS_OF_LINE]> = rows.iter().map(place).collect();
+            for word in 0..count {
+                for (words, to, stride) in &places {
+                    // SAFETY: a row has room for all of its words, as the caller has it.
+                    unsafe { to.add(word * stride).write(words[word]) };
                 }
             }
         }

@@ -26,7 +26,10 @@ use self::{
     outbox::Outbox,
     proxy::{Desk, Peer, Proxy},
 };
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    joining::MakeEndpoint,
+};
 
 /// Commands that a rank's producers may be ahead of its proxy.
 const SLOTS: u64 = 2048;
@@ -49,6 +52,7 @@ impl Listening {
     /// Registers the window, so that peers can write to it.
     pub(crate) fn new(
         network: Option<uccl_p2p::Config>,
+        make: &mut MakeEndpoint<'_>,
         window: &Arc<Mapping>,
         timeout: Duration,
     ) -> Result<Self> {
@@ -57,7 +61,7 @@ impl Listening {
         // Who waits in a call gives up first, and can tell its peers so.
         let patience = 2 * timeout;
         let network = uccl_p2p::Config { timeout: patience, transfer_timeout: patience, ..network };
-        let endpoint = Endpoint::new(network).map_err(failed("making an endpoint"))?;
+        let endpoint = make(network).map_err(failed("making an endpoint"))?;
         let (at, len) = (window.as_ptr().addr(), window.len());
         // SAFETY: the mapping is kept until the endpoint has closed, or for ever.
         let mr = unsafe { endpoint.register(at, len) };

@@ -10,6 +10,7 @@ const NAN_BITS: u32 = 0x7f;
 const SMALLEST_NORMAL: f32 = 0.015_625;
 /// One unit in the last place of this is 2^-9, the step between subnormal values.
 const SUBNORMAL_MAGIC: f32 = 16_384.0;
+const EXPONENT: u32 = 0x7f80_0000;
 /// What exponents differ by: f32's bias of 127, and 7.
 const REBIAS: u32 = (127 - 7) << 23;
 
@@ -29,6 +30,21 @@ pub fn from_f32(value: f32) -> u8 {
     let nearest = if magnitude < SMALLEST_NORMAL { subnormal } else { normal };
     let finite = if magnitude > MAX { MAX_BITS } else { nearest };
     (sign | if value.is_nan() { NAN_BITS } else { finite }) as u8
+}
+
+/// The same in fewer steps, for a magnitude that rounds to no more than [`MAX`].
+#[inline(always)]
+#[must_use]
+pub fn from_small_f32(value: f32) -> u8 {
+    let bits = value.to_bits();
+    let magnitude = bits & 0x7fff_ffff;
+    let exponent = magnitude.max(SMALLEST_NORMAL.to_bits()) & EXPONENT;
+    // 2^20 times the value's power of two: one unit in its last place is the step between E4M3s there.
+    let magic = exponent.wrapping_add(20 << 23);
+    let steps = (f32::from_bits(magnitude) + f32::from_bits(magic)).to_bits().wrapping_sub(magic);
+    // Eight steps lead from one power of two to the next; the first counts from zero.
+    let nearest = steps.wrapping_add((exponent - SMALLEST_NORMAL.to_bits()) >> 20);
+    (bits >> 24 & 0x80 | nearest) as u8
 }
 
 /// The value of an E4M3; exact.
@@ -70,6 +86,19 @@ mod tests {
             assert_eq!(from_f32(middle.next_down()), bits, "below {middle}");
             assert_eq!(from_f32(middle.next_up()), bits + 1, "above {middle}");
             assert_eq!(from_f32(-middle), even | 0x80);
+        }
+    }
+
+    #[test]
+    fn small_values_become_the_same_in_fewer_steps() {
+        // Half a step behind the largest value, what is even is no value any more.
+        let end = 464.0f32.to_bits();
+        for bits in
+            (0..end).step_by(if cfg!(debug_assertions) { 61 } else { 1 }).chain(end - 64..end)
+        {
+            let value = f32::from_bits(bits);
+            assert_eq!(from_small_f32(value), from_f32(value), "{value:e}");
+            assert_eq!(from_small_f32(-value), from_f32(-value), "{value:e}");
         }
     }
 

@@ -8,6 +8,8 @@ use super::{bf16, e4m3};
 pub const GROUP: usize = 128;
 /// Amounts below this are quantised as if the largest were this, so that a group of zeros has a finite scale.
 const SMALLEST_AMAX: f32 = 1e-4;
+/// A bf16; NaNs are larger.
+const INFINITY: u16 = 0x7f80;
 
 /// How a group's scale is chosen, and how it is stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,8 +61,12 @@ pub fn row(row: &[u16], how: Scales, out: &mut [u8], scales: &mut [u32]) {
         // Of bits, because the maximum of floats does not vectorise; a NaN is the largest, and spoils its group alone.
         let amax = group.iter().fold(0, |most: u16, bits| most.max(bits & 0x7fff));
         let (scale, inverse) = scale_of(bf16::to_f32(amax), is_power_of_two);
-        for (out, bits) in out.iter_mut().zip(group) {
-            *out = e4m3::from_f32(bf16::to_f32(*bits) * scale);
+        let scaled = group.iter().map(|bits| bf16::to_f32(*bits) * scale);
+        // The scale leads no finite value beyond what rounds to 448.
+        if amax < INFINITY {
+            out.iter_mut().zip(scaled).for_each(|(out, value)| *out = e4m3::from_small_f32(value));
+        } else {
+            out.iter_mut().zip(scaled).for_each(|(out, value)| *out = e4m3::from_f32(value));
         }
         match how {
             Scales::Exponent => scales[at / 4] |= (inverse.to_bits() >> 23) << (8 * (at % 4)),

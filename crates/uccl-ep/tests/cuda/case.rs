@@ -200,6 +200,7 @@ impl Case {
             payload: self.payload(),
             scales: None,
             weights: None,
+            stays: true,
         };
         let mut got = self.untouched(inputs);
         let outputs = Outputs {

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use uccl_ep::{Block, Group, let_go};
 
-use super::{PyGroup, exception};
+use super::{PyGroup, apart::Apart, exception};
 
 /// Memory that peers read where it is. It lives as long as this, and as peers may read it.
 #[pyclass(name = "EpBlock", module = "uccl._core", frozen)]
 pub(crate) struct PyBlock {
     block: Arc<Block>,
-    group: Arc<Group>,
+    group: Apart<Arc<Group>>,
 }
 
 impl Drop for PyBlock {
@@ -25,7 +25,7 @@ impl PyBlock {
     /// Makes one of `len` bytes.
     #[new]
     fn new(group: &PyGroup, len: usize) -> PyResult<Self> {
-        let group = Arc::clone(&group.group);
+        let group = Apart::new(Arc::clone(&group.group));
         let block = group.block(len).map_err(|e| exception(&e))?;
         Ok(Self { block, group })
     }

@@ -12,7 +12,7 @@ use uccl_ep::{
     routing::Routing,
 };
 
-use super::{PyGroup, PyHandle, PyRouting, exception, over};
+use super::{PyGroup, PyHandle, PyRouting, apart::Apart, exception, over};
 use crate::interrupt::listening;
 
 /// Memory whose addresses Python gave: it keeps the tensors until the call has ended.
@@ -63,8 +63,9 @@ pub(crate) struct PyDispatch {
 #[pymethods]
 impl PyDispatch {
     /// Begins to send tokens; with `relays`, once to each other node, where the group can. `slots` bounds the tokens of each rank; else `room` is how many bytes the call takes.
+    /// Rows that `stays` says so of are as they are until the call is over.
     #[new]
-    #[pyo3(signature = (group, routing, *, rows, stride, kind, len, global_scale=1.0, scales=None, weights=0, slots=None, room=0, relays=false))]
+    #[pyo3(signature = (group, routing, *, rows, stride, kind, len, global_scale=1.0, scales=None, weights=0, slots=None, room=0, relays=false, stays=false))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
         py: Python<'_>,
@@ -80,6 +81,7 @@ impl PyDispatch {
         slots: Option<usize>,
         room: usize,
         relays: bool,
+        stays: bool,
     ) -> PyResult<Self> {
         let scales = scales.map(|(words, count, token_stride, word_stride)| ScalesIn {
             words: words as *const u32,
@@ -94,6 +96,7 @@ impl PyDispatch {
             payload: payload(kind, len, global_scale)?,
             scales,
             weights,
+            stays,
         };
         let room = slots.map_or(Room::Bytes(room), Room::Tokens);
         let (group, routing, tokens) =
@@ -174,7 +177,7 @@ impl PyDispatch {
             // SAFETY: `uccl.ep` passes tensors with as many rows, which nobody else has yet.
             unsafe { dispatch.receive(outputs, &layout, interrupted) }
         })?;
-        Ok(PyHandle { handle: Arc::new(handle) })
+        Ok(PyHandle { handle: Apart::new(Arc::new(handle)) })
     }
 }
 

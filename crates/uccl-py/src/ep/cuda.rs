@@ -10,12 +10,12 @@ use uccl_ep::cuda::{
     Results, ScalesOut, Table, Tokens, scratch_len,
 };
 
-use super::{calls::payload, exception, over, with_exchange};
+use super::{apart::Apart, calls::payload, exception, over, with_exchange};
 
 /// One rank's end of a group whose ranks have GPUs.
 #[pyclass(name = "EpCudaGroup", module = "uccl._core", frozen)]
 pub(crate) struct PyCudaGroup {
-    group: Arc<Group>,
+    group: Apart<Arc<Group>>,
 }
 
 impl PyCudaGroup {
@@ -33,6 +33,7 @@ impl PyCudaGroup {
     #[pyo3(signature = (*, rank, ranks, pool, timeout, masks_late, device, blocks, exchange))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
+        py: Python<'_>,
         rank: usize,
         ranks: usize,
         pool: usize,
@@ -40,13 +41,13 @@ impl PyCudaGroup {
         masks_late: bool,
         device: u32,
         blocks: u32,
-        exchange: &Bound<'_, PyAny>,
+        exchange: Py<PyAny>,
     ) -> PyResult<Self> {
         let timeout = Duration::try_from_secs_f64(timeout)
             .map_err(|e| PyValueError::new_err(e.to_string()))?;
         let config = Config { rank, ranks, pool, timeout, masks_late, device, blocks };
-        let group = with_exchange(exchange, |exchange| Group::join(config, exchange))?;
-        Ok(Self { group })
+        let group = with_exchange(py, &exchange, |exchange| Group::join(config, exchange))?;
+        Ok(Self { group: Apart::new(group) })
     }
 
     /// Bytes of the pool.
@@ -106,7 +107,7 @@ fn table((src_info, origin, layout_range): TableGiven) -> Table {
 /// A dispatch that was begun.
 #[pyclass(name = "EpCudaDispatch", module = "uccl._core", frozen)]
 pub(crate) struct PyCudaDispatch {
-    dispatch: Mutex<Option<Dispatch>>,
+    dispatch: Apart<Mutex<Option<Dispatch>>>,
     stream: Stream,
 }
 
@@ -140,7 +141,7 @@ impl PyCudaDispatch {
             Dispatch::begin(&group.group, &tokens, &choices, slots, (scratch, &stream))
         });
         let dispatch = Mutex::new(Some(begun.map_err(|e| exception(&e))?));
-        Ok(Self { dispatch, stream })
+        Ok(Self { dispatch: Apart::new(dispatch), stream })
     }
 
     /// Enqueues the taking out of what arrives, behind the sending. `scales` are an address, and strides in words by row, expert
@@ -172,20 +173,20 @@ impl PyCudaDispatch {
             unsafe { dispatch.receive(&outputs, &self.stream) }
         });
         let handle = Arc::new(received.map_err(|e| exception(&e))?);
-        Ok(PyCudaHandle { handle })
+        Ok(PyCudaHandle { handle: Apart::new(handle) })
     }
 }
 
 /// What a combine needs of its dispatch.
 #[pyclass(name = "EpCudaHandle", module = "uccl._core", frozen)]
 pub(crate) struct PyCudaHandle {
-    handle: Arc<Handle>,
+    handle: Apart<Arc<Handle>>,
 }
 
 /// A combine that was begun.
 #[pyclass(name = "EpCudaCombine", module = "uccl._core", frozen)]
 pub(crate) struct PyCudaCombine {
-    combine: Mutex<Option<Combine>>,
+    combine: Apart<Mutex<Option<Combine>>>,
     stream: Stream,
 }
 
@@ -211,7 +212,7 @@ impl PyCudaCombine {
         let begun =
             py.detach(|| unsafe { Combine::begin(&handle.handle, &results, (scratch, &stream)) });
         let combine = Mutex::new(Some(begun.map_err(|e| exception(&e))?));
-        Ok(Self { combine, stream })
+        Ok(Self { combine: Apart::new(combine), stream })
     }
 
     /// Enqueues the sums.

@@ -8,12 +8,12 @@ use uccl_ep::{
     routing::{Choices, Routing},
 };
 
-use super::{exception, with_exchange};
+use super::{apart::Apart, exception, with_exchange};
 
 /// One rank's end of a group.
 #[pyclass(name = "EpGroup", module = "uccl._core", frozen)]
 pub(crate) struct PyGroup {
-    pub(super) group: Arc<Group>,
+    pub(super) group: Apart<Arc<Group>>,
 }
 
 #[pymethods]
@@ -21,20 +21,22 @@ impl PyGroup {
     /// Joins a group. `exchange(bytes)` returns what all ranks gave it, in order of rank; None for one that is not there.
     #[new]
     #[pyo3(signature = (*, rank, ranks, pool, timeout, masks_late, node, exchange))]
+    #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
+        py: Python<'_>,
         rank: usize,
         ranks: usize,
         pool: usize,
         timeout: f64,
         masks_late: bool,
         node: Option<u64>,
-        exchange: &Bound<'_, PyAny>,
+        exchange: Py<PyAny>,
     ) -> PyResult<Self> {
         let timeout = Duration::try_from_secs_f64(timeout)
             .map_err(|e| PyValueError::new_err(e.to_string()))?;
         let config = Config { rank, ranks, pool, timeout, masks_late, node, network: None };
-        let group = with_exchange(exchange, |exchange| Group::join(config, exchange))?;
-        Ok(Self { group })
+        let group = with_exchange(py, &exchange, |exchange| Group::join(config, exchange))?;
+        Ok(Self { group: Apart::new(group) })
     }
 
     /// Which rank this is.

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use uccl_ep::dispatch::Handle;
 
-use super::PyRouting;
+use super::{PyRouting, apart::Apart};
 
 /// What a combine needs of its dispatch.
 #[pyclass(name = "EpHandle", module = "uccl._core", frozen)]
 pub(crate) struct PyHandle {
-    pub(super) handle: Arc<Handle>,
+    pub(super) handle: Apart<Arc<Handle>>,
 }
 
 #[pymethods]
@@ -19,6 +19,12 @@ impl PyHandle {
     #[getter]
     fn routing(&self) -> PyRouting {
         PyRouting { routing: Arc::clone(&self.handle.routing) }
+    }
+
+    /// Over how many nodes tokens were relayed; 1 if they were not.
+    #[getter]
+    fn relays(&self) -> usize {
+        self.handle.relayed.len()
     }
 
     /// Fills what low latency mode's callers read, for `slots` rows of each local expert: tokens of rows (i32), and, by

@@ -1,5 +1,6 @@
 //! Expert parallelism: the engine's calls, with memory as addresses. `uccl.ep` makes tensors of them.
 
+mod apart;
 mod block;
 mod calls;
 mod cuda;
@@ -13,7 +14,9 @@ use pyo3::{
 };
 use uccl_ep::{
     Error, Exchange, Result,
-    record::{Record, Row},
+    combine::slots_of,
+    nodes::{Node, Nodes},
+    record::{Areas, Record, Row},
 };
 
 pub(crate) use self::{
@@ -44,41 +47,72 @@ fn over() -> Error {
 }
 
 /// Joins with an exchange of Python's: `exchange(bytes)` returns what all ranks gave it, in order of rank; None for one that is
-/// not there. What it raises is raised.
-fn with_exchange<T>(
-    exchange: &Bound<'_, PyAny>,
-    join: impl FnOnce(&mut Exchange<'_>) -> Result<T>,
+/// not there. What it raises is raised. Other threads go on while this rank waits for its peers.
+fn with_exchange<T: Send>(
+    py: Python<'_>,
+    exchange: &Py<PyAny>,
+    join: impl FnOnce(&mut Exchange<'_>) -> Result<T> + Send,
 ) -> PyResult<T> {
     let mut raised = None;
     let mut all = |mine: Vec<u8>| {
-        let given = exchange.call1((PyBytes::new(exchange.py(), &mine),));
-        given.and_then(|all| all.extract::<Vec<Option<Vec<u8>>>>()).map_err(|e| {
-            let why = Error::Invalid(format!("the exchange among ranks failed: {e}"));
-            raised = Some(e);
-            why
+        Python::attach(|py| {
+            let given = exchange.call1(py, (PyBytes::new(py, &mine),));
+            given.and_then(|all| all.extract::<Vec<Option<Vec<u8>>>>(py)).map_err(|e| {
+                let why = Error::Invalid(format!("the exchange among ranks failed: {e}"));
+                raised = Some(e);
+                why
+            })
         })
     };
-    let joined = join(&mut all);
+    let joined = py.detach(|| join(&mut all));
     match raised {
         Some(e) => Err(e),
         None => joined.map_err(|e| exception(&e)),
     }
 }
 
-/// Bytes of one rank's area of a dispatch with so many slots.
-#[pyfunction(name = "ep_record_len")]
-pub(crate) fn record_len(
+/// Bytes of a dispatch's place with so many slots for tokens of each rank. `spread` is nodes, and ranks of each: with several
+/// nodes tokens are relayed.
+#[pyfunction(name = "ep_dispatch_len")]
+pub(crate) fn dispatch_len(
     payload: usize,
     scales: usize,
     top_k: usize,
     local_experts: usize,
     slots: usize,
+    spread: (usize, usize),
 ) -> usize {
-    Record { payload, scales, top_k }.area(local_experts, slots)
+    let record = Record { payload, scales, top_k };
+    Areas { record, local_experts, nodes: nodes_of(spread) }.place(slots)
 }
 
 /// Bytes of a combine's place.
 #[pyfunction(name = "ep_row_place_len")]
 pub(crate) fn row_place_len(values: usize, weights: usize, slots: usize, tokens: usize) -> usize {
     Row { values, weights, slots }.place(tokens)
+}
+
+/// Rows that a token has in a combine's place where each rank sends one. `spread` as for a dispatch.
+#[pyfunction(name = "ep_row_slots")]
+pub(crate) fn row_slots(top_k: usize, spread: (usize, usize)) -> usize {
+    slots_of(nodes_of(spread), top_k)
+}
+
+fn nodes_of((count, ranks): (usize, usize)) -> Nodes {
+    Nodes { count: count.max(1), ranks }
+}
+
+/// Bytes that tell the node of this process from others: that with this number, or that of the processes that can see it.
+#[pyfunction(name = "ep_node")]
+#[pyo3(signature = (node))]
+pub(crate) fn node(py: Python<'_>, node: Option<u64>) -> PyResult<Bound<'_, PyBytes>> {
+    let node = Node::of_this_process(node).map_err(|e| exception(&e))?;
+    Ok(PyBytes::new(py, &node.to_bytes()))
+}
+
+/// Nodes, and ranks of each, by what `ep_node` says on each rank: one, unless all have as many ranks, one behind the other.
+#[pyfunction(name = "ep_nodes")]
+pub(crate) fn nodes(of_ranks: Vec<Vec<u8>>) -> (usize, usize) {
+    let Nodes { count, ranks } = Nodes::of(&of_ranks.into_iter().map(Some).collect::<Vec<_>>());
+    (count, ranks)
 }

@@ -28,6 +28,8 @@ struct Row {
     bytes: f64,
     /// Those of other ranks.
     foreign_bytes: f64,
+    /// Of rows that cross to other nodes.
+    across_bytes: f64,
     /// The slowest rank's time.
     latency_us: Latency,
     /// `bytes` by the median.
@@ -67,6 +69,7 @@ impl Row {
             call: ranks.first()?.name.clone(),
             bytes,
             foreign_bytes: mean(|timed| timed.foreign),
+            across_bytes: mean(|timed| timed.across),
             gb_per_s: bytes / latency_us.p50 / 1e3,
             of_copy: copy_us.p50 / latency_us.p50,
             latency_us,
@@ -87,24 +90,34 @@ fn slowest(ranks: &[&Timed], of: impl Fn(&Timed) -> &[Duration]) -> Option<Laten
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Shape { ranks, num_tokens, hidden, num_topk, num_experts } = self.shape;
+        let Shape { ranks, nodes, num_tokens, hidden, num_topk, num_experts } = self.shape;
         writeln!(
             f,
-            "{ranks} ranks, {num_tokens} tokens each, hidden {hidden}, top-{num_topk}, {num_experts} experts"
+            "{ranks} ranks on {nodes} nodes, {num_tokens} tokens each, hidden {hidden}, top-{num_topk}, {num_experts} experts"
         )?;
         write!(
             f,
-            "{:32} {:>8} {:>8} {:>9} {:>9} {:>9} {:>7} {:>9} {:>8}",
-            "call", "MB", "foreign", "p50 us", "p99 us", "min us", "GB/s", "copy us", "of copy"
+            "{:32} {:>8} {:>8} {:>8} {:>9} {:>9} {:>9} {:>7} {:>9} {:>8}",
+            "call",
+            "MB",
+            "foreign",
+            "across",
+            "p50 us",
+            "p99 us",
+            "min us",
+            "GB/s",
+            "copy us",
+            "of copy"
         )?;
         for row in &self.rows {
             let Latency { p50, p99, min } = row.latency_us;
             write!(
                 f,
-                "\n{:32} {:8.2} {:8.2} {p50:9.0} {p99:9.0} {min:9.0} {:7.2} {:9.0} {:8.2}",
+                "\n{:32} {:8.2} {:8.2} {:8.2} {p50:9.0} {p99:9.0} {min:9.0} {:7.2} {:9.0} {:8.2}",
                 row.call,
                 row.bytes / 1e6,
                 row.foreign_bytes / 1e6,
+                row.across_bytes / 1e6,
                 row.gb_per_s,
                 row.copy_us.p50,
                 row.of_copy,
@@ -121,7 +134,14 @@ mod tests {
     fn timed(calls: [u64; 3], bytes: u64) -> Timed {
         let durations = |all: [u64; 3]| all.map(Duration::from_micros).to_vec();
         let copies = durations([10, 10, 10]);
-        Timed { name: "dispatch".into(), bytes, foreign: 500, calls: durations(calls), copies }
+        Timed {
+            name: "dispatch".into(),
+            bytes,
+            foreign: 500,
+            across: 100,
+            calls: durations(calls),
+            copies,
+        }
     }
 
     #[test]
@@ -132,7 +152,7 @@ mod tests {
         let is_near = |have: f64, want: f64| (have / want - 1.0).abs() < 0.01;
         assert!(row.latency_us.min == 20.0 && is_near(row.latency_us.p50, 20.0), "{row:?}");
         assert!(is_near(row.latency_us.p99, 40.0) && is_near(row.of_copy, 0.5), "{row:?}");
-        assert_eq!((row.bytes, row.foreign_bytes), (2000.0, 500.0));
+        assert_eq!((row.bytes, row.foreign_bytes, row.across_bytes), (2000.0, 500.0, 100.0));
         assert!(is_near(row.gb_per_s, 0.1), "{row:?}");
         assert!(Row::of(&[]).is_none());
     }

@@ -10,6 +10,9 @@ pub(crate) struct Shape {
     /// Ranks of this host.
     #[arg(long, default_value_t = 2)]
     pub(crate) ranks: usize,
+    /// Nodes that they are kept apart on, as many ranks on each.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) nodes: usize,
     /// Tokens of each rank.
     #[arg(long, default_value_t = 128)]
     pub(crate) num_tokens: usize,
@@ -29,16 +32,23 @@ const MOST: usize = 1 << 16;
 
 impl Shape {
     pub(crate) fn check(&self) -> Result<()> {
-        let Self { ranks, num_tokens, hidden, num_topk, num_experts } = *self;
-        for (name, value) in
-            [("--ranks", ranks), ("--num-tokens", num_tokens), ("--hidden", hidden)]
-        {
+        let Self { ranks, nodes, num_tokens, hidden, num_topk, num_experts } = *self;
+        let sizes = [
+            ("--ranks", ranks),
+            ("--nodes", nodes),
+            ("--num-tokens", num_tokens),
+            ("--hidden", hidden),
+        ];
+        for (name, value) in sizes {
             if value == 0 || value > MOST {
                 bail!("{name} is 1 to {MOST}, not {value}");
             }
         }
         if !hidden.is_multiple_of(128) {
             bail!("--hidden is a multiple of 128, not {hidden}");
+        }
+        if !ranks.is_multiple_of(nodes) {
+            bail!("--ranks is a multiple of the {nodes} nodes, not {ranks}");
         }
         if !num_experts.is_multiple_of(ranks) {
             bail!("--num-experts is a multiple of the {ranks} ranks, not {num_experts}");
@@ -86,7 +96,7 @@ pub(crate) mod tests {
     use super::*;
 
     pub(crate) const SMALL: Shape =
-        Shape { ranks: 2, num_tokens: 5, hidden: 256, num_topk: 3, num_experts: 6 };
+        Shape { ranks: 2, nodes: 1, num_tokens: 5, hidden: 256, num_topk: 3, num_experts: 6 };
 
     #[test]
     fn a_token_chooses_different_experts() {
@@ -106,6 +116,7 @@ pub(crate) mod tests {
         assert!(SMALL.check().is_ok());
         assert!(why(Shape { ranks: 0, ..SMALL }).contains("--ranks is 1 to"));
         assert!(why(Shape { ranks: 4, ..SMALL }).contains("multiple of the 4 ranks, not 6"));
+        assert!(why(Shape { nodes: 3, ..SMALL }).contains("multiple of the 3 nodes, not 2"));
         assert!(why(Shape { hidden: 200, ..SMALL }).contains("multiple of 128, not 200"));
         assert!(why(Shape { num_topk: 7, ..SMALL }).contains("1 to 6"));
     }

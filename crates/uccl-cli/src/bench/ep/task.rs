@@ -22,6 +22,8 @@ pub(crate) struct Timed {
     pub(crate) bytes: u64,
     /// Those of them that are other ranks'.
     pub(crate) foreign: u64,
+    /// Bytes of rows that cross to other nodes.
+    pub(crate) across: u64,
     /// How long each round's call took.
     pub(crate) calls: Vec<Duration>,
     /// How long each round's copy of as many bytes took.

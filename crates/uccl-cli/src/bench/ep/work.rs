@@ -11,15 +11,18 @@ use uccl_device::{
     affinity::{allowed_cpus, keep_on},
 };
 use uccl_ep::{
-    Config, Exchange, Group,
-    combine::{Combine, Combined, Results, Sends, Sums},
+    Block, Config, Exchange, Group,
+    combine::{Combine, Combined, Results, slots_of},
     dispatch::{Dispatch, Handle, Layout, Outputs, Payload, Room, ScalesOut, Tokens},
+    nodes::Nodes,
     numerics::{bf16, e4m3, quantise::Scales},
-    record::{Record, Row},
+    record::{Areas, Record, Row},
     routing::{Choices, Routing},
 };
+use uccl_p2p::Transport;
 
 use super::{
+    kind::{Counted, Work},
     shape::Shape,
     task::{Ranks, Timed},
 };
@@ -43,8 +46,8 @@ pub(crate) fn measure(
         pool: pool(shape),
         timeout: TIMEOUT,
         masks_late: false,
-        node: None,
-        network: None,
+        node: (shape.nodes > 1).then_some((rank / (shape.ranks / shape.nodes)) as u64),
+        network: (shape.nodes > 1).then(network).transpose()?,
     };
     let group = Group::join(config, exchange)?;
     let choices = shape.choices(rank);
@@ -52,19 +55,27 @@ pub(crate) fn measure(
         let Shape { num_topk: top_k, num_experts, ranks, .. } = shape;
         Routing::new(Choices { experts, top_k, num_experts, ranks }).map(Arc::new)
     };
+    let flat = routing(&choices)?;
     let rank = Rank {
         shape,
         meet: routing(&[])?,
-        routing: routing(&choices)?,
+        relayed: match group.relays() {
+            Some(nodes) => Arc::new(Routing::clone(&flat).relayed(nodes)?),
+            None => Arc::clone(&flat),
+        },
+        flat,
         choices,
         x: (0..shape.ranks).map(|rank| shape.tokens(rank)).collect(),
         group,
     };
-    let mut memory = Memory::of(shape, &rank.choices);
+    let mut memory = Memory::of(&rank.group, shape, &rank.choices)?;
     let mut all: Vec<_> = Work::ALL.iter().map(|work| rank.timed(*work)).collect();
     for round in 0..WARM_UP + ranks.rounds {
         let mut handle = None;
         for (work, timed) in Work::ALL.iter().zip(&mut all) {
+            if *work == Work::LowLatencyCombineInPlace {
+                memory.fill_block();
+            }
             rank.meet()?;
             let started = Instant::now();
             rank.call(*work, &mut memory, &mut handle)?;
@@ -85,6 +96,15 @@ pub(crate) fn measure(
     Ok(all)
 }
 
+/// How nodes of this host reach each other: not by its memory, unless the environment says so.
+fn network() -> Result<uccl_p2p::Config> {
+    let network = uccl_p2p::Config::from_env()?;
+    Ok(match network.transport {
+        Transport::Auto => uccl_p2p::Config { transport: Transport::Tcp, ..network },
+        _ => network,
+    })
+}
+
 /// Keeps a rank on a CPU of its own, if there are enough: two that wait for each other on one CPU measure the scheduler.
 fn pin(rank: usize, ranks: usize) -> Result<()> {
     let allowed: Vec<_> = allowed_cpus().iter().flat_map(CpuList::iter).collect();
@@ -94,56 +114,22 @@ fn pin(rank: usize, ranks: usize) -> Result<()> {
     Ok(())
 }
 
-/// A kind of call.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Work {
-    LowLatencyFp8,
-    LowLatency,
-    LowLatencyCombine,
-    Elastic,
-    ElasticCombine,
-}
-
-impl Work {
-    /// In the order of a round: a combine takes what the dispatch before it gave.
-    const ALL: [Self; 5] = [
-        Self::LowLatencyFp8,
-        Self::LowLatency,
-        Self::LowLatencyCombine,
-        Self::Elastic,
-        Self::ElasticCombine,
-    ];
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::LowLatencyFp8 => "low latency dispatch, FP8",
-            Self::LowLatency => "low latency dispatch, bf16",
-            Self::LowLatencyCombine => "low latency combine",
-            Self::Elastic => "elastic dispatch, expanded",
-            Self::ElasticCombine => "elastic combine, expanded",
-        }
-    }
-
-    /// Bytes of a row.
-    fn row(self, hidden: usize) -> usize {
-        match self {
-            Self::LowLatencyFp8 => hidden + 4 * Scales::Exact.words(hidden),
-            _ => 2 * hidden,
-        }
-    }
-}
-
 /// Room for two dispatches and two combines.
 fn pool(shape: Shape) -> usize {
-    let Shape { ranks, num_tokens, hidden, num_topk: top_k, .. } = shape;
+    let Shape { ranks, nodes, num_tokens, hidden, num_topk: top_k, .. } = shape;
     let record = Record { payload: 2 * hidden, scales: 0, top_k };
-    let row = Row { values: 2 * hidden, weights: top_k, slots: top_k };
-    2 * (ranks * record.area(shape.local(), num_tokens) + row.place(num_tokens))
+    let nodes = Nodes { count: nodes, ranks: ranks / nodes };
+    let areas = Areas { record, local_experts: shape.local(), nodes };
+    let slots = top_k.max(slots_of(nodes, top_k));
+    let row = Row { values: 2 * hidden, weights: top_k, slots };
+    2 * (areas.place(num_tokens) + row.place(num_tokens))
 }
 
 /// Memory that calls use again in each round.
 struct Memory {
     rows: Vec<u16>,
+    /// The same rows, where peers read them.
+    block: Arc<Block>,
     scales: Vec<u32>,
     row_weights: Vec<f32>,
     combined: Vec<u16>,
@@ -152,18 +138,26 @@ struct Memory {
 }
 
 impl Memory {
-    fn of(shape: Shape, choices: &[i32]) -> Self {
-        let Shape { num_tokens, hidden, .. } = shape;
+    fn of(group: &Group, shape: Shape, choices: &[i32]) -> Result<Self> {
+        let Shape { num_tokens, hidden, num_topk, ranks, .. } = shape;
         let rows = shape.local() * shape.rows_of_expert();
         let selected = choices.len() * 2 * hidden;
-        Self {
+        Ok(Self {
             rows: vec![0; rows * hidden],
+            block: group.block(2 * rows * hidden)?,
             scales: vec![0; rows * Scales::Exact.words(hidden)],
-            row_weights: vec![0.0; rows],
+            row_weights: vec![0.0; rows.max(ranks * num_tokens * num_topk)],
             combined: vec![0; num_tokens * hidden],
             ones: vec![1.0; choices.len()],
             copied: [vec![1; selected], vec![2; selected]],
-        }
+        })
+    }
+
+    /// Copies the rows to where peers read them. The combine before has ended, so nobody does.
+    fn fill_block(&mut self) {
+        let to = self.block.as_ptr().cast::<u16>();
+        // SAFETY: the block has as many bytes, and is nobody else's now.
+        unsafe { to.copy_from_nonoverlapping(self.rows.as_ptr(), self.rows.len()) };
     }
 
     fn copy(&mut self, len: usize) {
@@ -178,7 +172,10 @@ struct Rank {
     group: Arc<Group>,
     /// Of no token.
     meet: Arc<Routing>,
-    routing: Arc<Routing>,
+    /// Of this rank's tokens.
+    flat: Arc<Routing>,
+    /// The same by relays, where the group has any.
+    relayed: Arc<Routing>,
     choices: Vec<i32>,
     /// Every rank's tokens.
     x: Vec<Vec<u16>>,
@@ -187,14 +184,14 @@ struct Rank {
 impl Rank {
     fn timed(&self, work: Work) -> Timed {
         let row = work.row(self.shape.hidden) as u64;
-        let me = self.group.rank();
-        let is_foreign =
-            |choice: &&i32| self.routing.owner(**choice).is_some_and(|(rank, _)| rank != me);
-        let foreign = self.choices.iter().filter(is_foreign).count() as u64;
+        let Counted { all, foreign, across } =
+            work.counted(self.shape, self.group.rank(), &self.choices);
+        let [bytes, foreign, across] = [all, foreign, across].map(|rows| rows as u64 * row);
         Timed {
             name: work.name().to_owned(),
-            bytes: self.choices.len() as u64 * row,
-            foreign: foreign * row,
+            bytes,
+            foreign,
+            across,
             calls: Vec::new(),
             copies: Vec::new(),
         }
@@ -208,6 +205,7 @@ impl Rank {
             payload: Payload::Bytes(0),
             scales: None,
             weights: None,
+            stays: true,
         };
         let routing = Arc::clone(&self.meet);
         // SAFETY: there is no token, and no row of one.
@@ -225,21 +223,18 @@ impl Rank {
         memory: &mut Memory,
         handle: &mut Option<Arc<Handle>>,
     ) -> Result<()> {
-        match (work, &handle) {
-            (Work::LowLatencyFp8 | Work::LowLatency | Work::Elastic, _) => {
-                *handle = Some(Arc::new(self.dispatch(work, memory)?));
-                Ok(())
-            }
-            (Work::LowLatencyCombine | Work::ElasticCombine, Some(handle)) => {
-                self.combine(work, memory, handle)
-            }
-            (_, None) => bail!("a combine comes behind a dispatch"),
+        if !work.is_combine() {
+            *handle = Some(Arc::new(self.dispatch(work, memory)?));
+            return Ok(());
         }
+        let Some(handle) = handle else { bail!("a combine comes behind a dispatch") };
+        self.combine(work, memory, handle)
     }
 
     fn dispatch(&self, work: Work, memory: &mut Memory) -> Result<Handle> {
         let hidden = self.shape.hidden;
-        let is_elastic = work == Work::Elastic;
+        let (is_elastic, is_normal) = (work == Work::Elastic, work.is_normal());
+        let has_weights = is_elastic || is_normal;
         let payload = match work {
             Work::LowLatencyFp8 => Payload::Quantised(hidden, Scales::Exact),
             _ => Payload::Bytes(2 * hidden),
@@ -249,17 +244,23 @@ impl Rank {
             stride: 2 * hidden,
             payload,
             scales: None,
-            weights: is_elastic.then_some(memory.ones.as_ptr()),
+            weights: has_weights.then_some(memory.ones.as_ptr()),
+            stays: true,
         };
-        let (routing, room) = (Arc::clone(&self.routing), Room::Tokens(self.shape.num_tokens));
+        let routing = Arc::clone(if work.may_relay() { &self.relayed } else { &self.flat });
+        let room = match is_normal {
+            true => Room::Bytes(self.group.pool_len() / 2 / 64 * 64),
+            false => Room::Tokens(self.shape.num_tokens),
+        };
         // SAFETY: `x` has a row for each token and `ones` a weight for each choice, and both stay.
         let mut dispatch =
             unsafe { Dispatch::begin(&self.group, routing, tokens, room, &mut never)? };
         let counts = dispatch.counts(&mut never)?;
         let most = self.shape.rows_of_expert();
-        let starts = match is_elastic {
-            true => starts(&counts.of_experts()),
-            false => (0..self.shape.local()).map(|expert| expert * most).collect(),
+        let layout = match (is_normal, is_elastic) {
+            (true, _) => Layout::Rows,
+            (_, true) => Layout::Experts(starts(&counts.of_experts())),
+            _ => Layout::Experts((0..self.shape.local()).map(|expert| expert * most).collect()),
         };
         let mut outputs = outputs(&mut memory.rows, work.payload(hidden));
         if work == Work::LowLatencyFp8 {
@@ -270,28 +271,32 @@ impl Rank {
             outputs.scales =
                 Some(ScalesOut::Strided { words, row_stride: 1, expert_stride, word_stride: most });
         }
-        outputs.weights = is_elastic.then_some(memory.row_weights.as_mut_ptr());
+        outputs.weights = has_weights.then_some(memory.row_weights.as_mut_ptr());
         // SAFETY: `memory` has as many rows, weights and scales as experts may get, and nobody else uses it.
-        Ok(unsafe { dispatch.receive(outputs, &Layout::Experts(starts), &mut never)? })
+        Ok(unsafe { dispatch.receive(outputs, &layout, &mut never)? })
     }
 
     fn combine(&self, work: Work, memory: &mut Memory, handle: &Arc<Handle>) -> Result<()> {
         let hidden = self.shape.hidden;
-        let is_elastic = work == Work::ElasticCombine;
+        let (sends, sums, relays) = work.sends(&memory.ones);
+        let rows = match work {
+            Work::LowLatencyCombineInPlace => memory.block.as_ptr().cast_const(),
+            _ => memory.rows.as_ptr().cast(),
+        };
         let results = Results {
-            rows: memory.rows.as_ptr().cast(),
+            rows,
             len: memory.rows.len() / hidden,
             stride: 2 * hidden,
             hidden,
-            sends: if is_elastic { Sends::SumOfExperts } else { Sends::EachExpert },
+            sends,
             weights: None,
             is_packed: false,
-            relays: None,
+            relays,
             stays: true,
         };
         let combined = Combined {
             rows: memory.combined.as_mut_ptr(),
-            sums: if is_elastic { Sums::ByChoice } else { Sums::Weighted(memory.ones.as_ptr()) },
+            sums,
             bias: [None, None],
             weights: None,
         };
@@ -305,34 +310,44 @@ impl Rank {
 
     /// Looks at every row that the call gave.
     fn verify(&self, work: Work, memory: &Memory, handle: Option<&Handle>) -> Result<()> {
-        let Shape { hidden, num_topk, .. } = self.shape;
-        if matches!(work, Work::LowLatencyCombine | Work::ElasticCombine) {
-            let x = &self.x[self.group.rank()];
-            let is_right =
-                |(have, x): (&u16, &u16)| bf16::to_f32(*have) == num_topk as f32 * bf16::to_f32(*x);
-            return match memory.combined.iter().zip(x).all(is_right) {
-                true => Ok(()),
-                false => bail!("{}: a sum is wrong", work.name()),
-            };
+        let hidden = self.shape.hidden;
+        if work.is_combine() {
+            return self.verify_sums(work, memory);
         }
         let Some(handle) = handle else { bail!("a dispatch leaves a handle") };
-        for entry in handle.table.chunks_exact(handle.width()) {
+        for (at, entry) in handle.table.chunks_exact(handle.width()).enumerate() {
             let (token, from) = (entry[0] as usize, entry[1] as usize);
             let x = &self.x[from][token * hidden..][..hidden];
-            for row in entry[2..].iter().filter(|row| **row >= 0) {
-                if !memory.has(work, self.shape, *row as usize, x) {
+            let rows = match work.is_normal() {
+                true => vec![at],
+                false => entry[2..].iter().filter_map(|row| usize::try_from(*row).ok()).collect(),
+            };
+            for row in rows {
+                if !memory.has(work, self.shape, row, x) {
                     bail!("{}: row {row}, of token {token} of rank {from}, is wrong", work.name());
                 }
             }
         }
         Ok(())
     }
-}
 
-impl Work {
-    /// Bytes from one row to the next.
-    fn payload(self, hidden: usize) -> usize {
-        if self == Self::LowLatencyFp8 { hidden } else { 2 * hidden }
+    /// Looks at every sum: experts changed nothing, so each is a multiple of its token.
+    fn verify_sums(&self, work: Work, memory: &Memory) -> Result<()> {
+        let Shape { ranks, hidden, num_topk, .. } = self.shape;
+        let x = self.x[self.group.rank()].chunks(hidden);
+        for (token, (sum, x)) in memory.combined.chunks(hidden).zip(x).enumerate() {
+            let goes = |rank: &usize| self.flat.to(*rank).binary_search(&(token as u32)).is_ok();
+            let times = match work.is_normal() {
+                true => (0..ranks).filter(goes).count(),
+                false => num_topk,
+            };
+            let is_right =
+                |(have, x): (&u16, &u16)| bf16::to_f32(*have) == times as f32 * bf16::to_f32(*x);
+            if !sum.iter().zip(x).all(is_right) {
+                bail!("{}: the sum of token {token} is wrong", work.name());
+            }
+        }
+        Ok(())
     }
 }
 
