@@ -29,6 +29,17 @@ extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 2)
   combine_send(p, s);
 }
 
+// One block; a thread has a rank.
+extern "C" __global__ void __launch_bounds__(UCCL_EP_MOST_RANKS)
+    uccl_ep_mask(const __grid_constant__ UcclEpMask p) {
+  UcclEpOwn* own = reinterpret_cast<UcclEpOwn*>(p.own);
+  u64 masked = (own->masked & ~p.clear) | p.set;
+  u32 rank = threadIdx.x;
+  if (p.status != 0 && rank < p.ranks) reinterpret_cast<u32*>(p.status)[rank] = masked >> rank & 1;
+  __syncthreads();
+  if (rank == 0) own->masked = masked;
+}
+
 extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 2)
     uccl_ep_sum(const __grid_constant__ UcclEpSum p) {
   UCCL_SHARED(Waiting, s);

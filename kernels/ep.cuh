@@ -13,14 +13,33 @@ constexpr u32 UCCL_EP_MOST_TOP_K = 32;
 constexpr u32 UCCL_EP_MOST_TOKENS = 65535;
 // Calls that may be under way.
 constexpr u32 UCCL_EP_SLOTS = 8;
+// Calls of the same length that lie behind each other in a pool.
+constexpr u32 UCCL_EP_ROUND = 4;
 constexpr u32 UCCL_EP_HEADER = 8;
 constexpr u32 UCCL_EP_THREADS = 256;
 
-// Words that only this rank's kernels use: whether a call has failed, and how many blocks have come to the end of a step.
+// Words that only this rank's kernels use: whether a call has failed, how many blocks have come to the end of a step, where the last
+// calls are, and which ranks are left out.
 struct UcclEpOwn {
   u32 has_failed;
   u32 zero[15];
   u32 ended[2][UCCL_EP_SLOTS];
+  u64 calls;                  // how many calls have begun
+  u64 next;                   // offset in the pool at which the next may begin
+  u64 begins[UCCL_EP_SLOTS];  // of the last calls, by number: offsets
+  u64 ends[UCCL_EP_SLOTS];
+  u64 masked;                                       // a bit for each rank that is left out
+  u32 verdicts[UCCL_EP_SLOTS][UCCL_EP_MOST_RANKS];  // of the last calls: whether a rank's data came in time
+};
+
+// Leaves ranks out, lets others take part again, and tells which are left out.
+struct UcclEpMask {
+  u64 own;
+  u64 set;     // a bit for each rank
+  u64 clear;
+  u64 status;  // i32 by rank, or null
+  u32 ranks;
+  u32 zero;
 };
 
 // What the host is told, in its memory. `state` is set last.
@@ -52,19 +71,30 @@ struct UcclEpGroup {
   u64 own;
   u64 status;
   u64 timeout_ns;
+  u64 pool_at;  // in bytes from the start of a window
+  u64 pool;     // bytes
   u32 rank;
   u32 ranks;
+  u32 masks_late;  // whether a late rank is left out, and the call goes on
+  u32 zero;
 };
 
+// What a call is: the same each time that a graph repeats it.
 struct UcclEpCall {
-  u64 number;
-  u64 place;                   // in bytes from the start of a window
-  u64 after[UCCL_EP_SLOTS];    // calls that a peer must have ended before its place is written to
+  u64 placed;                  // UcclEpPlaced: what it is this time, which its later launches find there
+  u64 len;                     // bytes that it takes in a pool
   u64 header[UCCL_EP_HEADER];  // what this rank tells
-  u32 after_count;
-  u32 agreed;  // words of the header that all ranks have alike
+  u32 agreed;                  // words of the header that all ranks have alike
   u32 phase;
-  u32 zero;
+};
+
+// A call's number and place, which follow from the calls before it.
+struct UcclEpPlaced {
+  u64 number;
+  u64 place;                 // in bytes from the start of a window
+  u64 after[UCCL_EP_SLOTS];  // calls that a peer must have ended before its place is written to
+  u64 after_count;
+  u64 masked;  // a bit for each rank that is left out
 };
 
 // Choices of tokens, and where they lead; see ep_route.cuh.
@@ -123,6 +153,7 @@ struct UcclEpReceive {
   u64 scales_word;
   u64 count;         // i32 by expert
   u64 stats;         // the same, added to; or null
+  u64 waits;         // u64 by rank: nanoseconds, added to; or null
   u64 src_info;      // i32 by row: the token
   u64 origin;        // i32 by row: rank * 32 + choice
   u64 layout_range;  // i64 by expert and rank: first << 32 | count
@@ -154,6 +185,7 @@ struct UcclEpSum {
   UcclEpCall call;
   UcclEpRoutes routes;
   u64 weights;
+  u64 waits;  // as those of UcclEpReceive
   u64 out;
   u64 slot_stride;
   u32 row_len;

@@ -58,11 +58,12 @@ __device__ __forceinline__ u32 find(const u32* starts, u32 count, u32 at) {
   return low;
 }
 
-__device__ __forceinline__ void send_header(const UcclEpGroup& g, const UcclEpCall& c) {
+__device__ __forceinline__ void send_header(const UcclEpGroup& g, const UcclEpCall& c, const UcclEpPlaced& call) {
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < g.ranks * UCCL_EP_HEADER; i += blockDim.x) {
     u32 to = i / UCCL_EP_HEADER, word = i % UCCL_EP_HEADER;
-    reinterpret_cast<u64*>(header_of(g, to, g.rank, c.number))[word] = c.header[word];
+    if (is_masked(call, to)) continue;
+    reinterpret_cast<u64*>(header_of(g, to, g.rank, call.number))[word] = c.header[word];
   }
 }
 
@@ -74,8 +75,9 @@ __device__ __forceinline__ void send_row(const UcclEpReturn& p, const Returning&
   u32 rank = origin / UCCL_EP_MOST_TOP_K, k = origin % UCCL_EP_MOST_TOP_K;
   // Tensors that the caller has spoilt reach no other memory.
   if (rank >= p.group.ranks || k >= p.top_k || token >= p.slots) return;
+  if (is_masked(s.waiting.call, rank)) return;
   u64 slot = static_cast<u64>(k) * p.slots + token;
-  u64 to = p.group.windows[rank] + p.call.place + slot * p.slot_stride;
+  u64 to = p.group.windows[rank] + s.waiting.call.place + slot * p.slot_stride;
   // One lane has the only target.
   Targets targets[1] = {{to, 1}};
   copy_to_all(targets, p.rows + row * p.row_stride, p.row_len / 16);
@@ -94,23 +96,26 @@ __device__ __forceinline__ void combine_send(const UcclEpReturn& p, Returning& s
   u32 total = s.starts[p.local_experts];
 #pragma unroll 1
   for (u32 at = blockIdx.x; at < total; at += gridDim.x) send_row(p, s, at);
-  if (!is_last_block(p.group, p.call, STEP_SEND, s.waiting)) return;
-  send_header(p.group, p.call);
-  tell_arrived(p.group, p.call);
+  if (!is_last_block(p.group, STEP_SEND, s.waiting)) return;
+  UcclEpPlaced& call = s.waiting.call;
+  take_place(p.group, p.call, call);
+  send_header(p.group, p.call, call);
+  tell_arrived(p.group, call);
 }
 
 // Sums the rows of a token's choices, in their order. The warps of a block share the work.
-__device__ __forceinline__ void sum_token(const UcclEpSum& p, u32 token) {
+__device__ __forceinline__ void sum_token(const UcclEpSum& p, const UcclEpPlaced& call, u32 token) {
   u32 lane = lane_of_thread();
   Targets rows = {0, 0};
   float weight = 0.0f;
   bool is_chosen = false;
   if (lane < p.routes.top_k) {
     u64 at = static_cast<u64>(token) * p.routes.top_k + lane;
-    is_chosen = choice_of(p.routes, p.group.ranks, at) != NO_EXPERT;
+    u32 expert = choice_of(p.routes, p.group.ranks, at);
+    is_chosen = expert != NO_EXPERT && !is_masked(call, expert / p.routes.local_experts);
     weight = reinterpret_cast<const float*>(p.weights)[at];
     u64 slot = static_cast<u64>(lane) * p.slots + token;
-    rows.mine = p.group.windows[p.group.rank] + p.call.place + slot * p.slot_stride;
+    rows.mine = p.group.windows[p.group.rank] + call.place + slot * p.slot_stride;
   }
   rows.has = __ballot_sync(ALL, is_chosen);
   u32 count = p.row_len / 16;
@@ -144,8 +149,8 @@ __device__ __forceinline__ void sum_token(const UcclEpSum& p, u32 token) {
 }
 
 __device__ __forceinline__ void combine_receive(const UcclEpSum& p, Waiting& w) {
-  if (!wait_for_data(p.group, p.call, w)) return;
+  if (!wait_for_data(p.group, p.call, p.waits, w)) return;
 #pragma unroll 1
-  for (u32 token = blockIdx.x; token < p.routes.tokens; token += gridDim.x) sum_token(p, token);
-  if (is_last_block(p.group, p.call, STEP_RECEIVE, w)) tell_taken(p.group, p.call);
+  for (u32 token = blockIdx.x; token < p.routes.tokens; token += gridDim.x) sum_token(p, w.call, token);
+  if (is_last_block(p.group, STEP_RECEIVE, w)) tell_taken(p.group, w.call);
 }

@@ -11,17 +11,17 @@ constexpr u32 GROUP = 128;
 constexpr u32 WARP_CHANNELS = 512;
 
 // Where a token's records go: a lane has those of two ranks.
-__device__ __forceinline__ void records_of(const UcclEpSend& p, u32 token, Targets (&to)[2]) {
+__device__ __forceinline__ void records_of(const UcclEpSend& p, const UcclEpPlaced& call, u32 token, Targets (&to)[2]) {
   const int* slots = reinterpret_cast<const int*>(p.routes.slots);
 #pragma unroll
   for (u32 half = 0; half < 2; half++) {
     u32 rank = half * LANES + lane_of_thread();
-    bool is_rank = rank < p.group.ranks;
+    bool is_rank = rank < p.group.ranks && !is_masked(call, rank);
     int slot = is_rank ? slots[static_cast<u64>(token) * p.group.ranks + rank] : -1;
     to[half].has = __ballot_sync(ALL, slot >= 0);
     to[half].mine = 0;
     if (slot >= 0) {
-      u64 area = p.group.windows[rank] + p.call.place + p.group.rank * p.area.len;
+      u64 area = p.group.windows[rank] + call.place + p.group.rank * p.area.len;
       to[half].mine = area + p.area.first + static_cast<u64>(slot) * p.area.stride;
     }
   }
@@ -101,21 +101,23 @@ __device__ __forceinline__ void send_choices(const UcclEpSend& p, u32 token,
 }
 
 // Tells each rank how much there is for it.
-__device__ __forceinline__ void send_counts(const UcclEpSend& p) {
+__device__ __forceinline__ void send_counts(const UcclEpSend& p, const UcclEpPlaced& call) {
   const UcclEpGroup& g = p.group;
   u32 local = p.routes.local_experts;
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < g.ranks * local; i += blockDim.x) {
-    u64 area = g.windows[i / local] + p.call.place + g.rank * p.area.len;
+    if (is_masked(call, i / local)) continue;
+    u64 area = g.windows[i / local] + call.place + g.rank * p.area.len;
     reinterpret_cast<u32*>(area)[i % local] = reinterpret_cast<const u32*>(p.routes.experts)[i];
   }
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < g.ranks * UCCL_EP_HEADER; i += blockDim.x) {
     u32 to = i / UCCL_EP_HEADER, word = i % UCCL_EP_HEADER;
+    if (is_masked(call, to)) continue;
     u64 value = p.call.header[word];
     // The first word that is told and not agreed on.
     if (word == p.call.agreed) value = reinterpret_cast<const u32*>(p.routes.counts)[to];
-    reinterpret_cast<u64*>(header_of(g, to, g.rank, p.call.number))[word] = value;
+    reinterpret_cast<u64*>(header_of(g, to, g.rank, call.number))[word] = value;
   }
 }
 
@@ -124,7 +126,7 @@ __device__ __forceinline__ void dispatch_send(const UcclEpSend& p, Waiting& w) {
 #pragma unroll 1
   for (u32 token = blockIdx.x; token < p.routes.tokens; token += gridDim.x) {
     Targets to[2];
-    records_of(p, token, to);
+    records_of(p, w.call, token, to);
     u64 row = p.rows + token * p.row_stride;
     if (p.how == UCCL_EP_COPIED) {
       copy_to_all(to, row, p.area.payload / 16);
@@ -133,9 +135,10 @@ __device__ __forceinline__ void dispatch_send(const UcclEpSend& p, Waiting& w) {
     }
     if (warp_of_thread() == 0) send_choices(p, token, to);
   }
-  if (!is_last_block(p.group, p.call, STEP_SEND, w)) return;
-  send_counts(p);
-  tell_arrived(p.group, p.call);
+  if (!is_last_block(p.group, STEP_SEND, w)) return;
+  take_place(p.group, p.call, w.call);
+  send_counts(p, w.call);
+  tell_arrived(p.group, w.call);
 }
 
 // What a block knows of what arrives.
@@ -149,11 +152,12 @@ struct Arriving {
 __device__ __forceinline__ bool count_arriving(const UcclEpReceive& p, Arriving& s) {
   const UcclEpGroup& g = p.group;
   u32 local = p.local_experts;
-  u64 place = g.windows[g.rank] + p.call.place;
+  u64 place = g.windows[g.rank] + s.waiting.call.place;
   if (threadIdx.x < g.ranks) {
     const u64* header =
-        reinterpret_cast<const u64*>(header_of(g, g.rank, threadIdx.x, p.call.number));
-    u64 count = header[p.call.agreed], tokens = header[p.call.agreed + 1];
+        reinterpret_cast<const u64*>(header_of(g, g.rank, threadIdx.x, s.waiting.call.number));
+    bool is_there = !is_masked(s.waiting.call, threadIdx.x);
+    u64 count = is_there ? header[p.call.agreed] : 0, tokens = is_there ? header[p.call.agreed + 1] : 0;
     u64 most = min(tokens, static_cast<u64>(p.slots));
     if (count > most) {
       s.waiting.expected[threadIdx.x] = most;
@@ -165,7 +169,7 @@ __device__ __forceinline__ bool count_arriving(const UcclEpReceive& p, Arriving&
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < g.ranks * local; i += blockDim.x) {
     const u32* counts = reinterpret_cast<const u32*>(place + (i / local) * p.area.len);
-    s.begins[i] = counts[i % local];
+    s.begins[i] = is_masked(s.waiting.call, i / local) ? 0 : counts[i % local];
   }
   if (!is_sound(g, p.call, s.waiting)) return false;
   if (threadIdx.x == 0) {
@@ -210,7 +214,7 @@ __device__ __forceinline__ u32 sender_of(const UcclEpReceive& p, const Arriving&
 __device__ __forceinline__ void receive_record(const UcclEpReceive& p, const Arriving& s, u32 at) {
   const UcclEpGroup& g = p.group;
   u32 from = sender_of(p, s, at), lane = lane_of_thread();
-  u64 area = g.windows[g.rank] + p.call.place + from * p.area.len;
+  u64 area = g.windows[g.rank] + s.waiting.call.place + from * p.area.len;
   u64 record = area + p.area.first + static_cast<u64>(at - s.starts[from]) * p.area.stride;
   // A lane has a choice: the row, if the expert is here.
   u32 expert = NO_EXPERT, row = 0;
@@ -249,10 +253,10 @@ __device__ __forceinline__ void receive_record(const UcclEpReceive& p, const Arr
 }
 
 __device__ __forceinline__ void dispatch_receive(const UcclEpReceive& p, Arriving& s) {
-  if (!wait_for_data(p.group, p.call, s.waiting)) return;
+  if (!wait_for_data(p.group, p.call, p.waits, s.waiting)) return;
   if (!count_arriving(p, s)) return;
   u32 total = s.starts[p.group.ranks];
 #pragma unroll 1
   for (u32 at = blockIdx.x; at < total; at += gridDim.x) receive_record(p, s, at);
-  if (is_last_block(p.group, p.call, STEP_RECEIVE, s.waiting)) tell_taken(p.group, p.call);
+  if (is_last_block(p.group, STEP_RECEIVE, s.waiting)) tell_taken(p.group, s.waiting.call);
 }

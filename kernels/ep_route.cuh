@@ -129,7 +129,7 @@ __device__ __forceinline__ void place_by_rank(const UcclEpGroup& g, const UcclEp
 }
 
 __device__ __forceinline__ void route(const UcclEpSend& p, Routing& s) {
-  if (!begin_block(p.group, s.waiting)) return;
+  if (!begin_block(p.group, p.call, STEP_SEND, s.waiting)) return;
   place_by_expert(p.routes, p.group.ranks, s);
   place_by_rank(p.group, p.routes, s.waiting);
   is_sound(p.group, p.call, s.waiting);

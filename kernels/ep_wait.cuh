@@ -43,8 +43,9 @@ __device__ __forceinline__ UcclEpStatus* status_of(const UcclEpGroup& g) {
   return reinterpret_cast<UcclEpStatus*>(g.status);
 }
 
-// What a block's threads tell each other about a wait or a fault.
+// What a block's threads know of their call, and tell each other about a wait or a fault.
 struct Waiting {
+  UcclEpPlaced call;
   u32 state;  // 0, one of the states of a status, or STOPPED
   u32 what;
   u64 late;
@@ -65,9 +66,58 @@ __device__ __forceinline__ u32 agreed_state(const Waiting& w) {
   return state;
 }
 
-// The block begins: nothing has gone wrong, unless an earlier call has failed.
-__device__ __forceinline__ bool begin_block(const UcclEpGroup& g, Waiting& w) {
+// Whether a call leaves a rank out.
+__device__ __forceinline__ bool is_masked(const UcclEpPlaced& call, u32 rank) {
+  return (call.masked >> rank & 1) != 0;
+}
+
+// Numbers and places the next call, as crates/uccl-ep/src/placing.rs does.
+__device__ __forceinline__ void place_call(const UcclEpGroup& g, const UcclEpCall& c, UcclEpPlaced& call) {
+  const UcclEpOwn* own = own_of(g);
+  u64 number = own->calls + 1, offset = own->next, after = 0;
+  if (offset + c.len > min(g.pool, c.len * UCCL_EP_ROUND)) offset = 0;
+#pragma unroll 1
+  for (u32 ago = UCCL_EP_SLOTS; ago > 0; ago--) {
+    if (number <= ago) continue;
+    u32 slot = slot_of(number - ago);
+    bool overlaps = own->begins[slot] < offset + c.len && offset < own->ends[slot];
+    // The call that used the same words counts as overlapping.
+    if (ago == UCCL_EP_SLOTS || overlaps) call.after[after++] = number - ago;
+  }
+  call.number = number;
+  call.place = g.pool_at + offset;
+  call.after_count = after;
+  call.masked = own->masked;
+}
+
+// The call has its number and place from here on: by the last block of the launch that sends.
+__device__ __forceinline__ void take_place(const UcclEpGroup& g, const UcclEpCall& c, UcclEpPlaced& call) {
   if (threadIdx.x == 0) {
+    UcclEpOwn* own = own_of(g);
+    u32 slot = slot_of(call.number);
+    u64 begin = call.place - g.pool_at;
+    own->calls = call.number;
+    own->begins[slot] = begin;
+    own->ends[slot] = own->next = begin + c.len;
+    // Other blocks may have left out ranks that they found late.
+    call.masked = own->masked;
+    *reinterpret_cast<UcclEpPlaced*>(c.placed) = call;
+  }
+  __syncthreads();
+}
+
+// The launches of a call: one sends and gives it its place, one receives.
+constexpr u32 STEP_SEND = 0;
+constexpr u32 STEP_RECEIVE = 1;
+
+// The block begins: nothing has gone wrong, unless an earlier call has failed.
+__device__ __forceinline__ bool begin_block(const UcclEpGroup& g, const UcclEpCall& c, u32 step, Waiting& w) {
+  if (threadIdx.x == 0) {
+    if (step == STEP_SEND) {
+      place_call(g, c, w.call);
+    } else {
+      w.call = *reinterpret_cast<const UcclEpPlaced*>(c.placed);
+    }
     w.state = look(g.own) != 0 ? STOPPED : 0;
     w.what = 0;
     w.late = 0;
@@ -92,7 +142,7 @@ __device__ __forceinline__ bool is_sound(const UcclEpGroup& g, const UcclEpCall&
     UcclEpStatus* status = status_of(g);
     status->phase = c.phase;
     status->what = w.what;
-    status->call = c.number;
+    status->call = w.call.number;
     status->late = w.late;
     status->waited_ns = w.waited_ns;
 #pragma unroll 1
@@ -105,26 +155,50 @@ __device__ __forceinline__ bool is_sound(const UcclEpGroup& g, const UcclEpCall&
     *const_cast<volatile u32*>(&status->state) = state;
     __threadfence_system();
 #pragma unroll 1
-    for (u32 rank = 0; rank < g.ranks; rank++) store_release(fault_word(g, rank, g.rank), c.number);
+    for (u32 rank = 0; rank < g.ranks; rank++) store_release(fault_word(g, rank, g.rank), w.call.number);
   }
   return false;
 }
 
-// Waits until a word has the mark, or, of `taken`, that of a later call. False if that has no end in sight.
-__device__ __forceinline__ bool wait_for_mark(const UcclEpGroup& g, Waiting& w, u64 word, u64 mark,
-                                              u32 what) {
+// How a wait ended: a fault, the word has its mark, or the call may go on without its rank.
+constexpr u32 FAULT = 0;
+constexpr u32 CAME = 1;
+constexpr u32 LATE = 2;
+
+// What blocks have found out of a rank's data: 0, CAME or LATE.
+__device__ __forceinline__ u32* verdict_on(const UcclEpGroup& g, const UcclEpPlaced& call, u32 rank) {
+  return &own_of(g)->verdicts[slot_of(call.number)][rank];
+}
+
+// Whether another block goes on without a rank.
+__device__ __forceinline__ bool is_given_up(const UcclEpGroup& g, const Waiting& w, u32 rank, u32 what) {
+  if (what == UCCL_EP_DATA) return *const_cast<volatile u32*>(verdict_on(g, w.call, rank)) == LATE;
+  return (*const_cast<volatile u64*>(&own_of(g)->masked) >> rank & 1) != 0;
+}
+
+// The call goes on without a rank, and so do those after it.
+__device__ __forceinline__ void leave_out(const UcclEpGroup& g, Waiting& w, u32 rank) {
+  atomicOr(&own_of(g)->masked, 1ull << rank);
+  atomicOr(&w.call.masked, 1ull << rank);
+}
+
+// Waits until a word has the mark, or, of `taken`, that of a later call.
+__device__ __forceinline__ u32 wait_for_mark(const UcclEpGroup& g, Waiting& w, u64 word, u64 mark,
+                                             u32 what) {
   constexpr u32 LOOKS = 32;
   u32 peer = threadIdx.x;
   u64 began = now_ns(), seen;
 #pragma unroll 1
   for (u32 looks = 1;; looks++) {
     seen = load_acquire(word);
-    if (seen == mark || (what == UCCL_EP_ROOM && call_of(seen) > call_of(mark))) return true;
+    if (seen == mark || (what == UCCL_EP_ROOM && call_of(seen) > call_of(mark))) return CAME;
     if (looks % LOOKS == 0) {
       u64 waited = now_ns() - began;
       u64 fault = load_acquire(fault_word(g, g.rank, peer));
       w.expected[peer] = mark;
       w.seen[peer] = fault != 0 ? fault : seen;
+      bool is_late = fault != 0 || waited > g.timeout_ns;
+      if (g.masks_late != 0 && (is_late || is_given_up(g, w, peer, what))) return LATE;
       if (fault != 0) {
         note_fault(w, UCCL_EP_GAVE_UP, what, peer);
       } else if (look(g.status) != 0) {
@@ -138,7 +212,7 @@ __device__ __forceinline__ bool wait_for_mark(const UcclEpGroup& g, Waiting& w, 
         // Another rank is late: so is this one.
         note_fault(w, UCCL_EP_OVERDUE, what, peer);
       }
-      if (look_shared(w.state) != 0) return false;
+      if (look_shared(w.state) != 0) return FAULT;
     }
     relax();
   }
@@ -147,27 +221,49 @@ __device__ __forceinline__ bool wait_for_mark(const UcclEpGroup& g, Waiting& w, 
 // Waits until every rank has ended the calls that had this call's place. All threads of the block come here.
 __device__ __forceinline__ bool wait_for_room(const UcclEpGroup& g, const UcclEpCall& c,
                                               Waiting& w) {
-  if (!begin_block(g, w)) return false;
+  if (!begin_block(g, c, STEP_SEND, w)) return false;
   u32 peer = threadIdx.x;
-  if (peer < g.ranks) {
+  if (peer < g.ranks && !is_masked(w.call, peer)) {
 #pragma unroll 1
-    for (u32 i = 0; i < c.after_count; i++) {
-      u64 word = taken_word(g, g.rank, peer, c.after[i]);
-      if (!wait_for_mark(g, w, word, mark_of(c.after[i]), UCCL_EP_ROOM)) break;
+    for (u32 i = 0; i < w.call.after_count; i++) {
+      u64 word = taken_word(g, g.rank, peer, w.call.after[i]);
+      u32 ended = wait_for_mark(g, w, word, mark_of(w.call.after[i]), UCCL_EP_ROOM);
+      if (ended == LATE) leave_out(g, w, peer);
+      if (ended != CAME) break;
     }
   }
   return is_sound(g, c, w);
 }
 
-// Waits until every rank's data is there, and compares what ranks tell of the call.
-__device__ __forceinline__ bool wait_for_data(const UcclEpGroup& g, const UcclEpCall& c,
+// Waits for a rank's data. Where late ranks are left out, all blocks go by what the first of them has found.
+__device__ __forceinline__ u32 wait_for_rank(const UcclEpGroup& g, Waiting& w, u64 word, u64 mark) {
+  u32 ended = wait_for_mark(g, w, word, mark, UCCL_EP_DATA);
+  if (g.masks_late == 0 || ended == FAULT) return ended;
+  u32 before = atomicCAS(verdict_on(g, w.call, threadIdx.x), 0u, ended);
+  if (before != 0) ended = before;
+  if (ended == LATE) {
+    leave_out(g, w, threadIdx.x);
+  } else {
+    // Another block has seen it, and it changes only when this call has ended.
+    while (load_acquire(word) != mark) relax();
+  }
+  return ended;
+}
+
+// Waits until every rank's data is there, and compares what ranks tell of the call. To `waits`, if there are any, is added by rank how
+// many nanoseconds that took; what was there before counts nothing.
+__device__ __forceinline__ bool wait_for_data(const UcclEpGroup& g, const UcclEpCall& c, u64 waits,
                                               Waiting& w) {
-  if (!begin_block(g, w)) return false;
+  if (!begin_block(g, c, STEP_RECEIVE, w)) return false;
   u32 peer = threadIdx.x;
-  if (peer < g.ranks) {
-    u64 word = arrived_word(g, g.rank, peer, c.number);
-    if (wait_for_mark(g, w, word, mark_of(c.number), UCCL_EP_DATA)) {
-      const u64* theirs = reinterpret_cast<const u64*>(header_of(g, g.rank, peer, c.number));
+  if (peer < g.ranks && !is_masked(w.call, peer)) {
+    u64 number = w.call.number;
+    u64 word = arrived_word(g, g.rank, peer, number);
+    bool is_timed = waits != 0 && blockIdx.x == 0 && load_acquire(word) != mark_of(number);
+    u64 began = is_timed ? now_ns() : 0;
+    if (wait_for_rank(g, w, word, mark_of(number)) == CAME) {
+      if (is_timed) reinterpret_cast<u64*>(waits)[peer] += now_ns() - began;
+      const u64* theirs = reinterpret_cast<const u64*>(header_of(g, g.rank, peer, number));
 #pragma unroll 1
       for (u32 i = 0; i < c.agreed; i++) {
         if (theirs[i] == c.header[i]) continue;
@@ -182,12 +278,11 @@ __device__ __forceinline__ bool wait_for_data(const UcclEpGroup& g, const UcclEp
 }
 
 // Whether all other blocks have come to the end of a step; what they wrote is then visible here.
-__device__ __forceinline__ bool is_last_block(const UcclEpGroup& g, const UcclEpCall& c, u32 step,
-                                              Waiting& w) {
+__device__ __forceinline__ bool is_last_block(const UcclEpGroup& g, u32 step, Waiting& w) {
   // The barrier and then the fence put the whole block's reads and stores before the count.
   __syncthreads();
   if (threadIdx.x == 0) {
-    u32* ended = &own_of(g)->ended[step][slot_of(c.number)];
+    u32* ended = &own_of(g)->ended[step][slot_of(w.call.number)];
     __threadfence_system();
     w.is_last_block = atomicAdd(ended, 1u) + 1 == gridDim.x;
     if (w.is_last_block) *ended = 0;
@@ -197,22 +292,23 @@ __device__ __forceinline__ bool is_last_block(const UcclEpGroup& g, const UcclEp
   return w.is_last_block != 0;
 }
 
-constexpr u32 STEP_SEND = 0;
-constexpr u32 STEP_RECEIVE = 1;
-
 // Tells every rank that this one's data is there. Headers and counts were written before.
-__device__ __forceinline__ void tell_arrived(const UcclEpGroup& g, const UcclEpCall& c) {
+__device__ __forceinline__ void tell_arrived(const UcclEpGroup& g, const UcclEpPlaced& call) {
   __syncthreads();
-  if (threadIdx.x < g.ranks) {
+  u32 peer = threadIdx.x;
+  if (peer < g.ranks && !is_masked(call, peer)) {
     __threadfence_system();
-    store_release(arrived_word(g, threadIdx.x, g.rank, c.number), mark_of(c.number));
+    store_release(arrived_word(g, peer, g.rank, call.number), mark_of(call.number));
   }
 }
 
 // Tells every rank that this one has ended the call.
-__device__ __forceinline__ void tell_taken(const UcclEpGroup& g, const UcclEpCall& c) {
-  if (threadIdx.x < g.ranks) {
-    __threadfence_system();
-    store_release(taken_word(g, threadIdx.x, g.rank, c.number), mark_of(c.number));
-  }
+__device__ __forceinline__ void tell_taken(const UcclEpGroup& g, const UcclEpPlaced& call) {
+  u32 peer = threadIdx.x;
+  if (peer >= g.ranks) return;
+  // The next call that has these words begins with none found out.
+  *verdict_on(g, call, peer) = 0;
+  if (is_masked(call, peer)) return;
+  __threadfence_system();
+  store_release(taken_word(g, peer, g.rank, call.number), mark_of(call.number));
 }

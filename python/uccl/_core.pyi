@@ -9,6 +9,10 @@ __all__ = [
     "Endpoint",
     "EpBlock",
     "EpCombine",
+    "EpCudaCombine",
+    "EpCudaDispatch",
+    "EpCudaGroup",
+    "EpCudaHandle",
     "EpDispatch",
     "EpGroup",
     "EpHandle",
@@ -17,6 +21,8 @@ __all__ = [
     "XferDesc",
     "XferHandle",
     "__version__",
+    "ep_cuda_combine_scratch_len",
+    "ep_cuda_scratch_len",
     "ep_dispatch_len",
     "ep_node",
     "ep_nodes",
@@ -727,6 +733,72 @@ class EpCombine:
         weights: int = 0,
     ) -> list[int]: ...
 
+class EpCudaGroup:
+    def __init__(
+        self,
+        *,
+        rank: int,
+        ranks: int,
+        pool: int,
+        timeout: float,
+        masks_late: bool,
+        device: int,
+        blocks: int,
+        exchange: Callable[[bytes], list[bytes | None]],
+    ) -> None: ...
+    @property
+    def pool_len(self) -> int: ...
+    def check(self) -> None: ...
+    def mask(self, *, left_out: int, let_in: int, status: int, stream: int) -> None: ...
+
+class EpCudaDispatch:
+    def __init__(
+        self,
+        group: EpCudaGroup,
+        *,
+        rows: int,
+        stride: int,
+        kind: str,
+        len: int,
+        experts: int,
+        is_64: bool,
+        tokens: int,
+        top_k: int,
+        num_experts: int,
+        slots: int,
+        scratch: int,
+        stream: int,
+    ) -> None: ...
+    def receive(
+        self,
+        *,
+        rows: int,
+        stride: int,
+        scales: tuple[int, int, int, int] | None,
+        count: int,
+        stats: int,
+        waits: int,
+        table: tuple[int, int, int],
+    ) -> EpCudaHandle: ...
+
+class EpCudaHandle: ...
+
+class EpCudaCombine:
+    def __init__(
+        self,
+        group: EpCudaGroup,
+        handle: EpCudaHandle,
+        *,
+        rows: int,
+        hidden: int,
+        table: tuple[int, int, int],
+        scratch: int,
+        stream: int,
+    ) -> None: ...
+    def finish(self, *, rows: int, weights: int, experts: int, waits: int) -> None: ...
+
+def ep_cuda_combine_scratch_len() -> int: ...
+def ep_cuda_scratch_len(tokens: int, top_k: int, num_experts: int, ranks: int) -> int: ...
 def ep_dispatch_len(
     payload: int, scales: int, top_k: int, local_experts: int, slots: int, spread: tuple[int, int]
 ) -> int: ...

@@ -16,6 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cases import Call, Draw, Sizes, lacks_nodes, listed, same
+from few_tokens import FewTokens, bits, inputs_of
 from oracle import elastic, formats, low_latency, normal
 from oracle.elastic import Rounding
 from oracle.routing import Shape
@@ -68,162 +69,13 @@ def apart(draw: Draw) -> tuple[int, int]:
     return nodes * draw.choice([1, 2, 2, 3, 4]), nodes
 
 
-def inputs_of(seed: int) -> Draw:
-    """What a case draws for its ranks: not from the seed that said how many there are, or one would follow from the other."""
-    return Draw(seed + 1)
-
-
-def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Its memory as whole numbers."""
-    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-    return tensor.view(kinds[tensor.element_size()])
-
-
 # ---- the first interface, few tokens ----
-
-
-class FewTokens:
-    """One rank's calls of a low latency case, and what it knows that they must return."""
-
-    def __init__(self, group: Any, seed: int, **keywords: Any) -> None:
-        from uccl.ep import Buffer
-
-        self.draw, self.rank = inputs_of(seed), group.rank()
-        self.form = self.draw.choice(
-            [
-                low_latency.Format(),
-                low_latency.Format(use_fp8=True),
-                low_latency.Format(use_fp8=True, round_scale=True),
-                low_latency.Format(use_fp8=True, round_scale=True, use_ue8m0=True),
-            ]
-        )
-        self.sizes = self.draw.sizes(group.size(), multiple_of=512 if self.form.use_fp8 else 128)
-        self.shape = self.sizes.shape
-        room = Buffer.get_low_latency_rdma_size_hint(
-            self.sizes.most, self.sizes.hidden, group.size(), self.shape.experts
-        )
-        self.buffer = Buffer(group, 0, room, low_latency_mode=True, **keywords)
-        self.stats = torch.zeros(self.shape.local, dtype=torch.int32)
-        self.counted = [0] * self.shape.local
-
-    def dispatch(self, call: Call, hook: bool) -> tuple[Any, ...]:
-        """Starts a dispatch: what it returns."""
-        return self.buffer.low_latency_dispatch(
-            call.xs[self.rank],
-            call.choices[self.rank],
-            self.sizes.most,
-            self.shape.experts,
-            cumulative_local_expert_recv_stats=self.stats,
-            use_fp8=self.form.use_fp8,
-            round_scale=self.form.round_scale,
-            use_ue8m0=self.form.use_ue8m0,
-            async_finish=not hook,
-            return_recv_hook=hook,
-        )
-
-    def check_dispatch(self, call: Call, returned: tuple[Any, ...]) -> list[low_latency.Arrived]:
-        """Compares what has arrived; returns it as the oracle has it."""
-        rows, count, handle, event, hook = returned
-        assert (event.event is None) == (hook is not None)
-        wanted = low_latency.dispatch(call.xs, call.choices, self.shape, self.rank, self.form)
-        values, scales = rows if self.form.use_fp8 else (rows, None)
-        room = self.shape.ranks * self.sizes.most
-        assert values.shape == (self.shape.local, room, self.sizes.hidden)
-        listed("count", count, [len(arrived.tokens) for arrived in wanted])
-        src_info, layout_range = handle[:2]
-        ranges = low_latency.layout_range(call.choices, self.shape, self.rank)
-        for expert, arrived in enumerate(wanted):
-            m = len(arrived.tokens)
-            listed("src_info", src_info[expert, :m], [token for _, token in arrived.tokens])
-            for source, (begin, length) in enumerate(ranges[expert]):
-                word = int(layout_range[expert, source])
-                assert word & 0xFFFFFFFF == length, f"{length} of rank {source}: {word:#x}"
-                assert length == 0 or word >> 32 == begin, (
-                    f"begin {begin} of rank {source}: {word:#x}"
-                )
-            same(f"rows of expert {expert}", bits(values[expert, :m]), bits(arrived.rows))
-            if scales is not None:
-                assert scales.stride(2) == room or scales.shape[2] == 1, (
-                    f"strides {scales.stride()}"
-                )
-                same(f"scales of expert {expert}", scales[expert, :m].contiguous(), arrived.scales)
-        return wanted
-
-    def answers(self, call: Call, arrived: list[low_latency.Arrived], out: torch.Tensor) -> None:
-        """Writes what this rank's experts make of what arrived, and NaN wherever nothing did."""
-        out.fill_(NAN)
-        for local, of_expert in enumerate(arrived):
-            expert = self.rank * self.shape.local + local
-            for row, (source, token) in enumerate(of_expert.tokens):
-                out[local, row] = call.answer(source, token, expert)
-
-    def combine(
-        self, call: Call, handle: Any, arrived: list[low_latency.Arrived], **options: Any
-    ) -> Any:
-        """Starts a combine of what this rank's experts make: what it returns."""
-        if options.get("zero_copy"):
-            rows = self.buffer.get_next_low_latency_combine_buffer(handle)
-        else:
-            room = self.shape.ranks * self.sizes.most
-            rows = torch.empty((self.shape.local, room, self.sizes.hidden), dtype=torch.bfloat16)
-        self.answers(call, arrived, rows)
-        return self.buffer.low_latency_combine(
-            rows, call.choices[self.rank], call.weights[self.rank], handle, **options
-        )
-
-    def wanted(self, call: Call, **keywords: Any) -> torch.Tensor:
-        """What a combine must return."""
-        return low_latency.combine(
-            lambda token, expert: call.answer(self.rank, token, expert),
-            call.choices[self.rank],
-            call.weights[self.rank],
-            self.sizes.hidden,
-            **keywords,
-        )
-
-    def options(self, call: Call) -> dict[str, Any]:
-        """Ways to call combine that make no difference, drawn by chance."""
-        options: dict[str, Any] = {
-            "return_recv_hook": self.draw.random() < 0.5,
-            "zero_copy": self.draw.random() < 0.3,
-        }
-        if self.draw.random() < 0.3:
-            like = call.xs[self.rank]
-            options["out"] = torch.full_like(like, NAN)
-        return options
 
 
 def few_tokens(group: Any, seed: int) -> None:
     """Two calls under way at a time, ended in any order, again and again on one buffer."""
     rank = FewTokens(group, seed)
-    for _ in range(2):
-        calls = [rank.draw.call(rank.sizes) for _ in range(2)]
-        order = rank.draw.sample([0, 1], 2)
-        # Which call has a hook.
-        hooks = [rank.draw.random() < 0.5 for _ in calls]
-        returned = [rank.dispatch(call, hook) for call, hook in zip(calls, hooks)]
-        arrived: dict[int, Any] = {}
-        for number in order:
-            if hooks[number]:
-                returned[number][4]()
-            arrived[number] = rank.check_dispatch(calls[number], returned[number])
-        rank.counted = [
-            so_far + sum(len(arrived[number][expert].tokens) for number in order)
-            for expert, so_far in enumerate(rank.counted)
-        ]
-        listed("statistics", rank.stats, rank.counted)
-        order = rank.draw.sample([0, 1], 2)
-        ended = []
-        for number in order:
-            call = calls[number]
-            options = rank.options(call)
-            combined, _, hook = rank.combine(call, returned[number][2], arrived[number], **options)
-            ended.append((call, combined, hook, options))
-        for call, combined, hook, options in ended:
-            if options["return_recv_hook"]:
-                hook()
-            assert "out" not in options or combined is options["out"]
-            same("sums", combined, rank.wanted(call))
+    rank.two_at_a_time()
     # Others read this rank's rows until they have called their hooks.
     torch.distributed.barrier(group)
     rank.buffer.destroy()
@@ -237,16 +89,7 @@ def masked(group: Any, seed: int) -> None:
     if rank.rank == out:
         return
     rank.buffer.low_latency_update_mask_buffer(out, True)
-    status = torch.zeros(rank.shape.ranks, dtype=torch.int32)
-    rank.buffer.low_latency_query_mask_buffer(status)
-    listed("masked", status != 0, [number == out for number in range(rank.shape.ranks)])
-    returned = rank.dispatch(call, False)
-    nothing = Call(list(call.xs), list(call.ys), list(call.choices), list(call.weights))
-    nothing.choices[out] = torch.full_like(call.choices[out], -1)
-    arrived = rank.check_dispatch(nothing, returned)
-    combined, _, _ = rank.combine(call, returned[2], arrived)
-    wanted = rank.wanted(call, left_out=lambda expert: rank.shape.owner(expert) == out)
-    same("sums", combined, wanted)
+    rank.without(out, call)
 
 
 def packed(group: Any, seed: int) -> None:

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 pub const SLOTS: usize = 8;
 
 /// Calls of a round: two dispatches and two combines may be under way at a time.
-const ROUND: usize = 4;
+pub(crate) const ROUND: usize = 4;
 
 /// Where a call's data is, and which earlier calls must have ended at a peer before it is written there.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use uccl_ep::numerics::quantise::Scales;
 
-use self::cuda::Case;
+use self::cuda::{Case, Lost};
 
 const SMALL: Case = Case {
     seed: 1,
@@ -23,6 +23,7 @@ const SMALL: Case = Case {
     places: 4,
     blocks: 2,
     late: Duration::ZERO,
+    lost: None,
 };
 
 #[test]
@@ -58,6 +59,15 @@ fn a_rank_that_does_not_come_is_named() {
         "{told:?}"
     );
     assert_eq!(told[1], "");
+}
+
+#[test]
+fn calls_go_on_without_a_rank_that_is_late_or_masked() {
+    emulator::load();
+    for lost in [Lost::Late, Lost::Masked] {
+        Case { lost: Some((1, lost)), rounds: 6, places: 2, ..SMALL }.run();
+        Case { lost: Some((0, lost)), kind: Some(Scales::Exact), ..SMALL }.run();
+    }
 }
 
 #[test]

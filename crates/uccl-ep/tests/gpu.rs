@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use uccl_ep::numerics::quantise::Scales;
 
-use self::cuda::{Case, has_gpu};
+use self::cuda::{Case, Lost, has_gpu};
 
 const CASE: Case = Case {
     seed: 1,
@@ -21,6 +21,7 @@ const CASE: Case = Case {
     places: 4,
     blocks: 8,
     late: Duration::ZERO,
+    lost: None,
 };
 
 const KINDS: [Option<Scales>; 4] =
@@ -91,6 +92,15 @@ fn a_rank_that_does_not_come_is_named_and_the_gpu_stays_usable() {
     assert!(told[0].starts_with("dispatch on rank 0 is not over"), "{told:?}");
     assert!(told[0].contains(late) && told[1].is_empty(), "{told:?}");
     CASE.run();
+}
+
+#[test]
+fn calls_go_on_without_a_rank_that_is_late_or_masked() {
+    let Some(_alone) = alone() else { return };
+    for lost in [Lost::Late, Lost::Masked] {
+        Case { lost: Some((1, lost)), rounds: 6, places: 2, ..CASE }.run();
+        Case { lost: Some((0, lost)), ranks: 3, kind: Some(Scales::Exact), ..CASE }.run();
+    }
 }
 
 #[test]

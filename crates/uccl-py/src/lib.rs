@@ -59,11 +59,17 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<ep::PyDispatch>()?;
     m.add_class::<ep::PyHandle>()?;
     m.add_class::<ep::PyCombine>()?;
+    m.add_class::<ep::PyCudaGroup>()?;
+    m.add_class::<ep::PyCudaDispatch>()?;
+    m.add_class::<ep::PyCudaHandle>()?;
+    m.add_class::<ep::PyCudaCombine>()?;
     m.add_function(wrap_pyfunction!(ep::dispatch_len, m)?)?;
     m.add_function(wrap_pyfunction!(ep::row_place_len, m)?)?;
     m.add_function(wrap_pyfunction!(ep::row_slots, m)?)?;
     m.add_function(wrap_pyfunction!(ep::node, m)?)?;
     m.add_function(wrap_pyfunction!(ep::nodes, m)?)?;
+    m.add_function(wrap_pyfunction!(ep::cuda_scratch_len, m)?)?;
+    m.add_function(wrap_pyfunction!(ep::cuda_combine_scratch_len, m)?)?;
     m.add_function(wrap_pyfunction!(last_error, m)?)?;
     m.add_function(wrap_pyfunction!(get_oob_ip, m)?)?;
     m.add_function(wrap_pyfunction!(nixl::_nixl_plugin_dir, m)?)?;

@@ -9,6 +9,7 @@ import torch
 from uccl import _core
 from uccl.ep._arriving import GROUP, Format
 from uccl.ep._events import EventHandle, EventOverlap, done, wait_for
+from uccl.ep._gpu import device_of
 from uccl.ep._group import (
     Hook,
     Ranks,
@@ -91,7 +92,9 @@ class Buffer(Joined):
 
     Making one is collective; dropping one is not. ``num_nvl_bytes`` and ``num_rdma_bytes`` together are what calls
     have room for. A call waits ``timeout`` seconds for its peers (``UCCL_EP_TIMEOUT_SECS``, or 100), then it fails and
-    names them, or, with ``enable_shrink``, goes on without them.
+    names them, or, with ``enable_shrink``, goes on without them. Tensors are on the CPU, or, in low latency mode, on the GPU that
+    ``device`` says (else ``UCCL_EP_DEVICE``, else the current one if the group is NCCL's); then a call returns when it is
+    enqueued on the current stream, and one that fails is told of by the next one, its hook, or :meth:`check`.
 
     With ``store``, a ``torch.distributed.Store``, ranks may come and go: see :meth:`connect_ranks`. A rank that has no
     group gives its ``rank`` and for how many ``num_ranks`` there is room, and is alone until it is connected.
@@ -117,11 +120,12 @@ class Buffer(Joined):
         store: Any = None,
         rank: int | None = None,
         num_ranks: int | None = None,
+        device: torch.device | str | int | None = None,
         **unknown: Any,
     ) -> None:
         refuse_unknown("Buffer", unknown)
-        ranks = Ranks(group, comm, store, rank, num_ranks)
-        super().__init__(ranks, num_nvl_bytes + num_rdma_bytes, timeout, enable_shrink)
+        ranks, gpu = Ranks(group, comm, store, rank, num_ranks), device_of(group, device)
+        super().__init__(ranks, num_nvl_bytes + num_rdma_bytes, timeout, enable_shrink, gpu)
         self.rank, self.group_size = ranks.rank, ranks.size
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.low_latency_mode = low_latency_mode
@@ -391,11 +395,25 @@ class Buffer(Joined):
         self._check_stats("dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats)
         if async_finish and return_recv_hook:
             raise ValueError("async_finish and return_recv_hook exclude each other")
+        if self._native is None:
+            raise RuntimeError("the buffer has been destroyed")
         form = Format.of(use_fp8, round_scale, use_ue8m0, use_nvfp4, x_global_scale)
-        check("x", x, (None, None), torch.bfloat16)
+        check("x", x, (None, None), torch.bfloat16, device=self.device)
         (tokens, hidden), most = x.shape, num_max_dispatch_tokens_per_rank
         if hidden % GROUP:
             raise ValueError(f"hidden is a multiple of {GROUP}, not {hidden}")
+        if self._gpu is not None:
+            stats = cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats
+            call = self._gpu.dispatch(x, topk_idx, (most, num_experts), form, stats)
+            handle = self._low_latency_handle((*call.told, most, hidden, num_experts))
+
+            def arrive() -> None:
+                handle.native = call.receive()
+
+            if not return_recv_hook:
+                arrive()
+            event = done(async_finish, x, call.returned)
+            return call.returned, call.count, handle, event, arrive if return_recv_hook else None
         routing = routing_of(topk_idx, num_experts, self.group_size)
         if routing.tokens != tokens:
             raise ValueError(f"x has {tokens} tokens, and topk_idx {routing.tokens}")
@@ -404,8 +422,7 @@ class Buffer(Joined):
         count = torch.empty(local, dtype=torch.int32)
         src_info = torch.empty((local, rows), dtype=torch.int32)
         layout_range = torch.empty((local, self.group_size), dtype=torch.int64)
-        handle = LowLatencyHandle((src_info, layout_range, most, hidden, num_experts))
-        handle.native, handle.owner = None, self
+        handle = self._low_latency_handle((src_info, layout_range, most, hidden, num_experts))
         native = _core.EpDispatch(
             self.runtime,
             routing,
@@ -480,7 +497,15 @@ class Buffer(Joined):
         self._check_owner(handle)
         _, _, most, hidden, num_experts = handle
         local, rows = num_experts // self.group_size, self.group_size * most
-        check("x", x, (local, rows, hidden), torch.bfloat16)
+        check("x", x, (local, rows, hidden), torch.bfloat16, device=self.device)
+        if self._gpu is not None:
+            if use_logfmt:
+                raise NotImplementedError("use_logfmt is not there yet on GPUs")
+            to = out, combine_wait_recv_cost_stats
+            back = self._gpu.combine(x, (topk_idx, topk_weights), handle.native, to)
+            if not return_recv_hook:
+                back.finish()
+            return back.out, done(async_finish, x, back.out), back.finish if return_recv_hook else None
         if zero_copy and not self.runtime.has_block(address(x), x.numel() * x.element_size()):
             raise ValueError("with zero_copy, x is what get_next_low_latency_combine_buffer returned")
         routing = handle.native.routing
@@ -511,15 +536,27 @@ class Buffer(Joined):
             receive()
         return out, done(async_finish, x, out), receive if return_recv_hook else None
 
+    def _low_latency_handle(self, told: tuple[torch.Tensor, torch.Tensor, int, int, int]) -> LowLatencyHandle:
+        handle = LowLatencyHandle(told)
+        handle.native, handle.owner = None, self
+        return handle
+
+    def check(self) -> None:
+        """Raises what a call on the GPU failed with that has ended; it waits for none. On the CPU calls raise it themselves."""
+        if self._gpu is not None:
+            self._gpu.native.check()
+
     def _check_stats(self, name: str, stats: torch.Tensor | None) -> None:
         if stats is not None:
-            check(name, stats, (self.group_size,), torch.int64)
+            check(name, stats, (self.group_size,), torch.int64, device=self.device)
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
         """Memory ``[E/R, R*T, H]`` bf16 for experts to write to, which nobody reads any more. Other ranks read rows from
         it, so that a combine with ``zero_copy`` copies none. Each call needs a new one."""
         _, _, most, hidden, num_experts = handle
         shape = (num_experts // self.group_size, self.group_size * most, hidden)
+        if self._gpu is not None:
+            return self._gpu.empty(shape, torch.bfloat16)
         return self._memory.shared(self.runtime, shape, torch.bfloat16)
 
     def clean_low_latency_buffer(

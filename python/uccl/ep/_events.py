@@ -1,18 +1,28 @@
 """When something has been done.
 
-On the CPU a call has done what it does when it returns, or when its hook does, so an event is always over.
+On the CPU a call has done what it does when it returns, or when its hook does, so an event is over where there is no GPU.
 """
 
 from __future__ import annotations
 
 from typing import Any, Callable
 
+import torch
+
 
 class EventHandle:
     """The work that was given to the current stream before this."""
 
+    def __init__(self) -> None:
+        self.event: torch.cuda.Event | None = None
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            self.event = torch.cuda.Event()
+            self.event.record()
+
     def current_stream_wait(self) -> None:
         """Makes the current stream wait for that work."""
+        if self.event is not None:
+            self.event.wait()
 
 
 class EventOverlap:

@@ -15,6 +15,7 @@ TIMEOUT = "UCCL_EP_TIMEOUT_SECS"
 DEFAULT_TIMEOUT = 100.0
 #: Ranks of one host that have different numbers here reach each other over the network, as if they were on several hosts.
 NODE = "UCCL_EP_NODE"
+CPU = torch.device("cpu")
 
 
 def timeout_of(seconds: float | None) -> float:
@@ -109,13 +110,28 @@ def pool_tensor(native: Any, dtype: torch.dtype, offset: int, count: int | None)
 
 def on_cpu(name: str, tensor: torch.Tensor) -> None:
     """Raises for a tensor that is somewhere else."""
-    if tensor.device.type != "cpu":
-        raise NotImplementedError(f"{name} is on {tensor.device}; only tensors on the CPU are supported so far")
+    on_device(name, tensor, CPU)
 
 
-def check(name: str, tensor: torch.Tensor, shape: tuple[int | None, ...], *dtypes: torch.dtype) -> torch.Tensor:
-    """The tensor, if it is contiguous, on the CPU, and of this shape (None: any length) and one of these dtypes."""
-    on_cpu(name, tensor)
+def on_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
+    """Raises for a tensor that is not where the buffer's tensors are."""
+    if tensor.device == device:
+        return
+    why = f"{name} is on {tensor.device}, and the buffer's calls take tensors on {device}"
+    if tensor.device.type == "cuda" and device == CPU:
+        raise NotImplementedError(f"{why}: low latency mode takes those of a GPU if the buffer was made with device=")
+    raise ValueError(why)
+
+
+def check(
+    name: str,
+    tensor: torch.Tensor,
+    shape: tuple[int | None, ...],
+    *dtypes: torch.dtype,
+    device: torch.device = CPU,
+) -> torch.Tensor:
+    """The tensor, if it is contiguous, on the device, and of this shape (None: any length) and one of these dtypes."""
+    on_device(name, tensor, device)
     fits = tensor.dim() == len(shape) and all(
         want is None or have == want for have, want in zip(tensor.shape, shape)
     )

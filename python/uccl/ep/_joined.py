@@ -6,7 +6,8 @@ from typing import Any, Callable, Iterable
 
 import torch
 
-from uccl.ep._group import Ranks, check, timeout_of
+from uccl.ep._gpu import LowLatency
+from uccl.ep._group import CPU, Ranks, check, timeout_of
 from uccl.ep._meeting import Meeting
 from uccl.ep._memory import Memory
 
@@ -18,12 +19,21 @@ LOCAL_EXPERTS = 256
 class Joined:
     """One rank's end of a group, and the memory that its calls return tensors in."""
 
-    def __init__(self, ranks: Ranks, pool: int, timeout: float | None, masks_late: bool) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        pool: int,
+        timeout: float | None,
+        masks_late: bool,
+        device: torch.device | None = None,
+    ) -> None:
         self._ranks = ranks
         self.group = ranks.group
         self._timeout = timeout_of(timeout)
         self._memory = Memory()
-        self._native = ranks.join(pool, timeout, masks_late)
+        self.device = CPU if device is None else device
+        self._gpu = None if device is None else LowLatency(ranks, pool, timeout, masks_late, device)
+        self._native = ranks.join(pool, timeout, masks_late) if self._gpu is None else self._gpu.native
         self._last_meeting: Meeting | None = None
 
     @property
@@ -31,14 +41,17 @@ class Joined:
         """The engine's end of the group."""
         if self._native is None:
             raise RuntimeError("the buffer has been destroyed")
+        if self._gpu is not None:
+            raise NotImplementedError(f"the buffer is on {self.device}, where only low latency mode is there so far")
         return self._native
 
     def destroy(self) -> None:
         """Lets go of the buffer's memory. Local: it says nothing to other ranks."""
-        self._native = None
+        self._native = self._gpu = None
 
-    def get_comm_stream(self) -> None:
-        """None: the CPU has no streams."""
+    def get_comm_stream(self) -> torch.cuda.Stream | None:
+        """The stream that calls are enqueued on: the current one, or None on the CPU."""
+        return None if self._gpu is None else torch.cuda.current_stream(self.device)
 
     @property
     def generation(self) -> int:
@@ -69,15 +82,28 @@ class Joined:
 
     def update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
         """Leaves a rank out of the calls that follow, or lets it take part again."""
-        self.runtime.mask(rank_to_mask, mask)
+        if self._gpu is None:
+            self.runtime.mask(rank_to_mask, mask)
+            return
+        self._checked([rank_to_mask])
+        if mask:
+            self._gpu.mask(left_out=1 << rank_to_mask)
+        else:
+            self._gpu.mask(let_in=1 << rank_to_mask)
 
     def query_mask_buffer(self, mask_status: torch.Tensor) -> None:
         """Writes to ``mask_status`` ``[R]`` i32 which ranks are left out, because they are masked or not there."""
-        check("mask_status", mask_status, (self._ranks.size,), torch.int32)
+        check("mask_status", mask_status, (self._ranks.size,), torch.int32, device=self.device)
+        if self._gpu is not None:
+            self._gpu.mask(status=mask_status)
+            return
         mask_status.copy_(torch.tensor(self.runtime.masks(), dtype=torch.int32))
 
     def clean_mask_buffer(self) -> None:
         """Lets all ranks take part again that are there."""
+        if self._gpu is not None:
+            self._gpu.mask(let_in=(1 << self._ranks.size) - 1)
+            return
         for rank, is_there in enumerate(self.runtime.there()):
             if is_there:
                 self.runtime.mask(rank, False)
@@ -99,6 +125,9 @@ class Joined:
 
     def _barrier(self) -> None:
         """Waits for all ranks that take part."""
+        if self._gpu is not None:
+            self._ranks.exchange(b"")
+            return
         self._meet(self._active(), None, lambda exchange: exchange(b""))
 
     def _meet(self, ranks: set[int], store: Any, meet: Callable[[Any], Any]) -> Any:

@@ -31,21 +31,25 @@ impl Combine {
     ///
     /// # Safety
     /// The stream is of the group's context, and comes after the dispatch. `results` describes memory that the GPU may read
-    /// until this work has ended: as many rows as the dispatch had, and what it told of them.
-    pub unsafe fn begin(handle: &Arc<Handle>, results: &Results, stream: &Stream) -> Result<Self> {
+    /// until this work has ended: as many rows as the dispatch had, and what it told of them. `scratch` has
+    /// [`COMBINE_SCRATCH_LEN`](super::COMBINE_SCRATCH_LEN) bytes, aligned to 8, which only this combine uses until then.
+    pub unsafe fn begin(
+        handle: &Arc<Handle>,
+        results: &Results,
+        (scratch, stream): (u64, &Stream),
+    ) -> Result<Self> {
         let Handle { group, routes, slots } = &**handle;
         group.check()?;
         let len = 2 * results.hidden;
         check_rows("rows", results.rows, results.stride, len)?;
         let row = Row { values: len, weights: 0, slots: routes.top_k as usize };
-        let place = group.place(row.place(*slots))?;
         let agreed = [row.values, row.weights, row.slots, *slots, 0];
         let header = Header::<5, 0> {
             phase: Phase::Combine,
             agreed: std::array::from_fn(|at| (COMBINE_AGREED[at], agreed[at])),
             told: [],
         };
-        let call = group.call(&place, &header);
+        let call = group.call(row.place(*slots), &header, scratch)?;
         let sent = Return {
             group: group.params(),
             call,
@@ -86,6 +90,7 @@ impl Combine {
             call,
             routes: Routes { choices: combined.experts, ..handle.routes },
             weights: combined.weights,
+            waits: combined.waits,
             out: combined.rows,
             slot_stride: row.stride() as u64,
             row_len: row.values as u32,

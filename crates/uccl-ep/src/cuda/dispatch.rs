@@ -64,7 +64,6 @@ impl Dispatch {
         let record = record_of(tokens, choices.top_k)?;
         let local = choices.num_experts / ranks;
         let area = area_of(&record, local, slots);
-        let place = group.place(record.area(local, slots) * ranks)?;
         let agreed = [record.payload, record.scales, record.top_k, choices.num_experts, slots];
         let header = Header::<5, 2> {
             phase: Phase::Dispatch,
@@ -72,7 +71,7 @@ impl Dispatch {
             // How many tokens there are for each rank is known to the kernel.
             told: [0, choices.tokens],
         };
-        let call = group.call(&place, &header);
+        let call = group.call(record.area(local, slots) * ranks, &header, scratch)?;
         let routes = choices.routes(ranks, scratch);
         let send = Send {
             group: group.params(),
@@ -124,6 +123,7 @@ impl Dispatch {
             scales_word: scales.word_stride as u64,
             count: outputs.count,
             stats: outputs.stats,
+            waits: outputs.waits,
             src_info: outputs.table.src_info,
             origin: outputs.table.origin,
             layout_range: outputs.table.layout_range,

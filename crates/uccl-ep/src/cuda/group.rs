@@ -2,13 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use parking_lot::Mutex;
 use uccl_device::cuda::{Context, DeviceBuffer, Function, Gpus, Grid, Priority, Stream};
 use uccl_wire::ep_gpu_card::EpGpuCard;
 
 use super::{
     kernels::Kernels,
-    params::{CallParams, GroupParams, MAX_RANKS, Own, THREADS},
+    params::{CallParams, GroupParams, MAX_RANKS, Mask, Own, THREADS},
     status::Reports,
     window::Window,
 };
@@ -16,7 +15,6 @@ use crate::{
     error::{Error, Phase, Result},
     header::Header,
     joining::{Exchange, agree, all_joined},
-    placing::{Place, Places, SLOTS},
     view::control_len,
 };
 
@@ -31,6 +29,8 @@ pub struct Config {
     pub pool: usize,
     /// How long a call waits for its peers.
     pub timeout: Duration,
+    /// Whether a rank that is late is left out of the call and of those that follow, instead of failing the call.
+    pub masks_late: bool,
     /// The GPU, by the number that the driver gives it.
     pub device: u32,
     /// Blocks of a launch; 0: as many as the GPU has multiprocessors. The blocks of all ranks on a GPU have to fit on it
@@ -46,7 +46,6 @@ pub struct Group {
     config: Config,
     context: &'static Context,
     window: Window,
-    places: Mutex<Places>,
     kernels: Arc<Kernels>,
     own: DeviceBuffer,
     reports: Reports,
@@ -89,8 +88,8 @@ impl Group {
         let card = window.card(ranks)?;
         let most = context.device().multiprocessors().max(1);
         let config = Config { blocks: if blocks == 0 { most } else { blocks }, ..config };
-        let (places, reports) = (Mutex::default(), Reports::new(context)?);
-        Ok((Self { config, context, window, places, kernels, own, reports }, card))
+        let reports = Reports::new(context)?;
+        Ok((Self { config, context, window, kernels, own, reports }, card))
     }
 
     fn open_all(&mut self, cards: &[Option<Vec<u8>>]) -> Result<()> {
@@ -153,15 +152,55 @@ impl Group {
         self.reports.poison();
     }
 
-    /// The next call's place.
-    pub(super) fn place(&self, len: usize) -> Result<Place> {
+    /// What kernels need to know of a call that takes so many bytes of the pool. They number and place it themselves, in the memory
+    /// at `placed`, so a graph can repeat it.
+    pub(super) fn call<const AGREED: usize, const TOLD: usize>(
+        &self,
+        len: usize,
+        header: &Header<AGREED, TOLD>,
+        placed: u64,
+    ) -> Result<CallParams> {
         let pool = self.pool_len();
-        self.places.lock().take(len, pool).ok_or_else(|| {
+        if len > pool {
             let why = format!(
                 "the call needs {len} bytes of the buffer, which has {pool}; make it with more"
             );
-            Error::invalid(why)
+            return Err(Error::invalid(why));
+        }
+        if !placed.is_multiple_of(8) {
+            return Err(Error::invalid(format!(
+                "scratch memory at {placed:#x} is not aligned to 8 bytes"
+            )));
+        }
+        Ok(CallParams {
+            placed,
+            len: len as u64,
+            header: header.to_words(),
+            agreed: 1 + AGREED as u32,
+            phase: if header.phase == Phase::Combine { 2 } else { 1 },
         })
+    }
+
+    /// Enqueues that `left_out`, a bit for each rank, are left out of the calls behind it, and that `let_in` take part again. At
+    /// `status`, unless it is 0, is written i32 by rank, 1 for those that are left out then.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    ///
+    /// # Safety
+    /// The stream is of the group's context. `status` is memory for as many integers, until this work has ended.
+    pub unsafe fn mask(
+        &self,
+        (left_out, let_in): (u64, u64),
+        status: u64,
+        stream: &Stream,
+    ) -> Result<()> {
+        let ranks = self.config.ranks as u32;
+        let mask =
+            Mask { own: self.own.address(), set: left_out, clear: let_in, status, ranks, zero: 0 };
+        let grid = Grid { blocks: 1, threads: MAX_RANKS as u32 };
+        // SAFETY: the kernel takes this struct; otherwise as the caller has it.
+        unsafe { stream.launch(self.kernels.mask, grid, &mask) }.map_err(Error::from)
     }
 
     pub(super) fn kernels(&self) -> &Kernels {
@@ -176,27 +215,11 @@ impl Group {
             own: self.own.address(),
             status: self.reports.address(),
             timeout_ns: u64::try_from(self.config.timeout.as_nanos()).unwrap_or(u64::MAX),
+            pool_at: control_len(self.ranks()) as u64,
+            pool: self.pool_len() as u64,
             rank: self.config.rank as u32,
             ranks: self.config.ranks as u32,
-        }
-    }
-
-    /// What kernels need to know of a call.
-    pub(super) fn call<const AGREED: usize, const TOLD: usize>(
-        &self,
-        place: &Place,
-        header: &Header<AGREED, TOLD>,
-    ) -> CallParams {
-        let mut after = [0; SLOTS];
-        after.iter_mut().zip(&place.after).for_each(|(to, call)| *to = *call);
-        CallParams {
-            number: place.call,
-            place: (control_len(self.ranks()) + place.offset) as u64,
-            after,
-            header: header.to_words(),
-            after_count: place.after.len() as u32,
-            agreed: 1 + AGREED as u32,
-            phase: if header.phase == Phase::Combine { 2 } else { 1 },
+            masks_late: u32::from(self.config.masks_late),
             zero: 0,
         }
     }

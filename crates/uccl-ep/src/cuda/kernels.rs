@@ -18,6 +18,7 @@ pub(super) struct Kernels {
     pub(super) receive: Function,
     pub(super) give_back: Function,
     pub(super) sum: Function,
+    pub(super) mask: Function,
     /// It must stay loaded.
     _module: Module,
 }
@@ -45,6 +46,7 @@ impl Kernels {
             receive: module.function(c"uccl_ep_receive")?,
             give_back: module.function(c"uccl_ep_return")?,
             sum: module.function(c"uccl_ep_sum")?,
+            mask: module.function(c"uccl_ep_mask")?,
             _module: module,
         })
     }
@@ -54,7 +56,26 @@ impl Kernels {
 mod tests {
     use std::ffi::CStr;
 
-    use super::*;
+    use super::{
+        super::params::{Mask, Receive, Return, Send, Sum},
+        *,
+    };
+
+    #[test]
+    fn the_kernels_take_the_parameters_of_this_build() {
+        let all = [
+            ("route", size_of::<Send>()),
+            ("send", size_of::<Send>()),
+            ("receive", size_of::<Receive>()),
+            ("return", size_of::<Return>()),
+            ("sum", size_of::<Sum>()),
+            ("mask", size_of::<Mask>()),
+        ];
+        for (name, len) in all {
+            let parameter = format!(".b8 uccl_ep_{name}_param_0[{len}]");
+            assert!(PTX.contains(&parameter), "{parameter}: run cargo xtask kernels");
+        }
+    }
 
     #[test]
     fn the_kernels_are_there_for_drivers_of_cuda_12_1_and_later() {
@@ -62,7 +83,7 @@ mod tests {
         for line in [".version 8.1\n", ".target sm_80\n"] {
             assert!(PTX.contains(line), "{line}");
         }
-        for name in ["route", "send", "receive", "return", "sum"] {
+        for name in ["route", "send", "receive", "return", "sum", "mask"] {
             assert!(PTX.contains(&format!(".entry uccl_ep_{name}(")), "{name}");
         }
     }

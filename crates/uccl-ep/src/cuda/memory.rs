@@ -7,7 +7,7 @@ use crate::{
     routing::{MAX_EXPERTS, MAX_TOP_K},
 };
 
-use super::params::{MAX_TOKENS, Routes};
+use super::params::{MAX_TOKENS, Placed, Routes};
 
 /// A rank's tokens.
 #[derive(Clone, Copy, Debug)]
@@ -48,6 +48,8 @@ pub struct Outputs {
     pub count: u64,
     /// The same, to which they are added, or 0.
     pub stats: u64,
+    /// u64 by rank, to which is added how many nanoseconds its data was waited for, or 0.
+    pub waits: u64,
     /// What a combine needs.
     pub table: Table,
 }
@@ -98,6 +100,8 @@ pub struct Combined {
     pub weights: u64,
     /// The choices that the dispatch had.
     pub experts: u64,
+    /// u64 by rank, to which is added how many nanoseconds its rows were waited for, or 0.
+    pub waits: u64,
 }
 
 /// Memory that a dispatch uses until its combine has ended: bytes of it.
@@ -106,8 +110,12 @@ pub fn scratch_len(choices: &Choices, ranks: usize) -> usize {
     Scratch::of(choices, ranks).len
 }
 
-/// Where the parts of a dispatch's scratch memory begin.
+/// Memory that a combine uses until it has ended: bytes of it.
+pub const COMBINE_SCRATCH_LEN: usize = size_of::<Placed>();
+
+/// Where the parts of a dispatch's scratch memory begin: behind what the call's number and place are.
 struct Scratch {
+    masks: usize,
     slots: usize,
     places: usize,
     experts: usize,
@@ -118,11 +126,12 @@ struct Scratch {
 impl Scratch {
     fn of(choices: &Choices, ranks: usize) -> Self {
         let Choices { tokens, top_k, num_experts, .. } = *choices;
-        let slots = 8 * tokens;
+        let masks = size_of::<Placed>();
+        let slots = masks + 8 * tokens;
         let places = slots + 4 * tokens * ranks;
         let experts = places + 4 * tokens * top_k;
         let counts = experts + 4 * num_experts;
-        Self { slots, places, experts, counts, len: counts + 4 * ranks }
+        Self { masks, slots, places, experts, counts, len: counts + 4 * ranks }
     }
 }
 
@@ -152,7 +161,7 @@ impl Choices {
         let at = |offset: usize| scratch + offset as u64;
         Routes {
             choices: self.experts,
-            masks: scratch,
+            masks: at(places.masks),
             slots: at(places.slots),
             places: at(places.places),
             experts: at(places.experts),

@@ -2,7 +2,12 @@
 
 use std::mem::{align_of, offset_of, size_of};
 
-use crate::{header, placing::SLOTS, routing::MAX_EXPERTS, routing::MAX_TOP_K};
+use crate::{
+    header,
+    placing::{ROUND, SLOTS},
+    routing::MAX_EXPERTS,
+    routing::MAX_TOP_K,
+};
 
 /// The most ranks of a group on GPUs: a rank is a bit of a word.
 pub const MAX_RANKS: usize = 64;
@@ -17,6 +22,23 @@ pub(super) struct Own {
     pub(super) has_failed: u32,
     pub(super) zero: [u32; 15],
     pub(super) ended: [[u32; SLOTS]; 2],
+    pub(super) calls: u64,
+    pub(super) next: u64,
+    pub(super) begins: [u64; SLOTS],
+    pub(super) ends: [u64; SLOTS],
+    pub(super) masked: u64,
+    pub(super) verdicts: [[u32; MAX_RANKS]; SLOTS],
+}
+
+/// `UcclEpMask`.
+#[repr(C)]
+pub(super) struct Mask {
+    pub(super) own: u64,
+    pub(super) set: u64,
+    pub(super) clear: u64,
+    pub(super) status: u64,
+    pub(super) ranks: u32,
+    pub(super) zero: u32,
 }
 
 /// `UcclEpStatus`: what kernels tell the host.
@@ -54,22 +76,33 @@ pub(super) struct GroupParams {
     pub(super) own: u64,
     pub(super) status: u64,
     pub(super) timeout_ns: u64,
+    pub(super) pool_at: u64,
+    pub(super) pool: u64,
     pub(super) rank: u32,
     pub(super) ranks: u32,
+    pub(super) masks_late: u32,
+    pub(super) zero: u32,
 }
 
 /// `UcclEpCall`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct CallParams {
+    pub(super) placed: u64,
+    pub(super) len: u64,
+    pub(super) header: header::Words,
+    pub(super) agreed: u32,
+    pub(super) phase: u32,
+}
+
+/// `UcclEpPlaced`: memory of the GPU's, which a call's first launch fills.
+#[repr(C)]
+pub(super) struct Placed {
     pub(super) number: u64,
     pub(super) place: u64,
     pub(super) after: [u64; SLOTS],
-    pub(super) header: header::Words,
-    pub(super) after_count: u32,
-    pub(super) agreed: u32,
-    pub(super) phase: u32,
-    pub(super) zero: u32,
+    pub(super) after_count: u64,
+    pub(super) masked: u64,
 }
 
 /// `UcclEpRoutes`.
@@ -140,6 +173,7 @@ pub(super) struct Receive {
     pub(super) scales_word: u64,
     pub(super) count: u64,
     pub(super) stats: u64,
+    pub(super) waits: u64,
     pub(super) src_info: u64,
     pub(super) origin: u64,
     pub(super) layout_range: u64,
@@ -177,6 +211,7 @@ pub(super) struct Sum {
     pub(super) call: CallParams,
     pub(super) routes: Routes,
     pub(super) weights: u64,
+    pub(super) waits: u64,
     pub(super) out: u64,
     pub(super) slot_stride: u64,
     pub(super) row_len: u32,
@@ -200,18 +235,24 @@ pub fn layout_assertions() -> String {
             )*
         };
     }
-    layout!("UcclEpOwn", Own, [has_failed, zero, ended]);
+    layout!(
+        "UcclEpOwn",
+        Own,
+        [has_failed, zero, ended, calls, next, begins, ends, masked, verdicts]
+    );
+    layout!("UcclEpMask", Mask, [own, set, clear, status, ranks, zero]);
     layout!(
         "UcclEpStatus",
         Status,
         [poison, state, phase, what, call, late, waited_ns, expected, seen]
     );
-    layout!("UcclEpGroup", GroupParams, [windows, own, status, timeout_ns, rank, ranks]);
     layout!(
-        "UcclEpCall",
-        CallParams,
-        [number, place, after, header, after_count, agreed, phase, zero]
+        "UcclEpGroup",
+        GroupParams,
+        [windows, own, status, timeout_ns, pool_at, pool, rank, ranks, masks_late, zero]
     );
+    layout!("UcclEpCall", CallParams, [placed, len, header, agreed, phase]);
+    layout!("UcclEpPlaced", Placed, [number, place, after, after_count, masked]);
     layout!(
         "UcclEpRoutes",
         Routes,
@@ -238,6 +279,7 @@ pub fn layout_assertions() -> String {
             scales_word,
             count,
             stats,
+            waits,
             src_info,
             origin,
             layout_range,
@@ -267,13 +309,18 @@ pub fn layout_assertions() -> String {
             zero
         ]
     );
-    layout!("UcclEpSum", Sum, [group, call, routes, weights, out, slot_stride, row_len, slots]);
+    layout!(
+        "UcclEpSum",
+        Sum,
+        [group, call, routes, weights, waits, out, slot_stride, row_len, slots]
+    );
     for (cuda, rust) in [
         ("UCCL_EP_MOST_RANKS", MAX_RANKS),
         ("UCCL_EP_MOST_EXPERTS", MAX_EXPERTS),
         ("UCCL_EP_MOST_TOP_K", MAX_TOP_K),
         ("UCCL_EP_MOST_TOKENS", MAX_TOKENS),
         ("UCCL_EP_SLOTS", SLOTS),
+        ("UCCL_EP_ROUND", ROUND),
         ("UCCL_EP_HEADER", header::WORDS),
         ("UCCL_EP_THREADS", THREADS as usize),
         ("UCCL_EP_OVERDUE", state::OVERDUE as usize),

@@ -35,6 +35,8 @@ pub(crate) struct Case {
     pub(crate) blocks: u32,
     /// How long the last rank leaves rows that have come back where they are, before it sums them.
     pub(crate) late: Duration,
+    /// A rank that is left out, if any.
+    pub(crate) lost: Option<(usize, Lost)>,
 }
 
 /// What a rank has for one round.
@@ -57,6 +59,18 @@ struct Got {
     sums: Vec<u16>,
 }
 
+/// How long ranks are waited for that are left out then.
+const SOON: Duration = Duration::from_secs(1);
+
+/// How a rank is lost.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Lost {
+    /// The others find it late.
+    Late,
+    /// They are told before.
+    Masked,
+}
+
 /// What nobody has written to.
 const UNTOUCHED: u8 = 0x5a;
 
@@ -65,9 +79,12 @@ impl Case {
     pub(crate) fn run(self) {
         world(self.ranks, |ranks, me| {
             let inputs: Vec<_> = (0..self.rounds).map(|round| self.inputs(me, round)).collect();
-            let expected = self.on_cpu(ranks, me, &inputs);
+            // A rank that is lost joins, and makes no call.
+            let inputs =
+                if self.lost.is_some_and(|(lost, _)| lost == me) { &[] } else { &inputs[..] };
+            let expected = self.on_cpu(ranks, me, inputs);
             ranks.meet();
-            let found = self.on_gpu(ranks, me, &inputs);
+            let found = self.on_gpu(ranks, me, inputs);
             for (round, (found, expected)) in found.iter().zip(&expected).enumerate() {
                 let at = format!("{self:?}, rank {me}, round {round}");
                 assert_same(&at, "counts", &found.count, &expected.count);
@@ -154,12 +171,15 @@ impl Case {
             rank: me,
             ranks: self.ranks,
             pool: self.pool(),
-            timeout: Duration::from_secs(60),
-            masks_late: false,
+            timeout: if self.lost.is_some() { SOON } else { Duration::from_secs(60) },
+            masks_late: self.lost.is_some(),
             node: None,
             network: None,
         };
         let group = Group::join(config, &mut ranks.exchange(me)).expect("it joins");
+        if let Some((lost, Lost::Masked)) = self.lost {
+            group.mask(lost, true).expect("a rank");
+        }
         let got = inputs.iter().map(|inputs| self.round_on_cpu(&group, inputs)).collect();
         ranks.meet();
         got
@@ -261,6 +281,7 @@ impl Case {
             ranks: self.ranks,
             pool: self.pool(),
             timeout,
+            masks_late: self.lost.is_some(),
             device: 0,
             blocks: self.blocks,
         };
@@ -318,8 +339,13 @@ impl Case {
     }
 
     fn on_gpu(&self, ranks: &Ranks, me: usize, inputs: &[Inputs]) -> Vec<Got> {
-        let group = self.join(ranks, me, Duration::from_secs(20));
+        let timeout = if self.lost.is_some() { SOON } else { Duration::from_secs(20) };
+        let group = self.join(ranks, me, timeout);
         let gpu = Gpu::new();
+        if let Some((lost, Lost::Masked)) = self.lost {
+            // SAFETY: there is no memory.
+            unsafe { group.mask((1 << lost, 0), 0, &gpu.stream) }.expect("a mask");
+        }
         let rounds: Vec<_> = inputs.iter().map(|inputs| OnGpu::new(self, &gpu, inputs)).collect();
         ranks.meet();
         // All rounds are enqueued before any is waited for.
@@ -343,6 +369,7 @@ pub(crate) struct OnGpu<'a> {
     weights: u64,
     made: u64,
     scratch: u64,
+    combine_scratch: u64,
     rows: u64,
     scales: u64,
     count: u64,
@@ -362,6 +389,7 @@ impl<'a> OnGpu<'a> {
             weights: gpu.upload(&inputs.weights),
             made: gpu.upload(&inputs.made),
             scratch: gpu.upload(&vec![0xeeu8; scratch]),
+            combine_scratch: gpu.upload(&[0xeeu8; cuda::COMBINE_SCRATCH_LEN]),
             rows: gpu.upload(&blank.rows),
             scales: gpu.upload(&blank.scales),
             count: gpu.upload(&blank.count),
@@ -395,6 +423,7 @@ impl<'a> OnGpu<'a> {
             }),
             count: self.count,
             stats: 0,
+            waits: 0,
             table: self.table,
         };
         let (scratch, stream) = (self.scratch, &gpu.stream);
@@ -414,11 +443,16 @@ impl<'a> OnGpu<'a> {
             hidden: case.hidden,
             table: self.table,
         };
-        let sums = cuda::Combined { rows: self.sums, weights: self.weights, experts: self.experts };
+        let sums = cuda::Combined {
+            rows: self.sums,
+            weights: self.weights,
+            experts: self.experts,
+            waits: 0,
+        };
         let stream = &gpu.stream;
         // SAFETY: the memory is as long as is said, and lives until the stream has been waited for.
         unsafe {
-            let combine = cuda::Combine::begin(&handle, &results, stream);
+            let combine = cuda::Combine::begin(&handle, &results, (self.combine_scratch, stream));
             let combine = combine.expect("a combine");
             if group.rank() + 1 == group.ranks() {
                 std::thread::sleep(case.late);

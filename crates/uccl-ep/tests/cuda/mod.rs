@@ -6,7 +6,10 @@ mod case;
 mod gpu;
 mod ranks;
 
-pub(crate) use self::{case::Case, gpu::has_gpu};
+pub(crate) use self::{
+    case::{Case, Lost},
+    gpu::has_gpu,
+};
 use self::{
     gpu::Gpu,
     ranks::{Ranks, world},

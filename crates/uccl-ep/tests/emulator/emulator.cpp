@@ -181,6 +181,7 @@ const Emulated emulated_kernels[] = {
     {"uccl_ep_receive", sizeof(UcclEpReceive), kernel<const UcclEpReceive, uccl_ep_receive>},
     {"uccl_ep_return", sizeof(UcclEpReturn), kernel<const UcclEpReturn, uccl_ep_return>},
     {"uccl_ep_sum", sizeof(UcclEpSum), kernel<const UcclEpSum, uccl_ep_sum>},
+    {"uccl_ep_mask", sizeof(UcclEpMask), kernel<const UcclEpMask, uccl_ep_mask>},
     {nullptr, 0, nullptr},
 };
 

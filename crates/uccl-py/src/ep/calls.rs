@@ -12,7 +12,7 @@ use uccl_ep::{
     routing::Routing,
 };
 
-use super::{PyGroup, PyHandle, PyRouting, apart::Apart, exception};
+use super::{PyGroup, PyHandle, PyRouting, apart::Apart, exception, over};
 use crate::interrupt::listening;
 
 /// Memory whose addresses Python gave: it keeps the tensors until the call has ended.
@@ -43,7 +43,7 @@ fn address<T>(at: usize) -> Option<*mut T> {
 /// `(address, words of a token, token stride, word stride)`.
 type ScalesGiven = (usize, usize, usize, usize);
 
-fn payload(kind: &str, len: usize, global_scale: f32) -> PyResult<Payload> {
+pub(super) fn payload(kind: &str, len: usize, global_scale: f32) -> PyResult<Payload> {
     Ok(match kind {
         "bytes" => Payload::Bytes(len),
         "exact" => Payload::Quantised(len, Scales::Exact),
@@ -183,10 +183,6 @@ impl PyDispatch {
 
 fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
-fn over() -> uccl_ep::Error {
-    uccl_ep::Error::Invalid("this call is over; a hook is called once".into())
 }
 
 /// A combine under way.

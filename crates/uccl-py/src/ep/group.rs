@@ -2,13 +2,13 @@
 
 use std::{slice, sync::Arc, time::Duration};
 
-use pyo3::{exceptions::PyValueError, prelude::*, types::PyBytes};
+use pyo3::{exceptions::PyValueError, prelude::*};
 use uccl_ep::{
-    Config, Error, Exchange, Group,
+    Config, Group,
     routing::{Choices, Routing},
 };
 
-use super::{apart::Apart, exception};
+use super::{apart::Apart, exception, with_exchange};
 
 /// One rank's end of a group.
 #[pyclass(name = "EpGroup", module = "uccl._core", frozen)]
@@ -35,12 +35,14 @@ impl PyGroup {
         let timeout = Duration::try_from_secs_f64(timeout)
             .map_err(|e| PyValueError::new_err(e.to_string()))?;
         let config = Config { rank, ranks, pool, timeout, masks_late, node, network: None };
-        Self::met(py, &exchange, |exchange| Group::join(config, exchange))
+        let group = with_exchange(py, &exchange, |exchange| Group::join(config, exchange))?;
+        Ok(Self { group: Apart::new(group) })
     }
 
     /// The group with the ranks that are there now: those that give something to `exchange`.
     fn regroup(&self, py: Python<'_>, exchange: Py<PyAny>) -> PyResult<Self> {
-        Self::met(py, &exchange, |exchange| self.group.regroup(exchange))
+        let group = with_exchange(py, &exchange, |exchange| self.group.regroup(exchange))?;
+        Ok(Self { group: Apart::new(group) })
     }
 
     /// How often ranks have met.
@@ -98,34 +100,6 @@ impl PyGroup {
     /// By rank, whether it is left out.
     fn masks(&self) -> Vec<bool> {
         (0..self.group.ranks()).map(|rank| self.group.is_masked(rank)).collect()
-    }
-}
-
-impl PyGroup {
-    /// A group whose ranks meet by a function of Python's; an exception of its own is raised as it is.
-    fn met(
-        py: Python<'_>,
-        exchange: &Py<PyAny>,
-        meet: impl Send + FnOnce(&mut Exchange<'_>) -> uccl_ep::Result<Arc<Group>>,
-    ) -> PyResult<Self> {
-        let mut raised = None;
-        let mut all = |mine: Vec<u8>| {
-            Python::attach(|py| {
-                let given = exchange.call1(py, (PyBytes::new(py, &mine),));
-                given.and_then(|all| all.extract::<Vec<Option<Vec<u8>>>>(py)).map_err(|e| {
-                    let why = Error::Invalid(format!("the exchange among ranks failed: {e}"));
-                    raised = Some(e);
-                    why
-                })
-            })
-        };
-        // Other threads go on while this rank waits for its peers.
-        let met = py.detach(|| meet(&mut all));
-        match (met, raised) {
-            (_, Some(e)) => Err(e),
-            (Ok(group), None) => Ok(Self { group: Apart::new(group) }),
-            (Err(e), None) => Err(exception(&e)),
-        }
     }
 }
 

@@ -3,6 +3,7 @@
 mod apart;
 mod block;
 mod calls;
+mod cuda;
 mod group;
 mod handle;
 
@@ -12,7 +13,7 @@ use pyo3::{
     types::PyBytes,
 };
 use uccl_ep::{
-    Error,
+    Error, Exchange, Result,
     combine::slots_of,
     nodes::{Node, Nodes},
     record::{Areas, Record, Row},
@@ -21,6 +22,10 @@ use uccl_ep::{
 pub(crate) use self::{
     block::PyBlock,
     calls::{PyCombine, PyDispatch},
+    cuda::{
+        PyCudaCombine, PyCudaDispatch, PyCudaGroup, PyCudaHandle, cuda_combine_scratch_len,
+        cuda_scratch_len,
+    },
     group::{PyGroup, PyRouting},
     handle::PyHandle,
 };
@@ -33,6 +38,36 @@ fn exception(error: &Error) -> PyErr {
         Error::Overdue { .. } => PyTimeoutError::new_err(text),
         Error::Os { .. } | Error::Network { .. } => PyOSError::new_err(text),
         _ => PyRuntimeError::new_err(text),
+    }
+}
+
+/// A call was asked for what it has done before.
+fn over() -> Error {
+    Error::Invalid("this call is over; a hook is called once".into())
+}
+
+/// Joins with an exchange of Python's: `exchange(bytes)` returns what all ranks gave it, in order of rank; None for one that is
+/// not there. What it raises is raised. Other threads go on while this rank waits for its peers.
+fn with_exchange<T: Send>(
+    py: Python<'_>,
+    exchange: &Py<PyAny>,
+    join: impl FnOnce(&mut Exchange<'_>) -> Result<T> + Send,
+) -> PyResult<T> {
+    let mut raised = None;
+    let mut all = |mine: Vec<u8>| {
+        Python::attach(|py| {
+            let given = exchange.call1(py, (PyBytes::new(py, &mine),));
+            given.and_then(|all| all.extract::<Vec<Option<Vec<u8>>>>(py)).map_err(|e| {
+                let why = Error::Invalid(format!("the exchange among ranks failed: {e}"));
+                raised = Some(e);
+                why
+            })
+        })
+    };
+    let joined = py.detach(|| join(&mut all));
+    match raised {
+        Some(e) => Err(e),
+        None => joined.map_err(|e| exception(&e)),
     }
 }
 

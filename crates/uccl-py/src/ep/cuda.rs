@@ -1,0 +1,236 @@
+//! Low latency calls of ranks that have GPUs: kernels are enqueued on the caller's stream, and nothing here waits for them.
+
+use std::{sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use pyo3::{exceptions::PyValueError, prelude::*};
+use uccl_device::cuda::Stream;
+use uccl_ep::cuda::{
+    COMBINE_SCRATCH_LEN, Choices, Combine, Combined, Config, Dispatch, Group, Handle, Outputs,
+    Results, ScalesOut, Table, Tokens, scratch_len,
+};
+
+use super::{apart::Apart, calls::payload, exception, over, with_exchange};
+
+/// One rank's end of a group whose ranks have GPUs.
+#[pyclass(name = "EpCudaGroup", module = "uccl._core", frozen)]
+pub(crate) struct PyCudaGroup {
+    group: Apart<Arc<Group>>,
+}
+
+impl PyCudaGroup {
+    /// The caller's stream, by torch's number.
+    fn stream(&self, stream: u64) -> Stream {
+        // SAFETY: `uccl.ep` passes a stream of the group's GPU, which torch keeps while it is used.
+        unsafe { Stream::borrow(self.group.context(), stream) }
+    }
+}
+
+#[pymethods]
+impl PyCudaGroup {
+    /// Joins a group. `exchange(bytes)` returns what all ranks gave it, in order of rank. A launch has `blocks` blocks.
+    #[new]
+    #[pyo3(signature = (*, rank, ranks, pool, timeout, masks_late, device, blocks, exchange))]
+    #[expect(clippy::too_many_arguments, reason = "Python names them")]
+    fn new(
+        py: Python<'_>,
+        rank: usize,
+        ranks: usize,
+        pool: usize,
+        timeout: f64,
+        masks_late: bool,
+        device: u32,
+        blocks: u32,
+        exchange: Py<PyAny>,
+    ) -> PyResult<Self> {
+        let timeout = Duration::try_from_secs_f64(timeout)
+            .map_err(|e| PyValueError::new_err(e.to_string()))?;
+        let config = Config { rank, ranks, pool, timeout, masks_late, device, blocks };
+        let group = with_exchange(py, &exchange, |exchange| Group::join(config, exchange))?;
+        Ok(Self { group: Apart::new(group) })
+    }
+
+    /// Bytes of the pool.
+    #[getter]
+    fn pool_len(&self) -> usize {
+        self.group.pool_len()
+    }
+
+    /// Raises what a call failed with that has failed. It waits for none.
+    fn check(&self) -> PyResult<()> {
+        self.group.check().map_err(|e| exception(&e))
+    }
+
+    /// Enqueues that ranks, a bit for each, are left out, or take part again; and, unless `status` is 0, that i32 by rank say there which are
+    /// left out then.
+    #[pyo3(signature = (*, left_out, let_in, status, stream))]
+    fn mask(
+        &self,
+        py: Python<'_>,
+        left_out: u64,
+        let_in: u64,
+        status: u64,
+        stream: u64,
+    ) -> PyResult<()> {
+        let stream = self.stream(stream);
+        // SAFETY: `uccl.ep` passes a tensor with an integer for each rank, or 0.
+        let done = py.detach(|| unsafe { self.group.mask((left_out, let_in), status, &stream) });
+        done.map_err(|e| exception(&e))
+    }
+}
+
+/// Bytes of memory that a dispatch needs on the GPU until its combine has ended.
+#[pyfunction(name = "ep_cuda_scratch_len")]
+pub(crate) fn cuda_scratch_len(
+    tokens: usize,
+    top_k: usize,
+    num_experts: usize,
+    ranks: usize,
+) -> usize {
+    let choices = Choices { experts: 0, is_64: false, tokens, top_k, num_experts };
+    scratch_len(&choices, ranks)
+}
+
+/// Bytes of memory that a combine needs on the GPU until it has ended.
+#[pyfunction(name = "ep_cuda_combine_scratch_len")]
+pub(crate) fn cuda_combine_scratch_len() -> usize {
+    COMBINE_SCRATCH_LEN
+}
+
+/// Addresses of `src_info`, `origin` and `layout_range`.
+type TableGiven = (u64, u64, u64);
+
+fn table((src_info, origin, layout_range): TableGiven) -> Table {
+    Table { src_info, origin, layout_range }
+}
+
+/// A dispatch that was begun.
+#[pyclass(name = "EpCudaDispatch", module = "uccl._core", frozen)]
+pub(crate) struct PyCudaDispatch {
+    dispatch: Apart<Mutex<Option<Dispatch>>>,
+    stream: Stream,
+}
+
+#[pymethods]
+impl PyCudaDispatch {
+    /// Enqueues the sending of tokens.
+    #[new]
+    #[pyo3(signature = (group, *, rows, stride, kind, len, experts, is_64, tokens, top_k, num_experts, slots, scratch, stream))]
+    #[expect(clippy::too_many_arguments, reason = "Python names them")]
+    fn new(
+        py: Python<'_>,
+        group: &PyCudaGroup,
+        rows: u64,
+        stride: usize,
+        kind: &str,
+        len: usize,
+        experts: u64,
+        is_64: bool,
+        tokens: usize,
+        top_k: usize,
+        num_experts: usize,
+        slots: usize,
+        scratch: u64,
+        stream: u64,
+    ) -> PyResult<Self> {
+        let stream = group.stream(stream);
+        let choices = Choices { experts, is_64, tokens, top_k, num_experts };
+        let tokens = Tokens { rows, stride, payload: payload(kind, len, 1.0)? };
+        // SAFETY: `uccl.ep` passes tensors of these sizes, whose memory torch gives to later work of the stream only.
+        let begun = py.detach(|| unsafe {
+            Dispatch::begin(&group.group, &tokens, &choices, slots, (scratch, &stream))
+        });
+        let dispatch = Mutex::new(Some(begun.map_err(|e| exception(&e))?));
+        Ok(Self { dispatch: Apart::new(dispatch), stream })
+    }
+
+    /// Enqueues the taking out of what arrives, behind the sending. `scales` are an address, and strides in words by row, expert
+    /// and word.
+    #[pyo3(signature = (*, rows, stride, scales, count, stats, waits, table))]
+    #[expect(clippy::too_many_arguments, reason = "Python names them")]
+    fn receive(
+        &self,
+        py: Python<'_>,
+        rows: u64,
+        stride: usize,
+        scales: Option<(u64, usize, usize, usize)>,
+        count: u64,
+        stats: u64,
+        waits: u64,
+        table: TableGiven,
+    ) -> PyResult<PyCudaHandle> {
+        let scales = scales.map(|(words, row_stride, expert_stride, word_stride)| ScalesOut {
+            words,
+            row_stride,
+            expert_stride,
+            word_stride,
+        });
+        let outputs =
+            Outputs { rows, stride, scales, count, stats, waits, table: self::table(table) };
+        let received = py.detach(|| {
+            let dispatch = self.dispatch.lock().take().ok_or_else(over)?;
+            // SAFETY: `uccl.ep` passes tensors with a row for each token that may come, which nobody else has yet.
+            unsafe { dispatch.receive(&outputs, &self.stream) }
+        });
+        let handle = Arc::new(received.map_err(|e| exception(&e))?);
+        Ok(PyCudaHandle { handle: Apart::new(handle) })
+    }
+}
+
+/// What a combine needs of its dispatch.
+#[pyclass(name = "EpCudaHandle", module = "uccl._core", frozen)]
+pub(crate) struct PyCudaHandle {
+    handle: Apart<Arc<Handle>>,
+}
+
+/// A combine that was begun.
+#[pyclass(name = "EpCudaCombine", module = "uccl._core", frozen)]
+pub(crate) struct PyCudaCombine {
+    combine: Apart<Mutex<Option<Combine>>>,
+    stream: Stream,
+}
+
+#[pymethods]
+impl PyCudaCombine {
+    /// Enqueues the sending of rows back to where their tokens came from.
+    #[new]
+    #[pyo3(signature = (group, handle, *, rows, hidden, table, scratch, stream))]
+    #[expect(clippy::too_many_arguments, reason = "Python names them")]
+    fn new(
+        py: Python<'_>,
+        group: &PyCudaGroup,
+        handle: &PyCudaHandle,
+        rows: u64,
+        hidden: usize,
+        table: TableGiven,
+        scratch: u64,
+        stream: u64,
+    ) -> PyResult<Self> {
+        let stream = group.stream(stream);
+        let results = Results { rows, stride: 2 * hidden, hidden, table: self::table(table) };
+        // SAFETY: `uccl.ep` passes tensors of these sizes, whose memory torch gives to later work of the stream only.
+        let begun =
+            py.detach(|| unsafe { Combine::begin(&handle.handle, &results, (scratch, &stream)) });
+        let combine = Mutex::new(Some(begun.map_err(|e| exception(&e))?));
+        Ok(Self { combine: Apart::new(combine), stream })
+    }
+
+    /// Enqueues the sums.
+    #[pyo3(signature = (*, rows, weights, experts, waits))]
+    fn finish(
+        &self,
+        py: Python<'_>,
+        rows: u64,
+        weights: u64,
+        experts: u64,
+        waits: u64,
+    ) -> PyResult<()> {
+        let combined = Combined { rows, weights, experts, waits };
+        let finished = py.detach(|| {
+            let combine = self.combine.lock().take().ok_or_else(over)?;
+            // SAFETY: `uccl.ep` passes tensors with a row, and weights and choices, for each token of the dispatch.
+            unsafe { combine.finish(&combined, &self.stream) }
+        });
+        finished.map_err(|e| exception(&e))
+    }
+}

@@ -1,0 +1,281 @@
+"""Low latency mode on a GPU, ranks in threads and in processes, compared with the oracle."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Callable
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from few_tokens import FewTokens
+
+pytestmark = [
+    pytest.mark.xdist_group("gpu"),
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="lacks a GPU"),
+]
+#: Seconds that a rank may take.
+LIMIT = 50
+
+
+class Ranks:
+    """What ranks in threads meet at, as a communicator of MPI's is."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.board = size, [b""] * size
+        self.barrier = threading.Barrier(size, timeout=LIMIT)
+
+
+class Rank:
+    """One of them."""
+
+    def __init__(self, ranks: Ranks, number: int) -> None:
+        self._ranks, self._number = ranks, number
+
+    def rank(self) -> int:
+        """Which it is."""
+        return self._number
+
+    def size(self) -> int:
+        """How many there are."""
+        return self._ranks.size
+
+    Get_rank, Get_size = rank, size
+
+    def allgather(self, mine: bytes) -> list[bytes]:
+        """What all give."""
+        self._ranks.board[self._number] = mine
+        self._ranks.barrier.wait()
+        everyone = list(self._ranks.board)
+        self._ranks.barrier.wait()
+        return everyone
+
+
+def reserve() -> None:
+    """Has torch take memory for this stream, and load kernels, now: the driver does neither while a kernel waits for another rank."""
+    kept = [torch.empty(1 << 31, dtype=torch.uint8, device="cuda")]
+    kept += [torch.empty(1 << 19, dtype=torch.uint8, device="cuda") for _ in range(64)]
+    for dtype in (torch.int32, torch.bfloat16):
+        torch.zeros(8, dtype=dtype, device="cuda").fill_(1).copy_(kept[1][:8])
+    torch.cuda.current_stream().synchronize()
+    del kept
+
+
+def threads(size: int, function: Callable[[Rank], Any]) -> list[Any]:
+    """Runs a function on ranks in threads, each with a stream of its own."""
+    ranks = Ranks(size)
+
+    def run(number: int) -> Any:
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                reserve()
+                ranks.barrier.wait()
+                answer = function(Rank(ranks, number))
+                torch.cuda.current_stream().synchronize()
+                ranks.barrier.wait()
+                return answer
+        except BaseException:
+            ranks.barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(size) as pool:
+        return [done.result() for done in [pool.submit(run, number) for number in range(size)]]
+
+
+def in_thread(rank: Rank, seed: int) -> None:
+    few = FewTokens(rank, seed, comm=rank, device="cuda", timeout=20)
+    few.two_at_a_time()
+    few.buffer.check()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_ranks_in_threads_of_one_gpu_return_what_the_oracle_says(seed: int) -> None:
+    threads(1 + seed % 3, lambda rank: in_thread(rank, seed))
+
+
+def left_out(rank: Rank, seed: int, is_late: bool) -> None:
+    timeout = 5 if is_late else 20
+    few = FewTokens(rank, seed, comm=rank, device="cuda", timeout=timeout, enable_shrink=True)
+    call, out = few.draw.call(few.sizes), few.draw.randrange(rank.size())
+    if rank.rank() != out:
+        if not is_late:
+            few.buffer.low_latency_update_mask_buffer(out, True)
+        few.without(out, call)
+        few.without(out, call)
+        few.buffer.check()
+    # Windows stay until the others have ended.
+    rank.allgather(b"")
+
+
+@pytest.mark.parametrize(("seed", "is_late"), [(0, False), (1, False), (2, False), (3, True), (4, True)])
+def test_calls_go_on_without_a_rank_that_is_masked_or_late(seed: int, is_late: bool) -> None:
+    threads(2 + seed % 2, lambda rank: left_out(rank, 200 + seed, is_late))
+
+
+def in_process(group: Any, seed: int) -> None:
+    few = FewTokens(group, seed, device="cuda", timeout=40)
+    few.two_at_a_time()
+    torch.cuda.synchronize()
+    few.buffer.check()
+    torch.distributed.barrier(group)
+    few.buffer.destroy()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ranks_in_processes_reach_the_windows_of_each_other(world: Any, seed: int) -> None:
+    world.run(2, in_process, 100 + seed)
+
+
+#: Sizes of the calls that graphs repeat.
+TOKENS, TOP_K, EXPERTS, HIDDEN = 16, 4, 8, 512
+
+
+def drawn(rank: int, size: int, calls: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choices of each call, of a number of tokens that changes, and how many each of a rank's experts gets."""
+    generator = torch.Generator().manual_seed(7)
+    choices = torch.rand(size, calls, TOKENS, EXPERTS, generator=generator).topk(TOP_K).indices
+    coming = torch.randint(0, TOKENS + 1, (size, calls, 1, 1), generator=generator)
+    choices[(torch.arange(TOKENS)[:, None] >= coming).expand_as(choices)] = -1
+    local = torch.arange(EXPERTS // size) + rank * (EXPERTS // size)
+    counts = (choices.transpose(0, 1).reshape(calls, -1)[:, :, None] == local).sum(1)
+    return choices[rank].cuda(), counts.int().cuda()
+
+
+class Repeated:
+    """A dispatch and its combine, which say in ``wrong`` how many values were not as they should be."""
+
+    def __init__(self, buffer: Any, rank: int) -> None:
+        self.buffer = buffer
+        torch.manual_seed(rank)
+        self.x = torch.randn(TOKENS, HIDDEN, device="cuda").bfloat16()
+        self.choices = torch.full((TOKENS, TOP_K), -1, device="cuda")
+        self.counts = torch.zeros(EXPERTS // buffer.group_size, dtype=torch.int32, device="cuda")
+        # Sums of these are exact.
+        self.weights = torch.tensor([0.5, 0.25, 1.0, 2.0], device="cuda").repeat(TOKENS, 1)
+        self.wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+        # Its kernels are loaded now.
+        self.compare(torch.zeros_like(self.x), self.counts)
+
+    def call(self) -> None:
+        """Both, with the choices that are there when it runs."""
+        rows, count, handle, _, hook = self.buffer.low_latency_dispatch(
+            self.x, self.choices, TOKENS, EXPERTS, use_fp8=False, return_recv_hook=True
+        )
+        hook()
+        out, _, _ = self.buffer.low_latency_combine(rows, self.choices, self.weights, handle)
+        self.compare(out, count)
+
+    def compare(self, out: torch.Tensor, count: torch.Tensor) -> None:
+        """Counts what is wrong."""
+        factor = (self.weights * (self.choices >= 0)).sum(1, keepdim=True)
+        wanted = (self.x.float() * factor).bfloat16()
+        self.wrong += (out != wanted).sum() + (count != self.counts).sum()
+
+
+def in_graph(group: Any, calls: int, meet: Callable[[], Any], **keywords: Any) -> None:
+    from uccl.ep import Buffer
+
+    rank, size = group.rank(), group.size()
+    room = Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, size, EXPERTS)
+    ends = (None, 0, room) if "comm" in keywords else (group, 0, room)
+    buffer = Buffer(*ends, low_latency_mode=True, device="cuda", timeout=30, **keywords)
+    choices, counts = drawn(rank, size, calls)
+    repeated, graph = Repeated(buffer, rank), torch.cuda.CUDAGraph()
+    for turn in range(size):
+        meet()
+        if turn == rank:
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                repeated.call()
+    # Capturing has given back what torch kept.
+    meet()
+    reserve()
+    meet()
+    # One before that is not in the graph, and one after.
+    repeated.call()
+    for number in range(calls):
+        repeated.choices.copy_(choices[number])
+        repeated.counts.copy_(counts[number])
+        graph.replay()
+    repeated.call()
+    torch.cuda.current_stream().synchronize()
+    buffer.check()
+    assert repeated.wrong.item() == 0
+    meet()
+    del graph
+    buffer.destroy()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_graph_of_ranks_in_threads_is_repeated_with_other_tokens(size: int) -> None:
+    def run(rank: Rank) -> None:
+        in_graph(rank, 1000, lambda: rank.allgather(b""), comm=rank)
+
+    threads(size, run)
+
+
+def graph_in_process(group: Any) -> None:
+    with torch.cuda.stream(torch.cuda.Stream()):
+        in_graph(group, 100, lambda: torch.distributed.barrier(group))
+
+
+def test_a_graph_of_ranks_in_processes_is_repeated_with_other_tokens(world: Any) -> None:
+    world.run(2, graph_in_process)
+
+
+def waits_of(rank: Rank) -> list[list[int]]:
+    from uccl.ep import Buffer
+
+    buffer = Buffer(None, 0, 1 << 24, low_latency_mode=True, comm=rank, device="cuda", timeout=20)
+    x = torch.ones((4, 256), dtype=torch.bfloat16, device="cuda")
+    choices = torch.arange(8, device="cuda").view(4, 2) % 4
+    weights = torch.ones((4, 2), device="cuda")
+    waits = torch.zeros((2, 2), dtype=torch.int64, device="cuda")
+    if rank.rank() == 1:
+        time.sleep(0.2)
+    rows, _, handle, _, _ = buffer.low_latency_dispatch(
+        x, choices, 4, 4, use_fp8=False, dispatch_wait_recv_cost_stats=waits[0]
+    )
+    rows = rows.clone()
+    if rank.rank() == 1:
+        torch.cuda.current_stream().synchronize()
+        time.sleep(0.2)
+    buffer.low_latency_combine(rows, choices, weights, handle, combine_wait_recv_cost_stats=waits[1])
+    said = waits.cpu().tolist()
+    rank.allgather(b"")
+    return said
+
+
+def test_statistics_say_which_rank_was_waited_for() -> None:
+    first = threads(2, waits_of)[0]
+    for own, late in first:
+        assert own < 50_000_000 < late < 10_000_000_000, first
+
+
+def alone(rank: Rank) -> str:
+    from uccl.ep import Buffer
+
+    buffer = Buffer(None, 0, 1 << 24, low_latency_mode=True, comm=rank, device="cuda", timeout=1)
+    x = torch.zeros((4, 256), dtype=torch.bfloat16, device="cuda")
+    choices = torch.arange(8, device="cuda").view(4, 2) % 4
+    said = ""
+    if rank.rank() == 0:
+        buffer.low_latency_dispatch(x, choices, 4, 4, use_fp8=False)
+        buffer.check()
+        torch.cuda.current_stream().synchronize()
+        with pytest.raises(TimeoutError) as raised:
+            buffer.low_latency_dispatch(x, choices, 4, 4, use_fp8=False)
+        said = str(raised.value)
+        assert float((x + 1).sum()) == 1024, "the GPU stays usable"
+    rank.allgather(b"")
+    return said
+
+
+def test_a_rank_that_does_not_come_is_named_by_the_next_call() -> None:
+    started = time.monotonic()
+    said = threads(2, alone)[0]
+    assert "dispatch on rank 0" in said and "rank 1: data of call 1 round 0 expected" in said, said
+    assert time.monotonic() - started < 20
