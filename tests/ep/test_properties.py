@@ -24,7 +24,7 @@ from oracle.routing import Shape
 pytestmark = [pytest.mark.xdist_group("many-ranks"), pytest.mark.timeout(600)]
 
 #: Seconds for the cases of one test, unless their number is said.
-SECONDS = 11
+SECONDS = 6
 NAN = float("nan")
 
 
