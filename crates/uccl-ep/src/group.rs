@@ -117,11 +117,10 @@ impl Group {
         self.next_generation.store(next.generation, Ordering::Relaxed);
         let has_gone =
             |rank: &usize| next.pids[*rank].is_none_or(|pid| self.pids[*rank] != Some(pid));
-        for rank in (0..self.ranks()).filter(has_gone) {
-            // Who looks whether blocks are read, or lets go of this group, does not wait for it.
-            self.masked[rank].store(true, Ordering::Relaxed);
-            self.window.give_up(rank);
-        }
+        let gone: Vec<_> = (0..self.ranks()).filter(has_gone).collect();
+        // Who looks whether blocks are read, or lets go of this group, does not wait for them.
+        gone.iter().for_each(|rank| self.masked[*rank].store(true, Ordering::Relaxed));
+        self.window.give_up(&gone);
         Ok(next)
     }
 

@@ -137,9 +137,9 @@ impl Window {
         self.far.as_ref()?.failure(peer)
     }
 
-    /// Nothing more is sent to a peer, and nobody waits until it has what was sent.
-    pub(crate) fn give_up(&self, peer: usize) {
-        self.far.iter().for_each(|far| far.give_up(peer));
+    /// Nothing more is sent to these peers, and nobody waits any more until they have what was sent.
+    pub(crate) fn give_up(&self, peers: &[usize]) {
+        self.far.iter().for_each(|far| far.give_up(peers));
     }
 
     /// What went over the network.

@@ -364,3 +364,19 @@ fn ranks_that_could_not_meet_stay_as_they_were() {
         round(&group, 2, &ALL);
     });
 }
+
+#[test]
+fn a_rank_that_leaves_hears_the_last_word_of_its_calls() {
+    for turn in 0..20 {
+        let board = Board::default();
+        ranks(|me| {
+            let group = APART.join(me, &mut board.meeting("first".into(), me, &ALL)).unwrap();
+            round(&group, turn, &ALL);
+            // The others do not wait until it has ended the call.
+            if me != 2 {
+                let mut second = board.meeting("second".into(), me, &ALL[..2]);
+                round(&group.regroup(&mut second).unwrap(), turn, &ALL[..2]);
+            }
+        });
+    }
+}

@@ -220,11 +220,15 @@ impl Far {
         outbox.failure().map(str::to_owned).or_else(lost)
     }
 
-    /// Nothing more is sent to a peer.
-    pub(crate) fn give_up(&self, peer: usize) {
-        if let Some(Some(outbox)) = self.desk.outboxes.get(peer) {
-            outbox.fail(|| "has left the group".to_owned());
+    /// Nothing more is sent to these peers. What was sent before they may still wait for, in their last call: so it is waited
+    /// until they have it, though not for long.
+    pub(crate) fn give_up(&self, peers: &[usize]) {
+        let outboxes = peers.iter().filter_map(|peer| self.desk.outboxes.get(*peer)?.as_ref());
+        if outboxes.clone().all(|outbox| outbox.failure().is_some()) {
+            return;
         }
+        self.quiet(LINGER.min(self.timeout));
+        outboxes.for_each(|outbox| outbox.fail(|| "has left the group".to_owned()));
     }
 
     /// What the endpoint has counted.
