@@ -354,10 +354,25 @@ impl Case {
         }
         gpu.stream.synchronize().expect("kernels end well");
         group.check().unwrap_or_else(|e| panic!("{self:?}: {e}"));
+        self.check_masks(&group, &gpu);
         ranks.meet();
         let got = rounds.iter().map(|round| round.got(self, &gpu)).collect();
         ranks.meet();
         got
+    }
+}
+
+impl Case {
+    /// A rank that was lost is left out from then on: nobody waits for it again.
+    fn check_masks(&self, group: &cuda::Group, gpu: &Gpu) {
+        let Some((lost, _)) = self.lost.filter(|(lost, _)| *lost != group.rank()) else { return };
+        let status = gpu.upload(&vec![0u32; self.ranks]);
+        // SAFETY: a number for each rank, until the stream has been waited for.
+        unsafe { group.mask((0, 0), status, &gpu.stream) }.expect("masks");
+        gpu.stream.synchronize().expect("masks");
+        let masked: Vec<u32> = gpu.download(status, self.ranks);
+        let expected = (0..self.ranks).map(|rank| u32::from(rank == lost));
+        assert!(masked.iter().copied().eq(expected), "{self:?}: {masked:?}");
     }
 }
 
