@@ -21,8 +21,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="dispatch and combine beside gloo's all_to_all")
+def arguments(measured: str) -> argparse.Namespace:
+    """The shape of the calls, for whoever measures this."""
+    parser = argparse.ArgumentParser(description=measured)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--num-tokens", type=int, default=128)
     parser.add_argument("--hidden", type=int, default=7168)
@@ -103,6 +104,6 @@ def report(args: argparse.Namespace, ids: torch.Tensor, times: dict[str, list[fl
 
 
 if __name__ == "__main__":
-    parsed = arguments()
+    parsed = arguments("dispatch and combine beside gloo's all_to_all")
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(run, (parsed, folder), nprocs=parsed.ranks)

@@ -23,20 +23,11 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from ep import arguments
+
 #: Calls in a graph.
 REPEATS = 20
 Times = dict[str, list[float]]
-
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="low latency dispatch and combine on GPUs")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--num-tokens", type=int, default=128)
-    parser.add_argument("--hidden", type=int, default=7168)
-    parser.add_argument("--num-topk", type=int, default=8)
-    parser.add_argument("--num-experts", type=int, default=288)
-    parser.add_argument("--rounds", type=int, default=30)
-    return parser.parse_args()
 
 
 class Thread:
@@ -204,7 +195,7 @@ def in_process(rank: int, args: argparse.Namespace, folder: str) -> None:
 
 
 def main() -> None:
-    args = arguments()
+    args = arguments("low latency dispatch and combine on GPUs")
     if torch.cuda.device_count() < args.ranks:
         in_threads(args)
         return

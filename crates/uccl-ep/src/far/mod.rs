@@ -220,14 +220,14 @@ impl Far {
         outbox.failure().map(str::to_owned).or_else(lost)
     }
 
-    /// Nothing more is sent to these peers. What was sent before they may still wait for, in their last call: so it is waited
-    /// until they have it, though not for long.
+    /// Nothing more is sent to these peers. What was sent before they may still wait for, in their last call: so it is
+    /// [waited](Self::quiet) until they have it.
     pub(crate) fn give_up(&self, peers: &[usize]) {
         let outboxes = peers.iter().filter_map(|peer| self.desk.outboxes.get(*peer)?.as_ref());
         if outboxes.clone().all(|outbox| outbox.failure().is_some()) {
             return;
         }
-        self.quiet(LINGER.min(self.timeout));
+        self.quiet();
         outboxes.for_each(|outbox| outbox.fail(|| "has left the group".to_owned()));
     }
 
@@ -236,25 +236,21 @@ impl Far {
         self.endpoint.stats().ok()
     }
 
-    /// Waits until all peers have what was sent to them, for so long at most. Whether they have.
-    pub(crate) fn quiet(&self, timeout: Duration) -> bool {
-        let (pushed, deadline) = (self.fifo.pushed(), Instant::now() + timeout);
+    /// Waits until all peers have what was sent to them, though not for long.
+    fn quiet(&self) {
+        let (pushed, deadline) = (self.fifo.pushed(), Instant::now() + LINGER.min(self.timeout));
         self.desk.outboxes.iter().flatten().for_each(Outbox::hurry);
         self.wake();
-        while self.desk.done.load(Ordering::Acquire) < pushed {
-            if Instant::now() >= deadline {
-                return false;
-            }
+        while self.desk.done.load(Ordering::Acquire) < pushed && Instant::now() < deadline {
             thread::sleep(NAP);
         }
-        true
     }
 }
 
 impl Drop for Far {
     fn drop(&mut self) {
         // A peer may still wait for the last word.
-        self.quiet(LINGER.min(self.timeout));
+        self.quiet();
         self.desk.is_closed.store(true, Ordering::Release);
         self.wake();
         let ended = self.proxy.take().map(JoinHandle::join);

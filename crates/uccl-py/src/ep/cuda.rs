@@ -1,16 +1,16 @@
 //! Low latency calls of ranks that have GPUs: kernels are enqueued on the caller's stream, and nothing here waits for them.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use parking_lot::Mutex;
-use pyo3::{exceptions::PyValueError, prelude::*};
+use pyo3::prelude::*;
 use uccl_device::cuda::Stream;
 use uccl_ep::cuda::{
     COMBINE_SCRATCH_LEN, Choices, Combine, Combined, Config, Dispatch, Group, Handle, Outputs,
     Results, ScalesOut, Table, Tokens, scratch_len,
 };
 
-use super::{apart::Apart, calls::payload, exception, over, with_exchange};
+use super::{apart::Apart, calls::payload, exception, over, timeout_of, with_exchange};
 
 /// One rank's end of a group whose ranks have GPUs.
 #[pyclass(name = "EpCudaGroup", module = "uccl._core", frozen)]
@@ -43,8 +43,7 @@ impl PyCudaGroup {
         blocks: u32,
         exchange: Py<PyAny>,
     ) -> PyResult<Self> {
-        let timeout = Duration::try_from_secs_f64(timeout)
-            .map_err(|e| PyValueError::new_err(e.to_string()))?;
+        let timeout = timeout_of(timeout)?;
         let config = Config { rank, ranks, pool, timeout, masks_late, device, blocks };
         let group = with_exchange(py, &exchange, |exchange| Group::join(config, exchange))?;
         Ok(Self { group: Apart::new(group) })

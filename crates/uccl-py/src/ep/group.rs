@@ -1,14 +1,14 @@
 //! Groups, and where their tokens go.
 
-use std::{slice, sync::Arc, time::Duration};
+use std::{slice, sync::Arc};
 
-use pyo3::{exceptions::PyValueError, prelude::*};
+use pyo3::prelude::*;
 use uccl_ep::{
     Config, Group,
     routing::{Choices, Routing},
 };
 
-use super::{apart::Apart, exception, with_exchange};
+use super::{apart::Apart, exception, timeout_of, with_exchange};
 
 /// One rank's end of a group.
 #[pyclass(name = "EpGroup", module = "uccl._core", frozen)]
@@ -32,8 +32,7 @@ impl PyGroup {
         node: Option<u64>,
         exchange: Py<PyAny>,
     ) -> PyResult<Self> {
-        let timeout = Duration::try_from_secs_f64(timeout)
-            .map_err(|e| PyValueError::new_err(e.to_string()))?;
+        let timeout = timeout_of(timeout)?;
         let config = Config { rank, ranks, pool, timeout, masks_late, node, network: None };
         let group = with_exchange(py, &exchange, |exchange| Group::join(config, exchange))?;
         Ok(Self { group: Apart::new(group) })

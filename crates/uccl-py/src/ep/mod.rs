@@ -7,6 +7,8 @@ mod cuda;
 mod group;
 mod handle;
 
+use std::time::Duration;
+
 use pyo3::{
     exceptions::{PyOSError, PyRuntimeError, PyTimeoutError, PyValueError},
     prelude::*,
@@ -44,6 +46,11 @@ fn exception(error: &Error) -> PyErr {
 /// A call was asked for what it has done before.
 fn over() -> Error {
     Error::Invalid("this call is over; a hook is called once".into())
+}
+
+/// How long calls wait, in seconds of Python's.
+fn timeout_of(seconds: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(seconds).map_err(|e| PyValueError::new_err(e.to_string()))
 }
 
 /// Joins with an exchange of Python's: `exchange(bytes)` returns what all ranks gave it, in order of rank; None for one that is
