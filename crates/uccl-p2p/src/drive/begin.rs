@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::{
     connection::{Connection, Transfer},
     deferred::{Due, Mark, Start, Waiting},
+    transfer::Carrier as _,
 };
 use crate::error::{Error, Result};
 
@@ -20,7 +21,9 @@ impl Connection {
             return self.begin_now(transfer, start);
         }
         transfer.expect_ops(1);
-        self.deferred.push(Waiting { after, transfer: Arc::clone(transfer), start });
+        if !self.deferred.push(Waiting { after, transfer: Arc::clone(transfer), start }) {
+            return Err(self.lost_error());
+        }
         self.begin_due();
         Ok(())
     }
@@ -83,5 +86,42 @@ impl Connection {
             transfer.op_ended();
         }
         is_there
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uccl_device::cuda::GpuError;
+
+    use super::*;
+    use crate::{Iov, Op, Request, drive::joined::Joined};
+
+    /// A stream that never comes so far.
+    struct Never;
+
+    impl Mark for Never {
+        fn is_reached(&self) -> std::result::Result<bool, GpuError> {
+            Ok(false)
+        }
+    }
+
+    /// The caller has found the connection open, and another thread ends it before the transfer gets its place.
+    #[test]
+    fn a_transfer_that_comes_after_the_end_of_its_connection_is_refused_and_keeps_nothing() {
+        let pair = Joined::by_tcp();
+        let mut memory = vec![7_u8; 100];
+        let (ptr, len) = (memory.as_mut_ptr() as usize, memory.len());
+        // SAFETY: the memory lives longer than the endpoints.
+        let mr = unsafe { pair.a.register(ptr, len) }.expect("registered");
+        let iovs = [Iov { mr, ptr, len }];
+        let conn = pair.a.core().conn(pair.to_b).expect("a connection");
+        pair.a.disconnect(pair.to_b).expect("it was there");
+        let request = Request::new(pair.to_b, Op::Recv, &iovs, &[]);
+        let posted = pair.a.start_over(Arc::clone(&conn), &request, Some(Box::new(Never)));
+        assert!(matches!(posted, Err(Error::Closed | Error::ConnectionLost { .. })));
+        assert!(!conn.deferred.any());
+        pair.a.deregister(mr).expect("nothing uses it");
+        pair.close();
+        assert_eq!(Arc::strong_count(&conn), 1, "a transfer keeps its connection");
     }
 }

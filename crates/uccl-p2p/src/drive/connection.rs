@@ -262,7 +262,7 @@ impl Connection {
         let asks = closed.asks.into_iter().flat_map(Ask::lent);
         let lent = asks.chain(closed.sends.into_iter().chain(closed.notifs).flat_map(Sent::lent));
         let lent = lent.collect();
-        self.deferred.clear();
+        self.deferred.close();
         // Before the transfers end, because their memory may be deregistered then.
         self.core.watch_aftermath(self, lent);
         self.core.look_after_aftermaths();

@@ -72,7 +72,8 @@ pub(super) struct Due<C: Carrier> {
 
 /// The transfers of a connection that have not begun.
 pub(crate) struct Deferred<C: Carrier> {
-    waiting: Mutex<VecDeque<Waiting<C>>>,
+    /// In the order in which they were posted; `None` once the connection has ended.
+    waiting: Mutex<Option<VecDeque<Waiting<C>>>>,
     /// Locked while some of them begin, so that they begin in order.
     pub(super) beginning: Mutex<()>,
     /// How many there are, including those that are just beginning; below, how many of them are receives and sends.
@@ -83,7 +84,7 @@ pub(crate) struct Deferred<C: Carrier> {
 impl<C: Carrier> Default for Deferred<C> {
     fn default() -> Self {
         Self {
-            waiting: Mutex::default(),
+            waiting: Mutex::new(Some(VecDeque::new())),
             beginning: Mutex::default(),
             open: AtomicUsize::default(),
             ordered: <[AtomicUsize; 2]>::default(),
@@ -101,12 +102,17 @@ impl<C: Carrier> Deferred<C> {
         start.order().is_some_and(|order| self.ordered[order].load(SeqCst) > 0)
     }
 
-    pub(super) fn push(&self, waiting: Waiting<C>) {
+    /// Adds a transfer; false if the connection has ended. A transfer that was added after that would keep the
+    /// connection's memory, and the connection the transfer's.
+    pub(super) fn push(&self, transfer: Waiting<C>) -> bool {
+        let mut waiting = self.waiting.lock();
+        let Some(waiting) = &mut *waiting else { return false };
         self.open.fetch_add(1, SeqCst);
-        if let Some(order) = waiting.start.order() {
+        if let Some(order) = transfer.start.order() {
             self.ordered[order].fetch_add(1, SeqCst);
         }
-        self.waiting.lock().push_back(waiting);
+        waiting.push_back(transfer);
+        true
     }
 
     pub(super) fn ended(&self, order: Option<usize>) {
@@ -121,6 +127,7 @@ impl<C: Carrier> Deferred<C> {
         let mut held = [false; 2];
         let mut waiting = self.waiting.lock();
         let mut due = Vec::new();
+        let Some(waiting) = &mut *waiting else { return due };
         let mut at = 0;
         while let Some(first) = waiting.get(at) {
             let order = first.start.order();
@@ -144,18 +151,20 @@ impl<C: Carrier> Deferred<C> {
     /// Takes a transfer out; false if it is not waiting here.
     pub(super) fn remove(&self, transfer: &Arc<Transfer<C>>) -> bool {
         let mut waiting = self.waiting.lock();
-        let at = waiting.iter().position(|other| Arc::ptr_eq(&other.transfer, transfer));
-        let removed = at.and_then(|at| waiting.remove(at));
+        let removed = waiting.as_mut().and_then(|waiting| {
+            let at = waiting.iter().position(|other| Arc::ptr_eq(&other.transfer, transfer))?;
+            waiting.remove(at)
+        });
         if let Some(removed) = &removed {
             self.ended(removed.start.order());
         }
         removed.is_some()
     }
 
-    /// Forgets all transfers.
-    pub(crate) fn clear(&self) {
-        let cleared = std::mem::take(&mut *self.waiting.lock());
-        cleared.iter().for_each(|waiting| self.ended(waiting.start.order()));
+    /// Forgets all transfers, and takes no more.
+    pub(crate) fn close(&self) {
+        let closed = self.waiting.lock().take();
+        closed.iter().flatten().for_each(|waiting| self.ended(waiting.start.order()));
     }
 }
 
