@@ -27,6 +27,7 @@ use self::{
 pub use crate::types::*;
 use crate::{
     config::{Config, take_notices},
+    descriptors,
     drive::{
         acceptor::Acceptor,
         connect,
@@ -113,6 +114,7 @@ impl Endpoint {
         let workers = Workers::new(config.num_cpus, near)?;
         let core = Arc::new(Core::new(config, workers)?);
         let (listener, addr) = listen(&core.config)?;
+        descriptors::make_room(&listener);
         let (uds, uds_name) = listen_locally();
         let greeting = Arc::new(Greeting::new(addr.port(), uds_name)?);
         let acceptor = Acceptor::new(listener, uds, Arc::clone(&greeting));

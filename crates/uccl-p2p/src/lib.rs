@@ -3,6 +3,7 @@
 #[cfg(test)]
 mod chaos_tests;
 pub mod config;
+mod descriptors;
 mod devices;
 mod drive;
 pub mod endpoint;
