@@ -32,6 +32,40 @@ def test_a_model_learns_the_same_with_its_experts_on_several_ranks(world, ranks:
         assert is_same and off <= tolerance, off
 
 
+def passed(group, tokens: list[int], most: int):
+    """Results and gradients of some tokens of each rank, whose choices are below ``most``: of experts that are spread, and that are not."""
+    sys.path.insert(0, str(EXAMPLE))
+    import alone
+    import model
+    import parallel
+
+    def results(mixture, experts):
+        rank = group.rank()
+        torch.manual_seed(1 + rank)
+        x = torch.randn(tokens[rank], model.HIDDEN, dtype=torch.double, requires_grad=True)
+        weights, choices = torch.rand(tokens[rank], most, dtype=torch.double).topk(model.TOP_K)
+        out = mixture(x, choices, weights.requires_grad_(), experts)
+        out.square().sum().backward()
+        return out.detach(), x.grad, weights.grad
+
+    torch.manual_seed(0)
+    whole, spread = model.Experts().double(), model.Experts().double()
+    spread.load_state_dict(whole.state_dict())
+    local = model.EXPERTS // group.size()
+    spread.keep(group.rank() * local, local)
+    many = parallel.ManyTokens(group, model.HIDDEN, model.EXPERTS, "cpu")
+    pairs = zip(results(many, spread), results(alone.ManyTokens(group.size(), 1), whole))
+    return [torch.equal(*pair) for pair in pairs], [float(weights.grad.abs().sum()) for weights in spread.parameters()]
+
+
+@pytest.mark.parametrize(("tokens", "most"), [([5, 0], 8), ([5, 3], 4), ([0, 0], 8)])
+def test_gradients_pass_where_a_rank_has_no_token_or_gets_none(world, tokens: list[int], most: int) -> None:
+    for rank, (are_equal, gradients) in enumerate(world.run(2, passed, tokens, most)):
+        assert all(are_equal), (rank, are_equal)
+        gets_some = sum(tokens) > 0 and (rank == 0 or most > 4)
+        assert all((gradient > 0) == gets_some for gradient in gradients), (rank, gradients)
+
+
 @pytest.mark.timeout(120)
 def test_the_program_trains_in_processes_that_it_starts() -> None:
     command = [sys.executable, EXAMPLE / "train.py", "--ranks", "2", "--steps", "2"]
