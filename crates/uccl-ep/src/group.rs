@@ -6,8 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use parking_lot::Mutex;
@@ -21,6 +20,7 @@ use crate::{
     error::{Error, Phase, Result, described},
     joining::{Exchange, MakeEndpoint, Position, agree, all_joined},
     nodes::Nodes,
+    patience::Patience,
     placing::{Place, Places, SLOTS},
     protocol::{Call, Parties, Step, Streams, Words},
     routing::MAX_RANKS_OF_NODE,
@@ -556,32 +556,4 @@ pub(crate) struct Wait<'a, 'b> {
     pub(crate) is_interrupted: &'a mut Interrupted<'b>,
     /// Where a receive counts its time.
     pub(crate) waits: Option<&'a mut Waits>,
-}
-
-/// Looks without a pause, then yields, then naps.
-struct Patience {
-    since: Instant,
-    looks: u32,
-}
-
-/// Looks before the processor is offered to others: a peer may be waiting for it.
-const SPINS: u32 = 64;
-const YIELDS: u32 = 4096;
-const NAP: Duration = Duration::from_micros(50);
-
-impl Patience {
-    fn new() -> Self {
-        Self { since: Instant::now(), looks: 0 }
-    }
-
-    /// Whether it is time to look whether the wait makes sense.
-    fn pause(&mut self) -> bool {
-        self.looks = self.looks.saturating_add(1);
-        match self.looks {
-            ..SPINS => std::hint::spin_loop(),
-            SPINS..YIELDS => thread::yield_now(),
-            _ => thread::sleep(NAP),
-        }
-        self.looks >= YIELDS && self.looks.is_multiple_of(16)
-    }
 }

@@ -18,6 +18,7 @@ mod joining;
 mod leaving;
 pub mod nodes;
 pub mod numerics;
+mod patience;
 pub mod placing;
 pub mod protocol;
 pub mod record;
