@@ -7,7 +7,7 @@ use uccl_fabric::{
     rail::Rail,
     region::{Region, RegionTable},
 };
-use uccl_rma::{Rails, RmaLane, Role};
+use uccl_rma::{Rails, RmaLane, Role, Silence};
 
 use crate::end::{Devices, End};
 
@@ -20,7 +20,7 @@ pub fn over_rails(rails: [Vec<Arc<dyn Rail>>; 2]) -> [End; 2] {
 fn end(role: Role, rails: Vec<Arc<dyn Rail>>) -> End {
     let (rails, regions) = (Arc::new(Rails::new(rails)), RegionTable::new().expect("a table"));
     let regions = Arc::new(regions);
-    let lane = RmaLane::new(role, Arc::clone(&rails), Arc::clone(&regions), None);
+    let lane = RmaLane::new(role, Arc::clone(&rails), Arc::clone(&regions), Silence::default());
     End::of_rails(Arc::new(lane.expect("a lane")), regions, Arc::new(Registered(rails)))
 }
 

@@ -43,6 +43,15 @@ pub enum Role {
     Acceptor,
 }
 
+/// How long a path may be silent before it is lost. None: no such limit.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Silence {
+    /// With requests under way of which none ends.
+    pub stall: Option<Duration>,
+    /// With a probe under way, which tells whether the path works.
+    pub probe: Option<Duration>,
+}
+
 /// A lane for one-sided operations, which uses every pair of rails that two endpoints have between them.
 ///
 /// [`uccl_wire::rails`] defines the notes that its two ends exchange.
@@ -50,8 +59,7 @@ pub struct RmaLane {
     pub(super) regions: Arc<RegionTable>,
     pub(super) rails: Arc<Rails>,
     pub(super) role: Role,
-    /// A path with requests under way is lost if none of them ends for this long. None: no such limit.
-    stall: Option<Duration>,
+    pub(super) silence: Silence,
     pub(super) state: Mutex<State>,
     /// Held by the caller of `progress`, and while the lane is killed, so that only one thread does either.
     turn: Mutex<()>,
@@ -81,7 +89,7 @@ impl RmaLane {
         role: Role,
         rails: Arc<Rails>,
         regions: Arc<RegionTable>,
-        stall: Option<Duration>,
+        silence: Silence,
     ) -> io::Result<Self> {
         let bell = Bell::new()?;
         let fd = bell.fd().as_raw_fd();
@@ -93,7 +101,7 @@ impl RmaLane {
             regions,
             rails,
             role,
-            stall: stall.filter(|stall| !stall.is_zero()),
+            silence,
             has_notes: AtomicBool::new(role == Role::Connector),
             state: Mutex::new(state),
             turn: Mutex::new(()),
@@ -249,7 +257,7 @@ impl RmaLane {
         let mut moved = state.look_at_copies();
         for at in 0..state.paths.len() {
             let mut ended = std::mem::take(&mut state.ended);
-            let looked = state.paths[at].look(self.stall, &mut ended);
+            let looked = state.paths[at].look(self.silence.stall, &mut ended);
             for (part, result) in ended.drain(..) {
                 state.part_ended(&self.rails, part, result);
             }
@@ -398,7 +406,7 @@ impl Lane for RmaLane {
 
     fn arm(&self) -> bool {
         let mut state = self.state.lock();
-        let armed = state.notes.is_empty() && state.arm(self.stall).is_some();
+        let armed = state.notes.is_empty() && state.arm(self.silence.stall).is_some();
         state.is_watched |= armed;
         armed
     }
@@ -467,8 +475,7 @@ impl RailLane for RmaLane {
         let state = self.state.lock();
         let describe = |path: &Path| {
             let name = self.rails.all().get(path.ours).map_or("?", |rail| &rail.info().name);
-            let why = || path.why.clone().unwrap_or_else(|| "not tried yet".into());
-            (name.to_owned(), if path.is_up() { Ok(()) } else { Err(why()) })
+            (name.to_owned(), if path.is_up() { Ok(()) } else { Err(path.why_not()) })
         };
         state.paths.iter().map(describe).collect()
     }

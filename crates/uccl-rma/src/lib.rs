@@ -47,6 +47,6 @@ mod state;
 mod tests;
 
 pub use self::{
-    lane::{RmaLane, Role},
+    lane::{RmaLane, Role, Silence},
     rails::Rails,
 };

@@ -15,8 +15,6 @@ use super::{
 /// How soon after a loss the next attempt comes. Each later attempt waits twice as long, up to [`LAST_RETRY`].
 const FIRST_RETRY: Duration = Duration::from_millis(20);
 const LAST_RETRY: Duration = Duration::from_millis(500);
-/// How long a probe may take, if the device itself does not report a failure earlier.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(4);
 /// A device that was full is tried again after this time at the latest.
 const FULL_RETRY: Duration = Duration::from_millis(1);
 /// How soon to check again on work that other threads do, such as joining a channel or ending it.
@@ -37,8 +35,9 @@ enum State {
     Opening(Box<dyn Channel>),
     /// Our end is being joined with the other.
     Joining(Joining),
-    /// Both ends are made. The connecting end has sent a probe, at this time, to find out whether the channel works.
-    Probing(Box<dyn Channel>, Instant),
+    /// Both ends are made. The connecting end has sent a probe to find out whether the channel works. It is given up at this
+    /// time, if the device itself does not report a failure earlier.
+    Probing(Box<dyn Channel>, Option<Instant>),
     /// It works.
     Up(Box<dyn Channel>),
     /// Our end is being dropped, on a thread of its own.
@@ -133,6 +132,16 @@ impl Path {
         matches!(self.state, State::Up(_))
     }
 
+    /// Why it does not work, if it does not.
+    pub(super) fn why_not(&self) -> String {
+        let step = match self.state {
+            State::Opening(_) => "the peer has not answered yet",
+            State::Probing(..) => "nothing has got through yet",
+            _ => "not tried yet",
+        };
+        self.why.clone().unwrap_or_else(|| step.to_owned())
+    }
+
     pub(super) fn is_idle(&self) -> bool {
         matches!(self.state, State::Idle { .. })
     }
@@ -209,12 +218,12 @@ impl Path {
         joined.map_or_else(|e| Looked::NotJoined(e.to_string()), |()| Looked::Joined)
     }
 
-    /// Sends a probe to find out whether the channel works.
-    pub(super) fn probe(&mut self) -> Result<(), RailError> {
+    /// Sends a probe to find out whether the channel works, which may take this long.
+    pub(super) fn probe(&mut self, limit: Option<Duration>) -> Result<(), RailError> {
         match std::mem::replace(&mut self.state, State::Dying) {
             State::Opening(mut channel) => {
                 let probed = channel.probe(PROBE);
-                self.state = State::Probing(channel, Instant::now());
+                self.state = State::Probing(channel, limit.map(|limit| Instant::now() + limit));
                 probed
             }
             other => {
@@ -333,11 +342,11 @@ impl Path {
         stall: Option<Duration>,
         parts: &mut Vec<(Part, Result<(), RequestError>)>,
     ) -> Looked {
-        let (channel, probing) = match &mut self.state {
-            State::Up(channel) => (channel, None),
+        let (channel, is_probing, until) = match &mut self.state {
+            State::Up(channel) => (channel, false, None),
             State::Joining(joining) if joining.is_over() => return self.joined(),
-            State::Opening(channel) => (channel, None),
-            State::Probing(channel, since) => (channel, Some(*since)),
+            State::Opening(channel) => (channel, false, None),
+            State::Probing(channel, until) => (channel, true, *until),
             State::Ending(ending) if ending.is_over() => {
                 self.state = State::Dying;
                 return Looked::Gone;
@@ -363,10 +372,10 @@ impl Path {
         if let Err(e) = polled {
             return Looked::Lost(e.to_string());
         }
-        if works && probing.is_some() {
+        if works && is_probing {
             return Looked::CameUp;
         }
-        if probing.is_some_and(|since| since.elapsed() > PROBE_TIMEOUT) {
+        if until.is_some_and(|until| until <= Instant::now()) {
             return Looked::Lost("nothing gets through".into());
         }
         if moved {
@@ -421,7 +430,9 @@ impl Path {
             }
             State::Joining(_) | State::Ending(_) => return Some(ASIDE_LOOK),
             State::Dying => return None,
-            State::Probing(channel, _) => (channel, Some(PROBE_TIMEOUT)),
+            State::Probing(channel, until) => {
+                (channel, until.map(|until| until.saturating_duration_since(now)))
+            }
             // No event tells when the device has room for the rest of the batch.
             State::Up(channel) if !self.batch.is_empty() => (channel, Some(FULL_RETRY)),
             State::Opening(channel) | State::Up(channel) => (channel, None),

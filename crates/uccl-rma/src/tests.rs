@@ -19,7 +19,7 @@ use uccl_fabric::{
 };
 use uccl_wire::rails::{Note, RegionId};
 
-use super::{Rails, RmaLane, Role};
+use super::{Rails, RmaLane, Role, Silence};
 
 /// A test fails if what it waits for has not happened after this time. It happens much sooner.
 pub(super) const FAR: Duration = Duration::from_secs(20);
@@ -70,7 +70,7 @@ impl End {
         let regions = Arc::new(RegionTable::new().expect("a table"));
         let rails =
             Arc::new(Rails::new(devices.iter().map(|rail| Arc::clone(rail) as _).collect()));
-        let lane = RmaLane::new(role, Arc::clone(&rails), Arc::clone(&regions), None);
+        let lane = RmaLane::new(role, Arc::clone(&rails), Arc::clone(&regions), Silence::default());
         Self { lane: lane.expect("a lane"), rails, regions, devices }
     }
 

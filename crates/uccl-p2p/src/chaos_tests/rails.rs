@@ -1,9 +1,12 @@
 //! The engine over rails that are slow, full, out of order, cut, pulled and plugged in again.
 
-use std::{sync::mpsc, time::Duration};
+use std::{
+    sync::{Arc, mpsc},
+    time::Duration,
+};
 
 use fastrand::Rng;
-use uccl_chaos::{GpuFaults, RailFaults, each_seed};
+use uccl_chaos::{ChaosRail, GpuFaults, RailFaults, RailNetwork, each_seed};
 use uccl_fabric::gpu::CopyBy;
 use uccl_wire::rails::{Note, RegionId};
 
@@ -14,7 +17,8 @@ use super::{
     world::{ByRails, FAR, Memory, Side},
 };
 use crate::{
-    Accepted, Error, Iov, Moves, MrId, Op, Request, Uninterrupted, drive::transfer::MAX_PENDING,
+    Accepted, Config, Endpoint, Error, Iov, Moves, MrId, Op, Request, Transport, Uninterrupted,
+    drive::{timers::TO_PROBE, transfer::MAX_PENDING},
     wire::advert::Advert,
 };
 
@@ -459,7 +463,7 @@ fn a_rail_that_does_not_answer_holds_up_nobody() {
     let mut sides = ByRails::new(&rails).join(1);
     let paths = sides[0].connection().links.rails.as_ref().expect("rails").describe();
     let why: Vec<_> = paths.into_iter().map(|(_, state)| state.err()).collect();
-    assert_eq!(why, [None, Some("not tried yet".to_owned())]);
+    assert_eq!(why, [None, Some("nothing has got through yet".to_owned())]);
     move_one(&sides, &mut Rng::with_seed(1), Op::Write, 3 << 20).expect("one rail is enough");
     sides.iter_mut().for_each(Side::leave);
 }
@@ -516,4 +520,41 @@ fn a_connection_whose_rails_are_never_tried_is_accepted_in_time() {
     assert_eq!(accepted.conn, offered.conn);
     ep.check_connection(accepted.conn).expect("it lives, without rails");
     sides.iter().for_each(|side| side.ep.close().expect("nobody touches anything"));
+}
+
+/// Two endpoints that may use nothing but rails, and the first one's rail.
+fn rails_alone() -> ([Endpoint; 2], Arc<ChaosRail>) {
+    let network = RailNetwork::default();
+    let rails = [1, 2].map(|seed| network.rail("rail", seed, RailFaults::default()));
+    let endpoint = |rail: &Arc<ChaosRail>| {
+        let config = Config {
+            bind: Some([127, 0, 0, 1].into()),
+            port: Some(0),
+            transport: Transport::Libfabric,
+            timeout: FAR,
+            ..Config::default()
+        };
+        Endpoint::with_rails(config, vec![Arc::clone(rail) as _]).expect("an endpoint")
+    };
+    let [first, _] = &rails;
+    (rails.each_ref().map(endpoint), Arc::clone(first))
+}
+
+#[test]
+fn a_rail_that_nothing_may_stand_in_for_has_as_long_as_connecting_may_take() {
+    let ([a, b], rail) = rails_alone();
+    rail.stick();
+    let connect = |timeout| a.connect(b.addr(), Some(timeout), &mut Uninterrupted);
+    let why = connect(SHORT).expect_err("nothing gets through").to_string();
+    let within = format!("no rail works within {SHORT:?}: rail: nothing has got through yet");
+    assert!(why.contains(&within), "{why}");
+    std::thread::scope(|scope| {
+        let connecting = scope.spawn(|| connect(FAR));
+        // Longer than is waited where there is another way.
+        std::thread::sleep(TO_PROBE + SHORT);
+        assert!(!connecting.is_finished());
+        rail.unstick();
+        connecting.join().expect("no panic").expect("it gets through in time");
+    });
+    b.accept(Some(FAR), &mut Uninterrupted).expect("accepted");
 }

@@ -276,7 +276,11 @@ impl Patience<'_> {
             std::thread::sleep(nap);
         }
         if rails.paths_up() == 0 && conn.core.config.transport.needs_rails() {
-            return Err(self.failed(format!("no rail works: {}", conn.why_no_rails())));
+            let within = match rails.is_settled() {
+                true => String::new(),
+                false => format!(" within {:?}", self.timeout),
+            };
+            return Err(self.failed(format!("no rail works{within}: {}", conn.why_no_rails())));
         }
         Ok(())
     }

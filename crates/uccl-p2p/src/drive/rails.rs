@@ -10,6 +10,7 @@ use super::{
     connection::{Connection, Core, Transfer},
     core::Devices,
     sends::MAX_QUEUED,
+    timers,
     work::Work,
 };
 use crate::{
@@ -42,8 +43,7 @@ impl Core {
     /// Makes a lane over the rails that both ends have.
     pub(crate) fn rail_lane(&self, role: Role) -> Result<Arc<RmaLane>> {
         let (rails, regions) = (Arc::clone(&self.devices().rails), Arc::clone(&self.mrs.table));
-        let stall = Some(self.config.timeout);
-        let lane = RmaLane::new(role, rails, regions, stall);
+        let lane = RmaLane::new(role, rails, regions, timers::of_rails(&self.config));
         lane.map(Arc::new).map_err(|e| Error::os("making a lane over rails", e))
     }
 }

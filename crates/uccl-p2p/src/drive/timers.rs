@@ -3,6 +3,8 @@
 
 use std::time::{Duration, Instant};
 
+use uccl_rma::Silence;
+
 use super::transfer::{Carrier, Transfer};
 use crate::config::Config;
 
@@ -24,6 +26,17 @@ pub(crate) fn to_end(config: &Config) -> Duration {
 /// How long a peer may take to say that rails have been tried.
 pub(crate) fn to_try_rails(config: &Config) -> Duration {
     to_end(config)
+}
+
+/// How long a rail's probe may take where data can go another way.
+pub(crate) const TO_PROBE: Duration = Duration::from_secs(4);
+
+/// How long rails may be silent. Where nothing but rails is allowed, a probe has the time that the peer has: how long to wait for
+/// it then is up to who connects.
+pub(crate) fn of_rails(config: &Config) -> Silence {
+    let stall = Some(config.timeout).filter(|timeout| !timeout.is_zero());
+    let probe = if config.transport.needs_rails() { stall } else { Some(TO_PROBE) };
+    Silence { stall, probe }
 }
 
 /// How long a peer may take to let go of memory.

@@ -148,7 +148,12 @@ mod tests {
             let span = Span { addr: bytes.as_ptr() as usize, len: bytes.len() };
             let region = regions.insert(span, rights, None).expect("a region");
             rails.add(region.slot, span, MemoryKind::Host, rights);
-            let lane = RmaLane::new(Role::Acceptor, Arc::new(rails), Arc::clone(&regions), None);
+            let lane = RmaLane::new(
+                Role::Acceptor,
+                Arc::new(rails),
+                Arc::clone(&regions),
+                crate::Silence::default(),
+            );
             Self { lane: lane.expect("a lane"), regions, region, bytes }
         }
 

@@ -176,7 +176,7 @@ impl RmaLane {
                 notes.push_back(Note::Opened { id: path.id, address: address.to_vec() });
             }
             _ => {
-                if let Err(e) = path.probe() {
+                if let Err(e) = path.probe(self.silence.probe) {
                     self.lose_path(state, at, &e.to_string());
                 }
             }
