@@ -69,12 +69,6 @@ def apart(draw: Draw) -> tuple[int, int]:
     return nodes * draw.choice([1, 2, 2, 3, 4]), nodes
 
 
-def few_apart(draw: Draw) -> tuple[int, int]:
-    """As ``apart``, up to eight ranks: on two busy cores 13 and more do not all connect their rails in time."""
-    nodes = draw.choice([2, 2, 3, 4])
-    return nodes * draw.choice([1, 2, 2]), nodes
-
-
 # ---- the first interface, few tokens ----
 
 
@@ -613,8 +607,7 @@ def test_ranks_of_several_nodes_get_the_same(
 ) -> None:
     if lacks_nodes():
         pytest.skip("lacks nodes on one host (UCCL_EP_NODE)")
-    size = few_apart if transport.startswith("libfabric") else apart
-    check(many, size, function, SECONDS // 3, transport)
+    check(many, apart, function, SECONDS // 3, transport)
 
 
 @pytest.mark.parametrize("function", [few_tokens, masked, many_tokens, elastic_calls])
