@@ -67,8 +67,8 @@ pub struct Group {
     masked: Vec<AtomicBool>,
     /// Processes of the peers; none of this process.
     processes: Vec<Option<Process>>,
-    /// By rank, the process that joined as it.
-    pids: Vec<Option<u32>>,
+    /// By rank, who joined as it.
+    members: Vec<Option<Member>>,
     blocks: Blocks,
     scratch: Scratch,
 }
@@ -115,9 +115,11 @@ impl Group {
         let position = Position { generation, next_call };
         let next = Self::meet(self.config.clone(), position, exchange, &mut Endpoint::new)?;
         self.next_generation.store(next.generation, Ordering::Relaxed);
-        let has_gone =
-            |rank: &usize| next.pids[*rank].is_none_or(|pid| self.pids[*rank] != Some(pid));
-        let gone: Vec<_> = (0..self.ranks()).filter(has_gone).collect();
+        let stays = |rank: &usize| {
+            let (then, now) = (self.members[*rank], next.members[*rank]);
+            then.zip(now).is_some_and(|(then, now)| now.is_after(then, generation))
+        };
+        let gone: Vec<_> = (0..self.ranks()).filter(|rank| !stays(rank)).collect();
         // Who looks whether blocks are read, or lets go of this group, does not wait for them.
         gone.iter().for_each(|rank| self.masked[*rank].store(true, Ordering::Relaxed));
         self.window.give_up(&gone);
@@ -133,7 +135,7 @@ impl Group {
         let Config { rank: me, ranks, pool, node, .. } = config;
         let mut window = Window::new(me, ranks, pool, node)?;
         let reached = reach_all(&config, &mut window, position, exchange, make)?;
-        let Reached { processes, nodes, blocks, position, pids } =
+        let Reached { processes, nodes, blocks, position, members } =
             all_joined(me, reached, exchange)?;
         Ok(Arc::new(Self {
             config,
@@ -144,7 +146,7 @@ impl Group {
             masked: (0..ranks).map(|rank| AtomicBool::new(!window.has(rank))).collect(),
             window,
             processes,
-            pids,
+            members,
             blocks,
             scratch: Scratch::default(),
         }))
@@ -229,7 +231,7 @@ impl Group {
     /// Whether a rank is there, masked or not.
     #[must_use]
     pub fn has(&self, rank: usize) -> bool {
-        self.pids.get(rank).is_some_and(Option::is_some)
+        self.members.get(rank).is_some_and(Option::is_some)
     }
 
     /// Whether a rank is left out.
@@ -416,7 +418,7 @@ impl Group {
 /// What a rank has when it has reached the others.
 struct Reached {
     processes: Processes,
-    pids: Vec<Option<u32>>,
+    members: Vec<Option<Member>>,
     nodes: Nodes,
     blocks: Blocks,
     position: Position,
@@ -443,8 +445,8 @@ fn reach_all(
     if known.all(|card| first.is_some_and(|first| first.is_near(card))) {
         let nodes = Nodes::one(cards.len());
         let blocks = Blocks::new(&cards, me);
-        let (position, pids) = (met_at(&cards), pids_of(&cards));
-        let reached = |processes| Reached { processes, pids, nodes, blocks, position };
+        let (position, members) = (met_at(&cards), members_of(&cards));
+        let reached = |processes| Reached { processes, members, nodes, blocks, position };
         return Ok(map_near(window, &cards, me).map(reached));
     }
     let node_of = |card: &Option<EpCard>| card.map(|card| (card.host, card.node));
@@ -458,8 +460,8 @@ fn reach_all(
         let lost = |(peer, why)| Error::PeerLost { phase: Phase::Join, rank: me, peer, why };
         let far = far_of(&cards, me).map_err(lost)?;
         window.join_far(listening.connect(me, &far).map_err(lost)?, &far);
-        let (position, pids) = (met_at(&cards), pids_of(&cards));
-        Ok(Reached { processes, pids, nodes, blocks: Blocks::new(&cards, me), position })
+        let (position, members) = (met_at(&cards), members_of(&cards));
+        Ok(Reached { processes, members, nodes, blocks: Blocks::new(&cards, me), position })
     }))
 }
 
@@ -470,8 +472,25 @@ fn met_at(cards: &[Option<EpCard>]) -> Position {
     Position::after(cards.iter().flatten().map(position))
 }
 
-fn pids_of(cards: &[Option<EpCard>]) -> Vec<Option<u32>> {
-    cards.iter().map(|card| card.map(|card| card.pid)).collect()
+/// Who joined as a rank.
+#[derive(Clone, Copy)]
+struct Member {
+    pid: u32,
+    /// How often it had met others before; 0 for one that came for the first time.
+    met: u32,
+}
+
+impl Member {
+    /// Whether this is who joined as `then`, and has taken part in that generation. The pid alone does not tell: another one's may
+    /// be the same, in another container or after a while.
+    fn is_after(self, then: Self, generation: u32) -> bool {
+        self.pid == then.pid && self.met >= generation
+    }
+}
+
+fn members_of(cards: &[Option<EpCard>]) -> Vec<Option<Member>> {
+    let member = |card: EpCard| Member { pid: card.pid, met: card.generation };
+    cards.iter().map(|card| card.map(member)).collect()
 }
 
 /// By rank; none of this process, and none of another node.

@@ -314,6 +314,9 @@ fn what_a_rank_writes_that_was_replaced_is_seen_by_nobody() {
             let mut second = board.meeting("second".into(), me, &ALL);
             if me != 1 {
                 let group = first.regroup(&mut second).unwrap();
+                // Its successor has the same pid.
+                let masked: Vec<_> = ALL.iter().filter(|rank| first.is_masked(**rank)).collect();
+                assert_eq!(masked, [&1]);
                 (2..40).for_each(|seed| round(&group, seed, &ALL));
                 return;
             }
