@@ -7,9 +7,9 @@ mod emulator;
 
 use std::time::Duration;
 
-use uccl_ep::numerics::quantise::Scales;
+use uccl_ep::{combine::Order, numerics::quantise::Scales};
 
-use self::cuda::{Case, Lost};
+use self::cuda::{Case, Lost, Normal};
 
 const SMALL: Case = Case {
     seed: 1,
@@ -81,4 +81,47 @@ fn ranks_that_differ_are_told_in_what() {
             || told.contains("rank 0 has top-k 1, this rank 2"),
         "{told}"
     );
+}
+
+const NORMAL: Normal = Normal {
+    seed: 1,
+    ranks: 2,
+    local_experts: 3,
+    top_k: 2,
+    hidden: 520,
+    scales: 0,
+    slots: 6,
+    rounds: 2,
+    places: 2,
+    blocks: 2,
+    has_weights: true,
+    biases: 0,
+    order: Order::ByRank,
+    is_worst: false,
+    is_again: false,
+};
+
+#[test]
+fn normal_mode_makes_the_bytes_of_the_cpu() {
+    emulator::load();
+    for seed in 0..12 {
+        NORMAL.drawn(seed).run();
+    }
+    // More tokens, and more ranks, than threads of a warp.
+    Normal { hidden: 8, slots: 70, local_experts: 40, top_k: 32, rounds: 1, ..NORMAL }.run();
+    let many = Normal { hidden: 8, slots: 2, ranks: 34, rounds: 1, blocks: 1, ..NORMAL };
+    Normal { local_experts: 1, top_k: 31, order: Order::ByChoice, ..many }.run();
+    Normal { local_experts: 0, top_k: 0, has_weights: false, ..many }.run();
+}
+
+#[test]
+fn a_rank_that_does_not_come_to_normal_mode_is_named() {
+    emulator::load();
+    for is_worst in [false, true] {
+        let case = Normal { is_worst, ..NORMAL };
+        let told = case.fails(Duration::from_millis(500), |me| (me == 0).then_some(case));
+        let late = "rank 1: data of call 1 round 0 expected, nothing seen";
+        assert!(told[0].starts_with("dispatch on rank 0 is not over"), "{told:?}");
+        assert!(told[0].contains(late) && told[1].is_empty(), "{told:?}");
+    }
 }

@@ -5,9 +5,9 @@ mod cuda;
 
 use std::time::Duration;
 
-use uccl_ep::numerics::quantise::Scales;
+use uccl_ep::{combine::Order, numerics::quantise::Scales};
 
-use self::cuda::{Case, Lost, has_gpu};
+use self::cuda::{Case, Lost, Normal, has_gpu};
 
 const CASE: Case = Case {
     seed: 1,
@@ -22,6 +22,24 @@ const CASE: Case = Case {
     blocks: 8,
     late: Duration::ZERO,
     lost: None,
+};
+
+const NORMAL: Normal = Normal {
+    seed: 1,
+    ranks: 2,
+    local_experts: 4,
+    top_k: 8,
+    hidden: 7168,
+    scales: 0,
+    slots: 512,
+    rounds: 3,
+    places: 2,
+    blocks: 8,
+    has_weights: true,
+    biases: 0,
+    order: Order::ByRank,
+    is_worst: false,
+    is_again: false,
 };
 
 const KINDS: [Option<Scales>; 4] =
@@ -110,6 +128,32 @@ fn ranks_that_differ_are_told_in_what() {
     let told = told.join(" / ");
     let is_named = ["rank 1 has top-k 2, this rank 1", "rank 0 has top-k 1, this rank 2"];
     assert!(is_named.iter().any(|said| told.contains(said)), "{told}");
+}
+
+#[test]
+fn normal_mode_makes_the_bytes_of_the_cpu() {
+    let Some(_alone) = alone() else { return };
+    for ranks in [1, 2, 4] {
+        for is_worst in [false, true] {
+            Normal { ranks, is_worst, ..NORMAL }.run();
+        }
+    }
+    Normal { hidden: 7168, scales: 56, biases: 2, is_again: true, ..NORMAL }.run();
+    Normal { slots: 4096, hidden: 512, rounds: 1, local_experts: 64, ..NORMAL }.run();
+    for seed in 0..50 {
+        Normal { slots: 200, rounds: 6, ..NORMAL }.drawn(seed).run();
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_come_to_normal_mode_is_named() {
+    let Some(_alone) = alone() else { return };
+    for is_worst in [false, true] {
+        let case = Normal { is_worst, slots: 32, ..NORMAL };
+        let told = case.fails(Duration::from_millis(500), |me| (me == 0).then_some(case));
+        let late = "rank 1: data of call 1 round 0 expected, nothing seen";
+        assert!(told[0].contains(late) && told[1].is_empty(), "{told:?}");
+    }
 }
 
 #[test]
