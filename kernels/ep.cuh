@@ -231,7 +231,7 @@ struct UcclEpNormalReceive {
   u64 scales_row;
   u64 scales_word;
   u64 choices;     // integers by row and choice: experts of this rank, or -1; or null
-  u64 weights;     // f32 by row and choice, 0 for other ranks' experts; or null
+  u64 weights;     // f32 by row and choice; or null
   u64 src_info;    // i32 by row: the token
   u64 origin;      // u32 by row: rank * 64 + which of the token's ranks this one is; or null, and nothing is told
   u64 starts;      // u32 by rank: rows before its first; and how many there are
@@ -241,7 +241,7 @@ struct UcclEpNormalReceive {
   u32 top_k;
   u32 local_experts;
   u32 is_64;
-  u32 zero;
+  u32 zeroes_foreign;  // whether weights of other ranks' experts become 0
 };
 
 struct UcclEpNormalReturn {

@@ -150,7 +150,7 @@ __device__ __forceinline__ void take_weights(const UcclEpNormalReceive& p, u64 r
     put_choice(p, at, is_here ? static_cast<int>(local) : -1);
     if (p.weights != 0) {
       float weight = *reinterpret_cast<const float*>(record + p.area.places_at + 4ull * lane);
-      reinterpret_cast<float*>(p.weights)[at] = is_here ? weight : 0.0f;
+      reinterpret_cast<float*>(p.weights)[at] = is_here || p.zeroes_foreign == 0 ? weight : 0.0f;
     }
   }
   if (lane == 0 && p.origin != 0) {

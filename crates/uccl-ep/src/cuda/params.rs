@@ -276,7 +276,7 @@ pub(super) struct NormalReceive {
     pub(super) top_k: u32,
     pub(super) local_experts: u32,
     pub(super) is_64: u32,
-    pub(super) zero: u32,
+    pub(super) zeroes_foreign: u32,
 }
 
 /// `UcclEpNormalReturn`.
@@ -449,7 +449,7 @@ pub fn layout_assertions() -> String {
             top_k,
             local_experts,
             is_64,
-            zero
+            zeroes_foreign
         ]
     );
     layout!(

@@ -12,7 +12,7 @@ use uccl_ep::{
     routing::{self, Routing},
 };
 
-use super::{Gpu, Ranks, case::assert_same, world};
+use super::{Gpu, Lost, Ranks, case::assert_same, world};
 
 /// Calls of normal mode that all ranks make.
 #[derive(Clone, Copy, Debug)]
@@ -42,6 +42,23 @@ pub(crate) struct Normal {
     pub(crate) is_worst: bool,
     /// Whether tokens go once more to where they went, with the handle.
     pub(crate) is_again: bool,
+    /// A rank that is left out, if any.
+    pub(crate) lost: Option<(usize, Lost)>,
+    /// What the last rank does wrong on the GPU.
+    pub(crate) wrong: Option<Wrong>,
+}
+
+/// What no rank may do.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Wrong {
+    /// There are so many rows for what arrives.
+    FewRows(usize),
+    /// So many rows go back.
+    FewResults(usize),
+    /// The first token chooses this expert first, and the next one second.
+    Choice(i32),
+    /// The host gives up while it waits for counts.
+    Interrupted,
 }
 
 /// What a rank has for one round.
@@ -78,6 +95,8 @@ struct Got {
 const UNTOUCHED: u8 = 0x5a;
 /// Far more than any wait takes.
 const LIMIT: Duration = Duration::from_secs(60);
+/// How long a rank is waited for that is left out then: longer than a busy machine keeps one rank behind another.
+const SOON: Duration = Duration::from_secs(4);
 
 impl Normal {
     /// The same with all else drawn.
@@ -107,7 +126,8 @@ impl Normal {
     /// Runs it on both devices, and compares.
     pub(crate) fn run(self) {
         world(self.ranks, |ranks, me| {
-            let inputs: Vec<_> = (0..self.rounds).map(|round| self.inputs(me, round)).collect();
+            let rounds = if self.is_lost(me) { 0 } else { self.rounds };
+            let inputs: Vec<_> = (0..rounds).map(|round| self.inputs(me, round)).collect();
             let expected = self.on_cpu(ranks, me, &inputs);
             ranks.meet();
             let found = self.on_gpu(ranks, me, &inputs);
@@ -145,14 +165,26 @@ impl Normal {
             let on_gpu = case.zip(inputs.as_ref());
             let on_gpu = on_gpu.map(|(case, inputs)| (case, OnGpu::new(&case, &gpu, inputs)));
             ranks.meet();
-            let told = on_gpu.as_ref().map(|(case, on_gpu)| {
-                on_gpu.dispatch(case, &group, &gpu).err().map(|e| e.to_string())
+            let told = on_gpu.as_ref().and_then(|(case, on_gpu)| {
+                on_gpu.enqueue(case, &group, &gpu).err().map(|e| e.to_string())
             });
             gpu.stream.synchronize().expect("kernels end, and the context stays usable");
             let later = group.check().err().map(|e| e.to_string());
             ranks.meet();
-            told.flatten().or(later).unwrap_or_default()
+            told.or(later).unwrap_or_default()
         })
+    }
+
+    /// Whether it is this rank that is lost. It joins, and makes no call.
+    fn is_lost(&self, rank: usize) -> bool {
+        self.lost.is_some_and(|(lost, _)| lost == rank)
+    }
+
+    fn timeout(&self) -> Duration {
+        match self.lost {
+            Some((_, Lost::Late)) => SOON,
+            _ => LIMIT,
+        }
     }
 
     fn num_experts(&self) -> usize {
@@ -185,7 +217,11 @@ impl Normal {
     fn inputs(&self, me: usize, round: usize) -> Inputs {
         let seed = (self.seed * 64 + me as u64) * 64 + round as u64;
         let mut random = fastrand::Rng::with_seed(seed);
-        let tokens = if random.u8(..5) == 0 { 0 } else { random.usize(0..=self.slots) };
+        let tokens = match random.u8(..5) {
+            // A rank that does something wrong has tokens to do it with.
+            0 if self.wrong.is_none() => 0,
+            _ => random.usize(1..=self.slots),
+        };
         let mut experts = Vec::new();
         for _ in 0..tokens {
             let mut all: Vec<i32> = (0..self.num_experts() as i32).collect();
@@ -193,6 +229,9 @@ impl Normal {
             all.resize(all.len().max(self.top_k), -1);
             let chosen = all.iter().take(self.top_k);
             experts.extend(chosen.map(|e| if random.u8(..6) == 0 { -1 } else { *e }));
+        }
+        if let Some(Wrong::Choice(expert)) = self.wrong.filter(|_| me + 1 == self.ranks) {
+            experts[..2].copy_from_slice(&[expert, expert + 1]);
         }
         let goes = (0..tokens * self.ranks).map(|_| random.bool()).collect();
         let per_expert = (0..self.num_experts()).map(|_| random.u32(..9)).collect();
@@ -252,12 +291,15 @@ impl Normal {
             rank: me,
             ranks: self.ranks,
             pool: self.pool(),
-            timeout: LIMIT,
-            masks_late: false,
+            timeout: self.timeout(),
+            masks_late: self.lost.is_some(),
             node: None,
             network: None,
         };
         let group = Group::join(config, &mut ranks.exchange(me)).expect("it joins");
+        if let Some((lost, Lost::Masked)) = self.lost {
+            group.mask(lost, true).expect("a rank");
+        }
         let got = inputs.iter().map(|inputs| self.round_on_cpu(&group, inputs)).collect();
         ranks.meet();
         got
@@ -320,7 +362,7 @@ impl Normal {
             }),
             choices: Some(dispatch::Choices::I32(got.choices.as_mut_ptr())),
             weights: self.has_weights.then_some(got.weights.as_mut_ptr()),
-            zeroes_foreign_weights: true,
+            zeroes_foreign_weights: self.zeroes_foreign(),
         };
         let to = (group, &routing);
         let handle = Arc::new(self.dispatch_on_cpu(to, inputs, (&inputs.rows, false), outputs));
@@ -373,7 +415,7 @@ impl Normal {
             ranks: self.ranks,
             pool: self.pool(),
             timeout,
-            masks_late: false,
+            masks_late: self.lost.is_some(),
             device: 0,
             blocks: self.blocks,
         };
@@ -381,13 +423,17 @@ impl Normal {
     }
 
     fn on_gpu(&self, ranks: &Ranks, me: usize, inputs: &[Inputs]) -> Vec<Got> {
-        let group = self.join(ranks, me, LIMIT);
+        let group = self.join(ranks, me, self.timeout());
         let gpu = Gpu::new();
+        if let Some((lost, Lost::Masked)) = self.lost {
+            // SAFETY: there is no memory.
+            unsafe { group.mask((1 << lost, 0), 0, &gpu.stream) }.expect("a mask");
+        }
         let rounds: Vec<_> = inputs.iter().map(|inputs| OnGpu::new(self, &gpu, inputs)).collect();
         ranks.meet();
         // Without questions, all rounds are enqueued before any is waited for.
         for round in &rounds {
-            round.enqueue(self, &group, &gpu);
+            round.enqueue(self, &group, &gpu).expect("a dispatch and its combine");
         }
         gpu.stream.synchronize().expect("kernels end well");
         group.check().unwrap_or_else(|e| panic!("{self:?}: {e}"));
@@ -442,6 +488,7 @@ impl<'a> OnGpu<'a> {
             choices: given(choices, case.top_k > 0),
             is_64: case.is_64(),
             weights: given(gpu.upload(&blank.weights), case.has_weights),
+            zeroes_foreign_weights: case.zeroes_foreign(),
             table: Some(table),
         };
         let to_again = normal::Outputs {
@@ -532,19 +579,27 @@ impl<'a> OnGpu<'a> {
         unsafe {
             let dispatch =
                 normal::Dispatch::begin(group, &tokens, self.routed(case), case.slots, to)?;
-            let mut outputs = self.to;
+            let (mut outputs, wrong) = (self.to, case.wrong_of(group));
             if !case.is_worst {
-                outputs.len = dispatch.counts(&gpu.stream, LIMIT, &mut || false)?.total();
+                let mut is_interrupted = || matches!(wrong, Some(Wrong::Interrupted));
+                let counts = dispatch.counts(&gpu.stream, LIMIT, &mut is_interrupted)?;
+                outputs.len = counts.total();
+            }
+            if let Some(Wrong::FewRows(rows)) = wrong {
+                outputs.len = rows;
             }
             dispatch.receive(&outputs, &gpu.stream).map(Arc::new)
         }
     }
 
-    fn enqueue(&self, case: &Normal, group: &Arc<cuda::Group>, gpu: &Gpu) {
-        let handle = self.dispatch(case, group, gpu).expect("a dispatch");
+    fn enqueue(&self, case: &Normal, group: &Arc<cuda::Group>, gpu: &Gpu) -> Result<()> {
+        let handle = self.dispatch(case, group, gpu)?;
         let stream = &gpu.stream;
         let results = normal::Results {
-            len: case.most_rows(),
+            len: match case.wrong_of(group) {
+                Some(Wrong::FewResults(rows)) => rows,
+                _ => case.most_rows(),
+            },
             rows: self.made,
             stride: 2 * case.hidden,
             hidden: case.hidden,
@@ -561,12 +616,11 @@ impl<'a> OnGpu<'a> {
             if case.is_again {
                 let tokens = self.tokens(case, self.again, 0);
                 let (routed, to) = (normal::Routed::Again(&handle), (self.scratch[1], stream));
-                let again = normal::Dispatch::begin(group, &tokens, routed, case.slots, to);
-                let again = again.expect("a second dispatch");
-                again.receive(&self.to_again, stream).expect("its rows");
+                normal::Dispatch::begin(group, &tokens, routed, case.slots, to)?
+                    .receive(&self.to_again, stream)?;
             }
-            let combine = normal::Combine::begin(&handle, &results, (self.scratch[2], stream));
-            combine.expect("a combine").finish(&combined, stream).expect("sums");
+            normal::Combine::begin(&handle, &results, (self.scratch[2], stream))?
+                .finish(&combined, stream)
         }
     }
 
@@ -598,7 +652,16 @@ impl<'a> OnGpu<'a> {
 }
 
 impl Normal {
+    fn wrong_of(&self, group: &cuda::Group) -> Option<Wrong> {
+        self.wrong.filter(|_| group.rank() + 1 == group.ranks())
+    }
+
     fn is_64(&self) -> bool {
         self.seed % 2 == 1
+    }
+
+    /// As the first interface has it, and the second has not.
+    fn zeroes_foreign(&self) -> bool {
+        self.order == Order::ByRank
     }
 }

@@ -248,7 +248,7 @@ impl Dispatch {
             top_k: routes.top_k,
             local_experts: routes.local_experts,
             is_64: u32::from(outputs.is_64),
-            zero: 0,
+            zeroes_foreign: u32::from(outputs.zeroes_foreign_weights),
         };
         // SAFETY: the kernel takes this struct; otherwise as above.
         unsafe { group.launch(stream, group.kernels().normal_receive, &receive)? };

@@ -46,7 +46,7 @@ pub enum Routed<'a> {
     Choices(Choices),
     /// Their ranks.
     Ranks(Ranks),
-    /// Where those of an earlier dispatch went. They come with its choices, and without weights.
+    /// Where those of an earlier dispatch went, whose choices they come with.
     Again(&'a Handle),
 }
 
@@ -121,8 +121,10 @@ pub struct Outputs {
     pub choices: u64,
     /// Whether they have 64 bits, or 32.
     pub is_64: bool,
-    /// f32 by row and choice, 0 for other ranks' experts; or 0.
+    /// f32 by row and choice, or 0.
     pub weights: u64,
+    /// Whether weights of other ranks' experts become 0.
+    pub zeroes_foreign_weights: bool,
     /// What is told of the rows. None with [`Routed::Again`]: they are those of the earlier dispatch.
     pub table: Option<Table>,
 }
