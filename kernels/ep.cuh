@@ -197,6 +197,7 @@ struct UcclEpSum {
 struct UcclEpNormalSend {
   UcclEpSend send;
   u64 goes;          // u8 by token and rank, whether it goes there; or null, where choices say so
+  u64 goes_told;     // the same, which `layout` writes; or null
   u64 per_expert;    // u32 by expert, with `goes`: how many tokens its rank is told of
   u64 scales;        // words, at token * token + word * word
   u64 scales_token;

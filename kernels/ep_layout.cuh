@@ -47,6 +47,15 @@ __device__ __forceinline__ void take_ranks(const UcclEpNormalSend& p) {
   __syncthreads();
 }
 
+// Tells the caller which tokens go to which ranks.
+__device__ __forceinline__ void tell_ranks(const UcclEpRoutes& r, u32 ranks, u64 goes) {
+  const u64* masks = reinterpret_cast<const u64*>(r.masks);
+#pragma unroll 1
+  for (u32 i = threadIdx.x; i < r.tokens * ranks; i += blockDim.x) {
+    reinterpret_cast<u8*>(goes)[i] = static_cast<u8>(masks[i / ranks] >> i % ranks & 1);
+  }
+}
+
 __device__ __forceinline__ void lay_out(const UcclEpNormalSend& p, Layout& s) {
   const UcclEpSend& send = p.send;
   if (!begin_block(send.group, send.call, STEP_SEND, s.waiting)) return;
@@ -57,5 +66,6 @@ __device__ __forceinline__ void lay_out(const UcclEpNormalSend& p, Layout& s) {
     find_ranks(send.group, send.routes, s.waiting);
   }
   place_by_rank(send.group, send.routes);
+  if (p.goes_told != 0) tell_ranks(send.routes, send.group.ranks, p.goes_told);
   is_sound(send.group, send.call, s.waiting);
 }

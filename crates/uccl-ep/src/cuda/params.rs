@@ -225,6 +225,7 @@ pub(super) struct Sum {
 pub(super) struct NormalSend {
     pub(super) send: Send,
     pub(super) goes: u64,
+    pub(super) goes_told: u64,
     pub(super) per_expert: u64,
     pub(super) scales: u64,
     pub(super) scales_token: u64,
@@ -422,7 +423,7 @@ pub fn layout_assertions() -> String {
     layout!(
         "UcclEpNormalSend",
         NormalSend,
-        [send, goes, per_expert, scales, scales_token, scales_word, weights]
+        [send, goes, goes_told, per_expert, scales, scales_token, scales_word, weights]
     );
     layout!("UcclEpCount", Count, [group, call, area_len, told, ticket, slots, local_experts]);
     layout!("UcclEpTold", Told, [ticket, from, per_expert]);

@@ -79,6 +79,8 @@ struct Inputs {
 
 /// What a rank gets of one round.
 struct Got {
+    /// Tokens by rank, tokens by expert of any rank, and which tokens go to which ranks. Of choices only.
+    layout: (Vec<u32>, Vec<u32>, Vec<u8>),
     from: Vec<u32>,
     per_expert: Vec<u32>,
     rows: Vec<u8>,
@@ -136,6 +138,10 @@ impl Normal {
                 let bits = |values: &[f32]| -> Vec<u32> {
                     values.iter().map(|value| value.to_bits()).collect()
                 };
+                let (found_layout, wanted) = (&found.layout, &expected.layout);
+                assert_same(&at, "tokens by rank", &found_layout.0, &wanted.0);
+                assert_same(&at, "choices by expert", &found_layout.1, &wanted.1);
+                assert_same(&at, "ranks of tokens", &found_layout.2, &wanted.2);
                 assert_same(&at, "rows by rank", &found.from, &expected.from);
                 assert_same(&at, "tokens by expert", &found.per_expert, &expected.per_expert);
                 assert_same(&at, "source tokens", &found.src_info, &expected.src_info);
@@ -269,7 +275,14 @@ impl Normal {
     fn untouched(&self, inputs: &Inputs) -> Got {
         let (rows, word) = (self.most_rows(), u32::from_ne_bytes([UNTOUCHED; 4]));
         let again = if self.is_again { rows * self.row_len() } else { 0 };
+        let (ranks, experts) =
+            if self.top_k == 0 { (0, 0) } else { (self.ranks, self.num_experts()) };
         Got {
+            layout: (
+                vec![word; ranks],
+                vec![word; experts],
+                vec![UNTOUCHED; inputs.tokens * ranks],
+            ),
             from: vec![word; self.ranks],
             per_expert: vec![word; self.local_experts],
             rows: vec![UNTOUCHED; rows * self.row_len()],
@@ -350,6 +363,18 @@ impl Normal {
     fn round_on_cpu(&self, group: &Arc<Group>, inputs: &Inputs) -> Got {
         let routing = Arc::new(self.routing(inputs));
         let mut got = self.untouched(inputs);
+        if self.top_k > 0 {
+            let layout = &mut got.layout;
+            layout.2.fill(0);
+            for rank in 0..self.ranks {
+                layout.0[rank] = routing.to(rank).len() as u32;
+                let its = rank * self.local_experts..(rank + 1) * self.local_experts;
+                layout.1[its].copy_from_slice(routing.per_expert_of(rank));
+                for token in routing.to(rank) {
+                    layout.2[*token as usize * self.ranks + rank] = 1;
+                }
+            }
+        }
         let mut outputs = Outputs {
             len: self.most_rows(),
             rows: got.rows.as_mut_ptr(),
@@ -456,7 +481,8 @@ struct OnGpu<'a> {
     made: u64,
     made_weights: u64,
     biases: [u64; 2],
-    scratch: [u64; 3],
+    scratch: [u64; 4],
+    layout: normal::Layout,
     to: normal::Outputs,
     to_again: normal::Outputs,
     table: normal::Table,
@@ -516,18 +542,20 @@ impl<'a> OnGpu<'a> {
             made: gpu.upload(&inputs.made),
             made_weights: given(gpu.upload(&inputs.made_weights), case.has_weights),
             biases: [0, 1].map(|nth| given(gpu.upload(&inputs.biases[nth]), nth < case.biases)),
-            scratch: [0; 3],
+            scratch: [0; 4],
+            layout: normal::Layout {
+                per_rank: gpu.upload(&blank.layout.0),
+                per_expert: gpu.upload(&blank.layout.1),
+                goes: gpu.upload(&blank.layout.2),
+            },
             to,
             to_again,
             table,
             sums: gpu.upload(&blank.sums),
             summed_weights: given(gpu.upload(&blank.summed_weights), case.has_weights),
         };
-        let lens = [
-            on_gpu.routed(case).scratch_len(case.ranks),
-            cuda::COMBINE_SCRATCH_LEN,
-            cuda::COMBINE_SCRATCH_LEN,
-        ];
+        let len = on_gpu.routed(case).scratch_len(case.ranks);
+        let lens = [len, cuda::COMBINE_SCRATCH_LEN, cuda::COMBINE_SCRATCH_LEN, len];
         on_gpu.scratch = lens.map(|len| gpu.upload(&vec![0xeeu8; len]));
         on_gpu
     }
@@ -577,6 +605,9 @@ impl<'a> OnGpu<'a> {
         let to = (self.scratch[0], &gpu.stream);
         // SAFETY: the memory is as long as is said, and lives until the stream has been waited for.
         unsafe {
+            if let normal::Routed::Choices(choices) = self.routed(case) {
+                self.layout.count(group, &choices, (self.scratch[3], &gpu.stream))?;
+            }
             let dispatch =
                 normal::Dispatch::begin(group, &tokens, self.routed(case), case.slots, to)?;
             let (mut outputs, wrong) = (self.to, case.wrong_of(group));
@@ -636,7 +667,13 @@ impl<'a> OnGpu<'a> {
             false => gpu.download(self.to.choices, rows * case.top_k),
         };
         let scales = self.to.scales.map_or(0, |scales| scales.words);
+        let blank = case.untouched(self.inputs).layout;
         Got {
+            layout: (
+                gpu.download(self.layout.per_rank, blank.0.len()),
+                gpu.download(self.layout.per_expert, blank.1.len()),
+                gpu.download(self.layout.goes, blank.2.len()),
+            ),
             from: starts.windows(2).map(|pair| pair[1] - pair[0]).collect(),
             per_expert: gpu.download(self.table.per_expert, case.local_experts),
             rows: gpu.download(self.to.rows, rows * case.row_len()),

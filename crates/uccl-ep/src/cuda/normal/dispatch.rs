@@ -125,6 +125,7 @@ impl Dispatch {
                 zero: 0,
             },
             goes,
+            goes_told: 0,
             per_expert,
             scales: scales.words,
             scales_token: scales.token_stride as u64,

@@ -6,10 +6,12 @@
 
 mod combine;
 mod dispatch;
+mod layout;
 mod memory;
 
 pub use self::{
     combine::{Combine, Combined, Results},
     dispatch::{Counts, Dispatch, Handle},
+    layout::Layout,
     memory::{Outputs, Ranks, Routed, ScalesIn, ScalesOut, Table, Tokens},
 };
