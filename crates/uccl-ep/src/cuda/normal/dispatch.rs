@@ -1,10 +1,6 @@
 //! Tokens go to the ranks of their experts.
 
-use std::{
-    sync::Arc,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 use uccl_device::cuda::{Grid, Stream};
 
@@ -16,10 +12,12 @@ use crate::{
         memory::check_rows,
         params::{self, Area, CallParams, MAX_TOKENS, NormalReceive, NormalSend, Routes, THREADS},
         status::DISPATCH_AGREED,
+        told::ToldMemory,
     },
     error::{Error, Phase, Result},
     group::Interrupted,
     header::Header,
+    patience::Patience,
     record::Record,
 };
 
@@ -77,34 +75,12 @@ impl Dispatch {
         (scratch, stream): (u64, &Stream),
     ) -> Result<Self> {
         group.check()?;
-        let ranks = group.ranks();
-        let routes = routed.routes(ranks, scratch)?;
-        let local = routes.local_experts as usize;
-        if routes.tokens as usize > slots || slots > MAX_TOKENS {
-            let why = format!(
-                "{} tokens, and room for {slots} of each rank, of {MAX_TOKENS} at most",
-                routes.tokens
-            );
-            return Err(Error::invalid(why));
-        }
+        let routes = routed.routes(group.ranks(), scratch)?;
         check_rows("rows", tokens.rows, tokens.stride, tokens.payload)?;
-        let scales = tokens.scales.unwrap_or(ScalesIn {
-            words: 0,
-            count: 0,
-            token_stride: 0,
-            word_stride: 0,
-        });
+        let scales = tokens.scales.unwrap_or(NO_SCALES);
         let top_k = routes.top_k as usize;
         let record = Record { payload: tokens.payload, scales: scales.count, top_k };
-        let area = area_of(&record, local, slots);
-        let agreed = [record.payload, record.scales, top_k, local * ranks, slots];
-        let header = Header::<5, 2> {
-            phase: Phase::Dispatch,
-            agreed: std::array::from_fn(|at| (DISPATCH_AGREED[at], agreed[at])),
-            // How many tokens there are for each rank is known to the kernel.
-            told: [0, routes.tokens as usize],
-        };
-        let call = group.call(record.area(local, slots) * ranks, &header, scratch)?;
+        let (call, area) = call_of(group, &record, &routes, slots, scratch)?;
         let (goes, per_expert) = match &routed {
             Routed::Ranks(given) => (given.goes, given.per_expert),
             Routed::Choices(_) | Routed::Again(_) => (0, 0),
@@ -177,29 +153,11 @@ impl Dispatch {
         let grid = Grid { blocks: 1, threads: THREADS };
         // SAFETY: the kernel takes this struct, and the group keeps the memory for what is told; otherwise as above.
         unsafe { stream.launch(group.kernels().count, grid, &count)? };
-        let began = Instant::now();
-        loop {
-            if let Some(told) = told.read() {
-                return Ok(Counts {
-                    from: told.from[..group.ranks()].to_vec(),
-                    per_expert: told.per_expert[..local as usize].to_vec(),
-                });
-            }
-            group.check()?;
-            // A context that is lost tells nothing any more.
-            stream.is_idle()?;
-            let is_over = began.elapsed() > limit;
-            if is_over || is_interrupted() {
-                // The kernel may still be under way: no later call can be.
-                group.interrupt();
-                let (phase, rank) = (Phase::Dispatch, group.rank());
-                return Err(match is_over {
-                    true => Error::Overdue { phase, rank, awaited: Vec::new(), waited: limit },
-                    false => Error::Interrupted,
-                });
-            }
-            thread::yield_now();
-        }
+        let told = wait_for(group, &told, (stream, limit), is_interrupted)?;
+        Ok(Counts {
+            from: told.from[..group.ranks()].to_vec(),
+            per_expert: told.per_expert[..local as usize].to_vec(),
+        })
     }
 
     /// Enqueues the taking out of what arrives, which ends the call.
@@ -254,5 +212,65 @@ impl Dispatch {
         // SAFETY: the kernel takes this struct; otherwise as above.
         unsafe { group.launch(stream, group.kernels().normal_receive, &receive)? };
         Ok(Handle { group, routes, slots, table })
+    }
+}
+
+const NO_SCALES: ScalesIn = ScalesIn { words: 0, count: 0, token_stride: 0, word_stride: 0 };
+
+/// What the kernels need to know of a call with such records, and how they lie in an area of its place.
+fn call_of(
+    group: &Group,
+    record: &Record,
+    routes: &Routes,
+    slots: usize,
+    scratch: u64,
+) -> Result<(CallParams, Area)> {
+    let (ranks, local) = (group.ranks(), routes.local_experts as usize);
+    let tokens = routes.tokens as usize;
+    if tokens > slots || slots > MAX_TOKENS {
+        let why =
+            format!("{tokens} tokens, and room for {slots} of each rank, of {MAX_TOKENS} at most");
+        return Err(Error::invalid(why));
+    }
+    let agreed = [record.payload, record.scales, record.top_k, local * ranks, slots];
+    let header = Header::<5, 2> {
+        phase: Phase::Dispatch,
+        agreed: std::array::from_fn(|at| (DISPATCH_AGREED[at], agreed[at])),
+        // How many tokens there are for each rank is known to the kernel.
+        told: [0, tokens],
+    };
+    let call = group.call(record.area(local, slots) * ranks, &header, scratch)?;
+    Ok((call, area_of(record, local, slots)))
+}
+
+/// Waits for what a kernel tells the host.
+fn wait_for(
+    group: &Group,
+    told: &ToldMemory,
+    (stream, limit): (&Stream, Duration),
+    is_interrupted: &mut Interrupted<'_>,
+) -> Result<params::Told> {
+    let mut patience = Patience::new();
+    loop {
+        if let Some(told) = told.read() {
+            return Ok(told);
+        }
+        if !patience.pause() {
+            continue;
+        }
+        group.check()?;
+        // A context that is lost tells nothing any more.
+        stream.is_idle()?;
+        let waited = patience.since.elapsed();
+        let is_over = waited > limit;
+        if is_over || is_interrupted() {
+            // The kernel may still be under way: no later call can be.
+            group.interrupt();
+            let (phase, rank) = (Phase::Dispatch, group.rank());
+            return Err(match is_over {
+                true => Error::Overdue { phase, rank, awaited: Vec::new(), waited },
+                false => Error::Interrupted,
+            });
+        }
     }
 }
