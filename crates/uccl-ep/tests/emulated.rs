@@ -94,6 +94,7 @@ const NORMAL: Normal = Normal {
     hidden: 528,
     scales: 0,
     slots: 6,
+    is_full: false,
     rounds: 2,
     places: 2,
     blocks: 2,
@@ -112,6 +113,8 @@ fn normal_mode_makes_the_bytes_of_the_cpu() {
     for seed in 0..12 {
         NORMAL.drawn(seed).run();
     }
+    // Calls take the places of calls that have ended, and all are enqueued before any is waited for.
+    Normal { rounds: 12, places: 1, is_worst: true, is_again: true, ranks: 3, ..NORMAL }.run();
     // More tokens than threads of a warp.
     Normal { hidden: 8, slots: 70, local_experts: 40, top_k: 32, rounds: 1, ..NORMAL }.run();
 }

@@ -32,6 +32,7 @@ const NORMAL: Normal = Normal {
     hidden: 7168,
     scales: 0,
     slots: 512,
+    is_full: false,
     rounds: 3,
     places: 2,
     blocks: 8,
@@ -141,6 +142,8 @@ fn normal_mode_makes_the_bytes_of_the_cpu() {
         }
     }
     Normal { hidden: 7168, scales: 56, biases: 2, is_again: true, ..NORMAL }.run();
+    Normal { rounds: 40, places: 1, slots: 32, is_worst: true, is_again: true, ranks: 4, ..NORMAL }
+        .run();
     Normal { slots: 4096, hidden: 512, rounds: 1, local_experts: 64, ..NORMAL }.run();
     for seed in 0..50 {
         Normal { slots: 200, rounds: 6, ..NORMAL }.drawn(seed).run();
@@ -209,6 +212,21 @@ fn how_long_calls_take() {
                     "{ranks} ranks, {kind:?}, {blocks} blocks: {took:?} a dispatch and combine"
                 );
             }
+        }
+    }
+}
+
+#[test]
+#[ignore = "measures, and asserts nothing"]
+fn how_long_calls_of_normal_mode_take() {
+    let Some(_alone) = alone() else { return };
+    let large = Normal { slots: 4096, local_experts: 64, is_full: true, is_worst: true, ..NORMAL };
+    for ranks in [1, 2, 4] {
+        for blocks in [8, 16, 32] {
+            let (took, rows) = Normal { ranks, blocks, ..large }.time(20);
+            println!(
+                "{ranks} ranks, {blocks} blocks: {took:?} a dispatch and combine, {rows} rows of 14336 bytes each way"
+            );
         }
     }
 }

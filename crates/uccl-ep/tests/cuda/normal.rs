@@ -3,7 +3,7 @@
 mod on_cpu;
 mod on_gpu;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use uccl_ep::{
     combine::Order,
@@ -28,6 +28,8 @@ pub(crate) struct Normal {
     pub(crate) scales: usize,
     /// Tokens of a rank at most.
     pub(crate) slots: usize,
+    /// Whether every rank has as many.
+    pub(crate) is_full: bool,
     /// Dispatches, each with its combine.
     pub(crate) rounds: usize,
     /// How many calls' bytes the pool has room for.
@@ -157,6 +159,31 @@ impl Normal {
         });
     }
 
+    /// How long a dispatch and its combine take on the GPU, and how many tokens a rank gets: the most of any rank.
+    pub(crate) fn time(self, rounds: u32) -> (Duration, u32) {
+        let took = world(self.ranks, |ranks, me| {
+            let inputs = self.inputs(me, 0);
+            let group = self.join(ranks, me, LIMIT);
+            let gpu = Gpu::new();
+            let round = OnGpu::new(&self, &gpu, &inputs);
+            let run = |rounds: u32| {
+                ranks.meet();
+                let began = Instant::now();
+                for _ in 0..rounds {
+                    round.enqueue(&self, &group, &gpu).expect("a dispatch and its combine");
+                }
+                gpu.stream.synchronize().expect("kernels end well");
+                began.elapsed() / rounds
+            };
+            run(5);
+            let took = run(rounds);
+            group.check().expect("calls go well");
+            ranks.meet();
+            (took, round.got(&self, &gpu).from.iter().sum())
+        });
+        took.into_iter().max().unwrap_or_default()
+    }
+
     /// What each rank is told when some do not come, or make other calls.
     pub(crate) fn fails(
         self,
@@ -228,6 +255,7 @@ impl Normal {
             0 if self.wrong.is_none() => 0,
             _ => random.usize(1..=self.slots),
         };
+        let tokens = if self.is_full { self.slots } else { tokens };
         let mut experts = Vec::new();
         for _ in 0..tokens {
             let mut all: Vec<i32> = (0..self.num_experts() as i32).collect();

@@ -234,7 +234,7 @@ impl<'a> OnGpu<'a> {
         }
     }
 
-    fn got(&self, case: &Normal, gpu: &Gpu) -> Got {
+    pub(super) fn got(&self, case: &Normal, gpu: &Gpu) -> Got {
         let (rows, tokens) = (case.most_rows(), self.inputs.tokens);
         let starts: Vec<u32> = gpu.download(self.table.starts, 1 + case.ranks);
         let again = if case.is_again { rows * case.row_len() } else { 0 };
