@@ -179,7 +179,7 @@ fn what_a_rank_does_wrong_in_normal_mode_is_named() {
         (Wrong::FewRows(1), "rows arrive, and there is room for 1"),
         (Wrong::FewResults(1), "1 rows are given, and the handle tells of"),
         (Wrong::Choice(experts), "of token 0 is no expert"),
-        (Wrong::Choice(experts - 1), "choice 1 of token 0 is no expert, or one that"),
+        (Wrong::Choice(experts - 1), "of token 0 is no expert, or one that"),
         (Wrong::Interrupted, "interrupted"),
     ] {
         let case = Normal { wrong: Some(wrong), ..few };
