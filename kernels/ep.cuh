@@ -61,6 +61,7 @@ constexpr u32 UCCL_EP_GAVE_UP = 2;
 constexpr u32 UCCL_EP_POISONED = 3;
 constexpr u32 UCCL_EP_DISAGREE = 4;
 constexpr u32 UCCL_EP_WRONG_CHOICE = 5;
+constexpr u32 UCCL_EP_NO_ROOM = 6;
 
 // UcclEpStatus::what, of an overdue call.
 constexpr u32 UCCL_EP_DATA = 0;
@@ -102,7 +103,7 @@ struct UcclEpRoutes {
   u64 choices;  // tokens * top_k integers
   u64 masks;    // u64 by token: the ranks that it goes to
   u64 slots;    // i32 by token and rank: its place among those that go there, or -1
-  u64 places;   // i32 by token and choice: its place among those that chose the expert
+  u64 places;   // i32 by token and choice: its place among those that chose the expert; in normal mode, the choice itself
   u64 experts;  // u32 by expert: how many tokens chose it
   u64 counts;   // u32 by rank: how many tokens go there
   u32 tokens;
@@ -190,6 +191,94 @@ struct UcclEpSum {
   u64 slot_stride;
   u32 row_len;
   u32 slots;
+};
+
+// Normal mode: the rows that arrive are in order of rank and token, one for each token.
+struct UcclEpNormalSend {
+  UcclEpSend send;
+  u64 goes;          // u8 by token and rank, whether it goes there; or null, where choices say so
+  u64 goes_told;     // the same, which `layout` writes; or null
+  u64 per_expert;    // u32 by expert, with `goes`: how many tokens its rank is told of
+  u64 scales;        // words, at token * token + word * word
+  u64 scales_token;
+  u64 scales_word;
+  u64 weights;       // f32 by token and choice; or null
+};
+
+// Tells the host how much arrives.
+struct UcclEpCount {
+  UcclEpGroup group;
+  UcclEpCall call;
+  u64 area_len;
+  u64 told;    // UcclEpTold, in the host's memory
+  u64 ticket;  // what is written there last
+  u32 slots;
+  u32 local_experts;
+};
+
+struct UcclEpTold {
+  u64 ticket;
+  u32 from[UCCL_EP_MOST_RANKS];
+  u32 per_expert[UCCL_EP_MOST_EXPERTS];  // of this rank's
+};
+
+struct UcclEpNormalReceive {
+  UcclEpGroup group;
+  UcclEpCall call;
+  UcclEpArea area;
+  u64 rows;
+  u64 row_stride;
+  u64 scales;      // words, at row * row + word * word
+  u64 scales_row;
+  u64 scales_word;
+  u64 choices;     // integers by row and choice: experts of this rank, or -1; or null
+  u64 weights;     // f32 by row and choice; or null
+  u64 src_info;    // i32 by row: the token
+  u64 origin;      // u32 by row: rank * 64 + which of the token's ranks this one is; or null, and nothing is told
+  u64 starts;      // u32 by rank: rows before its first; and how many there are
+  u64 per_expert;  // u32 by local expert: tokens
+  u32 len;         // rows that there is room for
+  u32 slots;
+  u32 top_k;
+  u32 local_experts;
+  u32 is_64;
+  u32 zeroes_foreign;  // whether weights of other ranks' experts become 0
+};
+
+struct UcclEpNormalReturn {
+  UcclEpGroup group;
+  UcclEpCall call;
+  u64 rows;
+  u64 row_stride;
+  u64 weights;  // f32 by row and choice; or null
+  u64 src_info;
+  u64 origin;
+  u64 starts;
+  u64 slot_stride;
+  u32 row_len;
+  u32 weights_at;
+  u32 len;           // rows that there are
+  u32 slots;
+  u32 token_rows;    // rows of a token in a place
+  u32 top_k;
+};
+
+// In which order a token's rows are summed: rank by rank, or by the last of each rank's choices.
+constexpr u32 UCCL_EP_BY_RANK = 0;
+constexpr u32 UCCL_EP_BY_CHOICE = 1;
+
+struct UcclEpNormalSum {
+  UcclEpGroup group;
+  UcclEpCall call;
+  UcclEpRoutes routes;
+  u64 bias[2];  // rows that sums begin with, as those of `out`; or null
+  u64 weights;  // f32 by token and choice; or null
+  u64 out;
+  u64 slot_stride;
+  u32 row_len;
+  u32 weights_at;
+  u32 slots;
+  u32 order;
 };
 
 static_assert(sizeof(UcclEpReceive) <= 4096, "the parameters of every driver");

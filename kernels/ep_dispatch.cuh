@@ -148,35 +148,42 @@ struct Arriving {
   u32 begins[UCCL_EP_MOST_EXPERTS];    // by rank and local expert, the row of its first token
 };
 
+// Reads how many records each rank has sent, of `slots` at most, and how many are before its first.
+__device__ __forceinline__ bool count_records(const UcclEpGroup& g, const UcclEpCall& c, u32 slots, Waiting& w,
+                                              u32* starts) {
+  if (threadIdx.x < g.ranks) {
+    const u64* header = reinterpret_cast<const u64*>(header_of(g, g.rank, threadIdx.x, w.call.number));
+    bool is_there = !is_masked(w.call, threadIdx.x);
+    u64 count = is_there ? header[c.agreed] : 0, tokens = is_there ? header[c.agreed + 1] : 0;
+    u64 most = min(tokens, static_cast<u64>(slots));
+    if (count > most) {
+      w.expected[threadIdx.x] = most;
+      w.seen[threadIdx.x] = count;
+      note_fault(w, UCCL_EP_DISAGREE, c.agreed, threadIdx.x);
+    }
+    starts[threadIdx.x + 1] = static_cast<u32>(count);
+  }
+  if (!is_sound(g, c, w)) return false;
+  if (threadIdx.x == 0) {
+    starts[0] = 0;
+#pragma unroll 1
+    for (u32 rank = 0; rank < g.ranks; rank++) starts[rank + 1] += starts[rank];
+  }
+  __syncthreads();
+  return true;
+}
+
 // Reads the counts, and says where each rank's rows begin. The first block tells the caller.
 __device__ __forceinline__ bool count_arriving(const UcclEpReceive& p, Arriving& s) {
   const UcclEpGroup& g = p.group;
   u32 local = p.local_experts;
   u64 place = g.windows[g.rank] + s.waiting.call.place;
-  if (threadIdx.x < g.ranks) {
-    const u64* header =
-        reinterpret_cast<const u64*>(header_of(g, g.rank, threadIdx.x, s.waiting.call.number));
-    bool is_there = !is_masked(s.waiting.call, threadIdx.x);
-    u64 count = is_there ? header[p.call.agreed] : 0, tokens = is_there ? header[p.call.agreed + 1] : 0;
-    u64 most = min(tokens, static_cast<u64>(p.slots));
-    if (count > most) {
-      s.waiting.expected[threadIdx.x] = most;
-      s.waiting.seen[threadIdx.x] = count;
-      note_fault(s.waiting, UCCL_EP_DISAGREE, p.call.agreed, threadIdx.x);
-    }
-    s.starts[threadIdx.x + 1] = static_cast<u32>(count);
-  }
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < g.ranks * local; i += blockDim.x) {
     const u32* counts = reinterpret_cast<const u32*>(place + (i / local) * p.area.len);
     s.begins[i] = is_masked(s.waiting.call, i / local) ? 0 : counts[i % local];
   }
-  if (!is_sound(g, p.call, s.waiting)) return false;
-  if (threadIdx.x == 0) {
-    s.starts[0] = 0;
-#pragma unroll 1
-    for (u32 rank = 0; rank < g.ranks; rank++) s.starts[rank + 1] += s.starts[rank];
-  }
+  if (!count_records(g, p.call, p.slots, s.waiting, s.starts)) return false;
 #pragma unroll 1
   for (u32 expert = threadIdx.x; expert < local; expert += blockDim.x) {
     u32 begin = 0;
@@ -200,12 +207,12 @@ __device__ __forceinline__ bool count_arriving(const UcclEpReceive& p, Arriving&
 }
 
 // The rank whose record is the `at`th that arrives.
-__device__ __forceinline__ u32 sender_of(const UcclEpReceive& p, const Arriving& s, u32 at) {
+__device__ __forceinline__ u32 sender_of(const u32* starts, u32 ranks, u32 at) {
   u32 sender = 0;
 #pragma unroll
   for (u32 half = 0; half < 2; half++) {
     u32 rank = half * LANES + lane_of_thread();
-    sender += __popc(__ballot_sync(ALL, rank < p.group.ranks && s.starts[rank + 1] <= at));
+    sender += __popc(__ballot_sync(ALL, rank < ranks && starts[rank + 1] <= at));
   }
   return sender;
 }
@@ -213,7 +220,7 @@ __device__ __forceinline__ u32 sender_of(const UcclEpReceive& p, const Arriving&
 // Copies a record to the rows of its experts. The warps of a block share the work.
 __device__ __forceinline__ void receive_record(const UcclEpReceive& p, const Arriving& s, u32 at) {
   const UcclEpGroup& g = p.group;
-  u32 from = sender_of(p, s, at), lane = lane_of_thread();
+  u32 from = sender_of(s.starts, g.ranks, at), lane = lane_of_thread();
   u64 area = g.windows[g.rank] + s.waiting.call.place + from * p.area.len;
   u64 record = area + p.area.first + static_cast<u64>(at - s.starts[from]) * p.area.stride;
   // A lane has a choice: the row, if the expert is here.

@@ -76,6 +76,15 @@ __device__ __forceinline__ void add_weighted(Sums& sums, const Vector& v, float 
   }
 }
 
+__device__ __forceinline__ void add(Sums& sums, const Vector& v) {
+  u32 words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (u32 i = 0; i < 4; i++) {
+    sums.of[2 * i] = __fadd_rn(sums.of[2 * i], bf16_to_f32(words[i] & 0xffff));
+    sums.of[2 * i + 1] = __fadd_rn(sums.of[2 * i + 1], bf16_to_f32(words[i] >> 16));
+  }
+}
+
 __device__ __forceinline__ Vector rounded(const Sums& sums) {
   u32 words[4];
 #pragma unroll

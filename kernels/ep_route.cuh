@@ -101,15 +101,19 @@ __device__ __forceinline__ u64 ranks_of(const UcclEpGroup& g, const UcclEpRoutes
   return mask;
 }
 
-// Places of tokens among those that go to the same rank.
-__device__ __forceinline__ void place_by_rank(const UcclEpGroup& g, const UcclEpRoutes& r,
-                                              Waiting& w) {
+// The ranks of all tokens.
+__device__ __forceinline__ void find_ranks(const UcclEpGroup& g, const UcclEpRoutes& r, Waiting& w) {
   u64* masks = reinterpret_cast<u64*>(r.masks);
 #pragma unroll 1
   for (u32 token = threadIdx.x; token < r.tokens; token += blockDim.x) {
     masks[token] = ranks_of(g, r, w, token);
   }
   __syncthreads();
+}
+
+// Places of tokens among those that go to the same rank.
+__device__ __forceinline__ void place_by_rank(const UcclEpGroup& g, const UcclEpRoutes& r) {
+  const u64* masks = reinterpret_cast<const u64*>(r.masks);
 #pragma unroll 1
   for (u32 rank = warp_of_thread(); rank < g.ranks; rank += warps_of_block()) {
     u32 before = 0;
@@ -131,6 +135,7 @@ __device__ __forceinline__ void place_by_rank(const UcclEpGroup& g, const UcclEp
 __device__ __forceinline__ void route(const UcclEpSend& p, Routing& s) {
   if (!begin_block(p.group, p.call, STEP_SEND, s.waiting)) return;
   place_by_expert(p.routes, p.group.ranks, s);
-  place_by_rank(p.group, p.routes, s.waiting);
+  find_ranks(p.group, p.routes, s.waiting);
+  place_by_rank(p.group, p.routes);
   is_sound(p.group, p.call, s.waiting);
 }

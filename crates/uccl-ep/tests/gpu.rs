@@ -5,9 +5,9 @@ mod cuda;
 
 use std::time::Duration;
 
-use uccl_ep::numerics::quantise::Scales;
+use uccl_ep::{combine::Order, numerics::quantise::Scales};
 
-use self::cuda::{Case, Lost, has_gpu};
+use self::cuda::{Case, Lost, Normal, Wrong, has_gpu};
 
 const CASE: Case = Case {
     seed: 1,
@@ -22,6 +22,27 @@ const CASE: Case = Case {
     blocks: 8,
     late: Duration::ZERO,
     lost: None,
+};
+
+const NORMAL: Normal = Normal {
+    seed: 1,
+    ranks: 2,
+    local_experts: 4,
+    top_k: 8,
+    hidden: 7168,
+    scales: 0,
+    slots: 512,
+    is_full: false,
+    rounds: 3,
+    places: 2,
+    blocks: 8,
+    has_weights: true,
+    biases: 0,
+    order: Order::ByRank,
+    is_worst: false,
+    is_again: false,
+    lost: None,
+    wrong: None,
 };
 
 const KINDS: [Option<Scales>; 4] =
@@ -113,6 +134,72 @@ fn ranks_that_differ_are_told_in_what() {
 }
 
 #[test]
+fn normal_mode_makes_the_bytes_of_the_cpu() {
+    let Some(_alone) = alone() else { return };
+    for ranks in [1, 2, 4] {
+        for is_worst in [false, true] {
+            Normal { ranks, is_worst, ..NORMAL }.run();
+        }
+    }
+    Normal { hidden: 7168, scales: 56, biases: 2, is_again: true, ..NORMAL }.run();
+    Normal { rounds: 40, places: 1, slots: 32, is_worst: true, is_again: true, ranks: 4, ..NORMAL }
+        .run();
+    Normal { slots: 4096, hidden: 512, rounds: 1, local_experts: 64, ..NORMAL }.run();
+    for seed in 0..50 {
+        Normal { slots: 200, rounds: 6, ..NORMAL }.drawn(seed).run();
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_come_to_normal_mode_is_named() {
+    let Some(_alone) = alone() else { return };
+    for is_worst in [false, true] {
+        let case = Normal { is_worst, slots: 32, ..NORMAL };
+        let told = case.fails(Duration::from_millis(500), |me| (me == 0).then_some(case));
+        let late = "rank 1: data of call 1 round 0 expected, nothing seen";
+        assert!(told[0].contains(late) && told[1].is_empty(), "{told:?}");
+    }
+}
+
+#[test]
+fn normal_mode_goes_on_without_a_rank_that_is_late_or_masked() {
+    let Some(_alone) = alone() else { return };
+    let few = Normal { rounds: 4, slots: 20, is_again: true, ..NORMAL };
+    Normal { lost: Some((0, Lost::Late)), ranks: 3, ..few }.run();
+    Normal { lost: Some((1, Lost::Masked)), is_worst: true, ..few }.run();
+    Normal { lost: Some((1, Lost::Masked)), ranks: 3, order: Order::ByChoice, ..few }.run();
+}
+
+#[test]
+fn what_a_rank_does_wrong_in_normal_mode_is_named() {
+    let Some(_alone) = alone() else { return };
+    let few = Normal { slots: 20, ..NORMAL };
+    let experts = (few.ranks * few.local_experts) as i32;
+    for (wrong, said) in [
+        (Wrong::FewRows(1), "rows arrive, and there is room for 1"),
+        (Wrong::FewResults(1), "1 rows are given, and the handle tells of"),
+        (Wrong::Choice(experts), "of token 0 is no expert"),
+        (Wrong::Choice(experts - 1), "of token 0 is no expert, or one that"),
+        (Wrong::Interrupted, "interrupted"),
+    ] {
+        let case = Normal { wrong: Some(wrong), ..few };
+        let told = case.fails(Duration::from_secs(20), |_| Some(case));
+        assert!(told[1].contains(said), "{wrong:?}: {told:?}");
+    }
+}
+
+#[test]
+fn ranks_that_differ_in_normal_mode_are_told_in_what() {
+    let Some(_alone) = alone() else { return };
+    let few = Normal { slots: 20, ..NORMAL };
+    let told = few.fails(Duration::from_secs(20), |me| Some(Normal { scales: 1 + me, ..few }));
+    let told = told.join(" / ");
+    let is_named =
+        ["rank 1 has words of scales 2, this rank 1", "rank 0 has words of scales 1, this rank 2"];
+    assert!(is_named.iter().any(|said| told.contains(said)), "{told}");
+}
+
+#[test]
 #[ignore = "measures, and asserts nothing"]
 fn how_long_calls_take() {
     let Some(_alone) = alone() else { return };
@@ -125,6 +212,21 @@ fn how_long_calls_take() {
                     "{ranks} ranks, {kind:?}, {blocks} blocks: {took:?} a dispatch and combine"
                 );
             }
+        }
+    }
+}
+
+#[test]
+#[ignore = "measures, and asserts nothing"]
+fn how_long_calls_of_normal_mode_take() {
+    let Some(_alone) = alone() else { return };
+    let large = Normal { slots: 4096, local_experts: 64, is_full: true, is_worst: true, ..NORMAL };
+    for ranks in [1, 2, 4] {
+        for blocks in [8, 16, 32] {
+            let (took, rows) = Normal { ranks, blocks, ..large }.time(20);
+            println!(
+                "{ranks} ranks, {blocks} blocks: {took:?} a dispatch and combine, {rows} rows of 14336 bytes each way"
+            );
         }
     }
 }

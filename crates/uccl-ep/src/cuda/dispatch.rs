@@ -179,7 +179,7 @@ fn record_of(tokens: &Tokens, top_k: usize) -> Result<Record> {
     Ok(record)
 }
 
-fn area_of(record: &Record, local: usize, slots: usize) -> Area {
+pub(super) fn area_of(record: &Record, local: usize, slots: usize) -> Area {
     Area {
         len: record.area(local, slots) as u64,
         first: Record::first_at(local) as u32,

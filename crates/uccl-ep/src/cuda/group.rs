@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use parking_lot::{Mutex, MutexGuard};
 use uccl_device::cuda::{Context, DeviceBuffer, Function, Gpus, Grid, Priority, Stream};
 use uccl_wire::ep_gpu_card::EpGpuCard;
 
@@ -9,6 +10,7 @@ use super::{
     kernels::Kernels,
     params::{CallParams, GroupParams, MAX_RANKS, Mask, Own, THREADS},
     status::Reports,
+    told::ToldMemory,
     window::Window,
 };
 use crate::{
@@ -49,6 +51,7 @@ pub struct Group {
     kernels: Arc<Kernels>,
     own: DeviceBuffer,
     reports: Reports,
+    told: Mutex<ToldMemory>,
 }
 
 impl Group {
@@ -89,7 +92,8 @@ impl Group {
         let most = context.device().multiprocessors().max(1);
         let config = Config { blocks: if blocks == 0 { most } else { blocks }, ..config };
         let reports = Reports::new(context)?;
-        Ok((Self { config, context, window, kernels, own, reports }, card))
+        let told = Mutex::new(ToldMemory::new(context)?);
+        Ok((Self { config, context, window, kernels, own, reports, told }, card))
     }
 
     fn open_all(&mut self, cards: &[Option<Vec<u8>>]) -> Result<()> {
@@ -201,6 +205,11 @@ impl Group {
         let grid = Grid { blocks: 1, threads: MAX_RANKS as u32 };
         // SAFETY: the kernel takes this struct; otherwise as the caller has it.
         unsafe { stream.launch(self.kernels.mask, grid, &mask) }.map_err(Error::from)
+    }
+
+    /// Memory for what one dispatch at a time tells the host.
+    pub(super) fn told(&self) -> MutexGuard<'_, ToldMemory> {
+        self.told.lock()
     }
 
     pub(super) fn kernels(&self) -> &Kernels {

@@ -19,6 +19,12 @@ pub(super) struct Kernels {
     pub(super) give_back: Function,
     pub(super) sum: Function,
     pub(super) mask: Function,
+    pub(super) layout: Function,
+    pub(super) normal_send: Function,
+    pub(super) count: Function,
+    pub(super) normal_receive: Function,
+    pub(super) normal_return: Function,
+    pub(super) normal_sum: Function,
     /// It must stay loaded.
     _module: Module,
 }
@@ -47,6 +53,12 @@ impl Kernels {
             give_back: module.function(c"uccl_ep_return")?,
             sum: module.function(c"uccl_ep_sum")?,
             mask: module.function(c"uccl_ep_mask")?,
+            layout: module.function(c"uccl_ep_layout")?,
+            normal_send: module.function(c"uccl_ep_normal_send")?,
+            count: module.function(c"uccl_ep_count")?,
+            normal_receive: module.function(c"uccl_ep_normal_receive")?,
+            normal_return: module.function(c"uccl_ep_normal_return")?,
+            normal_sum: module.function(c"uccl_ep_normal_sum")?,
             _module: module,
         })
     }
@@ -57,21 +69,31 @@ mod tests {
     use std::ffi::CStr;
 
     use super::{
-        super::params::{Mask, Receive, Return, Send, Sum},
+        super::params::{
+            Count, Mask, NormalReceive, NormalReturn, NormalSend, NormalSum, Receive, Return, Send,
+            Sum,
+        },
         *,
     };
 
+    const KERNELS: [(&str, usize); 12] = [
+        ("route", size_of::<Send>()),
+        ("send", size_of::<Send>()),
+        ("receive", size_of::<Receive>()),
+        ("return", size_of::<Return>()),
+        ("sum", size_of::<Sum>()),
+        ("mask", size_of::<Mask>()),
+        ("layout", size_of::<NormalSend>()),
+        ("normal_send", size_of::<NormalSend>()),
+        ("count", size_of::<Count>()),
+        ("normal_receive", size_of::<NormalReceive>()),
+        ("normal_return", size_of::<NormalReturn>()),
+        ("normal_sum", size_of::<NormalSum>()),
+    ];
+
     #[test]
     fn the_kernels_take_the_parameters_of_this_build() {
-        let all = [
-            ("route", size_of::<Send>()),
-            ("send", size_of::<Send>()),
-            ("receive", size_of::<Receive>()),
-            ("return", size_of::<Return>()),
-            ("sum", size_of::<Sum>()),
-            ("mask", size_of::<Mask>()),
-        ];
-        for (name, len) in all {
+        for (name, len) in KERNELS {
             let parameter = format!(".b8 uccl_ep_{name}_param_0[{len}]");
             assert!(PTX.contains(&parameter), "{parameter}: run cargo xtask kernels");
         }
@@ -83,7 +105,7 @@ mod tests {
         for line in [".version 8.1\n", ".target sm_80\n"] {
             assert!(PTX.contains(line), "{line}");
         }
-        for name in ["route", "send", "receive", "return", "sum", "mask"] {
+        for (name, _) in KERNELS {
             assert!(PTX.contains(&format!(".entry uccl_ep_{name}(")), "{name}");
         }
     }

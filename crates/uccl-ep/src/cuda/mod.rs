@@ -1,16 +1,18 @@
-//! Dispatch and combine of few tokens between ranks that have GPUs, on one host.
+//! Dispatch and combine between ranks that have GPUs, on one host: of few tokens here, and in [`normal`] mode.
 //!
 //! The host enqueues kernels on the caller's stream, and all is done by these (`kernels/ep*.cuh`): they also number and place calls, so
 //! that a CUDA graph can repeat them. Calls of a rank have to begin in the same order on its GPU as on those of the others. They follow the protocol of the CPU's calls, with the
-//! same words in the windows, and make the same bits. The host waits for nothing.
+//! same words in the windows, and make the same bits. The host waits for nothing, but where it asks how much arrives.
 
 mod combine;
 mod dispatch;
 mod group;
 mod kernels;
 mod memory;
+pub mod normal;
 mod params;
 mod status;
+mod told;
 mod window;
 
 pub use self::{

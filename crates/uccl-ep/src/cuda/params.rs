@@ -63,6 +63,7 @@ pub(super) mod state {
     pub(in crate::cuda) const POISONED: u32 = 3;
     pub(in crate::cuda) const DISAGREE: u32 = 4;
     pub(in crate::cuda) const WRONG_CHOICE: u32 = 5;
+    pub(in crate::cuda) const NO_ROOM: u32 = 6;
 }
 
 /// `Status::what` of a call that lacks room; otherwise it lacks data.
@@ -218,6 +219,111 @@ pub(super) struct Sum {
     pub(super) slots: u32,
 }
 
+/// `UcclEpNormalSend`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct NormalSend {
+    pub(super) send: Send,
+    pub(super) goes: u64,
+    pub(super) goes_told: u64,
+    pub(super) per_expert: u64,
+    pub(super) scales: u64,
+    pub(super) scales_token: u64,
+    pub(super) scales_word: u64,
+    pub(super) weights: u64,
+}
+
+/// `UcclEpCount`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Count {
+    pub(super) group: GroupParams,
+    pub(super) call: CallParams,
+    pub(super) area_len: u64,
+    pub(super) told: u64,
+    pub(super) ticket: u64,
+    pub(super) slots: u32,
+    pub(super) local_experts: u32,
+}
+
+/// `UcclEpTold`: memory of the host's.
+#[repr(C)]
+pub(super) struct Told {
+    pub(super) ticket: u64,
+    pub(super) from: [u32; MAX_RANKS],
+    pub(super) per_expert: [u32; MAX_EXPERTS],
+}
+
+/// `UcclEpNormalReceive`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct NormalReceive {
+    pub(super) group: GroupParams,
+    pub(super) call: CallParams,
+    pub(super) area: Area,
+    pub(super) rows: u64,
+    pub(super) row_stride: u64,
+    pub(super) scales: u64,
+    pub(super) scales_row: u64,
+    pub(super) scales_word: u64,
+    pub(super) choices: u64,
+    pub(super) weights: u64,
+    pub(super) src_info: u64,
+    pub(super) origin: u64,
+    pub(super) starts: u64,
+    pub(super) per_expert: u64,
+    pub(super) len: u32,
+    pub(super) slots: u32,
+    pub(super) top_k: u32,
+    pub(super) local_experts: u32,
+    pub(super) is_64: u32,
+    pub(super) zeroes_foreign: u32,
+}
+
+/// `UcclEpNormalReturn`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct NormalReturn {
+    pub(super) group: GroupParams,
+    pub(super) call: CallParams,
+    pub(super) rows: u64,
+    pub(super) row_stride: u64,
+    pub(super) weights: u64,
+    pub(super) src_info: u64,
+    pub(super) origin: u64,
+    pub(super) starts: u64,
+    pub(super) slot_stride: u64,
+    pub(super) row_len: u32,
+    pub(super) weights_at: u32,
+    pub(super) len: u32,
+    pub(super) slots: u32,
+    pub(super) token_rows: u32,
+    pub(super) top_k: u32,
+}
+
+/// `NormalSum::order`.
+pub(super) mod order {
+    pub(in crate::cuda) const BY_RANK: u32 = 0;
+    pub(in crate::cuda) const BY_CHOICE: u32 = 1;
+}
+
+/// `UcclEpNormalSum`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct NormalSum {
+    pub(super) group: GroupParams,
+    pub(super) call: CallParams,
+    pub(super) routes: Routes,
+    pub(super) bias: [u64; 2],
+    pub(super) weights: u64,
+    pub(super) out: u64,
+    pub(super) slot_stride: u64,
+    pub(super) row_len: u32,
+    pub(super) weights_at: u32,
+    pub(super) slots: u32,
+    pub(super) order: u32,
+}
+
 /// C++ that compiles only if the kernels' structs and constants match those of this build.
 #[must_use]
 pub fn layout_assertions() -> String {
@@ -314,6 +420,65 @@ pub fn layout_assertions() -> String {
         Sum,
         [group, call, routes, weights, waits, out, slot_stride, row_len, slots]
     );
+    layout!(
+        "UcclEpNormalSend",
+        NormalSend,
+        [send, goes, goes_told, per_expert, scales, scales_token, scales_word, weights]
+    );
+    layout!("UcclEpCount", Count, [group, call, area_len, told, ticket, slots, local_experts]);
+    layout!("UcclEpTold", Told, [ticket, from, per_expert]);
+    layout!(
+        "UcclEpNormalReceive",
+        NormalReceive,
+        [
+            group,
+            call,
+            area,
+            rows,
+            row_stride,
+            scales,
+            scales_row,
+            scales_word,
+            choices,
+            weights,
+            src_info,
+            origin,
+            starts,
+            per_expert,
+            len,
+            slots,
+            top_k,
+            local_experts,
+            is_64,
+            zeroes_foreign
+        ]
+    );
+    layout!(
+        "UcclEpNormalReturn",
+        NormalReturn,
+        [
+            group,
+            call,
+            rows,
+            row_stride,
+            weights,
+            src_info,
+            origin,
+            starts,
+            slot_stride,
+            row_len,
+            weights_at,
+            len,
+            slots,
+            token_rows,
+            top_k
+        ]
+    );
+    layout!(
+        "UcclEpNormalSum",
+        NormalSum,
+        [group, call, routes, bias, weights, out, slot_stride, row_len, weights_at, slots, order]
+    );
     for (cuda, rust) in [
         ("UCCL_EP_MOST_RANKS", MAX_RANKS),
         ("UCCL_EP_MOST_EXPERTS", MAX_EXPERTS),
@@ -328,11 +493,14 @@ pub fn layout_assertions() -> String {
         ("UCCL_EP_POISONED", state::POISONED as usize),
         ("UCCL_EP_DISAGREE", state::DISAGREE as usize),
         ("UCCL_EP_WRONG_CHOICE", state::WRONG_CHOICE as usize),
+        ("UCCL_EP_NO_ROOM", state::NO_ROOM as usize),
         ("UCCL_EP_ROOM", ROOM as usize),
         ("UCCL_EP_COPIED", how::COPIED as usize),
         ("UCCL_EP_EXACT", how::EXACT as usize),
         ("UCCL_EP_POWER", how::POWER as usize),
         ("UCCL_EP_EXPONENT", how::EXPONENT as usize),
+        ("UCCL_EP_BY_RANK", order::BY_RANK as usize),
+        ("UCCL_EP_BY_CHOICE", order::BY_CHOICE as usize),
         ("LINE", crate::view::LINE),
         ("LINES", crate::view::LINES),
     ] {

@@ -86,6 +86,12 @@ impl Status {
                 };
                 Error::Disagree { phase, rank, peer, what, theirs: seen, ours: expected }
             }
+            state::NO_ROOM => Error::invalid(match phase {
+                Phase::Combine => {
+                    format!("{seen} rows are given, and the handle tells of {expected}")
+                }
+                _ => format!("{expected} rows arrive, and there is room for {seen}"),
+            }),
             _ => Error::invalid(format!(
                 "choice {seen} of token {expected} is no expert, or one that the token chose before"
             )),
@@ -115,6 +121,7 @@ mod tests {
         assert_eq!(said(state::GAVE_UP), "dispatch on rank 1: rank 3 gave up on call 8");
         assert_eq!(said(state::DISAGREE), "dispatch on rank 1: rank 3 has top-k 8, this rank 9");
         assert!(said(state::WRONG_CHOICE).starts_with("choice 8 of token 9"));
+        assert_eq!(said(state::NO_ROOM), "9 rows arrive, and there is room for 8");
         assert_eq!(said(state::POISONED), "interrupted");
     }
 }

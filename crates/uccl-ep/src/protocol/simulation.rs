@@ -255,10 +255,12 @@ impl World {
     fn go_away_or_drop(&mut self, gone: usize) {
         let went = *self.went.get_or_insert_with(|| {
             self.ranks[gone].is_gone = true;
-            if !self.leaves_writes {
+            let went = usize::from(self.meeting.is_some_and(|meeting| meeting.is_over));
+            // Nobody meets after that, so a rank that is stopped then never goes on.
+            if !self.leaves_writes || went > 0 {
                 self.network.retain(|flying| flying.ends().0 != gone);
             }
-            usize::from(self.meeting.is_some_and(|meeting| meeting.is_over))
+            went
         });
         let at = self.random.usize(..self.ranks.len());
         let before = self.meeting.map_or(usize::MAX, |meeting| meeting.before);

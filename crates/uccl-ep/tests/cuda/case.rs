@@ -513,7 +513,12 @@ impl Case {
 }
 
 /// Where two differ, which says more than both in full.
-fn assert_same<T: PartialEq + std::fmt::Debug>(at: &str, what: &str, found: &[T], wanted: &[T]) {
+pub(super) fn assert_same<T: PartialEq + std::fmt::Debug>(
+    at: &str,
+    what: &str,
+    found: &[T],
+    wanted: &[T],
+) {
     assert_eq!(found.len(), wanted.len(), "{at}: {what}");
     let differ: Vec<_> = (0..found.len()).filter(|i| found[*i] != wanted[*i]).collect();
     if let Some(first) = differ.first() {

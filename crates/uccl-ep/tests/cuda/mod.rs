@@ -4,11 +4,13 @@
 
 mod case;
 mod gpu;
+mod normal;
 mod ranks;
 
 pub(crate) use self::{
     case::{Case, Lost},
     gpu::has_gpu,
+    normal::{Normal, Wrong},
 };
 use self::{
     gpu::Gpu,

@@ -182,6 +182,12 @@ const Emulated emulated_kernels[] = {
     {"uccl_ep_return", sizeof(UcclEpReturn), kernel<const UcclEpReturn, uccl_ep_return>},
     {"uccl_ep_sum", sizeof(UcclEpSum), kernel<const UcclEpSum, uccl_ep_sum>},
     {"uccl_ep_mask", sizeof(UcclEpMask), kernel<const UcclEpMask, uccl_ep_mask>},
+    {"uccl_ep_layout", sizeof(UcclEpNormalSend), kernel<const UcclEpNormalSend, uccl_ep_layout>},
+    {"uccl_ep_normal_send", sizeof(UcclEpNormalSend), kernel<const UcclEpNormalSend, uccl_ep_normal_send>},
+    {"uccl_ep_count", sizeof(UcclEpCount), kernel<const UcclEpCount, uccl_ep_count>},
+    {"uccl_ep_normal_receive", sizeof(UcclEpNormalReceive), kernel<const UcclEpNormalReceive, uccl_ep_normal_receive>},
+    {"uccl_ep_normal_return", sizeof(UcclEpNormalReturn), kernel<const UcclEpNormalReturn, uccl_ep_normal_return>},
+    {"uccl_ep_normal_sum", sizeof(UcclEpNormalSum), kernel<const UcclEpNormalSum, uccl_ep_normal_sum>},
     {nullptr, 0, nullptr},
 };
 

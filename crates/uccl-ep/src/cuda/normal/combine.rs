@@ -1,0 +1,151 @@
+//! What a rank's experts made of each token comes back, and is summed from the biases on, without weights.
+
+use std::sync::Arc;
+
+use uccl_device::cuda::Stream;
+
+use super::Handle;
+use crate::{
+    combine::{Order, slots_of},
+    cuda::{
+        memory::check_rows,
+        params::{CallParams, NormalReturn, NormalSum, order},
+        status::COMBINE_AGREED,
+    },
+    error::{Error, Phase, Result},
+    header::Header,
+    nodes::Nodes,
+    record::Row,
+};
+
+/// Rows of bf16 that go back: those of a dispatch, in their order.
+#[derive(Clone, Copy, Debug)]
+pub struct Results {
+    /// How many there are. Fewer than the dispatch had fail the call.
+    pub len: usize,
+    /// The first row.
+    pub rows: u64,
+    /// Bytes from one row to the next, a multiple of 16.
+    pub stride: usize,
+    /// Values of a row, a multiple of 8.
+    pub hidden: usize,
+    /// f32 by row and choice, which go back too; or 0.
+    pub weights: u64,
+}
+
+/// Memory for the sums.
+#[derive(Clone, Copy, Debug)]
+pub struct Combined {
+    /// The first row of bf16; one behind the other.
+    pub rows: u64,
+    /// In which order each sum is made.
+    pub order: Order,
+    /// Up to two rows for each token that each sum begins with, one behind the other; or 0.
+    pub bias: [u64; 2],
+    /// f32 by token and choice, or 0: by rank, sums of what the ranks sent; by choice, what the choice's rank sent.
+    pub weights: u64,
+}
+
+/// A combine that was begun.
+pub struct Combine {
+    handle: Arc<Handle>,
+    call: CallParams,
+    row: Row,
+}
+
+impl Combine {
+    /// Enqueues the sending of rows back to where their tokens came from.
+    ///
+    /// # Errors
+    /// Arguments are wrong, or an earlier call has failed.
+    ///
+    /// # Safety
+    /// The stream is of the group's context, and comes after the dispatch. `results` describes memory that the GPU may read
+    /// until this work has ended. `scratch` has [`COMBINE_SCRATCH_LEN`](crate::cuda::COMBINE_SCRATCH_LEN) bytes, aligned to 8,
+    /// which only this combine uses until then.
+    pub unsafe fn begin(
+        handle: &Arc<Handle>,
+        results: &Results,
+        (scratch, stream): (u64, &Stream),
+    ) -> Result<Self> {
+        let Handle { group, routes, slots, table } = &**handle;
+        group.check()?;
+        let (len, top_k) = (2 * results.hidden, routes.top_k as usize);
+        check_rows("rows", results.rows, results.stride, len)?;
+        let row = Row {
+            values: len,
+            weights: if results.weights == 0 { 0 } else { top_k },
+            slots: slots_of(Nodes::one(group.ranks()), top_k),
+        };
+        let agreed = [row.values, row.weights, row.slots, *slots, 0];
+        let header = Header::<5, 0> {
+            phase: Phase::Combine,
+            agreed: std::array::from_fn(|at| (COMBINE_AGREED[at], agreed[at])),
+            told: [],
+        };
+        let call = group.call(row.place(*slots), &header, scratch)?;
+        let sent = NormalReturn {
+            group: group.params(),
+            call,
+            rows: results.rows,
+            row_stride: results.stride as u64,
+            weights: results.weights,
+            src_info: table.src_info,
+            origin: table.origin,
+            starts: table.starts,
+            slot_stride: row.stride() as u64,
+            row_len: len as u32,
+            weights_at: row.weights_at() as u32,
+            len: u32::try_from(results.len).unwrap_or(u32::MAX),
+            slots: *slots as u32,
+            token_rows: row.slots as u32,
+            top_k: routes.top_k,
+        };
+        // SAFETY: the kernel takes this struct; the module is never unloaded; the caller's promise. Windows are reached for as
+        // long as the group lives, and freed when the GPU's work has ended.
+        unsafe { group.launch(stream, group.kernels().normal_return, &sent)? };
+        Ok(Self { handle: Arc::clone(handle), call, row })
+    }
+
+    /// Enqueues the sums, which end the call.
+    ///
+    /// # Errors
+    /// Arguments are wrong, or an earlier call has failed.
+    ///
+    /// # Safety
+    /// The stream is of the group's context, and comes after the work of [`begin`](Self::begin). `combined` has a row, and
+    /// weights if there are any, for each of this rank's tokens; nobody else uses them until this work has ended.
+    pub unsafe fn finish(self, combined: &Combined, stream: &Stream) -> Result<()> {
+        let Self { handle, call, row } = self;
+        let Handle { group, routes, slots, .. } = &*handle;
+        group.check()?;
+        check_rows("sums", combined.rows, row.values, row.values)?;
+        for bias in combined.bias {
+            check_rows("biases", bias, row.values, row.values)?;
+        }
+        if combined.weights != 0 && row.weights == 0 {
+            return Err(Error::invalid("no weights go back, and some are asked for"));
+        }
+        if combined.order == Order::ByChoice && routes.top_k == 0 {
+            return Err(Error::invalid("tokens that have ranks and no choices are summed by rank"));
+        }
+        let sum = NormalSum {
+            group: group.params(),
+            call,
+            routes: *routes,
+            bias: combined.bias,
+            weights: combined.weights,
+            out: combined.rows,
+            slot_stride: row.stride() as u64,
+            row_len: row.values as u32,
+            weights_at: row.weights_at() as u32,
+            slots: *slots as u32,
+            order: match combined.order {
+                Order::ByRank => order::BY_RANK,
+                Order::ByChoice => order::BY_CHOICE,
+            },
+        };
+        // SAFETY: the kernel takes this struct; otherwise as above.
+        unsafe { group.launch(stream, group.kernels().normal_sum, &sum) }
+    }
+}

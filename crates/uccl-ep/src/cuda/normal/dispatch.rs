@@ -1,0 +1,276 @@
+//! Tokens go to the ranks of their experts.
+
+use std::{sync::Arc, time::Duration};
+
+use uccl_device::cuda::{Grid, Stream};
+
+use super::memory::{Outputs, Routed, ScalesIn, ScalesOut, Table, Tokens};
+use crate::{
+    cuda::{
+        dispatch::area_of,
+        group::Group,
+        memory::check_rows,
+        params::{self, Area, CallParams, MAX_TOKENS, NormalReceive, NormalSend, Routes, THREADS},
+        status::DISPATCH_AGREED,
+        told::ToldMemory,
+    },
+    error::{Error, Phase, Result},
+    group::Interrupted,
+    header::Header,
+    patience::Patience,
+    record::Record,
+};
+
+/// A dispatch that was begun.
+pub struct Dispatch {
+    group: Arc<Group>,
+    call: CallParams,
+    routes: Routes,
+    area: Area,
+    slots: usize,
+    /// What the dispatch before told of the rows, where tokens go as they did then.
+    table: Option<Table>,
+}
+
+/// What a combine needs of its dispatch.
+pub struct Handle {
+    pub(super) group: Arc<Group>,
+    pub(super) routes: Routes,
+    pub(super) slots: usize,
+    pub(super) table: Table,
+}
+
+/// How much arrives.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Counts {
+    /// Tokens that each rank sends to this one.
+    pub from: Vec<u32>,
+    /// How many of all of them chose each of this rank's experts.
+    pub per_expert: Vec<u32>,
+}
+
+impl Counts {
+    /// Tokens that arrive.
+    #[must_use]
+    pub fn total(&self) -> usize {
+        self.from.iter().map(|count| *count as usize).sum()
+    }
+}
+
+impl Dispatch {
+    /// Enqueues the sending of a rank's tokens. No rank has more than `slots`.
+    ///
+    /// # Errors
+    /// Arguments are wrong, or an earlier call has failed.
+    ///
+    /// # Safety
+    /// The stream is of the group's context. `tokens` and `routed` describe memory that the GPU may read until this work has
+    /// ended. `scratch` has [`Routed::scratch_len`] bytes, aligned to 8, which only this dispatch uses, for as long as said
+    /// there.
+    pub unsafe fn begin(
+        group: &Arc<Group>,
+        tokens: &Tokens,
+        routed: Routed<'_>,
+        slots: usize,
+        (scratch, stream): (u64, &Stream),
+    ) -> Result<Self> {
+        group.check()?;
+        let routes = routed.routes(group.ranks(), scratch)?;
+        check_rows("rows", tokens.rows, tokens.stride, tokens.payload)?;
+        let scales = tokens.scales.unwrap_or(NO_SCALES);
+        let top_k = routes.top_k as usize;
+        let record = Record { payload: tokens.payload, scales: scales.count, top_k };
+        let (call, area) = call_of(group, &record, &routes, slots, scratch)?;
+        let (goes, per_expert) = match &routed {
+            Routed::Ranks(given) => (given.goes, given.per_expert),
+            Routed::Choices(_) | Routed::Again(_) => (0, 0),
+        };
+        let table = match &routed {
+            Routed::Again(handle) => Some(handle.table),
+            Routed::Choices(_) | Routed::Ranks(_) => None,
+        };
+        let send = NormalSend {
+            send: params::Send {
+                group: group.params(),
+                call,
+                routes,
+                area,
+                rows: tokens.rows,
+                row_stride: tokens.stride as u64,
+                how: params::how::COPIED,
+                zero: 0,
+            },
+            goes,
+            goes_told: 0,
+            per_expert,
+            scales: scales.words,
+            scales_token: scales.token_stride as u64,
+            scales_word: scales.word_stride as u64,
+            weights: tokens.weights,
+        };
+        // SAFETY: both kernels take this struct; the module is never unloaded; the caller's promise. Windows are reached for
+        // as long as the group lives, and freed when the GPU's work has ended.
+        unsafe {
+            if table.is_none() {
+                stream.launch(
+                    group.kernels().layout,
+                    Grid { blocks: 1, threads: THREADS },
+                    &send,
+                )?;
+            }
+            group.launch(stream, group.kernels().normal_send, &send)?;
+        }
+        Ok(Self { group: Arc::clone(group), call, routes, area, slots, table })
+    }
+
+    /// How much arrives. Waits until every rank has sent, and for what the stream was given before; no longer than `limit`,
+    /// after which the group is of no use any more.
+    ///
+    /// # Errors
+    /// A peer is late, or makes another call; or the caller was interrupted.
+    ///
+    /// # Safety
+    /// The stream is of the group's context, and comes after the work of [`begin`](Self::begin).
+    pub unsafe fn counts(
+        &self,
+        stream: &Stream,
+        limit: Duration,
+        is_interrupted: &mut Interrupted<'_>,
+    ) -> Result<Counts> {
+        let group = &self.group;
+        group.check()?;
+        let local = self.routes.local_experts;
+        let mut told = group.told();
+        let count = params::Count {
+            group: group.params(),
+            call: self.call,
+            area_len: self.area.len,
+            told: told.address(),
+            ticket: told.next_ticket(),
+            slots: self.slots as u32,
+            local_experts: local,
+        };
+        let grid = Grid { blocks: 1, threads: THREADS };
+        // SAFETY: the kernel takes this struct, and the group keeps the memory for what is told; otherwise as above.
+        unsafe { stream.launch(group.kernels().count, grid, &count)? };
+        let told = wait_for(group, &told, (stream, limit), is_interrupted)?;
+        Ok(Counts {
+            from: told.from[..group.ranks()].to_vec(),
+            per_expert: told.per_expert[..local as usize].to_vec(),
+        })
+    }
+
+    /// Enqueues the taking out of what arrives, which ends the call.
+    ///
+    /// # Errors
+    /// Arguments are wrong, or an earlier call has failed. More tokens than `outputs` has rows fail the call later, as a late
+    /// peer does.
+    ///
+    /// # Safety
+    /// The stream is of the group's context, and comes after the work of [`begin`](Self::begin). `outputs` has as much memory
+    /// as it says, which only this call uses until its work has ended, but for its table, which is kept for the handle.
+    pub unsafe fn receive(self, outputs: &Outputs, stream: &Stream) -> Result<Handle> {
+        let Self { group, call, routes, area, slots, table: earlier } = self;
+        group.check()?;
+        check_rows("rows", outputs.rows, outputs.stride, area.payload as usize)?;
+        let len = u32::try_from(outputs.len)
+            .map_err(|_| Error::invalid(format!("{} rows are too many", outputs.len)))?;
+        let Some(table) = earlier.or(outputs.table) else {
+            return Err(Error::invalid("a dispatch tells of its rows in a table"));
+        };
+        let scales = match outputs.scales {
+            Some(scales) => scales,
+            None if area.scales == 0 => ScalesOut { words: 0, row_stride: 0, word_stride: 0 },
+            None => return Err(Error::invalid("rows come with scales")),
+        };
+        let told = match earlier {
+            Some(_) => Table { src_info: 0, origin: 0, starts: 0, per_expert: 0 },
+            None => table,
+        };
+        let receive = NormalReceive {
+            group: group.params(),
+            call,
+            area,
+            rows: outputs.rows,
+            row_stride: outputs.stride as u64,
+            scales: scales.words,
+            scales_row: scales.row_stride as u64,
+            scales_word: scales.word_stride as u64,
+            choices: outputs.choices,
+            weights: outputs.weights,
+            src_info: told.src_info,
+            origin: told.origin,
+            starts: told.starts,
+            per_expert: told.per_expert,
+            len,
+            slots: slots as u32,
+            top_k: routes.top_k,
+            local_experts: routes.local_experts,
+            is_64: u32::from(outputs.is_64),
+            zeroes_foreign: u32::from(outputs.zeroes_foreign_weights),
+        };
+        // SAFETY: the kernel takes this struct; otherwise as above.
+        unsafe { group.launch(stream, group.kernels().normal_receive, &receive)? };
+        Ok(Handle { group, routes, slots, table })
+    }
+}
+
+const NO_SCALES: ScalesIn = ScalesIn { words: 0, count: 0, token_stride: 0, word_stride: 0 };
+
+/// What the kernels need to know of a call with such records, and how they lie in an area of its place.
+fn call_of(
+    group: &Group,
+    record: &Record,
+    routes: &Routes,
+    slots: usize,
+    scratch: u64,
+) -> Result<(CallParams, Area)> {
+    let (ranks, local) = (group.ranks(), routes.local_experts as usize);
+    let tokens = routes.tokens as usize;
+    if tokens > slots || slots > MAX_TOKENS {
+        let why =
+            format!("{tokens} tokens, and room for {slots} of each rank, of {MAX_TOKENS} at most");
+        return Err(Error::invalid(why));
+    }
+    let agreed = [record.payload, record.scales, record.top_k, local * ranks, slots];
+    let header = Header::<5, 2> {
+        phase: Phase::Dispatch,
+        agreed: std::array::from_fn(|at| (DISPATCH_AGREED[at], agreed[at])),
+        // How many tokens there are for each rank is known to the kernel.
+        told: [0, tokens],
+    };
+    let call = group.call(record.area(local, slots) * ranks, &header, scratch)?;
+    Ok((call, area_of(record, local, slots)))
+}
+
+/// Waits for what a kernel tells the host.
+fn wait_for(
+    group: &Group,
+    told: &ToldMemory,
+    (stream, limit): (&Stream, Duration),
+    is_interrupted: &mut Interrupted<'_>,
+) -> Result<params::Told> {
+    let mut patience = Patience::new();
+    loop {
+        if let Some(told) = told.read() {
+            return Ok(told);
+        }
+        if !patience.pause() {
+            continue;
+        }
+        group.check()?;
+        // A context that is lost tells nothing any more.
+        stream.is_idle()?;
+        let waited = patience.since.elapsed();
+        let is_over = waited > limit;
+        if is_over || is_interrupted() {
+            // The kernel may still be under way: no later call can be.
+            group.interrupt();
+            let (phase, rank) = (Phase::Dispatch, group.rank());
+            return Err(match is_over {
+                true => Error::Overdue { phase, rank, awaited: Vec::new(), waited },
+                false => Error::Interrupted,
+            });
+        }
+    }
+}

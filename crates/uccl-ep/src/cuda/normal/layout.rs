@@ -1,0 +1,83 @@
+//! Which tokens go where, for callers that ask before they dispatch.
+
+use std::sync::Arc;
+
+use uccl_device::cuda::{Grid, Stream};
+
+use crate::{
+    cuda::{
+        group::Group,
+        memory::Choices,
+        params::{self, Area, NormalSend, Routes, THREADS},
+    },
+    error::{Phase, Result},
+    header::Header,
+};
+
+/// Memory for what choices lead to.
+#[derive(Clone, Copy, Debug)]
+pub struct Layout {
+    /// i32 by rank: how many tokens go there.
+    pub per_rank: u64,
+    /// i32 by expert: how many tokens chose it.
+    pub per_expert: u64,
+    /// A byte by token and rank: 1 if it goes there, else 0.
+    pub goes: u64,
+}
+
+impl Layout {
+    /// Enqueues the counting. It is no call: no other rank takes part.
+    ///
+    /// # Errors
+    /// Arguments are wrong, or an earlier call has failed. A choice that is no expert, or one that its token chose before,
+    /// fails the group later, as it does in a dispatch.
+    ///
+    /// # Safety
+    /// The stream is of the group's context. `choices` and the layout describe memory that only this uses until its work
+    /// has ended, and so does `scratch`, which has [`scratch_len`](crate::cuda::scratch_len) bytes, aligned to 8.
+    pub unsafe fn count(
+        &self,
+        group: &Arc<Group>,
+        choices: &Choices,
+        (scratch, stream): (u64, &Stream),
+    ) -> Result<()> {
+        group.check()?;
+        choices.check(group.ranks())?;
+        let header = Header::<0, 0> { phase: Phase::Dispatch, agreed: [], told: [] };
+        let routes = choices.routes(group.ranks(), scratch);
+        let nothing = Area {
+            len: 0,
+            first: 0,
+            stride: 0,
+            payload: 0,
+            scales: 0,
+            scales_at: 0,
+            choices_at: 0,
+            places_at: 0,
+            token_at: 0,
+        };
+        let layout = NormalSend {
+            send: params::Send {
+                group: group.params(),
+                call: group.call(0, &header, scratch)?,
+                routes: Routes { counts: self.per_rank, experts: self.per_expert, ..routes },
+                area: nothing,
+                rows: 0,
+                row_stride: 0,
+                how: params::how::COPIED,
+                zero: 0,
+            },
+            goes: 0,
+            goes_told: self.goes,
+            per_expert: 0,
+            scales: 0,
+            scales_token: 0,
+            scales_word: 0,
+            weights: 0,
+        };
+        let grid = Grid { blocks: 1, threads: THREADS };
+        // SAFETY: the kernel takes this struct; the module is never unloaded; the caller's promise.
+        unsafe { stream.launch(group.kernels().layout, grid, &layout)? };
+        Ok(())
+    }
+}

@@ -1,0 +1,154 @@
+//! Where a rank's tensors are: what callers describe of a GPU's memory. Addresses are those that the GPU reaches, aligned
+//! to 16 bytes where rows of bytes begin; 0 is none.
+
+use super::Handle;
+use crate::{
+    cuda::{
+        memory::{COMBINE_SCRATCH_LEN, Choices, scratch_len},
+        params::{MAX_TOKENS, Routes},
+    },
+    error::{Error, Result},
+    routing::MAX_EXPERTS,
+};
+
+/// A rank's tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct Tokens {
+    /// The first row.
+    pub rows: u64,
+    /// Bytes from one row to the next, a multiple of 16.
+    pub stride: usize,
+    /// Bytes of a row, a multiple of 16.
+    pub payload: usize,
+    /// Scales that come with the rows: opaque words.
+    pub scales: Option<ScalesIn>,
+    /// f32 by token and choice, or 0.
+    pub weights: u64,
+}
+
+/// Scales of tokens: word `w` of token `t` is at `t * token_stride + w * word_stride`, in words.
+#[derive(Clone, Copy, Debug)]
+pub struct ScalesIn {
+    /// The first word.
+    pub words: u64,
+    /// Words of a token.
+    pub count: usize,
+    /// From one token to the next.
+    pub token_stride: usize,
+    /// From one word to the next.
+    pub word_stride: usize,
+}
+
+/// What says where tokens go.
+#[derive(Clone, Copy)]
+pub enum Routed<'a> {
+    /// The experts that they chose.
+    Choices(Choices),
+    /// Their ranks.
+    Ranks(Ranks),
+    /// Where those of an earlier dispatch went, whose choices they come with.
+    Again(&'a Handle),
+}
+
+/// The ranks of tokens that have no choices.
+#[derive(Clone, Copy, Debug)]
+pub struct Ranks {
+    /// A byte by token and rank: whether it goes there.
+    pub goes: u64,
+    /// i32 by expert: how many tokens its rank is told of.
+    pub per_expert: u64,
+    /// How many tokens there are.
+    pub tokens: usize,
+    /// Experts of all ranks together.
+    pub num_experts: usize,
+}
+
+impl Ranks {
+    fn as_choices(&self) -> Choices {
+        let Self { tokens, num_experts, .. } = *self;
+        Choices { experts: 0, is_64: false, tokens, top_k: 0, num_experts }
+    }
+}
+
+impl Routed<'_> {
+    /// Bytes of memory that a dispatch uses: until it has ended, if it goes where an earlier one went, and else until the
+    /// last call with its handle has ended.
+    #[must_use]
+    pub fn scratch_len(&self, ranks: usize) -> usize {
+        match self {
+            Self::Choices(choices) => scratch_len(choices, ranks),
+            Self::Ranks(given) => scratch_len(&given.as_choices(), ranks),
+            Self::Again(_) => COMBINE_SCRATCH_LEN,
+        }
+    }
+
+    /// As the kernels take it, with the scratch memory at an address. Fails for what they cannot do.
+    pub(super) fn routes(&self, ranks: usize, scratch: u64) -> Result<Routes> {
+        match self {
+            Self::Choices(choices) => {
+                choices.check(ranks)?;
+                Ok(choices.routes(ranks, scratch))
+            }
+            Self::Ranks(given) => {
+                let Ranks { tokens, num_experts, .. } = *given;
+                let has_experts = num_experts <= MAX_EXPERTS && num_experts.is_multiple_of(ranks);
+                if tokens > MAX_TOKENS || !has_experts {
+                    return Err(Error::invalid(format!(
+                        "{tokens} tokens and {num_experts} experts for {ranks} ranks: a call on a GPU has {MAX_TOKENS} and \
+                         {MAX_EXPERTS} at most, and as many experts for each rank"
+                    )));
+                }
+                Ok(given.as_choices().routes(ranks, scratch))
+            }
+            Self::Again(handle) => Ok(handle.routes),
+        }
+    }
+}
+
+/// Where what arrives is put: a row for each token, those of rank 0 first, in the order of their rank.
+#[derive(Clone, Copy, Debug)]
+pub struct Outputs {
+    /// How many rows there are. More tokens fail the call.
+    pub len: usize,
+    /// Payloads: the first row.
+    pub rows: u64,
+    /// Bytes from one row to the next, a multiple of 16.
+    pub stride: usize,
+    /// Scales, where rows come with them.
+    pub scales: Option<ScalesOut>,
+    /// Integers by row and choice, as numbers of this rank's experts: -1 for those of others, and in rows that nothing arrives
+    /// for. Or 0.
+    pub choices: u64,
+    /// Whether they have 64 bits, or 32.
+    pub is_64: bool,
+    /// f32 by row and choice, or 0.
+    pub weights: u64,
+    /// Whether weights of other ranks' experts become 0.
+    pub zeroes_foreign_weights: bool,
+    /// What is told of the rows. None with [`Routed::Again`]: they are those of the earlier dispatch.
+    pub table: Option<Table>,
+}
+
+/// Where scales go: word `w` of a row is at `row * row_stride + w * word_stride`, in words.
+#[derive(Clone, Copy, Debug)]
+pub struct ScalesOut {
+    /// The first word.
+    pub words: u64,
+    /// From one row to the next.
+    pub row_stride: usize,
+    /// From one word to the next.
+    pub word_stride: usize,
+}
+
+/// What a dispatch tells of its rows: memory that its combines need.
+#[derive(Clone, Copy, Debug)]
+pub struct Table {
+    /// i32 by row: the token's number at its rank.
+    pub src_info: u64,
+    /// i32 by row: `rank * 64`, and which of the token's ranks this one is.
+    pub origin: u64,
+    /// i32, one more than there are ranks: the first row of each, and how many there are.
+    pub starts: u64,
+    /// i32 by local expert: how many tokens chose it.
+    pub per_expert: u64,
+}

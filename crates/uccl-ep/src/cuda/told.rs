@@ -1,0 +1,39 @@
+//! What a kernel tells the host of a dispatch that is under way: how much arrives.
+
+use std::sync::atomic::{Ordering, fence};
+
+use uccl_device::cuda::{Context, GpuError, PinnedBuffer};
+
+use super::params::Told;
+
+/// Memory of the host's that a kernel writes to, one at a time.
+pub(super) struct ToldMemory {
+    memory: PinnedBuffer,
+    ticket: u64,
+}
+
+impl ToldMemory {
+    pub(super) fn new(context: &'static Context) -> Result<Self, GpuError> {
+        Ok(Self { memory: PinnedBuffer::new(context, size_of::<Told>())?, ticket: 0 })
+    }
+
+    pub(super) fn address(&self) -> u64 {
+        self.memory.address()
+    }
+
+    /// What the next kernel writes last. No other has written it.
+    pub(super) fn next_ticket(&mut self) -> u64 {
+        self.ticket += 1;
+        self.ticket
+    }
+
+    /// What was told, when the kernel with the last ticket has told all of it.
+    pub(super) fn read(&self) -> Option<Told> {
+        let place: *const Told = self.memory.as_ptr().cast();
+        // SAFETY: the memory is that long and page-aligned. The ticket is written once, behind all else.
+        let ticket = unsafe { (&raw const (*place).ticket).read_volatile() };
+        fence(Ordering::Acquire);
+        // SAFETY: any bytes are valid, and no kernel writes until there is a next ticket.
+        (ticket == self.ticket).then(|| unsafe { place.read_volatile() })
+    }
+}

@@ -1,0 +1,336 @@
+//! Normal mode: one rank's inputs, and what the two devices make of them.
+
+mod on_cpu;
+mod on_gpu;
+
+use std::time::{Duration, Instant};
+
+use uccl_ep::{
+    combine::Order,
+    numerics::bf16,
+    record::{Record, Row},
+};
+
+use self::on_gpu::OnGpu;
+use super::{Gpu, Lost, case::assert_same, world};
+
+/// Calls of normal mode that all ranks make.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Normal {
+    pub(crate) seed: u64,
+    pub(crate) ranks: usize,
+    pub(crate) local_experts: usize,
+    /// Choices of a token; none if its ranks are given instead.
+    pub(crate) top_k: usize,
+    /// Values of a row of bf16; and bytes of one with scales, which is FP8.
+    pub(crate) hidden: usize,
+    /// Words of scales that a row comes with.
+    pub(crate) scales: usize,
+    /// Tokens of a rank at most.
+    pub(crate) slots: usize,
+    /// Whether every rank has as many.
+    pub(crate) is_full: bool,
+    /// Dispatches, each with its combine.
+    pub(crate) rounds: usize,
+    /// How many calls' bytes the pool has room for.
+    pub(crate) places: usize,
+    pub(crate) blocks: u32,
+    /// Whether weights go with choices, and with rows that go back.
+    pub(crate) has_weights: bool,
+    /// Rows that each sum begins with.
+    pub(crate) biases: usize,
+    pub(crate) order: Order,
+    /// Whether there are rows for all tokens that may come, and the host does not ask how many do.
+    pub(crate) is_worst: bool,
+    /// Whether tokens go once more to where they went, with the handle.
+    pub(crate) is_again: bool,
+    /// A rank that is left out, if any.
+    pub(crate) lost: Option<(usize, Lost)>,
+    /// What the last rank does wrong on the GPU.
+    pub(crate) wrong: Option<Wrong>,
+}
+
+/// What no rank may do.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Wrong {
+    /// There are so many rows for what arrives.
+    FewRows(usize),
+    /// So many rows go back.
+    FewResults(usize),
+    /// The first token chooses this expert first, and the next one second.
+    Choice(i32),
+    /// The host gives up while it waits for counts.
+    Interrupted,
+}
+
+/// What a rank has for one round.
+struct Inputs {
+    tokens: usize,
+    rows: Vec<u8>,
+    again: Vec<u8>,
+    scales: Vec<u32>,
+    experts: Vec<i32>,
+    goes: Vec<bool>,
+    per_expert: Vec<u32>,
+    weights: Vec<f32>,
+    /// What its experts make of what arrives, and the weights of it.
+    made: Vec<u16>,
+    made_weights: Vec<f32>,
+    biases: [Vec<u16>; 2],
+}
+
+/// What a rank gets of one round.
+struct Got {
+    /// Tokens by rank, tokens by expert of any rank, and which tokens go to which ranks. Of choices only.
+    layout: (Vec<u32>, Vec<u32>, Vec<u8>),
+    from: Vec<u32>,
+    per_expert: Vec<u32>,
+    rows: Vec<u8>,
+    scales: Vec<u32>,
+    choices: Vec<i32>,
+    weights: Vec<f32>,
+    src_info: Vec<i32>,
+    again: Vec<u8>,
+    sums: Vec<u16>,
+    summed_weights: Vec<f32>,
+}
+
+/// What nobody has written to.
+const UNTOUCHED: u8 = 0x5a;
+/// Far more than any wait takes.
+const LIMIT: Duration = Duration::from_secs(60);
+/// How long a rank is waited for that is left out then: longer than a busy machine keeps one rank behind another.
+const SOON: Duration = Duration::from_secs(4);
+
+impl Normal {
+    /// The same with all else drawn.
+    pub(crate) fn drawn(self, seed: u64) -> Self {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let top_k = random.usize(..=8);
+        let has_scales = random.bool();
+        Self {
+            seed,
+            ranks: random.usize(1..=4),
+            local_experts: random.usize(1..=5),
+            top_k,
+            hidden: 16 * random.usize(1..=70),
+            scales: if has_scales { random.usize(1..=70) } else { 0 },
+            slots: random.usize(1..=self.slots),
+            places: random.usize(1..=3),
+            blocks: random.u32(1..=self.blocks),
+            has_weights: top_k > 0 && random.bool(),
+            biases: random.usize(..=2),
+            order: if top_k > 0 && random.bool() { Order::ByChoice } else { Order::ByRank },
+            is_worst: random.bool(),
+            is_again: random.bool(),
+            ..self
+        }
+    }
+
+    /// Runs it on both devices, and compares.
+    pub(crate) fn run(self) {
+        world(self.ranks, |ranks, me| {
+            let rounds = if self.is_lost(me) { 0 } else { self.rounds };
+            let inputs: Vec<_> = (0..rounds).map(|round| self.inputs(me, round)).collect();
+            let expected = self.on_cpu(ranks, me, &inputs);
+            ranks.meet();
+            let found = self.on_gpu(ranks, me, &inputs);
+            for (round, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                let at = format!("{self:?}, rank {me}, round {round}");
+                let bits = |values: &[f32]| -> Vec<u32> {
+                    values.iter().map(|value| value.to_bits()).collect()
+                };
+                let (found_layout, wanted) = (&found.layout, &expected.layout);
+                assert_same(&at, "tokens by rank", &found_layout.0, &wanted.0);
+                assert_same(&at, "choices by expert", &found_layout.1, &wanted.1);
+                assert_same(&at, "ranks of tokens", &found_layout.2, &wanted.2);
+                assert_same(&at, "rows by rank", &found.from, &expected.from);
+                assert_same(&at, "tokens by expert", &found.per_expert, &expected.per_expert);
+                assert_same(&at, "source tokens", &found.src_info, &expected.src_info);
+                assert_same(&at, "rows", &found.rows, &expected.rows);
+                assert_same(&at, "scales", &found.scales, &expected.scales);
+                assert_same(&at, "choices", &found.choices, &expected.choices);
+                assert_same(&at, "weights", &bits(&found.weights), &bits(&expected.weights));
+                assert_same(&at, "rows of the second time", &found.again, &expected.again);
+                assert_same(&at, "sums", &found.sums, &expected.sums);
+                let (one, other) = (&found.summed_weights, &expected.summed_weights);
+                assert_same(&at, "summed weights", &bits(one), &bits(other));
+            }
+        });
+    }
+
+    /// How long a dispatch and its combine take on the GPU, and how many tokens a rank gets: the most of any rank.
+    pub(crate) fn time(self, rounds: u32) -> (Duration, u32) {
+        let took = world(self.ranks, |ranks, me| {
+            let inputs = self.inputs(me, 0);
+            let group = self.join(ranks, me, LIMIT);
+            let gpu = Gpu::new();
+            let round = OnGpu::new(&self, &gpu, &inputs);
+            let run = |rounds: u32| {
+                ranks.meet();
+                let began = Instant::now();
+                for _ in 0..rounds {
+                    round.enqueue(&self, &group, &gpu).expect("a dispatch and its combine");
+                }
+                gpu.stream.synchronize().expect("kernels end well");
+                began.elapsed() / rounds
+            };
+            run(5);
+            let took = run(rounds);
+            group.check().expect("calls go well");
+            ranks.meet();
+            (took, round.got(&self, &gpu).from.iter().sum())
+        });
+        took.into_iter().max().unwrap_or_default()
+    }
+
+    /// What each rank is told when some do not come, or make other calls.
+    pub(crate) fn fails(
+        self,
+        timeout: Duration,
+        as_seen_by: impl Fn(usize) -> Option<Self> + Sync,
+    ) -> Vec<String> {
+        world(self.ranks, |ranks, me| {
+            let group = self.join(ranks, me, timeout);
+            let gpu = Gpu::new();
+            let case = as_seen_by(me);
+            let inputs = case.map(|case| case.inputs(me, 0));
+            let on_gpu = case.zip(inputs.as_ref());
+            let on_gpu = on_gpu.map(|(case, inputs)| (case, OnGpu::new(&case, &gpu, inputs)));
+            ranks.meet();
+            let told = on_gpu.as_ref().and_then(|(case, on_gpu)| {
+                on_gpu.enqueue(case, &group, &gpu).err().map(|e| e.to_string())
+            });
+            gpu.stream.synchronize().expect("kernels end, and the context stays usable");
+            let later = group.check().err().map(|e| e.to_string());
+            ranks.meet();
+            told.or(later).unwrap_or_default()
+        })
+    }
+
+    /// Whether it is this rank that is lost. It joins, and makes no call.
+    fn is_lost(&self, rank: usize) -> bool {
+        self.lost.is_some_and(|(lost, _)| lost == rank)
+    }
+
+    fn timeout(&self) -> Duration {
+        match self.lost {
+            Some((_, Lost::Late)) => SOON,
+            _ => LIMIT,
+        }
+    }
+
+    fn num_experts(&self) -> usize {
+        self.ranks * self.local_experts
+    }
+
+    /// Rows that may come.
+    fn most_rows(&self) -> usize {
+        self.ranks * self.slots
+    }
+
+    fn row_len(&self) -> usize {
+        if self.scales > 0 { self.hidden } else { 2 * self.hidden }
+    }
+
+    /// Weights of a token.
+    fn num_weights(&self) -> usize {
+        if self.has_weights { self.top_k } else { 0 }
+    }
+
+    /// Bytes for as many calls as there are places.
+    fn pool(&self) -> usize {
+        let record = Record { payload: self.row_len(), scales: self.scales, top_k: self.top_k };
+        let dispatch = self.ranks * record.area(self.local_experts, self.slots);
+        let slots = if self.top_k == 0 { self.ranks } else { self.ranks.min(self.top_k) };
+        let combine = Row { values: 2 * self.hidden, weights: self.num_weights(), slots };
+        self.places * dispatch.max(combine.place(self.slots))
+    }
+
+    fn inputs(&self, me: usize, round: usize) -> Inputs {
+        let seed = (self.seed * 64 + me as u64) * 64 + round as u64;
+        let mut random = fastrand::Rng::with_seed(seed);
+        let tokens = match random.u8(..5) {
+            // A rank that does something wrong has tokens to do it with.
+            0 if self.wrong.is_none() => 0,
+            _ => random.usize(1..=self.slots),
+        };
+        let tokens = if self.is_full { self.slots } else { tokens };
+        let mut experts = Vec::new();
+        for _ in 0..tokens {
+            let mut all: Vec<i32> = (0..self.num_experts() as i32).collect();
+            random.shuffle(&mut all);
+            all.resize(all.len().max(self.top_k), -1);
+            let chosen = all.iter().take(self.top_k);
+            experts.extend(chosen.map(|e| if random.u8(..6) == 0 { -1 } else { *e }));
+        }
+        if let Some(Wrong::Choice(expert)) = self.wrong.filter(|_| me + 1 == self.ranks) {
+            experts[..2].copy_from_slice(&[expert, expert + 1]);
+        }
+        let goes = (0..tokens * self.ranks).map(|_| random.bool()).collect();
+        let per_expert = (0..self.num_experts()).map(|_| random.u32(..9)).collect();
+        let mut bytes = |len: usize| -> Vec<u8> { (0..len).map(|_| random.u8(..)).collect() };
+        let [rows, again] = [(); 2].map(|()| bytes(tokens * self.row_len()));
+        let scales = (0..tokens * self.scales).map(|_| random.u32(..)).collect();
+        let mut weights = |count: usize| -> Vec<f32> { (0..count).map(|_| random.f32()).collect() };
+        let (sent, returned) =
+            (weights(tokens * self.num_weights()), weights(self.most_rows() * self.num_weights()));
+        let mut values = |count: usize| -> Vec<u16> {
+            let value = |_| {
+                let exponent = random.i32(-6..=6) as f32;
+                bf16::from_f32((random.f32() - 0.5) * exponent.exp2())
+            };
+            (0..count).map(value).collect()
+        };
+        let made = values(self.most_rows() * self.hidden);
+        let biases = [0, 1]
+            .map(|nth| if nth < self.biases { values(tokens * self.hidden) } else { Vec::new() });
+        Inputs {
+            tokens,
+            rows,
+            again,
+            scales,
+            experts,
+            goes,
+            per_expert,
+            weights: sent,
+            made,
+            made_weights: returned,
+            biases,
+        }
+    }
+
+    fn untouched(&self, inputs: &Inputs) -> Got {
+        let (rows, word) = (self.most_rows(), u32::from_ne_bytes([UNTOUCHED; 4]));
+        let again = if self.is_again { rows * self.row_len() } else { 0 };
+        let (ranks, experts) =
+            if self.top_k == 0 { (0, 0) } else { (self.ranks, self.num_experts()) };
+        Got {
+            layout: (
+                vec![word; ranks],
+                vec![word; experts],
+                vec![UNTOUCHED; inputs.tokens * ranks],
+            ),
+            from: vec![word; self.ranks],
+            per_expert: vec![word; self.local_experts],
+            rows: vec![UNTOUCHED; rows * self.row_len()],
+            scales: vec![word; rows * self.scales],
+            choices: vec![word.cast_signed(); rows * self.top_k],
+            weights: vec![f32::from_bits(word); rows * self.num_weights()],
+            src_info: vec![word.cast_signed(); rows],
+            again: vec![UNTOUCHED; again],
+            sums: vec![0x5a5a; inputs.tokens * self.hidden],
+            summed_weights: vec![f32::from_bits(word); inputs.tokens * self.num_weights()],
+        }
+    }
+
+    /// Whether choices have 64 bits.
+    fn is_64(&self) -> bool {
+        self.seed % 2 == 1
+    }
+
+    /// As the first interface has it, and the second has not.
+    fn zeroes_foreign(&self) -> bool {
+        self.order == Order::ByRank
+    }
+}

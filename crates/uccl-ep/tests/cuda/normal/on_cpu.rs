@@ -1,0 +1,149 @@
+//! What a rank of the CPU makes of its inputs.
+
+use std::sync::Arc;
+
+use uccl_ep::{
+    Group,
+    combine::{Combine, Combined, Order, Results, Sends, Sums},
+    dispatch::{self, Dispatch, Handle, Layout, Outputs, Payload, Room, Tokens},
+    routing::{self, Routing},
+};
+
+use super::{
+    super::{Lost, Ranks},
+    Got, Inputs, Normal,
+};
+
+impl Normal {
+    pub(super) fn on_cpu(&self, ranks: &Ranks, me: usize, inputs: &[Inputs]) -> Vec<Got> {
+        let config = uccl_ep::Config {
+            rank: me,
+            ranks: self.ranks,
+            pool: self.pool(),
+            timeout: self.timeout(),
+            masks_late: self.lost.is_some(),
+            node: None,
+            network: None,
+        };
+        let group = Group::join(config, &mut ranks.exchange(me)).expect("it joins");
+        if let Some((lost, Lost::Masked)) = self.lost {
+            group.mask(lost, true).expect("a rank");
+        }
+        let got = inputs.iter().map(|inputs| self.round_on_cpu(&group, inputs)).collect();
+        ranks.meet();
+        got
+    }
+
+    fn routing(&self, inputs: &Inputs) -> Routing {
+        let routing = match self.top_k {
+            0 => Routing::by_rank(&inputs.goes, &inputs.per_expert, self.ranks),
+            top_k => Routing::new(routing::Choices {
+                experts: &inputs.experts,
+                top_k,
+                num_experts: self.num_experts(),
+                ranks: self.ranks,
+            }),
+        };
+        routing.expect("a routing")
+    }
+
+    fn dispatch_on_cpu(
+        &self,
+        (group, routing): (&Arc<Group>, &Arc<Routing>),
+        inputs: &Inputs,
+        (rows, is_again): (&[u8], bool),
+        outputs: Outputs,
+    ) -> Handle {
+        let tokens = Tokens {
+            rows: rows.as_ptr(),
+            stride: self.row_len(),
+            payload: Payload::Bytes(self.row_len()),
+            scales: (self.scales > 0).then_some(dispatch::ScalesIn {
+                words: inputs.scales.as_ptr(),
+                count: self.scales,
+                token_stride: self.scales,
+                word_stride: 1,
+            }),
+            weights: (self.has_weights && !is_again).then_some(inputs.weights.as_ptr()),
+            stays: true,
+        };
+        let room = Room::Tokens(self.slots);
+        // SAFETY: the vectors live until the call is over, and are as long as is said.
+        unsafe {
+            let begun = Dispatch::begin(group, Arc::clone(routing), tokens, room, &mut || false);
+            let received = begun.and_then(|d| d.receive(outputs, &Layout::Rows, &mut || false));
+            received.expect("a dispatch")
+        }
+    }
+
+    fn round_on_cpu(&self, group: &Arc<Group>, inputs: &Inputs) -> Got {
+        let routing = Arc::new(self.routing(inputs));
+        let mut got = self.untouched(inputs);
+        if self.top_k > 0 {
+            let layout = &mut got.layout;
+            layout.2.fill(0);
+            for rank in 0..self.ranks {
+                layout.0[rank] = routing.to(rank).len() as u32;
+                let its = rank * self.local_experts..(rank + 1) * self.local_experts;
+                layout.1[its].copy_from_slice(routing.per_expert_of(rank));
+                for token in routing.to(rank) {
+                    layout.2[*token as usize * self.ranks + rank] = 1;
+                }
+            }
+        }
+        let mut outputs = Outputs {
+            len: self.most_rows(),
+            rows: got.rows.as_mut_ptr(),
+            stride: self.row_len(),
+            scales: (self.scales > 0).then_some(dispatch::ScalesOut::Strided {
+                words: got.scales.as_mut_ptr(),
+                row_stride: self.scales,
+                expert_stride: 0,
+                word_stride: 1,
+            }),
+            choices: Some(dispatch::Choices::I32(got.choices.as_mut_ptr())),
+            weights: self.has_weights.then_some(got.weights.as_mut_ptr()),
+            zeroes_foreign_weights: self.zeroes_foreign(),
+        };
+        let to = (group, &routing);
+        let handle = Arc::new(self.dispatch_on_cpu(to, inputs, (&inputs.rows, false), outputs));
+        let arrived = handle.counts.total();
+        got.from.clone_from(&handle.counts.from);
+        got.per_expert = handle.counts.of_experts();
+        for (row, entry) in handle.table.chunks_exact(handle.width()).enumerate() {
+            got.src_info[row] = entry[0];
+        }
+        if self.is_worst {
+            got.choices[arrived * self.top_k..].fill(-1);
+        }
+        if self.is_again {
+            outputs.rows = got.again.as_mut_ptr();
+            (outputs.choices, outputs.weights) = (None, None);
+            self.dispatch_on_cpu(to, inputs, (&inputs.again, true), outputs);
+        }
+        let results = Results {
+            rows: inputs.made.as_ptr().cast(),
+            len: self.most_rows(),
+            stride: 2 * self.hidden,
+            hidden: self.hidden,
+            sends: Sends::Row,
+            weights: self.has_weights.then_some(inputs.made_weights.as_ptr()),
+            is_packed: false,
+            relays: None,
+            stays: true,
+        };
+        let bias = [0, 1].map(|nth| (nth < self.biases).then_some(inputs.biases[nth].as_ptr()));
+        let sums = match self.order {
+            Order::ByRank => Sums::ByRank,
+            Order::ByChoice => Sums::ByChoice,
+        };
+        let weights = self.has_weights.then_some(got.summed_weights.as_mut_ptr());
+        let combined = Combined { rows: got.sums.as_mut_ptr(), sums, bias, weights };
+        // SAFETY: the vectors live until the call is over, and are as long as is said.
+        unsafe {
+            let combine = Combine::begin(&handle, results, &mut || false);
+            combine.and_then(|c| c.finish(combined, &mut || false)).expect("a combine");
+        }
+        got
+    }
+}

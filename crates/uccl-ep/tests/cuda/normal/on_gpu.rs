@@ -1,0 +1,274 @@
+//! What a rank with a GPU makes of its inputs.
+
+use std::{sync::Arc, time::Duration};
+
+use uccl_ep::{
+    Result,
+    cuda::{self, normal},
+};
+
+use super::{
+    super::{Gpu, Lost, Ranks},
+    Got, Inputs, LIMIT, Normal, Wrong,
+};
+
+impl Normal {
+    pub(super) fn join(&self, ranks: &Ranks, me: usize, timeout: Duration) -> Arc<cuda::Group> {
+        let config = cuda::Config {
+            rank: me,
+            ranks: self.ranks,
+            pool: self.pool(),
+            timeout,
+            masks_late: self.lost.is_some(),
+            device: 0,
+            blocks: self.blocks,
+        };
+        cuda::Group::join(config, &mut ranks.exchange(me)).expect("it joins")
+    }
+
+    pub(super) fn on_gpu(&self, ranks: &Ranks, me: usize, inputs: &[Inputs]) -> Vec<Got> {
+        let group = self.join(ranks, me, self.timeout());
+        let gpu = Gpu::new();
+        if let Some((lost, Lost::Masked)) = self.lost {
+            // SAFETY: there is no memory.
+            unsafe { group.mask((1 << lost, 0), 0, &gpu.stream) }.expect("a mask");
+        }
+        let rounds: Vec<_> = inputs.iter().map(|inputs| OnGpu::new(self, &gpu, inputs)).collect();
+        ranks.meet();
+        // Without questions, all rounds are enqueued before any is waited for.
+        for round in &rounds {
+            round.enqueue(self, &group, &gpu).expect("a dispatch and its combine");
+        }
+        gpu.stream.synchronize().expect("kernels end well");
+        group.check().unwrap_or_else(|e| panic!("{self:?}: {e}"));
+        ranks.meet();
+        let got = rounds.iter().map(|round| round.got(self, &gpu)).collect();
+        ranks.meet();
+        got
+    }
+}
+
+/// A round's memory on the GPU: all of it there before any kernel waits, since the driver gives none then.
+pub(super) struct OnGpu<'a> {
+    inputs: &'a Inputs,
+    tokens: u64,
+    again: u64,
+    scales: u64,
+    chosen: u64,
+    told: u64,
+    weights: u64,
+    made: u64,
+    made_weights: u64,
+    biases: [u64; 2],
+    scratch: [u64; 4],
+    layout: normal::Layout,
+    to: normal::Outputs,
+    to_again: normal::Outputs,
+    table: normal::Table,
+    sums: u64,
+    summed_weights: u64,
+}
+
+impl<'a> OnGpu<'a> {
+    pub(super) fn new(case: &Normal, gpu: &Gpu, inputs: &'a Inputs) -> Self {
+        let blank = case.untouched(inputs);
+        let given = |address: u64, is_given: bool| if is_given { address } else { 0 };
+        let table = normal::Table {
+            src_info: gpu.upload(&blank.src_info),
+            origin: gpu.upload(&blank.src_info),
+            starts: gpu.upload(&vec![0u32; 1 + case.ranks]),
+            per_expert: gpu.upload(&blank.per_expert),
+        };
+        let scales =
+            |words: u64| normal::ScalesOut { words, row_stride: case.scales, word_stride: 1 };
+        let choices = match case.is_64() {
+            true => gpu.upload(&blank.choices.iter().map(|c| i64::from(*c)).collect::<Vec<_>>()),
+            false => gpu.upload(&blank.choices),
+        };
+        let to = normal::Outputs {
+            len: case.most_rows(),
+            rows: gpu.upload(&blank.rows),
+            stride: case.row_len(),
+            scales: (case.scales > 0).then(|| scales(gpu.upload(&blank.scales))),
+            choices: given(choices, case.top_k > 0),
+            is_64: case.is_64(),
+            weights: given(gpu.upload(&blank.weights), case.has_weights),
+            zeroes_foreign_weights: case.zeroes_foreign(),
+            table: Some(table),
+        };
+        let to_again = normal::Outputs {
+            rows: gpu.upload(&blank.again),
+            scales: (case.scales > 0).then(|| scales(gpu.upload(&blank.scales))),
+            choices: 0,
+            weights: 0,
+            table: None,
+            ..to
+        };
+        let mut on_gpu = Self {
+            inputs,
+            tokens: gpu.upload(&inputs.rows),
+            again: gpu.upload(&inputs.again),
+            scales: gpu.upload(&inputs.scales),
+            chosen: match (case.top_k, case.is_64()) {
+                (0, _) => gpu.upload(&inputs.goes),
+                (_, true) => {
+                    gpu.upload(&inputs.experts.iter().map(|e| i64::from(*e)).collect::<Vec<_>>())
+                }
+                (_, false) => gpu.upload(&inputs.experts),
+            },
+            told: gpu.upload(&inputs.per_expert),
+            weights: given(gpu.upload(&inputs.weights), case.has_weights),
+            made: gpu.upload(&inputs.made),
+            made_weights: given(gpu.upload(&inputs.made_weights), case.has_weights),
+            biases: [0, 1].map(|nth| given(gpu.upload(&inputs.biases[nth]), nth < case.biases)),
+            scratch: [0; 4],
+            layout: normal::Layout {
+                per_rank: gpu.upload(&blank.layout.0),
+                per_expert: gpu.upload(&blank.layout.1),
+                goes: gpu.upload(&blank.layout.2),
+            },
+            to,
+            to_again,
+            table,
+            sums: gpu.upload(&blank.sums),
+            summed_weights: given(gpu.upload(&blank.summed_weights), case.has_weights),
+        };
+        let len = on_gpu.routed(case).scratch_len(case.ranks);
+        let lens = [len, cuda::COMBINE_SCRATCH_LEN, cuda::COMBINE_SCRATCH_LEN, len];
+        on_gpu.scratch = lens.map(|len| gpu.upload(&vec![0xeeu8; len]));
+        on_gpu
+    }
+
+    fn routed(&self, case: &Normal) -> normal::Routed<'static> {
+        let (tokens, num_experts) = (self.inputs.tokens, case.num_experts());
+        match case.top_k {
+            0 => normal::Routed::Ranks(normal::Ranks {
+                goes: self.chosen,
+                per_expert: self.told,
+                tokens,
+                num_experts,
+            }),
+            top_k => normal::Routed::Choices(cuda::Choices {
+                experts: self.chosen,
+                is_64: case.is_64(),
+                tokens,
+                top_k,
+                num_experts,
+            }),
+        }
+    }
+
+    fn tokens(&self, case: &Normal, rows: u64, weights: u64) -> normal::Tokens {
+        normal::Tokens {
+            rows,
+            stride: case.row_len(),
+            payload: case.row_len(),
+            scales: (case.scales > 0).then_some(normal::ScalesIn {
+                words: self.scales,
+                count: case.scales,
+                token_stride: case.scales,
+                word_stride: 1,
+            }),
+            weights,
+        }
+    }
+
+    /// The first dispatch, which asks how much arrives unless it has rows for all that may.
+    fn dispatch(
+        &self,
+        case: &Normal,
+        group: &Arc<cuda::Group>,
+        gpu: &Gpu,
+    ) -> Result<Arc<normal::Handle>> {
+        let tokens = self.tokens(case, self.tokens, self.weights);
+        let to = (self.scratch[0], &gpu.stream);
+        // SAFETY: the memory is as long as is said, and lives until the stream has been waited for.
+        unsafe {
+            if let normal::Routed::Choices(choices) = self.routed(case) {
+                self.layout.count(group, &choices, (self.scratch[3], &gpu.stream))?;
+            }
+            let dispatch =
+                normal::Dispatch::begin(group, &tokens, self.routed(case), case.slots, to)?;
+            let (mut outputs, wrong) = (self.to, case.wrong_of(group));
+            if !case.is_worst {
+                let mut is_interrupted = || matches!(wrong, Some(Wrong::Interrupted));
+                let counts = dispatch.counts(&gpu.stream, LIMIT, &mut is_interrupted)?;
+                outputs.len = counts.total();
+            }
+            if let Some(Wrong::FewRows(rows)) = wrong {
+                outputs.len = rows;
+            }
+            dispatch.receive(&outputs, &gpu.stream).map(Arc::new)
+        }
+    }
+
+    pub(super) fn enqueue(&self, case: &Normal, group: &Arc<cuda::Group>, gpu: &Gpu) -> Result<()> {
+        let handle = self.dispatch(case, group, gpu)?;
+        let stream = &gpu.stream;
+        let results = normal::Results {
+            len: match case.wrong_of(group) {
+                Some(Wrong::FewResults(rows)) => rows,
+                _ => case.most_rows(),
+            },
+            rows: self.made,
+            stride: 2 * case.hidden,
+            hidden: case.hidden,
+            weights: self.made_weights,
+        };
+        let combined = normal::Combined {
+            rows: self.sums,
+            order: case.order,
+            bias: self.biases,
+            weights: self.summed_weights,
+        };
+        // SAFETY: the memory is as long as is said, and lives until the stream has been waited for.
+        unsafe {
+            if case.is_again {
+                let tokens = self.tokens(case, self.again, 0);
+                let (routed, to) = (normal::Routed::Again(&handle), (self.scratch[1], stream));
+                normal::Dispatch::begin(group, &tokens, routed, case.slots, to)?
+                    .receive(&self.to_again, stream)?;
+            }
+            normal::Combine::begin(&handle, &results, (self.scratch[2], stream))?
+                .finish(&combined, stream)
+        }
+    }
+
+    pub(super) fn got(&self, case: &Normal, gpu: &Gpu) -> Got {
+        let (rows, tokens) = (case.most_rows(), self.inputs.tokens);
+        let starts: Vec<u32> = gpu.download(self.table.starts, 1 + case.ranks);
+        let again = if case.is_again { rows * case.row_len() } else { 0 };
+        let choices = match case.is_64() {
+            true => {
+                let all: Vec<i64> = gpu.download(self.to.choices, rows * case.top_k);
+                all.into_iter().map(|choice| choice as i32).collect()
+            }
+            false => gpu.download(self.to.choices, rows * case.top_k),
+        };
+        let scales = self.to.scales.map_or(0, |scales| scales.words);
+        let blank = case.untouched(self.inputs).layout;
+        Got {
+            layout: (
+                gpu.download(self.layout.per_rank, blank.0.len()),
+                gpu.download(self.layout.per_expert, blank.1.len()),
+                gpu.download(self.layout.goes, blank.2.len()),
+            ),
+            from: starts.windows(2).map(|pair| pair[1] - pair[0]).collect(),
+            per_expert: gpu.download(self.table.per_expert, case.local_experts),
+            rows: gpu.download(self.to.rows, rows * case.row_len()),
+            scales: gpu.download(scales, rows * case.scales),
+            choices,
+            weights: gpu.download(self.to.weights, rows * case.num_weights()),
+            src_info: gpu.download(self.table.src_info, rows),
+            again: gpu.download(self.to_again.rows, again),
+            sums: gpu.download(self.sums, tokens * case.hidden),
+            summed_weights: gpu.download(self.summed_weights, tokens * case.num_weights()),
+        }
+    }
+}
+
+impl Normal {
+    fn wrong_of(&self, group: &cuda::Group) -> Option<Wrong> {
+        self.wrong.filter(|_| group.rank() + 1 == group.ranks())
+    }
+}
