@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 
-use crate::{demo, python, shell::Program};
+use crate::{demo, optimized::For, python, shell::Program};
 
 /// Measure this project and its peers side by side (bench/README.md)
 #[derive(Args)]
@@ -32,7 +32,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     let program = Program::new("python3");
     let program = if args.nixl {
         // A folder of wheels, in which the project's is.
-        let wheels = python::build()?.with_file_name("");
+        let wheels = python::build(For::Users)?.with_file_name("");
         program.args(["bench/nixl.py", "--wheels"]).args([wheels])
     } else {
         let script = match (args.gpu, args.rdma, &args.before) {
@@ -42,7 +42,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
             _ => "bench/run.py",
         };
         let before = args.before.iter().flat_map(|revision| ["--before", revision]);
-        program.args([script, "--uccl-bin"]).args([demo::build()?]).args(before)
+        program.args([script, "--uccl-bin"]).args([demo::build(For::Users)?]).args(before)
     };
     program.args(&args.arguments).limit(Duration::from_secs(2 * 3600)).run()
 }

@@ -29,6 +29,13 @@ pub(crate) fn examples() -> Result<Built> {
     build(&["build", "--examples"])
 }
 
+/// A program that the tests have not built. With the examples, because those have cargo choose the features of
+/// dependencies that tests have.
+pub(crate) fn program(name: &str) -> Result<PathBuf> {
+    let built = build(&["build", "--examples", "--bin", name])?;
+    built.executable(name).map(Path::to_owned)
+}
+
 /// The tests of these names, of all crates that have some.
 pub(crate) fn tests(names: &[&str]) -> Result<Built> {
     let named = names.iter().flat_map(|name| ["--test", name]);
@@ -50,8 +57,8 @@ impl Built {
         Self(said.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
     }
 
-    /// An example's program.
-    pub(crate) fn example(&self, name: &str) -> Result<&Path> {
+    /// A program, or an example's.
+    pub(crate) fn executable(&self, name: &str) -> Result<&Path> {
         let found = self.0.iter().filter(|artifact| artifact.target.name == name);
         found.filter_map(|artifact| artifact.executable.as_deref()).next().context(name.to_owned())
     }
@@ -93,9 +100,9 @@ mod tests {
             r#"{"reason":"build-finished","success":true}"#,
         ));
         assert_eq!(built.library("a").expect("a library"), Path::new("/d/liba.rlib"));
-        assert_eq!(built.example("b").expect("an example"), Path::new("/b"));
+        assert_eq!(built.executable("b").expect("an example"), Path::new("/b"));
         assert_eq!(built.tests_of("a", "t").expect("its tests"), Path::new("/t-1"));
-        assert!(built.example("a").is_err() && built.library("c").is_err());
+        assert!(built.executable("a").is_err() && built.library("c").is_err());
         assert!(built.tests_of("c", "t").is_err() && built.tests_of("a", "b").is_err());
     }
 }

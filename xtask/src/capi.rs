@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::{done::Done, install, shell::Program, tools, tree};
+use crate::{done::Done, install, optimized::For, shell::Program, tools, tree};
 
 /// What a project that finds the library with CMake consists of.
 const CMAKE_LISTS: &str = "\
@@ -62,7 +62,7 @@ fn install_and_move() -> Result<PathBuf> {
             fs::remove_dir_all(folder).with_context(|| folder.display().to_string())?;
         }
     }
-    install::run(&install::InstallArgs { prefix: first.clone() })?;
+    install::install(&first, For::Tests)?;
     fs::rename(&first, &prefix).with_context(|| first.display().to_string())?;
     Ok(prefix)
 }

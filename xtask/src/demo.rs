@@ -1,11 +1,14 @@
 //! `cargo xtask demo`: two processes, data between them, every byte looked at.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::Result;
 use clap::Args;
 
-use crate::{shell::Program, tree};
+use crate::{optimized::For, shell::Program};
 
 /// What the demonstration moves: half a minute of it.
 const SWEEP: &[&str] = &[
@@ -32,21 +35,30 @@ pub(crate) struct DemoArgs {
 }
 
 pub(crate) fn run(args: &DemoArgs) -> Result<()> {
-    let uccl = build()?;
+    show(args, &build(For::Users)?)
+}
+
+/// The same, shortened, with the command as the tests have it.
+pub(crate) fn run_shortly() -> Result<()> {
+    show(&DemoArgs { short: true }, &build(For::Tests)?)
+}
+
+fn show(args: &DemoArgs, uccl: &Path) -> Result<()> {
     println!("\nThis machine:");
-    Program::new(&uccl).args(["topo"]).limit(Duration::from_secs(60)).run()?;
+    Program::new(uccl).args(["topo"]).limit(Duration::from_secs(60)).run()?;
     println!(
         "\nTwo processes, first over the best path between them, then over TCP. GB/s is 1e9 bytes a\n\
          second, with four transfers under way; the times are of one transfer alone."
     );
     let sweep = if args.short { SHORT } else { SWEEP };
-    Program::new(&uccl).args(sweep).limit(Duration::from_secs(300)).run()?;
+    Program::new(uccl).args(sweep).limit(Duration::from_secs(300)).run()?;
     println!("\nEvery byte arrived as it was sent. More: uccl bench --help, uccl doctor.");
     Ok(())
 }
 
 /// Builds the command; returns where it is.
-pub(crate) fn build() -> Result<PathBuf> {
-    Program::cargo(&["build", "--release", "--locked", "--package=uccl-cli"]).run()?;
-    Ok(tree::target().join("release/uccl"))
+pub(crate) fn build(whom: For) -> Result<PathBuf> {
+    let build = Program::cargo(&["build", "--release", "--locked", "--package=uccl-cli"]);
+    whom.set_in(build).run()?;
+    Ok(whom.folder().join("uccl"))
 }

@@ -6,6 +6,7 @@ use anyhow::Result;
 
 use crate::{
     done::Done,
+    optimized::For,
     python::{self, Wanted},
 };
 
@@ -17,7 +18,7 @@ pub(crate) fn tests() -> Result<Done> {
     if let Some(reason) = python::lacking() {
         return Ok(Done::skipped(reason));
     }
-    let wheel = python::build()?;
+    let wheel = python::build(For::Tests)?;
     let python = match environment()? {
         Ok(python) => python,
         Err(reason) => return Ok(Done::skipped(format!("lacks {TORCH}: {reason}"))),

@@ -23,7 +23,7 @@ pub(crate) fn run(args: &HammerArgs) -> Result<()> {
 
 /// The same, with what the tests have built.
 pub(crate) fn run_built(args: &HammerArgs) -> Result<()> {
-    throw(Program::new(built::examples()?.example("hammer")?), args)
+    throw(Program::new(built::examples()?.executable("hammer")?), args)
 }
 
 fn throw(hammer: Program, args: &HammerArgs) -> Result<()> {

@@ -33,7 +33,7 @@ fn path() -> PathBuf {
 
 fn made() -> Result<String> {
     // An example, so that the other commands need not be built with what makes headers.
-    match Program::new(built::examples()?.example("headers")?).ask()? {
+    match Program::new(built::examples()?.executable("headers")?).ask()? {
         (true, header) => Ok(header + "\n"),
         (false, said) => bail!("the C header: {said}"),
     }

@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context, Result};
 use clap::Args;
 
-use crate::{shell::Program, tree};
+use crate::{optimized::For, shell::Program, tree};
 
 /// Something that cargo builds.
 struct Built {
@@ -50,10 +50,15 @@ pub(crate) struct InstallArgs {
 
 pub(crate) fn run(args: &InstallArgs) -> Result<()> {
     let prefix = absolute(&args.prefix).context("the prefix")?;
+    install(&prefix, For::Users)
+}
+
+/// Installs into a folder.
+pub(crate) fn install(prefix: &Path, whom: For) -> Result<()> {
     let packages = BUILT.iter().map(|built| format!("--package={}", built.package));
-    Program::cargo(&["build", "--release", "--locked"]).args(packages).run()?;
+    whom.set_in(Program::cargo(&["build", "--release", "--locked"]).args(packages)).run()?;
     for built in BUILT {
-        let file = tree::target().join("release").join(built.file);
+        let file = whom.folder().join(built.file);
         put(&prefix.join(built.to), |to| fs::copy(&file, to).map(drop))?;
     }
     for (from, to) in FILES {

@@ -78,7 +78,7 @@ pub(crate) fn run(args: &KernelsArgs) -> Result<()> {
     fs::create_dir_all(&folder)?;
     let built = built::examples()?;
     for Source { name, package, layout, has_machine_code } in SOURCES {
-        toolchain.check_layout(built.example(layout)?, &folder)?;
+        toolchain.check_layout(built.executable(layout)?, &folder)?;
         let ptx = toolchain.ptx(name, &folder)?;
         let kept = tree::root().join(format!("crates/{package}/ptx/{name}.ptx"));
         if args.check {

@@ -20,6 +20,7 @@ mod lint;
 mod loom;
 mod mutants;
 mod nixl;
+mod optimized;
 mod package;
 mod prefetch;
 mod python;

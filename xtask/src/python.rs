@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::{done::Done, guest, prefetch, shell::Program, tools, tree};
+use crate::{done::Done, guest, optimized::For, prefetch, shell::Program, tools, tree};
 
 /// What an environment without anything else must be able to do with the wheel.
 const FIRST_STEPS: &str = "\
@@ -35,7 +35,7 @@ pub(crate) fn wheel() -> Result<Done> {
     if let Some(reason) = lacking() {
         return Ok(Done::skipped(reason));
     }
-    let wheel = build()?;
+    let wheel = build(For::Tests)?;
     let folder = tree::scratch().join("clean");
     let python = make_environment(&folder, true)?;
     install(&python, wheel)?;
@@ -113,30 +113,30 @@ fn watch(python: Program, arguments: &[&str], done: &mut Done) -> Result<()> {
 
 /// The environment of the tests, with the wheel in it.
 pub(crate) fn with_wheel() -> Result<PathBuf> {
-    let wheel = build()?;
+    let wheel = build(For::Tests)?;
     let python = environment()?;
     install(&python, wheel)?;
     Ok(python)
 }
 
-/// Builds the wheel, once in a run.
-pub(crate) fn build() -> Result<&'static Path> {
+/// Builds the wheel, once in a run, which builds it for the same.
+pub(crate) fn build(whom: For) -> Result<&'static Path> {
     static WHEEL: OnceLock<PathBuf> = OnceLock::new();
     if let Some(wheel) = WHEEL.get() {
         return Ok(wheel);
     }
     let python = environment()?;
-    let folder = tree::scratch().join("wheels");
+    let folder = whom.folder().join("wheels");
     empty(&folder)?;
     // As `pip install .` does, with the maturin that is there.
     let programs = python.parent().unwrap_or(&python).as_os_str().to_owned();
     let path = std::env::var_os("PATH").unwrap_or_default();
-    Program::new(&python)
+    let build = Program::new(&python)
         .args(["-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation", "--wheel-dir"])
         .args([&folder])
         .env("PATH", [programs, path].join(OsStr::new(":")))
-        .env("MATURIN_PEP517_ARGS", "--locked")
-        .run()?;
+        .env("MATURIN_PEP517_ARGS", "--locked");
+    whom.set_in(build).run()?;
     let files = fs::read_dir(&folder)?.map(|entry| Ok(entry?.path()));
     match files.collect::<Result<Vec<_>>>()?.as_slice() {
         [wheel] => Ok(WHEEL.get_or_init(|| wheel.clone())),

@@ -24,7 +24,7 @@ pub(crate) fn check() -> Result<()> {
     let document = fs::read_to_string(tree::root().join(DOCUMENT))?;
     let no_table = || format!("{DOCUMENT} has no table of settings");
     let listed = between(&document, MARKS).with_context(no_table)?;
-    let table = table(Program::new(built::examples()?.example("settings")?))?;
+    let table = table(Program::new(built::examples()?.executable("settings")?))?;
     if listed.trim() != table {
         bail!(
             "{DOCUMENT} does not list the settings as they are; between its marks belongs\n{table}"
