@@ -211,7 +211,7 @@ impl Output {
             })?)?;
         }
         if let Some(sink) = &args.csv {
-            sink.write(&report::csv(&self.rows))?;
+            sink.write(&report::csv(&self.rows)?)?;
         }
         if let Some(path) = &args.plot {
             report::write_file(path, &plot::svg(&self.rows, "uccl bench")?)?;

@@ -193,12 +193,13 @@ pub(crate) fn json(report: &Report<'_>) -> Result<String> {
 const CSV_HEADER: &str = "op,path,transport,memory,peer_memory,direction,size_bytes,iovs,total_bytes,inflight,\
                           count,gb_per_s,p50_us,p99_us,min_us,verified,note";
 
-pub(crate) fn csv(rows: &[Row]) -> String {
-    let mut text = CSV_HEADER.to_owned() + "\n";
+pub(crate) fn csv(rows: &[Row]) -> Result<String> {
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    writer.write_record(CSV_HEADER.split(','))?;
     for row in rows {
         let latency = |pick: fn(&Latency) -> f64| number(row.latency_us.as_ref().map(pick));
         let optional = |text: &Option<String>| text.clone().unwrap_or_default();
-        let cells = [
+        writer.write_record([
             row.op.clone(),
             row.path.clone(),
             optional(&row.transport),
@@ -216,18 +217,9 @@ pub(crate) fn csv(rows: &[Row]) -> String {
             latency(|l| l.min),
             row.verified.name().to_owned(),
             optional(&row.note),
-        ];
-        text += &(cells.map(quoted).join(",") + "\n");
+        ])?;
     }
-    text
-}
-
-/// A cell, in quotation marks where it would not be one cell without them (RFC 4180).
-fn quoted(cell: String) -> String {
-    match cell.contains([',', '"', '\n', '\r']) {
-        true => format!("\"{}\"", cell.replace('"', "\"\"")),
-        false => cell,
-    }
+    Ok(String::from_utf8(writer.into_inner()?)?)
 }
 
 fn number(value: Option<f64>) -> String {
@@ -256,7 +248,7 @@ pub(crate) mod tests {
     fn csv_has_a_cell_for_each_heading() {
         let mut wordy = row("write", "cma", 64, 1.5);
         wordy.note = Some("slow, \"very\"".into());
-        let text = csv(&[wordy, Row::limit("tcp-rtt", 64)]);
+        let text = csv(&[wordy, Row::limit("tcp-rtt", 64)]).expect("CSV");
         let lines: Vec<_> = text.lines().collect();
         let headings = CSV_HEADER.split(',').count();
         assert_eq!(lines.len(), 3);
