@@ -70,7 +70,8 @@ struct Step {
     run: fn(&TestArgs) -> Result<Done>,
 }
 
-/// In an order in which each can use what those before it have built.
+/// In an order in which each can use what those before it have built. What has been downloaded beside them is waited for by
+/// the first that needs any of it, so those that compile come first.
 const STEPS: &[Step] = &[
     Step {
         name: "tools",
@@ -115,18 +116,6 @@ const STEPS: &[Step] = &[
         run: |_| mutants::check().map(Done::from),
     },
     // Not earlier: cargo-deny is fetched beside the steps before these, where it is not there yet.
-    Step {
-        name: "licences",
-        group: Group::Lint,
-        about: "licences and sources of all dependencies (cargo-deny)",
-        run: |_| deny::licences(),
-    },
-    Step {
-        name: "advisories",
-        group: Group::Lint,
-        about: "known faults of dependencies (cargo-deny)",
-        run: |_| deny::advisories(),
-    },
     Step {
         name: "package",
         group: Group::Lint,
@@ -177,6 +166,18 @@ const STEPS: &[Step] = &[
         group: Group::Rust,
         about: "shared structures under every interleaving",
         run: |_| loom::run().map(Done::from),
+    },
+    Step {
+        name: "licences",
+        group: Group::Lint,
+        about: "licences and sources of all dependencies (cargo-deny)",
+        run: |_| deny::licences(),
+    },
+    Step {
+        name: "advisories",
+        group: Group::Lint,
+        about: "known faults of dependencies (cargo-deny)",
+        run: |_| deny::advisories(),
     },
     Step {
         name: "kernels",
