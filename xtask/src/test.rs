@@ -70,8 +70,7 @@ struct Step {
     run: fn(&TestArgs) -> Result<Done>,
 }
 
-/// In an order in which each can use what those before it have built. What has been downloaded beside them is waited for by
-/// the first that needs any of it, so those that compile come first.
+/// In an order in which each can use what those before it have built.
 const STEPS: &[Step] = &[
     Step {
         name: "tools",
@@ -115,7 +114,6 @@ const STEPS: &[Step] = &[
         about: "whether every guard that can be broken on purpose is still where the list says",
         run: |_| mutants::check().map(Done::from),
     },
-    // Not earlier: cargo-deny is fetched beside the steps before these, where it is not there yet.
     Step {
         name: "package",
         group: Group::Lint,
@@ -167,6 +165,7 @@ const STEPS: &[Step] = &[
         about: "shared structures under every interleaving",
         run: |_| loom::run().map(Done::from),
     },
+    // Not earlier: cargo-deny is fetched beside the steps before these, where it is not there yet.
     Step {
         name: "licences",
         group: Group::Lint,
