@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use uccl_ep::{combine::Order, numerics::quantise::Scales};
 
-use self::cuda::{Case, Lost, Normal, Wrong};
+use self::cuda::{Case, Lost, Normal};
 
 const SMALL: Case = Case {
     seed: 1,
@@ -131,50 +131,24 @@ fn more_ranks_than_a_warp_has_threads_make_the_bytes_of_the_cpu() {
 #[test]
 fn a_rank_that_does_not_come_to_normal_mode_is_named() {
     emulator::load();
-    for is_worst in [false, true] {
-        let case = Normal { is_worst, ..NORMAL };
-        let told = case.fails(Duration::from_millis(500), |me| (me == 0).then_some(case));
-        let late = "rank 1: data of call 1 round 0 expected, nothing seen";
-        assert!(told[0].starts_with("dispatch on rank 0 is not over"), "{told:?}");
-        assert!(told[0].contains(late) && told[1].is_empty(), "{told:?}");
-    }
+    NORMAL.names_who_does_not_come();
 }
 
 #[test]
 fn normal_mode_goes_on_without_a_rank_that_is_late_or_masked() {
     let _alone = ALONE.lock();
     emulator::load();
-    let few = Normal { rounds: 4, slots: 20, is_again: true, ..NORMAL };
-    Normal { lost: Some((0, Lost::Late)), ranks: 3, ..few }.run();
-    Normal { lost: Some((1, Lost::Masked)), is_worst: true, ..few }.run();
-    Normal { lost: Some((1, Lost::Masked)), ranks: 3, order: Order::ByChoice, ..few }.run();
+    NORMAL.goes_on_without_the_lost();
 }
 
 #[test]
 fn what_a_rank_does_wrong_in_normal_mode_is_named() {
     emulator::load();
-    let few = Normal { slots: 20, ..NORMAL };
-    let experts = (few.ranks * few.local_experts) as i32;
-    for (wrong, said) in [
-        (Wrong::FewRows(1), "rows arrive, and there is room for 1"),
-        (Wrong::FewResults(1), "1 rows are given, and the handle tells of"),
-        (Wrong::Choice(experts), "of token 0 is no expert"),
-        (Wrong::Choice(experts - 1), "choice 1 of token 0 is no expert, or one that"),
-        (Wrong::Interrupted, "interrupted"),
-    ] {
-        let case = Normal { wrong: Some(wrong), ..few };
-        let told = case.fails(Duration::from_secs(20), |_| Some(case));
-        assert!(told[1].contains(said), "{wrong:?}: {told:?}");
-    }
+    NORMAL.names_what_is_wrong("choice 1 of token 0 is no expert, or one that");
 }
 
 #[test]
 fn ranks_that_differ_in_normal_mode_are_told_in_what() {
     emulator::load();
-    let few = Normal { slots: 20, ..NORMAL };
-    let told = few.fails(Duration::from_secs(20), |me| Some(Normal { scales: 1 + me, ..few }));
-    let told = told.join(" / ");
-    let is_named =
-        ["rank 1 has words of scales 2, this rank 1", "rank 0 has words of scales 1, this rank 2"];
-    assert!(is_named.iter().any(|said| told.contains(said)), "{told}");
+    NORMAL.tells_in_what_ranks_differ();
 }

@@ -6,6 +6,7 @@ use uccl_device::cuda::Stream;
 
 use super::{
     dispatch::Handle,
+    group::Group,
     memory::{Combined, Results, check_rows},
     params::{CallParams, Return, Routes, Sum},
     status::COMBINE_AGREED,
@@ -43,13 +44,7 @@ impl Combine {
         let len = 2 * results.hidden;
         check_rows("rows", results.rows, results.stride, len)?;
         let row = Row { values: len, weights: 0, slots: routes.top_k as usize };
-        let agreed = [row.values, row.weights, row.slots, *slots, 0];
-        let header = Header::<5, 0> {
-            phase: Phase::Combine,
-            agreed: std::array::from_fn(|at| (COMBINE_AGREED[at], agreed[at])),
-            told: [],
-        };
-        let call = group.call(row.place(*slots), &header, scratch)?;
+        let call = call_of(group, &row, *slots, scratch)?;
         let sent = Return {
             group: group.params(),
             call,
@@ -99,4 +94,15 @@ impl Combine {
         // SAFETY: the kernel takes this struct; otherwise as above.
         unsafe { group.launch(stream, group.kernels().sum, &sum) }
     }
+}
+
+/// What the kernels need to know of a call with such rows.
+pub(super) fn call_of(group: &Group, row: &Row, slots: usize, scratch: u64) -> Result<CallParams> {
+    let agreed = [row.values, row.weights, row.slots, slots, 0];
+    let header = Header::<5, 0> {
+        phase: Phase::Combine,
+        agreed: std::array::from_fn(|at| (COMBINE_AGREED[at], agreed[at])),
+        told: [],
+    };
+    group.call(row.place(slots), &header, scratch)
 }

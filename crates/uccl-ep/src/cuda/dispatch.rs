@@ -54,25 +54,9 @@ impl Dispatch {
         group.check()?;
         let ranks = group.ranks();
         choices.check(ranks)?;
-        if choices.tokens > slots || slots > MAX_TOKENS {
-            let why = format!(
-                "{} tokens, and room for {slots} of each rank, of {MAX_TOKENS} at most",
-                choices.tokens
-            );
-            return Err(Error::invalid(why));
-        }
         let record = record_of(tokens, choices.top_k)?;
-        let local = choices.num_experts / ranks;
-        let area = area_of(&record, local, slots);
-        let agreed = [record.payload, record.scales, record.top_k, choices.num_experts, slots];
-        let header = Header::<5, 2> {
-            phase: Phase::Dispatch,
-            agreed: std::array::from_fn(|at| (DISPATCH_AGREED[at], agreed[at])),
-            // How many tokens there are for each rank is known to the kernel.
-            told: [0, choices.tokens],
-        };
-        let call = group.call(record.area(local, slots) * ranks, &header, scratch)?;
         let routes = choices.routes(ranks, scratch);
+        let (call, area) = call_of(group, &record, &routes, slots, scratch)?;
         let send = Send {
             group: group.params(),
             call,
@@ -179,7 +163,33 @@ fn record_of(tokens: &Tokens, top_k: usize) -> Result<Record> {
     Ok(record)
 }
 
-pub(super) fn area_of(record: &Record, local: usize, slots: usize) -> Area {
+/// What the kernels need to know of a call with such records, and how they lie in an area of its place.
+pub(super) fn call_of(
+    group: &Group,
+    record: &Record,
+    routes: &Routes,
+    slots: usize,
+    scratch: u64,
+) -> Result<(CallParams, Area)> {
+    let (ranks, local) = (group.ranks(), routes.local_experts as usize);
+    let tokens = routes.tokens as usize;
+    if tokens > slots || slots > MAX_TOKENS {
+        let why =
+            format!("{tokens} tokens, and room for {slots} of each rank, of {MAX_TOKENS} at most");
+        return Err(Error::invalid(why));
+    }
+    let agreed = [record.payload, record.scales, record.top_k, local * ranks, slots];
+    let header = Header::<5, 2> {
+        phase: Phase::Dispatch,
+        agreed: std::array::from_fn(|at| (DISPATCH_AGREED[at], agreed[at])),
+        // How many tokens there are for each rank is known to the kernel.
+        told: [0, tokens],
+    };
+    let call = group.call(record.area(local, slots) * ranks, &header, scratch)?;
+    Ok((call, area_of(record, local, slots)))
+}
+
+fn area_of(record: &Record, local: usize, slots: usize) -> Area {
     Area {
         len: record.area(local, slots) as u64,
         first: Record::first_at(local) as u32,

@@ -138,14 +138,7 @@ impl Case {
     fn inputs_of(&self, me: usize, round: usize, tokens: usize) -> Inputs {
         let seed = (self.seed * 64 + me as u64) * 64 + round as u64;
         let mut random = fastrand::Rng::with_seed(seed);
-        let mut experts = Vec::new();
-        for _ in 0..tokens {
-            let mut all: Vec<i32> = (0..self.num_experts() as i32).collect();
-            random.shuffle(&mut all);
-            all.resize(all.len().max(self.top_k), -1);
-            let chosen = all.iter().take(self.top_k);
-            experts.extend(chosen.map(|e| if random.u8(..6) == 0 { -1 } else { *e }));
-        }
+        let experts = choices(&mut random, tokens, self.num_experts(), self.top_k);
         let mut value = |spread: i32| {
             let exponent = random.i32(-spread..=spread) as f32;
             bf16::from_f32((random.f32() - 0.5) * exponent.exp2())
@@ -400,7 +393,7 @@ impl<'a> OnGpu<'a> {
         Self {
             inputs,
             tokens: gpu.upload(&inputs.rows),
-            experts: case.upload_choices(gpu, inputs),
+            experts: gpu.upload_integers(&inputs.experts, case.is_64()),
             weights: gpu.upload(&inputs.weights),
             made: gpu.upload(&inputs.made),
             scratch: gpu.upload(&vec![0xeeu8; scratch]),
@@ -503,13 +496,24 @@ impl Case {
     fn is_64(&self) -> bool {
         self.seed % 2 == 1
     }
+}
 
-    fn upload_choices(&self, gpu: &Gpu, inputs: &Inputs) -> u64 {
-        match self.is_64() {
-            true => gpu.upload(&inputs.experts.iter().map(|e| i64::from(*e)).collect::<Vec<_>>()),
-            false => gpu.upload(&inputs.experts),
-        }
+/// Choices of tokens: experts that differ from each other, and some that are none.
+pub(super) fn choices(
+    random: &mut fastrand::Rng,
+    tokens: usize,
+    num_experts: usize,
+    top_k: usize,
+) -> Vec<i32> {
+    let mut experts = Vec::new();
+    for _ in 0..tokens {
+        let mut all: Vec<i32> = (0..num_experts as i32).collect();
+        random.shuffle(&mut all);
+        all.resize(all.len().max(top_k), -1);
+        let chosen = all.iter().take(top_k);
+        experts.extend(chosen.map(|e| if random.u8(..6) == 0 { -1 } else { *e }));
     }
+    experts
 }
 
 /// Where two differ, which says more than both in full.

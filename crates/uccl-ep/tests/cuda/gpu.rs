@@ -54,6 +54,14 @@ impl Gpu {
         address
     }
 
+    /// Memory with these integers, of 64 bits or of 32.
+    pub(crate) fn upload_integers(&self, values: &[i32], is_64: bool) -> u64 {
+        match is_64 {
+            true => self.upload(&values.iter().map(|value| i64::from(*value)).collect::<Vec<_>>()),
+            false => self.upload(values),
+        }
+    }
+
     /// What is in memory. All that was enqueued has ended.
     pub(crate) fn download<T: Copy + Default>(&self, address: u64, count: usize) -> Vec<T> {
         let mut values = vec![T::default(); count];

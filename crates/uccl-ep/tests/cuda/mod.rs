@@ -10,7 +10,7 @@ mod ranks;
 pub(crate) use self::{
     case::{Case, Lost},
     gpu::has_gpu,
-    normal::{Normal, Wrong},
+    normal::Normal,
 };
 use self::{
     gpu::Gpu,

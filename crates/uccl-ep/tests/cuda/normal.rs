@@ -1,5 +1,6 @@
 //! Normal mode: one rank's inputs, and what the two devices make of them.
 
+mod faults;
 mod on_cpu;
 mod on_gpu;
 
@@ -12,7 +13,11 @@ use uccl_ep::{
 };
 
 use self::on_gpu::OnGpu;
-use super::{Gpu, Lost, case::assert_same, world};
+use super::{
+    Gpu, Lost,
+    case::{assert_same, choices},
+    world,
+};
 
 /// Calls of normal mode that all ranks make.
 #[derive(Clone, Copy, Debug)]
@@ -256,14 +261,7 @@ impl Normal {
             _ => random.usize(1..=self.slots),
         };
         let tokens = if self.is_full { self.slots } else { tokens };
-        let mut experts = Vec::new();
-        for _ in 0..tokens {
-            let mut all: Vec<i32> = (0..self.num_experts() as i32).collect();
-            random.shuffle(&mut all);
-            all.resize(all.len().max(self.top_k), -1);
-            let chosen = all.iter().take(self.top_k);
-            experts.extend(chosen.map(|e| if random.u8(..6) == 0 { -1 } else { *e }));
-        }
+        let mut experts = choices(&mut random, tokens, self.num_experts(), self.top_k);
         if let Some(Wrong::Choice(expert)) = self.wrong.filter(|_| me + 1 == self.ranks) {
             experts[..2].copy_from_slice(&[expert, expert + 1]);
         }

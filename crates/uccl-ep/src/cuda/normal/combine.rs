@@ -8,12 +8,11 @@ use super::Handle;
 use crate::{
     combine::{Order, slots_of},
     cuda::{
+        combine::call_of,
         memory::check_rows,
         params::{CallParams, NormalReturn, NormalSum, order},
-        status::COMBINE_AGREED,
     },
-    error::{Error, Phase, Result},
-    header::Header,
+    error::{Error, Result},
     nodes::Nodes,
     record::Row,
 };
@@ -77,13 +76,7 @@ impl Combine {
             weights: if results.weights == 0 { 0 } else { top_k },
             slots: slots_of(Nodes::one(group.ranks()), top_k),
         };
-        let agreed = [row.values, row.weights, row.slots, *slots, 0];
-        let header = Header::<5, 0> {
-            phase: Phase::Combine,
-            agreed: std::array::from_fn(|at| (COMBINE_AGREED[at], agreed[at])),
-            told: [],
-        };
-        let call = group.call(row.place(*slots), &header, scratch)?;
+        let call = call_of(group, &row, *slots, scratch)?;
         let sent = NormalReturn {
             group: group.params(),
             call,

@@ -7,16 +7,14 @@ use uccl_device::cuda::{Grid, Stream};
 use super::memory::{Outputs, Routed, ScalesIn, ScalesOut, Table, Tokens};
 use crate::{
     cuda::{
-        dispatch::area_of,
+        dispatch::call_of,
         group::Group,
         memory::check_rows,
-        params::{self, Area, CallParams, MAX_TOKENS, NormalReceive, NormalSend, Routes, THREADS},
-        status::DISPATCH_AGREED,
+        params::{self, Area, CallParams, NormalReceive, NormalSend, Routes, THREADS},
         told::ToldMemory,
     },
     error::{Error, Phase, Result},
     group::Interrupted,
-    header::Header,
     patience::Patience,
     record::Record,
 };
@@ -216,32 +214,6 @@ impl Dispatch {
 }
 
 const NO_SCALES: ScalesIn = ScalesIn { words: 0, count: 0, token_stride: 0, word_stride: 0 };
-
-/// What the kernels need to know of a call with such records, and how they lie in an area of its place.
-fn call_of(
-    group: &Group,
-    record: &Record,
-    routes: &Routes,
-    slots: usize,
-    scratch: u64,
-) -> Result<(CallParams, Area)> {
-    let (ranks, local) = (group.ranks(), routes.local_experts as usize);
-    let tokens = routes.tokens as usize;
-    if tokens > slots || slots > MAX_TOKENS {
-        let why =
-            format!("{tokens} tokens, and room for {slots} of each rank, of {MAX_TOKENS} at most");
-        return Err(Error::invalid(why));
-    }
-    let agreed = [record.payload, record.scales, record.top_k, local * ranks, slots];
-    let header = Header::<5, 2> {
-        phase: Phase::Dispatch,
-        agreed: std::array::from_fn(|at| (DISPATCH_AGREED[at], agreed[at])),
-        // How many tokens there are for each rank is known to the kernel.
-        told: [0, tokens],
-    };
-    let call = group.call(record.area(local, slots) * ranks, &header, scratch)?;
-    Ok((call, area_of(record, local, slots)))
-}
 
 /// Waits for what a kernel tells the host.
 fn wait_for(

@@ -81,10 +81,7 @@ impl<'a> OnGpu<'a> {
         };
         let scales =
             |words: u64| normal::ScalesOut { words, row_stride: case.scales, word_stride: 1 };
-        let choices = match case.is_64() {
-            true => gpu.upload(&blank.choices.iter().map(|c| i64::from(*c)).collect::<Vec<_>>()),
-            false => gpu.upload(&blank.choices),
-        };
+        let choices = gpu.upload_integers(&blank.choices, case.is_64());
         let to = normal::Outputs {
             len: case.most_rows(),
             rows: gpu.upload(&blank.rows),
@@ -109,12 +106,9 @@ impl<'a> OnGpu<'a> {
             tokens: gpu.upload(&inputs.rows),
             again: gpu.upload(&inputs.again),
             scales: gpu.upload(&inputs.scales),
-            chosen: match (case.top_k, case.is_64()) {
-                (0, _) => gpu.upload(&inputs.goes),
-                (_, true) => {
-                    gpu.upload(&inputs.experts.iter().map(|e| i64::from(*e)).collect::<Vec<_>>())
-                }
-                (_, false) => gpu.upload(&inputs.experts),
+            chosen: match case.top_k {
+                0 => gpu.upload(&inputs.goes),
+                _ => gpu.upload_integers(&inputs.experts, case.is_64()),
             },
             told: gpu.upload(&inputs.per_expert),
             weights: given(gpu.upload(&inputs.weights), case.has_weights),

@@ -1,0 +1,60 @@
+//! What must hold on a real GPU as on an emulated one, when ranks are lost or do something wrong.
+
+use std::time::Duration;
+
+use uccl_ep::combine::Order;
+
+use super::{super::Lost, Normal, Wrong};
+
+/// Longer than any fault takes to be told.
+const LIMIT: Duration = Duration::from_secs(20);
+
+impl Normal {
+    /// A rank that does not come is named, whether or not the host asks how much arrives.
+    pub(crate) fn names_who_does_not_come(self) {
+        for is_worst in [false, true] {
+            let case = Self { is_worst, ..self };
+            let told = case.fails(Duration::from_millis(500), |me| (me == 0).then_some(case));
+            let late = "rank 1: data of call 1 round 0 expected, nothing seen";
+            assert!(told[0].starts_with("dispatch on rank 0 is not over"), "{told:?}");
+            assert!(told[0].contains(late) && told[1].is_empty(), "{told:?}");
+        }
+    }
+
+    /// Calls go on without a rank that is late or masked.
+    pub(crate) fn goes_on_without_the_lost(self) {
+        let few = Self { rounds: 4, slots: 20, is_again: true, ..self };
+        Self { lost: Some((0, Lost::Late)), ranks: 3, ..few }.run();
+        Self { lost: Some((1, Lost::Masked)), is_worst: true, ..few }.run();
+        Self { lost: Some((1, Lost::Masked)), ranks: 3, order: Order::ByChoice, ..few }.run();
+    }
+
+    /// What a rank does wrong is named. `second` is what is said of two choices of a token, the second of which is no expert.
+    pub(crate) fn names_what_is_wrong(self, second: &str) {
+        let few = Self { slots: 20, ..self };
+        let experts = (few.ranks * few.local_experts) as i32;
+        for (wrong, said) in [
+            (Wrong::FewRows(1), "rows arrive, and there is room for 1"),
+            (Wrong::FewResults(1), "1 rows are given, and the handle tells of"),
+            (Wrong::Choice(experts), "of token 0 is no expert"),
+            (Wrong::Choice(experts - 1), second),
+            (Wrong::Interrupted, "interrupted"),
+        ] {
+            let case = Self { wrong: Some(wrong), ..few };
+            let told = case.fails(LIMIT, |_| Some(case));
+            assert!(told[1].contains(said), "{wrong:?}: {told:?}");
+        }
+    }
+
+    /// Ranks that differ are told in what.
+    pub(crate) fn tells_in_what_ranks_differ(self) {
+        let few = Self { slots: 20, ..self };
+        let told = few.fails(LIMIT, |me| Some(Self { scales: 1 + me, ..few }));
+        let told = told.join(" / ");
+        let is_named = [
+            "rank 1 has words of scales 2, this rank 1",
+            "rank 0 has words of scales 1, this rank 2",
+        ];
+        assert!(is_named.iter().any(|said| told.contains(said)), "{told}");
+    }
+}
