@@ -366,9 +366,10 @@ impl Group {
         wait: &mut Wait<'_, '_>,
         patience: &mut Patience,
     ) -> Result<()> {
-        if !patience.pause() {
+        let Some(waited) = patience.due() else {
+            patience.pause();
             return Ok(());
-        }
+        };
         if (wait.is_interrupted)() {
             return Err(Error::Interrupted);
         }
@@ -387,7 +388,6 @@ impl Group {
             }
             self.go_on_without(peer, call);
         }
-        let waited = patience.since.elapsed();
         if waited < self.config.timeout {
             return Ok(());
         }

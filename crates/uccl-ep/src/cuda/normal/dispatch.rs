@@ -227,13 +227,13 @@ fn wait_for(
         if let Some(told) = told.read() {
             return Ok(told);
         }
-        if !patience.pause() {
+        let Some(waited) = patience.due() else {
+            patience.pause();
             continue;
-        }
+        };
         group.check()?;
         // A context that is lost tells nothing any more.
         stream.is_idle()?;
-        let waited = patience.since.elapsed();
         let is_over = waited > limit;
         if is_over || is_interrupted() {
             // The kernel may still be under way: no later call can be.
