@@ -67,23 +67,30 @@ __device__ __forceinline__ void send_header(const UcclEpGroup& g, const UcclEpCa
   }
 }
 
-__device__ __forceinline__ void send_row(const UcclEpReturn& p, const Returning& s, u32 at) {
+// A row, and where it goes; 0 is nowhere.
+struct Going {
+  u64 from;
+  u64 to;
+};
+
+// The `at`th row that goes back.
+__device__ __forceinline__ Going going(const UcclEpReturn& p, const Returning& s, u32 at) {
   u32 expert = find(s.starts, p.local_experts, at);
   u64 row = static_cast<u64>(expert) * p.expert_rows + (at - s.starts[expert]);
   u32 origin = reinterpret_cast<const u32*>(p.origin)[row];
   u32 token = reinterpret_cast<const u32*>(p.src_info)[row];
   u32 rank = origin / UCCL_EP_MOST_TOP_K, k = origin % UCCL_EP_MOST_TOP_K;
   // Tensors that the caller has spoilt reach no other memory.
-  if (rank >= p.group.ranks || k >= p.top_k || token >= p.slots) return;
-  if (is_masked(s.waiting.call, rank)) return;
+  if (rank >= p.group.ranks || k >= p.top_k || token >= p.slots) return {0, 0};
+  if (is_masked(s.waiting.call, rank)) return {0, 0};
   u64 slot = static_cast<u64>(k) * p.slots + token;
   u64 to = p.group.windows[rank] + s.waiting.call.place + slot * p.slot_stride;
-  // One lane has the only target.
-  Targets targets[1] = {{to, 1}};
-  copy_to_all(targets, p.rows + row * p.row_stride, p.row_len / 16);
+  return {p.rows + row * p.row_stride, to};
 }
 
-__device__ __forceinline__ void combine_send(const UcclEpReturn& p, Returning& s) {
+// Sends all rows that go back, each by `send`, and then tells of them.
+template <typename Send>
+__device__ __forceinline__ void send_rows(const UcclEpReturn& p, Returning& s, Send send) {
   if (!wait_for_room(p.group, p.call, s.waiting)) return;
   const u64* ranges = reinterpret_cast<const u64*>(p.layout_range);
 #pragma unroll 1
@@ -95,7 +102,10 @@ __device__ __forceinline__ void combine_send(const UcclEpReturn& p, Returning& s
   scan(s.starts, p.local_experts, s.sums);
   u32 total = s.starts[p.local_experts];
 #pragma unroll 1
-  for (u32 at = blockIdx.x; at < total; at += gridDim.x) send_row(p, s, at);
+  for (u32 at = blockIdx.x; at < total; at += gridDim.x) {
+    Going row = going(p, s, at);
+    if (row.to != 0) send(row);
+  }
   if (!is_last_block(p.group, STEP_SEND, s.waiting)) return;
   UcclEpPlaced& call = s.waiting.call;
   take_place(p.group, p.call, call);
@@ -103,8 +113,21 @@ __device__ __forceinline__ void combine_send(const UcclEpReturn& p, Returning& s
   tell_arrived(p.group, call);
 }
 
-// Sums the rows of a token's choices, in their order. The warps of a block share the work.
-__device__ __forceinline__ void sum_token(const UcclEpSum& p, const UcclEpPlaced& call, u32 token) {
+__device__ __forceinline__ void combine_send(const UcclEpReturn& p, Returning& s) {
+  send_rows(p, s, [&](const Going& row) {
+    // One lane has the only target.
+    Targets targets[1] = {{row.to, 1}};
+    copy_to_all(targets, row.from, p.row_len / 16);
+  });
+}
+
+// The terms of a token's sum: a lane has those of a choice.
+struct Terms {
+  Targets rows;
+  float weight;
+};
+
+__device__ __forceinline__ Terms terms_of(const UcclEpSum& p, const UcclEpPlaced& call, u32 token) {
   u32 lane = lane_of_thread();
   Targets rows = {0, 0};
   float weight = 0.0f;
@@ -118,6 +141,13 @@ __device__ __forceinline__ void sum_token(const UcclEpSum& p, const UcclEpPlaced
     rows.mine = p.group.windows[p.group.rank] + call.place + slot * p.slot_stride;
   }
   rows.has = __ballot_sync(ALL, is_chosen);
+  return {rows, weight};
+}
+
+// Sums the rows of a token's choices, in their order. The warps of a block share the work.
+__device__ __forceinline__ void sum_token(const UcclEpSum& p, const UcclEpPlaced& call, u32 token) {
+  u32 lane = lane_of_thread();
+  auto [rows, weight] = terms_of(p, call, token);
   u32 count = p.row_len / 16;
 #pragma unroll 1
   for (u32 first = warp_of_thread() * LANES; first < count; first += warps_of_block() * LANES) {
@@ -148,9 +178,15 @@ __device__ __forceinline__ void sum_token(const UcclEpSum& p, const UcclEpPlaced
   }
 }
 
-__device__ __forceinline__ void combine_receive(const UcclEpSum& p, Waiting& w) {
+// Makes each token's sum, by `sum`, when all rows have come.
+template <typename Sum>
+__device__ __forceinline__ void sum_tokens(const UcclEpSum& p, Waiting& w, Sum sum) {
   if (!wait_for_data(p.group, p.call, p.waits, w)) return;
 #pragma unroll 1
-  for (u32 token = blockIdx.x; token < p.routes.tokens; token += gridDim.x) sum_token(p, w.call, token);
+  for (u32 token = blockIdx.x; token < p.routes.tokens; token += gridDim.x) sum(token);
   if (is_last_block(p.group, STEP_RECEIVE, w)) tell_taken(p.group, w.call);
+}
+
+__device__ __forceinline__ void combine_receive(const UcclEpSum& p, Waiting& w) {
+  sum_tokens(p, w, [&](u32 token) { sum_token(p, w.call, token); });
 }
