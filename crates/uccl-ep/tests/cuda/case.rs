@@ -199,7 +199,8 @@ impl Case {
         for (group, values) in made.chunks_mut(128).enumerate() {
             let at = group % values.len();
             if group % 4 > 0 {
-                values.iter_mut().for_each(|v| *v &= 0xbfff);
+                let large = values.iter_mut().filter(|v| **v & 0x7fff >= 0x3f80);
+                large.for_each(|v| *v = *v & 0x807f | 0x3f00);
             }
             match group % 13 {
                 2 => values[at] = 0,
