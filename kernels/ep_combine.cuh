@@ -91,7 +91,8 @@ __device__ __forceinline__ Going going(const UcclEpReturn& p, const Returning& s
 // Sends all rows that go back, each by `send`, and then tells of them.
 template <typename Send>
 __device__ __forceinline__ void send_rows(const UcclEpReturn& p, Returning& s, Send send) {
-  if (!wait_for_room(p.group, p.call, s.waiting)) return;
+  if (!begin_send(p.group, p.call, s.waiting)) return;
+  if (is_spare_block()) send_header(p.group, p.call, s.waiting.call);
   const u64* ranges = reinterpret_cast<const u64*>(p.layout_range);
 #pragma unroll 1
   for (u32 expert = threadIdx.x; expert < p.local_experts; expert += blockDim.x) {
@@ -101,23 +102,20 @@ __device__ __forceinline__ void send_rows(const UcclEpReturn& p, Returning& s, S
   __syncthreads();
   scan(s.starts, p.local_experts, s.sums);
   u32 total = s.starts[p.local_experts];
+  Team team = team_for(total);
 #pragma unroll 1
-  for (u32 at = blockIdx.x; at < total; at += gridDim.x) {
+  for (u32 at = team.first; at < total; at += team.step) {
     Going row = going(p, s, at);
-    if (row.to != 0) send(row);
+    if (row.to != 0) send(team, row);
   }
-  if (!is_last_block(p.group, STEP_SEND, s.waiting)) return;
-  UcclEpPlaced& call = s.waiting.call;
-  take_place(p.group, p.call, call);
-  send_header(p.group, p.call, call);
-  tell_arrived(p.group, call);
+  end_send(p.group, p.call, s.waiting);
 }
 
 __device__ __forceinline__ void combine_send(const UcclEpReturn& p, Returning& s) {
-  send_rows(p, s, [&](const Going& row) {
+  send_rows(p, s, [&](const Team& team, const Going& row) {
     // One lane has the only target.
     Targets targets[1] = {{row.to, 1}};
-    copy_to_all(targets, row.from, p.row_len / 16);
+    copy_to_all(team, targets, row.from, p.row_len / 16);
   });
 }
 
@@ -144,13 +142,13 @@ __device__ __forceinline__ Terms terms_of(const UcclEpSum& p, const UcclEpPlaced
   return {rows, weight};
 }
 
-// Sums the rows of a token's choices, in their order. The warps of a block share the work.
-__device__ __forceinline__ void sum_token(const UcclEpSum& p, const UcclEpPlaced& call, u32 token) {
+// Sums the rows of a token's choices, in their order.
+__device__ __forceinline__ void sum_token(const UcclEpSum& p, const UcclEpPlaced& call, const Team& team, u32 token) {
   u32 lane = lane_of_thread();
   auto [rows, weight] = terms_of(p, call, token);
   u32 count = p.row_len / 16;
 #pragma unroll 1
-  for (u32 first = warp_of_thread() * LANES; first < count; first += warps_of_block() * LANES) {
+  for (u32 first = team.warp * LANES; first < count; first += team.lanes()) {
     u32 at = first + lane;
     Sums sums = {};
 #pragma unroll 1
@@ -182,11 +180,12 @@ __device__ __forceinline__ void sum_token(const UcclEpSum& p, const UcclEpPlaced
 template <typename Sum>
 __device__ __forceinline__ void sum_tokens(const UcclEpSum& p, Waiting& w, Sum sum) {
   if (!wait_for_data(p.group, p.call, p.waits, w)) return;
+  Team team = team_for(p.routes.tokens);
 #pragma unroll 1
-  for (u32 token = blockIdx.x; token < p.routes.tokens; token += gridDim.x) sum(token);
+  for (u32 token = team.first; token < p.routes.tokens; token += team.step) sum(team, token);
   if (is_last_block(p.group, STEP_RECEIVE, w)) tell_taken(p.group, w.call);
 }
 
 __device__ __forceinline__ void combine_receive(const UcclEpSum& p, Waiting& w) {
-  sum_tokens(p, w, [&](u32 token) { sum_token(p, w.call, token); });
+  sum_tokens(p, w, [&](const Team& team, u32 token) { sum_token(p, w.call, team, token); });
 }

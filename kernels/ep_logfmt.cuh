@@ -100,15 +100,23 @@ constexpr u32 PACKED_WORDS = 5;
 
 __device__ __forceinline__ u32 bf16_of(const Sixteen& values, u32 at) { return values.words[at / 2] >> (at % 2 * 16) & 0xffff; }
 
-__device__ __forceinline__ Sixteen packed(const LogCodes& codes, const Sixteen& values) {
-  Sixteen out = {};
+// Gives each packed word to `put` when it is full. Four values at a time: for more there are not enough registers.
+template <typename Put>
+__device__ __forceinline__ void pack(const LogCodes& codes, Sixteen values, Put put) {
+  u64 bits = 0;
+#pragma unroll 1
+  for (u32 word = 0; word < 4; word++) {
+    u64 four = 0;
 #pragma unroll
-  for (u32 i = 0; i < 16; i++) {
-    u32 code = log_encode(codes, bf16_of(values, i)), word = 10 * i / 32, bit = 10 * i % 32;
-    out.words[word] |= code << bit;
-    if (bit > 22) out.words[word + 1] |= code >> (32 - bit);
+    for (u32 i = 0; i < 4; i++) four |= static_cast<u64>(log_encode(codes, bf16_of(values, i))) << (10 * i);
+#pragma unroll
+    for (u32 i = 0; i < 6; i++) values.words[i] = values.words[i + 2];
+    // Eight bits of each four are behind the word.
+    bits |= four << (8 * word);
+    put(word, static_cast<u32>(bits));
+    bits >>= 32;
   }
-  return out;
+  put(4, static_cast<u32>(bits));
 }
 
 // Adds what is packed, each value times the weight.

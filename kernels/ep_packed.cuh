@@ -9,11 +9,11 @@
 
 constexpr u32 GROUP_PLACE = 2 * GROUP;
 
-// Packs a row and writes it to where it goes. The warps of a block share the work.
-__device__ __forceinline__ void send_packed(const Going& row, u32 row_len) {
+// Packs a row and writes it to where it goes.
+__device__ __forceinline__ void send_packed(const Team& team, const Going& row, u32 row_len) {
   u32 lane = lane_of_thread(), hidden = row_len / 2;
 #pragma unroll 1
-  for (u32 first = warp_of_thread() * WARP_CHANNELS; first < hidden; first += warps_of_block() * WARP_CHANNELS) {
+  for (u32 first = team.warp * WARP_CHANNELS; first < hidden; first += team.warps * WARP_CHANNELS) {
     u32 channel = first + lane * (GROUP / GROUP_LANES), group = channel / GROUP;
     // All lanes of a group are inside, or none is.
     bool is_inside = channel < hidden;
@@ -35,19 +35,20 @@ __device__ __forceinline__ void send_packed(const Going& row, u32 row_len) {
       smallest = min(smallest, __shfl_xor_sync(ALL, smallest, static_cast<int>(other)));
     }
     if (!is_inside) continue;
-    bool is_short = is_packed(largest, smallest);
-    if (is_short) values = packed(log_codes(largest, smallest), values);
     u64 place = row.to + group * GROUP_PLACE + 4 * (lane % GROUP_LANES);
+    auto put = [&](u32 word, u32 bits) { *reinterpret_cast<u32*>(place + 32 * word) = bits; };
+    if (is_packed(largest, smallest)) {
+      pack(log_codes(largest, smallest), values, put);
+    } else {
 #pragma unroll
-    for (u32 word = 0; word < 8; word++) {
-      if (word < PACKED_WORDS || !is_short) *reinterpret_cast<u32*>(place + 32 * word) = values.words[word];
+      for (u32 word = 0; word < 8; word++) put(word, values.words[word]);
     }
     if (lane % GROUP_LANES == 0) *reinterpret_cast<u32*>(row.to + row_len + 4 * group) = largest | smallest << 16;
   }
 }
 
 __device__ __forceinline__ void combine_send_packed(const UcclEpReturn& p, Returning& s) {
-  send_rows(p, s, [&](const Going& row) { send_packed(row, p.row_len); });
+  send_rows(p, s, [&](const Team& team, const Going& row) { send_packed(team, row, p.row_len); });
 }
 
 // Adds a lane's part of a row.
@@ -69,12 +70,12 @@ __device__ __forceinline__ void add_row(Sums (&sums)[2], u64 row, u32 row_len, u
   }
 }
 
-// Sums the rows of a token's choices, in their order. The warps of a block share the work.
-__device__ __forceinline__ void sum_packed(const UcclEpSum& p, const UcclEpPlaced& call, u32 token) {
+// Sums the rows of a token's choices, in their order.
+__device__ __forceinline__ void sum_packed(const UcclEpSum& p, const UcclEpPlaced& call, const Team& team, u32 token) {
   u32 lane = lane_of_thread(), hidden = p.row_len / 2;
   Terms terms = terms_of(p, call, token);
 #pragma unroll 1
-  for (u32 first = warp_of_thread() * WARP_CHANNELS; first < hidden; first += warps_of_block() * WARP_CHANNELS) {
+  for (u32 first = team.warp * WARP_CHANNELS; first < hidden; first += team.warps * WARP_CHANNELS) {
     u32 channel = first + lane * (GROUP / GROUP_LANES);
     Sums sums[2] = {};
 #pragma unroll 1
@@ -92,5 +93,5 @@ __device__ __forceinline__ void sum_packed(const UcclEpSum& p, const UcclEpPlace
 }
 
 __device__ __forceinline__ void combine_receive_packed(const UcclEpSum& p, Waiting& w) {
-  sum_tokens(p, w, [&](u32 token) { sum_packed(p, w.call, token); });
+  sum_tokens(p, w, [&](const Team& team, u32 token) { sum_packed(p, w.call, team, token); });
 }

@@ -98,6 +98,8 @@ impl Dispatch {
                 global_scale_at: 0,
                 global_scale: 0.0,
                 how: params::how::COPIED,
+                is_few: 0,
+                zero: 0,
             },
             goes,
             goes_told: 0,

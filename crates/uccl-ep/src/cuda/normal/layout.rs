@@ -67,6 +67,8 @@ impl Layout {
                 global_scale_at: 0,
                 global_scale: 0.0,
                 how: params::how::COPIED,
+                is_few: 0,
+                zero: 0,
             },
             goes: 0,
             goes_told: self.goes,
