@@ -49,6 +49,7 @@ class Steps:
             x, _, weights = self.inputs(tokens)
             self.compare(x, self.ones(*x.shape), weights)
         self.ones(EXPERTS // buffer.group_size, TOKENS * buffer.group_size, HIDDEN)
+        self.wrong.zero_()
         torch.cuda.current_stream().synchronize()
 
     def inputs(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
