@@ -63,7 +63,10 @@ impl Combine {
         };
         // SAFETY: the kernel takes this struct; the module is never unloaded; the caller's promise. Windows are reached for as
         // long as the group lives, and freed when the GPU's work has ended.
-        unsafe { group.launch(stream, group.kernels().give_back, &sent)? };
+        unsafe {
+            let rows = handle.expert_rows() * routes.top_k as usize;
+            group.launch(stream, (group.kernels().give_back, rows), &sent)?;
+        }
         Ok(Self { handle: Arc::clone(handle), call, row })
     }
 
@@ -92,7 +95,7 @@ impl Combine {
             slots: handle.slots as u32,
         };
         // SAFETY: the kernel takes this struct; otherwise as above.
-        unsafe { group.launch(stream, group.kernels().sum, &sum) }
+        unsafe { group.launch(stream, (group.kernels().sum, handle.routes.tokens as usize), &sum) }
     }
 }
 
