@@ -76,7 +76,7 @@ impl Combine {
             weights: if results.weights == 0 { 0 } else { top_k },
             slots: slots_of(Nodes::one(group.ranks()), top_k),
         };
-        let call = call_of(group, &row, *slots, scratch)?;
+        let call = call_of(group, &row, *slots, false, scratch)?;
         let sent = NormalReturn {
             group: group.params(),
             call,
