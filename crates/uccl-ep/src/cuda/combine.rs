@@ -73,9 +73,10 @@ impl Combine {
         };
         let kernels = group.kernels();
         let kernel = if is_packed { kernels.give_back_packed } else { kernels.give_back };
+        let rows = handle.expert_rows() * routes.top_k as usize;
         // SAFETY: the kernel takes this struct; the module is never unloaded; the caller's promise. Windows are reached for as
         // long as the group lives, and freed when the GPU's work has ended.
-        unsafe { group.launch(stream, kernel, &sent)? };
+        unsafe { group.launch(stream, (kernel, rows), &sent)? };
         Ok(Self { handle: Arc::clone(handle), call, row, row_len: len, is_packed })
     }
 
@@ -106,7 +107,7 @@ impl Combine {
         let kernels = group.kernels();
         let kernel = if is_packed { kernels.sum_packed } else { kernels.sum };
         // SAFETY: the kernel takes this struct; otherwise as above.
-        unsafe { group.launch(stream, kernel, &sum) }
+        unsafe { group.launch(stream, (kernel, handle.routes.tokens as usize), &sum) }
     }
 }
 

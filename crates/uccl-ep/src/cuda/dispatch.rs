@@ -83,7 +83,9 @@ impl Dispatch {
                 let grid = Grid { blocks: 1, threads: ROUTE_THREADS };
                 stream.launch(group.kernels().route, grid, &send)?;
             }
-            group.launch(stream, group.kernels().send, &send)?;
+            // A block for each token, and one for what is told of them.
+            let rows = routes.tokens as usize + 1;
+            group.launch(stream, (group.kernels().send, rows), &send)?;
         }
         Ok(Self { group: Arc::clone(group), call, routes, area, slots })
     }
@@ -140,7 +142,9 @@ impl Dispatch {
             zero: 0,
         };
         // SAFETY: the kernel takes this struct; otherwise as above.
-        unsafe { group.launch(stream, group.kernels().receive, &receive)? };
+        unsafe {
+            group.launch(stream, (group.kernels().receive, slots * group.ranks()), &receive)?;
+        }
         Ok(Handle { group, routes, slots })
     }
 }
