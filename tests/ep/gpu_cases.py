@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -89,10 +90,14 @@ def both_modes(rank: Rank) -> None:
     exact.check(normal, few)
 
 
-def two_streams(rank: Rank) -> None:
-    """A combine on another stream than its dispatch waits for the event, and so do the calls behind it."""
+def two_streams(rank: Rank, prepare: Callable[[], None]) -> None:
+    """A combine on another stream, which ``prepare`` is called with first, waits for the event of its dispatch, and so do the calls
+    behind it."""
     exact = Exact(rank, buffer_of(rank))
     ours, other = torch.cuda.current_stream(), torch.cuda.Stream()
+    with torch.cuda.stream(other):
+        prepare()
+    rank.allgather(b"")
     outs = []
     for _ in range(3):
         rows, *_, handle, event = exact.dispatch(async_finish=True)
@@ -227,16 +232,16 @@ def stops(prepare: Callable[[], None]) -> None:
     prepare()
     exact = Exact(Rank(ranks, 0), buffer_of(Rank(ranks, 0), timeout=LIMIT))
     thread.join()
-    before = signal.signal(signal.SIGALRM, raises)
+    before, timer = signal.signal(signal.SIGUSR1, raises), threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1))
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        timer.start()
         started = time.monotonic()
         with pytest.raises(Stop):
             exact.dispatch()
         assert time.monotonic() - started < 10
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
     torch.cuda.current_stream().synchronize()
     with pytest.raises(RuntimeError, match="interrupted"):
         exact.buffer.check()

@@ -51,9 +51,14 @@ def reserve() -> None:
 
     kept = [torch.empty(1 << 31, dtype=torch.uint8, device="cuda")]
     kept += [torch.empty(1 << 19, dtype=torch.uint8, device="cuda") for _ in range(64)]
-    for dtype in (torch.int32, torch.int64, torch.float32, torch.bfloat16):
-        torch.zeros(8, dtype=dtype, device="cuda").fill_(1).copy_(kept[1][:8])
-    ends_of(torch.ones(8, dtype=torch.int32, device="cuda"), 8).add_(ends_of(torch.ones(8, dtype=torch.int32, device="cuda"), 1))
+    for dtype in (torch.uint8, torch.bool, torch.int32, torch.int64, torch.float32, torch.bfloat16):
+        ones = torch.zeros(8, dtype=dtype, device="cuda").fill_(1).copy_(kept[1][:8])
+        # Of other strides, and of none.
+        torch.empty((8, 8), dtype=dtype, device="cuda")[:, :5].t().contiguous()
+        ones.as_strided((8, 8), (1, 0)).contiguous()
+        ones.int()
+    ones = torch.ones(8, dtype=torch.int32, device="cuda")
+    ends_of(ones, 8).add_(ends_of(ones, 1))
     torch.cuda.current_stream().synchronize()
     del kept
 
