@@ -350,7 +350,7 @@ class Buffer(Joined):
         recv_x = recv if recv_scales is None else (recv, recv_scales)
         if handle is not None:
             return recv_x, None, None, None, None
-        channels = got.told.new_empty((self.group_size, 0))
+        channels = mode.channels
         told = got.prefixes(), channels, channels, got.source_tokens()
         made = NormalHandle((*told, channels if goes is None else goes, channels))
         made.native, made.num_tokens = got, routed.tokens

@@ -18,22 +18,14 @@ class Rows:
     """What a dispatch returned, and a combine needs."""
 
     native: Any
-    src_info: torch.Tensor
-    origin: torch.Tensor
-    layout_range: torch.Tensor
-    scratch: torch.Tensor
+    table: tuple[int, int, int]
+    """Addresses of ``src_info``, origins and ``layout_range``."""
+    tensors: tuple[torch.Tensor, ...]
+    """All that later calls use."""
     shape: tuple[int, int]
     """Tokens of this rank, and the choices of each."""
     stream: int
     """The number of the stream that they were made on."""
-
-    def table(self) -> tuple[int, int, int]:
-        """Addresses of what was told of the rows."""
-        return self.src_info.data_ptr(), self.origin.data_ptr(), self.layout_range.data_ptr()
-
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """All that later calls use."""
-        return self.src_info, self.origin, self.layout_range, self.scratch
 
 
 @dataclass
@@ -82,20 +74,24 @@ class LowLatency:
         form: Format,
         added_to: tuple[torch.Tensor | None, torch.Tensor | None],
     ) -> Begun:
-        """Begins to send tokens; ``sizes`` are the most tokens of a rank and the number of experts. Counts by expert, and nanoseconds that
+        """Begins to send tokens, rows of bf16; ``sizes`` are the most tokens of a rank and the number of experts. Counts by expert, and nanoseconds that
         ranks were waited for, are added to two tensors if there are any."""
         (most, num_experts), (stats, waits) = sizes, added_to
-        check("x", x, (None, None), torch.bfloat16, device=self.device)
         (tokens, hidden), local, rows = x.shape, num_experts // self.ranks, self.ranks * most
         check("topk_idx", topk_idx, (tokens, None), torch.int64, torch.int32, device=self.device)
         if stats is not None:
             check("cumulative_local_expert_recv_stats", stats, (local,), torch.int32, device=self.device)
         stream, top_k, empty = self.gpu.stream(), topk_idx.shape[1], self.gpu.empty
         arriving = form.arriving(self.gpu, self.native, (local, rows, hidden))
-        count = empty((local,), torch.int32)
-        src_info, origin = empty((local, rows), torch.int32), empty((local, rows), torch.int32)
+        # One piece of memory for all that is small: scratch, origins, `src_info` and counts.
+        length, words = local * rows, -(-_core.ep_cuda_scratch_len(tokens, top_k, num_experts, self.ranks) // 4)
+        told = empty((words + 2 * length + local,), torch.int32)
+        src_info = told.as_strided((local, rows), (rows, 1), words + length)
+        count = told.as_strided((local,), (1,), words + 2 * length)
         layout_range = empty((local, self.ranks), torch.int64)
-        scratch = empty((_core.ep_cuda_scratch_len(tokens, top_k, num_experts, self.ranks),), torch.uint8)
+        scratch = told.data_ptr()
+        origin = scratch + 4 * words
+        table = origin + 4 * length, origin, layout_range.data_ptr()
         native = _core.EpCudaDispatch(
             self.native,
             rows=address(x),
@@ -108,7 +104,7 @@ class LowLatency:
             top_k=top_k,
             num_experts=num_experts,
             slots=most,
-            scratch=scratch.data_ptr(),
+            scratch=scratch,
             stream=stream,
         )
 
@@ -120,9 +116,9 @@ class LowLatency:
                 count=address(count),
                 stats=address(stats),
                 waits=address(waits),
-                table=(address(src_info), address(origin), address(layout_range)),
+                table=table,
             )
-            return Rows(handle, src_info, origin, layout_range, scratch, (tokens, top_k), stream)
+            return Rows(handle, table, (told, layout_range), (tokens, top_k), stream)
 
         return Begun(arriving.returned, count, (src_info, layout_range), receive)
 
@@ -140,16 +136,17 @@ class LowLatency:
         check("topk_weights", topk_weights, rows.shape, torch.float32, device=self.device)
         if out is None:
             out = self.gpu.empty((rows.shape[0], hidden), torch.bfloat16)
-        check("out", out, (rows.shape[0], hidden), torch.bfloat16, device=self.device)
+        else:
+            check("out", out, (rows.shape[0], hidden), torch.bfloat16, device=self.device)
         stream = self.gpu.stream()
-        self.gpu.keep_for(stream, rows.stream, rows.tensors())
+        self.gpu.keep_for(stream, rows.stream, rows.tensors)
         scratch = self.gpu.empty((_core.ep_cuda_combine_scratch_len(),), torch.uint8)
         native = _core.EpCudaCombine(
             self.native,
             rows.native,
             rows=address(x),
             hidden=hidden,
-            table=rows.table(),
+            table=rows.table,
             scratch=scratch.data_ptr(),
             stream=stream,
         )

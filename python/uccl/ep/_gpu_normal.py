@@ -70,6 +70,8 @@ class NormalMode:
         """The host waits ``limit`` seconds for counts, at most."""
         self.gpu, self.limit = gpu, limit
         self.device, self.ranks, self.native = gpu.device, gpu.ranks, gpu.native
+        #: What handles of DeepEP's have of its channels.
+        self.channels = gpu.empty((gpu.ranks, 0), torch.int32)
 
     def local(self, routed: Routed) -> int:
         """Experts of each rank."""

@@ -123,6 +123,16 @@ def on_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
     raise ValueError(why)
 
 
+def fits(have: torch.Size, shape: tuple[int | None, ...]) -> bool:
+    """Whether a shape is this one (None: any length)."""
+    if len(have) != len(shape):
+        return False
+    for length, want in zip(have, shape):
+        if want is not None and length != want:
+            return False
+    return True
+
+
 def check(
     name: str,
     tensor: torch.Tensor,
@@ -132,10 +142,8 @@ def check(
 ) -> torch.Tensor:
     """The tensor, if it is contiguous, on the device, and of this shape (None: any length) and one of these dtypes."""
     on_device(name, tensor, device)
-    fits = tensor.dim() == len(shape) and all(
-        want is None or have == want for have, want in zip(tensor.shape, shape)
-    )
-    if not fits:
+    have = tensor.shape
+    if have != shape and not fits(have, shape):
         want = ", ".join("any" if length is None else str(length) for length in shape)
         raise ValueError(f"{name} has the shape {tuple(tensor.shape)}, and should have ({want})")
     if dtypes and tensor.dtype not in dtypes:
