@@ -9,6 +9,7 @@ constexpr u32 UCCL_EP_MOST_RANKS = 64;
 constexpr u32 UCCL_EP_MOST_EXPERTS = 2048;
 // A choice is a lane of a warp.
 constexpr u32 UCCL_EP_MOST_TOP_K = 32;
+constexpr u32 UCCL_EP_FEW_CHOICES = 4096;  // that each block of `send` may look at
 // Positions of a token among those of an expert have 16 bits while they are counted.
 constexpr u32 UCCL_EP_MOST_TOKENS = 65535;
 // Calls that may be under way.
@@ -16,7 +17,8 @@ constexpr u32 UCCL_EP_SLOTS = 8;
 // Calls of the same length that lie behind each other in a pool.
 constexpr u32 UCCL_EP_ROUND = 4;
 constexpr u32 UCCL_EP_HEADER = 8;
-constexpr u32 UCCL_EP_THREADS = 256;
+constexpr u32 UCCL_EP_THREADS = 1024;
+constexpr u32 UCCL_EP_ROUTE_THREADS = 256;  // each warp counts all experts
 
 // Words that only this rank's kernels use: whether a call has failed, how many blocks have come to the end of a step, where the last
 // calls are, and which ranks are left out.
@@ -92,9 +94,8 @@ struct UcclEpCall {
 // A call's number and place, which follow from the calls before it.
 struct UcclEpPlaced {
   u64 number;
-  u64 place;                 // in bytes from the start of a window
-  u64 after[UCCL_EP_SLOTS];  // calls that a peer must have ended before its place is written to
-  u64 after_count;
+  u64 place;   // in bytes from the start of a window
+  u64 after;   // a bit for the slot of each call that a peer must have ended before the place is written to
   u64 masked;  // a bit for each rank that is left out
 };
 
@@ -139,7 +140,7 @@ struct UcclEpSend {
   u64 rows;
   u64 row_stride;
   u32 how;
-  u32 zero;
+  u32 is_few;  // whether `send` finds the places of tokens itself
 };
 
 struct UcclEpReceive {
