@@ -103,3 +103,14 @@ def in_graph(rank: Rank) -> None:
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_graph_repeats_calls_with_rows_for_the_worst_case(size: int) -> None:
     threads(size, in_graph)
+
+
+def counted_in_graph(rank: Rank) -> None:
+    exact = Exact(rank, buffer_of(rank))
+    with pytest.raises(RuntimeError, match="a graph does not wait for counts"):
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+            exact.normal()
+
+
+def test_a_graph_refuses_to_wait_for_counts() -> None:
+    threads(1, counted_in_graph)

@@ -228,6 +228,10 @@ class Dispatch:
 
     def counts(self) -> tuple[int, list[int]]:
         """How many tokens arrive, and how many of them chose each of this rank's experts. Waits until every rank has sent."""
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "a graph does not wait for counts: capture dispatch with num_worst_tokens, or of ElasticBuffer with do_cpu_sync=False"
+            )
         of_ranks, per_expert = self.native.counts(self.mode.limit)
         return sum(of_ranks), per_expert
 
