@@ -8,10 +8,12 @@ mod combine;
 mod dispatch;
 mod layout;
 mod memory;
+mod room;
 
 pub use self::{
     combine::{Combine, Combined, Results},
     dispatch::{Counts, Dispatch, Handle},
     layout::Layout,
     memory::{Outputs, Ranks, Routed, ScalesIn, ScalesOut, Table, Tokens},
+    room::Sizes,
 };
