@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use pyo3::{exceptions::PyValueError, prelude::*};
 use uccl_device::cuda::Stream;
 use uccl_ep::{
-    combine::Order,
+    combine::{Order, Sends},
     cuda::{
         Choices,
         normal::{
@@ -164,6 +164,8 @@ impl PyNormalDispatch {
             is_64,
             weights,
             zeroes_foreign_weights: zeroes_foreign,
+            zeroes_gaps: false,
+            by_expert: None,
             table: table.map(|(src_info, origin, starts, per_expert)| Table {
                 src_info,
                 origin,
@@ -212,7 +214,7 @@ impl PyNormalCombine {
         stream: u64,
     ) -> PyResult<Self> {
         let stream = group.stream(stream);
-        let results = Results { len, rows, stride: 2 * hidden, hidden, weights };
+        let results = Results { len, rows, stride: 2 * hidden, hidden, weights, sends: Sends::Row };
         // SAFETY: `uccl.ep` passes tensors of these sizes, whose memory torch gives to later work of the stream only.
         let begun =
             py.detach(|| unsafe { Combine::begin(&handle.handle, &results, (scratch, &stream)) });
