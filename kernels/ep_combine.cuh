@@ -67,23 +67,30 @@ __device__ __forceinline__ void send_header(const UcclEpGroup& g, const UcclEpCa
   }
 }
 
-__device__ __forceinline__ void send_row(const UcclEpReturn& p, const Returning& s, const Team& team, u32 at) {
+// A row, and where it goes; 0 is nowhere.
+struct Going {
+  u64 from;
+  u64 to;
+};
+
+// The `at`th row that goes back.
+__device__ __forceinline__ Going going(const UcclEpReturn& p, const Returning& s, u32 at) {
   u32 expert = find(s.starts, p.local_experts, at);
   u64 row = static_cast<u64>(expert) * p.expert_rows + (at - s.starts[expert]);
   u32 origin = reinterpret_cast<const u32*>(p.origin)[row];
   u32 token = reinterpret_cast<const u32*>(p.src_info)[row];
   u32 rank = origin / UCCL_EP_MOST_TOP_K, k = origin % UCCL_EP_MOST_TOP_K;
   // Tensors that the caller has spoilt reach no other memory.
-  if (rank >= p.group.ranks || k >= p.top_k || token >= p.slots) return;
-  if (is_masked(s.waiting.call, rank)) return;
+  if (rank >= p.group.ranks || k >= p.top_k || token >= p.slots) return {0, 0};
+  if (is_masked(s.waiting.call, rank)) return {0, 0};
   u64 slot = static_cast<u64>(k) * p.slots + token;
   u64 to = p.group.windows[rank] + s.waiting.call.place + slot * p.slot_stride;
-  // One lane has the only target.
-  Targets targets[1] = {{to, 1}};
-  copy_to_all(team, targets, p.rows + row * p.row_stride, p.row_len / 16);
+  return {p.rows + row * p.row_stride, to};
 }
 
-__device__ __forceinline__ void combine_send(const UcclEpReturn& p, Returning& s) {
+// Sends all rows that go back, each by `send`, and then tells of them.
+template <typename Send>
+__device__ __forceinline__ void send_rows(const UcclEpReturn& p, Returning& s, Send send) {
   if (!begin_send(p.group, p.call, s.waiting)) return;
   if (is_spare_block()) send_header(p.group, p.call, s.waiting.call);
   const u64* ranges = reinterpret_cast<const u64*>(p.layout_range);
@@ -97,12 +104,28 @@ __device__ __forceinline__ void combine_send(const UcclEpReturn& p, Returning& s
   u32 total = s.starts[p.local_experts];
   Team team = team_for(total);
 #pragma unroll 1
-  for (u32 at = team.first; at < total; at += team.step) send_row(p, s, team, at);
+  for (u32 at = team.first; at < total; at += team.step) {
+    Going row = going(p, s, at);
+    if (row.to != 0) send(team, row);
+  }
   end_send(p.group, p.call, s.waiting);
 }
 
-// Sums the rows of a token's choices, in their order.
-__device__ __forceinline__ void sum_token(const UcclEpSum& p, const UcclEpPlaced& call, const Team& team, u32 token) {
+__device__ __forceinline__ void combine_send(const UcclEpReturn& p, Returning& s) {
+  send_rows(p, s, [&](const Team& team, const Going& row) {
+    // One lane has the only target.
+    Targets targets[1] = {{row.to, 1}};
+    copy_to_all(team, targets, row.from, p.row_len / 16);
+  });
+}
+
+// The terms of a token's sum: a lane has those of a choice.
+struct Terms {
+  Targets rows;
+  float weight;
+};
+
+__device__ __forceinline__ Terms terms_of(const UcclEpSum& p, const UcclEpPlaced& call, u32 token) {
   u32 lane = lane_of_thread();
   Targets rows = {0, 0};
   float weight = 0.0f;
@@ -116,6 +139,13 @@ __device__ __forceinline__ void sum_token(const UcclEpSum& p, const UcclEpPlaced
     rows.mine = p.group.windows[p.group.rank] + call.place + slot * p.slot_stride;
   }
   rows.has = __ballot_sync(ALL, is_chosen);
+  return {rows, weight};
+}
+
+// Sums the rows of a token's choices, in their order.
+__device__ __forceinline__ void sum_token(const UcclEpSum& p, const UcclEpPlaced& call, const Team& team, u32 token) {
+  u32 lane = lane_of_thread();
+  auto [rows, weight] = terms_of(p, call, token);
   u32 count = p.row_len / 16;
 #pragma unroll 1
   for (u32 first = team.warp * LANES; first < count; first += team.lanes()) {
@@ -146,10 +176,16 @@ __device__ __forceinline__ void sum_token(const UcclEpSum& p, const UcclEpPlaced
   }
 }
 
-__device__ __forceinline__ void combine_receive(const UcclEpSum& p, Waiting& w) {
+// Makes each token's sum, by `sum`, when all rows have come.
+template <typename Sum>
+__device__ __forceinline__ void sum_tokens(const UcclEpSum& p, Waiting& w, Sum sum) {
   if (!wait_for_data(p.group, p.call, p.waits, w)) return;
   Team team = team_for(p.routes.tokens);
 #pragma unroll 1
-  for (u32 token = team.first; token < p.routes.tokens; token += team.step) sum_token(p, w.call, team, token);
+  for (u32 token = team.first; token < p.routes.tokens; token += team.step) sum(team, token);
   if (is_last_block(p.group, STEP_RECEIVE, w)) tell_taken(p.group, w.call);
+}
+
+__device__ __forceinline__ void combine_receive(const UcclEpSum& p, Waiting& w) {
+  sum_tokens(p, w, [&](const Team& team, u32 token) { sum_token(p, w.call, team, token); });
 }

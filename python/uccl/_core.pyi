@@ -765,6 +765,7 @@ class EpCudaDispatch:
         stride: int,
         kind: str,
         len: int,
+        global_scale: tuple[float, int],
         experts: int,
         is_64: bool,
         tokens: int,
@@ -779,11 +780,12 @@ class EpCudaDispatch:
         *,
         rows: int,
         stride: int,
-        scales: tuple[int, int, int, int] | None,
         count: int,
         stats: int,
         waits: int,
         table: tuple[int, int, int],
+        scales: tuple[int, int, int, int] | None = None,
+        tiles: tuple[int, int] | None = None,
     ) -> EpCudaHandle: ...
 
 class EpCudaHandle: ...
@@ -797,6 +799,7 @@ class EpCudaCombine:
         rows: int,
         hidden: int,
         table: tuple[int, int, int],
+        is_packed: bool,
         scratch: int,
         stream: int,
     ) -> None: ...

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use uccl_ep::{combine::Order, numerics::quantise::Scales};
 
-use self::cuda::{Case, Lost, Normal};
+use self::cuda::{Case, Kind, Lost, Normal};
 
 const SMALL: Case = Case {
     seed: 1,
@@ -17,7 +17,8 @@ const SMALL: Case = Case {
     local_experts: 3,
     top_k: 2,
     hidden: 512,
-    kind: None,
+    kind: Kind::Bf16,
+    is_packed: false,
     slots: 5,
     rounds: 2,
     places: 4,
@@ -29,14 +30,26 @@ const SMALL: Case = Case {
 #[test]
 fn a_gpu_makes_the_bytes_of_the_cpu() {
     emulator::load();
-    let kinds = [None, Some(Scales::Exact), Some(Scales::PowerOfTwo), Some(Scales::Exponent)];
-    for (seed, kind) in (0..).zip(kinds) {
+    let fp8 = [Scales::Exact, Scales::PowerOfTwo, Scales::Exponent].map(Kind::Fp8);
+    for (seed, kind) in (0..).zip([Kind::Bf16].into_iter().chain(fp8)) {
         let ranks = 1 + seed as usize % 3;
         Case { seed, ranks, kind, top_k: 1 + seed as usize, ..SMALL }.run();
     }
     // Widths that no warp fills, and more tokens than threads of a warp.
-    Case { hidden: 640, kind: Some(Scales::Exact), slots: 40, rounds: 1, ..SMALL }.run();
+    Case { hidden: 640, kind: Kind::Fp8(Scales::Exact), slots: 40, rounds: 1, ..SMALL }.run();
     Case { hidden: 8, slots: 70, local_experts: 40, top_k: 32, rounds: 1, ..SMALL }.run();
+}
+
+#[test]
+fn rows_go_as_nvfp4_and_come_back_as_logfmt() {
+    emulator::load();
+    for (seed, global_scale) in (0..).zip([1.0, 84.0, 0.001, 3000.0]) {
+        let (ranks, hidden) = (1 + seed as usize % 3, [128, 640, 512, 1152][seed as usize]);
+        let kind = Kind::Nvfp4(global_scale);
+        Case { seed, ranks, hidden, kind, is_packed: true, ..SMALL }.run();
+    }
+    // More rows of an expert than a tile of scales has, and a group that no other group is behind.
+    Case { slots: 70, hidden: 64, kind: Kind::Nvfp4(6.0), rounds: 1, ..SMALL }.run();
 }
 
 #[test]
@@ -66,7 +79,7 @@ fn calls_go_on_without_a_rank_that_is_late_or_masked() {
     emulator::load();
     for lost in [Lost::Late, Lost::Masked] {
         Case { lost: Some((1, lost)), rounds: 6, places: 2, ..SMALL }.run();
-        Case { lost: Some((0, lost)), kind: Some(Scales::Exact), ..SMALL }.run();
+        Case { lost: Some((0, lost)), kind: Kind::Fp8(Scales::Exact), ..SMALL }.run();
     }
 }
 

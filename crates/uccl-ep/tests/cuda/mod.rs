@@ -8,7 +8,7 @@ mod normal;
 mod ranks;
 
 pub(crate) use self::{
-    case::{Case, Lost},
+    case::{Case, Kind, Lost},
     gpu::has_gpu,
     normal::Normal,
 };
