@@ -19,12 +19,12 @@ from thread_ranks import LIMIT, Rank, Ranks
 TOKENS, TOP_K, EXPERTS, HIDDEN = 24, 3, 12, 256
 
 
-def buffer_of(rank: Rank, timeout: float = 20) -> Any:
+def buffer_of(rank: Rank, timeout: float = 20, **keywords: Any) -> Any:
     """A buffer for both modes."""
     from uccl.ep import Buffer
 
     room = 2 * Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, rank.size(), EXPERTS)
-    return Buffer(None, 0, room, low_latency_mode=True, comm=rank, device="cuda", timeout=timeout)
+    return Buffer(None, 0, room, low_latency_mode=True, comm=rank, device="cuda", timeout=timeout, **keywords)
 
 
 class Exact:
@@ -35,8 +35,8 @@ class Exact:
         generator = torch.Generator().manual_seed(rank.rank())
         self.x = torch.randint(-4, 5, (TOKENS, HIDDEN), generator=generator).bfloat16()
         self.choices = torch.rand((TOKENS, EXPERTS), generator=generator).topk(TOP_K).indices
-        owners = self.choices // (EXPERTS // rank.size())
-        self.copies = torch.tensor([[len(set(row))] for row in owners.tolist()])
+        self.owners = [set(row) for row in (self.choices // (EXPERTS // rank.size())).tolist()]
+        self.copies = torch.tensor([[len(ranks)] for ranks in self.owners])
         self.weights = torch.tensor([0.5, 0.25, 1.0]).repeat(TOKENS, 1)
         self.given = tuple(tensor.to(buffer.device) for tensor in (self.x, self.choices, self.weights))
 
@@ -124,6 +124,17 @@ def by_ranks(rank: Rank) -> None:
     assert idx is None and weights is None and len(counts) == EXPERTS // rank.size()
     out, _, _ = exact.buffer.combine(rows, handle)
     exact.check([out], [])
+
+
+def masked(rank: Rank) -> None:
+    """Normal mode goes on without the last rank, which is masked and does not come."""
+    exact, lost = Exact(rank, buffer_of(rank, enable_shrink=True)), rank.size() - 1
+    if rank.rank() == lost:
+        rank.allgather(b"")
+        return
+    exact.buffer.update_mask_buffer(lost, True)
+    exact.copies = torch.tensor([[len(ranks - {lost})] for ranks in exact.owners])
+    exact.check([exact.normal(num_worst_tokens=worst) for worst in (0, TOKENS * rank.size())], [])
 
 
 def late(rank: Rank, worst: int) -> str:

@@ -92,6 +92,10 @@ def test_calls_on_two_streams_wait_for_events(run: Any) -> None:
     run(in_threads, 2, gpu_cases.two_streams, prepared)
 
 
+def test_calls_go_on_without_a_rank_that_is_masked(run: Any) -> None:
+    run(in_threads, 3, gpu_cases.masked)
+
+
 def test_a_rank_that_does_not_come_is_named(run: Any) -> None:
     run(gpu_cases.names_the_late, in_threads)
 

@@ -52,6 +52,10 @@ def test_calls_on_two_streams_wait_for_events(size: int) -> None:
     threads(size, lambda rank: gpu_cases.two_streams(rank, reserve))
 
 
+def test_calls_go_on_without_a_rank_that_is_masked() -> None:
+    threads(3, gpu_cases.masked)
+
+
 def test_a_rank_that_does_not_come_is_named() -> None:
     gpu_cases.names_the_late(threads)
 

@@ -51,7 +51,12 @@ def first(
     if asked.do_cpu_sync:
         arrived, counts = call.counts()
         aligned = [align(count, asked.alignment) for count in counts]
-    have = mode.ranks * asked.most if arrived is None else arrived
+    if arrived is None:
+        have, local = mode.ranks * asked.most, asked.num_experts // mode.ranks
+        most = have * min(topk_idx.shape[1], local) + (asked.alignment - 1) * local
+        expanded = align(most, asked.alignment)
+    else:
+        have, expanded = arrived, sum(aligned)
     to = arriving(x, weights, topk_idx, have, asked.is_col_major)
     rows = call.receive(to, arrived, zeroes_foreign=False)
     per_expert = rows.per_expert()
@@ -63,7 +68,7 @@ def first(
         num_sms=asked.num_sms,
         topk_idx=topk_idx,
         num_recv_tokens=have,
-        num_expanded_tokens=0,
+        num_expanded_tokens=expanded,
         num_recv_tokens_per_expert_list=aligned,
         psum_num_recv_tokens_per_scaleup_rank=rows.ends_of_ranks(),
         psum_num_recv_tokens_per_expert=ends_of(per_expert, asked.alignment),

@@ -1,11 +1,9 @@
 //! How many tokens of each rank a call has room for, where callers do not say.
 
 use crate::{
-    combine::slots_of,
     cuda::{Group, MAX_TOKENS},
     error::{Error, Result},
-    nodes::Nodes,
-    record::{Record, Row},
+    record::Record,
 };
 
 /// Sizes of what a call moves, and those with its handle.
@@ -47,31 +45,27 @@ impl Sizes {
     fn most_tokens_in(&self, pool: usize, ranks: usize) -> usize {
         let of_records = |record: Record| record.slots_in(self.local_experts, pool / ranks);
         let most = self.records().map(of_records).into_iter().min().unwrap_or_default();
-        most.min(self.row(ranks).tokens_in(pool)).min(MAX_TOKENS)
+        most.min(MAX_TOKENS)
     }
 
     /// Bytes of a pool with room for so many tokens of each rank.
     fn pool_for(&self, tokens: usize, ranks: usize) -> usize {
         let of_records = |record: Record| record.area(self.local_experts, tokens) * ranks;
-        let most = self.records().map(of_records).into_iter().max().unwrap_or_default();
-        most.max(self.row(ranks).place(tokens))
+        self.records().map(of_records).into_iter().max().unwrap_or_default()
     }
 
-    /// Records that go now, and those that may go later.
+    /// Records that go now, and those that may go later. Rows that go back take no more: a token has one for each of its ranks at
+    /// most, without choices.
     fn records(&self) -> [Record; 2] {
         let Self { payload, scales, hidden, top_k, .. } = *self;
         [Record { payload, scales, top_k }, Record { payload: 2 * hidden, scales: 0, top_k }]
-    }
-
-    fn row(&self, ranks: usize) -> Row {
-        let slots = slots_of(Nodes::one(ranks), self.top_k);
-        Row { values: 2 * self.hidden.max(1), weights: self.top_k, slots }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{combine::slots_of, nodes::Nodes, record::Row};
 
     #[test]
     fn a_pool_has_room_for_as_many_tokens_as_it_was_made_for() {
@@ -91,6 +85,9 @@ mod tests {
             let most = sizes.most_tokens_in(pool, ranks);
             assert!((tokens..=MAX_TOKENS).contains(&most), "{sizes:?}: {most}, not {tokens}");
             assert!(sizes.pool_for(most, ranks) <= pool, "{sizes:?}: {most} do not fit");
+            let slots = slots_of(Nodes::one(ranks), sizes.top_k);
+            let row = Row { values: 2 * hidden, weights: sizes.top_k, slots };
+            assert!(row.place(most) <= pool, "{sizes:?}: rows of {most} do not fit");
             let is_most = most == MAX_TOKENS || sizes.pool_for(most + 1, ranks) > pool;
             assert!(is_most, "{sizes:?}: one more than {most} fits");
         }
