@@ -65,24 +65,27 @@ class Calls:
         self.ids = torch.rand(tokens, experts).topk(args.num_topk).indices.cuda()
         self.weights = torch.rand(tokens, args.num_topk).cuda()
         self.rows = torch.randn(tokens * args.num_topk, hidden, device="cuda").bfloat16()
-        self.copied = torch.empty_like(self.rows)
+        # The driver loads what divides now, and not while a kernel waits for another rank of this process.
+        self.copied = self.rows / 16
         self.made, self.handle = None, None
 
-    def dispatch(self, fp8: bool) -> Any:
-        return self.buffer.low_latency_dispatch(
-            self.x, self.ids, self.args.num_tokens, self.args.num_experts, use_fp8=fp8
-        )
+    def dispatch(self, **form: Any) -> Any:
+        return self.buffer.low_latency_dispatch(self.x, self.ids, self.args.num_tokens, self.args.num_experts, **form)
 
-    def combine(self) -> Any:
+    def combine(self, **form: Any) -> Any:
         if self.handle is None:
-            self.made, _, self.handle, _, _ = self.dispatch(False)
-        return self.buffer.low_latency_combine(self.made, self.ids, self.weights, self.handle)
+            made, _, self.handle, _, _ = self.dispatch(use_fp8=False)
+            # Below 1, as LogFMT packs them.
+            self.made = made / 16
+        return self.buffer.low_latency_combine(self.made, self.ids, self.weights, self.handle, **form)
 
     def all(self) -> dict[str, Callable[[], Any]]:
         return {
-            "dispatch, fp8": lambda: self.dispatch(True),
-            "dispatch, bf16": lambda: self.dispatch(False),
+            "dispatch, fp8": self.dispatch,
+            "dispatch, bf16": lambda: self.dispatch(use_fp8=False),
+            "dispatch, nvfp4": lambda: self.dispatch(use_nvfp4=True, x_global_scale=100.0),
             "combine": self.combine,
+            "combine, logfmt": lambda: self.combine(use_logfmt=True),
             "copy on this GPU, bf16": lambda: self.copied.copy_(self.rows),
         }
 
@@ -143,6 +146,12 @@ def kernels_of(work: Callable[[], Any], repeats: int) -> dict[str, float]:
     return {event.key: event.self_device_time_total / repeats for event in profile.key_averages()}
 
 
+def bytes_of(name: str, hidden: int) -> int:
+    """Of a row on its way."""
+    by_form = {"fp8": hidden + hidden // 32, "nvfp4": hidden // 2 + hidden // 16, "logfmt": hidden // 128 * 164}
+    return by_form.get(name.split(", ")[-1], 2 * hidden)
+
+
 def report(args: argparse.Namespace, ids: torch.Tensor, all_times: list[Times], how: str) -> None:
     """A table: medians of the slowest rank of each round."""
     owners = ids.cpu() // (args.num_experts // args.ranks)
@@ -156,8 +165,7 @@ def report(args: argparse.Namespace, ids: torch.Tensor, all_times: list[Times], 
             statistics.median(max(rank) for rank in zip(*(times[key] for times in all_times)))
             for key in (name, f"{name}: graph")
         )
-        row = args.hidden + args.hidden // 32 if "fp8" in name else 2 * args.hidden
-        sizes = [count * row / 1e6 for count in counts]
+        sizes = [count * bytes_of(name, args.hidden) / 1e6 for count in counts]
         print(f"{name:26} {took:8.1f} {in_graph:9.1f} {sizes[0]:8.2f} {sizes[1]:8.2f} {sizes[0] / in_graph * 1e3:10.1f}")
 
 

@@ -79,8 +79,9 @@ __device__ __forceinline__ LogCodes log_codes(u32 largest, u32 smallest) {
 __device__ __forceinline__ u32 log_encode(const LogCodes& codes, u32 bits) {
   u32 magnitude = bits & 0x7fff;
   double steps = __dmul_rn(__dsub_rn(log2_of(magnitude), codes.low), codes.steps_of_one);
+  constexpr double HALF = 0.5 + 1.0 / 1048576.0;
   // What is below `low` has the smallest code.
-  u32 code = 1 + static_cast<u32>(__dadd_rn(steps > 0.0 ? steps : 0.0, 0.5));
+  u32 code = 1 + static_cast<u32>(__dadd_rn(steps > 0.0 ? steps : 0.0, HALF));
   return bits >> 15 << 9 | (magnitude == 0 ? 0 : code);
 }
 

@@ -13,7 +13,7 @@ STEPS = int(os.environ.get("UCCL_EP_STEPS", "300"))
 #: Calls before anything is counted: what is made once has been made then.
 FIRST = 100
 TOKENS, TOP_K, EXPERTS, HIDDEN = 24, 4, 8, 1024
-#: Ways to dispatch.
+#: Ways to dispatch in low latency mode.
 FORMS = (
     {"use_fp8": False},
     {"use_fp8": True},
@@ -48,7 +48,9 @@ class Steps:
         for tokens in range(TOKENS + 1):
             x, _, weights = self.inputs(tokens)
             self.compare(x, self.ones(*x.shape), weights)
+            self.compare(x, x, (weights[:, : buffer.group_size] > 0).float())
         self.ones(EXPERTS // buffer.group_size, TOKENS * buffer.group_size, HIDDEN)
+        self.wrong.zero_()
         torch.cuda.current_stream().synchronize()
 
     def inputs(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -67,7 +69,30 @@ class Steps:
         self.wrong += (out != wanted).sum()
 
     def step(self) -> None:
-        """A dispatch and a combine."""
+        """A dispatch and a combine, of either mode."""
+        if self.kinds.random() < 0.3:
+            self.many_tokens()
+        else:
+            self.few_tokens()
+
+    def many_tokens(self) -> None:
+        """Both in normal mode: each rank sends back what it got."""
+        x, choices, weights = self.inputs(self.own.choice([0, TOKENS, self.own.randint(0, TOKENS)]))
+        _, _, per_expert, goes, _ = self.buffer.get_dispatch_layout(choices, EXPERTS)
+        rows, _, _, _, handle, _ = self.buffer.dispatch(
+            x,
+            is_token_in_rank=goes,
+            num_tokens_per_expert=per_expert,
+            topk_idx=choices,
+            topk_weights=weights,
+            # Without it the host waits for the other rank.
+            num_worst_tokens=self.own.choice([0, TOKENS * self.buffer.group_size]),
+        )
+        out, _, _ = self.buffer.combine(rows, handle)
+        self.compare(out, x, goes.float())
+
+    def few_tokens(self) -> None:
+        """Both in low latency mode."""
         form, has_hook = self.kinds.choice(FORMS), self.own.random() < 0.5
         is_plain, is_packed = form == FORMS[0], self.kinds.random() < 0.3
         x, choices, weights = self.inputs(self.own.choice([0, TOKENS, self.own.randint(0, TOKENS)]))
@@ -88,7 +113,7 @@ class Steps:
 
 
 def steps(rank: Any) -> list[dict[str, int]]:
-    """What a rank has after the first calls, and after all."""
+    """What there is after the first calls, and after all, as rank 0 counts it."""
     from uccl.ep import Buffer
 
     room = Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, rank.size(), EXPERTS)
@@ -99,9 +124,10 @@ def steps(rank: Any) -> list[dict[str, int]]:
         for _ in range(count):
             calls.step()
         torch.cuda.current_stream().synchronize()
-        # No other rank's tensors come or go meanwhile.
+        # Nothing of the other ranks' comes or goes meanwhile, not even a descriptor of one that counts.
         rank.allgather(b"")
-        counted.append(used())
+        if rank.rank() == 0:
+            counted.append(used())
         rank.allgather(b"")
     buffer.check()
     assert calls.wrong.item() == 0

@@ -26,6 +26,7 @@ mod prefetch;
 mod python;
 mod readme;
 mod report;
+mod sanitize;
 mod semver;
 mod settings;
 mod shell;
@@ -67,6 +68,7 @@ enum Command {
     /// Explore every interleaving of the structures that processes share
     Loom,
     Mutants(mutants::MutantsArgs),
+    Sanitize(sanitize::SanitizeArgs),
     /// Whether the interface of the crates is still what the last release promised
     Semver,
     Storm(storm::StormArgs),
@@ -99,6 +101,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Lint => return test::run(&test::TestArgs::only(test::Group::Lint)),
         Command::Loom => loom::run()?,
         Command::Mutants(args) => mutants::run(&args)?,
+        Command::Sanitize(args) => sanitize::run(&args)?,
         Command::Semver => semver::run()?,
         Command::Storm(args) => storm::run(&args)?,
         Command::Test(args) => return test::run(&args),

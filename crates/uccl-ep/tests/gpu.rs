@@ -74,6 +74,20 @@ fn one_rank_makes_the_bytes_of_the_cpu() {
 }
 
 #[test]
+fn one_rank_whose_rows_come_back_as_logfmt_makes_the_bytes_of_the_cpu() {
+    let Some(_alone) = alone() else { return };
+    Case { ranks: 1, is_packed: true, ..CASE }.run();
+}
+
+#[test]
+fn one_rank_makes_the_bytes_of_the_cpu_in_normal_mode() {
+    let Some(_alone) = alone() else { return };
+    let one = Normal { ranks: 1, slots: 32, hidden: 1024, ..NORMAL };
+    Normal { biases: 2, is_again: true, ..one }.run();
+    Normal { scales: 8, is_worst: true, order: Order::ByChoice, ..one }.run();
+}
+
+#[test]
 fn two_and_four_ranks_make_the_bytes_of_the_cpu() {
     let Some(_alone) = alone() else { return };
     for (seed, kind) in (0..).zip(KINDS) {

@@ -121,7 +121,7 @@ def through_logfmt(row: torch.Tensor) -> torch.Tensor:
     """``[H]`` bf16 after a way as LogFMT-10, bf16.
 
     A block of 128 is sent as it is if a magnitude is 1 or more, or if all are the same. Else a magnitude is one of
-    511, the nearest by its logarithm, of two as near the larger: they are evenly spaced from the smallest of the block, or 32
+    511, the nearest by its logarithm, of two as near (to a millionth of the way) the larger: they are evenly spaced from the smallest of the block, or 32
     below the largest, to the largest. A zero stays one.
     """
     blocks = row.view(-1, BLOCK).double()
@@ -129,8 +129,8 @@ def through_logfmt(row: torch.Tensor) -> torch.Tensor:
     top, least = logarithms.amax(1, keepdim=True), logarithms.amin(1, keepdim=True)
     bottom = torch.maximum(least, top - 32)
     step = (top - bottom) / 510
-    # In the middle, a rounded logarithm may lie on either side. Nothing else comes as near to it.
-    code = torch.floor((logarithms - bottom) / step + 0.5 + 1e-9).clamp(min=0)
+    # Logarithms are rounded, so what lies in the middle of two may be found a little below it.
+    code = torch.floor((logarithms - bottom) / step + 0.5 + 2.0**-20).clamp(min=0)
     near = torch.copysign(torch.exp2(bottom + code * step), blocks)
     is_packed = (top < 0) & (least < top)
     out = torch.where(is_packed & (blocks != 0), near, blocks)

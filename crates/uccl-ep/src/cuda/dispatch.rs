@@ -112,13 +112,12 @@ impl Dispatch {
             Some(ScalesOut::Strided { words, row_stride, expert_stride, word_stride }) => {
                 (words, [row_stride, expert_stride, word_stride], 0)
             }
+            Some(ScalesOut::Tiled { tile_rows, .. }) if tile_rows * TILE < expert_rows => {
+                let why = format!("{tile_rows} rows of tiles for {expert_rows} rows of an expert");
+                return Err(Error::invalid(why));
+            }
             Some(ScalesOut::Tiled { words, tile_rows }) => (words, [0; 3], tile_rows),
         };
-        let is_tiled = matches!(outputs.scales, Some(ScalesOut::Tiled { .. }));
-        if is_tiled && tile_rows < expert_rows.div_ceil(TILE).max(1) {
-            let why = format!("{tile_rows} rows of tiles for {expert_rows} rows of an expert");
-            return Err(Error::invalid(why));
-        }
         let receive = Receive {
             group: group.params(),
             call,
@@ -143,9 +142,7 @@ impl Dispatch {
             zero: 0,
         };
         // SAFETY: the kernel takes this struct; otherwise as above.
-        unsafe {
-            group.launch(stream, (group.kernels().receive, slots * group.ranks()), &receive)?;
-        }
+        unsafe { group.launch(stream, (group.kernels().receive, expert_rows), &receive)? };
         Ok(Handle { group, routes, slots })
     }
 }

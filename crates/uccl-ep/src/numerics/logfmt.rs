@@ -4,7 +4,7 @@
 //! values: 160 bytes where they are packed, 256 where they are bf16 as they were. Whether a group is packed follows from its bounds: the largest magnitude
 //! is below 1 and above the smallest. Code 0 is zero; code `c` from 1 to 511 is `2^(low + (c - 1) * step)`, where `high` and `low` are the
 //! base-2 logarithms of the bounds, `low` is at least `high - 32`, and `step` is `(high - low) / 510`. A value becomes the nearest code by
-//! its logarithm; of two as near, the larger.
+//! its logarithm; of two as near (to a millionth of a step), the larger.
 //!
 //! Every step is one that IEEE 754 defines, and none is a function of a library's, so that kernels make the same bits
 //! (`kernels/ep_logfmt.cuh`).
@@ -22,6 +22,8 @@ const PLAIN: usize = GROUP * 2;
 const LARGEST_CODE: u16 = 511;
 /// From the smallest code that is not zero to the largest.
 const STEPS: f64 = 510.0;
+/// Half a step, less a millionth: logarithms are rounded, so what lies in the middle of two codes may be found a little below it.
+const HALF: f64 = 0.5 + 1.0 / 1_048_576.0;
 /// How far below the largest magnitude the smallest code is at most, as a power of two.
 const REACH: f64 = 32.0;
 /// 1.0 as bf16; a group with such a magnitude, or a NaN, is not packed.
@@ -35,8 +37,7 @@ pub fn max_len(hidden: usize) -> usize {
     hidden / GROUP * (BOUNDS + PLAIN)
 }
 
-/// Bits of a logarithm behind the point. With the eight before it, f64 has room for all: sums and differences are exact, and values
-/// whose quotients are the same power of two are as far apart.
+/// Bits of a logarithm behind the point. With the eight before it, f64 has room for all: sums and differences are exact.
 const FRACTION: u32 = 44;
 /// Significands of a bf16.
 const SIGNIFICANDS: usize = 128;
@@ -131,7 +132,7 @@ impl Codes {
         let magnitude = bits & 0x7fff;
         let steps = (log2(magnitude) - self.low) * self.steps_of_one;
         // What is below `low` has the smallest code.
-        let code = if magnitude == 0 { 0 } else { 1 + (steps.max(0.0) + 0.5) as u16 };
+        let code = if magnitude == 0 { 0 } else { 1 + (steps.max(0.0) + HALF) as u16 };
         (bits >> 15 << 9) | code
     }
 
@@ -246,6 +247,19 @@ mod tests {
     }
 
     #[test]
+    fn the_middle_of_two_codes_goes_to_the_larger() {
+        // The third power of what the largest is the fourth power of is 382.5 steps above the smallest.
+        for [smallest, largest, value] in
+            [[1.0f32, 256.0, 64.0], [1.0, 81.0, 27.0], [81.0, 4096.0, 1536.0]]
+        {
+            let [smallest, largest, value] =
+                [smallest, largest, value].map(|value| bf16::from_f32(value / 8192.0));
+            let codes = Codes::of(largest, smallest).expect("it is packed");
+            assert_eq!(codes.encode(value), 384, "{value:#x} of {smallest:#x} to {largest:#x}");
+        }
+    }
+
+    #[test]
     fn values_become_the_nearest_code_and_of_two_the_larger() {
         let mut random = fastrand::Rng::with_seed(6);
         for _ in 0..2_000 {
@@ -263,7 +277,7 @@ mod tests {
             for bits in group {
                 let value = f64::from(bf16::to_f32(bits));
                 let steps = ((value.log2() - low.max(high - 32.0)) / step).max(0.0);
-                let code = if bits == 0 { 0 } else { 1 + (steps + 0.5 + 1e-9).floor() as u16 };
+                let code = if bits == 0 { 0 } else { 1 + (steps + HALF).floor() as u16 };
                 assert_eq!(codes.encode(bits), code, "{value:e} of {low} to {high}");
                 let back = (low.max(high - 32.0) + f64::from(code.max(1) - 1) * step).exp2();
                 let back = if code == 0 { 0 } else { bf16::from_f32(back as f32) };
