@@ -30,6 +30,8 @@ struct UcclEpOwn {
   u64 ends[UCCL_EP_SLOTS];
   u64 masked;                                       // a bit for each rank that is left out
   u32 verdicts[UCCL_EP_SLOTS][UCCL_EP_MOST_RANKS];  // of the last calls: whether a rank's data came in time
+  u64 pushed;                                       // commands for the proxy, in all
+  u64 popped;                                       // how many of them the proxy had taken when that was looked at last
 };
 
 // Leaves ranks out, lets others take part again, and tells which are left out.
@@ -51,6 +53,7 @@ struct UcclEpStatus {
   u64 call;
   u64 late;  // a bit for each rank that it is about
   u64 waited_ns;
+  u64 lost;  // a bit for each rank that is not there any more: the host sets it
   u64 expected[UCCL_EP_MOST_RANKS];
   u64 seen[UCCL_EP_MOST_RANKS];
 };
@@ -62,13 +65,18 @@ constexpr u32 UCCL_EP_POISONED = 3;
 constexpr u32 UCCL_EP_DISAGREE = 4;
 constexpr u32 UCCL_EP_WRONG_CHOICE = 5;
 constexpr u32 UCCL_EP_NO_ROOM = 6;
+constexpr u32 UCCL_EP_LOST = 7;
 
 // UcclEpStatus::what, of an overdue call.
 constexpr u32 UCCL_EP_DATA = 0;
 constexpr u32 UCCL_EP_ROOM = 1;
+constexpr u32 UCCL_EP_PUSH = 2;  // the proxy takes no commands
 
 struct UcclEpGroup {
-  u64 windows[UCCL_EP_MOST_RANKS];  // by rank
+  u64 windows[UCCL_EP_MOST_RANKS];  // by rank; the mirrors of those that are far
+  u64 far;                          // a bit for each rank whose window is not reached
+  u64 mirrors;                      // where commands' sources are counted from
+  u64 ring;                         // of commands
   u64 own;
   u64 status;
   u64 timeout_ns;
@@ -77,7 +85,7 @@ struct UcclEpGroup {
   u32 rank;
   u32 ranks;
   u32 masks_late;  // whether a late rank is left out, and the call goes on
-  u32 zero;
+  u32 ring_slots;
 };
 
 // What a call is: the same each time that a graph repeats it.

@@ -67,20 +67,49 @@ __device__ __forceinline__ void send_header(const UcclEpGroup& g, const UcclEpCa
   }
 }
 
-__device__ __forceinline__ void send_row(const UcclEpReturn& p, const Returning& s, u32 at) {
+// Where a row goes; the rank is `ranks` for one that goes nowhere.
+struct Return {
+  u64 row;
+  u64 to;
+  u32 rank;
+};
+
+__device__ __forceinline__ Return return_of(const UcclEpReturn& p, const Returning& s, u32 at) {
   u32 expert = find(s.starts, p.local_experts, at);
   u64 row = static_cast<u64>(expert) * p.expert_rows + (at - s.starts[expert]);
   u32 origin = reinterpret_cast<const u32*>(p.origin)[row];
   u32 token = reinterpret_cast<const u32*>(p.src_info)[row];
   u32 rank = origin / UCCL_EP_MOST_TOP_K, k = origin % UCCL_EP_MOST_TOP_K;
   // Tensors that the caller has spoilt reach no other memory.
-  if (rank >= p.group.ranks || k >= p.top_k || token >= p.slots) return;
-  if (is_masked(s.waiting.call, rank)) return;
+  bool is_inside = rank < p.group.ranks && k < p.top_k && token < p.slots;
+  if (!is_inside || is_masked(s.waiting.call, rank)) return {row, 0, p.group.ranks};
   u64 slot = static_cast<u64>(k) * p.slots + token;
-  u64 to = p.group.windows[rank] + s.waiting.call.place + slot * p.slot_stride;
+  return {row, p.group.windows[rank] + s.waiting.call.place + slot * p.slot_stride, rank};
+}
+
+__device__ __forceinline__ void send_row(const UcclEpReturn& p, const Returning& s, u32 at) {
+  Return r = return_of(p, s, at);
+  if (r.rank == p.group.ranks) return;
   // One lane has the only target.
-  Targets targets[1] = {{to, 1}};
-  copy_to_all(targets, p.rows + row * p.row_stride, p.row_len / 16);
+  Targets targets[1] = {{r.to, 1}};
+  copy_to_all(targets, p.rows + r.row * p.row_stride, p.row_len / 16);
+}
+
+// Has a block's rows for far ranks copied to them. Whether that went well.
+__device__ __forceinline__ bool send_rows_far(const UcclEpReturn& p, Returning& s, u32 total) {
+  if (p.group.far == 0) return true;
+  __syncthreads();
+  __threadfence_system();
+  u32 step = gridDim.x * blockDim.x;
+#pragma unroll 1
+  for (u32 first = blockIdx.x + warp_of_thread() * LANES * gridDim.x; first < total; first += step) {
+    u32 at = first + lane_of_thread() * gridDim.x;
+    Return r = {0, 0, p.group.ranks};
+    if (at < total) r = return_of(p, s, at);
+    bool has = r.rank < p.group.ranks && is_far(p.group, r.rank);
+    send_far(p.group, s.waiting, has, r.rank, r.to, p.row_len);
+  }
+  return is_sound(p.group, p.call, s.waiting);
 }
 
 __device__ __forceinline__ void combine_send(const UcclEpReturn& p, Returning& s) {
@@ -96,11 +125,12 @@ __device__ __forceinline__ void combine_send(const UcclEpReturn& p, Returning& s
   u32 total = s.starts[p.local_experts];
 #pragma unroll 1
   for (u32 at = blockIdx.x; at < total; at += gridDim.x) send_row(p, s, at);
+  if (!send_rows_far(p, s, total)) return;
   if (!is_last_block(p.group, STEP_SEND, s.waiting)) return;
   UcclEpPlaced& call = s.waiting.call;
   take_place(p.group, p.call, call);
   send_header(p.group, p.call, call);
-  tell_arrived(p.group, call);
+  tell_arrived(p.group, p.call, s.waiting);
 }
 
 // Sums the rows of a token's choices, in their order. The warps of a block share the work.
@@ -152,5 +182,5 @@ __device__ __forceinline__ void combine_receive(const UcclEpSum& p, Waiting& w) 
   if (!wait_for_data(p.group, p.call, p.waits, w)) return;
 #pragma unroll 1
   for (u32 token = blockIdx.x; token < p.routes.tokens; token += gridDim.x) sum_token(p, w.call, token);
-  if (is_last_block(p.group, STEP_RECEIVE, w)) tell_taken(p.group, w.call);
+  if (is_last_block(p.group, STEP_RECEIVE, w)) tell_taken(p.group, p.call, w);
 }

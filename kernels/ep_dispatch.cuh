@@ -121,6 +121,20 @@ __device__ __forceinline__ void send_counts(const UcclEpSend& p, const UcclEpPla
   }
 }
 
+// Has each far rank's area copied to it. The whole block has written it.
+__device__ __forceinline__ void send_areas(const UcclEpSend& p, Waiting& w) {
+  const UcclEpGroup& g = p.group;
+  if (g.far == 0) return;
+  __syncthreads();
+  u32 rank = threadIdx.x;
+  if (warp_of_thread() * LANES >= g.ranks) return;
+  bool has = rank < g.ranks && is_far(g, rank) && !is_masked(w.call, rank);
+  u64 area = has ? g.windows[rank] + w.call.place + g.rank * p.area.len : 0;
+  u64 records = has ? reinterpret_cast<const u32*>(p.routes.counts)[rank] : 0;
+  if (has) __threadfence_system();
+  send_far(g, w, has, rank, area, p.area.first + records * p.area.stride);
+}
+
 __device__ __forceinline__ void dispatch_send(const UcclEpSend& p, Waiting& w) {
   if (!wait_for_room(p.group, p.call, w)) return;
 #pragma unroll 1
@@ -138,7 +152,8 @@ __device__ __forceinline__ void dispatch_send(const UcclEpSend& p, Waiting& w) {
   if (!is_last_block(p.group, STEP_SEND, w)) return;
   take_place(p.group, p.call, w.call);
   send_counts(p, w.call);
-  tell_arrived(p.group, w.call);
+  send_areas(p, w);
+  tell_arrived(p.group, p.call, w);
 }
 
 // What a block knows of what arrives.
@@ -265,5 +280,5 @@ __device__ __forceinline__ void dispatch_receive(const UcclEpReceive& p, Arrivin
   u32 total = s.starts[p.group.ranks];
 #pragma unroll 1
   for (u32 at = blockIdx.x; at < total; at += gridDim.x) receive_record(p, s, at);
-  if (is_last_block(p.group, STEP_RECEIVE, s.waiting)) tell_taken(p.group, s.waiting.call);
+  if (is_last_block(p.group, STEP_RECEIVE, s.waiting)) tell_taken(p.group, p.call, s.waiting);
 }

@@ -31,7 +31,7 @@ __device__ __forceinline__ void normal_return(const UcclEpNormalReturn& p, Waiti
   if (!is_last_block(g, STEP_SEND, w)) return;
   take_place(g, p.call, w.call);
   send_header(g, p.call, w.call);
-  tell_arrived(g, w.call);
+  tell_arrived(g, p.call, w);
 }
 
 // The row of a rank for a token: of the rows in a token's slots, as many as there are ranks of the token before it.
@@ -141,5 +141,5 @@ __device__ __forceinline__ void normal_sum(const UcclEpNormalSum& p, Waiting& w)
   if (!wait_for_data(p.group, p.call, 0, w)) return;
 #pragma unroll 1
   for (u32 token = blockIdx.x; token < p.routes.tokens; token += gridDim.x) sum_rows(p, w.call, token);
-  if (is_last_block(p.group, STEP_RECEIVE, w)) tell_taken(p.group, w.call);
+  if (is_last_block(p.group, STEP_RECEIVE, w)) tell_taken(p.group, p.call, w);
 }

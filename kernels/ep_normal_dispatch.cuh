@@ -73,7 +73,8 @@ __device__ __forceinline__ void normal_send(const UcclEpNormalSend& p, Waiting& 
   if (!is_last_block(send.group, STEP_SEND, w)) return;
   take_place(send.group, send.call, w.call);
   send_counts(send, w.call);
-  tell_arrived(send.group, w.call);
+  send_areas(send, w);
+  tell_arrived(send.group, send.call, w);
 }
 
 // What a block knows of the rows that arrive.
@@ -190,5 +191,5 @@ __device__ __forceinline__ void normal_receive(const UcclEpNormalReceive& p, Row
   for (u32 row = total + blockIdx.x; row < p.len; row += gridDim.x) {
     if (threadIdx.x < p.top_k) put_choice(p, static_cast<u64>(row) * p.top_k + threadIdx.x, -1);
   }
-  if (is_last_block(g, STEP_RECEIVE, s.waiting)) tell_taken(g, s.waiting.call);
+  if (is_last_block(g, STEP_RECEIVE, s.waiting)) tell_taken(g, p.call, s.waiting);
 }

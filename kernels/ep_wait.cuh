@@ -1,7 +1,7 @@
 // What ranks say to each other in a call, as crates/uccl-ep/src/protocol has it: marks, waiting for them, telling them.
 #pragma once
 
-#include "ep.cuh"
+#include "ep_far.cuh"
 
 // A window begins with lines of 64 bytes for each rank: `arrived`, `taken`, its fault, and a header for each call.
 constexpr u32 LINE = 64;
@@ -42,6 +42,8 @@ __device__ __forceinline__ UcclEpOwn* own_of(const UcclEpGroup& g) {
 __device__ __forceinline__ UcclEpStatus* status_of(const UcclEpGroup& g) {
   return reinterpret_cast<UcclEpStatus*>(g.status);
 }
+
+__device__ __forceinline__ u64 lost_word(const UcclEpGroup& g) { return g.status + offsetof(UcclEpStatus, lost); }
 
 // What a block's threads know of their call, and tell each other about a wait or a fault.
 struct Waiting {
@@ -134,6 +136,28 @@ __device__ __forceinline__ void note_fault(Waiting& w, u32 state, u32 what, u32 
   atomicOr(&w.late, 1ull << peer);
 }
 
+// Tells all ranks that this one has given up. One thread does it; far ranks are told as long as the proxy takes commands.
+__device__ __forceinline__ void tell_fault(const UcclEpGroup& g, u64 call, bool can_push) {
+#pragma unroll 1
+  for (u32 rank = 0; rank < g.ranks; rank++) {
+    u64 word = fault_word(g, rank, g.rank), number = 0;
+    if (!is_far(g, rank)) {
+      store_release(word, call);
+    } else if (can_push) {
+      can_push = claim(g, 1, number) == 0;
+      if (can_push) put(g, number, set_command(g, rank, word, call));
+    }
+  }
+}
+
+// The proxy has not taken a command for a rank.
+__device__ __forceinline__ void note_push(const UcclEpGroup& g, Waiting& w, u32 state, u32 rank) {
+  w.expected[rank] = own_of(g)->pushed;
+  w.seen[rank] = load_acquire(g.ring + 8 * RING_TAIL);
+  w.waited_ns = g.timeout_ns;
+  note_fault(w, state, UCCL_EP_PUSH, rank);
+}
+
 // Whether the block goes on. If not, the first block that fails tells the host and the peers.
 __device__ __forceinline__ bool is_sound(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w) {
   u32 state = agreed_state(w);
@@ -154,8 +178,7 @@ __device__ __forceinline__ bool is_sound(const UcclEpGroup& g, const UcclEpCall&
     __threadfence_system();
     *const_cast<volatile u32*>(&status->state) = state;
     __threadfence_system();
-#pragma unroll 1
-    for (u32 rank = 0; rank < g.ranks; rank++) store_release(fault_word(g, rank, g.rank), w.call.number);
+    tell_fault(g, w.call.number, w.what != UCCL_EP_PUSH);
   }
   return false;
 }
@@ -194,13 +217,18 @@ __device__ __forceinline__ u32 wait_for_mark(const UcclEpGroup& g, Waiting& w, u
     if (seen == mark || (what == UCCL_EP_ROOM && call_of(seen) > call_of(mark))) return CAME;
     if (looks % LOOKS == 0) {
       u64 waited = now_ns() - began;
+      bool is_lost = (load_acquire(lost_word(g)) >> peer & 1) != 0;
+      // What it did before it was lost may have come since.
+      if (is_lost && load_acquire(word) != seen) continue;
       u64 fault = load_acquire(fault_word(g, g.rank, peer));
       w.expected[peer] = mark;
       w.seen[peer] = fault != 0 ? fault : seen;
-      bool is_late = fault != 0 || waited > g.timeout_ns;
+      bool is_late = fault != 0 || is_lost || waited > g.timeout_ns;
       if (g.masks_late != 0 && (is_late || is_given_up(g, w, peer, what))) return LATE;
       if (fault != 0) {
         note_fault(w, UCCL_EP_GAVE_UP, what, peer);
+      } else if (is_lost) {
+        note_fault(w, UCCL_EP_LOST, what, peer);
       } else if (look(g.status) != 0) {
         note_fault(w, UCCL_EP_POISONED, what, peer);
       } else if (waited > g.timeout_ns) {
@@ -292,23 +320,46 @@ __device__ __forceinline__ bool is_last_block(const UcclEpGroup& g, u32 step, Wa
   return w.is_last_block != 0;
 }
 
-// Tells every rank that this one's data is there. Headers and counts were written before.
-__device__ __forceinline__ void tell_arrived(const UcclEpGroup& g, const UcclEpPlaced& call) {
+// Has what a lane put into a far rank's mirror copied to its window. All lanes of a warp come here, whether they have something or not.
+__device__ __forceinline__ void send_far(const UcclEpGroup& g, Waiting& w, bool has, u32 rank, u64 from, u64 len) {
+  u32 state = push(g, has, has ? copy_command(g, rank, from, len) : Command{});
+  if (has && state != 0) note_push(g, w, state, rank);
+}
+
+// Sets a word for each rank that a lane has. All lanes of a warp come here.
+__device__ __forceinline__ void set_word(const UcclEpGroup& g, Waiting& w, bool has, u32 rank, u64 word, u64 value) {
+  bool is_pushed = has && is_far(g, rank);
+  if (has && !is_pushed) store_release(word, value);
+  u32 state = push(g, is_pushed, is_pushed ? set_command(g, rank, word, value) : Command{});
+  if (is_pushed && state != 0) note_push(g, w, state, rank);
+}
+
+// Tells every rank that this one's data is there. Headers and counts were written before, and what goes to far ranks was sent.
+__device__ __forceinline__ void tell_arrived(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w) {
   __syncthreads();
   u32 peer = threadIdx.x;
-  if (peer < g.ranks && !is_masked(call, peer)) {
-    __threadfence_system();
-    store_release(arrived_word(g, peer, g.rank, call.number), mark_of(call.number));
+  if (warp_of_thread() * LANES < g.ranks) {
+    bool is_told = peer < g.ranks && !is_masked(w.call, peer);
+    if (is_told) __threadfence_system();
+    bool has = is_told && is_far(g, peer);
+    u64 header = has ? header_of(g, peer, g.rank, w.call.number) : 0;
+    send_far(g, w, has, peer, header, 8 * UCCL_EP_HEADER);
+    u64 word = is_told ? arrived_word(g, peer, g.rank, w.call.number) : 0;
+    set_word(g, w, is_told, peer, word, mark_of(w.call.number));
   }
+  if (g.far != 0) is_sound(g, c, w);
 }
 
 // Tells every rank that this one has ended the call.
-__device__ __forceinline__ void tell_taken(const UcclEpGroup& g, const UcclEpPlaced& call) {
+__device__ __forceinline__ void tell_taken(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w) {
   u32 peer = threadIdx.x;
-  if (peer >= g.ranks) return;
-  // The next call that has these words begins with none found out.
-  *verdict_on(g, call, peer) = 0;
-  if (is_masked(call, peer)) return;
-  __threadfence_system();
-  store_release(taken_word(g, peer, g.rank, call.number), mark_of(call.number));
+  if (warp_of_thread() * LANES < g.ranks) {
+    // The next call that has these words begins with none found out.
+    if (peer < g.ranks) *verdict_on(g, w.call, peer) = 0;
+    bool is_told = peer < g.ranks && !is_masked(w.call, peer);
+    if (is_told) __threadfence_system();
+    u64 word = is_told ? taken_word(g, peer, g.rank, w.call.number) : 0;
+    set_word(g, w, is_told, peer, word, mark_of(w.call.number));
+  }
+  if (g.far != 0) is_sound(g, c, w);
 }

@@ -41,6 +41,11 @@ __device__ __forceinline__ void store_release(u64 address, u64 value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 
+// Two words that lie behind each other, aligned to 16 bytes: each is whole whenever it is seen.
+__device__ __forceinline__ void store_pair(u64 address, u64 first, u64 second) {
+  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(address), "l"(first), "l"(second) : "memory");
+}
+
 // A word that the host, or another block, may set at any time.
 __device__ __forceinline__ u32 look(u64 address) {
   u32 value;

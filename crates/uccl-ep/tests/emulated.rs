@@ -8,8 +8,9 @@ mod emulator;
 use std::time::Duration;
 
 use uccl_ep::{combine::Order, numerics::quantise::Scales};
+use uccl_p2p::Transport;
 
-use self::cuda::{Case, Lost, Normal};
+use self::cuda::{Case, Lost, Normal, Way};
 
 const SMALL: Case = Case {
     seed: 1,
@@ -24,6 +25,7 @@ const SMALL: Case = Case {
     blocks: 2,
     late: Duration::ZERO,
     lost: None,
+    way: Way::Found,
 };
 
 #[test]
@@ -105,6 +107,7 @@ const NORMAL: Normal = Normal {
     is_again: false,
     lost: None,
     wrong: None,
+    way: Way::Found,
 };
 
 #[test]
@@ -151,4 +154,12 @@ fn what_a_rank_does_wrong_in_normal_mode_is_named() {
 fn ranks_that_differ_in_normal_mode_are_told_in_what() {
     emulator::load();
     NORMAL.tells_in_what_ranks_differ();
+}
+
+const FAR: Case = Case { way: Way::ByHost(2, Transport::Tcp), ..SMALL };
+
+#[test]
+fn a_gpu_whose_peers_are_far_makes_the_bytes_of_the_cpu() {
+    emulator::load();
+    FAR.run();
 }

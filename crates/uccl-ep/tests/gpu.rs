@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use uccl_ep::{combine::Order, numerics::quantise::Scales};
 
-use self::cuda::{Case, Lost, Normal, has_gpu};
+use self::cuda::{Case, Lost, Normal, Way, has_gpu};
 
 const CASE: Case = Case {
     seed: 1,
@@ -22,6 +22,7 @@ const CASE: Case = Case {
     blocks: 8,
     late: Duration::ZERO,
     lost: None,
+    way: Way::Found,
 };
 
 const NORMAL: Normal = Normal {
@@ -43,6 +44,7 @@ const NORMAL: Normal = Normal {
     is_again: false,
     lost: None,
     wrong: None,
+    way: Way::Found,
 };
 
 const KINDS: [Option<Scales>; 4] =

@@ -14,7 +14,7 @@ import torch
 
 from uccl import _core
 from uccl.ep._arriving import Format
-from uccl.ep._group import Ranks, address, check, timeout_of
+from uccl.ep._group import Ranks, address, check, node_of_environment, timeout_of
 
 #: Where tensors are, for callers that cannot say ``device``: "cpu", "cuda" or "cuda:1".
 DEVICE = "UCCL_EP_DEVICE"
@@ -116,6 +116,7 @@ class LowLatency:
             masks_late=masks_late,
             device=device.index,
             blocks=blocks_of(ranks, device),
+            node=node_of_environment(),
             exchange=ranks.exchange,
         )
 

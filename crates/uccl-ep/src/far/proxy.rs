@@ -25,16 +25,28 @@ use super::{
 pub(super) struct Desk {
     /// By rank; none for those that are near.
     pub(super) outboxes: Vec<Option<Outbox>>,
-    /// The commands that have been carried out in all: the peers have what they say, or have failed.
-    pub(super) done: AtomicU64,
+    /// How often somebody has asked that the peers have all that was pushed before.
+    asked: AtomicU64,
+    /// Up to which time they have it, or have failed.
+    answered: AtomicU64,
     pub(super) is_closed: AtomicBool,
     is_asleep: AtomicBool,
 }
 
 impl Desk {
     pub(super) fn new(outboxes: Vec<Option<Outbox>>) -> Self {
-        let (done, flag) = (AtomicU64::new(0), || AtomicBool::new(false));
-        Self { outboxes, done, is_closed: flag(), is_asleep: flag() }
+        let (count, flag) = (|| AtomicU64::new(0), || AtomicBool::new(false));
+        Self { outboxes, asked: count(), answered: count(), is_closed: flag(), is_asleep: flag() }
+    }
+
+    /// Asks that the peers have all that was pushed before; the number of the question.
+    pub(super) fn ask(&self) -> u64 {
+        self.asked.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    /// Whether the peers have all that was pushed before a question, or have failed.
+    pub(super) fn has_answered(&self, question: u64) -> bool {
+        self.answered.load(Ordering::Acquire) >= question
     }
 
     /// Wakes the proxy, if it sleeps, after something was pushed.
@@ -90,26 +102,31 @@ pub(super) struct Proxy<S> {
     pub(super) timeout: Duration,
     /// Bytes that are gathered without a signal before they are sent.
     pub(super) most: usize,
+    /// How long it sleeps while there is nothing to do, unless it is [woken](Desk::wake).
+    pub(super) sleep: Duration,
 }
 
 /// Commands that are taken before the writes under way are looked at.
 const BATCH: usize = 256;
 /// Rounds without work before the proxy sleeps.
 const SPINS: u32 = 64;
-/// How long it sleeps while writes are under way, and while nothing is.
-const NAP: Duration = Duration::from_micros(50);
-const SLEEP: Duration = Duration::from_millis(20);
+/// How long it sleeps while writes are under way.
+pub(super) const NAP: Duration = Duration::from_micros(50);
 
 impl<S: Storage> Proxy<S> {
     /// Carries out commands until the desk is closed.
     pub(super) fn run(mut self) {
         let mut idle = 0;
         while !self.desk.is_closed.load(Ordering::Acquire) {
-            let has_worked = self.take_commands() | self.look_at_peers();
-            match has_worked {
-                true => idle = 0,
-                false => self.rest(&mut idle),
+            let asked = self.desk.asked.load(Ordering::Acquire);
+            if self.take_commands() | self.look_at_peers() {
+                idle = 0;
+                continue;
             }
+            if self.is_quiet() {
+                self.desk.answered.store(asked, Ordering::Release);
+            }
+            self.rest(&mut idle);
         }
     }
 
@@ -149,7 +166,7 @@ impl<S: Storage> Proxy<S> {
 
     /// Posts what was gathered for a peer, with the signal that follows it.
     fn post(&mut self, rank: usize, signal: Option<(u32, u64)>) {
-        let Some(outbox) = &self.desk.outboxes[rank] else { return };
+        let Some(Some(outbox)) = self.desk.outboxes.get(rank) else { return };
         let Some(peer) = &mut self.peers[rank] else { return };
         let signal = signal.map(|(word, mark)| Signal {
             advert: peer.advert(8 * word as usize, 8),
@@ -175,7 +192,7 @@ impl<S: Storage> Proxy<S> {
 
     /// Posts what somebody waits for, and sees which writes have ended. Whether any has.
     fn look_at_peers(&mut self) -> bool {
-        let (mut has_ended, mut is_quiet) = (false, true);
+        let mut has_ended = false;
         for rank in 0..self.peers.len() {
             let Some(outbox) = &self.desk.outboxes[rank] else { continue };
             if outbox.was_hurried() && self.peers[rank].as_ref().is_some_and(|peer| peer.bytes > 0)
@@ -195,12 +212,13 @@ impl<S: Storage> Proxy<S> {
                 peer.under_way.pop_front();
                 has_ended = true;
             }
-            is_quiet &= peer.under_way.is_empty() && peer.bytes == 0;
-        }
-        if is_quiet {
-            self.desk.done.store(self.popper.popped(), Ordering::Release);
         }
         has_ended
+    }
+
+    /// Whether nothing is gathered or under way.
+    fn is_quiet(&self) -> bool {
+        self.peers.iter().flatten().all(|peer| peer.under_way.is_empty() && peer.bytes == 0)
     }
 
     /// Waits for commands, or for writes to end.
@@ -215,7 +233,7 @@ impl<S: Storage> Proxy<S> {
         // A producer that has not seen the flag has pushed before.
         if !self.take_commands() && !self.desk.is_closed.load(Ordering::Acquire) {
             let is_busy = self.peers.iter().flatten().any(|peer| !peer.under_way.is_empty());
-            thread::park_timeout(if is_busy { NAP } else { SLEEP });
+            thread::park_timeout(if is_busy { NAP } else { self.sleep });
         }
         self.desk.is_asleep.store(false, Ordering::Relaxed);
     }

@@ -14,7 +14,7 @@ use uccl_ep::{
     routing::{Choices, Routing},
 };
 
-use super::{Gpu, Ranks, world};
+use super::{Gpu, Ranks, Way, world};
 
 /// Calls that all ranks make.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +37,7 @@ pub(crate) struct Case {
     pub(crate) late: Duration,
     /// A rank that is left out, if any.
     pub(crate) lost: Option<(usize, Lost)>,
+    pub(crate) way: Way,
 }
 
 /// What a rank has for one round.
@@ -277,8 +278,11 @@ impl Case {
             masks_late: self.lost.is_some(),
             device: 0,
             blocks: self.blocks,
+            reach: cuda::Reach::Any,
+            node: None,
+            network: None,
         };
-        cuda::Group::join(config, &mut ranks.exchange(me)).expect("it joins")
+        cuda::Group::join(self.way.of(config), &mut ranks.exchange(me)).expect("it joins")
     }
 
     /// How long a dispatch and its combine take on the GPU, one behind the other, with as many tokens as there are slots.
