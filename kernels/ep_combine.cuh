@@ -67,13 +67,6 @@ __device__ __forceinline__ void send_header(const UcclEpGroup& g, const UcclEpCa
   }
 }
 
-// Where a row goes; the rank is `ranks` for one that goes nowhere.
-struct Return {
-  u64 row;
-  u64 to;
-  u32 rank;
-};
-
 __device__ __forceinline__ Return return_of(const UcclEpReturn& p, const Returning& s, u32 at) {
   u32 expert = find(s.starts, p.local_experts, at);
   u64 row = static_cast<u64>(expert) * p.expert_rows + (at - s.starts[expert]);
@@ -95,23 +88,6 @@ __device__ __forceinline__ void send_row(const UcclEpReturn& p, const Returning&
   copy_to_all(targets, p.rows + r.row * p.row_stride, p.row_len / 16);
 }
 
-// Has a block's rows for far ranks copied to them. Whether that went well.
-__device__ __forceinline__ bool send_rows_far(const UcclEpReturn& p, Returning& s, u32 total) {
-  if (p.group.far == 0) return true;
-  __syncthreads();
-  __threadfence_system();
-  u32 step = gridDim.x * blockDim.x;
-#pragma unroll 1
-  for (u32 first = blockIdx.x + warp_of_thread() * LANES * gridDim.x; first < total; first += step) {
-    u32 at = first + lane_of_thread() * gridDim.x;
-    Return r = {0, 0, p.group.ranks};
-    if (at < total) r = return_of(p, s, at);
-    bool has = r.rank < p.group.ranks && is_far(p.group, r.rank);
-    send_far(p.group, s.waiting, has, r.rank, r.to, p.row_len);
-  }
-  return is_sound(p.group, p.call, s.waiting);
-}
-
 __device__ __forceinline__ void combine_send(const UcclEpReturn& p, Returning& s) {
   if (!wait_for_room(p.group, p.call, s.waiting)) return;
   const u64* ranges = reinterpret_cast<const u64*>(p.layout_range);
@@ -125,7 +101,8 @@ __device__ __forceinline__ void combine_send(const UcclEpReturn& p, Returning& s
   u32 total = s.starts[p.local_experts];
 #pragma unroll 1
   for (u32 at = blockIdx.x; at < total; at += gridDim.x) send_row(p, s, at);
-  if (!send_rows_far(p, s, total)) return;
+  auto of = [&](u32 at) { return return_of(p, s, at); };
+  if (!send_rows(p.group, p.call, s.waiting, of, total, p.row_len)) return;
   if (!is_last_block(p.group, STEP_SEND, s.waiting)) return;
   UcclEpPlaced& call = s.waiting.call;
   take_place(p.group, p.call, call);

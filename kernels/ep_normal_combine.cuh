@@ -4,15 +4,22 @@
 #include "ep_combine.cuh"
 #include "ep_normal_dispatch.cuh"
 
-// Sends a row, and its weights, back to where its token came from. The warps of a block share the work.
-__device__ __forceinline__ void return_row(const UcclEpNormalReturn& p, const UcclEpPlaced& call, u32 row) {
+// Where a row goes.
+__device__ __forceinline__ Return return_of(const UcclEpNormalReturn& p, const UcclEpPlaced& call, u32 row) {
   u32 origin = reinterpret_cast<const u32*>(p.origin)[row], token = reinterpret_cast<const u32*>(p.src_info)[row];
   u32 rank = origin / ORIGIN_RANK, nth = origin % ORIGIN_RANK;
   // Tensors that the caller has spoilt reach no other memory.
-  if (rank >= p.group.ranks || nth >= p.token_rows || token >= p.slots) return;
-  if (is_masked(call, rank)) return;
+  bool is_inside = rank < p.group.ranks && nth < p.token_rows && token < p.slots;
+  if (!is_inside || is_masked(call, rank)) return {row, 0, p.group.ranks};
   u64 slot = static_cast<u64>(nth) * p.slots + token;
-  u64 to = p.group.windows[rank] + call.place + slot * p.slot_stride;
+  return {row, p.group.windows[rank] + call.place + slot * p.slot_stride, rank};
+}
+
+// Sends a row, and its weights, back to where its token came from. The warps of a block share the work.
+__device__ __forceinline__ void return_row(const UcclEpNormalReturn& p, const UcclEpPlaced& call, u32 row) {
+  Return r = return_of(p, call, row);
+  if (r.rank == p.group.ranks) return;
+  u64 to = r.to;
   Targets targets[1] = {{to, 1}};
   copy_to_all(targets, p.rows + row * p.row_stride, p.row_len / 16);
   if (p.weights != 0 && threadIdx.x < p.top_k) {
@@ -28,6 +35,9 @@ __device__ __forceinline__ void normal_return(const UcclEpNormalReturn& p, Waiti
   if (!has_room(g, p.call, total, p.len, w)) return;
 #pragma unroll 1
   for (u32 row = blockIdx.x; row < total; row += gridDim.x) return_row(p, w.call, row);
+  u32 len = p.weights != 0 ? p.weights_at + 4 * p.top_k : p.row_len;
+  auto of = [&](u32 row) { return return_of(p, w.call, row); };
+  if (!send_rows(g, p.call, w, of, total, len)) return;
   if (!is_last_block(g, STEP_SEND, w)) return;
   take_place(g, p.call, w.call);
   send_header(g, p.call, w.call);

@@ -326,6 +326,30 @@ __device__ __forceinline__ void send_far(const UcclEpGroup& g, Waiting& w, bool 
   if (has && state != 0) note_push(g, w, state, rank);
 }
 
+// A row that goes back, and where to; the rank is `ranks` if it goes nowhere.
+struct Return {
+  u64 row;
+  u64 to;
+  u32 rank;
+};
+
+// Has the rows of a block that go to far ranks copied there: of `total`, those that `of` says, each of `len` bytes. Whether that went well.
+template <typename Of>
+__device__ __forceinline__ bool send_rows(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w, Of of, u32 total, u32 len) {
+  if (g.far == 0) return true;
+  __syncthreads();
+  __threadfence_system();
+  u32 step = gridDim.x * blockDim.x;
+#pragma unroll 1
+  for (u32 first = blockIdx.x + warp_of_thread() * LANES * gridDim.x; first < total; first += step) {
+    u32 at = first + lane_of_thread() * gridDim.x;
+    Return r = {0, 0, g.ranks};
+    if (at < total) r = of(at);
+    send_far(g, w, r.rank < g.ranks && is_far(g, r.rank), r.rank, r.to, len);
+  }
+  return is_sound(g, c, w);
+}
+
 // Sets a word for each rank that a lane has. All lanes of a warp come here.
 __device__ __forceinline__ void set_word(const UcclEpGroup& g, Waiting& w, bool has, u32 rank, u64 word, u64 value) {
   bool is_pushed = has && is_far(g, rank);

@@ -161,5 +161,54 @@ const FAR: Case = Case { way: Way::ByHost(2, Transport::Tcp), ..SMALL };
 #[test]
 fn a_gpu_whose_peers_are_far_makes_the_bytes_of_the_cpu() {
     emulator::load();
-    FAR.run();
+    for (nodes, ranks, transport) in [
+        (2, 2, Transport::Tcp),
+        (2, 4, Transport::Tcp),
+        (3, 3, Transport::Local),
+        (1, 2, Transport::Tcp),
+    ] {
+        let kind = (ranks == 4).then_some(Scales::Exact);
+        Case { ranks, kind, way: Way::ByHost(nodes, transport), ..FAR }.run();
+    }
+    // More rows than a warp has threads, and calls that take the places of others.
+    Case { hidden: 8, slots: 70, local_experts: 40, top_k: 32, rounds: 1, ..FAR }.run();
+    Case { hidden: 128, rounds: 12, places: 1, ..FAR }.run();
+}
+
+#[test]
+fn normal_mode_of_far_ranks_makes_the_bytes_of_the_cpu() {
+    emulator::load();
+    for seed in 20..24 {
+        let drawn = NORMAL.drawn(seed);
+        Normal { ranks: 4, way: Way::ByHost(2, Transport::Tcp), ..drawn }.run();
+    }
+    let far = Normal { way: Way::ByHost(3, Transport::Local), ranks: 3, ..NORMAL };
+    Normal { rounds: 12, places: 1, is_worst: true, is_again: true, ..far }.run();
+    Normal { hidden: 8, slots: 70, local_experts: 40, top_k: 32, rounds: 1, ..far }.run();
+}
+
+#[test]
+fn a_far_rank_that_goes_away_is_named_by_all_others() {
+    emulator::load();
+    let told = Case { ranks: 3, way: Way::ByHost(3, Transport::Tcp), ..SMALL }.loses_the_last();
+    assert!(told[..2].iter().all(|told| told.contains("rank 2 ")), "{told:?}");
+}
+
+#[test]
+fn calls_go_on_without_a_far_rank_that_is_late_or_masked() {
+    emulator::load();
+    for lost in [Lost::Late, Lost::Masked] {
+        Case { lost: Some((1, lost)), rounds: 6, places: 2, ..FAR }.run();
+    }
+}
+
+#[test]
+fn a_far_rank_that_does_not_come_is_named() {
+    emulator::load();
+    let told = FAR.fails(Duration::from_millis(500), |me| (me == 0).then_some(FAR));
+    let late = "rank 1: data of call 1 round 0 expected, nothing seen";
+    assert!(
+        told[0].starts_with("dispatch on rank 0 is not over") && told[0].contains(late),
+        "{told:?}"
+    );
 }

@@ -78,7 +78,7 @@ pub struct Group {
 /// Where the ranks' windows are.
 enum Windows {
     Direct(Window),
-    ByHost(Hosted),
+    ByHost(Box<Hosted>),
 }
 
 impl Windows {
@@ -135,7 +135,8 @@ impl Group {
         let host = crate::Config { rank, ranks, pool, timeout, masks_late, node, network };
         let group = crate::Group::join_for_device(host, exchange)?;
         let hosted = Hosted::new(group, parts.context, &parts.reports);
-        let joined = hosted.map(|hosted| parts.into_group(config, Windows::ByHost(hosted)));
+        let joined =
+            hosted.map(|hosted| parts.into_group(config, Windows::ByHost(Box::new(hosted))));
         all_joined(rank, joined, exchange)
     }
 
@@ -189,9 +190,9 @@ impl Group {
         }
     }
 
-    fn loss(&self, peer: usize) -> String {
+    fn loss(&self, peer: usize) -> Option<String> {
         match &self.windows {
-            Windows::Direct(_) => "is lost".to_owned(),
+            Windows::Direct(_) => None,
             Windows::ByHost(hosted) => hosted.loss(peer),
         }
     }

@@ -64,11 +64,11 @@ impl Hosted {
             let (memory, slots) = way.ring();
             (mirrors, ring, ring_slots) = (lock(way.outbox())?, lock(memory)?, slots as u32);
         }
-        for rank in 0..group.ranks() {
+        for (rank, at) in windows.iter_mut().enumerate().take(group.ranks()) {
             if let Some(near) = group.window().near(rank) {
-                windows[rank] = lock(near)?;
+                *at = lock(near)?;
             } else if let Some(part) = way.and_then(|way| way.part_of(rank)) {
-                windows[rank] = mirrors + part as u64;
+                *at = mirrors + part as u64;
                 far |= 1 << rank;
             } else {
                 return Err(Error::invalid(format!("rank {rank} has not joined")));
@@ -89,9 +89,8 @@ impl Hosted {
     }
 
     /// Why a rank is not there any more.
-    pub(super) fn loss(&self, rank: usize) -> String {
-        let told = self.watch.losses.get(rank).and_then(OnceLock::get);
-        told.map_or_else(|| "is lost".to_owned(), String::clone)
+    pub(super) fn loss(&self, rank: usize) -> Option<String> {
+        self.watch.losses.get(rank)?.get().cloned()
     }
 
     /// Tells kernels where windows are.

@@ -335,6 +335,30 @@ impl Case {
         })
     }
 
+    /// The last rank leaves without a call: what the others are told, long before they would give up.
+    pub(crate) fn loses_the_last(self) -> Vec<String> {
+        world(self.ranks, |ranks, me| {
+            let group = self.join(ranks, me, Duration::from_secs(60));
+            let gpu = Gpu::new();
+            let inputs = self.inputs(me, 0);
+            let on_gpu = OnGpu::new(&self, &gpu, &inputs);
+            ranks.meet();
+            if me + 1 == self.ranks {
+                drop(group);
+                ranks.meet();
+                return String::new();
+            }
+            // The others' faults may be known before all is enqueued.
+            let _ = on_gpu.enqueue_dispatch(&self, &group, &gpu);
+            let began = Instant::now();
+            gpu.stream.synchronize().expect("kernels end, and the context stays usable");
+            assert!(began.elapsed() < Duration::from_secs(30), "after {:?}", began.elapsed());
+            let told = group.check().err().map(|e| e.to_string()).unwrap_or_default();
+            ranks.meet();
+            told
+        })
+    }
+
     fn on_gpu(&self, ranks: &Ranks, me: usize, inputs: &[Inputs]) -> Vec<Got> {
         let timeout = if self.lost.is_some() { SOON } else { Duration::from_secs(20) };
         let group = self.join(ranks, me, timeout);
