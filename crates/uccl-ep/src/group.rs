@@ -18,7 +18,7 @@ use uccl_wire::ep_card::{EpCard, EpEndpoint};
 use crate::{
     blocks::{Block, Blocks},
     error::{Error, Phase, Result, described},
-    far::SendFrom,
+    far::{Far, ProxyStats, SendFrom},
     joining::{Exchange, MakeEndpoint, Position, agree, all_joined},
     nodes::Nodes,
     patience::Patience,
@@ -223,6 +223,12 @@ impl Group {
     #[must_use]
     pub fn network_stats(&self) -> Option<uccl_p2p::Stats> {
         self.window.network_stats()
+    }
+
+    /// What this rank's proxy has done; `None` if all ranks are near.
+    #[must_use]
+    pub fn proxy_stats(&self) -> Option<ProxyStats> {
+        self.window.far().map(Far::proxy_stats)
     }
 
     /// Leaves a rank out of the calls that follow, or lets it take part again.

@@ -256,10 +256,40 @@ fn how_long_calls_take() {
     for ranks in [1, 2, 4] {
         for kind in [None, Some(Scales::Exact)] {
             for blocks in [4, 8, 16, 32] {
-                let took = Case { ranks, kind, blocks, ..large }.time(100);
+                let (took, _) = Case { ranks, kind, blocks, ..large }.time(100);
                 println!(
                     "{ranks} ranks, {kind:?}, {blocks} blocks: {took:?} a dispatch and combine"
                 );
+            }
+        }
+    }
+}
+
+/// The same kernels without windows of the host, with them, and with proxies: what each adds.
+#[test]
+#[ignore = "measures, and asserts nothing"]
+fn how_long_calls_take_by_the_host() {
+    let Some(_alone) = alone() else { return };
+    let large = Case { hidden: 7168, top_k: 8, slots: 128, local_experts: 32, blocks: 16, ..CASE };
+    for ranks in [2, 4] {
+        for kind in [None, Some(Scales::Exact)] {
+            for way in [
+                Way::Found,
+                Way::ByHost(1, Transport::Tcp),
+                Way::ByHost(2, Transport::Tcp),
+                Way::ByHost(2, Transport::Local),
+                Way::ByHost(ranks, Transport::Tcp),
+                Way::ByHost(ranks, Transport::Local),
+            ] {
+                let (took, proxy) = Case { ranks, kind, way, ..large }.time(30);
+                println!("{ranks} ranks, {kind:?}, {way:?}: {took:?} a dispatch and combine");
+                if let Some(uccl_ep::ProxyStats { commands, writes, working, under_way, .. }) =
+                    proxy
+                {
+                    println!(
+                        "    the proxy: {commands} commands, {writes} writes, {working:?} at work, {under_way:?} with writes under way"
+                    );
+                }
             }
         }
     }

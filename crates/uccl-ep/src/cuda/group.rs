@@ -16,6 +16,7 @@ use super::{
 };
 use crate::{
     error::{Error, Phase, Result},
+    far::ProxyStats,
     header::Header,
     joining::{Exchange, agree, all_joined, judged_by_all},
     nodes::Node,
@@ -161,15 +162,25 @@ impl Group {
     /// Whether ranks reach each other by the host.
     #[must_use]
     pub fn is_by_host(&self) -> bool {
-        matches!(self.windows, Windows::ByHost(_))
+        self.by_host().is_some()
     }
 
     /// What went over the network; `None` if nothing does.
     #[must_use]
     pub fn network_stats(&self) -> Option<uccl_p2p::Stats> {
+        self.by_host()?.network_stats()
+    }
+
+    /// What this rank's proxy has done; `None` if it has none.
+    #[must_use]
+    pub fn proxy_stats(&self) -> Option<ProxyStats> {
+        self.by_host()?.proxy_stats()
+    }
+
+    fn by_host(&self) -> Option<&crate::Group> {
         match &self.windows {
             Windows::Direct(_) => None,
-            Windows::ByHost(hosted) => hosted.network_stats(),
+            Windows::ByHost(hosted) => Some(hosted.group()),
         }
     }
 

@@ -83,9 +83,9 @@ impl Hosted {
         self.group.pool_len()
     }
 
-    /// What went over the network.
-    pub(super) fn network_stats(&self) -> Option<uccl_p2p::Stats> {
-        self.group.network_stats()
+    /// The group that has the windows.
+    pub(super) fn group(&self) -> &Group {
+        &self.group
     }
 
     /// Why a rank is not there any more.

@@ -7,6 +7,7 @@ pub(crate) mod command;
 pub(crate) mod fifo;
 mod outbox;
 mod proxy;
+mod tally;
 
 use std::{
     mem,
@@ -20,6 +21,7 @@ use uccl_fabric::shm::{Mapping, Segment};
 use uccl_p2p::{ConnId, Endpoint, Uninterrupted};
 use uccl_wire::ep_card::EpEndpoint;
 
+pub use self::tally::ProxyStats;
 use self::{
     command::{Command, UNIT},
     fifo::{Fifo, Popper, Shared},
@@ -274,6 +276,11 @@ impl Far {
     /// What the endpoint has counted.
     pub(crate) fn stats(&self) -> Option<uccl_p2p::Stats> {
         self.endpoint.stats().ok()
+    }
+
+    /// What the proxy has done.
+    pub(crate) fn proxy_stats(&self) -> ProxyStats {
+        self.desk.tally.read()
     }
 
     /// Waits until all peers have what was sent to them, though not for long.

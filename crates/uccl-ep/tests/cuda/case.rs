@@ -285,8 +285,9 @@ impl Case {
         cuda::Group::join(self.way.of(config), &mut ranks.exchange(me)).expect("it joins")
     }
 
-    /// How long a dispatch and its combine take on the GPU, one behind the other, with as many tokens as there are slots.
-    pub(crate) fn time(self, rounds: u32) -> Duration {
+    /// How long a dispatch and its combine take on the GPU, one behind the other, with as many tokens as there are slots; and what the
+    /// slowest rank's proxy did for each, if it has one.
+    pub(crate) fn time(self, rounds: u32) -> (Duration, Option<uccl_ep::ProxyStats>) {
         let took = world(self.ranks, |ranks, me| {
             let inputs = self.inputs_of(me, 0, self.slots);
             let group = self.join(ranks, me, Duration::from_secs(20));
@@ -302,12 +303,14 @@ impl Case {
                 began.elapsed() / rounds.max(1)
             };
             run(5);
+            let before = group.proxy_stats();
             let took = run(rounds);
+            let after = group.proxy_stats();
             group.check().expect("calls go well");
             ranks.meet();
-            took
+            (took, before.zip(after).map(|(before, after)| each(before, after, rounds)))
         });
-        took.into_iter().max().unwrap_or_default()
+        took.into_iter().max_by_key(|(took, _)| *took).expect("a rank")
     }
 
     /// Ranks that do not come, and those that make other calls: what each that comes is told.
@@ -524,6 +527,19 @@ impl Case {
     fn is_64(&self) -> bool {
         self.seed % 2 == 1
     }
+}
+
+/// What a proxy did for each of so many rounds.
+fn each(
+    before: uccl_ep::ProxyStats,
+    mut after: uccl_ep::ProxyStats,
+    rounds: u32,
+) -> uccl_ep::ProxyStats {
+    after.commands = (after.commands - before.commands) / u64::from(rounds);
+    after.writes = (after.writes - before.writes) / u64::from(rounds);
+    after.working = (after.working - before.working) / rounds;
+    after.under_way = (after.under_way - before.under_way) / rounds;
+    after
 }
 
 /// Choices of tokens: experts that differ from each other, and some that are none.
