@@ -5,7 +5,7 @@
 
 Ranks are processes, one for each GPU, or threads of one process that share the only one. Times are of CUDA events on each rank's stream,
 the slowest rank's, medians of all rounds: once as a program calls it, with what the host takes, and once as a call of a graph that
-repeats it, which is what the kernels take with the waits among them. Rows count once for each expert of a token, also those that stay
+repeats it, which is what the kernels take with the waits among them. ``--kernels`` adds what each kernel of such a graph takes. Rows count once for each expert of a token, also those that stay
 with their rank; the second figure of bytes is of rows for other ranks. Beside them: a copy of as many bytes on this GPU, or, between
 GPUs, NCCL's all_to_all.
 """
@@ -133,6 +133,14 @@ def measure(calls: Calls, meet: Callable[[], Any]) -> Times:
     meet()
     calls.buffer.check()
     return times
+
+
+def kernels_of(work: Callable[[], Any], repeats: int) -> dict[str, float]:
+    """Microseconds of each kernel in a stream's work, by name, of one of its repetitions."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        work()
+        torch.cuda.synchronize()
+    return {event.key: event.self_device_time_total / repeats for event in profile.key_averages()}
 
 
 def report(args: argparse.Namespace, ids: torch.Tensor, all_times: list[Times], how: str) -> None:

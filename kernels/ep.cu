@@ -1,31 +1,31 @@
 // Expert parallelism: the kernels of a dispatch and of a combine.
 //
-// With few tokens, a dispatch is three launches: `route` (one block), `send`, `receive`; a combine is `return` and `sum`. In
+// In low latency mode, a dispatch is `route` (one block), unless there are few tokens, `send` and `receive`; a combine is `return` and `sum`. In
 // normal mode, a dispatch is `layout` (one block), `normal_send`, perhaps `count` (one block), and `normal_receive`; a combine is
 // `normal_return` and `normal_sum`. The blocks of a launch that waits for peers are few enough to run at the same time, those of
 // all ranks of a GPU together.
 
 #include "ep_normal_combine.cuh"
 
-extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 2)
+extern "C" __global__ void __launch_bounds__(UCCL_EP_ROUTE_THREADS)
     uccl_ep_route(const __grid_constant__ UcclEpSend p) {
   UCCL_SHARED(Routing, s);
   route(p, s);
 }
 
-extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 2)
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
     uccl_ep_send(const __grid_constant__ UcclEpSend p) {
-  UCCL_SHARED(Waiting, s);
+  UCCL_SHARED(Sending, s);
   dispatch_send(p, s);
 }
 
-extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 2)
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
     uccl_ep_receive(const __grid_constant__ UcclEpReceive p) {
   UCCL_SHARED(Arriving, s);
   dispatch_receive(p, s);
 }
 
-extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 2)
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
     uccl_ep_return(const __grid_constant__ UcclEpReturn p) {
   UCCL_SHARED(Returning, s);
   combine_send(p, s);
@@ -42,43 +42,43 @@ extern "C" __global__ void __launch_bounds__(UCCL_EP_MOST_RANKS)
   if (rank == 0) own->masked = masked;
 }
 
-extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 2)
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
     uccl_ep_sum(const __grid_constant__ UcclEpSum p) {
   UCCL_SHARED(Waiting, s);
   combine_receive(p, s);
 }
 
-extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 2)
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
     uccl_ep_layout(const __grid_constant__ UcclEpNormalSend p) {
   UCCL_SHARED(Layout, s);
   lay_out(p, s);
 }
 
-extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 2)
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
     uccl_ep_normal_send(const __grid_constant__ UcclEpNormalSend p) {
   UCCL_SHARED(Waiting, s);
   normal_send(p, s);
 }
 
-extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 2)
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
     uccl_ep_count(const __grid_constant__ UcclEpCount p) {
   UCCL_SHARED(Rows, s);
   count(p, s);
 }
 
-extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 2)
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
     uccl_ep_normal_receive(const __grid_constant__ UcclEpNormalReceive p) {
   UCCL_SHARED(Rows, s);
   normal_receive(p, s);
 }
 
-extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 2)
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
     uccl_ep_normal_return(const __grid_constant__ UcclEpNormalReturn p) {
   UCCL_SHARED(Waiting, s);
   normal_return(p, s);
 }
 
-extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 2)
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
     uccl_ep_normal_sum(const __grid_constant__ UcclEpNormalSum p) {
   UCCL_SHARED(Waiting, s);
   normal_sum(p, s);

@@ -9,6 +9,7 @@ constexpr u32 UCCL_EP_MOST_RANKS = 64;
 constexpr u32 UCCL_EP_MOST_EXPERTS = 2048;
 // A choice is a lane of a warp.
 constexpr u32 UCCL_EP_MOST_TOP_K = 32;
+constexpr u32 UCCL_EP_FEW_CHOICES = 4096;  // that each block of `send` may look at
 // Positions of a token among those of an expert have 16 bits while they are counted.
 constexpr u32 UCCL_EP_MOST_TOKENS = 65535;
 // Calls that may be under way.
@@ -16,7 +17,8 @@ constexpr u32 UCCL_EP_SLOTS = 8;
 // Calls of the same length that lie behind each other in a pool.
 constexpr u32 UCCL_EP_ROUND = 4;
 constexpr u32 UCCL_EP_HEADER = 8;
-constexpr u32 UCCL_EP_THREADS = 256;
+constexpr u32 UCCL_EP_THREADS = 1024;
+constexpr u32 UCCL_EP_ROUTE_THREADS = 256;  // each warp counts all experts
 
 // Words that only this rank's kernels use: whether a call has failed, how many blocks have come to the end of a step, where the last
 // calls are, and which ranks are left out.
@@ -32,6 +34,7 @@ struct UcclEpOwn {
   u32 verdicts[UCCL_EP_SLOTS][UCCL_EP_MOST_RANKS];  // of the last calls: whether a rank's data came in time
   u64 pushed;                                       // commands for the proxy, in all
   u64 popped;                                       // how many of them the proxy had taken when that was looked at last
+  u64 room;                                         // the last call that the first block has found room for, where it alone looks
 };
 
 // Leaves ranks out, lets others take part again, and tells which are left out.
@@ -86,6 +89,8 @@ struct UcclEpGroup {
   u32 ranks;
   u32 masks_late;  // whether a late rank is left out, and the call goes on
   u32 ring_slots;
+  u32 by_host;     // whether windows are in the host's memory, at which one block looks for all
+  u32 zero;
 };
 
 // What a call is: the same each time that a graph repeats it.
@@ -100,9 +105,8 @@ struct UcclEpCall {
 // A call's number and place, which follow from the calls before it.
 struct UcclEpPlaced {
   u64 number;
-  u64 place;                 // in bytes from the start of a window
-  u64 after[UCCL_EP_SLOTS];  // calls that a peer must have ended before its place is written to
-  u64 after_count;
+  u64 place;   // in bytes from the start of a window
+  u64 after;   // a bit for the slot of each call that a peer must have ended before the place is written to
   u64 masked;  // a bit for each rank that is left out
 };
 
@@ -147,7 +151,7 @@ struct UcclEpSend {
   u64 rows;
   u64 row_stride;
   u32 how;
-  u32 zero;
+  u32 is_few;  // whether `send` finds the places of tokens itself
 };
 
 struct UcclEpReceive {

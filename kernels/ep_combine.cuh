@@ -80,16 +80,17 @@ __device__ __forceinline__ Return return_of(const UcclEpReturn& p, const Returni
   return {row, p.group.windows[rank] + s.waiting.call.place + slot * p.slot_stride, rank};
 }
 
-__device__ __forceinline__ void send_row(const UcclEpReturn& p, const Returning& s, u32 at) {
+__device__ __forceinline__ void send_row(const UcclEpReturn& p, const Returning& s, const Team& team, u32 at) {
   Return r = return_of(p, s, at);
   if (r.rank == p.group.ranks) return;
   // One lane has the only target.
   Targets targets[1] = {{r.to, 1}};
-  copy_to_all(targets, p.rows + r.row * p.row_stride, p.row_len / 16);
+  copy_to_all(team, targets, p.rows + r.row * p.row_stride, p.row_len / 16);
 }
 
 __device__ __forceinline__ void combine_send(const UcclEpReturn& p, Returning& s) {
-  if (!wait_for_room(p.group, p.call, s.waiting)) return;
+  if (!begin_send(p.group, p.call, s.waiting)) return;
+  if (is_spare_block()) send_header(p.group, p.call, s.waiting.call);
   const u64* ranges = reinterpret_cast<const u64*>(p.layout_range);
 #pragma unroll 1
   for (u32 expert = threadIdx.x; expert < p.local_experts; expert += blockDim.x) {
@@ -99,19 +100,15 @@ __device__ __forceinline__ void combine_send(const UcclEpReturn& p, Returning& s
   __syncthreads();
   scan(s.starts, p.local_experts, s.sums);
   u32 total = s.starts[p.local_experts];
+  Team team = team_for(total);
 #pragma unroll 1
-  for (u32 at = blockIdx.x; at < total; at += gridDim.x) send_row(p, s, at);
+  for (u32 at = team.first; at < total; at += team.step) send_row(p, s, team, at);
   auto of = [&](u32 at) { return return_of(p, s, at); };
-  if (!send_rows(p.group, p.call, s.waiting, of, total, p.row_len)) return;
-  if (!is_last_block(p.group, STEP_SEND, s.waiting)) return;
-  UcclEpPlaced& call = s.waiting.call;
-  take_place(p.group, p.call, call);
-  send_header(p.group, p.call, call);
-  tell_arrived(p.group, p.call, s.waiting);
+  end_send(p.group, p.call, s.waiting, [&] { send_rows(p.group, s.waiting, of, total, p.row_len); });
 }
 
-// Sums the rows of a token's choices, in their order. The warps of a block share the work.
-__device__ __forceinline__ void sum_token(const UcclEpSum& p, const UcclEpPlaced& call, u32 token) {
+// Sums the rows of a token's choices, in their order.
+__device__ __forceinline__ void sum_token(const UcclEpSum& p, const UcclEpPlaced& call, const Team& team, u32 token) {
   u32 lane = lane_of_thread();
   Targets rows = {0, 0};
   float weight = 0.0f;
@@ -127,7 +124,7 @@ __device__ __forceinline__ void sum_token(const UcclEpSum& p, const UcclEpPlaced
   rows.has = __ballot_sync(ALL, is_chosen);
   u32 count = p.row_len / 16;
 #pragma unroll 1
-  for (u32 first = warp_of_thread() * LANES; first < count; first += warps_of_block() * LANES) {
+  for (u32 first = team.warp * LANES; first < count; first += team.lanes()) {
     u32 at = first + lane;
     Sums sums = {};
 #pragma unroll 1
@@ -157,7 +154,8 @@ __device__ __forceinline__ void sum_token(const UcclEpSum& p, const UcclEpPlaced
 
 __device__ __forceinline__ void combine_receive(const UcclEpSum& p, Waiting& w) {
   if (!wait_for_data(p.group, p.call, p.waits, w)) return;
+  Team team = team_for(p.routes.tokens);
 #pragma unroll 1
-  for (u32 token = blockIdx.x; token < p.routes.tokens; token += gridDim.x) sum_token(p, w.call, token);
+  for (u32 token = team.first; token < p.routes.tokens; token += team.step) sum_token(p, w.call, team, token);
   if (is_last_block(p.group, STEP_RECEIVE, w)) tell_taken(p.group, p.call, w);
 }

@@ -1,8 +1,8 @@
 // Tokens go to the ranks of their experts.
 #pragma once
 
+#include "ep_few.cuh"
 #include "ep_numerics.cuh"
-#include "ep_route.cuh"
 
 // Lanes that share a group of 128 channels, with 16 each.
 constexpr u32 GROUP_LANES = 8;
@@ -10,14 +10,15 @@ constexpr u32 GROUP = 128;
 // Channels that a warp quantises at a time.
 constexpr u32 WARP_CHANNELS = 512;
 
-// Where a token's records go: a lane has those of two ranks.
-__device__ __forceinline__ void records_of(const UcclEpSend& p, const UcclEpPlaced& call, u32 token, Targets (&to)[2]) {
-  const int* slots = reinterpret_cast<const int*>(p.routes.slots);
+// Where a token's records go: a lane has those of two ranks. `slot_of` says at which place of a rank, or -1.
+template <typename SlotOf>
+__device__ __forceinline__ void records_at(const UcclEpSend& p, const UcclEpPlaced& call, Targets (&to)[2],
+                                           SlotOf slot_of) {
 #pragma unroll
   for (u32 half = 0; half < 2; half++) {
     u32 rank = half * LANES + lane_of_thread();
     bool is_rank = rank < p.group.ranks && !is_masked(call, rank);
-    int slot = is_rank ? slots[static_cast<u64>(token) * p.group.ranks + rank] : -1;
+    int slot = is_rank ? slot_of(rank) : -1;
     to[half].has = __ballot_sync(ALL, slot >= 0);
     to[half].mine = 0;
     if (slot >= 0) {
@@ -27,13 +28,17 @@ __device__ __forceinline__ void records_of(const UcclEpSend& p, const UcclEpPlac
   }
 }
 
-// Quantises a row once and writes it to each record. The warps of a block share the work.
-__device__ __forceinline__ void send_quantised(const UcclEpSend& p, u64 row,
-                                               const Targets (&to)[2]) {
+// Where a token's records go that an earlier launch has routed.
+__device__ __forceinline__ void records_of(const UcclEpSend& p, const UcclEpPlaced& call, u32 token, Targets (&to)[2]) {
+  const int* slots = reinterpret_cast<const int*>(p.routes.slots) + static_cast<u64>(token) * p.group.ranks;
+  records_at(p, call, to, [&](u32 rank) { return slots[rank]; });
+}
+
+// Quantises a row once and writes it to each record.
+__device__ __forceinline__ void send_quantised(const UcclEpSend& p, const Team& team, u64 row, const Targets (&to)[2]) {
   u32 lane = lane_of_thread();
 #pragma unroll 1
-  for (u32 first = warp_of_thread() * WARP_CHANNELS; first < p.area.payload;
-       first += warps_of_block() * WARP_CHANNELS) {
+  for (u32 first = team.warp * WARP_CHANNELS; first < p.area.payload; first += team.warps * WARP_CHANNELS) {
     u32 channel = first + lane * (GROUP / GROUP_LANES);
     bool is_inside = channel < p.area.payload;
     Vector a = {0, 0, 0, 0}, b = {0, 0, 0, 0};
@@ -78,37 +83,32 @@ __device__ __forceinline__ void send_quantised(const UcclEpSend& p, u64 row,
   }
 }
 
-// What goes with a token: its choices, its places among those of their experts, and its number.
-__device__ __forceinline__ void send_choices(const UcclEpSend& p, u32 token,
+// What goes with a token: its choices and its places among those of their experts, of which a lane has one each, and its number.
+__device__ __forceinline__ void send_choices(const UcclEpSend& p, u32 token, u32 choice, u32 place,
                                              const Targets (&to)[2]) {
   u32 k = lane_of_thread();
-  int choice = -1, place = -1;
-  if (k < p.routes.top_k) {
-    u64 at = static_cast<u64>(token) * p.routes.top_k + k;
-    choice = static_cast<int>(choice_of(p.routes, p.group.ranks, at));
-    place = reinterpret_cast<const int*>(p.routes.places)[at];
-  }
 #pragma unroll
   for (u32 half = 0; half < 2; half++) {
     for_each(to[half], [&](u64 record) {
       if (k < p.routes.top_k) {
-        *reinterpret_cast<int*>(record + p.area.choices_at + 4ull * k) = choice;
-        *reinterpret_cast<int*>(record + p.area.places_at + 4ull * k) = place;
+        *reinterpret_cast<u32*>(record + p.area.choices_at + 4ull * k) = choice;
+        *reinterpret_cast<u32*>(record + p.area.places_at + 4ull * k) = place;
       }
       if (k == 0) *reinterpret_cast<u32*>(record + p.area.token_at) = token;
     });
   }
 }
 
-// Tells each rank how much there is for it.
-__device__ __forceinline__ void send_counts(const UcclEpSend& p, const UcclEpPlaced& call) {
+// Tells each rank how much there is for it. One block does it.
+__device__ __forceinline__ void send_counts(const UcclEpSend& p, const UcclEpPlaced& call, const u32* per_expert,
+                                            const u32* per_rank) {
   const UcclEpGroup& g = p.group;
   u32 local = p.routes.local_experts;
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < g.ranks * local; i += blockDim.x) {
     if (is_masked(call, i / local)) continue;
     u64 area = g.windows[i / local] + call.place + g.rank * p.area.len;
-    reinterpret_cast<u32*>(area)[i % local] = reinterpret_cast<const u32*>(p.routes.experts)[i];
+    reinterpret_cast<u32*>(area)[i % local] = per_expert[i];
   }
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < g.ranks * UCCL_EP_HEADER; i += blockDim.x) {
@@ -116,44 +116,95 @@ __device__ __forceinline__ void send_counts(const UcclEpSend& p, const UcclEpPla
     if (is_masked(call, to)) continue;
     u64 value = p.call.header[word];
     // The first word that is told and not agreed on.
-    if (word == p.call.agreed) value = reinterpret_cast<const u32*>(p.routes.counts)[to];
+    if (word == p.call.agreed) value = per_rank[to];
     reinterpret_cast<u64*>(header_of(g, to, g.rank, call.number))[word] = value;
   }
 }
 
-// Has each far rank's area copied to it. The whole block has written it.
+// The counts of what an earlier launch has routed.
+__device__ __forceinline__ void send_routed_counts(const UcclEpSend& p, const UcclEpPlaced& call) {
+  send_counts(p, call, reinterpret_cast<const u32*>(p.routes.experts), reinterpret_cast<const u32*>(p.routes.counts));
+}
+
+__device__ __forceinline__ void send_token(const UcclEpSend& p, const Team& team, u32 token, const Targets (&to)[2]) {
+  u64 row = p.rows + token * p.row_stride;
+  if (p.how == UCCL_EP_COPIED) {
+    copy_to_all(team, to, row, p.area.payload / 16);
+  } else {
+    send_quantised(p, team, row, to);
+  }
+}
+
+// Sends far ranks their areas. The counts are those that the headers tell.
 __device__ __forceinline__ void send_areas(const UcclEpSend& p, Waiting& w) {
   const UcclEpGroup& g = p.group;
-  if (g.far == 0) return;
-  __syncthreads();
   u32 rank = threadIdx.x;
-  if (warp_of_thread() * LANES >= g.ranks) return;
+  if (rank - lane_of_thread() >= g.ranks) return;
   bool has = rank < g.ranks && is_far(g, rank) && !is_masked(w.call, rank);
   u64 area = has ? g.windows[rank] + w.call.place + g.rank * p.area.len : 0;
-  u64 records = has ? reinterpret_cast<const u32*>(p.routes.counts)[rank] : 0;
-  if (has) __threadfence_system();
+  u64 header = has ? header_of(g, rank, g.rank, w.call.number) : 0;
+  u64 records = has ? reinterpret_cast<const u64*>(header)[p.call.agreed] : 0;
   send_far(g, w, has, rank, area, p.area.first + records * p.area.stride);
 }
 
-__device__ __forceinline__ void dispatch_send(const UcclEpSend& p, Waiting& w) {
-  if (!wait_for_room(p.group, p.call, w)) return;
+struct Sending {
+  Waiting waiting;
+  Few few;
+};
+
+// Sends tokens that an earlier launch has routed.
+__device__ __forceinline__ void send_routed(const UcclEpSend& p, const UcclEpPlaced& call) {
+  if (is_spare_block()) send_routed_counts(p, call);
+  Team team = team_for(p.routes.tokens);
+#pragma unroll 1
+  for (u32 token = team.first; token < p.routes.tokens; token += team.step) {
+    Targets to[2];
+    records_of(p, call, token, to);
+    send_token(p, team, token, to);
+    if (team.warp != 0) continue;
+    u32 choice = NO_EXPERT, place = NO_EXPERT;
+    if (lane_of_thread() < p.routes.top_k) {
+      u64 at = static_cast<u64>(token) * p.routes.top_k + lane_of_thread();
+      choice = choice_of(p.routes, p.group.ranks, at);
+      place = reinterpret_cast<const u32*>(p.routes.places)[at];
+    }
+    send_choices(p, token, choice, place, to);
+  }
+}
+
+// Sends few tokens: a block has one at a time. Returns whether their choices can be.
+__device__ __forceinline__ bool send_few(const UcclEpSend& p, Sending& s) {
+  const UcclEpPlaced& call = s.waiting.call;
+  if (is_spare_block()) {
+    count_all(p.routes, p.group.ranks, s.few);
+    send_counts(p, call, s.few.per_expert, s.few.per_rank);
+  }
+  Team team = whole_block();
 #pragma unroll 1
   for (u32 token = blockIdx.x; token < p.routes.tokens; token += gridDim.x) {
+    if (!place_token(p, token, s.few, s.waiting)) return false;
+    u64 mask = ranks_of(p.routes, s.few, token);
     Targets to[2];
-    records_of(p, w.call, token, to);
-    u64 row = p.rows + token * p.row_stride;
-    if (p.how == UCCL_EP_COPIED) {
-      copy_to_all(to, row, p.area.payload / 16);
-    } else {
-      send_quantised(p, row, to);
-    }
-    if (warp_of_thread() == 0) send_choices(p, token, to);
+    records_at(p, call, to, [&](u32 rank) { return mask >> rank & 1 ? static_cast<int>(s.few.slots[rank]) : -1; });
+    send_token(p, team, token, to);
+    if (team.warp != 0) continue;
+    u32 k = lane_of_thread(), choice = k < p.routes.top_k ? s.few.choices[token * p.routes.top_k + k] : NONE;
+    bool is_expert = choice < WRONG;
+    send_choices(p, token, is_expert ? choice : NO_EXPERT, is_expert ? s.few.places[k] : NO_EXPERT, to);
   }
-  if (!is_last_block(p.group, STEP_SEND, w)) return;
-  take_place(p.group, p.call, w.call);
-  send_counts(p, w.call);
-  send_areas(p, w);
-  tell_arrived(p.group, p.call, w);
+  return true;
+}
+
+__device__ __forceinline__ void dispatch_send(const UcclEpSend& p, Sending& s) {
+  if (!begin_block(p.group, p.call, STEP_SEND, s.waiting)) return;
+  if (p.is_few != 0) load_choices(p.routes, p.group.ranks, s.few);
+  if (!wait_for_room(p.group, p.call, s.waiting)) return;
+  if (p.is_few != 0) {
+    if (!send_few(p, s)) return;
+  } else {
+    send_routed(p, s.waiting.call);
+  }
+  end_send(p.group, p.call, s.waiting, [&] { send_areas(p, s.waiting); });
 }
 
 // What a block knows of what arrives.
@@ -232,8 +283,8 @@ __device__ __forceinline__ u32 sender_of(const u32* starts, u32 ranks, u32 at) {
   return sender;
 }
 
-// Copies a record to the rows of its experts. The warps of a block share the work.
-__device__ __forceinline__ void receive_record(const UcclEpReceive& p, const Arriving& s, u32 at) {
+// Copies a record to the rows of its experts.
+__device__ __forceinline__ void receive_record(const UcclEpReceive& p, const Arriving& s, const Team& team, u32 at) {
   const UcclEpGroup& g = p.group;
   u32 from = sender_of(s.starts, g.ranks, at), lane = lane_of_thread();
   u64 area = g.windows[g.rank] + s.waiting.call.place + from * p.area.len;
@@ -254,12 +305,11 @@ __device__ __forceinline__ void receive_record(const UcclEpReceive& p, const Arr
     }
   }
   Targets rows[1] = {{p.rows + row * p.row_stride, __ballot_sync(ALL, expert != NO_EXPERT)}};
-  copy_to_all(rows, record, p.area.payload / 16);
+  copy_to_all(team, rows, record, p.area.payload / 16);
   u64 word_of_row = p.scales + 4 * (row * p.scales_row + expert * p.scales_expert);
   Targets scales = {word_of_row, rows[0].has};
 #pragma unroll 1
-  for (u32 first = warp_of_thread() * LANES; first < p.area.scales;
-       first += warps_of_block() * LANES) {
+  for (u32 first = team.warp * LANES; first < p.area.scales; first += team.lanes()) {
     u32 word = first + lane;
     bool is_inside = word < p.area.scales;
     u32 scale = is_inside ? *reinterpret_cast<const u32*>(record + p.area.scales_at + 4ull * word) : 0;
@@ -267,7 +317,7 @@ __device__ __forceinline__ void receive_record(const UcclEpReceive& p, const Arr
       if (is_inside) *reinterpret_cast<u32*>(out + 4 * (word * p.scales_word)) = scale;
     });
   }
-  if (warp_of_thread() == 0 && expert != NO_EXPERT) {
+  if (team.warp == 0 && expert != NO_EXPERT) {
     u32 token = *reinterpret_cast<const u32*>(record + p.area.token_at);
     reinterpret_cast<u32*>(p.src_info)[row] = token;
     reinterpret_cast<u32*>(p.origin)[row] = from * UCCL_EP_MOST_TOP_K + lane;
@@ -278,7 +328,8 @@ __device__ __forceinline__ void dispatch_receive(const UcclEpReceive& p, Arrivin
   if (!wait_for_data(p.group, p.call, p.waits, s.waiting)) return;
   if (!count_arriving(p, s)) return;
   u32 total = s.starts[p.group.ranks];
+  Team team = team_for(total);
 #pragma unroll 1
-  for (u32 at = blockIdx.x; at < total; at += gridDim.x) receive_record(p, s, at);
+  for (u32 at = team.first; at < total; at += team.step) receive_record(p, s, team, at);
   if (is_last_block(p.group, STEP_RECEIVE, s.waiting)) tell_taken(p.group, p.call, s.waiting);
 }

@@ -15,33 +15,32 @@ __device__ __forceinline__ Return return_of(const UcclEpNormalReturn& p, const U
   return {row, p.group.windows[rank] + call.place + slot * p.slot_stride, rank};
 }
 
-// Sends a row, and its weights, back to where its token came from. The warps of a block share the work.
-__device__ __forceinline__ void return_row(const UcclEpNormalReturn& p, const UcclEpPlaced& call, u32 row) {
+// Sends a row, and its weights, back to where its token came from.
+__device__ __forceinline__ void return_row(const UcclEpNormalReturn& p, const UcclEpPlaced& call, const Team& team,
+                                           u32 row) {
   Return r = return_of(p, call, row);
   if (r.rank == p.group.ranks) return;
-  u64 to = r.to;
-  Targets targets[1] = {{to, 1}};
-  copy_to_all(targets, p.rows + row * p.row_stride, p.row_len / 16);
-  if (p.weights != 0 && threadIdx.x < p.top_k) {
-    u64 at = static_cast<u64>(row) * p.top_k + threadIdx.x;
-    reinterpret_cast<float*>(to + p.weights_at)[threadIdx.x] = reinterpret_cast<const float*>(p.weights)[at];
+  Targets targets[1] = {{r.to, 1}};
+  copy_to_all(team, targets, p.rows + row * p.row_stride, p.row_len / 16);
+  u32 k = team.lane();
+  if (p.weights != 0 && k < p.top_k) {
+    u64 at = static_cast<u64>(row) * p.top_k + k;
+    reinterpret_cast<float*>(r.to + p.weights_at)[k] = reinterpret_cast<const float*>(p.weights)[at];
   }
 }
 
 __device__ __forceinline__ void normal_return(const UcclEpNormalReturn& p, Waiting& w) {
   const UcclEpGroup& g = p.group;
-  if (!wait_for_room(g, p.call, w)) return;
+  if (!begin_send(g, p.call, w)) return;
+  if (is_spare_block()) send_header(g, p.call, w.call);
   u32 total = reinterpret_cast<const u32*>(p.starts)[g.ranks];
   if (!has_room(g, p.call, total, p.len, w)) return;
+  Team team = team_for(total);
 #pragma unroll 1
-  for (u32 row = blockIdx.x; row < total; row += gridDim.x) return_row(p, w.call, row);
+  for (u32 row = team.first; row < total; row += team.step) return_row(p, w.call, team, row);
   u32 len = p.weights != 0 ? p.weights_at + 4 * p.top_k : p.row_len;
   auto of = [&](u32 row) { return return_of(p, w.call, row); };
-  if (!send_rows(g, p.call, w, of, total, len)) return;
-  if (!is_last_block(g, STEP_SEND, w)) return;
-  take_place(g, p.call, w.call);
-  send_header(g, p.call, w.call);
-  tell_arrived(g, p.call, w);
+  end_send(g, p.call, w, [&] { send_rows(g, w, of, total, len); });
 }
 
 // The row of a rank for a token: of the rows in a token's slots, as many as there are ranks of the token before it.
@@ -120,8 +119,9 @@ __device__ __forceinline__ void sum_weights(const UcclEpNormalSum& p, u32 token,
   if (lane < p.routes.top_k) reinterpret_cast<float*>(p.weights)[static_cast<u64>(token) * p.routes.top_k + lane] = sum;
 }
 
-// Sums a token's rows, from its biases on. The warps of a block share the work.
-__device__ __forceinline__ void sum_rows(const UcclEpNormalSum& p, const UcclEpPlaced& call, u32 token) {
+// Sums a token's rows, from its biases on.
+__device__ __forceinline__ void sum_rows(const UcclEpNormalSum& p, const UcclEpPlaced& call, const Team& team,
+                                         u32 token) {
   Targets rows[2];
   bool has_row = false;
   if (p.order == UCCL_EP_BY_CHOICE) {
@@ -132,7 +132,7 @@ __device__ __forceinline__ void sum_rows(const UcclEpNormalSum& p, const UcclEpP
   u32 count = p.row_len / 16;
   u64 row_at = token * static_cast<u64>(p.row_len);
 #pragma unroll 1
-  for (u32 first = warp_of_thread() * LANES; first < count; first += warps_of_block() * LANES) {
+  for (u32 first = team.warp * LANES; first < count; first += team.lanes()) {
     u32 at = first + lane_of_thread();
     bool is_inside = at < count;
     Sums sums = {};
@@ -144,12 +144,13 @@ __device__ __forceinline__ void sum_rows(const UcclEpNormalSum& p, const UcclEpP
     add_rows(sums, rows[1], at, is_inside);
     if (is_inside) store_vector(p.out + row_at + 16ull * at, rounded(sums));
   }
-  if (p.weights != 0 && warp_of_thread() == 0) sum_weights(p, token, rows, has_row);
+  if (p.weights != 0 && team.warp == 0) sum_weights(p, token, rows, has_row);
 }
 
 __device__ __forceinline__ void normal_sum(const UcclEpNormalSum& p, Waiting& w) {
   if (!wait_for_data(p.group, p.call, 0, w)) return;
+  Team team = team_for(p.routes.tokens);
 #pragma unroll 1
-  for (u32 token = blockIdx.x; token < p.routes.tokens; token += gridDim.x) sum_rows(p, w.call, token);
+  for (u32 token = team.first; token < p.routes.tokens; token += team.step) sum_rows(p, w.call, team, token);
   if (is_last_block(p.group, STEP_RECEIVE, w)) tell_taken(p.group, p.call, w);
 }

@@ -15,11 +15,12 @@ __device__ __forceinline__ u32 ranks_before(u64 mask, u32 rank) {
   return __popc(static_cast<u32>(before)) + __popc(static_cast<u32>(before >> 32));
 }
 
-__device__ __forceinline__ void send_scales(const UcclEpNormalSend& p, u32 token, const Targets (&to)[2]) {
+__device__ __forceinline__ void send_scales(const UcclEpNormalSend& p, const Team& team, u32 token,
+                                            const Targets (&to)[2]) {
   const UcclEpArea& area = p.send.area;
   const u32* scales = reinterpret_cast<const u32*>(p.scales) + token * p.scales_token;
 #pragma unroll 1
-  for (u32 first = warp_of_thread() * LANES; first < area.scales; first += warps_of_block() * LANES) {
+  for (u32 first = team.warp * LANES; first < area.scales; first += team.lanes()) {
     u32 word = first + lane_of_thread();
     bool is_inside = word < area.scales;
     u32 scale = is_inside ? scales[word * p.scales_word] : 0;
@@ -61,20 +62,18 @@ __device__ __forceinline__ void send_weights(const UcclEpNormalSend& p, u32 toke
 
 __device__ __forceinline__ void normal_send(const UcclEpNormalSend& p, Waiting& w) {
   const UcclEpSend& send = p.send;
-  if (!wait_for_room(send.group, send.call, w)) return;
+  if (!begin_send(send.group, send.call, w)) return;
+  if (is_spare_block()) send_routed_counts(send, w.call);
+  Team team = team_for(send.routes.tokens);
 #pragma unroll 1
-  for (u32 token = blockIdx.x; token < send.routes.tokens; token += gridDim.x) {
+  for (u32 token = team.first; token < send.routes.tokens; token += team.step) {
     Targets to[2];
     records_of(send, w.call, token, to);
-    copy_to_all(to, send.rows + token * send.row_stride, send.area.payload / 16);
-    send_scales(p, token, to);
-    if (warp_of_thread() == 0) send_weights(p, token, to);
+    copy_to_all(team, to, send.rows + token * send.row_stride, send.area.payload / 16);
+    send_scales(p, team, token, to);
+    if (team.warp == 0) send_weights(p, token, to);
   }
-  if (!is_last_block(send.group, STEP_SEND, w)) return;
-  take_place(send.group, send.call, w.call);
-  send_counts(send, w.call);
-  send_areas(send, w);
-  tell_arrived(send.group, send.call, w);
+  end_send(send.group, send.call, w, [&] { send_areas(send, w); });
 }
 
 // What a block knows of the rows that arrive.
@@ -161,20 +160,20 @@ __device__ __forceinline__ void take_weights(const UcclEpNormalReceive& p, u64 r
   }
 }
 
-// Copies a record to its row. The warps of a block share the work.
-__device__ __forceinline__ void take_record(const UcclEpNormalReceive& p, const Rows& s, u32 row) {
+// Copies a record to its row.
+__device__ __forceinline__ void take_record(const UcclEpNormalReceive& p, const Rows& s, const Team& team, u32 row) {
   const UcclEpGroup& g = p.group;
   u32 from = sender_of(s.starts, g.ranks, row);
   u64 area = g.windows[g.rank] + s.waiting.call.place + from * p.area.len;
   u64 record = area + p.area.first + static_cast<u64>(row - s.starts[from]) * p.area.stride;
   Targets to[1] = {{p.rows + row * p.row_stride, 1}};
-  copy_to_all(to, record, p.area.payload / 16);
+  copy_to_all(team, to, record, p.area.payload / 16);
   u32* scales = reinterpret_cast<u32*>(p.scales) + row * p.scales_row;
 #pragma unroll 1
-  for (u32 word = threadIdx.x; word < p.area.scales; word += blockDim.x) {
+  for (u32 word = team.lane(); word < p.area.scales; word += team.lanes()) {
     scales[word * p.scales_word] = *reinterpret_cast<const u32*>(record + p.area.scales_at + 4ull * word);
   }
-  if (warp_of_thread() == 0) take_weights(p, record, from, row);
+  if (team.warp == 0) take_weights(p, record, from, row);
 }
 
 __device__ __forceinline__ void normal_receive(const UcclEpNormalReceive& p, Rows& s) {
@@ -184,8 +183,9 @@ __device__ __forceinline__ void normal_receive(const UcclEpNormalReceive& p, Row
   u32 total = s.starts[g.ranks];
   if (!has_room(g, p.call, total, p.len, s.waiting)) return;
   tell_rows(p, s);
+  Team team = team_for(total);
 #pragma unroll 1
-  for (u32 row = blockIdx.x; row < total; row += gridDim.x) take_record(p, s, row);
+  for (u32 row = team.first; row < total; row += team.step) take_record(p, s, team, row);
   // Rows that nothing arrives for chose no expert.
 #pragma unroll 1
   for (u32 row = total + blockIdx.x; row < p.len; row += gridDim.x) {

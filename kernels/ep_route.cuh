@@ -5,7 +5,7 @@
 #include "ep_wait.cuh"
 #include "ep_warp.cuh"
 
-constexpr u32 ROUTE_WARPS = UCCL_EP_THREADS / LANES;
+constexpr u32 ROUTE_WARPS = UCCL_EP_ROUTE_THREADS / LANES;
 constexpr u32 NO_EXPERT = 0xffffffff;
 
 struct Routing {

@@ -50,6 +50,7 @@ struct Waiting {
   UcclEpPlaced call;
   u32 state;  // 0, one of the states of a status, or STOPPED
   u32 what;
+  u32 is_waiting;
   u64 late;
   u64 waited_ns;
   u64 expected[UCCL_EP_MOST_RANKS];
@@ -73,23 +74,27 @@ __device__ __forceinline__ bool is_masked(const UcclEpPlaced& call, u32 rank) {
   return (call.masked >> rank & 1) != 0;
 }
 
-// Numbers and places the next call, as crates/uccl-ep/src/placing.rs does.
+// How many calls before a call the last one was that had a slot: its own slot is of the one before by all slots.
+__device__ __forceinline__ u32 calls_since(u64 number, u32 slot) {
+  return (slot_of(number) + UCCL_EP_SLOTS - 1 - slot) % UCCL_EP_SLOTS + 1;
+}
+
+// Numbers and places the next call, as crates/uccl-ep/src/placing.rs does. One warp does it: a lane has a slot.
 __device__ __forceinline__ void place_call(const UcclEpGroup& g, const UcclEpCall& c, UcclEpPlaced& call) {
   const UcclEpOwn* own = own_of(g);
-  u64 number = own->calls + 1, offset = own->next, after = 0;
-  if (offset + c.len > min(g.pool, c.len * UCCL_EP_ROUND)) offset = 0;
-#pragma unroll 1
-  for (u32 ago = UCCL_EP_SLOTS; ago > 0; ago--) {
-    if (number <= ago) continue;
-    u32 slot = slot_of(number - ago);
-    bool overlaps = own->begins[slot] < offset + c.len && offset < own->ends[slot];
-    // The call that used the same words counts as overlapping.
-    if (ago == UCCL_EP_SLOTS || overlaps) call.after[after++] = number - ago;
+  u32 slot = lane_of_thread();
+  u64 number = own->calls + 1, offset = own->next, masked = own->masked, begin = 0, end = 0;
+  if (slot < UCCL_EP_SLOTS) {
+    begin = own->begins[slot];
+    end = own->ends[slot];
   }
-  call.number = number;
-  call.place = g.pool_at + offset;
-  call.after_count = after;
-  call.masked = own->masked;
+  if (offset + c.len > min(g.pool, c.len * UCCL_EP_ROUND)) offset = 0;
+  u32 ago = calls_since(number, slot % UCCL_EP_SLOTS);
+  bool overlaps = begin < offset + c.len && offset < end;
+  // The call that used the same words counts as overlapping.
+  bool is_after = slot < UCCL_EP_SLOTS && number > ago && (ago == UCCL_EP_SLOTS || overlaps);
+  u32 after = __ballot_sync(ALL, is_after);
+  if (slot == 0) call = {number, g.pool_at + offset, after, masked};
 }
 
 // The call has its number and place from here on: by the last block of the launch that sends.
@@ -102,7 +107,7 @@ __device__ __forceinline__ void take_place(const UcclEpGroup& g, const UcclEpCal
     own->begins[slot] = begin;
     own->ends[slot] = own->next = begin + c.len;
     // Other blocks may have left out ranks that they found late.
-    call.masked = own->masked;
+    if (g.masks_late != 0) call.masked = own->masked;
     *reinterpret_cast<UcclEpPlaced*>(c.placed) = call;
   }
   __syncthreads();
@@ -114,14 +119,12 @@ constexpr u32 STEP_RECEIVE = 1;
 
 // The block begins: nothing has gone wrong, unless an earlier call has failed.
 __device__ __forceinline__ bool begin_block(const UcclEpGroup& g, const UcclEpCall& c, u32 step, Waiting& w) {
+  if (step == STEP_SEND && warp_of_thread() == 0) place_call(g, c, w.call);
   if (threadIdx.x == 0) {
-    if (step == STEP_SEND) {
-      place_call(g, c, w.call);
-    } else {
-      w.call = *reinterpret_cast<const UcclEpPlaced*>(c.placed);
-    }
+    if (step == STEP_RECEIVE) w.call = *reinterpret_cast<const UcclEpPlaced*>(c.placed);
     w.state = look(g.own) != 0 ? STOPPED : 0;
     w.what = 0;
+    w.is_waiting = 0;
     w.late = 0;
     w.waited_ns = 0;
   }
@@ -148,14 +151,6 @@ __device__ __forceinline__ void tell_fault(const UcclEpGroup& g, u64 call, bool 
       if (can_push) put(g, number, set_command(g, rank, word, call));
     }
   }
-}
-
-// The proxy has not taken a command for a rank.
-__device__ __forceinline__ void note_push(const UcclEpGroup& g, Waiting& w, u32 state, u32 rank) {
-  w.expected[rank] = own_of(g)->pushed;
-  w.seen[rank] = load_acquire(g.ring + 8 * RING_TAIL);
-  w.waited_ns = g.timeout_ns;
-  note_fault(w, state, UCCL_EP_PUSH, rank);
 }
 
 // Whether the block goes on. If not, the first block that fails tells the host and the peers.
@@ -205,7 +200,12 @@ __device__ __forceinline__ void leave_out(const UcclEpGroup& g, Waiting& w, u32 
   atomicOr(&w.call.masked, 1ull << rank);
 }
 
-// Waits until a word has the mark, or, of `taken`, that of a later call.
+// Whether a word has the mark, or, of `taken`, that of a later call.
+__device__ __forceinline__ bool has_come(u64 seen, u64 mark, u32 what) {
+  return seen == mark || (what == UCCL_EP_ROOM && call_of(seen) > call_of(mark));
+}
+
+// Waits until a word of this thread's rank has the mark.
 __device__ __forceinline__ u32 wait_for_mark(const UcclEpGroup& g, Waiting& w, u64 word, u64 mark,
                                              u32 what) {
   constexpr u32 LOOKS = 32;
@@ -214,10 +214,10 @@ __device__ __forceinline__ u32 wait_for_mark(const UcclEpGroup& g, Waiting& w, u
 #pragma unroll 1
   for (u32 looks = 1;; looks++) {
     seen = load_acquire(word);
-    if (seen == mark || (what == UCCL_EP_ROOM && call_of(seen) > call_of(mark))) return CAME;
+    if (has_come(seen, mark, what)) return CAME;
     if (looks % LOOKS == 0) {
       u64 waited = now_ns() - began;
-      bool is_lost = (load_acquire(lost_word(g)) >> peer & 1) != 0;
+      bool is_lost = g.by_host != 0 && (load_acquire(lost_word(g)) >> peer & 1) != 0;
       // What it did before it was lost may have come since.
       if (is_lost && load_acquire(word) != seen) continue;
       u64 fault = load_acquire(fault_word(g, g.rank, peer));
@@ -246,27 +246,78 @@ __device__ __forceinline__ u32 wait_for_mark(const UcclEpGroup& g, Waiting& w, u
   }
 }
 
-// Waits until every rank has ended the calls that had this call's place. All threads of the block come here.
-__device__ __forceinline__ bool wait_for_room(const UcclEpGroup& g, const UcclEpCall& c,
-                                              Waiting& w) {
-  if (!begin_block(g, c, STEP_SEND, w)) return false;
-  u32 peer = threadIdx.x;
-  if (peer < g.ranks && !is_masked(w.call, peer)) {
+// Looks at all words of all ranks at once. Sets `is_waiting` if one has not come.
+__device__ __forceinline__ void look_for_room(const UcclEpGroup& g, Waiting& w) {
 #pragma unroll 1
-    for (u32 i = 0; i < w.call.after_count; i++) {
-      u64 word = taken_word(g, g.rank, peer, w.call.after[i]);
-      u32 ended = wait_for_mark(g, w, word, mark_of(w.call.after[i]), UCCL_EP_ROOM);
-      if (ended == LATE) leave_out(g, w, peer);
-      if (ended != CAME) break;
+  for (u32 i = threadIdx.x; i < g.ranks * UCCL_EP_SLOTS; i += blockDim.x) {
+    u32 peer = i / UCCL_EP_SLOTS, slot = i % UCCL_EP_SLOTS;
+    if ((w.call.after >> slot & 1) == 0 || is_masked(w.call, peer)) continue;
+    u64 call = w.call.number - calls_since(w.call.number, slot);
+    u64 seen = load_acquire(taken_word(g, g.rank, peer, call));
+    if (!has_come(seen, mark_of(call), UCCL_EP_ROOM)) atomicOr(&w.is_waiting, 1u);
+  }
+  __syncthreads();
+}
+
+// Whether this block goes by what the first finds, which alone looks at words of the host's again and again.
+__device__ __forceinline__ bool is_follower(const UcclEpGroup& g) { return g.by_host != 0 && blockIdx.x != 0; }
+
+// Waits until the first block has found room. It has a deadline, and says if it has failed.
+__device__ __forceinline__ bool follow_to_room(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w) {
+  if (threadIdx.x == 0) {
+    u64 room = g.own + offsetof(UcclEpOwn, room);
+#pragma unroll 1
+    while (load_acquire(room) < w.call.number && w.state == 0) {
+      if (look(g.own) != 0) w.state = STOPPED;
+      relax();
     }
+    w.call.masked = own_of(g)->masked;
   }
   return is_sound(g, c, w);
 }
 
-// Waits for a rank's data. Where late ranks are left out, all blocks go by what the first of them has found.
+// Waits until every rank has ended the calls that had this call's place. All threads of the block come here.
+__device__ __forceinline__ bool wait_for_room(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w) {
+  if (is_follower(g)) return follow_to_room(g, c, w);
+  look_for_room(g, w);
+  u32 peer = threadIdx.x;
+  if (w.is_waiting != 0 && peer < g.ranks && !is_masked(w.call, peer)) {
+#pragma unroll 1
+    for (u64 left = w.call.after; left != 0; left &= left - 1) {
+      u64 call = w.call.number - calls_since(w.call.number, __ffs(static_cast<int>(left)) - 1);
+      u32 ended = wait_for_mark(g, w, taken_word(g, g.rank, peer, call), mark_of(call), UCCL_EP_ROOM);
+      if (ended == LATE) leave_out(g, w, peer);
+      if (ended != CAME) break;
+    }
+  }
+  if (!is_sound(g, c, w)) return false;
+  if (g.by_host != 0 && threadIdx.x == 0) store_release(g.own + offsetof(UcclEpOwn, room), w.call.number);
+  return true;
+}
+
+// Begins a block of a launch that sends, when there is room for the call.
+__device__ __forceinline__ bool begin_send(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w) {
+  return begin_block(g, c, STEP_SEND, w) && wait_for_room(g, c, w);
+}
+
+// Waits until the first block has found out of this thread's rank.
+__device__ __forceinline__ u32 follow_to_rank(const UcclEpGroup& g, Waiting& w) {
+#pragma unroll 1
+  for (;;) {
+    u32 verdict = *const_cast<volatile u32*>(verdict_on(g, w.call, threadIdx.x));
+    if (verdict != 0) return verdict;
+    if (look(g.own) != 0) {
+      atomicCAS(&w.state, 0u, STOPPED);
+      return FAULT;
+    }
+    relax();
+  }
+}
+
+// Waits for a rank's data. Where late ranks are left out, or one block looks for all, they go by what the first of them has found.
 __device__ __forceinline__ u32 wait_for_rank(const UcclEpGroup& g, Waiting& w, u64 word, u64 mark) {
-  u32 ended = wait_for_mark(g, w, word, mark, UCCL_EP_DATA);
-  if (g.masks_late == 0 || ended == FAULT) return ended;
+  u32 ended = is_follower(g) ? follow_to_rank(g, w) : wait_for_mark(g, w, word, mark, UCCL_EP_DATA);
+  if ((g.masks_late == 0 && g.by_host == 0) || ended == FAULT) return ended;
   u32 before = atomicCAS(verdict_on(g, w.call, threadIdx.x), 0u, ended);
   if (before != 0) ended = before;
   if (ended == LATE) {
@@ -276,6 +327,28 @@ __device__ __forceinline__ u32 wait_for_rank(const UcclEpGroup& g, Waiting& w, u
     while (load_acquire(word) != mark) relax();
   }
   return ended;
+}
+
+// Whether a rank tells the same of the call as this one.
+__device__ __forceinline__ void compare_headers(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w, u32 peer) {
+  const u64* header = reinterpret_cast<const u64*>(header_of(g, g.rank, peer, w.call.number));
+  u64 theirs[UCCL_EP_HEADER];
+  // All of them are under way before the first is compared.
+#pragma unroll
+  for (u32 i = 0; i < UCCL_EP_HEADER; i++) theirs[i] = header[i];
+  u32 first = UCCL_EP_HEADER;
+  u64 expected = 0, seen = 0;
+#pragma unroll
+  for (u32 i = UCCL_EP_HEADER; i-- > 0;) {
+    if (i >= c.agreed || theirs[i] == c.header[i]) continue;
+    first = i;
+    expected = c.header[i];
+    seen = theirs[i];
+  }
+  if (first == UCCL_EP_HEADER) return;
+  w.expected[peer] = expected;
+  w.seen[peer] = seen;
+  note_fault(w, UCCL_EP_DISAGREE, first, peer);
 }
 
 // Waits until every rank's data is there, and compares what ranks tell of the call. To `waits`, if there are any, is added by rank how
@@ -291,15 +364,7 @@ __device__ __forceinline__ bool wait_for_data(const UcclEpGroup& g, const UcclEp
     u64 began = is_timed ? now_ns() : 0;
     if (wait_for_rank(g, w, word, mark_of(number)) == CAME) {
       if (is_timed) reinterpret_cast<u64*>(waits)[peer] += now_ns() - began;
-      const u64* theirs = reinterpret_cast<const u64*>(header_of(g, g.rank, peer, number));
-#pragma unroll 1
-      for (u32 i = 0; i < c.agreed; i++) {
-        if (theirs[i] == c.header[i]) continue;
-        w.expected[peer] = c.header[i];
-        w.seen[peer] = theirs[i];
-        note_fault(w, UCCL_EP_DISAGREE, i, peer);
-        break;
-      }
+      compare_headers(g, c, w, peer);
     }
   }
   return is_sound(g, c, w);
@@ -307,23 +372,78 @@ __device__ __forceinline__ bool wait_for_data(const UcclEpGroup& g, const UcclEp
 
 // Whether all other blocks have come to the end of a step; what they wrote is then visible here.
 __device__ __forceinline__ bool is_last_block(const UcclEpGroup& g, u32 step, Waiting& w) {
-  // The barrier and then the fence put the whole block's reads and stores before the count.
+  // The barrier puts the whole block's reads and stores before the count. No fence for the system: where GPUs reach each
+  // other, they come one after the other, and take a microsecond each. What the last block then releases to peers comes
+  // behind what it has seen.
   __syncthreads();
   if (threadIdx.x == 0) {
     u32* ended = &own_of(g)->ended[step][slot_of(w.call.number)];
-    __threadfence_system();
-    w.is_last_block = atomicAdd(ended, 1u) + 1 == gridDim.x;
+    w.is_last_block = count_up(ended) + 1 == gridDim.x;
     if (w.is_last_block) *ended = 0;
-    __threadfence_system();
   }
   __syncthreads();
   return w.is_last_block != 0;
 }
 
-// Has what a lane put into a far rank's mirror copied to its window. All lanes of a warp come here, whether they have something or not.
+// Notes that the proxy has not taken a command for a rank.
+__device__ __forceinline__ void note_push(const UcclEpGroup& g, Waiting& w, u32 state, u32 rank) {
+  w.expected[rank] = own_of(g)->pushed;
+  w.seen[rank] = load_acquire(g.ring + 8 * RING_TAIL);
+  w.waited_ns = g.timeout_ns;
+  note_fault(w, state, UCCL_EP_PUSH, rank);
+}
+
+// Has what is in a far rank's mirror copied to its window: a lane has a piece, or none. All lanes of a warp come here.
 __device__ __forceinline__ void send_far(const UcclEpGroup& g, Waiting& w, bool has, u32 rank, u64 from, u64 len) {
   u32 state = push(g, has, has ? copy_command(g, rank, from, len) : Command{});
   if (has && state != 0) note_push(g, w, state, rank);
+}
+
+// Sets a word of a rank that a lane has, or of none, for whom all is there that was written, and sent, to it before. All lanes of a
+// warp come here.
+__device__ __forceinline__ void set_word(const UcclEpGroup& g, Waiting& w, bool has, u32 rank, u64 word, u64 value) {
+  bool is_pushed = has && is_far(g, rank);
+  if (has && !is_pushed) store_release(word, value);
+  u32 state = push(g, is_pushed, is_pushed ? set_command(g, rank, word, value) : Command{});
+  if (is_pushed && state != 0) note_push(g, w, state, rank);
+}
+
+// Sends far ranks their headers.
+__device__ __forceinline__ void send_headers(const UcclEpGroup& g, Waiting& w) {
+  u32 rank = threadIdx.x;
+  bool has = rank < g.ranks && is_far(g, rank) && !is_masked(w.call, rank);
+  u64 header = has ? header_of(g, rank, g.rank, w.call.number) : 0;
+  send_far(g, w, has, rank, header, 8 * UCCL_EP_HEADER);
+}
+
+// Tells every rank that this one's data is there. Headers and counts were written before, and what goes to far ranks was sent.
+__device__ __forceinline__ void tell_arrived(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w) {
+  __syncthreads();
+  u32 peer = threadIdx.x;
+  // Whole warps.
+  if (peer - lane_of_thread() < g.ranks) {
+    bool is_told = peer < g.ranks && !is_masked(w.call, peer);
+    if (g.far != 0) send_headers(g, w);
+    u64 word = is_told ? arrived_word(g, peer, g.rank, w.call.number) : 0;
+    set_word(g, w, is_told, peer, word, mark_of(w.call.number));
+  }
+  if (g.far != 0) is_sound(g, c, w);
+}
+
+// The block with the fewest rows, which does what one block has to.
+__device__ __forceinline__ bool is_spare_block() { return blockIdx.x + 1 == gridDim.x; }
+
+// Ends a launch that sends: the last of its blocks sends what there is in mirrors, as `send` does, and tells every rank.
+template <typename Send>
+__device__ __forceinline__ void end_send(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w, Send send) {
+  if (!is_last_block(g, STEP_SEND, w)) return;
+  take_place(g, c, w.call);
+  if (g.far != 0) {
+    // Whoever pushes does so behind what all blocks wrote.
+    __threadfence_system();
+    send();
+  }
+  tell_arrived(g, c, w);
 }
 
 // A row that goes back, and where to; the rank is `ranks` if it goes nowhere.
@@ -333,56 +453,27 @@ struct Return {
   u32 rank;
 };
 
-// Has the rows of a block that go to far ranks copied there: of `total`, those that `of` says, each of `len` bytes. Whether that went well.
+// Sends far ranks their rows: of `total`, those that `of` says, each of `len` bytes.
 template <typename Of>
-__device__ __forceinline__ bool send_rows(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w, Of of, u32 total, u32 len) {
-  if (g.far == 0) return true;
-  __syncthreads();
-  __threadfence_system();
-  u32 step = gridDim.x * blockDim.x;
+__device__ __forceinline__ void send_rows(const UcclEpGroup& g, Waiting& w, Of of, u32 total, u32 len) {
 #pragma unroll 1
-  for (u32 first = blockIdx.x + warp_of_thread() * LANES * gridDim.x; first < total; first += step) {
-    u32 at = first + lane_of_thread() * gridDim.x;
+  for (u32 first = warp_of_thread() * LANES; first < total; first += blockDim.x) {
+    u32 at = first + lane_of_thread();
     Return r = {0, 0, g.ranks};
     if (at < total) r = of(at);
     send_far(g, w, r.rank < g.ranks && is_far(g, r.rank), r.rank, r.to, len);
   }
-  return is_sound(g, c, w);
-}
-
-// Sets a word for each rank that a lane has. All lanes of a warp come here.
-__device__ __forceinline__ void set_word(const UcclEpGroup& g, Waiting& w, bool has, u32 rank, u64 word, u64 value) {
-  bool is_pushed = has && is_far(g, rank);
-  if (has && !is_pushed) store_release(word, value);
-  u32 state = push(g, is_pushed, is_pushed ? set_command(g, rank, word, value) : Command{});
-  if (is_pushed && state != 0) note_push(g, w, state, rank);
-}
-
-// Tells every rank that this one's data is there. Headers and counts were written before, and what goes to far ranks was sent.
-__device__ __forceinline__ void tell_arrived(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w) {
-  __syncthreads();
-  u32 peer = threadIdx.x;
-  if (warp_of_thread() * LANES < g.ranks) {
-    bool is_told = peer < g.ranks && !is_masked(w.call, peer);
-    if (is_told) __threadfence_system();
-    bool has = is_told && is_far(g, peer);
-    u64 header = has ? header_of(g, peer, g.rank, w.call.number) : 0;
-    send_far(g, w, has, peer, header, 8 * UCCL_EP_HEADER);
-    u64 word = is_told ? arrived_word(g, peer, g.rank, w.call.number) : 0;
-    set_word(g, w, is_told, peer, word, mark_of(w.call.number));
-  }
-  if (g.far != 0) is_sound(g, c, w);
 }
 
 // Tells every rank that this one has ended the call.
 __device__ __forceinline__ void tell_taken(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w) {
   u32 peer = threadIdx.x;
-  if (warp_of_thread() * LANES < g.ranks) {
+  if (peer - lane_of_thread() < g.ranks) {
     // The next call that has these words begins with none found out.
     if (peer < g.ranks) *verdict_on(g, w.call, peer) = 0;
     bool is_told = peer < g.ranks && !is_masked(w.call, peer);
-    if (is_told) __threadfence_system();
     u64 word = is_told ? taken_word(g, peer, g.rank, w.call.number) : 0;
+    if (g.far != 0) __threadfence_system();
     set_word(g, w, is_told, peer, word, mark_of(w.call.number));
   }
   if (g.far != 0) is_sound(g, c, w);

@@ -29,12 +29,38 @@ __device__ __forceinline__ void for_each(const Targets& targets, Each each) {
   }
 }
 
-// Copies `count` vectors to all targets; the warps of a block share the work.
-template <u32 SETS>
-__device__ __forceinline__ void copy_to_all(const Targets (&targets)[SETS], u64 from, u32 count) {
-  u32 step = warps_of_block() * LANES;
+// Warps of a block that share the work on a row. All teams of a launch take one row each at a time.
+struct Team {
+  u32 first;  // the row that it begins with
+  u32 step;   // rows from one of its own to the next
+  u32 warp;   // which of its warps this is
+  u32 warps;
+
+  __device__ __forceinline__ u32 lane() const { return warp * LANES + lane_of_thread(); }
+  __device__ __forceinline__ u32 lanes() const { return warps * LANES; }
+};
+
+// Teams are as large as the rows leave them: few rows are taken by whole blocks, many by single warps, so that as many loads
+// are under way as there can be.
+__device__ __forceinline__ Team team_for(u32 rows) {
+  u32 warps = warps_of_block(), size = warps;
 #pragma unroll 1
-  for (u32 first = warp_of_thread() * LANES; first < count; first += ROUND * step) {
+  while (size % 2 == 0 && warps / size * gridDim.x < rows) size /= 2;
+  u32 teams = warps / size;
+  return {blockIdx.x + warp_of_thread() / size * gridDim.x, teams * gridDim.x, warp_of_thread() % size, size};
+}
+
+// One row at a time for a whole block.
+__device__ __forceinline__ Team whole_block() {
+  return {blockIdx.x, gridDim.x, warp_of_thread(), warps_of_block()};
+}
+
+// Copies `count` vectors to all targets.
+template <u32 SETS>
+__device__ __forceinline__ void copy_to_all(const Team& team, const Targets (&targets)[SETS], u64 from, u32 count) {
+  u32 step = team.lanes();
+#pragma unroll 1
+  for (u32 first = team.warp * LANES; first < count; first += ROUND * step) {
     u32 at = first + lane_of_thread();
     Vector r[ROUND];
 #pragma unroll

@@ -46,6 +46,14 @@ __device__ __forceinline__ void store_pair(u64 address, u64 first, u64 second) {
   asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(address), "l"(first), "l"(second) : "memory");
 }
 
+// Counts one more, and returns how many were before. What every thread that has counted wrote, itself or before a barrier of its
+// block, is seen behind the count by those that count later.
+__device__ __forceinline__ u32 count_up(u32* count) {
+  u32 before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(count) : "memory");
+  return before;
+}
+
 // A word that the host, or another block, may set at any time.
 __device__ __forceinline__ u32 look(u64 address) {
   u32 value;

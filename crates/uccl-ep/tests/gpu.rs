@@ -173,6 +173,12 @@ fn what_a_rank_does_wrong_in_normal_mode_is_named() {
 }
 
 #[test]
+fn a_host_that_is_interrupted_gives_up_what_does_not_come() {
+    let Some(_alone) = alone() else { return };
+    NORMAL.gives_up_when_interrupted();
+}
+
+#[test]
 fn ranks_that_differ_in_normal_mode_are_told_in_what() {
     let Some(_alone) = alone() else { return };
     NORMAL.tells_in_what_ranks_differ();

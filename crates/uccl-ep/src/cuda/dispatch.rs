@@ -7,7 +7,9 @@ use uccl_device::cuda::{Grid, Stream};
 use super::{
     group::Group,
     memory::{Choices, Outputs, Tokens, check_rows},
-    params::{Area, CallParams, MAX_TOKENS, Receive, Routes, Send, THREADS, how},
+    params::{
+        Area, CallParams, FEW_CHOICES, MAX_TOKENS, ROUTE_THREADS, Receive, Routes, Send, how,
+    },
     status::DISPATCH_AGREED,
 };
 use crate::{
@@ -57,6 +59,7 @@ impl Dispatch {
         let record = record_of(tokens, choices.top_k)?;
         let routes = choices.routes(ranks, scratch);
         let (call, area) = call_of(group, &record, &routes, slots, scratch)?;
+        let is_few = routes.tokens as usize * routes.top_k as usize <= FEW_CHOICES;
         let send = Send {
             group: group.params(),
             call,
@@ -65,12 +68,15 @@ impl Dispatch {
             rows: tokens.rows,
             row_stride: tokens.stride as u64,
             how: how_of(tokens.payload)?,
-            zero: 0,
+            is_few: u32::from(is_few),
         };
         // SAFETY: both kernels take this struct; the module is never unloaded; the caller's promise. Windows are reached for
         // as long as the group lives, and freed when the GPU's work has ended.
         unsafe {
-            stream.launch(group.kernels().route, Grid { blocks: 1, threads: THREADS }, &send)?;
+            if !is_few {
+                let grid = Grid { blocks: 1, threads: ROUTE_THREADS };
+                stream.launch(group.kernels().route, grid, &send)?;
+            }
             group.launch(stream, group.kernels().send, &send)?;
         }
         Ok(Self { group: Arc::clone(group), call, routes, area, slots })

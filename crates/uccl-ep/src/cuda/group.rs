@@ -290,6 +290,8 @@ impl Group {
             ranks: self.config.ranks as u32,
             masks_late: u32::from(self.config.masks_late),
             ring_slots: 0,
+            by_host: u32::from(self.is_by_host()),
+            zero: 0,
         };
         match &self.windows {
             Windows::Direct(window) => {

@@ -15,7 +15,11 @@ pub const MAX_RANKS: usize = 64;
 /// The most tokens of a rank in a call on a GPU.
 pub const MAX_TOKENS: usize = 65_535;
 
-pub(super) const THREADS: u32 = 256;
+/// The most choices of a call that each block of the kernel that sends looks at. More are routed by a kernel before it.
+pub(super) const FEW_CHOICES: usize = 4096;
+pub(super) const THREADS: u32 = 1024;
+/// Of the kernel that counts for each warp how many of its tokens chose each expert.
+pub(super) const ROUTE_THREADS: u32 = 256;
 
 /// `UcclEpOwn`: words that only a rank's own kernels use.
 #[repr(C)]
@@ -31,6 +35,7 @@ pub(super) struct Own {
     pub(super) verdicts: [[u32; MAX_RANKS]; SLOTS],
     pub(super) pushed: u64,
     pub(super) popped: u64,
+    pub(super) room: u64,
 }
 
 /// `UcclEpMask`.
@@ -93,6 +98,8 @@ pub(super) struct GroupParams {
     pub(super) ranks: u32,
     pub(super) masks_late: u32,
     pub(super) ring_slots: u32,
+    pub(super) by_host: u32,
+    pub(super) zero: u32,
 }
 
 /// `UcclEpCall`.
@@ -111,8 +118,7 @@ pub(super) struct CallParams {
 pub(super) struct Placed {
     pub(super) number: u64,
     pub(super) place: u64,
-    pub(super) after: [u64; SLOTS],
-    pub(super) after_count: u64,
+    pub(super) after: u64,
     pub(super) masked: u64,
 }
 
@@ -166,7 +172,7 @@ pub(super) struct Send {
     pub(super) rows: u64,
     pub(super) row_stride: u64,
     pub(super) how: u32,
-    pub(super) zero: u32,
+    pub(super) is_few: u32,
 }
 
 /// `UcclEpReceive`.
@@ -354,7 +360,10 @@ pub fn layout_assertions() -> String {
     layout!(
         "UcclEpOwn",
         Own,
-        [has_failed, zero, ended, calls, next, begins, ends, masked, verdicts, pushed, popped]
+        [
+            has_failed, zero, ended, calls, next, begins, ends, masked, verdicts, pushed, popped,
+            room
+        ]
     );
     layout!("UcclEpMask", Mask, [own, set, clear, status, ranks, zero]);
     layout!(
@@ -367,11 +376,11 @@ pub fn layout_assertions() -> String {
         GroupParams,
         [
             windows, far, mirrors, ring, own, status, timeout_ns, pool_at, pool, rank, ranks,
-            masks_late, ring_slots
+            masks_late, ring_slots, by_host, zero
         ]
     );
     layout!("UcclEpCall", CallParams, [placed, len, header, agreed, phase]);
-    layout!("UcclEpPlaced", Placed, [number, place, after, after_count, masked]);
+    layout!("UcclEpPlaced", Placed, [number, place, after, masked]);
     layout!(
         "UcclEpRoutes",
         Routes,
@@ -382,7 +391,7 @@ pub fn layout_assertions() -> String {
         Area,
         [len, first, stride, payload, scales, scales_at, choices_at, places_at, token_at]
     );
-    layout!("UcclEpSend", Send, [group, call, routes, area, rows, row_stride, how, zero]);
+    layout!("UcclEpSend", Send, [group, call, routes, area, rows, row_stride, how, is_few]);
     layout!(
         "UcclEpReceive",
         Receive,
@@ -496,11 +505,13 @@ pub fn layout_assertions() -> String {
         ("UCCL_EP_MOST_RANKS", MAX_RANKS),
         ("UCCL_EP_MOST_EXPERTS", MAX_EXPERTS),
         ("UCCL_EP_MOST_TOP_K", MAX_TOP_K),
+        ("UCCL_EP_FEW_CHOICES", FEW_CHOICES),
         ("UCCL_EP_MOST_TOKENS", MAX_TOKENS),
         ("UCCL_EP_SLOTS", SLOTS),
         ("UCCL_EP_ROUND", ROUND),
         ("UCCL_EP_HEADER", header::WORDS),
         ("UCCL_EP_THREADS", THREADS as usize),
+        ("UCCL_EP_ROUTE_THREADS", ROUTE_THREADS as usize),
         ("UCCL_EP_OVERDUE", state::OVERDUE as usize),
         ("UCCL_EP_GAVE_UP", state::GAVE_UP as usize),
         ("UCCL_EP_POISONED", state::POISONED as usize),

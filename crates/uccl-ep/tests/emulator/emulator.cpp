@@ -74,7 +74,11 @@ void give_turn(Launch& l, size_t i) {
 Thread& self() { return *launch->running; }
 Block& own_block() { return launch->all_blocks[self().block]; }
 
-void run(u32 blocks, u32 threads, const void* parameter, void (*kernel)(const void*)) {
+// The most threads of a block that take turns: kernels work with any number of warps, and fewer give their turns away less often.
+constexpr u32 MOST_THREADS = 256;
+
+void run(u32 blocks, u32 asked, const void* parameter, void (*kernel)(const void*)) {
+  u32 threads = asked < MOST_THREADS ? asked : MOST_THREADS;
   Launch l;
   l.blocks = blocks, l.threads = threads, l.parameter = parameter, l.kernel = kernel;
   l.all_blocks.resize(blocks);

@@ -106,6 +106,8 @@ inline void store_pair(u64 address, u64 first, u64 second) {
   __atomic_store_n(reinterpret_cast<u64*>(address) + is_first, is_first ? second : first, __ATOMIC_RELAXED);
 }
 
+inline u32 count_up(u32* count) { return __atomic_fetch_add(count, 1, __ATOMIC_ACQ_REL); }
+
 inline u32 look(u64 address) {
   return __atomic_load_n(reinterpret_cast<const u32*>(address), __ATOMIC_RELAXED);
 }
@@ -129,7 +131,8 @@ inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
 inline u32 atomicAdd(u32* word, u32 by) { return __atomic_fetch_add(word, by, __ATOMIC_RELAXED); }
 inline u32 atomicExch(u32* word, u32 to) { return __atomic_exchange_n(word, to, __ATOMIC_RELAXED); }
-inline u64 atomicOr(u64* word, u64 bits) { return __atomic_fetch_or(word, bits, __ATOMIC_RELAXED); }
+template <typename T>
+T atomicOr(T* word, T bits) { return __atomic_fetch_or(word, bits, __ATOMIC_RELAXED); }
 inline u32 atomicCAS(u32* word, u32 from, u32 to) {
   __atomic_compare_exchange_n(word, &from, to, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
   return from;
@@ -173,6 +176,7 @@ inline u32 __match_any_sync(u32, u32 value) {
 }
 
 inline int __ffs(int bits) { return ffs(bits); }
+inline int __ffsll(long long bits) { return ffsll(bits); }
 inline u32 __popc(u32 bits) { return static_cast<u32>(__builtin_popcount(bits)); }
 inline float __uint_as_float(u32 bits) { return emulated::value_of<float>(bits); }
 inline u32 __float_as_uint(float value) { return static_cast<u32>(emulated::bits_of(value)); }

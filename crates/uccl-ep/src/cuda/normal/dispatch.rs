@@ -96,7 +96,7 @@ impl Dispatch {
                 rows: tokens.rows,
                 row_stride: tokens.stride as u64,
                 how: params::how::COPIED,
-                zero: 0,
+                is_few: 0,
             },
             goes,
             goes_told: 0,

@@ -65,7 +65,7 @@ impl Layout {
                 rows: 0,
                 row_stride: 0,
                 how: params::how::COPIED,
-                zero: 0,
+                is_few: 0,
             },
             goes: 0,
             goes_told: self.goes,

@@ -38,12 +38,18 @@ impl Normal {
             (Wrong::FewResults(1), "1 rows are given, and the handle tells of"),
             (Wrong::Choice(experts), "of token 0 is no expert"),
             (Wrong::Choice(experts - 1), second),
-            (Wrong::Interrupted, "interrupted"),
         ] {
             let case = Self { wrong: Some(wrong), ..few };
             let told = case.fails(LIMIT, |_| Some(case));
             assert!(told[1].contains(said), "{wrong:?}: {told:?}");
         }
+    }
+
+    /// A host that is interrupted while it waits for a rank that does not come gives up.
+    pub(crate) fn gives_up_when_interrupted(self) {
+        let case = Self { wrong: Some(Wrong::Interrupted), slots: 20, ..self };
+        let told = case.fails(LIMIT, |me| (me == 1).then_some(case));
+        assert!(told[1].contains("interrupted"), "{told:?}");
     }
 
     /// Ranks that differ are told in what.
