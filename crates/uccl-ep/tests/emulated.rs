@@ -218,3 +218,65 @@ fn a_far_rank_that_does_not_come_is_named() {
         "{told:?}"
     );
 }
+
+/// Pops until the threads are done and nothing is left, and tells them now and then.
+fn popped_until_over(ring: &emulator::Ring, begin: u64, is_over: impl Fn() -> bool) -> Vec<u64> {
+    let mut popped = Vec::new();
+    loop {
+        let was_over = is_over();
+        let end = begin + popped.len() as u64;
+        match ring.pop(end) {
+            Some(command) => popped.push(command),
+            None if was_over => break,
+            None => {
+                ring.tell(end);
+                std::thread::yield_now();
+            }
+        }
+    }
+    ring.tell(begin + popped.len() as u64);
+    popped
+}
+
+/// All commands of so many threads, each of which pushed as many, in the order of each.
+fn assert_all(popped: &[u64], threads: u64, each: u64) {
+    for thread in 0..threads {
+        let of_thread = popped.iter().filter(|command| *command >> 32 == thread);
+        let of_thread = of_thread.map(|command| command & 0xffff_ffff);
+        assert!(of_thread.eq((0..each).filter(|i| (thread + i) % 5 != 0)), "thread {thread}");
+    }
+}
+
+#[test]
+fn commands_of_many_warps_go_through_a_small_ring_each_once_and_in_order() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let ring = emulator::Ring::new(32, Duration::from_secs(20));
+    let is_over = AtomicBool::new(false);
+    let popped = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let state = ring.push((2, 64), 60);
+            is_over.store(true, Ordering::Release);
+            assert_eq!(state, 0);
+        });
+        popped_until_over(&ring, 0, || is_over.load(Ordering::Acquire))
+    });
+    assert_all(&popped, 128, 60);
+}
+
+#[test]
+fn who_finds_no_room_for_commands_gives_up_in_time_and_leaves_no_gap() {
+    const OVERDUE: u32 = 1;
+    const POISONED: u32 = 3;
+    let ring = emulator::Ring::new(64, Duration::from_millis(200));
+    assert_eq!(ring.push((1, 64), 10), OVERDUE);
+    let ring = emulator::Ring::new(64, Duration::from_secs(60));
+    ring.poison(true);
+    assert_eq!(ring.push((1, 64), 10), POISONED);
+    ring.poison(false);
+    let first = popped_until_over(&ring, 0, || true);
+    assert!((1..=64).contains(&first.len()), "{first:?}");
+    // What comes later is right behind it.
+    assert_eq!(ring.push((1, 32), 2), 0);
+    let second = popped_until_over(&ring, first.len() as u64, || true);
+    assert_all(&second, 32, 2);
+}
