@@ -1,11 +1,13 @@
 // Expert parallelism: the kernels of a dispatch and of a combine.
 //
-// In low latency mode, a dispatch is `route` (one block), unless there are few tokens, `send` and `receive`; a combine is `return` and `sum`. In
+// In low latency mode, a dispatch is `route` (one block), unless there are few tokens, `send` and `receive`; a combine is `return` and `sum`,
+// or, where rows are packed, `return_packed` and `sum_packed`. In
 // normal mode, a dispatch is `layout` (one block), `normal_send`, perhaps `count` (one block), and `normal_receive`; a combine is
 // `normal_return` and `normal_sum`. The blocks of a launch that waits for peers are few enough to run at the same time, those of
 // all ranks of a GPU together.
 
 #include "ep_normal_combine.cuh"
+#include "ep_packed.cuh"
 
 extern "C" __global__ void __launch_bounds__(UCCL_EP_ROUTE_THREADS)
     uccl_ep_route(const __grid_constant__ UcclEpSend p) {
@@ -29,6 +31,18 @@ extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
     uccl_ep_return(const __grid_constant__ UcclEpReturn p) {
   UCCL_SHARED(Returning, s);
   combine_send(p, s);
+}
+
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
+    uccl_ep_return_packed(const __grid_constant__ UcclEpReturn p) {
+  UCCL_SHARED(Returning, s);
+  combine_send_packed(p, s);
+}
+
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
+    uccl_ep_sum_packed(const __grid_constant__ UcclEpSum p) {
+  UCCL_SHARED(Waiting, s);
+  combine_receive_packed(p, s);
 }
 
 // One block; a thread has a rank.

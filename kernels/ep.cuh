@@ -142,6 +142,7 @@ constexpr u32 UCCL_EP_COPIED = 0;
 constexpr u32 UCCL_EP_EXACT = 1;
 constexpr u32 UCCL_EP_POWER = 2;
 constexpr u32 UCCL_EP_EXPONENT = 3;
+constexpr u32 UCCL_EP_NVFP4 = 4;
 
 struct UcclEpSend {
   UcclEpGroup group;
@@ -150,8 +151,11 @@ struct UcclEpSend {
   UcclEpArea area;
   u64 rows;
   u64 row_stride;
+  u64 global_scale_at;  // f32: NVFP4's global scale; or null
+  float global_scale;   // it, where nothing else says
   u32 how;
   u32 is_few;  // whether `send` finds the places of tokens itself
+  u32 zero;
 };
 
 struct UcclEpReceive {
@@ -174,6 +178,8 @@ struct UcclEpReceive {
   u32 slots;
   u32 top_k;
   u32 local_experts;
+  u32 tile_rows;     // rows of tiles that an expert's scales have; 0 where they lie as above
+  u32 zero;
 };
 
 struct UcclEpReturn {

@@ -67,28 +67,24 @@ __device__ __forceinline__ void send_header(const UcclEpGroup& g, const UcclEpCa
   }
 }
 
-__device__ __forceinline__ Return return_of(const UcclEpReturn& p, const Returning& s, u32 at) {
+// The `at`th row that goes back.
+__device__ __forceinline__ Going going(const UcclEpReturn& p, const Returning& s, u32 at) {
   u32 expert = find(s.starts, p.local_experts, at);
   u64 row = static_cast<u64>(expert) * p.expert_rows + (at - s.starts[expert]);
   u32 origin = reinterpret_cast<const u32*>(p.origin)[row];
   u32 token = reinterpret_cast<const u32*>(p.src_info)[row];
   u32 rank = origin / UCCL_EP_MOST_TOP_K, k = origin % UCCL_EP_MOST_TOP_K;
   // Tensors that the caller has spoilt reach no other memory.
-  bool is_inside = rank < p.group.ranks && k < p.top_k && token < p.slots;
-  if (!is_inside || is_masked(s.waiting.call, rank)) return {row, 0, p.group.ranks};
+  if (rank >= p.group.ranks || k >= p.top_k || token >= p.slots) return {0, 0, 0};
+  if (is_masked(s.waiting.call, rank)) return {0, 0, 0};
   u64 slot = static_cast<u64>(k) * p.slots + token;
-  return {row, p.group.windows[rank] + s.waiting.call.place + slot * p.slot_stride, rank};
+  u64 to = p.group.windows[rank] + s.waiting.call.place + slot * p.slot_stride;
+  return {p.rows + row * p.row_stride, to, rank};
 }
 
-__device__ __forceinline__ void send_row(const UcclEpReturn& p, const Returning& s, const Team& team, u32 at) {
-  Return r = return_of(p, s, at);
-  if (r.rank == p.group.ranks) return;
-  // One lane has the only target.
-  Targets targets[1] = {{r.to, 1}};
-  copy_to_all(team, targets, p.rows + r.row * p.row_stride, p.row_len / 16);
-}
-
-__device__ __forceinline__ void combine_send(const UcclEpReturn& p, Returning& s) {
+// Sends all rows that go back, each by `send`, and then tells of them.
+template <typename Send>
+__device__ __forceinline__ void send_rows(const UcclEpReturn& p, Returning& s, Send send) {
   if (!begin_send(p.group, p.call, s.waiting)) return;
   if (is_spare_block()) send_header(p.group, p.call, s.waiting.call);
   const u64* ranges = reinterpret_cast<const u64*>(p.layout_range);
@@ -102,13 +98,29 @@ __device__ __forceinline__ void combine_send(const UcclEpReturn& p, Returning& s
   u32 total = s.starts[p.local_experts];
   Team team = team_for(total);
 #pragma unroll 1
-  for (u32 at = team.first; at < total; at += team.step) send_row(p, s, team, at);
-  auto of = [&](u32 at) { return return_of(p, s, at); };
-  end_send(p.group, p.call, s.waiting, [&] { send_rows(p.group, s.waiting, of, total, p.row_len); });
+  for (u32 at = team.first; at < total; at += team.step) {
+    Going row = going(p, s, at);
+    if (row.to != 0) send(team, row);
+  }
+  auto of = [&](u32 at) { return going(p, s, at); };
+  end_send(p.group, p.call, s.waiting, [&] { send_rows_far(p.group, s.waiting, of, total, p.slot_stride); });
 }
 
-// Sums the rows of a token's choices, in their order.
-__device__ __forceinline__ void sum_token(const UcclEpSum& p, const UcclEpPlaced& call, const Team& team, u32 token) {
+__device__ __forceinline__ void combine_send(const UcclEpReturn& p, Returning& s) {
+  send_rows(p, s, [&](const Team& team, const Going& row) {
+    // One lane has the only target.
+    Targets targets[1] = {{row.to, 1}};
+    copy_to_all(team, targets, row.from, p.row_len / 16);
+  });
+}
+
+// The terms of a token's sum: a lane has those of a choice.
+struct Terms {
+  Targets rows;
+  float weight;
+};
+
+__device__ __forceinline__ Terms terms_of(const UcclEpSum& p, const UcclEpPlaced& call, u32 token) {
   u32 lane = lane_of_thread();
   Targets rows = {0, 0};
   float weight = 0.0f;
@@ -122,6 +134,13 @@ __device__ __forceinline__ void sum_token(const UcclEpSum& p, const UcclEpPlaced
     rows.mine = p.group.windows[p.group.rank] + call.place + slot * p.slot_stride;
   }
   rows.has = __ballot_sync(ALL, is_chosen);
+  return {rows, weight};
+}
+
+// Sums the rows of a token's choices, in their order.
+__device__ __forceinline__ void sum_token(const UcclEpSum& p, const UcclEpPlaced& call, const Team& team, u32 token) {
+  u32 lane = lane_of_thread();
+  auto [rows, weight] = terms_of(p, call, token);
   u32 count = p.row_len / 16;
 #pragma unroll 1
   for (u32 first = team.warp * LANES; first < count; first += team.lanes()) {
@@ -152,10 +171,16 @@ __device__ __forceinline__ void sum_token(const UcclEpSum& p, const UcclEpPlaced
   }
 }
 
-__device__ __forceinline__ void combine_receive(const UcclEpSum& p, Waiting& w) {
+// Makes each token's sum, by `sum`, when all rows have come.
+template <typename Sum>
+__device__ __forceinline__ void sum_tokens(const UcclEpSum& p, Waiting& w, Sum sum) {
   if (!wait_for_data(p.group, p.call, p.waits, w)) return;
   Team team = team_for(p.routes.tokens);
 #pragma unroll 1
-  for (u32 token = team.first; token < p.routes.tokens; token += team.step) sum_token(p, w.call, team, token);
+  for (u32 token = team.first; token < p.routes.tokens; token += team.step) sum(team, token);
   if (is_last_block(p.group, STEP_RECEIVE, w)) tell_taken(p.group, p.call, w);
+}
+
+__device__ __forceinline__ void combine_receive(const UcclEpSum& p, Waiting& w) {
+  sum_tokens(p, w, [&](const Team& team, u32 token) { sum_token(p, w.call, team, token); });
 }

@@ -7,6 +7,8 @@
 // Lanes that share a group of 128 channels, with 16 each.
 constexpr u32 GROUP_LANES = 8;
 constexpr u32 GROUP = 128;
+// Channels that share a scale in NVFP4.
+constexpr u32 NARROW_GROUP = 16;
 // Channels that a warp quantises at a time.
 constexpr u32 WARP_CHANNELS = 512;
 
@@ -83,6 +85,38 @@ __device__ __forceinline__ void send_quantised(const UcclEpSend& p, const Team& 
   }
 }
 
+// As `send_quantised`, to NVFP4: a lane's sixteen channels share a scale, and those of four lanes a word of scales.
+__device__ __forceinline__ void send_nvfp4(const UcclEpSend& p, const Team& team, u64 row, const Targets (&to)[2]) {
+  u32 lane = lane_of_thread(), hidden = 2 * p.area.payload;
+  bool is_told = p.global_scale_at != 0;
+  float global_scale = is_told ? *reinterpret_cast<const float*>(p.global_scale_at) : p.global_scale;
+#pragma unroll 1
+  for (u32 first = team.warp * WARP_CHANNELS; first < hidden; first += team.warps * WARP_CHANNELS) {
+    u32 channel = first + lane * NARROW_GROUP;
+    bool is_inside = channel < hidden;
+    Vector a = {0, 0, 0, 0}, b = {0, 0, 0, 0};
+    if (is_inside) {
+      a = load_vector(row + 2ull * channel);
+      b = load_vector(row + 2ull * channel + 16);
+    }
+    NarrowScale s = narrow_scale_of(amax_of(amax_of(0, a), b), global_scale);
+    u64 out = static_cast<u64>(e2m1_of(b, s.factor)) << 32 | e2m1_of(a, s.factor);
+    u32 word = s.byte << (8 * (lane % 4));
+    word |= __shfl_xor_sync(ALL, word, 1);
+    word |= __shfl_xor_sync(ALL, word, 2);
+#pragma unroll
+    for (u32 half = 0; half < 2; half++) {
+      for_each(to[half], [&](u64 record) {
+        if (!is_inside) return;
+        *reinterpret_cast<u64*>(record + channel / 2) = out;
+        if (lane % 4 == 0) {
+          *reinterpret_cast<u32*>(record + p.area.scales_at + channel / NARROW_GROUP) = word;
+        }
+      });
+    }
+  }
+}
+
 // What goes with a token: its choices and its places among those of their experts, of which a lane has one each, and its number.
 __device__ __forceinline__ void send_choices(const UcclEpSend& p, u32 token, u32 choice, u32 place,
                                              const Targets (&to)[2]) {
@@ -130,6 +164,8 @@ __device__ __forceinline__ void send_token(const UcclEpSend& p, const Team& team
   u64 row = p.rows + token * p.row_stride;
   if (p.how == UCCL_EP_COPIED) {
     copy_to_all(team, to, row, p.area.payload / 16);
+  } else if (p.how == UCCL_EP_NVFP4) {
+    send_nvfp4(p, team, row, to);
   } else {
     send_quantised(p, team, row, to);
   }
@@ -283,6 +319,23 @@ __device__ __forceinline__ u32 sender_of(const u32* starts, u32 ranks, u32 at) {
   return sender;
 }
 
+// Where the words of a row's scales go.
+struct ScalesPlace {
+  u64 first;
+  u64 stride;  // words from one to the next
+};
+
+__device__ __forceinline__ ScalesPlace place_of_scales(const UcclEpReceive& p, u32 expert, u32 row) {
+  if (p.tile_rows == 0) {
+    return {p.scales + 4 * (row * p.scales_row + expert * p.scales_expert), p.scales_word};
+  }
+  // Tiles of 128 rows and a word; see ScalesOut::Tiled in dispatch/memory.rs.
+  constexpr u32 TILE = 128;
+  u32 nth = row - expert * p.expert_rows;
+  u64 tile = (static_cast<u64>(expert) * p.tile_rows + nth / TILE) * p.area.scales;
+  return {p.scales + 4 * (tile * TILE + nth % 32 * 4 + nth % TILE / 32), TILE};
+}
+
 // Copies a record to the rows of its experts.
 __device__ __forceinline__ void receive_record(const UcclEpReceive& p, const Arriving& s, const Team& team, u32 at) {
   const UcclEpGroup& g = p.group;
@@ -306,15 +359,15 @@ __device__ __forceinline__ void receive_record(const UcclEpReceive& p, const Arr
   }
   Targets rows[1] = {{p.rows + row * p.row_stride, __ballot_sync(ALL, expert != NO_EXPERT)}};
   copy_to_all(team, rows, record, p.area.payload / 16);
-  u64 word_of_row = p.scales + 4 * (row * p.scales_row + expert * p.scales_expert);
-  Targets scales = {word_of_row, rows[0].has};
+  ScalesPlace scales_of_row = place_of_scales(p, expert, row);
+  Targets scales = {scales_of_row.first, rows[0].has};
 #pragma unroll 1
   for (u32 first = team.warp * LANES; first < p.area.scales; first += team.lanes()) {
     u32 word = first + lane;
     bool is_inside = word < p.area.scales;
     u32 scale = is_inside ? *reinterpret_cast<const u32*>(record + p.area.scales_at + 4ull * word) : 0;
     for_each(scales, [&](u64 out) {
-      if (is_inside) *reinterpret_cast<u32*>(out + 4 * (word * p.scales_word)) = scale;
+      if (is_inside) *reinterpret_cast<u32*>(out + 4 * (word * scales_of_row.stride)) = scale;
     });
   }
   if (team.warp == 0 && expert != NO_EXPERT) {

@@ -5,27 +5,27 @@
 #include "ep_normal_dispatch.cuh"
 
 // Where a row goes.
-__device__ __forceinline__ Return return_of(const UcclEpNormalReturn& p, const UcclEpPlaced& call, u32 row) {
+__device__ __forceinline__ Going going(const UcclEpNormalReturn& p, const UcclEpPlaced& call, u32 row) {
   u32 origin = reinterpret_cast<const u32*>(p.origin)[row], token = reinterpret_cast<const u32*>(p.src_info)[row];
   u32 rank = origin / ORIGIN_RANK, nth = origin % ORIGIN_RANK;
   // Tensors that the caller has spoilt reach no other memory.
-  bool is_inside = rank < p.group.ranks && nth < p.token_rows && token < p.slots;
-  if (!is_inside || is_masked(call, rank)) return {row, 0, p.group.ranks};
+  if (rank >= p.group.ranks || nth >= p.token_rows || token >= p.slots) return {0, 0, 0};
+  if (is_masked(call, rank)) return {0, 0, 0};
   u64 slot = static_cast<u64>(nth) * p.slots + token;
-  return {row, p.group.windows[rank] + call.place + slot * p.slot_stride, rank};
+  return {p.rows + row * p.row_stride, p.group.windows[rank] + call.place + slot * p.slot_stride, rank};
 }
 
 // Sends a row, and its weights, back to where its token came from.
 __device__ __forceinline__ void return_row(const UcclEpNormalReturn& p, const UcclEpPlaced& call, const Team& team,
                                            u32 row) {
-  Return r = return_of(p, call, row);
-  if (r.rank == p.group.ranks) return;
-  Targets targets[1] = {{r.to, 1}};
-  copy_to_all(team, targets, p.rows + row * p.row_stride, p.row_len / 16);
+  Going one = going(p, call, row);
+  if (one.to == 0) return;
+  Targets targets[1] = {{one.to, 1}};
+  copy_to_all(team, targets, one.from, p.row_len / 16);
   u32 k = team.lane();
   if (p.weights != 0 && k < p.top_k) {
     u64 at = static_cast<u64>(row) * p.top_k + k;
-    reinterpret_cast<float*>(r.to + p.weights_at)[k] = reinterpret_cast<const float*>(p.weights)[at];
+    reinterpret_cast<float*>(one.to + p.weights_at)[k] = reinterpret_cast<const float*>(p.weights)[at];
   }
 }
 
@@ -38,9 +38,8 @@ __device__ __forceinline__ void normal_return(const UcclEpNormalReturn& p, Waiti
   Team team = team_for(total);
 #pragma unroll 1
   for (u32 row = team.first; row < total; row += team.step) return_row(p, w.call, team, row);
-  u32 len = p.weights != 0 ? p.weights_at + 4 * p.top_k : p.row_len;
-  auto of = [&](u32 row) { return return_of(p, w.call, row); };
-  end_send(g, p.call, w, [&] { send_rows(g, w, of, total, len); });
+  auto of = [&](u32 row) { return going(p, w.call, row); };
+  end_send(g, p.call, w, [&] { send_rows_far(g, w, of, total, p.slot_stride); });
 }
 
 // The row of a rank for a token: of the rows in a token's slots, as many as there are ranks of the token before it.

@@ -5,12 +5,12 @@
 
 __device__ __forceinline__ float bf16_to_f32(u32 bits) { return __uint_as_float(bits << 16); }
 
-// The nearest, ties to even; a NaN stays one.
+// The nearest, ties to even. All NaNs become the same: processors give a NaN that they make different bits.
 __device__ __forceinline__ u32 bf16_from_f32(float value) {
   u32 bits = __float_as_uint(value);
   u32 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
-  return is_nan ? (bits >> 16) | 0x40 : rounded;
+  return is_nan ? 0x7fc0 : rounded;
 }
 
 // The nearest E4M3, saturating, ties to even. The sign is given: a product that is NaN has none.
@@ -29,6 +29,58 @@ __device__ __forceinline__ u32 e4m3_from_f32(float value, u32 sign) {
   return sign | (magnitude_bits > 0x7f800000 ? 0x7f : finite);
 }
 
+__device__ __forceinline__ float e4m3_to_f32(u32 bits) {
+  constexpr u32 REBIAS = (127 - 7) << 23;
+  u32 magnitude = bits & 0x7f;
+  float value = magnitude >= 8 ? __uint_as_float((magnitude << 20) + REBIAS)
+                               : __fmul_rn(static_cast<float>(magnitude), 1.0f / 512.0f);
+  return __uint_as_float((magnitude == 0x7f ? 0x7fc00000 : __float_as_uint(value)) | (bits & 0x80) << 24);
+}
+
+// The nearest E2M1 in four bits, ties to even; what is larger than 6 becomes 6, and so does a NaN.
+__device__ __forceinline__ u32 e2m1_from_f32(float value) {
+  constexpr u32 REBIAS = (127 - 1) << 23;
+  constexpr float SUBNORMAL_MAGIC = 4194304.0f;
+  u32 bits = __float_as_uint(value), magnitude_bits = bits & 0x7fffffff;
+  float magnitude = __uint_as_float(magnitude_bits);
+  u32 rebiased = magnitude_bits - REBIAS;
+  u32 normal = (rebiased + 0x1fffff + ((rebiased >> 22) & 1)) >> 22;
+  // The addition rounds to the step of subnormal values.
+  u32 subnormal = __float_as_uint(__fadd_rn(magnitude, SUBNORMAL_MAGIC)) -
+                  __float_as_uint(SUBNORMAL_MAGIC);
+  u32 nearest = magnitude < 1.0f ? subnormal : normal;
+  u32 finite = magnitude > 6.0f ? 7 : nearest;
+  return magnitude_bits > 0x7f800000 ? 7 : ((bits >> 28) & 8) | finite;
+}
+
+// What sixteen values are multiplied by in NVFP4, and the byte of their scale, which is `amax / 6 * global_scale`.
+struct NarrowScale {
+  float factor;
+  u32 byte;
+};
+
+// For a group whose largest magnitude is the bf16 `amax`.
+__device__ __forceinline__ NarrowScale narrow_scale_of(u32 amax, float global_scale) {
+  u32 byte = e4m3_from_f32(__fmul_rn(__fdiv_rn(bf16_to_f32(amax), 6.0f), global_scale), 0);
+  float scale = e4m3_to_f32(byte), factor = __fdiv_rn(global_scale, scale);
+  constexpr float MOST = 3.40282346638528859812e38f;
+  // A factor stays finite, so that zeros stay zeros. Of a NaN and a number, the number.
+  if (!(factor < MOST)) factor = MOST;
+  return {scale == 0.0f ? 0.0f : factor, byte};
+}
+
+// Eight bf16 as eight E2M1, the first the lowest.
+__device__ __forceinline__ u32 e2m1_of(const Vector& v, float factor) {
+  u32 words[4] = {v.x, v.y, v.z, v.w}, codes = 0;
+#pragma unroll
+  for (u32 i = 0; i < 4; i++) {
+    u32 low = e2m1_from_f32(__fmul_rn(bf16_to_f32(words[i] & 0xffff), factor));
+    u32 high = e2m1_from_f32(__fmul_rn(bf16_to_f32(words[i] >> 16), factor));
+    codes |= (low | high << 4) << (8 * i);
+  }
+  return codes;
+}
+
 struct Scale {
   float scale, inverse;
 };
@@ -41,7 +93,8 @@ __device__ __forceinline__ Scale scale_of(u32 amax, bool is_power_of_two) {
   if (!is_power_of_two) return {__fdiv_rn(448.0f, most), __fdiv_rn(most, 448.0f)};
   u32 bits = __float_as_uint(__fdiv_rn(most, 448.0f));
   u32 exponent = (bits >> 23) + ((bits & 0x7fffff) != 0);
-  return {__uint_as_float((254 - exponent) << 23), __uint_as_float(exponent << 23)};
+  // Of an infinity the inverse is one, and the scale 0.
+  return {__uint_as_float((254 - min(exponent, 254u)) << 23), __uint_as_float(exponent << 23)};
 }
 
 // Two bf16 as two E4M3.

@@ -209,6 +209,9 @@ __device__ __forceinline__ bool has_come(u64 seen, u64 mark, u32 what) {
 __device__ __forceinline__ u32 wait_for_mark(const UcclEpGroup& g, Waiting& w, u64 word, u64 mark,
                                              u32 what) {
   constexpr u32 LOOKS = 32;
+  // The host's memory is far: where every block reads it, each wait takes 100 us longer, and so do the peers' waits for this
+  // rank. The first block reads it now and then, and tells the others by its fault.
+  constexpr u32 LOOKS_AT_HOST = 256;
   u32 peer = threadIdx.x;
   u64 began = now_ns(), seen;
 #pragma unroll 1
@@ -217,7 +220,8 @@ __device__ __forceinline__ u32 wait_for_mark(const UcclEpGroup& g, Waiting& w, u
     if (has_come(seen, mark, what)) return CAME;
     if (looks % LOOKS == 0) {
       u64 waited = now_ns() - began;
-      bool is_lost = g.by_host != 0 && (load_acquire(lost_word(g)) >> peer & 1) != 0;
+      bool looks_at_host = blockIdx.x == 0 && looks % LOOKS_AT_HOST == 0;
+      bool is_lost = looks_at_host && g.by_host != 0 && (load_acquire(lost_word(g)) >> peer & 1) != 0;
       // What it did before it was lost may have come since.
       if (is_lost && load_acquire(word) != seen) continue;
       u64 fault = load_acquire(fault_word(g, g.rank, peer));
@@ -229,7 +233,7 @@ __device__ __forceinline__ u32 wait_for_mark(const UcclEpGroup& g, Waiting& w, u
         note_fault(w, UCCL_EP_GAVE_UP, what, peer);
       } else if (is_lost) {
         note_fault(w, UCCL_EP_LOST, what, peer);
-      } else if (look(g.status) != 0) {
+      } else if (looks_at_host && look(g.status) != 0) {
         note_fault(w, UCCL_EP_POISONED, what, peer);
       } else if (waited > g.timeout_ns) {
         w.waited_ns = waited;
@@ -446,22 +450,22 @@ __device__ __forceinline__ void end_send(const UcclEpGroup& g, const UcclEpCall&
   tell_arrived(g, c, w);
 }
 
-// A row that goes back, and where to; the rank is `ranks` if it goes nowhere.
-struct Return {
-  u64 row;
+// A row, and where it goes; 0 is nowhere.
+struct Going {
+  u64 from;
   u64 to;
   u32 rank;
 };
 
 // Sends far ranks their rows: of `total`, those that `of` says, each of `len` bytes.
 template <typename Of>
-__device__ __forceinline__ void send_rows(const UcclEpGroup& g, Waiting& w, Of of, u32 total, u32 len) {
+__device__ __forceinline__ void send_rows_far(const UcclEpGroup& g, Waiting& w, Of of, u32 total, u64 len) {
 #pragma unroll 1
   for (u32 first = warp_of_thread() * LANES; first < total; first += blockDim.x) {
     u32 at = first + lane_of_thread();
-    Return r = {0, 0, g.ranks};
-    if (at < total) r = of(at);
-    send_far(g, w, r.rank < g.ranks && is_far(g, r.rank), r.rank, r.to, len);
+    Going row = {0, 0, 0};
+    if (at < total) row = of(at);
+    send_far(g, w, row.to != 0 && is_far(g, row.rank), row.rank, row.to, len);
   }
 }
 

@@ -761,6 +761,7 @@ class EpCudaDispatch:
         stride: int,
         kind: str,
         len: int,
+        global_scale: tuple[float, int],
         experts: int,
         is_64: bool,
         tokens: int,
@@ -775,11 +776,12 @@ class EpCudaDispatch:
         *,
         rows: int,
         stride: int,
-        scales: tuple[int, int, int, int] | None,
         count: int,
         stats: int,
         waits: int,
         table: tuple[int, int, int],
+        scales: tuple[int, int, int, int] | None = None,
+        tiles: tuple[int, int] | None = None,
     ) -> EpCudaHandle: ...
 
 class EpCudaHandle: ...
@@ -793,6 +795,7 @@ class EpCudaCombine:
         rows: int,
         hidden: int,
         table: tuple[int, int, int],
+        is_packed: bool,
         scratch: int,
         stream: int,
     ) -> None: ...

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from cases import Call, Draw, listed, same
-from oracle import low_latency
+from oracle import formats, low_latency
 
 NAN = float("nan")
 
@@ -20,6 +20,16 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     """Its memory as whole numbers."""
     kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
     return tensor.view(kinds[tensor.element_size()])
+
+
+def in_tiles(name: str, tiles: torch.Tensor, scales: torch.Tensor, room: int) -> None:
+    """Raises unless an expert's scales are where its rows' are, in tiles for ``room`` rows."""
+    padded = scales.new_zeros((-(-room // 128) * 128, scales.shape[1]))
+    padded[: len(scales)] = 1
+    is_there = low_latency.nvfp4_swizzled(padded) == 1
+    padded[: len(scales)] = scales
+    found = tiles.contiguous().view(torch.uint8)
+    same(name, found[is_there], low_latency.nvfp4_swizzled(padded)[is_there])
 
 
 class FewTokens:
@@ -37,6 +47,7 @@ class FewTokens:
                 low_latency.Format(use_fp8=True),
                 low_latency.Format(use_fp8=True, round_scale=True),
                 low_latency.Format(use_fp8=True, round_scale=True, use_ue8m0=True),
+                low_latency.Format(global_scale=self.draw.choice([1.0, 672.0, self.draw.uniform(0.001, 9999)])),
             ]
         )
         self.sizes = self.draw.sizes(group.size(), multiple_of=512 if self.form.use_fp8 else 128)
@@ -60,9 +71,18 @@ class FewTokens:
             use_fp8=self.form.use_fp8,
             round_scale=self.form.round_scale,
             use_ue8m0=self.form.use_ue8m0,
+            use_nvfp4=self.form.global_scale is not None,
+            x_global_scale=self.global_scale(),
             async_finish=not hook,
             return_recv_hook=hook,
         )
+
+    def global_scale(self) -> Any:
+        """NVFP4's, as a tensor or as a number."""
+        scale = self.form.global_scale
+        if scale is None or self.draw.random() < 0.5:
+            return scale
+        return self.there(torch.tensor(scale, dtype=torch.float32))
 
     def there(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor where calls take it."""
@@ -85,11 +105,14 @@ class FewTokens:
         rows, count, handle, event, hook = returned
         assert (event.event is None) == (hook is not None)
         wanted = low_latency.dispatch(call.xs, call.choices, self.shape, self.rank, self.form)
-        values, scales = rows if self.form.use_fp8 else (rows, None)
+        values, scales = rows if self.form.has_scales else (rows, None)
         strides = scales.stride() if scales is not None else ()
+        is_narrow, hidden = self.form.global_scale is not None, self.sizes.hidden
+        if is_narrow:
+            values, hidden = values.permute(2, 0, 1), hidden // 2
         values, count, src_info, layout_range = map(self.here, (values, count, *handle[:2]))
         room = self.shape.ranks * self.sizes.most
-        assert values.shape == (self.shape.local, room, self.sizes.hidden)
+        assert values.shape == (self.shape.local, room, hidden)
         listed("count", count, [len(arrived.tokens) for arrived in wanted])
         ranges = low_latency.layout_range(call.choices, self.shape, self.rank)
         for expert, arrived in enumerate(wanted):
@@ -101,8 +124,10 @@ class FewTokens:
                 assert length == 0 or word >> 32 == begin, (
                     f"begin {begin} of rank {source}: {word:#x}"
                 )
-            same(f"rows of expert {expert}", bits(values[expert, :m]), bits(arrived.rows))
-            if scales is not None:
+            same(f"rows of expert {expert}", bits(values[expert, :m].contiguous()), bits(arrived.rows))
+            if is_narrow:
+                in_tiles(f"scales of expert {expert}", self.here(scales[..., expert]), arrived.scales, room)
+            elif scales is not None:
                 assert strides[2] == room or scales.shape[2] == 1, f"strides {strides}"
                 seen = self.here(scales[expert, :m].contiguous())
                 same(f"scales of expert {expert}", seen, arrived.scales)
@@ -134,10 +159,20 @@ class FewTokens:
             rows, self.there(choices), self.there(weights), handle, **options
         )
 
-    def wanted(self, call: Call, **keywords: Any) -> torch.Tensor:
-        """What a combine must return."""
+    def call(self) -> Call:
+        """Inputs of a call. Some blocks of answers are below 1, which LogFMT packs, and some are not."""
+        call = self.draw.call(self.sizes)
+        for ys in call.ys:
+            blocks = ys.view(ys.shape[0], ys.shape[1] // formats.BLOCK, formats.BLOCK)
+            is_small = torch.rand(blocks.shape[:2], generator=self.draw.torch) < 0.7
+            blocks *= torch.where(is_small, 0.1, 1)[:, :, None].bfloat16()
+        return call
+
+    def wanted(self, call: Call, is_packed: bool = False, **keywords: Any) -> torch.Tensor:
+        """What a combine must return, of rows that came as they are or as LogFMT."""
+        way = formats.through_logfmt if is_packed else lambda row: row
         return low_latency.combine(
-            lambda token, expert: call.answer(self.rank, token, expert),
+            lambda token, expert: way(call.answer(self.rank, token, expert)),
             call.choices[self.rank],
             call.weights[self.rank],
             self.sizes.hidden,
@@ -145,11 +180,12 @@ class FewTokens:
         )
 
     def options(self, call: Call) -> dict[str, Any]:
-        """Ways to call combine that make no difference, drawn by chance."""
+        """Ways to call combine, drawn by chance."""
         options: dict[str, Any] = {
             "return_recv_hook": self.draw.random() < 0.5,
             "zero_copy": self.draw.random() < 0.3,
         }
+        options["use_logfmt"] = not options["zero_copy"] and self.draw.random() < 0.3
         if self.draw.random() < 0.3:
             like = self.there(call.xs[self.rank])
             options["out"] = torch.full_like(like, NAN)
@@ -158,7 +194,7 @@ class FewTokens:
     def two_at_a_time(self) -> None:
         """Two calls under way at a time, ended in any order, again and again on one buffer."""
         for _ in range(2):
-            calls = [self.draw.call(self.sizes) for _ in range(2)]
+            calls = [self.call() for _ in range(2)]
             order = self.draw.sample([0, 1], 2)
             # Which call has a hook.
             hooks = [self.draw.random() < 0.5 for _ in calls]
@@ -184,7 +220,7 @@ class FewTokens:
                 if options["return_recv_hook"]:
                     hook()
                 assert "out" not in options or combined is options["out"]
-                same("sums", self.here(combined), self.wanted(call))
+                same("sums", self.here(combined), self.wanted(call, options["use_logfmt"]))
 
     def without(self, out: int, call: Call) -> None:
         """A dispatch and a combine that leave a rank out."""

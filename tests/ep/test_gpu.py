@@ -11,7 +11,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import gpu_lost
+import gpu_steps
 from few_tokens import FewTokens
+from world import World
 
 pytestmark = [
     pytest.mark.xdist_group("gpu"),
@@ -92,7 +95,7 @@ def in_thread(rank: Rank, seed: int) -> None:
     few.buffer.check()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(16))
 def test_ranks_in_threads_of_one_gpu_return_what_the_oracle_says(seed: int) -> None:
     threads(1 + seed % 3, lambda rank: in_thread(rank, seed))
 
@@ -284,3 +287,22 @@ def test_a_rank_that_does_not_come_is_named_by_the_next_call() -> None:
     said = threads(2, alone)[0]
     assert "dispatch on rank 0" in said and "rank 1: data of call 1 round 0 expected" in said, said
     assert time.monotonic() - started < 20
+
+
+@pytest.mark.parametrize("when", gpu_lost.PHASES)
+@pytest.mark.parametrize("masks", [False, True])
+def test_a_rank_is_killed_and_the_others_name_it_or_go_on_without_it(when: str, masks: bool) -> None:
+    ranks = World(gpu_lost.RANKS)
+    try:
+        texts = ranks.run(gpu_lost.RANKS, gpu_lost.loses, when, masks, lost=(gpu_lost.LOST,))[: gpu_lost.LOST]
+    finally:
+        ranks.end()
+    if not masks:
+        assert all(text.startswith(f"{gpu_lost.PHASES[when]} on rank {rank}") for rank, text in enumerate(texts)), texts
+        # The first to fail tells the other.
+        assert any(f"rank {gpu_lost.LOST}: data of call" in text for text in texts), texts
+
+
+def test_nothing_grows_with_random_calls() -> None:
+    for before, after in threads(2, gpu_steps.steps):
+        assert {name: after[name] for name in before if after[name] > before[name]} == {}, (before, after)

@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cases import Call, Draw, Sizes, lacks_nodes, listed, same
-from few_tokens import FewTokens, bits, inputs_of
+from few_tokens import FewTokens, bits, in_tiles, inputs_of
 from oracle import elastic, formats, low_latency, normal
 from oracle.elastic import Rounding
 from oracle.routing import Shape
@@ -95,24 +95,11 @@ def masked(group: Any, seed: int) -> None:
 def packed(group: Any, seed: int) -> None:
     """LogFMT-10: blocks that are packed beside blocks that are sent as they are."""
     rank = FewTokens(group, seed)
-    call = rank.draw.call(rank.sizes)
-    for ys in call.ys:
-        # Some blocks are below 1, some are not.
-        blocks = ys.view(ys.shape[0], ys.shape[1] // 128, 128)
-        blocks *= torch.where(
-            torch.rand(blocks.shape[:2], generator=rank.draw.torch) < 0.7, 0.1, 1
-        )[:, :, None].bfloat16()
+    call = rank.call()
     returned = rank.dispatch(call, False)
     arrived = rank.check_dispatch(call, returned)
     combined, _, _ = rank.combine(call, returned[2], arrived, use_logfmt=True)
-    mine = rank.rank
-    wanted = low_latency.combine(
-        lambda token, expert: formats.through_logfmt(call.answer(mine, token, expert)),
-        call.choices[mine],
-        call.weights[mine],
-        rank.sizes.hidden,
-    )
-    same("sums", combined, wanted)
+    same("sums", combined, rank.wanted(call, is_packed=True))
 
 
 def rounded_once(group: Any) -> float:
@@ -177,18 +164,13 @@ def narrow(group: Any, seed: int) -> None:
     if hook is not None:
         hook()
     wanted = low_latency.dispatch(rows, call.choices, shape, rank, low_latency.Format())
-    values, scales = values.permute(2, 0, 1), scales.permute(5, 0, 1, 2, 3, 4)
+    values = values.permute(2, 0, 1)
     for expert, arrived in enumerate(wanted):
         m = len(arrived.tokens)
         assert count[expert] == m
         codes, of_rows = formats.to_nvfp4(arrived.rows, scale)
         same("values", values[expert, :m].contiguous(), codes)
-        padded = torch.zeros((-(-ranks * most // 128) * 128, of_rows.shape[1]), dtype=torch.uint8)
-        padded[:m] = 1
-        there = low_latency.nvfp4_swizzled(padded) == 1
-        padded[:m] = of_rows
-        tiles = scales[expert].contiguous().view(torch.uint8)
-        same("scales", tiles[there], low_latency.nvfp4_swizzled(padded)[there])
+        in_tiles("scales", scales[..., expert], of_rows, ranks * most)
     buffer.destroy()
 
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use uccl_ep::{combine::Order, numerics::quantise::Scales};
 use uccl_p2p::Transport;
 
-use self::cuda::{Case, Lost, Normal, Way};
+use self::cuda::{Case, Kind, Lost, Normal, Way};
 
 const SMALL: Case = Case {
     seed: 1,
@@ -18,7 +18,8 @@ const SMALL: Case = Case {
     local_experts: 3,
     top_k: 2,
     hidden: 512,
-    kind: None,
+    kind: Kind::Bf16,
+    is_packed: false,
     slots: 5,
     rounds: 2,
     places: 4,
@@ -31,14 +32,26 @@ const SMALL: Case = Case {
 #[test]
 fn a_gpu_makes_the_bytes_of_the_cpu() {
     emulator::load();
-    let kinds = [None, Some(Scales::Exact), Some(Scales::PowerOfTwo), Some(Scales::Exponent)];
-    for (seed, kind) in (0..).zip(kinds) {
+    let fp8 = [Scales::Exact, Scales::PowerOfTwo, Scales::Exponent].map(Kind::Fp8);
+    for (seed, kind) in (0..).zip([Kind::Bf16].into_iter().chain(fp8)) {
         let ranks = 1 + seed as usize % 3;
         Case { seed, ranks, kind, top_k: 1 + seed as usize, ..SMALL }.run();
     }
     // Widths that no warp fills, and more tokens than threads of a warp.
-    Case { hidden: 640, kind: Some(Scales::Exact), slots: 40, rounds: 1, ..SMALL }.run();
+    Case { hidden: 640, kind: Kind::Fp8(Scales::Exact), slots: 40, rounds: 1, ..SMALL }.run();
     Case { hidden: 8, slots: 70, local_experts: 40, top_k: 32, rounds: 1, ..SMALL }.run();
+}
+
+#[test]
+fn rows_go_as_nvfp4_and_come_back_as_logfmt() {
+    emulator::load();
+    for (seed, global_scale) in (0..).zip([1.0, 84.0, 0.001, 3000.0]) {
+        let (ranks, hidden) = (1 + seed as usize % 3, [128, 640, 512, 1152][seed as usize]);
+        let kind = Kind::Nvfp4(global_scale);
+        Case { seed, ranks, hidden, kind, is_packed: true, ..SMALL }.run();
+    }
+    // More rows of an expert than a tile of scales has, and a group that no other group is behind.
+    Case { slots: 70, hidden: 64, kind: Kind::Nvfp4(6.0), rounds: 1, ..SMALL }.run();
 }
 
 #[test]
@@ -68,7 +81,7 @@ fn calls_go_on_without_a_rank_that_is_late_or_masked() {
     emulator::load();
     for lost in [Lost::Late, Lost::Masked] {
         Case { lost: Some((1, lost)), rounds: 6, places: 2, ..SMALL }.run();
-        Case { lost: Some((0, lost)), kind: Some(Scales::Exact), ..SMALL }.run();
+        Case { lost: Some((0, lost)), kind: Kind::Fp8(Scales::Exact), ..SMALL }.run();
     }
 }
 
@@ -173,12 +186,13 @@ fn a_gpu_whose_peers_are_far_makes_the_bytes_of_the_cpu() {
         (3, 3, Transport::Local),
         (1, 2, Transport::Tcp),
     ] {
-        let kind = (ranks == 4).then_some(Scales::Exact);
+        let kind = if ranks == 4 { Kind::Fp8(Scales::Exact) } else { Kind::Bf16 };
         Case { ranks, kind, way: Way::ByHost(nodes, transport), ..FAR }.run();
     }
     // More rows than a warp has threads, and calls that take the places of others.
     Case { hidden: 8, slots: 70, local_experts: 40, top_k: 32, rounds: 1, ..FAR }.run();
     Case { hidden: 128, rounds: 12, places: 1, ..FAR }.run();
+    Case { hidden: 640, is_packed: true, ..FAR }.run();
 }
 
 #[test]

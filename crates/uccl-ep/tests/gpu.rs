@@ -8,7 +8,7 @@ use std::time::Duration;
 use uccl_ep::{combine::Order, numerics::quantise::Scales};
 use uccl_p2p::Transport;
 
-use self::cuda::{Case, Lost, Normal, Way, has_gpu};
+use self::cuda::{Case, Kind, Lost, Normal, Way, has_gpu};
 
 const CASE: Case = Case {
     seed: 1,
@@ -16,7 +16,8 @@ const CASE: Case = Case {
     local_experts: 4,
     top_k: 4,
     hidden: 1024,
-    kind: None,
+    kind: Kind::Bf16,
+    is_packed: false,
     slots: 32,
     rounds: 3,
     places: 4,
@@ -48,8 +49,13 @@ const NORMAL: Normal = Normal {
     way: Way::Found,
 };
 
-const KINDS: [Option<Scales>; 4] =
-    [None, Some(Scales::Exact), Some(Scales::PowerOfTwo), Some(Scales::Exponent)];
+const KINDS: [Kind; 5] = [
+    Kind::Bf16,
+    Kind::Fp8(Scales::Exact),
+    Kind::Fp8(Scales::PowerOfTwo),
+    Kind::Fp8(Scales::Exponent),
+    Kind::Nvfp4(84.0),
+];
 
 /// One test at a time has the GPU: kernels of different tests would wait for each other's memory calls.
 static GPU: std::sync::Mutex<()> = std::sync::Mutex::new(());
@@ -81,12 +87,31 @@ fn two_and_four_ranks_make_the_bytes_of_the_cpu() {
 fn rows_of_every_width_make_the_bytes_of_the_cpu() {
     let Some(_alone) = alone() else { return };
     for (seed, hidden) in (10..).zip([128, 256, 640, 1536, 4096, 7168]) {
-        for kind in [None, Some(Scales::Exact), Some(Scales::PowerOfTwo)] {
+        for kind in KINDS.into_iter().filter(|kind| *kind != Kind::Fp8(Scales::Exponent)) {
             Case { seed, hidden, kind, slots: 128, rounds: 1, ..CASE }.run();
         }
     }
-    let exponent = Some(Scales::Exponent);
+    let exponent = Kind::Fp8(Scales::Exponent);
     Case { seed: 20, hidden: 7168, kind: exponent, top_k: 8, slots: 128, rounds: 1, ..CASE }.run();
+}
+
+#[test]
+fn rows_that_come_back_as_logfmt_make_the_bytes_of_the_cpu() {
+    let Some(_alone) = alone() else { return };
+    for (seed, hidden) in (60..).zip([128, 256, 640, 1536, 4096, 7168]) {
+        for (ranks, kind) in [1, 2, 4].into_iter().zip(KINDS) {
+            Case { seed, ranks, hidden, kind, is_packed: true, slots: 64, ..CASE }.run();
+        }
+    }
+}
+
+#[test]
+fn nvfp4_with_any_global_scale_makes_the_bytes_of_the_cpu() {
+    let Some(_alone) = alone() else { return };
+    let scales = [f32::MIN_POSITIVE, 1e-20, 0.001, 1.0, 3000.0, 1e20, f32::MAX];
+    for (seed, global_scale) in (70..).zip(scales) {
+        Case { seed, kind: Kind::Nvfp4(global_scale), slots: 100, ..CASE }.run();
+    }
 }
 
 #[test]
@@ -123,7 +148,7 @@ fn calls_go_on_without_a_rank_that_is_late_or_masked() {
     let Some(_alone) = alone() else { return };
     for lost in [Lost::Late, Lost::Masked] {
         Case { lost: Some((1, lost)), rounds: 6, places: 2, ..CASE }.run();
-        Case { lost: Some((0, lost)), ranks: 3, kind: Some(Scales::Exact), ..CASE }.run();
+        Case { lost: Some((0, lost)), ranks: 3, kind: Kind::Fp8(Scales::Exact), ..CASE }.run();
     }
 }
 
@@ -197,7 +222,7 @@ const BY_HOST: [(usize, usize, Transport); 5] = [
 fn ranks_that_reach_each_other_by_the_host_make_the_bytes_of_the_cpu() {
     let Some(_alone) = alone() else { return };
     for (seed, (ranks, nodes, transport)) in (60..).zip(BY_HOST) {
-        for kind in [None, Some(Scales::Exact)] {
+        for kind in [Kind::Bf16, Kind::Fp8(Scales::Exact)] {
             let way = Way::ByHost(nodes, transport);
             Case { seed, ranks, kind, way, ..CASE }.run();
             Case { seed, ranks, kind, way, hidden: 7168, top_k: 8, slots: 128, ..CASE }.run();
@@ -260,7 +285,7 @@ fn how_long_calls_take() {
     let Some(_alone) = alone() else { return };
     let large = Case { hidden: 7168, top_k: 8, slots: 128, local_experts: 32, ..CASE };
     for ranks in [1, 2, 4] {
-        for kind in [None, Some(Scales::Exact)] {
+        for kind in [Kind::Bf16, Kind::Fp8(Scales::Exact), Kind::Nvfp4(84.0)] {
             for blocks in [4, 8, 16, 32] {
                 let (took, _) = Case { ranks, kind, blocks, ..large }.time(100);
                 println!(
@@ -278,7 +303,7 @@ fn how_long_calls_take_by_the_host() {
     let Some(_alone) = alone() else { return };
     let large = Case { hidden: 7168, top_k: 8, slots: 128, local_experts: 32, blocks: 16, ..CASE };
     for ranks in [2, 4] {
-        for kind in [None, Some(Scales::Exact)] {
+        for kind in [Kind::Bf16, Kind::Fp8(Scales::Exact)] {
             for way in [
                 Way::Found,
                 Way::ByHost(1, Transport::Tcp),

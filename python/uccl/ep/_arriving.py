@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from uccl.ep._group import address, align, on_cpu
+from uccl.ep._group import CPU, address, align, check
 from uccl.ep._memory import Memory
 
 #: Channels that share a scale in FP8.
@@ -21,7 +21,7 @@ class Format:
     """How rows are quantised: a kind that the engine knows, and NVFP4's global scale."""
 
     kind: str = "bytes"
-    global_scale: float = 1.0
+    global_scale: torch.Tensor | float | None = None
 
     @staticmethod
     def of(
@@ -31,12 +31,24 @@ class Format:
         if use_ue8m0 and not round_scale:
             raise ValueError("use_ue8m0 needs round_scale")
         if use_nvfp4:
-            return Format("nvfp4", global_scale_of(x_global_scale))
+            return Format("nvfp4", x_global_scale)
         if x_global_scale is not None:
             raise ValueError("x_global_scale needs use_nvfp4")
         if not use_fp8:
             return Format()
         return Format("exponent" if use_ue8m0 else "power" if round_scale else "exact")
+
+    def global_scale_on(self, device: torch.device) -> tuple[float, int]:
+        """NVFP4's global scale, 1 if there is none, for calls of a device: a number, or an address if it is in a GPU's memory."""
+        scale = self.global_scale
+        if not isinstance(scale, torch.Tensor):
+            return (1.0 if scale is None else float(scale)), 0
+        if scale.numel() != 1:
+            raise ValueError(f"x_global_scale has the shape {tuple(scale.shape)}, and should have one element")
+        if scale.device == CPU:
+            return float(scale.item()), 0
+        check("x_global_scale", scale.view(1), (1,), torch.float32, device=device)
+        return 1.0, scale.data_ptr()
 
     def arriving(self, memory: Memory, runtime: Any, shape: tuple[int, int, int]) -> Arriving:
         """Tensors for ``(local experts, rows, hidden)``."""
@@ -68,15 +80,3 @@ class Arriving:
     """What callers get."""
     scales: dict[str, Any]
     """Where the engine puts scales."""
-
-
-def global_scale_of(scale: torch.Tensor | float | None) -> float:
-    """NVFP4's global scale, 1 if there is none."""
-    if scale is None:
-        return 1.0
-    if isinstance(scale, torch.Tensor):
-        on_cpu("x_global_scale", scale)
-        if scale.numel() != 1:
-            raise ValueError(f"x_global_scale has the shape {tuple(scale.shape)}, and should have one element")
-        return float(scale.item())
-    return float(scale)

@@ -11,6 +11,7 @@ from uccl.ep._arriving import GROUP, Format
 from uccl.ep._events import EventHandle, EventOverlap, done, wait_for
 from uccl.ep._gpu import device_of
 from uccl.ep._group import (
+    CPU,
     Hook,
     Ranks,
     address,
@@ -430,7 +431,7 @@ class Buffer(Joined):
             stride=2 * hidden,
             kind=form.kind,
             len=2 * hidden if form.kind == "bytes" else hidden,
-            global_scale=form.global_scale,
+            global_scale=form.global_scale_on(CPU)[0],
             slots=most,
             stays=not return_recv_hook,
         )
@@ -499,10 +500,8 @@ class Buffer(Joined):
         local, rows = num_experts // self.group_size, self.group_size * most
         check("x", x, (local, rows, hidden), torch.bfloat16, device=self.device)
         if self._gpu is not None:
-            if use_logfmt:
-                raise NotImplementedError("use_logfmt is not there yet on GPUs")
             to = out, combine_wait_recv_cost_stats
-            back = self._gpu.combine(x, (topk_idx, topk_weights), handle.native, to)
+            back = self._gpu.combine(x, (topk_idx, topk_weights), handle.native, to, use_logfmt)
             if not return_recv_hook:
                 back.finish()
             return back.out, done(async_finish, x, back.out), back.finish if return_recv_hook else None

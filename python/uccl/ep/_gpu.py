@@ -148,6 +148,7 @@ class LowLatency:
             stride=2 * hidden,
             kind=form.kind,
             len=2 * hidden if form.kind == "bytes" else hidden,
+            global_scale=form.global_scale_on(self.device),
             experts=address(topk_idx),
             is_64=topk_idx.dtype == torch.int64,
             tokens=tokens,
@@ -162,7 +163,7 @@ class LowLatency:
             handle = native.receive(
                 rows=address(arriving.values),
                 stride=arriving.values.stride(1) * arriving.values.element_size(),
-                scales=arriving.scales.get("scales"),
+                **arriving.scales,
                 count=address(count),
                 stats=address(stats),
                 waits=address(waits),
@@ -178,9 +179,10 @@ class LowLatency:
         chosen: tuple[torch.Tensor, torch.Tensor],
         rows: Rows,
         to: tuple[torch.Tensor | None, torch.Tensor | None],
+        is_packed: bool,
     ) -> Returning:
-        """Begins to send rows back; ``chosen`` are experts and weights, ``to`` are tensors for the sums and for waits, if the caller has
-        any."""
+        """Begins to send rows back, as LogFMT-10 if ``is_packed``; ``chosen`` are experts and weights, ``to`` are tensors for the sums
+        and for waits, if the caller has any."""
         hidden, (topk_idx, topk_weights), (out, waits) = x.shape[-1], chosen, to
         check("topk_idx", topk_idx, rows.shape, torch.int64, torch.int32, device=self.device)
         check("topk_weights", topk_weights, rows.shape, torch.float32, device=self.device)
@@ -196,6 +198,7 @@ class LowLatency:
             rows=address(x),
             hidden=hidden,
             table=rows.table(),
+            is_packed=is_packed,
             scratch=scratch.data_ptr(),
             stream=stream.cuda_stream,
         )

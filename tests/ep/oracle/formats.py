@@ -121,22 +121,20 @@ def through_logfmt(row: torch.Tensor) -> torch.Tensor:
     """``[H]`` bf16 after a way as LogFMT-10, bf16.
 
     A block of 128 is sent as it is if a magnitude is 1 or more, or if all are the same. Else a magnitude is one of
-    511, the nearest by its logarithm: they are evenly spaced from the smallest of the block, or 32 below the largest, to
-    the largest. A zero stays one.
+    511, the nearest by its logarithm, of two as near the larger: they are evenly spaced from the smallest of the block, or 32
+    below the largest, to the largest. A zero stays one.
     """
-    out = row.clone()
-    for begin in range(0, len(row), BLOCK):
-        block = row[begin : begin + BLOCK].double()
-        logarithms = block.abs().log2()
-        top = logarithms.max()
-        if top >= 0 or logarithms.min() == top:
-            continue
-        bottom = torch.maximum(logarithms.min(), top - 32)
-        step = (top - bottom) / 510
-        code = torch.floor((logarithms - bottom) / step + 0.5).clamp(min=0)
-        near = torch.copysign(torch.exp2(bottom + code * step), block)
-        out[begin : begin + BLOCK] = torch.where(block == 0, block, near).float().bfloat16()
-    return out
+    blocks = row.view(-1, BLOCK).double()
+    logarithms = blocks.abs().log2()
+    top, least = logarithms.amax(1, keepdim=True), logarithms.amin(1, keepdim=True)
+    bottom = torch.maximum(least, top - 32)
+    step = (top - bottom) / 510
+    # In the middle, a rounded logarithm may lie on either side. Nothing else comes as near to it.
+    code = torch.floor((logarithms - bottom) / step + 0.5 + 1e-9).clamp(min=0)
+    near = torch.copysign(torch.exp2(bottom + code * step), blocks)
+    is_packed = (top < 0) & (least < top)
+    out = torch.where(is_packed & (blocks != 0), near, blocks)
+    return out.float().bfloat16().view(row.shape)
 
 
 def fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:

@@ -17,9 +17,9 @@ class Arrived:
 
     tokens: list[Token]
     rows: torch.Tensor
-    """``[count, H]`` bf16, or bytes of E4M3."""
+    """``[count, H]`` bf16, or bytes of E4M3; or ``[count, H/2]`` bytes of NVFP4."""
     scales: torch.Tensor | None
-    """None, ``[count, H/128]`` f32, or ``[count, H/512]`` i32."""
+    """None, ``[count, H/128]`` f32, or ``[count, H/512]`` i32; or ``[count, H/16]`` bytes of NVFP4."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,19 @@ class Format:
     use_fp8: bool = False
     round_scale: bool = False
     use_ue8m0: bool = False
+    global_scale: float | None = None
+    """NVFP4, with this global scale."""
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether rows have scales."""
+        return self.use_fp8 or self.global_scale is not None
 
 
 def quantised(x: torch.Tensor, form: Format) -> tuple[torch.Tensor, torch.Tensor | None]:
     """``[n, H]`` bf16 as it is sent: rows, and scales if there are any."""
+    if form.global_scale is not None:
+        return formats.to_nvfp4(x, form.global_scale)
     if not form.use_fp8:
         return x, None
     rows, scales = formats.quantise(x, form.round_scale)
@@ -49,7 +58,7 @@ def dispatch(
         tokens = tokens_of_expert(choices, expert)
         rows = [sent[source][0][token] for source, token in tokens]
         scales = None
-        if form.use_fp8:
+        if form.has_scales:
             scales = stacked([sent[source][1][token] for source, token in tokens], sent[0][1])
         received.append(Arrived(tokens, stacked(rows, sent[0][0]), scales))
     return received
@@ -108,10 +117,4 @@ def combine(
 def nvfp4_swizzled(scales: torch.Tensor) -> torch.Tensor:
     """``[m, H/16]`` bytes of one expert, ``m`` a multiple of 128, as ``[32, 4, m/128, 4, H/64]``: the 128x4 tiles."""
     rows, columns = scales.shape
-    out = scales.new_zeros((32, 4, rows // 128, 4, columns // 4))
-    for row in range(rows):
-        for column in range(columns):
-            out[row % 32, row % 128 // 32, row // 128, column % 4, column // 4] = scales[
-                row, column
-            ]
-    return out
+    return scales.view(rows // 128, 4, 32, columns // 4, 4).permute(2, 1, 0, 4, 3).contiguous()

@@ -12,8 +12,9 @@ use super::{
     status::COMBINE_AGREED,
 };
 use crate::{
-    error::{Phase, Result},
+    error::{Error, Phase, Result},
     header::Header,
+    numerics::{logfmt, quantise::GROUP},
     record::Row,
 };
 
@@ -22,6 +23,9 @@ pub struct Combine {
     handle: Arc<Handle>,
     call: CallParams,
     row: Row,
+    /// Bytes of a row that is not packed.
+    row_len: usize,
+    is_packed: bool,
 }
 
 impl Combine {
@@ -43,8 +47,14 @@ impl Combine {
         group.check()?;
         let len = 2 * results.hidden;
         check_rows("rows", results.rows, results.stride, len)?;
-        let row = Row { values: len, weights: 0, slots: routes.top_k as usize };
-        let call = call_of(group, &row, *slots, scratch)?;
+        let Results { hidden, is_packed, .. } = *results;
+        if is_packed && !hidden.is_multiple_of(GROUP) {
+            let why = format!("rows to pack have a multiple of {GROUP} values, not {hidden}");
+            return Err(Error::invalid(why));
+        }
+        let values = if is_packed { logfmt::max_len(hidden) } else { len };
+        let row = Row { values, weights: 0, slots: routes.top_k as usize };
+        let call = call_of(group, &row, *slots, is_packed, scratch)?;
         let sent = Return {
             group: group.params(),
             call,
@@ -61,10 +71,13 @@ impl Combine {
             local_experts: routes.local_experts,
             zero: 0,
         };
+        let kernels = group.kernels();
+        let kernel = if is_packed { kernels.give_back_packed } else { kernels.give_back };
+        let rows = handle.expert_rows() * routes.top_k as usize;
         // SAFETY: the kernel takes this struct; the module is never unloaded; the caller's promise. Windows are reached for as
         // long as the group lives, and freed when the GPU's work has ended.
-        unsafe { group.launch(stream, group.kernels().give_back, &sent)? };
-        Ok(Self { handle: Arc::clone(handle), call, row })
+        unsafe { group.launch(stream, (kernel, rows), &sent)? };
+        Ok(Self { handle: Arc::clone(handle), call, row, row_len: len, is_packed })
     }
 
     /// Enqueues the sums, which end the call.
@@ -76,10 +89,10 @@ impl Combine {
     /// The stream is of the group's context, and comes after the work of [`begin`](Self::begin). `combined` has a row and
     /// weights for each of this rank's tokens, and their choices; nobody else uses the rows until this work has ended.
     pub unsafe fn finish(self, combined: &Combined, stream: &Stream) -> Result<()> {
-        let Self { handle, call, row } = self;
+        let Self { handle, call, row, row_len, is_packed } = self;
         let group = &handle.group;
         group.check()?;
-        check_rows("sums", combined.rows, row.values, row.values)?;
+        check_rows("sums", combined.rows, row_len, row_len)?;
         let sum = Sum {
             group: group.params(),
             call,
@@ -88,17 +101,25 @@ impl Combine {
             waits: combined.waits,
             out: combined.rows,
             slot_stride: row.stride() as u64,
-            row_len: row.values as u32,
+            row_len: row_len as u32,
             slots: handle.slots as u32,
         };
+        let kernels = group.kernels();
+        let kernel = if is_packed { kernels.sum_packed } else { kernels.sum };
         // SAFETY: the kernel takes this struct; otherwise as above.
-        unsafe { group.launch(stream, group.kernels().sum, &sum) }
+        unsafe { group.launch(stream, (kernel, handle.routes.tokens as usize), &sum) }
     }
 }
 
 /// What the kernels need to know of a call with such rows.
-pub(super) fn call_of(group: &Group, row: &Row, slots: usize, scratch: u64) -> Result<CallParams> {
-    let agreed = [row.values, row.weights, row.slots, slots, 0];
+pub(super) fn call_of(
+    group: &Group,
+    row: &Row,
+    slots: usize,
+    is_packed: bool,
+    scratch: u64,
+) -> Result<CallParams> {
+    let agreed = [row.values, row.weights, row.slots, slots, usize::from(is_packed)];
     let header = Header::<5, 0> {
         phase: Phase::Combine,
         agreed: std::array::from_fn(|at| (COMBINE_AGREED[at], agreed[at])),

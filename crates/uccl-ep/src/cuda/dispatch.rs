@@ -6,17 +6,17 @@ use uccl_device::cuda::{Grid, Stream};
 
 use super::{
     group::Group,
-    memory::{Choices, Outputs, Tokens, check_rows},
+    memory::{Choices, Outputs, ScalesOut, Tokens, check_rows},
     params::{
         Area, CallParams, FEW_CHOICES, MAX_TOKENS, ROUTE_THREADS, Receive, Routes, Send, how,
     },
     status::DISPATCH_AGREED,
 };
 use crate::{
-    dispatch::Payload,
+    dispatch::{Payload, TILE},
     error::{Error, Phase, Result},
     header::Header,
-    numerics::quantise::{GROUP, Scales},
+    numerics::quantise::Scales,
     record::Record,
 };
 
@@ -67,8 +67,14 @@ impl Dispatch {
             area,
             rows: tokens.rows,
             row_stride: tokens.stride as u64,
-            how: how_of(tokens.payload)?,
+            global_scale_at: tokens.global_scale,
+            global_scale: match tokens.payload {
+                Payload::Nvfp4(_, global_scale) => global_scale,
+                Payload::Bytes(_) | Payload::Quantised(..) => 0.0,
+            },
+            how: how_of(tokens.payload),
             is_few: u32::from(is_few),
+            zero: 0,
         };
         // SAFETY: both kernels take this struct; the module is never unloaded; the caller's promise. Windows are reached for
         // as long as the group lives, and freed when the GPU's work has ended.
@@ -77,7 +83,9 @@ impl Dispatch {
                 let grid = Grid { blocks: 1, threads: ROUTE_THREADS };
                 stream.launch(group.kernels().route, grid, &send)?;
             }
-            group.launch(stream, group.kernels().send, &send)?;
+            // A block for each token, and one for what is told of them.
+            let rows = routes.tokens as usize + 1;
+            group.launch(stream, (group.kernels().send, rows), &send)?;
         }
         Ok(Self { group: Arc::clone(group), call, routes, area, slots })
     }
@@ -94,36 +102,49 @@ impl Dispatch {
         let Self { group, call, routes, area, slots } = self;
         group.check()?;
         check_rows("rows", outputs.rows, outputs.stride, area.payload as usize)?;
-        let scales = match outputs.scales {
-            Some(scales) => scales,
-            None if area.scales == 0 => {
-                super::ScalesOut { words: 0, row_stride: 0, expert_stride: 0, word_stride: 0 }
+        if outputs.scales.is_none() && area.scales > 0 {
+            return Err(Error::invalid("quantised rows have scales"));
+        }
+        let expert_rows = slots * group.ranks();
+        let (words, [row, expert, word], tile_rows) = match outputs.scales {
+            None => (0, [0; 3], 0),
+            Some(ScalesOut::Strided { words, row_stride, expert_stride, word_stride }) => {
+                (words, [row_stride, expert_stride, word_stride], 0)
             }
-            None => return Err(Error::invalid("quantised rows have scales")),
+            Some(ScalesOut::Tiled { words, tile_rows }) => (words, [0; 3], tile_rows),
         };
+        let is_tiled = matches!(outputs.scales, Some(ScalesOut::Tiled { .. }));
+        if is_tiled && tile_rows < expert_rows.div_ceil(TILE).max(1) {
+            let why = format!("{tile_rows} rows of tiles for {expert_rows} rows of an expert");
+            return Err(Error::invalid(why));
+        }
         let receive = Receive {
             group: group.params(),
             call,
             area,
             rows: outputs.rows,
             row_stride: outputs.stride as u64,
-            scales: scales.words,
-            scales_row: scales.row_stride as u64,
-            scales_expert: scales.expert_stride as u64,
-            scales_word: scales.word_stride as u64,
+            scales: words,
+            scales_row: row as u64,
+            scales_expert: expert as u64,
+            scales_word: word as u64,
             count: outputs.count,
             stats: outputs.stats,
             waits: outputs.waits,
             src_info: outputs.table.src_info,
             origin: outputs.table.origin,
             layout_range: outputs.table.layout_range,
-            expert_rows: (slots * group.ranks()) as u32,
+            expert_rows: expert_rows as u32,
             slots: slots as u32,
             top_k: routes.top_k,
             local_experts: routes.local_experts,
+            tile_rows: tile_rows as u32,
+            zero: 0,
         };
         // SAFETY: the kernel takes this struct; otherwise as above.
-        unsafe { group.launch(stream, group.kernels().receive, &receive)? };
+        unsafe {
+            group.launch(stream, (group.kernels().receive, slots * group.ranks()), &receive)?;
+        }
         Ok(Handle { group, routes, slots })
     }
 }
@@ -137,34 +158,18 @@ impl Handle {
 }
 
 /// The kernels' name of a payload.
-fn how_of(payload: Payload) -> Result<u32> {
-    Ok(match payload {
+fn how_of(payload: Payload) -> u32 {
+    match payload {
         Payload::Bytes(_) => how::COPIED,
         Payload::Quantised(_, Scales::Exact) => how::EXACT,
         Payload::Quantised(_, Scales::PowerOfTwo) => how::POWER,
         Payload::Quantised(_, Scales::Exponent) => how::EXPONENT,
-        Payload::Nvfp4(..) => return Err(no_nvfp4()),
-    })
-}
-
-fn no_nvfp4() -> Error {
-    Error::invalid("GPUs do not quantise to NVFP4 yet: send FP8 or bf16")
+        Payload::Nvfp4(..) => how::NVFP4,
+    }
 }
 
 fn record_of(tokens: &Tokens, top_k: usize) -> Result<Record> {
-    let record = match tokens.payload {
-        Payload::Bytes(payload) => Record { payload, scales: 0, top_k },
-        Payload::Quantised(hidden, how) => {
-            let unit = if how == Scales::Exponent { 4 * GROUP } else { GROUP };
-            if !hidden.is_multiple_of(unit) {
-                return Err(Error::invalid(format!(
-                    "rows to quantise have a multiple of {unit} bf16, not {hidden}"
-                )));
-            }
-            Record { payload: hidden, scales: how.words(hidden), top_k }
-        }
-        Payload::Nvfp4(..) => return Err(no_nvfp4()),
-    };
+    let record = tokens.payload.record(top_k)?;
     check_rows("rows", tokens.rows, tokens.stride, record.payload)?;
     Ok(record)
 }

@@ -302,17 +302,18 @@ impl Group {
         params
     }
 
-    /// Launches a kernel on as many blocks as the group has.
+    /// Launches a kernel on a block for each of `rows`, or on as many blocks as the group has.
     ///
     /// # Safety
     /// As for [`Stream::launch`].
     pub(super) unsafe fn launch<P>(
         &self,
         stream: &Stream,
-        kernel: Function,
+        (kernel, rows): (Function, usize),
         parameter: &P,
     ) -> Result<()> {
-        let grid = Grid { blocks: self.config.blocks, threads: THREADS };
+        let most = self.config.blocks as usize;
+        let grid = Grid { blocks: rows.clamp(1, most) as u32, threads: THREADS };
         // SAFETY: as the caller has it.
         unsafe { stream.launch(kernel, grid, parameter) }.map_err(Error::from)
     }

@@ -18,6 +18,8 @@ pub(super) struct Kernels {
     pub(super) receive: Function,
     pub(super) give_back: Function,
     pub(super) sum: Function,
+    pub(super) give_back_packed: Function,
+    pub(super) sum_packed: Function,
     pub(super) mask: Function,
     pub(super) layout: Function,
     pub(super) normal_send: Function,
@@ -52,6 +54,8 @@ impl Kernels {
             receive: module.function(c"uccl_ep_receive")?,
             give_back: module.function(c"uccl_ep_return")?,
             sum: module.function(c"uccl_ep_sum")?,
+            give_back_packed: module.function(c"uccl_ep_return_packed")?,
+            sum_packed: module.function(c"uccl_ep_sum_packed")?,
             mask: module.function(c"uccl_ep_mask")?,
             layout: module.function(c"uccl_ep_layout")?,
             normal_send: module.function(c"uccl_ep_normal_send")?,
@@ -76,12 +80,14 @@ mod tests {
         *,
     };
 
-    const KERNELS: [(&str, usize); 12] = [
+    const KERNELS: [(&str, usize); 14] = [
         ("route", size_of::<Send>()),
         ("send", size_of::<Send>()),
         ("receive", size_of::<Receive>()),
         ("return", size_of::<Return>()),
         ("sum", size_of::<Sum>()),
+        ("return_packed", size_of::<Return>()),
+        ("sum_packed", size_of::<Sum>()),
         ("mask", size_of::<Mask>()),
         ("layout", size_of::<NormalSend>()),
         ("normal_send", size_of::<NormalSend>()),

@@ -18,6 +18,8 @@ pub struct Tokens {
     pub stride: usize,
     /// What is made of a row.
     pub payload: Payload,
+    /// Where NVFP4's global scale is, an f32 that counts instead of the payload's; or 0. It is finite and more than 0.
+    pub global_scale: u64,
 }
 
 /// The experts that each of a rank's tokens chose.
@@ -65,17 +67,27 @@ pub struct Table {
     pub layout_range: u64,
 }
 
-/// Where scales go: word `w` of a row is at `row * row_stride + expert * expert_stride + w * word_stride`, in words.
+/// Where scales go, as the [CPU's calls](crate::dispatch::ScalesOut) have it. Strides are in words.
 #[derive(Clone, Copy, Debug)]
-pub struct ScalesOut {
-    /// The first word.
-    pub words: u64,
-    /// From one row to the next.
-    pub row_stride: usize,
-    /// Added for each expert before the row's.
-    pub expert_stride: usize,
-    /// From one word to the next.
-    pub word_stride: usize,
+pub enum ScalesOut {
+    /// Word `w` of a row is at `row * row_stride + expert * expert_stride + w * word_stride`.
+    Strided {
+        /// The first word.
+        words: u64,
+        /// From one row to the next.
+        row_stride: usize,
+        /// Added for each expert before the row's.
+        expert_stride: usize,
+        /// From one word to the next.
+        word_stride: usize,
+    },
+    /// In tiles of 128 rows and one word.
+    Tiled {
+        /// The first word.
+        words: u64,
+        /// Rows of tiles of each expert.
+        tile_rows: usize,
+    },
 }
 
 /// Rows of bf16 that go back: those of a dispatch, each by its expert.
@@ -89,6 +101,8 @@ pub struct Results {
     pub hidden: usize,
     /// What the dispatch told.
     pub table: Table,
+    /// Whether rows are packed as LogFMT-10 on their way.
+    pub is_packed: bool,
 }
 
 /// Memory for the sums.

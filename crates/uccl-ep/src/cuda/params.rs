@@ -159,6 +159,7 @@ pub(super) mod how {
     pub(in crate::cuda) const EXACT: u32 = 1;
     pub(in crate::cuda) const POWER: u32 = 2;
     pub(in crate::cuda) const EXPONENT: u32 = 3;
+    pub(in crate::cuda) const NVFP4: u32 = 4;
 }
 
 /// `UcclEpSend`.
@@ -171,8 +172,11 @@ pub(super) struct Send {
     pub(super) area: Area,
     pub(super) rows: u64,
     pub(super) row_stride: u64,
+    pub(super) global_scale_at: u64,
+    pub(super) global_scale: f32,
     pub(super) how: u32,
     pub(super) is_few: u32,
+    pub(super) zero: u32,
 }
 
 /// `UcclEpReceive`.
@@ -198,6 +202,8 @@ pub(super) struct Receive {
     pub(super) slots: u32,
     pub(super) top_k: u32,
     pub(super) local_experts: u32,
+    pub(super) tile_rows: u32,
+    pub(super) zero: u32,
 }
 
 /// `UcclEpReturn`.
@@ -391,7 +397,23 @@ pub fn layout_assertions() -> String {
         Area,
         [len, first, stride, payload, scales, scales_at, choices_at, places_at, token_at]
     );
-    layout!("UcclEpSend", Send, [group, call, routes, area, rows, row_stride, how, is_few]);
+    layout!(
+        "UcclEpSend",
+        Send,
+        [
+            group,
+            call,
+            routes,
+            area,
+            rows,
+            row_stride,
+            global_scale_at,
+            global_scale,
+            how,
+            is_few,
+            zero
+        ]
+    );
     layout!(
         "UcclEpReceive",
         Receive,
@@ -414,7 +436,9 @@ pub fn layout_assertions() -> String {
             expert_rows,
             slots,
             top_k,
-            local_experts
+            local_experts,
+            tile_rows,
+            zero
         ]
     );
     layout!(
@@ -532,6 +556,7 @@ pub fn layout_assertions() -> String {
         ("UCCL_EP_EXACT", how::EXACT as usize),
         ("UCCL_EP_POWER", how::POWER as usize),
         ("UCCL_EP_EXPONENT", how::EXPONENT as usize),
+        ("UCCL_EP_NVFP4", how::NVFP4 as usize),
         ("UCCL_EP_BY_RANK", order::BY_RANK as usize),
         ("UCCL_EP_BY_CHOICE", order::BY_CHOICE as usize),
         ("LINE", crate::view::LINE),

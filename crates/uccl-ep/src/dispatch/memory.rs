@@ -1,6 +1,13 @@
 //! Where tokens are, and where those that arrive go: what callers describe of their memory.
 
-use crate::numerics::quantise::Scales;
+use crate::{
+    error::{Error, Result},
+    numerics::{
+        nvfp4,
+        quantise::{self, Scales},
+    },
+    record::Record,
+};
 
 /// How a token's payload is made of its row.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -11,6 +18,38 @@ pub enum Payload {
     Quantised(usize, Scales),
     /// Rows of this many bf16, quantised here to NVFP4 with this global scale.
     Nvfp4(usize, f32),
+}
+
+impl Payload {
+    /// The record of a token, with the scales that are made of its row.
+    ///
+    /// # Errors
+    /// Rows of this length, or with this global scale, cannot be quantised.
+    pub(crate) fn record(self, top_k: usize) -> Result<Record> {
+        let check = |hidden: usize, unit: usize| match hidden > 0 && hidden.is_multiple_of(unit) {
+            true => Ok(()),
+            false => Err(Error::invalid(format!(
+                "rows to quantise have a multiple of {unit} bf16, not {hidden}"
+            ))),
+        };
+        match self {
+            Self::Bytes(payload) => Ok(Record { payload, scales: 0, top_k }),
+            Self::Quantised(hidden, how) => {
+                let groups = if how == Scales::Exponent { 4 } else { 1 };
+                check(hidden, groups * quantise::GROUP)?;
+                Ok(Record { payload: hidden, scales: how.words(hidden), top_k })
+            }
+            Self::Nvfp4(hidden, global_scale) => {
+                check(hidden, nvfp4::UNIT)?;
+                if !(global_scale > 0.0 && global_scale.is_finite()) {
+                    let why =
+                        format!("a global scale is finite and more than 0, not {global_scale}");
+                    return Err(Error::invalid(why));
+                }
+                Ok(Record { payload: hidden / 2, scales: hidden / nvfp4::UNIT, top_k })
+            }
+        }
+    }
 }
 
 /// A rank's tokens in memory. Strides of scales are in words of four bytes.
@@ -105,7 +144,7 @@ pub enum ScalesOut {
 }
 
 /// Rows of a tile.
-const TILE: usize = 128;
+pub(crate) const TILE: usize = 128;
 
 impl ScalesOut {
     /// Where the first word of a row goes, and how far it is from one of the row's `count` words to the next. The row is

@@ -8,6 +8,7 @@ mod sink;
 
 use std::{slice, sync::Arc, time::Duration};
 
+pub(crate) use self::memory::TILE;
 pub use self::{
     handle::{Counts, Handle, Relayed},
     memory::{Choices, Layout, Outputs, Payload, Room, ScalesIn, ScalesOut, Tokens},
@@ -21,10 +22,6 @@ use crate::{
     group::{Group, Interrupted, Until, Wait},
     header::Header,
     nodes::Nodes,
-    numerics::{
-        nvfp4,
-        quantise::{self, Scales},
-    },
     protocol::{Call, Mark, Step, Stream, Takes},
     record::{Areas, Record},
     routing::Routing,
@@ -437,31 +434,12 @@ fn areas_of(group: &Group, tokens: &Tokens, routing: &Routing) -> Result<Areas> 
 }
 
 fn record_of(tokens: &Tokens, routing: &Routing) -> Result<Record> {
-    let top_k = routing.top_k();
-    let given = tokens.scales.map_or(0, |scales| scales.count);
-    match tokens.payload {
-        Payload::Bytes(payload) => Ok(Record { payload, scales: given, top_k }),
-        Payload::Quantised(hidden, how) => {
-            let unit = if how == Scales::Exponent { 4 * quantise::GROUP } else { quantise::GROUP };
-            check_rows(tokens, hidden, unit)?;
-            Ok(Record { payload: hidden, scales: how.words(hidden), top_k })
-        }
-        Payload::Nvfp4(hidden, global_scale) => {
-            check_rows(tokens, hidden, nvfp4::UNIT)?;
-            if !(global_scale > 0.0 && global_scale.is_finite()) {
-                let why = format!("a global scale is finite and more than 0, not {global_scale}");
-                return Err(Error::invalid(why));
-            }
-            Ok(Record { payload: hidden / 2, scales: hidden / nvfp4::UNIT, top_k })
-        }
+    let record = tokens.payload.record(routing.top_k())?;
+    if matches!(tokens.payload, Payload::Bytes(_)) {
+        return Ok(Record { scales: tokens.scales.map_or(0, |scales| scales.count), ..record });
     }
-}
-
-/// Refuses rows of `hidden` bf16 that cannot be quantised, because they are not aligned or have no multiple of `unit`.
-fn check_rows(tokens: &Tokens, hidden: usize, unit: usize) -> Result<()> {
-    let is_aligned = tokens.rows.addr().is_multiple_of(2) && tokens.stride.is_multiple_of(2);
-    if hidden > 0 && hidden.is_multiple_of(unit) && is_aligned {
-        return Ok(());
+    if tokens.rows.addr().is_multiple_of(2) && tokens.stride.is_multiple_of(2) {
+        return Ok(record);
     }
-    Err(Error::invalid(format!("rows to quantise have a multiple of {unit} bf16, not {hidden}")))
+    Err(Error::invalid("rows to quantise are aligned to 2 bytes"))
 }

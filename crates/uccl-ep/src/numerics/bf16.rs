@@ -1,5 +1,7 @@
 //! bfloat16: the upper half of an f32.
 
+const NAN: u32 = 0x7fc0;
+
 /// The value of a bf16; exact.
 #[inline(always)]
 #[must_use]
@@ -7,15 +9,13 @@ pub fn to_f32(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-/// The nearest bf16, ties to even. A NaN stays a NaN.
+/// The nearest bf16, ties to even. All NaNs become the same: processors give a NaN that they make different bits.
 #[inline(always)]
 #[must_use]
 pub fn from_f32(value: f32) -> u16 {
     let bits = value.to_bits();
     let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
-    // A NaN whose payload is only in the lower half would round to infinity.
-    let quiet = (bits >> 16) | 0x40;
-    (if value.is_nan() { quiet } else { rounded }) as u16
+    (if value.is_nan() { NAN } else { rounded }) as u16
 }
 
 #[cfg(test)]
@@ -46,6 +46,8 @@ mod tests {
             );
         }
         assert_eq!(from_f32(f32::MAX), 0x7f80, "it is nearer to infinity");
-        assert!(to_f32(from_f32(f32::from_bits(0x7f80_0001))).is_nan());
+        for nan in [0x7f80_0001, 0x7fff_ffff, 0xffc0_0000] {
+            assert_eq!(from_f32(f32::from_bits(nan)), 0x7fc0);
+        }
     }
 }

@@ -3,7 +3,13 @@
 //! A packed row is its groups' bounds (the largest and the smallest magnitude of each, two bf16) and then its groups'
 //! values: 160 bytes where they are packed, 256 where they are bf16 as they were. Whether a group is packed follows from its bounds: the largest magnitude
 //! is below 1 and above the smallest. Code 0 is zero; code `c` from 1 to 511 is `2^(low + (c - 1) * step)`, where `high` and `low` are the
-//! base-2 logarithms of the bounds, `low` is at least `high - 32`, and `step` is `(high - low) / 510`.
+//! base-2 logarithms of the bounds, `low` is at least `high - 32`, and `step` is `(high - low) / 510`. A value becomes the nearest code by
+//! its logarithm; of two as near, the larger.
+//!
+//! Every step is one that IEEE 754 defines, and none is a function of a library's, so that kernels make the same bits
+//! (`kernels/ep_logfmt.cuh`).
+
+use multiversion::multiversion;
 
 use super::{bf16, quantise::GROUP};
 
@@ -14,8 +20,14 @@ const PACKED: usize = GROUP * 10 / 8;
 /// Bytes of a group that is not.
 const PLAIN: usize = GROUP * 2;
 const LARGEST_CODE: u16 = 511;
+/// From the smallest code that is not zero to the largest.
+const STEPS: f64 = 510.0;
 /// How far below the largest magnitude the smallest code is at most, as a power of two.
 const REACH: f64 = 32.0;
+/// 1.0 as bf16; a group with such a magnitude, or a NaN, is not packed.
+const ONE: u16 = 0x3f80;
+/// The least magnitude that has all bits of a bf16.
+const SMALLEST_NORMAL: u16 = 0x80;
 
 /// The most bytes that a row of `hidden` values takes.
 #[must_use]
@@ -23,47 +35,119 @@ pub fn max_len(hidden: usize) -> usize {
     hidden / GROUP * (BOUNDS + PLAIN)
 }
 
+/// Bits of a logarithm behind the point. With the eight before it, f64 has room for all: sums and differences are exact, and values
+/// whose quotients are the same power of two are as far apart.
+const FRACTION: u32 = 44;
+/// Significands of a bf16.
+const SIGNIFICANDS: usize = 128;
+/// `log2(1 + at / 128)`, the nearest multiple of `2^-44`.
+const LOGARITHMS: [f64; SIGNIFICANDS] = {
+    let mut all = [0.0; SIGNIFICANDS];
+    let mut at = 0;
+    while at < SIGNIFICANDS {
+        all[at] = fraction_of_log2(at) as f64 / (1u64 << FRACTION) as f64;
+        at += 1;
+    }
+    all
+};
+
+/// Bit by bit: a number's square has twice its logarithm.
+const fn fraction_of_log2(at: usize) -> u64 {
+    const POINT: u32 = 62;
+    let mut number = ((SIGNIFICANDS + at) as u64) << (POINT - 7);
+    let (mut bits, mut left) = (0, FRACTION + 1);
+    while left > 0 {
+        let square = ((number as u128 * number as u128) >> POINT) as u64;
+        let is_two = square >> (POINT + 1);
+        number = square >> is_two;
+        bits = bits << 1 | is_two;
+        left -= 1;
+    }
+    (bits + 1) >> 1
+}
+
+/// The base-2 logarithm of a magnitude that is not 0.
+#[inline(always)]
+fn log2(magnitude: u16) -> f64 {
+    let is_normal = magnitude >= SMALLEST_NORMAL;
+    let normal = u32::from(magnitude) << 16;
+    // In units of the smallest.
+    let subnormal = f32::from(magnitude).to_bits();
+    let (bits, bias) = if is_normal { (normal, 127) } else { (subnormal, 127 + 133) };
+    let exponent = (bits >> 23).cast_signed() - bias;
+    f64::from(exponent) + LOGARITHMS[(bits >> 16) as usize % SIGNIFICANDS]
+}
+
+/// `ln(2)^k / k!`, from the tenth on down.
+const EXP2: [f64; 11] = [
+    7.054_911_620_801_123e-9,
+    1.017_808_600_923_97e-7,
+    1.321_548_679_014_431e-6,
+    1.525_273_380_405_984_1e-5,
+    1.540_353_039_338_161e-4,
+    1.333_355_814_642_844_3e-3,
+    9.618_129_107_628_477e-3,
+    5.550_410_866_482_158e-2,
+    2.402_265_069_591_007_2e-1,
+    std::f64::consts::LN_2,
+    1.0,
+];
+
+/// 2 to a power from -200 to 1, to some 42 bits.
+#[inline(always)]
+fn exp2(power: f64) -> f64 {
+    // One unit in the last place of this is 1, and its last bits are 0.
+    const UNITS: f64 = 6_755_399_441_055_744.0;
+    let shifted = power + UNITS;
+    let rest = power - (shifted - UNITS);
+    let of_rest = EXP2.iter().fold(0.0, |sum: f64, factor| sum.mul_add(rest, *factor));
+    // The last bits are now the nearest whole number: the exponent.
+    of_rest * f64::from_bits(shifted.to_bits().wrapping_add(1023) << 52)
+}
+
 /// The codes of a group.
 struct Codes {
     low: f64,
+    /// From one to the next.
     step: f64,
+    steps_of_one: f64,
 }
 
 impl Codes {
     /// Those of a group with these bounds, if it is packed.
+    #[inline(always)]
     fn of(largest: u16, smallest: u16) -> Option<Self> {
-        let [largest, smallest] = [largest, smallest].map(|bits| f64::from(bf16::to_f32(bits)));
-        // Not for a NaN either.
-        let is_packed = largest < 1.0 && smallest < largest;
-        is_packed.then(|| {
-            let high = largest.log2();
-            let low = smallest.log2().max(high - REACH);
-            Self { low, step: (high - low) / f64::from(LARGEST_CODE - 1) }
+        (largest < ONE && smallest < largest).then(|| {
+            let high = log2(largest);
+            let least = high - REACH;
+            let low = if smallest == 0 { least } else { log2(smallest).max(least) };
+            let range = high - low;
+            Self { low, step: range / STEPS, steps_of_one: STEPS / range }
         })
     }
 
+    #[inline(always)]
     fn encode(&self, bits: u16) -> u16 {
-        let magnitude = f64::from(bf16::to_f32(bits & 0x7fff));
-        let code = if magnitude == 0.0 {
-            0
-        } else {
-            // From here on it is within bounds: the cast saturates below.
-            (((magnitude.log2() - self.low) / self.step).round() as u16 + 1).min(LARGEST_CODE)
-        };
+        let magnitude = bits & 0x7fff;
+        let steps = (log2(magnitude) - self.low) * self.steps_of_one;
+        // What is below `low` has the smallest code.
+        let code = if magnitude == 0 { 0 } else { 1 + (steps.max(0.0) + 0.5) as u16 };
         (bits >> 15 << 9) | code
     }
 
+    #[inline(always)]
     fn decode(&self, code: u16) -> u16 {
         let sign = code >> 9 << 15;
         let magnitude = match code & LARGEST_CODE {
             0 => 0.0,
-            code => (self.low + f64::from(code - 1) * self.step).exp2(),
+            code => exp2(self.low + f64::from(code - 1) * self.step),
         };
         sign | bf16::from_f32(magnitude as f32)
     }
 }
 
 /// Packs a row, whose length is a multiple of [`GROUP`], into `out`, which has [`max_len`] bytes; returns how many it takes.
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512vl+fma", "x86_64+avx2+fma"))]
 pub fn encode(row: &[u16], out: &mut [u8]) -> usize {
     let groups = row.as_chunks::<GROUP>().0;
     let (bounds, mut values) = out.split_at_mut(groups.len() * BOUNDS);
@@ -89,6 +173,7 @@ pub fn encode(row: &[u16], out: &mut [u8]) -> usize {
 }
 
 /// Four values in five bytes at a time.
+#[inline(always)]
 fn pack(group: &[u16; GROUP], codes: &Codes, out: &mut [u8]) -> usize {
     for (four, out) in group.as_chunks::<4>().0.iter().zip(out.as_chunks_mut::<5>().0) {
         let all =
@@ -99,6 +184,7 @@ fn pack(group: &[u16; GROUP], codes: &Codes, out: &mut [u8]) -> usize {
 }
 
 /// Unpacks what [`encode`] packed into `row`. Any bytes are read as some values; where there are too few, the rest is zero.
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512vl+fma", "x86_64+avx2+fma"))]
 pub fn decode(packed: &[u8], row: &mut [u16]) {
     row.fill(0);
     let groups = row.as_chunks_mut::<GROUP>().0;
@@ -120,6 +206,7 @@ pub fn decode(packed: &[u8], row: &mut [u16]) {
     }
 }
 
+#[inline(always)]
 fn unpack(packed: &[u8], codes: &Codes, group: &mut [u16; GROUP]) {
     for (four, packed) in group.as_chunks_mut::<4>().0.iter_mut().zip(packed.as_chunks::<5>().0) {
         let [a, b, c, d, e] = *packed;
@@ -141,6 +228,48 @@ mod tests {
         let mut out = vec![0xffff; bits.len()];
         decode(&packed[..len], &mut out);
         (len, out.into_iter().map(bf16::to_f32).collect())
+    }
+
+    #[test]
+    fn logarithms_and_powers_are_those_of_a_library_to_their_last_bits() {
+        for magnitude in 1..ONE {
+            let theirs = f64::from(bf16::to_f32(magnitude)).log2();
+            let apart = (log2(magnitude) - theirs).abs();
+            assert!(apart <= 0.51 * 2.0f64.powi(-44) + 2.0f64.powi(-46), "{magnitude}: {apart:e}");
+        }
+        let mut random = fastrand::Rng::with_seed(5);
+        for _ in 0..100_000 {
+            let power = 1.0 - 201.0 * random.f64();
+            let apart = (exp2(power) / power.exp2() - 1.0).abs();
+            assert!(apart < 2.0f64.powi(-41), "{power}: {apart:e}");
+        }
+    }
+
+    #[test]
+    fn values_become_the_nearest_code_and_of_two_the_larger() {
+        let mut random = fastrand::Rng::with_seed(6);
+        for _ in 0..2_000 {
+            // Exponents from those of subnormal values on, and powers of two, which lie in the middle of codes.
+            let is_round = random.bool();
+            let mut draw = || match is_round {
+                true => random.u16(0..ONE >> 7) << 7,
+                false => random.u16(0..ONE),
+            };
+            let group: [u16; GROUP] = std::array::from_fn(|_| draw());
+            let (largest, smallest) = (group.iter().max().unwrap(), group.iter().min().unwrap());
+            let Some(codes) = Codes::of(*largest, *smallest) else { continue };
+            let [high, low] = [largest, smallest].map(|bits| f64::from(bf16::to_f32(*bits)).log2());
+            let step = (high - low.max(high - 32.0)) / 510.0;
+            for bits in group {
+                let value = f64::from(bf16::to_f32(bits));
+                let steps = ((value.log2() - low.max(high - 32.0)) / step).max(0.0);
+                let code = if bits == 0 { 0 } else { 1 + (steps + 0.5 + 1e-9).floor() as u16 };
+                assert_eq!(codes.encode(bits), code, "{value:e} of {low} to {high}");
+                let back = (low.max(high - 32.0) + f64::from(code.max(1) - 1) * step).exp2();
+                let back = if code == 0 { 0 } else { bf16::from_f32(back as f32) };
+                assert_eq!(codes.decode(code), back, "code {code} of {low} to {high}");
+            }
+        }
     }
 
     #[test]

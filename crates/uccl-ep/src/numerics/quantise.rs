@@ -44,8 +44,8 @@ fn scale_of(amax: f32, is_power_of_two: bool) -> (f32, f32) {
     }
     let bits = (amax / e4m3::MAX).to_bits();
     let exponent = (bits >> 23) + u32::from(bits & 0x7f_ffff != 0);
-    // 2^-e has the exponent that mirrors e's at the bias of 127.
-    (f32::from_bits((254 - exponent) << 23), f32::from_bits(exponent << 23))
+    // 2^-e has the exponent that mirrors e's at the bias of 127. Of an infinity the inverse is one, and the scale 0.
+    (f32::from_bits(254u32.saturating_sub(exponent) << 23), f32::from_bits(exponent << 23))
 }
 
 /// Quantises a row of bf16 (`row`, whose length is a multiple of [`GROUP`]) to `out`, one byte for each channel.
@@ -66,7 +66,12 @@ pub fn row(row: &[u16], how: Scales, out: &mut [u8], scales: &mut [u32]) {
         if amax < INFINITY {
             out.iter_mut().zip(scaled).for_each(|(out, value)| *out = e4m3::from_small_f32(value));
         } else {
-            out.iter_mut().zip(scaled).for_each(|(out, value)| *out = e4m3::from_f32(value));
+            // A NaN that a processor makes has any sign.
+            let signs = group.iter().map(|bits| (bits >> 8) as u8 & 0x80);
+            let values = scaled.map(|value| e4m3::from_f32(value) & 0x7f);
+            for ((out, value), sign) in out.iter_mut().zip(values).zip(signs) {
+                *out = sign | value;
+            }
         }
         match how {
             Scales::Exponent => scales[at / 4] |= (inverse.to_bits() >> 23) << (8 * (at % 4)),
@@ -119,6 +124,20 @@ mod tests {
         let exponents: Vec<_> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let expected: Vec<_> = inverses.iter().map(|inverse| (inverse >> 23) as u8).collect();
         assert_eq!(exponents, expected);
+    }
+
+    #[test]
+    fn an_infinity_becomes_a_nan_of_its_sign_and_spoils_its_group() {
+        let mut values = vec![1.0; 2 * GROUP];
+        (values[5], values[6]) = (f32::INFINITY, f32::NEG_INFINITY);
+        for how in [Scales::Exact, Scales::PowerOfTwo] {
+            let (out, scales) = quantised(&values, how);
+            assert_eq!((&out[4..7], out[GROUP] & 0x80), (&[0, 0x7f, 0xff][..], 0), "{how:?}");
+            assert_eq!(f32::from_bits(scales[0]), f32::INFINITY, "what is 0 is 0 times this");
+            assert!(f32::from_bits(scales[1]) < 1.0, "{how:?}");
+        }
+        let values = [&values[..], &values[..]].concat();
+        assert_eq!(quantised(&values, Scales::Exponent).1[0].to_le_bytes()[0], 0xff);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use uccl_ep::{
     combine::{Combine, Combined, Results, Sends, Sums},
     cuda,
     dispatch::{Dispatch, Layout, Outputs, Payload, Room, ScalesOut, Tokens},
-    numerics::{bf16, quantise::Scales},
+    numerics::{bf16, logfmt, quantise::Scales},
     routing::{Choices, Routing},
 };
 
@@ -24,8 +24,9 @@ pub(crate) struct Case {
     pub(crate) local_experts: usize,
     pub(crate) top_k: usize,
     pub(crate) hidden: usize,
-    /// How rows are quantised.
-    pub(crate) kind: Option<Scales>,
+    pub(crate) kind: Kind,
+    /// Whether rows go back as LogFMT-10.
+    pub(crate) is_packed: bool,
     /// Tokens of a rank at most.
     pub(crate) slots: usize,
     /// Dispatches, each with its combine.
@@ -38,6 +39,15 @@ pub(crate) struct Case {
     /// A rank that is left out, if any.
     pub(crate) lost: Option<(usize, Lost)>,
     pub(crate) way: Way,
+}
+
+/// How rows are quantised on their way.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Kind {
+    Bf16,
+    Fp8(Scales),
+    /// With this global scale, which the GPU is told in its memory if the seed is odd.
+    Nvfp4(f32),
 }
 
 /// What a rank has for one round.
@@ -107,18 +117,39 @@ impl Case {
     }
 
     fn row_len(&self) -> usize {
-        if self.kind.is_some() { self.hidden } else { 2 * self.hidden }
+        match self.kind {
+            Kind::Bf16 => 2 * self.hidden,
+            Kind::Fp8(_) => self.hidden,
+            Kind::Nvfp4(_) => self.hidden / 2,
+        }
     }
 
     fn payload(&self) -> Payload {
         match self.kind {
-            Some(how) => Payload::Quantised(self.hidden, how),
-            None => Payload::Bytes(2 * self.hidden),
+            Kind::Bf16 => Payload::Bytes(2 * self.hidden),
+            Kind::Fp8(how) => Payload::Quantised(self.hidden, how),
+            Kind::Nvfp4(global_scale) => Payload::Nvfp4(self.hidden, global_scale),
         }
     }
 
+    /// Words of a row's scales.
     fn words(&self) -> usize {
-        self.kind.map_or(0, |how| how.words(self.hidden))
+        match self.kind {
+            Kind::Bf16 => 0,
+            Kind::Fp8(how) => how.words(self.hidden),
+            Kind::Nvfp4(_) => self.hidden / 64,
+        }
+    }
+
+    /// Rows of tiles that an expert's scales have, if they are in tiles.
+    fn tile_rows(&self) -> Option<usize> {
+        matches!(self.kind, Kind::Nvfp4(_)).then(|| self.expert_rows().div_ceil(128))
+    }
+
+    /// Words of all scales that may arrive.
+    fn scales_len(&self) -> usize {
+        let rows = self.tile_rows().map_or(self.expert_rows(), |tiles| tiles * 128);
+        self.local_experts * rows * self.words()
     }
 
     /// Bytes for as many calls as there are places.
@@ -126,7 +157,11 @@ impl Case {
         use uccl_ep::record::{Record, Row};
         let record = Record { payload: self.row_len(), scales: self.words(), top_k: self.top_k };
         let dispatch = self.ranks * record.area(self.local_experts, self.slots);
-        let combine = Row { values: 2 * self.hidden, weights: 0, slots: self.top_k };
+        let values = match self.is_packed {
+            true => logfmt::max_len(self.hidden),
+            false => 2 * self.hidden,
+        };
+        let combine = Row { values, weights: 0, slots: self.top_k };
         self.places * dispatch.max(combine.place(self.slots))
     }
 
@@ -145,17 +180,41 @@ impl Case {
             bf16::from_f32((random.f32() - 0.5) * exponent.exp2())
         };
         let mut rows: Vec<u16> = (0..tokens * self.hidden).map(|_| value(6)).collect();
-        // Groups of zeros, of tiny values and with a NaN: what quantising treats apart.
+        // Groups of what quantising treats apart.
         for (group, values) in rows.chunks_mut(128).enumerate() {
-            match group % 11 {
-                3 => values.fill(0),
+            let at = group % values.len();
+            match group % 17 {
+                3 => values.fill(0x8000 * (group as u16 & 1)),
                 5 => values.iter_mut().for_each(|v| *v = *v & 0x80ff | 0x0700),
-                7 if self.kind.is_some() => values[group % 128] = 0x7fc1,
+                7 => values[at] = 0x7fc1,
+                9 => values.iter_mut().for_each(|v| *v &= 0x807f),
+                11 => values[at] = 0x7f80,
+                13 => values[at] = 0xff80,
+                15 => values.iter_mut().for_each(|v| *v |= 0x7f00),
                 _ => {}
             }
         }
         let made_len = self.local_experts * self.expert_rows() * self.hidden;
-        let made = (0..made_len).map(|_| value(3)).collect();
+        let mut made: Vec<u16> = (0..made_len).map(|_| value(3)).collect();
+        // And of what packing does: it takes groups whose magnitudes are below 1.
+        for (group, values) in made.chunks_mut(128).enumerate() {
+            let at = group % values.len();
+            if group % 4 > 0 {
+                let large = values.iter_mut().filter(|v| **v & 0x7fff >= 0x3f80);
+                large.for_each(|v| *v = *v & 0x807f | 0x3f00);
+            }
+            match group % 13 {
+                2 => values[at] = 0,
+                3 => values.iter_mut().for_each(|v| *v = *v & 0x8000 | 0x3e55),
+                4 => values.iter_mut().for_each(|v| *v &= 0x807f),
+                5 => values[at] = 0x7fc1,
+                6 => values[at] = 0xff80,
+                7 => values.iter_mut().step_by(2).for_each(|v| *v &= 0x9fff),
+                8 => values.iter_mut().for_each(|v| *v &= 0xbf80),
+                9 => values.fill(0),
+                _ => {}
+            }
+        }
         let weights = (0..tokens * self.top_k).map(|_| random.f32()).collect();
         Inputs { rows, experts, weights, made }
     }
@@ -201,11 +260,14 @@ impl Case {
             len: local * rows,
             rows: got.rows.as_mut_ptr(),
             stride: self.row_len(),
-            scales: self.kind.map(|_| ScalesOut::Strided {
-                words: got.scales.as_mut_ptr(),
-                row_stride: 1,
-                expert_stride: (words - 1) * rows,
-                word_stride: rows,
+            scales: (words > 0).then(|| match self.tile_rows() {
+                Some(tile_rows) => ScalesOut::Tiled { words: got.scales.as_mut_ptr(), tile_rows },
+                None => ScalesOut::Strided {
+                    words: got.scales.as_mut_ptr(),
+                    row_stride: 1,
+                    expert_stride: (words - 1) * rows,
+                    word_stride: rows,
+                },
             }),
             choices: None,
             weights: None,
@@ -239,7 +301,7 @@ impl Case {
                 hidden: self.hidden,
                 sends: Sends::EachExpert,
                 weights: None,
-                is_packed: false,
+                is_packed: self.is_packed,
                 relays: None,
                 stays: true,
             };
@@ -260,7 +322,7 @@ impl Case {
         let word = u32::from_ne_bytes([UNTOUCHED; 4]);
         Got {
             rows: vec![UNTOUCHED; rows * self.row_len()],
-            scales: vec![word; rows * self.words()],
+            scales: vec![word; self.scales_len()],
             count: vec![word; self.local_experts],
             src_info: vec![word.cast_signed(); rows],
             layout_range: vec![-1; self.num_experts()],
@@ -411,6 +473,7 @@ pub(crate) struct OnGpu<'a> {
     combine_scratch: u64,
     rows: u64,
     scales: u64,
+    global_scale: u64,
     count: u64,
     table: cuda::Table,
     sums: u64,
@@ -431,6 +494,10 @@ impl<'a> OnGpu<'a> {
             combine_scratch: gpu.upload(&[0xeeu8; cuda::COMBINE_SCRATCH_LEN]),
             rows: gpu.upload(&blank.rows),
             scales: gpu.upload(&blank.scales),
+            global_scale: match case.kind {
+                Kind::Nvfp4(global_scale) if case.seed % 2 == 1 => gpu.upload(&[global_scale]),
+                _ => 0,
+            },
             count: gpu.upload(&blank.count),
             table: cuda::Table {
                 src_info: gpu.upload(&blank.src_info),
@@ -449,16 +516,26 @@ impl<'a> OnGpu<'a> {
     ) -> Result<Arc<cuda::Handle>> {
         let (rows, words) = (case.expert_rows(), case.words());
         let choices = case.choices(self.inputs, self.experts);
-        let tokens =
-            cuda::Tokens { rows: self.tokens, stride: 2 * case.hidden, payload: case.payload() };
+        let tokens = cuda::Tokens {
+            rows: self.tokens,
+            stride: 2 * case.hidden,
+            payload: match (case.payload(), self.global_scale) {
+                (Payload::Nvfp4(hidden, _), 1..) => Payload::Nvfp4(hidden, 1.0),
+                (payload, _) => payload,
+            },
+            global_scale: self.global_scale,
+        };
         let outputs = cuda::Outputs {
             rows: self.rows,
             stride: case.row_len(),
-            scales: case.kind.map(|_| cuda::ScalesOut {
-                words: self.scales,
-                row_stride: 1,
-                expert_stride: (words - 1) * rows,
-                word_stride: rows,
+            scales: (words > 0).then(|| match case.tile_rows() {
+                Some(tile_rows) => cuda::ScalesOut::Tiled { words: self.scales, tile_rows },
+                None => cuda::ScalesOut::Strided {
+                    words: self.scales,
+                    row_stride: 1,
+                    expert_stride: (words - 1) * rows,
+                    word_stride: rows,
+                },
             }),
             count: self.count,
             stats: 0,
@@ -481,6 +558,7 @@ impl<'a> OnGpu<'a> {
             stride: 2 * case.hidden,
             hidden: case.hidden,
             table: self.table,
+            is_packed: case.is_packed,
         };
         let sums = cuda::Combined {
             rows: self.sums,
@@ -504,7 +582,7 @@ impl<'a> OnGpu<'a> {
         let rows = case.local_experts * case.expert_rows();
         Got {
             rows: gpu.download(self.rows, rows * case.row_len()),
-            scales: gpu.download(self.scales, rows * case.words()),
+            scales: gpu.download(self.scales, case.scales_len()),
             count: gpu.download(self.count, case.local_experts),
             src_info: gpu.download(self.table.src_info, rows),
             layout_range: gpu.download(self.table.layout_range, case.num_experts()),

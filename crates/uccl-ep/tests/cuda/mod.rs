@@ -9,7 +9,7 @@ mod ranks;
 mod way;
 
 pub(crate) use self::{
-    case::{Case, Lost},
+    case::{Case, Kind, Lost},
     gpu::has_gpu,
     normal::Normal,
     way::Way,

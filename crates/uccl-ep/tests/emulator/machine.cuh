@@ -180,6 +180,14 @@ inline int __ffsll(long long bits) { return ffsll(bits); }
 inline u32 __popc(u32 bits) { return static_cast<u32>(__builtin_popcount(bits)); }
 inline float __uint_as_float(u32 bits) { return emulated::value_of<float>(bits); }
 inline u32 __float_as_uint(float value) { return static_cast<u32>(emulated::bits_of(value)); }
+inline double __longlong_as_double(long long bits) { return emulated::value_of<double>(static_cast<u64>(bits)); }
+inline long long __double_as_longlong(double value) { return static_cast<long long>(emulated::bits_of(value)); }
+inline float __double2float_rn(double value) { return static_cast<float>(value); }
+inline double __dadd_rn(double a, double b) { return a + b; }
+inline double __dsub_rn(double a, double b) { return a - b; }
+inline double __dmul_rn(double a, double b) { return a * b; }
+inline double __ddiv_rn(double a, double b) { return a / b; }
+inline double __fma_rn(double a, double b, double c) { return fma(a, b, c); }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }

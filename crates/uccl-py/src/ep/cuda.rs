@@ -115,9 +115,9 @@ pub(crate) struct PyCudaDispatch {
 
 #[pymethods]
 impl PyCudaDispatch {
-    /// Enqueues the sending of tokens.
+    /// Enqueues the sending of tokens. NVFP4's global scale is a number, or at an address that is not 0.
     #[new]
-    #[pyo3(signature = (group, *, rows, stride, kind, len, experts, is_64, tokens, top_k, num_experts, slots, scratch, stream))]
+    #[pyo3(signature = (group, *, rows, stride, kind, len, global_scale, experts, is_64, tokens, top_k, num_experts, slots, scratch, stream))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
         py: Python<'_>,
@@ -126,6 +126,7 @@ impl PyCudaDispatch {
         stride: usize,
         kind: &str,
         len: usize,
+        global_scale: (f32, u64),
         experts: u64,
         is_64: bool,
         tokens: usize,
@@ -137,7 +138,9 @@ impl PyCudaDispatch {
     ) -> PyResult<Self> {
         let stream = group.stream(stream);
         let choices = Choices { experts, is_64, tokens, top_k, num_experts };
-        let tokens = Tokens { rows, stride, payload: payload(kind, len, 1.0)? };
+        let (value, global_scale) = global_scale;
+        let payload = payload(kind, len, value)?;
+        let tokens = Tokens { rows, stride, payload, global_scale };
         // SAFETY: `uccl.ep` passes tensors of these sizes, whose memory torch gives to later work of the stream only.
         let begun = py.detach(|| unsafe {
             Dispatch::begin(&group.group, &tokens, &choices, slots, (scratch, &stream))
@@ -147,26 +150,29 @@ impl PyCudaDispatch {
     }
 
     /// Enqueues the taking out of what arrives, behind the sending. `scales` are an address, and strides in words by row, expert
-    /// and word.
-    #[pyo3(signature = (*, rows, stride, scales, count, stats, waits, table))]
+    /// and word; `tiles` an address, and how many rows of tiles each expert has.
+    #[pyo3(signature = (*, rows, stride, count, stats, waits, table, scales=None, tiles=None))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn receive(
         &self,
         py: Python<'_>,
         rows: u64,
         stride: usize,
-        scales: Option<(u64, usize, usize, usize)>,
         count: u64,
         stats: u64,
         waits: u64,
         table: TableGiven,
+        scales: Option<(u64, usize, usize, usize)>,
+        tiles: Option<(u64, usize)>,
     ) -> PyResult<PyCudaHandle> {
-        let scales = scales.map(|(words, row_stride, expert_stride, word_stride)| ScalesOut {
+        let strided = |(words, row_stride, expert_stride, word_stride)| ScalesOut::Strided {
             words,
             row_stride,
             expert_stride,
             word_stride,
-        });
+        };
+        let in_tiles = |(words, tile_rows)| ScalesOut::Tiled { words, tile_rows };
+        let scales = scales.map(strided).or(tiles.map(in_tiles));
         let outputs =
             Outputs { rows, stride, scales, count, stats, waits, table: self::table(table) };
         let received = py.detach(|| {
@@ -194,9 +200,9 @@ pub(crate) struct PyCudaCombine {
 
 #[pymethods]
 impl PyCudaCombine {
-    /// Enqueues the sending of rows back to where their tokens came from.
+    /// Enqueues the sending of rows, as LogFMT-10 if `is_packed`, back to where their tokens came from.
     #[new]
-    #[pyo3(signature = (group, handle, *, rows, hidden, table, scratch, stream))]
+    #[pyo3(signature = (group, handle, *, rows, hidden, table, is_packed, scratch, stream))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
         py: Python<'_>,
@@ -205,11 +211,13 @@ impl PyCudaCombine {
         rows: u64,
         hidden: usize,
         table: TableGiven,
+        is_packed: bool,
         scratch: u64,
         stream: u64,
     ) -> PyResult<Self> {
         let stream = group.stream(stream);
-        let results = Results { rows, stride: 2 * hidden, hidden, table: self::table(table) };
+        let table = self::table(table);
+        let results = Results { rows, stride: 2 * hidden, hidden, table, is_packed };
         // SAFETY: `uccl.ep` passes tensors of these sizes, whose memory torch gives to later work of the stream only.
         let begun =
             py.detach(|| unsafe { Combine::begin(&handle.handle, &results, (scratch, &stream)) });

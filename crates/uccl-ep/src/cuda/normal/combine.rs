@@ -76,7 +76,7 @@ impl Combine {
             weights: if results.weights == 0 { 0 } else { top_k },
             slots: slots_of(Nodes::one(group.ranks()), top_k),
         };
-        let call = call_of(group, &row, *slots, scratch)?;
+        let call = call_of(group, &row, *slots, false, scratch)?;
         let sent = NormalReturn {
             group: group.params(),
             call,
@@ -96,7 +96,7 @@ impl Combine {
         };
         // SAFETY: the kernel takes this struct; the module is never unloaded; the caller's promise. Windows are reached for as
         // long as the group lives, and freed when the GPU's work has ended.
-        unsafe { group.launch(stream, group.kernels().normal_return, &sent)? };
+        unsafe { group.launch(stream, (group.kernels().normal_return, results.len), &sent)? };
         Ok(Self { handle: Arc::clone(handle), call, row })
     }
 
@@ -139,6 +139,9 @@ impl Combine {
             },
         };
         // SAFETY: the kernel takes this struct; otherwise as above.
-        unsafe { group.launch(stream, group.kernels().normal_sum, &sum) }
+        unsafe {
+            let rows = handle.routes.tokens as usize;
+            group.launch(stream, (group.kernels().normal_sum, rows), &sum)
+        }
     }
 }

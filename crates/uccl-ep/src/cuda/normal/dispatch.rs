@@ -95,8 +95,11 @@ impl Dispatch {
                 area,
                 rows: tokens.rows,
                 row_stride: tokens.stride as u64,
+                global_scale_at: 0,
+                global_scale: 0.0,
                 how: params::how::COPIED,
                 is_few: 0,
+                zero: 0,
             },
             goes,
             goes_told: 0,
@@ -116,7 +119,8 @@ impl Dispatch {
                     &send,
                 )?;
             }
-            group.launch(stream, group.kernels().normal_send, &send)?;
+            let rows = routes.tokens as usize + 1;
+            group.launch(stream, (group.kernels().normal_send, rows), &send)?;
         }
         Ok(Self { group: Arc::clone(group), call, routes, area, slots, table })
     }
@@ -208,7 +212,9 @@ impl Dispatch {
             zeroes_foreign: u32::from(outputs.zeroes_foreign_weights),
         };
         // SAFETY: the kernel takes this struct; otherwise as above.
-        unsafe { group.launch(stream, group.kernels().normal_receive, &receive)? };
+        unsafe {
+            group.launch(stream, (group.kernels().normal_receive, outputs.len), &receive)?;
+        }
         Ok(Handle { group, routes, slots, table })
     }
 }

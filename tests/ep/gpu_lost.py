@@ -1,0 +1,95 @@
+"""Ranks with GPUs in processes, of which the last is killed, and what the others do then."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import torch
+from cases import Call
+from few_tokens import FewTokens
+
+RANKS = 3
+#: The rank that is killed.
+LOST = RANKS - 1
+#: Seconds that a call waits for a rank.
+SOON = 6
+#: When it is killed, and in which phase the others then lack it.
+PHASES = {"before": "dispatch", "in dispatch": "combine", "between": "combine", "in combine": "dispatch"}
+
+
+def dies(few: FewTokens, call: Call, when: str) -> None:
+    """Takes part in a call, and ends in it."""
+    if when != "before":
+        returned = few.dispatch(call, when == "in dispatch")
+        torch.cuda.synchronize()
+        if when != "in dispatch":
+            arrived = few.check_dispatch(call, returned)
+            if when == "in combine":
+                few.combine(call, returned[2], arrived, return_recv_hook=True)
+                torch.cuda.synchronize()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def whole(few: FewTokens, call: Call) -> None:
+    """A dispatch and a combine of all ranks; raises what a rank is missing from."""
+    returned = few.dispatch(call, False)
+    torch.cuda.synchronize()
+    few.buffer.check()
+    arrived = few.check_dispatch(call, returned)
+    combined, _, _ = few.combine(call, returned[2], arrived)
+    torch.cuda.synchronize()
+    few.buffer.check()
+    assert torch.equal(combined.cpu(), few.wanted(call))
+
+
+def said(few: FewTokens) -> str:
+    """What the others are told, of which rank and how soon."""
+    began = time.monotonic()
+    try:
+        for _ in range(2):
+            whole(few, few.call())
+    except (TimeoutError, RuntimeError) as error:
+        assert time.monotonic() - began < 10 * SOON
+        return str(error)
+    raise AssertionError("nobody is missing")
+
+
+def goes_on(few: FewTokens, when: str) -> None:
+    """Calls that leave out who is missing."""
+    call = few.call()
+    if when != "before":
+        returned = few.dispatch(call, False)
+        # What was sent has come.
+        arrived = few.check_dispatch(call, returned)
+        combined, _, _ = few.combine(call, returned[2], arrived)
+        is_lost = lambda expert: when != "in combine" and few.shape.owner(expert) == LOST  # noqa: E731
+        assert torch.equal(few.here(combined), few.wanted(call, left_out=is_lost))
+    for _ in range(3):
+        few.without(LOST, few.call())
+    few.buffer.check()
+
+
+def loses(group: Any, when: str, masks: bool) -> str:
+    """Makes a call with all ranks, loses one, and goes on; returns what this rank was told."""
+    left = torch.distributed.new_group(list(range(LOST)))
+    few = FewTokens(group, 300, device="cuda", timeout=SOON, enable_shrink=masks)
+    whole(few, few.call())
+    torch.distributed.barrier(group)
+    if group.rank() == LOST:
+        dies(few, few.call(), when)
+    if masks:
+        goes_on(few, when)
+        text = ""
+    else:
+        text = said(few)
+        # The GPU is as good as before, for other calls and for those of a new group.
+        few.buffer.destroy()
+        few = FewTokens(left, 301, device="cuda", timeout=10 * SOON)
+        few.two_at_a_time()
+    torch.cuda.synchronize()
+    torch.distributed.barrier(left)
+    few.buffer.destroy()
+    return text
