@@ -2,7 +2,7 @@
 //
 // In low latency mode, a dispatch is `route` (one block), unless there are few tokens, `send` and `receive`; a combine is `return` and `sum`,
 // or, where rows are packed, `return_packed` and `sum_packed`. In
-// normal mode, a dispatch is `layout` (one block), `normal_send`, perhaps `count` (one block), and `normal_receive`; a combine is
+// normal mode, a dispatch is `layout`, `normal_send`, perhaps `count` (one block), and `normal_receive`; a combine is
 // `normal_return` and `normal_sum`. The blocks of a launch that waits for peers are few enough to run at the same time, those of
 // all ranks of a GPU together.
 
@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
   combine_receive(p, s);
 }
 
-extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
+extern "C" __global__ void __launch_bounds__(UCCL_EP_ROUTE_THREADS)
     uccl_ep_layout(const __grid_constant__ UcclEpNormalSend p) {
   UCCL_SHARED(Layout, s);
   lay_out(p, s);

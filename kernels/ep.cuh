@@ -19,12 +19,15 @@ constexpr u32 UCCL_EP_ROUND = 4;
 constexpr u32 UCCL_EP_HEADER = 8;
 constexpr u32 UCCL_EP_THREADS = 1024;
 constexpr u32 UCCL_EP_ROUTE_THREADS = 256;  // each warp counts all experts
+// Tokens that a block of `layout` counts: one for each thread.
+constexpr u32 UCCL_EP_CHUNK = UCCL_EP_ROUTE_THREADS;
 
 // Words that only this rank's kernels use: whether a call has failed, how many blocks have come to the end of a step, where the last
 // calls are, and which ranks are left out.
 struct UcclEpOwn {
   u32 has_failed;
-  u32 zero[15];
+  u32 laid_out;  // blocks that have come to the end of `layout`
+  u32 zero[14];
   u32 ended[2][UCCL_EP_SLOTS];
   u64 calls;                  // how many calls have begun
   u64 next;                   // offset in the pool at which the next may begin
@@ -115,9 +118,10 @@ struct UcclEpRoutes {
   u64 choices;  // tokens * top_k integers
   u64 masks;    // u64 by token: the ranks that it goes to
   u64 slots;    // i32 by token and rank: its place among those that go there, or -1
-  u64 places;   // i32 by token and choice: its place among those that chose the expert; in normal mode, the choice itself
+  u64 places;   // i32 by token and choice: its place among those that chose the expert; in normal mode, with the choice itself
   u64 experts;  // u32 by expert: how many tokens chose it
   u64 counts;   // u32 by rank: how many tokens go there
+  u64 chunks;   // u32 by chunk of tokens, and by rank and then expert: what adds to places and slots; or null
   u32 tokens;
   u32 top_k;
   u32 local_experts;
@@ -211,7 +215,8 @@ struct UcclEpSum {
   u32 slots;
 };
 
-// Normal mode: the rows that arrive are in order of rank and token, one for each token.
+// Normal mode: the rows that arrive are in order of rank and token, one for each token; or by expert, one for each token and
+// expert of this rank.
 struct UcclEpNormalSend {
   UcclEpSend send;
   u64 goes;          // u8 by token and rank, whether it goes there; or null, where choices say so
@@ -221,6 +226,7 @@ struct UcclEpNormalSend {
   u64 scales_token;
   u64 scales_word;
   u64 weights;       // f32 by token and choice; or null
+  u64 ended;         // u32, 0 but while `layout` runs: how many of its blocks have come to their end
 };
 
 // Tells the host how much arrives.
@@ -250,17 +256,23 @@ struct UcclEpNormalReceive {
   u64 scales_row;
   u64 scales_word;
   u64 choices;     // integers by row and choice: experts of this rank, or -1; or null
-  u64 weights;     // f32 by row and choice; or null
-  u64 src_info;    // i32 by row: the token
-  u64 origin;      // u32 by row: rank * 64 + which of the token's ranks this one is; or null, and nothing is told
-  u64 starts;      // u32 by rank: rows before its first; and how many there are
+  u64 weights;     // f32 by row and choice, or, by expert, by row; or null
+  u64 src_info;    // i32 by token that arrives: its number
+  u64 origin;      // u32 by token: rank * 64 + which of the token's ranks this one is; or null, and nothing is told
+  u64 starts;      // u32 by rank: tokens before its first; and how many there are
   u64 per_expert;  // u32 by local expert: tokens
+  u64 ends;        // u32 by local expert: behind its last row; or null
+  u64 metadata;    // i32 by token, 2 + top_k: rank * slots + token, rank * top_k + last choice, rows of choices or -1; or null
   u32 len;         // rows that there is room for
+  u32 tokens;      // tokens that there is room for in tables
   u32 slots;
   u32 top_k;
   u32 local_experts;
   u32 is_64;
   u32 zeroes_foreign;  // whether weights of other ranks' experts become 0
+  u32 alignment;       // of the first row of an expert; 0: rows are by token
+  u32 zeroes_gaps;     // whether rows between those of experts become 0
+  u32 zero;
 };
 
 struct UcclEpNormalReturn {
@@ -268,10 +280,12 @@ struct UcclEpNormalReturn {
   UcclEpCall call;
   u64 rows;
   u64 row_stride;
-  u64 weights;  // f32 by row and choice; or null
+  u64 weights;  // f32 by row and choice, or, by expert, by row; or null
   u64 src_info;
   u64 origin;
   u64 starts;
+  u64 ends;
+  u64 metadata;      // as those of UcclEpNormalReceive; or null, and rows are by token
   u64 slot_stride;
   u32 row_len;
   u32 weights_at;
@@ -279,11 +293,15 @@ struct UcclEpNormalReturn {
   u32 slots;
   u32 token_rows;    // rows of a token in a place
   u32 top_k;
+  u32 local_experts;
+  u32 sends_each;    // whether each row by expert goes back, and not a token's sum
 };
 
-// In which order a token's rows are summed: rank by rank, or by the last of each rank's choices.
+// In which order a token's rows are summed: rank by rank, or by the last of each rank's choices, or, where each choice has a row,
+// choice by choice.
 constexpr u32 UCCL_EP_BY_RANK = 0;
 constexpr u32 UCCL_EP_BY_CHOICE = 1;
+constexpr u32 UCCL_EP_EACH_CHOICE = 2;
 
 struct UcclEpNormalSum {
   UcclEpGroup group;

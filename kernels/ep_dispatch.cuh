@@ -32,8 +32,12 @@ __device__ __forceinline__ void records_at(const UcclEpSend& p, const UcclEpPlac
 
 // Where a token's records go that an earlier launch has routed.
 __device__ __forceinline__ void records_of(const UcclEpSend& p, const UcclEpPlaced& call, u32 token, Targets (&to)[2]) {
-  const int* slots = reinterpret_cast<const int*>(p.routes.slots) + static_cast<u64>(token) * p.group.ranks;
-  records_at(p, call, to, [&](u32 rank) { return slots[rank]; });
+  u32 ranks = p.group.ranks;
+  const int* slots = reinterpret_cast<const int*>(p.routes.slots) + static_cast<u64>(token) * ranks;
+  records_at(p, call, to, [&](u32 rank) {
+    int slot = slots[rank], before = static_cast<int>(before_chunk(p.routes, ranks, token, rank));
+    return slot < 0 ? slot : slot + before;
+  });
 }
 
 // Quantises a row once and writes it to each record.

@@ -1,82 +1,8 @@
-// Normal mode: one row of each rank comes back for a token, and they are summed.
+// Normal mode: one row of each rank comes back for a token, and they are summed. Where rows are by expert, it is a sum already.
 #pragma once
 
 #include "ep_combine.cuh"
 #include "ep_normal_dispatch.cuh"
-
-// Where a row goes.
-__device__ __forceinline__ Going going(const UcclEpNormalReturn& p, const UcclEpPlaced& call, u32 row) {
-  u32 origin = reinterpret_cast<const u32*>(p.origin)[row], token = reinterpret_cast<const u32*>(p.src_info)[row];
-  u32 rank = origin / ORIGIN_RANK, nth = origin % ORIGIN_RANK;
-  // Tensors that the caller has spoilt reach no other memory.
-  if (rank >= p.group.ranks || nth >= p.token_rows || token >= p.slots) return {0, 0, 0};
-  if (is_masked(call, rank)) return {0, 0, 0};
-  u64 slot = static_cast<u64>(nth) * p.slots + token;
-  return {p.rows + row * p.row_stride, p.group.windows[rank] + call.place + slot * p.slot_stride, rank};
-}
-
-// Sends a row, and its weights, back to where its token came from.
-__device__ __forceinline__ void return_row(const UcclEpNormalReturn& p, const UcclEpPlaced& call, const Team& team,
-                                           u32 row) {
-  Going one = going(p, call, row);
-  if (one.to == 0) return;
-  Targets targets[1] = {{one.to, 1}};
-  copy_to_all(team, targets, one.from, p.row_len / 16);
-  u32 k = team.lane();
-  if (p.weights != 0 && k < p.top_k) {
-    u64 at = static_cast<u64>(row) * p.top_k + k;
-    reinterpret_cast<float*>(one.to + p.weights_at)[k] = reinterpret_cast<const float*>(p.weights)[at];
-  }
-}
-
-__device__ __forceinline__ void normal_return(const UcclEpNormalReturn& p, Waiting& w) {
-  const UcclEpGroup& g = p.group;
-  if (!begin_send(g, p.call, w)) return;
-  if (is_spare_block()) send_header(g, p.call, w.call);
-  u32 total = reinterpret_cast<const u32*>(p.starts)[g.ranks];
-  if (!has_room(g, p.call, total, p.len, w)) return;
-  Team team = team_for(total);
-#pragma unroll 1
-  for (u32 row = team.first; row < total; row += team.step) return_row(p, w.call, team, row);
-  auto of = [&](u32 row) { return going(p, w.call, row); };
-  end_send(g, p.call, w, [&] { send_rows_far(g, w, of, total, p.slot_stride); });
-}
-
-// The row of a rank for a token: of the rows in a token's slots, as many as there are ranks of the token before it.
-__device__ __forceinline__ u64 row_of(const UcclEpNormalSum& p, const UcclEpPlaced& call, u32 token, u32 rank) {
-  u64 mask = reinterpret_cast<const u64*>(p.routes.masks)[token];
-  u64 slot = static_cast<u64>(ranks_before(mask, rank)) * p.slots + token;
-  return p.group.windows[p.group.rank] + call.place + slot * p.slot_stride;
-}
-
-// A token's rows by rank: a lane has those of two ranks.
-__device__ __forceinline__ void rows_by_rank(const UcclEpNormalSum& p, const UcclEpPlaced& call, u32 token,
-                                             Targets (&rows)[2]) {
-  u64 mask = reinterpret_cast<const u64*>(p.routes.masks)[token];
-#pragma unroll
-  for (u32 half = 0; half < 2; half++) {
-    u32 rank = half * LANES + lane_of_thread();
-    bool is_there = (mask >> rank & 1) != 0 && !is_masked(call, rank);
-    rows[half] = {row_of(p, call, token, rank), __ballot_sync(ALL, is_there)};
-  }
-}
-
-// A token's rows by the last of each rank's choices: a lane has a choice. Returns whether the lane has a row, its rank's last
-// or not.
-__device__ __forceinline__ bool rows_by_choice(const UcclEpNormalSum& p, const UcclEpPlaced& call, u32 token,
-                                               Targets (&rows)[2]) {
-  u32 lane = lane_of_thread(), expert = NO_EXPERT;
-  if (lane < p.routes.top_k) {
-    expert = reinterpret_cast<const u32*>(p.routes.places)[static_cast<u64>(token) * p.routes.top_k + lane];
-  }
-  u32 rank = expert == NO_EXPERT ? UCCL_EP_MOST_RANKS : expert / p.routes.local_experts;
-  u32 same = __match_any_sync(ALL, rank);
-  bool is_there = rank < p.group.ranks && !is_masked(call, rank);
-  bool is_last = same >> lane == 1;
-  rows[0] = {is_there ? row_of(p, call, token, rank) : 0, __ballot_sync(ALL, is_there && is_last)};
-  rows[1] = {0, 0};
-  return is_there;
-}
 
 // Adds some rows' vectors at a place, in their order.
 __device__ __forceinline__ void add_rows(Sums& sums, const Targets& rows, u32 at, bool is_inside) {
@@ -98,6 +24,157 @@ __device__ __forceinline__ void add_rows(Sums& sums, const Targets& rows, u32 at
       if (i < taken && is_inside) add(sums, v[i]);
     }
   }
+}
+
+// Sends a token's row, and its weights, to a record.
+__device__ __forceinline__ void return_row(const UcclEpNormalReturn& p, const Team& team, u32 at, u64 to) {
+  Targets targets[1] = {{to, 1}};
+  copy_to_all(team, targets, p.rows + at * p.row_stride, p.row_len / 16);
+  u32 k = team.lane();
+  if (p.weights != 0 && k < p.top_k) {
+    u64 of_row = static_cast<u64>(at) * p.top_k + k;
+    reinterpret_cast<float*>(to + p.weights_at)[k] = reinterpret_cast<const float*>(p.weights)[of_row];
+  }
+}
+
+// The row of a lane's choice of a token, where rows are by expert; or NO_ROW.
+__device__ __forceinline__ u32 given_row(const UcclEpNormalReturn& p, u32 at) {
+  u32 lane = lane_of_thread(), row = NO_ROW;
+  if (lane < p.top_k) row = reinterpret_cast<const u32*>(p.metadata)[static_cast<u64>(at) * (2 + p.top_k) + 2 + lane];
+  return row < p.len ? row : NO_ROW;
+}
+
+// Sends the sum of a token's rows, in order of choice, and the weight of each.
+__device__ __forceinline__ void return_sum(const UcclEpNormalReturn& p, const Team& team, u32 at, u64 to) {
+  u32 lane = lane_of_thread(), row = given_row(p, at);
+  bool is_there = row != NO_ROW;
+  Targets rows = {p.rows + row * p.row_stride, __ballot_sync(ALL, is_there)};
+  u32 count = p.row_len / 16;
+#pragma unroll 1
+  for (u32 first = team.warp * LANES; first < count; first += team.lanes()) {
+    u32 vector = first + lane;
+    Sums sums = {};
+    add_rows(sums, rows, vector, vector < count);
+    if (vector < count) store_vector(to + 16ull * vector, rounded(sums));
+  }
+  if (p.weights != 0 && team.warp == 0 && lane < p.top_k) {
+    float weight = is_there ? reinterpret_cast<const float*>(p.weights)[row] : 0.0f;
+    reinterpret_cast<float*>(to + p.weights_at)[lane] = weight;
+  }
+}
+
+// Sends each of a token's rows to the slot of its choice, of which the first is at `to`.
+__device__ __forceinline__ void return_each(const UcclEpNormalReturn& p, const Team& team, u32 at, u64 to) {
+  u32 row = given_row(p, at);
+  u64 mine = p.rows + row * p.row_stride;
+#pragma unroll 1
+  for (u32 left = __ballot_sync(ALL, row != NO_ROW); left != 0; left &= left - 1) {
+    u32 choice = static_cast<u32>(__ffs(static_cast<int>(left))) - 1;
+    Targets targets[1] = {{to + static_cast<u64>(choice) * p.slots * p.slot_stride, 1}};
+    copy_to_all(team, targets, __shfl_sync(ALL, mine, static_cast<int>(choice)), p.row_len / 16);
+  }
+}
+
+// Where what belongs to a token goes: its first slot, and the one that this rank has. 0 is nowhere.
+struct Back {
+  u64 first;
+  u64 to;
+  u32 rank;
+};
+
+__device__ __forceinline__ Back back_of(const UcclEpNormalReturn& p, const UcclEpPlaced& call, u32 at) {
+  u32 origin = reinterpret_cast<const u32*>(p.origin)[at], token = reinterpret_cast<const u32*>(p.src_info)[at];
+  u32 rank = origin / ORIGIN_RANK, nth = origin % ORIGIN_RANK;
+  // Tensors that the caller has spoilt reach no other memory.
+  if (rank >= p.group.ranks || nth >= p.token_rows || token >= p.slots) return {0, 0, 0};
+  if (is_masked(call, rank)) return {0, 0, 0};
+  u64 first = p.group.windows[rank] + call.place + token * p.slot_stride;
+  return {first, first + static_cast<u64>(nth) * p.slots * p.slot_stride, rank};
+}
+
+// Sends what belongs to a token back to where it came from.
+__device__ __forceinline__ void return_token(const UcclEpNormalReturn& p, const UcclEpPlaced& call, const Team& team,
+                                             u32 at) {
+  Back back = back_of(p, call, at);
+  if (back.first == 0) return;
+  if (p.metadata == 0) {
+    return_row(p, team, at, back.to);
+  } else if (p.sends_each != 0) {
+    return_each(p, team, at, back.first);
+  } else {
+    return_sum(p, team, at, back.to);
+  }
+}
+
+// Whether a token has a slot for each of its choices, and not for each of its ranks.
+__device__ __forceinline__ bool has_each(const UcclEpNormalReturn& p) { return p.metadata != 0 && p.sends_each != 0; }
+
+// The `i`th slot that goes back: of a token, or of one of its choices.
+__device__ __forceinline__ Going filled(const UcclEpNormalReturn& p, const UcclEpPlaced& call, u32 i) {
+  u32 at = has_each(p) ? i / p.top_k : i;
+  Back back = back_of(p, call, at);
+  if (back.first == 0 || !has_each(p)) return {0, back.to, back.rank};
+  u32 choice = i % p.top_k;
+  u32 row = reinterpret_cast<const u32*>(p.metadata)[static_cast<u64>(at) * (2 + p.top_k) + 2 + choice];
+  if (row >= p.len) return {0, 0, 0};
+  return {0, back.first + static_cast<u64>(choice) * p.slots * p.slot_stride, back.rank};
+}
+
+__device__ __forceinline__ void normal_return(const UcclEpNormalReturn& p, Waiting& w) {
+  const UcclEpGroup& g = p.group;
+  if (!begin_send(g, p.call, w)) return;
+  if (is_spare_block()) send_header(g, p.call, w.call);
+  u32 total = reinterpret_cast<const u32*>(p.starts)[g.ranks];
+  u32 rows = p.metadata != 0 ? reinterpret_cast<const u32*>(p.ends)[p.local_experts - 1] : total;
+  if (!has_room(g, p.call, rows, p.len, w)) return;
+  Team team = team_for(total);
+#pragma unroll 1
+  for (u32 at = team.first; at < total; at += team.step) return_token(p, w.call, team, at);
+  auto of = [&](u32 i) { return filled(p, w.call, i); };
+  u32 slots = has_each(p) ? total * p.top_k : total;
+  end_send(g, p.call, w, [&] { send_rows_far(g, w, of, slots, p.slot_stride); });
+}
+
+__device__ __forceinline__ u64 row_at(const UcclEpNormalSum& p, const UcclEpPlaced& call, u32 token, u32 nth) {
+  u64 slot = static_cast<u64>(nth) * p.slots + token;
+  return p.group.windows[p.group.rank] + call.place + slot * p.slot_stride;
+}
+
+// The row of a rank for a token: of the rows in a token's slots, as many as there are ranks of the token before it.
+__device__ __forceinline__ u64 row_of(const UcclEpNormalSum& p, const UcclEpPlaced& call, u32 token, u32 rank) {
+  u64 mask = reinterpret_cast<const u64*>(p.routes.masks)[token];
+  return row_at(p, call, token, ranks_before(mask, rank));
+}
+
+// A token's rows by rank: a lane has those of two ranks.
+__device__ __forceinline__ void rows_by_rank(const UcclEpNormalSum& p, const UcclEpPlaced& call, u32 token,
+                                             Targets (&rows)[2]) {
+  u64 mask = reinterpret_cast<const u64*>(p.routes.masks)[token];
+#pragma unroll
+  for (u32 half = 0; half < 2; half++) {
+    u32 rank = half * LANES + lane_of_thread();
+    bool is_there = (mask >> rank & 1) != 0 && !is_masked(call, rank);
+    rows[half] = {row_of(p, call, token, rank), __ballot_sync(ALL, is_there)};
+  }
+}
+
+// A token's rows by the last of each rank's choices, or of each choice: a lane has a choice. Returns whether the lane has a row,
+// its rank's last or not.
+__device__ __forceinline__ bool rows_by_choice(const UcclEpNormalSum& p, const UcclEpPlaced& call, u32 token,
+                                               Targets (&rows)[2]) {
+  u32 lane = lane_of_thread(), expert = NO_EXPERT;
+  if (lane < p.routes.top_k) {
+    expert = expert_of(reinterpret_cast<const u32*>(p.routes.places)[static_cast<u64>(token) * p.routes.top_k + lane]);
+  }
+  u32 rank = expert == NO_EXPERT ? UCCL_EP_MOST_RANKS : expert / p.routes.local_experts;
+  u32 same = __match_any_sync(ALL, rank);
+  bool is_there = rank < p.group.ranks && !is_masked(call, rank);
+  bool is_each = p.order == UCCL_EP_EACH_CHOICE, is_last = same >> lane == 1;
+  u64 row = 0;
+  if (is_there) row = is_each ? row_at(p, call, token, lane) : row_of(p, call, token, rank);
+  rows[0] = {row, __ballot_sync(ALL, is_there && (is_each || is_last))};
+  rows[1] = {0, 0};
+  return is_there;
 }
 
 // Sums what came back of a token's weights: those of all ranks, or of each choice's rank. One warp does it.
@@ -123,10 +200,10 @@ __device__ __forceinline__ void sum_rows(const UcclEpNormalSum& p, const UcclEpP
                                          u32 token) {
   Targets rows[2];
   bool has_row = false;
-  if (p.order == UCCL_EP_BY_CHOICE) {
-    has_row = rows_by_choice(p, call, token, rows);
-  } else {
+  if (p.order == UCCL_EP_BY_RANK) {
     rows_by_rank(p, call, token, rows);
+  } else {
+    has_row = rows_by_choice(p, call, token, rows);
   }
   u32 count = p.row_len / 16;
   u64 row_at = token * static_cast<u64>(p.row_len);

@@ -8,10 +8,14 @@
 constexpr u32 ROUTE_WARPS = UCCL_EP_ROUTE_THREADS / LANES;
 constexpr u32 NO_EXPERT = 0xffffffff;
 
+// By warp and expert: first how many of a warp's choices are the expert, then how many are before them.
+struct ChoicesOfWarps {
+  u16 counts[ROUTE_WARPS][UCCL_EP_MOST_EXPERTS];
+};
+
 struct Routing {
   Waiting waiting;
-  // By warp and expert: first how many of a warp's choices are the expert, then how many are before them.
-  u16 counts[ROUTE_WARPS][UCCL_EP_MOST_EXPERTS];
+  ChoicesOfWarps choices;
 };
 
 // A choice, or NO_EXPERT.
@@ -27,41 +31,59 @@ __device__ __forceinline__ bool is_none(const UcclEpRoutes& r, u64 at) {
                  : reinterpret_cast<const int*>(r.choices)[at] < 0;
 }
 
-// Counts a warp's choices, from its first to its last. With `places`, says for each how many are before it.
-template <bool WITH_PLACES>
-__device__ __forceinline__ void count_choices(const UcclEpRoutes& r, u32 ranks, Routing& s,
-                                              u32 begin, u32 end) {
-  u16* counts = s.counts[warp_of_thread()];
-  int* places = reinterpret_cast<int*>(r.places);
+// Counts of a chunk of tokens: how many go to each rank, and then how many chose each expert. In the end, those of all chunks before.
+__device__ __forceinline__ u32* counts_of(const UcclEpRoutes& r, u32 ranks, u32 chunk) {
+  return reinterpret_cast<u32*>(r.chunks) + static_cast<u64>(chunk) * (ranks + ranks * r.local_experts);
+}
+
+// How many tokens of the chunks before a token's are counted in a column. Few tokens have no chunks.
+__device__ __forceinline__ u32 before_chunk(const UcclEpRoutes& r, u32 ranks, u32 token, u32 column) {
+  return r.chunks == 0 ? 0 : counts_of(r, ranks, token / UCCL_EP_CHUNK)[column];
+}
+
+// Counts a warp's choices, from its first to its last. `each(at, expert, before)` is told of each choice, or NO_EXPERT, and how
+// many before it are the same.
+template <typename Each>
+__device__ __forceinline__ void count_choices(const UcclEpRoutes& r, u32 ranks, u16* counts, u32 begin, u32 end,
+                                              Each each) {
 #pragma unroll 1
-  for (u32 first = begin; first < end; first += LANES) {
-    u32 at = first + lane_of_thread();
-    u32 expert = at < end ? choice_of(r, ranks, at) : NO_EXPERT;
-    u32 same = __match_any_sync(ALL, expert);
-    u32 before = expert == NO_EXPERT ? 0 : counts[expert];
-    __syncwarp();
-    u32 earlier = __popc(same & lanes_before());
-    if (WITH_PLACES && at < end) {
-      places[at] = expert == NO_EXPERT ? -1 : static_cast<int>(before + earlier);
+  for (u32 first = begin; first < end; first += ROUND * LANES) {
+    u32 experts[ROUND];
+#pragma unroll
+    for (u32 i = 0; i < ROUND; i++) {
+      u32 at = first + i * LANES + lane_of_thread();
+      experts[i] = at < end ? choice_of(r, ranks, at) : NO_EXPERT;
     }
-    if (expert != NO_EXPERT && earlier == 0) {
-      counts[expert] = static_cast<u16>(before + __popc(same));
+#pragma unroll
+    for (u32 i = 0; i < ROUND; i++) {
+      u32 expert = experts[i], same = __match_any_sync(ALL, expert);
+      u32 before = expert == NO_EXPERT ? 0 : counts[expert];
+      __syncwarp();
+      u32 earlier = __popc(same & lanes_before());
+      u32 at = first + i * LANES + lane_of_thread();
+      if (at < end) each(at, expert, before + earlier);
+      if (expert != NO_EXPERT && earlier == 0) counts[expert] = static_cast<u16>(before + __popc(same));
+      __syncwarp();
     }
-    __syncwarp();
   }
 }
 
-// Places of tokens among those that chose the same expert.
-__device__ __forceinline__ void place_by_expert(const UcclEpRoutes& r, u32 ranks, Routing& s) {
-  u32 experts = ranks * r.local_experts, choices = r.tokens * r.top_k;
+// Places of tokens among those that chose the same expert, of choices from `begin` to `end`: `each(at, expert, place)`, of all
+// of them. `all(expert, count)` is told how many chose an expert.
+template <typename Each, typename All>
+__device__ __forceinline__ void place_by_expert(const UcclEpRoutes& r, u32 ranks, ChoicesOfWarps& s, u32 begin, u32 end,
+                                                Each each, All all) {
+  u32 experts = ranks * r.local_experts;
 #pragma unroll 1
-  for (u32 i = threadIdx.x; i < ROUTE_WARPS * UCCL_EP_MOST_EXPERTS; i += blockDim.x) {
-    s.counts[i / UCCL_EP_MOST_EXPERTS][i % UCCL_EP_MOST_EXPERTS] = 0;
+  for (u32 warp = 0; warp < ROUTE_WARPS; warp++) {
+#pragma unroll 1
+    for (u32 expert = threadIdx.x; expert < experts; expert += blockDim.x) s.counts[warp][expert] = 0;
   }
-  u32 share = (choices + warps_of_block() * LANES - 1) / (warps_of_block() * LANES) * LANES;
-  u32 begin = min(warp_of_thread() * share, choices), end = min(begin + share, choices);
+  u32 share = (end - begin + warps_of_block() * LANES - 1) / (warps_of_block() * LANES) * LANES;
+  u32 from = min(begin + warp_of_thread() * share, end), to = min(from + share, end);
+  u16* counts = s.counts[warp_of_thread()];
   __syncthreads();
-  count_choices<false>(r, ranks, s, begin, end);
+  count_choices(r, ranks, counts, from, to, [](u32, u32, u32) {});
   __syncthreads();
 #pragma unroll 1
   for (u32 expert = threadIdx.x; expert < experts; expert += blockDim.x) {
@@ -72,10 +94,10 @@ __device__ __forceinline__ void place_by_expert(const UcclEpRoutes& r, u32 ranks
       s.counts[warp][expert] = static_cast<u16>(before);
       before += count;
     }
-    reinterpret_cast<u32*>(r.experts)[expert] = before;
+    all(expert, before);
   }
   __syncthreads();
-  count_choices<true>(r, ranks, s, begin, end);
+  count_choices(r, ranks, counts, from, to, each);
 }
 
 // The ranks of a token. A choice that cannot be is noted.
@@ -111,31 +133,40 @@ __device__ __forceinline__ void find_ranks(const UcclEpGroup& g, const UcclEpRou
   __syncthreads();
 }
 
-// Places of tokens among those that go to the same rank.
-__device__ __forceinline__ void place_by_rank(const UcclEpGroup& g, const UcclEpRoutes& r) {
-  const u64* masks = reinterpret_cast<const u64*>(r.masks);
+// Places of tokens among those that go to the same rank, of tokens from `begin` to `end`. `mask_of` is a token's ranks; `counts`
+// become how many go to each rank.
+template <typename MaskOf>
+__device__ __forceinline__ void place_by_rank(const UcclEpRoutes& r, u32 ranks, u32 begin, u32 end, u32* counts,
+                                              MaskOf mask_of) {
 #pragma unroll 1
-  for (u32 rank = warp_of_thread(); rank < g.ranks; rank += warps_of_block()) {
+  for (u32 rank = warp_of_thread(); rank < ranks; rank += warps_of_block()) {
     u32 before = 0;
 #pragma unroll 1
-    for (u32 first = 0; first < r.tokens; first += LANES) {
+    for (u32 first = begin; first < end; first += LANES) {
       u32 token = first + lane_of_thread();
-      bool goes = token < r.tokens && (masks[token] >> rank & 1) != 0;
+      bool goes = token < end && (mask_of(token) >> rank & 1) != 0;
       u32 going = __ballot_sync(ALL, goes);
-      if (token < r.tokens) {
+      if (token < end) {
         int place = goes ? static_cast<int>(before + __popc(going & lanes_before())) : -1;
-        reinterpret_cast<int*>(r.slots)[static_cast<u64>(token) * g.ranks + rank] = place;
+        reinterpret_cast<int*>(r.slots)[static_cast<u64>(token) * ranks + rank] = place;
       }
       before += __popc(going);
     }
-    if (lane_of_thread() == 0) reinterpret_cast<u32*>(r.counts)[rank] = before;
+    if (lane_of_thread() == 0) counts[rank] = before;
   }
 }
 
 __device__ __forceinline__ void route(const UcclEpSend& p, Routing& s) {
+  const UcclEpRoutes& r = p.routes;
+  u32 ranks = p.group.ranks, choices = r.tokens * r.top_k;
   if (!begin_block(p.group, p.call, STEP_SEND, s.waiting)) return;
-  place_by_expert(p.routes, p.group.ranks, s);
-  find_ranks(p.group, p.routes, s.waiting);
-  place_by_rank(p.group, p.routes);
+  int* places = reinterpret_cast<int*>(r.places);
+  place_by_expert(
+      r, ranks, s.choices, 0, choices,
+      [&](u32 at, u32 expert, u32 place) { places[at] = expert == NO_EXPERT ? -1 : static_cast<int>(place); },
+      [&](u32 expert, u32 count) { reinterpret_cast<u32*>(r.experts)[expert] = count; });
+  find_ranks(p.group, r, s.waiting);
+  const u64* masks = reinterpret_cast<const u64*>(r.masks);
+  place_by_rank(r, ranks, 0, r.tokens, reinterpret_cast<u32*>(r.counts), [&](u32 token) { return masks[token]; });
   is_sound(p.group, p.call, s.waiting);
 }

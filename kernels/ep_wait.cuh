@@ -374,19 +374,23 @@ __device__ __forceinline__ bool wait_for_data(const UcclEpGroup& g, const UcclEp
   return is_sound(g, c, w);
 }
 
-// Whether all other blocks have come to the end of a step; what they wrote is then visible here.
-__device__ __forceinline__ bool is_last_block(const UcclEpGroup& g, u32 step, Waiting& w) {
+// Whether all other blocks of the launch, which count in a word, have come here; what they wrote is then visible here.
+__device__ __forceinline__ bool is_last_block(u32* ended, Waiting& w) {
   // The barrier puts the whole block's reads and stores before the count. No fence for the system: where GPUs reach each
   // other, they come one after the other, and take a microsecond each. What the last block then releases to peers comes
   // behind what it has seen.
   __syncthreads();
   if (threadIdx.x == 0) {
-    u32* ended = &own_of(g)->ended[step][slot_of(w.call.number)];
     w.is_last_block = count_up(ended) + 1 == gridDim.x;
     if (w.is_last_block) *ended = 0;
   }
   __syncthreads();
   return w.is_last_block != 0;
+}
+
+// The same at the end of a step of a call.
+__device__ __forceinline__ bool is_last_block(const UcclEpGroup& g, u32 step, Waiting& w) {
+  return is_last_block(&own_of(g)->ended[step][slot_of(w.call.number)], w);
 }
 
 // Notes that the proxy has not taken a command for a rank.

@@ -88,14 +88,14 @@ def run(group, steps, length=CONTEXT, say=lambda line: None):
     if EXPERTS % group.size():
         raise SystemExit(f"{EXPERTS} experts cannot be spread over {group.size()} ranks")
     nodes, _ = get_physical_domain_size(group)
-    # Low latency mode reaches no GPU of another host yet.
+    # No call reaches a GPU of another host yet.
     device = gpu_of_this_rank() if nodes == 1 else torch.device("cpu")
-    many, training_on = mixture_for_training(group, device, say)
-    spread = Trainer(group, training_on, many, is_spread=True)
-    whole = Trainer(group, training_on, alone.ManyTokens(group.size(), nodes), is_spread=False)
+    many = parallel.ManyTokens(group, HIDDEN, EXPERTS, device)
+    spread = Trainer(group, device, many, is_spread=True)
+    whole = Trainer(group, device, alone.ManyTokens(group.size(), nodes), is_spread=False)
     losses = []
     for step in range(steps):
-        tokens = batch(step, group.rank()).to(training_on)
+        tokens = batch(step, group.rank()).to(device)
         losses.append((spread.step(tokens), whole.step(tokens)))
         with_ep, without = losses[-1]
         off = abs(with_ep - without)
@@ -107,7 +107,7 @@ def run(group, steps, length=CONTEXT, say=lambda line: None):
     # The others may be in the last call still.
     dist.barrier(group)
     with torch.no_grad():
-        expected = whole.model(tokens[:, :-1].to(training_on), alone.few_tokens).cpu()
+        expected = whole.model(tokens[:, :-1].to(device), alone.few_tokens).cpu()
     likeliest = expected.argmax(-1)[:, GIVEN - 1 :]
     return Outcome(
         losses,
@@ -125,19 +125,6 @@ def gpu_of_this_rank():
     number = int(os.environ.get("LOCAL_RANK", dist.get_rank())) % torch.cuda.device_count()
     torch.cuda.set_device(number)
     return torch.device("cuda", number)
-
-
-def mixture_for_training(group, device, say):
-    """A mixture, and where its tensors are: on the device if dispatch and combine of many tokens are there for it, else on the CPU."""
-    try:
-        many = parallel.ManyTokens(group, HIDDEN, EXPERTS, device)
-        x, choices = torch.zeros(1, HIDDEN, device=device), torch.zeros(1, 1, dtype=torch.long, device=device)
-        many(x, choices, torch.ones(1, 1, device=device), lambda rows, *_: rows)
-        return many, device
-    except NotImplementedError as error:
-        say(f"trains on the CPU, because normal mode is not there yet for tensors on {device}: {error}")
-        host = torch.device("cpu")
-        return parallel.ManyTokens(group, HIDDEN, EXPERTS, host), host
 
 
 def batch(step, rank):

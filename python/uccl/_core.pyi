@@ -13,6 +13,9 @@ __all__ = [
     "EpCudaDispatch",
     "EpCudaGroup",
     "EpCudaHandle",
+    "EpCudaNormalCombine",
+    "EpCudaNormalDispatch",
+    "EpCudaNormalHandle",
     "EpDispatch",
     "EpGroup",
     "EpHandle",
@@ -22,6 +25,8 @@ __all__ = [
     "XferHandle",
     "__version__",
     "ep_cuda_combine_scratch_len",
+    "ep_cuda_layout",
+    "ep_cuda_room_for",
     "ep_cuda_scratch_len",
     "ep_dispatch_len",
     "ep_node",
@@ -801,7 +806,83 @@ class EpCudaCombine:
     ) -> None: ...
     def finish(self, *, rows: int, weights: int, experts: int, waits: int) -> None: ...
 
+class EpCudaNormalDispatch:
+    def __init__(
+        self,
+        group: EpCudaGroup,
+        *,
+        rows: int,
+        len: int,
+        scales: tuple[int, int, int, int] | None,
+        weights: int,
+        experts: int,
+        is_64: bool,
+        ranks: tuple[int, int] | None,
+        tokens: int,
+        top_k: int,
+        num_experts: int,
+        again: EpCudaNormalHandle | None,
+        slots: int,
+        scratch: int,
+        stream: int,
+    ) -> None: ...
+    def counts(self, limit: float) -> tuple[list[int], list[int]]: ...
+    def receive(
+        self,
+        *,
+        len: int,
+        rows: int,
+        stride: int,
+        scales: tuple[int, int, int] | None,
+        choices: int,
+        is_64: bool,
+        weights: int,
+        zeroes_foreign: bool,
+        table: tuple[int, int, int, int] | None,
+    ) -> EpCudaNormalHandle: ...
+
+class EpCudaNormalHandle: ...
+
+class EpCudaNormalCombine:
+    def __init__(
+        self,
+        group: EpCudaGroup,
+        handle: EpCudaNormalHandle,
+        *,
+        len: int,
+        rows: int,
+        hidden: int,
+        weights: int,
+        scratch: int,
+        stream: int,
+    ) -> None: ...
+    def finish(self, *, rows: int, sums: str, bias: tuple[int, int], weights: int) -> None: ...
+
 def ep_cuda_combine_scratch_len() -> int: ...
+def ep_cuda_layout(
+    group: EpCudaGroup,
+    *,
+    experts: int,
+    is_64: bool,
+    tokens: int,
+    top_k: int,
+    num_experts: int,
+    per_rank: int,
+    per_expert: int,
+    goes: int,
+    scratch: int,
+    stream: int,
+) -> None: ...
+def ep_cuda_room_for(
+    group: EpCudaGroup,
+    tokens: int,
+    *,
+    payload: int,
+    scales: int,
+    hidden: int,
+    top_k: int,
+    local_experts: int,
+) -> int: ...
 def ep_cuda_scratch_len(tokens: int, top_k: int, num_experts: int, ranks: int) -> int: ...
 def ep_dispatch_len(
     payload: int, scales: int, top_k: int, local_experts: int, slots: int, spread: tuple[int, int]

@@ -5,21 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from cases import Call, Draw, listed, same
+from cases import Call, listed, same
+from on_device import NAN, OnDevice, bits, inputs_of
 from oracle import formats, low_latency
-
-NAN = float("nan")
-
-
-def inputs_of(seed: int) -> Draw:
-    """What a case draws for its ranks: not from the seed that said how many there are, or one would follow from the other."""
-    return Draw(seed + 1)
-
-
-def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Its memory as whole numbers."""
-    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-    return tensor.view(kinds[tensor.element_size()])
 
 
 def in_tiles(name: str, tiles: torch.Tensor, scales: torch.Tensor, room: int) -> None:
@@ -32,14 +20,13 @@ def in_tiles(name: str, tiles: torch.Tensor, scales: torch.Tensor, room: int) ->
     same(name, found[is_there], low_latency.nvfp4_swizzled(padded)[is_there])
 
 
-class FewTokens:
+class FewTokens(OnDevice):
     """One rank's calls of a low latency case, and what it knows that they must return."""
 
     def __init__(self, group: Any, seed: int, **keywords: Any) -> None:
         from uccl.ep import Buffer
 
-        self.device = keywords.get("device", "cpu")
-        self.shares_context = "comm" in keywords
+        super().__init__(**keywords)
         self.draw, self.rank = inputs_of(seed), group.rank()
         self.form = self.draw.choice(
             [
@@ -57,7 +44,7 @@ class FewTokens:
         )
         ends = (None, 0, room) if "comm" in keywords else (group, 0, room)
         self.buffer = Buffer(*ends, low_latency_mode=True, **keywords)
-        self.stats = torch.zeros(self.shape.local, dtype=torch.int32, device=self.device)
+        self.stats = torch.zeros(self.shape.local, dtype=torch.int32, device=self.buffer.device)
         self.counted = [0] * self.shape.local
 
     def dispatch(self, call: Call, hook: bool) -> tuple[Any, ...]:
@@ -83,22 +70,6 @@ class FewTokens:
         if scale is None or self.draw.random() < 0.5:
             return scale
         return self.there(torch.tensor(scale, dtype=torch.float32))
-
-    def there(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor where calls take it."""
-        self.settle()
-        return tensor.to(self.device)
-
-    def here(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor that a call returned, on the CPU."""
-        self.settle()
-        return tensor.cpu()
-
-    def settle(self) -> None:
-        """Waits for this rank's calls, where ranks share a GPU's context: a copy that is behind a waiting kernel holds up the copies of
-        all threads, and with them the rank that the kernel waits for."""
-        if self.shares_context:
-            torch.cuda.current_stream().synchronize()
 
     def check_dispatch(self, call: Call, returned: tuple[Any, ...]) -> list[low_latency.Arrived]:
         """Compares what has arrived; returns it as the oracle has it."""
@@ -149,9 +120,9 @@ class FewTokens:
         rows = torch.empty((self.shape.local, room, self.sizes.hidden), dtype=torch.bfloat16)
         if options.get("zero_copy"):
             there = self.buffer.get_next_low_latency_combine_buffer(handle)
-            rows = there if self.device == "cpu" else rows
+            rows = rows if self.is_on_gpu else there
         self.answers(call, arrived, rows)
-        if self.device != "cpu":
+        if self.is_on_gpu:
             self.settle()
             rows = there.copy_(rows) if options.get("zero_copy") else self.there(rows)
         choices, weights = call.choices[self.rank], call.weights[self.rank]
@@ -231,6 +202,6 @@ class FewTokens:
         combined, _, _ = self.combine(call, returned[2], arrived)
         wanted = self.wanted(call, left_out=lambda expert: self.shape.owner(expert) == out)
         same("sums", self.here(combined), wanted)
-        status = torch.zeros(self.shape.ranks, dtype=torch.int32, device=self.device)
+        status = torch.zeros(self.shape.ranks, dtype=torch.int32, device=self.buffer.device)
         self.buffer.low_latency_query_mask_buffer(status)
         listed("masked", self.here(status) != 0, [number == out for number in range(self.shape.ranks)])

@@ -507,3 +507,40 @@ def test_plans_are_no_larger_than_deepeps():
     both = [config.get_nvl_buffer_size_hint(2 * 7168, 16), config.get_rdma_buffer_size_hint(2 * 7168, 16)]
     assert 0 < both[1] < both[0] / 15
     assert config.get_rdma_buffer_size_hint(2 * 7168, 8) == 0
+
+
+def test_a_hint_has_room_for_as_many_tokens_as_the_environment_says(monkeypatch):
+    from uccl.ep import Config
+
+    hints = []
+    for said in ("512", "1024"):
+        monkeypatch.setenv("UCCL_EP_TOKENS_AT_ONCE", said)
+        hints.append(Config().get_nvl_buffer_size_hint(2 * 7168, 8))
+    assert 1.9 * hints[0] < hints[1] < 2 * hints[0]
+    monkeypatch.delenv("UCCL_EP_TOKENS_AT_ONCE")
+    assert Config().get_nvl_buffer_size_hint(2 * 7168, 8) == hints[0]
+    monkeypatch.setenv("UCCL_EP_TOKENS_AT_ONCE", "many")
+    with pytest.raises(ValueError, match="UCCL_EP_TOKENS_AT_ONCE is a number of tokens, more than 0, not 'many'"):
+        Config().get_nvl_buffer_size_hint(2 * 7168, 8)
+
+
+def test_a_buffer_for_a_gpu_that_is_not_there_is_refused(monkeypatch):
+    from uccl.ep import Buffer, ElasticBuffer
+
+    class Alone:
+        Get_rank, Get_size = (lambda self: 0), (lambda self: 1)
+
+        def allgather(self, mine):
+            return [mine]
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for make in (Buffer, ElasticBuffer):
+        with pytest.raises(RuntimeError, match="the buffer's device is cuda:1, and torch finds no GPU"):
+            make(None, 1 << 20, comm=Alone(), device=1)
+        with pytest.raises(ValueError, match="a GPU of CUDA or the CPU, not meta"):
+            make(None, 1 << 20, comm=Alone(), device="meta")
+        monkeypatch.setenv("UCCL_EP_DEVICE", "cuda")
+        with pytest.raises(RuntimeError, match="torch finds no GPU"):
+            make(None, 1 << 20, comm=Alone())
+        monkeypatch.setenv("UCCL_EP_DEVICE", "cpu")
+        make(None, 1 << 20, comm=Alone()).destroy()

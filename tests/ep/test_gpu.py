@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable
 
 import pytest
@@ -14,6 +12,7 @@ torch = pytest.importorskip("torch")
 import gpu_lost
 import gpu_steps
 from few_tokens import FewTokens
+from thread_ranks import Rank, reserve, threads
 from world import World
 
 pytestmark = [
@@ -21,73 +20,6 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="lacks a GPU"),
 ]
-#: Seconds that a rank may take.
-LIMIT = 50
-
-
-class Ranks:
-    """What ranks in threads meet at, as a communicator of MPI's is."""
-
-    def __init__(self, size: int) -> None:
-        self.size, self.board = size, [b""] * size
-        self.barrier = threading.Barrier(size, timeout=LIMIT)
-
-
-class Rank:
-    """One of them."""
-
-    def __init__(self, ranks: Ranks, number: int) -> None:
-        self._ranks, self._number = ranks, number
-
-    def rank(self) -> int:
-        """Which it is."""
-        return self._number
-
-    def size(self) -> int:
-        """How many there are."""
-        return self._ranks.size
-
-    Get_rank, Get_size = rank, size
-
-    def allgather(self, mine: bytes) -> list[bytes]:
-        """What all give."""
-        self._ranks.board[self._number] = mine
-        self._ranks.barrier.wait()
-        everyone = list(self._ranks.board)
-        self._ranks.barrier.wait()
-        return everyone
-
-
-def reserve() -> None:
-    """Has torch take memory for this stream, and load kernels, now: the driver does neither while a kernel waits for another rank."""
-    kept = [torch.empty(1 << 31, dtype=torch.uint8, device="cuda")]
-    kept += [torch.empty(1 << 19, dtype=torch.uint8, device="cuda") for _ in range(64)]
-    for dtype in (torch.int32, torch.bfloat16):
-        torch.zeros(8, dtype=dtype, device="cuda").fill_(1).copy_(kept[1][:8])
-    torch.cuda.current_stream().synchronize()
-    del kept
-
-
-def threads(size: int, function: Callable[[Rank], Any]) -> list[Any]:
-    """Runs a function on ranks in threads, each with a stream of its own."""
-    ranks = Ranks(size)
-
-    def run(number: int) -> Any:
-        try:
-            with torch.cuda.stream(torch.cuda.Stream()):
-                reserve()
-                ranks.barrier.wait()
-                answer = function(Rank(ranks, number))
-                torch.cuda.current_stream().synchronize()
-                ranks.barrier.wait()
-                return answer
-        except BaseException:
-            ranks.barrier.abort()
-            raise
-
-    with ThreadPoolExecutor(size) as pool:
-        return [done.result() for done in [pool.submit(run, number) for number in range(size)]]
-
 
 def in_thread(rank: Rank, seed: int) -> None:
     few = FewTokens(rank, seed, comm=rank, device="cuda", timeout=20)

@@ -118,6 +118,9 @@ const NORMAL: Normal = Normal {
     order: Order::ByRank,
     is_worst: false,
     is_again: false,
+    by_expert: None,
+    is_each: false,
+    zeroes_gaps: false,
     lost: None,
     wrong: None,
     way: Way::Found,
@@ -129,8 +132,16 @@ fn normal_mode_makes_the_bytes_of_the_cpu() {
     for seed in 0..12 {
         NORMAL.drawn(seed).run();
     }
+    // More tokens than a block counts.
+    Normal { hidden: 8, slots: 300, is_full: true, rounds: 1, by_expert: Some(8), ..NORMAL }.run();
     // Calls take the places of calls that have ended, and all are enqueued before any is waited for.
     Normal { rounds: 12, places: 1, is_worst: true, is_again: true, ranks: 3, ..NORMAL }.run();
+    // A token has several experts of a rank, whose rows go back as one or each.
+    let by_choice = Normal { order: Order::ByChoice, top_k: 4, hidden: 72, ranks: 3, ..NORMAL };
+    for is_each in [false, true] {
+        let by_expert = Normal { by_expert: Some(4), is_each, zeroes_gaps: true, ..by_choice };
+        Normal { places: 1, is_worst: true, is_again: true, ..by_expert }.run();
+    }
     // More tokens than threads of a warp.
     Normal { hidden: 8, slots: 70, local_experts: 40, top_k: 32, rounds: 1, ..NORMAL }.run();
 }
@@ -140,7 +151,8 @@ fn more_ranks_than_a_warp_has_threads_make_the_bytes_of_the_cpu() {
     let _alone = ALONE.lock();
     emulator::load();
     let many = Normal { hidden: 8, slots: 2, ranks: 34, rounds: 1, blocks: 1, ..NORMAL };
-    Normal { local_experts: 1, top_k: 31, order: Order::ByChoice, ..many }.run();
+    let by_choice = Normal { local_experts: 1, top_k: 31, order: Order::ByChoice, ..many };
+    Normal { by_expert: Some(2), ..by_choice }.run();
     Normal { local_experts: 0, top_k: 0, has_weights: false, ..many }.run();
 }
 
@@ -167,6 +179,12 @@ fn what_a_rank_does_wrong_in_normal_mode_is_named() {
 fn a_host_that_is_interrupted_gives_up_what_does_not_come() {
     emulator::load();
     NORMAL.gives_up_when_interrupted();
+}
+
+#[test]
+fn spoilt_tables_of_normal_mode_lead_to_no_other_memory() {
+    emulator::load();
+    NORMAL.reaches_no_more_when_spoilt();
 }
 
 #[test]

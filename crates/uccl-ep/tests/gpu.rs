@@ -44,6 +44,9 @@ const NORMAL: Normal = Normal {
     order: Order::ByRank,
     is_worst: false,
     is_again: false,
+    by_expert: None,
+    is_each: false,
+    zeroes_gaps: false,
     lost: None,
     wrong: None,
     way: Way::Found,
@@ -172,10 +175,30 @@ fn normal_mode_makes_the_bytes_of_the_cpu() {
     Normal { hidden: 7168, scales: 56, biases: 2, is_again: true, ..NORMAL }.run();
     Normal { rounds: 40, places: 1, slots: 32, is_worst: true, is_again: true, ranks: 4, ..NORMAL }
         .run();
-    Normal { slots: 4096, hidden: 512, rounds: 1, local_experts: 64, ..NORMAL }.run();
+    let many = Normal { slots: 4096, hidden: 512, rounds: 1, local_experts: 64, ..NORMAL };
+    for by_expert in [None, Some(128)] {
+        Normal { by_expert, order: Order::ByChoice, zeroes_gaps: true, ..many }.run();
+    }
     for seed in 0..50 {
         Normal { slots: 200, rounds: 6, ..NORMAL }.drawn(seed).run();
     }
+}
+
+#[test]
+fn rows_by_expert_are_the_bytes_of_the_cpu() {
+    let Some(_alone) = alone() else { return };
+    let by_expert =
+        Normal { by_expert: Some(128), order: Order::ByChoice, slots: 256, biases: 1, ..NORMAL };
+    for ranks in [1, 2, 4] {
+        for is_worst in [false, true] {
+            Normal { ranks, is_worst, zeroes_gaps: is_worst, ..by_expert }.run();
+        }
+    }
+    Normal { scales: 56, is_again: true, zeroes_gaps: true, ..by_expert }.run();
+    Normal { is_each: true, is_again: true, ranks: 4, ..by_expert }.run();
+    let small = Normal { by_expert: Some(16), slots: 32, is_worst: true, ..by_expert };
+    Normal { rounds: 40, places: 1, is_again: true, ranks: 4, ..small }.run();
+    Normal { local_experts: 512, hidden: 64, ranks: 4, ..small }.run();
 }
 
 #[test]
@@ -201,6 +224,12 @@ fn what_a_rank_does_wrong_in_normal_mode_is_named() {
 fn a_host_that_is_interrupted_gives_up_what_does_not_come() {
     let Some(_alone) = alone() else { return };
     NORMAL.gives_up_when_interrupted();
+}
+
+#[test]
+fn spoilt_tables_of_normal_mode_lead_to_no_other_memory() {
+    let Some(_alone) = alone() else { return };
+    NORMAL.reaches_no_more_when_spoilt();
 }
 
 #[test]
@@ -336,6 +365,16 @@ fn how_long_calls_of_normal_mode_take() {
             let (took, rows) = Normal { ranks, blocks, ..large }.time(20);
             println!(
                 "{ranks} ranks, {blocks} blocks: {took:?} a dispatch and combine, {rows} rows of 14336 bytes each way"
+            );
+        }
+    }
+    // With few experts, as memory is for the worst case.
+    let by_expert = Normal { local_experts: 4, by_expert: Some(128), ..large };
+    for ranks in [1, 2] {
+        for blocks in [8, 16, 32] {
+            let (took, tokens) = Normal { ranks, blocks, ..by_expert }.time(20);
+            println!(
+                "{ranks} ranks, {blocks} blocks, by expert: {took:?} a dispatch and combine, {tokens} tokens of 14336 bytes each way"
             );
         }
     }

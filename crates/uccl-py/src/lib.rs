@@ -63,6 +63,9 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<ep::PyCudaDispatch>()?;
     m.add_class::<ep::PyCudaHandle>()?;
     m.add_class::<ep::PyCudaCombine>()?;
+    m.add_class::<ep::PyNormalDispatch>()?;
+    m.add_class::<ep::PyNormalHandle>()?;
+    m.add_class::<ep::PyNormalCombine>()?;
     m.add_function(wrap_pyfunction!(ep::dispatch_len, m)?)?;
     m.add_function(wrap_pyfunction!(ep::row_place_len, m)?)?;
     m.add_function(wrap_pyfunction!(ep::row_slots, m)?)?;
@@ -70,6 +73,8 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(ep::nodes, m)?)?;
     m.add_function(wrap_pyfunction!(ep::cuda_scratch_len, m)?)?;
     m.add_function(wrap_pyfunction!(ep::cuda_combine_scratch_len, m)?)?;
+    m.add_function(wrap_pyfunction!(ep::cuda_room_for, m)?)?;
+    m.add_function(wrap_pyfunction!(ep::cuda_layout, m)?)?;
     m.add_function(wrap_pyfunction!(last_error, m)?)?;
     m.add_function(wrap_pyfunction!(get_oob_ip, m)?)?;
     m.add_function(wrap_pyfunction!(nixl::_nixl_plugin_dir, m)?)?;

@@ -1,7 +1,7 @@
 """Expert parallelism: tokens go to the ranks of their experts, and what those made of them comes back.
 
 The interface is DeepEP's, of both generations: :class:`Buffer` has its first, :class:`ElasticBuffer` its second.
-Tensors are torch's, on the CPU so far; torch is imported when this module is.
+Tensors are torch's, on the CPU or on GPUs; torch is imported when this module is.
 """
 
 from __future__ import annotations
@@ -9,12 +9,8 @@ from __future__ import annotations
 import torch
 
 from uccl.ep._buffer import Buffer, Config, destroy_uccl, initialize_uccl
-from uccl.ep._elastic import (
-    ElasticBuffer,
-    EPHandle,
-    get_logical_domain_size,
-    get_physical_domain_size,
-)
+from uccl.ep._elastic import ElasticBuffer, get_logical_domain_size, get_physical_domain_size
+from uccl.ep._elastic_handle import EPHandle
 from uccl.ep._events import EventHandle, EventOverlap
 
 #: The dtype of choices that callers make; 32 bits are taken too.

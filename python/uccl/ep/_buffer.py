@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -9,13 +10,15 @@ import torch
 from uccl import _core
 from uccl.ep._arriving import GROUP, Format
 from uccl.ep._events import EventHandle, EventOverlap, done, wait_for
-from uccl.ep._gpu import device_of
+from uccl.ep._gpu_group import device_of
+from uccl.ep._gpu_normal import Arriving, NormalMode, Rows
 from uccl.ep._group import (
     CPU,
     Hook,
     Ranks,
     address,
     align,
+    biases,
     check,
     pool_tensor,
     refuse_unknown,
@@ -26,8 +29,9 @@ from uccl.ep._group import (
 from uccl.ep._joined import LOCAL_EXPERTS, MAX_TOP_K, Joined
 from uccl.ep._memory import Memory
 
-#: Tokens of each rank that normal mode's hint has room for at once; more go in rounds.
-TOKENS_AT_ONCE = 512
+#: Tokens of each rank that normal mode's hint has room for at once, twice; more go in rounds, but on GPUs.
+TOKENS = "UCCL_EP_TOKENS_AT_ONCE"
+DEFAULT_TOKENS = 512
 #: Ranks of a node in DeepEP's first interface.
 RANKS_OF_NODE = 8
 
@@ -55,7 +59,8 @@ class Config:
         self.num_max_rdma_chunked_recv_tokens = num_max_rdma_chunked_recv_tokens
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Bytes of a buffer for rows of ``hidden_bytes``: two calls, each with room for 512 tokens of each rank."""
+        """Bytes of a buffer for rows of ``hidden_bytes``: two calls, each with room for ``UCCL_EP_TOKENS_AT_ONCE`` tokens of each rank, or
+        512. On GPUs one call may have all of it, so twice as many tokens of each rank go at once, and no more than that."""
         return self._two_calls(hidden_bytes, (1, num_ranks))
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
@@ -69,9 +74,17 @@ class Config:
     @staticmethod
     def _two_calls(hidden_bytes: int, spread: tuple[int, int]) -> int:
         length = _core.ep_dispatch_len(
-            hidden_bytes, GROUP, MAX_TOP_K, LOCAL_EXPERTS, TOKENS_AT_ONCE, spread
+            hidden_bytes, GROUP, MAX_TOP_K, LOCAL_EXPERTS, tokens_at_once(), spread
         )
         return 2 * align(length, 128)
+
+
+def tokens_at_once() -> int:
+    """The number that was said, or 512."""
+    text = os.environ.get(TOKENS, str(DEFAULT_TOKENS))
+    if not text.isdecimal() or not int(text):
+        raise ValueError(f"{TOKENS} is a number of tokens, more than 0, not {text!r}")
+    return int(text)
 
 
 class NormalHandle(tuple):
@@ -93,7 +106,7 @@ class Buffer(Joined):
 
     Making one is collective; dropping one is not. ``num_nvl_bytes`` and ``num_rdma_bytes`` together are what calls
     have room for. A call waits ``timeout`` seconds for its peers (``UCCL_EP_TIMEOUT_SECS``, or 100), then it fails and
-    names them, or, with ``enable_shrink``, goes on without them. Tensors are on the CPU, or, in low latency mode, on the GPU that
+    names them, or, with ``enable_shrink``, goes on without them. Tensors are on the CPU, or on the GPU that
     ``device`` says (else ``UCCL_EP_DEVICE``, else the current one if the group is NCCL's); then a call returns when it is
     enqueued on the current stream, and one that fails is told of by the next one, its hook, or :meth:`check`.
 
@@ -195,7 +208,12 @@ class Buffer(Joined):
         allocate_on_comm_stream: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, EventOverlap]:
         """Counts tokens: by rank ``[R]`` i32, by node (None in one), by expert ``[E]`` i32, and ``[n, R]`` bool."""
-        wait_for(previous_event)
+        self._check_is_there()
+        wait_for(previous_event, self._device_of_streams)
+        if self._normal is not None:
+            counted = self._normal.layout(topk_idx, num_experts)
+            event = done(async_finish, topk_idx, device=self.device)
+            return counted[0], None, counted[1], counted[2], event
         routing = routing_of(topk_idx, num_experts, self.group_size)
         goes = where_to(routing, self.group_size)
         per_rank = torch.tensor(routing.per_rank(), dtype=torch.int32)
@@ -227,17 +245,25 @@ class Buffer(Joined):
         ``num_worst_tokens`` there are as many rows, and nothing is counted on the host. With a ``handle`` of an
         earlier call, tokens go where they went then, and only ``recv_x`` and the event are returned.
         """
-        wait_for(previous_event)
+        self._check_is_there()
+        wait_for(previous_event, self._device_of_streams)
         rows, scales = x if isinstance(x, tuple) else (x, None)
+        if handle is not None and (topk_idx is not None or topk_weights is not None):
+            raise ValueError("with a handle, topk_idx and topk_weights are None")
+        if handle is None and topk_idx is not None and num_tokens_per_expert is None:
+            raise ValueError("num_tokens_per_expert is missing; get_dispatch_layout has it")
+        if handle is None and topk_idx is None and (is_token_in_rank is None or num_tokens_per_expert is None):
+            raise ValueError("without topk_idx, is_token_in_rank and num_tokens_per_expert are needed")
+        if self._normal is not None:
+            routed = (handle, topk_idx, is_token_in_rank, num_tokens_per_expert)
+            sizes = (expert_alignment, num_worst_tokens)
+            returned = self._dispatch_on_gpu(self._normal, (rows, scales), topk_weights, routed, sizes)
+            return *returned, done(async_finish, rows, returned[0], device=self.device)
         check("x", rows, (None, None))
         if handle is not None:
-            if topk_idx is not None or topk_weights is not None:
-                raise ValueError("with a handle, topk_idx and topk_weights are None")
             handle.native.check_is_last()
             routing = handle.native.routing
         elif topk_idx is not None:
-            if num_tokens_per_expert is None:
-                raise ValueError("num_tokens_per_expert is missing; get_dispatch_layout has it")
             routing = routing_of(topk_idx, num_tokens_per_expert.numel(), self.group_size)
         else:
             routing = self._routing_by_rank(rows.shape[0], is_token_in_rank, num_tokens_per_expert)
@@ -290,9 +316,48 @@ class Buffer(Joined):
         """Bytes of a call of normal mode: two are under way at a time."""
         return self.runtime.pool_len // 2 // 64 * 64
 
-    def _routing_by_rank(self, tokens: int, goes: torch.Tensor | None, per_expert: torch.Tensor | None) -> Any:
-        if goes is None or per_expert is None:
-            raise ValueError("without topk_idx, is_token_in_rank and num_tokens_per_expert are needed")
+    def _dispatch_on_gpu(
+        self,
+        mode: NormalMode,
+        x: tuple[torch.Tensor, torch.Tensor | None],
+        weights: torch.Tensor | None,
+        by: tuple[NormalHandle | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
+        sizes: tuple[int, int],
+    ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, list[int] | None, NormalHandle | None]:
+        """``by`` are a handle, choices, and which tokens go to which ranks, and how many experts are told of; ``sizes`` the alignment
+        of counts, and how many rows there are if nothing is counted on the host."""
+        (rows, scales), (handle, idx, goes, per_expert), (alignment, worst) = x, by, sizes
+        if handle is not None:
+            routed = mode.again(rows_of(handle))
+        elif idx is not None:
+            routed = mode.by_choices(idx, per_expert.numel())
+        else:
+            routed = mode.by_ranks(goes, per_expert)
+        call, arrived, listed = mode.begin(x, weights, routed), None, []
+        if routed.again is not None:
+            have = worst or routed.again.have
+        elif worst:
+            have = worst
+        else:
+            arrived, counts = call.counts()
+            have, listed = arrived, [align(count, alignment) for count in counts]
+        empty = mode.gpu.empty
+        recv = empty((have, rows.shape[1]), rows.dtype)
+        recv_scales = None if scales is None else empty((have, *scales.shape[1:]), scales.dtype)
+        recv_idx = None if idx is None else empty((have, routed.top_k), idx.dtype)
+        recv_weights = None if weights is None else empty((have, routed.top_k), torch.float32)
+        to = Arriving(recv, recv_scales, recv_idx, recv_weights)
+        got = call.receive(to, arrived, zeroes_foreign=True)
+        recv_x = recv if recv_scales is None else (recv, recv_scales)
+        if handle is not None:
+            return recv_x, None, None, None, None
+        channels = mode.channels
+        told = got.prefixes(), channels, channels, got.source_tokens()
+        made = NormalHandle((*told, channels if goes is None else goes, channels))
+        made.native, made.num_tokens = got, routed.tokens
+        return recv_x, recv_idx, recv_weights, listed, made
+
+    def _routing_by_rank(self, tokens: int, goes: torch.Tensor, per_expert: torch.Tensor) -> Any:
         check("is_token_in_rank", goes, (tokens, self.group_size), torch.bool)
         return _core.EpRouting.by_rank(
             goes=address(goes), tokens=tokens, per_expert=per_expert.tolist(), ranks=self.group_size
@@ -325,7 +390,11 @@ class Buffer(Joined):
         Sums are made in f32, from the biases on and rank by rank, and rounded once; on several nodes, the sum of each
         node is made first and rounded too. ``topk_weights`` ``[m, K]`` are summed to ``[n, K]``.
         """
-        wait_for(previous_event)
+        wait_for(previous_event, self._device_of_streams)
+        if isinstance(handle.native, Rows):
+            mode = handle.native.mode
+            out, out_weights = mode.combine(x, handle.native, topk_weights, bias, "rank")
+            return out, out_weights, done(async_finish, x, out, device=self.device)
         routing = handle.native.routing
         arrived = sum(handle.native.counts())
         check("x", x, (None, None), torch.bfloat16)
@@ -396,16 +465,15 @@ class Buffer(Joined):
         self._check_stats("dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats)
         if async_finish and return_recv_hook:
             raise ValueError("async_finish and return_recv_hook exclude each other")
-        if self._native is None:
-            raise RuntimeError("the buffer has been destroyed")
+        self._check_is_there()
         form = Format.of(use_fp8, round_scale, use_ue8m0, use_nvfp4, x_global_scale)
         check("x", x, (None, None), torch.bfloat16, device=self.device)
         (tokens, hidden), most = x.shape, num_max_dispatch_tokens_per_rank
         if hidden % GROUP:
             raise ValueError(f"hidden is a multiple of {GROUP}, not {hidden}")
-        if self._gpu is not None:
+        if self._low_latency is not None:
             stats = cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats
-            call = self._gpu.dispatch(x, topk_idx, (most, num_experts), form, stats)
+            call = self._low_latency.dispatch(x, topk_idx, (most, num_experts), form, stats)
             handle = self._low_latency_handle((*call.told, most, hidden, num_experts))
 
             def arrive() -> None:
@@ -413,7 +481,7 @@ class Buffer(Joined):
 
             if not return_recv_hook:
                 arrive()
-            event = done(async_finish, x, call.returned)
+            event = done(async_finish, x, call.returned, device=self.device)
             return call.returned, call.count, handle, event, arrive if return_recv_hook else None
         routing = routing_of(topk_idx, num_experts, self.group_size)
         if routing.tokens != tokens:
@@ -499,12 +567,13 @@ class Buffer(Joined):
         _, _, most, hidden, num_experts = handle
         local, rows = num_experts // self.group_size, self.group_size * most
         check("x", x, (local, rows, hidden), torch.bfloat16, device=self.device)
-        if self._gpu is not None:
+        if self._low_latency is not None:
             to = out, combine_wait_recv_cost_stats
-            back = self._gpu.combine(x, (topk_idx, topk_weights), handle.native, to, use_logfmt)
+            back = self._low_latency.combine(x, (topk_idx, topk_weights), handle.native, to, use_logfmt)
             if not return_recv_hook:
                 back.finish()
-            return back.out, done(async_finish, x, back.out), back.finish if return_recv_hook else None
+            event = done(async_finish, x, back.out, device=self.device)
+            return back.out, event, back.finish if return_recv_hook else None
         if zero_copy and not self.runtime.has_block(address(x), x.numel() * x.element_size()):
             raise ValueError("with zero_copy, x is what get_next_low_latency_combine_buffer returned")
         routing = handle.native.routing
@@ -540,11 +609,6 @@ class Buffer(Joined):
         handle.native, handle.owner = None, self
         return handle
 
-    def check(self) -> None:
-        """Raises what a call on the GPU failed with that has ended; it waits for none. On the CPU calls raise it themselves."""
-        if self._gpu is not None:
-            self._gpu.native.check()
-
     def _check_stats(self, name: str, stats: torch.Tensor | None) -> None:
         if stats is not None:
             check(name, stats, (self.group_size,), torch.int64, device=self.device)
@@ -570,6 +634,13 @@ class Buffer(Joined):
     low_latency_clean_mask_buffer = Joined.clean_mask_buffer
 
 
+def rows_of(handle: NormalHandle) -> Rows:
+    """What a dispatch on a GPU left."""
+    if not isinstance(handle.native, Rows):
+        raise RuntimeError("the handle is of a buffer on the CPU")
+    return handle.native
+
+
 def where_to(routing: Any, ranks: int) -> torch.Tensor:
     """``[n, R]`` bool: which tokens go to which rank."""
     return torch.tensor(routing.goes(), dtype=torch.bool).view(-1, ranks)
@@ -592,18 +663,6 @@ def combined_tensors(
     if weights is None:
         return out, None
     return out, torch.empty((routing.tokens, routing.top_k), dtype=torch.float32)
-
-
-def biases(bias: Any, out: torch.Tensor) -> tuple[int, int]:
-    """Addresses of up to two biases, which are as ``out``."""
-    given = bias if isinstance(bias, tuple) else (bias, None)
-    if len(given) > 2:
-        raise ValueError(f"there are up to two biases, not {len(given)}")
-    first, second = (*given, None)[:2]
-    for tensor in (first, second):
-        if tensor is not None:
-            check("bias", tensor, tuple(out.shape), torch.bfloat16)
-    return address(first), address(second)
 
 
 def initialize_uccl(

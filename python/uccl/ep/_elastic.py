@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from uccl import _core
-from uccl.ep._buffer import biases, combined_tensors, source_metadata
+from uccl.ep._buffer import combined_tensors, source_metadata
 from uccl.ep._events import EventHandle, EventOverlap, done, wait_for
+from uccl.ep._elastic_handle import EPHandle
+from uccl.ep._gpu_elastic import Asked, again, first
+from uccl.ep._gpu_group import device_of
+from uccl.ep._gpu_normal import Rows
 from uccl.ep._group import (
     Ranks,
     address,
     align,
+    biases,
     check,
     node_of_environment,
     pool_tensor,
     refuse_unknown,
     routing_of,
+    scales_for,
     scales_in,
     weights_address,
 )
@@ -30,39 +35,13 @@ UNIT = 2 << 20
 NVLINK_GBS = 430.0
 
 
-@dataclass
-class EPHandle:
-    """What a combine, or a dispatch of the same tokens again, needs of a dispatch. Counts are of this rank's experts."""
-
-    do_expand: bool
-    num_experts: int
-    expert_alignment: int
-    num_max_tokens_per_rank: int
-    num_sms: int
-    #: ``[n, K]``: what was dispatched by.
-    topk_idx: torch.Tensor
-    #: Rows for tokens, and for tokens and experts; the most there can be where the host did not wait for counts.
-    num_recv_tokens: int
-    num_expanded_tokens: int
-    #: Aligned counts; empty where the host did not wait for them.
-    num_recv_tokens_per_expert_list: list[int]
-    #: ``[R]`` i32: how many tokens arrived from the ranks up to each.
-    psum_num_recv_tokens_per_scaleup_rank: torch.Tensor
-    #: ``[E/R]`` i32: inclusive sums of aligned counts; expanded: where the last row of each expert ends.
-    psum_num_recv_tokens_per_expert: torch.Tensor
-    #: ``[E/R]`` i32.
-    num_unaligned_recv_tokens_per_expert: torch.Tensor
-    #: ``[m, K + 2]`` i32: ``rank * T + token``, ``rank * K + last choice``, and the row of each choice, or -1.
-    recv_src_metadata: torch.Tensor
-    native: Any = field(repr=False)
-    owner: Any = field(repr=False)
-
-
 class ElasticBuffer(Joined):
     """Memory of a group of ranks, and the calls that move tokens through it.
 
     Making one is collective; dropping one is not. ``num_bytes``, or what the four sizes after it need, is what calls
-    have room for: nothing more is used. Arguments that tune GPUs and NICs are taken and mean nothing on the CPU.
+    have room for: nothing more is used. Arguments that tune GPUs and NICs are taken and mean nothing here. Tensors are on the
+    CPU, or, without ``do_expand``, on the GPU that ``device`` says. ``comm``, ``store``, ``rank``, ``num_ranks`` and ``device`` are as
+    :class:`Buffer` has them.
     """
 
     def __init__(
@@ -84,13 +63,15 @@ class ElasticBuffer(Joined):
         num_gpu_timeout_secs: float = 100,
         explicitly_destroy: bool = False,
         *,
+        comm: Any = None,
         store: Any = None,
         rank: int | None = None,
         num_ranks: int | None = None,
+        device: torch.device | str | int | None = None,
         **unknown: Any,
     ) -> None:
         refuse_unknown("ElasticBuffer", {**unknown, "num_cpu_bytes": num_cpu_bytes or None})
-        ranks = Ranks(group, None, store, rank, num_ranks)
+        ranks = Ranks(group, comm, store, rank, num_ranks)
         if num_bytes is None:
             if group is None or not num_max_tokens_per_rank or not hidden:
                 raise ValueError("give num_bytes, or a group, num_max_tokens_per_rank, hidden and num_topk")
@@ -103,7 +84,9 @@ class ElasticBuffer(Joined):
                 allow_hybrid_mode,
                 allow_multiple_reduction,
             )
-        super().__init__(ranks, num_bytes, num_cpu_timeout_secs, masks_late=False)
+        gpu = device_of(group, device)
+        timeout = num_cpu_timeout_secs if gpu is None else num_gpu_timeout_secs
+        super().__init__(ranks, num_bytes, timeout, False, gpu, num_cpu_timeout_secs)
         self.rank_idx, self.num_ranks = ranks.rank, ranks.size
         self.num_bytes = num_bytes
         self.num_max_tokens_per_rank = num_max_tokens_per_rank
@@ -162,6 +145,8 @@ class ElasticBuffer(Joined):
 
     def get_physical_domain_size(self) -> tuple[int, int]:
         """Nodes, and ranks of each."""
+        if self._gpu is not None:
+            return 1, self.num_ranks
         nodes, ranks = self.runtime.nodes
         return nodes, ranks
 
@@ -226,10 +211,11 @@ class ElasticBuffer(Joined):
         each token and local expert, where experts begin at multiples of ``expert_alignment``. Rows behind those that
         arrived are not written; ``recv_topk_idx`` is -1 there. With a ``handle`` tokens go where they went then.
         """
-        wait_for(previous_event)
-        wait_for(previous_event_before_epilogue)
+        self._check_is_there()
+        wait_for(previous_event, self._device_of_streams)
+        wait_for(previous_event_before_epilogue, self._device_of_streams)
         rows, scales = x if isinstance(x, tuple) else (x, None)
-        check("x", rows, (None, None))
+        check("x", rows, (None, None), device=self.device)
         tokens, row_bytes = rows.shape[0], rows.shape[1] * rows.element_size()
         if row_bytes % 32:
             raise ValueError(f"rows of x are a multiple of 32 bytes, not {row_bytes}")
@@ -237,19 +223,37 @@ class ElasticBuffer(Joined):
             if topk_idx is not None or cumulative_local_expert_recv_stats is not None:
                 raise ValueError("with a handle, topk_idx and cumulative_local_expert_recv_stats are None")
             self._check_owner(handle)
-            handle.native.check_is_last()
             num_experts, do_expand = handle.num_experts, handle.do_expand
             expert_alignment = handle.expert_alignment
             num_max_tokens_per_rank = handle.num_max_tokens_per_rank
-            routing, topk_idx = handle.native.routing, handle.topk_idx
             do_cpu_sync = False if do_cpu_sync is None else do_cpu_sync
         else:
             if topk_idx is None or num_experts is None:
                 raise ValueError("topk_idx and num_experts are needed, or a handle")
-            routing = routing_of(topk_idx, num_experts, self.num_ranks)
-            topk_idx = topk_idx.clone() if do_handle_copy else topk_idx
             do_cpu_sync = True if do_cpu_sync is None else do_cpu_sync
         most = self.num_max_tokens_per_rank if num_max_tokens_per_rank is None else num_max_tokens_per_rank
+        if self._normal is not None:
+            asked = Asked(
+                num_experts, most, expert_alignment or 1, num_sms, do_cpu_sync, do_expand, do_zero_padding,
+                use_tma_aligned_col_major_sf,
+            )
+            if handle is not None:
+                got, made = again(self._normal, (rows, scales), topk_weights, asked, handle), handle
+            else:
+                chosen = topk_idx.clone() if do_handle_copy else topk_idx
+                got, made = first(self._normal, (rows, scales), topk_weights, asked, chosen)
+                made.owner = self
+                if cumulative_local_expert_recv_stats is not None:
+                    cumulative_local_expert_recv_stats.add_(made.num_unaligned_recv_tokens_per_expert)
+            recv_x = got.rows if got.scales is None else (got.rows, got.scales)
+            event = done(async_with_compute_stream, rows, got.rows, device=self.device)
+            return recv_x, got.choices, got.weights, made, event
+        if handle is not None:
+            handle.native.check_is_last()
+            routing, topk_idx = handle.native.routing, handle.topk_idx
+        else:
+            routing = routing_of(topk_idx, num_experts, self.num_ranks)
+            topk_idx = topk_idx.clone() if do_handle_copy else topk_idx
         if routing.tokens != tokens:
             raise ValueError(f"x has {tokens} tokens, and {routing.tokens} are routed")
         alignment, local, top_k = expert_alignment or 1, routing.local_experts, routing.top_k
@@ -281,7 +285,7 @@ class ElasticBuffer(Joined):
             expanded = align(have * min(top_k, local) + (alignment - 1) * local, alignment)
         out_rows = expanded if do_expand else have
         recv = self._memory.empty((out_rows, rows.shape[1]), rows.dtype)
-        recv_scales = self._scales_for(scales, out_rows, use_tma_aligned_col_major_sf)
+        recv_scales = scales_for(scales, out_rows, use_tma_aligned_col_major_sf)
         idx = weights = None
         if not do_expand:
             idx = torch.empty((out_rows, top_k), dtype=topk_idx.dtype)
@@ -336,16 +340,6 @@ class ElasticBuffer(Joined):
         )
         return recv_x, idx, weights, made, event
 
-    def _scales_for(
-        self, scales: torch.Tensor | None, rows: int, is_col_major: bool
-    ) -> torch.Tensor | None:
-        if scales is None:
-            return None
-        words = scales.shape[1] if scales.dim() == 2 else 1
-        if not is_col_major:
-            return torch.empty((rows, words), dtype=scales.dtype)
-        return torch.empty((words, align(rows, 4)), dtype=scales.dtype)[:, :rows].t()
-
     def combine(
         self,
         x: torch.Tensor,
@@ -365,9 +359,12 @@ class ElasticBuffer(Joined):
         With ``allow_multiple_reduction``, expanded rows of one rank are summed and rounded first, and then, in hybrid mode
         on several nodes, the rows of each node; without it each counts by itself. ``combined_topk_weights`` ``[n, K]`` are what the ranks of the choices give back.
         """
-        wait_for(previous_event)
-        wait_for(previous_event_before_epilogue)
+        wait_for(previous_event, self._device_of_streams)
+        wait_for(previous_event_before_epilogue, self._device_of_streams)
         self._check_owner(handle)
+        if isinstance(handle.native, Rows):
+            out, out_weights = handle.native.mode.combine(x, handle.native, topk_weights, bias, "choice")
+            return out, out_weights, done(async_with_compute_stream, x, out, device=self.device)
         routing = handle.native.routing
         check("x", x, (None, None), torch.bfloat16)
         rows, hidden = x.shape

@@ -11,18 +11,19 @@ import torch
 
 
 class EventHandle:
-    """The work that was given to the current stream before this."""
+    """The work that was given to the current stream, of the current GPU or of ``device``, before this."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
         self.event: torch.cuda.Event | None = None
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
+        # It is there where torch has begun to use it; asking the driver takes longer than the call.
+        if torch.cuda.is_initialized():
             self.event = torch.cuda.Event()
-            self.event.record()
+            self.event.record(torch.cuda.current_stream(device))
 
-    def current_stream_wait(self) -> None:
-        """Makes the current stream wait for that work."""
+    def current_stream_wait(self, device: torch.device | None = None) -> None:
+        """Makes the current stream, of the current GPU or of ``device``, wait for that work."""
         if self.event is not None:
-            self.event.wait()
+            self.event.wait(torch.cuda.current_stream(device))
 
 
 class EventOverlap:
@@ -62,14 +63,14 @@ class EventOverlap:
             self.current_stream_wait()
 
 
-def wait_for(event: EventHandle | EventOverlap | None) -> None:
-    """Waits for an event of any of the kinds that callers pass."""
+def wait_for(event: EventHandle | EventOverlap | None, device: torch.device | None = None) -> None:
+    """Waits for an event of any of the kinds that callers pass: on the current stream of the current GPU or of ``device``."""
     if isinstance(event, EventOverlap):
         event = event.event
     if event is not None:
-        event.current_stream_wait()
+        event.current_stream_wait(device)
 
 
-def done(is_async: bool, *tensors: Any) -> EventOverlap:
-    """What a call returns: with an event if it was asynchronous."""
-    return EventOverlap(EventHandle(), tensors) if is_async else EventOverlap()
+def done(is_async: bool, *tensors: Any, device: torch.device | None = None) -> EventOverlap:
+    """What a call returns: with an event, of the current stream of the current GPU or of ``device``, if it was asynchronous."""
+    return EventOverlap(EventHandle(device), tensors) if is_async else EventOverlap()

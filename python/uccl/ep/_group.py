@@ -119,8 +119,18 @@ def on_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
         return
     why = f"{name} is on {tensor.device}, and the buffer's calls take tensors on {device}"
     if tensor.device.type == "cuda" and device == CPU:
-        raise NotImplementedError(f"{why}: low latency mode takes those of a GPU if the buffer was made with device=")
+        raise NotImplementedError(f"{why}: it takes those of a GPU if it was made with device=")
     raise ValueError(why)
+
+
+def fits(have: torch.Size, shape: tuple[int | None, ...]) -> bool:
+    """Whether a shape is this one (None: any length)."""
+    if len(have) != len(shape):
+        return False
+    for length, want in zip(have, shape):
+        if want is not None and length != want:
+            return False
+    return True
 
 
 def check(
@@ -132,10 +142,8 @@ def check(
 ) -> torch.Tensor:
     """The tensor, if it is contiguous, on the device, and of this shape (None: any length) and one of these dtypes."""
     on_device(name, tensor, device)
-    fits = tensor.dim() == len(shape) and all(
-        want is None or have == want for have, want in zip(tensor.shape, shape)
-    )
-    if not fits:
+    have = tensor.shape
+    if have != shape and not fits(have, shape):
         want = ", ".join("any" if length is None else str(length) for length in shape)
         raise ValueError(f"{name} has the shape {tuple(tensor.shape)}, and should have ({want})")
     if dtypes and tensor.dtype not in dtypes:
@@ -155,11 +163,13 @@ def weights_address(weights: torch.Tensor | None) -> int:
     return 0 if weights is None else address(weights) or 1
 
 
-def scales_in(scales: torch.Tensor | None, tokens: int) -> tuple[int, int, int, int] | None:
+def scales_in(
+    scales: torch.Tensor | None, tokens: int, device: torch.device = CPU
+) -> tuple[int, int, int, int] | None:
     """Scales of four bytes each, of any strides: address, words of a token, strides by token and by word."""
     if scales is None:
         return None
-    on_cpu("scales", scales)
+    on_device("scales", scales, device)
     if scales.dim() == 1:
         scales = scales.unsqueeze(1)
     if scales.element_size() != 4 or scales.dim() != 2 or scales.shape[0] != tokens:
@@ -167,6 +177,28 @@ def scales_in(scales: torch.Tensor | None, tokens: int) -> tuple[int, int, int, 
             f"scales are of {scales.dtype} and {tuple(scales.shape)}, and should be of 4 bytes and ({tokens}, any)"
         )
     return address(scales), scales.shape[1], scales.stride(0), scales.stride(1)
+
+
+def scales_for(scales: torch.Tensor | None, rows: int, is_col_major: bool) -> torch.Tensor | None:
+    """A tensor for the scales of so many rows."""
+    if scales is None:
+        return None
+    words = scales.shape[1] if scales.dim() == 2 else 1
+    if not is_col_major:
+        return scales.new_empty((rows, words))
+    return scales.new_empty((words, align(rows, 4)))[:, :rows].t()
+
+
+def biases(bias: Any, out: torch.Tensor) -> tuple[int, int]:
+    """Addresses of up to two biases, which are as ``out``."""
+    given = bias if isinstance(bias, tuple) else (bias, None)
+    if len(given) > 2:
+        raise ValueError(f"there are up to two biases, not {len(given)}")
+    first, second = (*given, None)[:2]
+    for tensor in (first, second):
+        if tensor is not None:
+            check("bias", tensor, tuple(out.shape), torch.bfloat16, device=out.device)
+    return address(first), address(second)
 
 
 def routing_of(topk_idx: torch.Tensor, num_experts: int, ranks: int) -> Any:

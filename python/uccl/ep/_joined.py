@@ -7,6 +7,8 @@ from typing import Any, Callable, Iterable
 import torch
 
 from uccl.ep._gpu import LowLatency
+from uccl.ep._gpu_group import GpuGroup
+from uccl.ep._gpu_normal import NormalMode
 from uccl.ep._group import CPU, Ranks, check, timeout_of
 from uccl.ep._meeting import Meeting
 from uccl.ep._memory import Memory
@@ -26,28 +28,52 @@ class Joined:
         timeout: float | None,
         masks_late: bool,
         device: torch.device | None = None,
+        count_timeout: float | None = None,
     ) -> None:
+        """On a GPU, ``count_timeout`` is how long the host waits for counts: twice the timeout unless it is said, because work that the
+        stream was given before may wait for its peers too."""
         self._ranks = ranks
         self.group = ranks.group
         self._timeout = timeout_of(timeout)
         self._memory = Memory()
         self.device = CPU if device is None else device
-        self._gpu = None if device is None else LowLatency(ranks, pool, timeout, masks_late, device)
-        self._native = ranks.join(pool, timeout, masks_late) if self._gpu is None else self._gpu.native
+        self._gpu: GpuGroup | None = None
+        self._low_latency: LowLatency | None = None
+        self._normal: NormalMode | None = None
+        if device is None:
+            self._native = ranks.join(pool, timeout, masks_late)
+        else:
+            self._gpu = GpuGroup(ranks, pool, timeout, masks_late, device)
+            self._native = self._gpu.native
+            self._low_latency = LowLatency(self._gpu)
+            self._normal = NormalMode(self._gpu, count_timeout or 2 * self._timeout)
         self._last_meeting: Meeting | None = None
 
     @property
     def runtime(self) -> Any:
         """The engine's end of the group."""
+        self._check_is_there()
+        if self._gpu is not None:
+            raise NotImplementedError(f"the buffer is on {self.device}, and this is there for buffers on the CPU only so far")
+        return self._native
+
+    def check(self) -> None:
+        """Raises what a call on the GPU failed with that has ended; it waits for none. On the CPU calls raise it themselves."""
+        if self._gpu is not None:
+            self._gpu.native.check()
+
+    def _check_is_there(self) -> None:
         if self._native is None:
             raise RuntimeError("the buffer has been destroyed")
-        if self._gpu is not None:
-            raise NotImplementedError(f"the buffer is on {self.device}, where only low latency mode is there so far")
-        return self._native
 
     def destroy(self) -> None:
         """Lets go of the buffer's memory. Local: it says nothing to other ranks."""
-        self._native = self._gpu = None
+        self._native = self._gpu = self._low_latency = self._normal = None
+
+    @property
+    def _device_of_streams(self) -> torch.device | None:
+        """Whose streams events are of: the buffer's GPU, or the current one."""
+        return None if self._gpu is None else self.device
 
     def get_comm_stream(self) -> torch.cuda.Stream | None:
         """The stream that calls are enqueued on: the current one, or None on the CPU."""

@@ -57,7 +57,8 @@ impl Dispatch {
         let ranks = group.ranks();
         choices.check(ranks)?;
         let record = record_of(tokens, choices.top_k)?;
-        let routes = choices.routes(ranks, scratch);
+        // One block counts all tokens.
+        let routes = Routes { chunks: 0, ..choices.routes(ranks, scratch) };
         let (call, area) = call_of(group, &record, &routes, slots, scratch)?;
         let is_few = routes.tokens as usize * routes.top_k as usize <= FEW_CHOICES;
         let send = Send {

@@ -7,7 +7,7 @@ use crate::{
     routing::{MAX_EXPERTS, MAX_TOP_K},
 };
 
-use super::params::{MAX_TOKENS, Placed, Routes};
+use super::params::{CHUNK, MAX_TOKENS, Placed, Routes};
 
 /// A rank's tokens.
 #[derive(Clone, Copy, Debug)]
@@ -134,6 +134,7 @@ struct Scratch {
     places: usize,
     experts: usize,
     counts: usize,
+    chunks: usize,
     len: usize,
 }
 
@@ -145,7 +146,9 @@ impl Scratch {
         let places = slots + 4 * tokens * ranks;
         let experts = places + 4 * tokens * top_k;
         let counts = experts + 4 * num_experts;
-        Self { masks, slots, places, experts, counts, len: counts + 4 * ranks }
+        let chunks = counts + 4 * ranks;
+        let len = chunks + 4 * tokens.div_ceil(CHUNK) * (ranks + num_experts);
+        Self { masks, slots, places, experts, counts, chunks, len }
     }
 }
 
@@ -180,6 +183,7 @@ impl Choices {
             places: at(places.places),
             experts: at(places.experts),
             counts: at(places.counts),
+            chunks: at(places.chunks),
             tokens: self.tokens as u32,
             top_k: self.top_k as u32,
             local_experts: (self.num_experts / ranks) as u32,

@@ -20,12 +20,15 @@ pub(super) const FEW_CHOICES: usize = 4096;
 pub(super) const THREADS: u32 = 1024;
 /// Of the kernel that counts for each warp how many of its tokens chose each expert.
 pub(super) const ROUTE_THREADS: u32 = 256;
+/// Tokens that a block of `layout` counts: one for each thread.
+pub(super) const CHUNK: usize = ROUTE_THREADS as usize;
 
 /// `UcclEpOwn`: words that only a rank's own kernels use.
 #[repr(C)]
 pub(super) struct Own {
     pub(super) has_failed: u32,
-    pub(super) zero: [u32; 15],
+    pub(super) laid_out: u32,
+    pub(super) zero: [u32; 14],
     pub(super) ended: [[u32; SLOTS]; 2],
     pub(super) calls: u64,
     pub(super) next: u64,
@@ -132,6 +135,7 @@ pub(super) struct Routes {
     pub(super) places: u64,
     pub(super) experts: u64,
     pub(super) counts: u64,
+    pub(super) chunks: u64,
     pub(super) tokens: u32,
     pub(super) top_k: u32,
     pub(super) local_experts: u32,
@@ -253,6 +257,7 @@ pub(super) struct NormalSend {
     pub(super) scales_token: u64,
     pub(super) scales_word: u64,
     pub(super) weights: u64,
+    pub(super) ended: u64,
 }
 
 /// `UcclEpCount`.
@@ -294,12 +299,18 @@ pub(super) struct NormalReceive {
     pub(super) origin: u64,
     pub(super) starts: u64,
     pub(super) per_expert: u64,
+    pub(super) ends: u64,
+    pub(super) metadata: u64,
     pub(super) len: u32,
+    pub(super) tokens: u32,
     pub(super) slots: u32,
     pub(super) top_k: u32,
     pub(super) local_experts: u32,
     pub(super) is_64: u32,
     pub(super) zeroes_foreign: u32,
+    pub(super) alignment: u32,
+    pub(super) zeroes_gaps: u32,
+    pub(super) zero: u32,
 }
 
 /// `UcclEpNormalReturn`.
@@ -314,6 +325,8 @@ pub(super) struct NormalReturn {
     pub(super) src_info: u64,
     pub(super) origin: u64,
     pub(super) starts: u64,
+    pub(super) ends: u64,
+    pub(super) metadata: u64,
     pub(super) slot_stride: u64,
     pub(super) row_len: u32,
     pub(super) weights_at: u32,
@@ -321,12 +334,15 @@ pub(super) struct NormalReturn {
     pub(super) slots: u32,
     pub(super) token_rows: u32,
     pub(super) top_k: u32,
+    pub(super) local_experts: u32,
+    pub(super) sends_each: u32,
 }
 
 /// `NormalSum::order`.
 pub(super) mod order {
     pub(in crate::cuda) const BY_RANK: u32 = 0;
     pub(in crate::cuda) const BY_CHOICE: u32 = 1;
+    pub(in crate::cuda) const EACH_CHOICE: u32 = 2;
 }
 
 /// `UcclEpNormalSum`.
@@ -367,8 +383,8 @@ pub fn layout_assertions() -> String {
         "UcclEpOwn",
         Own,
         [
-            has_failed, zero, ended, calls, next, begins, ends, masked, verdicts, pushed, popped,
-            room
+            has_failed, laid_out, zero, ended, calls, next, begins, ends, masked, verdicts, pushed,
+            popped, room
         ]
     );
     layout!("UcclEpMask", Mask, [own, set, clear, status, ranks, zero]);
@@ -390,7 +406,19 @@ pub fn layout_assertions() -> String {
     layout!(
         "UcclEpRoutes",
         Routes,
-        [choices, masks, slots, places, experts, counts, tokens, top_k, local_experts, is_64]
+        [
+            choices,
+            masks,
+            slots,
+            places,
+            experts,
+            counts,
+            chunks,
+            tokens,
+            top_k,
+            local_experts,
+            is_64
+        ]
     );
     layout!(
         "UcclEpArea",
@@ -469,7 +497,7 @@ pub fn layout_assertions() -> String {
     layout!(
         "UcclEpNormalSend",
         NormalSend,
-        [send, goes, goes_told, per_expert, scales, scales_token, scales_word, weights]
+        [send, goes, goes_told, per_expert, scales, scales_token, scales_word, weights, ended]
     );
     layout!("UcclEpCount", Count, [group, call, area_len, told, ticket, slots, local_experts]);
     layout!("UcclEpTold", Told, [ticket, from, per_expert]);
@@ -491,12 +519,18 @@ pub fn layout_assertions() -> String {
             origin,
             starts,
             per_expert,
+            ends,
+            metadata,
             len,
+            tokens,
             slots,
             top_k,
             local_experts,
             is_64,
-            zeroes_foreign
+            zeroes_foreign,
+            alignment,
+            zeroes_gaps,
+            zero
         ]
     );
     layout!(
@@ -511,13 +545,17 @@ pub fn layout_assertions() -> String {
             src_info,
             origin,
             starts,
+            ends,
+            metadata,
             slot_stride,
             row_len,
             weights_at,
             len,
             slots,
             token_rows,
-            top_k
+            top_k,
+            local_experts,
+            sends_each
         ]
     );
     layout!(
@@ -536,6 +574,7 @@ pub fn layout_assertions() -> String {
         ("UCCL_EP_HEADER", header::WORDS),
         ("UCCL_EP_THREADS", THREADS as usize),
         ("UCCL_EP_ROUTE_THREADS", ROUTE_THREADS as usize),
+        ("UCCL_EP_CHUNK", CHUNK),
         ("UCCL_EP_OVERDUE", state::OVERDUE as usize),
         ("UCCL_EP_GAVE_UP", state::GAVE_UP as usize),
         ("UCCL_EP_POISONED", state::POISONED as usize),
@@ -559,6 +598,7 @@ pub fn layout_assertions() -> String {
         ("UCCL_EP_NVFP4", how::NVFP4 as usize),
         ("UCCL_EP_BY_RANK", order::BY_RANK as usize),
         ("UCCL_EP_BY_CHOICE", order::BY_CHOICE as usize),
+        ("UCCL_EP_EACH_CHOICE", order::EACH_CHOICE as usize),
         ("LINE", crate::view::LINE),
         ("LINES", crate::view::LINES),
     ] {

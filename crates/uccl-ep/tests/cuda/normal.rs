@@ -7,7 +7,7 @@ mod on_gpu;
 use std::time::{Duration, Instant};
 
 use uccl_ep::{
-    combine::Order,
+    combine::{Order, Sends},
     numerics::bf16,
     record::{Record, Row},
 };
@@ -49,6 +49,12 @@ pub(crate) struct Normal {
     pub(crate) is_worst: bool,
     /// Whether tokens go once more to where they went, with the handle.
     pub(crate) is_again: bool,
+    /// To what rows of an expert are aligned, if rows are by expert.
+    pub(crate) by_expert: Option<usize>,
+    /// Whether the row of each expert goes back, and not their sum.
+    pub(crate) is_each: bool,
+    /// Whether rows between those of experts become 0.
+    pub(crate) zeroes_gaps: bool,
     /// A rank that is left out, if any.
     pub(crate) lost: Option<(usize, Lost)>,
     /// What the last rank does wrong on the GPU.
@@ -61,8 +67,12 @@ pub(crate) struct Normal {
 pub(crate) enum Wrong {
     /// There are so many rows for what arrives.
     FewRows(usize),
+    /// There is room for so many tokens in tables, where rows are by expert.
+    FewTokens(usize),
     /// So many rows go back.
     FewResults(usize),
+    /// The table that says which rows belong to which tokens is written to before the combine.
+    Spoilt,
     /// The first token chooses this expert first, and the next one second.
     Choice(i32),
     /// The host gives up while it waits for counts.
@@ -96,6 +106,9 @@ struct Got {
     choices: Vec<i32>,
     weights: Vec<f32>,
     src_info: Vec<i32>,
+    /// By expert only.
+    ends: Vec<u32>,
+    metadata: Vec<i32>,
     again: Vec<u8>,
     sums: Vec<u16>,
     summed_weights: Vec<f32>,
@@ -114,7 +127,7 @@ impl Normal {
         let mut random = fastrand::Rng::with_seed(seed);
         let top_k = random.usize(..=8);
         let has_scales = random.bool();
-        Self {
+        let mut drawn = Self {
             seed,
             ranks: random.usize(1..=4),
             local_experts: random.usize(1..=5),
@@ -129,8 +142,13 @@ impl Normal {
             order: if top_k > 0 && random.bool() { Order::ByChoice } else { Order::ByRank },
             is_worst: random.bool(),
             is_again: random.bool(),
+            by_expert: (top_k > 0 && random.bool()).then(|| random.usize(1..=5)),
+            zeroes_gaps: random.bool(),
             ..self
-        }
+        };
+        drawn.is_each =
+            drawn.by_expert.is_some() && drawn.order == Order::ByChoice && random.bool();
+        drawn
     }
 
     /// Runs it on both devices, and compares.
@@ -153,6 +171,8 @@ impl Normal {
                 assert_same(&at, "rows by rank", &found.from, &expected.from);
                 assert_same(&at, "tokens by expert", &found.per_expert, &expected.per_expert);
                 assert_same(&at, "source tokens", &found.src_info, &expected.src_info);
+                assert_same(&at, "ends of experts", &found.ends, &expected.ends);
+                assert_same(&at, "tables of tokens", &found.metadata, &expected.metadata);
                 assert_same(&at, "rows", &found.rows, &expected.rows);
                 assert_same(&at, "scales", &found.scales, &expected.scales);
                 assert_same(&at, "choices", &found.choices, &expected.choices);
@@ -230,9 +250,30 @@ impl Normal {
         self.ranks * self.local_experts
     }
 
+    /// Tokens that may come.
+    fn most_tokens(&self) -> usize {
+        self.ranks * self.slots
+    }
+
     /// Rows that may come.
     fn most_rows(&self) -> usize {
-        self.ranks * self.slots
+        let (tokens, local) = (self.most_tokens(), self.local_experts);
+        match self.by_expert {
+            None => tokens,
+            Some(unit) => {
+                (tokens * self.top_k.min(local) + (unit - 1) * local).next_multiple_of(unit)
+            }
+        }
+    }
+
+    /// Rows that so many tokens of each expert take.
+    fn rows_of(&self, per_expert: &[u32], tokens: usize) -> usize {
+        match self.by_expert {
+            None => tokens,
+            Some(unit) => {
+                per_expert.iter().map(|count| (*count as usize).next_multiple_of(unit)).sum()
+            }
+        }
     }
 
     fn row_len(&self) -> usize {
@@ -244,12 +285,40 @@ impl Normal {
         if self.has_weights { self.top_k } else { 0 }
     }
 
+    /// Weights that go back of a token.
+    fn num_returned_weights(&self) -> usize {
+        if self.is_each { 0 } else { self.num_weights() }
+    }
+
+    /// What goes back of rows.
+    fn sends(&self) -> Sends {
+        match self.by_expert {
+            None => Sends::Row,
+            Some(_) if self.is_each => Sends::EachExpert,
+            Some(_) => Sends::SumOfExperts,
+        }
+    }
+
+    /// Weights of a row that arrives.
+    fn num_row_weights(&self) -> usize {
+        if self.by_expert.is_some() { usize::from(self.has_weights) } else { self.num_weights() }
+    }
+
+    /// Choices of a row that arrives.
+    fn num_row_choices(&self) -> usize {
+        if self.by_expert.is_some() { 0 } else { self.top_k }
+    }
+
     /// Bytes for as many calls as there are places.
     fn pool(&self) -> usize {
         let record = Record { payload: self.row_len(), scales: self.scales, top_k: self.top_k };
         let dispatch = self.ranks * record.area(self.local_experts, self.slots);
-        let slots = if self.top_k == 0 { self.ranks } else { self.ranks.min(self.top_k) };
-        let combine = Row { values: 2 * self.hidden, weights: self.num_weights(), slots };
+        let slots = match (self.top_k, self.is_each) {
+            (0, _) => self.ranks,
+            (top_k, true) => top_k,
+            (top_k, false) => top_k.min(self.ranks),
+        };
+        let combine = Row { values: 2 * self.hidden, weights: self.num_returned_weights(), slots };
         self.places * dispatch.max(combine.place(self.slots))
     }
 
@@ -272,8 +341,8 @@ impl Normal {
         let [rows, again] = [(); 2].map(|()| bytes(tokens * self.row_len()));
         let scales = (0..tokens * self.scales).map(|_| random.u32(..)).collect();
         let mut weights = |count: usize| -> Vec<f32> { (0..count).map(|_| random.f32()).collect() };
-        let (sent, returned) =
-            (weights(tokens * self.num_weights()), weights(self.most_rows() * self.num_weights()));
+        let sent = weights(tokens * self.num_weights());
+        let returned = weights(self.most_rows() * self.num_row_weights());
         let mut values = |count: usize| -> Vec<u16> {
             let value = |_| {
                 let exponent = random.i32(-6..=6) as f32;
@@ -314,12 +383,21 @@ impl Normal {
             per_expert: vec![word; self.local_experts],
             rows: vec![UNTOUCHED; rows * self.row_len()],
             scales: vec![word; rows * self.scales],
-            choices: vec![word.cast_signed(); rows * self.top_k],
-            weights: vec![f32::from_bits(word); rows * self.num_weights()],
-            src_info: vec![word.cast_signed(); rows],
+            choices: vec![word.cast_signed(); rows * self.num_row_choices()],
+            weights: vec![f32::from_bits(word); rows * self.num_row_weights()],
+            src_info: vec![word.cast_signed(); self.most_tokens()],
+            ends: vec![word; if self.by_expert.is_some() { self.local_experts } else { 0 }],
+            metadata: vec![
+                word.cast_signed();
+                if self.by_expert.is_some() {
+                    self.most_tokens() * (2 + self.top_k)
+                } else {
+                    0
+                }
+            ],
             again: vec![UNTOUCHED; again],
             sums: vec![0x5a5a; inputs.tokens * self.hidden],
-            summed_weights: vec![f32::from_bits(word); inputs.tokens * self.num_weights()],
+            summed_weights: vec![f32::from_bits(word); inputs.tokens * self.num_returned_weights()],
         }
     }
 

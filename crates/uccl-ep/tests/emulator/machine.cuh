@@ -177,6 +177,7 @@ inline u32 __match_any_sync(u32, u32 value) {
 
 inline int __ffs(int bits) { return ffs(bits); }
 inline int __ffsll(long long bits) { return ffsll(bits); }
+inline int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(static_cast<u32>(bits)); }
 inline u32 __popc(u32 bits) { return static_cast<u32>(__builtin_popcount(bits)); }
 inline float __uint_as_float(u32 bits) { return emulated::value_of<float>(bits); }
 inline u32 __float_as_uint(float value) { return static_cast<u32>(emulated::bits_of(value)); }

@@ -28,7 +28,7 @@ impl<T> Given<T> {
 }
 
 /// Runs a call of the engine without the GIL.
-fn engine<T: Send>(
+pub(super) fn engine<T: Send>(
     py: Python<'_>,
     call: impl FnOnce(&mut dyn FnMut() -> bool) -> Result<T> + Send,
 ) -> PyResult<T> {

@@ -25,7 +25,8 @@ pub(crate) use self::{
     block::PyBlock,
     calls::{PyCombine, PyDispatch},
     cuda::{
-        PyCudaCombine, PyCudaDispatch, PyCudaGroup, PyCudaHandle, cuda_combine_scratch_len,
+        PyCudaCombine, PyCudaDispatch, PyCudaGroup, PyCudaHandle, PyNormalCombine,
+        PyNormalDispatch, PyNormalHandle, cuda_combine_scratch_len, cuda_layout, cuda_room_for,
         cuda_scratch_len,
     },
     group::{PyGroup, PyRouting},

@@ -6,7 +6,7 @@ use uccl_device::cuda::Stream;
 
 use super::Handle;
 use crate::{
-    combine::{Order, slots_of},
+    combine::{Order, Sends, slots_of},
     cuda::{
         combine::call_of,
         memory::check_rows,
@@ -28,8 +28,10 @@ pub struct Results {
     pub stride: usize,
     /// Values of a row, a multiple of 8.
     pub hidden: usize,
-    /// f32 by row and choice, which go back too; or 0.
+    /// f32 by row and choice, or, by expert, by row, which go back too; or 0. None where each expert's row goes back.
     pub weights: u64,
+    /// What is sent of them: one row for each token, or, by expert, what else there is.
+    pub sends: Sends,
 }
 
 /// Memory for the sums.
@@ -50,6 +52,7 @@ pub struct Combine {
     handle: Arc<Handle>,
     call: CallParams,
     row: Row,
+    sends: Sends,
 }
 
 impl Combine {
@@ -67,14 +70,21 @@ impl Combine {
         results: &Results,
         (scratch, stream): (u64, &Stream),
     ) -> Result<Self> {
-        let Handle { group, routes, slots, table } = &**handle;
+        let Handle { group, routes, slots, told } = &**handle;
         group.check()?;
         let (len, top_k) = (2 * results.hidden, routes.top_k as usize);
         check_rows("rows", results.rows, results.stride, len)?;
+        let is_each = results.sends == Sends::EachExpert;
+        if (results.sends == Sends::Row) == told.by_expert.is_some() {
+            return Err(Error::invalid("rows go back as they came: by token, or by expert"));
+        }
+        if is_each && results.weights != 0 {
+            return Err(Error::invalid("no weights go back with the rows of each expert"));
+        }
         let row = Row {
             values: len,
             weights: if results.weights == 0 { 0 } else { top_k },
-            slots: slots_of(Nodes::one(group.ranks()), top_k),
+            slots: if is_each { top_k } else { slots_of(Nodes::one(group.ranks()), top_k) },
         };
         let call = call_of(group, &row, *slots, false, scratch)?;
         let sent = NormalReturn {
@@ -83,9 +93,11 @@ impl Combine {
             rows: results.rows,
             row_stride: results.stride as u64,
             weights: results.weights,
-            src_info: table.src_info,
-            origin: table.origin,
-            starts: table.starts,
+            src_info: told.table.src_info,
+            origin: told.table.origin,
+            starts: told.table.starts,
+            ends: told.by_expert.map_or(0, |rows| rows.ends),
+            metadata: told.by_expert.map_or(0, |rows| rows.metadata),
             slot_stride: row.stride() as u64,
             row_len: len as u32,
             weights_at: row.weights_at() as u32,
@@ -93,11 +105,13 @@ impl Combine {
             slots: *slots as u32,
             token_rows: row.slots as u32,
             top_k: routes.top_k,
+            local_experts: routes.local_experts,
+            sends_each: u32::from(is_each),
         };
         // SAFETY: the kernel takes this struct; the module is never unloaded; the caller's promise. Windows are reached for as
         // long as the group lives, and freed when the GPU's work has ended.
         unsafe { group.launch(stream, (group.kernels().normal_return, results.len), &sent)? };
-        Ok(Self { handle: Arc::clone(handle), call, row })
+        Ok(Self { handle: Arc::clone(handle), call, row, sends: results.sends })
     }
 
     /// Enqueues the sums, which end the call.
@@ -109,7 +123,7 @@ impl Combine {
     /// The stream is of the group's context, and comes after the work of [`begin`](Self::begin). `combined` has a row, and
     /// weights if there are any, for each of this rank's tokens; nobody else uses them until this work has ended.
     pub unsafe fn finish(self, combined: &Combined, stream: &Stream) -> Result<()> {
-        let Self { handle, call, row } = self;
+        let Self { handle, call, row, sends } = self;
         let Handle { group, routes, slots, .. } = &*handle;
         group.check()?;
         check_rows("sums", combined.rows, row.values, row.values)?;
@@ -119,9 +133,18 @@ impl Combine {
         if combined.weights != 0 && row.weights == 0 {
             return Err(Error::invalid("no weights go back, and some are asked for"));
         }
-        if combined.order == Order::ByChoice && routes.top_k == 0 {
-            return Err(Error::invalid("tokens that have ranks and no choices are summed by rank"));
-        }
+        let order = match (combined.order, sends) {
+            (Order::ByChoice, _) if routes.top_k == 0 => {
+                let why = "tokens that have ranks and no choices are summed by rank";
+                return Err(Error::invalid(why));
+            }
+            (Order::ByRank, Sends::EachExpert) => {
+                return Err(Error::invalid("rows of each expert are summed by choice"));
+            }
+            (Order::ByRank, _) => order::BY_RANK,
+            (Order::ByChoice, Sends::EachExpert) => order::EACH_CHOICE,
+            (Order::ByChoice, _) => order::BY_CHOICE,
+        };
         let sum = NormalSum {
             group: group.params(),
             call,
@@ -133,10 +156,7 @@ impl Combine {
             row_len: row.values as u32,
             weights_at: row.weights_at() as u32,
             slots: *slots as u32,
-            order: match combined.order {
-                Order::ByRank => order::BY_RANK,
-                Order::ByChoice => order::BY_CHOICE,
-            },
+            order,
         };
         // SAFETY: the kernel takes this struct; otherwise as above.
         unsafe {

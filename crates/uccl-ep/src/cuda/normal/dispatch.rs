@@ -1,16 +1,19 @@
 //! Tokens go to the ranks of their experts.
 
-use std::{sync::Arc, time::Duration};
+use std::{mem::offset_of, sync::Arc, time::Duration};
 
 use uccl_device::cuda::{Grid, Stream};
 
-use super::memory::{Outputs, Routed, ScalesIn, ScalesOut, Table, Tokens};
+use super::{
+    layout::grid_of,
+    memory::{ByExpert, Outputs, Routed, ScalesIn, ScalesOut, Table, Tokens},
+};
 use crate::{
     cuda::{
         dispatch::call_of,
         group::Group,
         memory::check_rows,
-        params::{self, Area, CallParams, NormalReceive, NormalSend, Routes, THREADS},
+        params::{self, Area, CallParams, NormalReceive, NormalSend, Own, Routes, THREADS},
         told::ToldMemory,
     },
     error::{Error, Phase, Result},
@@ -27,7 +30,14 @@ pub struct Dispatch {
     area: Area,
     slots: usize,
     /// What the dispatch before told of the rows, where tokens go as they did then.
-    table: Option<Table>,
+    earlier: Option<Told>,
+}
+
+/// What is told of rows, and how they are placed.
+#[derive(Clone, Copy)]
+pub(super) struct Told {
+    pub(super) table: Table,
+    pub(super) by_expert: Option<ByExpert>,
 }
 
 /// What a combine needs of its dispatch.
@@ -35,7 +45,7 @@ pub struct Handle {
     pub(super) group: Arc<Group>,
     pub(super) routes: Routes,
     pub(super) slots: usize,
-    pub(super) table: Table,
+    pub(super) told: Told,
 }
 
 /// How much arrives.
@@ -83,8 +93,8 @@ impl Dispatch {
             Routed::Ranks(given) => (given.goes, given.per_expert),
             Routed::Choices(_) | Routed::Again(_) => (0, 0),
         };
-        let table = match &routed {
-            Routed::Again(handle) => Some(handle.table),
+        let earlier = match &routed {
+            Routed::Again(handle) => Some(handle.told),
             Routed::Choices(_) | Routed::Ranks(_) => None,
         };
         let send = NormalSend {
@@ -108,21 +118,18 @@ impl Dispatch {
             scales_token: scales.token_stride as u64,
             scales_word: scales.word_stride as u64,
             weights: tokens.weights,
+            ended: group.params().own + offset_of!(Own, laid_out) as u64,
         };
         // SAFETY: both kernels take this struct; the module is never unloaded; the caller's promise. Windows are reached for
         // as long as the group lives, and freed when the GPU's work has ended.
         unsafe {
-            if table.is_none() {
-                stream.launch(
-                    group.kernels().layout,
-                    Grid { blocks: 1, threads: THREADS },
-                    &send,
-                )?;
+            if earlier.is_none() {
+                stream.launch(group.kernels().layout, grid_of(routes.tokens), &send)?;
             }
             let rows = routes.tokens as usize + 1;
             group.launch(stream, (group.kernels().normal_send, rows), &send)?;
         }
-        Ok(Self { group: Arc::clone(group), call, routes, area, slots, table })
+        Ok(Self { group: Arc::clone(group), call, routes, area, slots, earlier })
     }
 
     /// How much arrives. Waits until every rank has sent, and for what the stream was given before; no longer than `limit`,
@@ -165,30 +172,33 @@ impl Dispatch {
     /// Enqueues the taking out of what arrives, which ends the call.
     ///
     /// # Errors
-    /// Arguments are wrong, or an earlier call has failed. More tokens than `outputs` has rows fail the call later, as a late
-    /// peer does.
+    /// Arguments are wrong, or an earlier call has failed. More tokens, or rows, than `outputs` has room for fail the call later,
+    /// as a late peer does.
     ///
     /// # Safety
     /// The stream is of the group's context, and comes after the work of [`begin`](Self::begin). `outputs` has as much memory
     /// as it says, which only this call uses until its work has ended, but for its table, which is kept for the handle.
     pub unsafe fn receive(self, outputs: &Outputs, stream: &Stream) -> Result<Handle> {
-        let Self { group, call, routes, area, slots, table: earlier } = self;
+        let Self { group, call, routes, area, slots, earlier } = self;
         group.check()?;
         check_rows("rows", outputs.rows, outputs.stride, area.payload as usize)?;
         let len = u32::try_from(outputs.len)
             .map_err(|_| Error::invalid(format!("{} rows are too many", outputs.len)))?;
-        let Some(table) = earlier.or(outputs.table) else {
+        let own = outputs.table.map(|table| Told { table, by_expert: outputs.by_expert });
+        let Some(told) = earlier.or(own) else {
             return Err(Error::invalid("a dispatch tells of its rows in a table"));
         };
+        if let Some(by_expert) = &told.by_expert {
+            by_expert.check(routes.top_k)?;
+        }
         let scales = match outputs.scales {
             Some(scales) => scales,
             None if area.scales == 0 => ScalesOut { words: 0, row_stride: 0, word_stride: 0 },
             None => return Err(Error::invalid("rows come with scales")),
         };
-        let told = match earlier {
-            Some(_) => Table { src_info: 0, origin: 0, starts: 0, per_expert: 0 },
-            None => table,
-        };
+        // What an earlier dispatch told is there.
+        let is_new = |address: u64| if earlier.is_none() { address } else { 0 };
+        let Told { table, by_expert } = told;
         let receive = NormalReceive {
             group: group.params(),
             call,
@@ -198,24 +208,30 @@ impl Dispatch {
             scales: scales.words,
             scales_row: scales.row_stride as u64,
             scales_word: scales.word_stride as u64,
-            choices: outputs.choices,
+            choices: if by_expert.is_none() { outputs.choices } else { 0 },
             weights: outputs.weights,
-            src_info: told.src_info,
-            origin: told.origin,
-            starts: told.starts,
-            per_expert: told.per_expert,
+            src_info: is_new(table.src_info),
+            origin: is_new(table.origin),
+            starts: is_new(table.starts),
+            per_expert: is_new(table.per_expert),
+            ends: is_new(by_expert.map_or(0, |rows| rows.ends)),
+            metadata: is_new(by_expert.map_or(0, |rows| rows.metadata)),
             len,
+            tokens: by_expert.map_or(len, |rows| u32::try_from(rows.tokens).unwrap_or(u32::MAX)),
             slots: slots as u32,
             top_k: routes.top_k,
             local_experts: routes.local_experts,
             is_64: u32::from(outputs.is_64),
             zeroes_foreign: u32::from(outputs.zeroes_foreign_weights),
+            alignment: by_expert.map_or(0, |rows| rows.alignment as u32),
+            zeroes_gaps: u32::from(outputs.zeroes_gaps && by_expert.is_some()),
+            zero: 0,
         };
         // SAFETY: the kernel takes this struct; otherwise as above.
         unsafe {
             group.launch(stream, (group.kernels().normal_receive, outputs.len), &receive)?;
         }
-        Ok(Handle { group, routes, slots, table })
+        Ok(Handle { group, routes, slots, told })
     }
 }
 

@@ -8,7 +8,7 @@ use crate::{
     cuda::{
         group::Group,
         memory::Choices,
-        params::{self, Area, NormalSend, Routes, THREADS},
+        params::{self, Area, CHUNK, NormalSend, ROUTE_THREADS, Routes},
     },
     error::{Phase, Result},
     header::Header,
@@ -77,10 +77,19 @@ impl Layout {
             scales_token: 0,
             scales_word: 0,
             weights: 0,
+            // Not the group's: a call may be laid out at the same time, on another stream.
+            ended: scratch,
         };
-        let grid = Grid { blocks: 1, threads: THREADS };
         // SAFETY: the kernel takes this struct; the module is never unloaded; the caller's promise.
-        unsafe { stream.launch(group.kernels().layout, grid, &layout)? };
+        unsafe {
+            stream.fill(scratch, 0, size_of::<u32>())?;
+            stream.launch(group.kernels().layout, grid_of(routes.tokens), &layout)?;
+        }
         Ok(())
     }
+}
+
+/// Blocks for a chunk of the tokens each.
+pub(super) fn grid_of(tokens: u32) -> Grid {
+    Grid { blocks: tokens.div_ceil(CHUNK as u32).max(1), threads: ROUTE_THREADS }
 }

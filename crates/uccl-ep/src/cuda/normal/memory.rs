@@ -105,10 +105,11 @@ impl Routed<'_> {
     }
 }
 
-/// Where what arrives is put: a row for each token, those of rank 0 first, in the order of their rank.
+/// Where what arrives is put. Tokens of rank 0 come first, in the order of their rank: a row for each, or, by expert, for each
+/// token and expert of this rank.
 #[derive(Clone, Copy, Debug)]
 pub struct Outputs {
-    /// How many rows there are. More tokens fail the call.
+    /// How many rows there are. More fail the call.
     pub len: usize,
     /// Payloads: the first row.
     pub rows: u64,
@@ -117,16 +118,20 @@ pub struct Outputs {
     /// Scales, where rows come with them.
     pub scales: Option<ScalesOut>,
     /// Integers by row and choice, as numbers of this rank's experts: -1 for those of others, and in rows that nothing arrives
-    /// for. Or 0.
+    /// for. Or 0. There are none by expert.
     pub choices: u64,
     /// Whether they have 64 bits, or 32.
     pub is_64: bool,
-    /// f32 by row and choice, or 0.
+    /// f32 by row and choice, or, by expert, by row; or 0.
     pub weights: u64,
     /// Whether weights of other ranks' experts become 0.
     pub zeroes_foreign_weights: bool,
+    /// Whether rows become 0, with their scales and weights, that alignment leaves between those of experts.
+    pub zeroes_gaps: bool,
     /// What is told of the rows. None with [`Routed::Again`]: they are those of the earlier dispatch.
     pub table: Option<Table>,
+    /// Rows are by expert. With [`Routed::Again`] they are as in the earlier dispatch, whatever is here.
+    pub by_expert: Option<ByExpert>,
 }
 
 /// Where scales go: word `w` of a row is at `row * row_stride + w * word_stride`, in words.
@@ -143,12 +148,50 @@ pub struct ScalesOut {
 /// What a dispatch tells of its rows: memory that its combines need.
 #[derive(Clone, Copy, Debug)]
 pub struct Table {
-    /// i32 by row: the token's number at its rank.
+    /// i32 by token that arrives: its number at its rank.
     pub src_info: u64,
-    /// i32 by row: `rank * 64`, and which of the token's ranks this one is.
+    /// i32 by token that arrives: `rank * 64`, and which of the token's ranks this one is.
     pub origin: u64,
-    /// i32, one more than there are ranks: the first row of each, and how many there are.
+    /// i32, one more than there are ranks: tokens that arrive before those of each, and how many do.
     pub starts: u64,
     /// i32 by local expert: how many tokens chose it.
     pub per_expert: u64,
+}
+
+/// Rows by expert: those of one behind the other, in order of rank and token.
+#[derive(Clone, Copy, Debug)]
+pub struct ByExpert {
+    /// The rows of each begin at a multiple of this.
+    pub alignment: usize,
+    /// How many tokens the tables have room for. More fail the call.
+    pub tokens: usize,
+    /// i32 by local expert: behind the last of its rows.
+    pub ends: u64,
+    /// i32, `2 + top_k` by token that arrives: `rank * slots + token`, `rank * top_k` and the last choice of this rank's experts,
+    /// and the row of each choice, or -1.
+    pub metadata: u64,
+}
+
+/// More than any product of matrices asks for, and few enough for rows of all experts to be counted in 32 bits.
+const MAX_ALIGNMENT: usize = 1 << 16;
+
+impl ByExpert {
+    /// Fails for what kernels cannot do.
+    pub(super) fn check(&self, top_k: u32) -> Result<()> {
+        if top_k == 0 {
+            return Err(Error::invalid(
+                "tokens that have ranks and no choices have no rows by expert",
+            ));
+        }
+        if self.ends == 0 || self.metadata == 0 {
+            return Err(Error::invalid(
+                "a dispatch tells of its rows by expert in two more tables",
+            ));
+        }
+        if self.alignment == 0 || self.alignment > MAX_ALIGNMENT {
+            let why = format!("rows are aligned to 1 to {MAX_ALIGNMENT}, not {}", self.alignment);
+            return Err(Error::invalid(why));
+        }
+        Ok(())
+    }
 }

@@ -1,17 +1,20 @@
 //! Normal mode: each token goes once to each rank that has one of its experts, and one row of each comes back.
 //!
 //! It has the protocol of low latency mode, one round for a call, and other kernels (`kernels/ep_layout.cuh`,
-//! `kernels/ep_normal_*.cuh`). Rows that arrive are in order of rank and token, as those of the CPU. The host waits only where
+//! `kernels/ep_normal_*.cuh`). Rows that arrive are in order of rank and token, as those of the CPU, one for
+//! each token or, by expert, for each token and expert. The host waits only where
 //! it asks how many there are.
 
 mod combine;
 mod dispatch;
 mod layout;
 mod memory;
+mod room;
 
 pub use self::{
     combine::{Combine, Combined, Results},
     dispatch::{Counts, Dispatch, Handle},
     layout::Layout,
-    memory::{Outputs, Ranks, Routed, ScalesIn, ScalesOut, Table, Tokens},
+    memory::{ByExpert, Outputs, Ranks, Routed, ScalesIn, ScalesOut, Table, Tokens},
+    room::Sizes,
 };

@@ -26,7 +26,8 @@ impl Normal {
         let few = Self { rounds: 4, slots: 20, is_again: true, ..self };
         Self { lost: Some((0, Lost::Late)), ranks: 3, ..few }.run();
         Self { lost: Some((1, Lost::Masked)), is_worst: true, ..few }.run();
-        Self { lost: Some((1, Lost::Masked)), ranks: 3, order: Order::ByChoice, ..few }.run();
+        let by_choice = Self { ranks: 3, order: Order::ByChoice, ..few };
+        Self { lost: Some((1, Lost::Masked)), by_expert: Some(4), ..by_choice }.run();
     }
 
     /// What a rank does wrong is named. `second` is what is said of two choices of a token, the second of which is no expert.
@@ -42,6 +43,25 @@ impl Normal {
             let case = Self { wrong: Some(wrong), ..few };
             let told = case.fails(LIMIT, |_| Some(case));
             assert!(told[1].contains(said), "{wrong:?}: {told:?}");
+        }
+        let by_expert = Self { by_expert: Some(4), ..few };
+        for (wrong, said) in [
+            (Wrong::FewRows(1), "rows arrive, and there is room for 1"),
+            (Wrong::FewTokens(1), "rows arrive, and there is room for 1"),
+            (Wrong::FewResults(1), "1 rows are given, and the handle tells of"),
+        ] {
+            let case = Self { wrong: Some(wrong), ..by_expert };
+            let told = case.fails(LIMIT, |_| Some(case));
+            assert!(told[1].contains(said), "{wrong:?} by expert: {told:?}");
+        }
+    }
+
+    /// Tables that the caller has spoilt lead to no memory but its own.
+    pub(crate) fn reaches_no_more_when_spoilt(self) {
+        for by_expert in [None, Some(4)] {
+            let case = Self { wrong: Some(Wrong::Spoilt), by_expert, slots: 20, ..self };
+            let told = case.fails(LIMIT, |_| Some(case));
+            assert!(told.iter().all(String::is_empty), "{told:?}");
         }
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use uccl_ep::{
     Group,
-    combine::{Combine, Combined, Order, Results, Sends, Sums},
+    combine::{Combine, Combined, Order, Results, Sums},
     dispatch::{self, Dispatch, Handle, Layout, Outputs, Payload, Room, Tokens},
     routing::{self, Routing},
 };
@@ -71,8 +71,13 @@ impl Normal {
         // SAFETY: the vectors live until the call is over, and are as long as is said.
         unsafe {
             let begun = Dispatch::begin(group, Arc::clone(routing), tokens, room, &mut || false);
-            let received = begun.and_then(|d| d.receive(outputs, &Layout::Rows, &mut || false));
-            received.expect("a dispatch")
+            let mut begun = begun.expect("a dispatch");
+            let counts = begun.counts(&mut || false).expect("counts");
+            let layout = match self.by_expert {
+                None => Layout::Rows,
+                Some(unit) => Layout::Experts(starts(&counts.of_experts(), unit)),
+            };
+            begun.receive(outputs, &layout, &mut || false).expect("a dispatch")
         }
     }
 
@@ -101,7 +106,10 @@ impl Normal {
                 expert_stride: 0,
                 word_stride: 1,
             }),
-            choices: Some(dispatch::Choices::I32(got.choices.as_mut_ptr())),
+            choices: match self.by_expert {
+                None => Some(dispatch::Choices::I32(got.choices.as_mut_ptr())),
+                Some(_) => None,
+            },
             weights: self.has_weights.then_some(got.weights.as_mut_ptr()),
             zeroes_foreign_weights: self.zeroes_foreign(),
         };
@@ -112,22 +120,36 @@ impl Normal {
         got.per_expert = handle.counts.of_experts();
         for (row, entry) in handle.table.chunks_exact(handle.width()).enumerate() {
             got.src_info[row] = entry[0];
+            if self.by_expert.is_some() {
+                let from = entry[1] * self.top_k as i32;
+                let told = &mut got.metadata[row * handle.width()..][..handle.width()];
+                told.copy_from_slice(entry);
+                told[0] = entry[1] * self.slots as i32 + entry[0];
+                told[1] = from + i32::from(handle.masters[row]);
+            }
         }
-        if self.is_worst {
+        if let Some(unit) = self.by_expert {
+            self.tell_experts(&mut got, unit);
+        }
+        if self.is_worst && self.by_expert.is_none() {
             got.choices[arrived * self.top_k..].fill(-1);
         }
         if self.is_again {
             outputs.rows = got.again.as_mut_ptr();
             (outputs.choices, outputs.weights) = (None, None);
             self.dispatch_on_cpu(to, inputs, (&inputs.again, true), outputs);
+            if let Some(unit) = self.by_expert.filter(|_| self.zeroes_gaps) {
+                self.zero_gaps(&got.per_expert, unit, (&mut got.again, self.row_len()));
+            }
         }
+        let returns_weights = self.num_returned_weights() > 0;
         let results = Results {
             rows: inputs.made.as_ptr().cast(),
             len: self.most_rows(),
             stride: 2 * self.hidden,
             hidden: self.hidden,
-            sends: Sends::Row,
-            weights: self.has_weights.then_some(inputs.made_weights.as_ptr()),
+            sends: self.sends(),
+            weights: returns_weights.then_some(inputs.made_weights.as_ptr()),
             is_packed: false,
             relays: None,
             stays: true,
@@ -137,7 +159,7 @@ impl Normal {
             Order::ByRank => Sums::ByRank,
             Order::ByChoice => Sums::ByChoice,
         };
-        let weights = self.has_weights.then_some(got.summed_weights.as_mut_ptr());
+        let weights = returns_weights.then_some(got.summed_weights.as_mut_ptr());
         let combined = Combined { rows: got.sums.as_mut_ptr(), sums, bias, weights };
         // SAFETY: the vectors live until the call is over, and are as long as is said.
         unsafe {
@@ -145,5 +167,43 @@ impl Normal {
             combine.and_then(|c| c.finish(combined, &mut || false)).expect("a combine");
         }
         got
+    }
+}
+
+/// The first row of each expert.
+fn starts(per_expert: &[u32], unit: usize) -> Vec<usize> {
+    let before = per_expert.iter().scan(0, |next, count| {
+        let start = *next;
+        *next += (*count as usize).next_multiple_of(unit);
+        Some(start)
+    });
+    before.collect()
+}
+
+impl Normal {
+    /// What is told of rows by expert, and of those between them.
+    fn tell_experts(&self, got: &mut Got, unit: usize) {
+        let starts = starts(&got.per_expert, unit);
+        let ends = starts.iter().zip(&got.per_expert).map(|(start, count)| *start as u32 + count);
+        got.ends = ends.collect();
+        if !self.zeroes_gaps {
+            return;
+        }
+        self.zero_gaps(&got.per_expert, unit, (&mut got.rows, self.row_len()));
+        self.zero_gaps(&got.per_expert, unit, (&mut got.scales, self.scales));
+        self.zero_gaps(&got.per_expert, unit, (&mut got.weights, self.num_row_weights()));
+    }
+
+    /// Zeroes between the rows of experts, which have so many values each.
+    fn zero_gaps<T: Default + Clone>(
+        &self,
+        per_expert: &[u32],
+        unit: usize,
+        (rows, len): (&mut [T], usize),
+    ) {
+        for (start, count) in starts(per_expert, unit).into_iter().zip(per_expert) {
+            let (count, end) = (*count as usize, start + (*count as usize).next_multiple_of(unit));
+            rows[(start + count) * len..end * len].fill(T::default());
+        }
     }
 }

@@ -68,6 +68,7 @@ pub(super) struct OnGpu<'a> {
     to: normal::Outputs,
     to_again: normal::Outputs,
     table: normal::Table,
+    by_expert: Option<normal::ByExpert>,
     sums: u64,
     summed_weights: u64,
 }
@@ -82,6 +83,12 @@ impl<'a> OnGpu<'a> {
             starts: gpu.upload(&vec![0u32; 1 + case.ranks]),
             per_expert: gpu.upload(&blank.per_expert),
         };
+        let by_expert = case.by_expert.map(|alignment| normal::ByExpert {
+            alignment,
+            tokens: case.most_tokens(),
+            ends: gpu.upload(&blank.ends),
+            metadata: gpu.upload(&blank.metadata),
+        });
         let scales =
             |words: u64| normal::ScalesOut { words, row_stride: case.scales, word_stride: 1 };
         let choices = gpu.upload_integers(&blank.choices, case.is_64());
@@ -90,11 +97,13 @@ impl<'a> OnGpu<'a> {
             rows: gpu.upload(&blank.rows),
             stride: case.row_len(),
             scales: (case.scales > 0).then(|| scales(gpu.upload(&blank.scales))),
-            choices: given(choices, case.top_k > 0),
+            choices: given(choices, case.num_row_choices() > 0),
             is_64: case.is_64(),
             weights: given(gpu.upload(&blank.weights), case.has_weights),
             zeroes_foreign_weights: case.zeroes_foreign(),
+            zeroes_gaps: case.zeroes_gaps,
             table: Some(table),
+            by_expert,
         };
         let to_again = normal::Outputs {
             rows: gpu.upload(&blank.again),
@@ -102,8 +111,10 @@ impl<'a> OnGpu<'a> {
             choices: 0,
             weights: 0,
             table: None,
+            by_expert: None,
             ..to
         };
+        let returns_weights = case.num_returned_weights() > 0;
         let mut on_gpu = Self {
             inputs,
             tokens: gpu.upload(&inputs.rows),
@@ -116,7 +127,7 @@ impl<'a> OnGpu<'a> {
             told: gpu.upload(&inputs.per_expert),
             weights: given(gpu.upload(&inputs.weights), case.has_weights),
             made: gpu.upload(&inputs.made),
-            made_weights: given(gpu.upload(&inputs.made_weights), case.has_weights),
+            made_weights: given(gpu.upload(&inputs.made_weights), returns_weights),
             biases: [0, 1].map(|nth| given(gpu.upload(&inputs.biases[nth]), nth < case.biases)),
             scratch: [0; 4],
             layout: normal::Layout {
@@ -127,8 +138,9 @@ impl<'a> OnGpu<'a> {
             to,
             to_again,
             table,
+            by_expert,
             sums: gpu.upload(&blank.sums),
-            summed_weights: given(gpu.upload(&blank.summed_weights), case.has_weights),
+            summed_weights: given(gpu.upload(&blank.summed_weights), returns_weights),
         };
         let len = on_gpu.routed(case).scratch_len(case.ranks);
         let lens = [len, cuda::COMBINE_SCRATCH_LEN, cuda::COMBINE_SCRATCH_LEN, len];
@@ -190,17 +202,36 @@ impl<'a> OnGpu<'a> {
             if !case.is_worst {
                 let mut is_interrupted = || matches!(wrong, Some(Wrong::Interrupted));
                 let counts = dispatch.counts(&gpu.stream, LIMIT, &mut is_interrupted)?;
-                outputs.len = counts.total();
+                outputs.len = case.rows_of(&counts.per_expert, counts.total());
+                if let Some(by_expert) = &mut outputs.by_expert {
+                    by_expert.tokens = counts.total();
+                }
             }
-            if let Some(Wrong::FewRows(rows)) = wrong {
-                outputs.len = rows;
+            match (wrong, &mut outputs.by_expert) {
+                (Some(Wrong::FewRows(rows)), _) => outputs.len = rows,
+                (Some(Wrong::FewTokens(tokens)), Some(by_expert)) => by_expert.tokens = tokens,
+                _ => {}
             }
             dispatch.receive(&outputs, &gpu.stream).map(Arc::new)
         }
     }
 
+    /// Fills the table that says which rows belong to which tokens with what a dispatch never tells.
+    fn spoil(&self, case: &Normal, gpu: &Gpu) {
+        let blank = case.untouched(self.inputs);
+        let (table, len) = match self.by_expert {
+            Some(tables) => (tables.metadata, blank.metadata.len()),
+            None => (self.table.src_info, blank.src_info.len()),
+        };
+        // SAFETY: there are so many integers, and the stream is waited for before they are freed.
+        unsafe { gpu.stream.fill(table, 0x7f, 4 * len) }.expect("a fill");
+    }
+
     pub(super) fn enqueue(&self, case: &Normal, group: &Arc<cuda::Group>, gpu: &Gpu) -> Result<()> {
         let handle = self.dispatch(case, group, gpu)?;
+        if let Some(Wrong::Spoilt) = case.wrong_of(group) {
+            self.spoil(case, gpu);
+        }
         let stream = &gpu.stream;
         let results = normal::Results {
             len: match case.wrong_of(group) {
@@ -211,6 +242,7 @@ impl<'a> OnGpu<'a> {
             stride: 2 * case.hidden,
             hidden: case.hidden,
             weights: self.made_weights,
+            sends: case.sends(),
         };
         let combined = normal::Combined {
             rows: self.sums,
@@ -233,33 +265,36 @@ impl<'a> OnGpu<'a> {
 
     pub(super) fn got(&self, case: &Normal, gpu: &Gpu) -> Got {
         let (rows, tokens) = (case.most_rows(), self.inputs.tokens);
+        let blank = case.untouched(self.inputs);
         let starts: Vec<u32> = gpu.download(self.table.starts, 1 + case.ranks);
         let again = if case.is_again { rows * case.row_len() } else { 0 };
         let choices = match case.is_64() {
             true => {
-                let all: Vec<i64> = gpu.download(self.to.choices, rows * case.top_k);
+                let all: Vec<i64> = gpu.download(self.to.choices, blank.choices.len());
                 all.into_iter().map(|choice| choice as i32).collect()
             }
-            false => gpu.download(self.to.choices, rows * case.top_k),
+            false => gpu.download(self.to.choices, blank.choices.len()),
         };
         let scales = self.to.scales.map_or(0, |scales| scales.words);
-        let blank = case.untouched(self.inputs).layout;
+        let tables = self.by_expert.map_or((0, 0), |tables| (tables.ends, tables.metadata));
         Got {
             layout: (
-                gpu.download(self.layout.per_rank, blank.0.len()),
-                gpu.download(self.layout.per_expert, blank.1.len()),
-                gpu.download(self.layout.goes, blank.2.len()),
+                gpu.download(self.layout.per_rank, blank.layout.0.len()),
+                gpu.download(self.layout.per_expert, blank.layout.1.len()),
+                gpu.download(self.layout.goes, blank.layout.2.len()),
             ),
             from: starts.windows(2).map(|pair| pair[1] - pair[0]).collect(),
             per_expert: gpu.download(self.table.per_expert, case.local_experts),
             rows: gpu.download(self.to.rows, rows * case.row_len()),
             scales: gpu.download(scales, rows * case.scales),
             choices,
-            weights: gpu.download(self.to.weights, rows * case.num_weights()),
-            src_info: gpu.download(self.table.src_info, rows),
+            weights: gpu.download(self.to.weights, blank.weights.len()),
+            src_info: gpu.download(self.table.src_info, blank.src_info.len()),
+            ends: gpu.download(tables.0, blank.ends.len()),
+            metadata: gpu.download(tables.1, blank.metadata.len()),
             again: gpu.download(self.to_again.rows, again),
             sums: gpu.download(self.sums, tokens * case.hidden),
-            summed_weights: gpu.download(self.summed_weights, tokens * case.num_weights()),
+            summed_weights: gpu.download(self.summed_weights, blank.summed_weights.len()),
         }
     }
 }

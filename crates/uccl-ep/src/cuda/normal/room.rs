@@ -1,0 +1,98 @@
+//! How many tokens of each rank a call has room for, where callers do not say.
+
+use crate::{
+    cuda::{Group, MAX_TOKENS},
+    error::{Error, Result},
+    record::Record,
+};
+
+/// Sizes of what a call moves, and those with its handle.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    /// Bytes of a row.
+    pub payload: usize,
+    /// Words of scales that it comes with.
+    pub scales: usize,
+    /// Values of bf16 of a row that goes back, and of one that goes the same way again.
+    pub hidden: usize,
+    /// Choices of a token.
+    pub top_k: usize,
+    /// Experts of each rank.
+    pub local_experts: usize,
+}
+
+impl Sizes {
+    /// The most tokens that each rank may have: the group's whole pool has room for them in a dispatch, in its combine, and in
+    /// a dispatch of bf16 with its handle. All ranks find the same number, because nothing that differs between them counts.
+    ///
+    /// # Errors
+    /// This rank has more `tokens`.
+    pub fn room_for(&self, tokens: usize, group: &Group) -> Result<usize> {
+        let (pool, ranks) = (group.pool_len(), group.ranks());
+        let most = self.most_tokens_in(pool, ranks);
+        if tokens <= most {
+            return Ok(most);
+        }
+        let enough = match tokens <= MAX_TOKENS {
+            true => format!("{} bytes are enough", self.pool_for(tokens, ranks)),
+            false => format!("a call on a GPU has {MAX_TOKENS} at most"),
+        };
+        Err(Error::invalid(format!(
+            "this rank has {tokens} tokens, and the buffer of {pool} bytes has room for {most} of each rank in a call; {enough}"
+        )))
+    }
+
+    fn most_tokens_in(&self, pool: usize, ranks: usize) -> usize {
+        let of_records = |record: Record| record.slots_in(self.local_experts, pool / ranks);
+        let most = self.records().map(of_records).into_iter().min().unwrap_or_default();
+        most.min(MAX_TOKENS)
+    }
+
+    /// Bytes of a pool with room for so many tokens of each rank.
+    fn pool_for(&self, tokens: usize, ranks: usize) -> usize {
+        let of_records = |record: Record| record.area(self.local_experts, tokens) * ranks;
+        self.records().map(of_records).into_iter().max().unwrap_or_default()
+    }
+
+    /// Records that go now, and those that may go later. Rows that go back take no more: a token has one for each of its ranks at
+    /// most, without choices.
+    fn records(&self) -> [Record; 2] {
+        let Self { payload, scales, hidden, top_k, .. } = *self;
+        [Record { payload, scales, top_k }, Record { payload: 2 * hidden, scales: 0, top_k }]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{combine::slots_of, nodes::Nodes, record::Row};
+
+    #[test]
+    fn a_pool_has_room_for_as_many_tokens_as_it_was_made_for() {
+        let mut random = fastrand::Rng::with_seed(7);
+        for _ in 0..2000 {
+            let (ranks, hidden) = (random.usize(1..=64), 8 * random.usize(0..=1024));
+            let is_narrow = random.bool();
+            let sizes = Sizes {
+                payload: if is_narrow { hidden } else { 2 * hidden },
+                scales: if is_narrow { random.usize(..=600) } else { 0 },
+                hidden,
+                top_k: random.usize(..=32),
+                local_experts: random.usize(..=256),
+            };
+            let tokens = random.usize(..=MAX_TOKENS);
+            let pool = sizes.pool_for(tokens, ranks);
+            let most = sizes.most_tokens_in(pool, ranks);
+            assert!((tokens..=MAX_TOKENS).contains(&most), "{sizes:?}: {most}, not {tokens}");
+            assert!(sizes.pool_for(most, ranks) <= pool, "{sizes:?}: {most} do not fit");
+            let slots = slots_of(Nodes::one(ranks), sizes.top_k);
+            let row = Row { values: 2 * hidden, weights: sizes.top_k, slots };
+            assert!(row.place(most) <= pool, "{sizes:?}: rows of {most} do not fit");
+            let is_most = most == MAX_TOKENS || sizes.pool_for(most + 1, ranks) > pool;
+            assert!(is_most, "{sizes:?}: one more than {most} fits");
+        }
+        let sizes = Sizes { payload: 14336, scales: 0, hidden: 7168, top_k: 8, local_experts: 32 };
+        assert_eq!(sizes.most_tokens_in(0, 8), 0);
+        assert_eq!(sizes.most_tokens_in(usize::MAX / 2, 8), MAX_TOKENS);
+    }
+}

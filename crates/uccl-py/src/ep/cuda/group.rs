@@ -1,0 +1,78 @@
+//! One rank's end of a group.
+
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use uccl_device::cuda::Stream;
+use uccl_ep::cuda::{Config, Group, Reach};
+
+use crate::ep::{apart::Apart, exception, timeout_of, with_exchange};
+
+/// One rank's end of a group whose ranks have GPUs.
+#[pyclass(name = "EpCudaGroup", module = "uccl._core", frozen)]
+pub(crate) struct PyCudaGroup {
+    pub(super) group: Apart<Arc<Group>>,
+}
+
+impl PyCudaGroup {
+    /// The caller's stream, by torch's number.
+    pub(super) fn stream(&self, stream: u64) -> Stream {
+        // SAFETY: `uccl.ep` passes a stream of the group's GPU, which torch keeps while it is used.
+        unsafe { Stream::borrow(self.group.context(), stream) }
+    }
+}
+
+#[pymethods]
+impl PyCudaGroup {
+    /// Joins a group. `exchange(bytes)` returns what all ranks gave it, in order of rank. A launch has `blocks` blocks.
+    #[new]
+    #[pyo3(signature = (*, rank, ranks, pool, timeout, masks_late, device, blocks, node, exchange))]
+    #[expect(clippy::too_many_arguments, reason = "Python names them")]
+    fn new(
+        py: Python<'_>,
+        rank: usize,
+        ranks: usize,
+        pool: usize,
+        timeout: f64,
+        masks_late: bool,
+        device: u32,
+        blocks: u32,
+        node: Option<u64>,
+        exchange: Py<PyAny>,
+    ) -> PyResult<Self> {
+        let timeout = timeout_of(timeout)?;
+        let (reach, network) = (Reach::Any, None);
+        let config =
+            Config { rank, ranks, pool, timeout, masks_late, device, blocks, reach, node, network };
+        let group = with_exchange(py, &exchange, |exchange| Group::join(config, exchange))?;
+        Ok(Self { group: Apart::new(group) })
+    }
+
+    /// Bytes of the pool.
+    #[getter]
+    fn pool_len(&self) -> usize {
+        self.group.pool_len()
+    }
+
+    /// Raises what a call failed with that has failed. It waits for none.
+    fn check(&self) -> PyResult<()> {
+        self.group.check().map_err(|e| exception(&e))
+    }
+
+    /// Enqueues that ranks, a bit for each, are left out, or take part again; and, unless `status` is 0, that i32 by rank say there which are
+    /// left out then.
+    #[pyo3(signature = (*, left_out, let_in, status, stream))]
+    fn mask(
+        &self,
+        py: Python<'_>,
+        left_out: u64,
+        let_in: u64,
+        status: u64,
+        stream: u64,
+    ) -> PyResult<()> {
+        let stream = self.stream(stream);
+        // SAFETY: `uccl.ep` passes a tensor with an integer for each rank, or 0.
+        let done = py.detach(|| unsafe { self.group.mask((left_out, let_in), status, &stream) });
+        done.map_err(|e| exception(&e))
+    }
+}

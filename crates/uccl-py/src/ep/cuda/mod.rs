@@ -1,0 +1,13 @@
+//! Calls of ranks that have GPUs.
+
+mod group;
+mod low_latency;
+mod normal;
+
+pub(crate) use self::{
+    group::PyCudaGroup,
+    low_latency::{
+        PyCudaCombine, PyCudaDispatch, PyCudaHandle, cuda_combine_scratch_len, cuda_scratch_len,
+    },
+    normal::{PyNormalCombine, PyNormalDispatch, PyNormalHandle, cuda_layout, cuda_room_for},
+};

@@ -1,0 +1,248 @@
+//! Calls of normal mode: only who asks how much arrives waits for it.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use pyo3::{exceptions::PyValueError, prelude::*};
+use uccl_device::cuda::Stream;
+use uccl_ep::{
+    combine::{Order, Sends},
+    cuda::{
+        Choices,
+        normal::{
+            Combine, Combined, Dispatch, Handle, Layout, Outputs, Ranks, Results, Routed, ScalesIn,
+            ScalesOut, Sizes, Table, Tokens,
+        },
+    },
+};
+
+use super::PyCudaGroup;
+use crate::ep::{apart::Apart, calls::engine, exception, over, timeout_of};
+
+/// The most tokens of each rank that a call has room for, where nobody says: rows of `payload` bytes with so many words of `scales`,
+/// and rows of `hidden` bf16 that go back. Raises if this rank has more.
+#[pyfunction(name = "ep_cuda_room_for")]
+#[pyo3(signature = (group, tokens, *, payload, scales, hidden, top_k, local_experts))]
+pub(crate) fn cuda_room_for(
+    group: &PyCudaGroup,
+    tokens: usize,
+    payload: usize,
+    scales: usize,
+    hidden: usize,
+    top_k: usize,
+    local_experts: usize,
+) -> PyResult<usize> {
+    let sizes = Sizes { payload, scales, hidden, top_k, local_experts };
+    sizes.room_for(tokens, &group.group).map_err(|e| exception(&e))
+}
+
+/// Enqueues the counting of tokens: i32 by rank, i32 by expert, and a byte by token and rank.
+#[pyfunction(name = "ep_cuda_layout")]
+#[pyo3(signature = (group, *, experts, is_64, tokens, top_k, num_experts, per_rank, per_expert, goes, scratch, stream))]
+#[expect(clippy::too_many_arguments, reason = "Python names them")]
+pub(crate) fn cuda_layout(
+    py: Python<'_>,
+    group: &PyCudaGroup,
+    experts: u64,
+    is_64: bool,
+    tokens: usize,
+    top_k: usize,
+    num_experts: usize,
+    per_rank: u64,
+    per_expert: u64,
+    goes: u64,
+    scratch: u64,
+    stream: u64,
+) -> PyResult<()> {
+    let stream = group.stream(stream);
+    let choices = Choices { experts, is_64, tokens, top_k, num_experts };
+    let layout = Layout { per_rank, per_expert, goes };
+    // SAFETY: `uccl.ep` passes tensors of these sizes, whose memory torch gives to later work of the stream only.
+    let done = py.detach(|| unsafe { layout.count(&group.group, &choices, (scratch, &stream)) });
+    done.map_err(|e| exception(&e))
+}
+
+/// `(address, words of a token, token stride, word stride)`.
+type ScalesGiven = (u64, usize, usize, usize);
+
+/// A dispatch that was begun.
+#[pyclass(name = "EpCudaNormalDispatch", module = "uccl._core", frozen)]
+pub(crate) struct PyNormalDispatch {
+    dispatch: Apart<Mutex<Option<Dispatch>>>,
+    stream: Stream,
+}
+
+#[pymethods]
+impl PyNormalDispatch {
+    /// Enqueues the sending of tokens: to the ranks of their `experts`; or to `ranks`, a byte by token and rank, and i32 by expert, how
+    /// many tokens it is told of; or to where those went that `again`, a handle, is of.
+    #[new]
+    #[pyo3(signature = (group, *, rows, len, scales, weights, experts, is_64, ranks, tokens, top_k, num_experts, again, slots, scratch, stream))]
+    #[expect(clippy::too_many_arguments, reason = "Python names them")]
+    fn new(
+        py: Python<'_>,
+        group: &PyCudaGroup,
+        rows: u64,
+        len: usize,
+        scales: Option<ScalesGiven>,
+        weights: u64,
+        experts: u64,
+        is_64: bool,
+        ranks: Option<(u64, u64)>,
+        tokens: usize,
+        top_k: usize,
+        num_experts: usize,
+        again: Option<&PyNormalHandle>,
+        slots: usize,
+        scratch: u64,
+        stream: u64,
+    ) -> PyResult<Self> {
+        let scales = scales.map(|(words, count, token_stride, word_stride)| ScalesIn {
+            words,
+            count,
+            token_stride,
+            word_stride,
+        });
+        let sent = Tokens { rows, stride: len, payload: len, scales, weights };
+        let stream = group.stream(stream);
+        let begun = py.detach(|| {
+            let routed = match (again, ranks) {
+                (Some(again), _) => Routed::Again(&again.handle),
+                (None, Some((goes, per_expert))) => {
+                    Routed::Ranks(Ranks { goes, per_expert, tokens, num_experts })
+                }
+                (None, None) => {
+                    Routed::Choices(Choices { experts, is_64, tokens, top_k, num_experts })
+                }
+            };
+            // SAFETY: `uccl.ep` passes tensors of these sizes, whose memory torch gives to later work of the stream only.
+            unsafe { Dispatch::begin(&group.group, &sent, routed, slots, (scratch, &stream)) }
+        });
+        let dispatch = Mutex::new(Some(begun.map_err(|e| exception(&e))?));
+        Ok(Self { dispatch: Apart::new(dispatch), stream })
+    }
+
+    /// How much arrives, when every rank has sent: tokens by rank, and how many chose each local expert. Waits `limit` seconds at most.
+    fn counts(&self, py: Python<'_>, limit: f64) -> PyResult<(Vec<u32>, Vec<u32>)> {
+        let limit = timeout_of(limit)?;
+        engine(py, |interrupted| {
+            let dispatch = self.dispatch.lock();
+            let dispatch = dispatch.as_ref().ok_or_else(over)?;
+            // SAFETY: the stream is the one that the dispatch was begun on.
+            let counts = unsafe { dispatch.counts(&self.stream, limit, interrupted) }?;
+            Ok((counts.from, counts.per_expert))
+        })
+    }
+
+    /// Enqueues the taking out of what arrives, behind the sending. `scales` are an address, and strides in words by row and word;
+    /// `table` has the addresses of `src_info`, `origin`, `starts` and `per_expert`, unless tokens go where others went.
+    #[pyo3(signature = (*, len, rows, stride, scales, choices, is_64, weights, zeroes_foreign, table))]
+    #[expect(clippy::too_many_arguments, reason = "Python names them")]
+    fn receive(
+        &self,
+        py: Python<'_>,
+        len: usize,
+        rows: u64,
+        stride: usize,
+        scales: Option<(u64, usize, usize)>,
+        choices: u64,
+        is_64: bool,
+        weights: u64,
+        zeroes_foreign: bool,
+        table: Option<(u64, u64, u64, u64)>,
+    ) -> PyResult<PyNormalHandle> {
+        let outputs = Outputs {
+            len,
+            rows,
+            stride,
+            scales: scales.map(|(words, row_stride, word_stride)| ScalesOut {
+                words,
+                row_stride,
+                word_stride,
+            }),
+            choices,
+            is_64,
+            weights,
+            zeroes_foreign_weights: zeroes_foreign,
+            zeroes_gaps: false,
+            by_expert: None,
+            table: table.map(|(src_info, origin, starts, per_expert)| Table {
+                src_info,
+                origin,
+                starts,
+                per_expert,
+            }),
+        };
+        let received = py.detach(|| {
+            let dispatch = self.dispatch.lock().take().ok_or_else(over)?;
+            // SAFETY: `uccl.ep` passes tensors with as many rows, which nobody else has yet; it keeps the table with the handle.
+            unsafe { dispatch.receive(&outputs, &self.stream) }
+        });
+        let handle = Arc::new(received.map_err(|e| exception(&e))?);
+        Ok(PyNormalHandle { handle: Apart::new(handle) })
+    }
+}
+
+/// What a combine, or a dispatch to where tokens went, needs of a dispatch.
+#[pyclass(name = "EpCudaNormalHandle", module = "uccl._core", frozen)]
+pub(crate) struct PyNormalHandle {
+    handle: Apart<Arc<Handle>>,
+}
+
+/// A combine that was begun.
+#[pyclass(name = "EpCudaNormalCombine", module = "uccl._core", frozen)]
+pub(crate) struct PyNormalCombine {
+    combine: Apart<Mutex<Option<Combine>>>,
+    stream: Stream,
+}
+
+#[pymethods]
+impl PyNormalCombine {
+    /// Enqueues the sending of rows back to where their tokens came from.
+    #[new]
+    #[pyo3(signature = (group, handle, *, len, rows, hidden, weights, scratch, stream))]
+    #[expect(clippy::too_many_arguments, reason = "Python names them")]
+    fn new(
+        py: Python<'_>,
+        group: &PyCudaGroup,
+        handle: &PyNormalHandle,
+        len: usize,
+        rows: u64,
+        hidden: usize,
+        weights: u64,
+        scratch: u64,
+        stream: u64,
+    ) -> PyResult<Self> {
+        let stream = group.stream(stream);
+        let results = Results { len, rows, stride: 2 * hidden, hidden, weights, sends: Sends::Row };
+        // SAFETY: `uccl.ep` passes tensors of these sizes, whose memory torch gives to later work of the stream only.
+        let begun =
+            py.detach(|| unsafe { Combine::begin(&handle.handle, &results, (scratch, &stream)) });
+        let combine = Mutex::new(Some(begun.map_err(|e| exception(&e))?));
+        Ok(Self { combine: Apart::new(combine), stream })
+    }
+
+    /// Enqueues the sums. `sums` is "rank" or "choice".
+    #[pyo3(signature = (*, rows, sums, bias, weights))]
+    fn finish(
+        &self,
+        py: Python<'_>,
+        rows: u64,
+        sums: &str,
+        bias: (u64, u64),
+        weights: u64,
+    ) -> PyResult<()> {
+        let order = match sums {
+            "rank" => Order::ByRank,
+            "choice" => Order::ByChoice,
+            other => return Err(PyValueError::new_err(format!("no sums by {other:?}"))),
+        };
+        let combined = Combined { rows, order, bias: [bias.0, bias.1], weights };
+        let finished = py.detach(|| {
+            let combine = self.combine.lock().take().ok_or_else(over)?;
+            // SAFETY: `uccl.ep` passes tensors with a row, and weights, for each token of the dispatch.
+            unsafe { combine.finish(&combined, &self.stream) }
+        });
+        finished.map_err(|e| exception(&e))
+    }
+}

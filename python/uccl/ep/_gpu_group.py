@@ -1,0 +1,112 @@
+"""One rank's end of a group whose ranks have GPUs: what calls of all modes share.
+
+A call enqueues kernels on torch's current stream and returns. Tensors that it makes are of this stream too, so torch gives
+their memory only to work behind the call's.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from uccl import _core
+from uccl.ep._group import Ranks, address, node_of_environment, timeout_of
+
+#: Where tensors are, for callers that cannot say ``device``: "cpu", "cuda" or "cuda:1".
+DEVICE = "UCCL_EP_DEVICE"
+
+
+def device_of(group: Any, device: Any) -> torch.device | None:
+    """The GPU of a buffer, or None for the CPU: what the caller says, or the environment, or else, with a group of NCCL, the current one."""
+    asked = device if device is not None else os.environ.get(DEVICE) or None
+    if asked is None and torch.cuda.is_available() and backend_of(group) == "nccl":
+        asked = "cuda"
+    if asked is None:
+        return None
+    found = torch.device("cuda", asked) if isinstance(asked, int) else torch.device(asked)
+    if found.type == "cpu":
+        return None
+    if found.type != "cuda":
+        raise ValueError(f"a buffer's device is a GPU of CUDA or the CPU, not {found}")
+    if not torch.cuda.is_available():
+        raise RuntimeError(f"the buffer's device is {found}, and torch finds no GPU")
+    return torch.device("cuda", torch.cuda.current_device() if found.index is None else found.index)
+
+
+def backend_of(group: Any) -> str:
+    """The name of the only backend that a torch group has, or an empty one."""
+    if not isinstance(group, getattr(torch.distributed, "ProcessGroup", ())):
+        return ""
+    return str(torch.distributed.get_backend(group))
+
+
+class GpuGroup:
+    """One rank's end of a group. Both modes go through it: their calls are numbered together."""
+
+    def __init__(
+        self, ranks: Ranks, pool: int, timeout: float | None, masks_late: bool, device: torch.device
+    ) -> None:
+        torch.cuda.init()
+        self.device, self.rank, self.ranks = device, ranks.rank, ranks.size
+        self.timeout = timeout_of(timeout)
+        #: The stream that was given the last call.
+        self._last: torch.cuda.Stream | None = None
+        self._last_number = -1
+        self.native = _core.EpCudaGroup(
+            rank=ranks.rank,
+            ranks=ranks.size,
+            pool=max(pool, 1),
+            timeout=self.timeout,
+            masks_late=masks_late,
+            device=device.index,
+            blocks=blocks_of(ranks, device),
+            node=node_of_environment(),
+            exchange=ranks.exchange,
+        )
+
+    def stream(self) -> int:
+        """The current stream's number, behind the calls that other streams were given. Calls are numbered when a GPU comes to them,
+        and have to come in the same order on all ranks. In a graph that order is the caller's."""
+        number = number_of_stream(self.device.index)
+        if number != self._last_number and not torch.cuda.is_current_stream_capturing():
+            stream = torch.cuda.current_stream(self.device)
+            if self._last is not None:
+                stream.wait_stream(self._last)
+            self._last, self._last_number = stream, number
+        return number
+
+    def keep_for(self, number: int, made_on: int, tensors: tuple[torch.Tensor, ...]) -> None:
+        """Has torch keep tensors for work of the current stream, which has this number, unless they were made on it."""
+        if number != made_on:
+            stream = torch.cuda.current_stream(self.device)
+            for tensor in tensors:
+                tensor.record_stream(stream)
+
+    def mask(self, left_out: int = 0, let_in: int = 0, status: torch.Tensor | None = None) -> None:
+        """Enqueues that ranks, a bit for each, are left out or take part again; ``status`` then says by rank which are left out."""
+        self.native.mask(
+            left_out=left_out, let_in=let_in, status=address(status), stream=self.stream()
+        )
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """As ``torch.empty``, on this GPU."""
+        return torch.empty(shape, dtype=dtype, device=self.device)
+
+    def shared(self, native: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Memory for rows that may go back. Any will do: they are written once, straight to the windows of those that sum them."""
+        return self.empty(shape, dtype)
+
+
+def number_of_stream(device: int) -> int:
+    """The number of a GPU's current stream, without an object for it where torch can do without."""
+    number = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return number(device) if number is not None else torch.cuda.current_stream(device).cuda_stream
+
+
+def blocks_of(ranks: Ranks, device: torch.device) -> int:
+    """Blocks of a launch. Kernels of ranks that share a GPU wait for each other, so all have to fit on it together."""
+    facts = torch.cuda.get_device_properties(device)
+    sharing = ranks.exchange(str(facts.uuid).encode()).count(str(facts.uuid).encode())
+    return max(1, facts.multi_processor_count // sharing)

@@ -1,0 +1,280 @@
+"""Normal mode of ranks that have GPUs: what both interfaces make of it. A call is one round, and waits for nothing unless it is asked
+how much arrives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from uccl import _core
+from uccl.ep._gpu_group import GpuGroup
+from uccl.ep._group import address, biases, check, scales_in, weights_address
+
+
+@dataclass
+class Routed:
+    """What says where tokens go: their choices, their ranks, or a dispatch before."""
+
+    tokens: int
+    top_k: int
+    num_experts: int
+    #: ``[n, K]``
+    topk_idx: torch.Tensor | None = None
+    #: ``[n, R]`` bool, and i32 by expert.
+    ranks: tuple[torch.Tensor, torch.Tensor] | None = None
+    again: Rows | None = None
+
+
+@dataclass
+class Rows:
+    """What a dispatch returned, and its combines need, or a dispatch to where its tokens went."""
+
+    mode: NormalMode
+    native: Any
+    routed: Routed
+    slots: int
+    """The most tokens of any rank."""
+    have: int
+    """How many rows there are."""
+    arrived: int | None
+    """How many of them tokens have come for, where the host knows."""
+    scratch: torch.Tensor
+    told: torch.Tensor
+    """``[R + 1]`` starts of ranks, ``[E/R]`` counts, and by row its token's number, and its origin."""
+    stream: int
+    """The number of the stream that they were made on."""
+
+    def ends_of_ranks(self) -> torch.Tensor:
+        """``[R]`` i32: how many tokens arrived from the ranks up to each."""
+        return self.told.narrow(0, 1, self.mode.ranks)
+
+    def prefixes(self) -> torch.Tensor:
+        """``[R, R]`` i32, as DeepEP has it: each column is this rank's, the only one that it knows."""
+        return self.told.as_strided((self.mode.ranks, self.mode.ranks), (1, 0), 1)
+
+    def per_expert(self) -> torch.Tensor:
+        """``[E/R]`` i32: how many tokens chose each."""
+        return self.told.narrow(0, 1 + self.mode.ranks, self.mode.local(self.routed))
+
+    def source_tokens(self) -> torch.Tensor:
+        """``[m]`` i32: numbers of tokens at their ranks."""
+        return self.told.narrow(0, 1 + self.mode.ranks + self.mode.local(self.routed), self.have)
+
+
+class NormalMode:
+    """Calls of normal mode of one rank's end of a group."""
+
+    def __init__(self, gpu: GpuGroup, limit: float) -> None:
+        """The host waits ``limit`` seconds for counts, at most."""
+        self.gpu, self.limit = gpu, limit
+        self.device, self.ranks, self.native = gpu.device, gpu.ranks, gpu.native
+        #: What handles of DeepEP's have of its channels.
+        self.channels = gpu.empty((gpu.ranks, 0), torch.int32)
+
+    def local(self, routed: Routed) -> int:
+        """Experts of each rank."""
+        return routed.num_experts // self.ranks
+
+    def layout(self, topk_idx: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Counts tokens: by rank ``[R]`` i32, by expert ``[E]`` i32, and ``[n, R]`` bool."""
+        check("topk_idx", topk_idx, (None, None), torch.int64, torch.int32, device=self.device)
+        (tokens, top_k), empty = topk_idx.shape, self.gpu.empty
+        per_rank, per_expert = empty((self.ranks,), torch.int32), empty((num_experts,), torch.int32)
+        goes = empty((tokens, self.ranks), torch.bool)
+        scratch = empty((_core.ep_cuda_scratch_len(tokens, top_k, num_experts, self.ranks),), torch.uint8)
+        _core.ep_cuda_layout(
+            self.native,
+            experts=address(topk_idx),
+            is_64=topk_idx.dtype == torch.int64,
+            tokens=tokens,
+            top_k=top_k,
+            num_experts=num_experts,
+            per_rank=address(per_rank),
+            per_expert=address(per_expert),
+            goes=address(goes),
+            scratch=scratch.data_ptr(),
+            stream=self.gpu.stream(),
+        )
+        return per_rank, per_expert, goes
+
+    def by_choices(self, topk_idx: torch.Tensor, num_experts: int) -> Routed:
+        """Tokens go to the ranks of their experts."""
+        check("topk_idx", topk_idx, (None, None), torch.int64, torch.int32, device=self.device)
+        tokens, top_k = topk_idx.shape
+        return Routed(tokens, top_k, num_experts, topk_idx=topk_idx)
+
+    def by_ranks(self, goes: torch.Tensor, per_expert: torch.Tensor) -> Routed:
+        """Tokens go to these ranks, and have no choices."""
+        check("is_token_in_rank", goes, (None, self.ranks), torch.bool, device=self.device)
+        check("num_tokens_per_expert", per_expert, (None,), torch.int32, device=self.device)
+        return Routed(goes.shape[0], 0, per_expert.numel(), ranks=(goes, per_expert))
+
+    def again(self, rows: Rows) -> Routed:
+        """Tokens go where they went before."""
+        if rows.mode is not self:
+            raise RuntimeError("the handle is of another buffer")
+        return Routed(rows.routed.tokens, rows.routed.top_k, rows.routed.num_experts, again=rows)
+
+    def begin(
+        self,
+        x: tuple[torch.Tensor, torch.Tensor | None],
+        weights: torch.Tensor | None,
+        routed: Routed,
+        most: int | None = None,
+    ) -> Dispatch:
+        """Enqueues the sending of rows and their scales. ``most`` are the tokens of any rank, at most; where nobody says, as many as there
+        is room for."""
+        rows, scales = x
+        check("x", rows, (None, None), device=self.device)
+        if rows.shape[0] != routed.tokens:
+            raise ValueError(f"x has {rows.shape[0]} tokens, and {routed.tokens} are routed")
+        if weights is not None:
+            shape = (routed.tokens, routed.top_k)
+            check("topk_weights", weights, shape, torch.float32, device=self.device)
+        return Dispatch(self, (rows, scales), weights, routed, most)
+
+    def combine(
+        self,
+        x: torch.Tensor,
+        rows: Rows,
+        weights: torch.Tensor | None,
+        bias: Any,
+        sums: str,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Sends rows back and sums them by "rank" or by "choice", and weights if there are any."""
+        check("x", x, (None, None), torch.bfloat16, device=self.device)
+        (have, hidden), routed, empty = x.shape, rows.routed, self.gpu.empty
+        if have < (rows.arrived or 0):
+            raise ValueError(f"x has {have} rows, and {rows.arrived} tokens arrived")
+        if weights is not None:
+            check("topk_weights", weights, (have, routed.top_k), torch.float32, device=self.device)
+        out = empty((routed.tokens, hidden), torch.bfloat16)
+        out_weights = None if weights is None else empty((routed.tokens, routed.top_k), torch.float32)
+        bias = biases(bias, out)
+        stream = self.gpu.stream()
+        self.gpu.keep_for(stream, rows.stream, (rows.scratch, rows.told))
+        scratch = empty((_core.ep_cuda_combine_scratch_len(),), torch.uint8)
+        combine = _core.EpCudaNormalCombine(
+            self.native,
+            rows.native,
+            len=have,
+            rows=address(x),
+            hidden=hidden,
+            weights=weights_address(weights),
+            scratch=scratch.data_ptr(),
+            stream=stream,
+        )
+        combine.finish(rows=address(out), sums=sums, bias=bias, weights=address(out_weights))
+        return out, out_weights
+
+
+class Dispatch:
+    """A dispatch that was begun."""
+
+    def __init__(
+        self,
+        mode: NormalMode,
+        x: tuple[torch.Tensor, torch.Tensor | None],
+        weights: torch.Tensor | None,
+        routed: Routed,
+        most: int | None,
+    ) -> None:
+        (rows, scales), again = x, routed.again
+        given = scales_in(scales, routed.tokens, mode.device)
+        self.mode, self.routed, self._x = mode, routed, x
+        self._row_bytes = rows.shape[1] * rows.element_size()
+        if again is not None:
+            # The same on all ranks, whatever they send now.
+            self.slots = again.slots
+        elif most is None:
+            self.slots = _core.ep_cuda_room_for(
+                mode.native,
+                routed.tokens,
+                payload=self._row_bytes,
+                scales=0 if given is None else given[1],
+                hidden=rows.shape[1],
+                top_k=routed.top_k,
+                local_experts=mode.local(routed),
+            )
+        else:
+            self.slots = most
+        self._stream = mode.gpu.stream()
+        if again is None:
+            length = _core.ep_cuda_scratch_len(routed.tokens, routed.top_k, routed.num_experts, mode.ranks)
+        else:
+            length = _core.ep_cuda_combine_scratch_len()
+            mode.gpu.keep_for(self._stream, again.stream, (again.scratch, again.told))
+        self._scratch = mode.gpu.empty((length,), torch.uint8)
+        idx, ranks = routed.topk_idx, routed.ranks
+        self.native = _core.EpCudaNormalDispatch(
+            mode.native,
+            rows=address(rows),
+            len=self._row_bytes,
+            scales=given,
+            weights=address(weights),
+            experts=address(idx),
+            is_64=idx is not None and idx.dtype == torch.int64,
+            ranks=None if ranks is None else (address(ranks[0]), address(ranks[1])),
+            tokens=routed.tokens,
+            top_k=routed.top_k,
+            num_experts=routed.num_experts,
+            again=None if again is None else again.native,
+            slots=self.slots,
+            scratch=self._scratch.data_ptr(),
+            stream=self._stream,
+        )
+
+    def counts(self) -> tuple[int, list[int]]:
+        """How many tokens arrive, and how many of them chose each of this rank's experts. Waits until every rank has sent."""
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "a graph does not wait for counts: capture dispatch with num_worst_tokens, or of ElasticBuffer with do_cpu_sync=False"
+            )
+        of_ranks, per_expert = self.native.counts(self.mode.limit)
+        return sum(of_ranks), per_expert
+
+    def receive(self, to: Arriving, arrived: int | None, zeroes_foreign: bool) -> Rows:
+        """Enqueues the taking out of what arrives; ``arrived`` rows, where the host knows. Weights of other ranks' experts are 0 with
+        ``zeroes_foreign``."""
+        mode, routed, again = self.mode, self.routed, self.routed.again
+        have, told, table = to.rows.shape[0], None, None
+        if again is None:
+            ranks, local = mode.ranks, mode.local(routed)
+            told = mode.gpu.empty((1 + ranks + local + 2 * have,), torch.int32)
+            starts = told.data_ptr()
+            per_expert = starts + 4 * (1 + ranks)
+            src_info = per_expert + 4 * local
+            table = src_info, src_info + 4 * have, starts, per_expert
+        scales = to.scales
+        native = self.native.receive(
+            len=have,
+            rows=address(to.rows),
+            stride=self._row_bytes,
+            scales=None if scales is None else (address(scales), scales.stride(0), word_stride(scales)),
+            choices=address(to.choices),
+            is_64=to.choices is not None and to.choices.dtype == torch.int64,
+            weights=address(to.weights),
+            zeroes_foreign=zeroes_foreign,
+            table=table,
+        )
+        if again is not None:
+            return again
+        return Rows(mode, native, routed, self.slots, have, arrived, self._scratch, told, self._stream)
+
+
+@dataclass
+class Arriving:
+    """Tensors for what arrives, each with as many rows."""
+
+    rows: torch.Tensor
+    scales: torch.Tensor | None
+    """``[m, S]`` or ``[m]``, of any strides."""
+    choices: torch.Tensor | None
+    weights: torch.Tensor | None
+
+
+def word_stride(scales: torch.Tensor) -> int:
+    """From one word of a row's scales to the next."""
+    return scales.stride(1) if scales.dim() > 1 else 1

@@ -1,0 +1,275 @@
+"""What ranks in threads that share a GPU do in normal mode, on a real one and on an emulated one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any, Callable
+
+import pytest
+import torch
+from elastic_calls import elastic_calls
+from few_tokens import FewTokens
+from many_tokens import ManyTokens, many_tokens
+from thread_ranks import LIMIT, Rank, Ranks
+
+#: Sizes of calls whose sums are exact.
+TOKENS, TOP_K, EXPERTS, HIDDEN = 24, 3, 12, 256
+
+
+def buffer_of(rank: Rank, timeout: float = 20, **keywords: Any) -> Any:
+    """A buffer for both modes."""
+    from uccl.ep import Buffer
+
+    room = 2 * Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, rank.size(), EXPERTS)
+    return Buffer(None, 0, room, low_latency_mode=True, comm=rank, device="cuda", timeout=timeout, **keywords)
+
+
+class Exact:
+    """Calls of one rank whose sums are exact: each rank gives back a token's row as it is."""
+
+    def __init__(self, rank: Rank, buffer: Any) -> None:
+        self.rank, self.buffer = rank, buffer
+        generator = torch.Generator().manual_seed(rank.rank())
+        self.x = torch.randint(-4, 5, (TOKENS, HIDDEN), generator=generator).bfloat16()
+        self.choices = torch.rand((TOKENS, EXPERTS), generator=generator).topk(TOP_K).indices
+        self.owners = [set(row) for row in (self.choices // (EXPERTS // rank.size())).tolist()]
+        self.copies = torch.tensor([[len(ranks)] for ranks in self.owners])
+        self.weights = torch.tensor([0.5, 0.25, 1.0]).repeat(TOKENS, 1)
+        self.given = tuple(tensor.to(buffer.device) for tensor in (self.x, self.choices, self.weights))
+
+    def dispatch(self, **keywords: Any) -> tuple[Any, ...]:
+        """Of the first interface's normal mode."""
+        x, choices, weights = self.given
+        per_rank, _, per_expert, goes, _ = self.buffer.get_dispatch_layout(choices, EXPERTS)
+        return self.buffer.dispatch(
+            x,
+            num_tokens_per_rank=per_rank,
+            is_token_in_rank=goes,
+            num_tokens_per_expert=per_expert,
+            topk_idx=choices,
+            topk_weights=weights,
+            **keywords,
+        )
+
+    def normal(self, **keywords: Any) -> torch.Tensor:
+        """Dispatches and combines."""
+        rows, *_, handle, _ = self.dispatch(**keywords)
+        out, _, _ = self.buffer.combine(rows, handle)
+        return out
+
+    def few(self) -> torch.Tensor:
+        """The same in low latency mode."""
+        x, choices, weights = self.given
+        rows, _, handle, _, _ = self.buffer.low_latency_dispatch(x, choices, TOKENS, EXPERTS, use_fp8=False)
+        out, _, _ = self.buffer.low_latency_combine(rows, choices, weights, handle)
+        return out
+
+    def check(self, normal: list[torch.Tensor], few: list[torch.Tensor]) -> None:
+        """Compares sums."""
+        torch.cuda.current_stream().synchronize()
+        for out in normal:
+            assert torch.equal(out.cpu().float(), self.x.float() * self.copies)
+        for out in few:
+            assert torch.equal(out.cpu().float(), self.x.float() * self.weights[0].sum())
+        self.buffer.check()
+        self.rank.allgather(b"")
+
+
+def both_modes(rank: Rank) -> None:
+    """Calls of both modes by turns on one buffer, whose handles are used later."""
+    exact = Exact(rank, buffer_of(rank))
+    kept = exact.dispatch(num_worst_tokens=TOKENS * rank.size())
+    normal, few = [], []
+    for number in range(4):
+        few.append(exact.few())
+        normal.append(exact.normal(num_worst_tokens=TOKENS * rank.size() if number % 2 else 0))
+    normal.append(exact.buffer.combine(kept[0], kept[4])[0])
+    exact.check(normal, few)
+
+
+def two_streams(rank: Rank, prepare: Callable[[], None]) -> None:
+    """A combine on another stream, which ``prepare`` is called with first, waits for the event of its dispatch, and so do the calls
+    behind it."""
+    exact = Exact(rank, buffer_of(rank))
+    ours, other = torch.cuda.current_stream(), torch.cuda.Stream()
+    with torch.cuda.stream(other):
+        prepare()
+    rank.allgather(b"")
+    outs = []
+    for _ in range(3):
+        rows, *_, handle, event = exact.dispatch(async_finish=True)
+        with torch.cuda.stream(other):
+            out, _, combined = exact.buffer.combine(rows, handle, previous_event=event, async_finish=True)
+        again, *_, after = exact.buffer.dispatch(
+            exact.given[0], handle=handle, previous_event=combined, async_finish=True
+        )
+        with after:
+            pass
+        outs += [out, exact.buffer.combine(again, handle)[0]]
+    ours.wait_stream(other)
+    exact.check(outs, [])
+
+
+def by_ranks(rank: Rank) -> None:
+    """Tokens that have ranks and no choices."""
+    exact = Exact(rank, buffer_of(rank))
+    x, choices, _ = exact.given
+    _, _, per_expert, goes, _ = exact.buffer.get_dispatch_layout(choices, EXPERTS)
+    rows, idx, weights, counts, handle, _ = exact.buffer.dispatch(
+        x, is_token_in_rank=goes, num_tokens_per_expert=per_expert
+    )
+    assert idx is None and weights is None and len(counts) == EXPERTS // rank.size()
+    out, _, _ = exact.buffer.combine(rows, handle)
+    exact.check([out], [])
+
+
+def masked(rank: Rank) -> None:
+    """Normal mode goes on without the last rank, which is masked and does not come."""
+    exact, lost = Exact(rank, buffer_of(rank, enable_shrink=True)), rank.size() - 1
+    if rank.rank() == lost:
+        rank.allgather(b"")
+        return
+    exact.buffer.update_mask_buffer(lost, True)
+    exact.copies = torch.tensor([[len(ranks - {lost})] for ranks in exact.owners])
+    exact.check([exact.normal(num_worst_tokens=worst) for worst in (0, TOKENS * rank.size())], [])
+
+
+def late(rank: Rank, worst: int) -> str:
+    """Rank 1 does not come: what rank 0 is told, by the call that counts or else by the next one."""
+    exact = Exact(rank, buffer_of(rank, timeout=1))
+    said = ""
+    if rank.rank() == 0:
+        with pytest.raises(TimeoutError) as raised:
+            exact.dispatch(num_worst_tokens=worst)
+            torch.cuda.current_stream().synchronize()
+            exact.dispatch(num_worst_tokens=worst)
+        said = str(raised.value)
+        torch.cuda.current_stream().synchronize()
+    rank.allgather(b"")
+    return said
+
+
+def names_the_late(run: Callable[..., list[Any]]) -> None:
+    """Who does not come is named at once where the host waits, and else by the next call."""
+    for worst in (0, 2 * TOKENS):
+        started = time.monotonic()
+        said = run(2, lambda rank: late(rank, worst))[0]
+        assert "dispatch on rank 0" in said and "rank 1: data of call 1 round 0 expected" in said, said
+        assert time.monotonic() - started < 20
+
+
+def refusals(rank: Rank) -> list[str]:
+    """What wrong calls are answered with. None of them is begun."""
+    from uccl.ep import Buffer, ElasticBuffer
+
+    exact = Exact(rank, buffer_of(rank))
+    buffer, (x, choices, _) = exact.buffer, exact.given
+    _, _, per_expert, goes, _ = buffer.get_dispatch_layout(choices, EXPERTS)
+    small = Buffer(None, 1 << 14, comm=rank, device="cuda")
+    elastic = ElasticBuffer(None, 1 << 20, num_max_tokens_per_rank=TOKENS, comm=rank, device="cuda")
+    of_other = small.dispatch(x[:1], topk_idx=choices[:1], num_tokens_per_expert=per_expert)[4]
+    calls = [
+        lambda: small.dispatch(x, topk_idx=choices, num_tokens_per_expert=per_expert),
+        lambda: buffer.dispatch(x, topk_idx=choices),
+        lambda: buffer.dispatch(x),
+        lambda: buffer.dispatch(x[:3], topk_idx=choices, num_tokens_per_expert=per_expert),
+        lambda: buffer.dispatch(x, topk_idx=choices[:, :0], num_tokens_per_expert=per_expert),
+        lambda: buffer.dispatch(x, is_token_in_rank=goes.int(), num_tokens_per_expert=per_expert),
+        lambda: buffer.dispatch(x, handle=of_other),
+        lambda: elastic.dispatch(x, choices, num_experts=EXPERTS, do_expand=True),
+        lambda: elastic.dispatch(x, choices, num_experts=EXPERTS, num_max_tokens_per_rank=4),
+        lambda: buffer.get_local_buffer_tensor(torch.int8),
+    ]
+    texts = []
+    for call in calls:
+        try:
+            call()
+        except Exception as e:
+            texts.append(f"{type(e).__name__}: {e}")
+        else:
+            texts.append("nothing")
+    torch.cuda.current_stream().synchronize()
+    rank.allgather(b"")
+    buffer.destroy()
+    with pytest.raises(RuntimeError, match="destroyed"):
+        buffer.dispatch(x, topk_idx=choices, num_tokens_per_expert=per_expert)
+    return texts
+
+
+#: What the answers say.
+REFUSED = [
+    f"this rank has {TOKENS} tokens, and the buffer of 16384 bytes has room for",
+    "num_tokens_per_expert",
+    "is_token_in_rank",
+    "x has 3 tokens",
+    "top-k",
+    "torch.bool",
+    "another buffer",
+    "do_expand and do_zero_padding are not there yet on GPUs",
+    f"{TOKENS} tokens, and room for 4 of each rank",
+    "on the CPU only",
+]
+
+
+def is_refused_with_words(run: Callable[..., list[Any]]) -> None:
+    """Each answer says what is wrong."""
+    for texts in run(2, refusals):
+        for text, words in zip(texts, REFUSED):
+            assert words in text, texts
+        assert "bytes are enough" in texts[0] and texts[7].startswith("NotImplementedError"), texts
+
+
+class Stop(Exception):
+    """What a signal raises."""
+
+
+def stops(prepare: Callable[[], None]) -> None:
+    """A signal ends the wait for counts, in the thread that has signals. The other rank does not come."""
+    ranks = Ranks(2)
+
+    def alone() -> None:
+        prepare()
+        keeps.append(buffer_of(Rank(ranks, 1), timeout=LIMIT))
+
+    def raises(*_: Any) -> None:
+        raise Stop
+
+    keeps: list[Any] = []
+    thread = threading.Thread(target=alone)
+    thread.start()
+    prepare()
+    exact = Exact(Rank(ranks, 0), buffer_of(Rank(ranks, 0), timeout=LIMIT))
+    thread.join()
+    before, timer = signal.signal(signal.SIGUSR1, raises), threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1))
+    try:
+        timer.start()
+        started = time.monotonic()
+        with pytest.raises(Stop):
+            exact.dispatch()
+        assert time.monotonic() - started < 10
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
+    torch.cuda.current_stream().synchronize()
+    with pytest.raises(RuntimeError, match="interrupted"):
+        exact.buffer.check()
+
+
+def few_tokens(rank: Rank, seed: int) -> None:
+    """Low latency mode, on what normal mode shares with it."""
+    few = FewTokens(rank, seed, comm=rank, device="cuda", timeout=20)
+    few.two_at_a_time()
+    few.end(rank)
+
+
+def random_normal(rank: Rank, seed: int) -> None:
+    """A case of the first interface."""
+    many_tokens(rank, seed, comm=rank, device="cuda", timeout=20)
+
+
+def random_elastic(rank: Rank, seed: int) -> None:
+    """A case of the second interface."""
+    elastic_calls(rank, seed, comm=rank, device="cuda")

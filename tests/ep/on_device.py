@@ -1,0 +1,61 @@
+"""Tensors of a rank whose buffer is on the CPU or on a GPU, for what runs on both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from cases import Draw
+
+NAN = float("nan")
+
+
+def inputs_of(seed: int) -> Draw:
+    """What a case draws for its ranks: not from the seed that said how many there are, or one would follow from the other."""
+    return Draw(seed + 1)
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Its memory as whole numbers."""
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+    return tensor.view(kinds[tensor.element_size()])
+
+
+class OnDevice:
+    """Moves tensors to where calls take them, and back."""
+
+    buffer: Any
+
+    def __init__(self, **keywords: Any) -> None:
+        """``keywords`` are those of the buffer."""
+        self.device = keywords.get("device", "cpu")
+        self.is_on_gpu = self.device != "cpu"
+        # Whether ranks are threads of one process.
+        self.shares_context = "comm" in keywords
+
+    def there(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor where calls take it."""
+        self.settle()
+        return tensor.to(self.buffer.device)
+
+    def here(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor that a call returned, on the CPU."""
+        self.settle()
+        return tensor.cpu()
+
+    def settle(self) -> None:
+        """Waits for this rank's calls, where ranks share a GPU's context: a copy that is behind a waiting kernel holds up the copies of
+        all threads, and with them the rank that the kernel waits for."""
+        if self.shares_context:
+            torch.cuda.current_stream().synchronize()
+
+    def end(self, group: Any) -> None:
+        """Destroys the buffer. On a GPU all calls of all ranks have gone well then, and none is under way."""
+        if self.is_on_gpu:
+            torch.cuda.current_stream().synchronize()
+            self.buffer.check()
+            if self.shares_context:
+                group.allgather(b"")
+            else:
+                torch.distributed.barrier(group)
+        self.buffer.destroy()

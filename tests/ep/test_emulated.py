@@ -1,0 +1,108 @@
+"""The same calls as on a GPU, on one that is emulated: what Python asks of the kernels, where there is no GPU."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any, Callable
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import gpu_cases
+from thread_ranks import Rank, threads
+
+pytestmark = [
+    pytest.mark.xdist_group("ep"),
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not (shutil.which("cc") and shutil.which("c++")), reason="lacks a C++ compiler"),
+]
+
+#: Where random cases begin, and how many each mode has.
+SEED, CASES = (int(os.environ.get(f"UCCL_EP_EMULATED_{name}", default)) for name, default in [("SEED", "0"), ("CASES", "3")])
+
+
+def serve(folder: str, pipe: Any) -> None:
+    """A process that has the emulated GPU: it calls the functions that come."""
+    import cases
+    import emulated
+
+    torch.set_num_threads(1)
+    emulated.load(Path(folder))
+    # All threads of a launch take turns on one of the host's.
+    cases.CHANNELS, cases.CHOICES, cases.EXPERTS = 6_000, 150, 24
+    while (task := pipe.recv()) is not None:
+        function, args = task
+        try:
+            function(*args)
+            pipe.send("")
+        except BaseException:
+            pipe.send(traceback.format_exc())
+
+
+@pytest.fixture(scope="module")
+def run() -> Any:
+    """Calls a function there."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    with tempfile.TemporaryDirectory() as folder:
+        process = context.Process(target=serve, args=(folder, theirs), daemon=True)
+        process.start()
+        # Its end is seen then.
+        theirs.close()
+
+        def answer(function: Callable[..., None], *args: Any) -> None:
+            ours.send((function, args))
+            assert ours.poll(200), "the process does not answer"
+            why = ours.recv()
+            assert not why, why
+
+        yield answer
+        ours.send(None)
+        process.join(10)
+        process.kill()
+
+
+def prepared() -> None:
+    """An emulated GPU needs nothing."""
+
+
+def in_threads(size: int, function: Callable[[Rank], Any], *args: Any) -> list[Any]:
+    """Calls a function on so many ranks."""
+    return threads(size, lambda rank: function(rank, *args), prepared)
+
+
+@pytest.mark.parametrize("function", [gpu_cases.random_normal, gpu_cases.random_elastic, gpu_cases.few_tokens])
+@pytest.mark.parametrize("seed", range(SEED, SEED + CASES))
+def test_random_calls_return_what_the_oracle_says(run: Any, function: Callable[..., None], seed: int) -> None:
+    run(in_threads, 1 + (seed + 1) % 3, function, seed)
+
+
+@pytest.mark.parametrize("function", [gpu_cases.both_modes, gpu_cases.by_ranks])
+def test_calls_of_one_buffer_go_well(run: Any, function: Callable[[Rank], None]) -> None:
+    run(in_threads, 2, function)
+
+
+def test_calls_on_two_streams_wait_for_events(run: Any) -> None:
+    run(in_threads, 2, gpu_cases.two_streams, prepared)
+
+
+def test_calls_go_on_without_a_rank_that_is_masked(run: Any) -> None:
+    run(in_threads, 3, gpu_cases.masked)
+
+
+def test_a_rank_that_does_not_come_is_named(run: Any) -> None:
+    run(gpu_cases.names_the_late, in_threads)
+
+
+def test_wrong_calls_are_refused_with_words(run: Any) -> None:
+    run(gpu_cases.is_refused_with_words, in_threads)
+
+
+def test_a_signal_ends_the_wait_for_counts(run: Any) -> None:
+    run(gpu_cases.stops, prepared)

@@ -1,0 +1,120 @@
+"""Normal mode on a GPU, ranks in threads and in processes, compared with the oracles."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import gpu_cases
+from elastic_calls import elastic_calls
+from gpu_cases import TOKENS, Exact, buffer_of
+from many_tokens import many_tokens
+from thread_ranks import Rank, reserve, threads
+
+pytestmark = [
+    pytest.mark.xdist_group("gpu"),
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="lacks a GPU"),
+]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_many_tokens_of_ranks_in_threads_arrive_and_are_summed_as_the_oracle_says(seed: int) -> None:
+    threads(1 + seed % 3, lambda rank: gpu_cases.random_normal(rank, 300 + seed))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_second_interface_of_ranks_in_threads_returns_what_the_oracle_says(seed: int) -> None:
+    threads(1 + seed % 3, lambda rank: gpu_cases.random_elastic(rank, 400 + seed))
+
+
+def in_process(group: Any, function: Callable[..., None], seed: int) -> None:
+    function(group, seed, device="cuda")
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("function", [many_tokens, elastic_calls])
+def test_ranks_in_processes_do_as_well(world: Any, function: Callable[..., None], seed: int) -> None:
+    world.run(2, in_process, function, 500 + seed)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("case", [gpu_cases.both_modes, gpu_cases.by_ranks])
+def test_calls_of_one_buffer_go_well(case: Callable[[Rank], None], size: int) -> None:
+    threads(size, case)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_calls_on_two_streams_wait_for_events(size: int) -> None:
+    threads(size, lambda rank: gpu_cases.two_streams(rank, reserve))
+
+
+def test_calls_go_on_without_a_rank_that_is_masked() -> None:
+    threads(3, gpu_cases.masked)
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    gpu_cases.names_the_late(threads)
+
+
+def test_wrong_calls_are_refused_with_words() -> None:
+    gpu_cases.is_refused_with_words(threads)
+
+
+def test_a_signal_ends_the_wait_for_counts() -> None:
+    with torch.cuda.stream(torch.cuda.Stream()):
+        gpu_cases.stops(reserve)
+
+
+def in_graph(rank: Rank) -> None:
+    """A dispatch with rows for the worst case and its combine are repeated with other tokens."""
+    exact = Exact(rank, buffer_of(rank))
+    worst, graph = TOKENS * rank.size(), torch.cuda.CUDAGraph()
+    x, wrong = exact.given[0], torch.zeros((), dtype=torch.int64, device="cuda")
+    copies = exact.copies.cuda()
+
+    def compare(out: torch.Tensor) -> None:
+        wrong.add_((out != (x.float() * copies).bfloat16()).sum())
+
+    for turn in range(rank.size()):
+        rank.allgather(b"")
+        if turn == rank.rank():
+            # Kernels are loaded before the graph is captured, and before any waits.
+            compare(x.add_(1))
+            x.sub_(1)
+            wrong.zero_()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                compare(exact.normal(num_worst_tokens=worst))
+    rank.allgather(b"")
+    # Capturing has given back what torch kept.
+    reserve()
+    rank.allgather(b"")
+    compare(exact.normal(num_worst_tokens=worst))
+    for _ in range(200):
+        x.add_(1)
+        graph.replay()
+    compare(exact.normal(num_worst_tokens=worst))
+    torch.cuda.current_stream().synchronize()
+    exact.buffer.check()
+    assert wrong.item() == 0
+    rank.allgather(b"")
+    del graph
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_graph_repeats_calls_with_rows_for_the_worst_case(size: int) -> None:
+    threads(size, in_graph)
+
+
+def counted_in_graph(rank: Rank) -> None:
+    exact = Exact(rank, buffer_of(rank))
+    with pytest.raises(RuntimeError, match="a graph does not wait for counts"):
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+            exact.normal()
+
+
+def test_a_graph_refuses_to_wait_for_counts() -> None:
+    threads(1, counted_in_graph)

@@ -1,0 +1,84 @@
+"""Ranks that are threads of one process and share a GPU."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Callable
+
+import torch
+
+#: Seconds that a rank may take.
+LIMIT = 50
+
+
+class Ranks:
+    """What ranks in threads meet at, as a communicator of MPI's is."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.board = size, [b""] * size
+        self.barrier = threading.Barrier(size, timeout=LIMIT)
+
+
+class Rank:
+    """One of them."""
+
+    def __init__(self, ranks: Ranks, number: int) -> None:
+        self._ranks, self._number = ranks, number
+
+    def rank(self) -> int:
+        """Which it is."""
+        return self._number
+
+    def size(self) -> int:
+        """How many there are."""
+        return self._ranks.size
+
+    Get_rank, Get_size = rank, size
+
+    def allgather(self, mine: bytes) -> list[bytes]:
+        """What all give."""
+        self._ranks.board[self._number] = mine
+        self._ranks.barrier.wait()
+        everyone = list(self._ranks.board)
+        self._ranks.barrier.wait()
+        return everyone
+
+
+def reserve() -> None:
+    """Has torch take memory for this stream, and load kernels, now: the driver does neither while a kernel waits for another rank."""
+    from uccl.ep._gpu_elastic import ends_of
+
+    kept = [torch.empty(1 << 31, dtype=torch.uint8, device="cuda")]
+    kept += [torch.empty(1 << 19, dtype=torch.uint8, device="cuda") for _ in range(64)]
+    for dtype in (torch.uint8, torch.bool, torch.int32, torch.int64, torch.float32, torch.bfloat16):
+        ones = torch.zeros(8, dtype=dtype, device="cuda").fill_(1).copy_(kept[1][:8])
+        # Of other strides, and of none.
+        torch.empty((8, 8), dtype=dtype, device="cuda")[:, :5].t().contiguous()
+        ones.as_strided((8, 8), (1, 0)).contiguous()
+        ones.int()
+    ones = torch.ones(8, dtype=torch.int32, device="cuda")
+    ends_of(ones, 8).add_(ends_of(ones, 1))
+    torch.cuda.current_stream().synchronize()
+    del kept
+
+
+def threads(size: int, function: Callable[[Rank], Any], prepare: Callable[[], None] = reserve) -> list[Any]:
+    """Runs a function on ranks in threads, each with a stream of its own, which ``prepare`` is called with first."""
+    ranks = Ranks(size)
+
+    def run(number: int) -> Any:
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                prepare()
+                ranks.barrier.wait()
+                answer = function(Rank(ranks, number))
+                torch.cuda.current_stream().synchronize()
+                ranks.barrier.wait()
+                return answer
+        except BaseException:
+            ranks.barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(size) as pool:
+        return [done.result() for done in [pool.submit(run, number) for number in range(size)]]
