@@ -221,6 +221,9 @@ fn normal_mode_of_far_ranks_makes_the_bytes_of_the_cpu() {
         Normal { ranks: 4, way: Way::ByHost(2, Transport::Tcp), ..drawn }.run();
     }
     let far = Normal { way: Way::ByHost(3, Transport::Local), ranks: 3, ..NORMAL };
+    let by_expert = Normal { by_expert: Some(2), order: Order::ByChoice, top_k: 4, ..far };
+    Normal { is_each: true, ..by_expert }.run();
+    Normal { is_each: false, ..by_expert }.run();
     Normal { rounds: 12, places: 1, is_worst: true, is_again: true, ..far }.run();
     Normal { hidden: 8, slots: 70, local_experts: 40, top_k: 32, rounds: 1, ..far }.run();
 }

@@ -275,6 +275,10 @@ fn normal_mode_by_the_host_makes_the_bytes_of_the_cpu() {
         }
     }
     let far = Normal { way: Way::ByHost(2, Transport::Tcp), ranks: 4, ..NORMAL };
+    let by_expert = Normal { by_expert: Some(16), order: Order::ByChoice, ..far };
+    for is_each in [false, true] {
+        Normal { is_each, ..by_expert }.run();
+    }
     Normal { rounds: 40, places: 1, slots: 32, is_worst: true, is_again: true, ..far }.run();
 }
 
