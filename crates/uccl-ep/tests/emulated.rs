@@ -231,7 +231,8 @@ fn normal_mode_of_far_ranks_makes_the_bytes_of_the_cpu() {
 #[test]
 fn a_far_rank_that_goes_away_is_named_by_all_others() {
     emulator::load();
-    let told = Case { ranks: 3, way: Way::ByHost(3, Transport::Tcp), ..SMALL }.loses_the_last();
+    let told = Case { ranks: 3, way: Way::ByHost(3, Transport::Tcp), ..SMALL }
+        .loses_the_last(Duration::ZERO);
     assert!(told[..2].iter().all(|told| told.contains("rank 2 ")), "{told:?}");
 }
 

@@ -297,7 +297,7 @@ fn a_far_rank_that_does_not_come_is_named_and_the_gpu_stays_usable() {
 fn a_far_rank_that_goes_away_is_named_by_all_others_and_the_gpu_stays_usable() {
     let Some(_alone) = alone() else { return };
     let far = Case { ranks: 3, way: Way::ByHost(3, Transport::Tcp), ..CASE };
-    let told = far.loses_the_last();
+    let told = far.loses_the_last(Duration::from_secs(1));
     assert!(told[..2].iter().all(|told| told.contains("rank 2 ")), "{told:?}");
     far.run();
 }

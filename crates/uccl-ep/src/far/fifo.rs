@@ -20,6 +20,7 @@ use std::{
 use uccl_fabric::shm::{Mapping, Segment, segment, sync::Word};
 
 use super::command::LAP;
+use crate::view::PAGE;
 
 /// Where a ring lies.
 pub(super) trait Storage {
@@ -172,7 +173,8 @@ impl Storage for Shared {
 impl Fifo<Shared> {
     pub(super) fn in_memory(slots: u64) -> io::Result<Self> {
         let words = words_of(slots);
-        let segment = Segment::create("uccl-ep-fifo", 8 * words)?;
+        // Whole pages, which is what a device's driver locks.
+        let segment = Segment::create("uccl-ep-fifo", (8 * words).next_multiple_of(PAGE))?;
         let memory = Arc::clone(&segment);
         Ok(Self::new(Shared { words: segment::Words::new(&memory, 0, words)?, memory }, slots))
     }

@@ -400,8 +400,9 @@ impl Case {
         })
     }
 
-    /// The last rank leaves without a call: what the others are told, long before they would give up.
-    pub(crate) fn loses_the_last(self) -> Vec<String> {
+    /// The last rank leaves without a call: what the others are told, long before they would give up. It leaves so long before they
+    /// call: a driver may not let go of memory while kernels of its process run.
+    pub(crate) fn loses_the_last(self, before: Duration) -> Vec<String> {
         world(self.ranks, |ranks, me| {
             let group = self.join(ranks, me, Duration::from_secs(60));
             let gpu = Gpu::new();
@@ -413,6 +414,7 @@ impl Case {
                 ranks.meet();
                 return String::new();
             }
+            std::thread::sleep(before);
             // The others' faults may be known before all is enqueued.
             let _ = on_gpu.enqueue_dispatch(&self, &group, &gpu);
             let began = Instant::now();
