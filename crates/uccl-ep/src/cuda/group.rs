@@ -134,6 +134,12 @@ impl Group {
         self.window.pool_len()
     }
 
+    /// Where this rank's own pool begins, in the GPU's memory, for as long as the group lives.
+    #[must_use]
+    pub fn pool_address(&self) -> u64 {
+        self.window.pool_address(self.ranks())
+    }
+
     /// The GPU's context.
     #[must_use]
     pub fn context(&self) -> &'static Context {

@@ -96,6 +96,11 @@ impl Window {
         self.pool
     }
 
+    /// Where the pool begins.
+    pub(super) fn pool_address(&self, ranks: usize) -> u64 {
+        self.memory.address() + control_len(ranks) as u64
+    }
+
     /// What peers need to reach it.
     pub(super) fn card(&self, ranks: usize) -> Result<EpGpuCard> {
         let exported =

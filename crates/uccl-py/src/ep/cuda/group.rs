@@ -45,6 +45,12 @@ impl PyCudaGroup {
         Ok(Self { group: Apart::new(group) })
     }
 
+    /// Where the pool begins, in the GPU's memory.
+    #[getter]
+    fn pool(&self) -> u64 {
+        self.group.pool_address()
+    }
+
     /// Bytes of the pool.
     #[getter]
     fn pool_len(&self) -> usize {
