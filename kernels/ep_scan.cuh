@@ -13,8 +13,10 @@ __device__ __forceinline__ void scan(u32* all, u32 count, u32* sums) {
   __syncthreads();
   if (warp_of_thread() == 0) {
     u32 before = 0;
+    // Threads behind these have no counts.
+    u32 counting = min(count, blockDim.x);
 #pragma unroll 1
-    for (u32 first = 0; first < blockDim.x; first += LANES) {
+    for (u32 first = 0; first < counting; first += LANES) {
       u32 own = sums[first + lane_of_thread()], up_to = own;
 #pragma unroll
       for (u32 step = 1; step < LANES; step *= 2) {

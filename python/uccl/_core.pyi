@@ -839,7 +839,9 @@ class EpCudaNormalDispatch:
         is_64: bool,
         weights: int,
         zeroes_foreign: bool,
+        zeroes_gaps: bool,
         table: tuple[int, int, int, int] | None,
+        by_expert: tuple[int, int, int, int] | None,
     ) -> EpCudaNormalHandle: ...
 
 class EpCudaNormalHandle: ...
@@ -854,6 +856,7 @@ class EpCudaNormalCombine:
         rows: int,
         hidden: int,
         weights: int,
+        sends: str,
         scratch: int,
         stream: int,
     ) -> None: ...

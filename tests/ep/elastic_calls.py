@@ -23,7 +23,7 @@ class Elastic(OnDevice):
         self.draw, self.rank = inputs_of(seed), group.rank()
         self.sizes: Sizes = self.draw.sizes(group.size())
         self.multiple = self.draw.random() < 0.6
-        self.expand = self.draw.random() < 0.5 and not self.is_on_gpu
+        self.expand = self.draw.random() < 0.5
         self.alignment = self.draw.choice([1, 1, 8, 128])
         allow_hybrid = self.draw.random() < 0.7
         sizes = self.sizes.most, self.sizes.hidden, self.sizes.top_k, False, allow_hybrid, self.multiple
@@ -163,14 +163,14 @@ class Elastic(OnDevice):
         if sync:
             assert handle.num_recv_tokens == m
             assert not self.expand or handle.num_expanded_tokens == len(arrived.expanded)
-        if self.is_on_gpu:
+        if self.is_on_gpu and not self.expand:
             return
         wanted = []
         for names, (source, token) in zip(arrived.metadata, arrived.tokens):
             row = call.choices[source][token].tolist()
             master = {rank: k for k, rank in elastic.masters(row, self.shape)}[self.rank]
             wanted.append([names[0], source * self.sizes.top_k + master, *names[1:]])
-        seen = handle.recv_src_metadata[:m]
+        seen = self.here(handle.recv_src_metadata)[:m]
         if not self.expand:
             seen, wanted = seen[:, :2], [row[:2] for row in wanted]
         if self.shape.nodes > 1:

@@ -143,9 +143,9 @@ def patch() -> None:
         kept.append(tensor)
         return tensor
 
-    def ends_of(per_expert: torch.Tensor, alignment: int) -> torch.Tensor:
+    def ends_of(*of: Any) -> torch.Tensor:
         current_stream().synchronize()
-        return real_ends_of(per_expert, alignment)
+        return real_ends_of(*of)
 
     def there(self: OnDevice, tensor: torch.Tensor) -> torch.Tensor:
         kept.append(real_there(self, tensor))

@@ -268,6 +268,18 @@ fn how_long_calls_take() {
 
 #[test]
 #[ignore = "measures, and asserts nothing"]
+fn how_long_layouts_of_normal_mode_take() {
+    let Some(_alone) = alone() else { return };
+    for slots in [128, 1024, 4096, 16384] {
+        let case =
+            Normal { ranks: 1, local_experts: 256, hidden: 8, slots, is_full: true, ..NORMAL };
+        case.time_layout(20);
+        println!("{slots} tokens: {:?} a layout", case.time_layout(200));
+    }
+}
+
+#[test]
+#[ignore = "measures, and asserts nothing"]
 fn how_long_calls_of_normal_mode_take() {
     let Some(_alone) = alone() else { return };
     let large = Normal { slots: 4096, local_experts: 64, is_full: true, is_worst: true, ..NORMAL };

@@ -11,7 +11,7 @@ from uccl import _core
 from uccl.ep._arriving import GROUP, Format
 from uccl.ep._events import EventHandle, EventOverlap, done, wait_for
 from uccl.ep._gpu_group import device_of
-from uccl.ep._gpu_normal import Arriving, NormalMode, Rows
+from uccl.ep._gpu_normal import Arriving, NormalMode, Placed, Rows
 from uccl.ep._group import (
     CPU,
     Hook,
@@ -334,7 +334,7 @@ class Buffer(Joined):
             routed = mode.by_ranks(goes, per_expert)
         call, arrived, listed = mode.begin(x, weights, routed), None, []
         if routed.again is not None:
-            have = worst or routed.again.have
+            have = worst or routed.again.layout.tokens
         elif worst:
             have = worst
         else:
@@ -346,7 +346,7 @@ class Buffer(Joined):
         recv_idx = None if idx is None else empty((have, routed.top_k), idx.dtype)
         recv_weights = None if weights is None else empty((have, routed.top_k), torch.float32)
         to = Arriving(recv, recv_scales, recv_idx, recv_weights)
-        got = call.receive(to, arrived, zeroes_foreign=True)
+        got = call.receive(to, Placed(have, arrived or 0), zeroes_foreign=True)
         recv_x = recv if recv_scales is None else (recv, recv_scales)
         if handle is not None:
             return recv_x, None, None, None, None

@@ -39,7 +39,7 @@ class ElasticBuffer(Joined):
 
     Making one is collective; dropping one is not. ``num_bytes``, or what the four sizes after it need, is what calls
     have room for: nothing more is used. Arguments that tune GPUs and NICs are taken and mean nothing here. Tensors are on the
-    CPU, or, without ``do_expand``, on the GPU that ``device`` says. ``comm``, ``store``, ``rank``, ``num_ranks`` and ``device`` are as
+    CPU, or on the GPU that ``device`` says. ``comm``, ``store``, ``rank``, ``num_ranks`` and ``device`` are as
     :class:`Buffer` has them.
     """
 
@@ -361,15 +361,15 @@ class ElasticBuffer(Joined):
         wait_for(previous_event, self._device_of_streams)
         wait_for(previous_event_before_epilogue, self._device_of_streams)
         self._check_owner(handle)
+        sends = ("sum" if self.allow_multiple_reduction else "each") if handle.do_expand else "row"
+        if sends == "each" and topk_weights is not None:
+            raise ValueError("expanded rows have no topk_weights without allow_multiple_reduction")
         if isinstance(handle.native, Rows):
-            out, out_weights = handle.native.mode.combine(x, handle.native, topk_weights, bias, "choice")
+            out, out_weights = handle.native.mode.combine(x, handle.native, topk_weights, bias, "choice", sends)
             return out, out_weights, done(async_with_compute_stream, x, out, device=self.device)
         routing = handle.native.routing
         check("x", x, (None, None), torch.bfloat16)
         rows, hidden = x.shape
-        sends = ("sum" if self.allow_multiple_reduction else "each") if handle.do_expand else "row"
-        if sends == "each" and topk_weights is not None:
-            raise ValueError("expanded rows have no topk_weights without allow_multiple_reduction")
         if topk_weights is not None:
             shape = (rows,) if handle.do_expand else (rows, routing.top_k)
             check("topk_weights", topk_weights, shape, torch.float32)

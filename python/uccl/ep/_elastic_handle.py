@@ -30,7 +30,8 @@ class EPHandle:
     psum_num_recv_tokens_per_expert: torch.Tensor
     #: ``[E/R]`` i32.
     num_unaligned_recv_tokens_per_expert: torch.Tensor
-    #: ``[m, K + 2]`` i32: ``rank * T + token``, ``rank * K + last choice``, and the row of each choice, or -1. None on GPUs.
+    #: ``[m, K + 2]`` i32: ``rank * T + token``, ``rank * K + last choice``, and the row of each choice, or -1. On GPUs None
+    #: without ``do_expand``.
     recv_src_metadata: torch.Tensor | None
     native: Any = field(repr=False)
     owner: Any = field(repr=False)

@@ -1,4 +1,4 @@
-"""Dispatches of the second interface of ranks that have GPUs: rows by rank, in normal mode."""
+"""Dispatches of the second interface of ranks that have GPUs, in normal mode."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ from dataclasses import dataclass
 import torch
 
 from uccl.ep._elastic_handle import EPHandle
-from uccl.ep._gpu_normal import Arriving, NormalMode, Rows
+from uccl.ep._gpu_normal import Arriving, NormalMode, Placed, Rows
 from uccl.ep._group import align, scales_for
 
-#: What to do instead.
-NO_EXPAND = (
-    "do_expand and do_zero_padding are not there yet on GPUs: dispatch without them, and sort the rows by recv_topk_idx, "
-    "which has each row's experts; or use low_latency_dispatch of uccl.ep.Buffer, whose rows are by expert"
-)
-
+#: As kernels have it.
+MAX_ALIGNMENT = 1 << 16
 #: Rows, and their scales if they have any.
 Sent = tuple[torch.Tensor, "torch.Tensor | None"]
 
@@ -35,33 +31,33 @@ class Asked:
     is_col_major: bool
     """Whether the scales of one channel are one behind the other."""
 
-    def check(self) -> None:
-        """Raises for what is not there."""
-        if self.do_expand or self.do_zero_padding:
-            raise NotImplementedError(NO_EXPAND)
+    def rows(self, mode: NormalMode, top_k: int, counts: tuple[int, list[int]] | None) -> tuple[int, int, int]:
+        """How many tokens arrive, how many rows they have by expert, and how many a combine needs of these; the most there may be, where
+        nothing was counted."""
+        if counts is not None:
+            aligned = [align(count, self.alignment) for count in counts[1]]
+            last = sum(aligned[:-1]) + counts[1][-1]
+            return counts[0], sum(aligned), last if self.do_expand else counts[0]
+        tokens, local = mode.ranks * self.most, self.num_experts // mode.ranks
+        rows = tokens * min(top_k, local) + (self.alignment - 1) * local
+        return tokens, align(rows, self.alignment), 0
 
 
 def first(
     mode: NormalMode, x: Sent, weights: torch.Tensor | None, asked: Asked, topk_idx: torch.Tensor
 ) -> tuple[Arriving, EPHandle]:
     """Dispatches by choices. The handle has no owner yet."""
-    asked.check()
+    if not 1 <= asked.alignment <= MAX_ALIGNMENT:
+        raise ValueError(f"expert_alignment is 1 to {MAX_ALIGNMENT}, not {asked.alignment}")
     call = mode.begin(x, weights, mode.by_choices(topk_idx, asked.num_experts), asked.most)
-    arrived, aligned = None, []
-    if asked.do_cpu_sync:
-        arrived, counts = call.counts()
-        aligned = [align(count, asked.alignment) for count in counts]
-    if arrived is None:
-        have, local = mode.ranks * asked.most, asked.num_experts // mode.ranks
-        most = have * min(topk_idx.shape[1], local) + (asked.alignment - 1) * local
-        expanded = align(most, asked.alignment)
-    else:
-        have, expanded = arrived, sum(aligned)
-    to = arriving(x, weights, topk_idx, have, asked.is_col_major)
-    rows = call.receive(to, arrived, zeroes_foreign=False)
-    per_expert = rows.per_expert()
+    counts = call.counts() if asked.do_cpu_sync else None
+    aligned = [] if counts is None else [align(count, asked.alignment) for count in counts[1]]
+    have, expanded, least = asked.rows(mode, topk_idx.shape[1], counts)
+    to = arriving(x, weights, topk_idx, expanded if asked.do_expand else have, asked)
+    layout = Placed(have, least, asked.alignment if asked.do_expand else None)
+    rows = call.receive(to, layout, zeroes_gaps=asked.do_zero_padding)
     handle = EPHandle(
-        do_expand=False,
+        do_expand=asked.do_expand,
         num_experts=asked.num_experts,
         expert_alignment=asked.alignment,
         num_max_tokens_per_rank=asked.most,
@@ -71,9 +67,9 @@ def first(
         num_expanded_tokens=expanded,
         num_recv_tokens_per_expert_list=aligned,
         psum_num_recv_tokens_per_scaleup_rank=rows.ends_of_ranks(),
-        psum_num_recv_tokens_per_expert=ends_of(per_expert, asked.alignment),
-        num_unaligned_recv_tokens_per_expert=per_expert,
-        recv_src_metadata=None,
+        psum_num_recv_tokens_per_expert=ends_of(rows, asked),
+        num_unaligned_recv_tokens_per_expert=rows.per_expert(),
+        recv_src_metadata=rows.metadata() if asked.do_expand else None,
         native=rows,
         owner=None,
     )
@@ -84,33 +80,35 @@ def again(
     mode: NormalMode, x: Sent, weights: torch.Tensor | None, asked: Asked, handle: EPHandle
 ) -> Arriving:
     """Dispatches to where tokens went."""
-    asked.check()
     before: Rows = handle.native
     call = mode.begin(x, weights, mode.again(before))
-    arrived = before.arrived
-    if asked.do_cpu_sync and arrived is None:
-        arrived, _ = call.counts()
-    have = mode.ranks * asked.most if arrived is None else arrived
-    to = arriving(x, weights, handle.topk_idx, have, asked.is_col_major)
-    call.receive(to, arrived, zeroes_foreign=False)
+    have = handle.num_expanded_tokens if asked.do_expand else handle.num_recv_tokens
+    if asked.do_cpu_sync and not handle.num_recv_tokens_per_expert_list:
+        tokens, expanded, _ = asked.rows(mode, handle.topk_idx.shape[1], call.counts())
+        have = expanded if asked.do_expand else tokens
+    to = arriving(x, weights, handle.topk_idx, have, asked)
+    call.receive(to, before.layout, zeroes_gaps=asked.do_zero_padding)
     return to
 
 
 def arriving(
-    x: Sent, weights: torch.Tensor | None, topk_idx: torch.Tensor, have: int, is_col_major: bool
+    x: Sent, weights: torch.Tensor | None, topk_idx: torch.Tensor, have: int, asked: Asked
 ) -> Arriving:
     """Tensors for so many rows."""
     (rows, scales), top_k = x, topk_idx.shape[1]
     return Arriving(
         rows.new_empty((have, rows.shape[1])),
-        scales_for(scales, have, is_col_major),
-        topk_idx.new_empty((have, top_k)),
-        None if weights is None else weights.new_empty((have, top_k)),
+        scales_for(scales, have, asked.is_col_major),
+        None if asked.do_expand else topk_idx.new_empty((have, top_k)),
+        None if weights is None else weights.new_empty((have,) if asked.do_expand else (have, top_k)),
     )
 
 
-def ends_of(per_expert: torch.Tensor, alignment: int) -> torch.Tensor:
-    """Sums of aligned counts, of each expert and those before it."""
+def ends_of(rows: Rows, asked: Asked) -> torch.Tensor:
+    """Where the last row of each expert ends; by token, sums of aligned counts, of each expert and those before it."""
+    if asked.do_expand:
+        return rows.ends_of_experts()
+    per_expert, alignment = rows.per_expert(), asked.alignment
     if alignment > 1:
         per_expert = (per_expert + (alignment - 1)).div_(alignment, rounding_mode="floor").mul_(alignment)
     return per_expert.cumsum(0, dtype=torch.int32)

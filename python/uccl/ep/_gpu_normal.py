@@ -28,6 +28,18 @@ class Routed:
 
 
 @dataclass
+class Placed:
+    """How rows lie: by token, or by expert."""
+
+    tokens: int
+    """How many there are, or, where the host does not know, may be."""
+    least: int = 0
+    """Rows that a combine needs, as far as the host knows."""
+    alignment: int | None = None
+    """Of the rows of each expert; None by token."""
+
+
+@dataclass
 class Rows:
     """What a dispatch returned, and its combines need, or a dispatch to where its tokens went."""
 
@@ -36,13 +48,11 @@ class Rows:
     routed: Routed
     slots: int
     """The most tokens of any rank."""
-    have: int
-    """How many rows there are."""
-    arrived: int | None
-    """How many of them tokens have come for, where the host knows."""
+    layout: Placed
     scratch: torch.Tensor
     told: torch.Tensor
-    """``[R + 1]`` starts of ranks, ``[E/R]`` counts, and by row its token's number, and its origin."""
+    """``[R + 1]`` starts of ranks, ``[E/R]`` counts, and by token its number, and its origin; by expert also ``[E/R]`` ends of experts, and
+    ``[m, K + 2]`` by token."""
     stream: int
     """The number of the stream that they were made on."""
 
@@ -60,7 +70,20 @@ class Rows:
 
     def source_tokens(self) -> torch.Tensor:
         """``[m]`` i32: numbers of tokens at their ranks."""
-        return self.told.narrow(0, 1 + self.mode.ranks + self.mode.local(self.routed), self.have)
+        return self.told.narrow(0, 1 + self.mode.ranks + self.mode.local(self.routed), self.layout.tokens)
+
+    def _behind_origins(self) -> int:
+        return 1 + self.mode.ranks + self.mode.local(self.routed) + 2 * self.layout.tokens
+
+    def ends_of_experts(self) -> torch.Tensor:
+        """``[E/R]`` i32: where the last row of each ends, where rows are by expert."""
+        return self.told.narrow(0, self._behind_origins(), self.mode.local(self.routed))
+
+    def metadata(self) -> torch.Tensor:
+        """``[m, K + 2]`` i32: ``rank * T + token``, ``rank * K + last choice``, and the row of each choice, or -1; by expert."""
+        tokens, width = self.layout.tokens, 2 + self.routed.top_k
+        begin = self._behind_origins() + self.mode.local(self.routed)
+        return self.told.narrow(0, begin, tokens * width).view(tokens, width)
 
 
 class NormalMode:
@@ -142,14 +165,17 @@ class NormalMode:
         weights: torch.Tensor | None,
         bias: Any,
         sums: str,
+        sends: str = "row",
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Sends rows back and sums them by "rank" or by "choice", and weights if there are any."""
+        """Sends rows back and sums them by "rank" or by "choice", and weights if there are any. Of rows by expert ``sends`` their "sum", or
+        "each"."""
         check("x", x, (None, None), torch.bfloat16, device=self.device)
         (have, hidden), routed, empty = x.shape, rows.routed, self.gpu.empty
-        if have < (rows.arrived or 0):
-            raise ValueError(f"x has {have} rows, and {rows.arrived} tokens arrived")
+        if have < rows.layout.least:
+            raise ValueError(f"x has {have} rows, and {rows.layout.least} arrived")
         if weights is not None:
-            check("topk_weights", weights, (have, routed.top_k), torch.float32, device=self.device)
+            shape = (have, routed.top_k) if sends == "row" else (have,)
+            check("topk_weights", weights, shape, torch.float32, device=self.device)
         out = empty((routed.tokens, hidden), torch.bfloat16)
         out_weights = None if weights is None else empty((routed.tokens, routed.top_k), torch.float32)
         bias = biases(bias, out)
@@ -163,6 +189,7 @@ class NormalMode:
             rows=address(x),
             hidden=hidden,
             weights=weights_address(weights),
+            sends=sends,
             scratch=scratch.data_ptr(),
             stream=stream,
         )
@@ -235,21 +262,18 @@ class Dispatch:
         of_ranks, per_expert = self.native.counts(self.mode.limit)
         return sum(of_ranks), per_expert
 
-    def receive(self, to: Arriving, arrived: int | None, zeroes_foreign: bool) -> Rows:
-        """Enqueues the taking out of what arrives; ``arrived`` rows, where the host knows. Weights of other ranks' experts are 0 with
-        ``zeroes_foreign``."""
+    def receive(
+        self, to: Arriving, layout: Placed, zeroes_foreign: bool = False, zeroes_gaps: bool = False
+    ) -> Rows:
+        """Enqueues the taking out of what arrives. Weights of other ranks' experts are 0 with ``zeroes_foreign``, and rows between those of
+        experts with ``zeroes_gaps``."""
         mode, routed, again = self.mode, self.routed, self.routed.again
-        have, told, table = to.rows.shape[0], None, None
+        told = table = by_expert = None
         if again is None:
-            ranks, local = mode.ranks, mode.local(routed)
-            told = mode.gpu.empty((1 + ranks + local + 2 * have,), torch.int32)
-            starts = told.data_ptr()
-            per_expert = starts + 4 * (1 + ranks)
-            src_info = per_expert + 4 * local
-            table = src_info, src_info + 4 * have, starts, per_expert
+            told, table, by_expert = self._tables(layout)
         scales = to.scales
         native = self.native.receive(
-            len=have,
+            len=to.rows.shape[0],
             rows=address(to.rows),
             stride=self._row_bytes,
             scales=None if scales is None else (address(scales), scales.stride(0), word_stride(scales)),
@@ -257,11 +281,30 @@ class Dispatch:
             is_64=to.choices is not None and to.choices.dtype == torch.int64,
             weights=address(to.weights),
             zeroes_foreign=zeroes_foreign,
+            zeroes_gaps=zeroes_gaps,
             table=table,
+            by_expert=by_expert,
         )
         if again is not None:
             return again
-        return Rows(mode, native, routed, self.slots, have, arrived, self._scratch, told, self._stream)
+        return Rows(mode, native, routed, self.slots, layout, self._scratch, told, self._stream)
+
+    def _tables(self, layout: Placed) -> tuple[torch.Tensor, Any, Any]:
+        """Memory for what is told of rows, and where its parts are."""
+        ranks, local, tokens = self.mode.ranks, self.mode.local(self.routed), layout.tokens
+        length = 1 + ranks + local + 2 * tokens
+        if layout.alignment is not None:
+            length += local + (2 + self.routed.top_k) * tokens
+        told = self.mode.gpu.empty((length,), torch.int32)
+        starts = told.data_ptr()
+        per_expert = starts + 4 * (1 + ranks)
+        src_info = per_expert + 4 * local
+        origin = src_info + 4 * tokens
+        ends = origin + 4 * tokens
+        table = src_info, origin, starts, per_expert
+        if layout.alignment is None:
+            return told, table, None
+        return told, table, (layout.alignment, tokens, ends, ends + 4 * local)
 
 
 @dataclass

@@ -209,6 +209,24 @@ impl Normal {
         took.into_iter().max().unwrap_or_default()
     }
 
+    /// How long the counting of tokens takes on the GPU that callers ask for before they dispatch.
+    pub(crate) fn time_layout(self, rounds: u32) -> Duration {
+        let took = world(self.ranks, |ranks, me| {
+            let inputs = self.inputs(me, 0);
+            let group = self.join(ranks, me, LIMIT);
+            let gpu = Gpu::new();
+            let round = OnGpu::new(&self, &gpu, &inputs);
+            ranks.meet();
+            let began = Instant::now();
+            for _ in 0..rounds {
+                round.lay_out(&self, &group, &gpu).expect("a layout");
+            }
+            gpu.stream.synchronize().expect("kernels end well");
+            began.elapsed() / rounds
+        });
+        took.into_iter().max().unwrap_or_default()
+    }
+
     /// What each rank is told when some do not come, or make other calls.
     pub(crate) fn fails(
         self,

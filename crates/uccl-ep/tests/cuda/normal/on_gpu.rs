@@ -179,6 +179,13 @@ impl<'a> OnGpu<'a> {
         }
     }
 
+    /// Counts the tokens, if they have choices.
+    pub(super) fn lay_out(&self, case: &Normal, group: &Arc<cuda::Group>, gpu: &Gpu) -> Result<()> {
+        let normal::Routed::Choices(choices) = self.routed(case) else { return Ok(()) };
+        // SAFETY: the memory is as long as is said, and lives until the stream has been waited for.
+        unsafe { self.layout.count(group, &choices, (self.scratch[3], &gpu.stream)) }
+    }
+
     /// The first dispatch, which asks how much arrives unless it has rows for all that may.
     fn dispatch(
         &self,
@@ -190,9 +197,7 @@ impl<'a> OnGpu<'a> {
         let to = (self.scratch[0], &gpu.stream);
         // SAFETY: the memory is as long as is said, and lives until the stream has been waited for.
         unsafe {
-            if let normal::Routed::Choices(choices) = self.routed(case) {
-                self.layout.count(group, &choices, (self.scratch[3], &gpu.stream))?;
-            }
+            self.lay_out(case, group, gpu)?;
             let dispatch =
                 normal::Dispatch::begin(group, &tokens, self.routed(case), case.slots, to)?;
             let (mut outputs, wrong) = (self.to, case.wrong_of(group));

@@ -10,8 +10,8 @@ use uccl_ep::{
     cuda::{
         Choices,
         normal::{
-            Combine, Combined, Dispatch, Handle, Layout, Outputs, Ranks, Results, Routed, ScalesIn,
-            ScalesOut, Sizes, Table, Tokens,
+            ByExpert, Combine, Combined, Dispatch, Handle, Layout, Outputs, Ranks, Results, Routed,
+            ScalesIn, ScalesOut, Sizes, Table, Tokens,
         },
     },
 };
@@ -135,8 +135,9 @@ impl PyNormalDispatch {
     }
 
     /// Enqueues the taking out of what arrives, behind the sending. `scales` are an address, and strides in words by row and word;
-    /// `table` has the addresses of `src_info`, `origin`, `starts` and `per_expert`, unless tokens go where others went.
-    #[pyo3(signature = (*, len, rows, stride, scales, choices, is_64, weights, zeroes_foreign, table))]
+    /// `table` has the addresses of `src_info`, `origin`, `starts` and `per_expert`, unless tokens go where others went. `by_expert` are the
+    /// alignment, how many tokens there is room for in tables, and the addresses of `ends` and `metadata`.
+    #[pyo3(signature = (*, len, rows, stride, scales, choices, is_64, weights, zeroes_foreign, zeroes_gaps, table, by_expert))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn receive(
         &self,
@@ -149,7 +150,9 @@ impl PyNormalDispatch {
         is_64: bool,
         weights: u64,
         zeroes_foreign: bool,
+        zeroes_gaps: bool,
         table: Option<(u64, u64, u64, u64)>,
+        by_expert: Option<(usize, usize, u64, u64)>,
     ) -> PyResult<PyNormalHandle> {
         let outputs = Outputs {
             len,
@@ -164,13 +167,18 @@ impl PyNormalDispatch {
             is_64,
             weights,
             zeroes_foreign_weights: zeroes_foreign,
-            zeroes_gaps: false,
-            by_expert: None,
+            zeroes_gaps,
             table: table.map(|(src_info, origin, starts, per_expert)| Table {
                 src_info,
                 origin,
                 starts,
                 per_expert,
+            }),
+            by_expert: by_expert.map(|(alignment, tokens, ends, metadata)| ByExpert {
+                alignment,
+                tokens,
+                ends,
+                metadata,
             }),
         };
         let received = py.detach(|| {
@@ -198,9 +206,9 @@ pub(crate) struct PyNormalCombine {
 
 #[pymethods]
 impl PyNormalCombine {
-    /// Enqueues the sending of rows back to where their tokens came from.
+    /// Enqueues the sending of rows back to where their tokens came from. What is sent is "row", or, of rows by expert, "sum" or "each".
     #[new]
-    #[pyo3(signature = (group, handle, *, len, rows, hidden, weights, scratch, stream))]
+    #[pyo3(signature = (group, handle, *, len, rows, hidden, weights, sends, scratch, stream))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
         py: Python<'_>,
@@ -210,11 +218,18 @@ impl PyNormalCombine {
         rows: u64,
         hidden: usize,
         weights: u64,
+        sends: &str,
         scratch: u64,
         stream: u64,
     ) -> PyResult<Self> {
         let stream = group.stream(stream);
-        let results = Results { len, rows, stride: 2 * hidden, hidden, weights, sends: Sends::Row };
+        let sends = match sends {
+            "row" => Sends::Row,
+            "sum" => Sends::SumOfExperts,
+            "each" => Sends::EachExpert,
+            other => return Err(PyValueError::new_err(format!("no {other:?} is sent"))),
+        };
+        let results = Results { len, rows, stride: 2 * hidden, hidden, weights, sends };
         // SAFETY: `uccl.ep` passes tensors of these sizes, whose memory torch gives to later work of the stream only.
         let begun =
             py.detach(|| unsafe { Combine::begin(&handle.handle, &results, (scratch, &stream)) });
