@@ -184,10 +184,11 @@ impl Group {
         }
     }
 
-    /// Where this rank's own pool begins, in the GPU's memory, for as long as the group lives.
+    /// Where the GPU reaches this rank's own pool, for as long as the group lives.
     #[must_use]
     pub fn pool_address(&self) -> u64 {
-        self.window.pool_address(self.ranks())
+        let params = self.params();
+        params.windows[self.rank()] + params.pool_at
     }
 
     /// The GPU's context.

@@ -95,11 +95,6 @@ impl Window {
         self.pool
     }
 
-    /// Where the pool begins.
-    pub(super) fn pool_address(&self, ranks: usize) -> u64 {
-        self.memory.address() + control_len(ranks) as u64
-    }
-
     /// What peers need to reach it.
     pub(super) fn card(&self, ranks: usize) -> Result<EpGpuCard> {
         let exported =

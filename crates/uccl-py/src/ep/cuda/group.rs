@@ -48,7 +48,7 @@ impl PyCudaGroup {
         Ok(Self { group: Apart::new(group) })
     }
 
-    /// Where the pool begins, in the GPU's memory.
+    /// Where the GPU reaches the pool.
     #[getter]
     fn pool(&self) -> u64 {
         self.group.pool_address()
