@@ -35,6 +35,9 @@ struct UcclEpOwn {
   u64 ends[UCCL_EP_SLOTS];
   u64 masked;                                       // a bit for each rank that is left out
   u32 verdicts[UCCL_EP_SLOTS][UCCL_EP_MOST_RANKS];  // of the last calls: whether a rank's data came in time
+  u64 pushed;                                       // commands for the proxy, in all
+  u64 popped;                                       // how many of them the proxy had taken when that was looked at last
+  u64 room;                                         // the last call that the first block has found room for, where it alone looks
 };
 
 // Leaves ranks out, lets others take part again, and tells which are left out.
@@ -56,6 +59,7 @@ struct UcclEpStatus {
   u64 call;
   u64 late;  // a bit for each rank that it is about
   u64 waited_ns;
+  u64 lost;  // a bit for each rank that is not there any more: the host sets it
   u64 expected[UCCL_EP_MOST_RANKS];
   u64 seen[UCCL_EP_MOST_RANKS];
 };
@@ -67,13 +71,18 @@ constexpr u32 UCCL_EP_POISONED = 3;
 constexpr u32 UCCL_EP_DISAGREE = 4;
 constexpr u32 UCCL_EP_WRONG_CHOICE = 5;
 constexpr u32 UCCL_EP_NO_ROOM = 6;
+constexpr u32 UCCL_EP_LOST = 7;
 
 // UcclEpStatus::what, of an overdue call.
 constexpr u32 UCCL_EP_DATA = 0;
 constexpr u32 UCCL_EP_ROOM = 1;
+constexpr u32 UCCL_EP_PUSH = 2;  // the proxy takes no commands
 
 struct UcclEpGroup {
-  u64 windows[UCCL_EP_MOST_RANKS];  // by rank
+  u64 windows[UCCL_EP_MOST_RANKS];  // by rank; the mirrors of those that are far
+  u64 far;                          // a bit for each rank whose window is not reached
+  u64 mirrors;                      // where commands' sources are counted from
+  u64 ring;                         // of commands
   u64 own;
   u64 status;
   u64 timeout_ns;
@@ -82,6 +91,8 @@ struct UcclEpGroup {
   u32 rank;
   u32 ranks;
   u32 masks_late;  // whether a late rank is left out, and the call goes on
+  u32 ring_slots;
+  u32 by_host;     // whether windows are in the host's memory, at which one block looks for all
   u32 zero;
 };
 

@@ -35,12 +35,6 @@ __device__ __forceinline__ void send_header(const UcclEpGroup& g, const UcclEpCa
   }
 }
 
-// A row, and where it goes; 0 is nowhere.
-struct Going {
-  u64 from;
-  u64 to;
-};
-
 // The `at`th row that goes back.
 __device__ __forceinline__ Going going(const UcclEpReturn& p, const Returning& s, u32 at) {
   u32 expert = find(s.starts, p.local_experts, at);
@@ -49,11 +43,11 @@ __device__ __forceinline__ Going going(const UcclEpReturn& p, const Returning& s
   u32 token = reinterpret_cast<const u32*>(p.src_info)[row];
   u32 rank = origin / UCCL_EP_MOST_TOP_K, k = origin % UCCL_EP_MOST_TOP_K;
   // Tensors that the caller has spoilt reach no other memory.
-  if (rank >= p.group.ranks || k >= p.top_k || token >= p.slots) return {0, 0};
-  if (is_masked(s.waiting.call, rank)) return {0, 0};
+  if (rank >= p.group.ranks || k >= p.top_k || token >= p.slots) return {0, 0, 0};
+  if (is_masked(s.waiting.call, rank)) return {0, 0, 0};
   u64 slot = static_cast<u64>(k) * p.slots + token;
   u64 to = p.group.windows[rank] + s.waiting.call.place + slot * p.slot_stride;
-  return {p.rows + row * p.row_stride, to};
+  return {p.rows + row * p.row_stride, to, rank};
 }
 
 // Sends all rows that go back, each by `send`, and then tells of them.
@@ -76,7 +70,8 @@ __device__ __forceinline__ void send_rows(const UcclEpReturn& p, Returning& s, S
     Going row = going(p, s, at);
     if (row.to != 0) send(team, row);
   }
-  end_send(p.group, p.call, s.waiting);
+  auto of = [&](u32 at) { return going(p, s, at); };
+  end_send(p.group, p.call, s.waiting, [&] { send_rows_far(p.group, s.waiting, of, total, p.slot_stride); });
 }
 
 __device__ __forceinline__ void combine_send(const UcclEpReturn& p, Returning& s) {
@@ -151,7 +146,7 @@ __device__ __forceinline__ void sum_tokens(const UcclEpSum& p, Waiting& w, Sum s
   Team team = team_for(p.routes.tokens);
 #pragma unroll 1
   for (u32 token = team.first; token < p.routes.tokens; token += team.step) sum(team, token);
-  if (is_last_block(p.group, STEP_RECEIVE, w)) tell_taken(p.group, w.call);
+  if (is_last_block(p.group, STEP_RECEIVE, w)) tell_taken(p.group, p.call, w);
 }
 
 __device__ __forceinline__ void combine_receive(const UcclEpSum& p, Waiting& w) {

@@ -175,6 +175,18 @@ __device__ __forceinline__ void send_token(const UcclEpSend& p, const Team& team
   }
 }
 
+// Sends far ranks their areas. The counts are those that the headers tell.
+__device__ __forceinline__ void send_areas(const UcclEpSend& p, Waiting& w) {
+  const UcclEpGroup& g = p.group;
+  u32 rank = threadIdx.x;
+  if (rank - lane_of_thread() >= g.ranks) return;
+  bool has = rank < g.ranks && is_far(g, rank) && !is_masked(w.call, rank);
+  u64 area = has ? g.windows[rank] + w.call.place + g.rank * p.area.len : 0;
+  u64 header = has ? header_of(g, rank, g.rank, w.call.number) : 0;
+  u64 records = has ? reinterpret_cast<const u64*>(header)[p.call.agreed] : 0;
+  send_far(g, w, has, rank, area, p.area.first + records * p.area.stride);
+}
+
 struct Sending {
   Waiting waiting;
   Few few;
@@ -232,7 +244,7 @@ __device__ __forceinline__ void dispatch_send(const UcclEpSend& p, Sending& s) {
   } else {
     send_routed(p, s.waiting.call);
   }
-  end_send(p.group, p.call, s.waiting);
+  end_send(p.group, p.call, s.waiting, [&] { send_areas(p, s.waiting); });
 }
 
 // What a block knows of what arrives.
@@ -376,5 +388,5 @@ __device__ __forceinline__ void dispatch_receive(const UcclEpReceive& p, Arrivin
   Team team = team_for(total);
 #pragma unroll 1
   for (u32 at = team.first; at < total; at += team.step) receive_record(p, s, team, at);
-  if (is_last_block(p.group, STEP_RECEIVE, s.waiting)) tell_taken(p.group, s.waiting.call);
+  if (is_last_block(p.group, STEP_RECEIVE, s.waiting)) tell_taken(p.group, p.call, s.waiting);
 }

@@ -75,23 +75,49 @@ __device__ __forceinline__ void return_each(const UcclEpNormalReturn& p, const T
   }
 }
 
-// Sends what belongs to a token back to where it came from.
-__device__ __forceinline__ void return_token(const UcclEpNormalReturn& p, const UcclEpPlaced& call, const Team& team,
-                                             u32 at) {
+// Where what belongs to a token goes: its first slot, and the one that this rank has. 0 is nowhere.
+struct Back {
+  u64 first;
+  u64 to;
+  u32 rank;
+};
+
+__device__ __forceinline__ Back back_of(const UcclEpNormalReturn& p, const UcclEpPlaced& call, u32 at) {
   u32 origin = reinterpret_cast<const u32*>(p.origin)[at], token = reinterpret_cast<const u32*>(p.src_info)[at];
   u32 rank = origin / ORIGIN_RANK, nth = origin % ORIGIN_RANK;
   // Tensors that the caller has spoilt reach no other memory.
-  if (rank >= p.group.ranks || nth >= p.token_rows || token >= p.slots) return;
-  if (is_masked(call, rank)) return;
+  if (rank >= p.group.ranks || nth >= p.token_rows || token >= p.slots) return {0, 0, 0};
+  if (is_masked(call, rank)) return {0, 0, 0};
   u64 first = p.group.windows[rank] + call.place + token * p.slot_stride;
-  u64 to = first + static_cast<u64>(nth) * p.slots * p.slot_stride;
+  return {first, first + static_cast<u64>(nth) * p.slots * p.slot_stride, rank};
+}
+
+// Sends what belongs to a token back to where it came from.
+__device__ __forceinline__ void return_token(const UcclEpNormalReturn& p, const UcclEpPlaced& call, const Team& team,
+                                             u32 at) {
+  Back back = back_of(p, call, at);
+  if (back.first == 0) return;
   if (p.metadata == 0) {
-    return_row(p, team, at, to);
+    return_row(p, team, at, back.to);
   } else if (p.sends_each != 0) {
-    return_each(p, team, at, first);
+    return_each(p, team, at, back.first);
   } else {
-    return_sum(p, team, at, to);
+    return_sum(p, team, at, back.to);
   }
+}
+
+// Whether a token has a slot for each of its choices, and not for each of its ranks.
+__device__ __forceinline__ bool has_each(const UcclEpNormalReturn& p) { return p.metadata != 0 && p.sends_each != 0; }
+
+// The `i`th slot that goes back: of a token, or of one of its choices.
+__device__ __forceinline__ Going filled(const UcclEpNormalReturn& p, const UcclEpPlaced& call, u32 i) {
+  u32 at = has_each(p) ? i / p.top_k : i;
+  Back back = back_of(p, call, at);
+  if (back.first == 0 || !has_each(p)) return {0, back.to, back.rank};
+  u32 choice = i % p.top_k;
+  u32 row = reinterpret_cast<const u32*>(p.metadata)[static_cast<u64>(at) * (2 + p.top_k) + 2 + choice];
+  if (row >= p.len) return {0, 0, 0};
+  return {0, back.first + static_cast<u64>(choice) * p.slots * p.slot_stride, back.rank};
 }
 
 __device__ __forceinline__ void normal_return(const UcclEpNormalReturn& p, Waiting& w) {
@@ -104,7 +130,9 @@ __device__ __forceinline__ void normal_return(const UcclEpNormalReturn& p, Waiti
   Team team = team_for(total);
 #pragma unroll 1
   for (u32 at = team.first; at < total; at += team.step) return_token(p, w.call, team, at);
-  end_send(g, p.call, w);
+  auto of = [&](u32 i) { return filled(p, w.call, i); };
+  u32 slots = has_each(p) ? total * p.top_k : total;
+  end_send(g, p.call, w, [&] { send_rows_far(g, w, of, slots, p.slot_stride); });
 }
 
 __device__ __forceinline__ u64 row_at(const UcclEpNormalSum& p, const UcclEpPlaced& call, u32 token, u32 nth) {
@@ -200,5 +228,5 @@ __device__ __forceinline__ void normal_sum(const UcclEpNormalSum& p, Waiting& w)
   Team team = team_for(p.routes.tokens);
 #pragma unroll 1
   for (u32 token = team.first; token < p.routes.tokens; token += team.step) sum_rows(p, w.call, team, token);
-  if (is_last_block(p.group, STEP_RECEIVE, w)) tell_taken(p.group, w.call);
+  if (is_last_block(p.group, STEP_RECEIVE, w)) tell_taken(p.group, p.call, w);
 }

@@ -78,7 +78,7 @@ __device__ __forceinline__ void normal_send(const UcclEpNormalSend& p, Waiting& 
     send_scales(p, team, token, to);
     if (team.warp == 0) send_weights(p, token, to);
   }
-  end_send(send.group, send.call, w);
+  end_send(send.group, send.call, w, [&] { send_areas(send, w); });
 }
 
 // What a block knows of what arrives.
@@ -326,5 +326,5 @@ __device__ __forceinline__ void normal_receive(const UcclEpNormalReceive& p, Row
   for (u32 row = total + blockIdx.x; row < p.len && p.choices != 0; row += gridDim.x) {
     if (threadIdx.x < p.top_k) put_choice(p, static_cast<u64>(row) * p.top_k + threadIdx.x, -1);
   }
-  if (is_last_block(g, STEP_RECEIVE, s.waiting)) tell_taken(g, s.waiting.call);
+  if (is_last_block(g, STEP_RECEIVE, s.waiting)) tell_taken(g, p.call, s.waiting);
 }

@@ -1,8 +1,7 @@
 // What ranks say to each other in a call, as crates/uccl-ep/src/protocol has it: marks, waiting for them, telling them.
 #pragma once
 
-#include "ep.cuh"
-#include "ep_warp.cuh"
+#include "ep_far.cuh"
 
 // A window begins with lines of 64 bytes for each rank: `arrived`, `taken`, its fault, and a header for each call.
 constexpr u32 LINE = 64;
@@ -43,6 +42,8 @@ __device__ __forceinline__ UcclEpOwn* own_of(const UcclEpGroup& g) {
 __device__ __forceinline__ UcclEpStatus* status_of(const UcclEpGroup& g) {
   return reinterpret_cast<UcclEpStatus*>(g.status);
 }
+
+__device__ __forceinline__ u64 lost_word(const UcclEpGroup& g) { return g.status + offsetof(UcclEpStatus, lost); }
 
 // What a block's threads know of their call, and tell each other about a wait or a fault.
 struct Waiting {
@@ -138,6 +139,20 @@ __device__ __forceinline__ void note_fault(Waiting& w, u32 state, u32 what, u32 
   atomicOr(&w.late, 1ull << peer);
 }
 
+// Tells all ranks that this one has given up. One thread does it; far ranks are told as long as the proxy takes commands.
+__device__ __forceinline__ void tell_fault(const UcclEpGroup& g, u64 call, bool can_push) {
+#pragma unroll 1
+  for (u32 rank = 0; rank < g.ranks; rank++) {
+    u64 word = fault_word(g, rank, g.rank), number = 0;
+    if (!is_far(g, rank)) {
+      store_release(word, call);
+    } else if (can_push) {
+      can_push = claim(g, 1, number) == 0;
+      if (can_push) put(g, number, set_command(g, rank, word, call));
+    }
+  }
+}
+
 // Whether the block goes on. If not, the first block that fails tells the host and the peers.
 __device__ __forceinline__ bool is_sound(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w) {
   u32 state = agreed_state(w);
@@ -158,8 +173,7 @@ __device__ __forceinline__ bool is_sound(const UcclEpGroup& g, const UcclEpCall&
     __threadfence_system();
     *const_cast<volatile u32*>(&status->state) = state;
     __threadfence_system();
-#pragma unroll 1
-    for (u32 rank = 0; rank < g.ranks; rank++) store_release(fault_word(g, rank, g.rank), w.call.number);
+    tell_fault(g, w.call.number, w.what != UCCL_EP_PUSH);
   }
   return false;
 }
@@ -206,14 +220,20 @@ __device__ __forceinline__ u32 wait_for_mark(const UcclEpGroup& g, Waiting& w, u
     if (has_come(seen, mark, what)) return CAME;
     if (looks % LOOKS == 0) {
       u64 waited = now_ns() - began;
+      bool looks_at_host = blockIdx.x == 0 && looks % LOOKS_AT_HOST == 0;
+      bool is_lost = looks_at_host && g.by_host != 0 && (load_acquire(lost_word(g)) >> peer & 1) != 0;
+      // What it did before it was lost may have come since.
+      if (is_lost && load_acquire(word) != seen) continue;
       u64 fault = load_acquire(fault_word(g, g.rank, peer));
       w.expected[peer] = mark;
       w.seen[peer] = fault != 0 ? fault : seen;
-      bool is_late = fault != 0 || waited > g.timeout_ns;
+      bool is_late = fault != 0 || is_lost || waited > g.timeout_ns;
       if (g.masks_late != 0 && (is_late || is_given_up(g, w, peer, what))) return LATE;
       if (fault != 0) {
         note_fault(w, UCCL_EP_GAVE_UP, what, peer);
-      } else if (blockIdx.x == 0 && looks % LOOKS_AT_HOST == 0 && look(g.status) != 0) {
+      } else if (is_lost) {
+        note_fault(w, UCCL_EP_LOST, what, peer);
+      } else if (looks_at_host && look(g.status) != 0) {
         note_fault(w, UCCL_EP_POISONED, what, peer);
       } else if (waited > g.timeout_ns) {
         w.waited_ns = waited;
@@ -243,8 +263,26 @@ __device__ __forceinline__ void look_for_room(const UcclEpGroup& g, Waiting& w) 
   __syncthreads();
 }
 
+// Whether this block goes by what the first finds, which alone looks at words of the host's again and again.
+__device__ __forceinline__ bool is_follower(const UcclEpGroup& g) { return g.by_host != 0 && blockIdx.x != 0; }
+
+// Waits until the first block has found room. It has a deadline, and says if it has failed.
+__device__ __forceinline__ bool follow_to_room(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w) {
+  if (threadIdx.x == 0) {
+    u64 room = g.own + offsetof(UcclEpOwn, room);
+#pragma unroll 1
+    while (load_acquire(room) < w.call.number && w.state == 0) {
+      if (look(g.own) != 0) w.state = STOPPED;
+      relax();
+    }
+    w.call.masked = own_of(g)->masked;
+  }
+  return is_sound(g, c, w);
+}
+
 // Waits until every rank has ended the calls that had this call's place. All threads of the block come here.
 __device__ __forceinline__ bool wait_for_room(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w) {
+  if (is_follower(g)) return follow_to_room(g, c, w);
   look_for_room(g, w);
   u32 peer = threadIdx.x;
   if (w.is_waiting != 0 && peer < g.ranks && !is_masked(w.call, peer)) {
@@ -256,7 +294,9 @@ __device__ __forceinline__ bool wait_for_room(const UcclEpGroup& g, const UcclEp
       if (ended != CAME) break;
     }
   }
-  return is_sound(g, c, w);
+  if (!is_sound(g, c, w)) return false;
+  if (g.by_host != 0 && threadIdx.x == 0) store_release(g.own + offsetof(UcclEpOwn, room), w.call.number);
+  return true;
 }
 
 // Begins a block of a launch that sends, when there is room for the call.
@@ -264,10 +304,24 @@ __device__ __forceinline__ bool begin_send(const UcclEpGroup& g, const UcclEpCal
   return begin_block(g, c, STEP_SEND, w) && wait_for_room(g, c, w);
 }
 
-// Waits for a rank's data. Where late ranks are left out, all blocks go by what the first of them has found.
+// Waits until the first block has found out of this thread's rank.
+__device__ __forceinline__ u32 follow_to_rank(const UcclEpGroup& g, Waiting& w) {
+#pragma unroll 1
+  for (;;) {
+    u32 verdict = *const_cast<volatile u32*>(verdict_on(g, w.call, threadIdx.x));
+    if (verdict != 0) return verdict;
+    if (look(g.own) != 0) {
+      atomicCAS(&w.state, 0u, STOPPED);
+      return FAULT;
+    }
+    relax();
+  }
+}
+
+// Waits for a rank's data. Where late ranks are left out, or one block looks for all, they go by what the first of them has found.
 __device__ __forceinline__ u32 wait_for_rank(const UcclEpGroup& g, Waiting& w, u64 word, u64 mark) {
-  u32 ended = wait_for_mark(g, w, word, mark, UCCL_EP_DATA);
-  if (g.masks_late == 0 || ended == FAULT) return ended;
+  u32 ended = is_follower(g) ? follow_to_rank(g, w) : wait_for_mark(g, w, word, mark, UCCL_EP_DATA);
+  if ((g.masks_late == 0 && g.by_host == 0) || ended == FAULT) return ended;
   u32 before = atomicCAS(verdict_on(g, w.call, threadIdx.x), 0u, ended);
   if (before != 0) ended = before;
   if (ended == LATE) {
@@ -339,31 +393,96 @@ __device__ __forceinline__ bool is_last_block(const UcclEpGroup& g, u32 step, Wa
   return is_last_block(&own_of(g)->ended[step][slot_of(w.call.number)], w);
 }
 
-// Tells every rank that this one's data is there. Headers and counts were written before.
-__device__ __forceinline__ void tell_arrived(const UcclEpGroup& g, const UcclEpPlaced& call) {
+// Notes that the proxy has not taken a command for a rank.
+__device__ __forceinline__ void note_push(const UcclEpGroup& g, Waiting& w, u32 state, u32 rank) {
+  w.expected[rank] = own_of(g)->pushed;
+  w.seen[rank] = load_acquire(g.ring + 8 * RING_TAIL);
+  w.waited_ns = g.timeout_ns;
+  note_fault(w, state, UCCL_EP_PUSH, rank);
+}
+
+// Has what is in a far rank's mirror copied to its window: a lane has a piece, or none. All lanes of a warp come here.
+__device__ __forceinline__ void send_far(const UcclEpGroup& g, Waiting& w, bool has, u32 rank, u64 from, u64 len) {
+  u32 state = push(g, has, has ? copy_command(g, rank, from, len) : Command{});
+  if (has && state != 0) note_push(g, w, state, rank);
+}
+
+// Sets a word of a rank that a lane has, or of none, for whom all is there that was written, and sent, to it before. All lanes of a
+// warp come here.
+__device__ __forceinline__ void set_word(const UcclEpGroup& g, Waiting& w, bool has, u32 rank, u64 word, u64 value) {
+  bool is_pushed = has && is_far(g, rank);
+  if (has && !is_pushed) store_release(word, value);
+  u32 state = push(g, is_pushed, is_pushed ? set_command(g, rank, word, value) : Command{});
+  if (is_pushed && state != 0) note_push(g, w, state, rank);
+}
+
+// Sends far ranks their headers.
+__device__ __forceinline__ void send_headers(const UcclEpGroup& g, Waiting& w) {
+  u32 rank = threadIdx.x;
+  bool has = rank < g.ranks && is_far(g, rank) && !is_masked(w.call, rank);
+  u64 header = has ? header_of(g, rank, g.rank, w.call.number) : 0;
+  send_far(g, w, has, rank, header, 8 * UCCL_EP_HEADER);
+}
+
+// Tells every rank that this one's data is there. Headers and counts were written before, and what goes to far ranks was sent.
+__device__ __forceinline__ void tell_arrived(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w) {
   __syncthreads();
   u32 peer = threadIdx.x;
-  if (peer < g.ranks && !is_masked(call, peer)) {
-    store_release(arrived_word(g, peer, g.rank, call.number), mark_of(call.number));
+  // Whole warps.
+  if (peer - lane_of_thread() < g.ranks) {
+    bool is_told = peer < g.ranks && !is_masked(w.call, peer);
+    if (g.far != 0) send_headers(g, w);
+    u64 word = is_told ? arrived_word(g, peer, g.rank, w.call.number) : 0;
+    set_word(g, w, is_told, peer, word, mark_of(w.call.number));
   }
+  if (g.far != 0) is_sound(g, c, w);
 }
 
 // The block with the fewest rows, which does what one block has to.
 __device__ __forceinline__ bool is_spare_block() { return blockIdx.x + 1 == gridDim.x; }
 
-// Ends a launch that sends: the last of its blocks tells every rank.
-__device__ __forceinline__ void end_send(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w) {
+// Ends a launch that sends: the last of its blocks sends what there is in mirrors, as `send` does, and tells every rank.
+template <typename Send>
+__device__ __forceinline__ void end_send(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w, Send send) {
   if (!is_last_block(g, STEP_SEND, w)) return;
   take_place(g, c, w.call);
-  tell_arrived(g, w.call);
+  if (g.far != 0) {
+    // Whoever pushes does so behind what all blocks wrote.
+    __threadfence_system();
+    send();
+  }
+  tell_arrived(g, c, w);
+}
+
+// A row, and where it goes; 0 is nowhere.
+struct Going {
+  u64 from;
+  u64 to;
+  u32 rank;
+};
+
+// Sends far ranks their rows: of `total`, those that `of` says, each of `len` bytes.
+template <typename Of>
+__device__ __forceinline__ void send_rows_far(const UcclEpGroup& g, Waiting& w, Of of, u32 total, u64 len) {
+#pragma unroll 1
+  for (u32 first = warp_of_thread() * LANES; first < total; first += blockDim.x) {
+    u32 at = first + lane_of_thread();
+    Going row = {0, 0, 0};
+    if (at < total) row = of(at);
+    send_far(g, w, row.to != 0 && is_far(g, row.rank), row.rank, row.to, len);
+  }
 }
 
 // Tells every rank that this one has ended the call.
-__device__ __forceinline__ void tell_taken(const UcclEpGroup& g, const UcclEpPlaced& call) {
+__device__ __forceinline__ void tell_taken(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w) {
   u32 peer = threadIdx.x;
-  if (peer >= g.ranks) return;
-  // The next call that has these words begins with none found out.
-  *verdict_on(g, call, peer) = 0;
-  if (is_masked(call, peer)) return;
-  store_release(taken_word(g, peer, g.rank, call.number), mark_of(call.number));
+  if (peer - lane_of_thread() < g.ranks) {
+    // The next call that has these words begins with none found out.
+    if (peer < g.ranks) *verdict_on(g, w.call, peer) = 0;
+    bool is_told = peer < g.ranks && !is_masked(w.call, peer);
+    u64 word = is_told ? taken_word(g, peer, g.rank, w.call.number) : 0;
+    if (g.far != 0) __threadfence_system();
+    set_word(g, w, is_told, peer, word, mark_of(w.call.number));
+  }
+  if (g.far != 0) is_sound(g, c, w);
 }

@@ -41,6 +41,11 @@ __device__ __forceinline__ void store_release(u64 address, u64 value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 
+// Two words that lie behind each other, aligned to 16 bytes: each is whole whenever it is seen.
+__device__ __forceinline__ void store_pair(u64 address, u64 first, u64 second) {
+  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(address), "l"(first), "l"(second) : "memory");
+}
+
 // Counts one more, and returns how many were before. What every thread that has counted wrote, itself or before a barrier of its
 // block, is seen behind the count by those that count later.
 __device__ __forceinline__ u32 count_up(u32* count) {

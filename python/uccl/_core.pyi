@@ -749,6 +749,7 @@ class EpCudaGroup:
         masks_late: bool,
         device: int,
         blocks: int,
+        node: int | None,
         exchange: Callable[[bytes], list[bytes | None]],
     ) -> None: ...
     @property

@@ -65,6 +65,11 @@ def test_ranks_in_processes_reach_the_windows_of_each_other(world: Any, seed: in
     world.run(2, in_process, 100 + seed)
 
 
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_of_two_nodes_reach_each_other_by_the_host(world: Any, size: int) -> None:
+    world.run(size, in_process, 300 + size, nodes=2)
+
+
 #: Sizes of the calls that graphs repeat.
 TOKENS, TOP_K, EXPERTS, HIDDEN = 16, 4, 8, 512
 

@@ -18,6 +18,7 @@ use uccl_wire::ep_card::{EpCard, EpEndpoint};
 use crate::{
     blocks::{Block, Blocks},
     error::{Error, Phase, Result, described},
+    far::{Far, ProxyStats, SendFrom},
     joining::{Exchange, MakeEndpoint, Position, agree, all_joined},
     nodes::Nodes,
     patience::Patience,
@@ -97,7 +98,17 @@ impl Group {
         if me >= ranks {
             return Err(Error::invalid(format!("there is no rank {me} of {ranks}")));
         }
-        Self::meet(config, Position::FIRST, exchange, make)
+        let how = How { position: Position::FIRST, send_from: SendFrom::Rings };
+        Self::meet(config, how, exchange, make)
+    }
+
+    /// The same for a rank whose calls a device makes: it gets mirrors of far ranks' windows.
+    pub(crate) fn join_for_device(
+        config: Config,
+        exchange: &mut Exchange<'_>,
+    ) -> Result<Arc<Self>> {
+        let how = How { position: Position::FIRST, send_from: SendFrom::Mirrors };
+        Self::meet(config, how, exchange, &mut Endpoint::new)
     }
 
     /// The group with the ranks that are there now: every rank that stays calls this, and a rank that comes
@@ -113,7 +124,8 @@ impl Group {
         let Self { generation, .. } = *self;
         let next_call = self.places.lock().next_call();
         let position = Position { generation, next_call };
-        let next = Self::meet(self.config.clone(), position, exchange, &mut Endpoint::new)?;
+        let how = How { position, send_from: SendFrom::Rings };
+        let next = Self::meet(self.config.clone(), how, exchange, &mut Endpoint::new)?;
         self.next_generation.store(next.generation, Ordering::Relaxed);
         let stays = |rank: &usize| {
             let (then, now) = (self.members[*rank], next.members[*rank]);
@@ -128,13 +140,13 @@ impl Group {
 
     fn meet(
         config: Config,
-        position: Position,
+        how: How,
         exchange: &mut Exchange<'_>,
         make: &mut MakeEndpoint<'_>,
     ) -> Result<Arc<Self>> {
         let Config { rank: me, ranks, pool, node, .. } = config;
         let mut window = Window::new(me, ranks, pool, node)?;
-        let reached = reach_all(&config, &mut window, position, exchange, make)?;
+        let reached = reach_all(&config, &mut window, how, exchange, make)?;
         let Reached { processes, nodes, blocks, position, members } =
             all_joined(me, reached, exchange)?;
         Ok(Arc::new(Self {
@@ -211,6 +223,12 @@ impl Group {
     #[must_use]
     pub fn network_stats(&self) -> Option<uccl_p2p::Stats> {
         self.window.network_stats()
+    }
+
+    /// What this rank's proxy has done; `None` if all ranks are near.
+    #[must_use]
+    pub fn proxy_stats(&self) -> Option<ProxyStats> {
+        self.window.far().map(Far::proxy_stats)
     }
 
     /// Leaves a rank out of the calls that follow, or lets it take part again.
@@ -403,6 +421,11 @@ impl Group {
         if let Some(call) = self.window.fault(peer) {
             return Some(format!("gave up on call {call}"));
         }
+        self.loss(peer)
+    }
+
+    /// Why a peer is not there any more.
+    pub(crate) fn loss(&self, peer: usize) -> Option<String> {
         match &self.processes[peer] {
             Some(process) => process.has_ended().then(|| "has ended".to_owned()),
             None => self.window.failure(peer),
@@ -413,6 +436,13 @@ impl Group {
         self.masked[peer].store(true, Ordering::Relaxed);
         call.drop_rank(peer);
     }
+}
+
+/// How a rank meets others.
+#[derive(Clone, Copy)]
+struct How {
+    position: Position,
+    send_from: SendFrom,
 }
 
 /// What a rank has when it has reached the others.
@@ -429,7 +459,7 @@ struct Reached {
 fn reach_all(
     config: &Config,
     window: &mut Window,
-    position: Position,
+    How { position, send_from }: How,
     exchange: &mut Exchange<'_>,
     make: &mut MakeEndpoint<'_>,
 ) -> Result<Result<Reached>> {
@@ -451,7 +481,7 @@ fn reach_all(
     }
     let node_of = |card: &Option<EpCard>| card.map(|card| (card.host, card.node));
     let nodes = Nodes::of(&cards.iter().map(node_of).collect::<Vec<_>>());
-    let listening = window.listen(config.network.clone(), timeout, make);
+    let listening = window.listen(config.network.clone(), (timeout, send_from), make);
     let endpoint = listening.as_ref().ok().map(|listening| listening.card());
     let cards = exchange(window.card(position, endpoint).encode().to_vec())?;
     Ok(listening.and_then(|listening| {

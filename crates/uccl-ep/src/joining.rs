@@ -54,9 +54,21 @@ pub(crate) fn all_joined<T>(
     joined: Result<T>,
     exchange: &mut Exchange<'_>,
 ) -> Result<T> {
+    judged_by_all(rank, joined, exchange)?
+}
+
+/// The same, where the error inside is known to all ranks: each has one.
+pub(crate) fn judged_by_all<T>(
+    rank: usize,
+    joined: Result<T>,
+    exchange: &mut Exchange<'_>,
+) -> Result<Result<T>> {
     let verdict = joined.as_ref().err().map(ToString::to_string).unwrap_or_default();
     let verdicts = exchange(verdict.into_bytes())?;
-    let joined = joined?;
+    Ok(joined.and_then(|joined| unless_failed(rank, joined, &verdicts)))
+}
+
+fn unless_failed<T>(rank: usize, joined: T, verdicts: &[Option<Vec<u8>>]) -> Result<T> {
     let failed =
         |(_, text): &(usize, &Option<Vec<u8>>)| text.as_ref().is_some_and(|text| !text.is_empty());
     match verdicts.iter().enumerate().find(failed) {

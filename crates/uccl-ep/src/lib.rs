@@ -31,6 +31,7 @@ mod window;
 
 pub use blocks::Block;
 pub use error::{Error, Phase, Result};
+pub use far::ProxyStats;
 pub use group::{Config, Group, Interrupted};
 pub use joining::{Exchange, MakeEndpoint};
 pub use leaving::let_go;

@@ -14,7 +14,7 @@ use uccl_wire::ep_card::{EpCard, EpEndpoint, HOST_LEN};
 
 use crate::{
     error::{Error, Result},
-    far::{self, Far, Listening},
+    far::{self, Far, Listening, SendFrom},
     header,
     joining::{MakeEndpoint, Position},
     nodes::Node,
@@ -83,10 +83,10 @@ impl Window {
     pub(crate) fn listen(
         &self,
         network: Option<uccl_p2p::Config>,
-        timeout: Duration,
+        (timeout, send_from): (Duration, SendFrom),
         make: &mut MakeEndpoint<'_>,
     ) -> Result<Listening> {
-        Listening::new(network, make, self.own.mapping(), timeout)
+        Listening::new(network, make, self.own.mapping(), (timeout, send_from))
     }
 
     /// Maps the window of a near peer.
@@ -130,6 +130,19 @@ impl Window {
     /// Whether a rank is there.
     pub(crate) fn has(&self, rank: usize) -> bool {
         !matches!(self.peers[rank], Reach::Absent)
+    }
+
+    /// A near rank's window.
+    pub(crate) fn near(&self, rank: usize) -> Option<&Arc<Mapping>> {
+        match &self.peers[rank] {
+            Reach::Near(view) => Some(view.mapping()),
+            Reach::Absent | Reach::Far => None,
+        }
+    }
+
+    /// The way to far peers, if there are any.
+    pub(crate) fn far(&self) -> Option<&Far> {
+        self.far.as_ref()
     }
 
     /// Why a far peer cannot be reached any more.

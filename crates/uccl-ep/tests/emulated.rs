@@ -8,8 +8,9 @@ mod emulator;
 use std::time::Duration;
 
 use uccl_ep::{combine::Order, numerics::quantise::Scales};
+use uccl_p2p::Transport;
 
-use self::cuda::{Case, Kind, Lost, Normal};
+use self::cuda::{Case, Kind, Lost, Normal, Way};
 
 const SMALL: Case = Case {
     seed: 1,
@@ -25,6 +26,7 @@ const SMALL: Case = Case {
     blocks: 2,
     late: Duration::ZERO,
     lost: None,
+    way: Way::Found,
 };
 
 #[test]
@@ -121,6 +123,7 @@ const NORMAL: Normal = Normal {
     zeroes_gaps: false,
     lost: None,
     wrong: None,
+    way: Way::Found,
 };
 
 #[test]
@@ -188,4 +191,128 @@ fn spoilt_tables_of_normal_mode_lead_to_no_other_memory() {
 fn ranks_that_differ_in_normal_mode_are_told_in_what() {
     emulator::load();
     NORMAL.tells_in_what_ranks_differ();
+}
+
+const FAR: Case = Case { way: Way::ByHost(2, Transport::Tcp), ..SMALL };
+
+#[test]
+fn a_gpu_whose_peers_are_far_makes_the_bytes_of_the_cpu() {
+    emulator::load();
+    for (nodes, ranks, transport) in [
+        (2, 2, Transport::Tcp),
+        (2, 4, Transport::Tcp),
+        (3, 3, Transport::Local),
+        (1, 2, Transport::Tcp),
+    ] {
+        let kind = if ranks == 4 { Kind::Fp8(Scales::Exact) } else { Kind::Bf16 };
+        Case { ranks, kind, way: Way::ByHost(nodes, transport), ..FAR }.run();
+    }
+    // More rows than a warp has threads, and calls that take the places of others.
+    Case { hidden: 8, slots: 70, local_experts: 40, top_k: 32, rounds: 1, ..FAR }.run();
+    Case { hidden: 128, rounds: 12, places: 1, ..FAR }.run();
+    Case { hidden: 640, is_packed: true, ..FAR }.run();
+}
+
+#[test]
+fn normal_mode_of_far_ranks_makes_the_bytes_of_the_cpu() {
+    emulator::load();
+    for seed in 20..24 {
+        let drawn = NORMAL.drawn(seed);
+        Normal { ranks: 4, way: Way::ByHost(2, Transport::Tcp), ..drawn }.run();
+    }
+    let far = Normal { way: Way::ByHost(3, Transport::Local), ranks: 3, ..NORMAL };
+    let by_expert = Normal { by_expert: Some(2), order: Order::ByChoice, top_k: 4, ..far };
+    Normal { is_each: true, ..by_expert }.run();
+    Normal { is_each: false, ..by_expert }.run();
+    Normal { rounds: 12, places: 1, is_worst: true, is_again: true, ..far }.run();
+    Normal { hidden: 8, slots: 70, local_experts: 40, top_k: 32, rounds: 1, ..far }.run();
+}
+
+#[test]
+fn a_far_rank_that_goes_away_is_named_by_all_others() {
+    emulator::load();
+    let told = Case { ranks: 3, way: Way::ByHost(3, Transport::Tcp), ..SMALL }
+        .loses_the_last(Duration::ZERO);
+    assert!(told[..2].iter().all(|told| told.contains("rank 2 ")), "{told:?}");
+}
+
+#[test]
+fn calls_go_on_without_a_far_rank_that_is_late_or_masked() {
+    emulator::load();
+    for lost in [Lost::Late, Lost::Masked] {
+        Case { lost: Some((1, lost)), rounds: 6, places: 2, ..FAR }.run();
+    }
+}
+
+#[test]
+fn a_far_rank_that_does_not_come_is_named() {
+    emulator::load();
+    let told = FAR.fails(Duration::from_millis(500), |me| (me == 0).then_some(FAR));
+    let late = "rank 1: data of call 1 round 0 expected, nothing seen";
+    assert!(
+        told[0].starts_with("dispatch on rank 0 is not over") && told[0].contains(late),
+        "{told:?}"
+    );
+}
+
+/// Pops until the threads are done and nothing is left, and tells them now and then.
+fn popped_until_over(ring: &emulator::Ring, begin: u64, is_over: impl Fn() -> bool) -> Vec<u64> {
+    let mut popped = Vec::new();
+    loop {
+        let was_over = is_over();
+        let end = begin + popped.len() as u64;
+        match ring.pop(end) {
+            Some(command) => popped.push(command),
+            None if was_over => break,
+            None => {
+                ring.tell(end);
+                std::thread::yield_now();
+            }
+        }
+    }
+    ring.tell(begin + popped.len() as u64);
+    popped
+}
+
+/// All commands of so many threads, each of which pushed as many, in the order of each.
+fn assert_all(popped: &[u64], threads: u64, each: u64) {
+    for thread in 0..threads {
+        let of_thread = popped.iter().filter(|command| *command >> 32 == thread);
+        let of_thread = of_thread.map(|command| command & 0xffff_ffff);
+        assert!(of_thread.eq((0..each).filter(|i| (thread + i) % 5 != 0)), "thread {thread}");
+    }
+}
+
+#[test]
+fn commands_of_many_warps_go_through_a_small_ring_each_once_and_in_order() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let ring = emulator::Ring::new(32, Duration::from_secs(20));
+    let is_over = AtomicBool::new(false);
+    let popped = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let state = ring.push((2, 64), 60);
+            is_over.store(true, Ordering::Release);
+            assert_eq!(state, 0);
+        });
+        popped_until_over(&ring, 0, || is_over.load(Ordering::Acquire))
+    });
+    assert_all(&popped, 128, 60);
+}
+
+#[test]
+fn who_finds_no_room_for_commands_gives_up_in_time_and_leaves_no_gap() {
+    const OVERDUE: u32 = 1;
+    const POISONED: u32 = 3;
+    let ring = emulator::Ring::new(64, Duration::from_millis(200));
+    assert_eq!(ring.push((1, 64), 10), OVERDUE);
+    let ring = emulator::Ring::new(64, Duration::from_secs(60));
+    ring.poison(true);
+    assert_eq!(ring.push((1, 64), 10), POISONED);
+    ring.poison(false);
+    let first = popped_until_over(&ring, 0, || true);
+    assert!((1..=64).contains(&first.len()), "{first:?}");
+    // What comes later is right behind it.
+    assert_eq!(ring.push((1, 32), 2), 0);
+    let second = popped_until_over(&ring, first.len() as u64, || true);
+    assert_all(&second, 32, 2);
 }

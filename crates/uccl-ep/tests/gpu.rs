@@ -6,8 +6,9 @@ mod cuda;
 use std::time::Duration;
 
 use uccl_ep::{combine::Order, numerics::quantise::Scales};
+use uccl_p2p::Transport;
 
-use self::cuda::{Case, Kind, Lost, Normal, has_gpu};
+use self::cuda::{Case, Kind, Lost, Normal, Way, has_gpu};
 
 const CASE: Case = Case {
     seed: 1,
@@ -23,6 +24,7 @@ const CASE: Case = Case {
     blocks: 8,
     late: Duration::ZERO,
     lost: None,
+    way: Way::Found,
 };
 
 const NORMAL: Normal = Normal {
@@ -47,6 +49,7 @@ const NORMAL: Normal = Normal {
     zeroes_gaps: false,
     lost: None,
     wrong: None,
+    way: Way::Found,
 };
 
 const KINDS: [Kind; 5] = [
@@ -249,6 +252,80 @@ fn ranks_that_differ_in_normal_mode_are_told_in_what() {
     NORMAL.tells_in_what_ranks_differ();
 }
 
+/// Ranks, on how many nodes they are, and how these reach each other.
+const BY_HOST: [(usize, usize, Transport); 5] = [
+    (2, 1, Transport::Tcp),
+    (2, 2, Transport::Tcp),
+    (4, 4, Transport::Tcp),
+    (4, 2, Transport::Tcp),
+    (4, 2, Transport::Local),
+];
+
+#[test]
+fn ranks_that_reach_each_other_by_the_host_make_the_bytes_of_the_cpu() {
+    let Some(_alone) = alone() else { return };
+    for (seed, (ranks, nodes, transport)) in (60..).zip(BY_HOST) {
+        for kind in [Kind::Bf16, Kind::Fp8(Scales::Exact)] {
+            let way = Way::ByHost(nodes, transport);
+            Case { seed, ranks, kind, way, ..CASE }.run();
+            Case { seed, ranks, kind, way, hidden: 7168, top_k: 8, slots: 128, ..CASE }.run();
+        }
+    }
+    let far = Case { way: Way::ByHost(2, Transport::Tcp), ..CASE };
+    Case { top_k: 32, local_experts: 64, hidden: 128, slots: 100, ..far }.run();
+    for places in [1, 2] {
+        Case { rounds: 40, places, ranks: 4, hidden: 256, ..far }.run();
+    }
+}
+
+#[test]
+fn normal_mode_by_the_host_makes_the_bytes_of_the_cpu() {
+    let Some(_alone) = alone() else { return };
+    for (seed, (ranks, nodes, transport)) in (70..).zip(BY_HOST) {
+        let way = Way::ByHost(nodes, transport);
+        Normal { seed, ranks, way, is_worst: true, ..NORMAL }.run();
+        for seed in 0..5 {
+            Normal { way, ranks, ..Normal { slots: 200, ..NORMAL }.drawn(seed) }.run();
+        }
+    }
+    let far = Normal { way: Way::ByHost(2, Transport::Tcp), ranks: 4, ..NORMAL };
+    let by_expert = Normal { by_expert: Some(16), order: Order::ByChoice, ..far };
+    for is_each in [false, true] {
+        Normal { is_each, ..by_expert }.run();
+    }
+    Normal { rounds: 40, places: 1, slots: 32, is_worst: true, is_again: true, ..far }.run();
+}
+
+#[test]
+fn a_far_rank_that_does_not_come_is_named_and_the_gpu_stays_usable() {
+    let Some(_alone) = alone() else { return };
+    let far = Case { way: Way::ByHost(2, Transport::Tcp), ..CASE };
+    let told = far.fails(Duration::from_millis(500), |me| (me == 0).then_some(far));
+    let late = "rank 1: data of call 1 round 0 expected, nothing seen";
+    assert!(told[0].starts_with("dispatch on rank 0 is not over"), "{told:?}");
+    assert!(told[0].contains(late), "{told:?}");
+    far.run();
+}
+
+#[test]
+fn a_far_rank_that_goes_away_is_named_by_all_others_and_the_gpu_stays_usable() {
+    let Some(_alone) = alone() else { return };
+    let far = Case { ranks: 3, way: Way::ByHost(3, Transport::Tcp), ..CASE };
+    let told = far.loses_the_last(Duration::from_secs(1));
+    assert!(told[..2].iter().all(|told| told.contains("rank 2 ")), "{told:?}");
+    far.run();
+}
+
+#[test]
+fn calls_go_on_without_a_far_rank_that_is_late_or_masked() {
+    let Some(_alone) = alone() else { return };
+    for lost in [Lost::Late, Lost::Masked] {
+        let way = Way::ByHost(2, Transport::Tcp);
+        Case { lost: Some((1, lost)), rounds: 6, places: 2, way, ..CASE }.run();
+    }
+    Normal { way: Way::ByHost(3, Transport::Tcp), ..NORMAL }.goes_on_without_the_lost();
+}
+
 #[test]
 #[ignore = "measures, and asserts nothing"]
 fn how_long_calls_take() {
@@ -257,10 +334,40 @@ fn how_long_calls_take() {
     for ranks in [1, 2, 4] {
         for kind in [Kind::Bf16, Kind::Fp8(Scales::Exact), Kind::Nvfp4(84.0)] {
             for blocks in [4, 8, 16, 32] {
-                let took = Case { ranks, kind, blocks, ..large }.time(100);
+                let (took, _) = Case { ranks, kind, blocks, ..large }.time(100);
                 println!(
                     "{ranks} ranks, {kind:?}, {blocks} blocks: {took:?} a dispatch and combine"
                 );
+            }
+        }
+    }
+}
+
+/// The same kernels without windows of the host, with them, and with proxies: what each adds.
+#[test]
+#[ignore = "measures, and asserts nothing"]
+fn how_long_calls_take_by_the_host() {
+    let Some(_alone) = alone() else { return };
+    let large = Case { hidden: 7168, top_k: 8, slots: 128, local_experts: 32, blocks: 16, ..CASE };
+    for ranks in [2, 4] {
+        for kind in [Kind::Bf16, Kind::Fp8(Scales::Exact)] {
+            for way in [
+                Way::Found,
+                Way::ByHost(1, Transport::Tcp),
+                Way::ByHost(2, Transport::Tcp),
+                Way::ByHost(2, Transport::Local),
+                Way::ByHost(ranks, Transport::Tcp),
+                Way::ByHost(ranks, Transport::Local),
+            ] {
+                let (took, proxy) = Case { ranks, kind, way, ..large }.time(30);
+                println!("{ranks} ranks, {kind:?}, {way:?}: {took:?} a dispatch and combine");
+                if let Some(uccl_ep::ProxyStats { commands, writes, working, under_way, .. }) =
+                    proxy
+                {
+                    println!(
+                        "    the proxy: {commands} commands, {writes} writes, {working:?} at work, {under_way:?} with writes under way"
+                    );
+                }
             }
         }
     }

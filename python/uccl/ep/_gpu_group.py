@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from uccl import _core
-from uccl.ep._group import Ranks, address, timeout_of
+from uccl.ep._group import Ranks, address, node_of_environment, timeout_of
 
 #: Where tensors are, for callers that cannot say ``device``: "cpu", "cuda" or "cuda:1".
 DEVICE = "UCCL_EP_DEVICE"
@@ -62,6 +62,7 @@ class GpuGroup:
             masks_late=masks_late,
             device=device.index,
             blocks=blocks_of(ranks, device),
+            node=node_of_environment(),
             exchange=ranks.exchange,
         )
 

@@ -7,6 +7,7 @@ use uccl_device::cuda::{Context, DeviceBuffer, Function, Gpus, Grid, Priority, S
 use uccl_wire::ep_gpu_card::EpGpuCard;
 
 use super::{
+    hosted::Hosted,
     kernels::Kernels,
     params::{CallParams, GroupParams, MAX_RANKS, Mask, Own, THREADS},
     status::Reports,
@@ -15,13 +16,15 @@ use super::{
 };
 use crate::{
     error::{Error, Phase, Result},
+    far::ProxyStats,
     header::Header,
-    joining::{Exchange, agree, all_joined},
+    joining::{Exchange, agree, all_joined, judged_by_all},
+    nodes::Node,
     view::control_len,
 };
 
 /// How a rank takes part in a group.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Config {
     /// Which rank this is.
     pub rank: usize,
@@ -38,6 +41,25 @@ pub struct Config {
     /// Blocks of a launch; 0: as many as the GPU has multiprocessors. The blocks of all ranks on a GPU have to fit on it
     /// at the same time, because they wait for each other.
     pub blocks: u32,
+    /// How ranks reach each other.
+    pub reach: Reach,
+    /// Which node the rank is on, as for [a group of the CPU](crate::Config::node).
+    pub node: Option<u64>,
+    /// How the network between nodes is used, as for [a group of the CPU](crate::Config::network).
+    pub network: Option<uccl_p2p::Config>,
+}
+
+/// How the ranks of a group reach each other; the same for all of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Reach {
+    /// Directly if all are on one node and each reaches all windows, and else by the host.
+    #[default]
+    Any,
+    /// Windows are in the GPUs' memory, and every rank stores to all of them.
+    Direct,
+    /// Windows are in locked memory of the host. Ranks of a node store to each other's; what goes to another node is carried by a
+    /// proxy, a thread of the sender's.
+    ByHost,
 }
 
 /// One rank's end of a group. Dropping it says nothing to the others.
@@ -47,11 +69,26 @@ pub struct Config {
 pub struct Group {
     config: Config,
     context: &'static Context,
-    window: Window,
+    windows: Windows,
     kernels: Arc<Kernels>,
     own: DeviceBuffer,
-    reports: Reports,
+    reports: Arc<Reports>,
     told: Mutex<ToldMemory>,
+}
+
+/// Where the ranks' windows are.
+enum Windows {
+    Direct(Window),
+    ByHost(Box<Hosted>),
+}
+
+impl Windows {
+    fn pool_len(&self) -> usize {
+        match self {
+            Self::Direct(window) => window.pool_len(),
+            Self::ByHost(hosted) => hosted.pool_len(),
+        }
+    }
 }
 
 impl Group {
@@ -60,60 +97,48 @@ impl Group {
     /// # Errors
     /// A rank's window cannot be reached, or ranks do not agree on the group. All ranks fail then.
     pub fn join(config: Config, exchange: &mut Exchange<'_>) -> Result<Arc<Self>> {
-        let prepared = Self::prepare(config);
-        // A rank that failed sends no card, so that the others do not wait for it in vain.
-        let card = match &prepared {
-            Ok((_, card)) => card.encode().to_vec(),
-            Err(_) => Vec::new(),
+        let is_direct = match config.reach {
+            Reach::ByHost => false,
+            Reach::Direct => return Self::join_directly(&config, exchange)?.map(Arc::new),
+            Reach::Any => are_on_one_node(&config, exchange)?,
         };
-        let cards = exchange(card)?;
-        let joined = prepared.and_then(|(mut group, _)| {
-            group.open_all(&cards)?;
-            Ok(group)
+        // Whether that goes well all ranks hear, so all go on in the same way.
+        let direct = if is_direct { Self::join_directly(&config, exchange)?.ok() } else { None };
+        match direct {
+            Some(group) => Ok(Arc::new(group)),
+            None => Self::join_by_host(&config, exchange).map(Arc::new),
+        }
+    }
+
+    /// The error inside is known to all ranks.
+    fn join_directly(config: &Config, exchange: &mut Exchange<'_>) -> Result<Result<Self>> {
+        let Config { rank, ranks, pool, .. } = *config;
+        let prepared = Parts::new(config).and_then(|parts| {
+            let window = Window::new(parts.context, rank, ranks, pool)?;
+            let card = window.card(ranks)?;
+            Ok((parts, window, card))
         });
-        all_joined(config.rank, joined, exchange).map(Arc::new)
+        // A rank that failed sends no card, so that the others do not wait for it in vain.
+        let card =
+            prepared.as_ref().map_or_else(|_| Vec::new(), |(.., card)| card.encode().to_vec());
+        let cards = exchange(card)?;
+        let joined = prepared.and_then(|(parts, mut window, _)| {
+            open_all(config, &mut window, &cards)?;
+            Ok(parts.into_group(config, Windows::Direct(window)))
+        });
+        judged_by_all(rank, joined, exchange)
     }
 
-    fn prepare(config: Config) -> Result<(Self, EpGpuCard)> {
-        let Config { rank, ranks, pool, device, blocks, .. } = config;
-        if rank >= ranks || ranks > MAX_RANKS {
-            let why = format!("rank {rank} of {ranks}; a group on GPUs has up to {MAX_RANKS}");
-            return Err(Error::invalid(why));
-        }
-        let context = Gpus::get().device(device)?.context()?;
-        let kernels = Kernels::of(context)?;
-        let window = Window::new(context, rank, ranks, pool)?;
-        let own = DeviceBuffer::new(context, size_of::<Own>())?;
-        let stream = Stream::new(context, Priority::Normal)?;
-        // SAFETY: nobody else has it yet, and the stream is waited for.
-        unsafe { stream.fill(own.address(), 0, own.len_bytes())? };
-        stream.synchronize()?;
-        let card = window.card(ranks)?;
-        let most = context.device().multiprocessors().max(1);
-        let config = Config { blocks: if blocks == 0 { most } else { blocks }, ..config };
-        let reports = Reports::new(context)?;
-        let told = Mutex::new(ToldMemory::new(context)?);
-        Ok((Self { config, context, window, kernels, own, reports, told }, card))
-    }
-
-    fn open_all(&mut self, cards: &[Option<Vec<u8>>]) -> Result<()> {
-        let Config { rank: me, ranks, .. } = self.config;
-        if cards.len() != ranks {
-            return Err(Error::invalid(format!("{} cards for {ranks} ranks", cards.len())));
-        }
-        for (rank, card) in cards.iter().enumerate() {
-            let card = card.as_deref().unwrap_or_default();
-            let card =
-                EpGpuCard::decode(card).map_err(|e| Error::invalid(format!("rank {rank}: {e}")))?;
-            let facts = [
-                ("its rank", u64::from(card.rank), rank as u64),
-                ("as the number of ranks", u64::from(card.ranks), ranks as u64),
-                ("as bytes of the pool", card.pool, self.window.pool_len() as u64),
-            ];
-            agree(me, rank, facts)?;
-            self.window.open(&card)?;
-        }
-        Ok(())
+    fn join_by_host(config: &Config, exchange: &mut Exchange<'_>) -> Result<Self> {
+        let parts = all_joined(config.rank, Parts::new(config), exchange)?;
+        let Config { rank, ranks, pool, timeout, masks_late, node, .. } = *config;
+        let network = config.network.clone();
+        let host = crate::Config { rank, ranks, pool, timeout, masks_late, node, network };
+        let group = crate::Group::join_for_device(host, exchange)?;
+        let hosted = Hosted::new(group, parts.context, &parts.reports);
+        let joined =
+            hosted.map(|hosted| parts.into_group(config, Windows::ByHost(Box::new(hosted))));
+        all_joined(rank, joined, exchange)
     }
 
     /// Which rank this is.
@@ -131,7 +156,32 @@ impl Group {
     /// Bytes of the pool.
     #[must_use]
     pub fn pool_len(&self) -> usize {
-        self.window.pool_len()
+        self.windows.pool_len()
+    }
+
+    /// Whether ranks reach each other by the host.
+    #[must_use]
+    pub fn is_by_host(&self) -> bool {
+        self.by_host().is_some()
+    }
+
+    /// What went over the network; `None` if nothing does.
+    #[must_use]
+    pub fn network_stats(&self) -> Option<uccl_p2p::Stats> {
+        self.by_host()?.network_stats()
+    }
+
+    /// What this rank's proxy has done; `None` if it has none.
+    #[must_use]
+    pub fn proxy_stats(&self) -> Option<ProxyStats> {
+        self.by_host()?.proxy_stats()
+    }
+
+    fn by_host(&self) -> Option<&crate::Group> {
+        match &self.windows {
+            Windows::Direct(_) => None,
+            Windows::ByHost(hosted) => Some(hosted.group()),
+        }
     }
 
     /// The GPU's context.
@@ -146,8 +196,15 @@ impl Group {
     /// What the first call failed with that failed.
     pub fn check(&self) -> Result<()> {
         match self.reports.read() {
-            Some(told) => Err(told.to_error(self.rank())),
+            Some(told) => Err(told.to_error(self.rank(), |peer| self.loss(peer))),
             None => Ok(()),
+        }
+    }
+
+    fn loss(&self, peer: usize) -> Option<String> {
+        match &self.windows {
+            Windows::Direct(_) => None,
+            Windows::ByHost(hosted) => hosted.loss(peer),
         }
     }
 
@@ -165,6 +222,8 @@ impl Group {
         placed: u64,
     ) -> Result<CallParams> {
         let pool = self.pool_len();
+        // As for a group of the CPU: a place begins at a multiple of what is copied to far ranks.
+        let len = len.next_multiple_of(64);
         if len > pool {
             let why = format!(
                 "the call needs {len} bytes of the buffer, which has {pool}; make it with more"
@@ -217,10 +276,11 @@ impl Group {
     }
 
     pub(super) fn params(&self) -> GroupParams {
-        let mut windows = [0; MAX_RANKS];
-        windows.iter_mut().zip(self.window.addresses()).for_each(|(to, at)| *to = at);
-        GroupParams {
-            windows,
+        let mut params = GroupParams {
+            windows: [0; MAX_RANKS],
+            far: 0,
+            mirrors: 0,
+            ring: 0,
             own: self.own.address(),
             status: self.reports.address(),
             timeout_ns: u64::try_from(self.config.timeout.as_nanos()).unwrap_or(u64::MAX),
@@ -229,8 +289,17 @@ impl Group {
             rank: self.config.rank as u32,
             ranks: self.config.ranks as u32,
             masks_late: u32::from(self.config.masks_late),
+            ring_slots: 0,
+            by_host: u32::from(self.is_by_host()),
             zero: 0,
+        };
+        match &self.windows {
+            Windows::Direct(window) => {
+                params.windows.iter_mut().zip(window.addresses()).for_each(|(to, at)| *to = at);
+            }
+            Windows::ByHost(hosted) => hosted.put_into(&mut params),
         }
+        params
     }
 
     /// Launches a kernel on a block for each of `rows`, or on as many blocks as the group has.
@@ -248,4 +317,69 @@ impl Group {
         // SAFETY: as the caller has it.
         unsafe { stream.launch(kernel, grid, parameter) }.map_err(Error::from)
     }
+}
+
+/// What a rank has before it knows of others.
+struct Parts {
+    context: &'static Context,
+    kernels: Arc<Kernels>,
+    own: DeviceBuffer,
+    reports: Arc<Reports>,
+    told: ToldMemory,
+    blocks: u32,
+}
+
+impl Parts {
+    fn new(config: &Config) -> Result<Self> {
+        let Config { rank, ranks, device, blocks, .. } = *config;
+        if rank >= ranks || ranks > MAX_RANKS {
+            let why = format!("rank {rank} of {ranks}; a group on GPUs has up to {MAX_RANKS}");
+            return Err(Error::invalid(why));
+        }
+        let context = Gpus::get().device(device)?.context()?;
+        let kernels = Kernels::of(context)?;
+        let own = DeviceBuffer::new(context, size_of::<Own>())?;
+        let stream = Stream::new(context, Priority::Normal)?;
+        // SAFETY: nobody else has it yet, and the stream is waited for.
+        unsafe { stream.fill(own.address(), 0, own.len_bytes())? };
+        stream.synchronize()?;
+        let most = context.device().multiprocessors().max(1);
+        let blocks = if blocks == 0 { most } else { blocks };
+        let reports = Arc::new(Reports::new(context)?);
+        Ok(Self { context, kernels, own, reports, told: ToldMemory::new(context)?, blocks })
+    }
+
+    fn into_group(self, config: &Config, windows: Windows) -> Group {
+        let Self { context, kernels, own, reports, told, blocks } = self;
+        let config = Config { blocks, ..config.clone() };
+        Group { config, context, windows, kernels, own, reports, told: Mutex::new(told) }
+    }
+}
+
+/// Whether all ranks are there and on one node.
+fn are_on_one_node(config: &Config, exchange: &mut Exchange<'_>) -> Result<bool> {
+    // A rank that cannot tell takes part in the exchange, and fails later, so that the others do not wait for it in vain.
+    let node = Node::of_this_process(config.node).map(|node| node.to_bytes()).unwrap_or_default();
+    let nodes = exchange(node.clone())?;
+    Ok(!node.is_empty() && nodes.iter().all(|other| other.as_ref() == Some(&node)))
+}
+
+fn open_all(config: &Config, window: &mut Window, cards: &[Option<Vec<u8>>]) -> Result<()> {
+    let Config { rank: me, ranks, .. } = *config;
+    if cards.len() != ranks {
+        return Err(Error::invalid(format!("{} cards for {ranks} ranks", cards.len())));
+    }
+    for (rank, card) in cards.iter().enumerate() {
+        let card = card.as_deref().unwrap_or_default();
+        let card =
+            EpGpuCard::decode(card).map_err(|e| Error::invalid(format!("rank {rank}: {e}")))?;
+        let facts = [
+            ("its rank", u64::from(card.rank), rank as u64),
+            ("as the number of ranks", u64::from(card.ranks), ranks as u64),
+            ("as bytes of the pool", card.pool, window.pool_len() as u64),
+        ];
+        agree(me, rank, facts)?;
+        window.open(&card)?;
+    }
+    Ok(())
 }

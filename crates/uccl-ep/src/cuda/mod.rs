@@ -7,6 +7,7 @@
 mod combine;
 mod dispatch;
 mod group;
+mod hosted;
 mod kernels;
 mod memory;
 pub mod normal;
@@ -18,7 +19,7 @@ mod window;
 pub use self::{
     combine::Combine,
     dispatch::{Dispatch, Handle},
-    group::{Config, Group},
+    group::{Config, Group, Reach},
     memory::{
         COMBINE_SCRATCH_LEN, Choices, Combined, Outputs, Results, ScalesOut, Table, Tokens,
         scratch_len,

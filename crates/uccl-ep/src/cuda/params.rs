@@ -3,6 +3,7 @@
 use std::mem::{align_of, offset_of, size_of};
 
 use crate::{
+    far::{command, fifo},
     header,
     placing::{ROUND, SLOTS},
     routing::MAX_EXPERTS,
@@ -35,6 +36,9 @@ pub(super) struct Own {
     pub(super) ends: [u64; SLOTS],
     pub(super) masked: u64,
     pub(super) verdicts: [[u32; MAX_RANKS]; SLOTS],
+    pub(super) pushed: u64,
+    pub(super) popped: u64,
+    pub(super) room: u64,
 }
 
 /// `UcclEpMask`.
@@ -59,6 +63,7 @@ pub(super) struct Status {
     pub(super) call: u64,
     pub(super) late: u64,
     pub(super) waited_ns: u64,
+    pub(super) lost: u64,
     pub(super) expected: [u64; MAX_RANKS],
     pub(super) seen: [u64; MAX_RANKS],
 }
@@ -71,16 +76,22 @@ pub(super) mod state {
     pub(in crate::cuda) const DISAGREE: u32 = 4;
     pub(in crate::cuda) const WRONG_CHOICE: u32 = 5;
     pub(in crate::cuda) const NO_ROOM: u32 = 6;
+    pub(in crate::cuda) const LOST: u32 = 7;
 }
 
-/// `Status::what` of a call that lacks room; otherwise it lacks data.
+/// `Status::what` of a call that lacks room in a rank's window.
 pub(super) const ROOM: u32 = 1;
+/// `Status::what` of a call whose commands the proxy does not take. Otherwise a call lacks data.
+pub(super) const PUSH: u32 = 2;
 
 /// `UcclEpGroup`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct GroupParams {
     pub(super) windows: [u64; MAX_RANKS],
+    pub(super) far: u64,
+    pub(super) mirrors: u64,
+    pub(super) ring: u64,
     pub(super) own: u64,
     pub(super) status: u64,
     pub(super) timeout_ns: u64,
@@ -89,6 +100,8 @@ pub(super) struct GroupParams {
     pub(super) rank: u32,
     pub(super) ranks: u32,
     pub(super) masks_late: u32,
+    pub(super) ring_slots: u32,
+    pub(super) by_host: u32,
     pub(super) zero: u32,
 }
 
@@ -354,7 +367,7 @@ pub(super) struct NormalSum {
 pub fn layout_assertions() -> String {
     let mut text = String::from("#include \"ep_wait.cuh\"\n#include <stddef.h>\n");
     let mut same = |cuda: &str, rust: usize| {
-        text += &format!("static_assert({cuda} == {rust}, \"{cuda} is {rust} in Rust\");\n");
+        text += &format!("static_assert({cuda} == {rust}u, \"{cuda} is {rust} in Rust\");\n");
     };
     macro_rules! layout {
         ($c:literal, $rust:ty, [$($field:ident),*]) => {
@@ -369,18 +382,24 @@ pub fn layout_assertions() -> String {
     layout!(
         "UcclEpOwn",
         Own,
-        [has_failed, laid_out, zero, ended, calls, next, begins, ends, masked, verdicts]
+        [
+            has_failed, laid_out, zero, ended, calls, next, begins, ends, masked, verdicts, pushed,
+            popped, room
+        ]
     );
     layout!("UcclEpMask", Mask, [own, set, clear, status, ranks, zero]);
     layout!(
         "UcclEpStatus",
         Status,
-        [poison, state, phase, what, call, late, waited_ns, expected, seen]
+        [poison, state, phase, what, call, late, waited_ns, lost, expected, seen]
     );
     layout!(
         "UcclEpGroup",
         GroupParams,
-        [windows, own, status, timeout_ns, pool_at, pool, rank, ranks, masks_late, zero]
+        [
+            windows, far, mirrors, ring, own, status, timeout_ns, pool_at, pool, rank, ranks,
+            masks_late, ring_slots, by_host, zero
+        ]
     );
     layout!("UcclEpCall", CallParams, [placed, len, header, agreed, phase]);
     layout!("UcclEpPlaced", Placed, [number, place, after, masked]);
@@ -562,7 +581,16 @@ pub fn layout_assertions() -> String {
         ("UCCL_EP_DISAGREE", state::DISAGREE as usize),
         ("UCCL_EP_WRONG_CHOICE", state::WRONG_CHOICE as usize),
         ("UCCL_EP_NO_ROOM", state::NO_ROOM as usize),
+        ("UCCL_EP_LOST", state::LOST as usize),
         ("UCCL_EP_ROOM", ROOM as usize),
+        ("UCCL_EP_PUSH", PUSH as usize),
+        ("RING_TAIL", fifo::TAIL),
+        ("RING_SLOTS", fifo::SLOTS_AT),
+        ("COMMAND_UNIT", command::UNIT),
+        ("COMMAND_LAP", command::LAP as usize),
+        ("COMMAND_SIGNALS", command::IS_SIGNAL as usize),
+        ("COMMAND_PEER_AT", command::PEER_AT as usize),
+        ("COMMAND_TARGET_AT", command::TARGET_AT as usize),
         ("UCCL_EP_COPIED", how::COPIED as usize),
         ("UCCL_EP_EXACT", how::EXACT as usize),
         ("UCCL_EP_POWER", how::POWER as usize),

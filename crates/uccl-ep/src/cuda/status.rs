@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use uccl_device::cuda::{Context, GpuError, PinnedBuffer};
 
-use super::params::{MAX_RANKS, ROOM, Status, state};
+use super::params::{MAX_RANKS, PUSH, ROOM, Status, state};
 use crate::{
     error::{Error, Phase},
     protocol::{Awaited, Mark},
@@ -26,6 +26,15 @@ impl Reports {
 
     fn place(&self) -> *mut Status {
         self.memory.as_ptr().cast()
+    }
+
+    /// Tells kernels of a rank that is not there any more. One thread at a time does it.
+    pub(super) fn set_lost(&self, rank: usize) {
+        // SAFETY: as below; GPUs only read this word, and no other thread writes it.
+        unsafe {
+            let word = &raw mut (*self.place()).lost;
+            word.write_volatile(word.read_volatile() | 1 << rank);
+        }
     }
 
     /// Has all kernels that wait end.
@@ -52,13 +61,24 @@ pub(super) const COMBINE_AGREED: [&str; 5] =
     ["bytes of a row", "weights of a row", "rows of a token", "slots", "packed rows"];
 
 impl Status {
-    /// As the error that the CPU's calls end with.
-    pub(super) fn to_error(self, rank: usize) -> Error {
+    /// As the error that the CPU's calls end with. `loss` says why a rank is not there any more, if it is not.
+    pub(super) fn to_error(self, rank: usize, loss: impl Fn(usize) -> Option<String>) -> Error {
         let is_combine = self.phase == 2;
         let phase = if is_combine { Phase::Combine } else { Phase::Dispatch };
         let peer = (self.late.trailing_zeros() as usize).min(MAX_RANKS - 1);
         let (expected, seen) = (self.expected[peer], self.seen[peer]);
         match self.state {
+            state::OVERDUE if self.what == PUSH => {
+                let waited = Duration::from_nanos(self.waited_ns);
+                let why = format!(
+                    "cannot be told: this rank's proxy has taken {seen} of {expected} commands, and no more in {waited:?}"
+                );
+                Error::PeerLost { phase, rank, peer, why }
+            }
+            state::LOST => {
+                let why = loss(peer).unwrap_or_else(|| "is lost".to_owned());
+                Error::PeerLost { phase, rank, peer, why }
+            }
             state::OVERDUE => {
                 let is_late = |rank: &usize| self.late >> rank & 1 == 1;
                 let what = if self.what == ROOM { "room" } else { "data" };
@@ -74,8 +94,16 @@ impl Status {
                 Error::Overdue { phase, rank, awaited, waited }
             }
             state::GAVE_UP => {
-                let why = format!("gave up on call {seen}");
-                Error::PeerLost { phase, rank, peer, why }
+                let gave_up = format!("gave up on call {seen}");
+                // A rank that gave up has most likely lost one that this one is about to lose too.
+                let lost = (0..MAX_RANKS).filter(|other| *other != peer);
+                match lost.filter_map(|other| Some((other, loss(other)?))).next() {
+                    Some((lost, why)) => {
+                        let why = format!("{why}; rank {peer} {gave_up}");
+                        Error::PeerLost { phase, rank, peer: lost, why }
+                    }
+                    None => Error::PeerLost { phase, rank, peer, why: gave_up },
+                }
             }
             state::POISONED => Error::Interrupted,
             state::DISAGREE => {
@@ -110,12 +138,14 @@ mod tests {
         let late = if state == state::OVERDUE { 0b1100 } else { 0b1000 };
         // The third of what is agreed on, or that it is room.
         let what = if state == state::DISAGREE { 3 } else { 1 };
-        Status { poison: 0, state, phase: 1, what, call: 9, late, waited_ns: 5, expected, seen }
+        let (poison, call, waited_ns, lost) = (0, 9, 5, 0);
+        Status { poison, state, phase: 1, what, call, late, waited_ns, lost, expected, seen }
     }
 
     #[test]
     fn what_kernels_tell_are_the_errors_of_the_cpu() {
-        let said = |state| told(state).to_error(1).to_string();
+        let why = |rank: usize| (rank == 3).then(|| "has ended".to_owned());
+        let said = |state| told(state).to_error(1, why).to_string();
         let late = "rank 2: room of call 9 round 0 expected, nothing seen; rank 3: room of call 0";
         assert!(said(state::OVERDUE).contains(late), "{}", said(state::OVERDUE));
         assert_eq!(said(state::GAVE_UP), "dispatch on rank 1: rank 3 gave up on call 8");
@@ -123,5 +153,14 @@ mod tests {
         assert!(said(state::WRONG_CHOICE).starts_with("choice 8 of token 9"));
         assert_eq!(said(state::NO_ROOM), "9 rows arrive, and there is room for 8");
         assert_eq!(said(state::POISONED), "interrupted");
+        assert_eq!(said(state::LOST), "dispatch on rank 1: rank 3 has ended");
+        let other = |rank: usize| (rank == 5).then(|| "has ended".to_owned());
+        let both = told(state::GAVE_UP).to_error(1, other).to_string();
+        assert_eq!(both, "dispatch on rank 1: rank 5 has ended; rank 3 gave up on call 8");
+        let stuck = Status { what: PUSH, late: 0b1000, ..told(state::OVERDUE) };
+        let stuck = stuck.to_error(1, |_| None).to_string();
+        assert!(
+            stuck.contains("rank 3 cannot be told: this rank's proxy has taken 8 of 9 commands")
+        );
     }
 }

@@ -23,10 +23,9 @@ use uccl_wire::ep_gpu_card::EpGpuCard;
 use crate::{
     error::{Error, Result},
     nodes::host_of,
-    view::{self, control_len},
+    view::{self, PAGE, control_len},
 };
 
-const PAGE: usize = 4096;
 /// Where a window's nonce is: the second word of the line of rank 0's fault.
 const NONCE_AT: u64 = (8 * view::NONCE_AT) as u64;
 

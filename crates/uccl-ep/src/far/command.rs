@@ -17,9 +17,9 @@ pub(crate) const UNIT: usize = 32;
 /// The bit of each half that belongs to the ring.
 pub(crate) const LAP: u64 = 1 << 63;
 
-const IS_SIGNAL: u64 = 1 << 62;
-const PEER_AT: u32 = 46;
-const TARGET_AT: u32 = 31;
+pub(crate) const IS_SIGNAL: u64 = 1 << 62;
+pub(crate) const PEER_AT: u32 = 46;
+pub(crate) const TARGET_AT: u32 = 31;
 const MAX_LEN: u64 = (1 << TARGET_AT) - 1;
 
 /// What a proxy does. Offsets and lengths are in bytes.

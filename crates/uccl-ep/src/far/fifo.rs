@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use uccl_fabric::shm::{Segment, segment, sync::Word};
+use uccl_fabric::shm::{Mapping, Segment, segment, sync::Word};
 
 use super::command::LAP;
 
@@ -33,9 +33,9 @@ const HEAD: usize = 0;
 /// The tail as a producer saw it last: the proxy's own line is read only where the ring seems full.
 const SEEN: usize = 1;
 /// The commands that were popped; on a cache line of its own.
-const TAIL: usize = 16;
+pub(crate) const TAIL: usize = 16;
 /// The first slot's first half.
-const SLOTS_AT: usize = 32;
+pub(crate) const SLOTS_AT: usize = 32;
 
 /// Words of a ring with as many slots.
 const fn words_of(slots: u64) -> usize {
@@ -110,11 +110,6 @@ impl<S: Storage> Fifo<S> {
         }
         true
     }
-
-    /// How many commands were pushed in all, or are being pushed.
-    pub(super) fn pushed(&self) -> u64 {
-        self.word(HEAD).load(Ordering::Acquire)
-    }
 }
 
 const FULL_NAP: Duration = Duration::from_micros(20);
@@ -157,30 +152,36 @@ impl<S: Storage> Popper<S> {
             self.fifo.word(TAIL).store(self.tail, Ordering::Release);
         }
     }
-
-    /// How many commands were popped in all.
-    pub(super) fn popped(&self) -> u64 {
-        self.tail
-    }
 }
 
 /// A ring in memory of its own, whose pages a device may map too.
 #[derive(Clone)]
-pub(super) struct Shared(segment::Words);
+pub(super) struct Shared {
+    words: segment::Words,
+    memory: Arc<Mapping>,
+}
 
 impl Storage for Shared {
     type Word = AtomicU64;
 
     fn words(&self) -> &[AtomicU64] {
-        self.0.as_slice()
+        self.words.as_slice()
     }
 }
 
 impl Fifo<Shared> {
     pub(super) fn in_memory(slots: u64) -> io::Result<Self> {
+        // A device's driver locks whole pages.
+        const PAGE: usize = 4096;
         let words = words_of(slots);
-        let segment = Segment::create("uccl-ep-fifo", 8 * words)?;
-        Ok(Self::new(Shared(segment::Words::new(&Arc::clone(&segment), 0, words)?), slots))
+        let segment = Segment::create("uccl-ep-fifo", (8 * words).next_multiple_of(PAGE))?;
+        let memory = Arc::clone(&segment);
+        Ok(Self::new(Shared { words: segment::Words::new(&memory, 0, words)?, memory }, slots))
+    }
+
+    /// All of the ring, for a device that pushes to it.
+    pub(super) fn memory(&self) -> &Arc<Mapping> {
+        &self.storage.memory
     }
 }
 
@@ -208,7 +209,6 @@ mod tests {
                 );
             }
             assert_eq!(popper.pop(), None);
-            assert_eq!((fifo.pushed(), popper.popped()), (4 * (lap + 1), 4 * (lap + 1)));
         }
     }
 

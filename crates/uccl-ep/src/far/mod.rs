@@ -3,10 +3,11 @@
 //! What goes to a peer is put together in its [`outbox`], and told to a proxy by [`fifo`], one command for each piece; the
 //! [`proxy`] sends all pieces up to a signal as one write with that signal.
 
-mod command;
-mod fifo;
+pub(crate) mod command;
+pub(crate) mod fifo;
 mod outbox;
 mod proxy;
+mod tally;
 
 use std::{
     mem,
@@ -20,11 +21,12 @@ use uccl_fabric::shm::{Mapping, Segment};
 use uccl_p2p::{ConnId, Endpoint, Uninterrupted};
 use uccl_wire::ep_card::EpEndpoint;
 
+pub use self::tally::ProxyStats;
 use self::{
     command::{Command, UNIT},
     fifo::{Fifo, Popper, Shared},
     outbox::Outbox,
-    proxy::{Desk, Peer, Proxy},
+    proxy::{Desk, NAP, Peer, Proxy},
 };
 use crate::{
     error::{Error, Result},
@@ -33,12 +35,24 @@ use crate::{
 
 /// Commands that a rank's producers may be ahead of its proxy.
 const SLOTS: u64 = 2048;
-/// The most bytes that are under way to one peer.
+/// The most bytes that are under way to one peer from a ring.
 const OUTBOX: usize = 4 << 20;
+/// Bytes of mirrors that are gathered without a signal before they are sent.
+const MIRRORED: usize = 1 << 20;
+/// How long a proxy sleeps that is woken when there is something to do.
+const SLEEP: Duration = Duration::from_millis(20);
 /// How long a group that is dropped waits for its peers to have what was sent to them.
 const LINGER: Duration = Duration::from_secs(5);
-/// How long who waits for room, or for writes to end, sleeps between two looks.
-const NAP: Duration = Duration::from_micros(50);
+
+/// Where what goes to far peers is put together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum SendFrom {
+    /// In a ring for each peer, which calls of the CPU fill, piece by piece.
+    Rings,
+    /// In a mirror of each peer's window, which a device fills as it would fill the window. It pushes commands by itself, and wakes
+    /// nobody.
+    Mirrors,
+}
 
 /// A rank's endpoint, before it is connected.
 pub(crate) struct Listening {
@@ -46,6 +60,7 @@ pub(crate) struct Listening {
     window: Arc<Mapping>,
     card: EpEndpoint,
     timeout: Duration,
+    send_from: SendFrom,
 }
 
 impl Listening {
@@ -54,7 +69,7 @@ impl Listening {
         network: Option<uccl_p2p::Config>,
         make: &mut MakeEndpoint<'_>,
         window: &Arc<Mapping>,
-        timeout: Duration,
+        (timeout, send_from): (Duration, SendFrom),
     ) -> Result<Self> {
         let network = network.map_or_else(uccl_p2p::Config::from_env, Ok);
         let network = network.map_err(failed("reading the network's settings"))?;
@@ -72,7 +87,7 @@ impl Listening {
             instance: endpoint.instance(),
             window: window_advert,
         };
-        Ok(Self { endpoint, window: Arc::clone(window), card, timeout })
+        Ok(Self { endpoint, window: Arc::clone(window), card, timeout, send_from })
     }
 
     /// What peers need to write to the window.
@@ -134,19 +149,27 @@ impl Far {
         cards: &[Option<EpEndpoint>],
         conns: Vec<Option<ConnId>>,
     ) -> Result<Self> {
-        let Listening { endpoint, window, timeout, .. } = listening;
-        let ring = OUTBOX.min(window.len()).next_multiple_of(UNIT);
+        let Listening { endpoint, window, timeout, send_from, .. } = listening;
+        // Windows are pages, and so multiples of what commands are measured in.
+        let (len, most, sleep) = match send_from {
+            SendFrom::Rings => (OUTBOX.min(window.len()), OUTBOX.min(window.len()) / 4, SLEEP),
+            SendFrom::Mirrors => (window.len(), MIRRORED, NAP),
+        };
         let far = cards.iter().flatten().count();
         let os = |what| move |source| Error::Os { what, source };
-        let memory = Segment::create("uccl-ep-outbox", ring * far)
-            .map_err(os(format!("making an outbox of {} bytes", ring * far)))?;
+        let memory = Segment::create("uccl-ep-outbox", len * far)
+            .map_err(os(format!("making an outbox of {} bytes", len * far)))?;
         let outbox = Arc::clone(&memory);
         // SAFETY: the mapping is kept until the endpoint has closed, or for ever.
         let mr = unsafe { endpoint.register(outbox.as_ptr().addr(), outbox.len()) };
         let mr = mr.map_err(failed("registering the outbox"))?;
-        let mut bases = (0..far).map(|at| at * ring);
+        let mut bases = (0..far).map(|at| at * len);
         let outbox_of = |card: &Option<EpEndpoint>| {
-            card.as_ref().and_then(|_| Some(Outbox::new(bases.next()?, ring)))
+            let base = card.as_ref().and_then(|_| bases.next())?;
+            Some(match send_from {
+                SendFrom::Rings => Outbox::new(base, len),
+                SendFrom::Mirrors => Outbox::mirror(base, len),
+            })
         };
         let desk = Arc::new(Desk::new(cards.iter().map(outbox_of).collect()));
         let fifo = Fifo::in_memory(SLOTS).map_err(os("making a ring of commands".to_owned()))?;
@@ -160,7 +183,8 @@ impl Far {
             source: (mr, outbox.as_ptr().addr()),
             peers: cards.iter().zip(&conns).map(peer).collect(),
             timeout: 2 * timeout,
-            most: ring / 4,
+            most,
+            sleep,
         };
         let proxy = thread::Builder::new()
             .name("uccl-ep-proxy".into())
@@ -217,7 +241,25 @@ impl Far {
         let outbox = self.desk.outboxes.get(peer)?.as_ref()?;
         let conn = self.conns[peer]?;
         let lost = || self.endpoint.check_connection(conn).err().map(|e| e.to_string());
-        outbox.failure().map(str::to_owned).or_else(lost)
+        let has_ended = self.proxy.as_ref().is_some_and(JoinHandle::is_finished);
+        let no_proxy =
+            || has_ended.then(|| "cannot be written to: this rank's proxy has ended".to_owned());
+        outbox.failure().map(str::to_owned).or_else(no_proxy).or_else(lost)
+    }
+
+    /// The ring of commands, for a device that pushes to it, and how many commands it holds.
+    pub(crate) fn ring(&self) -> (&Arc<Mapping>, u64) {
+        (self.fifo.memory(), SLOTS)
+    }
+
+    /// The memory that is sent from.
+    pub(crate) fn outbox(&self) -> &Arc<Mapping> {
+        &self.outbox
+    }
+
+    /// Where in it a far peer's part begins.
+    pub(crate) fn part_of(&self, peer: usize) -> Option<usize> {
+        Some(self.desk.outboxes.get(peer)?.as_ref()?.base())
     }
 
     /// Nothing more is sent to these peers. What was sent before they may still wait for, in their last call: so it is
@@ -236,12 +278,17 @@ impl Far {
         self.endpoint.stats().ok()
     }
 
+    /// What the proxy has done.
+    pub(crate) fn proxy_stats(&self) -> ProxyStats {
+        self.desk.tally.read()
+    }
+
     /// Waits until all peers have what was sent to them, though not for long.
     fn quiet(&self) {
-        let (pushed, deadline) = (self.fifo.pushed(), Instant::now() + LINGER.min(self.timeout));
+        let (question, deadline) = (self.desk.ask(), Instant::now() + LINGER.min(self.timeout));
         self.desk.outboxes.iter().flatten().for_each(Outbox::hurry);
         self.wake();
-        while self.desk.done.load(Ordering::Acquire) < pushed && Instant::now() < deadline {
+        while !self.desk.has_answered(question) && Instant::now() < deadline {
             thread::sleep(NAP);
         }
     }

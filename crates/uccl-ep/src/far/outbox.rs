@@ -16,6 +16,9 @@ pub(super) struct Outbox {
     /// Where the ring begins in the memory to send from.
     base: usize,
     len: usize,
+    /// Whether it is no ring, but laid out as the peer's window: whoever fills it knows by the protocol when the peer has taken
+    /// what lay there before.
+    is_mirror: bool,
     /// Up to where it was filled. Who fills holds this, so that pieces are pushed in the order in which they lie.
     head: Mutex<u64>,
     /// Up to where the peer has it.
@@ -31,11 +34,21 @@ impl Outbox {
         Self {
             base,
             len,
+            is_mirror: false,
             head: Mutex::default(),
             tail: AtomicU64::new(0),
             is_awaited: AtomicBool::new(false),
             failure: OnceLock::new(),
         }
+    }
+
+    pub(super) fn mirror(base: usize, len: usize) -> Self {
+        Self { is_mirror: true, ..Self::new(base, len) }
+    }
+
+    /// Where it begins in the memory to send from.
+    pub(super) fn base(&self) -> usize {
+        self.base
     }
 
     /// Nothing can be sent to the peer any more. The first reason stays.
@@ -82,6 +95,9 @@ impl Outbox {
 
     /// The position behind a piece, given the one behind the piece before it.
     pub(super) fn end_of(&self, before: u64, source: usize, len: usize) -> u64 {
+        if self.is_mirror {
+            return before;
+        }
         let (lap, at) = (self.len as u64, (source - self.base) as u64);
         let start = before - before % lap + at;
         (if at < before % lap { start + lap } else { start }) + len as u64

@@ -7,7 +7,7 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering, fence},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use uccl_p2p::{
@@ -19,22 +19,37 @@ use super::{
     command::Command,
     fifo::{Popper, Storage},
     outbox::Outbox,
+    tally::Tally,
 };
 
 /// What producers and the proxy share.
 pub(super) struct Desk {
     /// By rank; none for those that are near.
     pub(super) outboxes: Vec<Option<Outbox>>,
-    /// The commands that have been carried out in all: the peers have what they say, or have failed.
-    pub(super) done: AtomicU64,
+    /// How often somebody has asked that the peers have all that was pushed before.
+    asked: AtomicU64,
+    /// Up to which time they have it, or have failed.
+    answered: AtomicU64,
     pub(super) is_closed: AtomicBool,
+    pub(super) tally: Tally,
     is_asleep: AtomicBool,
 }
 
 impl Desk {
     pub(super) fn new(outboxes: Vec<Option<Outbox>>) -> Self {
-        let (done, flag) = (AtomicU64::new(0), || AtomicBool::new(false));
-        Self { outboxes, done, is_closed: flag(), is_asleep: flag() }
+        let (count, flag) = (|| AtomicU64::new(0), || AtomicBool::new(false));
+        let (asked, answered, tally) = (count(), count(), Tally::default());
+        Self { outboxes, asked, answered, is_closed: flag(), tally, is_asleep: flag() }
+    }
+
+    /// Asks that the peers have all that was pushed before; the number of the question.
+    pub(super) fn ask(&self) -> u64 {
+        self.asked.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    /// Whether the peers have all that was pushed before a question, or have failed.
+    pub(super) fn has_answered(&self, question: u64) -> bool {
+        self.answered.load(Ordering::Acquire) >= question
     }
 
     /// Wakes the proxy, if it sleeps, after something was pushed.
@@ -90,32 +105,46 @@ pub(super) struct Proxy<S> {
     pub(super) timeout: Duration,
     /// Bytes that are gathered without a signal before they are sent.
     pub(super) most: usize,
+    /// How long it sleeps while there is nothing to do, unless it is [woken](Desk::wake).
+    pub(super) sleep: Duration,
 }
 
 /// Commands that are taken before the writes under way are looked at.
 const BATCH: usize = 256;
 /// Rounds without work before the proxy sleeps.
 const SPINS: u32 = 64;
-/// How long it sleeps while writes are under way, and while nothing is.
-const NAP: Duration = Duration::from_micros(50);
-const SLEEP: Duration = Duration::from_millis(20);
+/// How long it sleeps while writes are under way.
+pub(super) const NAP: Duration = Duration::from_micros(50);
 
 impl<S: Storage> Proxy<S> {
     /// Carries out commands until the desk is closed.
     pub(super) fn run(mut self) {
-        let mut idle = 0;
+        let (mut idle, mut before) = (0, Instant::now());
         while !self.desk.is_closed.load(Ordering::Acquire) {
+            let asked = self.desk.asked.load(Ordering::Acquire);
+            let (began, was_busy) = (Instant::now(), self.is_busy());
             let has_worked = self.take_commands() | self.look_at_peers();
-            match has_worked {
-                true => idle = 0,
-                false => self.rest(&mut idle),
+            let now = Instant::now();
+            if was_busy {
+                self.desk.tally.add_under_way(now - before);
             }
+            before = now;
+            if has_worked {
+                self.desk.tally.add_working(now - began);
+                idle = 0;
+                continue;
+            }
+            if self.is_quiet() {
+                self.desk.answered.store(asked, Ordering::Release);
+            }
+            self.rest(&mut idle);
         }
     }
 
     fn take_commands(&mut self) -> bool {
         for taken in 0..BATCH {
             let Some(halves) = self.popper.pop() else { return taken > 0 };
+            self.desk.tally.count_command();
             self.carry_out(Command::of_halves(halves));
         }
         true
@@ -149,7 +178,7 @@ impl<S: Storage> Proxy<S> {
 
     /// Posts what was gathered for a peer, with the signal that follows it.
     fn post(&mut self, rank: usize, signal: Option<(u32, u64)>) {
-        let Some(outbox) = &self.desk.outboxes[rank] else { return };
+        let Some(Some(outbox)) = self.desk.outboxes.get(rank) else { return };
         let Some(peer) = &mut self.peers[rank] else { return };
         let signal = signal.map(|(word, mark)| Signal {
             advert: peer.advert(8 * word as usize, 8),
@@ -164,6 +193,7 @@ impl<S: Storage> Proxy<S> {
                 Ok(transfer) => {
                     let (has_data, position) = (!peer.iovs.is_empty(), peer.position);
                     peer.under_way.push_back(UnderWay { transfer, has_data, position });
+                    self.desk.tally.count_write();
                 }
                 Err(e) => outbox.fail(|| format!("cannot be written to: {e}")),
             }
@@ -175,7 +205,7 @@ impl<S: Storage> Proxy<S> {
 
     /// Posts what somebody waits for, and sees which writes have ended. Whether any has.
     fn look_at_peers(&mut self) -> bool {
-        let (mut has_ended, mut is_quiet) = (false, true);
+        let mut has_ended = false;
         for rank in 0..self.peers.len() {
             let Some(outbox) = &self.desk.outboxes[rank] else { continue };
             if outbox.was_hurried() && self.peers[rank].as_ref().is_some_and(|peer| peer.bytes > 0)
@@ -195,12 +225,18 @@ impl<S: Storage> Proxy<S> {
                 peer.under_way.pop_front();
                 has_ended = true;
             }
-            is_quiet &= peer.under_way.is_empty() && peer.bytes == 0;
-        }
-        if is_quiet {
-            self.desk.done.store(self.popper.popped(), Ordering::Release);
         }
         has_ended
+    }
+
+    /// Whether writes are under way.
+    fn is_busy(&self) -> bool {
+        self.peers.iter().flatten().any(|peer| !peer.under_way.is_empty())
+    }
+
+    /// Whether nothing is gathered or under way.
+    fn is_quiet(&self) -> bool {
+        self.peers.iter().flatten().all(|peer| peer.under_way.is_empty() && peer.bytes == 0)
     }
 
     /// Waits for commands, or for writes to end.
@@ -214,9 +250,75 @@ impl<S: Storage> Proxy<S> {
         fence(Ordering::SeqCst);
         // A producer that has not seen the flag has pushed before.
         if !self.take_commands() && !self.desk.is_closed.load(Ordering::Acquire) {
-            let is_busy = self.peers.iter().flatten().any(|peer| !peer.under_way.is_empty());
-            thread::park_timeout(if is_busy { NAP } else { SLEEP });
+            thread::park_timeout(if self.is_busy() { NAP } else { self.sleep });
         }
         self.desk.is_asleep.store(false, Ordering::Relaxed);
+    }
+}
+
+impl<S> Drop for Proxy<S> {
+    /// Of one that panics, peers get nothing more. They learn that at once, and not when their patience ends.
+    fn drop(&mut self) {
+        if thread::panicking() {
+            // Whoever waits looks at connections, also if this fails.
+            let _ = self.endpoint.close();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uccl_p2p::Uninterrupted;
+
+    use super::{super::fifo::Fifo, *};
+
+    /// A ring that lets nobody look.
+    struct Broken([AtomicU64; 64]);
+
+    impl Storage for Broken {
+        type Word = AtomicU64;
+
+        fn words(&self) -> &[AtomicU64] {
+            assert!(thread::current().name().is_none_or(|name| name != "proxy"), "for a test");
+            &self.0
+        }
+    }
+
+    fn endpoint() -> Endpoint {
+        let bind = Some([127, 0, 0, 1].into());
+        Endpoint::new(uccl_p2p::Config { bind, num_cpus: 1, ..Default::default() }).unwrap()
+    }
+
+    #[test]
+    fn peers_learn_at_once_of_a_proxy_that_panics() {
+        let (own, peer) = (endpoint(), endpoint());
+        let patience = Some(Duration::from_secs(20));
+        let conn = thread::scope(|scope| {
+            let accepted = scope.spawn(|| peer.accept(patience, &mut Uninterrupted).unwrap().conn);
+            own.connect(peer.addr(), patience, &mut Uninterrupted).unwrap();
+            accepted.join().unwrap()
+        });
+        let memory = vec![0u8; 64];
+        // SAFETY: the memory outlives the endpoint.
+        let mr = unsafe { own.register(memory.as_ptr().addr(), memory.len()) }.unwrap();
+        let broken = Broken(std::array::from_fn(|_| AtomicU64::new(0)));
+        let proxy = Proxy {
+            endpoint: own.clone(),
+            desk: Arc::new(Desk::new(Vec::new())),
+            popper: Popper::new(Fifo::new(broken, 1)),
+            source: (mr, memory.as_ptr().addr()),
+            peers: Vec::new(),
+            timeout: Duration::from_secs(20),
+            most: 64,
+            sleep: NAP,
+        };
+        let proxy = thread::Builder::new().name("proxy".into()).spawn(move || proxy.run()).unwrap();
+        assert!(proxy.join().is_err());
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while peer.check_connection(conn).is_ok() {
+            assert!(Instant::now() < deadline, "it is still connected");
+            thread::sleep(NAP);
+        }
+        drop((own, memory));
     }
 }

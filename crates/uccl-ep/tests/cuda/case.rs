@@ -14,7 +14,7 @@ use uccl_ep::{
     routing::{Choices, Routing},
 };
 
-use super::{Gpu, Ranks, world};
+use super::{Gpu, Ranks, Way, world};
 
 /// Calls that all ranks make.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +38,7 @@ pub(crate) struct Case {
     pub(crate) late: Duration,
     /// A rank that is left out, if any.
     pub(crate) lost: Option<(usize, Lost)>,
+    pub(crate) way: Way,
 }
 
 /// How rows are quantised on their way.
@@ -339,12 +340,16 @@ impl Case {
             masks_late: self.lost.is_some(),
             device: 0,
             blocks: self.blocks,
+            reach: cuda::Reach::Any,
+            node: None,
+            network: None,
         };
-        cuda::Group::join(config, &mut ranks.exchange(me)).expect("it joins")
+        cuda::Group::join(self.way.of(config), &mut ranks.exchange(me)).expect("it joins")
     }
 
-    /// How long a dispatch and its combine take on the GPU, one behind the other, with as many tokens as there are slots.
-    pub(crate) fn time(self, rounds: u32) -> Duration {
+    /// How long a dispatch and its combine take on the GPU, one behind the other, with as many tokens as there are slots; and what the
+    /// slowest rank's proxy did for each, if it has one.
+    pub(crate) fn time(self, rounds: u32) -> (Duration, Option<uccl_ep::ProxyStats>) {
         let took = world(self.ranks, |ranks, me| {
             let inputs = self.inputs_of(me, 0, self.slots);
             let group = self.join(ranks, me, Duration::from_secs(20));
@@ -360,12 +365,14 @@ impl Case {
                 began.elapsed() / rounds.max(1)
             };
             run(5);
+            let before = group.proxy_stats();
             let took = run(rounds);
+            let after = group.proxy_stats();
             group.check().expect("calls go well");
             ranks.meet();
-            took
+            (took, before.zip(after).map(|(before, after)| each(before, after, rounds)))
         });
-        took.into_iter().max().unwrap_or_default()
+        took.into_iter().max_by_key(|(took, _)| *took).expect("a rank")
     }
 
     /// Ranks that do not come, and those that make other calls: what each that comes is told.
@@ -387,6 +394,32 @@ impl Case {
                 let _ = on_gpu.enqueue_dispatch(case, &group, &gpu);
             }
             gpu.stream.synchronize().expect("kernels end, and the context stays usable");
+            let told = group.check().err().map(|e| e.to_string()).unwrap_or_default();
+            ranks.meet();
+            told
+        })
+    }
+
+    /// The last rank leaves without a call: what the others are told, long before they would give up. It leaves so long before they
+    /// call: a driver may not let go of memory while kernels of its process run.
+    pub(crate) fn loses_the_last(self, before: Duration) -> Vec<String> {
+        world(self.ranks, |ranks, me| {
+            let group = self.join(ranks, me, Duration::from_secs(60));
+            let gpu = Gpu::new();
+            let inputs = self.inputs(me, 0);
+            let on_gpu = OnGpu::new(&self, &gpu, &inputs);
+            ranks.meet();
+            if me + 1 == self.ranks {
+                drop(group);
+                ranks.meet();
+                return String::new();
+            }
+            std::thread::sleep(before);
+            // The others' faults may be known before all is enqueued.
+            let _ = on_gpu.enqueue_dispatch(&self, &group, &gpu);
+            let began = Instant::now();
+            gpu.stream.synchronize().expect("kernels end, and the context stays usable");
+            assert!(began.elapsed() < Duration::from_secs(30), "after {:?}", began.elapsed());
             let told = group.check().err().map(|e| e.to_string()).unwrap_or_default();
             ranks.meet();
             told
@@ -574,6 +607,19 @@ impl Case {
     fn is_64(&self) -> bool {
         self.seed % 2 == 1
     }
+}
+
+/// What a proxy did for each of so many rounds.
+fn each(
+    before: uccl_ep::ProxyStats,
+    mut after: uccl_ep::ProxyStats,
+    rounds: u32,
+) -> uccl_ep::ProxyStats {
+    after.commands = (after.commands - before.commands) / u64::from(rounds);
+    after.writes = (after.writes - before.writes) / u64::from(rounds);
+    after.working = (after.working - before.working) / rounds;
+    after.under_way = (after.under_way - before.under_way) / rounds;
+    after
 }
 
 /// Choices of tokens: experts that differ from each other, and some that are none.

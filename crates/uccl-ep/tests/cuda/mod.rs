@@ -6,11 +6,13 @@ mod case;
 mod gpu;
 mod normal;
 mod ranks;
+mod way;
 
 pub(crate) use self::{
     case::{Case, Kind, Lost},
     gpu::has_gpu,
     normal::Normal,
+    way::Way,
 };
 use self::{
     gpu::Gpu,

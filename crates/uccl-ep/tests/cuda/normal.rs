@@ -14,7 +14,7 @@ use uccl_ep::{
 
 use self::on_gpu::OnGpu;
 use super::{
-    Gpu, Lost,
+    Gpu, Lost, Way,
     case::{assert_same, choices},
     world,
 };
@@ -59,6 +59,7 @@ pub(crate) struct Normal {
     pub(crate) lost: Option<(usize, Lost)>,
     /// What the last rank does wrong on the GPU.
     pub(crate) wrong: Option<Wrong>,
+    pub(crate) way: Way,
 }
 
 /// What no rank may do.

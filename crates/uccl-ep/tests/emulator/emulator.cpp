@@ -111,6 +111,27 @@ void kernel(const void* parameter) {
   KERNEL(*static_cast<const Parameter*>(parameter));
 }
 
+// Pushes to a ring of commands, as all kernels of a rank together do.
+struct Pusher {
+  UcclEpGroup group = {};
+  UcclEpOwn own = {};
+  UcclEpStatus status = {};
+  u32 each = 0;   // commands of a thread
+  u32 state = 0;  // what a thread was told that could not push
+};
+
+void push_each(const void* parameter) {
+  Pusher& pusher = **static_cast<Pusher* const*>(parameter);
+  u64 thread = blockIdx.x * blockDim.x + threadIdx.x;
+  for (u32 i = 0; i < pusher.each && pusher.state == 0; i++) {
+    // Lanes have nothing now and then, each at another time.
+    bool has = (thread + i) % 5 != 0;
+    u32 state = push(pusher.group, has, {thread << 32 | i, thread << 32 | i});
+    if (has && state != 0) pusher.state = state;
+    __syncwarp();
+  }
+}
+
 }  // namespace
 
 namespace emulated {
@@ -196,6 +217,28 @@ const Emulated emulated_kernels[] = {
     {"uccl_ep_normal_sum", sizeof(UcclEpNormalSum), kernel<const UcclEpNormalSum, uccl_ep_normal_sum>},
     {nullptr, 0, nullptr},
 };
+
+Pusher* emulated_pusher(u64 ring, u32 slots, u64 timeout_ns) {
+  Pusher* pusher = new Pusher;
+  pusher->group.own = reinterpret_cast<u64>(&pusher->own);
+  pusher->group.status = reinterpret_cast<u64>(&pusher->status);
+  pusher->group.ring = ring;
+  pusher->group.ring_slots = slots;
+  pusher->group.timeout_ns = timeout_ns;
+  return pusher;
+}
+
+// Has each thread of a launch push as many commands; what one was told that could not.
+u32 emulated_push(Pusher* pusher, u32 blocks, u32 threads, u32 each) {
+  pusher->each = each;
+  pusher->state = 0;
+  run(blocks, threads, &pusher, push_each);
+  return pusher->state;
+}
+
+void emulated_poison(Pusher* pusher, u32 poison) { __atomic_store_n(&pusher->status.poison, poison, __ATOMIC_RELAXED); }
+
+void emulated_pusher_free(Pusher* pusher) { delete pusher; }
 
 void emulate(void (*kernel)(const void*), u32 blocks, u32 threads, const void* parameter) {
   run(blocks, threads, parameter, kernel);

@@ -4,6 +4,7 @@
 
 #include <ctype.h>
 #include <math.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 #include <strings.h>
@@ -97,6 +98,14 @@ inline void store_release(u64 address, u64 value) {
   __atomic_store_n(reinterpret_cast<u64*>(address), value, __ATOMIC_RELEASE);
 }
 
+// In either order, as on a GPU.
+inline void store_pair(u64 address, u64 first, u64 second) {
+  bool is_first = address / 16 % 2 == 0;
+  __atomic_store_n(reinterpret_cast<u64*>(address) + !is_first, is_first ? first : second, __ATOMIC_RELAXED);
+  emulated::turn();
+  __atomic_store_n(reinterpret_cast<u64*>(address) + is_first, is_first ? second : first, __ATOMIC_RELAXED);
+}
+
 inline u32 count_up(u32* count) { return __atomic_fetch_add(count, 1, __ATOMIC_ACQ_REL); }
 
 inline u32 look(u64 address) {
@@ -125,6 +134,10 @@ inline u32 atomicExch(u32* word, u32 to) { return __atomic_exchange_n(word, to, 
 template <typename T>
 T atomicOr(T* word, T bits) { return __atomic_fetch_or(word, bits, __ATOMIC_RELAXED); }
 inline u32 atomicCAS(u32* word, u32 from, u32 to) {
+  __atomic_compare_exchange_n(word, &from, to, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+  return from;
+}
+inline u64 atomicCAS(u64* word, u64 from, u64 to) {
   __atomic_compare_exchange_n(word, &from, to, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
   return from;
 }

@@ -2,13 +2,16 @@
 
 #[path = "../../../uccl-device/tests/fake_driver/mod.rs"]
 mod fake_driver;
+mod ring;
+
+pub(crate) use self::ring::Ring;
 
 use std::{
     ffi::{CStr, CString, c_char, c_void},
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     process::Command,
-    sync::Once,
+    sync::{LazyLock, Once},
 };
 
 use self::fake_driver::Emulated;
@@ -21,15 +24,28 @@ struct Listed {
     kernel: *const c_void,
 }
 
+/// The kernels, compiled for the CPU.
+struct Library(*mut c_void);
+
+// SAFETY: a handle that any thread may use, and that is never closed.
+unsafe impl Send for Library {}
+// SAFETY: as above.
+unsafe impl Sync for Library {}
+
+static LIBRARY: LazyLock<Library> = LazyLock::new(|| {
+    let path = CString::new(build().as_os_str().as_bytes()).expect("a path");
+    // SAFETY: our own library, without initialisers.
+    let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
+    assert!(!library.is_null(), "{path:?} cannot be loaded");
+    Library(library)
+});
+
 /// Loads both, before anything asks for a driver.
 pub(crate) fn load() {
     static LOADED: Once = Once::new();
     LOADED.call_once(|| {
         let driver = fake_driver::load();
-        let path = CString::new(build().as_os_str().as_bytes()).expect("a path");
-        // SAFETY: our own library, without initialisers.
-        let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
-        assert!(!library.is_null(), "{path:?} cannot be loaded");
+        let Library(library) = *LIBRARY;
         let emulate = find(library, c"emulate");
         let mut listed = find(library, c"emulated_kernels").cast::<Listed>();
         // SAFETY: a list in the library, which stays loaded; the last entry has no name.

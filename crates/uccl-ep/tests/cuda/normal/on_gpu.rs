@@ -22,8 +22,11 @@ impl Normal {
             masks_late: self.lost.is_some(),
             device: 0,
             blocks: self.blocks,
+            reach: cuda::Reach::Any,
+            node: None,
+            network: None,
         };
-        cuda::Group::join(config, &mut ranks.exchange(me)).expect("it joins")
+        cuda::Group::join(self.way.of(config), &mut ranks.exchange(me)).expect("it joins")
     }
 
     pub(super) fn on_gpu(&self, ranks: &Ranks, me: usize, inputs: &[Inputs]) -> Vec<Got> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use uccl_device::cuda::Stream;
-use uccl_ep::cuda::{Config, Group};
+use uccl_ep::cuda::{Config, Group, Reach};
 
 use crate::ep::{apart::Apart, exception, timeout_of, with_exchange};
 
@@ -26,7 +26,7 @@ impl PyCudaGroup {
 impl PyCudaGroup {
     /// Joins a group. `exchange(bytes)` returns what all ranks gave it, in order of rank. A launch has `blocks` blocks.
     #[new]
-    #[pyo3(signature = (*, rank, ranks, pool, timeout, masks_late, device, blocks, exchange))]
+    #[pyo3(signature = (*, rank, ranks, pool, timeout, masks_late, device, blocks, node, exchange))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
         py: Python<'_>,
@@ -37,10 +37,13 @@ impl PyCudaGroup {
         masks_late: bool,
         device: u32,
         blocks: u32,
+        node: Option<u64>,
         exchange: Py<PyAny>,
     ) -> PyResult<Self> {
         let timeout = timeout_of(timeout)?;
-        let config = Config { rank, ranks, pool, timeout, masks_late, device, blocks };
+        let (reach, network) = (Reach::Any, None);
+        let config =
+            Config { rank, ranks, pool, timeout, masks_late, device, blocks, reach, node, network };
         let group = with_exchange(py, &exchange, |exchange| Group::join(config, exchange))?;
         Ok(Self { group: Apart::new(group) })
     }

@@ -1,0 +1,147 @@
+//! Windows in locked memory of the host, for ranks that do not reach each other's GPU memory.
+//!
+//! They are those of a [group of the CPU](crate::Group), which joins, maps the windows of near ranks and connects to far ones;
+//! kernels make the calls. They store into the windows of near ranks. What goes to a far one they put into a mirror of its window,
+//! and push commands for this rank's proxy, which copies it. A thread watches the peers, because kernels cannot.
+
+use std::{
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use uccl_device::cuda::{Context, HostRegistration};
+use uccl_fabric::shm::Mapping;
+
+use super::{
+    params::{GroupParams, MAX_RANKS},
+    status::Reports,
+};
+use crate::{
+    error::{Error, Result},
+    group::Group,
+};
+
+/// How often peers are looked at.
+const WATCHING: Duration = Duration::from_millis(2);
+
+/// A rank's window, and its way to those of its peers.
+pub(super) struct Hosted {
+    group: Arc<Group>,
+    /// What each keeps mapped it keeps until no kernel uses it any more; so the proxy carries what the last kernels push.
+    _locked: Vec<HostRegistration>,
+    watch: Watch,
+    windows: [u64; MAX_RANKS],
+    far: u64,
+    mirrors: u64,
+    ring: u64,
+    ring_slots: u32,
+}
+
+impl Hosted {
+    /// Lets the kernels of a GPU make a group's calls, of which the host makes none.
+    pub(super) fn new(
+        group: Arc<Group>,
+        context: &'static Context,
+        reports: &Arc<Reports>,
+    ) -> Result<Self> {
+        let mut locked = Vec::new();
+        let mut lock = |memory: &Arc<Mapping>| {
+            let address = memory.as_ptr().addr() as u64;
+            let kept = Arc::clone(&group);
+            // SAFETY: the group keeps its windows, its mirrors and its ring mapped.
+            let lock = unsafe { HostRegistration::new(context, address, memory.len(), kept) };
+            locked.push(lock?);
+            Ok::<_, Error>(address)
+        };
+        let (mut windows, mut far) = ([0; MAX_RANKS], 0);
+        let way = group.window().far();
+        let (mut mirrors, mut ring, mut ring_slots) = (0, 0, 0);
+        if let Some(way) = way {
+            let (memory, slots) = way.ring();
+            (mirrors, ring, ring_slots) = (lock(way.outbox())?, lock(memory)?, slots as u32);
+        }
+        for (rank, at) in windows.iter_mut().enumerate().take(group.ranks()) {
+            if let Some(near) = group.window().near(rank) {
+                *at = lock(near)?;
+            } else if let Some(part) = way.and_then(|way| way.part_of(rank)) {
+                *at = mirrors + part as u64;
+                far |= 1 << rank;
+            } else {
+                return Err(Error::invalid(format!("rank {rank} has not joined")));
+            }
+        }
+        let watch = Watch::new(Arc::clone(&group), Arc::clone(reports))?;
+        Ok(Self { group, _locked: locked, watch, windows, far, mirrors, ring, ring_slots })
+    }
+
+    /// Bytes of the pool.
+    pub(super) fn pool_len(&self) -> usize {
+        self.group.pool_len()
+    }
+
+    /// The group that has the windows.
+    pub(super) fn group(&self) -> &Group {
+        &self.group
+    }
+
+    /// Why a rank is not there any more.
+    pub(super) fn loss(&self, rank: usize) -> Option<String> {
+        self.watch.losses.get(rank)?.get().cloned()
+    }
+
+    /// Tells kernels where windows are.
+    pub(super) fn put_into(&self, params: &mut GroupParams) {
+        let Self { windows, far, mirrors, ring, ring_slots, .. } = *self;
+        *params = GroupParams { windows, far, mirrors, ring, ring_slots, ..*params };
+    }
+}
+
+/// The thread that looks after the peers.
+struct Watch {
+    is_over: Arc<AtomicBool>,
+    /// By rank, why it is not there any more.
+    losses: Arc<Vec<OnceLock<String>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watch {
+    fn new(group: Arc<Group>, reports: Arc<Reports>) -> Result<Self> {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let losses: Arc<Vec<_>> = Arc::new((0..group.ranks()).map(|_| OnceLock::new()).collect());
+        let (over, told) = (Arc::clone(&is_over), Arc::clone(&losses));
+        let watch = move || {
+            while !over.load(Ordering::Acquire) {
+                look(&group, &told, &reports);
+                thread::park_timeout(WATCHING);
+            }
+        };
+        let thread = thread::Builder::new().name("uccl-ep-watch".into()).spawn(watch);
+        let os = |source| Error::Os { what: "starting a thread".to_owned(), source };
+        Ok(Self { is_over, losses, thread: Some(thread.map_err(os)?) })
+    }
+}
+
+/// Tells kernels of the peers that are not there any more.
+fn look(group: &Group, losses: &[OnceLock<String>], reports: &Reports) {
+    for (rank, told) in losses.iter().enumerate().filter(|(_, told)| told.get().is_none()) {
+        if let Some(why) = group.loss(rank) {
+            told.get_or_init(|| why);
+            reports.set_lost(rank);
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // It has no way to fail but a panic, which has been printed.
+            let _ = thread.join();
+        }
+    }
+}
