@@ -108,7 +108,11 @@ def ends_of(rows: Rows, asked: Asked) -> torch.Tensor:
     """Where the last row of each expert ends; by token, sums of aligned counts, of each expert and those before it."""
     if asked.do_expand:
         return rows.ends_of_experts()
-    per_expert, alignment = rows.per_expert(), asked.alignment
+    return aligned_sums(rows.per_expert(), asked.alignment)
+
+
+def aligned_sums(counts: torch.Tensor, alignment: int) -> torch.Tensor:
+    """Sums of aligned counts, of each and those before it."""
     if alignment > 1:
-        per_expert = (per_expert + (alignment - 1)).div_(alignment, rounding_mode="floor").mul_(alignment)
-    return per_expert.cumsum(0, dtype=torch.int32)
+        counts = (counts + (alignment - 1)).div_(alignment, rounding_mode="floor").mul_(alignment)
+    return counts.cumsum(0, dtype=torch.int32)
