@@ -823,6 +823,7 @@ class EpCudaNormalDispatch:
         num_experts: int,
         again: EpCudaNormalHandle | None,
         slots: int,
+        blocks: int,
         scratch: int,
         stream: int,
     ) -> None: ...
@@ -856,6 +857,7 @@ class EpCudaNormalCombine:
         hidden: int,
         weights: int,
         sends: str,
+        blocks: int,
         scratch: int,
         stream: int,
     ) -> None: ...

@@ -49,7 +49,7 @@ def first(
     """Dispatches by choices. The handle has no owner yet."""
     if not 1 <= asked.alignment <= MAX_ALIGNMENT:
         raise ValueError(f"expert_alignment is 1 to {MAX_ALIGNMENT}, not {asked.alignment}")
-    call = mode.begin(x, weights, mode.by_choices(topk_idx, asked.num_experts), asked.most)
+    call = mode.begin(x, weights, mode.by_choices(topk_idx, asked.num_experts), asked.most, asked.num_sms)
     counts = call.counts() if asked.do_cpu_sync else None
     aligned = [] if counts is None else [align(count, asked.alignment) for count in counts[1]]
     have, expanded, least = asked.rows(mode, topk_idx.shape[1], counts)
@@ -81,7 +81,7 @@ def again(
 ) -> Arriving:
     """Dispatches to where tokens went."""
     before: Rows = handle.native
-    call = mode.begin(x, weights, mode.again(before))
+    call = mode.begin(x, weights, mode.again(before), blocks=asked.num_sms)
     have = handle.num_expanded_tokens if asked.do_expand else handle.num_recv_tokens
     if asked.do_cpu_sync and not handle.num_recv_tokens_per_expert_list:
         tokens, expanded, _ = asked.rows(mode, handle.topk_idx.shape[1], call.counts())

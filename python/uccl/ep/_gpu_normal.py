@@ -144,9 +144,10 @@ class NormalMode:
         weights: torch.Tensor | None,
         routed: Routed,
         most: int | None = None,
+        blocks: int = 0,
     ) -> Dispatch:
         """Enqueues the sending of rows and their scales. ``most`` are the tokens of any rank, at most; where nobody says, as many as there
-        is room for."""
+        is room for. Launches have ``blocks`` at most, or as many as the group has."""
         rows, scales = x
         check("x", rows, (None, None), device=self.device)
         if rows.shape[0] != routed.tokens:
@@ -154,7 +155,7 @@ class NormalMode:
         if weights is not None:
             shape = (routed.tokens, routed.top_k)
             check("topk_weights", weights, shape, torch.float32, device=self.device)
-        return Dispatch(self, (rows, scales), weights, routed, most)
+        return Dispatch(self, (rows, scales), weights, routed, most, blocks)
 
     def combine(
         self,
@@ -164,6 +165,7 @@ class NormalMode:
         bias: Any,
         sums: str,
         sends: str = "row",
+        blocks: int = 0,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Sends rows back and sums them by "rank" or by "choice", and weights if there are any. Of rows by expert ``sends`` their "sum", or
         "each"."""
@@ -188,6 +190,7 @@ class NormalMode:
             hidden=hidden,
             weights=weights_address(weights),
             sends=sends,
+            blocks=blocks,
             scratch=scratch.data_ptr(),
             stream=stream,
         )
@@ -205,6 +208,7 @@ class Dispatch:
         weights: torch.Tensor | None,
         routed: Routed,
         most: int | None,
+        blocks: int,
     ) -> None:
         (rows, scales), again = x, routed.again
         given = scales_in(scales, routed.tokens, mode.device)
@@ -247,6 +251,7 @@ class Dispatch:
             num_experts=routed.num_experts,
             again=None if again is None else again.native,
             slots=self.slots,
+            blocks=blocks,
             scratch=self._scratch.data_ptr(),
             stream=self._stream,
         )
