@@ -827,6 +827,7 @@ class EpCudaNormalDispatch:
         num_experts: int,
         again: EpCudaNormalHandle | None,
         slots: int,
+        blocks: int,
         scratch: int,
         stream: int,
     ) -> None: ...
@@ -860,6 +861,7 @@ class EpCudaNormalCombine:
         hidden: int,
         weights: int,
         sends: str,
+        blocks: int,
         scratch: int,
         stream: int,
     ) -> None: ...

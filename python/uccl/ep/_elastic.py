@@ -365,7 +365,9 @@ class ElasticBuffer(Joined):
         if sends == "each" and topk_weights is not None:
             raise ValueError("expanded rows have no topk_weights without allow_multiple_reduction")
         if isinstance(handle.native, Rows):
-            out, out_weights = handle.native.mode.combine(x, handle.native, topk_weights, bias, "choice", sends)
+            rows = handle.native
+            blocks = num_sms or handle.num_sms
+            out, out_weights = rows.mode.combine(x, rows, topk_weights, bias, "choice", sends, blocks)
             return out, out_weights, done(async_with_compute_stream, x, out, device=self.device)
         routing = handle.native.routing
         check("x", x, (None, None), torch.bfloat16)
