@@ -753,6 +753,8 @@ class EpCudaGroup:
         exchange: Callable[[bytes], list[bytes | None]],
     ) -> None: ...
     @property
+    def pool(self) -> int: ...
+    @property
     def pool_len(self) -> int: ...
     def check(self) -> None: ...
     def mask(self, *, left_out: int, let_in: int, status: int, stream: int) -> None: ...
@@ -776,6 +778,7 @@ class EpCudaDispatch:
         scratch: int,
         stream: int,
     ) -> None: ...
+    def begin(self) -> None: ...
     def receive(
         self,
         *,
@@ -804,6 +807,7 @@ class EpCudaCombine:
         scratch: int,
         stream: int,
     ) -> None: ...
+    def begin(self) -> None: ...
     def finish(self, *, rows: int, weights: int, experts: int, waits: int) -> None: ...
 
 class EpCudaNormalDispatch:
@@ -823,6 +827,7 @@ class EpCudaNormalDispatch:
         num_experts: int,
         again: EpCudaNormalHandle | None,
         slots: int,
+        blocks: int,
         scratch: int,
         stream: int,
     ) -> None: ...
@@ -856,6 +861,7 @@ class EpCudaNormalCombine:
         hidden: int,
         weights: int,
         sends: str,
+        blocks: int,
         scratch: int,
         stream: int,
     ) -> None: ...

@@ -177,11 +177,24 @@ impl Group {
         self.by_host()?.proxy_stats()
     }
 
+    /// Whether one launch may do all of a call. Its blocks wait for each other, so all have to find the same ranks, and none may wait
+    /// for what a proxy does.
+    pub(super) fn has_whole_calls(&self) -> bool {
+        !self.is_by_host() && !self.config.masks_late
+    }
+
     fn by_host(&self) -> Option<&crate::Group> {
         match &self.windows {
             Windows::Direct(_) => None,
             Windows::ByHost(hosted) => Some(hosted.group()),
         }
+    }
+
+    /// Where the GPU reaches this rank's own pool, for as long as the group lives.
+    #[must_use]
+    pub fn pool_address(&self) -> u64 {
+        let params = self.params();
+        params.windows[self.rank()] + params.pool_at
     }
 
     /// The GPU's context.
