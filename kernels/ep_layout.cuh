@@ -65,16 +65,18 @@ __device__ __forceinline__ void sum_chunks(const UcclEpNormalSend& p, u32 chunks
   const UcclEpRoutes& r = p.send.routes;
   u32 ranks = p.send.group.ranks, experts = ranks * r.local_experts;
   u32 counted = p.goes == 0 ? ranks + experts : ranks;
+  // Chunks whose counts are read at a time: most calls have no more.
+  constexpr u32 BATCH = 16;
 #pragma unroll 1
   for (u32 column = threadIdx.x; column < ranks + experts; column += blockDim.x) {
     u32 before = 0;
 #pragma unroll 1
-    for (u32 first = 0; first < chunks && column < counted; first += ROUND) {
-      u32 counts[ROUND];
+    for (u32 first = 0; first < chunks && column < counted; first += BATCH) {
+      u32 counts[BATCH];
 #pragma unroll
-      for (u32 i = 0; i < ROUND; i++) counts[i] = first + i < chunks ? counts_of(r, ranks, first + i)[column] : 0;
+      for (u32 i = 0; i < BATCH; i++) counts[i] = first + i < chunks ? counts_of(r, ranks, first + i)[column] : 0;
 #pragma unroll
-      for (u32 i = 0; i < ROUND; i++) {
+      for (u32 i = 0; i < BATCH; i++) {
         if (first + i < chunks) counts_of(r, ranks, first + i)[column] = before;
         before += counts[i];
       }

@@ -100,25 +100,41 @@ __device__ __forceinline__ void place_by_expert(const UcclEpRoutes& r, u32 ranks
   count_choices(r, ranks, counts, from, to, each);
 }
 
-// The ranks of a token. A choice that cannot be is noted.
+// Whether a choice is there among a token's first.
+__device__ __forceinline__ bool is_among(const UcclEpRoutes& r, u32 ranks, u64 first, u32 count, u32 expert) {
+  bool is_there = false;
+#pragma unroll 1
+  for (u32 k = 0; k < count; k++) is_there |= choice_of(r, ranks, first + k) == expert;
+  return is_there;
+}
+
+// The ranks of a token. A choice that cannot be is noted. Some choices are read at a time.
 __device__ __forceinline__ u64 ranks_of(const UcclEpGroup& g, const UcclEpRoutes& r, Waiting& w,
                                         u32 token) {
-  u64 mask = 0;
+  constexpr u32 BATCH = 8;
+  u64 first = static_cast<u64>(token) * r.top_k, mask = 0;
 #pragma unroll 1
-  for (u32 k = 0; k < r.top_k; k++) {
-    u64 at = static_cast<u64>(token) * r.top_k + k;
-    u32 expert = choice_of(r, g.ranks, at);
-    bool is_wrong = expert == NO_EXPERT && !is_none(r, at);
-#pragma unroll 1
-    for (u32 other = 0; other < k; other++) {
-      is_wrong |= expert != NO_EXPERT && choice_of(r, g.ranks, at - k + other) == expert;
+  for (u32 begin = 0; begin < r.top_k; begin += BATCH) {
+    u32 experts[BATCH];
+#pragma unroll
+    for (u32 i = 0; i < BATCH; i++) {
+      experts[i] = begin + i < r.top_k ? choice_of(r, g.ranks, first + begin + i) : NO_EXPERT;
     }
-    if (is_wrong) {
-      w.expected[g.rank] = token;
-      w.seen[g.rank] = k;
-      note_fault(w, UCCL_EP_WRONG_CHOICE, 0, g.rank);
+#pragma unroll
+    for (u32 i = 0; i < BATCH; i++) {
+      u32 expert = experts[i], k = begin + i;
+      if (k >= r.top_k) continue;
+      bool is_wrong = expert == NO_EXPERT && !is_none(r, first + k);
+#pragma unroll
+      for (u32 other = 0; other < i; other++) is_wrong |= expert != NO_EXPERT && experts[other] == expert;
+      if (begin != 0 && expert != NO_EXPERT) is_wrong |= is_among(r, g.ranks, first, begin, expert);
+      if (is_wrong) {
+        w.expected[g.rank] = token;
+        w.seen[g.rank] = k;
+        note_fault(w, UCCL_EP_WRONG_CHOICE, 0, g.rank);
+      }
+      if (expert != NO_EXPERT) mask |= 1ull << expert / r.local_experts;
     }
-    if (expert != NO_EXPERT) mask |= 1ull << expert / r.local_experts;
   }
   return mask;
 }

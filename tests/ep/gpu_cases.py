@@ -213,7 +213,8 @@ def refusals(rank: Rank) -> list[str]:
         lambda: buffer.dispatch(x, handle=of_other),
         lambda: elastic.dispatch(x, choices, num_experts=EXPERTS, expert_alignment=1 << 20, do_expand=True),
         lambda: elastic.dispatch(x, choices, num_experts=EXPERTS, num_max_tokens_per_rank=4),
-        lambda: buffer.get_local_buffer_tensor(torch.int8),
+        lambda: buffer.get_local_buffer_tensor(torch.int8, torch.Size([1]), offset=1 << 40),
+        lambda: buffer.connect_ranks([0]),
     ]
     texts = []
     for call in calls:
@@ -242,6 +243,7 @@ REFUSED = [
     "another buffer",
     "expert_alignment is 1 to 65536, not 1048576",
     f"{TOKENS} tokens, and room for 4 of each rank",
+    "1 elements at byte 1099511627776 of a pool",
     "on the CPU only",
 ]
 

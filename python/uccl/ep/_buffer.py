@@ -20,7 +20,6 @@ from uccl.ep._group import (
     align,
     biases,
     check,
-    pool_tensor,
     refuse_unknown,
     routing_of,
     scales_in,
@@ -194,7 +193,7 @@ class Buffer(Joined):
         """This rank's own memory. What is written there is lost with the next call."""
         start = offset + (self.num_nvl_bytes if use_rdma_buffer else 0)
         count = None if size is None else size.numel()
-        flat = pool_tensor(self.runtime, dtype, start, count)
+        flat = self._pool_tensor(dtype, start, count)
         return flat if size is None else flat.view(size)
 
     # Normal mode.

@@ -21,7 +21,6 @@ from uccl.ep._group import (
     biases,
     check,
     node_of_environment,
-    pool_tensor,
     refuse_unknown,
     routing_of,
     scales_for,
@@ -180,7 +179,7 @@ class ElasticBuffer(Joined):
 
     def get_local_buffer_tensor(self, dtype: torch.dtype, offset: int = 0) -> torch.Tensor:
         """This rank's own memory. What is written there is lost with the next call."""
-        return pool_tensor(self.runtime, dtype, offset, None)
+        return self._pool_tensor(dtype, offset, None)
 
     def dispatch(
         self,

@@ -44,6 +44,12 @@ impl Normal {
             let told = case.fails(LIMIT, |_| Some(case));
             assert!(told[1].contains(said), "{wrong:?}: {told:?}");
         }
+        for top_k in [2, 12] {
+            let case = Self { top_k, local_experts: 8, wrong: Some(Wrong::Twice), ..few };
+            let told = case.fails(LIMIT, |_| Some(case));
+            let said = format!("choice {} of token 0 is no expert, or one that", top_k - 1);
+            assert!(told[1].contains(&said), "{told:?}");
+        }
         let by_expert = Self { by_expert: Some(4), ..few };
         for (wrong, said) in [
             (Wrong::FewRows(1), "rows arrive, and there is room for 1"),
