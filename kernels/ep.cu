@@ -1,8 +1,8 @@
 // Expert parallelism: the kernels of a dispatch and of a combine.
 //
 // In low latency mode, a dispatch is `route` (one block), unless there are few tokens, `send` and `receive`; a combine is `return` and `sum`,
-// or, where rows are packed, `return_packed` and `sum_packed`. In
-// normal mode, a dispatch is `layout`, `normal_send`, perhaps `count` (one block), and `normal_receive`; a combine is
+// or, where rows are packed, `return_packed` and `sum_packed`. Both parts are one launch, `dispatch` or `combine`, where nothing comes
+// between them. In normal mode, a dispatch is `layout`, `normal_send`, perhaps `count` (one block), and `normal_receive`; a combine is
 // `normal_return` and `normal_sum`. The blocks of a launch that waits for peers are few enough to run at the same time, those of
 // all ranks of a GPU together.
 
@@ -60,6 +60,18 @@ extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
     uccl_ep_sum(const __grid_constant__ UcclEpSum p) {
   UCCL_SHARED(Waiting, s);
   combine_receive(p, s);
+}
+
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
+    uccl_ep_dispatch(const __grid_constant__ UcclEpDispatch p) {
+  UCCL_SHARED(Dispatching, s);
+  dispatch(p, s);
+}
+
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
+    uccl_ep_combine(const __grid_constant__ UcclEpCombine p) {
+  UCCL_SHARED(Returning, s);
+  combine(p, s);
 }
 
 extern "C" __global__ void __launch_bounds__(UCCL_EP_ROUTE_THREADS)

@@ -215,6 +215,19 @@ struct UcclEpSum {
   u32 slots;
 };
 
+// Both parts of a call in one launch.
+struct UcclEpDispatch {
+  UcclEpSend send;
+  UcclEpReceive receive;
+};
+
+struct UcclEpCombine {
+  UcclEpReturn give_back;
+  UcclEpSum sum;
+};
+
+static_assert(sizeof(UcclEpDispatch) <= 4096, "the parameters of every driver");
+
 // Normal mode: the rows that arrive are in order of rank and token, one for each token; or by expert, one for each token and
 // expert of this rank.
 struct UcclEpNormalSend {

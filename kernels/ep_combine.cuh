@@ -50,10 +50,10 @@ __device__ __forceinline__ Going going(const UcclEpReturn& p, const Returning& s
   return {p.rows + row * p.row_stride, to, rank};
 }
 
-// Sends all rows that go back, each by `send`, and then tells of them.
+// Sends all rows that go back, each by `send`, and then tells of them. Returns whether the block has sent what it had to.
 template <typename Send>
-__device__ __forceinline__ void send_rows(const UcclEpReturn& p, Returning& s, Send send) {
-  if (!begin_send(p.group, p.call, s.waiting)) return;
+__device__ __forceinline__ bool send_rows(const UcclEpReturn& p, Returning& s, Send send) {
+  if (!begin_send(p.group, p.call, s.waiting)) return false;
   if (is_spare_block()) send_header(p.group, p.call, s.waiting.call);
   const u64* ranges = reinterpret_cast<const u64*>(p.layout_range);
 #pragma unroll 1
@@ -72,10 +72,11 @@ __device__ __forceinline__ void send_rows(const UcclEpReturn& p, Returning& s, S
   }
   auto of = [&](u32 at) { return going(p, s, at); };
   end_send(p.group, p.call, s.waiting, [&] { send_rows_far(p.group, s.waiting, of, total, p.slot_stride); });
+  return true;
 }
 
-__device__ __forceinline__ void combine_send(const UcclEpReturn& p, Returning& s) {
-  send_rows(p, s, [&](const Team& team, const Going& row) {
+__device__ __forceinline__ bool combine_send(const UcclEpReturn& p, Returning& s) {
+  return send_rows(p, s, [&](const Team& team, const Going& row) {
     // One lane has the only target.
     Targets targets[1] = {{row.to, 1}};
     copy_to_all(team, targets, row.from, p.row_len / 16);
@@ -139,7 +140,7 @@ __device__ __forceinline__ void sum_token(const UcclEpSum& p, const UcclEpPlaced
   }
 }
 
-// Makes each token's sum, by `sum`, when all rows have come.
+// Makes each token's sum, by `sum`, when all rows have come. The block has begun.
 template <typename Sum>
 __device__ __forceinline__ void sum_tokens(const UcclEpSum& p, Waiting& w, Sum sum) {
   if (!wait_for_data(p.group, p.call, p.waits, w)) return;
@@ -149,6 +150,15 @@ __device__ __forceinline__ void sum_tokens(const UcclEpSum& p, Waiting& w, Sum s
   if (is_last_block(p.group, STEP_RECEIVE, w)) tell_taken(p.group, p.call, w);
 }
 
-__device__ __forceinline__ void combine_receive(const UcclEpSum& p, Waiting& w) {
+__device__ __forceinline__ void sum_arriving(const UcclEpSum& p, Waiting& w) {
   sum_tokens(p, w, [&](const Team& team, u32 token) { sum_token(p, w.call, team, token); });
+}
+
+__device__ __forceinline__ void combine_receive(const UcclEpSum& p, Waiting& w) {
+  if (begin_block(p.group, p.call, STEP_RECEIVE, w)) sum_arriving(p, w);
+}
+
+// Sends rows back and sums in one launch, as `dispatch` does.
+__device__ __forceinline__ void combine(const UcclEpCombine& p, Returning& s) {
+  if (combine_send(p.give_back, s)) sum_arriving(p.sum, s.waiting);
 }

@@ -235,16 +235,18 @@ __device__ __forceinline__ bool send_few(const UcclEpSend& p, Sending& s) {
   return true;
 }
 
-__device__ __forceinline__ void dispatch_send(const UcclEpSend& p, Sending& s) {
-  if (!begin_block(p.group, p.call, STEP_SEND, s.waiting)) return;
+// Returns whether the block has sent what it had to.
+__device__ __forceinline__ bool dispatch_send(const UcclEpSend& p, Sending& s) {
+  if (!begin_block(p.group, p.call, STEP_SEND, s.waiting)) return false;
   if (p.is_few != 0) load_choices(p.routes, p.group.ranks, s.few);
-  if (!wait_for_room(p.group, p.call, s.waiting)) return;
+  if (!wait_for_room(p.group, p.call, s.waiting)) return false;
   if (p.is_few != 0) {
-    if (!send_few(p, s)) return;
+    if (!send_few(p, s)) return false;
   } else {
     send_routed(p, s.waiting.call);
   }
   end_send(p.group, p.call, s.waiting, [&] { send_areas(p, s.waiting); });
+  return true;
 }
 
 // What a block knows of what arrives.
@@ -381,12 +383,29 @@ __device__ __forceinline__ void receive_record(const UcclEpReceive& p, const Arr
   }
 }
 
-__device__ __forceinline__ void dispatch_receive(const UcclEpReceive& p, Arriving& s) {
-  if (!wait_for_data(p.group, p.call, p.waits, s.waiting)) return;
-  if (!count_arriving(p, s)) return;
+// Takes out what arrives, in a block that has begun.
+__device__ __forceinline__ void take_arriving(const UcclEpReceive& p, Arriving& s) {
+  if (!wait_for_data(p.group, p.call, p.waits, s.waiting) || !count_arriving(p, s)) return;
   u32 total = s.starts[p.group.ranks];
   Team team = team_for(total);
 #pragma unroll 1
   for (u32 at = team.first; at < total; at += team.step) receive_record(p, s, team, at);
   if (is_last_block(p.group, STEP_RECEIVE, s.waiting)) tell_taken(p.group, p.call, s.waiting);
+}
+
+__device__ __forceinline__ void dispatch_receive(const UcclEpReceive& p, Arriving& s) {
+  if (begin_block(p.group, p.call, STEP_RECEIVE, s.waiting)) take_arriving(p, s);
+}
+
+struct Dispatching {
+  Sending sending;
+  Arriving arriving;
+};
+
+// Sends and receives in one launch. Its blocks wait for each other: when this rank has told itself that its data is there, all
+// of them have sent.
+__device__ __forceinline__ void dispatch(const UcclEpDispatch& p, Dispatching& s) {
+  if (!dispatch_send(p.send, s.sending)) return;
+  go_on(s.sending.waiting, s.arriving.waiting);
+  take_arriving(p.receive, s.arriving);
 }

@@ -224,7 +224,7 @@ __device__ __forceinline__ void sum_rows(const UcclEpNormalSum& p, const UcclEpP
 }
 
 __device__ __forceinline__ void normal_sum(const UcclEpNormalSum& p, Waiting& w) {
-  if (!wait_for_data(p.group, p.call, 0, w)) return;
+  if (!begin_receive(p.group, p.call, 0, w)) return;
   Team team = team_for(p.routes.tokens);
 #pragma unroll 1
   for (u32 token = team.first; token < p.routes.tokens; token += team.step) sum_rows(p, w.call, team, token);

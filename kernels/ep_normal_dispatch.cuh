@@ -127,7 +127,7 @@ __device__ __forceinline__ void place_experts(const UcclEpNormalReceive& p, Rows
 // Waits for all ranks, and tells the host how much arrives. One block.
 __device__ __forceinline__ void count(const UcclEpCount& p, Rows& s) {
   const UcclEpGroup& g = p.group;
-  if (!wait_for_data(g, p.call, 0, s.waiting)) return;
+  if (!begin_receive(g, p.call, 0, s.waiting)) return;
   if (!count_records(g, p.call, p.slots, s.waiting, s.starts)) return;
   count_by_expert(g, p.area_len, p.local_experts, s);
   UcclEpTold* told = reinterpret_cast<UcclEpTold*>(p.told);
@@ -305,7 +305,7 @@ __device__ __forceinline__ void zero_gaps(const UcclEpNormalReceive& p, const Ro
 
 __device__ __forceinline__ void normal_receive(const UcclEpNormalReceive& p, Rows& s) {
   const UcclEpGroup& g = p.group;
-  if (!wait_for_data(g, p.call, 0, s.waiting)) return;
+  if (!begin_receive(g, p.call, 0, s.waiting)) return;
   if (!count_records(g, p.call, p.slots, s.waiting, s.starts)) return;
   u32 total = s.starts[g.ranks], rows = total;
   bool by_expert = p.alignment != 0;

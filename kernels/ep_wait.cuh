@@ -131,6 +131,16 @@ __device__ __forceinline__ bool begin_block(const UcclEpGroup& g, const UcclEpCa
   return agreed_state(w) == 0;
 }
 
+// A block that is sound goes on with its call.
+__device__ __forceinline__ void go_on(const Waiting& from, Waiting& to) {
+  if (threadIdx.x == 0) {
+    to.call = from.call;
+    to.state = to.what = to.is_waiting = 0;
+    to.late = to.waited_ns = 0;
+  }
+  __syncthreads();
+}
+
 // One thread has found a fault of a rank. The first decides what the block reports.
 __device__ __forceinline__ void note_fault(Waiting& w, u32 state, u32 what, u32 peer) {
   u32 before = atomicCAS(&w.state, 0u, state);
@@ -359,7 +369,6 @@ __device__ __forceinline__ void compare_headers(const UcclEpGroup& g, const Uccl
 // many nanoseconds that took; what was there before counts nothing.
 __device__ __forceinline__ bool wait_for_data(const UcclEpGroup& g, const UcclEpCall& c, u64 waits,
                                               Waiting& w) {
-  if (!begin_block(g, c, STEP_RECEIVE, w)) return false;
   u32 peer = threadIdx.x;
   if (peer < g.ranks && !is_masked(w.call, peer)) {
     u64 number = w.call.number;
@@ -372,6 +381,11 @@ __device__ __forceinline__ bool wait_for_data(const UcclEpGroup& g, const UcclEp
     }
   }
   return is_sound(g, c, w);
+}
+
+// Begins a block of a launch that receives, when every rank's data is there.
+__device__ __forceinline__ bool begin_receive(const UcclEpGroup& g, const UcclEpCall& c, u64 waits, Waiting& w) {
+  return begin_block(g, c, STEP_RECEIVE, w) && wait_for_data(g, c, waits, w);
 }
 
 // Whether all other blocks of the launch, which count in a word, have come here; what they wrote is then visible here.

@@ -479,7 +479,9 @@ class Buffer(Joined):
             def arrive() -> None:
                 handle.native = call.receive()
 
-            if not return_recv_hook:
+            if return_recv_hook:
+                call.begin()
+            else:
                 arrive()
             event = done(async_finish, x, call.returned, device=self.device)
             return call.returned, call.count, handle, event, arrive if return_recv_hook else None
@@ -570,7 +572,9 @@ class Buffer(Joined):
         if self._low_latency is not None:
             to = out, combine_wait_recv_cost_stats
             back = self._low_latency.combine(x, (topk_idx, topk_weights), handle.native, to, use_logfmt)
-            if not return_recv_hook:
+            if return_recv_hook:
+                back.begin()
+            else:
                 back.finish()
             event = done(async_finish, x, back.out, device=self.device)
             return back.out, event, back.finish if return_recv_hook else None

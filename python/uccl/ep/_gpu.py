@@ -29,21 +29,23 @@ class Rows:
 
 
 @dataclass
-class Begun:
-    """A dispatch that was begun."""
+class Dispatch:
+    """A dispatch."""
 
     returned: Any
     """Rows, and their scales."""
     count: torch.Tensor
     told: tuple[torch.Tensor, torch.Tensor]
     """``src_info`` and ``layout_range``."""
+    begin: Callable[[], None]
+    """Enqueues the sending."""
     receive: Callable[[], Rows]
-    """Enqueues the arrival of all of it."""
+    """Enqueues the arrival of all of it, and the sending if it was not."""
 
 
 @dataclass
-class Returning:
-    """A combine that was begun, and what its sums need."""
+class Combine:
+    """A combine, and what its sums need."""
 
     native: Any
     scratch: torch.Tensor
@@ -51,8 +53,12 @@ class Returning:
     out: torch.Tensor
     waits: torch.Tensor | None
 
+    def begin(self) -> None:
+        """Enqueues the sending."""
+        self.native.begin()
+
     def finish(self) -> None:
-        """Enqueues the sums."""
+        """Enqueues the sums, and the sending if it was not."""
         experts, weights = self.chosen
         self.native.finish(
             rows=address(self.out), weights=address(weights), experts=address(experts), waits=address(self.waits)
@@ -73,8 +79,8 @@ class LowLatency:
         sizes: tuple[int, int],
         form: Format,
         added_to: tuple[torch.Tensor | None, torch.Tensor | None],
-    ) -> Begun:
-        """Begins to send tokens, rows of bf16; ``sizes`` are the most tokens of a rank and the number of experts. Counts by expert, and nanoseconds that
+    ) -> Dispatch:
+        """Prepares to send tokens, rows of bf16; ``sizes`` are the most tokens of a rank and the number of experts. Counts by expert, and nanoseconds that
         ranks were waited for, are added to two tensors if there are any."""
         (most, num_experts), (stats, waits) = sizes, added_to
         (tokens, hidden), local, rows = x.shape, num_experts // self.ranks, self.ranks * most
@@ -121,7 +127,7 @@ class LowLatency:
             )
             return Rows(handle, table, (told, layout_range), (tokens, top_k), stream)
 
-        return Begun(arriving.returned, count, (src_info, layout_range), receive)
+        return Dispatch(arriving.returned, count, (src_info, layout_range), native.begin, receive)
 
     def combine(
         self,
@@ -130,8 +136,8 @@ class LowLatency:
         rows: Rows,
         to: tuple[torch.Tensor | None, torch.Tensor | None],
         is_packed: bool,
-    ) -> Returning:
-        """Begins to send rows back, as LogFMT-10 if ``is_packed``; ``chosen`` are experts and weights, ``to`` are tensors for the sums
+    ) -> Combine:
+        """Prepares to send rows back, as LogFMT-10 if ``is_packed``; ``chosen`` are experts and weights, ``to`` are tensors for the sums
         and for waits, if the caller has any."""
         hidden, (topk_idx, topk_weights), (out, waits) = x.shape[-1], chosen, to
         check("topk_idx", topk_idx, rows.shape, torch.int64, torch.int32, device=self.device)
@@ -153,4 +159,4 @@ class LowLatency:
             scratch=scratch.data_ptr(),
             stream=stream,
         )
-        return Returning(native, scratch, chosen, out, waits)
+        return Combine(native, scratch, chosen, out, waits)

@@ -8,7 +8,7 @@ use super::{
     dispatch::Handle,
     group::Group,
     memory::{Combined, Results, check_rows},
-    params::{CallParams, Return, Routes, Sum},
+    params::{CallParams, Return, Routes, Sum, WholeCombine},
     status::COMBINE_AGREED,
 };
 use crate::{
@@ -18,31 +18,25 @@ use crate::{
     record::Row,
 };
 
-/// A combine that was begun.
+/// A combine.
 pub struct Combine {
     handle: Arc<Handle>,
-    call: CallParams,
-    row: Row,
-    /// Bytes of a row that is not packed.
-    row_len: usize,
+    give_back: Return,
     is_packed: bool,
+    is_begun: bool,
 }
 
 impl Combine {
-    /// Enqueues the sending of rows back to where their tokens came from.
+    /// A combine of rows that go back to where their tokens came from, of which nothing is enqueued yet.
     ///
     /// # Errors
     /// Arguments are wrong, or an earlier call has failed.
     ///
     /// # Safety
-    /// The stream is of the group's context, and comes after the dispatch. `results` describes memory that the GPU may read
-    /// until this work has ended: as many rows as the dispatch had, and what it told of them. `scratch` has
-    /// [`COMBINE_SCRATCH_LEN`](super::COMBINE_SCRATCH_LEN) bytes, aligned to 8, which only this combine uses until then.
-    pub unsafe fn begin(
-        handle: &Arc<Handle>,
-        results: &Results,
-        (scratch, stream): (u64, &Stream),
-    ) -> Result<Self> {
+    /// `results` describes memory that the GPU may read until the combine's work has ended: as many rows as the dispatch had, and
+    /// what it told of them. `scratch` has [`COMBINE_SCRATCH_LEN`](super::COMBINE_SCRATCH_LEN) bytes, aligned to 8, which only this
+    /// combine uses until then.
+    pub unsafe fn new(handle: &Arc<Handle>, results: &Results, scratch: u64) -> Result<Self> {
         let Handle { group, routes, slots } = &**handle;
         group.check()?;
         let len = 2 * results.hidden;
@@ -55,7 +49,7 @@ impl Combine {
         let values = if is_packed { logfmt::max_len(hidden) } else { len };
         let row = Row { values, weights: 0, slots: routes.top_k as usize };
         let call = call_of(group, &row, *slots, is_packed, scratch)?;
-        let sent = Return {
+        let give_back = Return {
             group: group.params(),
             call,
             rows: results.rows,
@@ -71,16 +65,33 @@ impl Combine {
             local_experts: routes.local_experts,
             zero: 0,
         };
-        let kernels = group.kernels();
-        let kernel = if is_packed { kernels.give_back_packed } else { kernels.give_back };
-        let rows = handle.expert_rows() * routes.top_k as usize;
-        // SAFETY: the kernel takes this struct; the module is never unloaded; the caller's promise. Windows are reached for as
-        // long as the group lives, and freed when the GPU's work has ended.
-        unsafe { group.launch(stream, (kernel, rows), &sent)? };
-        Ok(Self { handle: Arc::clone(handle), call, row, row_len: len, is_packed })
+        Ok(Self { handle: Arc::clone(handle), give_back, is_packed, is_begun: false })
     }
 
-    /// Enqueues the sums, which end the call.
+    /// Enqueues the sending.
+    ///
+    /// # Errors
+    /// An earlier call has failed, or the driver refuses.
+    ///
+    /// # Safety
+    /// The stream is of the group's context, and comes after the dispatch; otherwise as for [`new`](Self::new).
+    pub unsafe fn begin(&mut self, stream: &Stream) -> Result<()> {
+        let group = &self.handle.group;
+        group.check()?;
+        self.is_begun = true;
+        let kernels = group.kernels();
+        let kernel = if self.is_packed { kernels.give_back_packed } else { kernels.give_back };
+        // SAFETY: the kernel takes this struct; the module is never unloaded; the caller's promise. Windows are reached for as
+        // long as the group lives, and freed when the GPU's work has ended.
+        unsafe { group.launch(stream, (kernel, self.rows()), &self.give_back) }
+    }
+
+    /// Rows that go back at most.
+    fn rows(&self) -> usize {
+        self.handle.expert_rows() * self.handle.routes.top_k as usize
+    }
+
+    /// Enqueues the sums, which end the call; and the sending, in the same launch if it can be, where it was not begun.
     ///
     /// # Errors
     /// Arguments are wrong, or an earlier call has failed.
@@ -88,26 +99,37 @@ impl Combine {
     /// # Safety
     /// The stream is of the group's context, and comes after the work of [`begin`](Self::begin). `combined` has a row and
     /// weights for each of this rank's tokens, and their choices; nobody else uses the rows until this work has ended.
-    pub unsafe fn finish(self, combined: &Combined, stream: &Stream) -> Result<()> {
-        let Self { handle, call, row, row_len, is_packed } = self;
-        let group = &handle.group;
+    pub unsafe fn finish(mut self, combined: &Combined, stream: &Stream) -> Result<()> {
+        let group = Arc::clone(&self.handle.group);
         group.check()?;
-        check_rows("sums", combined.rows, row_len, row_len)?;
+        let Return { call, row_len, slot_stride, slots, .. } = self.give_back;
+        check_rows("sums", combined.rows, row_len as usize, row_len as usize)?;
+        let routes = Routes { choices: combined.experts, ..self.handle.routes };
         let sum = Sum {
             group: group.params(),
             call,
-            routes: Routes { choices: combined.experts, ..handle.routes },
+            routes,
             weights: combined.weights,
             waits: combined.waits,
             out: combined.rows,
-            slot_stride: row.stride() as u64,
-            row_len: row_len as u32,
-            slots: handle.slots as u32,
+            slot_stride,
+            row_len,
+            slots,
         };
-        let kernels = group.kernels();
-        let kernel = if is_packed { kernels.sum_packed } else { kernels.sum };
-        // SAFETY: the kernel takes this struct; otherwise as above.
-        unsafe { group.launch(stream, (kernel, handle.routes.tokens as usize), &sum) }
+        let (kernels, tokens) = (group.kernels(), routes.tokens as usize);
+        if !self.is_begun && !self.is_packed && group.has_whole_calls() {
+            let rows = self.rows().max(tokens);
+            let whole = WholeCombine { give_back: self.give_back, sum };
+            // SAFETY: the kernel takes this struct; otherwise as for `begin`.
+            return unsafe { group.launch(stream, (kernels.combine, rows), &whole) };
+        }
+        if !self.is_begun {
+            // SAFETY: the caller's promise.
+            unsafe { self.begin(stream)? };
+        }
+        let kernel = if self.is_packed { kernels.sum_packed } else { kernels.sum };
+        // SAFETY: the kernel takes this struct; otherwise as for `begin`.
+        unsafe { group.launch(stream, (kernel, tokens), &sum) }
     }
 }
 

@@ -8,7 +8,8 @@ use super::{
     group::Group,
     memory::{Choices, Outputs, ScalesOut, Tokens, check_rows},
     params::{
-        Area, CallParams, FEW_CHOICES, MAX_TOKENS, ROUTE_THREADS, Receive, Routes, Send, how,
+        Area, CallParams, FEW_CHOICES, MAX_TOKENS, ROUTE_THREADS, Receive, Routes, Send,
+        WholeDispatch, how,
     },
     status::DISPATCH_AGREED,
 };
@@ -20,13 +21,12 @@ use crate::{
     record::Record,
 };
 
-/// A dispatch that was begun.
+/// A dispatch.
 pub struct Dispatch {
     group: Arc<Group>,
-    call: CallParams,
-    routes: Routes,
-    area: Area,
+    send: Send,
     slots: usize,
+    is_begun: bool,
 }
 
 /// What a combine needs of its dispatch.
@@ -37,21 +37,20 @@ pub struct Handle {
 }
 
 impl Dispatch {
-    /// Enqueues the sending of a rank's tokens. No rank has more than `slots`.
+    /// A dispatch of a rank's tokens, of which nothing is enqueued yet. No rank has more than `slots`.
     ///
     /// # Errors
     /// Arguments are wrong, or an earlier call has failed.
     ///
     /// # Safety
-    /// The stream is of the group's context. `tokens` and `choices` describe memory that the GPU may read until this work
-    /// has ended, and `scratch` has [`scratch_len`](super::scratch_len) bytes, aligned to 8, which only this dispatch uses
-    /// until then.
-    pub unsafe fn begin(
+    /// `tokens` and `choices` describe memory that the GPU may read until the dispatch's work has ended, and `scratch` has
+    /// [`scratch_len`](super::scratch_len) bytes, aligned to 8, which only this dispatch uses until then.
+    pub unsafe fn new(
         group: &Arc<Group>,
         tokens: &Tokens,
         choices: &Choices,
         slots: usize,
-        (scratch, stream): (u64, &Stream),
+        scratch: u64,
     ) -> Result<Self> {
         group.check()?;
         let ranks = group.ranks();
@@ -77,21 +76,44 @@ impl Dispatch {
             is_few: u32::from(is_few),
             zero: 0,
         };
-        // SAFETY: both kernels take this struct; the module is never unloaded; the caller's promise. Windows are reached for
-        // as long as the group lives, and freed when the GPU's work has ended.
-        unsafe {
-            if !is_few {
-                let grid = Grid { blocks: 1, threads: ROUTE_THREADS };
-                stream.launch(group.kernels().route, grid, &send)?;
-            }
-            // A block for each token, and one for what is told of them.
-            let rows = routes.tokens as usize + 1;
-            group.launch(stream, (group.kernels().send, rows), &send)?;
-        }
-        Ok(Self { group: Arc::clone(group), call, routes, area, slots })
+        Ok(Self { group: Arc::clone(group), send, slots, is_begun: false })
     }
 
-    /// Enqueues the taking out of what arrives, which ends the call.
+    /// Enqueues the sending.
+    ///
+    /// # Errors
+    /// An earlier call has failed, or the driver refuses.
+    ///
+    /// # Safety
+    /// The stream is of the group's context; otherwise as for [`new`](Self::new).
+    pub unsafe fn begin(&mut self, stream: &Stream) -> Result<()> {
+        self.group.check()?;
+        // SAFETY: the caller's promise.
+        unsafe { self.route(stream)? };
+        self.is_begun = true;
+        let (send, rows) = (self.group.kernels().send, self.rows());
+        // SAFETY: the kernel takes this struct; the module is never unloaded; the caller's promise. Windows are reached for as long
+        // as the group lives, and freed when the GPU's work has ended.
+        unsafe { self.group.launch(stream, (send, rows), &self.send) }
+    }
+
+    /// Enqueues, for many tokens, that their places are found.
+    unsafe fn route(&self, stream: &Stream) -> Result<()> {
+        if self.send.is_few != 0 {
+            return Ok(());
+        }
+        let grid = Grid { blocks: 1, threads: ROUTE_THREADS };
+        // SAFETY: the kernel takes this struct; otherwise as for `begin`.
+        unsafe { stream.launch(self.group.kernels().route, grid, &self.send) }.map_err(Error::from)
+    }
+
+    /// Blocks that have something to send: one for each token, and one for what is told of them.
+    fn rows(&self) -> usize {
+        self.send.routes.tokens as usize + 1
+    }
+
+    /// Enqueues the taking out of what arrives, which ends the call; and the sending, in the same launch if it can be, where it was not
+    /// begun.
     ///
     /// # Errors
     /// Arguments are wrong, or an earlier call has failed.
@@ -99,9 +121,33 @@ impl Dispatch {
     /// # Safety
     /// The stream is of the group's context, and comes after the work of [`begin`](Self::begin). `outputs` has memory for
     /// `slots` rows of each rank for each local expert, which only this call uses until its work has ended.
-    pub unsafe fn receive(self, outputs: &Outputs, stream: &Stream) -> Result<Handle> {
-        let Self { group, call, routes, area, slots } = self;
-        group.check()?;
+    pub unsafe fn receive(mut self, outputs: &Outputs, stream: &Stream) -> Result<Handle> {
+        self.group.check()?;
+        let receive = self.receiving(outputs)?;
+        let is_whole = !self.is_begun && self.group.has_whole_calls();
+        if !self.is_begun && !is_whole {
+            // SAFETY: the caller's promise.
+            unsafe { self.begin(stream)? };
+        }
+        let rows = receive.expert_rows as usize;
+        if is_whole {
+            // SAFETY: the caller's promise.
+            unsafe { self.route(stream)? };
+            let (kernel, rows) = (self.group.kernels().dispatch, rows.max(self.rows()));
+            let whole = WholeDispatch { send: self.send, receive };
+            // SAFETY: the kernel takes this struct; otherwise as for `begin`.
+            unsafe { self.group.launch(stream, (kernel, rows), &whole)? };
+        } else {
+            let kernel = self.group.kernels().receive;
+            // SAFETY: the kernel takes this struct; otherwise as for `begin`.
+            unsafe { self.group.launch(stream, (kernel, rows), &receive)? };
+        }
+        Ok(Handle { group: self.group, routes: self.send.routes, slots: self.slots })
+    }
+
+    fn receiving(&self, outputs: &Outputs) -> Result<Receive> {
+        let Self { group, send: Send { call, routes, area, .. }, slots, .. } = self;
+        let (call, routes, area, slots) = (*call, *routes, *area, *slots);
         check_rows("rows", outputs.rows, outputs.stride, area.payload as usize)?;
         if outputs.scales.is_none() && area.scales > 0 {
             return Err(Error::invalid("quantised rows have scales"));
@@ -118,7 +164,7 @@ impl Dispatch {
             }
             Some(ScalesOut::Tiled { words, tile_rows }) => (words, [0; 3], tile_rows),
         };
-        let receive = Receive {
+        Ok(Receive {
             group: group.params(),
             call,
             area,
@@ -140,10 +186,7 @@ impl Dispatch {
             local_experts: routes.local_experts,
             tile_rows: tile_rows as u32,
             zero: 0,
-        };
-        // SAFETY: the kernel takes this struct; otherwise as above.
-        unsafe { group.launch(stream, (group.kernels().receive, expert_rows), &receive)? };
-        Ok(Handle { group, routes, slots })
+        })
     }
 }
 

@@ -177,6 +177,12 @@ impl Group {
         self.by_host()?.proxy_stats()
     }
 
+    /// Whether one launch may do all of a call. Its blocks wait for each other, so all have to find the same ranks, and none may wait
+    /// for what a proxy does.
+    pub(super) fn has_whole_calls(&self) -> bool {
+        !self.is_by_host() && !self.config.masks_late
+    }
+
     fn by_host(&self) -> Option<&crate::Group> {
         match &self.windows {
             Windows::Direct(_) => None,

@@ -20,6 +20,8 @@ pub(super) struct Kernels {
     pub(super) sum: Function,
     pub(super) give_back_packed: Function,
     pub(super) sum_packed: Function,
+    pub(super) dispatch: Function,
+    pub(super) combine: Function,
     pub(super) mask: Function,
     pub(super) layout: Function,
     pub(super) normal_send: Function,
@@ -56,6 +58,8 @@ impl Kernels {
             sum: module.function(c"uccl_ep_sum")?,
             give_back_packed: module.function(c"uccl_ep_return_packed")?,
             sum_packed: module.function(c"uccl_ep_sum_packed")?,
+            dispatch: module.function(c"uccl_ep_dispatch")?,
+            combine: module.function(c"uccl_ep_combine")?,
             mask: module.function(c"uccl_ep_mask")?,
             layout: module.function(c"uccl_ep_layout")?,
             normal_send: module.function(c"uccl_ep_normal_send")?,
@@ -75,12 +79,12 @@ mod tests {
     use super::{
         super::params::{
             Count, Mask, NormalReceive, NormalReturn, NormalSend, NormalSum, Receive, Return, Send,
-            Sum,
+            Sum, WholeCombine, WholeDispatch,
         },
         *,
     };
 
-    const KERNELS: [(&str, usize); 14] = [
+    const KERNELS: [(&str, usize); 16] = [
         ("route", size_of::<Send>()),
         ("send", size_of::<Send>()),
         ("receive", size_of::<Receive>()),
@@ -88,6 +92,8 @@ mod tests {
         ("sum", size_of::<Sum>()),
         ("return_packed", size_of::<Return>()),
         ("sum_packed", size_of::<Sum>()),
+        ("dispatch", size_of::<WholeDispatch>()),
+        ("combine", size_of::<WholeCombine>()),
         ("mask", size_of::<Mask>()),
         ("layout", size_of::<NormalSend>()),
         ("normal_send", size_of::<NormalSend>()),

@@ -245,6 +245,20 @@ pub(super) struct Sum {
     pub(super) slots: u32,
 }
 
+/// `UcclEpDispatch`.
+#[repr(C)]
+pub(super) struct WholeDispatch {
+    pub(super) send: Send,
+    pub(super) receive: Receive,
+}
+
+/// `UcclEpCombine`.
+#[repr(C)]
+pub(super) struct WholeCombine {
+    pub(super) give_back: Return,
+    pub(super) sum: Sum,
+}
+
 /// `UcclEpNormalSend`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -494,6 +508,8 @@ pub fn layout_assertions() -> String {
         Sum,
         [group, call, routes, weights, waits, out, slot_stride, row_len, slots]
     );
+    layout!("UcclEpDispatch", WholeDispatch, [send, receive]);
+    layout!("UcclEpCombine", WholeCombine, [give_back, sum]);
     layout!(
         "UcclEpNormalSend",
         NormalSend,

@@ -208,6 +208,8 @@ const Emulated emulated_kernels[] = {
     {"uccl_ep_sum", sizeof(UcclEpSum), kernel<const UcclEpSum, uccl_ep_sum>},
     {"uccl_ep_return_packed", sizeof(UcclEpReturn), kernel<const UcclEpReturn, uccl_ep_return_packed>},
     {"uccl_ep_sum_packed", sizeof(UcclEpSum), kernel<const UcclEpSum, uccl_ep_sum_packed>},
+    {"uccl_ep_dispatch", sizeof(UcclEpDispatch), kernel<const UcclEpDispatch, uccl_ep_dispatch>},
+    {"uccl_ep_combine", sizeof(UcclEpCombine), kernel<const UcclEpCombine, uccl_ep_combine>},
     {"uccl_ep_mask", sizeof(UcclEpMask), kernel<const UcclEpMask, uccl_ep_mask>},
     {"uccl_ep_layout", sizeof(UcclEpNormalSend), kernel<const UcclEpNormalSend, uccl_ep_layout>},
     {"uccl_ep_normal_send", sizeof(UcclEpNormalSend), kernel<const UcclEpNormalSend, uccl_ep_normal_send>},

@@ -38,7 +38,7 @@ fn table((src_info, origin, layout_range): TableGiven) -> Table {
     Table { src_info, origin, layout_range }
 }
 
-/// A dispatch that was begun.
+/// A dispatch.
 #[pyclass(name = "EpCudaDispatch", module = "uccl._core", frozen)]
 pub(crate) struct PyCudaDispatch {
     dispatch: Apart<Mutex<Option<Dispatch>>>,
@@ -47,12 +47,11 @@ pub(crate) struct PyCudaDispatch {
 
 #[pymethods]
 impl PyCudaDispatch {
-    /// Enqueues the sending of tokens. NVFP4's global scale is a number, or at an address that is not 0.
+    /// A dispatch of tokens, of which nothing is enqueued yet. NVFP4's global scale is a number, or at an address that is not 0.
     #[new]
     #[pyo3(signature = (group, *, rows, stride, kind, len, global_scale, experts, is_64, tokens, top_k, num_experts, slots, scratch, stream))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
-        py: Python<'_>,
         group: &PyCudaGroup,
         rows: u64,
         stride: usize,
@@ -74,14 +73,22 @@ impl PyCudaDispatch {
         let payload = payload(kind, len, value)?;
         let tokens = Tokens { rows, stride, payload, global_scale };
         // SAFETY: `uccl.ep` passes tensors of these sizes, whose memory torch gives to later work of the stream only.
-        let begun = py.detach(|| unsafe {
-            Dispatch::begin(&group.group, &tokens, &choices, slots, (scratch, &stream))
-        });
-        let dispatch = Mutex::new(Some(begun.map_err(|e| exception(&e))?));
+        let new = unsafe { Dispatch::new(&group.group, &tokens, &choices, slots, scratch) };
+        let dispatch = Mutex::new(Some(new.map_err(|e| exception(&e))?));
         Ok(Self { dispatch: Apart::new(dispatch), stream })
     }
 
-    /// Enqueues the taking out of what arrives, behind the sending. `scales` are an address, and strides in words by row, expert
+    /// Enqueues the sending.
+    fn begin(&self, py: Python<'_>) -> PyResult<()> {
+        let begun = py.detach(|| {
+            let mut dispatch = self.dispatch.lock();
+            // SAFETY: the stream is of the group's context; otherwise as above.
+            unsafe { dispatch.as_mut().ok_or_else(over)?.begin(&self.stream) }
+        });
+        begun.map_err(|e| exception(&e))
+    }
+
+    /// Enqueues the taking out of what arrives, and the sending if it was not. `scales` are an address, and strides in words by row, expert
     /// and word; `tiles` an address, and how many rows of tiles each expert has.
     #[pyo3(signature = (*, rows, stride, count, stats, waits, table, scales=None, tiles=None))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
@@ -123,7 +130,7 @@ pub(crate) struct PyCudaHandle {
     handle: Apart<Arc<Handle>>,
 }
 
-/// A combine that was begun.
+/// A combine.
 #[pyclass(name = "EpCudaCombine", module = "uccl._core", frozen)]
 pub(crate) struct PyCudaCombine {
     combine: Apart<Mutex<Option<Combine>>>,
@@ -132,12 +139,11 @@ pub(crate) struct PyCudaCombine {
 
 #[pymethods]
 impl PyCudaCombine {
-    /// Enqueues the sending of rows, as LogFMT-10 if `is_packed`, back to where their tokens came from.
+    /// A combine of rows that go back, as LogFMT-10 if `is_packed`, to where their tokens came from. Nothing is enqueued yet.
     #[new]
     #[pyo3(signature = (group, handle, *, rows, hidden, table, is_packed, scratch, stream))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
-        py: Python<'_>,
         group: &PyCudaGroup,
         handle: &PyCudaHandle,
         rows: u64,
@@ -151,13 +157,22 @@ impl PyCudaCombine {
         let table = self::table(table);
         let results = Results { rows, stride: 2 * hidden, hidden, table, is_packed };
         // SAFETY: `uccl.ep` passes tensors of these sizes, whose memory torch gives to later work of the stream only.
-        let begun =
-            py.detach(|| unsafe { Combine::begin(&handle.handle, &results, (scratch, &stream)) });
-        let combine = Mutex::new(Some(begun.map_err(|e| exception(&e))?));
+        let new = unsafe { Combine::new(&handle.handle, &results, scratch) };
+        let combine = Mutex::new(Some(new.map_err(|e| exception(&e))?));
         Ok(Self { combine: Apart::new(combine), stream })
     }
 
-    /// Enqueues the sums.
+    /// Enqueues the sending.
+    fn begin(&self, py: Python<'_>) -> PyResult<()> {
+        let begun = py.detach(|| {
+            let mut combine = self.combine.lock();
+            // SAFETY: the stream is of the group's context, and comes after the dispatch; otherwise as above.
+            unsafe { combine.as_mut().ok_or_else(over)?.begin(&self.stream) }
+        });
+        begun.map_err(|e| exception(&e))
+    }
+
+    /// Enqueues the sums, and the sending if it was not.
     #[pyo3(signature = (*, rows, weights, experts, waits))]
     fn finish(
         &self,
