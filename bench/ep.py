@@ -21,7 +21,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 
-def arguments(measured: str) -> argparse.Namespace:
+def arguments(measured: str) -> argparse.ArgumentParser:
     """The shape of the calls, for whoever measures this."""
     parser = argparse.ArgumentParser(description=measured)
     parser.add_argument("--ranks", type=int, default=2)
@@ -30,7 +30,7 @@ def arguments(measured: str) -> argparse.Namespace:
     parser.add_argument("--num-topk", type=int, default=8)
     parser.add_argument("--num-experts", type=int, default=288)
     parser.add_argument("--rounds", type=int, default=30)
-    return parser.parse_args()
+    return parser
 
 
 def timed(group: Any, call: Callable[[], Any]) -> tuple[float, Any]:
@@ -104,6 +104,6 @@ def report(args: argparse.Namespace, ids: torch.Tensor, times: dict[str, list[fl
 
 
 if __name__ == "__main__":
-    parsed = arguments("dispatch and combine beside gloo's all_to_all")
+    parsed = arguments("dispatch and combine beside gloo's all_to_all").parse_args()
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(run, (parsed, folder), nprocs=parsed.ranks)

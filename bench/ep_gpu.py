@@ -5,14 +5,15 @@
 
 Ranks are processes, one for each GPU, or threads of one process that share the only one. Times are of CUDA events on each rank's stream,
 the slowest rank's, medians of all rounds: once as a program calls it, with what the host takes, and once as a call of a graph that
-repeats it, which is what the kernels take with the waits among them. ``--kernels`` adds what each kernel of such a graph takes. Rows count once for each expert of a token, also those that stay
+repeats it, which is what the kernels take with the waits among them. Rows count once for each expert of a token, also those that stay
 with their rank; the second figure of bytes is of rows for other ranks. Beside them: a copy of as many bytes on this GPU, or, between
-GPUs, NCCL's all_to_all.
+GPUs, NCCL's all_to_all of as many bytes in all.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import tempfile
 import threading
@@ -25,8 +26,6 @@ import torch.multiprocessing as mp
 
 from ep import arguments
 
-#: Calls in a graph.
-REPEATS = 20
 Times = dict[str, list[float]]
 
 
@@ -51,7 +50,30 @@ class Thread:
 
 
 class Calls:
-    """A rank's calls."""
+    """A rank's calls, by name."""
+
+    #: Of each in a graph.
+    repeats = 20
+    #: Those that wait on the host, which no graph can repeat.
+    waiting: tuple[str, ...] = ()
+    args: argparse.Namespace
+    rank: int
+    buffer: Any
+    #: What is copied beside them, and where to.
+    rows: torch.Tensor
+    copied: torch.Tensor
+
+    def counts(self) -> tuple[int, int]:
+        """Rows of this rank, and those of them for other ranks."""
+        raise NotImplementedError
+
+    def all(self) -> dict[str, Callable[[], Any]]:
+        """All calls."""
+        raise NotImplementedError
+
+
+class FewTokens(Calls):
+    """Calls of low latency mode."""
 
     def __init__(self, args: argparse.Namespace, rank: int, **ends: Any) -> None:
         from uccl.ep import Buffer
@@ -78,6 +100,11 @@ class Calls:
             # Below 1, as LogFMT packs them.
             self.made = made / 16
         return self.buffer.low_latency_combine(self.made, self.ids, self.weights, self.handle, **form)
+
+    def counts(self) -> tuple[int, int]:
+        """One for each expert of a token."""
+        owners = self.ids // (self.args.num_experts // self.args.ranks)
+        return owners.numel(), int((owners != self.rank).sum())
 
     def all(self) -> dict[str, Callable[[], Any]]:
         return {
@@ -119,10 +146,12 @@ def measure(calls: Calls, meet: Callable[[], Any]) -> Times:
     torch.cuda.synchronize()
     for turn in range(calls.args.ranks):
         meet()
-        for name, call in calls.all().items() if turn == calls.rank else ():
+        graphed = [name for name in calls.all() if turn == calls.rank and name not in calls.waiting]
+        for name in graphed:
+            call = calls.all()[name]
             graphs[name] = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graphs[name], capture_error_mode="thread_local"):
-                for _ in range(REPEATS):
+                for _ in range(calls.repeats):
                     call()
     # Capturing has given back what torch kept.
     meet()
@@ -131,19 +160,12 @@ def measure(calls: Calls, meet: Callable[[], Any]) -> Times:
         for name, call in calls.all().items():
             meet()
             times.setdefault(name, []).append(elapsed(call))
-            meet()
-            times.setdefault(f"{name}: graph", []).append(elapsed(graphs[name].replay) / REPEATS)
+            if name in graphs:
+                meet()
+                times.setdefault(f"{name}: graph", []).append(elapsed(graphs[name].replay) / calls.repeats)
     meet()
     calls.buffer.check()
     return times
-
-
-def kernels_of(work: Callable[[], Any], repeats: int) -> dict[str, float]:
-    """Microseconds of each kernel in a stream's work, by name, of one of its repetitions."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        work()
-        torch.cuda.synchronize()
-    return {event.key: event.self_device_time_total / repeats for event in profile.key_averages()}
 
 
 def bytes_of(name: str, hidden: int) -> int:
@@ -152,33 +174,32 @@ def bytes_of(name: str, hidden: int) -> int:
     return by_form.get(name.split(", ")[-1], 2 * hidden)
 
 
-def report(args: argparse.Namespace, ids: torch.Tensor, all_times: list[Times], how: str) -> None:
-    """A table: medians of the slowest rank of each round."""
-    owners = ids.cpu() // (args.num_experts // args.ranks)
-    counts = ids.numel(), int((owners != 0).sum())
+def report(args: argparse.Namespace, counts: tuple[int, int], all_times: list[Times], how: str) -> None:
+    """A table: medians of the slowest rank of each round; ``counts`` are those of the first."""
     print(f"{torch.cuda.get_device_name()}, {how}; {args.num_tokens} tokens each, hidden {args.hidden}, ", end="")
     print(f"top-{args.num_topk}, {args.num_experts} experts; medians of {args.rounds} rounds")
     print(f"{counts[0]} rows of a rank, {counts[1]} of them for other ranks")
     print(f"{'':26} {'us':>8} {'graph us':>9} {'MB':>8} {'foreign':>8} {'graph GB/s':>10}")
     for name in [name for name in all_times[0] if not name.endswith(": graph")]:
         took, in_graph = (
-            statistics.median(max(rank) for rank in zip(*(times[key] for times in all_times)))
+            statistics.median(max(rank) for rank in zip(*(times.get(key, [math.nan]) for times in all_times)))
             for key in (name, f"{name}: graph")
         )
         sizes = [count * bytes_of(name, args.hidden) / 1e6 for count in counts]
-        print(f"{name:26} {took:8.1f} {in_graph:9.1f} {sizes[0]:8.2f} {sizes[1]:8.2f} {sizes[0] / in_graph * 1e3:10.1f}")
+        rate = sizes[0] / in_graph * 1e3
+        print(f"{name:26} {took:8.1f} {in_graph:9.1f} {sizes[0]:8.2f} {sizes[1]:8.2f} {rate:10.1f}")
 
 
-def in_threads(args: argparse.Namespace) -> None:
+def in_threads(args: argparse.Namespace, kind: type[Calls]) -> None:
     """All ranks on this GPU."""
     barrier = threading.Barrier(args.ranks, timeout=50)
     board = [b""] * args.ranks
 
-    def run(rank: int) -> tuple[Times, torch.Tensor]:
+    def run(rank: int) -> tuple[Times, tuple[int, int]]:
         try:
             with torch.cuda.stream(torch.cuda.Stream()):
-                calls = Calls(args, rank, comm=Thread(board, barrier, rank))
-                return measure(calls, barrier.wait), calls.ids
+                calls = kind(args, rank, comm=Thread(board, barrier, rank))
+                return measure(calls, barrier.wait), calls.counts()
         except BaseException:
             barrier.abort()
             raise
@@ -188,36 +209,46 @@ def in_threads(args: argparse.Namespace) -> None:
     report(args, done[0][1], [times for times, _ in done], f"{args.ranks} ranks that share it, in one process")
 
 
-def in_process(rank: int, args: argparse.Namespace, folder: str) -> None:
+def made_of_bytes(rows: torch.Tensor, hidden: int) -> torch.Tensor:
+    """Rows of as many bytes as those of FP8 with their scales."""
+    return rows.view(torch.uint8)[:, : bytes_of("fp8", hidden)].contiguous()
+
+
+def in_process(rank: int, args: argparse.Namespace, kind: type[Calls], folder: str) -> None:
     """A rank with a GPU of its own."""
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank, world_size=args.ranks)
     with torch.cuda.stream(torch.cuda.Stream()):
-        calls = Calls(args, rank, group=dist.group.WORLD)
+        calls = kind(args, rank, group=dist.group.WORLD)
         others = calls.all
 
         def with_nccl() -> dict[str, Callable[[], Any]]:
             even = len(calls.rows) // args.ranks * args.ranks
             rows, copied = calls.rows[:even], calls.copied[:even]
-            return {**others(), "NCCL all_to_all, bf16": lambda: dist.all_to_all_single(copied, rows)}
+            small, copied_small = made_of_bytes(rows, args.hidden), made_of_bytes(copied, args.hidden)
+            return {
+                **others(),
+                "NCCL all_to_all, fp8": lambda: dist.all_to_all_single(copied_small, small),
+                "NCCL all_to_all, bf16": lambda: dist.all_to_all_single(copied, rows),
+            }
 
         calls.all = with_nccl  # type: ignore[method-assign]
         times = measure(calls, dist.barrier)
     everyone: list[Any] = [None] * args.ranks
     dist.all_gather_object(everyone, times)
     if rank == 0:
-        report(args, calls.ids, everyone, f"{args.ranks} ranks, each with one")
+        report(args, calls.counts(), everyone, f"{args.ranks} ranks, each with one")
     dist.destroy_process_group()
 
 
-def main() -> None:
-    args = arguments("low latency dispatch and combine on GPUs")
+def run(args: argparse.Namespace, kind: type[Calls]) -> None:
+    """Measures one kind of calls, on as many GPUs as there are."""
     if torch.cuda.device_count() < args.ranks:
-        in_threads(args)
+        in_threads(args, kind)
         return
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(in_process, (args, folder), nprocs=args.ranks)
+        mp.spawn(in_process, (args, kind, folder), nprocs=args.ranks)
 
 
 if __name__ == "__main__":
-    main()
+    run(arguments("low latency dispatch and combine on GPUs").parse_args(), FewTokens)

@@ -753,6 +753,8 @@ class EpCudaGroup:
         exchange: Callable[[bytes], list[bytes | None]],
     ) -> None: ...
     @property
+    def pool(self) -> int: ...
+    @property
     def pool_len(self) -> int: ...
     def check(self) -> None: ...
     def mask(self, *, left_out: int, let_in: int, status: int, stream: int) -> None: ...
@@ -825,6 +827,7 @@ class EpCudaNormalDispatch:
         num_experts: int,
         again: EpCudaNormalHandle | None,
         slots: int,
+        blocks: int,
         scratch: int,
         stream: int,
     ) -> None: ...
@@ -858,6 +861,7 @@ class EpCudaNormalCombine:
         hidden: int,
         weights: int,
         sends: str,
+        blocks: int,
         scratch: int,
         stream: int,
     ) -> None: ...

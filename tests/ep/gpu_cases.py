@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from typing import Any, Callable
+from unittest import mock
 
 import pytest
 import torch
@@ -126,6 +127,37 @@ def by_ranks(rank: Rank) -> None:
     exact.check([out], [])
 
 
+def few_blocks(rank: Rank) -> None:
+    """Calls use as few of a GPU's multiprocessors as they are told."""
+    from uccl import _core
+    from uccl.ep import Buffer, Config, ElasticBuffer
+
+    exact, config = Exact(rank, buffer_of(rank)), Config(num_sms=2)
+    elastic = ElasticBuffer(None, 1 << 22, num_max_tokens_per_rank=TOKENS, comm=rank, device="cuda")
+    rows, *_, handle, _ = exact.dispatch(config=config)
+    outs = [exact.buffer.combine(rows, handle, config=config)[0]]
+    x, choices, _ = exact.given
+    rows, _, _, kept, _ = elastic.dispatch(x, choices, num_experts=EXPERTS, num_sms=1)
+    outs.append(elastic.combine(rows, kept)[0])
+    # What the launches had is not told; that the numbers are passed on is.
+    if rank.size() == 1:
+        with mock.patch.object(_core, "EpCudaNormalDispatch", side_effect=ValueError) as begun:
+            for call in (
+                lambda: exact.dispatch(config=config),
+                exact.dispatch,
+                lambda: elastic.dispatch(x, choices, num_experts=EXPERTS, num_sms=6),
+                lambda: elastic.dispatch(x, handle=kept),
+            ):
+                pytest.raises(ValueError, call)
+        assert [call.kwargs["blocks"] for call in begun.call_args_list] == [2, Buffer.num_sms, 6, 0]
+        with mock.patch.object(_core, "EpCudaNormalCombine", side_effect=ValueError) as begun:
+            pytest.raises(ValueError, exact.buffer.combine, rows, handle, config=config)
+            pytest.raises(ValueError, elastic.combine, rows, kept)
+            pytest.raises(ValueError, elastic.combine, rows, kept, num_sms=5)
+        assert [call.kwargs["blocks"] for call in begun.call_args_list] == [2, 1, 5]
+    exact.check(outs, [])
+
+
 def masked(rank: Rank) -> None:
     """Normal mode goes on without the last rank, which is masked and does not come."""
     exact, lost = Exact(rank, buffer_of(rank, enable_shrink=True)), rank.size() - 1
@@ -181,7 +213,8 @@ def refusals(rank: Rank) -> list[str]:
         lambda: buffer.dispatch(x, handle=of_other),
         lambda: elastic.dispatch(x, choices, num_experts=EXPERTS, expert_alignment=1 << 20, do_expand=True),
         lambda: elastic.dispatch(x, choices, num_experts=EXPERTS, num_max_tokens_per_rank=4),
-        lambda: buffer.get_local_buffer_tensor(torch.int8),
+        lambda: buffer.get_local_buffer_tensor(torch.int8, torch.Size([1]), offset=1 << 40),
+        lambda: buffer.connect_ranks([0]),
     ]
     texts = []
     for call in calls:
@@ -210,6 +243,7 @@ REFUSED = [
     "another buffer",
     "expert_alignment is 1 to 65536, not 1048576",
     f"{TOKENS} tokens, and room for 4 of each rank",
+    "1 elements at byte 1099511627776 of a pool",
     "on the CPU only",
 ]
 

@@ -48,6 +48,8 @@ class OnDevice:
         all threads, and with them the rank that the kernel waits for."""
         if self.shares_context:
             torch.cuda.current_stream().synchronize()
+            # What a call has failed with says more than what it left.
+            self.buffer.check()
 
     def end(self, group: Any) -> None:
         """Destroys the buffer. On a GPU all calls of all ranks have gone well then, and none is under way."""

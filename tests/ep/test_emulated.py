@@ -92,6 +92,11 @@ def test_calls_on_two_streams_wait_for_events(run: Any) -> None:
     run(in_threads, 2, gpu_cases.two_streams, prepared)
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_calls_use_as_few_multiprocessors_as_they_are_told(run: Any, size: int) -> None:
+    run(in_threads, size, gpu_cases.few_blocks)
+
+
 def test_calls_go_on_without_a_rank_that_is_masked(run: Any) -> None:
     run(in_threads, 3, gpu_cases.masked)
 

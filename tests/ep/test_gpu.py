@@ -238,3 +238,29 @@ def test_a_rank_is_killed_and_the_others_name_it_or_go_on_without_it(when: str, 
 def test_nothing_grows_with_random_calls() -> None:
     before, after = threads(2, gpu_steps.steps)[0]
     assert {name: after[name] for name in before if after[name] > before[name]} == {}, (before, after)
+
+
+def with_pool(rank: Rank) -> None:
+    from uccl.ep import Buffer
+
+    # As callers begin, who clear the memory that calls then use.
+    few = FewTokens(rank, 11, comm=rank, device="cuda", timeout=20)
+    pool = few.buffer.get_local_buffer_tensor(torch.int8, use_rdma_buffer=True)
+    assert pool.device == few.buffer.device and pool.zero_().count_nonzero() == 0
+    part = few.buffer.get_local_buffer_tensor(torch.bfloat16, torch.Size([4, 8]), offset=64)
+    part.fill_(1)
+    # Both bytes of a one in bf16 are set.
+    assert part.shape == (4, 8) and pool.count_nonzero() == 64
+    torch.cuda.current_stream().synchronize()
+    rank.allgather(b"")
+    few.two_at_a_time()
+    few.buffer.check()
+    small = Buffer(None, 0, 1 << 12, low_latency_mode=True, comm=rank, device="cuda")
+    tensor = small.get_local_buffer_tensor(torch.uint8)
+    small.destroy()
+    # The memory is there for as long as the tensor.
+    assert tensor.fill_(7).sum() == 7 * tensor.numel()
+
+
+def test_a_tensor_of_the_pool_is_the_memory_of_calls() -> None:
+    threads(1, with_pool)

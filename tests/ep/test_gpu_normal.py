@@ -52,6 +52,11 @@ def test_calls_on_two_streams_wait_for_events(size: int) -> None:
     threads(size, lambda rank: gpu_cases.two_streams(rank, reserve))
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_calls_use_as_few_multiprocessors_as_they_are_told(size: int) -> None:
+    threads(size, gpu_cases.few_blocks)
+
+
 def test_calls_go_on_without_a_rank_that_is_masked() -> None:
     threads(3, gpu_cases.masked)
 

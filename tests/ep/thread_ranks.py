@@ -47,7 +47,7 @@ class Rank:
 
 def reserve() -> None:
     """Has torch take memory for this stream, and load kernels, now: the driver does neither while a kernel waits for another rank."""
-    from uccl.ep._gpu_elastic import ends_of
+    from uccl.ep._gpu_elastic import aligned_sums
 
     kept = [torch.empty(1 << 31, dtype=torch.uint8, device="cuda")]
     kept += [torch.empty(1 << 19, dtype=torch.uint8, device="cuda") for _ in range(64)]
@@ -57,8 +57,10 @@ def reserve() -> None:
         torch.empty((8, 8), dtype=dtype, device="cuda")[:, :5].t().contiguous()
         ones.as_strided((8, 8), (1, 0)).contiguous()
         ones.int()
-    ones = torch.ones(8, dtype=torch.int32, device="cuda")
-    ends_of(ones, 8).add_(ends_of(ones, 1))
+    ones = torch.ones(9, dtype=torch.int32, device="cuda")
+    # Torch has other kernels for memory that is not aligned to 16 bytes.
+    for part in (ones[:8], ones[1:]):
+        aligned_sums(part, 8).add_(aligned_sums(part, 1)).add_(part)
     torch.cuda.current_stream().synchronize()
     del kept
 

@@ -20,7 +20,6 @@ from uccl.ep._group import (
     align,
     biases,
     check,
-    pool_tensor,
     refuse_unknown,
     routing_of,
     scales_in,
@@ -37,7 +36,7 @@ RANKS_OF_NODE = 8
 
 
 class Config:
-    """How normal mode was tuned in DeepEP. Here only the size hints mean something."""
+    """How normal mode was tuned in DeepEP. Here only the size hints mean something, and on GPUs ``num_sms``."""
 
     def __init__(
         self,
@@ -147,7 +146,7 @@ class Buffer(Joined):
 
     @classmethod
     def set_num_sms(cls, num_sms: int) -> None:
-        """Remembers how many SMs callers want; the CPU has none."""
+        """How many SMs calls of normal mode use at most, unless they have a ``config``; the CPU has none."""
         if num_sms <= 0 or num_sms % 2:
             raise ValueError(f"num_sms is even and more than 0, not {num_sms}")
         cls.num_sms = num_sms
@@ -194,7 +193,7 @@ class Buffer(Joined):
         """This rank's own memory. What is written there is lost with the next call."""
         start = offset + (self.num_nvl_bytes if use_rdma_buffer else 0)
         count = None if size is None else size.numel()
-        flat = pool_tensor(self.runtime, dtype, start, count)
+        flat = self._pool_tensor(dtype, start, count)
         return flat if size is None else flat.view(size)
 
     # Normal mode.
@@ -256,7 +255,7 @@ class Buffer(Joined):
             raise ValueError("without topk_idx, is_token_in_rank and num_tokens_per_expert are needed")
         if self._normal is not None:
             routed = (handle, topk_idx, is_token_in_rank, num_tokens_per_expert)
-            sizes = (expert_alignment, num_worst_tokens)
+            sizes = (expert_alignment, num_worst_tokens, self._blocks(config))
             returned = self._dispatch_on_gpu(self._normal, (rows, scales), topk_weights, routed, sizes)
             return *returned, done(async_finish, rows, returned[0], device=self.device)
         check("x", rows, (None, None))
@@ -312,6 +311,10 @@ class Buffer(Joined):
         per_expert = [] if num_worst_tokens else [align(count, expert_alignment) for count in per_expert]
         return recv_x, idx, weights, per_expert, self._normal_handle(got, is_token_in_rank), event
 
+    def _blocks(self, config: Config | None) -> int:
+        """The most blocks of a launch on a GPU."""
+        return self.num_sms if config is None else config.num_sms
+
     def _room(self) -> int:
         """Bytes of a call of normal mode: two are under way at a time."""
         return self.runtime.pool_len // 2 // 64 * 64
@@ -322,18 +325,18 @@ class Buffer(Joined):
         x: tuple[torch.Tensor, torch.Tensor | None],
         weights: torch.Tensor | None,
         by: tuple[NormalHandle | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
-        sizes: tuple[int, int],
+        sizes: tuple[int, int, int],
     ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, list[int] | None, NormalHandle | None]:
         """``by`` are a handle, choices, and which tokens go to which ranks, and how many experts are told of; ``sizes`` the alignment
-        of counts, and how many rows there are if nothing is counted on the host."""
-        (rows, scales), (handle, idx, goes, per_expert), (alignment, worst) = x, by, sizes
+        of counts, how many rows there are if nothing is counted on the host, and how many blocks launches have at most."""
+        (rows, scales), (handle, idx, goes, per_expert), (alignment, worst, blocks) = x, by, sizes
         if handle is not None:
             routed = mode.again(rows_of(handle))
         elif idx is not None:
             routed = mode.by_choices(idx, per_expert.numel())
         else:
             routed = mode.by_ranks(goes, per_expert)
-        call, arrived, listed = mode.begin(x, weights, routed), None, []
+        call, arrived, listed = mode.begin(x, weights, routed, blocks=blocks), None, []
         if routed.again is not None:
             have = worst or routed.again.layout.tokens
         elif worst:
@@ -393,7 +396,9 @@ class Buffer(Joined):
         wait_for(previous_event, self._device_of_streams)
         if isinstance(handle.native, Rows):
             mode = handle.native.mode
-            out, out_weights = mode.combine(x, handle.native, topk_weights, bias, "rank")
+            out, out_weights = mode.combine(
+                x, handle.native, topk_weights, bias, "rank", blocks=self._blocks(config)
+            )
             return out, out_weights, done(async_finish, x, out, device=self.device)
         routing = handle.native.routing
         arrived = sum(handle.native.counts())

@@ -21,7 +21,6 @@ from uccl.ep._group import (
     biases,
     check,
     node_of_environment,
-    pool_tensor,
     refuse_unknown,
     routing_of,
     scales_for,
@@ -180,7 +179,7 @@ class ElasticBuffer(Joined):
 
     def get_local_buffer_tensor(self, dtype: torch.dtype, offset: int = 0) -> torch.Tensor:
         """This rank's own memory. What is written there is lost with the next call."""
-        return pool_tensor(self.runtime, dtype, offset, None)
+        return self._pool_tensor(dtype, offset, None)
 
     def dispatch(
         self,
@@ -366,7 +365,9 @@ class ElasticBuffer(Joined):
         if sends == "each" and topk_weights is not None:
             raise ValueError("expanded rows have no topk_weights without allow_multiple_reduction")
         if isinstance(handle.native, Rows):
-            out, out_weights = handle.native.mode.combine(x, handle.native, topk_weights, bias, "choice", sends)
+            rows = handle.native
+            blocks = num_sms or handle.num_sms
+            out, out_weights = rows.mode.combine(x, rows, topk_weights, bias, "choice", sends, blocks)
             return out, out_weights, done(async_with_compute_stream, x, out, device=self.device)
         routing = handle.native.routing
         check("x", x, (None, None), torch.bfloat16)

@@ -49,7 +49,7 @@ def first(
     """Dispatches by choices. The handle has no owner yet."""
     if not 1 <= asked.alignment <= MAX_ALIGNMENT:
         raise ValueError(f"expert_alignment is 1 to {MAX_ALIGNMENT}, not {asked.alignment}")
-    call = mode.begin(x, weights, mode.by_choices(topk_idx, asked.num_experts), asked.most)
+    call = mode.begin(x, weights, mode.by_choices(topk_idx, asked.num_experts), asked.most, asked.num_sms)
     counts = call.counts() if asked.do_cpu_sync else None
     aligned = [] if counts is None else [align(count, asked.alignment) for count in counts[1]]
     have, expanded, least = asked.rows(mode, topk_idx.shape[1], counts)
@@ -81,7 +81,7 @@ def again(
 ) -> Arriving:
     """Dispatches to where tokens went."""
     before: Rows = handle.native
-    call = mode.begin(x, weights, mode.again(before))
+    call = mode.begin(x, weights, mode.again(before), blocks=asked.num_sms)
     have = handle.num_expanded_tokens if asked.do_expand else handle.num_recv_tokens
     if asked.do_cpu_sync and not handle.num_recv_tokens_per_expert_list:
         tokens, expanded, _ = asked.rows(mode, handle.topk_idx.shape[1], call.counts())
@@ -108,7 +108,11 @@ def ends_of(rows: Rows, asked: Asked) -> torch.Tensor:
     """Where the last row of each expert ends; by token, sums of aligned counts, of each expert and those before it."""
     if asked.do_expand:
         return rows.ends_of_experts()
-    per_expert, alignment = rows.per_expert(), asked.alignment
+    return aligned_sums(rows.per_expert(), asked.alignment)
+
+
+def aligned_sums(counts: torch.Tensor, alignment: int) -> torch.Tensor:
+    """Sums of aligned counts, of each and those before it."""
     if alignment > 1:
-        per_expert = (per_expert + (alignment - 1)).div_(alignment, rounding_mode="floor").mul_(alignment)
-    return per_expert.cumsum(0, dtype=torch.int32)
+        counts = (counts + (alignment - 1)).div_(alignment, rounding_mode="floor").mul_(alignment)
+    return counts.cumsum(0, dtype=torch.int32)

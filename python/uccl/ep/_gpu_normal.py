@@ -10,7 +10,7 @@ import torch
 
 from uccl import _core
 from uccl.ep._gpu_group import GpuGroup
-from uccl.ep._group import address, biases, check, scales_in, weights_address
+from uccl.ep._group import address, align, biases, check, scales_in, weights_address
 
 
 @dataclass
@@ -53,6 +53,8 @@ class Rows:
     told: torch.Tensor
     """``[R + 1]`` starts of ranks, ``[E/R]`` counts, and by token its number, and its origin; by expert also ``[E/R]`` ends of experts, and
     ``[m, K + 2]`` by token."""
+    at: tuple[int, int, int, int]
+    """Where in that counts begin, numbers of tokens, ends of experts, and what is told by token."""
     stream: int
     """The number of the stream that they were made on."""
 
@@ -66,24 +68,20 @@ class Rows:
 
     def per_expert(self) -> torch.Tensor:
         """``[E/R]`` i32: how many tokens chose each."""
-        return self.told.narrow(0, 1 + self.mode.ranks, self.mode.local(self.routed))
+        return self.told.narrow(0, self.at[0], self.mode.local(self.routed))
 
     def source_tokens(self) -> torch.Tensor:
         """``[m]`` i32: numbers of tokens at their ranks."""
-        return self.told.narrow(0, 1 + self.mode.ranks + self.mode.local(self.routed), self.layout.tokens)
-
-    def _behind_origins(self) -> int:
-        return 1 + self.mode.ranks + self.mode.local(self.routed) + 2 * self.layout.tokens
+        return self.told.narrow(0, self.at[1], self.layout.tokens)
 
     def ends_of_experts(self) -> torch.Tensor:
         """``[E/R]`` i32: where the last row of each ends, where rows are by expert."""
-        return self.told.narrow(0, self._behind_origins(), self.mode.local(self.routed))
+        return self.told.narrow(0, self.at[2], self.mode.local(self.routed))
 
     def metadata(self) -> torch.Tensor:
         """``[m, K + 2]`` i32: ``rank * T + token``, ``rank * K + last choice``, and the row of each choice, or -1; by expert."""
         tokens, width = self.layout.tokens, 2 + self.routed.top_k
-        begin = self._behind_origins() + self.mode.local(self.routed)
-        return self.told.narrow(0, begin, tokens * width).view(tokens, width)
+        return self.told.narrow(0, self.at[3], tokens * width).view(tokens, width)
 
 
 class NormalMode:
@@ -146,9 +144,10 @@ class NormalMode:
         weights: torch.Tensor | None,
         routed: Routed,
         most: int | None = None,
+        blocks: int = 0,
     ) -> Dispatch:
         """Enqueues the sending of rows and their scales. ``most`` are the tokens of any rank, at most; where nobody says, as many as there
-        is room for."""
+        is room for. Launches have ``blocks`` at most, or as many as the group has."""
         rows, scales = x
         check("x", rows, (None, None), device=self.device)
         if rows.shape[0] != routed.tokens:
@@ -156,7 +155,7 @@ class NormalMode:
         if weights is not None:
             shape = (routed.tokens, routed.top_k)
             check("topk_weights", weights, shape, torch.float32, device=self.device)
-        return Dispatch(self, (rows, scales), weights, routed, most)
+        return Dispatch(self, (rows, scales), weights, routed, most, blocks)
 
     def combine(
         self,
@@ -166,6 +165,7 @@ class NormalMode:
         bias: Any,
         sums: str,
         sends: str = "row",
+        blocks: int = 0,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Sends rows back and sums them by "rank" or by "choice", and weights if there are any. Of rows by expert ``sends`` their "sum", or
         "each"."""
@@ -190,6 +190,7 @@ class NormalMode:
             hidden=hidden,
             weights=weights_address(weights),
             sends=sends,
+            blocks=blocks,
             scratch=scratch.data_ptr(),
             stream=stream,
         )
@@ -207,6 +208,7 @@ class Dispatch:
         weights: torch.Tensor | None,
         routed: Routed,
         most: int | None,
+        blocks: int,
     ) -> None:
         (rows, scales), again = x, routed.again
         given = scales_in(scales, routed.tokens, mode.device)
@@ -249,6 +251,7 @@ class Dispatch:
             num_experts=routed.num_experts,
             again=None if again is None else again.native,
             slots=self.slots,
+            blocks=blocks,
             scratch=self._scratch.data_ptr(),
             stream=self._stream,
         )
@@ -268,9 +271,9 @@ class Dispatch:
         """Enqueues the taking out of what arrives. Weights of other ranks' experts are 0 with ``zeroes_foreign``, and rows between those of
         experts with ``zeroes_gaps``."""
         mode, routed, again = self.mode, self.routed, self.routed.again
-        told = table = by_expert = None
+        told = at = table = by_expert = None
         if again is None:
-            told, table, by_expert = self._tables(layout)
+            told, at, table, by_expert = self._tables(layout)
         scales = to.scales
         native = self.native.receive(
             len=to.rows.shape[0],
@@ -287,24 +290,24 @@ class Dispatch:
         )
         if again is not None:
             return again
-        return Rows(mode, native, routed, self.slots, layout, self._scratch, told, self._stream)
+        return Rows(mode, native, routed, self.slots, layout, self._scratch, told, at, self._stream)
 
-    def _tables(self, layout: Placed) -> tuple[torch.Tensor, Any, Any]:
-        """Memory for what is told of rows, and where its parts are."""
+    def _tables(self, layout: Placed) -> tuple[torch.Tensor, tuple[int, int, int, int], Any, Any]:
+        """Memory for what is told of rows, where its parts begin, and their addresses."""
         ranks, local, tokens = self.mode.ranks, self.mode.local(self.routed), layout.tokens
-        length = 1 + ranks + local + 2 * tokens
-        if layout.alignment is not None:
-            length += local + (2 + self.routed.top_k) * tokens
+        # Kernels of torch's that read a part are others where it is not aligned to 16 bytes.
+        of_experts, of_tokens = align(local, 4), align(tokens, 4)
+        per_expert = align(1 + ranks, 4)
+        src_info = per_expert + of_experts
+        ends = src_info + 2 * of_tokens
+        at = per_expert, src_info, ends, ends + of_experts
+        is_by_expert = layout.alignment is not None
+        length = at[3] + (2 + self.routed.top_k) * tokens if is_by_expert else ends
         told = self.mode.gpu.empty((length,), torch.int32)
-        starts = told.data_ptr()
-        per_expert = starts + 4 * (1 + ranks)
-        src_info = per_expert + 4 * local
-        origin = src_info + 4 * tokens
-        ends = origin + 4 * tokens
-        table = src_info, origin, starts, per_expert
-        if layout.alignment is None:
-            return told, table, None
-        return told, table, (layout.alignment, tokens, ends, ends + 4 * local)
+        start = told.data_ptr()
+        table = start + 4 * src_info, start + 4 * (src_info + of_tokens), start, start + 4 * per_expert
+        by_expert = (layout.alignment, tokens, start + 4 * at[2], start + 4 * at[3]) if is_by_expert else None
+        return told, at, table, by_expert
 
 
 @dataclass

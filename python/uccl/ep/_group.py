@@ -95,13 +95,32 @@ def refuse_unknown(where: str, keywords: dict[str, Any]) -> None:
         raise NotImplementedError(f"{where} does not have {', '.join(asked)}")
 
 
-def pool_tensor(native: Any, dtype: torch.dtype, offset: int, count: int | None) -> torch.Tensor:
-    """Elements of a rank's own pool, ``offset`` bytes from its start."""
+class PoolMemory:
+    """Bytes of a GPU's memory that torch makes a tensor of. The pool lives as long as this."""
+
+    def __init__(self, native: Any, offset: int, size: int) -> None:
+        self._native = native
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (native.pool + offset, False),
+            "version": 3,
+        }
+
+
+def pool_tensor(
+    native: Any, dtype: torch.dtype, offset: int, count: int | None, device: torch.device
+) -> torch.Tensor:
+    """Elements of a rank's own pool, which is on a device, ``offset`` bytes from its start."""
     size = torch.empty(0, dtype=dtype).element_size()
     most = (native.pool_len - offset) // size
     count = most if count is None else count
     if offset < 0 or count < 0 or count > most:
         raise ValueError(f"{count} elements at byte {offset} of a pool of {native.pool_len} bytes")
+    if device != CPU:
+        if count == 0:
+            return torch.empty(0, dtype=dtype, device=device)
+        return torch.as_tensor(PoolMemory(native, offset, count * size), device=device).view(dtype)
     memory = (ctypes.c_ubyte * (count * size)).from_address(native.pool + offset)
     # The pool lives as long as the tensor.
     memory.uccl_group = native  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ import torch
 from uccl.ep._gpu import LowLatency
 from uccl.ep._gpu_group import GpuGroup
 from uccl.ep._gpu_normal import NormalMode
-from uccl.ep._group import CPU, Ranks, check, timeout_of
+from uccl.ep._group import CPU, Ranks, check, pool_tensor, timeout_of
 from uccl.ep._meeting import Meeting
 from uccl.ep._memory import Memory
 
@@ -61,6 +61,10 @@ class Joined:
         """Raises what a call on the GPU failed with that has ended; it waits for none. On the CPU calls raise it themselves."""
         if self._gpu is not None:
             self._gpu.native.check()
+
+    def _pool_tensor(self, dtype: torch.dtype, offset: int, count: int | None) -> torch.Tensor:
+        self._check_is_there()
+        return pool_tensor(self._native, dtype, offset, count, self.device)
 
     def _check_is_there(self) -> None:
         if self._native is None:

@@ -190,6 +190,13 @@ impl Group {
         }
     }
 
+    /// Where the GPU reaches this rank's own pool, for as long as the group lives.
+    #[must_use]
+    pub fn pool_address(&self) -> u64 {
+        let params = self.params();
+        params.windows[self.rank()] + params.pool_at
+    }
+
     /// The GPU's context.
     #[must_use]
     pub fn context(&self) -> &'static Context {

@@ -1,10 +1,10 @@
 //! What a rank's experts made of each token comes back, and is summed from the biases on, without weights.
 
-use std::sync::Arc;
+use std::{num::NonZero, sync::Arc};
 
 use uccl_device::cuda::Stream;
 
-use super::Handle;
+use super::{Handle, memory::blocks_for};
 use crate::{
     combine::{Order, Sends, slots_of},
     cuda::{
@@ -32,6 +32,8 @@ pub struct Results {
     pub weights: u64,
     /// What is sent of them: one row for each token, or, by expert, what else there is.
     pub sends: Sends,
+    /// The most blocks that the call's launches have, if they are to leave others of the GPU's multiprocessors alone.
+    pub most_blocks: Option<NonZero<usize>>,
 }
 
 /// Memory for the sums.
@@ -53,6 +55,7 @@ pub struct Combine {
     call: CallParams,
     row: Row,
     sends: Sends,
+    most_blocks: Option<NonZero<usize>>,
 }
 
 impl Combine {
@@ -108,10 +111,12 @@ impl Combine {
             local_experts: routes.local_experts,
             sends_each: u32::from(is_each),
         };
+        let blocks = blocks_for(results.len, results.most_blocks);
         // SAFETY: the kernel takes this struct; the module is never unloaded; the caller's promise. Windows are reached for as
         // long as the group lives, and freed when the GPU's work has ended.
-        unsafe { group.launch(stream, (group.kernels().normal_return, results.len), &sent)? };
-        Ok(Self { handle: Arc::clone(handle), call, row, sends: results.sends })
+        unsafe { group.launch(stream, (group.kernels().normal_return, blocks), &sent)? };
+        let Results { sends, most_blocks, .. } = *results;
+        Ok(Self { handle: Arc::clone(handle), call, row, sends, most_blocks })
     }
 
     /// Enqueues the sums, which end the call.
@@ -123,7 +128,7 @@ impl Combine {
     /// The stream is of the group's context, and comes after the work of [`begin`](Self::begin). `combined` has a row, and
     /// weights if there are any, for each of this rank's tokens; nobody else uses them until this work has ended.
     pub unsafe fn finish(self, combined: &Combined, stream: &Stream) -> Result<()> {
-        let Self { handle, call, row, sends } = self;
+        let Self { handle, call, row, sends, most_blocks } = self;
         let Handle { group, routes, slots, .. } = &*handle;
         group.check()?;
         check_rows("sums", combined.rows, row.values, row.values)?;
@@ -160,8 +165,8 @@ impl Combine {
         };
         // SAFETY: the kernel takes this struct; otherwise as above.
         unsafe {
-            let rows = handle.routes.tokens as usize;
-            group.launch(stream, (group.kernels().normal_sum, rows), &sum)
+            let blocks = blocks_for(handle.routes.tokens as usize, most_blocks);
+            group.launch(stream, (group.kernels().normal_sum, blocks), &sum)
         }
     }
 }

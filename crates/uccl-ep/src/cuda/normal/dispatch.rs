@@ -1,12 +1,12 @@
 //! Tokens go to the ranks of their experts.
 
-use std::{mem::offset_of, sync::Arc, time::Duration};
+use std::{mem::offset_of, num::NonZero, sync::Arc, time::Duration};
 
 use uccl_device::cuda::{Grid, Stream};
 
 use super::{
     layout::grid_of,
-    memory::{ByExpert, Outputs, Routed, ScalesIn, ScalesOut, Table, Tokens},
+    memory::{ByExpert, Outputs, Routed, ScalesIn, ScalesOut, Table, Tokens, blocks_for},
 };
 use crate::{
     cuda::{
@@ -31,6 +31,7 @@ pub struct Dispatch {
     slots: usize,
     /// What the dispatch before told of the rows, where tokens go as they did then.
     earlier: Option<Told>,
+    most_blocks: Option<NonZero<usize>>,
 }
 
 /// What is told of rows, and how they are placed.
@@ -85,7 +86,7 @@ impl Dispatch {
         group.check()?;
         let routes = routed.routes(group.ranks(), scratch)?;
         check_rows("rows", tokens.rows, tokens.stride, tokens.payload)?;
-        let scales = tokens.scales.unwrap_or(NO_SCALES);
+        let (scales, most_blocks) = (tokens.scales.unwrap_or(NO_SCALES), tokens.most_blocks);
         let top_k = routes.top_k as usize;
         let record = Record { payload: tokens.payload, scales: scales.count, top_k };
         let (call, area) = call_of(group, &record, &routes, slots, scratch)?;
@@ -126,10 +127,10 @@ impl Dispatch {
             if earlier.is_none() {
                 stream.launch(group.kernels().layout, grid_of(routes.tokens), &send)?;
             }
-            let rows = routes.tokens as usize + 1;
-            group.launch(stream, (group.kernels().normal_send, rows), &send)?;
+            let blocks = blocks_for(routes.tokens as usize + 1, most_blocks);
+            group.launch(stream, (group.kernels().normal_send, blocks), &send)?;
         }
-        Ok(Self { group: Arc::clone(group), call, routes, area, slots, earlier })
+        Ok(Self { group: Arc::clone(group), call, routes, area, slots, earlier, most_blocks })
     }
 
     /// How much arrives. Waits until every rank has sent, and for what the stream was given before; no longer than `limit`,
@@ -179,7 +180,7 @@ impl Dispatch {
     /// The stream is of the group's context, and comes after the work of [`begin`](Self::begin). `outputs` has as much memory
     /// as it says, which only this call uses until its work has ended, but for its table, which is kept for the handle.
     pub unsafe fn receive(self, outputs: &Outputs, stream: &Stream) -> Result<Handle> {
-        let Self { group, call, routes, area, slots, earlier } = self;
+        let Self { group, call, routes, area, slots, earlier, most_blocks } = self;
         group.check()?;
         check_rows("rows", outputs.rows, outputs.stride, area.payload as usize)?;
         let len = u32::try_from(outputs.len)
@@ -229,7 +230,8 @@ impl Dispatch {
         };
         // SAFETY: the kernel takes this struct; otherwise as above.
         unsafe {
-            group.launch(stream, (group.kernels().normal_receive, outputs.len), &receive)?;
+            let blocks = blocks_for(outputs.len, most_blocks);
+            group.launch(stream, (group.kernels().normal_receive, blocks), &receive)?;
         }
         Ok(Handle { group, routes, slots, told })
     }

@@ -1,6 +1,8 @@
 //! Where a rank's tensors are: what callers describe of a GPU's memory. Addresses are those that the GPU reaches, aligned
 //! to 16 bytes where rows of bytes begin; 0 is none.
 
+use std::num::NonZero;
+
 use super::Handle;
 use crate::{
     cuda::{
@@ -24,6 +26,8 @@ pub struct Tokens {
     pub scales: Option<ScalesIn>,
     /// f32 by token and choice, or 0.
     pub weights: u64,
+    /// The most blocks that the call's launches have, if they are to leave others of the GPU's multiprocessors alone.
+    pub most_blocks: Option<NonZero<usize>>,
 }
 
 /// Scales of tokens: word `w` of token `t` is at `t * token_stride + w * word_stride`, in words.
@@ -194,4 +198,9 @@ impl ByExpert {
         }
         Ok(())
     }
+}
+
+/// The blocks of a launch for so many rows, of which a call is to have so many at most.
+pub(super) fn blocks_for(rows: usize, most: Option<NonZero<usize>>) -> usize {
+    most.map_or(rows, |most| rows.min(most.get()))
 }

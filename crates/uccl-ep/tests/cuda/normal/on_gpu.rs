@@ -1,6 +1,6 @@
 //! What a rank with a GPU makes of its inputs.
 
-use std::{sync::Arc, time::Duration};
+use std::{num::NonZero, sync::Arc, time::Duration};
 
 use uccl_ep::{
     Result,
@@ -179,6 +179,7 @@ impl<'a> OnGpu<'a> {
                 word_stride: 1,
             }),
             weights,
+            most_blocks: NonZero::new(case.seed as usize % 3),
         }
     }
 
@@ -248,6 +249,7 @@ impl<'a> OnGpu<'a> {
             hidden: case.hidden,
             weights: self.made_weights,
             sends: case.sends(),
+            most_blocks: NonZero::new(case.seed as usize % 4),
         };
         let combined = normal::Combined {
             rows: self.sums,

@@ -48,6 +48,12 @@ impl PyCudaGroup {
         Ok(Self { group: Apart::new(group) })
     }
 
+    /// Where the GPU reaches the pool.
+    #[getter]
+    fn pool(&self) -> u64 {
+        self.group.pool_address()
+    }
+
     /// Bytes of the pool.
     #[getter]
     fn pool_len(&self) -> usize {

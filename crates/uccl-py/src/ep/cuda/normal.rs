@@ -1,6 +1,6 @@
 //! Calls of normal mode: only who asks how much arrives waits for it.
 
-use std::sync::Arc;
+use std::{num::NonZero, sync::Arc};
 
 use parking_lot::Mutex;
 use pyo3::{exceptions::PyValueError, prelude::*};
@@ -75,9 +75,9 @@ pub(crate) struct PyNormalDispatch {
 #[pymethods]
 impl PyNormalDispatch {
     /// Enqueues the sending of tokens: to the ranks of their `experts`; or to `ranks`, a byte by token and rank, and i32 by expert, how
-    /// many tokens it is told of; or to where those went that `again`, a handle, is of.
+    /// many tokens it is told of; or to where those went that `again`, a handle, is of. Launches have `blocks` blocks at most; 0: all.
     #[new]
-    #[pyo3(signature = (group, *, rows, len, scales, weights, experts, is_64, ranks, tokens, top_k, num_experts, again, slots, scratch, stream))]
+    #[pyo3(signature = (group, *, rows, len, scales, weights, experts, is_64, ranks, tokens, top_k, num_experts, again, slots, blocks, scratch, stream))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
         py: Python<'_>,
@@ -94,6 +94,7 @@ impl PyNormalDispatch {
         num_experts: usize,
         again: Option<&PyNormalHandle>,
         slots: usize,
+        blocks: usize,
         scratch: u64,
         stream: u64,
     ) -> PyResult<Self> {
@@ -103,7 +104,8 @@ impl PyNormalDispatch {
             token_stride,
             word_stride,
         });
-        let sent = Tokens { rows, stride: len, payload: len, scales, weights };
+        let most_blocks = NonZero::new(blocks);
+        let sent = Tokens { rows, stride: len, payload: len, scales, weights, most_blocks };
         let stream = group.stream(stream);
         let begun = py.detach(|| {
             let routed = match (again, ranks) {
@@ -208,7 +210,7 @@ pub(crate) struct PyNormalCombine {
 impl PyNormalCombine {
     /// Enqueues the sending of rows back to where their tokens came from. What is sent is "row", or, of rows by expert, "sum" or "each".
     #[new]
-    #[pyo3(signature = (group, handle, *, len, rows, hidden, weights, sends, scratch, stream))]
+    #[pyo3(signature = (group, handle, *, len, rows, hidden, weights, sends, blocks, scratch, stream))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
         py: Python<'_>,
@@ -219,6 +221,7 @@ impl PyNormalCombine {
         hidden: usize,
         weights: u64,
         sends: &str,
+        blocks: usize,
         scratch: u64,
         stream: u64,
     ) -> PyResult<Self> {
@@ -229,7 +232,9 @@ impl PyNormalCombine {
             "each" => Sends::EachExpert,
             other => return Err(PyValueError::new_err(format!("no {other:?} is sent"))),
         };
-        let results = Results { len, rows, stride: 2 * hidden, hidden, weights, sends };
+        let most_blocks = NonZero::new(blocks);
+        let results =
+            Results { len, rows, stride: 2 * hidden, hidden, weights, sends, most_blocks };
         // SAFETY: `uccl.ep` passes tensors of these sizes, whose memory torch gives to later work of the stream only.
         let begun =
             py.detach(|| unsafe { Combine::begin(&handle.handle, &results, (scratch, &stream)) });
