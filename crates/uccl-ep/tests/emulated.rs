@@ -300,6 +300,12 @@ fn commands_of_many_warps_go_through_a_small_ring_each_once_and_in_order() {
 }
 
 #[test]
+fn ranks_of_a_node_that_do_not_reach_each_other_go_by_the_host_and_say_why() {
+    emulator::load();
+    SMALL.says_why_it_goes_by_the_host();
+}
+
+#[test]
 fn who_finds_no_room_for_commands_gives_up_in_time_and_leaves_no_gap() {
     const OVERDUE: u32 = 1;
     const POISONED: u32 = 3;

@@ -327,6 +327,12 @@ fn calls_go_on_without_a_far_rank_that_is_late_or_masked() {
 }
 
 #[test]
+fn ranks_of_a_node_that_do_not_reach_each_other_go_by_the_host_and_say_why() {
+    let Some(_alone) = alone() else { return };
+    CASE.says_why_it_goes_by_the_host();
+}
+
+#[test]
 #[ignore = "measures, and asserts nothing"]
 fn how_long_calls_take() {
     let Some(_alone) = alone() else { return };

@@ -7,6 +7,7 @@ their memory only to work behind the call's.
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 import torch
@@ -65,6 +66,13 @@ class GpuGroup:
             node=node_of_environment(),
             exchange=ranks.exchange,
         )
+        why = self.native.unreached
+        if why is not None:
+            warnings.warn(
+                f"GPUs of one node do not reach each other's memory, so calls take the slower way by the host's: {why}",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
     def stream(self) -> int:
         """The current stream's number, behind the calls that other streams were given. Calls are numbered when a GPU comes to them,

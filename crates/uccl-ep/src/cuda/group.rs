@@ -70,6 +70,7 @@ pub struct Group {
     config: Config,
     context: &'static Context,
     windows: Windows,
+    unreached: Option<String>,
     kernels: Arc<Kernels>,
     own: DeviceBuffer,
     reports: Arc<Reports>,
@@ -103,11 +104,15 @@ impl Group {
             Reach::Any => are_on_one_node(&config, exchange)?,
         };
         // Whether that goes well all ranks hear, so all go on in the same way.
-        let direct = if is_direct { Self::join_directly(&config, exchange)?.ok() } else { None };
-        match direct {
-            Some(group) => Ok(Arc::new(group)),
-            None => Self::join_by_host(&config, exchange).map(Arc::new),
-        }
+        let unreached = match is_direct {
+            true => match Self::join_directly(&config, exchange)? {
+                Ok(group) => return Ok(Arc::new(group)),
+                Err(why) => Some(why.to_string()),
+            },
+            false => None,
+        };
+        let group = Self::join_by_host(&config, exchange)?;
+        Ok(Arc::new(Self { unreached, ..group }))
     }
 
     /// The error inside is known to all ranks.
@@ -163,6 +168,12 @@ impl Group {
     #[must_use]
     pub fn is_by_host(&self) -> bool {
         self.by_host().is_some()
+    }
+
+    /// Why ranks of one node do not reach each other's GPU memory, which is found out where [`Reach::Any`] is asked for.
+    #[must_use]
+    pub fn unreached(&self) -> Option<&str> {
+        self.unreached.as_deref()
     }
 
     /// What went over the network; `None` if nothing does.
@@ -365,7 +376,8 @@ impl Parts {
     fn into_group(self, config: &Config, windows: Windows) -> Group {
         let Self { context, kernels, own, reports, told, blocks } = self;
         let config = Config { blocks, ..config.clone() };
-        Group { config, context, windows, kernels, own, reports, told: Mutex::new(told) }
+        let told = Mutex::new(told);
+        Group { config, context, windows, unreached: None, kernels, own, reports, told }
     }
 }
 

@@ -332,7 +332,30 @@ impl Case {
 
     /// One rank's end of a group on the GPU.
     pub(crate) fn join(&self, ranks: &Ranks, me: usize, timeout: Duration) -> Arc<cuda::Group> {
-        let config = cuda::Config {
+        let config = self.config(me, timeout);
+        cuda::Group::join(config, &mut ranks.exchange(me)).expect("it joins")
+    }
+
+    /// Ranks of one node, one of which does not tell of its window.
+    pub(crate) fn says_why_it_goes_by_the_host(self) {
+        let told = world(self.ranks, |ranks, me| {
+            let (mut exchange, mut exchanged) = (ranks.exchange(me), 0);
+            let mut spoils = |mine: Vec<u8>| {
+                exchanged += 1;
+                // What is exchanged second are cards.
+                exchange(if (me, exchanged) == (1, 2) { Vec::new() } else { mine })
+            };
+            let config = self.config(me, Duration::from_secs(20));
+            let group = cuda::Group::join(config, &mut spoils).expect("it joins");
+            assert!(group.is_by_host(), "rank {me}");
+            group.unreached().map(str::to_owned)
+        });
+        let is_named = told[0].as_ref().is_some_and(|why| why.contains("rank 1"));
+        assert!(is_named && told.iter().all(Option::is_some), "{told:?}");
+    }
+
+    fn config(&self, me: usize, timeout: Duration) -> cuda::Config {
+        self.way.of(cuda::Config {
             rank: me,
             ranks: self.ranks,
             pool: self.pool(),
@@ -343,8 +366,7 @@ impl Case {
             reach: cuda::Reach::Any,
             node: None,
             network: None,
-        };
-        cuda::Group::join(self.way.of(config), &mut ranks.exchange(me)).expect("it joins")
+        })
     }
 
     /// How long a dispatch and its combine take on the GPU, one behind the other, with as many tokens as there are slots; and what the

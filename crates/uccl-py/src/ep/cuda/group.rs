@@ -54,6 +54,12 @@ impl PyCudaGroup {
         self.group.pool_address()
     }
 
+    /// Why ranks of one node do not reach each other's GPU memory, or None.
+    #[getter]
+    fn unreached(&self) -> Option<String> {
+        self.group.unreached().map(str::to_owned)
+    }
+
     /// Bytes of the pool.
     #[getter]
     fn pool_len(&self) -> usize {
