@@ -300,6 +300,22 @@ fn commands_of_many_warps_go_through_a_small_ring_each_once_and_in_order() {
 }
 
 #[test]
+fn a_wrong_choice_is_named() {
+    emulator::load();
+    SMALL.names_a_wrong_choice();
+    // More choices than blocks look at, which are routed first.
+    Case { slots: 150, top_k: 32, local_experts: 20, hidden: 128, ..SMALL }.names_a_wrong_choice();
+}
+
+#[test]
+fn more_choices_than_blocks_look_at_make_the_bytes_of_the_cpu() {
+    emulator::load();
+    let many = Case { slots: 500, top_k: 32, local_experts: 20, hidden: 8, rounds: 1, ..SMALL };
+    assert!(many.least_choices() > 4096);
+    many.run();
+}
+
+#[test]
 fn ranks_of_a_node_that_do_not_reach_each_other_go_by_the_host_and_say_why() {
     emulator::load();
     SMALL.says_why_it_goes_by_the_host();

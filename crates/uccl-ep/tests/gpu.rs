@@ -327,6 +327,22 @@ fn calls_go_on_without_a_far_rank_that_is_late_or_masked() {
 }
 
 #[test]
+fn a_wrong_choice_is_named() {
+    let Some(_alone) = alone() else { return };
+    CASE.names_a_wrong_choice();
+    // More choices than blocks look at, which are routed first.
+    Case { slots: 150, top_k: 32, local_experts: 20, hidden: 128, ..CASE }.names_a_wrong_choice();
+}
+
+#[test]
+fn more_choices_than_blocks_look_at_make_the_bytes_of_the_cpu() {
+    let Some(_alone) = alone() else { return };
+    let many = Case { slots: 500, top_k: 32, local_experts: 20, hidden: 128, rounds: 1, ..CASE };
+    assert!(many.least_choices() > 4096);
+    many.run();
+}
+
+#[test]
 fn ranks_of_a_node_that_do_not_reach_each_other_go_by_the_host_and_say_why() {
     let Some(_alone) = alone() else { return };
     CASE.says_why_it_goes_by_the_host();

@@ -403,15 +403,22 @@ impl Case {
         timeout: Duration,
         as_seen_by: impl Fn(usize) -> Option<Self> + Sync,
     ) -> Vec<String> {
+        self.told(timeout, |me| as_seen_by(me).map(|case| (case, case.inputs(me, 0))))
+    }
+
+    /// What each rank is told of a dispatch of its inputs, as it sees the case.
+    fn told(
+        self,
+        timeout: Duration,
+        of_rank: impl Fn(usize) -> Option<(Self, Inputs)> + Sync,
+    ) -> Vec<String> {
         world(self.ranks, |ranks, me| {
             let group = self.join(ranks, me, timeout);
             let gpu = Gpu::new();
-            let case = as_seen_by(me);
-            let inputs = case.map(|case| case.inputs(me, 0));
-            let on_gpu = case.zip(inputs.as_ref());
-            let on_gpu = on_gpu.map(|(case, inputs)| (case, OnGpu::new(&case, &gpu, inputs)));
+            let given = of_rank(me);
+            let on_gpu = given.as_ref().map(|(case, inputs)| OnGpu::new(case, &gpu, inputs));
             ranks.meet();
-            if let Some((case, on_gpu)) = &on_gpu {
+            if let Some(((case, _), on_gpu)) = given.as_ref().zip(on_gpu) {
                 // The other rank's fault may be known before all is enqueued.
                 let _ = on_gpu.enqueue_dispatch(case, &group, &gpu);
             }
@@ -420,6 +427,27 @@ impl Case {
             ranks.meet();
             told
         })
+    }
+
+    /// A choice that is no expert, and one that a token has twice, are named, and what the other rank waits for is not waited for long.
+    pub(crate) fn names_a_wrong_choice(self) {
+        for is_twice in [false, true] {
+            let told = self.told(Duration::from_secs(50), |me| {
+                let mut inputs = self.inputs_of(me, 0, self.slots);
+                if me == 1 {
+                    let (first, experts) = (inputs.experts[0], self.num_experts() as i32);
+                    inputs.experts[1] = if is_twice { first } else { experts };
+                }
+                Some((self, inputs))
+            });
+            assert!(told[1].contains("of token 0 is no expert"), "{told:?}");
+            assert!(told[0].contains("rank 1"), "{told:?}");
+        }
+    }
+
+    /// Choices of the rank with the fewest, in the first round.
+    pub(crate) fn least_choices(&self) -> usize {
+        (0..self.ranks).map(|me| self.inputs(me, 0).experts.len()).min().unwrap_or_default()
     }
 
     /// The last rank leaves without a call: what the others are told, long before they would give up. It leaves so long before they

@@ -230,7 +230,7 @@ impl Normal {
         took.into_iter().max().unwrap_or_default()
     }
 
-    /// What each rank is told when some do not come, or make other calls.
+    /// What each rank is told when some do not come, or make other calls: by a call, and when all has ended.
     pub(crate) fn fails(
         self,
         timeout: Duration,
@@ -250,7 +250,7 @@ impl Normal {
             gpu.stream.synchronize().expect("kernels end, and the context stays usable");
             let later = group.check().err().map(|e| e.to_string());
             ranks.meet();
-            told.or(later).unwrap_or_default()
+            [told, later].into_iter().flatten().collect::<Vec<_>>().join(" / ")
         })
     }
 
