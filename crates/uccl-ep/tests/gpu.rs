@@ -5,6 +5,7 @@ mod cuda;
 
 use std::time::Duration;
 
+use uccl_device::cuda::wait_until_given_back;
 use uccl_ep::{combine::Order, numerics::quantise::Scales};
 use uccl_p2p::Transport;
 
@@ -65,7 +66,11 @@ static GPU: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
 fn alone() -> Option<std::sync::MutexGuard<'static, ()>> {
     let guard = GPU.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    has_gpu().then_some(guard)
+    // What the test before dropped is freed by now: the driver would wait for this one's kernels, and they for the driver.
+    has_gpu().then(|| {
+        assert!(wait_until_given_back(Duration::from_secs(60)), "memory is not given back");
+        guard
+    })
 }
 
 #[test]
