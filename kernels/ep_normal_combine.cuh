@@ -37,16 +37,16 @@ __device__ __forceinline__ void return_row(const UcclEpNormalReturn& p, const Te
   }
 }
 
-// The row of a lane's choice of a token, where rows are by expert; or NO_ROW.
-__device__ __forceinline__ u32 given_row(const UcclEpNormalReturn& p, u32 at) {
-  u32 lane = lane_of_thread(), row = NO_ROW;
-  if (lane < p.top_k) row = reinterpret_cast<const u32*>(p.metadata)[static_cast<u64>(at) * (2 + p.top_k) + 2 + lane];
+// The row of a token's choice, where rows are by expert; or NO_ROW.
+__device__ __forceinline__ u32 given_row(const UcclEpNormalReturn& p, u32 at, u32 choice) {
+  u32 row = NO_ROW;
+  if (choice < p.top_k) row = reinterpret_cast<const u32*>(p.metadata)[static_cast<u64>(at) * (2 + p.top_k) + 2 + choice];
   return row < p.len ? row : NO_ROW;
 }
 
 // Sends the sum of a token's rows, in order of choice, and the weight of each.
 __device__ __forceinline__ void return_sum(const UcclEpNormalReturn& p, const Team& team, u32 at, u64 to) {
-  u32 lane = lane_of_thread(), row = given_row(p, at);
+  u32 lane = lane_of_thread(), row = given_row(p, at, lane);
   bool is_there = row != NO_ROW;
   Targets rows = {p.rows + row * p.row_stride, __ballot_sync(ALL, is_there)};
   u32 count = p.row_len / 16;
@@ -65,7 +65,7 @@ __device__ __forceinline__ void return_sum(const UcclEpNormalReturn& p, const Te
 
 // Sends each of a token's rows to the slot of its choice, of which the first is at `to`.
 __device__ __forceinline__ void return_each(const UcclEpNormalReturn& p, const Team& team, u32 at, u64 to) {
-  u32 row = given_row(p, at);
+  u32 row = given_row(p, at, lane_of_thread());
   u64 mine = p.rows + row * p.row_stride;
 #pragma unroll 1
   for (u32 left = __ballot_sync(ALL, row != NO_ROW); left != 0; left &= left - 1) {
@@ -115,8 +115,7 @@ __device__ __forceinline__ Going filled(const UcclEpNormalReturn& p, const UcclE
   Back back = back_of(p, call, at);
   if (back.first == 0 || !has_each(p)) return {0, back.to, back.rank};
   u32 choice = i % p.top_k;
-  u32 row = reinterpret_cast<const u32*>(p.metadata)[static_cast<u64>(at) * (2 + p.top_k) + 2 + choice];
-  if (row >= p.len) return {0, 0, 0};
+  if (given_row(p, at, choice) == NO_ROW) return {0, 0, 0};
   return {0, back.first + static_cast<u64>(choice) * p.slots * p.slot_stride, back.rank};
 }
 

@@ -13,20 +13,25 @@ __device__ __forceinline__ u32 bf16_from_f32(float value) {
   return is_nan ? 0x7fc0 : rounded;
 }
 
+// The nearest number of so many bits of a significand and such a bias, ties to even, of a magnitude that is not too large.
+template <u32 BITS, u32 BIAS>
+__device__ __forceinline__ u32 nearest(u32 magnitude_bits) {
+  constexpr u32 REBIAS = (127 - BIAS) << 23, SHIFT = 23 - BITS;
+  // An addition of this rounds to the step of subnormal values. As bits: a power of two.
+  constexpr u32 SUBNORMAL_MAGIC = (127 + 24 - BIAS - BITS) << 23;
+  constexpr u32 LEAST_NORMAL = (127 + 1 - BIAS) << 23;
+  u32 rebiased = magnitude_bits - REBIAS;
+  u32 normal = (rebiased + ((1u << (SHIFT - 1)) - 1) + ((rebiased >> SHIFT) & 1)) >> SHIFT;
+  float magnitude = __uint_as_float(magnitude_bits);
+  u32 subnormal = __float_as_uint(__fadd_rn(magnitude, __uint_as_float(SUBNORMAL_MAGIC))) - SUBNORMAL_MAGIC;
+  return magnitude < __uint_as_float(LEAST_NORMAL) ? subnormal : normal;
+}
+
 // The nearest E4M3, saturating, ties to even. The sign is given: a product that is NaN has none.
 __device__ __forceinline__ u32 e4m3_from_f32(float value, u32 sign) {
-  constexpr u32 REBIAS = (127 - 7) << 23;
-  constexpr float SUBNORMAL_MAGIC = 16384.0f;
-  u32 magnitude_bits = __float_as_uint(value) & 0x7fffffff;
-  float magnitude = __uint_as_float(magnitude_bits);
-  u32 rebiased = magnitude_bits - REBIAS;
-  u32 normal = (rebiased + 0x7ffff + ((rebiased >> 20) & 1)) >> 20;
-  // The addition rounds to the step of subnormal values.
-  u32 subnormal = __float_as_uint(__fadd_rn(magnitude, SUBNORMAL_MAGIC)) -
-                  __float_as_uint(SUBNORMAL_MAGIC);
-  u32 nearest = magnitude < 0.015625f ? subnormal : normal;
-  u32 finite = magnitude > 448.0f ? 0x7e : nearest;
-  return sign | (magnitude_bits > 0x7f800000 ? 0x7f : finite);
+  u32 bits = __float_as_uint(value) & 0x7fffffff, near = nearest<3, 7>(bits);
+  u32 finite = __uint_as_float(bits) > 448.0f ? 0x7e : near;
+  return sign | (bits > 0x7f800000 ? 0x7f : finite);
 }
 
 __device__ __forceinline__ float e4m3_to_f32(u32 bits) {
@@ -39,18 +44,9 @@ __device__ __forceinline__ float e4m3_to_f32(u32 bits) {
 
 // The nearest E2M1 in four bits, ties to even; what is larger than 6 becomes 6, and so does a NaN.
 __device__ __forceinline__ u32 e2m1_from_f32(float value) {
-  constexpr u32 REBIAS = (127 - 1) << 23;
-  constexpr float SUBNORMAL_MAGIC = 4194304.0f;
-  u32 bits = __float_as_uint(value), magnitude_bits = bits & 0x7fffffff;
-  float magnitude = __uint_as_float(magnitude_bits);
-  u32 rebiased = magnitude_bits - REBIAS;
-  u32 normal = (rebiased + 0x1fffff + ((rebiased >> 22) & 1)) >> 22;
-  // The addition rounds to the step of subnormal values.
-  u32 subnormal = __float_as_uint(__fadd_rn(magnitude, SUBNORMAL_MAGIC)) -
-                  __float_as_uint(SUBNORMAL_MAGIC);
-  u32 nearest = magnitude < 1.0f ? subnormal : normal;
-  u32 finite = magnitude > 6.0f ? 7 : nearest;
-  return magnitude_bits > 0x7f800000 ? 7 : ((bits >> 28) & 8) | finite;
+  u32 bits = __float_as_uint(value), magnitude = bits & 0x7fffffff, near = nearest<1, 1>(magnitude);
+  u32 finite = __uint_as_float(magnitude) > 6.0f ? 7 : near;
+  return magnitude > 0x7f800000 ? 7 : ((bits >> 28) & 8) | finite;
 }
 
 // What sixteen values are multiplied by in NVFP4, and the byte of their scale, which is `amax / 6 * global_scale`.

@@ -43,7 +43,8 @@ const PTX_ARCHITECTURE: u32 = 80;
 /// makes the assembler check that.
 const PTX_VERSIONS: (&str, &str) = (".version 9.0\n", ".version 8.1\n");
 
-/// Two blocks of 256 threads fit on a multiprocessor.
+/// Two blocks of 256 threads, which copy, fit on a multiprocessor. Kernels that say how many threads they have get no more
+/// than fit, and are told apart by what they keep in local memory.
 const MOST_REGISTERS: u32 = 128;
 
 /// A source of kernels.
