@@ -1,9 +1,10 @@
-"""Random inputs of all ranks. Every rank draws the same from a seed, so each knows what the others send."""
+"""Random inputs of all ranks, and what calls make of them. Every rank draws the same from a seed, so each knows what the others send."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Any, Callable
 
 import torch
 from oracle.routing import Shape
@@ -132,3 +133,16 @@ def same(name: str, seen: torch.Tensor, wanted: torch.Tensor) -> None:
 def listed(name: str, seen: torch.Tensor, wanted: list) -> None:
     """Raises unless a tensor has these numbers; an empty list is no wish about the shape behind its length."""
     assert seen.tolist() == wanted, f"{name}: {seen.tolist()}, not {wanted}"
+
+
+def answers(calls: list[Callable[[], Any]]) -> list[str]:
+    """What each call raises."""
+    texts = []
+    for call in calls:
+        try:
+            call()
+        except Exception as e:
+            texts.append(f"{type(e).__name__}: {e}")
+        else:
+            texts.append("nothing")
+    return texts

@@ -11,6 +11,7 @@ from unittest import mock
 
 import pytest
 import torch
+from cases import answers
 from elastic_calls import elastic_calls
 from few_tokens import FewTokens
 from many_tokens import ManyTokens, many_tokens
@@ -216,14 +217,7 @@ def refusals(rank: Rank) -> list[str]:
         lambda: buffer.get_local_buffer_tensor(torch.int8, torch.Size([1]), offset=1 << 40),
         lambda: buffer.connect_ranks([0]),
     ]
-    texts = []
-    for call in calls:
-        try:
-            call()
-        except Exception as e:
-            texts.append(f"{type(e).__name__}: {e}")
-        else:
-            texts.append("nothing")
+    texts = answers(calls)
     torch.cuda.current_stream().synchronize()
     rank.allgather(b"")
     buffer.destroy()

@@ -12,6 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from cases import answers
+
 pytestmark = [pytest.mark.xdist_group("ep"), pytest.mark.timeout(60)]
 
 
@@ -100,15 +102,7 @@ def refusals(group) -> list[str]:
             x, topk_idx=experts, num_experts=4, num_max_tokens_per_rank=4096
         ),
     ]
-    texts = []
-    for call in calls:
-        try:
-            call()
-        except Exception as e:
-            texts.append(f"{type(e).__name__}: {e}")
-        else:
-            texts.append("nothing")
-    return texts
+    return answers(calls)
 
 
 def test_refusals_name_value_and_limit(world):

@@ -67,12 +67,7 @@ fn calls_take_the_places_of_calls_that_have_ended() {
 #[test]
 fn a_rank_that_does_not_come_is_named() {
     emulator::load();
-    let told = SMALL.fails(Duration::from_millis(500), |me| (me == 0).then_some(SMALL));
-    let late = "rank 1: data of call 1 round 0 expected, nothing seen";
-    assert!(
-        told[0].starts_with("dispatch on rank 0 is not over") && told[0].contains(late),
-        "{told:?}"
-    );
+    let told = SMALL.names_who_does_not_come();
     assert_eq!(told[1], "");
 }
 
@@ -247,12 +242,7 @@ fn calls_go_on_without_a_far_rank_that_is_late_or_masked() {
 #[test]
 fn a_far_rank_that_does_not_come_is_named() {
     emulator::load();
-    let told = FAR.fails(Duration::from_millis(500), |me| (me == 0).then_some(FAR));
-    let late = "rank 1: data of call 1 round 0 expected, nothing seen";
-    assert!(
-        told[0].starts_with("dispatch on rank 0 is not over") && told[0].contains(late),
-        "{told:?}"
-    );
+    FAR.names_who_does_not_come();
 }
 
 /// Pops until the threads are done and nothing is left, and tells them now and then.

@@ -429,6 +429,13 @@ impl Case {
         })
     }
 
+    /// The first rank names one that does not come. What each was told.
+    pub(crate) fn names_who_does_not_come(self) -> Vec<String> {
+        let told = self.fails(Duration::from_millis(500), |me| (me == 0).then_some(self));
+        assert_second_is_late(&told);
+        told
+    }
+
     /// A choice that is no expert, and one that a token has twice, are named, and what the other rank waits for is not waited for long.
     pub(crate) fn names_a_wrong_choice(self) {
         for is_twice in [false, true] {
@@ -718,4 +725,11 @@ pub(super) fn assert_same<T: PartialEq + std::fmt::Debug>(
             .collect();
         panic!("{at}: {all}, the first at {first}: {}", some.join(", "));
     }
+}
+
+/// The first rank says that the second has not come to the first dispatch.
+pub(super) fn assert_second_is_late(told: &[String]) {
+    let late = "rank 1: data of call 1 round 0 expected, nothing seen";
+    assert!(told[0].starts_with("dispatch on rank 0 is not over"), "{told:?}");
+    assert!(told[0].contains(late), "{told:?}");
 }
