@@ -88,7 +88,7 @@ def run(group, steps, length=CONTEXT, say=lambda line: None):
     if EXPERTS % group.size():
         raise SystemExit(f"{EXPERTS} experts cannot be spread over {group.size()} ranks")
     nodes, _ = get_physical_domain_size(group)
-    # No call reaches a GPU of another host yet.
+    # GPUs of several nodes are reached through proxies; this example was never run so.
     device = gpu_of_this_rank() if nodes == 1 else torch.device("cpu")
     many = parallel.ManyTokens(group, HIDDEN, EXPERTS, device)
     spread = Trainer(group, device, many, is_spread=True)
