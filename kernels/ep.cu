@@ -2,8 +2,9 @@
 //
 // In low latency mode, a dispatch is `route` (one block), unless there are few tokens, `send` and `receive`; a combine is `return` and `sum`,
 // or, where rows are packed, `return_packed` and `sum_packed`. Both parts are one launch, `dispatch` or `combine`, where nothing comes
-// between them. In normal mode, a dispatch is `layout`, `normal_send`, perhaps `count` (one block), and `normal_receive`; a combine is
-// `normal_return` and `normal_sum`. The blocks of a launch that waits for peers are few enough to run at the same time, those of
+// between them. In normal mode, a dispatch is `layout`, perhaps `count` (one block), and `normal_dispatch`; a combine is
+// `normal_combine`. Where parts have no marks, a dispatch is `layout`, `normal_send`, perhaps `count`, and `normal_receive`, and a
+// combine `normal_return` and `normal_sum`. The blocks of a launch that waits for peers are few enough to run at the same time, those of
 // all ranks of a GPU together.
 
 #include "ep_normal_combine.cuh"
@@ -108,4 +109,16 @@ extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
     uccl_ep_normal_sum(const __grid_constant__ UcclEpNormalSum p) {
   UCCL_SHARED(Waiting, s);
   normal_sum(p, s);
+}
+
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
+    uccl_ep_normal_dispatch(const __grid_constant__ UcclEpNormalDispatch p) {
+  UCCL_SHARED(Rows, s);
+  normal_dispatch(p, s);
+}
+
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
+    uccl_ep_normal_combine(const __grid_constant__ UcclEpNormalCombine p) {
+  UCCL_SHARED(Waiting, s);
+  normal_combine(p, s);
 }

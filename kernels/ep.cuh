@@ -19,6 +19,8 @@ constexpr u32 UCCL_EP_ROUND = 4;
 constexpr u32 UCCL_EP_HEADER = 8;
 constexpr u32 UCCL_EP_THREADS = 1024;
 constexpr u32 UCCL_EP_ROUTE_THREADS = 256;  // each warp counts all experts
+// Parts of a call in normal mode that have marks of their own: see ep_parts.cuh.
+constexpr u32 UCCL_EP_PARTS = 2048;
 // Tokens that a block of `layout` counts: one for each thread.
 constexpr u32 UCCL_EP_CHUNK = UCCL_EP_ROUTE_THREADS;
 
@@ -86,8 +88,9 @@ struct UcclEpGroup {
   u64 own;
   u64 status;
   u64 timeout_ns;
-  u64 pool_at;  // in bytes from the start of a window
-  u64 pool;     // bytes
+  u64 pool_at;   // in bytes from the start of a window
+  u64 pool;      // bytes
+  u64 marks_at;  // of parts, as `pool_at`; 0: there are none
   u32 rank;
   u32 ranks;
   u32 masks_late;  // whether a late rank is left out, and the call goes on
@@ -244,13 +247,11 @@ struct UcclEpNormalSend {
 
 // Tells the host how much arrives.
 struct UcclEpCount {
-  UcclEpGroup group;
-  UcclEpCall call;
-  u64 area_len;
+  UcclEpSend send;  // the call, whose counts are sent first where `begins` says so
   u64 told;    // UcclEpTold, in the host's memory
   u64 ticket;  // what is written there last
   u32 slots;
-  u32 local_experts;
+  u32 begins;  // whether the call begins with this
 };
 
 struct UcclEpTold {
@@ -285,6 +286,14 @@ struct UcclEpNormalReceive {
   u32 zeroes_foreign;  // whether weights of other ranks' experts become 0
   u32 alignment;       // of the first row of an expert; 0: rows are by token
   u32 zeroes_gaps;     // whether rows between those of experts become 0
+  u32 zero;
+};
+
+// Both parts of a call in one launch, as UcclEpDispatch is.
+struct UcclEpNormalDispatch {
+  UcclEpNormalSend send;
+  UcclEpNormalReceive receive;
+  u32 is_begun;  // whether UcclEpCount has begun it
   u32 zero;
 };
 
@@ -330,5 +339,11 @@ struct UcclEpNormalSum {
   u32 order;
 };
 
+struct UcclEpNormalCombine {
+  UcclEpNormalReturn give_back;
+  UcclEpNormalSum sum;
+};
+
+static_assert(sizeof(UcclEpNormalDispatch) <= 4096 && sizeof(UcclEpNormalCombine) <= 4096, "the parameters of every driver");
 static_assert(sizeof(UcclEpReceive) <= 4096, "the parameters of every driver");
 static_assert(sizeof(UcclEpSend) <= 4096, "the parameters of every driver");

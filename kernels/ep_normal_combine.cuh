@@ -119,13 +119,19 @@ __device__ __forceinline__ Going filled(const UcclEpNormalReturn& p, const UcclE
   return {0, back.first + static_cast<u64>(choice) * p.slots * p.slot_stride, back.rank};
 }
 
+// Whether the caller gives as many rows as the dispatch had.
+__device__ __forceinline__ bool has_rows(const UcclEpNormalReturn& p, Waiting& w) {
+  u32 rows = reinterpret_cast<const u32*>(p.starts)[p.group.ranks];
+  if (p.metadata != 0) rows = reinterpret_cast<const u32*>(p.ends)[p.local_experts - 1];
+  return has_room(p.group, p.call, rows, p.len, w);
+}
+
 __device__ __forceinline__ void normal_return(const UcclEpNormalReturn& p, Waiting& w) {
   const UcclEpGroup& g = p.group;
   if (!begin_send(g, p.call, w)) return;
   if (is_spare_block()) send_header(g, p.call, w.call);
+  if (!has_rows(p, w)) return;
   u32 total = reinterpret_cast<const u32*>(p.starts)[g.ranks];
-  u32 rows = p.metadata != 0 ? reinterpret_cast<const u32*>(p.ends)[p.local_experts - 1] : total;
-  if (!has_room(g, p.call, rows, p.len, w)) return;
   Team team = team_for(total);
 #pragma unroll 1
   for (u32 at = team.first; at < total; at += team.step) return_token(p, w.call, team, at);
@@ -134,33 +140,79 @@ __device__ __forceinline__ void normal_return(const UcclEpNormalReturn& p, Waiti
   end_send(g, p.call, w, [&] { send_rows_far(g, w, of, slots, p.slot_stride); });
 }
 
-__device__ __forceinline__ u64 row_at(const UcclEpNormalSum& p, const UcclEpPlaced& call, u32 token, u32 nth) {
+// A row to be summed, and its weights.
+struct Returned {
+  u64 row;
+  u64 weights;
+};
+
+__device__ __forceinline__ Returned row_at(const UcclEpNormalSum& p, const UcclEpPlaced& call, u32 token, u32 nth) {
   u64 slot = static_cast<u64>(nth) * p.slots + token;
-  return p.group.windows[p.group.rank] + call.place + slot * p.slot_stride;
+  u64 row = p.group.windows[p.group.rank] + call.place + slot * p.slot_stride;
+  return {row, row + p.weights_at};
 }
 
 // The row of a rank for a token: of the rows in a token's slots, as many as there are ranks of the token before it.
-__device__ __forceinline__ u64 row_of(const UcclEpNormalSum& p, const UcclEpPlaced& call, u32 token, u32 rank) {
+__device__ __forceinline__ Returned row_of(const UcclEpNormalSum& p, const UcclEpPlaced& call, u32 token, u32 rank) {
   u64 mask = reinterpret_cast<const u64*>(p.routes.masks)[token];
   return row_at(p, call, token, ranks_before(mask, rank));
 }
 
+// How many tokens before one go to the same rank.
+__device__ __forceinline__ u32 place_at(const UcclEpRoutes& r, u32 ranks, u32 token, u32 rank) {
+  int slot = reinterpret_cast<const int*>(r.slots)[static_cast<u64>(token) * ranks + rank];
+  return static_cast<u32>(slot) + before_chunk(r, ranks, token, rank);
+}
+
+// Where a token's rows are that have come back to this rank's window.
+struct InWindow {
+  __device__ __forceinline__ Returned operator()(const UcclEpNormalSum& p, const UcclEpPlaced& call, u32 token,
+                                                 u32 rank) const {
+    return row_of(p, call, token, rank);
+  }
+};
+
+// The same, but for this rank's own row, which stays where it is.
+struct OwnInPlace {
+  const UcclEpNormalReturn& from;
+
+  __device__ __forceinline__ Returned operator()(const UcclEpNormalSum& p, const UcclEpPlaced& call, u32 token,
+                                                 u32 rank) const {
+    if (rank != p.group.rank || from.metadata != 0) return row_of(p, call, token, rank);
+    u64 at = reinterpret_cast<const u32*>(from.starts)[rank] + place_at(p.routes, p.group.ranks, token, rank);
+    // A table that the caller has spoilt reaches no other memory.
+    if (at >= from.len) return row_of(p, call, token, rank);
+    return {from.rows + at * from.row_stride, from.weights + at * from.top_k * sizeof(float)};
+  }
+};
+
+// What is summed of a token: rows, and where their weights are. A lane has those of two ranks, or of a choice.
+struct Summed {
+  Targets rows[2];
+  u64 weights[2];
+  bool is_there;  // whether the lane's choice has a row, its rank's last or not
+};
+
 // A token's rows by rank: a lane has those of two ranks.
-__device__ __forceinline__ void rows_by_rank(const UcclEpNormalSum& p, const UcclEpPlaced& call, u32 token,
-                                             Targets (&rows)[2]) {
+template <typename RowOf>
+__device__ __forceinline__ Summed rows_by_rank(const UcclEpNormalSum& p, const UcclEpPlaced& call, u32 token, RowOf of) {
   u64 mask = reinterpret_cast<const u64*>(p.routes.masks)[token];
+  Summed summed = {};
 #pragma unroll
   for (u32 half = 0; half < 2; half++) {
     u32 rank = half * LANES + lane_of_thread();
     bool is_there = (mask >> rank & 1) != 0 && !is_masked(call, rank);
-    rows[half] = {row_of(p, call, token, rank), __ballot_sync(ALL, is_there)};
+    Returned back = {0, 0};
+    if (is_there) back = of(p, call, token, rank);
+    summed.rows[half] = {back.row, __ballot_sync(ALL, is_there)};
+    summed.weights[half] = back.weights;
   }
+  return summed;
 }
 
-// A token's rows by the last of each rank's choices, or of each choice: a lane has a choice. Returns whether the lane has a row,
-// its rank's last or not.
-__device__ __forceinline__ bool rows_by_choice(const UcclEpNormalSum& p, const UcclEpPlaced& call, u32 token,
-                                               Targets (&rows)[2]) {
+// A token's rows by the last of each rank's choices, or of each choice: a lane has a choice.
+template <typename RowOf>
+__device__ __forceinline__ Summed rows_by_choice(const UcclEpNormalSum& p, const UcclEpPlaced& call, u32 token, RowOf of) {
   u32 lane = lane_of_thread(), expert = NO_EXPERT;
   if (lane < p.routes.top_k) {
     expert = expert_of(reinterpret_cast<const u32*>(p.routes.places)[static_cast<u64>(token) * p.routes.top_k + lane]);
@@ -169,41 +221,38 @@ __device__ __forceinline__ bool rows_by_choice(const UcclEpNormalSum& p, const U
   u32 same = __match_any_sync(ALL, rank);
   bool is_there = rank < p.group.ranks && !is_masked(call, rank);
   bool is_each = p.order == UCCL_EP_EACH_CHOICE, is_last = same >> lane == 1;
-  u64 row = 0;
-  if (is_there) row = is_each ? row_at(p, call, token, lane) : row_of(p, call, token, rank);
-  rows[0] = {row, __ballot_sync(ALL, is_there && (is_each || is_last))};
-  rows[1] = {0, 0};
-  return is_there;
+  Returned back = {0, 0};
+  if (is_there) back = is_each ? row_at(p, call, token, lane) : of(p, call, token, rank);
+  Summed summed = {};
+  summed.rows[0] = {back.row, __ballot_sync(ALL, is_there && (is_each || is_last))};
+  summed.weights[0] = back.weights;
+  summed.is_there = is_there;
+  return summed;
 }
 
 // Sums what came back of a token's weights: those of all ranks, or of each choice's rank. One warp does it.
-__device__ __forceinline__ void sum_weights(const UcclEpNormalSum& p, u32 token, const Targets (&rows)[2],
-                                            bool has_row) {
+__device__ __forceinline__ void sum_weights(const UcclEpNormalSum& p, u32 token, const Summed& summed) {
   u32 lane = lane_of_thread();
   float sum = 0.0f;
   if (p.order == UCCL_EP_BY_CHOICE) {
-    if (has_row) sum = reinterpret_cast<const float*>(rows[0].mine + p.weights_at)[lane];
+    if (summed.is_there) sum = reinterpret_cast<const float*>(summed.weights[0])[lane];
   } else {
 #pragma unroll
     for (u32 half = 0; half < 2; half++) {
-      for_each(rows[half], [&](u64 row) {
-        if (lane < p.routes.top_k) sum = __fadd_rn(sum, reinterpret_cast<const float*>(row + p.weights_at)[lane]);
+      for_each({summed.weights[half], summed.rows[half].has}, [&](u64 weights) {
+        if (lane < p.routes.top_k) sum = __fadd_rn(sum, reinterpret_cast<const float*>(weights)[lane]);
       });
     }
   }
   if (lane < p.routes.top_k) reinterpret_cast<float*>(p.weights)[static_cast<u64>(token) * p.routes.top_k + lane] = sum;
 }
 
-// Sums a token's rows, from its biases on.
+// Sums a token's rows, which are where `of` says, from its biases on.
+template <typename RowOf>
 __device__ __forceinline__ void sum_rows(const UcclEpNormalSum& p, const UcclEpPlaced& call, const Team& team,
-                                         u32 token) {
-  Targets rows[2];
-  bool has_row = false;
-  if (p.order == UCCL_EP_BY_RANK) {
-    rows_by_rank(p, call, token, rows);
-  } else {
-    has_row = rows_by_choice(p, call, token, rows);
-  }
+                                         u32 token, RowOf of) {
+  bool by_rank = p.order == UCCL_EP_BY_RANK;
+  Summed summed = by_rank ? rows_by_rank(p, call, token, of) : rows_by_choice(p, call, token, of);
   u32 count = p.row_len / 16;
   u64 row_at = token * static_cast<u64>(p.row_len);
 #pragma unroll 1
@@ -215,17 +264,107 @@ __device__ __forceinline__ void sum_rows(const UcclEpNormalSum& p, const UcclEpP
     for (u32 i = 0; i < 2; i++) {
       if (p.bias[i] != 0 && is_inside) add(sums, load_vector(p.bias[i] + row_at + 16ull * at));
     }
-    add_rows(sums, rows[0], at, is_inside);
-    add_rows(sums, rows[1], at, is_inside);
+    add_rows(sums, summed.rows[0], at, is_inside);
+    add_rows(sums, summed.rows[1], at, is_inside);
     if (is_inside) store_vector(p.out + row_at + 16ull * at, rounded(sums));
   }
-  if (p.weights != 0 && team.warp == 0) sum_weights(p, token, rows, has_row);
+  if (p.weights != 0 && team.warp == 0) sum_weights(p, token, summed);
 }
 
 __device__ __forceinline__ void normal_sum(const UcclEpNormalSum& p, Waiting& w) {
   if (!begin_receive(p.group, p.call, 0, w)) return;
   Team team = team_for(p.routes.tokens);
 #pragma unroll 1
-  for (u32 token = team.first; token < p.routes.tokens; token += team.step) sum_rows(p, w.call, team, token);
+  for (u32 token = team.first; token < p.routes.tokens; token += team.step) sum_rows(p, w.call, team, token, InWindow{});
   if (is_last_block(p.group, STEP_RECEIVE, w)) tell_taken(p.group, p.call, w);
+}
+
+// The tokens that came from a rank: the first, and how many there are. A table that the caller has spoilt tells of no more than all.
+struct Came {
+  u32 first;
+  u32 count;
+};
+
+__device__ __forceinline__ Came came_from(const UcclEpNormalReturn& p, u32 rank) {
+  const u32* starts = reinterpret_cast<const u32*>(p.starts);
+  u32 end = min(starts[rank + 1], starts[p.group.ranks]), first = min(starts[rank], end);
+  return {first, min(end - first, p.slots)};
+}
+
+// Sends rows back, part by part, and parts for all ranks in turn. What is for this rank stays where it is, but for sums.
+__device__ __forceinline__ void return_parts(const UcclEpNormalReturn& p, const UcclEpPlaced& call, const Share& share) {
+  const UcclEpGroup& g = p.group;
+  u32 most = 0;
+#pragma unroll 1
+  for (u32 rank = 0; rank < g.ranks; rank++) most = max(most, cut_of(came_from(p, rank).count).marks);
+#pragma unroll 1
+  for (u32 i = share.first(); i < g.ranks * most; i += share.step()) {
+    u32 mark = i / g.ranks, turn = mark * g.ranks / share.step(), rank = (g.rank + i + turn) % g.ranks;
+    Came came = came_from(p, rank);
+    Cut cut = cut_of(came.count);
+    if (mark >= cut.marks || is_masked(call, rank) || (rank == g.rank && p.metadata == 0)) continue;
+    u32 begin = mark / cut.pieces * cut.rows, end = min(begin + cut.rows, came.count);
+    Team team = {0, 0, mark % cut.pieces, cut.pieces};
+#pragma unroll 1
+    for (u32 nth = begin; nth < end; nth++) return_token(p, call, team, came.first + nth);
+    __syncwarp();
+    if (lane_of_thread() == 0) {
+      u64 word = marks_of(g, rank, g.rank, call.number) + sizeof(u64) * mark;
+      store_release(word, mark_of_part(call.number, begin, end - begin));
+    }
+  }
+}
+
+// Waits until all of a token's rows are there: a lane looks for a piece of a rank's.
+__device__ __forceinline__ bool wait_for_rows(const UcclEpNormalCombine& p, Waiting& w, u32 token) {
+  const UcclEpRoutes& r = p.sum.routes;
+  const UcclEpGroup& g = p.sum.group;
+  u64 mask = reinterpret_cast<const u64*>(r.masks)[token];
+#pragma unroll 1
+  for (u32 first = 0; first < g.ranks * MOST_PIECES; first += LANES) {
+    u32 rank = (first + lane_of_thread()) / MOST_PIECES, piece = (first + lane_of_thread()) % MOST_PIECES;
+    bool comes = rank < g.ranks && (mask >> rank & 1) != 0 && !is_masked(w.call, rank);
+    bool stays = rank == g.rank && p.give_back.metadata == 0;
+    u64 word = 0, seen;
+    if (comes && !stays) {
+      Cut cut = cut_of(reinterpret_cast<const u32*>(r.counts)[rank]);
+      u32 mark = place_at(r, g.ranks, token, rank) / cut.rows * cut.pieces + piece;
+      if (piece < cut.pieces) word = marks_of(g, g.rank, rank, w.call.number) + sizeof(u64) * mark;
+    }
+    if (!wait_for_parts(g, w, word != 0, rank, word, seen)) return false;
+  }
+  return true;
+}
+
+// Sums tokens as their rows come. Some blocks do it, for which the call has begun.
+__device__ __forceinline__ bool sum_parts(const UcclEpNormalCombine& p, Waiting& w, const Share& share) {
+  const UcclEpNormalSum& sum = p.sum;
+  if (!wait_for_data(sum.group, sum.call, 0, w)) return false;
+  // Few tokens are shared by several warps each.
+  Cut cut = cut_of(sum.routes.tokens);
+  OwnInPlace of = {p.give_back};
+#pragma unroll 1
+  for (u32 i = share.first(); i < sum.routes.tokens * cut.pieces; i += share.step()) {
+    u32 token = i / cut.pieces;
+    if (!wait_for_rows(p, w, token)) break;
+    sum_rows(sum, w.call, {0, 0, i % cut.pieces, cut.pieces}, token, of);
+  }
+  return true;
+}
+
+// Sends back and sums in one launch, part by part.
+__device__ __forceinline__ void normal_combine(const UcclEpNormalCombine& p, Waiting& w) {
+  const UcclEpNormalReturn& back = p.give_back;
+  const UcclEpGroup& g = back.group;
+  if (!begin_send(g, back.call, w)) return;
+  if (is_spare_block()) {
+    send_header(g, back.call, w.call);
+    tell_arrived(g, back.call, w);
+  }
+  if (!has_rows(back, w)) return;
+  if (is_sender()) return_parts(back, w.call, share_of_sender());
+  if (is_taker() && !sum_parts(p, w, share_of_taker())) return;
+  if (!is_sound(g, back.call, w) || !is_last_block(g, STEP_RECEIVE, w)) return;
+  take_place(g, back.call, w.call);
+  tell_taken(g, back.call, w);
 }

@@ -3,6 +3,7 @@
 
 #include "ep_dispatch.cuh"
 #include "ep_layout.cuh"
+#include "ep_parts.cuh"
 #include "ep_scan.cuh"
 
 // A record's last word is its token and which of the token's ranks the receiver is: the row that comes back has this place.
@@ -34,22 +35,32 @@ __device__ __forceinline__ void send_scales(const UcclEpNormalSend& p, const Tea
   }
 }
 
+// A lane's choice of a token's, and its place among those of the expert; or NO_EXPERT.
+__device__ __forceinline__ u32 choice_sent(const UcclEpRoutes& r, u32 ranks, u32 token) {
+  u32 lane = lane_of_thread();
+  if (lane >= r.top_k) return NO_EXPERT;
+  u32 choice = reinterpret_cast<const u32*>(r.places)[static_cast<u64>(token) * r.top_k + lane];
+  if (choice == NO_EXPERT) return NO_EXPERT;
+  return choice + (before_chunk(r, ranks, token, ranks + expert_of(choice)) << EXPERT_BITS);
+}
+
+// The weight of a lane's choice.
+__device__ __forceinline__ float weight_sent(const UcclEpNormalSend& p, u32 token) {
+  const UcclEpRoutes& r = p.send.routes;
+  if (p.weights == 0 || lane_of_thread() >= r.top_k) return 0.0f;
+  return reinterpret_cast<const float*>(p.weights)[static_cast<u64>(token) * r.top_k + lane_of_thread()];
+}
+
+// A token's number, and which of its ranks one is.
+__device__ __forceinline__ u32 token_sent(const UcclEpRoutes& r, u32 token, u32 rank) {
+  return ranks_before(reinterpret_cast<const u64*>(r.masks)[token], rank) << TOKEN_BITS | token;
+}
+
 // What goes with a token: its choices and their places, their weights, its number and its receiver's place among its ranks. One warp does it.
 __device__ __forceinline__ void send_weights(const UcclEpNormalSend& p, u32 token, const Targets (&to)[2]) {
   const UcclEpSend& send = p.send;
-  u32 lane = lane_of_thread();
-  u32 choice = NO_EXPERT;
-  float weight = 0.0f;
-  if (lane < send.routes.top_k) {
-    u64 at = static_cast<u64>(token) * send.routes.top_k + lane;
-    choice = reinterpret_cast<const u32*>(send.routes.places)[at];
-    if (choice != NO_EXPERT) {
-      u32 ranks = send.group.ranks;
-      choice += before_chunk(send.routes, ranks, token, ranks + expert_of(choice)) << EXPERT_BITS;
-    }
-    if (p.weights != 0) weight = reinterpret_cast<const float*>(p.weights)[at];
-  }
-  u64 mask = reinterpret_cast<const u64*>(send.routes.masks)[token];
+  u32 lane = lane_of_thread(), choice = choice_sent(send.routes, send.group.ranks, token);
+  float weight = weight_sent(p, token);
 #pragma unroll
   for (u32 half = 0; half < 2; half++) {
     for_each(to[half], [&](u64 record) {
@@ -59,10 +70,17 @@ __device__ __forceinline__ void send_weights(const UcclEpNormalSend& p, u32 toke
       }
     });
     if ((to[half].has >> lane & 1) != 0) {
-      u32 nth = ranks_before(mask, half * LANES + lane);
-      *reinterpret_cast<u32*>(to[half].mine + send.area.token_at) = nth << TOKEN_BITS | token;
+      *reinterpret_cast<u32*>(to[half].mine + send.area.token_at) = token_sent(send.routes, token, half * LANES + lane);
     }
   }
+}
+
+// Writes a token to its records.
+__device__ __forceinline__ void send_record(const UcclEpNormalSend& p, const Team& team, u32 token,
+                                            const Targets (&to)[2]) {
+  copy_to_all(team, to, p.send.rows + token * p.send.row_stride, p.send.area.payload / 16);
+  send_scales(p, team, token, to);
+  if (team.warp == 0) send_weights(p, token, to);
 }
 
 __device__ __forceinline__ void normal_send(const UcclEpNormalSend& p, Waiting& w) {
@@ -74,11 +92,48 @@ __device__ __forceinline__ void normal_send(const UcclEpNormalSend& p, Waiting& 
   for (u32 token = team.first; token < send.routes.tokens; token += team.step) {
     Targets to[2];
     records_of(send, w.call, token, to);
-    copy_to_all(team, to, send.rows + token * send.row_stride, send.area.payload / 16);
-    send_scales(p, team, token, to);
-    if (team.warp == 0) send_weights(p, token, to);
+    send_record(p, team, token, to);
   }
   end_send(send.group, send.call, w, [&] { send_areas(send, w); });
+}
+
+// Tells every other rank that it has the tokens of a part from `begin` to `end`, or this warp's piece of them.
+__device__ __forceinline__ void tell_part(const UcclEpSend& p, const UcclEpPlaced& call, u32 mark, u32 begin, u32 end) {
+  const UcclEpGroup& g = p.group;
+  __syncwarp();
+#pragma unroll 1
+  for (u32 rank = lane_of_thread(); rank < g.ranks; rank += LANES) {
+    if (rank == g.rank || is_masked(call, rank)) continue;
+    u32 first = 0, count = 0;
+#pragma unroll 1
+    for (u32 token = begin; token < end; token++) {
+      int slot = reinterpret_cast<const int*>(p.routes.slots)[static_cast<u64>(token) * g.ranks + rank];
+      if (slot < 0) continue;
+      if (count == 0) first = static_cast<u32>(slot) + before_chunk(p.routes, g.ranks, token, rank);
+      count++;
+    }
+    store_release(marks_of(g, rank, g.rank, call.number) + sizeof(u64) * mark, mark_of_part(call.number, first, count));
+  }
+}
+
+// Sends other ranks their tokens, part by part.
+__device__ __forceinline__ void send_parts(const UcclEpNormalSend& p, const UcclEpPlaced& call, const Share& share) {
+  const UcclEpSend& send = p.send;
+  const UcclEpGroup& g = send.group;
+  Cut cut = cut_of(send.routes.tokens);
+#pragma unroll 1
+  for (u32 mark = share.first(); mark < cut.marks; mark += share.step()) {
+    u32 begin = mark / cut.pieces * cut.rows, end = min(begin + cut.rows, send.routes.tokens);
+    Team team = {0, 0, mark % cut.pieces, cut.pieces};
+#pragma unroll 1
+    for (u32 token = begin; token < end; token++) {
+      Targets to[2];
+      // Its own it takes from where they are.
+      records_of(send, call, token, to, g.rank);
+      send_record(p, team, token, to);
+    }
+    tell_part(send, call, mark, begin, end);
+  }
 }
 
 // What a block knows of what arrives.
@@ -88,6 +143,7 @@ struct Rows {
   u32 before[UCCL_EP_MOST_EXPERTS];      // by rank and local expert: tokens of earlier ranks that chose the expert
   u32 counts[UCCL_EP_MOST_EXPERTS];      // by local expert: tokens that chose it
   u32 firsts[UCCL_EP_MOST_EXPERTS + 1];  // by local expert: its first row, where rows are by expert
+  u32 tokens[UCCL_EP_MOST_RANKS];        // of each rank, and not only those for this one
   u32 sums[UCCL_EP_THREADS];
 };
 
@@ -124,18 +180,29 @@ __device__ __forceinline__ void place_experts(const UcclEpNormalReceive& p, Rows
   scan(s.firsts, p.local_experts, s.sums);
 }
 
+// Sends a call's counts when there is room for it; its rows come in a later launch. One block.
+__device__ __forceinline__ bool send_only_counts(const UcclEpSend& p, Waiting& w) {
+  if (!wait_for_room(p.group, p.call, w)) return false;
+  send_routed_counts(p, w.call);
+  take_place(p.group, p.call, w.call);
+  tell_arrived(p.group, p.call, w);
+  return true;
+}
+
 // Waits for all ranks, and tells the host how much arrives. One block.
 __device__ __forceinline__ void count(const UcclEpCount& p, Rows& s) {
-  const UcclEpGroup& g = p.group;
-  if (!begin_receive(g, p.call, 0, s.waiting)) return;
-  if (!count_records(g, p.call, p.slots, s.waiting, s.starts)) return;
-  count_by_expert(g, p.area_len, p.local_experts, s);
+  const UcclEpSend& send = p.send;
+  const UcclEpGroup& g = send.group;
+  u32 local = send.routes.local_experts;
+  if (!begin_block(g, send.call, p.begins != 0 ? STEP_SEND : STEP_RECEIVE, s.waiting)) return;
+  if (p.begins != 0 && !send_only_counts(send, s.waiting)) return;
+  if (!wait_for_data(g, send.call, 0, s.waiting)) return;
+  if (!count_records(g, send.call, p.slots, s.waiting, s.starts)) return;
+  count_by_expert(g, send.area.len, local, s);
   UcclEpTold* told = reinterpret_cast<UcclEpTold*>(p.told);
   if (threadIdx.x < g.ranks) told->from[threadIdx.x] = s.starts[threadIdx.x + 1] - s.starts[threadIdx.x];
 #pragma unroll 1
-  for (u32 expert = threadIdx.x; expert < p.local_experts; expert += blockDim.x) {
-    told->per_expert[expert] = s.counts[expert];
-  }
+  for (u32 expert = threadIdx.x; expert < local; expert += blockDim.x) told->per_expert[expert] = s.counts[expert];
   __threadfence_system();
   __syncthreads();
   if (threadIdx.x == 0) store_release(p.told, p.ticket);
@@ -172,9 +239,43 @@ __device__ __forceinline__ void put_choice(const UcclEpNormalReceive& p, u64 at,
   }
 }
 
-// A record that has arrived: from which rank, and how many came before it.
+// A token that has arrived: a record in this rank's window.
+struct Record {
+  const UcclEpNormalReceive& p;
+  u64 address;
+
+  __device__ __forceinline__ u64 row() const { return address; }
+  __device__ __forceinline__ u32 scale(u32 word) const { return word_at(p.area.scales_at + 4ull * word); }
+  // A lane's choice, with its place; or NO_EXPERT.
+  __device__ __forceinline__ u32 choice() const {
+    u32 lane = lane_of_thread();
+    return lane < p.top_k ? word_at(p.area.choices_at + 4ull * lane) : NO_EXPERT;
+  }
+  // Of a lane's choice.
+  __device__ __forceinline__ float weight() const {
+    return __uint_as_float(word_at(p.area.places_at + 4ull * lane_of_thread()));
+  }
+  // Its number, and which of its ranks this one is.
+  __device__ __forceinline__ u32 token() const { return word_at(p.area.token_at); }
+  __device__ __forceinline__ u32 word_at(u64 offset) const { return *reinterpret_cast<const u32*>(address + offset); }
+};
+
+// The same of this rank's own token, which is where the caller has it.
+struct OwnToken {
+  const UcclEpNormalSend& p;
+  u32 number;
+
+  __device__ __forceinline__ u64 row() const { return p.send.rows + number * p.send.row_stride; }
+  __device__ __forceinline__ u32 scale(u32 word) const {
+    return reinterpret_cast<const u32*>(p.scales)[number * p.scales_token + word * p.scales_word];
+  }
+  __device__ __forceinline__ u32 choice() const { return choice_sent(p.send.routes, p.send.group.ranks, number); }
+  __device__ __forceinline__ float weight() const { return weight_sent(p, number); }
+  __device__ __forceinline__ u32 token() const { return token_sent(p.send.routes, number, p.send.group.rank); }
+};
+
+// Where a token is from, and how many came before it.
 struct Arrival {
-  u64 record;
   u32 from;
   u32 at;
 };
@@ -185,96 +286,155 @@ struct Chosen {
   u32 place;
 };
 
-__device__ __forceinline__ Chosen choice_here(const UcclEpNormalReceive& p, const Arrival& a) {
-  u32 lane = lane_of_thread(), word = NO_EXPERT;
-  if (lane < p.top_k) word = *reinterpret_cast<const u32*>(a.record + p.area.choices_at + 4ull * lane);
-  u32 local = expert_of(word) - p.group.rank * p.local_experts;
-  bool is_here = word != NO_EXPERT && local < p.local_experts;
-  return {is_here ? local : NO_EXPERT, word >> EXPERT_BITS};
+__device__ __forceinline__ Chosen choice_here(const UcclEpNormalReceive& p, u32 choice) {
+  u32 local = expert_of(choice) - p.group.rank * p.local_experts;
+  bool is_here = choice != NO_EXPERT && local < p.local_experts;
+  return {is_here ? local : NO_EXPERT, choice >> EXPERT_BITS};
 }
 
 constexpr u32 NO_ROW = 0xffffffff;
 
 // The row of a lane's choice, where rows are by expert; or NO_ROW.
-__device__ __forceinline__ u32 row_of_choice(const UcclEpNormalReceive& p, const Rows& s, const Arrival& a) {
-  Chosen chosen = choice_here(p, a);
+__device__ __forceinline__ u32 row_of_choice(const UcclEpNormalReceive& p, const Rows& s, u32 from, u32 choice) {
+  Chosen chosen = choice_here(p, choice);
   if (chosen.local == NO_EXPERT) return NO_ROW;
-  u32 row = s.firsts[chosen.local] + s.before[a.from * p.local_experts + chosen.local] + chosen.place;
+  u32 row = s.firsts[chosen.local] + s.before[from * p.local_experts + chosen.local] + chosen.place;
   // A peer whose counts are not those of its records gets no further than this.
   return row < p.len ? row : NO_ROW;
 }
 
-__device__ __forceinline__ float weight_of(const UcclEpNormalReceive& p, const Arrival& a) {
-  return reinterpret_cast<const float*>(a.record + p.area.places_at)[lane_of_thread()];
-}
-
 // Tells where a token is from. One lane does it.
-__device__ __forceinline__ u32 tell_origin(const UcclEpNormalReceive& p, const Arrival& a) {
-  u32 word = *reinterpret_cast<const u32*>(a.record + p.area.token_at), token = word & ((1u << TOKEN_BITS) - 1);
+__device__ __forceinline__ u32 tell_origin(const UcclEpNormalReceive& p, const Arrival& a, u32 sent) {
+  u32 token = sent & ((1u << TOKEN_BITS) - 1);
   reinterpret_cast<u32*>(p.src_info)[a.at] = token;
-  reinterpret_cast<u32*>(p.origin)[a.at] = a.from * ORIGIN_RANK + (word >> TOKEN_BITS);
+  reinterpret_cast<u32*>(p.origin)[a.at] = a.from * ORIGIN_RANK + (sent >> TOKEN_BITS);
   return token;
 }
 
 // What came with a token, whose row is its number. One warp does it.
-__device__ __forceinline__ void take_choices(const UcclEpNormalReceive& p, const Arrival& a) {
+template <typename Token>
+__device__ __forceinline__ void take_choices(const UcclEpNormalReceive& p, const Token& token, const Arrival& a) {
   u32 lane = lane_of_thread();
   if (lane < p.top_k) {
     u64 at = static_cast<u64>(a.at) * p.top_k + lane;
-    Chosen chosen = choice_here(p, a);
+    Chosen chosen = choice_here(p, token.choice());
     bool is_here = chosen.local != NO_EXPERT;
     put_choice(p, at, is_here ? static_cast<int>(chosen.local) : -1);
     if (p.weights != 0) {
-      reinterpret_cast<float*>(p.weights)[at] = is_here || p.zeroes_foreign == 0 ? weight_of(p, a) : 0.0f;
+      reinterpret_cast<float*>(p.weights)[at] = is_here || p.zeroes_foreign == 0 ? token.weight() : 0.0f;
     }
   }
-  if (lane == 0 && p.origin != 0) tell_origin(p, a);
+  if (lane == 0 && p.origin != 0) tell_origin(p, a, token.token());
 }
 
 // What came with a token, of which each lane's choice has a row. One warp does it.
-__device__ __forceinline__ void take_choices_by_expert(const UcclEpNormalReceive& p, const Arrival& a, u32 row) {
+template <typename Token>
+__device__ __forceinline__ void take_choices_by_expert(const UcclEpNormalReceive& p, const Token& token, const Arrival& a,
+                                                       u32 row) {
   u32 lane = lane_of_thread(), here = __ballot_sync(ALL, row != NO_ROW);
-  if (row != NO_ROW && p.weights != 0) reinterpret_cast<float*>(p.weights)[row] = weight_of(p, a);
+  if (row != NO_ROW && p.weights != 0) reinterpret_cast<float*>(p.weights)[row] = token.weight();
   if (p.origin == 0) return;
   u32* told = reinterpret_cast<u32*>(p.metadata) + static_cast<u64>(a.at) * (2 + p.top_k);
   if (lane < p.top_k) told[2 + lane] = row;
   if (lane == 0) {
-    told[0] = a.from * p.slots + tell_origin(p, a);
+    told[0] = a.from * p.slots + tell_origin(p, a, token.token());
     told[1] = a.from * p.top_k + LANES - 1 - static_cast<u32>(__clz(static_cast<int>(here)));
   }
 }
 
-// Copies the scales of a record to its rows.
-__device__ __forceinline__ void take_scales(const UcclEpNormalReceive& p, const Team& team, u64 record,
+// Copies the scales of a token to its rows.
+template <typename Token>
+__device__ __forceinline__ void take_scales(const UcclEpNormalReceive& p, const Team& team, const Token& token,
                                             const Targets& rows) {
 #pragma unroll 1
   for (u32 first = team.warp * LANES; first < p.area.scales; first += team.lanes()) {
     u32 word = first + lane_of_thread();
     bool is_inside = word < p.area.scales;
-    u32 scale = is_inside ? *reinterpret_cast<const u32*>(record + p.area.scales_at + 4ull * word) : 0;
+    u32 scale = is_inside ? token.scale(word) : 0;
     for_each(rows, [&](u64 row) {
       if (is_inside) *reinterpret_cast<u32*>(row + 4 * (word * p.scales_word)) = scale;
     });
   }
 }
 
-// Copies a record to its row, or to those of its experts.
-__device__ __forceinline__ void take_record(const UcclEpNormalReceive& p, const Rows& s, const Team& team, u32 at) {
-  const UcclEpGroup& g = p.group;
-  u32 from = sender_of(s.starts, g.ranks, at);
-  u64 area = g.windows[g.rank] + s.waiting.call.place + from * p.area.len;
-  Arrival a = {area + p.area.first + static_cast<u64>(at - s.starts[from]) * p.area.stride, from, at};
+// Copies a token to its row, or to those of its experts.
+template <typename Token>
+__device__ __forceinline__ void take(const UcclEpNormalReceive& p, const Rows& s, const Team& team, const Token& token,
+                                     const Arrival& a) {
   bool by_expert = p.alignment != 0;
-  u32 row = by_expert ? row_of_choice(p, s, a) : at;
+  u32 row = by_expert ? row_of_choice(p, s, a.from, token.choice()) : a.at;
   u32 has = by_expert ? __ballot_sync(ALL, row != NO_ROW) : 1;
   Targets to[1] = {{p.rows + row * p.row_stride, has}};
-  copy_to_all(team, to, a.record, p.area.payload / 16);
-  take_scales(p, team, a.record, {p.scales + 4 * (row * p.scales_row), has});
+  copy_to_all(team, to, token.row(), p.area.payload / 16);
+  take_scales(p, team, token, {p.scales + 4 * (row * p.scales_row), has});
   if (team.warp != 0) return;
   if (by_expert) {
-    take_choices_by_expert(p, a, row);
+    take_choices_by_expert(p, token, a, row);
   } else {
-    take_choices(p, a);
+    take_choices(p, token, a);
+  }
+}
+
+// Copies the `nth` record that came from a rank.
+__device__ __forceinline__ void take_record(const UcclEpNormalReceive& p, const Rows& s, const Team& team, u32 from,
+                                            u32 nth) {
+  const UcclEpGroup& g = p.group;
+  u64 area = g.windows[g.rank] + s.waiting.call.place + from * p.area.len;
+  Record record = {p, area + p.area.first + static_cast<u64>(nth) * p.area.stride};
+  take(p, s, team, record, {from, s.starts[from] + nth});
+}
+
+// Takes a part of another rank's tokens, or this warp's piece of them, when it is there.
+__device__ __forceinline__ bool take_part(const UcclEpNormalReceive& p, Rows& s, u32 from, const Cut& cut, u32 mark) {
+  const UcclEpGroup& g = p.group;
+  // What goes with rows is in the first piece.
+  u32 lane = lane_of_thread(), first_piece = mark - mark % cut.pieces;
+  u64 marks = marks_of(g, g.rank, from, s.waiting.call.number), seen;
+  bool has = lane < cut.pieces;
+  if (!wait_for_parts(g, s.waiting, has, from, marks + sizeof(u64) * (first_piece + lane), seen)) return false;
+  seen = __shfl_sync(ALL, seen, 0);
+  u32 first = first_of_mark(seen), count = s.starts[from + 1] - s.starts[from];
+  // A peer whose marks are not those of its counts gets no further than these.
+  u32 end = min(first + count_of_mark(seen), count);
+  Team team = {0, 0, mark % cut.pieces, cut.pieces};
+#pragma unroll 1
+  for (u32 nth = first; nth < end; nth++) take_record(p, s, team, from, nth);
+  return true;
+}
+
+// Takes a part of this rank's own tokens, or this warp's piece of them.
+__device__ __forceinline__ void take_own(const UcclEpNormalDispatch& p, const Rows& s, const Cut& cut, u32 mark) {
+  const UcclEpRoutes& r = p.send.send.routes;
+  u32 me = p.receive.group.rank, ranks = p.receive.group.ranks;
+  u32 begin = mark / cut.pieces * cut.rows, end = min(begin + cut.rows, r.tokens);
+  Team team = {0, 0, mark % cut.pieces, cut.pieces};
+#pragma unroll 1
+  for (u32 token = begin; token < end; token++) {
+    int slot = reinterpret_cast<const int*>(r.slots)[static_cast<u64>(token) * ranks + me];
+    if (slot < 0) continue;
+    u32 nth = static_cast<u32>(slot) + before_chunk(r, ranks, token, me);
+    take(p.receive, s, team, OwnToken{p.send, token}, {me, s.starts[me] + nth});
+  }
+}
+
+// Takes all parts of all ranks, this one's among them. A warp takes them in the order in which they come, and parts of all ranks in
+// turn: while those of the others are on their way, its own are there.
+__device__ __forceinline__ void take_parts(const UcclEpNormalDispatch& p, Rows& s, const Share& share) {
+  const UcclEpGroup& g = p.receive.group;
+  u32 most = 0;
+#pragma unroll 1
+  for (u32 rank = 0; rank < g.ranks; rank++) most = max(most, cut_of(s.tokens[rank]).marks);
+#pragma unroll 1
+  for (u32 i = share.first(); i < g.ranks * most; i += share.step()) {
+    u32 mark = i / g.ranks, turn = mark * g.ranks / share.step();
+    u32 from = (g.rank + i + turn) % g.ranks;
+    Cut cut = cut_of(s.tokens[from]);
+    if (mark >= cut.marks) continue;
+    if (from == g.rank) {
+      take_own(p, s, cut, mark);
+    } else if (!take_part(p.receive, s, from, cut, mark)) {
+      return;
+    }
   }
 }
 
@@ -303,10 +463,10 @@ __device__ __forceinline__ void zero_gaps(const UcclEpNormalReceive& p, const Ro
   }
 }
 
-__device__ __forceinline__ void normal_receive(const UcclEpNormalReceive& p, Rows& s) {
+// Finds out where what arrives goes, whose counts are there. Returns whether there is room.
+__device__ __forceinline__ bool place_rows(const UcclEpNormalReceive& p, Rows& s) {
   const UcclEpGroup& g = p.group;
-  if (!begin_receive(g, p.call, 0, s.waiting)) return;
-  if (!count_records(g, p.call, p.slots, s.waiting, s.starts)) return;
+  if (!count_records(g, p.call, p.slots, s.waiting, s.starts)) return false;
   u32 total = s.starts[g.ranks], rows = total;
   bool by_expert = p.alignment != 0;
   if (by_expert || blockIdx.x == 0) count_by_expert(g, p.area.len, p.local_experts, s);
@@ -314,17 +474,79 @@ __device__ __forceinline__ void normal_receive(const UcclEpNormalReceive& p, Row
     place_experts(p, s);
     rows = s.firsts[p.local_experts - 1] + s.counts[p.local_experts - 1];
   }
-  if (!has_room(g, p.call, rows, p.len, s.waiting)) return;
-  if (!has_room(g, p.call, total, p.tokens, s.waiting)) return;
+  if (!has_room(g, p.call, rows, p.len, s.waiting)) return false;
+  if (!has_room(g, p.call, total, p.tokens, s.waiting)) return false;
   tell_rows(p, s);
-  Team team = team_for(total);
-#pragma unroll 1
-  for (u32 at = team.first; at < total; at += team.step) take_record(p, s, team, at);
+  return true;
+}
+
+// What is to be said of rows that nothing arrives for. Some blocks do it, each with a team for the rows between those of experts.
+__device__ __forceinline__ void fill_rest(const UcclEpNormalReceive& p, const Rows& s, const Share& share, const Team& team) {
   if (p.zeroes_gaps != 0) zero_gaps(p, s, team);
-  // Rows that nothing arrives for chose no expert.
+  // They chose no expert.
 #pragma unroll 1
-  for (u32 row = total + blockIdx.x; row < p.len && p.choices != 0; row += gridDim.x) {
+  for (u32 row = s.starts[p.group.ranks] + share.block; row < p.len && p.choices != 0; row += share.blocks) {
     if (threadIdx.x < p.top_k) put_choice(p, static_cast<u64>(row) * p.top_k + threadIdx.x, -1);
   }
+}
+
+__device__ __forceinline__ void normal_receive(const UcclEpNormalReceive& p, Rows& s) {
+  const UcclEpGroup& g = p.group;
+  if (!begin_receive(g, p.call, 0, s.waiting) || !place_rows(p, s)) return;
+  u32 total = s.starts[g.ranks];
+  Team team = team_for(total);
+#pragma unroll 1
+  for (u32 at = team.first; at < total; at += team.step) {
+    u32 from = sender_of(s.starts, g.ranks, at);
+    take_record(p, s, team, from, at - s.starts[from]);
+  }
+  fill_rest(p, s, {blockIdx.x, gridDim.x}, team);
   if (is_last_block(g, STEP_RECEIVE, s.waiting)) tell_taken(g, p.call, s.waiting);
+}
+
+// Reads how many tokens each rank has, of which those for this one are.
+__device__ __forceinline__ void read_tokens(const UcclEpNormalReceive& p, Rows& s) {
+  const UcclEpGroup& g = p.group;
+  if (threadIdx.x < g.ranks) {
+    const u64* header = reinterpret_cast<const u64*>(header_of(g, g.rank, threadIdx.x, s.waiting.call.number));
+    bool is_there = !is_masked(s.waiting.call, threadIdx.x);
+    s.tokens[threadIdx.x] = is_there ? static_cast<u32>(min(header[p.call.agreed + 1], static_cast<u64>(p.slots))) : 0;
+  }
+  __syncthreads();
+}
+
+// Takes out all that arrives. Some blocks do it, for which the call has begun.
+__device__ __forceinline__ bool take_all(const UcclEpNormalDispatch& p, Rows& s, const Share& share) {
+  const UcclEpNormalReceive& receive = p.receive;
+  if (!wait_for_data(receive.group, receive.call, 0, s.waiting) || !place_rows(receive, s)) return false;
+  read_tokens(receive, s);
+  take_parts(p, s, share);
+  Team team = {share.first(), share.step(), 0, 1};
+  fill_rest(receive, s, share, team);
+  return true;
+}
+
+// Begins a call that sends in parts: the spare block tells every rank how much there is for it.
+__device__ __forceinline__ bool begin_parts(const UcclEpNormalDispatch& p, Waiting& w) {
+  const UcclEpSend& send = p.send.send;
+  if (!begin_block(send.group, send.call, p.is_begun != 0 ? STEP_RECEIVE : STEP_SEND, w)) return false;
+  if (p.is_begun != 0) return true;
+  if (!wait_for_room(send.group, send.call, w)) return false;
+  if (is_spare_block()) {
+    send_routed_counts(send, w.call);
+    tell_arrived(send.group, send.call, w);
+  }
+  return true;
+}
+
+// Sends and takes out in one launch, part by part.
+__device__ __forceinline__ void normal_dispatch(const UcclEpNormalDispatch& p, Rows& s) {
+  const UcclEpGroup& g = p.receive.group;
+  const UcclEpCall& c = p.receive.call;
+  if (!begin_parts(p, s.waiting)) return;
+  if (is_sender()) send_parts(p.send, s.waiting.call, share_of_sender());
+  if (is_taker() && !take_all(p, s, share_of_taker())) return;
+  if (!is_sound(g, c, s.waiting) || !is_last_block(g, STEP_RECEIVE, s.waiting)) return;
+  if (p.is_begun == 0) take_place(g, c, s.waiting.call);
+  tell_taken(g, c, s.waiting);
 }

@@ -211,53 +211,78 @@ __device__ __forceinline__ void leave_out(const UcclEpGroup& g, Waiting& w, u32 
 }
 
 // Whether a word has the mark, or, of `taken`, that of a later call.
-__device__ __forceinline__ bool has_come(u64 seen, u64 mark, u32 what) {
+__device__ __forceinline__ bool has_mark(u64 seen, u64 mark, u32 what) {
   return seen == mark || (what == UCCL_EP_ROOM && call_of(seen) > call_of(mark));
 }
 
-// Waits until a word of this thread's rank has the mark.
-__device__ __forceinline__ u32 wait_for_mark(const UcclEpGroup& g, Waiting& w, u64 word, u64 mark,
-                                             u32 what) {
+// What a thread waits for: a word of a peer's that gets a mark.
+struct Awaited {
+  u64 word;
+  u64 mark;
+  u32 peer;
+  u32 what;
+};
+
+// Looks at what else may have ended a wait, for which `seen` was not enough. Returns CAME if nothing has.
+__device__ __forceinline__ u32 judge_wait(const UcclEpGroup& g, Waiting& w, const Awaited& a, u64 seen, u64 waited,
+                                          bool looks_at_host) {
+  u32 peer = a.peer;
+  bool is_lost = looks_at_host && g.by_host != 0 && (load_acquire(lost_word(g)) >> peer & 1) != 0;
+  // What it did before it was lost may have come since.
+  if (is_lost && load_acquire(a.word) != seen) return CAME;
+  u64 fault = load_acquire(fault_word(g, g.rank, peer));
+  bool is_late = fault != 0 || is_lost || waited > g.timeout_ns;
+  if (g.masks_late != 0 && (is_late || is_given_up(g, w, peer, a.what))) return LATE;
+  u32 state = 0;
+  if (fault != 0) {
+    state = UCCL_EP_GAVE_UP;
+  } else if (is_lost) {
+    state = UCCL_EP_LOST;
+  } else if (looks_at_host && look(g.status) != 0) {
+    state = UCCL_EP_POISONED;
+  } else if (waited > g.timeout_ns) {
+    w.waited_ns = waited;
+    state = UCCL_EP_OVERDUE;
+  } else if (look(g.own) != 0) {
+    atomicCAS(&w.state, 0u, STOPPED);
+  } else if (look_shared(w.state) == UCCL_EP_OVERDUE) {
+    // Another rank is late: so is this one.
+    state = UCCL_EP_OVERDUE;
+  }
+  if (state != 0) {
+    w.expected[peer] = a.mark;
+    w.seen[peer] = fault != 0 ? fault : seen;
+    note_fault(w, state, a.what, peer);
+  }
+  return look_shared(w.state) != 0 ? FAULT : CAME;
+}
+
+// Waits until `has_come` says so of what the word has, which is returned in `seen`.
+template <typename HasCome>
+__device__ __forceinline__ u32 wait_for_word(const UcclEpGroup& g, Waiting& w, const Awaited& a, u64& seen,
+                                             HasCome has_come) {
   constexpr u32 LOOKS = 32;
   // The host's memory is far: where every block reads it, each wait takes 100 us longer, and so do the peers' waits for this
-  // rank. The first block reads it now and then, and tells the others by its fault.
-  constexpr u32 LOOKS_AT_HOST = 256;
-  u32 peer = threadIdx.x;
-  u64 began = now_ns(), seen;
+  // rank. The first block reads it now and then, and tells the others by its fault; they read it themselves in case it has ended.
+  constexpr u32 LOOKS_AT_HOST = 256, SELDOM = 65536;
+  u64 began = now_ns();
 #pragma unroll 1
   for (u32 looks = 1;; looks++) {
-    seen = load_acquire(word);
-    if (has_come(seen, mark, what)) return CAME;
+    seen = load_acquire(a.word);
+    if (has_come(seen)) return CAME;
     if (looks % LOOKS == 0) {
-      u64 waited = now_ns() - began;
-      bool looks_at_host = blockIdx.x == 0 && looks % LOOKS_AT_HOST == 0;
-      bool is_lost = looks_at_host && g.by_host != 0 && (load_acquire(lost_word(g)) >> peer & 1) != 0;
-      // What it did before it was lost may have come since.
-      if (is_lost && load_acquire(word) != seen) continue;
-      u64 fault = load_acquire(fault_word(g, g.rank, peer));
-      w.expected[peer] = mark;
-      w.seen[peer] = fault != 0 ? fault : seen;
-      bool is_late = fault != 0 || is_lost || waited > g.timeout_ns;
-      if (g.masks_late != 0 && (is_late || is_given_up(g, w, peer, what))) return LATE;
-      if (fault != 0) {
-        note_fault(w, UCCL_EP_GAVE_UP, what, peer);
-      } else if (is_lost) {
-        note_fault(w, UCCL_EP_LOST, what, peer);
-      } else if (looks_at_host && look(g.status) != 0) {
-        note_fault(w, UCCL_EP_POISONED, what, peer);
-      } else if (waited > g.timeout_ns) {
-        w.waited_ns = waited;
-        note_fault(w, UCCL_EP_OVERDUE, what, peer);
-      } else if (look(g.own) != 0) {
-        atomicCAS(&w.state, 0u, STOPPED);
-      } else if (look_shared(w.state) == UCCL_EP_OVERDUE) {
-        // Another rank is late: so is this one.
-        note_fault(w, UCCL_EP_OVERDUE, what, peer);
-      }
-      if (look_shared(w.state) != 0) return FAULT;
+      bool looks_at_host = looks % (blockIdx.x == 0 ? LOOKS_AT_HOST : SELDOM) == 0;
+      u32 ended = judge_wait(g, w, a, seen, now_ns() - began, looks_at_host);
+      if (ended != CAME) return ended;
     }
     relax();
   }
+}
+
+// Waits until a word of a peer's has the mark, or, of `taken`, that of a later call.
+__device__ __forceinline__ u32 wait_for_mark(const UcclEpGroup& g, Waiting& w, const Awaited& a) {
+  u64 seen;
+  return wait_for_word(g, w, a, seen, [&](u64 word) { return has_mark(word, a.mark, a.what); });
 }
 
 // Looks at all words of all ranks at once. Sets `is_waiting` if one has not come.
@@ -268,7 +293,7 @@ __device__ __forceinline__ void look_for_room(const UcclEpGroup& g, Waiting& w) 
     if ((w.call.after >> slot & 1) == 0 || is_masked(w.call, peer)) continue;
     u64 call = w.call.number - calls_since(w.call.number, slot);
     u64 seen = load_acquire(taken_word(g, g.rank, peer, call));
-    if (!has_come(seen, mark_of(call), UCCL_EP_ROOM)) atomicOr(&w.is_waiting, 1u);
+    if (!has_mark(seen, mark_of(call), UCCL_EP_ROOM)) atomicOr(&w.is_waiting, 1u);
   }
   __syncthreads();
 }
@@ -299,7 +324,7 @@ __device__ __forceinline__ bool wait_for_room(const UcclEpGroup& g, const UcclEp
 #pragma unroll 1
     for (u64 left = w.call.after; left != 0; left &= left - 1) {
       u64 call = w.call.number - calls_since(w.call.number, __ffs(static_cast<int>(left)) - 1);
-      u32 ended = wait_for_mark(g, w, taken_word(g, g.rank, peer, call), mark_of(call), UCCL_EP_ROOM);
+      u32 ended = wait_for_mark(g, w, {taken_word(g, g.rank, peer, call), mark_of(call), peer, UCCL_EP_ROOM});
       if (ended == LATE) leave_out(g, w, peer);
       if (ended != CAME) break;
     }
@@ -330,7 +355,8 @@ __device__ __forceinline__ u32 follow_to_rank(const UcclEpGroup& g, Waiting& w) 
 
 // Waits for a rank's data. Where late ranks are left out, or one block looks for all, they go by what the first of them has found.
 __device__ __forceinline__ u32 wait_for_rank(const UcclEpGroup& g, Waiting& w, u64 word, u64 mark) {
-  u32 ended = is_follower(g) ? follow_to_rank(g, w) : wait_for_mark(g, w, word, mark, UCCL_EP_DATA);
+  Awaited data = {word, mark, threadIdx.x, UCCL_EP_DATA};
+  u32 ended = is_follower(g) ? follow_to_rank(g, w) : wait_for_mark(g, w, data);
   if ((g.masks_late == 0 && g.by_host == 0) || ended == FAULT) return ended;
   u32 before = atomicCAS(verdict_on(g, w.call, threadIdx.x), 0u, ended);
   if (before != 0) ended = before;

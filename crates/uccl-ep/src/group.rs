@@ -544,7 +544,7 @@ fn cards_of(
             ("as the number of ranks", u64::from(card.ranks), ranks as u64),
             ("as bytes of the pool", card.pool, window.own().pool_len() as u64),
         ];
-        agree(me, rank, facts)?;
+        agree(me, rank, &facts)?;
         Ok(Some(card))
     };
     cards.iter().enumerate().map(read).collect()

@@ -35,11 +35,11 @@ impl Position {
 }
 
 /// What a rank's card says of the group: what it is, what the card has, and what this rank has.
-pub(crate) type Facts = [(&'static str, u64, u64); 3];
+pub(crate) type Facts<'a> = &'a [(&'static str, u64, u64)];
 
 /// Compares a peer's card with what this rank knows.
-pub(crate) fn agree(rank: usize, peer: usize, facts: Facts) -> Result<()> {
-    match facts.into_iter().find(|(_, theirs, ours)| theirs != ours) {
+pub(crate) fn agree(rank: usize, peer: usize, facts: Facts<'_>) -> Result<()> {
+    match facts.iter().copied().find(|(_, theirs, ours)| theirs != ours) {
         None => Ok(()),
         Some((what, theirs, ours)) => {
             Err(Error::Disagree { phase: Phase::Join, rank, peer, what, theirs, ours })

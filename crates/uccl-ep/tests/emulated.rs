@@ -129,6 +129,10 @@ fn normal_mode_makes_the_bytes_of_the_cpu() {
     }
     // More tokens than a block counts.
     Normal { hidden: 8, slots: 300, is_full: true, rounds: 1, by_expert: Some(8), ..NORMAL }.run();
+    // Parts of several tokens, and blocks that send and others that take.
+    let many = Normal { hidden: 8, slots: 1500, is_full: true, rounds: 1, blocks: 5, ..NORMAL };
+    Normal { is_again: true, is_worst: true, ..many }.run();
+    Normal { by_expert: Some(8), ranks: 3, ..many }.run();
     // Calls take the places of calls that have ended, and all are enqueued before any is waited for.
     Normal { rounds: 12, places: 1, is_worst: true, is_again: true, ranks: 3, ..NORMAL }.run();
     // A token has several experts of a rank, whose rows go back as one or each.

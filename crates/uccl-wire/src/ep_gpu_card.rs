@@ -5,7 +5,7 @@
 //! | 0 | u32 | magic and version |
 //! | 4 | u32 | rank |
 //! | 8 | u32 | ranks of the group |
-//! | 12 | u32 | 0 |
+//! | 12 | u32 | bytes of marks between the window's words and its pool |
 //! | 16 | u64 | bytes of the pool |
 //! | 24 | u64 | nonce, which the window has too |
 //! | 32 | u64 | a random number of its process |
@@ -19,7 +19,7 @@ use crate::ep_card::{EpCardError, HOST_LEN};
 /// Bytes of a card.
 pub const EP_GPU_CARD_LEN: usize = 140;
 
-const MAGIC: u32 = 0x5543_4701;
+const MAGIC: u32 = 0x5543_4702;
 
 /// A card; see the module.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -28,6 +28,8 @@ pub struct EpGpuCard {
     pub rank: u32,
     /// How many ranks there are.
     pub ranks: u32,
+    /// Bytes of the marks that are before its pool.
+    pub marks: u32,
     /// Bytes of its pool.
     pub pool: u64,
     /// A random number that the window has too.
@@ -45,7 +47,7 @@ impl EpGpuCard {
     #[must_use]
     pub fn encode(&self) -> [u8; EP_GPU_CARD_LEN] {
         let mut out = [0; EP_GPU_CARD_LEN];
-        for (word, out) in [MAGIC, self.rank, self.ranks, 0].iter().zip(out.as_chunks_mut::<4>().0)
+        for (word, out) in [MAGIC, self.rank, self.ranks, self.marks].iter().zip(out.as_chunks_mut::<4>().0)
         {
             *out = word.to_le_bytes();
         }
@@ -74,14 +76,14 @@ impl EpGpuCard {
         if word(0) != MAGIC {
             return Err(EpCardError::WrongMagic(word(0)));
         }
-        let [rank, ranks] = [1, 2].map(word);
+        let [rank, ranks, marks] = [1, 2, 3].map(word);
         if rank >= ranks {
             return Err(EpCardError::NoSuchRank { rank, ranks });
         }
         let [pool, nonce, process] = [16, 24, 32].map(long);
         let host = bytes[40..].first_chunk().copied().unwrap_or([0; HOST_LEN]);
         let handle = bytes[76..].first_chunk().copied().unwrap_or([0; 64]);
-        Ok(Self { rank, ranks, pool, nonce, process, host, handle })
+        Ok(Self { rank, ranks, marks, pool, nonce, process, host, handle })
     }
 }
 
@@ -102,7 +104,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_card_survives_its_bytes(
-            rank: u32, longs: [u64; 3], ranks in 1u32.., host in proptest::array::uniform32(0u8..),
+            rank: u32, longs: [u64; 3], ranks in 1u32.., marks: u32, host in proptest::array::uniform32(0u8..),
         ) {
             let mut id = [b'-'; HOST_LEN];
             id[..32].copy_from_slice(&host);
@@ -110,7 +112,7 @@ mod tests {
             handle[..32].copy_from_slice(&host);
             let [pool, nonce, process] = longs;
             let rank = rank % ranks;
-            let card = EpGpuCard { rank, ranks, pool, nonce, process, host: id, handle };
+            let card = EpGpuCard { rank, ranks, marks, pool, nonce, process, host: id, handle };
             prop_assert_eq!(EpGpuCard::decode(&card.encode()), Ok(card));
         }
 

@@ -146,7 +146,7 @@ class NormalMode:
         most: int | None = None,
         blocks: int = 0,
     ) -> Dispatch:
-        """Enqueues the sending of rows and their scales. ``most`` are the tokens of any rank, at most; where nobody says, as many as there
+        """Begins the sending of rows and their scales. ``most`` are the tokens of any rank, at most; where nobody says, as many as there
         is room for. Launches have ``blocks`` at most, or as many as the group has."""
         rows, scales = x
         check("x", rows, (None, None), device=self.device)
@@ -212,7 +212,9 @@ class Dispatch:
     ) -> None:
         (rows, scales), again = x, routed.again
         given = scales_in(scales, routed.tokens, mode.device)
-        self.mode, self.routed, self._x = mode, routed, x
+        self.mode, self.routed = mode, routed
+        # What is read until the work of ``receive`` has ended.
+        self._sent = x, weights
         self._row_bytes = rows.shape[1] * rows.element_size()
         if again is not None:
             # The same on all ranks, whatever they send now.
@@ -257,7 +259,7 @@ class Dispatch:
         )
 
     def counts(self) -> tuple[int, list[int]]:
-        """How many tokens arrive, and how many of them chose each of this rank's experts. Waits until every rank has sent."""
+        """How many tokens arrive, and how many of them chose each of this rank's experts. Waits until every rank has told."""
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 "a graph does not wait for counts: capture dispatch with num_worst_tokens, or of ElasticBuffer with do_cpu_sync=False"

@@ -119,7 +119,8 @@ impl Group {
     fn join_directly(config: &Config, exchange: &mut Exchange<'_>) -> Result<Result<Self>> {
         let Config { rank, ranks, pool, .. } = *config;
         let prepared = Parts::new(config).and_then(|parts| {
-            let window = Window::new(parts.context, rank, ranks, pool)?;
+            let has_marks = !config.masks_late;
+            let window = Window::new(parts.context, (rank, ranks), pool, has_marks)?;
             let card = window.card(ranks)?;
             Ok((parts, window, card))
         });
@@ -188,7 +189,7 @@ impl Group {
         self.by_host()?.proxy_stats()
     }
 
-    /// Whether one launch may do all of a call. Its blocks wait for each other, so all have to find the same ranks, and none may wait
+    /// Whether one launch may do all of a call, which in normal mode sends its rows in parts. Its blocks wait for each other, so all have to find the same ranks, and none may wait
     /// for what a proxy does.
     pub(super) fn has_whole_calls(&self) -> bool {
         !self.is_by_host() && !self.config.masks_late
@@ -310,6 +311,7 @@ impl Group {
             timeout_ns: u64::try_from(self.config.timeout.as_nanos()).unwrap_or(u64::MAX),
             pool_at: control_len(self.ranks()) as u64,
             pool: self.pool_len() as u64,
+            marks_at: 0,
             rank: self.config.rank as u32,
             ranks: self.config.ranks as u32,
             masks_late: u32::from(self.config.masks_late),
@@ -320,6 +322,10 @@ impl Group {
         match &self.windows {
             Windows::Direct(window) => {
                 params.windows.iter_mut().zip(window.addresses()).for_each(|(to, at)| *to = at);
+                if window.marks_len() > 0 {
+                    params.marks_at = params.pool_at;
+                    params.pool_at += window.marks_len() as u64;
+                }
             }
             Windows::ByHost(hosted) => hosted.put_into(&mut params),
         }
@@ -401,9 +407,10 @@ fn open_all(config: &Config, window: &mut Window, cards: &[Option<Vec<u8>>]) -> 
         let facts = [
             ("its rank", u64::from(card.rank), rank as u64),
             ("as the number of ranks", u64::from(card.ranks), ranks as u64),
+            ("as bytes of marks", u64::from(card.marks), window.marks_len() as u64),
             ("as bytes of the pool", card.pool, window.pool_len() as u64),
         ];
-        agree(me, rank, facts)?;
+        agree(me, rank, &facts)?;
         window.open(&card)?;
     }
     Ok(())

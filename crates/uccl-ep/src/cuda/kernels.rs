@@ -29,6 +29,8 @@ pub(super) struct Kernels {
     pub(super) normal_receive: Function,
     pub(super) normal_return: Function,
     pub(super) normal_sum: Function,
+    pub(super) normal_dispatch: Function,
+    pub(super) normal_combine: Function,
     /// It must stay loaded.
     _module: Module,
 }
@@ -67,6 +69,8 @@ impl Kernels {
             normal_receive: module.function(c"uccl_ep_normal_receive")?,
             normal_return: module.function(c"uccl_ep_normal_return")?,
             normal_sum: module.function(c"uccl_ep_normal_sum")?,
+            normal_dispatch: module.function(c"uccl_ep_normal_dispatch")?,
+            normal_combine: module.function(c"uccl_ep_normal_combine")?,
             _module: module,
         })
     }
@@ -79,12 +83,12 @@ mod tests {
     use super::{
         super::params::{
             Count, Mask, NormalReceive, NormalReturn, NormalSend, NormalSum, Receive, Return, Send,
-            Sum, WholeCombine, WholeDispatch,
+            Sum, WholeCombine, WholeDispatch, WholeNormalCombine, WholeNormalDispatch,
         },
         *,
     };
 
-    const KERNELS: [(&str, usize); 16] = [
+    const KERNELS: [(&str, usize); 18] = [
         ("route", size_of::<Send>()),
         ("send", size_of::<Send>()),
         ("receive", size_of::<Receive>()),
@@ -101,6 +105,8 @@ mod tests {
         ("normal_receive", size_of::<NormalReceive>()),
         ("normal_return", size_of::<NormalReturn>()),
         ("normal_sum", size_of::<NormalSum>()),
+        ("normal_dispatch", size_of::<WholeNormalDispatch>()),
+        ("normal_combine", size_of::<WholeNormalCombine>()),
     ];
 
     #[test]

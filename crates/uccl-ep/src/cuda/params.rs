@@ -20,6 +20,8 @@ pub(super) const FEW_CHOICES: usize = 4096;
 pub(super) const THREADS: u32 = 1024;
 /// Of the kernel that counts for each warp how many of its tokens chose each expert.
 pub(super) const ROUTE_THREADS: u32 = 256;
+/// Parts of a call in normal mode that have marks of their own.
+pub(super) const PARTS: usize = 2048;
 /// Tokens that a block of `layout` counts: one for each thread.
 pub(super) const CHUNK: usize = ROUTE_THREADS as usize;
 
@@ -97,6 +99,7 @@ pub(super) struct GroupParams {
     pub(super) timeout_ns: u64,
     pub(super) pool_at: u64,
     pub(super) pool: u64,
+    pub(super) marks_at: u64,
     pub(super) rank: u32,
     pub(super) ranks: u32,
     pub(super) masks_late: u32,
@@ -278,13 +281,11 @@ pub(super) struct NormalSend {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Count {
-    pub(super) group: GroupParams,
-    pub(super) call: CallParams,
-    pub(super) area_len: u64,
+    pub(super) send: Send,
     pub(super) told: u64,
     pub(super) ticket: u64,
     pub(super) slots: u32,
-    pub(super) local_experts: u32,
+    pub(super) begins: u32,
 }
 
 /// `UcclEpTold`: memory of the host's.
@@ -324,6 +325,15 @@ pub(super) struct NormalReceive {
     pub(super) zeroes_foreign: u32,
     pub(super) alignment: u32,
     pub(super) zeroes_gaps: u32,
+    pub(super) zero: u32,
+}
+
+/// `UcclEpNormalDispatch`.
+#[repr(C)]
+pub(super) struct WholeNormalDispatch {
+    pub(super) send: NormalSend,
+    pub(super) receive: NormalReceive,
+    pub(super) is_begun: u32,
     pub(super) zero: u32,
 }
 
@@ -376,6 +386,13 @@ pub(super) struct NormalSum {
     pub(super) order: u32,
 }
 
+/// `UcclEpNormalCombine`.
+#[repr(C)]
+pub(super) struct WholeNormalCombine {
+    pub(super) give_back: NormalReturn,
+    pub(super) sum: NormalSum,
+}
+
 /// C++ that compiles only if the kernels' structs and constants match those of this build.
 #[must_use]
 pub fn layout_assertions() -> String {
@@ -411,8 +428,8 @@ pub fn layout_assertions() -> String {
         "UcclEpGroup",
         GroupParams,
         [
-            windows, far, mirrors, ring, own, status, timeout_ns, pool_at, pool, rank, ranks,
-            masks_late, ring_slots, by_host, zero
+            windows, far, mirrors, ring, own, status, timeout_ns, pool_at, pool, marks_at, rank,
+            ranks, masks_late, ring_slots, by_host, zero
         ]
     );
     layout!("UcclEpCall", CallParams, [placed, len, header, agreed, phase]);
@@ -515,7 +532,7 @@ pub fn layout_assertions() -> String {
         NormalSend,
         [send, goes, goes_told, per_expert, scales, scales_token, scales_word, weights, ended]
     );
-    layout!("UcclEpCount", Count, [group, call, area_len, told, ticket, slots, local_experts]);
+    layout!("UcclEpCount", Count, [send, told, ticket, slots, begins]);
     layout!("UcclEpTold", Told, [ticket, from, per_expert]);
     layout!(
         "UcclEpNormalReceive",
@@ -579,6 +596,8 @@ pub fn layout_assertions() -> String {
         NormalSum,
         [group, call, routes, bias, weights, out, slot_stride, row_len, weights_at, slots, order]
     );
+    layout!("UcclEpNormalDispatch", WholeNormalDispatch, [send, receive, is_begun, zero]);
+    layout!("UcclEpNormalCombine", WholeNormalCombine, [give_back, sum]);
     for (cuda, rust) in [
         ("UCCL_EP_MOST_RANKS", MAX_RANKS),
         ("UCCL_EP_MOST_EXPERTS", MAX_EXPERTS),
@@ -591,6 +610,7 @@ pub fn layout_assertions() -> String {
         ("UCCL_EP_THREADS", THREADS as usize),
         ("UCCL_EP_ROUTE_THREADS", ROUTE_THREADS as usize),
         ("UCCL_EP_CHUNK", CHUNK),
+        ("UCCL_EP_PARTS", PARTS),
         ("UCCL_EP_OVERDUE", state::OVERDUE as usize),
         ("UCCL_EP_GAVE_UP", state::GAVE_UP as usize),
         ("UCCL_EP_POISONED", state::POISONED as usize),

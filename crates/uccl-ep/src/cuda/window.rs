@@ -1,6 +1,6 @@
 //! A rank's window in a GPU's memory, and where this GPU reaches those of its peers.
 //!
-//! It is laid out as a window of the CPU: words for each rank, then the pool. Peers of this process use its address; peers of
+//! It is laid out as a window of the CPU: words for each rank, then the pool; but between them may be marks of parts. Peers of this process use its address; peers of
 //! other processes of the host open it by a handle. A window that its rank has let go of stays for as long as a peer of
 //! this process holds it, and the driver keeps it for those that have opened it: late stores hit no other memory.
 
@@ -20,9 +20,11 @@ use uccl_device::{
 };
 use uccl_wire::ep_gpu_card::EpGpuCard;
 
+use super::params::PARTS;
 use crate::{
     error::{Error, Result},
     nodes::host_of,
+    placing::SLOTS,
     view::{self, PAGE, control_len},
 };
 
@@ -55,39 +57,47 @@ pub(super) struct Window {
     memory: Arc<DeviceBuffer>,
     context: &'static Context,
     me: usize,
+    marks: usize,
     pool: usize,
     nonce: u64,
     peers: Vec<Reached>,
 }
 
 impl Window {
-    /// A window with so many bytes for the calls of `ranks`.
+    /// A window with so many bytes for the calls of ranks, and, if they send in parts, with marks of these.
     pub(super) fn new(
         context: &'static Context,
-        me: usize,
-        ranks: usize,
+        (me, ranks): (usize, usize),
         pool: usize,
+        has_marks: bool,
     ) -> Result<Self> {
         let invalid = || Error::invalid(format!("a pool of {pool} bytes"));
         let pool = pool.checked_next_multiple_of(PAGE).ok_or_else(invalid)?;
-        let len = control_len(ranks).checked_add(pool).ok_or_else(invalid)?;
+        let marks = if has_marks { SLOTS * ranks * PARTS * size_of::<u64>() } else { 0 };
+        let words = control_len(ranks) + marks;
+        let len = words.checked_add(pool).ok_or_else(invalid)?;
         let memory = Arc::new(DeviceBuffer::new(context, len)?);
         let nonce = random()?;
         let stream = Stream::new(context, Priority::Normal)?;
-        let mut words = PinnedBuffer::new(context, 8)?;
+        let mut told = PinnedBuffer::new(context, 8)?;
         // SAFETY: nobody else has it yet.
-        unsafe { words.as_mut_slice() }.copy_from_slice(&nonce.to_ne_bytes());
-        let (to, from) = (memory.address() + NONCE_AT, words.address());
+        unsafe { told.as_mut_slice() }.copy_from_slice(&nonce.to_ne_bytes());
+        let (to, from) = (memory.address() + NONCE_AT, told.address());
         // SAFETY: nobody else has the window yet, and both live until the stream has been waited for.
         unsafe {
-            stream.fill(memory.address(), 0, control_len(ranks))?;
+            stream.fill(memory.address(), 0, words)?;
             stream.copy(to, from, 8, Direction::HostToDevice)?;
         }
         stream.synchronize()?;
         let mut known = WINDOWS.lock();
         known.retain(|_, window| window.strong_count() > 0);
         known.insert(nonce, Arc::downgrade(&memory));
-        Ok(Self { memory, context, me, pool, nonce, peers: Vec::new() })
+        Ok(Self { memory, context, me, marks, pool, nonce, peers: Vec::new() })
+    }
+
+    /// Bytes of the marks, which are before the pool.
+    pub(super) fn marks_len(&self) -> usize {
+        self.marks
     }
 
     /// Bytes of the pool.
@@ -105,6 +115,7 @@ impl Window {
         Ok(EpGpuCard {
             rank: self.me as u32,
             ranks: ranks as u32,
+            marks: self.marks as u32,
             pool: self.pool as u64,
             nonce: self.nonce,
             process: process()?,

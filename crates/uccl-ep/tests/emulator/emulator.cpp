@@ -217,6 +217,8 @@ const Emulated emulated_kernels[] = {
     {"uccl_ep_normal_receive", sizeof(UcclEpNormalReceive), kernel<const UcclEpNormalReceive, uccl_ep_normal_receive>},
     {"uccl_ep_normal_return", sizeof(UcclEpNormalReturn), kernel<const UcclEpNormalReturn, uccl_ep_normal_return>},
     {"uccl_ep_normal_sum", sizeof(UcclEpNormalSum), kernel<const UcclEpNormalSum, uccl_ep_normal_sum>},
+    {"uccl_ep_normal_dispatch", sizeof(UcclEpNormalDispatch), kernel<const UcclEpNormalDispatch, uccl_ep_normal_dispatch>},
+    {"uccl_ep_normal_combine", sizeof(UcclEpNormalCombine), kernel<const UcclEpNormalCombine, uccl_ep_normal_combine>},
     {nullptr, 0, nullptr},
 };
 

@@ -167,6 +167,8 @@ inline u32 __ballot_sync(u32, bool yes) {
   return bits;
 }
 
+inline int __all_sync(u32, bool yes) { return __ballot_sync(~0u, yes) == ~0u; }
+
 inline u32 __match_any_sync(u32, u32 value) {
   const u64* all = emulated::exchange(value);
   u32 bits = 0;

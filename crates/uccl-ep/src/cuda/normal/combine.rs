@@ -10,7 +10,7 @@ use crate::{
     cuda::{
         combine::call_of,
         memory::check_rows,
-        params::{CallParams, NormalReturn, NormalSum, order},
+        params::{NormalReturn, NormalSum, WholeNormalCombine, order},
     },
     error::{Error, Result},
     nodes::Nodes,
@@ -52,21 +52,21 @@ pub struct Combined {
 /// A combine that was begun.
 pub struct Combine {
     handle: Arc<Handle>,
-    call: CallParams,
+    sent: NormalReturn,
     row: Row,
     sends: Sends,
     most_blocks: Option<NonZero<usize>>,
 }
 
 impl Combine {
-    /// Enqueues the sending of rows back to where their tokens came from.
+    /// Enqueues the sending of rows back to where their tokens came from, unless they are sent in parts.
     ///
     /// # Errors
     /// Arguments are wrong, or an earlier call has failed.
     ///
     /// # Safety
     /// The stream is of the group's context, and comes after the dispatch. `results` describes memory that the GPU may read
-    /// until this work has ended. `scratch` has [`COMBINE_SCRATCH_LEN`](crate::cuda::COMBINE_SCRATCH_LEN) bytes, aligned to 8,
+    /// until the combine's work has ended. `scratch` has [`COMBINE_SCRATCH_LEN`](crate::cuda::COMBINE_SCRATCH_LEN) bytes, aligned to 8,
     /// which only this combine uses until then.
     pub unsafe fn begin(
         handle: &Arc<Handle>,
@@ -111,15 +111,17 @@ impl Combine {
             local_experts: routes.local_experts,
             sends_each: u32::from(is_each),
         };
-        let blocks = blocks_for(results.len, results.most_blocks);
-        // SAFETY: the kernel takes this struct; the module is never unloaded; the caller's promise. Windows are reached for as
-        // long as the group lives, and freed when the GPU's work has ended.
-        unsafe { group.launch(stream, (group.kernels().normal_return, blocks), &sent)? };
+        if !group.has_whole_calls() {
+            let blocks = blocks_for(results.len, results.most_blocks);
+            // SAFETY: the kernel takes this struct; the module is never unloaded; the caller's promise. Windows are reached for
+            // as long as the group lives, and freed when the GPU's work has ended.
+            unsafe { group.launch(stream, (group.kernels().normal_return, blocks), &sent)? };
+        }
         let Results { sends, most_blocks, .. } = *results;
-        Ok(Self { handle: Arc::clone(handle), call, row, sends, most_blocks })
+        Ok(Self { handle: Arc::clone(handle), sent, row, sends, most_blocks })
     }
 
-    /// Enqueues the sums, which end the call.
+    /// Enqueues the sums, which end the call, and with them what is sent in parts.
     ///
     /// # Errors
     /// Arguments are wrong, or an earlier call has failed.
@@ -128,7 +130,7 @@ impl Combine {
     /// The stream is of the group's context, and comes after the work of [`begin`](Self::begin). `combined` has a row, and
     /// weights if there are any, for each of this rank's tokens; nobody else uses them until this work has ended.
     pub unsafe fn finish(self, combined: &Combined, stream: &Stream) -> Result<()> {
-        let Self { handle, call, row, sends, most_blocks } = self;
+        let Self { handle, sent, row, sends, most_blocks } = self;
         let Handle { group, routes, slots, .. } = &*handle;
         group.check()?;
         check_rows("sums", combined.rows, row.values, row.values)?;
@@ -151,8 +153,8 @@ impl Combine {
             (Order::ByChoice, _) => order::BY_CHOICE,
         };
         let sum = NormalSum {
-            group: group.params(),
-            call,
+            group: sent.group,
+            call: sent.call,
             routes: *routes,
             bias: combined.bias,
             weights: combined.weights,
@@ -163,10 +165,17 @@ impl Combine {
             slots: *slots as u32,
             order,
         };
-        // SAFETY: the kernel takes this struct; otherwise as above.
+        let (kernels, tokens) = (group.kernels(), routes.tokens as usize);
+        // SAFETY: the kernels take these structs; otherwise as above.
         unsafe {
-            let blocks = blocks_for(handle.routes.tokens as usize, most_blocks);
-            group.launch(stream, (group.kernels().normal_sum, blocks), &sum)
+            if group.has_whole_calls() {
+                let blocks = blocks_for(sent.len as usize + tokens + 1, most_blocks);
+                let whole = WholeNormalCombine { give_back: sent, sum };
+                group.launch(stream, (kernels.normal_combine, blocks), &whole)
+            } else {
+                let blocks = blocks_for(tokens, most_blocks);
+                group.launch(stream, (kernels.normal_sum, blocks), &sum)
+            }
         }
     }
 }

@@ -13,7 +13,9 @@ use crate::{
         dispatch::call_of,
         group::Group,
         memory::check_rows,
-        params::{self, Area, CallParams, NormalReceive, NormalSend, Own, Routes, THREADS},
+        params::{
+            self, NormalReceive, NormalSend, Own, Routes, THREADS, WholeNormalDispatch,
+        },
         told::ToldMemory,
     },
     error::{Error, Phase, Result},
@@ -25,10 +27,10 @@ use crate::{
 /// A dispatch that was begun.
 pub struct Dispatch {
     group: Arc<Group>,
-    call: CallParams,
-    routes: Routes,
-    area: Area,
+    send: NormalSend,
     slots: usize,
+    /// Whether a launch has begun the call that sends its rows, or its counts.
+    is_begun: bool,
     /// What the dispatch before told of the rows, where tokens go as they did then.
     earlier: Option<Told>,
     most_blocks: Option<NonZero<usize>>,
@@ -67,14 +69,14 @@ impl Counts {
 }
 
 impl Dispatch {
-    /// Enqueues the sending of a rank's tokens. No rank has more than `slots`.
+    /// Enqueues that a rank's tokens are laid out, and, where rows are not sent in parts, the sending. No rank has more than `slots`.
     ///
     /// # Errors
     /// Arguments are wrong, or an earlier call has failed.
     ///
     /// # Safety
-    /// The stream is of the group's context. `tokens` and `routed` describe memory that the GPU may read until this work has
-    /// ended. `scratch` has [`Routed::scratch_len`] bytes, aligned to 8, which only this dispatch uses, for as long as said
+    /// The stream is of the group's context. `tokens` and `routed` describe memory that the GPU may read until the dispatch's work
+    /// has ended. `scratch` has [`Routed::scratch_len`] bytes, aligned to 8, which only this dispatch uses, for as long as said
     /// there.
     pub unsafe fn begin(
         group: &Arc<Group>,
@@ -127,13 +129,16 @@ impl Dispatch {
             if earlier.is_none() {
                 stream.launch(group.kernels().layout, grid_of(routes.tokens), &send)?;
             }
-            let blocks = blocks_for(routes.tokens as usize + 1, most_blocks);
-            group.launch(stream, (group.kernels().normal_send, blocks), &send)?;
+            if !group.has_whole_calls() {
+                let blocks = blocks_for(rows_of(&send), most_blocks);
+                group.launch(stream, (group.kernels().normal_send, blocks), &send)?;
+            }
         }
-        Ok(Self { group: Arc::clone(group), call, routes, area, slots, earlier, most_blocks })
+        let is_begun = !group.has_whole_calls();
+        Ok(Self { group: Arc::clone(group), send, slots, is_begun, earlier, most_blocks })
     }
 
-    /// How much arrives. Waits until every rank has sent, and for what the stream was given before; no longer than `limit`,
+    /// How much arrives. Waits until every rank has told how much it sends, and for what the stream was given before; no longer than `limit`,
     /// after which the group is of no use any more.
     ///
     /// # Errors
@@ -142,24 +147,23 @@ impl Dispatch {
     /// # Safety
     /// The stream is of the group's context, and comes after the work of [`begin`](Self::begin).
     pub unsafe fn counts(
-        &self,
+        &mut self,
         stream: &Stream,
         limit: Duration,
         is_interrupted: &mut Interrupted<'_>,
     ) -> Result<Counts> {
         let group = &self.group;
         group.check()?;
-        let local = self.routes.local_experts;
+        let local = self.send.send.routes.local_experts;
         let mut told = group.told();
         let count = params::Count {
-            group: group.params(),
-            call: self.call,
-            area_len: self.area.len,
+            send: self.send.send,
             told: told.address(),
             ticket: told.next_ticket(),
             slots: self.slots as u32,
-            local_experts: local,
+            begins: u32::from(!self.is_begun),
         };
+        self.is_begun = true;
         let grid = Grid { blocks: 1, threads: THREADS };
         // SAFETY: the kernel takes this struct, and the group keeps the memory for what is told; otherwise as above.
         unsafe { stream.launch(group.kernels().count, grid, &count)? };
@@ -180,7 +184,8 @@ impl Dispatch {
     /// The stream is of the group's context, and comes after the work of [`begin`](Self::begin). `outputs` has as much memory
     /// as it says, which only this call uses until its work has ended, but for its table, which is kept for the handle.
     pub unsafe fn receive(self, outputs: &Outputs, stream: &Stream) -> Result<Handle> {
-        let Self { group, call, routes, area, slots, earlier, most_blocks } = self;
+        let Self { group, send, slots, is_begun, earlier, most_blocks } = self;
+        let params::Send { call, routes, area, .. } = send.send;
         group.check()?;
         check_rows("rows", outputs.rows, outputs.stride, area.payload as usize)?;
         let len = u32::try_from(outputs.len)
@@ -228,13 +233,26 @@ impl Dispatch {
             zeroes_gaps: u32::from(outputs.zeroes_gaps && by_expert.is_some()),
             zero: 0,
         };
-        // SAFETY: the kernel takes this struct; otherwise as above.
+        let kernels = group.kernels();
+        // SAFETY: the kernels take these structs; otherwise as above.
         unsafe {
-            let blocks = blocks_for(outputs.len, most_blocks);
-            group.launch(stream, (group.kernels().normal_receive, blocks), &receive)?;
+            if group.has_whole_calls() {
+                let blocks = blocks_for(outputs.len + rows_of(&send), most_blocks);
+                let is_begun = u32::from(is_begun);
+                let whole = WholeNormalDispatch { send, receive, is_begun, zero: 0 };
+                group.launch(stream, (kernels.normal_dispatch, blocks), &whole)?;
+            } else {
+                let blocks = blocks_for(outputs.len, most_blocks);
+                group.launch(stream, (kernels.normal_receive, blocks), &receive)?;
+            }
         }
         Ok(Handle { group, routes, slots, told })
     }
+}
+
+/// What there is to send: a row of each token, and what is told of them.
+fn rows_of(send: &NormalSend) -> usize {
+    send.send.routes.tokens as usize + 1
 }
 
 const NO_SCALES: ScalesIn = ScalesIn { words: 0, count: 0, token_stride: 0, word_stride: 0 };

@@ -202,7 +202,7 @@ impl<'a> OnGpu<'a> {
         // SAFETY: the memory is as long as is said, and lives until the stream has been waited for.
         unsafe {
             self.lay_out(case, group, gpu)?;
-            let dispatch =
+            let mut dispatch =
                 normal::Dispatch::begin(group, &tokens, self.routed(case), case.slots, to)?;
             let (mut outputs, wrong) = (self.to, case.wrong_of(group));
             if !case.is_worst {

@@ -124,12 +124,12 @@ impl PyNormalDispatch {
         Ok(Self { dispatch: Apart::new(dispatch), stream })
     }
 
-    /// How much arrives, when every rank has sent: tokens by rank, and how many chose each local expert. Waits `limit` seconds at most.
+    /// How much arrives, when every rank has told: tokens by rank, and how many chose each local expert. Waits `limit` seconds at most.
     fn counts(&self, py: Python<'_>, limit: f64) -> PyResult<(Vec<u32>, Vec<u32>)> {
         let limit = timeout_of(limit)?;
         engine(py, |interrupted| {
-            let dispatch = self.dispatch.lock();
-            let dispatch = dispatch.as_ref().ok_or_else(over)?;
+            let mut dispatch = self.dispatch.lock();
+            let dispatch = dispatch.as_mut().ok_or_else(over)?;
             // SAFETY: the stream is the one that the dispatch was begun on.
             let counts = unsafe { dispatch.counts(&self.stream, limit, interrupted) }?;
             Ok((counts.from, counts.per_expert))
