@@ -77,9 +77,7 @@ __device__ __forceinline__ bool send_rows(const UcclEpReturn& p, Returning& s, S
 
 __device__ __forceinline__ bool combine_send(const UcclEpReturn& p, Returning& s) {
   return send_rows(p, s, [&](const Team& team, const Going& row) {
-    // One lane has the only target.
-    Targets targets[1] = {{row.to, 1}};
-    copy_to_all(team, targets, row.from, p.row_len / 16);
+    copy<ROUND>(team, row.to, row.from, p.row_len / 16);
   });
 }
 

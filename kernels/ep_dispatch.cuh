@@ -170,7 +170,7 @@ __device__ __forceinline__ void send_routed_counts(const UcclEpSend& p, const Uc
 __device__ __forceinline__ void send_token(const UcclEpSend& p, const Team& team, u32 token, const Targets (&to)[2]) {
   u64 row = p.rows + token * p.row_stride;
   if (p.how == UCCL_EP_COPIED) {
-    copy_to_all(team, to, row, p.area.payload / 16);
+    copy_to_all<ROUND>(team, to, row, p.area.payload / 16);
   } else if (p.how == UCCL_EP_NVFP4) {
     send_nvfp4(p, team, row, to);
   } else {
@@ -367,7 +367,7 @@ __device__ __forceinline__ void receive_record(const UcclEpReceive& p, const Arr
     }
   }
   Targets rows[1] = {{p.rows + row * p.row_stride, __ballot_sync(ALL, expert != NO_EXPERT)}};
-  copy_to_all(team, rows, record, p.area.payload / 16);
+  copy_to_all<ROUND>(team, rows, record, p.area.payload / 16);
   ScalesPlace scales_of_row = place_of_scales(p, expert, row);
   Targets scales = {scales_of_row.first, rows[0].has};
 #pragma unroll 1

@@ -4,32 +4,49 @@
 #include "ep_combine.cuh"
 #include "ep_normal_dispatch.cuh"
 
-// Adds some rows' vectors at a place, in their order.
-__device__ __forceinline__ void add_rows(Sums& sums, const Targets& rows, u32 at, bool is_inside) {
+// Vectors of a row that a lane sums at a time: where all is summed, and where some is summed to go on.
+constexpr u32 SUMMED = 4;
+constexpr u32 SUMMED_ON_THE_WAY = 2;
+
+// Adds vectors of some rows, in their order: those of two rows are in flight.
+template <u32 N>
+__device__ __forceinline__ void add_rows(Sums (&sums)[N], const Targets& rows, u32 first, u32 end) {
 #pragma unroll 1
   for (u32 left = rows.has; left != 0;) {
-    Vector v[ROUND];
-    u32 taken = 0;
+    Vector one[N] = {}, other[N] = {};
+    load_vectors(one, __shfl_sync(ALL, rows.mine, __ffs(static_cast<int>(left)) - 1), first, end);
+    left &= left - 1;
+    bool has_other = left != 0;
+    if (has_other) load_vectors(other, __shfl_sync(ALL, rows.mine, __ffs(static_cast<int>(left)) - 1), first, end);
+    left &= left - 1;
 #pragma unroll
-    for (u32 i = 0; i < ROUND; i++) {
-      if (left != 0) {
-        u64 row = __shfl_sync(ALL, rows.mine, __ffs(static_cast<int>(left)) - 1);
-        left &= left - 1;
-        taken = i + 1;
-        if (is_inside) v[i] = load_vector(row + 16ull * at);
-      }
+    for (u32 i = 0; i < N; i++) {
+      add(sums[i], one[i]);
+      if (has_other) add(sums[i], other[i]);
     }
+  }
+}
+
+// Sums rows to a row at `to`, from what `begin(sums, first, end)` adds first.
+template <u32 N, u32 SETS, typename Begin>
+__device__ __forceinline__ void sum_all(const Team& team, const Targets (&rows)[SETS], u64 to, u32 count, Begin begin) {
+  Slice slice = slice_of(team, count);
+#pragma unroll 1
+  for (u32 first = slice.begin; first < slice.end; first += N * LANES) {
+    Sums sums[N] = {};
+    begin(sums, first, slice.end);
 #pragma unroll
-    for (u32 i = 0; i < ROUND; i++) {
-      if (i < taken && is_inside) add(sums, v[i]);
-    }
+    for (u32 set = 0; set < SETS; set++) add_rows(sums, rows[set], first, slice.end);
+    Vector out[N];
+#pragma unroll
+    for (u32 i = 0; i < N; i++) out[i] = rounded(sums[i]);
+    store_vectors(to, out, first, slice.end);
   }
 }
 
 // Sends a token's row, and its weights, to a record.
 __device__ __forceinline__ void return_row(const UcclEpNormalReturn& p, const Team& team, u32 at, u64 to) {
-  Targets targets[1] = {{to, 1}};
-  copy_to_all(team, targets, p.rows + at * p.row_stride, p.row_len / 16);
+  copy<LONG_ROUND>(team, to, p.rows + at * p.row_stride, p.row_len / 16);
   u32 k = team.lane();
   if (p.weights != 0 && k < p.top_k) {
     u64 of_row = static_cast<u64>(at) * p.top_k + k;
@@ -48,15 +65,8 @@ __device__ __forceinline__ u32 given_row(const UcclEpNormalReturn& p, u32 at, u3
 __device__ __forceinline__ void return_sum(const UcclEpNormalReturn& p, const Team& team, u32 at, u64 to) {
   u32 lane = lane_of_thread(), row = given_row(p, at, lane);
   bool is_there = row != NO_ROW;
-  Targets rows = {p.rows + row * p.row_stride, __ballot_sync(ALL, is_there)};
-  u32 count = p.row_len / 16;
-#pragma unroll 1
-  for (u32 first = team.warp * LANES; first < count; first += team.lanes()) {
-    u32 vector = first + lane;
-    Sums sums = {};
-    add_rows(sums, rows, vector, vector < count);
-    if (vector < count) store_vector(to + 16ull * vector, rounded(sums));
-  }
+  Targets rows[1] = {{p.rows + row * p.row_stride, __ballot_sync(ALL, is_there)}};
+  sum_all<SUMMED_ON_THE_WAY>(team, rows, to, p.row_len / 16, [](Sums (&)[SUMMED_ON_THE_WAY], u32, u32) {});
   if (p.weights != 0 && team.warp == 0 && lane < p.top_k) {
     float weight = is_there ? reinterpret_cast<const float*>(p.weights)[row] : 0.0f;
     reinterpret_cast<float*>(to + p.weights_at)[lane] = weight;
@@ -70,8 +80,8 @@ __device__ __forceinline__ void return_each(const UcclEpNormalReturn& p, const T
 #pragma unroll 1
   for (u32 left = __ballot_sync(ALL, row != NO_ROW); left != 0; left &= left - 1) {
     u32 choice = static_cast<u32>(__ffs(static_cast<int>(left))) - 1;
-    Targets targets[1] = {{to + static_cast<u64>(choice) * p.slots * p.slot_stride, 1}};
-    copy_to_all(team, targets, __shfl_sync(ALL, mine, static_cast<int>(choice)), p.row_len / 16);
+    u64 slot = to + static_cast<u64>(choice) * p.slots * p.slot_stride;
+    copy<LONG_ROUND>(team, slot, __shfl_sync(ALL, mine, static_cast<int>(choice)), p.row_len / 16);
   }
 }
 
@@ -253,21 +263,17 @@ __device__ __forceinline__ void sum_rows(const UcclEpNormalSum& p, const UcclEpP
                                          u32 token, RowOf of) {
   bool by_rank = p.order == UCCL_EP_BY_RANK;
   Summed summed = by_rank ? rows_by_rank(p, call, token, of) : rows_by_choice(p, call, token, of);
-  u32 count = p.row_len / 16;
   u64 row_at = token * static_cast<u64>(p.row_len);
-#pragma unroll 1
-  for (u32 first = team.warp * LANES; first < count; first += team.lanes()) {
-    u32 at = first + lane_of_thread();
-    bool is_inside = at < count;
-    Sums sums = {};
+  sum_all<SUMMED>(team, summed.rows, p.out + row_at, p.row_len / 16, [&](Sums (&sums)[SUMMED], u32 first, u32 end) {
 #pragma unroll
-    for (u32 i = 0; i < 2; i++) {
-      if (p.bias[i] != 0 && is_inside) add(sums, load_vector(p.bias[i] + row_at + 16ull * at));
+    for (u32 nth = 0; nth < 2; nth++) {
+      if (p.bias[nth] == 0) continue;
+      Vector bias[SUMMED] = {};
+      load_vectors(bias, p.bias[nth] + row_at, first, end);
+#pragma unroll
+      for (u32 i = 0; i < SUMMED; i++) add(sums[i], bias[i]);
     }
-    add_rows(sums, summed.rows[0], at, is_inside);
-    add_rows(sums, summed.rows[1], at, is_inside);
-    if (is_inside) store_vector(p.out + row_at + 16ull * at, rounded(sums));
-  }
+  });
   if (p.weights != 0 && team.warp == 0) sum_weights(p, token, summed);
 }
 

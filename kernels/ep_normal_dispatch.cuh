@@ -78,7 +78,7 @@ __device__ __forceinline__ void send_weights(const UcclEpNormalSend& p, u32 toke
 // Writes a token to its records.
 __device__ __forceinline__ void send_record(const UcclEpNormalSend& p, const Team& team, u32 token,
                                             const Targets (&to)[2]) {
-  copy_to_all(team, to, p.send.rows + token * p.send.row_stride, p.send.area.payload / 16);
+  copy_to_all<LONG_ROUND>(team, to, p.send.rows + token * p.send.row_stride, p.send.area.payload / 16);
   send_scales(p, team, token, to);
   if (team.warp == 0) send_weights(p, token, to);
 }
@@ -365,7 +365,7 @@ __device__ __forceinline__ void take(const UcclEpNormalReceive& p, const Rows& s
   u32 row = by_expert ? row_of_choice(p, s, a.from, token.choice()) : a.at;
   u32 has = by_expert ? __ballot_sync(ALL, row != NO_ROW) : 1;
   Targets to[1] = {{p.rows + row * p.row_stride, has}};
-  copy_to_all(team, to, token.row(), p.area.payload / 16);
+  copy_to_all<LONG_ROUND>(team, to, token.row(), p.area.payload / 16);
   take_scales(p, team, token, {p.scales + 4 * (row * p.scales_row), has});
   if (team.warp != 0) return;
   if (by_expert) {

@@ -13,6 +13,13 @@ __device__ __forceinline__ u32 bf16_from_f32(float value) {
   return is_nan ? 0x7fc0 : rounded;
 }
 
+// Two bf16 whose NaNs are those of the GPU, with the NaN that `bf16_from_f32` makes.
+__device__ __forceinline__ u32 one_nan(u32 pair) {
+  constexpr u32 OTHER = GPU_NAN ^ 0x7fc0;
+  u32 low = (pair & 0xffff) == GPU_NAN ? OTHER : 0, high = pair >> 16 == GPU_NAN ? OTHER << 16 : 0;
+  return pair ^ (low | high);
+}
+
 // The nearest number of so many bits of a significand and such a bias, ties to even, of a magnitude that is not too large.
 template <u32 BITS, u32 BIAS>
 __device__ __forceinline__ u32 nearest(u32 magnitude_bits) {
@@ -137,8 +144,6 @@ __device__ __forceinline__ void add(Sums& sums, const Vector& v) {
 __device__ __forceinline__ Vector rounded(const Sums& sums) {
   u32 words[4];
 #pragma unroll
-  for (u32 i = 0; i < 4; i++) {
-    words[i] = bf16_from_f32(sums.of[2 * i]) | bf16_from_f32(sums.of[2 * i + 1]) << 16;
-  }
+  for (u32 i = 0; i < 4; i++) words[i] = one_nan(bf16_pair(sums.of[2 * i], sums.of[2 * i + 1]));
   return {words[0], words[1], words[2], words[3]};
 }

@@ -5,8 +5,9 @@
 
 constexpr u32 LANES = 32;
 constexpr u32 ALL = 0xffffffff;
-// Vectors that a lane has in flight.
+// Vectors that a lane has in flight; and in kernels with fewer threads, which have more registers.
 constexpr u32 ROUND = 4;
+constexpr u32 LONG_ROUND = 14;
 
 __device__ __forceinline__ u32 lane_of_thread() { return threadIdx.x % LANES; }
 __device__ __forceinline__ u32 warp_of_thread() { return threadIdx.x / LANES; }
@@ -55,26 +56,63 @@ __device__ __forceinline__ Team whole_block() {
   return {blockIdx.x, gridDim.x, warp_of_thread(), warps_of_block()};
 }
 
-// Copies `count` vectors to all targets.
-template <u32 SETS>
-__device__ __forceinline__ void copy_to_all(const Team& team, const Targets (&targets)[SETS], u64 from, u32 count) {
-  u32 step = team.lanes();
-#pragma unroll 1
-  for (u32 first = team.warp * LANES; first < count; first += ROUND * step) {
-    u32 at = first + lane_of_thread();
-    Vector r[ROUND];
+// Some of a row's vectors, one behind the other.
+struct Slice {
+  u32 begin;
+  u32 end;
+};
+
+// Those of `count` that a warp of a team has.
+__device__ __forceinline__ Slice slice_of(const Team& team, u32 count) {
+  u32 share = (count + team.lanes() - 1) / team.lanes() * LANES;
+  u32 begin = min(team.warp * share, count);
+  return {begin, min(begin + share, count)};
+}
+
+// Loads a lane's vectors of a slice from `first` on.
+template <u32 IN_FLIGHT>
+__device__ __forceinline__ void load_vectors(Vector (&v)[IN_FLIGHT], u64 from, u32 first, u32 end) {
+  u32 at = first + lane_of_thread();
+  u64 address = from + 16ull * at;
 #pragma unroll
-    for (u32 i = 0; i < ROUND; i++) {
-      if (at + i * step < count) r[i] = load_vector(from + 16ull * (at + i * step));
-    }
+  for (u32 i = 0; i < IN_FLIGHT; i++) {
+    if (at + i * LANES < end) v[i] = load_vector(address + 16 * i * LANES);
+  }
+}
+
+template <u32 IN_FLIGHT>
+__device__ __forceinline__ void store_vectors(u64 to, const Vector (&v)[IN_FLIGHT], u32 first, u32 end) {
+  u32 at = first + lane_of_thread();
+  u64 address = to + 16ull * at;
+#pragma unroll
+  for (u32 i = 0; i < IN_FLIGHT; i++) {
+    if (at + i * LANES < end) store_vector(address + 16 * i * LANES, v[i]);
+  }
+}
+
+// Copies `count` vectors to all targets, of which each lane has so many in flight.
+template <u32 IN_FLIGHT, u32 SETS>
+__device__ __forceinline__ void copy_to_all(const Team& team, const Targets (&targets)[SETS], u64 from, u32 count) {
+  Slice slice = slice_of(team, count);
+#pragma unroll 1
+  for (u32 first = slice.begin; first < slice.end; first += IN_FLIGHT * LANES) {
+    Vector v[IN_FLIGHT];
+    load_vectors(v, from, first, slice.end);
 #pragma unroll
     for (u32 set = 0; set < SETS; set++) {
-      for_each(targets[set], [&](u64 to) {
-#pragma unroll
-        for (u32 i = 0; i < ROUND; i++) {
-          if (at + i * step < count) store_vector(to + 16ull * (at + i * step), r[i]);
-        }
-      });
+      for_each(targets[set], [&](u64 to) { store_vectors(to, v, first, slice.end); });
     }
+  }
+}
+
+// Copies `count` vectors to one place.
+template <u32 IN_FLIGHT>
+__device__ __forceinline__ void copy(const Team& team, u64 to, u64 from, u32 count) {
+  Slice slice = slice_of(team, count);
+#pragma unroll 1
+  for (u32 first = slice.begin; first < slice.end; first += IN_FLIGHT * LANES) {
+    Vector v[IN_FLIGHT];
+    load_vectors(v, from, first, slice.end);
+    store_vectors(to, v, first, slice.end);
   }
 }

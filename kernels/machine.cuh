@@ -71,5 +71,14 @@ __device__ __forceinline__ u64 now_ns() {
   return now;
 }
 
+// Two numbers as bf16, the nearest, ties to even: the first has the lower half. Every NaN becomes this one.
+constexpr u32 GPU_NAN = 0x7fff;
+
+__device__ __forceinline__ u32 bf16_pair(float low, float high) {
+  u32 pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
 // Between two looks at a word.
 __device__ __forceinline__ void relax() { __nanosleep(40); }

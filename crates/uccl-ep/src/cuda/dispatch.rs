@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use uccl_device::cuda::{Grid, Stream};
+use uccl_device::cuda::Stream;
 
 use super::{
     group::Group,
     memory::{Choices, Outputs, ScalesOut, Tokens, check_rows},
     params::{
-        Area, CallParams, FEW_CHOICES, MAX_TOKENS, ROUTE_THREADS, Receive, Routes, Send,
+        Area, CallParams, FEW_CHOICES, MAX_TOKENS, Receive, Routes, Send,
         WholeDispatch, how,
     },
     status::DISPATCH_AGREED,
@@ -102,9 +102,8 @@ impl Dispatch {
         if self.send.is_few != 0 {
             return Ok(());
         }
-        let grid = Grid { blocks: 1, threads: ROUTE_THREADS };
         // SAFETY: the kernel takes this struct; otherwise as for `begin`.
-        unsafe { stream.launch(self.group.kernels().route, grid, &self.send) }.map_err(Error::from)
+        unsafe { self.group.kernels().route.launch(stream, 1, &self.send) }
     }
 
     /// Blocks that have something to send: one for each token, and one for what is told of them.

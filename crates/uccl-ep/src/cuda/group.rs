@@ -3,13 +3,13 @@
 use std::{sync::Arc, time::Duration};
 
 use parking_lot::{Mutex, MutexGuard};
-use uccl_device::cuda::{Context, DeviceBuffer, Function, Gpus, Grid, Priority, Stream};
+use uccl_device::cuda::{Context, DeviceBuffer, Gpus, Priority, Stream};
 use uccl_wire::ep_gpu_card::EpGpuCard;
 
 use super::{
     hosted::Hosted,
-    kernels::Kernels,
-    params::{CallParams, GroupParams, MAX_RANKS, Mask, Own, THREADS},
+    kernels::{Kernel, Kernels},
+    params::{CallParams, GroupParams, MAX_RANKS, Mask, Own},
     status::Reports,
     told::ToldMemory,
     window::Window,
@@ -286,9 +286,8 @@ impl Group {
         let ranks = self.config.ranks as u32;
         let mask =
             Mask { own: self.own.address(), set: left_out, clear: let_in, status, ranks, zero: 0 };
-        let grid = Grid { blocks: 1, threads: MAX_RANKS as u32 };
         // SAFETY: the kernel takes this struct; otherwise as the caller has it.
-        unsafe { stream.launch(self.kernels.mask, grid, &mask) }.map_err(Error::from)
+        unsafe { self.kernels.mask.launch(stream, 1, &mask) }
     }
 
     /// Memory for what one dispatch at a time tells the host.
@@ -339,13 +338,12 @@ impl Group {
     pub(super) unsafe fn launch<P>(
         &self,
         stream: &Stream,
-        (kernel, rows): (Function, usize),
+        (kernel, rows): (Kernel, usize),
         parameter: &P,
     ) -> Result<()> {
-        let most = self.config.blocks as usize;
-        let grid = Grid { blocks: rows.clamp(1, most) as u32, threads: THREADS };
+        let blocks = rows.clamp(1, self.config.blocks as usize) as u32;
         // SAFETY: as the caller has it.
-        unsafe { stream.launch(kernel, grid, parameter) }.map_err(Error::from)
+        unsafe { kernel.launch(stream, blocks, parameter) }
     }
 }
 

@@ -2,35 +2,61 @@
 
 use std::{
     collections::HashMap,
+    ffi::CStr,
     sync::{Arc, LazyLock},
 };
 
 use parking_lot::Mutex;
-use uccl_device::cuda::{Context, Function, GpuError, Module};
+use uccl_device::cuda::{Context, Function, GpuError, Grid, Module, Stream};
+
+use super::params::{MAX_RANKS, NORMAL_THREADS, ROUTE_THREADS, THREADS};
+use crate::error::{Error, Result};
 
 /// The kernels as PTX, which every GPU from Ampere on runs. The driver compiles it once for each driver and GPU.
 const PTX: &str = concat!(include_str!("../../ptx/ep.ptx"), "\0");
 
+/// A kernel, and how many threads its blocks have.
+#[derive(Clone, Copy)]
+pub(super) struct Kernel {
+    function: Function,
+    threads: u32,
+}
+
+impl Kernel {
+    /// Enqueues so many blocks of it.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    ///
+    /// # Safety
+    /// As for [`Stream::launch`].
+    pub(super) unsafe fn launch<P>(self, stream: &Stream, blocks: u32, parameter: &P) -> Result<()> {
+        let grid = Grid { blocks, threads: self.threads };
+        // SAFETY: as the caller has it.
+        unsafe { stream.launch(self.function, grid, parameter) }.map_err(Error::from)
+    }
+}
+
 /// The kernels in a context.
 pub(super) struct Kernels {
-    pub(super) route: Function,
-    pub(super) send: Function,
-    pub(super) receive: Function,
-    pub(super) give_back: Function,
-    pub(super) sum: Function,
-    pub(super) give_back_packed: Function,
-    pub(super) sum_packed: Function,
-    pub(super) dispatch: Function,
-    pub(super) combine: Function,
-    pub(super) mask: Function,
-    pub(super) layout: Function,
-    pub(super) normal_send: Function,
-    pub(super) count: Function,
-    pub(super) normal_receive: Function,
-    pub(super) normal_return: Function,
-    pub(super) normal_sum: Function,
-    pub(super) normal_dispatch: Function,
-    pub(super) normal_combine: Function,
+    pub(super) route: Kernel,
+    pub(super) send: Kernel,
+    pub(super) receive: Kernel,
+    pub(super) give_back: Kernel,
+    pub(super) sum: Kernel,
+    pub(super) give_back_packed: Kernel,
+    pub(super) sum_packed: Kernel,
+    pub(super) dispatch: Kernel,
+    pub(super) combine: Kernel,
+    pub(super) mask: Kernel,
+    pub(super) layout: Kernel,
+    pub(super) normal_send: Kernel,
+    pub(super) count: Kernel,
+    pub(super) normal_receive: Kernel,
+    pub(super) normal_return: Kernel,
+    pub(super) normal_sum: Kernel,
+    pub(super) normal_dispatch: Kernel,
+    pub(super) normal_combine: Kernel,
     /// It must stay loaded.
     _module: Module,
 }
@@ -52,25 +78,28 @@ impl Kernels {
     /// Looks up each kernel: the driver might load a kernel only then, and waits for other kernels while it does.
     fn load(context: &'static Context) -> Result<Self, GpuError> {
         let module = Module::load_ptx(context, PTX)?;
+        let kernel = |threads: u32, name: &CStr| {
+            Ok(Kernel { function: module.function(name)?, threads })
+        };
         Ok(Self {
-            route: module.function(c"uccl_ep_route")?,
-            send: module.function(c"uccl_ep_send")?,
-            receive: module.function(c"uccl_ep_receive")?,
-            give_back: module.function(c"uccl_ep_return")?,
-            sum: module.function(c"uccl_ep_sum")?,
-            give_back_packed: module.function(c"uccl_ep_return_packed")?,
-            sum_packed: module.function(c"uccl_ep_sum_packed")?,
-            dispatch: module.function(c"uccl_ep_dispatch")?,
-            combine: module.function(c"uccl_ep_combine")?,
-            mask: module.function(c"uccl_ep_mask")?,
-            layout: module.function(c"uccl_ep_layout")?,
-            normal_send: module.function(c"uccl_ep_normal_send")?,
-            count: module.function(c"uccl_ep_count")?,
-            normal_receive: module.function(c"uccl_ep_normal_receive")?,
-            normal_return: module.function(c"uccl_ep_normal_return")?,
-            normal_sum: module.function(c"uccl_ep_normal_sum")?,
-            normal_dispatch: module.function(c"uccl_ep_normal_dispatch")?,
-            normal_combine: module.function(c"uccl_ep_normal_combine")?,
+            route: kernel(ROUTE_THREADS, c"uccl_ep_route")?,
+            send: kernel(THREADS, c"uccl_ep_send")?,
+            receive: kernel(THREADS, c"uccl_ep_receive")?,
+            give_back: kernel(THREADS, c"uccl_ep_return")?,
+            sum: kernel(THREADS, c"uccl_ep_sum")?,
+            give_back_packed: kernel(THREADS, c"uccl_ep_return_packed")?,
+            sum_packed: kernel(THREADS, c"uccl_ep_sum_packed")?,
+            dispatch: kernel(THREADS, c"uccl_ep_dispatch")?,
+            combine: kernel(THREADS, c"uccl_ep_combine")?,
+            mask: kernel(MAX_RANKS as u32, c"uccl_ep_mask")?,
+            layout: kernel(ROUTE_THREADS, c"uccl_ep_layout")?,
+            normal_send: kernel(NORMAL_THREADS, c"uccl_ep_normal_send")?,
+            count: kernel(NORMAL_THREADS, c"uccl_ep_count")?,
+            normal_receive: kernel(NORMAL_THREADS, c"uccl_ep_normal_receive")?,
+            normal_return: kernel(NORMAL_THREADS, c"uccl_ep_normal_return")?,
+            normal_sum: kernel(NORMAL_THREADS, c"uccl_ep_normal_sum")?,
+            normal_dispatch: kernel(NORMAL_THREADS, c"uccl_ep_normal_dispatch")?,
+            normal_combine: kernel(NORMAL_THREADS, c"uccl_ep_normal_combine")?,
             _module: module,
         })
     }
@@ -78,8 +107,6 @@ impl Kernels {
 
 #[cfg(test)]
 mod tests {
-    use std::ffi::CStr;
-
     use super::{
         super::params::{
             Count, Mask, NormalReceive, NormalReturn, NormalSend, NormalSum, Receive, Return, Send,

@@ -18,6 +18,8 @@ pub const MAX_TOKENS: usize = 65_535;
 /// The most choices of a call that each block of the kernel that sends looks at. More are routed by a kernel before it.
 pub(super) const FEW_CHOICES: usize = 4096;
 pub(super) const THREADS: u32 = 1024;
+/// Of kernels of normal mode.
+pub(super) const NORMAL_THREADS: u32 = 512;
 /// Of the kernel that counts for each warp how many of its tokens chose each expert.
 pub(super) const ROUTE_THREADS: u32 = 256;
 /// Parts of a call in normal mode that have marks of their own.
@@ -608,6 +610,7 @@ pub fn layout_assertions() -> String {
         ("UCCL_EP_ROUND", ROUND),
         ("UCCL_EP_HEADER", header::WORDS),
         ("UCCL_EP_THREADS", THREADS as usize),
+        ("UCCL_EP_NORMAL_THREADS", NORMAL_THREADS as usize),
         ("UCCL_EP_ROUTE_THREADS", ROUTE_THREADS as usize),
         ("UCCL_EP_CHUNK", CHUNK),
         ("UCCL_EP_PARTS", PARTS),

@@ -114,6 +114,15 @@ inline u32 look(u64 address) {
 
 inline u32 look_shared(const u32& word) { return word; }
 
+constexpr u32 GPU_NAN = 0x7fff;
+
+inline u32 bf16_of(float value) {
+  u32 bits = emulated::value_of<u32>(emulated::bits_of(value));
+  return value != value ? GPU_NAN : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
+inline u32 bf16_pair(float low, float high) { return bf16_of(low) | bf16_of(high) << 16; }
+
 inline u64 now_ns() {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);

@@ -2,10 +2,10 @@
 
 use std::{mem::offset_of, num::NonZero, sync::Arc, time::Duration};
 
-use uccl_device::cuda::{Grid, Stream};
+use uccl_device::cuda::Stream;
 
 use super::{
-    layout::grid_of,
+    layout::blocks_of,
     memory::{ByExpert, Outputs, Routed, ScalesIn, ScalesOut, Table, Tokens, blocks_for},
 };
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
         group::Group,
         memory::check_rows,
         params::{
-            self, NormalReceive, NormalSend, Own, Routes, THREADS, WholeNormalDispatch,
+            self, NormalReceive, NormalSend, Own, Routes, WholeNormalDispatch,
         },
         told::ToldMemory,
     },
@@ -127,7 +127,7 @@ impl Dispatch {
         // as long as the group lives, and freed when the GPU's work has ended.
         unsafe {
             if earlier.is_none() {
-                stream.launch(group.kernels().layout, grid_of(routes.tokens), &send)?;
+                group.kernels().layout.launch(stream, blocks_of(routes.tokens), &send)?;
             }
             if !group.has_whole_calls() {
                 let blocks = blocks_for(rows_of(&send), most_blocks);
@@ -164,9 +164,8 @@ impl Dispatch {
             begins: u32::from(!self.is_begun),
         };
         self.is_begun = true;
-        let grid = Grid { blocks: 1, threads: THREADS };
         // SAFETY: the kernel takes this struct, and the group keeps the memory for what is told; otherwise as above.
-        unsafe { stream.launch(group.kernels().count, grid, &count)? };
+        unsafe { group.kernels().count.launch(stream, 1, &count)? };
         let told = wait_for(group, &told, (stream, limit), is_interrupted)?;
         Ok(Counts {
             from: told.from[..group.ranks()].to_vec(),

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use uccl_device::cuda::{Grid, Stream};
+use uccl_device::cuda::Stream;
 
 use crate::{
     cuda::{
         group::Group,
         memory::Choices,
-        params::{self, Area, CHUNK, NormalSend, ROUTE_THREADS, Routes},
+        params::{self, Area, CHUNK, NormalSend, Routes},
     },
     error::{Phase, Result},
     header::Header,
@@ -83,13 +83,13 @@ impl Layout {
         // SAFETY: the kernel takes this struct; the module is never unloaded; the caller's promise.
         unsafe {
             stream.fill(scratch, 0, size_of::<u32>())?;
-            stream.launch(group.kernels().layout, grid_of(routes.tokens), &layout)?;
+            group.kernels().layout.launch(stream, blocks_of(routes.tokens), &layout)?;
         }
         Ok(())
     }
 }
 
 /// Blocks for a chunk of the tokens each.
-pub(super) fn grid_of(tokens: u32) -> Grid {
-    Grid { blocks: tokens.div_ceil(CHUNK as u32).max(1), threads: ROUTE_THREADS }
+pub(super) fn blocks_of(tokens: u32) -> u32 {
+    tokens.div_ceil(CHUNK as u32).max(1)
 }
