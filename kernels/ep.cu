@@ -111,14 +111,24 @@ extern "C" __global__ void __launch_bounds__(UCCL_EP_NORMAL_THREADS)
   normal_sum(p, s);
 }
 
+struct Dispatched {
+  Rows rows;
+  Outgoing out;
+};
+
 extern "C" __global__ void __launch_bounds__(UCCL_EP_NORMAL_THREADS)
     uccl_ep_normal_dispatch(const __grid_constant__ UcclEpNormalDispatch p) {
-  UCCL_SHARED(Rows, s);
-  normal_dispatch(p, s);
+  UCCL_SHARED(Dispatched, s);
+  normal_dispatch(p, s.rows, s.out);
 }
+
+struct Combined {
+  Waiting waiting;
+  Outgoing out;
+};
 
 extern "C" __global__ void __launch_bounds__(UCCL_EP_NORMAL_THREADS)
     uccl_ep_normal_combine(const __grid_constant__ UcclEpNormalCombine p) {
-  UCCL_SHARED(Waiting, s);
-  normal_combine(p, s);
+  UCCL_SHARED(Combined, s);
+  normal_combine(p, s.waiting, s.out);
 }

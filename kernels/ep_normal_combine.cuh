@@ -297,28 +297,38 @@ __device__ __forceinline__ Came came_from(const UcclEpNormalReturn& p, u32 rank)
   return {first, min(end - first, p.slots)};
 }
 
-// Sends rows back, part by part, and parts for all ranks in turn. What is for this rank stays where it is, but for sums.
-__device__ __forceinline__ void return_parts(const UcclEpNormalReturn& p, const UcclEpPlaced& call, const Share& share) {
-  const UcclEpGroup& g = p.group;
+// To how many ranks rows go back. What is for this rank stays where it is, but for sums.
+__device__ __forceinline__ u32 ranks_of(const UcclEpNormalReturn& p) {
+  return p.metadata != 0 ? p.group.ranks : p.group.ranks - 1;
+}
+
+// The parts of the rank that has the most, times the ranks to which they go.
+__device__ __forceinline__ u32 parts_of(const UcclEpNormalReturn& p) {
   u32 most = 0;
 #pragma unroll 1
-  for (u32 rank = 0; rank < g.ranks; rank++) most = max(most, cut_of(came_from(p, rank).count).marks);
-#pragma unroll 1
-  for (u32 i = share.first(); i < g.ranks * most; i += share.step()) {
-    u32 mark = i / g.ranks, turn = mark * g.ranks / share.step(), rank = (g.rank + i + turn) % g.ranks;
+  for (u32 rank = 0; rank < p.group.ranks; rank++) most = max(most, cut_of(came_from(p, rank).count).marks);
+  return most * ranks_of(p);
+}
+
+// Sends rows back, part by part, and parts for all ranks in turn.
+__device__ __forceinline__ void return_parts(const UcclEpNormalReturn& p, const UcclEpPlaced& call, const Share& share,
+                                             Outgoing& out) {
+  const UcclEpGroup& g = p.group;
+  u32 ranks = ranks_of(p);
+  send_parts(out, parts_of(p), share, [&](u32 part, u32 nth) {
+    u32 mark = part / ranks, rank = (g.rank + 1 + part % ranks) % g.ranks;
     Came came = came_from(p, rank);
     Cut cut = cut_of(came.count);
-    if (mark >= cut.marks || is_masked(call, rank) || (rank == g.rank && p.metadata == 0)) continue;
-    u32 begin = mark / cut.pieces * cut.rows, end = min(begin + cut.rows, came.count);
+    bool has = mark < cut.marks && !is_masked(call, rank);
+    u32 begin = mark / cut.pieces * cut.rows, end = has ? min(begin + cut.rows, came.count) : begin;
     Team team = {0, 0, mark % cut.pieces, cut.pieces};
 #pragma unroll 1
-    for (u32 nth = begin; nth < end; nth++) return_token(p, call, team, came.first + nth);
-    __syncwarp();
-    if (lane_of_thread() == 0) {
+    for (u32 at = begin; at < end; at++) return_token(p, call, team, came.first + at);
+    tell_later(out, nth, has ? 1 : 0, [&](u32) -> Mark {
       u64 word = marks_of(g, rank, g.rank, call.number) + sizeof(u64) * mark;
-      store_release(word, mark_of_part(call.number, begin, end - begin));
-    }
-  }
+      return {word, mark_of_part(call.number, begin, end - begin)};
+    });
+  });
 }
 
 // Waits until all of a token's rows are there: a lane looks for a piece of a rank's.
@@ -359,7 +369,7 @@ __device__ __forceinline__ bool sum_parts(const UcclEpNormalCombine& p, Waiting&
 }
 
 // Sends back and sums in one launch, part by part.
-__device__ __forceinline__ void normal_combine(const UcclEpNormalCombine& p, Waiting& w) {
+__device__ __forceinline__ void normal_combine(const UcclEpNormalCombine& p, Waiting& w, Outgoing& out) {
   const UcclEpNormalReturn& back = p.give_back;
   const UcclEpGroup& g = back.group;
   if (!begin_send(g, back.call, w)) return;
@@ -368,7 +378,7 @@ __device__ __forceinline__ void normal_combine(const UcclEpNormalCombine& p, Wai
     tell_arrived(g, back.call, w);
   }
   if (!has_rows(back, w)) return;
-  if (is_sender()) return_parts(back, w.call, share_of_sender());
+  if (is_sender()) return_parts(back, w.call, share_of_sender(), out);
   if (is_taker() && !sum_parts(p, w, share_of_taker())) return;
   if (!is_sound(g, back.call, w) || !is_last_block(g, STEP_RECEIVE, w)) return;
   take_place(g, back.call, w.call);

@@ -97,32 +97,29 @@ __device__ __forceinline__ void normal_send(const UcclEpNormalSend& p, Waiting& 
   end_send(send.group, send.call, w, [&] { send_areas(send, w); });
 }
 
-// Tells every other rank that it has the tokens of a part from `begin` to `end`, or this warp's piece of them.
-__device__ __forceinline__ void tell_part(const UcclEpSend& p, const UcclEpPlaced& call, u32 mark, u32 begin, u32 end) {
+// The mark that tells a rank that it has the tokens of a part from `begin` to `end`, or a piece of them.
+__device__ __forceinline__ Mark mark_for(const UcclEpSend& p, const UcclEpPlaced& call, u32 mark, u32 rank, u32 begin,
+                                         u32 end) {
   const UcclEpGroup& g = p.group;
-  __syncwarp();
+  if (rank == g.rank || is_masked(call, rank)) return {0, 0};
+  u32 first = 0, count = 0;
 #pragma unroll 1
-  for (u32 rank = lane_of_thread(); rank < g.ranks; rank += LANES) {
-    if (rank == g.rank || is_masked(call, rank)) continue;
-    u32 first = 0, count = 0;
-#pragma unroll 1
-    for (u32 token = begin; token < end; token++) {
-      int slot = reinterpret_cast<const int*>(p.routes.slots)[static_cast<u64>(token) * g.ranks + rank];
-      if (slot < 0) continue;
-      if (count == 0) first = static_cast<u32>(slot) + before_chunk(p.routes, g.ranks, token, rank);
-      count++;
-    }
-    store_release(marks_of(g, rank, g.rank, call.number) + sizeof(u64) * mark, mark_of_part(call.number, first, count));
+  for (u32 token = begin; token < end; token++) {
+    int slot = reinterpret_cast<const int*>(p.routes.slots)[static_cast<u64>(token) * g.ranks + rank];
+    if (slot < 0) continue;
+    if (count == 0) first = static_cast<u32>(slot) + before_chunk(p.routes, g.ranks, token, rank);
+    count++;
   }
+  return {marks_of(g, rank, g.rank, call.number) + sizeof(u64) * mark, mark_of_part(call.number, first, count)};
 }
 
 // Sends other ranks their tokens, part by part.
-__device__ __forceinline__ void send_parts(const UcclEpNormalSend& p, const UcclEpPlaced& call, const Share& share) {
+__device__ __forceinline__ void send_tokens(const UcclEpNormalSend& p, const UcclEpPlaced& call, const Share& share,
+                                            Outgoing& out) {
   const UcclEpSend& send = p.send;
   const UcclEpGroup& g = send.group;
   Cut cut = cut_of(send.routes.tokens);
-#pragma unroll 1
-  for (u32 mark = share.first(); mark < cut.marks; mark += share.step()) {
+  send_parts(out, cut.marks, share, [&](u32 mark, u32 nth) {
     u32 begin = mark / cut.pieces * cut.rows, end = min(begin + cut.rows, send.routes.tokens);
     Team team = {0, 0, mark % cut.pieces, cut.pieces};
 #pragma unroll 1
@@ -132,8 +129,8 @@ __device__ __forceinline__ void send_parts(const UcclEpNormalSend& p, const Uccl
       records_of(send, call, token, to, g.rank);
       send_record(p, team, token, to);
     }
-    tell_part(send, call, mark, begin, end);
-  }
+    tell_later(out, nth, g.ranks, [&](u32 rank) { return mark_for(send, call, mark, rank, begin, end); });
+  });
 }
 
 // What a block knows of what arrives.
@@ -540,11 +537,11 @@ __device__ __forceinline__ bool begin_parts(const UcclEpNormalDispatch& p, Waiti
 }
 
 // Sends and takes out in one launch, part by part.
-__device__ __forceinline__ void normal_dispatch(const UcclEpNormalDispatch& p, Rows& s) {
+__device__ __forceinline__ void normal_dispatch(const UcclEpNormalDispatch& p, Rows& s, Outgoing& out) {
   const UcclEpGroup& g = p.receive.group;
   const UcclEpCall& c = p.receive.call;
   if (!begin_parts(p, s.waiting)) return;
-  if (is_sender()) send_parts(p.send, s.waiting.call, share_of_sender());
+  if (is_sender()) send_tokens(p.send, s.waiting.call, share_of_sender(), out);
   if (is_taker() && !take_all(p, s, share_of_taker())) return;
   if (!is_sound(g, c, s.waiting) || !is_last_block(g, STEP_RECEIVE, s.waiting)) return;
   if (p.is_begun == 0) take_place(g, c, s.waiting.call);

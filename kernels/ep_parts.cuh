@@ -33,7 +33,9 @@ struct Share {
   u32 blocks;
 
   __device__ __forceinline__ u32 first() const { return block + warp_of_thread() * blocks; }
-  __device__ __forceinline__ u32 step() const { return blocks * warps_of_block(); }
+  __device__ __forceinline__ u32 step() const { return step_of(warps_of_block()); }
+  // Where only so many of a block's warps do.
+  __device__ __forceinline__ u32 step_of(u32 warps) const { return blocks * warps; }
 };
 
 // A launch that sends and takes out: as the link is slower than the GPU's memory, fewer blocks send. One block does both.
@@ -75,4 +77,77 @@ __device__ __forceinline__ bool wait_for_parts(const UcclEpGroup& g, Waiting& w,
   bool are_there = __all_sync(ALL, is_there);
   __syncwarp();
   return are_there;
+}
+
+// A mark to be set.
+struct Mark {
+  u64 word;  // or 0: there is none
+  u64 value;
+};
+
+// What the warps of a block that sends have sent, and are to be told of. Stores to another GPU take long until they are there: one warp
+// waits for them, and sets the marks, while the others go on.
+struct Outgoing {
+  static constexpr u32 WARPS = UCCL_EP_NORMAL_THREADS / LANES;
+
+  Mark marks[WARPS][UCCL_EP_MOST_RANKS];  // of a warp's last part
+  u32 counts[WARPS];
+  u32 sent[WARPS];   // parts, shifted by one; and whether there are no more
+  u32 told[WARPS];   // parts
+};
+
+constexpr u32 IS_OVER = 1;
+
+// A warp has sent its `nth` part: `count` marks are to be set, `of(i)`. It waits until those of its last one are.
+template <typename Of>
+__device__ __forceinline__ void tell_later(Outgoing& out, u32 nth, u32 count, Of of) {
+  u32 warp = warp_of_thread();
+  while (look_shared(out.told[warp]) != nth) relax();
+  __syncwarp();
+#pragma unroll 1
+  for (u32 i = lane_of_thread(); i < count; i += LANES) out.marks[warp][i] = of(i);
+  if (lane_of_thread() == 0) out.counts[warp] = count;
+  __syncwarp();
+  if (lane_of_thread() == 0) say_to_block(out.sent[warp], (nth + 1) << 1);
+}
+
+// One warp tells of what so many others send, of which a lane has one, until they have sent all.
+__device__ __forceinline__ void tell_parts(Outgoing& out, u32 senders) {
+  u32 lane = lane_of_thread(), told = 0;
+  for (bool is_over = false; !is_over;) {
+    u32 sent = lane < senders ? look_shared(out.sent[lane]) : IS_OVER;
+    bool has = sent >> 1 != told;
+    is_over = __all_sync(ALL, (sent & IS_OVER) != 0);
+    if (!__any_sync(ALL, has)) {
+      relax();
+      continue;
+    }
+    // What the warps have stored, and said so, is there for whoever sees what is set behind this.
+    __threadfence_system();
+    if (has) {
+#pragma unroll 1
+      for (u32 i = 0; i < out.counts[lane]; i++) {
+        Mark mark = out.marks[lane][i];
+        if (mark.word != 0) store_relaxed(mark.word, mark.value);
+      }
+      say_to_block(out.told[lane], ++told);
+    }
+  }
+}
+
+// Sends `count` parts, each by `send(part, nth)`, which tells of it later. All warps of some blocks come here.
+template <typename Send>
+__device__ __forceinline__ void send_parts(Outgoing& out, u32 count, const Share& share, Send send) {
+  u32 warp = warp_of_thread(), senders = warps_of_block() - 1;
+  if (lane_of_thread() == 0) out.sent[warp] = out.told[warp] = 0;
+  __syncthreads();
+  if (warp == senders) {
+    tell_parts(out, senders);
+    return;
+  }
+  u32 nth = 0;
+#pragma unroll 1
+  for (u32 part = share.first(); part < count; part += share.step_of(senders)) send(part, nth++);
+  __syncwarp();
+  if (lane_of_thread() == 0) say_to_block(out.sent[warp], nth << 1 | IS_OVER);
 }

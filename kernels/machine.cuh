@@ -41,6 +41,11 @@ __device__ __forceinline__ void store_release(u64 address, u64 value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 
+// Alone it orders nothing: a fence before it may.
+__device__ __forceinline__ void store_relaxed(u64 address, u64 value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
 // Two words that lie behind each other, aligned to 16 bytes: each is whole whenever it is seen.
 __device__ __forceinline__ void store_pair(u64 address, u64 first, u64 second) {
   asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(address), "l"(first), "l"(second) : "memory");
@@ -78,6 +83,12 @@ __device__ __forceinline__ u32 bf16_pair(float low, float high) {
   u32 pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
+}
+
+// Sets a word of the block's for whom what this thread wrote before is there, when it has looked and made a fence.
+__device__ __forceinline__ void say_to_block(u32& word, u32 value) {
+  __threadfence_block();
+  *const_cast<volatile u32*>(&word) = value;
 }
 
 // Between two looks at a word.

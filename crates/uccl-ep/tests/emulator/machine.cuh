@@ -98,6 +98,12 @@ inline void store_release(u64 address, u64 value) {
   __atomic_store_n(reinterpret_cast<u64*>(address), value, __ATOMIC_RELEASE);
 }
 
+inline void store_relaxed(u64 address, u64 value) {
+  __atomic_store_n(reinterpret_cast<u64*>(address), value, __ATOMIC_RELAXED);
+}
+
+inline void say_to_block(u32& word, u32 value) { __atomic_store_n(&word, value, __ATOMIC_RELEASE); }
+
 // In either order, as on a GPU.
 inline void store_pair(u64 address, u64 first, u64 second) {
   bool is_first = address / 16 % 2 == 0;
@@ -177,6 +183,7 @@ inline u32 __ballot_sync(u32, bool yes) {
 }
 
 inline int __all_sync(u32, bool yes) { return __ballot_sync(~0u, yes) == ~0u; }
+inline int __any_sync(u32, bool yes) { return __ballot_sync(~0u, yes) != 0; }
 
 inline u32 __match_any_sync(u32, u32 value) {
   const u64* all = emulated::exchange(value);
