@@ -378,8 +378,9 @@ __device__ __forceinline__ void normal_combine(const UcclEpNormalCombine& p, Wai
     tell_arrived(g, back.call, w);
   }
   if (!has_rows(back, w)) return;
-  if (is_sender()) return_parts(back, w.call, share_of_sender(), out);
-  if (is_taker() && !sum_parts(p, w, share_of_taker())) return;
+  Roles roles = roles_of(SENDERS_OF_COMBINE);
+  if (roles.is_sender()) return_parts(back, w.call, roles.sending(), out);
+  if (roles.is_taker() && !sum_parts(p, w, roles.taking())) return;
   if (!is_sound(g, back.call, w) || !is_last_block(g, STEP_RECEIVE, w)) return;
   take_place(g, back.call, w.call);
   tell_taken(g, back.call, w);

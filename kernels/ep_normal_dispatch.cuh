@@ -541,8 +541,9 @@ __device__ __forceinline__ void normal_dispatch(const UcclEpNormalDispatch& p, R
   const UcclEpGroup& g = p.receive.group;
   const UcclEpCall& c = p.receive.call;
   if (!begin_parts(p, s.waiting)) return;
-  if (is_sender()) send_tokens(p.send, s.waiting.call, share_of_sender(), out);
-  if (is_taker() && !take_all(p, s, share_of_taker())) return;
+  Roles roles = roles_of(SENDERS_OF_DISPATCH);
+  if (roles.is_sender()) send_tokens(p.send, s.waiting.call, roles.sending(), out);
+  if (roles.is_taker() && !take_all(p, s, roles.taking())) return;
   if (!is_sound(g, c, s.waiting) || !is_last_block(g, STEP_RECEIVE, s.waiting)) return;
   if (p.is_begun == 0) take_place(g, c, s.waiting.call);
   tell_taken(g, c, s.waiting);

@@ -38,14 +38,21 @@ struct Share {
   __device__ __forceinline__ u32 step_of(u32 warps) const { return blocks * warps; }
 };
 
-// A launch that sends and takes out: as the link is slower than the GPU's memory, fewer blocks send. One block does both.
-constexpr u32 BLOCKS_OF_SENDER = 3;
+// What the blocks of a launch do that sends and takes out: the last ones send. One block does both.
+struct Roles {
+  u32 senders;
 
-__device__ __forceinline__ u32 senders() { return max(gridDim.x / BLOCKS_OF_SENDER, 1u); }
-__device__ __forceinline__ bool is_sender() { return blockIdx.x + senders() >= gridDim.x; }
-__device__ __forceinline__ bool is_taker() { return !is_sender() || gridDim.x == 1; }
-__device__ __forceinline__ Share share_of_sender() { return {blockIdx.x + senders() - gridDim.x, senders()}; }
-__device__ __forceinline__ Share share_of_taker() { return {blockIdx.x, max(gridDim.x - senders(), 1u)}; }
+  __device__ __forceinline__ bool is_sender() const { return blockIdx.x + senders >= gridDim.x; }
+  __device__ __forceinline__ bool is_taker() const { return !is_sender() || gridDim.x == 1; }
+  __device__ __forceinline__ Share sending() const { return {blockIdx.x + senders - gridDim.x, senders}; }
+  __device__ __forceinline__ Share taking() const { return {blockIdx.x, max(gridDim.x - senders, 1u)}; }
+};
+
+// Of twelve blocks, so many send. Sums take longer than copies.
+constexpr u32 SENDERS_OF_DISPATCH = 5;
+constexpr u32 SENDERS_OF_COMBINE = 4;
+
+__device__ __forceinline__ Roles roles_of(u32 senders) { return {max(gridDim.x * senders / 12, 1u)}; }
 
 // A mark: the call's number, and which of the rows for its receiver the part has. No part has more than 63.
 constexpr u32 MARK_CALL = 22;

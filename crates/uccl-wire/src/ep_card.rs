@@ -30,7 +30,7 @@ pub const EP_CARD_LEN: usize = 184;
 /// Bytes of a boot id.
 pub const HOST_LEN: usize = 36;
 
-const MAGIC: u32 = 0x5543_4503;
+const MAGIC: u32 = 0x5543_4504;
 const HOST_AT: usize = 56;
 const GENERATION_AT: usize = 92;
 const IP_AT: usize = 96;

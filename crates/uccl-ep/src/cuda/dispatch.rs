@@ -8,8 +8,7 @@ use super::{
     group::Group,
     memory::{Choices, Outputs, ScalesOut, Tokens, check_rows},
     params::{
-        Area, CallParams, FEW_CHOICES, MAX_TOKENS, Receive, Routes, Send,
-        WholeDispatch, how,
+        Area, CallParams, FEW_CHOICES, MAX_TOKENS, Receive, Routes, Send, WholeDispatch, how,
     },
     status::DISPATCH_AGREED,
 };

@@ -20,6 +20,7 @@ use crate::{
     header::Header,
     joining::{Exchange, agree, all_joined, judged_by_all},
     nodes::Node,
+    record::LINE,
     view::control_len,
 };
 
@@ -247,8 +248,7 @@ impl Group {
         placed: u64,
     ) -> Result<CallParams> {
         let pool = self.pool_len();
-        // As for a group of the CPU: a place begins at a multiple of what is copied to far ranks.
-        let len = len.next_multiple_of(64);
+        let len = len.next_multiple_of(LINE);
         if len > pool {
             let why = format!(
                 "the call needs {len} bytes of the buffer, which has {pool}; make it with more"

@@ -30,7 +30,12 @@ impl Kernel {
     ///
     /// # Safety
     /// As for [`Stream::launch`].
-    pub(super) unsafe fn launch<P>(self, stream: &Stream, blocks: u32, parameter: &P) -> Result<()> {
+    pub(super) unsafe fn launch<P>(
+        self,
+        stream: &Stream,
+        blocks: u32,
+        parameter: &P,
+    ) -> Result<()> {
         let grid = Grid { blocks, threads: self.threads };
         // SAFETY: as the caller has it.
         unsafe { stream.launch(self.function, grid, parameter) }.map_err(Error::from)
@@ -78,9 +83,8 @@ impl Kernels {
     /// Looks up each kernel: the driver might load a kernel only then, and waits for other kernels while it does.
     fn load(context: &'static Context) -> Result<Self, GpuError> {
         let module = Module::load_ptx(context, PTX)?;
-        let kernel = |threads: u32, name: &CStr| {
-            Ok(Kernel { function: module.function(name)?, threads })
-        };
+        let kernel =
+            |threads: u32, name: &CStr| Ok(Kernel { function: module.function(name)?, threads });
         Ok(Self {
             route: kernel(ROUTE_THREADS, c"uccl_ep_route")?,
             send: kernel(THREADS, c"uccl_ep_send")?,

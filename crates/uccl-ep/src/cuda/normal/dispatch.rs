@@ -13,9 +13,7 @@ use crate::{
         dispatch::call_of,
         group::Group,
         memory::check_rows,
-        params::{
-            self, NormalReceive, NormalSend, Own, Routes, WholeNormalDispatch,
-        },
+        params::{self, NormalReceive, NormalSend, Own, Routes, WholeNormalDispatch},
         told::ToldMemory,
     },
     error::{Error, Phase, Result},
