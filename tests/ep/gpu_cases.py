@@ -92,6 +92,23 @@ def both_modes(rank: Rank) -> None:
     exact.check(normal, few)
 
 
+def two_combines(rank: Rank) -> None:
+    """Several combines of one dispatch are under way."""
+    exact = Exact(rank, buffer_of(rank))
+    x, choices, weights = exact.given
+    rows, _, handle, _, _ = exact.buffer.low_latency_dispatch(x, choices, TOKENS, EXPERTS, use_fp8=False)
+    torch.cuda.current_stream().synchronize()
+    factors = [1, 2, 4]
+    made = [rows * factor for factor in factors]
+    back = [
+        exact.buffer.low_latency_combine(each, choices, weights, handle, return_recv_hook=True) for each in made
+    ]
+    for _, _, hook in back:
+        hook()
+    torch.cuda.current_stream().synchronize()
+    exact.check([], [out / factor for (out, _, _), factor in zip(back, factors)])
+
+
 def two_streams(rank: Rank, prepare: Callable[[], None]) -> None:
     """A combine on another stream, which ``prepare`` is called with first, waits for the event of its dispatch, and so do the calls
     behind it."""

@@ -83,7 +83,7 @@ def test_random_calls_return_what_the_oracle_says(run: Any, function: Callable[.
     run(in_threads, 1 + (seed + 1) % 3, function, seed)
 
 
-@pytest.mark.parametrize("function", [gpu_cases.both_modes, gpu_cases.by_ranks])
+@pytest.mark.parametrize("function", [gpu_cases.both_modes, gpu_cases.by_ranks, gpu_cases.two_combines])
 def test_calls_of_one_buffer_go_well(run: Any, function: Callable[[Rank], None]) -> None:
     run(in_threads, 2, function)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -41,6 +41,14 @@ def backend_of(group: Any) -> str:
     if not isinstance(group, getattr(torch.distributed, "ProcessGroup", ())):
         return ""
     return str(torch.distributed.get_backend(group))
+
+
+class HasSpare(Protocol):
+    """What a dispatch returned."""
+
+    memory: torch.Tensor
+    spare: int
+    """Where in it is memory that no combine has used, or 0."""
 
 
 class GpuGroup:
@@ -85,10 +93,16 @@ class GpuGroup:
             self._last, self._last_number = stream, number
         return number
 
+    def current_stream(self) -> torch.cuda.Stream:
+        """The current stream; that of the last call is at hand, and torch need not make an object for it."""
+        if self._last is not None and number_of_stream(self.device.index) == self._last_number:
+            return self._last
+        return torch.cuda.current_stream(self.device)
+
     def keep_for(self, number: int, made_on: int, tensors: tuple[torch.Tensor, ...]) -> None:
         """Has torch keep tensors for work of the current stream, which has this number, unless they were made on it."""
         if number != made_on:
-            stream = torch.cuda.current_stream(self.device)
+            stream = self.current_stream()
             for tensor in tensors:
                 tensor.record_stream(stream)
 
@@ -97,6 +111,14 @@ class GpuGroup:
         self.native.mask(
             left_out=left_out, let_in=let_in, status=address(status), stream=self.stream()
         )
+
+    def scratch_of(self, rows: HasSpare) -> tuple[torch.Tensor, int]:
+        """Memory for a combine, and its address: what the dispatch has left for its first one, or more."""
+        if rows.spare:
+            spare, rows.spare = rows.spare, 0
+            return rows.memory, spare
+        more = self.empty((_core.ep_cuda_combine_scratch_len(),), torch.uint8)
+        return more, more.data_ptr()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """As ``torch.empty``, on this GPU."""
