@@ -92,6 +92,41 @@ def both_modes(rank: Rank) -> None:
     exact.check(normal, few)
 
 
+def by_the_host(rank: Rank) -> None:
+    """Ranks that may not use NVLink go by the host's memory, in both modes."""
+    directly = buffer_of(rank)
+    exact = Exact(rank, buffer_of(rank, allow_nvlink_for_low_latency_mode=False))
+    assert [buffer._native.is_by_host for buffer in (directly, exact.buffer)] == [False, True]
+    exact.check([exact.normal()], [exact.few()])
+
+
+def nodes_of(rank: Rank) -> list[tuple[int, int]]:
+    """How an elastic buffer says that ranks are spread."""
+    from uccl.ep import ElasticBuffer
+
+    buffer = ElasticBuffer(None, 1 << 20, comm=rank, device="cuda")
+    flat = ElasticBuffer(None, 1 << 20, comm=rank, device="cuda", allow_hybrid_mode=False)
+    assert (buffer.num_rdma_ranks, buffer.num_nvlink_ranks) == buffer.get_physical_domain_size()
+    return [buffer.get_physical_domain_size(), buffer.get_logical_domain_size(), flat.get_logical_domain_size()]
+
+
+def tells_its_nodes(run: Callable[..., list[Any]]) -> None:
+    """Ranks of several nodes count them, and ranks of one are on one, also where they go by the host."""
+    from uccl.ep import _gpu_group
+
+    node = threading.local()
+
+    def spread(rank: Rank, nodes: int) -> list[tuple[int, int]]:
+        node.number = rank.rank() * nodes // rank.size()
+        return nodes_of(rank)
+
+    with mock.patch.object(_gpu_group, "node_of_environment", lambda: node.number):
+        assert run(4, spread, 2) == [[(2, 2), (2, 2), (1, 4)]] * 4
+        # As many on each node there are not.
+        assert run(3, spread, 2) == [[(1, 3), (1, 3), (1, 3)]] * 3
+        assert run(2, spread, 1) == [[(1, 2), (1, 2), (1, 2)]] * 2
+
+
 def two_combines(rank: Rank) -> None:
     """Several combines of one dispatch are under way."""
     exact = Exact(rank, buffer_of(rank))

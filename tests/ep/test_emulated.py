@@ -88,6 +88,14 @@ def test_calls_of_one_buffer_go_well(run: Any, function: Callable[[Rank], None])
     run(in_threads, 2, function)
 
 
+def test_ranks_that_may_not_use_nvlink_go_by_the_host(run: Any) -> None:
+    run(in_threads, 2, gpu_cases.by_the_host)
+
+
+def test_an_elastic_buffer_tells_its_nodes(run: Any) -> None:
+    run(gpu_cases.tells_its_nodes, in_threads)
+
+
 def test_calls_on_two_streams_wait_for_events(run: Any) -> None:
     run(in_threads, 2, gpu_cases.two_streams, prepared)
 

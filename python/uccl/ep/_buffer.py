@@ -108,7 +108,8 @@ class Buffer(Joined):
     have room for. A call waits ``timeout`` seconds for its peers (``UCCL_EP_TIMEOUT_SECS``, or 100), then it fails and
     names them, or, with ``enable_shrink``, goes on without them. Tensors are on the CPU, or on the GPU that
     ``device`` says (else ``UCCL_EP_DEVICE``, else the current one if the group is NCCL's); then a call returns when it is
-    enqueued on the current stream, and one that fails is told of by the next one, its hook, or :meth:`check`.
+    enqueued on the current stream, and one that fails is told of by the next one, its hook, or :meth:`check`. Without
+    ``allow_nvlink_for_low_latency_mode``, which all ranks have alike, ranks with GPUs reach each other by the host's memory, in both modes.
 
     With ``store``, a ``torch.distributed.Store``, ranks may come and go: see :meth:`connect_ranks`. A rank that has no
     group gives its ``rank`` and for how many ``num_ranks`` there is room, and is alone until it is connected.
@@ -139,7 +140,10 @@ class Buffer(Joined):
     ) -> None:
         refuse_unknown("Buffer", unknown)
         ranks, gpu = Ranks(group, comm, store, rank, num_ranks), device_of(group, device)
-        super().__init__(ranks, num_nvl_bytes + num_rdma_bytes, timeout, enable_shrink, gpu)
+        # Both modes share one group, and so its way.
+        by_host = not allow_nvlink_for_low_latency_mode
+        size = num_nvl_bytes + num_rdma_bytes
+        super().__init__(ranks, size, timeout, enable_shrink, gpu, by_host=by_host)
         self.rank, self.group_size = ranks.rank, ranks.size
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.low_latency_mode = low_latency_mode
@@ -337,7 +341,8 @@ class Buffer(Joined):
             routed = mode.by_choices(idx, per_expert.numel())
         else:
             routed = mode.by_ranks(goes, per_expert)
-        call, arrived, counts = mode.begin(x, weights, routed, blocks=blocks), 0, []
+        call, arrived = mode.begin(x, weights, routed, blocks=blocks), 0
+        counts: list[int] = []
         if routed.again is not None:
             have = worst or routed.again.layout.tokens
         elif worst:

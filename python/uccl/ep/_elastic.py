@@ -144,9 +144,8 @@ class ElasticBuffer(Joined):
 
     def get_physical_domain_size(self) -> tuple[int, int]:
         """Nodes, and ranks of each."""
-        if self._gpu is not None:
-            return 1, self.num_ranks
-        nodes, ranks = self.runtime.nodes
+        self._check_is_there()
+        nodes, ranks = self._native.nodes
         return nodes, ranks
 
     def get_logical_domain_size(self) -> tuple[int, int]:

@@ -55,7 +55,13 @@ class GpuGroup:
     """One rank's end of a group. Both modes go through it: their calls are numbered together."""
 
     def __init__(
-        self, ranks: Ranks, pool: int, timeout: float | None, masks_late: bool, device: torch.device
+        self,
+        ranks: Ranks,
+        pool: int,
+        timeout: float | None,
+        masks_late: bool,
+        device: torch.device,
+        by_host: bool,
     ) -> None:
         torch.cuda.init()
         self.device, self.rank, self.ranks = device, ranks.rank, ranks.size
@@ -72,6 +78,7 @@ class GpuGroup:
             device=device.index,
             blocks=blocks_of(ranks, device),
             node=node_of_environment(),
+            by_host=by_host,
             exchange=ranks.exchange,
         )
         why = self.native.unreached

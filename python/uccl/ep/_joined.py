@@ -30,8 +30,9 @@ class Joined:
         masks_late: bool,
         device: torch.device | None = None,
         count_timeout: float | None = None,
+        by_host: bool = False,
     ) -> None:
-        """On a GPU, ``count_timeout`` is how long the host waits for counts: twice the timeout unless it is said, because work that the
+        """On a GPU, ranks do not reach each other's GPU memory if ``by_host``, and ``count_timeout`` is how long the host waits for counts: twice the timeout unless it is said, because work that the
         stream was given before may wait for its peers too."""
         self._ranks = ranks
         self.group = ranks.group
@@ -44,7 +45,7 @@ class Joined:
         if device is None:
             self._native = ranks.join(pool, timeout, masks_late)
         else:
-            self._gpu = GpuGroup(ranks, pool, timeout, masks_late, device)
+            self._gpu = GpuGroup(ranks, pool, timeout, masks_late, device, by_host)
             self._native = self._gpu.native
             self._low_latency = LowLatency(self._gpu)
             self._normal = NormalMode(self._gpu, count_timeout or 2 * self._timeout)

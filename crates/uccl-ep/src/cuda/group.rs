@@ -19,7 +19,7 @@ use crate::{
     far::ProxyStats,
     header::Header,
     joining::{Exchange, agree, all_joined, judged_by_all},
-    nodes::Node,
+    nodes::{Node, Nodes},
     view::control_len,
 };
 
@@ -168,6 +168,13 @@ impl Group {
     #[must_use]
     pub fn is_by_host(&self) -> bool {
         self.by_host().is_some()
+    }
+
+    /// How ranks are spread over nodes, as for [a group of the CPU](crate::Group::nodes); where they reach each other directly, all
+    /// are on one.
+    #[must_use]
+    pub fn nodes(&self) -> Nodes {
+        self.by_host().map_or_else(|| Nodes::one(self.ranks()), crate::Group::nodes)
     }
 
     /// Why ranks of one node do not reach each other's GPU memory, which is found out where [`Reach::Any`] is asked for.
