@@ -93,10 +93,11 @@ def both_modes(rank: Rank) -> None:
 
 
 def by_the_host(rank: Rank) -> None:
-    """Ranks that may not use NVLink go by the host's memory, in both modes."""
-    directly = buffer_of(rank)
-    exact = Exact(rank, buffer_of(rank, allow_nvlink_for_low_latency_mode=False))
-    assert [buffer._native.is_by_host for buffer in (directly, exact.buffer)] == [False, True]
+    """Ranks go by the host's memory, in both modes, if one of them may not use NVLink."""
+    ways = [True, rank.rank() > 0, False]
+    buffers = [buffer_of(rank, allow_nvlink_for_low_latency_mode=may) for may in ways]
+    assert [buffer._native.is_by_host for buffer in buffers] == [False, True, True]
+    exact = Exact(rank, buffers[2])
     exact.check([exact.normal()], [exact.few()])
 
 

@@ -109,7 +109,7 @@ class Buffer(Joined):
     names them, or, with ``enable_shrink``, goes on without them. Tensors are on the CPU, or on the GPU that
     ``device`` says (else ``UCCL_EP_DEVICE``, else the current one if the group is NCCL's); then a call returns when it is
     enqueued on the current stream, and one that fails is told of by the next one, its hook, or :meth:`check`. Without
-    ``allow_nvlink_for_low_latency_mode``, which all ranks have alike, ranks with GPUs reach each other by the host's memory, in both modes.
+    ``allow_nvlink_for_low_latency_mode`` on any of them, ranks with GPUs reach each other by the host's memory, in both modes.
 
     With ``store``, a ``torch.distributed.Store``, ranks may come and go: see :meth:`connect_ranks`. A rank that has no
     group gives its ``rank`` and for how many ``num_ranks`` there is room, and is alone until it is connected.

@@ -49,7 +49,7 @@ pub struct Config {
     pub network: Option<uccl_p2p::Config>,
 }
 
-/// How the ranks of a group reach each other; the same for all of them.
+/// How the ranks of a group reach each other; the same for all of them, but that those that take any go by the host if one does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Reach {
     /// Directly if all are on one node and each reaches all windows, and else by the host.
@@ -99,9 +99,8 @@ impl Group {
     /// A rank's window cannot be reached, or ranks do not agree on the group. All ranks fail then.
     pub fn join(config: Config, exchange: &mut Exchange<'_>) -> Result<Arc<Self>> {
         let is_direct = match config.reach {
-            Reach::ByHost => false,
             Reach::Direct => return Self::join_directly(&config, exchange)?.map(Arc::new),
-            Reach::Any => are_on_one_node(&config, exchange)?,
+            Reach::Any | Reach::ByHost => may_be_direct(&config, exchange)?,
         };
         // Whether that goes well all ranks hear, so all go on in the same way.
         let unreached = match is_direct {
@@ -388,10 +387,13 @@ impl Parts {
     }
 }
 
-/// Whether all ranks are there and on one node.
-fn are_on_one_node(config: &Config, exchange: &mut Exchange<'_>) -> Result<bool> {
+/// Whether all ranks are there and on one node, and none goes by the host.
+fn may_be_direct(config: &Config, exchange: &mut Exchange<'_>) -> Result<bool> {
     // A rank that cannot tell takes part in the exchange, and fails later, so that the others do not wait for it in vain.
-    let node = Node::of_this_process(config.node).map(|node| node.to_bytes()).unwrap_or_default();
+    let node = match config.reach {
+        Reach::ByHost => Vec::new(),
+        _ => Node::of_this_process(config.node).map(|node| node.to_bytes()).unwrap_or_default(),
+    };
     let nodes = exchange(node.clone())?;
     Ok(!node.is_empty() && nodes.iter().all(|other| other.as_ref() == Some(&node)))
 }
