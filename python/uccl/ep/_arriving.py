@@ -69,7 +69,7 @@ class Format:
         words = hidden // (4 * GROUP if is_packed else GROUP)
         scales = memory.empty((local, words, rows), torch.int32 if is_packed else torch.float32)
         strides = address(scales), 1, (words - 1) * rows, rows
-        return Arriving(values, (values, scales.transpose(1, 2)), {"scales": strides})
+        return Arriving(values, (values, scales.mT), {"scales": strides})
 
 
 #: The formats that have no global scale, by kind; each call has one of them.

@@ -129,7 +129,8 @@ class GpuGroup:
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """As ``torch.empty``, on this GPU."""
-        return torch.empty(shape, dtype=dtype, device=self.device)
+        # Of a tuple torch first asks whether it names dimensions, which takes as long as the rest.
+        return torch.empty(*shape, dtype=dtype, device=self.device)
 
     def shared(self, native: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Memory for rows that may go back. Any will do: they are written once, straight to the windows of those that sum them."""
