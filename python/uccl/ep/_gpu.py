@@ -21,7 +21,7 @@ class Rows:
     table: tuple[int, int, int]
     """Addresses of ``src_info``, origins and ``layout_range``."""
     memory: torch.Tensor
-    """All that later calls use of it."""
+    layout_range: torch.Tensor
     shape: tuple[int, int]
     """Tokens of this rank, and the choices of each."""
     stream: int
@@ -95,17 +95,15 @@ class LowLatency:
             check("cumulative_local_expert_recv_stats", stats, (local,), torch.int32, device=self.device)
         stream, top_k, empty = self.gpu.stream(), topk_idx.shape[1], self.gpu.empty
         arriving = form.arriving(self.gpu, self.native, (local, rows, hidden))
-        # One piece of memory for all that is small, because a view takes less time than a piece: scratch of the first combine and of
-        # this dispatch, `layout_range`, origins, `src_info` and counts.
-        spare = align(_core.ep_cuda_combine_scratch_len(), 8) // 8
-        ranges = spare + align(_core.ep_cuda_scratch_len(tokens, top_k, num_experts, self.ranks), 8) // 8
-        origin, length = ranges + local * self.ranks, local * rows
-        whole = empty((origin + length + (local + 1) // 2,), torch.int64)
-        layout_range, told = whole.as_strided((local, self.ranks), (self.ranks, 1), ranges), whole.view(torch.int32)
-        src_info = told.as_strided((local, rows), (rows, 1), 2 * origin + length)
-        count = told.as_strided((local,), (1,), 2 * (origin + length))
-        start = whole.data_ptr()
-        table = start + 8 * origin + 4 * length, start + 8 * origin, start + 8 * ranges
+        # One piece of memory for all that is small: scratch of the first combine and of this dispatch, origins, `src_info` and counts.
+        length, spare = local * rows, _core.ep_cuda_combine_scratch_len()
+        origin = (spare + align(_core.ep_cuda_scratch_len(tokens, top_k, num_experts, self.ranks), 4)) // 4
+        told = empty((origin + 2 * length + local,), torch.int32)
+        src_info = told.as_strided((local, rows), (rows, 1), origin + length)
+        count = told.as_strided((local,), (1,), origin + 2 * length)
+        layout_range = empty((local, self.ranks), torch.int64)
+        start = told.data_ptr()
+        table = start + 4 * (origin + length), start + 4 * origin, layout_range.data_ptr()
         native = _core.EpCudaDispatch(
             self.native,
             rows=x.data_ptr(),
@@ -119,7 +117,7 @@ class LowLatency:
             top_k=top_k,
             num_experts=num_experts,
             slots=most,
-            scratch=start + 8 * spare,
+            scratch=start + spare,
             stream=stream,
         )
 
@@ -133,7 +131,7 @@ class LowLatency:
                 waits=address(waits),
                 table=table,
             )
-            return Rows(handle, table, whole, (tokens, top_k), stream, start)
+            return Rows(handle, table, told, layout_range, (tokens, top_k), stream, start)
 
         return Dispatch(arriving.returned, count, (src_info, layout_range), native.begin, receive)
 
@@ -155,7 +153,7 @@ class LowLatency:
         else:
             check("out", out, (rows.shape[0], hidden), torch.bfloat16, device=self.device)
         stream = self.gpu.stream()
-        self.gpu.keep_for(stream, rows.stream, (rows.memory,))
+        self.gpu.keep_for(stream, rows.stream, (rows.memory, rows.layout_range))
         memory, scratch = self.gpu.scratch_of(rows)
         native = _core.EpCudaCombine(
             self.native,

@@ -63,7 +63,7 @@ class Rows:
 
     def ends_of_ranks(self) -> torch.Tensor:
         """``[R]`` i32: how many tokens arrived from the ranks up to each."""
-        return self.told[1 : 1 + self.mode.ranks]
+        return self._part(1, self.mode.ranks)
 
     def prefixes(self) -> torch.Tensor:
         """``[R, R]`` i32, as DeepEP has it: each column is this rank's, the only one that it knows."""
@@ -71,24 +71,23 @@ class Rows:
 
     def per_expert(self) -> torch.Tensor:
         """``[E/R]`` i32: how many tokens chose each."""
-        return self._part(0, self.mode.local(self.routed))
+        return self._part(self.at[0], self.mode.local(self.routed))
 
     def source_tokens(self) -> torch.Tensor:
         """``[m]`` i32: numbers of tokens at their ranks."""
-        return self._part(1, self.layout.tokens)
+        return self._part(self.at[1], self.layout.tokens)
 
     def ends_of_experts(self) -> torch.Tensor:
         """``[E/R]`` i32: where the last row of each ends, where rows are by expert."""
-        return self._part(2, self.mode.local(self.routed))
+        return self._part(self.at[2], self.mode.local(self.routed))
 
     def metadata(self) -> torch.Tensor:
         """``[m, K + 2]`` i32: ``rank * T + token``, ``rank * K + last choice``, and the row of each choice, or -1; by expert."""
         tokens, width = self.layout.tokens, 2 + self.routed.top_k
-        return self._part(3, tokens * width).view(tokens, width)
+        return self.told.as_strided((tokens, width), (width, 1), self.at[3])
 
-    def _part(self, which: int, length: int) -> torch.Tensor:
-        start = self.at[which]
-        return self.told[start : start + length]
+    def _part(self, start: int, length: int) -> torch.Tensor:
+        return self.told.as_strided((length,), (1,), start)
 
 
 class NormalMode:
@@ -111,9 +110,12 @@ class NormalMode:
         (tokens, top_k), empty = topk_idx.shape, self.gpu.empty
         goes = empty((tokens, self.ranks), torch.bool)
         # One piece of memory, whose parts begin at multiples of 16 bytes.
-        words = align(_core.ep_cuda_scratch_len(tokens, top_k, num_experts, self.ranks), 16) // 4
-        sizes = words, num_experts, -num_experts % 4, self.ranks
-        scratch, per_expert, _, per_rank = empty((sum(sizes),), torch.int32).split_with_sizes(sizes)
+        scratch_len = _core.ep_cuda_scratch_len(tokens, top_k, num_experts, self.ranks)
+        ranks_at = align(num_experts, 4)
+        scratch_at = ranks_at + align(self.ranks, 4)
+        whole = empty((scratch_at + align(scratch_len, 4) // 4,), torch.int32)
+        per_expert = whole.as_strided((num_experts,), (1,))
+        per_rank = whole.as_strided((self.ranks,), (1,), ranks_at)
         _core.ep_cuda_layout(
             self.native,
             experts=address(topk_idx),
@@ -124,7 +126,7 @@ class NormalMode:
             per_rank=address(per_rank),
             per_expert=address(per_expert),
             goes=address(goes),
-            scratch=scratch.data_ptr(),
+            scratch=whole.data_ptr() + 4 * scratch_at,
             stream=self.gpu.stream(),
         )
         return per_rank, per_expert, goes
