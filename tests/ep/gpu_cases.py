@@ -92,6 +92,59 @@ def both_modes(rank: Rank) -> None:
     exact.check(normal, few)
 
 
+def by_the_host(rank: Rank) -> None:
+    """Ranks go by the host's memory, in both modes, if one of them may not use NVLink."""
+    ways = [True, rank.rank() > 0, False]
+    buffers = [buffer_of(rank, allow_nvlink_for_low_latency_mode=may) for may in ways]
+    assert [buffer._native.is_by_host for buffer in buffers] == [False, True, True]
+    exact = Exact(rank, buffers[2])
+    exact.check([exact.normal()], [exact.few()])
+
+
+def nodes_of(rank: Rank) -> list[tuple[int, int]]:
+    """How an elastic buffer says that ranks are spread."""
+    from uccl.ep import ElasticBuffer
+
+    buffer = ElasticBuffer(None, 1 << 20, comm=rank, device="cuda")
+    flat = ElasticBuffer(None, 1 << 20, comm=rank, device="cuda", allow_hybrid_mode=False)
+    assert (buffer.num_rdma_ranks, buffer.num_nvlink_ranks) == buffer.get_physical_domain_size()
+    return [buffer.get_physical_domain_size(), buffer.get_logical_domain_size(), flat.get_logical_domain_size()]
+
+
+def tells_its_nodes(run: Callable[..., list[Any]]) -> None:
+    """Ranks of several nodes count them, and ranks of one are on one, also where they go by the host."""
+    from uccl.ep import _gpu_group
+
+    node = threading.local()
+
+    def spread(rank: Rank, nodes: int) -> list[tuple[int, int]]:
+        node.number = rank.rank() * nodes // rank.size()
+        return nodes_of(rank)
+
+    with mock.patch.object(_gpu_group, "node_of_environment", lambda: node.number):
+        assert run(4, spread, 2) == [[(2, 2), (2, 2), (1, 4)]] * 4
+        # As many on each node there are not.
+        assert run(3, spread, 2) == [[(1, 3), (1, 3), (1, 3)]] * 3
+        assert run(2, spread, 1) == [[(1, 2), (1, 2), (1, 2)]] * 2
+
+
+def two_combines(rank: Rank) -> None:
+    """Several combines of one dispatch are under way."""
+    exact = Exact(rank, buffer_of(rank))
+    x, choices, weights = exact.given
+    rows, _, handle, _, _ = exact.buffer.low_latency_dispatch(x, choices, TOKENS, EXPERTS, use_fp8=False)
+    torch.cuda.current_stream().synchronize()
+    factors = [1, 2, 4]
+    made = [rows * factor for factor in factors]
+    back = [
+        exact.buffer.low_latency_combine(each, choices, weights, handle, return_recv_hook=True) for each in made
+    ]
+    for _, _, hook in back:
+        hook()
+    torch.cuda.current_stream().synchronize()
+    exact.check([], [out / factor for (out, _, _), factor in zip(back, factors)])
+
+
 def two_streams(rank: Rank, prepare: Callable[[], None]) -> None:
     """A combine on another stream, which ``prepare`` is called with first, waits for the event of its dispatch, and so do the calls
     behind it."""

@@ -35,14 +35,16 @@ class Format:
         if x_global_scale is not None:
             raise ValueError("x_global_scale needs use_nvfp4")
         if not use_fp8:
-            return Format()
-        return Format("exponent" if use_ue8m0 else "power" if round_scale else "exact")
+            return UNSCALED["bytes"]
+        return UNSCALED["exponent" if use_ue8m0 else "power" if round_scale else "exact"]
 
     def global_scale_on(self, device: torch.device) -> tuple[float, int]:
         """NVFP4's global scale, 1 if there is none, for calls of a device: a number, or an address if it is in a GPU's memory."""
         scale = self.global_scale
+        if scale is None:
+            return 1.0, 0
         if not isinstance(scale, torch.Tensor):
-            return (1.0 if scale is None else float(scale)), 0
+            return float(scale), 0
         if scale.numel() != 1:
             raise ValueError(f"x_global_scale has the shape {tuple(scale.shape)}, and should have one element")
         if scale.device == CPU:
@@ -67,10 +69,14 @@ class Format:
         words = hidden // (4 * GROUP if is_packed else GROUP)
         scales = memory.empty((local, words, rows), torch.int32 if is_packed else torch.float32)
         strides = address(scales), 1, (words - 1) * rows, rows
-        return Arriving(values, (values, scales.transpose(1, 2)), {"scales": strides})
+        return Arriving(values, (values, scales.mT), {"scales": strides})
 
 
-@dataclass(frozen=True)
+#: The formats that have no global scale, by kind; each call has one of them.
+UNSCALED = {kind: Format(kind) for kind in ("bytes", "exact", "power", "exponent")}
+
+
+@dataclass
 class Arriving:
     """Tensors that a dispatch fills."""
 

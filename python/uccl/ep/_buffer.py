@@ -9,7 +9,7 @@ import torch
 
 from uccl import _core
 from uccl.ep._arriving import GROUP, Format
-from uccl.ep._events import EventHandle, EventOverlap, done, wait_for
+from uccl.ep._events import EventHandle, EventOverlap
 from uccl.ep._gpu_group import device_of
 from uccl.ep._gpu_normal import Arriving, NormalMode, Placed, Rows
 from uccl.ep._group import (
@@ -18,6 +18,7 @@ from uccl.ep._group import (
     Ranks,
     address,
     align,
+    align_all,
     biases,
     check,
     refuse_unknown,
@@ -107,7 +108,8 @@ class Buffer(Joined):
     have room for. A call waits ``timeout`` seconds for its peers (``UCCL_EP_TIMEOUT_SECS``, or 100), then it fails and
     names them, or, with ``enable_shrink``, goes on without them. Tensors are on the CPU, or on the GPU that
     ``device`` says (else ``UCCL_EP_DEVICE``, else the current one if the group is NCCL's); then a call returns when it is
-    enqueued on the current stream, and one that fails is told of by the next one, its hook, or :meth:`check`.
+    enqueued on the current stream, and one that fails is told of by the next one, its hook, or :meth:`check`. Without
+    ``allow_nvlink_for_low_latency_mode`` on any of them, ranks with GPUs reach each other by the host's memory, in both modes.
 
     With ``store``, a ``torch.distributed.Store``, ranks may come and go: see :meth:`connect_ranks`. A rank that has no
     group gives its ``rank`` and for how many ``num_ranks`` there is room, and is alone until it is connected.
@@ -138,7 +140,10 @@ class Buffer(Joined):
     ) -> None:
         refuse_unknown("Buffer", unknown)
         ranks, gpu = Ranks(group, comm, store, rank, num_ranks), device_of(group, device)
-        super().__init__(ranks, num_nvl_bytes + num_rdma_bytes, timeout, enable_shrink, gpu)
+        # Both modes share one group, and so its way.
+        by_host = not allow_nvlink_for_low_latency_mode
+        size = num_nvl_bytes + num_rdma_bytes
+        super().__init__(ranks, size, timeout, enable_shrink, gpu, by_host=by_host)
         self.rank, self.group_size = ranks.rank, ranks.size
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.low_latency_mode = low_latency_mode
@@ -208,16 +213,16 @@ class Buffer(Joined):
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, EventOverlap]:
         """Counts tokens: by rank ``[R]`` i32, by node (None in one), by expert ``[E]`` i32, and ``[n, R]`` bool."""
         self._check_is_there()
-        wait_for(previous_event, self._device_of_streams)
+        self._wait_for(previous_event)
         if self._normal is not None:
             counted = self._normal.layout(topk_idx, num_experts)
-            event = done(async_finish, topk_idx, device=self.device)
+            event = self._done(async_finish, topk_idx)
             return counted[0], None, counted[1], counted[2], event
         routing = routing_of(topk_idx, num_experts, self.group_size)
         goes = where_to(routing, self.group_size)
         per_rank = torch.tensor(routing.per_rank(), dtype=torch.int32)
         per_expert = torch.tensor(routing.per_expert(), dtype=torch.int32)
-        return per_rank, None, per_expert, goes, done(async_finish, topk_idx)
+        return per_rank, None, per_expert, goes, self._done(async_finish, topk_idx)
 
     def dispatch(
         self,
@@ -245,7 +250,7 @@ class Buffer(Joined):
         earlier call, tokens go where they went then, and only ``recv_x`` and the event are returned.
         """
         self._check_is_there()
-        wait_for(previous_event, self._device_of_streams)
+        self._wait_for(previous_event)
         rows, scales = x if isinstance(x, tuple) else (x, None)
         if handle is not None and (topk_idx is not None or topk_weights is not None):
             raise ValueError("with a handle, topk_idx and topk_weights are None")
@@ -257,7 +262,7 @@ class Buffer(Joined):
             routed = (handle, topk_idx, is_token_in_rank, num_tokens_per_expert)
             sizes = (expert_alignment, num_worst_tokens, self._blocks(config))
             returned = self._dispatch_on_gpu(self._normal, (rows, scales), topk_weights, routed, sizes)
-            return *returned, done(async_finish, rows, returned[0], device=self.device)
+            return *returned, self._done(async_finish, rows, returned[0])
         check("x", rows, (None, None))
         if handle is not None:
             handle.native.check_is_last()
@@ -305,10 +310,10 @@ class Buffer(Joined):
             zeroes_foreign=True,
         )
         recv_x = recv if recv_scales is None else (recv, recv_scales)
-        event = done(async_finish, rows, recv)
+        event = self._done(async_finish, rows, recv)
         if handle is not None:
             return recv_x, None, None, None, None, event
-        per_expert = [] if num_worst_tokens else [align(count, expert_alignment) for count in per_expert]
+        per_expert = [] if num_worst_tokens else align_all(per_expert, expert_alignment)
         return recv_x, idx, weights, per_expert, self._normal_handle(got, is_token_in_rank), event
 
     def _blocks(self, config: Config | None) -> int:
@@ -336,21 +341,22 @@ class Buffer(Joined):
             routed = mode.by_choices(idx, per_expert.numel())
         else:
             routed = mode.by_ranks(goes, per_expert)
-        call, arrived, listed = mode.begin(x, weights, routed, blocks=blocks), None, []
+        call, arrived = mode.begin(x, weights, routed, blocks=blocks), 0
+        counts: list[int] = []
         if routed.again is not None:
             have = worst or routed.again.layout.tokens
         elif worst:
             have = worst
         else:
             arrived, counts = call.counts()
-            have, listed = arrived, [align(count, alignment) for count in counts]
+            have = arrived
         empty = mode.gpu.empty
         recv = empty((have, rows.shape[1]), rows.dtype)
         recv_scales = None if scales is None else empty((have, *scales.shape[1:]), scales.dtype)
         recv_idx = None if idx is None else empty((have, routed.top_k), idx.dtype)
         recv_weights = None if weights is None else empty((have, routed.top_k), torch.float32)
         to = Arriving(recv, recv_scales, recv_idx, recv_weights)
-        got = call.receive(to, Placed(have, arrived or 0), zeroes_foreign=True)
+        got = call.receive(to, Placed(have, arrived), zeroes_foreign=True)
         recv_x = recv if recv_scales is None else (recv, recv_scales)
         if handle is not None:
             return recv_x, None, None, None, None
@@ -358,7 +364,7 @@ class Buffer(Joined):
         told = got.prefixes(), channels, channels, got.source_tokens()
         made = NormalHandle((*told, channels if goes is None else goes, channels))
         made.native, made.num_tokens = got, routed.tokens
-        return recv_x, recv_idx, recv_weights, listed, made
+        return recv_x, recv_idx, recv_weights, align_all(counts, alignment), made
 
     def _routing_by_rank(self, tokens: int, goes: torch.Tensor, per_expert: torch.Tensor) -> Any:
         check("is_token_in_rank", goes, (tokens, self.group_size), torch.bool)
@@ -393,13 +399,13 @@ class Buffer(Joined):
         Sums are made in f32, from the biases on and rank by rank, and rounded once; on several nodes, the sum of each
         node is made first and rounded too. ``topk_weights`` ``[m, K]`` are summed to ``[n, K]``.
         """
-        wait_for(previous_event, self._device_of_streams)
+        self._wait_for(previous_event)
         if isinstance(handle.native, Rows):
             mode = handle.native.mode
             out, out_weights = mode.combine(
                 x, handle.native, topk_weights, bias, "rank", blocks=self._blocks(config)
             )
-            return out, out_weights, done(async_finish, x, out, device=self.device)
+            return out, out_weights, self._done(async_finish, x, out)
         routing = handle.native.routing
         arrived = sum(handle.native.counts())
         check("x", x, (None, None), torch.bfloat16)
@@ -425,7 +431,7 @@ class Buffer(Joined):
             bias=biases(bias, out),
             weights=address(out_weights),
         )
-        return out, out_weights, done(async_finish, x, out)
+        return out, out_weights, self._done(async_finish, x, out)
 
     def internode_dispatch(self, *args: Any, **keywords: Any) -> Any:
         """As :meth:`dispatch`."""
@@ -488,7 +494,7 @@ class Buffer(Joined):
                 call.begin()
             else:
                 arrive()
-            event = done(async_finish, x, call.returned, device=self.device)
+            event = self._done(async_finish, x, call.returned)
             return call.returned, call.count, handle, event, arrive if return_recv_hook else None
         routing = routing_of(topk_idx, num_experts, self.group_size)
         if routing.tokens != tokens:
@@ -529,7 +535,7 @@ class Buffer(Joined):
 
         if not return_recv_hook:
             receive()
-        event = done(async_finish, x, arriving.values)
+        event = self._done(async_finish, x, arriving.values)
         return arriving.returned, count, handle, event, receive if return_recv_hook else None
 
     def low_latency_combine(
@@ -562,7 +568,9 @@ class Buffer(Joined):
         all ranks have called theirs. To ``combine_wait_recv_cost_stats`` ``[R]`` i64 is added, for each rank, how many
         nanoseconds the receive waited for its rows. ``overlap``, which sends rows as their experts finish, is refused.
         """
-        refuse_unknown("low_latency_combine", {**unknown, "overlap": overlap})
+        if overlap:
+            unknown["overlap"] = overlap
+        refuse_unknown("low_latency_combine", unknown)
         self._check_stats("combine_wait_recv_cost_stats", combine_wait_recv_cost_stats)
         if async_finish and return_recv_hook:
             raise ValueError("async_finish and return_recv_hook exclude each other")
@@ -581,7 +589,7 @@ class Buffer(Joined):
                 back.begin()
             else:
                 back.finish()
-            event = done(async_finish, x, back.out, device=self.device)
+            event = self._done(async_finish, x, back.out)
             return back.out, event, back.finish if return_recv_hook else None
         if zero_copy and not self.runtime.has_block(address(x), x.numel() * x.element_size()):
             raise ValueError("with zero_copy, x is what get_next_low_latency_combine_buffer returned")
@@ -611,7 +619,7 @@ class Buffer(Joined):
 
         if not return_recv_hook:
             receive()
-        return out, done(async_finish, x, out), receive if return_recv_hook else None
+        return out, self._done(async_finish, x, out), receive if return_recv_hook else None
 
     def _low_latency_handle(self, told: tuple[torch.Tensor, torch.Tensor, int, int, int]) -> LowLatencyHandle:
         handle = LowLatencyHandle(told)

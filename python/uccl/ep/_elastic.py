@@ -9,7 +9,7 @@ import torch
 
 from uccl import _core
 from uccl.ep._buffer import combined_tensors, source_metadata
-from uccl.ep._events import EventHandle, EventOverlap, done, wait_for
+from uccl.ep._events import EventHandle, EventOverlap
 from uccl.ep._elastic_handle import EPHandle
 from uccl.ep._gpu_elastic import Asked, again, first
 from uccl.ep._gpu_group import device_of
@@ -144,9 +144,8 @@ class ElasticBuffer(Joined):
 
     def get_physical_domain_size(self) -> tuple[int, int]:
         """Nodes, and ranks of each."""
-        if self._gpu is not None:
-            return 1, self.num_ranks
-        nodes, ranks = self.runtime.nodes
+        self._check_is_there()
+        nodes, ranks = self._native.nodes
         return nodes, ranks
 
     def get_logical_domain_size(self) -> tuple[int, int]:
@@ -211,8 +210,8 @@ class ElasticBuffer(Joined):
         arrived are not written; ``recv_topk_idx`` is -1 there. With a ``handle`` tokens go where they went then.
         """
         self._check_is_there()
-        wait_for(previous_event, self._device_of_streams)
-        wait_for(previous_event_before_epilogue, self._device_of_streams)
+        self._wait_for(previous_event)
+        self._wait_for(previous_event_before_epilogue)
         rows, scales = x if isinstance(x, tuple) else (x, None)
         check("x", rows, (None, None), device=self.device)
         tokens, row_bytes = rows.shape[0], rows.shape[1] * rows.element_size()
@@ -245,7 +244,7 @@ class ElasticBuffer(Joined):
                 if cumulative_local_expert_recv_stats is not None:
                     cumulative_local_expert_recv_stats.add_(made.num_unaligned_recv_tokens_per_expert)
             recv_x = got.rows if got.scales is None else (got.rows, got.scales)
-            event = done(async_with_compute_stream, rows, got.rows, device=self.device)
+            event = self._done(async_with_compute_stream, rows, got.rows)
             return recv_x, got.choices, got.weights, made, event
         if handle is not None:
             handle.native.check_is_last()
@@ -313,7 +312,7 @@ class ElasticBuffer(Joined):
         if cumulative_local_expert_recv_stats is not None:
             cumulative_local_expert_recv_stats.add_(unaligned)
         recv_x = recv if recv_scales is None else (recv, recv_scales)
-        event = done(async_with_compute_stream, rows, recv)
+        event = self._done(async_with_compute_stream, rows, recv)
         if handle is not None:
             return recv_x, idx, weights, handle, event
         made = EPHandle(
@@ -358,8 +357,8 @@ class ElasticBuffer(Joined):
         With ``allow_multiple_reduction``, expanded rows of one rank are summed and rounded first, and then, in hybrid mode
         on several nodes, the rows of each node; without it each counts by itself. ``combined_topk_weights`` ``[n, K]`` are what the ranks of the choices give back.
         """
-        wait_for(previous_event, self._device_of_streams)
-        wait_for(previous_event_before_epilogue, self._device_of_streams)
+        self._wait_for(previous_event)
+        self._wait_for(previous_event_before_epilogue)
         self._check_owner(handle)
         sends = ("sum" if self.allow_multiple_reduction else "each") if handle.do_expand else "row"
         if sends == "each" and topk_weights is not None:
@@ -368,7 +367,7 @@ class ElasticBuffer(Joined):
             rows = handle.native
             blocks = num_sms or handle.num_sms
             out, out_weights = rows.mode.combine(x, rows, topk_weights, bias, "choice", sends, blocks)
-            return out, out_weights, done(async_with_compute_stream, x, out, device=self.device)
+            return out, out_weights, self._done(async_with_compute_stream, x, out)
         routing = handle.native.routing
         check("x", x, (None, None), torch.bfloat16)
         rows, hidden = x.shape
@@ -388,7 +387,7 @@ class ElasticBuffer(Joined):
             relays="choice" if self.allow_multiple_reduction else None,
         )
         combine.finish(rows=address(out), sums="choice", bias=biases(bias, out), weights=address(out_weights))
-        return out, out_weights, done(async_with_compute_stream, x, out)
+        return out, out_weights, self._done(async_with_compute_stream, x, out)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith(("engram_", "pp_", "agrs_")) or name in EXPERIMENTAL:

@@ -11,19 +11,19 @@ import torch
 
 
 class EventHandle:
-    """The work that was given to the current stream, of the current GPU or of ``device``, before this."""
+    """The work that was given to a stream before this: the current one of the current GPU, unless it is said."""
 
-    def __init__(self, device: torch.device | None = None) -> None:
+    def __init__(self, stream: torch.cuda.Stream | None = None) -> None:
         self.event: torch.cuda.Event | None = None
         # It is there where torch has begun to use it; asking the driver takes longer than the call.
         if torch.cuda.is_initialized():
             self.event = torch.cuda.Event()
-            self.event.record(torch.cuda.current_stream(device))
+            self.event.record(stream or torch.cuda.current_stream())
 
-    def current_stream_wait(self, device: torch.device | None = None) -> None:
-        """Makes the current stream, of the current GPU or of ``device``, wait for that work."""
+    def current_stream_wait(self, stream: torch.cuda.Stream | None = None) -> None:
+        """Makes the current stream of the current GPU, or the one that is said, wait for that work."""
         if self.event is not None:
-            self.event.wait(torch.cuda.current_stream(device))
+            self.event.wait(stream or torch.cuda.current_stream())
 
 
 class EventOverlap:
@@ -61,16 +61,3 @@ class EventOverlap:
     def __exit__(self, *_: object) -> None:
         if self.event is not None:
             self.current_stream_wait()
-
-
-def wait_for(event: EventHandle | EventOverlap | None, device: torch.device | None = None) -> None:
-    """Waits for an event of any of the kinds that callers pass: on the current stream of the current GPU or of ``device``."""
-    if isinstance(event, EventOverlap):
-        event = event.event
-    if event is not None:
-        event.current_stream_wait(device)
-
-
-def done(is_async: bool, *tensors: Any, device: torch.device | None = None) -> EventOverlap:
-    """What a call returns: with an event, of the current stream of the current GPU or of ``device``, if it was asynchronous."""
-    return EventOverlap(EventHandle(device), tensors) if is_async else EventOverlap()

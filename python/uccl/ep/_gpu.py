@@ -10,7 +10,7 @@ import torch
 from uccl import _core
 from uccl.ep._arriving import Format
 from uccl.ep._gpu_group import GpuGroup
-from uccl.ep._group import address, check
+from uccl.ep._group import address, align, check
 
 
 @dataclass
@@ -20,12 +20,14 @@ class Rows:
     native: Any
     table: tuple[int, int, int]
     """Addresses of ``src_info``, origins and ``layout_range``."""
-    tensors: tuple[torch.Tensor, ...]
-    """All that later calls use."""
+    memory: torch.Tensor
+    layout_range: torch.Tensor
     shape: tuple[int, int]
     """Tokens of this rank, and the choices of each."""
     stream: int
     """The number of the stream that they were made on."""
+    spare: int
+    """Where in the memory the first combine has its scratch; 0 behind it."""
 
 
 @dataclass
@@ -48,7 +50,8 @@ class Combine:
     """A combine, and what its sums need."""
 
     native: Any
-    scratch: torch.Tensor
+    memory: torch.Tensor
+    """Where its scratch is."""
     chosen: tuple[torch.Tensor, torch.Tensor]
     out: torch.Tensor
     waits: torch.Tensor | None
@@ -61,7 +64,10 @@ class Combine:
         """Enqueues the sums, and the sending if it was not."""
         experts, weights = self.chosen
         self.native.finish(
-            rows=address(self.out), weights=address(weights), experts=address(experts), waits=address(self.waits)
+            rows=self.out.data_ptr(),
+            weights=weights.data_ptr(),
+            experts=experts.data_ptr(),
+            waits=address(self.waits),
         )
 
 
@@ -89,43 +95,43 @@ class LowLatency:
             check("cumulative_local_expert_recv_stats", stats, (local,), torch.int32, device=self.device)
         stream, top_k, empty = self.gpu.stream(), topk_idx.shape[1], self.gpu.empty
         arriving = form.arriving(self.gpu, self.native, (local, rows, hidden))
-        # One piece of memory for all that is small: scratch, origins, `src_info` and counts.
-        length, words = local * rows, -(-_core.ep_cuda_scratch_len(tokens, top_k, num_experts, self.ranks) // 4)
-        told = empty((words + 2 * length + local,), torch.int32)
-        src_info = told.as_strided((local, rows), (rows, 1), words + length)
-        count = told.as_strided((local,), (1,), words + 2 * length)
+        # One piece of memory for all that is small: scratch of the first combine and of this dispatch, origins, `src_info` and counts.
+        length, spare = local * rows, _core.ep_cuda_combine_scratch_len()
+        origin = (spare + align(_core.ep_cuda_scratch_len(tokens, top_k, num_experts, self.ranks), 4)) // 4
+        told = empty((origin + 2 * length + local,), torch.int32)
+        src_info = told.as_strided((local, rows), (rows, 1), origin + length)
+        count = told.as_strided((local,), (1,), origin + 2 * length)
         layout_range = empty((local, self.ranks), torch.int64)
-        scratch = told.data_ptr()
-        origin = scratch + 4 * words
-        table = origin + 4 * length, origin, layout_range.data_ptr()
+        start = told.data_ptr()
+        table = start + 4 * (origin + length), start + 4 * origin, layout_range.data_ptr()
         native = _core.EpCudaDispatch(
             self.native,
-            rows=address(x),
+            rows=x.data_ptr(),
             stride=2 * hidden,
             kind=form.kind,
             len=2 * hidden if form.kind == "bytes" else hidden,
             global_scale=form.global_scale_on(self.device),
-            experts=address(topk_idx),
+            experts=topk_idx.data_ptr(),
             is_64=topk_idx.dtype == torch.int64,
             tokens=tokens,
             top_k=top_k,
             num_experts=num_experts,
             slots=most,
-            scratch=scratch,
+            scratch=start + spare,
             stream=stream,
         )
 
         def receive() -> Rows:
             handle = native.receive(
-                rows=address(arriving.values),
+                rows=arriving.values.data_ptr(),
                 stride=arriving.values.stride(1) * arriving.values.element_size(),
                 **arriving.scales,
-                count=address(count),
+                count=count.data_ptr(),
                 stats=address(stats),
                 waits=address(waits),
                 table=table,
             )
-            return Rows(handle, table, (told, layout_range), (tokens, top_k), stream)
+            return Rows(handle, table, told, layout_range, (tokens, top_k), stream, start)
 
         return Dispatch(arriving.returned, count, (src_info, layout_range), native.begin, receive)
 
@@ -147,16 +153,16 @@ class LowLatency:
         else:
             check("out", out, (rows.shape[0], hidden), torch.bfloat16, device=self.device)
         stream = self.gpu.stream()
-        self.gpu.keep_for(stream, rows.stream, rows.tensors)
-        scratch = self.gpu.empty((_core.ep_cuda_combine_scratch_len(),), torch.uint8)
+        self.gpu.keep_for(stream, rows.stream, (rows.memory, rows.layout_range))
+        memory, scratch = self.gpu.scratch_of(rows)
         native = _core.EpCudaCombine(
             self.native,
             rows.native,
-            rows=address(x),
+            rows=x.data_ptr(),
             hidden=hidden,
             table=rows.table,
             is_packed=is_packed,
-            scratch=scratch.data_ptr(),
+            scratch=scratch,
             stream=stream,
         )
-        return Combine(native, scratch, chosen, out, waits)
+        return Combine(native, memory, chosen, out, waits)

@@ -8,7 +8,7 @@ import torch
 
 from uccl.ep._elastic_handle import EPHandle
 from uccl.ep._gpu_normal import Arriving, NormalMode, Placed, Rows
-from uccl.ep._group import align, scales_for
+from uccl.ep._group import align, align_all, scales_for
 
 #: As kernels have it.
 MAX_ALIGNMENT = 1 << 16
@@ -35,7 +35,7 @@ class Asked:
         """How many tokens arrive, how many rows they have by expert, and how many a combine needs of these; the most there may be, where
         nothing was counted."""
         if counts is not None:
-            aligned = [align(count, self.alignment) for count in counts[1]]
+            aligned = align_all(counts[1], self.alignment)
             last = sum(aligned[:-1]) + counts[1][-1]
             return counts[0], sum(aligned), last if self.do_expand else counts[0]
         tokens, local = mode.ranks * self.most, self.num_experts // mode.ranks
@@ -51,7 +51,6 @@ def first(
         raise ValueError(f"expert_alignment is 1 to {MAX_ALIGNMENT}, not {asked.alignment}")
     call = mode.begin(x, weights, mode.by_choices(topk_idx, asked.num_experts), asked.most, asked.num_sms)
     counts = call.counts() if asked.do_cpu_sync else None
-    aligned = [] if counts is None else [align(count, asked.alignment) for count in counts[1]]
     have, expanded, least = asked.rows(mode, topk_idx.shape[1], counts)
     to = arriving(x, weights, topk_idx, expanded if asked.do_expand else have, asked)
     layout = Placed(have, least, asked.alignment if asked.do_expand else None)
@@ -65,7 +64,7 @@ def first(
         topk_idx=topk_idx,
         num_recv_tokens=have,
         num_expanded_tokens=expanded,
-        num_recv_tokens_per_expert_list=aligned,
+        num_recv_tokens_per_expert_list=[] if counts is None else align_all(counts[1], asked.alignment),
         psum_num_recv_tokens_per_scaleup_rank=rows.ends_of_ranks(),
         psum_num_recv_tokens_per_expert=ends_of(rows, asked),
         num_unaligned_recv_tokens_per_expert=rows.per_expert(),

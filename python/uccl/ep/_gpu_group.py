@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -43,11 +43,25 @@ def backend_of(group: Any) -> str:
     return str(torch.distributed.get_backend(group))
 
 
+class HasSpare(Protocol):
+    """What a dispatch returned."""
+
+    memory: torch.Tensor
+    spare: int
+    """Where in it is memory that no combine has used, or 0."""
+
+
 class GpuGroup:
     """One rank's end of a group. Both modes go through it: their calls are numbered together."""
 
     def __init__(
-        self, ranks: Ranks, pool: int, timeout: float | None, masks_late: bool, device: torch.device
+        self,
+        ranks: Ranks,
+        pool: int,
+        timeout: float | None,
+        masks_late: bool,
+        device: torch.device,
+        by_host: bool,
     ) -> None:
         torch.cuda.init()
         self.device, self.rank, self.ranks = device, ranks.rank, ranks.size
@@ -64,6 +78,7 @@ class GpuGroup:
             device=device.index,
             blocks=blocks_of(ranks, device),
             node=node_of_environment(),
+            by_host=by_host,
             exchange=ranks.exchange,
         )
         why = self.native.unreached
@@ -85,10 +100,16 @@ class GpuGroup:
             self._last, self._last_number = stream, number
         return number
 
+    def current_stream(self) -> torch.cuda.Stream:
+        """The current stream; that of the last call is at hand, and torch need not make an object for it."""
+        if self._last is not None and number_of_stream(self.device.index) == self._last_number:
+            return self._last
+        return torch.cuda.current_stream(self.device)
+
     def keep_for(self, number: int, made_on: int, tensors: tuple[torch.Tensor, ...]) -> None:
         """Has torch keep tensors for work of the current stream, which has this number, unless they were made on it."""
         if number != made_on:
-            stream = torch.cuda.current_stream(self.device)
+            stream = self.current_stream()
             for tensor in tensors:
                 tensor.record_stream(stream)
 
@@ -98,9 +119,18 @@ class GpuGroup:
             left_out=left_out, let_in=let_in, status=address(status), stream=self.stream()
         )
 
+    def scratch_of(self, rows: HasSpare) -> tuple[torch.Tensor, int]:
+        """Memory for a combine, and its address: what the dispatch has left for its first one, or more."""
+        if rows.spare:
+            spare, rows.spare = rows.spare, 0
+            return rows.memory, spare
+        more = self.empty((_core.ep_cuda_combine_scratch_len(),), torch.uint8)
+        return more, more.data_ptr()
+
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """As ``torch.empty``, on this GPU."""
-        return torch.empty(shape, dtype=dtype, device=self.device)
+        # Of a tuple torch first asks whether it names dimensions, which takes as long as the rest.
+        return torch.empty(*shape, dtype=dtype, device=self.device)
 
     def shared(self, native: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Memory for rows that may go back. Any will do: they are written once, straight to the windows of those that sum them."""

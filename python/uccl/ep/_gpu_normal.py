@@ -49,7 +49,8 @@ class Rows:
     slots: int
     """The most tokens of any rank."""
     layout: Placed
-    scratch: torch.Tensor
+    memory: torch.Tensor
+    """Scratch of the first combine, and of this."""
     told: torch.Tensor
     """``[R + 1]`` starts of ranks, ``[E/R]`` counts, and by token its number, and its origin; by expert also ``[E/R]`` ends of experts, and
     ``[m, K + 2]`` by token."""
@@ -57,10 +58,12 @@ class Rows:
     """Where in that counts begin, numbers of tokens, ends of experts, and what is told by token."""
     stream: int
     """The number of the stream that they were made on."""
+    spare: int
+    """Where in the memory the first combine has its scratch; 0 behind it."""
 
     def ends_of_ranks(self) -> torch.Tensor:
         """``[R]`` i32: how many tokens arrived from the ranks up to each."""
-        return self.told.narrow(0, 1, self.mode.ranks)
+        return self._part(1, self.mode.ranks)
 
     def prefixes(self) -> torch.Tensor:
         """``[R, R]`` i32, as DeepEP has it: each column is this rank's, the only one that it knows."""
@@ -68,20 +71,23 @@ class Rows:
 
     def per_expert(self) -> torch.Tensor:
         """``[E/R]`` i32: how many tokens chose each."""
-        return self.told.narrow(0, self.at[0], self.mode.local(self.routed))
+        return self._part(self.at[0], self.mode.local(self.routed))
 
     def source_tokens(self) -> torch.Tensor:
         """``[m]`` i32: numbers of tokens at their ranks."""
-        return self.told.narrow(0, self.at[1], self.layout.tokens)
+        return self._part(self.at[1], self.layout.tokens)
 
     def ends_of_experts(self) -> torch.Tensor:
         """``[E/R]`` i32: where the last row of each ends, where rows are by expert."""
-        return self.told.narrow(0, self.at[2], self.mode.local(self.routed))
+        return self._part(self.at[2], self.mode.local(self.routed))
 
     def metadata(self) -> torch.Tensor:
         """``[m, K + 2]`` i32: ``rank * T + token``, ``rank * K + last choice``, and the row of each choice, or -1; by expert."""
         tokens, width = self.layout.tokens, 2 + self.routed.top_k
-        return self.told.narrow(0, self.at[3], tokens * width).view(tokens, width)
+        return self.told.as_strided((tokens, width), (width, 1), self.at[3])
+
+    def _part(self, start: int, length: int) -> torch.Tensor:
+        return self.told.as_strided((length,), (1,), start)
 
 
 class NormalMode:
@@ -102,9 +108,14 @@ class NormalMode:
         """Counts tokens: by rank ``[R]`` i32, by expert ``[E]`` i32, and ``[n, R]`` bool."""
         check("topk_idx", topk_idx, (None, None), torch.int64, torch.int32, device=self.device)
         (tokens, top_k), empty = topk_idx.shape, self.gpu.empty
-        per_rank, per_expert = empty((self.ranks,), torch.int32), empty((num_experts,), torch.int32)
         goes = empty((tokens, self.ranks), torch.bool)
-        scratch = empty((_core.ep_cuda_scratch_len(tokens, top_k, num_experts, self.ranks),), torch.uint8)
+        # One piece of memory, whose parts begin at multiples of 16 bytes.
+        scratch_len = _core.ep_cuda_scratch_len(tokens, top_k, num_experts, self.ranks)
+        ranks_at = align(num_experts, 4)
+        scratch_at = ranks_at + align(self.ranks, 4)
+        whole = empty((scratch_at + align(scratch_len, 4) // 4,), torch.int32)
+        per_expert = whole.as_strided((num_experts,), (1,))
+        per_rank = whole.as_strided((self.ranks,), (1,), ranks_at)
         _core.ep_cuda_layout(
             self.native,
             experts=address(topk_idx),
@@ -115,7 +126,7 @@ class NormalMode:
             per_rank=address(per_rank),
             per_expert=address(per_expert),
             goes=address(goes),
-            scratch=scratch.data_ptr(),
+            scratch=whole.data_ptr() + 4 * scratch_at,
             stream=self.gpu.stream(),
         )
         return per_rank, per_expert, goes
@@ -180,8 +191,8 @@ class NormalMode:
         out_weights = None if weights is None else empty((routed.tokens, routed.top_k), torch.float32)
         bias = biases(bias, out)
         stream = self.gpu.stream()
-        self.gpu.keep_for(stream, rows.stream, (rows.scratch, rows.told))
-        scratch = empty((_core.ep_cuda_combine_scratch_len(),), torch.uint8)
+        self.gpu.keep_for(stream, rows.stream, (rows.memory, rows.told))
+        _memory, scratch = self.gpu.scratch_of(rows)
         combine = _core.EpCudaNormalCombine(
             self.native,
             rows.native,
@@ -191,7 +202,7 @@ class NormalMode:
             weights=weights_address(weights),
             sends=sends,
             blocks=blocks,
-            scratch=scratch.data_ptr(),
+            scratch=scratch,
             stream=stream,
         )
         combine.finish(rows=address(out), sums=sums, bias=bias, weights=address(out_weights))
@@ -232,12 +243,14 @@ class Dispatch:
         else:
             self.slots = most
         self._stream = mode.gpu.stream()
+        length = _core.ep_cuda_combine_scratch_len()
+        spare = 0
         if again is None:
+            spare = length
             length = _core.ep_cuda_scratch_len(routed.tokens, routed.top_k, routed.num_experts, mode.ranks)
         else:
-            length = _core.ep_cuda_combine_scratch_len()
-            mode.gpu.keep_for(self._stream, again.stream, (again.scratch, again.told))
-        self._scratch = mode.gpu.empty((length,), torch.uint8)
+            mode.gpu.keep_for(self._stream, again.stream, (again.memory, again.told))
+        self._memory = mode.gpu.empty((spare + length,), torch.uint8)
         idx, ranks = routed.topk_idx, routed.ranks
         self.native = _core.EpCudaNormalDispatch(
             mode.native,
@@ -254,7 +267,7 @@ class Dispatch:
             again=None if again is None else again.native,
             slots=self.slots,
             blocks=blocks,
-            scratch=self._scratch.data_ptr(),
+            scratch=self._memory.data_ptr() + spare,
             stream=self._stream,
         )
 
@@ -292,7 +305,8 @@ class Dispatch:
         )
         if again is not None:
             return again
-        return Rows(mode, native, routed, self.slots, layout, self._scratch, told, at, self._stream)
+        spare = self._memory.data_ptr()
+        return Rows(mode, native, routed, self.slots, layout, self._memory, told, at, self._stream, spare)
 
     def _tables(self, layout: Placed) -> tuple[torch.Tensor, tuple[int, int, int, int], Any, Any]:
         """Memory for what is told of rows, where its parts begin, and their addresses."""

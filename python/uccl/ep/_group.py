@@ -90,6 +90,8 @@ class Ranks:
 
 def refuse_unknown(where: str, keywords: dict[str, Any]) -> None:
     """Takes keywords that other libraries have, as long as they ask for nothing."""
+    if not keywords:
+        return
     asked = sorted(name for name, value in keywords.items() if value is not None and value is not False)
     if asked:
         raise NotImplementedError(f"{where} does not have {', '.join(asked)}")
@@ -174,7 +176,7 @@ def check(
 
 def address(tensor: torch.Tensor | None) -> int:
     """Where a tensor is; 0 for none, and for one without elements."""
-    return 0 if tensor is None or tensor.numel() == 0 else tensor.data_ptr()
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def weights_address(weights: torch.Tensor | None) -> int:
@@ -237,6 +239,11 @@ def routing_of(topk_idx: torch.Tensor, num_experts: int, ranks: int) -> Any:
 def align(count: int, to: int) -> int:
     """The next multiple."""
     return -(-count // to) * to
+
+
+def align_all(counts: list[int], to: int) -> list[int]:
+    """The next multiple of each."""
+    return counts if to == 1 else [align(count, to) for count in counts]
 
 
 Hook = Callable[[], None]

@@ -6,6 +6,7 @@ from typing import Any, Callable, Iterable
 
 import torch
 
+from uccl.ep._events import EventHandle, EventOverlap
 from uccl.ep._gpu import LowLatency
 from uccl.ep._gpu_group import GpuGroup
 from uccl.ep._gpu_normal import NormalMode
@@ -29,8 +30,9 @@ class Joined:
         masks_late: bool,
         device: torch.device | None = None,
         count_timeout: float | None = None,
+        by_host: bool = False,
     ) -> None:
-        """On a GPU, ``count_timeout`` is how long the host waits for counts: twice the timeout unless it is said, because work that the
+        """On a GPU, ranks do not reach each other's GPU memory if ``by_host``, and ``count_timeout`` is how long the host waits for counts: twice the timeout unless it is said, because work that the
         stream was given before may wait for its peers too."""
         self._ranks = ranks
         self.group = ranks.group
@@ -43,7 +45,7 @@ class Joined:
         if device is None:
             self._native = ranks.join(pool, timeout, masks_late)
         else:
-            self._gpu = GpuGroup(ranks, pool, timeout, masks_late, device)
+            self._gpu = GpuGroup(ranks, pool, timeout, masks_late, device, by_host)
             self._native = self._gpu.native
             self._low_latency = LowLatency(self._gpu)
             self._normal = NormalMode(self._gpu, count_timeout or 2 * self._timeout)
@@ -74,14 +76,20 @@ class Joined:
         """Lets go of the buffer's memory. Local: it says nothing to other ranks."""
         self._native = self._gpu = self._low_latency = self._normal = None
 
-    @property
-    def _device_of_streams(self) -> torch.device | None:
-        """Whose streams events are of: the buffer's GPU, or the current one."""
-        return None if self._gpu is None else self.device
-
     def get_comm_stream(self) -> torch.cuda.Stream | None:
         """The stream that calls are enqueued on: the current one, or None on the CPU."""
-        return None if self._gpu is None else torch.cuda.current_stream(self.device)
+        return None if self._gpu is None else self._gpu.current_stream()
+
+    def _wait_for(self, event: EventHandle | EventOverlap | None) -> None:
+        """Has the stream of the next call wait for an event of any of the kinds that callers pass."""
+        if isinstance(event, EventOverlap):
+            event = event.event
+        if event is not None:
+            event.current_stream_wait(self.get_comm_stream())
+
+    def _done(self, is_async: bool, *tensors: Any) -> EventOverlap:
+        """What a call returns: with an event of its stream if it was asynchronous."""
+        return EventOverlap(EventHandle(self.get_comm_stream()), tensors) if is_async else EventOverlap()
 
     @property
     def generation(self) -> int:

@@ -19,7 +19,7 @@ use crate::{
     far::ProxyStats,
     header::Header,
     joining::{Exchange, agree, all_joined, judged_by_all},
-    nodes::Node,
+    nodes::{Node, Nodes},
     record::LINE,
     view::control_len,
 };
@@ -50,7 +50,7 @@ pub struct Config {
     pub network: Option<uccl_p2p::Config>,
 }
 
-/// How the ranks of a group reach each other; the same for all of them.
+/// How the ranks of a group reach each other; the same for all of them, but that those that take any go by the host if one does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Reach {
     /// Directly if all are on one node and each reaches all windows, and else by the host.
@@ -100,9 +100,8 @@ impl Group {
     /// A rank's window cannot be reached, or ranks do not agree on the group. All ranks fail then.
     pub fn join(config: Config, exchange: &mut Exchange<'_>) -> Result<Arc<Self>> {
         let is_direct = match config.reach {
-            Reach::ByHost => false,
             Reach::Direct => return Self::join_directly(&config, exchange)?.map(Arc::new),
-            Reach::Any => are_on_one_node(&config, exchange)?,
+            Reach::Any | Reach::ByHost => may_be_direct(&config, exchange)?,
         };
         // Whether that goes well all ranks hear, so all go on in the same way.
         let unreached = match is_direct {
@@ -170,6 +169,13 @@ impl Group {
     #[must_use]
     pub fn is_by_host(&self) -> bool {
         self.by_host().is_some()
+    }
+
+    /// How ranks are spread over nodes, as for [a group of the CPU](crate::Group::nodes); where they reach each other directly, all
+    /// are on one.
+    #[must_use]
+    pub fn nodes(&self) -> Nodes {
+        self.by_host().map_or_else(|| Nodes::one(self.ranks()), crate::Group::nodes)
     }
 
     /// Why ranks of one node do not reach each other's GPU memory, which is found out where [`Reach::Any`] is asked for.
@@ -385,10 +391,13 @@ impl Parts {
     }
 }
 
-/// Whether all ranks are there and on one node.
-fn are_on_one_node(config: &Config, exchange: &mut Exchange<'_>) -> Result<bool> {
+/// Whether all ranks are there and on one node, and none goes by the host.
+fn may_be_direct(config: &Config, exchange: &mut Exchange<'_>) -> Result<bool> {
     // A rank that cannot tell takes part in the exchange, and fails later, so that the others do not wait for it in vain.
-    let node = Node::of_this_process(config.node).map(|node| node.to_bytes()).unwrap_or_default();
+    let node = match config.reach {
+        Reach::ByHost => Vec::new(),
+        _ => Node::of_this_process(config.node).map(|node| node.to_bytes()).unwrap_or_default(),
+    };
     let nodes = exchange(node.clone())?;
     Ok(!node.is_empty() && nodes.iter().all(|other| other.as_ref() == Some(&node)))
 }

@@ -30,10 +30,11 @@ const WATCHING: Duration = Duration::from_millis(2);
 
 /// A rank's window, and its way to those of its peers.
 pub(super) struct Hosted {
-    group: Arc<Group>,
-    /// What each keeps mapped it keeps until no kernel uses it any more; so the proxy carries what the last kernels push.
-    _locked: Vec<HostRegistration>,
     watch: Watch,
+    group: Arc<Group>,
+    /// What each keeps mapped it keeps until no kernel uses it any more; so the proxy carries what the last kernels push. They are
+    /// dropped last, so that the last of them ends the group.
+    _locked: Vec<HostRegistration>,
     windows: [u64; MAX_RANKS],
     far: u64,
     mirrors: u64,
@@ -51,7 +52,7 @@ impl Hosted {
         let mut locked = Vec::new();
         let mut lock = |memory: &Arc<Mapping>| {
             let address = memory.as_ptr().addr() as u64;
-            let kept = Arc::clone(&group);
+            let kept = EndsApart(Some(Arc::clone(&group)));
             // SAFETY: the group keeps its windows, its mirrors and its ring mapped.
             let lock = unsafe { HostRegistration::new(context, address, memory.len(), kept) };
             locked.push(lock?);
@@ -75,7 +76,7 @@ impl Hosted {
             }
         }
         let watch = Watch::new(Arc::clone(&group), Arc::clone(reports))?;
-        Ok(Self { group, _locked: locked, watch, windows, far, mirrors, ring, ring_slots })
+        Ok(Self { watch, group, _locked: locked, windows, far, mirrors, ring, ring_slots })
     }
 
     /// Bytes of the pool.
@@ -97,6 +98,18 @@ impl Hosted {
     pub(super) fn put_into(&self, params: &mut GroupParams) {
         let Self { windows, far, mirrors, ring, ring_slots, .. } = *self;
         *params = GroupParams { windows, far, mirrors, ring, ring_slots, ..*params };
+    }
+}
+
+/// A share of what may take long to end, as a group does that waits until far peers have what was sent to them. The last share ends it on
+/// a thread of its own: whoever drops that one has memory of GPUs to free, for which others wait.
+struct EndsApart<T: Send + Sync + 'static>(Option<Arc<T>>);
+
+impl<T: Send + Sync> Drop for EndsApart<T> {
+    fn drop(&mut self) {
+        let Some(last) = self.0.take().and_then(Arc::into_inner) else { return };
+        // Where there is no thread to be had, it ends here.
+        let _ = thread::Builder::new().name("uccl-ep-end".into()).spawn(move || drop(last));
     }
 }
 
@@ -143,5 +156,35 @@ impl Drop for Watch {
             // It has no way to fail but a panic, which has been printed.
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use super::*;
+
+    /// Tells whether it may end before the time is over.
+    struct Slow {
+        may_end: parking_lot::Mutex<Receiver<()>>,
+        has_ended: Sender<bool>,
+    }
+
+    impl Drop for Slow {
+        fn drop(&mut self) {
+            let may_end = self.may_end.lock().recv_timeout(Duration::from_secs(20)).is_ok();
+            let _ = self.has_ended.send(may_end);
+        }
+    }
+
+    #[test]
+    fn nobody_waits_for_the_end_of_the_last_share() {
+        let ((go, may_end), (has_ended, ended)) = (channel(), channel());
+        let slow = Arc::new(Slow { may_end: may_end.into(), has_ended });
+        let shares = [EndsApart(Some(Arc::clone(&slow))), EndsApart(Some(slow))];
+        drop(shares);
+        go.send(()).unwrap();
+        assert_eq!(ended.recv(), Ok(true));
     }
 }

@@ -43,6 +43,8 @@ const MIRRORED: usize = 1 << 20;
 const SLEEP: Duration = Duration::from_millis(20);
 /// How long a group that is dropped waits for its peers to have what was sent to them.
 const LINGER: Duration = Duration::from_secs(5);
+/// Why no peer gets anything any more.
+const NO_PROXY: &str = "cannot be written to: this rank's proxy has ended";
 
 /// Where what goes to far peers is put together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -224,7 +226,7 @@ impl Far {
         };
         if !self.fifo.try_push(halves) {
             self.wake();
-            if !self.fifo.push(halves, deadline) {
+            if !self.has_proxy() || !self.fifo.push(halves, deadline) {
                 outbox.fail(|| "is behind others that do not take what is sent".to_owned());
             }
         }
@@ -240,11 +242,16 @@ impl Far {
     pub(crate) fn failure(&self, peer: usize) -> Option<String> {
         let outbox = self.desk.outboxes.get(peer)?.as_ref()?;
         let conn = self.conns[peer]?;
+        // What a proxy that has ended does not do is no peer's fault.
+        if !self.has_proxy() {
+            return Some(NO_PROXY.to_owned());
+        }
         let lost = || self.endpoint.check_connection(conn).err().map(|e| e.to_string());
-        let has_ended = self.proxy.as_ref().is_some_and(JoinHandle::is_finished);
-        let no_proxy =
-            || has_ended.then(|| "cannot be written to: this rank's proxy has ended".to_owned());
-        outbox.failure().map(str::to_owned).or_else(no_proxy).or_else(lost)
+        outbox.failure().map(str::to_owned).or_else(lost)
+    }
+
+    fn has_proxy(&self) -> bool {
+        self.proxy.as_ref().is_some_and(|proxy| !proxy.is_finished())
     }
 
     /// The ring of commands, for a device that pushes to it, and how many commands it holds.
@@ -288,7 +295,7 @@ impl Far {
         let (question, deadline) = (self.desk.ask(), Instant::now() + LINGER.min(self.timeout));
         self.desk.outboxes.iter().flatten().for_each(Outbox::hurry);
         self.wake();
-        while !self.desk.has_answered(question) && Instant::now() < deadline {
+        while self.has_proxy() && !self.desk.has_answered(question) && Instant::now() < deadline {
             thread::sleep(NAP);
         }
     }
@@ -348,7 +355,9 @@ impl Letter<'_> {
             }
             outbox.hurry();
             self.far.wake();
-            if Instant::now() >= self.deadline {
+            if !self.far.has_proxy() {
+                outbox.fail(|| NO_PROXY.to_owned());
+            } else if Instant::now() >= self.deadline {
                 outbox.fail(|| "did not take what was sent to it in time".to_owned());
             }
             thread::sleep(NAP);
@@ -371,4 +380,100 @@ impl Drop for Letter<'_> {
 
 fn failed(what: &'static str) -> impl Fn(uccl_p2p::Error) -> Error {
     move |source| Error::Network { what, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Barrier, Mutex};
+
+    use super::*;
+    use crate::{
+        Config, Group,
+        dispatch::{Dispatch, Payload, Room, Tokens},
+        routing::{Choices, Routing},
+    };
+
+    /// More than a group that is dropped waits for its peers.
+    const TIMEOUT: Duration = Duration::from_secs(20);
+    /// Bytes of a row.
+    const ROW: usize = 128 << 10;
+
+    /// Two ranks that are far from each other.
+    fn pair() -> [Arc<Group>; 2] {
+        let (board, barrier) = (Mutex::new(vec![None; 2]), Barrier::new(2));
+        let join = |rank: usize| {
+            let mut exchange = |mine: Vec<u8>| {
+                board.lock().unwrap()[rank] = Some(mine);
+                barrier.wait();
+                let all = board.lock().unwrap().clone();
+                barrier.wait();
+                Ok(all)
+            };
+            let bind = Some([127, 0, 0, 1].into());
+            let network = Some(uccl_p2p::Config { bind, num_cpus: 1, ..Default::default() });
+            let (node, masks_late) = (Some(rank as u64), false);
+            let (ranks, pool, timeout) = (2, 8 * OUTBOX, TIMEOUT);
+            let config = Config { rank, ranks, pool, timeout, masks_late, node, network };
+            Group::join(config, &mut exchange).unwrap()
+        };
+        thread::scope(|scope| {
+            let other = scope.spawn(|| join(1));
+            [join(0), other.join().unwrap()]
+        })
+    }
+
+    /// A rank whose proxy has ended, and its peer.
+    fn without_proxy() -> [Arc<Group>; 2] {
+        let [own, peer] = pair();
+        let far = own.window().far().unwrap();
+        far.desk.is_closed.store(true, Ordering::Release);
+        let deadline = Instant::now() + TIMEOUT;
+        while far.has_proxy() {
+            assert!(Instant::now() < deadline, "the proxy does not end");
+            thread::sleep(NAP);
+        }
+        [own, peer]
+    }
+
+    /// What a dispatch of so many rows to rank 1 fails with.
+    fn fails(group: &Arc<Group>, count: usize) -> Error {
+        let (rows, experts) = (vec![0u8; count * ROW], vec![1; count]);
+        let choices = Choices { experts: &experts, top_k: 1, num_experts: 2, ranks: 2 };
+        let (routing, len) = (Arc::new(Routing::new(choices).unwrap()), ROW);
+        let tokens = Tokens {
+            rows: rows.as_ptr(),
+            stride: len,
+            payload: Payload::Bytes(len),
+            scales: None,
+            weights: None,
+            stays: true,
+        };
+        // SAFETY: the rows live until the dispatch is over.
+        let begun =
+            unsafe { Dispatch::begin(group, routing, tokens, Room::Tokens(count), &mut || false) };
+        begun.and_then(|mut begun| begun.counts(&mut || false).map(drop)).unwrap_err()
+    }
+
+    #[test]
+    fn calls_of_a_rank_whose_proxy_has_ended_say_so_before_their_time_is_over() {
+        // So few go into an outbox, and so many wait for room there.
+        for count in [1, 2 * OUTBOX / ROW] {
+            let [own, _peer] = without_proxy();
+            let began = Instant::now();
+            let why = fails(&own, count).to_string();
+            assert!(
+                why.contains("rank 1 cannot be written to: this rank's proxy has ended"),
+                "{why}"
+            );
+            assert!(began.elapsed() < TIMEOUT, "{:?}", began.elapsed());
+        }
+    }
+
+    #[test]
+    fn nobody_waits_for_a_proxy_that_has_ended() {
+        let [own, _peer] = without_proxy();
+        let began = Instant::now();
+        drop(own);
+        assert!(began.elapsed() < LINGER, "{:?}", began.elapsed());
+    }
 }

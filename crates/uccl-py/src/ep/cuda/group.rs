@@ -24,9 +24,10 @@ impl PyCudaGroup {
 
 #[pymethods]
 impl PyCudaGroup {
-    /// Joins a group. `exchange(bytes)` returns what all ranks gave it, in order of rank. A launch has `blocks` blocks.
+    /// Joins a group. `exchange(bytes)` returns what all ranks gave it, in order of rank. A launch has `blocks` blocks. With `by_host`
+    /// no rank reaches the memory of another's GPU.
     #[new]
-    #[pyo3(signature = (*, rank, ranks, pool, timeout, masks_late, device, blocks, node, exchange))]
+    #[pyo3(signature = (*, rank, ranks, pool, timeout, masks_late, device, blocks, node, by_host, exchange))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
         py: Python<'_>,
@@ -38,10 +39,12 @@ impl PyCudaGroup {
         device: u32,
         blocks: u32,
         node: Option<u64>,
+        by_host: bool,
         exchange: Py<PyAny>,
     ) -> PyResult<Self> {
         let timeout = timeout_of(timeout)?;
-        let (reach, network) = (Reach::Any, None);
+        let reach = if by_host { Reach::ByHost } else { Reach::Any };
+        let network = None;
         let config =
             Config { rank, ranks, pool, timeout, masks_late, device, blocks, reach, node, network };
         let group = with_exchange(py, &exchange, |exchange| Group::join(config, exchange))?;
@@ -52,6 +55,19 @@ impl PyCudaGroup {
     #[getter]
     fn pool(&self) -> u64 {
         self.group.pool_address()
+    }
+
+    /// Whether ranks reach each other by the host.
+    #[getter]
+    fn is_by_host(&self) -> bool {
+        self.group.is_by_host()
+    }
+
+    /// Nodes, and ranks of each: one, unless all have as many ranks, one behind the other.
+    #[getter]
+    fn nodes(&self) -> (usize, usize) {
+        let nodes = self.group.nodes();
+        (nodes.count, nodes.ranks)
     }
 
     /// Why ranks of one node do not reach each other's GPU memory, or None.
