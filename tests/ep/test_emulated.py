@@ -83,9 +83,13 @@ def test_random_calls_return_what_the_oracle_says(run: Any, function: Callable[.
     run(in_threads, 1 + (seed + 1) % 3, function, seed)
 
 
-@pytest.mark.parametrize("function", [gpu_cases.both_modes, gpu_cases.by_ranks])
+@pytest.mark.parametrize("function", [gpu_cases.both_modes, gpu_cases.by_ranks, gpu_cases.laid_out])
 def test_calls_of_one_buffer_go_well(run: Any, function: Callable[[Rank], None]) -> None:
     run(in_threads, 2, function)
+
+
+def test_a_graph_does_not_take_what_was_laid_out_before_it(run: Any) -> None:
+    run(in_threads, 1, gpu_cases.not_in_graph)
 
 
 def test_calls_on_two_streams_wait_for_events(run: Any) -> None:

@@ -3,6 +3,7 @@ how much arrives."""
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,37 @@ from uccl.ep._group import address, align, biases, check, scales_in, weights_add
 
 
 @dataclass
+class LaidOut:
+    """Tokens whose layout a caller has asked for, as a dispatch may take them."""
+
+    native: Any
+    topk_idx: torch.Tensor
+    version: int
+    """Of the choices: another one when they were written to since."""
+    num_experts: int
+    scratch: torch.Tensor
+    stream: int
+    """The number of the stream that they were laid out on."""
+    is_captured: bool
+    """Whether a graph lays them out, and does so each time that it is repeated: then only dispatches of graphs take them, and else none
+    of these."""
+
+    def is_of(self, topk_idx: torch.Tensor, num_experts: int) -> bool:
+        """Whether a dispatch by these choices finds the same now."""
+        return (
+            self.topk_idx is topk_idx
+            and self.version == version_of(topk_idx)
+            and self.num_experts == num_experts
+            and self.is_captured == torch.cuda.is_current_stream_capturing()
+        )
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Another number after each time that torch writes to a tensor; always the same for one of inference mode, which has none."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+@dataclass
 class Routed:
     """What says where tokens go: their choices, their ranks, or a dispatch before."""
 
@@ -22,6 +54,8 @@ class Routed:
     num_experts: int
     #: ``[n, K]``
     topk_idx: torch.Tensor | None = None
+    #: Of these choices, if the caller has asked for it.
+    laid_out: LaidOut | None = None
     #: ``[n, R]`` bool, and i32 by expert.
     ranks: tuple[torch.Tensor, torch.Tensor] | None = None
     again: Rows | None = None
@@ -50,6 +84,7 @@ class Rows:
     """The most tokens of any rank."""
     layout: Placed
     scratch: torch.Tensor
+    """Where tokens go."""
     told: torch.Tensor
     """``[R + 1]`` starts of ranks, ``[E/R]`` counts, and by token its number, and its origin; by expert also ``[E/R]`` ends of experts, and
     ``[m, K + 2]`` by token."""
@@ -93,6 +128,9 @@ class NormalMode:
         self.device, self.ranks, self.native = gpu.device, gpu.ranks, gpu.native
         #: What handles of DeepEP's have of its channels.
         self.channels = gpu.empty((gpu.ranks, 0), torch.int32)
+        #: By the number of the object that says which tokens go to which ranks, for as long as that object lives: tensors are no keys,
+        #: since they are compared value by value.
+        self._laid_out: dict[int, LaidOut] = {}
 
     def local(self, routed: Routed) -> int:
         """Experts of each rank."""
@@ -105,7 +143,8 @@ class NormalMode:
         per_rank, per_expert = empty((self.ranks,), torch.int32), empty((num_experts,), torch.int32)
         goes = empty((tokens, self.ranks), torch.bool)
         scratch = empty((_core.ep_cuda_scratch_len(tokens, top_k, num_experts, self.ranks),), torch.uint8)
-        _core.ep_cuda_layout(
+        stream = self.gpu.stream()
+        native = _core.ep_cuda_layout(
             self.native,
             experts=address(topk_idx),
             is_64=topk_idx.dtype == torch.int64,
@@ -116,15 +155,21 @@ class NormalMode:
             per_expert=address(per_expert),
             goes=address(goes),
             scratch=scratch.data_ptr(),
-            stream=self.gpu.stream(),
+            stream=stream,
         )
+        is_captured, version = torch.cuda.is_current_stream_capturing(), version_of(topk_idx)
+        self._laid_out[id(goes)] = LaidOut(native, topk_idx, version, num_experts, scratch, stream, is_captured)
+        weakref.finalize(goes, self._laid_out.pop, id(goes), None).atexit = False
         return per_rank, per_expert, goes
 
-    def by_choices(self, topk_idx: torch.Tensor, num_experts: int) -> Routed:
-        """Tokens go to the ranks of their experts."""
+    def by_choices(self, topk_idx: torch.Tensor, num_experts: int, goes: torch.Tensor | None = None) -> Routed:
+        """Tokens go to the ranks of their experts. With ``goes`` of ``layout`` they need not be counted again."""
         check("topk_idx", topk_idx, (None, None), torch.int64, torch.int32, device=self.device)
         tokens, top_k = topk_idx.shape
-        return Routed(tokens, top_k, num_experts, topk_idx=topk_idx)
+        laid_out = self._laid_out.get(id(goes))
+        if laid_out is not None and not laid_out.is_of(topk_idx, num_experts):
+            laid_out = None
+        return Routed(tokens, top_k, num_experts, topk_idx=topk_idx, laid_out=laid_out)
 
     def by_ranks(self, goes: torch.Tensor, per_expert: torch.Tensor) -> Routed:
         """Tokens go to these ranks, and have no choices."""
@@ -210,7 +255,7 @@ class Dispatch:
         most: int | None,
         blocks: int,
     ) -> None:
-        (rows, scales), again = x, routed.again
+        (rows, scales), again, laid_out = x, routed.again, routed.laid_out
         given = scales_in(scales, routed.tokens, mode.device)
         self.mode, self.routed = mode, routed
         # What is read until the work of ``receive`` has ended.
@@ -232,11 +277,14 @@ class Dispatch:
         else:
             self.slots = most
         self._stream = mode.gpu.stream()
-        if again is None:
-            length = _core.ep_cuda_scratch_len(routed.tokens, routed.top_k, routed.num_experts, mode.ranks)
-        else:
+        if again is not None:
             length = _core.ep_cuda_combine_scratch_len()
             mode.gpu.keep_for(self._stream, again.stream, (again.scratch, again.told))
+        elif laid_out is not None:
+            length = _core.ep_cuda_combine_scratch_len()
+            mode.gpu.keep_for(self._stream, laid_out.stream, (laid_out.scratch,))
+        else:
+            length = _core.ep_cuda_scratch_len(routed.tokens, routed.top_k, routed.num_experts, mode.ranks)
         self._scratch = mode.gpu.empty((length,), torch.uint8)
         idx, ranks = routed.topk_idx, routed.ranks
         self.native = _core.EpCudaNormalDispatch(
@@ -251,6 +299,7 @@ class Dispatch:
             tokens=routed.tokens,
             top_k=routed.top_k,
             num_experts=routed.num_experts,
+            laid_out=None if laid_out is None else laid_out.native,
             again=None if again is None else again.native,
             slots=self.slots,
             blocks=blocks,
@@ -292,7 +341,8 @@ class Dispatch:
         )
         if again is not None:
             return again
-        return Rows(mode, native, routed, self.slots, layout, self._scratch, told, at, self._stream)
+        scratch = self._scratch if routed.laid_out is None else routed.laid_out.scratch
+        return Rows(mode, native, routed, self.slots, layout, scratch, told, at, self._stream)
 
     def _tables(self, layout: Placed) -> tuple[torch.Tensor, tuple[int, int, int, int], Any, Any]:
         """Memory for what is told of rows, where its parts begin, and their addresses."""
