@@ -1,5 +1,6 @@
 // Normal mode: which tokens go to which ranks, and to which place there: how many before them do, and how many before them
-// chose the same expert. A block has a chunk of the tokens, and counts places in it; the last block to end sums the chunks.
+// chose the same expert. A block has a chunk of the tokens, and counts places in it; the last block to end sums the chunks. Behind
+// the chunks' counts it keeps those of all tokens: callers that ask for a layout get others, which may change before the dispatch.
 #pragma once
 
 #include "ep_route.cuh"
@@ -88,6 +89,7 @@ __device__ __forceinline__ void sum_chunks(const UcclEpNormalSend& p, u32 chunks
       if (p.goes != 0) before = reinterpret_cast<const u32*>(p.per_expert)[expert];
       reinterpret_cast<u32*>(r.experts)[expert] = before;
     }
+    counts_of(r, ranks, chunks)[column] = before;
   }
 }
 

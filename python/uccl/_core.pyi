@@ -13,6 +13,7 @@ __all__ = [
     "EpCudaDispatch",
     "EpCudaGroup",
     "EpCudaHandle",
+    "EpCudaLaidOut",
     "EpCudaNormalCombine",
     "EpCudaNormalDispatch",
     "EpCudaNormalHandle",
@@ -817,6 +818,8 @@ class EpCudaCombine:
     def begin(self) -> None: ...
     def finish(self, *, rows: int, weights: int, experts: int, waits: int) -> None: ...
 
+class EpCudaLaidOut: ...
+
 class EpCudaNormalDispatch:
     def __init__(
         self,
@@ -832,6 +835,7 @@ class EpCudaNormalDispatch:
         tokens: int,
         top_k: int,
         num_experts: int,
+        laid_out: EpCudaLaidOut | None,
         again: EpCudaNormalHandle | None,
         slots: int,
         blocks: int,
@@ -888,7 +892,7 @@ def ep_cuda_layout(
     goes: int,
     scratch: int,
     stream: int,
-) -> None: ...
+) -> EpCudaLaidOut: ...
 def ep_cuda_room_for(
     group: EpCudaGroup,
     tokens: int,

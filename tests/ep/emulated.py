@@ -134,13 +134,13 @@ def patch() -> None:
 
     cpu, facts = torch.device("cpu"), SimpleNamespace(uuid="emulated", multi_processor_count=BLOCKS)
     group = _core.EpCudaGroup
-    kept: list[torch.Tensor] = []
+    kept: list[torch.UntypedStorage] = []
 
     def empty(self: Any, shape: Any, dtype: torch.dtype) -> torch.Tensor:
         # The CPU's memory is free at once, and not when the stream has come to it. Nobody has written to it.
         tensor = torch.empty(shape, dtype=dtype)
         tensor.view(-1).view(torch.uint8).fill_(0xEE)
-        kept.append(tensor)
+        kept.append(tensor.untyped_storage())
         return tensor
 
     def ends_of(*of: Any) -> torch.Tensor:
@@ -148,8 +148,9 @@ def patch() -> None:
         return real_ends_of(*of)
 
     def there(self: OnDevice, tensor: torch.Tensor) -> torch.Tensor:
-        kept.append(real_there(self, tensor))
-        return kept[-1]
+        moved = real_there(self, tensor)
+        kept.append(moved.untyped_storage())
+        return moved
 
     real_ends_of, real_there = _gpu_elastic.ends_of, OnDevice.there
     for place, name, value in [

@@ -181,6 +181,71 @@ def by_ranks(rank: Rank) -> None:
     exact.check([out], [])
 
 
+def laid_out(rank: Rank) -> None:
+    """Dispatches take the layout that was asked for of their choices, unless these are others now."""
+    exact = Exact(rank, buffer_of(rank))
+    buffer, (x, choices, weights) = exact.buffer, exact.given
+    first, second = exact.choices.clone(), exact.choices.flip(0)
+    kept, others = choices.clone(), second.to(buffer.device)
+    per_rank, _, per_expert, goes, _ = buffer.get_dispatch_layout(choices, EXPERTS)
+    twice = torch.empty(2 * EXPERTS, dtype=torch.int32, device=buffer.device)
+
+    def begin(goes: Any, per_expert: Any = per_expert) -> tuple[Any, Any]:
+        rows, *_, handle, _ = buffer.dispatch(
+            x, is_token_in_rank=goes, num_tokens_per_expert=per_expert, topk_idx=choices, topk_weights=weights
+        )
+        return rows, handle
+
+    def end(*begun: tuple[Any, Any]) -> list[torch.Tensor]:
+        outs = [buffer.combine(*one)[0] for one in begun]
+        torch.cuda.current_stream().synchronize()
+        return outs
+
+    def copies(choices: torch.Tensor, experts: int = EXPERTS) -> torch.Tensor:
+        return torch.tensor([[len(set(row))] for row in (choices // (experts // rank.size())).tolist()])
+
+    torch.cuda.current_stream().synchronize()
+    # Torch does not see this, and a layout of such choices fails. What the caller has of the counts may change, too.
+    choices.data.fill_(EXPERTS)
+    for told in (per_rank, per_expert, goes):
+        told.zero_()
+    seen = [(out, copies(first)) for out in end(begin(goes), begin(goes))]
+    choices.data.copy_(kept)
+    # There are other experts, or other choices, which are laid out then; and no layout of them is known.
+    seen += [(out, copies(first, 2 * EXPERTS)) for out in end(begin(goes, twice))]
+    choices.copy_(others)
+    seen += [(out, copies(second)) for out in end(begin(goes), begin(None))]
+    for out, wanted in seen:
+        assert torch.equal(out.cpu().float(), exact.x.float() * wanted)
+    assert buffer._normal._laid_out
+    del goes, told
+    assert not buffer._normal._laid_out
+    with torch.inference_mode():
+        choices = kept.clone()
+        *_, goes, _ = buffer.get_dispatch_layout(choices, EXPERTS)
+        exact.check(end(begin(goes)), [])
+
+
+def not_in_graph(rank: Rank) -> None:
+    """What was laid out before a graph is captured is laid out again by the graph, whose choices may be others each time."""
+    exact = Exact(rank, buffer_of(rank))
+    x, choices, _ = exact.given
+    flipped = choices.flip(0)
+    _, _, per_expert, goes, _ = exact.buffer.get_dispatch_layout(choices, EXPERTS)
+    torch.cuda.current_stream().synchronize()
+    choices.data.copy_(flipped)
+    with mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=True):
+        _, arrived, *_ = exact.buffer.dispatch(
+            x,
+            is_token_in_rank=goes,
+            num_tokens_per_expert=per_expert,
+            topk_idx=choices,
+            num_worst_tokens=TOKENS,
+        )
+    torch.cuda.current_stream().synchronize()
+    assert torch.equal(arrived, flipped)
+
+
 def few_blocks(rank: Rank) -> None:
     """Calls use as few of a GPU's multiprocessors as they are told."""
     from uccl import _core

@@ -83,7 +83,8 @@ def test_random_calls_return_what_the_oracle_says(run: Any, function: Callable[.
     run(in_threads, 1 + (seed + 1) % 3, function, seed)
 
 
-@pytest.mark.parametrize("function", [gpu_cases.both_modes, gpu_cases.by_ranks, gpu_cases.two_combines])
+@pytest.mark.parametrize(
+    "function", [gpu_cases.both_modes, gpu_cases.by_ranks, gpu_cases.two_combines, gpu_cases.laid_out])
 def test_calls_of_one_buffer_go_well(run: Any, function: Callable[[Rank], None]) -> None:
     run(in_threads, 2, function)
 
@@ -94,6 +95,10 @@ def test_ranks_that_may_not_use_nvlink_go_by_the_host(run: Any) -> None:
 
 def test_an_elastic_buffer_tells_its_nodes(run: Any) -> None:
     run(gpu_cases.tells_its_nodes, in_threads)
+
+
+def test_a_graph_does_not_take_what_was_laid_out_before_it(run: Any) -> None:
+    run(in_threads, 1, gpu_cases.not_in_graph)
 
 
 def test_calls_on_two_streams_wait_for_events(run: Any) -> None:

@@ -42,9 +42,13 @@ def test_ranks_in_processes_do_as_well(world: Any, function: Callable[..., None]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("case", [gpu_cases.both_modes, gpu_cases.by_ranks, gpu_cases.by_the_host, gpu_cases.two_combines])
+@pytest.mark.parametrize("case", [gpu_cases.both_modes, gpu_cases.by_ranks, gpu_cases.by_the_host, gpu_cases.two_combines, gpu_cases.laid_out])
 def test_calls_of_one_buffer_go_well(case: Callable[[Rank], None], size: int) -> None:
     threads(size, case)
+
+
+def test_a_graph_does_not_take_what_was_laid_out_before_it() -> None:
+    threads(1, gpu_cases.not_in_graph)
 
 
 @pytest.mark.parametrize("size", [1, 2])

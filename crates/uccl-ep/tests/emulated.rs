@@ -113,6 +113,7 @@ const NORMAL: Normal = Normal {
     order: Order::ByRank,
     is_worst: false,
     is_again: false,
+    is_laid_out: false,
     by_expert: None,
     is_each: false,
     zeroes_gaps: false,
@@ -143,6 +144,21 @@ fn normal_mode_makes_the_bytes_of_the_cpu() {
     }
     // More tokens than threads of a warp.
     Normal { hidden: 8, slots: 70, local_experts: 40, top_k: 32, rounds: 1, ..NORMAL }.run();
+}
+
+#[test]
+fn tokens_go_where_they_were_laid_out_without_their_choices() {
+    emulator::load();
+    let twice = Normal { is_laid_out: true, is_again: true, ..NORMAL };
+    // The second dispatch has the place of the first, and all are enqueued before any is waited for.
+    Normal { rounds: 6, places: 1, is_worst: true, ranks: 3, ..twice }.run();
+    // More tokens than a block counts.
+    let many = Normal { hidden: 8, slots: 600, is_full: true, rounds: 1, ..twice };
+    Normal { ranks: 3, biases: 1, ..many }.run();
+    Normal { by_expert: Some(8), order: Order::ByChoice, top_k: 4, blocks: 5, ..many }.run();
+    // Rows are not sent in parts.
+    Normal { way: Way::ByHost(2, Transport::Tcp), ..twice }.run();
+    Normal { lost: Some((1, Lost::Masked)), ranks: 3, ..twice }.run();
 }
 
 #[test]

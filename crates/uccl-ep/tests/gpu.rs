@@ -45,6 +45,7 @@ const NORMAL: Normal = Normal {
     order: Order::ByRank,
     is_worst: false,
     is_again: false,
+    is_laid_out: false,
     by_expert: None,
     is_each: false,
     zeroes_gaps: false,
@@ -195,6 +196,9 @@ fn normal_mode_makes_the_bytes_of_the_cpu() {
     let many = Normal { slots: 4096, hidden: 512, rounds: 1, local_experts: 64, ..NORMAL };
     many.run();
     Normal { hidden: 64, by_expert: Some(128), order: Order::ByChoice, ..many }.run();
+    for by_expert in [None, Some(128)] {
+        Normal { hidden: 64, is_laid_out: true, is_again: true, by_expert, ..many }.run();
+    }
     for seed in 0..50 {
         Normal { slots: 120, rounds: 6, ..NORMAL }.drawn(seed).run();
     }

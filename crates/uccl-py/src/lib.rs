@@ -63,6 +63,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<ep::PyCudaDispatch>()?;
     m.add_class::<ep::PyCudaHandle>()?;
     m.add_class::<ep::PyCudaCombine>()?;
+    m.add_class::<ep::PyLaidOut>()?;
     m.add_class::<ep::PyNormalDispatch>()?;
     m.add_class::<ep::PyNormalHandle>()?;
     m.add_class::<ep::PyNormalCombine>()?;

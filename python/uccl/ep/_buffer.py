@@ -247,7 +247,8 @@ class Buffer(Joined):
         token: ``recv_x`` (and scales), ``recv_topk_idx`` with numbers of this rank's experts (-1 for others),
         ``recv_topk_weights`` (0 for others), the tokens of each local expert, aligned up, a handle, and an event. With
         ``num_worst_tokens`` there are as many rows, and nothing is counted on the host. With a ``handle`` of an
-        earlier call, tokens go where they went then, and only ``recv_x`` and the event are returned.
+        earlier call, tokens go where they went then, and only ``recv_x`` and the event are returned. On GPUs tokens are not counted
+        again where ``is_token_in_rank`` is the tensor that :meth:`get_dispatch_layout` has returned for the same ``topk_idx``, and as it was then.
         """
         self._check_is_there()
         self._wait_for(previous_event)
@@ -338,7 +339,7 @@ class Buffer(Joined):
         if handle is not None:
             routed = mode.again(rows_of(handle))
         elif idx is not None:
-            routed = mode.by_choices(idx, per_expert.numel())
+            routed = mode.by_choices(idx, per_expert.numel(), goes)
         else:
             routed = mode.by_ranks(goes, per_expert)
         call, arrived = mode.begin(x, weights, routed, blocks=blocks), 0

@@ -3,6 +3,7 @@ how much arrives."""
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,37 @@ from uccl.ep._group import address, align, biases, check, scales_in, weights_add
 
 
 @dataclass
+class LaidOut:
+    """Tokens whose layout a caller has asked for, as a dispatch may take them."""
+
+    native: Any
+    topk_idx: torch.Tensor
+    version: int
+    """Of the choices: another one when they were written to since."""
+    num_experts: int
+    memory: torch.Tensor
+    stream: int
+    """The number of the stream that they were laid out on."""
+    is_captured: bool
+    """Whether a graph lays them out, and does so each time that it is repeated: then only dispatches of graphs take them, and else none
+    of these."""
+
+    def is_of(self, topk_idx: torch.Tensor, num_experts: int) -> bool:
+        """Whether a dispatch by these choices finds the same now."""
+        return (
+            self.topk_idx is topk_idx
+            and self.version == version_of(topk_idx)
+            and self.num_experts == num_experts
+            and self.is_captured == torch.cuda.is_current_stream_capturing()
+        )
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Another number after each time that torch writes to a tensor; always the same for one of inference mode, which has none."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+@dataclass
 class Routed:
     """What says where tokens go: their choices, their ranks, or a dispatch before."""
 
@@ -22,6 +54,8 @@ class Routed:
     num_experts: int
     #: ``[n, K]``
     topk_idx: torch.Tensor | None = None
+    #: Of these choices, if the caller has asked for it.
+    laid_out: LaidOut | None = None
     #: ``[n, R]`` bool, and i32 by expert.
     ranks: tuple[torch.Tensor, torch.Tensor] | None = None
     again: Rows | None = None
@@ -51,6 +85,8 @@ class Rows:
     layout: Placed
     memory: torch.Tensor
     """Scratch of the first combine, and of this."""
+    laid_out: torch.Tensor | None
+    """Where tokens go, if that was known before."""
     told: torch.Tensor
     """``[R + 1]`` starts of ranks, ``[E/R]`` counts, and by token its number, and its origin; by expert also ``[E/R]`` ends of experts, and
     ``[m, K + 2]`` by token."""
@@ -60,6 +96,11 @@ class Rows:
     """The number of the stream that they were made on."""
     spare: int
     """Where in the memory the first combine has its scratch; 0 behind it."""
+
+    def kept(self) -> tuple[torch.Tensor, ...]:
+        """What calls with it read."""
+        own = self.memory, self.told
+        return own if self.laid_out is None else (*own, self.laid_out)
 
     def ends_of_ranks(self) -> torch.Tensor:
         """``[R]`` i32: how many tokens arrived from the ranks up to each."""
@@ -99,6 +140,9 @@ class NormalMode:
         self.device, self.ranks, self.native = gpu.device, gpu.ranks, gpu.native
         #: What handles of DeepEP's have of its channels.
         self.channels = gpu.empty((gpu.ranks, 0), torch.int32)
+        #: By the number of the object that says which tokens go to which ranks, for as long as that object lives: tensors are no keys,
+        #: since they are compared value by value.
+        self._laid_out: dict[int, LaidOut] = {}
 
     def local(self, routed: Routed) -> int:
         """Experts of each rank."""
@@ -116,7 +160,8 @@ class NormalMode:
         whole = empty((scratch_at + align(scratch_len, 4) // 4,), torch.int32)
         per_expert = whole.as_strided((num_experts,), (1,))
         per_rank = whole.as_strided((self.ranks,), (1,), ranks_at)
-        _core.ep_cuda_layout(
+        stream = self.gpu.stream()
+        native = _core.ep_cuda_layout(
             self.native,
             experts=address(topk_idx),
             is_64=topk_idx.dtype == torch.int64,
@@ -127,15 +172,21 @@ class NormalMode:
             per_expert=address(per_expert),
             goes=address(goes),
             scratch=whole.data_ptr() + 4 * scratch_at,
-            stream=self.gpu.stream(),
+            stream=stream,
         )
+        is_captured, version = torch.cuda.is_current_stream_capturing(), version_of(topk_idx)
+        self._laid_out[id(goes)] = LaidOut(native, topk_idx, version, num_experts, whole, stream, is_captured)
+        weakref.finalize(goes, self._laid_out.pop, id(goes), None).atexit = False
         return per_rank, per_expert, goes
 
-    def by_choices(self, topk_idx: torch.Tensor, num_experts: int) -> Routed:
-        """Tokens go to the ranks of their experts."""
+    def by_choices(self, topk_idx: torch.Tensor, num_experts: int, goes: torch.Tensor | None = None) -> Routed:
+        """Tokens go to the ranks of their experts. With ``goes`` of ``layout`` they need not be counted again."""
         check("topk_idx", topk_idx, (None, None), torch.int64, torch.int32, device=self.device)
         tokens, top_k = topk_idx.shape
-        return Routed(tokens, top_k, num_experts, topk_idx=topk_idx)
+        laid_out = self._laid_out.get(id(goes))
+        if laid_out is not None and not laid_out.is_of(topk_idx, num_experts):
+            laid_out = None
+        return Routed(tokens, top_k, num_experts, topk_idx=topk_idx, laid_out=laid_out)
 
     def by_ranks(self, goes: torch.Tensor, per_expert: torch.Tensor) -> Routed:
         """Tokens go to these ranks, and have no choices."""
@@ -191,7 +242,7 @@ class NormalMode:
         out_weights = None if weights is None else empty((routed.tokens, routed.top_k), torch.float32)
         bias = biases(bias, out)
         stream = self.gpu.stream()
-        self.gpu.keep_for(stream, rows.stream, (rows.memory, rows.told))
+        self.gpu.keep_for(stream, rows.stream, rows.kept())
         _memory, scratch = self.gpu.scratch_of(rows)
         combine = _core.EpCudaNormalCombine(
             self.native,
@@ -221,7 +272,7 @@ class Dispatch:
         most: int | None,
         blocks: int,
     ) -> None:
-        (rows, scales), again = x, routed.again
+        (rows, scales), again, laid_out = x, routed.again, routed.laid_out
         given = scales_in(scales, routed.tokens, mode.device)
         self.mode, self.routed = mode, routed
         # What is read until the work of ``receive`` has ended.
@@ -245,11 +296,14 @@ class Dispatch:
         self._stream = mode.gpu.stream()
         length = _core.ep_cuda_combine_scratch_len()
         spare = 0
-        if again is None:
-            spare = length
-            length = _core.ep_cuda_scratch_len(routed.tokens, routed.top_k, routed.num_experts, mode.ranks)
+        if again is not None:
+            mode.gpu.keep_for(self._stream, again.stream, again.kept())
         else:
-            mode.gpu.keep_for(self._stream, again.stream, (again.memory, again.told))
+            spare = length
+            if laid_out is None:
+                length = _core.ep_cuda_scratch_len(routed.tokens, routed.top_k, routed.num_experts, mode.ranks)
+            else:
+                mode.gpu.keep_for(self._stream, laid_out.stream, (laid_out.memory,))
         self._memory = mode.gpu.empty((spare + length,), torch.uint8)
         idx, ranks = routed.topk_idx, routed.ranks
         self.native = _core.EpCudaNormalDispatch(
@@ -264,6 +318,7 @@ class Dispatch:
             tokens=routed.tokens,
             top_k=routed.top_k,
             num_experts=routed.num_experts,
+            laid_out=None if laid_out is None else laid_out.native,
             again=None if again is None else again.native,
             slots=self.slots,
             blocks=blocks,
@@ -305,8 +360,9 @@ class Dispatch:
         )
         if again is not None:
             return again
-        spare = self._memory.data_ptr()
-        return Rows(mode, native, routed, self.slots, layout, self._memory, told, at, self._stream, spare)
+        spare, laid_out = self._memory.data_ptr(), routed.laid_out
+        before = None if laid_out is None else laid_out.memory
+        return Rows(mode, native, routed, self.slots, layout, self._memory, before, told, at, self._stream, spare)
 
     def _tables(self, layout: Placed) -> tuple[torch.Tensor, tuple[int, int, int, int], Any, Any]:
         """Memory for what is told of rows, where its parts begin, and their addresses."""

@@ -118,7 +118,7 @@ pub struct Combined {
     pub waits: u64,
 }
 
-/// Memory that a dispatch uses until its combine has ended: bytes of it.
+/// Memory that a dispatch uses until its combine has ended, and a layout until those of all dispatches with it have: bytes of it.
 #[must_use]
 pub fn scratch_len(choices: &Choices, ranks: usize) -> usize {
     Scratch::of(choices, ranks).len
@@ -127,14 +127,15 @@ pub fn scratch_len(choices: &Choices, ranks: usize) -> usize {
 /// Memory that a combine uses until it has ended: bytes of it.
 pub const COMBINE_SCRATCH_LEN: usize = size_of::<Placed>();
 
-/// Where the parts of a dispatch's scratch memory begin: behind what the call's number and place are.
+/// Where the parts of a dispatch's scratch memory begin: behind what the call's number and place are. Those of counts lie as the
+/// chunks' counts do, right behind them.
 struct Scratch {
     masks: usize,
     slots: usize,
     places: usize,
-    experts: usize,
-    counts: usize,
     chunks: usize,
+    counts: usize,
+    experts: usize,
     len: usize,
 }
 
@@ -144,11 +145,11 @@ impl Scratch {
         let masks = size_of::<Placed>();
         let slots = masks + 8 * tokens;
         let places = slots + 4 * tokens * ranks;
-        let experts = places + 4 * tokens * top_k;
-        let counts = experts + 4 * num_experts;
-        let chunks = counts + 4 * ranks;
-        let len = chunks + 4 * tokens.div_ceil(CHUNK) * (ranks + num_experts);
-        Self { masks, slots, places, experts, counts, chunks, len }
+        let chunks = places + 4 * tokens * top_k;
+        let counts = chunks + 4 * tokens.div_ceil(CHUNK) * (ranks + num_experts);
+        let experts = counts + 4 * ranks;
+        let len = experts + 4 * num_experts;
+        Self { masks, slots, places, chunks, counts, experts, len }
     }
 }
 

@@ -47,8 +47,10 @@ pub(crate) struct Normal {
     pub(crate) order: Order,
     /// Whether there are rows for all tokens that may come, and the host does not ask how many do.
     pub(crate) is_worst: bool,
-    /// Whether tokens go once more to where they went, with the handle.
+    /// Whether tokens go once more to where they went, with the handle, or the layout.
     pub(crate) is_again: bool,
+    /// Whether dispatches take the layout that was asked for, when nothing else of it is left. Of choices only.
+    pub(crate) is_laid_out: bool,
     /// To what rows of an expert are aligned, if rows are by expert.
     pub(crate) by_expert: Option<usize>,
     /// Whether the row of each expert goes back, and not their sum.
@@ -150,6 +152,7 @@ impl Normal {
         };
         drawn.is_each =
             drawn.by_expert.is_some() && drawn.order == Order::ByChoice && random.bool();
+        drawn.is_laid_out = drawn.top_k > 0 && random.bool();
         drawn
     }
 

@@ -25,7 +25,7 @@ pub(crate) use self::{
     block::PyBlock,
     calls::{PyCombine, PyDispatch},
     cuda::{
-        PyCudaCombine, PyCudaDispatch, PyCudaGroup, PyCudaHandle, PyNormalCombine,
+        PyCudaCombine, PyCudaDispatch, PyCudaGroup, PyCudaHandle, PyLaidOut, PyNormalCombine,
         PyNormalDispatch, PyNormalHandle, cuda_combine_scratch_len, cuda_layout, cuda_room_for,
         cuda_scratch_len,
     },

@@ -67,7 +67,8 @@ impl Counts {
 }
 
 impl Dispatch {
-    /// Enqueues that a rank's tokens are laid out, and, where rows are not sent in parts, the sending. No rank has more than `slots`.
+    /// Enqueues that a rank's tokens are laid out, unless they were, and, where rows are not sent in parts, the sending. No rank has
+    /// more than `slots`.
     ///
     /// # Errors
     /// Arguments are wrong, or an earlier call has failed.
@@ -75,7 +76,7 @@ impl Dispatch {
     /// # Safety
     /// The stream is of the group's context. `tokens` and `routed` describe memory that the GPU may read until the dispatch's work
     /// has ended. `scratch` has [`Routed::scratch_len`] bytes, aligned to 8, which only this dispatch uses, for as long as said
-    /// there.
+    /// there. What `routed` has of earlier work is of this group, and the stream comes after that work.
     pub unsafe fn begin(
         group: &Arc<Group>,
         tokens: &Tokens,
@@ -92,11 +93,12 @@ impl Dispatch {
         let (call, area) = call_of(group, &record, &routes, slots, scratch)?;
         let (goes, per_expert) = match &routed {
             Routed::Ranks(given) => (given.goes, given.per_expert),
-            Routed::Choices(_) | Routed::Again(_) => (0, 0),
+            Routed::Choices(_) | Routed::LaidOut(_) | Routed::Again(_) => (0, 0),
         };
-        let earlier = match &routed {
-            Routed::Again(handle) => Some(handle.told),
-            Routed::Choices(_) | Routed::Ranks(_) => None,
+        let (is_laid_out, earlier) = match &routed {
+            Routed::Choices(_) | Routed::Ranks(_) => (false, None),
+            Routed::LaidOut(_) => (true, None),
+            Routed::Again(handle) => (true, Some(handle.told)),
         };
         let send = NormalSend {
             send: params::Send {
@@ -124,7 +126,7 @@ impl Dispatch {
         // SAFETY: both kernels take this struct; the module is never unloaded; the caller's promise. Windows are reached for
         // as long as the group lives, and freed when the GPU's work has ended.
         unsafe {
-            if earlier.is_none() {
+            if !is_laid_out {
                 group.kernels().layout.launch(stream, blocks_of(routes.tokens), &send)?;
             }
             if !group.has_whole_calls() {

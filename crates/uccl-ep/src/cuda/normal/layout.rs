@@ -25,6 +25,11 @@ pub struct Layout {
     pub goes: u64,
 }
 
+/// Tokens that were laid out: any number of dispatches may take them as they are.
+pub struct LaidOut {
+    pub(super) routes: Routes,
+}
+
 impl Layout {
     /// Enqueues the counting. It is no call: no other rank takes part.
     ///
@@ -34,13 +39,14 @@ impl Layout {
     ///
     /// # Safety
     /// The stream is of the group's context. `choices` and the layout describe memory that only this uses until its work
-    /// has ended, and so does `scratch`, which has [`scratch_len`](crate::cuda::scratch_len) bytes, aligned to 8.
+    /// has ended, and so does `scratch`, which has [`scratch_len`](crate::cuda::scratch_len) bytes, aligned to 8. Dispatches with what is
+    /// returned read it: nobody else writes to it before the last call with their handles has ended.
     pub unsafe fn count(
         &self,
         group: &Arc<Group>,
         choices: &Choices,
         (scratch, stream): (u64, &Stream),
-    ) -> Result<()> {
+    ) -> Result<LaidOut> {
         group.check()?;
         choices.check(group.ranks())?;
         let header = Header::<0, 0> { phase: Phase::Dispatch, agreed: [], told: [] };
@@ -85,7 +91,7 @@ impl Layout {
             stream.fill(scratch, 0, size_of::<u32>())?;
             group.kernels().layout.launch(stream, blocks_of(routes.tokens), &layout)?;
         }
-        Ok(())
+        Ok(LaidOut { routes })
     }
 }
 

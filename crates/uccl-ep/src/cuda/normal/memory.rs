@@ -3,7 +3,7 @@
 
 use std::num::NonZero;
 
-use super::Handle;
+use super::{Handle, LaidOut};
 use crate::{
     cuda::{
         memory::{COMBINE_SCRATCH_LEN, Choices, scratch_len},
@@ -48,6 +48,8 @@ pub struct ScalesIn {
 pub enum Routed<'a> {
     /// The experts that they chose.
     Choices(Choices),
+    /// The experts that they chose when they were laid out.
+    LaidOut(&'a LaidOut),
     /// Their ranks.
     Ranks(Ranks),
     /// Where those of an earlier dispatch went, whose choices they come with.
@@ -75,14 +77,14 @@ impl Ranks {
 }
 
 impl Routed<'_> {
-    /// Bytes of memory that a dispatch uses: until it has ended, if it goes where an earlier one went, and else until the
-    /// last call with its handle has ended.
+    /// Bytes of memory that a dispatch uses: until it has ended, if tokens were laid out before or go where they went, and else
+    /// until the last call with its handle has ended.
     #[must_use]
     pub fn scratch_len(&self, ranks: usize) -> usize {
         match self {
             Self::Choices(choices) => scratch_len(choices, ranks),
             Self::Ranks(given) => scratch_len(&given.as_choices(), ranks),
-            Self::Again(_) => COMBINE_SCRATCH_LEN,
+            Self::LaidOut(_) | Self::Again(_) => COMBINE_SCRATCH_LEN,
         }
     }
 
@@ -104,6 +106,7 @@ impl Routed<'_> {
                 }
                 Ok(given.as_choices().routes(ranks, scratch))
             }
+            Self::LaidOut(laid_out) => Ok(laid_out.routes),
             Self::Again(handle) => Ok(handle.routes),
         }
     }

@@ -14,7 +14,7 @@ mod room;
 pub use self::{
     combine::{Combine, Combined, Results},
     dispatch::{Counts, Dispatch, Handle},
-    layout::Layout,
+    layout::{LaidOut, Layout},
     memory::{ByExpert, Outputs, Ranks, Routed, ScalesIn, ScalesOut, Table, Tokens},
     room::Sizes,
 };

@@ -47,7 +47,9 @@ impl Normal {
             assert!(told[1].contains(said), "{wrong:?}: {told:?}");
         }
         for top_k in [2, 12] {
-            let case = Self { top_k, local_experts: 8, wrong: Some(Wrong::Twice), ..few };
+            let is_laid_out = top_k == 12;
+            let wrong = Some(Wrong::Twice);
+            let case = Self { top_k, local_experts: 8, is_laid_out, wrong, ..few };
             let told = case.fails(LIMIT, |_| Some(case));
             let said = format!("choice {} of token 0 is no expert, or one that", top_k - 1);
             assert!(told[1].contains(&said), "{told:?}");

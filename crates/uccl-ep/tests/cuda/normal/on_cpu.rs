@@ -84,7 +84,7 @@ impl Normal {
     fn round_on_cpu(&self, group: &Arc<Group>, inputs: &Inputs) -> Got {
         let routing = Arc::new(self.routing(inputs));
         let mut got = self.untouched(inputs);
-        if self.top_k > 0 {
+        if self.top_k > 0 && !self.is_laid_out {
             let layout = &mut got.layout;
             layout.2.fill(0);
             for rank in 0..self.ranks {

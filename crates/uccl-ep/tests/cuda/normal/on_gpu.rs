@@ -9,7 +9,7 @@ use uccl_ep::{
 
 use super::{
     super::{Gpu, Lost, Ranks},
-    Got, Inputs, LIMIT, Normal, Wrong,
+    Got, Inputs, LIMIT, Normal, UNTOUCHED, Wrong,
 };
 
 impl Normal {
@@ -110,8 +110,8 @@ impl<'a> OnGpu<'a> {
             scales: (case.scales > 0).then(|| scales(gpu.upload(&blank.scales))),
             choices: 0,
             weights: 0,
-            table: None,
-            by_expert: None,
+            table: case.is_laid_out.then_some(table),
+            by_expert: by_expert.filter(|_| case.is_laid_out),
             ..to
         };
         let returns_weights = case.num_returned_weights() > 0;
@@ -143,7 +143,8 @@ impl<'a> OnGpu<'a> {
             summed_weights: given(gpu.upload(&blank.summed_weights), returns_weights),
         };
         let len = on_gpu.routed(case).scratch_len(case.ranks);
-        let lens = [len, cuda::COMBINE_SCRATCH_LEN, cuda::COMBINE_SCRATCH_LEN, len];
+        let short = cuda::COMBINE_SCRATCH_LEN;
+        let lens = [if case.is_laid_out { short } else { len }, short, short, len];
         on_gpu.scratch = lens.map(|len| gpu.upload(&vec![0xeeu8; len]));
         on_gpu
     }
@@ -184,26 +185,45 @@ impl<'a> OnGpu<'a> {
     }
 
     /// Counts the tokens, if they have choices.
-    pub(super) fn lay_out(&self, case: &Normal, group: &Arc<cuda::Group>, gpu: &Gpu) -> Result<()> {
-        let normal::Routed::Choices(choices) = self.routed(case) else { return Ok(()) };
+    pub(super) fn lay_out(
+        &self,
+        case: &Normal,
+        group: &Arc<cuda::Group>,
+        gpu: &Gpu,
+    ) -> Result<Option<normal::LaidOut>> {
+        let normal::Routed::Choices(choices) = self.routed(case) else { return Ok(None) };
         // SAFETY: the memory is as long as is said, and lives until the stream has been waited for.
-        unsafe { self.layout.count(group, &choices, (self.scratch[3], &gpu.stream)) }
+        unsafe { self.layout.count(group, &choices, (self.scratch[3], &gpu.stream)) }.map(Some)
+    }
+
+    /// Writes over the choices and what a layout told of them.
+    fn forget_choices(&self, case: &Normal, gpu: &Gpu) {
+        let (experts, ranks) = (&self.inputs.experts, case.ranks);
+        let chosen = experts.len() * if case.is_64() { 8 } else { 4 };
+        let normal::Layout { per_rank, per_expert, goes } = self.layout;
+        for (memory, len) in [
+            (self.chosen, chosen),
+            (per_rank, 4 * ranks),
+            (per_expert, 4 * case.num_experts()),
+            (goes, self.inputs.tokens * ranks),
+        ] {
+            // SAFETY: there are so many bytes, and the stream is waited for before they are freed.
+            unsafe { gpu.stream.fill(memory, UNTOUCHED, len) }.expect("a fill");
+        }
     }
 
     /// The first dispatch, which asks how much arrives unless it has rows for all that may.
     fn dispatch(
         &self,
         case: &Normal,
-        group: &Arc<cuda::Group>,
-        gpu: &Gpu,
+        (group, gpu): (&Arc<cuda::Group>, &Gpu),
+        routed: normal::Routed<'_>,
     ) -> Result<Arc<normal::Handle>> {
         let tokens = self.tokens(case, self.tokens, self.weights);
         let to = (self.scratch[0], &gpu.stream);
         // SAFETY: the memory is as long as is said, and lives until the stream has been waited for.
         unsafe {
-            self.lay_out(case, group, gpu)?;
-            let mut dispatch =
-                normal::Dispatch::begin(group, &tokens, self.routed(case), case.slots, to)?;
+            let mut dispatch = normal::Dispatch::begin(group, &tokens, routed, case.slots, to)?;
             let (mut outputs, wrong) = (self.to, case.wrong_of(group));
             if !case.is_worst {
                 let mut is_interrupted = || matches!(wrong, Some(Wrong::Interrupted));
@@ -234,7 +254,12 @@ impl<'a> OnGpu<'a> {
     }
 
     pub(super) fn enqueue(&self, case: &Normal, group: &Arc<cuda::Group>, gpu: &Gpu) -> Result<()> {
-        let handle = self.dispatch(case, group, gpu)?;
+        let laid_out = self.lay_out(case, group, gpu)?.filter(|_| case.is_laid_out);
+        if laid_out.is_some() {
+            self.forget_choices(case, gpu);
+        }
+        let laid_out = laid_out.as_ref().map(normal::Routed::LaidOut);
+        let handle = self.dispatch(case, (group, gpu), laid_out.unwrap_or(self.routed(case)))?;
         if let Some(Wrong::Spoilt) = case.wrong_of(group) {
             self.spoil(case, gpu);
         }
@@ -261,7 +286,8 @@ impl<'a> OnGpu<'a> {
         unsafe {
             if case.is_again {
                 let tokens = self.tokens(case, self.again, 0);
-                let (routed, to) = (normal::Routed::Again(&handle), (self.scratch[1], stream));
+                let routed = laid_out.unwrap_or(normal::Routed::Again(&handle));
+                let to = (self.scratch[1], stream);
                 normal::Dispatch::begin(group, &tokens, routed, case.slots, to)?
                     .receive(&self.to_again, stream)?;
             }

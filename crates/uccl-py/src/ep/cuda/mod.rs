@@ -9,5 +9,7 @@ pub(crate) use self::{
     low_latency::{
         PyCudaCombine, PyCudaDispatch, PyCudaHandle, cuda_combine_scratch_len, cuda_scratch_len,
     },
-    normal::{PyNormalCombine, PyNormalDispatch, PyNormalHandle, cuda_layout, cuda_room_for},
+    normal::{
+        PyLaidOut, PyNormalCombine, PyNormalDispatch, PyNormalHandle, cuda_layout, cuda_room_for,
+    },
 };

@@ -10,8 +10,8 @@ use uccl_ep::{
     cuda::{
         Choices,
         normal::{
-            ByExpert, Combine, Combined, Dispatch, Handle, Layout, Outputs, Ranks, Results, Routed,
-            ScalesIn, ScalesOut, Sizes, Table, Tokens,
+            ByExpert, Combine, Combined, Dispatch, Handle, LaidOut, Layout, Outputs, Ranks,
+            Results, Routed, ScalesIn, ScalesOut, Sizes, Table, Tokens,
         },
     },
 };
@@ -36,7 +36,14 @@ pub(crate) fn cuda_room_for(
     sizes.room_for(tokens, &group.group).map_err(|e| exception(&e))
 }
 
-/// Enqueues the counting of tokens: i32 by rank, i32 by expert, and a byte by token and rank.
+/// Tokens that were laid out, for dispatches to where they go.
+#[pyclass(name = "EpCudaLaidOut", module = "uccl._core", frozen)]
+pub(crate) struct PyLaidOut {
+    laid_out: LaidOut,
+}
+
+/// Enqueues the counting of tokens: i32 by rank, i32 by expert, and a byte by token and rank. Dispatches with what is returned use
+/// the scratch memory.
 #[pyfunction(name = "ep_cuda_layout")]
 #[pyo3(signature = (group, *, experts, is_64, tokens, top_k, num_experts, per_rank, per_expert, goes, scratch, stream))]
 #[expect(clippy::too_many_arguments, reason = "Python names them")]
@@ -53,13 +60,15 @@ pub(crate) fn cuda_layout(
     goes: u64,
     scratch: u64,
     stream: u64,
-) -> PyResult<()> {
+) -> PyResult<PyLaidOut> {
     let stream = group.stream(stream);
     let choices = Choices { experts, is_64, tokens, top_k, num_experts };
     let layout = Layout { per_rank, per_expert, goes };
-    // SAFETY: `uccl.ep` passes tensors of these sizes, whose memory torch gives to later work of the stream only.
+    // SAFETY: `uccl.ep` passes tensors of these sizes, whose memory torch gives to later work of the stream only; it keeps the scratch
+    // memory with what is returned.
     let done = py.detach(|| unsafe { layout.count(&group.group, &choices, (scratch, &stream)) });
-    done.map_err(|e| exception(&e))
+    let laid_out = done.map_err(|e| exception(&e))?;
+    Ok(PyLaidOut { laid_out })
 }
 
 /// `(address, words of a token, token stride, word stride)`.
@@ -74,10 +83,11 @@ pub(crate) struct PyNormalDispatch {
 
 #[pymethods]
 impl PyNormalDispatch {
-    /// Enqueues the sending of tokens: to the ranks of their `experts`; or to `ranks`, a byte by token and rank, and i32 by expert, how
-    /// many tokens it is told of; or to where those went that `again`, a handle, is of. Launches have `blocks` blocks at most; 0: all.
+    /// Enqueues the sending of tokens: to the ranks of their `experts`; or of those that they had when they were `laid_out`; or to `ranks`,
+    /// a byte by token and rank, and i32 by expert, how many tokens it is told of; or to where those went that `again`, a handle, is of.
+    /// Launches have `blocks` blocks at most; 0: all.
     #[new]
-    #[pyo3(signature = (group, *, rows, len, scales, weights, experts, is_64, ranks, tokens, top_k, num_experts, again, slots, blocks, scratch, stream))]
+    #[pyo3(signature = (group, *, rows, len, scales, weights, experts, is_64, ranks, tokens, top_k, num_experts, laid_out, again, slots, blocks, scratch, stream))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
         py: Python<'_>,
@@ -92,6 +102,7 @@ impl PyNormalDispatch {
         tokens: usize,
         top_k: usize,
         num_experts: usize,
+        laid_out: Option<&PyLaidOut>,
         again: Option<&PyNormalHandle>,
         slots: usize,
         blocks: usize,
@@ -108,16 +119,18 @@ impl PyNormalDispatch {
         let sent = Tokens { rows, stride: len, payload: len, scales, weights, most_blocks };
         let stream = group.stream(stream);
         let begun = py.detach(|| {
-            let routed = match (again, ranks) {
-                (Some(again), _) => Routed::Again(&again.handle),
-                (None, Some((goes, per_expert))) => {
+            let routed = match (again, laid_out, ranks) {
+                (Some(again), ..) => Routed::Again(&again.handle),
+                (None, Some(before), _) => Routed::LaidOut(&before.laid_out),
+                (None, None, Some((goes, per_expert))) => {
                     Routed::Ranks(Ranks { goes, per_expert, tokens, num_experts })
                 }
-                (None, None) => {
+                (None, None, None) => {
                     Routed::Choices(Choices { experts, is_64, tokens, top_k, num_experts })
                 }
             };
-            // SAFETY: `uccl.ep` passes tensors of these sizes, whose memory torch gives to later work of the stream only.
+            // SAFETY: `uccl.ep` passes tensors of these sizes, whose memory torch gives to later work of the stream only; its layouts and
+            // handles are of this group, and their streams are waited for.
             unsafe { Dispatch::begin(&group.group, &sent, routed, slots, (scratch, &stream)) }
         });
         let dispatch = Mutex::new(Some(begun.map_err(|e| exception(&e))?));
