@@ -47,7 +47,8 @@ impl EpGpuCard {
     #[must_use]
     pub fn encode(&self) -> [u8; EP_GPU_CARD_LEN] {
         let mut out = [0; EP_GPU_CARD_LEN];
-        for (word, out) in [MAGIC, self.rank, self.ranks, self.marks].iter().zip(out.as_chunks_mut::<4>().0)
+        for (word, out) in
+            [MAGIC, self.rank, self.ranks, self.marks].iter().zip(out.as_chunks_mut::<4>().0)
         {
             *out = word.to_le_bytes();
         }

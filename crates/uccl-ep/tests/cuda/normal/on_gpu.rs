@@ -191,7 +191,7 @@ impl<'a> OnGpu<'a> {
     }
 
     /// The first dispatch, which asks how much arrives unless it has rows for all that may.
-    fn dispatch(
+    pub(super) fn dispatch(
         &self,
         case: &Normal,
         group: &Arc<cuda::Group>,
@@ -222,12 +222,15 @@ impl<'a> OnGpu<'a> {
         }
     }
 
-    /// Fills the table that says which rows belong to which tokens with what a dispatch never tells.
-    fn spoil(&self, case: &Normal, gpu: &Gpu) {
+    /// Fills a table with what a dispatch never tells, if that is what goes wrong.
+    fn spoil(&self, case: &Normal, wrong: Option<Wrong>, gpu: &Gpu) {
         let blank = case.untouched(self.inputs);
-        let (table, len) = match self.by_expert {
-            Some(tables) => (tables.metadata, blank.metadata.len()),
-            None => (self.table.src_info, blank.src_info.len()),
+        let (table, len) = match (wrong, self.by_expert) {
+            (Some(Wrong::Spoilt), Some(tables)) => (tables.metadata, blank.metadata.len()),
+            (Some(Wrong::Spoilt), None) => (self.table.src_info, blank.src_info.len()),
+            // How many there are is still told.
+            (Some(Wrong::SpoiltStarts), _) => (self.table.starts, case.ranks),
+            _ => return,
         };
         // SAFETY: there are so many integers, and the stream is waited for before they are freed.
         unsafe { gpu.stream.fill(table, 0x7f, 4 * len) }.expect("a fill");
@@ -235,10 +238,27 @@ impl<'a> OnGpu<'a> {
 
     pub(super) fn enqueue(&self, case: &Normal, group: &Arc<cuda::Group>, gpu: &Gpu) -> Result<()> {
         let handle = self.dispatch(case, group, gpu)?;
-        if let Some(Wrong::Spoilt) = case.wrong_of(group) {
-            self.spoil(case, gpu);
-        }
+        self.spoil(case, case.wrong_of(group), gpu);
         let stream = &gpu.stream;
+        if case.is_again {
+            let tokens = self.tokens(case, self.again, 0);
+            let (routed, to) = (normal::Routed::Again(&handle), (self.scratch[1], stream));
+            // SAFETY: the memory is as long as is said, and lives until the stream has been waited for.
+            unsafe {
+                normal::Dispatch::begin(group, &tokens, routed, case.slots, to)?
+                    .receive(&self.to_again, stream)?;
+            }
+        }
+        self.combine(case, (group, &handle), gpu)
+    }
+
+    /// The combine of a dispatch.
+    pub(super) fn combine(
+        &self,
+        case: &Normal,
+        (group, handle): (&cuda::Group, &Arc<normal::Handle>),
+        gpu: &Gpu,
+    ) -> Result<()> {
         let results = normal::Results {
             len: match case.wrong_of(group) {
                 Some(Wrong::FewResults(rows)) => rows,
@@ -259,14 +279,8 @@ impl<'a> OnGpu<'a> {
         };
         // SAFETY: the memory is as long as is said, and lives until the stream has been waited for.
         unsafe {
-            if case.is_again {
-                let tokens = self.tokens(case, self.again, 0);
-                let (routed, to) = (normal::Routed::Again(&handle), (self.scratch[1], stream));
-                normal::Dispatch::begin(group, &tokens, routed, case.slots, to)?
-                    .receive(&self.to_again, stream)?;
-            }
-            normal::Combine::begin(&handle, &results, (self.scratch[2], stream))?
-                .finish(&combined, stream)
+            normal::Combine::begin(handle, &results, (self.scratch[2], &gpu.stream))?
+                .finish(&combined, &gpu.stream)
         }
     }
 
