@@ -127,6 +127,7 @@ __device__ __forceinline__ void send_tokens(const UcclEpNormalSend& p, const Ucc
       Targets to[2];
       // Its own it takes from where they are.
       records_of(send, call, token, to, g.rank);
+      if ((to[0].has | to[1].has) == 0) continue;
       send_record(p, team, token, to);
     }
     tell_later(out, nth, g.ranks, [&](u32 rank) { return mark_for(send, call, mark, rank, begin, end); });
@@ -410,6 +411,8 @@ __device__ __forceinline__ void take_own(const UcclEpNormalDispatch& p, const Ro
     int slot = reinterpret_cast<const int*>(r.slots)[static_cast<u64>(token) * ranks + me];
     if (slot < 0) continue;
     u32 nth = static_cast<u32>(slot) + before_chunk(r, ranks, token, me);
+    // The window's counts may be others than this rank wrote: there is room for no more than these.
+    if (nth >= s.starts[me + 1] - s.starts[me]) continue;
     take(p.receive, s, team, OwnToken{p.send, token}, {me, s.starts[me] + nth});
   }
 }
@@ -541,7 +544,7 @@ __device__ __forceinline__ void normal_dispatch(const UcclEpNormalDispatch& p, R
   const UcclEpGroup& g = p.receive.group;
   const UcclEpCall& c = p.receive.call;
   if (!begin_parts(p, s.waiting)) return;
-  Roles roles = roles_of(SENDERS_OF_DISPATCH);
+  Roles roles = roles_of(g, SENDERS_OF_DISPATCH);
   if (roles.is_sender()) send_tokens(p.send, s.waiting.call, roles.sending(), out);
   if (roles.is_taker() && !take_all(p, s, roles.taking())) return;
   if (!is_sound(g, c, s.waiting) || !is_last_block(g, STEP_RECEIVE, s.waiting)) return;

@@ -52,10 +52,11 @@ struct Roles {
 constexpr u32 SENDERS_OF_DISPATCH = 5;
 constexpr u32 SENDERS_OF_COMBINE = 4;
 
-__device__ __forceinline__ Roles roles_of(u32 senders) { return {max(gridDim.x * senders / 12, 1u)}; }
+__device__ __forceinline__ Roles roles_of(const UcclEpGroup& g, u32 senders) {
+  return {g.ranks > 1 ? max(gridDim.x * senders / 12, 1u) : 0};
+}
 
 // A mark: the call's number, and which of the rows for its receiver the part has. No part has more than 63.
-constexpr u32 MARK_CALL = 22;
 constexpr u32 MARK_FIRST = 6;
 
 __device__ __forceinline__ u64 mark_of_part(u64 call, u32 first, u32 count) {
@@ -78,7 +79,7 @@ __device__ __forceinline__ bool wait_for_parts(const UcclEpGroup& g, Waiting& w,
   seen = 0;
   bool is_there = true;
   if (has) {
-    Awaited part = {word, mark_of_part(call, 0, 0), peer, UCCL_EP_DATA};
+    Awaited part = {word, mark_of(call), peer, UCCL_EP_DATA, true};
     is_there = wait_for_word(g, w, part, seen, [&](u64 mark) { return mark >> MARK_CALL == call; }) == CAME;
   }
   bool are_there = __all_sync(ALL, is_there);

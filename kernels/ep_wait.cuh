@@ -215,13 +215,17 @@ __device__ __forceinline__ bool has_mark(u64 seen, u64 mark, u32 what) {
   return seen == mark || (what == UCCL_EP_ROOM && call_of(seen) > call_of(mark));
 }
 
-// What a thread waits for: a word of a peer's that gets a mark.
+// What a thread waits for: a word of a peer's that gets a mark. That of a part is another, of the same call.
 struct Awaited {
   u64 word;
   u64 mark;
   u32 peer;
   u32 what;
+  bool is_part = false;
 };
+
+// Where a part's mark has the call's number: see ep_parts.cuh.
+constexpr u32 MARK_CALL = 22;
 
 // Looks at what else may have ended a wait, for which `seen` was not enough. Returns CAME if nothing has.
 __device__ __forceinline__ u32 judge_wait(const UcclEpGroup& g, Waiting& w, const Awaited& a, u64 seen, u64 waited,
@@ -250,8 +254,9 @@ __device__ __forceinline__ u32 judge_wait(const UcclEpGroup& g, Waiting& w, cons
     state = UCCL_EP_OVERDUE;
   }
   if (state != 0) {
+    u64 told = a.is_part && seen != 0 ? mark_of(seen >> MARK_CALL) : seen;
     w.expected[peer] = a.mark;
-    w.seen[peer] = fault != 0 ? fault : seen;
+    w.seen[peer] = fault != 0 ? fault : told;
     note_fault(w, state, a.what, peer);
   }
   return look_shared(w.state) != 0 ? FAULT : CAME;

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
 import time
+from dataclasses import dataclass
 from typing import Any, Callable
 from unittest import mock
 
@@ -366,6 +368,113 @@ def is_refused_with_words(run: Callable[..., list[Any]]) -> None:
         for text, words in zip(texts, REFUSED):
             assert words in text, texts
         assert "bytes are enough" in texts[0], texts
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a rank sends in one call."""
+
+    x: torch.Tensor
+    choices: torch.Tensor
+    weights: torch.Tensor
+    bias: torch.Tensor
+    goes: torch.Tensor
+    """``[tokens, ranks]``: where each token goes."""
+
+
+class Varying:
+    """Calls of one buffer in which ranks have other numbers of tokens each time, and whose sums are exact: each rank gives
+    rows back as they are. Every rank draws what all send."""
+
+    def __init__(self, rank: Rank, hidden: int, most: int) -> None:
+        """No rank has more than ``most`` tokens."""
+        from uccl.ep import Buffer
+
+        self.rank, self.hidden, self.most, self.calls = rank, hidden, most, 0
+        # A row, its choices and weights; and counts.
+        room = rank.size() * (most * (2 * hidden + 128) + 1024)
+        self.buffer = Buffer(None, room, comm=rank, device="cuda", timeout=40)
+
+    def given(self, source: int, tokens: int) -> Given:
+        """What a rank sends in this call."""
+        generator = torch.Generator().manual_seed(self.calls * self.rank.size() + source)
+
+        def rows() -> torch.Tensor:
+            return torch.randint(-4, 5, (tokens, self.hidden), generator=generator).bfloat16()
+
+        choices = torch.rand((tokens, EXPERTS), generator=generator).topk(TOP_K).indices
+        owners = choices // (EXPERTS // self.rank.size())
+        goes = (owners[:, :, None] == torch.arange(self.rank.size())).any(1)
+        return Given(rows(), choices, torch.rand((tokens, TOP_K), generator=generator), rows(), goes)
+
+    def call(self, tokens: list[int], num_sms: int, is_worst: bool = False, is_again: bool = False) -> None:
+        """Dispatches, once more with the handle or not, and combines, on launches of ``num_sms`` blocks. ``tokens`` are those
+        of each rank."""
+        from uccl.ep import Config
+
+        self.calls += 1
+        all_given = [self.given(source, count) for source, count in enumerate(tokens)]
+        mine, buffer, config = all_given[self.rank.rank()], self.buffer, Config(num_sms=num_sms)
+        # No copy is behind a kernel that waits.
+        torch.cuda.current_stream().synchronize()
+        x, choices, weights, bias, other = (
+            tensor.to(buffer.device) for tensor in (mine.x, mine.choices, mine.weights, mine.bias, -mine.x)
+        )
+        per_rank, _, per_expert, goes, _ = buffer.get_dispatch_layout(choices, EXPERTS)
+        rows, idx, got_weights, _, handle, _ = buffer.dispatch(
+            x,
+            num_tokens_per_rank=per_rank,
+            is_token_in_rank=goes,
+            num_tokens_per_expert=per_expert,
+            topk_idx=choices,
+            topk_weights=weights,
+            num_worst_tokens=self.most * self.rank.size() if is_worst else 0,
+            config=config,
+        )
+        again = buffer.dispatch(other, handle=handle, config=config)[0] if is_again else None
+        out, out_weights, _ = buffer.combine(rows, handle, topk_weights=got_weights, bias=bias, config=config)
+        plain = None if again is None else buffer.combine(again, handle, config=config)[0]
+        torch.cuda.current_stream().synchronize()
+        buffer.check()
+        self.check_rows(all_given, rows, idx, got_weights)
+        copies = mine.x.float() * mine.goes.sum(1, keepdim=True)
+        assert torch.equal(out.cpu().float(), copies + mine.bias.float())
+        assert torch.equal(out_weights.cpu(), mine.weights)
+        if plain is not None:
+            assert torch.equal(plain.cpu().float(), -copies)
+
+    def check_rows(self, given: list[Given], rows: torch.Tensor, idx: torch.Tensor, weights: torch.Tensor) -> None:
+        """Compares what arrived, which is in order of rank and token."""
+        me, local = self.rank.rank(), EXPERTS // self.rank.size()
+        wanted, choices, of_choices = (
+            torch.cat([getattr(one, name)[one.goes[:, me]] for one in given]) for name in ("x", "choices", "weights")
+        )
+        count, is_here = len(wanted), choices // local == me
+        assert torch.equal(rows.cpu()[:count], wanted)
+        assert torch.equal(idx.cpu()[:count], torch.where(is_here, choices - me * local, -1))
+        assert (idx.cpu()[count:] == -1).all()
+        assert torch.equal(weights.cpu()[:count], torch.where(is_here, of_choices, 0.0))
+
+    def end(self) -> None:
+        """No rank is in a call any more."""
+        self.rank.allgather(b"")
+
+
+def few_and_many(rank: Rank, tokens: list[int], num_sms: int, hidden: int) -> None:
+    """Calls of each kind, with so many tokens of each rank."""
+    varying = Varying(rank, hidden, max(*tokens, 1))
+    for is_worst in (False, True):
+        varying.call(tokens, num_sms, is_worst=is_worst, is_again=True)
+    varying.end()
+
+
+def changing(rank: Rank, seed: int, sizes: list[int], turns: int, hidden: int) -> None:
+    """Calls on one buffer, each of another kind and with other numbers of tokens."""
+    varying, draw = Varying(rank, hidden, max(sizes)), random.Random(seed)
+    for _ in range(turns):
+        tokens = [draw.choice([0, 1, size, draw.randint(0, size)]) for size in draw.choices(sizes, k=rank.size())]
+        varying.call(tokens, draw.choice([1, 2, 3, 24]), draw.random() < 0.5, draw.random() < 0.5)
+    varying.end()
 
 
 class Stop(Exception):

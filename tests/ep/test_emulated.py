@@ -101,6 +101,16 @@ def test_a_graph_does_not_take_what_was_laid_out_before_it(run: Any) -> None:
     run(in_threads, 1, gpu_cases.not_in_graph)
 
 
+@pytest.mark.parametrize("tokens", [[0, 0], [1, 1], [8, 8], [0, 1100], [8, 0, 130]])
+def test_so_many_tokens_arrive_and_are_summed(run: Any, tokens: list[int]) -> None:
+    run(in_threads, len(tokens), gpu_cases.few_and_many, tokens, 3, 8)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_calls_of_changing_kinds_and_sizes_follow_each_other(run: Any, size: int) -> None:
+    run(in_threads, size, gpu_cases.changing, size, [8, 40, 300], 12, 16)
+
+
 def test_calls_on_two_streams_wait_for_events(run: Any) -> None:
     run(in_threads, 2, gpu_cases.two_streams, prepared)
 

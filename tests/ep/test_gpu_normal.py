@@ -51,6 +51,27 @@ def test_a_graph_does_not_take_what_was_laid_out_before_it() -> None:
     threads(1, gpu_cases.not_in_graph)
 
 
+#: Blocks of a launch: one sends and takes, one sends and one takes, and some do each.
+NUM_SMS = [1, 2, 3, 24]
+
+
+@pytest.mark.parametrize("num_sms", NUM_SMS)
+@pytest.mark.parametrize("tokens", [0, 1, 8, 128, 1024, 1025, 2049, 5000])
+def test_so_many_tokens_arrive_and_are_summed(tokens: int, num_sms: int) -> None:
+    threads(2, lambda rank: gpu_cases.few_and_many(rank, [tokens, tokens], num_sms, hidden=2048))
+
+
+@pytest.mark.parametrize("num_sms", NUM_SMS)
+@pytest.mark.parametrize("tokens", [[0, 3000], [8, 0, 1500]])
+def test_ranks_without_tokens_take_those_of_others(tokens: list[int], num_sms: int) -> None:
+    threads(len(tokens), lambda rank: gpu_cases.few_and_many(rank, tokens, num_sms, hidden=512))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_calls_of_changing_kinds_and_sizes_follow_each_other(size: int) -> None:
+    threads(size, lambda rank: gpu_cases.changing(rank, 600 + size, [8, 128, 1500, 4000], turns=50, hidden=256))
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_calls_on_two_streams_wait_for_events(size: int) -> None:
     threads(size, lambda rank: gpu_cases.two_streams(rank, reserve))

@@ -202,6 +202,24 @@ fn spoilt_tables_of_normal_mode_lead_to_no_other_memory() {
     NORMAL.reaches_no_more_when_spoilt();
 }
 
+/// All blocks of its launches take part: one sends and one takes.
+const IN_PARTS: Normal = Normal { seed: 12, slots: 20, top_k: 3, scales: 40, biases: 1, ..NORMAL };
+
+#[test]
+fn parts_of_normal_mode_are_taken_and_summed_when_their_marks_have_come() {
+    emulator::load();
+    IN_PARTS.waits_for_marks();
+    Normal { order: Order::ByChoice, ..IN_PARTS }.waits_for_marks();
+    Normal { by_expert: Some(4), ..IN_PARTS }.waits_for_marks();
+}
+
+#[test]
+fn marks_of_normal_mode_lead_no_further_than_counts() {
+    emulator::load();
+    IN_PARTS.goes_no_further_than_counts();
+    Normal { by_expert: Some(4), ..IN_PARTS }.goes_no_further_than_counts();
+}
+
 #[test]
 fn ranks_that_differ_in_normal_mode_are_told_in_what() {
     emulator::load();

@@ -414,7 +414,11 @@ fn open_all(config: &Config, window: &mut Window, cards: &[Option<Vec<u8>>]) -> 
         let facts = [
             ("its rank", u64::from(card.rank), rank as u64),
             ("as the number of ranks", u64::from(card.ranks), ranks as u64),
-            ("as bytes of marks", u64::from(card.marks), window.marks_len() as u64),
+            (
+                "as bytes of marks, which are none where late ranks are left out,",
+                u64::from(card.marks),
+                window.marks_len() as u64,
+            ),
             ("as bytes of the pool", card.pool, window.pool_len() as u64),
         ];
         agree(me, rank, &facts)?;

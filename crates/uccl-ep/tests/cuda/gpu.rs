@@ -37,21 +37,25 @@ impl Gpu {
     pub(crate) fn upload<T: Copy>(&self, values: &[T]) -> u64 {
         let len = size_of_val(values);
         let buffer = DeviceBuffer::new(self.context, len.max(16)).expect("memory");
+        let address = buffer.address();
+        self.kept.borrow_mut().push(buffer);
+        self.write(address, values);
+        address
+    }
+
+    /// Writes values to memory that has room for them.
+    pub(crate) fn write<T: Copy>(&self, address: u64, values: &[T]) {
+        let len = size_of_val(values);
         let pinned = self.pinned(len);
-        // SAFETY: as many bytes; nobody else has either.
+        // SAFETY: as many bytes; nobody else has them.
         unsafe { pinned.as_ptr().copy_from_nonoverlapping(values.as_ptr().cast(), len) };
         if len > 0 {
             // SAFETY: both live until the stream has been waited for.
-            unsafe {
-                self.stream.copy(buffer.address(), pinned.address(), len, Direction::HostToDevice)
-            }
-            .expect("a copy");
+            unsafe { self.stream.copy(address, pinned.address(), len, Direction::HostToDevice) }
+                .expect("a copy");
         }
         self.stream.synchronize().expect("it ends well");
-        let address = buffer.address();
-        self.kept.borrow_mut().push(buffer);
         self.staging.borrow_mut().push(pinned);
-        address
     }
 
     /// Memory with these integers, of 64 bits or of 32.

@@ -163,9 +163,9 @@ impl Dispatch {
             slots: self.slots as u32,
             begins: u32::from(!self.is_begun),
         };
-        self.is_begun = true;
         // SAFETY: the kernel takes this struct, and the group keeps the memory for what is told; otherwise as above.
         unsafe { group.kernels().count.launch(stream, 1, &count)? };
+        self.is_begun = true;
         let told = wait_for(group, &told, (stream, limit), is_interrupted)?;
         Ok(Counts {
             from: told.from[..group.ranks()].to_vec(),

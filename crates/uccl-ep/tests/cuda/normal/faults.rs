@@ -73,6 +73,9 @@ impl Normal {
             let told = case.fails(LIMIT, |_| Some(case));
             assert!(told.iter().all(String::is_empty), "{told:?}");
         }
+        // Rows that stay where they are: the only ones, so nobody waits for others.
+        let case = Self { wrong: Some(Wrong::SpoiltStarts), ranks: 1, is_full: true, ..self };
+        assert_eq!(case.fails(LIMIT, |_| Some(case)), [""]);
     }
 
     /// A host that is interrupted while it waits for a rank that does not come gives up, and so does its GPU.

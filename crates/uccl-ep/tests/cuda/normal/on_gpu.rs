@@ -149,7 +149,7 @@ impl<'a> OnGpu<'a> {
         on_gpu
     }
 
-    fn routed(&self, case: &Normal) -> normal::Routed<'static> {
+    pub(super) fn routed(&self, case: &Normal) -> normal::Routed<'static> {
         let (tokens, num_experts) = (self.inputs.tokens, case.num_experts());
         match case.top_k {
             0 => normal::Routed::Ranks(normal::Ranks {
@@ -213,7 +213,7 @@ impl<'a> OnGpu<'a> {
     }
 
     /// The first dispatch, which asks how much arrives unless it has rows for all that may.
-    fn dispatch(
+    pub(super) fn dispatch(
         &self,
         case: &Normal,
         (group, gpu): (&Arc<cuda::Group>, &Gpu),
@@ -242,12 +242,15 @@ impl<'a> OnGpu<'a> {
         }
     }
 
-    /// Fills the table that says which rows belong to which tokens with what a dispatch never tells.
-    fn spoil(&self, case: &Normal, gpu: &Gpu) {
+    /// Fills a table with what a dispatch never tells, if that is what goes wrong.
+    fn spoil(&self, case: &Normal, wrong: Option<Wrong>, gpu: &Gpu) {
         let blank = case.untouched(self.inputs);
-        let (table, len) = match self.by_expert {
-            Some(tables) => (tables.metadata, blank.metadata.len()),
-            None => (self.table.src_info, blank.src_info.len()),
+        let (table, len) = match (wrong, self.by_expert) {
+            (Some(Wrong::Spoilt), Some(tables)) => (tables.metadata, blank.metadata.len()),
+            (Some(Wrong::Spoilt), None) => (self.table.src_info, blank.src_info.len()),
+            // How many there are is still told.
+            (Some(Wrong::SpoiltStarts), _) => (self.table.starts, case.ranks),
+            _ => return,
         };
         // SAFETY: there are so many integers, and the stream is waited for before they are freed.
         unsafe { gpu.stream.fill(table, 0x7f, 4 * len) }.expect("a fill");
@@ -260,10 +263,28 @@ impl<'a> OnGpu<'a> {
         }
         let laid_out = laid_out.as_ref().map(normal::Routed::LaidOut);
         let handle = self.dispatch(case, (group, gpu), laid_out.unwrap_or(self.routed(case)))?;
-        if let Some(Wrong::Spoilt) = case.wrong_of(group) {
-            self.spoil(case, gpu);
-        }
+        self.spoil(case, case.wrong_of(group), gpu);
         let stream = &gpu.stream;
+        if case.is_again {
+            let tokens = self.tokens(case, self.again, 0);
+            let routed = laid_out.unwrap_or(normal::Routed::Again(&handle));
+            let to = (self.scratch[1], stream);
+            // SAFETY: the memory is as long as is said, and lives until the stream has been waited for.
+            unsafe {
+                normal::Dispatch::begin(group, &tokens, routed, case.slots, to)?
+                    .receive(&self.to_again, stream)?;
+            }
+        }
+        self.combine(case, (group, &handle), gpu)
+    }
+
+    /// The combine of a dispatch.
+    pub(super) fn combine(
+        &self,
+        case: &Normal,
+        (group, handle): (&cuda::Group, &Arc<normal::Handle>),
+        gpu: &Gpu,
+    ) -> Result<()> {
         let results = normal::Results {
             len: match case.wrong_of(group) {
                 Some(Wrong::FewResults(rows)) => rows,
@@ -284,15 +305,8 @@ impl<'a> OnGpu<'a> {
         };
         // SAFETY: the memory is as long as is said, and lives until the stream has been waited for.
         unsafe {
-            if case.is_again {
-                let tokens = self.tokens(case, self.again, 0);
-                let routed = laid_out.unwrap_or(normal::Routed::Again(&handle));
-                let to = (self.scratch[1], stream);
-                normal::Dispatch::begin(group, &tokens, routed, case.slots, to)?
-                    .receive(&self.to_again, stream)?;
-            }
-            normal::Combine::begin(&handle, &results, (self.scratch[2], stream))?
-                .finish(&combined, stream)
+            normal::Combine::begin(handle, &results, (self.scratch[2], &gpu.stream))?
+                .finish(&combined, &gpu.stream)
         }
     }
 
