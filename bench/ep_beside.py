@@ -22,22 +22,13 @@ from typing import Any
 import wheels
 from ep_group import Group
 from ep_inputs import Shape
-from ep_plain import ONE_WAY, OWN_TOO
-from ep_report import COPY, NCCL, OURS, THEIRS, Measured, report
+from ep_report import COPY, NCCL, OURS, THEIRS, WHAT, Measured, report
 from ep_timing import HOW
 from proc import Failed
 
 #: Seconds until processes must be ready, and that a shape's checks may take, and a measurement.
 START_S, PREPARE_S, MEASURE_S = 120, 120, 60
-CALLS = ("dispatch fp8", "dispatch bf16", "dispatch bf16, handle", "combine bf16")
-MOVED = ("dispatch fp8", "dispatch bf16", "combine bf16")
-#: What each is asked to do.
-WHAT = {
-    OURS: CALLS,
-    THEIRS: CALLS,
-    NCCL: tuple(what + more for what in MOVED for more in ("", OWN_TOO)),
-    COPY: tuple(what + more for what in MOVED for more in ("", ONE_WAY)),
-}
+#: By name, as bench/ep_rank.py knows them.
 KIND = {OURS: "ours", THEIRS: "upstream", NCCL: "nccl", COPY: "copy"}
 #: Whose wheels they need.
 PEER = {OURS: "uccl-py", THEIRS: "uccl-0.1.1"}

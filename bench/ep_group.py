@@ -11,7 +11,7 @@ from paths import BENCH
 from proc import Conversation, Failed
 
 #: Lines of a process's standard error that are shown where it fails.
-SHOWN = 15
+SHOWN = 25
 
 
 class Group:

@@ -5,6 +5,7 @@ It reads lines of JSON: a greeting, then `prepare`, which takes a shape, and `me
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -24,6 +25,8 @@ from ep_timing import times
 
 #: Seconds that ranks wait for each other.
 PATIENCE_S = 60.0
+#: Seconds after which a process that has not answered writes down where it is.
+HUNG_S = 30.0
 DOUBLE = struct.Struct("=d")
 
 
@@ -103,7 +106,7 @@ class NcclRank(Rank):
         for name, rows, length in moved(shape):
             made[name] = exchange(without_own(rows), self.rank, length)
             made[name + OWN_TOO] = exchange(rows, self.rank, length)
-        return made, f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"
+        return made, ".".join(map(str, torch.cuda.nccl.version()))
 
 
 class CopyingRank(Rank):
@@ -125,15 +128,20 @@ KINDS: dict[str, type[Rank]] = {"ours": EngineRank, "upstream": EngineRank, "ncc
 
 
 def answer(rank: Rank, asked: dict[str, Any]) -> object:
-    if asked["do"] == "prepare":
-        return rank.prepare(Shape(**asked["shape"]), asked["sms"])
-    return rank.measure(asked["what"], asked["how"], asked["count"])
+    faulthandler.dump_traceback_later(HUNG_S)
+    try:
+        if asked["do"] == "prepare":
+            return rank.prepare(Shape(**asked["shape"]), asked["sms"])
+        return rank.measure(asked["what"], asked["how"], asked["count"])
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def main() -> None:
     # What libraries print is not an answer.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
+    faulthandler.enable()
     hello = json.loads(sys.stdin.readline())
     # Whatever hangs, in a library too, ends then.
     signal.alarm(hello["limit_s"])

@@ -8,10 +8,20 @@ from typing import Any
 
 from ep_inputs import Shape, row_bytes
 from ep_plain import ONE_WAY, OWN_TOO, moved, without_own
-from ep_timing import HOW, percentile
+from ep_timing import HOW, QUEUED, percentile
 
 OURS, THEIRS, NCCL, COPY = "uccl-rs", "UCCL-EP", "NCCL", "copy"
 SHARES = (10, 50, 90, 99)
+#: What libraries are asked, and what of that others do.
+CALLS = ("dispatch fp8", "dispatch bf16", "dispatch bf16, handle", "combine bf16")
+MOVED = ("dispatch fp8", "dispatch bf16", "combine bf16")
+#: What each does, in the order of a table.
+WHAT = {
+    OURS: CALLS,
+    THEIRS: CALLS,
+    NCCL: tuple(what + more for what in MOVED for more in ("", OWN_TOO)),
+    COPY: tuple(what + more for what in MOVED for more in ("", ONE_WAY)),
+}
 #: At most this part of UCCL-EP's time.
 OF_THEIRS = {"dispatch bf16": 0.55, "dispatch fp8": 0.60, "combine bf16": 0.55}
 #: At least this part of the rate of copies between GPUs, by bytes that cross.
@@ -66,44 +76,53 @@ def _head(measured: Measured) -> list[str]:
         f"top-{shape.top_k} of {shape.experts} experts",
         f"Rank {most} sends most: {count} rows to other ranks ({sizes[0]:.1f} MB of bf16, {sizes[1]:.1f} MB of FP8 with "
         f"scales), which GB/s counts, and {own} to itself, which it does not.",
+        f"{_count(measured, 'called')} calls alone, and {_count(measured, 'queued')} times {QUEUED} behind each other.",
         *(f"{who}: {what}" for who, what in measured.told.items() if what),
     ]
 
 
+def _count(measured: Measured, how: str) -> int:
+    """The most that any row has."""
+    return max((len(measured.values(row, how)) for row in measured.rounds), default=0)
+
+
+def _place(row: Row) -> tuple[int, int]:
+    """Of a row in a table."""
+    who, what = row
+    return list(WHAT).index(who), WHAT[who].index(what)
+
+
 def _table(measured: Measured) -> list[str]:
-    shares = "".join(f"{f'p{share}':>8}" for share in SHARES)
+    shares = "".join(f"{f'p{share}':>9}" for share in SHARES)
     lines = [
-        f"{'microseconds of the slowest rank':36}" + "".join(f"{how:>40}" for how in HOW),
-        f"{'':36}" + 2 * (shares + f"{'GB/s':>8}"),
+        f"{'microseconds of the slowest rank':36}" + "".join(f"{how:>45}" for how in HOW),
+        f"{'':36}" + len(HOW) * (shares + f"{'GB/s':>9}"),
     ]
-    for row in measured.rounds:
+    for row in sorted(measured.rounds, key=_place):
         line = f"{': '.join(row):36}"
         for how in HOW:
             values = measured.values(row, how)
             if values:
                 cells = [percentile(values, share) for share in SHARES]
-                line += "".join(f"{cell:8.1f}" for cell in cells)
-                line += f"{measured.crossing(row[1]) / cells[1] / 1e3:8.1f}"
+                line += "".join(f"{cell:9.1f}" for cell in cells)
+                line += f"{measured.crossing(row[1]) / cells[1] / 1e3:9.1f}"
             else:
-                line += f"{'-':>40}"
+                line += f"{'-':>45}"
         lines.append(line)
     return lines
 
 
 def _ratios(measured: Measured) -> list[str]:
     lines = [f"{'ratios of medians, and those of rounds':48}" + "".join(f"{how:>24}" for how in HOW) + "   bar"]
-    whats = [what for who, what in measured.rounds if who == OURS]
-    for what in whats:
-        bar = OF_THEIRS.get(what)
-        lines.append(_ratio(measured, f"{what}: time of UCCL-EP's", (OURS, what), (THEIRS, what), bar))
+    whats = [what for who, what in sorted(measured.rounds, key=_place) if who == OURS]
+    compared = [(f"{what}: time / UCCL-EP's", (OURS, what), (THEIRS, what), OF_THEIRS.get(what)) for what in whats]
     for what in whats:
         plain = what.removesuffix(", handle")
-        lines.append(_ratio(measured, f"{what}: time of NCCL's", (OURS, what), (NCCL, plain), None))
-    for what in whats:
-        plain = what.removesuffix(", handle")
+        compared.append((f"{what}: time / NCCL's", (OURS, what), (NCCL, plain), None))
         # As many bytes, so rates are as times are.
-        lines.append(_ratio(measured, f"{what}: rate of copies'", (COPY, plain), (OURS, what), OF_COPY))
-    return lines
+        compared.append((f"{what}: rate / copies'", (COPY, plain), (OURS, what), OF_COPY))
+    rows = measured.rounds
+    return lines + [_ratio(measured, *each) for each in compared if each[1] in rows and each[2] in rows]
 
 
 def _ratio(measured: Measured, name: str, over: Row, under: Row, bar: float | None) -> str:
