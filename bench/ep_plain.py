@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+from functools import cache
 from typing import Any, Callable
 
 import torch
@@ -82,28 +84,44 @@ class Copies:
 
 
 class Pair:
-    """Bytes of one GPU for another. Streams of their own: torch makes both GPUs' current streams wait for a copy, and copies both ways
-    would follow each other."""
+    """Bytes of one GPU for another."""
 
     def __init__(self, source: int, target: int, count: int) -> None:
-        self.source, self.target = source, target
-        self._from = torch.ones(count, dtype=torch.uint8, device=f"cuda:{source}")
-        self._to = torch.empty(count, dtype=torch.uint8, device=f"cuda:{target}")
-        self._sends, self._takes = (torch.cuda.Stream(device) for device in (source, target))
+        self.source = source
+        sent = torch.ones(count, dtype=torch.uint8, device=f"cuda:{source}")
+        taken = torch.empty(count, dtype=torch.uint8, device=f"cuda:{target}")
+        self._tensors, self._stream = (taken, sent), torch.cuda.Stream(source)
+        # With this torch lets the GPUs reach each other.
+        taken[:1].copy_(sent[:1])
+        self._arguments = (taken.data_ptr(), target, sent.data_ptr(), source, count)
+        taken.zero_()
         torch.cuda.synchronize(source)
-        self.copy()
         torch.cuda.synchronize(target)
-        if not bool(self._to.eq(1).all()):
+        self.copy()
+        self._stream.synchronize()
+        if not bool(taken.eq(1).all()):
             raise RuntimeError(f"a copy from GPU {source} to GPU {target} brings other bytes")
 
     def begin(self) -> None:
         """Copies wait for what the source's current stream has."""
-        self._sends.wait_stream(torch.cuda.current_stream(self.source))
+        self._stream.wait_stream(torch.cuda.current_stream(self.source))
 
     def copy(self) -> None:
-        with torch.cuda.stream(self._takes), torch.cuda.stream(self._sends):
-            self._to.copy_(self._from, non_blocking=True)
+        """Not torch's, which would have both GPUs' streams wait for each other before and after."""
+        taken, target, sent, source, count = self._arguments
+        stream = ctypes.c_void_p(self._stream.cuda_stream)
+        status = runtime().cudaMemcpyPeerAsync(
+            ctypes.c_void_p(taken), target, ctypes.c_void_p(sent), source, ctypes.c_size_t(count), stream
+        )
+        if status:
+            raise RuntimeError(f"cudaMemcpyPeerAsync from GPU {source} to GPU {target}: error {status}")
 
     def end(self) -> None:
         """The source's current stream waits for copies."""
-        torch.cuda.current_stream(self.source).wait_stream(self._sends)
+        torch.cuda.current_stream(self.source).wait_stream(self._stream)
+
+
+@cache
+def runtime() -> ctypes.CDLL:
+    """CUDA's runtime that torch has loaded."""
+    return ctypes.CDLL(f"libcudart.so.{str(torch.version.cuda).split('.')[0]}")

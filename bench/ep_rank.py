@@ -128,6 +128,7 @@ KINDS: dict[str, type[Rank]] = {"ours": EngineRank, "upstream": EngineRank, "ncc
 
 
 def answer(rank: Rank, asked: dict[str, Any]) -> object:
+    """Does what a line asks for."""
     faulthandler.dump_traceback_later(HUNG_S)
     try:
         if asked["do"] == "prepare":
