@@ -28,6 +28,8 @@ from proc import Failed
 
 #: Seconds until processes must be ready, and that a shape's checks may take, and a measurement.
 START_S, PREPARE_S, MEASURE_S = 120, 120, 60
+#: Seconds without which no shape is begun.
+LEAST_S = 20
 #: By name, as bench/ep_rank.py knows them.
 KIND = {OURS: "ours", THEIRS: "upstream", NCCL: "nccl", COPY: "copy"}
 #: Whose wheels they need.
@@ -116,7 +118,8 @@ class Beside:
         return measured
 
     def is_over(self) -> bool:
-        return not self._groups or time.monotonic() > self._until
+        """Whether nobody is left, or no time for another shape: what is cut short would look like a failure."""
+        return not self._groups or time.monotonic() > self._until - LEAST_S
 
     def end(self) -> None:
         """Ends all processes."""
@@ -177,7 +180,9 @@ def main() -> int:
         run.start()
         for shape in shapes(args):
             for sms in args.num_sms:
-                if not run.is_over():
+                if run.is_over():
+                    say(f"left out: {shape.tokens} tokens with {sms} SMs")
+                else:
                     done.append(run.measure(shape, sms))
                     # What is known now is known, whatever comes.
                     print(report(done[-1]), flush=True)
