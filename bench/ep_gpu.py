@@ -7,7 +7,7 @@ Ranks are processes, one for each GPU, or threads of one process that share the 
 the slowest rank's, medians of all rounds: once as a program calls it, with what the host takes, and once as a call of a graph that
 repeats it, which is what the kernels take with the waits among them. Rows count once for each expert of a token, also those that stay
 with their rank; the second figure of bytes is of rows for other ranks. Beside them: a copy of as many bytes on this GPU, or, between
-GPUs, NCCL's all_to_all of as many bytes in all.
+GPUs, NCCL's all_to_all of the same rows, as many from each rank to each, its own too.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from ep import arguments
+from ep_inputs import Routed, row_bytes, rows_by_choice, shape_of
+from ep_plain import Rows, exchange
+from ep_timing import elapsed
 
 Times = dict[str, list[float]]
 
@@ -63,9 +66,14 @@ class Calls:
     rows: torch.Tensor
     copied: torch.Tensor
 
+    def rows_between(self) -> Rows:
+        """Rows from each rank to each."""
+        raise NotImplementedError
+
     def counts(self) -> tuple[int, int]:
         """Rows of this rank, and those of them for other ranks."""
-        raise NotImplementedError
+        rows = self.rows_between()[self.rank]
+        return sum(rows), sum(rows) - rows[self.rank]
 
     def all(self) -> dict[str, Callable[[], Any]]:
         """All calls."""
@@ -78,14 +86,12 @@ class FewTokens(Calls):
     def __init__(self, args: argparse.Namespace, rank: int, **ends: Any) -> None:
         from uccl.ep import Buffer
 
-        self.args, self.rank = args, rank
+        self.args, self.rank, self.shape = args, rank, shape_of(args)
         tokens, hidden, experts = args.num_tokens, args.hidden, args.num_experts
         size = Buffer.get_low_latency_rdma_size_hint(tokens, hidden, args.ranks, experts)
         self.buffer = Buffer(num_rdma_bytes=size, low_latency_mode=True, device="cuda", timeout=20, **ends)
-        torch.manual_seed(rank)
-        self.x = torch.randn(tokens, hidden).bfloat16().cuda()
-        self.ids = torch.rand(tokens, experts).topk(args.num_topk).indices.cuda()
-        self.weights = torch.rand(tokens, args.num_topk).cuda()
+        routed = Routed(self.shape, rank)
+        self.x, self.ids, self.weights = routed.x, routed.ids, routed.weights
         self.rows = torch.randn(tokens * args.num_topk, hidden, device="cuda").bfloat16()
         # The driver loads what divides now, and not while a kernel waits for another rank of this process.
         self.copied = self.rows / 16
@@ -101,10 +107,9 @@ class FewTokens(Calls):
             self.made = made / 16
         return self.buffer.low_latency_combine(self.made, self.ids, self.weights, self.handle, **form)
 
-    def counts(self) -> tuple[int, int]:
+    def rows_between(self) -> Rows:
         """One for each expert of a token."""
-        owners = self.ids // (self.args.num_experts // self.args.ranks)
-        return owners.numel(), int((owners != self.rank).sum())
+        return rows_by_choice(self.shape)
 
     def all(self) -> dict[str, Callable[[], Any]]:
         return {
@@ -115,16 +120,6 @@ class FewTokens(Calls):
             "combine, logfmt": lambda: self.combine(use_logfmt=True),
             "copy on this GPU, bf16": lambda: self.copied.copy_(self.rows),
         }
-
-
-def elapsed(work: Callable[[], Any]) -> float:
-    """Microseconds of a stream's work, from the call on."""
-    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    began.record()
-    work()
-    ended.record()
-    ended.synchronize()
-    return began.elapsed_time(ended) * 1e3
 
 
 def reserve() -> None:
@@ -168,12 +163,6 @@ def measure(calls: Calls, meet: Callable[[], Any]) -> Times:
     return times
 
 
-def bytes_of(name: str, hidden: int) -> int:
-    """Of a row on its way."""
-    by_form = {"fp8": hidden + hidden // 32, "nvfp4": hidden // 2 + hidden // 16, "logfmt": hidden // 128 * 164}
-    return by_form.get(name.split(", ")[-1], 2 * hidden)
-
-
 def report(args: argparse.Namespace, counts: tuple[int, int], all_times: list[Times], how: str) -> None:
     """A table: medians of the slowest rank of each round; ``counts`` are those of the first."""
     print(f"{torch.cuda.get_device_name()}, {how}; {args.num_tokens} tokens each, hidden {args.hidden}, ", end="")
@@ -185,7 +174,7 @@ def report(args: argparse.Namespace, counts: tuple[int, int], all_times: list[Ti
             statistics.median(max(rank) for rank in zip(*(times.get(key, [math.nan]) for times in all_times)))
             for key in (name, f"{name}: graph")
         )
-        sizes = [count * bytes_of(name, args.hidden) / 1e6 for count in counts]
+        sizes = [count * row_bytes(name.split(", ")[-1], args.hidden) / 1e6 for count in counts]
         rate = sizes[0] / in_graph * 1e3
         print(f"{name:26} {took:8.1f} {in_graph:9.1f} {sizes[0]:8.2f} {sizes[1]:8.2f} {rate:10.1f}")
 
@@ -209,28 +198,19 @@ def in_threads(args: argparse.Namespace, kind: type[Calls]) -> None:
     report(args, done[0][1], [times for times, _ in done], f"{args.ranks} ranks that share it, in one process")
 
 
-def made_of_bytes(rows: torch.Tensor, hidden: int) -> torch.Tensor:
-    """Rows of as many bytes as those of FP8 with their scales."""
-    return rows.view(torch.uint8)[:, : bytes_of("fp8", hidden)].contiguous()
-
-
 def in_process(rank: int, args: argparse.Namespace, kind: type[Calls], folder: str) -> None:
     """A rank with a GPU of its own."""
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank, world_size=args.ranks)
     with torch.cuda.stream(torch.cuda.Stream()):
         calls = kind(args, rank, group=dist.group.WORLD)
-        others = calls.all
+        others, rows = calls.all, calls.rows_between()
+        exchanges = {
+            f"NCCL all_to_all, {form}": exchange(rows, rank, row_bytes(form, args.hidden)) for form in ("fp8", "bf16")
+        }
 
         def with_nccl() -> dict[str, Callable[[], Any]]:
-            even = len(calls.rows) // args.ranks * args.ranks
-            rows, copied = calls.rows[:even], calls.copied[:even]
-            small, copied_small = made_of_bytes(rows, args.hidden), made_of_bytes(copied, args.hidden)
-            return {
-                **others(),
-                "NCCL all_to_all, fp8": lambda: dist.all_to_all_single(copied_small, small),
-                "NCCL all_to_all, bf16": lambda: dist.all_to_all_single(copied, rows),
-            }
+            return {**others(), **exchanges}
 
         calls.all = with_nccl  # type: ignore[method-assign]
         times = measure(calls, dist.barrier)

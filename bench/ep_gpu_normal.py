@@ -16,7 +16,10 @@ from typing import Any, Callable
 import torch
 
 from ep import arguments
+from ep_engine import Arrived, Tokens
 from ep_gpu import Calls, run
+from ep_inputs import Routed, rows_between, shape_of
+from ep_plain import Rows
 
 
 class ManyTokens(Calls):
@@ -26,59 +29,32 @@ class ManyTokens(Calls):
     waiting = ("dispatch, fp8", "dispatch, bf16")
 
     def __init__(self, args: argparse.Namespace, rank: int, **ends: Any) -> None:
-        from uccl.ep import Buffer, Config
+        from ep_ours import Ours
 
-        self.args, self.rank, self.config = args, rank, Config(args.num_sms)
-        tokens, hidden = args.num_tokens, args.hidden
-        # Two calls of bf16, with what goes with rows.
-        size = 2 * args.ranks * tokens * (2 * hidden + 1024) + (1 << 20)
-        self.buffer = Buffer(num_nvl_bytes=size, device="cuda", timeout=20, **ends)
-        torch.manual_seed(rank)
-        self.x = torch.randn(tokens, hidden).bfloat16().cuda()
-        scales = torch.ones(tokens, hidden // 128, device="cuda")
-        self.quantised = self.x.to(torch.float8_e4m3fn), scales
-        self.ids = torch.rand(tokens, args.num_experts).topk(args.num_topk).indices.cuda()
-        self.weights = torch.rand(tokens, args.num_topk).cuda()
-        self.rows = torch.randn(self.counts()[0], hidden, device="cuda").bfloat16()
+        self.args, self.rank, self.shape = args, rank, shape_of(args)
+        self.engine = Ours(self.shape, args.num_sms, **ends)
+        self.buffer, self.routed = self.engine.buffer, Routed(self.shape, rank)
+        self.rows = torch.randn(self.counts()[0], args.hidden, device="cuda").bfloat16()
         self.copied = self.rows.clone()
-        self.made, self.handle = None, None
+        self.first: Arrived | None = None
 
-    def counts(self) -> tuple[int, int]:
+    def rows_between(self) -> Rows:
         """One for each rank of a token."""
-        owners = self.ids // (self.args.num_experts // self.args.ranks)
-        goes = torch.stack([(owners == rank).any(1) for rank in range(self.args.ranks)])
-        return int(goes.sum()), int(goes.sum() - goes[self.rank].sum())
+        return rows_between(self.shape)
 
-    def dispatch(self, x: Any, worst: int = 0) -> Any:
-        per_rank, _, per_expert, goes, _ = self.buffer.get_dispatch_layout(self.ids, self.args.num_experts)
-        return self.buffer.dispatch(
-            x,
-            num_tokens_per_rank=per_rank,
-            is_token_in_rank=goes,
-            num_tokens_per_expert=per_expert,
-            topk_idx=self.ids,
-            topk_weights=self.weights,
-            num_worst_tokens=worst,
-            config=self.config,
-        )
-
-    def again(self) -> Any:
-        return self.buffer.dispatch(self.x, handle=self.handle, config=self.config)
-
-    def combine(self) -> Any:
-        return self.buffer.combine(self.made, self.handle, config=self.config)
+    def dispatch(self, x: Tokens, worst: int = 0) -> Arrived:
+        return self.engine.dispatch(x, self.routed, self.engine.layout(self.routed), worst)
 
     def all(self) -> dict[str, Callable[[], Any]]:
-        if self.handle is None:
-            self.made, _, _, _, self.handle, _ = self.dispatch(self.x)
-        most = self.args.ranks * self.args.num_tokens
+        routed, most = self.routed, self.args.ranks * self.args.num_tokens
+        first = self.first = self.first or self.dispatch(routed.x)
         return {
-            "dispatch, fp8": lambda: self.dispatch(self.quantised),
-            "dispatch, bf16": lambda: self.dispatch(self.x),
-            "dispatch, worst case, fp8": lambda: self.dispatch(self.quantised, most),
-            "dispatch, worst case, bf16": lambda: self.dispatch(self.x, most),
-            "dispatch, handle, bf16": self.again,
-            "combine": self.combine,
+            "dispatch, fp8": lambda: self.dispatch(routed.quantised),
+            "dispatch, bf16": lambda: self.dispatch(routed.x),
+            "dispatch, worst case, fp8": lambda: self.dispatch(routed.quantised, most),
+            "dispatch, worst case, bf16": lambda: self.dispatch(routed.x, most),
+            "dispatch, handle, bf16": lambda: self.engine.again(routed.x, first.handle),
+            "combine": lambda: self.engine.combine(first.tokens, first.handle),
             "copy on this GPU, bf16": lambda: self.copied.copy_(self.rows),
         }
 

@@ -66,9 +66,15 @@ def main() -> int:
     parser.add_argument(
         "--python-version", default="3.12", metavar="X.Y", help="with --wheels: for that Python (3.12)"
     )
+    parser.add_argument(
+        "--peers", default=",".join(wheels.WHEELS), metavar="NAME,...", help="with --wheels: these (all)"
+    )
     options = parser.parse_args()
+    peers = options.peers.split(",")
+    if unknown := set(peers) - set(wheels.WHEELS):
+        parser.error(f"no such peers: {', '.join(sorted(unknown))}")
     if options.wheels:
-        failures = wheels.fetch(options.wheels, options.python_version)
+        failures = wheels.fetch(options.wheels, options.python_version, peers)
     else:
         failures = install(options.with_torch)
     for name, reason in failures.items():

@@ -42,11 +42,13 @@ def _end_group(leader: subprocess.Popen) -> None:
     leader.wait()
 
 
-def why_not(command: list[str], limit_s: int, env: dict[str, str] | None = None) -> str | None:
-    """Runs a command that says on its last line why it fails, if it does; `None` if it does not."""
+def why_not(
+    command: list[str], limit_s: int, env: dict[str, str] | None = None, folder: Path | None = None
+) -> str | None:
+    """Runs a command, in a folder, that says on its last line why it fails, if it does; `None` if it does not."""
     env = {**os.environ, **(env or {})}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, env=env)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, env=env, cwd=folder)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     if done.returncode == 0:
@@ -161,9 +163,13 @@ class Conversation:
                 self._heard.put(line[1:])
         self._heard.put(None)
 
-    def _last_words(self) -> str:
+    def errors(self) -> str:
+        """All that it has written to its standard error."""
         self._errors.seek(0)
-        return last_line(self._errors.read()) or "it said nothing"
+        return self._errors.read()
+
+    def _last_words(self) -> str:
+        return last_line(self.errors()) or "it said nothing"
 
 
 def run(

@@ -1,10 +1,11 @@
 """Peers from a folder of wheels, each in a folder of its own: a machine with GPUs often has no network.
 
 python3 bench/install.py --wheels DIR     # where there is one: fetches the peers of the GPU bench
-python3 bench/gpu.py --wheels DIR         # uses what is in DIR, this project's own wheel too
+python3 bench/gpu.py --wheels DIR         # uses what is in DIR, this project's own wheel too; so does bench/ep_beside.py
 """
 
 import fnmatch
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -23,22 +24,38 @@ WHEELS = {
     "nixl": (["nixl_cu13-*.whl", "nixl-*.whl"], ["nixl-cu13==1.5.1", "nixl==1.5.1"]),
     "mooncake": (["mooncake_transfer_engine_cuda13-*.whl"], ["mooncake-transfer-engine-cuda13==0.3.14"]),
 }
+#: By peer: Debian's packages with libraries that its wheel is linked to, and machines with GPUs need not have.
+DEBIAN = {"uccl-0.1.1": ["libibverbs1", "libnl-3-200", "libnl-route-3-200"]}
+#: Where in a peer's folder they are unpacked.
+_UNPACKED = "debian"
 #: Peers that use another's folder.
 SHARED = {"nixl-tcp": "nixl"}
 _PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (17, 27, 28, 31, 34, 35)] + ["manylinux2014_x86_64"]
 
 
-def fetch(folder: Path, python_version: str) -> dict[str, str]:
-    """Fetches every peer's wheels for that version of Python; the reasons of what could not be, by peer."""
+def fetch(folder: Path, python_version: str, peers: list[str]) -> dict[str, str]:
+    """Fetches these peers' wheels for that version of Python, and Debian's packages; the reasons of what could not be, by peer."""
     failures = {}
+    folder.mkdir(parents=True, exist_ok=True)
     platforms = [word for platform in _PLATFORMS for word in ("--platform", platform)]
     options = ["--no-deps", "--only-binary=:all:", "--python-version", python_version, *platforms]
-    for peer, (_, packages) in WHEELS.items():
-        if packages:
-            reason = _pip(["download", *options, "--dest", str(folder), *packages], 900)
-            if reason:
-                failures[peer] = reason
+    for peer in peers:
+        packages = WHEELS[peer][1]
+        reason = _pip(["download", *options, "--dest", str(folder), *packages], 900) if packages else None
+        reason = reason or _fetch_debian(folder, DEBIAN.get(peer, []))
+        if reason:
+            failures[peer] = reason
     return failures
+
+
+def _fetch_debian(folder: Path, packages: list[str]) -> str | None:
+    """Fetches Debian's packages as they are; why not, if it cannot be done."""
+    if not packages:
+        return None
+    download = ["apt-get", "download", *packages]
+    reason = why_not(download, 300, folder=folder)
+    # A fresh machine has no package list yet.
+    return reason and (why_not(["apt-get", "update"], 300) or why_not(download, 300, folder=folder))
 
 
 def unpack(folder: Path, python: str) -> tuple[dict[str, Path], dict[str, str]]:
@@ -51,6 +68,7 @@ def unpack(folder: Path, python: str) -> tuple[dict[str, Path], dict[str, str]]:
             continue
         target = WORK / "gpu-peers" / peer
         reason = install([folder / name for name in found], target, python)
+        reason = reason or _unpack_debian(folder, DEBIAN.get(peer, []), target / _UNPACKED)
         if reason:
             failures[peer] = reason
         else:
@@ -65,6 +83,25 @@ def install(files: list[Path], target: Path, python: str) -> str | None:
     target.mkdir(parents=True)
     options = ["--no-index", "--no-deps", "--no-compile", "--target", str(target)]
     return _pip(["install", *options, *map(str, files)], 300, python)
+
+
+def _unpack_debian(folder: Path, packages: list[str], target: Path) -> str | None:
+    """Unpacks those of Debian's packages that are in a folder; why not, if it cannot be done."""
+    for package in packages:
+        for file in sorted(folder.glob(f"{package}_*.deb")):
+            reason = why_not(["dpkg-deb", "--extract", str(file), str(target)], 60)
+            if reason:
+                return reason
+    return None
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """What a process needs that is to find what was unpacked into a folder."""
+    libraries = {path.parent for pattern in ("nvidia/**/lib", f"{_UNPACKED}/**") for path in folder.glob(f"{pattern}/*.so*")}
+    paths = {"PYTHONPATH": [folder], "LD_LIBRARY_PATH": sorted(libraries)}
+    return {
+        name: os.pathsep.join(filter(None, [*map(str, ours), os.environ.get(name)])) for name, ours in paths.items()
+    }
 
 
 def build(tree: Path, folder: Path, env: dict[str, str]) -> str | None:

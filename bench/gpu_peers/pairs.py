@@ -1,7 +1,6 @@
 """Those that are called from Python: a pair of processes each, which stays for the whole run."""
 
-import os
-
+import wheels
 from cases import Case, Sample
 from gpu_cases import NIXL_TCP, PYTHON, SIZES, TCP_SIZE, VECTORS
 from paths import BENCH
@@ -96,15 +95,8 @@ class Pair(Peer):
         self._talk = talk
 
     def _environment(self, context: GpuContext) -> dict[str, str]:
-        env = dict(self.env)
         folder = (context.folders or {}).get(self.name)
-        if folder:
-            libraries = sorted({str(path.parent) for path in folder.glob("nvidia/**/lib/*.so*")})
-            env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-            env["LD_LIBRARY_PATH"] = os.pathsep.join(
-                filter(None, [*libraries, os.environ.get("LD_LIBRARY_PATH")])
-            )
-        return env
+        return {**self.env, **(wheels.environment(folder) if folder else {})}
 
 
 class Python(Pair):

@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""Normal mode's dispatch and combine on GPUs beside UCCL-EP's, NCCL's all_to_all and the driver's copies, in one run.
+
+    python3 bench/install.py --wheels DIR --peers uccl-0.1.1        # where there is a network; and this project's wheel
+    python3 bench/ep_beside.py --wheels DIR --ranks 2 --num-tokens 4096 --num-sms 24
+
+Each has processes of its own, one for each GPU, and takes its turn in every round, while the others do nothing. The two libraries first show
+that what arrives is what was sent. A call is timed from entry to usable output: alone, from a common start, with what the host takes
+(called), and as one of eight behind each other (queued). Times are of CUDA events, the slowest rank's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import wheels
+from ep_group import Group
+from ep_inputs import Shape
+from ep_report import COPY, NCCL, OURS, THEIRS, WHAT, Measured, report
+from ep_timing import HOW
+from proc import Failed
+
+#: Seconds until processes must be ready, and that a shape's checks may take, and a measurement.
+START_S, PREPARE_S, MEASURE_S = 120, 120, 60
+#: Seconds without which no shape is begun.
+LEAST_S = 20
+#: By name, as bench/ep_rank.py knows them.
+KIND = {OURS: "ours", THEIRS: "upstream", NCCL: "nccl", COPY: "copy"}
+#: Whose wheels they need.
+PEER = {OURS: "uccl-py", THEIRS: "uccl-0.1.1"}
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--ranks", type=int, default=2, help="processes of each library, one for each GPU")
+    parser.add_argument("--num-tokens", type=int, nargs="+", default=[4096], help="of each rank")
+    parser.add_argument("--hidden", type=int, default=7168, help="values of a token")
+    parser.add_argument("--num-topk", type=int, default=8, help="experts of a token")
+    parser.add_argument("--num-experts", type=int, default=256, help="of all ranks")
+    parser.add_argument("--num-sms", type=int, nargs="+", default=[24], help="of both libraries")
+    parser.add_argument("--with-layout", action="store_true", help="a dispatch is its layout too")
+    parser.add_argument("--rounds", type=int, default=30, help="in which all take turns")
+    parser.add_argument("--calls", type=int, default=5, help="that are timed in a turn, each way")
+    parser.add_argument("--max-seconds", type=int, default=480, help="after which no more is begun")
+    parser.add_argument("--only", default=",".join(WHAT), metavar="NAME,...", help="who takes part")
+    parser.add_argument("--wheels", type=Path, metavar="DIR", help="a folder of wheels: UCCL-EP's, this project's")
+    parser.add_argument("--python", default=sys.executable, metavar="PATH", help="the Python that has torch")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="for every value")
+    parsed = parser.parse_args()
+    if unknown := set(parsed.only.split(",")) - set(WHAT):
+        parser.error(f"no such names: {', '.join(sorted(unknown))}")
+    if parsed.num_experts % parsed.ranks or any(sms % 2 or sms <= 0 for sms in parsed.num_sms):
+        parser.error("every rank has as many experts, and SMs are even and more than 0")
+    return parsed
+
+
+def shapes(args: argparse.Namespace) -> list[Shape]:
+    """From the smallest on."""
+    return [
+        Shape(args.ranks, tokens, args.hidden, args.num_topk, args.num_experts) for tokens in sorted(args.num_tokens)
+    ]
+
+
+class Beside:
+    """One run."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args, self._until = args, time.monotonic() + args.max_seconds
+        self._groups: dict[str, Group] = {}
+        #: Why those that take no part any more do not.
+        self.lost: dict[str, str] = {}
+
+    def start(self) -> None:
+        """Starts all processes; who fails takes no part."""
+        folders: dict[str, Path] = {}
+        failures: dict[str, str] = {}
+        if self._args.wheels:
+            folders, failures = wheels.unpack(self._args.wheels, self._args.python)
+        for name in self._args.only.split(","):
+            peer = PEER.get(name, "")
+            if peer in failures:
+                self._lose(name, failures[peer])
+            elif name == THEIRS and peer not in folders:
+                self._lose(name, "its wheel is not in the folder that --wheels says")
+            else:
+                env = wheels.environment(folders[peer]) if peer in folders else {}
+                count = 1 if name == COPY else self._args.ranks
+                self._groups[name] = Group(count, self._args.python, env)
+        for name in list(self._groups):
+            try:
+                self._groups[name].greet(self._hellos(name), self._limit_s(START_S))
+            except Failed as failed:
+                self._drop(name, str(failed))
+
+    def measure(self, shape: Shape, sms: int) -> Measured:
+        """All rounds of a shape, or as many as there is time for."""
+        measured = Measured(shape, sms)
+        for name in list(self._groups):
+            told = self._ask(name, {"do": "prepare", "shape": shape.as_dict(), "sms": sms}, PREPARE_S)
+            if told:
+                measured.told[name] = told[0]
+        for number in range(self._args.rounds):
+            turns = [(name, what, how) for name in self._groups for what in WHAT[name] for how in HOW]
+            # In the same order who comes after whom would matter.
+            for name, what, how in random.Random(number).sample(turns, len(turns)):
+                self._turn(measured, name, what, how)
+            if time.monotonic() > self._until:
+                say(f"no time is left after round {number + 1} of {self._args.rounds}")
+                break
+        return measured
+
+    def is_over(self) -> bool:
+        """Whether nobody is left, or no time for another shape: what is cut short would look like a failure."""
+        return not self._groups or time.monotonic() > self._until - LEAST_S
+
+    def end(self) -> None:
+        """Ends all processes."""
+        for group in self._groups.values():
+            group.end()
+
+    def _turn(self, measured: Measured, name: str, what: str, how: str) -> None:
+        if name not in self._groups:
+            return
+        asked = {"do": "measure", "what": what, "how": how, "count": self._args.calls}
+        ranks = self._ask(name, asked, MEASURE_S)
+        if ranks:
+            measured.add((name, what), how, [max(taken) for taken in zip(*ranks)])
+
+    def _ask(self, name: str, message: dict[str, Any], limit_s: float) -> list[Any]:
+        """Every process's answer; none if one failed."""
+        try:
+            return self._groups[name].ask(message, self._limit_s(limit_s))
+        except Failed as failed:
+            self._drop(name, f"{', '.join(map(str, message.values()))}: {failed}")
+            return []
+
+    def _hellos(self, name: str) -> list[dict[str, Any]]:
+        """What the processes are told first."""
+        args = self._args
+        hello = {
+            "kind": KIND[name],
+            "most": shapes(args)[-1].as_dict(),
+            "sms": max(args.num_sms),
+            "with_layout": args.with_layout,
+            # Longer than all the rest, for where nobody ends them.
+            "limit_s": args.max_seconds + START_S,
+        }
+        return [{**hello, "rank": rank} for rank in range(1 if name == COPY else args.ranks)]
+
+    def _limit_s(self, most: float) -> float:
+        """So many seconds, or what is left of the run, but enough to end in."""
+        return max(10.0, min(most, self._until - time.monotonic()))
+
+    def _drop(self, name: str, reason: str) -> None:
+        """Goes on without it."""
+        self._groups.pop(name).end()
+        self._lose(name, reason)
+
+    def _lose(self, name: str, reason: str) -> None:
+        self.lost[name] = reason
+        say(f"{name} takes no part any more: {reason}")
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    args = options()
+    run, done = Beside(args), []
+    try:
+        run.start()
+        for shape in shapes(args):
+            for sms in args.num_sms:
+                if run.is_over():
+                    say(f"left out: {shape.tokens} tokens with {sms} SMs")
+                else:
+                    done.append(run.measure(shape, sms))
+                    # What is known now is known, whatever comes.
+                    print(report(done[-1]), flush=True)
+                    write(args, done, run.lost)
+    finally:
+        run.end()
+    for name, reason in run.lost.items():
+        print(f"{name} failed: {reason.splitlines()[0]}")
+    return 1 if run.lost or not done else 0
+
+
+def write(args: argparse.Namespace, done: list[Measured], lost: dict[str, str]) -> None:
+    """Every value, if it is wanted."""
+    if args.json:
+        said = {"with_layout": args.with_layout, "failed": lost, "measured": [each.as_dict() for each in done]}
+        args.json.write_text(json.dumps(said) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""What the benches ask of a library that has DeepEP's normal mode, and whether it does it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Callable
+
+import torch
+
+from ep_inputs import Routed
+
+#: A row's values, with their scales if they are of FP8.
+Tokens = Any
+#: By rank, which tokens go to which ranks, and by expert.
+Layout = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+@dataclass
+class Arrived:
+    """What a dispatch returns."""
+
+    tokens: Tokens
+    ids: torch.Tensor
+    weights: torch.Tensor
+    per_expert: list[int]
+    handle: Any
+
+
+class Engine(ABC):
+    """A library's calls on one rank."""
+
+    #: Blocks of a launch.
+    sms: int
+
+    @abstractmethod
+    def layout(self, routed: Routed) -> Layout:
+        """Counts tokens."""
+
+    @abstractmethod
+    def dispatch(self, x: Tokens, routed: Routed, layout: Layout) -> Arrived:
+        """Sends tokens, and waits on the host for how many arrive."""
+
+    @abstractmethod
+    def again(self, x: Tokens, handle: Any) -> Tokens:
+        """Sends tokens to where those of an earlier dispatch went."""
+
+    @abstractmethod
+    def combine(self, rows: torch.Tensor, handle: Any) -> torch.Tensor:
+        """Sends rows back, and sums those of each token."""
+
+    def tune(self, routed: Routed, meet: Callable[[], Any], agree: Callable[[float], float]) -> str:
+        """Chooses what is fastest for this shape, and tells what; ``agree`` makes the slowest rank's time of this rank's."""
+        return ""
+
+    def check(self) -> None:
+        """Raises what went wrong on the GPU."""
+        torch.cuda.synchronize()
+
+
+def calls(engine: Engine, routed: Routed, with_layout: bool) -> dict[str, Callable[[], Any]]:
+    """What is timed, by name."""
+    known = engine.layout(routed)
+    first = engine.dispatch(routed.x, routed, known)
+    arrived, handle = first.tokens, first.handle
+
+    def dispatch(x: Tokens) -> Arrived:
+        return engine.dispatch(x, routed, engine.layout(routed) if with_layout else known)
+
+    return {
+        "dispatch fp8": lambda: dispatch(routed.quantised),
+        "dispatch bf16": lambda: dispatch(routed.x),
+        "dispatch bf16, handle": lambda: engine.again(routed.x, handle),
+        "combine bf16": lambda: engine.combine(arrived, handle),
+    }
+
+
+def check_calls(engine: Engine, routed: Routed) -> None:
+    """Raises unless all that arrives is what every rank sent, in order of rank and token, and sums are right to the last bit."""
+    shape, rank, device = routed.shape, routed.rank, str(routed.x.device)
+    everyone = [routed if other == rank else Routed(shape, other, device) for other in range(shape.ranks)]
+    layout = engine.layout(routed)
+    experts = torch.arange(shape.experts, device=device)
+    _same("tokens by rank", layout[0], routed.goes.sum(0))
+    _same("where tokens go", layout[1], routed.goes)
+    _same("tokens by expert", layout[2], (routed.ids.view(-1, 1) == experts).sum(0))
+    for form in ("quantised", "x"):
+        sent = [getattr(each, form) for each in everyone]
+        got = engine.dispatch(sent[rank], routed, layout)
+        _same_tokens(f"rows, {form}", got.tokens, sent, everyone, rank)
+        _check_choices(got, everyone, rank)
+        _same_tokens(f"rows with a handle, {form}", engine.again(sent[rank], got.handle), sent, everyone, rank)
+    got = engine.dispatch(routed.integers(), routed, layout)
+    # What a rank makes of a row is its own.
+    sums = engine.combine(got.tokens * (rank + 1), got.handle)
+    factors = (routed.goes * torch.arange(1, shape.ranks + 1, device=device)).sum(1, keepdim=True)
+    _same("sums", sums, (routed.integers() * factors).bfloat16())
+    engine.check()
+
+
+def _check_choices(got: Arrived, everyone: list[Routed], rank: int) -> None:
+    local = everyone[rank].shape.local_experts
+    ids, weights = (
+        torch.cat([getattr(each, name)[each.goes[:, rank]] for each in everyone]) for name in ("ids", "weights")
+    )
+    ours = ids // local == rank
+    _same("choices", got.ids, torch.where(ours, ids - rank * local, -1))
+    _same("weights", got.weights, torch.where(ours, weights, 0))
+    here = [int((ids == rank * local + expert).sum()) for expert in range(local)]
+    if got.per_expert != here:
+        raise AssertionError(f"tokens of local experts: {got.per_expert}, not {here}")
+
+
+def _same_tokens(what: str, got: Tokens, sent: list[Tokens], everyone: list[Routed], rank: int) -> None:
+    parts = zip(*sent) if isinstance(got, tuple) else [sent]
+    arrived = got if isinstance(got, tuple) else [got]
+    for part, values in zip(parts, arrived):
+        _same(what, values, torch.cat([rows[each.goes[:, rank]] for rows, each in zip(part, everyone)]))
+
+
+def _same(what: str, got: torch.Tensor, wanted: torch.Tensor) -> None:
+    if got.shape != wanted.shape:
+        raise AssertionError(f"{what}: {tuple(got.shape)}, not {tuple(wanted.shape)}")
+    differ = (_bits(got) != _bits(wanted.to(got.dtype))).view(len(got), -1).any(1)
+    if differ.any():
+        raise AssertionError(
+            f"{what}: {int(differ.sum())} of {len(got)} differ, the first is {int(differ.nonzero()[0])}"
+        )
+
+
+def _bits(values: torch.Tensor) -> torch.Tensor:
+    """FP8 is not compared as it is."""
+    return values.view(torch.uint8) if values.element_size() == 1 else values

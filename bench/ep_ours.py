@@ -1,0 +1,50 @@
+"""This project's normal mode, as a program calls it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from uccl.ep import Buffer, Config
+
+from ep_engine import Arrived, Engine, Layout, Tokens
+from ep_inputs import Routed, Shape
+
+
+class Ours(Engine):
+    """``uccl.ep.Buffer``."""
+
+    def __init__(self, most: Shape, sms: int, **ends: Any) -> None:
+        """With room for calls of ``most`` tokens. ``ends`` say who the ranks are."""
+        self.sms = sms
+        # Two calls of bf16, with what goes with rows.
+        size = 2 * most.ranks * most.tokens * (2 * most.hidden + 1024) + (1 << 20)
+        self.buffer = Buffer(num_nvl_bytes=size, device="cuda", timeout=20, **ends)
+
+    def layout(self, routed: Routed) -> Layout:
+        per_rank, _, per_expert, goes, _ = self.buffer.get_dispatch_layout(routed.ids, routed.shape.experts)
+        return per_rank, goes, per_expert
+
+    def dispatch(self, x: Tokens, routed: Routed, layout: Layout, worst: int = 0) -> Arrived:
+        """With ``worst`` there are so many rows, and the host waits for nothing."""
+        returned = self.buffer.dispatch(
+            x,
+            num_tokens_per_rank=layout[0],
+            is_token_in_rank=layout[1],
+            num_tokens_per_expert=layout[2],
+            topk_idx=routed.ids,
+            topk_weights=routed.weights,
+            num_worst_tokens=worst,
+            config=Config(self.sms),
+        )
+        return Arrived(*returned[:5])
+
+    def again(self, x: Tokens, handle: Any) -> Tokens:
+        return self.buffer.dispatch(x, handle=handle, config=Config(self.sms))[0]
+
+    def combine(self, rows: torch.Tensor, handle: Any) -> torch.Tensor:
+        return self.buffer.combine(rows, handle, config=Config(self.sms))[0]
+
+    def check(self) -> None:
+        super().check()
+        self.buffer.check()
