@@ -378,7 +378,7 @@ __device__ __forceinline__ void normal_combine(const UcclEpNormalCombine& p, Wai
     tell_arrived(g, back.call, w);
   }
   if (!has_rows(back, w)) return;
-  Roles roles = roles_of(g, SENDERS_OF_COMBINE);
+  Roles roles = roles_of(ranks_of(back) > 0, SENDERS_OF_COMBINE);
   if (roles.is_sender()) return_parts(back, w.call, roles.sending(), out);
   if (roles.is_taker() && !sum_parts(p, w, roles.taking())) return;
   if (!is_sound(g, back.call, w) || !is_last_block(g, STEP_RECEIVE, w)) return;

@@ -544,7 +544,7 @@ __device__ __forceinline__ void normal_dispatch(const UcclEpNormalDispatch& p, R
   const UcclEpGroup& g = p.receive.group;
   const UcclEpCall& c = p.receive.call;
   if (!begin_parts(p, s.waiting)) return;
-  Roles roles = roles_of(g, SENDERS_OF_DISPATCH);
+  Roles roles = roles_of(g.ranks > 1, SENDERS_OF_DISPATCH);
   if (roles.is_sender()) send_tokens(p.send, s.waiting.call, roles.sending(), out);
   if (roles.is_taker() && !take_all(p, s, roles.taking())) return;
   if (!is_sound(g, c, s.waiting) || !is_last_block(g, STEP_RECEIVE, s.waiting)) return;

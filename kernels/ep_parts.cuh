@@ -52,8 +52,8 @@ struct Roles {
 constexpr u32 SENDERS_OF_DISPATCH = 5;
 constexpr u32 SENDERS_OF_COMBINE = 4;
 
-__device__ __forceinline__ Roles roles_of(const UcclEpGroup& g, u32 senders) {
-  return {g.ranks > 1 ? max(gridDim.x * senders / 12, 1u) : 0};
+__device__ __forceinline__ Roles roles_of(bool sends, u32 senders) {
+  return {sends ? max(gridDim.x * senders / 12, 1u) : 0};
 }
 
 // A mark: the call's number, and which of the rows for its receiver the part has. No part has more than 63.

@@ -147,6 +147,7 @@ impl Normal {
         let area = record.area(self.local_experts, self.slots);
         let records = area + Record::first_at(self.local_experts)..2 * area;
         let held = window.tamper(how, (1, self.slots), records);
+        round.lay_out(self, group, gpu).expect("a layout");
         let handle = round.dispatch(self, (group, gpu), round.routed(self)).expect("a dispatch");
         window.give_back(how, &held);
         gpu.stream.synchronize().expect("kernels end well");
