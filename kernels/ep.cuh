@@ -33,6 +33,7 @@ struct UcclEpOwn {
   u32 laid_out;  // blocks that have come to the end of `layout`
   u32 zero[14];
   u32 ended[2][UCCL_EP_SLOTS];
+  u32 claimed[UCCL_EP_SLOTS];  // of the last calls, how many of the parts that are taken or summed warps have claimed
   u64 calls;                  // how many calls have begun
   u64 next;                   // offset in the pool at which the next may begin
   u64 begins[UCCL_EP_SLOTS];  // of the last calls, by number: offsets

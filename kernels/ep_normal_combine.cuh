@@ -311,11 +311,10 @@ __device__ __forceinline__ u32 parts_of(const UcclEpNormalReturn& p) {
 }
 
 // Sends rows back, part by part, and parts for all ranks in turn.
-__device__ __forceinline__ void return_parts(const UcclEpNormalReturn& p, const UcclEpPlaced& call, const Share& share,
-                                             Outgoing& out) {
+__device__ __forceinline__ void return_parts(const UcclEpNormalReturn& p, const UcclEpPlaced& call, Outgoing& out) {
   const UcclEpGroup& g = p.group;
   u32 ranks = ranks_of(p);
-  send_parts(out, parts_of(p), share, [&](u32 part, u32 nth) {
+  send_parts(out, parts_of(p), [&](u32 part, u32 nth) {
     u32 mark = part / ranks, rank = (g.rank + 1 + part % ranks) % g.ranks;
     Came came = came_from(p, rank);
     Cut cut = cut_of(came.count);
@@ -352,20 +351,18 @@ __device__ __forceinline__ bool wait_for_rows(const UcclEpNormalCombine& p, Wait
   return true;
 }
 
-// Sums tokens as their rows come. Some blocks do it, for which the call has begun.
-__device__ __forceinline__ bool sum_parts(const UcclEpNormalCombine& p, Waiting& w, const Share& share) {
+// Sums tokens as their rows come.
+__device__ __forceinline__ void sum_parts(const UcclEpNormalCombine& p, Waiting& w) {
   const UcclEpNormalSum& sum = p.sum;
-  if (!wait_for_data(sum.group, sum.call, 0, w)) return false;
   // Few tokens are shared by several warps each.
   Cut cut = cut_of(sum.routes.tokens);
   OwnInPlace of = {p.give_back};
-#pragma unroll 1
-  for (u32 i = share.first(); i < sum.routes.tokens * cut.pieces; i += share.step()) {
+  share_out(sum.group, w.call, sum.routes.tokens * cut.pieces, [&](u32 i) {
     u32 token = i / cut.pieces;
-    if (!wait_for_rows(p, w, token)) break;
+    if (!wait_for_rows(p, w, token)) return false;
     sum_rows(sum, w.call, {0, 0, i % cut.pieces, cut.pieces}, token, of);
-  }
-  return true;
+    return true;
+  });
 }
 
 // Sends back and sums in one launch, part by part.
@@ -378,10 +375,11 @@ __device__ __forceinline__ void normal_combine(const UcclEpNormalCombine& p, Wai
     tell_arrived(g, back.call, w);
   }
   if (!has_rows(back, w)) return;
-  Roles roles = roles_of(ranks_of(back) > 0, SENDERS_OF_COMBINE);
-  if (roles.is_sender()) return_parts(back, w.call, roles.sending(), out);
-  if (roles.is_taker() && !sum_parts(p, w, roles.taking())) return;
+  if (ranks_of(back) > 0 && is_sender()) return_parts(back, w.call, out);
+  if (!wait_for_data(g, back.call, 0, w)) return;
+  sum_parts(p, w);
   if (!is_sound(g, back.call, w) || !is_last_block(g, STEP_RECEIVE, w)) return;
+  end_shares(g, w.call);
   take_place(g, back.call, w.call);
   tell_taken(g, back.call, w);
 }

@@ -114,12 +114,11 @@ __device__ __forceinline__ Mark mark_for(const UcclEpSend& p, const UcclEpPlaced
 }
 
 // Sends other ranks their tokens, part by part.
-__device__ __forceinline__ void send_tokens(const UcclEpNormalSend& p, const UcclEpPlaced& call, const Share& share,
-                                            Outgoing& out) {
+__device__ __forceinline__ void send_tokens(const UcclEpNormalSend& p, const UcclEpPlaced& call, Outgoing& out) {
   const UcclEpSend& send = p.send;
   const UcclEpGroup& g = send.group;
   Cut cut = cut_of(send.routes.tokens);
-  send_parts(out, cut.marks, share, [&](u32 mark, u32 nth) {
+  send_parts(out, cut.marks, [&](u32 mark, u32 nth) {
     u32 begin = mark / cut.pieces * cut.rows, end = min(begin + cut.rows, send.routes.tokens);
     Team team = {0, 0, mark % cut.pieces, cut.pieces};
 #pragma unroll 1
@@ -417,25 +416,21 @@ __device__ __forceinline__ void take_own(const UcclEpNormalDispatch& p, const Ro
   }
 }
 
-// Takes all parts of all ranks, this one's among them. A warp takes them in the order in which they come, and parts of all ranks in
-// turn: while those of the others are on their way, its own are there.
-__device__ __forceinline__ void take_parts(const UcclEpNormalDispatch& p, Rows& s, const Share& share) {
+// Takes all parts of all ranks, this one's among them. Warps take them in the order in which they come, and parts of all ranks in turn:
+// while those of the others are on their way, its own are there.
+__device__ __forceinline__ void take_parts(const UcclEpNormalDispatch& p, Rows& s) {
   const UcclEpGroup& g = p.receive.group;
   u32 most = 0;
 #pragma unroll 1
   for (u32 rank = 0; rank < g.ranks; rank++) most = max(most, cut_of(s.tokens[rank]).marks);
-#pragma unroll 1
-  for (u32 i = share.first(); i < g.ranks * most; i += share.step()) {
-    u32 mark = i / g.ranks, turn = mark * g.ranks / share.step();
-    u32 from = (g.rank + i + turn) % g.ranks;
+  share_out(g, s.waiting.call, g.ranks * most, [&](u32 i) {
+    u32 mark = i / g.ranks, from = (g.rank + i) % g.ranks;
     Cut cut = cut_of(s.tokens[from]);
-    if (mark >= cut.marks) continue;
-    if (from == g.rank) {
-      take_own(p, s, cut, mark);
-    } else if (!take_part(p.receive, s, from, cut, mark)) {
-      return;
-    }
-  }
+    if (mark >= cut.marks) return true;
+    if (from != g.rank) return take_part(p.receive, s, from, cut, mark);
+    take_own(p, s, cut, mark);
+    return true;
+  });
 }
 
 // Sets a row to 0.
@@ -480,13 +475,14 @@ __device__ __forceinline__ bool place_rows(const UcclEpNormalReceive& p, Rows& s
   return true;
 }
 
-// What is to be said of rows that nothing arrives for. Some blocks do it, each with a team for the rows between those of experts.
-__device__ __forceinline__ void fill_rest(const UcclEpNormalReceive& p, const Rows& s, const Share& share, const Team& team) {
+// What is to be said of rows that nothing arrives for. All warps do it.
+__device__ __forceinline__ void fill_rest(const UcclEpNormalReceive& p, const Rows& s) {
+  Team team = {blockIdx.x + warp_of_thread() * gridDim.x, warps_of_block() * gridDim.x, 0, 1};
   if (p.zeroes_gaps != 0) zero_gaps(p, s, team);
   // They chose no expert.
 #pragma unroll 1
-  for (u32 row = s.starts[p.group.ranks] + share.block; row < p.len && p.choices != 0; row += share.blocks) {
-    if (threadIdx.x < p.top_k) put_choice(p, static_cast<u64>(row) * p.top_k + threadIdx.x, -1);
+  for (u32 row = s.starts[p.group.ranks] + team.first; row < p.len && p.choices != 0; row += team.step) {
+    if (lane_of_thread() < p.top_k) put_choice(p, static_cast<u64>(row) * p.top_k + lane_of_thread(), -1);
   }
 }
 
@@ -500,7 +496,7 @@ __device__ __forceinline__ void normal_receive(const UcclEpNormalReceive& p, Row
     u32 from = sender_of(s.starts, g.ranks, at);
     take_record(p, s, team, from, at - s.starts[from]);
   }
-  fill_rest(p, s, {blockIdx.x, gridDim.x}, team);
+  fill_rest(p, s);
   if (is_last_block(g, STEP_RECEIVE, s.waiting)) tell_taken(g, p.call, s.waiting);
 }
 
@@ -513,17 +509,6 @@ __device__ __forceinline__ void read_tokens(const UcclEpNormalReceive& p, Rows& 
     s.tokens[threadIdx.x] = is_there ? static_cast<u32>(min(header[p.call.agreed + 1], static_cast<u64>(p.slots))) : 0;
   }
   __syncthreads();
-}
-
-// Takes out all that arrives. Some blocks do it, for which the call has begun.
-__device__ __forceinline__ bool take_all(const UcclEpNormalDispatch& p, Rows& s, const Share& share) {
-  const UcclEpNormalReceive& receive = p.receive;
-  if (!wait_for_data(receive.group, receive.call, 0, s.waiting) || !place_rows(receive, s)) return false;
-  read_tokens(receive, s);
-  take_parts(p, s, share);
-  Team team = {share.first(), share.step(), 0, 1};
-  fill_rest(receive, s, share, team);
-  return true;
 }
 
 // Begins a call that sends in parts: the spare block tells every rank how much there is for it.
@@ -544,10 +529,13 @@ __device__ __forceinline__ void normal_dispatch(const UcclEpNormalDispatch& p, R
   const UcclEpGroup& g = p.receive.group;
   const UcclEpCall& c = p.receive.call;
   if (!begin_parts(p, s.waiting)) return;
-  Roles roles = roles_of(g.ranks > 1, SENDERS_OF_DISPATCH);
-  if (roles.is_sender()) send_tokens(p.send, s.waiting.call, roles.sending(), out);
-  if (roles.is_taker() && !take_all(p, s, roles.taking())) return;
+  if (g.ranks > 1 && is_sender()) send_tokens(p.send, s.waiting.call, out);
+  if (!wait_for_data(g, c, 0, s.waiting) || !place_rows(p.receive, s)) return;
+  read_tokens(p.receive, s);
+  take_parts(p, s);
+  fill_rest(p.receive, s);
   if (!is_sound(g, c, s.waiting) || !is_last_block(g, STEP_RECEIVE, s.waiting)) return;
+  end_shares(g, s.waiting.call);
   if (p.is_begun == 0) take_place(g, c, s.waiting.call);
   tell_taken(g, c, s.waiting);
 }

@@ -27,33 +27,43 @@ __device__ __forceinline__ Cut cut_of(u32 rows) {
   return {of_part, 1, (rows + of_part - 1) / of_part};
 }
 
-// Some of a launch's blocks, of which each warp takes one thing at a time.
+// Some of a launch's blocks.
 struct Share {
   u32 block;   // which of them this one is
   u32 blocks;
-
-  __device__ __forceinline__ u32 first() const { return block + warp_of_thread() * blocks; }
-  __device__ __forceinline__ u32 step() const { return step_of(warps_of_block()); }
-  // Where only so many of a block's warps do.
-  __device__ __forceinline__ u32 step_of(u32 warps) const { return blocks * warps; }
 };
 
-// What the blocks of a launch do that sends and takes out: the last ones send. One block does both.
-struct Roles {
-  u32 senders;
+// The blocks of a launch that send before they take out, as the others do from the start: the last ones. More would fill the link no
+// better, and have all parts come late.
+constexpr u32 BLOCKS = 12, SENDERS = 5;  // of so many, so many
 
-  __device__ __forceinline__ bool is_sender() const { return blockIdx.x + senders >= gridDim.x; }
-  __device__ __forceinline__ bool is_taker() const { return !is_sender() || gridDim.x == 1; }
-  __device__ __forceinline__ Share sending() const { return {blockIdx.x + senders - gridDim.x, senders}; }
-  __device__ __forceinline__ Share taking() const { return {blockIdx.x, max(gridDim.x - senders, 1u)}; }
-};
+__device__ __forceinline__ Share senders() {
+  u32 count = max(gridDim.x * SENDERS / BLOCKS, 1u);
+  return {blockIdx.x + count - gridDim.x, count};
+}
 
-// Of twelve blocks, so many send. Sums take longer than copies.
-constexpr u32 SENDERS_OF_DISPATCH = 5;
-constexpr u32 SENDERS_OF_COMBINE = 4;
+__device__ __forceinline__ bool is_sender() { return senders().block < senders().blocks; }
 
-__device__ __forceinline__ Roles roles_of(bool sends, u32 senders) {
-  return {sends ? max(gridDim.x * senders / 12, 1u) : 0};
+// Has each of `count` things done by one warp, `take(i)`, which returns whether the warp goes on: warps take them in their order,
+// whoever is free the next.
+template <typename Take>
+__device__ __forceinline__ void share_out(const UcclEpGroup& g, const UcclEpPlaced& call, u32 count, Take take) {
+  u32* claimed = &own_of(g)->claimed[slot_of(call.number)];
+  u32 next = 0;
+  if (lane_of_thread() == 0) next = atomicAdd(claimed, 1u);
+#pragma unroll 1
+  for (;;) {
+    u32 i = __shfl_sync(ALL, next, 0);
+    // The next is on its way while this one is done.
+    if (i >= count) return;
+    if (lane_of_thread() == 0) next = atomicAdd(claimed, 1u);
+    if (!take(i)) return;
+  }
+}
+
+// Nobody claims anything of a call any more: the next that has its slot begins anew. The last block does it.
+__device__ __forceinline__ void end_shares(const UcclEpGroup& g, const UcclEpPlaced& call) {
+  if (threadIdx.x == 0) own_of(g)->claimed[slot_of(call.number)] = 0;
 }
 
 // A mark: the call's number, and which of the rows for its receiver the part has. No part has more than 63.
@@ -143,19 +153,20 @@ __device__ __forceinline__ void tell_parts(Outgoing& out, u32 senders) {
   }
 }
 
-// Sends `count` parts, each by `send(part, nth)`, which tells of it later. All warps of some blocks come here.
+// Sends `count` parts, each by `send(part, nth)`, which tells of it later. All warps of the blocks that send come here.
 template <typename Send>
-__device__ __forceinline__ void send_parts(Outgoing& out, u32 count, const Share& share, Send send) {
-  u32 warp = warp_of_thread(), senders = warps_of_block() - 1;
+__device__ __forceinline__ void send_parts(Outgoing& out, u32 count, Send send) {
+  Share share = senders();
+  u32 warp = warp_of_thread(), warps = warps_of_block() - 1;
   if (lane_of_thread() == 0) out.sent[warp] = out.told[warp] = 0;
   __syncthreads();
-  if (warp == senders) {
-    tell_parts(out, senders);
+  if (warp == warps) {
+    tell_parts(out, warps);
     return;
   }
   u32 nth = 0;
 #pragma unroll 1
-  for (u32 part = share.first(); part < count; part += share.step_of(senders)) send(part, nth++);
+  for (u32 part = share.block + warp * share.blocks; part < count; part += share.blocks * warps) send(part, nth++);
   __syncwarp();
   if (lane_of_thread() == 0) say_to_block(out.sent[warp], nth << 1 | IS_OVER);
 }

@@ -34,6 +34,7 @@ pub(super) struct Own {
     pub(super) laid_out: u32,
     pub(super) zero: [u32; 14],
     pub(super) ended: [[u32; SLOTS]; 2],
+    pub(super) claimed: [u32; SLOTS],
     pub(super) calls: u64,
     pub(super) next: u64,
     pub(super) begins: [u64; SLOTS],
@@ -416,8 +417,8 @@ pub fn layout_assertions() -> String {
         "UcclEpOwn",
         Own,
         [
-            has_failed, laid_out, zero, ended, calls, next, begins, ends, masked, verdicts, pushed,
-            popped, room
+            has_failed, laid_out, zero, ended, claimed, calls, next, begins, ends, masked,
+            verdicts, pushed, popped, room
         ]
     );
     layout!("UcclEpMask", Mask, [own, set, clear, status, ranks, zero]);
