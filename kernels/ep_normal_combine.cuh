@@ -311,10 +311,11 @@ __device__ __forceinline__ u32 parts_of(const UcclEpNormalReturn& p) {
 }
 
 // Sends rows back, part by part, and parts for all ranks in turn.
-__device__ __forceinline__ void return_parts(const UcclEpNormalReturn& p, const UcclEpPlaced& call, Outgoing& out) {
+__device__ __forceinline__ void return_parts(const UcclEpNormalReturn& p, const UcclEpPlaced& call, const Share& share,
+                                             Outgoing& out) {
   const UcclEpGroup& g = p.group;
   u32 ranks = ranks_of(p);
-  send_parts(out, parts_of(p), [&](u32 part, u32 nth) {
+  send_parts(out, parts_of(p), share, [&](u32 part, u32 nth) {
     u32 mark = part / ranks, rank = (g.rank + 1 + part % ranks) % g.ranks;
     Came came = came_from(p, rank);
     Cut cut = cut_of(came.count);
@@ -375,7 +376,8 @@ __device__ __forceinline__ void normal_combine(const UcclEpNormalCombine& p, Wai
     tell_arrived(g, back.call, w);
   }
   if (!has_rows(back, w)) return;
-  if (ranks_of(back) > 0 && is_sender()) return_parts(back, w.call, out);
+  Share share = senders(SENDERS_OF_COMBINE);
+  if (ranks_of(back) > 0 && has_block(share)) return_parts(back, w.call, share, out);
   if (!wait_for_data(g, back.call, 0, w)) return;
   sum_parts(p, w);
   if (!is_sound(g, back.call, w) || !is_last_block(g, STEP_RECEIVE, w)) return;

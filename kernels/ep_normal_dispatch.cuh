@@ -114,11 +114,12 @@ __device__ __forceinline__ Mark mark_for(const UcclEpSend& p, const UcclEpPlaced
 }
 
 // Sends other ranks their tokens, part by part.
-__device__ __forceinline__ void send_tokens(const UcclEpNormalSend& p, const UcclEpPlaced& call, Outgoing& out) {
+__device__ __forceinline__ void send_tokens(const UcclEpNormalSend& p, const UcclEpPlaced& call, const Share& share,
+                                            Outgoing& out) {
   const UcclEpSend& send = p.send;
   const UcclEpGroup& g = send.group;
   Cut cut = cut_of(send.routes.tokens);
-  send_parts(out, cut.marks, [&](u32 mark, u32 nth) {
+  send_parts(out, cut.marks, share, [&](u32 mark, u32 nth) {
     u32 begin = mark / cut.pieces * cut.rows, end = min(begin + cut.rows, send.routes.tokens);
     Team team = {0, 0, mark % cut.pieces, cut.pieces};
 #pragma unroll 1
@@ -529,7 +530,8 @@ __device__ __forceinline__ void normal_dispatch(const UcclEpNormalDispatch& p, R
   const UcclEpGroup& g = p.receive.group;
   const UcclEpCall& c = p.receive.call;
   if (!begin_parts(p, s.waiting)) return;
-  if (g.ranks > 1 && is_sender()) send_tokens(p.send, s.waiting.call, out);
+  Share share = senders(SENDERS_OF_DISPATCH);
+  if (g.ranks > 1 && has_block(share)) send_tokens(p.send, s.waiting.call, share, out);
   if (!wait_for_data(g, c, 0, s.waiting) || !place_rows(p.receive, s)) return;
   read_tokens(p.receive, s);
   take_parts(p, s);

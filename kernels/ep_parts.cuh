@@ -35,14 +35,15 @@ struct Share {
 
 // The blocks of a launch that send before they take out, as the others do from the start: the last ones. More would fill the link no
 // better, and have all parts come late.
-constexpr u32 BLOCKS = 12, SENDERS = 5;  // of so many, so many
+constexpr u32 SENDERS_OF_DISPATCH = 5;  // of twelve
+constexpr u32 SENDERS_OF_COMBINE = 4;
 
-__device__ __forceinline__ Share senders() {
-  u32 count = max(gridDim.x * SENDERS / BLOCKS, 1u);
+__device__ __forceinline__ Share senders(u32 of_twelve) {
+  u32 count = max(gridDim.x * of_twelve / 12, 1u);
   return {blockIdx.x + count - gridDim.x, count};
 }
 
-__device__ __forceinline__ bool is_sender() { return senders().block < senders().blocks; }
+__device__ __forceinline__ bool has_block(const Share& share) { return share.block < share.blocks; }
 
 // Has each of `count` things done by one warp, `take(i)`, which returns whether the warp goes on: warps take them in their order,
 // whoever is free the next.
@@ -155,8 +156,7 @@ __device__ __forceinline__ void tell_parts(Outgoing& out, u32 senders) {
 
 // Sends `count` parts, each by `send(part, nth)`, which tells of it later. All warps of the blocks that send come here.
 template <typename Send>
-__device__ __forceinline__ void send_parts(Outgoing& out, u32 count, Send send) {
-  Share share = senders();
+__device__ __forceinline__ void send_parts(Outgoing& out, u32 count, const Share& share, Send send) {
   u32 warp = warp_of_thread(), warps = warps_of_block() - 1;
   if (lane_of_thread() == 0) out.sent[warp] = out.told[warp] = 0;
   __syncthreads();

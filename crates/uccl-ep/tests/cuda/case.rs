@@ -442,8 +442,9 @@ impl Case {
             let told = self.told(Duration::from_secs(50), |me| {
                 let mut inputs = self.inputs_of(me, 0, self.slots);
                 if me == 1 {
-                    let (first, experts) = (inputs.experts[0], self.num_experts() as i32);
-                    inputs.experts[1] = if is_twice { first } else { experts };
+                    // What was drawn may be no expert, of which a token may have two.
+                    let second = if is_twice { 0 } else { self.num_experts() as i32 };
+                    inputs.experts[..2].copy_from_slice(&[0, second]);
                 }
                 Some((self, inputs))
             });
