@@ -18,7 +18,7 @@ constexpr u32 UCCL_EP_SLOTS = 8;
 constexpr u32 UCCL_EP_ROUND = 4;
 constexpr u32 UCCL_EP_HEADER = 8;
 constexpr u32 UCCL_EP_THREADS = 1024;
-// Of normal mode: half as many have twice the registers, which hold twice what is under way.
+// Of normal mode: half as many have twice the registers, which hold more of what is under way.
 constexpr u32 UCCL_EP_NORMAL_THREADS = 512;
 constexpr u32 UCCL_EP_ROUTE_THREADS = 256;  // each warp counts all experts
 // Parts of a call in normal mode that have marks of their own: see ep_parts.cuh.

@@ -1,8 +1,9 @@
 //! A rank's window in a GPU's memory, and where this GPU reaches those of its peers.
 //!
-//! It is laid out as a window of the CPU: words for each rank, then the pool; but between them may be marks of parts. Peers of this process use its address; peers of
-//! other processes of the host open it by a handle. A window that its rank has let go of stays for as long as a peer of
-//! this process holds it, and the driver keeps it for those that have opened it: late stores hit no other memory.
+//! It is laid out as a window of the CPU: words for each rank, then the pool; but between them may be marks of parts. Peers of
+//! this process use its address; peers of other processes of the host open it by a handle. A window that its rank has let go of
+//! stays for as long as a peer of this process holds it, and the driver keeps it for those that have opened it: late stores hit
+//! no other memory.
 
 use std::{
     collections::HashMap,
