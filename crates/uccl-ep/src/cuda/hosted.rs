@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use uccl_device::cuda::{Context, HostRegistration};
 use uccl_fabric::shm::Mapping;
 
@@ -105,11 +106,21 @@ impl Hosted {
 /// a thread of its own: whoever drops that one has memory of GPUs to free, for which others wait.
 struct EndsApart<T: Send + Sync + 'static>(Option<Arc<T>>);
 
+/// The threads that end something, each until the next that does joins those that are over.
+static ENDING: Mutex<Vec<JoinHandle<()>>> = Mutex::new(Vec::new());
+
 impl<T: Send + Sync> Drop for EndsApart<T> {
     fn drop(&mut self) {
         let Some(last) = self.0.take().and_then(Arc::into_inner) else { return };
+        let end = move || drop(last);
         // Where there is no thread to be had, it ends here.
-        let _ = thread::Builder::new().name("uccl-ep-end".into()).spawn(move || drop(last));
+        let begun = thread::Builder::new().name("uccl-ep-end".into()).spawn(end);
+        let mut ending = ENDING.lock();
+        for over in ending.extract_if(.., |thread| thread.is_finished()) {
+            // A panic in it has been told already.
+            let _ = over.join();
+        }
+        ending.extend(begun);
     }
 }
 
@@ -167,7 +178,7 @@ mod tests {
 
     /// Tells whether it may end before the time is over.
     struct Slow {
-        may_end: parking_lot::Mutex<Receiver<()>>,
+        may_end: Mutex<Receiver<()>>,
         has_ended: Sender<bool>,
     }
 
