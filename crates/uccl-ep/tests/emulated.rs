@@ -214,6 +214,18 @@ fn parts_of_normal_mode_are_taken_and_summed_when_their_marks_have_come() {
 }
 
 #[test]
+fn own_tokens_of_normal_mode_go_no_further_than_counts() {
+    emulator::load();
+    IN_PARTS.takes_no_more_of_its_own_than_counts();
+}
+
+#[test]
+fn a_rank_whose_part_does_not_come_is_named_with_the_call() {
+    emulator::load();
+    IN_PARTS.names_whose_part_does_not_come();
+}
+
+#[test]
 fn marks_of_normal_mode_lead_no_further_than_counts() {
     emulator::load();
     IN_PARTS.goes_no_further_than_counts();

@@ -82,6 +82,8 @@ pub(crate) enum Wrong {
     Choice(i32),
     /// The last choice of the first token is its first.
     Twice,
+    /// The only rank's window says, once it has been counted, that nothing is for it.
+    Shrunk,
     /// The host gives up while it waits for counts.
     Interrupted,
 }

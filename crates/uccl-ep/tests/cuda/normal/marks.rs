@@ -6,8 +6,8 @@ use std::{ops::Range, sync::Arc, thread::sleep, time::Duration};
 use uccl_ep::{cuda, placing::SLOTS, record::Record};
 
 use super::{
-    super::{Gpu, Ranks, world},
-    Got, Inputs, LIMIT, Normal,
+    super::{Gpu, Ranks, case::assert_second_is_late, world},
+    Got, Inputs, LIMIT, Normal, Wrong,
     on_gpu::OnGpu,
 };
 
@@ -100,6 +100,43 @@ impl Normal {
     /// What marks say leads no further than counts.
     pub(crate) fn goes_no_further_than_counts(self) {
         self.tampered(Tampering::Boasting);
+    }
+
+    /// Own tokens go no further than the counts that the window has.
+    pub(crate) fn takes_no_more_of_its_own_than_counts(self) {
+        let case = Self { ranks: 1, is_full: true, wrong: Some(Wrong::Shrunk), ..self };
+        world(1, |ranks, me| {
+            let inputs = case.inputs(me, 0);
+            let (group, gpu) = (case.join(ranks, me, LIMIT), Gpu::new());
+            let round = OnGpu::new(&case, &gpu, &inputs);
+            round.dispatch(&case, (&group, &gpu), round.routed(&case)).expect("a dispatch");
+            gpu.stream.synchronize().expect("kernels end well");
+            let (found, untouched) = (round.got(&case, &gpu), case.untouched(&inputs));
+            assert!(found.rows == untouched.rows, "rows are written that there is no room for");
+        });
+    }
+
+    /// A rank whose counts have come, and whose parts have not, is named with the call that waits for them.
+    pub(crate) fn names_whose_part_does_not_come(self) {
+        let case = Self { ranks: 2, is_full: true, is_worst: true, ..self };
+        let told = world(2, |ranks, me| {
+            let inputs = case.inputs(me, 0);
+            let timeout = if me == 0 { Duration::from_millis(500) } else { LIMIT };
+            let group = case.join(ranks, me, timeout);
+            let (gpu, other) = (Gpu::new(), Gpu::new());
+            let round = OnGpu::new(&case, &gpu, &inputs);
+            ranks.meet();
+            if me == 0 {
+                let window = Window { gpu: &other, pool: group.pool_address() };
+                let marks = window.marks(1, case.slots);
+                other.write(window.marks_of(1), &vec![0u64; marks.len()]);
+            }
+            round.dispatch(&case, (&group, &gpu), round.routed(&case)).expect("a dispatch");
+            gpu.stream.synchronize().expect("kernels end, and the context stays usable");
+            ranks.meet();
+            group.check().err().map(|e| e.to_string()).unwrap_or_default()
+        });
+        assert_second_is_late(&told);
     }
 
     fn tampered(self, how: Tampering) {

@@ -233,6 +233,12 @@ impl<'a> OnGpu<'a> {
                     by_expert.tokens = counts.total();
                 }
             }
+            if let Some(Wrong::Shrunk) = wrong {
+                // Behind the window's words are the marks of eight calls. The header is of the first call.
+                let window = group.pool_address() - 8 * 2048 * 8 - 4096;
+                gpu.write(window + (3 + 1) * 64 + 6 * 8, &[0u64]);
+                outputs.len = 0;
+            }
             match (wrong, &mut outputs.by_expert) {
                 (Some(Wrong::FewRows(rows)), _) => outputs.len = rows,
                 (Some(Wrong::FewTokens(tokens)), Some(by_expert)) => by_expert.tokens = tokens,
