@@ -24,7 +24,6 @@ use crate::{
     patience::Patience,
     placing::{Place, Places, SLOTS},
     protocol::{Call, Parties, Step, Streams, Words},
-    record::LINE,
     routing::MAX_RANKS_OF_NODE,
     scratch::Scratch,
     waits::Waits,
@@ -314,7 +313,8 @@ impl Group {
     /// The next call's place.
     pub(crate) fn place(&self, len: usize) -> Result<Place> {
         let pool = self.pool_len();
-        let len = len.next_multiple_of(LINE);
+        // A far peer's place begins at a multiple of what a write is measured in.
+        let len = len.next_multiple_of(64);
         self.places.lock().take(len, pool).ok_or_else(|| {
             let why = format!(
                 "the call needs {len} bytes of the buffer, which has {pool}; make it with more"

@@ -9,28 +9,14 @@
 //!            a row:                             values | weights
 //! ```
 //!
-//! Records, rows and areas begin at multiples of 128 bytes, the line of a GPU's cache and the most that a packet of NVLink carries: what a
-//! warp stores is whole lines then. Their parts begin at multiples of 32 bytes, but for choices, weights and token, which are behind
-//! each other.
+//! Parts begin at multiples of 32 bytes, but for choices, weights and token, which are behind each other.
 
 use crate::nodes::Nodes;
 
 const ALIGN: usize = 32;
 
-/// What places are divided by.
-pub(crate) const LINE: usize = 128;
-
 fn align(len: usize) -> usize {
     len.next_multiple_of(ALIGN)
-}
-
-fn lines(len: usize) -> usize {
-    len.next_multiple_of(LINE)
-}
-
-/// The whole lines of a length.
-fn whole_lines(len: usize) -> usize {
-    len - len % LINE
 }
 
 /// A token on its way to a rank with its experts.
@@ -72,25 +58,25 @@ impl Record {
     /// Bytes from one record to the next.
     #[must_use]
     pub fn stride(&self) -> usize {
-        lines(self.token_at() + 4)
+        align(self.token_at() + 4)
     }
 
     /// Where the records of an area begin, behind the number of them in this round and the counts of `local_experts` (u32).
     #[must_use]
     pub fn first_at(local_experts: usize) -> usize {
-        lines(4 * (1 + local_experts))
+        (4 * (1 + local_experts)).next_multiple_of(64)
     }
 
     /// Bytes of an area with `slots` records.
     #[must_use]
     pub fn area(&self, local_experts: usize, slots: usize) -> usize {
-        Self::first_at(local_experts) + slots * self.stride()
+        Self::first_at(local_experts) + (slots * self.stride()).next_multiple_of(64)
     }
 
     /// How many records an area of `len` bytes has.
     #[must_use]
     pub fn slots_in(&self, local_experts: usize, len: usize) -> usize {
-        len.saturating_sub(Self::first_at(local_experts)) / self.stride()
+        (len.saturating_sub(Self::first_at(local_experts)) & !63) / self.stride()
     }
 }
 
@@ -118,11 +104,11 @@ impl Areas {
         let Self { record, local_experts, nodes } = self;
         let (ranks, inboxes) = (nodes.all_ranks(), nodes.count - 1);
         if inboxes == 0 {
-            return record.slots_in(*local_experts, whole_lines(len / ranks));
+            return record.slots_in(*local_experts, (len / ranks) & !63);
         }
-        // The words of where records go are rounded up to a line.
+        // Records, and the words of where they go, are rounded up to 64 bytes.
         let fixed =
-            ranks * Record::first_at(*local_experts) + inboxes * (self.goes_at() + LINE - 1);
+            ranks * (Record::first_at(*local_experts) + 63) + inboxes * (self.goes_at() + 2 * 63);
         let of_slot = ranks * record.stride() + inboxes * (record.stride() + 8);
         len.saturating_sub(fixed) / of_slot
     }
@@ -142,7 +128,7 @@ impl Areas {
     /// Bytes of an inbox.
     #[must_use]
     pub fn inbox(&self, slots: usize) -> usize {
-        self.first_of_inbox(slots) + slots * self.record.stride()
+        self.first_of_inbox(slots) + (slots * self.record.stride()).next_multiple_of(64)
     }
 
     /// Where in an inbox it is told of a rank of the node how many tokens go to it, and to each of its experts (u32).
@@ -154,13 +140,13 @@ impl Areas {
     /// Where in an inbox it is told of each record to which ranks of the node it goes (u64).
     #[must_use]
     pub fn goes_at(&self) -> usize {
-        lines(self.told_at(self.nodes.ranks))
+        self.told_at(self.nodes.ranks).next_multiple_of(64)
     }
 
     /// Where the records of an inbox begin.
     #[must_use]
     pub fn first_of_inbox(&self, slots: usize) -> usize {
-        self.goes_at() + lines(8 * slots)
+        self.goes_at() + (8 * slots).next_multiple_of(64)
     }
 }
 
@@ -185,13 +171,13 @@ impl Row {
     /// Bytes from one row to the next.
     #[must_use]
     pub fn stride(&self) -> usize {
-        lines(self.weights_at() + 4 * self.weights)
+        self.weights_at() + align(4 * self.weights)
     }
 
     /// Bytes of a place with rows for `tokens`.
     #[must_use]
     pub fn place(&self, tokens: usize) -> usize {
-        tokens * self.slots * self.stride()
+        (tokens * self.slots * self.stride()).next_multiple_of(64)
     }
 
     /// Where the row in a token's slot begins, in a place for `tokens`.
@@ -203,7 +189,7 @@ impl Row {
     /// How many tokens have rows in a place of `len` bytes.
     #[must_use]
     pub fn tokens_in(&self, len: usize) -> usize {
-        len / (self.slots * self.stride())
+        (len & !63) / (self.slots * self.stride())
     }
 }
 
@@ -217,9 +203,9 @@ mod tests {
     fn a_record_is_no_longer_than_its_parts() {
         let bf16 = Record { payload: 14_336, scales: 0, top_k: 8 };
         let fp8 = Record { payload: 7_168, scales: 56, top_k: 8 };
-        assert_eq!((bf16.stride(), fp8.stride()), (14_464, 7_552));
+        assert_eq!((bf16.stride(), fp8.stride()), (14_432, 7_488));
         assert_eq!((fp8.scales_at(), fp8.choices_at(), fp8.token_at()), (7_168, 7_392, 7_456));
-        assert_eq!(Row { values: 14_336, weights: 8, slots: 2 }.stride(), 14_464);
+        assert_eq!(Row { values: 14_336, weights: 8, slots: 2 }.stride(), 14_368);
     }
 
     proptest! {
@@ -231,7 +217,7 @@ mod tests {
             let record = Record { payload, scales, top_k };
             let slots = record.slots_in(local, len);
             prop_assert!(slots == 0 || record.area(local, slots) <= len);
-            prop_assert!(record.area(local, slots + 1) > len);
+            prop_assert!(record.area(local, slots + 1) > len & !63);
             for nodes in [Nodes::one(3), Nodes { count: 3, ranks: 2 }] {
                 let areas = Areas { record, local_experts: local, nodes };
                 let slots = areas.slots_in(len);
@@ -240,7 +226,7 @@ mod tests {
             let row = Row { values: payload, weights: top_k, slots: top_k.max(1) };
             let tokens = row.tokens_in(len);
             prop_assert!(tokens == 0 || row.place(tokens) <= len);
-            prop_assert!(row.place(tokens + 1) > len);
+            prop_assert!(row.place(tokens + 1) > len & !63);
         }
     }
 }

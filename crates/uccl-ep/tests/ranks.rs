@@ -461,8 +461,8 @@ fn rows_arrive_by_rank_and_token_however_ranks_are_spread() {
 
 #[test]
 fn a_pool_without_room_for_relays_does_without() {
-    // Rows go to each rank's 40 slots of 384 bytes; inboxes would be more than the rest of a page.
-    let places = Ranks { pool: 4 * 40 * 384 + 4096, ..Ranks::apart(4, 2, Transport::Tcp) };
+    // Rows go to each rank's 40 slots of 288 bytes; inboxes would be more than the rest of a page.
+    let places = Ranks { pool: 4 * 40 * 288 + 4096, ..Ranks::apart(4, 2, Transport::Tcp) };
     world(places, |group| {
         let own = Own::new(9, group.rank(), 4, 2, 40).relayed(&group);
         let arrived = dispatched(&group, &own, Room::Tokens(40), None).unwrap();

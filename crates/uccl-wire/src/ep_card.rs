@@ -30,7 +30,7 @@ pub const EP_CARD_LEN: usize = 184;
 /// Bytes of a boot id.
 pub const HOST_LEN: usize = 36;
 
-const MAGIC: u32 = 0x5543_4504;
+const MAGIC: u32 = 0x5543_4503;
 const HOST_AT: usize = 56;
 const GENERATION_AT: usize = 92;
 const IP_AT: usize = 96;
@@ -226,7 +226,7 @@ mod tests {
         assert_eq!(EpCard::decode(&[0; 3]), Err(EpCardError::WrongLength(3)));
         assert_eq!(EpCard::decode(&[0; EP_CARD_LEN]), Err(EpCardError::WrongMagic(0)));
         let mut bytes = [0; EP_CARD_LEN];
-        bytes[..12].copy_from_slice(&[4, 0x45, 0x43, 0x55, 0, 0, 0, 0, 1, 0, 0, 0]);
+        bytes[..12].copy_from_slice(&[3, 0x45, 0x43, 0x55, 0, 0, 0, 0, 1, 0, 0, 0]);
         assert!(EpCard::decode(&bytes).is_ok_and(|card| card.endpoint.is_none()));
         bytes[20] = 1;
         assert!(matches!(EpCard::decode(&bytes), Err(EpCardError::Advert(_))));

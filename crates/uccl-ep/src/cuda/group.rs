@@ -20,7 +20,6 @@ use crate::{
     header::Header,
     joining::{Exchange, agree, all_joined, judged_by_all},
     nodes::{Node, Nodes},
-    record::LINE,
     view::control_len,
 };
 
@@ -254,7 +253,8 @@ impl Group {
         placed: u64,
     ) -> Result<CallParams> {
         let pool = self.pool_len();
-        let len = len.next_multiple_of(LINE);
+        // As for a group of the CPU: a place begins at a multiple of what is copied to far ranks.
+        let len = len.next_multiple_of(64);
         if len > pool {
             let why = format!(
                 "the call needs {len} bytes of the buffer, which has {pool}; make it with more"
