@@ -35,11 +35,8 @@ constexpr u32 NO_RANK = UCCL_EP_MOST_RANKS;
 // Where a token's records go that an earlier launch has routed, but for those of a rank that is left out.
 __device__ __forceinline__ void records_of(const UcclEpSend& p, const UcclEpPlaced& call, u32 token, Targets (&to)[2],
                                            u32 left_out = NO_RANK) {
-  u32 ranks = p.group.ranks;
-  const int* slots = reinterpret_cast<const int*>(p.routes.slots) + static_cast<u64>(token) * ranks;
   records_at(p, call, to, [&](u32 rank) {
-    int slot = slots[rank], before = static_cast<int>(before_chunk(p.routes, ranks, token, rank));
-    return slot < 0 || rank == left_out ? -1 : slot + before;
+    return rank == left_out ? -1 : place_at(p.routes, p.group.ranks, token, rank);
   });
 }
 

@@ -168,12 +168,6 @@ __device__ __forceinline__ Returned row_of(const UcclEpNormalSum& p, const UcclE
   return row_at(p, call, token, ranks_before(mask, rank));
 }
 
-// How many tokens before one go to the same rank.
-__device__ __forceinline__ u32 place_at(const UcclEpRoutes& r, u32 ranks, u32 token, u32 rank) {
-  int slot = reinterpret_cast<const int*>(r.slots)[static_cast<u64>(token) * ranks + rank];
-  return static_cast<u32>(slot) + before_chunk(r, ranks, token, rank);
-}
-
 // Where a token's rows are that have come back to this rank's window.
 struct InWindow {
   __device__ __forceinline__ Returned operator()(const UcclEpNormalSum& p, const UcclEpPlaced& call, u32 token,
@@ -189,7 +183,8 @@ struct OwnInPlace {
   __device__ __forceinline__ Returned operator()(const UcclEpNormalSum& p, const UcclEpPlaced& call, u32 token,
                                                  u32 rank) const {
     if (rank != p.group.rank || from.metadata != 0) return row_of(p, call, token, rank);
-    u64 at = reinterpret_cast<const u32*>(from.starts)[rank] + place_at(p.routes, p.group.ranks, token, rank);
+    u32 place = static_cast<u32>(place_at(p.routes, p.group.ranks, token, rank));
+    u64 at = reinterpret_cast<const u32*>(from.starts)[rank] + place;
     // A table that the caller has spoilt reaches no other memory.
     if (at >= from.len) return row_of(p, call, token, rank);
     return {from.rows + at * from.row_stride, from.weights + at * from.top_k * sizeof(float)};
@@ -320,13 +315,12 @@ __device__ __forceinline__ void return_parts(const UcclEpNormalReturn& p, const 
     Came came = came_from(p, rank);
     Cut cut = cut_of(came.count);
     bool has = mark < cut.marks && !is_masked(call, rank);
-    u32 begin = mark / cut.pieces * cut.rows, end = has ? min(begin + cut.rows, came.count) : begin;
-    Team team = {0, 0, mark % cut.pieces, cut.pieces};
+    Part rows = part_of(cut, mark, has ? came.count : 0);
 #pragma unroll 1
-    for (u32 at = begin; at < end; at++) return_token(p, call, team, came.first + at);
+    for (u32 at = rows.begin; at < rows.end; at++) return_token(p, call, rows.team, came.first + at);
     tell_later(out, nth, has ? 1 : 0, [&](u32) -> Mark {
       u64 word = marks_of(g, rank, g.rank, call.number) + sizeof(u64) * mark;
-      return {word, mark_of_part(call.number, begin, end - begin)};
+      return {word, mark_of_part(call.number, rows.begin, rows.end - rows.begin)};
     });
   });
 }
@@ -344,7 +338,7 @@ __device__ __forceinline__ bool wait_for_rows(const UcclEpNormalCombine& p, Wait
     u64 word = 0, seen;
     if (comes && !stays) {
       Cut cut = cut_of(reinterpret_cast<const u32*>(r.counts)[rank]);
-      u32 mark = place_at(r, g.ranks, token, rank) / cut.rows * cut.pieces + piece;
+      u32 mark = static_cast<u32>(place_at(r, g.ranks, token, rank)) / cut.rows * cut.pieces + piece;
       if (piece < cut.pieces) word = marks_of(g, g.rank, rank, w.call.number) + sizeof(u64) * mark;
     }
     if (!wait_for_parts(g, w, word != 0, rank, word, seen)) return false;

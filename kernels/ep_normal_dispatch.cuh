@@ -97,17 +97,17 @@ __device__ __forceinline__ void normal_send(const UcclEpNormalSend& p, Waiting& 
   end_send(send.group, send.call, w, [&] { send_areas(send, w); });
 }
 
-// The mark that tells a rank that it has the tokens of a part from `begin` to `end`, or a piece of them.
-__device__ __forceinline__ Mark mark_for(const UcclEpSend& p, const UcclEpPlaced& call, u32 mark, u32 rank, u32 begin,
-                                         u32 end) {
+// The mark that tells a rank that it has the tokens of a part, or a piece of them.
+__device__ __forceinline__ Mark mark_for(const UcclEpSend& p, const UcclEpPlaced& call, u32 mark, u32 rank,
+                                         const Part& part) {
   const UcclEpGroup& g = p.group;
   if (rank == g.rank || is_masked(call, rank)) return {0, 0};
   u32 first = 0, count = 0;
 #pragma unroll 1
-  for (u32 token = begin; token < end; token++) {
-    int slot = reinterpret_cast<const int*>(p.routes.slots)[static_cast<u64>(token) * g.ranks + rank];
-    if (slot < 0) continue;
-    if (count == 0) first = static_cast<u32>(slot) + before_chunk(p.routes, g.ranks, token, rank);
+  for (u32 token = part.begin; token < part.end; token++) {
+    int place = place_at(p.routes, g.ranks, token, rank);
+    if (place < 0) continue;
+    if (count == 0) first = static_cast<u32>(place);
     count++;
   }
   return {marks_of(g, rank, g.rank, call.number) + sizeof(u64) * mark, mark_of_part(call.number, first, count)};
@@ -120,17 +120,16 @@ __device__ __forceinline__ void send_tokens(const UcclEpNormalSend& p, const Ucc
   const UcclEpGroup& g = send.group;
   Cut cut = cut_of(send.routes.tokens);
   send_parts(out, cut.marks, share, [&](u32 mark, u32 nth) {
-    u32 begin = mark / cut.pieces * cut.rows, end = min(begin + cut.rows, send.routes.tokens);
-    Team team = {0, 0, mark % cut.pieces, cut.pieces};
+    Part part = part_of(cut, mark, send.routes.tokens);
 #pragma unroll 1
-    for (u32 token = begin; token < end; token++) {
+    for (u32 token = part.begin; token < part.end; token++) {
       Targets to[2];
       // Its own it takes from where they are.
       records_of(send, call, token, to, g.rank);
       if ((to[0].has | to[1].has) == 0) continue;
-      send_record(p, team, token, to);
+      send_record(p, part.team, token, to);
     }
-    tell_later(out, nth, g.ranks, [&](u32 rank) { return mark_for(send, call, mark, rank, begin, end); });
+    tell_later(out, nth, g.ranks, [&](u32 rank) { return mark_for(send, call, mark, rank, part); });
   });
 }
 
@@ -404,16 +403,15 @@ __device__ __forceinline__ bool take_part(const UcclEpNormalReceive& p, Rows& s,
 __device__ __forceinline__ void take_own(const UcclEpNormalDispatch& p, const Rows& s, const Cut& cut, u32 mark) {
   const UcclEpRoutes& r = p.send.send.routes;
   u32 me = p.receive.group.rank, ranks = p.receive.group.ranks;
-  u32 begin = mark / cut.pieces * cut.rows, end = min(begin + cut.rows, r.tokens);
-  Team team = {0, 0, mark % cut.pieces, cut.pieces};
+  Part part = part_of(cut, mark, r.tokens);
 #pragma unroll 1
-  for (u32 token = begin; token < end; token++) {
-    int slot = reinterpret_cast<const int*>(r.slots)[static_cast<u64>(token) * ranks + me];
-    if (slot < 0) continue;
-    u32 nth = static_cast<u32>(slot) + before_chunk(r, ranks, token, me);
+  for (u32 token = part.begin; token < part.end; token++) {
+    int place = place_at(r, ranks, token, me);
+    if (place < 0) continue;
+    u32 nth = static_cast<u32>(place);
     // The window's counts may be others than this rank wrote: there is room for no more than these.
     if (nth >= s.starts[me + 1] - s.starts[me]) continue;
-    take(p.receive, s, team, OwnToken{p.send, token}, {me, s.starts[me] + nth});
+    take(p.receive, s, part.team, OwnToken{p.send, token}, {me, s.starts[me] + nth});
   }
 }
 

@@ -27,6 +27,18 @@ __device__ __forceinline__ Cut cut_of(u32 rows) {
   return {of_part, 1, (rows + of_part - 1) / of_part};
 }
 
+// The rows of a part, of all that there are, and who works on a mark's piece of them.
+struct Part {
+  u32 begin;
+  u32 end;
+  Team team;
+};
+
+__device__ __forceinline__ Part part_of(const Cut& cut, u32 mark, u32 rows) {
+  u32 begin = mark / cut.pieces * cut.rows;
+  return {begin, min(begin + cut.rows, rows), {0, 0, mark % cut.pieces, cut.pieces}};
+}
+
 // Some of a launch's blocks.
 struct Share {
   u32 block;   // which of them this one is

@@ -41,6 +41,12 @@ __device__ __forceinline__ u32 before_chunk(const UcclEpRoutes& r, u32 ranks, u3
   return r.chunks == 0 ? 0 : counts_of(r, ranks, token / UCCL_EP_CHUNK)[column];
 }
 
+// How many tokens before one go to the same rank; or -1: it does not go there.
+__device__ __forceinline__ int place_at(const UcclEpRoutes& r, u32 ranks, u32 token, u32 rank) {
+  int slot = reinterpret_cast<const int*>(r.slots)[static_cast<u64>(token) * ranks + rank];
+  return slot < 0 ? -1 : slot + static_cast<int>(before_chunk(r, ranks, token, rank));
+}
+
 // Counts a warp's choices, from its first to its last. `each(at, expert, before)` is told of each choice, or NO_EXPERT, and how
 // many before it are the same.
 template <typename Each>

@@ -138,8 +138,8 @@ impl Dispatch {
         Ok(Self { group: Arc::clone(group), send, slots, is_begun, earlier, most_blocks })
     }
 
-    /// How much arrives. Waits until every rank has told how much it sends, and for what the stream was given before; no longer than `limit`,
-    /// after which the group is of no use any more.
+    /// How much arrives. Waits until every rank has told how much it sends, and for what the stream was given before; no longer than
+    /// `limit`, after which the group is of no use any more.
     ///
     /// # Errors
     /// A peer is late, or makes another call; or the caller was interrupted.
