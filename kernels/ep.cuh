@@ -259,6 +259,8 @@ struct UcclEpCount {
 
 struct UcclEpTold {
   u64 ticket;
+  u32 is_taken;  // whether the launch that tells takes out what arrives
+  u32 zero;
   u32 from[UCCL_EP_MOST_RANKS];
   u32 per_expert[UCCL_EP_MOST_EXPERTS];  // of this rank's
 };
@@ -292,11 +294,19 @@ struct UcclEpNormalReceive {
   u32 zero;
 };
 
+// What UcclEpNormalDispatch does of a call: all of it; all but what UcclEpCount has begun with; or it takes out what an earlier launch
+// has sent, which had no room for what arrives.
+constexpr u32 UCCL_EP_WHOLE = 0;
+constexpr u32 UCCL_EP_BEGUN = 1;
+constexpr u32 UCCL_EP_TAKEN = 2;
+
 // Both parts of a call in one launch, as UcclEpDispatch is.
 struct UcclEpNormalDispatch {
   UcclEpNormalSend send;
   UcclEpNormalReceive receive;
-  u32 is_begun;  // whether UcclEpCount has begun it
+  u64 told;    // UcclEpTold, in the host's memory: it is told how much arrives, and nothing is taken out if that does not fit; or null
+  u64 ticket;  // as that of UcclEpCount
+  u32 does;
   u32 zero;
 };
 

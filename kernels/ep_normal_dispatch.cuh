@@ -186,6 +186,19 @@ __device__ __forceinline__ bool send_only_counts(const UcclEpSend& p, Waiting& w
   return true;
 }
 
+// Tells the host how much arrives, and whether this launch takes it out. One block.
+__device__ __forceinline__ void tell_counts(const UcclEpGroup& g, u32 local, const Rows& s, u64 to, u64 ticket,
+                                            bool is_taken) {
+  UcclEpTold* told = reinterpret_cast<UcclEpTold*>(to);
+  if (threadIdx.x < g.ranks) told->from[threadIdx.x] = s.starts[threadIdx.x + 1] - s.starts[threadIdx.x];
+#pragma unroll 1
+  for (u32 expert = threadIdx.x; expert < local; expert += blockDim.x) told->per_expert[expert] = s.counts[expert];
+  if (threadIdx.x == 0) told->is_taken = is_taken;
+  __threadfence_system();
+  __syncthreads();
+  if (threadIdx.x == 0) store_release(to, ticket);
+}
+
 // Waits for all ranks, and tells the host how much arrives. One block.
 __device__ __forceinline__ void count(const UcclEpCount& p, Rows& s) {
   const UcclEpSend& send = p.send;
@@ -196,13 +209,7 @@ __device__ __forceinline__ void count(const UcclEpCount& p, Rows& s) {
   if (!wait_for_data(g, send.call, 0, s.waiting)) return;
   if (!count_records(g, send.call, p.slots, s.waiting, s.starts)) return;
   count_by_expert(g, send.area.len, local, s);
-  UcclEpTold* told = reinterpret_cast<UcclEpTold*>(p.told);
-  if (threadIdx.x < g.ranks) told->from[threadIdx.x] = s.starts[threadIdx.x + 1] - s.starts[threadIdx.x];
-#pragma unroll 1
-  for (u32 expert = threadIdx.x; expert < local; expert += blockDim.x) told->per_expert[expert] = s.counts[expert];
-  __threadfence_system();
-  __syncthreads();
-  if (threadIdx.x == 0) store_release(p.told, p.ticket);
+  tell_counts(g, local, s, p.told, p.ticket, false);
 }
 
 // Whether there is room for all rows, or tokens.
@@ -457,37 +464,50 @@ __device__ __forceinline__ void zero_gaps(const UcclEpNormalReceive& p, const Ro
   }
 }
 
-// Finds out where what arrives goes, whose counts are there. Returns whether there is room.
+// Finds out where what arrives goes, whose counts are there.
 __device__ __forceinline__ bool place_rows(const UcclEpNormalReceive& p, Rows& s) {
-  const UcclEpGroup& g = p.group;
-  if (!count_records(g, p.call, p.slots, s.waiting, s.starts)) return false;
-  u32 total = s.starts[g.ranks], rows = total;
+  if (!count_records(p.group, p.call, p.slots, s.waiting, s.starts)) return false;
   bool by_expert = p.alignment != 0;
-  if (by_expert || blockIdx.x == 0) count_by_expert(g, p.area.len, p.local_experts, s);
-  if (by_expert) {
-    place_experts(p, s);
-    rows = s.firsts[p.local_experts - 1] + s.counts[p.local_experts - 1];
-  }
-  if (!has_room(g, p.call, rows, p.len, s.waiting)) return false;
+  if (by_expert || blockIdx.x == 0) count_by_expert(p.group, p.area.len, p.local_experts, s);
+  if (by_expert) place_experts(p, s);
+  return true;
+}
+
+// How many rows there are of what arrives.
+__device__ __forceinline__ u32 rows_placed(const UcclEpNormalReceive& p, const Rows& s) {
+  u32 last = p.local_experts - 1;
+  return p.alignment != 0 ? s.firsts[last] + s.counts[last] : s.starts[p.group.ranks];
+}
+
+// Whether there is room for what arrives: the same for all blocks.
+__device__ __forceinline__ bool fits(const UcclEpNormalReceive& p, const Rows& s) {
+  return rows_placed(p, s) <= p.len && s.starts[p.group.ranks] <= p.tokens;
+}
+
+// Tells the caller what arrives, if there is room for it, which else is a fault.
+__device__ __forceinline__ bool admit_rows(const UcclEpNormalReceive& p, Rows& s) {
+  const UcclEpGroup& g = p.group;
+  u32 total = s.starts[g.ranks];
+  if (!has_room(g, p.call, rows_placed(p, s), p.len, s.waiting)) return false;
   if (!has_room(g, p.call, total, p.tokens, s.waiting)) return false;
   tell_rows(p, s);
   return true;
 }
 
-// What is to be said of rows that nothing arrives for. All warps do it.
-__device__ __forceinline__ void fill_rest(const UcclEpNormalReceive& p, const Rows& s) {
+// What is to be said of rows up to `end` that nothing arrives for. All warps do it.
+__device__ __forceinline__ void fill_rest(const UcclEpNormalReceive& p, const Rows& s, u32 end) {
   Team team = {blockIdx.x + warp_of_thread() * gridDim.x, warps_of_block() * gridDim.x, 0, 1};
   if (p.zeroes_gaps != 0) zero_gaps(p, s, team);
   // They chose no expert.
 #pragma unroll 1
-  for (u32 row = s.starts[p.group.ranks] + team.first; row < p.len && p.choices != 0; row += team.step) {
+  for (u32 row = s.starts[p.group.ranks] + team.first; row < end && p.choices != 0; row += team.step) {
     if (lane_of_thread() < p.top_k) put_choice(p, static_cast<u64>(row) * p.top_k + lane_of_thread(), -1);
   }
 }
 
 __device__ __forceinline__ void normal_receive(const UcclEpNormalReceive& p, Rows& s) {
   const UcclEpGroup& g = p.group;
-  if (!begin_receive(g, p.call, 0, s.waiting) || !place_rows(p, s)) return;
+  if (!begin_receive(g, p.call, 0, s.waiting) || !place_rows(p, s) || !admit_rows(p, s)) return;
   u32 total = s.starts[g.ranks];
   Team team = team_for(total);
 #pragma unroll 1
@@ -495,7 +515,7 @@ __device__ __forceinline__ void normal_receive(const UcclEpNormalReceive& p, Row
     u32 from = sender_of(s.starts, g.ranks, at);
     take_record(p, s, team, from, at - s.starts[from]);
   }
-  fill_rest(p, s);
+  fill_rest(p, s, p.len);
   if (is_last_block(g, STEP_RECEIVE, s.waiting)) tell_taken(g, p.call, s.waiting);
 }
 
@@ -513,8 +533,9 @@ __device__ __forceinline__ void read_tokens(const UcclEpNormalReceive& p, Rows& 
 // Begins a call that sends in parts: the spare block tells every rank how much there is for it.
 __device__ __forceinline__ bool begin_parts(const UcclEpNormalDispatch& p, Waiting& w) {
   const UcclEpSend& send = p.send.send;
-  if (!begin_block(send.group, send.call, p.is_begun != 0 ? STEP_RECEIVE : STEP_SEND, w)) return false;
-  if (p.is_begun != 0) return true;
+  bool begins = p.does == UCCL_EP_WHOLE;
+  if (!begin_block(send.group, send.call, begins ? STEP_SEND : STEP_RECEIVE, w)) return false;
+  if (!begins) return true;
   if (!wait_for_room(send.group, send.call, w)) return false;
   if (is_spare_block()) {
     send_routed_counts(send, w.call);
@@ -523,19 +544,39 @@ __device__ __forceinline__ bool begin_parts(const UcclEpNormalDispatch& p, Waiti
   return true;
 }
 
+// Whether this launch takes out what arrives. A host that is told of the counts meanwhile may have guessed too little room: it has more
+// for a later launch then, and this one takes nothing.
+__device__ __forceinline__ bool takes_out(const UcclEpNormalDispatch& p, const Rows& s) {
+  if (p.told == 0) return true;
+  bool is_taken = fits(p.receive, s);
+  if (blockIdx.x == 0) tell_counts(p.receive.group, p.receive.local_experts, s, p.told, p.ticket, is_taken);
+  return is_taken;
+}
+
+// Takes all of a call out, if there is room for it.
+__device__ __forceinline__ void take_all(const UcclEpNormalDispatch& p, Rows& s) {
+  if (!admit_rows(p.receive, s)) return;
+  read_tokens(p.receive, s);
+  take_parts(p, s);
+  // Who has guessed shows nobody the rows that nothing arrives for.
+  fill_rest(p.receive, s, p.told == 0 ? p.receive.len : 0);
+}
+
 // Sends and takes out in one launch, part by part.
 __device__ __forceinline__ void normal_dispatch(const UcclEpNormalDispatch& p, Rows& s, Outgoing& out) {
   const UcclEpGroup& g = p.receive.group;
   const UcclEpCall& c = p.receive.call;
   if (!begin_parts(p, s.waiting)) return;
   Share share = senders(SENDERS_OF_DISPATCH);
-  if (g.ranks > 1 && has_block(share)) send_tokens(p.send, s.waiting.call, share, out);
+  bool sends = g.ranks > 1 && p.does != UCCL_EP_TAKEN;
+  if (sends && has_block(share)) send_tokens(p.send, s.waiting.call, share, out);
   if (!wait_for_data(g, c, 0, s.waiting) || !place_rows(p.receive, s)) return;
-  read_tokens(p.receive, s);
-  take_parts(p, s);
-  fill_rest(p.receive, s);
+  bool is_taken = takes_out(p, s);
+  if (is_taken) take_all(p, s);
   if (!is_sound(g, c, s.waiting) || !is_last_block(g, STEP_RECEIVE, s.waiting)) return;
+  if (p.does == UCCL_EP_WHOLE) take_place(g, c, s.waiting.call);
+  // Else the call goes on: what was sent stays where it is until a later launch takes it out.
+  if (!is_taken) return;
   end_shares(g, s.waiting.call);
-  if (p.is_begun == 0) take_place(g, c, s.waiting.call);
   tell_taken(g, c, s.waiting);
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import signal
@@ -475,6 +476,102 @@ def changing(rank: Rank, seed: int, sizes: list[int], turns: int, hidden: int) -
         tokens = [draw.choice([0, 1, size, draw.randint(0, size)]) for size in draw.choices(sizes, k=rank.size())]
         varying.call(tokens, draw.choice([1, 2, 3, 24]), draw.random() < 0.5, draw.random() < 0.5)
     varying.end()
+
+
+def guesses(rank: Rank) -> None:
+    """The first call of a kind, one that has as much room as it needs, one whose guess is one too small, and others far off; several
+    kinds by turns, and no tokens after many. What arrives is the same with a guess and without one."""
+    varying, size = Varying(rank, HIDDEN, 600), rank.size()
+    last = varying.buffer._normal.last
+    kinds = [[600] * size, [0] * size, [40] * size, [600] * size]
+    for tokens in kinds * 2:
+        varying.call(tokens, 3, is_again=True)
+    with mock.patch.object(gpu_normal(), "with_spare", lambda count: count):
+        for wrong_by in (0, 1, 300):
+            # The very same call, whose guess is what came and so many less.
+            varying.calls = 100
+            varying.call([600] * size, 3)
+            for kind, placed in last.items():
+                last[kind] = dataclasses.replace(placed, tokens=max(placed.tokens - wrong_by, 0))
+            varying.calls = 100
+            varying.call([600] * size, 3, is_again=True)
+            # Another one right behind.
+            varying.call([40] * size, 3)
+    varying.end()
+
+
+def gpu_normal() -> Any:
+    """Where guesses are made."""
+    from uccl.ep import _gpu_normal
+
+    return _gpu_normal
+
+
+def same_by_expert(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
+    """Compares what two dispatches of the second interface have returned, with the form of it."""
+    (x, scales), _, weights, handle, _ = one
+    (other_x, other_scales), _, other_weights, other_handle, _ = other
+    ends, starts = handle.psum_num_recv_tokens_per_expert.tolist(), [0]
+    starts += [-(-end // ALIGNMENT) * ALIGNMENT for end in ends]
+    pairs = [(x.view(torch.uint8), other_x.view(torch.uint8)), (scales, other_scales), (weights, other_weights)]
+    for tensor, wanted in pairs:
+        assert tensor.shape == wanted.shape and tensor.stride() == wanted.stride()
+        for start, end in zip(starts, ends):
+            assert torch.equal(tensor[start:end], wanted[start:end])
+    for name in (
+        "num_recv_tokens",
+        "num_expanded_tokens",
+        "num_recv_tokens_per_expert_list",
+        "psum_num_recv_tokens_per_scaleup_rank",
+        "psum_num_recv_tokens_per_expert",
+        "num_unaligned_recv_tokens_per_expert",
+        "recv_src_metadata",
+    ):
+        found, wanted = getattr(handle, name), getattr(other_handle, name)
+        assert torch.equal(found, wanted) if isinstance(found, torch.Tensor) else found == wanted, name
+
+
+#: Of the rows of an expert.
+ALIGNMENT = 8
+
+
+def guesses_by_expert(rank: Rank) -> None:
+    """The same of rows by expert that come with scales, of both orders of memory. Each handle serves another dispatch and a combine."""
+    from uccl.ep import ElasticBuffer
+
+    elastic = ElasticBuffer(None, 1 << 22, num_max_tokens_per_rank=TOKENS, comm=rank, device="cuda")
+    exact, last = Exact(rank, elastic), elastic._normal.last
+    x, choices, weights = exact.given
+    sent = (x.view(torch.uint8).view(torch.float8_e4m3fn), x.view(torch.int32)[:, :4].clone())
+
+    def dispatch(is_col_major: bool) -> tuple[Any, ...]:
+        got = elastic.dispatch(
+            sent,
+            choices,
+            weights,
+            num_experts=EXPERTS,
+            do_expand=True,
+            expert_alignment=ALIGNMENT,
+            use_tma_aligned_col_major_sf=is_col_major,
+        )
+        torch.cuda.current_stream().synchronize()
+        return got
+
+    for is_col_major in (False, True):
+        last.clear()
+        first = dispatch(is_col_major)
+        for spare in (64, 0, -1, -5, -1000):
+            # Rows by expert have room for what alignment leaves too.
+            more = lambda count, spare=spare: max(count + spare, 0)  # noqa: E731
+            with mock.patch.object(gpu_normal(), "with_spare", more):
+                guessed = dispatch(is_col_major)
+            same_by_expert(guessed, first)
+            rows, _, _, again, _ = elastic.dispatch(x, handle=guessed[3])
+            out, _, _ = elastic.combine(rows, again)
+            torch.cuda.current_stream().synchronize()
+            wanted, _, _ = elastic.combine(elastic.dispatch(x, handle=first[3])[0], first[3])
+            exact.check([], [])
+            assert torch.equal(out, wanted)
 
 
 class Stop(Exception):

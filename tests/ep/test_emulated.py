@@ -111,6 +111,12 @@ def test_calls_of_changing_kinds_and_sizes_follow_each_other(run: Any, size: int
     run(in_threads, size, gpu_cases.changing, size, [8, 40, 300], 12, 16)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("case", [gpu_cases.guesses, gpu_cases.guesses_by_expert])
+def test_a_guess_of_how_much_arrives_changes_nothing(run: Any, case: Callable[[Rank], None], size: int) -> None:
+    run(in_threads, size, case)
+
+
 def test_calls_on_two_streams_wait_for_events(run: Any) -> None:
     run(in_threads, 2, gpu_cases.two_streams, prepared)
 

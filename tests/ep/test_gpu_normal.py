@@ -72,6 +72,12 @@ def test_calls_of_changing_kinds_and_sizes_follow_each_other(size: int) -> None:
     threads(size, lambda rank: gpu_cases.changing(rank, 600 + size, [8, 128, 1500, 4000], turns=50, hidden=256))
 
 
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("case", [gpu_cases.guesses, gpu_cases.guesses_by_expert])
+def test_a_guess_of_how_much_arrives_changes_nothing(case: Callable[[Rank], None], size: int) -> None:
+    threads(size, case)
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_calls_on_two_streams_wait_for_events(size: int) -> None:
     threads(size, lambda rank: gpu_cases.two_streams(rank, reserve))

@@ -112,6 +112,7 @@ const NORMAL: Normal = Normal {
     biases: 0,
     order: Order::ByRank,
     is_worst: false,
+    guess: None,
     is_again: false,
     is_laid_out: false,
     by_expert: None,
@@ -144,6 +145,35 @@ fn normal_mode_makes_the_bytes_of_the_cpu() {
     }
     // More tokens than threads of a warp.
     Normal { hidden: 8, slots: 70, local_experts: 40, top_k: 32, rounds: 1, ..NORMAL }.run();
+}
+
+#[test]
+fn a_guess_of_how_much_arrives_changes_no_bytes() {
+    emulator::load();
+    // By all and by one too small, and right; the only rank's tokens are all its own.
+    let full = Normal { is_full: true, slots: 20, rounds: 3, places: 1, ..NORMAL };
+    for guess in [0, 19, 20] {
+        let one = Normal { guess: Some(guess), ranks: 1, ..full };
+        one.run();
+        Normal { scales: 5, is_again: true, top_k: 1, local_experts: 1, by_expert: Some(4), ..one }
+            .run();
+    }
+    // Ranks whose calls follow each other in the same place, which all or some have guessed wrong.
+    for guess in [0, 12, 40] {
+        let several = Normal { guess: Some(guess), ranks: 2, rounds: 12, slots: 20, ..full };
+        Normal { is_again: true, is_full: false, ..several }.run();
+        let by_expert = Normal { by_expert: Some(4), zeroes_gaps: true, ..several };
+        Normal { order: Order::ByChoice, rounds: 4, ..by_expert }.run();
+    }
+    // Parts of several tokens, and more blocks.
+    let many = Normal { hidden: 8, slots: 1500, rounds: 1, blocks: 5, ..full };
+    for guess in [100, 3000] {
+        Normal { guess: Some(guess), ..many }.run();
+    }
+    // Where one launch does not do all of a call, nothing is guessed.
+    let guessed = Normal { guess: Some(12), ..NORMAL };
+    Normal { way: Way::ByHost(2, Transport::Tcp), ..guessed }.run();
+    Normal { lost: Some((1, Lost::Masked)), ranks: 3, ..guessed }.run();
 }
 
 #[test]

@@ -44,6 +44,7 @@ const NORMAL: Normal = Normal {
     biases: 0,
     order: Order::ByRank,
     is_worst: false,
+    guess: None,
     is_again: false,
     is_laid_out: false,
     by_expert: None,

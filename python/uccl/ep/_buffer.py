@@ -342,30 +342,31 @@ class Buffer(Joined):
             routed = mode.by_choices(idx, per_expert.numel(), goes)
         else:
             routed = mode.by_ranks(goes, per_expert)
-        call, arrived = mode.begin(x, weights, routed, blocks=blocks), 0
+        call, empty = mode.begin(x, weights, routed, blocks=blocks), mode.gpu.empty
+
+        def arriving(have: int) -> Arriving:
+            return Arriving(
+                empty((have, rows.shape[1]), rows.dtype),
+                None if scales is None else empty((have, *scales.shape[1:]), scales.dtype),
+                None if idx is None else empty((have, routed.top_k), idx.dtype),
+                None if weights is None else empty((have, routed.top_k), torch.float32),
+            )
+
         counts: list[int] = []
-        if routed.again is not None:
-            have = worst or routed.again.layout.tokens
-        elif worst:
-            have = worst
+        if routed.again is None and not worst:
+            to, got, counts = call.receive_counted(arriving, zeroes_foreign=True)
         else:
-            arrived, counts = call.counts()
-            have = arrived
-        empty = mode.gpu.empty
-        recv = empty((have, rows.shape[1]), rows.dtype)
-        recv_scales = None if scales is None else empty((have, *scales.shape[1:]), scales.dtype)
-        recv_idx = None if idx is None else empty((have, routed.top_k), idx.dtype)
-        recv_weights = None if weights is None else empty((have, routed.top_k), torch.float32)
-        to = Arriving(recv, recv_scales, recv_idx, recv_weights)
-        got = call.receive(to, Placed(have, arrived), zeroes_foreign=True)
-        recv_x = recv if recv_scales is None else (recv, recv_scales)
+            have = worst or routed.again.layout.tokens
+            to = arriving(have)
+            got = call.receive(to, Placed(have), zeroes_foreign=True)
+        recv_x = to.rows if to.scales is None else (to.rows, to.scales)
         if handle is not None:
             return recv_x, None, None, None, None
         channels = mode.channels
         told = got.prefixes(), channels, channels, got.source_tokens()
         made = NormalHandle((*told, channels if goes is None else goes, channels))
         made.native, made.num_tokens = got, routed.tokens
-        return recv_x, recv_idx, recv_weights, align_all(counts, alignment), made
+        return recv_x, to.choices, to.weights, align_all(counts, alignment), made
 
     def _routing_by_rank(self, tokens: int, goes: torch.Tensor, per_expert: torch.Tensor) -> Any:
         check("is_token_in_rank", goes, (tokens, self.group_size), torch.bool)

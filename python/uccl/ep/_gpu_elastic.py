@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from uccl.ep._elastic_handle import EPHandle
-from uccl.ep._gpu_normal import Arriving, NormalMode, Placed, Rows
-from uccl.ep._group import align, align_all, scales_for
+from uccl.ep._gpu_normal import Arriving, NormalMode, Placed, Rows, most_rows
+from uccl.ep._group import align_all, scales_for
 
 #: As kernels have it.
 MAX_ALIGNMENT = 1 << 16
@@ -31,16 +31,10 @@ class Asked:
     is_col_major: bool
     """Whether the scales of one channel are one behind the other."""
 
-    def rows(self, mode: NormalMode, top_k: int, counts: tuple[int, list[int]] | None) -> tuple[int, int, int]:
-        """How many tokens arrive, how many rows they have by expert, and how many a combine needs of these; the most there may be, where
-        nothing was counted."""
-        if counts is not None:
-            aligned = align_all(counts[1], self.alignment)
-            last = sum(aligned[:-1]) + counts[1][-1]
-            return counts[0], sum(aligned), last if self.do_expand else counts[0]
-        tokens, local = mode.ranks * self.most, self.num_experts // mode.ranks
-        rows = tokens * min(top_k, local) + (self.alignment - 1) * local
-        return tokens, align(rows, self.alignment), 0
+    def most_rows(self, mode: NormalMode, top_k: int) -> tuple[int, int]:
+        """How many tokens may arrive, and how many rows they may have by expert."""
+        tokens = mode.ranks * self.most
+        return tokens, most_rows(tokens, top_k, self.num_experts // mode.ranks, self.alignment)
 
 
 def first(
@@ -50,11 +44,18 @@ def first(
     if not 1 <= asked.alignment <= MAX_ALIGNMENT:
         raise ValueError(f"expert_alignment is 1 to {MAX_ALIGNMENT}, not {asked.alignment}")
     call = mode.begin(x, weights, mode.by_choices(topk_idx, asked.num_experts), asked.most, asked.num_sms)
-    counts = call.counts() if asked.do_cpu_sync else None
-    have, expanded, least = asked.rows(mode, topk_idx.shape[1], counts)
-    to = arriving(x, weights, topk_idx, expanded if asked.do_expand else have, asked)
-    layout = Placed(have, least, asked.alignment if asked.do_expand else None)
-    rows = call.receive(to, layout, zeroes_gaps=asked.do_zero_padding)
+    alignment, counts = asked.alignment if asked.do_expand else None, []
+    if asked.do_cpu_sync:
+        # Scales of one channel lie at a distance that follows from how many rows there are.
+        may_guess = x[1] is None or not asked.is_col_major
+        make = lambda have: arriving(x, weights, topk_idx, have, asked)  # noqa: E731
+        to, rows, counts = call.receive_counted(make, alignment, may_guess, zeroes_gaps=asked.do_zero_padding)
+        counts = align_all(counts, asked.alignment)
+        have, expanded = rows.layout.tokens, sum(counts)
+    else:
+        have, expanded = asked.most_rows(mode, topk_idx.shape[1])
+        to = arriving(x, weights, topk_idx, expanded if asked.do_expand else have, asked)
+        rows = call.receive(to, Placed(have, alignment=alignment), zeroes_gaps=asked.do_zero_padding)
     handle = EPHandle(
         do_expand=asked.do_expand,
         num_experts=asked.num_experts,
@@ -64,7 +65,7 @@ def first(
         topk_idx=topk_idx,
         num_recv_tokens=have,
         num_expanded_tokens=expanded,
-        num_recv_tokens_per_expert_list=[] if counts is None else align_all(counts[1], asked.alignment),
+        num_recv_tokens_per_expert_list=counts,
         psum_num_recv_tokens_per_scaleup_rank=rows.ends_of_ranks(),
         psum_num_recv_tokens_per_expert=ends_of(rows, asked),
         num_unaligned_recv_tokens_per_expert=rows.per_expert(),
@@ -83,8 +84,7 @@ def again(
     call = mode.begin(x, weights, mode.again(before), blocks=asked.num_sms)
     have = handle.num_expanded_tokens if asked.do_expand else handle.num_recv_tokens
     if asked.do_cpu_sync and not handle.num_recv_tokens_per_expert_list:
-        tokens, expanded, _ = asked.rows(mode, handle.topk_idx.shape[1], call.counts())
-        have = expanded if asked.do_expand else tokens
+        have = Placed.of(call.counts(), asked.alignment if asked.do_expand else None).length()
     to = arriving(x, weights, handle.topk_idx, have, asked)
     call.receive(to, before.layout, zeroes_gaps=asked.do_zero_padding)
     return to

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Callable
 
 import torch
 
 from uccl import _core
 from uccl.ep._gpu_group import GpuGroup
-from uccl.ep._group import address, align, biases, check, scales_in, weights_address
+from uccl.ep._group import address, align, align_all, biases, check, scales_in, weights_address
+
+#: Rows that a guess has room for beyond those that came last: one of so many, and no fewer than these.
+SPARE, LEAST_SPARE = 16, 64
 
 
 @dataclass
@@ -71,6 +74,40 @@ class Placed:
     """Rows that a combine needs, as far as the host knows."""
     alignment: int | None = None
     """Of the rows of each expert; None by token."""
+    rows: int | None = None
+    """How many there are by expert."""
+
+    @staticmethod
+    def of(counts: tuple[int, list[int]], alignment: int | None) -> Placed:
+        """As so many tokens lie of which so many chose each expert."""
+        tokens, per_expert = counts
+        if alignment is None:
+            return Placed(tokens, tokens)
+        aligned = align_all(per_expert, alignment)
+        return Placed(tokens, sum(aligned[:-1]) + per_expert[-1], alignment, sum(aligned))
+
+    def length(self) -> int:
+        """How many rows there are."""
+        return self.tokens if self.rows is None else self.rows
+
+    def and_more(self, most: int, top_k: int, local: int) -> Placed:
+        """Room for so much, and for some more, if there are ``most`` tokens at most."""
+        tokens = min(with_spare(self.tokens), most)
+        if self.alignment is None:
+            return Placed(tokens)
+        rows = min(with_spare(self.length()), most_rows(most, top_k, local, self.alignment))
+        # What fits then fits with the rows behind the last expert's, that alignment leaves.
+        return Placed(tokens, alignment=self.alignment, rows=align(rows, self.alignment))
+
+
+def with_spare(count: int) -> int:
+    """Some more."""
+    return count + max(count // SPARE, LEAST_SPARE)
+
+
+def most_rows(tokens: int, top_k: int, local: int, alignment: int) -> int:
+    """The most rows by expert of so many tokens."""
+    return align(tokens * min(top_k, local) + (alignment - 1) * local, alignment)
 
 
 @dataclass
@@ -140,6 +177,9 @@ class NormalMode:
         self.device, self.ranks, self.native = gpu.device, gpu.ranks, gpu.native
         #: What handles of DeepEP's have of its channels.
         self.channels = gpu.empty((gpu.ranks, 0), torch.int32)
+        #: How what arrived last was placed, by kind of call: what the next one of that kind has room for before the host knows.
+        self.last: dict[tuple[int, ...], Placed] = {}
+        self._guesses = gpu.native.has_whole_calls
         #: By the number of the object that says which tokens go to which ranks, for as long as that object lives: tensors are no keys,
         #: since they are compared value by value.
         self._laid_out: dict[int, LaidOut] = {}
@@ -199,6 +239,11 @@ class NormalMode:
         if rows.mode is not self:
             raise RuntimeError("the handle is of another buffer")
         return Routed(rows.routed.tokens, rows.routed.top_k, rows.routed.num_experts, again=rows)
+
+    def guess(self, kind: tuple[int, ...], slots: int, routed: Routed) -> Placed | None:
+        """Room for what will arrive, unless nobody knows: more is possible."""
+        last = self.last.get(kind) if self._guesses else None
+        return None if last is None else last.and_more(self.ranks * slots, routed.top_k, self.local(routed))
 
     def begin(
         self,
@@ -278,6 +323,7 @@ class Dispatch:
         # What is read until the work of ``receive`` has ended.
         self._sent = x, weights
         self._row_bytes = rows.shape[1] * rows.element_size()
+        self._scales = 0 if given is None else given[1]
         if again is not None:
             # The same on all ranks, whatever they send now.
             self.slots = again.slots
@@ -286,7 +332,7 @@ class Dispatch:
                 mode.native,
                 routed.tokens,
                 payload=self._row_bytes,
-                scales=0 if given is None else given[1],
+                scales=self._scales,
                 hidden=rows.shape[1],
                 top_k=routed.top_k,
                 local_experts=mode.local(routed),
@@ -328,24 +374,57 @@ class Dispatch:
 
     def counts(self) -> tuple[int, list[int]]:
         """How many tokens arrive, and how many of them chose each of this rank's experts. Waits until every rank has told."""
-        if torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                "a graph does not wait for counts: capture dispatch with num_worst_tokens, or of ElasticBuffer with do_cpu_sync=False"
-            )
+        refuse_in_graph()
         of_ranks, per_expert = self.native.counts(self.mode.limit)
         return sum(of_ranks), per_expert
+
+    def receive_counted(
+        self,
+        arriving: Callable[[int], Arriving],
+        alignment: int | None = None,
+        may_guess: bool = True,
+        zeroes_foreign: bool = False,
+        zeroes_gaps: bool = False,
+    ) -> tuple[Arriving, Rows, list[int]]:
+        """As :meth:`counts` and :meth:`receive`, to exactly as many rows as arrive, for which ``arriving`` makes tensors; and returns how many
+        tokens chose each expert. Where the host has a guess, rows are on their way while it waits."""
+        refuse_in_graph()
+        mode, routed, zeroes = self.mode, self.routed, (zeroes_foreign, zeroes_gaps)
+        kind = (self._row_bytes, self._scales, routed.top_k, routed.num_experts, alignment or 0, routed.tokens.bit_length())
+        guess = mode.guess(kind, self.slots, routed) if may_guess else None
+        if guess is None:
+            counts = self.counts()
+            placed = mode.last[kind] = Placed.of(counts, alignment)
+        else:
+            to = arriving(guess.length())
+            rows, told = self._receive(to, guess, zeroes, mode.limit)
+            counts = sum(told[0]), told[1]
+            placed = mode.last[kind] = Placed.of(counts, alignment)
+            if rows is not None:
+                rows.layout = placed
+                to.shorten(placed.length())
+                return to, rows, counts[1]
+        to = arriving(placed.length())
+        return to, self._receive(to, placed, zeroes)[0], counts[1]
 
     def receive(
         self, to: Arriving, layout: Placed, zeroes_foreign: bool = False, zeroes_gaps: bool = False
     ) -> Rows:
         """Enqueues the taking out of what arrives. Weights of other ranks' experts are 0 with ``zeroes_foreign``, and rows between those of
         experts with ``zeroes_gaps``."""
+        return self._receive(to, layout, (zeroes_foreign, zeroes_gaps))[0]
+
+    def _receive(
+        self, to: Arriving, layout: Placed, zeroes: tuple[bool, bool], limit: float | None = None
+    ) -> tuple[Any, Any]:
+        """The same. With a ``limit`` in seconds the layout is a guess: counts are waited for and returned, and there are no rows if they do not
+        fit."""
         mode, routed, again = self.mode, self.routed, self.routed.again
         told = at = table = by_expert = None
         if again is None:
             told, at, table, by_expert = self._tables(layout)
         scales = to.scales
-        native = self.native.receive(
+        native, counts = self.native.receive(
             len=to.rows.shape[0],
             rows=address(to.rows),
             stride=self._row_bytes,
@@ -353,16 +432,20 @@ class Dispatch:
             choices=address(to.choices),
             is_64=to.choices is not None and to.choices.dtype == torch.int64,
             weights=address(to.weights),
-            zeroes_foreign=zeroes_foreign,
-            zeroes_gaps=zeroes_gaps,
+            zeroes_foreign=zeroes[0],
+            zeroes_gaps=zeroes[1],
             table=table,
             by_expert=by_expert,
+            limit=limit,
         )
+        if native is None:
+            return None, counts
         if again is not None:
-            return again
+            return again, counts
         spare, laid_out = self._memory.data_ptr(), routed.laid_out
         before = None if laid_out is None else laid_out.memory
-        return Rows(mode, native, routed, self.slots, layout, self._memory, before, told, at, self._stream, spare)
+        rows = Rows(mode, native, routed, self.slots, layout, self._memory, before, told, at, self._stream, spare)
+        return rows, counts
 
     def _tables(self, layout: Placed) -> tuple[torch.Tensor, tuple[int, int, int, int], Any, Any]:
         """Memory for what is told of rows, where its parts begin, and their addresses."""
@@ -391,6 +474,20 @@ class Arriving:
     """``[m, S]`` or ``[m]``, of any strides."""
     choices: torch.Tensor | None
     weights: torch.Tensor | None
+
+    def shorten(self, rows: int) -> None:
+        """Leaves so many rows of each, and the memory as it is."""
+        for tensor in (self.rows, self.scales, self.choices, self.weights):
+            if tensor is not None:
+                tensor.resize_((rows, *tensor.shape[1:]))
+
+
+def refuse_in_graph() -> None:
+    """Raises where a graph is captured."""
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "a graph does not wait for counts: capture dispatch with num_worst_tokens, or of ElasticBuffer with do_cpu_sync=False"
+        )
 
 
 def word_stride(scales: torch.Tensor) -> int:

@@ -197,7 +197,8 @@ impl Group {
 
     /// Whether one launch may do all of a call, which in normal mode sends its rows in parts. Its blocks wait for each other, so all
     /// have to find the same ranks, and none may wait for what a proxy does.
-    pub(super) fn has_whole_calls(&self) -> bool {
+    #[must_use]
+    pub fn has_whole_calls(&self) -> bool {
         !self.is_by_host() && !self.config.masks_late
     }
 

@@ -295,6 +295,8 @@ pub(super) struct Count {
 #[repr(C)]
 pub(super) struct Told {
     pub(super) ticket: u64,
+    pub(super) is_taken: u32,
+    pub(super) zero: u32,
     pub(super) from: [u32; MAX_RANKS],
     pub(super) per_expert: [u32; MAX_EXPERTS],
 }
@@ -336,8 +338,17 @@ pub(super) struct NormalReceive {
 pub(super) struct WholeNormalDispatch {
     pub(super) send: NormalSend,
     pub(super) receive: NormalReceive,
-    pub(super) is_begun: u32,
+    pub(super) told: u64,
+    pub(super) ticket: u64,
+    pub(super) does: u32,
     pub(super) zero: u32,
+}
+
+/// `WholeNormalDispatch::does`.
+pub(super) mod does {
+    pub(in crate::cuda) const WHOLE: u32 = 0;
+    pub(in crate::cuda) const BEGUN: u32 = 1;
+    pub(in crate::cuda) const TAKEN: u32 = 2;
 }
 
 /// `UcclEpNormalReturn`.
@@ -536,7 +547,7 @@ pub fn layout_assertions() -> String {
         [send, goes, goes_told, per_expert, scales, scales_token, scales_word, weights, ended]
     );
     layout!("UcclEpCount", Count, [send, told, ticket, slots, begins]);
-    layout!("UcclEpTold", Told, [ticket, from, per_expert]);
+    layout!("UcclEpTold", Told, [ticket, is_taken, zero, from, per_expert]);
     layout!(
         "UcclEpNormalReceive",
         NormalReceive,
@@ -599,7 +610,7 @@ pub fn layout_assertions() -> String {
         NormalSum,
         [group, call, routes, bias, weights, out, slot_stride, row_len, weights_at, slots, order]
     );
-    layout!("UcclEpNormalDispatch", WholeNormalDispatch, [send, receive, is_begun, zero]);
+    layout!("UcclEpNormalDispatch", WholeNormalDispatch, [send, receive, told, ticket, does, zero]);
     layout!("UcclEpNormalCombine", WholeNormalCombine, [give_back, sum]);
     for (cuda, rust) in [
         ("UCCL_EP_MOST_RANKS", MAX_RANKS),
@@ -636,6 +647,9 @@ pub fn layout_assertions() -> String {
         ("UCCL_EP_POWER", how::POWER as usize),
         ("UCCL_EP_EXPONENT", how::EXPONENT as usize),
         ("UCCL_EP_NVFP4", how::NVFP4 as usize),
+        ("UCCL_EP_WHOLE", does::WHOLE as usize),
+        ("UCCL_EP_BEGUN", does::BEGUN as usize),
+        ("UCCL_EP_TAKEN", does::TAKEN as usize),
         ("UCCL_EP_BY_RANK", order::BY_RANK as usize),
         ("UCCL_EP_BY_CHOICE", order::BY_CHOICE as usize),
         ("UCCL_EP_EACH_CHOICE", order::EACH_CHOICE as usize),

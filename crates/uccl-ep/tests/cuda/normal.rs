@@ -48,6 +48,8 @@ pub(crate) struct Normal {
     pub(crate) order: Order,
     /// Whether there are rows for all tokens that may come, and the host does not ask how many do.
     pub(crate) is_worst: bool,
+    /// How many rows there are before the host knows how many arrive, where it asks; none: it asks first.
+    pub(crate) guess: Option<usize>,
     /// Whether tokens go once more to where they went, with the handle, or the layout.
     pub(crate) is_again: bool,
     /// Whether dispatches take the layout that was asked for, when nothing else of it is left. Of choices only.
@@ -154,6 +156,7 @@ impl Normal {
             biases: random.usize(..=2),
             order: if top_k > 0 && random.bool() { Order::ByChoice } else { Order::ByRank },
             is_worst: random.bool(),
+            guess: random.bool().then(|| random.usize(..=4 * self.slots)),
             is_again: random.bool(),
             by_expert: (top_k > 0 && random.bool()).then(|| random.usize(1..=5)),
             zeroes_gaps: random.bool(),
@@ -162,6 +165,7 @@ impl Normal {
         drawn.is_each =
             drawn.by_expert.is_some() && drawn.order == Order::ByChoice && random.bool();
         drawn.is_laid_out = drawn.top_k > 0 && random.bool();
+        drawn.guess = drawn.guess.map(|rows| rows.min(drawn.most_rows()));
         drawn
     }
 

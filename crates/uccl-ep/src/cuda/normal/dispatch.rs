@@ -13,7 +13,7 @@ use crate::{
         dispatch::call_of,
         group::Group,
         memory::check_rows,
-        params::{self, NormalReceive, NormalSend, Own, Routes, WholeNormalDispatch},
+        params::{self, NormalReceive, NormalSend, Own, Routes, WholeNormalDispatch, does},
         told::ToldMemory,
     },
     error::{Error, Phase, Result},
@@ -27,11 +27,28 @@ pub struct Dispatch {
     group: Arc<Group>,
     send: NormalSend,
     slots: usize,
-    /// Whether a launch has begun the call that sends its rows, or its counts.
-    is_begun: bool,
+    done: Done,
     /// What the dispatch before told of the rows, where tokens go as they did then.
     earlier: Option<Told>,
     most_blocks: Option<NonZero<usize>>,
+}
+
+/// What launches have done of a call.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Done {
+    Nothing,
+    /// Counts are sent.
+    Counts,
+    /// Rows are sent too.
+    Rows,
+}
+
+/// What an attempt to receive has led to.
+pub struct Tried {
+    /// How much arrives.
+    pub counts: Counts,
+    /// Of the dispatch, if there was room for it.
+    pub handle: Option<Handle>,
 }
 
 /// What is told of rows, and how they are placed.
@@ -134,8 +151,8 @@ impl Dispatch {
                 group.launch(stream, (group.kernels().normal_send, blocks), &send)?;
             }
         }
-        let is_begun = !group.has_whole_calls();
-        Ok(Self { group: Arc::clone(group), send, slots, is_begun, earlier, most_blocks })
+        let done = if group.has_whole_calls() { Done::Nothing } else { Done::Rows };
+        Ok(Self { group: Arc::clone(group), send, slots, done, earlier, most_blocks })
     }
 
     /// How much arrives. Waits until every rank has told how much it sends, and for what the stream was given before; no longer than
@@ -154,23 +171,54 @@ impl Dispatch {
     ) -> Result<Counts> {
         let group = &self.group;
         group.check()?;
-        let local = self.send.send.routes.local_experts;
         let mut told = group.told();
         let count = params::Count {
             send: self.send.send,
             told: told.address(),
             ticket: told.next_ticket(),
             slots: self.slots as u32,
-            begins: u32::from(!self.is_begun),
+            begins: u32::from(self.done == Done::Nothing),
         };
         // SAFETY: the kernel takes this struct, and the group keeps the memory for what is told; otherwise as above.
         unsafe { group.kernels().count.launch(stream, 1, &count)? };
-        self.is_begun = true;
+        if self.done == Done::Nothing {
+            self.done = Done::Counts;
+        }
         let told = wait_for(group, &told, (stream, limit), is_interrupted)?;
-        Ok(Counts {
-            from: told.from[..group.ranks()].to_vec(),
-            per_expert: told.per_expert[..local as usize].to_vec(),
-        })
+        Ok(self.counts_of(&told))
+    }
+
+    /// Enqueues the whole call, to outputs whose room is a guess, and waits for the counts as [`counts`](Self::counts) does, while rows are on their
+    /// way. What fits is taken out, which ends the call: of the outputs, rows that nothing arrives for stay as they are. Of what does not fit nothing
+    /// is taken out, and [`receive`](Self::receive) has to follow, with room for it; so it has where one launch does not do all of a call.
+    ///
+    /// # Errors
+    /// As of both.
+    ///
+    /// # Safety
+    /// As of both.
+    pub unsafe fn try_receive(
+        &mut self,
+        outputs: &Outputs,
+        (stream, limit): (&Stream, Duration),
+        is_interrupted: &mut Interrupted<'_>,
+    ) -> Result<Tried> {
+        if self.done != Done::Nothing {
+            // SAFETY: as the caller has it.
+            let counts = unsafe { self.counts(stream, limit, is_interrupted)? };
+            return Ok(Tried { counts, handle: None });
+        }
+        let group = &self.group;
+        group.check()?;
+        let (receive, table) = self.receiving(outputs)?;
+        let mut told = group.told();
+        let to = (told.address(), told.next_ticket());
+        // SAFETY: the group keeps the memory for what is told; otherwise as the caller has it.
+        unsafe { self.launch_whole(receive, to, stream)? };
+        self.done = Done::Rows;
+        let told = wait_for(group, &told, (stream, limit), is_interrupted)?;
+        let handle = (told.is_taken != 0).then(|| self.handle(table));
+        Ok(Tried { counts: self.counts_of(&told), handle })
     }
 
     /// Enqueues the taking out of what arrives, which ends the call.
@@ -183,14 +231,30 @@ impl Dispatch {
     /// The stream is of the group's context, and comes after the work of [`begin`](Self::begin). `outputs` has as much memory
     /// as it says, which only this call uses until its work has ended, but for its table, which is kept for the handle.
     pub unsafe fn receive(self, outputs: &Outputs, stream: &Stream) -> Result<Handle> {
-        let Self { group, send, slots, is_begun, earlier, most_blocks } = self;
-        let params::Send { call, routes, area, .. } = send.send;
+        let group = &self.group;
         group.check()?;
+        let (receive, told) = self.receiving(outputs)?;
+        // SAFETY: the kernels take these structs; otherwise as above.
+        unsafe {
+            if group.has_whole_calls() {
+                self.launch_whole(receive, (0, 0), stream)?;
+            } else {
+                let blocks = blocks_for(outputs.len, self.most_blocks);
+                group.launch(stream, (group.kernels().normal_receive, blocks), &receive)?;
+            }
+        }
+        Ok(self.handle(told))
+    }
+
+    /// What a launch needs to know that takes out, and what is told of the rows.
+    fn receiving(&self, outputs: &Outputs) -> Result<(NormalReceive, Told)> {
+        let Self { group, send, slots, earlier, .. } = self;
+        let params::Send { call, routes, area, .. } = send.send;
         check_rows("rows", outputs.rows, outputs.stride, area.payload as usize)?;
         let len = u32::try_from(outputs.len)
             .map_err(|_| Error::invalid(format!("{} rows are too many", outputs.len)))?;
         let own = outputs.table.map(|table| Told { table, by_expert: outputs.by_expert });
-        let Some(told) = earlier.or(own) else {
+        let Some(told) = (*earlier).or(own) else {
             return Err(Error::invalid("a dispatch tells of its rows in a table"));
         };
         if let Some(by_expert) = &told.by_expert {
@@ -223,7 +287,7 @@ impl Dispatch {
             metadata: is_new(by_expert.map_or(0, |rows| rows.metadata)),
             len,
             tokens: by_expert.map_or(len, |rows| u32::try_from(rows.tokens).unwrap_or(u32::MAX)),
-            slots: slots as u32,
+            slots: *slots as u32,
             top_k: routes.top_k,
             local_experts: routes.local_experts,
             is_64: u32::from(outputs.is_64),
@@ -232,20 +296,42 @@ impl Dispatch {
             zeroes_gaps: u32::from(outputs.zeroes_gaps && by_expert.is_some()),
             zero: 0,
         };
-        let kernels = group.kernels();
-        // SAFETY: the kernels take these structs; otherwise as above.
-        unsafe {
-            if group.has_whole_calls() {
-                let blocks = blocks_for(outputs.len + rows_of(&send), most_blocks);
-                let is_begun = u32::from(is_begun);
-                let whole = WholeNormalDispatch { send, receive, is_begun, zero: 0 };
-                group.launch(stream, (kernels.normal_dispatch, blocks), &whole)?;
-            } else {
-                let blocks = blocks_for(outputs.len, most_blocks);
-                group.launch(stream, (kernels.normal_receive, blocks), &receive)?;
-            }
+        Ok((receive, told))
+    }
+
+    /// Launches what is left of a call that one launch may do all of. The host is told of counts at an address, if there is one, by a ticket.
+    ///
+    /// # Safety
+    /// As for [`receive`](Self::receive).
+    unsafe fn launch_whole(
+        &self,
+        receive: NormalReceive,
+        (told, ticket): (u64, u64),
+        stream: &Stream,
+    ) -> Result<()> {
+        let Self { group, send, done, most_blocks, .. } = self;
+        let blocks = blocks_for(receive.len as usize + rows_of(send), *most_blocks);
+        let does = match done {
+            Done::Nothing => does::WHOLE,
+            Done::Counts => does::BEGUN,
+            Done::Rows => does::TAKEN,
+        };
+        let whole = WholeNormalDispatch { send: *send, receive, told, ticket, does, zero: 0 };
+        // SAFETY: the kernel takes this struct; otherwise as the caller has it.
+        unsafe { group.launch(stream, (group.kernels().normal_dispatch, blocks), &whole) }
+    }
+
+    fn handle(&self, told: Told) -> Handle {
+        let routes = self.send.send.routes;
+        Handle { group: Arc::clone(&self.group), routes, slots: self.slots, told }
+    }
+
+    fn counts_of(&self, told: &params::Told) -> Counts {
+        let local = self.send.send.routes.local_experts as usize;
+        Counts {
+            from: told.from[..self.group.ranks()].to_vec(),
+            per_expert: told.per_expert[..local].to_vec(),
         }
-        Ok(Handle { group, routes, slots, told })
     }
 }
 

@@ -18,7 +18,7 @@ mod room;
 
 pub use self::{
     combine::{Combine, Combined, Results},
-    dispatch::{Counts, Dispatch, Handle},
+    dispatch::{Counts, Dispatch, Handle, Tried},
     layout::{LaidOut, Layout},
     memory::{ByExpert, Outputs, Ranks, Routed, ScalesIn, ScalesOut, Table, Tokens},
     room::Sizes,

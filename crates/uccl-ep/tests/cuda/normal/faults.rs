@@ -15,8 +15,8 @@ const LIMIT: Duration = Duration::from_secs(20);
 impl Normal {
     /// A rank that does not come is named, whether or not the host asks how much arrives.
     pub(crate) fn names_who_does_not_come(self) {
-        for is_worst in [false, true] {
-            let case = Self { is_worst, ..self };
+        for (is_worst, guess) in [(false, None), (true, None), (false, Some(4))] {
+            let case = Self { is_worst, guess, ..self };
             let told = case.fails(Duration::from_millis(500), |me| (me == 0).then_some(case));
             assert_second_is_late(&told);
             assert!(told[1].is_empty(), "{told:?}");
@@ -80,9 +80,14 @@ impl Normal {
 
     /// A host that is interrupted while it waits for a rank that does not come gives up, and so does its GPU.
     pub(crate) fn gives_up_when_interrupted(self) {
-        let case = Self { wrong: Some(Wrong::Interrupted), slots: 20, ..self };
-        let told = case.fails(LIMIT, |me| (me == 1).then_some(case));
-        assert!(told[1].contains("interrupted") && !told[1].contains("is not over"), "{told:?}");
+        for guess in [None, Some(4)] {
+            let case = Self { wrong: Some(Wrong::Interrupted), guess, slots: 20, ..self };
+            let told = case.fails(LIMIT, |me| (me == 1).then_some(case));
+            assert!(
+                told[1].contains("interrupted") && !told[1].contains("is not over"),
+                "{told:?}"
+            );
+        }
     }
 
     /// Ranks that differ are told in what.

@@ -63,6 +63,12 @@ impl PyCudaGroup {
         self.group.is_by_host()
     }
 
+    /// Whether one launch may do all of a call of normal mode.
+    #[getter]
+    fn has_whole_calls(&self) -> bool {
+        self.group.has_whole_calls()
+    }
+
     /// Nodes, and ranks of each: one, unless all have as many ranks, one behind the other.
     #[getter]
     fn nodes(&self) -> (usize, usize) {

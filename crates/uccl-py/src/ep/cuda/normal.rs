@@ -11,7 +11,7 @@ use uccl_ep::{
         Choices,
         normal::{
             ByExpert, Combine, Combined, Dispatch, Handle, LaidOut, Layout, Outputs, Ranks,
-            Results, Routed, ScalesIn, ScalesOut, Sizes, Table, Tokens,
+            Results, Routed, ScalesIn, ScalesOut, Sizes, Table, Tokens, Tried,
         },
     },
 };
@@ -73,6 +73,9 @@ pub(crate) fn cuda_layout(
 
 /// `(address, words of a token, token stride, word stride)`.
 type ScalesGiven = (u64, usize, usize, usize);
+
+/// Tokens by rank, and how many chose each local expert.
+type CountsTold = (Vec<u32>, Vec<u32>);
 
 /// A dispatch that was begun.
 #[pyclass(name = "EpCudaNormalDispatch", module = "uccl._core", frozen)]
@@ -138,7 +141,7 @@ impl PyNormalDispatch {
     }
 
     /// How much arrives, when every rank has told: tokens by rank, and how many chose each local expert. Waits `limit` seconds at most.
-    fn counts(&self, py: Python<'_>, limit: f64) -> PyResult<(Vec<u32>, Vec<u32>)> {
+    fn counts(&self, py: Python<'_>, limit: f64) -> PyResult<CountsTold> {
         let limit = timeout_of(limit)?;
         engine(py, |interrupted| {
             let mut dispatch = self.dispatch.lock();
@@ -151,8 +154,9 @@ impl PyNormalDispatch {
 
     /// Enqueues the taking out of what arrives, behind the sending. `scales` are an address, and strides in words by row and word;
     /// `table` has the addresses of `src_info`, `origin`, `starts` and `per_expert`, unless tokens go where others went. `by_expert` are the
-    /// alignment, how many tokens there is room for in tables, and the addresses of `ends` and `metadata`.
-    #[pyo3(signature = (*, len, rows, stride, scales, choices, is_64, weights, zeroes_foreign, zeroes_gaps, table, by_expert))]
+    /// alignment, how many tokens there is room for in tables, and the addresses of `ends` and `metadata`. With a `limit` in seconds the
+    /// room is a guess: counts are waited for while rows are on their way, and there is a handle if they fit. Else another call has to follow.
+    #[pyo3(signature = (*, len, rows, stride, scales, choices, is_64, weights, zeroes_foreign, zeroes_gaps, table, by_expert, limit=None))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn receive(
         &self,
@@ -168,7 +172,8 @@ impl PyNormalDispatch {
         zeroes_gaps: bool,
         table: Option<(u64, u64, u64, u64)>,
         by_expert: Option<(usize, usize, u64, u64)>,
-    ) -> PyResult<PyNormalHandle> {
+        limit: Option<f64>,
+    ) -> PyResult<(Option<PyNormalHandle>, Option<CountsTold>)> {
         let outputs = Outputs {
             len,
             rows,
@@ -196,13 +201,33 @@ impl PyNormalDispatch {
                 metadata,
             }),
         };
+        if let Some(limit) = limit {
+            let tried = self.try_receive(py, &outputs, limit)?;
+            let counts = (tried.counts.from, tried.counts.per_expert);
+            return Ok((tried.handle.map(PyNormalHandle::new), Some(counts)));
+        }
         let received = py.detach(|| {
             let dispatch = self.dispatch.lock().take().ok_or_else(over)?;
             // SAFETY: `uccl.ep` passes tensors with as many rows, which nobody else has yet; it keeps the table with the handle.
             unsafe { dispatch.receive(&outputs, &self.stream) }
         });
-        let handle = Arc::new(received.map_err(|e| exception(&e))?);
-        Ok(PyNormalHandle { handle: Apart::new(handle) })
+        Ok((Some(PyNormalHandle::new(received.map_err(|e| exception(&e))?)), None))
+    }
+}
+
+impl PyNormalDispatch {
+    fn try_receive(&self, py: Python<'_>, outputs: &Outputs, limit: f64) -> PyResult<Tried> {
+        let limit = timeout_of(limit)?;
+        engine(py, |interrupted| {
+            let mut dispatch = self.dispatch.lock();
+            let tried = dispatch.as_mut().ok_or_else(over)?;
+            // SAFETY: as for `receive`; the stream is the one that the dispatch was begun on.
+            let tried = unsafe { tried.try_receive(outputs, (&self.stream, limit), interrupted) }?;
+            if tried.handle.is_some() {
+                *dispatch = None;
+            }
+            Ok(tried)
+        })
     }
 }
 
@@ -210,6 +235,12 @@ impl PyNormalDispatch {
 #[pyclass(name = "EpCudaNormalHandle", module = "uccl._core", frozen)]
 pub(crate) struct PyNormalHandle {
     handle: Apart<Arc<Handle>>,
+}
+
+impl PyNormalHandle {
+    fn new(handle: Handle) -> Self {
+        Self { handle: Apart::new(Arc::new(handle)) }
+    }
 }
 
 /// A combine that was begun.
