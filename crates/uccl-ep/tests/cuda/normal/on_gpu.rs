@@ -230,7 +230,10 @@ impl<'a> OnGpu<'a> {
                 let counts = match case.guess {
                     None => dispatch.counts(&gpu.stream, LIMIT, &mut is_interrupted)?,
                     Some(len) => {
-                        let guess = normal::Outputs { len, ..outputs };
+                        let mut guess = normal::Outputs { len, ..outputs };
+                        if let Some(by_expert) = &mut guess.by_expert {
+                            by_expert.tokens = by_expert.tokens.min(len / 2);
+                        }
                         let limited = (&gpu.stream, LIMIT);
                         let tried = dispatch.try_receive(&guess, limited, &mut is_interrupted)?;
                         if let Some(handle) = tried.handle {
