@@ -17,7 +17,7 @@ from typing import Any, Callable
 import torch
 
 from ep_gpu import Calls, Measured, on_gpus, run
-from ep_inputs import Routed, row_bytes, rows_between, rows_by_choice, shape_of
+from ep_inputs import Routed, row_bytes, rows_between, rows_by_choice
 from ep_ours import room
 from ep_plain import Rows
 from ep_table import Line, Ratio, difference
@@ -33,7 +33,7 @@ class Expanded(Calls):
     def __init__(self, args: argparse.Namespace, rank: int, **ends: Any) -> None:
         from uccl.ep import ElasticBuffer
 
-        self.args, self.rank, self.shape = args, rank, shape_of(args)
+        super().__init__(args, rank)
         self.buffer = ElasticBuffer(
             num_bytes=room(self.shape),
             num_max_tokens_per_rank=args.num_tokens,

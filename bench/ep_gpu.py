@@ -68,12 +68,14 @@ class Calls:
     repeats = 20
     #: Those that wait on the host, which no graph can repeat.
     waiting: tuple[str, ...] = ()
-    args: argparse.Namespace
-    rank: int
     buffer: Any
     #: What is copied beside them, and where to.
     rows: torch.Tensor
     copied: torch.Tensor
+
+    def __init__(self, args: argparse.Namespace, rank: int, **ends: Any) -> None:
+        """``ends`` are what a buffer is told of its ranks, and how they reach each other."""
+        self.args, self.rank, self.shape = args, rank, shape_of(args)
 
     def rows_between(self) -> Rows:
         """Rows from each rank to each."""
@@ -121,7 +123,7 @@ class FewTokens(Calls):
     def __init__(self, args: argparse.Namespace, rank: int, **ends: Any) -> None:
         from uccl.ep import Buffer
 
-        self.args, self.rank, self.shape = args, rank, shape_of(args)
+        super().__init__(args, rank)
         tokens, hidden, experts = args.num_tokens, args.hidden, args.num_experts
         size = Buffer.get_low_latency_rdma_size_hint(tokens, hidden, args.ranks, experts)
         self.buffer = Buffer(num_rdma_bytes=size, low_latency_mode=True, device="cuda", timeout=20, **ends)

@@ -17,7 +17,7 @@ import torch
 
 from ep_engine import Arrived, Tokens
 from ep_gpu import Calls, Measured, of_nccl, on_gpus, run
-from ep_inputs import Routed, rows_between, shape_of
+from ep_inputs import Routed, rows_between
 from ep_plain import Rows
 from ep_table import Ratio
 
@@ -31,7 +31,7 @@ class ManyTokens(Calls):
     def __init__(self, args: argparse.Namespace, rank: int, **ends: Any) -> None:
         from ep_ours import Ours
 
-        self.args, self.rank, self.shape = args, rank, shape_of(args)
+        super().__init__(args, rank)
         self.engine = Ours(self.shape, args.num_sms, **ends)
         self.buffer, self.routed = self.engine.buffer, Routed(self.shape, rank)
         self.rows = torch.randn(self.counts()[0], args.hidden, device="cuda").bfloat16()
