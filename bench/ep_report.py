@@ -10,7 +10,7 @@ from ep_plain import ONE_WAY, OWN_TOO, moved, without_own
 from ep_table import Line, Ratio, Rounds, all_of, ratios, table
 from ep_timing import HOW, QUEUED
 
-OURS, THEIRS, NCCL, COPY = "uccl-rs", "UCCL-EP", "NCCL", "copy"
+OURS, THEIRS, NCCL, SYMM, COPY = "uccl-rs", "UCCL-EP", "NCCL", "symm_mem", "copy"
 #: What libraries are asked, and what of that others do.
 CALLS = ("dispatch fp8", "dispatch bf16", "dispatch bf16, handle", "combine bf16")
 MOVED = ("dispatch fp8", "dispatch bf16", "combine bf16")
@@ -19,6 +19,7 @@ WHAT = {
     OURS: CALLS,
     THEIRS: CALLS,
     NCCL: tuple(what + more for what in MOVED for more in ("", OWN_TOO)),
+    SYMM: MOVED,
     COPY: tuple(what + more for what in MOVED for more in ("", ONE_WAY)),
 }
 #: The bars: parts of UCCL-EP's time, and of the rate of copies between GPUs, by bytes that cross.
@@ -102,7 +103,8 @@ def _ratios(measured: Measured) -> list[Ratio]:
     compared = [(f"{what}: time / UCCL-EP's", (OURS, what), (THEIRS, what), OF_THEIRS.get(what, "")) for what in whats]
     for what in whats:
         plain = what.removesuffix(", handle")
-        compared.append((f"{what}: time / NCCL's", (OURS, what), (NCCL, plain), ""))
+        for other in (NCCL, SYMM):
+            compared.append((f"{what}: time / {other}'s", (OURS, what), (other, plain), ""))
         # As many bytes, so rates are as times are.
         compared.append((f"{what}: rate / copies'", (COPY, plain), (OURS, what), OF_COPY))
     rows = measured.rounds
