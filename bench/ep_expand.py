@@ -18,7 +18,6 @@ import torch
 
 from ep_gpu import Calls, Measured, on_gpus, run
 from ep_inputs import Routed, row_bytes, rows_between, rows_by_choice
-from ep_ours import room
 from ep_plain import Rows
 from ep_table import Line, Ratio, difference
 
@@ -31,6 +30,7 @@ class Expanded(Calls):
     repeats = 4
 
     def __init__(self, args: argparse.Namespace, rank: int, **ends: Any) -> None:
+        from ep_ours import room
         from uccl.ep import ElasticBuffer
 
         super().__init__(args, rank)

@@ -26,7 +26,7 @@ class ManyTokens(Calls):
     """Calls of normal mode."""
 
     repeats = 4
-    waiting = ("dispatch, fp8", "dispatch, bf16")
+    waiting: tuple[str, ...] = ("dispatch, fp8", "dispatch, bf16")
 
     def __init__(self, args: argparse.Namespace, rank: int, **ends: Any) -> None:
         from ep_ours import Ours
