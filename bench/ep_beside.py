@@ -22,7 +22,7 @@ from typing import Any
 import wheels
 from ep_group import Group
 from ep_inputs import Shape
-from ep_report import COPY, NCCL, OURS, THEIRS, WHAT, Measured, report
+from ep_report import COPY, NCCL, OURS, SYMM, THEIRS, WHAT, Measured, report
 from ep_timing import HOW
 from proc import Failed
 
@@ -31,7 +31,9 @@ START_S, PREPARE_S, MEASURE_S = 120, 120, 60
 #: Seconds without which no shape is begun.
 LEAST_S = 20
 #: By name, as bench/ep_rank.py knows them.
-KIND = {OURS: "ours", THEIRS: "upstream", NCCL: "nccl", COPY: "copy"}
+KIND = {OURS: "ours", THEIRS: "upstream", NCCL: "nccl", SYMM: "symm_mem", COPY: "copy"}
+#: Who takes part unless others are named: PyTorch need not have come with NVSHMEM, which it wants for its symmetric memory.
+USUAL = (OURS, THEIRS, NCCL, COPY)
 #: Whose wheels they need.
 PEER = {OURS: "uccl-py", THEIRS: "uccl-0.1.1"}
 
@@ -50,7 +52,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=30, help="in which all take turns")
     parser.add_argument("--calls", type=int, default=5, help="that are timed in a turn, each way")
     parser.add_argument("--max-seconds", type=int, default=480, help="after which no more is begun")
-    parser.add_argument("--only", default=",".join(WHAT), metavar="NAME,...", help="who takes part")
+    parser.add_argument("--only", default=",".join(USUAL), metavar="NAME,...", help="who takes part")
     parser.add_argument("--wheels", type=Path, metavar="DIR", help="a folder of wheels: UCCL-EP's, this project's")
     parser.add_argument("--python", default=sys.executable, metavar="PATH", help="the Python that has torch")
     parser.add_argument("--json", type=Path, metavar="FILE", help="for every value")

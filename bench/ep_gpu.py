@@ -3,22 +3,22 @@
 
     python3 bench/ep_gpu.py --ranks 2 --num-tokens 128 --hidden 7168 --num-topk 8 --num-experts 288
 
-Ranks are processes, one for each GPU, or threads of one process that share the only one. Times are of CUDA events on each rank's stream,
-the slowest rank's, medians of all rounds: once as a program calls it, with what the host takes, and once as a call of a graph that
-repeats it, which is what the kernels take with the waits among them. Rows count once for each expert of a token, also those that stay
-with their rank; the second figure of bytes is of rows for other ranks. Beside them: a copy of as many bytes on this GPU, or, between
-GPUs, NCCL's all_to_all of the same rows, as many from each rank to each, its own too.
+Ranks are processes, one for each GPU, or threads of one process that share the only one. All calls take their turn in every round. Times are
+of CUDA events on each rank's stream, the slowest rank's: alone, from a common start, with what the host takes (called), as one of eight
+behind each other (queued), and as one of a graph that repeats it, which is what the kernels take with the waits among them (graph).
+Rows count once for each expert of a token, and GB/s are of all of them, also of those that stay with their rank. Beside them: a copy of
+as many bytes on this GPU, or, between GPUs, NCCL's all_to_all of the same rows, as many from each rank to each, its own too.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
-import statistics
+import random
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable
+from pathlib import Path
+from typing import Any, Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -26,10 +26,19 @@ import torch.multiprocessing as mp
 
 from ep import arguments
 from ep_inputs import Routed, row_bytes, rows_by_choice, shape_of
+from ep_meeting import Meeting
 from ep_plain import Rows, exchange
-from ep_timing import elapsed
+from ep_table import Line, Ratio, Rounds, ratios, table
+from ep_timing import HOW, QUEUED, times
 
-Times = dict[str, list[float]]
+#: How calls are made.
+HOWS = (*HOW, "graph")
+#: By call.
+Measured = dict[str, Rounds]
+#: What NCCL's exchange is called, before the form of its rows.
+NCCL = "NCCL all_to_all, "
+#: Seconds that processes wait for each other.
+PATIENCE_S = 60.0
 
 
 class Thread:
@@ -59,12 +68,14 @@ class Calls:
     repeats = 20
     #: Those that wait on the host, which no graph can repeat.
     waiting: tuple[str, ...] = ()
-    args: argparse.Namespace
-    rank: int
     buffer: Any
     #: What is copied beside them, and where to.
     rows: torch.Tensor
     copied: torch.Tensor
+
+    def __init__(self, args: argparse.Namespace, rank: int, **ends: Any) -> None:
+        """``ends`` are what a buffer is told of its ranks, and how they reach each other."""
+        self.args, self.rank, self.shape = args, rank, shape_of(args)
 
     def rows_between(self) -> Rows:
         """Rows from each rank to each."""
@@ -79,6 +90,32 @@ class Calls:
         """All calls."""
         raise NotImplementedError
 
+    def size(self, name: str) -> int:
+        """Bytes that a call's rate counts."""
+        return self.counts()[0] * row_bytes(name.split(", ")[-1], self.args.hidden)
+
+    def lines(self, measured: Measured) -> list[Line]:
+        """Of a table."""
+        return [Line(name, rounds, self.size(name)) for name, rounds in measured.items()]
+
+    def compared(self, measured: Measured) -> list[Ratio]:
+        """What is held against what."""
+        return []
+
+    def told(self) -> list[str]:
+        """What must be known of the calls."""
+        rows, foreign = self.counts()
+        return [f"{rows} rows of a rank, {foreign} of them for other ranks"]
+
+
+def of_nccl(measured: Measured, forms: dict[str, str], bar: str = "") -> list[Ratio]:
+    """Times of calls beside NCCL's exchange of rows of a form, where there is one."""
+    return [
+        Ratio(f"{name}: time / NCCL's", measured[name], measured[NCCL + form], bar)
+        for name, form in forms.items()
+        if NCCL + form in measured
+    ]
+
 
 class FewTokens(Calls):
     """Calls of low latency mode."""
@@ -86,7 +123,7 @@ class FewTokens(Calls):
     def __init__(self, args: argparse.Namespace, rank: int, **ends: Any) -> None:
         from uccl.ep import Buffer
 
-        self.args, self.rank, self.shape = args, rank, shape_of(args)
+        super().__init__(args, rank)
         tokens, hidden, experts = args.num_tokens, args.hidden, args.num_experts
         size = Buffer.get_low_latency_rdma_size_hint(tokens, hidden, args.ranks, experts)
         self.buffer = Buffer(num_rdma_bytes=size, low_latency_mode=True, device="cuda", timeout=20, **ends)
@@ -121,6 +158,10 @@ class FewTokens(Calls):
             "copy on this GPU, bf16": lambda: self.copied.copy_(self.rows),
         }
 
+    def compared(self, measured: Measured) -> list[Ratio]:
+        bar = f"at most {0.75 if self.args.ranks > 4 else 0.65:.2f} in a graph"
+        return of_nccl(measured, {"dispatch, fp8": "fp8", "dispatch, bf16": "bf16", "combine": "bf16"}, bar)
+
 
 def reserve() -> None:
     """Has torch take memory now: the driver gives none while a kernel waits for another rank of this process."""
@@ -129,99 +170,109 @@ def reserve() -> None:
     del kept
 
 
-def measure(calls: Calls, meet: Callable[[], Any]) -> Times:
-    """Microseconds of each call, as they are made and in graphs."""
-    times: Times = {}
-    graphs: dict[str, torch.cuda.CUDAGraph] = {}
+def measure(calls: Calls, meet: Callable[[], Any], hows: Sequence[str] = HOWS) -> Measured:
+    """Microseconds of each call, in each of these ways."""
     reserve()
     meet()
+    all_calls = calls.all()
     for _ in range(3):
-        for call in calls.all().values():
+        for call in all_calls.values():
             call()
     torch.cuda.synchronize()
-    for turn in range(calls.args.ranks):
-        meet()
-        graphed = [name for name in calls.all() if turn == calls.rank and name not in calls.waiting]
-        for name in graphed:
-            call = calls.all()[name]
-            graphs[name] = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graphs[name], capture_error_mode="thread_local"):
-                for _ in range(calls.repeats):
-                    call()
+    graphs = captured(calls, all_calls, meet)
     # Capturing has given back what torch kept.
     meet()
     reserve()
-    for _ in range(calls.args.rounds):
-        for name, call in calls.all().items():
-            meet()
-            times.setdefault(name, []).append(elapsed(call))
-            if name in graphs:
-                meet()
-                times.setdefault(f"{name}: graph", []).append(elapsed(graphs[name].replay) / calls.repeats)
+    ways = [(name, how) for name in all_calls for how in hows if how != "graph" or name not in calls.waiting]
+    measured: Measured = {name: {} for name in all_calls}
+    for number in range(calls.args.rounds):
+        # In the same order who comes after whom would matter.
+        for name, how in random.Random(number).sample(ways, len(ways)):
+            call, each = (graphs[name].replay, calls.repeats) if how == "graph" else (all_calls[name], 1)
+            taken = times("called" if how == "graph" else how, calls.args.calls, call, meet)
+            measured[name].setdefault(how, []).append([value / each for value in taken])
     meet()
     calls.buffer.check()
-    return times
+    return measured
 
 
-def report(args: argparse.Namespace, counts: tuple[int, int], all_times: list[Times], how: str) -> None:
-    """A table: medians of the slowest rank of each round; ``counts`` are those of the first."""
+def captured(
+    calls: Calls, all_calls: dict[str, Callable[[], Any]], meet: Callable[[], Any]
+) -> dict[str, torch.cuda.CUDAGraph]:
+    """Graphs of the calls that one can repeat. Ranks capture theirs one after the other: they may share a process."""
+    graphs = {}
+    for turn in range(calls.args.ranks):
+        meet()
+        for name in [name for name in all_calls if turn == calls.rank and name not in calls.waiting]:
+            graphs[name] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graphs[name], capture_error_mode="thread_local"):
+                for _ in range(calls.repeats):
+                    all_calls[name]()
+    return graphs
+
+
+def slowest(ranks: list[Measured]) -> Measured:
+    """Of each time the slowest rank's."""
+
+    def rounds(name: str, how: str) -> list[list[float]]:
+        return [[max(taken) for taken in zip(*each)] for each in zip(*(rank[name][how] for rank in ranks))]
+
+    return {name: {how: rounds(name, how) for how in HOWS if how in ways} for name, ways in ranks[0].items()}
+
+
+def report(calls: Calls, ranks: list[Measured], how: str) -> None:
+    """A table, and what it comes to; what is told of rows is of the first rank."""
+    args, measured = calls.args, slowest(ranks)
     print(f"{torch.cuda.get_device_name()}, {how}; {args.num_tokens} tokens each, hidden {args.hidden}, ", end="")
-    print(f"top-{args.num_topk}, {args.num_experts} experts; medians of {args.rounds} rounds")
-    print(f"{counts[0]} rows of a rank, {counts[1]} of them for other ranks")
-    print(f"{'':26} {'us':>8} {'graph us':>9} {'MB':>8} {'foreign':>8} {'graph GB/s':>10}")
-    for name in [name for name in all_times[0] if not name.endswith(": graph")]:
-        took, in_graph = (
-            statistics.median(max(rank) for rank in zip(*(times.get(key, [math.nan]) for times in all_times)))
-            for key in (name, f"{name}: graph")
-        )
-        sizes = [count * row_bytes(name.split(", ")[-1], args.hidden) / 1e6 for count in counts]
-        rate = sizes[0] / in_graph * 1e3
-        print(f"{name:26} {took:8.1f} {in_graph:9.1f} {sizes[0]:8.2f} {sizes[1]:8.2f} {rate:10.1f}")
+    print(f"top-{args.num_topk}, {args.num_experts} experts")
+    print(f"{args.rounds} rounds of {args.calls} calls each way; queued: {QUEUED} behind each other; in a graph: {calls.repeats}")
+    compared = calls.compared(measured)
+    lines = [*calls.told(), "", *table(calls.lines(measured), HOWS)]
+    print("\n".join([*lines, "", *ratios(compared, HOWS)] if compared else lines), flush=True)
 
 
-def in_threads(args: argparse.Namespace, kind: type[Calls]) -> None:
+def in_threads(args: argparse.Namespace, kind: Callable[..., Calls]) -> None:
     """All ranks on this GPU."""
     barrier = threading.Barrier(args.ranks, timeout=50)
     board = [b""] * args.ranks
 
-    def run(rank: int) -> tuple[Times, tuple[int, int]]:
+    def run(rank: int) -> tuple[Calls, Measured]:
         try:
             with torch.cuda.stream(torch.cuda.Stream()):
                 calls = kind(args, rank, comm=Thread(board, barrier, rank))
-                return measure(calls, barrier.wait), calls.counts()
+                return calls, measure(calls, barrier.wait)
         except BaseException:
             barrier.abort()
             raise
 
     with ThreadPoolExecutor(args.ranks) as pool:
         done = [work.result() for work in [pool.submit(run, rank) for rank in range(args.ranks)]]
-    report(args, done[0][1], [times for times, _ in done], f"{args.ranks} ranks that share it, in one process")
+    report(done[0][0], [measured for _, measured in done], f"{args.ranks} ranks that share it, in one process")
 
 
-def in_process(rank: int, args: argparse.Namespace, kind: type[Calls], folder: str) -> None:
+def in_process(rank: int, args: argparse.Namespace, kind: Callable[..., Calls], folder: str) -> None:
     """A rank with a GPU of its own."""
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank, world_size=args.ranks)
+    meeting = Meeting(Path(folder), rank, args.ranks, PATIENCE_S)
     with torch.cuda.stream(torch.cuda.Stream()):
         calls = kind(args, rank, group=dist.group.WORLD)
         others, rows = calls.all, calls.rows_between()
-        exchanges = {
-            f"NCCL all_to_all, {form}": exchange(rows, rank, row_bytes(form, args.hidden)) for form in ("fp8", "bf16")
-        }
+        exchanges = {NCCL + form: exchange(rows, rank, row_bytes(form, args.hidden)) for form in ("fp8", "bf16")}
 
         def with_nccl() -> dict[str, Callable[[], Any]]:
             return {**others(), **exchanges}
 
         calls.all = with_nccl  # type: ignore[method-assign]
-        times = measure(calls, dist.barrier)
+        measured = measure(calls, meeting.barrier)
     everyone: list[Any] = [None] * args.ranks
-    dist.all_gather_object(everyone, times)
+    dist.all_gather_object(everyone, measured)
     if rank == 0:
-        report(args, calls.counts(), everyone, f"{args.ranks} ranks, each with one")
+        report(calls, everyone, f"{args.ranks} ranks, each with one")
     dist.destroy_process_group()
 
 
-def run(args: argparse.Namespace, kind: type[Calls]) -> None:
+def run(args: argparse.Namespace, kind: Callable[..., Calls]) -> None:
     """Measures one kind of calls, on as many GPUs as there are."""
     if torch.cuda.device_count() < args.ranks:
         in_threads(args, kind)
@@ -230,5 +281,16 @@ def run(args: argparse.Namespace, kind: type[Calls]) -> None:
         mp.spawn(in_process, (args, kind, folder), nprocs=args.ranks)
 
 
+def on_gpus(measured: str) -> argparse.ArgumentParser:
+    """The options of a bench that runs on GPUs."""
+    parser = arguments(measured)
+    parser.add_argument("--calls", type=int, default=3, help="that are timed in a turn, each way")
+    return parser
+
+
+def main() -> None:
+    run(on_gpus("low latency dispatch and combine on GPUs").parse_args(), FewTokens)
+
+
 if __name__ == "__main__":
-    run(arguments("low latency dispatch and combine on GPUs").parse_args(), FewTokens)
+    main()

@@ -3,9 +3,9 @@
 
     python3 bench/ep_gpu_normal.py --ranks 2 --num-tokens 4096 --hidden 7168 --num-topk 8 --num-experts 256 --num-sms 24
 
-Measured as bench/ep_gpu.py does. A dispatch is its layout too. A token's row counts once for each of its ranks, its own among them;
-the second figure of bytes is of rows for other ranks, which cross the link. Dispatches that return counts wait for them on the host; those with
-rows for the worst case do not, and a graph repeats them.
+Measured as bench/ep_gpu.py does. A dispatch is its layout too. A token's row counts once for each of its ranks, its own among them, though
+only rows for other ranks cross the link. Dispatches that return counts wait for them on the host; those with rows for the worst case do
+not, and a graph repeats them.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import Any, Callable
 
 import torch
 
-from ep import arguments
 from ep_engine import Arrived, Tokens
-from ep_gpu import Calls, run
-from ep_inputs import Routed, rows_between, shape_of
+from ep_gpu import Calls, Measured, of_nccl, on_gpus, run
+from ep_inputs import Routed, rows_between
 from ep_plain import Rows
+from ep_table import Ratio
 
 
 class ManyTokens(Calls):
     """Calls of normal mode."""
 
     repeats = 4
-    waiting = ("dispatch, fp8", "dispatch, bf16")
+    waiting: tuple[str, ...] = ("dispatch, fp8", "dispatch, bf16")
 
     def __init__(self, args: argparse.Namespace, rank: int, **ends: Any) -> None:
         from ep_ours import Ours
 
-        self.args, self.rank, self.shape = args, rank, shape_of(args)
+        super().__init__(args, rank)
         self.engine = Ours(self.shape, args.num_sms, **ends)
         self.buffer, self.routed = self.engine.buffer, Routed(self.shape, rank)
         self.rows = torch.randn(self.counts()[0], args.hidden, device="cuda").bfloat16()
@@ -58,9 +58,13 @@ class ManyTokens(Calls):
             "copy on this GPU, bf16": lambda: self.copied.copy_(self.rows),
         }
 
+    def compared(self, measured: Measured) -> list[Ratio]:
+        forms = {name: name.split(", ")[-1] for name in measured if name.startswith("dispatch")}
+        return of_nccl(measured, {**forms, "combine": "bf16"})
+
 
 def main() -> None:
-    parser = arguments("normal mode's dispatch and combine on GPUs")
+    parser = on_gpus("normal mode's dispatch and combine on GPUs")
     parser.set_defaults(num_tokens=4096, num_experts=256, rounds=12)
     parser.add_argument("--num-sms", type=int, default=24)
     run(parser.parse_args(), ManyTokens)

@@ -11,15 +11,18 @@ from ep_engine import Arrived, Engine, Layout, Tokens
 from ep_inputs import Routed, Shape
 
 
+def room(most: Shape) -> int:
+    """Bytes of a buffer for two calls of bf16, with what goes with rows."""
+    return 2 * most.ranks * most.tokens * (2 * most.hidden + 1024) + (1 << 20)
+
+
 class Ours(Engine):
     """``uccl.ep.Buffer``."""
 
     def __init__(self, most: Shape, sms: int, **ends: Any) -> None:
         """With room for calls of ``most`` tokens. ``ends`` say who the ranks are."""
         self.sms = sms
-        # Two calls of bf16, with what goes with rows.
-        size = 2 * most.ranks * most.tokens * (2 * most.hidden + 1024) + (1 << 20)
-        self.buffer = Buffer(num_nvl_bytes=size, device="cuda", timeout=20, **ends)
+        self.buffer = Buffer(num_nvl_bytes=room(most), device="cuda", timeout=20, **ends)
 
     def layout(self, routed: Routed) -> Layout:
         per_rank, _, per_expert, goes, _ = self.buffer.get_dispatch_layout(routed.ids, routed.shape.experts)

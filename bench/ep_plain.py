@@ -46,6 +46,35 @@ def exchange(rows: Rows, rank: int, length: int) -> Callable[[], Any]:
     return lambda: dist.all_to_all_single(target, source, comes, sends)
 
 
+class Symmetric:
+    """PyTorch's all_to_all in its symmetric memory, by NVSHMEM: rows of ``length`` bytes, whose numbers only the GPU knows. Making one is
+    collective."""
+
+    def __init__(self, rows: Rows, rank: int, length: int) -> None:
+        import torch.distributed._symmetric_memory as symmetric
+
+        self._group = dist.distributed_c10d._get_default_group().group_name
+        sends, comes = rows[rank], [counts[rank] for counts in rows]
+        # All ranks have as much.
+        most, here = max(map(sum, [*rows, *sent_back(rows), [1]])), torch.device("cuda", rank)
+        self._source, self._target = (symmetric.empty(most, length, dtype=torch.uint8, device=here) for _ in range(2))
+        self._sends = symmetric.empty(len(rows), dtype=torch.int64, device=here).copy_(torch.tensor(sends))
+        self._comes = symmetric.empty(2, len(rows), dtype=torch.int64, device=here)
+        for tensor in (self._source, self._target, self._sends, self._comes):
+            symmetric.rendezvous(tensor, group=self._group)
+        self._source.fill_(rank + 1)
+        torch.cuda.synchronize()
+        dist.barrier()
+        self()
+        arrived = self._target[: sum(comes)]
+        wanted = torch.repeat_interleave(torch.arange(1, len(rows) + 1), torch.tensor(comes)).to(here)
+        if not bool(arrived.eq(wanted[:, None]).all()):
+            raise RuntimeError("symmetric memory's all_to_all brings other rows")
+
+    def __call__(self) -> None:
+        torch.ops.symm_mem.all_to_all_vdev(self._source, self._target, self._sends, self._comes, self._group)
+
+
 class Copies:
     """A process's copies between its GPUs, all at once: each GPU's part goes to each other, by the driver."""
 

@@ -20,7 +20,7 @@ import torch
 from ep_engine import calls, check_calls
 from ep_inputs import Routed, Shape
 from ep_meeting import Meeting
-from ep_plain import ONE_WAY, OWN_TOO, Copies, exchange, moved, without_own
+from ep_plain import ONE_WAY, OWN_TOO, Copies, Symmetric, exchange, moved, without_own
 from ep_timing import times
 
 #: Seconds that ranks wait for each other.
@@ -109,6 +109,22 @@ class NcclRank(Rank):
         return made, ".".join(map(str, torch.cuda.nccl.version()))
 
 
+class SymmetricRank(NcclRank):
+    """A rank of PyTorch's all_to_all in symmetric memory."""
+
+    def __init__(self, hello: dict[str, Any]) -> None:
+        import torch.distributed._symmetric_memory as symmetric
+
+        # Ranks are on one host, and the others do without multicast too.
+        os.environ.update(NVSHMEM_REMOTE_TRANSPORT="none", NVSHMEM_DISABLE_NVLS="1")
+        symmetric.set_backend("NVSHMEM")
+        super().__init__(hello)
+
+    def made(self, shape: Shape, sms: int) -> tuple[dict[str, Callable[[], Any]], str]:
+        made = {name: Symmetric(without_own(rows), self.rank, length) for name, rows, length in moved(shape)}
+        return dict(made), "all_to_all_vdev, by NVSHMEM"
+
+
 class CopyingRank(Rank):
     """All copies between GPUs, in one process."""
 
@@ -124,7 +140,13 @@ class CopyingRank(Rank):
         return self._copies[what].times(how, count)
 
 
-KINDS: dict[str, type[Rank]] = {"ours": EngineRank, "upstream": EngineRank, "nccl": NcclRank, "copy": CopyingRank}
+KINDS: dict[str, type[Rank]] = {
+    "ours": EngineRank,
+    "upstream": EngineRank,
+    "nccl": NcclRank,
+    "symm_mem": SymmetricRank,
+    "copy": CopyingRank,
+}
 
 
 def answer(rank: Rank, asked: dict[str, Any]) -> object:

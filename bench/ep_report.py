@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import dataclass, field
 from typing import Any
 
 from ep_inputs import Shape, row_bytes
 from ep_plain import ONE_WAY, OWN_TOO, moved, without_own
-from ep_timing import HOW, QUEUED, percentile
+from ep_table import Line, Ratio, Rounds, all_of, ratios, table
+from ep_timing import HOW, QUEUED
 
-OURS, THEIRS, NCCL, COPY = "uccl-rs", "UCCL-EP", "NCCL", "copy"
-SHARES = (10, 50, 90, 99)
+OURS, THEIRS, NCCL, SYMM, COPY = "uccl-rs", "UCCL-EP", "NCCL", "symm_mem", "copy"
 #: What libraries are asked, and what of that others do.
 CALLS = ("dispatch fp8", "dispatch bf16", "dispatch bf16, handle", "combine bf16")
 MOVED = ("dispatch fp8", "dispatch bf16", "combine bf16")
@@ -20,6 +19,7 @@ WHAT = {
     OURS: CALLS,
     THEIRS: CALLS,
     NCCL: tuple(what + more for what in MOVED for more in ("", OWN_TOO)),
+    SYMM: MOVED,
     COPY: tuple(what + more for what in MOVED for more in ("", ONE_WAY)),
 }
 #: The bars: parts of UCCL-EP's time, and of the rate of copies between GPUs, by bytes that cross.
@@ -38,13 +38,13 @@ class Measured:
     #: What those that are compared tell of themselves.
     told: dict[str, str] = field(default_factory=dict)
     #: By row and how calls are made: microseconds of the slowest rank, of each round.
-    rounds: dict[Row, dict[str, list[list[float]]]] = field(default_factory=dict)
+    rounds: dict[Row, Rounds] = field(default_factory=dict)
 
     def add(self, row: Row, how: str, taken: list[float]) -> None:
         self.rounds.setdefault(row, {each: [] for each in HOW})[how].append(taken)
 
     def values(self, row: Row, how: str) -> list[float]:
-        return [value for taken in self.rounds.get(row, {}).get(how, []) for value in taken]
+        return all_of(self.rounds.get(row, {}), how)
 
     def crossing(self, what: str) -> int:
         """Bytes that cross a link: of the rank that sends most, with scales."""
@@ -60,7 +60,7 @@ class Measured:
 
 def report(measured: Measured) -> str:
     """All of one shape, and what it comes to."""
-    lines = [*_head(measured), "", *_table(measured), "", *_ratios(measured)]
+    lines = [*_head(measured), "", *table(_lines(measured), HOW), "", *ratios(_ratios(measured), HOW)]
     return "\n".join(lines) + "\n"
 
 
@@ -91,47 +91,23 @@ def _place(row: Row) -> tuple[int, int]:
     return list(WHAT).index(who), WHAT[who].index(what)
 
 
-def _table(measured: Measured) -> list[str]:
-    shares = "".join(f"{f'p{share}':>9}" for share in SHARES)
-    lines = [
-        f"{'microseconds of the slowest rank':36}" + "".join(f"{how:>45}" for how in HOW),
-        f"{'':36}" + len(HOW) * (shares + f"{'GB/s':>9}"),
+def _lines(measured: Measured) -> list[Line]:
+    return [
+        Line(": ".join(row), measured.rounds[row], measured.crossing(row[1]))
+        for row in sorted(measured.rounds, key=_place)
     ]
-    for row in sorted(measured.rounds, key=_place):
-        line = f"{': '.join(row):36}"
-        for how in HOW:
-            values = measured.values(row, how)
-            if values:
-                cells = [percentile(values, share) for share in SHARES]
-                line += "".join(f"{cell:9.1f}" for cell in cells)
-                line += f"{measured.crossing(row[1]) / cells[1] / 1e3:9.1f}"
-            else:
-                line += f"{'-':>45}"
-        lines.append(line)
-    return lines
 
 
-def _ratios(measured: Measured) -> list[str]:
-    lines = [f"{'ratios of medians, and those of rounds':48}" + "".join(f"{how:>24}" for how in HOW) + "   bar"]
+def _ratios(measured: Measured) -> list[Ratio]:
     whats = [what for who, what in sorted(measured.rounds, key=_place) if who == OURS]
     compared = [(f"{what}: time / UCCL-EP's", (OURS, what), (THEIRS, what), OF_THEIRS.get(what, "")) for what in whats]
     for what in whats:
         plain = what.removesuffix(", handle")
-        compared.append((f"{what}: time / NCCL's", (OURS, what), (NCCL, plain), ""))
+        for other in (NCCL, SYMM):
+            compared.append((f"{what}: time / {other}'s", (OURS, what), (other, plain), ""))
         # As many bytes, so rates are as times are.
         compared.append((f"{what}: rate / copies'", (COPY, plain), (OURS, what), OF_COPY))
     rows = measured.rounds
-    return lines + [_ratio(measured, *each) for each in compared if each[1] in rows and each[2] in rows]
-
-
-def _ratio(measured: Measured, name: str, over: Row, under: Row, bar: str) -> str:
-    line = f"{name:48}"
-    for how in HOW:
-        pairs = list(zip(*(measured.rounds.get(row, {}).get(how, []) for row in (over, under))))
-        if pairs:
-            ratio = statistics.median(measured.values(over, how)) / statistics.median(measured.values(under, how))
-            of_rounds = [statistics.median(first) / statistics.median(second) for first, second in pairs]
-            line += f"{f'{ratio:.2f} ({min(of_rounds):.2f} to {max(of_rounds):.2f})':>24}"
-        else:
-            line += f"{'-':>24}"
-    return f"{line}   {bar}".rstrip()
+    return [
+        Ratio(name, rows[over], rows[under], bar) for name, over, under, bar in compared if over in rows and under in rows
+    ]
