@@ -48,7 +48,10 @@ def first(
     if asked.do_cpu_sync:
         # Scales of one channel lie at a distance that follows from how many rows there are.
         may_guess = x[1] is None or not asked.is_col_major
-        make = lambda have: arriving(x, weights, topk_idx, have, asked)  # noqa: E731
+
+        def make(have: int) -> Arriving:
+            return arriving(x, weights, topk_idx, have, asked)
+
         to, rows, counts = call.receive_counted(make, alignment, may_guess, zeroes_gaps=asked.do_zero_padding)
         counts = align_all(counts, asked.alignment)
         have, expanded = rows.layout.tokens, sum(counts)
