@@ -7,6 +7,7 @@
 // combine `normal_return` and `normal_sum`. The blocks of a launch that waits for peers are few enough to run at the same time, those of
 // all ranks of a GPU together.
 
+#include "ep_combine_parts.cuh"
 #include "ep_normal_combine.cuh"
 #include "ep_packed.cuh"
 
@@ -16,31 +17,31 @@ extern "C" __global__ void __launch_bounds__(UCCL_EP_ROUTE_THREADS)
   route(p, s);
 }
 
-extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 1)
     uccl_ep_send(const __grid_constant__ UcclEpSend p) {
   UCCL_SHARED(Sending, s);
-  dispatch_send(p, s);
+  dispatch_send(p, false, s);
 }
 
-extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 1)
     uccl_ep_receive(const __grid_constant__ UcclEpReceive p) {
   UCCL_SHARED(Arriving, s);
   dispatch_receive(p, s);
 }
 
-extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 1)
     uccl_ep_return(const __grid_constant__ UcclEpReturn p) {
-  UCCL_SHARED(Returning, s);
+  UCCL_SHARED(ReturningParts, s);
   combine_send(p, s);
 }
 
-extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
+extern "C" __global__ void __launch_bounds__(UCCL_EP_PACKED_THREADS)
     uccl_ep_return_packed(const __grid_constant__ UcclEpReturn p) {
   UCCL_SHARED(Returning, s);
   combine_send_packed(p, s);
 }
 
-extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
+extern "C" __global__ void __launch_bounds__(UCCL_EP_PACKED_THREADS)
     uccl_ep_sum_packed(const __grid_constant__ UcclEpSum p) {
   UCCL_SHARED(Waiting, s);
   combine_receive_packed(p, s);
@@ -57,21 +58,21 @@ extern "C" __global__ void __launch_bounds__(UCCL_EP_MOST_RANKS)
   if (rank == 0) own->masked = masked;
 }
 
-extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 1)
     uccl_ep_sum(const __grid_constant__ UcclEpSum p) {
   UCCL_SHARED(Waiting, s);
   combine_receive(p, s);
 }
 
-extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 1)
     uccl_ep_dispatch(const __grid_constant__ UcclEpDispatch p) {
   UCCL_SHARED(Dispatching, s);
   dispatch(p, s);
 }
 
-extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 1)
     uccl_ep_combine(const __grid_constant__ UcclEpCombine p) {
-  UCCL_SHARED(Returning, s);
+  UCCL_SHARED(ReturningParts, s);
   combine(p, s);
 }
 

@@ -9,7 +9,9 @@ constexpr u32 UCCL_EP_MOST_RANKS = 64;
 constexpr u32 UCCL_EP_MOST_EXPERTS = 2048;
 // A choice is a lane of a warp.
 constexpr u32 UCCL_EP_MOST_TOP_K = 32;
-constexpr u32 UCCL_EP_FEW_CHOICES = 4096;  // that each block of `send` may look at
+// Of few tokens, which each block of `send` looks at.
+constexpr u32 UCCL_EP_FEW_TOKENS = 512;
+constexpr u32 UCCL_EP_FEW_CHOICES = 4096;
 // Positions of a token among those of an expert have 16 bits while they are counted.
 constexpr u32 UCCL_EP_MOST_TOKENS = 65535;
 // Calls that may be under way.
@@ -17,11 +19,13 @@ constexpr u32 UCCL_EP_SLOTS = 8;
 // Calls of the same length that lie behind each other in a pool.
 constexpr u32 UCCL_EP_ROUND = 4;
 constexpr u32 UCCL_EP_HEADER = 8;
-constexpr u32 UCCL_EP_THREADS = 1024;
-// Of normal mode: half as many have twice the registers, which hold more of what is under way.
+// Twice as many would have half the registers, which hold less of what is under way.
+constexpr u32 UCCL_EP_THREADS = 512;
 constexpr u32 UCCL_EP_NORMAL_THREADS = 512;
+// Of rows that are packed: they take more work than memory.
+constexpr u32 UCCL_EP_PACKED_THREADS = 1024;
 constexpr u32 UCCL_EP_ROUTE_THREADS = 256;  // each warp counts all experts
-// Parts of a call in normal mode that have marks of their own: see ep_parts.cuh.
+// Parts of a call, from each rank, that have marks of their own: see ep_parts.cuh.
 constexpr u32 UCCL_EP_PARTS = 2048;
 // Tokens that a block of `layout` counts: one for each thread.
 constexpr u32 UCCL_EP_CHUNK = UCCL_EP_ROUTE_THREADS;
@@ -43,6 +47,7 @@ struct UcclEpOwn {
   u64 pushed;                                       // commands for the proxy, in all
   u64 popped;                                       // how many of them the proxy had taken when that was looked at last
   u64 room;                                         // the last call that the first block has found room for, where it alone looks
+  u64 owed;                                         // the last call, if its end is told when the next begins; or 0
 };
 
 // Leaves ranks out, lets others take part again, and tells which are left out.
@@ -164,8 +169,8 @@ struct UcclEpSend {
   u64 global_scale_at;  // f32: NVFP4's global scale; or null
   float global_scale;   // it, where nothing else says
   u32 how;
-  u32 is_few;  // whether `send` finds the places of tokens itself
-  u32 zero;
+  u32 is_few;    // whether `send` finds the places of tokens itself
+  u32 in_parts;  // whether each record has a mark: see ep_parts.cuh
 };
 
 struct UcclEpReceive {
@@ -182,14 +187,14 @@ struct UcclEpReceive {
   u64 stats;         // the same, added to; or null
   u64 waits;         // u64 by rank: nanoseconds, added to; or null
   u64 src_info;      // i32 by row: the token
-  u64 origin;        // i32 by row: rank * 32 + choice
+  u64 records;       // what a combine has to know: see ep_records.cuh
   u64 layout_range;  // i64 by expert and rank: first << 32 | count
   u32 expert_rows;   // rows of each expert
   u32 slots;
   u32 top_k;
   u32 local_experts;
   u32 tile_rows;     // rows of tiles that an expert's scales have; 0 where they lie as above
-  u32 zero;
+  u32 in_parts;      // as that of UcclEpSend
 };
 
 struct UcclEpReturn {
@@ -197,15 +202,13 @@ struct UcclEpReturn {
   UcclEpCall call;
   u64 rows;
   u64 row_stride;
-  u64 src_info;
-  u64 origin;
-  u64 layout_range;
+  u64 records;
   u64 slot_stride;  // bytes from one row of a place to the next
   u32 row_len;      // bytes
-  u32 expert_rows;
+  u32 len;          // rows that there are
   u32 slots;
   u32 top_k;
-  u32 local_experts;
+  u32 pieces;       // of a row, each of which has a mark; or 0: none has
   u32 zero;
 };
 
@@ -219,6 +222,8 @@ struct UcclEpSum {
   u64 slot_stride;
   u32 row_len;
   u32 slots;
+  u32 pieces;
+  u32 zero;
 };
 
 // Both parts of a call in one launch.

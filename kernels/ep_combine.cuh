@@ -4,11 +4,15 @@
 #include "ep_dispatch.cuh"
 #include "ep_scan.cuh"
 
+// The most records whose rows a block counts, so that all warps have as many to send. Of more, each warp has many, more or less.
+constexpr u32 MOST_COUNTED = 1024;
+
 // What a block knows of the rows that go back.
 struct Returning {
   Waiting waiting;
-  u32 starts[UCCL_EP_MOST_EXPERTS + 1];  // by local expert, how many rows are before its first
-  u32 sums[UCCL_EP_THREADS];
+  u32 starts[STARTS];          // by rank, how many records are before its first
+  u32 rows[MOST_COUNTED + 1];  // by record, how many rows are before its first, if they are counted
+  u32 sums[UCCL_EP_PACKED_THREADS];
 };
 
 // The last of `count` ascending numbers that is not more than `at`; the first is 0.
@@ -35,19 +39,53 @@ __device__ __forceinline__ void send_header(const UcclEpGroup& g, const UcclEpCa
   }
 }
 
-// The `at`th row that goes back.
-__device__ __forceinline__ Going going(const UcclEpReturn& p, const Returning& s, u32 at) {
-  u32 expert = find(s.starts, p.local_experts, at);
-  u64 row = static_cast<u64>(expert) * p.expert_rows + (at - s.starts[expert]);
-  u32 origin = reinterpret_cast<const u32*>(p.origin)[row];
-  u32 token = reinterpret_cast<const u32*>(p.src_info)[row];
-  u32 rank = origin / UCCL_EP_MOST_TOP_K, k = origin % UCCL_EP_MOST_TOP_K;
+// Reads how many records there were, which the block knows behind its next barrier. A table that the caller has spoilt tells of no more than
+// there can be.
+__device__ __forceinline__ void load_starts(const UcclEpReturn& p, Returning& s) {
+  // Not the first warp, which may have the call's place to find.
+  u32 rank = threadIdx.x - LANES;
+  if (rank <= p.group.ranks) s.starts[rank] = min(reinterpret_cast<const u32*>(p.records)[rank], p.group.ranks * p.slots);
+}
+
+// How many records came from a rank.
+__device__ __forceinline__ u32 records_of_rank(const Returning& s, u32 rank) {
+  return max(s.starts[rank + 1], s.starts[rank]) - s.starts[rank];
+}
+
+// Where the `nth` row goes that was made of a record.
+__device__ __forceinline__ Going going_to(const UcclEpReturn& p, const UcclEpPlaced& call, u32 rank, u32 at, u32 nth) {
+  const u32* record = record_of(p.records, p.top_k, at);
+  u32 token = token_of_record(record[0]), row = row_of_record(record[1 + nth]), k = choice_of_record(record[1 + nth]);
   // Tensors that the caller has spoilt reach no other memory.
-  if (rank >= p.group.ranks || k >= p.top_k || token >= p.slots) return {0, 0, 0};
-  if (is_masked(s.waiting.call, rank)) return {0, 0, 0};
+  bool is_there = nth < rows_of_record(record[0]) && row < p.len && k < p.top_k && token < p.slots;
+  if (!is_there || is_masked(call, rank)) return {0, 0, 0};
   u64 slot = static_cast<u64>(k) * p.slots + token;
-  u64 to = p.group.windows[rank] + s.waiting.call.place + slot * p.slot_stride;
+  u64 to = p.group.windows[rank] + call.place + slot * p.slot_stride;
   return {p.rows + row * p.row_stride, to, rank};
+}
+
+// How many rows go back of so many records, or, where they are not counted, may. All threads of the block come here.
+__device__ __forceinline__ u32 count_rows(const UcclEpReturn& p, Returning& s, u32 records) {
+  if (records > MOST_COUNTED) return records * p.top_k;
+#pragma unroll 1
+  for (u32 at = threadIdx.x; at < records; at += blockDim.x) {
+    s.rows[at] = min(rows_of_record(record_of(p.records, p.top_k, at)[0]), p.top_k);
+  }
+  __syncthreads();
+  scan(s.rows, records, s.sums);
+  return s.rows[records];
+}
+
+// Where the `i`th of all rows goes. If they are not counted, the first rows of all records come first.
+__device__ __forceinline__ Going going(const UcclEpReturn& p, const Returning& s, u32 i) {
+  u32 records = s.starts[p.group.ranks], at = i % records, nth = i / records, rank = 0;
+  if (records <= MOST_COUNTED) {
+    at = find(s.rows, records, i);
+    nth = i - s.rows[at];
+  }
+#pragma unroll 1
+  while (s.starts[rank + 1] <= at) rank++;
+  return going_to(p, s.waiting.call, rank, at, nth);
 }
 
 // Sends all rows that go back, each by `send`, and then tells of them. Returns whether the block has sent what it had to.
@@ -55,27 +93,21 @@ template <typename Send>
 __device__ __forceinline__ bool send_rows(const UcclEpReturn& p, Returning& s, Send send) {
   if (!begin_send(p.group, p.call, s.waiting)) return false;
   if (is_spare_block()) send_header(p.group, p.call, s.waiting.call);
-  const u64* ranges = reinterpret_cast<const u64*>(p.layout_range);
-#pragma unroll 1
-  for (u32 expert = threadIdx.x; expert < p.local_experts; expert += blockDim.x) {
-    u64 last = ranges[expert * p.group.ranks + p.group.ranks - 1];
-    s.starts[expert] = min(static_cast<u32>(last >> 32) + static_cast<u32>(last), p.expert_rows);
-  }
+  load_starts(p, s);
   __syncthreads();
-  scan(s.starts, p.local_experts, s.sums);
-  u32 total = s.starts[p.local_experts];
+  u32 total = count_rows(p, s, s.starts[p.group.ranks]);
   Team team = team_for(total);
 #pragma unroll 1
-  for (u32 at = team.first; at < total; at += team.step) {
-    Going row = going(p, s, at);
+  for (u32 i = team.first; i < total; i += team.step) {
+    Going row = going(p, s, i);
     if (row.to != 0) send(team, row);
   }
-  auto of = [&](u32 at) { return going(p, s, at); };
+  auto of = [&](u32 i) { return going(p, s, i); };
   end_send(p.group, p.call, s.waiting, [&] { send_rows_far(p.group, s.waiting, of, total, p.slot_stride); });
   return true;
 }
 
-__device__ __forceinline__ bool combine_send(const UcclEpReturn& p, Returning& s) {
+__device__ __forceinline__ bool return_whole(const UcclEpReturn& p, Returning& s) {
   return send_rows(p, s, [&](const Team& team, const Going& row) {
     copy<ROUND>(team, row.to, row.from, p.row_len / 16);
   });
@@ -104,38 +136,42 @@ __device__ __forceinline__ Terms terms_of(const UcclEpSum& p, const UcclEpPlaced
   return {rows, weight};
 }
 
-// Sums the rows of a token's choices, in their order.
-__device__ __forceinline__ void sum_token(const UcclEpSum& p, const UcclEpPlaced& call, const Team& team, u32 token) {
-  u32 lane = lane_of_thread();
-  auto [rows, weight] = terms_of(p, call, token);
-  u32 count = p.row_len / 16;
+// Rows of a token that a lane loads at a time.
+constexpr u32 SUM_ROUND = 8;
+
+// Sums some vectors of the rows of a token's choices, in their order.
+__device__ __forceinline__ void sum_vectors(const Terms& terms, u64 out, const Slice& slice) {
 #pragma unroll 1
-  for (u32 first = team.warp * LANES; first < count; first += team.lanes()) {
-    u32 at = first + lane;
+  for (u32 at = slice.begin + lane_of_thread(); at - lane_of_thread() < slice.end; at += LANES) {
     Sums sums = {};
 #pragma unroll 1
-    for (u32 left = rows.has; left != 0;) {
-      Vector v[ROUND];
-      float weights[ROUND];
+    for (u32 left = terms.rows.has; left != 0;) {
+      Vector v[SUM_ROUND];
+      float weights[SUM_ROUND];
       u32 taken = 0;
 #pragma unroll
-      for (u32 i = 0; i < ROUND; i++) {
+      for (u32 i = 0; i < SUM_ROUND; i++) {
         if (left != 0) {
           int k = __ffs(static_cast<int>(left)) - 1;
           left &= left - 1;
           taken = i + 1;
-          u64 row = __shfl_sync(ALL, rows.mine, k);
-          weights[i] = __shfl_sync(ALL, weight, k);
-          if (at < count) v[i] = load_vector(row + 16ull * at);
+          u64 row = __shfl_sync(ALL, terms.rows.mine, k);
+          weights[i] = __shfl_sync(ALL, terms.weight, k);
+          if (at < slice.end) v[i] = load_vector(row + 16ull * at);
         }
       }
 #pragma unroll
-      for (u32 i = 0; i < ROUND; i++) {
-        if (i < taken && at < count) add_weighted(sums, v[i], weights[i]);
+      for (u32 i = 0; i < SUM_ROUND; i++) {
+        if (i < taken && at < slice.end) add_weighted(sums, v[i], weights[i]);
       }
     }
-    if (at < count) store_vector(p.out + token * static_cast<u64>(p.row_len) + 16ull * at, rounded(sums));
+    if (at < slice.end) store_vector(out + 16ull * at, rounded(sums));
   }
+}
+
+__device__ __forceinline__ void sum_token(const UcclEpSum& p, const UcclEpPlaced& call, const Team& team, u32 token) {
+  u64 out = p.out + token * static_cast<u64>(p.row_len);
+  sum_vectors(terms_of(p, call, token), out, slice_of(team, p.row_len / 16));
 }
 
 // Makes each token's sum, by `sum`, when all rows have come. The block has begun.
@@ -148,15 +184,6 @@ __device__ __forceinline__ void sum_tokens(const UcclEpSum& p, Waiting& w, Sum s
   if (is_last_block(p.group, STEP_RECEIVE, w)) tell_taken(p.group, p.call, w);
 }
 
-__device__ __forceinline__ void sum_arriving(const UcclEpSum& p, Waiting& w) {
+__device__ __forceinline__ void sum_whole(const UcclEpSum& p, Waiting& w) {
   sum_tokens(p, w, [&](const Team& team, u32 token) { sum_token(p, w.call, team, token); });
-}
-
-__device__ __forceinline__ void combine_receive(const UcclEpSum& p, Waiting& w) {
-  if (begin_block(p.group, p.call, STEP_RECEIVE, w)) sum_arriving(p, w);
-}
-
-// Sends rows back and sums in one launch, as `dispatch` does.
-__device__ __forceinline__ void combine(const UcclEpCombine& p, Returning& s) {
-  if (combine_send(p.give_back, s)) sum_arriving(p.sum, s.waiting);
 }

@@ -3,6 +3,8 @@
 
 #include "ep_few.cuh"
 #include "ep_numerics.cuh"
+#include "ep_parts.cuh"
+#include "ep_records.cuh"
 
 // Lanes that share a group of 128 channels, with 16 each.
 constexpr u32 GROUP_LANES = 8;
@@ -189,6 +191,7 @@ __device__ __forceinline__ void send_areas(const UcclEpSend& p, Waiting& w) {
 
 struct Sending {
   Waiting waiting;
+  Taken taken;
   Few few;
 };
 
@@ -212,31 +215,54 @@ __device__ __forceinline__ void send_routed(const UcclEpSend& p, const UcclEpPla
   }
 }
 
+// Sets the marks of a token's records, which are there. One warp does it.
+__device__ __forceinline__ void mark_records(const UcclEpSend& p, const UcclEpPlaced& call, const Few& few,
+                                             const Targets (&to)[2]) {
+  const UcclEpGroup& g = p.group;
+  __threadfence_system();
+#pragma unroll
+  for (u32 half = 0; half < 2; half++) {
+    if (to[half].mine == 0) continue;
+    u32 rank = half * LANES + lane_of_thread();
+    u64 mark = marks_of(g, rank, g.rank, call.number) + sizeof(u64) * few.slots[rank];
+    store_relaxed(mark, mark_of_part(call.number, 0, 1));
+  }
+}
+
 // Sends few tokens: a block has one at a time. Returns whether their choices can be.
 __device__ __forceinline__ bool send_few(const UcclEpSend& p, Sending& s) {
   const UcclEpPlaced& call = s.waiting.call;
   if (is_spare_block()) {
     count_all(p.routes, p.group.ranks, s.few);
     send_counts(p, call, s.few.per_expert, s.few.per_rank);
+    if (p.in_parts != 0) tell_arrived(p.group, p.call, s.waiting);
   }
   Team team = whole_block();
 #pragma unroll 1
   for (u32 token = blockIdx.x; token < p.routes.tokens; token += gridDim.x) {
     if (!place_token(p, token, s.few, s.waiting)) return false;
-    u64 mask = ranks_of(p.routes, s.few, token);
+    u64 mask = s.few.masks[token];
     Targets to[2];
     records_at(p, call, to, [&](u32 rank) { return mask >> rank & 1 ? static_cast<int>(s.few.slots[rank]) : -1; });
     send_token(p, team, token, to);
-    if (team.warp != 0) continue;
-    u32 k = lane_of_thread(), choice = k < p.routes.top_k ? s.few.choices[token * p.routes.top_k + k] : NONE;
-    bool is_expert = choice < WRONG;
-    send_choices(p, token, is_expert ? choice : NO_EXPERT, is_expert ? s.few.places[k] : NO_EXPERT, to);
+    if (team.warp == 0) {
+      u32 k = lane_of_thread(), choice = k < p.routes.top_k ? s.few.choices[token * p.routes.top_k + k] : NONE;
+      bool is_expert = choice < WRONG;
+      send_choices(p, token, is_expert ? choice : NO_EXPERT, is_expert ? s.few.places[k] : NO_EXPERT, to);
+    }
+    if (p.in_parts == 0) continue;
+    __syncthreads();
+    if (team.warp == 0) mark_records(p, call, s.few, to);
   }
   return true;
 }
 
-// Returns whether the block has sent what it had to.
-__device__ __forceinline__ bool dispatch_send(const UcclEpSend& p, Sending& s) {
+// Returns whether the block has sent what it had to. `owed`: whether the end of a call in parts is told when the next begins.
+__device__ __forceinline__ bool dispatch_send(const UcclEpSend& p, bool owed, Sending& s) {
+  if (p.in_parts != 0) {
+    load_choices(p.routes, p.group.ranks, s.few);
+    return begin_at_once(p.group, p.call, owed, s.waiting, s.taken) && send_few(p, s);
+  }
   if (!begin_block(p.group, p.call, STEP_SEND, s.waiting)) return false;
   if (p.is_few != 0) load_choices(p.routes, p.group.ranks, s.few);
   if (!wait_for_room(p.group, p.call, s.waiting)) return false;
@@ -252,17 +278,16 @@ __device__ __forceinline__ bool dispatch_send(const UcclEpSend& p, Sending& s) {
 // What a block knows of what arrives.
 struct Arriving {
   Waiting waiting;
-  u32 starts[UCCL_EP_MOST_RANKS + 1];  // by rank, how many records are before its first
+  u32 starts[STARTS];                  // by rank, how many records are before its first
   u32 begins[UCCL_EP_MOST_EXPERTS];    // by rank and local expert, the row of its first token
 };
 
-// Reads how many records each rank has sent, of `slots` at most, and how many are before its first.
+// Finds how many records each rank has sent, of `slots` at most, and how many are before its first. The block has its header.
 __device__ __forceinline__ bool count_records(const UcclEpGroup& g, const UcclEpCall& c, u32 slots, Waiting& w,
                                               u32* starts) {
   if (threadIdx.x < g.ranks) {
-    const u64* header = reinterpret_cast<const u64*>(header_of(g, g.rank, threadIdx.x, w.call.number));
     bool is_there = !is_masked(w.call, threadIdx.x);
-    u64 count = is_there ? header[c.agreed] : 0, tokens = is_there ? header[c.agreed + 1] : 0;
+    u64 count = is_there ? w.told[0][threadIdx.x] : 0, tokens = is_there ? w.told[1][threadIdx.x] : 0;
     u64 most = min(tokens, static_cast<u64>(slots));
     if (count > most) {
       w.expected[threadIdx.x] = most;
@@ -281,16 +306,32 @@ __device__ __forceinline__ bool count_records(const UcclEpGroup& g, const UcclEp
   return true;
 }
 
-// Reads the counts, and says where each rank's rows begin. The first block tells the caller.
+// Reads ranks' counts by expert. Where records have marks, each thread waits for what it reads. The first warp does not read them: it has
+// headers to wait for.
+__device__ __forceinline__ void load_counts(const UcclEpReceive& p, Arriving& s) {
+  const UcclEpGroup& g = p.group;
+  Waiting& w = s.waiting;
+  u32 local = p.local_experts;
+#pragma unroll 1
+  for (u32 i = threadIdx.x - LANES; i < g.ranks * local; i += blockDim.x - LANES) {
+    u32 rank = i / local;
+    bool is_there = !is_masked(w.call, rank);
+    if (is_there && p.in_parts != 0) {
+      u64 number = w.call.number;
+      is_there = wait_for_mark(g, w, {arrived_word(g, g.rank, rank, number), mark_of(number), rank, UCCL_EP_DATA}) == CAME;
+    }
+    u64 area = g.windows[g.rank] + w.call.place + rank * p.area.len;
+    s.begins[i] = is_there ? reinterpret_cast<const u32*>(area)[i % local] : 0;
+  }
+}
+
+// Waits for the counts, and says where each rank's rows begin. The first block tells the caller.
 __device__ __forceinline__ bool count_arriving(const UcclEpReceive& p, Arriving& s) {
   const UcclEpGroup& g = p.group;
   u32 local = p.local_experts;
-  u64 place = g.windows[g.rank] + s.waiting.call.place;
-#pragma unroll 1
-  for (u32 i = threadIdx.x; i < g.ranks * local; i += blockDim.x) {
-    const u32* counts = reinterpret_cast<const u32*>(place + (i / local) * p.area.len);
-    s.begins[i] = is_masked(s.waiting.call, i / local) ? 0 : counts[i % local];
-  }
+  if (p.in_parts != 0) load_counts(p, s);
+  if (!wait_for_data(g, p.call, p.waits, s.waiting)) return false;
+  if (p.in_parts == 0) load_counts(p, s);
   if (!count_records(g, p.call, p.slots, s.waiting, s.starts)) return false;
 #pragma unroll 1
   for (u32 expert = threadIdx.x; expert < local; expert += blockDim.x) {
@@ -310,6 +351,7 @@ __device__ __forceinline__ bool count_arriving(const UcclEpReceive& p, Arriving&
       if (p.stats != 0) reinterpret_cast<u32*>(p.stats)[expert] += begin;
     }
   }
+  if (blockIdx.x == 0 && threadIdx.x <= g.ranks) tell_starts(p.records, threadIdx.x, s.starts[threadIdx.x]);
   __syncthreads();
   return true;
 }
@@ -342,12 +384,22 @@ __device__ __forceinline__ ScalesPlace place_of_scales(const UcclEpReceive& p, u
   return {p.scales + 4 * (tile * TILE + nth % 32 * 4 + nth % TILE / 32), TILE};
 }
 
-// Copies a record to the rows of its experts.
+// A word of a record's scales, if it has so many.
+__device__ __forceinline__ u32 scale_of_record(const UcclEpReceive& p, u64 record, u32 word) {
+  return word < p.area.scales ? *reinterpret_cast<const u32*>(record + p.area.scales_at + 4ull * word) : 0;
+}
+
+// Copies a record to the rows of its experts. All that can be read before these are known is.
 __device__ __forceinline__ void receive_record(const UcclEpReceive& p, const Arriving& s, const Team& team, u32 at) {
   const UcclEpGroup& g = p.group;
   u32 from = sender_of(s.starts, g.ranks, at), lane = lane_of_thread();
   u64 area = g.windows[g.rank] + s.waiting.call.place + from * p.area.len;
   u64 record = area + p.area.first + static_cast<u64>(at - s.starts[from]) * p.area.stride;
+  Slice slice = slice_of(team, p.area.payload / 16);
+  Vector v[ROUND];
+  load_vectors(v, record, slice.begin, slice.end);
+  u32 scale = scale_of_record(p, record, team.lane());
+  u32 token = *reinterpret_cast<const u32*>(record + p.area.token_at);
   // A lane has a choice: the row, if the expert is here.
   u32 expert = NO_EXPERT, row = 0;
   if (lane < p.top_k) {
@@ -363,38 +415,50 @@ __device__ __forceinline__ void receive_record(const UcclEpReceive& p, const Arr
       }
     }
   }
-  Targets rows[1] = {{p.rows + row * p.row_stride, __ballot_sync(ALL, expert != NO_EXPERT)}};
-  copy_to_all<ROUND>(team, rows, record, p.area.payload / 16);
-  ScalesPlace scales_of_row = place_of_scales(p, expert, row);
-  Targets scales = {scales_of_row.first, rows[0].has};
+  Targets rows = {p.rows + row * p.row_stride, __ballot_sync(ALL, expert != NO_EXPERT)};
 #pragma unroll 1
-  for (u32 first = team.warp * LANES; first < p.area.scales; first += team.lanes()) {
-    u32 word = first + lane;
-    bool is_inside = word < p.area.scales;
-    u32 scale = is_inside ? *reinterpret_cast<const u32*>(record + p.area.scales_at + 4ull * word) : 0;
+  for (u32 first = slice.begin; first < slice.end;) {
+    for_each(rows, [&](u64 to) { store_vectors(to, v, first, slice.end); });
+    first += ROUND * LANES;
+    load_vectors(v, record, first, slice.end);
+  }
+  ScalesPlace scales_of_row = place_of_scales(p, expert, row);
+  Targets scales = {scales_of_row.first, rows.has};
+#pragma unroll 1
+  for (u32 word = team.lane(); word - lane < p.area.scales;) {
     for_each(scales, [&](u64 out) {
-      if (is_inside) *reinterpret_cast<u32*>(out + 4 * (word * scales_of_row.stride)) = scale;
+      if (word < p.area.scales) *reinterpret_cast<u32*>(out + 4 * (word * scales_of_row.stride)) = scale;
     });
+    word += team.lanes();
+    scale = scale_of_record(p, record, word);
   }
-  if (team.warp == 0 && expert != NO_EXPERT) {
-    u32 token = *reinterpret_cast<const u32*>(record + p.area.token_at);
-    reinterpret_cast<u32*>(p.src_info)[row] = token;
-    reinterpret_cast<u32*>(p.origin)[row] = from * UCCL_EP_MOST_TOP_K + lane;
-  }
+  if (team.warp != 0) return;
+  if (expert != NO_EXPERT) reinterpret_cast<u32*>(p.src_info)[row] = token;
+  tell_record(p.records, p.top_k, at, token, expert != NO_EXPERT ? row : NO_ROW);
 }
 
-// Takes out what arrives, in a block that has begun.
-__device__ __forceinline__ void take_arriving(const UcclEpReceive& p, Arriving& s) {
-  if (!wait_for_data(p.group, p.call, p.waits, s.waiting) || !count_arriving(p, s)) return;
+// Waits until a record is there, where each has a mark. All lanes of a warp come here.
+__device__ __forceinline__ bool wait_for_record(const UcclEpReceive& p, Arriving& s, u32 at) {
+  const UcclEpGroup& g = p.group;
+  if (p.in_parts == 0) return true;
+  u32 from = sender_of(s.starts, g.ranks, at);
+  u64 mark = marks_of(g, g.rank, from, s.waiting.call.number) + sizeof(u64) * (at - s.starts[from]), seen;
+  return wait_for_parts(g, s.waiting, lane_of_thread() == 0, from, mark, seen);
+}
+
+// Takes out what arrives, in a block that has begun. `owed`: whether the call's end is told when the next begins.
+__device__ __forceinline__ void take_arriving(const UcclEpReceive& p, bool owed, Arriving& s) {
+  if (!count_arriving(p, s)) return;
   u32 total = s.starts[p.group.ranks];
   Team team = team_for(total);
 #pragma unroll 1
-  for (u32 at = team.first; at < total; at += team.step) receive_record(p, s, team, at);
-  if (is_last_block(p.group, STEP_RECEIVE, s.waiting)) tell_taken(p.group, p.call, s.waiting);
+  for (u32 at = team.first; at < total && wait_for_record(p, s, at); at += team.step) receive_record(p, s, team, at);
+  if (p.in_parts != 0 && !is_sound(p.group, p.call, s.waiting)) return;
+  if (!owed && is_last_block(p.group, STEP_RECEIVE, s.waiting)) tell_taken(p.group, p.call, s.waiting);
 }
 
 __device__ __forceinline__ void dispatch_receive(const UcclEpReceive& p, Arriving& s) {
-  if (begin_block(p.group, p.call, STEP_RECEIVE, s.waiting)) take_arriving(p, s);
+  if (begin_block(p.group, p.call, STEP_RECEIVE, s.waiting)) take_arriving(p, false, s);
 }
 
 struct Dispatching {
@@ -402,10 +466,10 @@ struct Dispatching {
   Arriving arriving;
 };
 
-// Sends and receives in one launch. Its blocks wait for each other: when this rank has told itself that its data is there, all
-// of them have sent.
+// Sends and receives in one launch. Its blocks wait for each other: unless records have marks, all of them have sent when this rank has
+// told itself that its data is there.
 __device__ __forceinline__ void dispatch(const UcclEpDispatch& p, Dispatching& s) {
-  if (!dispatch_send(p.send, s.sending)) return;
+  if (!dispatch_send(p.send, true, s.sending)) return;
   go_on(s.sending.waiting, s.arriving.waiting);
-  take_arriving(p.receive, s.arriving);
+  take_arriving(p.receive, p.receive.in_parts != 0, s.arriving);
 }

@@ -10,6 +10,7 @@ constexpr u32 WRONG = 0xfffe;
 
 struct Few {
   u16 choices[UCCL_EP_FEW_CHOICES];
+  u64 masks[UCCL_EP_FEW_TOKENS];  // by token: its ranks
   // Of the block's token: by choice, how many tokens before it chose the same expert; by rank, how many go there.
   u32 places[UCCL_EP_MOST_TOP_K];
   u32 slots[UCCL_EP_MOST_RANKS];
@@ -18,41 +19,68 @@ struct Few {
   u32 per_rank[UCCL_EP_MOST_RANKS];
 };
 
+// Reads the choices of all tokens. The first warp does not: it has the call's place to find.
 __device__ __forceinline__ void load_choices(const UcclEpRoutes& r, u32 ranks, Few& few) {
+  u32 choices = r.tokens * r.top_k, nth = threadIdx.x - LANES, readers = blockDim.x - LANES;
 #pragma unroll 1
-  for (u32 at = threadIdx.x; at < r.tokens * r.top_k; at += blockDim.x) {
-    u32 expert = choice_of(r, ranks, at);
-    few.choices[at] = static_cast<u16>(expert != NO_EXPERT ? expert : is_none(r, at) ? NONE : WRONG);
+  for (u32 token = threadIdx.x; token < r.tokens; token += blockDim.x) few.masks[token] = 0;
+  __syncthreads();
+  if (warp_of_thread() == 0) return;
+#pragma unroll 1
+  for (u32 first = nth; first < choices; first += ROUND * readers) {
+    u32 experts[ROUND];
+#pragma unroll
+    for (u32 i = 0; i < ROUND; i++) {
+      u32 at = first + i * readers;
+      experts[i] = at < choices ? choice_of(r, ranks, at) : NO_EXPERT;
+    }
+#pragma unroll
+    for (u32 i = 0; i < ROUND; i++) {
+      u32 at = first + i * readers, expert = experts[i];
+      if (at >= choices) continue;
+      few.choices[at] = static_cast<u16>(expert != NO_EXPERT ? expert : is_none(r, at) ? NONE : WRONG);
+      if (expert != NO_EXPERT) atomicOr(&few.masks[at / r.top_k], 1ull << expert / r.local_experts);
+    }
   }
 }
 
-// The ranks of a token.
-__device__ __forceinline__ u64 ranks_of(const UcclEpRoutes& r, const Few& few, u32 token) {
-  u64 mask = 0;
-#pragma unroll 1
-  for (u32 k = 0; k < r.top_k; k++) {
-    u32 choice = few.choices[token * r.top_k + k];
-    if (choice < WRONG) mask |= 1ull << choice / r.local_experts;
-  }
-  return mask;
+// The sum of what the lanes of a warp have.
+__device__ __forceinline__ u32 sum_of_warp(u32 count) {
+#pragma unroll
+  for (u32 other = 1; other < LANES; other *= 2) count += __shfl_xor_sync(ALL, count, static_cast<int>(other));
+  return count;
+}
+
+// How many of the choices before one of a token's are the same.
+__device__ __forceinline__ u32 count_same(const UcclEpRoutes& r, u32 token, u32 k, const Few& few) {
+  u32 end = token * r.top_k, mine = few.choices[end + k], same = 0;
+  if (mine >= WRONG) return 0;
+#pragma unroll 4
+  for (u32 at = lane_of_thread(); at < end; at += LANES) same += few.choices[at] == mine ? 1 : 0;
+  return sum_of_warp(same);
+}
+
+// How many of the first tokens go to a rank.
+__device__ __forceinline__ u32 count_going(u32 tokens, u32 rank, const Few& few) {
+  u32 going = 0;
+#pragma unroll 4
+  for (u32 token = lane_of_thread(); token < tokens; token += LANES) going += static_cast<u32>(few.masks[token] >> rank) & 1;
+  return sum_of_warp(going);
 }
 
 // Counts all tokens by expert and by rank.
 __device__ __forceinline__ void count_all(const UcclEpRoutes& r, u32 ranks, Few& few) {
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < ranks * r.local_experts; i += blockDim.x) few.per_expert[i] = 0;
-  if (threadIdx.x < ranks) few.per_rank[threadIdx.x] = 0;
   __syncthreads();
 #pragma unroll 1
   for (u32 at = threadIdx.x; at < r.tokens * r.top_k; at += blockDim.x) {
     if (few.choices[at] < WRONG) atomicAdd(&few.per_expert[few.choices[at]], 1u);
   }
 #pragma unroll 1
-  for (u32 token = threadIdx.x; token < r.tokens; token += blockDim.x) {
-#pragma unroll 1
-    for (u64 left = ranks_of(r, few, token); left != 0; left &= left - 1) {
-      atomicAdd(&few.per_rank[__ffsll(static_cast<long long>(left)) - 1], 1u);
-    }
+  for (u32 rank = warp_of_thread(); rank < ranks; rank += warps_of_block()) {
+    u32 going = count_going(r.tokens, rank, few);
+    if (lane_of_thread() == 0) few.per_rank[rank] = going;
   }
   __syncthreads();
 }
@@ -69,47 +97,22 @@ __device__ __forceinline__ void check_choices(const UcclEpSend& p, const Few& fe
   note_fault(w, UCCL_EP_WRONG_CHOICE, 0, p.group.rank);
 }
 
-// Counts the choices before a token's that are the same as its own: a lane has one of its own.
-__device__ __forceinline__ void count_same(const UcclEpRoutes& r, u32 token, Few& few) {
-  u32 lane = lane_of_thread(), end = token * r.top_k, same = 0;
-  u32 mine = lane < r.top_k ? few.choices[end + lane] : NONE;
-#pragma unroll 1
-  for (u32 first = warp_of_thread() * LANES; first < end; first += warps_of_block() * LANES) {
-    u32 choice = first + lane < end ? few.choices[first + lane] : NONE;
-#pragma unroll 1
-    for (u32 k = 0; k < r.top_k; k++) {
-      u32 chosen = __ballot_sync(ALL, choice == __shfl_sync(ALL, mine, static_cast<int>(k)));
-      if (lane == k) same += __popc(chosen);
-    }
-  }
-  if (lane < r.top_k && same != 0) atomicAdd(&few.places[lane], same);
-}
-
-// Counts the tokens before a token that go to the same ranks.
-__device__ __forceinline__ void count_going(const UcclEpRoutes& r, u32 token, Few& few) {
-  u64 mask = ranks_of(r, few, token);
-#pragma unroll 1
-  for (u32 first = warp_of_thread() * LANES; first < token; first += warps_of_block() * LANES) {
-    u32 other = first + lane_of_thread();
-    u64 theirs = other < token ? ranks_of(r, few, other) : 0;
-#pragma unroll 1
-    for (u64 left = mask; left != 0; left &= left - 1) {
-      u32 rank = static_cast<u32>(__ffsll(static_cast<long long>(left)) - 1);
-      u32 going = __ballot_sync(ALL, (theirs >> rank & 1) != 0);
-      if (lane_of_thread() == 0 && going != 0) atomicAdd(&few.slots[rank], __popc(going));
-    }
-  }
-}
-
-// Finds where a token goes. All threads of the block come here. Returns whether its choices can be.
+// Finds where a token goes: a warp counts for a choice or for a rank. All threads of the block come here. Returns whether its choices
+// can be.
 __device__ __forceinline__ bool place_token(const UcclEpSend& p, u32 token, Few& few, Waiting& w) {
-  // The token before it has been sent.
+  const UcclEpRoutes& r = p.routes;
+  // The choices are there, and the token before it has been sent.
   __syncthreads();
-  if (threadIdx.x < UCCL_EP_MOST_TOP_K) few.places[threadIdx.x] = 0;
-  if (threadIdx.x < UCCL_EP_MOST_RANKS) few.slots[threadIdx.x] = 0;
-  if (warp_of_thread() == 0) check_choices(p, few, token, w);
-  __syncthreads();
-  count_same(p.routes, token, few);
-  count_going(p.routes, token, few);
+  u32 checks = r.top_k + p.group.ranks;
+#pragma unroll 1
+  for (u32 i = warp_of_thread(); i <= checks; i += warps_of_block()) {
+    if (i == checks) {
+      check_choices(p, few, token, w);
+      continue;
+    }
+    u32 rank = i - r.top_k;
+    u32 count = i < r.top_k ? count_same(r, token, i, few) : count_going(token, rank, few);
+    if (lane_of_thread() == 0) (i < r.top_k ? few.places[i] : few.slots[rank]) = count;
+  }
   return is_sound(p.group, p.call, w);
 }

@@ -6,8 +6,7 @@
 #include "ep_parts.cuh"
 #include "ep_scan.cuh"
 
-// A record's last word is its token and which of the token's ranks the receiver is: the row that comes back has this place.
-constexpr u32 TOKEN_BITS = 16;
+// A record's last word is its token, of TOKEN_BITS, and which of the token's ranks the receiver is: the row that comes back has this place.
 // Parts of an origin.
 constexpr u32 ORIGIN_RANK = UCCL_EP_MOST_RANKS;
 
@@ -295,8 +294,6 @@ __device__ __forceinline__ Chosen choice_here(const UcclEpNormalReceive& p, u32 
   bool is_here = choice != NO_EXPERT && local < p.local_experts;
   return {is_here ? local : NO_EXPERT, choice >> EXPERT_BITS};
 }
-
-constexpr u32 NO_ROW = 0xffffffff;
 
 // The row of a lane's choice, where rows are by expert; or NO_ROW.
 __device__ __forceinline__ u32 row_of_choice(const UcclEpNormalReceive& p, const Rows& s, u32 from, u32 choice) {

@@ -1,5 +1,6 @@
-// Normal mode, where ranks reach each other's windows: a call's rows are sent in parts, and a part has a mark of its own, so
-// that whoever takes them out waits for no more than what it takes. `arrived` then says that the counts are there.
+// Where ranks reach each other's windows, a call's rows are sent in parts, and a part has a mark of its own, so that whoever takes them out
+// waits for no more than what it takes. `arrived` then says that the counts are there. Of few tokens a record is a part, or a piece of a
+// row that goes back; what else is said here of parts is of normal mode.
 #pragma once
 
 #include "ep_wait.cuh"

@@ -45,6 +45,9 @@ __device__ __forceinline__ UcclEpStatus* status_of(const UcclEpGroup& g) {
 
 __device__ __forceinline__ u64 lost_word(const UcclEpGroup& g) { return g.status + offsetof(UcclEpStatus, lost); }
 
+// Words of a header that are told, and not agreed on, at most.
+constexpr u32 TOLD = 2;
+
 // What a block's threads know of their call, and tell each other about a wait or a fault.
 struct Waiting {
   UcclEpPlaced call;
@@ -55,6 +58,7 @@ struct Waiting {
   u64 waited_ns;
   u64 expected[UCCL_EP_MOST_RANKS];
   u64 seen[UCCL_EP_MOST_RANKS];
+  u64 told[TOLD][UCCL_EP_MOST_RANKS];  // the first words of ranks' headers that are not agreed on
   u32 is_last_block;
 };
 
@@ -97,37 +101,65 @@ __device__ __forceinline__ void place_call(const UcclEpGroup& g, const UcclEpCal
   if (slot == 0) call = {number, g.pool_at + offset, after, masked};
 }
 
-// The call has its number and place from here on: by the last block of the launch that sends.
+// The call has its number and place from here on. One thread does it, when no block looks for the call's place any more. `owed`: the
+// call, if its end is told when the next begins; or 0.
+__device__ __forceinline__ void note_place(const UcclEpGroup& g, const UcclEpCall& c, const UcclEpPlaced& call, u64 owed) {
+  UcclEpOwn* own = own_of(g);
+  u32 slot = slot_of(call.number);
+  u64 begin = call.place - g.pool_at;
+  own->calls = call.number;
+  own->begins[slot] = begin;
+  own->ends[slot] = own->next = begin + c.len;
+  own->owed = owed;
+  *reinterpret_cast<UcclEpPlaced*>(c.placed) = call;
+}
+
+// The same by the last block of the launch that sends.
 __device__ __forceinline__ void take_place(const UcclEpGroup& g, const UcclEpCall& c, UcclEpPlaced& call) {
   if (threadIdx.x == 0) {
-    UcclEpOwn* own = own_of(g);
-    u32 slot = slot_of(call.number);
-    u64 begin = call.place - g.pool_at;
-    own->calls = call.number;
-    own->begins[slot] = begin;
-    own->ends[slot] = own->next = begin + c.len;
     // Other blocks may have left out ranks that they found late.
-    if (g.masks_late != 0) call.masked = own->masked;
-    *reinterpret_cast<UcclEpPlaced*>(c.placed) = call;
+    if (g.masks_late != 0) call.masked = own_of(g)->masked;
+    note_place(g, c, call, 0);
   }
   __syncthreads();
+}
+
+// Tells every rank of the end of the call before, if that is owed: all that its launch did is over. One warp does it.
+__device__ __forceinline__ void tell_owed(const UcclEpGroup& g, const UcclEpPlaced& call) {
+  u64 owed = own_of(g)->owed;
+  if (owed == 0) return;
+#pragma unroll 1
+  for (u32 peer = lane_of_thread(); peer < g.ranks; peer += LANES) {
+    if (!is_masked(call, peer)) store_relaxed(taken_word(g, peer, g.rank, owed), mark_of(owed));
+  }
 }
 
 // The launches of a call: one sends and gives it its place, one receives.
 constexpr u32 STEP_SEND = 0;
 constexpr u32 STEP_RECEIVE = 1;
 
-// The block begins: nothing has gone wrong, unless an earlier call has failed.
-__device__ __forceinline__ bool begin_block(const UcclEpGroup& g, const UcclEpCall& c, u32 step, Waiting& w) {
-  if (step == STEP_SEND && warp_of_thread() == 0) place_call(g, c, w.call);
+// Nothing has gone wrong, unless an earlier call has failed. The first warp finds it out.
+__device__ __forceinline__ void begin_waiting(const UcclEpGroup& g, const UcclEpCall& c, u32 step, Waiting& w) {
+  if (warp_of_thread() != 0) return;
+  // It is on its way while the call gets its place.
+  u32 has_failed = look(g.own);
+  if (step == STEP_SEND) {
+    place_call(g, c, w.call);
+    __syncwarp();
+    if (blockIdx.x == 0) tell_owed(g, w.call);
+  }
   if (threadIdx.x == 0) {
     if (step == STEP_RECEIVE) w.call = *reinterpret_cast<const UcclEpPlaced*>(c.placed);
-    w.state = look(g.own) != 0 ? STOPPED : 0;
+    w.state = has_failed != 0 ? STOPPED : 0;
     w.what = 0;
     w.is_waiting = 0;
     w.late = 0;
     w.waited_ns = 0;
   }
+}
+
+__device__ __forceinline__ bool begin_block(const UcclEpGroup& g, const UcclEpCall& c, u32 step, Waiting& w) {
+  begin_waiting(g, c, step, w);
   return agreed_state(w) == 0;
 }
 
@@ -339,6 +371,39 @@ __device__ __forceinline__ bool wait_for_room(const UcclEpGroup& g, const UcclEp
   return true;
 }
 
+// Words of `taken`, which are on their way while the call gets its number.
+struct Taken {
+  u64 words[UCCL_EP_MOST_RANKS * UCCL_EP_SLOTS];
+};
+
+// Begins a block of a launch that sends, when there is room for the call. All blocks know its place then, so that the last of them to
+// come here takes it. `owed`: whether the call's end is told when the next begins.
+__device__ __forceinline__ bool begin_at_once(const UcclEpGroup& g, const UcclEpCall& c, bool owed, Waiting& w, Taken& taken) {
+  begin_waiting(g, c, STEP_SEND, w);
+#pragma unroll 1
+  for (u32 i = blockDim.x - 1 - threadIdx.x; i < g.ranks * UCCL_EP_SLOTS; i += blockDim.x) {
+    taken.words[i] = load_acquire(line_of(g, g.rank, i / UCCL_EP_SLOTS, 1) + 8 * (i % UCCL_EP_SLOTS));
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (u32 i = threadIdx.x; i < g.ranks * UCCL_EP_SLOTS; i += blockDim.x) {
+    u32 slot = i % UCCL_EP_SLOTS;
+    if ((w.call.after >> slot & 1) == 0 || is_masked(w.call, i / UCCL_EP_SLOTS)) continue;
+    u64 call = w.call.number - calls_since(w.call.number, slot);
+    if (!has_mark(taken.words[i], mark_of(call), UCCL_EP_ROOM)) atomicOr(&w.is_waiting, 1u);
+  }
+  if (agreed_state(w) != 0) return false;
+  if (w.is_waiting != 0 && !wait_for_room(g, c, w)) return false;
+  if (threadIdx.x + 1 == blockDim.x) {
+    u32* begun = &own_of(g)->ended[STEP_SEND][slot_of(w.call.number)];
+    if (count_up(begun) + 1 == gridDim.x) {
+      *begun = 0;
+      note_place(g, c, w.call, owed ? w.call.number : 0);
+    }
+  }
+  return true;
+}
+
 // Begins a block of a launch that sends, when there is room for the call.
 __device__ __forceinline__ bool begin_send(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w) {
   return begin_block(g, c, STEP_SEND, w) && wait_for_room(g, c, w);
@@ -374,7 +439,7 @@ __device__ __forceinline__ u32 wait_for_rank(const UcclEpGroup& g, Waiting& w, u
   return ended;
 }
 
-// Whether a rank tells the same of the call as this one.
+// Whether a rank tells the same of the call as this one, and what else it tells.
 __device__ __forceinline__ void compare_headers(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w, u32 peer) {
   const u64* header = reinterpret_cast<const u64*>(header_of(g, g.rank, peer, w.call.number));
   u64 theirs[UCCL_EP_HEADER];
@@ -385,6 +450,7 @@ __device__ __forceinline__ void compare_headers(const UcclEpGroup& g, const Uccl
   u64 expected = 0, seen = 0;
 #pragma unroll
   for (u32 i = UCCL_EP_HEADER; i-- > 0;) {
+    if (i - c.agreed < TOLD) w.told[i - c.agreed][peer] = theirs[i];
     if (i >= c.agreed || theirs[i] == c.header[i]) continue;
     first = i;
     expected = c.header[i];

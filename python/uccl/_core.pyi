@@ -27,6 +27,7 @@ __all__ = [
     "__version__",
     "ep_cuda_combine_scratch_len",
     "ep_cuda_layout",
+    "ep_cuda_records_len",
     "ep_cuda_room_for",
     "ep_cuda_scratch_len",
     "ep_dispatch_len",
@@ -812,7 +813,7 @@ class EpCudaCombine:
         *,
         rows: int,
         hidden: int,
-        table: tuple[int, int, int],
+        records: int,
         is_packed: bool,
         scratch: int,
         stream: int,
@@ -896,6 +897,7 @@ def ep_cuda_layout(
     scratch: int,
     stream: int,
 ) -> EpCudaLaidOut: ...
+def ep_cuda_records_len(slots: int, ranks: int, top_k: int) -> int: ...
 def ep_cuda_room_for(
     group: EpCudaGroup,
     tokens: int,

@@ -65,6 +65,18 @@ fn calls_take_the_places_of_calls_that_have_ended() {
 }
 
 #[test]
+fn few_tokens_are_taken_and_summed_when_their_marks_have_come() {
+    emulator::load();
+    SMALL.waits_for_marks();
+}
+
+#[test]
+fn spoilt_records_lead_to_no_other_memory() {
+    emulator::load();
+    SMALL.reaches_no_more_when_spoilt();
+}
+
+#[test]
 fn a_rank_that_does_not_come_is_named() {
     emulator::load();
     let told = SMALL.names_who_does_not_come();
@@ -382,6 +394,10 @@ fn more_choices_than_blocks_look_at_make_the_bytes_of_the_cpu() {
     emulator::load();
     let many = Case { slots: 500, top_k: 32, local_experts: 20, hidden: 8, rounds: 1, ..SMALL };
     assert!(many.least_choices() > 4096);
+    many.run();
+    // More records of two ranks than a block counts the rows of.
+    let many = Case { slots: 1500, top_k: 4, hidden: 8, rounds: 1, ..SMALL };
+    assert!(many.least_choices() > 4 * 700);
     many.run();
 }
 

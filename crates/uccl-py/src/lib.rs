@@ -72,6 +72,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(ep::row_slots, m)?)?;
     m.add_function(wrap_pyfunction!(ep::node, m)?)?;
     m.add_function(wrap_pyfunction!(ep::nodes, m)?)?;
+    m.add_function(wrap_pyfunction!(ep::cuda_records_len, m)?)?;
     m.add_function(wrap_pyfunction!(ep::cuda_scratch_len, m)?)?;
     m.add_function(wrap_pyfunction!(ep::cuda_combine_scratch_len, m)?)?;
     m.add_function(wrap_pyfunction!(ep::cuda_room_for, m)?)?;

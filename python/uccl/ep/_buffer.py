@@ -472,7 +472,7 @@ class Buffer(Joined):
         ``[r % 32, r % 128 // 32, r // 128, s % 4, s // 4, e]``. ``use_fp8`` then says nothing.
         The first ``count[e]`` rows of expert ``e`` are valid, in order of rank and token. With ``return_recv_hook`` tensors are filled when the hook has been called.
         To ``dispatch_wait_recv_cost_stats`` ``[R]`` i64 is added, for each rank, how many nanoseconds the receive waited
-        for its tokens.
+        for its tokens; on GPUs that reach each other, if tokens are few, for its counts, which come before them.
         """
         refuse_unknown("low_latency_dispatch", unknown)
         self._check_stats("dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats)
@@ -568,7 +568,8 @@ class Buffer(Joined):
         magnitudes are below 1. Peers read ``x`` where it is if it is what a dispatch or
         :meth:`get_next_low_latency_combine_buffer` returned; with a hook, only with ``zero_copy``, and ``x`` must stay as it is until
         all ranks have called theirs. To ``combine_wait_recv_cost_stats`` ``[R]`` i64 is added, for each rank, how many
-        nanoseconds the receive waited for its rows. ``overlap``, which sends rows as their experts finish, is refused.
+        nanoseconds the receive waited for its rows; on GPUs that reach each other, if tokens are few, until it began to send.
+        ``overlap``, which sends rows as their experts finish, is refused.
         """
         if overlap:
             unknown["overlap"] = overlap

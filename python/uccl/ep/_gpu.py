@@ -18,8 +18,8 @@ class Rows:
     """What a dispatch returned, and a combine needs."""
 
     native: Any
-    table: tuple[int, int, int]
-    """Addresses of ``src_info``, origins and ``layout_range``."""
+    records: int
+    """The address of what the combine has to know of records."""
     memory: torch.Tensor
     layout_range: torch.Tensor
     shape: tuple[int, int]
@@ -95,15 +95,16 @@ class LowLatency:
             check("cumulative_local_expert_recv_stats", stats, (local,), torch.int32, device=self.device)
         stream, top_k, empty = self.gpu.stream(), topk_idx.shape[1], self.gpu.empty
         arriving = form.arriving(self.gpu, self.native, (local, rows, hidden))
-        # One piece of memory for all that is small: scratch of the first combine and of this dispatch, origins, `src_info` and counts.
-        length, spare = local * rows, _core.ep_cuda_combine_scratch_len()
-        origin = (spare + align(_core.ep_cuda_scratch_len(tokens, top_k, num_experts, self.ranks), 4)) // 4
-        told = empty((origin + 2 * length + local,), torch.int32)
-        src_info = told.as_strided((local, rows), (rows, 1), origin + length)
-        count = told.as_strided((local,), (1,), origin + 2 * length)
+        # One piece of memory for all that is small: scratch of the first combine and of this dispatch, records, `src_info` and counts.
+        spare = _core.ep_cuda_combine_scratch_len()
+        records = (spare + align(_core.ep_cuda_scratch_len(tokens, top_k, num_experts, self.ranks), 4)) // 4
+        first = records + _core.ep_cuda_records_len(most, self.ranks, top_k) // 4
+        told = empty((first + local * rows + local,), torch.int32)
+        src_info = told.as_strided((local, rows), (rows, 1), first)
+        count = told.as_strided((local,), (1,), first + local * rows)
         layout_range = empty((local, self.ranks), torch.int64)
         start = told.data_ptr()
-        table = start + 4 * (origin + length), start + 4 * origin, layout_range.data_ptr()
+        table = start + 4 * first, start + 4 * records, layout_range.data_ptr()
         native = _core.EpCudaDispatch(
             self.native,
             rows=x.data_ptr(),
@@ -131,7 +132,7 @@ class LowLatency:
                 waits=address(waits),
                 table=table,
             )
-            return Rows(handle, table, told, layout_range, (tokens, top_k), stream, start)
+            return Rows(handle, table[1], told, layout_range, (tokens, top_k), stream, start)
 
         return Dispatch(arriving.returned, count, (src_info, layout_range), native.begin, receive)
 
@@ -160,7 +161,7 @@ class LowLatency:
             rows.native,
             rows=x.data_ptr(),
             hidden=hidden,
-            table=rows.table,
+            records=rows.records,
             is_packed=is_packed,
             scratch=scratch,
             stream=stream,

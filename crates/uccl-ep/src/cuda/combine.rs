@@ -8,7 +8,7 @@ use super::{
     dispatch::Handle,
     group::Group,
     memory::{Combined, Results, check_rows},
-    params::{CallParams, Return, Routes, Sum, WholeCombine},
+    params::{CallParams, PARTS, Return, Routes, Sum, WholeCombine},
     status::COMBINE_AGREED,
 };
 use crate::{
@@ -54,15 +54,13 @@ impl Combine {
             call,
             rows: results.rows,
             row_stride: results.stride as u64,
-            src_info: results.table.src_info,
-            origin: results.table.origin,
-            layout_range: results.table.layout_range,
+            records: results.records,
             slot_stride: row.stride() as u64,
             row_len: len as u32,
-            expert_rows: handle.expert_rows() as u32,
+            len: handle.expert_rows() as u32 * routes.local_experts,
             slots: *slots as u32,
             top_k: routes.top_k,
-            local_experts: routes.local_experts,
+            pieces: if is_packed { 0 } else { pieces_of(group, *slots) as u32 },
             zero: 0,
         };
         Ok(Self { handle: Arc::clone(handle), give_back, is_packed, is_begun: false })
@@ -102,7 +100,7 @@ impl Combine {
     pub unsafe fn finish(mut self, combined: &Combined, stream: &Stream) -> Result<()> {
         let group = Arc::clone(&self.handle.group);
         group.check()?;
-        let Return { call, row_len, slot_stride, slots, .. } = self.give_back;
+        let Return { call, row_len, slot_stride, slots, pieces, .. } = self.give_back;
         check_rows("sums", combined.rows, row_len as usize, row_len as usize)?;
         let routes = Routes { choices: combined.experts, ..self.handle.routes };
         let sum = Sum {
@@ -115,6 +113,8 @@ impl Combine {
             slot_stride,
             row_len,
             slots,
+            pieces,
+            zero: 0,
         };
         let (kernels, tokens) = (group.kernels(), routes.tokens as usize);
         if !self.is_begun && !self.is_packed && group.has_whole_calls() {
@@ -130,6 +130,16 @@ impl Combine {
         let kernel = if self.is_packed { kernels.sum_packed } else { kernels.sum };
         // SAFETY: the kernel takes this struct; otherwise as for `begin`.
         unsafe { group.launch(stream, (kernel, tokens), &sum) }
+    }
+}
+
+/// Into how many pieces with marks the rows of a token are cut: all ranks find the same. 0: they have no marks.
+fn pieces_of(group: &Group, slots: usize) -> usize {
+    /// More would be no faster: each is waited for.
+    const MOST: usize = 16;
+    match group.has_whole_calls() {
+        true => (PARTS / slots.max(1)).min(MOST),
+        false => 0,
     }
 }
 

@@ -8,7 +8,8 @@ use super::{
     group::Group,
     memory::{Choices, Outputs, ScalesOut, Tokens, check_rows},
     params::{
-        Area, CallParams, FEW_CHOICES, MAX_TOKENS, Receive, Routes, Send, WholeDispatch, how,
+        Area, CallParams, FEW_CHOICES, FEW_TOKENS, MAX_TOKENS, Receive, Routes, Send,
+        WholeDispatch, how,
     },
     status::DISPATCH_AGREED,
 };
@@ -58,7 +59,7 @@ impl Dispatch {
         // One block counts all tokens.
         let routes = Routes { chunks: 0, ..choices.routes(ranks, scratch) };
         let (call, area) = call_of(group, &record, &routes, slots, scratch)?;
-        let is_few = routes.tokens as usize * routes.top_k as usize <= FEW_CHOICES;
+        let is_few = are_few(routes.tokens as usize, choices.top_k);
         let send = Send {
             group: group.params(),
             call,
@@ -73,7 +74,8 @@ impl Dispatch {
             },
             how: how_of(tokens.payload),
             is_few: u32::from(is_few),
-            zero: 0,
+            // As all ranks find it, which have the same slots.
+            in_parts: u32::from(group.has_whole_calls() && are_few(slots, choices.top_k)),
         };
         Ok(Self { group: Arc::clone(group), send, slots, is_begun: false })
     }
@@ -176,14 +178,14 @@ impl Dispatch {
             stats: outputs.stats,
             waits: outputs.waits,
             src_info: outputs.table.src_info,
-            origin: outputs.table.origin,
+            records: outputs.table.records,
             layout_range: outputs.table.layout_range,
             expert_rows: expert_rows as u32,
             slots: slots as u32,
             top_k: routes.top_k,
             local_experts: routes.local_experts,
             tile_rows: tile_rows as u32,
-            zero: 0,
+            in_parts: self.send.in_parts,
         })
     }
 }
@@ -194,6 +196,11 @@ impl Handle {
     pub fn expert_rows(&self) -> usize {
         self.slots * self.group.ranks()
     }
+}
+
+/// Whether each block of a launch may look at all tokens.
+fn are_few(tokens: usize, top_k: usize) -> bool {
+    tokens <= FEW_TOKENS && tokens * top_k <= FEW_CHOICES
 }
 
 /// The kernels' name of a payload.

@@ -7,7 +7,7 @@ use crate::{
     routing::{MAX_EXPERTS, MAX_TOP_K},
 };
 
-use super::params::{CHUNK, MAX_TOKENS, Placed, Routes};
+use super::params::{CHUNK, MAX_RANKS, MAX_TOKENS, Placed, Routes};
 
 /// A rank's tokens.
 #[derive(Clone, Copy, Debug)]
@@ -52,7 +52,7 @@ pub struct Outputs {
     pub stats: u64,
     /// u64 by rank, to which is added how many nanoseconds its data was waited for, or 0.
     pub waits: u64,
-    /// What a combine needs.
+    /// What is told of rows.
     pub table: Table,
 }
 
@@ -61,8 +61,8 @@ pub struct Outputs {
 pub struct Table {
     /// i32 by row: the token's number at its rank.
     pub src_info: u64,
-    /// i32 by row: `rank * 32 + choice`.
-    pub origin: u64,
+    /// What a combine needs: [`records_len`](super::records_len) bytes, aligned to 4.
+    pub records: u64,
     /// i64 by expert and rank: `first row << 32 | count`.
     pub layout_range: u64,
 }
@@ -99,8 +99,8 @@ pub struct Results {
     pub stride: usize,
     /// Values of a row, a multiple of 8.
     pub hidden: usize,
-    /// What the dispatch told.
-    pub table: Table,
+    /// What the dispatch told of its records.
+    pub records: u64,
     /// Whether rows are packed as LogFMT-10 on their way.
     pub is_packed: bool,
 }
@@ -122,6 +122,13 @@ pub struct Combined {
 #[must_use]
 pub fn scratch_len(choices: &Choices, ranks: usize) -> usize {
     Scratch::of(choices, ranks).len
+}
+
+/// Memory for what a dispatch tells its combine of records, of which each of so many ranks sends `slots` at most: bytes of it. They are in
+/// `kernels/ep_records.cuh`.
+#[must_use]
+pub fn records_len(slots: usize, ranks: usize, top_k: usize) -> usize {
+    size_of::<u32>() * (MAX_RANKS + 1 + ranks * slots * (1 + top_k))
 }
 
 /// Memory that a combine uses until it has ended: bytes of it.

@@ -22,7 +22,7 @@ pub use self::{
     group::{Config, Group, Reach},
     memory::{
         COMBINE_SCRATCH_LEN, Choices, Combined, Outputs, Results, ScalesOut, Table, Tokens,
-        scratch_len,
+        records_len, scratch_len,
     },
     params::{MAX_RANKS, MAX_TOKENS, layout_assertions},
 };

@@ -15,14 +15,17 @@ pub const MAX_RANKS: usize = 64;
 /// The most tokens of a rank in a call on a GPU.
 pub const MAX_TOKENS: usize = 65_535;
 
-/// The most choices of a call that each block of the kernel that sends looks at. More are routed by a kernel before it.
+/// The most tokens and choices of a call at which each block of the kernel that sends looks. More are routed by a kernel before it.
+pub(super) const FEW_TOKENS: usize = 512;
 pub(super) const FEW_CHOICES: usize = 4096;
-pub(super) const THREADS: u32 = 1024;
+pub(super) const THREADS: u32 = 512;
 /// Of kernels of normal mode.
 pub(super) const NORMAL_THREADS: u32 = 512;
+/// Of kernels that pack rows, or sum packed ones.
+pub(super) const PACKED_THREADS: u32 = 1024;
 /// Of the kernel that counts for each warp how many of its tokens chose each expert.
 pub(super) const ROUTE_THREADS: u32 = 256;
-/// Parts of a call in normal mode that have marks of their own.
+/// Parts of a call, from each rank, that have marks of their own.
 pub(super) const PARTS: usize = 2048;
 /// Tokens that a block of `layout` counts: one for each thread.
 pub(super) const CHUNK: usize = ROUTE_THREADS as usize;
@@ -44,6 +47,7 @@ pub(super) struct Own {
     pub(super) pushed: u64,
     pub(super) popped: u64,
     pub(super) room: u64,
+    pub(super) owed: u64,
 }
 
 /// `UcclEpMask`.
@@ -186,7 +190,7 @@ pub(super) struct Send {
     pub(super) global_scale: f32,
     pub(super) how: u32,
     pub(super) is_few: u32,
-    pub(super) zero: u32,
+    pub(super) in_parts: u32,
 }
 
 /// `UcclEpReceive`.
@@ -206,14 +210,14 @@ pub(super) struct Receive {
     pub(super) stats: u64,
     pub(super) waits: u64,
     pub(super) src_info: u64,
-    pub(super) origin: u64,
+    pub(super) records: u64,
     pub(super) layout_range: u64,
     pub(super) expert_rows: u32,
     pub(super) slots: u32,
     pub(super) top_k: u32,
     pub(super) local_experts: u32,
     pub(super) tile_rows: u32,
-    pub(super) zero: u32,
+    pub(super) in_parts: u32,
 }
 
 /// `UcclEpReturn`.
@@ -224,15 +228,13 @@ pub(super) struct Return {
     pub(super) call: CallParams,
     pub(super) rows: u64,
     pub(super) row_stride: u64,
-    pub(super) src_info: u64,
-    pub(super) origin: u64,
-    pub(super) layout_range: u64,
+    pub(super) records: u64,
     pub(super) slot_stride: u64,
     pub(super) row_len: u32,
-    pub(super) expert_rows: u32,
+    pub(super) len: u32,
     pub(super) slots: u32,
     pub(super) top_k: u32,
-    pub(super) local_experts: u32,
+    pub(super) pieces: u32,
     pub(super) zero: u32,
 }
 
@@ -249,6 +251,8 @@ pub(super) struct Sum {
     pub(super) slot_stride: u64,
     pub(super) row_len: u32,
     pub(super) slots: u32,
+    pub(super) pieces: u32,
+    pub(super) zero: u32,
 }
 
 /// `UcclEpDispatch`.
@@ -429,7 +433,7 @@ pub fn layout_assertions() -> String {
         Own,
         [
             has_failed, laid_out, zero, ended, claimed, calls, next, begins, ends, masked,
-            verdicts, pushed, popped, room
+            verdicts, pushed, popped, room, owed
         ]
     );
     layout!("UcclEpMask", Mask, [own, set, clear, status, ranks, zero]);
@@ -484,7 +488,7 @@ pub fn layout_assertions() -> String {
             global_scale,
             how,
             is_few,
-            zero
+            in_parts
         ]
     );
     layout!(
@@ -504,14 +508,14 @@ pub fn layout_assertions() -> String {
             stats,
             waits,
             src_info,
-            origin,
+            records,
             layout_range,
             expert_rows,
             slots,
             top_k,
             local_experts,
             tile_rows,
-            zero
+            in_parts
         ]
     );
     layout!(
@@ -522,22 +526,20 @@ pub fn layout_assertions() -> String {
             call,
             rows,
             row_stride,
-            src_info,
-            origin,
-            layout_range,
+            records,
             slot_stride,
             row_len,
-            expert_rows,
+            len,
             slots,
             top_k,
-            local_experts,
+            pieces,
             zero
         ]
     );
     layout!(
         "UcclEpSum",
         Sum,
-        [group, call, routes, weights, waits, out, slot_stride, row_len, slots]
+        [group, call, routes, weights, waits, out, slot_stride, row_len, slots, pieces, zero]
     );
     layout!("UcclEpDispatch", WholeDispatch, [send, receive]);
     layout!("UcclEpCombine", WholeCombine, [give_back, sum]);
@@ -616,6 +618,7 @@ pub fn layout_assertions() -> String {
         ("UCCL_EP_MOST_RANKS", MAX_RANKS),
         ("UCCL_EP_MOST_EXPERTS", MAX_EXPERTS),
         ("UCCL_EP_MOST_TOP_K", MAX_TOP_K),
+        ("UCCL_EP_FEW_TOKENS", FEW_TOKENS),
         ("UCCL_EP_FEW_CHOICES", FEW_CHOICES),
         ("UCCL_EP_MOST_TOKENS", MAX_TOKENS),
         ("UCCL_EP_SLOTS", SLOTS),
@@ -623,6 +626,7 @@ pub fn layout_assertions() -> String {
         ("UCCL_EP_HEADER", header::WORDS),
         ("UCCL_EP_THREADS", THREADS as usize),
         ("UCCL_EP_NORMAL_THREADS", NORMAL_THREADS as usize),
+        ("UCCL_EP_PACKED_THREADS", PACKED_THREADS as usize),
         ("UCCL_EP_ROUTE_THREADS", ROUTE_THREADS as usize),
         ("UCCL_EP_CHUNK", CHUNK),
         ("UCCL_EP_PARTS", PARTS),

@@ -51,9 +51,9 @@ pub(crate) enum Kind {
 }
 
 /// What a rank has for one round.
-struct Inputs {
+pub(super) struct Inputs {
     rows: Vec<u16>,
-    experts: Vec<i32>,
+    pub(super) experts: Vec<i32>,
     weights: Vec<f32>,
     /// What its experts make of what arrives, whatever that is.
     made: Vec<u16>,
@@ -61,13 +61,13 @@ struct Inputs {
 
 /// What a rank gets of one round.
 #[derive(PartialEq)]
-struct Got {
-    rows: Vec<u8>,
+pub(super) struct Got {
+    pub(super) rows: Vec<u8>,
     scales: Vec<u32>,
     count: Vec<u32>,
     src_info: Vec<i32>,
     layout_range: Vec<i64>,
-    sums: Vec<u16>,
+    pub(super) sums: Vec<u16>,
 }
 
 /// How long ranks are waited for that are left out then.
@@ -152,8 +152,17 @@ impl Case {
         self.local_experts * rows * self.words()
     }
 
+    /// Where the records of the second rank's area begin, and their bytes.
+    pub(super) fn area(&self) -> (usize, usize) {
+        use uccl_ep::record::Record;
+        let record = Record { payload: self.row_len(), scales: self.words(), top_k: self.top_k };
+        let (area, first) =
+            (record.area(self.local_experts, self.slots), Record::first_at(self.local_experts));
+        (area + first, area - first)
+    }
+
     /// Bytes for as many calls as there are places.
-    fn pool(&self) -> usize {
+    pub(super) fn pool(&self) -> usize {
         use uccl_ep::record::{Record, Row};
         let record = Record { payload: self.row_len(), scales: self.words(), top_k: self.top_k };
         let dispatch = self.ranks * record.area(self.local_experts, self.slots);
@@ -171,7 +180,7 @@ impl Case {
         self.inputs_of(me, round, tokens)
     }
 
-    fn inputs_of(&self, me: usize, round: usize, tokens: usize) -> Inputs {
+    pub(super) fn inputs_of(&self, me: usize, round: usize, tokens: usize) -> Inputs {
         let seed = (self.seed * 64 + me as u64) * 64 + round as u64;
         let mut random = fastrand::Rng::with_seed(seed);
         let experts = choices(&mut random, tokens, self.num_experts(), self.top_k);
@@ -219,7 +228,7 @@ impl Case {
         Inputs { rows, experts, weights, made }
     }
 
-    fn on_cpu(&self, ranks: &Ranks, me: usize, inputs: &[Inputs]) -> Vec<Got> {
+    pub(super) fn on_cpu(&self, ranks: &Ranks, me: usize, inputs: &[Inputs]) -> Vec<Got> {
         let config = uccl_ep::Config {
             rank: me,
             ranks: self.ranks,
@@ -540,10 +549,10 @@ pub(crate) struct OnGpu<'a> {
 }
 
 impl<'a> OnGpu<'a> {
-    fn new(case: &Case, gpu: &Gpu, inputs: &'a Inputs) -> Self {
+    pub(super) fn new(case: &Case, gpu: &Gpu, inputs: &'a Inputs) -> Self {
         let blank = case.untouched(inputs);
-        let rows = case.local_experts * case.expert_rows();
         let scratch = cuda::scratch_len(&case.choices(inputs, 0), case.ranks);
+        let records = cuda::records_len(case.slots, case.ranks, case.top_k);
         Self {
             inputs,
             tokens: gpu.upload(&inputs.rows),
@@ -561,14 +570,14 @@ impl<'a> OnGpu<'a> {
             count: gpu.upload(&blank.count),
             table: cuda::Table {
                 src_info: gpu.upload(&blank.src_info),
-                origin: gpu.upload(&vec![-1i32; rows]),
+                records: gpu.upload(&vec![0xeeu8; records]),
                 layout_range: gpu.upload(&blank.layout_range),
             },
             sums: gpu.upload(&blank.sums),
         }
     }
 
-    fn enqueue_dispatch(
+    pub(super) fn enqueue_dispatch(
         &self,
         case: &Case,
         group: &Arc<cuda::Group>,
@@ -613,13 +622,22 @@ impl<'a> OnGpu<'a> {
         }
     }
 
-    fn enqueue(&self, case: &Case, group: &Arc<cuda::Group>, gpu: &Gpu) {
+    pub(super) fn enqueue(&self, case: &Case, group: &Arc<cuda::Group>, gpu: &Gpu) {
         let handle = self.enqueue_dispatch(case, group, gpu).expect("a dispatch");
+        self.enqueue_combine(case, (group, &handle), gpu).expect("a combine");
+    }
+
+    pub(super) fn enqueue_combine(
+        &self,
+        case: &Case,
+        (group, handle): (&cuda::Group, &Arc<cuda::Handle>),
+        gpu: &Gpu,
+    ) -> Result<()> {
         let results = cuda::Results {
             rows: self.made,
             stride: 2 * case.hidden,
             hidden: case.hidden,
-            table: self.table,
+            records: self.table.records,
             is_packed: case.is_packed,
         };
         let sums = cuda::Combined {
@@ -631,19 +649,23 @@ impl<'a> OnGpu<'a> {
         let stream = &gpu.stream;
         // SAFETY: the memory is as long as is said, and lives until the stream has been waited for.
         unsafe {
-            let combine = cuda::Combine::new(&handle, &results, self.combine_scratch);
-            let mut combine = combine.expect("a combine");
+            let mut combine = cuda::Combine::new(handle, &results, self.combine_scratch)?;
             if case.has_parts(group) {
-                combine.begin(stream).expect("rows go back");
+                combine.begin(stream)?;
             }
             if group.rank() + 1 == group.ranks() {
                 std::thread::sleep(case.late);
             }
-            combine.finish(&sums, stream).expect("sums");
+            combine.finish(&sums, stream)
         }
     }
 
-    fn got(&self, case: &Case, gpu: &Gpu) -> Got {
+    /// Where the table of records is.
+    pub(super) fn records(&self) -> u64 {
+        self.table.records
+    }
+
+    pub(super) fn got(&self, case: &Case, gpu: &Gpu) -> Got {
         let rows = case.local_experts * case.expert_rows();
         Got {
             rows: gpu.download(self.rows, rows * case.row_len()),

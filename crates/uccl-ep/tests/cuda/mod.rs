@@ -3,6 +3,7 @@
 #![allow(dead_code, unused_imports, reason = "each test binary uses a part")]
 
 mod case;
+mod few;
 mod gpu;
 mod normal;
 mod ranks;

@@ -129,7 +129,7 @@ impl Dispatch {
                 global_scale: 0.0,
                 how: params::how::COPIED,
                 is_few: 0,
-                zero: 0,
+                in_parts: 0,
             },
             goes,
             goes_told: 0,

@@ -74,7 +74,7 @@ impl Layout {
                 global_scale: 0.0,
                 how: params::how::COPIED,
                 is_few: 0,
-                zero: 0,
+                in_parts: 0,
             },
             goes: 0,
             goes_told: self.goes,

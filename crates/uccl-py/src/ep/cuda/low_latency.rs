@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use uccl_device::cuda::Stream;
 use uccl_ep::cuda::{
     COMBINE_SCRATCH_LEN, Choices, Combine, Combined, Dispatch, Handle, Outputs, Results, ScalesOut,
-    Table, Tokens, scratch_len,
+    Table, Tokens, records_len, scratch_len,
 };
 
 use super::PyCudaGroup;
@@ -31,11 +31,17 @@ pub(crate) fn cuda_combine_scratch_len() -> usize {
     COMBINE_SCRATCH_LEN
 }
 
-/// Addresses of `src_info`, `origin` and `layout_range`.
+/// Bytes of memory on the GPU for what a dispatch tells its combine, of `slots` tokens of each rank at most.
+#[pyfunction(name = "ep_cuda_records_len")]
+pub(crate) fn cuda_records_len(slots: usize, ranks: usize, top_k: usize) -> usize {
+    records_len(slots, ranks, top_k)
+}
+
+/// Addresses of `src_info`, records and `layout_range`.
 type TableGiven = (u64, u64, u64);
 
-fn table((src_info, origin, layout_range): TableGiven) -> Table {
-    Table { src_info, origin, layout_range }
+fn table((src_info, records, layout_range): TableGiven) -> Table {
+    Table { src_info, records, layout_range }
 }
 
 /// A dispatch.
@@ -141,21 +147,20 @@ pub(crate) struct PyCudaCombine {
 impl PyCudaCombine {
     /// A combine of rows that go back, as LogFMT-10 if `is_packed`, to where their tokens came from. Nothing is enqueued yet.
     #[new]
-    #[pyo3(signature = (group, handle, *, rows, hidden, table, is_packed, scratch, stream))]
+    #[pyo3(signature = (group, handle, *, rows, hidden, records, is_packed, scratch, stream))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
         group: &PyCudaGroup,
         handle: &PyCudaHandle,
         rows: u64,
         hidden: usize,
-        table: TableGiven,
+        records: u64,
         is_packed: bool,
         scratch: u64,
         stream: u64,
     ) -> PyResult<Self> {
         let stream = group.stream(stream);
-        let table = self::table(table);
-        let results = Results { rows, stride: 2 * hidden, hidden, table, is_packed };
+        let results = Results { rows, stride: 2 * hidden, hidden, records, is_packed };
         // SAFETY: `uccl.ep` passes tensors of these sizes, whose memory torch gives to later work of the stream only.
         let new = unsafe { Combine::new(&handle.handle, &results, scratch) };
         let combine = Mutex::new(Some(new.map_err(|e| exception(&e))?));

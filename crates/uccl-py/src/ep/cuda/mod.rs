@@ -7,7 +7,8 @@ mod normal;
 pub(crate) use self::{
     group::PyCudaGroup,
     low_latency::{
-        PyCudaCombine, PyCudaDispatch, PyCudaHandle, cuda_combine_scratch_len, cuda_scratch_len,
+        PyCudaCombine, PyCudaDispatch, PyCudaHandle, cuda_combine_scratch_len, cuda_records_len,
+        cuda_scratch_len,
     },
     normal::{
         PyLaidOut, PyNormalCombine, PyNormalDispatch, PyNormalHandle, cuda_layout, cuda_room_for,

@@ -1,0 +1,182 @@
+// A combine of few rows, in parts: what a rank gives back for a token goes in pieces, each of which is a slice of all its rows and has a
+// mark. Those of the first tokens go first, and sums are made as they come. In a combine of one launch, rows of this rank's own tokens stay
+// where they are, and their marks, of which each choice has one, name them.
+#pragma once
+
+#include "ep_combine.cuh"
+
+struct ReturningParts {
+  Returning rows;
+  Taken taken;
+};
+
+// A row that stays: which one, behind the call's number in a mark.
+constexpr u32 STAYS_MASK = (1u << MARK_CALL) - 1;
+
+// Whether own rows can stay: there is a mark for each choice.
+__device__ __forceinline__ bool can_stay(u32 slots, u32 top_k) { return slots * top_k <= UCCL_EP_PARTS; }
+
+// Names the rows of this rank's own tokens.
+__device__ __forceinline__ void let_stay(const UcclEpReturn& p, const Returning& s) {
+  const UcclEpGroup& g = p.group;
+  u64 call = s.waiting.call.number, marks = marks_of(g, g.rank, g.rank, call);
+  u32 first = s.starts[g.rank], rows = records_of_rank(s, g.rank) * p.top_k;
+#pragma unroll 1
+  for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < rows; i += gridDim.x * blockDim.x) {
+    const u32* record = record_of(p.records, p.top_k, first + i / p.top_k);
+    u32 nth = i % p.top_k, token = token_of_record(record[0]);
+    u32 row = row_of_record(record[1 + nth]), k = choice_of_record(record[1 + nth]);
+    // Tensors that the caller has spoilt reach no other memory.
+    if (nth >= rows_of_record(record[0]) || row >= p.len || k >= p.top_k || token >= p.slots) continue;
+    store_relaxed(marks + sizeof(u64) * (k * p.slots + token), call << MARK_CALL | row);
+  }
+}
+
+// Vectors of two rows that a lane copies at a time.
+constexpr u32 PAIR_ROUND = 4;
+
+// Copies a slice of some rows: a lane has where one begins and where it goes.
+__device__ __forceinline__ void copy_rows(const Slice& slice, const Going& mine, u32 has) {
+#pragma unroll 1
+  for (u32 left = has; left != 0;) {
+    int one = __ffs(static_cast<int>(left)) - 1;
+    left &= left - 1;
+    int other = left != 0 ? __ffs(static_cast<int>(left)) - 1 : one;
+    bool has_other = left != 0;
+    left &= left - 1;
+    u64 from[2] = {__shfl_sync(ALL, mine.from, one), __shfl_sync(ALL, mine.from, other)};
+    u64 to[2] = {__shfl_sync(ALL, mine.to, one), __shfl_sync(ALL, mine.to, other)};
+#pragma unroll 1
+    for (u32 first = slice.begin; first < slice.end; first += PAIR_ROUND * LANES) {
+      Vector v[2][PAIR_ROUND];
+      load_vectors(v[0], from[0], first, slice.end);
+      if (has_other) load_vectors(v[1], from[1], first, slice.end);
+      store_vectors(to[0], v[0], first, slice.end);
+      if (has_other) store_vectors(to[1], v[1], first, slice.end);
+    }
+  }
+}
+
+// What a rank gives back for a token: a lane has a row, or none.
+struct Given {
+  u32 rank;
+  u32 token;
+  Going row;
+};
+
+// What is the `turn`th to go back, of so many ranks in turn.
+__device__ __forceinline__ Given given_at(const UcclEpReturn& p, const Returning& s, u32 ranks, u32 turn) {
+  const UcclEpGroup& g = p.group;
+  u32 rank = (g.rank + 1 + turn % ranks) % g.ranks, at = s.starts[rank] + turn / ranks;
+  if (at >= s.starts[rank + 1]) return {rank, 0, {0, 0, 0}};
+  Given given = {rank, token_of_record(record_of(p.records, p.top_k, at)[0]), {0, 0, 0}};
+  if (lane_of_thread() < p.top_k) given.row = going_to(p, s.waiting.call, rank, at, lane_of_thread());
+  return given;
+}
+
+// Sends rows back, piece by piece, and those for so many ranks in turn. Each warp waits until what it has sent is there, and sets the mark.
+__device__ __forceinline__ void return_pieces(const UcclEpReturn& p, const Returning& s, u32 ranks) {
+  const UcclEpGroup& g = p.group;
+  u64 call = s.waiting.call.number;
+  u32 most = 0, step = gridDim.x * warps_of_block(), first = blockIdx.x + warp_of_thread() * gridDim.x;
+#pragma unroll 1
+  for (u32 rank = 0; rank < g.ranks; rank++) most = max(most, records_of_rank(s, rank));
+  Given next = given_at(p, s, ranks, first / p.pieces);
+#pragma unroll 1
+  for (u32 part = first; part < most * ranks * p.pieces; part += step) {
+    u32 piece = part % p.pieces;
+    Given given = next;
+    // It is on its way while this one is sent.
+    next = given_at(p, s, ranks, (part + step) / p.pieces);
+    u32 has = __ballot_sync(ALL, given.row.to != 0);
+    if (has == 0) continue;
+    copy_rows(slice_of({0, 0, piece, p.pieces}, p.row_len / 16), given.row, has);
+    __syncwarp();
+    if (lane_of_thread() != 0) continue;
+    __threadfence_system();
+    u64 mark = marks_of(g, given.rank, g.rank, call) + sizeof(u64) * (given.token * p.pieces + piece);
+    store_relaxed(mark, mark_of_part(call, 0, 1));
+  }
+}
+
+// Begins a block that sends rows back, and tells of the call.
+__device__ __forceinline__ bool begin_return(const UcclEpReturn& p, bool owed, ReturningParts& s) {
+  load_starts(p, s.rows);
+  if (!begin_at_once(p.group, p.call, owed, s.rows.waiting, s.taken)) return false;
+  if (is_spare_block()) {
+    send_header(p.group, p.call, s.rows.waiting.call);
+    tell_arrived(p.group, p.call, s.rows.waiting);
+  }
+  return true;
+}
+
+// The terms of a token's sum, when a piece of each has come: a lane has those of a choice. All lanes of a warp come here. `stays`: the own
+// rows that stay; or null.
+__device__ __forceinline__ bool wait_for_terms(const UcclEpSum& p, const UcclEpReturn* stays, Waiting& w, u32 token, u32 piece,
+                                               Terms& terms) {
+  const UcclEpGroup& g = p.group;
+  terms = terms_of(p, w.call, token);
+  u32 lane = lane_of_thread(), rank = 0;
+  bool has = (terms.rows.has >> lane & 1) != 0;
+  if (has) rank = choice_of(p.routes, g.ranks, static_cast<u64>(token) * p.routes.top_k + lane) / p.routes.local_experts;
+  bool is_own = stays != nullptr && rank == g.rank;
+  u32 nth = is_own ? lane * p.slots + token : token * p.pieces + piece;
+  u64 mark = marks_of(g, g.rank, rank, w.call.number) + sizeof(u64) * nth, seen;
+  if (!wait_for_parts(g, w, has, rank, mark, seen)) return false;
+  if (has && is_own) terms.rows.mine = stays->rows + (static_cast<u32>(seen) & STAYS_MASK) * stays->row_stride;
+  return true;
+}
+
+// Makes the sums, each by several warps: of a token's pieces, each is cut into as many slices as there are warps for.
+__device__ __forceinline__ void sum_pieces(const UcclEpSum& p, const UcclEpReturn* stays, Waiting& w) {
+  u32 warps = gridDim.x * warps_of_block(), pieces = p.routes.tokens * p.pieces, vectors = p.row_len / 16;
+  u32 most = (vectors + p.pieces * LANES - 1) / (p.pieces * LANES);
+  u32 slices = pieces == 0 ? 1 : min(max(warps / pieces, 1u), most);
+#pragma unroll 1
+  for (u32 i = blockIdx.x * warps_of_block() + warp_of_thread(); i < pieces * slices; i += warps) {
+    u32 token = i / (p.pieces * slices), piece = i / slices % p.pieces;
+    Terms terms;
+    if (!wait_for_terms(p, stays, w, token, piece, terms)) break;
+    Slice whole = slice_of({0, 0, piece, p.pieces}, vectors), slice = slice_of({0, 0, i % slices, slices}, whole.end - whole.begin);
+    sum_vectors(terms, p.out + token * static_cast<u64>(p.row_len), {whole.begin + slice.begin, whole.begin + slice.end});
+  }
+}
+
+// Waits until the others' headers are there, which the first block compares. Returns whether the block has done all that it had to.
+__device__ __forceinline__ bool sum_parts(const UcclEpSum& p, const UcclEpReturn* stays, Waiting& w) {
+  if (blockIdx.x == 0 && !wait_for_data(p.group, p.call, p.waits, w)) return false;
+  sum_pieces(p, stays, w);
+  return is_sound(p.group, p.call, w);
+}
+
+__device__ __forceinline__ void combine_send(const UcclEpReturn& p, ReturningParts& s) {
+  if (p.pieces == 0) {
+    return_whole(p, s.rows);
+  } else if (begin_return(p, false, s)) {
+    return_pieces(p, s.rows, p.group.ranks);
+  }
+}
+
+__device__ __forceinline__ void combine_receive(const UcclEpSum& p, Waiting& w) {
+  if (!begin_block(p.group, p.call, STEP_RECEIVE, w)) return;
+  if (p.pieces == 0) {
+    sum_whole(p, w);
+  } else if (sum_parts(p, nullptr, w) && is_last_block(p.group, STEP_RECEIVE, w)) {
+    tell_taken(p.group, p.call, w);
+  }
+}
+
+// Sends rows back and sums in one launch, as `dispatch` does.
+__device__ __forceinline__ void combine(const UcclEpCombine& p, ReturningParts& s) {
+  const UcclEpReturn& back = p.give_back;
+  if (back.pieces == 0) {
+    if (return_whole(back, s.rows)) sum_whole(p.sum, s.rows.waiting);
+    return;
+  }
+  if (!begin_return(back, true, s)) return;
+  bool stays = can_stay(back.slots, back.top_k);
+  if (stays) let_stay(back, s.rows);
+  u32 ranks = stays ? back.group.ranks - 1 : back.group.ranks;
+  if (ranks > 0) return_pieces(back, s.rows, ranks);
+  sum_parts(p.sum, stays ? &back : nullptr, s.rows.waiting);
+}
