@@ -74,6 +74,8 @@ fn few_tokens_are_taken_and_summed_when_their_marks_have_come() {
 fn spoilt_records_lead_to_no_other_memory() {
     emulator::load();
     SMALL.reaches_no_more_when_spoilt();
+    // All rows stay where they are.
+    Case { ranks: 1, ..SMALL }.reaches_no_more_when_spoilt();
 }
 
 #[test]
