@@ -6,7 +6,8 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering::*},
         mpsc,
     },
-    time::Duration,
+    thread::sleep,
+    time::{Duration, Instant},
 };
 
 use uccl_device::MemoryKind;
@@ -302,6 +303,11 @@ fn a_worker_that_helps_accepts_connections_meanwhile() {
     let conn = core.add_conn(make).expect("a connection");
     Workers::attach(core, &conn).expect("attached");
     conn.call_help();
+    let begun = Instant::now();
+    // Before it helps it accepts connections anyway.
+    while lane.helped.load(SeqCst) == 0 && begun.elapsed() < FAR {
+        sleep(Duration::from_millis(1));
+    }
     let connected = other.connect(busy.addr(), Some(FAR), &mut Uninterrupted);
     let helped = lane.helped.load(SeqCst);
     lane.is_over.store(true, SeqCst);
