@@ -82,31 +82,31 @@ extern "C" __global__ void __launch_bounds__(UCCL_EP_ROUTE_THREADS)
   lay_out(p, s);
 }
 
-extern "C" __global__ void __launch_bounds__(UCCL_EP_NORMAL_THREADS)
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
     uccl_ep_normal_send(const __grid_constant__ UcclEpNormalSend p) {
   UCCL_SHARED(Waiting, s);
   normal_send(p, s);
 }
 
-extern "C" __global__ void __launch_bounds__(UCCL_EP_NORMAL_THREADS)
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
     uccl_ep_count(const __grid_constant__ UcclEpCount p) {
   UCCL_SHARED(Rows, s);
   count(p, s);
 }
 
-extern "C" __global__ void __launch_bounds__(UCCL_EP_NORMAL_THREADS)
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
     uccl_ep_normal_receive(const __grid_constant__ UcclEpNormalReceive p) {
   UCCL_SHARED(Rows, s);
   normal_receive(p, s);
 }
 
-extern "C" __global__ void __launch_bounds__(UCCL_EP_NORMAL_THREADS)
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
     uccl_ep_normal_return(const __grid_constant__ UcclEpNormalReturn p) {
   UCCL_SHARED(Waiting, s);
   normal_return(p, s);
 }
 
-extern "C" __global__ void __launch_bounds__(UCCL_EP_NORMAL_THREADS)
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
     uccl_ep_normal_sum(const __grid_constant__ UcclEpNormalSum p) {
   UCCL_SHARED(Waiting, s);
   normal_sum(p, s);
@@ -117,7 +117,7 @@ struct Dispatched {
   Outgoing out;
 };
 
-extern "C" __global__ void __launch_bounds__(UCCL_EP_NORMAL_THREADS)
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
     uccl_ep_normal_dispatch(const __grid_constant__ UcclEpNormalDispatch p) {
   UCCL_SHARED(Dispatched, s);
   normal_dispatch(p, s.rows, s.out);
@@ -128,7 +128,7 @@ struct Combined {
   Outgoing out;
 };
 
-extern "C" __global__ void __launch_bounds__(UCCL_EP_NORMAL_THREADS)
+extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
     uccl_ep_normal_combine(const __grid_constant__ UcclEpNormalCombine p) {
   UCCL_SHARED(Combined, s);
   normal_combine(p, s.waiting, s.out);

@@ -21,7 +21,6 @@ constexpr u32 UCCL_EP_ROUND = 4;
 constexpr u32 UCCL_EP_HEADER = 8;
 // Twice as many would have half the registers, which hold less of what is under way.
 constexpr u32 UCCL_EP_THREADS = 512;
-constexpr u32 UCCL_EP_NORMAL_THREADS = 512;
 // Of rows that are packed: they take more work than memory.
 constexpr u32 UCCL_EP_PACKED_THREADS = 1024;
 constexpr u32 UCCL_EP_ROUTE_THREADS = 256;  // each warp counts all experts

@@ -7,6 +7,7 @@
 #include "ep_scan.cuh"
 
 // A record's last word is its token, of TOKEN_BITS, and which of the token's ranks the receiver is: the row that comes back has this place.
+
 // Parts of an origin.
 constexpr u32 ORIGIN_RANK = UCCL_EP_MOST_RANKS;
 

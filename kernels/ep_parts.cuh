@@ -120,7 +120,7 @@ struct Mark {
 // What the warps of a block that sends have sent, and are to be told of. Stores to another GPU take long until they are there: one warp
 // waits for them, and sets the marks, while the others go on.
 struct Outgoing {
-  static constexpr u32 WARPS = UCCL_EP_NORMAL_THREADS / LANES;
+  static constexpr u32 WARPS = UCCL_EP_THREADS / LANES;
 
   Mark marks[WARPS][UCCL_EP_MOST_RANKS];  // of a warp's last part
   u32 counts[WARPS];

@@ -21,7 +21,7 @@ class Rows:
     records: int
     """The address of what the combine has to know of records."""
     memory: torch.Tensor
-    layout_range: torch.Tensor
+    """Where they are."""
     shape: tuple[int, int]
     """Tokens of this rank, and the choices of each."""
     stream: int
@@ -104,7 +104,7 @@ class LowLatency:
         count = told.as_strided((local,), (1,), first + local * rows)
         layout_range = empty((local, self.ranks), torch.int64)
         start = told.data_ptr()
-        table = start + 4 * first, start + 4 * records, layout_range.data_ptr()
+        records_at = start + 4 * records
         native = _core.EpCudaDispatch(
             self.native,
             rows=x.data_ptr(),
@@ -130,9 +130,9 @@ class LowLatency:
                 count=count.data_ptr(),
                 stats=address(stats),
                 waits=address(waits),
-                table=table,
+                table=(src_info.data_ptr(), records_at, layout_range.data_ptr()),
             )
-            return Rows(handle, table[1], told, layout_range, (tokens, top_k), stream, start)
+            return Rows(handle, records_at, told, (tokens, top_k), stream, start)
 
         return Dispatch(arriving.returned, count, (src_info, layout_range), native.begin, receive)
 
@@ -154,7 +154,7 @@ class LowLatency:
         else:
             check("out", out, (rows.shape[0], hidden), torch.bfloat16, device=self.device)
         stream = self.gpu.stream()
-        self.gpu.keep_for(stream, rows.stream, (rows.memory, rows.layout_range))
+        self.gpu.keep_for(stream, rows.stream, (rows.memory,))
         memory, scratch = self.gpu.scratch_of(rows)
         native = _core.EpCudaCombine(
             self.native,

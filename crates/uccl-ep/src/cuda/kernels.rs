@@ -9,7 +9,7 @@ use std::{
 use parking_lot::Mutex;
 use uccl_device::cuda::{Context, Function, GpuError, Grid, Module, Stream};
 
-use super::params::{MAX_RANKS, NORMAL_THREADS, PACKED_THREADS, ROUTE_THREADS, THREADS};
+use super::params::{MAX_RANKS, PACKED_THREADS, ROUTE_THREADS, THREADS};
 use crate::error::{Error, Result};
 
 /// The kernels as PTX, which every GPU from Ampere on runs. The driver compiles it once for each driver and GPU.
@@ -97,13 +97,13 @@ impl Kernels {
             combine: kernel(THREADS, c"uccl_ep_combine")?,
             mask: kernel(MAX_RANKS as u32, c"uccl_ep_mask")?,
             layout: kernel(ROUTE_THREADS, c"uccl_ep_layout")?,
-            normal_send: kernel(NORMAL_THREADS, c"uccl_ep_normal_send")?,
-            count: kernel(NORMAL_THREADS, c"uccl_ep_count")?,
-            normal_receive: kernel(NORMAL_THREADS, c"uccl_ep_normal_receive")?,
-            normal_return: kernel(NORMAL_THREADS, c"uccl_ep_normal_return")?,
-            normal_sum: kernel(NORMAL_THREADS, c"uccl_ep_normal_sum")?,
-            normal_dispatch: kernel(NORMAL_THREADS, c"uccl_ep_normal_dispatch")?,
-            normal_combine: kernel(NORMAL_THREADS, c"uccl_ep_normal_combine")?,
+            normal_send: kernel(THREADS, c"uccl_ep_normal_send")?,
+            count: kernel(THREADS, c"uccl_ep_count")?,
+            normal_receive: kernel(THREADS, c"uccl_ep_normal_receive")?,
+            normal_return: kernel(THREADS, c"uccl_ep_normal_return")?,
+            normal_sum: kernel(THREADS, c"uccl_ep_normal_sum")?,
+            normal_dispatch: kernel(THREADS, c"uccl_ep_normal_dispatch")?,
+            normal_combine: kernel(THREADS, c"uccl_ep_normal_combine")?,
             _module: module,
         })
     }

@@ -19,8 +19,6 @@ pub const MAX_TOKENS: usize = 65_535;
 pub(super) const FEW_TOKENS: usize = 512;
 pub(super) const FEW_CHOICES: usize = 4096;
 pub(super) const THREADS: u32 = 512;
-/// Of kernels of normal mode.
-pub(super) const NORMAL_THREADS: u32 = 512;
 /// Of kernels that pack rows, or sum packed ones.
 pub(super) const PACKED_THREADS: u32 = 1024;
 /// Of the kernel that counts for each warp how many of its tokens chose each expert.
@@ -625,7 +623,6 @@ pub fn layout_assertions() -> String {
         ("UCCL_EP_ROUND", ROUND),
         ("UCCL_EP_HEADER", header::WORDS),
         ("UCCL_EP_THREADS", THREADS as usize),
-        ("UCCL_EP_NORMAL_THREADS", NORMAL_THREADS as usize),
         ("UCCL_EP_PACKED_THREADS", PACKED_THREADS as usize),
         ("UCCL_EP_ROUTE_THREADS", ROUTE_THREADS as usize),
         ("UCCL_EP_CHUNK", CHUNK),

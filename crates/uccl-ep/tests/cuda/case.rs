@@ -1,6 +1,7 @@
 //! One rank's inputs, and what the two devices make of them.
 
 use std::{
+    ops::Range,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -11,6 +12,7 @@ use uccl_ep::{
     cuda,
     dispatch::{Dispatch, Layout, Outputs, Payload, Room, ScalesOut, Tokens},
     numerics::{bf16, logfmt, quantise::Scales},
+    record::{Record, Row},
     routing::{Choices, Routing},
 };
 
@@ -152,20 +154,20 @@ impl Case {
         self.local_experts * rows * self.words()
     }
 
-    /// Where the records of the second rank's area begin, and their bytes.
-    pub(super) fn area(&self) -> (usize, usize) {
-        use uccl_ep::record::Record;
-        let record = Record { payload: self.row_len(), scales: self.words(), top_k: self.top_k };
-        let (area, first) =
-            (record.area(self.local_experts, self.slots), Record::first_at(self.local_experts));
-        (area + first, area - first)
+    /// Where the records of the second rank are in a place.
+    pub(super) fn area(&self) -> Range<usize> {
+        let area = self.record().area(self.local_experts, self.slots);
+        let first = Record::first_at(self.local_experts);
+        area + first..2 * area
+    }
+
+    fn record(&self) -> Record {
+        Record { payload: self.row_len(), scales: self.words(), top_k: self.top_k }
     }
 
     /// Bytes for as many calls as there are places.
     pub(super) fn pool(&self) -> usize {
-        use uccl_ep::record::{Record, Row};
-        let record = Record { payload: self.row_len(), scales: self.words(), top_k: self.top_k };
-        let dispatch = self.ranks * record.area(self.local_experts, self.slots);
+        let dispatch = self.ranks * self.record().area(self.local_experts, self.slots);
         let values = match self.is_packed {
             true => logfmt::max_len(self.hidden),
             false => 2 * self.hidden,

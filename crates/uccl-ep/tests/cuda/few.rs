@@ -1,21 +1,18 @@
 //! Few tokens in parts: marks that come late, and a table of records that the caller has spoilt.
 
-use std::{sync::Arc, thread::sleep, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use uccl_ep::{cuda, placing::SLOTS};
+use uccl_ep::cuda;
 
 use super::{
     Gpu,
     case::{Case, Inputs, OnGpu, assert_same},
+    window::{CALL, PARTS, Window},
     world,
 };
 
-/// As the kernels have them: marks of a call from a rank, pieces of a row at most, and what the next call adds to a mark.
-const PARTS: usize = 2048;
+/// As the library has it: pieces of a token's rows at most.
 const MOST_PIECES: usize = 16;
-const CALL: u64 = 1 << 22;
-/// Far longer than a part takes that is not waited for.
-const WHILE: Duration = Duration::from_millis(150);
 
 /// What is spoilt: of a record its token, or its rows, which are then far behind all; or where the records of ranks begin.
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +54,7 @@ impl Case {
         gpu: &Gpu,
     ) {
         let other = Gpu::new();
+        let window = Window::of(group, &other);
         let goes = |inputs: &Inputs, to: usize| -> Vec<usize> {
             let is_there =
                 |expert: &i32| *expert >= 0 && *expert as usize / self.local_experts == to;
@@ -67,49 +65,20 @@ impl Case {
                 .collect()
         };
         let records: Vec<_> = (0..goes(&inputs[1], 0).len()).collect();
-        let give_back = self.hide(group, &other, 1, &records);
+        let held = window.hold(1, &records, self.area());
+        window.hide(&held, &records);
         let handle = round.enqueue_dispatch(self, group, gpu).expect("a dispatch");
-        give_back();
+        window.give_back(&held);
         gpu.stream.synchronize().expect("a dispatch ends");
         let pieces = (PARTS / self.slots).min(MOST_PIECES);
         let marks: Vec<_> = goes(&inputs[0], 1)
             .iter()
             .flat_map(|token| token * pieces..(token + 1) * pieces)
             .collect();
-        let give_back = self.hide(group, &other, 2, &marks);
+        let held = window.hold(2, &marks, 0..self.pool());
+        window.hide(&held, &marks);
         round.enqueue_combine(self, (group, &handle), gpu).expect("a combine");
-        give_back();
-    }
-
-    /// Takes rows and marks of the second rank's call away when all have come. What is returned brings them back after a while.
-    fn hide<'a>(
-        &self,
-        group: &cuda::Group,
-        gpu: &'a Gpu,
-        call: usize,
-        marks: &[usize],
-    ) -> impl FnOnce() + 'a {
-        let pool = group.pool_address();
-        let at = pool - ((SLOTS * 2 - (call % SLOTS * 2 + 1)) * PARTS * size_of::<u64>()) as u64;
-        let all = loop {
-            let all: Vec<u64> = gpu.download(at, PARTS);
-            if marks.iter().all(|mark| all[*mark] / CALL == call as u64) {
-                break all;
-            }
-            sleep(Duration::from_millis(1));
-        };
-        let area = self.area();
-        let (begin, len) = if call == 1 { (area.0, area.1) } else { (0, self.pool()) };
-        let rows: Vec<u8> = gpu.download(pool + begin as u64, len);
-        let mut earlier = all.clone();
-        marks.iter().for_each(|mark| earlier[*mark] -= CALL);
-        gpu.write(at, &earlier);
-        gpu.write(pool + begin as u64, &vec![0x3fu8; len]);
-        move || {
-            sleep(WHILE);
-            gpu.write(pool + begin as u64, &rows);
-            gpu.write(at, &all);
-        }
+        window.give_back(&held);
     }
 
     /// A table of records that the caller has spoilt leads to no other memory, and the call ends.

@@ -8,6 +8,7 @@ mod gpu;
 mod normal;
 mod ranks;
 mod way;
+mod window;
 
 pub(crate) use self::{
     case::{Case, Kind, Lost},

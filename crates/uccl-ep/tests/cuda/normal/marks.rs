@@ -1,24 +1,24 @@
 //! Marks of parts that come late, or say what is not so. A test writes them to the first rank's window when the second has sent
 //! all, and the first has not begun.
 
-use std::{ops::Range, sync::Arc, thread::sleep, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use uccl_ep::{cuda, placing::SLOTS, record::Record};
+use uccl_ep::{cuda, record::Record};
 
 use super::{
-    super::{Gpu, Ranks, case::assert_second_is_late, world},
+    super::{
+        Gpu, Ranks,
+        case::assert_second_is_late,
+        window::{Held, Window},
+        world,
+    },
     Got, Inputs, LIMIT, Normal, Wrong,
     on_gpu::OnGpu,
 };
 
-/// As the kernels have them: marks of a call from a rank, and of a row, where there are few.
-const PARTS: usize = 2048;
+/// As the kernels have them: marks of a row, where there are few, and how many rows a mark may say that a part has.
 const PIECES: usize = 8;
-/// What is added to a mark by the next call, and how many rows it may say that a part has.
-const CALL: u64 = 1 << 22;
 const MOST_ROWS: u64 = 63;
-/// Far longer than a part takes that is not waited for.
-const WHILE: Duration = Duration::from_millis(150);
 
 /// What is done to marks, of which the first is given.
 #[derive(Clone, Copy, Debug)]
@@ -29,64 +29,29 @@ enum Tampering {
     Boasting,
 }
 
-/// The first rank's window.
-struct Window<'a> {
-    gpu: &'a Gpu,
-    /// Where its pool begins, behind the marks.
-    pool: u64,
-}
-
-/// What is in the window and was taken from it.
-struct Held {
-    rows: (u64, Vec<u8>),
-    marks: (u64, Vec<u64>),
-}
-
-impl Window<'_> {
-    /// The first mark of a call from the second of two ranks.
-    fn marks_of(&self, call: usize) -> u64 {
-        let nth = call % SLOTS * 2 + 1;
-        self.pool - ((SLOTS * 2 - nth) * PARTS * size_of::<u64>()) as u64
-    }
-
-    /// The marks of so many rows, when all of them have come.
-    fn marks(&self, call: usize, rows: usize) -> Vec<u64> {
-        loop {
-            let marks: Vec<u64> = self.gpu.download(self.marks_of(call), PIECES * rows);
-            if marks.iter().all(|mark| mark / CALL == call as u64) {
-                return marks;
+impl Tampering {
+    /// Tampers with marks, and with the rows of those that are late.
+    fn tamper(self, window: &Window<'_>, held: &Held, marks: &[usize]) {
+        match self {
+            Self::Late(first) => {
+                let late = marks.iter().copied().filter(|mark| mark % PIECES >= first);
+                window.hide(held, &late.collect::<Vec<_>>());
             }
-            sleep(Duration::from_millis(1));
+            Self::Boasting => window.change(held, marks, |mark| mark | MOST_ROWS),
         }
-    }
-
-    /// Tampers with the marks of a call's rows, which are in a range of the pool.
-    fn tamper(&self, how: Tampering, (call, rows): (usize, usize), at: Range<usize>) -> Held {
-        let marks = self.marks(call, rows);
-        let address = self.pool + at.start as u64;
-        let held = Held {
-            rows: (address, self.gpu.download(address, at.len())),
-            marks: (self.marks_of(call), marks.clone()),
-        };
-        let tampered = marks.iter().enumerate().map(|(at, mark)| match how {
-            Tampering::Late(first) if at % PIECES < first => *mark,
-            Tampering::Late(_) => mark - CALL,
-            Tampering::Boasting => mark | MOST_ROWS,
-        });
-        self.gpu.write(held.marks.0, &tampered.collect::<Vec<_>>());
-        if let Tampering::Late(_) = how {
-            self.gpu.write(address, &vec![0x3fu8; at.len()]);
-        }
-        held
     }
 
     /// Has late rows and their marks come, after a while.
-    fn give_back(&self, how: Tampering, held: &Held) {
-        let Tampering::Late(_) = how else { return };
-        sleep(WHILE);
-        self.gpu.write(held.rows.0, &held.rows.1);
-        self.gpu.write(held.marks.0, &held.marks.1);
+    fn give_back(self, window: &Window<'_>, held: &Held) {
+        if let Self::Late(_) = self {
+            window.give_back(held);
+        }
     }
+}
+
+/// The marks of so many rows.
+fn marks_of(rows: usize) -> Vec<usize> {
+    (0..PIECES * rows).collect()
 }
 
 impl Normal {
@@ -127,9 +92,8 @@ impl Normal {
             let round = OnGpu::new(&case, &gpu, &inputs);
             ranks.meet();
             if me == 0 {
-                let window = Window { gpu: &other, pool: group.pool_address() };
-                let marks = window.marks(1, case.slots);
-                other.write(window.marks_of(1), &vec![0u64; marks.len()]);
+                let (window, marks) = (Window::of(&group, &other), marks_of(case.slots));
+                window.change(&window.hold(1, &marks, 0..0), &marks, |_| 0);
             }
             round.dispatch(&case, (&group, &gpu), round.routed(&case)).expect("a dispatch");
             gpu.stream.synchronize().expect("kernels end, and the context stays usable");
@@ -179,22 +143,26 @@ impl Normal {
         gpu: &Gpu,
     ) {
         let other = Gpu::new();
-        let window = Window { gpu: &other, pool: group.pool_address() };
+        let window = Window::of(group, &other);
         let record = Record { payload: self.row_len(), scales: self.scales, top_k: self.top_k };
         let area = record.area(self.local_experts, self.slots);
         let records = area + Record::first_at(self.local_experts)..2 * area;
-        let held = window.tamper(how, (1, self.slots), records);
+        let marks = marks_of(self.slots);
+        let held = window.hold(1, &marks, records);
+        how.tamper(&window, &held, &marks);
         round.lay_out(self, group, gpu).expect("a layout");
         let handle = round.dispatch(self, (group, gpu), round.routed(self)).expect("a dispatch");
-        window.give_back(how, &held);
+        how.give_back(&window, &held);
         gpu.stream.synchronize().expect("kernels end well");
         if self.by_expert.is_some() {
             // Its own rows come to its window too, in between, and would be written over.
             return round.combine(self, (group, &handle), gpu).expect("a combine");
         }
-        let held = window.tamper(how, (2, self.sent_to_the_second(inputs)), 0..self.pool());
+        let marks = marks_of(self.sent_to_the_second(inputs));
+        let held = window.hold(2, &marks, 0..self.pool());
+        how.tamper(&window, &held, &marks);
         round.combine(self, (group, &handle), gpu).expect("a combine");
-        window.give_back(how, &held);
+        how.give_back(&window, &held);
     }
 
     /// How many of the first rank's tokens go to the second.

@@ -1,0 +1,73 @@
+//! What a test does to the window of the first of two ranks: it holds rows and marks back that the second has sent.
+
+use std::{ops::Range, thread::sleep, time::Duration};
+
+use uccl_ep::{cuda, placing::SLOTS};
+
+use super::Gpu;
+
+/// As the kernels have them: marks of a call from a rank, and what the next call adds to a mark.
+pub(super) const PARTS: usize = 2048;
+pub(super) const CALL: u64 = 1 << 22;
+/// Far longer than a part takes that is not waited for.
+const WHILE: Duration = Duration::from_millis(150);
+
+pub(super) struct Window<'a> {
+    gpu: &'a Gpu,
+    /// Where its pool begins, behind the marks.
+    pool: u64,
+}
+
+/// What is in the window and was taken from it.
+pub(super) struct Held {
+    rows: (u64, Vec<u8>),
+    marks: (u64, Vec<u64>),
+}
+
+impl<'a> Window<'a> {
+    pub(super) fn of(group: &cuda::Group, gpu: &'a Gpu) -> Self {
+        Self { gpu, pool: group.pool_address() }
+    }
+
+    /// The first mark of a call from the second rank.
+    fn marks_of(&self, call: usize) -> u64 {
+        let nth = call % SLOTS * 2 + 1;
+        self.pool - ((SLOTS * 2 - nth) * PARTS * size_of::<u64>()) as u64
+    }
+
+    /// Some marks of a call, and what is in a range of the pool, when all of these marks have come.
+    pub(super) fn hold(&self, call: usize, marks: &[usize], rows: Range<usize>) -> Held {
+        let all = loop {
+            let all: Vec<u64> = self.gpu.download(self.marks_of(call), PARTS);
+            if marks.iter().all(|mark| all[*mark] / CALL == call as u64) {
+                break all;
+            }
+            sleep(Duration::from_millis(1));
+        };
+        let address = self.pool + rows.start as u64;
+        Held {
+            rows: (address, self.gpu.download(address, rows.len())),
+            marks: (self.marks_of(call), all),
+        }
+    }
+
+    /// Changes some marks.
+    pub(super) fn change(&self, held: &Held, marks: &[usize], change: impl Fn(u64) -> u64) {
+        let mut changed = held.marks.1.clone();
+        marks.iter().for_each(|mark| changed[*mark] = change(changed[*mark]));
+        self.gpu.write(held.marks.0, &changed);
+    }
+
+    /// Has some marks be those of an earlier call, in which there are no rows.
+    pub(super) fn hide(&self, held: &Held, marks: &[usize]) {
+        self.change(held, marks, |mark| mark - CALL);
+        self.gpu.write(held.rows.0, &vec![0x3fu8; held.rows.1.len()]);
+    }
+
+    /// Has rows and their marks come, after a while.
+    pub(super) fn give_back(&self, held: &Held) {
+        sleep(WHILE);
+        self.gpu.write(held.rows.0, &held.rows.1);
+        self.gpu.write(held.marks.0, &held.marks.1);
+    }
+}
