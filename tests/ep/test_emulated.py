@@ -89,10 +89,6 @@ def test_calls_of_one_buffer_go_well(run: Any, function: Callable[[Rank], None])
     run(in_threads, 2, function)
 
 
-def test_calls_go_on_without_a_rank_that_is_masked(run: Any) -> None:
-    run(in_threads, 3, gpu_cases.masked)
-
-
 def test_ranks_that_may_not_use_nvlink_go_by_the_host(run: Any) -> None:
     run(in_threads, 2, gpu_cases.by_the_host)
 
