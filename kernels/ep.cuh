@@ -89,6 +89,7 @@ constexpr u32 UCCL_EP_PUSH = 2;  // the proxy takes no commands
 
 struct UcclEpGroup {
   u64 windows[UCCL_EP_MOST_RANKS];  // by rank; the mirrors of those that are far
+  u64 home;                         // this rank's window; or, where that is in the host's memory, as much of the GPU's: see ep_home.cuh
   u64 far;                          // a bit for each rank whose window is not reached
   u64 mirrors;                      // where commands' sources are counted from
   u64 ring;                         // of commands

@@ -60,7 +60,7 @@ __device__ __forceinline__ Going going_to(const UcclEpReturn& p, const UcclEpPla
   bool is_there = nth < rows_of_record(record[0]) && row < p.len && k < p.top_k && token < p.slots;
   if (!is_there || is_masked(call, rank)) return {0, 0, 0};
   u64 slot = static_cast<u64>(k) * p.slots + token;
-  u64 to = p.group.windows[rank] + call.place + slot * p.slot_stride;
+  u64 to = place_of_rank(p.group, call, rank) + slot * p.slot_stride;
   return {p.rows + row * p.row_stride, to, rank};
 }
 
@@ -127,10 +127,11 @@ __device__ __forceinline__ Terms terms_of(const UcclEpSum& p, const UcclEpPlaced
   if (lane < p.routes.top_k) {
     u64 at = static_cast<u64>(token) * p.routes.top_k + lane;
     u32 expert = choice_of(p.routes, p.group.ranks, at);
-    is_chosen = expert != NO_EXPERT && !is_masked(call, expert / p.routes.local_experts);
+    u32 rank = expert / p.routes.local_experts;
+    is_chosen = expert != NO_EXPERT && !is_masked(call, rank);
     weight = reinterpret_cast<const float*>(p.weights)[at];
     u64 slot = static_cast<u64>(lane) * p.slots + token;
-    rows.mine = p.group.windows[p.group.rank] + call.place + slot * p.slot_stride;
+    rows.mine = place_with_rows_of(p.group, call, rank) + slot * p.slot_stride;
   }
   rows.has = __ballot_sync(ALL, is_chosen);
   return {rows, weight};

@@ -26,7 +26,7 @@ __device__ __forceinline__ void records_at(const UcclEpSend& p, const UcclEpPlac
     to[half].has = __ballot_sync(ALL, slot >= 0);
     to[half].mine = 0;
     if (slot >= 0) {
-      u64 area = p.group.windows[rank] + call.place + p.group.rank * p.area.len;
+      u64 area = place_of_rank(p.group, call, rank) + p.group.rank * p.area.len;
       to[half].mine = area + p.area.first + static_cast<u64>(slot) * p.area.stride;
     }
   }
@@ -320,7 +320,7 @@ __device__ __forceinline__ void load_counts(const UcclEpReceive& p, Arriving& s)
       u64 number = w.call.number;
       is_there = wait_for_mark(g, w, {arrived_word(g, g.rank, rank, number), mark_of(number), rank, UCCL_EP_DATA}) == CAME;
     }
-    u64 area = g.windows[g.rank] + w.call.place + rank * p.area.len;
+    u64 area = place_at_home(g, w.call) + rank * p.area.len;
     s.begins[i] = is_there ? reinterpret_cast<const u32*>(area)[i % local] : 0;
   }
 }
@@ -330,7 +330,7 @@ __device__ __forceinline__ bool count_arriving(const UcclEpReceive& p, Arriving&
   const UcclEpGroup& g = p.group;
   u32 local = p.local_experts;
   if (p.in_parts != 0) load_counts(p, s);
-  if (!wait_for_data(g, p.call, p.waits, s.waiting)) return false;
+  if (!wait_for_data(g, p.call, p.waits, s.waiting, {p.area.len, local})) return false;
   if (p.in_parts == 0) load_counts(p, s);
   if (!count_records(g, p.call, p.slots, s.waiting, s.starts)) return false;
 #pragma unroll 1
@@ -367,6 +367,22 @@ __device__ __forceinline__ u32 sender_of(const u32* starts, u32 ranks, u32 at) {
   return sender;
 }
 
+// Fetches the records that a block's teams take, where they have come by the host: what a team reads of one has many parts, and each is
+// a way across the bus.
+__device__ __forceinline__ void fetch_records(const UcclEpGroup& g, const UcclEpPlaced& call, const UcclEpArea& area,
+                                              const u32* starts, const Team& team) {
+  if (g.by_host == 0) return;
+#pragma unroll 1
+  for (u32 at = team.first; at < starts[g.ranks]; at += team.step) {
+    u32 from = sender_of(starts, g.ranks, at);
+    if (from == g.rank) continue;
+    u64 record = area.first + static_cast<u64>(at - starts[from]) * area.stride;
+    u64 address = g.windows[g.rank] + call.place + from * area.len + record;
+    copy<LONG_ROUND>(team, at_home(g, address), address, area.stride / 16);
+  }
+  __syncthreads();
+}
+
 // Where the words of a row's scales go.
 struct ScalesPlace {
   u64 first;
@@ -393,7 +409,7 @@ __device__ __forceinline__ u32 scale_of_record(const UcclEpReceive& p, u64 recor
 __device__ __forceinline__ void receive_record(const UcclEpReceive& p, const Arriving& s, const Team& team, u32 at) {
   const UcclEpGroup& g = p.group;
   u32 from = sender_of(s.starts, g.ranks, at), lane = lane_of_thread();
-  u64 area = g.windows[g.rank] + s.waiting.call.place + from * p.area.len;
+  u64 area = place_at_home(g, s.waiting.call) + from * p.area.len;
   u64 record = area + p.area.first + static_cast<u64>(at - s.starts[from]) * p.area.stride;
   Slice slice = slice_of(team, p.area.payload / 16);
   Vector v[ROUND];
@@ -451,6 +467,7 @@ __device__ __forceinline__ void take_arriving(const UcclEpReceive& p, bool owed,
   if (!count_arriving(p, s)) return;
   u32 total = s.starts[p.group.ranks];
   Team team = team_for(total);
+  fetch_records(p.group, s.waiting.call, p.area, s.starts, team);
 #pragma unroll 1
   for (u32 at = team.first; at < total && wait_for_record(p, s, at); at += team.step) receive_record(p, s, team, at);
   if (p.in_parts != 0 && !is_sound(p.group, p.call, s.waiting)) return;

@@ -98,7 +98,7 @@ __device__ __forceinline__ Back back_of(const UcclEpNormalReturn& p, const UcclE
   // Tensors that the caller has spoilt reach no other memory.
   if (rank >= p.group.ranks || nth >= p.token_rows || token >= p.slots) return {0, 0, 0};
   if (is_masked(call, rank)) return {0, 0, 0};
-  u64 first = p.group.windows[rank] + call.place + token * p.slot_stride;
+  u64 first = place_of_rank(p.group, call, rank) + token * p.slot_stride;
   return {first, first + static_cast<u64>(nth) * p.slots * p.slot_stride, rank};
 }
 
@@ -156,16 +156,17 @@ struct Returned {
   u64 weights;
 };
 
-__device__ __forceinline__ Returned row_at(const UcclEpNormalSum& p, const UcclEpPlaced& call, u32 token, u32 nth) {
+// The one in the `nth` slot of a token, which a rank has sent.
+__device__ __forceinline__ Returned row_at(const UcclEpNormalSum& p, const UcclEpPlaced& call, u32 token, u32 rank, u32 nth) {
   u64 slot = static_cast<u64>(nth) * p.slots + token;
-  u64 row = p.group.windows[p.group.rank] + call.place + slot * p.slot_stride;
+  u64 row = place_with_rows_of(p.group, call, rank) + slot * p.slot_stride;
   return {row, row + p.weights_at};
 }
 
 // The row of a rank for a token: of the rows in a token's slots, as many as there are ranks of the token before it.
 __device__ __forceinline__ Returned row_of(const UcclEpNormalSum& p, const UcclEpPlaced& call, u32 token, u32 rank) {
   u64 mask = reinterpret_cast<const u64*>(p.routes.masks)[token];
-  return row_at(p, call, token, ranks_before(mask, rank));
+  return row_at(p, call, token, rank, ranks_before(mask, rank));
 }
 
 // Where a token's rows are that have come back to this rank's window.
@@ -227,7 +228,7 @@ __device__ __forceinline__ Summed rows_by_choice(const UcclEpNormalSum& p, const
   bool is_there = rank < p.group.ranks && !is_masked(call, rank);
   bool is_each = p.order == UCCL_EP_EACH_CHOICE, is_last = same >> lane == 1;
   Returned back = {0, 0};
-  if (is_there) back = is_each ? row_at(p, call, token, lane) : of(p, call, token, rank);
+  if (is_there) back = is_each ? row_at(p, call, token, rank, lane) : of(p, call, token, rank);
   Summed summed = {};
   summed.rows[0] = {back.row, __ballot_sync(ALL, is_there && (is_each || is_last))};
   summed.weights[0] = back.weights;

@@ -149,7 +149,7 @@ __device__ __forceinline__ void count_by_expert(const UcclEpGroup& g, u64 area_l
   const UcclEpPlaced& call = s.waiting.call;
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < g.ranks * local; i += blockDim.x) {
-    u64 counts = g.windows[g.rank] + call.place + i / local * area_len;
+    u64 counts = place_at_home(g, call) + i / local * area_len;
     s.before[i] = is_masked(call, i / local) ? 0 : reinterpret_cast<const u32*>(counts)[i % local];
   }
   __syncthreads();
@@ -206,7 +206,7 @@ __device__ __forceinline__ void count(const UcclEpCount& p, Rows& s) {
   u32 local = send.routes.local_experts;
   if (!begin_block(g, send.call, p.begins != 0 ? STEP_SEND : STEP_RECEIVE, s.waiting)) return;
   if (p.begins != 0 && !send_only_counts(send, s.waiting)) return;
-  if (!wait_for_data(g, send.call, 0, s.waiting)) return;
+  if (!wait_for_data(g, send.call, 0, s.waiting, {send.area.len, local})) return;
   if (!count_records(g, send.call, p.slots, s.waiting, s.starts)) return;
   count_by_expert(g, send.area.len, local, s);
   tell_counts(g, local, s, p.told, p.ticket, false);
@@ -381,7 +381,7 @@ __device__ __forceinline__ void take(const UcclEpNormalReceive& p, const Rows& s
 __device__ __forceinline__ void take_record(const UcclEpNormalReceive& p, const Rows& s, const Team& team, u32 from,
                                             u32 nth) {
   const UcclEpGroup& g = p.group;
-  u64 area = g.windows[g.rank] + s.waiting.call.place + from * p.area.len;
+  u64 area = place_at_home(g, s.waiting.call) + from * p.area.len;
   Record record = {p, area + p.area.first + static_cast<u64>(nth) * p.area.stride};
   take(p, s, team, record, {from, s.starts[from] + nth});
 }
@@ -505,9 +505,10 @@ __device__ __forceinline__ void fill_rest(const UcclEpNormalReceive& p, const Ro
 
 __device__ __forceinline__ void normal_receive(const UcclEpNormalReceive& p, Rows& s) {
   const UcclEpGroup& g = p.group;
-  if (!begin_receive(g, p.call, 0, s.waiting) || !place_rows(p, s) || !admit_rows(p, s)) return;
+  if (!begin_receive(g, p.call, 0, s.waiting, {p.area.len, p.local_experts}) || !place_rows(p, s) || !admit_rows(p, s)) return;
   u32 total = s.starts[g.ranks];
   Team team = team_for(total);
+  fetch_records(g, s.waiting.call, p.area, s.starts, team);
 #pragma unroll 1
   for (u32 at = team.first; at < total; at += team.step) {
     u32 from = sender_of(s.starts, g.ranks, at);
@@ -521,7 +522,7 @@ __device__ __forceinline__ void normal_receive(const UcclEpNormalReceive& p, Row
 __device__ __forceinline__ void read_tokens(const UcclEpNormalReceive& p, Rows& s) {
   const UcclEpGroup& g = p.group;
   if (threadIdx.x < g.ranks) {
-    const u64* header = reinterpret_cast<const u64*>(header_of(g, g.rank, threadIdx.x, s.waiting.call.number));
+    const u64* header = reinterpret_cast<const u64*>(header_at_home(g, threadIdx.x, s.waiting.call.number));
     bool is_there = !is_masked(s.waiting.call, threadIdx.x);
     s.tokens[threadIdx.x] = is_there ? static_cast<u32>(min(header[p.call.agreed + 1], static_cast<u64>(p.slots))) : 0;
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ep_far.cuh"
+#include "ep_home.cuh"
 
 // A window begins with lines of 64 bytes for each rank: `arrived`, `taken`, its fault, and a header for each call.
 constexpr u32 LINE = 64;
@@ -29,6 +30,11 @@ __device__ __forceinline__ u64 fault_word(const UcclEpGroup& g, u32 at, u32 of) 
 
 __device__ __forceinline__ u64 header_of(const UcclEpGroup& g, u32 at, u32 of, u64 call) {
   return line_of(g, at, of, 3 + slot_of(call));
+}
+
+// Where blocks read a header that has come.
+__device__ __forceinline__ u64 header_at_home(const UcclEpGroup& g, u32 of, u64 call) {
+  return at_home(g, header_of(g, g.rank, of, call));
 }
 
 // The only round of a call, which is the last; of `taken`, the end of the call.
@@ -414,7 +420,11 @@ __device__ __forceinline__ u32 follow_to_rank(const UcclEpGroup& g, Waiting& w) 
 #pragma unroll 1
   for (;;) {
     u32 verdict = *const_cast<volatile u32*>(verdict_on(g, w.call, threadIdx.x));
-    if (verdict != 0) return verdict;
+    if (verdict != 0) {
+      // What the first block has fetched is seen behind it.
+      __threadfence();
+      return verdict;
+    }
     if (look(g.own) != 0) {
       atomicCAS(&w.state, 0u, STOPPED);
       return FAULT;
@@ -423,25 +433,52 @@ __device__ __forceinline__ u32 follow_to_rank(const UcclEpGroup& g, Waiting& w) 
   }
 }
 
-// Waits for a rank's data. Where late ranks are left out, or one block looks for all, they go by what the first of them has found.
-__device__ __forceinline__ u32 wait_for_rank(const UcclEpGroup& g, Waiting& w, u64 word, u64 mark) {
-  Awaited data = {word, mark, threadIdx.x, UCCL_EP_DATA};
-  u32 ended = is_follower(g) ? follow_to_rank(g, w) : wait_for_mark(g, w, data);
-  if ((g.masks_late == 0 && g.by_host == 0) || ended == FAULT) return ended;
+// Notes what this block has found out of this thread's rank, unless another was first, and returns what holds.
+__device__ __forceinline__ u32 settle(const UcclEpGroup& g, const Waiting& w, u32 ended) {
   u32 before = atomicCAS(verdict_on(g, w.call, threadIdx.x), 0u, ended);
-  if (before != 0) ended = before;
-  if (ended == LATE) {
-    leave_out(g, w, threadIdx.x);
-  } else {
-    // Another block has seen it, and it changes only when this call has ended.
-    while (load_acquire(word) != mark) relax();
-  }
+  return before != 0 ? before : ended;
+}
+
+// Waits for this thread's rank. Where late ranks are left out all blocks go by what the first of them has found.
+__device__ __forceinline__ u32 wait_for_rank(const UcclEpGroup& g, Waiting& w, u64 word, u64 mark) {
+  if (is_follower(g)) return follow_to_rank(g, w);
+  u32 ended = wait_for_mark(g, w, {word, mark, threadIdx.x, UCCL_EP_DATA});
+  // By the host the others follow when this block has fetched what they read.
+  if (g.masks_late == 0 || g.by_host != 0 || ended == FAULT) return ended;
+  ended = settle(g, w, ended);
+  // Another block has seen it, and it changes only when this call has ended.
+  while (ended == CAME && load_acquire(word) != mark) relax();
   return ended;
+}
+
+// How ranks' counts by expert lie in a place, where a call has any.
+struct Counted {
+  u64 area_len;
+  u32 local_experts;
+};
+
+// The first block, which has waited for all ranks, fetches what they tell, and lets the others go on.
+__device__ __forceinline__ void lead_on(const UcclEpGroup& g, Waiting& w, const Counted& counted, bool is_awaited, u32 ended) {
+  if (agreed_state(w) != 0) return;
+#pragma unroll 1
+  for (u32 i = threadIdx.x; i < g.ranks * UCCL_EP_HEADER; i += blockDim.x) {
+    u64 word = header_of(g, g.rank, i / UCCL_EP_HEADER, w.call.number) + sizeof(u64) * (i % UCCL_EP_HEADER);
+    *reinterpret_cast<u64*>(at_home(g, word)) = *reinterpret_cast<const u64*>(word);
+  }
+#pragma unroll 1
+  for (u32 i = threadIdx.x; i < g.ranks * counted.local_experts; i += blockDim.x) {
+    u64 area = g.windows[g.rank] + w.call.place + i / counted.local_experts * counted.area_len;
+    u64 word = area + sizeof(u32) * (i % counted.local_experts);
+    *reinterpret_cast<u32*>(at_home(g, word)) = *reinterpret_cast<const u32*>(word);
+  }
+  __syncthreads();
+  __threadfence();
+  if (is_awaited) settle(g, w, ended);
 }
 
 // Whether a rank tells the same of the call as this one, and what else it tells.
 __device__ __forceinline__ void compare_headers(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w, u32 peer) {
-  const u64* header = reinterpret_cast<const u64*>(header_of(g, g.rank, peer, w.call.number));
+  const u64* header = reinterpret_cast<const u64*>(header_at_home(g, peer, w.call.number));
   u64 theirs[UCCL_EP_HEADER];
   // All of them are under way before the first is compared.
 #pragma unroll
@@ -464,25 +501,28 @@ __device__ __forceinline__ void compare_headers(const UcclEpGroup& g, const Uccl
 
 // Waits until every rank's data is there, and compares what ranks tell of the call. To `waits`, if there are any, is added by rank how
 // many nanoseconds that took; what was there before counts nothing.
-__device__ __forceinline__ bool wait_for_data(const UcclEpGroup& g, const UcclEpCall& c, u64 waits,
-                                              Waiting& w) {
-  u32 peer = threadIdx.x;
-  if (peer < g.ranks && !is_masked(w.call, peer)) {
+__device__ __forceinline__ bool wait_for_data(const UcclEpGroup& g, const UcclEpCall& c, u64 waits, Waiting& w,
+                                              const Counted& counted = {0, 0}) {
+  u32 peer = threadIdx.x, ended = FAULT;
+  bool is_awaited = peer < g.ranks && !is_masked(w.call, peer);
+  if (is_awaited) {
     u64 number = w.call.number;
     u64 word = arrived_word(g, g.rank, peer, number);
     bool is_timed = waits != 0 && blockIdx.x == 0 && load_acquire(word) != mark_of(number);
     u64 began = is_timed ? now_ns() : 0;
-    if (wait_for_rank(g, w, word, mark_of(number)) == CAME) {
-      if (is_timed) reinterpret_cast<u64*>(waits)[peer] += now_ns() - began;
-      compare_headers(g, c, w, peer);
-    }
+    ended = wait_for_rank(g, w, word, mark_of(number));
+    if (ended == CAME && is_timed) reinterpret_cast<u64*>(waits)[peer] += now_ns() - began;
+    if (ended == LATE) leave_out(g, w, peer);
   }
+  if (g.by_host != 0 && blockIdx.x == 0) lead_on(g, w, counted, is_awaited, ended);
+  if (ended == CAME) compare_headers(g, c, w, peer);
   return is_sound(g, c, w);
 }
 
 // Begins a block of a launch that receives, when every rank's data is there.
-__device__ __forceinline__ bool begin_receive(const UcclEpGroup& g, const UcclEpCall& c, u64 waits, Waiting& w) {
-  return begin_block(g, c, STEP_RECEIVE, w) && wait_for_data(g, c, waits, w);
+__device__ __forceinline__ bool begin_receive(const UcclEpGroup& g, const UcclEpCall& c, u64 waits, Waiting& w,
+                                              const Counted& counted = {0, 0}) {
+  return begin_block(g, c, STEP_RECEIVE, w) && wait_for_data(g, c, waits, w, counted);
 }
 
 // Whether all other blocks of the launch, which count in a word, have come here; what they wrote is then visible here.

@@ -309,6 +309,7 @@ impl Group {
     pub(super) fn params(&self) -> GroupParams {
         let mut params = GroupParams {
             windows: [0; MAX_RANKS],
+            home: 0,
             far: 0,
             mirrors: 0,
             ring: 0,
@@ -328,6 +329,7 @@ impl Group {
         match &self.windows {
             Windows::Direct(window) => {
                 params.windows.iter_mut().zip(window.addresses()).for_each(|(to, at)| *to = at);
+                params.home = params.windows[self.rank()];
                 if window.marks_len() > 0 {
                     params.marks_at = params.pool_at;
                     params.pool_at += window.marks_len() as u64;

@@ -14,7 +14,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use uccl_device::cuda::{Context, HostRegistration};
+use uccl_device::cuda::{Context, DeviceBuffer, HostRegistration};
 use uccl_fabric::shm::Mapping;
 
 use super::{
@@ -24,6 +24,7 @@ use super::{
 use crate::{
     error::{Error, Result},
     group::Group,
+    view::control_len,
 };
 
 /// How often peers are looked at.
@@ -37,6 +38,8 @@ pub(super) struct Hosted {
     /// dropped last, so that the last of them ends the group.
     _locked: Vec<HostRegistration>,
     windows: [u64; MAX_RANKS],
+    /// As long as a window: rows that stay with this rank, and what it has fetched from its own.
+    home: DeviceBuffer,
     far: u64,
     mirrors: u64,
     ring: u64,
@@ -76,8 +79,9 @@ impl Hosted {
                 return Err(Error::invalid(format!("rank {rank} has not joined")));
             }
         }
+        let home = DeviceBuffer::new(context, control_len(group.ranks()) + group.pool_len())?;
         let watch = Watch::new(Arc::clone(&group), Arc::clone(reports))?;
-        Ok(Self { watch, group, _locked: locked, windows, far, mirrors, ring, ring_slots })
+        Ok(Self { watch, group, _locked: locked, windows, home, far, mirrors, ring, ring_slots })
     }
 
     /// Bytes of the pool.
@@ -98,7 +102,8 @@ impl Hosted {
     /// Tells kernels where windows are.
     pub(super) fn put_into(&self, params: &mut GroupParams) {
         let Self { windows, far, mirrors, ring, ring_slots, .. } = *self;
-        *params = GroupParams { windows, far, mirrors, ring, ring_slots, ..*params };
+        let home = self.home.address();
+        *params = GroupParams { windows, home, far, mirrors, ring, ring_slots, ..*params };
     }
 }
 

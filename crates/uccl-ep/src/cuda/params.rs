@@ -96,6 +96,7 @@ pub(super) const PUSH: u32 = 2;
 #[derive(Clone, Copy)]
 pub(super) struct GroupParams {
     pub(super) windows: [u64; MAX_RANKS],
+    pub(super) home: u64,
     pub(super) far: u64,
     pub(super) mirrors: u64,
     pub(super) ring: u64,
@@ -444,8 +445,8 @@ pub fn layout_assertions() -> String {
         "UcclEpGroup",
         GroupParams,
         [
-            windows, far, mirrors, ring, own, status, timeout_ns, pool_at, pool, marks_at, rank,
-            ranks, masks_late, ring_slots, by_host, zero
+            windows, home, far, mirrors, ring, own, status, timeout_ns, pool_at, pool, marks_at,
+            rank, ranks, masks_late, ring_slots, by_host, zero
         ]
     );
     layout!("UcclEpCall", CallParams, [placed, len, header, agreed, phase]);

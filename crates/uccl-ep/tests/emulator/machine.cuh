@@ -142,6 +142,7 @@ inline void __syncwarp() {
   emulated::exchange(0);
   emulated::exchanged();
 }
+inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
 inline u32 atomicAdd(u32* word, u32 by) { return __atomic_fetch_add(word, by, __ATOMIC_RELAXED); }
