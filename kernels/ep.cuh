@@ -21,8 +21,8 @@ constexpr u32 UCCL_EP_ROUND = 4;
 constexpr u32 UCCL_EP_HEADER = 8;
 // Twice as many would have half the registers, which hold less of what is under way.
 constexpr u32 UCCL_EP_THREADS = 512;
-// Of rows that are packed: they take more work than memory.
-constexpr u32 UCCL_EP_PACKED_THREADS = 1024;
+// Of rows that are packed: they take more work than memory. With more there are not enough registers for two sums of sixteen values.
+constexpr u32 UCCL_EP_PACKED_THREADS = 896;
 constexpr u32 UCCL_EP_ROUTE_THREADS = 256;  // each warp counts all experts
 // Parts of a call, from each rank, that have marks of their own: see ep_parts.cuh.
 constexpr u32 UCCL_EP_PARTS = 2048;
@@ -209,7 +209,7 @@ struct UcclEpReturn {
   u32 slots;
   u32 top_k;
   u32 pieces;       // of a row, each of which has a mark; or 0: none has
-  u32 zero;
+  u32 weights_at;   // where in a place ranks are told the weights of each other's tokens; or 0: they are not
 };
 
 struct UcclEpSum {

@@ -3,6 +3,7 @@
 
 #include "ep_dispatch.cuh"
 #include "ep_scan.cuh"
+#include "ep_terms.cuh"
 
 // The most records whose rows a block counts, so that all warps have as many to send. Of more, each warp has many, more or less.
 constexpr u32 MOST_COUNTED = 1024;
@@ -113,66 +114,25 @@ __device__ __forceinline__ bool return_whole(const UcclEpReturn& p, Returning& s
   });
 }
 
-// The terms of a token's sum: a lane has those of a choice.
-struct Terms {
-  Targets rows;
-  float weight;
-};
-
+// The terms of a token's sum: a lane has that of a choice.
 __device__ __forceinline__ Terms terms_of(const UcclEpSum& p, const UcclEpPlaced& call, u32 token) {
   u32 lane = lane_of_thread();
-  Targets rows = {0, 0};
-  float weight = 0.0f;
-  bool is_chosen = false;
+  Terms terms = {0, 0.0f, NO_RANK, 0, 0, 0};
   if (lane < p.routes.top_k) {
     u64 at = static_cast<u64>(token) * p.routes.top_k + lane;
-    u32 expert = choice_of(p.routes, p.group.ranks, at);
-    u32 rank = expert / p.routes.local_experts;
-    is_chosen = expert != NO_EXPERT && !is_masked(call, rank);
-    weight = reinterpret_cast<const float*>(p.weights)[at];
+    u32 expert = choice_of(p.routes, p.group.ranks, at), rank = expert / p.routes.local_experts;
+    if (expert != NO_EXPERT && !is_masked(call, rank)) terms.rank = rank;
+    terms.weight = reinterpret_cast<const float*>(p.weights)[at];
     u64 slot = static_cast<u64>(lane) * p.slots + token;
-    rows.mine = place_with_rows_of(p.group, call, rank) + slot * p.slot_stride;
+    terms.row = place_with_rows_of(p.group, call, rank) + slot * p.slot_stride;
   }
-  rows.has = __ballot_sync(ALL, is_chosen);
-  return {rows, weight};
-}
-
-// Rows of a token that a lane loads at a time.
-constexpr u32 SUM_ROUND = 8;
-
-// Sums some vectors of the rows of a token's choices, in their order.
-__device__ __forceinline__ void sum_vectors(const Terms& terms, u64 out, const Slice& slice) {
-#pragma unroll 1
-  for (u32 at = slice.begin + lane_of_thread(); at - lane_of_thread() < slice.end; at += LANES) {
-    Sums sums = {};
-#pragma unroll 1
-    for (u32 left = terms.rows.has; left != 0;) {
-      Vector v[SUM_ROUND];
-      float weights[SUM_ROUND];
-      u32 taken = 0;
-#pragma unroll
-      for (u32 i = 0; i < SUM_ROUND; i++) {
-        if (left != 0) {
-          int k = __ffs(static_cast<int>(left)) - 1;
-          left &= left - 1;
-          taken = i + 1;
-          u64 row = __shfl_sync(ALL, terms.rows.mine, k);
-          weights[i] = __shfl_sync(ALL, terms.weight, k);
-          if (at < slice.end) v[i] = load_vector(row + 16ull * at);
-        }
-      }
-#pragma unroll
-      for (u32 i = 0; i < SUM_ROUND; i++) {
-        if (i < taken && at < slice.end) add_weighted(sums, v[i], weights[i]);
-      }
-    }
-    if (at < slice.end) store_vector(out + 16ull * at, rounded(sums));
-  }
+  terms.has = __ballot_sync(ALL, terms.rank != NO_RANK);
+  return terms;
 }
 
 __device__ __forceinline__ void sum_token(const UcclEpSum& p, const UcclEpPlaced& call, const Team& team, u32 token) {
   u64 out = p.out + token * static_cast<u64>(p.row_len);
-  sum_vectors(terms_of(p, call, token), out, slice_of(team, p.row_len / 16));
+  sum_terms(in_order(terms_of(p, call, token)), out, slice_of(team, p.row_len / 16));
 }
 
 // Makes each token's sum, by `sum`, when all rows have come. The block has begun.

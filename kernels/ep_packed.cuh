@@ -70,21 +70,26 @@ __device__ __forceinline__ void add_row(Sums (&sums)[2], u64 row, u32 row_len, u
   }
 }
 
-// Sums the rows of a token's choices, in their order.
+// Sums the rows of a token's choices.
 __device__ __forceinline__ void sum_packed(const UcclEpSum& p, const UcclEpPlaced& call, const Team& team, u32 token) {
-  u32 lane = lane_of_thread(), hidden = p.row_len / 2;
-  Terms terms = terms_of(p, call, token);
+  Terms terms = in_order(terms_of(p, call, token));
+  u32 lane = lane_of_thread(), hidden = p.row_len / 2, count = __popc(terms.has);
 #pragma unroll 1
   for (u32 first = team.warp * WARP_CHANNELS; first < hidden; first += team.warps * WARP_CHANNELS) {
     u32 channel = first + lane * (GROUP / GROUP_LANES);
-    Sums sums[2] = {};
+    Sums sums[2] = {}, part[2] = {};
+    auto end_parts = [&] {
+#pragma unroll
+      for (u32 i = 0; i < 2; i++) end_part(sums[i], part[i]);
+    };
 #pragma unroll 1
-    for (u32 left = terms.rows.has; left != 0; left &= left - 1) {
-      int k = __ffs(static_cast<int>(left)) - 1;
-      u64 row = __shfl_sync(ALL, terms.rows.mine, k);
-      float weight = __shfl_sync(ALL, terms.weight, k);
-      if (channel < hidden) add_row(sums, row, p.row_len, channel / GROUP, weight);
+    for (u32 nth = 0; nth < count; nth++) {
+      u64 row = __shfl_sync(ALL, terms.row, static_cast<int>(nth));
+      float weight = __shfl_sync(ALL, terms.weight, static_cast<int>(nth));
+      if ((terms.begins >> nth & 1) != 0) end_parts();
+      if (channel < hidden) add_row(part, row, p.row_len, channel / GROUP, weight);
     }
+    end_parts();
     if (channel >= hidden) continue;
     u64 out = p.out + token * static_cast<u64>(p.row_len) + 2ull * channel;
     store_vector(out, rounded(sums[0]));

@@ -30,10 +30,22 @@ class ManyTokens:
         return rounded(total).to(x.dtype)
 
 
-def few_tokens(x, choices, weights, experts):
-    """Rows of experts are rounded, then their sum, to which each is added by a fused multiply-add of f32."""
-    made = rounded(experts.of_each(rounded(x).to(x.dtype).expand(len(experts.up), -1, -1)))
-    tokens, total = torch.arange(len(x), device=x.device), torch.zeros_like(x, dtype=torch.float)
-    for choice, weight in zip(choices.T, weights.float().T):
-        total = (weight.double()[:, None] * made[choice, tokens].double() + total.double()).float()
-    return rounded(total).to(x.dtype)
+class FewTokens:
+    """As if the experts were on so many ranks. Rows of experts are rounded, then their sum. Of each rank rows are added by fused
+    multiply-adds of f32, in the order of choices, and then what that makes, in the order of ranks' first choices."""
+
+    def __init__(self, ranks):
+        self.ranks = ranks
+
+    def __call__(self, x, choices, weights, experts):
+        count = len(experts.up)
+        made = rounded(experts.of_each(rounded(x).to(x.dtype).expand(count, -1, -1)))
+        tokens, total = torch.arange(len(x), device=x.device), torch.zeros_like(x, dtype=torch.float)
+        ranks, weights = (choices // (count // self.ranks)).T, weights.float().double().T
+        for first, rank in enumerate(ranks):
+            part, is_first = torch.zeros_like(total), (ranks[:first] != rank).all(0)
+            for choice, weight, other in list(zip(choices.T, weights, ranks))[first:]:
+                more = (weight[:, None] * made[choice, tokens].double() + part.double()).float()
+                part = torch.where((other == rank)[:, None], more, part)
+            total = torch.where(is_first[:, None], total + part, total)
+        return rounded(total).to(x.dtype)

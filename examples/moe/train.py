@@ -107,7 +107,7 @@ def run(group, steps, length=CONTEXT, say=lambda line: None):
     # The others may be in the last call still.
     dist.barrier(group)
     with torch.no_grad():
-        expected = whole.model(tokens[:, :-1].to(device), alone.few_tokens).cpu()
+        expected = whole.model(tokens[:, :-1].to(device), alone.FewTokens(group.size())).cpu()
     likeliest = expected.argmax(-1)[:, GIVEN - 1 :]
     return Outcome(
         losses,

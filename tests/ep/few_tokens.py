@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from cases import Call, listed, same
+from cases import Call, Sizes, listed, same
 from on_device import NAN, OnDevice, bits, inputs_of
 from oracle import formats, low_latency
 
@@ -23,7 +23,8 @@ def in_tiles(name: str, tiles: torch.Tensor, scales: torch.Tensor, room: int) ->
 class FewTokens(OnDevice):
     """One rank's calls of a low latency case, and what it knows that they must return."""
 
-    def __init__(self, group: Any, seed: int, **keywords: Any) -> None:
+    def __init__(self, group: Any, seed: int, sizes: Sizes | None = None, **keywords: Any) -> None:
+        """Sizes are drawn, unless they are given."""
         from uccl.ep import Buffer
 
         super().__init__(**keywords)
@@ -37,7 +38,8 @@ class FewTokens(OnDevice):
                 low_latency.Format(global_scale=self.draw.choice([1.0, 672.0, self.draw.uniform(0.001, 9999)])),
             ]
         )
-        self.sizes = self.draw.sizes(group.size(), multiple_of=512 if self.form.use_fp8 else 128)
+        drawn = self.draw.sizes(group.size(), multiple_of=512 if self.form.use_fp8 else 128)
+        self.sizes = sizes or drawn
         self.shape = self.sizes.shape
         room = Buffer.get_low_latency_rdma_size_hint(
             self.sizes.most, self.sizes.hidden, group.size(), self.shape.experts
@@ -146,6 +148,7 @@ class FewTokens(OnDevice):
             lambda token, expert: way(call.answer(self.rank, token, expert)),
             call.choices[self.rank],
             call.weights[self.rank],
+            self.sizes.shape.owner,
             self.sizes.hidden,
             **keywords,
         )

@@ -11,7 +11,9 @@ torch = pytest.importorskip("torch")
 
 import gpu_lost
 import gpu_steps
+from cases import Sizes
 from few_tokens import FewTokens
+from oracle.routing import Shape
 from thread_ranks import Rank, reserve, threads
 from world import World
 
@@ -51,8 +53,8 @@ def test_calls_go_on_without_a_rank_that_is_masked_or_late(seed: int, is_late: b
     threads(2 + seed % 2, lambda rank: left_out(rank, 200 + seed, is_late))
 
 
-def in_process(group: Any, seed: int) -> None:
-    few = FewTokens(group, seed, device="cuda", timeout=40)
+def in_process(group: Any, seed: int, sizes: Sizes | None = None) -> None:
+    few = FewTokens(group, seed, sizes, device="cuda", timeout=40)
     few.two_at_a_time()
     torch.cuda.synchronize()
     few.buffer.check()
@@ -63,6 +65,11 @@ def in_process(group: Any, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_ranks_in_processes_reach_the_windows_of_each_other(world: Any, seed: int) -> None:
     world.run(2, in_process, 100 + seed)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ranks_send_their_parts_of_sums(world: Any, seed: int) -> None:
+    world.run(2, in_process, 400 + seed, Sizes(Shape(2, 24), hidden=7168, top_k=8, most=64))
 
 
 @pytest.mark.parametrize("size", [2, 4])

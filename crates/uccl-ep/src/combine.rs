@@ -44,7 +44,8 @@ pub enum Sums {
     ByRank,
     /// Choice by choice. A rank's one row counts as the last of its choices. Weights are those of the choice's rank.
     ByChoice,
-    /// Choice by choice, each multiplied by its weight: one for each choice of each token.
+    /// Each choice multiplied by its weight, of which there is one for each choice of each token: rank by rank, in the order of their first
+    /// choices. Of each rank its choices are summed, one by one, before that is added.
     Weighted(*const f32),
 }
 
@@ -488,7 +489,9 @@ impl Part {
             Sums::Weighted(weights) => {
                 // SAFETY: there is a weight for each choice of each token.
                 let of = |term: &Term| unsafe { weights.add(token * top_k + term.choice).read() };
-                let weights: SmallVec<[f32; MAX_TOP_K]> = terms.iter().map(of).collect();
+                let begins = |nth: usize| nth == 0 || terms[nth].rank != terms[nth - 1].rank;
+                let weights: SmallVec<[(f32, bool); MAX_TOP_K]> =
+                    terms.iter().enumerate().map(|(nth, term)| (of(term), begins(nth))).collect();
                 sum::weighted(&rows, &weights, out);
             }
         }
@@ -570,7 +573,20 @@ impl Part {
             Sums::ByRank => terms.sort_by_key(|term| term.rank),
             Sums::ByChoice | Sums::Weighted(_) => terms.sort_by_key(|term| term.choice),
         }
+        if matches!(sums, Sums::Weighted(_)) {
+            gather_ranks(&mut terms);
+        }
         terms
+    }
+}
+
+/// Has terms, which are in the order of their choices, follow the first one of their rank.
+fn gather_ranks(terms: &mut [Term]) {
+    for at in 1..terms.len() {
+        let rank = terms[at].rank;
+        if let Some(last) = terms[..at].iter().rposition(|term| term.rank == rank) {
+            terms[last + 1..=at].rotate_right(1);
+        }
     }
 }
 

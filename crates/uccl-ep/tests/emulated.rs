@@ -70,10 +70,22 @@ fn few_tokens_are_taken_and_summed_when_their_marks_have_come() {
     SMALL.waits_for_marks();
 }
 
+/// Many choices of each rank, whose first and last rank's calls are one launch each: these tell their tokens' weights.
+const SUMMED: Case = Case { ranks: 3, local_experts: 5, top_k: 8, slots: 50, rounds: 1, ..SMALL };
+
+#[test]
+fn a_rank_sends_its_part_of_a_sum_where_weights_are_told() {
+    emulator::load();
+    Case { hidden: 640, ..SUMMED }.run();
+    // Choices of which there is no mark for each: own rows go back too.
+    Case { hidden: 8, slots: 260, ..SUMMED }.run();
+}
+
 #[test]
 fn spoilt_records_lead_to_no_other_memory() {
     emulator::load();
     SMALL.reaches_no_more_when_spoilt();
+    SUMMED.reaches_no_more_when_spoilt();
     // All rows stay where they are.
     Case { ranks: 1, ..SMALL }.reaches_no_more_when_spoilt();
 }

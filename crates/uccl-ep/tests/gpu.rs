@@ -98,6 +98,13 @@ fn one_rank_makes_the_bytes_of_the_cpu_in_normal_mode() {
 }
 
 #[test]
+fn ranks_send_their_parts_of_sums() {
+    let Some(_alone) = alone() else { return };
+    // The first and the last rank tell their tokens' weights.
+    Case { ranks: 3, top_k: 8, slots: 100, hidden: 7168, ..CASE }.run();
+}
+
+#[test]
 fn two_and_four_ranks_make_the_bytes_of_the_cpu() {
     let Some(_alone) = alone() else { return };
     for (seed, kind) in (0..).zip(KINDS) {

@@ -94,22 +94,27 @@ def combine(
     answer: Callable[[int, int], torch.Tensor],
     choices: torch.Tensor,
     weights: torch.Tensor,
+    owner: Callable[[int], int],
     hidden: int,
     left_out: Callable[[int], bool] = lambda expert: False,
 ) -> torch.Tensor:
     """``[n, H]`` bf16: of each token the weighted sum of what its experts answer.
 
-    ``answer(token, expert)`` is ``[H]`` bf16. ``sum = fma(weight, row, sum)`` in f32, choice by choice. Experts that
-    ``left_out`` names count for nothing.
+    ``answer(token, expert)`` is ``[H]`` bf16. Of each rank, which ``owner`` tells of an expert, ``part = fma(weight, row, part)`` in
+    f32, choice by choice; parts are added in the order of the ranks' first choices. Experts that ``left_out`` names count for
+    nothing.
     """
     out = torch.zeros((choices.shape[0], hidden), dtype=torch.bfloat16)
     for token, row in enumerate(choices.tolist()):
-        total = torch.zeros(hidden)
+        parts: dict[int, torch.Tensor] = {}
         for k, expert in enumerate(row):
             if expert < 0 or left_out(expert):
                 continue
-            weight = weights[token, k].expand(hidden)
-            total = formats.fma(weight, answer(token, expert).float(), total)
+            weight, part = weights[token, k].expand(hidden), parts.get(owner(expert), torch.zeros(hidden))
+            parts[owner(expert)] = formats.fma(weight, answer(token, expert).float(), part)
+        total = torch.zeros(hidden)
+        for part in parts.values():
+            total += part
         out[token] = total.bfloat16()
     return out
 

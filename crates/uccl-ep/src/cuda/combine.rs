@@ -1,4 +1,8 @@
-//! What experts made of tokens comes back, and is summed: choice by choice, each times its weight, rounded once.
+//! What experts made of tokens comes back, and is summed, each times its weight: of each rank choice by choice, and these parts in the
+//! order of their ranks' first choices. The sum is rounded once.
+//!
+//! A rank with many choices of each token sends its part of the sum, in f32, instead of their rows, where it knows the weights: those of a
+//! combine of one launch are told at its beginning.
 
 use std::sync::Arc;
 
@@ -48,7 +52,11 @@ impl Combine {
         }
         let values = if is_packed { logfmt::max_len(hidden) } else { len };
         let row = Row { values, weights: 0, slots: routes.top_k as usize };
-        let call = call_of(group, &row, *slots, is_packed, scratch)?;
+        let pieces = if is_packed { 0 } else { pieces_of(group, *slots) };
+        let weights_at = if pieces > 0 { weights_at(group, &row, *slots) } else { None };
+        let place =
+            weights_at.map_or(row.place(*slots), |at| at + weights_len(group, &row, *slots));
+        let call = call_of(group, &row, (*slots, place), is_packed, scratch)?;
         let give_back = Return {
             group: group.params(),
             call,
@@ -60,8 +68,8 @@ impl Combine {
             len: handle.expert_rows() as u32 * routes.local_experts,
             slots: *slots as u32,
             top_k: routes.top_k,
-            pieces: if is_packed { 0 } else { pieces_of(group, *slots) as u32 },
-            zero: 0,
+            pieces: pieces as u32,
+            weights_at: weights_at.unwrap_or(0) as u32,
         };
         Ok(Self { handle: Arc::clone(handle), give_back, is_packed, is_begun: false })
     }
@@ -119,7 +127,10 @@ impl Combine {
         let (kernels, tokens) = (group.kernels(), routes.tokens as usize);
         if !self.is_begun && !self.is_packed && group.has_whole_calls() {
             let rows = self.rows().max(tokens);
-            let whole = WholeCombine { give_back: self.give_back, sum };
+            let mut whole = WholeCombine { give_back: self.give_back, sum };
+            // It says that weights come with it.
+            let agreed = call.agreed as usize;
+            whole.give_back.call.header[agreed] = u64::from(whole.give_back.weights_at != 0);
             // SAFETY: the kernel takes this struct; otherwise as for `begin`.
             return unsafe { group.launch(stream, (kernels.combine, rows), &whole) };
         }
@@ -143,11 +154,28 @@ fn pieces_of(group: &Group, slots: usize) -> usize {
     }
 }
 
-/// What the kernels need to know of a call with such rows.
+/// Where in a place ranks are told the weights of each other's tokens, if a rank has two choices of each on average, and they are so many
+/// that a wait for the weights is shorter than what the rows take: all ranks find the same.
+fn weights_at(group: &Group, row: &Row, slots: usize) -> Option<usize> {
+    /// Of tokens: on two H100s so many take as long either way.
+    const LEAST: usize = 48;
+    let ranks = group.ranks();
+    let pays = ranks > 1 && row.slots >= 2 * ranks && slots >= LEAST;
+    let at = row.place(slots);
+    let fits = at + weights_len(group, row, slots) <= group.pool_len() && u32::try_from(at).is_ok();
+    (pays && fits).then_some(at)
+}
+
+/// Bytes of the weights of all ranks' tokens.
+fn weights_len(group: &Group, row: &Row, slots: usize) -> usize {
+    size_of::<f32>() * group.ranks() * slots * row.slots
+}
+
+/// What the kernels need to know of a call with such rows, of which each rank has so many slots, in a place of so many bytes.
 pub(super) fn call_of(
     group: &Group,
     row: &Row,
-    slots: usize,
+    (slots, place): (usize, usize),
     is_packed: bool,
     scratch: u64,
 ) -> Result<CallParams> {
@@ -157,5 +185,5 @@ pub(super) fn call_of(
         agreed: std::array::from_fn(|at| (COMBINE_AGREED[at], agreed[at])),
         told: [],
     };
-    group.call(row.place(slots), &header, scratch)
+    group.call(place, &header, scratch)
 }

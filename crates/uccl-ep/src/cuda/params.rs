@@ -20,7 +20,7 @@ pub(super) const FEW_TOKENS: usize = 512;
 pub(super) const FEW_CHOICES: usize = 4096;
 pub(super) const THREADS: u32 = 512;
 /// Of kernels that pack rows, or sum packed ones.
-pub(super) const PACKED_THREADS: u32 = 1024;
+pub(super) const PACKED_THREADS: u32 = 896;
 /// Of the kernel that counts for each warp how many of its tokens chose each expert.
 pub(super) const ROUTE_THREADS: u32 = 256;
 /// Parts of a call, from each rank, that have marks of their own.
@@ -234,7 +234,7 @@ pub(super) struct Return {
     pub(super) slots: u32,
     pub(super) top_k: u32,
     pub(super) pieces: u32,
-    pub(super) zero: u32,
+    pub(super) weights_at: u32,
 }
 
 /// `UcclEpSum`.
@@ -532,7 +532,7 @@ pub fn layout_assertions() -> String {
             slots,
             top_k,
             pieces,
-            zero
+            weights_at
         ]
     );
     layout!(

@@ -115,11 +115,14 @@ const BATCH: usize = 256;
 const SPINS: u32 = 64;
 /// How long it sleeps while writes are under way.
 pub(super) const NAP: Duration = Duration::from_micros(50);
+/// How long a proxy that nobody wakes goes on looking after its last work: the next call of a layer comes sooner than it would wake.
+const AWAKE: Duration = Duration::from_millis(1);
 
 impl<S: Storage> Proxy<S> {
     /// Carries out commands until the desk is closed.
     pub(super) fn run(mut self) {
         let (mut idle, mut before) = (0, Instant::now());
+        let mut worked = before;
         while !self.desk.is_closed.load(Ordering::Acquire) {
             let asked = self.desk.asked.load(Ordering::Acquire);
             let (began, was_busy) = (Instant::now(), self.is_busy());
@@ -131,13 +134,13 @@ impl<S: Storage> Proxy<S> {
             before = now;
             if has_worked {
                 self.desk.tally.add_working(now - began);
-                idle = 0;
+                (idle, worked) = (0, now);
                 continue;
             }
             if self.is_quiet() {
                 self.desk.answered.store(asked, Ordering::Release);
             }
-            self.rest(&mut idle);
+            self.rest(&mut idle, now - worked);
         }
     }
 
@@ -239,10 +242,15 @@ impl<S: Storage> Proxy<S> {
         self.peers.iter().flatten().all(|peer| peer.under_way.is_empty() && peer.bytes == 0)
     }
 
+    /// Whether nobody wakes the proxy, and it has worked not long ago.
+    fn is_awake(&self, since_work: Duration) -> bool {
+        self.sleep <= NAP && since_work < AWAKE
+    }
+
     /// Waits for commands, or for writes to end.
-    fn rest(&mut self, idle: &mut u32) {
+    fn rest(&mut self, idle: &mut u32, since_work: Duration) {
         *idle += 1;
-        if *idle < SPINS {
+        if *idle < SPINS || self.is_awake(since_work) {
             thread::yield_now();
             return;
         }

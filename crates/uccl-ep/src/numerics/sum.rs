@@ -1,5 +1,7 @@
 //! Sums of bf16 rows in f32: an element's terms are added one after another, in the order of the rows, and the sum is
-//! rounded once.
+//! rounded once. Terms may be in parts: each is summed by itself, and then added to those before it.
+
+use std::mem;
 
 use multiversion::multiversion;
 
@@ -17,42 +19,64 @@ const AHEAD: usize = 16 * BLOCK;
 /// A row is shorter than `out`.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512vl+fma", "x86_64+avx2+fma"))]
 pub fn plain(rows: &[&[u16]], out: &mut [u16]) {
-    in_blocks(rows, out, |sum, _, value| sum + value);
+    in_blocks(rows, out, |sum, _, value| sum + value, |_| false);
 }
 
-/// `out = weights[0] * rows[0] + ...`, where each row is multiplied and added with one rounding (fused).
+/// `out = (weights[0] * rows[0] + ...) + (...) + ...`, where each row is multiplied and added with one rounding (fused). A part of the
+/// sum begins with each row that has a weight whose flag is set.
 ///
 /// # Panics
 /// A row is shorter than `out`, or there are more rows than weights.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512vl+fma", "x86_64+avx2+fma"))]
-pub fn weighted(rows: &[&[u16]], weights: &[f32], out: &mut [u16]) {
-    in_blocks(rows, out, |sum, row, value| value.mul_add(weights[row], sum));
+pub fn weighted(rows: &[&[u16]], weights: &[(f32, bool)], out: &mut [u16]) {
+    let add = |sum: f32, row: usize, value: f32| value.mul_add(weights[row].0, sum);
+    in_blocks(rows, out, add, |row| weights[row].1);
 }
 
-/// Sums whole blocks, whose loops have a fixed length, and then the rest. `add(sum, row, value)` adds a row's value.
+/// Sums whole blocks, whose loops have a fixed length, and then the rest. `add(part, row, value)` adds a row's value to a part of the sum,
+/// which begins with a row that `begins`, or with the first.
 #[inline(always)]
-fn in_blocks(rows: &[&[u16]], out: &mut [u16], add: impl Fn(f32, usize, f32) -> f32) {
+fn in_blocks(
+    rows: &[&[u16]],
+    out: &mut [u16],
+    add: impl Fn(f32, usize, f32) -> f32,
+    begins: impl Fn(usize) -> bool,
+) {
     let (blocks, rest) = out.as_chunks_mut::<BLOCK>();
     let start = blocks.len() * BLOCK;
     for (at, out) in blocks.iter_mut().enumerate() {
-        let mut sums = [0.0f32; BLOCK];
-        for (nth, row) in rows.iter().enumerate() {
-            let values = &row[at * BLOCK..][..BLOCK];
-            // A block is two lines.
-            let ahead = values.as_ptr().wrapping_add(AHEAD);
-            streaming::prefetch(ahead);
-            streaming::prefetch(ahead.wrapping_add(BLOCK / 2));
-            for (sum, bits) in sums.iter_mut().zip(values) {
-                *sum = add(*sum, nth, bf16::to_f32(*bits));
+        let (mut sums, mut nth) = ([0.0f32; BLOCK], 0);
+        while nth < rows.len() {
+            let mut part = [0.0f32; BLOCK];
+            loop {
+                let values = &rows[nth][at * BLOCK..][..BLOCK];
+                // A block is two lines.
+                let ahead = values.as_ptr().wrapping_add(AHEAD);
+                streaming::prefetch(ahead);
+                streaming::prefetch(ahead.wrapping_add(BLOCK / 2));
+                for (part, bits) in part.iter_mut().zip(values) {
+                    *part = add(*part, nth, bf16::to_f32(*bits));
+                }
+                nth += 1;
+                if nth == rows.len() || begins(nth) {
+                    break;
+                }
             }
+            sums.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
         }
         for (out, sum) in out.iter_mut().zip(sums) {
             *out = bf16::from_f32(sum);
         }
     }
     for (at, out) in rest.iter_mut().enumerate() {
-        let values = rows.iter().map(|row| bf16::to_f32(row[start + at])).enumerate();
-        *out = bf16::from_f32(values.fold(0.0, |sum, (nth, value)| add(sum, nth, value)));
+        let (mut sum, mut part) = (0.0, 0.0);
+        for (nth, row) in rows.iter().enumerate() {
+            if begins(nth) {
+                sum += mem::take(&mut part);
+            }
+            part = add(part, nth, bf16::to_f32(row[start + at]));
+        }
+        *out = bf16::from_f32(sum + part);
     }
 }
 
@@ -80,10 +104,22 @@ mod tests {
         let (weight, value) = (1.0 + f32::EPSILON, 1.0 + 1.0 / 128.0);
         let terms = [row(1.0), row(value)];
         let mut out = row(0.0);
-        weighted(&terms.each_ref().map(|term| &term[..]), &[-1.0, weight], &mut out);
+        let weights = [(-1.0, true), (weight, false)];
+        weighted(&terms.each_ref().map(|term| &term[..]), &weights, &mut out);
         let exact = f64::from(weight) * f64::from(value) - 1.0;
         let twice = weight * value - 1.0;
         assert_eq!(out, row(exact as f32));
         assert_ne!(exact as f32, twice, "two roundings differ");
+    }
+
+    #[test]
+    fn a_part_is_summed_by_itself() {
+        let terms = [16_777_216.0, 1.0, 1.0, -16_777_216.0].map(row);
+        let rows = terms.each_ref().map(|term| &term[..]);
+        let mut out = row(0.0);
+        for (second, expected) in [(true, 2.0), (false, 0.0)] {
+            weighted(&rows, &[(1.0, true), (1.0, second), (1.0, false), (1.0, true)], &mut out);
+            assert_eq!(out, row(expected), "f32 has room for 2 beside 2^24, and none for 1");
+        }
     }
 }

@@ -14,12 +14,14 @@ use super::{
 /// As the library has it: pieces of a token's rows at most.
 const MOST_PIECES: usize = 16;
 
-/// What is spoilt: of a record its token, or its rows, which are then far behind all; or where the records of ranks begin.
-#[derive(Clone, Copy, Debug)]
+/// What is spoilt: of a record its token, or its rows, or the first of them, which are then far behind all; or where the records of ranks
+/// begin.
+#[derive(Clone, Copy, PartialEq, Debug)]
 enum Spoilt {
     Starts,
     Token,
     Rows,
+    FirstRow,
 }
 
 impl Case {
@@ -83,7 +85,7 @@ impl Case {
 
     /// A table of records that the caller has spoilt leads to no other memory, and the call ends.
     pub(crate) fn reaches_no_more_when_spoilt(self) {
-        for spoilt in [Spoilt::Starts, Spoilt::Token, Spoilt::Rows] {
+        for spoilt in [Spoilt::Starts, Spoilt::Token, Spoilt::Rows, Spoilt::FirstRow] {
             world(self.ranks, |ranks, me| {
                 let inputs = self.inputs_of(me, 0, self.slots);
                 let group = self.join(ranks, me, Duration::from_secs(1));
@@ -97,7 +99,10 @@ impl Case {
                 // The other rank's fault may be known before all is enqueued.
                 let _ = round.enqueue_combine(&self, (&group, &handle), &gpu);
                 gpu.stream.synchronize().expect("kernels end, and reach no other memory");
-                assert!(group.check().is_err(), "{spoilt:?}: rank {me} has sums of nothing");
+                // Marks are of all rows of a token together, and own rows may all be first ones.
+                let may_end_well = spoilt == Spoilt::FirstRow;
+                let has_failed = group.check().is_err();
+                assert!(may_end_well || has_failed, "{spoilt:?}: rank {me} has sums of nothing");
                 ranks.meet();
             });
         }
@@ -111,7 +116,9 @@ impl Case {
         for (nth, word) in words.iter_mut().enumerate() {
             match spoilt {
                 Spoilt::Token if nth % width == 0 => *word = u32::MAX,
-                Spoilt::Rows if nth % width > 0 => {
+                Spoilt::Rows | Spoilt::FirstRow
+                    if nth % width == 1 || spoilt == Spoilt::Rows && nth % width > 1 =>
+                {
                     *word = (CALL as u32 - 1) << 5 | *word & 31;
                 }
                 _ => {}
