@@ -38,8 +38,7 @@ class FewTokens(OnDevice):
                 low_latency.Format(global_scale=self.draw.choice([1.0, 672.0, self.draw.uniform(0.001, 9999)])),
             ]
         )
-        drawn = self.draw.sizes(group.size(), multiple_of=512 if self.form.use_fp8 else 128)
-        self.sizes = sizes or drawn
+        self.sizes = sizes or self.draw.sizes(group.size(), multiple_of=512 if self.form.use_fp8 else 128)
         self.shape = self.sizes.shape
         room = Buffer.get_low_latency_rdma_size_hint(
             self.sizes.most, self.sizes.hidden, group.size(), self.shape.experts

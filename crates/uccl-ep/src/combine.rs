@@ -571,10 +571,11 @@ impl Part {
         }
         match sums {
             Sums::ByRank => terms.sort_by_key(|term| term.rank),
-            Sums::ByChoice | Sums::Weighted(_) => terms.sort_by_key(|term| term.choice),
-        }
-        if matches!(sums, Sums::Weighted(_)) {
-            gather_ranks(&mut terms);
+            Sums::ByChoice => terms.sort_by_key(|term| term.choice),
+            Sums::Weighted(_) => {
+                terms.sort_by_key(|term| term.choice);
+                gather_ranks(&mut terms);
+            }
         }
         terms
     }

@@ -53,9 +53,10 @@ impl Combine {
         let values = if is_packed { logfmt::max_len(hidden) } else { len };
         let row = Row { values, weights: 0, slots: routes.top_k as usize };
         let pieces = if is_packed { 0 } else { pieces_of(group, *slots) };
-        let weights_at = if pieces > 0 { weights_at(group, &row, *slots) } else { None };
-        let place =
-            weights_at.map_or(row.place(*slots), |at| at + weights_len(group, &row, *slots));
+        let (place, weights_at) = match pieces {
+            0 => (row.place(*slots), 0),
+            _ => place_of(group, &row, *slots),
+        };
         let call = call_of(group, &row, (*slots, place), is_packed, scratch)?;
         let give_back = Return {
             group: group.params(),
@@ -69,7 +70,7 @@ impl Combine {
             slots: *slots as u32,
             top_k: routes.top_k,
             pieces: pieces as u32,
-            weights_at: weights_at.unwrap_or(0) as u32,
+            weights_at,
         };
         Ok(Self { handle: Arc::clone(handle), give_back, is_packed, is_begun: false })
     }
@@ -154,21 +155,18 @@ fn pieces_of(group: &Group, slots: usize) -> usize {
     }
 }
 
-/// Where in a place ranks are told the weights of each other's tokens, if a rank has two choices of each on average, and they are so many
-/// that a wait for the weights is shorter than what the rows take: all ranks find the same.
-fn weights_at(group: &Group, row: &Row, slots: usize) -> Option<usize> {
+/// Bytes of a place, and where in it, behind the rows, ranks are told the weights of each other's tokens, if a rank has two choices of each
+/// on average, and they are so many that a wait for the weights is shorter than what the rows take. Else 0. All ranks find the same.
+fn place_of(group: &Group, row: &Row, slots: usize) -> (usize, u32) {
     /// Of tokens: on two H100s so many take as long either way.
     const LEAST: usize = 48;
-    let ranks = group.ranks();
+    let (ranks, rows) = (group.ranks(), row.place(slots));
     let pays = ranks > 1 && row.slots >= 2 * ranks && slots >= LEAST;
-    let at = row.place(slots);
-    let fits = at + weights_len(group, row, slots) <= group.pool_len() && u32::try_from(at).is_ok();
-    (pays && fits).then_some(at)
-}
-
-/// Bytes of the weights of all ranks' tokens.
-fn weights_len(group: &Group, row: &Row, slots: usize) -> usize {
-    size_of::<f32>() * group.ranks() * slots * row.slots
+    let len = rows + size_of::<f32>() * ranks * slots * row.slots;
+    match u32::try_from(rows) {
+        Ok(weights_at) if pays && len <= group.pool_len() => (len, weights_at),
+        _ => (rows, 0),
+    }
 }
 
 /// What the kernels need to know of a call with such rows, of which each rank has so many slots, in a place of so many bytes.

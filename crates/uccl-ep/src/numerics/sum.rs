@@ -1,8 +1,6 @@
 //! Sums of bf16 rows in f32: an element's terms are added one after another, in the order of the rows, and the sum is
 //! rounded once. Terms may be in parts: each is summed by itself, and then added to those before it.
 
-use std::mem;
-
 use multiversion::multiversion;
 
 use super::bf16;
@@ -33,8 +31,8 @@ pub fn weighted(rows: &[&[u16]], weights: &[(f32, bool)], out: &mut [u16]) {
     in_blocks(rows, out, add, |row| weights[row].1);
 }
 
-/// Sums whole blocks, whose loops have a fixed length, and then the rest. `add(part, row, value)` adds a row's value to a part of the sum,
-/// which begins with a row that `begins`, or with the first.
+/// Sums whole blocks, whose loops have a fixed length, and then the rest, value by value. `add(part, row, value)` adds a row's value to a
+/// part of the sum, which begins with a row that `begins`, or with the first.
 #[inline(always)]
 fn in_blocks(
     rows: &[&[u16]],
@@ -45,39 +43,45 @@ fn in_blocks(
     let (blocks, rest) = out.as_chunks_mut::<BLOCK>();
     let start = blocks.len() * BLOCK;
     for (at, out) in blocks.iter_mut().enumerate() {
-        let (mut sums, mut nth) = ([0.0f32; BLOCK], 0);
-        while nth < rows.len() {
-            let mut part = [0.0f32; BLOCK];
-            loop {
-                let values = &rows[nth][at * BLOCK..][..BLOCK];
-                // A block is two lines.
-                let ahead = values.as_ptr().wrapping_add(AHEAD);
-                streaming::prefetch(ahead);
-                streaming::prefetch(ahead.wrapping_add(BLOCK / 2));
-                for (part, bits) in part.iter_mut().zip(values) {
-                    *part = add(*part, nth, bf16::to_f32(*bits));
-                }
-                nth += 1;
-                if nth == rows.len() || begins(nth) {
-                    break;
-                }
-            }
-            sums.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
-        }
+        let sums = sums_at::<BLOCK>(rows, at * BLOCK, &add, &begins);
         for (out, sum) in out.iter_mut().zip(sums) {
             *out = bf16::from_f32(sum);
         }
     }
     for (at, out) in rest.iter_mut().enumerate() {
-        let (mut sum, mut part) = (0.0, 0.0);
-        for (nth, row) in rows.iter().enumerate() {
-            if begins(nth) {
-                sum += mem::take(&mut part);
-            }
-            part = add(part, nth, bf16::to_f32(row[start + at]));
-        }
-        *out = bf16::from_f32(sum + part);
+        let [sum] = sums_at(rows, start + at, &add, &begins);
+        *out = bf16::from_f32(sum);
     }
+}
+
+/// The sums of `N` values of each row from `at` on.
+#[inline(always)]
+fn sums_at<const N: usize>(
+    rows: &[&[u16]],
+    at: usize,
+    add: &impl Fn(f32, usize, f32) -> f32,
+    begins: &impl Fn(usize) -> bool,
+) -> [f32; N] {
+    let (mut sums, mut nth) = ([0.0f32; N], 0);
+    while nth < rows.len() {
+        let mut part = [0.0f32; N];
+        loop {
+            let values = &rows[nth][at..][..N];
+            // A block is two lines.
+            let ahead = values.as_ptr().wrapping_add(AHEAD);
+            streaming::prefetch(ahead);
+            streaming::prefetch(ahead.wrapping_add(BLOCK / 2));
+            for (part, bits) in part.iter_mut().zip(values) {
+                *part = add(*part, nth, bf16::to_f32(*bits));
+            }
+            nth += 1;
+            if nth == rows.len() || begins(nth) {
+                break;
+            }
+        }
+        sums.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
+    }
+    sums
 }
 
 #[cfg(test)]
