@@ -1,8 +1,8 @@
 // Expert parallelism: the kernels of a dispatch and of a combine.
 //
 // In low latency mode, a dispatch is `route` (one block), unless there are few tokens, `send` and `receive`; a combine is `return` and `sum`,
-// or, where rows are packed, `return_packed` and `sum_packed`. Both parts are one launch, `dispatch` or `combine`, where nothing comes
-// between them. In normal mode, a dispatch is `layout`, perhaps `count` (one block), and `normal_dispatch`; a combine is
+// or, where rows are packed, `return_packed` and `sum_packed`. Both are one launch, `dispatch` or `combine`, of calls in parts where nothing
+// comes between them. In normal mode, a dispatch is `layout`, perhaps `count` (one block), and `normal_dispatch`; a combine is
 // `normal_combine`. Where parts have no marks, a dispatch is `layout`, `normal_send`, perhaps `count`, and `normal_receive`, and a
 // combine `normal_return` and `normal_sum`. The blocks of a launch that waits for peers are few enough to run at the same time, those of
 // all ranks of a GPU together.
@@ -20,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(UCCL_EP_ROUTE_THREADS)
 extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 1)
     uccl_ep_send(const __grid_constant__ UcclEpSend p) {
   UCCL_SHARED(Sending, s);
-  dispatch_send(p, false, s);
+  dispatch_send(p, s);
 }
 
 extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 1)
@@ -35,13 +35,13 @@ extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 1)
   combine_send(p, s);
 }
 
-extern "C" __global__ void __launch_bounds__(UCCL_EP_PACKED_THREADS)
+extern "C" __global__ void __launch_bounds__(UCCL_EP_PACKING_THREADS)
     uccl_ep_return_packed(const __grid_constant__ UcclEpReturn p) {
   UCCL_SHARED(Returning, s);
   combine_send_packed(p, s);
 }
 
-extern "C" __global__ void __launch_bounds__(UCCL_EP_PACKED_THREADS)
+extern "C" __global__ void __launch_bounds__(UCCL_EP_UNPACKING_THREADS)
     uccl_ep_sum_packed(const __grid_constant__ UcclEpSum p) {
   UCCL_SHARED(Waiting, s);
   combine_receive_packed(p, s);

@@ -21,8 +21,9 @@ constexpr u32 UCCL_EP_ROUND = 4;
 constexpr u32 UCCL_EP_HEADER = 8;
 // Twice as many would have half the registers, which hold less of what is under way.
 constexpr u32 UCCL_EP_THREADS = 512;
-// Of rows that are packed: they take more work than memory. With more there are not enough registers for two sums of sixteen values.
-constexpr u32 UCCL_EP_PACKED_THREADS = 896;
+// Packing rows, and summing packed ones, takes more work than memory. Two sums of sixteen values need more registers than more threads would have.
+constexpr u32 UCCL_EP_PACKING_THREADS = 1024;
+constexpr u32 UCCL_EP_UNPACKING_THREADS = 896;
 constexpr u32 UCCL_EP_ROUTE_THREADS = 256;  // each warp counts all experts
 // Parts of a call, from each rank, that have marks of their own: see ep_parts.cuh.
 constexpr u32 UCCL_EP_PARTS = 2048;

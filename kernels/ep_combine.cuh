@@ -13,7 +13,7 @@ struct Returning {
   Waiting waiting;
   u32 starts[STARTS];          // by rank, how many records are before its first
   u32 rows[MOST_COUNTED + 1];  // by record, how many rows are before its first, if they are counted
-  u32 sums[UCCL_EP_PACKED_THREADS];
+  u32 sums[UCCL_EP_PACKING_THREADS];
 };
 
 // The last of `count` ascending numbers that is not more than `at`; the first is 0.
@@ -53,16 +53,31 @@ __device__ __forceinline__ u32 records_of_rank(const Returning& s, u32 rank) {
   return max(s.starts[rank + 1], s.starts[rank]) - s.starts[rank];
 }
 
-// Where the `nth` row goes that was made of a record.
-__device__ __forceinline__ Going going_to(const UcclEpReturn& p, const UcclEpPlaced& call, u32 rank, u32 at, u32 nth) {
+// A row that was made of a record, and the choice of the token for which it was.
+struct Made {
+  u32 token;
+  u32 row;
+  u32 choice;
+  bool is_there;
+
+  // Which of all slots it has.
+  __device__ __forceinline__ u32 slot(const UcclEpReturn& p) const { return choice * p.slots + token; }
+};
+
+// The `nth` row of a record.
+__device__ __forceinline__ Made made_of(const UcclEpReturn& p, u32 at, u32 nth) {
   const u32* record = record_of(p.records, p.top_k, at);
-  u32 token = token_of_record(record[0]), row = row_of_record(record[1 + nth]), k = choice_of_record(record[1 + nth]);
+  Made made = {token_of_record(record[0]), row_of_record(record[1 + nth]), choice_of_record(record[1 + nth]), false};
   // Tensors that the caller has spoilt reach no other memory.
-  bool is_there = nth < rows_of_record(record[0]) && row < p.len && k < p.top_k && token < p.slots;
-  if (!is_there || is_masked(call, rank)) return {0, 0, 0};
-  u64 slot = static_cast<u64>(k) * p.slots + token;
-  u64 to = place_of_rank(p.group, call, rank) + slot * p.slot_stride;
-  return {p.rows + row * p.row_stride, to, rank};
+  made.is_there = nth < rows_of_record(record[0]) && made.row < p.len && made.choice < p.top_k && made.token < p.slots;
+  return made;
+}
+
+// Where a row goes that was made of a rank's record.
+__device__ __forceinline__ Going going_to(const UcclEpReturn& p, const UcclEpPlaced& call, u32 rank, const Made& made) {
+  if (!made.is_there || is_masked(call, rank)) return {0, 0, 0};
+  u64 to = place_of_rank(p.group, call, rank) + static_cast<u64>(made.slot(p)) * p.slot_stride;
+  return {p.rows + made.row * p.row_stride, to, rank};
 }
 
 // How many rows go back of so many records, or, where they are not counted, may. All threads of the block come here.
@@ -86,13 +101,13 @@ __device__ __forceinline__ Going going(const UcclEpReturn& p, const Returning& s
   }
 #pragma unroll 1
   while (s.starts[rank + 1] <= at) rank++;
-  return going_to(p, s.waiting.call, rank, at, nth);
+  return going_to(p, s.waiting.call, rank, made_of(p, at, nth));
 }
 
-// Sends all rows that go back, each by `send`, and then tells of them. Returns whether the block has sent what it had to.
+// Sends all rows that go back, each by `send`, and then tells of them.
 template <typename Send>
-__device__ __forceinline__ bool send_rows(const UcclEpReturn& p, Returning& s, Send send) {
-  if (!begin_send(p.group, p.call, s.waiting)) return false;
+__device__ __forceinline__ void send_rows(const UcclEpReturn& p, Returning& s, Send send) {
+  if (!begin_send(p.group, p.call, s.waiting)) return;
   if (is_spare_block()) send_header(p.group, p.call, s.waiting.call);
   load_starts(p, s);
   __syncthreads();
@@ -105,11 +120,10 @@ __device__ __forceinline__ bool send_rows(const UcclEpReturn& p, Returning& s, S
   }
   auto of = [&](u32 i) { return going(p, s, i); };
   end_send(p.group, p.call, s.waiting, [&] { send_rows_far(p.group, s.waiting, of, total, p.slot_stride); });
-  return true;
 }
 
-__device__ __forceinline__ bool return_whole(const UcclEpReturn& p, Returning& s) {
-  return send_rows(p, s, [&](const Team& team, const Going& row) {
+__device__ __forceinline__ void return_whole(const UcclEpReturn& p, Returning& s) {
+  send_rows(p, s, [&](const Team& team, const Going& row) {
     copy<ROUND>(team, row.to, row.from, p.row_len / 16);
   });
 }

@@ -24,12 +24,8 @@ __device__ __forceinline__ void let_stay(const UcclEpReturn& p, const Returning&
   u32 first = s.starts[g.rank], rows = records_of_rank(s, g.rank) * p.top_k;
 #pragma unroll 1
   for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < rows; i += gridDim.x * blockDim.x) {
-    const u32* record = record_of(p.records, p.top_k, first + i / p.top_k);
-    u32 nth = i % p.top_k, token = token_of_record(record[0]);
-    u32 row = row_of_record(record[1 + nth]), k = choice_of_record(record[1 + nth]);
-    // Tensors that the caller has spoilt reach no other memory.
-    if (nth >= rows_of_record(record[0]) || row >= p.len || k >= p.top_k || token >= p.slots) continue;
-    store_relaxed(marks + sizeof(u64) * (k * p.slots + token), call << MARK_CALL | row);
+    Made made = made_of(p, first + i / p.top_k, i % p.top_k);
+    if (made.is_there) store_relaxed(marks + sizeof(u64) * made.slot(p), call << MARK_CALL | made.row);
   }
 }
 
@@ -80,31 +76,28 @@ __device__ __forceinline__ void tell_weights(const UcclEpCombine& p, const UcclE
   }
 }
 
-// What a rank gives back for a token: a lane has a row, or none, and its weight, if that is known.
+// What a rank gives back for a token: a lane has a row, or none, and its weight, if the rank has told that.
 struct Given {
   u32 rank;
   u32 token;
   Going row;
+  bool has_weight;
   float weight;
 };
-
-// Whether a rank has told its tokens' weights, as its header says.
-__device__ __forceinline__ bool has_told(const UcclEpReturn& p, const Waiting& w, u32 rank) {
-  return p.weights_at != 0 && w.told[0][rank] != 0;
-}
 
 // What is the `turn`th to go back, of so many ranks in turn. `sums`: whether this rank knows what others have told.
 __device__ __forceinline__ Given given_at(const UcclEpReturn& p, const Returning& s, u32 ranks, bool sums, u32 turn) {
   const UcclEpGroup& g = p.group;
   u32 rank = (g.rank + 1 + turn % ranks) % g.ranks, at = s.starts[rank] + turn / ranks;
-  if (at >= s.starts[rank + 1]) return {rank, 0, {0, 0, 0}, 0.0f};
-  const u32* record = record_of(p.records, p.top_k, at);
-  Given given = {rank, token_of_record(record[0]), {0, 0, 0}, 0.0f};
-  u32 nth = lane_of_thread();
-  if (nth < p.top_k) given.row = going_to(p, s.waiting.call, rank, at, nth);
-  if (given.row.to != 0 && sums && has_told(p, s.waiting, rank)) {
-    u32 k = choice_of_record(record[1 + nth]);
-    given.weight = reinterpret_cast<const float*>(weights_of(p, s.waiting.call, g.rank, rank))[given.token * p.top_k + k];
+  Given given = {rank, 0, {0, 0, 0}, sums && s.waiting.told[0][rank] != 0, 0.0f};
+  if (at >= s.starts[rank + 1]) return given;
+  given.token = token_of_record(record_of(p.records, p.top_k, at)[0]);
+  if (lane_of_thread() >= p.top_k) return given;
+  Made made = made_of(p, at, lane_of_thread());
+  given.row = going_to(p, s.waiting.call, rank, made);
+  if (given.row.to != 0 && given.has_weight) {
+    u64 weights = weights_of(p, s.waiting.call, g.rank, rank);
+    given.weight = reinterpret_cast<const float*>(weights)[made.token * p.top_k + made.choice];
   }
   return given;
 }
@@ -136,7 +129,7 @@ __device__ __forceinline__ void return_pieces(const UcclEpReturn& p, const Retur
     if (has == 0) continue;
     Slice slice = slice_of({0, 0, piece, p.pieces}, p.row_len / 16);
     // A table that the caller has spoilt may have rows that are none between others.
-    bool is_summed = sums && has_told(p, s.waiting, given.rank) && has > 1 && (has & (has + 1)) == 0;
+    bool is_summed = given.has_weight && has > 1 && (has & (has + 1)) == 0;
     if (is_summed) {
       send_sum(slice, given, has);
     } else {
@@ -198,11 +191,9 @@ __device__ __forceinline__ void sum_pieces(const UcclEpSum& p, const UcclEpRetur
   }
 }
 
-// Waits until the others' headers are there, which the first block compares. Returns whether the block has done all that it had to.
-__device__ __forceinline__ bool sum_parts(const UcclEpSum& p, const UcclEpReturn* stays, Waiting& w) {
-  if (blockIdx.x == 0 && !wait_for_data(p.group, p.call, p.waits, w)) return false;
-  sum_pieces(p, stays, w);
-  return is_sound(p.group, p.call, w);
+// Waits until ranks' headers are there, in the first block, which compares them for all.
+__device__ __forceinline__ bool compare_first(const UcclEpSum& p, Waiting& w) {
+  return blockIdx.x != 0 || wait_for_data(p.group, p.call, p.waits, w);
 }
 
 __device__ __forceinline__ void combine_send(const UcclEpReturn& p, ReturningParts& s) {
@@ -217,23 +208,23 @@ __device__ __forceinline__ void combine_receive(const UcclEpSum& p, Waiting& w) 
   if (!begin_block(p.group, p.call, STEP_RECEIVE, w)) return;
   if (p.pieces == 0) {
     sum_whole(p, w);
-  } else if (sum_parts(p, nullptr, w) && is_last_block(p.group, STEP_RECEIVE, w)) {
-    tell_taken(p.group, p.call, w);
+  } else if (compare_first(p, w)) {
+    sum_pieces(p, nullptr, w);
+    if (is_sound(p.group, p.call, w) && is_last_block(p.group, STEP_RECEIVE, w)) tell_taken(p.group, p.call, w);
   }
 }
 
-// Sends rows back and sums in one launch, as `dispatch` does.
+// Sends rows back and sums in one launch, in parts.
 __device__ __forceinline__ void combine(const UcclEpCombine& p, ReturningParts& s) {
   const UcclEpReturn& back = p.give_back;
-  if (back.pieces == 0) {
-    if (return_whole(back, s.rows)) sum_whole(p.sum, s.rows.waiting);
-    return;
-  }
   if (!begin_return(back, &p, s)) return;
   bool stays = can_stay(back.slots, back.top_k), sums = back.weights_at != 0;
   if (stays) let_stay(back, s.rows);
+  // Weights come with the headers: all blocks wait for them, and before they send.
   if (sums && !wait_for_data(back.group, back.call, p.sum.waits, s.rows.waiting)) return;
   u32 ranks = stays ? back.group.ranks - 1 : back.group.ranks;
   if (ranks > 0) return_pieces(back, s.rows, ranks, sums);
-  sum_parts(p.sum, stays ? &back : nullptr, s.rows.waiting);
+  if (!sums && !compare_first(p.sum, s.rows.waiting)) return;
+  sum_pieces(p.sum, stays ? &back : nullptr, s.rows.waiting);
+  is_sound(back.group, back.call, s.rows.waiting);
 }

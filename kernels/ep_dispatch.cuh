@@ -257,22 +257,16 @@ __device__ __forceinline__ bool send_few(const UcclEpSend& p, Sending& s) {
   return true;
 }
 
-// Returns whether the block has sent what it had to. `owed`: whether the end of a call in parts is told when the next begins.
-__device__ __forceinline__ bool dispatch_send(const UcclEpSend& p, bool owed, Sending& s) {
-  if (p.in_parts != 0) {
-    load_choices(p.routes, p.group.ranks, s.few);
-    return begin_at_once(p.group, p.call, owed, s.waiting, s.taken) && send_few(p, s);
-  }
-  if (!begin_block(p.group, p.call, STEP_SEND, s.waiting)) return false;
+__device__ __forceinline__ void dispatch_send(const UcclEpSend& p, Sending& s) {
   if (p.is_few != 0) load_choices(p.routes, p.group.ranks, s.few);
-  if (!wait_for_room(p.group, p.call, s.waiting)) return false;
-  if (p.is_few != 0) {
-    if (!send_few(p, s)) return false;
-  } else {
+  bool in_parts = p.in_parts != 0;
+  if (in_parts ? !begin_at_once(p.group, p.call, false, s.waiting, s.taken) : !begin_send(p.group, p.call, s.waiting)) return;
+  if (p.is_few == 0) {
     send_routed(p, s.waiting.call);
+  } else if (!send_few(p, s)) {
+    return;
   }
-  end_send(p.group, p.call, s.waiting, [&] { send_areas(p, s.waiting); });
-  return true;
+  if (!in_parts) end_send(p.group, p.call, s.waiting, [&] { send_areas(p, s.waiting); });
 }
 
 // What a block knows of what arrives.
@@ -462,20 +456,28 @@ __device__ __forceinline__ bool wait_for_record(const UcclEpReceive& p, Arriving
   return wait_for_parts(g, s.waiting, lane_of_thread() == 0, from, mark, seen);
 }
 
+// The blocks that take out so many records, where the first `senders` of the launch send. These come late to it: if each record can have
+// another block of its own, it has.
+__device__ __forceinline__ Share takers(u32 records, u32 senders) {
+  return last_blocks(records + senders <= gridDim.x ? gridDim.x - senders : gridDim.x);
+}
+
 // Takes out what arrives, in a block that has begun. `owed`: whether the call's end is told when the next begins.
-__device__ __forceinline__ void take_arriving(const UcclEpReceive& p, bool owed, Arriving& s) {
+__device__ __forceinline__ void take_arriving(const UcclEpReceive& p, u32 senders, bool owed, Arriving& s) {
   if (!count_arriving(p, s)) return;
   u32 total = s.starts[p.group.ranks];
-  Team team = team_for(total);
+  Share share = takers(total, senders);
+  Team team = team_for(total, share);
   fetch_records(p.group, s.waiting.call, p.area, s.starts, team);
+  u32 end = has_block(share) ? total : 0;
 #pragma unroll 1
-  for (u32 at = team.first; at < total && wait_for_record(p, s, at); at += team.step) receive_record(p, s, team, at);
+  for (u32 at = team.first; at < end && wait_for_record(p, s, at); at += team.step) receive_record(p, s, team, at);
   if (p.in_parts != 0 && !is_sound(p.group, p.call, s.waiting)) return;
   if (!owed && is_last_block(p.group, STEP_RECEIVE, s.waiting)) tell_taken(p.group, p.call, s.waiting);
 }
 
 __device__ __forceinline__ void dispatch_receive(const UcclEpReceive& p, Arriving& s) {
-  if (begin_block(p.group, p.call, STEP_RECEIVE, s.waiting)) take_arriving(p, false, s);
+  if (begin_block(p.group, p.call, STEP_RECEIVE, s.waiting)) take_arriving(p, 0, false, s);
 }
 
 struct Dispatching {
@@ -483,10 +485,11 @@ struct Dispatching {
   Arriving arriving;
 };
 
-// Sends and receives in one launch. Its blocks wait for each other: unless records have marks, all of them have sent when this rank has
-// told itself that its data is there.
+// Sends few tokens, and receives, in one launch, in parts.
 __device__ __forceinline__ void dispatch(const UcclEpDispatch& p, Dispatching& s) {
-  if (!dispatch_send(p.send, true, s.sending)) return;
+  const UcclEpSend& send = p.send;
+  load_choices(send.routes, send.group.ranks, s.sending.few);
+  if (!begin_at_once(send.group, send.call, true, s.sending.waiting, s.sending.taken) || !send_few(send, s.sending)) return;
   go_on(s.sending.waiting, s.arriving.waiting);
-  take_arriving(p.receive, p.receive.in_parts != 0, s.arriving);
+  take_arriving(p.receive, send.routes.tokens, true, s.arriving);
 }

@@ -350,13 +350,13 @@ __device__ __forceinline__ bool wait_for_rows(const UcclEpNormalCombine& p, Wait
 // Sums tokens as their rows come.
 __device__ __forceinline__ void sum_parts(const UcclEpNormalCombine& p, Waiting& w) {
   const UcclEpNormalSum& sum = p.sum;
-  // Few tokens are shared by several warps each.
-  Cut cut = cut_of(sum.routes.tokens);
+  // Few tokens are shared by several warps each. A sum has no mark, so it costs nothing to have many.
+  u32 pieces = pieces_of(sum.routes.tokens, UCCL_EP_PARTS);
   OwnInPlace of = {p.give_back};
-  share_out(sum.group, w.call, sum.routes.tokens * cut.pieces, [&](u32 i) {
-    u32 token = i / cut.pieces;
+  share_out(sum.group, w.call, sum.routes.tokens * pieces, [&](u32 i) {
+    u32 token = i / pieces;
     if (!wait_for_rows(p, w, token)) return false;
-    sum_rows(sum, w.call, {0, 0, i % cut.pieces, cut.pieces}, token, of);
+    sum_rows(sum, w.call, {0, 0, i % pieces, pieces}, token, of);
     return true;
   });
 }

@@ -23,21 +23,18 @@ __device__ __forceinline__ u32 one_nan(u32 pair) {
 // The nearest number of so many bits of a significand and such a bias, ties to even, of a magnitude that is not too large.
 template <u32 BITS, u32 BIAS>
 __device__ __forceinline__ u32 nearest(u32 magnitude_bits) {
-  constexpr u32 REBIAS = (127 - BIAS) << 23, SHIFT = 23 - BITS;
-  // An addition of this rounds to the step of subnormal values. As bits: a power of two.
-  constexpr u32 SUBNORMAL_MAGIC = (127 + 24 - BIAS - BITS) << 23;
-  constexpr u32 LEAST_NORMAL = (127 + 1 - BIAS) << 23;
-  u32 rebiased = magnitude_bits - REBIAS;
-  u32 normal = (rebiased + ((1u << (SHIFT - 1)) - 1) + ((rebiased >> SHIFT) & 1)) >> SHIFT;
-  float magnitude = __uint_as_float(magnitude_bits);
-  u32 subnormal = __float_as_uint(__fadd_rn(magnitude, __uint_as_float(SUBNORMAL_MAGIC))) - SUBNORMAL_MAGIC;
-  return magnitude < __uint_as_float(LEAST_NORMAL) ? subnormal : normal;
+  constexpr u32 LEAST_NORMAL = (127 + 1 - BIAS) << 23, SHIFT = 23 - BITS;
+  // Of a positive number the bits grow with it.
+  u32 exponent = max(magnitude_bits, LEAST_NORMAL) & 0x7f800000, magic = exponent + (SHIFT << 23);
+  // The addition rounds to the step of numbers with this exponent, or of subnormal ones, and counts the steps.
+  u32 steps = __float_as_uint(__fadd_rn(__uint_as_float(magnitude_bits), __uint_as_float(magic))) - magic;
+  return steps + ((exponent - LEAST_NORMAL) >> SHIFT);
 }
 
 // The nearest E4M3, saturating, ties to even. The sign is given: a product that is NaN has none.
 __device__ __forceinline__ u32 e4m3_from_f32(float value, u32 sign) {
-  u32 bits = __float_as_uint(value) & 0x7fffffff, near = nearest<3, 7>(bits);
-  u32 finite = __uint_as_float(bits) > 448.0f ? 0x7e : near;
+  constexpr u32 MOST = 0x43e00000;  // 448
+  u32 bits = __float_as_uint(value) & 0x7fffffff, finite = nearest<3, 7>(min(bits, MOST));
   return sign | (bits > 0x7f800000 ? 0x7f : finite);
 }
 
@@ -51,8 +48,8 @@ __device__ __forceinline__ float e4m3_to_f32(u32 bits) {
 
 // The nearest E2M1 in four bits, ties to even; what is larger than 6 becomes 6, and so does a NaN.
 __device__ __forceinline__ u32 e2m1_from_f32(float value) {
-  u32 bits = __float_as_uint(value), magnitude = bits & 0x7fffffff, near = nearest<1, 1>(magnitude);
-  u32 finite = __uint_as_float(magnitude) > 6.0f ? 7 : near;
+  constexpr u32 MOST = 0x40c00000;  // 6
+  u32 bits = __float_as_uint(value), magnitude = bits & 0x7fffffff, finite = nearest<1, 1>(min(magnitude, MOST));
   return magnitude > 0x7f800000 ? 7 : ((bits >> 28) & 8) | finite;
 }
 

@@ -6,9 +6,14 @@
 #include "ep_wait.cuh"
 #include "ep_warp.cuh"
 
-// Up to so many rows, each is a part of its own, and several warps share it.
+// Up to so many rows, each is a part of its own.
 constexpr u32 FEW_ROWS = 1024;
+// Fewer rows than this are cut into as many pieces, which several warps share: some two for each warp that sends on 24 blocks. A warp sends
+// no more before the mark of its last piece is set, which takes long: with smaller pieces it waits more often.
+constexpr u32 ENOUGH_PIECES = 256;
 constexpr u32 MOST_PIECES = 8;
+
+__device__ __forceinline__ u32 pieces_of(u32 rows, u32 enough) { return max(min(enough / max(rows, 1u), MOST_PIECES), 1u); }
 
 // How rows are cut, which both sides find by their number: into parts of so many rows, and each row into pieces. A mark is of a piece
 // of a part.
@@ -21,7 +26,7 @@ struct Cut {
 __device__ __forceinline__ Cut cut_of(u32 rows) {
   if (rows == 0) return {1, 1, 0};
   if (rows <= FEW_ROWS) {
-    u32 pieces = min(UCCL_EP_PARTS / rows, MOST_PIECES);
+    u32 pieces = pieces_of(rows, ENOUGH_PIECES);
     return {1, pieces, rows * pieces};
   }
   u32 of_part = max((rows + UCCL_EP_PARTS - 1) / UCCL_EP_PARTS, 2u);
@@ -40,23 +45,12 @@ __device__ __forceinline__ Part part_of(const Cut& cut, u32 mark, u32 rows) {
   return {begin, min(begin + cut.rows, rows), {0, 0, mark % cut.pieces, cut.pieces}};
 }
 
-// Some of a launch's blocks.
-struct Share {
-  u32 block;   // which of them this one is
-  u32 blocks;
-};
-
 // The blocks of a launch that send before they take out, as the others do from the start: the last ones. More would fill the link no
 // better, and have all parts come late.
 constexpr u32 SENDERS_OF_DISPATCH = 5;  // of twelve
 constexpr u32 SENDERS_OF_COMBINE = 4;
 
-__device__ __forceinline__ Share senders(u32 of_twelve) {
-  u32 count = max(gridDim.x * of_twelve / 12, 1u);
-  return {blockIdx.x + count - gridDim.x, count};
-}
-
-__device__ __forceinline__ bool has_block(const Share& share) { return share.block < share.blocks; }
+__device__ __forceinline__ Share senders(u32 of_twelve) { return last_blocks(max(gridDim.x * of_twelve / 12, 1u)); }
 
 // Has each of `count` things done by one warp, `take(i)`, which returns whether the warp goes on: warps take them in their order,
 // whoever is free the next.

@@ -201,28 +201,31 @@ __device__ __forceinline__ void tell_fault(const UcclEpGroup& g, u64 call, bool 
   }
 }
 
+// Tells the host and the peers why the block does not go on, if no block has done so before.
+UCCL_SELDOM void report(const UcclEpGroup& g, u32 phase, const Waiting& w) {
+  if (w.state == STOPPED || atomicExch(&own_of(g)->has_failed, 1u) != 0) return;
+  UcclEpStatus* status = status_of(g);
+  status->phase = phase;
+  status->what = w.what;
+  status->call = w.call.number;
+  status->late = w.late;
+  status->waited_ns = w.waited_ns;
+#pragma unroll 1
+  for (u32 rank = 0; rank < g.ranks; rank++) {
+    if ((w.late >> rank & 1) == 0) continue;
+    status->expected[rank] = w.expected[rank];
+    status->seen[rank] = w.seen[rank];
+  }
+  __threadfence_system();
+  *const_cast<volatile u32*>(&status->state) = w.state;
+  __threadfence_system();
+  tell_fault(g, w.call.number, w.what != UCCL_EP_PUSH);
+}
+
 // Whether the block goes on. If not, the first block that fails tells the host and the peers.
 __device__ __forceinline__ bool is_sound(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w) {
-  u32 state = agreed_state(w);
-  if (state == 0) return true;
-  if (threadIdx.x == 0 && state != STOPPED && atomicExch(&own_of(g)->has_failed, 1u) == 0) {
-    UcclEpStatus* status = status_of(g);
-    status->phase = c.phase;
-    status->what = w.what;
-    status->call = w.call.number;
-    status->late = w.late;
-    status->waited_ns = w.waited_ns;
-#pragma unroll 1
-    for (u32 rank = 0; rank < g.ranks; rank++) {
-      if ((w.late >> rank & 1) == 0) continue;
-      status->expected[rank] = w.expected[rank];
-      status->seen[rank] = w.seen[rank];
-    }
-    __threadfence_system();
-    *const_cast<volatile u32*>(&status->state) = state;
-    __threadfence_system();
-    tell_fault(g, w.call.number, w.what != UCCL_EP_PUSH);
-  }
+  if (agreed_state(w) == 0) return true;
+  if (threadIdx.x == 0) report(g, c.phase, w);
   return false;
 }
 
@@ -266,7 +269,7 @@ struct Awaited {
 constexpr u32 MARK_CALL = 22;
 
 // Looks at what else may have ended a wait, for which `seen` was not enough. Returns CAME if nothing has.
-__device__ __forceinline__ u32 judge_wait(const UcclEpGroup& g, Waiting& w, const Awaited& a, u64 seen, u64 waited,
+UCCL_SELDOM u32 judge_wait(const UcclEpGroup& g, Waiting& w, Awaited a, u64 seen, u64 waited,
                                           bool looks_at_host) {
   u32 peer = a.peer;
   bool is_lost = looks_at_host && g.by_host != 0 && (load_acquire(lost_word(g)) >> peer & 1) != 0;
@@ -308,6 +311,8 @@ __device__ __forceinline__ u32 wait_for_word(const UcclEpGroup& g, Waiting& w, c
   // The host's memory is far: where every block reads it, each wait takes 100 us longer, and so do the peers' waits for this
   // rank. The first block reads it now and then, and tells the others by its fault; they read it themselves in case it has ended.
   constexpr u32 LOOKS_AT_HOST = 256, SELDOM = 65536;
+  seen = load_acquire(a.word);
+  if (has_come(seen)) return CAME;
   u64 began = now_ns();
 #pragma unroll 1
   for (u32 looks = 1;; looks++) {
@@ -328,17 +333,22 @@ __device__ __forceinline__ u32 wait_for_mark(const UcclEpGroup& g, Waiting& w, c
   return wait_for_word(g, w, a, seen, [&](u64 word) { return has_mark(word, a.mark, a.what); });
 }
 
-// Looks at all words of all ranks at once. Sets `is_waiting` if one has not come.
-__device__ __forceinline__ void look_for_room(const UcclEpGroup& g, Waiting& w) {
+// A word of `taken`: a rank has one for each slot.
+__device__ __forceinline__ u64 load_taken(const UcclEpGroup& g, u32 i) {
+  return load_acquire(line_of(g, g.rank, i / UCCL_EP_SLOTS, 1) + 8 * (i % UCCL_EP_SLOTS));
+}
+
+// Looks at all words of `taken` at once, which `word_of` reads. Sets `is_waiting` if one has not come, which the block knows behind its
+// next barrier.
+template <typename WordOf>
+__device__ __forceinline__ void look_for_room(const UcclEpGroup& g, Waiting& w, WordOf word_of) {
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < g.ranks * UCCL_EP_SLOTS; i += blockDim.x) {
-    u32 peer = i / UCCL_EP_SLOTS, slot = i % UCCL_EP_SLOTS;
-    if ((w.call.after >> slot & 1) == 0 || is_masked(w.call, peer)) continue;
+    u32 slot = i % UCCL_EP_SLOTS;
+    if ((w.call.after >> slot & 1) == 0 || is_masked(w.call, i / UCCL_EP_SLOTS)) continue;
     u64 call = w.call.number - calls_since(w.call.number, slot);
-    u64 seen = load_acquire(taken_word(g, g.rank, peer, call));
-    if (!has_mark(seen, mark_of(call), UCCL_EP_ROOM)) atomicOr(&w.is_waiting, 1u);
+    if (!has_mark(word_of(i), mark_of(call), UCCL_EP_ROOM)) atomicOr(&w.is_waiting, 1u);
   }
-  __syncthreads();
 }
 
 // Whether this block goes by what the first finds, which alone looks at words of the host's again and again.
@@ -361,7 +371,8 @@ __device__ __forceinline__ bool follow_to_room(const UcclEpGroup& g, const UcclE
 // Waits until every rank has ended the calls that had this call's place. All threads of the block come here.
 __device__ __forceinline__ bool wait_for_room(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w) {
   if (is_follower(g)) return follow_to_room(g, c, w);
-  look_for_room(g, w);
+  look_for_room(g, w, [&](u32 i) { return load_taken(g, i); });
+  __syncthreads();
   u32 peer = threadIdx.x;
   if (w.is_waiting != 0 && peer < g.ranks && !is_masked(w.call, peer)) {
 #pragma unroll 1
@@ -387,17 +398,9 @@ struct Taken {
 __device__ __forceinline__ bool begin_at_once(const UcclEpGroup& g, const UcclEpCall& c, bool owed, Waiting& w, Taken& taken) {
   begin_waiting(g, c, STEP_SEND, w);
 #pragma unroll 1
-  for (u32 i = blockDim.x - 1 - threadIdx.x; i < g.ranks * UCCL_EP_SLOTS; i += blockDim.x) {
-    taken.words[i] = load_acquire(line_of(g, g.rank, i / UCCL_EP_SLOTS, 1) + 8 * (i % UCCL_EP_SLOTS));
-  }
+  for (u32 i = blockDim.x - 1 - threadIdx.x; i < g.ranks * UCCL_EP_SLOTS; i += blockDim.x) taken.words[i] = load_taken(g, i);
   __syncthreads();
-#pragma unroll 1
-  for (u32 i = threadIdx.x; i < g.ranks * UCCL_EP_SLOTS; i += blockDim.x) {
-    u32 slot = i % UCCL_EP_SLOTS;
-    if ((w.call.after >> slot & 1) == 0 || is_masked(w.call, i / UCCL_EP_SLOTS)) continue;
-    u64 call = w.call.number - calls_since(w.call.number, slot);
-    if (!has_mark(taken.words[i], mark_of(call), UCCL_EP_ROOM)) atomicOr(&w.is_waiting, 1u);
-  }
+  look_for_room(g, w, [&](u32 i) { return taken.words[i]; });
   if (agreed_state(w) != 0) return false;
   if (w.is_waiting != 0 && !wait_for_room(g, c, w)) return false;
   if (threadIdx.x + 1 == blockDim.x) {

@@ -41,15 +41,28 @@ struct Team {
   __device__ __forceinline__ u32 lanes() const { return warps * LANES; }
 };
 
+// Some of a launch's blocks.
+struct Share {
+  u32 block;   // which of them this one is
+  u32 blocks;
+};
+
+__device__ __forceinline__ bool has_block(const Share& share) { return share.block < share.blocks; }
+
+// The last blocks of a launch.
+__device__ __forceinline__ Share last_blocks(u32 blocks) { return {blockIdx.x + blocks - gridDim.x, blocks}; }
+
 // Teams are as large as the rows leave them: few rows are taken by whole blocks, many by single warps, so that as many loads
 // are under way as there can be.
-__device__ __forceinline__ Team team_for(u32 rows) {
+__device__ __forceinline__ Team team_for(u32 rows, const Share& share) {
   u32 warps = warps_of_block(), size = warps;
 #pragma unroll 1
-  while (size % 2 == 0 && warps / size * gridDim.x < rows) size /= 2;
+  while (size % 2 == 0 && warps / size * share.blocks < rows) size /= 2;
   u32 teams = warps / size;
-  return {blockIdx.x + warp_of_thread() / size * gridDim.x, teams * gridDim.x, warp_of_thread() % size, size};
+  return {share.block + warp_of_thread() / size * share.blocks, teams * share.blocks, warp_of_thread() % size, size};
 }
+
+__device__ __forceinline__ Team team_for(u32 rows) { return team_for(rows, last_blocks(gridDim.x)); }
 
 // One row at a time for a whole block.
 __device__ __forceinline__ Team whole_block() {

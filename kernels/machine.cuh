@@ -7,6 +7,9 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
+// A function that kernels call seldom: copies of it in them would have the code that they do need come late from memory.
+#define UCCL_SELDOM __device__ __noinline__
+
 // Memory of a block's threads together: one struct for a kernel.
 #define UCCL_SHARED(Type, name) __shared__ Type name
 

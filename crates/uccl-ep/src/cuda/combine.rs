@@ -126,7 +126,7 @@ impl Combine {
             zero: 0,
         };
         let (kernels, tokens) = (group.kernels(), routes.tokens as usize);
-        if !self.is_begun && !self.is_packed && group.has_whole_calls() {
+        if !self.is_begun && !self.is_packed && pieces > 0 {
             let rows = self.rows().max(tokens);
             let mut whole = WholeCombine { give_back: self.give_back, sum };
             // It says that weights come with it.

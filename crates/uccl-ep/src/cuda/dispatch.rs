@@ -89,22 +89,15 @@ impl Dispatch {
     /// The stream is of the group's context; otherwise as for [`new`](Self::new).
     pub unsafe fn begin(&mut self, stream: &Stream) -> Result<()> {
         self.group.check()?;
-        // SAFETY: the caller's promise.
-        unsafe { self.route(stream)? };
+        if self.send.is_few == 0 {
+            // SAFETY: the kernel takes this struct, and finds places; otherwise as for the next.
+            unsafe { self.group.kernels().route.launch(stream, 1, &self.send)? };
+        }
         self.is_begun = true;
         let (send, rows) = (self.group.kernels().send, self.rows());
         // SAFETY: the kernel takes this struct; the module is never unloaded; the caller's promise. Windows are reached for as long
         // as the group lives, and freed when the GPU's work has ended.
         unsafe { self.group.launch(stream, (send, rows), &self.send) }
-    }
-
-    /// Enqueues, for many tokens, that their places are found.
-    unsafe fn route(&self, stream: &Stream) -> Result<()> {
-        if self.send.is_few != 0 {
-            return Ok(());
-        }
-        // SAFETY: the kernel takes this struct; otherwise as for `begin`.
-        unsafe { self.group.kernels().route.launch(stream, 1, &self.send) }
     }
 
     /// Blocks that have something to send: one for each token, and one for what is told of them.
@@ -124,20 +117,18 @@ impl Dispatch {
     pub unsafe fn receive(mut self, outputs: &Outputs, stream: &Stream) -> Result<Handle> {
         self.group.check()?;
         let receive = self.receiving(outputs)?;
-        let is_whole = !self.is_begun && self.group.has_whole_calls();
-        if !self.is_begun && !is_whole {
-            // SAFETY: the caller's promise.
-            unsafe { self.begin(stream)? };
-        }
         let rows = receive.expert_rows as usize;
-        if is_whole {
-            // SAFETY: the caller's promise.
-            unsafe { self.route(stream)? };
-            let (kernel, rows) = (self.group.kernels().dispatch, rows.max(self.rows()));
+        if !self.is_begun && self.send.in_parts != 0 {
+            // With a block for each token and for each record, if there are so many, nobody takes records late because it has sent.
+            let (kernel, rows) = (self.group.kernels().dispatch, rows + self.rows());
             let whole = WholeDispatch { send: self.send, receive };
             // SAFETY: the kernel takes this struct; otherwise as for `begin`.
             unsafe { self.group.launch(stream, (kernel, rows), &whole)? };
         } else {
+            if !self.is_begun {
+                // SAFETY: the caller's promise.
+                unsafe { self.begin(stream)? };
+            }
             let kernel = self.group.kernels().receive;
             // SAFETY: the kernel takes this struct; otherwise as for `begin`.
             unsafe { self.group.launch(stream, (kernel, rows), &receive)? };

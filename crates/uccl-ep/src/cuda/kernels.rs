@@ -9,7 +9,7 @@ use std::{
 use parking_lot::Mutex;
 use uccl_device::cuda::{Context, Function, GpuError, Grid, Module, Stream};
 
-use super::params::{MAX_RANKS, PACKED_THREADS, ROUTE_THREADS, THREADS};
+use super::params::{MAX_RANKS, PACKING_THREADS, ROUTE_THREADS, THREADS, UNPACKING_THREADS};
 use crate::error::{Error, Result};
 
 /// The kernels as PTX, which every GPU from Ampere on runs. The driver compiles it once for each driver and GPU.
@@ -91,8 +91,8 @@ impl Kernels {
             receive: kernel(THREADS, c"uccl_ep_receive")?,
             give_back: kernel(THREADS, c"uccl_ep_return")?,
             sum: kernel(THREADS, c"uccl_ep_sum")?,
-            give_back_packed: kernel(PACKED_THREADS, c"uccl_ep_return_packed")?,
-            sum_packed: kernel(PACKED_THREADS, c"uccl_ep_sum_packed")?,
+            give_back_packed: kernel(PACKING_THREADS, c"uccl_ep_return_packed")?,
+            sum_packed: kernel(UNPACKING_THREADS, c"uccl_ep_sum_packed")?,
             dispatch: kernel(THREADS, c"uccl_ep_dispatch")?,
             combine: kernel(THREADS, c"uccl_ep_combine")?,
             mask: kernel(MAX_RANKS as u32, c"uccl_ep_mask")?,

@@ -19,8 +19,10 @@ pub const MAX_TOKENS: usize = 65_535;
 pub(super) const FEW_TOKENS: usize = 512;
 pub(super) const FEW_CHOICES: usize = 4096;
 pub(super) const THREADS: u32 = 512;
-/// Of kernels that pack rows, or sum packed ones.
-pub(super) const PACKED_THREADS: u32 = 896;
+/// Of the kernel that packs rows.
+pub(super) const PACKING_THREADS: u32 = 1024;
+/// Of the kernel that sums packed rows.
+pub(super) const UNPACKING_THREADS: u32 = 896;
 /// Of the kernel that counts for each warp how many of its tokens chose each expert.
 pub(super) const ROUTE_THREADS: u32 = 256;
 /// Parts of a call, from each rank, that have marks of their own.
@@ -624,7 +626,8 @@ pub fn layout_assertions() -> String {
         ("UCCL_EP_ROUND", ROUND),
         ("UCCL_EP_HEADER", header::WORDS),
         ("UCCL_EP_THREADS", THREADS as usize),
-        ("UCCL_EP_PACKED_THREADS", PACKED_THREADS as usize),
+        ("UCCL_EP_PACKING_THREADS", PACKING_THREADS as usize),
+        ("UCCL_EP_UNPACKING_THREADS", UNPACKING_THREADS as usize),
         ("UCCL_EP_ROUTE_THREADS", ROUTE_THREADS as usize),
         ("UCCL_EP_CHUNK", CHUNK),
         ("UCCL_EP_PARTS", PARTS),

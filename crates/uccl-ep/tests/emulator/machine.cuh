@@ -62,6 +62,7 @@ T from_lane(T value, u32 lane) {
 #define __global__
 #define __device__
 #define __forceinline__ inline
+#define UCCL_SELDOM inline
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define threadIdx (emulated::thread())
