@@ -467,7 +467,8 @@ __device__ __forceinline__ void take_arriving(const UcclEpReceive& p, u32 sender
   if (!count_arriving(p, s)) return;
   u32 total = s.starts[p.group.ranks];
   Share share = takers(total, senders);
-  Team team = team_for(total, share);
+  // A record may have many rows, which are more than a block writes at once. By the host each block fetches its records whole.
+  Team team = team_for(total, share, p.group.by_host != 0 ? 1 : 2);
   fetch_records(p.group, s.waiting.call, p.area, s.starts, team);
   u32 end = has_block(share) ? total : 0;
 #pragma unroll 1

@@ -30,7 +30,7 @@ __device__ __forceinline__ void for_each(const Targets& targets, Each each) {
   }
 }
 
-// Warps of a block that share the work on a row. All teams of a launch take one row each at a time.
+// Warps that share the work on a row. All teams of a launch take one row each at a time.
 struct Team {
   u32 first;  // the row that it begins with
   u32 step;   // rows from one of its own to the next
@@ -52,17 +52,20 @@ __device__ __forceinline__ bool has_block(const Share& share) { return share.blo
 // The last blocks of a launch.
 __device__ __forceinline__ Share last_blocks(u32 blocks) { return {blockIdx.x + blocks - gridDim.x, blocks}; }
 
-// Teams are as large as the rows leave them: few rows are taken by whole blocks, many by single warps, so that as many loads
-// are under way as there can be.
-__device__ __forceinline__ Team team_for(u32 rows, const Share& share) {
-  u32 warps = warps_of_block(), size = warps;
+// Teams are as large as the rows leave them: few rows are taken by whole blocks, or by `most` blocks each, many by single warps, so that as
+// many loads are under way as there can be.
+__device__ __forceinline__ Team team_for(u32 rows, const Share& share, u32 most) {
+  u32 warps = warps_of_block(), size = warps, blocks = min(share.blocks / max(rows, 1u), most);
+  if (blocks > 1) {
+    return {share.block / blocks, share.blocks / blocks, share.block % blocks * warps + warp_of_thread(), blocks * warps};
+  }
 #pragma unroll 1
   while (size % 2 == 0 && warps / size * share.blocks < rows) size /= 2;
   u32 teams = warps / size;
   return {share.block + warp_of_thread() / size * share.blocks, teams * share.blocks, warp_of_thread() % size, size};
 }
 
-__device__ __forceinline__ Team team_for(u32 rows) { return team_for(rows, last_blocks(gridDim.x)); }
+__device__ __forceinline__ Team team_for(u32 rows) { return team_for(rows, last_blocks(gridDim.x), 1); }
 
 // One row at a time for a whole block.
 __device__ __forceinline__ Team whole_block() {

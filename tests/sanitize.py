@@ -6,7 +6,7 @@
 
 The program is that of ``crates/uccl-ep/tests/gpu.rs``; it needs neither cargo nor torch. compute-sanitizer is looked for in PATH and where CUDA's
 toolkit puts it; ``pip install nvidia-cuda-sanitizer-api`` has one too (``--sanitizer``). Kernels of ranks that share a GPU wait for each other. A tool that
-has them run one after the other makes such tests late: only those of one rank are run unless ``--tests`` says more.
+has them run one after the other makes such tests late: only memcheck, which does not, runs one of three ranks, unless ``--tests`` says more.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
-#: Tests of one rank, each of another part of the kernels.
-TESTS = ("one_rank",)
+#: Parts of the tests' names, each run by itself, and the tools that look at them.
+TESTS = {"one_rank": TOOLS, "ranks_send_their_parts": ("memcheck",)}
 #: Where the toolkit has it.
 PLACES = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer", "/opt/cuda/extras/compute-sanitizer")
 #: What a tool says at its end.
@@ -85,7 +85,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program", type=Path, help="the tests, built")
     parser.add_argument("--sanitizer", help="where compute-sanitizer is")
-    parser.add_argument("--tools", default=",".join(TOOLS), help="memcheck, racecheck, synccheck, initcheck")
+    parser.add_argument("--tools", help="memcheck, racecheck, synccheck, initcheck")
     parser.add_argument("--tests", default=",".join(TESTS), help="parts of the tests' names, each run by itself")
     parser.add_argument("--limit", type=float, default=300, help="seconds for each run")
     args = parser.parse_args()
@@ -95,7 +95,7 @@ def main() -> int:
         return 2
     is_well = True
     for tests in args.tests.split(","):
-        for tool in args.tools.split(","):
+        for tool in args.tools.split(",") if args.tools else TESTS.get(tests, TOOLS):
             began = time.monotonic()
             said = run([tool_at, "--tool", tool, str(args.program), "--test-threads", "1", tests], args.limit)
             found = Found.of(said)

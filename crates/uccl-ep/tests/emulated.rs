@@ -43,6 +43,15 @@ fn a_gpu_makes_the_bytes_of_the_cpu() {
 }
 
 #[test]
+fn blocks_that_do_not_send_share_records() {
+    emulator::load();
+    // Two blocks for each of two records, beside the one that sends; a block's warps take half of such a row at a time.
+    for kind in [Kind::Bf16, Kind::Fp8(Scales::Exact)] {
+        Case { kind, slots: 1, hidden: 14_336, blocks: 6, rounds: 1, ..SMALL }.run();
+    }
+}
+
+#[test]
 fn rows_go_as_nvfp4_and_come_back_as_logfmt() {
     emulator::load();
     for (seed, global_scale) in (0..).zip([1.0, 84.0, 0.001, 3000.0]) {

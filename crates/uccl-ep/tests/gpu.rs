@@ -115,6 +115,15 @@ fn two_and_four_ranks_make_the_bytes_of_the_cpu() {
 }
 
 #[test]
+fn blocks_that_do_not_send_share_records() {
+    let Some(_alone) = alone() else { return };
+    // Two blocks for each record, beside those that send.
+    for (seed, kind) in (0..).zip(KINDS) {
+        Case { seed, kind, slots: 4, hidden: 7168, blocks: 24, ..CASE }.run();
+    }
+}
+
+#[test]
 fn rows_of_every_width_make_the_bytes_of_the_cpu() {
     let Some(_alone) = alone() else { return };
     for (seed, hidden) in (10..).zip([128, 256, 640, 1536, 4096, 7168]) {

@@ -119,8 +119,8 @@ impl Dispatch {
         let receive = self.receiving(outputs)?;
         let rows = receive.expert_rows as usize;
         if !self.is_begun && self.send.in_parts != 0 {
-            // With a block for each token and for each record, if there are so many, nobody takes records late because it has sent.
-            let (kernel, rows) = (self.group.kernels().dispatch, rows + self.rows());
+            // A block for each token and two for each record, if there are so many: nobody takes records late because it has sent.
+            let (kernel, rows) = (self.group.kernels().dispatch, 2 * rows + self.rows());
             let whole = WholeDispatch { send: self.send, receive };
             // SAFETY: the kernel takes this struct; otherwise as for `begin`.
             unsafe { self.group.launch(stream, (kernel, rows), &whole)? };
