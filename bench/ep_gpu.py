@@ -108,12 +108,8 @@ class Calls:
         return [f"{rows} rows of a rank, {foreign} of them for other ranks"]
 
 
-def no_bar(_name: str) -> str:
-    return ""
-
-
-def of_nccl(measured: Measured, forms: dict[str, str], bar_of: Callable[[str], str] = no_bar) -> list[Ratio]:
-    """Times of calls beside NCCL's exchange of rows of a form, where there is one."""
+def of_nccl(measured: Measured, forms: dict[str, str], bar_of: Callable[[str], str] = lambda _: "") -> list[Ratio]:
+    """Times of calls beside NCCL's exchange of rows of a form, where there is one, and what each is held against."""
     return [
         Ratio(f"{name}: time / NCCL's", measured[name], measured[NCCL + form], bar_of(name))
         for name, form in forms.items()
