@@ -20,7 +20,9 @@ import threading
 import time
 import traceback
 import zlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,13 @@ class PeerError(AssertionError):
 
 class PeerGone(AssertionError):
     """A helper process ended, or did not answer in time."""
+
+
+def names_of_threads() -> Iterator[str]:
+    """Of this process; a thread that ends meanwhile has none."""
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):
+            yield (task / "comm").read_text().strip()
 
 
 class Peer:
@@ -322,12 +331,19 @@ class Side:
         ctypes.PyDLL(None).usleep(int(seconds * 1e6))
 
     def usage(self) -> dict[str, int]:
-        """Open files, threads and resident memory (bytes) of this process."""
+        """Open files, threads and resident memory (bytes) of this process.
+
+        An endpoint has its first worker from the start, and others from when it first needs them until it ends: these are not counted, unless
+        there are more of them than endpoints.
+        """
         status = Path("/proc/self/status").read_text()
         rss = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
+        names = Counter(names_of_threads())
+        endpoints = names["uccl-worker-0"]
+        later = [count for name, count in names.items() if name.startswith("uccl-worker-") and name != "uccl-worker-0"]
         return {
             "fds": len(os.listdir("/proc/self/fd")),
-            "threads": len(os.listdir("/proc/self/task")),
+            "threads": sum(names.values()) - sum(min(count, endpoints) for count in later),
             "rss": int(rss.split()[1]) * 1024,
         }
 
