@@ -8,18 +8,22 @@ mod warnings;
 mod workload;
 mod world;
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicU64, Ordering::Acquire},
+    time::Duration,
+};
 
 use fastrand::Rng;
 use uccl_chaos::each_seed;
 use uccl_device::cuda::GpuError;
+use uccl_fabric::pipe::Pipe;
 
 use self::{
     workload::{Plan, Workload, move_one},
-    world::{LaneChaos, Memory, Side, join},
+    world::{LaneChaos, Memory, Side, join, join_asking},
 };
 use crate::{
-    Error, Op, Request, Status, Uninterrupted,
+    Change, Error, Op, Request, Signal, Status, Uninterrupted,
     drive::{deferred::Mark, transfer::Fence},
 };
 
@@ -96,7 +100,7 @@ fn every_data_lane_may_go() {
         let by = rng.usize(0..2);
         work.run(|step, sides| {
             for lane in (1..4).filter(|lane| at[lane - 1] == step) {
-                uccl_fabric::pipe::Pipe::cut(sides[by].lanes[lane].inner().pipe());
+                Pipe::cut(sides[by].lanes[lane].inner().pipe());
             }
         });
         for side in &work.sides {
@@ -121,7 +125,7 @@ fn with_the_first_lane_the_connection_ends() {
         work.run(|step, sides| {
             // However little the pipe was given to carry.
             if step == 110 {
-                uccl_fabric::pipe::Pipe::cut(sides[0].lanes[0].inner().pipe());
+                Pipe::cut(sides[0].lanes[0].inner().pipe());
             }
         });
         work.leave();
@@ -160,6 +164,33 @@ fn a_stalled_first_lane_is_a_silent_peer() {
             "{ended:?}"
         );
     });
+}
+
+#[test]
+fn a_write_whose_signal_nobody_has_answered_is_lost_and_not_cancelled() {
+    let mut rng = Rng::with_seed(1);
+    let sides = join_asking(1, &[LaneChaos::default()], PATIENT, [false; 2]);
+    let [from, to] = [(); 2].map(|()| Memory::new(&mut rng, &[100]));
+    let word = Box::new(AtomicU64::new(0));
+    // SAFETY: an atomic, which stays until both endpoints are closed.
+    let mr = unsafe { sides[1].ep.register(word.as_ptr() as usize, 8) }.expect("registered");
+    let advert = sides[1].ep.advertise(mr, word.as_ptr() as usize, 8).expect("advertised");
+    let signal = Some(Signal { advert, change: Change::Add(1), strong: false });
+    let iovs = from.iovs(sides[0].register(&from));
+    let adverts = to.adverts(&sides[1], sides[1].register(&to));
+    // What the peer answers does not arrive.
+    sides[1].lanes[0].inner().pipe().stall();
+    let request = Request { signal, ..Request::new(sides[0].conn, Op::Write, &iovs, &adverts) };
+    let id = sides[0].ep.post(&request).expect("posted");
+    sides[1].until("the signal", || word.load(Acquire) == 1);
+    let transfers = sides[0].ep.core().transfers.unfinished(|_| true);
+    let [transfer] = &transfers[..] else { panic!("{} transfers", transfers.len()) };
+    transfer.conn.fence(transfer, Fence::Cancel);
+    drop(transfers);
+    Pipe::cut(sides[0].lanes[0].inner().pipe());
+    let status = sides[0].ep.wait(id, None, &mut Uninterrupted).expect("known");
+    assert!(matches!(status, Status::Failed(Error::ConnectionLost { .. })), "{status:?}");
+    sides.iter().for_each(|side| side.ep.close().expect("nobody touches anything"));
 }
 
 /// A stream that has failed.

@@ -64,6 +64,7 @@ impl Connection {
         self.check_open(session)?;
         message.clear();
         let place = Place { addr, key, slot };
+        transfer.body.lock().is_signalling = true;
         session.signals.send(place, word.change, Arc::clone(transfer), message)?;
         self.send_message(&[message]);
         Ok(())

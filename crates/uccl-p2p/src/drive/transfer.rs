@@ -148,6 +148,8 @@ pub(crate) struct Body<C> {
     pub(crate) after: After,
     pub(crate) fence: Option<Fence>,
     pub(crate) fenced_at: Option<Instant>,
+    /// Its signal is on its way, or has been: only the peer knows whether its word has changed.
+    pub(super) is_signalling: bool,
     /// For a recv: where its data goes, one span per iov.
     pub(crate) targets: SmallVec<[Span; 1]>,
     waiters: SmallVec<[Arc<Parker>; 1]>,
@@ -282,6 +284,7 @@ impl<C: Carrier> Transfer<C> {
         if let After::Signal(_, notif) = std::mem::replace(&mut body.after, After::Publish) {
             body.after = After::of(None, notif);
         }
+        body.is_signalling = true;
         Some(word)
     }
 
@@ -322,9 +325,20 @@ impl<C: Carrier> Transfer<C> {
         if self.finished() || self.holds.load(SeqCst) > 0 {
             return;
         }
-        let fence = self.body.lock().fence;
-        let error = fence.map_or_else(|| self.conn.lost_error(), |fence| self.fence_error(fence));
-        self.publish(Err(error));
+        self.publish(Err(self.unanswered_error()));
+    }
+
+    /// The error of what ends because the peer cannot answer any more. Who has ended it early knows the rest, unless a signal may have
+    /// changed its word meanwhile.
+    fn unanswered_error(&self) -> Error {
+        let (fence, is_signalling) = {
+            let body = self.body.lock();
+            (body.fence, body.is_signalling)
+        };
+        match fence {
+            Some(fence) if !is_signalling => self.fence_error(fence),
+            _ => self.conn.lost_error(),
+        }
     }
 
     /// Makes `other` wait until this transfer ends.
@@ -395,8 +409,8 @@ impl<C: Carrier> Transfer<C> {
                 Error::Gpu { peer, reason: e.to_string() }
             }
             (OpError::LocalFault, _) => Error::LocalMemory(e.to_string()),
-            (OpError::Cancelled | OpError::LaneDown, Some(fence)) => self.fence_error(fence),
-            (OpError::LaneDown, None) => self.conn.lost_error(),
+            (OpError::Cancelled, Some(fence)) => self.fence_error(fence),
+            (OpError::LaneDown, _) => self.unanswered_error(),
             (OpError::Unreachable | OpError::Device(_), _) => {
                 Error::Device { peer, reason: e.to_string() }
             }
@@ -564,6 +578,7 @@ impl<C: Carrier> Transfers<C> {
                 after: plan.after,
                 fence: None,
                 fenced_at: None,
+                is_signalling: false,
                 targets: plan.targets,
                 signals: Vec::new(),
                 followers: Vec::new(),
