@@ -1,6 +1,6 @@
 // Expert parallelism: the kernels of a dispatch and of a combine.
 //
-// In low latency mode, a dispatch is `route` (one block), unless there are few tokens, `send` and `receive`; a combine is `return` and `sum`,
+// In low latency mode, a dispatch is `layout`, unless there are few tokens, `send` and `receive`; a combine is `return` and `sum`,
 // or, where rows are packed, `return_packed` and `sum_packed`. Both are one launch, `dispatch` or `combine`, of calls in parts where nothing
 // comes between them. In normal mode, a dispatch is `layout`, perhaps `count` (one block), and `normal_dispatch`; a combine is
 // `normal_combine`. Where parts have no marks, a dispatch is `layout`, `normal_send`, perhaps `count`, and `normal_receive`, and a
@@ -11,10 +11,10 @@
 #include "ep_normal_combine.cuh"
 #include "ep_packed.cuh"
 
-extern "C" __global__ void __launch_bounds__(UCCL_EP_ROUTE_THREADS)
-    uccl_ep_route(const __grid_constant__ UcclEpSend p) {
-  UCCL_SHARED(Routing, s);
-  route(p, s);
+extern "C" __global__ void __launch_bounds__(UCCL_EP_LAYOUT_THREADS)
+    uccl_ep_layout(const __grid_constant__ UcclEpLayout p) {
+  UCCL_SHARED(Layout, s);
+  lay_out(p, s);
 }
 
 extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 1)
@@ -74,12 +74,6 @@ extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS, 1)
     uccl_ep_combine(const __grid_constant__ UcclEpCombine p) {
   UCCL_SHARED(ReturningParts, s);
   combine(p, s);
-}
-
-extern "C" __global__ void __launch_bounds__(UCCL_EP_ROUTE_THREADS)
-    uccl_ep_layout(const __grid_constant__ UcclEpNormalSend p) {
-  UCCL_SHARED(Layout, s);
-  lay_out(p, s);
 }
 
 extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)

@@ -24,11 +24,11 @@ constexpr u32 UCCL_EP_THREADS = 512;
 // Packing rows, and summing packed ones, takes more work than memory. Two sums of sixteen values need more registers than more threads would have.
 constexpr u32 UCCL_EP_PACKING_THREADS = 1024;
 constexpr u32 UCCL_EP_UNPACKING_THREADS = 896;
-constexpr u32 UCCL_EP_ROUTE_THREADS = 256;  // each warp counts all experts
+constexpr u32 UCCL_EP_LAYOUT_THREADS = 512;
 // Parts of a call, from each rank, that have marks of their own: see ep_parts.cuh.
 constexpr u32 UCCL_EP_PARTS = 2048;
-// Tokens that a block of `layout` counts: one for each thread.
-constexpr u32 UCCL_EP_CHUNK = UCCL_EP_ROUTE_THREADS;
+// Tokens that a block of `layout` counts.
+constexpr u32 UCCL_EP_CHUNK = 128;
 
 // Words that only this rank's kernels use: whether a call has failed, how many blocks have come to the end of a step, where the last
 // calls are, and which ranks are left out.
@@ -125,19 +125,30 @@ struct UcclEpPlaced {
   u64 masked;  // a bit for each rank that is left out
 };
 
-// Choices of tokens, and where they lead; see ep_route.cuh.
+// Choices of tokens, and where they lead; see ep_layout.cuh.
 struct UcclEpRoutes {
   u64 choices;  // tokens * top_k integers
   u64 masks;    // u64 by token: the ranks that it goes to
   u64 slots;    // i32 by token and rank: its place among those that go there, or -1
-  u64 places;   // i32 by token and choice: its place among those that chose the expert; in normal mode, with the choice itself
+  u64 places;   // u32 by token and choice: the expert, and the token's place among those that chose it
   u64 experts;  // u32 by expert: how many tokens chose it
   u64 counts;   // u32 by rank: how many tokens go there
-  u64 chunks;   // u32 by chunk of tokens, and by rank and then expert: what adds to places and slots; or null
+  u64 chunks;   // u32 by chunk of tokens, and by rank and then expert: what adds to places and slots
   u32 tokens;
   u32 top_k;
   u32 local_experts;
   u32 is_64;
+};
+
+// What finds where tokens go.
+struct UcclEpLayout {
+  UcclEpGroup group;
+  UcclEpCall call;
+  UcclEpRoutes routes;
+  u64 goes;        // u8 by token and rank, whether it goes there; or null, where choices say so
+  u64 goes_told;   // the same, which is written; or null
+  u64 per_expert;  // u32 by expert, with `goes`: how many tokens its rank is told of
+  u64 ended;       // u32, 0 but while the launch runs: how many of its blocks have come to their end
 };
 
 // How tokens lie in a place.
@@ -244,14 +255,10 @@ static_assert(sizeof(UcclEpDispatch) <= 4096, "the parameters of every driver");
 // expert of this rank.
 struct UcclEpNormalSend {
   UcclEpSend send;
-  u64 goes;          // u8 by token and rank, whether it goes there; or null, where choices say so
-  u64 goes_told;     // the same, which `layout` writes; or null
-  u64 per_expert;    // u32 by expert, with `goes`: how many tokens its rank is told of
   u64 scales;        // words, at token * token + word * word
   u64 scales_token;
   u64 scales_word;
   u64 weights;       // f32 by token and choice; or null
-  u64 ended;         // u32, 0 but while `layout` runs: how many of its blocks have come to their end
 };
 
 // Tells the host how much arrives.

@@ -205,13 +205,8 @@ __device__ __forceinline__ void send_routed(const UcclEpSend& p, const UcclEpPla
     records_of(p, call, token, to);
     send_token(p, team, token, to);
     if (team.warp != 0) continue;
-    u32 choice = NO_EXPERT, place = NO_EXPERT;
-    if (lane_of_thread() < p.routes.top_k) {
-      u64 at = static_cast<u64>(token) * p.routes.top_k + lane_of_thread();
-      choice = choice_of(p.routes, p.group.ranks, at);
-      place = reinterpret_cast<const u32*>(p.routes.places)[at];
-    }
-    send_choices(p, token, choice, place, to);
+    u32 choice = choice_sent(p.routes, p.group.ranks, token);
+    send_choices(p, token, expert_of(choice), place_of(choice), to);
   }
 }
 

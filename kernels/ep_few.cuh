@@ -2,7 +2,7 @@
 // and counts those before its token's.
 #pragma once
 
-#include "ep_route.cuh"
+#include "ep_layout.cuh"
 
 // Choices that are no expert: those that are none, and those that cannot be.
 constexpr u32 NONE = 0xffff;

@@ -1,22 +1,30 @@
-// Normal mode: which tokens go to which ranks, and to which place there: how many before them do, and how many before them
-// chose the same expert. A block has a chunk of the tokens, and counts places in it; the last block to end sums the chunks. Behind
-// the chunks' counts it keeps those of all tokens: callers that ask for a layout get others, which may change before the dispatch.
+// Which tokens go to which ranks, and to which place there: how many before them do, and how many before them chose the same expert. A
+// block has a chunk of the tokens, and counts places in it; the last block to end sums the chunks. Behind the chunks' counts it keeps those
+// of all tokens: callers that ask for a layout get others, which may change before the dispatch.
 #pragma once
 
-#include "ep_route.cuh"
+#include "ep_wait.cuh"
+#include "ep_warp.cuh"
+
+constexpr u32 NO_EXPERT = 0xffffffff;
+
+// A choice, or NO_EXPERT.
+__device__ __forceinline__ u32 choice_of(const UcclEpRoutes& r, u32 ranks, u64 at) {
+  u64 choice = r.is_64 ? reinterpret_cast<const u64*>(r.choices)[at]
+                       : static_cast<u64>(reinterpret_cast<const u32*>(r.choices)[at]);
+  return choice < static_cast<u64>(ranks) * r.local_experts ? static_cast<u32>(choice) : NO_EXPERT;
+}
+
+// Whether a choice is negative, which is none, and not a number that no expert has.
+__device__ __forceinline__ bool is_none(const UcclEpRoutes& r, u64 at) {
+  return r.is_64 ? reinterpret_cast<const long long*>(r.choices)[at] < 0
+                 : reinterpret_cast<const int*>(r.choices)[at] < 0;
+}
 
 // A choice and its place, together: the expert has the lower bits.
 constexpr u32 EXPERT_BITS = 11;
 static_assert(UCCL_EP_MOST_EXPERTS <= 1u << EXPERT_BITS, "an expert's number");
 static_assert(UCCL_EP_MOST_TOKENS <= 1u << (31 - EXPERT_BITS), "a place, with room for NO_EXPERT");
-// A thread has a token.
-static_assert(UCCL_EP_CHUNK == UCCL_EP_ROUTE_THREADS, "tokens of a block");
-
-struct Layout {
-  Waiting waiting;
-  ChoicesOfWarps choices;
-  u64 masks[UCCL_EP_CHUNK];
-};
 
 __device__ __forceinline__ u32 placed(u32 expert, u32 place) {
   return expert == NO_EXPERT ? NO_EXPERT : place << EXPERT_BITS | expert;
@@ -26,45 +34,187 @@ __device__ __forceinline__ u32 expert_of(u32 placed) {
   return placed == NO_EXPERT ? NO_EXPERT : placed & ((1u << EXPERT_BITS) - 1);
 }
 
-// The ranks of a token that has no choices.
-__device__ __forceinline__ u64 given_ranks(u64 goes, u32 ranks, u32 token) {
-  const u8* given = reinterpret_cast<const u8*>(goes) + static_cast<u64>(token) * ranks;
-  u64 mask = 0;
+__device__ __forceinline__ u32 place_of(u32 placed) { return placed == NO_EXPERT ? NO_EXPERT : placed >> EXPERT_BITS; }
+
+// Counts of a chunk of tokens: how many go to each rank, and then how many chose each expert. In the end, those of all chunks before.
+__device__ __forceinline__ u32* counts_of(const UcclEpRoutes& r, u32 ranks, u32 chunk) {
+  return reinterpret_cast<u32*>(r.chunks) + static_cast<u64>(chunk) * (ranks + ranks * r.local_experts);
+}
+
+// How many tokens of the chunks before a token's are counted in a column.
+__device__ __forceinline__ u32 before_chunk(const UcclEpRoutes& r, u32 ranks, u32 token, u32 column) {
+  return counts_of(r, ranks, token / UCCL_EP_CHUNK)[column];
+}
+
+// How many tokens before one go to the same rank; or -1: it does not go there.
+__device__ __forceinline__ int place_at(const UcclEpRoutes& r, u32 ranks, u32 token, u32 rank) {
+  int slot = reinterpret_cast<const int*>(r.slots)[static_cast<u64>(token) * ranks + rank];
+  return slot < 0 ? -1 : slot + static_cast<int>(before_chunk(r, ranks, token, rank));
+}
+
+// A lane's choice of a token's, and its place among those of the expert; or NO_EXPERT.
+__device__ __forceinline__ u32 choice_sent(const UcclEpRoutes& r, u32 ranks, u32 token) {
+  u32 lane = lane_of_thread();
+  if (lane >= r.top_k) return NO_EXPERT;
+  u32 choice = reinterpret_cast<const u32*>(r.places)[static_cast<u64>(token) * r.top_k + lane];
+  if (choice == NO_EXPERT) return NO_EXPERT;
+  return choice + (before_chunk(r, ranks, token, ranks + expert_of(choice)) << EXPERT_BITS);
+}
+
+// The tokens of a chunk that go to a rank, or chose an expert: a bit for each, so their order is the same each time.
+struct Column {
+  static constexpr u32 BITS = 32;
+  static constexpr u32 WORDS = UCCL_EP_CHUNK / BITS;
+  static_assert(UCCL_EP_CHUNK % BITS == 0, "whole words");
+
+  u32 words[WORDS];
+
+  // Has a token of the chunk, and returns whether it had it before.
+  __device__ __forceinline__ bool add(u32 token) {
+    u32 bit = 1u << token % BITS;
+    return (atomicOr(&words[token / BITS], bit) & bit) != 0;
+  }
+
+  __device__ __forceinline__ bool has(u32 token) const { return (words[token / BITS] >> token % BITS & 1) != 0; }
+
+  // How many there are before a token, or, for the chunk's end, in all.
+  __device__ __forceinline__ u32 before(u32 token) const {
+    u32 count = 0;
+#pragma unroll
+    for (u32 word = 0; word < WORDS; word++) {
+      u32 bits = token - min(token, word * BITS);
+      count += __popc(words[word] & (bits < BITS ? (1u << bits) - 1 : ALL));
+    }
+    return count;
+  }
+};
+
+struct Layout {
+  Waiting waiting;
+  Column columns[UCCL_EP_MOST_RANKS + UCCL_EP_MOST_EXPERTS];  // by rank, and then by expert
+  u32 masks[UCCL_EP_CHUNK][2];                                 // by token: its ranks
+};
+static_assert(UCCL_EP_MOST_RANKS <= 2 * Column::BITS, "ranks of a token");
+
+// A chunk of the tokens.
+struct Chunk {
+  u32 number;
+  u32 begin;
+  u32 end;
+};
+
+// No token goes anywhere. All threads do it.
+__device__ __forceinline__ void clear(Layout& s, u32 columns) {
 #pragma unroll 1
-  for (u32 rank = 0; rank < ranks; rank++) mask |= static_cast<u64>(given[rank] != 0) << rank;
-  return mask;
+  for (u32 i = threadIdx.x; i < columns * Column::WORDS; i += blockDim.x) s.columns[i / Column::WORDS].words[i % Column::WORDS] = 0;
+#pragma unroll 1
+  for (u32 i = threadIdx.x; i < UCCL_EP_CHUNK * 2; i += blockDim.x) s.masks[i / 2][i % 2] = 0;
+}
+
+// A token of the chunk goes to a rank.
+__device__ __forceinline__ void send_to(Layout& s, u32 token, u32 rank) {
+  s.columns[rank].add(token);
+  atomicOr(&s.masks[token][rank / Column::BITS], 1u << rank % Column::BITS);
+}
+
+// Whether a choice, of a token whose first is said, cannot be, or is there before.
+__device__ __forceinline__ bool is_wrong_choice(const UcclEpRoutes& r, u32 ranks, u64 first, u32 nth) {
+  u32 expert = choice_of(r, ranks, first + nth);
+  bool is_wrong = expert == NO_EXPERT && !is_none(r, first + nth);
+#pragma unroll 1
+  for (u32 k = 0; k < nth; k++) is_wrong |= expert != NO_EXPERT && choice_of(r, ranks, first + k) == expert;
+  return is_wrong;
+}
+
+// Notes the first wrong choice of a token that has one. One thread does it.
+UCCL_SELDOM void note_wrong_choice(const UcclEpLayout& p, Waiting& w, u32 token) {
+  const UcclEpRoutes& r = p.routes;
+  u64 first = static_cast<u64>(token) * r.top_k;
+  u32 nth = 0;
+#pragma unroll 1
+  while (nth + 1 < r.top_k && !is_wrong_choice(r, p.group.ranks, first, nth)) nth++;
+  w.expected[p.group.rank] = token;
+  w.seen[p.group.rank] = nth;
+  note_fault(w, UCCL_EP_WRONG_CHOICE, 0, p.group.rank);
+}
+
+// Goes through the choices of a chunk, of which a thread has several at a time: `each(at, token, expert)`. All threads come here.
+template <typename Each>
+__device__ __forceinline__ void for_choices(const UcclEpLayout& p, const Chunk& chunk, Each each) {
+  const UcclEpRoutes& r = p.routes;
+  constexpr u32 BATCH = 2;
+  u32 end = chunk.end * r.top_k;
+#pragma unroll 1
+  for (u32 first = chunk.begin * r.top_k + threadIdx.x; first < end; first += BATCH * blockDim.x) {
+    u32 experts[BATCH];
+#pragma unroll
+    for (u32 i = 0; i < BATCH; i++) {
+      u32 at = first + i * blockDim.x;
+      experts[i] = at < end ? choice_of(r, p.group.ranks, at) : NO_EXPERT;
+    }
+#pragma unroll
+    for (u32 i = 0; i < BATCH; i++) {
+      u32 at = first + i * blockDim.x;
+      if (at < end) each(at, at / r.top_k, experts[i]);
+    }
+  }
+}
+
+// Finds where the tokens of a chunk go. A choice that cannot be is noted.
+__device__ __forceinline__ void find_ranks(const UcclEpLayout& p, Layout& s, const Chunk& chunk) {
+  const UcclEpRoutes& r = p.routes;
+  u32 ranks = p.group.ranks;
+  if (p.goes != 0) {
+    const u8* goes = reinterpret_cast<const u8*>(p.goes);
+#pragma unroll 1
+    for (u32 i = chunk.begin * ranks + threadIdx.x; i < chunk.end * ranks; i += blockDim.x) {
+      if (goes[i] != 0) send_to(s, i / ranks - chunk.begin, i % ranks);
+    }
+    return;
+  }
+  for_choices(p, chunk, [&](u32 at, u32 token, u32 expert) {
+    bool is_expert = expert != NO_EXPERT;
+    bool is_wrong = is_expert ? s.columns[ranks + expert].add(token - chunk.begin) : !is_none(r, at);
+    if (is_wrong) note_wrong_choice(p, s.waiting, token);
+    if (is_expert) send_to(s, token - chunk.begin, expert / r.local_experts);
+  });
 }
 
 // Places the tokens of a chunk, and keeps their choices: the caller's may change before the combine.
-__device__ __forceinline__ void place_chunk(const UcclEpNormalSend& p, Layout& s, u32 chunk) {
-  const UcclEpRoutes& r = p.send.routes;
-  u32 ranks = p.send.group.ranks, begin = chunk * UCCL_EP_CHUNK, end = min(begin + UCCL_EP_CHUNK, r.tokens);
-  u32 token = begin + threadIdx.x;
-  u32* counts = counts_of(r, ranks, chunk);
-  if (token < end) {
-    u64 mask = p.goes != 0 ? given_ranks(p.goes, ranks, token) : ranks_of(p.send.group, r, s.waiting, token);
-    s.masks[threadIdx.x] = reinterpret_cast<u64*>(r.masks)[token] = mask;
-  }
+__device__ __forceinline__ void place_chunk(const UcclEpLayout& p, Layout& s, const Chunk& chunk) {
+  const UcclEpRoutes& r = p.routes;
+  u32 ranks = p.group.ranks, counted = p.goes != 0 ? ranks : ranks + ranks * r.local_experts;
+  find_ranks(p, s, chunk);
   __syncthreads();
+  u32* counts = counts_of(r, ranks, chunk.number);
+#pragma unroll 1
+  for (u32 i = threadIdx.x; i < counted; i += blockDim.x) counts[i] = s.columns[i].before(UCCL_EP_CHUNK);
   if (p.goes == 0) {
     u32* places = reinterpret_cast<u32*>(r.places);
-    place_by_expert(
-        r, ranks, s.choices, begin * r.top_k, end * r.top_k,
-        [&](u32 at, u32 expert, u32 place) { places[at] = placed(expert, place); },
-        [&](u32 expert, u32 count) { counts[ranks + expert] = count; });
+    for_choices(p, chunk, [&](u32 at, u32 token, u32 expert) {
+      u32 place = expert == NO_EXPERT ? 0 : s.columns[ranks + expert].before(token - chunk.begin);
+      places[at] = placed(expert, place);
+    });
   }
-  place_by_rank(r, ranks, begin, end, counts, [&](u32 at) { return s.masks[at - begin]; });
-  if (p.goes_told == 0) return;
 #pragma unroll 1
-  for (u32 i = begin * ranks + threadIdx.x; i < end * ranks; i += blockDim.x) {
-    reinterpret_cast<u8*>(p.goes_told)[i] = static_cast<u8>(s.masks[i / ranks - begin] >> i % ranks & 1);
+  for (u32 i = chunk.begin * ranks + threadIdx.x; i < chunk.end * ranks; i += blockDim.x) {
+    u32 token = i / ranks - chunk.begin;
+    const Column& column = s.columns[i % ranks];
+    bool goes = column.has(token);
+    reinterpret_cast<int*>(r.slots)[i] = goes ? static_cast<int>(column.before(token)) : -1;
+    if (p.goes_told != 0) reinterpret_cast<u8*>(p.goes_told)[i] = goes ? 1 : 0;
+  }
+#pragma unroll 1
+  for (u32 token = threadIdx.x; token < chunk.end - chunk.begin; token += blockDim.x) {
+    u64 mask = static_cast<u64>(s.masks[token][1]) << Column::BITS | s.masks[token][0];
+    reinterpret_cast<u64*>(r.masks)[chunk.begin + token] = mask;
   }
 }
 
 // Turns counts of chunks into those of the chunks before. One block does it.
-__device__ __forceinline__ void sum_chunks(const UcclEpNormalSend& p, u32 chunks) {
-  const UcclEpRoutes& r = p.send.routes;
-  u32 ranks = p.send.group.ranks, experts = ranks * r.local_experts;
+__device__ __forceinline__ void sum_chunks(const UcclEpLayout& p, u32 chunks) {
+  const UcclEpRoutes& r = p.routes;
+  u32 ranks = p.group.ranks, experts = ranks * r.local_experts;
   u32 counted = p.goes == 0 ? ranks + experts : ranks;
   // Chunks whose counts are read at a time: most calls have no more.
   constexpr u32 BATCH = 16;
@@ -93,11 +243,13 @@ __device__ __forceinline__ void sum_chunks(const UcclEpNormalSend& p, u32 chunks
   }
 }
 
-__device__ __forceinline__ void lay_out(const UcclEpNormalSend& p, Layout& s) {
-  const UcclEpSend& send = p.send;
-  if (!begin_block(send.group, send.call, STEP_SEND, s.waiting)) return;
-  if (blockIdx.x * UCCL_EP_CHUNK < send.routes.tokens) place_chunk(p, s, blockIdx.x);
-  if (!is_sound(send.group, send.call, s.waiting)) return;
+__device__ __forceinline__ void lay_out(const UcclEpLayout& p, Layout& s) {
+  const UcclEpRoutes& r = p.routes;
+  clear(s, p.group.ranks + p.group.ranks * r.local_experts);
+  if (!begin_block(p.group, p.call, STEP_SEND, s.waiting)) return;
+  u32 begin = blockIdx.x * UCCL_EP_CHUNK;
+  if (begin < r.tokens) place_chunk(p, s, {blockIdx.x, begin, min(begin + UCCL_EP_CHUNK, r.tokens)});
+  if (!is_sound(p.group, p.call, s.waiting)) return;
   if (!is_last_block(reinterpret_cast<u32*>(p.ended), s.waiting)) return;
-  sum_chunks(p, (send.routes.tokens + UCCL_EP_CHUNK - 1) / UCCL_EP_CHUNK);
+  sum_chunks(p, (r.tokens + UCCL_EP_CHUNK - 1) / UCCL_EP_CHUNK);
 }

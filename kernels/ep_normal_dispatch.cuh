@@ -2,7 +2,6 @@
 #pragma once
 
 #include "ep_dispatch.cuh"
-#include "ep_layout.cuh"
 #include "ep_parts.cuh"
 #include "ep_scan.cuh"
 
@@ -33,15 +32,6 @@ __device__ __forceinline__ void send_scales(const UcclEpNormalSend& p, const Tea
       });
     }
   }
-}
-
-// A lane's choice of a token's, and its place among those of the expert; or NO_EXPERT.
-__device__ __forceinline__ u32 choice_sent(const UcclEpRoutes& r, u32 ranks, u32 token) {
-  u32 lane = lane_of_thread();
-  if (lane >= r.top_k) return NO_EXPERT;
-  u32 choice = reinterpret_cast<const u32*>(r.places)[static_cast<u64>(token) * r.top_k + lane];
-  if (choice == NO_EXPERT) return NO_EXPERT;
-  return choice + (before_chunk(r, ranks, token, ranks + expert_of(choice)) << EXPERT_BITS);
 }
 
 // The weight of a lane's choice.
@@ -293,7 +283,7 @@ struct Chosen {
 __device__ __forceinline__ Chosen choice_here(const UcclEpNormalReceive& p, u32 choice) {
   u32 local = expert_of(choice) - p.group.rank * p.local_experts;
   bool is_here = choice != NO_EXPERT && local < p.local_experts;
-  return {is_here ? local : NO_EXPERT, choice >> EXPERT_BITS};
+  return {is_here ? local : NO_EXPERT, place_of(choice)};
 }
 
 // The row of a lane's choice, where rows are by expert; or NO_ROW.

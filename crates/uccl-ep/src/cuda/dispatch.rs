@@ -8,7 +8,7 @@ use super::{
     group::Group,
     memory::{Choices, Outputs, ScalesOut, Tokens, check_rows},
     params::{
-        Area, CallParams, FEW_CHOICES, FEW_TOKENS, MAX_TOKENS, Receive, Routes, Send,
+        Area, CallParams, FEW_CHOICES, FEW_TOKENS, Layout, MAX_TOKENS, Receive, Routes, Send,
         WholeDispatch, how,
     },
     status::DISPATCH_AGREED,
@@ -56,8 +56,7 @@ impl Dispatch {
         let ranks = group.ranks();
         choices.check(ranks)?;
         let record = record_of(tokens, choices.top_k)?;
-        // One block counts all tokens.
-        let routes = Routes { chunks: 0, ..choices.routes(ranks, scratch) };
+        let routes = choices.routes(ranks, scratch);
         let (call, area) = call_of(group, &record, &routes, slots, scratch)?;
         let is_few = are_few(routes.tokens as usize, choices.top_k);
         let send = Send {
@@ -90,8 +89,9 @@ impl Dispatch {
     pub unsafe fn begin(&mut self, stream: &Stream) -> Result<()> {
         self.group.check()?;
         if self.send.is_few == 0 {
-            // SAFETY: the kernel takes this struct, and finds places; otherwise as for the next.
-            unsafe { self.group.kernels().route.launch(stream, 1, &self.send)? };
+            let layout = Layout::of(&self.group, self.send.call, self.send.routes);
+            // SAFETY: as for the next.
+            unsafe { layout.launch(&self.group, stream)? };
         }
         self.is_begun = true;
         let (send, rows) = (self.group.kernels().send, self.rows());

@@ -9,7 +9,7 @@ use std::{
 use parking_lot::Mutex;
 use uccl_device::cuda::{Context, Function, GpuError, Grid, Module, Stream};
 
-use super::params::{MAX_RANKS, PACKING_THREADS, ROUTE_THREADS, THREADS, UNPACKING_THREADS};
+use super::params::{LAYOUT_THREADS, MAX_RANKS, PACKING_THREADS, THREADS, UNPACKING_THREADS};
 use crate::error::{Error, Result};
 
 /// The kernels as PTX, which every GPU from Ampere on runs. The driver compiles it once for each driver and GPU.
@@ -44,7 +44,7 @@ impl Kernel {
 
 /// The kernels in a context.
 pub(super) struct Kernels {
-    pub(super) route: Kernel,
+    pub(super) layout: Kernel,
     pub(super) send: Kernel,
     pub(super) receive: Kernel,
     pub(super) give_back: Kernel,
@@ -54,7 +54,6 @@ pub(super) struct Kernels {
     pub(super) dispatch: Kernel,
     pub(super) combine: Kernel,
     pub(super) mask: Kernel,
-    pub(super) layout: Kernel,
     pub(super) normal_send: Kernel,
     pub(super) count: Kernel,
     pub(super) normal_receive: Kernel,
@@ -86,7 +85,7 @@ impl Kernels {
         let kernel =
             |threads: u32, name: &CStr| Ok(Kernel { function: module.function(name)?, threads });
         Ok(Self {
-            route: kernel(ROUTE_THREADS, c"uccl_ep_route")?,
+            layout: kernel(LAYOUT_THREADS, c"uccl_ep_layout")?,
             send: kernel(THREADS, c"uccl_ep_send")?,
             receive: kernel(THREADS, c"uccl_ep_receive")?,
             give_back: kernel(THREADS, c"uccl_ep_return")?,
@@ -96,7 +95,6 @@ impl Kernels {
             dispatch: kernel(THREADS, c"uccl_ep_dispatch")?,
             combine: kernel(THREADS, c"uccl_ep_combine")?,
             mask: kernel(MAX_RANKS as u32, c"uccl_ep_mask")?,
-            layout: kernel(ROUTE_THREADS, c"uccl_ep_layout")?,
             normal_send: kernel(THREADS, c"uccl_ep_normal_send")?,
             count: kernel(THREADS, c"uccl_ep_count")?,
             normal_receive: kernel(THREADS, c"uccl_ep_normal_receive")?,
@@ -113,14 +111,15 @@ impl Kernels {
 mod tests {
     use super::{
         super::params::{
-            Count, Mask, NormalReceive, NormalReturn, NormalSend, NormalSum, Receive, Return, Send,
-            Sum, WholeCombine, WholeDispatch, WholeNormalCombine, WholeNormalDispatch,
+            Count, Layout, Mask, NormalReceive, NormalReturn, NormalSend, NormalSum, Receive,
+            Return, Send, Sum, WholeCombine, WholeDispatch, WholeNormalCombine,
+            WholeNormalDispatch,
         },
         *,
     };
 
-    const KERNELS: [(&str, usize); 18] = [
-        ("route", size_of::<Send>()),
+    const KERNELS: [(&str, usize); 17] = [
+        ("layout", size_of::<Layout>()),
         ("send", size_of::<Send>()),
         ("receive", size_of::<Receive>()),
         ("return", size_of::<Return>()),
@@ -130,7 +129,6 @@ mod tests {
         ("dispatch", size_of::<WholeDispatch>()),
         ("combine", size_of::<WholeCombine>()),
         ("mask", size_of::<Mask>()),
-        ("layout", size_of::<NormalSend>()),
         ("normal_send", size_of::<NormalSend>()),
         ("count", size_of::<Count>()),
         ("normal_receive", size_of::<NormalReceive>()),

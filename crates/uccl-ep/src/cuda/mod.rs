@@ -12,6 +12,7 @@ mod kernels;
 mod memory;
 pub mod normal;
 mod params;
+mod routing;
 mod status;
 mod told;
 mod window;

@@ -23,12 +23,11 @@ pub(super) const THREADS: u32 = 512;
 pub(super) const PACKING_THREADS: u32 = 1024;
 /// Of the kernel that sums packed rows.
 pub(super) const UNPACKING_THREADS: u32 = 896;
-/// Of the kernel that counts for each warp how many of its tokens chose each expert.
-pub(super) const ROUTE_THREADS: u32 = 256;
+pub(super) const LAYOUT_THREADS: u32 = 512;
 /// Parts of a call, from each rank, that have marks of their own.
 pub(super) const PARTS: usize = 2048;
-/// Tokens that a block of `layout` counts: one for each thread.
-pub(super) const CHUNK: usize = ROUTE_THREADS as usize;
+/// Tokens that a block of `layout` counts.
+pub(super) const CHUNK: usize = 128;
 
 /// `UcclEpOwn`: words that only a rank's own kernels use.
 #[repr(C)]
@@ -153,6 +152,19 @@ pub(super) struct Routes {
     pub(super) is_64: u32,
 }
 
+/// `UcclEpLayout`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Layout {
+    pub(super) group: GroupParams,
+    pub(super) call: CallParams,
+    pub(super) routes: Routes,
+    pub(super) goes: u64,
+    pub(super) goes_told: u64,
+    pub(super) per_expert: u64,
+    pub(super) ended: u64,
+}
+
 /// `UcclEpArea`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -275,14 +287,10 @@ pub(super) struct WholeCombine {
 #[derive(Clone, Copy)]
 pub(super) struct NormalSend {
     pub(super) send: Send,
-    pub(super) goes: u64,
-    pub(super) goes_told: u64,
-    pub(super) per_expert: u64,
     pub(super) scales: u64,
     pub(super) scales_token: u64,
     pub(super) scales_word: u64,
     pub(super) weights: u64,
-    pub(super) ended: u64,
 }
 
 /// `UcclEpCount`.
@@ -470,6 +478,7 @@ pub fn layout_assertions() -> String {
             is_64
         ]
     );
+    layout!("UcclEpLayout", Layout, [group, call, routes, goes, goes_told, per_expert, ended]);
     layout!(
         "UcclEpArea",
         Area,
@@ -544,11 +553,7 @@ pub fn layout_assertions() -> String {
     );
     layout!("UcclEpDispatch", WholeDispatch, [send, receive]);
     layout!("UcclEpCombine", WholeCombine, [give_back, sum]);
-    layout!(
-        "UcclEpNormalSend",
-        NormalSend,
-        [send, goes, goes_told, per_expert, scales, scales_token, scales_word, weights, ended]
-    );
+    layout!("UcclEpNormalSend", NormalSend, [send, scales, scales_token, scales_word, weights]);
     layout!("UcclEpCount", Count, [send, told, ticket, slots, begins]);
     layout!("UcclEpTold", Told, [ticket, is_taken, zero, from, per_expert]);
     layout!(
@@ -628,7 +633,7 @@ pub fn layout_assertions() -> String {
         ("UCCL_EP_THREADS", THREADS as usize),
         ("UCCL_EP_PACKING_THREADS", PACKING_THREADS as usize),
         ("UCCL_EP_UNPACKING_THREADS", UNPACKING_THREADS as usize),
-        ("UCCL_EP_ROUTE_THREADS", ROUTE_THREADS as usize),
+        ("UCCL_EP_LAYOUT_THREADS", LAYOUT_THREADS as usize),
         ("UCCL_EP_CHUNK", CHUNK),
         ("UCCL_EP_PARTS", PARTS),
         ("UCCL_EP_OVERDUE", state::OVERDUE as usize),

@@ -201,7 +201,6 @@ extern "C" {
 
 extern const Emulated emulated_kernels[];
 const Emulated emulated_kernels[] = {
-    {"uccl_ep_route", sizeof(UcclEpSend), kernel<const UcclEpSend, uccl_ep_route>},
     {"uccl_ep_send", sizeof(UcclEpSend), kernel<const UcclEpSend, uccl_ep_send>},
     {"uccl_ep_receive", sizeof(UcclEpReceive), kernel<const UcclEpReceive, uccl_ep_receive>},
     {"uccl_ep_return", sizeof(UcclEpReturn), kernel<const UcclEpReturn, uccl_ep_return>},
@@ -211,7 +210,7 @@ const Emulated emulated_kernels[] = {
     {"uccl_ep_dispatch", sizeof(UcclEpDispatch), kernel<const UcclEpDispatch, uccl_ep_dispatch>},
     {"uccl_ep_combine", sizeof(UcclEpCombine), kernel<const UcclEpCombine, uccl_ep_combine>},
     {"uccl_ep_mask", sizeof(UcclEpMask), kernel<const UcclEpMask, uccl_ep_mask>},
-    {"uccl_ep_layout", sizeof(UcclEpNormalSend), kernel<const UcclEpNormalSend, uccl_ep_layout>},
+    {"uccl_ep_layout", sizeof(UcclEpLayout), kernel<const UcclEpLayout, uccl_ep_layout>},
     {"uccl_ep_normal_send", sizeof(UcclEpNormalSend), kernel<const UcclEpNormalSend, uccl_ep_normal_send>},
     {"uccl_ep_count", sizeof(UcclEpCount), kernel<const UcclEpCount, uccl_ep_count>},
     {"uccl_ep_normal_receive", sizeof(UcclEpNormalReceive), kernel<const UcclEpNormalReceive, uccl_ep_normal_receive>},

@@ -1,19 +1,16 @@
 //! Tokens go to the ranks of their experts.
 
-use std::{mem::offset_of, num::NonZero, sync::Arc, time::Duration};
+use std::{num::NonZero, sync::Arc, time::Duration};
 
 use uccl_device::cuda::Stream;
 
-use super::{
-    layout::blocks_of,
-    memory::{ByExpert, Outputs, Routed, ScalesIn, ScalesOut, Table, Tokens, blocks_for},
-};
+use super::memory::{ByExpert, Outputs, Routed, ScalesIn, ScalesOut, Table, Tokens, blocks_for};
 use crate::{
     cuda::{
         dispatch::call_of,
         group::Group,
         memory::check_rows,
-        params::{self, NormalReceive, NormalSend, Own, Routes, WholeNormalDispatch, does},
+        params::{self, Layout, NormalReceive, NormalSend, Routes, WholeNormalDispatch, does},
         told::ToldMemory,
     },
     error::{Error, Phase, Result},
@@ -131,20 +128,17 @@ impl Dispatch {
                 is_few: 0,
                 in_parts: 0,
             },
-            goes,
-            goes_told: 0,
-            per_expert,
             scales: scales.words,
             scales_token: scales.token_stride as u64,
             scales_word: scales.word_stride as u64,
             weights: tokens.weights,
-            ended: group.params().own + offset_of!(Own, laid_out) as u64,
         };
-        // SAFETY: both kernels take this struct; the module is never unloaded; the caller's promise. Windows are reached for
+        // SAFETY: the kernel takes this struct; the module is never unloaded; the caller's promise. Windows are reached for
         // as long as the group lives, and freed when the GPU's work has ended.
         unsafe {
             if !is_laid_out {
-                group.kernels().layout.launch(stream, blocks_of(routes.tokens), &send)?;
+                Layout { goes, per_expert, ..Layout::of(group, call, routes) }
+                    .launch(group, stream)?;
             }
             if !group.has_whole_calls() {
                 let blocks = blocks_for(rows_of(&send), most_blocks);

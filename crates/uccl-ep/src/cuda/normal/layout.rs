@@ -8,7 +8,7 @@ use crate::{
     cuda::{
         group::Group,
         memory::Choices,
-        params::{self, Area, CHUNK, NormalSend, Routes},
+        params::{self, Routes},
     },
     error::{Phase, Result},
     header::Header,
@@ -51,51 +51,22 @@ impl Layout {
         choices.check(group.ranks())?;
         let header = Header::<0, 0> { phase: Phase::Dispatch, agreed: [], told: [] };
         let routes = choices.routes(group.ranks(), scratch);
-        let nothing = Area {
-            len: 0,
-            first: 0,
-            stride: 0,
-            payload: 0,
-            scales: 0,
-            scales_at: 0,
-            choices_at: 0,
-            places_at: 0,
-            token_at: 0,
-        };
-        let layout = NormalSend {
-            send: params::Send {
-                group: group.params(),
-                call: group.call(0, &header, scratch)?,
-                routes: Routes { counts: self.per_rank, experts: self.per_expert, ..routes },
-                area: nothing,
-                rows: 0,
-                row_stride: 0,
-                global_scale_at: 0,
-                global_scale: 0.0,
-                how: params::how::COPIED,
-                is_few: 0,
-                in_parts: 0,
-            },
-            goes: 0,
+        let call = group.call(0, &header, scratch)?;
+        let layout = params::Layout {
             goes_told: self.goes,
-            per_expert: 0,
-            scales: 0,
-            scales_token: 0,
-            scales_word: 0,
-            weights: 0,
             // Not the group's: a call may be laid out at the same time, on another stream.
             ended: scratch,
+            ..params::Layout::of(
+                group,
+                call,
+                Routes { counts: self.per_rank, experts: self.per_expert, ..routes },
+            )
         };
-        // SAFETY: the kernel takes this struct; the module is never unloaded; the caller's promise.
+        // SAFETY: the caller's promise.
         unsafe {
             stream.fill(scratch, 0, size_of::<u32>())?;
-            group.kernels().layout.launch(stream, blocks_of(routes.tokens), &layout)?;
+            layout.launch(group, stream)?;
         }
         Ok(LaidOut { routes })
     }
-}
-
-/// Blocks for a chunk of the tokens each.
-pub(super) fn blocks_of(tokens: u32) -> u32 {
-    tokens.div_ceil(CHUNK as u32).max(1)
 }

@@ -46,12 +46,12 @@ impl Normal {
             let told = case.fails(LIMIT, |_| Some(case));
             assert!(told[1].contains(said), "{wrong:?}: {told:?}");
         }
-        for top_k in [2, 12] {
-            let is_laid_out = top_k == 12;
-            let wrong = Some(Wrong::Twice);
+        for (top_k, second) in [(2, 1), (12, 5), (12, 11)] {
+            let is_laid_out = second == 11;
+            let wrong = Some(Wrong::Twice(second));
             let case = Self { top_k, local_experts: 8, is_laid_out, wrong, ..few };
             let told = case.fails(LIMIT, |_| Some(case));
-            let said = format!("choice {} of token 0 is no expert, or one that", top_k - 1);
+            let said = format!("choice {second} of token 0 is no expert, or one that");
             assert!(told[1].contains(&said), "{told:?}");
         }
         let by_expert = Self { by_expert: Some(4), ..few };

@@ -1,0 +1,30 @@
+//! The launch that finds where tokens go.
+
+use std::mem::offset_of;
+
+use uccl_device::cuda::Stream;
+
+use super::{
+    group::Group,
+    params::{CHUNK, CallParams, Layout, Own, Routes},
+};
+use crate::error::Result;
+
+impl Layout {
+    /// Of tokens whose choices say where they go.
+    pub(super) fn of(group: &Group, call: CallParams, routes: Routes) -> Self {
+        let group = group.params();
+        let ended = group.own + offset_of!(Own, laid_out) as u64;
+        Self { group, call, routes, goes: 0, goes_told: 0, per_expert: 0, ended }
+    }
+
+    /// Enqueues it, with a block for each chunk of the tokens.
+    ///
+    /// # Safety
+    /// The stream is of the group's context, and what addresses say is there until this work has ended.
+    pub(super) unsafe fn launch(&self, group: &Group, stream: &Stream) -> Result<()> {
+        let blocks = self.routes.tokens.div_ceil(CHUNK as u32).max(1);
+        // SAFETY: the kernel takes this struct; the module is never unloaded; the caller's promise.
+        unsafe { group.kernels().layout.launch(stream, blocks, self) }
+    }
+}
