@@ -115,6 +115,8 @@ struct UcclEpCall {
   u64 header[UCCL_EP_HEADER];  // what this rank tells
   u32 agreed;                  // words of the header that all ranks have alike
   u32 phase;
+  u32 stays;                   // whether what arrives stays, at the pool's begin, until the next call begins
+  u32 zero;
 };
 
 // A call's number and place, which follow from the calls before it.
@@ -304,7 +306,7 @@ struct UcclEpNormalReceive {
   u32 zeroes_foreign;  // whether weights of other ranks' experts become 0
   u32 alignment;       // of the first row of an expert; 0: rows are by token
   u32 zeroes_gaps;     // whether rows between those of experts become 0
-  u32 zero;
+  u32 spread;          // rows from a rank's first to the next rank's; 0: they are behind each other
 };
 
 // What UcclEpNormalDispatch does of a call: all of it; all but what UcclEpCount has begun with; or it takes out what an earlier launch
@@ -343,6 +345,8 @@ struct UcclEpNormalReturn {
   u32 top_k;
   u32 local_experts;
   u32 sends_each;    // whether each row by expert goes back, and not a token's sum
+  u32 spread;        // as that of UcclEpNormalReceive
+  u32 zero;
 };
 
 // In which order a token's rows are summed: rank by rank, or by the last of each rank's choices, or, where each choice has a row,

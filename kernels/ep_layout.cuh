@@ -246,7 +246,7 @@ __device__ __forceinline__ void sum_chunks(const UcclEpLayout& p, u32 chunks) {
 __device__ __forceinline__ void lay_out(const UcclEpLayout& p, Layout& s) {
   const UcclEpRoutes& r = p.routes;
   clear(s, p.group.ranks + p.group.ranks * r.local_experts);
-  if (!begin_block(p.group, p.call, STEP_SEND, s.waiting)) return;
+  if (!begin_block(p.group, p.call, STEP_LAYOUT, s.waiting)) return;
   u32 begin = blockIdx.x * UCCL_EP_CHUNK;
   if (begin < r.tokens) place_chunk(p, s, {blockIdx.x, begin, min(begin + UCCL_EP_CHUNK, r.tokens)});
   if (!is_sound(p.group, p.call, s.waiting)) return;

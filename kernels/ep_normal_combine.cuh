@@ -132,6 +132,7 @@ __device__ __forceinline__ Going filled(const UcclEpNormalReturn& p, const UcclE
 // Whether the caller gives as many rows as the dispatch had.
 __device__ __forceinline__ bool has_rows(const UcclEpNormalReturn& p, Waiting& w) {
   u32 rows = reinterpret_cast<const u32*>(p.starts)[p.group.ranks];
+  if (p.spread != 0) rows = (p.group.ranks - 1) * p.spread + p.slots;
   if (p.metadata != 0) rows = reinterpret_cast<const u32*>(p.ends)[p.local_experts - 1];
   return has_room(p.group, p.call, rows, p.len, w);
 }
@@ -185,7 +186,7 @@ struct OwnInPlace {
                                                  u32 rank) const {
     if (rank != p.group.rank || from.metadata != 0) return row_of(p, call, token, rank);
     u32 place = static_cast<u32>(place_at(p.routes, p.group.ranks, token, rank));
-    u64 at = reinterpret_cast<const u32*>(from.starts)[rank] + place;
+    u64 at = first_row(from.spread, reinterpret_cast<const u32*>(from.starts), rank) + place;
     // A table that the caller has spoilt reaches no other memory.
     if (at >= from.len) return row_of(p, call, token, rank);
     return {from.rows + at * from.row_stride, from.weights + at * from.top_k * sizeof(float)};
@@ -290,7 +291,7 @@ struct Came {
 __device__ __forceinline__ Came came_from(const UcclEpNormalReturn& p, u32 rank) {
   const u32* starts = reinterpret_cast<const u32*>(p.starts);
   u32 end = min(starts[rank + 1], starts[p.group.ranks]), first = min(starts[rank], end);
-  return {first, min(end - first, p.slots)};
+  return {p.spread != 0 ? rank * p.spread : first, min(end - first, p.slots)};
 }
 
 // To how many ranks rows go back. What is for this rank stays where it is, but for sums.

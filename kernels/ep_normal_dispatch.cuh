@@ -233,10 +233,18 @@ __device__ __forceinline__ void put_choice(const UcclEpNormalReceive& p, u64 at,
   }
 }
 
+// The first row of what comes from a rank.
+__device__ __forceinline__ u32 first_row(u32 spread, const u32* starts, u32 rank) {
+  return spread != 0 ? rank * spread : starts[rank];
+}
+
 // A token that has arrived: a record in this rank's window.
 struct Record {
   const UcclEpNormalReceive& p;
   u64 address;
+
+  // Whether its row is where the caller finds it.
+  __device__ __forceinline__ bool stays() const { return p.call.stays != 0; }
 
   __device__ __forceinline__ u64 row() const { return address; }
   __device__ __forceinline__ u32 scale(u32 word) const { return word_at(p.area.scales_at + 4ull * word); }
@@ -259,6 +267,7 @@ struct OwnToken {
   const UcclEpNormalSend& p;
   u32 number;
 
+  __device__ __forceinline__ bool stays() const { return false; }
   __device__ __forceinline__ u64 row() const { return p.send.rows + number * p.send.row_stride; }
   __device__ __forceinline__ u32 scale(u32 word) const {
     return reinterpret_cast<const u32*>(p.scales)[number * p.scales_token + word * p.scales_word];
@@ -356,9 +365,11 @@ __device__ __forceinline__ void take(const UcclEpNormalReceive& p, const Rows& s
   bool by_expert = p.alignment != 0;
   u32 row = by_expert ? row_of_choice(p, s, a.from, token.choice()) : a.at;
   u32 has = by_expert ? __ballot_sync(ALL, row != NO_ROW) : 1;
-  Targets to[1] = {{p.rows + row * p.row_stride, has}};
-  copy_to_all<LONG_ROUND>(team, to, token.row(), p.area.payload / 16);
-  take_scales(p, team, token, {p.scales + 4 * (row * p.scales_row), has});
+  if (!token.stays()) {
+    Targets to[1] = {{p.rows + row * p.row_stride, has}};
+    copy_to_all<LONG_ROUND>(team, to, token.row(), p.area.payload / 16);
+    take_scales(p, team, token, {p.scales + 4 * (row * p.scales_row), has});
+  }
   if (team.warp != 0) return;
   if (by_expert) {
     take_choices_by_expert(p, token, a, row);
@@ -373,7 +384,7 @@ __device__ __forceinline__ void take_record(const UcclEpNormalReceive& p, const 
   const UcclEpGroup& g = p.group;
   u64 area = place_at_home(g, s.waiting.call) + from * p.area.len;
   Record record = {p, area + p.area.first + static_cast<u64>(nth) * p.area.stride};
-  take(p, s, team, record, {from, s.starts[from] + nth});
+  take(p, s, team, record, {from, first_row(p.spread, s.starts, from) + nth});
 }
 
 // Takes a part of another rank's tokens, or this warp's piece of them, when it is there.
@@ -406,7 +417,7 @@ __device__ __forceinline__ void take_own(const UcclEpNormalDispatch& p, const Ro
     u32 nth = static_cast<u32>(place);
     // The window's counts may be others than this rank wrote: there is room for no more than these.
     if (nth >= s.starts[me + 1] - s.starts[me]) continue;
-    take(p.receive, s, part.team, OwnToken{p.send, token}, {me, s.starts[me] + nth});
+    take(p.receive, s, part.team, OwnToken{p.send, token}, {me, first_row(p.receive.spread, s.starts, me) + nth});
   }
 }
 
@@ -463,8 +474,9 @@ __device__ __forceinline__ bool place_rows(const UcclEpNormalReceive& p, Rows& s
 
 // How many rows there are of what arrives.
 __device__ __forceinline__ u32 rows_placed(const UcclEpNormalReceive& p, const Rows& s) {
-  u32 last = p.local_experts - 1;
-  return p.alignment != 0 ? s.firsts[last] + s.counts[last] : s.starts[p.group.ranks];
+  u32 last = p.local_experts - 1, ranks = p.group.ranks;
+  if (p.alignment != 0) return s.firsts[last] + s.counts[last];
+  return first_row(p.spread, s.starts, ranks - 1) + s.starts[ranks] - s.starts[ranks - 1];
 }
 
 // Whether there is room for what arrives: the same for all blocks.
@@ -486,10 +498,17 @@ __device__ __forceinline__ bool admit_rows(const UcclEpNormalReceive& p, Rows& s
 __device__ __forceinline__ void fill_rest(const UcclEpNormalReceive& p, const Rows& s, u32 end) {
   Team team = {blockIdx.x + warp_of_thread() * gridDim.x, warps_of_block() * gridDim.x, 0, 1};
   if (p.zeroes_gaps != 0) zero_gaps(p, s, team);
+  if (p.choices == 0) return;
   // They chose no expert.
+  u32 ranks = p.group.ranks;
 #pragma unroll 1
-  for (u32 row = s.starts[p.group.ranks] + team.first; row < end && p.choices != 0; row += team.step) {
-    if (lane_of_thread() < p.top_k) put_choice(p, static_cast<u64>(row) * p.top_k + lane_of_thread(), -1);
+  for (u32 rank = 0; rank < ranks; rank++) {
+    u32 first = first_row(p.spread, s.starts, rank) + s.starts[rank + 1] - s.starts[rank];
+    u32 until = rank + 1 < ranks ? first_row(p.spread, s.starts, rank + 1) : end;
+#pragma unroll 1
+    for (u32 row = first + team.first; row < until; row += team.step) {
+      if (lane_of_thread() < p.top_k) put_choice(p, static_cast<u64>(row) * p.top_k + lane_of_thread(), -1);
+    }
   }
 }
 
@@ -556,7 +575,7 @@ __device__ __forceinline__ void normal_dispatch(const UcclEpNormalDispatch& p, R
   const UcclEpGroup& g = p.receive.group;
   const UcclEpCall& c = p.receive.call;
   if (!begin_parts(p, s.waiting)) return;
-  Share share = senders(SENDERS_OF_DISPATCH);
+  Share share = senders(c.stays != 0 ? SENDERS_OF_ROWS_THAT_STAY : SENDERS_OF_DISPATCH);
   bool sends = g.ranks > 1 && p.does != UCCL_EP_TAKEN;
   if (sends && has_block(share)) send_tokens(p.send, s.waiting.call, share, out);
   if (!wait_for_data(g, c, 0, s.waiting) || !place_rows(p.receive, s)) return;
@@ -567,5 +586,6 @@ __device__ __forceinline__ void normal_dispatch(const UcclEpNormalDispatch& p, R
   // Else the call goes on: what was sent stays where it is until a later launch takes it out.
   if (!is_taken) return;
   end_shares(g, s.waiting.call);
-  tell_taken(g, c, s.waiting);
+  // What stays is let go of when the next call begins.
+  if (c.stays == 0) tell_taken(g, c, s.waiting);
 }

@@ -48,6 +48,7 @@ __device__ __forceinline__ Part part_of(const Cut& cut, u32 mark, u32 rows) {
 // The blocks of a launch that send before they take out, as the others do from the start: the last ones. More would fill the link no
 // better, and have all parts come late.
 constexpr u32 SENDERS_OF_DISPATCH = 5;  // of twelve
+constexpr u32 SENDERS_OF_ROWS_THAT_STAY = 7;
 constexpr u32 SENDERS_OF_COMBINE = 4;
 
 __device__ __forceinline__ Share senders(u32 of_twelve) { return last_blocks(max(gridDim.x * of_twelve / 12, 1u)); }

@@ -98,7 +98,7 @@ __device__ __forceinline__ void place_call(const UcclEpGroup& g, const UcclEpCal
     begin = own->begins[slot];
     end = own->ends[slot];
   }
-  if (offset + c.len > min(g.pool, c.len * UCCL_EP_ROUND)) offset = 0;
+  if (c.stays != 0 || offset + c.len > min(g.pool, c.len * UCCL_EP_ROUND)) offset = 0;
   u32 ago = calls_since(number, slot % UCCL_EP_SLOTS);
   bool overlaps = begin < offset + c.len && offset < end;
   // The call that used the same words counts as overlapping.
@@ -125,7 +125,7 @@ __device__ __forceinline__ void take_place(const UcclEpGroup& g, const UcclEpCal
   if (threadIdx.x == 0) {
     // Other blocks may have left out ranks that they found late.
     if (g.masks_late != 0) call.masked = own_of(g)->masked;
-    note_place(g, c, call, 0);
+    note_place(g, c, call, c.stays != 0 ? call.number : 0);
   }
   __syncthreads();
 }
@@ -140,20 +140,19 @@ __device__ __forceinline__ void tell_owed(const UcclEpGroup& g, const UcclEpPlac
   }
 }
 
-// The launches of a call: one sends and gives it its place, one receives.
+// The launches of a call: one sends and gives it its place, one receives. One before it, which is of no call, finds where tokens go.
 constexpr u32 STEP_SEND = 0;
 constexpr u32 STEP_RECEIVE = 1;
+constexpr u32 STEP_LAYOUT = 2;
 
 // Nothing has gone wrong, unless an earlier call has failed. The first warp finds it out.
 __device__ __forceinline__ void begin_waiting(const UcclEpGroup& g, const UcclEpCall& c, u32 step, Waiting& w) {
   if (warp_of_thread() != 0) return;
   // It is on its way while the call gets its place.
   u32 has_failed = look(g.own);
-  if (step == STEP_SEND) {
-    place_call(g, c, w.call);
-    __syncwarp();
-    if (blockIdx.x == 0) tell_owed(g, w.call);
-  }
+  if (step != STEP_RECEIVE) place_call(g, c, w.call);
+  __syncwarp();
+  if (step == STEP_SEND && blockIdx.x == 0) tell_owed(g, w.call);
   if (threadIdx.x == 0) {
     if (step == STEP_RECEIVE) w.call = *reinterpret_cast<const UcclEpPlaced*>(c.placed);
     w.state = has_failed != 0 ? STOPPED : 0;

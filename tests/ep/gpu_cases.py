@@ -229,6 +229,55 @@ def laid_out(rank: Rank) -> None:
         exact.check(end(begin(goes)), [])
 
 
+def rows_stay(rank: Rank) -> None:
+    """Rows that stay in the buffer are those that else are copied, of both interfaces, and with the handle; and so are their sums."""
+    from uccl.ep import ElasticBuffer
+
+    exact = Exact(rank, buffer_of(rank))
+    elastic = ElasticBuffer(None, 1 << 22, num_max_tokens_per_rank=TOKENS, comm=rank, device="cuda")
+    x, choices, weights = exact.given
+    narrow = (x.view(torch.uint8).view(torch.float8_e4m3fn), x.view(torch.int32)[:, :4].clone())
+
+    def of_buffer(sent: Any, zero_copy: bool) -> tuple[Any, ...]:
+        exact.given = sent, choices, weights
+        x, idx, weights_of, _, handle, _ = exact.dispatch(num_worst_tokens=TOKENS * rank.size(), zero_copy=zero_copy)
+        return x, idx, weights_of, handle
+
+    def of_elastic(sent: Any, zero_copy: bool) -> tuple[Any, ...]:
+        sizes = {"num_experts": EXPERTS, "do_cpu_sync": False}
+        return elastic.dispatch(sent, choices, weights, zero_copy=zero_copy, **sizes)[:4]
+
+    def arrived(rows: Any, used: torch.Tensor) -> list[torch.Tensor]:
+        torch.cuda.current_stream().synchronize()
+        parts = rows if isinstance(rows, tuple) else (rows,)
+        return [part[used].contiguous().view(torch.uint8) for part in parts]
+
+    def same_rows(one: list[torch.Tensor], other: list[torch.Tensor]) -> None:
+        assert all(map(torch.equal, one, other))
+
+    for buffer, dispatch in [(exact.buffer, of_buffer), (elastic, of_elastic)]:
+        for sent in (x, narrow):
+            rows, idx, had, _ = dispatch(sent, False)
+            torch.cuda.current_stream().synchronize()
+            used = (idx >= 0).any(1)
+            wanted = arrived(rows, used) + arrived((idx, had), used)
+            rows, idx, had, handle = dispatch(sent, True)
+            torch.cuda.current_stream().synchronize()
+            view, used = rows if sent is x else rows[0], (idx >= 0).any(1)
+            assert not view.is_contiguous() and view.shape[0] > TOKENS * rank.size() - TOKENS
+            same_rows(arrived(rows, used) + arrived((idx, had), used), wanted)
+            # Where tokens went, they go once more, and stay, or are copied to rows of the same numbers.
+            for zero_copy in (True, False):
+                again = buffer.dispatch(x, handle=handle, zero_copy=zero_copy)[0]
+                torch.cuda.current_stream().synchronize()
+                assert again.is_contiguous() != zero_copy
+                out, _, _ = buffer.combine(again.contiguous(), handle)
+                torch.cuda.current_stream().synchronize()
+                assert torch.equal(out.cpu().float(), exact.x.float() * exact.copies)
+        buffer.check()
+    rank.allgather(b"")
+
+
 def not_in_graph(rank: Rank) -> None:
     """What was laid out before a graph is captured is laid out again by the graph, whose choices may be others each time."""
     exact = Exact(rank, buffer_of(rank))
@@ -343,6 +392,8 @@ def refusals(rank: Rank) -> list[str]:
         lambda: elastic.dispatch(x, choices, num_experts=EXPERTS, num_max_tokens_per_rank=4),
         lambda: buffer.get_local_buffer_tensor(torch.int8, torch.Size([1]), offset=1 << 40),
         lambda: buffer.connect_ranks([0]),
+        lambda: exact.dispatch(zero_copy=True),
+        lambda: elastic.dispatch(x, choices, num_experts=EXPERTS, zero_copy=True),
     ]
     texts = answers(calls)
     torch.cuda.current_stream().synchronize()
@@ -366,6 +417,8 @@ REFUSED = [
     f"{TOKENS} tokens, and room for 4 of each rank",
     "1 elements at byte 1099511627776 of a pool",
     "on the CPU only",
+    "zero_copy needs num_worst_tokens",
+    "zero_copy has no do_cpu_sync",
 ]
 
 

@@ -112,6 +112,11 @@ def test_calls_of_changing_kinds_and_sizes_follow_each_other(run: Any, size: int
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
+def test_rows_may_stay_in_the_buffer(run: Any, size: int) -> None:
+    run(in_threads, size, gpu_cases.rows_stay)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("case", [gpu_cases.guesses, gpu_cases.guesses_by_expert])
 def test_a_guess_of_how_much_arrives_changes_nothing(run: Any, case: Callable[[Rank], None], size: int) -> None:
     run(in_threads, size, case)

@@ -11,6 +11,12 @@ pub(crate) const WORDS: usize = 8;
 /// A header as it lies in a window: so many bytes for each rank and each call that may be under way.
 pub(crate) type Words = [u64; WORDS];
 
+/// How errors name the first word.
+pub(crate) const KINDS: &str =
+    "as kind of call (1 dispatch, 2 combine, 3 dispatch whose rows stay)";
+/// The last of these, which only GPUs make.
+pub(crate) const STAYS: u64 = 3;
+
 /// What a rank says of its part of a call.
 pub(crate) struct Header<const AGREED: usize, const TOLD: usize> {
     pub(crate) phase: Phase,
@@ -48,7 +54,7 @@ impl<const AGREED: usize, const TOLD: usize> Header<AGREED, TOLD> {
         theirs: Words,
     ) -> Result<[u64; TOLD], Error> {
         let ours = self.to_words();
-        let names = ["as kind of call (1 dispatch, 2 combine)"].into_iter();
+        let names = [KINDS].into_iter();
         let names = names.chain(self.agreed.iter().map(|(name, _)| *name));
         for ((what, theirs), ours) in names.zip(theirs).zip(ours) {
             if theirs != ours {
@@ -79,9 +85,6 @@ mod tests {
         let why = said(header(Phase::Dispatch, [5, 7])).unwrap_err();
         assert_eq!(why, "dispatch on rank 0: rank 1 has slots 7, this rank 6");
         let why = said(header(Phase::Combine, [4, 7])).unwrap_err();
-        assert!(
-            why.contains("has as kind of call (1 dispatch, 2 combine) 2, this rank 1"),
-            "{why}"
-        );
+        assert!(why.contains(&format!("has {KINDS} 2, this rank 1")), "{why}");
     }
 }

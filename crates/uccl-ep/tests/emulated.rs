@@ -148,6 +148,7 @@ const NORMAL: Normal = Normal {
     order: Order::ByRank,
     is_worst: false,
     guess: None,
+    stays: false,
     is_again: false,
     is_laid_out: false,
     by_expert: None,
@@ -180,6 +181,19 @@ fn normal_mode_makes_the_bytes_of_the_cpu() {
     }
     // More tokens than threads of a warp.
     Normal { hidden: 8, slots: 70, local_experts: 40, top_k: 32, rounds: 1, ..NORMAL }.run();
+}
+
+#[test]
+fn rows_that_stay_are_there_until_the_next_call() {
+    emulator::load();
+    let stays = Normal { stays: true, is_worst: true, is_again: true, ..NORMAL };
+    Normal { rounds: 6, places: 1, ranks: 3, scales: 5, ..stays }.run();
+    // An area's counts take the bytes of several rows.
+    Normal { hidden: 8, local_experts: 70, is_laid_out: true, order: Order::ByChoice, ..stays }
+        .run();
+    Normal { top_k: 0, has_weights: false, ranks: 1, ..stays }.run();
+    // Parts of several tokens, and blocks that send and others that take.
+    Normal { hidden: 8, slots: 1500, is_full: true, rounds: 1, blocks: 5, ..stays }.run();
 }
 
 #[test]

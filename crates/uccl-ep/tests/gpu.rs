@@ -45,6 +45,7 @@ const NORMAL: Normal = Normal {
     order: Order::ByRank,
     is_worst: false,
     guess: None,
+    stays: false,
     is_again: false,
     is_laid_out: false,
     by_expert: None,

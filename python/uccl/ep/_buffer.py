@@ -240,6 +240,7 @@ class Buffer(Joined):
         previous_event: EventHandle | EventOverlap | None = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
+        zero_copy: bool = False,
     ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, list[int] | None, NormalHandle | None, EventOverlap]:
         """Sends each token once to each rank that has one of its experts.
 
@@ -249,6 +250,11 @@ class Buffer(Joined):
         ``num_worst_tokens`` there are as many rows, and nothing is counted on the host. With a ``handle`` of an
         earlier call, tokens go where they went then, and only ``recv_x`` and the event are returned. On GPUs tokens are not counted
         again where ``is_token_in_rank`` is the tensor that :meth:`get_dispatch_layout` has returned for the same ``topk_idx``, and as it was then.
+
+        With ``zero_copy`` and ``num_worst_tokens``, or the handle of such a call, what arrives may stay where it does, in the buffer:
+        ``recv_x`` (and scales) is then a view with rows some bytes apart, more of them than may arrive, and -1 in ``recv_topk_idx`` of those
+        that nothing arrived for, which may be anywhere. It is there until the buffer's next call begins, and is copied before it goes back.
+        All ranks ask for it, or none. Where it cannot stay (GPUs that do not reach each other, the CPU, too small a buffer), it is copied.
         """
         self._check_is_there()
         self._wait_for(previous_event)
@@ -259,10 +265,12 @@ class Buffer(Joined):
             raise ValueError("num_tokens_per_expert is missing; get_dispatch_layout has it")
         if handle is None and topk_idx is None and (is_token_in_rank is None or num_tokens_per_expert is None):
             raise ValueError("without topk_idx, is_token_in_rank and num_tokens_per_expert are needed")
+        if zero_copy and handle is None and not num_worst_tokens:
+            raise ValueError("zero_copy needs num_worst_tokens: rows that stay in the buffer are not counted on the host")
         if self._normal is not None:
             routed = (handle, topk_idx, is_token_in_rank, num_tokens_per_expert)
             sizes = (expert_alignment, num_worst_tokens, self._blocks(config))
-            returned = self._dispatch_on_gpu(self._normal, (rows, scales), topk_weights, routed, sizes)
+            returned = self._dispatch_on_gpu(self._normal, (rows, scales), topk_weights, routed, sizes, zero_copy)
             return *returned, self._done(async_finish, rows, returned[0])
         check("x", rows, (None, None))
         if handle is not None:
@@ -332,6 +340,7 @@ class Buffer(Joined):
         weights: torch.Tensor | None,
         by: tuple[NormalHandle | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
         sizes: tuple[int, int, int],
+        zero_copy: bool,
     ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, list[int] | None, NormalHandle | None]:
         """``by`` are a handle, choices, and which tokens go to which ranks, and how many experts are told of; ``sizes`` the alignment
         of counts, how many rows there are if nothing is counted on the host, and how many blocks launches have at most."""
@@ -344,10 +353,16 @@ class Buffer(Joined):
             routed = mode.by_ranks(goes, per_expert)
         call, empty = mode.begin(x, weights, routed, blocks=blocks), mode.gpu.empty
 
+        place = call.in_place() if zero_copy else None
+
         def arriving(have: int) -> Arriving:
+            if place is not None:
+                to = place.rows, place.scales
+            else:
+                recv_scales = None if scales is None else empty((have, *scales.shape[1:]), scales.dtype)
+                to = empty((have, rows.shape[1]), rows.dtype), recv_scales
             return Arriving(
-                empty((have, rows.shape[1]), rows.dtype),
-                None if scales is None else empty((have, *scales.shape[1:]), scales.dtype),
+                *to,
                 None if idx is None else empty((have, routed.top_k), idx.dtype),
                 None if weights is None else empty((have, routed.top_k), torch.float32),
             )
@@ -356,9 +371,9 @@ class Buffer(Joined):
         if routed.again is None and not worst:
             to, got, counts = call.receive_counted(arriving, zeroes_foreign=True)
         else:
-            have = worst or routed.again.layout.tokens
+            have = worst or routed.again.layout.tokens if place is None else place.rows.shape[0]
             to = arriving(have)
-            got = call.receive(to, Placed(have), zeroes_foreign=True)
+            got = call.receive(to, Placed(have), zeroes_foreign=True, stays=place is not None)
         recv_x = to.rows if to.scales is None else (to.rows, to.scales)
         if handle is not None:
             return recv_x, None, None, None, None

@@ -201,6 +201,7 @@ class ElasticBuffer(Joined):
         do_expand: bool = False,
         do_zero_padding: bool = False,
         use_tma_aligned_col_major_sf: bool = False,
+        zero_copy: bool = False,
     ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, EPHandle, EventOverlap]:
         """Sends each token once to each rank that has one of its experts.
 
@@ -208,6 +209,9 @@ class ElasticBuffer(Joined):
         bytes each. What arrives is in order of rank and token: one row for each token, or, with ``do_expand``, one for
         each token and local expert, where experts begin at multiples of ``expert_alignment``. Rows behind those that
         arrived are not written; ``recv_topk_idx`` is -1 there. With a ``handle`` tokens go where they went then.
+
+        With ``zero_copy``, without ``do_cpu_sync`` and ``do_expand``, what arrives may stay where it does, in the buffer, as
+        :meth:`Buffer.dispatch` has it: a view, until the buffer's next call begins, whose unused rows may be anywhere.
         """
         self._check_is_there()
         self._wait_for(previous_event)
@@ -230,10 +234,12 @@ class ElasticBuffer(Joined):
                 raise ValueError("topk_idx and num_experts are needed, or a handle")
             do_cpu_sync = True if do_cpu_sync is None else do_cpu_sync
         most = self.num_max_tokens_per_rank if num_max_tokens_per_rank is None else num_max_tokens_per_rank
+        if zero_copy and (do_cpu_sync or do_expand or use_tma_aligned_col_major_sf):
+            raise ValueError("zero_copy has no do_cpu_sync, do_expand and use_tma_aligned_col_major_sf: rows stay as they arrive")
         if self._normal is not None:
             asked = Asked(
                 num_experts, most, expert_alignment or 1, num_sms, do_cpu_sync, do_expand, do_zero_padding,
-                use_tma_aligned_col_major_sf,
+                use_tma_aligned_col_major_sf, zero_copy,
             )
             if handle is not None:
                 got, made = again(self._normal, (rows, scales), topk_weights, asked, handle), handle

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from uccl.ep._elastic_handle import EPHandle
-from uccl.ep._gpu_normal import Arriving, NormalMode, Placed, Rows, most_rows
+from uccl.ep._gpu_normal import Arriving, InPlace, NormalMode, Placed, Rows, most_rows
 from uccl.ep._group import align_all, scales_for
 
 #: As kernels have it.
@@ -30,6 +30,8 @@ class Asked:
     do_zero_padding: bool
     is_col_major: bool
     """Whether the scales of one channel are one behind the other."""
+    zero_copy: bool
+    """Whether rows may stay in the buffer."""
 
     def most_rows(self, mode: NormalMode, top_k: int) -> tuple[int, int]:
         """How many tokens may arrive, and how many rows they may have by expert."""
@@ -57,8 +59,11 @@ def first(
         have, expanded = rows.layout.tokens, sum(counts)
     else:
         have, expanded = asked.most_rows(mode, topk_idx.shape[1])
-        to = arriving(x, weights, topk_idx, expanded if asked.do_expand else have, asked)
-        rows = call.receive(to, Placed(have, alignment=alignment), zeroes_gaps=asked.do_zero_padding)
+        place = call.in_place() if asked.zero_copy else None
+        have = have if place is None else place.rows.shape[0]
+        to = arriving(x, weights, topk_idx, expanded if asked.do_expand else have, asked, place)
+        layout = Placed(have, alignment=alignment)
+        rows = call.receive(to, layout, zeroes_gaps=asked.do_zero_padding, stays=place is not None)
     handle = EPHandle(
         do_expand=asked.do_expand,
         num_experts=asked.num_experts,
@@ -86,21 +91,30 @@ def again(
     before: Rows = handle.native
     call = mode.begin(x, weights, mode.again(before), blocks=asked.num_sms)
     have = handle.num_expanded_tokens if asked.do_expand else handle.num_recv_tokens
-    if asked.do_cpu_sync and not handle.num_recv_tokens_per_expert_list:
+    if asked.do_cpu_sync and not handle.num_recv_tokens_per_expert_list and not before.stayed:
         have = Placed.of(call.counts(), asked.alignment if asked.do_expand else None).length()
-    to = arriving(x, weights, handle.topk_idx, have, asked)
-    call.receive(to, before.layout, zeroes_gaps=asked.do_zero_padding)
+    place = call.in_place() if asked.zero_copy else None
+    to = arriving(x, weights, handle.topk_idx, have, asked, place)
+    call.receive(to, before.layout, zeroes_gaps=asked.do_zero_padding, stays=place is not None)
     return to
 
 
 def arriving(
-    x: Sent, weights: torch.Tensor | None, topk_idx: torch.Tensor, have: int, asked: Asked
+    x: Sent,
+    weights: torch.Tensor | None,
+    topk_idx: torch.Tensor,
+    have: int,
+    asked: Asked,
+    place: InPlace | None = None,
 ) -> Arriving:
-    """Tensors for so many rows."""
+    """Tensors for so many rows, which may stay in a place."""
     (rows, scales), top_k = x, topk_idx.shape[1]
+    if place is not None:
+        to = place.rows, place.scales
+    else:
+        to = rows.new_empty((have, rows.shape[1])), scales_for(scales, have, asked.is_col_major)
     return Arriving(
-        rows.new_empty((have, rows.shape[1])),
-        scales_for(scales, have, asked.is_col_major),
+        *to,
         None if asked.do_expand else topk_idx.new_empty((have, top_k)),
         None if weights is None else weights.new_empty((have,) if asked.do_expand else (have, top_k)),
     )

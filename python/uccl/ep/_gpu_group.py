@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from uccl import _core
-from uccl.ep._group import Ranks, address, node_of_environment, timeout_of
+from uccl.ep._group import Ranks, address, node_of_environment, pool_tensor, timeout_of
 
 #: Where tensors are, for callers that cannot say ``device``: "cpu", "cuda" or "cuda:1".
 DEVICE = "UCCL_EP_DEVICE"
@@ -69,6 +69,8 @@ class GpuGroup:
         #: The stream that was given the last call.
         self._last: torch.cuda.Stream | None = None
         self._last_number = -1
+        #: All of this rank's own pool, when a caller wants a part of it.
+        self._pool: torch.Tensor | None = None
         self.native = _core.EpCudaGroup(
             rank=ranks.rank,
             ranks=ranks.size,
@@ -131,6 +133,16 @@ class GpuGroup:
         """As ``torch.empty``, on this GPU."""
         # Of a tuple torch first asks whether it names dimensions, which takes as long as the rest.
         return torch.empty(*shape, dtype=dtype, device=self.device)
+
+    def rows_in_pool(
+        self, offset: int, stride: int, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Rows in this rank's own pool, from a byte on, so many bytes apart."""
+        if self._pool is None:
+            self._pool = pool_tensor(self.native, torch.int32, 0, None, self.device)
+        flat, size = self._pool.view(dtype), dtype.itemsize
+        behind = (1,) if len(shape) > 1 else ()
+        return flat.as_strided(shape, (stride // size, *behind), offset // size)
 
     def shared(self, native: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Memory for rows that may go back. Any will do: they are written once, straight to the windows of those that sum them."""

@@ -133,6 +133,8 @@ class Rows:
     """The number of the stream that they were made on."""
     spare: int
     """Where in the memory the first combine has its scratch; 0 behind it."""
+    stayed: bool
+    """Whether rows stayed in the buffer: their places are those of the buffer's rows."""
 
     def kept(self) -> tuple[torch.Tensor, ...]:
         """What calls with it read."""
@@ -407,15 +409,37 @@ class Dispatch:
         to = arriving(placed.length())
         return to, self._receive(to, placed, zeroes)[0], counts[1]
 
+    def in_place(self) -> InPlace | None:
+        """Where rows and scales can stay, if they can."""
+        place = self.native.in_place()
+        if place is None:
+            return None
+        count, rows_at, stride, scales_at = place
+        (rows, scales), view = self._sent[0], self.mode.gpu.rows_in_pool
+        return InPlace(
+            view(rows_at, stride, (count, rows.shape[1]), rows.dtype),
+            None if scales is None else view(scales_at, stride, (count, *scales.shape[1:]), scales.dtype),
+        )
+
     def receive(
-        self, to: Arriving, layout: Placed, zeroes_foreign: bool = False, zeroes_gaps: bool = False
+        self,
+        to: Arriving,
+        layout: Placed,
+        zeroes_foreign: bool = False,
+        zeroes_gaps: bool = False,
+        stays: bool = False,
     ) -> Rows:
         """Enqueues the taking out of what arrives. Weights of other ranks' experts are 0 with ``zeroes_foreign``, and rows between those of
-        experts with ``zeroes_gaps``."""
-        return self._receive(to, layout, (zeroes_foreign, zeroes_gaps))[0]
+        experts with ``zeroes_gaps``. Rows that are ``in_place`` stay there."""
+        return self._receive(to, layout, (zeroes_foreign, zeroes_gaps), stays=stays)[0]
 
     def _receive(
-        self, to: Arriving, layout: Placed, zeroes: tuple[bool, bool], limit: float | None = None
+        self,
+        to: Arriving,
+        layout: Placed,
+        zeroes: tuple[bool, bool],
+        limit: float | None = None,
+        stays: bool = False,
     ) -> tuple[Any, Any]:
         """The same. With a ``limit`` in seconds the layout is a guess: counts are waited for and returned, and there are no rows if they do not
         fit."""
@@ -437,6 +461,7 @@ class Dispatch:
             table=table,
             by_expert=by_expert,
             limit=limit,
+            stays=stays,
         )
         if native is None:
             return None, counts
@@ -444,7 +469,7 @@ class Dispatch:
             return again, counts
         spare, laid_out = self._memory.data_ptr(), routed.laid_out
         before = None if laid_out is None else laid_out.memory
-        rows = Rows(mode, native, routed, self.slots, layout, self._memory, before, told, at, self._stream, spare)
+        rows = Rows(mode, native, routed, self.slots, layout, self._memory, before, told, at, self._stream, spare, stays)
         return rows, counts
 
     def _tables(self, layout: Placed) -> tuple[torch.Tensor, tuple[int, int, int, int], Any, Any]:
@@ -463,6 +488,14 @@ class Dispatch:
         table = start + 4 * src_info, start + 4 * (src_info + of_tokens), start, start + 4 * per_expert
         by_expert = (layout.alignment, tokens, start + 4 * at[2], start + 4 * at[3]) if is_by_expert else None
         return told, at, table, by_expert
+
+
+@dataclass
+class InPlace:
+    """Rows in the buffer, and their scales if they have any. Which of them arrived the choices say."""
+
+    rows: torch.Tensor
+    scales: torch.Tensor | None
 
 
 @dataclass

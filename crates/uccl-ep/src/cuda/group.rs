@@ -216,6 +216,17 @@ impl Group {
         params.windows[self.rank()] + params.pool_at
     }
 
+    /// Fails for rows in this rank's pool, which peers may write to while they go.
+    pub(super) fn check_apart(&self, rows: u64) -> Result<()> {
+        let pool = self.pool_address();
+        if !(pool..pool + self.pool_len() as u64).contains(&rows) {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            "these rows are in the buffer, where they stay until the next call begins, which would be this one: copy them first",
+        ))
+    }
+
     /// The GPU's context.
     #[must_use]
     pub fn context(&self) -> &'static Context {
@@ -273,6 +284,8 @@ impl Group {
             header: header.to_words(),
             agreed: 1 + AGREED as u32,
             phase: if header.phase == Phase::Combine { 2 } else { 1 },
+            stays: 0,
+            zero: 0,
         })
     }
 

@@ -124,6 +124,8 @@ pub(super) struct CallParams {
     pub(super) header: header::Words,
     pub(super) agreed: u32,
     pub(super) phase: u32,
+    pub(super) stays: u32,
+    pub(super) zero: u32,
 }
 
 /// `UcclEpPlaced`: memory of the GPU's, which a call's first launch fills.
@@ -343,7 +345,7 @@ pub(super) struct NormalReceive {
     pub(super) zeroes_foreign: u32,
     pub(super) alignment: u32,
     pub(super) zeroes_gaps: u32,
-    pub(super) zero: u32,
+    pub(super) spread: u32,
 }
 
 /// `UcclEpNormalDispatch`.
@@ -387,6 +389,8 @@ pub(super) struct NormalReturn {
     pub(super) top_k: u32,
     pub(super) local_experts: u32,
     pub(super) sends_each: u32,
+    pub(super) spread: u32,
+    pub(super) zero: u32,
 }
 
 /// `NormalSum::order`.
@@ -459,7 +463,7 @@ pub fn layout_assertions() -> String {
             rank, ranks, masks_late, ring_slots, by_host, zero
         ]
     );
-    layout!("UcclEpCall", CallParams, [placed, len, header, agreed, phase]);
+    layout!("UcclEpCall", CallParams, [placed, len, header, agreed, phase, stays, zero]);
     layout!("UcclEpPlaced", Placed, [number, place, after, masked]);
     layout!(
         "UcclEpRoutes",
@@ -585,7 +589,7 @@ pub fn layout_assertions() -> String {
             zeroes_foreign,
             alignment,
             zeroes_gaps,
-            zero
+            spread
         ]
     );
     layout!(
@@ -610,7 +614,9 @@ pub fn layout_assertions() -> String {
             token_rows,
             top_k,
             local_experts,
-            sends_each
+            sends_each,
+            spread,
+            zero
         ]
     );
     layout!(

@@ -7,6 +7,7 @@ use uccl_device::cuda::{Context, GpuError, PinnedBuffer};
 use super::params::{MAX_RANKS, PUSH, ROOM, Status, state};
 use crate::{
     error::{Error, Phase},
+    header::KINDS,
     protocol::{Awaited, Mark},
 };
 
@@ -109,7 +110,7 @@ impl Status {
             state::DISAGREE => {
                 let names = if is_combine { COMBINE_AGREED } else { DISPATCH_AGREED };
                 let what = match self.what.checked_sub(1) {
-                    None => "as kind of call (1 dispatch, 2 combine)",
+                    None => KINDS,
                     Some(at) => names.get(at as usize).copied().unwrap_or("tokens for this rank"),
                 };
                 Error::Disagree { phase, rank, peer, what, theirs: seen, ours: expected }

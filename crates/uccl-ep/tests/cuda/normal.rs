@@ -4,6 +4,7 @@ mod faults;
 mod marks;
 mod on_cpu;
 mod on_gpu;
+mod staying;
 
 use std::time::{Duration, Instant};
 
@@ -50,6 +51,8 @@ pub(crate) struct Normal {
     pub(crate) is_worst: bool,
     /// How many rows there are before the host knows how many arrive, where it asks; none: it asks first.
     pub(crate) guess: Option<usize>,
+    /// Whether rows stay where they arrive. There are rows for all that may come then.
+    pub(crate) stays: bool,
     /// Whether tokens go once more to where they went, with the handle, or the layout.
     pub(crate) is_again: bool,
     /// Whether dispatches take the layout that was asked for, when nothing else of it is left. Of choices only.
@@ -76,6 +79,10 @@ pub(crate) enum Wrong {
     FewTokens(usize),
     /// So many rows go back.
     FewResults(usize),
+    /// Tokens are in the buffer.
+    TokensInBuffer,
+    /// What goes back is in the buffer.
+    ResultsInBuffer,
     /// The table that says which rows belong to which tokens is written to before the combine.
     Spoilt,
     /// The same of the table that says which rows are whose.
@@ -165,6 +172,8 @@ impl Normal {
         drawn.is_each =
             drawn.by_expert.is_some() && drawn.order == Order::ByChoice && random.bool();
         drawn.is_laid_out = drawn.top_k > 0 && random.bool();
+        let can_stay = drawn.is_worst && drawn.by_expert.is_none() && drawn.lost.is_none();
+        drawn.stays = can_stay && matches!(drawn.way, Way::Found) && random.bool();
         drawn.guess = drawn.guess.map(|rows| rows.min(drawn.most_rows()));
         drawn
     }
@@ -359,7 +368,8 @@ impl Normal {
             (top_k, false) => top_k.min(self.ranks),
         };
         let combine = Row { values: 2 * self.hidden, weights: self.num_returned_weights(), slots };
-        self.places * dispatch.max(combine.place(self.slots))
+        let spare = if self.stays { self.ranks * record.stride() } else { 0 };
+        self.places * (dispatch + spare).max(combine.place(self.slots))
     }
 
     fn inputs(&self, me: usize, round: usize) -> Inputs {

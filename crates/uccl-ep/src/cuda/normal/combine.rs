@@ -77,6 +77,7 @@ impl Combine {
         group.check()?;
         let (len, top_k) = (2 * results.hidden, routes.top_k as usize);
         check_rows("rows", results.rows, results.stride, len)?;
+        group.check_apart(results.rows)?;
         let is_each = results.sends == Sends::EachExpert;
         if (results.sends == Sends::Row) == told.by_expert.is_some() {
             return Err(Error::invalid("rows go back as they came: by token, or by expert"));
@@ -110,6 +111,8 @@ impl Combine {
             top_k: routes.top_k,
             local_experts: routes.local_experts,
             sends_each: u32::from(is_each),
+            spread: told.spread as u32,
+            zero: 0,
         };
         if !group.has_whole_calls() {
             let blocks = blocks_for(results.len, results.most_blocks);

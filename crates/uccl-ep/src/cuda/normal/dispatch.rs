@@ -21,18 +21,20 @@ use crate::{
 
 /// A dispatch that was begun.
 pub struct Dispatch {
-    group: Arc<Group>,
-    send: NormalSend,
-    slots: usize,
-    done: Done,
+    pub(super) group: Arc<Group>,
+    pub(super) send: NormalSend,
+    pub(super) slots: usize,
+    pub(super) done: Done,
     /// What the dispatch before told of the rows, where tokens go as they did then.
-    earlier: Option<Told>,
+    pub(super) earlier: Option<Told>,
+    /// Rows from a rank's first to the next rank's; 0: they are behind each other.
+    pub(super) spread: usize,
     most_blocks: Option<NonZero<usize>>,
 }
 
 /// What launches have done of a call.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Done {
+pub(super) enum Done {
     Nothing,
     /// Counts are sent.
     Counts,
@@ -53,6 +55,8 @@ pub struct Tried {
 pub(super) struct Told {
     pub(super) table: Table,
     pub(super) by_expert: Option<ByExpert>,
+    /// As that of the dispatch.
+    pub(super) spread: usize,
 }
 
 /// What a combine needs of its dispatch.
@@ -101,6 +105,7 @@ impl Dispatch {
         group.check()?;
         let routes = routed.routes(group.ranks(), scratch)?;
         check_rows("rows", tokens.rows, tokens.stride, tokens.payload)?;
+        group.check_apart(tokens.rows)?;
         let (scales, most_blocks) = (tokens.scales.unwrap_or(NO_SCALES), tokens.most_blocks);
         let top_k = routes.top_k as usize;
         let record = Record { payload: tokens.payload, scales: scales.count, top_k };
@@ -146,7 +151,7 @@ impl Dispatch {
             }
         }
         let done = if group.has_whole_calls() { Done::Nothing } else { Done::Rows };
-        Ok(Self { group: Arc::clone(group), send, slots, done, earlier, most_blocks })
+        Ok(Self { group: Arc::clone(group), send, slots, done, earlier, spread: 0, most_blocks })
     }
 
     /// How much arrives. Waits until every rank has told how much it sends, and for what the stream was given before; no longer than
@@ -242,12 +247,13 @@ impl Dispatch {
 
     /// What a launch needs to know that takes out, and what is told of the rows.
     fn receiving(&self, outputs: &Outputs) -> Result<(NormalReceive, Told)> {
-        let Self { group, send, slots, earlier, .. } = self;
+        let Self { group, send, slots, earlier, spread, .. } = self;
         let params::Send { call, routes, area, .. } = send.send;
         check_rows("rows", outputs.rows, outputs.stride, area.payload as usize)?;
         let len = u32::try_from(outputs.len)
             .map_err(|_| Error::invalid(format!("{} rows are too many", outputs.len)))?;
-        let own = outputs.table.map(|table| Told { table, by_expert: outputs.by_expert });
+        let (by_expert, spread) = (outputs.by_expert, *spread);
+        let own = outputs.table.map(|table| Told { table, by_expert, spread });
         let Some(told) = (*earlier).or(own) else {
             return Err(Error::invalid("a dispatch tells of its rows in a table"));
         };
@@ -261,7 +267,7 @@ impl Dispatch {
         };
         // What an earlier dispatch told is there.
         let is_new = |address: u64| if earlier.is_none() { address } else { 0 };
-        let Told { table, by_expert } = told;
+        let Told { table, by_expert, spread } = told;
         let receive = NormalReceive {
             group: group.params(),
             call,
@@ -288,7 +294,7 @@ impl Dispatch {
             zeroes_foreign: u32::from(outputs.zeroes_foreign_weights),
             alignment: by_expert.map_or(0, |rows| rows.alignment as u32),
             zeroes_gaps: u32::from(outputs.zeroes_gaps && by_expert.is_some()),
-            zero: 0,
+            spread: spread as u32,
         };
         Ok((receive, told))
     }

@@ -142,7 +142,7 @@ pub struct Outputs {
 }
 
 /// Where scales go: word `w` of a row is at `row * row_stride + w * word_stride`, in words.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ScalesOut {
     /// The first word.
     pub words: u64,

@@ -12,6 +12,7 @@
 
 mod combine;
 mod dispatch;
+mod in_place;
 mod layout;
 mod memory;
 mod room;
@@ -19,6 +20,7 @@ mod room;
 pub use self::{
     combine::{Combine, Combined, Results},
     dispatch::{Counts, Dispatch, Handle, Tried},
+    in_place::InPlace,
     layout::{LaidOut, Layout},
     memory::{ByExpert, Outputs, Ranks, Routed, ScalesIn, ScalesOut, Table, Tokens},
     room::Sizes,

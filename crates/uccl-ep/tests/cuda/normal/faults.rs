@@ -46,6 +46,12 @@ impl Normal {
             let told = case.fails(LIMIT, |_| Some(case));
             assert!(told[1].contains(said), "{wrong:?}: {told:?}");
         }
+        // The host refuses these, and the other rank waits in vain.
+        for wrong in [Wrong::TokensInBuffer, Wrong::ResultsInBuffer] {
+            let case = Self { wrong: Some(wrong), is_worst: true, ..few };
+            let told = case.fails(Duration::from_millis(500), |_| Some(case));
+            assert!(told[1].contains("copy them first"), "{wrong:?}: {told:?}");
+        }
         for (top_k, second) in [(2, 1), (12, 5), (12, 11)] {
             let is_laid_out = second == 11;
             let wrong = Some(Wrong::Twice(second));
@@ -99,6 +105,10 @@ impl Normal {
             "rank 1 has words of scales 2, this rank 1",
             "rank 0 has words of scales 1, this rank 2",
         ];
+        assert!(is_named.iter().any(|said| told.contains(said)), "{told}");
+        let told = few.fails(LIMIT, |me| Some(Self { stays: me == 1, is_worst: true, ..few }));
+        let told = told.join(" / ");
+        let is_named = ["rows stay) 3, this rank 1", "rows stay) 1, this rank 3"];
         assert!(is_named.iter().any(|said| told.contains(said)), "{told}");
     }
 }

@@ -53,21 +53,21 @@ impl Normal {
 
 /// A round's memory on the GPU: all of it there before any kernel waits, since the driver gives none then.
 pub(super) struct OnGpu<'a> {
-    inputs: &'a Inputs,
+    pub(super) inputs: &'a Inputs,
     tokens: u64,
     again: u64,
     scales: u64,
     chosen: u64,
     told: u64,
     weights: u64,
-    made: u64,
-    made_weights: u64,
+    pub(super) made: u64,
+    pub(super) made_weights: u64,
     biases: [u64; 2],
     scratch: [u64; 4],
     layout: normal::Layout,
     to: normal::Outputs,
     to_again: normal::Outputs,
-    table: normal::Table,
+    pub(super) table: normal::Table,
     by_expert: Option<normal::ByExpert>,
     sums: u64,
     summed_weights: u64,
@@ -78,8 +78,8 @@ impl<'a> OnGpu<'a> {
         let blank = case.untouched(inputs);
         let given = |address: u64, is_given: bool| if is_given { address } else { 0 };
         let table = normal::Table {
-            src_info: gpu.upload(&blank.src_info),
-            origin: gpu.upload(&blank.src_info),
+            src_info: gpu.upload(&case.widened(&blank.src_info)),
+            origin: gpu.upload(&case.widened(&blank.src_info)),
             starts: gpu.upload(&vec![0u32; 1 + case.ranks]),
             per_expert: gpu.upload(&blank.per_expert),
         };
@@ -91,7 +91,7 @@ impl<'a> OnGpu<'a> {
         });
         let scales =
             |words: u64| normal::ScalesOut { words, row_stride: case.scales, word_stride: 1 };
-        let choices = gpu.upload_integers(&blank.choices, case.is_64());
+        let choices = gpu.upload_integers(&case.widened(&blank.choices), case.is_64());
         let to = normal::Outputs {
             len: case.most_rows(),
             rows: gpu.upload(&blank.rows),
@@ -99,7 +99,7 @@ impl<'a> OnGpu<'a> {
             scales: (case.scales > 0).then(|| scales(gpu.upload(&blank.scales))),
             choices: given(choices, case.num_row_choices() > 0),
             is_64: case.is_64(),
-            weights: given(gpu.upload(&blank.weights), case.has_weights),
+            weights: given(gpu.upload(&case.widened(&blank.weights)), case.has_weights),
             zeroes_foreign_weights: case.zeroes_foreign(),
             zeroes_gaps: case.zeroes_gaps,
             table: Some(table),
@@ -126,8 +126,8 @@ impl<'a> OnGpu<'a> {
             },
             told: gpu.upload(&inputs.per_expert),
             weights: given(gpu.upload(&inputs.weights), case.has_weights),
-            made: gpu.upload(&inputs.made),
-            made_weights: given(gpu.upload(&inputs.made_weights), returns_weights),
+            made: gpu.upload(&case.widened(&inputs.made)),
+            made_weights: given(gpu.upload(&case.widened(&inputs.made_weights)), returns_weights),
             biases: [0, 1].map(|nth| given(gpu.upload(&inputs.biases[nth]), nth < case.biases)),
             scratch: [0; 4],
             layout: normal::Layout {
@@ -219,7 +219,11 @@ impl<'a> OnGpu<'a> {
         (group, gpu): (&Arc<cuda::Group>, &Gpu),
         routed: normal::Routed<'_>,
     ) -> Result<Arc<normal::Handle>> {
-        let tokens = self.tokens(case, self.tokens, self.weights);
+        let rows = match case.wrong_of(group) {
+            Some(Wrong::TokensInBuffer) => group.pool_address(),
+            _ => self.tokens,
+        };
+        let tokens = self.tokens(case, rows, self.weights);
         let to = (self.scratch[0], &gpu.stream);
         // SAFETY: the memory is as long as is said, and lives until the stream has been waited for.
         unsafe {
@@ -258,6 +262,11 @@ impl<'a> OnGpu<'a> {
                 (Some(Wrong::FewRows(rows)), _) => outputs.len = rows,
                 (Some(Wrong::FewTokens(tokens)), Some(by_expert)) => by_expert.tokens = tokens,
                 _ => {}
+            }
+            if case.stays {
+                return self
+                    .receive_in_place(case, (group, gpu), (dispatch, &outputs))
+                    .map(Arc::new);
             }
             dispatch.receive(&outputs, &gpu.stream).map(Arc::new)
         }
@@ -300,8 +309,11 @@ impl<'a> OnGpu<'a> {
             let to = (self.scratch[1], stream);
             // SAFETY: the memory is as long as is said, and lives until the stream has been waited for.
             unsafe {
-                normal::Dispatch::begin(group, &tokens, routed, case.slots, to)?
-                    .receive(&self.to_again, stream)?;
+                let again = normal::Dispatch::begin(group, &tokens, routed, case.slots, to)?;
+                match case.stays {
+                    true => self.receive_in_place(case, (group, gpu), (again, &self.to_again))?,
+                    false => again.receive(&self.to_again, stream)?,
+                };
             }
         }
         self.combine(case, (group, &handle), gpu)
@@ -317,9 +329,12 @@ impl<'a> OnGpu<'a> {
         let results = normal::Results {
             len: match case.wrong_of(group) {
                 Some(Wrong::FewResults(rows)) => rows,
-                _ => case.most_rows(),
+                _ => case.rows_on_gpu(),
             },
-            rows: self.made,
+            rows: match case.wrong_of(group) {
+                Some(Wrong::ResultsInBuffer) => group.pool_address(),
+                _ => self.made,
+            },
             stride: 2 * case.hidden,
             hidden: case.hidden,
             weights: self.made_weights,
@@ -344,13 +359,16 @@ impl<'a> OnGpu<'a> {
         let blank = case.untouched(self.inputs);
         let starts: Vec<u32> = gpu.download(self.table.starts, 1 + case.ranks);
         let again = if case.is_again { rows * case.row_len() } else { 0 };
+        let count = case.widened(&blank.choices).len();
         let choices = match case.is_64() {
             true => {
-                let all: Vec<i64> = gpu.download(self.to.choices, blank.choices.len());
-                all.into_iter().map(|choice| choice as i32).collect()
+                let all: Vec<i64> = gpu.download(self.to.choices, count);
+                all.into_iter().map(|choice| choice as i32).collect::<Vec<_>>()
             }
-            false => gpu.download(self.to.choices, blank.choices.len()),
+            false => gpu.download(self.to.choices, count),
         };
+        let weights = case.widened(&blank.weights).len();
+        let infos = case.widened(&blank.src_info).len();
         let scales = self.to.scales.map_or(0, |scales| scales.words);
         let tables = self.by_expert.map_or((0, 0), |tables| (tables.ends, tables.metadata));
         Got {
@@ -363,9 +381,9 @@ impl<'a> OnGpu<'a> {
             per_expert: gpu.download(self.table.per_expert, case.local_experts),
             rows: gpu.download(self.to.rows, rows * case.row_len()),
             scales: gpu.download(scales, rows * case.scales),
-            choices,
-            weights: gpu.download(self.to.weights, blank.weights.len()),
-            src_info: gpu.download(self.table.src_info, blank.src_info.len()),
+            choices: case.in_order(&starts, choices),
+            weights: case.in_order(&starts, gpu.download(self.to.weights, weights)),
+            src_info: case.in_order(&starts, gpu.download(self.table.src_info, infos)),
             ends: gpu.download(tables.0, blank.ends.len()),
             metadata: gpu.download(tables.1, blank.metadata.len()),
             again: gpu.download(self.to_again.rows, again),

@@ -152,11 +152,23 @@ impl PyNormalDispatch {
         })
     }
 
+    /// Where rows can stay, if they can: how many there are, where the first is in the pool, how many bytes they are apart, and where the first
+    /// scale is.
+    fn in_place(&self) -> PyResult<Option<(usize, u64, usize, u64)>> {
+        let dispatch = self.dispatch.lock();
+        let place = dispatch.as_ref().ok_or_else(|| exception(&over()))?.in_place();
+        Ok(place.map(|place| {
+            let scales_at = place.scales.map_or(0, |scales| scales.words - place.pool);
+            (place.len, place.rows - place.pool, place.stride, scales_at)
+        }))
+    }
+
     /// Enqueues the taking out of what arrives, behind the sending. `scales` are an address, and strides in words by row and word;
     /// `table` has the addresses of `src_info`, `origin`, `starts` and `per_expert`, unless tokens go where others went. `by_expert` are the
     /// alignment, how many tokens there is room for in tables, and the addresses of `ends` and `metadata`. With a `limit` in seconds the
     /// room is a guess: counts are waited for while rows are on their way, and there is a handle if they fit. Else another call has to follow.
-    #[pyo3(signature = (*, len, rows, stride, scales, choices, is_64, weights, zeroes_foreign, zeroes_gaps, table, by_expert, limit=None))]
+    /// Rows that are `in_place` are told to stay there.
+    #[pyo3(signature = (*, len, rows, stride, scales, choices, is_64, weights, zeroes_foreign, zeroes_gaps, table, by_expert, limit=None, stays=false))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn receive(
         &self,
@@ -173,6 +185,7 @@ impl PyNormalDispatch {
         table: Option<(u64, u64, u64, u64)>,
         by_expert: Option<(usize, usize, u64, u64)>,
         limit: Option<f64>,
+        stays: bool,
     ) -> PyResult<(Option<PyNormalHandle>, Option<CountsTold>)> {
         let outputs = Outputs {
             len,
@@ -209,7 +222,12 @@ impl PyNormalDispatch {
         let received = py.detach(|| {
             let dispatch = self.dispatch.lock().take().ok_or_else(over)?;
             // SAFETY: `uccl.ep` passes tensors with as many rows, which nobody else has yet; it keeps the table with the handle.
-            unsafe { dispatch.receive(&outputs, &self.stream) }
+            unsafe {
+                match stays {
+                    true => dispatch.receive_in_place(&outputs, &self.stream),
+                    false => dispatch.receive(&outputs, &self.stream),
+                }
+            }
         });
         Ok((Some(PyNormalHandle::new(received.map_err(|e| exception(&e))?)), None))
     }

@@ -1,0 +1,109 @@
+//! Rows that stay where they arrive, seen as if they were behind each other.
+
+use std::{sync::Arc, thread, time::Duration};
+
+use uccl_ep::{
+    Result,
+    cuda::{Group, normal},
+    record::Record,
+};
+
+use super::{super::Gpu, Normal, on_gpu::OnGpu};
+
+/// Longer than peers take to begin their next call.
+const PAUSE: Duration = Duration::from_millis(30);
+
+impl Normal {
+    fn spread(&self) -> usize {
+        let record = Record { payload: self.row_len(), scales: self.scales, top_k: self.top_k };
+        self.slots + Record::first_at(self.local_experts).div_ceil(record.stride())
+    }
+
+    /// Rows that the GPU tells of, or takes back.
+    pub(super) fn rows_on_gpu(&self) -> usize {
+        if self.stays { (self.ranks - 1) * self.spread() + self.slots } else { self.most_rows() }
+    }
+
+    /// Which of these are those that arrived, as they are on the CPU, and then the others.
+    fn rows_in_order(&self, starts: &[u32]) -> Vec<usize> {
+        let (mut used, mut rest) = (Vec::new(), Vec::new());
+        for row in 0..self.rows_on_gpu() {
+            let (from, nth) = (row / self.spread(), row % self.spread());
+            let came = (starts[from + 1] - starts[from]) as usize;
+            if nth < came { used.push(row) } else { rest.push(row) }
+        }
+        used.extend(rest);
+        used
+    }
+
+    /// As many values for each row of the GPU's as of `values`, the same in rows that are more.
+    pub(super) fn widened<T: Copy>(&self, values: &[T]) -> Vec<T> {
+        if !self.stays {
+            return values.to_vec();
+        }
+        let width = values.len() / self.most_rows();
+        let more = values.last().map_or(&[][..], std::slice::from_ref);
+        let all = values.iter().chain(more.iter().cycle());
+        all.copied().take(width * self.rows_on_gpu()).collect()
+    }
+
+    /// Values of rows as they are on the CPU.
+    pub(super) fn in_order<T: Copy>(&self, starts: &[u32], values: Vec<T>) -> Vec<T> {
+        if !self.stays {
+            return values;
+        }
+        let width = values.len() / self.rows_on_gpu();
+        let rows = self.rows_in_order(starts).into_iter().take(self.most_rows());
+        rows.flat_map(|row| values[row * width..][..width].to_vec()).collect()
+    }
+
+    /// Values of rows as the GPU takes them back.
+    fn as_on_gpu<T: Copy>(&self, starts: &[u32], values: &[T]) -> Vec<T> {
+        let (width, mut wide) = (values.len() / self.most_rows(), self.widened(values));
+        for (row, values) in self.rows_in_order(starts).into_iter().zip(values.chunks(width.max(1)))
+        {
+            wide[row * width..][..width].copy_from_slice(values);
+        }
+        wide
+    }
+}
+
+impl OnGpu<'_> {
+    /// Takes rows in place, copies them to where they else arrive, and puts those that go back to where they then are. Peers are further
+    /// meanwhile, and have nothing to wait for but this rank's next call, which a layout is not.
+    pub(super) fn receive_in_place(
+        &self,
+        case: &Normal,
+        (group, gpu): (&Arc<Group>, &Gpu),
+        (dispatch, outputs): (normal::Dispatch, &normal::Outputs),
+    ) -> Result<normal::Handle> {
+        let place = dispatch.in_place().expect("rows can stay");
+        assert_eq!((place.len, place.spread), (case.rows_on_gpu(), case.spread()), "{case:?}");
+        // SAFETY: the memory is as long as is said, and lives until the stream has been waited for.
+        let handle = unsafe { dispatch.receive_in_place(outputs, &gpu.stream)? };
+        gpu.stream.synchronize().expect("kernels end well");
+        if group.rank() == 0 {
+            // Else the choices are not there any more.
+            if !case.is_laid_out {
+                self.lay_out(case, group, gpu)?;
+            }
+            thread::sleep(PAUSE);
+        }
+        let starts: Vec<u32> = gpu.download(self.table.starts, 1 + case.ranks);
+        let arrived = starts[case.ranks] as usize;
+        for (nth, row) in case.rows_in_order(&starts).into_iter().take(arrived).enumerate() {
+            let (from, len) = (place.rows + (row * place.stride) as u64, case.row_len());
+            gpu.write(outputs.rows + (nth * len) as u64, &gpu.download::<u8>(from, len));
+            let Some((to, from)) = outputs.scales.zip(place.scales) else { continue };
+            let at = |scales: normal::ScalesOut, row| {
+                scales.words + 4 * (row * scales.row_stride) as u64
+            };
+            gpu.write(at(to, nth), &gpu.download::<u32>(at(from, row), case.scales));
+        }
+        gpu.write(self.made, &case.as_on_gpu(&starts, &self.inputs.made));
+        if self.made_weights != 0 {
+            gpu.write(self.made_weights, &case.as_on_gpu(&starts, &self.inputs.made_weights));
+        }
+        Ok(handle)
+    }
+}
