@@ -32,6 +32,8 @@ class Engine(ABC):
 
     #: Blocks of a launch.
     sms: int
+    #: Whether rows may stay where they arrive.
+    has_in_place = False
 
     @abstractmethod
     def layout(self, routed: Routed) -> Layout:
@@ -40,6 +42,14 @@ class Engine(ABC):
     @abstractmethod
     def dispatch(self, x: Tokens, routed: Routed, layout: Layout) -> Arrived:
         """Sends tokens, and waits on the host for how many arrive."""
+
+    def in_place(self, x: Tokens, routed: Routed, layout: Layout) -> Arrived:
+        """Sends tokens whose rows stay where they arrive, and waits for nothing."""
+        raise NotImplementedError
+
+    def again_in_place(self, x: Tokens, handle: Any) -> Tokens:
+        """The same to where tokens of such a dispatch went."""
+        raise NotImplementedError
 
     @abstractmethod
     def again(self, x: Tokens, handle: Any) -> Tokens:
@@ -67,11 +77,27 @@ def calls(engine: Engine, routed: Routed, with_layout: bool) -> dict[str, Callab
     def dispatch(x: Tokens) -> Arrived:
         return engine.dispatch(x, routed, engine.layout(routed) if with_layout else known)
 
-    return {
+    named: dict[str, Callable[[], Any]] = {
         "dispatch fp8": lambda: dispatch(routed.quantised),
         "dispatch bf16": lambda: dispatch(routed.x),
         "dispatch bf16, handle": lambda: engine.again(routed.x, handle),
         "combine bf16": lambda: engine.combine(arrived, handle),
+    }
+    return {**named, **_in_place(engine, routed, with_layout)} if engine.has_in_place else named
+
+
+def _in_place(engine: Engine, routed: Routed, with_layout: bool) -> dict[str, Callable[[], Any]]:
+    """The same of rows that stay where they arrive."""
+    known = engine.layout(routed)
+    handle = engine.in_place(routed.x, routed, known).handle
+
+    def dispatch(x: Tokens) -> Arrived:
+        return engine.in_place(x, routed, engine.layout(routed) if with_layout else known)
+
+    return {
+        "dispatch fp8, in place": lambda: dispatch(routed.quantised),
+        "dispatch bf16, in place": lambda: dispatch(routed.x),
+        "dispatch bf16, handle, in place": lambda: engine.again_in_place(routed.x, handle),
     }
 
 
@@ -90,6 +116,12 @@ def check_calls(engine: Engine, routed: Routed) -> None:
         _same_tokens(f"rows, {form}", got.tokens, sent, everyone, rank)
         _check_choices(got, everyone, rank)
         _same_tokens(f"rows with a handle, {form}", engine.again(sent[rank], got.handle), sent, everyone, rank)
+        if engine.has_in_place:
+            got = engine.in_place(sent[rank], routed, layout)
+            used = (got.ids >= 0).any(1)
+            stayed = got.tokens if isinstance(got.tokens, tuple) else (got.tokens,)
+            rows = tuple(part[used] for part in stayed)
+            _same_tokens(f"rows in place, {form}", rows if len(rows) > 1 else rows[0], sent, everyone, rank)
     got = engine.dispatch(routed.integers(), routed, layout)
     # What a rank makes of a row is its own.
     sums = engine.combine(got.tokens * (rank + 1), got.handle)

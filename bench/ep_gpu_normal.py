@@ -37,6 +37,7 @@ class ManyTokens(Calls):
         self.rows = torch.randn(self.counts()[0], args.hidden, device="cuda").bfloat16()
         self.copied = self.rows.clone()
         self.first: Arrived | None = None
+        self.stayed: Arrived | None = None
 
     def rows_between(self) -> Rows:
         """One for each rank of a token."""
@@ -45,15 +46,23 @@ class ManyTokens(Calls):
     def dispatch(self, x: Tokens, worst: int = 0) -> Arrived:
         return self.engine.dispatch(x, self.routed, self.engine.layout(self.routed), worst)
 
+    def in_place(self, x: Tokens) -> Arrived:
+        """With rows that stay where they arrive."""
+        return self.engine.in_place(x, self.routed, self.engine.layout(self.routed))
+
     def all(self) -> dict[str, Callable[[], Any]]:
         routed, most = self.routed, self.args.ranks * self.args.num_tokens
         first = self.first = self.first or self.dispatch(routed.x)
+        stayed = self.stayed = self.stayed or self.in_place(routed.x)
         return {
             "dispatch, fp8": lambda: self.dispatch(routed.quantised),
             "dispatch, bf16": lambda: self.dispatch(routed.x),
             "dispatch, worst case, fp8": lambda: self.dispatch(routed.quantised, most),
             "dispatch, worst case, bf16": lambda: self.dispatch(routed.x, most),
             "dispatch, handle, bf16": lambda: self.engine.again(routed.x, first.handle),
+            "dispatch, in place, fp8": lambda: self.in_place(routed.quantised),
+            "dispatch, in place, bf16": lambda: self.in_place(routed.x),
+            "dispatch, handle, in place, bf16": lambda: self.engine.again_in_place(routed.x, stayed.handle),
             "combine": lambda: self.engine.combine(first.tokens, first.handle),
             "copy on this GPU, bf16": lambda: self.copied.copy_(self.rows),
         }

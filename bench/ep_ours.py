@@ -19,6 +19,8 @@ def room(most: Shape) -> int:
 class Ours(Engine):
     """``uccl.ep.Buffer``."""
 
+    has_in_place = True
+
     def __init__(self, most: Shape, sms: int, **ends: Any) -> None:
         """With room for calls of ``most`` tokens. ``ends`` say who the ranks are."""
         self.sms = sms
@@ -28,7 +30,9 @@ class Ours(Engine):
         per_rank, _, per_expert, goes, _ = self.buffer.get_dispatch_layout(routed.ids, routed.shape.experts)
         return per_rank, goes, per_expert
 
-    def dispatch(self, x: Tokens, routed: Routed, layout: Layout, worst: int = 0) -> Arrived:
+    def dispatch(
+        self, x: Tokens, routed: Routed, layout: Layout, worst: int = 0, zero_copy: bool = False
+    ) -> Arrived:
         """With ``worst`` there are so many rows, and the host waits for nothing."""
         returned = self.buffer.dispatch(
             x,
@@ -38,12 +42,19 @@ class Ours(Engine):
             topk_idx=routed.ids,
             topk_weights=routed.weights,
             num_worst_tokens=worst,
+            zero_copy=zero_copy,
             config=Config(self.sms),
         )
         return Arrived(*returned[:5])
 
+    def in_place(self, x: Tokens, routed: Routed, layout: Layout) -> Arrived:
+        return self.dispatch(x, routed, layout, worst=routed.shape.ranks * routed.shape.tokens, zero_copy=True)
+
     def again(self, x: Tokens, handle: Any) -> Tokens:
         return self.buffer.dispatch(x, handle=handle, config=Config(self.sms))[0]
+
+    def again_in_place(self, x: Tokens, handle: Any) -> Tokens:
+        return self.buffer.dispatch(x, handle=handle, config=Config(self.sms), zero_copy=True)[0]
 
     def combine(self, rows: torch.Tensor, handle: Any) -> torch.Tensor:
         return self.buffer.combine(rows, handle, config=Config(self.sms))[0]

@@ -13,10 +13,11 @@ from ep_timing import HOW, QUEUED
 OURS, THEIRS, NCCL, SYMM, COPY = "uccl-rs", "UCCL-EP", "NCCL", "symm_mem", "copy"
 #: What libraries are asked, and what of that others do.
 CALLS = ("dispatch fp8", "dispatch bf16", "dispatch bf16, handle", "combine bf16")
+HANDLE, PLACE = ", handle", ", in place"
 MOVED = ("dispatch fp8", "dispatch bf16", "combine bf16")
 #: What each does, in the order of a table.
 WHAT = {
-    OURS: CALLS,
+    OURS: (*CALLS, *(what + PLACE for what in CALLS[:3])),
     THEIRS: CALLS,
     NCCL: tuple(what + more for what in MOVED for more in ("", OWN_TOO)),
     SYMM: MOVED,
@@ -48,7 +49,7 @@ class Measured:
 
     def crossing(self, what: str) -> int:
         """Bytes that cross a link: of the rank that sends most, with scales."""
-        wanted = what.removesuffix(OWN_TOO).removesuffix(ONE_WAY).removesuffix(", handle")
+        wanted = plain(what.removesuffix(OWN_TOO).removesuffix(ONE_WAY))
         rows, length = next((rows, length) for name, rows, length in moved(self.shape) if name == wanted)
         crossing = without_own(rows)
         return length * (crossing[0][1] if what.endswith(ONE_WAY) else max(map(sum, crossing)))
@@ -56,6 +57,11 @@ class Measured:
     def as_dict(self) -> dict[str, Any]:
         rows = [{"who": who, "what": what, "us": taken} for (who, what), taken in self.rounds.items()]
         return {**self.shape.as_dict(), "sms": self.sms, "told": self.told, "rows": rows}
+
+
+def plain(what: str) -> str:
+    """What others do as well."""
+    return what.removesuffix(PLACE).removesuffix(HANDLE)
 
 
 def report(measured: Measured) -> str:
@@ -100,13 +106,16 @@ def _lines(measured: Measured) -> list[Line]:
 
 def _ratios(measured: Measured) -> list[Ratio]:
     whats = [what for who, what in sorted(measured.rounds, key=_place) if who == OURS]
-    compared = [(f"{what}: time / UCCL-EP's", (OURS, what), (THEIRS, what), OF_THEIRS.get(what, "")) for what in whats]
+    compared = [
+        (f"{what}: time / UCCL-EP's", (OURS, what), (THEIRS, what.removesuffix(PLACE)), OF_THEIRS.get(what, ""))
+        for what in whats
+    ]
     for what in whats:
-        plain = what.removesuffix(", handle")
+        alike = plain(what)
         for other in (NCCL, SYMM):
-            compared.append((f"{what}: time / {other}'s", (OURS, what), (other, plain), ""))
+            compared.append((f"{what}: time / {other}'s", (OURS, what), (other, alike), ""))
         # As many bytes, so rates are as times are.
-        compared.append((f"{what}: rate / copies'", (COPY, plain), (OURS, what), OF_COPY))
+        compared.append((f"{what}: rate / copies'", (COPY, alike), (OURS, what), OF_COPY))
     rows = measured.rounds
     return [
         Ratio(name, rows[over], rows[under], bar) for name, over, under, bar in compared if over in rows and under in rows

@@ -78,6 +78,23 @@ impl Record {
     pub fn slots_in(&self, local_experts: usize, len: usize) -> usize {
         (len.saturating_sub(Self::first_at(local_experts)) & !63) / self.stride()
     }
+
+    /// How many records are as long as an area with `slots` of them, where areas are of whole records: then the records of all areas together are
+    /// rows with as many bytes from each to the next.
+    #[must_use]
+    pub fn spread(&self, local_experts: usize, slots: usize) -> usize {
+        slots + self.records_before(local_experts)
+    }
+
+    /// How many records an area of `len` bytes has then.
+    #[must_use]
+    pub fn slots_spread_in(&self, local_experts: usize, len: usize) -> usize {
+        (len / self.stride()).saturating_sub(self.records_before(local_experts))
+    }
+
+    fn records_before(&self, local_experts: usize) -> usize {
+        Self::first_at(local_experts).div_ceil(self.stride())
+    }
 }
 
 /// How a dispatch's place is divided: an area for each rank, and, where tokens are relayed, an inbox for each other node.

@@ -223,6 +223,17 @@ fn normal_mode_makes_the_bytes_of_the_cpu() {
 }
 
 #[test]
+fn rows_that_stay_are_there_until_the_next_call() {
+    let Some(_alone) = alone() else { return };
+    let stays = Normal { stays: true, is_worst: true, is_again: true, slots: 96, ..NORMAL };
+    for ranks in [1, 2, 4] {
+        Normal { ranks, rounds: 6, places: 1, ..stays }.run();
+    }
+    Normal { scales: 56, is_laid_out: true, order: Order::ByChoice, ..stays }.run();
+    Normal { slots: 4096, hidden: 512, rounds: 1, ..stays }.run();
+}
+
+#[test]
 fn rows_by_expert_are_the_bytes_of_the_cpu() {
     let Some(_alone) = alone() else { return };
     // Rows are for the worst case, and most of what a test takes is to fill and compare them: few rounds, few tokens.

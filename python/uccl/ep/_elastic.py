@@ -126,7 +126,8 @@ class ElasticBuffer(Joined):
         spread = spread if spread[1] > 1 else (1, group.size())
         tokens, top_k = num_max_tokens_per_rank, num_topk or MAX_TOP_K
         payload, scales = (hidden, -(-hidden // 32)) if use_fp8_dispatch else (2 * hidden, 0)
-        dispatch = _core.ep_dispatch_len(payload, scales, top_k, LOCAL_EXPERTS, tokens, spread)
+        # One more has room for what is lost between ranks where rows stay in the buffer.
+        dispatch = _core.ep_dispatch_len(payload, scales, top_k, LOCAL_EXPERTS, tokens + 1, spread)
         slots = _core.ep_row_slots(top_k, spread) if allow_multiple_reduction else top_k
         combine = _core.ep_row_place_len(2 * hidden, top_k, slots, tokens)
         return align(max(dispatch, combine), UNIT)

@@ -23,6 +23,7 @@ use crate::{
 pub struct Dispatch {
     pub(super) group: Arc<Group>,
     pub(super) send: NormalSend,
+    pub(super) record: Record,
     pub(super) slots: usize,
     pub(super) done: Done,
     /// What the dispatch before told of the rows, where tokens go as they did then.
@@ -151,7 +152,8 @@ impl Dispatch {
             }
         }
         let done = if group.has_whole_calls() { Done::Nothing } else { Done::Rows };
-        Ok(Self { group: Arc::clone(group), send, slots, done, earlier, spread: 0, most_blocks })
+        let group = Arc::clone(group);
+        Ok(Self { group, send, record, slots, done, earlier, spread: 0, most_blocks })
     }
 
     /// How much arrives. Waits until every rank has told how much it sends, and for what the stream was given before; no longer than

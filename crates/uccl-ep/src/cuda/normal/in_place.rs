@@ -7,7 +7,7 @@ use super::{
     memory::{Outputs, ScalesOut},
 };
 use crate::{
-    cuda::params::Area,
+    cuda::params,
     error::{Error, Result},
     header,
 };
@@ -35,24 +35,25 @@ impl Dispatch {
     /// tokens go where others went whose rows lie otherwise. All ranks find the same.
     #[must_use]
     pub fn in_place(&self) -> Option<InPlace> {
-        let Self { group, send, slots, done, earlier, .. } = self;
-        let Area { first, stride, scales, scales_at, .. } = send.send.area;
-        let spread = spread_of(*slots, &send.send.area);
+        let Self { group, send, record, slots, done, earlier, .. } = self;
+        let params::Send { area, routes, .. } = send.send;
+        let (local, stride) = (routes.local_experts as usize, record.stride());
+        let spread = record.spread(local, *slots);
         let lies_so = earlier.is_none_or(|told| told.spread == spread);
-        let len = group.ranks() * spread * stride as usize;
+        let len = group.ranks() * spread * stride;
         let fits = len.next_multiple_of(64) <= group.pool_len();
         let pool = group.pool_address();
-        let rows = pool + u64::from(first);
+        let rows = pool + u64::from(area.first);
         let can_stay = group.has_whole_calls() && *done == Done::Nothing && lies_so && fits;
         can_stay.then(|| InPlace {
             len: (group.ranks() - 1) * spread + slots,
             spread,
             pool,
             rows,
-            stride: stride as usize,
-            scales: (scales > 0).then(|| ScalesOut {
-                words: rows + u64::from(scales_at),
-                row_stride: stride as usize / 4,
+            stride,
+            scales: (record.scales > 0).then(|| ScalesOut {
+                words: rows + record.scales_at() as u64,
+                row_stride: stride / 4,
                 word_stride: 1,
             }),
         })
@@ -79,9 +80,4 @@ impl Dispatch {
         // SAFETY: the pool has room for the rows; otherwise as the caller has it.
         unsafe { self.receive(&outputs, stream) }
     }
-}
-
-/// As many rows as an area takes that begins with the counts of experts: all areas then are as many rows apart as there are in each.
-fn spread_of(slots: usize, area: &Area) -> usize {
-    slots + area.first.div_ceil(area.stride) as usize
 }

@@ -43,14 +43,21 @@ impl Sizes {
     }
 
     fn most_tokens_in(&self, pool: usize, ranks: usize) -> usize {
-        let of_records = |record: Record| record.slots_in(self.local_experts, pool / ranks);
+        let (local, len) = (self.local_experts, (pool & !63) / ranks);
+        // Rows may stay where they arrive, too.
+        let of_records =
+            |record: Record| record.slots_in(local, len).min(record.slots_spread_in(local, len));
         let most = self.records().map(of_records).into_iter().min().unwrap_or_default();
         most.min(MAX_TOKENS)
     }
 
     /// Bytes of a pool with room for so many tokens of each rank.
     fn pool_for(&self, tokens: usize, ranks: usize) -> usize {
-        let of_records = |record: Record| record.area(self.local_experts, tokens) * ranks;
+        let local = self.local_experts;
+        let of_records = |record: Record| {
+            let spread = record.spread(local, tokens) * record.stride();
+            (record.area(local, tokens).max(spread) * ranks).next_multiple_of(64)
+        };
         self.records().map(of_records).into_iter().max().unwrap_or_default()
     }
 

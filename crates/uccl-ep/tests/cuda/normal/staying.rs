@@ -16,7 +16,7 @@ const PAUSE: Duration = Duration::from_millis(30);
 impl Normal {
     fn spread(&self) -> usize {
         let record = Record { payload: self.row_len(), scales: self.scales, top_k: self.top_k };
-        self.slots + Record::first_at(self.local_experts).div_ceil(record.stride())
+        record.spread(self.local_experts, self.slots)
     }
 
     /// Rows that the GPU tells of, or takes back.
@@ -90,15 +90,14 @@ impl OnGpu<'_> {
             thread::sleep(PAUSE);
         }
         let starts: Vec<u32> = gpu.download(self.table.starts, 1 + case.ranks);
-        let arrived = starts[case.ranks] as usize;
-        for (nth, row) in case.rows_in_order(&starts).into_iter().take(arrived).enumerate() {
-            let (from, len) = (place.rows + (row * place.stride) as u64, case.row_len());
-            gpu.write(outputs.rows + (nth * len) as u64, &gpu.download::<u8>(from, len));
-            let Some((to, from)) = outputs.scales.zip(place.scales) else { continue };
-            let at = |scales: normal::ScalesOut, row| {
-                scales.words + 4 * (row * scales.row_stride) as u64
-            };
-            gpu.write(at(to, nth), &gpu.download::<u32>(at(from, row), case.scales));
+        let all: Vec<u8> = gpu.download(place.rows, place.len * place.stride);
+        let rows = case.rows_in_order(&starts).into_iter().take(starts[case.ranks] as usize);
+        let part = |at: usize, len: usize| -> Vec<u8> {
+            rows.clone().flat_map(|row| &all[row * place.stride + at..][..len]).copied().collect()
+        };
+        gpu.write(outputs.rows, &part(0, case.row_len()));
+        if let Some((to, from)) = outputs.scales.zip(place.scales) {
+            gpu.write(to.words, &part((from.words - place.rows) as usize, 4 * case.scales));
         }
         gpu.write(self.made, &case.as_on_gpu(&starts, &self.inputs.made));
         if self.made_weights != 0 {
