@@ -4,8 +4,9 @@
 #include "ep_combine.cuh"
 #include "ep_normal_dispatch.cuh"
 
-// Vectors of a row that a lane sums at a time: where all is summed, and where some is summed to go on.
+// Vectors of a row that a lane sums at a time: where all is summed, of one row or two, and where some is summed to go on.
 constexpr u32 SUMMED = 4;
+constexpr u32 SUMMED_OF_TWO = 7;
 constexpr u32 SUMMED_ON_THE_WAY = 2;
 
 // Adds vectors of some rows, in their order: those of two rows are in flight.
@@ -41,6 +42,47 @@ __device__ __forceinline__ void sum_all(const Team& team, const Targets (&rows)[
 #pragma unroll
     for (u32 i = 0; i < N; i++) out[i] = rounded(sums[i]);
     store_vectors(to, out, first, slice.end);
+  }
+}
+
+// The first two of some rows, in their order; and how many there are.
+struct Two {
+  u64 one;
+  u64 other;
+  u32 count;
+};
+
+template <u32 SETS>
+__device__ __forceinline__ Two first_two(const Targets (&rows)[SETS]) {
+  Two two = {0, 0, 0};
+#pragma unroll
+  for (u32 set = 0; set < SETS; set++) {
+    for_each(rows[set], [&](u64 row) {
+      if (two.count == 0) two.one = row;
+      if (two.count == 1) two.other = row;
+      two.count++;
+    });
+  }
+  return two;
+}
+
+// Sums one row or two, as `sum_all` does from nothing on. No sum waits for other rows, so there are registers for more vectors under way.
+template <u32 N>
+__device__ __forceinline__ void sum_two(const Team& team, const Two& rows, u64 to, u32 count) {
+  Slice slice = slice_of(team, count);
+#pragma unroll 1
+  for (u32 first = slice.begin; first < slice.end; first += N * LANES) {
+    Vector one[N] = {}, other[N] = {};
+    load_vectors(one, rows.one, first, slice.end);
+    if (rows.count == 2) load_vectors(other, rows.other, first, slice.end);
+#pragma unroll
+    for (u32 i = 0; i < N; i++) {
+      Sums sums = {};
+      add(sums, one[i]);
+      if (rows.count == 2) add(sums, other[i]);
+      one[i] = rounded(sums);
+    }
+    store_vectors(to, one, first, slice.end);
   }
 }
 
@@ -254,13 +296,9 @@ __device__ __forceinline__ void sum_weights(const UcclEpNormalSum& p, u32 token,
   if (lane < p.routes.top_k) reinterpret_cast<float*>(p.weights)[static_cast<u64>(token) * p.routes.top_k + lane] = sum;
 }
 
-// Sums a token's rows, which are where `of` says, from its biases on.
-template <typename RowOf>
-__device__ __forceinline__ void sum_rows(const UcclEpNormalSum& p, const UcclEpPlaced& call, const Team& team,
-                                         u32 token, RowOf of) {
-  bool by_rank = p.order == UCCL_EP_BY_RANK;
-  Summed summed = by_rank ? rows_by_rank(p, call, token, of) : rows_by_choice(p, call, token, of);
-  u64 row_at = token * static_cast<u64>(p.row_len);
+// Sums any number of rows, from a token's biases on.
+__device__ __forceinline__ void sum_from_biases(const UcclEpNormalSum& p, const Team& team, const Summed& summed,
+                                                u64 row_at) {
   sum_all<SUMMED>(team, summed.rows, p.out + row_at, p.row_len / 16, [&](Sums (&sums)[SUMMED], u32 first, u32 end) {
 #pragma unroll
     for (u32 nth = 0; nth < 2; nth++) {
@@ -271,6 +309,21 @@ __device__ __forceinline__ void sum_rows(const UcclEpNormalSum& p, const UcclEpP
       for (u32 i = 0; i < SUMMED; i++) add(sums[i], bias[i]);
     }
   });
+}
+
+// Sums a token's rows, which are where `of` says, from its biases on.
+template <typename RowOf>
+__device__ __forceinline__ void sum_rows(const UcclEpNormalSum& p, const UcclEpPlaced& call, const Team& team,
+                                         u32 token, RowOf of) {
+  bool by_rank = p.order == UCCL_EP_BY_RANK;
+  Summed summed = by_rank ? rows_by_rank(p, call, token, of) : rows_by_choice(p, call, token, of);
+  u64 row_at = token * static_cast<u64>(p.row_len);
+  Two two = first_two(summed.rows);
+  if ((two.count == 1 || two.count == 2) && p.bias[0] == 0 && p.bias[1] == 0) {
+    sum_two<SUMMED_OF_TWO>(team, two, p.out + row_at, p.row_len / 16);
+  } else {
+    sum_from_biases(p, team, summed, row_at);
+  }
   if (p.weights != 0 && team.warp == 0) sum_weights(p, token, summed);
 }
 

@@ -341,8 +341,8 @@ fn a_gpu_whose_peers_are_far_makes_the_bytes_of_the_cpu() {
 fn normal_mode_of_far_ranks_makes_the_bytes_of_the_cpu() {
     emulator::load();
     for seed in 20..24 {
-        let drawn = NORMAL.drawn(seed);
-        Normal { ranks: 4, way: Way::ByHost(2, Transport::Tcp), ..drawn }.run();
+        let way = Way::ByHost(2, Transport::Tcp);
+        Normal { ranks: 4, ..Normal { way, ..NORMAL }.drawn(seed) }.run();
     }
     let far = Normal { way: Way::ByHost(3, Transport::Local), ranks: 3, ..NORMAL };
     let by_expert = Normal { by_expert: Some(2), order: Order::ByChoice, top_k: 4, ..far };

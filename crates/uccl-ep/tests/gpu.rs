@@ -321,7 +321,7 @@ fn normal_mode_by_the_host_makes_the_bytes_of_the_cpu() {
         let way = Way::ByHost(nodes, transport);
         Normal { seed, ranks, way, is_worst: true, ..NORMAL }.run();
         for seed in 0..5 {
-            Normal { way, ranks, ..Normal { slots: 200, ..NORMAL }.drawn(seed) }.run();
+            Normal { ranks, ..Normal { slots: 200, way, ..NORMAL }.drawn(seed) }.run();
         }
     }
     let far = Normal { way: Way::ByHost(2, Transport::Tcp), ranks: 4, ..NORMAL };
