@@ -117,13 +117,8 @@ extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
   normal_dispatch(p, s.rows, s.out);
 }
 
-struct Combined {
-  Waiting waiting;
-  Outgoing out;
-};
-
 extern "C" __global__ void __launch_bounds__(UCCL_EP_THREADS)
     uccl_ep_normal_combine(const __grid_constant__ UcclEpNormalCombine p) {
-  UCCL_SHARED(Combined, s);
-  normal_combine(p, s.waiting, s.out);
+  UCCL_SHARED(Combining, s);
+  normal_combine(p, s);
 }

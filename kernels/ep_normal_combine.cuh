@@ -206,31 +206,67 @@ __device__ __forceinline__ Returned row_at(const UcclEpNormalSum& p, const UcclE
   return {row, row + p.weights_at};
 }
 
+// What is known of a token before its rows have come: a lane knows of two ranks and of a choice.
+struct Known {
+  u64 mask;       // the token's ranks
+  int slots[2];   // how many tokens of the chunk before it go to the rank, or -1,
+  u32 before[2];  // and how many of the chunks before
+  u32 choice;
+
+  __device__ __forceinline__ int place(u32 half) const {
+    return slots[half] < 0 ? -1 : slots[half] + static_cast<int>(before[half]);
+  }
+
+  // Of any rank. All lanes come here.
+  __device__ __forceinline__ int place_of_rank(u32 rank) const {
+    int lane = static_cast<int>(rank % LANES);
+    int low = __shfl_sync(ALL, place(0), lane), high = __shfl_sync(ALL, place(1), lane);
+    return rank < LANES ? low : high;
+  }
+};
+
+// All of it is on its way at once: nothing says where to look for other parts.
+__device__ __forceinline__ Known known_of(const UcclEpNormalSum& p, u32 token) {
+  const UcclEpRoutes& r = p.routes;
+  u32 lane = lane_of_thread(), ranks = p.group.ranks;
+  Known known;
+  known.mask = reinterpret_cast<const u64*>(r.masks)[token];
+#pragma unroll
+  for (u32 half = 0; half < 2; half++) {
+    u32 rank = half * LANES + lane;
+    bool is_rank = rank < ranks;
+    known.slots[half] = is_rank ? reinterpret_cast<const int*>(r.slots)[static_cast<u64>(token) * ranks + rank] : -1;
+    known.before[half] = is_rank ? before_chunk(r, ranks, token, rank) : 0;
+  }
+  bool is_choice = p.order != UCCL_EP_BY_RANK && lane < r.top_k;
+  known.choice = is_choice ? reinterpret_cast<const u32*>(r.places)[static_cast<u64>(token) * r.top_k + lane] : NO_EXPERT;
+  return known;
+}
+
 // The row of a rank for a token: of the rows in a token's slots, as many as there are ranks of the token before it.
-__device__ __forceinline__ Returned row_of(const UcclEpNormalSum& p, const UcclEpPlaced& call, u32 token, u32 rank) {
-  u64 mask = reinterpret_cast<const u64*>(p.routes.masks)[token];
-  return row_at(p, call, token, rank, ranks_before(mask, rank));
+__device__ __forceinline__ Returned row_of(const UcclEpNormalSum& p, const UcclEpPlaced& call, const Known& known, u32 token,
+                                           u32 rank) {
+  return row_at(p, call, token, rank, ranks_before(known.mask, rank));
 }
 
 // Where a token's rows are that have come back to this rank's window.
 struct InWindow {
-  __device__ __forceinline__ Returned operator()(const UcclEpNormalSum& p, const UcclEpPlaced& call, u32 token,
-                                                 u32 rank) const {
-    return row_of(p, call, token, rank);
+  __device__ __forceinline__ Returned operator()(const UcclEpNormalSum& p, const UcclEpPlaced& call, const Known& known,
+                                                 u32 token, u32 rank) const {
+    return row_of(p, call, known, token, rank);
   }
 };
 
 // The same, but for this rank's own row, which stays where it is.
 struct OwnInPlace {
   const UcclEpNormalReturn& from;
+  u64 at;  // its number
 
-  __device__ __forceinline__ Returned operator()(const UcclEpNormalSum& p, const UcclEpPlaced& call, u32 token,
-                                                 u32 rank) const {
-    if (rank != p.group.rank || from.metadata != 0) return row_of(p, call, token, rank);
-    u32 place = static_cast<u32>(place_at(p.routes, p.group.ranks, token, rank));
-    u64 at = first_row(from.spread, reinterpret_cast<const u32*>(from.starts), rank) + place;
+  __device__ __forceinline__ Returned operator()(const UcclEpNormalSum& p, const UcclEpPlaced& call, const Known& known,
+                                                 u32 token, u32 rank) const {
+    if (rank != p.group.rank || from.metadata != 0) return row_of(p, call, known, token, rank);
     // A table that the caller has spoilt reaches no other memory.
-    if (at >= from.len) return row_of(p, call, token, rank);
+    if (at >= from.len) return row_of(p, call, known, token, rank);
     return {from.rows + at * from.row_stride, from.weights + at * from.top_k * sizeof(float)};
   }
 };
@@ -244,15 +280,15 @@ struct Summed {
 
 // A token's rows by rank: a lane has those of two ranks.
 template <typename RowOf>
-__device__ __forceinline__ Summed rows_by_rank(const UcclEpNormalSum& p, const UcclEpPlaced& call, u32 token, RowOf of) {
-  u64 mask = reinterpret_cast<const u64*>(p.routes.masks)[token];
+__device__ __forceinline__ Summed rows_by_rank(const UcclEpNormalSum& p, const UcclEpPlaced& call, const Known& known, u32 token,
+                                               RowOf of) {
   Summed summed = {};
 #pragma unroll
   for (u32 half = 0; half < 2; half++) {
     u32 rank = half * LANES + lane_of_thread();
-    bool is_there = (mask >> rank & 1) != 0 && !is_masked(call, rank);
+    bool is_there = (known.mask >> rank & 1) != 0 && !is_masked(call, rank);
     Returned back = {0, 0};
-    if (is_there) back = of(p, call, token, rank);
+    if (is_there) back = of(p, call, known, token, rank);
     summed.rows[half] = {back.row, __ballot_sync(ALL, is_there)};
     summed.weights[half] = back.weights;
   }
@@ -261,17 +297,15 @@ __device__ __forceinline__ Summed rows_by_rank(const UcclEpNormalSum& p, const U
 
 // A token's rows by the last of each rank's choices, or of each choice: a lane has a choice.
 template <typename RowOf>
-__device__ __forceinline__ Summed rows_by_choice(const UcclEpNormalSum& p, const UcclEpPlaced& call, u32 token, RowOf of) {
-  u32 lane = lane_of_thread(), expert = NO_EXPERT;
-  if (lane < p.routes.top_k) {
-    expert = expert_of(reinterpret_cast<const u32*>(p.routes.places)[static_cast<u64>(token) * p.routes.top_k + lane]);
-  }
+__device__ __forceinline__ Summed rows_by_choice(const UcclEpNormalSum& p, const UcclEpPlaced& call, const Known& known, u32 token,
+                                                 RowOf of) {
+  u32 lane = lane_of_thread(), expert = expert_of(known.choice);
   u32 rank = expert == NO_EXPERT ? UCCL_EP_MOST_RANKS : expert / p.routes.local_experts;
   u32 same = __match_any_sync(ALL, rank);
   bool is_there = rank < p.group.ranks && !is_masked(call, rank);
   bool is_each = p.order == UCCL_EP_EACH_CHOICE, is_last = same >> lane == 1;
   Returned back = {0, 0};
-  if (is_there) back = is_each ? row_at(p, call, token, rank, lane) : of(p, call, token, rank);
+  if (is_there) back = is_each ? row_at(p, call, token, rank, lane) : of(p, call, known, token, rank);
   Summed summed = {};
   summed.rows[0] = {back.row, __ballot_sync(ALL, is_there && (is_each || is_last))};
   summed.weights[0] = back.weights;
@@ -314,9 +348,9 @@ __device__ __forceinline__ void sum_from_biases(const UcclEpNormalSum& p, const 
 // Sums a token's rows, which are where `of` says, from its biases on.
 template <typename RowOf>
 __device__ __forceinline__ void sum_rows(const UcclEpNormalSum& p, const UcclEpPlaced& call, const Team& team,
-                                         u32 token, RowOf of) {
+                                         const Known& known, u32 token, RowOf of) {
   bool by_rank = p.order == UCCL_EP_BY_RANK;
-  Summed summed = by_rank ? rows_by_rank(p, call, token, of) : rows_by_choice(p, call, token, of);
+  Summed summed = by_rank ? rows_by_rank(p, call, known, token, of) : rows_by_choice(p, call, known, token, of);
   u64 row_at = token * static_cast<u64>(p.row_len);
   Two two = first_two(summed.rows);
   if ((two.count == 1 || two.count == 2) && p.bias[0] == 0 && p.bias[1] == 0) {
@@ -331,7 +365,9 @@ __device__ __forceinline__ void normal_sum(const UcclEpNormalSum& p, Waiting& w)
   if (!begin_receive(p.group, p.call, 0, w)) return;
   Team team = team_for(p.routes.tokens);
 #pragma unroll 1
-  for (u32 token = team.first; token < p.routes.tokens; token += team.step) sum_rows(p, w.call, team, token, InWindow{});
+  for (u32 token = team.first; token < p.routes.tokens; token += team.step) {
+    sum_rows(p, w.call, team, known_of(p, token), token, InWindow{});
+  }
   if (is_last_block(p.group, STEP_RECEIVE, w)) tell_taken(p.group, p.call, w);
 }
 
@@ -380,20 +416,27 @@ __device__ __forceinline__ void return_parts(const UcclEpNormalReturn& p, const 
   });
 }
 
+// What a block that sends back and sums knows.
+struct Combining {
+  Waiting waiting;
+  Outgoing out;
+  u32 counts[UCCL_EP_MOST_RANKS];  // this rank's tokens by rank
+};
+
 // Waits until all of a token's rows are there: a lane looks for a piece of a rank's.
-__device__ __forceinline__ bool wait_for_rows(const UcclEpNormalCombine& p, Waiting& w, u32 token) {
-  const UcclEpRoutes& r = p.sum.routes;
+__device__ __forceinline__ bool wait_for_rows(const UcclEpNormalCombine& p, Combining& s, const Known& known) {
   const UcclEpGroup& g = p.sum.group;
-  u64 mask = reinterpret_cast<const u64*>(r.masks)[token];
+  Waiting& w = s.waiting;
 #pragma unroll 1
   for (u32 first = 0; first < g.ranks * MOST_PIECES; first += LANES) {
     u32 rank = (first + lane_of_thread()) / MOST_PIECES, piece = (first + lane_of_thread()) % MOST_PIECES;
-    bool comes = rank < g.ranks && (mask >> rank & 1) != 0 && !is_masked(w.call, rank);
+    int place = known.place_of_rank(rank);
+    bool comes = rank < g.ranks && place >= 0 && !is_masked(w.call, rank);
     bool stays = rank == g.rank && p.give_back.metadata == 0;
     u64 word = 0, seen;
     if (comes && !stays) {
-      Cut cut = cut_of(reinterpret_cast<const u32*>(r.counts)[rank]);
-      u32 mark = static_cast<u32>(place_at(r, g.ranks, token, rank)) / cut.rows * cut.pieces + piece;
+      Cut cut = cut_of(s.counts[rank]);
+      u32 mark = static_cast<u32>(place) / cut.rows * cut.pieces + piece;
       if (piece < cut.pieces) word = marks_of(g, g.rank, rank, w.call.number) + sizeof(u64) * mark;
     }
     if (!wait_for_parts(g, w, word != 0, rank, word, seen)) return false;
@@ -401,34 +444,44 @@ __device__ __forceinline__ bool wait_for_rows(const UcclEpNormalCombine& p, Wait
   return true;
 }
 
-// Sums tokens as their rows come.
-__device__ __forceinline__ void sum_parts(const UcclEpNormalCombine& p, Waiting& w) {
+// Sums tokens as their rows come. What a warp has to know of its next token is on its way while it sums one.
+__device__ __forceinline__ void sum_parts(const UcclEpNormalCombine& p, Combining& s) {
   const UcclEpNormalSum& sum = p.sum;
+  const UcclEpNormalReturn& back = p.give_back;
+  u32 me = sum.group.rank, tokens = sum.routes.tokens;
   // Few tokens are shared by several warps each. A sum has no mark, so it costs nothing to have many.
-  u32 pieces = pieces_of(sum.routes.tokens, UCCL_EP_PARTS);
-  OwnInPlace of = {p.give_back};
-  share_out(sum.group, w.call, sum.routes.tokens * pieces, [&](u32 i) {
-    u32 token = i / pieces;
-    if (!wait_for_rows(p, w, token)) return false;
-    sum_rows(sum, w.call, {0, 0, i % pieces, pieces}, token, of);
-    return true;
-  });
+  u32 pieces = pieces_of(tokens, UCCL_EP_PARTS);
+  u32 first = first_row(back.spread, reinterpret_cast<const u32*>(back.starts), me);
+  Known next;
+  share_out(
+      sum.group, s.waiting.call, tokens * pieces,
+      [&](u32 i) { next = known_of(sum, i / pieces); },
+      [&](u32 i, auto look_ahead) {
+        Known known = next;
+        if (!wait_for_rows(p, s, known)) return false;
+        look_ahead();
+        OwnInPlace of = {back, static_cast<u64>(first) + static_cast<u32>(known.place_of_rank(me))};
+        sum_rows(sum, s.waiting.call, {0, 0, i % pieces, pieces}, known, i / pieces, of);
+        return true;
+      });
 }
 
 // Sends back and sums in one launch, part by part.
-__device__ __forceinline__ void normal_combine(const UcclEpNormalCombine& p, Waiting& w, Outgoing& out) {
+__device__ __forceinline__ void normal_combine(const UcclEpNormalCombine& p, Combining& s) {
   const UcclEpNormalReturn& back = p.give_back;
   const UcclEpGroup& g = back.group;
+  Waiting& w = s.waiting;
+  if (threadIdx.x < g.ranks) s.counts[threadIdx.x] = reinterpret_cast<const u32*>(p.sum.routes.counts)[threadIdx.x];
   if (!begin_send(g, back.call, w)) return;
   if (is_spare_block()) {
     send_header(g, back.call, w.call);
     tell_arrived(g, back.call, w);
   }
   if (!has_rows(back, w)) return;
-  Share share = senders(SENDERS_OF_COMBINE);
-  if (ranks_of(back) > 0 && has_block(share)) return_parts(back, w.call, share, out);
+  Share share = senders(SENDERS);
+  if (ranks_of(back) > 0 && has_block(share)) return_parts(back, w.call, share, s.out);
   if (!wait_for_data(g, back.call, 0, w)) return;
-  sum_parts(p, w);
+  sum_parts(p, s);
   if (!is_sound(g, back.call, w) || !is_last_block(g, STEP_RECEIVE, w)) return;
   end_shares(g, w.call);
   take_place(g, back.call, w.call);

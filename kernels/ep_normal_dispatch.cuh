@@ -575,7 +575,7 @@ __device__ __forceinline__ void normal_dispatch(const UcclEpNormalDispatch& p, R
   const UcclEpGroup& g = p.receive.group;
   const UcclEpCall& c = p.receive.call;
   if (!begin_parts(p, s.waiting)) return;
-  Share share = senders(c.stays != 0 ? SENDERS_OF_ROWS_THAT_STAY : SENDERS_OF_DISPATCH);
+  Share share = senders(c.stays != 0 ? SENDERS_OF_ROWS_THAT_STAY : SENDERS);
   bool sends = g.ranks > 1 && p.does != UCCL_EP_TAKEN;
   if (sends && has_block(share)) send_tokens(p.send, s.waiting.call, share, out);
   if (!wait_for_data(g, c, 0, s.waiting) || !place_rows(p.receive, s)) return;

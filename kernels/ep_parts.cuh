@@ -47,27 +47,45 @@ __device__ __forceinline__ Part part_of(const Cut& cut, u32 mark, u32 rows) {
 
 // The blocks of a launch that send before they take out, as the others do from the start: the last ones. More would fill the link no
 // better, and have all parts come late.
-constexpr u32 SENDERS_OF_DISPATCH = 5;  // of twelve
+constexpr u32 SENDERS = 5;  // of twelve
 constexpr u32 SENDERS_OF_ROWS_THAT_STAY = 7;
-constexpr u32 SENDERS_OF_COMBINE = 4;
 
 __device__ __forceinline__ Share senders(u32 of_twelve) { return last_blocks(max(gridDim.x * of_twelve / 12, 1u)); }
 
-// Has each of `count` things done by one warp, `take(i)`, which returns whether the warp goes on: warps take them in their order,
-// whoever is free the next.
+// Has each of `count` things done by one warp, `take(i, look_ahead)`, which returns whether the warp goes on: warps take them in their order,
+// whoever is free the next. A warp is told of each by `look(i)` before: of the first at once, and of the next when it looks ahead, which it
+// does once.
+template <typename Look, typename Take>
+__device__ __forceinline__ void share_out(const UcclEpGroup& g, const UcclEpPlaced& call, u32 count, Look look, Take take) {
+  u32* claimed = &own_of(g)->claimed[slot_of(call.number)];
+  u32 claim = 0;
+  if (lane_of_thread() == 0) claim = atomicAdd(claimed, 1u);
+  u32 i = __shfl_sync(ALL, claim, 0);
+  if (i < count) look(i);
+#pragma unroll 1
+  while (i < count) {
+    u32 next = 0;
+    // The next is on its way while this one is done.
+    if (lane_of_thread() == 0) claim = atomicAdd(claimed, 1u);
+    bool goes_on = take(i, [&] {
+      next = __shfl_sync(ALL, claim, 0);
+      if (next < count) look(next);
+    });
+    if (!goes_on) return;
+    i = next;
+  }
+}
+
+// The same of things that nothing has to be known of before.
 template <typename Take>
 __device__ __forceinline__ void share_out(const UcclEpGroup& g, const UcclEpPlaced& call, u32 count, Take take) {
-  u32* claimed = &own_of(g)->claimed[slot_of(call.number)];
-  u32 next = 0;
-  if (lane_of_thread() == 0) next = atomicAdd(claimed, 1u);
-#pragma unroll 1
-  for (;;) {
-    u32 i = __shfl_sync(ALL, next, 0);
-    // The next is on its way while this one is done.
-    if (i >= count) return;
-    if (lane_of_thread() == 0) next = atomicAdd(claimed, 1u);
-    if (!take(i)) return;
-  }
+  share_out(
+      g, call, count, [](u32) {},
+      [&](u32 i, auto look_ahead) {
+        bool goes_on = take(i);
+        look_ahead();
+        return goes_on;
+      });
 }
 
 // Nobody claims anything of a call any more: the next that has its slot begins anew. The last block does it.
