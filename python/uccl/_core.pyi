@@ -909,6 +909,7 @@ def ep_cuda_room_for(
     hidden: int,
     top_k: int,
     local_experts: int,
+    stays: bool,
 ) -> int: ...
 def ep_cuda_scratch_len(tokens: int, top_k: int, num_experts: int, ranks: int) -> int: ...
 def ep_dispatch_len(

@@ -351,7 +351,7 @@ class Buffer(Joined):
             routed = mode.by_choices(idx, per_expert.numel(), goes)
         else:
             routed = mode.by_ranks(goes, per_expert)
-        call, empty = mode.begin(x, weights, routed, blocks=blocks), mode.gpu.empty
+        call, empty = mode.begin(x, weights, routed, blocks=blocks, may_stay=zero_copy), mode.gpu.empty
 
         place = call.in_place() if zero_copy else None
 

@@ -254,9 +254,10 @@ class NormalMode:
         routed: Routed,
         most: int | None = None,
         blocks: int = 0,
+        may_stay: bool = False,
     ) -> Dispatch:
         """Begins the sending of rows and their scales. ``most`` are the tokens of any rank, at most; where nobody says, as many as there
-        is room for. Launches have ``blocks`` at most, or as many as the group has."""
+        is room for, where rows ``may_stay`` too. Launches have ``blocks`` at most, or as many as the group has."""
         rows, scales = x
         check("x", rows, (None, None), device=self.device)
         if rows.shape[0] != routed.tokens:
@@ -264,7 +265,7 @@ class NormalMode:
         if weights is not None:
             shape = (routed.tokens, routed.top_k)
             check("topk_weights", weights, shape, torch.float32, device=self.device)
-        return Dispatch(self, (rows, scales), weights, routed, most, blocks)
+        return Dispatch(self, (rows, scales), weights, routed, most, blocks, may_stay)
 
     def combine(
         self,
@@ -318,6 +319,7 @@ class Dispatch:
         routed: Routed,
         most: int | None,
         blocks: int,
+        may_stay: bool,
     ) -> None:
         (rows, scales), again, laid_out = x, routed.again, routed.laid_out
         given = scales_in(scales, routed.tokens, mode.device)
@@ -338,6 +340,7 @@ class Dispatch:
                 hidden=rows.shape[1],
                 top_k=routed.top_k,
                 local_experts=mode.local(routed),
+                stays=may_stay,
             )
         else:
             self.slots = most

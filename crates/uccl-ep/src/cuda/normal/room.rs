@@ -19,6 +19,8 @@ pub struct Sizes {
     pub top_k: usize,
     /// Experts of each rank.
     pub local_experts: usize,
+    /// Whether rows may stay where they arrive, which takes up to a row of each rank more.
+    pub stays: bool,
 }
 
 impl Sizes {
@@ -43,10 +45,11 @@ impl Sizes {
     }
 
     fn most_tokens_in(&self, pool: usize, ranks: usize) -> usize {
-        let (local, len) = (self.local_experts, (pool & !63) / ranks);
-        // Rows may stay where they arrive, too.
-        let of_records =
-            |record: Record| record.slots_in(local, len).min(record.slots_spread_in(local, len));
+        let (local, len) = (self.local_experts, pool / ranks);
+        let of_records = |record: Record| {
+            let most = record.slots_in(local, len);
+            if self.stays { most.min(record.slots_spread_in(local, len & !63)) } else { most }
+        };
         let most = self.records().map(of_records).into_iter().min().unwrap_or_default();
         most.min(MAX_TOKENS)
     }
@@ -56,7 +59,8 @@ impl Sizes {
         let local = self.local_experts;
         let of_records = |record: Record| {
             let spread = record.spread(local, tokens) * record.stride();
-            (record.area(local, tokens).max(spread) * ranks).next_multiple_of(64)
+            let stays = if self.stays { spread.next_multiple_of(64) } else { 0 };
+            record.area(local, tokens).max(stays) * ranks
         };
         self.records().map(of_records).into_iter().max().unwrap_or_default()
     }
@@ -86,6 +90,7 @@ mod tests {
                 hidden,
                 top_k: random.usize(..=32),
                 local_experts: random.usize(..=256),
+                stays: random.bool(),
             };
             let tokens = random.usize(..=MAX_TOKENS);
             let pool = sizes.pool_for(tokens, ranks);
@@ -98,7 +103,8 @@ mod tests {
             let is_most = most == MAX_TOKENS || sizes.pool_for(most + 1, ranks) > pool;
             assert!(is_most, "{sizes:?}: one more than {most} fits");
         }
-        let sizes = Sizes { payload: 14336, scales: 0, hidden: 7168, top_k: 8, local_experts: 32 };
+        let (payload, hidden) = (14336, 7168);
+        let sizes = Sizes { payload, scales: 0, hidden, top_k: 8, local_experts: 32, stays: false };
         assert_eq!(sizes.most_tokens_in(0, 8), 0);
         assert_eq!(sizes.most_tokens_in(usize::MAX / 2, 8), MAX_TOKENS);
     }

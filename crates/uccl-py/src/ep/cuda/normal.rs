@@ -22,7 +22,8 @@ use crate::ep::{apart::Apart, calls::engine, exception, over, timeout_of};
 /// The most tokens of each rank that a call has room for, where nobody says: rows of `payload` bytes with so many words of `scales`,
 /// and rows of `hidden` bf16 that go back. Raises if this rank has more.
 #[pyfunction(name = "ep_cuda_room_for")]
-#[pyo3(signature = (group, tokens, *, payload, scales, hidden, top_k, local_experts))]
+#[pyo3(signature = (group, tokens, *, payload, scales, hidden, top_k, local_experts, stays))]
+#[expect(clippy::too_many_arguments, reason = "Python names them")]
 pub(crate) fn cuda_room_for(
     group: &PyCudaGroup,
     tokens: usize,
@@ -31,8 +32,9 @@ pub(crate) fn cuda_room_for(
     hidden: usize,
     top_k: usize,
     local_experts: usize,
+    stays: bool,
 ) -> PyResult<usize> {
-    let sizes = Sizes { payload, scales, hidden, top_k, local_experts };
+    let sizes = Sizes { payload, scales, hidden, top_k, local_experts, stays };
     sizes.room_for(tokens, &group.group).map_err(|e| exception(&e))
 }
 
