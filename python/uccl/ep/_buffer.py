@@ -352,28 +352,27 @@ class Buffer(Joined):
         else:
             routed = mode.by_ranks(goes, per_expert)
         call, empty = mode.begin(x, weights, routed, blocks=blocks, may_stay=zero_copy), mode.gpu.empty
+        place = call.in_place()
 
-        place = call.in_place() if zero_copy else None
+        def copied(have: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+            recv_scales = None if scales is None else empty((have, *scales.shape[1:]), scales.dtype)
+            return empty((have, rows.shape[1]), rows.dtype), recv_scales
 
         def arriving(have: int) -> Arriving:
-            if place is not None:
-                to = place.rows, place.scales
-            else:
-                recv_scales = None if scales is None else empty((have, *scales.shape[1:]), scales.dtype)
-                to = empty((have, rows.shape[1]), rows.dtype), recv_scales
             return Arriving(
-                *to,
+                *(place or copied(have)),
                 None if idx is None else empty((have, routed.top_k), idx.dtype),
                 None if weights is None else empty((have, routed.top_k), torch.float32),
+                stays=place is not None,
             )
 
         counts: list[int] = []
         if routed.again is None and not worst:
             to, got, counts = call.receive_counted(arriving, zeroes_foreign=True)
         else:
-            have = worst or routed.again.layout.tokens if place is None else place.rows.shape[0]
+            have = place[0].shape[0] if place else worst or routed.again.layout.tokens
             to = arriving(have)
-            got = call.receive(to, Placed(have), zeroes_foreign=True, stays=place is not None)
+            got = call.receive(to, Placed(have), zeroes_foreign=True)
         recv_x = to.rows if to.scales is None else (to.rows, to.scales)
         if handle is not None:
             return recv_x, None, None, None, None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from uccl.ep._elastic_handle import EPHandle
-from uccl.ep._gpu_normal import Arriving, InPlace, NormalMode, Placed, Rows, most_rows
+from uccl.ep._gpu_normal import Arriving, NormalMode, Placed, Rows, most_rows
 from uccl.ep._group import align_all, scales_for
 
 #: As kernels have it.
@@ -45,7 +45,8 @@ def first(
     """Dispatches by choices. The handle has no owner yet."""
     if not 1 <= asked.alignment <= MAX_ALIGNMENT:
         raise ValueError(f"expert_alignment is 1 to {MAX_ALIGNMENT}, not {asked.alignment}")
-    call = mode.begin(x, weights, mode.by_choices(topk_idx, asked.num_experts), asked.most, asked.num_sms)
+    routed = mode.by_choices(topk_idx, asked.num_experts)
+    call = mode.begin(x, weights, routed, asked.most, asked.num_sms, asked.zero_copy)
     alignment, counts = asked.alignment if asked.do_expand else None, []
     if asked.do_cpu_sync:
         # Scales of one channel lie at a distance that follows from how many rows there are.
@@ -59,11 +60,10 @@ def first(
         have, expanded = rows.layout.tokens, sum(counts)
     else:
         have, expanded = asked.most_rows(mode, topk_idx.shape[1])
-        place = call.in_place() if asked.zero_copy else None
-        have = have if place is None else place.rows.shape[0]
+        place = call.in_place()
+        have = place[0].shape[0] if place else have
         to = arriving(x, weights, topk_idx, expanded if asked.do_expand else have, asked, place)
-        layout = Placed(have, alignment=alignment)
-        rows = call.receive(to, layout, zeroes_gaps=asked.do_zero_padding, stays=place is not None)
+        rows = call.receive(to, Placed(have, alignment=alignment), zeroes_gaps=asked.do_zero_padding)
     handle = EPHandle(
         do_expand=asked.do_expand,
         num_experts=asked.num_experts,
@@ -89,13 +89,12 @@ def again(
 ) -> Arriving:
     """Dispatches to where tokens went."""
     before: Rows = handle.native
-    call = mode.begin(x, weights, mode.again(before), blocks=asked.num_sms)
+    call = mode.begin(x, weights, mode.again(before), blocks=asked.num_sms, may_stay=asked.zero_copy)
     have = handle.num_expanded_tokens if asked.do_expand else handle.num_recv_tokens
     if asked.do_cpu_sync and not handle.num_recv_tokens_per_expert_list and not before.stayed:
         have = Placed.of(call.counts(), asked.alignment if asked.do_expand else None).length()
-    place = call.in_place() if asked.zero_copy else None
-    to = arriving(x, weights, handle.topk_idx, have, asked, place)
-    call.receive(to, before.layout, zeroes_gaps=asked.do_zero_padding, stays=place is not None)
+    to = arriving(x, weights, handle.topk_idx, have, asked, call.in_place())
+    call.receive(to, before.layout, zeroes_gaps=asked.do_zero_padding)
     return to
 
 
@@ -105,18 +104,16 @@ def arriving(
     topk_idx: torch.Tensor,
     have: int,
     asked: Asked,
-    place: InPlace | None = None,
+    place: Sent | None = None,
 ) -> Arriving:
     """Tensors for so many rows, which may stay in a place."""
     (rows, scales), top_k = x, topk_idx.shape[1]
-    if place is not None:
-        to = place.rows, place.scales
-    else:
-        to = rows.new_empty((have, rows.shape[1])), scales_for(scales, have, asked.is_col_major)
+    made = place or (rows.new_empty((have, rows.shape[1])), scales_for(scales, have, asked.is_col_major))
     return Arriving(
-        *to,
+        *made,
         None if asked.do_expand else topk_idx.new_empty((have, top_k)),
         None if weights is None else weights.new_empty((have,) if asked.do_expand else (have, top_k)),
+        stays=place is not None,
     )
 
 

@@ -323,7 +323,7 @@ class Dispatch:
     ) -> None:
         (rows, scales), again, laid_out = x, routed.again, routed.laid_out
         given = scales_in(scales, routed.tokens, mode.device)
-        self.mode, self.routed = mode, routed
+        self.mode, self.routed, self._may_stay = mode, routed, may_stay
         # What is read until the work of ``receive`` has ended.
         self._sent = x, weights
         self._row_bytes = rows.shape[1] * rows.element_size()
@@ -412,37 +412,27 @@ class Dispatch:
         to = arriving(placed.length())
         return to, self._receive(to, placed, zeroes)[0], counts[1]
 
-    def in_place(self) -> InPlace | None:
-        """Where rows and scales can stay, if they can."""
-        place = self.native.in_place()
+    def in_place(self) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        """Rows in the buffer, and their scales if they have any, if they may stay there and can."""
+        place = self.native.in_place() if self._may_stay else None
         if place is None:
             return None
         count, rows_at, stride, scales_at = place
         (rows, scales), view = self._sent[0], self.mode.gpu.rows_in_pool
-        return InPlace(
+        return (
             view(rows_at, stride, (count, rows.shape[1]), rows.dtype),
             None if scales is None else view(scales_at, stride, (count, *scales.shape[1:]), scales.dtype),
         )
 
     def receive(
-        self,
-        to: Arriving,
-        layout: Placed,
-        zeroes_foreign: bool = False,
-        zeroes_gaps: bool = False,
-        stays: bool = False,
+        self, to: Arriving, layout: Placed, zeroes_foreign: bool = False, zeroes_gaps: bool = False
     ) -> Rows:
         """Enqueues the taking out of what arrives. Weights of other ranks' experts are 0 with ``zeroes_foreign``, and rows between those of
-        experts with ``zeroes_gaps``. Rows that are ``in_place`` stay there."""
-        return self._receive(to, layout, (zeroes_foreign, zeroes_gaps), stays=stays)[0]
+        experts with ``zeroes_gaps``."""
+        return self._receive(to, layout, (zeroes_foreign, zeroes_gaps))[0]
 
     def _receive(
-        self,
-        to: Arriving,
-        layout: Placed,
-        zeroes: tuple[bool, bool],
-        limit: float | None = None,
-        stays: bool = False,
+        self, to: Arriving, layout: Placed, zeroes: tuple[bool, bool], limit: float | None = None
     ) -> tuple[Any, Any]:
         """The same. With a ``limit`` in seconds the layout is a guess: counts are waited for and returned, and there are no rows if they do not
         fit."""
@@ -464,7 +454,7 @@ class Dispatch:
             table=table,
             by_expert=by_expert,
             limit=limit,
-            stays=stays,
+            stays=to.stays,
         )
         if native is None:
             return None, counts
@@ -472,7 +462,7 @@ class Dispatch:
             return again, counts
         spare, laid_out = self._memory.data_ptr(), routed.laid_out
         before = None if laid_out is None else laid_out.memory
-        rows = Rows(mode, native, routed, self.slots, layout, self._memory, before, told, at, self._stream, spare, stays)
+        rows = Rows(mode, native, routed, self.slots, layout, self._memory, before, told, at, self._stream, spare, to.stays)
         return rows, counts
 
     def _tables(self, layout: Placed) -> tuple[torch.Tensor, tuple[int, int, int, int], Any, Any]:
@@ -494,14 +484,6 @@ class Dispatch:
 
 
 @dataclass
-class InPlace:
-    """Rows in the buffer, and their scales if they have any. Which of them arrived the choices say."""
-
-    rows: torch.Tensor
-    scales: torch.Tensor | None
-
-
-@dataclass
 class Arriving:
     """Tensors for what arrives, each with as many rows."""
 
@@ -510,6 +492,8 @@ class Arriving:
     """``[m, S]`` or ``[m]``, of any strides."""
     choices: torch.Tensor | None
     weights: torch.Tensor | None
+    stays: bool = False
+    """Whether rows and scales are those that :meth:`Dispatch.in_place` has returned."""
 
     def shorten(self, rows: int) -> None:
         """Leaves so many rows of each, and the memory as it is."""

@@ -28,8 +28,6 @@ pub struct Dispatch {
     pub(super) done: Done,
     /// What the dispatch before told of the rows, where tokens go as they did then.
     pub(super) earlier: Option<Told>,
-    /// Rows from a rank's first to the next rank's; 0: they are behind each other.
-    pub(super) spread: usize,
     most_blocks: Option<NonZero<usize>>,
 }
 
@@ -56,7 +54,7 @@ pub struct Tried {
 pub(super) struct Told {
     pub(super) table: Table,
     pub(super) by_expert: Option<ByExpert>,
-    /// As that of the dispatch.
+    /// Rows from a rank's first to the next rank's; 0: they are behind each other.
     pub(super) spread: usize,
 }
 
@@ -153,7 +151,7 @@ impl Dispatch {
         }
         let done = if group.has_whole_calls() { Done::Nothing } else { Done::Rows };
         let group = Arc::clone(group);
-        Ok(Self { group, send, record, slots, done, earlier, spread: 0, most_blocks })
+        Ok(Self { group, send, record, slots, done, earlier, most_blocks })
     }
 
     /// How much arrives. Waits until every rank has told how much it sends, and for what the stream was given before; no longer than
@@ -249,12 +247,13 @@ impl Dispatch {
 
     /// What a launch needs to know that takes out, and what is told of the rows.
     fn receiving(&self, outputs: &Outputs) -> Result<(NormalReceive, Told)> {
-        let Self { group, send, slots, earlier, spread, .. } = self;
+        let Self { group, send, slots, earlier, .. } = self;
         let params::Send { call, routes, area, .. } = send.send;
         check_rows("rows", outputs.rows, outputs.stride, area.payload as usize)?;
         let len = u32::try_from(outputs.len)
             .map_err(|_| Error::invalid(format!("{} rows are too many", outputs.len)))?;
-        let (by_expert, spread) = (outputs.by_expert, *spread);
+        let by_expert = outputs.by_expert;
+        let spread = if call.stays != 0 { self.spread() } else { 0 };
         let own = outputs.table.map(|table| Told { table, by_expert, spread });
         let Some(told) = (*earlier).or(own) else {
             return Err(Error::invalid("a dispatch tells of its rows in a table"));

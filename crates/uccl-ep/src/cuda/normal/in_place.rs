@@ -7,7 +7,6 @@ use super::{
     memory::{Outputs, ScalesOut},
 };
 use crate::{
-    cuda::params,
     error::{Error, Result},
     header,
 };
@@ -36,14 +35,12 @@ impl Dispatch {
     #[must_use]
     pub fn in_place(&self) -> Option<InPlace> {
         let Self { group, send, record, slots, done, earlier, .. } = self;
-        let params::Send { area, routes, .. } = send.send;
-        let (local, stride) = (routes.local_experts as usize, record.stride());
-        let spread = record.spread(local, *slots);
+        let (stride, spread) = (record.stride(), self.spread());
         let lies_so = earlier.is_none_or(|told| told.spread == spread);
         let len = group.ranks() * spread * stride;
         let fits = len.next_multiple_of(64) <= group.pool_len();
         let pool = group.pool_address();
-        let rows = pool + u64::from(area.first);
+        let rows = pool + u64::from(send.send.area.first);
         let can_stay = group.has_whole_calls() && *done == Done::Nothing && lies_so && fits;
         can_stay.then(|| InPlace {
             len: (group.ranks() - 1) * spread + slots,
@@ -57,6 +54,11 @@ impl Dispatch {
                 word_stride: 1,
             }),
         })
+    }
+
+    /// Rows from a rank's first to the next rank's, where they stay.
+    pub(super) fn spread(&self) -> usize {
+        self.record.spread(self.send.send.routes.local_experts as usize, self.slots)
     }
 
     /// As [`receive`](Self::receive), but rows and scales stay [`in_place`](Self::in_place), wherever `outputs` says they go. Rows are by token.
@@ -74,7 +76,6 @@ impl Dispatch {
         send.call.len = (self.group.ranks() as u64 * send.area.len).next_multiple_of(64);
         send.call.header[0] = header::STAYS;
         send.call.stays = 1;
-        self.spread = place.spread;
         let InPlace { len, rows, stride, scales, .. } = place;
         let outputs = Outputs { len, rows, stride, scales, ..*outputs };
         // SAFETY: the pool has room for the rows; otherwise as the caller has it.
