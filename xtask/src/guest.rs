@@ -142,11 +142,13 @@ const RUNS: [Run; 5] = [
 const TINY_PIECES: &str = "--skip=vectors_are_cut";
 
 /// What libfabric's tests run over in a guest, and what its provider for verbs needs there: soft-RoCE's completion queues
-/// are short, and memory must not stay reachable after it was deregistered.
-const LIBFABRIC: [(&str, &str); 3] = [
+/// are short, and without the others the provider is refused.
+const LIBFABRIC: [(&str, &str); 5] = [
     ("UCCL_TEST_LIBFABRIC", "verbs;ofi_rxm"),
     ("FI_UNIVERSE_SIZE", "64"),
     ("FI_MR_CACHE_MAX_COUNT", "0"),
+    ("FI_OFI_RXM_USE_SRX", "1"),
+    ("FI_OFI_RXM_MSG_RX_SIZE", "128"),
 ];
 
 /// What a guest's kernel is being made by.

@@ -43,8 +43,6 @@ const WINDOW: u64 = 8 << 20;
 const PROBES: usize = 4;
 /// How many reads of [`READ_AT_ONCE`] completions one poll makes at most, so that other channels get their turn.
 const READS: usize = 16;
-/// Most reads that empty a queue before it is closed.
-const LAST_READS: usize = 1024;
 /// Most raw keys of a peer that are mapped at a time.
 const MAX_RAW_KEYS: usize = 1 << 16;
 /// How long a drop waits for requests to end, with providers where the peer carries them out.
@@ -311,17 +309,6 @@ impl LibfabricChannel {
         Err(self.die(RailError::Lost(why)))
     }
 
-    /// Reads the queue until it is empty, before the channel is closed. `ofi_rxm` up to 2.4 would otherwise process
-    /// events once more after it has closed its connections, and touch freed memory (libfabric's issue 11828).
-    fn empty_queue(&self) {
-        let mut entries = [raw::CqEntry { op_context: ptr::null_mut() }; READ_AT_ONCE];
-        for _ in 0..LAST_READS {
-            if let Ok(Read::Empty) | Err(_) = self.queue.read(&self.domain, &mut entries) {
-                return;
-            }
-        }
-    }
-
     /// Waits for the requests in flight to end, as the peer carries them out and does not know that the channel is
     /// going. A request that does not end in time may still reach its memory later.
     fn drain(&mut self) {
@@ -512,7 +499,6 @@ impl Drop for LibfabricChannel {
         if providers::peer_does_the_work(&self.domain.provider) {
             self.drain();
         }
-        self.empty_queue();
         let lent = self.lent.values().map(|lent| lent.end(&self.domain));
         for error in lent.filter_map(Result::err) {
             // The error is reported when the memory is deregistered.

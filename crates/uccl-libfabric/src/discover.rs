@@ -147,11 +147,10 @@ pub(super) fn choose(
         return Err(absent(library, settings, &provider));
     }
     // After the query: the library knows its own settings only from its first query on.
-    if providers::keeps_registrations(&provider, library) {
+    if let Some(demand) = providers::demand(&provider, |name| library.setting(name)) {
         return Err(RailError::Unavailable(format!(
-            "libfabric's provider {provider} keeps memory reachable for peers after it was deregistered. Set \
-             FI_MR_CACHE_MAX_COUNT=0 before the process starts, or use the link for RDMA verbs itself \
-             (UCCL_P2P_TRANSPORT=ib)"
+            "libfabric's provider {provider} {demand} before the process starts, or use the link for RDMA verbs \
+             itself (UCCL_P2P_TRANSPORT=ib)"
         )));
     }
     let chosen = choose_domains(&one_a_domain(&infos), &settings.devices, &provider)?;

@@ -29,6 +29,9 @@
 //! - **Caches.** `efa` caches no registrations if it demands `FI_MR_LOCAL`, which it does. `cxi` caches none without
 //!   `FI_MR_PROV_KEY`, which we do not allow it. `verbs` caches them in any case, and is refused unless
 //!   `FI_MR_CACHE_MAX_COUNT=0` or `FI_MR_CACHE_MONITOR=disabled` is set. The others have no cache.
+//! - **`verbs;ofi_rxm` touches freed memory** when a connection ends, unless connections share the buffers that they
+//!   receive into, so it is refused unless `FI_OFI_RXM_USE_SRX=1` is set. Those are 4096 of 16 KiB for each channel, or as
+//!   many as `FI_OFI_RXM_MSG_RX_SIZE` says: 128 will do, as nothing is sent but one-sided requests.
 //!
 //! Run with libfabric 1.17, 1.21 and 2.1: `tcp;ofi_rxm`, `tcp`, `sockets`, `shm`, and `verbs;ofi_rxm` on soft-RoCE
 //! (which needs `FI_UNIVERSE_SIZE=64`, as its completion queues would be too long). `cxi` and `efa` were never run.

@@ -4,7 +4,7 @@
 
 use std::ffi::c_int;
 
-use super::{library::Library, raw};
+use super::raw;
 
 /// All memory registration modes that we support.
 const ALL_MODES: i32 = raw::FI_MR_LOCAL
@@ -24,7 +24,7 @@ const SOCKETS: &[&str] = &["tcp", "net", "tcp;ofi_rxm", "sockets"];
 ///
 /// `shm` and similar providers stay within a host, for which this library has a link of its own; and as their peers
 /// access a process's memory themselves, ending a channel does not keep them out. `udp;ofi_rxd` is a demonstration.
-/// `verbs;ofi_rxm` keeps registrations (see [`keeps_registrations`]), and there is a separate link for verbs.
+/// `verbs;ofi_rxm` makes demands (see [`demand`]), and there is a separate link for verbs.
 pub(super) fn rank(provider: &str) -> Option<usize> {
     let place = |list: &[&str]| list.iter().position(|name| *name == provider);
     let layers: Vec<&str> = provider.split(';').collect();
@@ -48,14 +48,39 @@ pub(super) fn modes(provider: &str) -> i32 {
     }
 }
 
-/// Whether the provider caches registrations in a way that neither hints nor calls can prevent, so that it leaves
-/// memory registered with the device after a registration was closed, or gives two registrations the same key.
+/// What the process's environment must say before the provider can be trusted, and why. `setting` tells what the library
+/// has read there. `None`: the provider can be trusted as it is.
 ///
-/// `verbs` does, for up to `FI_MR_CACHE_MAX_COUNT` regions. `efa` does not where it asks for `FI_MR_LOCAL`.
-pub(super) fn keeps_registrations(provider: &str, library: &Library) -> bool {
-    provider.starts_with("verbs")
-        && library.setting("FI_MR_CACHE_MAX_COUNT").as_deref() != Some("0")
-        && library.setting("FI_MR_CACHE_MONITOR").as_deref() != Some("disabled")
+/// `verbs` caches registrations, up to `FI_MR_CACHE_MAX_COUNT` of them, in a way that neither hints nor calls prevent: it
+/// leaves memory registered with the device after a registration was closed, and gives two registrations the same key.
+/// (`efa` does not where it asks for `FI_MR_LOCAL`.)
+///
+/// `ofi_rxm`, in the versions up to 2.4 at least, takes in what has arrived once more after it has closed a connection.
+/// Over `verbs` it then posts the buffer of such a message to the connection that it has freed (libfabric's issue 11828),
+/// and messages arrive without anybody sending any: each end says how many it can take. With buffers that connections
+/// share, it posts to those, which live longer, and the ends say nothing of that kind.
+pub(super) fn demand(
+    provider: &str,
+    setting: impl Fn(&str) -> Option<String>,
+) -> Option<&'static str> {
+    if !provider.starts_with("verbs") {
+        return None;
+    }
+    let is = |name, values: &[&str]| {
+        setting(name).is_some_and(|set| values.contains(&&*set.to_ascii_lowercase()))
+    };
+    if !is("FI_MR_CACHE_MAX_COUNT", &["0"]) && !is("FI_MR_CACHE_MONITOR", &["disabled"]) {
+        return Some(
+            "keeps memory reachable for peers after it was deregistered. Set FI_MR_CACHE_MAX_COUNT=0",
+        );
+    }
+    if provider.contains("ofi_rxm") && !is("FI_OFI_RXM_USE_SRX", &["1", "yes", "true", "on"]) {
+        return Some(
+            "touches freed memory when connections end. Set FI_OFI_RXM_USE_SRX=1 and, to keep it small, \
+             FI_OFI_RXM_MSG_RX_SIZE=128",
+        );
+    }
+    None
 }
 
 /// Whether the peer itself carries out our requests on our memory, so that the requests must have ended before a
@@ -108,6 +133,25 @@ mod tests {
         names.retain(|name| rank(name).is_some());
         names.sort_by_key(|name| rank(name));
         assert_eq!(names, ["cxi", "efa", "psm3", "tcp", "tcp;ofi_rxm", "sockets"]);
+    }
+
+    #[test]
+    fn verbs_is_trusted_once_it_caches_nothing_and_shares_what_it_receives_into() {
+        let asks_for = |set: &[(&str, &str)]| {
+            let setting = |name: &str| {
+                set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+            };
+            demand("verbs;ofi_rxm", setting).unwrap_or_default()
+        };
+        let cache = ("FI_MR_CACHE_MAX_COUNT", "0");
+        assert!(asks_for(&[]).contains("FI_MR_CACHE_MAX_COUNT=0"));
+        assert!(asks_for(&[("FI_MR_CACHE_MAX_COUNT", "1")]).contains("FI_MR_CACHE_MAX_COUNT=0"));
+        assert!(asks_for(&[cache]).contains("FI_OFI_RXM_USE_SRX=1"));
+        assert!(asks_for(&[cache, ("FI_OFI_RXM_USE_SRX", "0")]).contains("FI_OFI_RXM_USE_SRX=1"));
+        assert_eq!(asks_for(&[cache, ("FI_OFI_RXM_USE_SRX", "1")]), "");
+        let otherwise = [("FI_MR_CACHE_MONITOR", "disabled"), ("FI_OFI_RXM_USE_SRX", "Yes")];
+        assert_eq!(asks_for(&otherwise), "");
+        assert_eq!(demand("tcp;ofi_rxm", |_| None), None, "it shares them without being told");
     }
 
     #[test]

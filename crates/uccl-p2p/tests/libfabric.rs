@@ -2,8 +2,9 @@
 //!
 //! Runs where the library is; `UCCL_TEST_LIBFABRIC` names other providers than those that need no hardware, with
 //! commas between them. In a guest, those that use RDMA devices get the two ends of its first cable, and need
-//! `FI_UNIVERSE_SIZE=64` for soft-RoCE's queues and `FI_MR_CACHE_MAX_COUNT=0`:
-//! `cargo xtask guest --apart -- env UCCL_TEST_LIBFABRIC='verbs;ofi_rxm' FI_UNIVERSE_SIZE=64 ...`
+//! `FI_UNIVERSE_SIZE=64` for soft-RoCE's queues, and what the provider is refused without:
+//! `cargo xtask guest --apart -- env UCCL_TEST_LIBFABRIC='verbs;ofi_rxm' FI_UNIVERSE_SIZE=64 FI_MR_CACHE_MAX_COUNT=0
+//! FI_OFI_RXM_USE_SRX=1 ...`
 
 mod support;
 
@@ -77,6 +78,14 @@ const COPY: &str = "libfabric.so.1";
 fn the_path_is_libfabric() {
     for (link, p) in pairs() {
         assert_eq!(path(&p.a, p.to_b, &p.b), "libfabric", "{link}");
+    }
+}
+
+/// What the ends of a connection tell each other by themselves, such as how much they can take, is then still on its way.
+#[test]
+fn ends_may_go_as_soon_as_they_are_joined() {
+    for _ in 0..10 {
+        drop(pairs());
     }
 }
 
