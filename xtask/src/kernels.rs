@@ -1,6 +1,6 @@
 //! `cargo xtask kernels`: compiles the CUDA kernels, with a toolchain that comes from PyPI.
 //!
-//! What is checked in is PTX, which is text: `crates/*/ptx`. It is made anew by this command, and
+//! What is checked in is PTX, which is text: `crates/uccl-kernels/ptx`. It is made anew by this command, and
 //! compared by `--check`. Machine code goes to `kernels/out`, where the next build finds it.
 
 use std::{
@@ -50,23 +50,14 @@ const MOST_REGISTERS: u32 = 128;
 /// A source of kernels.
 struct Source {
     name: &'static str,
-    /// The crate that its PTX is part of.
-    package: &'static str,
-    /// The crate's example that prints the layout of the kernels' parameters.
+    /// The example that prints the layout of the kernels' parameters.
     layout: &'static str,
-    /// Whether builds take machine code of it.
-    has_machine_code: bool,
 }
 
 /// The kernels' sources.
 const SOURCES: [Source; 2] = [
-    Source {
-        name: "copy",
-        package: "uccl-device",
-        layout: "kernel_layout",
-        has_machine_code: true,
-    },
-    Source { name: "ep", package: "uccl-ep", layout: "ep_kernel_layout", has_machine_code: false },
+    Source { name: "copy", layout: "kernel_layout" },
+    Source { name: "ep", layout: "ep_kernel_layout" },
 ];
 
 /// A hint for the assembler that PTX of the needed version does not have.
@@ -78,10 +69,10 @@ pub(crate) fn run(args: &KernelsArgs) -> Result<()> {
     let folder = tree::scratch().join("kernels");
     fs::create_dir_all(&folder)?;
     let built = built::examples()?;
-    for Source { name, package, layout, has_machine_code } in SOURCES {
+    for Source { name, layout } in SOURCES {
         toolchain.check_layout(built.executable(layout)?, &folder)?;
         let ptx = toolchain.ptx(name, &folder)?;
-        let kept = tree::root().join(format!("crates/{package}/ptx/{name}.ptx"));
+        let kept = tree::root().join(format!("crates/uccl-kernels/ptx/{name}.ptx"));
         if args.check {
             let same = fs::read_to_string(&kept).is_ok_and(|kept| kept == ptx);
             ensure!(
@@ -94,7 +85,7 @@ pub(crate) fn run(args: &KernelsArgs) -> Result<()> {
             println!("wrote {}", kept.display());
         }
         let cubins = toolchain.assemble(name, &folder)?;
-        if !args.check && has_machine_code {
+        if !args.check {
             toolchain.join(name, &cubins, &folder)?;
         }
     }

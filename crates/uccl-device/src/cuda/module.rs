@@ -5,6 +5,8 @@ use std::{
     fmt, ptr,
 };
 
+use uccl_kernels::Image;
+
 use super::{
     device::Context,
     driver::Driver,
@@ -41,38 +43,32 @@ pub struct Grid {
 }
 
 impl Module {
-    /// Loads a cubin, a fatbin, or PTX, which the driver compiles and keeps in its cache on disk. The driver waits for
-    /// every stream of the context that waits for the host, and holds up other threads meanwhile. So do not call this
-    /// once streams may be held.
+    /// Loads kernels: their machine code if the build has some, the driver takes it, and `portable` is not set; otherwise
+    /// their PTX, which the driver compiles and keeps in its cache on disk. The driver waits for every stream of the
+    /// context that waits for the host, and holds up other threads meanwhile. So do not call this once streams may be
+    /// held.
     ///
     /// # Errors
-    /// [`GpuError::Driver`] if the driver cannot use it: it is for another GPU or a newer driver.
-    pub fn load(context: &'static Context, image: &CStr) -> Result<Self, GpuError> {
-        // SAFETY: text that ends in a zero byte.
-        unsafe { Self::load_raw(context, image.as_ptr().cast()) }
-    }
-
-    /// Loads PTX that ends in a zero byte, as [`load`](Self::load) does.
-    ///
-    /// # Errors
-    /// As for [`load`](Self::load), and if the text does not end so.
-    pub fn load_ptx(context: &'static Context, text: &str) -> Result<Self, GpuError> {
-        let text = CStr::from_bytes_with_nul(text.as_bytes()).map_err(|error| {
+    /// [`GpuError::Driver`] if the driver can use neither: CUDA before 12.1, or a GPU before Ampere.
+    pub fn load(
+        context: &'static Context,
+        image: &Image,
+        portable: bool,
+    ) -> Result<Self, GpuError> {
+        if let Some(code) = image.machine_code().filter(|_| !portable) {
+            // SAFETY: a whole fatbin, as the image promises.
+            match unsafe { Self::load_raw(context, code.as_ptr().cast()) } {
+                Ok(module) => return Ok(module),
+                Err(lost @ GpuError::Poisoned { .. }) => return Err(lost),
+                // It was made for a newer driver or another GPU: try PTX.
+                Err(_) => {}
+            }
+        }
+        let ptx = CStr::from_bytes_with_nul(image.ptx.as_bytes()).map_err(|error| {
             GpuError::System { doing: "loading kernels".to_owned(), reason: error.to_string() }
         })?;
-        Self::load(context, text)
-    }
-
-    /// Loads an image that contains its own length.
-    ///
-    /// # Errors
-    /// As for [`Self::load`].
-    ///
-    /// # Safety
-    /// It must be a whole cubin or fatbin as NVIDIA's tools make them.
-    pub unsafe fn load_binary(context: &'static Context, image: &[u8]) -> Result<Self, GpuError> {
-        // SAFETY: the caller's promise.
-        unsafe { Self::load_raw(context, image.as_ptr().cast()) }
+        // SAFETY: text that ends in a zero byte.
+        unsafe { Self::load_raw(context, ptx.as_ptr().cast()) }
     }
 
     /// # Safety

@@ -1,4 +1,4 @@
-//! The compiled kernels, which are part of this library.
+//! The kernels, loaded: how each is launched.
 
 use std::{
     collections::HashMap,
@@ -11,9 +11,6 @@ use uccl_device::cuda::{Context, Function, GpuError, Grid, Module, Stream};
 
 use super::params::{LAYOUT_THREADS, MAX_RANKS, PACKING_THREADS, THREADS, UNPACKING_THREADS};
 use crate::error::{Error, Result};
-
-/// The kernels as PTX, which every GPU from Ampere on runs. The driver compiles it once for each driver and GPU.
-const PTX: &str = concat!(include_str!("../../ptx/ep.ptx"), "\0");
 
 /// A kernel, and how many threads its blocks have.
 #[derive(Clone, Copy)]
@@ -81,7 +78,7 @@ impl Kernels {
 
     /// Looks up each kernel: the driver might load a kernel only then, and waits for other kernels while it does.
     fn load(context: &'static Context) -> Result<Self, GpuError> {
-        let module = Module::load_ptx(context, PTX)?;
+        let module = Module::load(context, &uccl_kernels::EP, false)?;
         let kernel =
             |threads: u32, name: &CStr| Ok(Kernel { function: module.function(name)?, threads });
         Ok(Self {
@@ -109,13 +106,9 @@ impl Kernels {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        super::params::{
-            Count, Layout, Mask, NormalReceive, NormalReturn, NormalSend, NormalSum, Receive,
-            Return, Send, Sum, WholeCombine, WholeDispatch, WholeNormalCombine,
-            WholeNormalDispatch,
-        },
-        *,
+    use super::super::params::{
+        Count, Layout, Mask, NormalReceive, NormalReturn, NormalSend, NormalSum, Receive, Return,
+        Send, Sum, WholeCombine, WholeDispatch, WholeNormalCombine, WholeNormalDispatch,
     };
 
     const KERNELS: [(&str, usize); 17] = [
@@ -140,20 +133,11 @@ mod tests {
 
     #[test]
     fn the_kernels_take_the_parameters_of_this_build() {
+        let ptx = uccl_kernels::EP.ptx;
         for (name, len) in KERNELS {
+            assert!(ptx.contains(&format!(".entry uccl_ep_{name}(")), "{name}");
             let parameter = format!(".b8 uccl_ep_{name}_param_0[{len}]");
-            assert!(PTX.contains(&parameter), "{parameter}: run cargo xtask kernels");
-        }
-    }
-
-    #[test]
-    fn the_kernels_are_there_for_drivers_of_cuda_12_1_and_later() {
-        assert!(CStr::from_bytes_with_nul(PTX.as_bytes()).is_ok());
-        for line in [".version 8.1\n", ".target sm_80\n"] {
-            assert!(PTX.contains(line), "{line}");
-        }
-        for (name, _) in KERNELS {
-            assert!(PTX.contains(&format!(".entry uccl_ep_{name}(")), "{name}");
+            assert!(ptx.contains(&parameter), "{parameter}: run cargo xtask kernels");
         }
     }
 }

@@ -14,7 +14,6 @@ use crate::cuda::{
 
 use super::{
     flag::Flag,
-    image,
     params::{
         CopySmall, CopyTable, CopyWide, Cursor, Head, Inline, LANES, MOST_THREADS, Piece,
         SMALL_PIECES, SMALL_WARPS, WIDE_PIECES, WIDE_WARPS, WordChange,
@@ -124,7 +123,7 @@ pub(crate) struct Kernels {
 impl Kernels {
     /// Loads the kernels and looks up each of them: the driver might load a kernel only when it is looked up.
     pub(crate) fn load(context: &'static Context, portable: bool) -> Result<Self, GpuError> {
-        let module = image::load(context, portable)?;
+        let module = Module::load(context, &uccl_kernels::COPY, portable)?;
         Ok(Self {
             table: module.function(c"uccl_copy_table")?,
             small: module.function(c"uccl_copy_small")?,
@@ -192,7 +191,7 @@ impl Launcher {
 
     /// Whether this build has the kernels as machine code, so that drivers need not compile them.
     pub fn has_machine_code() -> bool {
-        image::has_machine_code()
+        uccl_kernels::COPY.machine_code().is_some()
     }
 
     /// The most pieces that [`Self::launch`] takes.

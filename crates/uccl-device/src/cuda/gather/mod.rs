@@ -4,7 +4,6 @@
 //! warp (partition.rs), and writes the tables where the GPU reads them (launcher.rs).
 
 mod flag;
-mod image;
 mod launcher;
 #[cfg(test)]
 mod model;

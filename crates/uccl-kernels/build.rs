@@ -1,0 +1,50 @@
+//! Machine code of the kernels becomes part of the library if it is there: `UCCL_KERNELS` names the folder, or
+//! `cargo xtask kernels` has made it. Without it the library has PTX.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+};
+
+/// The modules, as `ptx` has them.
+const NAMES: [&str; 2] = ["copy", "ep"];
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-env-changed=UCCL_KERNELS");
+    let manifest = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default());
+    let named = env::var_os("UCCL_KERNELS").map(PathBuf::from);
+    let folder = named.clone().unwrap_or_else(|| manifest.join("../../kernels/out"));
+    // The folder above, which is there: a file that is missing would have everything built anew each time.
+    let above = manifest.join("../../kernels");
+    if above.is_dir() {
+        println!("cargo::rerun-if-changed={}", above.display());
+    }
+    let mut source = String::new();
+    for name in NAMES {
+        let file = folder.join(format!("{name}.fatbin"));
+        let is_wanted = !folder.as_os_str().is_empty();
+        if is_wanted && named.is_some() && !file.is_file() {
+            println!("cargo::error=UCCL_KERNELS names a folder without {}", file.display());
+        }
+        source += &line(name, Some(&*file).filter(|file| is_wanted && file.is_file()));
+    }
+    let to = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default()).join("machine_code.rs");
+    if let Err(error) = fs::write(&to, source) {
+        println!("cargo::error=cannot write {}: {error}", to.display());
+    }
+}
+
+/// What the library includes: the bytes of a file, or none.
+fn line(name: &str, file: Option<&Path>) -> String {
+    let constant = name.to_uppercase();
+    match file {
+        Some(file) => {
+            println!("cargo::rerun-if-changed={}", file.display());
+            format!(
+                "static {constant}_CODE: Option<&Aligned<[u8]>> = Some(&Aligned(*include_bytes!({file:?})));\n"
+            )
+        }
+        None => format!("static {constant}_CODE: Option<&Aligned<[u8]>> = None;\n"),
+    }
+}
