@@ -279,6 +279,12 @@ def rows_stay(rank: Rank) -> None:
                 torch.cuda.current_stream().synchronize()
                 assert torch.equal(out.cpu().float(), exact.x.float() * exact.copies)
         buffer.check()
+    # Without choices nothing could say which rows nothing arrived for, so these are copied.
+    _, _, per_expert, goes, _ = exact.buffer.get_dispatch_layout(choices, EXPERTS)
+    by_rank = {"is_token_in_rank": goes, "num_tokens_per_expert": per_expert}
+    rows, *_ = exact.buffer.dispatch(x, num_worst_tokens=TOKENS * rank.size(), zero_copy=True, **by_rank)
+    torch.cuda.current_stream().synchronize()
+    assert rows.is_contiguous() and rows.shape[0] == TOKENS * rank.size()
     rank.allgather(b"")
 
 

@@ -254,7 +254,8 @@ class Buffer(Joined):
         With ``zero_copy`` and ``num_worst_tokens``, or the handle of such a call, what arrives may stay where it does, in the buffer:
         ``recv_x`` (and scales) is then a view with rows some bytes apart, more of them than may arrive, and -1 in ``recv_topk_idx`` of those
         that nothing arrived for, which may be anywhere. It is there until the buffer's next call begins, and is copied before it goes back.
-        All ranks ask for it, or none. Where it cannot stay (GPUs that do not reach each other, the CPU, too small a buffer), it is copied.
+        All ranks ask for it, or none. Where it cannot stay (without ``topk_idx``, GPUs that do not reach each other, the CPU, too small a
+        buffer), it is copied.
         """
         self._check_is_there()
         self._wait_for(previous_event)
@@ -351,7 +352,9 @@ class Buffer(Joined):
             routed = mode.by_choices(idx, per_expert.numel(), goes)
         else:
             routed = mode.by_ranks(goes, per_expert)
-        call, empty = mode.begin(x, weights, routed, blocks=blocks, may_stay=zero_copy), mode.gpu.empty
+        # Without choices nothing says which rows nothing arrived for.
+        may_stay = zero_copy and routed.top_k > 0
+        call, empty = mode.begin(x, weights, routed, blocks=blocks, may_stay=may_stay), mode.gpu.empty
         place = call.in_place()
 
         def copied(have: int) -> tuple[torch.Tensor, torch.Tensor | None]:
