@@ -16,26 +16,6 @@ constexpr u32 ALL = 0xffffffff;
 constexpr u32 ROUND = 8;
 constexpr u32 SHIFTED_ROUND = 4;
 
-struct Vector {
-  u32 x, y, z, w;
-};
-
-// Each byte is read once: keep it out of L1. Plain loads, since another GPU may own the memory.
-__device__ __forceinline__ Vector load(u64 address) {
-  Vector v;
-  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(address)
-               : "memory");
-  return v;
-}
-
-__device__ __forceinline__ void store(u64 address, Vector v) {
-  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(v.x), "r"(v.y),
-               "r"(v.z), "r"(v.w)
-               : "memory");
-}
-
 __device__ __forceinline__ void copy_bytes(u64 dst, u64 src, u64 len, u32 lane) {
 #pragma unroll 1
   for (u64 i = lane; i < len; i += LANES) {
@@ -50,18 +30,18 @@ __device__ __forceinline__ void copy_aligned(u64 dst, u64 src, u64 count, u32 la
   for (; v + LANES * (ROUND - 1) < count; v += LANES * ROUND) {
     Vector r[ROUND];
 #pragma unroll
-    for (u32 i = 0; i < ROUND; i++) r[i] = load(src + 16 * (v + LANES * i));
+    for (u32 i = 0; i < ROUND; i++) r[i] = load_vector(src + 16 * (v + LANES * i));
 #pragma unroll
-    for (u32 i = 0; i < ROUND; i++) store(dst + 16 * (v + LANES * i), r[i]);
+    for (u32 i = 0; i < ROUND; i++) store_vector(dst + 16 * (v + LANES * i), r[i]);
   }
   Vector r[ROUND];
 #pragma unroll
   for (u32 i = 0; i < ROUND; i++) {
-    if (v + LANES * i < count) r[i] = load(src + 16 * (v + LANES * i));
+    if (v + LANES * i < count) r[i] = load_vector(src + 16 * (v + LANES * i));
   }
 #pragma unroll
   for (u32 i = 0; i < ROUND; i++) {
-    if (v + LANES * i < count) store(dst + 16 * (v + LANES * i), r[i]);
+    if (v + LANES * i < count) store_vector(dst + 16 * (v + LANES * i), r[i]);
   }
 }
 
@@ -94,13 +74,13 @@ __device__ __forceinline__ void copy_shifted(u64 dst, u64 src, u64 count, u32 k,
     for (u32 i = 0; i <= SHIFTED_ROUND; i++) {
       r[i] = {0, 0, 0, 0};
       bool mine = i < SHIFTED_ROUND || lane == 0;
-      if (mine && v + LANES * i <= count) r[i] = load(src + 16 * (v + LANES * i));
+      if (mine && v + LANES * i <= count) r[i] = load_vector(src + 16 * (v + LANES * i));
     }
 #pragma unroll
     for (u32 i = 0; i < SHIFTED_ROUND; i++) {
       // Lane 31 needs the first vector of the next row, which lane 0 has.
       Vector next = from_lane(lane == 0 ? r[i + 1] : r[i], (lane + 1) % LANES);
-      if (v + LANES * i < count) store(dst + 16 * (v + LANES * i), funnel(r[i], next, k));
+      if (v + LANES * i < count) store_vector(dst + 16 * (v + LANES * i), funnel(r[i], next, k));
     }
   }
 }

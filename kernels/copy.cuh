@@ -2,9 +2,7 @@
 // `cargo xtask kernels --check` compares sizes and offsets.
 #pragma once
 
-typedef unsigned char u8;
-typedef unsigned int u32;
-typedef unsigned long long u64;
+#include <machine.cuh>
 
 // One piece of a vector: `len` bytes from `src` to `dst`, both addresses that this GPU reaches.
 struct UcclPiece {

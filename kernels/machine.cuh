@@ -1,5 +1,5 @@
-// What the kernels of expert parallelism need of a GPU and of no kernel's subject: words that ranks share, vectors of
-// 16 bytes, time. Tests put a header of this name before it, which has a CPU do the same.
+// What kernels need of a GPU and of no kernel's subject: words that ranks share, vectors of 16 bytes, time. Tests of expert
+// parallelism put a header of this name before it, which has a CPU do the same.
 #pragma once
 
 typedef unsigned char u8;
@@ -17,7 +17,7 @@ struct Vector {
   u32 x, y, z, w;
 };
 
-// Each byte is read once: keep it out of L1.
+// Each byte is read once: keep it out of L1. Plain loads, since another GPU may own the memory.
 __device__ __forceinline__ Vector load_vector(u64 address) {
   Vector v;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
