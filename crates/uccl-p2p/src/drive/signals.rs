@@ -33,8 +33,10 @@ impl Connection {
         notif: Option<Vec<u8>>,
     ) {
         transfer.body.lock().after = notif.map_or(After::Publish, After::Notify);
+        let tried = self.try_signal(word);
+        // Not before: what we change ourselves waits for nobody.
         transfer.expect_ops(1);
-        let failed = match self.try_signal(word) {
+        let failed = match tried {
             Some(changed) => changed.err().map(|e| transfer.op_error(e)),
             None => match self.post_signal(transfer, word) {
                 Ok(()) => return,

@@ -306,10 +306,14 @@ impl<C: Carrier> Transfer<C> {
         body.leases.iter().all(|lease| lease.mr().kind.is_host_accessible())
     }
 
-    /// Whether the peer still has to do something before it can end. Otherwise only copies that this process makes are
-    /// left.
+    /// Whether the peer still has to do something before it can end. Otherwise only what this process does is left: copies,
+    /// or publishing how it has ended.
     pub(crate) fn waits_for_peer(self: &Arc<Self>) -> bool {
+        // In this order: they are cleared when none is left.
         let ops = self.body.lock().ops.clone();
+        if self.ops_left.load(Acquire) == 0 {
+            return false;
+        }
         let by_us = !ops.is_empty() && !self.notifying.load(Relaxed);
         !(by_us && self.conn.is_up_to_us(self, &ops))
     }
@@ -630,4 +634,72 @@ impl<C: Carrier> Transfers<C> {
 
 fn index(id: TransferId) -> usize {
     (id.0 & 0xFFFF_FFFF) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A connection on which only this process copies. It notes whether a transfer whose copies have ended is said to wait for the
+    /// peer.
+    struct Ours {
+        peer: Arc<str>,
+        is_blamed: AtomicBool,
+    }
+
+    impl Carrier for Ours {
+        fn peer(&self) -> &Arc<str> {
+            &self.peer
+        }
+
+        fn lost_error(&self) -> Error {
+            Error::Closed
+        }
+
+        fn has_ended(&self) -> bool {
+            false
+        }
+
+        fn is_up_to_us(&self, _: &Arc<Transfer<Self>>, _: &[(u16, OpName)]) -> bool {
+            true
+        }
+
+        fn go_on(
+            self: &Arc<Self>,
+            transfer: &Arc<Transfer<Self>>,
+            _: After,
+            verdict: Result<()>,
+            _: Option<Fence>,
+        ) {
+            self.is_blamed.store(transfer.waits_for_peer(), Relaxed);
+            transfer.publish(verdict);
+        }
+
+        fn transfer_fails(&self, _: &Transfer<Self>) {}
+
+        fn transfer_ended(&self, _: &Transfer<Self>, _: bool) {}
+    }
+
+    #[test]
+    fn a_transfer_whose_copies_have_ended_waits_for_nobody() {
+        let conn = Arc::new(Ours { peer: "peer".into(), is_blamed: AtomicBool::new(false) });
+        let plan = Plan {
+            kind: Kind::Write,
+            context: 0,
+            conn: Arc::clone(&conn),
+            bytes: 1,
+            timeout: None,
+            leases: SmallVec::new(),
+            after: After::Publish,
+            targets: SmallVec::new(),
+        };
+        let transfer = Transfers::new().insert(plan).expect("there is room");
+        assert!(transfer.waits_for_peer(), "nothing is under way here");
+        transfer.expect_ops(1);
+        transfer.body.lock().ops.push((0, OpName(1)));
+        transfer.op_ended();
+        assert!(!transfer.waits_for_peer() && !transfer.finished());
+        Arc::clone(&transfer).complete(Ok(()));
+        assert!(transfer.finished() && !conn.is_blamed.load(Relaxed));
+    }
 }
