@@ -106,8 +106,11 @@ class Peer:
         return self.result(within)
 
     def kill(self, sig: int = signal.SIGKILL) -> None:
-        """Sends a signal to the process."""
+        """Sends a signal to the process. Once it is told to stop, none of its threads runs when this returns."""
         self.process.send_signal(sig)
+        if sig == signal.SIGSTOP:
+            # Threads run on until the first of them takes the signal.
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         self.stands_still = sig == signal.SIGSTOP or self.stands_still and sig != signal.SIGCONT
 
     def reset(self) -> bool:
