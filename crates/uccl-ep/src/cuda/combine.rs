@@ -59,7 +59,7 @@ impl Combine {
         };
         let call = call_of(group, &row, (*slots, place), is_packed, scratch)?;
         let give_back = Return {
-            group: group.params(),
+            group: group.params,
             call,
             rows: results.rows,
             row_stride: results.stride as u64,
@@ -113,7 +113,7 @@ impl Combine {
         check_rows("sums", combined.rows, row_len as usize, row_len as usize)?;
         let routes = Routes { choices: combined.experts, ..self.handle.routes };
         let sum = Sum {
-            group: group.params(),
+            group: group.params,
             call,
             routes,
             weights: combined.weights,

@@ -60,7 +60,7 @@ impl Dispatch {
         let (call, area) = call_of(group, &record, &routes, slots, scratch)?;
         let is_few = are_few(routes.tokens as usize, choices.top_k);
         let send = Send {
-            group: group.params(),
+            group: group.params,
             call,
             routes,
             area,
@@ -156,7 +156,7 @@ impl Dispatch {
             Some(ScalesOut::Tiled { words, tile_rows }) => (words, [0; 3], tile_rows),
         };
         Ok(Receive {
-            group: group.params(),
+            group: group.params,
             call,
             area,
             rows: outputs.rows,

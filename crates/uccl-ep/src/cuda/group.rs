@@ -75,6 +75,8 @@ pub struct Group {
     own: DeviceBuffer,
     reports: Arc<Reports>,
     told: Mutex<ToldMemory>,
+    /// What all kernels need to know of the group.
+    pub(super) params: GroupParams,
 }
 
 /// Where the ranks' windows are.
@@ -212,8 +214,7 @@ impl Group {
     /// Where the GPU reaches this rank's own pool, for as long as the group lives.
     #[must_use]
     pub fn pool_address(&self) -> u64 {
-        let params = self.params();
-        params.windows[self.rank()] + params.pool_at
+        self.params.windows[self.rank()] + self.params.pool_at
     }
 
     /// Fails for rows in this rank's pool, which peers may write to while they go.
@@ -319,40 +320,6 @@ impl Group {
         &self.kernels
     }
 
-    pub(super) fn params(&self) -> GroupParams {
-        let mut params = GroupParams {
-            windows: [0; MAX_RANKS],
-            home: 0,
-            far: 0,
-            mirrors: 0,
-            ring: 0,
-            own: self.own.address(),
-            status: self.reports.address(),
-            timeout_ns: u64::try_from(self.config.timeout.as_nanos()).unwrap_or(u64::MAX),
-            pool_at: control_len(self.ranks()) as u64,
-            pool: self.pool_len() as u64,
-            marks_at: 0,
-            rank: self.config.rank as u32,
-            ranks: self.config.ranks as u32,
-            masks_late: u32::from(self.config.masks_late),
-            ring_slots: 0,
-            by_host: u32::from(self.is_by_host()),
-            zero: 0,
-        };
-        match &self.windows {
-            Windows::Direct(window) => {
-                params.windows.iter_mut().zip(window.addresses()).for_each(|(to, at)| *to = at);
-                params.home = params.windows[self.rank()];
-                if window.marks_len() > 0 {
-                    params.marks_at = params.pool_at;
-                    params.pool_at += window.marks_len() as u64;
-                }
-            }
-            Windows::ByHost(hosted) => hosted.put_into(&mut params),
-        }
-        params
-    }
-
     /// Launches a kernel on a block for each of `rows`, or on as many blocks as the group has.
     ///
     /// # Safety
@@ -402,9 +369,50 @@ impl Parts {
     fn into_group(self, config: &Config, windows: Windows) -> Group {
         let Self { context, kernels, own, reports, told, blocks } = self;
         let config = Config { blocks, ..config.clone() };
+        let params = params(&config, &windows, (&own, &reports));
         let told = Mutex::new(told);
-        Group { config, context, windows, unreached: None, kernels, own, reports, told }
+        Group { config, context, windows, unreached: None, kernels, own, reports, told, params }
     }
+}
+
+/// What kernels need to know of a group with these windows: a rank's own words and reports are there.
+fn params(
+    config: &Config,
+    windows: &Windows,
+    (own, reports): (&DeviceBuffer, &Reports),
+) -> GroupParams {
+    let Config { rank, ranks, timeout, masks_late, .. } = *config;
+    let mut params = GroupParams {
+        windows: [0; MAX_RANKS],
+        home: 0,
+        far: 0,
+        mirrors: 0,
+        ring: 0,
+        own: own.address(),
+        status: reports.address(),
+        timeout_ns: u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX),
+        pool_at: control_len(ranks) as u64,
+        pool: windows.pool_len() as u64,
+        marks_at: 0,
+        rank: rank as u32,
+        ranks: ranks as u32,
+        masks_late: u32::from(masks_late),
+        ring_slots: 0,
+        by_host: u32::from(matches!(windows, Windows::ByHost(_))),
+        zero: 0,
+    };
+    match windows {
+        Windows::Direct(window) => {
+            params.windows.iter_mut().zip(window.addresses()).for_each(|(to, at)| *to = at);
+            params.home = params.windows[rank];
+            if window.marks_len() > 0 {
+                params.marks_at = params.pool_at;
+                params.pool_at += window.marks_len() as u64;
+            }
+        }
+        Windows::ByHost(hosted) => hosted.put_into(&mut params),
+    }
+    params
 }
 
 /// Whether all ranks are there and on one node, and none goes by the host.

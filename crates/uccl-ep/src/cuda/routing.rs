@@ -13,7 +13,7 @@ use crate::error::Result;
 impl Layout {
     /// Of tokens whose choices say where they go.
     pub(super) fn of(group: &Group, call: CallParams, routes: Routes) -> Self {
-        let group = group.params();
+        let group = group.params;
         let ended = group.own + offset_of!(Own, laid_out) as u64;
         Self { group, call, routes, goes: 0, goes_told: 0, per_expert: 0, ended }
     }

@@ -92,7 +92,7 @@ impl Combine {
         };
         let call = call_of(group, &row, (*slots, row.place(*slots)), false, scratch)?;
         let sent = NormalReturn {
-            group: group.params(),
+            group: group.params,
             call,
             rows: results.rows,
             row_stride: results.stride as u64,

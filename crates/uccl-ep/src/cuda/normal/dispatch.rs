@@ -120,7 +120,7 @@ impl Dispatch {
         };
         let send = NormalSend {
             send: params::Send {
-                group: group.params(),
+                group: group.params,
                 call,
                 routes,
                 area,
@@ -270,7 +270,7 @@ impl Dispatch {
         let is_new = |address: u64| if earlier.is_none() { address } else { 0 };
         let Told { table, by_expert, spread } = told;
         let receive = NormalReceive {
-            group: group.params(),
+            group: group.params,
             call,
             area,
             rows: outputs.rows,
