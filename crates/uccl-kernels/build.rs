@@ -3,7 +3,7 @@
 
 use std::{
     env, fs,
-    path::{Path, PathBuf},
+    path::{self, Path, PathBuf},
 };
 
 /// The modules, as `ptx` has them.
@@ -14,7 +14,11 @@ fn main() {
     println!("cargo::rerun-if-env-changed=UCCL_KERNELS");
     let manifest = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default());
     let named = env::var_os("UCCL_KERNELS").map(PathBuf::from);
-    let folder = named.clone().unwrap_or_else(|| manifest.join("../../kernels/out"));
+    let folder = match &named {
+        Some(folder) if folder.as_os_str().is_empty() => None,
+        Some(folder) => path::absolute(folder).ok(),
+        None => Some(manifest.join("../../kernels/out")),
+    };
     // The folder above, which is there: a file that is missing would have everything built anew each time.
     let above = manifest.join("../../kernels");
     if above.is_dir() {
@@ -22,12 +26,12 @@ fn main() {
     }
     let mut source = String::new();
     for name in NAMES {
-        let file = folder.join(format!("{name}.fatbin"));
-        let is_wanted = !folder.as_os_str().is_empty();
-        if is_wanted && named.is_some() && !file.is_file() {
+        let file = folder.as_ref().map(|folder| folder.join(format!("{name}.fatbin")));
+        let there = file.as_deref().filter(|file| file.is_file());
+        if let (Some(_), Some(file), None) = (&named, &file, there) {
             println!("cargo::error=UCCL_KERNELS names a folder without {}", file.display());
         }
-        source += &line(name, Some(&*file).filter(|file| is_wanted && file.is_file()));
+        source += &line(name, there);
     }
     let to = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default()).join("machine_code.rs");
     if let Err(error) = fs::write(&to, source) {
