@@ -41,14 +41,12 @@ fn main() {
 
 /// What the library includes: the bytes of a file, or none.
 fn line(name: &str, file: Option<&Path>) -> String {
-    let constant = name.to_uppercase();
-    match file {
+    let code = match file {
         Some(file) => {
             println!("cargo::rerun-if-changed={}", file.display());
-            format!(
-                "static {constant}_CODE: Option<&Aligned<[u8]>> = Some(&Aligned(*include_bytes!({file:?})));\n"
-            )
+            format!("Some(&Aligned(*include_bytes!({file:?})))")
         }
-        None => format!("static {constant}_CODE: Option<&Aligned<[u8]>> = None;\n"),
-    }
+        None => "None".to_owned(),
+    };
+    format!("static {}_CODE: Option<&Aligned<[u8]>> = {code};\n", name.to_uppercase())
 }

@@ -142,7 +142,7 @@ const RUNS: [Run; 5] = [
 const TINY_PIECES: &str = "--skip=vectors_are_cut";
 
 /// What libfabric's tests run over in a guest, and what its provider for verbs needs there: soft-RoCE's completion queues
-/// are short, and without the others the provider is refused.
+/// are short, buffers that nothing but the provider's own messages use should be few, and without the rest it is refused.
 const LIBFABRIC: [(&str, &str); 5] = [
     ("UCCL_TEST_LIBFABRIC", "verbs;ofi_rxm"),
     ("FI_UNIVERSE_SIZE", "64"),

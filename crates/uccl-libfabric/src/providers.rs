@@ -66,15 +66,15 @@ pub(super) fn demand(
     if !provider.starts_with("verbs") {
         return None;
     }
-    let is = |name, values: &[&str]| {
-        setting(name).is_some_and(|set| values.contains(&&*set.to_ascii_lowercase()))
-    };
-    if !is("FI_MR_CACHE_MAX_COUNT", &["0"]) && !is("FI_MR_CACHE_MONITOR", &["disabled"]) {
+    let set = |name| setting(name).unwrap_or_default();
+    if set("FI_MR_CACHE_MAX_COUNT") != "0" && set("FI_MR_CACHE_MONITOR") != "disabled" {
         return Some(
             "keeps memory reachable for peers after it was deregistered. Set FI_MR_CACHE_MAX_COUNT=0",
         );
     }
-    if provider.contains("ofi_rxm") && !is("FI_OFI_RXM_USE_SRX", &["1", "yes", "true", "on"]) {
+    // As libfabric reads a bool.
+    let shares = set("FI_OFI_RXM_USE_SRX").to_ascii_lowercase();
+    if provider.contains("ofi_rxm") && !["1", "yes", "true", "on"].contains(&&*shares) {
         return Some(
             "touches freed memory when connections end. Set FI_OFI_RXM_USE_SRX=1 and, to keep it small, \
              FI_OFI_RXM_MSG_RX_SIZE=128",
@@ -146,6 +146,8 @@ mod tests {
         let cache = ("FI_MR_CACHE_MAX_COUNT", "0");
         assert!(asks_for(&[]).contains("FI_MR_CACHE_MAX_COUNT=0"));
         assert!(asks_for(&[("FI_MR_CACHE_MAX_COUNT", "1")]).contains("FI_MR_CACHE_MAX_COUNT=0"));
+        let otherwise = ("FI_MR_CACHE_MONITOR", "Disabled");
+        assert!(asks_for(&[otherwise]).contains("FI_MR_CACHE_MAX_COUNT=0"), "it means nothing");
         assert!(asks_for(&[cache]).contains("FI_OFI_RXM_USE_SRX=1"));
         assert!(asks_for(&[cache, ("FI_OFI_RXM_USE_SRX", "0")]).contains("FI_OFI_RXM_USE_SRX=1"));
         assert_eq!(asks_for(&[cache, ("FI_OFI_RXM_USE_SRX", "1")]), "");

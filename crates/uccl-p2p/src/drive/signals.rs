@@ -33,18 +33,18 @@ impl Connection {
         notif: Option<Vec<u8>>,
     ) {
         transfer.body.lock().after = notif.map_or(After::Publish, After::Notify);
-        let tried = self.try_signal(word);
-        // Not before: what we change ourselves waits for nobody.
+        if let Some(changed) = self.try_signal(word) {
+            if let Err(e) = changed {
+                transfer.note_error(transfer.op_error(e));
+            }
+            // Nothing was expected meanwhile: what we change ourselves does not wait for the peer.
+            return transfer.ops_done();
+        }
         transfer.expect_ops(1);
-        let failed = match tried {
-            Some(changed) => changed.err().map(|e| transfer.op_error(e)),
-            None => match self.post_signal(transfer, word) {
-                Ok(()) => return,
-                Err(e) => Some(e),
-            },
-        };
-        failed.into_iter().for_each(|e| transfer.note_error(e));
-        transfer.op_ended();
+        if let Err(e) = self.post_signal(transfer, word) {
+            transfer.note_error(e);
+            transfer.op_ended();
+        }
     }
 
     /// Whether a GPU of ours may change the word behind its copies. It does not add: for writers whom no GPU serves the

@@ -381,14 +381,15 @@ impl<C: Carrier> Transfer<C> {
         self.checksummed.store(checked, Relaxed);
     }
 
-    /// An operation (or the post itself) has ended. After the last one the transfer does what [`Body::after`] says.
+    /// An operation (or the post itself) has ended, and with the last one [all of them](Self::ops_done).
     pub(crate) fn op_ended(self: &Arc<Self>) {
         if self.ops_left.fetch_sub(1, AcqRel) == 1 {
             self.ops_done();
         }
     }
 
-    fn ops_done(self: &Arc<Self>) {
+    /// Does what [`Body::after`] says, once no operation is left.
+    pub(super) fn ops_done(self: &Arc<Self>) {
         let (after, error, fence) = {
             let mut body = self.body.lock();
             body.ops.clear();
