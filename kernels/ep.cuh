@@ -27,6 +27,8 @@ constexpr u32 UCCL_EP_UNPACKING_THREADS = 896;
 constexpr u32 UCCL_EP_LAYOUT_THREADS = 512;
 // Parts of a call, from each rank, that have marks of their own: see ep_parts.cuh.
 constexpr u32 UCCL_EP_PARTS = 2048;
+// Words that a rank tells another of a call of few tokens besides: counts, or weights behind the first.
+constexpr u32 UCCL_EP_NOTES = 1 + 8192;
 // Tokens that a block of `layout` counts.
 constexpr u32 UCCL_EP_CHUNK = 128;
 
@@ -100,6 +102,7 @@ struct UcclEpGroup {
   u64 pool_at;   // in bytes from the start of a window
   u64 pool;      // bytes
   u64 marks_at;  // of parts, as `pool_at`; 0: there are none
+  u64 notes_at;  // as `marks_at`
   u32 rank;
   u32 ranks;
   u32 masks_late;  // whether a late rank is left out, and the call goes on
@@ -223,7 +226,7 @@ struct UcclEpReturn {
   u32 slots;
   u32 top_k;
   u32 pieces;       // of a row, each of which has a mark; or 0: none has
-  u32 weights_at;   // where in a place ranks are told the weights of each other's tokens; or 0: they are not
+  u32 sums;         // whether a rank that is told a token's weights may send its part of the sum instead of many rows
 };
 
 struct UcclEpSum {

@@ -1,7 +1,8 @@
 // A combine of few rows, in parts: what a rank gives back for a token goes in pieces, each of which is a slice of all its rows and has a
 // mark. Those of the first tokens go first, and sums are made as they come. In a combine of one launch, rows of this rank's own tokens stay
 // where they are, and their marks, of which each choice has one, name them. Ranks that tell their tokens' weights get one part of a sum, in f32,
-// instead of many rows: it has the slots of the first two.
+// instead of more than two rows: it has the slots of the first two. The first of a rank's notes says whether it tells weights; they are
+// the others.
 #pragma once
 
 #include "ep_combine.cuh"
@@ -25,7 +26,7 @@ __device__ __forceinline__ void let_stay(const UcclEpReturn& p, const Returning&
 #pragma unroll 1
   for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < rows; i += gridDim.x * blockDim.x) {
     Made made = made_of(p, first + i / p.top_k, i % p.top_k);
-    if (made.is_there) store_relaxed(marks + sizeof(u64) * made.slot(p), call << MARK_CALL | made.row);
+    if (made.is_there) store_relaxed(marks + sizeof(u64) * made.slot(p), note_of(call, made.row));
   }
 }
 
@@ -58,140 +59,262 @@ __device__ __forceinline__ void copy_rows(const Slice& slice, const Going& mine,
 constexpr u32 OF_ROWS = 1;
 constexpr u32 OF_SUM = 2;
 
-// Where a rank finds the weights of another's tokens.
-__device__ __forceinline__ u64 weights_of(const UcclEpReturn& p, const UcclEpPlaced& call, u32 at, u32 of) {
-  return p.group.windows[at] + call.place + p.weights_at + sizeof(float) * of * p.slots * p.top_k;
+// Where a rank is told the weight of a choice of another's token.
+__device__ __forceinline__ u64 weight_of(const UcclEpReturn& p, const UcclEpPlaced& call, u32 at, u32 of, u32 choice) {
+  return notes_of(p.group, at, of, call.number) + sizeof(u64) * (1 + choice);
 }
 
-// Tells all ranks the weights of this one's tokens.
-__device__ __forceinline__ void tell_weights(const UcclEpCombine& p, const UcclEpPlaced& call) {
-  const UcclEpGroup& g = p.sum.group;
-  u32 count = min(p.sum.routes.tokens, p.give_back.slots) * p.give_back.top_k;
+// A weight that is told has behind it which call of its slot this is, counted from 1, in 32 bits: the next with the same comes days later.
+constexpr u32 WEIGHT_CALL = 32;
+
+__device__ __forceinline__ u64 nth_of_slot(u64 call) { return call / UCCL_EP_SLOTS + 1 & 0xffffffff; }
+__device__ __forceinline__ u64 weight_told(u64 call, float weight) { return nth_of_slot(call) << WEIGHT_CALL | __float_as_uint(weight); }
+__device__ __forceinline__ bool is_weight(u64 told, u64 call) { return told >> WEIGHT_CALL == nth_of_slot(call); }
+
+// Tells all ranks the weights of this one's tokens, or, if there are none to tell, so.
+__device__ __forceinline__ void tell_weights(const UcclEpReturn& p, const UcclEpSum* sum, const UcclEpPlaced& call) {
+  const UcclEpGroup& g = p.group;
+  bool tells = p.sums != 0 && sum != nullptr;
+  u32 count = tells ? min(sum->routes.tokens, p.slots) * p.top_k : 0;
 #pragma unroll 1
-  for (u32 i = threadIdx.x; i < g.ranks * count; i += blockDim.x) {
-    u32 rank = i / count, at = i % count;
-    if (is_masked(call, rank)) continue;
-    u64 to = weights_of(p.give_back, call, rank, g.rank);
-    reinterpret_cast<float*>(to)[at] = reinterpret_cast<const float*>(p.sum.weights)[at];
+  for (u32 rank = threadIdx.x; rank < g.ranks; rank += blockDim.x) {
+    if (!is_masked(call, rank)) store_relaxed(notes_of(g, rank, g.rank, call.number), note_of(call.number, tells ? 1 : 0));
+  }
+#pragma unroll 1
+  for (u32 choice = threadIdx.x; choice < count; choice += blockDim.x) {
+    u64 told = weight_told(call.number, reinterpret_cast<const float*>(sum->weights)[choice]);
+#pragma unroll 1
+    for (u32 rank = 0; rank < g.ranks; rank++) {
+      if (!is_masked(call, rank)) store_relaxed(weight_of(p, call, rank, g.rank, choice), told);
+    }
   }
 }
 
-// What a rank gives back for a token: a lane has a row, or none, and its weight, if the rank has told that.
+// What a rank gives back for a token: a lane has a row, or none, and the word that tells its weight, or will.
 struct Given {
   u32 rank;
   u32 token;
   Going row;
-  bool has_weight;
-  float weight;
+  u64 weight_at;
+  u64 weight;
 };
 
-// What is the `turn`th to go back, of so many ranks in turn. `sums`: whether this rank knows what others have told.
-__device__ __forceinline__ Given given_at(const UcclEpReturn& p, const Returning& s, u32 ranks, bool sums, u32 turn) {
+// What is the `turn`th to go back, of so many ranks in turn.
+__device__ __forceinline__ Given given_at(const UcclEpReturn& p, const Returning& s, u32 ranks, u32 turn) {
   const UcclEpGroup& g = p.group;
   u32 rank = (g.rank + 1 + turn % ranks) % g.ranks, at = s.starts[rank] + turn / ranks;
-  Given given = {rank, 0, {0, 0, 0}, sums && s.waiting.told[0][rank] != 0, 0.0f};
+  Given given = {rank, 0, {0, 0, 0}, 0, 0};
   if (at >= s.starts[rank + 1]) return given;
   given.token = token_of_record(record_of(p.records, p.top_k, at)[0]);
   if (lane_of_thread() >= p.top_k) return given;
   Made made = made_of(p, at, lane_of_thread());
   given.row = going_to(p, s.waiting.call, rank, made);
-  if (given.row.to != 0 && given.has_weight) {
-    u64 weights = weights_of(p, s.waiting.call, g.rank, rank);
-    given.weight = reinterpret_cast<const float*>(weights)[made.token * p.top_k + made.choice];
-  }
+  if (given.row.to == 0 || p.sums == 0) return given;
+  given.weight_at = weight_of(p, s.waiting.call, g.rank, rank, made.token * p.top_k + made.choice);
+  given.weight = load_relaxed(given.weight_at);
   return given;
+}
+
+// Waits until a rank has said whether it `tells` weights: `telling` has a bit for each of which the warp knows that it does. All lanes of a
+// warp come here.
+__device__ __forceinline__ bool wait_for_telling(const UcclEpReturn& p, Waiting& w, u32 rank, u64& telling, bool& tells) {
+  u64 seen = 1;
+  tells = (telling >> rank & 1) != 0;
+  if (tells) return true;
+  if (!wait_for_parts(p.group, w, true, rank, notes_of(p.group, p.group.rank, rank, w.call.number), seen)) return false;
+  tells = value_of_note(seen) != 0;
+  if (tells) telling |= 1ull << rank;
+  return true;
+}
+
+// Waits until the weights of what is given are told. All lanes of a warp come here.
+__device__ __forceinline__ bool wait_for_weights(const UcclEpReturn& p, Waiting& w, Given& given) {
+  u64 call = w.call.number;
+  auto is_told = [&](u64 told) { return is_weight(told, call); };
+  Awaited weight = {given.weight_at, mark_of(call), given.rank, UCCL_EP_DATA, NO_CALL};
+  bool waits = given.weight_at != 0 && !is_told(given.weight);
+  return __all_sync(ALL, !waits || wait_for_word(p.group, w, weight, given.weight, is_told) == CAME);
 }
 
 // Sends a slice of the weighted sum of what a rank gives back for a token: to the slots of its first two rows.
 __device__ __forceinline__ void send_sum(const Slice& slice, const Given& given, u32 has) {
   u64 lower = __shfl_sync(ALL, given.row.to, 0), upper = __shfl_sync(ALL, given.row.to, 1);
-  sum_each<PART_ROUND>({given.row.from, given.weight, given.rank, has, 1, 0}, slice, [&](u32 at, const Sums& sums) {
+  float weight = __uint_as_float(static_cast<u32>(given.weight));
+  sum_each<PART_ROUND>({given.row.from, weight, given.rank, has, 1, 0}, slice, [&](u32 at, const Sums& sums) {
     store_vector(lower + 16ull * at, half_of(sums, false));
     store_vector(upper + 16ull * at, half_of(sums, true));
   });
 }
 
-// Sends rows back, piece by piece, and those for so many ranks in turn. Each warp waits until what it has sent is there, and sets the mark.
-__device__ __forceinline__ void return_pieces(const UcclEpReturn& p, const Returning& s, u32 ranks, bool sums) {
+// Sets the mark of what a warp has sent, if one is yet to be set, when that is there.
+__device__ __forceinline__ void set_mark(Mark& mark) {
+  if (mark.word == 0) return;
+  __syncwarp();
+  if (lane_of_thread() == 0) {
+    __threadfence_system();
+    store_relaxed(mark.word, mark.value);
+  }
+  mark.word = 0;
+}
+
+// Sends rows back, piece by piece, and those for so many ranks in turn. Returns the mark of a warp's last piece, which is yet to be set.
+__device__ __forceinline__ Mark return_pieces(const UcclEpReturn& p, Returning& s, u32 ranks) {
   const UcclEpGroup& g = p.group;
-  u64 call = s.waiting.call.number;
+  u64 call = s.waiting.call.number, telling = 0;
+  Mark mark = {0, 0};
   u32 most = 0, step = gridDim.x * warps_of_block(), first = blockIdx.x + warp_of_thread() * gridDim.x;
 #pragma unroll 1
   for (u32 rank = 0; rank < g.ranks; rank++) most = max(most, records_of_rank(s, rank));
-  Given next = given_at(p, s, ranks, sums, first / p.pieces);
 #pragma unroll 1
   for (u32 part = first; part < most * ranks * p.pieces; part += step) {
     u32 piece = part % p.pieces;
-    Given given = next;
-    // It is on its way while this one is sent.
-    next = given_at(p, s, ranks, sums, (part + step) / p.pieces);
+    Given given = given_at(p, s, ranks, part / p.pieces);
     u32 has = __ballot_sync(ALL, given.row.to != 0);
     if (has == 0) continue;
+    // Two rows are no longer than their sum, and need no weights. A table that the caller has spoilt may have rows that are none between others.
+    bool is_summed = p.sums != 0 && __popc(has) > 2 && (has & (has + 1)) == 0;
+    if (is_summed && !wait_for_telling(p, s.waiting, given.rank, telling, is_summed)) break;
+    if (is_summed && !wait_for_weights(p, s.waiting, given)) break;
+    set_mark(mark);
     Slice slice = slice_of({0, 0, piece, p.pieces}, p.row_len / 16);
-    // A table that the caller has spoilt may have rows that are none between others.
-    bool is_summed = given.has_weight && has > 1 && (has & (has + 1)) == 0;
     if (is_summed) {
       send_sum(slice, given, has);
     } else {
       copy_rows(slice, given.row, has);
     }
-    __syncwarp();
-    if (lane_of_thread() != 0) continue;
-    __threadfence_system();
-    u64 mark = marks_of(g, given.rank, g.rank, call) + sizeof(u64) * (given.token * p.pieces + piece);
-    store_relaxed(mark, mark_of_part(call, 0, is_summed ? OF_SUM : OF_ROWS));
+    mark.word = marks_of(g, given.rank, g.rank, call) + sizeof(u64) * (given.token * p.pieces + piece);
+    mark.value = mark_of_part(call, 0, is_summed ? OF_SUM : OF_ROWS);
   }
+  return mark;
 }
 
-// Begins a block that sends rows back, and tells of the call. `whole`: all of a call of one launch; or null.
-__device__ __forceinline__ bool begin_return(const UcclEpReturn& p, const UcclEpCombine* whole, ReturningParts& s) {
+// Begins a block that sends rows back, and tells of the call. `sum`: what is summed in the same launch; or null.
+__device__ __forceinline__ bool begin_return(const UcclEpReturn& p, const UcclEpSum* sum, ReturningParts& s) {
   load_starts(p, s.rows);
-  if (!begin_at_once(p.group, p.call, whole != nullptr, s.rows.waiting, s.taken)) return false;
+  if (!begin_at_once(p.group, p.call, sum != nullptr, s.rows.waiting, s.taken)) return false;
   if (is_spare_block()) {
+    tell_weights(p, sum, s.rows.waiting.call);
     send_header(p.group, p.call, s.rows.waiting.call);
-    if (whole != nullptr && p.weights_at != 0) tell_weights(*whole, s.rows.waiting.call);
     tell_arrived(p.group, p.call, s.rows.waiting);
   }
   return true;
 }
 
-// The terms of a token's sum, when a piece of each has come: a lane has those of a choice. All lanes of a warp come here. `stays`: the own
-// rows that stay; or null.
-__device__ __forceinline__ bool wait_for_terms(const UcclEpSum& p, const UcclEpReturn* stays, Waiting& w, u32 token, u32 piece,
-                                               Terms& terms) {
+// The terms of a token's sum in order: a lane has those of a choice. Rows that stay are where their mark says: instead of a row, such a
+// lane has its mark.
+__device__ __forceinline__ Terms terms_in_parts(const UcclEpSum& p, bool stays, const Waiting& w, u32 token) {
   const UcclEpGroup& g = p.group;
-  terms = terms_of(p, w.call, token);
-  u32 lane = lane_of_thread(), rank = terms.rank;
-  bool has = rank != NO_RANK, is_own = stays != nullptr && rank == g.rank;
-  u32 nth = is_own ? lane * p.slots + token : token * p.pieces + piece;
-  u64 mark = marks_of(g, g.rank, rank, w.call.number) + sizeof(u64) * nth, seen;
-  if (!wait_for_parts(g, w, has, rank, mark, seen)) return false;
-  if (is_own) terms.row = stays->rows + (static_cast<u32>(seen) & STAYS_MASK) * stays->row_stride;
-  // A part has the slots of its rank's first two choices, and counts as two terms.
-  bool is_part = has && !is_own && count_of_mark(seen) == OF_SUM;
-  bool is_first = __popc(__match_any_sync(ALL, rank) & lanes_before()) < 2;
-  terms.has = __ballot_sync(ALL, has && (!is_part || is_first));
-  terms.halves = __ballot_sync(ALL, is_part && is_first);
-  terms = in_order(terms);
+  Terms terms = terms_of(p, w.call, token);
+  if (stays && terms.rank == g.rank) {
+    terms.row = marks_of(g, g.rank, g.rank, w.call.number) + sizeof(u64) * (lane_of_thread() * p.slots + token);
+  }
+  return in_order(terms);
+}
+
+// Finds the rows that stay: some lanes have the mark of one. All lanes of a warp come here.
+__device__ __forceinline__ bool find_own(const UcclEpReturn& p, Waiting& w, u32 own, Terms& terms) {
+  bool has = (own >> lane_of_thread() & 1) != 0;
+  u64 seen;
+  if (!wait_for_parts(p.group, w, has, p.group.rank, terms.row, seen)) return false;
+  if (has) terms.row = p.rows + (static_cast<u32>(seen) & STAYS_MASK) * p.row_stride;
   return true;
 }
 
-// Makes the sums, each by several warps: of a token's pieces, each is cut into as many slices as there are warps for.
-__device__ __forceinline__ void sum_pieces(const UcclEpSum& p, const UcclEpReturn* stays, Waiting& w) {
-  u32 warps = gridDim.x * warps_of_block(), pieces = p.routes.tokens * p.pieces, vectors = p.row_len / 16;
-  u32 most = (vectors + p.pieces * LANES - 1) / (p.pieces * LANES);
-  u32 slices = pieces == 0 ? 1 : min(max(warps / pieces, 1u), most);
-#pragma unroll 1
-  for (u32 i = blockIdx.x * warps_of_block() + warp_of_thread(); i < pieces * slices; i += warps) {
-    u32 token = i / (p.pieces * slices), piece = i / slices % p.pieces;
-    Terms terms;
-    if (!wait_for_terms(p, stays, w, token, piece, terms)) break;
-    Slice whole = slice_of({0, 0, piece, p.pieces}, vectors), slice = slice_of({0, 0, i % slices, slices}, whole.end - whole.begin);
-    sum_terms(terms, p.out + token * static_cast<u64>(p.row_len), {whole.begin + slice.begin, whole.begin + slice.end});
-  }
+// Waits until a piece of each term has come but for `own`. A part of a sum has the slots of its rank's first two choices, and counts as
+// two terms. All lanes of a warp come here.
+__device__ __forceinline__ bool wait_for_terms(const UcclEpSum& p, Waiting& w, u32 token, u32 piece, u32 own, Terms& terms) {
+  const UcclEpGroup& g = p.group;
+  u32 lane = lane_of_thread();
+  bool is_there = (terms.has >> lane & 1) != 0, has = is_there && (own >> lane & 1) == 0;
+  u64 mark = marks_of(g, g.rank, terms.rank, w.call.number) + sizeof(u64) * (token * p.pieces + piece), seen;
+  if (!wait_for_parts(g, w, has, terms.rank, mark, seen)) return false;
+  bool is_part = has && count_of_mark(seen) == OF_SUM;
+  bool is_first = __popc(__match_any_sync(ALL, terms.rank) & lanes_before()) < 2;
+  terms.has = __ballot_sync(ALL, is_there && (!is_part || is_first));
+  terms.halves = __ballot_sync(ALL, is_part && is_first);
+  return true;
 }
 
-// Waits until ranks' headers are there, in the first block, which compares them for all.
+// Vectors of a piece that a warp sums together.
+constexpr u32 PIECE_STEP = PIECE_WIDTH * LANES;
+
+// What all warps sum: a slice of a piece is one's at a time. Who sends first, if some warps do nothing else, sums last.
+struct Slices {
+  u32 warps;
+  u32 of_piece;
+  u32 count;
+};
+
+__device__ __forceinline__ Slices slices_of(const UcclEpSum& p) {
+  u32 warps = gridDim.x * warps_of_block(), pieces = p.routes.tokens * p.pieces;
+  u32 most = (p.row_len / 16 + p.pieces * LANES - 1) / (p.pieces * LANES), slices = min(max(warps / max(pieces, 1u), 1u), most);
+  return {warps, slices, pieces * slices};
+}
+
+__device__ __forceinline__ u32 first_slice() { return (gridDim.x - 1 - blockIdx.x) * warps_of_block() + warp_of_thread(); }
+
+// Some vectors of a token's sum.
+struct Vectors {
+  u32 token;
+  u32 piece;
+  Slice slice;
+};
+
+__device__ __forceinline__ Vectors vectors_of(const UcclEpSum& p, const Slices& slices, u32 i) {
+  u32 nth = i / slices.of_piece, piece = nth % p.pieces;
+  Slice whole = slice_of({0, 0, piece, p.pieces}, p.row_len / 16);
+  Slice slice = slice_of({0, 0, i % slices.of_piece, slices.of_piece}, whole.end - whole.begin);
+  return {nth / p.pieces, piece, {whole.begin + slice.begin, whole.begin + slice.end}};
+}
+
+// The terms of a sum, and what those that are rows that stay add to some vectors.
+struct Summing {
+  Terms terms;
+  KnownPart<PIECE_WIDTH> own;
+};
+
+__device__ __forceinline__ void add_own(Summing& s, u32 first, u32 end) {
+  s.own = {s.own.terms, {}};
+  add_part<PART_ROUND>(s.terms, s.own.terms, first, end, s.own.of);
+}
+
+// Begins a sum with what this rank has itself. `stays`: the own rows that stay; or null. All lanes of a warp come here.
+__device__ __forceinline__ bool begin_sum(const UcclEpSum& p, const UcclEpReturn* stays, Waiting& w, const Vectors& vectors, Summing& s) {
+  s.terms = terms_in_parts(p, stays != nullptr, w, vectors.token);
+  s.own.terms = __ballot_sync(ALL, stays != nullptr && s.terms.rank == p.group.rank) & s.terms.has;
+  if (s.own.terms != 0 && !find_own(*stays, w, s.own.terms, s.terms)) return false;
+  add_own(s, vectors.slice.begin, vectors.slice.end);
+  return true;
+}
+
+// Ends a sum when what others add has come.
+__device__ __forceinline__ bool end_sum(const UcclEpSum& p, Waiting& w, const Vectors& vectors, Summing& s) {
+  if (!wait_for_terms(p, w, vectors.token, vectors.piece, s.own.terms, s.terms)) return false;
+#pragma unroll 1
+  for (u32 first = vectors.slice.begin; first < vectors.slice.end; first += PIECE_STEP) {
+    if (first != vectors.slice.begin) add_own(s, first, vectors.slice.end);
+    sum_vectors<PART_ROUND>(s.terms, s.own, first, vectors.slice.end, [&](u32 at, const Sums& sums) {
+      store_vector(p.out + vectors.token * static_cast<u64>(p.row_len) + 16ull * at, rounded(sums));
+    });
+  }
+  return true;
+}
+
+// Makes the sums. What a warp has sent last is on its way, and gets its mark when the warp has begun its first sum.
+__device__ __forceinline__ void sum_pieces(const UcclEpSum& p, const UcclEpReturn* stays, Mark sent, Waiting& w) {
+  Slices slices = slices_of(p);
+#pragma unroll 1
+  for (u32 i = first_slice(); i < slices.count; i += slices.warps) {
+    Vectors vectors = vectors_of(p, slices, i);
+    Summing sum;
+    if (!begin_sum(p, stays, w, vectors, sum)) break;
+    set_mark(sent);
+    if (!end_sum(p, w, vectors, sum)) break;
+  }
+  set_mark(sent);
+}
+
+// Waits until ranks' headers are there, in the first block, which compares them for all, and says how long they took.
 __device__ __forceinline__ bool compare_first(const UcclEpSum& p, Waiting& w) {
   return blockIdx.x != 0 || wait_for_data(p.group, p.call, p.waits, w);
 }
@@ -200,7 +323,8 @@ __device__ __forceinline__ void combine_send(const UcclEpReturn& p, ReturningPar
   if (p.pieces == 0) {
     return_whole(p, s.rows);
   } else if (begin_return(p, nullptr, s)) {
-    return_pieces(p, s.rows, p.group.ranks, false);
+    Mark sent = return_pieces(p, s.rows, p.group.ranks);
+    set_mark(sent);
   }
 }
 
@@ -209,7 +333,7 @@ __device__ __forceinline__ void combine_receive(const UcclEpSum& p, Waiting& w) 
   if (p.pieces == 0) {
     sum_whole(p, w);
   } else if (compare_first(p, w)) {
-    sum_pieces(p, nullptr, w);
+    sum_pieces(p, nullptr, {0, 0}, w);
     if (is_sound(p.group, p.call, w) && is_last_block(p.group, STEP_RECEIVE, w)) tell_taken(p.group, p.call, w);
   }
 }
@@ -217,14 +341,16 @@ __device__ __forceinline__ void combine_receive(const UcclEpSum& p, Waiting& w) 
 // Sends rows back and sums in one launch, in parts.
 __device__ __forceinline__ void combine(const UcclEpCombine& p, ReturningParts& s) {
   const UcclEpReturn& back = p.give_back;
-  if (!begin_return(back, &p, s)) return;
-  bool stays = can_stay(back.slots, back.top_k), sums = back.weights_at != 0;
+  if (!begin_return(back, &p.sum, s)) return;
+  bool stays = can_stay(back.slots, back.top_k);
   if (stays) let_stay(back, s.rows);
-  // Weights come with the headers: all blocks wait for them, and before they send.
-  if (sums && !wait_for_data(back.group, back.call, p.sum.waits, s.rows.waiting)) return;
   u32 ranks = stays ? back.group.ranks - 1 : back.group.ranks;
-  if (ranks > 0) return_pieces(back, s.rows, ranks, sums);
-  if (!sums && !compare_first(p.sum, s.rows.waiting)) return;
-  sum_pieces(p.sum, stays ? &back : nullptr, s.rows.waiting);
+  // Who says how long ranks take waits for nothing of theirs before.
+  bool is_timed = p.sum.waits != 0;
+  if (is_timed && !compare_first(p.sum, s.rows.waiting)) return;
+  Mark sent = {0, 0};
+  if (ranks > 0) sent = return_pieces(back, s.rows, ranks);
+  if (!is_timed && !compare_first(p.sum, s.rows.waiting)) return;
+  sum_pieces(p.sum, stays ? &back : nullptr, sent, s.rows.waiting);
   is_sound(back.group, back.call, s.rows.waiting);
 }

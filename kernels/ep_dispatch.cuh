@@ -139,6 +139,20 @@ __device__ __forceinline__ void send_choices(const UcclEpSend& p, u32 token, u32
   }
 }
 
+// Tells each rank how much there is for it, where records have marks, by notes: how many tokens each of its experts has, and how many there
+// are. One block does it.
+__device__ __forceinline__ void note_counts(const UcclEpSend& p, const UcclEpPlaced& call, const u32* per_expert, const u32* per_rank) {
+  const UcclEpGroup& g = p.group;
+  u32 local = p.routes.local_experts, notes = local + 1;
+#pragma unroll 1
+  for (u32 i = threadIdx.x; i < g.ranks * notes; i += blockDim.x) {
+    u32 to = i / notes, nth = i % notes;
+    if (is_masked(call, to)) continue;
+    u32 count = nth < local ? per_expert[to * local + nth] : per_rank[to];
+    store_relaxed(notes_of(g, to, g.rank, call.number) + sizeof(u64) * nth, note_of(call.number, count));
+  }
+}
+
 // Tells each rank how much there is for it. One block does it.
 __device__ __forceinline__ void send_counts(const UcclEpSend& p, const UcclEpPlaced& call, const u32* per_expert,
                                             const u32* per_rank) {
@@ -210,10 +224,11 @@ __device__ __forceinline__ void send_routed(const UcclEpSend& p, const UcclEpPla
   }
 }
 
-// Sets the marks of a token's records, which are there. One warp does it.
+// Sets the marks of a token's records, if it has any, which the block has sent. One warp does it.
 __device__ __forceinline__ void mark_records(const UcclEpSend& p, const UcclEpPlaced& call, const Few& few,
                                              const Targets (&to)[2]) {
   const UcclEpGroup& g = p.group;
+  if ((to[0].has | to[1].has) == 0) return;
   __threadfence_system();
 #pragma unroll
   for (u32 half = 0; half < 2; half++) {
@@ -224,20 +239,29 @@ __device__ __forceinline__ void mark_records(const UcclEpSend& p, const UcclEpPl
   }
 }
 
-// Sends few tokens: a block has one at a time. Returns whether their choices can be.
-__device__ __forceinline__ bool send_few(const UcclEpSend& p, Sending& s) {
+// Sets the marks of what the block has sent last. All its threads come here.
+__device__ __forceinline__ void mark_sent(const UcclEpSend& p, const Sending& s, const Targets (&to)[2]) {
+  if (p.in_parts == 0) return;
+  __syncthreads();
+  if (warp_of_thread() == 0) mark_records(p, s.waiting.call, s.few, to);
+}
+
+// Sends few tokens: a block has one at a time. The marks of its last, which goes `to` there, are yet to be set. Returns whether the tokens'
+// choices can be.
+__device__ __forceinline__ bool send_few(const UcclEpSend& p, Sending& s, Targets (&to)[2]) {
   const UcclEpPlaced& call = s.waiting.call;
   if (is_spare_block()) {
     count_all(p.routes, p.group.ranks, s.few);
+    if (p.in_parts != 0) note_counts(p, call, s.few.per_expert, s.few.per_rank);
     send_counts(p, call, s.few.per_expert, s.few.per_rank);
     if (p.in_parts != 0) tell_arrived(p.group, p.call, s.waiting);
   }
   Team team = whole_block();
 #pragma unroll 1
   for (u32 token = blockIdx.x; token < p.routes.tokens; token += gridDim.x) {
+    if (token != blockIdx.x) mark_sent(p, s, to);
     if (!place_token(p, token, s.few, s.waiting)) return false;
     u64 mask = s.few.masks[token];
-    Targets to[2];
     records_at(p, call, to, [&](u32 rank) { return mask >> rank & 1 ? static_cast<int>(s.few.slots[rank]) : -1; });
     send_token(p, team, token, to);
     if (team.warp == 0) {
@@ -245,9 +269,6 @@ __device__ __forceinline__ bool send_few(const UcclEpSend& p, Sending& s) {
       bool is_expert = choice < WRONG;
       send_choices(p, token, is_expert ? choice : NO_EXPERT, is_expert ? s.few.places[k] : NO_EXPERT, to);
     }
-    if (p.in_parts == 0) continue;
-    __syncthreads();
-    if (team.warp == 0) mark_records(p, call, s.few, to);
   }
   return true;
 }
@@ -258,8 +279,10 @@ __device__ __forceinline__ void dispatch_send(const UcclEpSend& p, Sending& s) {
   if (in_parts ? !begin_at_once(p.group, p.call, false, s.waiting, s.taken) : !begin_send(p.group, p.call, s.waiting)) return;
   if (p.is_few == 0) {
     send_routed(p, s.waiting.call);
-  } else if (!send_few(p, s)) {
-    return;
+  } else {
+    Targets to[2] = {};
+    if (!send_few(p, s, to)) return;
+    mark_sent(p, s, to);
   }
   if (!in_parts) end_send(p.group, p.call, s.waiting, [&] { send_areas(p, s.waiting); });
 }
@@ -271,20 +294,15 @@ struct Arriving {
   u32 begins[UCCL_EP_MOST_EXPERTS];    // by rank and local expert, the row of its first token
 };
 
-// Finds how many records each rank has sent, of `slots` at most, and how many are before its first. The block has its header.
-__device__ __forceinline__ bool count_records(const UcclEpGroup& g, const UcclEpCall& c, u32 slots, Waiting& w,
-                                              u32* starts) {
-  if (threadIdx.x < g.ranks) {
-    bool is_there = !is_masked(w.call, threadIdx.x);
-    u64 count = is_there ? w.told[0][threadIdx.x] : 0, tokens = is_there ? w.told[1][threadIdx.x] : 0;
-    u64 most = min(tokens, static_cast<u64>(slots));
-    if (count > most) {
-      w.expected[threadIdx.x] = most;
-      w.seen[threadIdx.x] = count;
-      note_fault(w, UCCL_EP_DISAGREE, c.agreed, threadIdx.x);
-    }
-    starts[threadIdx.x + 1] = static_cast<u32>(count);
-  }
+// A rank has said that it sends more than it may.
+__device__ __forceinline__ void note_excess(const UcclEpCall& c, Waiting& w, u32 rank, u64 most, u64 count) {
+  w.expected[rank] = most;
+  w.seen[rank] = count;
+  note_fault(w, UCCL_EP_DISAGREE, c.agreed, rank);
+}
+
+// Finds how many records are before the first of each rank, of which `starts` has how many the rank before sends.
+__device__ __forceinline__ bool add_starts(const UcclEpGroup& g, const UcclEpCall& c, Waiting& w, u32* starts) {
   if (!is_sound(g, c, w)) return false;
   if (threadIdx.x == 0) {
     starts[0] = 0;
@@ -295,33 +313,72 @@ __device__ __forceinline__ bool count_records(const UcclEpGroup& g, const UcclEp
   return true;
 }
 
-// Reads ranks' counts by expert. Where records have marks, each thread waits for what it reads. The first warp does not read them: it has
-// headers to wait for.
+// Finds how many records each rank has sent, of `slots` at most, and how many are before its first. The block has its header.
+__device__ __forceinline__ bool count_records(const UcclEpGroup& g, const UcclEpCall& c, u32 slots, Waiting& w,
+                                              u32* starts) {
+  if (threadIdx.x < g.ranks) {
+    bool is_there = !is_masked(w.call, threadIdx.x);
+    u64 count = is_there ? w.told[0][threadIdx.x] : 0, tokens = is_there ? w.told[1][threadIdx.x] : 0;
+    u64 most = min(tokens, static_cast<u64>(slots));
+    if (count > most) note_excess(c, w, threadIdx.x, most, count);
+    starts[threadIdx.x + 1] = static_cast<u32>(count);
+  }
+  return add_starts(g, c, w, starts);
+}
+
+// Reads ranks' counts by expert, which are there.
 __device__ __forceinline__ void load_counts(const UcclEpReceive& p, Arriving& s) {
   const UcclEpGroup& g = p.group;
-  Waiting& w = s.waiting;
   u32 local = p.local_experts;
 #pragma unroll 1
-  for (u32 i = threadIdx.x - LANES; i < g.ranks * local; i += blockDim.x - LANES) {
+  for (u32 i = threadIdx.x; i < g.ranks * local; i += blockDim.x) {
     u32 rank = i / local;
-    bool is_there = !is_masked(w.call, rank);
-    if (is_there && p.in_parts != 0) {
-      u64 number = w.call.number;
-      is_there = wait_for_mark(g, w, {arrived_word(g, g.rank, rank, number), mark_of(number), rank, UCCL_EP_DATA}) == CAME;
-    }
-    u64 area = place_at_home(g, w.call) + rank * p.area.len;
-    s.begins[i] = is_there ? reinterpret_cast<const u32*>(area)[i % local] : 0;
+    u64 area = place_at_home(g, s.waiting.call) + rank * p.area.len;
+    s.begins[i] = is_masked(s.waiting.call, rank) ? 0 : reinterpret_cast<const u32*>(area)[i % local];
   }
+}
+
+// Waits for what ranks note of their counts, each thread for what it reads. The first block adds to `waits` as `wait_for_data` does. Headers
+// take longer, and the last block alone waits for them.
+__device__ __forceinline__ bool wait_for_counts(const UcclEpReceive& p, Arriving& s) {
+  const UcclEpGroup& g = p.group;
+  Waiting& w = s.waiting;
+  if (is_spare_block() && !wait_for_data(g, p.call, 0, w)) return false;
+  u32 local = p.local_experts, notes = local + 1;
+  u64 call = w.call.number;
+#pragma unroll 1
+  for (u32 i = threadIdx.x; i < g.ranks * notes; i += blockDim.x) {
+    u32 rank = i / notes, nth = i % notes, count = 0;
+    bool is_of_records = nth == local;
+    if (!is_masked(w.call, rank)) {
+      u64 note = notes_of(g, g.rank, rank, call) + sizeof(u64) * nth, seen;
+      bool is_timed = is_of_records && p.waits != 0 && blockIdx.x == 0 && load_relaxed(note) >> MARK_CALL != call;
+      u64 began = is_timed ? now_ns() : 0;
+      if (wait_for_note(g, w, rank, note, seen)) count = value_of_note(seen);
+      if (is_timed) reinterpret_cast<u64*>(p.waits)[rank] += now_ns() - began;
+    }
+    if (!is_of_records) {
+      s.begins[rank * local + nth] = count;
+      continue;
+    }
+    if (count > p.slots) note_excess(p.call, w, rank, p.slots, count);
+    s.starts[rank + 1] = count;
+  }
+  return add_starts(g, p.call, w, s.starts);
+}
+
+// Waits for the counts of ranks, which come with their headers.
+__device__ __forceinline__ bool wait_for_headers(const UcclEpReceive& p, Arriving& s) {
+  if (!wait_for_data(p.group, p.call, p.waits, s.waiting, {p.area.len, p.local_experts})) return false;
+  load_counts(p, s);
+  return count_records(p.group, p.call, p.slots, s.waiting, s.starts);
 }
 
 // Waits for the counts, and says where each rank's rows begin. The first block tells the caller.
 __device__ __forceinline__ bool count_arriving(const UcclEpReceive& p, Arriving& s) {
   const UcclEpGroup& g = p.group;
   u32 local = p.local_experts;
-  if (p.in_parts != 0) load_counts(p, s);
-  if (!wait_for_data(g, p.call, p.waits, s.waiting, {p.area.len, local})) return false;
-  if (p.in_parts == 0) load_counts(p, s);
-  if (!count_records(g, p.call, p.slots, s.waiting, s.starts)) return false;
+  if (!(p.in_parts != 0 ? wait_for_counts(p, s) : wait_for_headers(p, s))) return false;
 #pragma unroll 1
   for (u32 expert = threadIdx.x; expert < local; expert += blockDim.x) {
     u32 begin = 0;
@@ -452,16 +509,16 @@ __device__ __forceinline__ bool wait_for_record(const UcclEpReceive& p, Arriving
 }
 
 // The blocks that take out so many records, where the first `senders` of the launch send. These come late to it: if each record can have
-// another block of its own, it has.
-__device__ __forceinline__ Share takers(u32 records, u32 senders) {
-  return last_blocks(records + senders <= gridDim.x ? gridDim.x - senders : gridDim.x);
+// another block of its own, it has. Nor does the last block, which waits for headers, if there are others.
+__device__ __forceinline__ Share takers(const UcclEpReceive& p, u32 records, u32 senders) {
+  u32 end = p.in_parts != 0 && gridDim.x > 1 ? gridDim.x - 1 : gridDim.x, first = records + senders <= end ? senders : 0;
+  return {blockIdx.x - first, end - first};
 }
 
-// Takes out what arrives, in a block that has begun. `owed`: whether the call's end is told when the next begins.
+// Takes out what arrives, in a block that has counted it. `owed`: whether the call's end is told when the next begins.
 __device__ __forceinline__ void take_arriving(const UcclEpReceive& p, u32 senders, bool owed, Arriving& s) {
-  if (!count_arriving(p, s)) return;
   u32 total = s.starts[p.group.ranks];
-  Share share = takers(total, senders);
+  Share share = takers(p, total, senders);
   // A record may have many rows, which are more than a block writes at once. By the host each block fetches its records whole.
   Team team = team_for(total, share, p.group.by_host != 0 ? 1 : 2);
   fetch_records(p.group, s.waiting.call, p.area, s.starts, team);
@@ -473,7 +530,8 @@ __device__ __forceinline__ void take_arriving(const UcclEpReceive& p, u32 sender
 }
 
 __device__ __forceinline__ void dispatch_receive(const UcclEpReceive& p, Arriving& s) {
-  if (begin_block(p.group, p.call, STEP_RECEIVE, s.waiting)) take_arriving(p, 0, false, s);
+  if (!begin_block(p.group, p.call, STEP_RECEIVE, s.waiting)) return;
+  if (count_arriving(p, s)) take_arriving(p, 0, false, s);
 }
 
 struct Dispatching {
@@ -481,11 +539,16 @@ struct Dispatching {
   Arriving arriving;
 };
 
-// Sends few tokens, and receives, in one launch, in parts.
+// Sends few tokens, and receives, in one launch, in parts. What arrives is counted while the rows are on their way: a fence ends no sooner
+// if it begins before.
 __device__ __forceinline__ void dispatch(const UcclEpDispatch& p, Dispatching& s) {
   const UcclEpSend& send = p.send;
+  Targets to[2] = {};
   load_choices(send.routes, send.group.ranks, s.sending.few);
-  if (!begin_at_once(send.group, send.call, true, s.sending.waiting, s.sending.taken) || !send_few(send, s.sending)) return;
+  if (!begin_at_once(send.group, send.call, true, s.sending.waiting, s.sending.taken)) return;
+  if (!send_few(send, s.sending, to)) return;
   go_on(s.sending.waiting, s.arriving.waiting);
+  if (!count_arriving(p.receive, s.arriving)) return;
+  mark_sent(send, s.sending, to);
   take_arriving(p.receive, send.routes.tokens, true, s.arriving);
 }

@@ -19,28 +19,29 @@ struct Few {
   u32 per_rank[UCCL_EP_MOST_RANKS];
 };
 
-// Reads the choices of all tokens. The first warp does not: it has the call's place to find.
+// Choices of a token that a thread reads at a time.
+constexpr u32 CHOICES_AT_ONCE = 8;
+
+// Reads the choices of all tokens: a thread has one at a time. The first warp does not: it has the call's place to find.
 __device__ __forceinline__ void load_choices(const UcclEpRoutes& r, u32 ranks, Few& few) {
-  u32 choices = r.tokens * r.top_k, nth = threadIdx.x - LANES, readers = blockDim.x - LANES;
-#pragma unroll 1
-  for (u32 token = threadIdx.x; token < r.tokens; token += blockDim.x) few.masks[token] = 0;
-  __syncthreads();
   if (warp_of_thread() == 0) return;
 #pragma unroll 1
-  for (u32 first = nth; first < choices; first += ROUND * readers) {
-    u32 experts[ROUND];
+  for (u32 token = threadIdx.x - LANES; token < r.tokens; token += blockDim.x - LANES) {
+    u64 mask = 0;
+#pragma unroll 1
+    for (u32 first = 0; first < r.top_k; first += CHOICES_AT_ONCE) {
+      u32 begin = token * r.top_k + first, count = min(r.top_k - first, CHOICES_AT_ONCE), experts[CHOICES_AT_ONCE];
 #pragma unroll
-    for (u32 i = 0; i < ROUND; i++) {
-      u32 at = first + i * readers;
-      experts[i] = at < choices ? choice_of(r, ranks, at) : NO_EXPERT;
-    }
+      for (u32 i = 0; i < CHOICES_AT_ONCE; i++) experts[i] = i < count ? choice_of(r, ranks, begin + i) : NO_EXPERT;
 #pragma unroll
-    for (u32 i = 0; i < ROUND; i++) {
-      u32 at = first + i * readers, expert = experts[i];
-      if (at >= choices) continue;
-      few.choices[at] = static_cast<u16>(expert != NO_EXPERT ? expert : is_none(r, at) ? NONE : WRONG);
-      if (expert != NO_EXPERT) atomicOr(&few.masks[at / r.top_k], 1ull << expert / r.local_experts);
+      for (u32 i = 0; i < CHOICES_AT_ONCE; i++) {
+        if (i >= count) continue;
+        bool is_expert = experts[i] != NO_EXPERT;
+        few.choices[begin + i] = static_cast<u16>(is_expert ? experts[i] : is_none(r, begin + i) ? NONE : WRONG);
+        if (is_expert) mask |= 1ull << experts[i] / r.local_experts;
+      }
     }
+    few.masks[token] = mask;
   }
 }
 

@@ -108,18 +108,28 @@ __device__ __forceinline__ u64 marks_of(const UcclEpGroup& g, u32 at, u32 from, 
   return g.windows[at] + g.marks_at + nth * UCCL_EP_PARTS * sizeof(u64);
 }
 
+// The first note of a call from a rank. A note is a word that says itself of which call it is, where a mark does, so that it needs no fence.
+__device__ __forceinline__ u64 notes_of(const UcclEpGroup& g, u32 at, u32 from, u64 call) {
+  u64 nth = static_cast<u64>(slot_of(call)) * g.ranks + from;
+  return g.windows[at] + g.notes_at + nth * UCCL_EP_NOTES * sizeof(u64);
+}
+
+__device__ __forceinline__ u64 note_of(u64 call, u32 value) { return call << MARK_CALL | value; }
+__device__ __forceinline__ u32 value_of_note(u64 note) { return static_cast<u32>(note) & ((1u << MARK_CALL) - 1); }
+
+// Waits for a mark or a note of a rank, which `seen` then is. One thread does it.
+__device__ __forceinline__ bool wait_for_note(const UcclEpGroup& g, Waiting& w, u32 peer, u64 word, u64& seen) {
+  u64 call = w.call.number;
+  Awaited note = {word, mark_of(call), peer, UCCL_EP_DATA, MARK_CALL};
+  return wait_for_word(g, w, note, seen, [&](u64 told) { return told >> MARK_CALL == call; }) == CAME;
+}
+
 // Waits for marks, of which a lane has one or none. All lanes of a warp come here. Returns whether all are there; `seen` is what a
 // lane's has.
 __device__ __forceinline__ bool wait_for_parts(const UcclEpGroup& g, Waiting& w, bool has, u32 peer, u64 word,
                                                u64& seen) {
-  u64 call = w.call.number;
   seen = 0;
-  bool is_there = true;
-  if (has) {
-    Awaited part = {word, mark_of(call), peer, UCCL_EP_DATA, true};
-    is_there = wait_for_word(g, w, part, seen, [&](u64 mark) { return mark >> MARK_CALL == call; }) == CAME;
-  }
-  bool are_there = __all_sync(ALL, is_there);
+  bool are_there = __all_sync(ALL, !has || wait_for_note(g, w, peer, word, seen));
   __syncwarp();
   return are_there;
 }

@@ -68,38 +68,98 @@ __device__ __forceinline__ void put_half(Sums& part, const Vector& v, bool is_up
 // Terms that a lane loads at a time: of a whole sum, and of a rank's part.
 constexpr u32 SUM_ROUND = 8;
 constexpr u32 PART_ROUND = 4;
+// Vectors of each that are on their way together where a token's rows come in pieces.
+constexpr u32 PIECE_WIDTH = 2;
 
-// Sums some vectors of terms in order, so many terms at a time: `store(at, sums)` has each.
-template <u32 AT_ONCE, typename Store>
-__device__ __forceinline__ void sum_each(const Terms& terms, const Slice& slice, Store store) {
-  u32 count = __popc(terms.has);
+// Loads `WIDTH` vectors of each of some terms, so many terms at a time: `each(nth, vectors)` has those of the `nth`.
+template <u32 AT_ONCE, u32 WIDTH, typename Each>
+__device__ __forceinline__ void for_terms(const Terms& terms, u32 which, u32 first, u32 end, Each each) {
+  u32 at = first + lane_of_thread();
 #pragma unroll 1
-  for (u32 at = slice.begin + lane_of_thread(); at - lane_of_thread() < slice.end; at += LANES) {
-    Sums sums = {}, part = {};
-#pragma unroll 1
-    for (u32 first = 0; first < count; first += AT_ONCE) {
-      Vector v[AT_ONCE];
+  for (u32 left = which; left != 0;) {
+    Vector v[AT_ONCE][WIDTH];
+    u32 loading = left;
 #pragma unroll
-      for (u32 i = 0; i < AT_ONCE; i++) {
-        if (first + i >= count) continue;
-        u64 row = __shfl_sync(ALL, terms.row, static_cast<int>(first + i));
-        if (at < slice.end) v[i] = load_vector(row + 16ull * at);
-      }
+    for (u32 i = 0; i < AT_ONCE; i++) {
+      if (loading == 0) continue;
+      u64 row = __shfl_sync(ALL, terms.row, __ffs(static_cast<int>(loading)) - 1);
+      loading &= loading - 1;
 #pragma unroll
-      for (u32 i = 0; i < AT_ONCE; i++) {
-        if (first + i >= count) continue;
-        float weight = __shfl_sync(ALL, terms.weight, static_cast<int>(first + i));
-        bool begins = (terms.begins >> (first + i) & 1) != 0;
-        if (begins) end_part(sums, part);
-        if ((terms.halves >> (first + i) & 1) != 0) {
-          put_half(part, v[i], !begins);
-        } else {
-          add_weighted(part, v[i], weight);
-        }
+      for (u32 j = 0; j < WIDTH; j++) {
+        if (at + j * LANES < end) v[i][j] = load_vector(row + 16ull * (at + j * LANES));
       }
     }
-    end_part(sums, part);
-    if (at < slice.end) store(at, sums);
+#pragma unroll
+    for (u32 i = 0; i < AT_ONCE; i++) {
+      if (left == 0) continue;
+      each(static_cast<u32>(__ffs(static_cast<int>(left)) - 1), v[i]);
+      left &= left - 1;
+    }
+  }
+}
+
+// The part of a rank's terms in the sums of some vectors.
+template <u32 AT_ONCE, u32 WIDTH>
+__device__ __forceinline__ void add_part(const Terms& terms, u32 which, u32 first, u32 end, Sums (&part)[WIDTH]) {
+  for_terms<AT_ONCE, WIDTH>(terms, which, first, end, [&](u32 nth, const Vector (&v)[WIDTH]) {
+    float weight = __shfl_sync(ALL, terms.weight, static_cast<int>(nth));
+#pragma unroll
+    for (u32 j = 0; j < WIDTH; j++) add_weighted(part[j], v[j], weight);
+  });
+}
+
+// A rank's part of some vectors, which has been summed, and the terms that it is of; or none.
+template <u32 WIDTH>
+struct KnownPart {
+  u32 terms;
+  Sums of[WIDTH];
+};
+
+// Sums some vectors of terms in order, of which those of one rank may have been summed: `store(at, sums)` has each.
+template <u32 AT_ONCE, u32 WIDTH, typename Store>
+__device__ __forceinline__ void sum_vectors(const Terms& terms, KnownPart<WIDTH>& known, u32 first, u32 end, Store store) {
+  Sums sums[WIDTH] = {}, part[WIDTH] = {};
+  // Lanes of terms before the known ones; all, if there are none, or they have been added.
+  constexpr u32 NONE_LEFT = ALL;
+  u32 before = (known.terms & (0u - known.terms)) - 1;
+  auto add_known = [&] {
+#pragma unroll
+    for (u32 j = 0; j < WIDTH; j++) {
+      end_part(sums[j], part[j]);
+      end_part(sums[j], known.of[j]);
+    }
+    before = NONE_LEFT;
+  };
+  for_terms<AT_ONCE, WIDTH>(terms, terms.has & ~known.terms, first, end, [&](u32 nth, const Vector (&v)[WIDTH]) {
+    if ((before >> nth & 1) == 0) add_known();
+    float weight = __shfl_sync(ALL, terms.weight, static_cast<int>(nth));
+    bool begins = (terms.begins >> nth & 1) != 0, is_half = (terms.halves >> nth & 1) != 0;
+#pragma unroll
+    for (u32 j = 0; j < WIDTH; j++) {
+      if (begins) end_part(sums[j], part[j]);
+      if (is_half) {
+        put_half(part[j], v[j], !begins);
+      } else {
+        add_weighted(part[j], v[j], weight);
+      }
+    }
+  });
+  if (before != NONE_LEFT) add_known();
+#pragma unroll
+  for (u32 j = 0; j < WIDTH; j++) {
+    end_part(sums[j], part[j]);
+    u32 at = first + lane_of_thread() + j * LANES;
+    if (at < end) store(at, sums[j]);
+  }
+}
+
+// Sums a slice of terms in order, so many terms at a time.
+template <u32 AT_ONCE, typename Store>
+__device__ __forceinline__ void sum_each(const Terms& terms, const Slice& slice, Store store) {
+  KnownPart<1> none = {};
+#pragma unroll 1
+  for (u32 first = slice.begin; first < slice.end; first += LANES) {
+    sum_vectors<AT_ONCE, 1>(terms, none, first, slice.end, store);
   }
 }
 

@@ -261,11 +261,12 @@ struct Awaited {
   u64 mark;
   u32 peer;
   u32 what;
-  bool is_part = false;
+  u16 call_at = 0;  // where in the word the call's number is, if it is not as in `mark`; NO_CALL: nowhere
 };
 
 // Where a part's mark has the call's number: see ep_parts.cuh.
-constexpr u32 MARK_CALL = 22;
+constexpr u16 MARK_CALL = 22;
+constexpr u16 NO_CALL = 63;
 
 // Looks at what else may have ended a wait, for which `seen` was not enough. Returns CAME if nothing has.
 UCCL_SELDOM u32 judge_wait(const UcclEpGroup& g, Waiting& w, Awaited a, u64 seen, u64 waited, bool looks_at_host) {
@@ -293,7 +294,7 @@ UCCL_SELDOM u32 judge_wait(const UcclEpGroup& g, Waiting& w, Awaited a, u64 seen
     state = UCCL_EP_OVERDUE;
   }
   if (state != 0) {
-    u64 told = a.is_part && seen != 0 ? mark_of(seen >> MARK_CALL) : seen;
+    u64 told = a.call_at == NO_CALL ? 0 : a.call_at != 0 && seen != 0 ? mark_of(seen >> a.call_at) : seen;
     w.expected[peer] = a.mark;
     w.seen[peer] = fault != 0 ? fault : told;
     note_fault(w, state, a.what, peer);

@@ -49,6 +49,13 @@ __device__ __forceinline__ void store_relaxed(u64 address, u64 value) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 
+// A word that says itself of what it is, whenever it is seen.
+__device__ __forceinline__ u64 load_relaxed(u64 address) {
+  u64 value;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+}
+
 // Two words that lie behind each other, aligned to 16 bytes: each is whole whenever it is seen.
 __device__ __forceinline__ void store_pair(u64 address, u64 first, u64 second) {
   asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(address), "l"(first), "l"(second) : "memory");

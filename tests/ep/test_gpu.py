@@ -63,13 +63,15 @@ def in_process(group: Any, seed: int, sizes: Sizes | None = None) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_ranks_in_processes_reach_the_windows_of_each_other(world: Any, seed: int) -> None:
-    world.run(2, in_process, 100 + seed)
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_in_processes_reach_the_windows_of_each_other(world: Any, size: int, seed: int) -> None:
+    world.run(size, in_process, 100 + seed)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_ranks_send_their_parts_of_sums(world: Any, seed: int) -> None:
-    world.run(2, in_process, 400 + seed, Sizes(Shape(2, 24), hidden=7168, top_k=8, most=64))
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_send_their_parts_of_sums(world: Any, size: int, seed: int) -> None:
+    world.run(size, in_process, 400 + seed, Sizes(Shape(size, 24), hidden=7168, top_k=8, most=64))
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -169,22 +171,24 @@ def graph_in_process(group: Any) -> None:
         in_graph(group, 100, lambda: torch.distributed.barrier(group))
 
 
-def test_a_graph_of_ranks_in_processes_is_repeated_with_other_tokens(world: Any) -> None:
-    world.run(2, graph_in_process)
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_graph_of_ranks_in_processes_is_repeated_with_other_tokens(world: Any, size: int) -> None:
+    world.run(size, graph_in_process)
 
 
-def waits_of(rank: Rank) -> list[list[int]]:
+def waits_of(rank: Rank, tokens: int) -> list[list[int]]:
     from uccl.ep import Buffer
 
     buffer = Buffer(None, 0, 1 << 24, low_latency_mode=True, comm=rank, device="cuda", timeout=20)
-    x = torch.ones((4, 256), dtype=torch.bfloat16, device="cuda")
-    choices = torch.arange(8, device="cuda").view(4, 2) % 4
-    weights = torch.ones((4, 2), device="cuda")
+    x = torch.ones((tokens, 256), dtype=torch.bfloat16, device="cuda")
+    # All tokens go to all experts.
+    choices = torch.arange(8, device="cuda").repeat(tokens, 1)
+    weights = torch.ones((tokens, 8), device="cuda")
     waits = torch.zeros((2, 2), dtype=torch.int64, device="cuda")
     if rank.rank() == 1:
         time.sleep(0.2)
     rows, _, handle, _, _ = buffer.low_latency_dispatch(
-        x, choices, 4, 4, use_fp8=False, dispatch_wait_recv_cost_stats=waits[0]
+        x, choices, tokens, 8, use_fp8=False, dispatch_wait_recv_cost_stats=waits[0]
     )
     rows = rows.clone()
     if rank.rank() == 1:
@@ -196,8 +200,10 @@ def waits_of(rank: Rank) -> list[list[int]]:
     return said
 
 
-def test_statistics_say_which_rank_was_waited_for() -> None:
-    first = threads(2, waits_of)[0]
+# Of more tokens, a rank waits for weights before it sends anything back.
+@pytest.mark.parametrize("tokens", [4, 64])
+def test_statistics_say_which_rank_was_waited_for(tokens: int) -> None:
+    first = threads(2, lambda rank: waits_of(rank, tokens))[0]
     for own, late in first:
         assert own < 50_000_000 < late < 10_000_000_000, first
 

@@ -36,9 +36,10 @@ def in_process(group: Any, function: Callable[..., None], seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("function", [many_tokens, elastic_calls])
-def test_ranks_in_processes_do_as_well(world: Any, function: Callable[..., None], seed: int) -> None:
-    world.run(2, in_process, function, 500 + seed)
+def test_ranks_in_processes_do_as_well(world: Any, function: Callable[..., None], size: int, seed: int) -> None:
+    world.run(size, in_process, function, 500 + seed)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

@@ -31,6 +31,9 @@ def serve(rank: int, most: int, folder: str, pipe: Any) -> None:
     import torch
 
     torch.set_num_threads(1)
+    # Ranks share GPUs only where there are too few.
+    if torch.cuda.is_available():
+        torch.cuda.set_device(rank % torch.cuda.device_count())
     dist = torch.distributed
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=most)
     groups = {size: dist.new_group(list(range(size))) for size in range(1, most + 1)}

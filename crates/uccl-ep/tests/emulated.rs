@@ -76,7 +76,13 @@ fn calls_take_the_places_of_calls_that_have_ended() {
 #[test]
 fn few_tokens_are_taken_and_summed_when_their_marks_have_come() {
     emulator::load();
-    SMALL.waits_for_marks();
+    Case { hidden: 640, ..SMALL }.waits_for_marks();
+}
+
+#[test]
+fn a_rank_that_notes_too_much_is_told() {
+    emulator::load();
+    SMALL.names_who_notes_too_much();
 }
 
 /// Many choices of each rank, whose first and last rank's calls are one launch each: these tell their tokens' weights.
@@ -86,6 +92,8 @@ const SUMMED: Case = Case { ranks: 3, local_experts: 5, top_k: 8, slots: 50, rou
 fn a_rank_sends_its_part_of_a_sum_where_weights_are_told() {
     emulator::load();
     Case { hidden: 640, ..SUMMED }.run();
+    // Calls whose weights come where those of earlier ones were.
+    Case { hidden: 8, rounds: 6, places: 2, ..SUMMED }.run();
     // Choices of which there is no mark for each: own rows go back too.
     Case { hidden: 8, slots: 260, ..SUMMED }.run();
 }

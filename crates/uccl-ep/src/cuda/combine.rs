@@ -12,7 +12,7 @@ use super::{
     dispatch::Handle,
     group::Group,
     memory::{Combined, Results, check_rows},
-    params::{CallParams, PARTS, Return, Routes, Sum, WholeCombine},
+    params::{CallParams, NOTES, PARTS, Return, Routes, Sum, WholeCombine},
     status::COMBINE_AGREED,
 };
 use crate::{
@@ -52,12 +52,8 @@ impl Combine {
         }
         let values = if is_packed { logfmt::max_len(hidden) } else { len };
         let row = Row { values, weights: 0, slots: routes.top_k as usize };
-        let pieces = if is_packed { 0 } else { pieces_of(group, *slots) };
-        let (place, weights_at) = match pieces {
-            0 => (row.place(*slots), 0),
-            _ => place_of(group, &row, *slots),
-        };
-        let call = call_of(group, &row, (*slots, place), is_packed, scratch)?;
+        let pieces = if is_packed { 0 } else { pieces_of(group, *slots, len / VECTOR) };
+        let call = call_of(group, &row, *slots, is_packed, scratch)?;
         let give_back = Return {
             group: group.params,
             call,
@@ -70,7 +66,7 @@ impl Combine {
             slots: *slots as u32,
             top_k: routes.top_k,
             pieces: pieces as u32,
-            weights_at,
+            sums: u32::from(pieces > 0 && sums_pay(group.ranks(), *slots, row.slots)),
         };
         Ok(Self { handle: Arc::clone(handle), give_back, is_packed, is_begun: false })
     }
@@ -128,10 +124,7 @@ impl Combine {
         let (kernels, tokens) = (group.kernels(), routes.tokens as usize);
         if !self.is_begun && !self.is_packed && pieces > 0 {
             let rows = self.rows().max(tokens);
-            let mut whole = WholeCombine { give_back: self.give_back, sum };
-            // It says that weights come with it.
-            let agreed = call.agreed as usize;
-            whole.give_back.call.header[agreed] = u64::from(whole.give_back.weights_at != 0);
+            let whole = WholeCombine { give_back: self.give_back, sum };
             // SAFETY: the kernel takes this struct; otherwise as for `begin`.
             return unsafe { group.launch(stream, (kernels.combine, rows), &whole) };
         }
@@ -145,35 +138,40 @@ impl Combine {
     }
 }
 
-/// Into how many pieces with marks the rows of a token are cut: all ranks find the same. 0: they have no marks.
-fn pieces_of(group: &Group, slots: usize) -> usize {
+/// Bytes of a vector, which a thread moves at a time.
+const VECTOR: usize = 16;
+
+/// Into how many pieces with marks the rows of a token are cut, which have so many vectors: all ranks find the same. 0: they have no marks.
+fn pieces_of(group: &Group, slots: usize, vectors: usize) -> usize {
     /// More would be no faster: each is waited for.
     const MOST: usize = 16;
-    match group.has_whole_calls() {
-        true => (PARTS / slots.max(1)).min(MOST),
-        false => 0,
+    /// Of a launch, more or less. Those that send a second piece, when the first is there, leave the link idle for a while.
+    const WARPS: usize = 2048;
+    /// Vectors that a warp moves at a time.
+    const WIDTH: usize = 32;
+    if !group.has_whole_calls() {
+        return 0;
     }
+    let peers = (group.ranks() - 1).max(1);
+    let most = (PARTS / slots.max(1)).min((WARPS / (slots.max(1) * peers)).clamp(1, MOST));
+    // None of them is empty.
+    let each = vectors.div_ceil(most.max(1) * WIDTH) * WIDTH;
+    most.min(vectors.div_ceil(each.max(1)))
 }
 
-/// Bytes of a place, and where in it, behind the rows, ranks are told the weights of each other's tokens, if a rank has two choices of each
-/// on average, and they are so many that a wait for the weights is shorter than what the rows take. Else 0. All ranks find the same.
-fn place_of(group: &Group, row: &Row, slots: usize) -> (usize, u32) {
+/// Whether ranks may send parts of sums: a rank has two choices of each token on average, they are so many that a wait for the weights is
+/// shorter than what the rows take, and there are notes for the weights. All ranks find the same.
+fn sums_pay(ranks: usize, slots: usize, top_k: usize) -> bool {
     /// Of tokens: on two H100s so many take as long either way.
     const LEAST: usize = 48;
-    let (ranks, rows) = (group.ranks(), row.place(slots));
-    let pays = ranks > 1 && row.slots >= 2 * ranks && slots >= LEAST;
-    let len = rows + size_of::<f32>() * ranks * slots * row.slots;
-    match u32::try_from(rows) {
-        Ok(weights_at) if pays && len <= group.pool_len() => (len, weights_at),
-        _ => (rows, 0),
-    }
+    ranks > 1 && top_k >= 2 * ranks && slots >= LEAST && slots * top_k < NOTES
 }
 
-/// What the kernels need to know of a call with such rows, of which each rank has so many slots, in a place of so many bytes.
+/// What the kernels need to know of a call with such rows, of which each rank has so many slots.
 pub(super) fn call_of(
     group: &Group,
     row: &Row,
-    (slots, place): (usize, usize),
+    slots: usize,
     is_packed: bool,
     scratch: u64,
 ) -> Result<CallParams> {
@@ -183,5 +181,5 @@ pub(super) fn call_of(
         agreed: std::array::from_fn(|at| (COMBINE_AGREED[at], agreed[at])),
         told: [],
     };
-    group.call(place, &header, scratch)
+    group.call(row.place(slots), &header, scratch)
 }

@@ -9,10 +9,10 @@ use uccl_wire::ep_gpu_card::EpGpuCard;
 use super::{
     hosted::Hosted,
     kernels::{Kernel, Kernels},
-    params::{CallParams, GroupParams, MAX_RANKS, Mask, Own},
+    params::{CallParams, GroupParams, MAX_RANKS, Mask, NOTES, Own},
     status::Reports,
     told::ToldMemory,
-    window::Window,
+    window::{Window, words_len},
 };
 use crate::{
     error::{Error, Phase, Result},
@@ -394,6 +394,7 @@ fn params(
         pool_at: control_len(ranks) as u64,
         pool: windows.pool_len() as u64,
         marks_at: 0,
+        notes_at: 0,
         rank: rank as u32,
         ranks: ranks as u32,
         masks_late: u32::from(masks_late),
@@ -406,7 +407,8 @@ fn params(
             params.windows.iter_mut().zip(window.addresses()).for_each(|(to, at)| *to = at);
             params.home = params.windows[rank];
             if window.marks_len() > 0 {
-                params.marks_at = params.pool_at;
+                params.notes_at = params.pool_at;
+                params.marks_at = params.notes_at + words_len(ranks, NOTES) as u64;
                 params.pool_at += window.marks_len() as u64;
             }
         }

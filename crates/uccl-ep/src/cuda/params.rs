@@ -26,6 +26,8 @@ pub(super) const UNPACKING_THREADS: u32 = 896;
 pub(super) const LAYOUT_THREADS: u32 = 512;
 /// Parts of a call, from each rank, that have marks of their own.
 pub(super) const PARTS: usize = 2048;
+/// Words that a rank tells another of a call of few tokens besides.
+pub(super) const NOTES: usize = 1 + 8192;
 /// Tokens that a block of `layout` counts.
 pub(super) const CHUNK: usize = 128;
 
@@ -107,6 +109,7 @@ pub(super) struct GroupParams {
     pub(super) pool_at: u64,
     pub(super) pool: u64,
     pub(super) marks_at: u64,
+    pub(super) notes_at: u64,
     pub(super) rank: u32,
     pub(super) ranks: u32,
     pub(super) masks_late: u32,
@@ -250,7 +253,7 @@ pub(super) struct Return {
     pub(super) slots: u32,
     pub(super) top_k: u32,
     pub(super) pieces: u32,
-    pub(super) weights_at: u32,
+    pub(super) sums: u32,
 }
 
 /// `UcclEpSum`.
@@ -460,7 +463,7 @@ pub fn layout_assertions() -> String {
         GroupParams,
         [
             windows, home, far, mirrors, ring, own, status, timeout_ns, pool_at, pool, marks_at,
-            rank, ranks, masks_late, ring_slots, by_host, zero
+            notes_at, rank, ranks, masks_late, ring_slots, by_host, zero
         ]
     );
     layout!("UcclEpCall", CallParams, [placed, len, header, agreed, phase, stays, zero]);
@@ -547,7 +550,7 @@ pub fn layout_assertions() -> String {
             slots,
             top_k,
             pieces,
-            weights_at
+            sums
         ]
     );
     layout!(
@@ -642,6 +645,7 @@ pub fn layout_assertions() -> String {
         ("UCCL_EP_LAYOUT_THREADS", LAYOUT_THREADS as usize),
         ("UCCL_EP_CHUNK", CHUNK),
         ("UCCL_EP_PARTS", PARTS),
+        ("UCCL_EP_NOTES", NOTES),
         ("UCCL_EP_OVERDUE", state::OVERDUE as usize),
         ("UCCL_EP_GAVE_UP", state::GAVE_UP as usize),
         ("UCCL_EP_POISONED", state::POISONED as usize),

@@ -1,6 +1,6 @@
 //! A rank's window in a GPU's memory, and where this GPU reaches those of its peers.
 //!
-//! It is laid out as a window of the CPU: words for each rank, then the pool; but between them may be marks of parts. Peers of
+//! It is laid out as a window of the CPU: words for each rank, then the pool; but between them may be notes and marks of parts. Peers of
 //! this process use its address; peers of other processes of the host open it by a handle. A window that its rank has let go of
 //! stays for as long as a peer of this process holds it, and the driver keeps it for those that have opened it: late stores hit
 //! no other memory.
@@ -21,7 +21,7 @@ use uccl_device::{
 };
 use uccl_wire::ep_gpu_card::EpGpuCard;
 
-use super::params::PARTS;
+use super::params::{NOTES, PARTS};
 use crate::{
     error::{Error, Result},
     nodes::host_of,
@@ -37,6 +37,11 @@ static WINDOWS: LazyLock<Mutex<HashMap<u64, Weak<DeviceBuffer>>>> = LazyLock::ne
 
 /// What other processes' windows were opened with.
 static IMPORTER: LazyLock<Importer> = LazyLock::new(Importer::default);
+
+/// Bytes of so many words from each rank for each call that may be under way.
+pub(super) const fn words_len(ranks: usize, words: usize) -> usize {
+    SLOTS * ranks * words * size_of::<u64>()
+}
 
 /// A window that this GPU reaches.
 enum Reached {
@@ -65,7 +70,7 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// A window with so many bytes for the calls of ranks, and, if they send in parts, with marks of these.
+    /// A window with so many bytes for the calls of ranks, and, if they send in parts, with marks of these and notes.
     pub(super) fn new(
         context: &'static Context,
         (me, ranks): (usize, usize),
@@ -74,7 +79,7 @@ impl Window {
     ) -> Result<Self> {
         let invalid = || Error::invalid(format!("a pool of {pool} bytes"));
         let pool = pool.checked_next_multiple_of(PAGE).ok_or_else(invalid)?;
-        let marks = if has_marks { SLOTS * ranks * PARTS * size_of::<u64>() } else { 0 };
+        let marks = if has_marks { words_len(ranks, NOTES + PARTS) } else { 0 };
         let words = control_len(ranks) + marks;
         let len = words.checked_add(pool).ok_or_else(invalid)?;
         let memory = Arc::new(DeviceBuffer::new(context, len)?);
@@ -96,7 +101,7 @@ impl Window {
         Ok(Self { memory, context, me, marks, pool, nonce, peers: Vec::new() })
     }
 
-    /// Bytes of the marks, which are before the pool.
+    /// Bytes of the notes, and of the marks behind them, which are before the pool.
     pub(super) fn marks_len(&self) -> usize {
         self.marks
     }

@@ -7,12 +7,13 @@ use uccl_ep::cuda;
 use super::{
     Gpu,
     case::{Case, Inputs, OnGpu, assert_same},
-    window::{CALL, PARTS, Window},
+    window::{CALL, Window},
     world,
 };
 
-/// As the library has it: pieces of a token's rows at most.
+/// As the library has it: pieces of the rows of few tokens at most, and bytes of the smallest.
 const MOST_PIECES: usize = 16;
+const PIECE: usize = 16 * 32;
 
 /// What is spoilt: of a record its token, or its rows, or the first of them, which are then far behind all; or where the records of ranks
 /// begin.
@@ -72,7 +73,7 @@ impl Case {
         let handle = round.enqueue_dispatch(self, group, gpu).expect("a dispatch");
         window.give_back(&held);
         gpu.stream.synchronize().expect("a dispatch ends");
-        let pieces = (PARTS / self.slots).min(MOST_PIECES);
+        let pieces = (2 * self.hidden).div_ceil(PIECE).min(MOST_PIECES);
         let marks: Vec<_> = goes(&inputs[0], 1)
             .iter()
             .flat_map(|token| token * pieces..(token + 1) * pieces)
@@ -81,6 +82,29 @@ impl Case {
         window.hide(&held, &marks);
         round.enqueue_combine(self, (group, &handle), gpu).expect("a combine");
         window.give_back(&held);
+    }
+
+    /// The second of two ranks notes that it sends more than there are slots: the first is told so.
+    pub(crate) fn names_who_notes_too_much(self) {
+        let told = world(2, |ranks, me| {
+            let group = self.join(ranks, me, Duration::from_secs(20));
+            let (gpu, other) = (Gpu::new(), Gpu::new());
+            let inputs = self.inputs_of(me, 0, self.slots);
+            let round = OnGpu::new(&self, &gpu, &inputs);
+            ranks.meet();
+            if me == 0 {
+                let too_much = CALL | (self.slots as u64 + 1);
+                // The note behind those of the experts.
+                Window::of(&group, &other).change_note(1, self.local_experts, |_| too_much);
+            }
+            round.enqueue_dispatch(&self, &group, &gpu).expect("a dispatch");
+            gpu.stream.synchronize().expect("kernels end, and the context stays usable");
+            ranks.meet();
+            group.check().err().map(|e| e.to_string()).unwrap_or_default()
+        });
+        let wanted =
+            format!("rank 1 has tokens for this rank {}, this rank {}", self.slots + 1, self.slots);
+        assert!(told[0].ends_with(&wanted), "{}", told[0]);
     }
 
     /// A table of records that the caller has spoilt leads to no other memory, and the call ends.

@@ -6,9 +6,11 @@ use uccl_ep::{cuda, placing::SLOTS};
 
 use super::Gpu;
 
-/// As the kernels have them: marks of a call from a rank, and what the next call adds to a mark.
-pub(super) const PARTS: usize = 2048;
+/// As the kernels have them: marks of a call from a rank, the notes that are before all marks, and what the next call adds to either.
+const PARTS: usize = 2048;
+const NOTES: usize = 1 + 8192;
 pub(super) const CALL: u64 = 1 << 22;
+const RANKS: usize = 2;
 /// Far longer than a part takes that is not waited for.
 const WHILE: Duration = Duration::from_millis(150);
 
@@ -24,6 +26,23 @@ pub(super) struct Held {
     marks: (u64, Vec<u64>),
 }
 
+/// What there is, as soon as it is as it should be.
+fn when(read: impl Fn() -> Vec<u64>, is_there: impl Fn(&[u64]) -> bool) -> Vec<u64> {
+    loop {
+        let found = read();
+        if is_there(&found) {
+            return found;
+        }
+        sleep(Duration::from_millis(1));
+    }
+}
+
+/// Bytes from the first word of a call from the second rank to the end of such words, of which a rank has so many for each call.
+fn words_behind(call: usize, words: usize) -> u64 {
+    let nth = call % SLOTS * RANKS + 1;
+    ((SLOTS * RANKS - nth) * words * size_of::<u64>()) as u64
+}
+
 impl<'a> Window<'a> {
     pub(super) fn of(group: &cuda::Group, gpu: &'a Gpu) -> Self {
         Self { gpu, pool: group.pool_address() }
@@ -31,19 +50,23 @@ impl<'a> Window<'a> {
 
     /// The first mark of a call from the second rank.
     fn marks_of(&self, call: usize) -> u64 {
-        let nth = call % SLOTS * 2 + 1;
-        self.pool - ((SLOTS * 2 - nth) * PARTS * size_of::<u64>()) as u64
+        self.pool - words_behind(call, PARTS)
+    }
+
+    /// Changes a note of a call from the second rank, when it has come.
+    pub(super) fn change_note(&self, call: usize, nth: usize, change: impl Fn(u64) -> u64) {
+        let marks = (SLOTS * RANKS * PARTS * size_of::<u64>()) as u64;
+        let at = self.pool - marks - words_behind(call, NOTES) + (nth * size_of::<u64>()) as u64;
+        let note = when(|| self.gpu.download(at, 1), |notes| notes[0] / CALL == call as u64);
+        self.gpu.write(at, &[change(note[0])]);
     }
 
     /// Some marks of a call, and what is in a range of the pool, when all of these marks have come.
     pub(super) fn hold(&self, call: usize, marks: &[usize], rows: Range<usize>) -> Held {
-        let all = loop {
-            let all: Vec<u64> = self.gpu.download(self.marks_of(call), PARTS);
-            if marks.iter().all(|mark| all[*mark] / CALL == call as u64) {
-                break all;
-            }
-            sleep(Duration::from_millis(1));
-        };
+        let all = when(
+            || self.gpu.download(self.marks_of(call), PARTS),
+            |all| marks.iter().all(|mark| all[*mark] / CALL == call as u64),
+        );
         let address = self.pool + rows.start as u64;
         Held {
             rows: (address, self.gpu.download(address, rows.len())),

@@ -103,6 +103,10 @@ inline void store_relaxed(u64 address, u64 value) {
   __atomic_store_n(reinterpret_cast<u64*>(address), value, __ATOMIC_RELAXED);
 }
 
+inline u64 load_relaxed(u64 address) {
+  return __atomic_load_n(reinterpret_cast<const u64*>(address), __ATOMIC_RELAXED);
+}
+
 inline void say_to_block(u32& word, u32 value) { __atomic_store_n(&word, value, __ATOMIC_RELEASE); }
 
 // In either order, as on a GPU.

@@ -90,7 +90,7 @@ impl Combine {
             weights: if results.weights == 0 { 0 } else { top_k },
             slots: if is_each { top_k } else { slots_of(Nodes::one(group.ranks()), top_k) },
         };
-        let call = call_of(group, &row, (*slots, row.place(*slots)), false, scratch)?;
+        let call = call_of(group, &row, *slots, false, scratch)?;
         let sent = NormalReturn {
             group: group.params,
             call,
