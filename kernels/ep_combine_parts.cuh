@@ -10,6 +10,7 @@
 struct ReturningParts {
   Returning rows;
   Taken taken;
+  Mark marks[2][UCCL_EP_THREADS / LANES];  // of what warps have sent, in turn
 };
 
 // A row that stays: which one, behind the call's number in a mark.
@@ -146,46 +147,53 @@ __device__ __forceinline__ void send_sum(const Slice& slice, const Given& given,
   });
 }
 
-// Sets the mark of what a warp has sent, if one is yet to be set, when that is there.
-__device__ __forceinline__ void set_mark(Mark& mark) {
-  if (mark.word == 0) return;
-  __syncwarp();
-  if (lane_of_thread() == 0) {
-    __threadfence_system();
-    store_relaxed(mark.word, mark.value);
+// Sends a piece of what is given back. Returns its mark, or none: there was nothing, or a wait has failed. All lanes of a warp come here.
+__device__ __forceinline__ Mark send_piece(const UcclEpReturn& p, Waiting& w, Given& given, u32 piece, u64& telling) {
+  u32 has = __ballot_sync(ALL, given.row.to != 0);
+  // Two rows are no longer than their sum, and need no weights. A table that the caller has spoilt may have rows that are none between others.
+  bool is_summed = p.sums != 0 && __popc(has) > 2 && (has & (has + 1)) == 0;
+  if (has == 0 || (is_summed && !wait_for_telling(p, w, given.rank, telling, is_summed))) return {0, 0};
+  if (is_summed && !wait_for_weights(p, w, given)) return {0, 0};
+  Slice slice = slice_of({0, 0, piece, p.pieces}, p.row_len / 16);
+  if (is_summed) {
+    send_sum(slice, given, has);
+  } else {
+    copy_rows(slice, given.row, has);
   }
-  mark.word = 0;
+  u64 call = w.call.number, marks = marks_of(p.group, given.rank, p.group.rank, call);
+  return {marks + sizeof(u64) * (given.token * p.pieces + piece), mark_of_part(call, 0, is_summed ? OF_SUM : OF_ROWS)};
 }
 
-// Sends rows back, piece by piece, and those for so many ranks in turn. Returns the mark of a warp's last piece, which is yet to be set.
-__device__ __forceinline__ Mark return_pieces(const UcclEpReturn& p, Returning& s, u32 ranks) {
+// Sets marks of what the block has sent: a lane has one, or none. A fence for each warp would take longer: those of a block come one
+// after the other.
+__device__ __forceinline__ void set_marks(const Mark& mark) {
+  if (!__any_sync(ALL, mark.word != 0)) return;
+  __threadfence_system();
+  if (mark.word != 0) store_relaxed(mark.word, mark.value);
+}
+
+// Sends rows back, piece by piece, and those for so many ranks in turn. The first warp waits until what all have sent is there, and sets the marks.
+__device__ __forceinline__ void return_pieces(const UcclEpReturn& p, ReturningParts& parts, u32 ranks) {
   const UcclEpGroup& g = p.group;
-  u64 call = s.waiting.call.number, telling = 0;
-  Mark mark = {0, 0};
-  u32 most = 0, step = gridDim.x * warps_of_block(), first = blockIdx.x + warp_of_thread() * gridDim.x;
+  Returning& s = parts.rows;
+  u64 telling = 0;
+  u32 most = 0, warps = warps_of_block(), warp = warp_of_thread();
 #pragma unroll 1
   for (u32 rank = 0; rank < g.ranks; rank++) most = max(most, records_of_rank(s, rank));
+  u32 count = most * ranks * p.pieces, turn = 0;
 #pragma unroll 1
-  for (u32 part = first; part < most * ranks * p.pieces; part += step) {
-    u32 piece = part % p.pieces;
-    Given given = given_at(p, s, ranks, part / p.pieces);
-    u32 has = __ballot_sync(ALL, given.row.to != 0);
-    if (has == 0) continue;
-    // Two rows are no longer than their sum, and need no weights. A table that the caller has spoilt may have rows that are none between others.
-    bool is_summed = p.sums != 0 && __popc(has) > 2 && (has & (has + 1)) == 0;
-    if (is_summed && !wait_for_telling(p, s.waiting, given.rank, telling, is_summed)) break;
-    if (is_summed && !wait_for_weights(p, s.waiting, given)) break;
-    set_mark(mark);
-    Slice slice = slice_of({0, 0, piece, p.pieces}, p.row_len / 16);
-    if (is_summed) {
-      send_sum(slice, given, has);
-    } else {
-      copy_rows(slice, given.row, has);
+  for (u32 first = blockIdx.x; first < count; first += gridDim.x * warps) {
+    u32 part = first + warp * gridDim.x;
+    Mark mark = {0, 0};
+    if (part < count) {
+      Given given = given_at(p, s, ranks, part / p.pieces);
+      mark = send_piece(p, s.waiting, given, part % p.pieces, telling);
     }
-    mark.word = marks_of(g, given.rank, g.rank, call) + sizeof(u64) * (given.token * p.pieces + piece);
-    mark.value = mark_of_part(call, 0, is_summed ? OF_SUM : OF_ROWS);
+    if (lane_of_thread() == 0) parts.marks[turn][warp] = mark;
+    __syncthreads();
+    if (warp == 0) set_marks(lane_of_thread() < warps ? parts.marks[turn][lane_of_thread()] : Mark{0, 0});
+    turn ^= 1;
   }
-  return mark;
 }
 
 // Begins a block that sends rows back, and tells of the call. `sum`: what is summed in the same launch; or null.
@@ -300,18 +308,15 @@ __device__ __forceinline__ bool end_sum(const UcclEpSum& p, Waiting& w, const Ve
   return true;
 }
 
-// Makes the sums. What a warp has sent last is on its way, and gets its mark when the warp has begun its first sum.
-__device__ __forceinline__ void sum_pieces(const UcclEpSum& p, const UcclEpReturn* stays, Mark sent, Waiting& w) {
+// Makes the sums. What this rank has itself is added while what others send is on its way.
+__device__ __forceinline__ void sum_pieces(const UcclEpSum& p, const UcclEpReturn* stays, Waiting& w) {
   Slices slices = slices_of(p);
 #pragma unroll 1
   for (u32 i = first_slice(); i < slices.count; i += slices.warps) {
     Vectors vectors = vectors_of(p, slices, i);
     Summing sum;
-    if (!begin_sum(p, stays, w, vectors, sum)) break;
-    set_mark(sent);
-    if (!end_sum(p, w, vectors, sum)) break;
+    if (!begin_sum(p, stays, w, vectors, sum) || !end_sum(p, w, vectors, sum)) break;
   }
-  set_mark(sent);
 }
 
 // Waits until ranks' headers are there, in the first block, which compares them for all, and says how long they took.
@@ -323,8 +328,7 @@ __device__ __forceinline__ void combine_send(const UcclEpReturn& p, ReturningPar
   if (p.pieces == 0) {
     return_whole(p, s.rows);
   } else if (begin_return(p, nullptr, s)) {
-    Mark sent = return_pieces(p, s.rows, p.group.ranks);
-    set_mark(sent);
+    return_pieces(p, s, p.group.ranks);
   }
 }
 
@@ -333,7 +337,7 @@ __device__ __forceinline__ void combine_receive(const UcclEpSum& p, Waiting& w) 
   if (p.pieces == 0) {
     sum_whole(p, w);
   } else if (compare_first(p, w)) {
-    sum_pieces(p, nullptr, {0, 0}, w);
+    sum_pieces(p, nullptr, w);
     if (is_sound(p.group, p.call, w) && is_last_block(p.group, STEP_RECEIVE, w)) tell_taken(p.group, p.call, w);
   }
 }
@@ -348,9 +352,8 @@ __device__ __forceinline__ void combine(const UcclEpCombine& p, ReturningParts& 
   // Who says how long ranks take waits for nothing of theirs before.
   bool is_timed = p.sum.waits != 0;
   if (is_timed && !compare_first(p.sum, s.rows.waiting)) return;
-  Mark sent = {0, 0};
-  if (ranks > 0) sent = return_pieces(back, s.rows, ranks);
+  if (ranks > 0) return_pieces(back, s, ranks);
   if (!is_timed && !compare_first(p.sum, s.rows.waiting)) return;
-  sum_pieces(p.sum, stays ? &back : nullptr, sent, s.rows.waiting);
+  sum_pieces(p.sum, stays ? &back : nullptr, s.rows.waiting);
   is_sound(back.group, back.call, s.rows.waiting);
 }

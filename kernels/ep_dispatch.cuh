@@ -539,16 +539,19 @@ struct Dispatching {
   Arriving arriving;
 };
 
-// Sends few tokens, and receives, in one launch, in parts. What arrives is counted while the rows are on their way: a fence ends no sooner
-// if it begins before.
+// Sends few tokens, and receives, in one launch, in parts.
 __device__ __forceinline__ void dispatch(const UcclEpDispatch& p, Dispatching& s) {
   const UcclEpSend& send = p.send;
   Targets to[2] = {};
   load_choices(send.routes, send.group.ranks, s.sending.few);
   if (!begin_at_once(send.group, send.call, true, s.sending.waiting, s.sending.taken)) return;
   if (!send_few(send, s.sending, to)) return;
+  // Where most blocks send, what arrives is counted while the rows are on their way: a fence ends no sooner if it begins before. Fewer are
+  // there at once, and others take them.
+  bool marks_late = 2 * send.routes.tokens > gridDim.x;
+  if (!marks_late) mark_sent(send, s.sending, to);
   go_on(s.sending.waiting, s.arriving.waiting);
   if (!count_arriving(p.receive, s.arriving)) return;
-  mark_sent(send, s.sending, to);
+  if (marks_late) mark_sent(send, s.sending, to);
   take_arriving(p.receive, send.routes.tokens, true, s.arriving);
 }
