@@ -1,6 +1,10 @@
 //! What a test does to the window of the first of two ranks: it holds rows and marks back that the second has sent.
 
-use std::{ops::Range, thread::sleep, time::Duration};
+use std::{
+    ops::Range,
+    thread::sleep,
+    time::{Duration, Instant},
+};
 
 use uccl_ep::{cuda, placing::SLOTS};
 
@@ -13,6 +17,8 @@ pub(super) const CALL: u64 = 1 << 22;
 const RANKS: usize = 2;
 /// Far longer than a part takes that is not waited for.
 const WHILE: Duration = Duration::from_millis(150);
+/// Far longer than a rank takes.
+const LIMIT: Duration = Duration::from_secs(50);
 
 pub(super) struct Window<'a> {
     gpu: &'a Gpu,
@@ -28,11 +34,13 @@ pub(super) struct Held {
 
 /// What there is, as soon as it is as it should be.
 fn when(read: impl Fn() -> Vec<u64>, is_there: impl Fn(&[u64]) -> bool) -> Vec<u64> {
+    let began = Instant::now();
     loop {
         let found = read();
         if is_there(&found) {
             return found;
         }
+        assert!(began.elapsed() < LIMIT, "the second rank has not come after {LIMIT:?}");
         sleep(Duration::from_millis(1));
     }
 }
