@@ -119,7 +119,7 @@ __device__ __forceinline__ Given given_at(const UcclEpReturn& p, const Returning
 // Waits until a rank has said whether it `tells` weights: `telling` has a bit for each of which the warp knows that it does. All lanes of a
 // warp come here.
 __device__ __forceinline__ bool wait_for_telling(const UcclEpReturn& p, Waiting& w, u32 rank, u64& telling, bool& tells) {
-  u64 seen = 1;
+  u64 seen;
   tells = (telling >> rank & 1) != 0;
   if (tells) return true;
   if (!wait_for_parts(p.group, w, true, rank, notes_of(p.group, p.group.rank, rank, w.call.number), seen)) return false;

@@ -149,14 +149,14 @@ fn pieces_of(group: &Group, slots: usize, vectors: usize) -> usize {
     const WARPS: usize = 2048;
     /// Vectors that a warp moves at a time.
     const WIDTH: usize = 32;
-    if !group.has_whole_calls() {
+    let (slots, peers) = (slots.max(1), (group.ranks() - 1).max(1));
+    if !group.has_whole_calls() || slots > PARTS {
         return 0;
     }
-    let peers = (group.ranks() - 1).max(1);
-    let most = (PARTS / slots.max(1)).min((WARPS / (slots.max(1) * peers)).clamp(1, MOST));
+    let most = (PARTS / slots).min((WARPS / (slots * peers)).clamp(1, MOST));
     // None of them is empty.
-    let each = vectors.div_ceil(most.max(1) * WIDTH) * WIDTH;
-    most.min(vectors.div_ceil(each.max(1)))
+    let each = vectors.div_ceil(most * WIDTH) * WIDTH;
+    vectors.div_ceil(each.max(1))
 }
 
 /// Whether ranks may send parts of sums: a rank has two choices of each token on average, they are so many that a wait for the weights is

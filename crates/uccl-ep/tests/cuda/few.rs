@@ -93,9 +93,9 @@ impl Case {
             let round = OnGpu::new(&self, &gpu, &inputs);
             ranks.meet();
             if me == 0 {
-                let too_much = CALL | (self.slots as u64 + 1);
                 // The note behind those of the experts.
-                Window::of(&group, &other).change_note(1, self.local_experts, |_| too_much);
+                let (nth, too_much) = (self.local_experts, self.slots as u64 + 1);
+                Window::of(&group, &other).change_note(1, nth, too_much);
             }
             round.enqueue_dispatch(&self, &group, &gpu).expect("a dispatch");
             gpu.stream.synchronize().expect("kernels end, and the context stays usable");

@@ -61,12 +61,13 @@ impl<'a> Window<'a> {
         self.pool - words_behind(call, PARTS)
     }
 
-    /// Changes a note of a call from the second rank, when it has come.
-    pub(super) fn change_note(&self, call: usize, nth: usize, change: impl Fn(u64) -> u64) {
+    /// Has a note of a call from the second rank say something else, when it has come.
+    pub(super) fn change_note(&self, call: usize, nth: usize, value: u64) {
         let marks = (SLOTS * RANKS * PARTS * size_of::<u64>()) as u64;
         let at = self.pool - marks - words_behind(call, NOTES) + (nth * size_of::<u64>()) as u64;
-        let note = when(|| self.gpu.download(at, 1), |notes| notes[0] / CALL == call as u64);
-        self.gpu.write(at, &[change(note[0])]);
+        let call = call as u64;
+        when(|| self.gpu.download(at, 1), |notes| notes[0] / CALL == call);
+        self.gpu.write(at, &[call * CALL + value]);
     }
 
     /// Some marks of a call, and what is in a range of the pool, when all of these marks have come.
