@@ -31,15 +31,6 @@ __device__ __forceinline__ u32 find(const u32* starts, u32 count, u32 at) {
   return low;
 }
 
-__device__ __forceinline__ void send_header(const UcclEpGroup& g, const UcclEpCall& c, const UcclEpPlaced& call) {
-#pragma unroll 1
-  for (u32 i = threadIdx.x; i < g.ranks * UCCL_EP_HEADER; i += blockDim.x) {
-    u32 to = i / UCCL_EP_HEADER, word = i % UCCL_EP_HEADER;
-    if (is_masked(call, to)) continue;
-    reinterpret_cast<u64*>(header_of(g, to, g.rank, call.number))[word] = c.header[word];
-  }
-}
-
 // Reads how many records there were, which the block knows behind its next barrier. A table that the caller has spoilt tells of no more than
 // there can be.
 __device__ __forceinline__ void load_starts(const UcclEpReturn& p, Returning& s) {
@@ -108,7 +99,7 @@ __device__ __forceinline__ Going going(const UcclEpReturn& p, const Returning& s
 template <typename Send>
 __device__ __forceinline__ void send_rows(const UcclEpReturn& p, Returning& s, Send send) {
   if (!begin_send(p.group, p.call, s.waiting)) return;
-  if (is_spare_block()) send_header(p.group, p.call, s.waiting.call);
+  if (is_spare_block()) write_headers(p.group, p.call, s.waiting.call, nullptr);
   load_starts(p, s);
   __syncthreads();
   u32 total = count_rows(p, s, s.starts[p.group.ranks]);

@@ -1,8 +1,7 @@
 // A combine of few rows, in parts: what a rank gives back for a token goes in pieces, each of which is a slice of all its rows and has a
 // mark. Those of the first tokens go first, and sums are made as they come. In a combine of one launch, rows of this rank's own tokens stay
-// where they are, and their marks, of which each choice has one, name them. Ranks that tell their tokens' weights get one part of a sum, in f32,
-// instead of more than two rows: it has the slots of the first two. The first of a rank's notes says whether it tells weights; they are
-// the others.
+// where they are, and their marks, of which each choice has one, name them. Ranks that tell their tokens' weights get one part of a sum
+// instead of several rows: it has the slots of the first two. The first of a rank's notes says whether it tells weights; they are the others.
 #pragma once
 
 #include "ep_combine.cuh"
@@ -137,21 +136,34 @@ __device__ __forceinline__ bool wait_for_weights(const UcclEpReturn& p, Waiting&
   return __all_sync(ALL, !waits || wait_for_word(p.group, w, weight, given.weight, is_told) == CAME);
 }
 
+// Rows that a lane loads at a time to sum them for another rank, and vectors of each.
+constexpr u32 SENT_ROUND = 3;
+constexpr u32 SENT_WIDTH = 2;
+
 // Sends a slice of the weighted sum of what a rank gives back for a token: to the slots of its first two rows.
 __device__ __forceinline__ void send_sum(const Slice& slice, const Given& given, u32 has) {
-  u64 lower = __shfl_sync(ALL, given.row.to, 0), upper = __shfl_sync(ALL, given.row.to, 1);
-  float weight = __uint_as_float(static_cast<u32>(given.weight));
-  sum_each<PART_ROUND>({given.row.from, weight, given.rank, has, 1, 0}, slice, [&](u32 at, const Sums& sums) {
-    store_vector(lower + 16ull * at, half_of(sums, false));
-    store_vector(upper + 16ull * at, half_of(sums, true));
-  });
+  u64 upper = __shfl_sync(ALL, given.row.to, 0), lower = __shfl_sync(ALL, given.row.to, 1);
+  Terms terms = {given.row.from, __uint_as_float(static_cast<u32>(given.weight)), given.rank, has, 1, 0};
+#pragma unroll 1
+  for (u32 first = slice.begin; first < slice.end; first += SENT_WIDTH * LANES) {
+    Sums part[SENT_WIDTH] = {};
+    add_part<SENT_ROUND>(terms, has, first, slice.end, part);
+#pragma unroll
+    for (u32 j = 0; j < SENT_WIDTH; j++) {
+      u32 at = first + lane_of_thread() + j * LANES;
+      round_part(part[j]);
+      if (at >= slice.end) continue;
+      store_vector(upper + 16ull * at, upper_of(part[j]));
+      store_half(lower + 8ull * at, lower_of(part[j]));
+    }
+  }
 }
 
 // Sends a piece of what is given back. Returns its mark, or none: there was nothing, or a wait has failed. All lanes of a warp come here.
 __device__ __forceinline__ Mark send_piece(const UcclEpReturn& p, Waiting& w, Given& given, u32 piece, u64& telling) {
   u32 has = __ballot_sync(ALL, given.row.to != 0);
-  // Two rows are no longer than their sum, and need no weights. A table that the caller has spoilt may have rows that are none between others.
-  bool is_summed = p.sums != 0 && __popc(has) > 2 && (has & (has + 1)) == 0;
+  // A table that the caller has spoilt may have rows that are none between others.
+  bool is_summed = p.sums != 0 && __popc(has) > 1 && (has & (has + 1)) == 0;
   if (has == 0 || (is_summed && !wait_for_telling(p, w, given.rank, telling, is_summed))) return {0, 0};
   if (is_summed && !wait_for_weights(p, w, given)) return {0, 0};
   Slice slice = slice_of({0, 0, piece, p.pieces}, p.row_len / 16);
@@ -202,7 +214,7 @@ __device__ __forceinline__ bool begin_return(const UcclEpReturn& p, const UcclEp
   if (!begin_at_once(p.group, p.call, sum != nullptr, s.rows.waiting, s.taken)) return false;
   if (is_spare_block()) {
     tell_weights(p, sum, s.rows.waiting.call);
-    send_header(p.group, p.call, s.rows.waiting.call);
+    write_headers(p.group, p.call, s.rows.waiting.call, nullptr);
     tell_arrived(p.group, p.call, s.rows.waiting);
   }
   return true;
@@ -239,26 +251,22 @@ __device__ __forceinline__ bool wait_for_terms(const UcclEpSum& p, Waiting& w, u
   bool is_part = has && count_of_mark(seen) == OF_SUM;
   bool is_first = __popc(__match_any_sync(ALL, terms.rank) & lanes_before()) < 2;
   terms.has = __ballot_sync(ALL, is_there && (!is_part || is_first));
-  terms.halves = __ballot_sync(ALL, is_part && is_first);
+  terms.parts = __ballot_sync(ALL, is_part && is_first);
   return true;
 }
 
 // Vectors of a piece that a warp sums together.
 constexpr u32 PIECE_STEP = PIECE_WIDTH * LANES;
 
-// What all warps sum: a slice of a piece is one's at a time. Who sends first, if some warps do nothing else, sums last.
-struct Slices {
-  u32 warps;
-  u32 of_piece;
-  u32 count;
-};
+__device__ __forceinline__ u32 warps_of_launch() { return gridDim.x * warps_of_block(); }
 
-__device__ __forceinline__ Slices slices_of(const UcclEpSum& p) {
-  u32 warps = gridDim.x * warps_of_block(), pieces = p.routes.tokens * p.pieces;
-  u32 most = (p.row_len / 16 + p.pieces * LANES - 1) / (p.pieces * LANES), slices = min(max(warps / max(pieces, 1u), 1u), most);
-  return {warps, slices, pieces * slices};
+// Into how many slices a piece is cut, of which a warp sums one at a time.
+__device__ __forceinline__ u32 slices_of_piece(const UcclEpSum& p) {
+  u32 most = (p.row_len / 16 + p.pieces * LANES - 1) / (p.pieces * LANES);
+  return min(max(warps_of_launch() / max(p.routes.tokens * p.pieces, 1u), 1u), most);
 }
 
+// Who sends first, if some warps do nothing else, sums last.
 __device__ __forceinline__ u32 first_slice() { return (gridDim.x - 1 - blockIdx.x) * warps_of_block() + warp_of_thread(); }
 
 // Some vectors of a token's sum.
@@ -268,10 +276,10 @@ struct Vectors {
   Slice slice;
 };
 
-__device__ __forceinline__ Vectors vectors_of(const UcclEpSum& p, const Slices& slices, u32 i) {
-  u32 nth = i / slices.of_piece, piece = nth % p.pieces;
+__device__ __forceinline__ Vectors vectors_of(const UcclEpSum& p, u32 slices, u32 i) {
+  u32 nth = i / slices, piece = nth % p.pieces;
   Slice whole = slice_of({0, 0, piece, p.pieces}, p.row_len / 16);
-  Slice slice = slice_of({0, 0, i % slices.of_piece, slices.of_piece}, whole.end - whole.begin);
+  Slice slice = slice_of({0, 0, i % slices, slices}, whole.end - whole.begin);
   return {nth / p.pieces, piece, {whole.begin + slice.begin, whole.begin + slice.end}};
 }
 
@@ -284,6 +292,8 @@ struct Summing {
 __device__ __forceinline__ void add_own(Summing& s, u32 first, u32 end) {
   s.own = {s.own.terms, {}};
   add_part<PART_ROUND>(s.terms, s.own.terms, first, end, s.own.of);
+#pragma unroll
+  for (u32 j = 0; j < PIECE_WIDTH; j++) round_part(s.own.of[j]);
 }
 
 // Begins a sum with what this rank has itself. `stays`: the own rows that stay; or null. All lanes of a warp come here.
@@ -310,9 +320,9 @@ __device__ __forceinline__ bool end_sum(const UcclEpSum& p, Waiting& w, const Ve
 
 // Makes the sums. What this rank has itself is added while what others send is on its way.
 __device__ __forceinline__ void sum_pieces(const UcclEpSum& p, const UcclEpReturn* stays, Waiting& w) {
-  Slices slices = slices_of(p);
+  u32 slices = slices_of_piece(p);
 #pragma unroll 1
-  for (u32 i = first_slice(); i < slices.count; i += slices.warps) {
+  for (u32 i = first_slice(); i < p.routes.tokens * p.pieces * slices; i += warps_of_launch()) {
     Vectors vectors = vectors_of(p, slices, i);
     Summing sum;
     if (!begin_sum(p, stays, w, vectors, sum) || !end_sum(p, w, vectors, sum)) break;

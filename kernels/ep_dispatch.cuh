@@ -164,15 +164,7 @@ __device__ __forceinline__ void send_counts(const UcclEpSend& p, const UcclEpPla
     u64 area = g.windows[i / local] + call.place + g.rank * p.area.len;
     reinterpret_cast<u32*>(area)[i % local] = per_expert[i];
   }
-#pragma unroll 1
-  for (u32 i = threadIdx.x; i < g.ranks * UCCL_EP_HEADER; i += blockDim.x) {
-    u32 to = i / UCCL_EP_HEADER, word = i % UCCL_EP_HEADER;
-    if (is_masked(call, to)) continue;
-    u64 value = p.call.header[word];
-    // The first word that is told and not agreed on.
-    if (word == p.call.agreed) value = per_rank[to];
-    reinterpret_cast<u64*>(header_of(g, to, g.rank, call.number))[word] = value;
-  }
+  write_headers(g, p.call, call, per_rank);
 }
 
 // The counts of what an earlier launch has routed.
@@ -252,9 +244,13 @@ __device__ __forceinline__ bool send_few(const UcclEpSend& p, Sending& s, Target
   const UcclEpPlaced& call = s.waiting.call;
   if (is_spare_block()) {
     count_all(p.routes, p.group.ranks, s.few);
-    if (p.in_parts != 0) note_counts(p, call, s.few.per_expert, s.few.per_rank);
-    send_counts(p, call, s.few.per_expert, s.few.per_rank);
-    if (p.in_parts != 0) tell_arrived(p.group, p.call, s.waiting);
+    if (p.in_parts == 0) {
+      send_counts(p, call, s.few.per_expert, s.few.per_rank);
+    } else {
+      note_counts(p, call, s.few.per_expert, s.few.per_rank);
+      write_headers(p.group, p.call, call, nullptr);
+      tell_arrived(p.group, p.call, s.waiting);
+    }
   }
   Team team = whole_block();
 #pragma unroll 1

@@ -1,5 +1,5 @@
 // The weighted sum of a token's rows: rank by rank, in the order of the ranks' first choices. Of each rank its choices are summed before,
-// one by one; so that a rank may send its part, in f32, where there are many.
+// one by one, and this part is rounded to 24 bits a value; so that a rank may send its part where there are many.
 #pragma once
 
 #include "ep_numerics.cuh"
@@ -12,7 +12,7 @@ struct Terms {
   u32 rank;    // whose term it is; more than any if there is none
   u32 has;
   u32 begins;  // of terms in order, the first of each rank
-  u32 halves;  // those that are half of a rank's part, in f32; its first has the lower values of each vector
+  u32 parts;   // those that are a rank's part, in two rows: the first has the upper 16 bits of its values, the other the next 8
 };
 
 // Puts terms in the order in which they are summed.
@@ -33,17 +33,29 @@ __device__ __forceinline__ Terms in_order(const Terms& terms) {
   }
   int source = static_cast<int>(from);
   u32 rank = __shfl_sync(ALL, terms.rank, source), before = __shfl_sync(ALL, rank, static_cast<int>(lane == 0 ? 0 : lane - 1));
-  bool has = lane < count, is_half = (terms.halves >> from & 1) != 0;
+  bool has = lane < count, is_part = (terms.parts >> from & 1) != 0;
   return {__shfl_sync(ALL, terms.row, source),
           __shfl_sync(ALL, terms.weight, source),
           rank,
           __ballot_sync(ALL, has),
           __ballot_sync(ALL, has && (lane == 0 || rank != before)),
-          __ballot_sync(ALL, has && is_half)};
+          __ballot_sync(ALL, has && is_part)};
 }
 
-// Adds a rank's part to a sum.
-__device__ __forceinline__ void end_part(Sums& sums, Sums& part) {
+// The nearest number with the upper 24 bits of an f32, ties away from zero; subnormal ones are cut off. As numerics/sum.rs in Rust has it.
+__device__ __forceinline__ float nearest_of_24_bits(float value) {
+  u32 power = __float_as_uint(value) & 0xff800000;
+  return __uint_as_float(__float_as_uint(__fmaf_rn(__uint_as_float(power), 0x1p-16f, value)) & 0xffffff00);
+}
+
+// Ends a rank's part.
+__device__ __forceinline__ void round_part(Sums& part) {
+#pragma unroll
+  for (u32 i = 0; i < 8; i++) part.of[i] = nearest_of_24_bits(part.of[i]);
+}
+
+// Adds a part that has ended to a sum.
+__device__ __forceinline__ void add_rounded(Sums& sums, Sums& part) {
 #pragma unroll
   for (u32 i = 0; i < 8; i++) {
     sums.of[i] = __fadd_rn(sums.of[i], part.of[i]);
@@ -51,18 +63,41 @@ __device__ __forceinline__ void end_part(Sums& sums, Sums& part) {
   }
 }
 
-// Half of the values of a part.
-__device__ __forceinline__ Vector half_of(const Sums& sums, bool is_upper) {
+// The same of one that has not.
+__device__ __forceinline__ void end_part(Sums& sums, Sums& part) {
+  round_part(part);
+  add_rounded(sums, part);
+}
+
+// The upper 16 bits of a part's values: a vector.
+__device__ __forceinline__ Vector upper_of(const Sums& part) {
   u32 words[4];
 #pragma unroll
-  for (u32 i = 0; i < 4; i++) words[i] = __float_as_uint(is_upper ? sums.of[4 + i] : sums.of[i]);
+  for (u32 i = 0; i < 4; i++) words[i] = __byte_perm(__float_as_uint(part.of[2 * i]), __float_as_uint(part.of[2 * i + 1]), 0x7632);
   return {words[0], words[1], words[2], words[3]};
 }
 
-__device__ __forceinline__ void put_half(Sums& part, const Vector& v, bool is_upper) {
+__device__ __forceinline__ void put_upper(Sums& part, const Vector& v) {
   u32 words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-  for (u32 i = 0; i < 4; i++) (is_upper ? part.of[4 + i] : part.of[i]) = __uint_as_float(words[i]);
+  for (u32 i = 0; i < 8; i++) part.of[i] = __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000);
+}
+
+// The next 8 bits of them: half a vector.
+__device__ __forceinline__ Vector lower_of(const Sums& part) {
+  u32 pairs[4];
+#pragma unroll
+  for (u32 i = 0; i < 4; i++) pairs[i] = __byte_perm(__float_as_uint(part.of[2 * i]), __float_as_uint(part.of[2 * i + 1]), 0x0051);
+  return {__byte_perm(pairs[0], pairs[1], 0x5410), __byte_perm(pairs[2], pairs[3], 0x5410), 0, 0};
+}
+
+// `v` has those of two neighbours: the second half is of who `is_odd`.
+__device__ __forceinline__ void put_lower(Sums& part, const Vector& v, bool is_odd) {
+  u32 words[2] = {is_odd ? v.z : v.x, is_odd ? v.w : v.y};
+#pragma unroll
+  for (u32 i = 0; i < 8; i++) {
+    part.of[i] = __uint_as_float(__byte_perm(__float_as_uint(part.of[i]), words[i / 4], 0x3200 | (4 + i % 4) << 4));
+  }
 }
 
 // Terms that a lane loads at a time: of a whole sum, and of a rank's part.
@@ -74,7 +109,8 @@ constexpr u32 PIECE_WIDTH = 2;
 // Loads `WIDTH` vectors of each of some terms, so many terms at a time: `each(nth, vectors)` has those of the `nth`.
 template <u32 AT_ONCE, u32 WIDTH, typename Each>
 __device__ __forceinline__ void for_terms(const Terms& terms, u32 which, u32 first, u32 end, Each each) {
-  u32 at = first + lane_of_thread();
+  // Of the lower bits of a part two lanes load the same vector. `first` is a multiple of the lanes.
+  u32 at = first + lane_of_thread(), lower = terms.parts & ~terms.begins;
 #pragma unroll 1
   for (u32 left = which; left != 0;) {
     Vector v[AT_ONCE][WIDTH];
@@ -82,11 +118,13 @@ __device__ __forceinline__ void for_terms(const Terms& terms, u32 which, u32 fir
 #pragma unroll
     for (u32 i = 0; i < AT_ONCE; i++) {
       if (loading == 0) continue;
-      u64 row = __shfl_sync(ALL, terms.row, __ffs(static_cast<int>(loading)) - 1);
+      int nth = __ffs(static_cast<int>(loading)) - 1;
+      u64 row = __shfl_sync(ALL, terms.row, nth);
+      u32 is_lower = lower >> nth & 1;
       loading &= loading - 1;
 #pragma unroll
       for (u32 j = 0; j < WIDTH; j++) {
-        if (at + j * LANES < end) v[i][j] = load_vector(row + 16ull * (at + j * LANES));
+        if (at + j * LANES < end) v[i][j] = load_vector(row + 16ull * (at + j * LANES >> is_lower));
       }
     }
 #pragma unroll
@@ -126,19 +164,21 @@ __device__ __forceinline__ void sum_vectors(const Terms& terms, KnownPart<WIDTH>
 #pragma unroll
     for (u32 j = 0; j < WIDTH; j++) {
       end_part(sums[j], part[j]);
-      end_part(sums[j], known.of[j]);
+      add_rounded(sums[j], known.of[j]);
     }
     before = NONE_LEFT;
   };
   for_terms<AT_ONCE, WIDTH>(terms, terms.has & ~known.terms, first, end, [&](u32 nth, const Vector (&v)[WIDTH]) {
     if ((before >> nth & 1) == 0) add_known();
     float weight = __shfl_sync(ALL, terms.weight, static_cast<int>(nth));
-    bool begins = (terms.begins >> nth & 1) != 0, is_half = (terms.halves >> nth & 1) != 0;
+    bool begins = (terms.begins >> nth & 1) != 0, is_part = (terms.parts >> nth & 1) != 0;
 #pragma unroll
     for (u32 j = 0; j < WIDTH; j++) {
       if (begins) end_part(sums[j], part[j]);
-      if (is_half) {
-        put_half(part[j], v[j], !begins);
+      if (is_part && begins) {
+        put_upper(part[j], v[j]);
+      } else if (is_part) {
+        put_lower(part[j], v[j], lane_of_thread() % 2 != 0);
       } else {
         add_weighted(part[j], v[j], weight);
       }
@@ -153,17 +193,12 @@ __device__ __forceinline__ void sum_vectors(const Terms& terms, KnownPart<WIDTH>
   }
 }
 
-// Sums a slice of terms in order, so many terms at a time.
-template <u32 AT_ONCE, typename Store>
-__device__ __forceinline__ void sum_each(const Terms& terms, const Slice& slice, Store store) {
+// Sums a slice of terms in order to a row.
+__device__ __forceinline__ void sum_terms(const Terms& terms, u64 out, const Slice& slice) {
   KnownPart<1> none = {};
 #pragma unroll 1
   for (u32 first = slice.begin; first < slice.end; first += LANES) {
-    sum_vectors<AT_ONCE, 1>(terms, none, first, slice.end, store);
+    sum_vectors<SUM_ROUND>(terms, none, first, slice.end,
+                           [&](u32 at, const Sums& sums) { store_vector(out + 16ull * at, rounded(sums)); });
   }
-}
-
-// Sums some vectors of terms in order to a row.
-__device__ __forceinline__ void sum_terms(const Terms& terms, u64 out, const Slice& slice) {
-  sum_each<SUM_ROUND>(terms, slice, [&](u32 at, const Sums& sums) { store_vector(out + 16ull * at, rounded(sums)); });
 }

@@ -569,6 +569,17 @@ __device__ __forceinline__ void set_word(const UcclEpGroup& g, Waiting& w, bool 
   if (is_pushed && state != 0) note_push(g, w, state, rank);
 }
 
+// Writes each rank a header. `counts`: what it tells each behind what is agreed on; or null. One block does it.
+__device__ __forceinline__ void write_headers(const UcclEpGroup& g, const UcclEpCall& c, const UcclEpPlaced& call, const u32* counts) {
+#pragma unroll 1
+  for (u32 i = threadIdx.x; i < g.ranks * UCCL_EP_HEADER; i += blockDim.x) {
+    u32 to = i / UCCL_EP_HEADER, word = i % UCCL_EP_HEADER;
+    if (is_masked(call, to)) continue;
+    u64 value = counts != nullptr && word == c.agreed ? counts[to] : c.header[word];
+    reinterpret_cast<u64*>(header_of(g, to, g.rank, call.number))[word] = value;
+  }
+}
+
 // Sends far ranks their headers.
 __device__ __forceinline__ void send_headers(const UcclEpGroup& g, Waiting& w) {
   u32 rank = threadIdx.x;

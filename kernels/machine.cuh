@@ -33,6 +33,11 @@ __device__ __forceinline__ void store_vector(u64 address, Vector v) {
                : "memory");
 }
 
+// The first half of a vector, aligned to 8 bytes.
+__device__ __forceinline__ void store_half(u64 address, Vector v) {
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(address), "r"(v.x), "r"(v.y) : "memory");
+}
+
 // What was written before the word was set is seen after it is read so.
 __device__ __forceinline__ u64 load_acquire(u64 address) {
   u64 value;

@@ -581,8 +581,8 @@ class Buffer(Joined):
     ) -> tuple[torch.Tensor, EventOverlap, Hook | None]:
         """Sums what experts made of each token, each times its weight: ``[E/R, R*T, H]`` bf16 to ``[n, H]``.
 
-        Sums are made in f32, of each rank choice by choice and then of all ranks, and rounded once. ``use_logfmt`` packs rows to ten bits a value where their
-        magnitudes are below 1. Peers read ``x`` where it is if it is what a dispatch or
+        Sums are made in f32, of each rank choice by choice, which is rounded to 24 bits, and then of all ranks, and rounded once.
+        ``use_logfmt`` packs rows to ten bits a value where their magnitudes are below 1. Peers read ``x`` where it is if it is what a dispatch or
         :meth:`get_next_low_latency_combine_buffer` returned; with a hook, only with ``zero_copy``, and ``x`` must stay as it is until
         all ranks have called theirs. To ``combine_wait_recv_cost_stats`` ``[R]`` i64 is added, for each rank, how many
         nanoseconds the receive waited for its rows; on GPUs that reach each other, if tokens are few, until it began to send.

@@ -137,6 +137,17 @@ def through_logfmt(row: torch.Tensor) -> torch.Tensor:
     return out.float().bfloat16().view(row.shape)
 
 
+def nearest_of_24_bits(x: torch.Tensor) -> torch.Tensor:
+    """f32 with as many of its upper bits, ties away from zero; subnormal numbers are cut off."""
+    exact = x.double()
+    # ``frexp`` has a number below 1; of the 24 bits 16 are of the significand.
+    spacing = torch.ldexp(torch.ones_like(exact), torch.frexp(exact.abs()).exponent - 16)
+    tiny = 2.0**-141
+    cut = (exact / tiny).trunc() * tiny
+    nearest = ((exact.abs() / spacing + 0.5).floor() * spacing).copysign(exact)
+    return torch.where(exact.isfinite(), torch.where(exact.abs() < 2.0**-126, cut, nearest), exact).float()
+
+
 def fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     """``a * b + c`` of f32, rounded once.
 

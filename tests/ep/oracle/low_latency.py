@@ -101,7 +101,7 @@ def combine(
     """``[n, H]`` bf16: of each token the weighted sum of what its experts answer.
 
     ``answer(token, expert)`` is ``[H]`` bf16. Of each rank, which ``owner`` tells of an expert, ``part = fma(weight, row, part)`` in
-    f32, choice by choice; parts are added in the order of the ranks' first choices. Experts that ``left_out`` names count for
+    f32, choice by choice; parts are rounded to 24 bits, and added in the order of the ranks' first choices. Experts that ``left_out`` names count for
     nothing.
     """
     out = torch.zeros((choices.shape[0], hidden), dtype=torch.bfloat16)
@@ -114,7 +114,7 @@ def combine(
             parts[owner(expert)] = formats.fma(weight, answer(token, expert).float(), part)
         total = torch.zeros(hidden)
         for part in parts.values():
-            total += part
+            total += formats.nearest_of_24_bits(part)
         out[token] = total.bfloat16()
     return out
 

@@ -1,5 +1,5 @@
 //! Sums of bf16 rows in f32: an element's terms are added one after another, in the order of the rows, and the sum is
-//! rounded once. Terms may be in parts: each is summed by itself, and then added to those before it.
+//! rounded once. Weighted terms are in parts: each is summed by itself, rounded to 24 bits, and then added to those before it.
 
 use multiversion::multiversion;
 
@@ -17,51 +17,96 @@ const AHEAD: usize = 16 * BLOCK;
 /// A row is shorter than `out`.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512vl+fma", "x86_64+avx2+fma"))]
 pub fn plain(rows: &[&[u16]], out: &mut [u16]) {
-    in_blocks(rows, out, |sum, _, value| sum + value, |_| false);
+    in_blocks(rows, out, &Plain);
 }
 
-/// `out = (weights[0] * rows[0] + ...) + (...) + ...`, where each row is multiplied and added with one rounding (fused). A part of the
-/// sum begins with each row that has a weight whose flag is set.
+/// `out = nearest_of_24_bits(weights[0] * rows[0] + ...) + nearest_of_24_bits(...) + ...`, where each row is multiplied and added with one
+/// rounding (fused). A part of the sum begins with each row that has a weight whose flag is set.
 ///
 /// # Panics
 /// A row is shorter than `out`, or there are more rows than weights.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512vl+fma", "x86_64+avx2+fma"))]
 pub fn weighted(rows: &[&[u16]], weights: &[(f32, bool)], out: &mut [u16]) {
-    let add = |sum: f32, row: usize, value: f32| value.mul_add(weights[row].0, sum);
-    in_blocks(rows, out, add, |row| weights[row].1);
+    in_blocks(rows, out, &Weighted(weights));
 }
 
-/// Sums whole blocks, whose loops have a fixed length, and then the rest, value by value. `add(part, row, value)` adds a row's value to a
-/// part of the sum, which begins with a row that `begins`, or with the first.
+/// The nearest number with the upper 24 bits of an f32, ties away from zero; subnormal ones are cut off.
 #[inline(always)]
-fn in_blocks(
-    rows: &[&[u16]],
-    out: &mut [u16],
-    add: impl Fn(f32, usize, f32) -> f32,
-    begins: impl Fn(usize) -> bool,
-) {
+fn nearest_of_24_bits(value: f32) -> f32 {
+    /// Half of the last of these bits, of a number from 1 to 2.
+    const HALF: f32 = 1.0 / 65536.0;
+    let power = f32::from_bits(value.to_bits() & 0xff80_0000);
+    f32::from_bits((value + power * HALF).to_bits() & 0xffff_ff00)
+}
+
+/// How terms are summed.
+trait Terms {
+    /// A part and a row's value.
+    fn add(&self, part: f32, row: usize, value: f32) -> f32;
+    /// Whether a part of the sum begins with a row, as it does with the first.
+    fn begins(&self, row: usize) -> bool;
+    /// What a part adds to the sum.
+    fn end(&self, part: f32) -> f32;
+}
+
+struct Plain;
+
+impl Terms for Plain {
+    #[inline(always)]
+    fn add(&self, part: f32, _: usize, value: f32) -> f32 {
+        part + value
+    }
+
+    #[inline(always)]
+    fn begins(&self, _: usize) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    fn end(&self, part: f32) -> f32 {
+        part
+    }
+}
+
+struct Weighted<'a>(&'a [(f32, bool)]);
+
+impl Terms for Weighted<'_> {
+    #[inline(always)]
+    fn add(&self, part: f32, row: usize, value: f32) -> f32 {
+        value.mul_add(self.0[row].0, part)
+    }
+
+    #[inline(always)]
+    fn begins(&self, row: usize) -> bool {
+        self.0[row].1
+    }
+
+    #[inline(always)]
+    fn end(&self, part: f32) -> f32 {
+        nearest_of_24_bits(part)
+    }
+}
+
+/// Sums whole blocks, whose loops have a fixed length, and then the rest, value by value.
+#[inline(always)]
+fn in_blocks(rows: &[&[u16]], out: &mut [u16], terms: &impl Terms) {
     let (blocks, rest) = out.as_chunks_mut::<BLOCK>();
     let start = blocks.len() * BLOCK;
     for (at, out) in blocks.iter_mut().enumerate() {
-        let sums = sums_at::<BLOCK>(rows, at * BLOCK, &add, &begins);
+        let sums = sums_at::<BLOCK>(rows, at * BLOCK, terms);
         for (out, sum) in out.iter_mut().zip(sums) {
             *out = bf16::from_f32(sum);
         }
     }
     for (at, out) in rest.iter_mut().enumerate() {
-        let [sum] = sums_at(rows, start + at, &add, &begins);
+        let [sum] = sums_at(rows, start + at, terms);
         *out = bf16::from_f32(sum);
     }
 }
 
 /// The sums of `N` values of each row from `at` on.
 #[inline(always)]
-fn sums_at<const N: usize>(
-    rows: &[&[u16]],
-    at: usize,
-    add: &impl Fn(f32, usize, f32) -> f32,
-    begins: &impl Fn(usize) -> bool,
-) -> [f32; N] {
+fn sums_at<const N: usize>(rows: &[&[u16]], at: usize, terms: &impl Terms) -> [f32; N] {
     let (mut sums, mut nth) = ([0.0f32; N], 0);
     while nth < rows.len() {
         let mut part = [0.0f32; N];
@@ -72,14 +117,14 @@ fn sums_at<const N: usize>(
             streaming::prefetch(ahead);
             streaming::prefetch(ahead.wrapping_add(BLOCK / 2));
             for (part, bits) in part.iter_mut().zip(values) {
-                *part = add(*part, nth, bf16::to_f32(*bits));
+                *part = terms.add(*part, nth, bf16::to_f32(*bits));
             }
             nth += 1;
-            if nth == rows.len() || begins(nth) {
+            if nth == rows.len() || terms.begins(nth) {
                 break;
             }
         }
-        sums.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
+        sums.iter_mut().zip(part).for_each(|(sum, part)| *sum += terms.end(part));
     }
     sums
 }
@@ -114,6 +159,39 @@ mod tests {
         let twice = weight * value - 1.0;
         assert_eq!(out, row(exact as f32));
         assert_ne!(exact as f32, twice, "two roundings differ");
+    }
+
+    #[test]
+    fn a_part_is_rounded_to_24_bits() {
+        let nearest = |value: f32| {
+            let spacing = 2f64.powi(value.abs().log2().floor() as i32 - 15);
+            ((f64::from(value) / spacing).round() * spacing) as f32
+        };
+        let mut bits = 1u32;
+        for _ in 0..100_000 {
+            bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            // Also ties, and numbers beside them.
+            for bits in [bits, bits & !0xff | 0x80, bits & !0xff | 0x7f] {
+                let value = f32::from_bits(bits);
+                if value.is_normal() {
+                    assert_eq!(nearest_of_24_bits(value), nearest(value), "{value:e}");
+                }
+            }
+        }
+        assert_eq!(nearest_of_24_bits(f32::MAX), f32::INFINITY);
+        assert_eq!(nearest_of_24_bits(f32::NEG_INFINITY), f32::NEG_INFINITY);
+        assert_eq!(nearest_of_24_bits(-0.0).to_bits(), (-0.0f32).to_bits());
+        assert_eq!(nearest_of_24_bits(f32::from_bits(0x1ff)).to_bits(), 0x100, "subnormal");
+        for nan in [0x7fff_ffff, 0xffff_ffff, 0x7fc0_0000] {
+            assert!(nearest_of_24_bits(f32::from_bits(nan)).is_nan());
+        }
+
+        // 2^-15 is the last of the bits of 1, and half of it counts as much.
+        let terms = [1.0, 1.0 / 65536.0, -1.0].map(row);
+        let mut out = row(0.0);
+        let weights = [(1.0, true), (1.0, false), (1.0, true)];
+        weighted(&terms.each_ref().map(|term| &term[..]), &weights, &mut out);
+        assert_eq!(out, row(1.0 / 32768.0));
     }
 
     #[test]

@@ -91,6 +91,11 @@ inline void store_vector(u64 address, Vector v) {
   memcpy(reinterpret_cast<void*>(address), &v, sizeof v);
 }
 
+inline void store_half(u64 address, Vector v) {
+  if (address % 8 != 0) __builtin_trap();
+  memcpy(reinterpret_cast<void*>(address), &v, sizeof v / 2);
+}
+
 inline u64 load_acquire(u64 address) {
   return __atomic_load_n(reinterpret_cast<const u64*>(address), __ATOMIC_ACQUIRE);
 }
@@ -204,6 +209,14 @@ inline int __ffsll(long long bits) { return ffsll(bits); }
 inline int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(static_cast<u32>(bits)); }
 inline u32 __popc(u32 bits) { return static_cast<u32>(__builtin_popcount(bits)); }
 inline float __uint_as_float(u32 bits) { return emulated::value_of<float>(bits); }
+// Each digit of `which` is a byte of both words.
+inline u32 __byte_perm(u32 first, u32 second, u32 which) {
+  u64 both = static_cast<u64>(second) << 32 | first;
+  u32 bytes = 0;
+  for (u32 i = 0; i < 4; i++) bytes |= static_cast<u32>(both >> 8 * (which >> 4 * i & 7) & 0xff) << 8 * i;
+  return bytes;
+}
+
 inline u32 __float_as_uint(float value) { return static_cast<u32>(emulated::bits_of(value)); }
 inline double __longlong_as_double(long long bits) { return emulated::value_of<double>(static_cast<u64>(bits)); }
 inline long long __double_as_longlong(double value) { return static_cast<long long>(emulated::bits_of(value)); }
