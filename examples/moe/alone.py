@@ -8,6 +8,12 @@ def rounded(x):
     return x.bfloat16().float()
 
 
+def nearest_of_24_bits(x):
+    """f32 ``x`` with as many of its bits, as parts of low latency sums have them: the nearest."""
+    power = (x.view(torch.int32) & ~0x7FFFFF).view(torch.float)
+    return ((x + power * 2**-16).view(torch.int32) & ~0xFF).view(torch.float)
+
+
 class ManyTokens:
     """As if the experts were on so many ranks of so many nodes. What the experts of a rank make of a token is summed there, then come the
     sums of nodes, then that of all."""
@@ -32,7 +38,7 @@ class ManyTokens:
 
 class FewTokens:
     """As if the experts were on so many ranks. Rows of experts are rounded, then their sum. Of each rank rows are added by fused
-    multiply-adds of f32, in the order of choices, and then what that makes, in the order of ranks' first choices."""
+    multiply-adds of f32, in the order of choices, and then what that makes, rounded to 24 bits, in the order of ranks' first choices."""
 
     def __init__(self, ranks):
         self.ranks = ranks
@@ -47,5 +53,5 @@ class FewTokens:
             for choice, weight, other in list(zip(choices.T, weights, ranks))[first:]:
                 more = (weight[:, None] * made[choice, tokens].double() + part.double()).float()
                 part = torch.where((other == rank)[:, None], more, part)
-            total = torch.where(is_first[:, None], total + part, total)
+            total = torch.where(is_first[:, None], total + nearest_of_24_bits(part), total)
         return rounded(total).to(x.dtype)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Callable
 
 import torch
@@ -66,11 +68,29 @@ def reserve() -> None:
     del kept
 
 
+def wait_until_freed() -> None:
+    """Waits for the thread that frees memory of GPUs that was dropped; it ends when it has."""
+    deadline = time.monotonic() + LIMIT
+    while any(name_of(task) == "uccl-gpu-reaper" for task in Path("/proc/self/task").iterdir()):
+        assert time.monotonic() < deadline, "memory of GPUs is not freed"
+        time.sleep(0.001)
+
+
+def name_of(task: Path) -> str:
+    """The name of a thread, or nothing if it has ended."""
+    try:
+        return (task / "comm").read_text().strip()
+    except OSError:
+        return ""
+
+
 def threads(size: int, function: Callable[[Rank], Any], prepare: Callable[[], None] = reserve) -> list[Any]:
     """Runs a function on ranks in threads, each with a stream of its own, which ``prepare`` is called with first."""
     ranks = Ranks(size)
-    # What an exception of an earlier test has kept goes now: its memory is freed when no kernel runs, and one may wait for a rank that frees it.
+    # What an exception of an earlier test has kept goes now, and its memory is freed: the driver would wait for the kernels of the first rank, and
+    # hold up those of the next.
     gc.collect()
+    wait_until_freed()
 
     def run(number: int) -> Any:
         try:

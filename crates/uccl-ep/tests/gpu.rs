@@ -5,7 +5,6 @@ mod cuda;
 
 use std::time::Duration;
 
-use uccl_device::cuda::wait_until_given_back;
 use uccl_ep::{combine::Order, numerics::quantise::Scales};
 use uccl_p2p::Transport;
 
@@ -69,11 +68,7 @@ static GPU: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
 fn alone() -> Option<std::sync::MutexGuard<'static, ()>> {
     let guard = GPU.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    // What the test before dropped is freed by now: the driver would wait for this one's kernels, and they for the driver.
-    has_gpu().then(|| {
-        assert!(wait_until_given_back(Duration::from_secs(60)), "memory is not given back");
-        guard
-    })
+    has_gpu().then_some(guard)
 }
 
 #[test]

@@ -1,8 +1,10 @@
 //! A rank's memory on a GPU.
 
-use std::cell::RefCell;
+use std::{cell::RefCell, time::Duration};
 
-use uccl_device::cuda::{Context, DeviceBuffer, Direction, Gpus, PinnedBuffer, Priority, Stream};
+use uccl_device::cuda::{
+    Context, DeviceBuffer, Direction, Gpus, PinnedBuffer, Priority, Stream, wait_until_given_back,
+};
 
 /// Whether there is a GPU; says what is lacking.
 pub(crate) fn has_gpu() -> bool {
@@ -23,7 +25,10 @@ pub(crate) struct Gpu {
 }
 
 impl Gpu {
+    /// For kernels of ranks that wait for each other. What was dropped before is freed by now: the driver would wait for the kernels of the
+    /// first rank, and hold up those of the next.
     pub(crate) fn new() -> Self {
+        assert!(wait_until_given_back(Duration::from_secs(60)), "memory is not given back");
         let context = Gpus::get().device(0).and_then(|gpu| gpu.context()).expect("a context");
         let stream = Stream::new(context, Priority::Normal).expect("a stream");
         Self { context, stream, kept: RefCell::default(), staging: RefCell::default() }
