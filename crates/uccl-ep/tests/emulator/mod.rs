@@ -8,9 +8,11 @@ pub(crate) use self::ring::Ring;
 
 use std::{
     ffi::{CStr, CString, c_char, c_void},
+    fs,
+    hash::{DefaultHasher, Hash, Hasher},
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
-    process::Command,
+    process::{self, Command},
     sync::{LazyLock, Once},
 };
 
@@ -66,20 +68,48 @@ fn find(library: *mut c_void, name: &CStr) -> *const c_void {
     found
 }
 
-/// Compiles the kernels for this CPU. Tests may do so at the same time, each under a name of its own.
+const FLAGS: &str = "-x c++ -std=c++17 -O1 -fPIC -shared -ffp-contract=off -U_FORTIFY_SOURCE";
+
+/// Compiles the kernels for this CPU, unless a test has with the same sources. Tests may do so at the same time, each under a name of its own.
 fn build() -> PathBuf {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulator");
-    std::fs::create_dir_all(&folder).expect("a folder");
-    let library = folder.join(format!("{}.so", std::process::id()));
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/emulator");
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulator");
+    fs::create_dir_all(&folder).expect("a folder");
+    let mut state = DefaultHasher::new();
+    FLAGS.hash(&mut state);
+    for path in [&here, &here.join("../../../../kernels")].into_iter().flat_map(files_in) {
+        fs::read(path).expect("a source").hash(&mut state);
+    }
+    let library = folder.join(format!("{:016x}.so", state.finish()));
+    if library.exists() {
+        return library;
+    }
+    let made = folder.join(format!("{}.made", process::id()));
     let status = Command::new("c++")
-        .args(["-x", "c++", "-std=c++17", "-O1", "-fPIC", "-shared", "-ffp-contract=off"])
-        .args(["-U_FORTIFY_SOURCE", "-I"])
+        .args(FLAGS.split(' '))
+        .arg("-I")
         .args([&here, &here.join("emulator.cpp")])
         .arg("-o")
-        .arg(&library)
+        .arg(&made)
         .status()
         .expect("c++ runs");
     assert!(status.success(), "c++ failed with {status}");
+    for old in files_in(&folder).into_iter().filter(|file| file.extension() == Some("so".as_ref()))
+    {
+        if old != library {
+            // Another test may have.
+            let _ = fs::remove_file(old);
+        }
+    }
+    fs::rename(&made, &library).expect("renamed");
     library
+}
+
+/// In the order of their names.
+fn files_in(folder: &PathBuf) -> Vec<PathBuf> {
+    let entries =
+        fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path());
+    let mut files: Vec<_> = entries.filter(|path| path.is_file()).collect();
+    files.sort();
+    files
 }
