@@ -38,7 +38,7 @@ constexpr u32 NO_RANK = UCCL_EP_MOST_RANKS;
 __device__ __forceinline__ void records_of(const UcclEpSend& p, const UcclEpPlaced& call, u32 token, Targets (&to)[2],
                                            u32 left_out = NO_RANK) {
   records_at(p, call, to, [&](u32 rank) {
-    return rank == left_out ? -1 : place_at(p.routes, p.group.ranks, token, rank);
+    return rank == left_out ? -1 : slot_at(p.routes, p.group.ranks, token, rank).place();
   });
 }
 

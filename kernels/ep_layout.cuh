@@ -46,10 +46,17 @@ __device__ __forceinline__ u32 before_chunk(const UcclEpRoutes& r, u32 ranks, u3
   return counts_of(r, ranks, token / UCCL_EP_CHUNK)[column];
 }
 
-// How many tokens before one go to the same rank; or -1: it does not go there.
-__device__ __forceinline__ int place_at(const UcclEpRoutes& r, u32 ranks, u32 token, u32 rank) {
-  int slot = reinterpret_cast<const int*>(r.slots)[static_cast<u64>(token) * ranks + rank];
-  return slot < 0 ? -1 : slot + static_cast<int>(before_chunk(r, ranks, token, rank));
+// How many tokens go to the same rank: of a token's chunk before it, or -1, if it does not go there; and of the chunks before.
+struct Slot {
+  int in_chunk;
+  u32 before;
+
+  // How many before the token.
+  __device__ __forceinline__ int place() const { return in_chunk < 0 ? -1 : in_chunk + static_cast<int>(before); }
+};
+
+__device__ __forceinline__ Slot slot_at(const UcclEpRoutes& r, u32 ranks, u32 token, u32 rank) {
+  return {reinterpret_cast<const int*>(r.slots)[static_cast<u64>(token) * ranks + rank], before_chunk(r, ranks, token, rank)};
 }
 
 // A lane's choice of a token's, and its place among those of the expert; or NO_EXPERT.

@@ -208,19 +208,14 @@ __device__ __forceinline__ Returned row_at(const UcclEpNormalSum& p, const UcclE
 
 // What is known of a token before its rows have come: a lane knows of two ranks and of a choice.
 struct Known {
-  u64 mask;       // the token's ranks
-  int slots[2];   // how many tokens of the chunk before it go to the rank, or -1,
-  u32 before[2];  // and how many of the chunks before
+  u64 mask;  // the token's ranks
+  Slot slots[2];
   u32 choice;
-
-  __device__ __forceinline__ int place(u32 half) const {
-    return slots[half] < 0 ? -1 : slots[half] + static_cast<int>(before[half]);
-  }
 
   // Of any rank. All lanes come here.
   __device__ __forceinline__ int place_of_rank(u32 rank) const {
     int lane = static_cast<int>(rank % LANES);
-    int low = __shfl_sync(ALL, place(0), lane), high = __shfl_sync(ALL, place(1), lane);
+    int low = __shfl_sync(ALL, slots[0].place(), lane), high = __shfl_sync(ALL, slots[1].place(), lane);
     return rank < LANES ? low : high;
   }
 };
@@ -234,9 +229,7 @@ __device__ __forceinline__ Known known_of(const UcclEpNormalSum& p, u32 token) {
 #pragma unroll
   for (u32 half = 0; half < 2; half++) {
     u32 rank = half * LANES + lane;
-    bool is_rank = rank < ranks;
-    known.slots[half] = is_rank ? reinterpret_cast<const int*>(r.slots)[static_cast<u64>(token) * ranks + rank] : -1;
-    known.before[half] = is_rank ? before_chunk(r, ranks, token, rank) : 0;
+    known.slots[half] = rank < ranks ? slot_at(r, ranks, token, rank) : Slot{-1, 0};
   }
   bool is_choice = p.order != UCCL_EP_BY_RANK && lane < r.top_k;
   known.choice = is_choice ? reinterpret_cast<const u32*>(r.places)[static_cast<u64>(token) * r.top_k + lane] : NO_EXPERT;

@@ -95,7 +95,7 @@ __device__ __forceinline__ Mark mark_for(const UcclEpSend& p, const UcclEpPlaced
   u32 first = 0, count = 0;
 #pragma unroll 1
   for (u32 token = part.begin; token < part.end; token++) {
-    int place = place_at(p.routes, g.ranks, token, rank);
+    int place = slot_at(p.routes, g.ranks, token, rank).place();
     if (place < 0) continue;
     if (count == 0) first = static_cast<u32>(place);
     count++;
@@ -412,7 +412,7 @@ __device__ __forceinline__ void take_own(const UcclEpNormalDispatch& p, const Ro
   Part part = part_of(cut, mark, r.tokens);
 #pragma unroll 1
   for (u32 token = part.begin; token < part.end; token++) {
-    int place = place_at(r, ranks, token, me);
+    int place = slot_at(r, ranks, token, me).place();
     if (place < 0) continue;
     u32 nth = static_cast<u32>(place);
     // The window's counts may be others than this rank wrote: there is room for no more than these.
