@@ -266,7 +266,7 @@ __device__ __forceinline__ u32 slices_of_piece(const UcclEpSum& p) {
   return min(max(warps_of_launch() / max(p.routes.tokens * p.pieces, 1u), 1u), most);
 }
 
-// Who sends first, if some warps do nothing else, sums last.
+// The first blocks, which may have a piece more to send, have the last slices, or none.
 __device__ __forceinline__ u32 first_slice() { return (gridDim.x - 1 - blockIdx.x) * warps_of_block() + warp_of_thread(); }
 
 // Some vectors of a token's sum.

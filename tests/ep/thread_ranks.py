@@ -6,10 +6,10 @@ import gc
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Callable
 
 import torch
+from peer import names_of_threads
 
 #: Seconds that a rank may take.
 LIMIT = 50
@@ -71,17 +71,9 @@ def reserve() -> None:
 def wait_until_freed() -> None:
     """Waits for the thread that frees memory of GPUs that was dropped; it ends when it has."""
     deadline = time.monotonic() + LIMIT
-    while any(name_of(task) == "uccl-gpu-reaper" for task in Path("/proc/self/task").iterdir()):
+    while "uccl-gpu-reaper" in names_of_threads():
         assert time.monotonic() < deadline, "memory of GPUs is not freed"
         time.sleep(0.001)
-
-
-def name_of(task: Path) -> str:
-    """The name of a thread, or nothing if it has ended."""
-    try:
-        return (task / "comm").read_text().strip()
-    except OSError:
-        return ""
 
 
 def threads(size: int, function: Callable[[Rank], Any], prepare: Callable[[], None] = reserve) -> list[Any]:

@@ -39,14 +39,22 @@ fn nearest_of_24_bits(value: f32) -> f32 {
     f32::from_bits((value + power * HALF).to_bits() & 0xffff_ff00)
 }
 
-/// How terms are summed.
+/// How terms are summed: in one part, unless an implementation says otherwise.
 trait Terms {
     /// A part and a row's value.
     fn add(&self, part: f32, row: usize, value: f32) -> f32;
+
     /// Whether a part of the sum begins with a row, as it does with the first.
-    fn begins(&self, row: usize) -> bool;
+    #[inline(always)]
+    fn begins(&self, _row: usize) -> bool {
+        false
+    }
+
     /// What a part adds to the sum.
-    fn end(&self, part: f32) -> f32;
+    #[inline(always)]
+    fn end(&self, part: f32) -> f32 {
+        part
+    }
 }
 
 struct Plain;
@@ -55,16 +63,6 @@ impl Terms for Plain {
     #[inline(always)]
     fn add(&self, part: f32, _: usize, value: f32) -> f32 {
         part + value
-    }
-
-    #[inline(always)]
-    fn begins(&self, _: usize) -> bool {
-        false
-    }
-
-    #[inline(always)]
-    fn end(&self, part: f32) -> f32 {
-        part
     }
 }
 

@@ -70,39 +70,46 @@ fn find(library: *mut c_void, name: &CStr) -> *const c_void {
 
 const FLAGS: &str = "-x c++ -std=c++17 -O1 -fPIC -shared -ffp-contract=off -U_FORTIFY_SOURCE";
 
-/// Compiles the kernels for this CPU, unless a test has with the same sources. Tests may do so at the same time, each under a name of its own.
+/// The kernels for this CPU, compiled unless a test has with the same sources. Tests may do so at the same time, each under a name of its own.
 fn build() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/emulator");
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulator");
     fs::create_dir_all(&folder).expect("a folder");
+    let sources = [here.clone(), here.join("../../../../kernels")];
+    let library = folder.join(format!("{:016x}.so", hash_of(&sources)));
+    if !library.exists() {
+        let made = folder.join(format!("{}.made", process::id()));
+        compile(&here, &made);
+        // Those of other sources; another test may have removed them.
+        let is_old = |file: &PathBuf| file.extension() == Some("so".as_ref()) && *file != library;
+        for file in files_in(&folder).into_iter().filter(is_old) {
+            let _ = fs::remove_file(file);
+        }
+        fs::rename(&made, &library).expect("renamed");
+    }
+    library
+}
+
+/// Of how they are compiled, and of all files in some folders.
+fn hash_of(folders: &[PathBuf]) -> u64 {
     let mut state = DefaultHasher::new();
     FLAGS.hash(&mut state);
-    for path in [&here, &here.join("../../../../kernels")].into_iter().flat_map(files_in) {
+    for path in folders.iter().flat_map(files_in) {
         fs::read(path).expect("a source").hash(&mut state);
     }
-    let library = folder.join(format!("{:016x}.so", state.finish()));
-    if library.exists() {
-        return library;
-    }
-    let made = folder.join(format!("{}.made", process::id()));
+    state.finish()
+}
+
+fn compile(here: &Path, library: &Path) {
     let status = Command::new("c++")
         .args(FLAGS.split(' '))
         .arg("-I")
-        .args([&here, &here.join("emulator.cpp")])
+        .args([here, &here.join("emulator.cpp")])
         .arg("-o")
-        .arg(&made)
+        .arg(library)
         .status()
         .expect("c++ runs");
     assert!(status.success(), "c++ failed with {status}");
-    for old in files_in(&folder).into_iter().filter(|file| file.extension() == Some("so".as_ref()))
-    {
-        if old != library {
-            // Another test may have.
-            let _ = fs::remove_file(old);
-        }
-    }
-    fs::rename(&made, &library).expect("renamed");
-    library
 }
 
 /// In the order of their names.
