@@ -211,7 +211,7 @@ __device__ __forceinline__ void send_routed(const UcclEpSend& p, const UcclEpPla
     records_of(p, call, token, to);
     send_token(p, team, token, to);
     if (team.warp != 0) continue;
-    u32 choice = choice_sent(p.routes, p.group.ranks, token);
+    u32 lane = lane_of_thread(), choice = lane < p.routes.top_k ? choice_sent(p.routes, p.group.ranks, token, lane) : NO_EXPERT;
     send_choices(p, token, expert_of(choice), place_of(choice), to);
   }
 }

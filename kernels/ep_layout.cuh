@@ -59,11 +59,9 @@ __device__ __forceinline__ Slot slot_at(const UcclEpRoutes& r, u32 ranks, u32 to
   return {reinterpret_cast<const int*>(r.slots)[static_cast<u64>(token) * ranks + rank], before_chunk(r, ranks, token, rank)};
 }
 
-// A lane's choice of a token's, and its place among those of the expert; or NO_EXPERT.
-__device__ __forceinline__ u32 choice_sent(const UcclEpRoutes& r, u32 ranks, u32 token) {
-  u32 lane = lane_of_thread();
-  if (lane >= r.top_k) return NO_EXPERT;
-  u32 choice = reinterpret_cast<const u32*>(r.places)[static_cast<u64>(token) * r.top_k + lane];
+// A token's `nth` choice, and its place among those of the expert; or NO_EXPERT.
+__device__ __forceinline__ u32 choice_sent(const UcclEpRoutes& r, u32 ranks, u32 token, u32 nth) {
+  u32 choice = reinterpret_cast<const u32*>(r.places)[static_cast<u64>(token) * r.top_k + nth];
   if (choice == NO_EXPERT) return NO_EXPERT;
   return choice + (before_chunk(r, ranks, token, ranks + expert_of(choice)) << EXPERT_BITS);
 }

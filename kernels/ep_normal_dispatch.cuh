@@ -16,61 +16,117 @@ __device__ __forceinline__ u32 ranks_before(u64 mask, u32 rank) {
   return __popc(static_cast<u32>(before)) + __popc(static_cast<u32>(before >> 32));
 }
 
-__device__ __forceinline__ void send_scales(const UcclEpNormalSend& p, const Team& team, u32 token,
-                                            const Targets (&to)[2]) {
-  const UcclEpArea& area = p.send.area;
-  const u32* scales = reinterpret_cast<const u32*>(p.scales) + token * p.scales_token;
+// A token's number, and which of its ranks one is.
+__device__ __forceinline__ u32 token_sent(u64 mask, u32 token, u32 rank) {
+  return ranks_before(mask, rank) << TOKEN_BITS | token;
+}
+
+// Words that go with a token: its choices with their places, their weights, and what a receiver is told of the token. They are behind each other.
+__device__ __forceinline__ u32 words_with(u32 top_k) { return 2 * top_k + 1; }
+
+// This rank's own token, which is where the caller has it.
+struct OwnToken {
+  const UcclEpNormalSend& p;
+  u32 number;
+
+  __device__ __forceinline__ bool stays() const { return false; }
+  __device__ __forceinline__ u64 row() const { return p.send.rows + number * p.send.row_stride; }
+  __device__ __forceinline__ u32 scale(u32 word) const {
+    return reinterpret_cast<const u32*>(p.scales)[number * p.scales_token + word * p.scales_word];
+  }
+  __device__ __forceinline__ u64 mask() const { return reinterpret_cast<const u64*>(p.send.routes.masks)[number]; }
+  // The `nth` that goes with it.
+  __device__ __forceinline__ u32 word(u32 nth) const {
+    const UcclEpRoutes& r = p.send.routes;
+    if (nth < r.top_k) return choice_sent(r, p.send.group.ranks, number, nth);
+    if (nth == 2 * r.top_k) return token_sent(mask(), number, p.send.group.rank);
+    if (p.weights == 0) return __float_as_uint(0.0f);
+    return reinterpret_cast<const u32*>(p.weights)[static_cast<u64>(number) * r.top_k + nth - r.top_k];
+  }
+};
+
+// What goes with a row, which is loaded while the row's first vectors are on their way: a lane's first scales, and its first word.
+struct Besides {
+  static constexpr u32 SCALES = 2;
+
+  u32 scales[SCALES];
+  u32 word;
+};
+
+template <typename Token>
+__device__ __forceinline__ Besides load_besides(const Token& token, const Team& team, u32 scales, u32 top_k) {
+  Besides besides;
+#pragma unroll
+  for (u32 nth = 0; nth < Besides::SCALES; nth++) {
+    u32 word = team.lane() + nth * team.lanes();
+    besides.scales[nth] = word < scales ? token.scale(word) : 0;
+  }
+  besides.word = lane_of_thread() < words_with(top_k) ? token.word(lane_of_thread()) : 0;
+  return besides;
+}
+
+// Has a row's `count` scales stored, `store(word, scale)`. Lanes that have none come too.
+template <typename Token, typename Store>
+__device__ __forceinline__ void store_scales(const Token& token, const Besides& besides, const Team& team, u32 count, Store store) {
+  u32 nth = 0;
 #pragma unroll 1
-  for (u32 first = team.warp * LANES; first < area.scales; first += team.lanes()) {
-    u32 word = first + lane_of_thread();
-    bool is_inside = word < area.scales;
-    u32 scale = is_inside ? scales[word * p.scales_word] : 0;
+  for (u32 first = team.warp * LANES; first < count; first += team.lanes(), nth++) {
+    u32 word = first + lane_of_thread(), scale = nth == 0 ? besides.scales[0] : besides.scales[1];
+    if (nth >= Besides::SCALES && word < count) scale = token.scale(word);
+    store(word, scale);
+  }
+}
+
+// The `nth` word that goes with a token. All lanes come here.
+template <typename Token>
+__device__ __forceinline__ u32 word_with(const Token& token, const Besides& besides, u32 nth, u32 top_k) {
+  u32 word = __shfl_sync(ALL, besides.word, static_cast<int>(nth % LANES));
+  return nth >= LANES && nth < words_with(top_k) ? token.word(nth) : word;
+}
+
+// Stores what goes with a token, but for its scales. One warp does it.
+__device__ __forceinline__ void send_words(const OwnToken& token, const Besides& besides, u64 mask, const Targets (&to)[2]) {
+  const UcclEpSend& send = token.p.send;
+  u32 top_k = send.routes.top_k, count = words_with(top_k);
+#pragma unroll 1
+  for (u32 first = 0; first < count; first += LANES) {
+    u32 nth = first + lane_of_thread(), word = word_with(token, besides, nth, top_k);
+#pragma unroll
+    for (u32 half = 0; half < 2; half++) {
+#pragma unroll 1
+      for (u32 left = to[half].has; left != 0; left &= left - 1) {
+        int lane = __ffs(static_cast<int>(left)) - 1;
+        u64 record = __shfl_sync(ALL, to[half].mine, lane);
+        // Each receiver is told something else.
+        if (nth + 1 == count) word = token_sent(mask, token.number, half * LANES + static_cast<u32>(lane));
+        if (nth < count) *reinterpret_cast<u32*>(record + send.area.choices_at + 4ull * nth) = word;
+      }
+    }
+  }
+}
+
+// Writes a token to its records, but for that of a rank that is left out.
+__device__ __forceinline__ void send_record(const UcclEpNormalSend& p, const UcclEpPlaced& call, const Team& team, u32 number,
+                                            u32 left_out = NO_RANK) {
+  const UcclEpArea& area = p.send.area;
+  OwnToken token = {p, number};
+  Targets to[2];
+  Besides besides;
+  u64 mask;
+  copy_to_all<LONG_ROUND>(team, to, token.row(), area.payload / 16, [&] {
+    records_of(p.send, call, number, to, left_out);
+    besides = load_besides(token, team, area.scales, p.send.routes.top_k);
+    mask = token.mask();
+  });
+  store_scales(token, besides, team, area.scales, [&](u32 word, u32 scale) {
 #pragma unroll
     for (u32 half = 0; half < 2; half++) {
       for_each(to[half], [&](u64 record) {
-        if (is_inside) *reinterpret_cast<u32*>(record + area.scales_at + 4ull * word) = scale;
+        if (word < area.scales) *reinterpret_cast<u32*>(record + area.scales_at + 4ull * word) = scale;
       });
     }
-  }
-}
-
-// The weight of a lane's choice.
-__device__ __forceinline__ float weight_sent(const UcclEpNormalSend& p, u32 token) {
-  const UcclEpRoutes& r = p.send.routes;
-  if (p.weights == 0 || lane_of_thread() >= r.top_k) return 0.0f;
-  return reinterpret_cast<const float*>(p.weights)[static_cast<u64>(token) * r.top_k + lane_of_thread()];
-}
-
-// A token's number, and which of its ranks one is.
-__device__ __forceinline__ u32 token_sent(const UcclEpRoutes& r, u32 token, u32 rank) {
-  return ranks_before(reinterpret_cast<const u64*>(r.masks)[token], rank) << TOKEN_BITS | token;
-}
-
-// What goes with a token: its choices and their places, their weights, its number and its receiver's place among its ranks. One warp does it.
-__device__ __forceinline__ void send_weights(const UcclEpNormalSend& p, u32 token, const Targets (&to)[2]) {
-  const UcclEpSend& send = p.send;
-  u32 lane = lane_of_thread(), choice = choice_sent(send.routes, send.group.ranks, token);
-  float weight = weight_sent(p, token);
-#pragma unroll
-  for (u32 half = 0; half < 2; half++) {
-    for_each(to[half], [&](u64 record) {
-      if (lane < send.routes.top_k) {
-        *reinterpret_cast<u32*>(record + send.area.choices_at + 4ull * lane) = choice;
-        *reinterpret_cast<float*>(record + send.area.places_at + 4ull * lane) = weight;
-      }
-    });
-    if ((to[half].has >> lane & 1) != 0) {
-      *reinterpret_cast<u32*>(to[half].mine + send.area.token_at) = token_sent(send.routes, token, half * LANES + lane);
-    }
-  }
-}
-
-// Writes a token to its records.
-__device__ __forceinline__ void send_record(const UcclEpNormalSend& p, const Team& team, u32 token,
-                                            const Targets (&to)[2]) {
-  copy_to_all<LONG_ROUND>(team, to, p.send.rows + token * p.send.row_stride, p.send.area.payload / 16);
-  send_scales(p, team, token, to);
-  if (team.warp == 0) send_weights(p, token, to);
+  });
+  if (team.warp == 0) send_words(token, besides, mask, to);
 }
 
 __device__ __forceinline__ void normal_send(const UcclEpNormalSend& p, Waiting& w) {
@@ -80,9 +136,7 @@ __device__ __forceinline__ void normal_send(const UcclEpNormalSend& p, Waiting& 
   Team team = team_for(send.routes.tokens);
 #pragma unroll 1
   for (u32 token = team.first; token < send.routes.tokens; token += team.step) {
-    Targets to[2];
-    records_of(send, w.call, token, to);
-    send_record(p, team, token, to);
+    send_record(p, w.call, team, token);
   }
   end_send(send.group, send.call, w, [&] { send_areas(send, w); });
 }
@@ -113,11 +167,8 @@ __device__ __forceinline__ void send_tokens(const UcclEpNormalSend& p, const Ucc
     Part part = part_of(cut, mark, send.routes.tokens);
 #pragma unroll 1
     for (u32 token = part.begin; token < part.end; token++) {
-      Targets to[2];
       // Its own it takes from where they are.
-      records_of(send, call, token, to, g.rank);
-      if ((to[0].has | to[1].has) == 0) continue;
-      send_record(p, part.team, token, to);
+      send_record(p, call, part.team, token, g.rank);
     }
     tell_later(out, nth, g.ranks, [&](u32 rank) { return mark_for(send, call, mark, rank, part); });
   });
@@ -131,6 +182,7 @@ struct Rows {
   u32 counts[UCCL_EP_MOST_EXPERTS];      // by local expert: tokens that chose it
   u32 firsts[UCCL_EP_MOST_EXPERTS + 1];  // by local expert: its first row, where rows are by expert
   u32 tokens[UCCL_EP_MOST_RANKS];        // of each rank, and not only those for this one
+  u32 marks;                             // as many for each rank as for the one with the most tokens
   u32 sums[UCCL_EP_THREADS];
 };
 
@@ -248,33 +300,9 @@ struct Record {
 
   __device__ __forceinline__ u64 row() const { return address; }
   __device__ __forceinline__ u32 scale(u32 word) const { return word_at(p.area.scales_at + 4ull * word); }
-  // A lane's choice, with its place; or NO_EXPERT.
-  __device__ __forceinline__ u32 choice() const {
-    u32 lane = lane_of_thread();
-    return lane < p.top_k ? word_at(p.area.choices_at + 4ull * lane) : NO_EXPERT;
-  }
-  // Of a lane's choice.
-  __device__ __forceinline__ float weight() const {
-    return __uint_as_float(word_at(p.area.places_at + 4ull * lane_of_thread()));
-  }
-  // Its number, and which of its ranks this one is.
-  __device__ __forceinline__ u32 token() const { return word_at(p.area.token_at); }
+  // The `nth` that comes with it.
+  __device__ __forceinline__ u32 word(u32 nth) const { return word_at(p.area.choices_at + 4ull * nth); }
   __device__ __forceinline__ u32 word_at(u64 offset) const { return *reinterpret_cast<const u32*>(address + offset); }
-};
-
-// The same of this rank's own token, which is where the caller has it.
-struct OwnToken {
-  const UcclEpNormalSend& p;
-  u32 number;
-
-  __device__ __forceinline__ bool stays() const { return false; }
-  __device__ __forceinline__ u64 row() const { return p.send.rows + number * p.send.row_stride; }
-  __device__ __forceinline__ u32 scale(u32 word) const {
-    return reinterpret_cast<const u32*>(p.scales)[number * p.scales_token + word * p.scales_word];
-  }
-  __device__ __forceinline__ u32 choice() const { return choice_sent(p.send.routes, p.send.group.ranks, number); }
-  __device__ __forceinline__ float weight() const { return weight_sent(p, number); }
-  __device__ __forceinline__ u32 token() const { return token_sent(p.send.routes, number, p.send.group.rank); }
 };
 
 // Where a token is from, and how many came before it.
@@ -304,7 +332,7 @@ __device__ __forceinline__ u32 row_of_choice(const UcclEpNormalReceive& p, const
   return row < p.len ? row : NO_ROW;
 }
 
-// Tells where a token is from. One lane does it.
+// Tells where a token is from, of which its sender has told so much. One lane does it.
 __device__ __forceinline__ u32 tell_origin(const UcclEpNormalReceive& p, const Arrival& a, u32 sent) {
   u32 token = sent & ((1u << TOKEN_BITS) - 1);
   reinterpret_cast<u32*>(p.src_info)[a.at] = token;
@@ -312,49 +340,38 @@ __device__ __forceinline__ u32 tell_origin(const UcclEpNormalReceive& p, const A
   return token;
 }
 
+// What a warp has of what came with a token: a lane's choice and its weight, and what the sender has told of the token.
+struct Heard {
+  u32 choice;
+  float weight;
+  u32 sent;
+};
+
 // What came with a token, whose row is its number. One warp does it.
-template <typename Token>
-__device__ __forceinline__ void take_choices(const UcclEpNormalReceive& p, const Token& token, const Arrival& a) {
+__device__ __forceinline__ void take_choices(const UcclEpNormalReceive& p, const Heard& heard, const Arrival& a) {
   u32 lane = lane_of_thread();
   if (lane < p.top_k) {
     u64 at = static_cast<u64>(a.at) * p.top_k + lane;
-    Chosen chosen = choice_here(p, token.choice());
+    Chosen chosen = choice_here(p, heard.choice);
     bool is_here = chosen.local != NO_EXPERT;
     put_choice(p, at, is_here ? static_cast<int>(chosen.local) : -1);
     if (p.weights != 0) {
-      reinterpret_cast<float*>(p.weights)[at] = is_here || p.zeroes_foreign == 0 ? token.weight() : 0.0f;
+      reinterpret_cast<float*>(p.weights)[at] = is_here || p.zeroes_foreign == 0 ? heard.weight : 0.0f;
     }
   }
-  if (lane == 0 && p.origin != 0) tell_origin(p, a, token.token());
+  if (lane == 0 && p.origin != 0) tell_origin(p, a, heard.sent);
 }
 
 // What came with a token, of which each lane's choice has a row. One warp does it.
-template <typename Token>
-__device__ __forceinline__ void take_choices_by_expert(const UcclEpNormalReceive& p, const Token& token, const Arrival& a,
-                                                       u32 row) {
+__device__ __forceinline__ void take_choices_by_expert(const UcclEpNormalReceive& p, const Heard& heard, const Arrival& a, u32 row) {
   u32 lane = lane_of_thread(), here = __ballot_sync(ALL, row != NO_ROW);
-  if (row != NO_ROW && p.weights != 0) reinterpret_cast<float*>(p.weights)[row] = token.weight();
+  if (row != NO_ROW && p.weights != 0) reinterpret_cast<float*>(p.weights)[row] = heard.weight;
   if (p.origin == 0) return;
   u32* told = reinterpret_cast<u32*>(p.metadata) + static_cast<u64>(a.at) * (2 + p.top_k);
   if (lane < p.top_k) told[2 + lane] = row;
   if (lane == 0) {
-    told[0] = a.from * p.slots + tell_origin(p, a, token.token());
+    told[0] = a.from * p.slots + tell_origin(p, a, heard.sent);
     told[1] = a.from * p.top_k + LANES - 1 - static_cast<u32>(__clz(static_cast<int>(here)));
-  }
-}
-
-// Copies the scales of a token to its rows.
-template <typename Token>
-__device__ __forceinline__ void take_scales(const UcclEpNormalReceive& p, const Team& team, const Token& token,
-                                            const Targets& rows) {
-#pragma unroll 1
-  for (u32 first = team.warp * LANES; first < p.area.scales; first += team.lanes()) {
-    u32 word = first + lane_of_thread();
-    bool is_inside = word < p.area.scales;
-    u32 scale = is_inside ? token.scale(word) : 0;
-    for_each(rows, [&](u64 row) {
-      if (is_inside) *reinterpret_cast<u32*>(row + 4 * (word * p.scales_word)) = scale;
-    });
   }
 }
 
@@ -363,18 +380,34 @@ template <typename Token>
 __device__ __forceinline__ void take(const UcclEpNormalReceive& p, const Rows& s, const Team& team, const Token& token,
                                      const Arrival& a) {
   bool by_expert = p.alignment != 0;
-  u32 row = by_expert ? row_of_choice(p, s, a.from, token.choice()) : a.at;
-  u32 has = by_expert ? __ballot_sync(ALL, row != NO_ROW) : 1;
-  if (!token.stays()) {
-    Targets to[1] = {{p.rows + row * p.row_stride, has}};
-    copy_to_all<LONG_ROUND>(team, to, token.row(), p.area.payload / 16);
-    take_scales(p, team, token, {p.scales + 4 * (row * p.scales_row), has});
+  u32 lane = lane_of_thread(), row = a.at;
+  Targets to[1] = {{0, 1}};
+  Besides besides;
+  auto find_out = [&] {
+    besides = load_besides(token, team, p.area.scales, p.top_k);
+    if (by_expert) {
+      row = row_of_choice(p, s, a.from, lane < p.top_k ? besides.word : NO_EXPERT);
+      to[0].has = __ballot_sync(ALL, row != NO_ROW);
+    }
+    to[0].mine = p.rows + row * p.row_stride;
+  };
+  if (token.stays()) {
+    find_out();
+  } else {
+    copy_to_all<LONG_ROUND>(team, to, token.row(), p.area.payload / 16, find_out);
+    store_scales(token, besides, team, p.area.scales, [&](u32 word, u32 scale) {
+      for_each({p.scales + 4 * (row * p.scales_row), to[0].has}, [&](u64 row) {
+        if (word < p.area.scales) *reinterpret_cast<u32*>(row + 4 * (word * p.scales_word)) = scale;
+      });
+    });
   }
   if (team.warp != 0) return;
+  u32 weight = word_with(token, besides, p.top_k + lane, p.top_k), sent = word_with(token, besides, 2 * p.top_k, p.top_k);
+  Heard heard = {besides.word, __uint_as_float(weight), sent};
   if (by_expert) {
-    take_choices_by_expert(p, token, a, row);
+    take_choices_by_expert(p, heard, a, row);
   } else {
-    take_choices(p, token, a);
+    take_choices(p, heard, a);
   }
 }
 
@@ -410,9 +443,12 @@ __device__ __forceinline__ void take_own(const UcclEpNormalDispatch& p, const Ro
   const UcclEpRoutes& r = p.send.send.routes;
   u32 me = p.receive.group.rank, ranks = p.receive.group.ranks;
   Part part = part_of(cut, mark, r.tokens);
+  // A lane finds out where one is placed.
+  u32 mine = part.begin + lane_of_thread();
+  int places = mine < part.end ? slot_at(r, ranks, mine, me).place() : -1;
 #pragma unroll 1
   for (u32 token = part.begin; token < part.end; token++) {
-    int place = slot_at(r, ranks, token, me).place();
+    int place = __shfl_sync(ALL, places, static_cast<int>(token - part.begin));
     if (place < 0) continue;
     u32 nth = static_cast<u32>(place);
     // The window's counts may be others than this rank wrote: there is room for no more than these.
@@ -425,10 +461,7 @@ __device__ __forceinline__ void take_own(const UcclEpNormalDispatch& p, const Ro
 // while those of the others are on their way, its own are there.
 __device__ __forceinline__ void take_parts(const UcclEpNormalDispatch& p, Rows& s) {
   const UcclEpGroup& g = p.receive.group;
-  u32 most = 0;
-#pragma unroll 1
-  for (u32 rank = 0; rank < g.ranks; rank++) most = max(most, cut_of(s.tokens[rank]).marks);
-  share_out(g, s.waiting.call, g.ranks * most, [&](u32 i) {
+  share_out(g, s.waiting.call, s.marks, [&](u32 i) {
     u32 mark = i / g.ranks, from = (g.rank + i) % g.ranks;
     Cut cut = cut_of(s.tokens[from]);
     if (mark >= cut.marks) return true;
@@ -534,6 +567,13 @@ __device__ __forceinline__ void read_tokens(const UcclEpNormalReceive& p, Rows& 
     const u64* header = reinterpret_cast<const u64*>(header_at_home(g, threadIdx.x, s.waiting.call.number));
     bool is_there = !is_masked(s.waiting.call, threadIdx.x);
     s.tokens[threadIdx.x] = is_there ? static_cast<u32>(min(header[p.call.agreed + 1], static_cast<u64>(p.slots))) : 0;
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    u32 most = 0;
+#pragma unroll 1
+    for (u32 rank = 0; rank < g.ranks; rank++) most = max(most, cut_of(s.tokens[rank]).marks);
+    s.marks = g.ranks * most;
   }
   __syncthreads();
 }

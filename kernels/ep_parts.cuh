@@ -54,9 +54,9 @@ __device__ __forceinline__ Share senders(u32 of_twelve) { return last_blocks(max
 
 // Has each of `count` things done by one warp, `take(i, look_ahead)`, which returns whether the warp goes on: warps take them in their order,
 // whoever is free the next. A warp is told of each by `look(i)` before: of the first at once, and of the next when it looks ahead, which it
-// does once.
+// does once. The count may be in memory of the block's, where a register is wanted for something else.
 template <typename Look, typename Take>
-__device__ __forceinline__ void share_out(const UcclEpGroup& g, const UcclEpPlaced& call, u32 count, Look look, Take take) {
+__device__ __forceinline__ void share_out(const UcclEpGroup& g, const UcclEpPlaced& call, const u32& count, Look look, Take take) {
   u32* claimed = &own_of(g)->claimed[slot_of(call.number)];
   u32 claim = 0;
   if (lane_of_thread() == 0) claim = atomicAdd(claimed, 1u);
@@ -78,7 +78,7 @@ __device__ __forceinline__ void share_out(const UcclEpGroup& g, const UcclEpPlac
 
 // The same of things that nothing has to be known of before.
 template <typename Take>
-__device__ __forceinline__ void share_out(const UcclEpGroup& g, const UcclEpPlaced& call, u32 count, Take take) {
+__device__ __forceinline__ void share_out(const UcclEpGroup& g, const UcclEpPlaced& call, const u32& count, Take take) {
   share_out(
       g, call, count, [](u32) {},
       [&](u32 i, auto look_ahead) {

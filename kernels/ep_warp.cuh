@@ -106,19 +106,28 @@ __device__ __forceinline__ void store_vectors(u64 to, const Vector (&v)[IN_FLIGH
   }
 }
 
-// Copies `count` vectors to all targets, of which each lane has so many in flight.
-template <u32 IN_FLIGHT, u32 SETS>
-__device__ __forceinline__ void copy_to_all(const Team& team, const Targets (&targets)[SETS], u64 from, u32 count) {
+// Copies `count` vectors to all targets, of which each lane has so many in flight. `meanwhile` is done while the first of them are: it may find
+// out what the targets are.
+template <u32 IN_FLIGHT, u32 SETS, typename Meanwhile>
+__device__ __forceinline__ void copy_to_all(const Team& team, const Targets (&targets)[SETS], u64 from, u32 count, Meanwhile meanwhile) {
   Slice slice = slice_of(team, count);
+  u32 first = slice.begin;
 #pragma unroll 1
-  for (u32 first = slice.begin; first < slice.end; first += IN_FLIGHT * LANES) {
+  do {
     Vector v[IN_FLIGHT];
     load_vectors(v, from, first, slice.end);
+    if (first == slice.begin) meanwhile();
 #pragma unroll
     for (u32 set = 0; set < SETS; set++) {
       for_each(targets[set], [&](u64 to) { store_vectors(to, v, first, slice.end); });
     }
-  }
+    first += IN_FLIGHT * LANES;
+  } while (first < slice.end);
+}
+
+template <u32 IN_FLIGHT, u32 SETS>
+__device__ __forceinline__ void copy_to_all(const Team& team, const Targets (&targets)[SETS], u64 from, u32 count) {
+  copy_to_all<IN_FLIGHT>(team, targets, from, count, [] {});
 }
 
 // Copies `count` vectors to one place.
