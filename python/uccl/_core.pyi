@@ -27,6 +27,7 @@ __all__ = [
     "__version__",
     "ep_cuda_combine_scratch_len",
     "ep_cuda_layout",
+    "ep_cuda_normal_dispatch",
     "ep_cuda_records_len",
     "ep_cuda_room_for",
     "ep_cuda_scratch_len",
@@ -823,47 +824,25 @@ class EpCudaCombine:
 
 class EpCudaLaidOut: ...
 
+class _Sending(Protocol):
+    """What is sent: see `uccl.ep._gpu_dispatch.Sending`."""
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def scratch(self) -> int: ...
+
+class _Receiving(Protocol):
+    """Memory for what arrives: see `uccl.ep._gpu_dispatch.Receiving`."""
+
+    @property
+    def small(self) -> int: ...
+
 class EpCudaNormalDispatch:
-    def __init__(
-        self,
-        group: EpCudaGroup,
-        *,
-        rows: int,
-        len: int,
-        scales: tuple[int, int, int, int] | None,
-        weights: int,
-        experts: int,
-        is_64: bool,
-        ranks: tuple[int, int] | None,
-        tokens: int,
-        top_k: int,
-        num_experts: int,
-        laid_out: EpCudaLaidOut | None,
-        again: EpCudaNormalHandle | None,
-        slots: int,
-        blocks: int,
-        scratch: int,
-        stream: int,
-    ) -> None: ...
+    def __init__(self, group: EpCudaGroup, sending: _Sending) -> None: ...
     def counts(self, limit: float) -> tuple[list[int], list[int]]: ...
     def in_place(self) -> tuple[int, int, int, int] | None: ...
-    def receive(
-        self,
-        *,
-        len: int,
-        rows: int,
-        stride: int,
-        scales: tuple[int, int, int] | None,
-        choices: int,
-        is_64: bool,
-        weights: int,
-        zeroes_foreign: bool,
-        zeroes_gaps: bool,
-        table: tuple[int, int, int, int] | None,
-        by_expert: tuple[int, int, int, int] | None,
-        limit: float | None = None,
-        stays: bool = False,
-    ) -> tuple[EpCudaNormalHandle | None, tuple[list[int], list[int]] | None]: ...
+    def receive(self, receiving: _Receiving) -> EpCudaNormalHandle: ...
 
 class EpCudaNormalHandle: ...
 
@@ -899,6 +878,9 @@ def ep_cuda_layout(
     scratch: int,
     stream: int,
 ) -> EpCudaLaidOut: ...
+def ep_cuda_normal_dispatch(
+    group: EpCudaGroup, sending: _Sending, receiving: _Receiving, limit: float | None
+) -> tuple[EpCudaNormalHandle | None, EpCudaNormalDispatch | None, tuple[list[int], list[int]] | None]: ...
 def ep_cuda_records_len(slots: int, ranks: int, top_k: int) -> int: ...
 def ep_cuda_room_for(
     group: EpCudaGroup,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import random
 import signal
@@ -288,6 +287,81 @@ def rows_stay(rank: Rank) -> None:
     rank.allgather(b"")
 
 
+class Passed(torch.autograd.Function):
+    """What autograd makes of tensors that a dispatch returns within a function of its own."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, exact: Exact) -> tuple[torch.Tensor, torch.Tensor]:
+        _, choices, weights = exact.given
+        exact.given = x.detach(), choices, weights
+        rows, _, weights, _, handle, _ = exact.dispatch()
+        context.save_for_backward(*(part for part in handle if part is not None))
+        return rows, weights
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> tuple[None, None]:
+        assert context.saved_tensors
+        return None, None
+
+
+def returned_to_autograd(rank: Rank) -> None:
+    """What a dispatch returns is written to in place, and saved for gradients, though the memory was made in inference mode, for this call."""
+    exact = Exact(rank, buffer_of(rank))
+    with torch.inference_mode():
+        for _ in range(2):
+            kept = exact.dispatch()
+            torch.cuda.current_stream().synchronize()
+    assert kept[0].is_inference()
+    x = exact.given[0].clone().requires_grad_()
+    rows, weights = Passed.apply(x, exact)
+    torch.cuda.current_stream().synchronize()
+    rows.mul_(2)
+    weights.mul_(2)
+    (rows.float().sum() + weights.sum()).backward()
+    exact.buffer.check()
+    rank.allgather(b"")
+
+
+def memory_ahead(rank: Rank) -> None:
+    """A call that waits for counts leaves memory to the next one of its kind on the same stream, and to no other: memory is given to later work of
+    the stream that it was made on, and that of a graph is its own."""
+    exact, other = Exact(rank, buffer_of(rank)), torch.cuda.Stream()
+    x, choices, weights = exact.given
+    narrow = x.view(torch.uint8).view(torch.float8_e4m3fn), x.view(torch.int32)[:, :4].clone()
+
+    def dispatch(sent: Any = x, **keywords: Any) -> Any:
+        exact.given = sent, choices, weights
+        *_, handle, _ = exact.dispatch(**keywords)
+        torch.cuda.current_stream().synchronize()
+        return handle.native
+
+    def ready(sent: Any = x) -> Any:
+        kinds = exact.buffer._normal.dispatches.kinds.items()
+        return next(kind for (sizes, _), kind in kinds if sizes.scales == (0 if sent is x else 4))
+
+    for sent in (x, narrow):
+        dispatch(sent)
+        left = ready(sent).ready[0]
+        assert dispatch(sent).small is left and ready(sent).ready[0] is not left
+    left, guess = ready().ready[0], ready().guess
+    # Rows are placed as they were guessed, and nobody waits.
+    assert dispatch(num_worst_tokens=guess.tokens).small is not left and ready().ready[0] is left
+    dispatch(narrow)
+    assert ready().ready[0] is left
+    # Without a layout a call has more scratch.
+    _, _, per_expert, _, _ = exact.buffer.get_dispatch_layout(choices, EXPERTS)
+    *_, handle, _ = exact.buffer.dispatch(x, topk_idx=choices, topk_weights=weights, num_tokens_per_expert=per_expert)
+    torch.cuda.current_stream().synchronize()
+    assert handle.native.small is not left
+    left = ready().ready[0]
+    # The other stream comes behind this one.
+    torch.cuda.current_stream().synchronize()
+    with torch.cuda.stream(other):
+        assert dispatch().small is not left
+    exact.buffer.check()
+    rank.allgather(b"")
+
+
 def not_in_graph(rank: Rank) -> None:
     """What was laid out before a graph is captured is laid out again by the graph, whose choices may be others each time."""
     exact = Exact(rank, buffer_of(rank))
@@ -322,7 +396,8 @@ def few_blocks(rank: Rank) -> None:
     outs.append(elastic.combine(rows, kept)[0])
     # What the launches had is not told; that the numbers are passed on is.
     if rank.size() == 1:
-        with mock.patch.object(_core, "EpCudaNormalDispatch", side_effect=ValueError) as begun:
+        whole = mock.patch.object(_core, "ep_cuda_normal_dispatch", side_effect=ValueError)
+        with whole as begun, mock.patch.object(_core, "EpCudaNormalDispatch", begun):
             for call in (
                 lambda: exact.dispatch(config=config),
                 exact.dispatch,
@@ -330,7 +405,7 @@ def few_blocks(rank: Rank) -> None:
                 lambda: elastic.dispatch(x, handle=kept),
             ):
                 pytest.raises(ValueError, call)
-        assert [call.kwargs["blocks"] for call in begun.call_args_list] == [2, Buffer.num_sms, 6, 0]
+        assert [call.args[1].blocks for call in begun.call_args_list] == [2, Buffer.num_sms, 6, 0]
         with mock.patch.object(_core, "EpCudaNormalCombine", side_effect=ValueError) as begun:
             pytest.raises(ValueError, exact.buffer.combine, rows, handle, config=config)
             pytest.raises(ValueError, elastic.combine, rows, kept)
@@ -389,15 +464,18 @@ def refusals(rank: Rank) -> list[str]:
     _, _, per_expert, goes, _ = buffer.get_dispatch_layout(choices, EXPERTS)
     small = Buffer(None, 1 << 14, comm=rank, device="cuda")
     elastic = ElasticBuffer(None, 1 << 20, num_max_tokens_per_rank=TOKENS, comm=rank, device="cuda")
-    of_other = small.dispatch(x[:1], topk_idx=choices[:1], num_tokens_per_expert=per_expert)[4]
+    of_other = small.dispatch(x[:8], topk_idx=choices[:8], num_tokens_per_expert=per_expert)[4]
     calls = [
         lambda: small.dispatch(x, topk_idx=choices, num_tokens_per_expert=per_expert),
+        # As many in bits as before, where there was room.
+        lambda: small.dispatch(x[:15], topk_idx=choices[:15], num_tokens_per_expert=per_expert),
         lambda: buffer.dispatch(x, topk_idx=choices),
         lambda: buffer.dispatch(x),
         lambda: buffer.dispatch(x[:3], topk_idx=choices, num_tokens_per_expert=per_expert),
         lambda: buffer.dispatch(x, topk_idx=choices[:, :0], num_tokens_per_expert=per_expert),
         lambda: buffer.dispatch(x, is_token_in_rank=goes.int(), num_tokens_per_expert=per_expert),
         lambda: buffer.dispatch(x, handle=of_other),
+        lambda: buffer.combine(x, of_other),
         lambda: elastic.dispatch(x, choices, num_experts=EXPERTS, expert_alignment=1 << 20, do_expand=True),
         lambda: elastic.dispatch(x, choices, num_experts=EXPERTS, num_max_tokens_per_rank=4),
         lambda: buffer.get_local_buffer_tensor(torch.int8, torch.Size([1]), offset=1 << 40),
@@ -417,11 +495,13 @@ def refusals(rank: Rank) -> list[str]:
 #: What the answers say.
 REFUSED = [
     f"this rank has {TOKENS} tokens, and the buffer of 16384 bytes has room for",
+    "this rank has 15 tokens, and the buffer of 16384 bytes has room for 14",
     "num_tokens_per_expert",
     "is_token_in_rank",
     "x has 3 tokens",
     "top-k",
     "torch.bool",
+    "another buffer",
     "another buffer",
     "expert_alignment is 1 to 65536, not 1048576",
     f"{TOKENS} tokens, and room for 4 of each rank",
@@ -551,17 +631,17 @@ def guesses(rank: Rank) -> None:
     """The first call of a kind, one that has as much room as it needs, one whose guess is one too small, and others far off; several
     kinds by turns, and no tokens after many. What arrives is the same with a guess and without one."""
     varying, size = Varying(rank, HIDDEN, 600), rank.size()
-    last = varying.buffer._normal.last
-    kinds = [[600] * size, [0] * size, [40] * size, [600] * size]
-    for tokens in kinds * 2:
+    kinds = varying.buffer._normal.dispatches.kinds
+    several = [[600] * size, [0] * size, [40] * size, [600] * size]
+    for tokens in several * 2:
         varying.call(tokens, 3, is_again=True)
-    with mock.patch.object(gpu_normal(), "with_spare", lambda count: count):
+    with mock.patch.object(gpu_placed(), "with_spare", lambda count: count):
         for wrong_by in (0, 1, 300):
             # The very same call, whose guess is what came and so many less.
             varying.calls = 100
             varying.call([600] * size, 3)
-            for kind, placed in last.items():
-                last[kind] = dataclasses.replace(placed, tokens=max(placed.tokens - wrong_by, 0))
+            for kind in filter(lambda kind: kind.last, kinds.values()):
+                kind.learn(kind.last._replace(tokens=max(kind.last.tokens - wrong_by, 0)), 600)
             varying.calls = 100
             varying.call([600] * size, 3, is_again=True)
             # Another one right behind.
@@ -569,11 +649,11 @@ def guesses(rank: Rank) -> None:
     varying.end()
 
 
-def gpu_normal() -> Any:
+def gpu_placed() -> Any:
     """Where guesses are made."""
-    from uccl.ep import _gpu_normal
+    from uccl.ep import _gpu_placed
 
-    return _gpu_normal
+    return _gpu_placed
 
 
 def same_by_expert(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
@@ -609,7 +689,7 @@ def guesses_by_expert(rank: Rank) -> None:
     from uccl.ep import ElasticBuffer
 
     elastic = ElasticBuffer(None, 1 << 22, num_max_tokens_per_rank=TOKENS, comm=rank, device="cuda")
-    exact, last = Exact(rank, elastic), elastic._normal.last
+    exact, kinds = Exact(rank, elastic), elastic._normal.dispatches.kinds
     x, choices, weights = exact.given
     sent = (x.view(torch.uint8).view(torch.float8_e4m3fn), x.view(torch.int32)[:, :4].clone())
 
@@ -627,13 +707,15 @@ def guesses_by_expert(rank: Rank) -> None:
         return got
 
     for is_col_major in (False, True):
-        last.clear()
+        kinds.clear()
         first = dispatch(is_col_major)
         for spare in (64, 0, -1, -5, -1000):
             # Rows by expert have room for what alignment leaves too.
             more = lambda count, spare=spare: max(count + spare, 0)  # noqa: E731
-            with mock.patch.object(gpu_normal(), "with_spare", more):
-                guessed = dispatch(is_col_major)
+            with mock.patch.object(gpu_placed(), "with_spare", more):
+                for kind in filter(lambda kind: kind.last, kinds.values()):
+                    kind.learn(kind.last, TOKENS)
+            guessed = dispatch(is_col_major)
             same_by_expert(guessed, first)
             rows, _, _, again, _ = elastic.dispatch(x, handle=guessed[3])
             out, _, _ = elastic.combine(rows, again)

@@ -113,17 +113,20 @@ class Steps:
 
 
 def steps(rank: Any) -> list[dict[str, int]]:
-    """What there is after the first calls, and after all, as rank 0 counts it."""
+    """What there is after the first calls, and after all, as rank 0 counts it, without what is made ahead for the next call of each kind."""
     from uccl.ep import Buffer
 
     room = Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, rank.size(), EXPERTS)
     buffer = Buffer(None, 0, room, low_latency_mode=True, comm=rank, device="cuda", timeout=30)
-    calls, counted = Steps(buffer, rank.rank()), []
+    calls, counted, kinds = Steps(buffer, rank.rank()), [], buffer._normal.dispatches.kinds
     rank.allgather(b"")
     for count in (FIRST, STEPS):
         for _ in range(count):
             calls.step()
         torch.cuda.current_stream().synchronize()
+        assert len(kinds) <= TOKENS.bit_length() + 1, "tokens of as many bits are of one kind"
+        for kind in kinds.values():
+            kind.ready = None
         # Nothing of the other ranks' comes or goes meanwhile, not even a descriptor of one that counts.
         rank.allgather(b"")
         if rank.rank() == 0:

@@ -101,6 +101,11 @@ def test_a_graph_does_not_take_what_was_laid_out_before_it(run: Any) -> None:
     run(in_threads, 1, gpu_cases.not_in_graph)
 
 
+@pytest.mark.parametrize("case", [gpu_cases.memory_ahead, gpu_cases.returned_to_autograd])
+def test_memory_made_ahead_is_as_if_made_for_its_call(run: Any, case: Callable[[Rank], None]) -> None:
+    run(in_threads, 2, case)
+
+
 @pytest.mark.parametrize("tokens", [[0, 0], [1, 1], [8, 8], [0, 1100], [8, 0, 130]])
 def test_so_many_tokens_arrive_and_are_summed(run: Any, tokens: list[int]) -> None:
     run(in_threads, len(tokens), gpu_cases.few_and_many, tokens, 3, 8)

@@ -10,8 +10,11 @@ import torch
 from uccl import _core
 from uccl.ep._arriving import GROUP, Format
 from uccl.ep._events import EventHandle, EventOverlap
+from uccl.ep._gpu_dispatch import Wanted
 from uccl.ep._gpu_group import device_of
-from uccl.ep._gpu_normal import Arriving, NormalMode, Placed, Rows
+from uccl.ep._gpu_normal import NormalMode
+from uccl.ep._gpu_placed import Placed
+from uccl.ep._gpu_routed import Rows
 from uccl.ep._group import (
     CPU,
     Hook,
@@ -345,45 +348,35 @@ class Buffer(Joined):
     ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, list[int] | None, NormalHandle | None]:
         """``by`` are a handle, choices, and which tokens go to which ranks, and how many experts are told of; ``sizes`` the alignment
         of counts, how many rows there are if nothing is counted on the host, and how many blocks launches have at most."""
-        (rows, scales), (handle, idx, goes, per_expert), (alignment, worst, blocks) = x, by, sizes
+        (handle, idx, goes, per_expert), (alignment, worst, blocks) = by, sizes
         if handle is not None:
             routed = mode.again(rows_of(handle))
         elif idx is not None:
             routed = mode.by_choices(idx, per_expert.numel(), goes)
         else:
             routed = mode.by_ranks(goes, per_expert)
-        # Without choices nothing says which rows nothing arrived for.
-        may_stay = zero_copy and routed.top_k > 0
-        call, empty = mode.begin(x, weights, routed, blocks=blocks, may_stay=may_stay), mode.gpu.empty
-        place = call.in_place()
-
-        def copied(have: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-            recv_scales = None if scales is None else empty((have, *scales.shape[1:]), scales.dtype)
-            return empty((have, rows.shape[1]), rows.dtype), recv_scales
-
-        def arriving(have: int) -> Arriving:
-            return Arriving(
-                *(place or copied(have)),
-                None if idx is None else empty((have, routed.top_k), idx.dtype),
-                None if weights is None else empty((have, routed.top_k), torch.float32),
-                stays=place is not None,
-            )
-
-        counts: list[int] = []
-        if routed.again is None and not worst:
-            to, got, counts = call.receive_counted(arriving, zeroes_foreign=True)
-        else:
-            have = place[0].shape[0] if place else worst or routed.again.layout.tokens
-            to = arriving(have)
-            got = call.receive(to, Placed(have), zeroes_foreign=True)
-        recv_x = to.rows if to.scales is None else (to.rows, to.scales)
+        placed = None
+        if routed.again is not None:
+            placed = Placed(routed.again.layout.tokens)
+        elif worst:
+            placed = Placed(worst)
+        wanted = Wanted(
+            placed,
+            choices=None if idx is None else idx.dtype,
+            zeroes_foreign=True,
+            # Without choices nothing says which rows nothing arrived for.
+            may_stay=zero_copy and routed.top_k > 0,
+            blocks=blocks,
+        )
+        got, native, counts = mode.dispatch(x, weights, routed, wanted)
+        recv_x = got.rows if got.scales is None else (got.rows, got.scales)
         if handle is not None:
             return recv_x, None, None, None, None
         channels = mode.channels
-        told = got.prefixes(), channels, channels, got.source_tokens()
+        told = native.prefixes(), channels, channels, native.source_tokens()
         made = NormalHandle((*told, channels if goes is None else goes, channels))
-        made.native, made.num_tokens = got, routed.tokens
-        return recv_x, to.choices, to.weights, align_all(counts, alignment), made
+        made.native, made.num_tokens = native, routed.tokens
+        return recv_x, got.choices, got.weights, align_all(counts, alignment), made
 
     def _routing_by_rank(self, tokens: int, goes: torch.Tensor, per_expert: torch.Tensor) -> Any:
         check("is_token_in_rank", goes, (tokens, self.group_size), torch.bool)
@@ -420,8 +413,10 @@ class Buffer(Joined):
         """
         self._wait_for(previous_event)
         if isinstance(handle.native, Rows):
-            mode = handle.native.mode
-            out, out_weights = mode.combine(
+            self._check_is_there()
+            if self._normal is None:
+                raise RuntimeError("the handle is of another buffer")
+            out, out_weights = self._normal.combine(
                 x, handle.native, topk_weights, bias, "rank", blocks=self._blocks(config)
             )
             return out, out_weights, self._done(async_finish, x, out)

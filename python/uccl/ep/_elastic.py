@@ -13,7 +13,7 @@ from uccl.ep._events import EventHandle, EventOverlap
 from uccl.ep._elastic_handle import EPHandle
 from uccl.ep._gpu_elastic import Asked, again, first
 from uccl.ep._gpu_group import device_of
-from uccl.ep._gpu_normal import Rows
+from uccl.ep._gpu_routed import Rows
 from uccl.ep._group import (
     Ranks,
     address,
@@ -371,9 +371,8 @@ class ElasticBuffer(Joined):
         if sends == "each" and topk_weights is not None:
             raise ValueError("expanded rows have no topk_weights without allow_multiple_reduction")
         if isinstance(handle.native, Rows):
-            rows = handle.native
             blocks = num_sms or handle.num_sms
-            out, out_weights = rows.mode.combine(x, rows, topk_weights, bias, "choice", sends, blocks)
+            out, out_weights = self._normal.combine(x, handle.native, topk_weights, bias, "choice", sends, blocks)
             return out, out_weights, self._done(async_with_compute_stream, x, out)
         routing = handle.native.routing
         check("x", x, (None, None), torch.bfloat16)

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import torch
 
 from uccl.ep._elastic_handle import EPHandle
-from uccl.ep._gpu_normal import Arriving, NormalMode, Placed, Rows, most_rows
-from uccl.ep._group import align_all, scales_for
+from uccl.ep._gpu_dispatch import Arrived, Sent, Wanted
+from uccl.ep._gpu_normal import NormalMode
+from uccl.ep._gpu_placed import Placed, most_rows
+from uccl.ep._gpu_routed import Rows
+from uccl.ep._group import align_all
 
 #: As kernels have it.
 MAX_ALIGNMENT = 1 << 16
-#: Rows, and their scales if they have any.
-Sent = tuple[torch.Tensor, "torch.Tensor | None"]
 
 
 @dataclass
@@ -33,37 +34,38 @@ class Asked:
     zero_copy: bool
     """Whether rows may stay in the buffer."""
 
-    def most_rows(self, mode: NormalMode, top_k: int) -> tuple[int, int]:
-        """How many tokens may arrive, and how many rows they may have by expert."""
-        tokens = mode.ranks * self.most
-        return tokens, most_rows(tokens, top_k, self.num_experts // mode.ranks, self.alignment)
+    def of_experts(self) -> int | None:
+        """What rows of each expert are aligned to; None: rows are by token."""
+        return self.alignment if self.do_expand else None
+
+    def wanted(self, placed: Placed | None, choices: torch.dtype) -> Wanted:
+        """What the engine is asked for, with rows that are placed so, unless the host waits to be told."""
+        return Wanted(
+            placed,
+            self.of_experts(),
+            None if self.do_expand else choices,
+            zeroes_gaps=self.do_zero_padding,
+            is_col_major=self.is_col_major,
+            may_stay=self.zero_copy,
+            most=self.most,
+            blocks=self.num_sms,
+        )
 
 
 def first(
     mode: NormalMode, x: Sent, weights: torch.Tensor | None, asked: Asked, topk_idx: torch.Tensor
-) -> tuple[Arriving, EPHandle]:
+) -> tuple[Arrived, EPHandle]:
     """Dispatches by choices. The handle has no owner yet."""
     if not 1 <= asked.alignment <= MAX_ALIGNMENT:
         raise ValueError(f"expert_alignment is 1 to {MAX_ALIGNMENT}, not {asked.alignment}")
-    routed = mode.by_choices(topk_idx, asked.num_experts)
-    call = mode.begin(x, weights, routed, asked.most, asked.num_sms, asked.zero_copy)
-    alignment, counts = asked.alignment if asked.do_expand else None, []
-    if asked.do_cpu_sync:
-        # Scales of one channel lie at a distance that follows from how many rows there are.
-        may_guess = x[1] is None or not asked.is_col_major
-
-        def make(have: int) -> Arriving:
-            return arriving(x, weights, topk_idx, have, asked)
-
-        to, rows, counts = call.receive_counted(make, alignment, may_guess, zeroes_gaps=asked.do_zero_padding)
-        counts = align_all(counts, asked.alignment)
-        have, expanded = rows.layout.tokens, sum(counts)
-    else:
-        have, expanded = asked.most_rows(mode, topk_idx.shape[1])
-        place = call.in_place()
-        have = place[0].shape[0] if place else have
-        to = arriving(x, weights, topk_idx, expanded if asked.do_expand else have, asked, place)
-        rows = call.receive(to, Placed(have, alignment=alignment), zeroes_gaps=asked.do_zero_padding)
+    routed, local, placed = mode.by_choices(topk_idx, asked.num_experts), asked.num_experts // mode.ranks, None
+    if not asked.do_cpu_sync:
+        placed = Placed.at_most(mode.ranks * asked.most, asked.of_experts(), routed.top_k, local)
+    got, rows, counts = mode.dispatch(in_columns(x), weights, routed, asked.wanted(placed, topk_idx.dtype))
+    counts, have = align_all(counts, asked.alignment), rows.layout.tokens
+    expanded = sum(counts)
+    if not asked.do_cpu_sync:
+        expanded = most_rows(mode.ranks * asked.most, routed.top_k, local, asked.alignment)
     handle = EPHandle(
         do_expand=asked.do_expand,
         num_experts=asked.num_experts,
@@ -81,40 +83,27 @@ def first(
         native=rows,
         owner=None,
     )
-    return to, handle
+    return got, handle
 
 
 def again(
     mode: NormalMode, x: Sent, weights: torch.Tensor | None, asked: Asked, handle: EPHandle
-) -> Arriving:
+) -> Arrived:
     """Dispatches to where tokens went."""
     before: Rows = handle.native
-    call = mode.begin(x, weights, mode.again(before), blocks=asked.num_sms, may_stay=asked.zero_copy)
-    have = handle.num_expanded_tokens if asked.do_expand else handle.num_recv_tokens
-    if asked.do_cpu_sync and not handle.num_recv_tokens_per_expert_list and not before.stayed:
-        have = Placed.of(call.counts(), asked.alignment if asked.do_expand else None).length()
-    to = arriving(x, weights, handle.topk_idx, have, asked, call.in_place())
-    call.receive(to, before.layout, zeroes_gaps=asked.do_zero_padding)
-    return to
+    placed: Placed | None = Placed(handle.num_recv_tokens)
+    if asked.do_cpu_sync and not handle.num_recv_tokens_per_expert_list and not before.layout.stays:
+        placed = None
+    elif asked.do_expand:
+        placed = Placed(handle.num_recv_tokens, asked.alignment, handle.num_expanded_tokens)
+    wanted = asked.wanted(placed, handle.topk_idx.dtype)
+    return mode.dispatch(in_columns(x), weights, mode.again(before), wanted)[0]
 
 
-def arriving(
-    x: Sent,
-    weights: torch.Tensor | None,
-    topk_idx: torch.Tensor,
-    have: int,
-    asked: Asked,
-    place: Sent | None = None,
-) -> Arriving:
-    """Tensors for so many rows, which may stay in a place."""
-    (rows, scales), top_k = x, topk_idx.shape[1]
-    made = place or (rows.new_empty((have, rows.shape[1])), scales_for(scales, have, asked.is_col_major))
-    return Arriving(
-        *made,
-        None if asked.do_expand else topk_idx.new_empty((have, top_k)),
-        None if weights is None else weights.new_empty((have,) if asked.do_expand else (have, top_k)),
-        stays=place is not None,
-    )
+def in_columns(x: Sent) -> Sent:
+    """With scales that have a column for each word, one if they had none."""
+    rows, scales = x
+    return (rows, scales.unsqueeze(1)) if scales is not None and scales.dim() == 1 else x
 
 
 def ends_of(rows: Rows, asked: Asked) -> torch.Tensor:

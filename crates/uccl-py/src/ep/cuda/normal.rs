@@ -8,10 +8,10 @@ use uccl_device::cuda::Stream;
 use uccl_ep::{
     combine::{Order, Sends},
     cuda::{
-        Choices,
+        Choices, Group,
         normal::{
             ByExpert, Combine, Combined, Dispatch, Handle, LaidOut, Layout, Outputs, Ranks,
-            Results, Routed, ScalesIn, ScalesOut, Sizes, Table, Tokens, Tried,
+            Results, Routed, ScalesIn, ScalesOut, Sizes, Table, Tokens,
         },
     },
 };
@@ -79,6 +79,148 @@ type ScalesGiven = (u64, usize, usize, usize);
 /// Tokens by rank, and how many chose each local expert.
 type CountsTold = (Vec<u32>, Vec<u32>);
 
+/// What is sent, as `uccl.ep._gpu_dispatch.Sending` has it: to the ranks of `experts`; or of those that tokens had when they were `laid_out`;
+/// or to `ranks`, a byte by token and rank, and i32 by expert, how many tokens it is told of; or to where those went that `again` is of.
+#[derive(FromPyObject)]
+pub(crate) struct Sending {
+    rows: u64,
+    row_bytes: usize,
+    scales: Option<ScalesGiven>,
+    weights: u64,
+    experts: u64,
+    is_64: bool,
+    ranks: Option<(u64, u64)>,
+    tokens: usize,
+    top_k: usize,
+    num_experts: usize,
+    laid_out: Option<Py<PyLaidOut>>,
+    again: Option<Py<PyNormalHandle>>,
+    /// The most tokens of any rank.
+    slots: usize,
+    /// The most blocks of a launch; 0: all.
+    blocks: usize,
+    scratch: u64,
+    stream: u64,
+}
+
+impl Sending {
+    /// Begins the dispatch on a stream that is of the same number.
+    fn begin(&self, group: &Arc<Group>, stream: &Stream) -> uccl_ep::Result<Dispatch> {
+        let &Self { rows, row_bytes, weights, experts, is_64, tokens, top_k, num_experts, .. } =
+            self;
+        let scales = self.scales.map(|(words, count, token_stride, word_stride)| ScalesIn {
+            words,
+            count,
+            token_stride,
+            word_stride,
+        });
+        let most_blocks = NonZero::new(self.blocks);
+        let sent =
+            Tokens { rows, stride: row_bytes, payload: row_bytes, scales, weights, most_blocks };
+        let routed = match (&self.again, &self.laid_out, self.ranks) {
+            (Some(again), ..) => Routed::Again(&again.get().handle),
+            (None, Some(before), _) => Routed::LaidOut(&before.get().laid_out),
+            (None, None, Some((goes, per_expert))) => {
+                Routed::Ranks(Ranks { goes, per_expert, tokens, num_experts })
+            }
+            (None, None, None) => {
+                Routed::Choices(Choices { experts, is_64, tokens, top_k, num_experts })
+            }
+        };
+        // SAFETY: `uccl.ep` passes tensors of these sizes, whose memory torch gives to later work of the stream only; its layouts and
+        // handles are of this group, and their streams are waited for.
+        unsafe { Dispatch::begin(group, &sent, routed, self.slots, (self.scratch, stream)) }
+    }
+}
+
+/// Where parts of one piece of memory begin, in words, as `uccl.ep._gpu_placed.Parts` has it.
+#[derive(FromPyObject)]
+struct Parts {
+    starts: u64,
+    per_expert: u64,
+    src_info: u64,
+    origin: u64,
+    ends: u64,
+    metadata: u64,
+    choices: u64,
+    weights: u64,
+}
+
+/// Memory for what arrives, as `uccl.ep._gpu_dispatch.Receiving` has it.
+#[derive(FromPyObject)]
+pub(crate) struct Receiving {
+    /// Rows that there is room for.
+    len: usize,
+    rows: u64,
+    row_bytes: usize,
+    /// An address, and strides in words by row and word.
+    scales: Option<(u64, usize, usize)>,
+    /// Words of a choice; 0: choices are not wanted.
+    choice_words: usize,
+    has_weights: bool,
+    zeroes_foreign: bool,
+    zeroes_gaps: bool,
+    /// Whether rows stay where the dispatch said that they can.
+    stays: bool,
+    /// Whether rows are told of: not where tokens go where others went.
+    tells: bool,
+    /// Of rows by expert.
+    alignment: Option<usize>,
+    /// Tokens that there is room for in what is told of rows by expert.
+    tokens: usize,
+    /// The address of the memory that the parts are of.
+    small: u64,
+    at: Parts,
+}
+
+impl Receiving {
+    fn outputs(&self) -> Outputs {
+        let Self { at, tokens, .. } = self;
+        let part = |words: u64| self.small + 4 * words;
+        let part_if = |is_there: bool, words: u64| if is_there { part(words) } else { 0 };
+        let by_expert = self.alignment.filter(|_| self.tells).map(|alignment| ByExpert {
+            alignment,
+            tokens: *tokens,
+            ends: part(at.ends),
+            metadata: part(at.metadata),
+        });
+        Outputs {
+            len: self.len,
+            rows: self.rows,
+            stride: self.row_bytes,
+            scales: self.scales.map(|(words, row_stride, word_stride)| ScalesOut {
+                words,
+                row_stride,
+                word_stride,
+            }),
+            choices: part_if(self.choice_words > 0, at.choices),
+            is_64: self.choice_words == 2,
+            weights: part_if(self.has_weights, at.weights),
+            zeroes_foreign_weights: self.zeroes_foreign,
+            zeroes_gaps: self.zeroes_gaps,
+            table: self.tells.then(|| Table {
+                src_info: part(at.src_info),
+                origin: part(at.origin),
+                starts: part(at.starts),
+                per_expert: part(at.per_expert),
+            }),
+            by_expert,
+        }
+    }
+
+    /// Ends the dispatch.
+    fn end(&self, dispatch: Dispatch, stream: &Stream) -> uccl_ep::Result<Handle> {
+        let outputs = self.outputs();
+        // SAFETY: `uccl.ep` passes tensors with as many rows, which nobody else has yet; it keeps what is told with the handle.
+        unsafe {
+            match self.stays {
+                true => dispatch.receive_in_place(&outputs, stream),
+                false => dispatch.receive(&outputs, stream),
+            }
+        }
+    }
+}
+
 /// A dispatch that was begun.
 #[pyclass(name = "EpCudaNormalDispatch", module = "uccl._core", frozen)]
 pub(crate) struct PyNormalDispatch {
@@ -88,58 +230,12 @@ pub(crate) struct PyNormalDispatch {
 
 #[pymethods]
 impl PyNormalDispatch {
-    /// Enqueues the sending of tokens: to the ranks of their `experts`; or of those that they had when they were `laid_out`; or to `ranks`,
-    /// a byte by token and rank, and i32 by expert, how many tokens it is told of; or to where those went that `again`, a handle, is of.
-    /// Launches have `blocks` blocks at most; 0: all.
+    /// Enqueues the sending of tokens.
     #[new]
-    #[pyo3(signature = (group, *, rows, len, scales, weights, experts, is_64, ranks, tokens, top_k, num_experts, laid_out, again, slots, blocks, scratch, stream))]
-    #[expect(clippy::too_many_arguments, reason = "Python names them")]
-    fn new(
-        py: Python<'_>,
-        group: &PyCudaGroup,
-        rows: u64,
-        len: usize,
-        scales: Option<ScalesGiven>,
-        weights: u64,
-        experts: u64,
-        is_64: bool,
-        ranks: Option<(u64, u64)>,
-        tokens: usize,
-        top_k: usize,
-        num_experts: usize,
-        laid_out: Option<&PyLaidOut>,
-        again: Option<&PyNormalHandle>,
-        slots: usize,
-        blocks: usize,
-        scratch: u64,
-        stream: u64,
-    ) -> PyResult<Self> {
-        let scales = scales.map(|(words, count, token_stride, word_stride)| ScalesIn {
-            words,
-            count,
-            token_stride,
-            word_stride,
-        });
-        let most_blocks = NonZero::new(blocks);
-        let sent = Tokens { rows, stride: len, payload: len, scales, weights, most_blocks };
-        let stream = group.stream(stream);
-        let begun = py.detach(|| {
-            let routed = match (again, laid_out, ranks) {
-                (Some(again), ..) => Routed::Again(&again.handle),
-                (None, Some(before), _) => Routed::LaidOut(&before.laid_out),
-                (None, None, Some((goes, per_expert))) => {
-                    Routed::Ranks(Ranks { goes, per_expert, tokens, num_experts })
-                }
-                (None, None, None) => {
-                    Routed::Choices(Choices { experts, is_64, tokens, top_k, num_experts })
-                }
-            };
-            // SAFETY: `uccl.ep` passes tensors of these sizes, whose memory torch gives to later work of the stream only; its layouts and
-            // handles are of this group, and their streams are waited for.
-            unsafe { Dispatch::begin(&group.group, &sent, routed, slots, (scratch, &stream)) }
-        });
-        let dispatch = Mutex::new(Some(begun.map_err(|e| exception(&e))?));
-        Ok(Self { dispatch: Apart::new(dispatch), stream })
+    fn new(py: Python<'_>, group: &PyCudaGroup, sending: Sending) -> PyResult<Self> {
+        let stream = group.stream(sending.stream);
+        let begun = py.detach(|| sending.begin(&group.group, &stream));
+        Ok(Self::of(begun.map_err(|e| exception(&e))?, stream))
     }
 
     /// How much arrives, when every rank has told: tokens by rank, and how many chose each local expert. Waits `limit` seconds at most.
@@ -165,90 +261,49 @@ impl PyNormalDispatch {
         }))
     }
 
-    /// Enqueues the taking out of what arrives, behind the sending. `scales` are an address, and strides in words by row and word;
-    /// `table` has the addresses of `src_info`, `origin`, `starts` and `per_expert`, unless tokens go where others went. `by_expert` are the
-    /// alignment, how many tokens there is room for in tables, and the addresses of `ends` and `metadata`. With a `limit` in seconds the
-    /// room is a guess: counts are waited for while rows are on their way, and there is a handle if they fit. Else another call has to follow.
-    /// Rows that are `in_place` are told to stay there.
-    #[pyo3(signature = (*, len, rows, stride, scales, choices, is_64, weights, zeroes_foreign, zeroes_gaps, table, by_expert, limit=None, stays=false))]
-    #[expect(clippy::too_many_arguments, reason = "Python names them")]
-    fn receive(
-        &self,
-        py: Python<'_>,
-        len: usize,
-        rows: u64,
-        stride: usize,
-        scales: Option<(u64, usize, usize)>,
-        choices: u64,
-        is_64: bool,
-        weights: u64,
-        zeroes_foreign: bool,
-        zeroes_gaps: bool,
-        table: Option<(u64, u64, u64, u64)>,
-        by_expert: Option<(usize, usize, u64, u64)>,
-        limit: Option<f64>,
-        stays: bool,
-    ) -> PyResult<(Option<PyNormalHandle>, Option<CountsTold>)> {
-        let outputs = Outputs {
-            len,
-            rows,
-            stride,
-            scales: scales.map(|(words, row_stride, word_stride)| ScalesOut {
-                words,
-                row_stride,
-                word_stride,
-            }),
-            choices,
-            is_64,
-            weights,
-            zeroes_foreign_weights: zeroes_foreign,
-            zeroes_gaps,
-            table: table.map(|(src_info, origin, starts, per_expert)| Table {
-                src_info,
-                origin,
-                starts,
-                per_expert,
-            }),
-            by_expert: by_expert.map(|(alignment, tokens, ends, metadata)| ByExpert {
-                alignment,
-                tokens,
-                ends,
-                metadata,
-            }),
-        };
-        if let Some(limit) = limit {
-            let tried = self.try_receive(py, &outputs, limit)?;
-            let counts = (tried.counts.from, tried.counts.per_expert);
-            return Ok((tried.handle.map(PyNormalHandle::new), Some(counts)));
-        }
+    /// Enqueues the taking out of what arrives, behind the sending.
+    fn receive(&self, py: Python<'_>, receiving: Receiving) -> PyResult<PyNormalHandle> {
         let received = py.detach(|| {
             let dispatch = self.dispatch.lock().take().ok_or_else(over)?;
-            // SAFETY: `uccl.ep` passes tensors with as many rows, which nobody else has yet; it keeps the table with the handle.
-            unsafe {
-                match stays {
-                    true => dispatch.receive_in_place(&outputs, &self.stream),
-                    false => dispatch.receive(&outputs, &self.stream),
-                }
-            }
+            receiving.end(dispatch, &self.stream)
         });
-        Ok((Some(PyNormalHandle::new(received.map_err(|e| exception(&e))?)), None))
+        Ok(PyNormalHandle::new(received.map_err(|e| exception(&e))?))
     }
 }
 
 impl PyNormalDispatch {
-    fn try_receive(&self, py: Python<'_>, outputs: &Outputs, limit: f64) -> PyResult<Tried> {
-        let limit = timeout_of(limit)?;
-        engine(py, |interrupted| {
-            let mut dispatch = self.dispatch.lock();
-            let tried = dispatch.as_mut().ok_or_else(over)?;
-            // SAFETY: as for `receive`; the stream is the one that the dispatch was begun on.
-            let tried = unsafe { tried.try_receive(outputs, (&self.stream, limit), interrupted) }?;
-            if tried.handle.is_some() {
-                *dispatch = None;
-            }
-            Ok(tried)
-        })
+    fn of(dispatch: Dispatch, stream: Stream) -> Self {
+        Self { dispatch: Apart::new(Mutex::new(Some(dispatch))), stream }
     }
+}
+
+/// What [`cuda_normal_dispatch`] has led to: a handle, or a dispatch of which nothing was taken out yet; and counts, if they were waited for.
+type Made = (Option<PyNormalHandle>, Option<PyNormalDispatch>, Option<CountsTold>);
+
+/// Enqueues a whole dispatch. With a `limit` in seconds the room for what arrives is a guess: counts are waited for while rows are on their way.
+/// What does not fit is left for another `receive`.
+#[pyfunction(name = "ep_cuda_normal_dispatch")]
+pub(crate) fn cuda_normal_dispatch(
+    py: Python<'_>,
+    group: &PyCudaGroup,
+    sending: Sending,
+    receiving: Receiving,
+    limit: Option<f64>,
+) -> PyResult<Made> {
+    let (stream, limit) = (group.stream(sending.stream), limit.map(timeout_of).transpose()?);
+    let (handle, left, counts) = engine(py, |interrupted| {
+        let mut dispatch = sending.begin(&group.group, &stream)?;
+        let Some(limit) = limit else {
+            return Ok((Some(receiving.end(dispatch, &stream)?), None, None));
+        };
+        // SAFETY: as for `receive`; the stream is the one that the dispatch was begun on.
+        let tried =
+            unsafe { dispatch.try_receive(&receiving.outputs(), (&stream, limit), interrupted) }?;
+        let left = tried.handle.is_none().then_some(dispatch);
+        Ok((tried.handle, left, Some((tried.counts.from, tried.counts.per_expert))))
+    })?;
+    let left = left.map(|dispatch| PyNormalDispatch::of(dispatch, stream));
+    Ok((handle.map(PyNormalHandle::new), left, counts))
 }
 
 /// What a combine, or a dispatch to where tokens went, needs of a dispatch.

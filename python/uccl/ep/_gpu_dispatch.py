@@ -1,0 +1,421 @@
+"""Dispatches of normal mode on a GPU.
+
+Of a call's host time only what passes before its launch is seen: the rest passes beside the GPU's work. So what follows from sizes is kept for
+the next call, small parts lie in one piece of memory, and tensors of them are made behind the launch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+from uccl import _core
+from uccl.ep._gpu_group import GpuGroup
+from uccl.ep._gpu_placed import Parts, Placed, Small, words
+from uccl.ep._gpu_routed import LaidOut, Routed, Rows
+from uccl.ep._group import address, check, scales_for, scales_in
+
+COMBINE_SCRATCH_WORDS = words(_core.ep_cuda_combine_scratch_len())
+#: Of a combine, and of a dispatch.
+NO_SCRATCH = (0, 0)
+#: Tokens, and their scales if they have any.
+Sent = tuple[torch.Tensor, "torch.Tensor | None"]
+
+
+@dataclass
+class Wanted:
+    """What a caller wants of what arrives."""
+
+    placed: Placed | None = None
+    """How rows are placed; None: exactly as many as arrive, which the host waits to be told."""
+    alignment: int | None = None
+    """Of the rows of each expert; None: rows are by token."""
+    choices: torch.dtype | None = None
+    """Of the choices that are returned, if any are."""
+    zeroes_foreign: bool = False
+    """Whether weights of other ranks' experts are 0."""
+    zeroes_gaps: bool = False
+    """Whether rows between those of experts are 0."""
+    is_col_major: bool = False
+    """Whether the scales of one channel are one behind the other."""
+    may_stay: bool = False
+    """Whether rows may stay in the buffer, whatever ``placed`` says."""
+    most: int | None = None
+    """The most tokens of any rank; None: as many as there is room for."""
+    blocks: int = 0
+    """The most blocks of a launch; 0: as many as the group has."""
+
+
+@dataclass
+class Arrived:
+    """What arrives, each with as many rows."""
+
+    rows: torch.Tensor
+    scales: torch.Tensor | None
+    """``[m, S]`` or ``[m]``, of any strides."""
+    choices: torch.Tensor | None
+    weights: torch.Tensor | None
+
+
+class Sizes(NamedTuple):
+    """Sizes of a dispatch, but for its tokens."""
+
+    hidden: int
+    """Values of a row."""
+    row_bytes: int
+    scales: int
+    """Words of a row's."""
+    top_k: int
+    num_experts: int
+    alignment: int | None
+    choice_words: int
+    """Of each choice that is returned, or 0."""
+    has_weights: bool
+    is_col_major: bool
+    """Whether the scales of one channel are one behind the other."""
+    stays: bool
+    """Whether rows may stay."""
+    tells: bool
+    """Whether it tells of its rows: one to where tokens went does not."""
+    may_guess: bool
+    """Whether there may be memory for what arrives before the host knows how much does."""
+
+
+class Sending(NamedTuple):
+    """What the engine is told of what is sent. Numbers that are addresses are 0 for none."""
+
+    rows: int
+    row_bytes: int
+    scales: tuple[int, int, int, int] | None
+    """Address, words of a token, strides by token and by word."""
+    weights: int
+    experts: int
+    is_64: bool
+    ranks: tuple[int, int] | None
+    """Where tokens have ranks and no choices: a byte by token and rank, and i32 by expert."""
+    tokens: int
+    top_k: int
+    num_experts: int
+    laid_out: Any
+    again: Any
+    slots: int
+    blocks: int
+    scratch: int
+    stream: int
+
+
+class Receiving(NamedTuple):
+    """What the engine is told of memory for what arrives."""
+
+    len: int
+    rows: int
+    row_bytes: int
+    scales: tuple[int, int, int] | None
+    """Address, strides by row and by word."""
+    choice_words: int
+    has_weights: bool
+    zeroes_foreign: bool
+    zeroes_gaps: bool
+    stays: bool
+    tells: bool
+    alignment: int | None
+    tokens: int
+    small: int
+    """The address of what the parts are of."""
+    at: Parts
+
+
+class Kind:
+    """What dispatches of the same sizes, and about as many tokens, have led to."""
+
+    def __init__(self, sizes: Sizes, ranks: int) -> None:
+        self._sizes, self._ranks = sizes, ranks
+        #: The most tokens of any rank that the pool has room for, once that was asked.
+        self.most = -1
+        #: How what arrived last was placed.
+        self.last: Placed | None = None
+        #: Room for what will arrive.
+        self.guess: Placed | None = None
+        #: Memory for the small parts of a dispatch to come, on a stream.
+        self.ready: tuple[Small, int] | None = None
+
+    def learn(self, last: Placed, slots: int) -> None:
+        """What has arrived, of up to ``slots`` tokens of each rank, is what the next guess is made of."""
+        self.last = last
+        sizes, ranks = self._sizes, self._ranks
+        if sizes.may_guess:
+            most = Placed.at_most(ranks * slots, sizes.alignment, sizes.top_k, sizes.num_experts // ranks)
+            self.guess = last.and_more(most)
+
+
+@lru_cache(maxsize=64)
+def parts_of(sizes: Sizes, ranks: int, scratch: tuple[int, int], placed: Placed | None) -> tuple[Parts, int]:
+    """Where in one piece of memory lie so many words of a combine's scratch, and of the dispatch's, and what comes with rows that are placed so,
+    if they are; and how many words it has."""
+    if placed is None:
+        return Parts(*scratch, 0, 0, 0, 0, 0, 0, 0, 0, 0).cut()
+    tokens, local, by_expert = placed.tokens, sizes.num_experts // ranks, placed.alignment is not None
+    told = (1 + ranks, local, tokens, tokens) if sizes.tells else (0, 0, 0, 0)
+    of_experts = (local, (2 + sizes.top_k) * tokens) if sizes.tells and by_expert else (0, 0)
+    choices = tokens * sizes.top_k * sizes.choice_words
+    weights = placed.length() if by_expert else tokens * sizes.top_k
+    scales = 0 if sizes.is_col_major or placed.stays else placed.length() * sizes.scales
+    return Parts(*scratch, *told, *of_experts, choices, weights if sizes.has_weights else 0, scales).cut()
+
+
+@dataclass
+class Outputs:
+    """Memory for what arrives."""
+
+    placed: Placed
+    rows: torch.Tensor | None
+    """None where rows and scales stay."""
+    scales: torch.Tensor | None
+    """None too where they are a small part."""
+    small: Small
+    stay: tuple[int, int, int, int] | None = None
+    """How many rows stay; the first one's place in the pool, how many bytes they are apart, and the first scale's place."""
+
+
+class Dispatches:
+    """Dispatches of one rank's end of a group."""
+
+    def __init__(self, gpu: GpuGroup, limit: float) -> None:
+        """The host waits ``limit`` seconds for counts, at most."""
+        self.gpu, self.limit = gpu, limit
+        self.guesses = gpu.native.has_whole_calls
+        self.kinds: dict[tuple[Sizes, int], Kind] = {}
+
+    def kind_of(self, sizes: Sizes, tokens: int) -> Kind:
+        """Those of these sizes with about as many tokens."""
+        about = sizes, tokens.bit_length()
+        kind = self.kinds.get(about)
+        if kind is None:
+            kind = self.kinds[about] = Kind(sizes, self.gpu.ranks)
+        return kind
+
+
+class Dispatch:
+    """A dispatch."""
+
+    def __init__(
+        self, of: Dispatches, x: Sent, weights: torch.Tensor | None, routed: Routed, wanted: Wanted
+    ) -> None:
+        (rows, scales), gpu = x, of.gpu
+        check("x", rows, (None, None), device=gpu.device)
+        have, hidden = rows.shape
+        if have != routed.tokens:
+            raise ValueError(f"x has {have} tokens, and {routed.tokens} are routed")
+        if weights is not None:
+            check("topk_weights", weights, (have, routed.top_k), torch.float32, device=gpu.device)
+        if wanted.placed is None:
+            refuse_in_graph(routed.laid_out)
+        given = scales_in(scales, have, gpu.device)
+        self._of, self._gpu, self._routed, self._wanted = of, gpu, routed, wanted
+        # They are read until the work of the dispatch has ended.
+        self._rows, self._scales, self._weights = rows, scales, weights
+        self._addresses = address(rows), given, address(weights)
+        self._sizes = Sizes(
+            hidden,
+            hidden * rows.element_size(),
+            0 if given is None else given[1],
+            routed.top_k,
+            routed.num_experts,
+            wanted.alignment,
+            0 if wanted.choices is None else wanted.choices.itemsize // 4,
+            weights is not None,
+            wanted.is_col_major and scales is not None,
+            wanted.may_stay,
+            routed.again is None,
+            # Where the scales of a channel are one behind the other, their places follow from how many rows there are.
+            of.guesses and routed.again is None and not (wanted.is_col_major and scales is not None),
+        )
+        self._kind = of.kind_of(self._sizes, have)
+        self._slots = self._most_tokens()
+        self._stream = gpu.stream()
+        #: Words of the first combine's, and of the dispatch's.
+        self._scratch = self._scratch_words()
+
+    def make(self) -> tuple[Arrived, Rows, list[int]]:
+        """Sends tokens, and takes out what arrives. Where the host waits for counts, returns how many tokens chose each expert too; if it has a
+        guess of them, rows are on their way while it waits."""
+        wanted, kind, group = self._wanted, self._kind, self._gpu.native
+        placed, handle, left, counts = wanted.placed or kind.guess, None, None, None
+        if placed is None or wanted.may_stay:
+            # How rows are placed shows only when it has begun.
+            own = self._small(self._scratch, None)
+            left = _core.EpCudaNormalDispatch(group, self._sending(own))
+            if placed is None:
+                counts = left.counts(self._of.limit)
+            to = None
+        else:
+            own = self._small(self._scratch, placed)
+            to = self._outputs(placed, own)
+            limit = None if wanted.placed else self._of.limit
+            handle, left, counts = _core.ep_cuda_normal_dispatch(group, self._sending(own), self._receiving(to), limit)
+        if counts is not None:
+            placed = Placed.of(counts, wanted.alignment)
+        if left is not None:
+            # Nothing was guessed, or too little.
+            to = self._outputs(placed, None, left.in_place() if wanted.may_stay else None)
+            handle = left.receive(self._receiving(to))
+        else:
+            to.placed = placed
+        rows = self._routed.again or self._rows_of(handle, to, own)
+        arrived = self._arrived(to)
+        if counts is None:
+            return arrived, rows, []
+        kind.learn(placed, self._slots)
+        if kind.guess is not None:
+            kind.ready = self._small(self._scratch, kind.guess), self._stream
+        return arrived, rows, counts[1]
+
+    def _most_tokens(self) -> int:
+        """Of any rank: as the caller has it, or else as there is room for; where tokens went before, as it was then."""
+        routed, sizes, kind = self._routed, self._sizes, self._kind
+        if routed.again is not None:
+            return routed.again.slots
+        if self._wanted.most is not None:
+            return self._wanted.most
+        if routed.tokens > kind.most:
+            kind.most = _core.ep_cuda_room_for(
+                self._gpu.native,
+                routed.tokens,
+                payload=sizes.row_bytes,
+                scales=sizes.scales,
+                hidden=sizes.hidden,
+                top_k=routed.top_k,
+                local_experts=routed.num_experts // self._gpu.ranks,
+                stays=sizes.stays,
+            )
+        return kind.most
+
+    def _scratch_words(self) -> tuple[int, int]:
+        routed, again, laid_out = self._routed, self._routed.again, self._routed.laid_out
+        if again is not None:
+            self._gpu.keep_for(self._stream, again.stream, again.kept())
+            return 0, COMBINE_SCRATCH_WORDS
+        if laid_out is not None:
+            self._gpu.keep_for(self._stream, laid_out.stream, (laid_out.memory,))
+            return COMBINE_SCRATCH_WORDS, COMBINE_SCRATCH_WORDS
+        length = _core.ep_cuda_scratch_len(routed.tokens, routed.top_k, routed.num_experts, self._gpu.ranks)
+        return COMBINE_SCRATCH_WORDS, words(length)
+
+    def _small(self, scratch: tuple[int, int], placed: Placed | None) -> Small:
+        """Memory for small parts."""
+        at, length = parts_of(self._sizes, self._gpu.ranks, scratch, placed)
+        # What a graph captures has memory of its own, but it never waits for counts.
+        if self._wanted.placed is None:
+            ready, self._kind.ready = self._kind.ready, None
+            if ready is not None and ready[0].at is at and ready[1] == self._stream:
+                return ready[0]
+        memory = self._gpu.empty((length,), torch.int32)
+        return Small(memory, memory.data_ptr(), at)
+
+    def _outputs(self, placed: Placed, small: Small | None, stay: Any = None) -> Outputs:
+        """Memory for rows that are placed so, or for what comes with those that stay."""
+        if stay is not None:
+            placed = Placed(stay[0], stays=True)
+            return Outputs(placed, None, None, self._small(NO_SCRATCH, placed), stay)
+        have, scales = placed.length(), None
+        rows = self._gpu.empty((have, self._sizes.hidden), self._rows.dtype)
+        if self._sizes.is_col_major:
+            scales = scales_for(self._scales, have, True)
+        return Outputs(placed, rows, scales, small or self._small(NO_SCRATCH, placed))
+
+    def _sending(self, own: Small) -> Sending:
+        (rows, scales, weights), routed, idx = self._addresses, self._routed, self._routed.topk_idx
+        ranks, laid_out, again = routed.ranks, routed.laid_out, routed.again
+        return Sending(
+            rows,
+            self._sizes.row_bytes,
+            scales,
+            weights,
+            address(idx),
+            idx is not None and idx.dtype == torch.int64,
+            None if ranks is None else (address(ranks[0]), address(ranks[1])),
+            routed.tokens,
+            routed.top_k,
+            routed.num_experts,
+            None if laid_out is None else laid_out.native,
+            None if again is None else again.native,
+            self._slots,
+            self._wanted.blocks,
+            own.start + 4 * own.at.scratch,
+            self._stream,
+        )
+
+    def _receiving(self, to: Outputs) -> Receiving:
+        sizes, wanted, small, scales = self._sizes, self._wanted, to.small, None
+        if to.scales is not None:
+            scales = address(to.scales), *to.scales.stride()
+        elif sizes.scales and to.stay is None:
+            scales = small.start + 4 * small.at.scales, sizes.scales, 1
+        return Receiving(
+            to.placed.length(),
+            address(to.rows),
+            sizes.row_bytes,
+            scales,
+            sizes.choice_words,
+            sizes.has_weights,
+            wanted.zeroes_foreign,
+            wanted.zeroes_gaps,
+            to.stay is not None,
+            sizes.tells,
+            to.placed.alignment,
+            to.placed.tokens,
+            small.start,
+            small.at,
+        )
+
+    def _arrived(self, to: Outputs) -> Arrived:
+        """Tensors for the caller, of as many rows as are placed."""
+        sizes, small, tokens, have, scales = self._sizes, to.small, to.placed.tokens, to.placed.length(), self._scales
+        choices = weights = None
+        if self._wanted.choices is not None:
+            choices = small.tensor(small.at.choices, (tokens, sizes.top_k), self._wanted.choices)
+        if sizes.has_weights:
+            shape = (tokens, sizes.top_k) if to.placed.alignment is None else (have,)
+            weights = small.tensor(small.at.weights, shape, torch.float32)
+        if to.stay is not None:
+            return Arrived(*self._staying(to.stay), choices, weights)
+        if to.rows.shape[0] > have:
+            to.rows.resize_((have, sizes.hidden))
+        if scales is not None:
+            shape = (have, *scales.shape[1:])
+            scales = to.scales if sizes.is_col_major else small.tensor(small.at.scales, shape, scales.dtype)
+        return Arrived(to.rows, scales, choices, weights)
+
+    def _staying(self, stay: tuple[int, int, int, int]) -> Sent:
+        """Rows in the buffer, and their scales."""
+        (have, rows_at, stride, scales_at), view, scales = stay, self._gpu.rows_in_pool, self._scales
+        return (
+            view(rows_at, stride, (have, self._sizes.hidden), self._rows.dtype),
+            None if scales is None else view(scales_at, stride, (have, *scales.shape[1:]), scales.dtype),
+        )
+
+    def _rows_of(self, native: Any, to: Outputs, own: Small) -> Rows:
+        laid_out = self._routed.laid_out
+        return Rows(
+            self._gpu,
+            native,
+            self._routed,
+            self._slots,
+            to.placed,
+            own.memory,
+            None if laid_out is None else laid_out.memory,
+            to.small,
+            self._stream,
+            own.start,
+        )
+
+
+def refuse_in_graph(laid_out: LaidOut | None) -> None:
+    """Raises where a graph is captured. It was looked at for tokens that are laid out: it is as then."""
+    if torch.cuda.is_current_stream_capturing() if laid_out is None else laid_out.is_captured:
+        raise RuntimeError(
+            "a graph does not wait for counts: capture dispatch with num_worst_tokens, or of ElasticBuffer with do_cpu_sync=False"
+        )

@@ -1,0 +1,113 @@
+"""Where tokens go in normal mode on a GPU: by their choices, or as in a dispatch before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from uccl.ep._gpu_group import GpuGroup
+from uccl.ep._gpu_placed import Placed, Small
+
+
+@dataclass
+class LaidOut:
+    """Tokens whose layout a caller has asked for, as a dispatch may take them."""
+
+    native: Any
+    topk_idx: torch.Tensor
+    version: int
+    """Of the choices: another one when they were written to since."""
+    num_experts: int
+    memory: torch.Tensor
+    stream: int
+    """The number of the stream that they were laid out on."""
+    is_captured: bool
+    """Whether a graph lays them out, and does so each time that it is repeated: then only dispatches of graphs take them, and else none
+    of these."""
+
+    def is_of(self, topk_idx: torch.Tensor, num_experts: int) -> bool:
+        """Whether a dispatch by these choices finds the same now."""
+        return (
+            self.topk_idx is topk_idx
+            and self.version == version_of(topk_idx)
+            and self.num_experts == num_experts
+            and self.is_captured == torch.cuda.is_current_stream_capturing()
+        )
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Another number after each time that torch writes to a tensor; always the same for one of inference mode, which has none."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+@dataclass
+class Routed:
+    """What says where tokens go: their choices, their ranks, or a dispatch before."""
+
+    tokens: int
+    top_k: int
+    num_experts: int
+    #: ``[n, K]``
+    topk_idx: torch.Tensor | None = None
+    #: Of these choices, if the caller has asked for it.
+    laid_out: LaidOut | None = None
+    #: ``[n, R]`` bool, and i32 by expert.
+    ranks: tuple[torch.Tensor, torch.Tensor] | None = None
+    again: Rows | None = None
+
+
+@dataclass
+class Rows:
+    """What a dispatch returned, and its combines need, or a dispatch to where its tokens went."""
+
+    gpu: GpuGroup
+    native: Any
+    routed: Routed
+    slots: int
+    """The most tokens of any rank."""
+    layout: Placed
+    memory: torch.Tensor
+    """Scratch of the first combine, and of this."""
+    laid_out: torch.Tensor | None
+    """Where tokens go, if that was known before."""
+    small: Small
+    """What is told of rows, often in the same memory."""
+    stream: int
+    """The number of the stream that they were made on."""
+    spare: int
+    """Where in the memory the first combine has its scratch; 0 behind it."""
+
+    def kept(self) -> tuple[torch.Tensor, ...]:
+        """What calls with it read."""
+        own, told = self.memory, self.small.memory
+        kept = (own,) if told is own else (own, told)
+        return kept if self.laid_out is None else (*kept, self.laid_out)
+
+    def ends_of_ranks(self) -> torch.Tensor:
+        """``[R]`` i32: how many tokens arrived from the ranks up to each."""
+        return self.small.tensor(self.small.at.starts + 1, (self.gpu.ranks,))
+
+    def prefixes(self) -> torch.Tensor:
+        """``[R, R]`` i32, as DeepEP has it: each column is this rank's, the only one that it knows."""
+        return self.small.tensor(self.small.at.starts + 1, (self.gpu.ranks, self.gpu.ranks), strides=(1, 0))
+
+    def per_expert(self) -> torch.Tensor:
+        """``[E/R]`` i32: how many tokens chose each."""
+        return self.small.tensor(self.small.at.per_expert, (self._experts(),))
+
+    def source_tokens(self) -> torch.Tensor:
+        """``[m]`` i32: numbers of tokens at their ranks."""
+        return self.small.tensor(self.small.at.src_info, (self.layout.tokens,))
+
+    def ends_of_experts(self) -> torch.Tensor:
+        """``[E/R]`` i32: where the last row of each ends, where rows are by expert."""
+        return self.small.tensor(self.small.at.ends, (self._experts(),))
+
+    def metadata(self) -> torch.Tensor:
+        """``[m, K + 2]`` i32: ``rank * T + token``, ``rank * K + last choice``, and the row of each choice, or -1; by expert."""
+        return self.small.tensor(self.small.at.metadata, (self.layout.tokens, 2 + self.routed.top_k))
+
+    def _experts(self) -> int:
+        return self.routed.num_experts // self.gpu.ranks
