@@ -18,7 +18,7 @@ import gpu_cases
 from thread_ranks import Rank, threads
 
 pytestmark = [
-    pytest.mark.xdist_group("ep"),
+    pytest.mark.xdist_group("emulated"),
     pytest.mark.timeout(300),
     pytest.mark.skipif(not (shutil.which("cc") and shutil.which("c++")), reason="lacks a C++ compiler"),
 ]

@@ -25,7 +25,8 @@ pub(crate) fn tests() -> Result<Done> {
     };
     python::install(&python, wheel)?;
     let mut done = Done::default();
-    let result = python::pytest(&python, &["tests/ep"], &mut done);
+    // They are of three groups, none of which keeps a processor busy.
+    let result = python::pytest(&python, &["--numprocesses=3", "tests/ep"], &mut done);
     done.or_failed(result)
 }
 
