@@ -17,6 +17,8 @@ __all__ = [
     "EpCudaNormalCombine",
     "EpCudaNormalDispatch",
     "EpCudaNormalHandle",
+    "EpCudaNormalKind",
+    "EpCudaParts",
     "EpDispatch",
     "EpGroup",
     "EpHandle",
@@ -27,7 +29,6 @@ __all__ = [
     "__version__",
     "ep_cuda_combine_scratch_len",
     "ep_cuda_layout",
-    "ep_cuda_normal_dispatch",
     "ep_cuda_records_len",
     "ep_cuda_room_for",
     "ep_cuda_scratch_len",
@@ -824,27 +825,63 @@ class EpCudaCombine:
 
 class EpCudaLaidOut: ...
 
-class _Sending(Protocol):
-    """What is sent: see `uccl.ep._gpu_dispatch.Sending`."""
-
-    @property
-    def rows(self) -> int: ...
-    @property
-    def scratch(self) -> int: ...
-
-class _Receiving(Protocol):
-    """Memory for what arrives: see `uccl.ep._gpu_dispatch.Receiving`."""
-
-    @property
-    def small(self) -> int: ...
-
 class EpCudaNormalDispatch:
-    def __init__(self, group: EpCudaGroup, sending: _Sending) -> None: ...
     def counts(self, limit: float) -> tuple[list[int], list[int]]: ...
     def in_place(self) -> tuple[int, int, int, int] | None: ...
-    def receive(self, receiving: _Receiving) -> EpCudaNormalHandle: ...
 
 class EpCudaNormalHandle: ...
+
+class EpCudaNormalKind:
+    def __init__(
+        self,
+        *,
+        row_bytes: int,
+        top_k: int,
+        num_experts: int,
+        choice_words: int,
+        has_weights: bool,
+        zeroes_foreign: bool,
+        zeroes_gaps: bool,
+        tells: bool,
+        alignment: int | None,
+    ) -> None: ...
+    def begin(self, group: EpCudaGroup, sending: _Sending) -> EpCudaNormalDispatch: ...
+    def receive(self, dispatch: EpCudaNormalDispatch, receiving: _Receiving) -> EpCudaNormalHandle: ...
+    def dispatch(
+        self, group: EpCudaGroup, sending: _Sending, receiving: _Receiving, limit: float | None
+    ) -> tuple[EpCudaNormalHandle | None, EpCudaNormalDispatch | None, tuple[list[int], list[int]] | None]: ...
+
+class EpCudaParts:
+    def __init__(
+        self,
+        *,
+        starts: int,
+        per_expert: int,
+        src_info: int,
+        origin: int,
+        ends: int,
+        metadata: int,
+        choices: int,
+        weights: int,
+    ) -> None: ...
+
+#: What `uccl.ep._gpu_dispatch` has under these names.
+_Sending: TypeAlias = tuple[
+    int,
+    Union[tuple[int, int, int, int], None],
+    int,
+    int,
+    bool,
+    Union[tuple[int, int], None],
+    int,
+    Union[EpCudaLaidOut, None],
+    Union[EpCudaNormalHandle, None],
+    int,
+    int,
+    int,
+    int,
+]
+_Receiving: TypeAlias = tuple[int, int, Union[tuple[int, int, int], None], bool, int, int, EpCudaParts]
 
 class EpCudaNormalCombine:
     def __init__(
@@ -878,9 +915,6 @@ def ep_cuda_layout(
     scratch: int,
     stream: int,
 ) -> EpCudaLaidOut: ...
-def ep_cuda_normal_dispatch(
-    group: EpCudaGroup, sending: _Sending, receiving: _Receiving, limit: float | None
-) -> tuple[EpCudaNormalHandle | None, EpCudaNormalDispatch | None, tuple[list[int], list[int]] | None]: ...
 def ep_cuda_records_len(slots: int, ranks: int, top_k: int) -> int: ...
 def ep_cuda_room_for(
     group: EpCudaGroup,

@@ -336,8 +336,8 @@ def memory_ahead(rank: Rank) -> None:
         return handle.native
 
     def ready(sent: Any = x) -> Any:
-        kinds = exact.buffer._normal.dispatches.kinds.items()
-        return next(kind for (sizes, _), kind in kinds if sizes.scales == (0 if sent is x else 4))
+        kinds = exact.buffer._normal.dispatches.kinds.values()
+        return next(kind for kind in kinds if kind.sizes.scales == (0 if sent is x else 4))
 
     for sent in (x, narrow):
         dispatch(sent)
@@ -396,8 +396,10 @@ def few_blocks(rank: Rank) -> None:
     outs.append(elastic.combine(rows, kept)[0])
     # What the launches had is not told; that the numbers are passed on is.
     if rank.size() == 1:
-        whole = mock.patch.object(_core, "ep_cuda_normal_dispatch", side_effect=ValueError)
-        with whole as begun, mock.patch.object(_core, "EpCudaNormalDispatch", begun):
+        exact.buffer._normal.dispatches.kinds.clear()
+        elastic._normal.dispatches.kinds.clear()
+        with mock.patch.object(_core, "EpCudaNormalKind") as kind:
+            begun = kind.return_value.begin = kind.return_value.dispatch = mock.Mock(side_effect=ValueError)
             for call in (
                 lambda: exact.dispatch(config=config),
                 exact.dispatch,
@@ -405,7 +407,8 @@ def few_blocks(rank: Rank) -> None:
                 lambda: elastic.dispatch(x, handle=kept),
             ):
                 pytest.raises(ValueError, call)
-        assert [call.args[1].blocks for call in begun.call_args_list] == [2, Buffer.num_sms, 6, 0]
+        blocks = 10
+        assert [call.args[1][blocks] for call in begun.call_args_list] == [2, Buffer.num_sms, 6, 0]
         with mock.patch.object(_core, "EpCudaNormalCombine", side_effect=ValueError) as begun:
             pytest.raises(ValueError, exact.buffer.combine, rows, handle, config=config)
             pytest.raises(ValueError, elastic.combine, rows, kept)

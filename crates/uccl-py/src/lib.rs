@@ -66,6 +66,8 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<ep::PyLaidOut>()?;
     m.add_class::<ep::PyNormalDispatch>()?;
     m.add_class::<ep::PyNormalHandle>()?;
+    m.add_class::<ep::PyNormalKind>()?;
+    m.add_class::<ep::PyParts>()?;
     m.add_class::<ep::PyNormalCombine>()?;
     m.add_function(wrap_pyfunction!(ep::dispatch_len, m)?)?;
     m.add_function(wrap_pyfunction!(ep::row_place_len, m)?)?;
@@ -75,7 +77,6 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(ep::cuda_records_len, m)?)?;
     m.add_function(wrap_pyfunction!(ep::cuda_scratch_len, m)?)?;
     m.add_function(wrap_pyfunction!(ep::cuda_combine_scratch_len, m)?)?;
-    m.add_function(wrap_pyfunction!(ep::cuda_normal_dispatch, m)?)?;
     m.add_function(wrap_pyfunction!(ep::cuda_room_for, m)?)?;
     m.add_function(wrap_pyfunction!(ep::cuda_layout, m)?)?;
     m.add_function(wrap_pyfunction!(last_error, m)?)?;

@@ -14,7 +14,7 @@ import torch
 
 from uccl import _core
 from uccl.ep._gpu_group import GpuGroup
-from uccl.ep._gpu_placed import Parts, Placed, Small, words
+from uccl.ep._gpu_placed import Cut, Parts, Placed, Small, words
 from uccl.ep._gpu_routed import LaidOut, Routed, Rows
 from uccl.ep._group import address, check, scales_for, scales_in
 
@@ -74,8 +74,9 @@ class Sizes(NamedTuple):
     choice_words: int
     """Of each choice that is returned, or 0."""
     has_weights: bool
+    zeroes_foreign: bool
+    zeroes_gaps: bool
     is_col_major: bool
-    """Whether the scales of one channel are one behind the other."""
     stays: bool
     """Whether rows may stay."""
     tells: bool
@@ -84,55 +85,33 @@ class Sizes(NamedTuple):
     """Whether there may be memory for what arrives before the host knows how much does."""
 
 
-class Sending(NamedTuple):
-    """What the engine is told of what is sent. Numbers that are addresses are 0 for none."""
-
-    rows: int
-    row_bytes: int
-    scales: tuple[int, int, int, int] | None
-    """Address, words of a token, strides by token and by word."""
-    weights: int
-    experts: int
-    is_64: bool
-    ranks: tuple[int, int] | None
-    """Where tokens have ranks and no choices: a byte by token and rank, and i32 by expert."""
-    tokens: int
-    top_k: int
-    num_experts: int
-    laid_out: Any
-    again: Any
-    slots: int
-    blocks: int
-    scratch: int
-    stream: int
-
-
-class Receiving(NamedTuple):
-    """What the engine is told of memory for what arrives."""
-
-    len: int
-    rows: int
-    row_bytes: int
-    scales: tuple[int, int, int] | None
-    """Address, strides by row and by word."""
-    choice_words: int
-    has_weights: bool
-    zeroes_foreign: bool
-    zeroes_gaps: bool
-    stays: bool
-    tells: bool
-    alignment: int | None
-    tokens: int
-    small: int
-    """The address of what the parts are of."""
-    at: Parts
+#: What the engine is told of what is sent; 0 is no address. Rows; scales, with words of a token, and strides by token and by word; weights; experts, and
+#: whether they have 64 bits; where tokens have ranks and no choices, a byte by token and rank, and i32 by expert; tokens; a layout, or the handle of a
+#: dispatch before; the most tokens of any rank, and the most blocks; scratch; the stream.
+Sending = tuple[
+    int, "tuple[int, int, int, int] | None", int, int, bool, "tuple[int, int] | None", int, Any, Any, int, int, int, int
+]
+#: What it is told of memory for what arrives: how many rows, and where; scales, with strides by row and by word; whether both stay; how many tokens;
+#: where the small parts are.
+Receiving = tuple[int, int, "tuple[int, int, int] | None", bool, int, int, Any]
 
 
 class Kind:
-    """What dispatches of the same sizes, and about as many tokens, have led to."""
+    """Dispatches of the same sizes, and about as many tokens: what the engine knows of them, and what they have led to."""
 
     def __init__(self, sizes: Sizes, ranks: int) -> None:
-        self._sizes, self._ranks = sizes, ranks
+        self.sizes, self._ranks = sizes, ranks
+        self.native = _core.EpCudaNormalKind(
+            row_bytes=sizes.row_bytes,
+            top_k=sizes.top_k,
+            num_experts=sizes.num_experts,
+            choice_words=sizes.choice_words,
+            has_weights=sizes.has_weights,
+            zeroes_foreign=sizes.zeroes_foreign,
+            zeroes_gaps=sizes.zeroes_gaps,
+            tells=sizes.tells,
+            alignment=sizes.alignment,
+        )
         #: The most tokens of any rank that the pool has room for, once that was asked.
         self.most = -1
         #: How what arrived last was placed.
@@ -145,16 +124,16 @@ class Kind:
     def learn(self, last: Placed, slots: int) -> None:
         """What has arrived, of up to ``slots`` tokens of each rank, is what the next guess is made of."""
         self.last = last
-        sizes, ranks = self._sizes, self._ranks
+        sizes, ranks = self.sizes, self._ranks
         if sizes.may_guess:
             most = Placed.at_most(ranks * slots, sizes.alignment, sizes.top_k, sizes.num_experts // ranks)
             self.guess = last.and_more(most)
 
 
 @lru_cache(maxsize=64)
-def parts_of(sizes: Sizes, ranks: int, scratch: tuple[int, int], placed: Placed | None) -> tuple[Parts, int]:
+def cut_of(sizes: Sizes, ranks: int, scratch: tuple[int, int], placed: Placed | None) -> Cut:
     """Where in one piece of memory lie so many words of a combine's scratch, and of the dispatch's, and what comes with rows that are placed so,
-    if they are; and how many words it has."""
+    if they are."""
     if placed is None:
         return Parts(*scratch, 0, 0, 0, 0, 0, 0, 0, 0, 0).cut()
     tokens, local, by_expert = placed.tokens, sizes.num_experts // ranks, placed.alignment is not None
@@ -187,14 +166,13 @@ class Dispatches:
         """The host waits ``limit`` seconds for counts, at most."""
         self.gpu, self.limit = gpu, limit
         self.guesses = gpu.native.has_whole_calls
-        self.kinds: dict[tuple[Sizes, int], Kind] = {}
+        self.kinds: dict[tuple[Any, ...], Kind] = {}
 
-    def kind_of(self, sizes: Sizes, tokens: int) -> Kind:
-        """Those of these sizes with about as many tokens."""
-        about = sizes, tokens.bit_length()
+    def kind_of(self, *about: Any) -> Kind:
+        """Those of these sizes, one behind the other, with tokens of so many bits."""
         kind = self.kinds.get(about)
         if kind is None:
-            kind = self.kinds[about] = Kind(sizes, self.gpu.ranks)
+            kind = self.kinds[about] = Kind(Sizes(*about[:-1]), self.gpu.ranks)
         return kind
 
 
@@ -218,7 +196,9 @@ class Dispatch:
         # They are read until the work of the dispatch has ended.
         self._rows, self._scales, self._weights = rows, scales, weights
         self._addresses = address(rows), given, address(weights)
-        self._sizes = Sizes(
+        has_columns = scales is not None and wanted.is_col_major
+        # In the order of `Sizes`: those are made once for a kind, because it takes a microsecond or two.
+        self._kind = of.kind_of(
             hidden,
             hidden * rows.element_size(),
             0 if given is None else given[1],
@@ -227,13 +207,16 @@ class Dispatch:
             wanted.alignment,
             0 if wanted.choices is None else wanted.choices.itemsize // 4,
             weights is not None,
-            wanted.is_col_major and scales is not None,
+            wanted.zeroes_foreign,
+            wanted.zeroes_gaps,
+            has_columns,
             wanted.may_stay,
             routed.again is None,
             # Where the scales of a channel are one behind the other, their places follow from how many rows there are.
-            of.guesses and routed.again is None and not (wanted.is_col_major and scales is not None),
+            of.guesses and routed.again is None and not has_columns,
+            have.bit_length(),
         )
-        self._kind = of.kind_of(self._sizes, have)
+        self._sizes = self._kind.sizes
         self._slots = self._most_tokens()
         self._stream = gpu.stream()
         #: Words of the first combine's, and of the dispatch's.
@@ -247,7 +230,7 @@ class Dispatch:
         if placed is None or wanted.may_stay:
             # How rows are placed shows only when it has begun.
             own = self._small(self._scratch, None)
-            left = _core.EpCudaNormalDispatch(group, self._sending(own))
+            left = kind.native.begin(group, self._sending(own))
             if placed is None:
                 counts = left.counts(self._of.limit)
             to = None
@@ -255,13 +238,13 @@ class Dispatch:
             own = self._small(self._scratch, placed)
             to = self._outputs(placed, own)
             limit = None if wanted.placed else self._of.limit
-            handle, left, counts = _core.ep_cuda_normal_dispatch(group, self._sending(own), self._receiving(to), limit)
+            handle, left, counts = kind.native.dispatch(group, self._sending(own), self._receiving(to), limit)
         if counts is not None:
             placed = Placed.of(counts, wanted.alignment)
         if left is not None:
-            # Nothing was guessed, or too little.
+            # Rows may stay, or nothing was guessed, or too little.
             to = self._outputs(placed, None, left.in_place() if wanted.may_stay else None)
-            handle = left.receive(self._receiving(to))
+            handle = kind.native.receive(left, self._receiving(to))
         else:
             to.placed = placed
         rows = self._routed.again or self._rows_of(handle, to, own)
@@ -306,14 +289,14 @@ class Dispatch:
 
     def _small(self, scratch: tuple[int, int], placed: Placed | None) -> Small:
         """Memory for small parts."""
-        at, length = parts_of(self._sizes, self._gpu.ranks, scratch, placed)
+        cut = cut_of(self._sizes, self._gpu.ranks, scratch, placed)
         # What a graph captures has memory of its own, but it never waits for counts.
         if self._wanted.placed is None:
             ready, self._kind.ready = self._kind.ready, None
-            if ready is not None and ready[0].at is at and ready[1] == self._stream:
+            if ready is not None and ready[0].cut is cut and ready[1] == self._stream:
                 return ready[0]
-        memory = self._gpu.empty((length,), torch.int32)
-        return Small(memory, memory.data_ptr(), at)
+        memory = self._gpu.empty((cut.length,), torch.int32)
+        return Small(memory, memory.data_ptr(), cut)
 
     def _outputs(self, placed: Placed, small: Small | None, stay: Any = None) -> Outputs:
         """Memory for rows that are placed so, or for what comes with those that stay."""
@@ -329,64 +312,46 @@ class Dispatch:
     def _sending(self, own: Small) -> Sending:
         (rows, scales, weights), routed, idx = self._addresses, self._routed, self._routed.topk_idx
         ranks, laid_out, again = routed.ranks, routed.laid_out, routed.again
-        return Sending(
+        return (
             rows,
-            self._sizes.row_bytes,
             scales,
             weights,
             address(idx),
             idx is not None and idx.dtype == torch.int64,
             None if ranks is None else (address(ranks[0]), address(ranks[1])),
             routed.tokens,
-            routed.top_k,
-            routed.num_experts,
             None if laid_out is None else laid_out.native,
             None if again is None else again.native,
             self._slots,
             self._wanted.blocks,
-            own.start + 4 * own.at.scratch,
+            own.start + 4 * own.cut.at.scratch,
             self._stream,
         )
 
     def _receiving(self, to: Outputs) -> Receiving:
-        sizes, wanted, small, scales = self._sizes, self._wanted, to.small, None
+        words_of, placed, small, scales = self._sizes.scales, to.placed, to.small, None
         if to.scales is not None:
             scales = address(to.scales), *to.scales.stride()
-        elif sizes.scales and to.stay is None:
-            scales = small.start + 4 * small.at.scales, sizes.scales, 1
-        return Receiving(
-            to.placed.length(),
-            address(to.rows),
-            sizes.row_bytes,
-            scales,
-            sizes.choice_words,
-            sizes.has_weights,
-            wanted.zeroes_foreign,
-            wanted.zeroes_gaps,
-            to.stay is not None,
-            sizes.tells,
-            to.placed.alignment,
-            to.placed.tokens,
-            small.start,
-            small.at,
-        )
+        elif words_of and to.stay is None:
+            scales = small.start + 4 * small.cut.at.scales, words_of, 1
+        return placed.length(), address(to.rows), scales, to.stay is not None, placed.tokens, small.start, small.cut.native
 
     def _arrived(self, to: Outputs) -> Arrived:
         """Tensors for the caller, of as many rows as are placed."""
         sizes, small, tokens, have, scales = self._sizes, to.small, to.placed.tokens, to.placed.length(), self._scales
         choices = weights = None
         if self._wanted.choices is not None:
-            choices = small.tensor(small.at.choices, (tokens, sizes.top_k), self._wanted.choices)
+            choices = small.tensor(small.cut.at.choices, (tokens, sizes.top_k), self._wanted.choices)
         if sizes.has_weights:
             shape = (tokens, sizes.top_k) if to.placed.alignment is None else (have,)
-            weights = small.tensor(small.at.weights, shape, torch.float32)
+            weights = small.tensor(small.cut.at.weights, shape, torch.float32)
         if to.stay is not None:
             return Arrived(*self._staying(to.stay), choices, weights)
         if to.rows.shape[0] > have:
             to.rows.resize_((have, sizes.hidden))
         if scales is not None:
             shape = (have, *scales.shape[1:])
-            scales = to.scales if sizes.is_col_major else small.tensor(small.at.scales, shape, scales.dtype)
+            scales = to.scales if sizes.is_col_major else small.tensor(small.cut.at.scales, shape, scales.dtype)
         return Arrived(to.rows, scales, choices, weights)
 
     def _staying(self, stay: tuple[int, int, int, int]) -> Sent:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from uccl import _core
 from uccl.ep._group import align, align_all
 
 #: Rows that a guess has room for beyond those that came last: one of so many, and no fewer than these.
@@ -96,13 +97,31 @@ class Parts(NamedTuple):
     weights: int
     scales: int
 
-    def cut(self) -> tuple[Parts, int]:
-        """Where parts of these lengths begin, one behind the other, and where the last of them ends."""
+    def cut(self) -> Cut:
+        """Parts of these lengths, one behind the other."""
         at, end = [], 0
         for length in self:
             at.append(end)
             end += align(length, PART_WORDS)
-        return Parts(*at), end
+        return Cut(Parts(*at), end)
+
+
+class Cut:
+    """How a piece of memory of so many words is cut into parts."""
+
+    def __init__(self, at: Parts, length: int) -> None:
+        self.at, self.length = at, length
+        #: What the engine knows of it.
+        self.native = _core.EpCudaParts(
+            starts=at.starts,
+            per_expert=at.per_expert,
+            src_info=at.src_info,
+            origin=at.origin,
+            ends=at.ends,
+            metadata=at.metadata,
+            choices=at.choices,
+            weights=at.weights,
+        )
 
 
 class Small(NamedTuple):
@@ -111,7 +130,7 @@ class Small(NamedTuple):
     memory: torch.Tensor
     start: int
     """Its address."""
-    at: Parts
+    cut: Cut
 
     def tensor(
         self, part: int, shape: tuple[int, ...], dtype: torch.dtype = torch.int32, strides: tuple[int, ...] | None = None

@@ -87,27 +87,27 @@ class Rows:
 
     def ends_of_ranks(self) -> torch.Tensor:
         """``[R]`` i32: how many tokens arrived from the ranks up to each."""
-        return self.small.tensor(self.small.at.starts + 1, (self.gpu.ranks,))
+        return self.small.tensor(self.small.cut.at.starts + 1, (self.gpu.ranks,))
 
     def prefixes(self) -> torch.Tensor:
         """``[R, R]`` i32, as DeepEP has it: each column is this rank's, the only one that it knows."""
-        return self.small.tensor(self.small.at.starts + 1, (self.gpu.ranks, self.gpu.ranks), strides=(1, 0))
+        return self.small.tensor(self.small.cut.at.starts + 1, (self.gpu.ranks, self.gpu.ranks), strides=(1, 0))
 
     def per_expert(self) -> torch.Tensor:
         """``[E/R]`` i32: how many tokens chose each."""
-        return self.small.tensor(self.small.at.per_expert, (self._experts(),))
+        return self.small.tensor(self.small.cut.at.per_expert, (self._experts(),))
 
     def source_tokens(self) -> torch.Tensor:
         """``[m]`` i32: numbers of tokens at their ranks."""
-        return self.small.tensor(self.small.at.src_info, (self.layout.tokens,))
+        return self.small.tensor(self.small.cut.at.src_info, (self.layout.tokens,))
 
     def ends_of_experts(self) -> torch.Tensor:
         """``[E/R]`` i32: where the last row of each ends, where rows are by expert."""
-        return self.small.tensor(self.small.at.ends, (self._experts(),))
+        return self.small.tensor(self.small.cut.at.ends, (self._experts(),))
 
     def metadata(self) -> torch.Tensor:
         """``[m, K + 2]`` i32: ``rank * T + token``, ``rank * K + last choice``, and the row of each choice, or -1; by expert."""
-        return self.small.tensor(self.small.at.metadata, (self.layout.tokens, 2 + self.routed.top_k))
+        return self.small.tensor(self.small.cut.at.metadata, (self.layout.tokens, 2 + self.routed.top_k))
 
     def _experts(self) -> int:
         return self.routed.num_experts // self.gpu.ranks

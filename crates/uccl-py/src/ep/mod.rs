@@ -26,8 +26,8 @@ pub(crate) use self::{
     calls::{PyCombine, PyDispatch},
     cuda::{
         PyCudaCombine, PyCudaDispatch, PyCudaGroup, PyCudaHandle, PyLaidOut, PyNormalCombine,
-        PyNormalDispatch, PyNormalHandle, cuda_combine_scratch_len, cuda_layout,
-        cuda_normal_dispatch, cuda_records_len, cuda_room_for, cuda_scratch_len,
+        PyNormalDispatch, PyNormalHandle, PyNormalKind, PyParts, cuda_combine_scratch_len,
+        cuda_layout, cuda_records_len, cuda_room_for, cuda_scratch_len,
     },
     group::{PyGroup, PyRouting},
     handle::PyHandle,

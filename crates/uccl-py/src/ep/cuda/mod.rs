@@ -11,7 +11,7 @@ pub(crate) use self::{
         cuda_scratch_len,
     },
     normal::{
-        PyLaidOut, PyNormalCombine, PyNormalDispatch, PyNormalHandle, cuda_layout,
-        cuda_normal_dispatch, cuda_room_for,
+        PyLaidOut, PyNormalCombine, PyNormalDispatch, PyNormalHandle, PyNormalKind, PyParts,
+        cuda_layout, cuda_room_for,
     },
 };

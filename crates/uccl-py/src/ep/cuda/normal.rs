@@ -79,45 +79,126 @@ type ScalesGiven = (u64, usize, usize, usize);
 /// Tokens by rank, and how many chose each local expert.
 type CountsTold = (Vec<u32>, Vec<u32>);
 
-/// What is sent, as `uccl.ep._gpu_dispatch.Sending` has it: to the ranks of `experts`; or of those that tokens had when they were `laid_out`;
-/// or to `ranks`, a byte by token and rank, and i32 by expert, how many tokens it is told of; or to where those went that `again` is of.
-#[derive(FromPyObject)]
-pub(crate) struct Sending {
-    rows: u64,
+/// What dispatches of a kind have alike.
+#[pyclass(name = "EpCudaNormalKind", module = "uccl._core", frozen)]
+pub(crate) struct PyNormalKind {
     row_bytes: usize,
-    scales: Option<ScalesGiven>,
-    weights: u64,
-    experts: u64,
-    is_64: bool,
-    ranks: Option<(u64, u64)>,
-    tokens: usize,
     top_k: usize,
     num_experts: usize,
+    /// Words of a choice; 0: choices are not wanted.
+    choice_words: usize,
+    has_weights: bool,
+    zeroes_foreign: bool,
+    zeroes_gaps: bool,
+    /// Whether rows are told of: not where tokens go where others went.
+    tells: bool,
+    /// Of rows by expert.
+    alignment: Option<usize>,
+}
+
+/// What is sent, a tuple as `uccl.ep._gpu_dispatch.Sending` has it: to the ranks of `experts`; or of those that tokens had when they were
+/// `laid_out`; or to `ranks`, a byte by token and rank, and i32 by expert, how many tokens it is told of; or to where those went that `again` is of.
+#[derive(FromPyObject)]
+pub(crate) struct Sending {
+    #[pyo3(item(0))]
+    rows: u64,
+    #[pyo3(item(1))]
+    scales: Option<ScalesGiven>,
+    #[pyo3(item(2))]
+    weights: u64,
+    #[pyo3(item(3))]
+    experts: u64,
+    #[pyo3(item(4))]
+    is_64: bool,
+    #[pyo3(item(5))]
+    ranks: Option<(u64, u64)>,
+    #[pyo3(item(6))]
+    tokens: usize,
+    #[pyo3(item(7))]
     laid_out: Option<Py<PyLaidOut>>,
+    #[pyo3(item(8))]
     again: Option<Py<PyNormalHandle>>,
-    /// The most tokens of any rank.
+    #[pyo3(item(9))]
     slots: usize,
-    /// The most blocks of a launch; 0: all.
+    #[pyo3(item(10))]
     blocks: usize,
+    #[pyo3(item(11))]
     scratch: u64,
+    #[pyo3(item(12))]
     stream: u64,
 }
 
-impl Sending {
-    /// Begins the dispatch on a stream that is of the same number.
-    fn begin(&self, group: &Arc<Group>, stream: &Stream) -> uccl_ep::Result<Dispatch> {
-        let &Self { rows, row_bytes, weights, experts, is_64, tokens, top_k, num_experts, .. } =
-            self;
-        let scales = self.scales.map(|(words, count, token_stride, word_stride)| ScalesIn {
+/// Memory for what arrives, a tuple as `uccl.ep._gpu_dispatch.Receiving` has it.
+#[derive(FromPyObject)]
+pub(crate) struct Receiving {
+    #[pyo3(item(0))]
+    len: usize,
+    #[pyo3(item(1))]
+    rows: u64,
+    #[pyo3(item(2))]
+    scales: Option<(u64, usize, usize)>,
+    #[pyo3(item(3))]
+    stays: bool,
+    #[pyo3(item(4))]
+    tokens: usize,
+    #[pyo3(item(5))]
+    small: u64,
+    #[pyo3(item(6))]
+    parts: Py<PyParts>,
+}
+
+/// Where parts of one piece of memory begin, in words.
+#[pyclass(name = "EpCudaParts", module = "uccl._core", frozen)]
+pub(crate) struct PyParts {
+    starts: u64,
+    per_expert: u64,
+    src_info: u64,
+    origin: u64,
+    ends: u64,
+    metadata: u64,
+    choices: u64,
+    weights: u64,
+}
+
+#[pymethods]
+impl PyParts {
+    #[new]
+    #[pyo3(signature = (*, starts, per_expert, src_info, origin, ends, metadata, choices, weights))]
+    #[expect(clippy::too_many_arguments, reason = "Python names them")]
+    fn new(
+        starts: u64,
+        per_expert: u64,
+        src_info: u64,
+        origin: u64,
+        ends: u64,
+        metadata: u64,
+        choices: u64,
+        weights: u64,
+    ) -> Self {
+        Self { starts, per_expert, src_info, origin, ends, metadata, choices, weights }
+    }
+}
+
+impl PyNormalKind {
+    /// Begins a dispatch.
+    fn begin(
+        &self,
+        group: &Arc<Group>,
+        sending: &Sending,
+        stream: &Stream,
+    ) -> uccl_ep::Result<Dispatch> {
+        let &Self { row_bytes, top_k, num_experts, .. } = self;
+        let &Sending { rows, weights, experts, is_64, ranks, tokens, slots, scratch, .. } = sending;
+        let scales = sending.scales.map(|(words, count, token_stride, word_stride)| ScalesIn {
             words,
             count,
             token_stride,
             word_stride,
         });
-        let most_blocks = NonZero::new(self.blocks);
+        let most_blocks = NonZero::new(sending.blocks);
         let sent =
             Tokens { rows, stride: row_bytes, payload: row_bytes, scales, weights, most_blocks };
-        let routed = match (&self.again, &self.laid_out, self.ranks) {
+        let routed = match (&sending.again, &sending.laid_out, ranks) {
             (Some(again), ..) => Routed::Again(&again.get().handle),
             (None, Some(before), _) => Routed::LaidOut(&before.get().laid_out),
             (None, None, Some((goes, per_expert))) => {
@@ -129,66 +210,25 @@ impl Sending {
         };
         // SAFETY: `uccl.ep` passes tensors of these sizes, whose memory torch gives to later work of the stream only; its layouts and
         // handles are of this group, and their streams are waited for.
-        unsafe { Dispatch::begin(group, &sent, routed, self.slots, (self.scratch, stream)) }
+        unsafe { Dispatch::begin(group, &sent, routed, slots, (scratch, stream)) }
     }
-}
 
-/// Where parts of one piece of memory begin, in words, as `uccl.ep._gpu_placed.Parts` has it.
-#[derive(FromPyObject)]
-struct Parts {
-    starts: u64,
-    per_expert: u64,
-    src_info: u64,
-    origin: u64,
-    ends: u64,
-    metadata: u64,
-    choices: u64,
-    weights: u64,
-}
-
-/// Memory for what arrives, as `uccl.ep._gpu_dispatch.Receiving` has it.
-#[derive(FromPyObject)]
-pub(crate) struct Receiving {
-    /// Rows that there is room for.
-    len: usize,
-    rows: u64,
-    row_bytes: usize,
-    /// An address, and strides in words by row and word.
-    scales: Option<(u64, usize, usize)>,
-    /// Words of a choice; 0: choices are not wanted.
-    choice_words: usize,
-    has_weights: bool,
-    zeroes_foreign: bool,
-    zeroes_gaps: bool,
-    /// Whether rows stay where the dispatch said that they can.
-    stays: bool,
-    /// Whether rows are told of: not where tokens go where others went.
-    tells: bool,
-    /// Of rows by expert.
-    alignment: Option<usize>,
-    /// Tokens that there is room for in what is told of rows by expert.
-    tokens: usize,
-    /// The address of the memory that the parts are of.
-    small: u64,
-    at: Parts,
-}
-
-impl Receiving {
-    fn outputs(&self) -> Outputs {
-        let Self { at, tokens, .. } = self;
-        let part = |words: u64| self.small + 4 * words;
+    fn outputs(&self, receiving: &Receiving) -> Outputs {
+        let Receiving { len, rows, scales, tokens, small, parts, .. } = receiving;
+        let (at, tells) = (parts.get(), self.tells);
+        let part = |words: u64| small + 4 * words;
         let part_if = |is_there: bool, words: u64| if is_there { part(words) } else { 0 };
-        let by_expert = self.alignment.filter(|_| self.tells).map(|alignment| ByExpert {
+        let by_expert = self.alignment.filter(|_| tells).map(|alignment| ByExpert {
             alignment,
             tokens: *tokens,
             ends: part(at.ends),
             metadata: part(at.metadata),
         });
         Outputs {
-            len: self.len,
-            rows: self.rows,
+            len: *len,
+            rows: *rows,
             stride: self.row_bytes,
-            scales: self.scales.map(|(words, row_stride, word_stride)| ScalesOut {
+            scales: scales.map(|(words, row_stride, word_stride)| ScalesOut {
                 words,
                 row_stride,
                 word_stride,
@@ -198,7 +238,7 @@ impl Receiving {
             weights: part_if(self.has_weights, at.weights),
             zeroes_foreign_weights: self.zeroes_foreign,
             zeroes_gaps: self.zeroes_gaps,
-            table: self.tells.then(|| Table {
+            table: tells.then(|| Table {
                 src_info: part(at.src_info),
                 origin: part(at.origin),
                 starts: part(at.starts),
@@ -208,16 +248,107 @@ impl Receiving {
         }
     }
 
-    /// Ends the dispatch.
-    fn end(&self, dispatch: Dispatch, stream: &Stream) -> uccl_ep::Result<Handle> {
-        let outputs = self.outputs();
+    /// Ends a dispatch.
+    fn end(
+        &self,
+        dispatch: Dispatch,
+        receiving: &Receiving,
+        stream: &Stream,
+    ) -> uccl_ep::Result<Handle> {
+        let (outputs, stays) = (self.outputs(receiving), receiving.stays);
         // SAFETY: `uccl.ep` passes tensors with as many rows, which nobody else has yet; it keeps what is told with the handle.
         unsafe {
-            match self.stays {
+            match stays {
                 true => dispatch.receive_in_place(&outputs, stream),
                 false => dispatch.receive(&outputs, stream),
             }
         }
+    }
+}
+
+/// What a whole dispatch has led to: a handle, or a dispatch of which nothing was taken out yet; and counts, if they were waited for.
+type Made = (Option<PyNormalHandle>, Option<PyNormalDispatch>, Option<CountsTold>);
+
+#[pymethods]
+impl PyNormalKind {
+    #[new]
+    #[pyo3(signature = (*, row_bytes, top_k, num_experts, choice_words, has_weights, zeroes_foreign, zeroes_gaps, tells, alignment))]
+    #[expect(clippy::too_many_arguments, reason = "Python names them")]
+    fn new(
+        row_bytes: usize,
+        top_k: usize,
+        num_experts: usize,
+        choice_words: usize,
+        has_weights: bool,
+        zeroes_foreign: bool,
+        zeroes_gaps: bool,
+        tells: bool,
+        alignment: Option<usize>,
+    ) -> Self {
+        Self {
+            row_bytes,
+            top_k,
+            num_experts,
+            choice_words,
+            has_weights,
+            zeroes_foreign,
+            zeroes_gaps,
+            tells,
+            alignment,
+        }
+    }
+
+    /// Enqueues the sending of tokens.
+    #[pyo3(name = "begin")]
+    fn py_begin(
+        &self,
+        py: Python<'_>,
+        group: &PyCudaGroup,
+        sending: Sending,
+    ) -> PyResult<PyNormalDispatch> {
+        let stream = group.stream(sending.stream);
+        let begun = py.detach(|| self.begin(&group.group, &sending, &stream));
+        Ok(PyNormalDispatch::of(begun.map_err(|e| exception(&e))?, stream))
+    }
+
+    /// Enqueues the taking out of what arrives, behind the sending.
+    fn receive(
+        &self,
+        py: Python<'_>,
+        dispatch: &PyNormalDispatch,
+        receiving: Receiving,
+    ) -> PyResult<PyNormalHandle> {
+        let received = py.detach(|| {
+            let begun = dispatch.dispatch.lock().take().ok_or_else(over)?;
+            self.end(begun, &receiving, &dispatch.stream)
+        });
+        Ok(PyNormalHandle::new(received.map_err(|e| exception(&e))?))
+    }
+
+    /// Enqueues a whole dispatch. With a `limit` in seconds the room for what arrives is a guess: counts are waited for while rows are on their way.
+    /// What does not fit is left for another `receive`.
+    fn dispatch(
+        &self,
+        py: Python<'_>,
+        group: &PyCudaGroup,
+        sending: Sending,
+        receiving: Receiving,
+        limit: Option<f64>,
+    ) -> PyResult<Made> {
+        let (stream, limit) = (group.stream(sending.stream), limit.map(timeout_of).transpose()?);
+        let (handle, left, counts) = engine(py, |interrupted| {
+            let mut dispatch = self.begin(&group.group, &sending, &stream)?;
+            let Some(limit) = limit else {
+                return Ok((Some(self.end(dispatch, &receiving, &stream)?), None, None));
+            };
+            let (outputs, within) = (self.outputs(&receiving), (&stream, limit));
+            // SAFETY: as for `end`; the stream is the one that the dispatch was begun on.
+            let tried = unsafe { dispatch.try_receive(&outputs, within, interrupted) }?;
+            let left = tried.handle.is_none().then_some(dispatch);
+            Ok((tried.handle, left, Some((tried.counts.from, tried.counts.per_expert))))
+        })?;
+        let left = left.map(|dispatch| PyNormalDispatch::of(dispatch, stream));
+        Ok((handle.map(PyNormalHandle::new), left, counts))
     }
 }
 
@@ -230,14 +361,6 @@ pub(crate) struct PyNormalDispatch {
 
 #[pymethods]
 impl PyNormalDispatch {
-    /// Enqueues the sending of tokens.
-    #[new]
-    fn new(py: Python<'_>, group: &PyCudaGroup, sending: Sending) -> PyResult<Self> {
-        let stream = group.stream(sending.stream);
-        let begun = py.detach(|| sending.begin(&group.group, &stream));
-        Ok(Self::of(begun.map_err(|e| exception(&e))?, stream))
-    }
-
     /// How much arrives, when every rank has told: tokens by rank, and how many chose each local expert. Waits `limit` seconds at most.
     fn counts(&self, py: Python<'_>, limit: f64) -> PyResult<CountsTold> {
         let limit = timeout_of(limit)?;
@@ -260,50 +383,12 @@ impl PyNormalDispatch {
             (place.len, place.rows - place.pool, place.stride, scales_at)
         }))
     }
-
-    /// Enqueues the taking out of what arrives, behind the sending.
-    fn receive(&self, py: Python<'_>, receiving: Receiving) -> PyResult<PyNormalHandle> {
-        let received = py.detach(|| {
-            let dispatch = self.dispatch.lock().take().ok_or_else(over)?;
-            receiving.end(dispatch, &self.stream)
-        });
-        Ok(PyNormalHandle::new(received.map_err(|e| exception(&e))?))
-    }
 }
 
 impl PyNormalDispatch {
     fn of(dispatch: Dispatch, stream: Stream) -> Self {
         Self { dispatch: Apart::new(Mutex::new(Some(dispatch))), stream }
     }
-}
-
-/// What [`cuda_normal_dispatch`] has led to: a handle, or a dispatch of which nothing was taken out yet; and counts, if they were waited for.
-type Made = (Option<PyNormalHandle>, Option<PyNormalDispatch>, Option<CountsTold>);
-
-/// Enqueues a whole dispatch. With a `limit` in seconds the room for what arrives is a guess: counts are waited for while rows are on their way.
-/// What does not fit is left for another `receive`.
-#[pyfunction(name = "ep_cuda_normal_dispatch")]
-pub(crate) fn cuda_normal_dispatch(
-    py: Python<'_>,
-    group: &PyCudaGroup,
-    sending: Sending,
-    receiving: Receiving,
-    limit: Option<f64>,
-) -> PyResult<Made> {
-    let (stream, limit) = (group.stream(sending.stream), limit.map(timeout_of).transpose()?);
-    let (handle, left, counts) = engine(py, |interrupted| {
-        let mut dispatch = sending.begin(&group.group, &stream)?;
-        let Some(limit) = limit else {
-            return Ok((Some(receiving.end(dispatch, &stream)?), None, None));
-        };
-        // SAFETY: as for `receive`; the stream is the one that the dispatch was begun on.
-        let tried =
-            unsafe { dispatch.try_receive(&receiving.outputs(), (&stream, limit), interrupted) }?;
-        let left = tried.handle.is_none().then_some(dispatch);
-        Ok((tried.handle, left, Some((tried.counts.from, tried.counts.per_expert))))
-    })?;
-    let left = left.map(|dispatch| PyNormalDispatch::of(dispatch, stream));
-    Ok((handle.map(PyNormalHandle::new), left, counts))
 }
 
 /// What a combine, or a dispatch to where tokens went, needs of a dispatch.
