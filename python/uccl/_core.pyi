@@ -832,19 +832,7 @@ class EpCudaNormalDispatch:
 class EpCudaNormalHandle: ...
 
 class EpCudaNormalKind:
-    def __init__(
-        self,
-        *,
-        row_bytes: int,
-        top_k: int,
-        num_experts: int,
-        choice_words: int,
-        has_weights: bool,
-        zeroes_foreign: bool,
-        zeroes_gaps: bool,
-        tells: bool,
-        alignment: int | None,
-    ) -> None: ...
+    def __init__(self, alike: Any) -> None: ...
     def begin(self, group: EpCudaGroup, sending: _Sending) -> EpCudaNormalDispatch: ...
     def receive(self, dispatch: EpCudaNormalDispatch, receiving: _Receiving) -> EpCudaNormalHandle: ...
     def dispatch(
@@ -852,18 +840,7 @@ class EpCudaNormalKind:
     ) -> tuple[EpCudaNormalHandle | None, EpCudaNormalDispatch | None, tuple[list[int], list[int]] | None]: ...
 
 class EpCudaParts:
-    def __init__(
-        self,
-        *,
-        starts: int,
-        per_expert: int,
-        src_info: int,
-        origin: int,
-        ends: int,
-        metadata: int,
-        choices: int,
-        weights: int,
-    ) -> None: ...
+    def __init__(self, parts: Any) -> None: ...
 
 #: What `uccl.ep._gpu_dispatch` has under these names.
 _Sending: TypeAlias = tuple[

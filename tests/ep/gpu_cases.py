@@ -355,7 +355,6 @@ def memory_ahead(rank: Rank) -> None:
     assert handle.native.small is not left
     left = ready().ready[0]
     # The other stream comes behind this one.
-    torch.cuda.current_stream().synchronize()
     with torch.cuda.stream(other):
         assert dispatch().small is not left
     exact.buffer.check()
@@ -643,8 +642,8 @@ def guesses(rank: Rank) -> None:
             # The very same call, whose guess is what came and so many less.
             varying.calls = 100
             varying.call([600] * size, 3)
-            for kind in filter(lambda kind: kind.last, kinds.values()):
-                kind.learn(kind.last._replace(tokens=max(kind.last.tokens - wrong_by, 0)), 600)
+            for kind in filter(lambda kind: kind.guess, kinds.values()):
+                kind.guess = kind.guess._replace(tokens=max(kind.guess.tokens - wrong_by, 0))
             varying.calls = 100
             varying.call([600] * size, 3, is_again=True)
             # Another one right behind.
@@ -716,8 +715,8 @@ def guesses_by_expert(rank: Rank) -> None:
             # Rows by expert have room for what alignment leaves too.
             more = lambda count, spare=spare: max(count + spare, 0)  # noqa: E731
             with mock.patch.object(gpu_placed(), "with_spare", more):
-                for kind in filter(lambda kind: kind.last, kinds.values()):
-                    kind.learn(kind.last, TOKENS)
+                for kind in kinds.values():
+                    kind.learn(first[3].native.layout, TOKENS)
             guessed = dispatch(is_col_major)
             same_by_expert(guessed, first)
             rows, _, _, again, _ = elastic.dispatch(x, handle=guessed[3])

@@ -101,21 +101,9 @@ class Kind:
 
     def __init__(self, sizes: Sizes, ranks: int) -> None:
         self.sizes, self._ranks = sizes, ranks
-        self.native = _core.EpCudaNormalKind(
-            row_bytes=sizes.row_bytes,
-            top_k=sizes.top_k,
-            num_experts=sizes.num_experts,
-            choice_words=sizes.choice_words,
-            has_weights=sizes.has_weights,
-            zeroes_foreign=sizes.zeroes_foreign,
-            zeroes_gaps=sizes.zeroes_gaps,
-            tells=sizes.tells,
-            alignment=sizes.alignment,
-        )
+        self.native = _core.EpCudaNormalKind(sizes)
         #: The most tokens of any rank that the pool has room for, once that was asked.
         self.most = -1
-        #: How what arrived last was placed.
-        self.last: Placed | None = None
         #: Room for what will arrive.
         self.guess: Placed | None = None
         #: Memory for the small parts of a dispatch to come, on a stream.
@@ -123,7 +111,6 @@ class Kind:
 
     def learn(self, last: Placed, slots: int) -> None:
         """What has arrived, of up to ``slots`` tokens of each rank, is what the next guess is made of."""
-        self.last = last
         sizes, ranks = self.sizes, self._ranks
         if sizes.may_guess:
             most = Placed.at_most(ranks * slots, sizes.alignment, sizes.top_k, sizes.num_experts // ranks)
@@ -233,7 +220,6 @@ class Dispatch:
             left = kind.native.begin(group, self._sending(own))
             if placed is None:
                 counts = left.counts(self._of.limit)
-            to = None
         else:
             own = self._small(self._scratch, placed)
             to = self._outputs(placed, own)

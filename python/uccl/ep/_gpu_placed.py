@@ -112,16 +112,7 @@ class Cut:
     def __init__(self, at: Parts, length: int) -> None:
         self.at, self.length = at, length
         #: What the engine knows of it.
-        self.native = _core.EpCudaParts(
-            starts=at.starts,
-            per_expert=at.per_expert,
-            src_info=at.src_info,
-            origin=at.origin,
-            ends=at.ends,
-            metadata=at.metadata,
-            choices=at.choices,
-            weights=at.weights,
-        )
+        self.native = _core.EpCudaParts(at)
 
 
 class Small(NamedTuple):

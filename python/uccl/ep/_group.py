@@ -162,8 +162,7 @@ def check(
     device: torch.device = CPU,
 ) -> torch.Tensor:
     """The tensor, if it is contiguous, on the device, and of this shape (None: any length) and one of these dtypes."""
-    if tensor.device != device:
-        on_device(name, tensor, device)
+    on_device(name, tensor, device)
     have = tensor.shape
     if have != shape and not fits(have, shape):
         want = ", ".join("any" if length is None else str(length) for length in shape)

@@ -79,9 +79,9 @@ type ScalesGiven = (u64, usize, usize, usize);
 /// Tokens by rank, and how many chose each local expert.
 type CountsTold = (Vec<u32>, Vec<u32>);
 
-/// What dispatches of a kind have alike.
-#[pyclass(name = "EpCudaNormalKind", module = "uccl._core", frozen)]
-pub(crate) struct PyNormalKind {
+/// What dispatches of a kind have alike, as `uccl.ep._gpu_dispatch.Sizes` has it.
+#[derive(FromPyObject)]
+struct Alike {
     row_bytes: usize,
     top_k: usize,
     num_experts: usize,
@@ -94,6 +94,12 @@ pub(crate) struct PyNormalKind {
     tells: bool,
     /// Of rows by expert.
     alignment: Option<usize>,
+}
+
+/// Dispatches of a kind.
+#[pyclass(name = "EpCudaNormalKind", module = "uccl._core", frozen)]
+pub(crate) struct PyNormalKind {
+    alike: Alike,
 }
 
 /// What is sent, a tuple as `uccl.ep._gpu_dispatch.Sending` has it: to the ranks of `experts`; or of those that tokens had when they were
@@ -147,9 +153,9 @@ pub(crate) struct Receiving {
     parts: Py<PyParts>,
 }
 
-/// Where parts of one piece of memory begin, in words.
-#[pyclass(name = "EpCudaParts", module = "uccl._core", frozen)]
-pub(crate) struct PyParts {
+/// Where parts of one piece of memory begin, in words, as `uccl.ep._gpu_placed.Parts` has it.
+#[derive(FromPyObject)]
+struct Parts {
     starts: u64,
     per_expert: u64,
     src_info: u64,
@@ -160,22 +166,17 @@ pub(crate) struct PyParts {
     weights: u64,
 }
 
+/// The same, read once for all dispatches whose memory is cut so.
+#[pyclass(name = "EpCudaParts", module = "uccl._core", frozen)]
+pub(crate) struct PyParts {
+    parts: Parts,
+}
+
 #[pymethods]
 impl PyParts {
     #[new]
-    #[pyo3(signature = (*, starts, per_expert, src_info, origin, ends, metadata, choices, weights))]
-    #[expect(clippy::too_many_arguments, reason = "Python names them")]
-    fn new(
-        starts: u64,
-        per_expert: u64,
-        src_info: u64,
-        origin: u64,
-        ends: u64,
-        metadata: u64,
-        choices: u64,
-        weights: u64,
-    ) -> Self {
-        Self { starts, per_expert, src_info, origin, ends, metadata, choices, weights }
+    fn new(parts: Parts) -> Self {
+        Self { parts }
     }
 }
 
@@ -187,7 +188,7 @@ impl PyNormalKind {
         sending: &Sending,
         stream: &Stream,
     ) -> uccl_ep::Result<Dispatch> {
-        let &Self { row_bytes, top_k, num_experts, .. } = self;
+        let Alike { row_bytes, top_k, num_experts, .. } = self.alike;
         let &Sending { rows, weights, experts, is_64, ranks, tokens, slots, scratch, .. } = sending;
         let scales = sending.scales.map(|(words, count, token_stride, word_stride)| ScalesIn {
             words,
@@ -215,10 +216,10 @@ impl PyNormalKind {
 
     fn outputs(&self, receiving: &Receiving) -> Outputs {
         let Receiving { len, rows, scales, tokens, small, parts, .. } = receiving;
-        let (at, tells) = (parts.get(), self.tells);
+        let (at, alike) = (&parts.get().parts, &self.alike);
         let part = |words: u64| small + 4 * words;
         let part_if = |is_there: bool, words: u64| if is_there { part(words) } else { 0 };
-        let by_expert = self.alignment.filter(|_| tells).map(|alignment| ByExpert {
+        let by_expert = alike.alignment.filter(|_| alike.tells).map(|alignment| ByExpert {
             alignment,
             tokens: *tokens,
             ends: part(at.ends),
@@ -227,18 +228,18 @@ impl PyNormalKind {
         Outputs {
             len: *len,
             rows: *rows,
-            stride: self.row_bytes,
+            stride: alike.row_bytes,
             scales: scales.map(|(words, row_stride, word_stride)| ScalesOut {
                 words,
                 row_stride,
                 word_stride,
             }),
-            choices: part_if(self.choice_words > 0, at.choices),
-            is_64: self.choice_words == 2,
-            weights: part_if(self.has_weights, at.weights),
-            zeroes_foreign_weights: self.zeroes_foreign,
-            zeroes_gaps: self.zeroes_gaps,
-            table: tells.then(|| Table {
+            choices: part_if(alike.choice_words > 0, at.choices),
+            is_64: alike.choice_words == 2,
+            weights: part_if(alike.has_weights, at.weights),
+            zeroes_foreign_weights: alike.zeroes_foreign,
+            zeroes_gaps: alike.zeroes_gaps,
+            table: alike.tells.then(|| Table {
                 src_info: part(at.src_info),
                 origin: part(at.origin),
                 starts: part(at.starts),
@@ -272,30 +273,8 @@ type Made = (Option<PyNormalHandle>, Option<PyNormalDispatch>, Option<CountsTold
 #[pymethods]
 impl PyNormalKind {
     #[new]
-    #[pyo3(signature = (*, row_bytes, top_k, num_experts, choice_words, has_weights, zeroes_foreign, zeroes_gaps, tells, alignment))]
-    #[expect(clippy::too_many_arguments, reason = "Python names them")]
-    fn new(
-        row_bytes: usize,
-        top_k: usize,
-        num_experts: usize,
-        choice_words: usize,
-        has_weights: bool,
-        zeroes_foreign: bool,
-        zeroes_gaps: bool,
-        tells: bool,
-        alignment: Option<usize>,
-    ) -> Self {
-        Self {
-            row_bytes,
-            top_k,
-            num_experts,
-            choice_words,
-            has_weights,
-            zeroes_foreign,
-            zeroes_gaps,
-            tells,
-            alignment,
-        }
+    fn new(alike: Alike) -> Self {
+        Self { alike }
     }
 
     /// Enqueues the sending of tokens.
