@@ -45,7 +45,7 @@ const PROBES: usize = 4;
 const READS: usize = 16;
 /// Most raw keys of a peer that are mapped at a time.
 const MAX_RAW_KEYS: usize = 1 << 16;
-/// How long a drop waits for requests to end, with providers where the peer carries them out.
+/// How long a drop waits for requests to end, with providers that demand it.
 const DRAIN: Duration = Duration::from_secs(1);
 /// How soon to look again when the provider had no room.
 const RETRY: Duration = Duration::from_millis(1);
@@ -163,7 +163,7 @@ impl LibfabricChannel {
         if self.slots.busy() == 0 {
             self.heard = Instant::now();
         }
-        let Some(slot) = self.slots.take(request.tag) else {
+        let Some(slot) = self.slots.take(request.tag, request.kind) else {
             return Err(
                 self.die(RailError::Gone("there are more requests than there is room".into()))
             );
@@ -260,7 +260,11 @@ impl LibfabricChannel {
                 self.request_ended(entry.context, Err(error));
                 Ok(())
             }
-            Failure::Channel(error) => Err(self.die(error)),
+            Failure::Channel(error) => {
+                // It has ended, though nobody can say how: what the channel waits for does not include it.
+                self.slots.end(entry.context);
+                Err(self.die(error))
+            }
         }
     }
 
@@ -309,23 +313,61 @@ impl LibfabricChannel {
         Err(self.die(RailError::Lost(why)))
     }
 
-    /// Waits for the requests in flight to end, as the peer carries them out and does not know that the channel is
-    /// going. A request that does not end in time may still reach its memory later.
-    fn drain(&mut self) {
+    /// Waits until `count` of the slots is 0, or for [`DRAIN`]. Returns what it is then.
+    fn drain(&mut self, count: fn(&Slots) -> usize) -> usize {
         let start = Instant::now();
-        while self.slots.busy() > self.waiting.len() && start.elapsed() < DRAIN {
-            if self.drive().is_err() {
-                return;
+        loop {
+            let left = count(&self.slots);
+            if left == 0 || start.elapsed() >= DRAIN {
+                return left;
             }
+            // A failed request has freed its slot, and the channel keeps the error. The others may still end.
+            let _ = self.drive();
             std::thread::yield_now();
         }
-        let left = self.slots.busy() - self.waiting.len();
-        if left > 0 {
+    }
+
+    /// Whether the endpoint must stay open, because closing it would crash the process.
+    fn must_stay_open(&mut self) -> bool {
+        let (provider, version) = (&self.domain.provider, self.domain.library.version());
+        if !providers::ends_reads_twice(provider, version) {
+            return false;
+        }
+        let reads = self.drain(Slots::reads);
+        if reads > 0 {
             tracing::warn!(
-                left,
-                "a channel was dropped whose requests the peer may still carry out"
+                reads,
+                provider = self.domain.provider,
+                "the peer of a channel that ends does not answer: the channel's memory (about 90 MB) and sockets are \
+                 kept until the process ends, as libfabric before 1.18 crashes where it closes them now"
             );
         }
+        reads > 0
+    }
+
+    /// Leaves endpoint, queue and all that they touch until the process ends. Nobody drives them any more: nothing
+    /// lands in the memory of their requests.
+    fn keep(&mut self) {
+        self.endpoint.keep();
+        self.queue.keep();
+        self.slots.abandon();
+        Box::leak(std::mem::take(&mut self.scratch.words));
+        std::mem::forget(Arc::clone(&self.domain));
+    }
+
+    fn close(&mut self) {
+        let domain = Arc::clone(&self.domain);
+        let _serial = domain.serialize();
+        if let Err(code) = self.endpoint.close() {
+            let why = domain.library.words(code);
+            tracing::error!(why, "an endpoint was not closed: its requests may still touch memory");
+            self.slots.abandon();
+            Box::leak(std::mem::take(&mut self.scratch.words));
+        }
+        if let Err(code) = self.queue.close() {
+            tracing::debug!(code, "a completion queue was not closed");
+        }
+        self.endpoint.close_rest();
     }
 }
 
@@ -496,9 +538,19 @@ impl Channel for LibfabricChannel {
 
 impl Drop for LibfabricChannel {
     fn drop(&mut self) {
-        if providers::peer_does_the_work(&self.domain.provider) {
-            self.drain();
+        for (slot, _) in std::mem::take(&mut self.waiting) {
+            self.slots.end(self.slots.context(slot));
         }
+        if providers::peer_does_the_work(&self.domain.provider) {
+            let left = self.drain(Slots::busy);
+            if left > 0 {
+                tracing::warn!(
+                    left,
+                    "a channel was dropped whose requests the peer may still carry out"
+                );
+            }
+        }
+        let stays = self.must_stay_open();
         let lent = self.lent.values().map(|lent| lent.end(&self.domain));
         for error in lent.filter_map(Result::err) {
             // The error is reported when the memory is deregistered.
@@ -512,16 +564,7 @@ impl Drop for LibfabricChannel {
         for key in self.raw_keys.values() {
             unmap_key(&self.domain, *key);
         }
-        if let Err(code) = self.endpoint.close() {
-            let why = self.domain.library.words(code);
-            tracing::error!(why, "an endpoint was not closed: its requests may still touch memory");
-            self.slots.abandon();
-            Box::leak(std::mem::take(&mut self.scratch.words));
-        }
-        if let Err(code) = self.queue.close() {
-            tracing::debug!(code, "a completion queue was not closed");
-        }
-        self.endpoint.close_rest();
         drop(serial);
+        if stays { self.keep() } else { self.close() }
     }
 }

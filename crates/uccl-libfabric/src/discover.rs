@@ -147,11 +147,9 @@ pub(super) fn choose(
         return Err(absent(library, settings, &provider));
     }
     // After the query: the library knows its own settings only from its first query on.
-    if let Some(demand) = providers::demand(&provider, |name| library.setting(name)) {
-        return Err(RailError::Unavailable(format!(
-            "libfabric's provider {provider} {demand} before the process starts, or use the link for RDMA verbs \
-             itself (UCCL_P2P_TRANSPORT=ib)"
-        )));
+    let demand = providers::demand(&provider, library.version(), |name| library.setting(name));
+    if let Some(demand) = demand {
+        return Err(RailError::Unavailable(format!("libfabric's provider {provider} {demand}")));
     }
     let chosen = choose_domains(&one_a_domain(&infos), &settings.devices, &provider)?;
     chosen.into_iter().map(Info::to_list).collect()
@@ -225,7 +223,11 @@ fn best_provider(
 ) -> Result<String, RailError> {
     let found = query(library, settings, None)?;
     let names = found.iter().flat_map(InfoList::iter).map(Info::provider);
-    let best = names.filter_map(|name| Some((providers::rank(&name)?, name))).min();
+    let is_sound = |name: &String| {
+        providers::demand(name, library.version(), |name| library.setting(name)).is_none()
+    };
+    let ranked = names.filter(is_sound).filter_map(|name| Some((providers::rank(&name)?, name)));
+    let best = ranked.min();
     best.map(|(_, name)| name).ok_or_else(|| {
         RailError::Unavailable(format!(
             "{} has no provider that moves memory between hosts one-sidedly, of reliable datagrams and with \

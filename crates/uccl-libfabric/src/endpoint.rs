@@ -158,6 +158,12 @@ impl Endpoint {
             tracing::debug!(code, "an address vector was not closed");
         }
     }
+
+    /// Leaves the endpoint and its address vector open until the process ends.
+    pub(super) fn keep(&mut self) {
+        self.ep.keep();
+        self.av.keep();
+    }
 }
 
 fn open_av(domain: &Domain) -> Result<Object<raw::Av>, i32> {

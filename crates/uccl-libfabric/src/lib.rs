@@ -33,6 +33,11 @@
 //!   receive into, so it is refused unless `FI_OFI_RXM_USE_SRX=1` is set. Those are 4096 of 16 KiB for each channel, or as
 //!   many as `FI_OFI_RXM_MSG_RX_SIZE` says: 128 will do, as nothing is sent but one-sided requests.
 //!
+//! - **`tcp` and `net` before 1.18 end a read twice** whose answer is arriving when their endpoint is closed, and crash
+//!   the process. A channel of `tcp;ofi_rxm` therefore waits, when it is dropped, until its reads have ended. If its peer
+//!   stands still, the channel stays open until the process ends, which keeps some 90 MB and a dozen descriptors, and says
+//!   so. `net` is refused.
+//!
 //! Run with libfabric 1.17, 1.21 and 2.1: `tcp;ofi_rxm`, `tcp`, `sockets`, `shm`, and `verbs;ofi_rxm` on soft-RoCE
 //! (which needs `FI_UNIVERSE_SIZE=64`, as its completion queues would be too long). `cxi` and `efa` were never run.
 

@@ -40,6 +40,8 @@ pub(super) struct Object<T: Kind> {
 enum Fate {
     Open,
     Closed,
+    /// It stays open until the process ends.
+    Kept,
     /// The provider failed to close it, with this error, and its state is unknown.
     Lost(i32),
 }
@@ -133,7 +135,7 @@ impl<T: Kind> Object<T> {
     pub(super) fn close(&mut self) -> Result<(), i32> {
         match self.fate {
             Fate::Open => {}
-            Fate::Closed => return Ok(()),
+            Fate::Closed | Fate::Kept => return Ok(()),
             Fate::Lost(code) => return Err(code),
         }
         let close = self.ops().and_then(|ops| ops.close).ok_or(-libc::ENOSYS)?;
@@ -148,6 +150,11 @@ impl<T: Kind> Object<T> {
             std::thread::yield_now();
         }
         Err(-libc::EBUSY)
+    }
+
+    /// Leaves it open until the process ends.
+    pub(super) fn keep(&mut self) {
+        self.fate = Fate::Kept;
     }
 }
 

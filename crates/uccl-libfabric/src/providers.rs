@@ -48,8 +48,12 @@ pub(super) fn modes(provider: &str) -> i32 {
     }
 }
 
-/// What the process's environment must say before the provider can be trusted, and why. `setting` tells what the library
-/// has read there. `None`: the provider can be trusted as it is.
+/// What must be different before the provider can be trusted, and why. `setting` tells what the library has read in the
+/// process's environment. `None`: the provider can be trusted as it is.
+///
+/// `net` before 1.18 crashes the process as `tcp` does (see [`ends_reads_twice`]). Its channels share one progress engine:
+/// another channel would drive one that was left open, and bytes would land in memory that was given back. So nothing
+/// makes it safe.
 ///
 /// `verbs` caches registrations, up to `FI_MR_CACHE_MAX_COUNT` of them, in a way that neither hints nor calls prevent: it
 /// leaves memory registered with the device after a registration was closed, and gives two registrations the same key.
@@ -58,29 +62,51 @@ pub(super) fn modes(provider: &str) -> i32 {
 /// `ofi_rxm`, in the versions up to 2.4 at least, takes in what has arrived once more after it has closed a connection.
 /// Over `verbs` it then posts the buffer of such a message to the connection that it has freed (libfabric's issue 11828),
 /// and messages arrive without anybody sending any: each end says how many it can take. With buffers that connections
-/// share, it posts to those, which live longer, and the ends say nothing of that kind.
+/// share, it posts to those, which live longer, and the ends say nothing of that kind. Over `tcp` connections share
+/// buffers unless the environment says otherwise.
 pub(super) fn demand(
     provider: &str,
+    version: (u32, u32),
     setting: impl Fn(&str) -> Option<String>,
 ) -> Option<&'static str> {
-    if !provider.starts_with("verbs") {
-        return None;
-    }
-    let set = |name| setting(name).unwrap_or_default();
-    if set("FI_MR_CACHE_MAX_COUNT") != "0" && set("FI_MR_CACHE_MONITOR") != "disabled" {
+    let layers: Vec<&str> = provider.split(';').collect();
+    if layers[0] == "net" && version < SOUND_READS {
         return Some(
-            "keeps memory reachable for peers after it was deregistered. Set FI_MR_CACHE_MAX_COUNT=0",
+            "crashes processes whose connections end while a read is answered. Use libfabric 1.18 or later \
+             (UCCL_LIBFABRIC_SO), or ask for tcp;ofi_rxm",
         );
     }
-    // As libfabric reads a bool.
-    let shares = set("FI_OFI_RXM_USE_SRX").to_ascii_lowercase();
-    if provider.contains("ofi_rxm") && !["1", "yes", "true", "on"].contains(&&*shares) {
+    let set = |name| setting(name).unwrap_or_default();
+    let has_cache = layers[0] == "verbs";
+    if has_cache && set("FI_MR_CACHE_MAX_COUNT") != "0" && set("FI_MR_CACHE_MONITOR") != "disabled"
+    {
+        return Some(
+            "keeps memory reachable for peers after it was deregistered. Set FI_MR_CACHE_MAX_COUNT=0 before the \
+             process starts, or use the link for RDMA verbs itself (UCCL_P2P_TRANSPORT=ib)",
+        );
+    }
+    // As libfabric reads a bool; it ignores other words.
+    let shares = match &*set("FI_OFI_RXM_USE_SRX").to_ascii_lowercase() {
+        "1" | "yes" | "true" | "on" => true,
+        "0" | "no" | "false" | "off" => false,
+        _ => layers[0] == "tcp",
+    };
+    if layers.contains(&"ofi_rxm") && !shares {
         return Some(
             "touches freed memory when connections end. Set FI_OFI_RXM_USE_SRX=1 and, to keep it small, \
-             FI_OFI_RXM_MSG_RX_SIZE=128",
+             FI_OFI_RXM_MSG_RX_SIZE=128 before the process starts, or use another link (UCCL_P2P_TRANSPORT=ib or tcp)",
         );
     }
     None
+}
+
+/// The first version in which closing an endpoint ends each read once.
+const SOUND_READS: (u32, u32) = (1, 18);
+
+/// Whether closing an endpoint ends a read twice whose answer is arriving. The second time the provider names no request;
+/// `ofi_rxm` above it follows the null pointer, and the process crashes (libfabric's pull request 8660).
+pub(super) fn ends_reads_twice(provider: &str, version: (u32, u32)) -> bool {
+    provider.split(';').next() == Some("tcp") && version < SOUND_READS
 }
 
 /// Whether the peer itself carries out our requests on our memory, so that the requests must have ended before a
@@ -141,7 +167,7 @@ mod tests {
             let setting = |name: &str| {
                 set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
             };
-            demand("verbs;ofi_rxm", setting).unwrap_or_default()
+            demand("verbs;ofi_rxm", (1, 22), setting).unwrap_or_default()
         };
         let cache = ("FI_MR_CACHE_MAX_COUNT", "0");
         assert!(asks_for(&[]).contains("FI_MR_CACHE_MAX_COUNT=0"));
@@ -153,7 +179,33 @@ mod tests {
         assert_eq!(asks_for(&[cache, ("FI_OFI_RXM_USE_SRX", "1")]), "");
         let otherwise = [("FI_MR_CACHE_MONITOR", "disabled"), ("FI_OFI_RXM_USE_SRX", "Yes")];
         assert_eq!(asks_for(&otherwise), "");
-        assert_eq!(demand("tcp;ofi_rxm", |_| None), None, "it shares them without being told");
+    }
+
+    #[test]
+    fn tcp_is_trusted_as_long_as_it_shares_what_it_receives_into() {
+        let with = |srx: Option<&str>| {
+            demand("tcp;ofi_rxm", (1, 17), |name| {
+                srx.filter(|_| name == "FI_OFI_RXM_USE_SRX").map(str::to_owned)
+            })
+        };
+        assert_eq!((with(None), with(Some("1")), with(Some("what"))), (None, None, None));
+        for off in ["0", "No", "false", "OFF"] {
+            assert!(
+                with(Some(off)).is_some_and(|why| why.contains("FI_OFI_RXM_USE_SRX=1")),
+                "{off}"
+            );
+        }
+        assert_eq!(demand("tcp", (1, 21), |_| Some("0".into())), None, "ofi_rxm is not there");
+    }
+
+    #[test]
+    fn what_ends_reads_twice_is_refused_or_drained() {
+        let net = |version| demand("net", version, |_| None);
+        assert!(net((1, 17)).is_some_and(|why| why.contains("1.18")));
+        assert_eq!(net((1, 18)), None);
+        assert!(ends_reads_twice("tcp;ofi_rxm", (1, 17)) && ends_reads_twice("tcp", (1, 13)));
+        assert!(!ends_reads_twice("tcp;ofi_rxm", (1, 18)) && !ends_reads_twice("tcp", (2, 1)));
+        assert!(!ends_reads_twice("verbs;ofi_rxm", (1, 17)));
     }
 
     #[test]

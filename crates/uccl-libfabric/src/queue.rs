@@ -154,6 +154,11 @@ impl Queue {
         self.fd = None;
         self.cq.close()
     }
+
+    /// Leaves it open until the process ends.
+    pub(super) fn keep(&mut self) {
+        self.cq.keep();
+    }
 }
 
 type TryWait = unsafe extern "C" fn(*mut raw::Fabric, *mut *mut raw::Fid, i32) -> i32;

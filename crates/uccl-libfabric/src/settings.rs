@@ -85,9 +85,16 @@ impl LibfabricSettings {
         }
     }
 
-    /// Settings for AWS's adapters: provider `efa`.
+    /// Settings for AWS's adapters: provider `efa`, and short queues. For each endpoint `efa` allocates and registers one
+    /// packet of some 9 KB for each entry of both queues (`efa_rdm_ep_create_buffer_pools`). The device's own length is
+    /// thousands of entries, for each connection and device. Never run.
     pub fn efa() -> Self {
-        Self { provider: Some("efa".into()), ..Self::default() }
+        Self {
+            provider: Some("efa".into()),
+            tx_size: Some(512),
+            rx_size: Some(512),
+            ..Self::default()
+        }
     }
 
     /// Checks that the values make sense together.
@@ -144,6 +151,15 @@ mod tests {
             [LibfabricSettings::default(), LibfabricSettings::cxi(), LibfabricSettings::efa()]
         {
             assert!(settings.validate().is_ok(), "{settings:?}");
+        }
+    }
+
+    /// So that a channel posts as many requests as it may.
+    #[test]
+    fn queues_of_efa_are_short_and_hold_what_is_in_flight() {
+        let efa = LibfabricSettings::efa();
+        for size in [efa.tx_size, efa.rx_size] {
+            assert!(size.is_some_and(|size| (efa.max_inflight + 4..=1024).contains(&size)));
         }
     }
 

@@ -2,15 +2,23 @@
 
 use std::{cell::UnsafeCell, collections::VecDeque, ffi::c_void, ptr};
 
+use uccl_fabric::lane::OpKind;
+
 use super::raw;
 
 /// The slots of requests in flight. Nothing is allocated after they are made.
 pub(super) struct Slots {
     contexts: Box<[UnsafeCell<raw::Context>]>,
-    tags: Box<[Option<u64>]>,
+    taken: Box<[Option<Taken>]>,
     /// Free slots; the one that was free for longest comes first. So a completion that comes twice does not at once hit
     /// the next request.
     free: VecDeque<u32>,
+}
+
+#[derive(Clone, Copy)]
+struct Taken {
+    tag: u64,
+    kind: OpKind,
 }
 
 // SAFETY: while a request is in flight, only the provider writes to its context, from any thread; nobody else ever
@@ -21,20 +29,25 @@ impl Slots {
     pub(super) fn new(count: usize) -> Self {
         Self {
             contexts: (0..count).map(|_| UnsafeCell::new([ptr::null_mut(); 8])).collect(),
-            tags: vec![None; count].into(),
+            taken: vec![None; count].into(),
             free: (0..count as u32).collect(),
         }
     }
 
     /// How many are in flight.
     pub(super) fn busy(&self) -> usize {
-        self.tags.len() - self.free.len()
+        self.taken.len() - self.free.len()
+    }
+
+    /// How many reads are in flight.
+    pub(super) fn reads(&self) -> usize {
+        self.taken.iter().flatten().filter(|taken| taken.kind == OpKind::Read).count()
     }
 
     /// Takes a slot for a request with this tag. `None` if all are taken.
-    pub(super) fn take(&mut self, tag: u64) -> Option<u32> {
+    pub(super) fn take(&mut self, tag: u64, kind: OpKind) -> Option<u32> {
         let slot = self.free.pop_front()?;
-        *self.tags.get_mut(slot as usize)? = Some(tag);
+        *self.taken.get_mut(slot as usize)? = Some(Taken { tag, kind });
         Some(slot)
     }
 
@@ -53,9 +66,9 @@ impl Slots {
             return None;
         }
         let slot = offset / size;
-        let tag = self.tags.get_mut(slot)?.take()?;
+        let taken = self.taken.get_mut(slot)?.take()?;
         self.free.push_back(slot as u32);
-        Some(tag)
+        Some(taken.tag)
     }
 
     /// Never frees the contexts, as the provider may still write there.
@@ -66,17 +79,29 @@ impl Slots {
 
 #[cfg(test)]
 mod tests {
+    use uccl_fabric::lane::OpKind::{Read, Write};
+
     use super::*;
+
+    #[test]
+    fn reads_are_counted_until_they_end() {
+        let mut slots = Slots::new(3);
+        let read = slots.take(1, Read).expect("room");
+        slots.take(2, Write).expect("room");
+        assert_eq!((slots.busy(), slots.reads()), (2, 1));
+        slots.end(slots.context(read));
+        assert_eq!((slots.busy(), slots.reads()), (1, 0));
+    }
 
     #[test]
     fn each_request_ends_once() {
         let mut slots = Slots::new(2);
-        let (a, b) = (slots.take(10).expect("room"), slots.take(11).expect("room"));
-        assert_eq!((slots.take(12), slots.busy()), (None, 2));
+        let (a, b) = (slots.take(10, Write).expect("room"), slots.take(11, Write).expect("room"));
+        assert_eq!((slots.take(12, Write), slots.busy()), (None, 2));
         let (at_a, at_b) = (slots.context(a), slots.context(b));
         assert_eq!(slots.end(at_b), Some(11));
         assert_eq!(slots.end(at_b), None);
-        assert_eq!(slots.take(13), Some(b));
+        assert_eq!(slots.take(13, Write), Some(b));
         assert_eq!(slots.end(at_a), Some(10));
         assert_eq!(slots.busy(), 1);
     }
@@ -84,15 +109,15 @@ mod tests {
     #[test]
     fn a_slot_is_not_taken_again_at_once() {
         let mut slots = Slots::new(3);
-        let first = slots.take(1).expect("room");
+        let first = slots.take(1, Write).expect("room");
         assert_eq!(slots.end(slots.context(first)), Some(1));
-        assert_ne!(slots.take(2), Some(first));
+        assert_ne!(slots.take(2, Write), Some(first));
     }
 
     #[test]
     fn what_is_no_context_of_ours_is_nobody() {
         let mut slots = Slots::new(2);
-        let slot = slots.take(1).expect("room");
+        let slot = slots.take(1, Write).expect("room");
         let inside = slots.context(slot).wrapping_byte_add(8);
         let beyond = slots.context(0).wrapping_byte_add(2 * size_of::<raw::Context>());
         for strange in [ptr::null_mut(), inside, beyond, usize::MAX as *mut c_void] {

@@ -1,6 +1,9 @@
 //! What goes wrong: keys and ranges that are not there, peers that go away, channels dropped in full flight.
 
-use std::time::Instant;
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Instant,
+};
 
 use uccl_fabric::{
     lane::OpKind,
@@ -15,6 +18,7 @@ for_each_provider!(
     memory_is_out_of_reach_once_it_is_deregistered,
     a_peer_that_goes_away_ends_what_is_in_flight,
     a_drop_ends_what_is_in_flight,
+    a_drop_in_the_middle_of_an_answer_harms_nobody,
     rails_are_independent,
 );
 
@@ -175,6 +179,57 @@ fn a_drop_ends_what_is_in_flight(provider: &str) {
             std::thread::yield_now();
         }
         assert!(ours.bytes.iter().all(|byte| *byte == 0xee), "a dropped channel has written");
+    }
+}
+
+/// The peer stands still with an answer half sent, or goes on and sends the rest.
+fn a_drop_in_the_middle_of_an_answer_harms_nobody(provider: &str) {
+    if needs_two_processes(provider) {
+        return;
+    }
+    let Some(rail) = open(provider) else { return };
+    for goes_on in [true, false] {
+        // More than sockets hold, so that no poll takes in all of it.
+        let len = 32 << 20;
+        let (mut ours, theirs) =
+            (Memory::new(&rail, len, |_| !pattern(0)), Memory::new(&rail, len, pattern));
+        let mut pair = Pair::new(&rail);
+        let one = pair.request(OpKind::Read, &ours, &theirs);
+        // SAFETY: the memory lives until the channel is dropped, below.
+        unsafe { pair.a.channel.post(&[one]) }.expect("it goes");
+        let Pair { mut a, mut b } = pair;
+        let start = Instant::now();
+        while ours.bytes[0] != pattern(0) && a.ended.is_empty() {
+            let _ = b.poll();
+            a.poll().expect("it lives");
+            assert!(start.elapsed() < PATIENCE, "nothing has come");
+        }
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let answers = scope.spawn(|| {
+                while goes_on && !stop.load(Ordering::Relaxed) {
+                    let _ = b.poll();
+                    std::thread::yield_now();
+                }
+                b
+            });
+            drop(a);
+            // What is ours is ours again, also when the peer wakes.
+            ours.bytes.fill(0xee);
+            stop.store(true, Ordering::Relaxed);
+            let mut b = answers.join().expect("it polls");
+            for _ in 0..1000 {
+                let _ = b.poll();
+                std::thread::yield_now();
+            }
+        });
+        assert!(ours.bytes.iter().all(|byte| *byte == 0xee), "a dropped channel has written");
+        // Other channels of the rail go on, and drive what was left as little.
+        let mut next = Pair::new(&rail);
+        let again = next.request(OpKind::Write, &ours, &theirs);
+        next.run(&[again]).expect("it goes");
+        assert!(ours.bytes.iter().all(|byte| *byte == 0xee), "another channel has written");
+        assert!(theirs.bytes.iter().all(|byte| *byte == 0xee));
     }
 }
 
