@@ -37,6 +37,7 @@ use crate::{
 pub(crate) type Transfer = transfer::Transfer<Connection>;
 pub(crate) type Hold = transfer::Hold<Connection>;
 pub(crate) type Found = transfer::Found<Connection>;
+pub(crate) type Earlier = transfer::Earlier<Connection>;
 pub(crate) type Talk = talk::Talk<Connection>;
 pub(crate) type Session = uccl_proto::Session<talk::Kept<Connection>>;
 pub(crate) type Sent = talk::Sent<Connection>;
@@ -301,13 +302,25 @@ impl Connection {
     /// Makes a transfer on this connection, unless too many are unfinished.
     pub(crate) fn admit(&self, plan: Plan<Self>) -> Result<Arc<Transfer>> {
         let transfer = self.core.transfers.insert(plan)?;
+        self.admitted(&transfer);
+        Ok(transfer)
+    }
+
+    /// Makes a transfer with a strong signal, as [`admit`](Self::admit) does. It has to [follow](Self::follow) the writes that
+    /// are returned.
+    pub(crate) fn admit_strong(&self, plan: Plan<Self>) -> Result<(Arc<Transfer>, Earlier)> {
+        let (transfer, earlier) = self.core.transfers.insert_strong(plan)?;
+        self.admitted(&transfer);
+        Ok((transfer, earlier))
+    }
+
+    fn admitted(&self, transfer: &Transfer) {
         if self.pending.fetch_add(1, AcqRel) == 0 {
             self.talk.lock().session.liveness.rest(0);
         }
         if transfer.kind.is_callers() {
             self.core.counters.posted.fetch_add(1, Relaxed);
         }
-        Ok(transfer)
     }
 
     fn count(&self, transfer: &Transfer, ok: bool) {

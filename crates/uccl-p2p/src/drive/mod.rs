@@ -14,6 +14,7 @@ pub(crate) mod begin;
 pub(crate) mod claims;
 pub(crate) mod connect;
 pub(crate) mod connection;
+mod contexts;
 pub(crate) mod core;
 pub(crate) mod deadline;
 pub(crate) mod deferred;

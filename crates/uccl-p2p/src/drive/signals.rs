@@ -5,7 +5,7 @@
 //! (`plan.rs`). Otherwise a message on the first lane asks the owner to change the word. The owner always answers, unless
 //! the connection ends. A signal is never sent twice.
 
-use std::sync::{Arc, atomic::Ordering::Relaxed};
+use std::sync::{Arc, atomic::Ordering::Acquire};
 
 use uccl_fabric::{
     lane::{OpError, OpResult},
@@ -19,8 +19,8 @@ use uccl_wire::{
 };
 
 use super::{
-    connection::{Connection, Talk, Transfer},
-    transfer::{After, Kind},
+    connection::{Connection, Earlier, Talk, Transfer},
+    transfer::After,
 };
 use crate::error::{Error, Result};
 
@@ -90,18 +90,13 @@ impl Connection {
         self.tell(|session, out| session.signals.answer(id, status, out));
     }
 
-    /// Makes a strong signal wait for the writes that were posted before it in its context.
+    /// Makes a strong signal wait for the writes that were posted before it in its context, or for those that stand for them.
     ///
     /// # Errors
-    /// One of these writes has failed.
-    pub(crate) fn follow_context(self: &Arc<Self>, transfer: &Arc<Transfer>) -> Result<()> {
+    /// A write of its context has failed.
+    pub(crate) fn follow(&self, transfer: &Arc<Transfer>, earlier: Earlier) -> Result<()> {
         // Before the check below: a failing write is noted as failed before anybody can see that it has ended.
-        for earlier in self.unfinished() {
-            let is_before = earlier.kind == Kind::Write && earlier.context == transfer.context;
-            if is_before && !Arc::ptr_eq(&earlier, transfer) {
-                earlier.lead(transfer);
-            }
-        }
+        earlier.iter().for_each(|earlier| earlier.lead(transfer));
         self.check_context(transfer.context)
     }
 
@@ -115,7 +110,8 @@ impl Connection {
 
     /// Whether a strong signal of this context has nothing to wait for.
     pub(crate) fn is_context_clear(&self, context: u32) -> bool {
-        self.pending.load(Relaxed) == 0 && self.check_context(context).is_ok()
+        // Acquire: a write that has failed is noted as failed before it is counted out.
+        self.pending.load(Acquire) == 0 && self.check_context(context).is_ok()
     }
 
     /// Notes that a write of a context has failed.

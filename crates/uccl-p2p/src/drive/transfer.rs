@@ -1,6 +1,7 @@
 //! Transfers: what callers poll, wait for and cancel.
 
 use std::{
+    cell::RefCell,
     collections::VecDeque,
     sync::{
         Arc,
@@ -20,6 +21,7 @@ use uccl_fabric::{
 };
 
 use super::{
+    contexts::{Contexts, Scope},
     park::Parker,
     payload::Payload,
     regions::Lease,
@@ -116,8 +118,12 @@ pub(crate) struct Follower<C> {
     is_told: AtomicBool,
 }
 
-impl<C: Carrier> Follower<C> {
-    /// Called when the other transfer has ended, or when this one stops waiting for it.
+/// Called when the other transfer has ended, or when this one stops waiting for it.
+trait Tell: Send + Sync {
+    fn tell(&self, failed: bool);
+}
+
+impl<C: Carrier> Tell for Follower<C> {
     fn tell(&self, failed: bool) {
         if self.is_told.swap(true, AcqRel) {
             return;
@@ -126,6 +132,50 @@ impl<C: Carrier> Follower<C> {
             self.transfer.note_error(Error::ContextFailed { context: self.transfer.context });
         }
         self.transfer.op_ended();
+    }
+}
+
+/// Followers that are to be told, and whether the transfer that each followed has failed.
+type ToTell = VecDeque<(Arc<dyn Tell>, bool)>;
+
+thread_local! {
+    /// The followers that this thread has yet to tell; `None` while it tells none.
+    static TO_TELL: RefCell<Option<ToTell>> = const { RefCell::new(None) };
+}
+
+/// Ends this thread's telling, also where that panics: followers of later transfers must be told.
+struct EndsTelling;
+
+impl Drop for EndsTelling {
+    fn drop(&mut self) {
+        TO_TELL.set(None);
+    }
+}
+
+/// Tells followers that a transfer has ended. A follower that ends by that has followers of its own: this thread tells them
+/// one after the other, because each may be the first of thousands.
+fn tell_all<C: Carrier>(followers: Vec<Arc<Follower<C>>>, failed: bool) {
+    if followers.is_empty() {
+        return;
+    }
+    let followers = followers.into_iter().map(|follower| (follower as Arc<dyn Tell>, failed));
+    let is_telling = TO_TELL.with_borrow_mut(|to_tell| match to_tell {
+        Some(to_tell) => {
+            to_tell.extend(followers);
+            true
+        }
+        None => {
+            *to_tell = Some(followers.collect());
+            false
+        }
+    });
+    if is_telling {
+        return;
+    }
+    let _ends = EndsTelling;
+    let next = || TO_TELL.with_borrow_mut(|to_tell| to_tell.as_mut()?.pop_front());
+    while let Some((follower, failed)) = next() {
+        follower.tell(failed);
     }
 }
 
@@ -174,7 +224,7 @@ impl<C> Body<C> {
 }
 
 /// What a transfer needs of the connection that carries it.
-pub(crate) trait Carrier: Send + Sync + Sized {
+pub(crate) trait Carrier: Send + Sync + Sized + 'static {
     /// The peer's name in errors.
     fn peer(&self) -> &Arc<str>;
 
@@ -242,6 +292,11 @@ impl<C: Carrier> Transfer<C> {
             Some(Err(e)) => Status::Failed(e.clone()),
             None => Status::Pending,
         }
+    }
+
+    /// Where it has a place in the order of writes.
+    fn scope(&self) -> Option<Scope> {
+        (self.kind == Kind::Write).then_some((Arc::as_ptr(&self.conn) as usize, self.context))
     }
 
     pub(crate) fn deadline(&self) -> Option<Instant> {
@@ -349,8 +404,15 @@ impl<C: Carrier> Transfer<C> {
     pub(crate) fn lead(self: &Arc<Self>, other: &Arc<Self>) {
         let follower =
             Arc::new(Follower { transfer: Arc::clone(other), is_told: AtomicBool::new(false) });
-        other.expect_ops(1);
-        other.body.lock().following.push(Arc::clone(&follower));
+        {
+            let mut body = other.body.lock();
+            if body.result.is_some() {
+                // It would keep itself: nothing takes the follower out again.
+                return;
+            }
+            other.expect_ops(1);
+            body.following.push(Arc::clone(&follower));
+        }
         let has_failed = {
             let mut body = self.body.lock();
             match &body.result {
@@ -471,7 +533,7 @@ impl<C: Carrier> Transfer<C> {
         waiters.iter().for_each(|waiter| waiter.ring());
         // It does not wait for other transfers any more.
         drop(std::mem::take(&mut self.body.lock().following));
-        followers.iter().for_each(|follower| follower.tell(!ok));
+        tell_all(followers, !ok);
     }
 }
 
@@ -521,6 +583,11 @@ pub(crate) struct Transfers<C> {
     pub(crate) pending: AtomicUsize,
 }
 
+/// The writes that a strong signal follows.
+pub(crate) type Earlier<C> = Vec<Arc<Transfer<C>>>;
+/// A transfer, and what it follows.
+type InOrder<C> = (Arc<Transfer<C>>, Earlier<C>);
+
 enum Slot<C> {
     Ended(TransferId, Status),
     Live(Arc<Transfer<C>>),
@@ -536,18 +603,34 @@ pub(crate) enum Found<C> {
 
 struct Inner<C> {
     slots: Slab<Slot<C>>,
+    contexts: Contexts,
     kept: VecDeque<usize>,
     generation: u32,
 }
 
 impl<C: Carrier> Transfers<C> {
     pub(crate) fn new() -> Self {
-        let inner = Inner { slots: Slab::new(), kept: VecDeque::new(), generation: 0 };
+        let inner = Inner {
+            slots: Slab::new(),
+            contexts: Contexts::default(),
+            kept: VecDeque::new(),
+            generation: 0,
+        };
         Self { inner: Mutex::new(inner), pending: AtomicUsize::new(0) }
     }
 
     /// Makes a transfer, unless too many are unfinished.
     pub(crate) fn insert(&self, plan: Plan<C>) -> Result<Arc<Transfer<C>>> {
+        let (transfer, _) = self.insert_in_order(plan, false)?;
+        Ok(transfer)
+    }
+
+    /// Makes a transfer with a strong signal, as [`insert`](Self::insert) does. It must follow the writes that are returned.
+    pub(crate) fn insert_strong(&self, plan: Plan<C>) -> Result<InOrder<C>> {
+        self.insert_in_order(plan, true)
+    }
+
+    fn insert_in_order(&self, plan: Plan<C>, is_strong: bool) -> Result<InOrder<C>> {
         if self.pending.fetch_add(1, AcqRel) >= MAX_PENDING {
             self.pending.fetch_sub(1, AcqRel);
             return Err(Error::Full {
@@ -556,10 +639,10 @@ impl<C: Carrier> Transfers<C> {
             });
         }
         let mut inner = self.inner.lock();
-        inner.generation = inner.generation.wrapping_add(1).max(1);
-        let generation = inner.generation;
-        let entry = inner.slots.vacant_entry();
-        let id = TransferId(u64::from(generation) << 32 | entry.key() as u64);
+        let Inner { slots, contexts, generation, .. } = &mut *inner;
+        *generation = generation.wrapping_add(1).max(1);
+        let entry = slots.vacant_entry();
+        let id = TransferId(u64::from(*generation) << 32 | entry.key() as u64);
         let transfer = Arc::new(Transfer {
             id,
             kind: plan.kind,
@@ -592,7 +675,18 @@ impl<C: Carrier> Transfers<C> {
             }),
         });
         entry.insert(Slot::Live(Arc::clone(&transfer)));
-        Ok(transfer)
+        let Some(scope) = transfer.scope() else { return Ok((transfer, Vec::new())) };
+        contexts.push(scope, index(id) as u32, is_strong);
+        if !is_strong {
+            return Ok((transfer, Vec::new()));
+        }
+        let earlier =
+            contexts.followed_by(index(id) as u32).filter_map(|at| match slots.get(at as usize) {
+                Some(Slot::Live(earlier)) => Some(Arc::clone(earlier)),
+                _ => None,
+            });
+        let earlier = earlier.collect();
+        Ok((transfer, earlier))
     }
 
     pub(crate) fn find(&self, id: TransferId) -> Result<Found<C>> {
@@ -610,6 +704,9 @@ impl<C: Carrier> Transfers<C> {
         self.pending.fetch_sub(1, AcqRel);
         let ended = Slot::Ended(transfer.id, transfer.status());
         let mut inner = self.inner.lock();
+        if let Some(scope) = transfer.scope() {
+            inner.contexts.remove(scope, index(transfer.id) as u32);
+        }
         let live =
             inner.slots.get_mut(index(transfer.id)).map(|slot| std::mem::replace(slot, ended));
         inner.kept.push_back(index(transfer.id));
@@ -640,12 +737,32 @@ fn index(id: TransferId) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{drive::regions::Mrs, ids::MrId};
 
-    /// A connection on which only this process copies. It notes whether a transfer whose copies have ended is said to wait for the
-    /// peer.
+    /// A connection on which only this process copies. It notes what its transfers show when it is told of them.
     struct Ours {
         peer: Arc<str>,
+        /// Whether a transfer whose copies have ended was said to wait for the peer.
         is_blamed: AtomicBool,
+        /// Whether everybody could see that a transfer had ended, before its failure was noted.
+        is_late: AtomicBool,
+        /// A region, and whether it could be deregistered as soon as a transfer could be seen to have ended.
+        lends: Option<(Mrs, MrId)>,
+        is_free: AtomicBool,
+        has_ended: AtomicBool,
+    }
+
+    impl Default for Ours {
+        fn default() -> Self {
+            Self {
+                peer: "peer".into(),
+                is_blamed: AtomicBool::default(),
+                is_late: AtomicBool::default(),
+                lends: None,
+                is_free: AtomicBool::default(),
+                has_ended: AtomicBool::default(),
+            }
+        }
     }
 
     impl Carrier for Ours {
@@ -658,7 +775,7 @@ mod tests {
         }
 
         fn has_ended(&self) -> bool {
-            false
+            self.has_ended.load(SeqCst)
         }
 
         fn is_up_to_us(&self, _: &Arc<Transfer<Self>>, _: &[(u16, OpName)]) -> bool {
@@ -676,25 +793,51 @@ mod tests {
             transfer.publish(verdict);
         }
 
-        fn transfer_fails(&self, _: &Transfer<Self>) {}
+        fn transfer_fails(&self, transfer: &Transfer<Self>) {
+            self.is_late.fetch_or(transfer.finished(), Relaxed);
+        }
 
-        fn transfer_ended(&self, _: &Transfer<Self>, _: bool) {}
+        fn transfer_ended(&self, transfer: &Transfer<Self>, _: bool) {
+            assert!(transfer.finished(), "nobody can see it");
+            if let Some((mrs, mr)) = &self.lends {
+                self.is_free.store(mrs.revoke(*mr).is_ok(), Relaxed);
+            }
+        }
     }
 
-    #[test]
-    fn a_transfer_whose_copies_have_ended_waits_for_nobody() {
-        let conn = Arc::new(Ours { peer: "peer".into(), is_blamed: AtomicBool::new(false) });
-        let plan = Plan {
+    fn plan(conn: &Arc<Ours>) -> Plan<Ours> {
+        Plan {
             kind: Kind::Write,
             context: 0,
-            conn: Arc::clone(&conn),
+            conn: Arc::clone(conn),
             bytes: 1,
             timeout: None,
             leases: SmallVec::new(),
             after: After::Publish,
             targets: SmallVec::new(),
-        };
-        let transfer = Transfers::new().insert(plan).expect("there is room");
+        }
+    }
+
+    /// A write of one operation, which has been posted.
+    fn write(list: &Transfers<Ours>, conn: &Arc<Ours>) -> Arc<Transfer<Ours>> {
+        let transfer = list.insert(plan(conn)).expect("there is room");
+        transfer.expect_ops(1);
+        transfer.op_ended();
+        transfer
+    }
+
+    /// A strong signal, which has been posted, and how many it follows.
+    fn strong(list: &Transfers<Ours>, conn: &Arc<Ours>) -> (Arc<Transfer<Ours>>, usize) {
+        let (transfer, earlier) = list.insert_strong(plan(conn)).expect("there is room");
+        earlier.iter().for_each(|earlier| earlier.lead(&transfer));
+        transfer.op_ended();
+        (transfer, earlier.len())
+    }
+
+    #[test]
+    fn a_transfer_whose_copies_have_ended_waits_for_nobody() {
+        let conn = Arc::new(Ours::default());
+        let transfer = Transfers::new().insert(plan(&conn)).expect("there is room");
         assert!(transfer.waits_for_peer(), "nothing is under way here");
         transfer.expect_ops(1);
         transfer.body.lock().ops.push((0, OpName(1)));
@@ -702,5 +845,142 @@ mod tests {
         assert!(!transfer.waits_for_peer() && !transfer.finished());
         Arc::clone(&transfer).complete(Ok(()));
         assert!(transfer.finished() && !conn.is_blamed.load(Relaxed));
+    }
+
+    /// Two threads have put theirs into the list before either looks at what was before it.
+    #[test]
+    fn of_two_strong_signals_only_the_later_follows_the_other() {
+        let (list, conn) = (Transfers::new(), Arc::new(Ours::default()));
+        let [first, second] = [(); 2].map(|()| list.insert_strong(plan(&conn)).expect("room"));
+        assert!(first.1.is_empty());
+        assert!(second.1.len() == 1 && Arc::ptr_eq(&second.1[0], &first.0));
+    }
+
+    #[test]
+    fn each_write_is_followed_by_one_strong_signal() {
+        let (list, conn) = (Transfers::new(), Arc::new(Ours::default()));
+        let writes: Vec<_> = (0..3).map(|_| write(&list, &conn)).collect();
+        let (first, followed) = strong(&list, &conn);
+        assert_eq!(followed, 3);
+        let later = write(&list, &conn);
+        let (second, followed) = strong(&list, &conn);
+        assert_eq!(followed, 2, "the first stands for what was before it");
+        later.op_ended();
+        writes[1..].iter().for_each(Transfer::op_ended);
+        assert!(!first.finished() && !second.finished());
+        writes[0].op_ended();
+        assert!(first.finished() && second.finished());
+        writes.iter().chain([&first, &later, &second]).for_each(|ended| list.ended(ended));
+        assert_eq!(strong(&list, &conn).1, 0, "all have ended");
+    }
+
+    /// More than a thread's stack has room for, if each were told from within the one before.
+    #[test]
+    fn strong_signals_end_one_after_the_other_however_many_there_are() {
+        for is_good in [true, false] {
+            let (list, conn) = (Transfers::new(), Arc::new(Ours::default()));
+            let first = write(&list, &conn);
+            let followers: Vec<_> = (1..MAX_PENDING).map(|_| strong(&list, &conn)).collect();
+            assert!(followers.iter().all(|(_, followed)| *followed == 1));
+            if !is_good {
+                first.note_error(Error::Closed);
+            }
+            first.op_ended();
+            let is_as_first = |status| match status {
+                Status::Done(_) => is_good,
+                Status::Failed(e) => !is_good && matches!(e, Error::ContextFailed { context: 0 }),
+                Status::Pending => false,
+            };
+            assert!(followers.iter().all(|(follower, _)| is_as_first(follower.status())));
+        }
+    }
+
+    #[test]
+    fn a_follower_that_stops_following_is_not_told_again() {
+        let (list, conn) = (Transfers::new(), Arc::new(Ours::default()));
+        let leader = write(&list, &conn);
+        let (follower, earlier) = list.insert_strong(plan(&conn)).expect("there is room");
+        earlier.iter().for_each(|earlier| earlier.lead(&follower));
+        // Its own operation.
+        follower.expect_ops(1);
+        follower.op_ended();
+        follower.stop_following();
+        leader.op_ended();
+        assert!(leader.finished() && !follower.finished(), "its own operation is under way");
+        follower.op_ended();
+        assert!(follower.finished());
+    }
+
+    #[test]
+    fn what_has_ended_follows_nobody_and_keeps_nothing() {
+        let (list, conn) = (Transfers::new(), Arc::new(Ours::default()));
+        let leader = write(&list, &conn);
+        let (follower, earlier) = list.insert_strong(plan(&conn)).expect("there is room");
+        // Its connection ends meanwhile.
+        follower.publish(Err(Error::Closed));
+        earlier.iter().for_each(|earlier| earlier.lead(&follower));
+        list.ended(&follower);
+        assert_eq!(Arc::strong_count(&follower), 1, "it keeps itself");
+        drop((leader, earlier));
+    }
+
+    #[test]
+    fn who_sees_that_a_transfer_has_ended_may_deregister_its_memory() {
+        let memory = [0_u8; 64];
+        let span = Span { addr: memory.as_ptr() as usize, len: memory.len() };
+        let mrs = Mrs::new(false).expect("a table");
+        let lease = mrs.insert(span, |_| {}).expect("registered");
+        let lends = Some((mrs, lease.mr().id));
+        let conn = Arc::new(Ours { lends, ..Ours::default() });
+        let plan = Plan { leases: smallvec::smallvec![lease], ..plan(&conn) };
+        let transfer = Transfers::new().insert(plan).expect("there is room");
+        transfer.op_ended();
+        assert!(transfer.finished() && conn.is_free.load(Relaxed));
+    }
+
+    #[test]
+    fn a_failure_is_noted_before_anybody_can_see_it() {
+        let conn = Arc::new(Ours::default());
+        let transfer = Transfers::new().insert(plan(&conn)).expect("there is room");
+        transfer.note_error(Error::Closed);
+        transfer.note_error(Error::Interrupted);
+        transfer.op_ended();
+        assert!(transfer.finished() && !conn.is_late.load(Relaxed));
+        assert!(matches!(transfer.status(), Status::Failed(Error::Closed)), "the first stays");
+    }
+
+    #[test]
+    fn what_is_held_ends_when_it_is_let_go_of_after_its_connection() {
+        let conn = Arc::new(Ours::default());
+        let transfer = Transfers::new().insert(plan(&conn)).expect("there is room");
+        let holds = [transfer.hold(), transfer.hold()];
+        conn.has_ended.store(true, SeqCst);
+        transfer.end_with_connection();
+        assert!(!transfer.finished(), "it is held");
+        let [first, second] = holds;
+        drop(first);
+        assert!(!transfer.finished(), "it is held still");
+        drop(second);
+        assert!(transfer.finished());
+    }
+
+    #[test]
+    fn an_id_does_not_name_a_later_transfer_at_the_same_place() {
+        let (list, conn) = (Transfers::new(), Arc::new(Ours::default()));
+        let end = |transfer: Arc<Transfer<Ours>>| {
+            transfer.op_ended();
+            list.ended(&transfer);
+            transfer.id
+        };
+        let first = end(write(&list, &conn));
+        assert!(matches!(list.find(first), Ok(Found::Ended(Status::Done(_)))));
+        // As many as are kept, and it is forgotten.
+        (0..KEPT).for_each(|_| _ = end(write(&list, &conn)));
+        assert!(matches!(list.find(first), Err(Error::UnknownTransfer(_))));
+        let again = write(&list, &conn);
+        assert_eq!(index(again.id), index(first), "the place is used again");
+        assert!(matches!(list.find(first), Err(Error::UnknownTransfer(_))));
+        end(again);
+        assert!(matches!(list.find(first), Err(Error::UnknownTransfer(_))));
     }
 }

@@ -219,7 +219,7 @@ impl Endpoint {
         let word = request.signal.map(|signal| word_of(&conn, request, &signal)).transpose()?;
         let Checked { leases, spans, pieces, bytes } = self.check(request, &conn)?;
         let notif = request.notif.map(<[u8]>::to_vec);
-        let transfer = conn.admit(Plan {
+        let plan = Plan {
             kind: request.op.into(),
             context: request.context,
             conn: Arc::clone(&conn),
@@ -228,17 +228,19 @@ impl Endpoint {
             leases,
             after: After::of(word, notif),
             targets: if request.op == Op::Recv { spans.clone() } else { SmallVec::new() },
-        })?;
+        };
+        let is_strong = request.signal.is_some_and(|signal| signal.strong);
+        let (transfer, earlier) = match is_strong {
+            true => conn.admit_strong(plan).map(|(transfer, earlier)| (transfer, Some(earlier)))?,
+            false => (conn.admit(plan)?, None),
+        };
         let start = match request.op {
             Op::Read | Op::Write => Start::OneSided(request.op, pieces),
             Op::Send => Start::Send(spans),
             Op::Recv => Start::Recv,
         };
         let hold = transfer.hold();
-        let followed = match request.signal {
-            Some(signal) if signal.strong => conn.follow_context(&transfer),
-            _ => Ok(()),
-        };
+        let followed = earlier.map_or(Ok(()), |earlier| conn.follow(&transfer, earlier));
         let posted = followed.and_then(|()| conn.begin(&transfer, start, after));
         settle(hold, posted)
     }

@@ -1,7 +1,11 @@
 //! What every link must do: run over all pairs that a test binary has, as it says in `pairs`.
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering::Acquire},
+    collections::VecDeque,
+    sync::atomic::{
+        AtomicBool, AtomicU64,
+        Ordering::{Acquire, Release},
+    },
     time::Duration,
 };
 
@@ -10,7 +14,7 @@ use uccl_p2p::{
     Until, wire::advert::Advert,
 };
 
-use super::{advert, advert_word, finish, iov, pattern, register, register_words, request};
+use super::{Pair, advert, advert_word, finish, iov, pattern, register, register_words, request};
 use crate::pairs;
 
 const SIZES: [usize; 9] = [0, 1, 64, 4096, 33_000, 256 << 10, (1 << 20) + 3, 8 << 20, 40 << 20];
@@ -374,6 +378,145 @@ fn signals_of_several_threads_add_up() {
             ep.deregister(mr).expect("unused");
         }
     }
+}
+
+/// How many strong signals all threads together post over each link. `UCCL_TEST_SIGNALS` says how many.
+fn strong_signals() -> usize {
+    std::env::var("UCCL_TEST_SIGNALS").map_or(960, |count| count.parse().expect("a number"))
+}
+
+#[test]
+fn strong_signals_of_two_threads_do_not_wait_for_each_other() {
+    strong_signals_of(2);
+}
+
+#[test]
+fn strong_signals_of_eight_threads_do_not_wait_for_each_other() {
+    strong_signals_of(8);
+}
+
+#[test]
+fn strong_signals_of_many_threads_do_not_wait_for_each_other() {
+    strong_signals_of(32);
+}
+
+/// Over every link, in one context and in several.
+fn strong_signals_of(threads: usize) {
+    for contexts in [1, threads.min(4)] {
+        for (link, p) in pairs() {
+            let begun = std::time::Instant::now();
+            let posted = strong_signals_in(link, &p, threads, contexts.min(threads));
+            let took = begun.elapsed();
+            println!(
+                "{link}: {posted} strong signals of {threads} threads, contexts: {contexts}, {took:.1?}"
+            );
+        }
+    }
+}
+
+/// How many rounds a thread of [`strong_signals_in`] may be ahead of what has ended.
+const AHEAD: usize = 6;
+/// Places for the bytes of that many rounds: one is written again only after a later round than its own has ended.
+const PLACES: usize = 2 * AHEAD;
+
+/// What one thread changes at the owner.
+struct Changed<'a> {
+    bytes: &'a [AtomicU64],
+    /// Two words that are set to the round, one after the other.
+    set: &'a [AtomicU64],
+}
+
+impl<'a> Changed<'a> {
+    /// The words that a thread has.
+    const LEN: usize = PLACES + 2;
+
+    fn of(words: &'a [AtomicU64]) -> Self {
+        let (bytes, set) = words.split_at(PLACES);
+        Self { bytes, set }
+    }
+
+    /// The round that the first signal tells of. Checks that the second and the bytes agree.
+    fn look(&self, link: &str) -> u64 {
+        let second = self.set[1].load(Acquire);
+        let first = self.set[0].load(Acquire);
+        assert!(first >= second, "{link}: the second signal of round {second} came first");
+        let bytes = self.bytes[first as usize % PLACES].load(Acquire);
+        let is_whole = self.set[0].load(Acquire) == first;
+        assert!(bytes >= first || !is_whole, "{link}: signal {first} came before its bytes");
+        first
+    }
+}
+
+/// Each thread writes bytes, and then posts three strong signals without waiting: two set words of its own, one adds to
+/// the word of its context. The owner looks whether they come in order. Returns how many signals there were.
+fn strong_signals_in(link: &str, p: &Pair, threads: usize, contexts: usize) -> u64 {
+    let rounds = strong_signals().div_ceil(3 * threads) as u64;
+    let words = |count| (0..count).map(|_| AtomicU64::new(0)).collect::<Vec<_>>();
+    let (of_a, of_b) = (words(threads * PLACES), words(threads * Changed::LEN + contexts));
+    let (here, there) = (register_words(&p.a, &of_a), register_words(&p.b, &of_b));
+    let (sums, of_threads) = of_b.split_at(contexts);
+    let changed: Vec<_> = of_threads.chunks(Changed::LEN).map(Changed::of).collect();
+    let one_thread = |thread: usize| {
+        let context = (thread % contexts) as u32;
+        let Changed { bytes, set } = &changed[thread];
+        let post = |iovs: &[Iov], adverts: &[Advert], signal| {
+            let write = request(p.to_b, Op::Write, iovs, adverts);
+            p.a.post(&Request { context, signal, ..write }).expect(link)
+        };
+        let signal = |word, change| {
+            let advert = advert_word(&p.b, there, word);
+            post(&[], &[], Some(Signal { advert, change, strong: true }))
+        };
+        let mut under_way = VecDeque::new();
+        for round in 1..=rounds {
+            if under_way.len() == AHEAD {
+                let oldest: Option<[TransferId; 4]> = under_way.pop_front();
+                oldest.into_iter().flatten().for_each(|id| _ = finish(&p.a, id).expect(link));
+            }
+            let at = round as usize % PLACES;
+            let from = &of_a[thread * PLACES + at];
+            from.store(round, Release);
+            let iov = Iov { mr: here, ptr: from.as_ptr() as usize, len: 8 };
+            under_way.push_back([
+                post(&[iov], &[advert_word(&p.b, there, &bytes[at])], None),
+                signal(&set[0], Change::Set(round)),
+                signal(&set[1], Change::Set(round)),
+                signal(&sums[thread % contexts], Change::Add(1)),
+            ]);
+        }
+        under_way.into_iter().flatten().for_each(|id| _ = finish(&p.a, id).expect(link));
+    };
+    let is_over = AtomicBool::new(false);
+    let watch = || {
+        let mut seen = vec![0; threads];
+        while !is_over.load(Acquire) {
+            for (seen, changed) in seen.iter_mut().zip(&changed) {
+                let first = changed.look(link);
+                assert!(first >= *seen, "{link}: signal {first} came after signal {seen}");
+                *seen = first;
+            }
+            std::thread::yield_now();
+        }
+    };
+    std::thread::scope(|scope| {
+        let one_thread = &one_thread;
+        let watch = scope.spawn(watch);
+        let at_work: Vec<_> =
+            (0..threads).map(|thread| scope.spawn(move || one_thread(thread))).collect();
+        let ended: Vec<_> = at_work.into_iter().map(|thread| thread.join()).collect();
+        is_over.store(true, Release);
+        watch.join().expect("all in order");
+        ended.into_iter().for_each(|ended| ended.expect("every signal ends well"));
+    });
+    for changed in &changed {
+        assert_eq!((changed.look(link), changed.set[1].load(Acquire)), (rounds, rounds), "{link}");
+    }
+    let sum: u64 = sums.iter().map(|sum| sum.load(Acquire)).sum();
+    assert_eq!(sum, rounds * threads as u64, "{link}: each is applied once");
+    for (ep, mr) in [(&p.a, here), (&p.b, there)] {
+        ep.deregister(mr).expect("unused");
+    }
+    3 * sum
 }
 
 #[test]
