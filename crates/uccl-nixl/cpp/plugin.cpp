@@ -51,14 +51,13 @@ const uccl_nixl_memory *memory_of(const nixlBackendMD *metadata) {
     return metadata == nullptr ? nullptr : static_cast<const Memory *>(metadata)->memory;
 }
 
-// A transfer that was prepared. The engine outlives it, as NIXL destroys engines last.
+// A transfer that was prepared.
 class Transfer final : public nixlBackendReqH {
   public:
-    const uccl_nixl_agent *const agent;
     uccl_nixl_transfer *const transfer;
 
-    Transfer(const uccl_nixl_agent *of, uccl_nixl_transfer *what) : agent(of), transfer(what) {}
-    ~Transfer() override { uccl_nixl_release(agent, transfer); }
+    explicit Transfer(uccl_nixl_transfer *what) : transfer(what) {}
+    ~Transfer() override { uccl_nixl_release(transfer); }
 };
 
 class Engine final : public nixlBackendEngine {
@@ -109,7 +108,7 @@ class Engine final : public nixlBackendEngine {
         const int status =
             uccl_nixl_prepare(agent, op == NIXL_WRITE, {local.descs.data(), local.descs.size()},
                               {remote.descs.data(), remote.descs.size()}, bytes(remote_agent), &transfer);
-        if (status == success) handle = new Transfer(agent, transfer);
+        if (status == success) handle = new Transfer(transfer);
         return status;
     }
 
@@ -125,12 +124,15 @@ class Engine final : public nixlBackendEngine {
 
     nixl_status_t checkXfer(nixlBackendReqH *handle) const override {
         if (handle == nullptr) return invalid_param;
-        return uccl_nixl_check(agent, static_cast<Transfer *>(handle)->transfer);
+        return uccl_nixl_check(static_cast<Transfer *>(handle)->transfer);
     }
 
     nixl_status_t releaseReqH(nixlBackendReqH *handle) const override {
-        delete handle;
-        return success;
+        if (handle == nullptr) return success;
+        const nixl_status_t status = uccl_nixl_cancel(static_cast<Transfer *>(handle)->transfer);
+        // NIXL keeps a handle that was not released, and calls again.
+        if (status == success) delete handle;
+        return status;
     }
 
     nixl_status_t prepRemoteMemView(const void *, void *&, const nixlBackendOptionalArgs *) const override {

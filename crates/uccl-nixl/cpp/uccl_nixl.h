@@ -54,8 +54,9 @@ int uccl_nixl_query(const uccl_nixl_agent *, std::uintptr_t addr, std::size_t le
 int uccl_nixl_prepare(const uccl_nixl_agent *, bool write, uccl_nixl_descs local, uccl_nixl_descs remote,
                       uccl_nixl_bytes agent, uccl_nixl_transfer **);
 int uccl_nixl_post(const uccl_nixl_agent *, const uccl_nixl_transfer *, const uccl_nixl_bytes *notif);
-int uccl_nixl_check(const uccl_nixl_agent *, const uccl_nixl_transfer *);
-void uccl_nixl_release(const uccl_nixl_agent *, uccl_nixl_transfer *);
+int uccl_nixl_check(const uccl_nixl_transfer *);
+int uccl_nixl_cancel(const uccl_nixl_transfer *);
+void uccl_nixl_release(uccl_nixl_transfer *);
 uccl_nixl_estimate uccl_nixl_cost(const uccl_nixl_transfer *);
 
 int uccl_nixl_take_notifs(const uccl_nixl_agent *, void *to, uccl_nixl_take_pair);

@@ -334,17 +334,20 @@ unsafe extern "C" fn uccl_nixl_post(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn uccl_nixl_check(agent: &Agent, transfer: &Transfer) -> c_int {
-    answer("checkXfer", || transfer.check(&agent.endpoint))
+unsafe extern "C" fn uccl_nixl_check(transfer: &Transfer) -> c_int {
+    answer("checkXfer", || transfer.check())
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn uccl_nixl_release(agent: &Agent, transfer: *mut Transfer) {
+unsafe extern "C" fn uccl_nixl_cancel(transfer: &Transfer) -> c_int {
+    answer("releaseReqH", || done(transfer.cancel()))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn uccl_nixl_release(transfer: *mut Transfer) {
     // SAFETY: as the module says; the last use of it.
     let transfer = unsafe { Box::from_raw(transfer) };
-    if catch_unwind(AssertUnwindSafe(|| transfer.cancel(&agent.endpoint))).is_err() {
-        tracing::error!("a panic while a transfer was cancelled");
-    }
+    answer("the end of a transfer", || done(transfer.cancel()));
 }
 
 #[unsafe(no_mangle)]

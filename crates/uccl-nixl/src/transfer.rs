@@ -7,7 +7,8 @@ use std::{
 
 use parking_lot::Mutex;
 use uccl_p2p::{
-    Endpoint, Iov, Op, Request, Status as Stand, TransferId, Tried, wire::advert::Advert,
+    Endpoint, Error as Engine, Iov, Op, Request, Status as Stand, TransferHandle, Tried,
+    wire::advert::Advert,
 };
 
 use crate::{
@@ -27,7 +28,8 @@ pub(crate) struct Transfer {
 
 enum Posted {
     Not,
-    Under(TransferId, Instant),
+    Under(TransferHandle, Instant),
+    Failed(Engine),
     Ended,
 }
 
@@ -41,8 +43,8 @@ impl Transfer {
     /// Starts it. The notification is this post's alone: the next one has its own, or none.
     pub(crate) fn post(&self, endpoint: &Endpoint, notif: Option<&[u8]>) -> Result<Status> {
         let mut posted = self.posted.lock();
-        if let Posted::Under(id, _) = *posted
-            && matches!(endpoint.poll(id)?, Stand::Pending)
+        if let Posted::Under(transfer, _) = &*posted
+            && matches!(transfer.poll()?, Stand::Pending)
         {
             return Err(Error::StillActive);
         }
@@ -50,29 +52,33 @@ impl Transfer {
         let conn = self.remote.conn(endpoint)?;
         let request = Request { notif, ..Request::new(conn, self.op, &self.iovs, &self.adverts) };
         let started = Instant::now();
-        match endpoint.try_run(&request)? {
+        match endpoint.try_run_held(&request)? {
             Tried::Done(_) => Ok(self.ended(&mut posted, started)),
-            Tried::Under(id) => {
-                *posted = Posted::Under(id, started);
-                self.look(&mut posted, endpoint)
+            Tried::Under(transfer) => {
+                *posted = Posted::Under(transfer, started);
+                self.look(&mut posted)
             }
         }
     }
 
     /// How it stands; looking moves it along.
-    pub(crate) fn check(&self, endpoint: &Endpoint) -> Result<Status> {
-        self.look(&mut self.posted.lock(), endpoint)
+    pub(crate) fn check(&self) -> Result<Status> {
+        self.look(&mut self.posted.lock())
     }
 
-    fn look(&self, posted: &mut Posted, endpoint: &Endpoint) -> Result<Status> {
-        let (id, started) = match *posted {
-            Posted::Under(id, started) => (id, started),
+    fn look(&self, posted: &mut Posted) -> Result<Status> {
+        let (stand, started) = match posted {
+            Posted::Under(transfer, started) => (transfer.poll()?, *started),
+            Posted::Failed(e) => return Err(e.clone().into()),
             Posted::Ended => return Ok(Status::Success),
             Posted::Not => return Err(Error::Invalid("the transfer has not been posted".into())),
         };
-        match endpoint.poll(id)? {
+        match stand {
             Stand::Pending => Ok(Status::InProgress),
-            Stand::Failed(e) => Err(e.into()),
+            Stand::Failed(e) => {
+                *posted = Posted::Failed(e.clone());
+                Err(e.into())
+            }
             Stand::Done(_) => Ok(self.ended(posted, started)),
         }
     }
@@ -84,15 +90,47 @@ impl Transfer {
     }
 
     /// Ends it: no byte of it lands in either side's memory any more.
-    pub(crate) fn cancel(&self, endpoint: &Endpoint) {
-        if let Posted::Under(id, _) = *self.posted.lock() {
-            // One that ended by itself, well or badly, has nothing left to be said.
-            let _how_it_ended = endpoint.cancel(id);
-        }
+    ///
+    /// # Errors
+    /// Memory of this side may still be touched. NIXL calls again then, to let go of the transfer: that succeeds, because it
+    /// has been said.
+    pub(crate) fn cancel(&self) -> Result<()> {
+        let mut posted = self.posted.lock();
+        let Posted::Under(transfer, _) = &*posted else { return Ok(()) };
+        let said = what_a_cancel_says(&transfer.cancel()?);
+        *posted = said.as_ref().err().map_or(Posted::Ended, |e| Posted::Failed(e.clone()));
+        Ok(said?)
     }
 
     /// How long it will take, and by how much that may be wrong.
     pub(crate) fn estimate(&self) -> (Duration, Duration) {
         self.remote.cost.lock().estimate(self.bytes)
+    }
+}
+
+/// A transfer that ended by itself, well or badly, has nothing left to be said, unless its memory must not be freed.
+fn what_a_cancel_says(status: &Stand) -> Result<(), Engine> {
+    match status {
+        Stand::Failed(e @ Engine::StillTouched { .. }) => Err(e.clone()),
+        Stand::Done(_) | Stand::Failed(_) | Stand::Pending => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uccl_p2p::Outcome;
+
+    use super::*;
+
+    #[test]
+    fn a_cancel_tells_of_memory_that_may_still_be_touched_and_of_nothing_else() {
+        let cancelled = Engine::Cancelled { by: "the caller".into() };
+        for ended in [Stand::Done(Outcome::default()), Stand::Failed(cancelled)] {
+            assert!(what_a_cancel_says(&ended).is_ok());
+        }
+        let (by, reason) = ("peer".into(), "it is stuck".into());
+        let touched = Engine::StillTouched { regions: [].into(), by, reason };
+        let said = what_a_cancel_says(&Stand::Failed(touched));
+        assert!(matches!(said, Err(Engine::StillTouched { .. })), "{said:?}");
     }
 }

@@ -2,6 +2,7 @@
 
 mod address;
 mod at_once;
+mod handle;
 mod stream;
 mod transfers;
 mod words;
@@ -19,7 +20,10 @@ use uccl_fabric::{alloc, mem::Span, rail::Rail};
 use uccl_rma::Rails;
 use uccl_wire::advert::Advert;
 
-pub use self::address::{gpu_index, parse_address, reachable_ip, resolve, told_ip};
+pub use self::{
+    address::{gpu_index, parse_address, reachable_ip, resolve, told_ip},
+    handle::TransferHandle,
+};
 use self::{
     address::{listen, listen_locally},
     transfers::{remote_span, settle},

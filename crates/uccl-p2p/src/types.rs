@@ -142,13 +142,14 @@ pub enum Status {
     Failed(Error),
 }
 
-/// The result of [`Endpoint::try_run`](super::Endpoint::try_run).
+/// The result of [`Endpoint::try_run`](super::Endpoint::try_run) and
+/// [`Endpoint::try_run_held`](super::Endpoint::try_run_held).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Tried {
+pub enum Tried<T = TransferId> {
     /// It is done.
     Done(Outcome),
     /// It is under way.
-    Under(TransferId),
+    Under(T),
 }
 
 /// What a finished transfer did.

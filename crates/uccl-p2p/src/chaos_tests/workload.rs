@@ -179,9 +179,9 @@ impl Workload {
     fn post(&mut self, by: usize, request: &Request<'_>) -> Option<Posted> {
         let after = (self.plan.streams && self.rng.u8(0..3) == 0).then(|| self.mark());
         match self.sides[by].ep.post_behind(request, after) {
-            Ok(id) => {
+            Ok(transfer) => {
                 let deadline = request.timeout.is_some();
-                Some(Posted { by, id, deadline, cancelled: false, end: None })
+                Some(Posted { by, id: transfer.id, deadline, cancelled: false, end: None })
             }
             Err(e) => {
                 self.assert_lost(by, &e);

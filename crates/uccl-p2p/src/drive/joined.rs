@@ -3,20 +3,20 @@
 use crate::{Config, ConnId, Endpoint, Transport, Uninterrupted};
 
 /// The settings of an endpoint on the loopback interface, at any free port.
-pub(super) fn on_loopback() -> Config {
+pub(crate) fn on_loopback() -> Config {
     Config { bind: Some([127, 0, 0, 1].into()), port: Some(0), ..Config::default() }
 }
 
 /// Two endpoints that are connected.
-pub(super) struct Joined {
-    pub(super) a: Endpoint,
-    pub(super) b: Endpoint,
-    pub(super) to_b: ConnId,
-    pub(super) to_a: ConnId,
+pub(crate) struct Joined {
+    pub(crate) a: Endpoint,
+    pub(crate) b: Endpoint,
+    pub(crate) to_b: ConnId,
+    pub(crate) to_a: ConnId,
 }
 
 impl Joined {
-    pub(super) fn by_tcp() -> Self {
+    pub(crate) fn by_tcp() -> Self {
         let config = || Config { transport: Transport::Tcp, ..on_loopback() };
         let [a, b] = [config(), config()].map(|config| Endpoint::new(config).expect("an endpoint"));
         let to_b = a.connect(b.addr(), None, &mut Uninterrupted).expect("connected");
@@ -24,7 +24,7 @@ impl Joined {
         Self { a, b, to_b, to_a }
     }
 
-    pub(super) fn close(self) {
+    pub(crate) fn close(self) {
         [self.a, self.b].iter().for_each(|ep| ep.close().expect("closed"));
     }
 }

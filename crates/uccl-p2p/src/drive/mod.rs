@@ -51,6 +51,6 @@ pub(crate) mod worker;
 pub(crate) mod workers;
 
 #[cfg(test)]
-mod joined;
+pub(crate) mod joined;
 #[cfg(test)]
 mod progress_tests;

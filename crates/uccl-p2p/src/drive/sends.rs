@@ -273,7 +273,7 @@ mod tests {
         let conn = pair.a.core().conn(pair.to_b).expect("a connection");
         let nobody_else = conn.deferred.beginning.lock();
         let request = Request::new(pair.to_b, Op::Send, &iovs, &[]);
-        let send = pair.a.post_behind(&request, Some(Box::new(Reached))).expect("posted");
+        let send = pair.a.post_behind(&request, Some(Box::new(Reached))).expect("posted").id;
         let due = conn.deferred.take_due();
         let [Due { first, .. }] = &due[..] else { panic!("{} may begin", due.len()) };
         conn.fence(&first.transfer, Fence::Cancel);

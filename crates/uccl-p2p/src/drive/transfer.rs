@@ -36,7 +36,7 @@ use crate::{
 /// Most transfers that may be unfinished at a time.
 pub(crate) const MAX_PENDING: usize = 65_536;
 /// Finished transfers whose result is kept, for callers that ask again.
-const KEPT: usize = 16_384;
+pub(crate) const KEPT: usize = 16_384;
 
 const PENDING: u8 = 0;
 const DONE: u8 = 1;

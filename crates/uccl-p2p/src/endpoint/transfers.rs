@@ -45,21 +45,28 @@ pub(super) enum Begun {
 impl Endpoint {
     /// Starts a transfer.
     pub fn post(&self, request: &Request<'_>) -> Result<TransferId> {
+        self.post_transfer(request).map(|transfer| transfer.id)
+    }
+
+    pub(super) fn post_transfer(&self, request: &Request<'_>) -> Result<Arc<Transfer>> {
         self.post_behind(request, request.after.map(CudaStream::mark).transpose()?)
     }
 
     /// Does a transfer at once if that takes no longer than to start it, and else starts it. A transfer that was done
     /// at once has no id.
     pub fn try_run(&self, request: &Request<'_>) -> Result<Tried> {
+        Ok(match self.try_begin(request)? {
+            Begun::Done(outcome) => Tried::Done(outcome),
+            Begun::Under(transfer) => Tried::Under(transfer.id),
+        })
+    }
+
+    pub(super) fn try_begin(&self, request: &Request<'_>) -> Result<Begun> {
         let made = match self.single(request)? {
             Some(single) => self.make_now(&single)?,
             None => None,
         };
-        match made {
-            Some(Begun::Done(outcome)) => Ok(Tried::Done(outcome)),
-            Some(Begun::Under(transfer)) => Ok(Tried::Under(transfer.id)),
-            None => self.post(request).map(Tried::Under),
-        }
+        made.map_or_else(|| self.post_transfer(request).map(Begun::Under), Ok)
     }
 
     /// Starts a transfer that begins when the mark is reached.
@@ -67,11 +74,11 @@ impl Endpoint {
         &self,
         request: &Request<'_>,
         after: Option<Box<dyn Mark>>,
-    ) -> Result<TransferId> {
+    ) -> Result<Arc<Transfer>> {
         let transfer = self.start(request, after)?;
         self.core().workers.hurry();
         transfer.conn.kick_if_busy();
-        Ok(transfer.id)
+        Ok(transfer)
     }
 
     /// Starts a transfer and waits for its end. If it is interrupted, it cancels the transfer before it returns.
@@ -104,7 +111,7 @@ impl Endpoint {
         interrupt: &mut dyn Interrupt,
     ) -> Result<Outcome> {
         if let Err(interrupted) = wait::wait(claim, transfer, None, interrupt) {
-            self.end(transfer);
+            end(transfer);
             return Err(interrupted.into());
         }
         match transfer.status() {
@@ -167,25 +174,8 @@ impl Endpoint {
     pub fn cancel(&self, transfer: TransferId) -> Result<Status> {
         Ok(match self.here()?.transfers.find(transfer)? {
             Found::Ended(status) => status,
-            Found::Live(transfer) => self.end(&transfer),
+            Found::Live(transfer) => end(&transfer),
         })
-    }
-
-    /// The same as [`cancel`](Self::cancel), for a transfer that has been looked up. It always succeeds.
-    fn end(&self, transfer: &Arc<Transfer>) -> Status {
-        let (started, patience) = (Instant::now(), timers::to_end(self.config()));
-        while !transfer.finished() {
-            transfer.conn.fence(transfer, Fence::Cancel);
-            let soon = Instant::now() + Duration::from_millis(5);
-            let claim = transfer.conn.claim();
-            if let Ok(true) = wait::wait(claim, transfer, Some(soon), &mut Uninterrupted) {
-                break;
-            }
-            if started.elapsed() > patience && transfer.waits_for_peer() {
-                deadline::give_up_peer(transfer, "it did not confirm the end of a transfer");
-            }
-        }
-        transfer.status()
     }
 
     /// Ends every unfinished transfer that uses a region, as [`Self::cancel`] does, so that the region can be
@@ -195,7 +185,7 @@ impl Endpoint {
         using
             .retain(|transfer| transfer.body.lock().leases.iter().any(|lease| lease.mr().id == mr));
         for transfer in &using {
-            self.end(transfer);
+            end(transfer);
         }
         Ok(using.len())
     }
@@ -270,6 +260,23 @@ impl Endpoint {
         })?;
         Ok(checked)
     }
+}
+
+/// The same as [`Endpoint::cancel`], for a transfer that has been looked up. It always succeeds.
+pub(super) fn end(transfer: &Arc<Transfer>) -> Status {
+    let (started, patience) = (Instant::now(), timers::to_end(&transfer.conn.core.config));
+    while !transfer.finished() {
+        transfer.conn.fence(transfer, Fence::Cancel);
+        let soon = Instant::now() + Duration::from_millis(5);
+        let claim = transfer.conn.claim();
+        if let Ok(true) = wait::wait(claim, transfer, Some(soon), &mut Uninterrupted) {
+            break;
+        }
+        if started.elapsed() > patience && transfer.waits_for_peer() {
+            deadline::give_up_peer(transfer, "it did not confirm the end of a transfer");
+        }
+    }
+    transfer.status()
 }
 
 /// What the checks have found out about a request.

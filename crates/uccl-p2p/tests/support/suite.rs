@@ -10,8 +10,8 @@ use std::{
 };
 
 use uccl_p2p::{
-    Change, Endpoint, Error, Iov, Op, Request, Signal, Status, TransferId, Tried, Uninterrupted,
-    Until, wire::advert::Advert,
+    Change, Endpoint, Error, Iov, Op, Request, Signal, Status, TransferHandle, TransferId, Tried,
+    Uninterrupted, Until, wire::advert::Advert,
 };
 
 use super::{Pair, advert, advert_word, finish, iov, pattern, register, register_words, request};
@@ -461,17 +461,21 @@ fn strong_signals_in(link: &str, p: &Pair, threads: usize, contexts: usize) -> u
         let Changed { bytes, set } = &changed[thread];
         let post = |iovs: &[Iov], adverts: &[Advert], signal| {
             let write = request(p.to_b, Op::Write, iovs, adverts);
-            p.a.post(&Request { context, signal, ..write }).expect(link)
+            p.a.post_held(&Request { context, signal, ..write }).expect(link)
         };
         let signal = |word, change| {
             let advert = advert_word(&p.b, there, word);
             post(&[], &[], Some(Signal { advert, change, strong: true }))
         };
-        let mut under_way = VecDeque::new();
+        // By handles: many more may end meanwhile than results are kept.
+        let finish = |transfer: TransferHandle| {
+            let status = transfer.wait(None, &mut Uninterrupted).expect(link);
+            assert!(matches!(status, Status::Done(_)), "{link}: {status:?}");
+        };
+        let mut under_way: VecDeque<[_; 4]> = VecDeque::new();
         for round in 1..=rounds {
             if under_way.len() == AHEAD {
-                let oldest: Option<[TransferId; 4]> = under_way.pop_front();
-                oldest.into_iter().flatten().for_each(|id| _ = finish(&p.a, id).expect(link));
+                under_way.pop_front().into_iter().flatten().for_each(finish);
             }
             let at = round as usize % PLACES;
             let from = &of_a[thread * PLACES + at];
@@ -484,7 +488,7 @@ fn strong_signals_in(link: &str, p: &Pair, threads: usize, contexts: usize) -> u
                 signal(&sums[thread % contexts], Change::Add(1)),
             ]);
         }
-        under_way.into_iter().flatten().for_each(|id| _ = finish(&p.a, id).expect(link));
+        under_way.into_iter().flatten().for_each(finish);
     };
     let is_over = AtomicBool::new(false);
     let watch = || {

@@ -1,0 +1,181 @@
+//! Transfers that a caller holds by more than their ids.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+
+use super::{
+    Endpoint, Interrupt, Request, Status, Tried,
+    transfers::{Begun, end},
+};
+use crate::{
+    drive::{connection::Transfer, wait},
+    error::Result,
+    ids::TransferId,
+    process::Process,
+};
+
+/// A transfer that was started. Its result is kept as long as this exists, however many other transfers end meanwhile.
+/// The result of a transfer of which a caller has only the id is forgotten at some time.
+///
+/// It does not keep its endpoint from closing, which ends the transfer. When it is dropped, the transfer goes on.
+#[derive(Debug)]
+pub struct TransferHandle {
+    id: TransferId,
+    process: Process,
+    stand: Mutex<Stand>,
+}
+
+enum Stand {
+    Live(Arc<Transfer>),
+    /// Only the result is kept: a transfer keeps its connection.
+    Ended(Status),
+}
+
+impl std::fmt::Debug for Stand {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Live(_) => f.write_str("Live"),
+            Self::Ended(status) => status.fmt(f),
+        }
+    }
+}
+
+impl TransferHandle {
+    fn new(transfer: Arc<Transfer>, process: Process) -> Self {
+        Self { id: transfer.id, process, stand: Mutex::new(Stand::Live(transfer)) }
+    }
+
+    /// Its id, for what is called with one.
+    pub fn id(&self) -> TransferId {
+        self.id
+    }
+
+    /// Its state. Asking about an unfinished transfer makes progress on its connection.
+    ///
+    /// # Errors
+    /// The calling process is a forked child of the one that started it.
+    pub fn poll(&self) -> Result<Status> {
+        self.after(|transfer| {
+            if !transfer.finished() {
+                let _claim = transfer.conn.claim();
+                transfer.conn.progress();
+            }
+            Ok(transfer.status())
+        })
+    }
+
+    /// Waits for its end, for at most `timeout`. The transfer goes on after that.
+    ///
+    /// # Errors
+    /// As for [`poll`](Self::poll), or the wait was interrupted.
+    pub fn wait(&self, timeout: Option<Duration>, interrupt: &mut dyn Interrupt) -> Result<Status> {
+        self.after(|transfer| {
+            let until = timeout.map(|timeout| Instant::now() + timeout);
+            wait::wait(transfer.conn.claim(), transfer, until, interrupt)?;
+            Ok(transfer.status())
+        })
+    }
+
+    /// Ends it, as [`Endpoint::cancel`] does.
+    ///
+    /// # Errors
+    /// As for [`poll`](Self::poll).
+    pub fn cancel(&self) -> Result<Status> {
+        self.after(|transfer| Ok(end(transfer)))
+    }
+
+    /// Its status after this has been done, unless it is known to have ended.
+    fn after(&self, act: impl FnOnce(&Arc<Transfer>) -> Result<Status>) -> Result<Status> {
+        self.process.check()?;
+        let transfer = match &*self.stand.lock() {
+            Stand::Live(transfer) => Arc::clone(transfer),
+            Stand::Ended(status) => return Ok(status.clone()),
+        };
+        // Without the lock: other threads may ask meanwhile.
+        let status = act(&transfer)?;
+        if !matches!(status, Status::Pending) {
+            *self.stand.lock() = Stand::Ended(status.clone());
+        }
+        Ok(status)
+    }
+}
+
+impl Drop for TransferHandle {
+    fn drop(&mut self) {
+        if !self.process.is_this()
+            && let Stand::Live(transfer) = self.stand.get_mut()
+        {
+            // A forked child must not release what its parent uses.
+            std::mem::forget(Arc::clone(transfer));
+        }
+    }
+}
+
+impl Endpoint {
+    /// Starts a transfer, as [`post`](Self::post) does, and returns more than its id.
+    ///
+    /// # Errors
+    /// The same as those of `post`.
+    pub fn post_held(&self, request: &Request<'_>) -> Result<TransferHandle> {
+        self.post_transfer(request).map(|transfer| self.handle_of(transfer))
+    }
+
+    /// Does a transfer at once or starts it, as [`try_run`](Self::try_run) does, and returns more than its id.
+    ///
+    /// # Errors
+    /// The same as those of `try_run`.
+    pub fn try_run_held(&self, request: &Request<'_>) -> Result<Tried<TransferHandle>> {
+        Ok(match self.try_begin(request)? {
+            Begun::Done(outcome) => Tried::Done(outcome),
+            Begun::Under(transfer) => Tried::Under(self.handle_of(transfer)),
+        })
+    }
+
+    fn handle_of(&self, transfer: Arc<Transfer>) -> TransferHandle {
+        TransferHandle::new(transfer, self.handle.process)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{
+        Change, Error, Op, Request, Signal, Status, Tried, Uninterrupted,
+        drive::{joined::Joined, transfer::KEPT},
+    };
+
+    #[test]
+    fn a_handle_keeps_its_result_however_many_other_transfers_end() {
+        let pair = Joined::by_tcp();
+        let word = [0_u64];
+        // SAFETY: only looked at by the engine, until it is closed.
+        let mr = unsafe { pair.b.register(word.as_ptr() as usize, 8) }.expect("registered");
+        let advert = pair.b.advertise(mr, word.as_ptr() as usize, 8).expect("advertised");
+        let signal = Some(Signal { advert, change: Change::Add(0), strong: false });
+        let write = Request { signal, ..Request::new(pair.to_b, Op::Write, &[], &[]) };
+        let (held, known) = (pair.a.post_held(&write), pair.a.post(&write));
+        let (held, known) = (held.expect("posted"), known.expect("posted"));
+        let tried = pair.a.try_run_held(&write).expect("posted");
+        let Tried::Under(failing) = tried else { panic!("nobody has answered") };
+        failing.cancel().expect("ours");
+        for _ in 0..KEPT / 64 + 1 {
+            let many = [(); 64].map(|()| pair.a.post_held(&write).expect("posted"));
+            for one in many {
+                let ended = one.wait(None, &mut Uninterrupted).expect("ours");
+                assert!(matches!(ended, Status::Done(_)), "{ended:?}");
+            }
+        }
+        assert!(matches!(pair.a.poll(known), Err(Error::UnknownTransfer(_))));
+        assert!(matches!(pair.a.poll(held.id()), Err(Error::UnknownTransfer(_))));
+        assert!(matches!(held.poll(), Ok(Status::Done(_))));
+        assert!(matches!(held.cancel(), Ok(Status::Done(_))), "it has ended well");
+        let conn = pair.a.core().conn(pair.to_b).expect("a connection");
+        pair.close();
+        assert!(matches!(held.poll(), Ok(Status::Done(_))), "also after the end");
+        drop(failing);
+        assert_eq!(std::sync::Arc::strong_count(&conn), 1, "a handle keeps its connection");
+    }
+}
