@@ -89,7 +89,7 @@ impl<A> Asks<A> {
 
 #[cfg(test)]
 mod tests {
-    use uccl_wire::message::Place;
+    use uccl_wire::{frame::Status, message::Place};
 
     use super::*;
 
@@ -137,5 +137,42 @@ mod tests {
         assert_eq!(asks.answered(3, Answer::Copied), Ok(7));
         assert!(!asks.any(|handle| *handle == 7));
         assert_eq!(asks.close(), [8]);
+    }
+
+    #[test]
+    fn only_declines_in_a_row_count() {
+        let mut asks = Asks::default();
+        let mut id = 0;
+        let mut hear = |asks: &mut Asks<u32>, answer| {
+            id += 1;
+            ask(asks, 0, 1);
+            asks.answered(id, answer).expect("it is under way");
+        };
+        for _ in 1..PATIENCE {
+            hear(&mut asks, Answer::Declined);
+        }
+        hear(&mut asks, Answer::Copied);
+        for _ in 1..PATIENCE {
+            hear(&mut asks, Answer::Declined);
+        }
+        assert!(asks.admits(1), "it has copied meanwhile");
+        // Neither tells whether the peer is willing.
+        hear(&mut asks, Answer::Cancelled);
+        hear(&mut asks, Answer::Refused(Status::UnknownKey));
+        assert!(asks.admits(1));
+        hear(&mut asks, Answer::Declined);
+        assert!(!asks.admits(1));
+    }
+
+    #[test]
+    fn asks_are_bounded_in_number() {
+        let mut asks = Asks::default();
+        for handle in 0..MAX_ASKS as u32 {
+            assert!(asks.admits(1));
+            ask(&mut asks, handle, 1);
+        }
+        assert!(!asks.admits(1));
+        asks.answered(1, Answer::Copied).expect("it is under way");
+        assert!(asks.admits(1));
     }
 }

@@ -131,4 +131,35 @@ mod tests {
         assert_eq!(notifs.arrived(2, &[]), Err(Violation::Notifs));
         assert_eq!(notifs.announced(2, SOURCE), Err(Violation::Notifs));
     }
+
+    #[test]
+    fn what_was_delivered_makes_room_for_more() {
+        let (mut notifs, mut out) = (Notifications::default(), Vec::new());
+        for id in 1..=3 {
+            notifs.arrived(id, &vec![7; EAGER_WINDOW]).expect("as agreed");
+            assert!(matches!(notifs.next(&mut out), Next::Deliver(_)));
+        }
+    }
+
+    #[test]
+    fn what_nobody_fetches_is_not_answered() {
+        let (mut notifs, mut out) = (Notifications::default(), Vec::new());
+        notifs.announced(1, SOURCE).expect("as agreed");
+        assert!(!notifs.fetched(1, true, &mut out) && out.is_empty());
+        assert_eq!(notifs.next(&mut out), Next::Fetch { id: 1, source: SOURCE });
+        assert!(notifs.fetched(1, true, &mut out));
+    }
+
+    #[test]
+    fn the_answer_tells_whether_the_payload_is_here() {
+        for is_here in [false, true] {
+            let (mut notifs, mut out) = (Notifications::default(), Vec::new());
+            notifs.announced(4, SOURCE).expect("as agreed");
+            notifs.next(&mut out);
+            assert!(notifs.fetched(4, is_here, &mut out));
+            let mut expected = Vec::new();
+            message::notif_ack(4, is_here, &mut expected);
+            assert_eq!(out, expected);
+        }
+    }
 }

@@ -168,3 +168,70 @@ impl<H: Handles> Outgoing<H> {
         len <= EAGER_MAX && self.eager + len <= EAGER_WINDOW
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Numbers;
+
+    impl Handles for Numbers {
+        type Send = u32;
+        type Notif = u32;
+        type Signal = u32;
+        type Receive = u32;
+        type Ask = u32;
+        type Asked = u32;
+        type Operation = u32;
+    }
+
+    type Outbox = Outgoing<Numbers>;
+
+    #[test]
+    fn a_send_that_ended_makes_room_for_its_pieces() {
+        let (mut outbox, mut out) = (Outbox::default(), Vec::new());
+        let source = Source { addr: 0, len: 1, key: 2, slot: 3 };
+        const IOVS: usize = 65_536;
+        for _ in 0..MAX_PIECES / IOVS {
+            assert_eq!(outbox.admit_send(1, IOVS, false), Ok(Way::Rendezvous));
+            out.clear();
+            outbox.rendezvous_send(vec![source; IOVS].into_iter(), 7, &mut out);
+        }
+        assert!(outbox.admit_send(1, 1, false).is_err());
+        assert_eq!(outbox.send_ended(1), Ok(7));
+        assert_eq!(outbox.admit_send(1, IOVS, false), Ok(Way::Rendezvous));
+        assert!(outbox.admit_send(1, IOVS + 1, false).is_err());
+    }
+
+    #[test]
+    fn what_ended_makes_room_for_bytes_in_messages() {
+        let (mut outbox, mut out) = (Outbox::default(), Vec::new());
+        for id in 0..(EAGER_WINDOW / EAGER_MAX) as u32 {
+            assert_eq!(outbox.admit_notif(EAGER_MAX), Ok(Way::Eager));
+            match id % 2 {
+                0 => outbox.eager_notif(EAGER_MAX, id, &mut out),
+                _ => outbox.eager_send([EAGER_MAX as u32].into_iter(), id, &mut out),
+            };
+        }
+        for (sends, notifs) in [(0, 0), (1, 0), (1, 1)] {
+            assert_eq!(outbox.eager_bytes(), EAGER_WINDOW - (sends + notifs) * EAGER_MAX);
+            let way = if sends > 0 { Way::Eager } else { Way::Rendezvous };
+            assert_eq!(outbox.admit_send(EAGER_MAX, 1, true), Ok(way));
+            assert_eq!(outbox.admit_notif(EAGER_MAX), Ok(way));
+            let _ = match (sends, notifs) {
+                (0, _) => outbox.send_ended(1).map(|_| ()),
+                _ => outbox.notif_ended(1).map(|_| ()),
+            };
+        }
+    }
+
+    #[test]
+    fn only_short_readable_sends_go_in_messages() {
+        let outbox = Outbox::default();
+        let way = |len, iovs, is_readable| outbox.admit_send(len, iovs, is_readable);
+        assert_eq!(way(EAGER_MAX, EAGER_IOVS, true), Ok(Way::Eager));
+        assert_eq!(way(EAGER_MAX, EAGER_IOVS, false), Ok(Way::Rendezvous));
+        assert_eq!(way(EAGER_MAX, EAGER_IOVS + 1, true), Ok(Way::Rendezvous));
+        assert_eq!(way(EAGER_MAX + 1, 1, true), Ok(Way::Rendezvous));
+    }
+}

@@ -112,4 +112,37 @@ mod tests {
         assert_eq!(signals.heard(next), Ok(()));
         assert!(signals.send(WORD, Change::Set(1), 0, &mut out).is_ok());
     }
+
+    #[test]
+    fn a_refused_signal_makes_room_for_another() {
+        let (mut signals, mut out) = (Signals::<()>::default(), Vec::new());
+        for id in 1..=MAX_SIGNALS as u64 + 1 {
+            signals.heard(id).expect("no more than agreed are open");
+            out.clear();
+            signals.answer(id, Status::UnknownKey, &mut out);
+        }
+    }
+
+    #[test]
+    fn what_is_open_at_the_end_is_given_back() {
+        let (mut signals, mut out) = (Signals::default(), Vec::new());
+        for handle in 1..=3 {
+            signals.send(WORD, Change::Set(1), handle, &mut out).expect("there is room");
+        }
+        assert_eq!(signals.ended(2), Ok(2));
+        assert_eq!(signals.close(), [1, 3]);
+        assert_eq!(signals.ended(3), Err(Violation::UnknownSignal(3)));
+    }
+
+    #[test]
+    fn the_answer_tells_of_the_signal_and_how_it_went() {
+        for status in [Status::Ok, Status::UnknownKey] {
+            let (mut signals, mut out, mut expected) =
+                (Signals::<()>::default(), Vec::new(), Vec::new());
+            signals.heard(1).expect("as agreed");
+            signals.answer(1, status, &mut out);
+            message::signal_ack(1, status, &mut expected);
+            assert_eq!(out, expected);
+        }
+    }
 }

@@ -103,6 +103,31 @@ fn no_more_data_is_taken_than_was_asked_for() {
     }
 }
 
+#[test]
+fn a_read_that_got_less_than_it_asked_for_does_not_end_well() {
+    let mut rng = Rng::with_seed(6);
+    let trailer = Trailer { crc: 0, status: Status::Ok }.encode();
+    for lens in [&[99][..], &[0], &[60, 39], &[100]] {
+        let mut stage = stage(100_000);
+        let dest = Patch::new(&mut rng, &[100]);
+        let done = Done::watching(dest.whole());
+        let far = [elsewhere(100)].into_iter().collect();
+        let name = stage.side.post(OpKind::Read, dest.spans(), far, &done).expect("alive");
+        stage.side.progress().expect("alive");
+        for (at, len) in lens.iter().enumerate() {
+            let last = at + 1 == lens.len();
+            let header = Header { len: *len, last, ..Header::bare(Kind::Data, name.0, 0) };
+            stage.say(&[&header.encode()[..], &vec![7; *len as usize], &trailer].concat());
+            assert_eq!(done.result(), None, "{lens:?}");
+            stage.side.progress().expect("the lane lives");
+        }
+        let is_whole = lens.iter().sum::<u64>() == 100;
+        let short = Err(OpError::Remote(Status::Protocol));
+        assert_eq!(done.result(), Some(if is_whole { Ok(()) } else { short }), "{lens:?}");
+        dest.assert_guards();
+    }
+}
+
 /// A frame with checksums, as an honest peer sends it.
 struct Sealed {
     bytes: Vec<u8>,
