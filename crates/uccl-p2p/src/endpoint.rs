@@ -273,8 +273,22 @@ impl Endpoint {
     }
 
     /// Whether transfers can be posted on a connection; the error says why not.
+    ///
+    /// It tells what this endpoint knows already, without a system call. To find out whether a peer that was quiet has
+    /// ended meanwhile, use [`check_peer`](Self::check_peer).
     pub fn check_connection(&self, conn: ConnId) -> Result<()> {
         self.here()?.conn(conn).map(drop)
+    }
+
+    /// The same, after a look at the connection's sockets: a peer that has died or left since is not taken for one that
+    /// is there. What such a peer sent before is taken in first, which may take a moment. A peer whose host has vanished
+    /// shows only when something is sent to it.
+    ///
+    /// Ask this before a connection is used again that was made some time ago.
+    pub fn check_peer(&self, conn: ConnId, interrupt: &mut dyn Interrupt) -> Result<()> {
+        let core = self.here()?;
+        core.conn(conn)?.take_in_end(interrupt)?;
+        core.conn(conn).map(drop)
     }
 
     /// Registers memory.

@@ -1,5 +1,7 @@
 //! `advertise_ipc` and `advertisev_ipc`.
 
+use std::time::{Duration, Instant};
+
 use pyo3::{
     exceptions::PyRuntimeError,
     prelude::*,
@@ -8,7 +10,7 @@ use pyo3::{
 use uccl_p2p::{ConnId, Error, MrId, Op};
 
 use crate::{
-    advertised::{Key, Life},
+    advertised::{Entry, Key, Life},
     args::{Named, Positional, Signature},
     call::Spans,
     endpoint::PyEndpoint,
@@ -21,6 +23,11 @@ use crate::{
 
 /// Views of views are followed so far.
 const MOST_VIEWS: usize = 32;
+
+/// How long an object that goes waits for peers that are in the middle of an access to it.
+const MOST_PATIENCE: Duration = Duration::from_secs(600);
+/// Between two waits, each of which takes as long as the endpoint's timeout unless a device does not let go.
+const NAP: Duration = Duration::from_millis(10);
 
 static ADVERTISE: Signature<3> = Signature {
     function: "advertise_ipc",
@@ -80,10 +87,13 @@ fn add(ep: &Bound<'_, PyEndpoint>, key: Key, owner: Option<Owner>) -> Result<MrI
         None => (Life::Address, None),
     };
     // Before it is registered anew: what is made for peers of this host is shared by the regions of an allocation.
-    let stale = py.detach(|| this.advertised.take_stale(&this.core, key));
-    let stale = stale.into_iter().map(|entry| entry.mr).collect();
-    // Its memory has gone already, and who may still be touching that is waited for when the endpoint is closed.
-    let _ = deregister(this, py, stale);
+    let stale = py.detach(|| {
+        let mut stale = this.advertised.take_stale(&this.core, key);
+        stale.extend(this.advertised.take_lost(&this.core));
+        stale
+    });
+    // Whoever may still be touching that is waited for when the endpoint is closed.
+    let _ = end(this, py, stale);
     // No Python code runs while it is locked: what that frees may be watched.
     let (mr, keep) = py.detach(|| this.advertised.add(&this.core, key, &mut life))?;
     if let (Life::Kept(owner), true) = (life, keep) {
@@ -94,16 +104,38 @@ fn add(ep: &Bound<'_, PyEndpoint>, key: Key, owner: Option<Owner>) -> Result<MrI
 
 /// Ends the regions that were advertised over a connection.
 pub(crate) fn disconnected(ep: &PyEndpoint, py: Python<'_>, conn: ConnId) -> Result<(), Error> {
-    let ended = ep.advertised.take_of(conn);
-    deregister(ep, py, ended.iter().map(|entry| entry.mr).collect())
+    end(ep, py, ep.advertised.take_of(conn))
 }
 
-/// An object that is watched goes: its memory is there until this returns.
+/// Ends regions. The objects of those that a peer may still touch are kept from now on, however long it takes.
+fn end(ep: &PyEndpoint, py: Python<'_>, entries: Vec<Entry>) -> Result<(), Error> {
+    let mut all_ended = Ok(());
+    for entry in entries {
+        // None of them goes while the region ends.
+        let objects = entry.objects(py);
+        let ended = deregister(ep, py, vec![entry.mr]);
+        if ended.is_err() {
+            let keep = |object| ep.regions.keep(entry.mr, Some(Owner::of(object)));
+            objects.into_iter().for_each(keep);
+        }
+        all_ended = all_ended.and(ended);
+    }
+    all_ended
+}
+
+/// An object that is watched goes. Its memory is there until this returns, and nothing can keep it longer: a peer that
+/// is held up in the middle of an access is waited for.
 fn gone(ep: &PyEndpoint, key: Key, watch: &Bound<'_, PyAny>) -> PyResult<()> {
-    let ended = ep.advertised.unwatch(key, watch);
-    match deregister(ep, watch.py(), ended.into_iter().collect()) {
-        Err(e @ Error::StillTouched { .. }) => Err(PyRuntimeError::new_err(e.to_string())),
-        _ => Ok(()),
+    let Some(mr) = ep.advertised.unwatch(key, watch) else { return Ok(()) };
+    let begun = Instant::now();
+    loop {
+        let Err(e @ Error::StillTouched { .. }) = deregister(ep, watch.py(), vec![mr]) else {
+            return Ok(());
+        };
+        if begun.elapsed() >= MOST_PATIENCE {
+            return Err(PyRuntimeError::new_err(e.to_string()));
+        }
+        watch.py().detach(|| std::thread::sleep(NAP));
     }
 }
 

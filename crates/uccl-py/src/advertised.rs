@@ -2,13 +2,16 @@
 //!
 //! A region lasts as long as the object that was advertised, or the one whose memory that shows: when it goes, the region
 //! ends before the memory is given back. Python does not tell of every object when it goes: others are kept, as `reg` keeps
-//! them, until the connection is removed. So long lasts the region of an address; when it is advertised again, it is checked
+//! them, until the connection is removed, or until something is advertised after it was lost. So long lasts the region of an address; when it is advertised again, it is checked
 //! to be of the same allocation, where the driver tells allocations apart.
 
 use std::collections::HashMap;
 
 use parking_lot::Mutex;
-use pyo3::{prelude::*, types::PyWeakrefReference};
+use pyo3::{
+    prelude::*,
+    types::{PyWeakrefMethods, PyWeakrefReference},
+};
 use uccl_p2p::{ConnId, Endpoint, Error, MrId};
 
 use crate::{memory::Owner, regions::register};
@@ -45,15 +48,30 @@ impl Advertised {
         key: Key,
         life: &mut Life,
     ) -> Result<(MrId, bool), Error> {
-        let mut all = self.0.lock();
-        if let Some(entry) = all.get_mut(&key) {
+        if let Some(entry) = self.0.lock().get_mut(&key) {
             return Ok((entry.mr, entry.is_to_keep(life)));
         }
+        // Nothing is locked meanwhile: whoever is told that an object goes has the interpreter's lock, and needs this one.
         let mr = register(core, key.1, key.2)?;
+        let mut all = self.0.lock();
+        if let Some(entry) = all.get_mut(&key) {
+            let joined = (entry.mr, entry.is_to_keep(life));
+            drop(all);
+            // Another thread made one meanwhile. Nobody has the key of this one.
+            core.deregister(mr)?;
+            return Ok(joined);
+        }
         let mut entry = Entry { mr, lasts: false, keeps: false, watched: Vec::new() };
         let keep = entry.is_to_keep(life);
         all.insert(key, entry);
         Ok((mr, keep))
+    }
+
+    /// Takes out what was advertised over connections that are lost.
+    pub(crate) fn take_lost(&self, core: &Endpoint) -> Vec<Entry> {
+        let mut all = self.0.lock();
+        let is_lost = |key: &Key, _: &mut Entry| core.check_connection(key.0).is_err();
+        all.extract_if(is_lost).map(|(_, entry)| entry).collect()
     }
 
     /// Takes out what an allocation had that is not there any more, where the driver tells.
@@ -88,6 +106,11 @@ impl Advertised {
 }
 
 impl Entry {
+    /// The objects that are watched and live.
+    pub(crate) fn objects<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyAny>> {
+        self.watched.iter().filter_map(|(_, watch)| watch.bind(py).upgrade()).collect()
+    }
+
     /// Has it last for this one's life, too; says whether its object is to be kept.
     fn is_to_keep(&mut self, life: &mut Life) -> bool {
         let is_watch = matches!(life, Life::Watched(..));

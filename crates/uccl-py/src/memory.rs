@@ -31,6 +31,11 @@ enum Kept {
 }
 
 impl Owner {
+    /// An object that keeps writable memory allocated.
+    pub(crate) fn of(object: Bound<'_, PyAny>) -> Self {
+        Self { kept: Kept::Object(object.unbind()), readonly: false }
+    }
+
     /// The object itself, if it is one.
     pub(crate) fn object<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
         match &self.kept {

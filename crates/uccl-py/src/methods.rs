@@ -152,7 +152,8 @@ impl PyEndpoint {
         error::ok(self.core.start_passive_accept())
     }
 
-    /// Connects to the peer with this metadata, once: `(ok, conn_id)`.
+    /// Connects to the peer with this metadata, once: `(ok, conn_id)`. A connection that was lost is made anew, with
+    /// whoever is there now.
     fn add_remote_endpoint(
         &self,
         py: Python<'_>,
@@ -295,8 +296,8 @@ impl PyEndpoint {
     /// What lets a peer of this host read and write memory: `(ok, info)`.
     ///
     /// An object is advertised until it goes, or the one that it is a view of. What Python does not tell the end of, as a
-    /// `bytearray`'s, is kept until the connection is removed, and so long memory given by its address must stay
-    /// allocated.
+    /// `bytearray`'s, is kept until the connection is removed, or until something is advertised after it was lost, and
+    /// so long memory given by its address must stay allocated.
     #[pyo3(signature = (*args, **kwargs), text_signature = "($self, conn_id, ptr, size=None)")]
     fn advertise_ipc<'py>(
         slf: &Bound<'py, Self>,

@@ -3,6 +3,7 @@
 use std::{
     collections::{HashMap, VecDeque},
     net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::Arc,
     time::Duration,
 };
 
@@ -32,13 +33,14 @@ static CONNECT_LOCAL: Signature<2> = Signature {
 /// What this module remembers of peers.
 #[derive(Default)]
 pub(crate) struct Peers {
-    /// Held by the one thread that is adding a peer, so that two do not connect to the same.
-    adding: Mutex<()>,
-    /// Connections by the metadata they were made from.
-    added: Mutex<HashMap<Vec<u8>, ConnId>>,
+    /// Peers by the metadata that they were added with.
+    added: Mutex<HashMap<Vec<u8>, Arc<Added>>>,
     /// Connections that accept_local met and that are not local.
     remote: Mutex<VecDeque<Accepted>>,
 }
+
+/// The connection to one peer. It is locked while a thread connects, so that two do not connect to the same.
+type Added = Mutex<Option<ConnId>>;
 
 /// `connect(ip, gpu, port)`.
 pub(crate) fn connect(
@@ -110,9 +112,13 @@ impl Peers {
         py: Python<'_>,
         timeout: Option<Duration>,
     ) -> Result<Accepted, Stop> {
-        if let Some(accepted) = self.remote.lock().pop_front() {
-            return Ok(accepted);
+        let mut remote = self.remote.lock();
+        while let Some(accepted) = remote.pop_front() {
+            if core.check_connection(accepted.conn).is_ok() {
+                return Ok(accepted);
+            }
         }
+        drop(remote);
         Ok(waiting(py, core, |core, interrupt| core.accept(timeout, interrupt))??)
     }
 
@@ -128,7 +134,9 @@ impl Peers {
             if core.connection(accepted.conn)?.same_host {
                 return Ok(accepted);
             }
-            self.remote.lock().push_back(accepted);
+            let mut remote = self.remote.lock();
+            remote.retain(|other| core.check_connection(other.conn).is_ok());
+            remote.push_back(accepted);
         }
     }
 
@@ -142,21 +150,41 @@ impl Peers {
         let peer = Metadata::decode(metadata).map_err(Stop::refuse)?;
         let addr = SocketAddr::new(peer.ip, peer.port);
         let added = waiting(py, core, |core, interrupt| {
-            let _adding = loop {
-                match self.adding.try_lock_for(Duration::from_millis(20)) {
-                    Some(guard) => break guard,
+            let place = Arc::clone(self.added.lock().entry(metadata.to_vec()).or_default());
+            let mut known = loop {
+                match place.try_lock_for(Duration::from_millis(20)) {
+                    Some(known) => break known,
                     None if interrupt.interrupted() => return Err(Error::Interrupted),
                     None => {}
                 }
             };
-            if let Some(conn) = self.known(core, metadata) {
-                return Ok(conn);
+            if let Some(conn) = *known {
+                match core.check_peer(conn, interrupt) {
+                    Ok(()) => return Ok(conn),
+                    Err(Error::Interrupted) => return Err(Error::Interrupted),
+                    // The peer may have died, and another may be in its place.
+                    Err(_) => *known = None,
+                }
             }
-            let conn = core.connect(addr, None, interrupt)?;
-            self.added.lock().insert(metadata.to_vec(), conn);
-            Ok(conn)
+            self.forget_lost(core);
+            *known = Some(core.connect(addr, None, interrupt)?);
+            known.ok_or(Error::Closed)
         })?;
         Ok(added?.0)
+    }
+
+    /// Forgets the peers whose connections are lost, unless a thread is adding them.
+    fn forget_lost(&self, core: &Endpoint) {
+        self.keep_added(|conn| core.check_connection(conn).is_ok());
+    }
+
+    /// Forgets peers that are not connected, but for those whose connections are to be kept, and those that a thread is
+    /// adding.
+    fn keep_added(&self, keep: impl Fn(ConnId) -> bool) {
+        // No other thread gets at a peer that this list alone has.
+        self.added
+            .lock()
+            .retain(|_, added| Arc::strong_count(added) > 1 || added.lock().is_some_and(&keep));
     }
 
     /// `remove_remote_endpoint(conn_id)`.
@@ -166,19 +194,9 @@ impl Peers {
         py: Python<'_>,
         conn: ConnId,
     ) -> Result<(), Error> {
-        self.added.lock().retain(|_, known| *known != conn);
+        self.keep_added(|known| known != conn);
         self.remote.lock().retain(|accepted| accepted.conn != conn);
         py.detach(|| core.disconnect(conn))
-    }
-
-    fn known(&self, core: &Endpoint, metadata: &[u8]) -> Option<ConnId> {
-        let mut added = self.added.lock();
-        let conn = *added.get(metadata)?;
-        if core.connection(conn).is_ok() {
-            return Some(conn);
-        }
-        added.remove(metadata);
-        None
     }
 }
 

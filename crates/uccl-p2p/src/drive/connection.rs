@@ -11,6 +11,8 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use smallvec::SmallVec;
 use uccl_fabric::lane::{Lane, LaneError, MessageLane, MessageSink, Moves, OpName};
 use uccl_proto::assembler::fragments;
 
@@ -23,15 +25,18 @@ use super::{
     links::Links,
     loans,
     park::Parker,
-    talk,
+    talk, timers,
     transfer::{self, After, Carrier, Fence, Kind, Plan},
     workers,
 };
 use crate::{
     error::{Error, Result},
     ids::ConnId,
-    types::{Accepted, ConnInfo},
+    types::{Accepted, ConnInfo, Interrupt},
 };
+
+/// How long to sleep between two looks at whether a connection has ended.
+const NAP: Duration = Duration::from_micros(200);
 
 /// The parts of the engine that are generic over the connection type, for this one.
 pub(crate) type Transfer = transfer::Transfer<Connection>;
@@ -287,6 +292,31 @@ impl Connection {
             self.core.look_after_aftermaths();
             std::thread::sleep(Duration::from_micros(200));
         }
+    }
+
+    /// If a socket shows that the peer has ended, waits until the connection has. A thread that looks after the lanes
+    /// ends it, once all that came before has been taken in; that takes no longer than the endpoint's timeout.
+    pub(crate) fn take_in_end(self: &Arc<Self>, interrupt: &mut dyn Interrupt) -> Result<()> {
+        let begun = Instant::now();
+        let most = timers::to_take_in_end(&self.core.config);
+        while !self.is_failed() && self.shows_end() && begun.elapsed() < most {
+            self.kick();
+            std::thread::sleep(NAP);
+            if interrupt.interrupted() {
+                return Err(Error::Interrupted);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a socket shows that the peer has closed it, or that its process has ended.
+    fn shows_end(&self) -> bool {
+        let lanes: SmallVec<[_; 4]> = self.streams().map(|(_, lane)| lane.interest()).collect();
+        let sockets = lanes.iter().map(|lane| PollFd::from_borrowed_fd(lane.fd, PollFlags::RDHUP));
+        let processes = lanes.iter().filter_map(|lane| lane.end);
+        let processes = processes.map(|end| PollFd::from_borrowed_fd(end, PollFlags::IN));
+        let mut fds: SmallVec<[PollFd<'_>; 4]> = sockets.chain(processes).collect();
+        poll(&mut fds, Some(&Timespec::default())).is_ok_and(|shown| shown > 0)
     }
 
     /// Whether only this process still has work to do for these operations.

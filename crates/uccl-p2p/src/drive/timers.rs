@@ -23,6 +23,11 @@ pub(crate) fn to_end(config: &Config) -> Duration {
     if config.timeout.is_zero() { WITHOUT_TIMEOUT } else { config.timeout }
 }
 
+/// How long what a peer sent before it ended may take to be taken in.
+pub(crate) fn to_take_in_end(config: &Config) -> Duration {
+    to_end(config)
+}
+
 /// How long a peer may take to say that rails have been tried.
 pub(crate) fn to_try_rails(config: &Config) -> Duration {
     to_end(config)
