@@ -9,7 +9,6 @@ use uccl_wire::message::{self, PREFIX_LEN};
 use super::{
     connection::{Connection, Core, Transfer},
     core::Devices,
-    sends::MAX_QUEUED,
     timers,
     work::Work,
 };
@@ -18,10 +17,6 @@ use crate::{
     error::{Error, Result},
     types::Accepted,
 };
-
-/// Most bytes of messages that may wait for a peer which goes on asking. A peer that reads what it gets never leaves so
-/// many unread, because less than this may wait of what we send unasked ([`MAX_QUEUED`]).
-const MAX_UNREAD: usize = 2 * MAX_QUEUED;
 
 impl Core {
     /// The devices of this endpoint, opened at the first call.
@@ -73,10 +68,6 @@ impl Connection {
         };
         rails.hear(note)?;
         self.forward_notes();
-        let waiting = self.messages().queued_bytes();
-        if waiting > MAX_UNREAD {
-            return Err(format!("more is asked than is read of the answers: {waiting} bytes wait"));
-        }
         if rails.is_settled() {
             self.offer_accept();
         }

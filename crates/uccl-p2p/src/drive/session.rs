@@ -6,7 +6,15 @@ use std::sync::Arc;
 use uccl_proto::Event;
 use uccl_wire::message::Message;
 
-use super::connection::{Connection, Session, Talk};
+use super::{
+    connection::{Connection, Session, Talk},
+    sends::MAX_QUEUED,
+};
+
+/// Most bytes of messages that may wait for a peer which goes on talking. A peer that reads what it gets never leaves so
+/// many unread: at most [`MAX_QUEUED`] and one message wait of what we send unasked, and the answers to all that a peer may
+/// ask before it has heard an answer are far shorter than the rest.
+const MAX_UNREAD: usize = 2 * MAX_QUEUED;
 
 impl Connection {
     /// Calls the session, and sends the message that it encodes, if any.
@@ -50,6 +58,17 @@ impl Connection {
             Event::LaneDown { lane, orphans } => self.peer_lost_lane(lane, orphans),
             Event::Note { lane, note } => self.on_link(lane, note)?,
         }
-        Ok(())
+        self.check_unread()
+    }
+
+    /// Refuses to hear more from a peer that does not read: nearly everything that it says is answered, and the answers
+    /// take memory until they are read.
+    fn check_unread(&self) -> Result<(), String> {
+        match self.messages().queued_bytes() {
+            waiting if waiting > MAX_UNREAD => {
+                Err(format!("more is asked than is read of the answers: {waiting} bytes wait"))
+            }
+            _ => Ok(()),
+        }
     }
 }

@@ -1,5 +1,7 @@
 //! Tests with peers that do not behave like an endpoint.
 
+mod unread;
+
 use std::os::fd::AsRawFd;
 
 use super::*;
