@@ -108,6 +108,9 @@ pub struct Config {
     pub rdma_devices: Option<Selection>,
     /// Number of TCP streams of a connection; 0 chooses.
     pub tcp_streams: usize,
+    /// Most streams of connections that peers have opened; one source of connections gets at most half of them. Beyond
+    /// that peers are refused.
+    pub max_streams: usize,
     /// TCP congestion control; unset leaves the system's, except on loopback.
     pub tcp_congestion: Option<String>,
     /// When data is checksummed.
@@ -146,6 +149,7 @@ impl Default for Config {
             interfaces: None,
             rdma_devices: None,
             tcp_streams: 0,
+            max_streams: 8192,
             tcp_congestion: None,
             checksum: Checksum::Auto,
             cma: true,

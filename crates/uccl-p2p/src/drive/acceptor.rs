@@ -1,8 +1,13 @@
 //! The accepting side: runs handshakes, none of which can hold up another.
+//!
+//! Strangers reach a listener as easily as peers do. So a turn accepts only some, after everything else of the turn; what
+//! waits is bounded; and where that is full, the source that has most of it gives way.
 
 use std::{
+    cmp::Reverse,
     collections::HashMap,
     io::{self, Read, Write},
+    mem,
     net::{SocketAddr, TcpListener, TcpStream},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -27,6 +32,7 @@ use super::{
     greeting::{self, Greeting, MAX_LANES},
     lanes,
     links::Links,
+    seats::{Seat, Source},
     workers::ACCEPTOR,
 };
 use crate::{
@@ -35,8 +41,10 @@ use crate::{
 };
 
 /// Most handshakes at a time: this many that are finished and wait for the rest of their connection, and as many that
-/// are not. Beyond that the oldest of the same kind is dropped.
+/// are not. Beyond that one of the same kind is dropped: the oldest of the source that has most.
 const MAX_PENDING: usize = 256;
+/// Most streams that one turn accepts from one listener. The same worker looks after deadlines and lanes.
+const ACCEPTS_A_TURN: usize = 16;
 /// Longest time for a handshake, where the connection's timeout is longer or off.
 const MAX_TIME: Duration = Duration::from_secs(10);
 
@@ -52,6 +60,7 @@ const UDS: u64 = 1 << 41;
 /// A stream that is not a connection yet.
 struct Pending {
     stream: Stream,
+    source: Source,
     deadline: Instant,
 }
 
@@ -72,6 +81,8 @@ struct First {
     word: Vec<u8>,
     lanes: HashMap<u16, TcpStream>,
     local: Option<LocalLane>,
+    /// One for each of its streams.
+    seats: Vec<Seat>,
 }
 
 /// Accepts connections; part of the first worker.
@@ -81,6 +92,8 @@ pub(crate) struct Acceptor {
     greeting: Arc<Greeting>,
     pending: Slab<Pending>,
     scratch: Vec<u8>,
+    /// The listeners at which somebody waits, by their tokens.
+    waited_at: u64,
     /// No accept before this time; until then the listeners are not watched.
     paused_until: Option<Instant>,
     warned: Option<Instant>,
@@ -113,6 +126,7 @@ impl Acceptor {
             greeting,
             pending: Slab::new(),
             scratch: vec![0; 4096],
+            waited_at: 0,
             paused_until: None,
             warned: None,
         }
@@ -132,17 +146,29 @@ impl Acceptor {
         !self.pending.is_empty() || self.paused_until.is_some()
     }
 
-    /// Handles an event for `token`.
+    /// Handles an event for `token`. Those of listeners are handled at the end of the turn: streams that have been
+    /// accepted do not wait for others.
     pub(crate) fn ready(&mut self, core: &Arc<Core>, epoll: &OwnedFd, token: u64) {
         match token {
-            TCP => self.accept_tcp(core, epoll),
-            UDS => self.accept_uds(core, epoll),
+            TCP | UDS => self.waited_at |= token,
             index => self.look(core, epoll, index as usize),
         }
     }
 
+    /// Ends a turn: accepts some of those that wait, and drops handshakes that take too long.
+    pub(crate) fn end_turn(&mut self, core: &Arc<Core>, epoll: &OwnedFd) {
+        let waited_at = mem::take(&mut self.waited_at);
+        if waited_at & TCP != 0 {
+            self.accept_tcp(core, epoll);
+        }
+        if waited_at & UDS != 0 {
+            self.accept_uds(core, epoll);
+        }
+        self.expire(epoll);
+    }
+
     /// Drops handshakes that take too long. Ends a pause that is over.
-    pub(crate) fn expire(&mut self, epoll: &OwnedFd) {
+    fn expire(&mut self, epoll: &OwnedFd) {
         if self.paused_until.is_some_and(|until| until <= Instant::now()) {
             self.paused_until = match self.attach(epoll) {
                 Ok(()) => None,
@@ -167,7 +193,8 @@ impl Acceptor {
     }
 
     fn accept_tcp(&mut self, core: &Arc<Core>, epoll: &OwnedFd) {
-        loop {
+        // The listener goes on showing the others.
+        for _ in 0..ACCEPTS_A_TURN {
             match self.listener.accept() {
                 Ok((tcp, addr)) => {
                     let mut nonce = [0; NONCE_LEN];
@@ -180,7 +207,8 @@ impl Acceptor {
                     let _ = tcp.set_nodelay(true);
                     let Ok(psk) = psk else { continue };
                     let handshake = Box::new(Handshake::acceptor(psk, nonce));
-                    self.keep(core, epoll, Stream::Shaking { tcp, addr, handshake });
+                    let source = Source::of(addr.ip());
+                    self.keep(core, epoll, Stream::Shaking { tcp, addr, handshake }, source);
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
                 Err(e) if is_passing(&e) => {}
@@ -190,9 +218,11 @@ impl Acceptor {
     }
 
     fn accept_uds(&mut self, core: &Arc<Core>, epoll: &OwnedFd) {
-        while let Some(accepted) = self.uds.as_ref().map(FdListener::accept) {
-            match accepted {
-                Ok(Some(socket)) => self.keep(core, epoll, Stream::Local(socket)),
+        for _ in 0..ACCEPTS_A_TURN {
+            match self.uds.as_ref().map_or(Ok(None), FdListener::accept) {
+                Ok(Some(socket)) => {
+                    self.keep(core, epoll, Stream::Local(socket), Source::Host);
+                }
                 Ok(None) => return,
                 Err(e) if is_passing(&e) => {}
                 Err(e) => return self.pause(epoll, &e),
@@ -218,11 +248,12 @@ impl Acceptor {
         }
     }
 
-    fn keep(&mut self, core: &Arc<Core>, epoll: &OwnedFd, stream: Stream) {
+    fn keep(&mut self, core: &Arc<Core>, epoll: &OwnedFd, stream: Stream, source: Source) {
         self.make_room(epoll, false);
         let allowed = core.config.timeout;
         let allowed = if allowed.is_zero() { MAX_TIME } else { allowed.min(MAX_TIME) };
-        let index = self.pending.insert(Pending { stream, deadline: Instant::now() + allowed });
+        let deadline = Instant::now() + allowed;
+        let index = self.pending.insert(Pending { stream, source, deadline });
         if watch(epoll, fd_of(&self.pending[index].stream), index as u64).is_err() {
             self.pending.remove(index);
             return;
@@ -230,12 +261,20 @@ impl Acceptor {
         self.look(core, epoll, index);
     }
 
-    /// If there are too many, drops the oldest: of those whose handshake is finished if `proven`, else of the others.
+    /// If there are too many, drops one: of those whose handshake is finished if `proven`, else of the others. The oldest
+    /// of the source that has most goes, so that one source cannot keep others out.
     fn make_room(&mut self, epoll: &OwnedFd, proven: bool) {
         let alike = || self.pending.iter().filter(|(_, other)| other.is_proven() == proven);
-        if alike().count() >= MAX_PENDING
-            && let Some((oldest, _)) = alike().min_by_key(|(_, pending)| pending.deadline)
-        {
+        if alike().count() < MAX_PENDING {
+            return;
+        }
+        let mut shares: HashMap<Source, (usize, Reverse<Instant>, usize)> = HashMap::new();
+        for (index, pending) in alike() {
+            let age = Reverse(pending.deadline);
+            let share = shares.entry(pending.source).or_insert((0, age, index));
+            *share = (share.0 + 1, share.1.max(age), if age > share.1 { index } else { share.2 });
+        }
+        if let Some((.., oldest)) = shares.into_values().max() {
             self.forget(epoll, oldest);
         }
     }
@@ -316,6 +355,7 @@ impl Acceptor {
         }
         let hello = self.greeting.hello(core, peer.kind, token);
         let Some(pending) = self.pending.get_mut(index) else { return Next::Gone };
+        let source = pending.source;
         let Stream::Shaking { tcp, addr, handshake } = &mut pending.stream else {
             return Next::Gone;
         };
@@ -329,6 +369,14 @@ impl Acceptor {
             handshake.refuse(Refusal::new(RefuseCode::Busy, why));
             return refuse(core, tcp, handshake);
         }
+        let Some(seat) = core.seats.take(source) else {
+            let why = format!(
+                "peers have as many streams open as they may (UCCL_P2P_MAX_STREAMS={})",
+                core.config.max_streams
+            );
+            handshake.refuse(Refusal::new(RefuseCode::Busy, why));
+            return refuse(core, tcp, handshake);
+        };
         if handshake.reply(&hello).is_err() || say(tcp, &handshake.pending_output()).is_err() {
             return Next::Gone;
         }
@@ -337,11 +385,12 @@ impl Acceptor {
         if let (Some(lane), Some(home)) = (joins, home) {
             if let Some(Pending { stream: Stream::First(first), .. }) = self.pending.get_mut(home) {
                 first.lanes.insert(lane, tcp);
+                first.seats.push(seat);
             }
             return Next::Gone;
         }
-        let first =
-            First { tcp, addr, peer, token, word: Vec::new(), lanes: HashMap::new(), local: None };
+        let (word, lanes, seats) = (Vec::new(), HashMap::new(), vec![seat]);
+        let first = First { tcp, addr, peer, token, word, lanes, local: None, seats };
         // The clone is another descriptor, so it has to be watched in place of the first.
         let _ = epoll::delete(epoll, fd_of(&pending.stream));
         pending.stream = Stream::First(Box::new(first));
@@ -453,15 +502,28 @@ fn establish(core: &Arc<Core>, greeting: &Greeting, mut first: First, lanes: u16
     let peer = greeting::peer_of(&first.peer, first.addr, same_host);
     let gpu_index = peer.gpu_index;
     let count = links.streams.len() as u64;
-    let conn = core.add_conn(|id| Arc::new(Connection::new(id, Arc::clone(core), peer, links)))?;
+    let conn = core.add_conn(|id| {
+        let conn = Connection::new(id, Arc::clone(core), peer, links);
+        Arc::new(conn.sitting_on(first.seats))
+    })?;
     if let Err(e) = say(&mut answer, &Header::bare(Kind::Establish, 0, count).encode()) {
         conn.fail(Error::os("answering a peer", e));
         return Err(Error::Invalid("the peer left during the handshake".into()));
     }
-    Workers::attach(core, &conn)?;
-    core.offer_memory_to(&conn);
     let ip = first.addr.ip().to_canonical();
-    conn.accept_when_settled(Accepted { conn: conn.id, ip, gpu_index });
+    begin(core, &conn, Accepted { conn: conn.id, ip, gpu_index })
+}
+
+/// Gives an established connection to workers and to `accept`. One that no worker looks after would stay unread for ever, so
+/// it ends.
+pub(super) fn begin(core: &Arc<Core>, conn: &Arc<Connection>, accepted: Accepted) -> Result<()> {
+    if let Err(e) = Workers::attach(core, conn) {
+        conn.close(e.clone());
+        core.forget_conn(conn.id);
+        return Err(e);
+    }
+    core.offer_memory_to(conn);
+    conn.accept_when_settled(accepted);
     Ok(())
 }
 

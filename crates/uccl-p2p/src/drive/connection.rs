@@ -25,6 +25,7 @@ use super::{
     links::Links,
     loans,
     park::Parker,
+    seats::Seat,
     talk, timers,
     transfer::{self, After, Carrier, Fence, Kind, Plan},
     workers,
@@ -94,6 +95,8 @@ pub(crate) struct Connection {
     pub(crate) claims: Claims,
     /// Lanes, one bit each, whose events callers may have consumed: a worker that sleeps on them would not wake.
     borrowed: AtomicU64,
+    /// Where the peer has opened the connection: one seat for each of its streams.
+    _seats: Vec<Seat>,
 }
 
 /// How a lane other than the rail lane moves data, by the name of its link.
@@ -160,7 +163,13 @@ impl Connection {
             sleepers: Mutex::default(),
             claims: Claims::default(),
             borrowed: AtomicU64::new(0),
+            _seats: Vec::new(),
         }
+    }
+
+    /// The same connection, which keeps these seats until nothing is left of it.
+    pub(crate) fn sitting_on(self, seats: Vec<Seat>) -> Self {
+        Self { _seats: seats, ..self }
     }
 
     pub(crate) fn info(&self) -> ConnInfo {

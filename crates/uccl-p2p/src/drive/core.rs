@@ -16,6 +16,7 @@ use uccl_rma::Rails;
 use super::{
     given_up::Aftermaths,
     regions::Mrs,
+    seats::Seats,
     transfer::{Carrier, Transfers},
     workers::Workers,
 };
@@ -117,6 +118,8 @@ pub(crate) struct Core<C: Carrier> {
     pub(crate) aftermaths: Aftermaths<C>,
     pub(crate) accepts: Mutex<Accepts<C>>,
     pub(crate) accepted: Condvar,
+    /// What streams that peers open take.
+    pub(crate) seats: Seats,
     pub(super) notifs: Mutex<VecDeque<Notification>>,
     pub(super) have_notifs: AtomicBool,
     pub(crate) notif_bytes: AtomicUsize,
@@ -140,6 +143,7 @@ impl<C: Carrier> Core<C> {
         Ok(Self {
             mrs: Mrs::new(config.ipc)?,
             rails: OnceLock::new(),
+            seats: Seats::new(config.max_streams),
             config,
             instance,
             transfers: Transfers::new(),

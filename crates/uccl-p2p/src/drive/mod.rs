@@ -38,6 +38,7 @@ pub(crate) mod receives;
 pub(crate) mod regions;
 pub(crate) mod registry;
 pub(crate) mod release;
+pub(crate) mod seats;
 pub(crate) mod sends;
 pub(crate) mod session;
 pub(crate) mod signals;

@@ -1,6 +1,9 @@
 //! Every thread with something to do is served, even while others are at work or held up.
 
 use std::{
+    fs::File,
+    net::SocketAddr,
+    os::fd::AsFd,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::*},
@@ -24,13 +27,14 @@ use uccl_fabric::{
 use uccl_wire::{advert::Advert, signal::Change};
 
 use super::{
+    acceptor::begin,
     connection::{Connection, Peer, Workers},
     joined::on_loopback,
     links::Links,
     park::Parker,
 };
 use crate::{
-    Config, ConnId, Endpoint, Interrupt, Iov, MrId, Op, Request, Transport, Uninterrupted,
+    Accepted, Config, ConnId, Endpoint, Interrupt, Iov, MrId, Op, Request, Transport, Uninterrupted,
 };
 
 /// Longer than anything takes that has to happen.
@@ -138,6 +142,31 @@ struct Endless {
     bell: Parker,
     helped: AtomicU64,
     is_over: AtomicBool,
+    /// What it says to watch in place of its bell.
+    unwatchable: Option<File>,
+}
+
+impl Endless {
+    fn new() -> Arc<Self> {
+        let bell = Parker::new().expect("a descriptor");
+        Arc::new(Self { bell, helped: 0.into(), is_over: false.into(), unwatchable: None })
+    }
+
+    /// A connection of this endpoint that has this lane only.
+    fn of(lane: &Arc<Self>, ep: &Endpoint, addr: SocketAddr) -> Arc<Connection> {
+        let core = ep.core();
+        let peer = Peer {
+            name: "a peer".into(),
+            addr,
+            gpu_index: 0,
+            instance: 1,
+            same_host: true,
+            takes_signals: true,
+        };
+        let links = Links::within_host(Arc::clone(lane));
+        let make = |id| Arc::new(Connection::new(id, Arc::clone(core), peer, links));
+        core.add_conn(make).expect("a connection")
+    }
 }
 
 impl Lane for Endless {
@@ -183,7 +212,8 @@ impl Lane for Endless {
     }
 
     fn interest(&self) -> Interest<'_> {
-        Interest { fd: self.bell.fd(), write: false, end: None }
+        let fd = self.unwatchable.as_ref().map_or(self.bell.fd(), AsFd::as_fd);
+        Interest { fd, write: false, end: None }
     }
 
     fn kill(&self) {}
@@ -288,19 +318,8 @@ impl HostLane for Endless {
 fn a_worker_that_helps_accepts_connections_meanwhile() {
     let (busy, other) = (endpoint(), endpoint());
     let core = busy.core();
-    let bell = Parker::new().expect("a descriptor");
-    let lane = Arc::new(Endless { bell, helped: 0.into(), is_over: false.into() });
-    let peer = Peer {
-        name: "a peer".into(),
-        addr: other.addr(),
-        gpu_index: 0,
-        instance: 1,
-        same_host: true,
-        takes_signals: true,
-    };
-    let links = Links::within_host(Arc::clone(&lane));
-    let make = |id| Arc::new(Connection::new(id, Arc::clone(core), peer, links));
-    let conn = core.add_conn(make).expect("a connection");
+    let lane = Endless::new();
+    let conn = Endless::of(&lane, &busy, other.addr());
     Workers::attach(core, &conn).expect("attached");
     conn.call_help();
     let begun = Instant::now();
@@ -313,4 +332,27 @@ fn a_worker_that_helps_accepts_connections_meanwhile() {
     lane.is_over.store(true, SeqCst);
     connected.expect("connected while the worker helps");
     assert!(helped > 0, "it has not helped");
+}
+
+#[test]
+fn an_accepted_connection_that_no_worker_can_watch_is_gone() {
+    let ep = endpoint();
+    let file = File::open("/proc/self/exe").expect("a file, which no epoll takes");
+    let lane = Arc::new(Endless {
+        unwatchable: Some(file),
+        ..Arc::into_inner(Endless::new()).expect("nobody else has it")
+    });
+    let conn = Endless::of(&lane, &ep, ep.addr());
+    let accepted = Accepted { conn: conn.id, ip: [127, 0, 0, 1].into(), gpu_index: 0 };
+    begin(ep.core(), &conn, accepted).expect_err("it cannot be watched");
+    assert!(conn.is_failed() && ep.core().open_conns().is_empty(), "it stays, and nobody reads it");
+    assert!(ep.core().accepts.lock().waiting.is_empty(), "it is offered");
+    let left = Arc::downgrade(&conn);
+    drop(conn);
+    let begun = Instant::now();
+    // The worker may be letting go of it just now.
+    while left.strong_count() > 0 {
+        assert!(begun.elapsed() < FAR, "something keeps it");
+        sleep(Duration::from_millis(1));
+    }
 }

@@ -61,6 +61,8 @@ impl Workers {
             let attached = Arc::new(Attached::new(conn, (lane, &conn.lanes[lane]), shard, token));
             let home = &this.shards[shard];
             home.lanes.lock().insert(token, Arc::clone(&attached));
+            // Before it is watched, which may fail: the end of the connection detaches what is in this list.
+            conn.attached.lock().push(Arc::clone(&attached));
             epoll::add(
                 &home.epoll,
                 conn.lanes[lane].interest().fd,
@@ -72,7 +74,6 @@ impl Workers {
                 epoll::add(&home.epoll, end, EventData::new_u64(token), EventFlags::IN)
                     .map_err(|e| Error::os("watching a lane's peer", e))?;
             }
-            conn.attached.lock().push(Arc::clone(&attached));
             home.kick(Kick::Lane(attached));
         }
         if conn.is_failed() {
@@ -313,7 +314,7 @@ impl Worker {
             self.answer_bell(core);
         }
         if let Some(acceptor) = &mut self.acceptor {
-            acceptor.expire(&shard.epoll);
+            acceptor.end_turn(core, &shard.epoll);
         }
     }
 

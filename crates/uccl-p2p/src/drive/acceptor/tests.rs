@@ -1,5 +1,6 @@
 //! Tests with peers that do not behave like an endpoint.
 
+mod strangers;
 mod unread;
 
 use std::os::fd::AsRawFd;
@@ -131,6 +132,7 @@ fn a_listener_that_cannot_accept_is_left_alone_for_a_while() {
         acceptor.attach(&epoll).expect("watched");
         assert_eq!((shown(&epoll), acceptor.is_busy()), (vec![broken], false));
         acceptor.ready(own.core(), &epoll, broken);
+        acceptor.end_turn(own.core(), &epoll);
         assert_eq!(
             (shown(&epoll), acceptor.is_busy()),
             (vec![], true),
